@@ -1,0 +1,17 @@
+"""Theory of positional and semantic learning in dot-product attention, on JAX."""
+
+from .model import DotProduct as DotProduct
+from .model import Model as Model
+from .model import SpectralLaw as SpectralLaw
+from .model import dot_product as dot_product
+from .nodes import Nodes as Nodes
+from .nodes import Rule as Rule
+from .nodes import gauss_hermite_nodes as gauss_hermite_nodes
+from .nodes import monte_carlo_nodes as monte_carlo_nodes
+from .nodes import sobol_nodes as sobol_nodes
+from .overlaps import Conjugates as Conjugates
+from .overlaps import Overlaps as Overlaps
+from .solve import FixedPoint as FixedPoint
+from .solve import solve as solve
+from .state_evolution import Settings as Settings
+from .state_evolution import Status as Status

@@ -1,0 +1,233 @@
+"""Averaging rules: where the Gaussian average of the Moreau envelope is evaluated.
+
+A rule is a set of nodes, in replicates whose scatter is the error bar. It is a pytree whose arrays lead with the
+replicate axis; `jax.lax.map` over it hands out one replicate at a time. A rule answers two questions: into which blocks
+its nodes fall (memory is bounded by a block, not by the number of nodes), and, for one block at one state, the
+`Points`: standard normal fields, weights and proximal minimisers. All of `Points` may depend on the state, and what
+the fixed point differentiates is that dependence: here only the minimisers move, node by node. A rule that moves its
+nodes with the state, to follow the surface where the minimiser jumps, brings the derivative of that surface with it.
+"""
+
+from __future__ import annotations
+
+import abc
+from typing import TYPE_CHECKING, Any
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import numpy as np
+from scipy import special, stats
+
+from .overlaps import Overlaps, residual_covariance
+from .prox import prox
+
+if TYPE_CHECKING:
+    from .model import Model
+
+DEFAULT_NODES = 2**16
+DEFAULT_REPLICATES = 4
+DEFAULT_BLOCK = 2**15
+
+
+class Points(eqx.Module):
+    """One block of an average.
+
+    Attributes:
+        student: standard normal fields of the student given the teacher, (L, r, N).
+        teacher: standard normal fields of the teacher, (L, t, N).
+        weight: weights, (N,).
+        z: proximal minimisers, (L, r, N).
+        converged: whether each proximal solve met its tolerance, (N,).
+        gap: energy of the next minimum above the global one, (N,), infinite where there is none.
+    """
+
+    student: jax.Array
+    teacher: jax.Array
+    weight: jax.Array
+    z: jax.Array
+    converged: jax.Array
+    gap: jax.Array
+
+
+def fields(model: Model, x: Overlaps, student: jax.Array, teacher: jax.Array) -> tuple[jax.Array, jax.Array]:
+    """Fields h (L, r, N) and y (L, t, N) of standard normals: first the teacher's, then the student's given it.
+
+    ``y = rho^{1/2} v`` and ``h = m + theta rho^{-1} y + (q - theta rho^{-1} theta^T)^{1/2} eta``, Cholesky roots. The
+    target attention of a node is then the same for every state.
+    """
+    root = jnp.linalg.cholesky(model.rho)
+    y = _mix(root, teacher)
+    slope = jnp.swapaxes(jnp.linalg.solve(model.rho, jnp.swapaxes(x.theta, -1, -2)), -1, -2)
+    spread = jnp.linalg.cholesky(residual_covariance(model, x))
+    return x.m[..., None] + _mix(slope, y) + _mix(spread, student), y
+
+
+def _mix(matrix: jax.Array, v: jax.Array) -> jax.Array:
+    """(L, a, b), (L, b, N) -> (L, a, N), entry by entry: batched products of tiny matrices are slow."""
+    rows, columns = matrix.shape[1:]
+    return jnp.stack([sum(matrix[:, i, j, None] * v[:, j] for j in range(columns)) for i in range(rows)], 1)
+
+
+class Rule(eqx.Module):
+    """What an averaging rule provides."""
+
+    @property
+    @abc.abstractmethod
+    def replicates(self) -> int:
+        """Number of independent replicates."""
+
+    @property
+    @abc.abstractmethod
+    def size(self) -> int:
+        """Nodes in a replicate."""
+
+    @abc.abstractmethod
+    def coarse(self) -> Rule:
+        """One cheap replicate of the same rule, to come near a fixed point with; its arrays have no replicate axis."""
+
+    @abc.abstractmethod
+    def blocks(self) -> Any:
+        """For one replicate: a pytree whose arrays lead with the block axis."""
+
+    @abc.abstractmethod
+    def quadrature(self, model: Model, x: Overlaps, block: Any) -> tuple[jax.Array, jax.Array, jax.Array]:
+        """For one block at the state `x`: normals (L, r, N) and (L, t, N) and weights (N,), for smooth averages."""
+
+    @abc.abstractmethod
+    def points(self, model: Model, x: Overlaps, block: Any) -> Points:
+        """For one replicate: nodes, weights and minimisers of one block at the state `x`."""
+
+
+class Nodes(Rule):
+    """Frozen nodes: fixed standard normal fields.
+
+    Attributes:
+        student: (R, L, r, N).
+        teacher: (R, L, t, N).
+        weight: (R, N), summing to one in every replicate.
+        block: nodes in a block.
+        kind: the name of the rule.
+    """
+
+    student: jax.Array
+    teacher: jax.Array
+    weight: jax.Array
+    block: int = eqx.field(static=True)
+    kind: str = eqx.field(static=True)
+
+    @property
+    def replicates(self) -> int:
+        return self.weight.shape[0]
+
+    @property
+    def size(self) -> int:
+        return self.weight.shape[-1]
+
+    def coarse(self, size: int = 2**12) -> Nodes:
+        if self.kind == "gauss-hermite":  # no part of a tensor grid is a rule
+            return jax.tree.map(lambda a: a[0], self)
+        part = jax.tree.map(lambda a: a[0, ..., :size], self)
+        return eqx.tree_at(lambda n: n.weight, part, part.weight / jnp.sum(part.weight))
+
+    def blocks(self) -> tuple[jax.Array, jax.Array, jax.Array]:
+        width = min(self.block, self.size)
+        count = -(-self.size // width)
+
+        def split(a: jax.Array) -> jax.Array:
+            pad = [(0, 0)] * (a.ndim - 1) + [(0, count * width - self.size)]
+            return jnp.moveaxis(jnp.pad(a, pad).reshape(*a.shape[:-1], count, width), -2, 0)
+
+        return split(self.student), split(self.teacher), split(self.weight)
+
+    def quadrature(self, model: Model, x: Overlaps, block: Any) -> tuple[jax.Array, jax.Array, jax.Array]:
+        return block
+
+    def points(self, model: Model, x: Overlaps, block: Any) -> Points:
+        student, teacher, weight = block
+        h, y = fields(model, x, student, teacher)
+        found = prox(model, h, x.V, y)
+        return Points(student, teacher, weight, found.z, found.converged, found.gap)
+
+
+def sobol_nodes(
+    model: Model, n: int = DEFAULT_NODES, *, seed: int = 0, replicates: int = DEFAULT_REPLICATES, block: int | None = None
+) -> Nodes:
+    """Scrambled Sobol points mapped to Gaussians by the inverse cumulative distribution: the default rule.
+
+    Args:
+        model: gives the number of fields of a node, L (r + t), and the dtype.
+        n: nodes in a replicate, a power of two.
+        seed: of the scrambles.
+        replicates: independent scrambles; their scatter is the error bar.
+        block: nodes that are solved together; bounds the memory.
+
+    Raises:
+        ValueError: `n` not a power of two, or `replicates`, `block` or `seed` out of range.
+    """
+    _check_counts(n, replicates, block, seed)
+    if n & (n - 1):
+        raise ValueError(f"n must be a power of two for Sobol nodes, got n={n}: use {2 ** (n.bit_length() - 1)} or {2 ** n.bit_length()}")
+    sets = []
+    for k in range(replicates):
+        engine = stats.qmc.Sobol(_dimension(model), scramble=True, rng=np.random.default_rng([seed, k]))
+        sets.append(special.ndtri(np.clip(engine.random(n), 2.0**-33, 1 - 2.0**-33)).T)
+    return _nodes(model, np.stack(sets), np.full((replicates, n), 1 / n), block, "sobol")
+
+
+def monte_carlo_nodes(
+    model: Model, n: int = DEFAULT_NODES, *, seed: int = 0, replicates: int = DEFAULT_REPLICATES, block: int | None = None
+) -> Nodes:
+    """Plain Monte Carlo: `n` independent Gaussian draws in each replicate. Arguments and errors as in `sobol_nodes`."""
+    _check_counts(n, replicates, block, seed)
+    rng = np.random.default_rng(seed)
+    draws = rng.standard_normal((replicates, _dimension(model), n))
+    return _nodes(model, draws, np.full((replicates, n), 1 / n), block, "monte-carlo")
+
+
+def gauss_hermite_nodes(
+    model: Model, order: int = 16, *, seed: int = 0, replicates: int = DEFAULT_REPLICATES, block: int | None = None
+) -> Nodes:
+    """Tensor Gauss-Hermite rule with `order` points in each of the L (r + t) fields.
+
+    The Gaussian law is invariant under rotations, so the replicates are the grid itself and randomly rotated copies:
+    their scatter measures what the grid does not resolve. Exact for polynomials up to degree 2 order - 1.
+
+    Raises:
+        ValueError: `order` below one or a grid of more than 2^24 nodes.
+    """
+    _check_counts(order, replicates, block, seed, "order")
+    dim = _dimension(model)
+    if order**dim > 2**24:
+        raise ValueError(f"order={order} in {dim} fields makes {order**dim} nodes, over 2^24: use order <= {int(2 ** (24 / dim))}")
+    x, w = special.roots_hermitenorm(order)
+    grid = np.stack(np.meshgrid(*[x] * dim, indexing="ij")).reshape(dim, -1)
+    weight = np.stack(np.meshgrid(*[w / w.sum()] * dim, indexing="ij")).prod(0).ravel()
+    rng = np.random.default_rng(seed)
+    turns = [np.eye(dim)] + [stats.ortho_group.rvs(dim, random_state=rng) for _ in range(replicates - 1)]
+    return _nodes(model, np.stack([t @ grid for t in turns]), np.tile(weight, (replicates, 1)), block, "gauss-hermite")
+
+
+def _dimension(model: Model) -> int:
+    L, r, t = model.shape
+    return L * (r + t)
+
+
+def _nodes(model: Model, normals: np.ndarray, weight: np.ndarray, block: int | None, kind: str) -> Nodes:
+    L, r, t = model.shape
+    dtype = model.lam.dtype
+    teacher, student = normals[:, : L * t], normals[:, L * t :]
+    size = normals.shape[-1]
+    return Nodes(
+        student=jnp.asarray(student.reshape(-1, L, r, size), dtype),
+        teacher=jnp.asarray(teacher.reshape(-1, L, t, size), dtype),
+        weight=jnp.asarray(weight, dtype),
+        block=block or DEFAULT_BLOCK,
+        kind=kind,
+    )
+
+
+def _check_counts(n: int, replicates: int, block: int | None, seed: int, name: str = "n") -> None:
+    for key, value, least in ((name, n, 1), ("replicates", replicates, 1), ("block", block, 1), ("seed", seed, 0)):
+        if value is not None and (not isinstance(value, (int, np.integer)) or value < least):
+            raise ValueError(f"{key} must be an integer of at least {least}, got {key}={value!r}")

@@ -1,0 +1,271 @@
+"""The proximal operator of the loss: the global minimiser, at very many nodes at once.
+
+For a node with student field ``h`` and teacher field ``Y`` the Moreau envelope of the loss is
+
+    min_Z  1/2 sum_l (z_l - h_l)^T V_l^{-1} (z_l - h_l) + loss(Z, Y)
+
+and its minimiser is the proximal operator, the resolvent of eq. (9) of the paper. The loss is not convex: it is a double
+well wherever the target attends to itself more than the quadratic can hold, so every node is solved from several starts and the lowest
+minimum wins. The minimiser therefore *jumps* where two minima have equal energy; the envelope stays continuous.
+
+Arrays carry the node axis last, `(L, r, N)`; see `nodewise`.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+from jax import lax
+
+from .nodewise import nodewise
+
+if TYPE_CHECKING:
+    from .model import Model
+
+_POWER_STEPS = 4
+_COMMON_STEPS = 6
+_MAX_STEPS = 60
+
+
+class Prox(eqx.Module):
+    """Global minimisers at N nodes.
+
+    Attributes:
+        z: the proximal operator, (L, r, N).
+        converged: whether Newton's method met its tolerance, (N,).
+        gap: energy of the best other minimum found above the global one, (N,); infinite where none was found.
+    """
+
+    z: jax.Array
+    converged: jax.Array
+    gap: jax.Array
+
+
+def moreau(model: Model, z: jax.Array, h: jax.Array, V: jax.Array, y: jax.Array) -> jax.Array:
+    """The objective whose minimum over `z` is the Moreau envelope.
+
+    Args:
+        model: gives `loss`.
+        z, h: student fields, (L, r, N).
+        V: response, (L, r, r).
+        y: teacher fields, (L, t, N).
+
+    Returns:
+        (N,) values.
+    """
+    d = z - h
+    return 0.5 * _sum(d * _apply(_inverse(V), d)) + nodewise(model.loss)(z, y)
+
+
+def prox_gradient(model: Model, z: jax.Array, h: jax.Array, V: jax.Array, y: jax.Array) -> jax.Array:
+    """Gradient of `moreau` in `z`, (L, r, N): zero at the proximal operator."""
+    return _apply(_inverse(V), z - h) + nodewise(jax.grad(model.loss))(z, y)
+
+
+def prox(model: Model, h: jax.Array, V: jax.Array, y: jax.Array, near: jax.Array | None = None) -> Prox:
+    """Proximal operator of the loss at `N` nodes, with its derivative by the implicit function theorem.
+
+    The derivative is that of the minimum on its own sheet. Where the minimiser jumps between two sheets, an average
+    over nodes has one more term in its derivative, which no derivative taken node by node contains.
+
+    Args:
+        model: gives `loss(Z, Y)`.
+        h: (L, r, N) student fields.
+        V: (L, r, r) response, positive definite for every token.
+        y: (L, t, N) teacher fields.
+        near: optional extra starts, (K, L, r, N), for instance the minimisers of a neighbouring problem.
+
+    Returns:
+        A `Prox`; differentiable in the model's numbers, `h`, `V` and `y` in both modes.
+    """
+    found = jax.tree.map(lax.stop_gradient, _search(model, *map(lax.stop_gradient, (h, V, y)), near))
+    found = eqx.tree_at(lambda p: p.z, found, attach(found.z, model, h, V, y))
+    return found
+
+
+def prox_jacobian(model: Model, z: jax.Array, V: jax.Array, y: jax.Array) -> jax.Array:
+    """Derivative dz/dh of the proximal operator on its own sheet, (n, n, N) with n = L r and tokens outermost."""
+    n, size = z.shape[0] * z.shape[1], z.shape[-1]
+    rows, precision = _hessian(model, z, V, y)
+    unit = [[jnp.full(size, precision[i, j]) for i in range(n)] for j in range(n)]
+    return jnp.stack([jnp.stack(_ldl_solve(rows, column)) for column in unit], 1)
+
+
+def _hessian(model: Model, z: jax.Array, V: jax.Array, y: jax.Array) -> tuple[list, jax.Array]:
+    """Hessian of `moreau` in z as n x n lanes, and the part of it that is V^{-1}, (n, n)."""
+    n = z.shape[0] * z.shape[1]
+    hess = nodewise(jax.hessian(model.loss))(z, y).reshape(n, n, -1)
+    precision = jax.scipy.linalg.block_diag(*_inverse(V))
+    return [[hess[i, j] + precision[i, j] for j in range(n)] for i in range(n)], precision
+
+
+@jax.custom_jvp
+def attach(z: jax.Array, model: Model, h: jax.Array, V: jax.Array, y: jax.Array) -> jax.Array:
+    """Solved minimisers `z` (L, r, N), given their derivative in the model's numbers, `h`, `V` and `y`."""
+    return z
+
+
+@attach.defjvp
+def _attach_jvp(primals: Any, tangents: Any) -> tuple[jax.Array, jax.Array]:
+    z, model, h, V, y = primals
+    z = attach(*primals)
+    force = jax.jvp(lambda *p: prox_gradient(p[0], z, *p[1:]), primals[1:], tangents[1:])[1]
+    rows, _ = _hessian(model, z, V, y)
+    dz = _ldl_solve(rows, list(-force.reshape(len(rows), -1)))
+    return z, jnp.stack(dz).reshape(z.shape)
+
+
+def _search(model: Model, h: jax.Array, V: jax.Array, y: jax.Array, near: jax.Array | None) -> Prox:
+    starts = _starts(model, h, y)
+    if near is not None:
+        starts = jnp.concatenate([starts, near])
+    count, L, r, size = starts.shape
+
+    def spread(a: jax.Array) -> jax.Array:  # one lane per (start, node)
+        return jnp.tile(a, (1, 1, count))
+
+    lanes = jnp.moveaxis(starts, 0, 2).reshape(L, r, count * size)
+    z, energy, _ = _newton(model, lanes, spread(h), V, spread(y), 1e-3)
+    z, energy = jnp.moveaxis(z.reshape(L, r, count, size), 2, 0), energy.reshape(count, size)
+    best = jnp.argmin(energy, 0)
+    top = jnp.take_along_axis(z, best[None, None, None], 0)[0]
+    lowest = jnp.min(energy, 0)
+    other = jnp.max(jnp.abs(z - top), (1, 2)) > 1e-3
+    gap = jnp.min(jnp.where(other, energy - lowest, jnp.inf), 0)
+    z, _, converged = _descend(model, top, h, V, y, _MAX_STEPS, 4 * float(jnp.finfo(z.dtype).eps) ** 0.5)
+    return Prox(z, converged, gap)
+
+
+def _starts(model: Model, h: jax.Array, y: jax.Array) -> jax.Array:
+    """Starting points (K, L, r, N)."""
+    L, r, size = h.shape
+    n = L * r
+    hess = nodewise(jax.hessian(model.loss))(jnp.zeros_like(h), y).reshape(n, n, size)
+    norm = jnp.max(jnp.sum(jnp.abs(hess), 0), 0)  # bounds the spectral radius
+    v = jnp.linspace(1.0, -0.8, n)[:, None] * jnp.ones_like(h[0, 0])
+    for _ in range(_POWER_STEPS):  # the lowest eigenvector of the Hessian at the origin
+        v = norm * v - jnp.sum(hess * v[None], 1)
+        v = v / jnp.sqrt(jnp.sum(v**2, 0) + jnp.finfo(v.dtype).tiny)
+    v = v.reshape(h.shape)
+    return jnp.stack([h, *(a * v for a in (1.0, -1.0))])
+
+
+def _newton(
+    model: Model, z: jax.Array, h: jax.Array, V: jax.Array, y: jax.Array, tol: float
+) -> tuple[jax.Array, jax.Array, jax.Array]:
+    """Local minimisers (L, r, N), energies (N,), converged (N,), by Newton descent from `z`.
+
+    A few steps serve nearly every lane; the others are gathered and finished in small groups, because otherwise one
+    slow lane would keep all of them waiting.
+    """
+    size = z.shape[-1]
+    group = max(256, size // 16)
+    if size <= 4 * group:
+        return _descend(model, z, h, V, y, _MAX_STEPS, tol)
+    z, energy, done = _descend(model, z, h, V, y, _COMMON_STEPS, tol)
+
+    def body(state: tuple) -> tuple:
+        z, energy, done, left = state
+        lanes = jnp.nonzero(left, size=group, fill_value=size)[0]
+        pick = partial(jnp.take, indices=lanes, axis=-1, mode="clip")
+        z1, energy1, done1 = _descend(model, pick(z), pick(h), V, pick(y), _MAX_STEPS, tol)
+        return (
+            z.at[..., lanes].set(z1, mode="drop"),
+            energy.at[lanes].set(energy1, mode="drop"),
+            done.at[lanes].set(done1, mode="drop"),
+            left.at[lanes].set(False, mode="drop"),
+        )
+
+    return lax.while_loop(lambda state: jnp.any(state[-1]), body, (z, energy, done, ~done))[:3]
+
+
+def _descend(
+    model: Model, z: jax.Array, h: jax.Array, V: jax.Array, y: jax.Array, steps: int, tol: float
+) -> tuple[jax.Array, jax.Array, jax.Array]:
+    """At most `steps` safeguarded Newton steps on `moreau`, all lanes together.
+
+    A step solves with the Hessian's pivots made positive, so that it always descends, and is cut by four at the nodes
+    where the energy rose. One evaluation of the loss, its gradient and its Hessian a step.
+    """
+    shape, n = z.shape, z.shape[0] * z.shape[1]
+    precision = jax.scipy.linalg.block_diag(*_inverse(V))
+    loss = nodewise(lambda Z, Y: (model.loss(Z, Y), jax.grad(model.loss)(Z, Y), jax.hessian(model.loss)(Z, Y)))
+    centre = h.reshape(n, -1)
+    floor = 1e-3 * jnp.diagonal(precision)
+    rounding = 64 * jnp.finfo(z.dtype).eps
+
+    def evaluate(z: jax.Array) -> tuple[jax.Array, jax.Array]:
+        value, grad, hess = loss(z.reshape(shape), y)
+        grad, hess = grad.reshape(n, -1), hess.reshape(n, n, -1)
+        d = z - centre
+        pd = [sum(precision[i, j] * d[j] for j in range(n)) for i in range(n)]
+        rows = [[hess[i, j] + precision[i, j] for j in range(n)] for i in range(n)]
+        step = _ldl_solve(rows, [-(grad[i] + pd[i]) for i in range(n)], floor)
+        return value + 0.5 * sum(pd[i] * d[i] for i in range(n)), jnp.stack(step)
+
+    def small(z: jax.Array, step: jax.Array) -> jax.Array:
+        return jnp.max(jnp.abs(step), 0) <= tol * (0.1 + jnp.max(jnp.abs(z), 0))
+
+    def body(state: tuple) -> tuple:
+        z, energy, step, cut, k = state
+        trial = z + cut * step
+        e, s = evaluate(trial)
+        # Energies equal to rounding say nothing against a step.
+        down = e <= energy + rounding * jnp.max(jnp.where(jnp.isfinite(energy), jnp.abs(energy), 0.0))
+        return (
+            jnp.where(down, trial, z),
+            jnp.where(down, e, energy),
+            jnp.where(down, s, step),
+            jnp.where(down, 1.0, 0.25 * cut).astype(z.dtype),
+            k + 1,
+        )
+
+    def unfinished(state: tuple) -> jax.Array:
+        z, _, step, _, k = state
+        return (k == 0) | ((k <= steps) & ~jnp.all(small(z, step)))
+
+    # The first pass of the loop only evaluates: its step is zero, and any energy is below infinity.
+    flat = z.reshape(n, -1)
+    blank = jnp.full_like(flat[0], jnp.inf)
+    state = (flat, blank, jnp.zeros_like(flat), jnp.ones_like(blank), 0)
+    z, energy, step, _, _ = lax.while_loop(unfinished, body, state)
+    done = small(z, step)
+    z = z + jnp.where(done, step, 0.0)  # the last step is free, and squares the error
+    return z.reshape(shape), energy, done
+
+
+def _ldl_solve(rows: list, b: list, floor: jax.Array | None = None) -> list:
+    """Solve symmetric n x n systems given as lists of lanes; with a `floor`, with pivots max(|pivot|, floor)."""
+    n = len(b)
+    a, b = [list(row) for row in rows], list(b)
+    pivots: list = []
+    for k in range(n):
+        pivot = a[k][k] if floor is None else jnp.maximum(jnp.abs(a[k][k]), floor[k])
+        pivots.append(pivot)
+        for i in range(k + 1, n):
+            factor = a[i][k] / pivot
+            for j in range(k + 1, n):
+                a[i][j] = a[i][j] - factor * a[k][j]
+            b[i] = b[i] - factor * b[k]
+    for k in reversed(range(n)):
+        for j in range(k + 1, n):
+            b[k] = b[k] - a[k][j] * b[j]
+        b[k] = b[k] / pivots[k]
+    return b
+
+
+def _inverse(V: jax.Array) -> jax.Array:
+    return jnp.reciprocal(V) if V.shape[-1] == 1 else jnp.linalg.inv(V)
+
+
+def _apply(P: jax.Array, d: jax.Array) -> jax.Array:
+    """P_l d_l for every token and node: (L, r, r), (L, r, N) -> (L, r, N), without a batched product."""
+    return jnp.stack([sum(P[:, i, j, None] * d[:, j] for j in range(d.shape[1])) for i in range(d.shape[1])], 1)
+
+
+def _sum(a: jax.Array) -> jax.Array:
+    return sum(a[i, j] for i in range(a.shape[0]) for j in range(a.shape[1]))

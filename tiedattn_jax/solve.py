@@ -1,0 +1,251 @@
+"""Fixed points as results: solve a branch, with a status, error bars and diagnostics."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+from scipy import stats
+
+from . import overlaps as ov
+from .model import Model, is_concrete, require
+from .nodes import Rule, sobol_nodes
+from .observables import Diagnostics, diagnose, linear_baseline, moments, test_error
+from .overlaps import BRANCHES, FREE, Conjugates, Overlaps
+from .potentials import channel_gradient, conjugates, free_energy
+from .state_evolution import Settings, Status, approach, fixed_point, vanished
+
+
+def error_bar(a: jax.Array) -> jax.Array:
+    """Half of the 95.4 % confidence interval of the mean over the leading replicate axis.
+
+    With many replicates this is the standard error of the mean; with a few, Student's law makes it larger, so that
+    the truth lies within two error bars 95 % of the time whatever their number. Infinite for a single replicate.
+    """
+    r = a.shape[0]
+    if r == 1:
+        return jnp.full(a.shape[1:], jnp.inf)
+    return jnp.std(a, 0, ddof=1) * (stats.t.ppf(0.97725, r - 1) / 2 / r**0.5)
+
+
+class State(eqx.Module):
+    """A fixed point in every replicate of the averages: all arrays lead with the replicate axis."""
+
+    overlaps: Overlaps
+    conjugates: Conjugates
+    train_loss: jax.Array
+    gen_error: jax.Array
+    gen_error_linear: jax.Array
+    residual: jax.Array
+    status: jax.Array
+    diagnostics: Diagnostics
+
+
+class FixedPoint(eqx.Module):
+    """A fixed point of state evolution.
+
+    The averages are done in R independent replicates, each solved to its own fixed point; numbers are means over them
+    and error bars the standard error of these means.
+
+    Attributes:
+        model, alpha, branch: what was asked for.
+        replicates: the fixed point of every replicate.
+    """
+
+    model: Model
+    alpha: jax.Array
+    replicates: State
+    branch: str | None = eqx.field(static=True)
+
+    def _mean(self, tree: Any) -> Any:
+        return jax.tree.map(lambda a: jnp.mean(a, 0), tree)
+
+    @property
+    def overlaps(self) -> Overlaps:
+        """Order parameters q, V (L, r, r), theta (L, r, t), m (L, r)."""
+        return self._mean(self.replicates.overlaps)
+
+    @property
+    def conjugates(self) -> Conjugates:
+        """Conjugate order parameters, shapes as the overlaps."""
+        return self._mean(self.replicates.conjugates)
+
+    @property
+    def train_loss(self) -> jax.Array:
+        """Training loss / d, minus the free energy."""
+        return self._mean(self.replicates.train_loss)
+
+    @property
+    def gen_error(self) -> jax.Array:
+        """Test error eps_g."""
+        return self._mean(self.replicates.gen_error)
+
+    @property
+    def gen_error_linear(self) -> jax.Array:
+        """Test error of the linear baseline; NaN for a model without `target`."""
+        return self._mean(self.replicates.gen_error_linear)
+
+    @property
+    def free_energy(self) -> jax.Array:
+        """Free energy Phi."""
+        return -self.train_loss
+
+    @property
+    def diagnostics(self) -> Diagnostics:
+        """Stability, jumps and the health of the proximal solves."""
+        return self._mean(self.replicates.diagnostics)
+
+    @property
+    def status(self) -> jax.Array:
+        """The worst `Status` over the replicates, as an integer."""
+        return jnp.max(self.replicates.status)
+
+    @property
+    def residual(self) -> jax.Array:
+        """The largest undamped relative residual over the replicates."""
+        return jnp.max(self.replicates.residual)
+
+    @property
+    def ok(self) -> jax.Array:
+        """Whether the state can be used: converged, or stalled at the accuracy of the averages."""
+        return self.status <= Status.stalled
+
+    @property
+    def stderr(self) -> State:
+        """Error bars, in the fields of `State`; see `error_bar`."""
+        return jax.tree.map(error_bar, self.replicates)
+
+    @property
+    def label(self) -> str:
+        """Name of the branch found, for a concrete state: of `BRANCHES`, or "mixed"."""
+        return ov.label(self.model, self.overlaps)
+
+
+def solve(
+    model: Model,
+    alpha: Any,
+    branch: str | None = "semantic",
+    nodes: Rule | None = None,
+    *,
+    start: Overlaps | None = None,
+    settings: Settings | None = None,
+) -> FixedPoint:
+    """Fixed point of the saddle-point equations (7)-(8) on a branch.
+
+    Works under `jit`, `vmap` over the numbers of the model and `alpha`, and `grad` in both modes. Derivatives are those
+    of the averages node by node: near a jump of the proximal operator, derivatives of overlaps and test error miss a
+    term whose relative size is `diagnostics.jump_mass`; those of the training loss are exact.
+
+    Args:
+        model: attention layer and data.
+        alpha: samples per dimension, n / d.
+        branch: "positional" (theta = 0), "semantic" (m = 0), "uninformed" (both zero), or None, which imposes nothing.
+        nodes: averaging rule; by default 4 scrambles of 2^16 Sobol nodes.
+        start: overlaps to start from; by default a point from which the branch is reached.
+        settings: tolerances.
+
+    Returns:
+        A `FixedPoint`, whose `status` tells whether it is one. A branch that does not exist at this alpha comes back
+        with status `absent`, never as another branch under its name.
+
+    Raises:
+        ValueError: `alpha` not positive, unknown `branch`, shapes that do not fit, a loss that is not even.
+    """
+    if branch not in FREE:
+        raise ValueError(f"branch must be one of {', '.join(BRANCHES)} or None, got branch={branch!r}")
+    alpha = jnp.asarray(alpha, model.lam.dtype)
+    if is_concrete(alpha):
+        require(np.isfinite(alpha) & (alpha > 0), "alpha", alpha, "positive and finite")
+    if is_concrete(model):
+        check_model(model, branch)
+    if start is not None:
+        _check_start(model, start)
+    nodes = default_nodes(model) if nodes is None else nodes
+    settings = settings or Settings()
+    free = jnp.asarray(FREE[branch], model.lam.dtype)
+    start = _default_start(model, branch) if start is None else start
+    x0 = near_branch(model, alpha, nodes.coarse(), start, free, settings)
+    return FixedPoint(model, alpha, solve_replicates(model, alpha, nodes, x0, free, settings), branch)
+
+
+_default_start = eqx.filter_jit(ov.start)
+
+
+@eqx.filter_jit
+def near_branch(
+    model: Model, alpha: jax.Array, coarse: Rule, start: Overlaps, free: jax.Array, settings: Settings
+) -> Overlaps:
+    """A cheap solution on coarse averages, from which the full ones need two or three steps."""
+    model, alpha, start = jax.tree.map(lax.stop_gradient, (model, alpha, start))
+    rough = approach(model, alpha, coarse, start, free, settings)
+    x, _, status = fixed_point(model, alpha, coarse, rough, free, settings)
+    return jax.tree.map(lambda a, b: jnp.where(status <= Status.stalled, a, b), x, rough)
+
+
+@eqx.filter_jit
+def solve_replicates(
+    model: Model, alpha: jax.Array, nodes: Rule, x0: Overlaps, free: jax.Array, settings: Settings
+) -> State:
+    """The fixed point of every replicate, with all that it predicts."""
+
+    def one(rule: Rule) -> State:
+        x, residual, status = fixed_point(model, alpha, rule, x0, free, settings)
+        gone = (status <= Status.stalled) & vanished(model, x, free)
+        held = jax.tree.map(lax.stop_gradient, (model, x))
+        M, gradient, sums = channel_gradient(
+            model, x, rule, lambda points: moments(*held, jax.tree.map(lax.stop_gradient, points))
+        )
+        hats = conjugates(alpha, gradient)
+        return State(
+            overlaps=x,
+            conjugates=hats,
+            train_loss=-free_energy(model, alpha, x, hats, M),
+            gen_error=test_error(model, x, rule),
+            gen_error_linear=_baseline(model, rule),
+            residual=residual,
+            status=jnp.where(gone, Status.absent, status),
+            diagnostics=diagnose(held[0], alpha, held[1], hats, sums),
+        )
+
+    return lax.map(one, nodes)
+
+
+def _baseline(model: Model, rule: Rule) -> jax.Array:
+    try:
+        return linear_baseline(model, rule)
+    except AttributeError:
+        return jnp.full((), jnp.nan, model.lam.dtype)
+
+
+def default_nodes(model: Model) -> Rule:
+    """The default averaging rule for a model: 4 scrambles of 2^16 Sobol nodes."""
+    return sobol_nodes(model)
+
+
+def check_model(model: Model, branch: str | None) -> None:
+    """Check a concrete model's loss at a few fields.
+
+    Raises:
+        ValueError: a loss that is not a finite scalar, or not even in the fields although the branch needs it.
+    """
+    L, r, t = model.shape
+    rng = np.random.default_rng(0)
+    Z, Y = (jnp.asarray(rng.standard_normal((L, k)), model.lam.dtype) for k in (r, t))
+    value = model.loss(Z, Y)
+    if jnp.shape(value) != () or not np.isfinite(value):
+        raise ValueError(f"loss must return a finite scalar, got {value!r}: see Model.loss")
+    mirrored = np.asarray([model.loss(-Z, Y), model.loss(Z, -Y)])
+    if branch is not None and not np.allclose(mirrored, value, rtol=1e-3):
+        raise ValueError(f"loss must be even in Z and in Y for branch={branch!r}: use branch=None with a start")
+
+
+def _check_start(model: Model, start: Overlaps) -> None:
+    L, r, t = model.shape
+    for name, shape in {"q": (L, r, r), "V": (L, r, r), "theta": (L, r, t), "m": (L, r)}.items():
+        got = jnp.shape(getattr(start, name))
+        if got != shape:
+            raise ValueError(f"start.{name} must have shape {shape}, got shape {got}")

@@ -1,0 +1,276 @@
+"""State evolution: the saddle-point equations as a map, its fixed points, and their derivatives."""
+
+from __future__ import annotations
+
+import enum
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+from jax.flatten_util import ravel_pytree
+
+from .nodes import Rule
+from .overlaps import Conjugates, Overlaps, admissible, gauge_directions, impose, magnitudes
+from .potentials import channel_gradient, conjugates, overlaps
+
+if TYPE_CHECKING:
+    from .model import Model
+
+
+class Status(enum.IntEnum):
+    """How a solve ended. `converged` and `stalled` are usable; the number is what a jitted result carries."""
+
+    converged = 0
+    stalled = 1  # at the accuracy of the averages: the residual is one that independent nodes would scatter by
+    max_steps = 2
+    left_domain = 3
+    nonfinite = 4
+    singular = 5  # I - DF is singular: a fold or another bifurcation
+    absent = 6  # the branch asked for does not exist here: its order parameter vanished
+
+    @classmethod
+    def name_of(cls, value: Any) -> str:
+        """Readable name of a (concrete) status."""
+        return {1: "stalled at the accuracy of the averages"}.get(int(value), cls(int(value)).name.replace("_", " "))
+
+
+class Settings(eqx.Module):
+    """Tolerances of a solve; static.
+
+    Attributes:
+        tol: undamped residual, relative, below which a fixed point has converged.
+        max_steps: Newton steps.
+        warm_steps: damped steps that may bring a rough start near the branch.
+        damping: share of the new state in a damped step. The undamped map has eigenvalues down to -5.5.
+    """
+
+    tol: float = eqx.field(static=True, default=1e-7)
+    max_steps: int = eqx.field(static=True, default=30)
+    warm_steps: int = eqx.field(static=True, default=300)
+    damping: float = eqx.field(static=True, default=0.2)
+
+
+def saddle_map(model: Model, alpha: jax.Array, x: Overlaps, rule: Rule) -> tuple[Overlaps, Conjugates, jax.Array]:
+    """One undamped step of state evolution, eqs. (7)-(8): new overlaps, conjugates, channel potential.
+
+    Args:
+        rule: one replicate of an averaging rule.
+    """
+    M, gradient, _ = channel_gradient(model, x, rule)
+    hats = conjugates(alpha, gradient)
+    return overlaps(model, hats), hats, M
+
+
+class Coordinates:
+    """Order parameters as one vector, with those that a branch sets to zero by symmetry held at zero."""
+
+    def __init__(self, model: Model, free: jax.Array):
+        L, r, t = model.shape
+        self.dtype = model.lam.dtype
+        shapes = Overlaps(*(jnp.zeros(s, self.dtype) for s in ((L, r, r), (L, r, r), (L, r, t), (L, r))))
+        self.free = free
+        self.unpack = ravel_pytree(shapes)[1]
+
+    def pack(self, x: Overlaps) -> jax.Array:
+        return ravel_pytree(impose(x, self.free))[0].astype(self.dtype)
+
+    def scale(self, model: Model, x: Overlaps) -> jax.Array:
+        """Size of every coordinate, by which residuals are made relative."""
+        q = jnp.sqrt(jnp.mean(jnp.trace(x.q, axis1=1, axis2=2)))
+        V = jnp.mean(jnp.trace(x.V, axis1=1, axis2=2))
+        rho = jnp.sqrt(jnp.mean(jnp.trace(model.rho, axis1=1, axis2=2)))
+        full = [jnp.full_like(a, s) for a, s in ((x.q, q**2), (x.V, V), (x.theta, q * rho), (x.m, q))]
+        return ravel_pytree(Overlaps(*full))[0]
+
+
+def deflated_solve(matrix: jax.Array, gauge: jax.Array, b: jax.Array) -> jax.Array:
+    """Solve ``(I - DF + sum_a tau_a tau_a^T) d = b``: I - DF is singular along the orbit of a gauge, tau its tangents.
+
+    A matrix with entries that are not finite is replaced by the identity, so that a lane that failed hands finite
+    derivatives to nobody's harm.
+    """
+    matrix = matrix + gauge.T @ gauge
+    matrix = jnp.where(jnp.all(jnp.isfinite(matrix)), matrix, jnp.eye(matrix.shape[0], dtype=matrix.dtype))
+    return jnp.linalg.solve(matrix, b)
+
+
+def _gauge(model: Model, x: Overlaps, scale: jax.Array, coordinates: Coordinates) -> jax.Array:
+    """Unit tangents of the gauge orbit in scaled coordinates, (pairs, n)."""
+    r = model.shape[1]
+    if r == 1 or not model.rotation_invariant:
+        return jnp.zeros((0, scale.shape[0]), scale.dtype)
+    rows = jnp.stack([coordinates.pack(d) / scale for d in gauge_directions(x)])
+    size = jnp.linalg.norm(rows, axis=1, keepdims=True)
+    return jnp.where(size > 1e-6, rows / jnp.maximum(size, 1e-6), 0.0)
+
+
+class _Newton(eqx.Module):
+    v: jax.Array
+    residual: jax.Array  # of v
+    step: jax.Array  # Newton's, from v
+    image: jax.Array  # F(v)
+    cut: jax.Array
+    best: jax.Array
+    best_residual: jax.Array
+    quiet: jax.Array  # steps since the best residual last halved
+    k: jax.Array
+    singular: jax.Array
+    outside: jax.Array
+
+
+def fixed_point(
+    model: Model, alpha: jax.Array, rule: Rule, x0: Overlaps, free: jax.Array, settings: Settings
+) -> tuple[Overlaps, jax.Array, jax.Array]:
+    """Fixed point of one replicate of the averages by Newton's method on the undamped residual F(x) - x.
+
+    A step that leaves the domain or does not reduce the residual is cut; when cutting does not help, a damped step
+    of the map is taken instead. At frozen nodes the map has steps of the size of a node's weight wherever the
+    proximal operator jumps, so the residual may stop falling: such a state is `stalled`, and its error bar says how
+    far it can be off. Differentiable in the model and `alpha` by the implicit function theorem, in both modes.
+
+    Returns:
+        The overlaps, the undamped relative residual, the status as an integer.
+    """
+    coordinates = Coordinates(model, free)
+    v0, rule = lax.stop_gradient((coordinates.pack(x0), rule))
+    v, residual, status = _root(model, alpha, rule, v0, free, settings)
+    return coordinates.unpack(v), residual, status
+
+
+def _image(model: Model, alpha: jax.Array, rule: Rule, v: jax.Array, coordinates: Coordinates) -> jax.Array:
+    return coordinates.pack(saddle_map(model, alpha, coordinates.unpack(v), rule)[0])
+
+
+def _image_and_jacobian(
+    model: Model, alpha: jax.Array, rule: Rule, v: jax.Array, coordinates: Coordinates
+) -> tuple[jax.Array, jax.Array]:
+    columns = jax.vmap(
+        lambda d: jax.jvp(lambda v: _image(model, alpha, rule, v, coordinates), (v,), (d,)), out_axes=(None, 1)
+    )
+    return columns(jnp.eye(v.shape[0], dtype=v.dtype))
+
+
+@partial(jax.custom_jvp, nondiff_argnums=(5,))
+def _root(
+    model: Model, alpha: jax.Array, rule: Rule, v0: jax.Array, free: jax.Array, settings: Settings
+) -> tuple[jax.Array, jax.Array, jax.Array]:
+    return _newton(model, alpha, rule, v0, free, settings)
+
+
+@_root.defjvp
+def _root_jvp(settings: Settings, primals: Any, tangents: Any) -> Any:
+    """Implicit function theorem with the dense Jacobian: dv = (I - DF)^{-1} d_p F dp."""
+    model, alpha, rule, _, free = primals
+    v, residual, status = _root(*primals, settings)
+    coordinates = Coordinates(model, free)
+    force = jax.jvp(lambda m, a: _image(m, a, rule, v, coordinates), (model, alpha), tangents[:2])[1]
+    _, DF = _image_and_jacobian(model, alpha, rule, v, coordinates)
+    gauge = _gauge(model, coordinates.unpack(v), jnp.ones_like(v), coordinates)
+    dv = deflated_solve(jnp.eye(v.shape[0], dtype=v.dtype) - DF, gauge, force)
+    quiet = jnp.zeros_like(residual), np.zeros(status.shape, jax.dtypes.float0)
+    return (v, residual, status), (dv, *quiet)
+
+
+def _newton(
+    model: Model, alpha: jax.Array, rule: Rule, v0: jax.Array, free: jax.Array, settings: Settings
+) -> tuple[jax.Array, jax.Array, jax.Array]:
+    size = v0.shape[0]
+    coordinates = Coordinates(model, free)
+    eps = jnp.finfo(v0.dtype).eps
+    tol = max(settings.tol, 20 * float(eps))
+    # A residual no larger than the Monte Carlo error of an average over as many nodes may be all there is to have.
+    stall = 2.0 / rule.size**0.5
+
+    def evaluate(v: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array, jax.Array]:
+        x = coordinates.unpack(v)
+        scale = coordinates.scale(model, x)
+        F, DF = _image_and_jacobian(model, alpha, rule, v, coordinates)
+        DF = DF * scale[None, :] / scale[:, None]
+        matrix = jnp.eye(size, dtype=v.dtype) - DF
+        r = (F - v) / scale
+        step = scale * deflated_solve(matrix, _gauge(model, x, scale, coordinates), r)
+        residual = jnp.max(jnp.abs(r))
+        ok = jnp.isfinite(residual) & admissible(model, x) & jnp.all(jnp.isfinite(step))
+        singular = ok & (jnp.max(jnp.abs(step / scale)) > 1e4 * residual) & (residual > tol)
+        return F, jnp.where(ok, residual, jnp.inf), jnp.where(ok, step, 0.0), singular
+
+    def body(s: _Newton) -> _Newton:
+        give_up = s.cut < 0.2
+        trial = jnp.where(give_up, s.v + settings.damping * (s.image - s.v), s.v + s.cut * s.step)
+        inside = admissible(model, coordinates.unpack(trial))
+        safe = jnp.where(inside, trial, s.v)
+        F, residual, step, singular = evaluate(safe)
+        good = inside & jnp.isfinite(residual) & ((residual < 0.9 * s.residual) | give_up)
+        better = inside & (residual < s.best_residual)
+        halved = inside & (residual < 0.5 * s.best_residual)
+        pick = partial(jnp.where, good)
+        return _Newton(
+            v=pick(safe, s.v),
+            residual=pick(residual, s.residual),
+            step=pick(step, s.step),
+            image=pick(F, s.image),
+            cut=pick(jnp.ones_like(s.cut), jnp.where(give_up, s.cut, 0.4 * s.cut)),
+            best=jnp.where(better, safe, s.best),
+            best_residual=jnp.where(better, residual, s.best_residual),
+            quiet=jnp.where(halved, 0, s.quiet + 1),
+            k=s.k + 1,
+            singular=pick(singular, s.singular),
+            outside=~inside,
+        )
+
+    def unfinished(s: _Newton) -> jax.Array:
+        stalled = (s.quiet >= 4) & (s.best_residual < stall)
+        dead = jnp.isinf(s.residual) | (s.outside & (s.cut < 0.2))
+        return (s.k == 0) | ((s.k <= settings.max_steps) & (s.best_residual > tol) & ~stalled & ~dead)
+
+    # The first pass of the loop only evaluates: its step is zero, and any residual is below infinity.
+    inf, zero = jnp.full((), jnp.inf, v0.dtype), jnp.zeros_like(v0)
+    one, no = jnp.ones_like(inf), jnp.array(False)
+    s = _Newton(v0, inf, zero, v0, one, v0, inf, jnp.array(0), jnp.array(0), no, no)
+    s = lax.while_loop(unfinished, body, s)
+    status = jnp.where(
+        s.best_residual <= tol,
+        Status.converged,
+        jnp.where(
+            s.best_residual < stall,
+            Status.stalled,
+            jnp.where(
+                jnp.isinf(s.best_residual),
+                Status.nonfinite,
+                jnp.where(s.singular, Status.singular, jnp.where(s.outside, Status.left_domain, Status.max_steps)),
+            ),
+        ),
+    )
+    return s.best, s.best_residual, status
+
+
+def approach(
+    model: Model, alpha: jax.Array, rule: Rule, x0: Overlaps, free: jax.Array, settings: Settings
+) -> Overlaps:
+    """Damped iteration on cheap averages, to come near a branch from a rough start: stops at a residual of 3 %."""
+    coordinates = Coordinates(model, free)
+    v0 = coordinates.pack(x0)
+
+    def body(state: tuple) -> tuple:
+        v, _, k = state
+        x = coordinates.unpack(v)
+        new = coordinates.pack(saddle_map(model, alpha, x, rule)[0])
+        residual = jnp.max(jnp.abs(new - v) / coordinates.scale(model, x))
+        trial = v + settings.damping * (new - v)
+        inside = admissible(model, coordinates.unpack(trial))
+        residual = jnp.where(inside, residual, jnp.nan)  # ends the loop with the last good state
+        return jnp.where(inside, trial, v), residual, k + 1
+
+    state = (v0, jnp.asarray(jnp.inf, v0.dtype), 0)
+    v, _, _ = lax.while_loop(lambda s: (s[1] > 0.03) & (s[2] < settings.warm_steps), body, state)
+    return coordinates.unpack(v)
+
+
+def vanished(model: Model, x: Overlaps, free: jax.Array, tol: float = 0.02) -> jax.Array:
+    """Whether the one order parameter that a branch leaves free is zero, so that the branch does not exist."""
+    positional, semantic = magnitudes(model, x)
+    return (jnp.sum(free) == 1) & (free[0] * semantic + free[1] * positional < tol)
