@@ -32,10 +32,10 @@ _BURN_IN = 50
 _SEARCH_RATIO = 1.5
 _SETTLED = 1e-3
 _WELL_STEPS = 60  # of Newton's method
-# The automatic damping. Undamped, the eigenvalues reach -5.5 on the positional branch at alpha = 2, where any share above
-# .3 must fail; a first share of .15 keeps a start of that branch on it. Slow recovery finds the largest that works. An
-# order parameter that grows out of an unstable state makes the residual grow at any damping: hence a floor.
-_FIRST_DAMPING = 0.15
+# The automatic damping. Undamped, the eigenvalues reach -5.5 on the positional branch at alpha = 2, where any share
+# above .3 must fail, and in the first steps leads away from it. Slow recovery after these finds the largest that works.
+# An order parameter growing out of an unstable state makes the residual grow at any damping: hence a floor.
+_FIRST_DAMPING = 0.2
 _MOST_DAMPING = 0.5
 _FLOOR = 0.05
 _LEAST_DAMPING = 0.003
@@ -131,7 +131,7 @@ def gamp(
         steps: at most so many.
         tol: undamped relative residual at which to stop; not below twenty roundings of the dtype.
         damping: share of the new state in a step, in (0, 1], kept fixed; 1 is the undamped algorithm. By default it is
-            found: it starts at .15 and grows, until the residual does or a step is impossible; then it is halved, and
+            found: it starts at .2 and grows, until the residual does or a step is impossible; then it is halved, and
             kept below what failed.
         key: of random starts.
         scale: of a named start.
@@ -224,7 +224,7 @@ def _run(
     first = _State(w, C, -field_gradient(Z), Z)
     blank = Overlaps(*(jnp.full((steps + 1, L, *s), jnp.nan, dtype) for s in ((r, r), (r, r), (r, t), (r,))))
     inf = jnp.asarray(jnp.inf, dtype)
-    zero = jnp.array(0)
+    zero = jnp.array(0, jnp.int32)
     none = jnp.asarray(Status.converged, jnp.int32)
 
     def measure(s: _State) -> Overlaps:
@@ -244,7 +244,8 @@ def _run(
             # Sentences that change wells are no sign of an instability.
             grown = possible & jnp.where(search, residual > 3 * jnp.maximum(p.least, 0.1), residual > 1.5 * p.least)
             lower = jnp.maximum(0.5 * p.damping, _FLOOR)
-            share = jnp.where(possible, jnp.where(grown, lower, _RECOVERY * p.damping), 0.5 * p.damping)
+            higher = jnp.where(p.steps < _BURN_IN, 1.0, _RECOVERY) * p.damping
+            share = jnp.where(possible, jnp.where(grown, lower, higher), 0.5 * p.damping)
             ceiling = jnp.where(grown | ~possible, jnp.maximum(0.8 * p.damping, _FLOOR), 1.002 * p.ceiling)
             ceiling = jnp.minimum(ceiling, _MOST_DAMPING)
             share = jnp.minimum(share, ceiling)
@@ -262,7 +263,9 @@ def _run(
             residual=residual,
             least=least,
             steps=p.steps + 1,
-            next_search=jnp.where(search, (_SEARCH_RATIO * jnp.maximum(p.steps, _BURN_IN)).astype(int), p.next_search),
+            next_search=jnp.where(
+                search, (_SEARCH_RATIO * jnp.maximum(p.steps, _BURN_IN)).astype(jnp.int32), p.next_search
+            ),
             failure=jnp.where(failed, what, none).astype(jnp.int32),
             history=record(p.history, p.steps + 1, now),
             residuals=p.residuals.at[p.steps].set(residual),
@@ -271,18 +274,18 @@ def _run(
     def unfinished(p: _Loop) -> jax.Array:
         return (p.failure == none) & (p.residual > tol) & (p.steps < steps)
 
-    empty = jnp.full(steps, jnp.nan, dtype)
     p = _Loop(
-        first,
-        first,
-        damping,
-        jnp.asarray(_MOST_DAMPING, dtype),
-        inf,
-        inf,
-        jnp.array(0),
-        none,
-        record(blank, zero, first),
-        empty,
+        now=first,
+        safe=first,
+        damping=damping,
+        ceiling=jnp.asarray(_MOST_DAMPING, dtype),
+        residual=inf,
+        least=inf,
+        steps=zero,
+        next_search=zero,
+        failure=none,
+        history=record(blank, zero, first),
+        residuals=jnp.full(steps, jnp.nan, dtype),
     )
     p = lax.while_loop(unfinished, body, p)
     s = p.now
