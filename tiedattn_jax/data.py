@@ -553,12 +553,10 @@ def start(model: Model, data: Data, init: Any, key: jax.Array | None = None, sca
     """
     if not isinstance(init, str):
         return check_estimate("init", model, data, init)
-    L, r, _ = model.shape
-    d = data.shape[2]
+    d, r = data.shape[2], model.shape[1]
     if init not in ("semantic", "positional", "random"):
         raise ValueError(f"init must be 'semantic', 'positional', 'random' or a (d, r) array, got init={init!r}")
-    if data.shape[0] != L:
-        raise ValueError(f"data must have L = {L} tokens as the model has, got x of shape {data.x.shape}")
+    _check_fit(model, data)
     if scale is not None and is_concrete(scale):
         require(np.isfinite(scale) and scale > 0, "scale", scale, "positive")
     noise = jax.random.normal(jax.random.key(0) if key is None else key, (d, r), data.x.dtype)
@@ -588,17 +586,22 @@ def check_estimate(name: str, model: Model, data: Data, Q: Any) -> jax.Array:
     Raises:
         ValueError: not of shape (d, r), or not finite, or data that do not fit the model.
     """
-    L, r, t = model.shape
-    if (data.shape[0], data.shape[3]) != (L, t):
-        raise ValueError(
-            f"data must have L = {L} tokens and t = {t} teacher fields as the model has, "
-            f"got L = {data.shape[0]}, t = {data.shape[3]}"
-        )
+    _check_fit(model, data)
     Q = _float(Q, data.x.dtype)
-    if Q.shape != (data.shape[2], r):
-        raise ValueError(f"{name} must have shape (d, r) = {(data.shape[2], r)}, got shape {Q.shape}")
+    shape = data.shape[2], model.shape[1]
+    if Q.shape != shape:
+        raise ValueError(f"{name} must have shape (d, r) = {shape}, got shape {Q.shape}")
     _check_finite(name, Q)
     return Q
+
+
+def _check_fit(model: Model, data: Data) -> None:
+    want, got = (model.shape[0], model.shape[2]), (data.shape[0], data.shape[3])
+    if want != got:
+        raise ValueError(
+            f"data must have L = {want[0]} tokens and t = {want[1]} teacher fields as the model has, "
+            f"got L = {got[0]}, t = {got[1]}"
+        )
 
 
 def _float(a: Any, dtype: Any = None) -> jax.Array:

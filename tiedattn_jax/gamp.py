@@ -172,7 +172,7 @@ def _step(model: Model, data: Data, s: _State, search: jax.Array) -> _State:
     tol = 4 * float(jnp.finfo(h.dtype).eps) ** 0.5
     z = lax.cond(
         search,
-        lambda: prox(model, h, V, y, near=s.z[None]).z,
+        lambda: prox(model, h, V, y, near=s.z[None]).z.astype(h.dtype),
         lambda: _descend(model, s.z, h, V, y, _WELL_STEPS, tol)[0],
     )
     g = _apply(inverse, z - h)
