@@ -107,7 +107,9 @@ def test_theory_at_the_realised_teacher(model):
 
 def test_instances_by_vmap_equal_single_ones(model, data, semantic):
     other = sample_data(model, 250, 2.0, jax.random.key(2))
-    both = jax.jit(jax.vmap(lambda data: gamp(model, data, "semantic")))(jax.tree.map(lambda *a: jnp.stack(a), other, data))
+    both = jax.jit(jax.vmap(lambda data: gamp(model, data, "semantic")))(
+        jax.tree.map(lambda *a: jnp.stack(a), other, data)
+    )
     np.testing.assert_allclose(both.w[1], semantic.w, atol=1e-9)
     assert both.status.tolist() == [0, 0] and float(both.gradient_norm[0]) < 1e-10
 
@@ -134,6 +136,16 @@ def test_given_starts(model, data, semantic):
     np.testing.assert_allclose(stays.history.q, jnp.where(jnp.isnan(stays.history.q), jnp.nan, semantic.overlaps.q))
     one, two = (gamp(model, data, "random", key=jax.random.key(k), steps=5) for k in (1, 2))
     assert float(jnp.max(jnp.abs(one.w - two.w))) > 1e-3
+
+
+def test_going_on_from_an_earlier_run(model, data, semantic):
+    part = gamp(model, data, "semantic", steps=60)
+    assert int(part.status) == Status.max_steps
+    rest = gamp(model, data, part)
+    np.testing.assert_allclose(rest.w, semantic.w, atol=1e-9)
+    assert (
+        int(rest.iterations) < int(semantic.iterations) and int(gamp(model, data, semantic, tol=1e-11).iterations) <= 2
+    )
 
 
 def test_variances_by_coordinate_equal_the_isotropic_ones(model, data, semantic):

@@ -17,7 +17,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from .data import Data, back_project, sentence_losses, start, student_fields
+from .data import Data, back_project, check_estimate, sentence_losses, start, student_fields
 from .model import Model, is_concrete, require
 from .nodewise import nodewise
 from .overlaps import Overlaps, symmetric
@@ -127,7 +127,8 @@ def gamp(
     Args:
         model: loss and ridge.
         data: the instance.
-        init: "semantic", "positional", "random", or an array (d, r); see `tiedattn_jax.data.start`.
+        init: "semantic", "positional", "random", or an array (d, r), see `tiedattn_jax.data.start`; or an earlier
+            `GAMP` on the same data, to go on from its estimate, variances and messages.
         steps: at most so many.
         tol: undamped relative residual at which to stop; not below twenty roundings of the dtype.
         damping: share of the new state in a step, in (0, 1], kept fixed; 1 is the undamped algorithm. By default it is
@@ -149,9 +150,13 @@ def gamp(
         require(
             np.isfinite(damping) and 0 < damping <= 1, "damping", damping, "in (0, 1], or None for an automatic choice"
         )
-    w = start(model, data, init, key, scale)
-    share = jnp.asarray(_FIRST_DAMPING if damping is None else damping, w.dtype)
-    return _run(model, data, w, int(steps), jnp.asarray(tol, w.dtype), share, damping is None)
+    if isinstance(init, GAMP):
+        state = check_estimate("init.w", model, data, init.w), init.C, init.g
+    else:
+        state = start(model, data, init, key, scale), None, None
+    dtype = data.x.dtype
+    share = jnp.asarray(_FIRST_DAMPING if damping is None else damping, dtype)
+    return _run(model, data, *state, int(steps), jnp.asarray(tol, dtype), share, damping is None)
 
 
 def responses(data: Data, C: jax.Array) -> jax.Array:
@@ -208,7 +213,15 @@ def _distance(a: _State, b: _State) -> jax.Array:
 
 @eqx.filter_jit
 def _run(
-    model: Model, data: Data, w: jax.Array, steps: int, tol: jax.Array, damping: jax.Array, automatic: bool
+    model: Model,
+    data: Data,
+    w: jax.Array,
+    C: jax.Array | None,
+    g: jax.Array | None,
+    steps: int,
+    tol: jax.Array,
+    damping: jax.Array,
+    automatic: bool,
 ) -> GAMP:
     L, _, _, t = data.shape
     r, dtype = w.shape[1], w.dtype
@@ -220,8 +233,12 @@ def _run(
     # Messages that agree with the start: h is then the point whose proximal operator is X w, and a start that is a
     # critical point of the risk stays where it is. Variances: the prior's, halved by as much data.
     Z = student_fields(data.x, w)
-    C = jnp.broadcast_to(jnp.eye(r, dtype=dtype) / (2 * model.lam), (data.gamma.shape[1], r, r))
-    first = _State(w, C, -field_gradient(Z), Z)
+    resumed = C is not None
+    if not resumed:
+        C = jnp.broadcast_to(jnp.eye(r, dtype=dtype) / (2 * model.lam), (data.gamma.shape[1], r, r))
+        g = -field_gradient(Z)
+    burn_in = 0 if resumed else _BURN_IN
+    first = _State(w, C, g, Z)
     blank = Overlaps(*(jnp.full((steps + 1, L, *s), jnp.nan, dtype) for s in ((r, r), (r, r), (r, t), (r,))))
     inf = jnp.asarray(jnp.inf, dtype)
     zero = jnp.array(0, jnp.int32)
@@ -234,7 +251,7 @@ def _run(
         return jax.tree.map(lambda a, v: a.at[k].set(v), history, measure(s))
 
     def body(p: _Loop) -> _Loop:
-        search = (p.steps < _BURN_IN) | ((p.steps >= p.next_search) & (p.residual > _SETTLED))
+        search = (p.steps < burn_in) | ((p.steps >= p.next_search) & (p.residual > _SETTLED))
         image = _step(model, data, p.now, search)
         possible = _possible(image)
         residual = jnp.where(possible, _distance(image, p.now), inf)
@@ -244,7 +261,7 @@ def _run(
             # Sentences that change wells are no sign of an instability.
             grown = possible & jnp.where(search, residual > 3 * jnp.maximum(p.least, 0.1), residual > 1.5 * p.least)
             lower = jnp.maximum(0.5 * p.damping, _FLOOR)
-            higher = jnp.where(p.steps < _BURN_IN, 1.0, _RECOVERY) * p.damping
+            higher = jnp.where(p.steps < burn_in, 1.0, _RECOVERY) * p.damping
             share = jnp.where(possible, jnp.where(grown, lower, higher), 0.5 * p.damping)
             ceiling = jnp.where(grown | ~possible, jnp.maximum(0.8 * p.damping, _FLOOR), 1.002 * p.ceiling)
             ceiling = jnp.minimum(ceiling, _MOST_DAMPING)
@@ -282,7 +299,7 @@ def _run(
         residual=inf,
         least=inf,
         steps=zero,
-        next_search=zero,
+        next_search=zero + _BURN_IN,
         failure=none,
         history=record(blank, zero, first),
         residuals=jnp.full(steps, jnp.nan, dtype),
