@@ -95,13 +95,13 @@ def predict(rho: np.ndarray, alpha: float, branch: str, size: int) -> np.ndarray
     return np.stack([np.polyval(np.polyfit(points, column, 3), rho) for column in np.array(rows, float).T], 1)
 
 
-def theory(d: int, alpha: float, instances: int, branch: str, size: int) -> dict[str, Any]:
+def theory(d: int, alpha: float, instances: int, branch: str, size: int, response: str) -> dict[str, Any]:
     """Instances of message passing against the theory, both at the realised norm of each teacher."""
     model = ta.dot_product()
     rho, found, lost = [], [], []
     for k in range(instances):
         data = sample_data(model, d, alpha, jax.random.key(1000 + k))
-        run = gamp(model, data, branch)
+        run = gamp(model, data, branch, tol=1e-9, steps=2000, response=response)
         x = run.overlaps
         theta, m = (float(jnp.mean(jnp.abs(a))) for a in (x.theta, x.m))
         if not bool(run.ok) or (m > theta) != (branch == "positional"):
@@ -115,7 +115,14 @@ def theory(d: int, alpha: float, instances: int, branch: str, size: int) -> dict
     expected = predict(np.array(rho), alpha, branch, size)
     ratio = np.array(found, float) / np.where(expected > 1e-6, expected, np.nan) - 1
     bias, error = ratio.mean(0), ratio.std(0, ddof=1) / len(ratio) ** 0.5
-    out: dict[str, Any] = {"d": d, "alpha": alpha, "branch": branch, "instances": len(ratio), "lost": lost}
+    out: dict[str, Any] = {
+        "d": d,
+        "alpha": alpha,
+        "branch": branch,
+        "response": response,
+        "instances": len(ratio),
+        "lost": lost,
+    }
     for k, name in enumerate(OBSERVABLES):
         if np.isfinite(bias[k]):
             out[name] = {
@@ -171,13 +178,14 @@ def main() -> None:
     parser.add_argument("--alpha", type=float, default=2.0)
     parser.add_argument("--instances", type=int, default=20)
     parser.add_argument("--branch", choices=("semantic", "positional"), default="semantic")
+    parser.add_argument("--response", choices=("derivative", "stein"), default="derivative")
     parser.add_argument("--nodes", type=int, default=2**16)
     a = parser.parse_args()
     jax.config.update("jax_enable_x64", True)
     if a.what == "speed":
         result: Any = speed(a.d or 1000)
     elif a.what == "theory":
-        result = theory(a.d or 2000, a.alpha, a.instances, a.branch, a.nodes)
+        result = theory(a.d or 2000, a.alpha, a.instances, a.branch, a.nodes, a.response)
     else:
         result = undamped(a.d or 1000)
     print(json.dumps(result, indent=1))

@@ -138,6 +138,15 @@ def test_given_starts(model, data, semantic):
     assert float(jnp.max(jnp.abs(one.w - two.w))) > 1e-3
 
 
+def test_responses_without_derivatives(model, data, semantic):
+    """By Stein's identity V is another estimate of the same number, up to fluctuations; the critical point is the same."""
+    found = gamp(model, data, "semantic", response="stein")
+    assert bool(found.ok) and float(found.gradient_norm) < 1e-10
+    np.testing.assert_allclose(found.w, semantic.w, atol=1e-8)
+    ratio = float(jnp.mean(found.overlaps.V) / jnp.mean(semantic.overlaps.V))
+    assert 1e-6 < abs(ratio - 1) < 0.15
+
+
 def test_going_on_from_an_earlier_run(model, data, semantic):
     part = gamp(model, data, "semantic", steps=60)
     assert int(part.status) == Status.max_steps
@@ -155,6 +164,7 @@ def test_variances_by_coordinate_equal_the_isotropic_ones(model, data, semantic)
     np.testing.assert_allclose(found.w, semantic.w, atol=1e-9)
 
 
+@pytest.mark.slow
 def test_a_student_of_rank_two():
     wide = ta.dot_product(rank=2)
     data = sample_data(wide, 120, 2.0, jax.random.key(0))
@@ -177,6 +187,7 @@ def test_bad_input(model, data):
         (lambda: gamp(model, data, steps=0), "steps must be an integer of at least 1"),
         (lambda: gamp(model, data, tol=0.0), "tol must be positive"),
         (lambda: gamp(model, data, damping=1.5), r"damping must be in \(0, 1\]"),
+        (lambda: gamp(model, data, response="stine"), "response must be 'derivative' or 'stein'"),
         (lambda: gamp(ta.dot_product(teacher=jnp.eye(2)), data), "t = 2 teacher fields"),
     ]
     for call, message in cases:

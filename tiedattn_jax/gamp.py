@@ -111,6 +111,7 @@ def gamp(
     steps: int = 1000,
     tol: float = 1e-12,
     damping: float | None = None,
+    response: str = "derivative",
     key: jax.Array | None = None,
     scale: float | None = None,
 ) -> GAMP:
@@ -134,6 +135,10 @@ def gamp(
         damping: share of the new state in a step, in (0, 1], kept fixed; 1 is the undamped algorithm. By default it is
             found: it starts at .2 and grows, until the residual does or a step is impossible; then it is halved, and
             kept below what failed.
+        response: how A is found: "derivative", from dg/dh sentence by sentence, as in Algorithm 1; or "stein", from
+            the covariances of g with the fields, which asks for the teacher. They are equal for large d unless the
+            proximal operator jumps: derivatives miss the jumps, and the theory's V includes them. Either way the
+            fixed points are critical points of the risk, but V decides which well a sentence is in.
         key: of random starts.
         scale: of a named start.
 
@@ -150,13 +155,17 @@ def gamp(
         require(
             np.isfinite(damping) and 0 < damping <= 1, "damping", damping, "in (0, 1], or None for an automatic choice"
         )
+    if response not in ("derivative", "stein"):
+        raise ValueError(f"response must be 'derivative' or 'stein', got response={response!r}")
+    if response == "stein" and data.teacher is None:
+        raise ValueError("teacher must be known for response='stein', got teacher=None: give Data(..., teacher=...)")
     if isinstance(init, GAMP):
         state = check_estimate("init.w", model, data, init.w), init.C, init.g
     else:
         state = start(model, data, init, key, scale), None, None
     dtype = data.x.dtype
     share = jnp.asarray(_FIRST_DAMPING if damping is None else damping, dtype)
-    return _run(model, data, *state, int(steps), jnp.asarray(tol, dtype), share, damping is None)
+    return _run(model, data, *state, int(steps), jnp.asarray(tol, dtype), share, damping is None, response)
 
 
 def responses(data: Data, C: jax.Array) -> jax.Array:
@@ -166,7 +175,19 @@ def responses(data: Data, C: jax.Array) -> jax.Array:
     return jnp.einsum("li,iab->lab", gamma, jnp.broadcast_to(C, (size, *C.shape[1:]))) / size
 
 
-def _step(model: Model, data: Data, s: _State, search: jax.Array) -> _State:
+def _stein_slope(data: Data, s: _State, h: jax.Array, g: jax.Array) -> jax.Array:
+    """``sum_mu dg_l/dh_l`` without a derivative, by Gaussian integration by parts, (L, r, r).
+
+    For jointly Gaussian fields, ``E[g (h - m)^T] - E[g y^T] rho^{-1} theta^T = E[dg/dh] (q - theta rho^{-1} theta^T)``.
+    """
+    x, rho, y = data.overlaps(s.w), data.rho, data.fields
+    lean = jnp.swapaxes(jnp.linalg.solve(rho, jnp.swapaxes(x.theta, 1, 2)), 1, 2)
+    centred = h - x.m[..., None] - jnp.einsum("lat,ltn->lan", lean, y)
+    spread = x.q - lean @ jnp.swapaxes(x.theta, 1, 2)
+    return jnp.swapaxes(jnp.linalg.solve(spread, jnp.einsum("lan,lbn->lab", centred, g)), 1, 2)
+
+
+def _step(model: Model, data: Data, s: _State, search: jax.Array, response: str) -> _State:
     """The undamped image of a state: with the lowest minimisers if `search`, else with those of the same wells."""
     L, n, d, _ = data.shape
     r = s.w.shape[1]
@@ -181,9 +202,13 @@ def _step(model: Model, data: Data, s: _State, search: jax.Array) -> _State:
         lambda: _descend(model, s.z, h, V, y, _WELL_STEPS, tol)[0],
     )
     g = _apply(inverse, z - h)
-    jacobian = prox_jacobian(model, z, V, y).reshape(L, r, L, r, n)
-    slope = jnp.stack([jnp.sum(jacobian[l, :, l], -1) for l in range(L)]) - n * jnp.eye(r, dtype=h.dtype)
-    slope = symmetric(inverse @ slope)
+    if response == "stein":
+        slope = _stein_slope(data, s, h, g)
+    else:
+        jacobian = prox_jacobian(model, z, V, y).reshape(L, r, L, r, n)
+        slope = jnp.stack([jnp.sum(jacobian[l, :, l], -1) for l in range(L)]) - n * jnp.eye(r, dtype=h.dtype)
+        slope = inverse @ slope
+    slope = symmetric(slope)
     A = -jnp.einsum("li,lab->iab", data.gamma, slope) / d
     precision = model.lam * jnp.eye(r, dtype=h.dtype) + A
     C = jnp.linalg.inv(precision) if r > 1 else 1 / precision
@@ -222,6 +247,7 @@ def _run(
     tol: jax.Array,
     damping: jax.Array,
     automatic: bool,
+    response: str,
 ) -> GAMP:
     L, _, _, t = data.shape
     r, dtype = w.shape[1], w.dtype
@@ -252,7 +278,7 @@ def _run(
 
     def body(p: _Loop) -> _Loop:
         search = (p.steps < burn_in) | ((p.steps >= p.next_search) & (p.residual > _SETTLED))
-        image = _step(model, data, p.now, search)
+        image = _step(model, data, p.now, search, response)
         possible = _possible(image)
         residual = jnp.where(possible, _distance(image, p.now), inf)
         moved = jax.tree.map(lambda a, b: a + p.damping * (b - a), p.now, image)
