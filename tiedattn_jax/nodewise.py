@@ -28,12 +28,12 @@ _ELEMENTWISE = set(
     neg nextafter not or pow rem round rsqrt select_n sign sin sinh sqrt square stop_gradient sub tan tanh xor""".split()
 )
 _FOLDS = {
-    "reduce_sum": lax.add_p,
-    "reduce_max": lax.max_p,
-    "reduce_min": lax.min_p,
-    "reduce_prod": lax.mul_p,
-    "reduce_and": lax.and_p,
-    "reduce_or": lax.or_p,
+    "reduce_sum": lax.add,
+    "reduce_max": lax.max,
+    "reduce_min": lax.min,
+    "reduce_prod": lax.mul,
+    "reduce_and": lax.bitwise_and,
+    "reduce_or": lax.bitwise_or,
 }
 
 
@@ -70,13 +70,13 @@ def _split(array: Any, batch_axes: int) -> np.ndarray:
     return entries.reshape(shape)
 
 
-def _bind(primitive: Any, *ops: Any, **params: Any) -> jax.Array:
+def _bind(operation: Callable[..., Any], *ops: Any, **params: Any) -> jax.Array:
     """An elementwise operation on entries, some shared by all nodes and some not."""
     shapes = {o.shape for o in ops}
     if len(shapes) > 1:
         size = max(shapes)
         ops = tuple(o if o.shape == size else lax.broadcast(o, size) for o in ops)
-    return primitive.bind(*ops, **params)
+    return operation(*ops, **params)
 
 
 def _join(entries: np.ndarray, size: int) -> jax.Array:
@@ -123,7 +123,7 @@ def _apply(eqn: Any, xs: list[np.ndarray], size: int) -> list[np.ndarray]:
         return [_dot(xs, params["dimension_numbers"], shape)]
     if name in _ELEMENTWISE:
         xs = [np.broadcast_to(x, shape) for x in xs]
-        return [_fill(shape, lambda i: _bind(eqn.primitive, *[x[i] for x in xs], **params))]
+        return [_fill(shape, lambda i: _bind(eqn.primitive.bind, *[x[i] for x in xs], **params))]
     return _by_vmap(eqn, xs, size)
 
 
@@ -145,8 +145,8 @@ def _dot(xs: list[np.ndarray], dims: Any, shape: tuple) -> np.ndarray:
 
     def entry(i: tuple) -> Any:
         row, column = a[i[: nb + na]], b[i[:nb] + i[nb + na :]]
-        terms = [_bind(lax.mul_p, x, y) for x, y in zip(row, column, strict=True)]
-        return functools.reduce(functools.partial(_bind, lax.add_p), terms)
+        terms = [_bind(lax.mul, x, y) for x, y in zip(row, column, strict=True)]
+        return functools.reduce(functools.partial(_bind, lax.add), terms)
 
     return _fill(shape, entry)
 

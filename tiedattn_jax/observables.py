@@ -25,8 +25,8 @@ class Diagnostics(eqx.Module):
     Attributes:
         replicon: spectral radius of the replicon map; the replica-symmetric state is stable below one. Without the
             contribution of the jumps, which is formally infinite wherever `jump_mass` is not zero.
-        jump_mass: the jumps' share of Vhat: the relative excess of the response form of Vhat, which averages dz/dh node
-            by node, over the Stein form, which averages z alone. Derivatives taken node by node miss as much.
+        jump_mass: the jumps' share of Vhat: the excess of the response form of Vhat, which averages dz/dh node by node,
+            over the Stein form, which averages z alone, relative to the larger of the two.
         second_minimum: share of the nodes with another minimum of the proximal problem.
         unconverged: share of the nodes whose proximal solve missed its tolerance.
         growth_m: largest eigenvalue of the map in the direction of m at m = 0; one is where m starts to grow.
@@ -116,9 +116,10 @@ def diagnose(
     replicon = to_delta.reshape(n * r, n * r) @ (alpha * sums["replicon"]).reshape(n * r, n * r)
     size = -2.0 * prior_slope(model, hats)
     stein = jnp.sum(jnp.trace(hats.V, axis1=1, axis2=2))
+    response = -alpha * sums["response"]
     return Diagnostics(
         replicon=_radius(replicon, jnp.tile(jnp.eye(r, dtype=x.q.dtype).ravel(), L)),
-        jump_mass=-alpha * sums["response"] / stein - 1.0,
+        jump_mass=(response - stein) / jnp.maximum(jnp.abs(response), jnp.abs(stein)),
         second_minimum=sums["second"],
         unconverged=sums["missed"],
         growth_m=_largest(to_m, alpha * sums["g_score"]),

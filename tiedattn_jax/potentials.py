@@ -66,9 +66,10 @@ def channel(model: Model, x: Overlaps, rule: Rule) -> jax.Array:
 def channel_gradient(
     model: Model, x: Overlaps, rule: Rule, also: Callable[[Points], Any] = lambda points: ()
 ) -> tuple[jax.Array, Overlaps, Any]:
-    """Channel potential, its gradient, symmetrised, and the average of anything else, from one pass over the nodes.
+    """Channel potential M, its gradient in the overlaps (symmetrised), and more sums, from one pass over the nodes.
 
     Args:
+        rule: one replicate of an averaging rule.
         also: further sums over the nodes of a block.
     """
 
@@ -119,3 +120,21 @@ def free_energy(model: Model, alpha: jax.Array, x: Overlaps, hats: Conjugates, M
     """
     pairing = 0.5 * jnp.sum(hats.V * x.q - hats.q * x.V) - jnp.sum(hats.m * x.m) - jnp.sum(hats.theta * x.theta)
     return pairing + prior(model, hats) - alpha * M
+
+
+def train_loss_partials(
+    model: Model, alpha: jax.Array, M: jax.Array, M_by_model: Model, hats: Conjugates
+) -> tuple[Model, jax.Array]:
+    """Derivatives of the training loss in the model and in alpha: partial ones, since Phi is stationary elsewhere.
+
+    Args:
+        M: channel potential.
+        M_by_model: its partial derivatives in the model's numbers.
+    """
+    prior_by_model = jax.grad(prior)(model, hats)
+    return jax.tree.map(lambda a, b: alpha * a - b, M_by_model, prior_by_model), M
+
+
+def channel_by_model(model: Model, x: Overlaps, points: Points) -> Model:
+    """One block's share of the partial derivatives of M in the model's numbers, at its `points`."""
+    return jax.grad(lambda m: _envelope(points, (m, x)))(model)

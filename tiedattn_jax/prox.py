@@ -37,11 +37,13 @@ class Prox(eqx.Module):
     Attributes:
         z: the proximal operator, (L, r, N).
         converged: whether Newton's method met its tolerance, (N,).
-        gap: energy of the best other minimum found above the global one, (N,); infinite where none was found.
+        other: the best other minimum, (L, r, N); the proximal operator itself where none was found.
+        gap: its energy above the global minimum, (N,); infinite where there is none.
     """
 
     z: jax.Array
     converged: jax.Array
+    other: jax.Array
     gap: jax.Array
 
 
@@ -134,10 +136,11 @@ def _search(model: Model, h: jax.Array, V: jax.Array, y: jax.Array, near: jax.Ar
     best = jnp.argmin(energy, 0)
     top = jnp.take_along_axis(z, best[None, None, None], 0)[0]
     lowest = jnp.min(energy, 0)
-    other = jnp.max(jnp.abs(z - top), (1, 2)) > 1e-3
-    gap = jnp.min(jnp.where(other, energy - lowest, jnp.inf), 0)
+    above = jnp.where(jnp.max(jnp.abs(z - top), (1, 2)) > 1e-3, energy - lowest, jnp.inf)
+    gap = jnp.min(above, 0)
+    second = jnp.take_along_axis(z, jnp.argmin(above, 0)[None, None, None], 0)[0]
     z, _, converged = _descend(model, top, h, V, y, _MAX_STEPS, 4 * float(jnp.finfo(z.dtype).eps) ** 0.5)
-    return Prox(z, converged, gap)
+    return Prox(z, converged, jnp.where(jnp.isfinite(gap), second, z), gap)
 
 
 def _starts(model: Model, h: jax.Array, y: jax.Array) -> jax.Array:

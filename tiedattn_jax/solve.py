@@ -13,10 +13,10 @@ from scipy import stats
 
 from . import overlaps as ov
 from .model import Model, is_concrete, require
-from .nodes import Rule, sobol_nodes
+from .nodes import Points, Rule, sobol_nodes
 from .observables import Diagnostics, diagnose, linear_baseline, moments, test_error
 from .overlaps import BRANCHES, FREE, Conjugates, Overlaps
-from .potentials import channel_gradient, conjugates, free_energy
+from .potentials import channel_by_model, channel_gradient, conjugates, free_energy, train_loss_partials
 from .state_evolution import Settings, Status, approach, fixed_point, vanished
 
 
@@ -43,6 +43,7 @@ class State(eqx.Module):
     residual: jax.Array
     status: jax.Array
     diagnostics: Diagnostics
+    train_loss_partials: tuple[Model, jax.Array]
 
 
 class FixedPoint(eqx.Module):
@@ -195,11 +196,15 @@ def solve_replicates(
     def one(rule: Rule) -> State:
         x, residual, status = fixed_point(model, alpha, rule, x0, free, settings)
         gone = (status <= Status.stalled) & vanished(model, x, free)
-        held = jax.tree.map(lax.stop_gradient, (model, x))
-        M, gradient, sums = channel_gradient(
-            model, x, rule, lambda points: moments(*held, jax.tree.map(lax.stop_gradient, points))
-        )
+        fixed_model, fixed_x = jax.tree.map(lax.stop_gradient, (model, x))
+
+        def also(points: Points) -> Any:
+            points = jax.tree.map(lax.stop_gradient, points)
+            return moments(fixed_model, fixed_x, points), channel_by_model(fixed_model, fixed_x, points)
+
+        M, gradient, (sums, M_by_model) = channel_gradient(model, x, rule, also)
         hats = conjugates(alpha, gradient)
+        fixed_hats = jax.tree.map(lax.stop_gradient, hats)
         return State(
             overlaps=x,
             conjugates=hats,
@@ -208,7 +213,8 @@ def solve_replicates(
             gen_error_linear=_baseline(model, rule),
             residual=residual,
             status=jnp.where(gone, Status.absent, status),
-            diagnostics=diagnose(held[0], alpha, held[1], hats, sums),
+            diagnostics=diagnose(fixed_model, alpha, fixed_x, fixed_hats, sums),
+            train_loss_partials=train_loss_partials(fixed_model, alpha, M, M_by_model, fixed_hats),
         )
 
     return lax.map(one, nodes)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import enum
+from collections.abc import Callable
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -48,7 +49,7 @@ class Settings(eqx.Module):
         damping: share of the new state in a damped step. The undamped map has eigenvalues down to -5.5.
     """
 
-    tol: float = eqx.field(static=True, default=1e-7)
+    tol: float = eqx.field(static=True, default=1e-5)
     max_steps: int = eqx.field(static=True, default=30)
     warm_steps: int = eqx.field(static=True, default=300)
     damping: float = eqx.field(static=True, default=0.2)
@@ -79,11 +80,16 @@ class Coordinates:
         return ravel_pytree(impose(x, self.free))[0].astype(self.dtype)
 
     def scale(self, model: Model, x: Overlaps) -> jax.Array:
-        """Size of every coordinate, by which residuals are made relative."""
+        """Size of every coordinate, by which residuals are made relative.
+
+        That of theta and m is their own, not the larger one they could have: near a pitchfork, where they fall to
+        zero, a residual that is small on any other scale says nothing.
+        """
         q = jnp.sqrt(jnp.mean(jnp.trace(x.q, axis1=1, axis2=2)))
         V = jnp.mean(jnp.trace(x.V, axis1=1, axis2=2))
         rho = jnp.sqrt(jnp.mean(jnp.trace(model.rho, axis1=1, axis2=2)))
-        full = [jnp.full_like(a, s) for a, s in ((x.q, q**2), (x.V, V), (x.theta, q * rho), (x.m, q))]
+        theta, m = (jnp.maximum(jnp.sqrt(jnp.mean(a**2)), 0.02 * s) for a, s in ((x.theta, q * rho), (x.m, q)))
+        full = [jnp.full_like(a, s) for a, s in ((x.q, q**2), (x.V, V), (x.theta, theta), (x.m, m))]
         return ravel_pytree(Overlaps(*full))[0]
 
 
@@ -108,6 +114,11 @@ def _gauge(model: Model, x: Overlaps, scale: jax.Array, coordinates: Coordinates
     return jnp.where(size > 1e-6, rows / jnp.maximum(size, 1e-6), 0.0)
 
 
+# A stalled state from which Newton's method still wants to go further than this, relative, is not a fixed point: near
+# a bifurcation the residual is small far from the solution.
+_FAR = 0.05
+
+
 class _Newton(eqx.Module):
     v: jax.Array
     residual: jax.Array  # of v
@@ -116,6 +127,7 @@ class _Newton(eqx.Module):
     cut: jax.Array
     best: jax.Array
     best_residual: jax.Array
+    best_step: jax.Array  # how far Newton's method still wants to go from the best state, relative
     quiet: jax.Array  # steps since the best residual last halved
     k: jax.Array
     singular: jax.Array
@@ -185,25 +197,30 @@ def _newton(
     # A residual no larger than the Monte Carlo error of an average over as many nodes may be all there is to have.
     stall = 2.0 / rule.size**0.5
 
-    def evaluate(v: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array, jax.Array]:
+    def evaluate(v: jax.Array, v_before: jax.Array, r_before: jax.Array) -> tuple[jax.Array, ...]:
         x = coordinates.unpack(v)
         scale = coordinates.scale(model, x)
         F, DF = _image_and_jacobian(model, alpha, rule, v, coordinates)
-        DF = DF * scale[None, :] / scale[:, None]
-        matrix = jnp.eye(size, dtype=v.dtype) - DF
+        matrix = jnp.eye(size, dtype=v.dtype) - DF * scale[None, :] / scale[:, None]
         r = (F - v) / scale
+        # The Jacobian is that of the averages' limit; a secant correction (Broyden's) makes it the frozen nodes' own
+        # along the last step.
+        last = (v - v_before) / scale
+        missed = (r_before / scale - r) - matrix @ last
+        matrix = matrix + jnp.outer(missed, last) / jnp.maximum(jnp.sum(last**2), eps)
         step = scale * deflated_solve(matrix, _gauge(model, x, scale, coordinates), r)
         residual = jnp.max(jnp.abs(r))
         ok = jnp.isfinite(residual) & admissible(model, x) & jnp.all(jnp.isfinite(step))
-        singular = ok & (jnp.max(jnp.abs(step / scale)) > 1e4 * residual) & (residual > tol)
-        return F, jnp.where(ok, residual, jnp.inf), jnp.where(ok, step, 0.0), singular
+        away = jnp.max(jnp.abs(step / scale))
+        singular = ok & (away > 1e4 * residual) & (residual > tol)
+        return F, jnp.where(ok, residual, jnp.inf), jnp.where(ok, step, 0.0), away, singular
 
     def body(s: _Newton) -> _Newton:
         give_up = s.cut < 0.2
         trial = jnp.where(give_up, s.v + settings.damping * (s.image - s.v), s.v + s.cut * s.step)
         inside = admissible(model, coordinates.unpack(trial))
         safe = jnp.where(inside, trial, s.v)
-        F, residual, step, singular = evaluate(safe)
+        F, residual, step, away, singular = evaluate(safe, s.v, s.image - s.v)
         good = inside & jnp.isfinite(residual) & ((residual < 0.9 * s.residual) | give_up)
         better = inside & (residual < s.best_residual)
         halved = inside & (residual < 0.5 * s.best_residual)
@@ -216,6 +233,7 @@ def _newton(
             cut=pick(jnp.ones_like(s.cut), jnp.where(give_up, s.cut, 0.4 * s.cut)),
             best=jnp.where(better, safe, s.best),
             best_residual=jnp.where(better, residual, s.best_residual),
+            best_step=jnp.where(better, away, s.best_step),
             quiet=jnp.where(halved, 0, s.quiet + 1),
             k=s.k + 1,
             singular=pick(singular, s.singular),
@@ -230,22 +248,36 @@ def _newton(
     # The first pass of the loop only evaluates: its step is zero, and any residual is below infinity.
     inf, zero = jnp.full((), jnp.inf, v0.dtype), jnp.zeros_like(v0)
     one, no = jnp.ones_like(inf), jnp.array(False)
-    s = _Newton(v0, inf, zero, v0, one, v0, inf, jnp.array(0), jnp.array(0), no, no)
+    s = _Newton(v0, inf, zero, v0, one, v0, inf, inf, jnp.array(0), jnp.array(0), no, no)
     s = lax.while_loop(unfinished, body, s)
-    status = jnp.where(
-        s.best_residual <= tol,
-        Status.converged,
-        jnp.where(
-            s.best_residual < stall,
-            Status.stalled,
-            jnp.where(
-                jnp.isinf(s.best_residual),
-                Status.nonfinite,
-                jnp.where(s.singular, Status.singular, jnp.where(s.outside, Status.left_domain, Status.max_steps)),
-            ),
-        ),
+    # The first condition that holds names the end.
+    ends = (
+        (s.best_residual <= tol, Status.converged),
+        ((s.best_residual < stall) & (s.best_step < _FAR), Status.stalled),
+        (jnp.isinf(s.best_residual), Status.nonfinite),
+        (s.singular, Status.singular),
+        (s.outside, Status.left_domain),
+        (jnp.array(True), Status.max_steps),
     )
+    status = jnp.select([c for c, _ in ends], [jnp.asarray(int(n)) for _, n in ends])
     return s.best, s.best_residual, status
+
+
+def implicit_gradient(
+    model: Model, alpha: jax.Array, rule: Rule, x: Overlaps, free: jax.Array, fn: Callable[[Model, Overlaps], jax.Array]
+) -> tuple[jax.Array, Model, jax.Array]:
+    """Value of `fn(model, x)` at a fixed point, and its total derivatives in the model and in alpha along the branch.
+
+    One adjoint solve with the dense Jacobian of the residual, instead of the derivative of every overlap.
+    """
+    coordinates = Coordinates(model, free)
+    v = coordinates.pack(x)
+    value, (by_model, by_v) = jax.value_and_grad(lambda m, v: fn(m, coordinates.unpack(v)), (0, 1))(model, v)
+    _, DF = _image_and_jacobian(model, alpha, rule, v, coordinates)
+    gauge = _gauge(model, x, jnp.ones_like(v), coordinates)
+    adjoint = deflated_solve((jnp.eye(v.shape[0], dtype=v.dtype) - DF).T, gauge, by_v)
+    more, by_alpha = jax.vjp(lambda m, a: _image(m, a, rule, v, coordinates), model, alpha)[1](adjoint)
+    return value, jax.tree.map(jnp.add, by_model, more), by_alpha
 
 
 def approach(
