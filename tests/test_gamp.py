@@ -139,7 +139,7 @@ def test_given_starts(model, data, semantic):
 
 
 def test_responses_without_derivatives(model, data, semantic):
-    """By Stein's identity V is another estimate of the same number, up to fluctuations; the critical point is the same."""
+    """By Stein's identity V is another estimate of the same number; the critical point is the same."""
     found = gamp(model, data, "semantic", response="stein")
     assert bool(found.ok) and float(found.gradient_norm) < 1e-10
     np.testing.assert_allclose(found.w, semantic.w, atol=1e-8)

@@ -187,8 +187,12 @@ def _stein_slope(data: Data, s: _State, h: jax.Array, g: jax.Array) -> jax.Array
     return jnp.swapaxes(jnp.linalg.solve(spread, jnp.einsum("lan,lbn->lab", centred, g)), 1, 2)
 
 
-def _step(model: Model, data: Data, s: _State, search: jax.Array, response: str) -> _State:
-    """The undamped image of a state: with the lowest minimisers if `search`, else with those of the same wells."""
+def _step(model: Model, data: Data, s: _State, search: jax.Array, early: jax.Array, response: str) -> _State:
+    """The undamped image of a state: with the lowest minimisers if `search`, else with those of the same wells.
+
+    Stein's identity divides by what the student's fields have beyond the teacher's, which is nothing at a start from
+    the teacher: `early` steps use derivatives whatever `response` says.
+    """
     L, n, d, _ = data.shape
     r = s.w.shape[1]
     V = responses(data, s.C)
@@ -202,12 +206,11 @@ def _step(model: Model, data: Data, s: _State, search: jax.Array, response: str)
         lambda: _descend(model, s.z, h, V, y, _WELL_STEPS, tol)[0],
     )
     g = _apply(inverse, z - h)
+    jacobian = prox_jacobian(model, z, V, y).reshape(L, r, L, r, n)
+    slope = jnp.stack([jnp.sum(jacobian[l, :, l], -1) for l in range(L)]) - n * jnp.eye(r, dtype=h.dtype)
+    slope = inverse @ slope
     if response == "stein":
-        slope = _stein_slope(data, s, h, g)
-    else:
-        jacobian = prox_jacobian(model, z, V, y).reshape(L, r, L, r, n)
-        slope = jnp.stack([jnp.sum(jacobian[l, :, l], -1) for l in range(L)]) - n * jnp.eye(r, dtype=h.dtype)
-        slope = inverse @ slope
+        slope = jnp.where(early, slope, _stein_slope(data, s, h, g))
     slope = symmetric(slope)
     A = -jnp.einsum("li,lab->iab", data.gamma, slope) / d
     precision = model.lam * jnp.eye(r, dtype=h.dtype) + A
@@ -278,7 +281,7 @@ def _run(
 
     def body(p: _Loop) -> _Loop:
         search = (p.steps < burn_in) | ((p.steps >= p.next_search) & (p.residual > _SETTLED))
-        image = _step(model, data, p.now, search, response)
+        image = _step(model, data, p.now, search, p.steps < burn_in, response)
         possible = _possible(image)
         residual = jnp.where(possible, _distance(image, p.now), inf)
         moved = jax.tree.map(lambda a, b: a + p.damping * (b - a), p.now, image)
