@@ -38,25 +38,27 @@ _FOLDS = {
 
 
 def nodewise(fn: Callable[..., Any]) -> Callable[..., Any]:
-    """Vectorise `fn` over a trailing node axis.
+    """Vectorise `fn(shared, *arrays)` over a trailing node axis of the arrays.
 
     Args:
-        fn: a function of arrays of a few entries each, returning a pytree of such arrays.
+        fn: a function of a pytree and of arrays of a few entries each, returning a pytree of such arrays. Traced once
+            for its identity and all shapes: give a function of a module, not one made at the call.
 
     Returns:
-        A function of arrays (..., N), each holding the arguments of `fn` at N nodes, that returns the same pytree with
-        leaves (..., N). It equals ``jax.vmap(fn, in_axes=-1, out_axes=-1)`` to rounding. What `fn` closes over is
-        shared by all nodes, and derivatives with respect to it flow as usual.
+        A function of the pytree, which all nodes share, and of arrays (..., N), that returns the same pytree as `fn`
+        with leaves (..., N). It equals ``jax.vmap`` of `fn` over the last axes to rounding; derivatives flow to all
+        arguments.
     """
+    return functools.partial(_run, fn)
 
-    def run(*args: jax.Array) -> Any:
-        size = args[0].shape[-1]
-        one = [jax.ShapeDtypeStruct(a.shape[:-1], a.dtype) for a in args]
-        closed, shape = jax.make_jaxpr(fn, return_shape=True)(*one)
-        outs = _interpret(closed.jaxpr, [_split(c, 0) for c in closed.consts], [_split(a, 1) for a in args], size)
-        return jax.tree.unflatten(jax.tree.structure(shape), [_join(o, size) for o in outs])
 
-    return run
+@functools.partial(jax.jit, static_argnums=0)
+def _run(fn: Callable[..., Any], shared: Any, *args: jax.Array) -> Any:
+    size = args[0].shape[-1]
+    one = [jax.ShapeDtypeStruct(a.shape[:-1], a.dtype) for a in args]
+    closed, shape = jax.make_jaxpr(functools.partial(fn, shared), return_shape=True)(*one)
+    outs = _interpret(closed.jaxpr, [_split(c, 0) for c in closed.consts], [_split(a, 1) for a in args], size)
+    return jax.tree.unflatten(jax.tree.structure(shape), [_join(o, size) for o in outs])
 
 
 def _split(array: Any, batch_axes: int) -> np.ndarray:

@@ -17,7 +17,7 @@ from .nodes import Points, Rule, sobol_nodes
 from .observables import Diagnostics, diagnose, linear_baseline, moments, test_error
 from .overlaps import BRANCHES, FREE, Conjugates, Overlaps
 from .potentials import channel_by_model, channel_gradient, conjugates, free_energy, train_loss_partials
-from .state_evolution import Settings, Status, approach, fixed_point, vanished
+from .state_evolution import Settings, Status, fixed_point, vanished
 
 
 def error_bar(a: jax.Array) -> jax.Array:
@@ -182,9 +182,7 @@ def near_branch(
 ) -> Overlaps:
     """A cheap solution on coarse averages, from which the full ones need two or three steps."""
     model, alpha, start = jax.tree.map(lax.stop_gradient, (model, alpha, start))
-    rough = approach(model, alpha, coarse, start, free, settings)
-    x, _, status = fixed_point(model, alpha, coarse, rough, free, settings)
-    return jax.tree.map(lambda a, b: jnp.where(status <= Status.stalled, a, b), x, rough)
+    return fixed_point(model, alpha, coarse, start, free, settings)[0]
 
 
 @eqx.filter_jit
@@ -194,7 +192,7 @@ def solve_replicates(
     """The fixed point of every replicate, with all that it predicts."""
 
     def one(rule: Rule) -> State:
-        x, residual, status = fixed_point(model, alpha, rule, x0, free, settings)
+        x, residual, _, status = fixed_point(model, alpha, rule, x0, free, settings)
         gone = (status <= Status.stalled) & vanished(model, x, free)
         fixed_model, fixed_x = jax.tree.map(lax.stop_gradient, (model, x))
 
