@@ -83,7 +83,7 @@ def _bind(operation: Callable[..., Any], *ops: Any, **params: Any) -> jax.Array:
 
 def _join(entries: np.ndarray, size: int) -> jax.Array:
     """The inverse of `_split` at `size` nodes."""
-    rows = [lax.broadcast_in_dim(e, (1, size), range(1, 1 + e.ndim)) for e in entries.ravel()]
+    rows = [lax.broadcast_in_dim(e, (1, size), tuple(range(1, 1 + e.ndim))) for e in entries.ravel()]
     return lax.reshape(lax.concatenate(rows, 0), (*entries.shape, size))
 
 

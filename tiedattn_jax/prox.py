@@ -163,7 +163,7 @@ def _starts(model: Model, h: jax.Array, y: jax.Array) -> jax.Array:
     n = L * r
     hess = _hessian_at_nodes(model, jnp.zeros_like(h), y).reshape(n, n, size)
     norm = jnp.max(jnp.sum(jnp.abs(hess), 0), 0)  # bounds the spectral radius
-    v = jnp.linspace(1.0, -0.8, n)[:, None] * jnp.ones_like(h[0, 0])
+    v = jnp.linspace(1.0, -0.8, n, dtype=h.dtype)[:, None] * jnp.ones_like(h[0, 0])
     for _ in range(_POWER_STEPS):  # the lowest eigenvector of the Hessian at the origin
         v = norm * v - jnp.sum(hess * v[None], 1)
         v = v / jnp.sqrt(jnp.sum(v**2, 0) + jnp.finfo(v.dtype).tiny)

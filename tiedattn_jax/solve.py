@@ -201,7 +201,7 @@ def solve_replicates(
             return moments(fixed_model, fixed_x, points), channel_by_model(fixed_model, fixed_x, points)
 
         M, gradient, (sums, M_by_model) = channel_gradient(model, x, rule, also)
-        hats = conjugates(alpha, gradient)
+        hats = ov.impose(conjugates(alpha, gradient), free)
         fixed_hats = jax.tree.map(lax.stop_gradient, hats)
         return State(
             overlaps=x,
@@ -238,12 +238,12 @@ def check_model(model: Model, branch: str | None) -> None:
     """
     L, r, t = model.shape
     rng = np.random.default_rng(0)
-    Z, Y = (jnp.asarray(rng.standard_normal((L, k)), model.lam.dtype) for k in (r, t))
-    value = model.loss(Z, Y)
+    with jax.ensure_compile_time_eval():  # also inside a jitted function, as long as the model itself is concrete
+        Z, Y = (jnp.asarray(rng.standard_normal((L, k)), model.lam.dtype) for k in (r, t))
+        value, *mirrored = model.loss(Z, Y), model.loss(-Z, Y), model.loss(Z, -Y)
     if jnp.shape(value) != () or not np.isfinite(value):
         raise ValueError(f"loss must return a finite scalar, got {value!r}: see Model.loss")
-    mirrored = np.asarray([model.loss(-Z, Y), model.loss(Z, -Y)])
-    if branch is not None and not np.allclose(mirrored, value, rtol=1e-3):
+    if branch is not None and not np.allclose(np.asarray(mirrored), value, rtol=1e-3):
         raise ValueError(f"loss must be even in Z and in Y for branch={branch!r}: use branch=None with a start")
 
 

@@ -55,14 +55,17 @@ class Settings(eqx.Module):
     damping: float = eqx.field(static=True, default=0.2)
 
 
-def saddle_map(model: Model, alpha: jax.Array, x: Overlaps, rule: Rule) -> tuple[Overlaps, Conjugates, jax.Array]:
+def saddle_map(
+    model: Model, alpha: jax.Array, x: Overlaps, rule: Rule, free: jax.Array
+) -> tuple[Overlaps, Conjugates, jax.Array]:
     """One undamped step of state evolution, eqs. (7)-(8): new overlaps, conjugates, channel potential.
 
     Args:
         rule: one replicate of an averaging rule.
+        free: the branch's pair of `FREE`; what it sets to zero in the overlaps is zero in the conjugates, too.
     """
     M, gradient, _ = channel_gradient(model, x, rule)
-    hats = conjugates(alpha, gradient)
+    hats = impose(conjugates(alpha, gradient), free)
     return overlaps(model, hats), hats, M
 
 
@@ -162,7 +165,7 @@ def _image(
 ) -> tuple[jax.Array, jax.Array]:
     """Undamped map, and the training loss that goes with `v` if it is a fixed point."""
     x = coordinates.unpack(v)
-    new, hats, M = saddle_map(model, alpha, x, rule)
+    new, hats, M = saddle_map(model, alpha, x, rule, coordinates.free)
     return coordinates.pack(new), -free_energy(model, alpha, x, hats, M)
 
 

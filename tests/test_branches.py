@@ -1,0 +1,33 @@
+import numpy as np
+import pytest
+
+import tiedattn_jax as ta
+
+
+@pytest.fixture(scope="module")
+def curve(model, nodes):
+    return ta.sweep(model, [0.6, 0.7, 0.9, 1.1], "semantic", nodes)
+
+
+def test_curve(curve, solved):
+    np.testing.assert_allclose(curve.alphas, [0.6, 0.7, 0.9, 1.1])
+    assert list(curve.exists[2:]) == [True, True] and not curve.exists[0]
+    loss = curve.values(lambda p: p.train_loss)
+    assert np.isnan(loss[0]) and np.all(np.diff(loss[2:]) > 0)
+
+
+def test_how_the_semantic_branch_ends(curve, nodes):
+    """Unstable towards m below about .827, pitchfork at .716(5)."""
+    ends = {e.kind: e for e in ta.spinodals(curve, nodes)}
+    fork, loss = ends["pitchfork"], ends["instability"]
+    assert (fork.direction, loss.direction) == ("theta", "m")
+    assert abs(fork.alpha - 0.716) <= 3 * fork.stderr + 0.005 and fork.stderr < 0.05
+    assert abs(loss.alpha - 0.827) <= 3 * loss.stderr + 0.005 and loss.stderr < 0.05
+
+
+def test_bad_alphas(model, nodes):
+    for bad in ([], [1.0, -1.0], [np.nan]):
+        with pytest.raises(ValueError, match="alphas"):
+            ta.sweep(model, bad, "semantic", nodes)
+    with pytest.raises(ValueError, match="branch"):
+        ta.sweep(model, [1.0], "lexical", nodes)
