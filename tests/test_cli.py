@@ -53,7 +53,9 @@ def test_transition(capsys, tmp_path, monkeypatch):
     assert abs(report["alpha_l"] - 1.4917) <= 3 * report["alpha_l_stderr"]
     assert set(report["spinodals"]) == {"semantic", "positional"}
     assert report["spinodals"]["semantic"]["direction"] == "m"
-    assert set(report["sensitivities"]["alpha_c"]) == {"omega", "sigma", "lam"} == set(report["sensitivities"]["alpha_l"])
+    assert (
+        set(report["sensitivities"]["alpha_c"]) == {"omega", "sigma", "lam"} == set(report["sensitivities"]["alpha_l"])
+    )
     for branch in ("positional", "semantic"):
         assert set(SOLVE_KEYS) < set(report["at_alpha_c"][branch])
     assert report["status"] in ("converged", "stalled at the accuracy of the averages")

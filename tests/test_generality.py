@@ -42,7 +42,11 @@ class ThreeTokens(ta.Model):
     def law(self):
         p = jnp.array([1.0, 0.0, -1.0])
         return ta.SpectralLaw(
-            jnp.ones(1), self.sigma**2 * jnp.ones((1, 3)), jnp.outer(p, p)[None], jnp.ones((1, 1, 1)), jnp.zeros((1, 3, 1))
+            jnp.ones(1),
+            self.sigma**2 * jnp.ones((1, 3)),
+            jnp.outer(p, p)[None],
+            jnp.ones((1, 1, 1)),
+            jnp.zeros((1, 3, 1)),
         )
 
 

@@ -64,9 +64,7 @@ def test_ridge_prior_is_the_written_out_form(model):
     np.testing.assert_allclose(x.V[0, 0, 0], s2 / Lam, rtol=1e-12)
     np.testing.assert_allclose(x.m[:, 0], [mhat / Lam, -mhat / Lam], rtol=1e-12)
     np.testing.assert_allclose(x.theta[1, 0, 0], s2 * s2 * thetahat / Lam, rtol=1e-12)
-    np.testing.assert_allclose(
-        x.q[0, 0, 0], s2 * (s2 * qhat + mhat**2 + s2 * s2 * thetahat**2) / Lam**2, rtol=1e-12
-    )
+    np.testing.assert_allclose(x.q[0, 0, 0], s2 * (s2 * qhat + mhat**2 + s2 * s2 * thetahat**2) / Lam**2, rtol=1e-12)
 
 
 def test_two_point_spectrum_averages_over_its_atoms(model):

@@ -134,13 +134,13 @@ def spinodals(curve: Curve, nodes: Rule | None = None, *, settings: Settings | N
             middle, half = 0.5 * (alphas[i] + alphas[i + 1]), 0.5 * (alphas[i + 1] - alphas[i])
             found.append(Spinodal(float(middle), float(half), "fold", own, side))
             continue
-        place = follow(*seeds, own)
+        place = follow(seeds[0], seeds[1], own)
         found.append(Spinodal(*place, "pitchfork", own, side))
         # At the pitchfork the branch is as unstable as the uninformed one.
         if growth[last] < 1 < float(_growth(seeds[1 if last == i + 1 else 0], other)):
             birth = eqx.tree_at(lambda p: p.alpha, seeds[i - last], jnp.asarray(place[0], model.lam.dtype))
-            ends = (birth, curve.points[last])
-            found.append(Spinodal(*follow(*ends, other), "instability", other, side))
+            place = follow(birth, curve.points[last], other)
+            found.append(Spinodal(*place, "instability", other, side))
     return found
 
 

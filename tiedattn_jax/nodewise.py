@@ -114,7 +114,7 @@ def _apply(eqn: Any, xs: list[np.ndarray], size: int) -> list[np.ndarray]:
             moved = eqn.primitive.bind(numbers, **params)
         flat = xs[0].ravel()
         moved = [np.asarray(m) for m in (moved if eqn.primitive.multiple_results else [moved])]
-        return [_fill(m.shape, lambda i, m=m: flat[m[i]]) for m in moved]
+        return [_fill(m.shape, functools.partial(_moved, flat, m)) for m in moved]
     if name == "concatenate":
         return [np.concatenate(xs, axis=params["dimension"])]
     if name in _FOLDS:
@@ -127,6 +127,10 @@ def _apply(eqn: Any, xs: list[np.ndarray], size: int) -> list[np.ndarray]:
         xs = [np.broadcast_to(x, shape) for x in xs]
         return [_fill(shape, lambda i: _bind(eqn.primitive.bind, *[x[i] for x in xs], **params))]
     return _by_vmap(eqn, xs, size)
+
+
+def _moved(flat: np.ndarray, where: np.ndarray, index: tuple) -> Any:
+    return flat[where[index]]
 
 
 def _fill(shape: tuple, entry: Callable[[tuple], Any]) -> np.ndarray:

@@ -97,7 +97,7 @@ def moments(model: Model, x: Overlaps, points: Points) -> dict[str, jax.Array]:
     return {
         "g_score": _gram(g, score, w),
         "gy_score": _gram(gy, score_y, w),
-        "response": sum(jnp.sum(w * G[i, a, i, a]) for i in range(L) for a in range(r)),
+        "response": jnp.einsum("iaian,n->", G, w),
         "replicon": jnp.einsum("iajcn,ibjdn,n->iabjcd", G, G, w),
         "loss": jnp.sum(w * loss_at_nodes(model, points.z, y)),
         "second": jnp.sum(w * jnp.isfinite(points.gap)),
@@ -105,9 +105,7 @@ def moments(model: Model, x: Overlaps, points: Points) -> dict[str, jax.Array]:
     }
 
 
-def diagnose(
-    model: Model, alpha: jax.Array, x: Overlaps, hats: Conjugates, sums: dict[str, jax.Array]
-) -> Diagnostics:
+def diagnose(model: Model, alpha: jax.Array, x: Overlaps, hats: Conjugates, sums: dict[str, jax.Array]) -> Diagnostics:
     """All `Diagnostics` of a state from its averaged `moments`."""
     L, r, t = model.shape
     n = L * r

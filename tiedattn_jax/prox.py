@@ -13,6 +13,7 @@ Arrays carry the node axis last, `(L, r, N)`; see `nodewise`.
 
 from __future__ import annotations
 
+import functools
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -98,7 +99,7 @@ def prox(model: Model, h: jax.Array, V: jax.Array, y: jax.Array, near: jax.Array
     Returns:
         A `Prox`; differentiable in the model's numbers, `h`, `V` and `y` in both modes.
     """
-    found = jax.tree.map(lax.stop_gradient, _search(model, *map(lax.stop_gradient, (h, V, y)), near))
+    found = jax.tree.map(lax.stop_gradient, _search(*lax.stop_gradient((model, h, V, y)), near))
     found = eqx.tree_at(lambda p: p.z, found, attach(found.z, model, h, V, y))
     return found
 
@@ -127,7 +128,7 @@ def attach(z: jax.Array, model: Model, h: jax.Array, V: jax.Array, y: jax.Array)
 
 @attach.defjvp
 def _attach_jvp(primals: Any, tangents: Any) -> tuple[jax.Array, jax.Array]:
-    z, model, h, V, y = primals
+    _, model, _, V, y = primals
     z = attach(*primals)
     force = jax.jvp(lambda *p: prox_gradient(p[0], z, *p[1:]), primals[1:], tangents[1:])[1]
     rows, _ = _hessian(model, z, V, y)
@@ -284,4 +285,4 @@ def _apply(P: jax.Array, d: jax.Array) -> jax.Array:
 
 
 def _sum(a: jax.Array) -> jax.Array:
-    return sum(a[i, j] for i in range(a.shape[0]) for j in range(a.shape[1]))
+    return functools.reduce(jnp.add, (a[i, j] for i in range(a.shape[0]) for j in range(a.shape[1])))

@@ -237,7 +237,10 @@ def _newton(
         good = inside & jnp.isfinite(residual) & ((residual < 0.9 * s.residual) | give_up)
         better = inside & (residual < s.best_residual)
         halved = inside & (residual < 0.5 * s.best_residual)
-        pick = partial(jnp.where, good)
+
+        def pick(new: jax.Array, old: jax.Array) -> jax.Array:
+            return jnp.where(good, new, old)
+
         return _Newton(
             v=pick(safe, s.v),
             residual=pick(residual, s.residual),

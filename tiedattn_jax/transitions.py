@@ -316,5 +316,11 @@ def linear_crossing(
     def pick(name: str) -> Any:
         return jax.tree.map(lambda a, b: jnp.where(exchanged, a, b), getattr(transition, name), getattr(found, name))
 
-    names = ("alpha", "stderr", "sensitivities", "sensitivities_stderr", "status")
-    return Transition(*map(pick, names), found.branches)
+    return Transition(
+        alpha=pick("alpha"),
+        stderr=pick("stderr"),
+        sensitivities=pick("sensitivities"),
+        sensitivities_stderr=pick("sensitivities_stderr"),
+        status=pick("status"),
+        branches=found.branches,
+    )
