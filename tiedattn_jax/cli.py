@@ -120,7 +120,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _use_compilation_cache() -> None:
     """Keep compiled programs between runs, unless TIEDATTN_CACHE is 0; another value is the folder to keep them in."""
     where = os.environ.get("TIEDATTN_CACHE", str(Path.home() / ".cache" / "tiedattn_jax"))
-    if where != "0" and jax.config.read("jax_compilation_cache_dir") is None:
+    if where != "0":
         jax.config.update("jax_compilation_cache_dir", where)
         jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.2)
 
