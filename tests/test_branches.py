@@ -6,14 +6,15 @@ import tiedattn_jax as ta
 
 @pytest.fixture(scope="module")
 def curve(model, nodes):
-    return ta.sweep(model, [0.6, 0.7, 0.9, 1.1], "semantic", nodes)
+    return ta.sweep(model, [0.6, 0.7, 0.8, 1.1, 2.0], "semantic", nodes)
 
 
 def test_curve(curve, solved):
-    np.testing.assert_allclose(curve.alphas, [0.6, 0.7, 0.9, 1.1])
-    assert list(curve.exists[2:]) == [True, True] and not curve.exists[0]
-    loss = curve.values(lambda p: p.train_loss)
-    assert np.isnan(loss[0]) and np.all(np.diff(loss[2:]) > 0)
+    np.testing.assert_allclose(curve.alphas, [0.6, 0.7, 0.8, 1.1, 2.0])
+    assert np.all(curve.exists[2:])
+    assert np.all(np.diff(curve.values(lambda p: p.train_loss)[2:]) > 0)
+    direct = solved(2.0, "semantic")
+    np.testing.assert_allclose(curve.points[-1].overlaps.q, direct.overlaps.q, rtol=1e-4)
 
 
 def test_how_the_semantic_branch_ends(curve, nodes):

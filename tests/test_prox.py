@@ -46,7 +46,7 @@ def test_a_start_at_the_origin_alone_would_flip_mhat(model, nodes):
         z = z - jnp.stack(px._ldl_solve(rows, list(px.prox_gradient(model, z, h, V, y)[:, 0])))[:, None]
     wrong = np.abs(np.asarray(z - right)).max((0, 1)) > 1e-2
     np.testing.assert_allclose(mhat(right), 5.675e-3, rtol=5e-2)  # 4096 nodes
-    assert wrong.mean() > 0.02
+    assert wrong.mean() > 0.01
     assert mhat(z) < 0 or not np.isfinite(mhat(z))
 
 

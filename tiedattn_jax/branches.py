@@ -165,7 +165,9 @@ def _crossing(
         trial = a1 - g1 * (a1 - a0) / (g1 - g0)
         state = solve_replicates(model, jnp.asarray(trial, model.lam.dtype), nodes, x, free, settings)
         point = FixedPoint(model, jnp.asarray(trial, model.lam.dtype), state, branch)
-        if int(point.status) == Status.absent or float(point.residual) > 0.05:  # too near the end of the branch for these nodes: come from the good side
+        if (
+            int(point.status) == Status.absent or float(point.residual) > 0.05
+        ):  # too near the end of the branch for these nodes: come from the good side
             a0, g0 = trial, g0 * (trial - a1) / (a0 - a1)
             continue
         growth = getattr(state.diagnostics, f"growth_{direction}") - 1

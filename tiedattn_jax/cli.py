@@ -112,7 +112,10 @@ def main(argv: Sequence[str] | None = None) -> int:
         print("tiedattn: interrupted, nothing was written", file=sys.stderr)
         return 130
     if args.out is not None:
-        _write(args.out, {**files, f"{args.command}.json": json.dumps(_finite(report), indent=1).encode()})
+        try:
+            _write(args.out, {**files, f"{args.command}.json": json.dumps(_finite(report), indent=1).encode()})
+        except OSError as problem:
+            parser.error(f"argument --out: must be a folder that can be written, got '{args.out}' ({problem.strerror})")
     print(json.dumps(_finite(report)) if args.json else text)
     return 0 if report["status"] in ("converged", Status.name_of(Status.stalled)) else 1
 

@@ -138,16 +138,16 @@ def _with_sensitivities(alphas: jax.Array, sensitivities: Model, model: Model) -
 
 @_with_sensitivities.defjvp
 def _(primals: Any, tangents: Any) -> tuple[jax.Array, jax.Array]:
-    alphas, sensitivities, _ = primals
+    alphas, sensitivities, model = primals
     terms = jax.tree.map(
-        lambda s, d: jnp.sum((s * d).reshape(alphas.shape[0], -1), 1), _first_order(sensitivities), tangents[2]
+        lambda s, d: jnp.sum((s * d).reshape(alphas.shape[0], -1), 1), _first_order(sensitivities, model), tangents[2]
     )
     return alphas, sum(jax.tree.leaves(terms), jnp.zeros_like(alphas))
 
 
 @jax.custom_jvp
-def _first_order(tree: Any) -> Any:
-    """A tree that refuses to be differentiated, rather than to pass for a constant."""
+def _first_order(tree: Any, model: Model) -> Any:
+    """A function of the model, as a tree that refuses to be differentiated rather than to pass for a constant."""
     return tree
 
 
