@@ -31,8 +31,8 @@ def test_global_minimum_against_brute_force(model, nodes, case):
     assert float(jnp.max(jnp.abs(px.prox_gradient(model, found.z, h, V, y)))) < 1e-12
 
 
-def test_a_start_at_the_origin_alone_would_flip_mhat(model, nodes):
-    """The trap that several starts avoid: Newton from the origin alone ends in wrong wells, and mhat changes its sign."""
+def test_a_start_at_the_origin_alone_would_spoil_mhat(model, nodes):
+    """The trap that several starts avoid: Newton from the origin alone ends in wrong wells, and mhat is off by more than itself."""
     h, V, y = problem(model, nodes, CASES[1])
 
     def mhat(z):
@@ -47,7 +47,7 @@ def test_a_start_at_the_origin_alone_would_flip_mhat(model, nodes):
     wrong = np.abs(np.asarray(z - right)).max((0, 1)) > 1e-2
     np.testing.assert_allclose(mhat(right), 5.675e-3, rtol=5e-2)  # 4096 nodes
     assert wrong.mean() > 0.01
-    assert mhat(z) < 0 or not np.isfinite(mhat(z))
+    assert abs(mhat(z) - mhat(right)) > mhat(right)
 
 
 def test_derivatives_are_those_of_differences(model, nodes):
