@@ -16,7 +16,7 @@ from .nodes import Rule, sobol_nodes
 from .overlaps import BRANCHES, FREE
 from .overlaps import start as branch_start
 from .solve import FixedPoint, error_bar, near_branch, solve_replicates
-from .state_evolution import Settings
+from .state_evolution import Settings, Status
 
 CURVE_NODES = 2**13
 
@@ -39,12 +39,13 @@ class Curve(eqx.Module):
 
     @property
     def exists(self) -> np.ndarray:
-        """Whether the solution at each alpha can be used."""
-        return np.array([bool(p.ok) for p in self.points])
+        """Whether there is a state at each alpha: usable, or of a residual below 5 % that these nodes do not resolve."""
+        unresolved = [int(p.status) == Status.max_steps and float(p.residual) < 0.05 for p in self.points]
+        return np.array([bool(p.ok) for p in self.points]) | np.array(unresolved)
 
     def values(self, get: Callable[[FixedPoint], jax.Array]) -> np.ndarray:
         """A number of every point, NaN where the branch does not exist."""
-        return np.array([float(get(p)) if p.ok else np.nan for p in self.points])
+        return np.array([float(get(p)) if e else np.nan for p, e in zip(self.points, self.exists, strict=True)])
 
 
 class Spinodal(NamedTuple):
@@ -119,29 +120,33 @@ def spinodals(curve: Curve, nodes: Rule | None = None, *, settings: Settings | N
     model = curve.points[0].model
     nodes = sobol_nodes(model, CURVE_NODES) if nodes is None else nodes
     follow = partial(_crossing, nodes=nodes, settings=settings or Settings())
-    growth, exists, alphas = curve.values(lambda p: _growth(p, other)), curve.exists, curve.alphas
-    found = []
-    for i in range(len(exists) - 1):
-        points = curve.points[i : i + 2]
+    alphas, exists, growth = curve.alphas, curve.exists.copy(), curve.values(lambda p: _growth(p, other))
+    size = curve.values(lambda p: jnp.max(jnp.abs(getattr(p.overlaps, own))))
+    seeds = sweep(model, alphas, "uninformed", nodes, settings=settings).points
+    seed = np.array([float(_growth(p, own)) for p in seeds])
+    found, forks = [], []
+    for i in range(len(alphas) - 1):
+        side, inside, outside = ("lower", i + 1, i) if seed[i] < seed[i + 1] else ("upper", i, i + 1)
+        # Continuous: the order parameter is small next to the point where the uninformed state starts to grow one.
+        if (seed[i] - 1) * (seed[i + 1] - 1) < 0 and exists[inside] and size[inside] < 0.6 * np.nanmax(size):
+            forks.append(i)
+            place = follow(seeds[i], seeds[i + 1], own)
+            found.append(Spinodal(*place, "pitchfork", own, side))
+            # Beyond a pitchfork, frozen nodes leave a small order parameter, as any imperfection does.
+            beyond = slice(0, i + 1) if side == "lower" else slice(i + 1, None)
+            exists[beyond], growth[beyond] = False, np.nan
+            # At the pitchfork the branch is as unstable as the uninformed state.
+            if growth[inside] < 1 < float(_growth(seeds[outside], other)):
+                birth = eqx.tree_at(lambda p: p.alpha, seeds[outside], jnp.asarray(place[0], model.lam.dtype))
+                found.append(Spinodal(*follow(birth, curve.points[inside], other), "instability", other, side))
+    for i in range(len(alphas) - 1):
         if exists[i] and exists[i + 1] and (growth[i] - 1) * (growth[i + 1] - 1) < 0:
-            place = follow(points[0], points[1], other)
+            place = follow(curve.points[i], curve.points[i + 1], other)
             found.append(Spinodal(*place, "instability", other, "lower" if growth[i] > 1 else "upper"))
-        if exists[i] == exists[i + 1]:
-            continue
-        side, last = ("lower", i + 1) if exists[i + 1] else ("upper", i)
-        seeds = sweep(model, alphas[i : i + 2], "uninformed", nodes, settings=settings).points
-        if not (_growth(seeds[0], own) - 1) * (_growth(seeds[1], own) - 1) < 0:
+        if exists[i] != exists[i + 1] and i not in forks:
             middle, half = 0.5 * (alphas[i] + alphas[i + 1]), 0.5 * (alphas[i + 1] - alphas[i])
-            found.append(Spinodal(float(middle), float(half), "fold", own, side))
-            continue
-        place = follow(*seeds, own)
-        found.append(Spinodal(*place, "pitchfork", own, side))
-        # At the pitchfork the branch is as unstable as the uninformed one.
-        if growth[last] < 1 < float(_growth(seeds[1 if last == i + 1 else 0], other)):
-            birth = eqx.tree_at(lambda p: p.alpha, seeds[i - last], jnp.asarray(place[0], model.lam.dtype))
-            ends = (birth, curve.points[last])
-            found.append(Spinodal(*follow(*ends, other), "instability", other, side))
-    return found
+            found.append(Spinodal(float(middle), float(half), "fold", own, "lower" if exists[i + 1] else "upper"))
+    return sorted(found, key=lambda end: end.alpha)
 
 
 def _growth(point: FixedPoint, direction: str) -> jax.Array:
@@ -160,7 +165,9 @@ def _crossing(
         trial = a1 - g1 * (a1 - a0) / (g1 - g0)
         state = solve_replicates(model, jnp.asarray(trial, model.lam.dtype), nodes, x, free, settings)
         point = FixedPoint(model, jnp.asarray(trial, model.lam.dtype), state, branch)
-        if not point.ok:  # too near the end of the branch for these nodes: come from the good side
+        if (
+            int(point.status) == Status.absent or float(point.residual) > 0.05
+        ):  # too near the end of the branch for these nodes: come from the good side
             a0, g0 = trial, g0 * (trial - a1) / (a0 - a1)
             continue
         growth = getattr(state.diagnostics, f"growth_{direction}") - 1

@@ -67,13 +67,19 @@ _power = partial(_integer, want="a power of two, for instance 65536", ok=lambda 
 
 
 def _parser() -> argparse.ArgumentParser:
-    common = argparse.ArgumentParser(add_help=False)
+    common = _Parser(add_help=False)
     add = common.add_argument
     add("--omega", type=_share, default=0.3, help="positional share of the target (default .3)")
     add("--sigma", type=_positive, default=0.5, help="standard deviation of the tokens (default .5)")
     add("--lam", type=_positive, default=0.01, help="ridge strength lambda (default .01)")
-    add("--mixing", type=_share, nargs=4, default=[0.6, 0.4, 0.4, 0.6], metavar=("A11", "A12", "A21", "A22"),
-        help="positional part of the target, rows summing to 1 (default .6 .4 .4 .6)")
+    add(
+        "--mixing",
+        type=_share,
+        nargs=4,
+        default=[0.6, 0.4, 0.4, 0.6],
+        metavar=("A11", "A12", "A21", "A22"),
+        help="positional part of the target, rows summing to 1 (default .6 .4 .4 .6)",
+    )
     add("--nodes", type=_power, default=averaging.DEFAULT_NODES, help="Sobol nodes in a replicate (default 65536)")
     add("--replicates", type=_count, default=averaging.DEFAULT_REPLICATES, help="replicates for error bars (default 4)")
     add("--seed", type=_seed, default=0, help="seed of the nodes (default 0)")
@@ -106,7 +112,10 @@ def main(argv: Sequence[str] | None = None) -> int:
         print("tiedattn: interrupted, nothing was written", file=sys.stderr)
         return 130
     if args.out is not None:
-        _write(args.out, {**files, f"{args.command}.json": json.dumps(_finite(report), indent=1).encode()})
+        try:
+            _write(args.out, {**files, f"{args.command}.json": json.dumps(_finite(report), indent=1).encode()})
+        except OSError as problem:
+            parser.error(f"argument --out: must be a folder that can be written, got '{args.out}' ({problem.strerror})")
     print(json.dumps(_finite(report)) if args.json else text)
     return 0 if report["status"] in ("converged", Status.name_of(Status.stalled)) else 1
 
@@ -114,7 +123,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _use_compilation_cache() -> None:
     """Keep compiled programs between runs, unless TIEDATTN_CACHE is 0; another value is the folder to keep them in."""
     where = os.environ.get("TIEDATTN_CACHE", str(Path.home() / ".cache" / "tiedattn_jax"))
-    if where != "0" and jax.config.jax_compilation_cache_dir is None:
+    if where != "0":
         jax.config.update("jax_compilation_cache_dir", where)
         jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.2)
 
@@ -205,10 +214,13 @@ def transition_report(critical: Transition, crossing: Transition, ends: dict[str
     for name, (t, ok) in found.items():
         report[name] = float(t.alpha) if ok else None
         report[f"{name}_stderr"] = float(t.stderr) if ok else None
-    report["spinodals"] = {name: main_end(found) and main_end(found)._asdict() for name, found in ends.items()}
+    first = {name: main_end(found) for name, found in ends.items()}
+    report["spinodals"] = {name: None if end is None else end._asdict() for name, end in first.items()}
     report["ends"] = {name: [end._asdict() for end in found] for name, found in ends.items()}
     report["sensitivities"] = {n: numbers(t.sensitivities) if ok else None for n, (t, ok) in found.items()}
-    report["sensitivities_stderr"] = {n: numbers(t.sensitivities_stderr) if ok else None for n, (t, ok) in found.items()}
+    report["sensitivities_stderr"] = {
+        n: numbers(t.sensitivities_stderr) if ok else None for n, (t, ok) in found.items()
+    }
     report["at_alpha_c"] = {b.branch: state_report(b) for b in critical.branches}
     report["status"] = Status.name_of(critical.status)
     return report

@@ -38,10 +38,10 @@ class Model(eqx.Module):
     Numbers that theory should be differentiable in are array fields of the subclass.
 
     Attributes:
-        lam: ridge strength lambda of the empirical risk.
+        lam: ridge strength lambda of the empirical risk; given by keyword.
     """
 
-    lam: eqx.AbstractVar[jax.Array]
+    lam: jax.Array = eqx.field(kw_only=True)
 
     @property
     @abc.abstractmethod
@@ -104,7 +104,6 @@ class DotProduct(Model):
 
     omega: jax.Array
     sigma: jax.Array
-    lam: jax.Array
     mixing: jax.Array
     encodings: jax.Array
     teacher: jax.Array

@@ -102,7 +102,7 @@ def _step(gap: jax.Array, width: jax.Array) -> jax.Array:
     In an average over nodes it is taken with a kernel of finite width in the gap: the boundary term of the derivative
     of the average, which the derivatives at single nodes do not contain.
     """
-    return jnp.zeros_like(gap)
+    return 0.0 * gap  # not zeros_like: transposing its product with batched weights fails in jax 0.10
 
 
 @_step.defjvp
@@ -198,9 +198,7 @@ class Nodes(Rule):
         return _beyond_jumps(model, x, points, h, y, found.other)
 
 
-def _beyond_jumps(
-    model: Model, x: Overlaps, points: Points, h: jax.Array, y: jax.Array, other: jax.Array
-) -> Points:
+def _beyond_jumps(model: Model, x: Overlaps, points: Points, h: jax.Array, y: jax.Array, other: jax.Array) -> Points:
     """Append the nodes that have a second minimum once more, at that minimum, with weight zero and a tangent."""
     size = h.shape[-1]
     count = max(1, size // 8)
@@ -227,7 +225,12 @@ def _beyond_jumps(
 
 
 def sobol_nodes(
-    model: Model, n: int = DEFAULT_NODES, *, seed: int = 0, replicates: int = DEFAULT_REPLICATES, block: int | None = None
+    model: Model,
+    n: int = DEFAULT_NODES,
+    *,
+    seed: int = 0,
+    replicates: int = DEFAULT_REPLICATES,
+    block: int | None = None,
 ) -> Nodes:
     """Scrambled Sobol points mapped to Gaussians by the inverse cumulative distribution: the default rule.
 
@@ -243,7 +246,9 @@ def sobol_nodes(
     """
     _check_counts(n, replicates, block, seed)
     if n & (n - 1):
-        raise ValueError(f"n must be a power of two for Sobol nodes, got n={n}: use {2 ** (n.bit_length() - 1)} or {2 ** n.bit_length()}")
+        raise ValueError(
+            f"n must be a power of two for Sobol nodes, got n={n}: use {2 ** (n.bit_length() - 1)} or {2 ** n.bit_length()}"
+        )
     sets = []
     for k in range(replicates):
         engine = stats.qmc.Sobol(_dimension(model), scramble=True, rng=np.random.default_rng([seed, k]))
@@ -252,7 +257,12 @@ def sobol_nodes(
 
 
 def monte_carlo_nodes(
-    model: Model, n: int = DEFAULT_NODES, *, seed: int = 0, replicates: int = DEFAULT_REPLICATES, block: int | None = None
+    model: Model,
+    n: int = DEFAULT_NODES,
+    *,
+    seed: int = 0,
+    replicates: int = DEFAULT_REPLICATES,
+    block: int | None = None,
 ) -> Nodes:
     """Plain Monte Carlo: `n` independent Gaussian draws in each replicate. Arguments and errors as in `sobol_nodes`."""
     _check_counts(n, replicates, block, seed)
@@ -275,7 +285,9 @@ def gauss_hermite_nodes(
     _check_counts(order, replicates, block, seed, "order")
     dim = _dimension(model)
     if order**dim > 2**24:
-        raise ValueError(f"order={order} in {dim} fields makes {order**dim} nodes, over 2^24: use order <= {int(2 ** (24 / dim))}")
+        raise ValueError(
+            f"order={order} in {dim} fields makes {order**dim} nodes, over 2^24: use order <= {int(2 ** (24 / dim))}"
+        )
     x, w = special.roots_hermitenorm(order)
     grid = np.stack(np.meshgrid(*[x] * dim, indexing="ij")).reshape(dim, -1)
     weight = np.stack(np.meshgrid(*[w / w.sum()] * dim, indexing="ij")).prod(0).ravel()

@@ -38,25 +38,27 @@ _FOLDS = {
 
 
 def nodewise(fn: Callable[..., Any]) -> Callable[..., Any]:
-    """Vectorise `fn` over a trailing node axis.
+    """Vectorise `fn(shared, *arrays)` over a trailing node axis of the arrays.
 
     Args:
-        fn: a function of arrays of a few entries each, returning a pytree of such arrays.
+        fn: a function of a pytree and of arrays of a few entries each, returning a pytree of such arrays. Traced once
+            for its identity and all shapes: give a function of a module, not one made at the call.
 
     Returns:
-        A function of arrays (..., N), each holding the arguments of `fn` at N nodes, that returns the same pytree with
-        leaves (..., N). It equals ``jax.vmap(fn, in_axes=-1, out_axes=-1)`` to rounding. What `fn` closes over is
-        shared by all nodes, and derivatives with respect to it flow as usual.
+        A function of the pytree, which all nodes share, and of arrays (..., N), that returns the same pytree as `fn`
+        with leaves (..., N). It equals ``jax.vmap`` of `fn` over the last axes to rounding; derivatives flow to all
+        arguments.
     """
+    return functools.partial(_run, fn)
 
-    def run(*args: jax.Array) -> Any:
-        size = args[0].shape[-1]
-        one = [jax.ShapeDtypeStruct(a.shape[:-1], a.dtype) for a in args]
-        closed, shape = jax.make_jaxpr(fn, return_shape=True)(*one)
-        outs = _interpret(closed.jaxpr, [_split(c, 0) for c in closed.consts], [_split(a, 1) for a in args], size)
-        return jax.tree.unflatten(jax.tree.structure(shape), [_join(o, size) for o in outs])
 
-    return run
+@functools.partial(jax.jit, static_argnums=0)
+def _run(fn: Callable[..., Any], shared: Any, *args: jax.Array) -> Any:
+    size = args[0].shape[-1]
+    one = [jax.ShapeDtypeStruct(a.shape[:-1], a.dtype) for a in args]
+    closed, shape = jax.make_jaxpr(functools.partial(fn, shared), return_shape=True)(*one)
+    outs = _interpret(closed.jaxpr, [_split(c, 0) for c in closed.consts], [_split(a, 1) for a in args], size)
+    return jax.tree.unflatten(jax.tree.structure(shape), [_join(o, size) for o in outs])
 
 
 def _split(array: Any, batch_axes: int) -> np.ndarray:
@@ -81,7 +83,7 @@ def _bind(operation: Callable[..., Any], *ops: Any, **params: Any) -> jax.Array:
 
 def _join(entries: np.ndarray, size: int) -> jax.Array:
     """The inverse of `_split` at `size` nodes."""
-    rows = [lax.broadcast_in_dim(e, (1, size), range(1, 1 + e.ndim)) for e in entries.ravel()]
+    rows = [lax.broadcast_in_dim(e, (1, size), tuple(range(1, 1 + e.ndim))) for e in entries.ravel()]
     return lax.reshape(lax.concatenate(rows, 0), (*entries.shape, size))
 
 
@@ -112,7 +114,7 @@ def _apply(eqn: Any, xs: list[np.ndarray], size: int) -> list[np.ndarray]:
             moved = eqn.primitive.bind(numbers, **params)
         flat = xs[0].ravel()
         moved = [np.asarray(m) for m in (moved if eqn.primitive.multiple_results else [moved])]
-        return [_fill(m.shape, lambda i, m=m: flat[m[i]]) for m in moved]
+        return [_fill(m.shape, functools.partial(_moved, flat, m)) for m in moved]
     if name == "concatenate":
         return [np.concatenate(xs, axis=params["dimension"])]
     if name in _FOLDS:
@@ -125,6 +127,10 @@ def _apply(eqn: Any, xs: list[np.ndarray], size: int) -> list[np.ndarray]:
         xs = [np.broadcast_to(x, shape) for x in xs]
         return [_fill(shape, lambda i: _bind(eqn.primitive.bind, *[x[i] for x in xs], **params))]
     return _by_vmap(eqn, xs, size)
+
+
+def _moved(flat: np.ndarray, where: np.ndarray, index: tuple) -> Any:
+    return flat[where[index]]
 
 
 def _fill(shape: tuple, entry: Callable[[tuple], Any]) -> np.ndarray:

@@ -13,10 +13,17 @@ from .nodes import Points, Rule, _mix, fields
 from .nodewise import nodewise
 from .overlaps import Conjugates, Overlaps, residual_covariance
 from .potentials import average, prior
-from .prox import prox_jacobian
+from .prox import loss_at_nodes, prox_jacobian
 
 if TYPE_CHECKING:
     from .model import Model
+
+
+def _target(model: Model, Y: jax.Array) -> jax.Array:
+    return model.target(Y)
+
+
+_target_at_nodes = nodewise(_target)
 
 
 class Diagnostics(eqx.Module):
@@ -48,7 +55,7 @@ def test_error(model: Model, x: Overlaps, rule: Rule) -> jax.Array:
 
     def block_error(block: Any) -> jax.Array:
         student, teacher, weight = rule.quadrature(model, x, block)
-        return jnp.sum(weight * nodewise(model.loss)(*fields(model, x, student, teacher)))
+        return jnp.sum(weight * loss_at_nodes(model, *fields(model, x, student, teacher)))
 
     return average(rule, block_error)
 
@@ -66,7 +73,7 @@ def linear_baseline(model: Model, rule: Rule) -> jax.Array:
 
     def moments(block: Any) -> tuple[jax.Array, jax.Array]:
         student, teacher, weight = rule.quadrature(model, x, block)
-        T = nodewise(model.target)(fields(model, x, student, teacher)[1])
+        T = _target_at_nodes(model, fields(model, x, student, teacher)[1])
         return jnp.sum(weight * T, -1), jnp.sum(weight * T**2, -1)
 
     mean, square = average(rule, moments)
@@ -90,17 +97,15 @@ def moments(model: Model, x: Overlaps, points: Points) -> dict[str, jax.Array]:
     return {
         "g_score": _gram(g, score, w),
         "gy_score": _gram(gy, score_y, w),
-        "response": sum(jnp.sum(w * G[i, a, i, a]) for i in range(L) for a in range(r)),
+        "response": jnp.einsum("iaian,n->", G, w),
         "replicon": jnp.einsum("iajcn,ibjdn,n->iabjcd", G, G, w),
-        "loss": jnp.sum(w * nodewise(model.loss)(points.z, y)),
+        "loss": jnp.sum(w * loss_at_nodes(model, points.z, y)),
         "second": jnp.sum(w * jnp.isfinite(points.gap)),
         "missed": jnp.sum(w * ~points.converged),
     }
 
 
-def diagnose(
-    model: Model, alpha: jax.Array, x: Overlaps, hats: Conjugates, sums: dict[str, jax.Array]
-) -> Diagnostics:
+def diagnose(model: Model, alpha: jax.Array, x: Overlaps, hats: Conjugates, sums: dict[str, jax.Array]) -> Diagnostics:
     """All `Diagnostics` of a state from its averaged `moments`."""
     L, r, t = model.shape
     n = L * r

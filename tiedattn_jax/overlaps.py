@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 import equinox as eqx
 import jax
@@ -98,9 +98,15 @@ def label(model: Model, x: Overlaps, tol: float = 0.02) -> str:
     return {(1, 0): "positional", (0, 1): "semantic", (0, 0): "uninformed", (1, 1): "mixed"}[positional, semantic]
 
 
-def impose(x: Overlaps, free: jax.Array) -> Overlaps:
-    """Set to zero what the symmetry of a branch sets to zero; `free` is the branch's pair of `FREE`."""
-    return Overlaps(x.q, x.V, free[0] * x.theta, free[1] * x.m)
+State = TypeVar("State", Overlaps, Conjugates)
+
+
+def impose(x: State, free: jax.Array) -> State:
+    """Set to zero what the symmetry of a branch sets to zero; `free` is the branch's pair of `FREE`.
+
+    On conjugates it does to frozen nodes what symmetrising them would do.
+    """
+    return type(x)(x.q, x.V, free[0] * x.theta, free[1] * x.m)
 
 
 def gauge_directions(x: Overlaps) -> list[Overlaps]:

@@ -32,9 +32,14 @@ def branch_figure(
         for name, curve in curves.items():
             colour = COLOURS[name]
             order = "m" if name == "positional" else "theta"
-            _line(overlaps, curve, lambda p, o=order: getattr(p.overlaps, o).ravel()[0],
-                  lambda p, o=order: getattr(p.stderr.overlaps, o).ravel()[0], colour,
-                  r"$m$, positional" if order == "m" else r"$\theta$, semantic")
+            _line(
+                overlaps,
+                curve,
+                lambda p, o=order: getattr(p.overlaps, o).ravel()[0],
+                lambda p, o=order: getattr(p.stderr.overlaps, o).ravel()[0],
+                colour,
+                r"$m$, positional" if order == "m" else r"$\theta$, semantic",
+            )
             _line(losses, curve, lambda p: p.train_loss, lambda p: p.stderr.train_loss, colour, name)
             _line(errors, curve, lambda p: p.gen_error, lambda p: p.stderr.gen_error, colour, name)
         baseline = float(next(iter(curves.values())).points[-1].gen_error_linear)

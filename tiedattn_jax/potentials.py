@@ -31,7 +31,8 @@ def stationary(fn: Callable[[Any, Any], jax.Array]) -> Callable[[Any, Any], jax.
     @value.defjvp
     def rule(primals: Any, tangents: Any) -> Any:
         z, p = primals
-        return jax.jvp(lambda p: fn(z, p), (p,), (tangents[1],))
+        # The value again as a stationary one: an outer derivative of it must not see z either.
+        return value(z, p), jax.jvp(lambda p: fn(z, p), (p,), (tangents[1],))[1]
 
     return value
 

@@ -13,6 +13,7 @@ Arrays carry the node axis last, `(L, r, N)`; see `nodewise`.
 
 from __future__ import annotations
 
+import functools
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -29,6 +30,20 @@ if TYPE_CHECKING:
 _POWER_STEPS = 4
 _COMMON_STEPS = 6
 _MAX_STEPS = 60
+
+
+def _loss(model: Model, Z: jax.Array, Y: jax.Array) -> jax.Array:
+    return model.loss(Z, Y)
+
+
+def _expansion(model: Model, Z: jax.Array, Y: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array]:
+    return _loss(model, Z, Y), jax.grad(_loss, 1)(model, Z, Y), jax.hessian(_loss, 1)(model, Z, Y)
+
+
+loss_at_nodes = nodewise(_loss)
+_gradient_at_nodes = nodewise(jax.grad(_loss, 1))
+_hessian_at_nodes = nodewise(jax.hessian(_loss, 1))
+_expansion_at_nodes = nodewise(_expansion)
 
 
 class Prox(eqx.Module):
@@ -60,12 +75,12 @@ def moreau(model: Model, z: jax.Array, h: jax.Array, V: jax.Array, y: jax.Array)
         (N,) values.
     """
     d = z - h
-    return 0.5 * _sum(d * _apply(_inverse(V), d)) + nodewise(model.loss)(z, y)
+    return 0.5 * _sum(d * _apply(_inverse(V), d)) + loss_at_nodes(model, z, y)
 
 
 def prox_gradient(model: Model, z: jax.Array, h: jax.Array, V: jax.Array, y: jax.Array) -> jax.Array:
     """Gradient of `moreau` in `z`, (L, r, N): zero at the proximal operator."""
-    return _apply(_inverse(V), z - h) + nodewise(jax.grad(model.loss))(z, y)
+    return _apply(_inverse(V), z - h) + _gradient_at_nodes(model, z, y)
 
 
 def prox(model: Model, h: jax.Array, V: jax.Array, y: jax.Array, near: jax.Array | None = None) -> Prox:
@@ -84,7 +99,7 @@ def prox(model: Model, h: jax.Array, V: jax.Array, y: jax.Array, near: jax.Array
     Returns:
         A `Prox`; differentiable in the model's numbers, `h`, `V` and `y` in both modes.
     """
-    found = jax.tree.map(lax.stop_gradient, _search(model, *map(lax.stop_gradient, (h, V, y)), near))
+    found = jax.tree.map(lax.stop_gradient, _search(*lax.stop_gradient((model, h, V, y)), near))
     found = eqx.tree_at(lambda p: p.z, found, attach(found.z, model, h, V, y))
     return found
 
@@ -100,7 +115,7 @@ def prox_jacobian(model: Model, z: jax.Array, V: jax.Array, y: jax.Array) -> jax
 def _hessian(model: Model, z: jax.Array, V: jax.Array, y: jax.Array) -> tuple[list, jax.Array]:
     """Hessian of `moreau` in z as n x n lanes, and the part of it that is V^{-1}, (n, n)."""
     n = z.shape[0] * z.shape[1]
-    hess = nodewise(jax.hessian(model.loss))(z, y).reshape(n, n, -1)
+    hess = _hessian_at_nodes(model, z, y).reshape(n, n, -1)
     precision = jax.scipy.linalg.block_diag(*_inverse(V))
     return [[hess[i, j] + precision[i, j] for j in range(n)] for i in range(n)], precision
 
@@ -113,7 +128,7 @@ def attach(z: jax.Array, model: Model, h: jax.Array, V: jax.Array, y: jax.Array)
 
 @attach.defjvp
 def _attach_jvp(primals: Any, tangents: Any) -> tuple[jax.Array, jax.Array]:
-    z, model, h, V, y = primals
+    _, model, _, V, y = primals
     z = attach(*primals)
     force = jax.jvp(lambda *p: prox_gradient(p[0], z, *p[1:]), primals[1:], tangents[1:])[1]
     rows, _ = _hessian(model, z, V, y)
@@ -147,9 +162,9 @@ def _starts(model: Model, h: jax.Array, y: jax.Array) -> jax.Array:
     """Starting points (K, L, r, N)."""
     L, r, size = h.shape
     n = L * r
-    hess = nodewise(jax.hessian(model.loss))(jnp.zeros_like(h), y).reshape(n, n, size)
+    hess = _hessian_at_nodes(model, jnp.zeros_like(h), y).reshape(n, n, size)
     norm = jnp.max(jnp.sum(jnp.abs(hess), 0), 0)  # bounds the spectral radius
-    v = jnp.linspace(1.0, -0.8, n)[:, None] * jnp.ones_like(h[0, 0])
+    v = jnp.linspace(1.0, -0.8, n, dtype=h.dtype)[:, None] * jnp.ones_like(h[0, 0])
     for _ in range(_POWER_STEPS):  # the lowest eigenvector of the Hessian at the origin
         v = norm * v - jnp.sum(hess * v[None], 1)
         v = v / jnp.sqrt(jnp.sum(v**2, 0) + jnp.finfo(v.dtype).tiny)
@@ -196,13 +211,12 @@ def _descend(
     """
     shape, n = z.shape, z.shape[0] * z.shape[1]
     precision = jax.scipy.linalg.block_diag(*_inverse(V))
-    loss = nodewise(lambda Z, Y: (model.loss(Z, Y), jax.grad(model.loss)(Z, Y), jax.hessian(model.loss)(Z, Y)))
     centre = h.reshape(n, -1)
     floor = 1e-3 * jnp.diagonal(precision)
     rounding = 64 * jnp.finfo(z.dtype).eps
 
     def evaluate(z: jax.Array) -> tuple[jax.Array, jax.Array]:
-        value, grad, hess = loss(z.reshape(shape), y)
+        value, grad, hess = _expansion_at_nodes(model, z.reshape(shape), y)
         grad, hess = grad.reshape(n, -1), hess.reshape(n, n, -1)
         d = z - centre
         pd = [sum(precision[i, j] * d[j] for j in range(n)) for i in range(n)]
@@ -271,4 +285,4 @@ def _apply(P: jax.Array, d: jax.Array) -> jax.Array:
 
 
 def _sum(a: jax.Array) -> jax.Array:
-    return sum(a[i, j] for i in range(a.shape[0]) for j in range(a.shape[1]))
+    return functools.reduce(jnp.add, (a[i, j] for i in range(a.shape[0]) for j in range(a.shape[1])))

@@ -17,7 +17,7 @@ from .nodes import Points, Rule, sobol_nodes
 from .observables import Diagnostics, diagnose, linear_baseline, moments, test_error
 from .overlaps import BRANCHES, FREE, Conjugates, Overlaps
 from .potentials import channel_by_model, channel_gradient, conjugates, free_energy, train_loss_partials
-from .state_evolution import Settings, Status, approach, fixed_point, vanished
+from .state_evolution import Settings, Status, fixed_point, vanished
 
 
 def error_bar(a: jax.Array) -> jax.Array:
@@ -182,9 +182,7 @@ def near_branch(
 ) -> Overlaps:
     """A cheap solution on coarse averages, from which the full ones need two or three steps."""
     model, alpha, start = jax.tree.map(lax.stop_gradient, (model, alpha, start))
-    rough = approach(model, alpha, coarse, start, free, settings)
-    x, _, status = fixed_point(model, alpha, coarse, rough, free, settings)
-    return jax.tree.map(lambda a, b: jnp.where(status <= Status.stalled, a, b), x, rough)
+    return fixed_point(model, alpha, coarse, start, free, settings)[0]
 
 
 @eqx.filter_jit
@@ -194,7 +192,7 @@ def solve_replicates(
     """The fixed point of every replicate, with all that it predicts."""
 
     def one(rule: Rule) -> State:
-        x, residual, status = fixed_point(model, alpha, rule, x0, free, settings)
+        x, residual, _, status = fixed_point(model, alpha, rule, x0, free, settings)
         gone = (status <= Status.stalled) & vanished(model, x, free)
         fixed_model, fixed_x = jax.tree.map(lax.stop_gradient, (model, x))
 
@@ -203,7 +201,7 @@ def solve_replicates(
             return moments(fixed_model, fixed_x, points), channel_by_model(fixed_model, fixed_x, points)
 
         M, gradient, (sums, M_by_model) = channel_gradient(model, x, rule, also)
-        hats = conjugates(alpha, gradient)
+        hats = ov.impose(conjugates(alpha, gradient), free)
         fixed_hats = jax.tree.map(lax.stop_gradient, hats)
         return State(
             overlaps=x,
@@ -240,12 +238,12 @@ def check_model(model: Model, branch: str | None) -> None:
     """
     L, r, t = model.shape
     rng = np.random.default_rng(0)
-    Z, Y = (jnp.asarray(rng.standard_normal((L, k)), model.lam.dtype) for k in (r, t))
-    value = model.loss(Z, Y)
+    with jax.ensure_compile_time_eval():  # also inside a jitted function, as long as the model itself is concrete
+        Z, Y = (jnp.asarray(rng.standard_normal((L, k)), model.lam.dtype) for k in (r, t))
+        value, *mirrored = model.loss(Z, Y), model.loss(-Z, Y), model.loss(Z, -Y)
     if jnp.shape(value) != () or not np.isfinite(value):
         raise ValueError(f"loss must return a finite scalar, got {value!r}: see Model.loss")
-    mirrored = np.asarray([model.loss(-Z, Y), model.loss(Z, -Y)])
-    if branch is not None and not np.allclose(mirrored, value, rtol=1e-3):
+    if branch is not None and not np.allclose(np.asarray(mirrored), value, rtol=1e-3):
         raise ValueError(f"loss must be even in Z and in Y for branch={branch!r}: use branch=None with a start")
 
 

@@ -16,7 +16,7 @@ from jax.flatten_util import ravel_pytree
 
 from .nodes import Rule
 from .overlaps import Conjugates, Overlaps, admissible, gauge_directions, impose, magnitudes
-from .potentials import channel_gradient, conjugates, overlaps
+from .potentials import channel_gradient, conjugates, free_energy, overlaps
 
 if TYPE_CHECKING:
     from .model import Model
@@ -55,14 +55,17 @@ class Settings(eqx.Module):
     damping: float = eqx.field(static=True, default=0.2)
 
 
-def saddle_map(model: Model, alpha: jax.Array, x: Overlaps, rule: Rule) -> tuple[Overlaps, Conjugates, jax.Array]:
+def saddle_map(
+    model: Model, alpha: jax.Array, x: Overlaps, rule: Rule, free: jax.Array
+) -> tuple[Overlaps, Conjugates, jax.Array]:
     """One undamped step of state evolution, eqs. (7)-(8): new overlaps, conjugates, channel potential.
 
     Args:
         rule: one replicate of an averaging rule.
+        free: the branch's pair of `FREE`; what it sets to zero in the overlaps is zero in the conjugates, too.
     """
     M, gradient, _ = channel_gradient(model, x, rule)
-    hats = conjugates(alpha, gradient)
+    hats = impose(conjugates(alpha, gradient), free)
     return overlaps(model, hats), hats, M
 
 
@@ -128,48 +131,58 @@ class _Newton(eqx.Module):
     best: jax.Array
     best_residual: jax.Array
     best_step: jax.Array  # how far Newton's method still wants to go from the best state, relative
+    best_loss: jax.Array
     quiet: jax.Array  # steps since the best residual last halved
     k: jax.Array
+    warm: jax.Array
+    far: jax.Array  # still in the damped phase
     singular: jax.Array
     outside: jax.Array
 
 
 def fixed_point(
     model: Model, alpha: jax.Array, rule: Rule, x0: Overlaps, free: jax.Array, settings: Settings
-) -> tuple[Overlaps, jax.Array, jax.Array]:
+) -> tuple[Overlaps, jax.Array, jax.Array, jax.Array]:
     """Fixed point of one replicate of the averages by Newton's method on the undamped residual F(x) - x.
 
-    A step that leaves the domain or does not reduce the residual is cut; when cutting does not help, a damped step
-    of the map is taken instead. At frozen nodes the map has steps of the size of a node's weight wherever the
+    Far from the solution the map is damped. Near it, a Newton step that leaves the domain or does not reduce the
+    residual is cut; when cutting does not help, a damped step of the map is taken instead. At frozen nodes the map has steps of the size of a node's weight wherever the
     proximal operator jumps, so the residual may stop falling: such a state is `stalled`, and its error bar says how
     far it can be off. Differentiable in the model and `alpha` by the implicit function theorem, in both modes.
 
     Returns:
-        The overlaps, the undamped relative residual, the status as an integer.
+        The overlaps, the undamped relative residual, the training loss (which carries no derivative), the status as an
+        integer.
     """
     coordinates = Coordinates(model, free)
     v0, rule = lax.stop_gradient((coordinates.pack(x0), rule))
-    v, residual, status = _root(model, alpha, rule, v0, free, settings)
-    return coordinates.unpack(v), residual, status
+    v, residual, loss, status = _root(model, alpha, rule, v0, free, settings)
+    return coordinates.unpack(v), residual, lax.stop_gradient(loss), status
 
 
-def _image(model: Model, alpha: jax.Array, rule: Rule, v: jax.Array, coordinates: Coordinates) -> jax.Array:
-    return coordinates.pack(saddle_map(model, alpha, coordinates.unpack(v), rule)[0])
+def _image(
+    model: Model, alpha: jax.Array, rule: Rule, v: jax.Array, coordinates: Coordinates
+) -> tuple[jax.Array, jax.Array]:
+    """Undamped map, and the training loss that goes with `v` if it is a fixed point."""
+    x = coordinates.unpack(v)
+    new, hats, M = saddle_map(model, alpha, x, rule, coordinates.free)
+    return coordinates.pack(new), -free_energy(model, alpha, x, hats, M)
 
 
 def _image_and_jacobian(
     model: Model, alpha: jax.Array, rule: Rule, v: jax.Array, coordinates: Coordinates
-) -> tuple[jax.Array, jax.Array]:
-    columns = jax.vmap(
-        lambda d: jax.jvp(lambda v: _image(model, alpha, rule, v, coordinates), (v,), (d,)), out_axes=(None, 1)
-    )
-    return columns(jnp.eye(v.shape[0], dtype=v.dtype))
+) -> tuple[jax.Array, jax.Array, jax.Array]:
+    def column(d: jax.Array) -> Any:
+        return jax.jvp(lambda v: _image(model, alpha, rule, v, coordinates), (v,), (d,), has_aux=True)
+
+    F, DF, loss = jax.vmap(column, out_axes=(None, 1, None))(jnp.eye(v.shape[0], dtype=v.dtype))
+    return F, DF, loss
 
 
 @partial(jax.custom_jvp, nondiff_argnums=(5,))
 def _root(
     model: Model, alpha: jax.Array, rule: Rule, v0: jax.Array, free: jax.Array, settings: Settings
-) -> tuple[jax.Array, jax.Array, jax.Array]:
+) -> tuple[jax.Array, jax.Array, jax.Array, jax.Array]:
     return _newton(model, alpha, rule, v0, free, settings)
 
 
@@ -177,19 +190,19 @@ def _root(
 def _root_jvp(settings: Settings, primals: Any, tangents: Any) -> Any:
     """Implicit function theorem with the dense Jacobian: dv = (I - DF)^{-1} d_p F dp."""
     model, alpha, rule, _, free = primals
-    v, residual, status = _root(*primals, settings)
+    v, residual, loss, status = _root(*primals, settings)
     coordinates = Coordinates(model, free)
-    force = jax.jvp(lambda m, a: _image(m, a, rule, v, coordinates), (model, alpha), tangents[:2])[1]
-    _, DF = _image_and_jacobian(model, alpha, rule, v, coordinates)
+    force = jax.jvp(lambda m, a: _image(m, a, rule, v, coordinates)[0], (model, alpha), tangents[:2])[1]
+    _, DF, _ = _image_and_jacobian(model, alpha, rule, v, coordinates)
     gauge = _gauge(model, coordinates.unpack(v), jnp.ones_like(v), coordinates)
     dv = deflated_solve(jnp.eye(v.shape[0], dtype=v.dtype) - DF, gauge, force)
-    quiet = jnp.zeros_like(residual), np.zeros(status.shape, jax.dtypes.float0)
-    return (v, residual, status), (dv, *quiet)
+    quiet = jnp.zeros_like(residual), jnp.zeros_like(loss), np.zeros(status.shape, jax.dtypes.float0)
+    return (v, residual, loss, status), (dv, *quiet)
 
 
 def _newton(
     model: Model, alpha: jax.Array, rule: Rule, v0: jax.Array, free: jax.Array, settings: Settings
-) -> tuple[jax.Array, jax.Array, jax.Array]:
+) -> tuple[jax.Array, jax.Array, jax.Array, jax.Array]:
     size = v0.shape[0]
     coordinates = Coordinates(model, free)
     eps = jnp.finfo(v0.dtype).eps
@@ -200,7 +213,7 @@ def _newton(
     def evaluate(v: jax.Array, v_before: jax.Array, r_before: jax.Array) -> tuple[jax.Array, ...]:
         x = coordinates.unpack(v)
         scale = coordinates.scale(model, x)
-        F, DF = _image_and_jacobian(model, alpha, rule, v, coordinates)
+        F, DF, loss = _image_and_jacobian(model, alpha, rule, v, coordinates)
         matrix = jnp.eye(size, dtype=v.dtype) - DF * scale[None, :] / scale[:, None]
         r = (F - v) / scale
         # The Jacobian is that of the averages' limit; a secant correction (Broyden's) makes it the frozen nodes' own
@@ -213,42 +226,49 @@ def _newton(
         ok = jnp.isfinite(residual) & admissible(model, x) & jnp.all(jnp.isfinite(step))
         away = jnp.max(jnp.abs(step / scale))
         singular = ok & (away > 1e4 * residual) & (residual > tol)
-        return F, jnp.where(ok, residual, jnp.inf), jnp.where(ok, step, 0.0), away, singular
+        return F, jnp.where(ok, residual, jnp.inf), jnp.where(ok, step, 0.0), away, singular, loss
 
     def body(s: _Newton) -> _Newton:
-        give_up = s.cut < 0.2
+        give_up = (s.cut < 0.2) | s.far
         trial = jnp.where(give_up, s.v + settings.damping * (s.image - s.v), s.v + s.cut * s.step)
         inside = admissible(model, coordinates.unpack(trial))
         safe = jnp.where(inside, trial, s.v)
-        F, residual, step, away, singular = evaluate(safe, s.v, s.image - s.v)
+        F, residual, step, away, singular, loss = evaluate(safe, s.v, s.image - s.v)
         good = inside & jnp.isfinite(residual) & ((residual < 0.9 * s.residual) | give_up)
         better = inside & (residual < s.best_residual)
         halved = inside & (residual < 0.5 * s.best_residual)
-        pick = partial(jnp.where, good)
+
+        def pick(new: jax.Array, old: jax.Array) -> jax.Array:
+            return jnp.where(good, new, old)
+
         return _Newton(
             v=pick(safe, s.v),
             residual=pick(residual, s.residual),
             step=pick(step, s.step),
             image=pick(F, s.image),
-            cut=pick(jnp.ones_like(s.cut), jnp.where(give_up, s.cut, 0.4 * s.cut)),
+            cut=jnp.where(s.far, 1.0, pick(jnp.ones_like(s.cut), jnp.where(give_up, s.cut, 0.4 * s.cut))),
             best=jnp.where(better, safe, s.best),
             best_residual=jnp.where(better, residual, s.best_residual),
             best_step=jnp.where(better, away, s.best_step),
-            quiet=jnp.where(halved, 0, s.quiet + 1),
-            k=s.k + 1,
+            best_loss=jnp.where(better, loss, s.best_loss),
+            quiet=jnp.where(halved | s.far, 0, s.quiet + 1),
+            k=s.k + ~s.far,
+            warm=s.warm + s.far,
+            far=(residual > 0.03) & (s.warm < settings.warm_steps) & (s.far | (s.k == 0)),
             singular=pick(singular, s.singular),
             outside=~inside,
         )
 
     def unfinished(s: _Newton) -> jax.Array:
         stalled = (s.quiet >= 4) & (s.best_residual < stall)
-        dead = jnp.isinf(s.residual) | (s.outside & (s.cut < 0.2))
-        return (s.k == 0) | ((s.k <= settings.max_steps) & (s.best_residual > tol) & ~stalled & ~dead)
+        dead = jnp.isinf(s.residual) | (s.outside & ((s.cut < 0.2) | s.far))
+        return (s.k == 0) & ~s.far | ((s.k <= settings.max_steps) & (s.best_residual > tol) & ~stalled & ~dead)
 
     # The first pass of the loop only evaluates: its step is zero, and any residual is below infinity.
     inf, zero = jnp.full((), jnp.inf, v0.dtype), jnp.zeros_like(v0)
     one, no = jnp.ones_like(inf), jnp.array(False)
-    s = _Newton(v0, inf, zero, v0, one, v0, inf, inf, jnp.array(0), jnp.array(0), no, no)
+    count = jnp.array(0)
+    s = _Newton(v0, inf, zero, v0, one, v0, inf, inf, inf, count, count, count, no, no, no)
     s = lax.while_loop(unfinished, body, s)
     # The first condition that holds names the end.
     ends = (
@@ -260,7 +280,7 @@ def _newton(
         (jnp.array(True), Status.max_steps),
     )
     status = jnp.select([c for c, _ in ends], [jnp.asarray(int(n)) for _, n in ends])
-    return s.best, s.best_residual, status
+    return s.best, s.best_residual, s.best_loss, status
 
 
 def implicit_gradient(
@@ -273,33 +293,11 @@ def implicit_gradient(
     coordinates = Coordinates(model, free)
     v = coordinates.pack(x)
     value, (by_model, by_v) = jax.value_and_grad(lambda m, v: fn(m, coordinates.unpack(v)), (0, 1))(model, v)
-    _, DF = _image_and_jacobian(model, alpha, rule, v, coordinates)
+    _, DF, _ = _image_and_jacobian(model, alpha, rule, v, coordinates)
     gauge = _gauge(model, x, jnp.ones_like(v), coordinates)
     adjoint = deflated_solve((jnp.eye(v.shape[0], dtype=v.dtype) - DF).T, gauge, by_v)
-    more, by_alpha = jax.vjp(lambda m, a: _image(m, a, rule, v, coordinates), model, alpha)[1](adjoint)
+    more, by_alpha = jax.vjp(lambda m, a: _image(m, a, rule, v, coordinates)[0], model, alpha)[1](adjoint)
     return value, jax.tree.map(jnp.add, by_model, more), by_alpha
-
-
-def approach(
-    model: Model, alpha: jax.Array, rule: Rule, x0: Overlaps, free: jax.Array, settings: Settings
-) -> Overlaps:
-    """Damped iteration on cheap averages, to come near a branch from a rough start: stops at a residual of 3 %."""
-    coordinates = Coordinates(model, free)
-    v0 = coordinates.pack(x0)
-
-    def body(state: tuple) -> tuple:
-        v, _, k = state
-        x = coordinates.unpack(v)
-        new = coordinates.pack(saddle_map(model, alpha, x, rule)[0])
-        residual = jnp.max(jnp.abs(new - v) / coordinates.scale(model, x))
-        trial = v + settings.damping * (new - v)
-        inside = admissible(model, coordinates.unpack(trial))
-        residual = jnp.where(inside, residual, jnp.nan)  # ends the loop with the last good state
-        return jnp.where(inside, trial, v), residual, k + 1
-
-    state = (v0, jnp.asarray(jnp.inf, v0.dtype), 0)
-    v, _, _ = lax.while_loop(lambda s: (s[1] > 0.03) & (s[2] < settings.warm_steps), body, state)
-    return coordinates.unpack(v)
 
 
 def vanished(model: Model, x: Overlaps, free: jax.Array, tol: float = 0.02) -> jax.Array:

@@ -16,8 +16,7 @@ from .nodes import Rule
 from .observables import linear_baseline, test_error
 from .overlaps import FREE, Overlaps
 from .overlaps import start as branch_start
-from .potentials import channel_gradient, conjugates, free_energy
-from .solve import FixedPoint, State, check_model, default_nodes, error_bar, near_branch, solve_replicates
+from .solve import FixedPoint, check_model, default_nodes, error_bar, near_branch, solve_replicates
 from .state_evolution import Settings, Status, fixed_point, implicit_gradient, vanished
 
 PAIR = ("positional", "semantic")
@@ -117,12 +116,10 @@ def _coarse_alpha_c(
 
         def one(args: Any) -> Any:
             x0, start, free = args
-            near = near_branch(model, alpha, coarse, x0, free, settings)
-            M, gradient, _ = channel_gradient(model, near, coarse)
-            usable = ~vanished(model, near, free)
+            x, _, loss, status = fixed_point(model, alpha, coarse, x0, free, settings)
+            usable = (status <= Status.stalled) & ~vanished(model, x, free)
             # A branch that is not here is looked for from its start the next time.
-            x = jax.tree.map(lambda a, b: jnp.where(usable, a, b), near, start)
-            return -free_energy(model, alpha, near, conjugates(alpha, gradient), M), usable, x
+            return loss, usable, jax.tree.map(lambda a, b: jnp.where(usable, a, b), x, start)
 
         loss, usable, xs = lax.map(one, (xs, starts, frees))
         alone = jnp.where(usable[1] & ~usable[0], 1.0, -1.0) * jnp.mean(jnp.abs(loss))
@@ -141,16 +138,16 @@ def _with_sensitivities(alphas: jax.Array, sensitivities: Model, model: Model) -
 
 @_with_sensitivities.defjvp
 def _(primals: Any, tangents: Any) -> tuple[jax.Array, jax.Array]:
-    alphas, sensitivities, _ = primals
+    alphas, sensitivities, model = primals
     terms = jax.tree.map(
-        lambda s, d: jnp.sum((s * d).reshape(alphas.shape[0], -1), 1), _first_order(sensitivities), tangents[2]
+        lambda s, d: jnp.sum((s * d).reshape(alphas.shape[0], -1), 1), _first_order(sensitivities, model), tangents[2]
     )
     return alphas, sum(jax.tree.leaves(terms), jnp.zeros_like(alphas))
 
 
 @jax.custom_jvp
-def _first_order(tree: Any) -> Any:
-    """A tree that refuses to be differentiated, rather than to pass for a constant."""
+def _first_order(tree: Any, model: Model) -> Any:
+    """A function of the model, as a tree that refuses to be differentiated rather than to pass for a constant."""
     return tree
 
 
@@ -309,10 +306,9 @@ def linear_crossing(
     alpha, x, met = _coarse_alpha_l(held, nodes.coarse(), x0, free, ends, settings)
     state = solve_replicates(held, alpha, nodes, x, free, settings)
     _, by_model, by_alpha = _excess_gradient(held, alpha, nodes, state.overlaps, free)
-    for _ in range(2):
-        roots = alpha - (state.gen_error_linear - state.gen_error) / by_alpha
-        alpha = jnp.mean(roots)
-        state = solve_replicates(held, alpha, nodes, jax.tree.map(lambda a: jnp.mean(a, 0), state.overlaps), free, settings)
+    alpha = jnp.mean(alpha - (state.gen_error_linear - state.gen_error) / by_alpha)
+    x = jax.tree.map(lambda a: jnp.mean(a, 0), state.overlaps)
+    state = solve_replicates(held, alpha, nodes, x, free, settings)
     roots = alpha - (state.gen_error_linear - state.gen_error) / by_alpha
     found = _transition(model, roots, by_model, by_alpha, met, (FixedPoint(held, alpha, state, None),))
     exchanged = late & ~early  # the exchange of the minima at alpha_c is what beats the baseline
@@ -320,5 +316,11 @@ def linear_crossing(
     def pick(name: str) -> Any:
         return jax.tree.map(lambda a, b: jnp.where(exchanged, a, b), getattr(transition, name), getattr(found, name))
 
-    names = ("alpha", "stderr", "sensitivities", "sensitivities_stderr", "status")
-    return Transition(*map(pick, names), found.branches)
+    return Transition(
+        alpha=pick("alpha"),
+        stderr=pick("stderr"),
+        sensitivities=pick("sensitivities"),
+        sensitivities_stderr=pick("sensitivities_stderr"),
+        status=pick("status"),
+        branches=found.branches,
+    )

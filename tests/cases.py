@@ -1,0 +1,46 @@
+"""Reference states of the standard model (omega = .3, sigma = .5, lambda = .01, A = [[.6, .4], [.4, .6]]).
+
+Values to 3e-6 relative (V at alpha = 2 semantic: 2.4e-5), from an integration rule of another kind than any in the
+library: lines through the student's fields, broken where the proximal operator jumps.
+"""
+
+from typing import NamedTuple
+
+import jax.numpy as jnp
+
+import tiedattn_jax as ta
+
+
+class Case(NamedTuple):
+    alpha: float
+    branch: str
+    q: float
+    m: float
+    V: float
+    theta: float
+    train_loss: float
+    gen_error: float
+
+
+CASES = [
+    Case(2.0, "semantic", 0.11481726, 0.0, 12.66853, 0.15815827, 0.0035906160, 0.00140421),
+    Case(2.0, "positional", 0.05107095, 0.25822912, 11.368800, 0.0, 0.0045127629, 0.00347304),
+    Case(1.25, "semantic", 0.08162476, 0.0, 18.321100, 0.11792644, 0.0027210584, 0.00234910),
+    Case(1.25, "positional", 0.04710047, 0.25241127, 14.903453, 0.0, 0.0027197949, 0.00339511),
+    Case(1.0, "semantic", 0.06808917, 0.0, 21.619534, 0.09458742, 0.0023288556, 0.00285575),
+]
+
+# d/d alpha of the overlaps, from the same rule with the jump as a differentiable limit of integration.
+DERIVATIVES = {
+    (2.0, "positional"): {"q": -3.282e-4, "m": 7.3634e-3, "V": -4.0473},
+    (1.0, "semantic"): {"q": 0.056144, "V": -16.960, "theta": 0.11816},
+}
+
+ALPHA_C, ALPHA_C_SENSITIVITIES = 1.25154, {"omega": 3.84, "sigma": -13.03, "lam": 84.1}
+ALPHA_L = 1.4917
+
+
+def state(case: Case) -> ta.Overlaps:
+    """Overlaps of a case in the library's shapes."""
+    full = [jnp.full((2, 1, 1), v) for v in (case.q, case.V, case.theta)]
+    return ta.Overlaps(*full, case.m * jnp.array([[1.0], [-1.0]]))

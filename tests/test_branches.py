@@ -1,0 +1,34 @@
+import numpy as np
+import pytest
+
+import tiedattn_jax as ta
+
+
+@pytest.fixture(scope="module")
+def curve(model, nodes):
+    return ta.sweep(model, [0.6, 0.7, 0.8, 1.1, 2.0], "semantic", nodes)
+
+
+def test_curve(curve, solved):
+    np.testing.assert_allclose(curve.alphas, [0.6, 0.7, 0.8, 1.1, 2.0])
+    assert np.all(curve.exists[2:])
+    assert np.all(np.diff(curve.values(lambda p: p.train_loss)[2:]) > 0)
+    direct = solved(2.0, "semantic")
+    np.testing.assert_allclose(curve.points[-1].overlaps.q, direct.overlaps.q, rtol=1e-4)
+
+
+def test_how_the_semantic_branch_ends(curve, nodes):
+    """Unstable towards m below about .827, pitchfork at .716(5)."""
+    ends = {e.kind: e for e in ta.spinodals(curve, nodes)}
+    fork, loss = ends["pitchfork"], ends["instability"]
+    assert (fork.direction, loss.direction) == ("theta", "m")
+    assert abs(fork.alpha - 0.716) <= 3 * fork.stderr + 0.005 and fork.stderr < 0.05
+    assert abs(loss.alpha - 0.827) <= 3 * loss.stderr + 0.005 and loss.stderr < 0.05
+
+
+def test_bad_alphas(model, nodes):
+    for bad in ([], [1.0, -1.0], [np.nan]):
+        with pytest.raises(ValueError, match="alphas"):
+            ta.sweep(model, bad, "semantic", nodes)
+    with pytest.raises(ValueError, match="branch"):
+        ta.sweep(model, [1.0], "lexical", nodes)

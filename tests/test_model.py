@@ -1,0 +1,50 @@
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import tiedattn_jax as ta
+
+
+def test_two_token_softmax_is_the_sigmoid_form(model):
+    z, y = jnp.array([[0.7], [-0.3]]), jnp.array([[0.4], [0.9]])
+    sig = jax.nn.sigmoid
+    S = sig(z[0] * (z[0] - z[1])), sig(z[1] * (z[1] - z[0]))
+    T = 0.7 * sig(y[0] * (y[0] - y[1])) + 0.3 * 0.6, 0.7 * sig(y[1] * (y[1] - y[0])) + 0.3 * 0.6
+    want = 0.25 * ((S[0] - T[0]) ** 2 + (S[1] - T[1]) ** 2)
+    np.testing.assert_allclose(model.loss(z, y), want[0], rtol=1e-14)
+
+
+def test_law_of_the_preset(model):
+    assert model.shape == (2, 1, 1)
+    np.testing.assert_allclose(model.rho, np.full((2, 1, 1), 0.25))
+    np.testing.assert_allclose(model.trace, [0.25, 0.25])
+    np.testing.assert_allclose(model.law().tau[0], [[1, -1], [-1, 1]])
+
+
+def test_teacher_scales_rho():
+    np.testing.assert_allclose(ta.dot_product(teacher=1.06).rho[:, 0, 0], 0.25 * 1.06)
+
+
+def test_dtype_follows_the_argument():
+    assert ta.dot_product(dtype=jnp.float32).law().gamma.dtype == jnp.float32
+
+
+@pytest.mark.parametrize(
+    ("arguments", "named"),
+    [
+        ({"omega": -0.1}, "omega"), ({"omega": 1.2}, "omega"), ({"omega": float("nan")}, "omega"),
+        ({"sigma": 0.0}, "sigma"), ({"sigma": float("inf")}, "sigma"), ({"lam": -1.0}, "lam"),
+        ({"mixing": [[0.6, 0.4]]}, "mixing"), ({"mixing": [[0.6, 0.6], [0.4, 0.6]]}, "mixing"),
+        ({"mixing": [[1.4, -0.4], [0.4, 0.6]]}, "mixing"), ({"mixing": np.eye(3)}, "encodings"),
+        ({"encodings": [[1.0]]}, "encodings"), ({"teacher": -1.0}, "teacher"), ({"rank": 0}, "rank"),
+    ],
+)  # fmt: skip
+def test_bad_input_names_the_argument(arguments, named):
+    with pytest.raises(ValueError, match=named):
+        ta.dot_product(**arguments)
+
+
+def test_numbers_can_be_traced():
+    grad = jax.grad(lambda omega: ta.dot_product(omega=omega).loss(jnp.ones((2, 1)), jnp.ones((2, 1)) * 0.5))(0.3)
+    assert np.isfinite(grad)

@@ -1,0 +1,213 @@
+import importlib
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from cases import CASES, DERIVATIVES
+
+import tiedattn_jax as ta
+
+names = ("q", "V", "theta", "m")
+
+
+def numbers(x):
+    return {"q": x.q[0, 0, 0], "V": x.V[0, 0, 0], "theta": x.theta[0, 0, 0], "m": x.m[0, 0]}
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda c: f"{c.branch} {c.alpha}")
+def test_reference_states(solved, case):
+    fp = solved(case.alpha, case.branch)
+    assert bool(fp.ok) and fp.label == case.branch
+    value, bar = numbers(fp.overlaps), numbers(fp.stderr.overlaps)
+    for k in names:
+        assert abs(value[k] - getattr(case, k)) <= 4 * bar[k] + 1e-12, k
+        assert bar[k] <= 0.03 * abs(value[k]), k  # 2^13 nodes
+    for k in ("train_loss", "gen_error"):
+        assert abs(getattr(fp, k) - getattr(case, k)) <= 4 * getattr(fp.stderr, k), k
+    np.testing.assert_allclose(fp.diagnostics.train_loss_direct, fp.train_loss, rtol=1e-3)
+    np.testing.assert_allclose(fp.gen_error_linear, 0.0039428 / 2, rtol=2e-3)
+
+
+@pytest.mark.parametrize("where", DERIVATIVES, ids=str)
+def test_implicit_derivatives_contain_the_jumps(model, solved, nodes, where):
+    """Against the exact derivatives: node by node, dV/dalpha at alpha = 1 would come out at -8."""
+    alpha, branch = where
+    x = solved(alpha, branch).overlaps
+
+    @jax.jit
+    def tangent(alpha):
+        return jax.jvp(lambda a: ta.solve(model, a, branch, nodes, start=x).replicates.overlaps, (alpha,), (1.0,))[1]
+
+    each = jax.vmap(numbers)(tangent(alpha))
+    for k, exact in DERIVATIVES[where].items():
+        bar = jnp.std(each[k], ddof=1) / 2
+        assert abs(jnp.mean(each[k]) - exact) <= max(4 * bar, 0.05 * abs(exact)), (k, each[k])
+        assert bar < 0.08 * abs(exact) or k == "q"
+
+
+def test_gradient_triangle_at_a_smooth_state(model, nodes):
+    """Implicit derivative, iterated map and central differences; forward and reverse."""
+    start = numbers_state(CASES[0])
+    tight = ta.Settings(tol=1e-11)
+    small = ta.sobol_nodes(model, 2**12, replicates=1)
+
+    @jax.jit
+    def q(omega, alpha):
+        m = eqx.tree_at(lambda m: m.omega, model, omega)
+        fp = ta.solve(m, alpha, "semantic", small, start=start, settings=tight)
+        return fp.overlaps.q[0, 0, 0], fp.gen_error, fp.train_loss
+
+    point = jnp.array(0.3), jnp.array(2.0)
+    forward = jax.jacfwd(q, (0, 1))(*point)
+    reverse = jax.jacrev(q, (0, 1))(*point)
+    np.testing.assert_allclose(jax.tree.leaves(forward), jax.tree.leaves(reverse), rtol=1e-8)
+    for i, step in enumerate((1e-4, 1e-3)):
+        up, down = ([p + s * step * (j == i) for j, p in enumerate(point)] for s in (1, -1))
+        difference = [(a - b) / (2 * step) for a, b in zip(q(*up), q(*down), strict=True)]
+        # the derivative is that of the limit of many nodes, the difference that of these 2^12
+        np.testing.assert_allclose([f[i] for f in forward], difference, rtol=2e-2)
+    # the training loss is stationary: its derivative is that of the frozen nodes
+    np.testing.assert_allclose(forward[2][0], (q(0.3001, 2.0)[2] - q(0.2999, 2.0)[2]) / 2e-4, rtol=1e-4)
+
+
+def numbers_state(case):
+    from cases import state
+
+    return state(case)
+
+
+def test_vmap_equals_loop_and_a_bad_lane_spoils_nothing(model):
+    small = ta.sobol_nodes(model, 2**12, replicates=1)
+    alphas = jnp.array([1.5, 1e-9, 2.0])  # no fixed point worth the name at the second
+
+    def loss(a):
+        return ta.solve(model, a, "semantic", small)
+
+    lanes = jax.jit(jax.vmap(lambda a: (lambda f: (f.train_loss, f.status, f.overlaps.q))(loss(a))))(alphas)
+    for i in (0, 2):
+        one = loss(alphas[i])
+        np.testing.assert_allclose(lanes[0][i], one.train_loss, rtol=1e-8)
+        assert int(lanes[1][i]) == int(one.status) <= ta.Status.stalled
+    assert int(lanes[1][1]) > ta.Status.stalled
+
+    def good_sum(lam):
+        def one(a):
+            f = ta.solve(eqx.tree_at(lambda m: m.lam, model, lam), a, "semantic", small)
+            return jnp.where(f.ok, f.gen_error, 0.0)
+
+        return jnp.sum(jax.vmap(one)(alphas))
+
+    gradient = jax.jit(jax.grad(good_sum))(jnp.array(0.01))
+    assert np.isfinite(gradient) and gradient != 0
+
+
+def test_absent_branch_is_said_to_be_absent(model, nodes):
+    """Below the pitchfork at alpha = .72 the semantic branch does not exist."""
+    fp = ta.solve(model, 0.3, "semantic", nodes)
+    assert not bool(fp.ok)
+    positional = ta.solve(model, 0.03, "positional", nodes)
+    assert int(positional.status) == ta.Status.absent
+
+
+def test_uninformed_branch(solved):
+    fp = solved(1.0, "uninformed")
+    assert bool(fp.ok) and fp.label == "uninformed"
+    assert float(fp.diagnostics.growth_m) > 1 and float(fp.diagnostics.growth_theta) > 1
+
+
+def test_sign_quotient(model, nodes, solved):
+    """Starts that differ by (m, theta) -> (-m, -theta) are the same state with the same losses within error bars."""
+    fp = solved(2.0, "positional")
+    x = fp.overlaps
+    mirrored = ta.solve(model, 2.0, "positional", nodes, start=ta.Overlaps(x.q, x.V, x.theta, -x.m))
+    np.testing.assert_allclose(mirrored.overlaps.m, -x.m, rtol=2e-2)
+    assert abs(mirrored.train_loss - fp.train_loss) <= 4 * (mirrored.stderr.train_loss + fp.stderr.train_loss)
+
+
+def test_swapping_the_tokens(nodes):
+    """Relabelling the tokens with A's rows and columns leaves the losses and negates the roles of the encodings."""
+    a = ta.dot_product(mixing=[[0.3, 0.7], [0.8, 0.2]])
+    b = ta.dot_product(mixing=[[0.2, 0.8], [0.7, 0.3]])
+    f, g = (ta.solve(m, 2.0, "positional", nodes) for m in (a, b))
+    assert abs(f.train_loss - g.train_loss) <= 4 * (f.stderr.train_loss + g.stderr.train_loss)
+    np.testing.assert_allclose(f.overlaps.q, g.overlaps.q, rtol=3e-2)
+
+
+def test_purely_positional_target_has_no_semantic_state(nodes):
+    fp = ta.solve(ta.dot_product(omega=1.0), 2.0, "semantic", nodes)
+    assert not bool(fp.ok)
+    np.testing.assert_allclose(fp.gen_error_linear, 0, atol=1e-15)
+
+
+def test_one_trace_a_shape(model, nodes):
+    traces = []
+
+    class Counted(ta.DotProduct):
+        def loss(self, Z, Y):
+            traces.append(1)
+            return super().loss(Z, Y)
+
+    def make(omega):
+        m = ta.dot_product(omega=omega)
+        fields = ("omega", "sigma", "lam", "mixing", "encodings", "teacher")
+        return Counted(**{k: getattr(m, k) for k in fields})
+
+    small = ta.sobol_nodes(model, 2**10, replicates=1)
+    run = eqx.filter_jit(lambda m, a: ta.solve(m, a, "semantic", small).train_loss)
+    run(make(0.3), jnp.array(2.0))
+    before = len(traces)
+    run(make(0.25), jnp.array(1.8))
+    assert len(traces) == before
+
+
+def test_single_precision():
+    model = ta.dot_product(dtype=jnp.float32)
+    fp = ta.solve(model, 2.0, "semantic", ta.sobol_nodes(model, 2**12, replicates=2))
+    assert fp.overlaps.q.dtype == jnp.float32
+    assert bool(fp.ok)
+    np.testing.assert_allclose(fp.overlaps.q[0, 0, 0], CASES[0].q, rtol=5e-3)
+
+
+def test_options_are_honoured(model, nodes):
+    rough = ta.solve(model, 2.0, "positional", nodes, settings=ta.Settings(tol=1e-2))
+    fine = ta.solve(model, 2.0, "positional", nodes, settings=ta.Settings(tol=1e-9))
+    assert rough.residual > fine.residual
+    short = ta.solve(model, 2.0, "positional", nodes, settings=ta.Settings(max_steps=0, warm_steps=0))
+    assert int(short.status) == ta.Status.max_steps
+
+
+def test_error_bars_cover():
+    """The half-interval of Student's law: 95 % of two error bars, at any number of replicates."""
+    error_bar = importlib.import_module("tiedattn_jax.solve").error_bar
+    rng = np.random.default_rng(0)
+    for r in (2, 4, 16):
+        draws = rng.standard_normal((r, 20000))
+        inside = np.abs(draws.mean(0)) <= 2 * np.asarray(error_bar(jnp.asarray(draws)))
+        np.testing.assert_allclose(inside.mean(), 0.9545, atol=0.006)
+    assert np.isinf(error_bar(jnp.ones((1, 3)))).all()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "named"),
+    [
+        ({"alpha": 0.0}, "alpha"), ({"alpha": -1.0}, "alpha"), ({"alpha": float("nan")}, "alpha"),
+        ({"alpha": 2.0, "branch": "lexical"}, "branch"),
+        ({"alpha": 2.0, "start": ta.Overlaps(*(jnp.ones((1, 1)),) * 4)}, "start"),
+    ],
+)  # fmt: skip
+def test_bad_input(model, nodes, arguments, named):
+    with pytest.raises(ValueError, match=named):
+        ta.solve(model, nodes=nodes, **arguments)
+
+
+def test_a_loss_that_is_not_even_is_refused(nodes):
+    class Odd(ta.DotProduct):
+        def loss(self, Z, Y):
+            return super().loss(Z + 0.3, Y)
+
+    fields = ("omega", "sigma", "lam", "mixing", "encodings", "teacher")
+    odd = Odd(**{k: getattr(ta.dot_product(), k) for k in fields})
+    with pytest.raises(ValueError, match="even"):
+        ta.solve(odd, 2.0, "semantic", nodes)
