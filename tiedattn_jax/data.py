@@ -21,7 +21,9 @@ from jax import lax
 
 from .model import Model, is_concrete, require
 from .nodewise import nodewise
+from .observables import target_at_nodes
 from .overlaps import Overlaps
+from .prox import loss_at_nodes
 
 TEST_BLOCK = 256  # sentences in memory at a time: 256 x 2 x 1000 normals are 4 MB in float64
 
@@ -167,7 +169,8 @@ class Data(eqx.Module):
     @property
     def shape(self) -> tuple[int, int, int, int]:
         """(L, n, d, t)."""
-        return *self.x.shape, self.y.shape[-1]
+        L, n, d = self.x.shape
+        return L, n, d, self.y.shape[-1]
 
     @property
     def alpha(self) -> float:
@@ -328,7 +331,7 @@ def _gram(x: jax.Array) -> jax.Array:
 def _target(model: Model, y: jax.Array) -> jax.Array | None:
     """Target attention of every sentence, (L, L, n), or None for a model that has none."""
     try:
-        return nodewise(model.target)(jnp.transpose(y, (1, 2, 0)))
+        return target_at_nodes(model, jnp.transpose(y, (1, 2, 0)))
     except AttributeError:
         return None
 
@@ -357,8 +360,16 @@ def raw_labels(model: Model, data: Data) -> jax.Array:
     Raises:
         AttributeError: the model has no `target`.
     """
-    target = nodewise(model.target)(data.fields)
+    target = target_at_nodes(model, data.fields)
     return jnp.einsum("kln,nli->nki", target, data.inputs())
+
+
+def _exact_loss(model: Any, Z: jax.Array, energy: jax.Array, cross: jax.Array, gram: jax.Array) -> jax.Array:
+    S = model.student(Z)
+    return 0.5 * energy - jnp.sum(S * cross) + 0.5 * jnp.sum((S @ gram) * S)
+
+
+_exact_at_nodes = nodewise(_exact_loss)
 
 
 def sentence_losses(model: Model, data: Data, Z: jax.Array, exact: bool = False) -> jax.Array:
@@ -372,7 +383,7 @@ def sentence_losses(model: Model, data: Data, Z: jax.Array, exact: bool = False)
         ValueError: `exact` without labels in the data, or for a model without a method `student`.
     """
     if not exact:
-        return nodewise(model.loss)(Z, data.fields)
+        return loss_at_nodes(model, Z, data.fields)
     if data.labels is None:
         raise ValueError("exact=True needs data with labels: give them to Data.from_sentences(inputs, labels, ...)")
     if not hasattr(model, "student"):
@@ -380,12 +391,8 @@ def sentence_losses(model: Model, data: Data, Z: jax.Array, exact: bool = False)
             f"exact=True needs the attention matrix of {type(model).__name__}: give it a method `student(Z)`"
         )
 
-    def one(Z: jax.Array, energy: jax.Array, cross: jax.Array, gram: jax.Array) -> jax.Array:
-        S = model.student(Z)
-        return 0.5 * energy - jnp.sum(S * cross) + 0.5 * jnp.sum((S @ gram) * S)
-
     labels = data.labels
-    return nodewise(one)(Z, labels.energy, labels.cross, labels.gram)
+    return _exact_at_nodes(model, Z, labels.energy, labels.cross, labels.gram)
 
 
 def realised(model: Model, data: Data) -> Model:
@@ -446,6 +453,7 @@ def linear_baseline(data: Data, ridge: Any = 0.0, test: Data | None = None) -> L
 @eqx.filter_jit
 def _fit_linear(data: Data, ridge: jax.Array, test: Data | None) -> LinearBaseline:
     labels, n = data.labels, data.shape[1]
+    assert labels is not None  # checked by the caller
 
     def fit(weight: jax.Array) -> jax.Array:  # weight (n,): zero for the sentences left out
         gram = labels.gram @ weight + ridge * jnp.eye(labels.gram.shape[0], dtype=weight.dtype)
@@ -457,6 +465,7 @@ def _fit_linear(data: Data, ridge: jax.Array, test: Data | None) -> LinearBaseli
 
     W = fit(jnp.ones(n, ridge.dtype))
     if test is not None:
+        assert test.labels is not None
         unseen = errors(W, test.labels)
     else:
         folds = min(8, n)
@@ -518,7 +527,7 @@ def _heldout(
         if not exact:
             normal = jax.random.normal(key, (L, both.shape[1], block), Q.dtype)
             fields = jnp.einsum("lab,lbn->lan", root, normal)
-            return nodewise(model.loss)(fields[:, :r] + m[..., None], fields[:, r:])
+            return loss_at_nodes(model, fields[:, :r] + m[..., None], fields[:, r:])
         noise = jax.random.normal(key, (L, block, d), Q.dtype) * jnp.sqrt(gamma[:, None] / d)
         y = jnp.transpose(student_fields(noise, teacher), (2, 0, 1))
         x = noise + encodings[:, None] / d**0.5
@@ -530,7 +539,8 @@ def _heldout(
         return sums[0] + jnp.sum(loss), sums[1] + jnp.sum(loss**2)
 
     zero = jnp.zeros((), Q.dtype)
-    return _average(*lax.fori_loop(0, count, body, (zero, zero)), count * block)
+    total, square = lax.fori_loop(0, count, body, (zero, zero))
+    return _average(total, square, count * block)
 
 
 def _average(total: jax.Array, square: jax.Array, n: int) -> Average:

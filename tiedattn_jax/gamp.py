@@ -19,9 +19,8 @@ from jax import lax
 
 from .data import Data, back_project, check_estimate, sentence_losses, start, student_fields
 from .model import Model, is_concrete, require
-from .nodewise import nodewise
 from .overlaps import Overlaps, symmetric
-from .prox import _apply, _descend, prox, prox_jacobian
+from .prox import _apply, _descend, gradient_at_nodes, prox, prox_jacobian
 from .state_evolution import Status
 
 # Minimisers are searched for globally in the first steps and then only at times, ever more rarely and no more once the
@@ -159,13 +158,15 @@ def gamp(
         raise ValueError(f"response must be 'derivative' or 'stein', got response={response!r}")
     if response == "stein" and data.teacher is None:
         raise ValueError("teacher must be known for response='stein', got teacher=None: give Data(..., teacher=...)")
+    state: tuple[jax.Array, jax.Array | None, jax.Array | None]
     if isinstance(init, GAMP):
         state = check_estimate("init.w", model, data, init.w), init.C, init.g
     else:
         state = start(model, data, init, key, scale), None, None
     dtype = data.x.dtype
     share = jnp.asarray(_FIRST_DAMPING if damping is None else damping, dtype)
-    return _run(model, data, *state, int(steps), jnp.asarray(tol, dtype), share, damping is None, response)
+    w, C, g = state
+    return _run(model, data, w, C, g, int(steps), jnp.asarray(tol, dtype), share, damping is None, response)
 
 
 def responses(data: Data, C: jax.Array) -> jax.Array:
@@ -257,7 +258,7 @@ def _run(
     tol = jnp.maximum(tol, 20 * jnp.finfo(dtype).eps)
 
     def field_gradient(Z: jax.Array) -> jax.Array:
-        return nodewise(jax.grad(model.loss))(Z, data.fields)
+        return gradient_at_nodes(model, Z, data.fields)
 
     # Messages that agree with the start: h is then the point whose proximal operator is X w, and a start that is a
     # critical point of the risk stays where it is. Variances: the prior's, halved by as much data.
@@ -267,6 +268,7 @@ def _run(
         C = jnp.broadcast_to(jnp.eye(r, dtype=dtype) / (2 * model.lam), (data.gamma.shape[1], r, r))
         g = -field_gradient(Z)
     burn_in = 0 if resumed else _BURN_IN
+    assert C is not None and g is not None
     first = _State(w, C, g, Z)
     blank = Overlaps(*(jnp.full((steps + 1, L, *s), jnp.nan, dtype) for s in ((r, r), (r, r), (r, t), (r,))))
     inf = jnp.asarray(jnp.inf, dtype)
