@@ -23,7 +23,7 @@ def _target(model: Model, Y: jax.Array) -> jax.Array:
     return model.target(Y)
 
 
-_target_at_nodes = nodewise(_target)
+target_at_nodes = nodewise(_target)
 
 
 class Diagnostics(eqx.Module):
@@ -73,7 +73,7 @@ def linear_baseline(model: Model, rule: Rule) -> jax.Array:
 
     def moments(block: Any) -> tuple[jax.Array, jax.Array]:
         student, teacher, weight = rule.quadrature(model, x, block)
-        T = _target_at_nodes(model, fields(model, x, student, teacher)[1])
+        T = target_at_nodes(model, fields(model, x, student, teacher)[1])
         return jnp.sum(weight * T, -1), jnp.sum(weight * T**2, -1)
 
     mean, square = average(rule, moments)

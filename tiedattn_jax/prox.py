@@ -41,7 +41,7 @@ def _expansion(model: Model, Z: jax.Array, Y: jax.Array) -> tuple[jax.Array, jax
 
 
 loss_at_nodes = nodewise(_loss)
-_gradient_at_nodes = nodewise(jax.grad(_loss, 1))
+gradient_at_nodes = nodewise(jax.grad(_loss, 1))
 _hessian_at_nodes = nodewise(jax.hessian(_loss, 1))
 _expansion_at_nodes = nodewise(_expansion)
 
@@ -80,7 +80,7 @@ def moreau(model: Model, z: jax.Array, h: jax.Array, V: jax.Array, y: jax.Array)
 
 def prox_gradient(model: Model, z: jax.Array, h: jax.Array, V: jax.Array, y: jax.Array) -> jax.Array:
     """Gradient of `moreau` in `z`, (L, r, N): zero at the proximal operator."""
-    return _apply(_inverse(V), z - h) + _gradient_at_nodes(model, z, y)
+    return _apply(_inverse(V), z - h) + gradient_at_nodes(model, z, y)
 
 
 def prox(model: Model, h: jax.Array, V: jax.Array, y: jax.Array, near: jax.Array | None = None) -> Prox:
