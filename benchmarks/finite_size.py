@@ -27,7 +27,7 @@ import tiedattn_jax as ta
 from tiedattn_jax.data import back_project, heldout_error, sample_data, student_fields
 from tiedattn_jax.gamp import gamp
 from tiedattn_jax.overlaps import FREE
-from tiedattn_jax.state_evolution import Coordinates, saddle_map
+from tiedattn_jax.state_evolution import Coordinates, _image_and_jacobian
 from tiedattn_jax.training import risk, train
 
 OBSERVABLES = ("train_loss", "gen_error", "q", "V", "theta", "m")
@@ -152,8 +152,10 @@ def undamped(d: int) -> list[dict[str, Any]]:
             fp = ta.solve(model, alpha, branch, ta.sobol_nodes(model, 2**14, replicates=1))
             coordinates = Coordinates(model, jnp.array(FREE[None]))
             rule = jax.tree.map(lambda a: a[0], ta.sobol_nodes(model, 2**14, replicates=1))
-            image = lambda v: coordinates.pack(saddle_map(model, alpha, coordinates.unpack(v), rule)[0])  # noqa: E731, B023
-            eigenvalues = np.linalg.eigvals(np.asarray(jax.jacfwd(image)(coordinates.pack(fp.overlaps))))
+            jacobian = jax.jit(_image_and_jacobian, static_argnums=4)(
+                model, jnp.asarray(alpha), rule, coordinates.pack(fp.overlaps), coordinates
+            )[1]
+            eigenvalues = np.linalg.eigvals(np.asarray(jacobian))
             rows.append(
                 {
                     "alpha": alpha,
