@@ -6,6 +6,7 @@ import pytest
 from cases import CASES
 
 from tiedattn_jax import cli
+from tiedattn_jax.commands import transition
 
 SMALL = ["--nodes", "8192"]
 SOLVE_KEYS = (
@@ -44,7 +45,7 @@ def test_summary_is_readable(capsys):
 
 
 def test_transition(capsys, tmp_path, monkeypatch):
-    monkeypatch.setattr(cli, "CURVE_POINTS", 6)
+    monkeypatch.setattr(transition, "CURVE_POINTS", 6)
     out_dir = tmp_path / "out"
     code, out, err = run(capsys, "transition", "--json", "--out", str(out_dir))
     assert code == 0 and err == ""
@@ -89,7 +90,7 @@ def test_interrupt_leaves_nothing(capsys, tmp_path, monkeypatch):
     def stop(*_, **__):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(cli, "critical_alpha", stop)
+    monkeypatch.setattr(transition, "critical_alpha", stop)
     code = cli.main(["transition", "--out", str(tmp_path / "out"), *SMALL])
     assert code == 130 and not (tmp_path / "out").exists()
     assert "interrupted" in capsys.readouterr().err

@@ -20,7 +20,7 @@ from tiedattn_jax.data import (
     student_fields,
 )
 from tiedattn_jax.model import Model, SpectralLaw
-from tiedattn_jax.observables import linear_baseline as linear_theory
+from tiedattn_jax.observables import gen_error_linear
 from tiedattn_jax.observables import test_error as error_of_overlaps
 from tiedattn_jax.overlaps import Overlaps
 
@@ -173,7 +173,7 @@ def test_linear_baseline(model, data):
     np.testing.assert_allclose(fit.train_loss, np.sum(residual**2) / (2 * 400 * 600), rtol=1e-9)
     assert float(jnp.linalg.norm(linear_baseline(data, ridge=1e3).W)) < float(jnp.linalg.norm(fit.W))
     rule = jax.tree.map(lambda a: a[0], ta.sobol_nodes(model, 2**13, replicates=1))
-    theory = linear_theory(realised(model, data), rule)
+    theory = gen_error_linear(realised(model, data), rule)
     assert abs(fit.gen_error.value - theory) < 4 * fit.gen_error.stderr + 0.02 * theory
     fresh = sample_data(model, 400, 1.5, jax.random.key(4))
     assert linear_baseline(data, test=fresh).gen_error.value != fit.gen_error.value

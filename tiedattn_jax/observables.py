@@ -60,7 +60,7 @@ def test_error(model: Model, x: Overlaps, rule: Rule) -> jax.Array:
     return average(rule, block_error)
 
 
-def linear_baseline(model: Model, rule: Rule) -> jax.Array:
+def gen_error_linear(model: Model, rule: Rule) -> jax.Array:
     """Test error of the best linear attention, ``E 1/2 Tr[(T - W) D (T - W)^T]`` with ``W = E T`` (Result 5.1).
 
     Raises:

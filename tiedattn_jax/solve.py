@@ -14,7 +14,7 @@ from scipy import stats
 from . import overlaps as ov
 from .model import Model, is_concrete, require
 from .nodes import Points, Rule, sobol_nodes
-from .observables import Diagnostics, diagnose, linear_baseline, moments, test_error
+from .observables import Diagnostics, diagnose, gen_error_linear, moments, test_error
 from .overlaps import BRANCHES, FREE, Conjugates, Overlaps
 from .potentials import channel_by_model, channel_gradient, conjugates, free_energy, train_loss_partials
 from .state_evolution import Settings, Status, fixed_point, vanished
@@ -220,7 +220,7 @@ def solve_replicates(
 
 def _baseline(model: Model, rule: Rule) -> jax.Array:
     try:
-        return linear_baseline(model, rule)
+        return gen_error_linear(model, rule)
     except AttributeError:
         return jnp.full((), jnp.nan, model.lam.dtype)
 

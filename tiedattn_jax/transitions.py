@@ -13,7 +13,7 @@ from jax import lax
 
 from .model import Model, is_concrete, require
 from .nodes import Rule
-from .observables import linear_baseline, test_error
+from .observables import gen_error_linear, test_error
 from .overlaps import FREE, Overlaps
 from .overlaps import start as branch_start
 from .solve import FixedPoint, check_model, default_nodes, error_bar, near_branch, solve_replicates
@@ -240,7 +240,7 @@ def _transition(
 
 def _excess(model: Model, x: Overlaps, rule: Rule) -> jax.Array:
     """By how much a state beats the linear baseline."""
-    return linear_baseline(model, rule) - test_error(model, x, rule)
+    return gen_error_linear(model, rule) - test_error(model, x, rule)
 
 
 @eqx.filter_jit
