@@ -20,7 +20,7 @@ def test_global_minimum_against_brute_force(model, nodes, case):
     found = jax.jit(px.prox)(model, h, V, y)
     assert bool(jnp.all(found.converged))
     energy = np.asarray(px.moreau(model, found.z, h, V, y))
-    descend = jax.jit(lambda z: px._newton(model, z, h, V, y, 1e-7))
+    descend = jax.jit(lambda z: px._descend(model, z, h, V, y, 60, 1e-7))
     best = np.full(energy.shape, np.inf)
     for a in np.linspace(-2.4, 2.4, 6):
         for b in np.linspace(-2.4, 2.4, 6):

@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any
 import equinox as eqx
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import lax
 
 from .nodewise import nodewise
@@ -28,7 +29,7 @@ if TYPE_CHECKING:
     from .model import Model
 
 _POWER_STEPS = 4
-_COMMON_STEPS = 6
+_COMMON_STEPS = 4
 _MAX_STEPS = 60
 
 
@@ -137,6 +138,22 @@ def _attach_jvp(primals: Any, tangents: Any) -> tuple[jax.Array, jax.Array]:
 
 
 def _search(model: Model, h: jax.Array, V: jax.Array, y: jax.Array, near: jax.Array | None) -> Prox:
+    # Which minimum is the lowest is settled in single precision, at half the cost; its place is then refined.
+    single = _to_single((model, h, V, y, near))
+    top, second, gap = _lowest_minima(*single)
+    top, second, gap = (a.astype(h.dtype) for a in (top, second, gap))
+    z, _, converged = _descend(model, top, h, V, y, _MAX_STEPS, 4 * float(jnp.finfo(h.dtype).eps) ** 0.5)
+    return Prox(z, converged, jnp.where(jnp.isfinite(gap), second, z), gap)
+
+
+def _to_single(tree: Any) -> Any:
+    return jax.tree.map(lambda a: a.astype(jnp.float32) if jnp.issubdtype(a.dtype, jnp.floating) else a, tree)
+
+
+def _lowest_minima(
+    model: Model, h: jax.Array, V: jax.Array, y: jax.Array, near: jax.Array | None
+) -> tuple[jax.Array, jax.Array, jax.Array]:
+    """The lowest minimum found at each node, the next one, and how much higher it lies (infinite: there is none)."""
     starts = _starts(model, h, y)
     if near is not None:
         starts = jnp.concatenate([starts, near])
@@ -146,16 +163,17 @@ def _search(model: Model, h: jax.Array, V: jax.Array, y: jax.Array, near: jax.Ar
         return jnp.tile(a, (1, 1, count))
 
     lanes = jnp.moveaxis(starts, 0, 2).reshape(L, r, count * size)
-    z, energy, _ = _newton(model, lanes, spread(h), V, spread(y), 1e-3)
+    z, energy = _newton(model, lanes, spread(h), V, spread(y), 1e-3)
     z, energy = jnp.moveaxis(z.reshape(L, r, count, size), 2, 0), energy.reshape(count, size)
-    best = jnp.argmin(energy, 0)
-    top = jnp.take_along_axis(z, best[None, None, None], 0)[0]
     lowest = jnp.min(energy, 0)
-    above = jnp.where(jnp.max(jnp.abs(z - top), (1, 2)) > 1e-3, energy - lowest, jnp.inf)
-    gap = jnp.min(above, 0)
-    second = jnp.take_along_axis(z, jnp.argmin(above, 0)[None, None, None], 0)[0]
-    z, _, converged = _descend(model, top, h, V, y, _MAX_STEPS, 4 * float(jnp.finfo(z.dtype).eps) ** 0.5)
-    return Prox(z, converged, jnp.where(jnp.isfinite(gap), second, z), gap)
+    top = _pick(z, jnp.argmin(energy, 0))
+    above = jnp.where(jnp.max(jnp.abs(z - top), (1, 2)) > 1e-2, energy - lowest, jnp.inf)
+    return top, _pick(z, jnp.argmin(above, 0)), jnp.min(above, 0)
+
+
+def _pick(z: jax.Array, which: jax.Array) -> jax.Array:
+    """One of K points (K, L, r, N) at every node."""
+    return functools.reduce(lambda a, k: jnp.where(which == k, z[k], a), range(1, z.shape[0]), z[0])
 
 
 def _starts(model: Model, h: jax.Array, y: jax.Array) -> jax.Array:
@@ -163,19 +181,25 @@ def _starts(model: Model, h: jax.Array, y: jax.Array) -> jax.Array:
     L, r, size = h.shape
     n = L * r
     hess = _hessian_at_nodes(model, jnp.zeros_like(h), y).reshape(n, n, size)
-    norm = jnp.max(jnp.sum(jnp.abs(hess), 0), 0)  # bounds the spectral radius
-    v = jnp.linspace(1.0, -0.8, n, dtype=h.dtype)[:, None] * jnp.ones_like(h[0, 0])
+
+    def total(terms: Any) -> jax.Array:
+        return functools.reduce(jnp.add, terms)
+
+    # The spectral radius is at most the largest row sum.
+    norm = functools.reduce(jnp.maximum, (total(abs(hess[i, j]) for j in range(n)) for i in range(n)))
+    v = [jnp.full(size, c, h.dtype) for c in np.linspace(1.0, -0.8, n)]
     for _ in range(_POWER_STEPS):  # the lowest eigenvector of the Hessian at the origin
-        v = norm * v - jnp.sum(hess * v[None], 1)
-        v = v / jnp.sqrt(jnp.sum(v**2, 0) + jnp.finfo(v.dtype).tiny)
-    v = v.reshape(h.shape)
+        v = [norm * v[i] - total(hess[i, j] * v[j] for j in range(n)) for i in range(n)]
+        size_of_v = jnp.sqrt(total(a**2 for a in v) + jnp.finfo(h.dtype).tiny)
+        v = [a / size_of_v for a in v]
+    v = jnp.stack(v).reshape(h.shape)
     return jnp.stack([h, *(a * v for a in (1.0, -1.0))])
 
 
 def _newton(
     model: Model, z: jax.Array, h: jax.Array, V: jax.Array, y: jax.Array, tol: float
-) -> tuple[jax.Array, jax.Array, jax.Array]:
-    """Local minimisers (L, r, N), energies (N,), converged (N,), by Newton descent from `z`.
+) -> tuple[jax.Array, jax.Array]:
+    """Local minimisers (L, r, N) and their energies (N,) by Newton descent from `z`.
 
     A few steps serve nearly every lane; the others are gathered and finished in small groups, because otherwise one
     slow lane would keep all of them waiting.
@@ -183,22 +207,21 @@ def _newton(
     size = z.shape[-1]
     group = max(256, size // 16)
     if size <= 4 * group:
-        return _descend(model, z, h, V, y, _MAX_STEPS, tol)
+        return _descend(model, z, h, V, y, _MAX_STEPS, tol)[:2]
     z, energy, done = _descend(model, z, h, V, y, _COMMON_STEPS, tol)
 
     def body(state: tuple) -> tuple:
-        z, energy, done, left = state
+        z, energy, left = state
         lanes = jnp.nonzero(left, size=group, fill_value=size)[0]
         pick = partial(jnp.take, indices=lanes, axis=-1, mode="clip")
-        z1, energy1, done1 = _descend(model, pick(z), pick(h), V, pick(y), _MAX_STEPS, tol)
+        z1, energy1, _ = _descend(model, pick(z), pick(h), V, pick(y), _MAX_STEPS, tol)
         return (
             z.at[..., lanes].set(z1, mode="drop"),
             energy.at[lanes].set(energy1, mode="drop"),
-            done.at[lanes].set(done1, mode="drop"),
             left.at[lanes].set(False, mode="drop"),
         )
 
-    return lax.while_loop(lambda state: jnp.any(state[-1]), body, (z, energy, done, ~done))[:3]
+    return lax.while_loop(lambda state: jnp.any(state[-1]), body, (z, energy, ~done))[:2]
 
 
 def _descend(
@@ -215,14 +238,15 @@ def _descend(
     floor = 1e-3 * jnp.diagonal(precision)
     rounding = 64 * jnp.finfo(z.dtype).eps
 
-    def evaluate(z: jax.Array) -> tuple[jax.Array, jax.Array]:
+    def evaluate(z: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array]:
         value, grad, hess = _expansion_at_nodes(model, z.reshape(shape), y)
         grad, hess = grad.reshape(n, -1), hess.reshape(n, n, -1)
         d = z - centre
         pd = [sum(precision[i, j] * d[j] for j in range(n)) for i in range(n)]
         rows = [[hess[i, j] + precision[i, j] for j in range(n)] for i in range(n)]
         step = _ldl_solve(rows, [-(grad[i] + pd[i]) for i in range(n)], floor)
-        return value + 0.5 * sum(pd[i] * d[i] for i in range(n)), jnp.stack(step)
+        quadratic = 0.5 * sum(pd[i] * d[i] for i in range(n))
+        return value + quadratic, rounding * (jnp.abs(value) + quadratic), jnp.stack(step)
 
     def small(z: jax.Array, step: jax.Array) -> jax.Array:
         return jnp.max(jnp.abs(step), 0) <= tol * (0.1 + jnp.max(jnp.abs(z), 0))
@@ -230,9 +254,8 @@ def _descend(
     def body(state: tuple) -> tuple:
         z, energy, step, cut, k = state
         trial = z + cut * step
-        e, s = evaluate(trial)
-        # Energies equal to rounding say nothing against a step.
-        down = e <= energy + rounding * jnp.max(jnp.where(jnp.isfinite(energy), jnp.abs(energy), 0.0))
+        e, noise, s = evaluate(trial)
+        down = e <= energy + noise  # energies equal to rounding say nothing against a step
         return (
             jnp.where(down, trial, z),
             jnp.where(down, e, energy),
