@@ -28,13 +28,16 @@ _ELEMENTWISE = set(
     neg nextafter not or pow rem round rsqrt select_n sign sin sinh sqrt square stop_gradient sub tan tanh xor""".split()
 )
 _FOLDS = {
-    "reduce_sum": lax.add,
-    "reduce_max": lax.max,
-    "reduce_min": lax.min,
-    "reduce_prod": lax.mul,
-    "reduce_and": lax.bitwise_and,
-    "reduce_or": lax.bitwise_or,
+    "reduce_sum": ("add", lax.add),
+    "reduce_max": ("max", lax.max),
+    "reduce_min": ("min", lax.min),
+    "reduce_prod": ("mul", lax.mul),
+    "reduce_and": ("and", lax.bitwise_and),
+    "reduce_or": ("or", lax.bitwise_or),
 }
+# What a known operand, by its place, spares: the operation (the result is the other operand), or both (it is zero).
+_NEUTRAL = ({"add": 0, "add_any": 0, "mul": 1}, {"add": 0, "add_any": 0, "sub": 0, "mul": 1, "div": 1})
+_ABSORBING = ({"mul": 0, "div": 0}, {"mul": 0})
 
 
 def nodewise(fn: Callable[..., Any]) -> Callable[..., Any]:
@@ -62,7 +65,10 @@ def _run(fn: Callable[..., Any], shared: Any, *args: jax.Array) -> Any:
 
 
 def _split(array: Any, batch_axes: int) -> np.ndarray:
-    """The entries of an array, as an object array of its leading shape."""
+    """The entries of an array, as an object array of its leading shape; those of a known array as numpy scalars."""
+    if batch_axes == 0 and not isinstance(array, jax.core.Tracer):
+        array = np.asarray(array)
+        return _fill(array.shape, array.__getitem__)
     array = jnp.asarray(array)
     shape = array.shape[: array.ndim - batch_axes]
     flat = lax.reshape(array, (math.prod(shape), *array.shape[array.ndim - batch_axes :]))
@@ -72,18 +78,33 @@ def _split(array: Any, batch_axes: int) -> np.ndarray:
     return entries.reshape(shape)
 
 
-def _bind(operation: Callable[..., Any], *ops: Any, **params: Any) -> jax.Array:
-    """An elementwise operation on entries, some shared by all nodes and some not."""
-    shapes = {o.shape for o in ops}
+def _bind(name: str, operation: Callable[..., Any], *ops: Any) -> Any:
+    """An elementwise operation on entries, some shared by all nodes and some not.
+
+    Known entries are computed with while tracing, and zeros and ones drop out: the derivative of a small function has
+    many, and what is not in the program need not be compiled.
+    """
+    known = [isinstance(o, np.generic) for o in ops]
+    if all(known):
+        with jax.ensure_compile_time_eval():
+            return np.asarray(operation(*map(jnp.asarray, ops)))[()]
+    for place in (0, 1) if len(ops) == 2 else ():
+        if known[place] and ops[place] == _ABSORBING[place].get(name):
+            return ops[place]
+        if known[place] and ops[place] == _NEUTRAL[place].get(name):
+            return ops[1 - place]
+    shapes = {np.shape(o) for o in ops}
+    ops = tuple(map(jnp.asarray, ops))
     if len(shapes) > 1:
         size = max(shapes)
         ops = tuple(o if o.shape == size else lax.broadcast(o, size) for o in ops)
-    return operation(*ops, **params)
+    return operation(*ops)
 
 
 def _join(entries: np.ndarray, size: int) -> jax.Array:
     """The inverse of `_split` at `size` nodes."""
-    rows = [lax.broadcast_in_dim(e, (1, size), tuple(range(1, 1 + e.ndim))) for e in entries.ravel()]
+    flat = [jnp.asarray(e) for e in entries.ravel()]
+    rows = [lax.broadcast_in_dim(e, (1, size), tuple(range(1, 1 + e.ndim))) for e in flat]
     return lax.reshape(lax.concatenate(rows, 0), (*entries.shape, size))
 
 
@@ -120,12 +141,13 @@ def _apply(eqn: Any, xs: list[np.ndarray], size: int) -> list[np.ndarray]:
     if name in _FOLDS:
         kept = [a for a in range(xs[0].ndim) if a not in params["axes"]]
         rows = xs[0].transpose(*kept, *params["axes"]).reshape(*shape, -1)
-        return [_fill(shape, lambda i: functools.reduce(functools.partial(_bind, _FOLDS[name]), rows[i]))]
+        return [_fill(shape, lambda i: functools.reduce(functools.partial(_bind, *_FOLDS[name]), rows[i]))]
     if name == "dot_general":
         return [_dot(xs, params["dimension_numbers"], shape)]
     if name in _ELEMENTWISE:
         xs = [np.broadcast_to(x, shape) for x in xs]
-        return [_fill(shape, lambda i: _bind(eqn.primitive.bind, *[x[i] for x in xs], **params))]
+        operation = functools.partial(eqn.primitive.bind, **params)
+        return [_fill(shape, lambda i: _bind(name, operation, *[x[i] for x in xs]))]
     return _by_vmap(eqn, xs, size)
 
 
@@ -151,8 +173,8 @@ def _dot(xs: list[np.ndarray], dims: Any, shape: tuple) -> np.ndarray:
 
     def entry(i: tuple) -> Any:
         row, column = a[i[: nb + na]], b[i[:nb] + i[nb + na :]]
-        terms = [_bind(lax.mul, x, y) for x, y in zip(row, column, strict=True)]
-        return functools.reduce(functools.partial(_bind, lax.add), terms)
+        terms = [_bind("mul", lax.mul, x, y) for x, y in zip(row, column, strict=True)]
+        return functools.reduce(functools.partial(_bind, "add", lax.add), terms)
 
     return _fill(shape, entry)
 
@@ -161,7 +183,8 @@ def _by_vmap(eqn: Any, xs: list[np.ndarray], size: int) -> list[np.ndarray]:
     """Anything else (a sort, a loop, a gather, ...): the operation itself, batched by jax."""
     run = functools.partial(eqn.primitive.bind, **eqn.params)
     if not xs:
-        outs = run()
+        with jax.ensure_compile_time_eval():
+            outs = run()
         return [_split(o, 0) for o in (outs if eqn.primitive.multiple_results else [outs])]
     outs = jax.vmap(run, in_axes=-1, out_axes=-1)(*[_join(x, size) for x in xs])
     return [_split(o, 1) for o in (outs if eqn.primitive.multiple_results else [outs])]

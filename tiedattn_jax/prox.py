@@ -38,7 +38,14 @@ def _loss(model: Model, Z: jax.Array, Y: jax.Array) -> jax.Array:
 
 
 def _expansion(model: Model, Z: jax.Array, Y: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array]:
-    return _loss(model, Z, Y), jax.grad(_loss, 1)(model, Z, Y), jax.hessian(_loss, 1)(model, Z, Y)
+    """Loss, gradient (L, r) and Hessian (L, r, L, r), from one pass."""
+
+    def column(d: jax.Array) -> Any:
+        return jax.jvp(lambda Z: jax.value_and_grad(_loss, 1)(model, Z, Y), (Z,), (d,))
+
+    basis = jnp.eye(Z.size, dtype=Z.dtype).reshape(-1, *Z.shape)
+    (value, gradient), (_, hessian) = jax.vmap(column, out_axes=(None, 0))(basis)
+    return value, gradient, hessian.reshape(*Z.shape, *Z.shape)
 
 
 loss_at_nodes = nodewise(_loss)
