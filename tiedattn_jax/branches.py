@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
+from itertools import pairwise
 from typing import NamedTuple
 
 import equinox as eqx
@@ -12,13 +13,18 @@ import jax.numpy as jnp
 import numpy as np
 
 from .model import Model, require
-from .nodes import Rule, sobol_nodes
-from .overlaps import BRANCHES, FREE
+from .nodes import DEFAULT_REPLICATES, Nodes, Rule, sobol_nodes
+from .overlaps import BRANCHES, Overlaps, admissible
 from .overlaps import start as branch_start
-from .solve import FixedPoint, error_bar, near_branch, solve_replicates
-from .state_evolution import Settings, Status
+from .solve import FixedPoint, error_bar, solve_from
+from .state_evolution import Settings
 
 CURVE_NODES = 2**13
+
+
+def curve_nodes(model: Model, n: int = CURVE_NODES, *, seed: int = 0, replicates: int = DEFAULT_REPLICATES) -> Nodes:
+    """The rule for curves: mirrored Sobol nodes, whose symmetries keep the ends of a branch sharp."""
+    return sobol_nodes(model, n, seed=seed, replicates=replicates, mirrored=True)
 
 
 class Curve(eqx.Module):
@@ -26,7 +32,8 @@ class Curve(eqx.Module):
 
     Attributes:
         branch: its name.
-        points: a `FixedPoint` at every alpha, those where the branch does not exist included, with their status.
+        points: a `FixedPoint` at every alpha it was looked for at, the first one beyond its end included, whose status
+            says that it is not there.
     """
 
     branch: str = eqx.field(static=True)
@@ -39,9 +46,19 @@ class Curve(eqx.Module):
 
     @property
     def exists(self) -> np.ndarray:
-        """Whether there is a state at each alpha: usable, or of a residual below 5 % that these nodes do not resolve."""
-        unresolved = [int(p.status) == Status.max_steps and float(p.residual) < 0.05 for p in self.points]
-        return np.array([bool(p.ok) for p in self.points]) | np.array(unresolved)
+        """Whether there is a state at each alpha; see `FixedPoint.exists`."""
+        return np.array([p.exists for p in self.points])
+
+    def at(self, alpha: float) -> Overlaps:
+        """Overlaps between the points, by linear interpolation."""
+        k = int(np.clip(np.searchsorted(self.alphas, alpha), 1, len(self.points) - 1))
+        p, q = self.points[k - 1], self.points[k]
+        t = (alpha - p.alpha) / (q.alpha - p.alpha)
+        return jax.tree.map(lambda a, b: (1 - t) * a + t * b, p.overlaps, q.overlaps)
+
+    def by_alpha(self, get: Callable[[FixedPoint], jax.Array]) -> dict[float, float]:
+        """A number of every point where the branch exists, by its alpha."""
+        return {float(p.alpha): float(get(p)) for p in self.points if p.exists}
 
     def values(self, get: Callable[[FixedPoint], jax.Array]) -> np.ndarray:
         """A number of every point, NaN where the branch does not exist."""
@@ -76,11 +93,13 @@ def sweep(
     settings: Settings | None = None,
     progress: Callable[[Iterable], Iterable] = iter,
 ) -> Curve:
-    """Solve a branch at many alphas, each from its neighbour above.
+    """Follow a branch through many alphas, from the largest one down to where it ends.
+
+    Each state starts from the secant through its neighbours above. Alphas below the end are left out, but for the first.
 
     Args:
         alphas: where; sorted by the call.
-        nodes: averaging rule; by default 4 scrambles of 2^13 Sobol nodes.
+        nodes: averaging rule; by default `curve_nodes`.
         progress: wraps the loop, for instance `tqdm.tqdm`.
 
     Raises:
@@ -90,18 +109,25 @@ def sweep(
         raise ValueError(f"branch must be one of {', '.join(BRANCHES)}, got branch={branch!r}")
     grid = np.sort(np.asarray(alphas, float).ravel())
     require(grid.size and np.all(np.isfinite(grid)) and grid[0] > 0, "alphas", alphas, "positive and finite")
-    nodes = sobol_nodes(model, CURVE_NODES) if nodes is None else nodes
-    settings = settings or Settings()
-    free = jnp.asarray(FREE[branch], model.lam.dtype)
-    first = start = branch_start(model, branch)
-    points = []
-    for a in progress(list(grid[::-1])):
-        alpha = jnp.asarray(a, model.lam.dtype)
-        x = near_branch(model, alpha, nodes.coarse(), start, free, settings)
-        point = FixedPoint(model, alpha, solve_replicates(model, alpha, nodes, x, free, settings), branch)
-        points.append(point)
-        start = point.overlaps if point.ok else first
+    nodes = curve_nodes(model) if nodes is None else nodes
+    points: list[FixedPoint] = []
+    for alpha in progress(list(grid[::-1])):
+        if len(points) > 1 and points[-2].exists and not points[-1].exists:
+            continue
+        start = _ahead(points, alpha) if points and points[-1].exists else branch_start(model, branch)
+        points.append(solve_from(model, alpha, branch, nodes, start, settings))
     return Curve(branch, tuple(points[::-1]))
+
+
+def _ahead(points: list[FixedPoint], alpha: float) -> Overlaps:
+    """Where the secant through the last two states of a branch comes to at `alpha`, if that is a state at all."""
+    last = points[-1]
+    if len(points) < 2 or not points[-2].exists:
+        return last.overlaps
+    before = points[-2]
+    t = (alpha - last.alpha) / (last.alpha - before.alpha)
+    guess = jax.tree.map(lambda a, b: a + t * (a - b), last.overlaps, before.overlaps)
+    return guess if bool(admissible(last.model, guess)) else last.overlaps
 
 
 def spinodals(curve: Curve, nodes: Rule | None = None, *, settings: Settings | None = None) -> list[Spinodal]:
@@ -109,75 +135,67 @@ def spinodals(curve: Curve, nodes: Rule | None = None, *, settings: Settings | N
 
     A branch that disappears does so in a pitchfork where its own order parameter starts to grow on the uninformed
     branch m = theta = 0 in between; otherwise in a fold, which is bracketed by the neighbouring points of the curve. It
-    turns unstable where the other order parameter starts to grow on it. Growth is read off the linearised map with the score
-    function of the Gaussian fields, which jumps of the proximal operator leave exact.
+    turns unstable where the other order parameter starts to grow on it. Growth is read off the linearised map with the
+    score function of the Gaussian fields, which jumps of the proximal operator leave exact.
 
     Args:
         curve: the positional or the semantic branch.
-        nodes: averaging rule; by default that of `sweep`.
+        nodes: averaging rule; by default `curve_nodes`.
     """
     own, other = {"semantic": ("theta", "m"), "positional": ("m", "theta")}[curve.branch]
     model = curve.points[0].model
-    nodes = sobol_nodes(model, CURVE_NODES) if nodes is None else nodes
-    follow = partial(_crossing, nodes=nodes, settings=settings or Settings())
-    alphas, exists, growth = curve.alphas, curve.exists.copy(), curve.values(lambda p: _growth(p, other))
+    nodes = curve_nodes(model) if nodes is None else nodes
+    follow = partial(_crossing, nodes=nodes, settings=settings)
     size = curve.values(lambda p: jnp.max(jnp.abs(getattr(p.overlaps, own))))
-    seeds = sweep(model, alphas, "uninformed", nodes, settings=settings).points
-    seed = np.array([float(_growth(p, own)) for p in seeds])
-    found, forks = [], []
-    for i in range(len(alphas) - 1):
-        side, inside, outside = ("lower", i + 1, i) if seed[i] < seed[i + 1] else ("upper", i, i + 1)
+    found = []
+    for a, b in pairwise(range(len(curve.points))):
+        p, q = curve.points[a], curve.points[b]
+        if p.exists and q.exists and (_growth(p, other) - 1) * (_growth(q, other) - 1) < 0:
+            side = "lower" if _growth(p, other) > 1 else "upper"
+            found.append(Spinodal(*follow(p, q, other), "instability", other, side))
+        if p.exists == q.exists:
+            continue
+        side, inside, outside, height = ("lower", q, p, size[b]) if q.exists else ("upper", p, q, size[a])
+        start = branch_start(model, "uninformed")
+        beyond, before = (solve_from(model, e.alpha, "uninformed", nodes, start, settings) for e in (outside, inside))
         # Continuous: the order parameter is small next to the point where the uninformed state starts to grow one.
-        if (seed[i] - 1) * (seed[i + 1] - 1) < 0 and exists[inside] and size[inside] < 0.6 * np.nanmax(size):
-            forks.append(i)
-            place = follow(seeds[i], seeds[i + 1], own)
+        if _growth(beyond, own) < 1 < _growth(before, own) and height < 0.7 * np.nanmax(size):
+            place = follow(beyond, before, own)
             found.append(Spinodal(*place, "pitchfork", own, side))
-            # Beyond a pitchfork, frozen nodes leave a small order parameter, as any imperfection does.
-            beyond = slice(0, i + 1) if side == "lower" else slice(i + 1, None)
-            exists[beyond], growth[beyond] = False, np.nan
             # At the pitchfork the branch is as unstable as the uninformed state.
-            if growth[inside] < 1 < float(_growth(seeds[outside], other)):
-                birth = eqx.tree_at(lambda p: p.alpha, seeds[outside], jnp.asarray(place[0], model.lam.dtype))
-                found.append(Spinodal(*follow(birth, curve.points[inside], other), "instability", other, side))
-    for i in range(len(alphas) - 1):
-        if exists[i] and exists[i + 1] and (growth[i] - 1) * (growth[i + 1] - 1) < 0:
-            place = follow(curve.points[i], curve.points[i + 1], other)
-            found.append(Spinodal(*place, "instability", other, "lower" if growth[i] > 1 else "upper"))
-        if exists[i] != exists[i + 1] and i not in forks:
-            middle, half = 0.5 * (alphas[i] + alphas[i + 1]), 0.5 * (alphas[i + 1] - alphas[i])
-            found.append(Spinodal(float(middle), float(half), "fold", own, "lower" if exists[i + 1] else "upper"))
+            if _growth(inside, other) < 1 < _growth(beyond, other):
+                birth = eqx.tree_at(lambda e: e.alpha, beyond, jnp.asarray(place[0], model.lam.dtype))
+                found.append(Spinodal(*follow(birth, inside, other), "instability", other, side))
+        else:
+            middle, half = 0.5 * float(p.alpha + q.alpha), 0.5 * float(q.alpha - p.alpha)
+            found.append(Spinodal(middle, half, "fold", own, side))
     return sorted(found, key=lambda end: end.alpha)
 
 
-def _growth(point: FixedPoint, direction: str) -> jax.Array:
-    return getattr(point.diagnostics, f"growth_{direction}")
+def _growth(point: FixedPoint, direction: str) -> float:
+    return float(getattr(point.diagnostics, f"growth_{direction}"))
 
 
 def _crossing(
-    first: FixedPoint, second: FixedPoint, direction: str, nodes: Rule, settings: Settings, steps: int = 8
+    first: FixedPoint, second: FixedPoint, direction: str, nodes: Rule, settings: Settings | None, steps: int = 8
 ) -> tuple[float, float]:
     """Where the growth in a direction crosses one between two states, on the branch of the second, and its error bar."""
     model, branch, x = second.model, second.branch, second.overlaps
-    free = jnp.asarray(FREE[branch], model.lam.dtype)
-    (a0, g0), (a1, g1) = ((float(p.alpha), float(_growth(p, direction)) - 1) for p in (first, second))
+    (a0, g0), (a1, g1) = ((float(p.alpha), _growth(p, direction) - 1) for p in (first, second))
     alpha, bar = a1, np.inf
     for _ in range(steps):
         trial = a1 - g1 * (a1 - a0) / (g1 - g0)
-        state = solve_replicates(model, jnp.asarray(trial, model.lam.dtype), nodes, x, free, settings)
-        point = FixedPoint(model, jnp.asarray(trial, model.lam.dtype), state, branch)
-        if (
-            int(point.status) == Status.absent or float(point.residual) > 0.05
-        ):  # too near the end of the branch for these nodes: come from the good side
+        point = solve_from(model, trial, branch, nodes, x, settings)
+        if not point.exists:  # too near the end of the branch for these nodes: come from the good side
             a0, g0 = trial, g0 * (trial - a1) / (a0 - a1)
             continue
-        growth = getattr(state.diagnostics, f"growth_{direction}") - 1
-        slope = (float(jnp.mean(growth)) - g1) / (trial - a1)
-        roots = trial - growth / slope
+        growth = getattr(point.replicates.diagnostics, f"growth_{direction}") - 1
+        mean = float(jnp.mean(growth))
+        roots = trial - growth * (trial - a1) / (mean - g1)
         alpha, bar, x = float(jnp.mean(roots)), float(error_bar(roots)), point.overlaps
-        if abs(alpha - trial) < 0.2 * bar or abs(alpha - trial) < 1e-6:
+        if abs(alpha - trial) < max(0.2 * bar, 1e-6):
             break
-        if float(jnp.mean(growth)) * g1 > 0:
-            a1, g1 = trial, float(jnp.mean(growth))
-        else:
-            (a0, g0), (a1, g1) = (a1, g1), (trial, float(jnp.mean(growth)))
+        if mean * g1 < 0:
+            a0, g0 = a1, g1
+        a1, g1 = trial, mean
     return alpha, bar

@@ -199,8 +199,8 @@ def _starts(model: Model, h: jax.Array, y: jax.Array) -> jax.Array:
         v = [norm * v[i] - total(hess[i, j] * v[j] for j in range(n)) for i in range(n)]
         size_of_v = jnp.sqrt(total(a**2 for a in v) + jnp.finfo(h.dtype).tiny)
         v = [a / size_of_v for a in v]
-    v = jnp.stack(v).reshape(h.shape)
-    return jnp.stack([h, *(a * v for a in (1.0, -1.0))])
+    well = jnp.stack(v).reshape(h.shape)
+    return jnp.stack([h, well, -well])
 
 
 def _newton(

@@ -116,6 +116,12 @@ class FixedPoint(eqx.Module):
         return self.status <= Status.stalled
 
     @property
+    def exists(self) -> bool:
+        """Whether a concrete state is one: `ok`, or of a residual below 5 % that these nodes do not resolve."""
+        unresolved = int(self.status) == Status.max_steps and float(self.residual) < 0.05
+        return bool(self.ok) or unresolved
+
+    @property
     def stderr(self) -> State:
         """Error bars, in the fields of `State`; see `error_bar`."""
         return jax.tree.map(error_bar, self.replicates)
@@ -167,10 +173,23 @@ def solve(
         _check_start(model, start)
     nodes = default_nodes(model) if nodes is None else nodes
     settings = settings or Settings()
-    free = jnp.asarray(FREE[branch], model.lam.dtype)
     start = _default_start(model, branch) if start is None else start
-    x0 = near_branch(model, alpha, nodes.coarse(), start, free, settings)
-    return FixedPoint(model, alpha, solve_replicates(model, alpha, nodes, x0, free, settings), branch)
+    x0 = near_branch(model, alpha, nodes.coarse(), start, free_of(model, branch), settings)
+    return solve_from(model, alpha, branch, nodes, x0, settings)
+
+
+def solve_from(
+    model: Model, alpha: Any, branch: str | None, nodes: Rule, start: Overlaps, settings: Settings | None = None
+) -> FixedPoint:
+    """`solve` without its checks and without the coarse averages first: from a start near the state."""
+    alpha = jnp.asarray(alpha, model.lam.dtype)
+    states = solve_replicates(model, alpha, nodes, start, free_of(model, branch), settings or Settings())
+    return FixedPoint(model, alpha, states, branch)
+
+
+def free_of(model: Model, branch: str | None) -> jax.Array:
+    """The branch's pair of `FREE` as an array of the model's dtype."""
+    return jnp.asarray(FREE[branch], model.lam.dtype)
 
 
 _default_start = eqx.filter_jit(ov.start)

@@ -288,16 +288,24 @@ def implicit_gradient(
 ) -> tuple[jax.Array, Model, jax.Array]:
     """Value of `fn(model, x)` at a fixed point, and its total derivatives in the model and in alpha along the branch.
 
-    One adjoint solve with the dense Jacobian of the residual, instead of the derivative of every overlap.
+    The derivative of every overlap, by the implicit function theorem with the dense Jacobian of the residual.
     """
     coordinates = Coordinates(model, free)
-    v = coordinates.pack(x)
-    value, (by_model, by_v) = jax.value_and_grad(lambda m, v: fn(m, coordinates.unpack(v)), (0, 1))(model, v)
-    _, DF, _ = _image_and_jacobian(model, alpha, rule, v, coordinates)
+    v, (p, numbers) = coordinates.pack(x), ravel_pytree((model, alpha))
+    size = v.shape[0]
+
+    def column(d: jax.Array) -> jax.Array:
+        def image(v: jax.Array, p: jax.Array) -> jax.Array:
+            model, alpha = numbers(p)
+            return _image(model, alpha, rule, v, coordinates)[0]
+
+        return jax.jvp(image, (v, p), (d[:size], d[size:]))[1]
+
+    columns = jax.vmap(column, out_axes=1)(jnp.eye(size + p.shape[0], dtype=v.dtype))
     gauge = _gauge(model, x, jnp.ones_like(v), coordinates)
-    adjoint = deflated_solve((jnp.eye(v.shape[0], dtype=v.dtype) - DF).T, gauge, by_v)
-    more, by_alpha = jax.vjp(lambda m, a: _image(m, a, rule, v, coordinates)[0], model, alpha)[1](adjoint)
-    return value, jax.tree.map(jnp.add, by_model, more), by_alpha
+    by_p = deflated_solve(jnp.eye(size, dtype=v.dtype) - columns[:, :size], gauge, columns[:, size:])
+    value, (direct, by_v) = jax.value_and_grad(lambda p, v: fn(numbers(p)[0], coordinates.unpack(v)), (0, 1))(p, v)
+    return value, *numbers(direct + by_v @ by_p)
 
 
 def vanished(model: Model, x: Overlaps, free: jax.Array, tol: float = 0.02) -> jax.Array:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import equinox as eqx
@@ -16,7 +16,7 @@ from .nodes import Rule
 from .observables import gen_error_linear, test_error
 from .overlaps import FREE, Overlaps
 from .overlaps import start as branch_start
-from .solve import FixedPoint, check_model, default_nodes, error_bar, near_branch, solve_replicates
+from .solve import FixedPoint, check_model, default_nodes, error_bar, near_branch, solve_from, solve_replicates
 from .state_evolution import Settings, Status, fixed_point, implicit_gradient, vanished
 
 PAIR = ("positional", "semantic")
@@ -161,6 +161,7 @@ def critical_alpha(
     nodes: Rule | None = None,
     *,
     bracket: tuple[float, float] = RANGE,
+    start: tuple[Any, Sequence[Overlaps]] | None = None,
     settings: Settings | None = None,
 ) -> Transition:
     """Sample complexity alpha_c at which the positional and the semantic branch have the same training loss.
@@ -173,6 +174,8 @@ def critical_alpha(
         model: attention layer and data.
         nodes: averaging rule; by default 4 scrambles of 2^16 Sobol nodes.
         bracket: range of alpha in which the crossing is looked for.
+        start: an alpha near the crossing and the overlaps of the positional and the semantic branch there, from a
+            neighbouring model for instance; by default they are looked for in the bracket, on coarse averages.
         settings: tolerances.
 
     Returns:
@@ -184,18 +187,20 @@ def critical_alpha(
     """
     nodes, settings = _prepare(model, nodes, bracket, settings)
     held = lax.stop_gradient(model)
-    ends = _ends(held, bracket)
-    alpha, xs, met = _coarse_alpha_c(held, nodes.coarse(), ends, settings)
-    start = [jax.tree.map(lambda a, i=i: a[i], xs) for i in range(2)]
-    for _ in range(2):  # the slope is exact and coarse averages are near: the second step moves by 1e-6
-        states = [_solve_at(held, alpha, nodes, x, b, settings) for x, b in zip(start, PAIR, strict=True)]
+    if start is None:
+        alpha, xs, met = _coarse_alpha_c(held, nodes.coarse(), _ends(held, bracket), settings)
+        overlaps: Sequence[Overlaps] = [jax.tree.map(lambda a, i=i: a[i], xs) for i in range(2)]
+    else:
+        (alpha, overlaps), met = start, jnp.array(True)
+    for _ in range(2):  # the slope is exact and the start is near: the second step moves by 1e-6
+        states = [solve_from(held, alpha, b, nodes, x, settings) for x, b in zip(overlaps, PAIR, strict=True)]
         gap, by_model, by_alpha = jax.tree.map(
             jnp.subtract, *((s.replicates.train_loss, *s.replicates.train_loss_partials) for s in states)
         )
         roots = alpha - gap / by_alpha
-        branches = tuple(states)
-        alpha, start = jnp.mean(roots), [s.overlaps for s in states]
-    return _transition(model, roots, by_model, by_alpha, met, branches)
+        met &= jnp.abs(jnp.mean(roots) - alpha) < 0.1 * alpha
+        alpha, overlaps = jnp.mean(roots), [s.overlaps for s in states]
+    return _transition(model, roots, by_model, by_alpha, met, tuple(states))
 
 
 def _prepare(model: Model, nodes: Rule | None, bracket: tuple, settings: Settings | None) -> tuple[Rule, Settings]:
@@ -209,11 +214,6 @@ def _prepare(model: Model, nodes: Rule | None, bracket: tuple, settings: Setting
 
 def _ends(model: Model, bracket: tuple[float, float]) -> tuple[jax.Array, jax.Array]:
     return jnp.asarray(bracket[0], model.lam.dtype), jnp.asarray(bracket[1], model.lam.dtype)
-
-
-def _solve_at(model: Model, alpha: jax.Array, nodes: Rule, x0: Overlaps, branch: str, settings: Settings) -> FixedPoint:
-    free = jnp.asarray(FREE[branch], model.lam.dtype)
-    return FixedPoint(model, alpha, solve_replicates(model, alpha, nodes, x0, free, settings), branch)
 
 
 def _transition(
@@ -275,6 +275,7 @@ def linear_crossing(
     nodes: Rule | None = None,
     *,
     bracket: tuple[float, float] = RANGE,
+    start: tuple[Any, Overlaps] | None = None,
     settings: Settings | None = None,
 ) -> Transition:
     """Sample complexity alpha_l at which the global minimum starts to beat the linear baseline (Result 5.1).
@@ -286,6 +287,7 @@ def linear_crossing(
 
     Args:
         transition: the result of `critical_alpha` for the same model.
+        start: an alpha near the crossing, and the overlaps there of the branch it lies on; by default looked for.
         model, nodes, bracket, settings: as there.
 
     Returns:
@@ -303,10 +305,14 @@ def linear_crossing(
     free = choose(*_frees(held))
     ends = choose((lo, transition_held.alpha), (transition_held.alpha, jnp.maximum(hi, 1.01 * transition_held.alpha)))
     x0 = choose(positional.overlaps, semantic.overlaps)
-    alpha, x, met = _coarse_alpha_l(held, nodes.coarse(), x0, free, ends, settings)
+    if start is None:
+        alpha, x, met = _coarse_alpha_l(held, nodes.coarse(), x0, free, ends, settings)
+    else:
+        (alpha, x), met = start, jnp.array(True)
     state = solve_replicates(held, alpha, nodes, x, free, settings)
     _, by_model, by_alpha = _excess_gradient(held, alpha, nodes, state.overlaps, free)
-    alpha = jnp.mean(alpha - (state.gen_error_linear - state.gen_error) / by_alpha)
+    guess, alpha = alpha, jnp.mean(alpha - (state.gen_error_linear - state.gen_error) / by_alpha)
+    met &= jnp.abs(alpha - guess) < 0.1 * guess
     x = jax.tree.map(lambda a: jnp.mean(a, 0), state.overlaps)
     state = solve_replicates(held, alpha, nodes, x, free, settings)
     roots = alpha - (state.gen_error_linear - state.gen_error) / by_alpha

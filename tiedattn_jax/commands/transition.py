@@ -7,13 +7,14 @@ import csv
 import io
 import sys
 from functools import partial
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
 from tqdm import tqdm
 
-from ..branches import Curve, Spinodal, spinodals, sweep
-from ..nodes import DEFAULT_NODES
+from ..branches import CURVE_NODES, Curve, Spinodal, curve_nodes, spinodals, sweep
+from ..overlaps import Overlaps
 from ..plotting import branch_figure
 from ..state_evolution import Status
 from ..transitions import PAIR, Transition, critical_alpha, linear_crossing
@@ -34,21 +35,22 @@ def register(commands: Any) -> None:
 def run(args: argparse.Namespace) -> Report:
     """Find alpha_c and alpha_l, follow both branches, find where they end."""
     model = model_of(args)
-    nodes, curve_nodes = nodes_of(args, model), nodes_of(args, model, DEFAULT_NODES // 8)
+    nodes = nodes_of(args, model)
+    rough = curve_nodes(model, min(args.nodes, CURVE_NODES), seed=args.seed, replicates=args.replicates)
     grid = np.linspace(*CURVE_RANGE, CURVE_POINTS)
-    with tqdm(total=2 * len(grid) + 26, disable=args.json, file=sys.stderr, unit="solve", leave=False) as bar:
-        bar.set_description("alpha_c")
-        critical = critical_alpha(model, nodes)
-        bar.update(12)
-        bar.set_description("alpha_l")
-        crossing = linear_crossing(model, critical, nodes)
-        bar.update(10)
+    with tqdm(total=2 * len(grid) + 24, disable=args.json, file=sys.stderr, unit="solve", leave=False) as bar:
         curves = {}
         for branch in PAIR:
             bar.set_description(f"{branch} curve")
-            curves[branch] = sweep(model, grid, branch, curve_nodes, progress=partial(ticking, bar=bar))
-        bar.set_description("spinodals")
-        ends = {name: spinodals(curve, curve_nodes) for name, curve in curves.items()}
+            curves[branch] = sweep(model, grid, branch, rough, progress=partial(ticking, bar=bar))
+        bar.set_description("branch ends")
+        ends = {name: spinodals(curve, rough) for name, curve in curves.items()}
+        bar.update(12)
+        bar.set_description("alpha_c")
+        critical = critical_alpha(model, nodes, start=_near_alpha_c(curves))
+        bar.update(8)
+        bar.set_description("alpha_l")
+        crossing = linear_crossing(model, critical, nodes, start=_near_alpha_l(curves, critical))
         bar.update(4)
     text, files = _text(critical, crossing, ends, curves), {}
     if args.out is not None:
@@ -57,6 +59,33 @@ def run(args: argparse.Namespace) -> Report:
         files = {"transition.png": picture.getvalue(), "curves.csv": _table(curves).encode()}
         text += f"\nFigure, table and JSON: {args.out / 'transition.png'}, curves.csv, transition.json"
     return Report(transition_report(critical, crossing, ends), text, files, int(critical.status) <= Status.stalled)
+
+
+def _near_alpha_c(curves: dict[str, Curve]) -> tuple[float, list[Overlaps]] | None:
+    """Where the losses of the curves cross, and the states there."""
+    loss = [curves[b].by_alpha(lambda p: p.train_loss) for b in PAIR]
+    shared = sorted(set(loss[0]) & set(loss[1]))
+    alpha = _rising_zero(shared, [loss[0][a] - loss[1][a] for a in shared])
+    return None if alpha is None else (alpha, [curves[b].at(alpha) for b in PAIR])
+
+
+def _near_alpha_l(curves: dict[str, Curve], critical: Transition) -> tuple[float, Overlaps] | None:
+    """Where the curve of the global minimum starts to beat the linear baseline, and its state there."""
+    positional = critical.branches[0]
+    early = bool(positional.gen_error < positional.gen_error_linear)
+    curve = curves[PAIR[0 if early else 1]]
+    excess = curve.by_alpha(lambda p: p.gen_error_linear - p.gen_error)
+    alphas = [a for a in excess if (a < float(critical.alpha)) == early]
+    alpha = _rising_zero(alphas, [excess[a] for a in alphas])
+    return None if alpha is None else (alpha, curve.at(alpha))
+
+
+def _rising_zero(x: list[float], y: list[float]) -> float | None:
+    """First place where a piecewise linear function turns positive."""
+    for (x0, y0), (x1, y1) in pairwise(zip(x, y, strict=True)):
+        if y0 < 0 <= y1:
+            return x0 - y0 * (x1 - x0) / (y1 - y0)
+    return None
 
 
 def transition_report(critical: Transition, crossing: Transition, ends: dict[str, list[Spinodal]]) -> dict[str, Any]:
