@@ -17,9 +17,12 @@ from .nodes import DEFAULT_REPLICATES, Nodes, Rule, sobol_nodes
 from .overlaps import BRANCHES, Overlaps, admissible
 from .overlaps import start as branch_start
 from .solve import FixedPoint, error_bar, solve_from
-from .state_evolution import Settings
+from .state_evolution import Settings, Status
 
 CURVE_NODES = 2**13
+CURVE_SETTINGS = Settings(tol=1e-4)
+# The order parameter by which a branch differs from the uninformed one.
+OWN = {"positional": "m", "semantic": "theta"}
 
 
 def curve_nodes(model: Model, n: int = CURVE_NODES, *, seed: int = 0, replicates: int = DEFAULT_REPLICATES) -> Nodes:
@@ -110,24 +113,51 @@ def sweep(
     grid = np.sort(np.asarray(alphas, float).ravel())
     require(grid.size and np.all(np.isfinite(grid)) and grid[0] > 0, "alphas", alphas, "positive and finite")
     nodes = curve_nodes(model) if nodes is None else nodes
+    settings = CURVE_SETTINGS if settings is None else settings
+    own = OWN.get(branch)
     points: list[FixedPoint] = []
+    largest = 0.0
     for alpha in progress(list(grid[::-1])):
-        if len(points) > 1 and points[-2].exists and not points[-1].exists:
-            continue
-        start = _ahead(points, alpha) if points and points[-1].exists else branch_start(model, branch)
-        points.append(solve_from(model, alpha, branch, nodes, start, settings))
+        followed = points[-1] if points and points[-1].exists else None
+        if followed is None and len(points) > 1 and points[-2].exists:
+            continue  # below the end
+        if followed is not None and own and _size(followed, own) < 0.5 * largest:
+            # Does it still grow on the uninformed branch? Frozen nodes would leave a trace of it where it does not.
+            bare = solve_from(model, alpha, "uninformed", nodes, followed.replicates.overlaps, settings)
+            if _growth(bare, own) < 1:
+                points.append(_absent(bare, branch))
+                continue
+        start = _ahead(points, alpha) if followed else branch_start(model, branch)
+        point = solve_from(model, alpha, branch, nodes, start, settings)
+        if own and point.exists:
+            largest = max(largest, _size(point, own))
+        points.append(point)
     return Curve(branch, tuple(points[::-1]))
 
 
+def _absent(point: FixedPoint, branch: str) -> FixedPoint:
+    """The uninformed state where a branch has run into it."""
+    status = jnp.full_like(point.replicates.status, Status.absent)
+    return FixedPoint(point.model, point.alpha, eqx.tree_at(lambda s: s.status, point.replicates, status), branch)
+
+
 def _ahead(points: list[FixedPoint], alpha: float) -> Overlaps:
-    """Where the secant through the last two states of a branch comes to at `alpha`, if that is a state at all."""
+    """Where the secants through the last two states of a branch come to at `alpha`, if those are states at all."""
     last = points[-1]
+    here = last.replicates.overlaps
     if len(points) < 2 or not points[-2].exists:
-        return last.overlaps
-    before = points[-2]
-    t = (alpha - last.alpha) / (last.alpha - before.alpha)
-    guess = jax.tree.map(lambda a, b: a + t * (a - b), last.overlaps, before.overlaps)
-    return guess if bool(admissible(last.model, guess)) else last.overlaps
+        return here
+    t = (alpha - last.alpha) / (last.alpha - points[-2].alpha)
+    guess = jax.tree.map(lambda a, b: a + t * (a - b), here, points[-2].replicates.overlaps)
+    return guess if bool(jnp.all(jax.vmap(partial(admissible, last.model))(guess))) else here
+
+
+def _size(point: FixedPoint, order: str) -> float:
+    return float(jnp.max(jnp.abs(getattr(point.overlaps, order))))
+
+
+def _growth(point: FixedPoint, order: str) -> float:
+    return float(getattr(point.diagnostics, f"growth_{order}"))
 
 
 def spinodals(curve: Curve, nodes: Rule | None = None, *, settings: Settings | None = None) -> list[Spinodal]:
@@ -142,45 +172,43 @@ def spinodals(curve: Curve, nodes: Rule | None = None, *, settings: Settings | N
         curve: the positional or the semantic branch.
         nodes: averaging rule; by default `curve_nodes`.
     """
-    own, other = {"semantic": ("theta", "m"), "positional": ("m", "theta")}[curve.branch]
+    own, other = OWN[curve.branch], OWN["positional" if curve.branch == "semantic" else "semantic"]
     model = curve.points[0].model
     nodes = curve_nodes(model) if nodes is None else nodes
+    settings = CURVE_SETTINGS if settings is None else settings
     follow = partial(_crossing, nodes=nodes, settings=settings)
-    size = curve.values(lambda p: jnp.max(jnp.abs(getattr(p.overlaps, own))))
     found = []
-    for a, b in pairwise(range(len(curve.points))):
-        p, q = curve.points[a], curve.points[b]
+    for p, q in pairwise(curve.points):
         if p.exists and q.exists and (_growth(p, other) - 1) * (_growth(q, other) - 1) < 0:
             side = "lower" if _growth(p, other) > 1 else "upper"
             found.append(Spinodal(*follow(p, q, other), "instability", other, side))
         if p.exists == q.exists:
             continue
-        side, inside, outside, height = ("lower", q, p, size[b]) if q.exists else ("upper", p, q, size[a])
-        start = branch_start(model, "uninformed")
-        beyond, before = (solve_from(model, e.alpha, "uninformed", nodes, start, settings) for e in (outside, inside))
-        # Continuous: the order parameter is small next to the point where the uninformed state starts to grow one.
-        if _growth(beyond, own) < 1 < _growth(before, own) and height < 0.7 * np.nanmax(size):
-            place = follow(beyond, before, own)
-            found.append(Spinodal(*place, "pitchfork", own, side))
-            # At the pitchfork the branch is as unstable as the uninformed state.
-            if _growth(inside, other) < 1 < _growth(beyond, other):
-                birth = eqx.tree_at(lambda e: e.alpha, beyond, jnp.asarray(place[0], model.lam.dtype))
-                found.append(Spinodal(*follow(birth, inside, other), "instability", other, side))
-        else:
+        side, inside, outside = ("lower", q, p) if q.exists else ("upper", p, q)
+        beyond, before = (
+            solve_from(model, e.alpha, "uninformed", nodes, inside.replicates.overlaps, settings)
+            for e in (outside, inside)
+        )
+        largest = max(_size(e, own) for e in curve.points if e.exists)
+        if not (_growth(beyond, own) < 1 < _growth(before, own) and _size(inside, own) < 0.7 * largest):
             middle, half = 0.5 * float(p.alpha + q.alpha), 0.5 * float(q.alpha - p.alpha)
             found.append(Spinodal(middle, half, "fold", own, side))
+            continue
+        # The order parameter is small next to the point where the uninformed state starts to grow one: continuous.
+        place = follow(beyond, before, own)
+        found.append(Spinodal(*place, "pitchfork", own, side))
+        # At the pitchfork the branch is as unstable as the uninformed state.
+        if _growth(inside, other) < 1 < _growth(beyond, other):
+            birth = eqx.tree_at(lambda e: e.alpha, beyond, jnp.asarray(place[0], model.lam.dtype))
+            found.append(Spinodal(*follow(birth, inside, other), "instability", other, side))
     return sorted(found, key=lambda end: end.alpha)
 
 
-def _growth(point: FixedPoint, direction: str) -> float:
-    return float(getattr(point.diagnostics, f"growth_{direction}"))
-
-
 def _crossing(
-    first: FixedPoint, second: FixedPoint, direction: str, nodes: Rule, settings: Settings | None, steps: int = 8
+    first: FixedPoint, second: FixedPoint, direction: str, nodes: Rule, settings: Settings, steps: int = 8
 ) -> tuple[float, float]:
     """Where the growth in a direction crosses one between two states, on the branch of the second, and its error bar."""
-    model, branch, x = second.model, second.branch, second.overlaps
+    model, branch, x = second.model, second.branch, second.replicates.overlaps
     (a0, g0), (a1, g1) = ((float(p.alpha), _growth(p, direction) - 1) for p in (first, second))
     alpha, bar = a1, np.inf
     for _ in range(steps):
@@ -192,7 +220,7 @@ def _crossing(
         growth = getattr(point.replicates.diagnostics, f"growth_{direction}") - 1
         mean = float(jnp.mean(growth))
         roots = trial - growth * (trial - a1) / (mean - g1)
-        alpha, bar, x = float(jnp.mean(roots)), float(error_bar(roots)), point.overlaps
+        alpha, bar, x = float(jnp.mean(roots)), float(error_bar(roots)), point.replicates.overlaps
         if abs(alpha - trial) < max(0.2 * bar, 1e-6):
             break
         if mean * g1 < 0:

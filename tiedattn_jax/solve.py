@@ -143,9 +143,8 @@ def solve(
 ) -> FixedPoint:
     """Fixed point of the saddle-point equations (7)-(8) on a branch.
 
-    Works under `jit`, `vmap` over the numbers of the model and `alpha`, and `grad` in both modes. Derivatives are those
-    of the averages node by node: near a jump of the proximal operator, derivatives of overlaps and test error miss a
-    term whose relative size is `diagnostics.jump_mass`; those of the training loss are exact.
+    Works under `jit`, `vmap` over the numbers of the model and `alpha`, and `grad` in both modes. Derivatives contain
+    the jumps of the proximal operator; how much there is of them says `diagnostics.jump_mass`.
 
     Args:
         model: attention layer and data.
@@ -179,11 +178,26 @@ def solve(
 
 
 def solve_from(
-    model: Model, alpha: Any, branch: str | None, nodes: Rule, start: Overlaps, settings: Settings | None = None
+    model: Model,
+    alpha: Any,
+    branch: str | None,
+    nodes: Rule,
+    start: Overlaps,
+    settings: Settings | None = None,
+    *,
+    free: jax.Array | None = None,
 ) -> FixedPoint:
-    """`solve` without its checks and without the coarse averages first: from a start near the state."""
+    """`solve` without its checks and without the coarse averages first: from a start near the state.
+
+    Args:
+        start: overlaps, one for all replicates or with a leading replicate axis.
+        free: the pair of `FREE` to use, where it is data; by default that of the branch.
+    """
     alpha = jnp.asarray(alpha, model.lam.dtype)
-    states = solve_replicates(model, alpha, nodes, start, free_of(model, branch), settings or Settings())
+    if start.q.ndim == 3:
+        start = jax.tree.map(lambda a: jnp.broadcast_to(a, (nodes.replicates, *a.shape)), start)
+    free = free_of(model, branch) if free is None else free
+    states = solve_replicates(model, alpha, nodes, start, free, settings or Settings())
     return FixedPoint(model, alpha, states, branch)
 
 
@@ -206,11 +220,12 @@ def near_branch(
 
 @eqx.filter_jit
 def solve_replicates(
-    model: Model, alpha: jax.Array, nodes: Rule, x0: Overlaps, free: jax.Array, settings: Settings
+    model: Model, alpha: jax.Array, nodes: Rule, starts: Overlaps, free: jax.Array, settings: Settings
 ) -> State:
-    """The fixed point of every replicate, with all that it predicts."""
+    """The fixed point of every replicate, from its own start, with all that it predicts."""
 
-    def one(rule: Rule) -> State:
+    def one(args: tuple[Rule, Overlaps]) -> State:
+        rule, x0 = args
         x, residual, _, status = fixed_point(model, alpha, rule, x0, free, settings)
         gone = (status <= Status.stalled) & vanished(model, x, free)
         fixed_model, fixed_x = jax.tree.map(lax.stop_gradient, (model, x))
@@ -234,7 +249,7 @@ def solve_replicates(
             train_loss_partials=train_loss_partials(fixed_model, alpha, M, M_by_model, fixed_hats),
         )
 
-    return lax.map(one, nodes)
+    return lax.map(one, (nodes, starts))
 
 
 def _baseline(model: Model, rule: Rule) -> jax.Array:

@@ -16,7 +16,7 @@ from .nodes import Rule
 from .observables import gen_error_linear, test_error
 from .overlaps import FREE, Overlaps
 from .overlaps import start as branch_start
-from .solve import FixedPoint, check_model, default_nodes, error_bar, near_branch, solve_from, solve_replicates
+from .solve import FixedPoint, check_model, default_nodes, error_bar, near_branch, solve_from
 from .state_evolution import Settings, Status, fixed_point, implicit_gradient, vanished
 
 PAIR = ("positional", "semantic")
@@ -199,7 +199,7 @@ def critical_alpha(
         )
         roots = alpha - gap / by_alpha
         met &= jnp.abs(jnp.mean(roots) - alpha) < 0.1 * alpha
-        alpha, overlaps = jnp.mean(roots), [s.overlaps for s in states]
+        alpha, overlaps = jnp.mean(roots), [s.replicates.overlaps for s in states]
     return _transition(model, roots, by_model, by_alpha, met, tuple(states))
 
 
@@ -282,8 +282,8 @@ def linear_crossing(
 
     It lies on the semantic branch when the test error there still exceeds the baseline at alpha_c, on the positional
     one when the baseline is beaten before alpha_c, and equals alpha_c when the exchange of the minima itself crosses
-    it. Works under `jit` and `grad` (first derivatives). The derivatives are taken node by node: where the proximal
-    operator jumps they miss a share of the order of the branch's `diagnostics.jump_mass`.
+    it. Works under `jit` and `grad` (first derivatives); the derivatives are those of the implicit function
+    theorem and contain the jumps of the proximal operator.
 
     Args:
         transition: the result of `critical_alpha` for the same model.
@@ -309,14 +309,16 @@ def linear_crossing(
         alpha, x, met = _coarse_alpha_l(held, nodes.coarse(), x0, free, ends, settings)
     else:
         (alpha, x), met = start, jnp.array(True)
-    state = solve_replicates(held, alpha, nodes, x, free, settings)
-    _, by_model, by_alpha = _excess_gradient(held, alpha, nodes, state.overlaps, free)
-    guess, alpha = alpha, jnp.mean(alpha - (state.gen_error_linear - state.gen_error) / by_alpha)
-    met &= jnp.abs(alpha - guess) < 0.1 * guess
-    x = jax.tree.map(lambda a: jnp.mean(a, 0), state.overlaps)
-    state = solve_replicates(held, alpha, nodes, x, free, settings)
-    roots = alpha - (state.gen_error_linear - state.gen_error) / by_alpha
-    found = _transition(model, roots, by_model, by_alpha, met, (FixedPoint(held, alpha, state, None),))
+
+    def root(point: FixedPoint, slope: jax.Array) -> jax.Array:
+        return point.alpha - (point.replicates.gen_error_linear - point.replicates.gen_error) / slope
+
+    point = solve_from(held, alpha, None, nodes, x, settings, free=free)
+    _, by_model, by_alpha = _excess_gradient(held, point.alpha, nodes, point.replicates.overlaps, free)
+    alpha = jnp.mean(root(point, by_alpha))
+    met &= jnp.abs(alpha - point.alpha) < 0.1 * alpha
+    point = solve_from(held, alpha, None, nodes, point.replicates.overlaps, settings, free=free)
+    found = _transition(model, root(point, by_alpha), by_model, by_alpha, met, (point,))
     exchanged = late & ~early  # the exchange of the minima at alpha_c is what beats the baseline
 
     def pick(name: str) -> Any:
