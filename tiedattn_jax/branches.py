@@ -15,8 +15,7 @@ import numpy as np
 from .model import Model, require
 from .nodes import DEFAULT_REPLICATES, Nodes, Rule, sobol_nodes
 from .overlaps import BRANCHES, Overlaps, admissible
-from .overlaps import start as branch_start
-from .solve import FixedPoint, error_bar, solve_from
+from .solve import FixedPoint, branch_start, error_bar, solve_from
 from .state_evolution import Settings, Status
 
 CURVE_NODES = 2**13
@@ -143,13 +142,16 @@ def _absent(point: FixedPoint, branch: str) -> FixedPoint:
 
 def _ahead(points: list[FixedPoint], alpha: float) -> Overlaps:
     """Where the secants through the last two states of a branch come to at `alpha`, if those are states at all."""
-    last = points[-1]
-    here = last.replicates.overlaps
-    if len(points) < 2 or not points[-2].exists:
-        return here
-    t = (alpha - last.alpha) / (last.alpha - points[-2].alpha)
-    guess = jax.tree.map(lambda a, b: a + t * (a - b), here, points[-2].replicates.overlaps)
-    return guess if bool(jnp.all(jax.vmap(partial(admissible, last.model))(guess))) else here
+    last, before = points[-1], points[-2] if len(points) > 1 and points[-2].exists else points[-1]
+    step = (alpha - last.alpha) / (last.alpha - before.alpha) if before is not last else jnp.zeros_like(last.alpha)
+    return _secant(last.model, last.replicates.overlaps, before.replicates.overlaps, step)
+
+
+@eqx.filter_jit
+def _secant(model: Model, here: Overlaps, before: Overlaps, step: jax.Array) -> Overlaps:
+    guess = jax.tree.map(lambda a, b: a + step * (a - b), here, before)
+    inside = jnp.all(jax.vmap(partial(admissible, model))(guess))
+    return jax.tree.map(lambda a, b: jnp.where(inside, a, b), guess, here)
 
 
 def _size(point: FixedPoint, order: str) -> float:

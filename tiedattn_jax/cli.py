@@ -54,7 +54,7 @@ def _use_compilation_cache() -> None:
     where = os.environ.get("TIEDATTN_CACHE", str(Path.home() / ".cache" / "tiedattn_jax"))
     if where != "0":
         jax.config.update("jax_compilation_cache_dir", where)
-        jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.2)
+        jax.config.update("jax_persistent_cache_min_compile_time_secs", 0)
 
 
 def _finite(value: Any) -> Any:

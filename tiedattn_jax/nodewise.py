@@ -20,8 +20,27 @@ import numpy as np
 from jax import lax
 from jax.extend import core as jex
 
-# Operations that only move entries about: running them on the entries' numbers says which entry goes where.
-_MOVES = {"broadcast_in_dim", "reshape", "squeeze", "expand_dims", "transpose", "rev", "slice", "split", "copy"}
+
+def _broadcast(x: np.ndarray, shape: tuple, broadcast_dimensions: tuple, **_: Any) -> np.ndarray:
+    spread = [x.shape[broadcast_dimensions.index(k)] if k in broadcast_dimensions else 1 for k in range(len(shape))]
+    return np.broadcast_to(x.reshape(spread), shape)
+
+
+def _slice(x: np.ndarray, start_indices: tuple, limit_indices: tuple, strides: tuple | None) -> np.ndarray:
+    return x[tuple(map(slice, start_indices, limit_indices, strides or (1,) * x.ndim))]
+
+
+# Operations that only move entries about.
+_MOVES: dict[str, Callable[..., Any]] = {
+    "broadcast_in_dim": _broadcast,
+    "copy": lambda x: x,
+    "reshape": lambda x, new_sizes, **_: x.reshape(new_sizes),
+    "rev": lambda x, dimensions: np.flip(x, dimensions),
+    "slice": _slice,
+    "split": lambda x, sizes, axis: np.split(x, np.cumsum(sizes)[:-1], axis),
+    "squeeze": lambda x, dimensions: np.squeeze(x, dimensions),
+    "transpose": lambda x, permutation: x.transpose(permutation),
+}
 _ELEMENTWISE = set(
     """abs acos acosh add add_any and asin asinh atan atan2 atanh cbrt ceil clamp convert_element_type cos cosh div eq erf
     erf_inv erfc exp exp2 expm1 floor ge gt integer_pow is_finite le lgamma digamma log log1p logistic lt max min mul ne
@@ -130,12 +149,8 @@ def _apply(eqn: Any, xs: list[np.ndarray], size: int) -> list[np.ndarray]:
             return _interpret(inner[0], [_split(c, 0) for c in inner[1]], xs, size)
     shape = eqn.outvars[0].aval.shape
     if name in _MOVES:
-        numbers = np.arange(xs[0].size).reshape(xs[0].shape)
-        with jax.ensure_compile_time_eval():
-            moved = eqn.primitive.bind(numbers, **params)
-        flat = xs[0].ravel()
-        moved = [np.asarray(m) for m in (moved if eqn.primitive.multiple_results else [moved])]
-        return [_fill(m.shape, functools.partial(_moved, flat, m)) for m in moved]
+        moved = _MOVES[name](xs[0], **params)
+        return moved if eqn.primitive.multiple_results else [moved]
     if name == "concatenate":
         return [np.concatenate(xs, axis=params["dimension"])]
     if name in _FOLDS:
@@ -149,10 +164,6 @@ def _apply(eqn: Any, xs: list[np.ndarray], size: int) -> list[np.ndarray]:
         operation = functools.partial(eqn.primitive.bind, **params)
         return [_fill(shape, lambda i: _bind(name, operation, *[x[i] for x in xs]))]
     return _by_vmap(eqn, xs, size)
-
-
-def _moved(flat: np.ndarray, where: np.ndarray, index: tuple) -> Any:
-    return flat[where[index]]
 
 
 def _fill(shape: tuple, entry: Callable[[tuple], Any]) -> np.ndarray:

@@ -172,7 +172,7 @@ def solve(
         _check_start(model, start)
     nodes = default_nodes(model) if nodes is None else nodes
     settings = settings or Settings()
-    start = _default_start(model, branch) if start is None else start
+    start = branch_start(model, branch) if start is None else start
     x0 = near_branch(model, alpha, nodes.coarse(), start, free_of(model, branch), settings)
     return solve_from(model, alpha, branch, nodes, x0, settings)
 
@@ -206,7 +206,7 @@ def free_of(model: Model, branch: str | None) -> jax.Array:
     return jnp.asarray(FREE[branch], model.lam.dtype)
 
 
-_default_start = eqx.filter_jit(ov.start)
+branch_start = eqx.filter_jit(ov.start)
 
 
 @eqx.filter_jit
