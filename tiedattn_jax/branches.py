@@ -13,20 +13,20 @@ import jax.numpy as jnp
 import numpy as np
 
 from .model import Model, require
-from .nodes import DEFAULT_REPLICATES, Nodes, Rule, sobol_nodes
+from .nodes import Rule, sobol_nodes
 from .overlaps import BRANCHES, Overlaps, admissible
 from .solve import FixedPoint, branch_start, error_bar, solve_from
 from .state_evolution import Settings, Status
 
-CURVE_NODES = 2**13
-CURVE_SETTINGS = Settings(tol=1e-4)
+CURVE_NODES = 2**12
+CURVE_SETTINGS = Settings(tol=1e-4, max_steps=12)
 # The order parameter by which a branch differs from the uninformed one.
 OWN = {"positional": "m", "semantic": "theta"}
 
 
-def curve_nodes(model: Model, n: int = CURVE_NODES, *, seed: int = 0, replicates: int = DEFAULT_REPLICATES) -> Nodes:
-    """The rule for curves: mirrored Sobol nodes, whose symmetries keep the ends of a branch sharp."""
-    return sobol_nodes(model, n, seed=seed, replicates=replicates, mirrored=True)
+def curve_nodes(model: Model) -> Rule:
+    """The default rule for curves: 4 scrambles of 2^12 Sobol nodes."""
+    return sobol_nodes(model, CURVE_NODES)
 
 
 class Curve(eqx.Module):

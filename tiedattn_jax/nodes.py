@@ -231,7 +231,6 @@ def sobol_nodes(
     seed: int = 0,
     replicates: int = DEFAULT_REPLICATES,
     block: int | None = None,
-    mirrored: bool = False,
 ) -> Nodes:
     """Scrambled Sobol points mapped to Gaussians by the inverse cumulative distribution: the default rule.
 
@@ -241,28 +240,19 @@ def sobol_nodes(
         seed: of the scrambles.
         replicates: independent scrambles; their scatter is the error bar.
         block: nodes that are solved together; bounds the memory.
-        mirrored: every point with both signs of the student's and of the teacher's fields. The averages then have the
-            symmetries theta -> -theta and m -> -m of an even loss exactly, which other nodes break by their error: what
-            is right near a pitchfork, for twice the nodes elsewhere.
 
     Raises:
-        ValueError: `n` not a power of two (at least 4 when mirrored), or `replicates`, `block` or `seed` out of range.
+        ValueError: `n` not a power of two, or `replicates`, `block` or `seed` out of range.
     """
     _check_counts(n, replicates, block, seed)
-    if n & (n - 1) or (mirrored and n < 4):
-        below, above = 2 ** (n.bit_length() - 1), 2 ** n.bit_length()
-        raise ValueError(f"n must be a power of two for Sobol nodes, got n={n}: use {max(below, 4)} or {max(above, 4)}")
-    L, _, t = model.shape
+    if n & (n - 1):
+        raise ValueError(
+            f"n must be a power of two for Sobol nodes, got n={n}: use {2 ** (n.bit_length() - 1)} or {2 ** n.bit_length()}"
+        )
     sets = []
     for k in range(replicates):
         engine = stats.qmc.Sobol(_dimension(model), scramble=True, rng=np.random.default_rng([seed, k]))
-        uniform = engine.random(n // 4 if mirrored else n)
-        normals = special.ndtri(np.clip(uniform, 2.0**-33, 1 - 2.0**-33)).T
-        if mirrored:  # four signs in a row, so that a leading part of the nodes is mirrored, too
-            signs = np.ones((len(normals), 4))
-            signs[: L * t, 1::2], signs[L * t :, 2:] = -1, -1
-            normals = (normals[:, :, None] * signs[:, None]).reshape(len(normals), n)
-        sets.append(normals)
+        sets.append(special.ndtri(np.clip(engine.random(n), 2.0**-33, 1 - 2.0**-33)).T)
     return _nodes(model, np.stack(sets), np.full((replicates, n), 1 / n), block, "sobol")
 
 

@@ -310,15 +310,14 @@ def linear_crossing(
     else:
         (alpha, x), met = start, jnp.array(True)
 
-    def root(point: FixedPoint, slope: jax.Array) -> jax.Array:
-        return point.alpha - (point.replicates.gen_error_linear - point.replicates.gen_error) / slope
-
-    point = solve_from(held, alpha, None, nodes, x, settings, free=free)
-    _, by_model, by_alpha = _excess_gradient(held, point.alpha, nodes, point.replicates.overlaps, free)
-    alpha = jnp.mean(root(point, by_alpha))
-    met &= jnp.abs(alpha - point.alpha) < 0.1 * alpha
-    point = solve_from(held, alpha, None, nodes, point.replicates.overlaps, settings, free=free)
-    found = _transition(model, root(point, by_alpha), by_model, by_alpha, met, (point,))
+    for _ in range(2):
+        point = solve_from(held, alpha, None, nodes, x, settings, free=free)
+        x = point.replicates.overlaps
+        excess, by_model, by_alpha = _excess_gradient(held, point.alpha, nodes, x, free)
+        roots = point.alpha - excess / by_alpha
+        alpha = jnp.mean(roots)
+        met &= jnp.abs(alpha - point.alpha) < 0.1 * alpha
+    found = _transition(model, roots, by_model, by_alpha, met, (point,))
     exchanged = late & ~early  # the exchange of the minima at alpha_c is what beats the baseline
 
     def pick(name: str) -> Any:

@@ -56,5 +56,7 @@ def state_text(title: str, point: FixedPoint) -> str:
     lines += [f"  {shown.get(k, k):<18}{with_error(v, error[k])}" for k, v in value.items()]
     lines += [f"  {'linear baseline':<18}{linear:.7f}"]
     lines += [f"  {'replicon':<18}{float(diagnostics.replicon):.2f} (below 1: stable; without jumps)"]
-    lines += [f"  {'jump mass':<18}{float(diagnostics.jump_mass):.1%} of Vhat: what derivatives node by node miss"]
+    lines += [
+        f"  {'jump mass':<18}{float(diagnostics.jump_mass):.1%} of Vhat: the share of the jumps of the proximal operator"
+    ]
     return "\n".join(lines)

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 from tqdm import tqdm
 
-from ..branches import CURVE_NODES, Curve, Spinodal, curve_nodes, spinodals, sweep
+from ..branches import CURVE_NODES, Curve, Spinodal, spinodals, sweep
 from ..overlaps import Overlaps
 from ..plotting import branch_figure
 from ..state_evolution import Status
@@ -36,16 +36,15 @@ def run(args: argparse.Namespace) -> Report:
     """Find alpha_c and alpha_l, follow both branches, find where they end."""
     model = model_of(args)
     nodes = nodes_of(args, model)
-    rough = curve_nodes(model, min(args.nodes, CURVE_NODES), seed=args.seed, replicates=args.replicates)
+    rough = nodes_of(args, model, CURVE_NODES)
     grid = np.linspace(*CURVE_RANGE, CURVE_POINTS)
     with tqdm(total=2 * len(grid) + 24, disable=args.json, file=sys.stderr, unit="solve", leave=False) as bar:
-        curves = {}
+        curves, ends = {}, {}
         for branch in PAIR:
-            bar.set_description(f"{branch} curve")
+            bar.set_description(f"{branch} branch")
             curves[branch] = sweep(model, grid, branch, rough, progress=partial(ticking, bar=bar))
-        bar.set_description("branch ends")
-        ends = {name: spinodals(curve, rough) for name, curve in curves.items()}
-        bar.update(12)
+            ends[branch] = spinodals(curves[branch], rough)
+            bar.update(6)
         bar.set_description("alpha_c")
         critical = critical_alpha(model, nodes, start=_near_alpha_c(curves))
         bar.update(8)
@@ -132,9 +131,7 @@ def _text(critical: Transition, crossing: Transition, ends: dict[str, list[Spino
         for name, t in (("alpha_c", critical), ("alpha_l", crossing)):
             if int(t.status) > Status.stalled:
                 continue
-            jump = float(t.branches[-1].diagnostics.jump_mass)
-            note = "exact in the presence of jumps" if name == "alpha_c" else f"node by node; jump mass {jump:.1%}"
-            text += f"\n\nsensitivities of {name} ({note})"
+            text += f"\n\nsensitivities of {name}"
             for k in ("omega", "sigma", "lam"):
                 pair = getattr(t.sensitivities, k), getattr(t.sensitivities_stderr, k)
                 text += f"\n  d {name} / d {k:<8}{with_error(*pair)}"
