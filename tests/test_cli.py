@@ -62,7 +62,10 @@ def test_transition(capsys, tmp_path, monkeypatch):
     assert report["status"] in ("converged", "stalled at the accuracy of the averages")
     assert sorted(p.name for p in out_dir.iterdir()) == ["curves.csv", "transition.json", "transition.png"]
     rows = list(csv.DictReader((out_dir / "curves.csv").read_text().splitlines()))
-    assert len(rows) == 12 and np.isfinite(float(rows[-1]["train_loss_stderr"]))
+    alphas = {b: [float(r["alpha"]) for r in rows if r["branch"] == b] for b in ("positional", "semantic")}
+    np.testing.assert_allclose(alphas["positional"], np.linspace(0.05, 2.25, 6))
+    np.testing.assert_allclose(alphas["semantic"], np.linspace(0.05, 2.25, 6)[1:])  # ends near .72
+    assert np.isfinite(float(rows[-1]["train_loss_stderr"]))
     assert json.loads((out_dir / "transition.json").read_text()) == report
     assert (out_dir / "transition.png").read_bytes()[:4] == b"\x89PNG"
 

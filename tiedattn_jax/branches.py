@@ -19,7 +19,7 @@ from .solve import FixedPoint, branch_start, error_bar, solve_from
 from .state_evolution import Settings, Status
 
 CURVE_NODES = 2**12
-CURVE_SETTINGS = Settings(tol=1e-4, max_steps=12)
+CURVE_SETTINGS = Settings(tol=1e-4, max_steps=20)
 # The order parameter by which a branch differs from the uninformed one.
 OWN = {"positional": "m", "semantic": "theta"}
 
@@ -212,20 +212,24 @@ def _crossing(
     """Where the growth in a direction crosses one between two states, on the branch of the second, and its error bar."""
     model, branch, x = second.model, second.branch, second.replicates.overlaps
     (a0, g0), (a1, g1) = ((float(p.alpha), _growth(p, direction) - 1) for p in (first, second))
-    alpha, bar = a1, np.inf
-    for _ in range(steps):
+    alpha, bar, kept, blocked = a1, np.inf, None, a0
+    mean_slope = (g1 - g0) / (a1 - a0)
+    for _ in range(steps):  # regula falsi; an end that stays twice counts for half (Illinois)
         trial = a1 - g1 * (a1 - a0) / (g1 - g0)
+        if (trial - blocked) * (a1 - blocked) <= 0:
+            trial = 0.5 * (blocked + a1)
         point = solve_from(model, trial, branch, nodes, x, settings)
         if not point.exists:  # too near the end of the branch for these nodes: come from the good side
-            a0, g0 = trial, g0 * (trial - a1) / (a0 - a1)
+            blocked = trial
             continue
         growth = getattr(point.replicates.diagnostics, f"growth_{direction}") - 1
         mean = float(jnp.mean(growth))
-        roots = trial - growth * (trial - a1) / (mean - g1)
-        alpha, bar, x = float(jnp.mean(roots)), float(error_bar(roots)), point.replicates.overlaps
+        alpha, bar = trial - mean / mean_slope, float(error_bar(growth)) / abs(mean_slope)
         if abs(alpha - trial) < max(0.2 * bar, 1e-6):
             break
-        if mean * g1 < 0:
-            a0, g0 = a1, g1
-        a1, g1 = trial, mean
+        x = point.replicates.overlaps
+        if mean * g1 > 0:
+            a1, g1, g0, kept = trial, mean, 0.5 * g0 if kept == 0 else g0, 0
+        else:
+            a0, g0, g1, kept = trial, mean, 0.5 * g1 if kept == 1 else g1, 1
     return alpha, bar

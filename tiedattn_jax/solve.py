@@ -16,7 +16,7 @@ from .model import Model, is_concrete, require
 from .nodes import Points, Rule, sobol_nodes
 from .observables import Diagnostics, diagnose, gen_error_linear, moments, test_error
 from .overlaps import BRANCHES, FREE, Conjugates, Overlaps
-from .potentials import channel_by_model, channel_gradient, conjugates, free_energy, train_loss_partials
+from .potentials import channel_by_model, train_loss_partials
 from .state_evolution import Settings, Status, fixed_point, vanished
 
 
@@ -226,30 +226,29 @@ def solve_replicates(
 
     def one(args: tuple[Rule, Overlaps]) -> State:
         rule, x0 = args
-        x, residual, _, status = fixed_point(model, alpha, rule, x0, free, settings)
+        x, residual, seen, status = fixed_point(model, alpha, rule, x0, free, settings, _sums)
         gone = (status <= Status.stalled) & vanished(model, x, free)
-        fixed_model, fixed_x = jax.tree.map(lax.stop_gradient, (model, x))
-
-        def also(points: Points) -> Any:
-            points = jax.tree.map(lax.stop_gradient, points)
-            return moments(fixed_model, fixed_x, points), channel_by_model(fixed_model, fixed_x, points)
-
-        M, gradient, (sums, M_by_model) = channel_gradient(model, x, rule, also)
-        hats = ov.impose(conjugates(alpha, gradient), free)
-        fixed_hats = jax.tree.map(lax.stop_gradient, hats)
+        held_model, held_x, hats = lax.stop_gradient((model, x, seen.conjugates))
+        sums, M_by_model = seen.sums
         return State(
             overlaps=x,
-            conjugates=hats,
-            train_loss=-free_energy(model, alpha, x, hats, M),
+            conjugates=seen.conjugates,
+            train_loss=seen.train_loss,
             gen_error=test_error(model, x, rule),
             gen_error_linear=_baseline(model, rule),
             residual=residual,
             status=jnp.where(gone, Status.absent, status),
-            diagnostics=diagnose(fixed_model, alpha, fixed_x, fixed_hats, sums),
-            train_loss_partials=train_loss_partials(fixed_model, alpha, M, M_by_model, fixed_hats),
+            diagnostics=diagnose(held_model, alpha, held_x, hats, sums),
+            train_loss_partials=train_loss_partials(
+                held_model, alpha, lax.stop_gradient(seen.channel), M_by_model, hats
+            ),
         )
 
     return lax.map(one, (nodes, starts))
+
+
+def _sums(model: Model, x: Overlaps, points: Points) -> tuple[dict[str, jax.Array], Model]:
+    return moments(model, x, points), channel_by_model(model, x, points)
 
 
 def _baseline(model: Model, rule: Rule) -> jax.Array:

@@ -14,7 +14,7 @@ import numpy as np
 from jax import lax
 from jax.flatten_util import ravel_pytree
 
-from .nodes import Rule
+from .nodes import Points, Rule
 from .overlaps import Conjugates, Overlaps, admissible, gauge_directions, impose, magnitudes
 from .potentials import channel_gradient, conjugates, free_energy, overlaps
 
@@ -55,18 +55,44 @@ class Settings(eqx.Module):
     damping: float = eqx.field(static=True, default=0.2)
 
 
+class Evaluation(eqx.Module):
+    """What an evaluation of the map sees besides the new overlaps.
+
+    Attributes:
+        conjugates: hats at the overlaps.
+        channel: channel potential M.
+        train_loss: minus the free energy; the training loss where the overlaps are a fixed point.
+        sums: what was asked for, from the same pass over the nodes.
+    """
+
+    conjugates: Conjugates
+    channel: jax.Array
+    train_loss: jax.Array
+    sums: Any
+
+
+Sums = Callable[["Model", Overlaps, Points], Any]
+
+
+def no_sums(model: Model, x: Overlaps, points: Points) -> tuple:
+    """No further sums."""
+    return ()
+
+
 def saddle_map(
-    model: Model, alpha: jax.Array, x: Overlaps, rule: Rule, free: jax.Array
-) -> tuple[Overlaps, Conjugates, jax.Array]:
-    """One undamped step of state evolution, eqs. (7)-(8): new overlaps, conjugates, channel potential.
+    model: Model, alpha: jax.Array, x: Overlaps, rule: Rule, free: jax.Array, sums: Sums = no_sums
+) -> tuple[Overlaps, Evaluation]:
+    """One undamped step of state evolution, eqs. (7)-(8): new overlaps, and what was seen on the way.
 
     Args:
         rule: one replicate of an averaging rule.
         free: the branch's pair of `FREE`; what it sets to zero in the overlaps is zero in the conjugates, too.
+        sums: further sums over the nodes; they carry no derivative.
     """
-    M, gradient, _ = channel_gradient(model, x, rule)
+    held = lax.stop_gradient((model, x))
+    M, gradient, more = channel_gradient(model, x, rule, lambda points: sums(*held, lax.stop_gradient(points)))
     hats = impose(conjugates(alpha, gradient), free)
-    return overlaps(model, hats), hats, M
+    return overlaps(model, hats), Evaluation(hats, M, -free_energy(model, alpha, x, hats, M), more)
 
 
 class Coordinates:
@@ -131,7 +157,7 @@ class _Newton(eqx.Module):
     best: jax.Array
     best_residual: jax.Array
     best_step: jax.Array  # how far Newton's method still wants to go from the best state, relative
-    best_loss: jax.Array
+    best_seen: Evaluation
     quiet: jax.Array  # steps since the best residual last halved
     k: jax.Array
     warm: jax.Array
@@ -141,68 +167,82 @@ class _Newton(eqx.Module):
 
 
 def fixed_point(
-    model: Model, alpha: jax.Array, rule: Rule, x0: Overlaps, free: jax.Array, settings: Settings
-) -> tuple[Overlaps, jax.Array, jax.Array, jax.Array]:
+    model: Model,
+    alpha: jax.Array,
+    rule: Rule,
+    x0: Overlaps,
+    free: jax.Array,
+    settings: Settings,
+    sums: Sums = no_sums,
+) -> tuple[Overlaps, jax.Array, Evaluation, jax.Array]:
     """Fixed point of one replicate of the averages by Newton's method on the undamped residual F(x) - x.
 
     Far from the solution the map is damped. Near it, a Newton step that leaves the domain or does not reduce the
-    residual is cut; when cutting does not help, a damped step of the map is taken instead. At frozen nodes the map has steps of the size of a node's weight wherever the
-    proximal operator jumps, so the residual may stop falling: such a state is `stalled`, and its error bar says how
-    far it can be off. Differentiable in the model and `alpha` by the implicit function theorem, in both modes.
+    residual is cut; when cutting does not help, a damped step of the map is taken instead. At frozen nodes the map has
+    steps of the size of a node's weight wherever the proximal operator jumps, so the residual may stop falling: such a
+    state is `stalled`, and its error bar says how far it can be off. Differentiable in the model and `alpha` by the
+    implicit function theorem, in both modes.
+
+    Args:
+        sums: further sums over the nodes at the fixed point; they carry no derivative.
 
     Returns:
-        The overlaps, the undamped relative residual, the training loss (which carries no derivative), the status as an
-        integer.
+        The overlaps, the undamped relative residual, the evaluation of the map there, the status as an integer.
     """
     coordinates = Coordinates(model, free)
     v0, rule = lax.stop_gradient((coordinates.pack(x0), rule))
-    v, residual, loss, status = _root(model, alpha, rule, v0, free, settings)
-    return coordinates.unpack(v), residual, lax.stop_gradient(loss), status
+    v, residual, seen, status = _root(model, alpha, rule, v0, free, settings, sums)
+    return coordinates.unpack(v), residual, seen, status
 
 
 def _image(
-    model: Model, alpha: jax.Array, rule: Rule, v: jax.Array, coordinates: Coordinates
-) -> tuple[jax.Array, jax.Array]:
-    """Undamped map, and the training loss that goes with `v` if it is a fixed point."""
-    x = coordinates.unpack(v)
-    new, hats, M = saddle_map(model, alpha, x, rule, coordinates.free)
-    return coordinates.pack(new), -free_energy(model, alpha, x, hats, M)
+    model: Model, alpha: jax.Array, rule: Rule, v: jax.Array, coordinates: Coordinates, sums: Sums = no_sums
+) -> tuple[jax.Array, Evaluation]:
+    """Undamped map on coordinates."""
+    new, seen = saddle_map(model, alpha, coordinates.unpack(v), rule, coordinates.free, sums)
+    return coordinates.pack(new), seen
 
 
 def _image_and_jacobian(
-    model: Model, alpha: jax.Array, rule: Rule, v: jax.Array, coordinates: Coordinates
-) -> tuple[jax.Array, jax.Array, jax.Array]:
+    model: Model, alpha: jax.Array, rule: Rule, v: jax.Array, coordinates: Coordinates, sums: Sums = no_sums
+) -> tuple[jax.Array, jax.Array, Evaluation]:
     def column(d: jax.Array) -> Any:
-        return jax.jvp(lambda v: _image(model, alpha, rule, v, coordinates), (v,), (d,), has_aux=True)
+        return jax.jvp(lambda v: _image(model, alpha, rule, v, coordinates, sums), (v,), (d,), has_aux=True)
 
-    F, DF, loss = jax.vmap(column, out_axes=(None, 1, None))(jnp.eye(v.shape[0], dtype=v.dtype))
-    return F, DF, loss
+    F, DF, seen = jax.vmap(column, out_axes=(None, 1, None))(jnp.eye(v.shape[0], dtype=v.dtype))
+    return F, DF, seen
 
 
-@partial(jax.custom_jvp, nondiff_argnums=(5,))
+@partial(jax.custom_jvp, nondiff_argnums=(5, 6))
 def _root(
-    model: Model, alpha: jax.Array, rule: Rule, v0: jax.Array, free: jax.Array, settings: Settings
-) -> tuple[jax.Array, jax.Array, jax.Array, jax.Array]:
-    return _newton(model, alpha, rule, v0, free, settings)
+    model: Model, alpha: jax.Array, rule: Rule, v0: jax.Array, free: jax.Array, settings: Settings, sums: Sums
+) -> tuple[jax.Array, jax.Array, Evaluation, jax.Array]:
+    return _newton(model, alpha, rule, v0, free, settings, sums)
 
 
 @_root.defjvp
-def _root_jvp(settings: Settings, primals: Any, tangents: Any) -> Any:
+def _root_jvp(settings: Settings, sums: Sums, primals: Any, tangents: Any) -> Any:
     """Implicit function theorem with the dense Jacobian: dv = (I - DF)^{-1} d_p F dp."""
     model, alpha, rule, _, free = primals
-    v, residual, loss, status = _root(*primals, settings)
+    v, residual, seen, status = _root(*primals, settings, sums)
     coordinates = Coordinates(model, free)
-    force = jax.jvp(lambda m, a: _image(m, a, rule, v, coordinates)[0], (model, alpha), tangents[:2])[1]
+
+    def image(model: Model, alpha: jax.Array, v: jax.Array) -> tuple[jax.Array, Evaluation]:
+        return _image(model, alpha, rule, v, coordinates)
+
+    force = jax.jvp(lambda m, a: image(m, a, v)[0], (model, alpha), tangents[:2])[1]
     _, DF, _ = _image_and_jacobian(model, alpha, rule, v, coordinates)
     gauge = _gauge(model, coordinates.unpack(v), jnp.ones_like(v), coordinates)
     dv = deflated_solve(jnp.eye(v.shape[0], dtype=v.dtype) - DF, gauge, force)
-    quiet = jnp.zeros_like(residual), jnp.zeros_like(loss), np.zeros(status.shape, jax.dtypes.float0)
-    return (v, residual, loss, status), (dv, *quiet)
+    d_seen = jax.jvp(lambda *p: image(*p)[1], (model, alpha, v), (*tangents[:2], dv))[1]
+    d_seen = eqx.tree_at(lambda e: e.sums, d_seen, jax.tree.map(jnp.zeros_like, seen.sums))
+    quiet = jnp.zeros_like(residual), np.zeros(status.shape, jax.dtypes.float0)
+    return (v, residual, seen, status), (dv, quiet[0], d_seen, quiet[1])
 
 
 def _newton(
-    model: Model, alpha: jax.Array, rule: Rule, v0: jax.Array, free: jax.Array, settings: Settings
-) -> tuple[jax.Array, jax.Array, jax.Array, jax.Array]:
+    model: Model, alpha: jax.Array, rule: Rule, v0: jax.Array, free: jax.Array, settings: Settings, sums: Sums
+) -> tuple[jax.Array, jax.Array, Evaluation, jax.Array]:
     size = v0.shape[0]
     coordinates = Coordinates(model, free)
     eps = jnp.finfo(v0.dtype).eps
@@ -210,10 +250,10 @@ def _newton(
     # A residual no larger than the Monte Carlo error of an average over as many nodes may be all there is to have.
     stall = 2.0 / rule.size**0.5
 
-    def evaluate(v: jax.Array, v_before: jax.Array, r_before: jax.Array) -> tuple[jax.Array, ...]:
+    def evaluate(v: jax.Array, v_before: jax.Array, r_before: jax.Array) -> tuple:
         x = coordinates.unpack(v)
         scale = coordinates.scale(model, x)
-        F, DF, loss = _image_and_jacobian(model, alpha, rule, v, coordinates)
+        F, DF, seen = _image_and_jacobian(model, alpha, rule, v, coordinates, sums)
         matrix = jnp.eye(size, dtype=v.dtype) - DF * scale[None, :] / scale[:, None]
         r = (F - v) / scale
         # The Jacobian is that of the averages' limit; a secant correction (Broyden's) makes it the frozen nodes' own
@@ -226,14 +266,14 @@ def _newton(
         ok = jnp.isfinite(residual) & admissible(model, x) & jnp.all(jnp.isfinite(step))
         away = jnp.max(jnp.abs(step / scale))
         singular = ok & (away > 1e4 * residual) & (residual > tol)
-        return F, jnp.where(ok, residual, jnp.inf), jnp.where(ok, step, 0.0), away, singular, loss
+        return F, jnp.where(ok, residual, jnp.inf), jnp.where(ok, step, 0.0), away, singular, seen
 
     def body(s: _Newton) -> _Newton:
         give_up = (s.cut < 0.2) | s.far
         trial = jnp.where(give_up, s.v + settings.damping * (s.image - s.v), s.v + s.cut * s.step)
         inside = admissible(model, coordinates.unpack(trial))
         safe = jnp.where(inside, trial, s.v)
-        F, residual, step, away, singular, loss = evaluate(safe, s.v, s.image - s.v)
+        F, residual, step, away, singular, seen = evaluate(safe, s.v, s.image - s.v)
         good = inside & jnp.isfinite(residual) & ((residual < 0.9 * s.residual) | give_up)
         better = inside & (residual < s.best_residual)
         halved = inside & (residual < 0.5 * s.best_residual)
@@ -250,7 +290,7 @@ def _newton(
             best=jnp.where(better, safe, s.best),
             best_residual=jnp.where(better, residual, s.best_residual),
             best_step=jnp.where(better, away, s.best_step),
-            best_loss=jnp.where(better, loss, s.best_loss),
+            best_seen=jax.tree.map(lambda a, b: jnp.where(better, a, b), seen, s.best_seen),
             quiet=jnp.where(halved | s.far, 0, s.quiet + 1),
             k=s.k + ~s.far,
             warm=s.warm + s.far,
@@ -268,7 +308,9 @@ def _newton(
     inf, zero = jnp.full((), jnp.inf, v0.dtype), jnp.zeros_like(v0)
     one, no = jnp.ones_like(inf), jnp.array(False)
     count = jnp.array(0)
-    s = _Newton(v0, inf, zero, v0, one, v0, inf, inf, inf, count, count, count, no, no, no)
+    blank = jax.eval_shape(lambda v: _image(model, alpha, rule, v, coordinates, sums)[1], v0)
+    nothing = jax.tree.map(lambda a: jnp.full(a.shape, jnp.nan, a.dtype), blank)
+    s = _Newton(v0, inf, zero, v0, one, v0, inf, inf, nothing, count, count, count, no, no, no)
     s = lax.while_loop(unfinished, body, s)
     # The first condition that holds names the end.
     ends = (
@@ -280,7 +322,7 @@ def _newton(
         (jnp.array(True), Status.max_steps),
     )
     status = jnp.select([c for c, _ in ends], [jnp.asarray(int(n)) for _, n in ends])
-    return s.best, s.best_residual, s.best_loss, status
+    return s.best, s.best_residual, s.best_seen, status
 
 
 def implicit_gradient(

@@ -116,10 +116,10 @@ def _coarse_alpha_c(
 
         def one(args: Any) -> Any:
             x0, start, free = args
-            x, _, loss, status = fixed_point(model, alpha, coarse, x0, free, settings)
+            x, _, seen, status = fixed_point(model, alpha, coarse, x0, free, settings)
             usable = (status <= Status.stalled) & ~vanished(model, x, free)
             # A branch that is not here is looked for from its start the next time.
-            return loss, usable, jax.tree.map(lambda a, b: jnp.where(usable, a, b), x, start)
+            return seen.train_loss, usable, jax.tree.map(lambda a, b: jnp.where(usable, a, b), x, start)
 
         loss, usable, xs = lax.map(one, (xs, starts, frees))
         alone = jnp.where(usable[1] & ~usable[0], 1.0, -1.0) * jnp.mean(jnp.abs(loss))
