@@ -151,7 +151,7 @@ def solve(
         alpha: samples per dimension, n / d.
         branch: "positional" (theta = 0), "semantic" (m = 0), "uninformed" (both zero), or None, which imposes nothing.
         nodes: averaging rule; by default 4 scrambles of 2^16 Sobol nodes.
-        start: overlaps to start from; by default a point from which the branch is reached.
+        start: overlaps near the state, for instance a neighbour's; by default the branch is looked for on coarse averages.
         settings: tolerances.
 
     Returns:
@@ -172,9 +172,9 @@ def solve(
         _check_start(model, start)
     nodes = default_nodes(model) if nodes is None else nodes
     settings = settings or Settings()
-    start = branch_start(model, branch) if start is None else start
-    x0 = near_branch(model, alpha, nodes.coarse(), start, free_of(model, branch), settings)
-    return solve_from(model, alpha, branch, nodes, x0, settings)
+    if start is None:
+        start = near_branch(model, alpha, nodes.coarse(), branch_start(model, branch), free_of(model, branch), settings)
+    return solve_from(model, alpha, branch, nodes, start, settings)
 
 
 def solve_from(
