@@ -1,5 +1,6 @@
 """Theory of positional and semantic learning in dot-product attention, on JAX."""
 
+from . import histogram as histogram
 from .branches import Curve as Curve
 from .branches import Spinodal as Spinodal
 from .branches import spinodals as spinodals

@@ -13,10 +13,10 @@ from typing import Any
 
 import jax
 
-from .commands import solve, transition
+from .commands import histogram, solve, transition
 from .commands.common import Parser
 
-COMMANDS = (transition, solve)
+COMMANDS = (transition, solve, histogram)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -36,8 +36,10 @@ def main(argv: Sequence[str] | None = None) -> int:
         if name not in args:
             raise
         parser.error(f"argument --{name}{str(problem).removeprefix(name)}")
-    except KeyboardInterrupt:
-        print("tiedattn: interrupted, nothing was written", file=sys.stderr)
+    except KeyboardInterrupt as interrupt:
+        print(
+            f"tiedattn: interrupted, {interrupt.args[0] if interrupt.args else 'nothing was written'}", file=sys.stderr
+        )
         return 130
     numbers = _finite(report.numbers)
     if args.out is not None:

@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import matplotlib
 import numpy as np
 from matplotlib.figure import Figure
+from matplotlib.patches import Rectangle
+
+from .histogram import attention
 
 if TYPE_CHECKING:
     from .branches import Curve
+    from .histogram import Training, Transformer
     from .transitions import Transition
 
 COLOURS = {"positional": "#c8552b", "semantic": "#1f6fb2"}
@@ -69,3 +74,72 @@ def _line(axis: Any, curve: Curve, get: Any, bar: Any, colour: str, label: str) 
     axis.plot(alpha, np.where(stable & np.roll(stable, 1), np.nan, value), color=colour, lw=1.2, ls=":")
     if np.all(np.isfinite(width[np.isfinite(value)])):
         axis.fill_between(alpha, value - width, value + width, color=colour, alpha=0.2, lw=0)
+
+
+def attention_figure(transformers: dict[str, Transformer], sequences: Any) -> Figure:
+    """Attention matrices with their values, equal tokens framed (the paper's Figs. 1, 4, 5 and 6).
+
+    Args:
+        transformers: rows of the figure, by name.
+        sequences: its columns, (n, L).
+    """
+    with matplotlib.rc_context({"font.size": 8}):
+        rows, (n, L) = len(transformers), np.shape(sequences)
+        side = 0.34 * L + 0.4
+        figure = Figure(figsize=(side * n + 1.1, side * rows + 0.3), layout="constrained")
+        axes = figure.subplots(rows, n, squeeze=False)
+        for row, (name, transformer) in zip(axes, transformers.items(), strict=True):
+            row[0].set_ylabel(name, fontsize=11)
+            for axis, x, S in zip(row, np.asarray(sequences), attention(transformer, sequences), strict=True):
+                image = axis.imshow(S, cmap="Blues", vmin=0, vmax=1)
+                letters = [token_name(token) for token in x]
+                axis.set_xticks(range(L), letters)
+                axis.set_yticks(range(L), letters)
+                axis.tick_params(length=0)
+                for (i, j), value in np.ndenumerate(S):
+                    shade = "white" if value > 0.6 else "0.15"
+                    axis.text(j, i, f"{value:.2f}".lstrip("0"), ha="center", va="center", fontsize=6, color=shade)
+                    if x[i] == x[j]:
+                        frame = Rectangle((j - 0.46, i - 0.46), 0.92, 0.92, fill=False, ec=COLOURS["positional"], lw=1)
+                        axis.add_patch(frame)
+        figure.colorbar(image, ax=axes, label="attention", fraction=0.05 / n)
+    return figure
+
+
+def token_name(token: int) -> str:
+    """A letter; a number in alphabets longer than the letters."""
+    return chr(ord("A") + int(token)) if token < 26 else str(int(token))
+
+
+def learning_figure(trainings: dict[str, Sequence[Training]]) -> Figure:
+    """Training loss, test error and what attention depends on, epoch by epoch, one line per run.
+
+    Args:
+        trainings: stages that followed each other, by name; a dashed line marks where the next one began.
+    """
+    with matplotlib.rc_context({"font.size": 9, "axes.spines.top": False, "axes.spines.right": False}):
+        figure = Figure(figsize=(11, 3.4), layout="constrained")
+        loss, error, share = axes = figure.subplots(1, 3)
+        for name, stages in trainings.items():
+
+            def line(axis: Any, get: Any, label: str, style: str = "-", name: str = name, stages: Any = stages) -> None:
+                values = np.concatenate([get(stage.curves) for stage in stages], axis=1)
+                colour = COLOURS.get(name, "0.35")
+                for k, run in enumerate(values):
+                    axis.plot(1 + np.arange(len(run)), run, style, color=colour, lw=1, label="" if k else label)
+
+            line(loss, lambda c: c.train_loss, name)
+            line(error, lambda c: 1 - c.test_accuracy, name)
+            line(share, lambda c: c.positional_share, f"positional share, {name}", "--")
+            line(share, lambda c: c.semantic_share, f"semantic share, {name}")
+            for end in np.cumsum([stage.curves.train_loss.shape[1] for stage in stages])[:-1]:
+                for axis in axes:
+                    axis.axvline(end + 0.5, color="0.6", lw=0.8, ls=":")
+        for axis, title in ((loss, "training loss"), (error, "test error"), (share, "share of the variance of S")):
+            axis.set_title(title, loc="left")
+            axis.set_xlabel("epoch")
+            axis.legend(frameon=False, fontsize=8)
+        loss.set_yscale("log")
+        error.set_yscale("log")
+        share.set_ylim(-0.03, 1.03)
+    return figure

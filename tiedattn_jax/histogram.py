@@ -1,0 +1,543 @@
+"""The counting task: one small transformer with a positional and a semantic solution (Appendix A, Fig. 1).
+
+# notation: L length, T tokens, d = d_m width, p hidden units, n sequences, K runs; E (T, d) and P (L, d) the embeddings,
+# Q, K, V (d, d) query, key and value, S (L, L) the attention matrix of a sequence x (L,).
+
+    X_i = E[x_i] + P_i,    S = softmax(X Q (X K)^T / sqrt(d)),    logits = W_2 relu(W_1 norm(S X V) + b_1) + b_2
+
+The target at a place is how often its token occurs in the sequence, the loss the cross-entropy averaged over the places.
+The first half of the coordinates is the tokens', the second half the positions'. A mask of zeros and ones, shaped as the
+weights, says which weights exist; "free" is the mask of ones:
+
+    semantic      E, P in their own halves; Q and K read the tokens' half
+    positional    E, P in their own halves; Q and K read the positions' half
+
+A masked weight starts at zero and its gradient is zeroed, so it stays there under any optimiser, and frozen and free
+training are one code path. An epoch (shuffling, batches, test) is one compiled scan, and runs are its vmap.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+from jax import lax
+
+from . import checkpoints
+from .model import is_concrete, require
+from .state_evolution import Status
+
+MECHANISMS = ("semantic", "positional", "free")
+# Test accuracy from which on a run counts as converged: the task is solved.
+SOLVED = 0.99
+
+
+class Data(eqx.Module):
+    """Sequences of tokens 0, ..., T - 1; targets follow from them, see `counts`.
+
+    Attributes:
+        train: (n, L), int32.
+        test: held out, (m, L); no sequence is in both, or twice in one.
+        tokens: T.
+    """
+
+    train: jax.Array
+    test: jax.Array
+    tokens: int = eqx.field(static=True)
+
+    def examples(self, n: int = 3) -> jax.Array:
+        """Held-out sequences to show, (n, L), from an ordinary one to one with the most repetitions."""
+        repetitions = jnp.sum(counts(self.test), axis=1)
+        ranks = jnp.linspace(0.5, 1, n) * (len(self.test) - 1)
+        return self.test[jnp.argsort(repetitions)[ranks.astype(int)]]
+
+
+class Transformer(eqx.Module):
+    """The weights, drawn from PyTorch's standard initialisation of embeddings and linear layers.
+
+    Attributes:
+        tokens: E, (T, d), standard normal.
+        positions: P, (L, d), standard normal.
+        query, key, value: Q, K, V, (d, d), uniform in +-1 / sqrt(d).
+        norm: layer norm over d with scale and offset.
+        hidden: W_1 and b_1, d to p, uniform in +-1 / sqrt(d).
+        readout: W_2 and b_2, p to L + 1 classes, uniform in +-1 / sqrt(p).
+    """
+
+    tokens: jax.Array
+    positions: jax.Array
+    query: jax.Array
+    key: jax.Array
+    value: jax.Array
+    norm: eqx.nn.LayerNorm
+    hidden: eqx.nn.Linear
+    readout: eqx.nn.Linear
+
+    def __init__(
+        self,
+        key: jax.Array,
+        *,
+        length: int = 10,
+        tokens: int = 15,
+        width: int = 64,
+        hidden: int = 128,
+        dtype: Any = jnp.float32,
+    ):
+        """Draw the weights.
+
+        Raises:
+            ValueError: a length or an alphabet below 2, an odd width, no hidden units.
+        """
+        _check_sizes(length=length, tokens=tokens, width=width, hidden=hidden)
+        keys = jax.random.split(key, 7)
+        bound = width**-0.5
+        self.tokens = jax.random.normal(keys[0], (tokens, width), dtype)
+        self.positions = jax.random.normal(keys[1], (length, width), dtype)
+        self.query, self.key, self.value = jax.random.uniform(keys[2], (3, width, width), dtype, -bound, bound)
+        self.norm = eqx.nn.LayerNorm(width, dtype=dtype)
+        self.hidden = eqx.nn.Linear(width, hidden, dtype=dtype, key=keys[3])
+        self.readout = eqx.nn.Linear(hidden, length + 1, dtype=dtype, key=keys[4])
+
+    def __call__(self, x: jax.Array) -> tuple[jax.Array, jax.Array]:
+        """Logits and attention matrix of one sequence.
+
+        Args:
+            x: tokens, (L,).
+
+        Returns:
+            Logits (L, L + 1) and S (L, L), its rows summing to one.
+        """
+        T, d = self.tokens.shape
+        # X Q = (E Q)[x] + P Q, and so for K and V: products of T + L rows for a whole batch. Rows are taken by a product
+        # with zeros and ones, whose transpose is a product, too; that of a lookup is a slow scatter.
+        both = jnp.concatenate([self.tokens, self.positions])
+        table = both @ jnp.concatenate([self.query, self.key, self.value], axis=1)
+        q, k, v = jnp.split(jax.nn.one_hot(x, T, dtype=table.dtype) @ table[:T] + table[T:], 3, axis=-1)
+        S = jax.nn.softmax(q @ k.T / d**0.5, axis=-1)
+        h = jax.nn.relu(jax.vmap(self.hidden)(jax.vmap(self.norm)(S @ v)))
+        return jax.vmap(self.readout)(h), S
+
+
+class Curves(eqx.Module):
+    """What is measured after every epoch; each (K, epochs).
+
+    Attributes:
+        train_loss: mean over the epoch's batches, before their steps.
+        test_loss, test_accuracy: over all places of the held-out sequences.
+        positional_share, semantic_share: of the attention matrices of the held-out sequences; see `shares`.
+    """
+
+    train_loss: Any
+    test_loss: Any
+    test_accuracy: Any
+    positional_share: Any
+    semantic_share: Any
+
+
+class Training(eqx.Module):
+    """K trained transformers; every array leaf has a leading axis of runs.
+
+    Attributes:
+        start: weights before the first step.
+        weights: weights after the last one.
+        mask: ones, and zeros at the weights that are frozen at zero.
+        curves: `Curves`.
+        status: (K,), a `Status` each, as integers: `converged` with a test accuracy of at least `SOLVED`, `max_steps`
+            when the epochs were over before, `nonfinite` when the run diverged.
+    """
+
+    start: Transformer
+    weights: Transformer
+    mask: Transformer
+    curves: Curves
+    status: np.ndarray
+
+    @property
+    def ok(self) -> np.ndarray:
+        """Whether a run solves the task, (K,)."""
+        return self.status == Status.converged
+
+    def run(self, k: int) -> Transformer:
+        """The trained transformer of run k."""
+        return jax.tree.map(lambda a: a[k], self.weights)
+
+
+class Comparison(eqx.Module):
+    """A frozen solution and what it becomes when all weights are free; each (K,).
+
+    A distance is ``sum over arrays of ||change||_2``.
+
+    Attributes:
+        accuracy: test accuracy.
+        distance_frozen_to_sgd: from the frozen solution to the end of the unfrozen training, noise included.
+        distance_formerly_zero: the same over the entries that were frozen at zero. (Table 1 leaves those of the
+            embeddings out of both; their part is about .04.)
+        distance_init_to_frozen: from the initialisation to the frozen solution, for scale.
+        positional_share, semantic_share: see `shares`.
+        status: the worse one of the two trainings'.
+    """
+
+    accuracy: np.ndarray
+    accuracy_after_unfreezing: np.ndarray
+    distance_frozen_to_sgd: np.ndarray
+    distance_formerly_zero: np.ndarray
+    distance_init_to_frozen: np.ndarray
+    positional_share: np.ndarray
+    positional_share_after_unfreezing: np.ndarray
+    semantic_share: np.ndarray
+    semantic_share_after_unfreezing: np.ndarray
+    status: np.ndarray
+
+    def summary(self) -> dict[str, float]:
+        """Mean over the runs, and standard deviation (NaN for one run), of every field but `status`."""
+        out = {}
+        for name, value in vars(self).items():
+            if name != "status":
+                out[f"{name}_mean"] = float(np.mean(value))
+                out[f"{name}_std"] = float(np.std(value, ddof=1)) if len(value) > 1 else math.nan
+        return out
+
+
+def sample(key: jax.Array, n: int = 50_000, *, length: int = 10, tokens: int = 15, train_share: float = 0.7) -> Data:
+    """Draw sequences of uniform independent tokens, drop duplicates, split at random.
+
+    Args:
+        n: sequences before duplicates are dropped.
+        length: L.
+        tokens: T.
+        train_share: of the sequences, rounded down.
+
+    Raises:
+        ValueError: a length or an alphabet below 2, or so few sequences that one part of the split is empty.
+    """
+    _check_sizes(length=length, tokens=tokens, n=n)
+    draw, split = jax.random.split(key)
+    x = np.unique(np.asarray(jax.random.randint(draw, (n, length), 0, tokens, jnp.int32)), axis=0)
+    cut = int(train_share * len(x))
+    require(0 < cut < len(x), "train_share", train_share, f"such that both parts of {len(x)} sequences have some")
+    x = x[np.asarray(jax.random.permutation(split, len(x)))]
+    return Data(jnp.asarray(x[:cut]), jnp.asarray(x[cut:]), tokens)
+
+
+def counts(x: jax.Array) -> jax.Array:
+    """The target: how often the token at each place occurs in its sequence, (..., L) to (..., L)."""
+    return jnp.sum(x[..., :, None] == x[..., None, :], axis=-1, dtype=x.dtype)
+
+
+def mask(transformer: Transformer, mechanism: str) -> Transformer:
+    """Ones where a weight exists and zeros where it is frozen at zero, for one transformer.
+
+    Raises:
+        ValueError: an unknown mechanism.
+    """
+    if mechanism not in MECHANISMS:
+        raise ValueError(f"mechanism must be one of {', '.join(MECHANISMS)}, got mechanism={mechanism!r}")
+    ones = jax.tree.map(jnp.ones_like, transformer)
+    if mechanism == "free":
+        return ones
+    d = transformer.query.shape[0]
+    half = (jnp.arange(d) < d // 2).astype(transformer.query.dtype)
+    read = (half if mechanism == "semantic" else 1 - half)[:, None]
+    halves = ones.tokens * half, ones.positions * (1 - half), ones.query * read, ones.key * read
+    return eqx.tree_at(_masked, ones, halves)
+
+
+def _masked(transformer: Transformer) -> tuple[jax.Array, ...]:
+    """The arrays that have frozen entries."""
+    return transformer.tokens, transformer.positions, transformer.query, transformer.key
+
+
+def attention(transformer: Transformer, x: Any) -> jax.Array:
+    """Attention matrices of one transformer.
+
+    Args:
+        x: tokens, (..., L).
+
+    Returns:
+        S, (..., L, L).
+
+    Raises:
+        ValueError: `x` of the wrong length or with tokens that are not in the alphabet.
+    """
+    x, T, L = jnp.asarray(x), transformer.tokens.shape[0], transformer.positions.shape[0]
+    require(x.ndim and x.shape[-1] == L, "x", x.shape, f"of a shape that ends with L = {L}")
+    if is_concrete(x):
+        require((x >= 0) & (x < T), "x", x, f"tokens between 0 and {T - 1}")
+    return jnp.vectorize(lambda x: transformer(x)[1], signature="(l)->(l,m)")(x)
+
+
+def shares(S: jax.Array, x: jax.Array) -> tuple[jax.Array, jax.Array]:
+    """How positional and how semantic attention matrices are: shares of their variance off the diagonal.
+
+    With averages < > over the sequences mu and the pairs of different places i != j, s = <S_ij^mu>, and
+
+        var        = <(S_ij^mu - s)^2>
+        positional = <(p_ij - s)^2> / var,          p_ij = the mean of S_ij^mu over mu
+        semantic   = <(e(x_i == x_j) - s)^2> / var,  e(1) and e(0) = the means of S_ij^mu over the pairs of equal tokens,
+                                                    and over the pairs of different tokens
+
+    Each is the R^2 of the best prediction of S from the pair of places alone, and from equality of the tokens alone. The
+    diagonal is left out because position and equality cannot be told apart there. Attention that depends on positions
+    alone has a positional share of 1, one that depends on equality alone a semantic share of 1; places that play no role
+    give a positional share of about 1 / n, its noise. Both are zero for attention without variance.
+
+    Args:
+        S: (n, L, L).
+        x: tokens, (n, L).
+    """
+    L = x.shape[-1]
+    off = ~jnp.eye(L, dtype=bool)
+    pairs = L * (L - 1)
+    s = jnp.sum(S, axis=(-2, -1), where=off).mean() / pairs
+    deviation = jnp.where(off, S - s, 0)
+    var = jnp.sum(jnp.mean(deviation**2, axis=0)) / pairs
+    positional = jnp.sum(jnp.mean(deviation, axis=0) ** 2) / pairs
+    equal = (x[:, :, None] == x[:, None, :]) & off
+    semantic = jnp.zeros_like(var)
+    for group in (equal, ~equal & off):
+        size = jnp.mean(group, axis=0, dtype=S.dtype).sum() / pairs
+        mean = jnp.mean(jnp.where(group, deviation, 0), axis=0).sum() / pairs
+        semantic += mean**2 / jnp.maximum(size, jnp.finfo(S.dtype).tiny)
+    some = jnp.where(var > 0, var, 1)  # without variance the numerators vanish, too
+    return positional / some, semantic / some
+
+
+def train(
+    keys: jax.Array,
+    data: Data,
+    mechanism: str | Sequence[str] = "free",
+    *,
+    width: int = 64,
+    hidden: int = 128,
+    epochs: int = 200,
+    batch: int = 32,
+    rate: Any = 1e-3,
+    dtype: Any = jnp.float32,
+    checkpoint: str | os.PathLike | None = None,
+    progress: Callable[[Iterable], Iterable] = iter,
+) -> Training:
+    """Train K transformers from their masked initialisation with Adam (betas .9 and .98, eps 1e-9), Appendix A.4.
+
+    The last batch of an epoch is as small as it comes out.
+
+    Args:
+        keys: one per run, (K,): of initialisation and shuffling. A run does not depend on the others.
+        mechanism: "semantic", "positional", "free", or one of them for each run.
+        width: d_m, even.
+        hidden: p.
+        batch: sequences in a step.
+        rate: learning rate.
+        checkpoint: file to write after every epoch and to continue from where it exists: the results are those of an
+            uninterrupted run, bit by bit on the same machine. More epochs than it was meant for may be asked for.
+        progress: wraps the iteration over epochs, for a progress bar.
+
+    Raises:
+        ValueError: naming the argument that is unknown, out of range or of the wrong shape; a checkpoint of another
+            configuration or with more epochs.
+    """
+    first, shuffle = _roles(keys, 0, 1)
+    names = [mechanism] * len(keys) if isinstance(mechanism, str) else list(mechanism)
+    require(len(names) == len(keys), "mechanism", names, f"one name, or one for each of the {len(keys)} keys")
+    sizes = {"length": data.train.shape[1], "tokens": data.tokens, "width": width, "hidden": hidden}
+    fresh = [Transformer(key, **sizes, dtype=dtype) for key in first]
+    start, masks = (
+        jax.tree.map(lambda *a: jnp.stack(a), *trees)
+        for trees in (fresh, [mask(one, name) for one, name in zip(fresh, names, strict=True)])
+    )
+    start = jax.tree.map(jnp.multiply, start, masks)
+    return _run(start, masks, shuffle, data, "adam", {"mechanism": names}, epochs, batch, rate, checkpoint, progress)
+
+
+def unfreeze(
+    keys: jax.Array,
+    frozen: Training,
+    data: Data,
+    *,
+    epochs: int = 100,
+    batch: int = 32,
+    rate: Any = 1e-3,
+    noise: Any = 1e-3,
+    checkpoint: str | os.PathLike | None = None,
+    progress: Callable[[Iterable], Iterable] = iter,
+) -> Training:
+    """Train frozen solutions on with all weights free, by plain stochastic gradient descent, Appendix A.5.
+
+    Args:
+        keys: one per run, (K,): of noise and shuffling; may be those that `train` had.
+        noise: standard deviation of the Gaussian noise that is added first, to the arrays with frozen entries (E, P, Q,
+            K), as in the published code.
+
+    The other arguments, and the errors, are those of `train`.
+    """
+    shaking, shuffle = _roles(keys, 2, 3)
+    runs = len(frozen.status)
+    require(len(keys) == runs, "keys", keys.shape, f"one for each of the {runs} runs")
+
+    def shaken(weights: Transformer, key: jax.Array) -> Transformer:
+        draws = zip(_masked(weights), jax.random.split(key, 4), strict=True)
+        return eqx.tree_at(_masked, weights, [a + noise * jax.random.normal(k, a.shape, a.dtype) for a, k in draws])
+
+    start = jax.vmap(shaken)(frozen.weights, shaking)
+    ones = jax.tree.map(jnp.ones_like, start)
+    return _run(start, ones, shuffle, data, "sgd", {"noise": float(noise)}, epochs, batch, rate, checkpoint, progress)
+
+
+def compare(frozen: Training, free: Training) -> Comparison:
+    """What unfreezing changed: see `Comparison`.
+
+    Args:
+        frozen: of `train`.
+        free: of `unfreeze`, from `frozen`.
+    """
+
+    def distance(a: Transformer, b: Transformer, where: Transformer | None = None) -> np.ndarray:
+        change = jax.tree.map(jnp.subtract, a, b)
+        if where is not None:
+            change = jax.tree.map(jnp.multiply, change, where)
+        return np.asarray(sum(jax.vmap(lambda a: jnp.sqrt(jnp.sum(a**2)))(a) for a in jax.tree.leaves(change)))
+
+    def before_and_after(name: str) -> list[np.ndarray]:
+        return [getattr(training.curves, name)[:, -1] for training in (frozen, free)]
+
+    return Comparison(
+        *before_and_after("test_accuracy"),
+        distance(free.weights, frozen.weights),
+        distance(free.weights, frozen.weights, jax.tree.map(lambda m: 1 - m, frozen.mask)),
+        distance(frozen.weights, frozen.start),
+        *before_and_after("positional_share"),
+        *before_and_after("semantic_share"),
+        np.maximum(frozen.status, free.status),
+    )
+
+
+def table(comparisons: dict[str, Comparison]) -> str:
+    """Mean and standard deviation over the runs as a Markdown table (the paper's Table 1, and more)."""
+    heads = [f"{name}, {len(comparison.status)} runs" for name, comparison in comparisons.items()]
+    summaries = [comparison.summary() for comparison in comparisons.values()]
+    rows = [["", *heads], ["---"] * (1 + len(heads))]
+    for name in (key.removesuffix("_mean") for key in summaries[0] if key.endswith("_mean")):
+        cells = [f"{s[f'{name}_mean']:.4f} ± {s[f'{name}_std']:.4f}".removesuffix(" ± nan") for s in summaries]
+        rows.append([name.replace("_", " "), *cells])
+    return "\n".join(f"| {' | '.join(row)} |" for row in rows)
+
+
+def _check_sizes(**sizes: int) -> None:
+    for name, value in sizes.items():
+        low = 2 if name in ("length", "tokens", "width", "n") else 1
+        even = name == "width"
+        good = isinstance(value, (int, np.integer)) and value >= low and not (even and value % 2)
+        require(good, name, value, f"an {'even ' * even}integer of at least {low}")
+
+
+def _roles(keys: jax.Array, *roles: int) -> list[jax.Array]:
+    """Independent keys of each run for different purposes."""
+    good = jnp.issubdtype(keys.dtype, jax.dtypes.prng_key) and keys.ndim == 1 and len(keys)
+    require(good, "keys", keys.shape, "typed PRNG keys of shape (K,), as jax.random.split(key, K) gives")
+    return [jax.vmap(lambda k, role=role: jax.random.fold_in(k, role))(keys) for role in roles]
+
+
+OPTIMIZERS = {"adam": optax.scale_by_adam(b1=0.9, b2=0.98, eps=1e-9), "sgd": optax.identity()}
+
+
+def _run(
+    start: Transformer,
+    masks: Transformer,
+    keys: jax.Array,
+    data: Data,
+    optimizer: str,
+    about: dict[str, Any],
+    epochs: int,
+    batch: int,
+    rate: Any,
+    checkpoint: str | os.PathLike | None,
+    progress: Callable[[Iterable], Iterable],
+) -> Training:
+    _check_sizes(epochs=epochs, batch=batch)
+    require(np.isfinite(rate) and rate > 0, "rate", rate, "positive and finite")
+    dtype = start.query.dtype
+    state = start, jax.vmap(OPTIMIZERS[optimizer].init)(start)
+    blank = lambda done: Curves(*[np.zeros((len(keys), done), dtype)] * 5)  # noqa: E731
+    done, curves = 0, blank(0)
+    if checkpoint is not None:
+        about = {
+            **about,
+            **{"optimizer": optimizer, "rate": float(rate), "batch": batch, "runs": len(keys), "dtype": dtype.name},
+            **{"sequences": list(data.train.shape), "tokens": data.tokens, "width": start.query.shape[1]},
+            **{"hidden": start.hidden.weight.shape[1], "start": checkpoints.digest(start)},
+            **{"keys": checkpoints.digest(jax.random.key_data(keys)), "data": checkpoints.digest(data)},
+        }
+        checkpoint = Path(checkpoint)
+        if checkpoint.exists():
+            done, (state, curves) = checkpoints.load(checkpoint, about, lambda done: (state, blank(done)))
+            require(done <= epochs, "epochs", epochs, f"at least the {done} that the checkpoint {checkpoint} has")
+    for epoch in progress(range(done, epochs)):
+        state, measured = _epoch(state, masks, keys, data, jnp.asarray(rate, dtype), jnp.int32(epoch), optimizer, batch)
+        curves = jax.tree.map(lambda old, new: np.column_stack([old, new]), curves, measured)
+        if checkpoint is not None:
+            checkpoints.save(checkpoint, about, epoch + 1, (state, curves))
+    finite = np.all([np.isfinite(c).all(axis=1) for c in jax.tree.leaves(curves)], axis=0)
+    solved = np.where(curves.test_accuracy[:, -1] >= SOLVED, Status.converged, Status.max_steps)
+    return Training(start, state[0], masks, curves, np.where(finite, solved, Status.nonfinite))
+
+
+@eqx.filter_jit
+def _epoch(
+    state: tuple[Transformer, Any],
+    masks: Transformer,
+    keys: jax.Array,
+    data: Data,
+    rate: jax.Array,
+    epoch: jax.Array,
+    optimizer: str,
+    batch: int,
+) -> tuple[tuple[Transformer, Any], Curves]:
+    """One epoch of all runs, and its measures, (K,) each."""
+    n = len(data.train)
+    steps = -(-n // batch)
+    tool = OPTIMIZERS[optimizer]
+    present = (jnp.arange(steps * batch) < n).astype(rate.dtype).reshape(steps, batch)
+
+    def risk(weights: Transformer, x: jax.Array, present: jax.Array) -> jax.Array:
+        logits, _ = jax.vmap(weights)(x)
+        return jnp.sum(present * _cross_entropy(logits, x)) / jnp.sum(present)
+
+    def one(state: tuple[Transformer, Any], mask: Transformer, key: jax.Array) -> tuple[Any, Curves]:
+        order = jax.random.permutation(jax.random.fold_in(key, epoch), jnp.arange(n, dtype=jnp.int32))
+        batches = data.train[jnp.resize(order, (steps, batch))]
+
+        def step(state: tuple[Transformer, Any], batch: tuple[jax.Array, jax.Array]) -> tuple[Any, jax.Array]:
+            weights, memory = state
+            loss, gradient = jax.value_and_grad(risk)(weights, *batch)
+            direction, memory = tool.update(jax.tree.map(jnp.multiply, gradient, mask), memory)
+            return (jax.tree.map(lambda w, u: w - rate * u, weights, direction), memory), loss
+
+        state, losses = lax.scan(step, state, (batches, present))
+        return state, Curves(jnp.mean(losses), *_test(state[0], data.test))
+
+    return jax.vmap(one)(state, masks, keys)
+
+
+def _cross_entropy(logits: jax.Array, x: jax.Array) -> jax.Array:
+    """Mean over the places of a sequence: logits (..., L, L + 1), x (..., L) to (...)."""
+    target = jax.nn.one_hot(counts(x), logits.shape[-1], dtype=logits.dtype)
+    return jnp.mean(optax.softmax_cross_entropy(logits, target), axis=-1)
+
+
+def _test(weights: Transformer, x: jax.Array) -> tuple[jax.Array, ...]:
+    """Loss, accuracy, positional and semantic share on held-out sequences, some at a time so that they stay in cache."""
+
+    def each(x: jax.Array) -> tuple[jax.Array, ...]:
+        logits, S = weights(x)
+        right = jnp.argmax(logits, axis=-1) == counts(x)
+        return _cross_entropy(logits, x), jnp.mean(right, dtype=logits.dtype), S
+
+    losses, right, S = lax.map(each, x, batch_size=min(500, len(x)))
+    return jnp.mean(losses), jnp.mean(right), *shares(S, x)
