@@ -271,6 +271,11 @@ def attention(transformer: Transformer, x: Any) -> jax.Array:
     require(x.ndim and x.shape[-1] == L, "x", x.shape, f"of a shape that ends with L = {L}")
     if is_concrete(x):
         require((x >= 0) & (x < T), "x", x, f"tokens between 0 and {T - 1}")
+    return _attention(transformer, x)
+
+
+@eqx.filter_jit
+def _attention(transformer: Transformer, x: jax.Array) -> jax.Array:
     return jnp.vectorize(lambda x: transformer(x)[1], signature="(l)->(l,m)")(x)
 
 

@@ -1,0 +1,431 @@
+"""The counting task: the layer against its formula, masks, shares against least squares, training against steps by hand."""
+
+import itertools
+import json
+from collections import Counter
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+from tiedattn_jax import cli
+from tiedattn_jax import histogram as task
+from tiedattn_jax.plotting import attention_figure, learning_figure
+from tiedattn_jax.state_evolution import Status
+
+PAIR = ["semantic", "positional"]
+SIZES = {"width": 8, "hidden": 16}
+
+
+@pytest.fixture(scope="module")
+def data():
+    """All 243 sequences of length 5 over three tokens."""
+    return task.sample(jax.random.key(0), 5000, length=5, tokens=3)
+
+
+@pytest.fixture(scope="module")
+def keys():
+    return jax.random.split(jax.random.key(1), 2)
+
+
+@pytest.fixture(scope="module")
+def frozen(data, keys):
+    return task.train(keys, data, PAIR, epochs=3, **SIZES)
+
+
+@pytest.fixture(scope="module")
+def free(data, keys, frozen):
+    return task.unfreeze(keys, frozen, data, epochs=2)
+
+
+def same(a, b):
+    return all(np.array_equal(x, y) for x, y in zip(jax.tree.leaves(a), jax.tree.leaves(b), strict=True))
+
+
+def test_sample():
+    data = task.sample(jax.random.key(0), 3000)
+    x = np.concatenate([data.train, data.test])
+    assert x.shape == (3000, 10) and data.train.shape == (2100, 10) and data.tokens == 15
+    assert len(np.unique(x, axis=0)) == len(x)
+    frequency = np.bincount(x.ravel(), minlength=15) / x.size
+    assert np.all(np.abs(frequency - 1 / 15) < 5 * (14 / 15**2 / x.size) ** 0.5)
+    assert not np.array_equal(x, np.sort(x, axis=0))  # the split is not along the sorted sequences
+    assert abs(np.mean(data.train[:, 0]) - 7) < 1
+    assert not np.array_equal(x, np.concatenate([(other := task.sample(jax.random.key(1), 3000)).train, other.test]))
+
+
+def test_duplicates_are_dropped_and_no_sequence_is_in_both_parts(data):
+    parts = [set(map(tuple, np.asarray(part).tolist())) for part in (data.train, data.test)]
+    assert [len(p) for p in parts] == [170, 73] == [len(data.train), len(data.test)]
+    assert parts[0] | parts[1] == set(itertools.product(range(3), repeat=5))
+
+
+def test_counts(data):
+    for x, y in zip(np.asarray(data.test[:20]), task.counts(data.test[:20]), strict=True):
+        assert [Counter(x.tolist())[token] for token in x.tolist()] == y.tolist()
+
+
+def test_the_layer_is_its_formula():
+    w = task.Transformer(jax.random.key(0), length=6, tokens=4, width=8, hidden=12, dtype=jnp.float64)
+    w = eqx.tree_at(lambda w: (w.norm.weight, w.norm.bias), w, tuple(jax.random.normal(jax.random.key(1), (2, 8))))
+    x = np.array([0, 3, 1, 1, 2, 0])
+    X = np.asarray(w.tokens)[x] + np.asarray(w.positions)
+    scores = np.exp((X @ w.query) @ (X @ w.key).T / 8**0.5)
+    S = scores / scores.sum(axis=1, keepdims=True)
+    h = S @ X @ w.value
+    h = (h - h.mean(axis=1, keepdims=True)) / np.sqrt(h.var(axis=1, keepdims=True) + 1e-5)
+    h = np.maximum((h * w.norm.weight + w.norm.bias) @ w.hidden.weight.T + w.hidden.bias, 0)
+    logits, found = w(jnp.asarray(x))
+    np.testing.assert_allclose(found, S, atol=1e-14)
+    np.testing.assert_allclose(logits, h @ w.readout.weight.T + w.readout.bias, atol=1e-13)
+    assert logits.shape == (6, 7)
+    np.testing.assert_allclose(task.attention(w, np.stack([[x, x[::-1]]] * 3))[2, 0], S, atol=1e-14)
+
+
+def test_initialisation_is_pytorch_s():
+    w = task.Transformer(jax.random.key(0))
+    assert w.tokens.shape == (15, 64) and w.positions.shape == (10, 64) and w.query.dtype == jnp.float32
+    assert abs(float(jnp.std(w.tokens)) - 1) < 0.1 and abs(float(jnp.std(w.positions)) - 1) < 0.1
+    uniform = [w.query, w.key, w.value, w.hidden.weight, w.hidden.bias, w.readout.weight]
+    for array, fan_in in zip(uniform, [64] * 5 + [128], strict=True):
+        assert 0.8 * fan_in**-0.5 < float(jnp.max(jnp.abs(array))) <= fan_in**-0.5
+    assert not np.array_equal(w.query, w.key)
+
+
+@pytest.mark.parametrize("mechanism", task.MECHANISMS)
+def test_what_attention_reads(mechanism):
+    w = task.Transformer(jax.random.key(0), length=6, tokens=4, width=8, dtype=jnp.float64)
+    w = jax.tree.map(jnp.multiply, w, task.mask(w, mechanism))
+    x, order = np.array([0, 3, 1, 1, 2, 0]), np.array([3, 1, 0, 5, 4, 2])
+    S = task.attention(w, x)
+    blind_to_tokens = np.allclose(S, task.attention(w, x[order]), atol=1e-12)
+    blind_to_positions = np.allclose(S[order][:, order], task.attention(w, x[order]), atol=1e-12)
+    assert (blind_to_tokens, blind_to_positions) == (mechanism == "positional", mechanism == "semantic")
+
+
+def test_masks_are_the_published_ones():
+    w = task.Transformer(jax.random.key(0), length=5, tokens=3, width=4)
+    zeros = {name: jax.tree.map(lambda m: np.argwhere(m == 0), task.mask(w, name)) for name in task.MECHANISMS}
+    for name, rows in (("semantic", {2, 3}), ("positional", {0, 1})):
+        found = zeros[name]
+        assert set(found.tokens[:, 1]) == {2, 3} and len(found.tokens) == 6
+        assert set(found.positions[:, 1]) == {0, 1} and len(found.positions) == 10
+        for array in (found.query, found.key):
+            assert set(array[:, 0]) == rows and len(array) == 8
+        assert sum(len(a) for a in jax.tree.leaves(found)) == 6 + 10 + 2 * 8
+    assert not any(len(a) for a in jax.tree.leaves(zeros["free"]))
+
+
+def test_shares_are_r_squared_of_least_squares():
+    n, L = 40, 4
+    x = np.asarray(jax.random.randint(jax.random.key(0), (n, L), 0, 3))
+    i, j = np.nonzero(~np.eye(L, dtype=bool))
+    equal = x[:, i] == x[:, j]
+    S = jax.random.uniform(jax.random.key(1), (n, L, L)) + jax.random.uniform(jax.random.key(2), (L, L))
+    S += 0.3 * (x[:, :, None] == x[:, None, :])
+    y = np.asarray(S)[:, i, j].ravel()
+    places, tokens = np.tile(np.eye(len(i)), (n, 1)), np.stack([equal.ravel(), ~equal.ravel()], axis=1) * 1.0
+    for found, design in zip(task.shares(S, x), (places, tokens), strict=True):
+        residual = y - design @ np.linalg.lstsq(design, y, rcond=None)[0]
+        np.testing.assert_allclose(found, 1 - np.var(residual) / np.var(y), atol=1e-12)
+        assert 0.05 < found < 0.95
+    assert np.allclose(task.shares(S + 5 * jnp.eye(L), x), task.shares(S, x))
+
+
+def test_shares_of_pure_mechanisms():
+    x = jax.random.randint(jax.random.key(0), (4000, 6), 0, 5)
+    by_place = jnp.broadcast_to(jax.random.uniform(jax.random.key(1), (6, 6)), (4000, 6, 6))
+    by_token = jax.nn.softmax(2.0 * (x[:, :, None] == x[:, None, :]), axis=-1)
+    positional, semantic = task.shares(by_place, x)
+    assert abs(positional - 1) < 1e-12 and semantic < 1e-3
+    positional, semantic = task.shares(by_token, x)
+    assert positional < 1e-3 and 0.8 < semantic < 1  # rows with more equal tokens give less to each
+    assert [float(s) for s in task.shares(jnp.full((4000, 6, 6), 1 / 6), x)] == [0, 0]
+
+
+def test_one_step_of_each_optimiser_by_hand(data, keys):
+    everything = {"batch": len(data.train), "epochs": 1}  # one batch: the order plays no role
+    frozen = task.train(keys[:1], data, "semantic", dtype=jnp.float64, **everything, **SIZES)
+
+    @jax.jit
+    @jax.value_and_grad
+    def risk(w):
+        logits = jax.vmap(w)(data.train)[0]
+        target = jax.nn.one_hot(task.counts(data.train), 6)
+        return -jnp.mean(jnp.sum(target * jax.nn.log_softmax(logits), axis=-1))
+
+    def only(tree):
+        return jax.tree.map(lambda a: a[0], tree)
+
+    start, zeros = only(frozen.start), only(frozen.mask)
+    value, gradient = risk(start)
+    np.testing.assert_allclose(frozen.curves.train_loss, [[value]], rtol=1e-12)
+    adam = jax.tree.map(lambda w, g, m: w - 1e-3 * m * g / (jnp.abs(g) + 1e-9), start, gradient, zeros)
+    for found, expected in zip(jax.tree.leaves(frozen.run(0)), jax.tree.leaves(adam), strict=True):
+        np.testing.assert_allclose(found, expected, atol=1e-12)
+    free = task.unfreeze(keys[:1], frozen, data, rate=0.3, noise=0.2, **everything)
+    noise = jax.tree.map(jnp.subtract, only(free.start), frozen.run(0))
+    noisy = (noise.tokens, noise.positions, noise.query, noise.key)
+    assert all(0.1 < float(jnp.std(a)) < 0.3 for a in noisy)
+    assert sum(jnp.count_nonzero(a) for a in jax.tree.leaves(noise)) == sum(a.size for a in noisy)
+    sgd = jax.tree.map(lambda w, g: w - 0.3 * g, only(free.start), risk(only(free.start))[1])
+    for found, expected in zip(jax.tree.leaves(free.run(0)), jax.tree.leaves(sgd), strict=True):
+        np.testing.assert_allclose(found, expected, atol=1e-12)
+    logits = jax.vmap(free.run(0))(data.test)[0]
+    right = np.mean(np.argmax(logits, axis=-1) == np.asarray(task.counts(data.test)))
+    np.testing.assert_allclose(free.curves.test_accuracy, [[right]], rtol=1e-12)
+    loss = optax.softmax_cross_entropy_with_integer_labels(logits, task.counts(data.test)).mean()
+    np.testing.assert_allclose(free.curves.test_loss, [[loss]], rtol=1e-12)
+
+
+def test_every_sequence_once_and_a_small_last_batch(data, keys):
+    few = task.Data(data.train[:5], data.test, 3)
+    found = task.train(keys[:1], few, batch=4, epochs=4, rate=1e-12, dtype=jnp.float64, **SIZES)
+    logits = jax.vmap(jax.tree.map(lambda a: a[0], found.start))(few.train)[0]
+    losses = optax.softmax_cross_entropy_with_integer_labels(logits, task.counts(few.train)).mean(axis=1)
+    alone = [(losses[k] + (losses.sum() - losses[k]) / 4) / 2 for k in range(5)]  # k is the last batch
+    nearest = [int(np.argmin(np.abs(np.array(alone) - value))) for value in found.curves.train_loss[0]]
+    np.testing.assert_allclose(found.curves.train_loss[0], np.array(alone)[nearest], rtol=1e-9)
+    assert len(set(nearest)) > 1  # another order in every epoch
+
+
+def test_frozen_weights_stay_zero_and_all_others_move(frozen, free):
+    for w, start, m in zip(*map(jax.tree.leaves, (frozen.weights, frozen.start, frozen.mask)), strict=True):
+        assert np.all(w[m == 0] == 0) and np.all(start[m == 0] == 0)
+        assert np.mean(w[m == 1] != start[m == 1]) > 0.7  # some hidden units are dead
+    for before, after in zip(jax.tree.leaves(frozen.weights), jax.tree.leaves(free.weights), strict=True):
+        assert np.mean(before != after) > 0.7
+
+
+def test_what_training_measures(data, frozen):
+    curves = frozen.curves
+    assert all(c.shape == (2, 3) and c.dtype == np.float32 for c in jax.tree.leaves(curves))
+    assert np.all(np.diff(curves.train_loss) < 0)
+    np.testing.assert_allclose(curves.positional_share[1], 1, atol=1e-5)
+    for k in range(2):
+        now = task.shares(task.attention(frozen.run(k), data.test), data.test)
+        np.testing.assert_allclose([curves.positional_share[k, -1], curves.semantic_share[k, -1]], now, atol=1e-5)
+    assert curves.semantic_share[0, -1] > 10 * curves.positional_share[0, -1]
+
+
+def test_runs_do_not_depend_on_each_other(data, keys, frozen):
+    alone = task.train(keys[1:], data, "positional", epochs=3, **SIZES)
+    for one, both in zip(jax.tree.leaves(alone.weights), jax.tree.leaves(frozen.weights), strict=True):
+        np.testing.assert_allclose(one[0], both[1], atol=1e-5)
+    assert not np.allclose(frozen.start.value[0], frozen.start.value[1])
+
+
+def test_status(data, keys, frozen):
+    assert frozen.status.tolist() == [Status.max_steps] * 2 and not frozen.ok.any()
+    wild = task.train(keys, data, PAIR, epochs=3, rate=1e30, **SIZES)
+    assert wild.status.tolist() == [Status.nonfinite] * 2
+
+
+def test_a_small_transformer_learns_to_count(keys):
+    data = task.sample(jax.random.key(0), 20_000, length=6, tokens=8)
+    found = task.train(keys[:1], data, "semantic", epochs=5, rate=3e-3, width=32, hidden=64)
+    accuracy = found.curves.test_accuracy[0, -1]
+    assert accuracy > 0.97 and found.curves.semantic_share[0, -1] > 0.3
+    assert bool(found.ok[0]) == (accuracy >= task.SOLVED)
+
+
+def test_a_rate_is_no_new_program(data, keys, monkeypatch):
+    traced, counts = [], task.counts
+    monkeypatch.setattr(task, "counts", lambda x: traced.append(x.shape) or counts(x))
+    task.train(keys[:1], data, epochs=2, **SIZES)
+    before = len(traced)
+    task.train(keys[:1], data, epochs=2, rate=2e-3, **SIZES)
+    assert len(traced) == before <= 3  # a batch, and the test twice
+
+
+def test_interrupted_training_resumes_bit_by_bit(data, keys, frozen, free, tmp_path):
+    def interrupted(epochs):
+        for epoch in epochs:
+            if epoch == 1:
+                raise KeyboardInterrupt
+            yield epoch
+
+    for stage, whole in (("frozen", frozen), ("free", free)):
+        file = tmp_path / "new folder" / stage
+        asked = []
+
+        def run(epochs, progress, stage=stage, file=file):
+            options = {"epochs": epochs, "checkpoint": file, "progress": progress}
+            if stage == "frozen":
+                return task.train(keys, data, PAIR, **options, **SIZES)
+            return task.unfreeze(keys, frozen, data, **options)
+
+        def watched(epochs, asked=asked):
+            asked.extend(epochs)
+            return asked
+
+        epochs = whole.curves.train_loss.shape[1]
+        with pytest.raises(KeyboardInterrupt):
+            run(epochs, interrupted)
+        assert same(run(epochs, watched), whole) and asked == list(range(1, epochs))
+        assert same(run(epochs, iter), whole)
+        with pytest.raises(ValueError, match="epochs must be at least the"):
+            run(epochs - 1, iter)
+    assert sorted(p.name for p in file.parent.iterdir()) == ["free", "frozen"]
+
+
+def test_a_checkpoint_of_another_configuration_is_refused(data, keys, frozen, tmp_path):
+    file = tmp_path / "checkpoint"
+    task.train(keys, data, PAIR, epochs=1, checkpoint=file, **SIZES)
+    content = file.read_bytes()
+    options = {"epochs": 1, "checkpoint": file, **SIZES}
+    other = task.Data(data.train[::-1], data.test, 3)
+    for call, message in [
+        (lambda: task.train(keys, data, PAIR[::-1], **options), "mechanism=.'semantic', 'positional'. instead of"),
+        (lambda: task.train(keys, data, PAIR, **(options | {"width": 6})), "width=8 instead of 6"),
+        (lambda: task.train(keys, data, PAIR, **(options | {"rate": 0.1})), "rate=0.001 instead of 0.1"),
+        (lambda: task.train(keys[::-1], data, PAIR, **options), "keys="),
+        (lambda: task.train(keys, other, PAIR, **options), "data="),
+        (lambda: task.unfreeze(keys, frozen, data, epochs=1, checkpoint=file), "optimizer='adam' instead of 'sgd'"),
+    ]:
+        with pytest.raises(ValueError, match="checkpoint must be of this configuration.*" + message):
+            call()
+    assert file.read_bytes() == content
+    file.write_bytes(b"\x93 something else")
+    with pytest.raises(ValueError, match="checkpoint must be one that this library wrote"):
+        task.train(keys, data, PAIR, **options)
+
+
+def test_a_checkpoint_is_whole_or_the_old_one(data, keys, tmp_path, monkeypatch):
+    file = tmp_path / "checkpoint"
+    task.train(keys, data, PAIR, epochs=1, checkpoint=file, **SIZES)
+    content = file.read_bytes()
+
+    def full(file, tree):
+        file.write(b"some")
+        raise OSError("no space left")
+
+    monkeypatch.setattr(eqx, "tree_serialise_leaves", full)
+    with pytest.raises(OSError, match="no space left"):
+        task.train(keys, data, PAIR, epochs=2, checkpoint=file, **SIZES)
+    assert file.read_bytes() == content and list(tmp_path.iterdir()) == [file]
+
+
+def test_compare(frozen, free):
+    found = task.compare(frozen, free)
+    for k in range(2):
+
+        def total(change, k=k):
+            return sum(np.linalg.norm(np.asarray(a[k], float).ravel()) for a in jax.tree.leaves(change))
+
+        moved = jax.tree.map(jnp.subtract, free.weights, frozen.weights)
+        formerly_zero = jax.tree.map(lambda a, m: jnp.where(m == 0, a, 0), moved, frozen.mask)
+        first = jax.tree.map(jnp.subtract, frozen.weights, frozen.start)
+        np.testing.assert_allclose(found.distance_frozen_to_sgd[k], total(moved), rtol=1e-5)
+        np.testing.assert_allclose(found.distance_formerly_zero[k], total(formerly_zero), rtol=1e-5)
+        np.testing.assert_allclose(found.distance_init_to_frozen[k], total(first), rtol=1e-5)
+    assert np.array_equal(found.accuracy_after_unfreezing, free.curves.test_accuracy[:, -1])
+    assert np.array_equal(found.semantic_share, frozen.curves.semantic_share[:, -1])
+    summary = found.summary()
+    np.testing.assert_allclose(summary["accuracy_std"], abs(np.subtract(*found.accuracy)) / 2**0.5, atol=1e-7)
+    lines = task.table({"mixed": found}).splitlines()
+    assert lines[0] == "|  | mixed, 2 runs |" and len(lines) == 2 + len(summary) / 2
+    assert f"{summary['accuracy_mean']:.4f} ± {summary['accuracy_std']:.4f}" in lines[2]
+
+
+def test_figures(data, frozen, free):
+    sequences = data.examples()
+    repeated = [len(set(x)) for x in sequences.tolist()]
+    assert repeated == sorted(repeated, reverse=True) and repeated[-1] < repeated[0]
+    figure = attention_figure({"frozen": frozen.run(0), "free": free.run(0)}, sequences)
+    panels = figure.axes[:6]
+    for axis, x in zip(panels, np.tile(sequences, (2, 1)), strict=True):
+        assert len(axis.patches) == np.sum(x[:, None] == x) and len(axis.texts) == 25
+        assert [t.get_text() for t in axis.get_xticklabels()] == ["ABC"[token] for token in x]
+    S = task.attention(free.run(0), sequences[2])
+    assert panels[5].texts[1].get_text() == f"{S[0, 1]:.2f}".lstrip("0")
+    np.testing.assert_array_equal(panels[5].images[0].get_array(), S)
+    lines = learning_figure({"semantic": [frozen, free]}).axes[1].lines
+    np.testing.assert_allclose(lines[1].get_ydata()[:3], 1 - frozen.curves.test_accuracy[1])
+    assert len(lines[1].get_ydata()) == 5
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda d, k: task.sample(k[0], 100, length=1), "length must be an integer of at least 2"),
+        (lambda d, k: task.sample(k[0], 100, tokens=1), "tokens must be an integer of at least 2"),
+        (lambda d, k: task.sample(k[0], 1), "n must be an integer of at least 2"),
+        (lambda d, k: task.sample(k[0], 100, train_share=1.0), "train_share must be such that both parts"),
+        (lambda d, k: task.Transformer(k[0], width=7), "width must be an even integer of at least 2, got width=7"),
+        (lambda d, k: task.Transformer(k[0], hidden=0), "hidden must be an integer of at least 1"),
+        (lambda d, k: task.train(k, d, "lexical"), "mechanism must be one of semantic, positional, free"),
+        (lambda d, k: task.train(k, d, ["free"] * 3), "mechanism must be one name, or one for each of the 2 keys"),
+        (lambda d, k: task.train(k[0], d), "keys must be typed PRNG keys of shape"),
+        (lambda d, k: task.train(k, d, epochs=0), "epochs must be an integer of at least 1"),
+        (lambda d, k: task.train(k, d, batch=0), "batch must be an integer of at least 1"),
+        (lambda d, k: task.train(k, d, rate=-1.0), "rate must be positive and finite"),
+        (lambda d, k: task.attention(task.Transformer(k[0]), [0] * 9), "x must be of a shape that ends with L = 10"),
+        (lambda d, k: task.attention(task.Transformer(k[0]), [15] * 10), "x must be tokens between 0 and 14"),
+    ],
+)
+def test_bad_input(data, keys, call, message):
+    with pytest.raises(ValueError, match=message):
+        call(data, keys)
+
+
+KEYS = (
+    "mechanism runs epochs accuracy_mean accuracy_std accuracy_after_unfreezing_mean distance_frozen_to_sgd_mean "
+    "distance_frozen_to_sgd_std distance_formerly_zero_mean distance_init_to_frozen_mean positional_share_mean "
+    "semantic_share_mean seconds_per_epoch status"
+).split()
+SMALL = "--length 5 --tokens 3 --samples 5000 --width 8 --hidden 16 --epochs 3 --free-epochs 2".split()
+
+
+def command(capsys, *arguments):
+    code = cli.main(["histogram", *SMALL, *arguments])
+    out, err = capsys.readouterr()
+    return code, out, err
+
+
+def test_command(capsys, tmp_path):
+    options = ["--mechanism", "positional", "--runs", "2", "--json", "--out", str(tmp_path)]
+    code, out, err = command(capsys, *options)
+    assert code == 0 and err == ""
+    report = json.loads(out)
+    assert set(KEYS) < set(report) and report["mechanism"] == "positional" and report["runs"] == 2
+    assert report["positional_share_mean"] > 0.999 and report["seconds_per_epoch"] > 0
+    assert report["status"] == "max steps"
+    written = "attention.png curves.csv histogram.json learning.png table.md".split()
+    left = ["positional_free.checkpoint", "positional_frozen.checkpoint"]
+    assert sorted(p.name for p in tmp_path.iterdir()) == sorted(written + left)
+    rows = (tmp_path / "curves.csv").read_text().splitlines()
+    assert len(rows) == 1 + 2 * 5 and rows[-1].startswith("free,1,2,")
+    again = json.loads(command(capsys, *options)[1])
+    assert again.pop("seconds_per_epoch") is None and report.pop("seconds_per_epoch")
+    assert again == report  # nothing was trained again
+    with pytest.raises(SystemExit) as end:
+        command(capsys, *options, "--seed", "1")
+    message = capsys.readouterr().err
+    assert end.value.code == 2 and message.count("\n") == 1
+    assert message.startswith("tiedattn: argument --out: its checkpoint must be of this configuration")
+
+
+def test_an_interrupted_command_says_how_to_go_on(capsys, tmp_path, monkeypatch):
+    def interrupt(*_, **__):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("tiedattn_jax.commands.histogram.train", interrupt)
+    code, out, err = command(capsys, "--out", str(tmp_path), "--json")
+    assert code == 130 and out == "" and f"the same call resumes from {tmp_path}" in err
+    assert "nothing was written" in command(capsys, "--json")[2]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "option"),
+    [(["--width", "7"], "--width"), (["--length", "1"], "--length"), (["--tokens", "1"], "--tokens"),
+     (["--mechanism", "lexical"], "--mechanism"), (["--runs", "0"], "--runs")],
+)  # fmt: skip
+def test_bad_options(capsys, arguments, option):
+    with pytest.raises(SystemExit) as end:
+        command(capsys, *arguments)
+    err = capsys.readouterr().err
+    assert end.value.code == 2 and option in err and err.count("\n") == 1
