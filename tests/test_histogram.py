@@ -174,7 +174,7 @@ def test_one_step_of_each_optimiser_by_hand(data, keys):
     sgd = jax.tree.map(lambda w, g: w - 0.3 * g, only(free.start), risk(only(free.start))[1])
     for found, expected in zip(jax.tree.leaves(free.run(0)), jax.tree.leaves(sgd), strict=True):
         np.testing.assert_allclose(found, expected, atol=1e-12)
-    logits = jax.vmap(free.run(0))(data.test)[0]
+    logits = np.asarray(jax.jit(jax.vmap(free.run(0)))(data.test)[0])
     right = np.mean(np.argmax(logits, axis=-1) == np.asarray(task.counts(data.test)))
     np.testing.assert_allclose(free.curves.test_accuracy, [[right]], rtol=1e-12)
     loss = optax.softmax_cross_entropy_with_integer_labels(logits, task.counts(data.test)).mean()
@@ -226,9 +226,9 @@ def test_status(data, keys, frozen):
 
 def test_a_small_transformer_learns_to_count(keys):
     data = task.sample(jax.random.key(0), 20_000, length=6, tokens=8)
-    found = task.train(keys[:1], data, "semantic", epochs=5, rate=3e-3, width=32, hidden=64)
+    found = task.train(keys[:1], data, "semantic", epochs=2, rate=3e-3, width=32, hidden=64)
     accuracy = found.curves.test_accuracy[0, -1]
-    assert accuracy > 0.97 and found.curves.semantic_share[0, -1] > 0.3
+    assert accuracy > 0.95 and found.curves.semantic_share[0, -1] > 0.3
     assert bool(found.ok[0]) == (accuracy >= task.SOLVED)
 
 
@@ -360,6 +360,7 @@ def test_figures(data, frozen, free):
         (lambda d, k: task.train(k, d, "lexical"), "mechanism must be one of semantic, positional, free"),
         (lambda d, k: task.train(k, d, ["free"] * 3), "mechanism must be one name, or one for each of the 2 keys"),
         (lambda d, k: task.train(k[0], d), "keys must be typed PRNG keys of shape"),
+        (lambda d, k: task.train(0, d), "keys must be typed PRNG keys of shape"),
         (lambda d, k: task.train(k, d, epochs=0), "epochs must be an integer of at least 1"),
         (lambda d, k: task.train(k, d, batch=0), "batch must be an integer of at least 1"),
         (lambda d, k: task.train(k, d, rate=-1.0), "rate must be positive and finite"),
@@ -370,6 +371,13 @@ def test_figures(data, frozen, free):
 def test_bad_input(data, keys, call, message):
     with pytest.raises(ValueError, match=message):
         call(data, keys)
+
+
+def test_bad_input_of_unfreeze(data, keys, frozen):
+    with pytest.raises(ValueError, match="keys must be one for each of the 2 runs"):
+        task.unfreeze(keys[:1], frozen, data)
+    with pytest.raises(ValueError, match="noise must be zero or positive"):
+        task.unfreeze(keys, frozen, data, noise=-1.0)
 
 
 KEYS = (

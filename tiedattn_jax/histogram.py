@@ -385,6 +385,7 @@ def unfreeze(
     shaking, shuffle = _roles(keys, 2, 3)
     runs = len(frozen.status)
     require(len(keys) == runs, "keys", keys.shape, f"one for each of the {runs} runs")
+    require(np.isfinite(noise) and noise >= 0, "noise", noise, "zero or positive, and finite")
 
     def shaken(weights: Transformer, key: jax.Array) -> Transformer:
         draws = zip(_masked(weights), jax.random.split(key, 4), strict=True)
@@ -409,17 +410,17 @@ def compare(frozen: Training, free: Training) -> Comparison:
             change = jax.tree.map(jnp.multiply, change, where)
         return np.asarray(sum(jax.vmap(lambda a: jnp.sqrt(jnp.sum(a**2)))(a) for a in jax.tree.leaves(change)))
 
-    def before_and_after(name: str) -> list[np.ndarray]:
-        return [getattr(training.curves, name)[:, -1] for training in (frozen, free)]
-
     return Comparison(
-        *before_and_after("test_accuracy"),
-        distance(free.weights, frozen.weights),
-        distance(free.weights, frozen.weights, jax.tree.map(lambda m: 1 - m, frozen.mask)),
-        distance(frozen.weights, frozen.start),
-        *before_and_after("positional_share"),
-        *before_and_after("semantic_share"),
-        np.maximum(frozen.status, free.status),
+        accuracy=frozen.curves.test_accuracy[:, -1],
+        accuracy_after_unfreezing=free.curves.test_accuracy[:, -1],
+        distance_frozen_to_sgd=distance(free.weights, frozen.weights),
+        distance_formerly_zero=distance(free.weights, frozen.weights, jax.tree.map(lambda m: 1 - m, frozen.mask)),
+        distance_init_to_frozen=distance(frozen.weights, frozen.start),
+        positional_share=frozen.curves.positional_share[:, -1],
+        positional_share_after_unfreezing=free.curves.positional_share[:, -1],
+        semantic_share=frozen.curves.semantic_share[:, -1],
+        semantic_share_after_unfreezing=free.curves.semantic_share[:, -1],
+        status=np.maximum(frozen.status, free.status),
     )
 
 
@@ -444,6 +445,7 @@ def _check_sizes(**sizes: int) -> None:
 
 def _roles(keys: jax.Array, *roles: int) -> list[jax.Array]:
     """Independent keys of each run for different purposes."""
+    keys = jnp.asarray(keys)
     good = jnp.issubdtype(keys.dtype, jax.dtypes.prng_key) and keys.ndim == 1 and len(keys)
     require(good, "keys", keys.shape, "typed PRNG keys of shape (K,), as jax.random.split(key, K) gives")
     return [jax.vmap(lambda k, role=role: jax.random.fold_in(k, role))(keys) for role in roles]

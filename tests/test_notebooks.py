@@ -1,0 +1,39 @@
+"""The notebooks run from their first cell to their last one, at a small size."""
+
+import base64
+from pathlib import Path
+
+import pytest
+
+nbformat = pytest.importorskip("nbformat")
+nbclient = pytest.importorskip("nbclient")
+pytest.importorskip("ipykernel")
+
+NOTEBOOKS = Path(__file__).parents[1] / "notebooks"
+
+
+def execute(name: str, folder: Path, parameters: str):
+    """The notebook after a run in `folder`, with other values in its cell of parameters."""
+    book = nbformat.read(NOTEBOOKS / name, as_version=4)
+    (cell,) = [c for c in book.cells if "parameters" in c.metadata.get("tags", [])]
+    names = [line.split(" = ")[0] for line in cell.source.splitlines()]
+    assert names == [line.split(" = ")[0] for line in parameters.splitlines()]
+    cell.source = parameters
+    nbclient.NotebookClient(book, timeout=300, resources={"metadata": {"path": str(folder)}}).execute()
+    return book
+
+
+def outputs(book, kind: str) -> list[str]:
+    shown = [output for cell in book.cells for output in cell.get("outputs", []) if "data" in output]
+    return [output["data"][kind] for output in shown if kind in output["data"]]
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+def test_histogram_task(tmp_path):
+    small = 'RUNS = 2\nEPOCHS = 2\nFREE_EPOCHS = 2\nSTANDARD_EPOCHS = 2\nSAMPLES = 200\nCHECKPOINTS = "some"'
+    book = execute("histogram_task.ipynb", tmp_path, small)
+    pictures = [base64.b64decode(picture) for picture in outputs(book, "image/png")]
+    assert len(pictures) == 6 and all(p.startswith(b"\x89PNG") for p in pictures)
+    (table,) = outputs(book, "text/markdown")
+    assert table.splitlines()[0] == "|  | semantic, 2 runs | positional, 2 runs |"
+    assert len(list((tmp_path / "some").iterdir())) == 5
