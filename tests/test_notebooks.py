@@ -19,7 +19,9 @@ def execute(name: str, folder: Path, parameters: str):
     names = [line.split(" = ")[0] for line in cell.source.splitlines()]
     assert names == [line.split(" = ")[0] for line in parameters.splitlines()]
     cell.source = parameters
-    nbclient.NotebookClient(book, timeout=300, resources={"metadata": {"path": str(folder)}}).execute()
+    nbclient.NotebookClient(
+        book, timeout=600, startup_timeout=300, resources={"metadata": {"path": str(folder)}}
+    ).execute()
     return book
 
 
