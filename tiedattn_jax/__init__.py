@@ -4,6 +4,8 @@ from .branches import Curve as Curve
 from .branches import Spinodal as Spinodal
 from .branches import spinodals as spinodals
 from .branches import sweep as sweep
+from .diagram import PhaseDiagram as PhaseDiagram
+from .grid import phase_diagram as phase_diagram
 from .model import DotProduct as DotProduct
 from .model import Model as Model
 from .model import SpectralLaw as SpectralLaw
