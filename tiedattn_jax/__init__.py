@@ -1,5 +1,7 @@
 """Theory of positional and semantic learning in dot-product attention, on JAX."""
 
+from .boundaries import Boundary as Boundary
+from .boundaries import trace_boundary as trace_boundary
 from .branches import Curve as Curve
 from .branches import Spinodal as Spinodal
 from .branches import spinodals as spinodals

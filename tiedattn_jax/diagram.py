@@ -23,6 +23,8 @@ if TYPE_CHECKING:
     import xarray
     from matplotlib.figure import Figure
 
+# Largest residual of a state that exists although the nodes do not resolve it to their own accuracy.
+UNRESOLVED = 0.05
 REGIONS = (
     "unsolved",
     "neither",
@@ -78,8 +80,12 @@ class PhaseDiagram:
 
     @property
     def exists(self) -> np.ndarray:
-        """Whether a branch has a state in a cell, (branch, y, x)."""
-        return np.asarray(self.status <= Status.stalled)
+        """Whether a branch has a state in a cell, (branch, y, x): usable, or not resolved by the nodes to better than 5 %.
+
+        The losses are good in either case, being stationary; `trusted` asks for the first.
+        """
+        unresolved = (self.status == Status.max_steps) & (self.cells["residual"].max(-1) < UNRESOLVED)
+        return np.asarray((self.status <= Status.stalled) | unresolved)
 
     @property
     def solved(self) -> np.ndarray:
@@ -132,13 +138,14 @@ class PhaseDiagram:
 
     @property
     def trusted(self) -> np.ndarray:
-        """Solved, the global minimum is told apart by more than two error bars, its replicon below one, (y, x)."""
+        """Solved to the accuracy of the nodes, the global minimum is told apart by more than two error bars, its replicon below one, (y, x)."""
         difference, bar = self.loss_difference
         replicon = np.take_along_axis(self.mean("replicon"), np.maximum(self.winner, 0)[None], 0)[0]
-        decided = ~self.exists.all(0) | ~np.isfinite(bar) | (np.abs(difference) > 2 * bar)
-        return self.solved & decided & ~(replicon >= 1)
+        settled = np.all((self.status <= Status.stalled) | (self.status == Status.absent), 0)
+        decided = ~np.all(self.exists, 0) | ~np.isfinite(bar) | (np.abs(difference) > 2 * bar)
+        return settled & decided & ~(replicon >= 1)
 
-    # Curves
+    # Curves read from it
 
     def _along_alpha(self) -> tuple[np.ndarray, tuple[str, np.ndarray], Callable[[np.ndarray], np.ndarray]]:
         """alpha, the other axis, and how to turn (branch, y, x, R) into (branch, other, alpha, R)."""

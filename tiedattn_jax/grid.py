@@ -15,14 +15,14 @@ import numpy as np
 from jax.experimental import multihost_utils
 from jax.sharding import Mesh
 
-from .diagram import PhaseDiagram
+from .diagram import UNRESOLVED, PhaseDiagram
 from .model import Model, require
 from .nodes import Rule, sobol_nodes
 from .overlaps import Overlaps
 from .solve import check_model, near_branch, solve_replicates
 from .state_evolution import Settings, Status
 from .store import Store, fingerprint
-from .tracks import follow, frees, mirrored, numbers, starts, tracks_of
+from .tracks import follow, frees, judged, mirrored, numbers, starts, tracks_of
 from .transitions import PAIR
 
 GRID_NODES = 2**10
@@ -217,18 +217,19 @@ def _mended(
     """Try the cells that are not solved again: from the states of solved neighbours, then from the default start."""
     cells = {k: a.copy() for k, a in cells.items()}
 
-    def settled(status: np.ndarray) -> bool:
-        return bool(np.all((status <= Status.stalled) | (status == Status.absent)))
+    def lost(status: np.ndarray, residual: np.ndarray) -> np.ndarray:
+        here = (status == Status.absent) | (status <= Status.max_steps) & (residual < UNRESOLVED)
+        return ~here.all(-1)
 
     patient = Settings(settings.tol, 2 * settings.max_steps)
-    for b, i, j in np.argwhere(~np.apply_along_axis(settled, -1, cells["status"])):
+    for b, i, j in np.argwhere(lost(cells["status"], cells["residual"])):
         model = jax.tree.map(lambda a, i=i, j=j: a[i, j], models)
         alpha, free = jnp.asarray(alphas[i, j], model.lam.dtype), frees(model)[b]
         default = jax.tree.map(lambda a, b=b: a[b], starts(model))
         for start in [*_neighbours(cells, b, i, j), default]:
             x0 = near_branch(model, alpha, nodes.coarse(), start, free, patient)
-            found = numbers(solve_replicates(model, alpha, nodes, x0, free, patient))
-            if settled(np.asarray(found["status"])):
+            found = numbers(judged(model, solve_replicates(model, alpha, nodes, x0, free, patient), free))
+            if not lost(np.asarray(found["status"]), np.asarray(found["residual"])):
                 for k, a in found.items():
                     cells[k][b, i, j] = a
                 break

@@ -16,9 +16,10 @@ import numpy as np
 from jax import lax
 from jax.sharding import Mesh, PartitionSpec
 
+from .diagram import UNRESOLVED
 from .model import Model
 from .nodes import Nodes, Rule
-from .overlaps import FREE, Overlaps, admissible
+from .overlaps import FREE, Overlaps, admissible, magnitudes
 from .overlaps import start as branch_start
 from .solve import State, solve_replicates
 from .state_evolution import Settings, Status, fixed_point, vanished
@@ -62,16 +63,34 @@ def _predict(model: Model, warm: _Warm, place: jax.Array) -> Overlaps:
     return jax.tree.map(lambda a, b: jnp.where(use, a, b), ahead, warm.last)
 
 
-def _learn(warm: _Warm, place: jax.Array, state: State, start: Overlaps) -> _Warm:
+def _own(state: State, free: jax.Array) -> jax.Array:
+    """Growth of a branch's own order parameter on a state."""
+    return free[0] * state.diagnostics.growth_theta + free[1] * state.diagnostics.growth_m
+
+
+def judged(model: Model, state: State, free: jax.Array) -> State:
+    """The state with status `absent` where an order parameter is small and the linearised map shrinks it further.
+
+    Few nodes leave one where the branch has ended, a fixed point of their own or none. A branch that does exist near a
+    pitchfork has, for an order parameter of a share p of the largest possible one, a growth of about 1 - 2 p^2.
+    """
+    positional, semantic = jax.vmap(lambda x: magnitudes(model, x))(state.overlaps)
+    small = free[0] * semantic + free[1] * positional < 0.2
+    gone = (jnp.sum(free) == 1) & small & (_own(state, free) < 0.8) & (state.status < Status.nonfinite)
+    return eqx.tree_at(lambda s: s.status, state, jnp.where(gone, int(Status.absent), state.status))
+
+
+def _learn(warm: _Warm, place: jax.Array, state: State, start: Overlaps, free: jax.Array) -> _Warm:
     """What the next cell starts from.
 
-    Next to a cell where the branch is absent the search starts from the state found, with the order parameter of the
-    branch put back in; next to one that was not solved, from the last that was.
+    Next to a cell where the branch is absent it is the state found, with the order parameter of the branch put back in
+    where it may soon grow; next to one that was not solved, the last that was.
     """
     x = state.overlaps
     size = jnp.sqrt(jnp.trace(x.q, axis1=1, axis2=2).mean() / jnp.trace(start.q, axis1=1, axis2=2).mean())
+    size = jnp.where(_own(state, free) > 0.6, size, 0.0)
     nudged = Overlaps(x.q, x.V, size * start.theta, size * start.m)
-    found, absent = state.status <= Status.stalled, state.status == Status.absent
+    found, absent = (state.status <= Status.max_steps) & (state.residual < UNRESOLVED), state.status == Status.absent
     fresh = _Warm(warm.last, x, warm.place, place, jnp.minimum(warm.count + 1, 2))
     anew = _Warm(warm.last, nudged, warm.place, place, jnp.ones_like(warm.count))
 
@@ -98,8 +117,8 @@ def _follow(track: Track, nodes: Rule, settings: Settings) -> dict[str, jax.Arra
     def cell(warm: _Warm, at: tuple[Model, jax.Array, jax.Array]) -> tuple[_Warm, dict[str, jax.Array]]:
         model, alpha, place = at
         xs = jax.vmap(lambda w: _predict(model, w, place))(warm)
-        state = solve_each(model, alpha, nodes, xs, track.free, settings)
-        return jax.vmap(lambda w, s: _learn(w, place, s, track.start))(warm, state), numbers(state)
+        state = judged(model, solve_each(model, alpha, nodes, xs, track.free, settings), track.free)
+        return jax.vmap(lambda w, s: _learn(w, place, s, track.start, track.free))(warm, state), numbers(state)
 
     one = _Warm(track.start, track.start, track.places[0] - 1, track.places[0], jnp.array(1))
     warm = jax.tree.map(lambda a: jnp.broadcast_to(a, (nodes.replicates, *a.shape)), one)
