@@ -71,7 +71,9 @@ def test_regions():
 
 def test_cells_that_failed_are_marked():
     diagram = made()
-    diagram.cells["status"][0, 1, 4, 1] = 3  # one replicate is enough
+    diagram.cells["status"][0, 1, 3, 1] = 3  # one replicate of two: a state that is not trusted
+    assert diagram.region[1, 3] == 4 and not diagram.trusted[1, 3] and diagram.trusted[1, 4]
+    diagram.cells["status"][0, 1, 4] = 3
     assert diagram.region[1, 4] == 0 and not diagram.trusted[1, 4]
     assert diagram.solved.sum() == 29
     assert np.isnan(diagram.loss_difference[0][1, 4])

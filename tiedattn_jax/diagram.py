@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 # Largest residual of a state that exists although the nodes do not resolve it to their own accuracy.
-UNRESOLVED = 0.05
+UNRESOLVED = 0.1
 REGIONS = (
     "unsolved",
     "neither",
@@ -33,6 +33,11 @@ REGIONS = (
     "bistable, positional global",
     "bistable, semantic global",
 )
+
+
+def has_state(status: Any, residual: Any) -> Any:
+    """Whether a replicate has a state, resolved by its nodes or not."""
+    return (status <= Status.stalled) | (status == Status.max_steps) & (residual < UNRESOLVED)
 
 
 @dataclass(frozen=True)
@@ -62,35 +67,51 @@ class PhaseDiagram:
     cells: dict[str, np.ndarray]
     attrs: dict[str, Any]
 
+    def _found(self, name: str) -> np.ndarray:
+        """A number of the cells, NaN in the replicates that have no state."""
+        values = self.cells[name]
+        if name in ("status", "residual", "gen_error_linear"):
+            return values
+        return np.where(self._has.reshape(*self._has.shape, *[1] * (values.ndim - 4)), values, np.nan)
+
     def mean(self, name: str) -> np.ndarray:
-        """Mean over the replicates, (branch, y, x, ...)."""
-        return self.cells[name].mean(3)
+        """Mean over the replicates that have a state, (branch, y, x, ...)."""
+        return _mean(self._found(name), 3)
 
     def stderr(self, name: str) -> np.ndarray:
-        """Error bar of the mean, (branch, y, x, ...)."""
-        return _bar(np.moveaxis(self.cells[name], 3, 0))
+        """Error bar of the mean, (branch, y, x, ...); NaN where some replicates have no state."""
+        return _bar(np.moveaxis(self._found(name), 3, 0))
 
     @property
-    def status(self) -> np.ndarray:
-        """The worst `Status` over the replicates, (branch, y, x); `absent` only if no replicate failed."""
-        status = self.cells["status"]
-        failed = np.where(status == Status.absent, -1, status).max(-1)
-        absent = (status == Status.absent).any(-1)
-        return np.where(failed > Status.stalled, failed, np.where(absent, int(Status.absent), failed))
+    def _has(self) -> np.ndarray:
+        """Whether each replicate has a state, (branch, y, x, R)."""
+        return np.asarray(has_state(self.cells["status"], self.cells["residual"]))
 
     @property
     def exists(self) -> np.ndarray:
-        """Whether a branch has a state in a cell, (branch, y, x): usable, or not resolved by the nodes to better than 5 %.
+        """Whether a branch has a state in a cell, (branch, y, x): in half of the replicates or more.
 
-        The losses are good in either case, being stationary; `trusted` asks for the first.
+        A state counts that the nodes do not resolve to better than 10 %: its losses are good, being stationary.
         """
-        unresolved = (self.status == Status.max_steps) & (self.cells["residual"].max(-1) < UNRESOLVED)
-        return np.asarray((self.status <= Status.stalled) | unresolved)
+        return np.asarray(self._has.mean(-1) >= 0.5)
+
+    @property
+    def absent(self) -> np.ndarray:
+        """Whether a branch was looked for in a cell and is not there, (branch, y, x)."""
+        settled = self._has | (self.cells["status"] == Status.absent)
+        return np.asarray(settled.mean(-1) > 0.5) & ~self.exists
 
     @property
     def solved(self) -> np.ndarray:
         """Whether both branches were settled in a cell, found or found absent, (y, x)."""
-        return np.asarray((self.exists | (self.status == Status.absent)).all(0))
+        return np.asarray(np.all(self.exists | self.absent, 0))
+
+    @property
+    def status(self) -> np.ndarray:
+        """`Status` of every cell and branch, (branch, y, x): the worst of the replicates that agree with the majority."""
+        status = self.cells["status"]
+        worst = np.where(status == Status.absent, -1, status).max(-1)
+        return np.where(self.absent, int(Status.absent), worst).astype(int)
 
     @property
     def stable(self) -> np.ndarray:
@@ -101,21 +122,15 @@ class PhaseDiagram:
     @property
     def loss_difference(self) -> tuple[np.ndarray, np.ndarray]:
         """Training loss, positional minus semantic, and its error bar, (y, x); NaN where one of them is missing."""
-        return self._replicate_mean(
-            np.where(np.all(self.exists, 0)[..., None], _minus(self.cells["train_loss"]), np.nan)
-        )
+        both = np.all(self.exists, 0)[..., None]
+        return _summary(np.where(both, _minus(self._found("train_loss")), np.nan))
 
     @property
     def gen_difference(self) -> tuple[np.ndarray, np.ndarray]:
         """Test error of the global minimum minus that of the linear baseline, and its error bar, (y, x)."""
-        excess = self.cells["gen_error"] - self.cells["gen_error_linear"]
+        excess = self._found("gen_error") - self._found("gen_error_linear")
         excess = np.where(self.exists[..., None], excess, np.nan)
-        picked = np.where(self.winner[..., None] == 1, excess[1], excess[0])
-        return self._replicate_mean(picked)
-
-    @staticmethod
-    def _replicate_mean(values: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        return values.mean(-1), _bar(np.moveaxis(values, -1, 0))
+        return _summary(np.where(self.winner[..., None] == 1, excess[1], excess[0]))
 
     @property
     def winner(self) -> np.ndarray:
@@ -141,9 +156,10 @@ class PhaseDiagram:
         """Solved to the accuracy of the nodes, the global minimum is told apart by more than two error bars, its replicon below one, (y, x)."""
         difference, bar = self.loss_difference
         replicon = np.take_along_axis(self.mean("replicon"), np.maximum(self.winner, 0)[None], 0)[0]
-        settled = np.all((self.status <= Status.stalled) | (self.status == Status.absent), 0)
+        status = self.cells["status"]
+        agreed = np.all(np.all(status <= Status.stalled, -1) | np.all(status == Status.absent, -1), 0)
         decided = ~np.all(self.exists, 0) | ~np.isfinite(bar) | (np.abs(difference) > 2 * bar)
-        return settled & decided & ~(replicon >= 1)
+        return agreed & decided & ~(replicon >= 1)
 
     # Curves read from it
 
@@ -162,14 +178,14 @@ class PhaseDiagram:
             ValueError: alpha is not an axis.
         """
         alpha, other, turn = self._along_alpha()
-        names = ("train_loss", "train_loss_by_alpha")
-        loss, slope, exists = map(turn, (*(self.cells[k] for k in names), self.exists[..., None]))
-        both = np.all(exists, 0)[..., 0]
-        roots = [
-            [_rise(_curve(alpha[b], d[b], s[b])) for d, s in zip(difference.T, steepness.T, strict=True)]
-            for b, difference, steepness in zip(both, _minus(loss), _minus(slope), strict=True)
-        ]
-        return _reading(other, np.array(roots))
+        loss, slope, exists = (
+            turn(a) for a in (self._found("train_loss"), self._found("train_loss_by_alpha"), self.exists[..., None])
+        )
+        difference, steepness = (np.where(np.all(exists, 0), _minus(a), np.nan) for a in (loss, slope))
+        roots = np.full((len(other[1]), loss.shape[-1]), np.nan)
+        for i, j in np.ndindex(roots.shape):
+            roots[i, j] = _rise(_curve(alpha, difference[i, :, j], steepness[i, :, j]))
+        return _reading(other, roots)
 
     def alpha_l(self) -> Reading:
         """Where the global minimum starts to beat the linear baseline.
@@ -181,12 +197,13 @@ class PhaseDiagram:
             ValueError: alpha is not an axis.
         """
         alpha, other, turn = self._along_alpha()
-        gain = turn(self.cells["gen_error_linear"] - self.cells["gen_error"])
-        exists = turn(self.exists[..., None])[..., 0]
+        gain = turn(
+            np.where(self.exists[..., None], self._found("gen_error_linear") - self._found("gen_error"), np.nan)
+        )
         exchange = self.alpha_c().alpha
         roots = np.full((len(other[1]), gain.shape[-1]), np.nan)
         for i, j in np.ndindex(roots.shape):
-            early, late = (_curve(alpha[on[i]], curve[i, on[i], j]) for on, curve in zip(exists, gain, strict=True))
+            early, late = (_curve(alpha, curve[i, :, j]) for curve in gain)
             before, after = _rise(early), _rise(late)
             if before <= exchange[i]:
                 roots[i, j] = before
@@ -286,10 +303,13 @@ def _minus(a: np.ndarray) -> np.ndarray:
 
 
 def _curve(alpha: np.ndarray, values: np.ndarray, slopes: np.ndarray | None = None) -> PPoly | None:
-    """Cubic interpolation of a sampled function, with its slopes if they are known."""
-    if len(alpha) < 4:
+    """Cubic interpolation of a function, with its slopes if they are known, where it is known itself."""
+    on = np.isfinite(values)
+    if on.sum() < 4:
         return None
-    return CubicSpline(alpha, values) if slopes is None else CubicHermiteSpline(alpha, values, slopes)
+    return (
+        CubicSpline(alpha[on], values[on]) if slopes is None else CubicHermiteSpline(alpha[on], values[on], slopes[on])
+    )
 
 
 def _rise(curve: PPoly | None) -> float:
@@ -301,5 +321,18 @@ def _rise(curve: PPoly | None) -> float:
     return rising[-1] if len(rising) else np.nan
 
 
+def _mean(values: np.ndarray, axis: int) -> np.ndarray:
+    """Mean of what is not NaN, NaN if nothing is."""
+    known = np.isfinite(values)
+    count = known.sum(axis)
+    total = np.where(known, values, 0.0).sum(axis)
+    return np.where(count > 0, total / np.maximum(count, 1), np.nan)
+
+
+def _summary(values: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Mean over the last axis, the replicates, and its error bar."""
+    return _mean(values, -1), _bar(np.moveaxis(values, -1, 0))
+
+
 def _reading(axis: tuple[str, np.ndarray], roots: np.ndarray) -> Reading:
-    return Reading(*axis, roots.mean(1), _bar(roots.T))
+    return Reading(*axis, _mean(roots, 1), _bar(roots.T))

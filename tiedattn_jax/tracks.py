@@ -16,9 +16,9 @@ import numpy as np
 from jax import lax
 from jax.sharding import Mesh, PartitionSpec
 
-from .diagram import UNRESOLVED
+from .diagram import has_state
 from .model import Model
-from .nodes import Nodes, Rule
+from .nodes import Rule
 from .overlaps import FREE, Overlaps, admissible, magnitudes
 from .overlaps import start as branch_start
 from .solve import State, solve_replicates
@@ -76,28 +76,38 @@ def judged(model: Model, state: State, free: jax.Array) -> State:
     """
     positional, semantic = jax.vmap(lambda x: magnitudes(model, x))(state.overlaps)
     small = free[0] * semantic + free[1] * positional < 0.2
-    gone = (jnp.sum(free) == 1) & small & (_own(state, free) < 0.8) & (state.status < Status.nonfinite)
+    gone = (jnp.sum(free) == 1) & small & (_own(state, free) < 0.9) & (state.status < Status.nonfinite)
     return eqx.tree_at(lambda s: s.status, state, jnp.where(gone, int(Status.absent), state.status))
 
 
 def _learn(warm: _Warm, place: jax.Array, state: State, start: Overlaps, free: jax.Array) -> _Warm:
-    """What the next cell starts from.
+    """What the next cell starts from, in every replicate.
 
-    Next to a cell where the branch is absent it is the state found, with the order parameter of the branch put back in
-    where it may soon grow; next to one that was not solved, the last that was.
+    A replicate that lost the branch joins the mean of those that have it. Where none has it, the next search is from the state
+    found, with the order parameter of the branch put back in where it may soon grow, or, if nothing was found, from
+    the last cell that was solved.
     """
     x = state.overlaps
-    size = jnp.sqrt(jnp.trace(x.q, axis1=1, axis2=2).mean() / jnp.trace(start.q, axis1=1, axis2=2).mean())
+    found, absent = has_state(state.status, state.residual), state.status == Status.absent
+    share = found / jnp.maximum(jnp.sum(found), 1)
+    mean = jax.tree.map(lambda a: jnp.einsum("r,r...->...", share, jnp.where(_wide(found, a), a, 0.0)), x)
+    size = jnp.sqrt(jnp.trace(x.q, axis1=2, axis2=3).mean(1) / jnp.trace(start.q, axis1=1, axis2=2).mean())
     size = jnp.where(_own(state, free) > 0.6, size, 0.0)
-    nudged = Overlaps(x.q, x.V, size * start.theta, size * start.m)
-    found, absent = (state.status <= Status.max_steps) & (state.residual < UNRESOLVED), state.status == Status.absent
-    fresh = _Warm(warm.last, x, warm.place, place, jnp.minimum(warm.count + 1, 2))
-    anew = _Warm(warm.last, nudged, warm.place, place, jnp.ones_like(warm.count))
+    nudged = Overlaps(x.q, x.V, _wide(size, x.theta) * start.theta, _wide(size, x.m) * start.m)
+    anew = jax.tree.map(lambda m, n: jnp.where(jnp.any(found), m, n), mean, nudged)
+    kept = absent | jnp.any(found)
 
     def pick(a: jax.Array, b: jax.Array, c: jax.Array) -> jax.Array:
-        return jnp.where(found, a, jnp.where(absent, b, c))
+        return jnp.where(_wide(found, a), a, jnp.where(_wide(kept, a), b, c))
 
-    return jax.tree.map(pick, fresh, anew, warm)
+    places = jnp.broadcast_to(place, found.shape)
+    fresh = _Warm(warm.last, x, warm.place, places, jnp.minimum(warm.count + 1, 2))
+    return jax.tree.map(pick, fresh, _Warm(warm.last, anew, warm.place, places, jnp.ones_like(warm.count)), warm)
+
+
+def _wide(a: jax.Array, like: jax.Array) -> jax.Array:
+    """(R,) to (R, 1, ...), to go with an array that leads with the replicate axis."""
+    return a.reshape(-1, *[1] * (like.ndim - 1))
 
 
 @eqx.filter_jit
@@ -118,7 +128,7 @@ def _follow(track: Track, nodes: Rule, settings: Settings) -> dict[str, jax.Arra
         model, alpha, place = at
         xs = jax.vmap(lambda w: _predict(model, w, place))(warm)
         state = judged(model, solve_each(model, alpha, nodes, xs, track.free, settings), track.free)
-        return jax.vmap(lambda w, s: _learn(w, place, s, track.start, track.free))(warm, state), numbers(state)
+        return _learn(warm, place, state, track.start, track.free), numbers(state)
 
     one = _Warm(track.start, track.start, track.places[0] - 1, track.places[0], jnp.array(1))
     warm = jax.tree.map(lambda a: jnp.broadcast_to(a, (nodes.replicates, *a.shape)), one)
@@ -216,23 +226,4 @@ def tracks_of(models: Model, alphas: np.ndarray, places: np.ndarray, coarse: Rul
         places=jnp.broadcast_to(jnp.asarray(places, dtype), (rows * pairs, columns)),
         start=jax.tree.map(lambda a: jnp.swapaxes(a, 0, 1).reshape(-1, *a.shape[2:]), near),
         free=jnp.tile(frees(models), (rows, 1)),
-    )
-
-
-def mirrored(nodes: Nodes) -> Nodes:
-    """Every node once more with its student fields reversed: the loss being even, averages then keep both symmetries exactly.
-
-    A state with m = 0 or theta = 0 then solves the equations on the nodes as it does in their limit, and the end of a branch is
-    not blurred. Neighbours in the arrays are mirror images, so that a part of the nodes is symmetric, too.
-    """
-
-    def both(a: jax.Array, sign: float) -> jax.Array:
-        return jnp.stack([a, sign * a], -1).reshape(*a.shape[:-1], -1)
-
-    return Nodes(
-        student=both(nodes.student, -1.0),
-        teacher=both(nodes.teacher, 1.0),
-        weight=both(0.5 * nodes.weight, 1.0),
-        block=nodes.block,
-        kind=nodes.kind,
     )

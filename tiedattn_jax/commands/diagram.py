@@ -15,7 +15,6 @@ from tqdm import tqdm
 
 from ..diagram import REGIONS, PhaseDiagram, Reading
 from ..grid import GRID_NODES, phase_diagram
-from ..tracks import mirrored
 from .common import Report, count, model_of, model_options, node_options, nodes_of, output_options, positive, with_error
 
 NAMES = ("alpha", "omega", "sigma", "lam")
@@ -56,20 +55,21 @@ def run(args: argparse.Namespace) -> Report:
         with contextlib.suppress(RuntimeError):  # devices exist already
             jax.config.update("jax_num_cpu_devices", args.devices)
     free = "alpha" not in (args.x[0], args.y[0])
-    with tqdm(disable=args.json, file=sys.stderr, unit="solve", leave=False, smoothing=0.1) as bar:
+    with contextlib.ExitStack() as closing:
+        bars: list[tqdm] = []
 
         def progress(done: int, total: int) -> None:
-            bar.total = total
-            if not bar.n:
-                bar.initial = done  # resumed cells say nothing about the rate
-            bar.update(done - bar.n)
+            if not bars:  # resumed cells are counted, and say nothing about the rate
+                bar = tqdm(total=total, initial=done, disable=args.json, file=sys.stderr, unit="solve", leave=False)
+                bars.append(closing.enter_context(bar))
+            bars[0].update(done - bars[0].n)
 
         try:
             diagram = phase_diagram(
                 model,
                 args.x,
                 args.y,
-                mirrored(nodes_of(args, model)),
+                nodes_of(args, model),
                 alpha=(args.alpha or 2.0) if free else args.alpha,
                 devices=args.devices,
                 out=None if args.out is None else args.out / "tracks",
