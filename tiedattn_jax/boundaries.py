@@ -17,11 +17,9 @@ from scipy.optimize import brentq
 
 from .model import Model, require
 from .nodes import Rule
-from .overlaps import FREE, Overlaps
-from .overlaps import start as branch_start
-from .solve import State, default_nodes, error_bar
+from .overlaps import Overlaps
+from .solve import State, branch_start, default_nodes, error_bar, free_of, solve_replicates
 from .state_evolution import Settings, Status
-from .tracks import solve_each
 
 # What crosses zero at a boundary, and on which branches; increasing in alpha for the first three.
 BOUNDARIES: dict[str, tuple[tuple[str, ...], Callable[..., jax.Array]]] = {
@@ -132,8 +130,8 @@ def trace_boundary(
 
     def evaluate(value: float, alpha: float, xs: tuple[Overlaps, ...]) -> tuple[State, ...]:
         here, a = at(value), jnp.asarray(alpha, model.lam.dtype)
-        frees = [jnp.asarray(FREE[b], model.lam.dtype) for b in branches]
-        return tuple(solve_each(here, a, nodes, x, free, settings) for x, free in zip(xs, frees, strict=True))
+        frees = [free_of(model, b) for b in branches]
+        return tuple(solve_replicates(here, a, nodes, x, free, settings) for x, free in zip(xs, frees, strict=True))
 
     starts = [branch_start(at(values[0]), b) for b in branches]
     many = tuple(jax.tree.map(lambda a: jnp.broadcast_to(a, (nodes.replicates, *a.shape)), x) for x in starts)

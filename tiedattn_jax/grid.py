@@ -19,7 +19,7 @@ from .diagram import PhaseDiagram, has_state
 from .model import Model, require
 from .nodes import Rule, sobol_nodes
 from .overlaps import Overlaps
-from .solve import check_model, near_branch, solve_replicates
+from .solve import check_model, near_branch, solve_from
 from .state_evolution import Settings, Status
 from .store import Store, fingerprint
 from .tracks import follow, frees, judged, numbers, starts, tracks_of
@@ -226,7 +226,8 @@ def _mended(
         default = jax.tree.map(lambda a, b=b: a[b], starts(model))
         for start in [*_neighbours(cells, b, i, j), default]:
             x0 = near_branch(model, alpha, nodes.coarse(), start, free, patient)
-            found = numbers(judged(model, solve_replicates(model, alpha, nodes, x0, free, patient), free))
+            states = solve_from(model, alpha, PAIR[b], nodes, x0, patient).replicates
+            found = numbers(judged(model, states, free))
             if not lost(np.asarray(found["status"]), np.asarray(found["residual"])):
                 for k, a in found.items():
                     cells[k][b, i, j] = a

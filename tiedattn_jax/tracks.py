@@ -110,24 +110,11 @@ def _wide(a: jax.Array, like: jax.Array) -> jax.Array:
     return a.reshape(-1, *[1] * (like.ndim - 1))
 
 
-@eqx.filter_jit
-def solve_each(model: Model, alpha: jax.Array, nodes: Rule, xs: Overlaps, free: jax.Array, settings: Settings) -> State:
-    """As `solve_replicates`, every replicate from its own start: leaves of `xs` lead with the replicate axis."""
-
-    def one(args: tuple[Rule, Overlaps]) -> State:
-        rule, x = args
-        single = jax.tree.map(lambda a: a[None], rule)
-        state = solve_replicates(model, alpha, single, x, free, settings)
-        return jax.tree.map(lambda a: a[0], state)
-
-    return lax.map(one, (nodes, xs))
-
-
 def _follow(track: Track, nodes: Rule, settings: Settings) -> dict[str, jax.Array]:
     def cell(warm: _Warm, at: tuple[Model, jax.Array, jax.Array]) -> tuple[_Warm, dict[str, jax.Array]]:
         model, alpha, place = at
         xs = jax.vmap(lambda w: _predict(model, w, place))(warm)
-        state = judged(model, solve_each(model, alpha, nodes, xs, track.free, settings), track.free)
+        state = judged(model, solve_replicates(model, alpha, nodes, xs, track.free, settings), track.free)
         return _learn(warm, place, state, track.start, track.free), numbers(state)
 
     one = _Warm(track.start, track.start, track.places[0] - 1, track.places[0], jnp.array(1))
