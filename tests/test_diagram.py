@@ -8,6 +8,7 @@ import pytest
 
 import tiedattn_jax as ta
 from tiedattn_jax.diagram import REGIONS
+from tiedattn_jax.solve import error_bar
 
 ALPHA, OMEGA = np.linspace(0.2, 2.0, 10), np.array([0.1, 0.3, 0.5])
 CRITICAL, LINEAR = 0.6 + 2 * OMEGA, 0.9 + 2 * OMEGA  # in the middle row alpha_l is above alpha_c, as in the model
@@ -86,6 +87,16 @@ def test_trusted_asks_for_a_difference_beyond_the_error_bars():
     assert diagram.trusted.mean() > 0.5
     diagram.cells["train_loss"][0] += spread
     assert not diagram.trusted[diagram.exists.all(0)].any()
+
+
+def test_error_bars_are_those_of_the_library():
+    diagram = made()
+    diagram.cells["train_loss"][:] = np.random.default_rng(0).normal(size=(2, 3, 10, 2))
+    expected = error_bar(np.moveaxis(diagram.cells["train_loss"], 3, 0))[0]
+    np.testing.assert_allclose(diagram.stderr("train_loss")[0], expected)
+    diagram.cells["status"][0, 1, 3, 1] = 3
+    assert diagram.stderr("train_loss")[0, 1, 3] == np.inf  # one replicate is left
+    assert diagram.mean("train_loss")[0, 1, 3] == diagram.cells["train_loss"][0, 1, 3, 0]
 
 
 def test_file_round_trip(tmp_path):

@@ -10,11 +10,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import jax.numpy as jnp
 import numpy as np
+from scipy import stats
 from scipy.interpolate import CubicHermiteSpline, CubicSpline, PPoly
 
-from .solve import error_bar
 from .state_evolution import Status
 from .store import packed, write_whole
 from .transitions import PAIR
@@ -79,7 +78,7 @@ class PhaseDiagram:
         return _mean(self._found(name), 3)
 
     def stderr(self, name: str) -> np.ndarray:
-        """Error bar of the mean, (branch, y, x, ...); NaN where some replicates have no state."""
+        """Error bar of the mean, (branch, y, x, ...)."""
         return _bar(np.moveaxis(self._found(name), 3, 0))
 
     @property
@@ -292,9 +291,13 @@ class PhaseDiagram:
         return diagram_figure(self)
 
 
-def _bar(a: np.ndarray) -> np.ndarray:
-    """Error bar over the leading axis; see `solve.error_bar`."""
-    return np.asarray(error_bar(jnp.asarray(a)))
+def _bar(values: np.ndarray) -> np.ndarray:
+    """Error bar of the mean over the leading axis, of what is not NaN; see `solve.error_bar`."""
+    count = np.isfinite(values).sum(0)
+    many = np.maximum(count, 2)
+    square = np.where(np.isfinite(values), (values - _mean(values, 0)) ** 2, 0.0).sum(0)
+    bar = np.sqrt(square / (many - 1) / many) * stats.t.ppf(0.97725, many - 1) / 2
+    return np.where(count > 1, bar, np.where(count == 1, np.inf, np.nan))
 
 
 def _minus(a: np.ndarray) -> np.ndarray:
