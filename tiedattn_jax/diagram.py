@@ -152,13 +152,13 @@ class PhaseDiagram:
 
     @property
     def trusted(self) -> np.ndarray:
-        """Solved to the accuracy of the nodes, the global minimum is told apart by more than two error bars, its replicon below one, (y, x)."""
+        """Solved to the accuracy of the nodes in most replicates, the global minimum is told apart by more than two error bars, its replicon below one, (y, x)."""
         difference, bar = self.loss_difference
         replicon = np.take_along_axis(self.mean("replicon"), np.maximum(self.winner, 0)[None], 0)[0]
         status = self.cells["status"]
-        agreed = np.all(np.all(status <= Status.stalled, -1) | np.all(status == Status.absent, -1), 0)
+        resolved = np.maximum((status <= Status.stalled).mean(-1), (status == Status.absent).mean(-1)) > 0.5
         decided = ~np.all(self.exists, 0) | ~np.isfinite(bar) | (np.abs(difference) > 2 * bar)
-        return agreed & decided & ~(replicon >= 1)
+        return self.solved & np.all(resolved, 0) & decided & ~(replicon >= 1)
 
     # Curves read from it
 
@@ -308,7 +308,7 @@ def _minus(a: np.ndarray) -> np.ndarray:
 def _curve(alpha: np.ndarray, values: np.ndarray, slopes: np.ndarray | None = None) -> PPoly | None:
     """Cubic interpolation of a function, with its slopes if they are known, where it is known itself."""
     on = np.isfinite(values)
-    if on.sum() < 4:
+    if on.sum() < (4 if slopes is None else 2):
         return None
     return (
         CubicSpline(alpha[on], values[on]) if slopes is None else CubicHermiteSpline(alpha[on], values[on], slopes[on])

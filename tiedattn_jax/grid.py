@@ -184,7 +184,7 @@ def _solve(
             found[k][number] = a
     processes, here = jax.process_count(), jax.process_index()
     if processes > 1:  # all see what process 0 found in its folder
-        done, found = multihost_utils.broadcast_one_to_all((done, found))
+        done, found = jax.tree.map(np.array, multihost_utils.broadcast_one_to_all((done, found)))
     mine = np.flatnonzero(~done)[here::processes]
     finished = int(done.sum())
     progress(finished * width, total * width)

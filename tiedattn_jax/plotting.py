@@ -6,7 +6,9 @@ from typing import TYPE_CHECKING, Any
 
 import matplotlib
 import numpy as np
+from matplotlib.collections import PatchCollection
 from matplotlib.figure import Figure
+from matplotlib.patches import Rectangle
 
 if TYPE_CHECKING:
     from .branches import Curve
@@ -111,14 +113,14 @@ def diagram_figure(diagram: PhaseDiagram) -> Figure:
                 for code, colour in PALE.items():
                     only = np.ma.masked_where(region != code, np.ones(region.shape))
                     axis.pcolormesh(*edges, only, cmap=matplotlib.colors.ListedColormap([colour]))
-            with matplotlib.rc_context({"hatch.linewidth": 0.4}):
-                hatched = np.ma.masked_where(trusted, np.ones(region.shape))
-                axis.pcolor(*edges, hatched, hatch="////", facecolor="none", edgecolor="0.4", lw=0, alpha=0)
+                    axis.plot([], [], "s", color=colour, label=("only positional", "only semantic")[code - 2])
+            _hatch(axis, *edges, ~trusted)
             for curve, style, name in curves:
                 _boundary(axis, diagram, curve, style, name)
             axis.set(xlim=edges[0][[0, -1]], ylim=edges[1][[0, -1]], xlabel=SYMBOLS.get(diagram.x[0], diagram.x[0]))
             axis.set_title(title, loc="left", fontsize=9)
         left.set_ylabel(SYMBOLS.get(diagram.y[0], diagram.y[0]))
+        left.legend(loc="lower right", fontsize=8)
         if curves:
             right.legend(loc="upper right", fontsize=8)
     return figure
@@ -163,6 +165,12 @@ def _boundary(axis: Any, diagram: PhaseDiagram, curve: Reading, style: str, name
     else:
         axis.plot(curve.values, curve.alpha, "k", ls=style, lw=1.3, label=name)
         axis.fill_between(curve.values, curve.alpha - band, curve.alpha + band, color="k", alpha=0.2, lw=0)
+
+
+def _hatch(axis: Any, x: np.ndarray, y: np.ndarray, cells: np.ndarray) -> None:
+    """Hatch the cells (y, x) that are marked."""
+    corners = [Rectangle((x[i], y[j]), x[i + 1] - x[i], y[j + 1] - y[j]) for j, i in np.argwhere(cells)]
+    axis.add_collection(PatchCollection(corners, hatch="/////", facecolor="none", edgecolor="0.45", lw=0))
 
 
 def _edges(centres: np.ndarray) -> np.ndarray:
