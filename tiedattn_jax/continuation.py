@@ -185,7 +185,7 @@ def trace_branch(
         limits: range of the parameter in which it is followed.
         branch: symmetry that is imposed, as in `solve`; None imposes none.
         start: overlaps near the state at the start; by default those of `branch`.
-        nodes: averaging rule; by default 2 scrambles of 2^13 mirrored Sobol nodes.
+        nodes: averaging rule; by default 2 scrambles of 2^13 Sobol nodes.
         step: first step of the arclength, relative to the sizes of overlaps and parameter at the start.
         points: at most so many in each direction.
 
@@ -200,7 +200,7 @@ def trace_branch(
         raise ValueError(f"parameter must name alpha or a scalar number of the model, got parameter={parameter!r}")
     here = float(field)  # type: ignore[arg-type]
     require(len(limits) == 2 and limits[0] <= here <= limits[1], "limits", limits, f"two numbers around {here}")
-    nodes = sobol_nodes(model, CONTINUATION_NODES, replicates=2, mirrored=True) if nodes is None else nodes
+    nodes = sobol_nodes(model, CONTINUATION_NODES, replicates=2) if nodes is None else nodes
     a = jnp.asarray(alpha, model.lam.dtype)
     x0 = branch_start(model, branch) if start is None else start
     settings = Settings()
@@ -260,7 +260,7 @@ def find_states(
 
     Args:
         alpha: samples per dimension.
-        nodes: averaging rule; by default 4 scrambles of 2^13 mirrored Sobol nodes. The starts are tried on its coarse
+        nodes: averaging rule; by default 4 scrambles of 2^13 Sobol nodes. The starts are tried on its coarse
             part, what they find is solved on all of it.
         count: random starts.
         seed: of the starts.
@@ -268,7 +268,7 @@ def find_states(
     Returns:
         One `FixedPoint` for every state; states that differ by the signs of m and theta count once.
     """
-    nodes = sobol_nodes(model, CONTINUATION_NODES, mirrored=True) if nodes is None else nodes
+    nodes = sobol_nodes(model, CONTINUATION_NODES) if nodes is None else nodes
     a, free, settings = jnp.asarray(alpha, model.lam.dtype), free_of(model, None), Settings()
     rng = np.random.default_rng(seed)
     base = branch_start(model, None)
