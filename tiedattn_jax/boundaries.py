@@ -15,11 +15,12 @@ import numpy as np
 from scipy.interpolate import CubicHermiteSpline, CubicSpline, PPoly
 from scipy.optimize import brentq
 
+from .diagram import has_state
 from .model import Model, require
 from .nodes import Rule
 from .overlaps import Overlaps
 from .solve import State, branch_start, default_nodes, error_bar, free_of, solve_replicates
-from .state_evolution import Settings, Status
+from .state_evolution import Settings
 
 # What crosses zero at a boundary, and on which branches; increasing in alpha for the first three.
 BOUNDARIES: dict[str, tuple[tuple[str, ...], Callable[..., jax.Array]]] = {
@@ -145,7 +146,6 @@ def trace_boundary(
         before: tuple[float, np.ndarray] | None = None
         for _ in range(8):
             states = evaluate(value, alpha, xs)
-            status = max(int(s.status.max()) for s in states)
             g, xs = np.asarray(value_of(*states)), tuple(s.overlaps for s in states)
             slope = np.nan
             if name == "alpha_c":
@@ -156,10 +156,12 @@ def trace_boundary(
                 steepness = float((g - before[1]).mean()) / (alpha - before[0])
             before = alpha, g
             step = -g.mean() / steepness if np.isfinite(steepness) else 0.02 * alpha
-            if status > Status.stalled or (np.isfinite(steepness) and abs(step) < _TOLERANCE * alpha):
+            usable, final = _usable(states), np.isfinite(steepness) and abs(step) < _TOLERANCE * alpha
+            if final or not usable:
                 break
             alpha += float(np.clip(step, -0.2 * alpha, 0.2 * alpha))
-        if status > Status.stalled:
+        status = max(int(s.status.max()) for s in states)
+        if not usable:
             rows.append((np.nan, np.nan, np.nan, status))
             continue
         roots = jnp.asarray(alpha - g / steepness)
@@ -199,6 +201,11 @@ def _predict(points: list[_Point], value: float, rows: list) -> tuple[float, tup
     return float(alpha), states
 
 
+def _usable(states: tuple[State, ...]) -> bool:
+    """Whether every replicate has a state on every branch, resolved by its nodes or not."""
+    return all(bool(np.all(has_state(s.status, s.residual))) for s in states)
+
+
 def _first(
     evaluate: Callable[[float, tuple[Overlaps, ...]], tuple[State, ...]],
     value_of: Callable[..., jax.Array],
@@ -213,7 +220,7 @@ def _first(
     xs, before = starts, None
     for alpha in map(float, alphas):
         states = evaluate(alpha, xs)
-        if max(int(s.status.max()) for s in states) > Status.stalled:
+        if not _usable(states):
             xs, before = starts, None
             continue
         g, xs = float(value_of(*states).mean()), tuple(s.overlaps for s in states)
