@@ -45,7 +45,7 @@ def test_cells_are_the_states_of_the_theory(diagram):
     assert found.status[1, 0, 0] == ta.Status.absent  # the semantic branch ends at .716
     critical = found.alpha_c()
     assert abs(critical.alpha[0] - 1.25154) < 3 * critical.stderr[0] + 0.005
-    assert np.all(np.diff(critical.alpha) > 0)
+    assert np.all(np.diff(critical.alpha[:3]) > 0) and np.isnan(critical.alpha[3])  # beyond the grid at omega = .45
 
 
 def program(setup: str, body: str) -> str:

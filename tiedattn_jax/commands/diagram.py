@@ -94,12 +94,13 @@ def _shares(diagram: PhaseDiagram) -> dict[str, int]:
 
 
 def _numbers(diagram: PhaseDiagram, curves: dict[str, Reading]) -> dict[str, Any]:
-    report: dict[str, Any] = {name: values.tolist() for name, values in (diagram.x, diagram.y)}
+    report: dict[str, Any] = dict(diagram.attrs)
+    report |= {name: values.tolist() for name, values in (diagram.x, diagram.y)}
     for name, curve in curves.items():
         report |= {name: curve.alpha.tolist(), f"{name}_stderr": curve.stderr.tolist()}
     report["regions"] = _shares(diagram)
     report["status"] = "converged" if diagram.solved.all() else "some cells unsolved"
-    return {**report, **diagram.attrs}
+    return report
 
 
 def _text(diagram: PhaseDiagram, curves: dict[str, Reading]) -> str:
