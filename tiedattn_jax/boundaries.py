@@ -136,7 +136,7 @@ def trace_boundary(
 
     starts = [branch_start(at(values[0]), b) for b in branches]
     many = tuple(jax.tree.map(lambda a: jnp.broadcast_to(a, (nodes.replicates, *a.shape)), x) for x in starts)
-    around = SEARCH if guess is None else guess * np.array([1.15, 1.0, 0.87])
+    around = SEARCH if guess is None else guess * np.array([1.1, 1.03, 0.97, 0.91])
     alpha, xs = _first(partial(evaluate, values[0]), value_of, many, around)
     points: list[_Point] = [_Point(values[0], alpha, xs)]
     rows: list[tuple[float, float, float, float]] = []

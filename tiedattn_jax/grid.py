@@ -190,16 +190,16 @@ def _solve(
     progress(finished * width, total * width)
     chunk = mesh.size * lanes
     for first in range(0, len(mine), chunk):
-        numbers_ = mine[first : first + chunk]
-        padded = np.resize(numbers_, chunk)  # the last chunk is filled up with copies
+        batch = mine[first : first + chunk]
+        padded = np.resize(batch, chunk)  # the last chunk is filled up with copies
         solved = follow(jax.tree.map(lambda a, i=padded: a[i], tracks), nodes, settings, mesh, lanes)
         part = {k: np.asarray(a) for k, a in solved.items()}
-        for slot, number in enumerate(numbers_):
+        for slot, number in enumerate(batch):
             arrays = {k: a[slot] for k, a in part.items()}
             store.put(int(number), arrays)
             for k, a in arrays.items():
                 found[k][number] = a
-        finished += processes * len(numbers_)
+        finished += processes * len(batch)
         progress(min(finished, total) * width, total * width)
     if processes > 1:
         shares = multihost_utils.process_allgather(found)
