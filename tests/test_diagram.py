@@ -137,5 +137,6 @@ def test_figures():
     diagram = made()
     left, right = diagram.plot().axes[:2]
     assert [line.get_label() for line in right.get_lines()] == [r"$\alpha_c$", r"$\alpha_l$"]
-    np.testing.assert_allclose(left.get_lines()[0].get_xdata(), CRITICAL)
+    np.testing.assert_allclose(left.get_lines()[-2].get_xdata(), CRITICAL)
+    assert len(left.collections[-3].get_paths()) == (~diagram.trusted).sum()  # hatched
     assert len(slice_figure(diagram, [0, 2]).axes) == 4

@@ -16,7 +16,6 @@ from jax import lax
 from .model import Model, require
 from .nodes import Rule, sobol_nodes
 from .overlaps import Overlaps, admissible, label, magnitudes
-from .potentials import free_energy
 from .solve import FixedPoint, branch_start, free_of, near_branch, solve_from
 from .state_evolution import Coordinates, Settings, Status, fixed_point, saddle_map
 
@@ -63,8 +62,8 @@ def _expand(
     def residual(u: jax.Array) -> tuple[jax.Array, jax.Array]:
         here, a = placed(model, alpha, name, u[-1])
         x = coordinates.unpack(u[:-1])
-        new, hats, M = saddle_map(here, a, x, rule, free)
-        return coordinates.pack(new) - u[:-1], -free_energy(here, a, x, hats, M)
+        new, seen = saddle_map(here, a, x, rule, free)
+        return coordinates.pack(new) - u[:-1], seen.train_loss
 
     def column(d: jax.Array) -> Any:
         return jax.jvp(residual, (u,), (d,))
@@ -279,9 +278,9 @@ def find_states(
 
     drawn = [x for x in (draw() for _ in range(4 * count)) if bool(admissible(model, x))][:count]
     starts = jax.tree.map(lambda *v: jnp.stack(v), *drawn)
-    xs, _, losses, statuses = _many(model, a, nodes.coarse(), starts, free, settings)
+    xs, _, seen, statuses = _many(model, a, nodes.coarse(), starts, free, settings)
     found: list[FixedPoint] = []
-    for k in np.argsort(np.asarray(losses)):
+    for k in np.argsort(np.asarray(seen.train_loss)):
         if int(statuses[k]) > Status.max_steps:
             continue
         x = jax.tree.map(lambda v, k=k: v[k], xs)
