@@ -68,7 +68,7 @@ def _expand(
     def column(d: jax.Array) -> Any:
         return jax.jvp(residual, (u,), (d,))
 
-    (r, loss), (J, _) = jax.vmap(column, out_axes=((None, None), (1, None)))(jnp.eye(u.shape[0], dtype=u.dtype))
+    (r, loss), (J, _) = jax.vmap(column, out_axes=((None, None), (1, 0)))(jnp.eye(u.shape[0], dtype=u.dtype))
     return r, J, loss, admissible(placed(model, alpha, name, u[-1])[0], coordinates.unpack(u[:-1]))
 
 
