@@ -6,9 +6,6 @@ from .branches import Curve as Curve
 from .branches import Spinodal as Spinodal
 from .branches import spinodals as spinodals
 from .branches import sweep as sweep
-from .continuation import BranchPath as BranchPath
-from .continuation import find_states as find_states
-from .continuation import trace_branch as trace_branch
 from .diagram import PhaseDiagram as PhaseDiagram
 from .grid import phase_diagram as phase_diagram
 from .model import DotProduct as DotProduct
