@@ -1,10 +1,14 @@
 """Theory of positional and semantic learning in dot-product attention, on JAX."""
 
 from . import histogram as histogram
+from .boundaries import Boundary as Boundary
+from .boundaries import trace_boundary as trace_boundary
 from .branches import Curve as Curve
 from .branches import Spinodal as Spinodal
 from .branches import spinodals as spinodals
 from .branches import sweep as sweep
+from .diagram import PhaseDiagram as PhaseDiagram
+from .grid import phase_diagram as phase_diagram
 from .model import DotProduct as DotProduct
 from .model import Model as Model
 from .model import SpectralLaw as SpectralLaw

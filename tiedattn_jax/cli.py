@@ -6,17 +6,17 @@ import json
 import math
 import os
 import sys
-import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import jax
 
-from .commands import histogram, solve, transition
+from .commands import diagram, histogram, solve, transition
 from .commands.common import Parser
+from .store import write_whole
 
-COMMANDS = (transition, solve, histogram)
+COMMANDS = (transition, solve, diagram, histogram)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -36,15 +36,17 @@ def main(argv: Sequence[str] | None = None) -> int:
         if name not in args:
             raise
         parser.error(f"argument --{name}{str(problem).removeprefix(name)}")
-    except KeyboardInterrupt as interrupt:
-        print(
-            f"tiedattn: interrupted, {interrupt.args[0] if interrupt.args else 'nothing was written'}", file=sys.stderr
-        )
+    except KeyboardInterrupt as stop:
+        print(f"tiedattn: interrupted, {stop or 'nothing was written'}", file=sys.stderr)
         return 130
     numbers = _finite(report.numbers)
     if args.out is not None:
         try:
-            _write(args.out, {**report.files, f"{args.command}.json": json.dumps(numbers, indent=1).encode()})
+            for name, content in {
+                **report.files,
+                f"{args.command}.json": json.dumps(numbers, indent=1).encode(),
+            }.items():
+                write_whole(args.out / name, content)
         except OSError as problem:
             parser.error(f"argument --out: must be a folder that can be written, got '{args.out}' ({problem.strerror})")
     print(json.dumps(numbers) if args.json else report.text)
@@ -76,13 +78,3 @@ def _check_out(out: Path | None) -> None:
         there = there.parent
     if not there.is_dir() or not os.access(there, os.W_OK):
         raise ValueError(f"out: must be a folder that can be written, got '{out}'")
-
-
-def _write(out: Path, files: dict[str, bytes]) -> None:
-    """Write every file whole: under another name first, then moved into place."""
-    out.mkdir(parents=True, exist_ok=True)
-    for name, content in files.items():
-        with tempfile.NamedTemporaryFile(dir=out, delete=False) as part:
-            part.write(content)
-        os.chmod(part.name, 0o644)
-        os.replace(part.name, out / name)

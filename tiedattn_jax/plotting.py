@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import matplotlib
 import numpy as np
+from matplotlib.collections import PatchCollection
 from matplotlib.figure import Figure
 from matplotlib.patches import Rectangle
 
@@ -14,6 +15,7 @@ from .histogram import attention
 
 if TYPE_CHECKING:
     from .branches import Curve
+    from .diagram import PhaseDiagram, Reading
     from .histogram import Training, Transformer
     from .transitions import Transition
 
@@ -143,3 +145,110 @@ def learning_figure(trainings: dict[str, Sequence[Training]]) -> Figure:
         error.set_yscale("log")
         share.set_ylim(-0.03, 1.03)
     return figure
+
+
+SYMBOLS = {
+    "alpha": r"sample complexity $\alpha = n/d$",
+    "omega": r"$\omega$",
+    "sigma": r"$\sigma$",
+    "lam": r"$\lambda$",
+}
+PALE = {2: "#f3d9cd", 3: "#cfe0f0"}
+
+
+def diagram_figure(diagram: PhaseDiagram) -> Figure:
+    """The phase diagram (the content of the paper's Figs. 3 and 9): which minimum is global, and whether it beats the baseline.
+
+    Left, the difference of the training losses, positional minus semantic; plain colour where only one of the two is a
+    minimum. Right, the test error of the global minimum minus that of the linear baseline. Cells that are unsolved, or where
+    the averages do not tell which minimum is lower, are hatched.
+    """
+    curves = []
+    if "alpha" in (diagram.x[0], diagram.y[0]):
+        curves = [(diagram.alpha_c(), "-", r"$\alpha_c$"), (diagram.alpha_l(), "--", r"$\alpha_l$")]
+    region, trusted = diagram.region, diagram.trusted
+    bistable = region >= 4
+    with matplotlib.rc_context({"font.size": 9}):
+        figure = Figure(figsize=(9.5, 4), layout="constrained")
+        left, right = figure.subplots(1, 2, sharey=True)
+        edges = _edges(diagram.x[1]), _edges(diagram.y[1])
+        for axis, values, shown, title in (
+            (left, diagram.loss_difference[0], bistable, "training loss / d: positional minus semantic"),
+            (right, diagram.gen_difference[0], region > 1, "test error: global minimum minus linear baseline"),
+        ):
+            masked = np.ma.masked_where(~shown, values)
+            limit = float(np.ma.max(np.abs(masked))) if masked.count() else 1.0
+            picture = axis.pcolormesh(
+                *edges, masked, cmap="RdBu_r" if axis is right else "RdBu", vmin=-limit, vmax=limit
+            )
+            figure.colorbar(picture, ax=axis, shrink=0.9)
+            if axis is left:
+                for code, colour in PALE.items():
+                    only = np.ma.masked_where(region != code, np.ones(region.shape))
+                    axis.pcolormesh(*edges, only, cmap=matplotlib.colors.ListedColormap([colour]))
+                    axis.plot([], [], "s", color=colour, label=("only positional", "only semantic")[code - 2])
+            _hatch(axis, *edges, ~trusted)
+            for curve, style, name in curves:
+                _boundary(axis, diagram, curve, style, name)
+            axis.set(xlim=edges[0][[0, -1]], ylim=edges[1][[0, -1]], xlabel=SYMBOLS.get(diagram.x[0], diagram.x[0]))
+            axis.set_title(title, loc="left", fontsize=9)
+        left.set_ylabel(SYMBOLS.get(diagram.y[0], diagram.y[0]))
+        left.legend(loc="lower right", fontsize=8)
+        if curves:
+            right.legend(loc="upper right", fontsize=8)
+    return figure
+
+
+def slice_figure(diagram: PhaseDiagram, rows: list[int]) -> Figure:
+    """Training loss and test error of both branches along x, at some rows of the diagram (the content of Fig. 8)."""
+    with matplotlib.rc_context({"font.size": 9, "axes.spines.top": False, "axes.spines.right": False}):
+        figure = Figure(figsize=(3.2 * len(rows), 5), layout="constrained")
+        panels = figure.subplots(2, len(rows), sharex=True, sharey="row", squeeze=False)
+        x, exists = diagram.x[1], diagram.exists
+        for column, row in enumerate(rows):
+            for axis, name, label in zip(
+                panels[:, column],
+                ("train_loss", "gen_error"),
+                ("training loss / d", r"test error $\epsilon_g$"),
+                strict=True,
+            ):
+                for b, (branch, colour) in enumerate(COLOURS.items()):
+                    value = np.where(exists[b, row], diagram.mean(name)[b, row], np.nan)
+                    width = 2 * diagram.stderr(name)[b, row]
+                    axis.plot(x, value, color=colour, lw=1.6, label=branch)
+                    axis.fill_between(x, value - width, value + width, color=colour, alpha=0.2, lw=0)
+                if name == "gen_error":
+                    linear = np.nanmean(diagram.mean("gen_error_linear")[:, row], 0)
+                    axis.plot(x, linear, color="0.45", lw=1, ls="-.", label="linear baseline")
+                    axis.set_xlabel(SYMBOLS.get(diagram.x[0], diagram.x[0]))
+                if column == 0:
+                    axis.set_ylabel(label)
+            panels[0, column].set_title(
+                f"{SYMBOLS.get(diagram.y[0], diagram.y[0])} = {diagram.y[1][row]:.3g}", loc="left"
+            )
+        panels[1, 0].legend(frameon=False, fontsize=8)
+    return figure
+
+
+def _boundary(axis: Any, diagram: PhaseDiagram, curve: Reading, style: str, name: str) -> None:
+    band = np.where(np.isfinite(curve.stderr), 2 * curve.stderr, 0.0)
+    if diagram.x[0] == "alpha":
+        axis.plot(curve.alpha, curve.values, "k", ls=style, lw=1.3, label=name)
+        axis.fill_betweenx(curve.values, curve.alpha - band, curve.alpha + band, color="k", alpha=0.2, lw=0)
+    else:
+        axis.plot(curve.values, curve.alpha, "k", ls=style, lw=1.3, label=name)
+        axis.fill_between(curve.values, curve.alpha - band, curve.alpha + band, color="k", alpha=0.2, lw=0)
+
+
+def _hatch(axis: Any, x: np.ndarray, y: np.ndarray, cells: np.ndarray) -> None:
+    """Hatch the cells (y, x) that are marked."""
+    corners = [Rectangle((x[i], y[j]), x[i + 1] - x[i], y[j + 1] - y[j]) for j, i in np.argwhere(cells)]
+    axis.add_collection(PatchCollection(corners, hatch="/////", facecolor="none", edgecolor="0.45", lw=0))
+
+
+def _edges(centres: np.ndarray) -> np.ndarray:
+    """Edges of the cells around increasing centres."""
+    if len(centres) == 1:
+        return centres[0] + np.array([-0.5, 0.5])
+    middle = 0.5 * (centres[1:] + centres[:-1])
+    return np.concatenate([[2 * centres[0] - middle[0]], middle, [2 * centres[-1] - middle[-1]]])

@@ -84,11 +84,11 @@ def model_options() -> Parser:
     return parser
 
 
-def node_options() -> Parser:
+def node_options(default: int = averaging.DEFAULT_NODES) -> Parser:
     """The averages: `--nodes --replicates`."""
     parser = Parser(add_help=False)
     parser.add_argument(
-        "--nodes", type=power_of_two, default=averaging.DEFAULT_NODES, help="Sobol nodes in a replicate (default 65536)"
+        "--nodes", type=power_of_two, default=default, help=f"Sobol nodes in a replicate (default {default})"
     )
     parser.add_argument(
         "--replicates",

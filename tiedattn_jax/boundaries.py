@@ -1,0 +1,232 @@
+"""Boundaries of the phase diagram as curves: continuation in a second parameter of what happens at one alpha."""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, NamedTuple
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import numpy as np
+from scipy.interpolate import CubicHermiteSpline, CubicSpline, PPoly
+from scipy.optimize import brentq
+
+from .diagram import has_state
+from .model import Model, require
+from .nodes import Rule
+from .overlaps import Overlaps
+from .solve import State, branch_start, default_nodes, error_bar, free_of, solve_replicates
+from .state_evolution import Settings
+
+# What crosses zero at a boundary, and on which branches; increasing in alpha for the first three.
+BOUNDARIES: dict[str, tuple[tuple[str, ...], Callable[..., jax.Array]]] = {
+    "alpha_c": (("positional", "semantic"), lambda p, s: p.train_loss - s.train_loss),
+    "semantic baseline": (("semantic",), lambda s: s.gen_error_linear - s.gen_error),
+    "positional baseline": (("positional",), lambda p: p.gen_error_linear - p.gen_error),
+    "semantic end": (("uninformed",), lambda u: u.diagnostics.growth_theta - 1),
+    "positional end": (("uninformed",), lambda u: u.diagnostics.growth_m - 1),
+    "semantic instability": (("semantic",), lambda s: s.diagnostics.growth_m - 1),
+    "positional instability": (("positional",), lambda p: p.diagnostics.growth_theta - 1),
+}
+SEARCH = np.geomspace(3.0, 0.05, 19)
+_TOLERANCE = 1e-3  # a step in alpha, relative, after which a secant or Newton step is final
+
+
+@dataclass(frozen=True)
+class Boundary:
+    """alpha as a function of a parameter.
+
+    Attributes:
+        name: of `BOUNDARIES`.
+        parameter, values: the second parameter and where it was solved, (n,).
+        alpha, stderr: the boundary and its error bar, (n,); NaN from where it could not be followed.
+        slope: d alpha / d parameter, (n,), exact for alpha_c; else that of a spline through the points.
+        status: the worst `Status` of the states, (n,).
+    """
+
+    name: str
+    parameter: str
+    values: np.ndarray
+    alpha: np.ndarray
+    stderr: np.ndarray
+    slope: np.ndarray
+    status: np.ndarray
+
+    @property
+    def curve(self) -> PPoly:
+        """Cubic interpolation with the slopes, between the ends of what was found."""
+        good = np.isfinite(self.alpha)
+        if good.sum() < 2:
+            raise ValueError(f"a curve needs two points or more, {self.name} has {good.sum()}")
+        return CubicHermiteSpline(self.values[good], self.alpha[good], self.slope[good], extrapolate=False)
+
+    def meets(self, other: Boundary) -> list[tuple[float, float]]:
+        """Where two boundaries have the same alpha: pairs (parameter, alpha), increasing."""
+        first, second = self.curve, other.curve
+        low, high = max(first.x[0], second.x[0]), min(first.x[-1], second.x[-1])
+        places = np.linspace(low, high, 400) if low < high else np.zeros(0)
+        gap = first(places) - second(places)
+        turns = np.flatnonzero(gap[:-1] * gap[1:] < 0)
+        found = [brentq(lambda v: first(v) - second(v), places[i], places[i + 1]) for i in turns]
+        return [(float(v), float(first(v))) for v in found]
+
+
+class _Point(NamedTuple):
+    value: float
+    alpha: float
+    states: tuple[Overlaps, ...]  # leaves lead with the replicate axis
+
+
+def trace_boundary(
+    model: Model,
+    name: str,
+    parameter: str,
+    values: Sequence[float] | np.ndarray,
+    nodes: Rule | None = None,
+    *,
+    guess: float | None = None,
+    settings: Settings | None = None,
+    progress: Callable[[Iterable], Iterable] = iter,
+) -> Boundary:
+    """Follow a boundary through the values of a parameter, in the order in which they are given.
+
+    Every point starts from a prediction out of the points before it (for alpha_c with the envelope formula
+    ``d alpha_c / dp = -(d_p Delta Phi) / (d_alpha Delta Phi)``), of alpha and of the states of every replicate; one evaluation is
+    then enough where the prediction was good.
+
+    Args:
+        name: "alpha_c", where the losses cross; "semantic baseline" or "positional baseline", where the branch's test
+            error crosses that of the linear baseline (alpha_l is the semantic one where it lies above alpha_c);
+            "semantic end" or "positional end", where the branch leaves the uninformed state in a pitchfork; "semantic
+            instability" or "positional instability", where the other order parameter starts to grow on it.
+        parameter: name of a scalar field of the model.
+        values: monotonic.
+        nodes: averaging rule; by default 4 scrambles of 2^16 Sobol nodes.
+        guess: alpha within 10 % of the boundary at the first value; by default it is searched for in `SEARCH`.
+        settings: tolerances.
+        progress: wraps the loop over the values.
+
+    Raises:
+        ValueError: unknown name or parameter, values that are not monotonic or finite, no boundary at the first value.
+    """
+    if name not in BOUNDARIES:
+        raise ValueError(f"name must be one of {', '.join(BOUNDARIES)}, got name={name!r}")
+    field = getattr(model, parameter, None)
+    if not isinstance(field, jax.Array) or field.ndim:
+        raise ValueError(f"parameter must name a scalar number of the model, got parameter={parameter!r}")
+    values = np.asarray(values, float)
+    steps = np.diff(values)
+    good = values.ndim == 1 and values.size and np.all(np.isfinite(values)) and (np.all(steps > 0) or np.all(steps < 0))
+    require(good, "values", values, "finite and monotonic")
+    nodes = default_nodes(model) if nodes is None else nodes
+    settings = settings or Settings(tol=1e-4, warm_steps=20)
+    branches, value_of = BOUNDARIES[name]
+
+    def at(value: float) -> Model:
+        return eqx.tree_at(operator.attrgetter(parameter), model, jnp.asarray(value, model.lam.dtype))
+
+    def evaluate(value: float, alpha: float, xs: tuple[Overlaps, ...]) -> tuple[State, ...]:
+        here, a = at(value), jnp.asarray(alpha, model.lam.dtype)
+        frees = [free_of(model, b) for b in branches]
+        return tuple(solve_replicates(here, a, nodes, x, free, settings) for x, free in zip(xs, frees, strict=True))
+
+    starts = [branch_start(at(values[0]), b) for b in branches]
+    many = tuple(jax.tree.map(lambda a: jnp.broadcast_to(a, (nodes.replicates, *a.shape)), x) for x in starts)
+    around = SEARCH if guess is None else guess * np.array([1.1, 1.03, 0.97, 0.91])
+    alpha, xs = _first(partial(evaluate, values[0]), value_of, many, around)
+    points: list[_Point] = [_Point(values[0], alpha, xs)]
+    rows: list[tuple[float, float, float, float]] = []
+    steepness = np.nan  # d g / d alpha
+    for value in progress(values):
+        alpha, xs = _predict(points, value, rows)
+        before: tuple[float, np.ndarray] | None = None
+        for _ in range(8):
+            states = evaluate(value, alpha, xs)
+            g, xs = np.asarray(value_of(*states)), tuple(s.overlaps for s in states)
+            slope = np.nan
+            if name == "alpha_c":
+                by_model, by_alpha = jax.tree.map(jnp.subtract, *(s.train_loss_partials for s in states))
+                steepness = float(by_alpha.mean())
+                slope = -float(getattr(by_model, parameter).mean()) / steepness
+            elif before is not None and abs(alpha - before[0]) > 1e-9:
+                steepness = float((g - before[1]).mean()) / (alpha - before[0])
+            before = alpha, g
+            step = -g.mean() / steepness if np.isfinite(steepness) else 0.02 * alpha
+            usable, final = _usable(states), np.isfinite(steepness) and abs(step) < _TOLERANCE * alpha
+            if final or not usable:
+                break
+            alpha += float(np.clip(step, -0.2 * alpha, 0.2 * alpha))
+        status = max(int(s.status.max()) for s in states)
+        if not usable:
+            rows.append((np.nan, np.nan, np.nan, status))
+            continue
+        roots = jnp.asarray(alpha - g / steepness)
+        rows.append((float(roots.mean()), float(error_bar(roots)), slope, status))
+        points = [*points[-2:], _Point(value, rows[-1][0], xs)] if len(rows) > 1 else [_Point(value, rows[-1][0], xs)]
+    found, bars, slopes, statuses = np.array(rows).T
+    order = np.argsort(values)
+    values, found, bars, slopes, statuses = (a[order] for a in (values, found, bars, slopes, statuses))
+    good = np.isfinite(found)
+    if name != "alpha_c" and good.sum() > 1:
+        slopes[good] = CubicSpline(values[good], found[good])(values[good], 1)
+    return Boundary(name, parameter, values, found, bars, slopes, statuses.astype(int))
+
+
+def _predict(points: list[_Point], value: float, rows: list) -> tuple[float, tuple[Overlaps, ...]]:
+    """alpha and states at a new value: polynomial extrapolation of the last points, of at most three."""
+    places = np.array([p.value for p in points])
+
+    def weight(i: int) -> float:  # of Lagrange
+        others = np.delete(places, i)
+        return float(np.prod((value - others) / (places[i] - others)))
+
+    weights = [weight(i) for i in range(len(points))]
+
+    def mix(*a: Any) -> Any:
+        return sum(w * b for w, b in zip(weights, a, strict=True))
+
+    alpha = mix(*(p.alpha for p in points))
+    if len(points) == 1 and rows and np.isfinite(rows[-1][2]):
+        alpha = points[0].alpha + rows[-1][2] * (value - places[0])
+    last = points[-2:]  # the states linearly: theirs is the noise of a replicate
+    if len(last) == 2:
+        ratio = (value - last[1].value) / (last[1].value - last[0].value)
+        states = jax.tree.map(lambda a, b: b + ratio * (b - a), last[0].states, last[1].states)
+    else:
+        states = last[0].states
+    return float(alpha), states
+
+
+def _usable(states: tuple[State, ...]) -> bool:
+    """Whether every replicate has a state on every branch, resolved by its nodes or not."""
+    return all(bool(np.all(has_state(s.status, s.residual))) for s in states)
+
+
+def _first(
+    evaluate: Callable[[float, tuple[Overlaps, ...]], tuple[State, ...]],
+    value_of: Callable[..., jax.Array],
+    starts: tuple[Overlaps, ...],
+    alphas: np.ndarray,
+) -> tuple[float, tuple[Overlaps, ...]]:
+    """alpha and states where a function of the states changes its sign, between neighbours in a list of alphas.
+
+    Raises:
+        ValueError: it does not.
+    """
+    xs, before = starts, None
+    for alpha in map(float, alphas):
+        states = evaluate(alpha, xs)
+        if not _usable(states):
+            xs, before = starts, None
+            continue
+        g, xs = float(value_of(*states).mean()), tuple(s.overlaps for s in states)
+        if before is not None and before[1] * g < 0:
+            return alpha + g / (g - before[1]) * (before[0] - alpha), xs
+        before = alpha, g
+    raise ValueError(
+        f"values must begin where the boundary exists, got none at the first for alpha from {alphas[-1]:g} to {alphas[0]:g}"
+    )

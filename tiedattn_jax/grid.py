@@ -1,0 +1,247 @@
+"""Grids of settings: both branches in every cell, computed over many devices and processes, kept on disk."""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable, Sequence
+from importlib import metadata
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.experimental import multihost_utils
+from jax.sharding import Mesh
+
+from .diagram import PhaseDiagram, has_state
+from .model import Model, require
+from .nodes import Rule, sobol_nodes
+from .overlaps import Overlaps
+from .solve import check_model, near_branch, solve_from
+from .state_evolution import Settings, Status
+from .store import Store, fingerprint
+from .tracks import follow, frees, judged, numbers, starts, tracks_of
+from .transitions import PAIR
+
+GRID_NODES = 2**11
+# Losses are stationary in the overlaps: an error of 5e-4 there is none in them.
+GRID_SETTINGS = Settings(tol=5e-4, max_steps=15, warm_steps=0)
+ACCELERATOR_LANES = 64
+
+
+class Axis(NamedTuple):
+    """A parameter of a grid, its increasing values, and how a model is given one of them (None for alpha)."""
+
+    name: str
+    values: np.ndarray
+    put: Callable[[Model, Any], Model] | None
+
+
+def as_axis(given: Any, name: str, argument: str, model: Model) -> Axis:
+    """An axis from what `phase_diagram` accepts for one."""
+    values, put = given, None
+    if isinstance(given, tuple) and given and isinstance(given[0], str):
+        name, values, *rest = given
+        put = rest[0] if rest else None
+    values = np.atleast_1d(np.asarray(values, float))
+    good = values.ndim == 1 and values.size and np.all(np.isfinite(values)) and np.all(np.diff(values) > 0)
+    require(good, argument, values, "one or more finite, increasing values")
+    if name == "alpha":
+        require(values[0] > 0, argument, values, "positive for alpha")
+        return Axis(name, values, None)
+    if put is None:
+        field = getattr(model, name, None)
+        if not isinstance(field, jax.Array) or field.ndim:
+            raise ValueError(f"{argument} must name alpha or a scalar number of the model, got {argument}={name!r}")
+
+        def put(model: Model, value: Any) -> Model:
+            return eqx.tree_at(operator.attrgetter(name), model, jnp.asarray(value, model.lam.dtype))
+
+    for end in (values[0], values[-1]):  # both ends are checked as the model checks its own numbers
+        getattr(put(model, end), "__check_init__", lambda: None)()
+    return Axis(name, values, put)
+
+
+def phase_diagram(
+    model: Model,
+    x: Any,
+    y: Any,
+    nodes: Rule | None = None,
+    *,
+    alpha: float | None = None,
+    settings: Settings = GRID_SETTINGS,
+    devices: int | None = None,
+    lanes: int | None = None,
+    out: Path | str | None = None,
+    resume: bool = False,
+    progress: Callable[[int, int], None] = lambda done, total: None,
+) -> PhaseDiagram:
+    """Positional and semantic branch on a grid of any two numbers of the model, or of one and alpha.
+
+    Tracks run along alpha, from the largest, where it is an axis; else along x. Cells that a track did not solve are
+    tried again from the states of their neighbours and from the default starts, and marked by their status if that fails, too.
+    Under `jax.distributed` every process computes a share of the tracks and all of them return the whole diagram.
+
+    Args:
+        model: attention layer and data; the numbers that are not axes.
+        x, y: axes, ``(name, values)`` with the name of a scalar field of the model or "alpha", or
+            ``(name, values, put)`` with ``put(model, value)`` giving the model that value; plain values mean alpha for
+            x and omega for y.
+        nodes: averaging rule; by default 4 scrambles of 2^11 Sobol nodes.
+        alpha: samples per dimension, when it is not an axis.
+        settings: tolerances.
+        devices: how many of this process's devices to use; by default all.
+        lanes: tracks that a device solves in lockstep; by default 1 on a CPU, up to 64 elsewhere.
+        out: folder in which finished tracks are kept.
+        resume: whether to go on with the tracks that `out` holds.
+        progress: called with the number of cells that are done, and of all, both branches counted.
+
+    Raises:
+        ValueError: an axis that is empty, not increasing, not finite or out of the model's range; alpha given twice or
+            never; more devices than there are; an `out` that cannot be written, or with tracks of other settings.
+    """
+    axes = as_axis(x, "alpha", "x", model), as_axis(y, "omega", "y", model)
+    if axes[0].name == axes[1].name:
+        raise ValueError(f"y must be another parameter than x, got y={axes[1].name!r}")
+    if (alpha is None) != any(a.name == "alpha" for a in axes):
+        raise ValueError(f"alpha must be given if and only if it is not an axis, got alpha={alpha}")
+    check_model(model, PAIR[0])
+    nodes = sobol_nodes(model, GRID_NODES) if nodes is None else nodes
+    mesh = _mesh(devices)
+    turned = axes[1].name == "alpha"
+    rows, columns = axes if turned else axes[::-1]
+    models, alphas = _settings_of(model, rows, columns, alpha)
+    version = metadata.version("tiedattn_jax")
+    mark = fingerprint(models, alphas, nodes, repr(settings), version)
+    store = Store(out, mark, resume)
+    cells = _solve(models, alphas, columns, nodes, settings, mesh, lanes, store, progress)
+    cells = _mended(cells, models, alphas, nodes, settings)
+    if turned:
+        cells = {k: np.swapaxes(a, 1, 2) for k, a in cells.items()}
+    leaves = jax.tree_util.tree_leaves_with_path(model)
+    attrs = {
+        "model": type(model).__name__,
+        "numbers": {jax.tree_util.keystr(path).lstrip("."): np.asarray(leaf).tolist() for path, leaf in leaves},
+        "alpha": alpha,
+        "nodes": {"rule": type(nodes).__name__, "size": nodes.size, "replicates": nodes.replicates},
+        "settings": repr(settings),
+        "version": version,
+        "fingerprint": mark,
+    }
+    x_axis, y_axis = ((a.name, a.values) for a in axes)
+    return PhaseDiagram(x_axis, y_axis, cells, attrs)
+
+
+def _mesh(devices: int | None) -> Mesh:
+    there = jax.local_devices()
+    count = len(there) if devices is None else devices
+    require(isinstance(count, int) and 1 <= count <= len(there), "devices", count, f"between 1 and {len(there)}")
+    return Mesh(np.array(there[:count]), ("tracks",))
+
+
+def _settings_of(model: Model, rows: Axis, columns: Axis, alpha: float | None) -> tuple[Model, np.ndarray]:
+    """The model (leaves (rows, columns, ...)) and alpha (rows, columns) of every cell."""
+    shape = len(rows.values), len(columns.values)
+    grid = np.meshgrid(rows.values, columns.values, indexing="ij")
+
+    def cell(*values: jax.Array) -> Model:
+        made = model
+        for axis, value in zip((rows, columns), values, strict=True):
+            made = made if axis.put is None else axis.put(made, value)
+        return made
+
+    models = jax.vmap(jax.vmap(cell))(*(jnp.asarray(g, model.lam.dtype) for g in grid))
+    given = [g for g, axis in zip(grid, (rows, columns), strict=True) if axis.name == "alpha"]
+    return models, given[0] if given else np.full(shape, alpha, float)
+
+
+def _solve(
+    models: Model,
+    alphas: np.ndarray,
+    columns: Axis,
+    nodes: Rule,
+    settings: Settings,
+    mesh: Mesh,
+    lanes: int | None,
+    store: Store,
+    progress: Callable[[int, int], None],
+) -> dict[str, np.ndarray]:
+    """All tracks, those in the store excepted: arrays (branch, row, column, replicate, ...)."""
+    back = slice(None, None, -1 if columns.name == "alpha" else 1)
+    ahead = jax.tree.map(lambda a: a[:, back], models)
+    tracks = tracks_of(ahead, alphas[:, back], columns.values[back], nodes.coarse(), Settings(tol=1e-3))
+    total, width = tracks.alphas.shape
+    if lanes is None:
+        lanes = 1 if mesh.devices.flat[0].platform == "cpu" else min(ACCELERATOR_LANES, -(-total // mesh.size))
+    shapes = eqx.filter_eval_shape(follow, jax.tree.map(lambda a: a[: mesh.size], tracks), nodes, settings, mesh, 1)
+    found = {k: np.full((total, *s.shape[1:]), np.nan) for k, s in shapes.items()}
+    done = np.zeros(total, bool)
+    for number, arrays in store.load().items():
+        done[number] = True
+        for k, a in arrays.items():
+            found[k][number] = a
+    processes, here = jax.process_count(), jax.process_index()
+    if processes > 1:  # all see what process 0 found in its folder
+        done, found = jax.tree.map(np.array, multihost_utils.broadcast_one_to_all((done, found)))
+    mine = np.flatnonzero(~done)[here::processes]
+    finished = int(done.sum())
+    progress(finished * width, total * width)
+    chunk = mesh.size * lanes
+    for first in range(0, len(mine), chunk):
+        batch = mine[first : first + chunk]
+        padded = np.resize(batch, chunk)  # the last chunk is filled up with copies
+        solved = follow(jax.tree.map(lambda a, i=padded: a[i], tracks), nodes, settings, mesh, lanes)
+        part = {k: np.asarray(a) for k, a in solved.items()}
+        for slot, number in enumerate(batch):
+            arrays = {k: a[slot] for k, a in part.items()}
+            store.put(int(number), arrays)
+            for k, a in arrays.items():
+                found[k][number] = a
+        finished += processes * len(batch)
+        progress(min(finished, total) * width, total * width)
+    if processes > 1:
+        shares = multihost_utils.process_allgather(found)
+        owner = np.zeros(total, int)
+        owner[np.flatnonzero(~done)] = np.arange(np.sum(~done)) % processes
+        found = {k: np.asarray(a)[owner, np.arange(total)] for k, a in shares.items()}
+    rows = total // len(PAIR)
+    return {k: np.swapaxes(a.reshape(rows, len(PAIR), *a.shape[1:]), 0, 1)[:, :, back] for k, a in found.items()}
+
+
+def _mended(
+    cells: dict[str, np.ndarray], models: Model, alphas: np.ndarray, nodes: Rule, settings: Settings
+) -> dict[str, np.ndarray]:
+    """Try the cells that are not solved again: from the states of solved neighbours, then from the default start."""
+    cells = {k: a.copy() for k, a in cells.items()}
+
+    def lost(status: np.ndarray, residual: np.ndarray) -> np.ndarray:
+        return (has_state(status, residual).mean(-1) < 0.5) & (status != Status.absent).any(-1)
+
+    patient = Settings(settings.tol, 2 * settings.max_steps)
+    for b, i, j in np.argwhere(lost(cells["status"], cells["residual"])):
+        model = jax.tree.map(lambda a, i=i, j=j: a[i, j], models)
+        alpha, free = jnp.asarray(alphas[i, j], model.lam.dtype), frees(model)[b]
+        default = jax.tree.map(lambda a, b=b: a[b], starts(model))
+        for start in [*_neighbours(cells, b, i, j), default]:
+            x0 = near_branch(model, alpha, nodes.coarse(), start, free, patient)
+            states = solve_from(model, alpha, PAIR[b], nodes, x0, patient).replicates
+            found = numbers(judged(model, states, free))
+            if not lost(np.asarray(found["status"]), np.asarray(found["residual"])):
+                for k, a in found.items():
+                    cells[k][b, i, j] = a
+                break
+    return cells
+
+
+def _neighbours(cells: dict[str, np.ndarray], b: int, i: int, j: int) -> Sequence[Overlaps]:
+    """States of the cells above and below, where the branch has one."""
+    rows = cells["status"].shape[1]
+    at = [(i + step, j) for step in (1, -1) if 0 <= i + step < rows]
+    names = ("q", "V", "theta", "m")
+    return [
+        Overlaps(*(jnp.asarray(cells[k][b, r, c].mean(0)) for k in names))
+        for r, c in at
+        if np.all(cells["status"][b, r, c] <= Status.stalled)
+    ]

@@ -1,0 +1,216 @@
+"""Branches followed along the rows of a grid of settings, many rows at once, over many devices.
+
+A *track* is one branch along one row. Every cell starts from its solved neighbours on the track, each replicate of the
+averages from its own, so that a cell costs two or three Newton steps; tracks do not know of each other, so that what is
+found does not depend on how they are spread over lanes, devices and processes.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+from jax.sharding import Mesh, PartitionSpec
+
+from .diagram import has_state
+from .model import Model
+from .nodes import Rule
+from .overlaps import FREE, Overlaps, admissible, magnitudes
+from .overlaps import start as branch_start
+from .solve import State, solve_replicates
+from .state_evolution import Settings, Status, fixed_point, vanished
+from .transitions import PAIR
+
+
+class Track(eqx.Module):
+    """A branch along one row of C cells; every array has more leading axes when there are many.
+
+    Attributes:
+        models: the model of every cell, leaves (C, ...).
+        alphas: (C,).
+        places: where the cells lie along the row, (C,), strictly monotonic.
+        start: overlaps near the branch at the first cell.
+        free: the branch's pair of `overlaps.FREE`.
+    """
+
+    models: Model
+    alphas: jax.Array
+    places: jax.Array
+    start: Overlaps
+    free: jax.Array
+
+
+class _Warm(eqx.Module):
+    """The last two solved cells of one replicate: states, their places, and how many there are."""
+
+    before: Overlaps
+    last: Overlaps
+    place_before: jax.Array
+    place: jax.Array
+    count: jax.Array
+
+
+def _predict(model: Model, warm: _Warm, place: jax.Array) -> Overlaps:
+    """The secant through the last two solved cells, or the last one where that leads nowhere."""
+    ratio = (place - warm.place) / (warm.place - warm.place_before)
+    ahead = jax.tree.map(lambda a, b: a + ratio * (a - b), warm.last, warm.before)
+    along = jnp.sum(ahead.theta * warm.last.theta) + jnp.sum(ahead.m * warm.last.m)
+    use = (warm.count >= 2) & admissible(model, ahead) & (along >= 0)
+    return jax.tree.map(lambda a, b: jnp.where(use, a, b), ahead, warm.last)
+
+
+def _own(state: State, free: jax.Array) -> jax.Array:
+    """Growth of a branch's own order parameter on a state."""
+    return free[0] * state.diagnostics.growth_theta + free[1] * state.diagnostics.growth_m
+
+
+def judged(model: Model, state: State, free: jax.Array) -> State:
+    """The state with status `absent` where an order parameter is small and the linearised map shrinks it further.
+
+    Few nodes leave one where the branch has ended, a fixed point of their own or none. A branch that does exist near a
+    pitchfork has, for an order parameter of a share p of the largest possible one, a growth of about 1 - 2 p^2.
+    """
+    positional, semantic = jax.vmap(lambda x: magnitudes(model, x))(state.overlaps)
+    small = free[0] * semantic + free[1] * positional < 0.2
+    gone = (jnp.sum(free) == 1) & small & (_own(state, free) < 0.9) & (state.status < Status.nonfinite)
+    return eqx.tree_at(lambda s: s.status, state, jnp.where(gone, int(Status.absent), state.status))
+
+
+def _learn(warm: _Warm, place: jax.Array, state: State, start: Overlaps, free: jax.Array) -> _Warm:
+    """What the next cell starts from, in every replicate.
+
+    A replicate that lost the branch joins the mean of those that have it. Where none has it, the next search is from the state
+    found, with the order parameter of the branch put back in where it may soon grow, or, if nothing was found, from
+    the last cell that was solved.
+    """
+    x = state.overlaps
+    found, absent = has_state(state.status, state.residual), state.status == Status.absent
+    share = found / jnp.maximum(jnp.sum(found), 1)
+    mean = jax.tree.map(lambda a: jnp.einsum("r,r...->...", share, jnp.where(_wide(found, a), a, 0.0)), x)
+    size = jnp.sqrt(jnp.trace(x.q, axis1=2, axis2=3).mean(1) / jnp.trace(start.q, axis1=1, axis2=2).mean())
+    size = jnp.where(_own(state, free) > 0.6, size, 0.0)
+    nudged = Overlaps(x.q, x.V, _wide(size, x.theta) * start.theta, _wide(size, x.m) * start.m)
+    anew = jax.tree.map(lambda m, n: jnp.where(jnp.any(found), m, n), mean, nudged)
+    kept = absent | jnp.any(found)
+
+    def pick(a: jax.Array, b: jax.Array, c: jax.Array) -> jax.Array:
+        return jnp.where(_wide(found, a), a, jnp.where(_wide(kept, a), b, c))
+
+    places = jnp.broadcast_to(place, found.shape)
+    fresh = _Warm(warm.last, x, warm.place, places, jnp.minimum(warm.count + 1, 2))
+    return jax.tree.map(pick, fresh, _Warm(warm.last, anew, warm.place, places, jnp.ones_like(warm.count)), warm)
+
+
+def _wide(a: jax.Array, like: jax.Array) -> jax.Array:
+    """(R,) to (R, 1, ...), to go with an array that leads with the replicate axis."""
+    return a.reshape(-1, *[1] * (like.ndim - 1))
+
+
+def _follow(track: Track, nodes: Rule, settings: Settings) -> dict[str, jax.Array]:
+    def cell(warm: _Warm, at: tuple[Model, jax.Array, jax.Array]) -> tuple[_Warm, dict[str, jax.Array]]:
+        model, alpha, place = at
+        xs = jax.vmap(lambda w: _predict(model, w, place))(warm)
+        state = judged(model, solve_replicates(model, alpha, nodes, xs, track.free, settings), track.free)
+        return _learn(warm, place, state, track.start, track.free), numbers(state)
+
+    one = _Warm(track.start, track.start, track.places[0] - 1, track.places[0], jnp.array(1))
+    warm = jax.tree.map(lambda a: jnp.broadcast_to(a, (nodes.replicates, *a.shape)), one)
+    return lax.scan(cell, warm, (track.models, track.alphas, track.places))[1]
+
+
+def numbers(state: State) -> dict[str, jax.Array]:
+    """What is kept of a state, by name; see `PhaseDiagram`."""
+    names = ("train_loss", "gen_error", "gen_error_linear", "residual", "status")
+    more = ("replicon", "jump_mass", "second_minimum", "unconverged", "growth_m", "growth_theta")
+    return {
+        **{name: getattr(state.overlaps, name) for name in ("q", "V", "theta", "m")},
+        **{name: getattr(state, name) for name in names},
+        **{name: getattr(state.diagnostics, name) for name in more},
+        "train_loss_by_alpha": state.train_loss_partials[1],
+    }
+
+
+@eqx.filter_jit
+def follow(tracks: Track, nodes: Rule, settings: Settings, mesh: Mesh, lanes: int) -> dict[str, jax.Array]:
+    """Solve every cell of many tracks, spread over the devices of a mesh.
+
+    Args:
+        tracks: T of them, T a multiple of the mesh's size.
+        lanes: tracks that a device solves in lockstep. One suits a CPU, whose cores a single track keeps busy;
+            accelerators want many. Memory grows with it, and with nothing else but the nodes of a block.
+
+    Returns:
+        The `numbers` of the cells, (T, C, R, ...).
+    """
+
+    def share(tracks: Track, nodes: Rule) -> dict[str, jax.Array]:
+        batch = lanes if lanes > 1 else None
+        return lax.map(lambda track: _follow(track, nodes, settings), tracks, batch_size=batch)
+
+    rows, everywhere = PartitionSpec(*mesh.axis_names), PartitionSpec()
+    spread = jax.shard_map(share, mesh=mesh, in_specs=(rows, everywhere), out_specs=rows, check_vma=False)
+    return spread(tracks, nodes)
+
+
+@eqx.filter_jit
+def seeds(models: Model, alphas: jax.Array, coarse: Rule, settings: Settings) -> Overlaps:
+    """Overlaps near both branches in the first cell of every row, on coarse averages: leaves (branches, rows, ...).
+
+    Args:
+        models, alphas: of these cells, (rows, ...).
+        coarse: one replicate.
+    """
+
+    def branch(args: tuple[Overlaps, jax.Array]) -> Overlaps:
+        start, free = args
+
+        def row(x0: Overlaps, at: tuple[Model, jax.Array]) -> tuple[Overlaps, Overlaps]:
+            x, _, _, status = fixed_point(*at, coarse, x0, free, settings)
+            usable = (status <= Status.stalled) & ~vanished(at[0], x, free)
+            x = jax.tree.map(lambda a, b: jnp.where(usable, a, b), x, start)
+            return x, x
+
+        return lax.scan(row, start, (models, alphas))[1]
+
+    first = jax.tree.map(lambda a: a[0], models)
+    return lax.map(branch, (starts(first), frees(first)))
+
+
+def starts(model: Model) -> Overlaps:
+    """Default starts of both branches, leaves (branches, ...)."""
+    return jax.tree.map(lambda *a: jnp.stack(a), *(branch_start(model, b) for b in PAIR))
+
+
+def frees(model: Model) -> jax.Array:
+    """What the two branches leave free, (branches, 2)."""
+    return jnp.asarray([FREE[b] for b in PAIR], model.lam.dtype)
+
+
+def tracks_of(models: Model, alphas: np.ndarray, places: np.ndarray, coarse: Rule, settings: Settings) -> Track:
+    """Both branches along every row of a grid, row by row: a `Track` whose leaves lead with rows x branches.
+
+    Args:
+        models: leaves (rows, C, ...).
+        alphas: (rows, C).
+        places: (C,).
+    """
+    rows, columns = alphas.shape
+    dtype = models.lam.dtype
+    every = jnp.asarray(alphas, dtype)
+    near = seeds(jax.tree.map(lambda a: a[:, 0], models), every[:, 0], coarse, settings)
+    pairs = len(PAIR)
+
+    def both(tree: Any) -> Any:
+        return jax.tree.map(lambda a: jnp.repeat(a, pairs, 0), tree)
+
+    return Track(
+        models=both(models),
+        alphas=both(every),
+        places=jnp.broadcast_to(jnp.asarray(places, dtype), (rows * pairs, columns)),
+        start=jax.tree.map(lambda a: jnp.swapaxes(a, 0, 1).reshape(-1, *a.shape[2:]), near),
+        free=jnp.tile(frees(models), (rows, 1)),
+    )
