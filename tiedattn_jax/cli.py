@@ -13,10 +13,10 @@ from typing import Any
 
 import jax
 
-from .commands import histogram, solve, transition
+from .commands import finite, histogram, solve, transition
 from .commands.common import Parser
 
-COMMANDS = (transition, solve, histogram)
+COMMANDS = (transition, solve, finite, histogram)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
