@@ -190,6 +190,17 @@ class Data(eqx.Module):
         return jnp.einsum("ia,li,ib->lab", self.teacher, self._gamma(), self.teacher) / self.x.shape[2]
 
     @property
+    def teacher_gram(self) -> jax.Array:
+        """``Q*^T Q* / d``, (t, t).
+
+        Raises:
+            ValueError: the teacher is not known.
+        """
+        if self.teacher is None:
+            raise ValueError("teacher must be known for its norm, got teacher=None: give Data(..., teacher=...)")
+        return self.teacher.T @ self.teacher / self.x.shape[2]
+
+    @property
     def fields(self) -> jax.Array:
         """Local fields of the teacher in the layout of `prox`, (L, t, n)."""
         return jnp.transpose(self.y, (1, 2, 0))
@@ -423,14 +434,11 @@ def realised(model: Model, data: Data) -> Model:
     Raises:
         ValueError: the model has no field `teacher` for Q*^T Q* / d, or the data have no teacher.
     """
-    if data.teacher is None:
-        raise ValueError("teacher must be known for its norm, got teacher=None: give Data(..., teacher=...)")
     if not hasattr(model, "teacher"):
         raise ValueError(
             f"{type(model).__name__} must have a field `teacher`, Q*^T Q* / d, to be given the realised one"
         )
-    gram = data.teacher.T @ data.teacher / data.teacher.shape[0]
-    return eqx.tree_at(lambda m: m.teacher, model, gram.astype(model.lam.dtype))
+    return eqx.tree_at(lambda m: m.teacher, model, data.teacher_gram.astype(model.lam.dtype))
 
 
 class LinearBaseline(eqx.Module):

@@ -52,8 +52,6 @@ class GAMP(eqx.Module):
         status: a `Status`, as an integer.
         residual: undamped relative change of w, C and g in the last step.
         damping: share of the new state in the last step.
-        second_well: share of the sentences that end in a minimum of their proximal problem which is not the lowest.
-            The theory assumes none.
         C: variance of the estimate, (1, r, r) where all coordinates are alike and (d, r, r) otherwise.
         g: the messages of the sentences, (L, r, n).
         history: overlaps before every step, arrays of leading size steps + 1; NaN after the last one.
@@ -68,7 +66,6 @@ class GAMP(eqx.Module):
     status: jax.Array
     residual: jax.Array
     damping: jax.Array
-    second_well: jax.Array
     C: jax.Array
     g: jax.Array
     history: Overlaps
@@ -180,7 +177,7 @@ def _regression_slope(data: Data, h: jax.Array, g: jax.Array) -> jax.Array:
     By Gaussian integration by parts the coefficients of the linear regression of a function of Gaussian fields are the
     means of its derivatives, jumps included.
     """
-    L, r, n = h.shape
+    _, r, n = h.shape
     regressors = jnp.concatenate([h, data.fields], 1)
     regressors, g = (a - jnp.mean(a, -1, keepdims=True) for a in (regressors, g))
     gram = jnp.einsum("lan,lbn->lab", regressors, regressors)
@@ -331,11 +328,6 @@ def _run(
     s = p.now
     Z = student_fields(data.x, s.w)
     gradient = back_project(data.x, field_gradient(Z)) + model.lam * s.w
-    V = responses(data, s.C)
-    h = Z - _apply(V, s.g)
-    lowest = prox(model, h, V, data.fields, near=s.z[None]).z
-    own = _descend(model, s.z, h, V, data.fields, _WELL_STEPS, 1e-6)[0]
-    elsewhere = jnp.max(jnp.abs(lowest - own), (0, 1)) > 1e-2 * (0.1 + jnp.max(jnp.abs(own), (0, 1)))
     return GAMP(
         w=s.w,
         overlaps=measure(s),
@@ -345,7 +337,6 @@ def _run(
         status=jnp.where(p.residual <= tol, none, jnp.where(p.failure != none, p.failure, Status.max_steps)),
         residual=p.residual,
         damping=p.damping,
-        second_well=jnp.mean(elsewhere.astype(dtype)),
         C=s.C,
         g=s.g,
         history=p.history,

@@ -73,7 +73,7 @@ class Instances(eqx.Module):
         """Which instances are critical points of their risk, (K,)."""
         return self.status == Status.converged
 
-    def difference(self, branch: str) -> dict[str, tuple[float, float, float, float]]:
+    def difference(self, branch: str) -> dict[str, tuple[float, ...]]:
         """Mean over the usable instances of a branch of every number: simulation, theory, difference, its error bar.
 
         The error bar is the standard error of the difference, instance by instance, together with that of the theory.
@@ -105,7 +105,9 @@ class Instances(eqx.Module):
                 if np.isfinite(found):
                     # The size of what vanishes for large d is no deviation.
                     sigmas = f"{gap / bar:+.1f}" if np.isfinite(bar) and theory != 0 else ""
-                    lines.append(f"  {name:<14}{found:>14.6g}{theory:>14.6g}{gap:>+14.2g}{bar:>12.2g}{sigmas:>9}".rstrip())
+                    lines.append(
+                        f"  {name:<14}{found:>14.6g}{theory:>14.6g}{gap:>+14.2g}{bar:>12.2g}{sigmas:>9}".rstrip()
+                    )
         return "\n".join(lines)
 
 
@@ -168,7 +170,7 @@ def run_instances(
             own = eqx.tree_at(lambda m: m.teacher, model, jnp.asarray(gram))
             points.append(solve(own, alpha, "positional" if positional else "semantic", nodes))
     all_ = jax.tree.map(lambda *a: np.concatenate(a), *outcomes)
-    blank = np.full(len(keys), np.nan)
+    blank = jnp.full(len(keys), jnp.nan)
     empty = Numbers(*[blank] * len(NAMES))
     if theory:
         predicted, bars = (
@@ -204,19 +206,20 @@ def _outcome(
     key_data, key_run, key_test = jax.random.split(key, 3)
     data = sample_data(model, d, alpha, key_data)
     result = run(data, key_run)
-    finished, end = jnp.zeros((), bool), result
     if isinstance(result, GAMP):
         # From a critical point this takes no step.
         tol = 1e-10 if data.x.dtype == jnp.float64 else 1e-5
         end = train(model, data, "lbfgs", result.w, steps=_FINISH_STEPS, tol=tol)
         finished = ~result.ok & end.ok
-    Q = end.Q
-    x = eqx.tree_at(lambda o: o.V, data.overlaps(Q), result.overlaps.V)
+    else:
+        end, finished = result, jnp.zeros((), bool)
+    x = eqx.tree_at(lambda o: o.V, end.overlaps, result.overlaps.V)
     own = realised(model, data)
     positional, semantic = magnitudes(own, x)
+    test = heldout_error(model, data, end.Q, key_test, sentences=sentences)
     return _Outcome(
-        found=_numbers(end.train_loss, heldout_error(model, data, Q, key_test, sentences=sentences).value, x),
-        gram=own.teacher,
+        found=_numbers(end.train_loss, test.value, x),
+        gram=data.teacher_gram,
         positional=positional > semantic,
         rho=jnp.mean(jnp.trace(data.rho, axis1=1, axis2=2)),
         status=end.status,

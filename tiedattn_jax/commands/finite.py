@@ -67,7 +67,7 @@ def worst_status(found: Instances) -> str:
 
 def finite_report(found: Instances, model: Any, d: int, alpha: float) -> dict[str, Any]:
     """The JSON object of `tiedattn gamp` and `tiedattn train`: means over the instances, their errors, and each one."""
-    each = [
+    each: list[dict[str, Any]] = [
         {
             **{name: float(getattr(found.found, name)[k]) for name in NAMES},
             "branch": str(found.branch[k]),
