@@ -131,6 +131,7 @@ def run_instances(
     *,
     nodes: Rule | None = None,
     theory: bool = True,
+    normalise: bool = False,
     sentences: int = 50_000,
     batch: int = 1,
     progress: Callable[[Iterable], Iterable] = lambda items: items,
@@ -148,6 +149,7 @@ def run_instances(
         keys: one for each instance.
         nodes: averaging rule of the theory; by default 4 scrambles of 2^14 Sobol nodes.
         theory: whether to solve the theory at all.
+        normalise: as in `sample_data`.
         sentences: fresh ones for the test error of every instance.
         batch: instances that run together, by `vmap`; their data are in memory together, and all wait for the slowest.
         progress: of the instances, in the manner of `tqdm`.
@@ -160,7 +162,7 @@ def run_instances(
     nodes = sobol_nodes(model, 2**14) if nodes is None else nodes
 
     def one(key: jax.Array) -> _Outcome:
-        return _outcome(model, d, alpha, run, key, sentences)
+        return _outcome(model, d, alpha, run, key, sentences, normalise)
 
     outcomes, points = [], []
     for k in progress(range(0, len(keys), batch)):
@@ -202,9 +204,10 @@ def _outcome(
     run: Callable[[Data, jax.Array], GAMP | Training],
     key: jax.Array,
     sentences: int,
+    normalise: bool,
 ) -> _Outcome:
     key_data, key_run, key_test = jax.random.split(key, 3)
-    data = sample_data(model, d, alpha, key_data)
+    data = sample_data(model, d, alpha, key_data, normalise=normalise)
     result = run(data, key_run)
     if isinstance(result, GAMP):
         # From a critical point this takes no step.
