@@ -52,7 +52,7 @@ def run(args: argparse.Namespace, name: str) -> Report:
 
     keys = jax.random.split(jax.random.key(args.seed), args.instances)
     nodes = nodes_of(args, model, None if args.instances == 1 else DEFAULT_NODES // 4)
-    with tqdm(total=args.instances, disable=args.json, file=sys.stderr, unit="instance", leave=False) as bar:
+    with tqdm(total=args.instances, disable=args.json, file=sys.stderr, unit="instance", leave=False, delay=1) as bar:
         found = run_instances(model, args.d, args.alpha, one, keys, nodes=nodes, progress=partial(ticking, bar=bar))
     title = f"{method} from the {args.init} start, d = {args.d}, alpha = {args.alpha:g}"
     text = f"{title}: {worst_status(found)}, largest gradient {found.gradient_norm.max():.1e}\n{found.table()}"
