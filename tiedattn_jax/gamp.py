@@ -161,7 +161,8 @@ def gamp(
     dtype = data.x.dtype
     share = jnp.asarray(_FIRST_DAMPING if damping is None else damping, dtype)
     w, C, g = state
-    return _run(model, data, w, C, g, int(steps), jnp.asarray(tol, dtype), share, damping is None, response)
+    options = jnp.asarray(damping is None), jnp.asarray(response == "derivative")  # arrays: one program for all
+    return _run(model, data, w, C, g, int(steps), jnp.asarray(tol, dtype), share, *options)
 
 
 def responses(data: Data, C: jax.Array) -> jax.Array:
@@ -240,8 +241,8 @@ def _run(
     steps: int,
     tol: jax.Array,
     damping: jax.Array,
-    automatic: bool,
-    response: str,
+    automatic: jax.Array,
+    by_derivative: jax.Array,
 ) -> GAMP:
     L, _, _, t = data.shape
     r, dtype = w.shape[1], w.dtype
@@ -273,25 +274,21 @@ def _run(
 
     def body(p: _Loop) -> _Loop:
         search = p.steps < burn_in
-        derivative = (response == "derivative") | (p.steps < collinear)
-        image = _step(model, data, p.now, search, derivative)
+        image = _step(model, data, p.now, search, by_derivative | (p.steps < collinear))
         possible = _possible(image)
         residual = jnp.where(possible, _distance(image, p.now), inf)
         rises = jnp.where(residual > p.residual, p.rises + 1, 0)
         moved = jax.tree.map(lambda a, b: a + p.damping * (b - a), p.now, image)
         moved = eqx.tree_at(lambda s: s.z, moved, image.z)
-        if automatic:
-            grown = possible & (rises >= _RISES) & (residual > 1.5 * p.least)
-            lower = jnp.maximum(0.5 * p.damping, _FLOOR)
-            higher = jnp.where(p.steps < burn_in, 1.0, _RECOVERY) * p.damping
-            share = jnp.where(possible, jnp.where(grown, lower, higher), 0.5 * p.damping)
-            ceiling = jnp.where(grown | ~possible, jnp.maximum(0.8 * p.damping, _FLOOR), 1.002 * p.ceiling)
-            ceiling = jnp.minimum(ceiling, _MOST_DAMPING)
-            share = jnp.minimum(share, ceiling)
-            failed = ~possible & (share < _LEAST_DAMPING)
-            least = jnp.where(grown | ~possible, residual, jnp.minimum(p.least, residual))
-        else:
-            share, ceiling, failed, least = p.damping, p.ceiling, ~possible, p.least
+        grown = possible & (rises >= _RISES) & (residual > 1.5 * p.least)
+        higher = jnp.where(search, 1.0, _RECOVERY) * p.damping
+        share = jnp.where(grown, jnp.maximum(0.5 * p.damping, _FLOOR), higher)
+        ceiling = jnp.where(grown | ~possible, jnp.maximum(0.8 * p.damping, _FLOOR), 1.002 * p.ceiling)
+        ceiling = jnp.minimum(ceiling, _MOST_DAMPING)
+        share = jnp.minimum(jnp.where(possible, share, 0.5 * p.damping), ceiling)
+        share = jnp.where(automatic, share, p.damping)
+        failed = ~possible & (~automatic | (share < _LEAST_DAMPING))
+        least = jnp.where(grown | ~possible, residual, jnp.minimum(p.least, residual))
         what = jnp.where(_finite(image), Status.left_domain, Status.nonfinite)
         now = jax.tree.map(lambda a, b: jnp.where(possible, a, b), moved, p.safe)
         return _Loop(
