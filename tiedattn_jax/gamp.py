@@ -128,8 +128,8 @@ def gamp(
         steps: at most so many.
         tol: undamped relative residual at which to stop; not below twenty roundings of the dtype.
         damping: share of the new state in a step, in (0, 1], kept fixed; 1 is the undamped algorithm. By default it is
-            found: it starts at .2 and grows, until the residual does or a step is impossible; then it is halved, and
-            kept below what failed.
+            found: it starts at .2 and grows, until the residual rises several times in a row or a step is impossible;
+            then it is halved, and kept below what failed.
         response: how A is found: "regression", from the linear regression of g on the fields; or "derivative", from
             dg/dh sentence by sentence, as in Algorithm 1. They are equal for large d unless the proximal operator
             jumps: derivatives miss the jumps, and the theory's V includes them. Either way the fixed points are
