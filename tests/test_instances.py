@@ -122,12 +122,13 @@ def test_gamp_command(capsys):
 
 def test_train_command(capsys, tmp_path):
     options = ["train", "--d", "60", "--init", "positional", "--out", str(tmp_path), *SIZE]
-    assert cli.main([*options, "--optimizer", "lbfgs"]) == 0
+    assert cli.main(options) == 0
     out = capsys.readouterr().out
     assert "lbfgs from the positional start, d = 60, alpha = 2: converged" in out and "train_loss" in out
     report = json.loads((tmp_path / "train.json").read_text())
     assert report["V"] is None and report["iterations"] > 5 and report["theory"]["branch"] == report["branch"]
-    assert cli.main([*options, "--steps", "7"]) == 1  # gradient descent is far from done
+    assert cli.main([*options, "--optimizer", "gd", "--steps", "7"]) == 1
+    assert "gd from the positional start, d = 60, alpha = 2: max steps" in capsys.readouterr().out
     assert json.loads((tmp_path / "train.json").read_text())["iterations"] == 7
 
 

@@ -73,12 +73,17 @@ class Instances(eqx.Module):
         """Which instances are critical points of their risk, (K,)."""
         return self.status == Status.converged
 
+    @property
+    def usable(self) -> np.ndarray:
+        """Which instances have an end to speak of: a critical point, or where the steps ran out, (K,)."""
+        return self.status <= Status.max_steps
+
     def difference(self, branch: str) -> dict[str, tuple[float, ...]]:
         """Mean over the usable instances of a branch of every number: simulation, theory, difference, its error bar.
 
         The error bar is the standard error of the difference, instance by instance, together with that of the theory.
         """
-        use = self.ok & (self.branch == branch) & (self.theory_status <= Status.stalled)
+        use = self.usable & (self.branch == branch) & (self.theory_status <= Status.stalled)
         out = {}
         for name in NAMES:
             found, theory, bar = (

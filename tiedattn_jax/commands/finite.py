@@ -35,7 +35,8 @@ def register(commands: Any) -> None:
         parser.add_argument("--steps", type=count, help="at most so many")
         parser.add_argument("--instances", type=count, default=1, metavar="K", help="independent draws (default 1)")
         if name == "train":
-            parser.add_argument("--optimizer", choices=OPTIMIZERS, default="gd", help="default: gd, the paper's")
+            text = "gd is the paper's and does not come to rest in its 5000 steps (default lbfgs)"
+            parser.add_argument("--optimizer", choices=OPTIMIZERS, default="lbfgs", help=text)
         parser.set_defaults(run=partial(run, name=name))
 
 
@@ -80,12 +81,12 @@ def finite_report(found: Instances, model: Any, d: int, alpha: float) -> dict[st
         }
         for k, point in enumerate(found.points)
     ]
-    K = len(each)
 
     def mean(rows: list[dict]) -> dict[str, Any]:
         return {k: float(np.mean([r[k] for r in rows])) if isinstance(v, float) else v for k, v in rows[0].items()}
 
-    numbers = {name: np.asarray(getattr(found.found, name)) for name in NAMES}
+    usable = np.flatnonzero(found.usable)
+    numbers = {name: np.asarray(getattr(found.found, name))[usable] for name in NAMES}
     branches = sorted(set(found.branch.tolist()))
     theory = [row["theory"] for row in each]
     return {
@@ -93,8 +94,8 @@ def finite_report(found: Instances, model: Any, d: int, alpha: float) -> dict[st
         "alpha": alpha,
         **{k: float(getattr(model, k)) for k in ("omega", "sigma", "lam")},
         "branch": branches[0] if len(branches) == 1 else "mixed",
-        **{name: float(np.mean(a)) for name, a in numbers.items()},
-        "stderr": {name: float(np.std(a, ddof=1) / K**0.5) if K > 1 else None for name, a in numbers.items()},
+        **{name: float(np.mean(a)) if a.size else None for name, a in numbers.items()},
+        "stderr": {name: float(np.std(a, ddof=1) / a.size**0.5) if a.size > 1 else None for name, a in numbers.items()},
         "gradient_norm": float(found.gradient_norm.max()),
         "iterations": int(found.iterations.max()),
         "rho": float(np.mean(found.rho)),
