@@ -63,7 +63,7 @@ def minimum(table: Table) -> Figure:
                 style = {"color": COLOURS[branch], "mfc": "white" if name == "theta" else None}
                 axis.errorbar(t["alpha"], t[name], 2 * t[f"{name}_stderr"], fmt="o", ms=4, capsize=2, **style)
         if names == ("gen_error",):
-            axis.plot(theory["alpha"], theory["gen_error_linear"], color="0.4", lw=1, ls="-.", label="linear baseline")
+            axis.axhline(theory["gen_error_linear"][0], color="0.4", lw=1, ls="-.", label="linear baseline")
         axis.set_title(" and ".join(TITLES[n] for n in names), loc="left")
         axis.set_xlabel(r"$\alpha = n / d$")
         axis.set_ylim(bottom=0)

@@ -9,7 +9,7 @@ import pytest
 
 FOLDER = Path(__file__).parents[1] / "figures"
 SIZES = {
-    "minimum": ["--d", "40", "--alphas", "0.5", "2", "--instances", "2"],
+    "minimum": ["--d", "40", "--alphas", "1", "2", "--instances", "2"],
     "scaling": ["--d", "20", "40", "--alphas", "2", "--instances", "2"],
     "adam": ["--d", "40", "--alphas", "2", "--instances", "2", "--steps", "500"],
 }
