@@ -132,7 +132,7 @@ def adam(table: Table) -> Figure:
             axis.plot(t["theta"][here], t["m"][here], "o", ms=4, alpha=0.7, color=colour, label=name)
         axis.set_title(rf"$\alpha$ = {float(alpha):g}", loc="left")
         axis.set_xlabel(TITLES["theta"])
-        axis.set_xlim(-0.01, 0.2)
+        axis.set_xlim(-0.01, 0.25)
         axis.set_ylim(-0.02, 0.4)
     planes[0].set_ylabel(TITLES["m"])
     planes[0].legend(frameon=False, fontsize=8)
