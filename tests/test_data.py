@@ -24,8 +24,6 @@ from tiedattn_jax.observables import gen_error_linear
 from tiedattn_jax.observables import test_error as error_of_overlaps
 from tiedattn_jax.overlaps import Overlaps
 
-jax.config.update("jax_enable_x64", True)
-
 
 class TwoAtoms(Model):
     """A model whose tokens have two variances, with encodings and teacher that correlate on one of them."""
@@ -55,11 +53,6 @@ def raw_losses(model, data, Q):
     z = (x + data.encodings) @ Q / d**0.5
     f = jax.vmap(model.student)(z) @ (x + data.encodings)
     return jnp.sum((raw_labels(model, data) - f) ** 2, (1, 2)) / (2 * d)
-
-
-@pytest.fixture(scope="module")
-def model():
-    return ta.dot_product()
 
 
 @pytest.fixture(scope="module")

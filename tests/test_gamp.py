@@ -1,4 +1,4 @@
-"""GAMP against the risk it must be a critical point of, and against the theory at the realised teacher."""
+"""GAMP against the risk it must be a critical point of; see test_instances for the theory."""
 
 import equinox as eqx
 import jax
@@ -7,17 +7,10 @@ import numpy as np
 import pytest
 
 import tiedattn_jax as ta
-from tiedattn_jax.data import realised, sample_data
+from tiedattn_jax.data import sample_data
 from tiedattn_jax.gamp import gamp, responses
 from tiedattn_jax.state_evolution import Status
 from tiedattn_jax.training import risk, train
-
-jax.config.update("jax_enable_x64", True)
-
-
-@pytest.fixture(scope="module")
-def model():
-    return ta.dot_product()
 
 
 @pytest.fixture(scope="module")
@@ -42,7 +35,7 @@ def positional(model, data):
 @pytest.mark.parametrize("init", ["semantic", "positional"])
 def test_fixed_points_are_critical_points_of_the_risk(model, data, init, request):
     found = request.getfixturevalue(init)
-    assert int(found.status) == Status.converged and int(found.iterations) <= 600
+    assert int(found.status) == Status.converged and int(found.iterations) <= 400
     assert float(jnp.max(jnp.abs(gradient(model, data, found.w)))) < 1e-10
     assert float(found.gradient_norm) < 1e-10
     np.testing.assert_allclose(found.train_loss, risk(model, data, found.w) / 250, rtol=1e-13)
@@ -59,18 +52,33 @@ def test_training_ends_where_message_passing_does(model, data, semantic):
 
 
 def test_variances_and_messages_satisfy_their_equations(model, data, semantic):
-    """V from a dense derivative of the prox of every sentence at the fixed point, without the code of the step."""
+    """A by regression and by a dense derivative of the prox of every sentence, without the code of the step."""
     V = semantic.overlaps.V
     np.testing.assert_allclose(V, responses(data, semantic.C), rtol=1e-12)
     Z = np.swapaxes((data.x @ semantic.w)[..., 0], 0, 1)
+    g = -jax.vmap(lambda z, y: jax.grad(model.loss)(z[:, None], y)[:, 0])(Z, data.y)
+    np.testing.assert_allclose(semantic.g[:, 0].T, g, atol=1e-12)
+    A = 0.0
+    for l in range(2):
+        regressors = np.stack([np.ones(500), Z[:, l] - V[l, 0, 0] * g[:, l], data.y[:, l, 0]], 1)
+        A -= 0.25 * 2 * np.linalg.lstsq(regressors, g[:, l], rcond=None)[0][1]
+    np.testing.assert_allclose(V.ravel(), 0.25 / (model.lam + A), rtol=1e-9)
+
+
+def test_responses_by_derivatives(model, data, semantic):
+    """By Algorithm 1 V is another estimate of the same number; the critical point is the same."""
+    found = gamp(model, data, "semantic", response="derivative")
+    assert bool(found.ok) and float(found.gradient_norm) < 1e-10
+    np.testing.assert_allclose(found.w, semantic.w, atol=1e-8)
+    V = found.overlaps.V
+    ratio = float(jnp.mean(V) / jnp.mean(semantic.overlaps.V))
+    assert 1e-6 < abs(ratio - 1) < 0.15
+    Z = np.swapaxes((data.x @ found.w)[..., 0], 0, 1)
     hess = jax.vmap(lambda z, y: jax.hessian(lambda z: model.loss(z[:, None], y))(z))(Z, data.y)
     jacobian = jnp.linalg.inv(jnp.eye(2) + V[:, 0, 0][:, None] * hess)
     slope = (jacobian - jnp.eye(2)) / V[:, 0, 0][:, None]
     A = -0.25 / 250 * jnp.sum(jnp.trace(slope, axis1=1, axis2=2))
     np.testing.assert_allclose(V.ravel(), 0.25 / (model.lam + A), rtol=1e-9)
-    np.testing.assert_allclose(
-        semantic.g[:, 0].T, -jax.vmap(lambda z, y: jax.grad(model.loss)(z[:, None], y)[:, 0])(Z, data.y), atol=1e-12
-    )
 
 
 def test_history_ends_at_the_result(semantic):
@@ -79,30 +87,6 @@ def test_history_ends_at_the_result(semantic):
         np.testing.assert_array_equal(past[k], last)
         assert np.all(np.isnan(past[k + 1 :])) and np.all(np.isfinite(past[: k + 1]))
     assert semantic.residuals[k - 1] == semantic.residual and np.all(np.isnan(semantic.residuals[k:]))
-
-
-def test_theory_at_the_realised_teacher(model):
-    """Mean over instances of simulation minus theory, within 3.5 of its standard errors."""
-    keys = jax.random.split(jax.random.key(0), 8)
-    many = jax.vmap(lambda k: sample_data(model, 400, 2.0, k))(keys)
-    found = jax.jit(lambda many: jax.lax.map(lambda data: gamp(model, data, "semantic", tol=1e-9), many))(many)
-    assert np.all(found.status == Status.converged)
-    nodes = ta.sobol_nodes(model, 2**12, replicates=1)
-    gaps = []
-    for k in range(8):
-        data = jax.tree.map(lambda a, k=k: a[k], many)
-        fp = ta.solve(realised(model, data), 2.0, "semantic", nodes)
-        x, y = found.overlaps, fp.overlaps
-        relative = (
-            found.train_loss[k] / fp.train_loss - 1,
-            jnp.mean(x.q[k]) / jnp.mean(y.q) - 1,
-            jnp.mean(x.V[k]) / jnp.mean(y.V) - 1,
-            abs(jnp.mean(x.theta[k])) / jnp.mean(y.theta) - 1,
-        )
-        gaps.append([float(v) for v in relative])
-    gaps = np.array(gaps)
-    error = gaps.std(0, ddof=1) / 8**0.5
-    assert np.all(error < 0.03) and np.all(np.abs(gaps.mean(0)) < 3.5 * error + 0.005), (gaps.mean(0), error)
 
 
 def test_instances_by_vmap_equal_single_ones(model, data, semantic):
@@ -136,15 +120,6 @@ def test_given_starts(model, data, semantic):
     np.testing.assert_allclose(stays.history.q, jnp.where(jnp.isnan(stays.history.q), jnp.nan, semantic.overlaps.q))
     one, two = (gamp(model, data, "random", key=jax.random.key(k), steps=5) for k in (1, 2))
     assert float(jnp.max(jnp.abs(one.w - two.w))) > 1e-3
-
-
-def test_responses_without_derivatives(model, data, semantic):
-    """By Stein's identity V is another estimate of the same number; the critical point is the same."""
-    found = gamp(model, data, "semantic", response="stein")
-    assert bool(found.ok) and float(found.gradient_norm) < 1e-10
-    np.testing.assert_allclose(found.w, semantic.w, atol=1e-8)
-    ratio = float(jnp.mean(found.overlaps.V) / jnp.mean(semantic.overlaps.V))
-    assert 1e-6 < abs(ratio - 1) < 0.15
 
 
 def test_going_on_from_an_earlier_run(model, data, semantic):
@@ -187,7 +162,7 @@ def test_bad_input(model, data):
         (lambda: gamp(model, data, steps=0), "steps must be an integer of at least 1"),
         (lambda: gamp(model, data, tol=0.0), "tol must be positive"),
         (lambda: gamp(model, data, damping=1.5), r"damping must be in \(0, 1\]"),
-        (lambda: gamp(model, data, response="stine"), "response must be 'derivative' or 'stein'"),
+        (lambda: gamp(model, data, response="stein"), "response must be 'regression' or 'derivative'"),
         (lambda: gamp(ta.dot_product(teacher=jnp.eye(2)), data), "t = 2 teacher fields"),
     ]
     for call, message in cases:

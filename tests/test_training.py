@@ -11,13 +11,6 @@ from tiedattn_jax.data import raw_labels, sample_data
 from tiedattn_jax.state_evolution import Status
 from tiedattn_jax.training import risk, train
 
-jax.config.update("jax_enable_x64", True)
-
-
-@pytest.fixture(scope="module")
-def model():
-    return ta.dot_product()
-
 
 @pytest.fixture(scope="module")
 def data(model):

@@ -12,11 +12,11 @@ from typing import Any
 
 import jax
 
-from .commands import diagram, histogram, solve, transition
+from .commands import diagram, finite, histogram, solve, transition
 from .commands.common import Parser
 from .store import write_whole
 
-COMMANDS = (transition, solve, diagram, histogram)
+COMMANDS = (transition, solve, finite, diagram, histogram)
 
 
 def main(argv: Sequence[str] | None = None) -> int:

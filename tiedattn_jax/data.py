@@ -18,6 +18,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
+from jax.sharding import AxisType, NamedSharding, PartitionSpec
 
 from .model import Model, is_concrete, require
 from .nodewise import nodewise
@@ -189,6 +190,17 @@ class Data(eqx.Module):
         return jnp.einsum("ia,li,ib->lab", self.teacher, self._gamma(), self.teacher) / self.x.shape[2]
 
     @property
+    def teacher_gram(self) -> jax.Array:
+        """``Q*^T Q* / d``, (t, t).
+
+        Raises:
+            ValueError: the teacher is not known.
+        """
+        if self.teacher is None:
+            raise ValueError("teacher must be known for its norm, got teacher=None: give Data(..., teacher=...)")
+        return self.teacher.T @ self.teacher / self.x.shape[2]
+
+    @property
     def fields(self) -> jax.Array:
         """Local fields of the teacher in the layout of `prox`, (L, t, n)."""
         return jnp.transpose(self.y, (1, 2, 0))
@@ -221,19 +233,37 @@ class Data(eqx.Module):
 def student_fields(x: jax.Array, Q: jax.Array) -> jax.Array:
     """Local fields of the student, ``x_l Q``: (L, n, d), (d, r) -> (L, r, n), in one pass over `x`.
 
-    Column by column, over the tokens' rows together: a product of a matrix and a vector runs at the speed of memory,
-    a batched product of thin matrices at a fraction of it.
+    Column by column: a product of a matrix and a vector runs at the speed of memory, a batched product of thin
+    matrices at a fraction of it.
     """
-    L, n, d = x.shape
-    rows = x.reshape(L * n, d)
-    return jnp.stack([(rows @ Q[:, a]).reshape(L, n) for a in range(Q.shape[1])], 1)
+    return jnp.stack([jnp.tensordot(x, Q[:, a], 1) for a in range(Q.shape[1])], 1)
 
 
 def back_project(x: jax.Array, g: jax.Array) -> jax.Array:
     """The transpose of `student_fields`, ``sum_l x_l^T g_l``: (L, n, d), (L, r, n) -> (d, r)."""
-    L, n, d = x.shape
-    rows = x.reshape(L * n, d)
-    return jnp.stack([g[:, a].reshape(L * n) @ rows for a in range(g.shape[1])], 1)
+    return jnp.stack([jnp.tensordot(g[:, a], x, 2) for a in range(g.shape[1])], 1)
+
+
+def shard(data: Data) -> Data:
+    """The same data with the sentences, the rows of X, spread over all devices that jax sees.
+
+    Over as many of them as divide the number of sentences; with one device nothing changes. All that takes `Data` then
+    runs on these devices, each on its own rows, and sums over them.
+    """
+    n, devices = data.shape[1], jax.devices()
+    count = max(k for k in range(1, len(devices) + 1) if n % k == 0)
+    if count == 1:
+        return data
+    mesh = jax.make_mesh((count,), ("sentences",), devices=devices[:count], axis_types=(AxisType.Auto,))
+
+    def put(a: jax.Array, axis: int) -> jax.Array:
+        return lax.with_sharding_constraint(a, NamedSharding(mesh, PartitionSpec(*(None,) * axis, "sentences")))
+
+    return eqx.tree_at(
+        lambda s: (s.x, s.y, *jax.tree.leaves(s.labels)),
+        data,
+        (put(data.x, 1), put(data.y, 0), *(put(a, a.ndim - 1) for a in jax.tree.leaves(data.labels))),
+    )
 
 
 def sample_data(model: Model, d: int, alpha: Any, key: jax.Array, *, normalise: bool = False) -> Data:
@@ -242,7 +272,8 @@ def sample_data(model: Model, d: int, alpha: Any, key: jax.Array, *, normalise: 
     Tokens are Gaussian with the covariances of the model. Encodings and teacher have exactly the inner products of the
     model's spectral law, the first encoding lies along the vector of ones, and the teacher is exactly orthogonal to
     the encodings where the law says so. The norm of the teacher is left to chance, as in the paper, unless `normalise`;
-    most of the scatter between instances comes from it, see `realised`.
+    most of the scatter between instances comes from it, see `realised`. With several devices the sentences are spread
+    over them, see `shard`.
 
     Args:
         model: its law says what is drawn. Exact labels are kept where the model has `target`.
@@ -298,7 +329,7 @@ def _draw(model: Model, counts: tuple[int, ...], n: int, key: jax.Array, normali
     noise = jax.random.normal(key_tokens, (L, n, d), dtype) * jnp.sqrt(gamma[:, None] / d)
     y = jnp.transpose(student_fields(noise, teacher), (2, 0, 1))
     x = noise + encodings[:, None] / d**0.5
-    return Data(x, y, teacher, encodings, gamma, _model_labels(model, x, y, encodings))
+    return shard(Data(x, y, teacher, encodings, gamma, _model_labels(model, x, y, encodings)))
 
 
 def _directions(
@@ -403,14 +434,11 @@ def realised(model: Model, data: Data) -> Model:
     Raises:
         ValueError: the model has no field `teacher` for Q*^T Q* / d, or the data have no teacher.
     """
-    if data.teacher is None:
-        raise ValueError("teacher must be known for its norm, got teacher=None: give Data(..., teacher=...)")
     if not hasattr(model, "teacher"):
         raise ValueError(
             f"{type(model).__name__} must have a field `teacher`, Q*^T Q* / d, to be given the realised one"
         )
-    gram = data.teacher.T @ data.teacher / data.teacher.shape[0]
-    return eqx.tree_at(lambda m: m.teacher, model, gram.astype(model.lam.dtype))
+    return eqx.tree_at(lambda m: m.teacher, model, data.teacher_gram.astype(model.lam.dtype))
 
 
 class LinearBaseline(eqx.Module):

@@ -23,13 +23,12 @@ from .overlaps import Overlaps, symmetric
 from .prox import _apply, _descend, gradient_at_nodes, prox, prox_jacobian
 from .state_evolution import Status
 
-# Minimisers are searched for globally in the first steps and then only at times, ever more rarely and no more once the
-# residual is small; in between each sentence stays in its well. Sentences near the surface where the minimiser jumps
-# would otherwise go to and fro between two wells for ever: on the positional branch at d = 1000, alpha = 2, about one
-# sentence in a thousand does, which keeps the residual at 1e-2 .. 1e-1.
-_BURN_IN = 50
-_SEARCH_RATIO = 1.5
-_SETTLED = 1e-3
+# Minimisers are searched for globally in the first steps only; then each sentence stays in its well. Sentences near the
+# surface where the minimiser jumps would otherwise go to and fro between two wells for ever: on the positional branch
+# at d = 1000, alpha = 2, about one sentence in a thousand does, which keeps the residual at 1e-2 .. 1e-1.
+_BURN_IN = 20
+_RISES = 3  # of the residual in a row are an instability; one is a sentence that changes wells
+_COLLINEAR = 10  # steps in which the student's fields may still be a multiple of the teacher's
 _WELL_STEPS = 60  # of Newton's method
 # The automatic damping. Undamped, the eigenvalues reach -5.5 on the positional branch at alpha = 2, where any share
 # above .3 must fail, and in the first steps leads away from it. Slow recovery after these finds the largest that works.
@@ -53,8 +52,6 @@ class GAMP(eqx.Module):
         status: a `Status`, as an integer.
         residual: undamped relative change of w, C and g in the last step.
         damping: share of the new state in the last step.
-        second_well: share of the sentences that end in a minimum of their proximal problem which is not the lowest.
-            The theory assumes none.
         C: variance of the estimate, (1, r, r) where all coordinates are alike and (d, r, r) otherwise.
         g: the messages of the sentences, (L, r, n).
         history: overlaps before every step, arrays of leading size steps + 1; NaN after the last one.
@@ -69,7 +66,6 @@ class GAMP(eqx.Module):
     status: jax.Array
     residual: jax.Array
     damping: jax.Array
-    second_well: jax.Array
     C: jax.Array
     g: jax.Array
     history: Overlaps
@@ -94,9 +90,9 @@ class _Loop(eqx.Module):
     damping: jax.Array
     ceiling: jax.Array  # of the damping: it has failed above
     residual: jax.Array
-    least: jax.Array  # residual since the last cut of the damping or search
+    least: jax.Array  # residual since the last cut of the damping
+    rises: jax.Array  # steps in a row in which the residual rose
     steps: jax.Array
-    next_search: jax.Array
     failure: jax.Array  # what ended the run, or `converged` while nothing has
     history: Overlaps
     residuals: jax.Array
@@ -110,7 +106,7 @@ def gamp(
     steps: int = 1000,
     tol: float = 1e-12,
     damping: float | None = None,
-    response: str = "derivative",
+    response: str = "regression",
     key: jax.Array | None = None,
     scale: float | None = None,
 ) -> GAMP:
@@ -132,12 +128,13 @@ def gamp(
         steps: at most so many.
         tol: undamped relative residual at which to stop; not below twenty roundings of the dtype.
         damping: share of the new state in a step, in (0, 1], kept fixed; 1 is the undamped algorithm. By default it is
-            found: it starts at .2 and grows, until the residual does or a step is impossible; then it is halved, and
-            kept below what failed.
-        response: how A is found: "derivative", from dg/dh sentence by sentence, as in Algorithm 1; or "stein", from
-            the covariances of g with the fields, which asks for the teacher. They are equal for large d unless the
-            proximal operator jumps: derivatives miss the jumps, and the theory's V includes them. Either way the
-            fixed points are critical points of the risk, but V decides which well a sentence is in.
+            found: it starts at .2 and grows, until the residual rises several times in a row or a step is impossible;
+            then it is halved, and kept below what failed.
+        response: how A is found: "regression", from the linear regression of g on the fields; or "derivative", from
+            dg/dh sentence by sentence, as in Algorithm 1. They are equal for large d unless the proximal operator
+            jumps: derivatives miss the jumps, and the theory's V includes them. Either way the fixed points are
+            critical points of the risk; but V decides which well a sentence is in, and derivatives diverge where a
+            sentence comes to the end of its well, so that not every instance has a fixed point then.
         key: of random starts.
         scale: of a named start.
 
@@ -154,10 +151,8 @@ def gamp(
         require(
             np.isfinite(damping) and 0 < damping <= 1, "damping", damping, "in (0, 1], or None for an automatic choice"
         )
-    if response not in ("derivative", "stein"):
-        raise ValueError(f"response must be 'derivative' or 'stein', got response={response!r}")
-    if response == "stein" and data.teacher is None:
-        raise ValueError("teacher must be known for response='stein', got teacher=None: give Data(..., teacher=...)")
+    if response not in ("regression", "derivative"):
+        raise ValueError(f"response must be 'regression' or 'derivative', got response={response!r}")
     state: tuple[jax.Array, jax.Array | None, jax.Array | None]
     if isinstance(init, GAMP):
         state = check_estimate("init.w", model, data, init.w), init.C, init.g
@@ -166,7 +161,8 @@ def gamp(
     dtype = data.x.dtype
     share = jnp.asarray(_FIRST_DAMPING if damping is None else damping, dtype)
     w, C, g = state
-    return _run(model, data, w, C, g, int(steps), jnp.asarray(tol, dtype), share, damping is None, response)
+    options = jnp.asarray(damping is None), jnp.asarray(response == "derivative")  # arrays: one program for all
+    return _run(model, data, w, C, g, int(steps), jnp.asarray(tol, dtype), share, *options)
 
 
 def responses(data: Data, C: jax.Array) -> jax.Array:
@@ -176,24 +172,21 @@ def responses(data: Data, C: jax.Array) -> jax.Array:
     return jnp.einsum("li,iab->lab", gamma, jnp.broadcast_to(C, (size, *C.shape[1:]))) / size
 
 
-def _stein_slope(data: Data, s: _State, h: jax.Array, g: jax.Array) -> jax.Array:
-    """``sum_mu dg_l/dh_l`` without a derivative, by Gaussian integration by parts, (L, r, r).
+def _regression_slope(data: Data, h: jax.Array, g: jax.Array) -> jax.Array:
+    """``sum_mu dg_l/dh_l`` without a derivative, (L, r, r): n times the coefficient of h_l in the regression on h_l, y_l.
 
-    For jointly Gaussian fields, ``E[g (h - m)^T] - E[g y^T] rho^{-1} theta^T = E[dg/dh] (q - theta rho^{-1} theta^T)``.
+    By Gaussian integration by parts the coefficients of the linear regression of a function of Gaussian fields are the
+    means of its derivatives, jumps included.
     """
-    x, rho, y = data.overlaps(s.w), data.rho, data.fields
-    lean = jnp.swapaxes(jnp.linalg.solve(rho, jnp.swapaxes(x.theta, 1, 2)), 1, 2)
-    centred = h - x.m[..., None] - jnp.einsum("lat,ltn->lan", lean, y)
-    spread = x.q - lean @ jnp.swapaxes(x.theta, 1, 2)
-    return jnp.swapaxes(jnp.linalg.solve(spread, jnp.einsum("lan,lbn->lab", centred, g)), 1, 2)
+    _, r, n = h.shape
+    regressors = jnp.concatenate([h, data.fields], 1)
+    regressors, g = (a - jnp.mean(a, -1, keepdims=True) for a in (regressors, g))
+    gram = jnp.einsum("lan,lbn->lab", regressors, regressors)
+    return n * jnp.swapaxes(jnp.linalg.solve(gram, jnp.einsum("lan,lbn->lab", regressors, g))[:, :r], 1, 2)
 
 
-def _step(model: Model, data: Data, s: _State, search: jax.Array, early: jax.Array, response: str) -> _State:
-    """The undamped image of a state: with the lowest minimisers if `search`, else with those of the same wells.
-
-    Stein's identity divides by what the student's fields have beyond the teacher's, which is nothing at a start from
-    the teacher: `early` steps use derivatives whatever `response` says.
-    """
+def _step(model: Model, data: Data, s: _State, search: jax.Array, derivative: jax.Array) -> _State:
+    """The undamped image of a state: with the lowest minimisers if `search`, else with those of the same wells."""
     L, n, d, _ = data.shape
     r = s.w.shape[1]
     V = responses(data, s.C)
@@ -210,9 +203,7 @@ def _step(model: Model, data: Data, s: _State, search: jax.Array, early: jax.Arr
     jacobian = prox_jacobian(model, z, V, y).reshape(L, r, L, r, n)
     slope = jnp.stack([jnp.sum(jacobian[l, :, l], -1) for l in range(L)]) - n * jnp.eye(r, dtype=h.dtype)
     slope = inverse @ slope
-    if response == "stein":
-        slope = jnp.where(early, slope, _stein_slope(data, s, h, g))
-    slope = symmetric(slope)
+    slope = symmetric(jnp.where(derivative, slope, _regression_slope(data, h, g)))
     A = -jnp.einsum("li,lab->iab", data.gamma, slope) / d
     precision = model.lam * jnp.eye(r, dtype=h.dtype) + A
     C = jnp.linalg.inv(precision) if r > 1 else 1 / precision
@@ -250,8 +241,8 @@ def _run(
     steps: int,
     tol: jax.Array,
     damping: jax.Array,
-    automatic: bool,
-    response: str,
+    automatic: jax.Array,
+    by_derivative: jax.Array,
 ) -> GAMP:
     L, _, _, t = data.shape
     r, dtype = w.shape[1], w.dtype
@@ -267,7 +258,7 @@ def _run(
     if not resumed:
         C = jnp.broadcast_to(jnp.eye(r, dtype=dtype) / (2 * model.lam), (data.gamma.shape[1], r, r))
         g = -field_gradient(Z)
-    burn_in = 0 if resumed else _BURN_IN
+    burn_in, collinear = (0, 0) if resumed else (_BURN_IN, _COLLINEAR)
     assert C is not None and g is not None
     first = _State(w, C, g, Z)
     blank = Overlaps(*(jnp.full((steps + 1, L, *s), jnp.nan, dtype) for s in ((r, r), (r, r), (r, t), (r,))))
@@ -282,25 +273,22 @@ def _run(
         return jax.tree.map(lambda a, v: a.at[k].set(v), history, measure(s))
 
     def body(p: _Loop) -> _Loop:
-        search = (p.steps < burn_in) | ((p.steps >= p.next_search) & (p.residual > _SETTLED))
-        image = _step(model, data, p.now, search, p.steps < burn_in, response)
+        search = p.steps < burn_in
+        image = _step(model, data, p.now, search, by_derivative | (p.steps < collinear))
         possible = _possible(image)
         residual = jnp.where(possible, _distance(image, p.now), inf)
+        rises = jnp.where(residual > p.residual, p.rises + 1, 0)
         moved = jax.tree.map(lambda a, b: a + p.damping * (b - a), p.now, image)
         moved = eqx.tree_at(lambda s: s.z, moved, image.z)
-        if automatic:
-            # Sentences that change wells are no sign of an instability.
-            grown = possible & jnp.where(search, residual > 3 * jnp.maximum(p.least, 0.1), residual > 1.5 * p.least)
-            lower = jnp.maximum(0.5 * p.damping, _FLOOR)
-            higher = jnp.where(p.steps < burn_in, 1.0, _RECOVERY) * p.damping
-            share = jnp.where(possible, jnp.where(grown, lower, higher), 0.5 * p.damping)
-            ceiling = jnp.where(grown | ~possible, jnp.maximum(0.8 * p.damping, _FLOOR), 1.002 * p.ceiling)
-            ceiling = jnp.minimum(ceiling, _MOST_DAMPING)
-            share = jnp.minimum(share, ceiling)
-            failed = ~possible & (share < _LEAST_DAMPING)
-            least = jnp.where(search | grown | ~possible, residual, jnp.minimum(p.least, residual))
-        else:
-            share, ceiling, failed, least = p.damping, p.ceiling, ~possible, p.least
+        grown = possible & (rises >= _RISES) & (residual > 1.5 * p.least)
+        higher = jnp.where(search, 1.0, _RECOVERY) * p.damping
+        share = jnp.where(grown, jnp.maximum(0.5 * p.damping, _FLOOR), higher)
+        ceiling = jnp.where(grown | ~possible, jnp.maximum(0.8 * p.damping, _FLOOR), 1.002 * p.ceiling)
+        ceiling = jnp.minimum(ceiling, _MOST_DAMPING)
+        share = jnp.minimum(jnp.where(possible, share, 0.5 * p.damping), ceiling)
+        share = jnp.where(automatic, share, p.damping)
+        failed = ~possible & (~automatic | (share < _LEAST_DAMPING))
+        least = jnp.where(grown | ~possible, residual, jnp.minimum(p.least, residual))
         what = jnp.where(_finite(image), Status.left_domain, Status.nonfinite)
         now = jax.tree.map(lambda a, b: jnp.where(possible, a, b), moved, p.safe)
         return _Loop(
@@ -310,10 +298,8 @@ def _run(
             ceiling=ceiling,
             residual=residual,
             least=least,
+            rises=rises,
             steps=p.steps + 1,
-            next_search=jnp.where(
-                search, (_SEARCH_RATIO * jnp.maximum(p.steps, _BURN_IN)).astype(jnp.int32), p.next_search
-            ),
             failure=jnp.where(failed, what, none).astype(jnp.int32),
             history=record(p.history, p.steps + 1, now),
             residuals=p.residuals.at[p.steps].set(residual),
@@ -329,8 +315,8 @@ def _run(
         ceiling=jnp.asarray(_MOST_DAMPING, dtype),
         residual=inf,
         least=inf,
+        rises=zero,
         steps=zero,
-        next_search=zero + _BURN_IN,
         failure=none,
         history=record(blank, zero, first),
         residuals=jnp.full(steps, jnp.nan, dtype),
@@ -339,11 +325,6 @@ def _run(
     s = p.now
     Z = student_fields(data.x, s.w)
     gradient = back_project(data.x, field_gradient(Z)) + model.lam * s.w
-    V = responses(data, s.C)
-    h = Z - _apply(V, s.g)
-    lowest = prox(model, h, V, data.fields, near=s.z[None]).z
-    own = _descend(model, s.z, h, V, data.fields, _WELL_STEPS, 1e-6)[0]
-    elsewhere = jnp.max(jnp.abs(lowest - own), (0, 1)) > 1e-2 * (0.1 + jnp.max(jnp.abs(own), (0, 1)))
     return GAMP(
         w=s.w,
         overlaps=measure(s),
@@ -353,7 +334,6 @@ def _run(
         status=jnp.where(p.residual <= tol, none, jnp.where(p.failure != none, p.failure, Status.max_steps)),
         residual=p.residual,
         damping=p.damping,
-        second_well=jnp.mean(elsewhere.astype(dtype)),
         C=s.C,
         g=s.g,
         history=p.history,

@@ -1,0 +1,179 @@
+"""Instances against the theory at the teacher that each has drawn; the commands that run them."""
+
+import json
+import os
+import subprocess
+import sys
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import tiedattn_jax as ta
+from tiedattn_jax import cli
+
+KEYS = {"q", "V", "theta", "m", "train_loss", "gen_error", "gradient_norm", "iterations", "rho", "status", "theory"}
+
+
+@pytest.fixture(scope="module")
+def nodes(model):
+    return ta.sobol_nodes(model, 2**12, replicates=2)
+
+
+@pytest.fixture(scope="module")
+def eight(model, nodes):
+    seen = []
+
+    def progress(items):
+        for item in items:
+            yield item
+            seen.append(item)
+
+    found = ta.run_instances(
+        model,
+        250,
+        2.0,
+        lambda data, key: ta.gamp(model, data, "semantic", tol=1e-10),
+        jax.random.split(jax.random.key(0), 8),
+        nodes=nodes,
+        progress=progress,
+    )
+    assert seen == list(range(8))
+    return found
+
+
+def test_message_passing_agrees_with_theory(eight):
+    assert np.all(eight.ok) and np.all(eight.branch == "semantic") and np.max(eight.gradient_norm) <= 1e-10
+    gaps = eight.difference("semantic")
+    assert set(gaps) == {"train_loss", "gen_error", "q", "V", "theta", "m"}
+    for name, (found, theory, gap, bar) in gaps.items():
+        if name != "m":
+            assert gap == pytest.approx(found - theory)
+            assert bar < 0.04 * theory and abs(gap) < 3.5 * bar + 0.02 * theory, name
+
+
+def test_theory_is_that_of_the_realised_teacher(model, nodes, eight):
+    own = ta.dot_product(teacher=4 * eight.rho[3])
+    point = ta.solve(own, 2.0, "semantic", nodes)
+    np.testing.assert_allclose(eight.theory.train_loss[3], point.train_loss, rtol=1e-6)
+    np.testing.assert_allclose(eight.theory.theta[3], jnp.mean(point.overlaps.theta), rtol=1e-5)
+    assert eight.theory_stderr.q[3] > 0 and np.std(eight.theory.q) > 0.02 * np.mean(eight.theory.q)
+    # The realised teacher explains most of the scatter.
+    assert np.std(eight.found.train_loss - eight.theory.train_loss) < np.std(eight.found.train_loss)
+
+
+def test_table(eight):
+    text = eight.table()
+    assert "semantic: 8 of 8 instances, 8 at a critical point" in text
+    for name in ("train_loss", "gen_error", "q", "V", "theta", "m"):
+        assert name in text
+    assert f"{np.mean(eight.found.train_loss):.6g}" in text and f"{np.mean(eight.theory.train_loss):.6g}" in text
+
+
+def test_together_equal_one_by_one(model):
+    keys = jax.random.split(jax.random.key(1), 3)
+
+    def run(data, key):
+        return ta.train(model, data, "adam", "random", steps=50, key=key)
+
+    alone, together = (
+        ta.run_instances(model, 60, 1.0, run, keys, batch=b, theory=False, sentences=500) for b in (1, 2)
+    )
+    for a, b in zip(jax.tree.leaves(alone.found), jax.tree.leaves(together.found), strict=True):
+        np.testing.assert_allclose(a, b, rtol=1e-9)
+    assert np.std(alone.found.train_loss) > 0 and not np.any(alone.ok)
+    assert np.all(np.isnan(alone.theory.q)) and np.all(np.isnan(alone.found.V))
+
+
+def test_message_passing_that_does_not_settle_is_finished(model):
+    def unsettled(data, key):
+        found = ta.gamp(model, data, "semantic", tol=1e-10)
+        return eqx.tree_at(lambda f: (f.w, f.status), found, (found.w + 0.01, jnp.array(int(ta.Status.max_steps))))
+
+    keys = jax.random.split(jax.random.key(2), 2)
+    found = ta.run_instances(model, 60, 2.0, unsettled, keys, theory=False, sentences=500)
+    assert np.all(found.finished) and np.all(found.ok) and np.max(found.gradient_norm) <= 1e-10
+    assert "2 finished by L-BFGS" in found.table() or "1 finished by L-BFGS" in found.table()
+
+
+def test_bad_input(model):
+    with pytest.raises(ValueError, match="batch must be an integer of at least 1"):
+        ta.run_instances(model, 60, 1.0, None, jax.random.split(jax.random.key(0), 1), batch=0)
+    with pytest.raises(ValueError, match="keys must be an array of one key or more"):
+        ta.run_instances(model, 60, 1.0, None, jax.random.key(0))
+
+
+SIZE = ["--nodes", "4096", "--replicates", "2"]
+
+
+def test_gamp_command(capsys):
+    assert cli.main(["gamp", "--d", "60", "--instances", "2", "--seed", "3", "--json", *SIZE]) == 0
+    out, err = capsys.readouterr()
+    report = json.loads(out)
+    assert err == "" and set(report) > KEYS and len(report["instances"]) == 2
+    one, two = report["instances"]
+    assert report["q"] == pytest.approx((one["q"] + two["q"]) / 2) and one["q"] != two["q"]
+    assert report["stderr"]["q"] == pytest.approx(abs(one["q"] - two["q"]) / 2)
+    assert report["theory"]["q"] == pytest.approx((one["theory"]["q"] + two["theory"]["q"]) / 2)
+    assert report["gradient_norm"] < 1e-10 and report["status"] == "converged"
+
+
+def test_train_command(capsys, tmp_path):
+    options = ["train", "--d", "60", "--init", "positional", "--out", str(tmp_path), *SIZE]
+    assert cli.main(options) == 0
+    out = capsys.readouterr().out
+    assert "lbfgs from the positional start, d = 60, alpha = 2: converged" in out and "train_loss" in out
+    report = json.loads((tmp_path / "train.json").read_text())
+    assert report["V"] is None and report["iterations"] > 5 and report["theory"]["branch"] == report["branch"]
+    assert cli.main([*options, "--optimizer", "gd", "--steps", "7"]) == 1
+    assert "gd from the positional start, d = 60, alpha = 2: max steps" in capsys.readouterr().out
+    assert json.loads((tmp_path / "train.json").read_text())["iterations"] == 7
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["gamp", "--d", "0"], ["gamp", "--d", "2"], ["gamp", "--init", "teacher"], ["train", "--steps", "0"],
+        ["train", "--optimizer", "sgd"], ["train", "--alpha", "-1"], ["gamp", "--alpha", "1e-6"],
+        ["train", "--instances", "x"],
+    ],
+)  # fmt: skip
+def test_bad_options(capsys, arguments):
+    with pytest.raises(SystemExit) as stop:
+        cli.main([*arguments, *SIZE])
+    out, err = capsys.readouterr()
+    assert stop.value.code == 2 and out == "" and len(err.strip().splitlines()) == 1 and arguments[1] in err
+
+
+SHARDED = """
+import jax, numpy as np, tiedattn_jax as ta
+jax.config.update("jax_enable_x64", True)
+model = ta.dot_product()
+data = ta.sample_data(model, 60, 2.0, jax.random.key(0))
+assert len(data.x.sharding.device_set) == 8
+assert data.x.addressable_shards[0].data.shape == (2, 15, 60)
+found = ta.gamp(model, data, "semantic", tol=1e-10)
+trained = ta.train(model, data, "lbfgs", "positional", steps=2000)
+error = ta.heldout_error(model, data, data.teacher, jax.random.key(1)).value
+np.savez(r"{out}", x=data.x, w=found.w, V=found.overlaps.V, Q=trained.Q, loss=trained.train_loss, error=error)
+"""
+
+
+def test_eight_devices_equal_one(model, tmp_path):
+    out = tmp_path / "eight.npz"
+    flags = {"XLA_FLAGS": "--xla_force_host_platform_device_count=8", "JAX_PLATFORMS": "cpu"}
+    cache = {"JAX_COMPILATION_CACHE_DIR": jax.config.jax_compilation_cache_dir or ""}
+    subprocess.run([sys.executable, "-c", SHARDED.format(out=out)], check=True, env={**os.environ, **flags, **cache})
+    eight = np.load(out)
+    data = ta.sample_data(model, 60, 2.0, jax.random.key(0))
+    found = ta.gamp(model, data, "semantic", tol=1e-10)
+    trained = ta.train(model, data, "lbfgs", "positional", steps=2000)
+    error = ta.heldout_error(model, data, data.teacher, jax.random.key(1)).value
+    np.testing.assert_array_equal(eight["x"], data.x)
+    np.testing.assert_allclose(eight["w"], found.w, atol=1e-8)
+    np.testing.assert_allclose(eight["V"], found.overlaps.V, rtol=1e-8)
+    np.testing.assert_allclose(eight["Q"], trained.Q, atol=1e-8)
+    np.testing.assert_allclose(eight["loss"], trained.train_loss, rtol=1e-12)
+    np.testing.assert_allclose(eight["error"], error, rtol=1e-12)
