@@ -29,8 +29,6 @@ BOUNDARIES: dict[str, tuple[tuple[str, ...], Callable[..., jax.Array]]] = {
     "positional baseline": (("positional",), lambda p: p.gen_error_linear - p.gen_error),
     "semantic end": (("uninformed",), lambda u: u.diagnostics.growth_theta - 1),
     "positional end": (("uninformed",), lambda u: u.diagnostics.growth_m - 1),
-    "semantic instability": (("semantic",), lambda s: s.diagnostics.growth_m - 1),
-    "positional instability": (("positional",), lambda p: p.diagnostics.growth_theta - 1),
 }
 SEARCH = np.geomspace(3.0, 0.05, 19)
 _TOLERANCE = 1e-3  # a step in alpha, relative, after which a secant or Newton step is final
@@ -101,8 +99,7 @@ def trace_boundary(
     Args:
         name: "alpha_c", where the losses cross; "semantic baseline" or "positional baseline", where the branch's test
             error crosses that of the linear baseline (alpha_l is the semantic one where it lies above alpha_c);
-            "semantic end" or "positional end", where the branch leaves the uninformed state in a pitchfork; "semantic
-            instability" or "positional instability", where the other order parameter starts to grow on it.
+            "semantic end" or "positional end", where the branch leaves the uninformed state in a pitchfork.
         parameter: name of a scalar field of the model.
         values: monotonic.
         nodes: averaging rule; by default 4 scrambles of 2^16 Sobol nodes.

@@ -2,46 +2,29 @@
 
 from __future__ import annotations
 
-import hashlib
+import io
 import json
-import os
-import tempfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import equinox as eqx
-import jax
-import numpy as np
 
-
-def digest(tree: Any) -> str:
-    """A short hash of the values of the arrays of a tree."""
-    total = hashlib.sha256()
-    for leaf in jax.tree.leaves(tree):
-        total.update(np.asarray(leaf).tobytes())
-    return total.hexdigest()[:16]
+from .store import write_whole
 
 
 def save(path: Path, about: dict[str, Any], done: int, content: Any) -> None:
-    """Write a checkpoint whole: under another name first, then moved into place.
+    """Write a checkpoint whole.
 
     Args:
         about: the configuration, of values that JSON keeps as they are.
         done: how far the work has come.
         content: pytree of arrays.
     """
-    path.parent.mkdir(parents=True, exist_ok=True)
-    part = tempfile.NamedTemporaryFile(dir=path.parent, delete=False)
-    try:
-        with part:
-            part.write(json.dumps({**about, "done": done}).encode() + b"\n")
-            eqx.tree_serialise_leaves(part, content)
-        os.chmod(part.name, 0o644)
-        os.replace(part.name, path)
-    except BaseException:
-        os.unlink(part.name)
-        raise
+    file = io.BytesIO()
+    file.write(json.dumps({**about, "done": done}).encode() + b"\n")
+    eqx.tree_serialise_leaves(file, content)
+    write_whole(path, file.getvalue())
 
 
 def load(path: Path, about: dict[str, Any], like: Callable[[int], Any]) -> tuple[int, Any]:

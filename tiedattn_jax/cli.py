@@ -37,7 +37,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             raise
         parser.error(f"argument --{name}{str(problem).removeprefix(name)}")
     except KeyboardInterrupt as stop:
-        print(f"tiedattn: interrupted, {stop or 'nothing was written'}", file=sys.stderr)
+        print(f"tiedattn: interrupted, {str(stop) or 'nothing was written'}", file=sys.stderr)
         return 130
     numbers = _finite(report.numbers)
     if args.out is not None:

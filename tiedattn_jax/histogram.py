@@ -34,6 +34,7 @@ from jax import lax
 from . import checkpoints
 from .model import is_concrete, require
 from .state_evolution import Status
+from .store import fingerprint
 
 MECHANISMS = ("semantic", "positional", "free")
 # Test accuracy from which on a run counts as converged: the task is solved.
@@ -477,8 +478,8 @@ def _run(
             **about,
             **{"optimizer": optimizer, "rate": float(rate), "batch": batch, "runs": len(keys), "dtype": dtype.name},
             **{"sequences": list(data.train.shape), "tokens": data.tokens, "width": start.query.shape[1]},
-            **{"hidden": start.hidden.weight.shape[1], "start": checkpoints.digest(start)},
-            **{"keys": checkpoints.digest(jax.random.key_data(keys)), "data": checkpoints.digest(data)},
+            **{"hidden": start.hidden.weight.shape[1], "start": fingerprint(start)},
+            **{"keys": fingerprint(jax.random.key_data(keys)), "data": fingerprint(data)},
         }
         checkpoint = Path(checkpoint)
         if checkpoint.exists():
