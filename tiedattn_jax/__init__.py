@@ -7,6 +7,9 @@ from .branches import Curve as Curve
 from .branches import Spinodal as Spinodal
 from .branches import spinodals as spinodals
 from .branches import sweep as sweep
+from .continuation import BranchPath as BranchPath
+from .continuation import find_states as find_states
+from .continuation import trace_branch as trace_branch
 from .data import Data as Data
 from .data import LinearBaseline as LinearBaseline
 from .data import heldout_error as heldout_error
