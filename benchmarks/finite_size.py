@@ -18,6 +18,7 @@ import platform
 import sys
 import time
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import jax
@@ -50,8 +51,8 @@ def speed(d: int) -> dict[str, Any]:
     gradient = jax.jit(jax.grad(lambda Q: ta.risk(small, data, Q)))
     out["gradient_float32_ms"] = best_ms(lambda: gradient(data.teacher))
     steps = 500
-    run = lambda: ta.train(small, data, "gd", "semantic", steps=steps, tol=0.0).Q  # noqa: E731
-    out["gradient_step_float32_ms"] = best_ms(run, 3) / steps
+    descent = partial(ta.train, small, data, "gd", "semantic", steps=steps, tol=0.0)
+    out["gradient_step_float32_ms"] = best_ms(lambda: descent().Q, 3) / steps
     for dtype in (jnp.float64, jnp.float32):
         model = ta.dot_product(dtype=dtype)
         data = ta.sample_data(model, d, 2.0, jax.random.key(3))
@@ -60,10 +61,10 @@ def speed(d: int) -> dict[str, Any]:
         passes = [best_ms(lambda d=data, f=forth: f(d.x, d.teacher)), best_ms(lambda d=data, b=back, g=g: b(d.x, g))]
         entry: dict[str, Any] = {"two_passes_ms": sum(passes)}
         for init in ("semantic", "positional"):
-            run = lambda init=init, m=model, a=data: ta.gamp(m, a, init)  # noqa: E731
+            run = partial(ta.gamp, model, data, init)
             found = run()
-            to_tolerance = best_ms(lambda init=init, m=model, a=data: ta.gamp(m, a, init, tol=1e-7).w, 3)
-            loose = ta.gamp(model, data, init, tol=1e-7)
+            to_tolerance = best_ms(lambda r=run: r(tol=1e-7).w, 3)
+            loose = run(tol=1e-7)
             entry[init] = {
                 "iterations": int(found.iterations),
                 "gradient_norm": float(found.gradient_norm),
@@ -71,7 +72,7 @@ def speed(d: int) -> dict[str, Any]:
                 "seconds_to_residual_1e-7": to_tolerance / 1e3,
                 "gradient_norm_there": float(loose.gradient_norm),
             }
-            searches = best_ms(lambda init=init, m=model, a=data: ta.gamp(m, a, init, tol=1e-30, steps=20).w, 3) / 20
+            searches = best_ms(lambda r=run: r(tol=1e-30, steps=20).w, 3) / 20
             whole, taken = entry[init]["seconds"] * 1e3, int(found.iterations)
             entry[init]["iteration_after_them_ms"] = (whole - 20 * searches) / (taken - 20)
         out[jnp.dtype(dtype).name] = entry

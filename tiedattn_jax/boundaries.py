@@ -2,25 +2,22 @@
 
 from __future__ import annotations
 
-import operator
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, NamedTuple
 
-import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
 from scipy.interpolate import CubicHermiteSpline, CubicSpline, PPoly
 from scipy.optimize import brentq
 
-from .diagram import has_state
-from .model import Model, require
+from .model import Model, require, scalar, with_scalar
 from .nodes import Rule
 from .overlaps import Overlaps
 from .solve import State, branch_start, default_nodes, error_bar, free_of, solve_replicates
-from .state_evolution import Settings
+from .state_evolution import Settings, has_state
 
 # What crosses zero at a boundary, and on which branches; increasing in alpha for the first three.
 BOUNDARIES: dict[str, tuple[tuple[str, ...], Callable[..., jax.Array]]] = {
@@ -112,9 +109,7 @@ def trace_boundary(
     """
     if name not in BOUNDARIES:
         raise ValueError(f"name must be one of {', '.join(BOUNDARIES)}, got name={name!r}")
-    field = getattr(model, parameter, None)
-    if not isinstance(field, jax.Array) or field.ndim:
-        raise ValueError(f"parameter must name a scalar number of the model, got parameter={parameter!r}")
+    scalar(model, parameter, "parameter")
     values = np.asarray(values, float)
     steps = np.diff(values)
     good = values.ndim == 1 and values.size and np.all(np.isfinite(values)) and (np.all(steps > 0) or np.all(steps < 0))
@@ -124,7 +119,7 @@ def trace_boundary(
     branches, value_of = BOUNDARIES[name]
 
     def at(value: float) -> Model:
-        return eqx.tree_at(operator.attrgetter(parameter), model, jnp.asarray(value, model.lam.dtype))
+        return with_scalar(model, value, parameter)
 
     def evaluate(value: float, alpha: float, xs: tuple[Overlaps, ...]) -> tuple[State, ...]:
         here, a = at(value), jnp.asarray(alpha, model.lam.dtype)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import operator
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any, NamedTuple
@@ -13,7 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from .model import Model, require
+from .model import Model, require, scalar, with_scalar
 from .nodes import Rule, sobol_nodes
 from .overlaps import Overlaps, admissible, label, magnitudes
 from .solve import FixedPoint, branch_start, free_of, near_branch, solve_from
@@ -76,7 +75,7 @@ def placed(model: Model, alpha: jax.Array, name: str, value: jax.Array) -> tuple
     """Model and alpha with one of their numbers at a value."""
     if name == "alpha":
         return model, value
-    return eqx.tree_at(operator.attrgetter(name), model, value), alpha
+    return with_scalar(model, value, name), alpha
 
 
 class _Point(NamedTuple):
@@ -194,10 +193,7 @@ def trace_branch(
     Raises:
         ValueError: an unknown parameter, limits that do not contain the start, no state at the start.
     """
-    field = alpha if parameter == "alpha" else getattr(model, parameter, None)
-    if parameter != "alpha" and (not isinstance(field, jax.Array) or field.ndim):
-        raise ValueError(f"parameter must name alpha or a scalar number of the model, got parameter={parameter!r}")
-    here = float(field)  # type: ignore[arg-type]
+    here = float(alpha) if parameter == "alpha" else scalar(model, parameter, "parameter", "alpha or ")
     require(len(limits) == 2 and limits[0] <= here <= limits[1], "limits", limits, f"two numbers around {here}")
     nodes = sobol_nodes(model, CONTINUATION_NODES, replicates=2) if nodes is None else nodes
     a = jnp.asarray(alpha, model.lam.dtype)

@@ -178,6 +178,16 @@ class Data(eqx.Module):
         """Samples per dimension, n / d."""
         return self.x.shape[1] / self.x.shape[2]
 
+    def known_teacher(self, why: str) -> jax.Array:
+        """The teacher, (d, t).
+
+        Raises:
+            ValueError: it is not known; says why it is asked for.
+        """
+        if self.teacher is None:
+            raise ValueError(f"teacher must be known {why}, got teacher=None: give Data(..., teacher=...)")
+        return self.teacher
+
     @property
     def rho(self) -> jax.Array:
         """Realised covariance of the teacher's fields, ``Q*^T Sigma_l Q* / d``, (L, t, t).
@@ -185,9 +195,8 @@ class Data(eqx.Module):
         Raises:
             ValueError: the teacher is not known.
         """
-        if self.teacher is None:
-            raise ValueError("teacher must be known for its overlaps, got teacher=None: give Data(..., teacher=...)")
-        return jnp.einsum("ia,li,ib->lab", self.teacher, self._gamma(), self.teacher) / self.x.shape[2]
+        teacher = self.known_teacher("for its overlaps")
+        return jnp.einsum("ia,li,ib->lab", teacher, self._gamma(), teacher) / self.x.shape[2]
 
     @property
     def teacher_gram(self) -> jax.Array:
@@ -196,9 +205,8 @@ class Data(eqx.Module):
         Raises:
             ValueError: the teacher is not known.
         """
-        if self.teacher is None:
-            raise ValueError("teacher must be known for its norm, got teacher=None: give Data(..., teacher=...)")
-        return self.teacher.T @ self.teacher / self.x.shape[2]
+        teacher = self.known_teacher("for its norm")
+        return teacher.T @ teacher / self.x.shape[2]
 
     @property
     def fields(self) -> jax.Array:
@@ -521,15 +529,12 @@ def heldout_error(
         ValueError: `Q` of the wrong shape, no teacher, `sentences` below two.
     """
     Q = check_estimate("Q", model, data, Q)
-    if data.teacher is None:
-        raise ValueError(
-            "teacher must be known to label fresh sentences, got teacher=None: give Data(..., teacher=...)"
-        )
+    teacher = data.known_teacher("to label fresh sentences")
     require(
         isinstance(sentences, (int, np.integer)) and sentences >= 2, "sentences", sentences, "an integer of at least 2"
     )
     block = min(int(sentences), TEST_BLOCK)
-    return _heldout(model, data.teacher, data.encodings, data.gamma, Q, key, block, -(-int(sentences) // block), exact)
+    return _heldout(model, teacher, data.encodings, data.gamma, Q, key, block, -(-int(sentences) // block), exact)
 
 
 @eqx.filter_jit
@@ -601,9 +606,7 @@ def start(model: Model, data: Data, init: Any, key: jax.Array | None = None, sca
     if init == "random":
         return noise * (1.0 if scale is None else scale)
     if init == "semantic":
-        if data.teacher is None:
-            raise ValueError("teacher must be known for init='semantic', got teacher=None: give Data(..., teacher=...)")
-        given = data.teacher[:, :r] * (1.0 if scale is None else scale)
+        given = data.known_teacher("for init='semantic'")[:, :r] * (1.0 if scale is None else scale)
     else:
         if is_concrete(data.encodings):
             require(

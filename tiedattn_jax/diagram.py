@@ -14,7 +14,7 @@ import numpy as np
 from scipy import stats
 from scipy.interpolate import CubicHermiteSpline, CubicSpline, PPoly
 
-from .state_evolution import Status
+from .state_evolution import Status, has_state
 from .store import packed, write_whole
 from .transitions import PAIR
 
@@ -22,8 +22,6 @@ if TYPE_CHECKING:
     import xarray
     from matplotlib.figure import Figure
 
-# Largest residual of a state that exists although the nodes do not resolve it to their own accuracy.
-UNRESOLVED = 0.1
 REGIONS = (
     "unsolved",
     "neither",
@@ -32,11 +30,6 @@ REGIONS = (
     "bistable, positional global",
     "bistable, semantic global",
 )
-
-
-def has_state(status: Any, residual: Any) -> Any:
-    """Whether a replicate has a state, resolved by its nodes or not."""
-    return (status <= Status.stalled) | (status == Status.max_steps) & (residual < UNRESOLVED)
 
 
 @dataclass(frozen=True)

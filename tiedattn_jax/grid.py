@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import operator
 from collections.abc import Callable, Sequence
+from functools import partial
 from importlib import metadata
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -15,12 +15,12 @@ import numpy as np
 from jax.experimental import multihost_utils
 from jax.sharding import Mesh
 
-from .diagram import PhaseDiagram, has_state
-from .model import Model, require
+from .diagram import PhaseDiagram
+from .model import Model, require, scalar, with_scalar
 from .nodes import Rule, sobol_nodes
 from .overlaps import Overlaps
 from .solve import check_model, near_branch, solve_from
-from .state_evolution import Settings, Status
+from .state_evolution import Settings, Status, has_state
 from .store import Store, fingerprint
 from .tracks import follow, frees, judged, numbers, starts, tracks_of
 from .transitions import PAIR
@@ -52,13 +52,8 @@ def as_axis(given: Any, name: str, argument: str, model: Model) -> Axis:
         require(values[0] > 0, argument, values, "positive for alpha")
         return Axis(name, values, None)
     if put is None:
-        field = getattr(model, name, None)
-        if not isinstance(field, jax.Array) or field.ndim:
-            raise ValueError(f"{argument} must name alpha or a scalar number of the model, got {argument}={name!r}")
-
-        def put(model: Model, value: Any) -> Model:
-            return eqx.tree_at(operator.attrgetter(name), model, jnp.asarray(value, model.lam.dtype))
-
+        scalar(model, name, argument, "alpha or ")
+        put = partial(with_scalar, name=name)
     for end in (values[0], values[-1]):  # both ends are checked as the model checks its own numbers
         getattr(put(model, end), "__check_init__", lambda: None)()
     return Axis(name, values, put)

@@ -471,7 +471,10 @@ def _run(
     require(np.isfinite(rate) and rate > 0, "rate", rate, "positive and finite")
     dtype = start.query.dtype
     state = start, jax.vmap(OPTIMIZERS[optimizer].init)(start)
-    blank = lambda done: Curves(*[np.zeros((len(keys), done), dtype)] * 5)  # noqa: E731
+
+    def blank(done: int) -> Curves:
+        return Curves(*[np.zeros((len(keys), done), dtype)] * 5)
+
     done, curves = 0, blank(0)
     if checkpoint is not None:
         about = {

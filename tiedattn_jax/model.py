@@ -214,6 +214,27 @@ def is_concrete(*values: Any) -> bool:
     return not any(isinstance(leaf, jax.core.Tracer) for leaf in jax.tree.leaves(values))
 
 
+def scalar(model: Model, name: str, argument: str, also: str = "") -> float:
+    """A scalar number of a concrete model, by the name of its field.
+
+    Args:
+        argument: of the caller, which gave the name.
+        also: what that argument may be besides, for the message.
+
+    Raises:
+        ValueError: the model has no such number.
+    """
+    field = getattr(model, name, None)
+    if not isinstance(field, jax.Array) or field.ndim:
+        raise ValueError(f"{argument} must name {also}a scalar number of the model, got {argument}={name!r}")
+    return float(field)
+
+
+def with_scalar(model: Model, value: Any, name: str) -> Model:
+    """The model with one of its scalar numbers at another value."""
+    return eqx.tree_at(lambda m: getattr(m, name), model, jnp.asarray(value, model.lam.dtype))
+
+
 def require(ok: Any, name: str, value: Any, want: str) -> None:
     """Raise the library's one form of ValueError unless `ok`."""
     if not np.all(np.asarray(ok)):

@@ -17,7 +17,7 @@ from .nodes import Points, Rule, sobol_nodes
 from .observables import Diagnostics, diagnose, gen_error_linear, moments, test_error
 from .overlaps import BRANCHES, FREE, Conjugates, Overlaps
 from .potentials import channel_by_model, train_loss_partials
-from .state_evolution import Settings, Status, fixed_point, vanished
+from .state_evolution import Settings, Status, fixed_point, has_state, vanished
 
 
 def error_bar(a: jax.Array) -> jax.Array:
@@ -118,8 +118,7 @@ class FixedPoint(eqx.Module):
     @property
     def exists(self) -> bool:
         """Whether a concrete state is one: `ok`, or of a residual below 5 % that these nodes do not resolve."""
-        unresolved = int(self.status) == Status.max_steps and float(self.residual) < 0.05
-        return bool(self.ok) or unresolved
+        return bool(has_state(self.status, self.residual, 0.05))
 
     @property
     def stderr(self) -> State:

@@ -39,6 +39,11 @@ class Status(enum.IntEnum):
         return {1: "stalled at the accuracy of the averages"}.get(int(value), cls(int(value)).name.replace("_", " "))
 
 
+def has_state(status: Any, residual: Any, unresolved: float = 0.1) -> Any:
+    """Whether there is a state: a usable one, or one of a residual below `unresolved` that the nodes do not resolve."""
+    return (status <= Status.stalled) | (status == Status.max_steps) & (residual < unresolved)
+
+
 class Settings(eqx.Module):
     """Tolerances of a solve; static.
 

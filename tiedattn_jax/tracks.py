@@ -16,13 +16,12 @@ import numpy as np
 from jax import lax
 from jax.sharding import Mesh, PartitionSpec
 
-from .diagram import has_state
 from .model import Model
 from .nodes import Rule
 from .overlaps import FREE, Overlaps, admissible, magnitudes
 from .overlaps import start as branch_start
 from .solve import State, solve_replicates
-from .state_evolution import Settings, Status, fixed_point, vanished
+from .state_evolution import Settings, Status, fixed_point, has_state, vanished
 from .transitions import PAIR
 
 
