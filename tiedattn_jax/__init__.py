@@ -24,6 +24,8 @@ from .gamp import gamp as gamp
 from .grid import phase_diagram as phase_diagram
 from .instances import Instances as Instances
 from .instances import run_instances as run_instances
+from .lines import LineNodes as LineNodes
+from .lines import line_nodes as line_nodes
 from .model import DotProduct as DotProduct
 from .model import Model as Model
 from .model import SpectralLaw as SpectralLaw

@@ -13,10 +13,11 @@ import numpy as np
 from scipy.interpolate import CubicHermiteSpline, CubicSpline, PPoly
 from scipy.optimize import brentq
 
+from .lines import default_nodes
 from .model import Model, require, scalar, with_scalar
 from .nodes import Rule
 from .overlaps import Overlaps
-from .solve import State, branch_start, default_nodes, error_bar, free_of, solve_replicates
+from .solve import State, branch_start, error_bar, free_of, solve_replicates
 from .state_evolution import Settings, has_state
 
 # What crosses zero at a boundary, and on which branches; increasing in alpha for the first three.
@@ -99,7 +100,7 @@ def trace_boundary(
             "semantic end" or "positional end", where the branch leaves the uninformed state in a pitchfork.
         parameter: name of a scalar field of the model.
         values: monotonic.
-        nodes: averaging rule; by default 4 scrambles of 2^16 Sobol nodes.
+        nodes: averaging rule; by default `default_nodes`.
         guess: alpha within 10 % of the boundary at the first value; by default it is searched for in `SEARCH`.
         settings: tolerances.
         progress: wraps the loop over the values.

@@ -12,8 +12,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from .lines import default_nodes
 from .model import Model, require
-from .nodes import Rule, sobol_nodes
+from .nodes import Rule
 from .overlaps import BRANCHES, Overlaps, admissible
 from .solve import FixedPoint, branch_start, error_bar, solve_from
 from .state_evolution import Settings, Status
@@ -25,8 +26,8 @@ OWN = {"positional": "m", "semantic": "theta"}
 
 
 def curve_nodes(model: Model) -> Rule:
-    """The default rule for curves: 4 scrambles of 2^12 Sobol nodes."""
-    return sobol_nodes(model, CURVE_NODES)
+    """The default rule for curves."""
+    return default_nodes(model, CURVE_NODES)
 
 
 class Curve(eqx.Module):

@@ -12,8 +12,9 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
+from .lines import default_nodes
 from .model import Model, require, scalar, with_scalar
-from .nodes import Rule, sobol_nodes
+from .nodes import Rule
 from .overlaps import Overlaps, admissible, label, magnitudes
 from .solve import FixedPoint, branch_start, free_of, near_branch, solve_from
 from .state_evolution import Coordinates, Settings, Status, fixed_point, saddle_map
@@ -183,7 +184,7 @@ def trace_branch(
         limits: range of the parameter in which it is followed.
         branch: symmetry that is imposed, as in `solve`; None imposes none.
         start: overlaps near the state at the start; by default those of `branch`.
-        nodes: averaging rule; by default 2 scrambles of 2^13 Sobol nodes.
+        nodes: averaging rule; by default `default_nodes` of 2^13, 2 replicates.
         step: first step of the arclength, relative to the sizes of overlaps and parameter at the start.
         points: at most so many in each direction.
 
@@ -195,7 +196,7 @@ def trace_branch(
     """
     here = float(alpha) if parameter == "alpha" else scalar(model, parameter, "parameter", "alpha or ")
     require(len(limits) == 2 and limits[0] <= here <= limits[1], "limits", limits, f"two numbers around {here}")
-    nodes = sobol_nodes(model, CONTINUATION_NODES, replicates=2) if nodes is None else nodes
+    nodes = default_nodes(model, CONTINUATION_NODES, replicates=2) if nodes is None else nodes
     a = jnp.asarray(alpha, model.lam.dtype)
     x0 = branch_start(model, branch) if start is None else start
     settings = Settings()
@@ -255,7 +256,7 @@ def find_states(
 
     Args:
         alpha: samples per dimension.
-        nodes: averaging rule; by default 4 scrambles of 2^13 Sobol nodes. The starts are tried on its coarse
+        nodes: averaging rule; by default `default_nodes` of 2^13, 4 replicates. The starts are tried on its coarse
             part, what they find is solved on all of it.
         count: random starts.
         seed: of the starts.
@@ -263,7 +264,7 @@ def find_states(
     Returns:
         One `FixedPoint` for every state; states that differ by the signs of m and theta count once.
     """
-    nodes = sobol_nodes(model, CONTINUATION_NODES) if nodes is None else nodes
+    nodes = default_nodes(model, CONTINUATION_NODES) if nodes is None else nodes
     a, free, settings = jnp.asarray(alpha, model.lam.dtype), free_of(model, None), Settings()
     rng = np.random.default_rng(seed)
     base = branch_start(model, None)

@@ -16,8 +16,9 @@ from jax.experimental import multihost_utils
 from jax.sharding import Mesh
 
 from .diagram import PhaseDiagram
+from .lines import default_nodes
 from .model import Model, require, scalar, with_scalar
-from .nodes import Rule, sobol_nodes
+from .nodes import Rule
 from .overlaps import Overlaps
 from .solve import check_model, near_branch, solve_from
 from .state_evolution import Settings, Status, has_state
@@ -84,7 +85,7 @@ def phase_diagram(
         x, y: axes, ``(name, values)`` with the name of a scalar field of the model or "alpha", or
             ``(name, values, put)`` with ``put(model, value)`` giving the model that value; plain values mean alpha for
             x and omega for y.
-        nodes: averaging rule; by default 4 scrambles of 2^11 Sobol nodes.
+        nodes: averaging rule; by default `default_nodes` of 2^11, 4 replicates.
         alpha: samples per dimension, when it is not an axis.
         settings: tolerances.
         devices: how many of this process's devices to use; by default all.
@@ -103,7 +104,7 @@ def phase_diagram(
     if (alpha is None) != any(a.name == "alpha" for a in axes):
         raise ValueError(f"alpha must be given if and only if it is not an axis, got alpha={alpha}")
     check_model(model, PAIR[0])
-    nodes = sobol_nodes(model, GRID_NODES) if nodes is None else nodes
+    nodes = default_nodes(model, GRID_NODES) if nodes is None else nodes
     mesh = _mesh(devices)
     turned = axes[1].name == "alpha"
     rows, columns = axes if turned else axes[::-1]

@@ -16,8 +16,9 @@ import numpy as np
 
 from .data import Data, heldout_error, realised, sample_data
 from .gamp import GAMP
+from .lines import default_nodes
 from .model import Model, require
-from .nodes import Rule, sobol_nodes
+from .nodes import Rule
 from .overlaps import Overlaps, magnitudes
 from .solve import FixedPoint, solve
 from .state_evolution import Status
@@ -152,7 +153,7 @@ def run_instances(
         run: from one instance and a key to a result, for instance ``lambda data, key: gamp(model, data, "semantic")``.
             Message passing that does not settle is finished by L-BFGS on the risk.
         keys: one for each instance.
-        nodes: averaging rule of the theory; by default 4 scrambles of 2^14 Sobol nodes.
+        nodes: averaging rule of the theory; by default `default_nodes` of 2^14, 4 replicates.
         theory: whether to solve the theory at all.
         normalise: as in `sample_data`.
         sentences: fresh ones for the test error of every instance.
@@ -164,7 +165,7 @@ def run_instances(
     """
     require(isinstance(batch, (int, np.integer)) and batch >= 1, "batch", batch, "an integer of at least 1")
     require(np.ndim(keys) == 1 and np.size(keys) >= 1, "keys", np.shape(keys), "an array of one key or more")
-    nodes = sobol_nodes(model, 2**14) if nodes is None else nodes
+    nodes = default_nodes(model, 2**14) if nodes is None else nodes
 
     def one(key: jax.Array) -> _Outcome:
         return _outcome(model, d, alpha, run, key, sentences, normalise)

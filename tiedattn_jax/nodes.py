@@ -241,16 +241,25 @@ def sobol_nodes(
     Raises:
         ValueError: `n` not a power of two, or `replicates`, `block` or `seed` out of range.
     """
-    _check_counts(n, replicates, block, seed)
+    check_counts(block, n=n, replicates=replicates, seed=seed)
+    normals = sobol_normals(_dimension(model), n, seed, replicates)
+    return _nodes(model, normals, np.full((replicates, n), 1 / n), block, "sobol")
+
+
+def sobol_normals(dimension: int, n: int, seed: int, replicates: int, name: str = "n") -> np.ndarray:
+    """Scrambled Sobol points as normals, (replicates, dimension, n).
+
+    Raises:
+        ValueError: `n` not a power of two.
+    """
     if n & (n - 1):
-        raise ValueError(
-            f"n must be a power of two for Sobol nodes, got n={n}: use {2 ** (n.bit_length() - 1)} or {2 ** n.bit_length()}"
-        )
+        near = 2 ** (n.bit_length() - 1)
+        raise ValueError(f"{name} must be a power of two for Sobol points, got {name}={n}: use {near} or {2 * near}")
     sets = []
     for k in range(replicates):
-        engine = stats.qmc.Sobol(_dimension(model), scramble=True, rng=np.random.default_rng([seed, k]))
+        engine = stats.qmc.Sobol(dimension, scramble=True, rng=np.random.default_rng([seed, k]))
         sets.append(special.ndtri(np.clip(engine.random(n), 2.0**-33, 1 - 2.0**-33)).T)
-    return _nodes(model, np.stack(sets), np.full((replicates, n), 1 / n), block, "sobol")
+    return np.stack(sets)
 
 
 def monte_carlo_nodes(
@@ -262,7 +271,7 @@ def monte_carlo_nodes(
     block: int | None = None,
 ) -> Nodes:
     """Plain Monte Carlo: `n` independent Gaussian draws in each replicate. Arguments and errors as in `sobol_nodes`."""
-    _check_counts(n, replicates, block, seed)
+    check_counts(block, n=n, replicates=replicates, seed=seed)
     rng = np.random.default_rng(seed)
     draws = rng.standard_normal((replicates, _dimension(model), n))
     return _nodes(model, draws, np.full((replicates, n), 1 / n), block, "monte-carlo")
@@ -279,7 +288,7 @@ def gauss_hermite_nodes(
     Raises:
         ValueError: `order` below one or a grid of more than 2^24 nodes.
     """
-    _check_counts(order, replicates, block, seed, "order")
+    check_counts(block, order=order, replicates=replicates, seed=seed)
     dim = _dimension(model)
     if order**dim > 2**24:
         raise ValueError(
@@ -312,7 +321,9 @@ def _nodes(model: Model, normals: np.ndarray, weight: np.ndarray, block: int | N
     )
 
 
-def _check_counts(n: int, replicates: int, block: int | None, seed: int, name: str = "n") -> None:
-    for key, value, least in ((name, n, 1), ("replicates", replicates, 1), ("block", block, 1), ("seed", seed, 0)):
-        if value is not None and (not isinstance(value, (int, np.integer)) or value < least):
-            raise ValueError(f"{key} must be an integer of at least {least}, got {key}={value!r}")
+def check_counts(block: int | None, **counts: int) -> None:
+    """Raise a ValueError that names the first count that is not a positive integer; a seed may be zero, `block` None."""
+    for name, value in {**counts, "block": 1 if block is None else block}.items():
+        least = 0 if name == "seed" else 1
+        if not isinstance(value, (int, np.integer)) or value < least:
+            raise ValueError(f"{name} must be an integer of at least {least}, got {name}={value!r}")

@@ -14,6 +14,7 @@ Arrays carry the node axis last, `(L, r, N)`; see `nodewise`.
 from __future__ import annotations
 
 import functools
+from collections.abc import Callable
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -146,21 +147,27 @@ def _attach_jvp(primals: Any, tangents: Any) -> tuple[jax.Array, jax.Array]:
 
 def _search(model: Model, h: jax.Array, V: jax.Array, y: jax.Array, near: jax.Array | None) -> Prox:
     # Which minimum is the lowest is settled in single precision, at half the cost; its place is then refined.
-    single = _to_single((model, h, V, y, near))
-    top, second, gap = _lowest_minima(*single)
-    top, second, gap = (a.astype(h.dtype) for a in (top, second, gap))
-    z, _, converged = _descend(model, top, h, V, y, _MAX_STEPS, 4 * float(jnp.finfo(h.dtype).eps) ** 0.5)
+    top, second, gap = _lowest_minima(model, h, V, y, near, _newton)
+    z, _, converged = _descend(model, top, h, V, y, 4 * float(jnp.finfo(h.dtype).eps) ** 0.5)
     return Prox(z, converged, jnp.where(jnp.isfinite(gap), second, z), gap)
 
 
-def _to_single(tree: Any) -> Any:
-    return jax.tree.map(lambda a: a.astype(jnp.float32) if jnp.issubdtype(a.dtype, jnp.floating) else a, tree)
+def lowest_minima(model: Model, h: jax.Array, V: jax.Array, y: jax.Array) -> jax.Array:
+    """The proximal operator (L, r, N) to about three digits, without a derivative, in a program that compiles fast."""
+    return _lowest_minima(model, h, V, y, None, _descend)[0]
 
 
 def _lowest_minima(
-    model: Model, h: jax.Array, V: jax.Array, y: jax.Array, near: jax.Array | None
+    model: Model, h: jax.Array, V: jax.Array, y: jax.Array, near: jax.Array | None, newton: Callable[..., Any]
 ) -> tuple[jax.Array, jax.Array, jax.Array]:
-    """The lowest minimum found at each node, the next one, and how much higher it lies (infinite: there is none)."""
+    """The lowest minimum at each node, the next one, and how much higher it lies (infinite: there is none).
+
+    In single precision, to about three digits.
+    """
+    dtype = h.dtype
+    model, h, V, y, near = jax.tree.map(
+        lambda a: a.astype(jnp.float32) if jnp.issubdtype(a.dtype, jnp.floating) else a, (model, h, V, y, near)
+    )
     starts = _starts(model, h, y)
     if near is not None:
         starts = jnp.concatenate([starts, near])
@@ -170,12 +177,13 @@ def _lowest_minima(
         return jnp.tile(a, (1, 1, count))
 
     lanes = jnp.moveaxis(starts, 0, 2).reshape(L, r, count * size)
-    z, energy = _newton(model, lanes, spread(h), V, spread(y), 1e-3)
+    z, energy, _ = newton(model, lanes, spread(h), V, spread(y), tol=1e-3)
     z, energy = jnp.moveaxis(z.reshape(L, r, count, size), 2, 0), energy.reshape(count, size)
     lowest = jnp.min(energy, 0)
     top = _pick(z, jnp.argmin(energy, 0))
     above = jnp.where(jnp.max(jnp.abs(z - top), (1, 2)) > 1e-2, energy - lowest, jnp.inf)
-    return top, _pick(z, jnp.argmin(above, 0)), jnp.min(above, 0)
+    second, gap = _pick(z, jnp.argmin(above, 0)), jnp.min(above, 0)
+    return top.astype(dtype), second.astype(dtype), gap.astype(dtype)
 
 
 def _pick(z: jax.Array, which: jax.Array) -> jax.Array:
@@ -205,8 +213,8 @@ def _starts(model: Model, h: jax.Array, y: jax.Array) -> jax.Array:
 
 def _newton(
     model: Model, z: jax.Array, h: jax.Array, V: jax.Array, y: jax.Array, tol: float
-) -> tuple[jax.Array, jax.Array]:
-    """Local minimisers (L, r, N) and their energies (N,) by Newton descent from `z`.
+) -> tuple[jax.Array, jax.Array, jax.Array]:
+    """`_descend` for many lanes.
 
     A few steps serve nearly every lane; the others are gathered and finished in small groups, because otherwise one
     slow lane would keep all of them waiting.
@@ -214,27 +222,23 @@ def _newton(
     size = z.shape[-1]
     group = max(256, size // 16)
     if size <= 4 * group:
-        return _descend(model, z, h, V, y, _MAX_STEPS, tol)[:2]
-    z, energy, done = _descend(model, z, h, V, y, _COMMON_STEPS, tol)
+        return _descend(model, z, h, V, y, tol)
+    state = _descend(model, z, h, V, y, tol, _COMMON_STEPS)
 
     def body(state: tuple) -> tuple:
-        z, energy, left = state
-        lanes = jnp.nonzero(left, size=group, fill_value=size)[0]
+        lanes = jnp.nonzero(~state[-1], size=group, fill_value=size)[0]
         pick = partial(jnp.take, indices=lanes, axis=-1, mode="clip")
-        z1, energy1, _ = _descend(model, pick(z), pick(h), V, pick(y), _MAX_STEPS, tol)
-        return (
-            z.at[..., lanes].set(z1, mode="drop"),
-            energy.at[lanes].set(energy1, mode="drop"),
-            left.at[lanes].set(False, mode="drop"),
-        )
+        z, energy, _ = _descend(model, pick(state[0]), pick(h), V, pick(y), tol)
+        new = z, energy, jnp.ones(group, bool)
+        return tuple(old.at[..., lanes].set(a, mode="drop") for old, a in zip(state, new, strict=True))
 
-    return lax.while_loop(lambda state: jnp.any(state[-1]), body, (z, energy, ~done))[:2]
+    return lax.while_loop(lambda state: ~jnp.all(state[-1]), body, state)
 
 
 def _descend(
-    model: Model, z: jax.Array, h: jax.Array, V: jax.Array, y: jax.Array, steps: int, tol: float
+    model: Model, z: jax.Array, h: jax.Array, V: jax.Array, y: jax.Array, tol: float, steps: int = _MAX_STEPS
 ) -> tuple[jax.Array, jax.Array, jax.Array]:
-    """At most `steps` safeguarded Newton steps on `moreau`, all lanes together.
+    """Local minimisers (L, r, N), their energies (N,), and whether they converged, after at most `steps` safeguarded Newton steps on `moreau`, all lanes together.
 
     A step solves with the Hessian's pivots made positive, so that it always descends, and is cut by four at the nodes
     where the energy rose. One evaluation of the loss, its gradient and its Hessian a step.

@@ -12,8 +12,9 @@ from jax import lax
 from scipy import stats
 
 from . import overlaps as ov
+from .lines import default_nodes
 from .model import Model, is_concrete, require
-from .nodes import Points, Rule, sobol_nodes
+from .nodes import Points, Rule
 from .observables import Diagnostics, diagnose, gen_error_linear, moments, test_error
 from .overlaps import BRANCHES, FREE, Conjugates, Overlaps
 from .potentials import channel_by_model, train_loss_partials
@@ -121,6 +122,17 @@ class FixedPoint(eqx.Module):
         return bool(has_state(self.status, self.residual, 0.05))
 
     @property
+    def jumps(self) -> jax.Array:
+        """Whether the proximal operator jumps at a share of the nodes that is more than the averages' error.
+
+        Then the replicon is formally infinite, and derivatives taken node by node miss a term. Those of `solve` contain
+        it, whatever the rule.
+        """
+        mass = self.diagnostics.jump_mass
+        bar = error_bar(self.replicates.diagnostics.jump_mass)
+        return jnp.abs(mass) > jnp.maximum(1e-3, jnp.where(jnp.isfinite(bar), 3 * bar, 0.0))
+
+    @property
     def stderr(self) -> State:
         """Error bars, in the fields of `State`; see `error_bar`."""
         return jax.tree.map(error_bar, self.replicates)
@@ -137,6 +149,7 @@ def solve(
     branch: str | None = "semantic",
     nodes: Rule | None = None,
     *,
+    rtol: float | None = None,
     start: Overlaps | None = None,
     settings: Settings | None = None,
 ) -> FixedPoint:
@@ -149,7 +162,10 @@ def solve(
         model: attention layer and data.
         alpha: samples per dimension, n / d.
         branch: "positional" (theta = 0), "semantic" (m = 0), "uninformed" (both zero), or None, which imposes nothing.
-        nodes: averaging rule; by default 4 scrambles of 2^16 Sobol nodes.
+        nodes: averaging rule; by default `default_nodes`.
+        rtol: instead of `nodes`: choose and refine them until the error bars of the order parameters and of the training
+            loss are at most this, relative. Not under `jit`. When the largest averages leave larger ones, the status is
+            `imprecise`.
         start: overlaps near the state, for instance a neighbour's; by default the branch is looked for on coarse averages.
         settings: tolerances.
 
@@ -158,7 +174,8 @@ def solve(
         with status `absent`, never as another branch under its name.
 
     Raises:
-        ValueError: `alpha` not positive, unknown `branch`, shapes that do not fit, a loss that is not even.
+        ValueError: `alpha` not positive, unknown `branch`, shapes that do not fit, a loss that is not even, an `rtol`
+            that the dtype does not allow or that is given beside `nodes`.
     """
     if branch not in FREE:
         raise ValueError(f"branch must be one of {', '.join(BRANCHES)} or None, got branch={branch!r}")
@@ -169,11 +186,46 @@ def solve(
         check_model(model, branch)
     if start is not None:
         _check_start(model, start)
+    if rtol is not None:
+        _check_rtol(model, alpha, nodes, rtol)
+        return _refined(model, alpha, branch, rtol, start, settings or Settings(tol=min(Settings.tol, rtol / 10)))
     nodes = default_nodes(model) if nodes is None else nodes
     settings = settings or Settings()
     if start is None:
         start = near_branch(model, alpha, nodes.coarse(), branch_start(model, branch), free_of(model, branch), settings)
     return solve_from(model, alpha, branch, nodes, start, settings)
+
+
+# Nodes in a replicate, and the relative error bars that lines of so many leave at most at the standard setting.
+_LADDER = {2**12: 3e-3, 2**14: 4e-4, 2**15: 1e-4, 2**16: 3e-5, 2**18: 4e-6, 2**19: 5e-7}
+
+
+def _refined(
+    model: Model, alpha: jax.Array, branch: str | None, rtol: float, start: Overlaps | None, settings: Settings
+) -> FixedPoint:
+    """`solve` on more and more nodes, until the error bars are small enough."""
+    first = next((k for k, error in enumerate(_LADDER.values()) if error <= rtol), len(_LADDER) - 1)
+    for n in list(_LADDER)[first:]:
+        point = solve(model, alpha, branch, default_nodes(model, n), start=start, settings=settings)
+        bars = point.stderr
+        pairs = [
+            (point.train_loss, bars.train_loss),
+            *zip(jax.tree.leaves(point.overlaps), jax.tree.leaves(bars.overlaps), strict=True),
+        ]
+        error = max(float(jnp.max(jnp.where(a == 0, 0.0, bar / jnp.abs(a)))) for a, bar in pairs)
+        if not point.ok or error <= rtol:
+            return point
+        start = point.overlaps
+    return eqx.tree_at(lambda p: p.replicates.status, point, jnp.full_like(point.replicates.status, Status.imprecise))
+
+
+def _check_rtol(model: Model, alpha: jax.Array, nodes: Rule | None, rtol: float) -> None:
+    least = 100 * float(jnp.finfo(model.lam.dtype).eps)
+    require(np.isfinite(rtol) and rtol >= least, "rtol", rtol, f"at least {least:.1g} in {model.lam.dtype}")
+    if nodes is not None:
+        raise ValueError(f"rtol chooses the averages: give either nodes or rtol, got rtol={rtol} beside nodes")
+    if not is_concrete((model, alpha)):
+        raise ValueError(f"rtol needs concrete numbers, got rtol={rtol} under a jax transformation: give nodes instead")
 
 
 def solve_from(
@@ -255,11 +307,6 @@ def _baseline(model: Model, rule: Rule) -> jax.Array:
         return gen_error_linear(model, rule)
     except AttributeError:
         return jnp.full((), jnp.nan, model.lam.dtype)
-
-
-def default_nodes(model: Model) -> Rule:
-    """The default averaging rule for a model: 4 scrambles of 2^16 Sobol nodes."""
-    return sobol_nodes(model)
 
 
 def check_model(model: Model, branch: str | None) -> None:

@@ -32,6 +32,7 @@ class Status(enum.IntEnum):
     nonfinite = 4
     singular = 5  # I - DF is singular: a fold or another bifurcation
     absent = 6  # the branch asked for does not exist here: its order parameter vanished
+    imprecise = 7  # a fixed point, but the largest averages tried leave error bars above the rtol asked for
 
     @classmethod
     def name_of(cls, value: Any) -> str:

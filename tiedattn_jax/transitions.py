@@ -11,12 +11,13 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
+from .lines import default_nodes
 from .model import Model, is_concrete, require
 from .nodes import Rule
 from .observables import gen_error_linear, test_error
 from .overlaps import FREE, Overlaps
 from .overlaps import start as branch_start
-from .solve import FixedPoint, check_model, default_nodes, error_bar, near_branch, solve_from
+from .solve import FixedPoint, check_model, error_bar, near_branch, solve_from
 from .state_evolution import Settings, Status, fixed_point, implicit_gradient, vanished
 
 PAIR = ("positional", "semantic")
@@ -172,7 +173,7 @@ def critical_alpha(
 
     Args:
         model: attention layer and data.
-        nodes: averaging rule; by default 4 scrambles of 2^16 Sobol nodes.
+        nodes: averaging rule; by default `default_nodes`.
         bracket: range of alpha in which the crossing is looked for.
         start: an alpha near the crossing and the overlaps of the positional and the semantic branch there, from a
             neighbouring model for instance; by default they are looked for in the bracket, on coarse averages.

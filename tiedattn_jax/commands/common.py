@@ -12,6 +12,7 @@ from typing import Any, NamedTuple, NoReturn
 import numpy as np
 
 from .. import nodes as averaging
+from ..lines import default_nodes
 from ..model import DotProduct, dot_product
 from ..overlaps import BRANCHES
 
@@ -84,11 +85,17 @@ def model_options() -> Parser:
     return parser
 
 
-def node_options(default: int = averaging.DEFAULT_NODES) -> Parser:
-    """The averages: `--nodes --replicates`."""
+def node_options(default: int = 2**15) -> Parser:
+    """The averages: `--rule --nodes --replicates`."""
     parser = Parser(add_help=False)
     parser.add_argument(
-        "--nodes", type=power_of_two, default=default, help=f"Sobol nodes in a replicate (default {default})"
+        "--rule",
+        choices=("lines", "sobol"),
+        default="lines",
+        help="averaging rule: jump-aware lines (default), or Sobol",
+    )
+    parser.add_argument(
+        "--nodes", type=power_of_two, default=default, help=f"nodes in a replicate, about (default {default})"
     )
     parser.add_argument(
         "--replicates",
@@ -116,10 +123,10 @@ def model_of(args: argparse.Namespace) -> DotProduct:
     return dot_product(args.omega, args.sigma, args.lam, np.reshape(args.mixing, (2, 2)))
 
 
-def nodes_of(args: argparse.Namespace, model: DotProduct, limit: int | None = None) -> averaging.Nodes:
-    """The averaging rule that the options describe, with at most `limit` nodes."""
-    n = min(args.nodes, limit or args.nodes)
-    return averaging.sobol_nodes(model, n, seed=args.seed, replicates=args.replicates)
+def nodes_of(args: argparse.Namespace, model: DotProduct, limit: int | None = None) -> averaging.Rule:
+    """The averaging rule that the options describe, with about `limit` nodes at most."""
+    make = averaging.sobol_nodes if args.rule == "sobol" else default_nodes
+    return make(model, min(args.nodes, limit or args.nodes), seed=args.seed, replicates=args.replicates)
 
 
 def with_error(value: Any, error: Any) -> str:

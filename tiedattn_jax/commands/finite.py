@@ -14,7 +14,6 @@ from tqdm import tqdm
 from ..data import Data
 from ..gamp import GAMP, gamp
 from ..instances import NAMES, Instances, run_instances
-from ..nodes import DEFAULT_NODES
 from ..state_evolution import Status
 from ..training import OPTIMIZERS, Training, train
 from .common import Report, count, model_of, model_options, node_options, nodes_of, output_options, positive, ticking
@@ -52,7 +51,7 @@ def run(args: argparse.Namespace, name: str) -> Report:
         return train(model, data, method, args.init, steps=steps, key=key)
 
     keys = jax.random.split(jax.random.key(args.seed), args.instances)
-    nodes = nodes_of(args, model, None if args.instances == 1 else DEFAULT_NODES // 4)
+    nodes = nodes_of(args, model, None if args.instances == 1 else 2**14)
     with tqdm(total=args.instances, disable=args.json, file=sys.stderr, unit="instance", leave=False, delay=1) as bar:
         found = run_instances(model, args.d, args.alpha, one, keys, nodes=nodes, progress=partial(ticking, bar=bar))
     title = f"{method} from the {args.init} start, d = {args.d}, alpha = {args.alpha:g}"

@@ -7,19 +7,36 @@ from typing import Any
 
 from ..solve import FixedPoint, solve
 from ..state_evolution import Status
-from .common import Report, model_of, model_options, node_options, nodes_of, output_options, state_options, with_error
+from .common import (
+    Report,
+    model_of,
+    model_options,
+    node_options,
+    nodes_of,
+    output_options,
+    positive,
+    state_options,
+    with_error,
+)
+
+DIAGNOSTICS = ("replicon", "jump_mass", "second_minimum", "unconverged", "growth_m", "growth_theta")
 
 
 def register(commands: Any) -> None:
     """Add the subcommand."""
     parents = [state_options(), model_options(), node_options(), output_options()]
-    commands.add_parser("solve", parents=parents, help="one fixed point of the theory").set_defaults(run=run)
+    parser = commands.add_parser("solve", parents=parents, help="one fixed point of the theory")
+    parser.add_argument("--rtol", type=positive, help="refine until the error bars are this small, relative")
+    parser.set_defaults(run=run)
 
 
 def run(args: argparse.Namespace) -> Report:
     """Solve one branch at one alpha."""
     model = model_of(args)
-    point = solve(model, args.alpha, args.branch, nodes_of(args, model))
+    if args.rtol is None:
+        point = solve(model, args.alpha, args.branch, nodes_of(args, model))
+    else:
+        point = solve(model, args.alpha, args.branch, rtol=args.rtol)
     text = state_text(f"{args.branch} branch at alpha = {args.alpha:g}", point)
     return Report(state_report(point), text, {}, bool(point.ok))
 
@@ -42,7 +59,8 @@ def state_report(point: FixedPoint) -> dict[str, Any]:
         "gen_error_linear": float(point.gen_error_linear),
         "status": Status.name_of(point.status),
         "residual": float(point.residual),
-        **{k: float(getattr(diagnostics, k)) for k in ("replicon", "jump_mass", "growth_m", "growth_theta")},
+        **{k: float(getattr(diagnostics, k)) for k in DIAGNOSTICS},
+        "jumps": bool(point.jumps),
         "stderr": _scalars(point.stderr),
     }
 
@@ -55,8 +73,12 @@ def state_text(title: str, point: FixedPoint) -> str:
     lines = [f"{title}: {Status.name_of(point.status)}, residual {float(point.residual):.1e}"]
     lines += [f"  {shown.get(k, k):<18}{with_error(v, error[k])}" for k, v in value.items()]
     lines += [f"  {'linear baseline':<18}{linear:.7f}"]
-    lines += [f"  {'replicon':<18}{float(diagnostics.replicon):.2f} (below 1: stable; without jumps)"]
+    formal = "; formally infinite with the jumps" if point.jumps else ""
+    lines += [f"  {'replicon':<18}{float(diagnostics.replicon):.2f} (below 1: stable{formal})"]
     lines += [
-        f"  {'jump mass':<18}{float(diagnostics.jump_mass):.1%} of Vhat: the share of the jumps of the proximal operator"
+        f"  {'jump mass':<18}{float(diagnostics.jump_mass):.1%} of Vhat: the share of the jumps of the proximal operator",
+        f"  {'second minimum':<18}{float(diagnostics.second_minimum):.2%} of the nodes have one",
     ]
+    if float(diagnostics.unconverged) > 0:
+        lines += [f"  {'unresolved':<18}{float(diagnostics.unconverged):.1e} of the nodes"]
     return "\n".join(lines)
