@@ -52,7 +52,7 @@ DEFAULT_ORDER = 9
 _REACH = (5.4, 6.6)  # range of the two ends of a line, in standard deviations
 _GRID = 24  # points of the curve that is searched for common tangents
 _NEWTON = 2  # steps at each point: the tangent of the one before leaves little to do
-_TANGENT_STEPS = 10
+_TANGENT_STEPS = 16  # slow only where a jump is about to end
 
 
 class _Lines(eqx.Module):

@@ -209,9 +209,12 @@ def _image(
     return coordinates.pack(new), seen
 
 
+@partial(jax.jit, static_argnames="sums")  # so that it is traced once for all its uses
 def _image_and_jacobian(
-    model: Model, alpha: jax.Array, rule: Rule, v: jax.Array, coordinates: Coordinates, sums: Sums = no_sums
+    model: Model, alpha: jax.Array, rule: Rule, v: jax.Array, free: jax.Array, sums: Sums = no_sums
 ) -> tuple[jax.Array, jax.Array, Evaluation]:
+    coordinates = Coordinates(model, free)
+
     def column(d: jax.Array) -> Any:
         return jax.jvp(lambda v: _image(model, alpha, rule, v, coordinates, sums), (v,), (d,), has_aux=True)
 
@@ -237,7 +240,7 @@ def _root_jvp(settings: Settings, sums: Sums, primals: Any, tangents: Any) -> An
         return _image(model, alpha, rule, v, coordinates)
 
     force = jax.jvp(lambda m, a: image(m, a, v)[0], (model, alpha), tangents[:2])[1]
-    _, DF, _ = _image_and_jacobian(model, alpha, rule, v, coordinates)
+    _, DF, _ = _image_and_jacobian(model, alpha, rule, v, free)
     gauge = _gauge(model, coordinates.unpack(v), jnp.ones_like(v), coordinates)
     dv = deflated_solve(jnp.eye(v.shape[0], dtype=v.dtype) - DF, gauge, force)
     d_seen = jax.jvp(lambda *p: image(*p)[1], (model, alpha, v), (*tangents[:2], dv))[1]
@@ -259,7 +262,7 @@ def _newton(
     def evaluate(v: jax.Array, v_before: jax.Array, r_before: jax.Array) -> tuple:
         x = coordinates.unpack(v)
         scale = coordinates.scale(model, x)
-        F, DF, seen = _image_and_jacobian(model, alpha, rule, v, coordinates, sums)
+        F, DF, seen = _image_and_jacobian(model, alpha, rule, v, free, sums)
         matrix = jnp.eye(size, dtype=v.dtype) - DF * scale[None, :] / scale[:, None]
         r = (F - v) / scale
         # The Jacobian is that of the averages' limit; a secant correction (Broyden's) makes it the frozen nodes' own
@@ -314,7 +317,7 @@ def _newton(
     inf, zero = jnp.full((), jnp.inf, v0.dtype), jnp.zeros_like(v0)
     one, no = jnp.ones_like(inf), jnp.array(False)
     count = jnp.array(0)
-    blank = jax.eval_shape(lambda v: _image(model, alpha, rule, v, coordinates, sums)[1], v0)
+    blank = jax.eval_shape(lambda v: _image_and_jacobian(model, alpha, rule, v, free, sums)[2], v0)
     nothing = jax.tree.map(lambda a: jnp.full(a.shape, jnp.nan, a.dtype), blank)
     s = _Newton(v0, inf, zero, v0, one, v0, inf, inf, nothing, count, count, count, no, no, no)
     s = lax.while_loop(unfinished, body, s)
