@@ -462,7 +462,7 @@ def line_nodes(
         model: gives the number of fields of a node, and the dtype.
         order: of the product rule.
         lines: Sobol lines in a replicate, a power of two, instead of the product rule.
-        points: nodes on a line; by default order + 15, and 24 with Sobol lines.
+        points: nodes on a line; by default order + 17, and 24 with Sobol lines.
         seed: of what differs between the replicates: angles, spacings and lengths of the lines, or the scrambles.
         replicates: whose scatter is the error bar.
         jumps: at most so many on a line; a line with more counts as unconverged. By default L r - 1.
@@ -479,7 +479,7 @@ def line_nodes(
     jumps = max(1, across) if jumps is None else jumps
     product = lines is None and L * t == 2
     lines = lines or 2**11
-    points = points or (order + 15 if product else 24)
+    points = points or (order + 17 if product else 24)
     check_counts(block, replicates=replicates, seed=seed, order=order, lines=lines, points=points, jumps=jumps)
     if points < 8:
         raise ValueError(f"points must be at least 8, got points={points}")

@@ -1,0 +1,164 @@
+"""The rule that breaks lines where the proximal operator jumps."""
+
+import importlib
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from cases import CASES, DERIVATIVES, state
+
+import tiedattn_jax as ta
+from tiedattn_jax.nodes import fields
+from tiedattn_jax.prox import prox, prox_gradient
+
+solving = importlib.import_module("tiedattn_jax.solve")
+JUMPS = [c for c in CASES if (c.alpha, c.branch) in DERIVATIVES]
+NAMES = ("q", "V", "theta", "m", "train_loss")
+
+
+@pytest.fixture(scope="module")
+def fine(model):
+    return ta.line_nodes(model, 15, replicates=1)
+
+
+def numbers(s):
+    """Of every replicate of a `State`, (R, 5)."""
+    x = s.overlaps
+    return jnp.stack([x.q[:, 0, 0, 0], x.V[:, 0, 0, 0], x.theta[:, 0, 0, 0], x.m[:, 0, 0], s.train_loss], 1)
+
+
+def one_block(rule):
+    return jax.tree.map(lambda a: a[0, 0], (rule, jax.vmap(lambda r: r.blocks())(rule)))
+
+
+@pytest.mark.parametrize("case", [CASES[0], *JUMPS], ids=lambda c: f"{c.branch} {c.alpha}")
+def test_fixed_points_to_one_part_in_a_hundred_thousand(model, fine, case):
+    fp = ta.solve(model, case.alpha, case.branch, fine, start=state(case))
+    assert int(fp.status) == ta.Status.converged
+    exact = np.array([getattr(case, k) for k in NAMES])
+    np.testing.assert_allclose(numbers(fp.replicates).mean(0), exact, rtol=1e-5, atol=1e-12)
+    np.testing.assert_allclose(fp.gen_error, case.gen_error, rtol=1e-5)
+    assert bool(fp.jumps) == (case in JUMPS)
+    assert float(fp.diagnostics.unconverged) < 1e-3
+
+
+@pytest.mark.parametrize("case", JUMPS, ids=lambda c: f"{c.branch} {c.alpha}")
+def test_derivatives_contain_the_jumps(model, fine, case):
+    """Implicit derivatives against the reference, against central differences of the rule itself, and in reverse mode."""
+    start = state(case)
+
+    @jax.jit
+    def solved(alpha):
+        return jnp.mean(numbers(ta.solve(model, alpha, case.branch, fine, start=start).replicates), 0)
+
+    got = jax.jvp(solved, (case.alpha,), (1.0,))[1]
+    step = 2e-3 * case.alpha
+    difference = (solved(case.alpha + step) - solved(case.alpha - step)) / (2 * step)
+    for k, exact in DERIVATIVES[case.alpha, case.branch].items():
+        i = NAMES.index(k)
+        tol = 5e-3 if k == "q" and case.branch == "positional" else 1e-3  # 80 times smaller than q / alpha
+        np.testing.assert_allclose(got[i], exact, rtol=tol)
+        np.testing.assert_allclose(got[i], difference[i], rtol=tol)
+
+
+@pytest.mark.parametrize("case", JUMPS, ids=lambda c: f"{c.branch} {c.alpha}")
+def test_every_node_is_at_the_global_minimum(model, case):
+    """Against the search from several starts at the same fields; so no line is broken in the wrong place."""
+    rule, block = one_block(ta.line_nodes(model, 7, replicates=1))
+    x = state(case)
+    points = jax.jit(lambda b: rule.points(model, x, b))(block)
+    h, y = fields(model, x, points.student, points.teacher)
+    found = jax.jit(lambda h, y: prox(model, h, x.V, y))(h, y)
+    np.testing.assert_allclose(points.z, found.z, atol=1e-7)
+    assert float(jnp.max(jnp.abs(prox_gradient(model, points.z, h, x.V, y)))) < 1e-8
+    np.testing.assert_allclose(jnp.sum(points.weight), 1, rtol=1e-5)
+    both = jnp.isfinite(points.gap) & jnp.isfinite(found.gap)
+    assert int(jnp.sum(both)) > 50
+    np.testing.assert_allclose(points.gap[both], found.gap[both], rtol=0.05, atol=1e-6)
+
+
+def test_smooth_averages(model):
+    rule, block = one_block(ta.line_nodes(model, 7, replicates=1))
+    x = state(CASES[0])
+    student, teacher, weight = rule.quadrature(model, x, block)
+    h, y = fields(model, x, student, teacher)
+    for a, b, exact in ((h, h, x.q), (h, y, x.theta), (y, y, model.rho)):
+        for token in range(2):
+            np.testing.assert_allclose(jnp.sum(weight * a[token, 0] * b[token, 0]), exact[token, 0, 0], rtol=1e-4)
+    np.testing.assert_allclose(jnp.sum(weight * h[0, 0] * h[1, 0]), 0, atol=1e-7)
+
+
+@pytest.mark.parametrize("case", [CASES[0], *JUMPS], ids=lambda c: f"{c.branch} {c.alpha}")
+def test_error_bars_are_honest(model, case):
+    """Forty independent runs of four replicates: the truth lies within two error bars nine times in ten."""
+    rule = ta.line_nodes(model, 5, replicates=160, seed=3)
+    s = numbers(solving.solve_from(model, case.alpha, case.branch, rule, state(case)).replicates)
+    groups = s.reshape(40, 4, -1)
+    bars = jax.vmap(solving.error_bar)(groups)
+    inside = jnp.abs(groups.mean(1) - jnp.array([getattr(case, k) for k in NAMES])) <= 2 * bars + 1e-15
+    assert float(inside.mean()) >= 0.9, inside.mean(0)
+
+
+def test_sobol_lines_and_a_fixed_direction(model):
+    """Other lines through the same space, the last ones in a direction that the wells hardly have."""
+    case = CASES[4]
+    for rule in (
+        ta.line_nodes(model, lines=2**9, replicates=4),
+        ta.line_nodes(model, lines=2**9, replicates=4, direction=[[1.0], [0.2]], jumps=2),
+    ):
+        fp = solving.solve_from(model, case.alpha, case.branch, rule, state(case))
+        assert bool(fp.ok)
+        value, bar = numbers(fp.replicates).mean(0), solving.error_bar(numbers(fp.replicates))
+        for i, k in enumerate(NAMES):
+            assert abs(value[i] - getattr(case, k)) <= 4 * bar[i] + 1e-12, k
+
+
+def test_single_precision():
+    model = ta.dot_product(dtype=jnp.float32)
+    fp = ta.solve(model, 1.0, "semantic", ta.line_nodes(model, 5, replicates=2))
+    assert fp.overlaps.q.dtype == jnp.float32 and bool(fp.ok)
+    np.testing.assert_allclose(fp.overlaps.V[0, 0, 0], CASES[4].V, rtol=3e-3)
+
+
+def test_precision_on_request(model, monkeypatch):
+    case = CASES[1]
+    monkeypatch.setattr(solving, "_LADDER", {2**12: 2e-3, 2**14: 1e-3})
+    fp = ta.solve(model, case.alpha, case.branch, rtol=1e-3, start=state(case))
+    assert int(fp.status) == ta.Status.converged
+    assert fp.replicates.status.shape == (4,)
+    bars = numbers(jax.tree.map(lambda a: a[None], fp.stderr))[0]
+    exact = np.array([getattr(case, k) for k in NAMES])
+    assert np.all(np.asarray(bars) <= 1e-3 * np.abs(exact))
+    assert np.all(np.abs(numbers(fp.replicates).mean(0) - exact) <= 4 * bars)
+    short = ta.solve(model, case.alpha, case.branch, rtol=1e-7, start=state(case))
+    assert int(short.status) == ta.Status.imprecise and not bool(short.ok)
+    assert ta.Status.name_of(short.status) == "imprecise"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "named"),
+    [
+        ({"order": 0}, "order"), ({"order": 2.5}, "order"), ({"lines": 1000}, "lines"), ({"lines": -8}, "lines"),
+        ({"points": 3}, "points"), ({"jumps": -1}, "jumps"), ({"replicates": 0}, "replicates"),
+        ({"direction": [[1.0], [1.0], [1.0]]}, "direction"), ({"direction": [[0.0], [0.0]]}, "direction"),
+        ({"direction": [[np.nan], [0.0]]}, "direction"), ({"order": 200}, "order"),
+    ],
+)  # fmt: skip
+def test_bad_rules(model, arguments, named):
+    with pytest.raises(ValueError, match=named):
+        ta.line_nodes(model, **arguments)
+
+
+def test_bad_precision(model):
+    for bad in (0.0, -1.0, float("nan"), 1e-15):
+        with pytest.raises(ValueError, match="rtol"):
+            ta.solve(model, 2.0, rtol=bad)
+    with pytest.raises(ValueError, match="either nodes or rtol"):
+        ta.solve(model, 2.0, nodes=ta.line_nodes(model, 5), rtol=1e-3)
+    with pytest.raises(ValueError, match="jax transformation"):
+        jax.jit(lambda a: ta.solve(model, a, rtol=1e-3).train_loss)(2.0)
+    single = eqx.tree_at(lambda m: m.lam, model, jnp.float32(0.01))
+    with pytest.raises(ValueError, match="float32"):
+        ta.solve(single, 2.0, rtol=1e-6)
