@@ -37,7 +37,7 @@ DERIVATIVES = {
 }
 
 ALPHA_C, ALPHA_C_SENSITIVITIES = 1.25154, {"omega": 3.84, "sigma": -13.03, "lam": 84.1}
-ALPHA_L = 1.4917
+ALPHA_L = 1.492272
 
 
 def state(case: Case) -> ta.Overlaps:

@@ -115,6 +115,27 @@ def test_sobol_lines_and_a_fixed_direction(model):
             assert abs(value[i] - getattr(case, k)) <= 4 * bar[i] + 1e-12, k
 
 
+def test_branch_born_where_the_semantic_one_turns_unstable(model):
+    """Subcritical: a mixed state above alpha = .827, higher in loss than the semantic one, and next to no m at its birth.
+
+    With the parity of the loss kept by the nodes the fork is a fork; found by Newton's method, as it is a saddle.
+    """
+    rule = ta.line_nodes(model, 5, replicates=1, even=True)
+    full = [jnp.full((2, 1, 1), v) for v in (0.0598, 25.1, 0.0660)]
+    near = ta.Overlaps(*full, 0.05 * jnp.array([[1.0], [-1.0]]))
+    found = {}
+    for alpha in (0.9, 0.85):
+        fp = solving.solve_from(model, alpha, None, rule, near, ta.Settings(warm_steps=0))
+        assert int(fp.status) == ta.Status.converged and fp.label == "mixed"
+        np.testing.assert_allclose(fp.overlaps.m[0], -fp.overlaps.m[1], rtol=1e-3)
+        near, found[alpha] = fp.overlaps, fp
+        semantic = solving.solve_from(model, alpha, "semantic", rule, fp.overlaps)
+        assert fp.train_loss > semantic.train_loss and float(semantic.diagnostics.growth_m) < 1
+    square = {alpha: float(fp.overlaps.m[0, 0]) ** 2 for alpha, fp in found.items()}  # linear in alpha
+    birth = 0.85 - 0.05 * square[0.85] / (square[0.9] - square[0.85])
+    np.testing.assert_allclose(birth, 0.827, atol=4e-3)
+
+
 def test_single_precision():
     model = ta.dot_product(dtype=jnp.float32)
     fp = ta.solve(model, 1.0, "semantic", ta.line_nodes(model, 5, replicates=2))

@@ -5,7 +5,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from cases import CASES, DERIVATIVES
+from cases import CASES, DERIVATIVES, state
 
 import tiedattn_jax as ta
 
@@ -49,7 +49,7 @@ def test_implicit_derivatives_contain_the_jumps(model, solved, nodes, where):
 
 def test_gradient_triangle_at_a_smooth_state(model, nodes):
     """Implicit derivative, iterated map and central differences; forward and reverse."""
-    start = numbers_state(CASES[0])
+    start = state(CASES[0])
     tight = ta.Settings(tol=1e-11)
     small = ta.sobol_nodes(model, 2**12, replicates=1)
 
@@ -72,18 +72,14 @@ def test_gradient_triangle_at_a_smooth_state(model, nodes):
     np.testing.assert_allclose(forward[2][0], (q(0.3001, 2.0)[2] - q(0.2999, 2.0)[2]) / 2e-4, rtol=1e-4)
 
 
-def numbers_state(case):
-    from cases import state
-
-    return state(case)
-
-
 def test_vmap_equals_loop_and_a_bad_lane_spoils_nothing(model):
     small = ta.sobol_nodes(model, 2**12, replicates=1)
     alphas = jnp.array([1.5, 1e-9, 2.0])  # no fixed point worth the name at the second
 
+    start = state(CASES[0])
+
     def loss(a):
-        return ta.solve(model, a, "semantic", small)
+        return ta.solve(model, a, "semantic", small, start=start)
 
     lanes = jax.jit(jax.vmap(lambda a: (lambda f: (f.train_loss, f.status, f.overlaps.q))(loss(a))))(alphas)
     for i in (0, 2):
@@ -94,7 +90,7 @@ def test_vmap_equals_loop_and_a_bad_lane_spoils_nothing(model):
 
     def good_sum(lam):
         def one(a):
-            f = ta.solve(eqx.tree_at(lambda m: m.lam, model, lam), a, "semantic", small)
+            f = ta.solve(eqx.tree_at(lambda m: m.lam, model, lam), a, "semantic", small, start=start)
             return jnp.where(f.ok, f.gen_error, 0.0)
 
         return jnp.sum(jax.vmap(one)(alphas))

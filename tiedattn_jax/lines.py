@@ -449,6 +449,7 @@ def line_nodes(
     replicates: int = DEFAULT_REPLICATES,
     jumps: int | None = None,
     direction: Any = None,
+    even: bool = False,
     block: int | None = None,
 ) -> LineNodes:
     """Lines broken where the proximal operator jumps: the precise rule, and for two teacher fields the default one.
@@ -468,6 +469,8 @@ def line_nodes(
         jumps: at most so many on a line; a line with more counts as unconverged. By default L r - 1.
         direction: of all lines, (L, r), in the space of the student's fields; by default each line follows the axis of the
             double well at its teacher's fields. A jump along the lines is met as by a rule of single nodes.
+        even: whether the product rule has the parity (h, y) -> (-h, -y) and y -> -y of the loss exactly, at twice the nodes.
+            Where both m and theta are free, a rule without it turns a pitchfork into an imperfect one.
         block: nodes that are solved together; bounds the memory.
 
     Raises:
@@ -491,22 +494,23 @@ def line_nodes(
             )
         direction = jnp.broadcast_to(direction, (replicates, L, r))
     if product:
-        size = (order | 1) * 3 * order * (order // 2 + 1) ** across * points
+        size = (1 + even) * (order | 1) * 3 * order * (order // 2 + 1) ** across * points
         if size > 2**24:
             raise ValueError(f"order={order} makes {size} nodes, over 2^24: use a smaller one, or lines=2048")
         rng = np.random.default_rng([seed, 1])
-        sets = [_polar(order, across, rng) for _ in range(replicates)]
+        sets = [_polar(order, across, even, rng) for _ in range(replicates)]
     else:
         sets = [(a, np.full(lines, 1 / lines)) for a in sobol_normals(L * t + across, lines, seed, replicates, "lines")]
     size = max(weight.size for _, weight in sets)
     normals = np.stack([np.pad(a, ((0, 0), (0, size - a.shape[1]))) for a, _ in sets])
     weight = np.stack([np.pad(w, (0, size - w.size)) for _, w in sets])
     dtype = model.lam.dtype
+    reach = np.random.default_rng([seed, 2]).uniform(*_REACH, (replicates, 2))
     return LineNodes(
         teacher=jnp.asarray(normals[:, : L * t].reshape(replicates, L, t, size), dtype),
         across=jnp.asarray(normals[:, L * t :], dtype),
         weight=jnp.asarray(weight, dtype),
-        reach=jnp.asarray(np.random.default_rng([seed, 2]).uniform(*_REACH, (replicates, 2)), dtype),
+        reach=jnp.asarray(np.mean(reach, 1, keepdims=True).repeat(2, 1) if even else reach, dtype),
         direction=direction,
         rough=sobol_nodes(model, 2**12, seed=seed, replicates=replicates),
         points_per_line=points,
@@ -530,12 +534,13 @@ def default_nodes(
     return line_nodes(model, order, seed=seed, replicates=replicates, block=block)
 
 
-def _polar(order: int, across: int, rng: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:
+def _polar(order: int, across: int, even: bool, rng: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:
     """Normals and weights: equal angles and Gauss-Legendre radii for the teacher's two fields, Gauss-Hermite across.
 
     An odd number of angles sees every function that is even under y -> -y as twice as many would.
     """
-    angle = 2 * np.pi * (np.arange(order | 1) + rng.random()) / (order | 1)
+    angles = (order | 1) * (2 if even else 1)
+    angle = 2 * np.pi * (np.arange(angles) + rng.random()) / angles
     end = rng.uniform(5.7, 7.2)
     x, w = np.polynomial.legendre.leggauss(3 * order)
     radius, w_radius = 0.5 * end * (x + 1), 0.5 * end * w

@@ -46,7 +46,7 @@ def has_state(status: Any, residual: Any, unresolved: float = 0.1) -> Any:
 
 
 class Settings(eqx.Module):
-    """Tolerances of a solve; static.
+    """Tolerances of a solve: numbers, of which none asks for a new compilation.
 
     Attributes:
         tol: undamped residual, relative, below which a fixed point has converged.
@@ -55,10 +55,10 @@ class Settings(eqx.Module):
         damping: share of the new state in a damped step. The undamped map has eigenvalues down to -5.5.
     """
 
-    tol: float = eqx.field(static=True, default=1e-5)
-    max_steps: int = eqx.field(static=True, default=30)
-    warm_steps: int = eqx.field(static=True, default=300)
-    damping: float = eqx.field(static=True, default=0.2)
+    tol: Any = eqx.field(converter=np.asarray, default=1e-5)
+    max_steps: Any = eqx.field(converter=np.asarray, default=30)
+    warm_steps: Any = eqx.field(converter=np.asarray, default=300)
+    damping: Any = eqx.field(converter=np.asarray, default=0.2)
 
 
 class Evaluation(eqx.Module):
@@ -222,7 +222,7 @@ def _image_and_jacobian(
     return F, DF, seen
 
 
-@partial(jax.custom_jvp, nondiff_argnums=(5, 6))
+@partial(jax.custom_jvp, nondiff_argnums=(6,))
 def _root(
     model: Model, alpha: jax.Array, rule: Rule, v0: jax.Array, free: jax.Array, settings: Settings, sums: Sums
 ) -> tuple[jax.Array, jax.Array, Evaluation, jax.Array]:
@@ -230,10 +230,10 @@ def _root(
 
 
 @_root.defjvp
-def _root_jvp(settings: Settings, sums: Sums, primals: Any, tangents: Any) -> Any:
+def _root_jvp(sums: Sums, primals: Any, tangents: Any) -> Any:
     """Implicit function theorem with the dense Jacobian: dv = (I - DF)^{-1} d_p F dp."""
-    model, alpha, rule, _, free = primals
-    v, residual, seen, status = _root(*primals, settings, sums)
+    model, alpha, rule, _, free, _ = primals
+    v, residual, seen, status = _root(*primals, sums)
     coordinates = Coordinates(model, free)
 
     def image(model: Model, alpha: jax.Array, v: jax.Array) -> tuple[jax.Array, Evaluation]:
@@ -255,7 +255,8 @@ def _newton(
     size = v0.shape[0]
     coordinates = Coordinates(model, free)
     eps = jnp.finfo(v0.dtype).eps
-    tol = max(settings.tol, 20 * float(eps))
+    tol, damping = (jnp.asarray(a, v0.dtype) for a in (settings.tol, settings.damping))
+    tol = jnp.maximum(tol, 20 * eps)
     # A residual no larger than the Monte Carlo error of an average over as many nodes may be all there is to have.
     stall = 2.0 / rule.size**0.5
 
@@ -279,7 +280,7 @@ def _newton(
 
     def body(s: _Newton) -> _Newton:
         give_up = (s.cut < 0.2) | s.far
-        trial = jnp.where(give_up, s.v + settings.damping * (s.image - s.v), s.v + s.cut * s.step)
+        trial = jnp.where(give_up, s.v + damping * (s.image - s.v), s.v + s.cut * s.step)
         inside = admissible(model, coordinates.unpack(trial))
         safe = jnp.where(inside, trial, s.v)
         F, residual, step, away, singular, seen = evaluate(safe, s.v, s.image - s.v)
