@@ -39,3 +39,10 @@ def test_histogram_task(tmp_path):
     (table,) = outputs(book, "text/markdown")
     assert table.splitlines()[0] == "|  | semantic, 2 runs | positional, 2 runs |"
     assert len(list((tmp_path / "some").iterdir())) == 5
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+def test_jumps(tmp_path):
+    book = execute("jumps.ipynb", tmp_path, "ORDERS = (5,)\nPOWERS = (10,)\nTRUTH = 7")
+    assert len(outputs(book, "image/png")) == 2
