@@ -29,6 +29,7 @@ def test_solve_json(capsys):
     for k in ("q", "m", "V", "train_loss", "gen_error"):
         assert abs(report[k] - getattr(CASES[1], k)) <= 4 * report["stderr"][k]
     assert report["branch"] == "positional"
+    assert "replicon" in report["affected_by_jumps"] and 0 < report["second_minimum"] < 0.01
 
 
 def test_solve_that_fails_prints_its_status(capsys):

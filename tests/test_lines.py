@@ -76,6 +76,13 @@ def test_every_node_is_at_the_global_minimum(model, case):
     np.testing.assert_allclose(jnp.sum(points.weight), 1, rtol=1e-5)
     both = jnp.isfinite(points.gap) & jnp.isfinite(found.gap)
     assert int(jnp.sum(both)) > 50
+    nodes = ta.line_nodes(model, 7, replicates=1)
+    shares = [float(ta.second_minimum_share(model, x, nodes, gap)[0]) for gap in (1e-3, jnp.inf)]
+    near, every = (jnp.sum(points.weight * (found.gap < gap)) for gap in (1e-3, jnp.inf))
+    np.testing.assert_allclose(shares, [near, every], rtol=0.1)
+    assert 0 < shares[0] < shares[1]
+    with pytest.raises(ValueError, match="gap"):
+        ta.second_minimum_share(model, x, nodes, 0.0)
     np.testing.assert_allclose(points.gap[both], found.gap[both], rtol=0.05, atol=1e-6)
 
 

@@ -36,6 +36,7 @@ from .nodes import gauss_hermite_nodes as gauss_hermite_nodes
 from .nodes import monte_carlo_nodes as monte_carlo_nodes
 from .nodes import sobol_nodes as sobol_nodes
 from .observables import gen_error_linear as gen_error_linear
+from .observables import second_minimum_share as second_minimum_share
 from .observables import test_error as test_error
 from .overlaps import Conjugates as Conjugates
 from .overlaps import Overlaps as Overlaps

@@ -9,6 +9,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
+from .model import require
 from .nodes import Points, Rule, _mix, fields
 from .nodewise import nodewise
 from .overlaps import Conjugates, Overlaps, residual_covariance
@@ -78,6 +79,26 @@ def gen_error_linear(model: Model, rule: Rule) -> jax.Array:
 
     mean, square = average(rule, moments)
     return 0.5 * jnp.sum((square - mean**2) * model.trace)
+
+
+def second_minimum_share(model: Model, x: Overlaps, nodes: Rule, gap: float) -> jax.Array:
+    """Share of the nodes with another minimum of the proximal problem less than `gap` above the lowest, (R,).
+
+    Args:
+        x: overlaps, for instance of a fixed point.
+        nodes: averaging rule; every replicate gives a number.
+        gap: energy; the loss is of order sigma^2.
+
+    Raises:
+        ValueError: a gap that is not positive.
+    """
+    require(gap > 0, "gap", gap, "positive")
+
+    def share(rule: Rule, block: Any) -> jax.Array:
+        points = rule.points(model, x, block)
+        return jnp.sum(points.weight * (points.gap < gap))
+
+    return lax.map(lambda rule: average(rule, lambda block: share(rule, block)), nodes)
 
 
 def moments(model: Model, x: Overlaps, points: Points) -> dict[str, jax.Array]:

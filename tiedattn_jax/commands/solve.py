@@ -21,6 +21,9 @@ from .common import (
 
 DIAGNOSTICS = ("replicon", "jump_mass", "second_minimum", "unconverged", "growth_m", "growth_theta")
 
+# What a jump makes infinite, or wrong where it is differentiated node by node.
+AFFECTED = ("replicon", "d overlaps", "d gen_error", "d alpha_l", "spinodals")
+
 
 def register(commands: Any) -> None:
     """Add the subcommand."""
@@ -60,7 +63,7 @@ def state_report(point: FixedPoint) -> dict[str, Any]:
         "status": Status.name_of(point.status),
         "residual": float(point.residual),
         **{k: float(getattr(diagnostics, k)) for k in DIAGNOSTICS},
-        "jumps": bool(point.jumps),
+        "affected_by_jumps": list(AFFECTED) if point.jumps else [],
         "stderr": _scalars(point.stderr),
     }
 
@@ -79,6 +82,8 @@ def state_text(title: str, point: FixedPoint) -> str:
         f"  {'jump mass':<18}{float(diagnostics.jump_mass):.1%} of Vhat: the share of the jumps of the proximal operator",
         f"  {'second minimum':<18}{float(diagnostics.second_minimum):.2%} of the nodes have one",
     ]
+    if point.jumps:
+        lines += [f"  {'affected':<18}{', '.join(AFFECTED)}: they contain the jumps here, but for the replicon"]
     if float(diagnostics.unconverged) > 0:
         lines += [f"  {'unresolved':<18}{float(diagnostics.unconverged):.1e} of the nodes"]
     return "\n".join(lines)
