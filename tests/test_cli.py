@@ -79,6 +79,8 @@ def test_transition(capsys, tmp_path, monkeypatch):
         (["solve", "--alpha", "nan"], "--alpha"), (["solve", "--alpha", "inf"], "--alpha"),
         (["solve", "--nodes", "1000"], "--nodes"), (["solve", "--replicates", "0"], "--replicates"),
         (["solve", "--branch", "lexical"], "--branch"), (["solve", "--mixing", ".6", ".6", ".4", ".6"], "--mixing"),
+        (["solve", "--rtol", "0"], "--rtol"), (["solve", "--rtol", "1e-20"], "rtol"),
+        (["solve", "--rtol", "1e-3", "--nodes", "4096"], "--nodes"), (["solve", "--rule", "grid"], "--rule"),
         (["solve", "--seed", "-1"], "--seed"), (["solve", "--out", "/dev/null/here"], "--out"),
     ],
 )  # fmt: skip

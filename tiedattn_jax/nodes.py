@@ -138,6 +138,19 @@ class Rule(eqx.Module):
         """For one replicate: nodes, weights and minimisers of one block at the state `x`."""
 
 
+def in_blocks(arrays: tuple[jax.Array, ...], width: int) -> tuple[jax.Array, ...]:
+    """Arrays (..., N), padded with zeros, as (B, ..., W) with W of at most `width`."""
+    size = arrays[0].shape[-1]
+    width = min(width, size)
+    count = -(-size // width)
+
+    def split(a: jax.Array) -> jax.Array:
+        pad = [(0, 0)] * (a.ndim - 1) + [(0, count * width - size)]
+        return jnp.moveaxis(jnp.pad(a, pad).reshape(*a.shape[:-1], count, width), -2, 0)
+
+    return tuple(map(split, arrays))
+
+
 class Nodes(Rule):
     """Frozen nodes: fixed standard normal fields.
 
@@ -169,15 +182,8 @@ class Nodes(Rule):
         part = jax.tree.map(lambda a: a[0, ..., :size], self)
         return eqx.tree_at(lambda n: n.weight, part, part.weight / jnp.sum(part.weight))
 
-    def blocks(self) -> tuple[jax.Array, jax.Array, jax.Array]:
-        width = min(self.block, self.size)
-        count = -(-self.size // width)
-
-        def split(a: jax.Array) -> jax.Array:
-            pad = [(0, 0)] * (a.ndim - 1) + [(0, count * width - self.size)]
-            return jnp.moveaxis(jnp.pad(a, pad).reshape(*a.shape[:-1], count, width), -2, 0)
-
-        return split(self.student), split(self.teacher), split(self.weight)
+    def blocks(self) -> Any:
+        return in_blocks((self.student, self.teacher, self.weight), self.block)
 
     def quadrature(self, model: Model, x: Overlaps, block: Any) -> tuple[jax.Array, jax.Array, jax.Array]:
         return block

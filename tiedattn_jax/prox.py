@@ -193,22 +193,34 @@ def _pick(z: jax.Array, which: jax.Array) -> jax.Array:
 
 def _starts(model: Model, h: jax.Array, y: jax.Array) -> jax.Array:
     """Starting points (K, L, r, N)."""
-    L, r, size = h.shape
-    n = L * r
-    hess = _hessian_at_nodes(model, jnp.zeros_like(h), y).reshape(n, n, size)
+    well = well_axis(model, y, h.shape[1], _POWER_STEPS)
+    return jnp.stack([h, well, -well])
+
+
+def well_axis(model: Model, y: jax.Array, rank: int, steps: int) -> jax.Array:
+    """Unit vectors (L, r, N) along which the loss has its double well: the lowest eigenvector of its Hessian at zero.
+
+    Args:
+        y: teacher fields, (L, t, N).
+        rank: r.
+        steps: of the power method.
+    """
+    L, size = y.shape[0], y.shape[-1]
+    n = L * rank
+    hess = _hessian_at_nodes(model, jnp.zeros((L, rank, size), y.dtype), y).reshape(n, n, size)
 
     def total(terms: Any) -> jax.Array:
         return functools.reduce(jnp.add, terms)
 
     # The spectral radius is at most the largest row sum.
     norm = functools.reduce(jnp.maximum, (total(abs(hess[i, j]) for j in range(n)) for i in range(n)))
-    v = [jnp.full(size, c, h.dtype) for c in np.linspace(1.0, -0.8, n)]
-    for _ in range(_POWER_STEPS):  # the lowest eigenvector of the Hessian at the origin
-        v = [norm * v[i] - total(hess[i, j] * v[j] for j in range(n)) for i in range(n)]
-        size_of_v = jnp.sqrt(total(a**2 for a in v) + jnp.finfo(h.dtype).tiny)
-        v = [a / size_of_v for a in v]
-    well = jnp.stack(v).reshape(h.shape)
-    return jnp.stack([h, well, -well])
+
+    def step(_: int, v: jax.Array) -> jax.Array:
+        v = jnp.stack([norm * v[i] - total(hess[i, j] * v[j] for j in range(n)) for i in range(n)])
+        return v / jnp.sqrt(total(v[i] ** 2 for i in range(n)) + jnp.finfo(y.dtype).tiny)
+
+    start = jnp.asarray(np.linspace(1.0, -0.8, n), y.dtype)[:, None]
+    return lax.fori_loop(0, steps, step, jnp.broadcast_to(start, (n, size))).reshape(L, rank, size)
 
 
 def _newton(

@@ -29,8 +29,11 @@ def register(commands: Any) -> None:
     """Add the subcommand."""
     parents = [state_options(), model_options(), node_options(), output_options()]
     parser = commands.add_parser("solve", parents=parents, help="one fixed point of the theory")
-    parser.add_argument("--rtol", type=positive, help="refine until the error bars are this small, relative")
-    parser.set_defaults(run=run)
+    parser.add_argument(
+        "--rtol", type=positive, help="refine the averages, instead of choosing them, until the error bars are so small"
+    )
+    averages = {k: parser.get_default(k) for k in ("rule", "nodes", "replicates", "seed")}
+    parser.set_defaults(run=run, averages=averages)
 
 
 def run(args: argparse.Namespace) -> Report:
@@ -39,6 +42,12 @@ def run(args: argparse.Namespace) -> Report:
     if args.rtol is None:
         point = solve(model, args.alpha, args.branch, nodes_of(args, model))
     else:
+        for name, default in args.averages.items():
+            if getattr(args, name) != default:
+                value = getattr(args, name)
+                raise ValueError(
+                    f"{name} must be left out beside --rtol, which chooses the averages, got --{name} {value}"
+                )
         point = solve(model, args.alpha, args.branch, rtol=args.rtol)
     text = state_text(f"{args.branch} branch at alpha = {args.alpha:g}", point)
     return Report(state_report(point), text, {}, bool(point.ok))
