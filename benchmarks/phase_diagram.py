@@ -1,6 +1,8 @@
-"""Time and accuracy of phase diagrams against their size: seconds per cell after compilation, alpha_c at omega = .3.
+"""Phase diagrams: time and accuracy of grids and of boundary curves, and their check against simulation.
 
-python benchmarks/phase_diagram.py 5 25 --nodes 2048
+python benchmarks/phase_diagram.py grid 5 25
+python benchmarks/phase_diagram.py boundaries --published
+python benchmarks/phase_diagram.py simulation --d 1000
 """
 
 from __future__ import annotations
@@ -16,39 +18,115 @@ import numpy as np
 import tiedattn_jax as ta
 
 ALPHA_C = 1.25154  # at omega = .3; see tests/cases.py
+# (alpha, omega): on either side of alpha_c, near it and far from it.
+POINTS = ((0.5, 0.1), (0.9, 0.2), (1.15, 0.3), (1.35, 0.3), (2.0, 0.3), (2.0, 0.4))
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("sizes", type=int, nargs="+", help="cells along either axis")
-    parser.add_argument("--nodes", type=int, default=2**11)
-    parser.add_argument("--devices", type=int)
-    args = parser.parse_args()
-    jax.config.update("jax_enable_x64", True)
-    jax.config.update("jax_num_cpu_devices", args.devices or 1)
+def grid(a: argparse.Namespace) -> None:
+    """Seconds per cell after compilation, alpha_c at omega = .3 as read from the grid."""
     model = ta.dot_product()
-    nodes = ta.sobol_nodes(model, args.nodes)
-    for size in args.sizes:
+    for size in a.sizes:
         ticks: list[tuple[float, int]] = []
         diagram = ta.phase_diagram(
             model,
             np.linspace(0.1, 2.0, size),
             np.linspace(0.02, 0.5, size),
-            nodes,
-            devices=args.devices,
+            ta.sobol_nodes(model, a.sobol) if a.sobol else ta.line_nodes(model, a.order),
+            devices=a.devices,
             progress=lambda done, total, ticks=ticks: ticks.append((time.perf_counter(), done)),
         )
-        # The first chunk compiles.
-        (t0, n0), (t1, n1) = ticks[1], ticks[-1]
+        (t0, n0), (t1, n1) = ticks[1], ticks[-1]  # the first chunk compiles
         memory = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20
         curve = diagram.alpha_c()
-        alpha, bar = (float(np.interp(0.3, curve.values, a)) for a in (curve.alpha, curve.stderr))
+        alpha, bar = (float(np.interp(0.3, curve.values, v)) for v in (curve.alpha, curve.stderr))
         print(
             f"{size} x {size}: {2 * (t1 - t0) / (n1 - n0):.4f} s per cell, both branches; "
             f"{(t1 - t0) * n1 / (n1 - n0):.1f} s for the grid; {np.mean(diagram.solved):.1%} solved, "
             f"{np.mean(diagram.trusted):.1%} trusted; alpha_c(.3) = {alpha:.4f}({bar:.4f}), off by {alpha / ALPHA_C - 1:+.2%}; "
-            f"peak memory {memory:.2f} GiB; load {os.getloadavg()[0]:.1f}"
+            f"peak memory {memory:.2f} GiB; load {os.getloadavg()[0]:.1f}",
+            flush=True,
         )
+
+
+def boundaries(a: argparse.Namespace) -> None:
+    """All boundaries over omega, where they meet, and alpha_c by the published method's quadrature."""
+    model = ta.dot_product()
+    omegas = np.linspace(0.43, 0.0, a.points)
+    found: dict[str, ta.Boundary] = {}
+    for name in ta.BOUNDARIES:
+        began = time.perf_counter()
+        try:
+            found[name] = curve = ta.trace_boundary(model, name, "omega", omegas, ta.line_nodes(model, a.order))
+        except ValueError as error:
+            print(f"{name}: {error}")
+            continue
+        print(f"{name}: {time.perf_counter() - began:.1f} s with compilation, load {os.getloadavg()[0]:.1f}")
+        for row in zip(curve.values, curve.alpha, curve.stderr, strict=True):
+            print("  omega = {:.4f}: {:.6f} +- {:.1e}".format(*row))
+        print(f"  largest error bar {np.nanmax(curve.stderr):.1e}", flush=True)
+    for meeting in ta.meetings(found.values()):
+        print(meeting)
+    if a.published:
+        from published_method import critical_alpha
+
+        for omega, alpha in list(zip(found["alpha_c"].values, found["alpha_c"].alpha, strict=True))[:: a.points // 4]:
+            value = critical_alpha(omega, alpha)
+            print(
+                f"published quadrature, omega = {omega:.3f}: alpha_c = {value:.4f}, {value / alpha - 1:+.2%}",
+                flush=True,
+            )
+
+
+def simulation(a: argparse.Namespace) -> None:
+    """Sign of the loss difference of the branches, theory against training from both starts on common instances."""
+    for alpha, omega in POINTS:
+        model = ta.dot_product(omega=omega)
+        points = {b: ta.solve(model, alpha, b) for b in ("positional", "semantic")}
+        keys = jax.random.split(jax.random.key(0), a.instances)
+
+        def ends(branch: str, model: ta.Model = model, alpha: float = alpha, keys: jax.Array = keys) -> ta.Instances:
+            def run(data: ta.Data, key: jax.Array) -> ta.Training:
+                return ta.train(model, data, "lbfgs", branch, key=key, steps=a.steps)
+
+            return ta.run_instances(model, a.d, alpha, run, keys, theory=False, normalise=True)
+
+        runs = {b: ends(b) for b in points}
+        stays = {b: int(np.sum(r.branch == b)) for b, r in runs.items()}
+        gap = np.asarray(runs["positional"].found.train_loss - runs["semantic"].found.train_loss)
+        theory = float(points["positional"].train_loss - points["semantic"].train_loss)
+        known = all(bool(p.ok) for p in points.values())
+        print(
+            f"alpha = {alpha}, omega = {omega}: theory {theory if known else np.nan:+.2e} "
+            f"({', '.join(f'{b} {ta.Status.name_of(p.status)}' for b, p in points.items())}); "
+            f"simulation {gap.mean():+.2e}, scatter {gap.std(ddof=1):.1e}, of {gap.size} instances at d = {a.d}; "
+            f"still on their branch: {stays}",
+            flush=True,
+        )
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    commands = parser.add_subparsers(required=True)
+    sub = commands.add_parser("grid", help=grid.__doc__)
+    sub.add_argument("sizes", type=int, nargs="+", help="cells along either axis")
+    sub.add_argument("--order", type=int, default=5, help="of the lines")
+    sub.add_argument("--sobol", type=int, help="so many Sobol nodes instead of lines")
+    sub.add_argument("--devices", type=int)
+    sub.set_defaults(run=grid)
+    sub = commands.add_parser("boundaries", help=boundaries.__doc__)
+    sub.add_argument("--points", type=int, default=12)
+    sub.add_argument("--order", type=int, default=7, help="of the lines")
+    sub.add_argument("--published", action="store_true", help="the published method beside it")
+    sub.set_defaults(run=boundaries, devices=None)
+    sub = commands.add_parser("simulation", help=simulation.__doc__)
+    sub.add_argument("--d", type=int, default=1000)
+    sub.add_argument("--instances", type=int, default=6)
+    sub.add_argument("--steps", type=int, default=3000)
+    sub.set_defaults(run=simulation, devices=None)
+    args = parser.parse_args()
+    jax.config.update("jax_enable_x64", True)
+    jax.config.update("jax_num_cpu_devices", args.devices or 1)
+    args.run(args)
 
 
 if __name__ == "__main__":

@@ -69,6 +69,14 @@ class Result(NamedTuple):
     converged: bool
 
 
+STANDARD = ((0.6, 0.4), (0.4, 0.6))
+
+
+def problem(alpha: float, omega: float = 0.3, sigma: float = 0.5, lam: float = 0.01, mixing: Any = STANDARD) -> Problem:
+    """A problem at the paper's setting, but for what is given."""
+    return Problem(alpha, omega, sigma, lam, np.asarray(mixing, dtype=float))
+
+
 STARTS = {
     "semantic": Overlaps(q=0.9, m=0.0, V=14.6, theta=0.35),
     "positional": Overlaps(q=0.02, m=0.2, V=14.6, theta=0.0),
@@ -192,6 +200,40 @@ def conjugates(x: Overlaps, p: Problem, economical: bool = False) -> Overlaps:
     )
 
 
+def train_loss(x: Overlaps, p: Problem) -> float:
+    """Training loss / d, minus the free energy, on the same nodes."""
+    hats, c = conjugates(x, p, economical=True), math.sqrt(p.sigma**2 - x.theta**2 / x.q)
+
+    def moreau(xi: np.ndarray, u: np.ndarray) -> float:
+        h = math.sqrt(x.q) * xi + x.m * np.array([1.0, -1.0])
+        return minimize(scalar_objective(h, x.theta / math.sqrt(x.q) * xi + c * u, x.V, p), h, method="BFGS").fun
+
+    s2 = rho = p.sigma**2
+    prior = 0.5 * (s2 * hats.q + hats.m**2 + s2 * rho * hats.theta**2) / (p.lam + s2 * hats.V)
+    pairing = 0.5 * (hats.V * x.q - hats.q * x.V) - hats.m * x.m - hats.theta * x.theta
+    return p.alpha * float(gaussian_average(moreau)) - pairing - prior
+
+
+def critical_alpha(omega: float, guess: float, tol: float = 1e-3) -> float:
+    """Where the training losses of the two branches cross, by the secant method from a guess."""
+    starts: dict[str, Overlaps] = dict(STARTS)
+
+    def difference(alpha: float) -> float:
+        losses = {}
+        for branch, start in starts.items():
+            run = solve(alpha, omega, branch=branch, start=start, economical=True)
+            starts[branch] = run.overlaps
+            losses[branch] = train_loss(run.overlaps, problem(alpha, omega))
+        return losses["positional"] - losses["semantic"]
+
+    a, b = 0.98 * guess, guess
+    f, g = difference(a), difference(b)
+    while abs(b - a) > tol * b:
+        a, b, f = b, b - g * (b - a) / (g - f), g
+        g = difference(b)
+    return b
+
+
 def overlaps(hats: Overlaps, p: Problem) -> Overlaps:
     """Overlaps of the ridge estimator in the effective problem that the conjugates describe."""
     s2 = rho = p.sigma**2
@@ -211,7 +253,7 @@ def solve(
     lam: float = 0.01,
     branch: str = "semantic",
     *,
-    mixing: Any = ((0.6, 0.4), (0.4, 0.6)),
+    mixing: Any = STANDARD,
     start: Overlaps | None = None,
     damping: float = 0.8,
     tol: float = 1e-4,
@@ -230,7 +272,7 @@ def solve(
         max_steps: iterations at most.
         economical: solve each proximal problem once per iteration, with the cheaper objective.
     """
-    p = Problem(alpha, omega, sigma, lam, np.asarray(mixing, dtype=float))
+    p = problem(alpha, omega, sigma, lam, mixing)
     x = STARTS[branch] if start is None else start
     began = time.perf_counter()
     change = Overlaps(*[math.inf] * 4)

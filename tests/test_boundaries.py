@@ -45,6 +45,15 @@ def test_the_others(trace, critical, name, guess, alpha, tolerance):
     assert found.meets(critical) == []
 
 
+def test_an_entry_of_the_mixing(trace, model):
+    nodes = ta.sobol_nodes(model, 2**12, replicates=4)
+    values = [0.38, 0.4, 0.42]
+    found = ta.trace_boundary(model, "alpha_c", "mixing[0,1]", values, nodes, guess=1.25)
+    assert abs(found.alpha[1] - ALPHA_C) < 3 * found.stderr[1]
+    rise = 0.04 / 6 * (found.slope[0] + 4 * found.slope[1] + found.slope[2])
+    np.testing.assert_allclose(found.alpha[2] - found.alpha[0], rise, rtol=1e-2)
+
+
 def test_where_curves_meet():
     values = np.linspace(0.0, 1.0, 5)
 
@@ -56,6 +65,13 @@ def test_where_curves_meet():
     second = curve("b", lambda v: 1.16 + 0 * v, lambda v: 0 * v)
     np.testing.assert_allclose(first.meets(second), [(0.4, 1.16)], rtol=1e-9)
     assert first.meets(curve("c", lambda v: 3 + v, lambda v: 1 + 0 * v)) == []
+    named = (
+        curve("alpha_c", first.curve, first.curve.derivative()),
+        curve("semantic baseline", second.curve, lambda v: 0 * v),
+    )
+    (meeting,) = ta.meetings(named)
+    assert meeting.names == ("alpha_c", "semantic baseline") and "beats the linear baseline" in meeting.meaning
+    np.testing.assert_allclose((meeting.value, meeting.alpha), (0.4, 1.16), rtol=1e-9)
 
 
 @pytest.mark.parametrize(
@@ -63,6 +79,7 @@ def test_where_curves_meet():
     [
         (("alpha", "omega", OMEGAS), "name must be one of"),
         (("alpha_c", "mixing", OMEGAS), "parameter must name"),
+        (("alpha_c", "mixing[0,2]", OMEGAS), "parameter must name"),
         (("alpha_c", "omega", [0.3, 0.3]), "values must be"),
         (("alpha_c", "omega", [0.3, np.inf]), "values must be"),
         (("alpha_c", "omega", []), "values must be"),

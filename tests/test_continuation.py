@@ -1,3 +1,5 @@
+from types import SimpleNamespace
+
 import jax
 import numpy as np
 import pytest
@@ -7,7 +9,7 @@ import tiedattn_jax as ta
 
 @pytest.fixture(scope="module")
 def rule(model):
-    return ta.sobol_nodes(model, 2**12, replicates=1)
+    return ta.line_nodes(model, 5, replicates=1, even=True)
 
 
 @pytest.fixture(scope="module")
@@ -23,20 +25,43 @@ def test_points_are_fixed_points(path, model, rule):
     x = jax.tree.map(lambda a: a[1], path.overlaps)
     fixed = ta.solve(model, path.values[1], "semantic", rule, start=x)
     np.testing.assert_allclose(fixed.overlaps.q, x.q, rtol=1e-4)
-    np.testing.assert_allclose(fixed.train_loss, path.train_loss[1], rtol=1e-6)
+    for name in ("train_loss", "gen_error", "residual"):
+        np.testing.assert_allclose(getattr(fixed, name), getattr(path, name)[1], rtol=1e-4, atol=1e-5)
+    np.testing.assert_allclose(fixed.diagnostics.replicon, path.replicon[1], rtol=1e-3)
+    assert np.all(path.status == ta.Status.converged)
 
 
 def test_eigenvalues(path):
-    """At alpha = 2 those of q, V and theta that keep the symmetry of the tokens are -.98, .35, .16 for many nodes."""
+    """At alpha = 2 those of q, V and theta that keep the symmetry of the tokens are -.983, .345, .160 for many nodes."""
     k = np.argmin(np.abs(path.values - 2.0))
     real = path.eigenvalues[k].real
-    for expected in (-0.98, 0.35, 0.16):
-        assert np.min(np.abs(real - expected)) < 0.05
+    for expected in (-0.983, 0.345, 0.160):
+        assert np.min(np.abs(real - expected)) < 0.08
+
+
+def test_through_a_fold(rule):
+    """At omega = .235 the positional branch turns back at alpha = 2.174(1) and runs into the uninformed one at 1.978."""
+    model = ta.dot_product(omega=0.235)
+    (path,) = ta.trace_branch(model, "alpha", (1.8, 2.4), "positional", alpha=1.9, nodes=rule, points=30)
+    folds = [alpha for alpha, _ in ta.folds_of([path])]
+    np.testing.assert_allclose([folds[0], min(folds)], [2.174, 1.978], rtol=0.03)
+    np.testing.assert_allclose(folds[-1], folds[0], rtol=3e-3)  # the path goes on with -m
+    m = path.overlaps.m[:, 0, 0]
+    assert m[0] * m[-1] < 0 and abs(m[np.argmax(path.values[: len(m) // 2])]) > 0.15
+    leading = path.eigenvalues[:, 0].real
+    assert np.any(leading[:-1] < 1) and np.any((leading[:-1] < 1) & (leading[1:] > 1))
+
+
+def test_folds_of_unequal_paths():
+    paths = [SimpleNamespace(folds=f) for f in ((1.0, 2.0), (1.2, 2.2), (1.1,))]
+    (first, bar), (second, _) = ta.folds_of(paths)
+    assert (first, second) == pytest.approx((1.1, 2.1)) and bar > 0.1
+    assert ta.folds_of([SimpleNamespace(folds=())]) == []
 
 
 def test_random_starts_find_both_branches(model, rule):
-    found = ta.find_states(model, 2.0, rule, count=12)
-    assert {"semantic", "positional"} <= {f.label for f in found}
+    found = ta.find_states(model, 2.0, rule, count=24)
+    assert {"semantic", "positional", "mixed"} <= {f.label for f in found}
     losses = [float(f.train_loss) for f in found]
     assert losses == sorted(losses) and found[0].label == "semantic"
 

@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 
 import tiedattn_jax as ta
+from tiedattn_jax.model import scalar, with_scalar
 
 
 def test_two_token_softmax_is_the_sigmoid_form(model):
@@ -43,6 +44,15 @@ def test_dtype_follows_the_argument():
 def test_bad_input_names_the_argument(arguments, named):
     with pytest.raises(ValueError, match=named):
         ta.dot_product(**arguments)
+
+
+def test_one_number_of_a_model(model):
+    assert scalar(model, "sigma", "x") == 0.5 and scalar(model, "mixing[1,0]", "x") == 0.4
+    three = ta.dot_product(mixing=[[0.5, 0.3, 0.2]] * 3, encodings=[[1.0], [0.0], [-1.0]])
+    moved = with_scalar(three, 0.65, "mixing[2,1]").mixing
+    np.testing.assert_allclose(moved[2], [0.25, 0.65, 0.1])  # the rest of the row makes room in proportion
+    np.testing.assert_array_equal(moved[:2], three.mixing[:2])
+    np.testing.assert_allclose(with_scalar(model, 0.7, "sigma").sigma, 0.7)
 
 
 def test_numbers_can_be_traced():

@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 from cases import CASES, state
 
+import tiedattn_jax as ta
 from tiedattn_jax import prox as px
 from tiedattn_jax.nodes import fields
 
@@ -29,6 +30,16 @@ def test_global_minimum_against_brute_force(model, nodes, case):
     assert np.all(np.isfinite(best))
     assert np.mean(energy > best + 1e-11) <= 1e-4
     assert float(jnp.max(jnp.abs(px.prox_gradient(model, found.z, h, V, y)))) < 1e-12
+
+
+def test_axis_of_the_double_well(model, nodes):
+    y = problem(model, nodes, CASES[0], 64)[2].at[..., 0].set(0.0)
+    for case in (model, ta.dot_product(omega=0.0)):  # at y = 0 a purely semantic target leaves no curvature at all
+        axis = px.well_axis(case, y, 1, 32)
+        np.testing.assert_allclose(jnp.sum(axis**2, (0, 1)), 1, rtol=1e-12)
+        curvature = jnp.einsum("ian,iajbn,jbn->n", axis, px._hessian_at_nodes(case, 0 * axis, y), axis)
+        n = np.moveaxis(np.asarray(px._hessian_at_nodes(case, 0 * axis, y)).reshape(2, 2, -1), -1, 0)
+        np.testing.assert_allclose(curvature, np.linalg.eigvalsh(n)[:, 0], rtol=1e-3, atol=1e-9)
 
 
 def test_a_start_at_the_origin_alone_would_spoil_mhat(model, nodes):

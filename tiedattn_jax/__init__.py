@@ -1,7 +1,10 @@
 """Theory of positional and semantic learning in dot-product attention, on JAX."""
 
 from . import histogram as histogram
+from .boundaries import BOUNDARIES as BOUNDARIES
 from .boundaries import Boundary as Boundary
+from .boundaries import Meeting as Meeting
+from .boundaries import meetings as meetings
 from .boundaries import trace_boundary as trace_boundary
 from .branches import Curve as Curve
 from .branches import Spinodal as Spinodal
@@ -9,6 +12,7 @@ from .branches import spinodals as spinodals
 from .branches import sweep as sweep
 from .continuation import BranchPath as BranchPath
 from .continuation import find_states as find_states
+from .continuation import folds_of as folds_of
 from .continuation import trace_branch as trace_branch
 from .data import Data as Data
 from .data import LinearBaseline as LinearBaseline

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial
+from itertools import combinations
 from typing import Any, NamedTuple
 
 import jax
@@ -20,13 +21,24 @@ from .overlaps import Overlaps
 from .solve import State, branch_start, error_bar, free_of, solve_replicates
 from .state_evolution import Settings, has_state
 
-# What crosses zero at a boundary, and on which branches; increasing in alpha for the first three.
+# What crosses zero at a boundary, and on which branches.
 BOUNDARIES: dict[str, tuple[tuple[str, ...], Callable[..., jax.Array]]] = {
     "alpha_c": (("positional", "semantic"), lambda p, s: p.train_loss - s.train_loss),
     "semantic baseline": (("semantic",), lambda s: s.gen_error_linear - s.gen_error),
     "positional baseline": (("positional",), lambda p: p.gen_error_linear - p.gen_error),
+    "semantic instability": (("semantic",), lambda s: 1 - s.diagnostics.growth_m),
+    "positional instability": (("positional",), lambda p: p.diagnostics.growth_theta - 1),
     "semantic end": (("uninformed",), lambda u: u.diagnostics.growth_theta - 1),
     "positional end": (("uninformed",), lambda u: u.diagnostics.growth_m - 1),
+}
+# What it means that two boundaries meet.
+MEETINGS = {
+    frozenset(("alpha_c", "semantic baseline")): "from here on attention beats the linear baseline at alpha_c",
+    frozenset(("alpha_c", "positional baseline")): "from here on attention beats the linear baseline before alpha_c",
+    frozenset(("alpha_c", "semantic instability")): "the semantic state is stable only where it is global",
+    frozenset(("alpha_c", "positional instability")): "the positional state is stable only where it is global",
+    frozenset(("semantic instability", "positional instability")): "end of the bistable region",
+    frozenset(("semantic end", "positional end")): "the uninformed state turns unstable towards both at once",
 }
 SEARCH = np.geomspace(3.0, 0.05, 19)
 _TOLERANCE = 1e-3  # a step in alpha, relative, after which a secant or Newton step is final
@@ -71,6 +83,27 @@ class Boundary:
         return [(float(v), float(first(v))) for v in found]
 
 
+class Meeting(NamedTuple):
+    """Where two boundaries have the same alpha: their names, the parameter's value, alpha, and what that means."""
+
+    names: tuple[str, str]
+    value: float
+    alpha: float
+    meaning: str
+
+
+def meetings(boundaries: Iterable[Boundary]) -> list[Meeting]:
+    """All points where two of some boundaries in the same parameter meet, in the order of its values."""
+    return sorted(
+        (
+            Meeting((a.name, b.name), *place, MEETINGS.get(frozenset((a.name, b.name)), ""))
+            for a, b in combinations(boundaries, 2)
+            for place in a.meets(b)
+        ),
+        key=lambda meeting: meeting.value,
+    )
+
+
 class _Point(NamedTuple):
     value: float
     alpha: float
@@ -97,8 +130,9 @@ def trace_boundary(
     Args:
         name: "alpha_c", where the losses cross; "semantic baseline" or "positional baseline", where the branch's test
             error crosses that of the linear baseline (alpha_l is the semantic one where it lies above alpha_c);
-            "semantic end" or "positional end", where the branch leaves the uninformed state in a pitchfork.
-        parameter: name of a scalar field of the model.
+            "semantic instability" or "positional instability", where the branch stops being a minimum, the other order
+            parameter growing on it; "semantic end" or "positional end", where the branch leaves the uninformed state in a pitchfork.
+        parameter: name of a scalar field of the model, or an entry such as "mixing[0,1]".
         values: monotonic.
         nodes: averaging rule; by default `default_nodes`.
         guess: alpha within 10 % of the boundary at the first value; by default it is searched for in `SEARCH`.
@@ -119,8 +153,13 @@ def trace_boundary(
     settings = settings or Settings(tol=1e-4, warm_steps=20)
     branches, value_of = BOUNDARIES[name]
 
-    def at(value: float) -> Model:
+    def at(value: Any) -> Model:
         return with_scalar(model, value, parameter)
+
+    def along(value: float) -> Model:
+        """d model / d parameter."""
+        one = jnp.ones((), model.lam.dtype)
+        return jax.jvp(at, (value * one,), (one,))[1]
 
     def evaluate(value: float, alpha: float, xs: tuple[Overlaps, ...]) -> tuple[State, ...]:
         here, a = at(value), jnp.asarray(alpha, model.lam.dtype)
@@ -144,7 +183,10 @@ def trace_boundary(
             if name == "alpha_c":
                 by_model, by_alpha = jax.tree.map(jnp.subtract, *(s.train_loss_partials for s in states))
                 steepness = float(by_alpha.mean())
-                slope = -float(getattr(by_model, parameter).mean()) / steepness
+                by_value = map(
+                    jnp.vdot, *map(jax.tree.leaves, (jax.tree.map(lambda a: a.mean(0), by_model), along(value)))
+                )
+                slope = -float(sum(by_value)) / steepness
             elif before is not None and abs(alpha - before[0]) > 1e-9:
                 steepness = float((g - before[1]).mean()) / (alpha - before[0])
             before = alpha, g

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from itertools import pairwise
@@ -12,6 +13,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from .continuation import folds_of, trace_branch
 from .lines import default_nodes
 from .model import Model, require
 from .nodes import Rule
@@ -73,7 +75,7 @@ class Spinodal(NamedTuple):
 
     Attributes:
         alpha: where.
-        stderr: its error bar; for a fold, which is only bracketed, half of the bracket.
+        stderr: its error bar; half of the bracket for a fold that continuation did not find.
         kind: "pitchfork" (its order parameter falls continuously to zero), "instability" (another order parameter starts to
             grow), or "fold" (the solution is lost at a finite order parameter).
         direction: the order parameter concerned, "m" or "theta".
@@ -167,7 +169,7 @@ def spinodals(curve: Curve, nodes: Rule | None = None, *, settings: Settings | N
     """All ends of a branch, and losses of its stability, between neighbouring points of its curve.
 
     A branch that disappears does so in a pitchfork where its own order parameter starts to grow on the uninformed
-    branch m = theta = 0 in between; otherwise in a fold, which is bracketed by the neighbouring points of the curve. It
+    branch m = theta = 0 in between, or, if it reaches further than that, in a fold, which `trace_branch` locates. It
     turns unstable where the other order parameter starts to grow on it. Growth is read off the linearised map with the
     score function of the Gaussian fields, which jumps of the proximal operator leave exact.
 
@@ -192,19 +194,38 @@ def spinodals(curve: Curve, nodes: Rule | None = None, *, settings: Settings | N
             solve_from(model, e.alpha, "uninformed", nodes, inside.replicates.overlaps, settings)
             for e in (outside, inside)
         )
-        largest = max(_size(e, own) for e in curve.points if e.exists)
-        if not (_growth(beyond, own) < 1 < _growth(before, own) and _size(inside, own) < 0.7 * largest):
-            middle, half = 0.5 * float(p.alpha + q.alpha), 0.5 * float(q.alpha - p.alpha)
-            found.append(Spinodal(middle, half, "fold", own, side))
-            continue
-        # The order parameter is small next to the point where the uninformed state starts to grow one: continuous.
-        place = follow(beyond, before, own)
-        found.append(Spinodal(*place, "pitchfork", own, side))
+        fork = follow(beyond, before, own) if _growth(beyond, own) < 1 < _growth(before, own) else None
+        if fork is None or _size(inside, own) > 0.7 * max(_size(e, own) for e in curve.points if e.exists):
+            # The order parameter is not small next to the end: does the branch turn back, and further out than the fork?
+            fold = _fold(inside, outside, nodes)
+            outward = 1 if side == "upper" else -1
+            if fork is None or outward * (fold[0] - fork[0]) > 3 * np.hypot(fold[1], fork[1]):
+                found.append(Spinodal(*fold, "fold", own, side))
+                continue
+        found.append(Spinodal(*fork, "pitchfork", own, side))
         # At the pitchfork the branch is as unstable as the uninformed state.
         if _growth(inside, other) < 1 < _growth(beyond, other):
-            birth = eqx.tree_at(lambda e: e.alpha, beyond, jnp.asarray(place[0], model.lam.dtype))
+            birth = eqx.tree_at(lambda e: e.alpha, beyond, jnp.asarray(fork[0], model.lam.dtype))
             found.append(Spinodal(*follow(birth, inside, other), "instability", other, side))
     return sorted(found, key=lambda end: end.alpha)
+
+
+def _fold(inside: FixedPoint, outside: FixedPoint, nodes: Rule) -> tuple[float, float]:
+    """Where a branch turns back between a state of it and an alpha where it has none, and the error bar.
+
+    By continuation in arclength, and if that finds no fold in between, the middle and half of the bracket.
+    """
+    a, b = sorted((float(inside.alpha), float(outside.alpha)))
+    margin, start = 0.5 * (b - a), inside.overlaps
+    limits = max(a - margin, 0.5 * a), b + margin
+    with contextlib.suppress(ValueError):  # no state with these nodes
+        paths = trace_branch(
+            inside.model, "alpha", limits, inside.branch, alpha=float(inside.alpha), start=start, nodes=nodes
+        )
+        between = [fold for fold in folds_of(paths) if limits[0] < fold[0] < limits[1]]
+        if between:
+            return min(between, key=lambda fold: abs(fold[0] - float(inside.alpha)))
+    return 0.5 * (a + b), 0.5 * (b - a)
 
 
 def _crossing(

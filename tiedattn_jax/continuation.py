@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any, NamedTuple
@@ -16,12 +17,14 @@ from .lines import default_nodes
 from .model import Model, require, scalar, with_scalar
 from .nodes import Rule
 from .overlaps import Overlaps, admissible, label, magnitudes
-from .solve import FixedPoint, branch_start, free_of, near_branch, solve_from
-from .state_evolution import Coordinates, Settings, Status, fixed_point, saddle_map
+from .solve import FixedPoint, State, branch_start, error_bar, free_of, near_branch, solve_from, solve_replicates
+from .state_evolution import Coordinates, Settings, Status, fixed_point, has_state, saddle_map
 
 CONTINUATION_NODES = 2**13
 _TOLERANCE = 1e-6
 _STEPS = 8
+NEWTON = Settings(max_steps=60, warm_steps=0)
+_OBSERVE = Settings(tol=1e-4, max_steps=0, warm_steps=0)
 
 
 @dataclass(frozen=True)
@@ -32,10 +35,10 @@ class BranchPath:
         parameter: its name.
         values: of the parameter at every point, (n,); not monotonic when there are folds.
         overlaps: the states, leaves (n, ...).
-        train_loss, residual: (n,).
+        train_loss, gen_error, residual, replicon, status: (n,).
         eigenvalues: of DF, (n, k), complex, largest real part first.
         labels: of the branches the points belong to.
-        folds: values of the parameter at which the branch turns back.
+        folds: values of the parameter at which the branch turns back, with their error bars in `folds_of`.
         crossings: values at which an eigenvalue passes one elsewhere: another branch is born.
         ends: why the path ends on either side.
     """
@@ -44,7 +47,10 @@ class BranchPath:
     values: np.ndarray
     overlaps: Overlaps
     train_loss: np.ndarray
+    gen_error: np.ndarray
     residual: np.ndarray
+    replicon: np.ndarray
+    status: np.ndarray
     eigenvalues: np.ndarray
     labels: tuple[str, ...]
     folds: tuple[float, ...]
@@ -55,21 +61,19 @@ class BranchPath:
 @eqx.filter_jit
 def _expand(
     model: Model, alpha: jax.Array, name: str, rule: Rule, u: jax.Array, free: jax.Array
-) -> tuple[jax.Array, jax.Array, jax.Array, jax.Array]:
-    """At ``u = (overlaps, parameter)``: F(x) - x, its derivatives in u (k, k + 1), training loss, whether x is admissible."""
+) -> tuple[jax.Array, jax.Array, jax.Array]:
+    """At ``u = (overlaps, parameter)``: F(x) - x, its derivatives in u (k, k + 1), and whether x is admissible."""
     coordinates = Coordinates(model, free)
 
-    def residual(u: jax.Array) -> tuple[jax.Array, jax.Array]:
+    def residual(u: jax.Array) -> jax.Array:
         here, a = placed(model, alpha, name, u[-1])
-        x = coordinates.unpack(u[:-1])
-        new, seen = saddle_map(here, a, x, rule, free)
-        return coordinates.pack(new) - u[:-1], seen.train_loss
+        return coordinates.pack(saddle_map(here, a, coordinates.unpack(u[:-1]), rule, free)[0]) - u[:-1]
 
     def column(d: jax.Array) -> Any:
         return jax.jvp(residual, (u,), (d,))
 
-    (r, loss), (J, _) = jax.vmap(column, out_axes=((None, None), (1, 0)))(jnp.eye(u.shape[0], dtype=u.dtype))
-    return r, J, loss, admissible(placed(model, alpha, name, u[-1])[0], coordinates.unpack(u[:-1]))
+    r, J = jax.vmap(column, out_axes=(None, 1))(jnp.eye(u.shape[0], dtype=u.dtype))
+    return r, J, admissible(placed(model, alpha, name, u[-1])[0], coordinates.unpack(u[:-1]))
 
 
 def placed(model: Model, alpha: jax.Array, name: str, value: jax.Array) -> tuple[Model, jax.Array]:
@@ -80,24 +84,23 @@ def placed(model: Model, alpha: jax.Array, name: str, value: jax.Array) -> tuple
 
 
 class _Point(NamedTuple):
-    """A solution: scaled coordinates, Jacobian (k, k + 1), unit tangent (k + 1,), training loss, residual, Newton steps."""
+    """A solution: scaled coordinates, Jacobian (k, k + 1), unit tangent (k + 1,), Newton steps."""
 
     w: np.ndarray
     J: np.ndarray
     tangent: np.ndarray
-    loss: float
-    residual: float
     steps: int
 
 
 class _Curve:
     """The solution curve of one replicate in scaled coordinates, the parameter last."""
 
-    def __init__(self, model: Model, alpha: jax.Array, name: str, rule: Rule, branch: str | None, x: Overlaps):
+    def __init__(
+        self, model: Model, alpha: jax.Array, name: str, value: float, rule: Rule, free: jax.Array, x: Overlaps
+    ):
         self.arguments = model, alpha, name, rule
-        self.free = free_of(model, branch)
+        self.free = free
         self.coordinates = Coordinates(model, self.free)
-        value = float(alpha if name == "alpha" else getattr(model, name))
         ones = jax.tree.map(jnp.ones_like, x)
         self.on = np.flatnonzero(np.append(np.asarray(self.coordinates.pack(ones)), 1.0))  # not zero by symmetry
         self.scale = np.append(np.asarray(self.coordinates.scale(model, x)), abs(value) or 1.0)
@@ -115,7 +118,7 @@ class _Curve:
         """Newton's method in the plane through `w` normal to `along`; None if it fails."""
         guess, rows = w, self.on[:-1]
         for k in range(_STEPS):
-            r, J, loss, inside = _expand(*self.arguments, jnp.asarray(self.plain(w)), self.free)
+            r, J, inside = _expand(*self.arguments, jnp.asarray(self.plain(w)), self.free)
             r = np.asarray(r)[rows] / self.scale[rows]
             J = np.asarray(J)[np.ix_(rows, self.on)] * self.scale[self.on] / self.scale[rows, None]
             size = float(np.max(np.abs(r)))
@@ -123,9 +126,15 @@ class _Curve:
                 return None
             if size < _TOLERANCE:
                 tangent = np.linalg.svd(J)[2][-1]
-                return _Point(w, J, tangent * np.sign(tangent @ along), float(loss), size, k)
+                return _Point(w, J, tangent * np.sign(tangent @ along), k)
             w = w + np.linalg.solve(np.vstack([J, along]), np.append(-r, -(along @ (w - guess))))
         return None
+
+    def seen(self, w: np.ndarray) -> State:
+        """Observables at a solution, leaves (1, ...)."""
+        model, alpha, name, rule = self.arguments
+        u = jnp.asarray(self.plain(w))
+        return _at_once(*placed(model, alpha, name, u[-1]), rule, self.coordinates.unpack(u[:-1]), self.free, _OBSERVE)
 
     def march(self, first: _Point, step: float, limits: tuple[float, float], count: int) -> tuple[list[_Point], str]:
         """Points from `first` on in the direction of its tangent, and why they end."""
@@ -180,7 +189,7 @@ def trace_branch(
 
     Args:
         model, alpha: where the path starts.
-        parameter: "alpha" or the name of a scalar field of the model.
+        parameter: "alpha", the name of a scalar field of the model, or an entry such as "mixing[0,1]".
         limits: range of the parameter in which it is followed.
         branch: symmetry that is imposed, as in `solve`; None imposes none.
         start: overlaps near the state at the start; by default those of `branch`.
@@ -198,17 +207,35 @@ def trace_branch(
     require(len(limits) == 2 and limits[0] <= here <= limits[1], "limits", limits, f"two numbers around {here}")
     nodes = default_nodes(model, CONTINUATION_NODES, replicates=2) if nodes is None else nodes
     a = jnp.asarray(alpha, model.lam.dtype)
-    x0 = branch_start(model, branch) if start is None else start
-    settings = Settings()
-    x0 = near_branch(model, a, nodes.coarse(), x0, free_of(model, branch), settings)
-    point = solve_from(model, a, branch, nodes, x0, settings)
-    if not point.exists:
-        raise ValueError(f"start must be near a state, got one with status {Status.name_of(point.status)}")
+    free, settings = free_of(model, branch), Settings()
+    if start is None:
+        start = near_branch(model, a, nodes.coarse(), branch_start(model, branch), free, settings)
     paths = []
     for k in range(nodes.replicates):
-        rule, x = jax.tree.map(lambda v, k=k: v[k], (nodes, point.replicates.overlaps))
-        paths.append(_path(_Curve(model, a, parameter, rule, branch, x), limits, step, points))
+        rule = jax.tree.map(lambda v, k=k: v[k], nodes)
+        found = _at_once(model, a, rule, start, free, settings)
+        if not has_state(found.status[0], found.residual[0], 0.05):
+            raise ValueError(f"start must be near a state, got one with status {Status.name_of(found.status[0])}")
+        x = jax.tree.map(lambda v: v[0], found.overlaps)
+        paths.append(_path(_Curve(model, a, parameter, here, rule, free, x), limits, step, points))
     return paths
+
+
+def _at_once(model: Model, alpha: jax.Array, rule: Rule, x: Overlaps, free: jax.Array, settings: Settings) -> State:
+    """`solve_replicates` of a single replicate."""
+    rules, starts = jax.tree.map(lambda v: v[None], (rule, x))
+    return solve_replicates(model, alpha, rules, starts, free, settings)
+
+
+def folds_of(paths: Sequence[BranchPath]) -> list[tuple[float, float]]:
+    """Folds of a branch with their error bars, in the order along it, out of the paths of `trace_branch`.
+
+    Paths that do not have the usual number of folds, being shorter, are left out.
+    """
+    counts = [len(p.folds) for p in paths]
+    usual = max(set(counts), key=counts.count)
+    alike = zip(*(p.folds for p in paths if len(p.folds) == usual), strict=True)
+    return [(float(np.mean(v)), float(error_bar(jnp.array(v)))) for v in alike]
 
 
 def _path(curve: _Curve, limits: tuple[float, float], step: float, count: int) -> BranchPath:
@@ -226,18 +253,22 @@ def _path(curve: _Curve, limits: tuple[float, float], step: float, count: int) -
         elif np.linalg.det(p.J[:, :-1]) * np.linalg.det(q.J[:, :-1]) < 0:
             crossings.append(0.5 * float(curve.plain(p.w)[-1] + curve.plain(q.w)[-1]))
     u = np.array([curve.plain(p.w) for p in points])
-    states = [curve.coordinates.unpack(jnp.asarray(v)) for v in u[:, :-1]]
+    states = jax.tree.map(lambda *a: np.concatenate(a), *(curve.seen(p.w) for p in points))
     # The Jacobian is that of F(x) - x, in scaled coordinates, which have the same eigenvalues.
     eigenvalues = np.array([1 + np.linalg.eigvals(p.J[:, :-1]) for p in points])
     model, _, name, _ = curve.arguments
+    each = [jax.tree.map(lambda a, k=k: a[k], states.overlaps) for k in range(len(points))]
     return BranchPath(
         parameter=name,
         values=u[:, -1],
-        overlaps=jax.tree.map(lambda *a: np.stack(a), *states),
-        train_loss=np.array([p.loss for p in points]),
-        residual=np.array([p.residual for p in points]),
+        overlaps=states.overlaps,
+        train_loss=states.train_loss,
+        gen_error=states.gen_error,
+        residual=states.residual,
+        replicon=states.diagnostics.replicon,
+        status=states.status,
         eigenvalues=np.take_along_axis(eigenvalues, np.argsort(-eigenvalues.real, 1), 1),
-        labels=tuple(label(model, x) for x in states),
+        labels=tuple(label(model, x) for x in each),
         folds=tuple(folds),
         crossings=tuple(crossings),
         ends=(end, last),
@@ -250,7 +281,13 @@ def _many(model: Model, alpha: jax.Array, rule: Rule, starts: Overlaps, free: ja
 
 
 def find_states(
-    model: Model, alpha: float, nodes: Rule | None = None, *, count: int = 64, seed: int = 0
+    model: Model,
+    alpha: float,
+    nodes: Rule | None = None,
+    *,
+    count: int = 64,
+    seed: int = 0,
+    settings: Settings = NEWTON,
 ) -> list[FixedPoint]:
     """All states that are reached from many random starts without any symmetry imposed, the lowest training loss first.
 
@@ -260,12 +297,13 @@ def find_states(
             part, what they find is solved on all of it.
         count: random starts.
         seed: of the starts.
+        settings: tolerances; by default without the damped steps, which lead to minima and past saddles.
 
     Returns:
         One `FixedPoint` for every state; states that differ by the signs of m and theta count once.
     """
     nodes = default_nodes(model, CONTINUATION_NODES) if nodes is None else nodes
-    a, free, settings = jnp.asarray(alpha, model.lam.dtype), free_of(model, None), Settings()
+    a, free = jnp.asarray(alpha, model.lam.dtype), free_of(model, None)
     rng = np.random.default_rng(seed)
     base = branch_start(model, None)
 

@@ -82,8 +82,8 @@ def phase_diagram(
 
     Args:
         model: attention layer and data; the numbers that are not axes.
-        x, y: axes, ``(name, values)`` with the name of a scalar field of the model or "alpha", or
-            ``(name, values, put)`` with ``put(model, value)`` giving the model that value; plain values mean alpha for
+        x, y: axes, ``(name, values)`` with "alpha", the name of a scalar field of the model or an entry such as
+            "mixing[0,1]", or ``(name, values, put)`` with ``put(model, value)`` giving the model that value; plain values mean alpha for
             x and omega for y.
         nodes: averaging rule; by default `default_nodes` of 2^11, 4 replicates.
         alpha: samples per dimension, when it is not an axis.

@@ -214,8 +214,14 @@ def is_concrete(*values: Any) -> bool:
     return not any(isinstance(leaf, jax.core.Tracer) for leaf in jax.tree.leaves(values))
 
 
+def _entry(name: str) -> tuple[str, tuple[int, ...]]:
+    """Field and index that a name like "sigma" or "mixing[0,1]" means."""
+    field, _, index = name.partition("[")
+    return field, tuple(int(k) for k in index.removesuffix("]").split(",")) if index else ()
+
+
 def scalar(model: Model, name: str, argument: str, also: str = "") -> float:
-    """A scalar number of a concrete model, by the name of its field.
+    """A number of a concrete model: a scalar field, or an entry of an array, as in "mixing[0,1]".
 
     Args:
         argument: of the caller, which gave the name.
@@ -224,15 +230,27 @@ def scalar(model: Model, name: str, argument: str, also: str = "") -> float:
     Raises:
         ValueError: the model has no such number.
     """
-    field = getattr(model, name, None)
-    if not isinstance(field, jax.Array) or field.ndim:
-        raise ValueError(f"{argument} must name {also}a scalar number of the model, got {argument}={name!r}")
-    return float(field)
+    try:
+        field, index = _entry(name)
+        value = np.asarray(getattr(model, field, None), float)[index]
+    except (ValueError, IndexError, TypeError):
+        value = np.zeros(1)
+    if np.ndim(value) or not np.isfinite(value):
+        raise ValueError(
+            f"{argument} must name {also}a scalar number of the model or an entry like mixing[0,1], got {argument}={name!r}"
+        )
+    return float(value)
 
 
 def with_scalar(model: Model, value: Any, name: str) -> Model:
-    """The model with one of its scalar numbers at another value."""
-    return eqx.tree_at(lambda m: getattr(m, name), model, jnp.asarray(value, model.lam.dtype))
+    """The model with one of its numbers at another value; the rest of a row of `mixing` makes room in proportion."""
+    field, index = _entry(name)
+    old, value = getattr(model, field), jnp.asarray(value, model.lam.dtype)
+    new = old.at[index].set(value) if index else value
+    if field == "mixing" and index:
+        i, j = index
+        new = new.at[i].multiply(jnp.where(jnp.arange(old.shape[1]) == j, 1.0, (1 - value) / (1 - old[i, j])))
+    return eqx.tree_at(lambda m: getattr(m, field), model, new)
 
 
 def require(ok: Any, name: str, value: Any, want: str) -> None:

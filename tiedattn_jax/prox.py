@@ -214,6 +214,9 @@ def well_axis(model: Model, y: jax.Array, rank: int, steps: int) -> jax.Array:
 
     # The spectral radius is at most the largest row sum.
     norm = functools.reduce(jnp.maximum, (total(abs(hess[i, j]) for j in range(n)) for i in range(n)))
+    norm = jnp.where(
+        norm > 0, norm, 1.0
+    )  # any axis will do where the Hessian vanishes, as for a purely semantic target at y = 0
 
     def step(_: int, v: jax.Array) -> jax.Array:
         v = jnp.stack([norm * v[i] - total(hess[i, j] * v[j] for j in range(n)) for i in range(n)])
