@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from functools import partial
 from importlib import metadata
 from pathlib import Path
@@ -20,10 +20,10 @@ from .lines import default_nodes
 from .model import Model, require, scalar, with_scalar
 from .nodes import Rule
 from .overlaps import Overlaps
-from .solve import check_model, near_branch, solve_from
+from .solve import check_model
 from .state_evolution import Settings, Status, has_state
 from .store import Store, fingerprint
-from .tracks import follow, frees, judged, numbers, starts, tracks_of
+from .tracks import follow, frees, numbers, search, starts, tracks_of
 from .transitions import PAIR
 
 GRID_NODES = 2**11
@@ -209,35 +209,71 @@ def _solve(
 def _mended(
     cells: dict[str, np.ndarray], models: Model, alphas: np.ndarray, nodes: Rule, settings: Settings
 ) -> dict[str, np.ndarray]:
-    """Try the cells that are not solved again: from the states of solved neighbours, then from the default start."""
+    """Try again the cells that are not solved, and those where a branch is absent that a neighbour has.
+
+    The first from the states of the neighbours and from the default start; the others, which may lie between a fold and
+    a pitchfork, from the neighbours only.
+    """
     cells = {k: a.copy() for k, a in cells.items()}
-
-    def lost(status: np.ndarray, residual: np.ndarray) -> np.ndarray:
-        return (has_state(status, residual).mean(-1) < 0.5) & (status != Status.absent).any(-1)
-
     patient = Settings(settings.tol, 2 * settings.max_steps)
-    for b, i, j in np.argwhere(lost(cells["status"], cells["residual"])):
-        model = jax.tree.map(lambda a, i=i, j=j: a[i, j], models)
-        alpha, free = jnp.asarray(alphas[i, j], model.lam.dtype), frees(model)[b]
-        default = jax.tree.map(lambda a, b=b: a[b], starts(model))
-        for start in [*_neighbours(cells, b, i, j), default]:
-            x0 = near_branch(model, alpha, nodes.coarse(), start, free, patient)
-            states = solve_from(model, alpha, PAIR[b], nodes, x0, patient).replicates
-            found = numbers(judged(model, states, free))
-            if not lost(np.asarray(found["status"]), np.asarray(found["residual"])):
-                for k, a in found.items():
-                    cells[k][b, i, j] = a
-                break
+    begin = starts(jax.tree.map(lambda a: a[0, 0], models))
+    tried: set[tuple[Place, Place | None]] = set()
+
+    def sources(at: Place) -> list[Place | None]:
+        """Where to start from in a cell: neighbours, None for the default start."""
+        near: list[Place | None] = [c for c in _neighbours(at, cells) if _has(cells)[c]]
+        every = near[:1] if np.all(cells["status"][at] == Status.absent) else [*near, None]
+        return [c for c in every if (at, c) not in tried]
+
+    while todo := [(at, near) for at in map(Place, *np.nonzero(~_has(cells))) if (near := sources(at))]:
+        for at, near in todo:
+            b, i, j = at
+            model = jax.tree.map(lambda a, i=i, j=j: a[i, j], models)
+            alpha, free = jnp.asarray(alphas[i, j], model.lam.dtype), frees(model)[b]
+            default = jax.tree.map(lambda a, b=b: a[b], begin)
+            was_absent = np.all(cells["status"][at] == Status.absent)
+            for source in near:
+                tried.add((at, source))
+                x = default if source is None else _state_of(cells, source)
+                found = _retried(model, alpha, nodes, x, default, free, settings if was_absent else patient)
+                is_absent = np.all(np.asarray(found["status"]) == Status.absent)
+                if _has(found) or (is_absent and not was_absent):
+                    for k, a in found.items():
+                        cells[k][at] = a
+                    break
     return cells
 
 
-def _neighbours(cells: dict[str, np.ndarray], b: int, i: int, j: int) -> Sequence[Overlaps]:
-    """States of the cells above and below, where the branch has one."""
-    rows = cells["status"].shape[1]
-    at = [(i + step, j) for step in (1, -1) if 0 <= i + step < rows]
-    names = ("q", "V", "theta", "m")
-    return [
-        Overlaps(*(jnp.asarray(cells[k][b, r, c].mean(0)) for k in names))
-        for r, c in at
-        if np.all(cells["status"][b, r, c] <= Status.stalled)
-    ]
+class Place(NamedTuple):
+    """A cell of one branch."""
+
+    branch: int
+    row: int
+    column: int
+
+
+def _has(cells: dict[str, Any]) -> np.ndarray:
+    """Whether there is a state, in half of the replicates or more."""
+    return np.asarray(has_state(cells["status"], cells["residual"])).mean(-1) >= 0.5
+
+
+@eqx.filter_jit
+def _retried(
+    model: Model, alpha: jax.Array, nodes: Rule, x: Overlaps, default: Overlaps, free: jax.Array, settings: Settings
+) -> dict[str, jax.Array]:
+    """`search` from one state for all replicates."""
+    near = jax.tree.map(lambda a: jnp.broadcast_to(a, (nodes.replicates, *a.shape)), x)
+    return numbers(search(model, alpha, nodes, near, default, free, settings, jnp.array(False)))
+
+
+def _neighbours(at: Place, cells: dict[str, np.ndarray]) -> list[Place]:
+    """The cells beside a cell, those of its track last."""
+    _, rows, columns = cells["status"].shape[:3]
+    beside = [at._replace(row=at.row + d) for d in (1, -1)] + [at._replace(column=at.column + d) for d in (1, -1)]
+    return [c for c in beside if 0 <= c.row < rows and 0 <= c.column < columns]
+
+
+def _state_of(cells: dict[str, np.ndarray], at: Place) -> Overlaps:
+    """Mean overlaps of the replicates that have a state."""
+    found = np.asarray(has_state(cells["status"][at], cells["residual"][at]))
+    return Overlaps(*(jnp.asarray(cells[k][at][found].mean(0)) for k in ("q", "V", "theta", "m")))

@@ -44,13 +44,25 @@ class Track(eqx.Module):
 
 
 class _Warm(eqx.Module):
-    """The last two solved cells of one replicate: states, their places, and how many there are."""
+    """The last two solved cells of one replicate: states, their places, and how many there are; none where the branch is absent."""
 
     before: Overlaps
     last: Overlaps
     place_before: jax.Array
     place: jax.Array
     count: jax.Array
+
+
+class _Search(eqx.Module):
+    """The stage that comes next, and what was found so far."""
+
+    stage: jax.Array
+    found: State
+
+
+_BRANCH, _BARE, _ANEW, _DONE = range(4)
+_DAMPED_STEPS = 200
+_SMALL = 0.2  # share of the largest possible order parameter
 
 
 def _predict(model: Model, warm: _Warm, place: jax.Array) -> Overlaps:
@@ -67,41 +79,80 @@ def _own(state: State, free: jax.Array) -> jax.Array:
     return free[0] * state.diagnostics.growth_theta + free[1] * state.diagnostics.growth_m
 
 
-def judged(model: Model, state: State, free: jax.Array) -> State:
-    """The state with status `absent` where an order parameter is small and the linearised map shrinks it further.
+def _mostly(found: jax.Array) -> jax.Array:
+    return jnp.mean(found) >= 0.5
 
-    Few nodes leave one where the branch has ended, a fixed point of their own or none. A branch that does exist near a
-    pitchfork has, for an order parameter of a share p of the largest possible one, a growth of about 1 - 2 p^2.
+
+def _states(state: State) -> jax.Array:
+    return has_state(state.status, state.residual)
+
+
+def search(
+    model: Model,
+    alpha: jax.Array,
+    nodes: Rule,
+    near: Overlaps,
+    start: Overlaps,
+    free: jax.Array,
+    settings: Settings,
+    lost: jax.Array,
+) -> State:
+    """A branch at one setting, or the uninformed state with status `absent`.
+
+    The branch is looked for near where it is expected. Where it is not found, or with a small order parameter, which few
+    nodes may leave where there is none, the uninformed state is asked whether that order parameter grows on it. If not, the branch is
+    absent: it has ended in a pitchfork, or in a fold beyond it. If so, a branch that was not found is looked for again from
+    its start, with damped steps.
+
+    Args:
+        near: overlaps of every replicate near the state.
+        start: overlaps from which damped iteration reaches the branch.
+        lost: whether the branch is not expected at all; then the uninformed state comes first.
     """
-    positional, semantic = jax.vmap(lambda x: magnitudes(model, x))(state.overlaps)
-    small = free[0] * semantic + free[1] * positional < 0.2
-    gone = (jnp.sum(free) == 1) & small & (_own(state, free) < 0.9) & (state.status < Status.nonfinite)
-    return eqx.tree_at(lambda s: s.status, state, jnp.where(gone, int(Status.absent), state.status))
+
+    def advance(s: _Search) -> _Search:
+        bare, again = s.stage == _BARE, s.stage == _ANEW
+        xs = jax.tree.map(lambda a, b: jnp.where(again, a, b), start, near)
+        damped = eqx.tree_at(lambda a: a.warm_steps, settings, jnp.where(again, _DAMPED_STEPS, settings.warm_steps))
+        state = solve_replicates(model, alpha, nodes, xs, jnp.where(bare, 0.0, free), damped)
+        kept = jax.tree.map(lambda a, b: jnp.where(bare, a, b), s.found, state)
+        gone = bare & _mostly(_states(state)) & (jnp.mean(_own(state, free)) < 1)
+        absent = eqx.tree_at(lambda a: a.status, state, jnp.full_like(state.status, Status.absent))
+        positional, semantic = jax.vmap(lambda x: magnitudes(model, x))(kept.overlaps)
+        small = jnp.mean(free[0] * semantic + free[1] * positional) < _SMALL
+        settled = jnp.select(
+            [bare, again], [gone | _mostly(_states(kept)), jnp.array(True)], _mostly(_states(kept)) & ~small
+        )
+        return _Search(
+            stage=jnp.where(settled, _DONE, s.stage + 1),
+            found=jax.tree.map(lambda a, b: jnp.where(gone, a, b), absent, kept),
+        )
+
+    shapes = jax.eval_shape(lambda: solve_replicates(model, alpha, nodes, near, free, settings))
+    nothing = jax.tree.map(lambda a: jnp.zeros(a.shape, a.dtype), shapes)
+    nothing = eqx.tree_at(lambda a: a.status, nothing, jnp.full_like(nothing.status, Status.nonfinite))
+    first = _Search(jnp.where(lost, _BARE, _BRANCH), nothing)
+    return lax.while_loop(lambda s: s.stage != _DONE, advance, first).found
 
 
-def _learn(warm: _Warm, place: jax.Array, state: State, start: Overlaps, free: jax.Array) -> _Warm:
+def _learn(warm: _Warm, place: jax.Array, state: State) -> _Warm:
     """What the next cell starts from, in every replicate.
 
-    A replicate that lost the branch joins the mean of those that have it. Where none has it, the next search is from the state
-    found, with the order parameter of the branch put back in where it may soon grow, or, if nothing was found, from
-    the last cell that was solved.
+    A replicate that lost the branch joins the mean of those that have it. Where none has it, the next search is from the
+    uninformed state that was found instead, or, if nothing was found, from the last cell that was solved.
     """
     x = state.overlaps
-    found, absent = has_state(state.status, state.residual), state.status == Status.absent
+    found, absent = _states(state), jnp.all(state.status == Status.absent)
     share = found / jnp.maximum(jnp.sum(found), 1)
     mean = jax.tree.map(lambda a: jnp.einsum("r,r...->...", share, jnp.where(_wide(found, a), a, 0.0)), x)
-    size = jnp.sqrt(jnp.trace(x.q, axis1=2, axis2=3).mean(1) / jnp.trace(start.q, axis1=1, axis2=2).mean())
-    size = jnp.where(_own(state, free) > 0.6, size, 0.0)
-    nudged = Overlaps(x.q, x.V, _wide(size, x.theta) * start.theta, _wide(size, x.m) * start.m)
-    anew = jax.tree.map(lambda m, n: jnp.where(jnp.any(found), m, n), mean, nudged)
-    kept = absent | jnp.any(found)
+    own = found | absent
 
     def pick(a: jax.Array, b: jax.Array, c: jax.Array) -> jax.Array:
-        return jnp.where(_wide(found, a), a, jnp.where(_wide(kept, a), b, c))
+        return jnp.where(_wide(own, a), a, jnp.where(jnp.any(found), b, c))
 
-    places = jnp.broadcast_to(place, found.shape)
-    fresh = _Warm(warm.last, x, warm.place, places, jnp.minimum(warm.count + 1, 2))
-    return jax.tree.map(pick, fresh, _Warm(warm.last, anew, warm.place, places, jnp.ones_like(warm.count)), warm)
+    places, one = jnp.broadcast_to(place, found.shape), jnp.ones_like(warm.count)
+    fresh = _Warm(warm.last, x, warm.place, places, jnp.where(absent, 0, jnp.minimum(warm.count + 1, 2)))
+    return jax.tree.map(pick, fresh, _Warm(warm.last, mean, warm.place, places, one), warm)
 
 
 def _wide(a: jax.Array, like: jax.Array) -> jax.Array:
@@ -112,9 +163,10 @@ def _wide(a: jax.Array, like: jax.Array) -> jax.Array:
 def _follow(track: Track, nodes: Rule, settings: Settings) -> dict[str, jax.Array]:
     def cell(warm: _Warm, at: tuple[Model, jax.Array, jax.Array]) -> tuple[_Warm, dict[str, jax.Array]]:
         model, alpha, place = at
-        xs = jax.vmap(lambda w: _predict(model, w, place))(warm)
-        state = judged(model, solve_replicates(model, alpha, nodes, xs, track.free, settings), track.free)
-        return _learn(warm, place, state, track.start, track.free), numbers(state)
+        near = jax.vmap(lambda w: _predict(model, w, place))(warm)
+        lost = jnp.any(warm.count == 0)
+        state = search(model, alpha, nodes, near, track.start, track.free, settings, lost)
+        return _learn(warm, place, state), numbers(state)
 
     one = _Warm(track.start, track.start, track.places[0] - 1, track.places[0], jnp.array(1))
     warm = jax.tree.map(lambda a: jnp.broadcast_to(a, (nodes.replicates, *a.shape)), one)
