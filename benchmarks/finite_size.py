@@ -79,7 +79,7 @@ def speed(d: int) -> dict[str, Any]:
     return out
 
 
-def theory(d: int, alpha: float, instances: int, branch: str, size: int, response: str) -> dict[str, Any]:
+def theory(d: int, alpha: float, instances: int, branch: str, order: int, response: str) -> dict[str, Any]:
     """Instances of message passing against the theory, both at the realised norm of each teacher."""
     model = ta.dot_product()
     found = ta.run_instances(
@@ -88,7 +88,7 @@ def theory(d: int, alpha: float, instances: int, branch: str, size: int, respons
         alpha,
         lambda data, key: ta.gamp(model, data, branch, tol=1e-10, steps=400, response=response),
         jax.random.split(jax.random.key(1000), instances),
-        nodes=ta.sobol_nodes(model, size),
+        nodes=ta.line_nodes(model, order),
         sentences=400_000,
         progress=tqdm,
     )
@@ -123,12 +123,11 @@ def undamped(d: int) -> list[dict[str, Any]]:
             first = residuals[: np.argmax(residuals > 1e-4)]  # empty where they never grow
             grown = np.flatnonzero(first > 1e-9)
             growth = np.polyfit(grown, np.log(residuals[grown]), 1)[0] if len(grown) > 2 else np.nan
-            fp = ta.solve(model, alpha, branch, ta.sobol_nodes(model, 2**14, replicates=1))
-            coordinates = Coordinates(model, jnp.array(FREE[None]))
-            rule = jax.tree.map(lambda a: a[0], ta.sobol_nodes(model, 2**14, replicates=1))
-            jacobian = jax.jit(_image_and_jacobian, static_argnums=4)(
-                model, jnp.asarray(alpha), rule, coordinates.pack(fp.overlaps), coordinates
-            )[1]
+            nodes = ta.line_nodes(model, 9, replicates=1, even=True)
+            fp = ta.solve(model, alpha, branch, nodes)
+            rule, free = jax.tree.map(lambda a: a[0], nodes), jnp.array(FREE[None])
+            v = Coordinates(model, free).pack(fp.overlaps)
+            jacobian = _image_and_jacobian(model, jnp.asarray(alpha), rule, v, free)[1]
             eigenvalues = np.linalg.eigvals(np.asarray(jacobian))
             rows.append(
                 {
@@ -155,13 +154,13 @@ def main() -> None:
     parser.add_argument("--instances", type=int, default=20)
     parser.add_argument("--branch", choices=("semantic", "positional"), default="semantic")
     parser.add_argument("--response", choices=("regression", "derivative"), default="regression")
-    parser.add_argument("--nodes", type=int, default=2**14)
+    parser.add_argument("--order", type=int, default=7, help="of the lines of the theory")
     a = parser.parse_args()
     jax.config.update("jax_enable_x64", True)
     if a.what == "speed":
         result: Any = speed(a.d or 1000)
     elif a.what == "theory":
-        result = theory(a.d or 2000, a.alpha, a.instances, a.branch, a.nodes, a.response)
+        result = theory(a.d or 2000, a.alpha, a.instances, a.branch, a.order, a.response)
     else:
         result = undamped(a.d or 1000)
     print(json.dumps(result, indent=1))

@@ -19,7 +19,7 @@ import tiedattn_jax as ta
 
 ALPHA_C = 1.25154  # at omega = .3; see tests/cases.py
 # (alpha, omega): on either side of alpha_c, near it and far from it.
-POINTS = ((0.5, 0.1), (0.9, 0.2), (1.15, 0.3), (1.35, 0.3), (2.0, 0.3), (2.0, 0.4))
+POINTS = ((1.2, 0.4), (0.9, 0.2), (1.15, 0.3), (1.35, 0.3), (2.0, 0.3), (2.0, 0.4))
 
 
 def grid(a: argparse.Namespace) -> None:

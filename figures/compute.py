@@ -41,7 +41,7 @@ def numbers(point: ta.FixedPoint) -> dict[str, float]:
 def minimum(a: argparse.Namespace) -> Iterable[dict[str, Any]]:
     """Theory on both branches, and simulations from the start of the lower one, against alpha."""
     model = ta.dot_product()
-    nodes = ta.sobol_nodes(model, a.nodes)
+    nodes = ta.line_nodes(model, a.order)
     loss: dict[str, np.ndarray] = {}
     for branch in ("positional", "semantic"):
         points = [ta.solve(model, alpha, branch, nodes) for alpha in tqdm(a.alphas, desc=branch)]
@@ -70,7 +70,7 @@ def minimum(a: argparse.Namespace) -> Iterable[dict[str, Any]]:
 def scaling(a: argparse.Namespace) -> Iterable[dict[str, Any]]:
     """Mean and scatter over instances against d, at a teacher of exactly the model's norm, next to the theory."""
     model = ta.dot_product()
-    nodes = ta.sobol_nodes(model, a.nodes)
+    nodes = ta.line_nodes(model, a.order)
     for branch in ("positional", "semantic"):
         point = numbers(ta.solve(model, a.alphas[0], branch, nodes))
         for d in tqdm(a.d, desc=branch):
@@ -127,7 +127,7 @@ def main(argv: list[str] | None = None) -> None:
     parser.add_argument("--alphas", type=float, nargs="+")
     parser.add_argument("--instances", type=int)
     parser.add_argument("--steps", type=int)
-    parser.add_argument("--nodes", type=int, default=2**14)
+    parser.add_argument("--order", type=int, default=7, help="of the lines of the theory")
     parser.add_argument("--seed", type=int, default=0)
     a = parser.parse_args(argv)
     for name, value in DEFAULTS[a.figure].items():

@@ -25,7 +25,7 @@ def script(name):
 @pytest.mark.parametrize("figure", SIZES)
 def test_figure(figure, tmp_path):
     data, picture = tmp_path / "data.csv", tmp_path / "picture.png"
-    script("compute").main([figure, "--out", str(data), "--nodes", "4096", *SIZES[figure]])
+    script("compute").main([figure, "--out", str(data), "--order", "5", *SIZES[figure]])
     rows = list(csv.DictReader(data.read_text().splitlines()))
     count, branches = {"minimum": (6, 2), "scaling": (20, 2), "adam": (2, None)}[figure]
     assert len(rows) == count and branches in (None, len({r["branch"] for r in rows if "branch" in r}))

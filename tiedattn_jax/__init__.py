@@ -22,6 +22,7 @@ from .data import raw_labels as raw_labels
 from .data import realised as realised
 from .data import sample_data as sample_data
 from .data import shard as shard
+from .diagram import REGIONS as REGIONS
 from .diagram import PhaseDiagram as PhaseDiagram
 from .gamp import GAMP as GAMP
 from .gamp import gamp as gamp

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -41,6 +42,7 @@ MEETINGS = {
     frozenset(("semantic end", "positional end")): "the uninformed state turns unstable towards both at once",
 }
 SEARCH = np.geomspace(3.0, 0.05, 19)
+_AROUND = np.array([1.1, 1.03, 0.97, 0.91])
 _TOLERANCE = 1e-3  # a step in alpha, relative, after which a secant or Newton step is final
 
 
@@ -102,6 +104,13 @@ def meetings(boundaries: Iterable[Boundary]) -> list[Meeting]:
         ),
         key=lambda meeting: meeting.value,
     )
+
+
+class _Row(NamedTuple):
+    alpha: float
+    stderr: float
+    slope: float
+    status: int
 
 
 class _Point(NamedTuple):
@@ -166,42 +175,52 @@ def trace_boundary(
         frees = [free_of(model, b) for b in branches]
         return tuple(solve_replicates(here, a, nodes, x, free, settings) for x, free in zip(xs, frees, strict=True))
 
-    starts = [branch_start(at(values[0]), b) for b in branches]
-    many = tuple(jax.tree.map(lambda a: jnp.broadcast_to(a, (nodes.replicates, *a.shape)), x) for x in starts)
-    around = SEARCH if guess is None else guess * np.array([1.1, 1.03, 0.97, 0.91])
-    alpha, xs = _first(partial(evaluate, values[0]), value_of, many, around)
-    points: list[_Point] = [_Point(values[0], alpha, xs)]
-    rows: list[tuple[float, float, float, float]] = []
-    steepness = np.nan  # d g / d alpha
-    for value in progress(values):
-        alpha, xs = _predict(points, value, rows)
+    steepness = np.nan  # d g / d alpha, kept from one value to the next
+
+    def settle(value: float, alpha: float, xs: tuple[Overlaps, ...]) -> tuple[_Row, _Point | None]:
+        nonlocal steepness
         before: tuple[float, np.ndarray] | None = None
         for _ in range(8):
             states = evaluate(value, alpha, xs)
             g, xs = np.asarray(value_of(*states)), tuple(s.overlaps for s in states)
+            status = max(int(s.status.max()) for s in states)
+            if not _usable(states):
+                return _Row(np.nan, np.nan, np.nan, status), None
             slope = np.nan
             if name == "alpha_c":
                 by_model, by_alpha = jax.tree.map(jnp.subtract, *(s.train_loss_partials for s in states))
                 steepness = float(by_alpha.mean())
-                by_value = map(
-                    jnp.vdot, *map(jax.tree.leaves, (jax.tree.map(lambda a: a.mean(0), by_model), along(value)))
-                )
-                slope = -float(sum(by_value)) / steepness
+                mean = jax.tree.map(lambda a: a.mean(0), by_model)
+                slope = -float(sum(map(jnp.vdot, jax.tree.leaves(mean), jax.tree.leaves(along(value))))) / steepness
             elif before is not None and abs(alpha - before[0]) > 1e-9:
                 steepness = float((g - before[1]).mean()) / (alpha - before[0])
             before = alpha, g
             step = -g.mean() / steepness if np.isfinite(steepness) else 0.02 * alpha
-            usable, final = _usable(states), np.isfinite(steepness) and abs(step) < _TOLERANCE * alpha
-            if final or not usable:
+            if np.isfinite(steepness) and abs(step) < _TOLERANCE * alpha:
                 break
             alpha += float(np.clip(step, -0.2 * alpha, 0.2 * alpha))
-        status = max(int(s.status.max()) for s in states)
-        if not usable:
-            rows.append((np.nan, np.nan, np.nan, status))
-            continue
         roots = jnp.asarray(alpha - g / steepness)
-        rows.append((float(roots.mean()), float(error_bar(roots)), slope, status))
-        points = [*points[-2:], _Point(value, rows[-1][0], xs)] if len(rows) > 1 else [_Point(value, rows[-1][0], xs)]
+        row = _Row(float(roots.mean()), float(error_bar(roots)), slope, status)
+        return row, _Point(value, row.alpha, xs)
+
+    def search(value: float, around: np.ndarray) -> tuple[float, tuple[Overlaps, ...]]:
+        starts = tuple(
+            jax.tree.map(lambda a: jnp.broadcast_to(a, (nodes.replicates, *a.shape)), branch_start(at(value), b))
+            for b in branches
+        )
+        return _first(partial(evaluate, value), value_of, starts, around)
+
+    alpha, xs = search(values[0], SEARCH if guess is None else guess * _AROUND)
+    points: list[_Point] = [_Point(values[0], alpha, xs)]
+    rows: list[_Row] = []
+    for value in progress(values):
+        row, point = settle(value, *_predict(points, value, rows))
+        if point is None:
+            with contextlib.suppress(ValueError):
+                row, point = settle(value, *search(value, points[-1].alpha * _AROUND))
+        rows.append(row)
+        if point is not None:
+            points = [*points[-2:], point] if len(rows) > 1 else [point]
     found, bars, slopes, statuses = np.array(rows).T
     order = np.argsort(values)
     values, found, bars, slopes, statuses = (a[order] for a in (values, found, bars, slopes, statuses))
@@ -211,7 +230,7 @@ def trace_boundary(
     return Boundary(name, parameter, values, found, bars, slopes, statuses.astype(int))
 
 
-def _predict(points: list[_Point], value: float, rows: list) -> tuple[float, tuple[Overlaps, ...]]:
+def _predict(points: list[_Point], value: float, rows: list[_Row]) -> tuple[float, tuple[Overlaps, ...]]:
     """alpha and states at a new value: polynomial extrapolation of the last points, of at most three."""
     places = np.array([p.value for p in points])
 
@@ -225,8 +244,8 @@ def _predict(points: list[_Point], value: float, rows: list) -> tuple[float, tup
         return sum(w * b for w, b in zip(weights, a, strict=True))
 
     alpha = mix(*(p.alpha for p in points))
-    if len(points) == 1 and rows and np.isfinite(rows[-1][2]):
-        alpha = points[0].alpha + rows[-1][2] * (value - places[0])
+    if len(points) == 1 and rows and np.isfinite(rows[-1].slope):
+        alpha = points[0].alpha + rows[-1].slope * (value - places[0])
     last = points[-2:]  # the states linearly: theirs is the noise of a replicate
     if len(last) == 2:
         ratio = (value - last[1].value) / (last[1].value - last[0].value)
@@ -258,9 +277,11 @@ def _first(
         if not _usable(states):
             xs, before = starts, None
             continue
-        g, xs = float(value_of(*states).mean()), tuple(s.overlaps for s in states)
+        here, g, xs = xs, float(value_of(*states).mean()), tuple(s.overlaps for s in states)
         if before is not None and before[1] * g < 0:
-            return alpha + g / (g - before[1]) * (before[0] - alpha), xs
+            share = g / (g - before[1])
+            between = jax.tree.map(lambda a, b, share=share: a + share * (b - a), xs, here)
+            return alpha + share * (before[0] - alpha), between
         before = alpha, g
     raise ValueError(
         f"values must begin where the boundary exists, got none at the first for alpha from {alphas[-1]:g} to {alphas[0]:g}"

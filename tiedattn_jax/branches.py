@@ -183,10 +183,12 @@ def spinodals(curve: Curve, nodes: Rule | None = None, *, settings: Settings | N
     settings = CURVE_SETTINGS if settings is None else settings
     follow = partial(_crossing, nodes=nodes, settings=settings)
     found = []
-    for p, q in pairwise(curve.points):
-        if p.exists and q.exists and (_growth(p, other) - 1) * (_growth(q, other) - 1) < 0:
+    resolved = [p for p in curve.points if p.ok]  # elsewhere growth means little
+    for p, q in pairwise(resolved):
+        if (_growth(p, other) - 1) * (_growth(q, other) - 1) < 0:
             side = "lower" if _growth(p, other) > 1 else "upper"
             found.append(Spinodal(*follow(p, q, other), "instability", other, side))
+    for p, q in pairwise(curve.points):
         if p.exists == q.exists:
             continue
         side, inside, outside = ("lower", q, p) if q.exists else ("upper", p, q)
@@ -204,9 +206,10 @@ def spinodals(curve: Curve, nodes: Rule | None = None, *, settings: Settings | N
                 continue
         found.append(Spinodal(*fork, "pitchfork", own, side))
         # At the pitchfork the branch is as unstable as the uninformed state.
-        if _growth(inside, other) < 1 < _growth(beyond, other):
+        nearest = min(resolved, key=lambda e: abs(float(e.alpha) - fork[0]), default=inside)
+        if _growth(nearest, other) < 1 < _growth(beyond, other):
             birth = eqx.tree_at(lambda e: e.alpha, beyond, jnp.asarray(fork[0], model.lam.dtype))
-            found.append(Spinodal(*follow(birth, inside, other), "instability", other, side))
+            found.append(Spinodal(*follow(birth, nearest, other), "instability", other, side))
     return sorted(found, key=lambda end: end.alpha)
 
 
