@@ -13,9 +13,11 @@ import resource
 import time
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
 import tiedattn_jax as ta
+from tiedattn_jax.state_evolution import saddle_map
 
 ALPHA_C = 1.25154  # at omega = .3; see tests/cases.py
 # (alpha, omega): on either side of alpha_c, near it and far from it.
@@ -67,12 +69,22 @@ def boundaries(a: argparse.Namespace) -> None:
     for meeting in ta.meetings(found.values()):
         print(meeting)
     if a.published:
-        from published_method import critical_alpha
+        import published_method as published
+
+        rule = jax.tree.map(lambda a: a[0], ta.line_nodes(model, a.order, replicates=1))
+
+        def exact(x: published.Overlaps, p: published.Problem) -> float:
+            """The training loss that precise averages give at the published method's overlaps."""
+            one = jnp.ones((2, 1, 1))
+            here = ta.Overlaps(x.q * one, x.V * one, x.theta * one, x.m * jnp.array([[1.0], [-1.0]]))
+            m = ta.dot_product(omega=p.omega)
+            return float(saddle_map(m, jnp.asarray(p.alpha), here, rule, jnp.ones(2))[1].train_loss)
 
         for omega, alpha in list(zip(found["alpha_c"].values, found["alpha_c"].alpha, strict=True))[:: a.points // 4]:
-            value = critical_alpha(omega, alpha)
+            coarse, fine = (published.critical_alpha(omega, alpha, loss) for loss in (published.train_loss, exact))
             print(
-                f"published quadrature, omega = {omega:.3f}: alpha_c = {value:.4f}, {value / alpha - 1:+.2%}",
+                f"published quadrature, omega = {omega:.3f}: alpha_c = {coarse:.4f} ({coarse / alpha - 1:+.1%}); "
+                f"its overlaps, exact losses: {fine:.4f} ({fine / alpha - 1:+.1%})",
                 flush=True,
             )
 
@@ -114,8 +126,8 @@ def main() -> None:
     sub.add_argument("--devices", type=int)
     sub.set_defaults(run=grid)
     sub = commands.add_parser("boundaries", help=boundaries.__doc__)
-    sub.add_argument("--points", type=int, default=12)
-    sub.add_argument("--order", type=int, default=7, help="of the lines")
+    sub.add_argument("--points", type=int, default=8)
+    sub.add_argument("--order", type=int, default=9, help="of the lines")
     sub.add_argument("--published", action="store_true", help="the published method beside it")
     sub.set_defaults(run=boundaries, devices=None)
     sub = commands.add_parser("simulation", help=simulation.__doc__)

@@ -88,7 +88,8 @@ def phase_diagram(
         nodes: averaging rule; by default `default_nodes` of 2^11, 4 replicates.
         alpha: samples per dimension, when it is not an axis.
         settings: tolerances.
-        devices: how many of this process's devices to use; by default all.
+        devices: how many of this process's devices to use; by default all. A CPU is one device unless
+            ``jax.config.update("jax_num_cpu_devices", cores)`` came before any computation.
         lanes: tracks that a device solves in lockstep; by default 1 on a CPU, up to 64 elsewhere.
         out: folder in which finished tracks are kept.
         resume: whether to go on with the tracks that `out` holds.
@@ -219,13 +220,17 @@ def _mended(
     begin = starts(jax.tree.map(lambda a: a[0, 0], models))
     tried: set[tuple[Place, Place | None]] = set()
 
-    def sources(at: Place) -> list[Place | None]:
+    def sources(at: Place, has: np.ndarray) -> list[Place | None]:
         """Where to start from in a cell: neighbours, None for the default start."""
-        near: list[Place | None] = [c for c in _neighbours(at, cells) if _has(cells)[c]]
+        near: list[Place | None] = [c for c in _neighbours(at, has.shape) if has[c]]
         every = near[:1] if np.all(cells["status"][at] == Status.absent) else [*near, None]
         return [c for c in every if (at, c) not in tried]
 
-    while todo := [(at, near) for at in map(Place, *np.nonzero(~_has(cells))) if (near := sources(at))]:
+    def untried() -> list[tuple[Place, list[Place | None]]]:
+        has = _has(cells)
+        return [(at, near) for at in map(Place, *np.nonzero(~has)) if (near := sources(at, has))]
+
+    while todo := untried():
         for at, near in todo:
             b, i, j = at
             model = jax.tree.map(lambda a, i=i, j=j: a[i, j], models)
@@ -236,8 +241,9 @@ def _mended(
                 tried.add((at, source))
                 x = default if source is None else _state_of(cells, source)
                 found = _retried(model, alpha, nodes, x, default, free, settings if was_absent else patient)
-                is_absent = np.all(np.asarray(found["status"]) == Status.absent)
-                if _has(found) or (is_absent and not was_absent):
+                status = np.asarray(found["status"])
+                settled = _has(found) or np.all(status == Status.absent)
+                if np.mean(status <= Status.stalled) >= 0.5 if was_absent else settled:
                     for k, a in found.items():
                         cells[k][at] = a
                     break
@@ -266,9 +272,9 @@ def _retried(
     return numbers(search(model, alpha, nodes, near, default, free, settings, jnp.array(False)))
 
 
-def _neighbours(at: Place, cells: dict[str, np.ndarray]) -> list[Place]:
+def _neighbours(at: Place, shape: tuple[int, ...]) -> list[Place]:
     """The cells beside a cell, those of its track last."""
-    _, rows, columns = cells["status"].shape[:3]
+    _, rows, columns = shape
     beside = [at._replace(row=at.row + d) for d in (1, -1)] + [at._replace(column=at.column + d) for d in (1, -1)]
     return [c for c in beside if 0 <= c.row < rows and 0 <= c.column < columns]
 

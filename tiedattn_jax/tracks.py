@@ -61,7 +61,8 @@ class _Search(eqx.Module):
 
 
 _BRANCH, _BARE, _ANEW, _DONE = range(4)
-_DAMPED_STEPS = 200
+_DAMPED_STEPS = 60
+_NOTHING = 0.01  # share of rho in q below which a student that does not settle is on its way to zero
 _SMALL = 0.2  # share of the largest possible order parameter
 
 
@@ -102,7 +103,7 @@ def search(
     The branch is looked for near where it is expected. Where it is not found, or with a small order parameter, which few
     nodes may leave where there is none, the uninformed state is asked whether that order parameter grows on it. If not, the branch is
     absent: it has ended in a pitchfork, or in a fold beyond it. If so, a branch that was not found is looked for again from
-    its start, with damped steps.
+    its start, with damped steps. A student that shrinks to nothing all the while is absent, too.
 
     Args:
         near: overlaps of every replicate near the state.
@@ -116,7 +117,9 @@ def search(
         damped = eqx.tree_at(lambda a: a.warm_steps, settings, jnp.where(again, _DAMPED_STEPS, settings.warm_steps))
         state = solve_replicates(model, alpha, nodes, xs, jnp.where(bare, 0.0, free), damped)
         kept = jax.tree.map(lambda a, b: jnp.where(bare, a, b), s.found, state)
-        gone = bare & _mostly(_states(state)) & (jnp.mean(_own(state, free)) < 1)
+        known, size = _mostly(_states(state)), jnp.mean(jnp.trace(state.overlaps.q, axis1=2, axis2=3))
+        collapsed = ~known & (size < _NOTHING * jnp.mean(jnp.trace(model.rho, axis1=1, axis2=2)))
+        gone = bare & known & (jnp.mean(_own(state, free)) < 1) | (bare | again) & collapsed
         absent = eqx.tree_at(lambda a: a.status, state, jnp.full_like(state.status, Status.absent))
         positional, semantic = jax.vmap(lambda x: magnitudes(model, x))(kept.overlaps)
         small = jnp.mean(free[0] * semantic + free[1] * positional) < _SMALL

@@ -43,7 +43,9 @@ def register(commands: Any) -> None:
     parser.add_argument("--x", **form, default=("alpha", np.linspace(0.1, 2.0, 25)), help="default alpha .1 2 25")
     parser.add_argument("--y", **form, default=("omega", np.linspace(0.02, 0.5, 25)), help="default omega .02 .5 25")
     parser.add_argument("--alpha", type=positive, help="samples per dimension, when it is not an axis (default 2)")
-    parser.add_argument("--devices", type=count, help="devices to spread the grid over; on a CPU, its cores")
+    parser.add_argument(
+        "--devices", type=count, help="devices to spread the grid over (default: all; on a CPU, its cores)"
+    )
     parser.add_argument("--resume", action="store_true", help="go on with the finished tracks in the folder of --out")
     parser.set_defaults(run=run)
 
@@ -51,9 +53,10 @@ def register(commands: Any) -> None:
 def run(args: argparse.Namespace) -> Report:
     """Solve the grid, read alpha_c and alpha_l from it, draw it."""
     model = model_of(args)
-    if args.devices is not None and args.devices <= (os.cpu_count() or 1):
+    cores = os.cpu_count() or 1
+    if args.devices is None or args.devices <= cores:
         with contextlib.suppress(RuntimeError):  # devices exist already
-            jax.config.update("jax_num_cpu_devices", args.devices)
+            jax.config.update("jax_num_cpu_devices", args.devices or cores)
     free = "alpha" not in (args.x[0], args.y[0])
     with contextlib.ExitStack() as closing:
         bars: list[tqdm] = []
