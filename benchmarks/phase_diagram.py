@@ -37,13 +37,14 @@ def grid(a: argparse.Namespace) -> None:
             devices=a.devices,
             progress=lambda done, total, ticks=ticks: ticks.append((time.perf_counter(), done)),
         )
+        end = time.perf_counter()
         (t0, n0), (t1, n1) = ticks[1], ticks[-1]  # the first chunk compiles
         memory = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20
         curve = diagram.alpha_c()
         alpha, bar = (float(np.interp(0.3, curve.values, v)) for v in (curve.alpha, curve.stderr))
         print(
             f"{size} x {size}: {2 * (t1 - t0) / (n1 - n0):.4f} s per cell, both branches; "
-            f"{(t1 - t0) * n1 / (n1 - n0):.1f} s for the grid; {np.mean(diagram.solved):.1%} solved, "
+            f"{(t1 - t0) * n1 / (n1 - n0):.1f} s for the grid and {end - t1:.1f} s for retries; {np.mean(diagram.solved):.1%} solved, "
             f"{np.mean(diagram.trusted):.1%} trusted; alpha_c(.3) = {alpha:.4f}({bar:.4f}), off by {alpha / ALPHA_C - 1:+.2%}; "
             f"peak memory {memory:.2f} GiB; load {os.getloadavg()[0]:.1f}",
             flush=True,
