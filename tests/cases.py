@@ -42,5 +42,5 @@ ALPHA_L = 1.492272
 
 def state(case: Case) -> ta.Overlaps:
     """Overlaps of a case in the library's shapes."""
-    full = [jnp.full((2, 1, 1), v) for v in (case.q, case.V, case.theta)]
+    full = [jnp.full((2, 1, 1), v, float) for v in (case.q, case.V, case.theta)]  # without a dtype: another program
     return ta.Overlaps(*full, case.m * jnp.array([[1.0], [-1.0]]))

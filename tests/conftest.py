@@ -1,6 +1,12 @@
-"""Double precision, a compilation cache, and the averages that most tests share."""
+"""Double precision, programs that compile fast and are kept, and the averages that most tests share.
+
+Most of the time of the suite goes into compiling. Programs of equal shapes are compiled once for all tests, so a test takes
+the averages `nodes` or `lines` unless other averages are its subject.
+"""
 
 import os
+import subprocess
+import sys
 import tempfile
 from pathlib import Path
 
@@ -9,12 +15,27 @@ import pytest
 
 import tiedattn_jax as ta
 
+FAST = "--xla_cpu_use_fusion_emitters=false"
+if "PYTEST_XDIST_WORKER" not in os.environ and "XLA_FLAGS" not in os.environ:
+    # A flag that this jaxlib does not know ends the process.
+    probe = [sys.executable, "-c", "import jax; jax.devices()"]
+    if subprocess.run(probe, env={**os.environ, "XLA_FLAGS": FAST}, capture_output=True).returncode == 0:
+        os.environ["XLA_FLAGS"] = FAST  # the workers and the processes that tests start inherit it
+
 jax.config.update("jax_enable_x64", True)
 _CACHE = os.environ.get("TIEDATTN_CACHE", str(Path(tempfile.gettempdir()) / "tiedattn_jax_tests"))
 os.environ["TIEDATTN_CACHE"] = _CACHE  # the command line in the tests keeps its programs here too
 if _CACHE != "0":
     jax.config.update("jax_compilation_cache_dir", _CACHE)
     jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.2)
+
+
+@pytest.fixture(scope="module")
+def quick_programs():
+    """For modules whose programs take longer to compile than to run."""
+    jax.config.update("jax_disable_most_optimizations", True)
+    yield
+    jax.config.update("jax_disable_most_optimizations", False)
 
 
 @pytest.fixture(scope="session")
@@ -25,6 +46,12 @@ def model() -> ta.DotProduct:
 @pytest.fixture(scope="session")
 def nodes(model) -> ta.Nodes:
     return ta.sobol_nodes(model, 2**13, replicates=4)
+
+
+@pytest.fixture(scope="session")
+def lines(model) -> ta.LineNodes:
+    """The default rule at its smallest, as the command line has it with `--nodes 4096`."""
+    return ta.line_nodes(model, 5)
 
 
 @pytest.fixture(scope="session")

@@ -8,9 +8,7 @@ OMEGAS = [0.3, 0.33, 0.36]
 
 
 @pytest.fixture(scope="module")
-def trace(model):
-    nodes = ta.sobol_nodes(model, 2**12, replicates=4)
-
+def trace(model, nodes):
     def go(name, guess, values=OMEGAS):
         return ta.trace_boundary(model, name, "omega", values, nodes, guess=guess)
 
@@ -45,8 +43,7 @@ def test_the_others(trace, critical, name, guess, alpha, tolerance):
     assert found.meets(critical) == []
 
 
-def test_an_entry_of_the_mixing(trace, model):
-    nodes = ta.sobol_nodes(model, 2**12, replicates=4)
+def test_an_entry_of_the_mixing(model, nodes):
     values = [0.38, 0.4, 0.42]
     found = ta.trace_boundary(model, "alpha_c", "mixing[0,1]", values, nodes, guess=1.25)
     assert abs(found.alpha[1] - ALPHA_C) < 3 * found.stderr[1]

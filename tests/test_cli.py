@@ -8,7 +8,7 @@ from cases import CASES
 from tiedattn_jax import cli
 from tiedattn_jax.commands import transition
 
-SMALL = ["--nodes", "8192"]
+SMALL = ["--nodes", "4096"]
 SOLVE_KEYS = (
     "alpha omega sigma lam branch q V theta m train_loss gen_error gen_error_linear status residual replicon jump_mass"
 ).split()
@@ -96,7 +96,7 @@ def test_interrupt_leaves_nothing(capsys, tmp_path, monkeypatch):
     def stop(*_, **__):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(transition, "critical_alpha", stop)
+    monkeypatch.setattr(transition, "sweep", stop)
     code = cli.main(["transition", "--out", str(tmp_path / "out"), *SMALL])
     assert code == 130 and not (tmp_path / "out").exists()
     assert "interrupted" in capsys.readouterr().err

@@ -8,6 +8,8 @@ import tiedattn_jax as ta
 from tiedattn_jax import cli
 from tiedattn_jax.commands import diagram as command
 
+pytestmark = pytest.mark.usefixtures("quick_programs")
+
 # Four alphas and 1024 nodes: the shapes, and so the compiled program, of test_grid.
 GRID = ["diagram", "--x", "alpha", "0.6", "1.8", "4", "--y", "omega", "0.3", "0.4", "2", "--nodes", "1024"]
 

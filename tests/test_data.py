@@ -24,6 +24,8 @@ from tiedattn_jax.observables import gen_error_linear
 from tiedattn_jax.observables import test_error as error_of_overlaps
 from tiedattn_jax.overlaps import Overlaps
 
+pytestmark = pytest.mark.usefixtures("quick_programs")
+
 
 class TwoAtoms(Model):
     """A model whose tokens have two variances, with encodings and teacher that correlate on one of them."""

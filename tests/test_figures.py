@@ -7,6 +7,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+pytestmark = pytest.mark.usefixtures("quick_programs")
+
 FOLDER = Path(__file__).parents[1] / "figures"
 SIZES = {
     "minimum": ["--d", "40", "--alphas", "1", "2", "--instances", "2"],

@@ -5,6 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 
 import tiedattn_jax as ta
+from tiedattn_jax.overlaps import start
 
 
 class RankTwo(ta.Model):
@@ -54,9 +55,14 @@ def make(kind, mixing):
     return kind(jnp.array(0.3), jnp.array(0.5), jnp.array(mixing), lam=jnp.array(0.01))
 
 
+def solve(model, branch, nodes):
+    """From the branch's start on all nodes at once, rather than on coarse ones first: one program instead of two."""
+    return ta.solve(model, 2.0, branch, nodes, start=start(model, branch))
+
+
 def test_rank_two_student_learns_both_mechanisms():
     model = make(RankTwo, [[0.6, 0.4], [0.4, 0.6]])
-    fp = ta.solve(model, 2.0, None, ta.sobol_nodes(model, 2**15, replicates=1))
+    fp = solve(model, None, ta.sobol_nodes(model, 2**15, replicates=1))
     assert bool(fp.ok) and fp.label == "mixed"
     x = fp.overlaps
     m, theta = x.m[0], x.theta[0, :, 0]
@@ -72,8 +78,7 @@ SIMULATED = {"train_loss": (5.3731e-3, 1.0e-5), "q": (0.15033, 9.9e-4), "theta":
 
 def test_three_tokens_against_training():
     model = make(ThreeTokens, [[0.5, 0.3, 0.2], [0.3, 0.4, 0.3], [0.2, 0.3, 0.5]])
-    nodes = ta.sobol_nodes(model, 2**13, replicates=2)
-    fp = ta.solve(model, 2.0, "semantic", nodes)
+    fp = solve(model, "semantic", ta.sobol_nodes(model, 2**13, replicates=2))
     assert bool(fp.ok)
     got = {"train_loss": fp.train_loss, "q": fp.overlaps.q[0, 0, 0], "theta": fp.overlaps.theta[0, 0, 0]}
     for k, (mean, bar) in SIMULATED.items():
@@ -84,7 +89,7 @@ def test_three_tokens_against_training():
 def test_three_token_positional_state_is_unstable_towards_theta():
     """Which is why training that starts along the encodings ends in the semantic state."""
     model = make(ThreeTokens, [[0.5, 0.3, 0.2], [0.3, 0.4, 0.3], [0.2, 0.3, 0.5]])
-    fp = ta.solve(model, 2.0, "positional", ta.sobol_nodes(model, 2**13, replicates=2))
+    fp = solve(model, "positional", ta.sobol_nodes(model, 2**13, replicates=2))
     assert bool(fp.ok)
     np.testing.assert_allclose(fp.overlaps.m[:, 0], fp.overlaps.m[0, 0] * jnp.array([1, 0, -1]), atol=1e-12)
     assert float(fp.diagnostics.growth_theta) > 1

@@ -16,6 +16,8 @@ from tiedattn_jax import histogram as task
 from tiedattn_jax.plotting import attention_figure, learning_figure
 from tiedattn_jax.state_evolution import Status
 
+pytestmark = pytest.mark.usefixtures("quick_programs")
+
 PAIR = ["semantic", "positional"]
 SIZES = {"width": 8, "hidden": 16}
 

@@ -8,6 +8,8 @@ import tiedattn_jax as ta
 from tiedattn_jax.nodes import fields
 from tiedattn_jax.potentials import average, channel
 
+pytestmark = pytest.mark.usefixtures("quick_programs")
+
 RULES = [
     lambda m, **k: ta.sobol_nodes(m, 2**12, **k),
     lambda m, **k: ta.monte_carlo_nodes(m, 2**14, **k),

@@ -5,6 +5,8 @@ import pytest
 
 from tiedattn_jax.nodewise import nodewise
 
+pytestmark = pytest.mark.usefixtures("quick_programs")
+
 
 def attention(shared, Z):
     return jax.nn.softmax(Z @ Z.T * shared["scale"], axis=-1) @ shared["mix"]

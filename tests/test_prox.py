@@ -8,6 +8,17 @@ import tiedattn_jax as ta
 from tiedattn_jax import prox as px
 from tiedattn_jax.nodes import fields
 
+pytestmark = pytest.mark.usefixtures("quick_programs")
+
+
+prox, moreau, gradient = map(jax.jit, (px.prox, px.moreau, px.prox_gradient))
+
+
+@jax.jit
+def descend(model, start, h, V, y):
+    """Newton's method from one start at all nodes."""
+    return px._descend(model, jnp.broadcast_to(start[:, None, None], h.shape), h, V, y, 60, 1e-7)
+
 
 def problem(model, nodes, case, size=4096):
     x = state(case)
@@ -18,18 +29,17 @@ def problem(model, nodes, case, size=4096):
 @pytest.mark.parametrize("case", CASES, ids=lambda c: f"{c.branch} {c.alpha}")
 def test_global_minimum_against_brute_force(model, nodes, case):
     h, V, y = problem(model, nodes, case)
-    found = jax.jit(px.prox)(model, h, V, y)
+    found = prox(model, h, V, y)
     assert bool(jnp.all(found.converged))
-    energy = np.asarray(px.moreau(model, found.z, h, V, y))
-    descend = jax.jit(lambda z: px._descend(model, z, h, V, y, 60, 1e-7))
+    energy = np.asarray(moreau(model, found.z, h, V, y))
     best = np.full(energy.shape, np.inf)
     for a in np.linspace(-2.4, 2.4, 6):
         for b in np.linspace(-2.4, 2.4, 6):
-            _, e, done = descend(jnp.broadcast_to(jnp.array([[a], [b]])[..., None], h.shape))
+            _, e, done = descend(model, jnp.array([a, b]), h, V, y)
             best = np.minimum(best, np.where(done, e, np.inf))
     assert np.all(np.isfinite(best))
     assert np.mean(energy > best + 1e-11) <= 1e-4
-    assert float(jnp.max(jnp.abs(px.prox_gradient(model, found.z, h, V, y)))) < 1e-12
+    assert float(jnp.max(jnp.abs(gradient(model, found.z, h, V, y)))) < 1e-12
 
 
 def test_axis_of_the_double_well(model, nodes):
@@ -50,11 +60,15 @@ def test_a_start_at_the_origin_alone_would_spoil_mhat(model, nodes):
         g = (z - h) / V
         return float(2.0 * jnp.mean(g[0, 0] - g[1, 0]))
 
-    right = px.prox(model, h, V, y).z
+    @jax.jit
+    def newton(z):
+        rows, _ = px._hessian(model, z, V, y)
+        return z - jnp.stack(px._ldl_solve(rows, list(px.prox_gradient(model, z, h, V, y)[:, 0])))[:, None]
+
+    right = prox(model, h, V, y).z
     z = jnp.full_like(h, 1e-3)
     for _ in range(40):
-        rows, _ = px._hessian(model, z, V, y)
-        z = z - jnp.stack(px._ldl_solve(rows, list(px.prox_gradient(model, z, h, V, y)[:, 0])))[:, None]
+        z = newton(z)
     wrong = np.abs(np.asarray(z - right)).max((0, 1)) > 1e-2
     np.testing.assert_allclose(mhat(right), 5.675e-3, rtol=5e-2)  # 4096 nodes
     assert wrong.mean() > 0.01
@@ -65,8 +79,7 @@ def test_derivatives_are_those_of_differences(model, nodes):
     h, V, y = problem(model, nodes, CASES[0], 64)
 
     def solve(p):
-        m, h, V, y = p
-        return px.prox(m, h, V, y).z
+        return prox(*p).z
 
     point = (model, h, V, y)
     rng = np.random.default_rng(0)
@@ -83,21 +96,21 @@ def test_derivatives_are_those_of_differences(model, nodes):
 
 
 def test_jacobian_is_the_derivative_in_h(model, nodes):
-    h, V, y = problem(model, nodes, CASES[0], 16)
-    jac = px.prox_jacobian(model, px.prox(model, h, V, y).z, V, y)
-    full = jax.jacfwd(lambda h: px.prox(model, h, V, y).z)(h)
-    same = jnp.einsum("lankbn->lakbn", full).reshape(2, 2, 16)
+    h, V, y = problem(model, nodes, CASES[0], 64)
+    jac = jax.jit(px.prox_jacobian)(model, prox(model, h, V, y).z, V, y)
+    full = jax.jacfwd(lambda h: prox(model, h, V, y).z)(h)
+    same = jnp.einsum("lankbn->lakbn", full).reshape(2, 2, 64)
     np.testing.assert_allclose(jac, same, rtol=1e-8, atol=1e-10)
 
 
 def test_second_minimum_is_a_minimum_above(model, nodes):
     h, V, y = problem(model, nodes, CASES[4])
-    found = px.prox(model, h, V, y)
+    found = prox(model, h, V, y)
     two = np.isfinite(np.asarray(found.gap))
     assert 0.01 < two.mean() < 0.1
-    grad = np.abs(np.asarray(px.prox_gradient(model, found.other, h, V, y)))[..., two]
+    grad = np.abs(np.asarray(gradient(model, found.other, h, V, y)))[..., two]
     assert grad.max() < 1e-5
-    rise = np.asarray(px.moreau(model, found.other, h, V, y) - px.moreau(model, found.z, h, V, y))
+    rise = np.asarray(moreau(model, found.other, h, V, y) - moreau(model, found.z, h, V, y))
     assert np.all(rise[two] >= -1e-12)
 
 
@@ -106,9 +119,9 @@ def test_single_precision(nodes):
 
     model = ta.dot_product(dtype=jnp.float32)
     case = CASES[0]
-    h, V, y = (a.astype(jnp.float32) for a in problem(ta.dot_product(), nodes, case, 512))
-    found = px.prox(model, h, V, y)
-    exact = px.prox(ta.dot_product(), *(a.astype(jnp.float64) for a in (h, V, y)))
+    h, V, y = (a.astype(jnp.float32) for a in problem(ta.dot_product(), nodes, case))
+    found = prox(model, h, V, y)
+    exact = prox(ta.dot_product(), *(a.astype(jnp.float64) for a in (h, V, y)))
     assert found.z.dtype == jnp.float32
     assert float(jnp.mean(found.converged)) > 0.99
     np.testing.assert_allclose(found.z, exact.z, atol=2e-3)

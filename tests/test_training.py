@@ -11,6 +11,8 @@ from tiedattn_jax.data import raw_labels, sample_data
 from tiedattn_jax.state_evolution import Status
 from tiedattn_jax.training import risk, train
 
+pytestmark = pytest.mark.usefixtures("quick_programs")
+
 
 @pytest.fixture(scope="module")
 def data(model):
@@ -93,7 +95,7 @@ def test_optimisers_reach_the_same_minimum(model, data, init):
 
 
 def test_histories(model, data):
-    found = train(model, data, "lbfgs", "semantic", steps=200)
+    found = train(model, data, "lbfgs", "semantic", steps=500)
     k = int(found.iterations)
     assert np.all(np.isfinite(found.losses[: k + 1])) and np.all(np.isnan(found.losses[k + 1 :]))
     assert found.losses[k] == found.train_loss and found.gradient_norms[k] == found.gradient_norm
@@ -110,7 +112,7 @@ def test_training_on_exact_labels(model, data):
 @pytest.mark.parametrize("optimizer", ["gd", "adam"])
 def test_a_diverging_run_keeps_its_last_finite_state(model, data, optimizer):
     rate = {"gd": 1e4, "adam": 1e307}[optimizer]
-    found = train(model, data, optimizer, "semantic", steps=1000, rate=rate)
+    found = train(model, data, optimizer, "semantic", steps=5000, rate=rate)
     assert int(found.status) == Status.nonfinite and int(found.iterations) < 1000
     assert np.all(np.isfinite(found.Q)) and np.isfinite(found.train_loss)
 

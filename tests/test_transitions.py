@@ -14,6 +14,12 @@ def critical(model, nodes):
     return ta.critical_alpha(model, nodes)
 
 
+@pytest.fixture(scope="module")
+def start(critical):
+    """Near the transition: what it takes to find it again without the search on coarse averages."""
+    return critical.alpha, [branch.overlaps for branch in critical.branches]
+
+
 def test_critical_alpha(critical):
     assert int(critical.status) <= ta.Status.stalled
     assert abs(critical.alpha - ALPHA_C) <= 3 * critical.stderr
@@ -25,29 +31,31 @@ def test_critical_alpha(critical):
         np.testing.assert_allclose(getattr(critical.sensitivities, k), v, rtol=1e-2)
 
 
-def test_sensitivities_are_those_of_differences(model, nodes, critical):
+def test_sensitivities_are_those_of_differences(model, nodes, critical, start):
     """The envelope formula is exact at frozen nodes: central differences of alpha_c on the same nodes."""
     for name, step in (("omega", 0.01), ("lam", 2e-4)):
         at = []
         for s in (step, -step):
             moved = eqx.tree_at(operator.attrgetter(name), model, getattr(model, name) + s)
-            at.append(float(ta.critical_alpha(moved, nodes).alpha))
+            at.append(float(ta.critical_alpha(moved, nodes, start=start).alpha))
         np.testing.assert_allclose((at[0] - at[1]) / (2 * step), getattr(critical.sensitivities, name), rtol=1e-2)
 
 
-def test_gradient_is_the_sensitivity(model, nodes, critical):
+def test_gradient_is_the_sensitivity(model, nodes, critical, start):
     gradient = jax.grad(lambda m: ta.critical_alpha(m, nodes).alpha)(model)
     for a, b in zip(jax.tree.leaves(gradient), jax.tree.leaves(critical.sensitivities), strict=True):
         np.testing.assert_allclose(a, b, rtol=1e-9)
-    _, tangent = jax.jvp(
-        lambda s: ta.critical_alpha(eqx.tree_at(lambda m: m.sigma, model, s), nodes).alpha, (model.sigma,), (1.0,)
-    )
-    np.testing.assert_allclose(tangent, gradient.sigma, rtol=1e-9)
+
+    def near(sigma):
+        return ta.critical_alpha(eqx.tree_at(lambda m: m.sigma, model, sigma), nodes, start=start)
+
+    _, tangent = jax.jvp(lambda sigma: near(sigma).alpha, (model.sigma,), (1.0,))
+    np.testing.assert_allclose(tangent, near(model.sigma).sensitivities.sigma, rtol=1e-9)
     with pytest.raises(TypeError, match="first derivatives"):
-        jax.hessian(lambda s: ta.critical_alpha(eqx.tree_at(lambda m: m.sigma, model, s), nodes).alpha)(model.sigma)
+        jax.grad(jax.grad(lambda sigma: near(sigma).alpha))(model.sigma)
 
 
-def test_linear_crossing(model, nodes, critical):
+def test_linear_crossing(model, nodes, critical, start):
     crossing = ta.linear_crossing(model, critical, nodes)
     assert int(crossing.status) <= ta.Status.stalled
     assert abs(crossing.alpha - ALPHA_L) <= 3 * crossing.stderr
@@ -55,7 +63,8 @@ def test_linear_crossing(model, nodes, critical):
     np.testing.assert_allclose(state.gen_error, state.gen_error_linear, rtol=1e-3)
     step = 0.01
     moved = eqx.tree_at(lambda m: m.omega, model, model.omega + step)
-    other = ta.linear_crossing(moved, ta.critical_alpha(moved, nodes), nodes)
+    near = crossing.alpha, state.overlaps
+    other = ta.linear_crossing(moved, ta.critical_alpha(moved, nodes, start=start), nodes, start=near)
     slope = 0.5 * (crossing.sensitivities.omega + other.sensitivities.omega)
     np.testing.assert_allclose((other.alpha - crossing.alpha) / step, slope, rtol=3e-2)
 
