@@ -62,6 +62,7 @@ def test_where_curves_meet():
     second = curve("b", lambda v: 1.16 + 0 * v, lambda v: 0 * v)
     np.testing.assert_allclose(first.meets(second), [(0.4, 1.16)], rtol=1e-9)
     assert first.meets(curve("c", lambda v: 3 + v, lambda v: 1 + 0 * v)) == []
+    assert first.meets(curve("d", lambda v: np.nan + v, lambda v: np.nan + v)) == []
     named = (
         curve("alpha_c", first.curve, first.curve.derivative()),
         curve("semantic baseline", second.curve, lambda v: 0 * v),

@@ -43,6 +43,7 @@ MEETINGS = {
 }
 SEARCH = np.geomspace(3.0, 0.05, 19)
 _AROUND = np.array([1.1, 1.03, 0.97, 0.91])
+_FURTHER = np.geomspace(1.8, 0.4, 9)  # where a prediction has failed
 _TOLERANCE = 1e-3  # a step in alpha, relative, after which a secant or Newton step is final
 
 
@@ -76,6 +77,8 @@ class Boundary:
 
     def meets(self, other: Boundary) -> list[tuple[float, float]]:
         """Where two boundaries have the same alpha: pairs (parameter, alpha), increasing."""
+        if min(np.isfinite(self.alpha).sum(), np.isfinite(other.alpha).sum()) < 2:
+            return []
         first, second = self.curve, other.curve
         low, high = max(first.x[0], second.x[0]), min(first.x[-1], second.x[-1])
         places = np.linspace(low, high, 400) if low < high else np.zeros(0)
@@ -217,7 +220,7 @@ def trace_boundary(
         row, point = settle(value, *_predict(points, value, rows))
         if point is None:
             with contextlib.suppress(ValueError):
-                row, point = settle(value, *search(value, points[-1].alpha * _AROUND))
+                row, point = settle(value, *search(value, points[-1].alpha * _FURTHER))
         rows.append(row)
         if point is not None:
             points = [*points[-2:], point] if len(rows) > 1 else [point]
