@@ -47,12 +47,3 @@ def test_histogram_task(tmp_path, monkeypatch):
 def test_jumps(tmp_path):
     book = execute("jumps.ipynb", tmp_path, "ORDERS = (5,)\nPOWERS = (10,)\nTRUTH = 7")
     assert len(outputs(book, "image/png")) == 2
-
-
-@pytest.mark.slow
-@pytest.mark.filterwarnings("ignore::DeprecationWarning")
-def test_phase_diagram(tmp_path):
-    book = execute("phase_diagram.ipynb", tmp_path, "SIZE = 5\nORDER = 5\nFINE = 5\nPOINTS = 3")
-    assert len(outputs(book, "image/png")) == 6
-    (table,) = [o["text"] for c in book.cells for o in c.get("outputs", []) if "cells  " in o.get("text", "")]
-    assert sum(int(line.split()[0]) for line in table.splitlines()) == 25
