@@ -8,9 +8,9 @@ OMEGAS = [0.3, 0.33, 0.36]
 
 
 @pytest.fixture(scope="module")
-def trace(model, nodes):
+def trace(model, lines):
     def go(name, guess, values=OMEGAS):
-        return ta.trace_boundary(model, name, "omega", values, nodes, guess=guess)
+        return ta.trace_boundary(model, name, "omega", values, lines, guess=guess)
 
     return go
 
@@ -43,9 +43,9 @@ def test_the_others(trace, critical, name, guess, alpha, tolerance):
     assert found.meets(critical) == []
 
 
-def test_an_entry_of_the_mixing(model, nodes):
+def test_an_entry_of_the_mixing(model, lines):
     values = [0.38, 0.4, 0.42]
-    found = ta.trace_boundary(model, "alpha_c", "mixing[0,1]", values, nodes, guess=1.25)
+    found = ta.trace_boundary(model, "alpha_c", "mixing[0,1]", values, lines, guess=1.25)
     assert abs(found.alpha[1] - ALPHA_C) < 3 * found.stderr[1]
     rise = 0.04 / 6 * (found.slope[0] + 4 * found.slope[1] + found.slope[2])
     np.testing.assert_allclose(found.alpha[2] - found.alpha[0], rise, rtol=1e-2)
@@ -83,6 +83,6 @@ def test_where_curves_meet():
         (("alpha_c", "omega", []), "values must be"),
     ],
 )
-def test_bad_input(model, nodes, arguments, message):
+def test_bad_input(model, lines, arguments, message):
     with pytest.raises(ValueError, match=message):
-        ta.trace_boundary(model, *arguments, nodes)
+        ta.trace_boundary(model, *arguments, lines)

@@ -47,6 +47,7 @@ def test_summary_is_readable(capsys):
 
 def test_transition(capsys, tmp_path, monkeypatch):
     monkeypatch.setattr(transition, "CURVE_POINTS", 6)
+    monkeypatch.setattr(transition, "CURVE_RANGE", (0.6, 1.6))
     out_dir = tmp_path / "out"
     code, out, err = run(capsys, "transition", "--json", "--out", str(out_dir))
     assert code == 0 and err == ""
@@ -64,8 +65,8 @@ def test_transition(capsys, tmp_path, monkeypatch):
     assert sorted(p.name for p in out_dir.iterdir()) == ["curves.csv", "transition.json", "transition.png"]
     rows = list(csv.DictReader((out_dir / "curves.csv").read_text().splitlines()))
     alphas = {b: [float(r["alpha"]) for r in rows if r["branch"] == b] for b in ("positional", "semantic")}
-    np.testing.assert_allclose(alphas["positional"], np.linspace(0.05, 2.25, 6))
-    np.testing.assert_allclose(alphas["semantic"], np.linspace(0.05, 2.25, 6)[1:])  # ends near .72
+    np.testing.assert_allclose(alphas["positional"], np.linspace(0.6, 1.6, 6))
+    np.testing.assert_allclose(alphas["semantic"], np.linspace(0.6, 1.6, 6))  # ends near .72
     assert np.isfinite(float(rows[-1]["train_loss_stderr"]))
     assert json.loads((out_dir / "transition.json").read_text()) == report
     assert (out_dir / "transition.png").read_bytes()[:4] == b"\x89PNG"

@@ -8,10 +8,8 @@ import tiedattn_jax as ta
 from tiedattn_jax import cli
 from tiedattn_jax.commands import diagram as command
 
-pytestmark = pytest.mark.usefixtures("quick_programs")
-
-# Four alphas and 1024 nodes: the shapes, and so the compiled program, of test_grid.
-GRID = ["diagram", "--x", "alpha", "0.6", "1.8", "4", "--y", "omega", "0.3", "0.4", "2", "--nodes", "1024"]
+# Four alphas and the smallest lines: the shapes, and so the compiled programs, of test_grid.
+GRID = ["diagram", "--x", "alpha", "0.6", "1.8", "4", "--y", "omega", "0.3", "0.4", "3", "--nodes", "1024"]
 
 
 def test_files_json_and_resume(capsys, tmp_path):
@@ -19,12 +17,12 @@ def test_files_json_and_resume(capsys, tmp_path):
     assert cli.main([*GRID, "--json", "--out", str(out)]) == 0
     text, err = capsys.readouterr()
     report = json.loads(text)
-    assert err == "" and report["omega"] == [0.3, 0.4] and len(report["alpha"]) == 4
+    assert err == "" and report["omega"] == [0.3, 0.35, 0.4] and len(report["alpha"]) == 4
     assert abs(report["alpha_c"][0] - 1.2515) < 3 * report["alpha_c_stderr"][0] + 0.02
-    assert sum(report["regions"].values()) == 8
+    assert sum(report["regions"].values()) == 12
     names = ["diagram.csv", "diagram.json", "diagram.npz", "diagram.png", "tracks"]
     assert sorted(p.name for p in out.iterdir()) == names
-    assert len(list(csv.DictReader((out / "diagram.csv").read_text().splitlines()))) == 8
+    assert len(list(csv.DictReader((out / "diagram.csv").read_text().splitlines()))) == 12
     found = ta.PhaseDiagram.load(out / "diagram.npz")
     np.testing.assert_allclose(found.alpha_c().alpha, report["alpha_c"])
     # The same again needs to be told to go on; then it is all there already.

@@ -1,10 +1,12 @@
 from types import SimpleNamespace
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
 import tiedattn_jax as ta
+from tiedattn_jax.solve import solve_from
 
 
 @pytest.fixture(scope="module")
@@ -50,6 +52,26 @@ def test_through_a_fold(rule):
     assert m[0] * m[-1] < 0 and abs(m[np.argmax(path.values[: len(m) // 2])]) > 0.15
     leading = path.eigenvalues[:, 0].real
     assert np.any(leading[:-1] < 1) and np.any((leading[:-1] < 1) & (leading[1:] > 1))
+
+
+def test_branch_born_where_the_semantic_one_turns_unstable(model, rule):
+    """Subcritical: a mixed state above alpha = .827, higher in loss than the semantic one, and next to no m at its birth.
+
+    With the parity of the loss kept by the nodes the fork is a fork; found by Newton's method, as it is a saddle.
+    """
+    full = [jnp.full((2, 1, 1), v, float) for v in (0.0598, 25.1, 0.0660)]
+    near = ta.Overlaps(*full, 0.05 * jnp.array([[1.0], [-1.0]]))
+    found = {}
+    for alpha in (0.9, 0.85):
+        fp = solve_from(model, alpha, None, rule, near, ta.Settings(warm_steps=0))
+        assert int(fp.status) == ta.Status.converged and fp.label == "mixed"
+        np.testing.assert_allclose(fp.overlaps.m[0], -fp.overlaps.m[1], rtol=1e-3)
+        near, found[alpha] = fp.overlaps, fp
+        semantic = solve_from(model, alpha, "semantic", rule, fp.overlaps)
+        assert fp.train_loss > semantic.train_loss and float(semantic.diagnostics.growth_m) < 1
+    square = {alpha: float(fp.overlaps.m[0, 0]) ** 2 for alpha, fp in found.items()}  # linear in alpha
+    birth = 0.85 - 0.05 * square[0.85] / (square[0.9] - square[0.85])
+    np.testing.assert_allclose(birth, 0.827, atol=4e-3)
 
 
 def test_folds_of_unequal_paths():

@@ -62,7 +62,7 @@ def solve(model, branch, nodes):
 
 def test_rank_two_student_learns_both_mechanisms():
     model = make(RankTwo, [[0.6, 0.4], [0.4, 0.6]])
-    fp = solve(model, None, ta.sobol_nodes(model, 2**15, replicates=1))
+    fp = solve(model, None, ta.sobol_nodes(model, 2**13, replicates=1))
     assert bool(fp.ok) and fp.label == "mixed"
     x = fp.overlaps
     m, theta = x.m[0], x.theta[0, :, 0]

@@ -56,7 +56,7 @@ def test_fixed_points_to_one_part_in_a_hundred_thousand(model, fine, case):
 @pytest.mark.parametrize("case", JUMPS, ids=lambda c: f"{c.branch} {c.alpha}")
 def test_every_node_is_at_the_global_minimum(model, case):
     """Against the search from several starts at the same fields; so no line is broken in the wrong place."""
-    nodes, x = ta.line_nodes(model, 7, replicates=1), state(case)
+    nodes, x = ta.line_nodes(model, 7, points=24, replicates=1), state(case)
     points, h, y, found = at_nodes(model, x, *one_block(nodes))
     np.testing.assert_allclose(points.z, found.z, atol=1e-7)
     assert float(jnp.max(jnp.abs(prox_gradient(model, points.z, h, x.V, y)))) < 1e-8
@@ -83,50 +83,15 @@ def test_smooth_averages(model):
     np.testing.assert_allclose(jnp.sum(weight * h[0, 0] * h[1, 0]), 0, atol=1e-5)
 
 
-@pytest.mark.parametrize("case", [CASES[0], *JUMPS], ids=lambda c: f"{c.branch} {c.alpha}")
-def test_error_bars_are_honest(model, case):
-    """Forty independent runs of four replicates: the truth lies within two error bars nine times in ten."""
-    rule = ta.line_nodes(model, 5, replicates=160, seed=3)
-    s = numbers(solving.solve_from(model, case.alpha, case.branch, rule, state(case)).replicates)
-    groups = s.reshape(40, 4, -1)
-    bars = jax.vmap(solving.error_bar)(groups)
-    inside = jnp.abs(groups.mean(1) - jnp.array([getattr(case, k) for k in NAMES])) <= 2 * bars + 1e-15
-    assert float(inside.mean()) >= 0.9, inside.mean(0)
-
-
 def test_sobol_lines_and_a_fixed_direction(model):
-    """Other lines through the same space, the last ones in a direction that the wells hardly have."""
+    """Other lines through the same space, in a direction that the wells hardly have."""
     case = CASES[4]
-    for rule in (
-        ta.line_nodes(model, lines=2**9, replicates=4),
-        ta.line_nodes(model, lines=2**9, replicates=4, direction=[[1.0], [0.2]], jumps=2),
-    ):
-        fp = solving.solve_from(model, case.alpha, case.branch, rule, state(case))
-        assert bool(fp.ok)
-        value, bar = numbers(fp.replicates).mean(0), solving.error_bar(numbers(fp.replicates))
-        for i, k in enumerate(NAMES):
-            assert abs(value[i] - getattr(case, k)) <= 4 * bar[i] + 1e-12, k
-
-
-def test_branch_born_where_the_semantic_one_turns_unstable(model):
-    """Subcritical: a mixed state above alpha = .827, higher in loss than the semantic one, and next to no m at its birth.
-
-    With the parity of the loss kept by the nodes the fork is a fork; found by Newton's method, as it is a saddle.
-    """
-    rule = ta.line_nodes(model, 5, replicates=1, even=True)
-    full = [jnp.full((2, 1, 1), v, float) for v in (0.0598, 25.1, 0.0660)]
-    near = ta.Overlaps(*full, 0.05 * jnp.array([[1.0], [-1.0]]))
-    found = {}
-    for alpha in (0.9, 0.85):
-        fp = solving.solve_from(model, alpha, None, rule, near, ta.Settings(warm_steps=0))
-        assert int(fp.status) == ta.Status.converged and fp.label == "mixed"
-        np.testing.assert_allclose(fp.overlaps.m[0], -fp.overlaps.m[1], rtol=1e-3)
-        near, found[alpha] = fp.overlaps, fp
-        semantic = solving.solve_from(model, alpha, "semantic", rule, fp.overlaps)
-        assert fp.train_loss > semantic.train_loss and float(semantic.diagnostics.growth_m) < 1
-    square = {alpha: float(fp.overlaps.m[0, 0]) ** 2 for alpha, fp in found.items()}  # linear in alpha
-    birth = 0.85 - 0.05 * square[0.85] / (square[0.9] - square[0.85])
-    np.testing.assert_allclose(birth, 0.827, atol=4e-3)
+    rule = ta.line_nodes(model, lines=2**9, replicates=4, direction=[[1.0], [0.2]], jumps=2)
+    fp = solving.solve_from(model, case.alpha, case.branch, rule, state(case))
+    assert bool(fp.ok)
+    value, bar = numbers(fp.replicates).mean(0), solving.error_bar(numbers(fp.replicates))
+    for i, k in enumerate(NAMES):
+        assert abs(value[i] - getattr(case, k)) <= 4 * bar[i] + 1e-12, k
 
 
 def test_single_precision():

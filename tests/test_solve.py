@@ -1,12 +1,12 @@
-import importlib
-
 import equinox as eqx
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 from cases import CASES, state
 
 import tiedattn_jax as ta
+from tiedattn_jax.solve import error_bar, solve_from
 
 names = ("q", "V", "theta", "m")
 
@@ -29,11 +29,25 @@ def test_reference_states(solved, case):
     np.testing.assert_allclose(fp.gen_error_linear, 0.0039428 / 2, rtol=2e-3)
 
 
-def test_absent_branch_is_said_to_be_absent(model, nodes):
+@pytest.mark.parametrize("case", [CASES[0], CASES[1], CASES[4]], ids=lambda c: f"{c.branch} {c.alpha}")
+def test_error_bars_are_honest(model, case):
+    """Twenty-five independent runs of four replicates: the truth lies within two error bars nine times in ten."""
+    inside = []
+    for seed in range(25):
+        fp = solve_from(model, case.alpha, case.branch, ta.line_nodes(model, 5, seed=seed), state(case))
+        found = [
+            *((numbers(fp.overlaps)[k], numbers(fp.stderr.overlaps)[k], getattr(case, k)) for k in names),
+            (fp.train_loss, fp.stderr.train_loss, case.train_loss),
+        ]
+        inside.append([abs(value - exact) <= 2 * bar + 1e-15 for value, bar, exact in found])
+    assert np.mean(inside) >= 0.9, np.mean(inside, 0)
+
+
+def test_absent_branch_is_said_to_be_absent(model, lines):
     """Below the pitchfork at alpha = .72 the semantic branch does not exist."""
-    fp = ta.solve(model, 0.3, "semantic", nodes)
+    fp = ta.solve(model, 0.3, "semantic", lines)
     assert not bool(fp.ok)
-    positional = ta.solve(model, 0.03, "positional", nodes)
+    positional = ta.solve(model, 0.03, "positional", lines)
     assert int(positional.status) == ta.Status.absent
 
 
@@ -81,16 +95,17 @@ def test_one_trace_a_shape(model, nodes):
         return Counted(**{k: getattr(m, k) for k in fields})
 
     small = ta.sobol_nodes(model, 2**10, replicates=1)
-    run = eqx.filter_jit(lambda m, a: ta.solve(m, a, "semantic", small, start=state(CASES[0])).train_loss)
-    run(make(0.3), jnp.array(2.0))
+    run = jax.jit(lambda m, a: ta.solve(m, a, "semantic", small, start=state(CASES[0])).train_loss)
+    run.trace(make(0.3), jnp.array(2.0))
     before = len(traces)
-    run(make(0.25), jnp.array(1.8))
-    assert len(traces) == before
+    run.trace(make(0.25), jnp.array(1.8))
+    assert len(traces) == before > 0
 
 
 def test_single_precision():
     model = ta.dot_product(dtype=jnp.float32)
-    fp = ta.solve(model, 2.0, "semantic", ta.sobol_nodes(model, 2**12, replicates=2))
+    start = jax.tree.map(jnp.float32, state(CASES[0]))
+    fp = ta.solve(model, 2.0, "semantic", ta.sobol_nodes(model, 2**12, replicates=2), start=start)
     assert fp.overlaps.q.dtype == jnp.float32
     assert bool(fp.ok)
     np.testing.assert_allclose(fp.overlaps.q[0, 0, 0], CASES[0].q, rtol=5e-3)
@@ -106,7 +121,6 @@ def test_options_are_honoured(model, nodes):
 
 def test_error_bars_cover():
     """The half-interval of Student's law: 95 % of two error bars, at any number of replicates."""
-    error_bar = importlib.import_module("tiedattn_jax.solve").error_bar
     rng = np.random.default_rng(0)
     for r in (2, 4, 16):
         draws = rng.standard_normal((r, 20000))

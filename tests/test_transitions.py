@@ -10,8 +10,8 @@ import tiedattn_jax as ta
 
 
 @pytest.fixture(scope="module")
-def critical(model, nodes):
-    return ta.critical_alpha(model, nodes)
+def critical(model, lines):
+    return ta.critical_alpha(model, lines)
 
 
 @pytest.fixture(scope="module")
@@ -31,23 +31,23 @@ def test_critical_alpha(critical):
         np.testing.assert_allclose(getattr(critical.sensitivities, k), v, rtol=1e-2)
 
 
-def test_sensitivities_are_those_of_differences(model, nodes, critical, start):
+def test_sensitivities_are_those_of_differences(model, lines, critical, start):
     """The envelope formula is exact at frozen nodes: central differences of alpha_c on the same nodes."""
     for name, step in (("omega", 0.01), ("lam", 2e-4)):
         at = []
         for s in (step, -step):
             moved = eqx.tree_at(operator.attrgetter(name), model, getattr(model, name) + s)
-            at.append(float(ta.critical_alpha(moved, nodes, start=start).alpha))
+            at.append(float(ta.critical_alpha(moved, lines, start=start).alpha))
         np.testing.assert_allclose((at[0] - at[1]) / (2 * step), getattr(critical.sensitivities, name), rtol=1e-2)
 
 
-def test_gradient_is_the_sensitivity(model, nodes, critical, start):
-    gradient = jax.grad(lambda m: ta.critical_alpha(m, nodes).alpha)(model)
+def test_gradient_is_the_sensitivity(model, lines, critical, start):
+    gradient = jax.grad(lambda m: ta.critical_alpha(m, lines).alpha)(model)
     for a, b in zip(jax.tree.leaves(gradient), jax.tree.leaves(critical.sensitivities), strict=True):
         np.testing.assert_allclose(a, b, rtol=1e-9)
 
     def near(sigma):
-        return ta.critical_alpha(eqx.tree_at(lambda m: m.sigma, model, sigma), nodes, start=start)
+        return ta.critical_alpha(eqx.tree_at(lambda m: m.sigma, model, sigma), lines, start=start)
 
     _, tangent = jax.jvp(lambda sigma: near(sigma).alpha, (model.sigma,), (1.0,))
     np.testing.assert_allclose(tangent, near(model.sigma).sensitivities.sigma, rtol=1e-9)
@@ -55,8 +55,8 @@ def test_gradient_is_the_sensitivity(model, nodes, critical, start):
         jax.grad(jax.grad(lambda sigma: near(sigma).alpha))(model.sigma)
 
 
-def test_linear_crossing(model, nodes, critical, start):
-    crossing = ta.linear_crossing(model, critical, nodes)
+def test_linear_crossing(model, lines, critical, start):
+    crossing = ta.linear_crossing(model, critical, lines)
     assert int(crossing.status) <= ta.Status.stalled
     assert abs(crossing.alpha - ALPHA_L) <= 3 * crossing.stderr
     (state,) = crossing.branches
@@ -64,17 +64,17 @@ def test_linear_crossing(model, nodes, critical, start):
     step = 0.01
     moved = eqx.tree_at(lambda m: m.omega, model, model.omega + step)
     near = crossing.alpha, state.overlaps
-    other = ta.linear_crossing(moved, ta.critical_alpha(moved, nodes, start=start), nodes, start=near)
+    other = ta.linear_crossing(moved, ta.critical_alpha(moved, lines, start=start), lines, start=near)
     slope = 0.5 * (crossing.sensitivities.omega + other.sensitivities.omega)
     np.testing.assert_allclose((other.alpha - crossing.alpha) / step, slope, rtol=3e-2)
 
 
-def test_no_crossing_in_the_range(model, nodes):
-    found = ta.critical_alpha(model, nodes, bracket=(1.6, 3.0))
+def test_no_crossing_in_the_range(model, lines):
+    found = ta.critical_alpha(model, lines, bracket=(1.6, 3.0))
     assert int(found.status) == ta.Status.absent
 
 
 @pytest.mark.parametrize("bracket", [(2.0, 1.0), (0.0, 1.0), (1.0, float("inf"))])
-def test_bad_bracket(model, nodes, bracket):
+def test_bad_bracket(model, lines, bracket):
     with pytest.raises(ValueError, match="bracket"):
-        ta.critical_alpha(model, nodes, bracket=bracket)
+        ta.critical_alpha(model, lines, bracket=bracket)

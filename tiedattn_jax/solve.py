@@ -197,7 +197,7 @@ def solve(
 
 
 # Nodes in a replicate, and the relative error bars that lines of so many leave at most at the standard setting.
-_LADDER = {2**12: 3e-3, 2**14: 4e-4, 2**15: 1e-4, 2**16: 3e-5, 2**18: 4e-6, 2**19: 5e-7}
+_LADDER = {2**12: 1e-3, 2**14: 3e-4, 2**15: 6e-5, 2**16: 3e-5, 2**18: 4e-6, 2**19: 5e-7}
 
 
 def _refined(
