@@ -52,11 +52,11 @@ def grid(a: argparse.Namespace) -> None:
 
 
 def boundaries(a: argparse.Namespace) -> None:
-    """All boundaries over omega, where they meet, and alpha_c by the published method's quadrature."""
+    """Boundaries over omega, where they meet, and alpha_c by the published method's quadrature."""
     model = ta.dot_product()
     omegas = np.linspace(0.43, 0.0, a.points)
     found: dict[str, ta.Boundary] = {}
-    for name in ta.BOUNDARIES:
+    for name in a.names:
         began = time.perf_counter()
         try:
             found[name] = curve = ta.trace_boundary(model, name, "omega", omegas, ta.line_nodes(model, a.order))
@@ -128,7 +128,8 @@ def main() -> None:
     sub.set_defaults(run=grid)
     sub = commands.add_parser("boundaries", help=boundaries.__doc__)
     sub.add_argument("--points", type=int, default=8)
-    sub.add_argument("--order", type=int, default=9, help="of the lines")
+    sub.add_argument("--order", type=int, default=7, help="of the lines")
+    sub.add_argument("--names", nargs="+", choices=ta.BOUNDARIES, default=list(ta.BOUNDARIES), metavar="NAME")
     sub.add_argument("--published", action="store_true", help="the published method beside it")
     sub.set_defaults(run=boundaries, devices=None)
     sub = commands.add_parser("simulation", help=simulation.__doc__)

@@ -1,8 +1,9 @@
-"""The notebooks run from their first cell to their last one, at a small size."""
+"""The notebooks run from their first cell to their last one, at a small size; CI does so after the other tests."""
 
 import base64
 from pathlib import Path
 
+import jax
 import pytest
 
 nbformat = pytest.importorskip("nbformat")
@@ -10,6 +11,14 @@ nbclient = pytest.importorskip("nbclient")
 pytest.importorskip("ipykernel")
 
 NOTEBOOKS = Path(__file__).parents[1] / "notebooks"
+pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore::DeprecationWarning")]
+
+
+@pytest.fixture(autouse=True)
+def kept_programs(monkeypatch):
+    """The kernels find the programs of the tests, and of each other."""
+    monkeypatch.setenv("JAX_COMPILATION_CACHE_DIR", jax.config.jax_compilation_cache_dir or "")
+    monkeypatch.setenv("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0.2")
 
 
 def execute(name: str, folder: Path, parameters: str):
@@ -30,7 +39,6 @@ def outputs(book, kind: str) -> list[str]:
     return [output["data"][kind] for output in shown if kind in output["data"]]
 
 
-@pytest.mark.filterwarnings("ignore::DeprecationWarning")
 def test_histogram_task(tmp_path, monkeypatch):
     monkeypatch.setenv("JAX_DISABLE_MOST_OPTIMIZATIONS", "1")  # it runs shorter than it compiles
     small = 'RUNS = 2\nEPOCHS = 2\nFREE_EPOCHS = 2\nSTANDARD_EPOCHS = 2\nSAMPLES = 200\nCHECKPOINTS = "some"'
@@ -42,8 +50,14 @@ def test_histogram_task(tmp_path, monkeypatch):
     assert len(list((tmp_path / "some").iterdir())) == 5
 
 
-@pytest.mark.slow
-@pytest.mark.filterwarnings("ignore::DeprecationWarning")
 def test_jumps(tmp_path):
     book = execute("jumps.ipynb", tmp_path, "ORDERS = (5,)\nPOWERS = (10,)\nTRUTH = 7")
     assert len(outputs(book, "image/png")) == 2
+
+
+def test_phase_diagram(tmp_path):
+    book = execute("phase_diagram.ipynb", tmp_path, "SIZE = 4\nORDER = 5\nFINE = 5\nPOINTS = 3")
+    assert len(outputs(book, "image/png")) == 6
+    printed = "".join(o.get("text", "") for c in book.cells for o in c.get("outputs", []))
+    assert printed.count(" cells  ") > 1  # the regions
+    assert all(f"{name} " in printed for name in ("positional", "semantic", "mixed", "uninformed"))

@@ -6,7 +6,7 @@ import contextlib
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial
-from itertools import combinations
+from itertools import combinations, pairwise
 from typing import Any, NamedTuple
 
 import jax
@@ -44,6 +44,7 @@ MEETINGS = {
 SEARCH = np.geomspace(3.0, 0.05, 19)
 _AROUND = np.array([1.1, 1.03, 0.97, 0.91])
 _FURTHER = np.geomspace(1.8, 0.4, 9)  # where a prediction has failed
+_HALVINGS = 5  # of an interval in which a branch ends
 _TOLERANCE = 1e-3  # a step in alpha, relative, after which a secant or Newton step is final
 
 
@@ -263,6 +264,20 @@ def _usable(states: tuple[State, ...]) -> bool:
     return all(bool(np.all(has_state(s.status, s.residual))) for s in states)
 
 
+class _Look(NamedTuple):
+    """A function of the states at one alpha, and the states."""
+
+    alpha: float
+    g: float
+    xs: tuple[Overlaps, ...]
+
+    def zero(self, other: _Look) -> tuple[float, tuple[Overlaps, ...]]:
+        """Where a line through two of them crosses zero."""
+        share = self.g / (self.g - other.g)
+        between = jax.tree.map(lambda a, b: a + share * (b - a), self.xs, other.xs)
+        return self.alpha + share * (other.alpha - self.alpha), between
+
+
 def _first(
     evaluate: Callable[[float, tuple[Overlaps, ...]], tuple[State, ...]],
     value_of: Callable[..., jax.Array],
@@ -271,21 +286,38 @@ def _first(
 ) -> tuple[float, tuple[Overlaps, ...]]:
     """alpha and states where a function of the states changes its sign, between neighbours in a list of alphas.
 
+    If it does so nowhere, it may between an alpha at which there are states and one at which there are none.
+
     Raises:
         ValueError: it does not.
     """
-    xs, before = starts, None
-    for alpha in map(float, alphas):
+
+    def look(alpha: float, xs: tuple[Overlaps, ...]) -> _Look | None:
         states = evaluate(alpha, xs)
         if not _usable(states):
-            xs, before = starts, None
+            return None
+        return _Look(alpha, float(value_of(*states).mean()), tuple(s.overlaps for s in states))
+
+    looks: list[_Look | None] = []
+    for alpha in map(float, alphas):
+        before = looks[-1] if looks else None
+        here = look(alpha, starts if before is None else before.xs)
+        if here is not None and before is not None and here.g * before.g < 0:
+            return here.zero(before)
+        looks.append(here)
+    for (alpha, one), (beta, other) in pairwise(zip(map(float, alphas), looks, strict=True)):
+        inside, outside = one or other, beta if one else alpha
+        if inside is None or (one and other):
             continue
-        here, g, xs = xs, float(value_of(*states).mean()), tuple(s.overlaps for s in states)
-        if before is not None and before[1] * g < 0:
-            share = g / (g - before[1])
-            between = jax.tree.map(lambda a, b, share=share: a + share * (b - a), xs, here)
-            return alpha + share * (before[0] - alpha), between
-        before = alpha, g
+        for _ in range(_HALVINGS):
+            middle = 0.5 * (inside.alpha + outside)
+            here = look(middle, inside.xs)
+            if here is None:
+                outside = middle
+            elif here.g * inside.g < 0:
+                return here.zero(inside)
+            else:
+                inside = here
     raise ValueError(
         f"values must begin where the boundary exists, got none at the first for alpha from {alphas[-1]:g} to {alphas[0]:g}"
     )
