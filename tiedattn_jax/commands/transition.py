@@ -27,7 +27,7 @@ CURVE_RANGE = (0.05, 2.25)
 
 def register(commands: Any) -> None:
     """Add the subcommand."""
-    parents = [model_options(), node_options(), output_options()]
+    parents = [model_options(), node_options(2**14), output_options()]
     parser = commands.add_parser("transition", parents=parents, help="find the transition, draw both branches")
     parser.set_defaults(run=run)
 
