@@ -81,6 +81,7 @@ def test_folds_of_unequal_paths():
     assert ta.folds_of([SimpleNamespace(folds=())]) == []
 
 
+@pytest.mark.slow  # the notebook on phase diagrams does the same
 def test_random_starts_find_both_branches(model, rule):
     found = ta.find_states(model, 2.0, rule, count=24)
     assert {"semantic", "positional", "mixed"} <= {f.label for f in found}

@@ -49,13 +49,16 @@ def moved(at, along, step):
     return jax.tree.map(lambda a, d: a + step * d, at, along)
 
 
-@pytest.mark.parametrize("case", JUMPS, ids=lambda c: f"{c.branch} {c.alpha}")
-def test_jumps_on_lines(model, case):
-    """Against the reference, and against central differences of the rule itself."""
+@pytest.mark.parametrize("case", [CASES[0], *JUMPS], ids=lambda c: f"{c.branch} {c.alpha}")
+def test_lines(model, case):
+    """Fixed points to one part in a hundred thousand; derivatives against the reference, and against central differences."""
     nodes = ta.line_nodes(model, 15, replicates=1)
     at, along = (model, jnp.asarray(case.alpha, float)), direction(model, alpha=1.0)
     rest = free_of(model, case.branch), state(case), nodes, ta.Settings()
-    got = forward(at, along, *rest)[1][0]
+    value, got = (a[0] for a in forward(at, along, *rest))
+    np.testing.assert_allclose(value, [getattr(case, k) for k in NAMES], rtol=1e-5, atol=1e-12)
+    if case not in JUMPS:
+        return
     step = 2e-3 * case.alpha
     up, down = (forward(moved(at, along, s * step), along, *rest)[0][0] for s in (1, -1))
     for k, exact in DERIVATIVES[case.alpha, case.branch].items():
@@ -91,7 +94,7 @@ def test_a_smooth_state(model, nodes):
 
 
 def test_reverse_mode_under_vmap_and_a_bad_lane_spoils_nothing(model, nodes):
-    alphas = jnp.array([1.9, 1e-9, 2.0])  # no fixed point worth the name at the second
+    alphas = jnp.array([1e-9, 2.0])  # no fixed point worth the name at the first
     weights = jnp.array([1.0, 1e-3, 1.0, 0.0, 30.0, 30.0])
 
     def lane(lam, alpha):
@@ -105,9 +108,8 @@ def test_reverse_mode_under_vmap_and_a_bad_lane_spoils_nothing(model, nodes):
 
     start = state(CASES[0])
     gradient, (values, good) = jax.jit(jax.grad(total, has_aux=True))(model.lam)
-    assert good.tolist() == [True, False, True]
+    assert good.tolist() == [False, True]
     rest = free_of(model, "semantic"), start, nodes, FEW
-    alone = [forward((model, alphas[i]), direction(model, "lam"), *rest) for i in (0, 2)]
-    for i, (value, _) in zip((0, 2), alone, strict=True):
-        np.testing.assert_allclose(values[i], value.mean(0), rtol=1e-8)
-    np.testing.assert_allclose(gradient, sum(slope.mean(0) @ weights for _, slope in alone), rtol=1e-6)
+    value, slope = forward((model, alphas[1]), direction(model, "lam"), *rest)
+    np.testing.assert_allclose(values[1], value.mean(0), rtol=1e-8)
+    np.testing.assert_allclose(gradient, slope.mean(0) @ weights, rtol=1e-6)

@@ -19,11 +19,6 @@ JUMPS = [c for c in CASES if (c.alpha, c.branch) in DERIVATIVES]
 NAMES = ("q", "V", "theta", "m", "train_loss")
 
 
-@pytest.fixture(scope="module")
-def fine(model):
-    return ta.line_nodes(model, 15, replicates=1)
-
-
 def numbers(s):
     """Of every replicate of a `State`, (R, 5)."""
     x = s.overlaps
@@ -40,17 +35,6 @@ def at_nodes(model, x, rule, block):
     points = rule.points(model, x, block)
     h, y = fields(model, x, points.student, points.teacher)
     return points, h, y, prox(model, h, x.V, y)
-
-
-@pytest.mark.parametrize("case", [CASES[0], *JUMPS], ids=lambda c: f"{c.branch} {c.alpha}")
-def test_fixed_points_to_one_part_in_a_hundred_thousand(model, fine, case):
-    fp = ta.solve(model, case.alpha, case.branch, fine, start=state(case))
-    assert int(fp.status) == ta.Status.converged
-    exact = np.array([getattr(case, k) for k in NAMES])
-    np.testing.assert_allclose(numbers(fp.replicates).mean(0), exact, rtol=1e-5, atol=1e-12)
-    np.testing.assert_allclose(fp.gen_error, case.gen_error, rtol=1e-5)
-    assert bool(fp.jumps) == (case in JUMPS)
-    assert float(fp.diagnostics.unconverged) < 1e-3
 
 
 @pytest.mark.parametrize("case", JUMPS, ids=lambda c: f"{c.branch} {c.alpha}")

@@ -59,6 +59,17 @@ def test_hats_are_the_gradient_of_the_discretised_potential(model, nodes):
     np.testing.assert_allclose(slope, difference, rtol=1e-5)
 
 
+def test_single_precision(model, nodes):
+    """On single nodes; `test_lines` solves in single precision."""
+    rule, x = nodes.coarse(), state(CASES[1])
+    single = jax.tree.map(lambda a: a.astype(jnp.float32), (model, x, rule))
+    for a, b in zip(
+        *(jax.tree.leaves(jax.jit(channel_gradient)(*t)[:2]) for t in (single, (model, x, rule))), strict=True
+    ):
+        assert a.dtype == jnp.float32
+        np.testing.assert_allclose(a, b, rtol=2e-3, atol=1e-7)
+
+
 def test_ridge_prior_is_the_written_out_form(model):
     hats = ta.Conjugates(*(jnp.asarray(v) for v in (
         np.full((2, 1, 1), 1.3e-4), np.full((2, 1, 1), 0.024), np.full((2, 1, 1), 0.011), np.array([[0.003], [-0.003]])

@@ -30,9 +30,9 @@ def test_reference_states(solved, case):
 
 @pytest.mark.parametrize("case", [CASES[0], CASES[1], CASES[4]], ids=lambda c: f"{c.branch} {c.alpha}")
 def test_error_bars_are_honest(model, case):
-    """Twenty-five independent runs of four replicates: the truth lies within two error bars nine times in ten."""
+    """Twenty independent runs of four replicates: the truth lies within two error bars nine times in ten."""
     inside = []
-    for seed in range(25):
+    for seed in range(20):
         fp = solve_from(model, case.alpha, case.branch, ta.line_nodes(model, 5, seed=seed), state(case))
         found = [
             *((numbers(fp.overlaps)[k], numbers(fp.stderr.overlaps)[k], getattr(case, k)) for k in names),
@@ -40,6 +40,7 @@ def test_error_bars_are_honest(model, case):
         ]
         inside.append([abs(value - exact) <= 2 * bar + 1e-15 for value, bar, exact in found])
     assert np.mean(inside) >= 0.9, np.mean(inside, 0)
+    assert bool(fp.jumps) == (case is not CASES[0]) and float(fp.diagnostics.unconverged) < 1e-3
 
 
 def test_absent_branch_is_said_to_be_absent(model, lines):
@@ -99,15 +100,6 @@ def test_one_trace_a_shape(model, nodes):
     before = len(traces)
     run.trace(make(0.25), jnp.array(1.8))
     assert len(traces) == before > 0
-
-
-def test_single_precision():
-    model = ta.dot_product(dtype=jnp.float32)
-    start = jax.tree.map(jnp.float32, state(CASES[0]))
-    fp = ta.solve(model, 2.0, "semantic", ta.sobol_nodes(model, 2**12, replicates=2), start=start)
-    assert fp.overlaps.q.dtype == jnp.float32
-    assert bool(fp.ok)
-    np.testing.assert_allclose(fp.overlaps.q[0, 0, 0], CASES[0].q, rtol=5e-3)
 
 
 def test_options_are_honoured(model, nodes):
