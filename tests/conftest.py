@@ -27,7 +27,7 @@ _CACHE = os.environ.get("TIEDATTN_CACHE", str(Path(tempfile.gettempdir()) / "tie
 os.environ["TIEDATTN_CACHE"] = _CACHE  # the command line in the tests keeps its programs here too
 if _CACHE != "0":
     jax.config.update("jax_compilation_cache_dir", _CACHE)
-    jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.2)
+    jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
 
 
 @pytest.fixture(scope="module")

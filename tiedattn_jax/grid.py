@@ -263,7 +263,6 @@ def _has(cells: dict[str, Any]) -> np.ndarray:
     return np.asarray(has_state(cells["status"], cells["residual"])).mean(-1) >= 0.5
 
 
-@eqx.filter_jit
 def _retried(
     model: Model, alpha: jax.Array, nodes: Rule, x: Overlaps, default: Overlaps, free: jax.Array, settings: Settings
 ) -> dict[str, jax.Array]:

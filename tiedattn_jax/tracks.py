@@ -16,7 +16,7 @@ import numpy as np
 from jax import lax
 from jax.sharding import Mesh, PartitionSpec
 
-from .model import Model
+from .model import Model, is_concrete
 from .nodes import Rule
 from .overlaps import FREE, Overlaps, admissible, magnitudes
 from .overlaps import start as branch_start
@@ -134,8 +134,12 @@ def search(
     shapes = jax.eval_shape(lambda: solve_replicates(model, alpha, nodes, near, free, settings))
     nothing = jax.tree.map(lambda a: jnp.zeros(a.shape, a.dtype), shapes)
     nothing = eqx.tree_at(lambda a: a.status, nothing, jnp.full_like(nothing.status, Status.nonfinite))
-    first = _Search(jnp.where(lost, _BARE, _BRANCH), nothing)
-    return lax.while_loop(lambda s: s.stage != _DONE, advance, first).found
+    s = _Search(jnp.where(lost, _BARE, _BRANCH), nothing)
+    if not is_concrete((model, alpha)):
+        return lax.while_loop(lambda s: s.stage != _DONE, advance, s).found
+    while s.stage != _DONE:  # with the compiled `solve_replicates`
+        s = advance(s)
+    return s.found
 
 
 def _learn(warm: _Warm, place: jax.Array, state: State) -> _Warm:
