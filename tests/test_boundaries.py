@@ -1,8 +1,11 @@
+from types import SimpleNamespace
+
 import numpy as np
 import pytest
 from cases import ALPHA_C, ALPHA_C_SENSITIVITIES, ALPHA_L
 
 import tiedattn_jax as ta
+from tiedattn_jax.boundaries import _first
 
 OMEGAS = [0.3, 0.33, 0.36]
 
@@ -70,6 +73,22 @@ def test_where_curves_meet():
     (meeting,) = ta.meetings(named)
     assert meeting.names == ("alpha_c", "semantic baseline") and "beats the linear baseline" in meeting.meaning
     np.testing.assert_allclose((meeting.value, meeting.alpha), (0.4, 1.16), rtol=1e-9)
+
+
+def test_between_the_last_state_and_the_next_alpha():
+    """A crossing that no neighbours in the list enclose, because the branch ends at 1.6; and none at all."""
+
+    def evaluate(alpha, xs):
+        status = ta.Status.converged if alpha < 1.6 else ta.Status.absent
+        return (SimpleNamespace(status=np.array([status]), residual=np.zeros(1), overlaps=np.array([alpha])),)
+
+    def crossing(place):
+        return _first(evaluate, lambda s: s.overlaps - place, (np.zeros(1),), np.array([3.0, 2.0, 1.5, 1.2]))
+
+    alpha, (x,) = crossing(1.55)
+    np.testing.assert_allclose((alpha, x[0]), 1.55)
+    with pytest.raises(ValueError, match="values must begin where"):
+        crossing(1.7)
 
 
 @pytest.mark.parametrize(

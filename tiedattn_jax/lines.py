@@ -538,7 +538,7 @@ def _polar(order: int, across: int, even: bool, rng: np.random.Generator) -> tup
     radius, w_radius = 0.5 * end * (x + 1), 0.5 * end * w
     w_radius = w_radius * radius * np.exp(-0.5 * radius**2)
     x, w = special.roots_hermitenorm(places)
-    # A quarter of a spacing to either side turns the sign of the error, and makes it hardly larger.
+    # A quarter of a spacing, or of a standard deviation if that is less, turns the sign of the error and makes it hardly larger.
     shift = 0.0 if even else rng.uniform(-0.25, 0.25) * np.min(np.diff(x), initial=1.0)
     w = w * np.exp(-shift * x - 0.5 * shift**2)
     x, w = x + shift, w / w.sum()
