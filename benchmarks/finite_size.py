@@ -24,12 +24,11 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from tqdm import tqdm
 
 import tiedattn_jax as ta
-from tiedattn_jax.data import back_project, student_fields
-from tiedattn_jax.overlaps import FREE
-from tiedattn_jax.state_evolution import Coordinates, _image_and_jacobian
+from tiedattn_jax.finite.data import back_project, student_fields
+from tiedattn_jax.overlaps import BRANCHES, Coordinates
+from tiedattn_jax.theory.state_evolution import image_and_jacobian
 
 
 def best_ms(run: Callable[[], Any], repeats: int = 20) -> float:
@@ -63,16 +62,16 @@ def speed(d: int) -> dict[str, Any]:
         for init in ("semantic", "positional"):
             run = partial(ta.gamp, model, data, init)
             found = run()
-            to_tolerance = best_ms(lambda r=run: r(tol=1e-7).w, 3)
+            to_tolerance = best_ms(lambda r=run: r(tol=1e-7).Q, 3)
             loose = run(tol=1e-7)
             entry[init] = {
                 "iterations": int(found.iterations),
                 "gradient_norm": float(found.gradient_norm),
-                "seconds": best_ms(lambda r=run: r().w, 3) / 1e3,
+                "seconds": best_ms(lambda r=run: r().Q, 3) / 1e3,
                 "seconds_to_residual_1e-7": to_tolerance / 1e3,
                 "gradient_norm_there": float(loose.gradient_norm),
             }
-            searches = best_ms(lambda r=run: r(tol=1e-30, steps=20).w, 3) / 20
+            searches = best_ms(lambda r=run: r(tol=1e-30, steps=20).Q, 3) / 20
             whole, taken = entry[init]["seconds"] * 1e3, int(found.iterations)
             entry[init]["iteration_after_them_ms"] = (whole - 20 * searches) / (taken - 20)
         out[jnp.dtype(dtype).name] = entry
@@ -90,7 +89,7 @@ def theory(d: int, alpha: float, instances: int, branch: str, order: int, respon
         jax.random.split(jax.random.key(1000), instances),
         nodes=ta.line_nodes(model, order),
         sentences=400_000,
-        progress=tqdm,
+        progress=lambda done, total: print(f"{done} of {total}", file=sys.stderr),
     )
     print(found.table(), file=sys.stderr)
     names = ("simulation", "theory", "difference", "stderr")
@@ -125,9 +124,9 @@ def undamped(d: int) -> list[dict[str, Any]]:
             growth = np.polyfit(grown, np.log(residuals[grown]), 1)[0] if len(grown) > 2 else np.nan
             nodes = ta.line_nodes(model, 9, replicates=1, even=True)
             fp = ta.solve(model, alpha, branch, nodes)
-            rule, free = jax.tree.map(lambda a: a[0], nodes), jnp.array(FREE[None])
+            replicate, free = nodes.replicate(0), BRANCHES[None].free(model)
             v = Coordinates(model, free).pack(fp.overlaps)
-            jacobian = _image_and_jacobian(model, jnp.asarray(alpha), rule, v, free)[1]
+            jacobian = image_and_jacobian(model, jnp.asarray(alpha), replicate, v, free)[1]
             eigenvalues = np.linalg.eigvals(np.asarray(jacobian))
             rows.append(
                 {

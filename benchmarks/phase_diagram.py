@@ -17,8 +17,9 @@ import jax.numpy as jnp
 import numpy as np
 
 import tiedattn_jax as ta
-from tiedattn_jax.state_evolution import saddle_map
+from tiedattn_jax.theory.state_evolution import saddle_map
 
+FOLLOWED = [name for name, event in ta.EVENTS.items() if event.value is not None]
 ALPHA_C = 1.25154  # at omega = .3; see tests/cases.py
 # (alpha, omega): on either side of alpha_c, near it and far from it.
 POINTS = ((1.2, 0.4), (0.9, 0.2), (1.15, 0.3), (1.35, 0.3), (2.0, 0.3), (2.0, 0.4))
@@ -44,8 +45,9 @@ def grid(a: argparse.Namespace) -> None:
         alpha, bar = (float(np.interp(0.3, curve.values, v)) for v in (curve.alpha, curve.stderr))
         print(
             f"{size} x {size}: {2 * (t1 - t0) / (n1 - n0):.4f} s per cell, both branches; "
-            f"{(t1 - t0) * n1 / (n1 - n0):.1f} s for the grid and {end - t1:.1f} s for retries; {np.mean(diagram.solved):.1%} solved, "
-            f"{np.mean(diagram.trusted):.1%} trusted; alpha_c(.3) = {alpha:.4f}({bar:.4f}), off by {alpha / ALPHA_C - 1:+.2%}; "
+            f"{(t1 - t0) * n1 / (n1 - n0):.1f} s for the grid and {end - t1:.1f} s for retries; "
+            f"{np.mean(diagram.solved):.1%} solved, {np.mean(diagram.trusted):.1%} trusted; "
+            f"alpha_c(.3) = {alpha:.4f}({bar:.4f}), off by {alpha / ALPHA_C - 1:+.2%}; "
             f"peak memory {memory:.2f} GiB; load {os.getloadavg()[0]:.1f}",
             flush=True,
         )
@@ -72,14 +74,14 @@ def boundaries(a: argparse.Namespace) -> None:
     if a.published:
         import published_method as published
 
-        rule = jax.tree.map(lambda a: a[0], ta.line_nodes(model, a.order, replicates=1))
+        replicate = ta.line_nodes(model, a.order, replicates=1).replicate(0)
 
         def exact(x: published.Overlaps, p: published.Problem) -> float:
             """The training loss that precise averages give at the published method's overlaps."""
             one = jnp.ones((2, 1, 1))
             here = ta.Overlaps(x.q * one, x.V * one, x.theta * one, x.m * jnp.array([[1.0], [-1.0]]))
             m = ta.dot_product(omega=p.omega)
-            return float(saddle_map(m, jnp.asarray(p.alpha), here, rule, jnp.ones(2))[1].train_loss)
+            return float(saddle_map(m, jnp.asarray(p.alpha), here, replicate, jnp.ones(2))[1].train_loss)
 
         for omega, alpha in list(zip(found["alpha_c"].values, found["alpha_c"].alpha, strict=True))[:: a.points // 4]:
             coarse, fine = (published.critical_alpha(omega, alpha, loss) for loss in (published.train_loss, exact))
@@ -129,7 +131,7 @@ def main() -> None:
     sub = commands.add_parser("boundaries", help=boundaries.__doc__)
     sub.add_argument("--points", type=int, default=8)
     sub.add_argument("--order", type=int, default=7, help="of the lines")
-    sub.add_argument("--names", nargs="+", choices=ta.BOUNDARIES, default=list(ta.BOUNDARIES), metavar="NAME")
+    sub.add_argument("--names", nargs="+", choices=FOLLOWED, default=FOLLOWED, metavar="NAME")
     sub.add_argument("--published", action="store_true", help="the published method beside it")
     sub.set_defaults(run=boundaries, devices=None)
     sub = commands.add_parser("simulation", help=simulation.__doc__)

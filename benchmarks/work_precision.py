@@ -1,8 +1,9 @@
 """Error against time for every averaging rule, at a state without jumps and at two with: what the default should be.
 
 For each rule and size: four replicates of the fixed point, each from the exact state at an alpha 2 % off. The error is
-the root mean square over the replicates, relative; the truth is the finest rule of lines. Time is that of one replicate,
-the median of three solves after one that compiles. Prints JSON lines and writes `work_precision.json` and `.png`.
+the root mean square over the replicates, relative; the truth is the finest rule of lines. Time is that of one
+replicate, the median of three solves after one that compiles. Prints JSON lines and writes `work_precision.json` and
+`.png`.
 """
 
 from __future__ import annotations

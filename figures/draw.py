@@ -45,7 +45,7 @@ class Table:
 
 
 def minimum(table: Table) -> Figure:
-    """Fig. 2: lines are theory, dashed where the branch is not the lower one; points are simulations, hollow for theta."""
+    """Fig. 2: lines are theory, dashed where the branch is not the lower one; points simulations, hollow for theta."""
     figure = Figure(figsize=(11, 3.5), layout="constrained")
     panels = (("train_loss",), ("theta", "m"), ("gen_error",))
     theory = table.where(kind="theory")

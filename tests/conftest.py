@@ -1,7 +1,7 @@
 """Double precision, programs that compile fast and are kept, and the averages that most tests share.
 
-Most of the time of the suite goes into compiling. Programs of equal shapes are compiled once for all tests, so a test takes
-the averages `nodes` or `lines` unless other averages are its subject.
+Most of the time of the suite goes into compiling. Programs of equal shapes are compiled once for all tests, so a test
+takes the averages `nodes` or `lines` unless other averages are its subject.
 """
 
 import os
@@ -44,12 +44,12 @@ def model() -> ta.DotProduct:
 
 
 @pytest.fixture(scope="session")
-def nodes(model) -> ta.Nodes:
+def nodes(model) -> ta.Rule:
     return ta.sobol_nodes(model, 2**13, replicates=4)
 
 
 @pytest.fixture(scope="session")
-def lines(model) -> ta.LineNodes:
+def lines(model) -> ta.Rule:
     """The default rule at its smallest, as the command line has it with `--nodes 4096`."""
     return ta.line_nodes(model, 5)
 

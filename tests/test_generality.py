@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 
 import tiedattn_jax as ta
-from tiedattn_jax.overlaps import start
+from tiedattn_jax.overlaps import BRANCHES
 
 
 class RankTwo(ta.Model):
@@ -57,7 +57,7 @@ def make(kind, mixing):
 
 def solve(model, branch, nodes):
     """From the branch's start on all nodes at once, rather than on coarse ones first: one program instead of two."""
-    return ta.solve(model, 2.0, branch, nodes, start=start(model, branch))
+    return ta.solve(model, 2.0, branch, nodes, start=BRANCHES[branch].start(model))
 
 
 def test_rank_two_student_learns_both_mechanisms():

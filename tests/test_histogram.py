@@ -1,7 +1,6 @@
-"""The counting task: the layer against its formula, masks, shares against least squares, training against steps by hand."""
+"""The counting task: the layer against its formula, shares against least squares, training against steps by hand."""
 
 import itertools
-import json
 from collections import Counter
 
 import equinox as eqx
@@ -11,10 +10,9 @@ import numpy as np
 import optax
 import pytest
 
-from tiedattn_jax import cli
 from tiedattn_jax import histogram as task
 from tiedattn_jax.plotting import attention_figure, learning_figure
-from tiedattn_jax.state_evolution import Status
+from tiedattn_jax.results import Status
 
 pytestmark = pytest.mark.usefixtures("quick_programs")
 
@@ -164,7 +162,7 @@ def test_one_step_of_each_optimiser_by_hand(data, keys):
 
     start, zeros = only(frozen.start), only(frozen.mask)
     value, gradient = risk(start)
-    np.testing.assert_allclose(frozen.curves.train_loss, [[value]], rtol=1e-12)
+    np.testing.assert_allclose(frozen.history.train_loss, [[value]], rtol=1e-12)
     adam = jax.tree.map(lambda w, g, m: w - 1e-3 * m * g / (jnp.abs(g) + 1e-9), start, gradient, zeros)
     for found, expected in zip(jax.tree.leaves(frozen.run(0)), jax.tree.leaves(adam), strict=True):
         np.testing.assert_allclose(found, expected, atol=1e-12)
@@ -178,9 +176,9 @@ def test_one_step_of_each_optimiser_by_hand(data, keys):
         np.testing.assert_allclose(found, expected, atol=1e-12)
     logits = np.asarray(jax.jit(jax.vmap(free.run(0)))(data.test)[0])
     right = np.mean(np.argmax(logits, axis=-1) == np.asarray(task.counts(data.test)))
-    np.testing.assert_allclose(free.curves.test_accuracy, [[right]], rtol=1e-12)
+    np.testing.assert_allclose(free.history.test_accuracy, [[right]], rtol=1e-12)
     loss = optax.softmax_cross_entropy_with_integer_labels(logits, task.counts(data.test)).mean()
-    np.testing.assert_allclose(free.curves.test_loss, [[loss]], rtol=1e-12)
+    np.testing.assert_allclose(free.history.test_loss, [[loss]], rtol=1e-12)
 
 
 def test_every_sequence_once_and_a_small_last_batch(data, keys):
@@ -189,8 +187,8 @@ def test_every_sequence_once_and_a_small_last_batch(data, keys):
     logits = jax.vmap(jax.tree.map(lambda a: a[0], found.start))(few.train)[0]
     losses = optax.softmax_cross_entropy_with_integer_labels(logits, task.counts(few.train)).mean(axis=1)
     alone = [(losses[k] + (losses.sum() - losses[k]) / 4) / 2 for k in range(5)]  # k is the last batch
-    nearest = [int(np.argmin(np.abs(np.array(alone) - value))) for value in found.curves.train_loss[0]]
-    np.testing.assert_allclose(found.curves.train_loss[0], np.array(alone)[nearest], rtol=1e-9)
+    nearest = [int(np.argmin(np.abs(np.array(alone) - value))) for value in found.history.train_loss[0]]
+    np.testing.assert_allclose(found.history.train_loss[0], np.array(alone)[nearest], rtol=1e-9)
     assert len(set(nearest)) > 1  # another order in every epoch
 
 
@@ -203,14 +201,14 @@ def test_frozen_weights_stay_zero_and_all_others_move(frozen, free):
 
 
 def test_what_training_measures(data, frozen):
-    curves = frozen.curves
-    assert all(c.shape == (2, 3) and c.dtype == np.float32 for c in jax.tree.leaves(curves))
-    assert np.all(np.diff(curves.train_loss) < 0)
-    np.testing.assert_allclose(curves.positional_share[1], 1, atol=1e-5)
+    history = frozen.history
+    assert all(c.shape == (2, 3) and c.dtype == np.float32 for c in jax.tree.leaves(history))
+    assert np.all(np.diff(history.train_loss) < 0)
+    np.testing.assert_allclose(history.positional_share[1], 1, atol=1e-5)
     for k in range(2):
         now = task.shares(task.attention(frozen.run(k), data.test), data.test)
-        np.testing.assert_allclose([curves.positional_share[k, -1], curves.semantic_share[k, -1]], now, atol=1e-5)
-    assert curves.semantic_share[0, -1] > 10 * curves.positional_share[0, -1]
+        np.testing.assert_allclose([history.positional_share[k, -1], history.semantic_share[k, -1]], now, atol=1e-5)
+    assert history.semantic_share[0, -1] > 10 * history.positional_share[0, -1]
 
 
 def test_runs_do_not_depend_on_each_other(data, keys, frozen):
@@ -229,8 +227,8 @@ def test_status(data, keys, frozen):
 def test_a_small_transformer_learns_to_count(keys):
     data = task.sample(jax.random.key(0), 20_000, length=6, tokens=8)
     found = task.train(keys[:1], data, "semantic", epochs=2, rate=3e-3, width=32, hidden=64)
-    accuracy = found.curves.test_accuracy[0, -1]
-    assert accuracy > 0.95 and found.curves.semantic_share[0, -1] > 0.3
+    accuracy = found.history.test_accuracy[0, -1]
+    assert accuracy > 0.95 and found.history.semantic_share[0, -1] > 0.3
     assert bool(found.ok[0]) == (accuracy >= task.SOLVED)
 
 
@@ -244,15 +242,13 @@ def test_a_rate_is_no_new_program(data, keys, monkeypatch):
 
 
 def test_interrupted_training_resumes_bit_by_bit(data, keys, frozen, free, tmp_path):
-    def interrupted(epochs):
-        for epoch in epochs:
-            if epoch == 1:
-                raise KeyboardInterrupt
-            yield epoch
+    def interrupted(done, total):
+        if done == 1:
+            raise KeyboardInterrupt
 
     for stage, whole in (("frozen", frozen), ("free", free)):
         file = tmp_path / "new folder" / stage
-        asked = []
+        epochs, seen = whole.history.train_loss.shape[1], []
 
         def run(epochs, progress, stage=stage, file=file):
             options = {"epochs": epochs, "checkpoint": file, "progress": progress}
@@ -260,17 +256,15 @@ def test_interrupted_training_resumes_bit_by_bit(data, keys, frozen, free, tmp_p
                 return task.train(keys, data, PAIR, **options, **SIZES)
             return task.unfreeze(keys, frozen, data, **options)
 
-        def watched(epochs, asked=asked):
-            asked.extend(epochs)
-            return asked
+        def watched(done, total, seen=seen):
+            seen.append((done, total))
 
-        epochs = whole.curves.train_loss.shape[1]
         with pytest.raises(KeyboardInterrupt):
             run(epochs, interrupted)
-        assert same(run(epochs, watched), whole) and asked == list(range(1, epochs))
-        assert same(run(epochs, iter), whole)
+        assert same(run(epochs, watched), whole) and seen == [(k, epochs) for k in range(1, epochs + 1)]
+        assert same(run(epochs, watched), whole) and seen[epochs:] == [(epochs, epochs)]
         with pytest.raises(ValueError, match="epochs must be at least the"):
-            run(epochs - 1, iter)
+            run(epochs - 1, watched)
     assert sorted(p.name for p in file.parent.iterdir()) == ["free", "frozen"]
 
 
@@ -301,14 +295,16 @@ def test_a_checkpoint_is_whole_or_the_old_one(data, keys, tmp_path, monkeypatch)
     task.train(keys, data, PAIR, epochs=1, checkpoint=file, **SIZES)
     content = file.read_bytes()
 
-    def full(file, tree):
-        file.write(b"some")
+    def full(file):
         raise OSError("no space left")
 
-    monkeypatch.setattr(eqx, "tree_serialise_leaves", full)
+    monkeypatch.setattr("tiedattn_jax.store.os.fsync", full)
     with pytest.raises(OSError, match="no space left"):
         task.train(keys, data, PAIR, epochs=2, checkpoint=file, **SIZES)
-    assert file.read_bytes() == content and list(tmp_path.iterdir()) == [file]
+    monkeypatch.undo()
+    assert file.read_bytes() == content
+    task.train(keys, data, PAIR, epochs=2, checkpoint=file, **SIZES)
+    assert list(tmp_path.iterdir()) == [file]
 
 
 def test_compare(frozen, free):
@@ -324,8 +320,8 @@ def test_compare(frozen, free):
         np.testing.assert_allclose(found.distance_frozen_to_sgd[k], total(moved), rtol=1e-5)
         np.testing.assert_allclose(found.distance_formerly_zero[k], total(formerly_zero), rtol=1e-5)
         np.testing.assert_allclose(found.distance_init_to_frozen[k], total(first), rtol=1e-5)
-    assert np.array_equal(found.accuracy_after_unfreezing, free.curves.test_accuracy[:, -1])
-    assert np.array_equal(found.semantic_share, frozen.curves.semantic_share[:, -1])
+    assert np.array_equal(found.accuracy_after_unfreezing, free.history.test_accuracy[:, -1])
+    assert np.array_equal(found.semantic_share, frozen.history.semantic_share[:, -1])
     summary = found.summary()
     np.testing.assert_allclose(summary["accuracy_std"], abs(np.subtract(*found.accuracy)) / 2**0.5, atol=1e-7)
     lines = task.table({"mixed": found}).splitlines()
@@ -346,7 +342,7 @@ def test_figures(data, frozen, free):
     assert panels[5].texts[1].get_text() == f"{S[0, 1]:.2f}".lstrip("0")
     np.testing.assert_array_equal(panels[5].images[0].get_array(), S)
     lines = learning_figure({"semantic": [frozen, free]}).axes[1].lines
-    np.testing.assert_allclose(lines[1].get_ydata()[:3], 1 - frozen.curves.test_accuracy[1])
+    np.testing.assert_allclose(lines[1].get_ydata()[:3], 1 - frozen.history.test_accuracy[1])
     assert len(lines[1].get_ydata()) == 5
 
 
@@ -380,62 +376,3 @@ def test_bad_input_of_unfreeze(data, keys, frozen):
         task.unfreeze(keys[:1], frozen, data)
     with pytest.raises(ValueError, match="noise must be zero or positive"):
         task.unfreeze(keys, frozen, data, noise=-1.0)
-
-
-KEYS = (
-    "mechanism runs epochs accuracy_mean accuracy_std accuracy_after_unfreezing_mean distance_frozen_to_sgd_mean "
-    "distance_frozen_to_sgd_std distance_formerly_zero_mean distance_init_to_frozen_mean positional_share_mean "
-    "semantic_share_mean seconds_per_epoch status"
-).split()
-SMALL = "--length 5 --tokens 3 --samples 5000 --width 8 --hidden 16 --epochs 3 --free-epochs 2".split()
-
-
-def command(capsys, *arguments):
-    code = cli.main(["histogram", *SMALL, *arguments])
-    out, err = capsys.readouterr()
-    return code, out, err
-
-
-def test_command(capsys, tmp_path):
-    options = ["--mechanism", "positional", "--runs", "2", "--json", "--out", str(tmp_path)]
-    code, out, err = command(capsys, *options)
-    assert code == 0 and err == ""
-    report = json.loads(out)
-    assert set(KEYS) < set(report) and report["mechanism"] == "positional" and report["runs"] == 2
-    assert report["positional_share_mean"] > 0.999 and report["seconds_per_epoch"] > 0
-    assert report["status"] == "max steps"
-    written = "attention.png curves.csv histogram.json learning.png table.md".split()
-    left = ["positional_free.checkpoint", "positional_frozen.checkpoint"]
-    assert sorted(p.name for p in tmp_path.iterdir()) == sorted(written + left)
-    rows = (tmp_path / "curves.csv").read_text().splitlines()
-    assert len(rows) == 1 + 2 * 5 and rows[-1].startswith("free,1,2,")
-    again = json.loads(command(capsys, *options)[1])
-    assert again.pop("seconds_per_epoch") is None and report.pop("seconds_per_epoch")
-    assert again == report  # nothing was trained again
-    with pytest.raises(SystemExit) as end:
-        command(capsys, *options, "--seed", "1")
-    message = capsys.readouterr().err
-    assert end.value.code == 2 and message.count("\n") == 1
-    assert message.startswith("tiedattn: argument --out: its checkpoint must be of this configuration")
-
-
-def test_an_interrupted_command_says_how_to_go_on(capsys, tmp_path, monkeypatch):
-    def interrupt(*_, **__):
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr("tiedattn_jax.commands.histogram.train", interrupt)
-    code, out, err = command(capsys, "--out", str(tmp_path), "--json")
-    assert code == 130 and out == "" and f"the same call resumes from {tmp_path}" in err
-    assert "nothing was written" in command(capsys, "--json")[2]
-
-
-@pytest.mark.parametrize(
-    ("arguments", "option"),
-    [(["--width", "7"], "--width"), (["--length", "1"], "--length"), (["--tokens", "1"], "--tokens"),
-     (["--mechanism", "lexical"], "--mechanism"), (["--runs", "0"], "--runs")],
-)  # fmt: skip
-def test_bad_options(capsys, arguments, option):
-    with pytest.raises(SystemExit) as end:
-        command(capsys, *arguments)
-    err = capsys.readouterr().err
-    assert end.value.code == 2 and option in err and err.count("\n") == 1

@@ -4,7 +4,6 @@ import numpy as np
 import pytest
 
 import tiedattn_jax as ta
-from tiedattn_jax.model import scalar, with_scalar
 
 
 def test_two_token_softmax_is_the_sigmoid_form(model):
@@ -46,13 +45,30 @@ def test_bad_input_names_the_argument(arguments, named):
         ta.dot_product(**arguments)
 
 
-def test_one_number_of_a_model(model):
-    assert scalar(model, "sigma", "x") == 0.5 and scalar(model, "mixing[1,0]", "x") == 0.4
-    three = ta.dot_product(mixing=[[0.5, 0.3, 0.2]] * 3, encodings=[[1.0], [0.0], [-1.0]])
-    moved = with_scalar(three, 0.65, "mixing[2,1]").mixing
-    np.testing.assert_allclose(moved[2], [0.25, 0.65, 0.1])  # the rest of the row makes room in proportion
-    np.testing.assert_array_equal(moved[:2], three.mixing[:2])
-    np.testing.assert_allclose(with_scalar(model, 0.7, "sigma").sigma, 0.7)
+def test_what_a_layer_offers_is_declared(model):
+    class Bare(ta.Model):
+        shape = (2, 1, 1)
+
+        def loss(self, Z, Y):
+            return jnp.sum(Z**2)
+
+        def law(self):
+            return model.law()
+
+    class Misspelt(ta.DotProduct):
+        def target(self, Y):
+            return self.omga * Y  # a mistake inside an optional method is not taken for its absence
+
+    bare = Bare(lam=jnp.array(0.01))
+    offered = ("target", "student", "with_teacher")
+    assert all(map(model.provides, offered)) and not any(map(bare.provides, offered))
+    with pytest.raises(NotImplementedError, match="target"):
+        bare.target(jnp.ones((2, 1)))
+    with pytest.raises(ta.InputError, match="target"):
+        ta.gen_error_linear(bare, ta.sobol_nodes(model, 64))
+    wrong = Misspelt(**{k: getattr(model, k) for k in ("omega", "sigma", "lam", "mixing", "encodings", "teacher")})
+    with pytest.raises(AttributeError, match="omga"):
+        ta.gen_error_linear(wrong, ta.sobol_nodes(model, 64))
 
 
 def test_numbers_can_be_traced():

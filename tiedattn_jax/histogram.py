@@ -1,13 +1,13 @@
 """The counting task: one small transformer with a positional and a semantic solution (Appendix A, Fig. 1).
 
-# notation: L length, T tokens, d = d_m width, p hidden units, n sequences, K runs; E (T, d) and P (L, d) the embeddings,
-# Q, K, V (d, d) query, key and value, S (L, L) the attention matrix of a sequence x (L,).
+# notation: L length, T tokens, d = d_m width, p hidden units, n sequences, K runs; E (T, d) and P (L, d) the
+# embeddings, Q, K, V (d, d) query, key and value, S (L, L) the attention matrix of a sequence x (L,).
 
     X_i = E[x_i] + P_i,    S = softmax(X Q (X K)^T / sqrt(d)),    logits = W_2 relu(W_1 norm(S X V) + b_1) + b_2
 
-The target at a place is how often its token occurs in the sequence, the loss the cross-entropy averaged over the places.
-The first half of the coordinates is the tokens', the second half the positions'. A mask of zeros and ones, shaped as the
-weights, says which weights exist; "free" is the mask of ones:
+The target at a place is how often its token occurs in the sequence, the loss the cross-entropy averaged over the
+places. The first half of the coordinates is the tokens', the second half the positions'. A mask of zeros and ones,
+shaped as the weights, says which weights exist; "free" is the mask of ones:
 
     semantic      E, P in their own halves; Q and K read the tokens' half
     positional    E, P in their own halves; Q and K read the positions' half
@@ -20,8 +20,7 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Callable, Iterable, Sequence
-from pathlib import Path
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import equinox as eqx
@@ -31,10 +30,9 @@ import numpy as np
 import optax
 from jax import lax
 
-from . import checkpoints
-from .model import is_concrete, require
-from .state_evolution import Status
-from .store import fingerprint
+from .errors import is_concrete, require, require_choice, require_count
+from .results import Status
+from .store import Checkpoint, fingerprint
 
 MECHANISMS = ("semantic", "positional", "free")
 # Test accuracy from which on a run counts as converged: the task is solved.
@@ -95,7 +93,7 @@ class Transformer(eqx.Module):
         """Draw the weights.
 
         Raises:
-            ValueError: a length or an alphabet below 2, an odd width, no hidden units.
+            InputError: a length or an alphabet below 2, an odd width, no hidden units.
         """
         _check_sizes(length=length, tokens=tokens, width=width, hidden=hidden)
         keys = jax.random.split(key, 7)
@@ -126,7 +124,7 @@ class Transformer(eqx.Module):
         return jax.vmap(self.readout)(h), S
 
 
-class Curves(eqx.Module):
+class History(eqx.Module):
     """What is measured after every epoch; each (K, epochs).
 
     Attributes:
@@ -149,7 +147,7 @@ class Training(eqx.Module):
         start: weights before the first step.
         weights: weights after the last one.
         mask: ones, and zeros at the weights that are frozen at zero.
-        curves: `Curves`.
+        history: `History`.
         status: (K,), a `Status` each, as integers: `converged` with a test accuracy of at least `SOLVED`, `max_steps`
             when the epochs were over before, `nonfinite` when the run diverged.
     """
@@ -157,7 +155,7 @@ class Training(eqx.Module):
     start: Transformer
     weights: Transformer
     mask: Transformer
-    curves: Curves
+    history: History
     status: np.ndarray
 
     @property
@@ -178,8 +176,8 @@ class Comparison(eqx.Module):
     Attributes:
         accuracy: test accuracy.
         distance_frozen_to_sgd: from the frozen solution to the end of the unfrozen training, noise included.
-        distance_formerly_zero: the same over the entries that were frozen at zero. The noise alone makes it .13: .09 in Q
-            and K, .04 in the embeddings, whose formerly frozen entries Table 1 leaves out.
+        distance_formerly_zero: the same over the entries that were frozen at zero. The noise alone makes it .13: .09
+            in Q and K, .04 in the embeddings, whose formerly frozen entries Table 1 leaves out.
         distance_init_to_frozen: from the initialisation to the frozen solution, for scale.
         positional_share, semantic_share: see `shares`.
         status: the worse one of the two trainings'.
@@ -216,7 +214,7 @@ def sample(key: jax.Array, n: int = 50_000, *, length: int = 10, tokens: int = 1
         train_share: of the sequences, rounded down.
 
     Raises:
-        ValueError: a length or an alphabet below 2, or so few sequences that one part of the split is empty.
+        InputError: a length or an alphabet below 2, or so few sequences that one part of the split is empty.
     """
     _check_sizes(length=length, tokens=tokens, n=n)
     draw, split = jax.random.split(key)
@@ -236,10 +234,9 @@ def mask(transformer: Transformer, mechanism: str) -> Transformer:
     """Ones where a weight exists and zeros where it is frozen at zero, for one transformer.
 
     Raises:
-        ValueError: an unknown mechanism.
+        InputError: an unknown mechanism.
     """
-    if mechanism not in MECHANISMS:
-        raise ValueError(f"mechanism must be one of {', '.join(MECHANISMS)}, got mechanism={mechanism!r}")
+    require_choice(mechanism, "mechanism", MECHANISMS)
     ones = jax.tree.map(jnp.ones_like, transformer)
     if mechanism == "free":
         return ones
@@ -265,7 +262,7 @@ def attention(transformer: Transformer, x: Any) -> jax.Array:
         S, (..., L, L).
 
     Raises:
-        ValueError: `x` of the wrong length or with tokens that are not in the alphabet.
+        InputError: `x` of the wrong length or with tokens that are not in the alphabet.
     """
     x, T, L = jnp.asarray(x), transformer.tokens.shape[0], transformer.positions.shape[0]
     require(x.ndim and x.shape[-1] == L, "x", x.shape, f"of a shape that ends with L = {L}")
@@ -286,13 +283,13 @@ def shares(S: jax.Array, x: jax.Array) -> tuple[jax.Array, jax.Array]:
 
         var        = <(S_ij^mu - s)^2>
         positional = <(p_ij - s)^2> / var,          p_ij = the mean of S_ij^mu over mu
-        semantic   = <(e(x_i == x_j) - s)^2> / var,  e(1) and e(0) = the means of S_ij^mu over the pairs of equal tokens,
-                                                    and over the pairs of different tokens
+        semantic   = <(e(x_i == x_j) - s)^2> / var,  e(1) and e(0) = the means of S_ij^mu over the pairs of equal
+                                                    tokens, and over the pairs of different tokens
 
-    Each is the R^2 of the best prediction of S from the pair of places alone, and from equality of the tokens alone. The
-    diagonal is left out because position and equality cannot be told apart there. Attention that depends on positions
-    alone has a positional share of 1, one that depends on equality alone a semantic share of 1; places that play no role
-    give a positional share of about 1 / n, its noise. Both are zero for attention without variance.
+    Each is the R^2 of the best prediction of S from the pair of places alone, and from equality of the tokens alone.
+    The diagonal is left out because position and equality cannot be told apart there. Attention that depends on
+    positions alone has a positional share of 1, one that depends on equality alone a semantic share of 1; places that
+    play no role give a positional share of about 1 / n, its noise. Both are zero for attention without variance.
 
     Args:
         S: (n, L, L).
@@ -327,7 +324,7 @@ def train(
     rate: Any = 1e-3,
     dtype: Any = jnp.float32,
     checkpoint: str | os.PathLike | None = None,
-    progress: Callable[[Iterable], Iterable] = iter,
+    progress: Callable[[int, int], None] = lambda done, total: None,
 ) -> Training:
     """Train K transformers from their masked initialisation with Adam (betas .9 and .98, eps 1e-9), Appendix A.4.
 
@@ -342,10 +339,10 @@ def train(
         rate: learning rate.
         checkpoint: file to write after every epoch and to continue from where it exists: the results are those of an
             uninterrupted run, bit by bit on the same machine. More epochs than it was meant for may be asked for.
-        progress: wraps the iteration over epochs, for a progress bar.
+        progress: called with the number of epochs that are done and of all, before the first and after each.
 
     Raises:
-        ValueError: naming the argument that is unknown, out of range or of the wrong shape; a checkpoint of another
+        InputError: naming the argument that is unknown, out of range or of the wrong shape; a checkpoint of another
             configuration or with more epochs.
     """
     first, shuffle = _roles(keys, 0, 1)
@@ -371,7 +368,7 @@ def unfreeze(
     rate: Any = 1e-3,
     noise: Any = 1e-3,
     checkpoint: str | os.PathLike | None = None,
-    progress: Callable[[Iterable], Iterable] = iter,
+    progress: Callable[[int, int], None] = lambda done, total: None,
 ) -> Training:
     """Train frozen solutions on with all weights free, by plain stochastic gradient descent, Appendix A.5.
 
@@ -411,15 +408,15 @@ def compare(frozen: Training, free: Training) -> Comparison:
         return np.asarray(sum(jax.vmap(lambda a: jnp.sqrt(jnp.sum(a**2)))(a) for a in jax.tree.leaves(change)))
 
     return Comparison(
-        accuracy=frozen.curves.test_accuracy[:, -1],
-        accuracy_after_unfreezing=free.curves.test_accuracy[:, -1],
+        accuracy=frozen.history.test_accuracy[:, -1],
+        accuracy_after_unfreezing=free.history.test_accuracy[:, -1],
         distance_frozen_to_sgd=distance(free.weights, frozen.weights),
         distance_formerly_zero=distance(free.weights, frozen.weights, jax.tree.map(lambda m: 1 - m, frozen.mask)),
         distance_init_to_frozen=distance(frozen.weights, frozen.start),
-        positional_share=frozen.curves.positional_share[:, -1],
-        positional_share_after_unfreezing=free.curves.positional_share[:, -1],
-        semantic_share=frozen.curves.semantic_share[:, -1],
-        semantic_share_after_unfreezing=free.curves.semantic_share[:, -1],
+        positional_share=frozen.history.positional_share[:, -1],
+        positional_share_after_unfreezing=free.history.positional_share[:, -1],
+        semantic_share=frozen.history.semantic_share[:, -1],
+        semantic_share_after_unfreezing=free.history.semantic_share[:, -1],
         status=np.maximum(frozen.status, free.status),
     )
 
@@ -437,10 +434,10 @@ def table(comparisons: dict[str, Comparison]) -> str:
 
 def _check_sizes(**sizes: int) -> None:
     for name, value in sizes.items():
-        low = 2 if name in ("length", "tokens", "width", "n") else 1
-        even = name == "width"
-        good = isinstance(value, (int, np.integer)) and value >= low and not (even and value % 2)
-        require(good, name, value, f"an {'even ' * even}integer of at least {low}")
+        if name == "width":
+            even = isinstance(value, (int, np.integer)) and value >= 2 and value % 2 == 0
+            require(even, name, value, "an even integer of at least 2")
+        require_count(value, name, 2 if name in ("length", "tokens", "n") else 1)
 
 
 def _roles(keys: jax.Array, *roles: int) -> list[jax.Array]:
@@ -465,37 +462,31 @@ def _run(
     batch: int,
     rate: Any,
     checkpoint: str | os.PathLike | None,
-    progress: Callable[[Iterable], Iterable],
+    progress: Callable[[int, int], None],
 ) -> Training:
     _check_sizes(epochs=epochs, batch=batch)
     require(np.isfinite(rate) and rate > 0, "rate", rate, "positive and finite")
     dtype = start.query.dtype
-    state = start, jax.vmap(OPTIMIZERS[optimizer].init)(start)
-
-    def blank(done: int) -> Curves:
-        return Curves(*[np.zeros((len(keys), done), dtype)] * 5)
-
-    done, curves = 0, blank(0)
-    if checkpoint is not None:
-        about = {
-            **about,
-            **{"optimizer": optimizer, "rate": float(rate), "batch": batch, "runs": len(keys), "dtype": dtype.name},
-            **{"sequences": list(data.train.shape), "tokens": data.tokens, "width": start.query.shape[1]},
-            **{"hidden": start.hidden.weight.shape[1], "start": fingerprint(start)},
-            **{"keys": fingerprint(jax.random.key_data(keys)), "data": fingerprint(data)},
-        }
-        checkpoint = Path(checkpoint)
-        if checkpoint.exists():
-            done, (state, curves) = checkpoints.load(checkpoint, about, lambda done: (state, blank(done)))
-            require(done <= epochs, "epochs", epochs, f"at least the {done} that the checkpoint {checkpoint} has")
-    for epoch in progress(range(done, epochs)):
+    about = {
+        **about,
+        **{"optimizer": optimizer, "rate": float(rate), "batch": batch, "runs": len(keys), "dtype": dtype.name},
+        **{"sequences": list(data.train.shape), "tokens": data.tokens, "width": start.query.shape[1]},
+        **{"hidden": start.hidden.weight.shape[1], "start": fingerprint(start)},
+        **{"keys": fingerprint(jax.random.key_data(keys)), "data": fingerprint(data)},
+    }
+    fresh = (start, jax.vmap(OPTIMIZERS[optimizer].init)(start)), History(*[np.zeros((len(keys), 0), dtype)] * 5)
+    kept = Checkpoint(checkpoint, about)
+    done, (state, history) = kept.load(fresh)
+    require(done <= epochs, "epochs", epochs, f"at least the {done} that the checkpoint {checkpoint} has")
+    progress(done, epochs)
+    for epoch in range(done, epochs):
         state, measured = _epoch(state, masks, keys, data, jnp.asarray(rate, dtype), jnp.int32(epoch), optimizer, batch)
-        curves = jax.tree.map(lambda old, new: np.column_stack([old, new]), curves, measured)
-        if checkpoint is not None:
-            checkpoints.save(checkpoint, about, epoch + 1, (state, curves))
-    finite = np.all([np.isfinite(c).all(axis=1) for c in jax.tree.leaves(curves)], axis=0)
-    solved = np.where(curves.test_accuracy[:, -1] >= SOLVED, Status.converged, Status.max_steps)
-    return Training(start, state[0], masks, curves, np.where(finite, solved, Status.nonfinite))
+        history = jax.tree.map(lambda old, new: np.column_stack([old, new]), history, measured)
+        kept.save(epoch + 1, (state, history))
+        progress(epoch + 1, epochs)
+    finite = np.all([np.isfinite(c).all(axis=1) for c in jax.tree.leaves(history)], axis=0)
+    solved = np.where(history.test_accuracy[:, -1] >= SOLVED, Status.converged, Status.max_steps)
+    return Training(start, state[0], masks, history, np.where(finite, solved, Status.nonfinite))
 
 
 @eqx.filter_jit
@@ -508,7 +499,7 @@ def _epoch(
     epoch: jax.Array,
     optimizer: str,
     batch: int,
-) -> tuple[tuple[Transformer, Any], Curves]:
+) -> tuple[tuple[Transformer, Any], History]:
     """One epoch of all runs, and its measures, (K,) each."""
     n = len(data.train)
     steps = -(-n // batch)
@@ -519,7 +510,7 @@ def _epoch(
         logits, _ = jax.vmap(weights)(x)
         return jnp.sum(present * _cross_entropy(logits, x)) / jnp.sum(present)
 
-    def one(state: tuple[Transformer, Any], mask: Transformer, key: jax.Array) -> tuple[Any, Curves]:
+    def one(state: tuple[Transformer, Any], mask: Transformer, key: jax.Array) -> tuple[Any, History]:
         order = jax.random.permutation(jax.random.fold_in(key, epoch), jnp.arange(n, dtype=jnp.int32))
         batches = data.train[jnp.resize(order, (steps, batch))]
 
@@ -530,7 +521,7 @@ def _epoch(
             return (jax.tree.map(lambda w, u: w - rate * u, weights, direction), memory), loss
 
         state, losses = lax.scan(step, state, (batches, present))
-        return state, Curves(jnp.mean(losses), *_test(state[0], data.test))
+        return state, History(jnp.mean(losses), *_test(state[0], data.test))
 
     return jax.vmap(one)(state, masks, keys)
 
@@ -542,7 +533,7 @@ def _cross_entropy(logits: jax.Array, x: jax.Array) -> jax.Array:
 
 
 def _test(weights: Transformer, x: jax.Array) -> tuple[jax.Array, ...]:
-    """Loss, accuracy, positional and semantic share on held-out sequences, some at a time so that they stay in cache."""
+    """Loss, accuracy, positional and semantic share on held-out sequences, some at a time: they stay in cache."""
 
     def each(x: jax.Array) -> tuple[jax.Array, ...]:
         logits, S = weights(x)

@@ -1,20 +1,21 @@
-"""Order parameters, their conjugates, and what makes a set of them admissible, equivalent, or of a named branch."""
+"""Order parameters, their conjugates and their branches; their form as one vector; what makes them admissible."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.flatten_util import ravel_pytree
 
-if TYPE_CHECKING:
-    from .model import Model
+from .errors import require_choice
+from .model import Model
 
-BRANCHES = ("positional", "semantic", "uninformed")
-# Which of (theta, m) are free on each branch; the other vanishes by symmetry. `None` is any state, nothing imposed.
-FREE = {"positional": (0.0, 1.0), "semantic": (1.0, 0.0), "uninformed": (0.0, 0.0), None: (1.0, 1.0)}
+# Share of its largest possible size below which an order parameter counts as zero: a hundred times what frozen nodes
+# leave of it (1e-4 at 2^12), and a tenth of the smallest that a stable state has at the standard setting.
+ZERO = 0.02
 
 
 class Overlaps(eqx.Module):
@@ -42,6 +43,76 @@ class Conjugates(eqx.Module):
     m: jax.Array
 
 
+class Branch(NamedTuple):
+    """A family of states, by what a symmetry sets to zero in them.
+
+    Attributes:
+        name: as users write it; None is any state, nothing imposed.
+        theta, m: whether that order parameter is free, as numbers, since in jitted code a branch is data.
+        order: the order parameter by which it differs from the uninformed state, if there is one.
+        size: q of its start, in units of rho.
+    """
+
+    name: str | None
+    theta: float
+    m: float
+    order: str | None
+    size: float
+
+    def free(self, model: Model) -> jax.Array:
+        """What it leaves free of (theta, m), (2,): the branch as data."""
+        return jnp.asarray([self.theta, self.m], model.lam.dtype)
+
+    def start(self, model: Model) -> Overlaps:
+        """A point from which damped iteration reaches the branch, for models whose scores are of order one."""
+        L, r, t = model.shape
+        law = model.law()
+        dtype = law.gamma.dtype
+        scale = jnp.mean(jnp.trace(model.rho, axis1=1, axis2=2)) / t
+        # The encodings' principal direction over the tokens, of entries of order one.
+        tau = jnp.einsum("k,kij->ij", law.weights, law.tau)
+        direction = jnp.linalg.eigh(tau)[1][:, -1] * jnp.sqrt(L)
+        direction = jnp.where(direction[0] < 0, -direction, direction)
+        eye = jnp.broadcast_to(jnp.eye(r, dtype=dtype), (L, r, r))
+        # With both free, they are given to different columns of the student.
+        column = r - 1 if self.theta and r > 1 else 0
+        m = 0.25 * self.m * direction[:, None] * jnp.eye(1, r, k=column)
+        theta = 0.5 * self.theta * scale * jnp.eye(r, t, dtype=dtype)
+        return Overlaps(self.size * scale * eye, 15.0 * eye, jnp.broadcast_to(theta, (L, r, t)), m)
+
+
+BRANCHES = {
+    branch.name: branch
+    for branch in (
+        Branch("positional", 0.0, 1.0, "m", 0.1),
+        Branch("semantic", 1.0, 0.0, "theta", 0.6),
+        Branch("uninformed", 0.0, 0.0, None, 0.4),
+        Branch(None, 1.0, 1.0, None, 0.6),
+    )
+}
+# The two minima that compete.
+PAIR = ("positional", "semantic")
+
+
+def branch_of(name: str | None) -> Branch:
+    """The branch of a name.
+
+    Raises:
+        InputError: there is none.
+    """
+    require_choice(name, "branch", BRANCHES)
+    return BRANCHES[name]
+
+
+def of_order(free: jax.Array, theta: Any, m: Any) -> Any:
+    """That one of two numbers, about theta and about m, which belongs to a branch's own order parameter.
+
+    Args:
+        free: of a branch that leaves one of them free, (2,).
+    """
+    return free[0] * theta + free[1] * m
+
+
 def symmetric(a: jax.Array) -> jax.Array:
     """Symmetric part over the last two axes."""
     return 0.5 * (a + jnp.swapaxes(a, -1, -2))
@@ -60,41 +131,29 @@ def admissible(model: Model, x: Overlaps) -> jax.Array:
     return jnp.all(jnp.isfinite(jnp.linalg.cholesky(stacked)))
 
 
-def start(model: Model, branch: str | None) -> Overlaps:
-    """A point from which damped iteration reaches the branch, for models whose scores are of order one."""
-    L, r, t = model.shape
-    law = model.law()
-    eye = jnp.broadcast_to(jnp.eye(r, dtype=law.gamma.dtype), (L, r, r))
-    scale = jnp.mean(jnp.trace(model.rho, axis1=1, axis2=2)) / t
-    # The encodings' principal direction over the tokens, of entries of order one.
-    tau = jnp.einsum("k,kij->ij", law.weights, law.tau)
-    direction = jnp.linalg.eigh(tau)[1][:, -1] * jnp.sqrt(L)
-    direction = jnp.where(direction[0] < 0, -direction, direction)
-    overlap = jnp.eye(r, t, dtype=law.gamma.dtype)
-    q = {"positional": 0.1, "semantic": 0.6, "uninformed": 0.4, None: 0.6}[branch] * scale
-    theta = 0.5 * scale * overlap if branch in ("semantic", None) else 0.0 * overlap
-    m = 0.25 * direction[:, None] * jnp.eye(1, r, k=0 if branch == "positional" or r == 1 else r - 1)
-    return Overlaps(
-        q=q * eye,
-        V=15.0 * eye,
-        theta=jnp.broadcast_to(theta, (L, r, t)),
-        m=m if branch in ("positional", None) else 0.0 * m,
-    )
-
-
 def magnitudes(model: Model, x: Overlaps) -> tuple[jax.Array, jax.Array]:
-    """How positional and how semantic a state is: |m| / sqrt(tr q) and |theta| / sqrt(tr q tr rho), of order one."""
+    """How semantic and how positional a state is: |theta| / sqrt(tr q tr rho) and |m| / sqrt(tr q), of order one."""
     q = jnp.sum(jnp.trace(x.q, axis1=-2, axis2=-1), -1)
     rho = jnp.sum(jnp.trace(model.rho, axis1=-2, axis2=-1), -1) / x.q.shape[-3]
     return (
-        jnp.sqrt(jnp.sum(x.m**2, (-1, -2)) / q),
         jnp.sqrt(jnp.sum(x.theta**2, (-1, -2, -3)) / (q * rho)),
+        jnp.sqrt(jnp.sum(x.m**2, (-1, -2)) / q),
     )
 
 
-def label(model: Model, x: Overlaps, tol: float = 0.02) -> str:
-    """Name of the branch of a concrete state: one of `BRANCHES`, or "mixed" when both overlaps are present."""
-    positional, semantic = (bool(np.asarray(s) > tol) for s in magnitudes(model, x))
+def own_size(model: Model, x: Overlaps, free: jax.Array) -> jax.Array:
+    """Size of the order parameter of a branch that leaves one free, (2,), relative to the largest possible one."""
+    return of_order(free, *magnitudes(model, x))
+
+
+def vanished(model: Model, x: Overlaps, free: jax.Array) -> jax.Array:
+    """Whether the one order parameter that a branch leaves free is zero, so that the branch does not exist."""
+    return (jnp.sum(free) == 1) & (own_size(model, x, free) < ZERO)
+
+
+def label(model: Model, x: Overlaps) -> str:
+    """Name of the branch of a concrete state: of `BRANCHES`, or "mixed" when both overlaps are present."""
+    semantic, positional = (bool(np.asarray(s) > ZERO) for s in magnitudes(model, x))
     return {(1, 0): "positional", (0, 1): "semantic", (0, 0): "uninformed", (1, 1): "mixed"}[positional, semantic]
 
 
@@ -102,15 +161,51 @@ State = TypeVar("State", Overlaps, Conjugates)
 
 
 def impose(x: State, free: jax.Array) -> State:
-    """Set to zero what the symmetry of a branch sets to zero; `free` is the branch's pair of `FREE`.
+    """Set to zero what the symmetry of a branch sets to zero.
 
     On conjugates it does to frozen nodes what symmetrising them would do.
     """
     return type(x)(x.q, x.V, free[0] * x.theta, free[1] * x.m)
 
 
-def gauge_directions(x: Overlaps) -> list[Overlaps]:
-    """Tangents of the orbit of a state under rotations of the student, Q -> Q O: one for each pair of its columns."""
+class Coordinates:
+    """Order parameters as one vector, with those that a branch sets to zero by symmetry held at zero."""
+
+    def __init__(self, model: Model, free: jax.Array):
+        L, r, t = model.shape
+        self.dtype = model.lam.dtype
+        shapes = Overlaps(*(jnp.zeros(s, self.dtype) for s in ((L, r, r), (L, r, r), (L, r, t), (L, r))))
+        self.free = free
+        self.unpack = ravel_pytree(shapes)[1]
+
+    def pack(self, x: Overlaps) -> jax.Array:
+        return ravel_pytree(impose(x, self.free))[0].astype(self.dtype)
+
+    def scale(self, model: Model, x: Overlaps) -> jax.Array:
+        """Size of every coordinate, by which residuals are made relative.
+
+        That of theta and m is their own, not the larger one they could have: near a pitchfork, where they fall to
+        zero, a residual that is small on any other scale says nothing.
+        """
+        q = jnp.sqrt(jnp.mean(jnp.trace(x.q, axis1=1, axis2=2)))
+        V = jnp.mean(jnp.trace(x.V, axis1=1, axis2=2))
+        rho = jnp.sqrt(jnp.mean(jnp.trace(model.rho, axis1=1, axis2=2)))
+        theta, m = (jnp.maximum(jnp.sqrt(jnp.mean(a**2)), ZERO * s) for a, s in ((x.theta, q * rho), (x.m, q)))
+        full = [jnp.full_like(a, s) for a, s in ((x.q, q**2), (x.V, V), (x.theta, theta), (x.m, m))]
+        return ravel_pytree(Overlaps(*full))[0]
+
+    def gauge(self, model: Model, x: Overlaps, scale: jax.Array) -> jax.Array:
+        """Unit tangents, in scaled coordinates, of the orbit of a state under Q -> Q O: (pairs of columns, n)."""
+        r = model.shape[1]
+        if r == 1 or not model.rotation_invariant:
+            return jnp.zeros((0, scale.shape[0]), scale.dtype)
+        rows = jnp.stack([self.pack(d) / scale for d in _rotations(x)])
+        size = jnp.linalg.norm(rows, axis=1, keepdims=True)
+        return jnp.where(size > 1e-6, rows / jnp.maximum(size, 1e-6), 0.0)
+
+
+def _rotations(x: Overlaps) -> list[Overlaps]:
+    """What infinitesimal rotations of the student do to a state, one for each pair of its columns."""
     r = x.m.shape[-1]
     out = []
     for a in range(r):

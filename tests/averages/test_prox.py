@@ -1,0 +1,128 @@
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from cases import CASES, state
+
+import tiedattn_jax as ta
+from tiedattn_jax.averages import prox as px
+from tiedattn_jax.averages.fields import fields
+from tiedattn_jax.averages.linalg import ldl_solve
+
+pytestmark = pytest.mark.usefixtures("quick_programs")
+
+
+prox, moreau, gradient = map(jax.jit, (px.prox, px.moreau, px.prox_gradient))
+
+
+@jax.jit
+def descend(model, start, h, V, y):
+    """Newton's method from one start at all nodes."""
+    return px.descend(model, jnp.broadcast_to(start[:, None, None], h.shape), h, V, y, 60, 1e-7)
+
+
+def problem(model, nodes, case, size=4096):
+    x = state(case)
+    h, y = fields(model, x, nodes.stack.student[0, ..., :size], nodes.stack.teacher[0, ..., :size])
+    return h, x.V, y
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda c: f"{c.branch} {c.alpha}")
+def test_global_minimum_against_brute_force(model, nodes, case):
+    h, V, y = problem(model, nodes, case)
+    found = prox(model, h, V, y)
+    assert bool(jnp.all(found.converged))
+    energy = np.asarray(moreau(model, found.z, h, V, y))
+    best = np.full(energy.shape, np.inf)
+    for a in np.linspace(-2.4, 2.4, 6):
+        for b in np.linspace(-2.4, 2.4, 6):
+            _, e, done = descend(model, jnp.array([a, b]), h, V, y)
+            best = np.minimum(best, np.where(done, e, np.inf))
+    assert np.all(np.isfinite(best))
+    assert np.mean(energy > best + 1e-11) <= 1e-4
+    assert float(jnp.max(jnp.abs(gradient(model, found.z, h, V, y)))) < 1e-12
+
+
+def test_axis_of_the_double_well(model, nodes):
+    y = problem(model, nodes, CASES[0], 64)[2].at[..., 0].set(0.0)
+    for case in (model, ta.dot_product(omega=0.0)):  # at y = 0 a purely semantic target leaves no curvature at all
+        axis = px.well_axis(case, y, 1, 32)
+        np.testing.assert_allclose(jnp.sum(axis**2, (0, 1)), 1, rtol=1e-12)
+        curvature = jnp.einsum("ian,iajbn,jbn->n", axis, px.hessian_at_nodes(case, 0 * axis, y), axis)
+        n = np.moveaxis(np.asarray(px.hessian_at_nodes(case, 0 * axis, y)).reshape(2, 2, -1), -1, 0)
+        np.testing.assert_allclose(curvature, np.linalg.eigvalsh(n)[:, 0], rtol=1e-3, atol=1e-9)
+
+
+def test_a_start_at_the_origin_alone_would_spoil_mhat(model, nodes):
+    """Newton from the origin alone ends in wrong wells, and mhat is off by more than itself."""
+    h, V, y = problem(model, nodes, CASES[1])
+
+    def mhat(z):
+        g = (z - h) / V
+        return float(2.0 * jnp.mean(g[0, 0] - g[1, 0]))
+
+    @jax.jit
+    def newton(z):
+        rows, _ = px.moreau_hessian(model, z, V, y)
+        return z - jnp.stack(ldl_solve(rows, list(px.prox_gradient(model, z, h, V, y)[:, 0])))[:, None]
+
+    right = prox(model, h, V, y).z
+    z = jnp.full_like(h, 1e-3)
+    for _ in range(40):
+        z = newton(z)
+    wrong = np.abs(np.asarray(z - right)).max((0, 1)) > 1e-2
+    np.testing.assert_allclose(mhat(right), 5.675e-3, rtol=5e-2)  # 4096 nodes
+    assert wrong.mean() > 0.01
+    assert abs(mhat(z) - mhat(right)) > mhat(right)
+
+
+def test_derivatives_are_those_of_differences(model, nodes):
+    h, V, y = problem(model, nodes, CASES[0], 64)
+
+    def solve(p):
+        return prox(*p).z
+
+    point = (model, h, V, y)
+    rng = np.random.default_rng(0)
+    direction = jax.tree.map(lambda a: jnp.asarray(0.1 * rng.standard_normal(a.shape)), point)
+    move = lambda s: jax.tree.map(lambda a, d: a + s * d, point, direction)  # noqa: E731
+    _, tangent = jax.jvp(solve, (point,), (direction,))
+    step = 1e-5
+    difference = (solve(move(step)) - solve(move(-step))) / (2 * step)
+    np.testing.assert_allclose(tangent, difference, rtol=1e-5, atol=1e-8)
+    weights = jnp.asarray(rng.standard_normal(tangent.shape))
+    reverse = jax.grad(lambda p: jnp.sum(weights * solve(p)))(point)
+    total = sum(jnp.sum(a * b) for a, b in zip(jax.tree.leaves(reverse), jax.tree.leaves(direction), strict=True))
+    np.testing.assert_allclose(total, jnp.sum(weights * tangent), rtol=1e-10)
+
+
+def test_jacobian_is_the_derivative_in_h(model, nodes):
+    h, V, y = problem(model, nodes, CASES[0], 64)
+    jac = jax.jit(px.prox_jacobian)(model, prox(model, h, V, y).z, V, y)
+    full = jax.jacfwd(lambda h: prox(model, h, V, y).z)(h)
+    same = jnp.einsum("lankbn->lakbn", full).reshape(2, 2, 64)
+    np.testing.assert_allclose(jac, same, rtol=1e-8, atol=1e-10)
+
+
+def test_second_minimum_is_a_minimum_above(model, nodes):
+    h, V, y = problem(model, nodes, CASES[4])
+    found = prox(model, h, V, y)
+    two = np.isfinite(np.asarray(found.gap))
+    assert 0.01 < two.mean() < 0.1
+    grad = np.abs(np.asarray(gradient(model, found.other, h, V, y)))[..., two]
+    assert grad.max() < 1e-5
+    rise = np.asarray(moreau(model, found.other, h, V, y) - moreau(model, found.z, h, V, y))
+    assert np.all(rise[two] >= -1e-12)
+
+
+def test_single_precision(nodes):
+    import tiedattn_jax as ta
+
+    model = ta.dot_product(dtype=jnp.float32)
+    case = CASES[0]
+    h, V, y = (a.astype(jnp.float32) for a in problem(ta.dot_product(), nodes, case))
+    found = prox(model, h, V, y)
+    exact = prox(ta.dot_product(), *(a.astype(jnp.float64) for a in (h, V, y)))
+    assert found.z.dtype == jnp.float32
+    assert float(jnp.mean(found.converged)) > 0.99
+    np.testing.assert_allclose(found.z, exact.z, atol=2e-3)

@@ -1,0 +1,81 @@
+"""`tiedattn diagram`."""
+
+import csv
+import json
+
+import numpy as np
+import pytest
+
+import tiedattn_jax as ta
+from tiedattn_jax.cli import diagram as command
+from tiedattn_jax.cli.main import main
+
+# Four alphas and the smallest lines: the shapes, and so the compiled programs, of test_grid.
+GRID = ["diagram", "--x", "alpha", "0.6", "1.8", "4", "--y", "omega", "0.3", "0.4", "3", "--nodes", "1024"]
+
+
+def test_files_json_and_resume(capsys, tmp_path):
+    out = tmp_path / "out"
+    assert main([*GRID, "--json", "--out", str(out)]) == 0
+    text, err = capsys.readouterr()
+    report = json.loads(text)
+    assert err == "" and report["omega"] == [0.3, 0.35, 0.4] and len(report["alpha"]) == 4
+    assert abs(report["alpha_c"][0] - 1.2515) < 3 * report["alpha_c_stderr"][0] + 0.02
+    assert sum(report["regions"].values()) == 12
+    names = ["diagram.csv", "diagram.json", "diagram.npz", "diagram.png", "tracks"]
+    assert sorted(p.name for p in out.iterdir()) == names
+    assert len(list(csv.DictReader((out / "diagram.csv").read_text().splitlines()))) == 12
+    found = ta.PhaseDiagram.load(out / "diagram.npz")
+    np.testing.assert_allclose(found.alpha_c().alpha, report["alpha_c"])
+    # The same again needs to be told to go on; then it is all there already.
+    with pytest.raises(SystemExit) as stop:
+        main([*GRID, "--json", "--out", str(out)])
+    assert stop.value.code == 2 and "--out" in capsys.readouterr().err
+    assert main([*GRID, "--resume", "--out", str(out)]) == 0
+    text, _ = capsys.readouterr()
+    assert "bistable, semantic global" in text and "alpha_c" in text
+
+
+def test_other_axes(capsys, monkeypatch):
+    given = {}
+
+    def spy(model, x, y, nodes, **options):
+        given.update(options, x=x, y=y, model=model)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(command, "phase_diagram", spy)
+    words = ["diagram", "--x", "sigma", "0.4", "0.6", "3", "--y", "lam", "0.01", "0.02", "2", "--alpha", "1.5"]
+    assert main([*words, "--out", "there"]) == 130
+    assert "go on with --resume --out there" in capsys.readouterr().err
+    assert given["x"][0] == "sigma" and given["alpha"] == 1.5
+    np.testing.assert_allclose(given["y"][1], [0.01, 0.02])
+
+
+def test_progress(capsys, monkeypatch):
+    def spy(model, x, y, nodes, *, progress, **options):
+        progress(3, 10)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(command, "phase_diagram", spy)
+    assert main(["diagram"]) == 130 and "3/10" in capsys.readouterr().err
+    assert main(["diagram", "--json"]) == 130
+    assert capsys.readouterr().err == "tiedattn: interrupted, nothing was written\n"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "option"),
+    [
+        (["--x", "alpha", "2", "1", "5"], "--x"), (["--x", "alpha", "1", "inf", "5"], "--x"),
+        (["--x", "alpha", "1", "2", "0"], "--x"), (["--x", "beta", "1", "2", "5"], "--x"),
+        (["--x", "alpha", "0", "2", "5"], "--x"), (["--y", "omega", ".5", "1.5", "5"], "--omega"),
+        (["--y", "alpha", "1", "2", "5"], "--y"), (["--alpha", "1"], "--alpha"),
+        (["--devices", "0"], "--devices"), (["--devices", "4096"], "--devices"),
+        (["--out", "/dev/null/here"], "--out"),
+    ],
+)  # fmt: skip
+def test_bad_input_is_one_line_and_code_two(capsys, arguments, option):
+    with pytest.raises(SystemExit) as stop:
+        main([*GRID[:1], *arguments])
+    out, err = capsys.readouterr()
+    assert stop.value.code == 2 and out == ""
+    assert len(err.strip().splitlines()) == 1 and option in err

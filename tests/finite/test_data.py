@@ -1,0 +1,96 @@
+"""Shapes and fields of data, their two ways in, and starts."""
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import tiedattn_jax as ta
+from tiedattn_jax.errors import InputError
+from tiedattn_jax.finite.data import Data, back_project, check_estimate, start, student_fields, token_gram
+from tiedattn_jax.finite.sampling import raw_labels
+
+pytestmark = pytest.mark.usefixtures("quick_programs")
+
+
+def test_shapes_and_fields(data):
+    assert data.shape == (2, 600, 400, 1) and data.alpha == 1.5
+    x = data.inputs()
+    np.testing.assert_allclose(data.x, np.swapaxes(x + data.encodings, 0, 1) / 20, atol=1e-14)
+    np.testing.assert_allclose(data.y, x @ data.teacher / 20, atol=1e-13)
+    # 480,000 independent entries of variance sigma^2 = .25; the relative error of a variance is sqrt(2 / N) = .2 %
+    np.testing.assert_allclose(jnp.var(x), 0.25, rtol=0.01)
+    assert abs(np.mean(x)) < 5 * 0.5 / x.size**0.5
+
+
+def test_products_equal_those_of_the_whole_arrays(data):
+    Q = np.asarray(jax.random.normal(jax.random.key(0), (400, 2)))
+    x = np.asarray(data.x)
+    fields = student_fields(data.x, Q)
+    np.testing.assert_allclose(fields, np.swapaxes(x @ Q, 1, 2), atol=1e-13)
+    np.testing.assert_allclose(back_project(data.x, fields), np.einsum("lni,lan->ia", x, fields), rtol=1e-11)
+    np.testing.assert_allclose(token_gram(data.x), np.einsum("kni,lni->kln", x, x), rtol=1e-11)
+
+
+def test_data_from_raw_sentences(model, data):
+    again = Data.from_sentences(
+        data.inputs(), raw_labels(model, data), teacher=data.teacher, encodings=data.encodings, gamma=data.gamma
+    )
+    for a, b in zip(jax.tree.leaves(data), jax.tree.leaves(again), strict=True):
+        np.testing.assert_allclose(a, b, atol=1e-12)
+    estimated = Data.from_sentences(data.inputs(), fields=data.y, encodings=data.encodings)
+    np.testing.assert_allclose(estimated.gamma, 0.25, rtol=0.02)
+    assert estimated.teacher is None and np.all(np.isnan(estimated.overlaps(data.teacher).theta))
+
+
+def test_overlaps_of_an_estimate(data):
+    Q = np.asarray(jax.random.normal(jax.random.key(0), (400, 1)))
+    x = data.overlaps(Q)
+    np.testing.assert_allclose(x.q, np.full((2, 1, 1), 0.25 * np.sum(Q**2) / 400), rtol=1e-12)
+    np.testing.assert_allclose(x.theta, np.full((2, 1, 1), 0.25 * np.sum(Q * data.teacher) / 400), rtol=1e-10)
+    np.testing.assert_allclose(x.m, data.encodings @ Q / 20, rtol=1e-12)
+    assert np.all(np.isnan(x.V)) and np.all(data.overlaps(Q, jnp.ones((2, 1, 1))).V == 1)
+
+
+def test_starts(model, data):
+    np.testing.assert_array_equal(start(model, data, "semantic"), data.teacher)
+    Q = start(model, data, "positional", scale=400**-0.5)
+    np.testing.assert_allclose(Q, data.encodings[:1].T, atol=1e-13)
+    np.testing.assert_allclose(jnp.linalg.norm(start(model, data, "positional")), 5.0)
+    assert jnp.any(start(model, data, "random", jax.random.key(1)) != start(model, data, "random", jax.random.key(2)))
+    wide = eqx.tree_at(lambda m: m.lam, ta.dot_product(rank=2), jnp.array(0.01))
+    assert start(wide, data, "semantic").shape == (400, 2)
+
+
+def test_estimates_are_cast_and_checked(model, data):
+    assert check_estimate("Q", model, data, np.ones((400, 1), np.float32)).dtype == data.x.dtype
+    with pytest.raises(InputError, match="Q must be finite, got 400 entries") as raised:
+        check_estimate("Q", model, data, jnp.full((400, 1), jnp.nan))
+    assert raised.value.argument == "Q"
+
+
+def test_bad_input(model, data):
+    x, y = data.x, data.y
+    cases = [
+        (lambda: Data(x[0], y), r"x must have shape \(L, n, d\)"),
+        (lambda: Data(x, y[:-1]), r"y must have shape \(n, L, t\) with n = 600, L = 2"),
+        (lambda: Data(x, y, data.teacher[:-1]), r"teacher must have shape \(d, t\) with d = 400"),
+        (lambda: Data(x, y, encodings=x[0]), r"encodings must have shape \(L, d\)"),
+        (lambda: Data(x.at[0, 3, 2].set(jnp.nan), y), "x must be finite, got 1 entries"),
+        (lambda: Data(x, y, gamma=jnp.zeros((2, 1))), "gamma must be positive"),
+        (lambda: Data.from_sentences(data.inputs()), "fields must be given"),
+        (lambda: Data.from_sentences(data.inputs(), y, fields=y), "labels must have shape"),
+        (lambda: Data(x, y).rho, "teacher must be known for its overlaps"),
+        (lambda: Data(x, y).teacher_gram, "teacher must be known for its norm"),
+        (lambda: start(model, data, "sematic"), "init must be 'semantic'"),
+        (lambda: start(model, data, jnp.ones((399, 1))), r"init must have shape \(d, r\) = \(400, 1\)"),
+        (lambda: start(model, data, "random", scale=0.0), "scale must be positive"),
+        (lambda: start(model, Data(x, y), "semantic"), "teacher must be known"),
+        (lambda: start(model, Data(x, y), "positional"), "init must be"),
+        (lambda: start(ta.dot_product(teacher=jnp.eye(2)), data, "random"), "data must have .* t = 2 teacher fields"),
+    ]
+    for call, message in cases:
+        with pytest.raises(InputError, match=message) as raised:
+            call()
+        assert message.startswith(raised.value.argument)

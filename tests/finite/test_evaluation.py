@@ -1,0 +1,109 @@
+"""Losses and errors on sentences against the raw arrays, Gaussian averages and least squares."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import tiedattn_jax as ta
+from tiedattn_jax.errors import InputError
+from tiedattn_jax.finite.data import Data, start, student_fields
+from tiedattn_jax.finite.evaluation import heldout_error, linear_baseline, sentence_losses
+from tiedattn_jax.finite.sampling import raw_labels, realised, sample_data
+from tiedattn_jax.theory.observables import gen_error, gen_error_linear
+
+pytestmark = pytest.mark.usefixtures("quick_programs")
+
+
+@pytest.fixture(scope="module")
+def rule(model):
+    return ta.sobol_nodes(model, 2**13, replicates=1)
+
+
+def raw_losses(model, data, Q):
+    """``||y - f||^2 / (2 d)`` of every sentence from inputs, labels and predictions in full."""
+    x, d = data.inputs(), data.x.shape[2]
+    z = (x + data.encodings) @ Q / d**0.5
+    f = jax.vmap(model.student)(z) @ (x + data.encodings)
+    return jnp.sum((raw_labels(model, data) - f) ** 2, (1, 2)) / (2 * d)
+
+
+def test_exact_losses_equal_those_of_the_raw_arrays(model, data):
+    Q = start(model, data, "random", jax.random.key(5))
+    fast = sentence_losses(model, data, student_fields(data.x, Q), exact=True)
+    np.testing.assert_allclose(fast, raw_losses(model, data, Q), rtol=1e-11)
+
+
+def test_exact_and_limiting_losses_differ_by_one_over_root_d(model):
+    def rms(d):
+        data = sample_data(model, d, 1000 / d, jax.random.key(d), normalise=True)
+        Z = student_fields(data.x, data.teacher * 0.5)
+        gap = sentence_losses(model, data, Z, exact=True) - sentence_losses(model, data, Z)
+        return float(jnp.sqrt(jnp.mean(gap**2)))
+
+    # A factor of 16 in d: 4 in the difference, +- 10 % from 1000 sentences and from corrections of higher order.
+    assert rms(250) / rms(4000) == pytest.approx(4.0, rel=0.25)
+
+
+def test_heldout_error_equals_the_gaussian_average(model, data, rule):
+    Q = data.teacher * 0.6 + 20 * 0.2 * data.encodings[:1].T
+    found = heldout_error(model, data, Q, jax.random.key(1), sentences=40_000)
+    expected = gen_error(realised(model, data), data.overlaps(Q, jnp.ones((2, 1, 1))), rule).value
+    assert abs(found.value - expected) < 4 * found.stderr and found.stderr < 0.01 * expected
+
+
+def test_heldout_error_on_whole_sentences(model, data):
+    Q = data.teacher * 0.6 + 20 * 0.2 * data.encodings[:1].T
+    limit = heldout_error(model, data, Q, jax.random.key(1), sentences=100_000)
+    exact = heldout_error(model, data, Q, jax.random.key(2), sentences=8_000, exact=True)
+    # The exact error of a sentence is larger by O(1/d): a few per cent at d = 400.
+    assert abs(exact.value - limit.value) < 4 * exact.stderr + 0.03 * limit.value
+    assert 0 < exact.stderr < 0.03 * exact.value
+
+
+def test_memory_of_the_test_error(model):
+    x, y, teacher, encodings = (jnp.ones(shape) for shape in ((2, 1, 1000), (1, 2, 1), (1000, 1), (2, 1000)))
+    data = Data(x, y, teacher, encodings, jnp.ones((2, 1)))
+    error = jax.jit(lambda data, Q: heldout_error(model, data, Q, jax.random.key(0), sentences=50_000, exact=True))
+    assert error.lower(data, teacher).compile().memory_analysis().temp_size_in_bytes < 1e8
+
+
+def test_linear_baseline(model, data, rule):
+    inputs = data.inputs() + data.encodings
+    rows = np.swapaxes(inputs, 1, 2).reshape(-1, 2)
+    targets = np.swapaxes(raw_labels(model, data), 1, 2).reshape(-1, 2)
+    W = np.linalg.lstsq(rows, targets, rcond=None)[0].T
+    fit = linear_baseline(data)
+    np.testing.assert_allclose(fit.W, W, atol=1e-10)
+    residual = targets - rows @ W.T
+    np.testing.assert_allclose(fit.train_loss, np.sum(residual**2) / (2 * 400 * 600), rtol=1e-9)
+    assert float(jnp.linalg.norm(linear_baseline(data, ridge=1e3).W)) < float(jnp.linalg.norm(fit.W))
+    theory = gen_error_linear(realised(model, data), rule).value
+    assert abs(fit.gen_error.value - theory) < 4 * fit.gen_error.stderr + 0.02 * theory
+    fresh = sample_data(model, 400, 1.5, jax.random.key(4))
+    assert linear_baseline(data, test=fresh).gen_error.value != fit.gen_error.value
+
+
+def test_bad_input(model, data, two_atoms):
+    x, y, key = data.x, data.y, jax.random.key(0)
+    plain, one = Data(x, y, data.teacher), sample_data(model, 50, 0.02, key)
+    Z = student_fields(x, data.teacher)
+    cases = [
+        (lambda: linear_baseline(plain), "data must have labels for the linear baseline"),
+        (lambda: linear_baseline(data, test=plain), "test must have labels for the linear baseline"),
+        (lambda: linear_baseline(data, ridge=-1.0), "ridge must be zero or positive"),
+        (lambda: linear_baseline(one), "data must have two sentences or more"),
+        (
+            lambda: heldout_error(model, data, data.teacher, key, sentences=1),
+            "sentences must be an integer of at least 2",
+        ),
+        (lambda: heldout_error(model, data, data.teacher[:-1], key), r"Q must have shape \(d, r\)"),
+        (lambda: heldout_error(model, Data(x, y), data.teacher, key), "teacher must be known to label"),
+        (lambda: heldout_error(two_atoms, plain, data.teacher, key, exact=True), "model must have a method `target`"),
+        (lambda: sentence_losses(model, plain, Z, exact=True), "data must have labels for exact=True"),
+        (lambda: sentence_losses(two_atoms, data, Z, exact=True), "model must have a method `student`"),
+    ]
+    for call, message in cases:
+        with pytest.raises(InputError, match=message) as raised:
+            call()
+        assert message.startswith(raised.value.argument)

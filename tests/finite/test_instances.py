@@ -1,0 +1,128 @@
+"""Instances against the theory at the teacher that each has drawn."""
+
+import os
+import subprocess
+import sys
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import tiedattn_jax as ta
+
+pytestmark = pytest.mark.usefixtures("quick_programs")
+
+
+@pytest.fixture(scope="module")
+def eight(model, lines):
+    seen = []
+    found = ta.run_instances(
+        model,
+        250,
+        2.0,
+        lambda data, key: ta.gamp(model, data, "semantic", tol=1e-10),
+        jax.random.split(jax.random.key(0), 8),
+        nodes=lines,
+        progress=lambda done, total: seen.append((done, total)),
+    )
+    assert seen == [(k, 8) for k in range(9)]
+    return found
+
+
+def test_message_passing_agrees_with_theory(eight):
+    assert np.all(eight.ok) and np.all(eight.branch == "semantic") and np.max(eight.gradient_norm) <= 1e-10
+    gaps = eight.difference("semantic")
+    assert set(gaps) == {"train_loss", "gen_error", "q", "V", "theta", "m"}
+    for name, (found, theory, gap, bar) in gaps.items():
+        if name != "m":
+            assert gap == pytest.approx(found - theory)
+            assert bar < 0.04 * theory and abs(gap) < 3.5 * bar + 0.02 * theory, name
+
+
+def test_theory_is_that_of_the_realised_teacher(model, lines, eight):
+    own = ta.dot_product(teacher=4 * eight.rho[3])
+    point = ta.solve(own, 2.0, "semantic", lines)
+    np.testing.assert_allclose(eight.theory.train_loss[3], point.train_loss, rtol=1e-6)
+    np.testing.assert_allclose(eight.theory.theta[3], jnp.mean(point.overlaps.theta), rtol=1e-5)
+    assert eight.theory_stderr.q[3] > 0 and np.std(eight.theory.q) > 0.02 * np.mean(eight.theory.q)
+    # The realised teacher explains most of the scatter.
+    assert np.std(eight.found.train_loss - eight.theory.train_loss) < np.std(eight.found.train_loss)
+
+
+def test_table(eight):
+    text = eight.table()
+    assert "semantic: 8 of 8 instances, 8 at a critical point" in text
+    for name in ("train_loss", "gen_error", "q", "V", "theta", "m"):
+        assert name in text
+    assert f"{np.mean(eight.found.train_loss):.6g}" in text and f"{np.mean(eight.theory.train_loss):.6g}" in text
+
+
+def test_together_equal_one_by_one(model):
+    keys = jax.random.split(jax.random.key(1), 3)
+
+    def run(data, key):
+        return ta.train(model, data, "adam", "random", steps=50, key=key)
+
+    seen = []
+    options = {"theory": False, "progress": lambda done, total: seen.append((done, total))}
+    alone, together = (ta.run_instances(model, 60, 2.0, run, keys, batch=b, **options) for b in (1, 2))
+    assert seen == [(0, 3), (1, 3), (2, 3), (3, 3), (0, 3), (2, 3), (3, 3)]
+    for a, b in zip(jax.tree.leaves(alone.found), jax.tree.leaves(together.found), strict=True):
+        np.testing.assert_allclose(a, b, rtol=1e-9)
+    assert np.std(alone.found.train_loss) > 0 and not np.any(alone.ok)
+    assert np.all(np.isnan(alone.theory.q)) and np.all(np.isnan(alone.found.V))
+
+
+def test_message_passing_that_does_not_settle_is_finished(model):
+    def unsettled(data, key):
+        found = ta.gamp(model, data, "semantic", tol=1e-10)
+        return eqx.tree_at(lambda f: (f.Q, f.status), found, (found.Q + 0.01, jnp.array(int(ta.Status.max_steps))))
+
+    keys = jax.random.split(jax.random.key(2), 2)
+    found = ta.run_instances(model, 60, 2.0, unsettled, keys, theory=False)
+    assert np.all(found.finished) and np.all(found.ok) and np.max(found.gradient_norm) <= 1e-10
+    assert "2 finished by L-BFGS" in found.table() or "1 finished by L-BFGS" in found.table()
+
+
+def test_bad_input(model, two_atoms):
+    with pytest.raises(ValueError, match="batch must be an integer of at least 1"):
+        ta.run_instances(model, 60, 1.0, None, jax.random.split(jax.random.key(0), 1), batch=0)
+    with pytest.raises(ValueError, match="keys must be an array of one key or more"):
+        ta.run_instances(model, 60, 1.0, None, jax.random.key(0))
+    with pytest.raises(ValueError, match="model must have a method `with_teacher`"):
+        ta.run_instances(two_atoms, 60, 1.0, None, jax.random.split(jax.random.key(0), 1))
+
+
+SHARDED = """
+import jax, numpy as np, tiedattn_jax as ta
+jax.config.update("jax_enable_x64", True)
+model = ta.dot_product()
+data = ta.sample_data(model, 60, 2.0, jax.random.key(0))
+assert len(data.x.sharding.device_set) == 8
+assert data.x.addressable_shards[0].data.shape == (2, 15, 60)
+found = ta.gamp(model, data, "semantic", tol=1e-10)
+trained = ta.train(model, data, "lbfgs", "positional", steps=2000)
+error = ta.heldout_error(model, data, data.teacher, jax.random.key(1)).value
+np.savez(r"{out}", x=data.x, w=found.Q, V=found.overlaps.V, Q=trained.Q, loss=trained.train_loss, error=error)
+"""
+
+
+def test_eight_devices_equal_one(model, tmp_path):
+    out = tmp_path / "eight.npz"
+    flags = os.environ.get("XLA_FLAGS", "") + " --xla_force_host_platform_device_count=8"
+    flags = {"XLA_FLAGS": flags, "JAX_PLATFORMS": "cpu", "JAX_DISABLE_MOST_OPTIMIZATIONS": "1"}
+    cache = {"JAX_COMPILATION_CACHE_DIR": jax.config.jax_compilation_cache_dir or ""}
+    subprocess.run([sys.executable, "-c", SHARDED.format(out=out)], check=True, env={**os.environ, **flags, **cache})
+    eight = np.load(out)
+    data = ta.sample_data(model, 60, 2.0, jax.random.key(0))
+    found = ta.gamp(model, data, "semantic", tol=1e-10)
+    trained = ta.train(model, data, "lbfgs", "positional", steps=2000)
+    error = ta.heldout_error(model, data, data.teacher, jax.random.key(1)).value
+    np.testing.assert_array_equal(eight["x"], data.x)
+    np.testing.assert_allclose(eight["w"], found.Q, atol=1e-8)
+    np.testing.assert_allclose(eight["V"], found.overlaps.V, rtol=1e-8)
+    np.testing.assert_allclose(eight["Q"], trained.Q, atol=1e-8)
+    np.testing.assert_allclose(eight["loss"], trained.train_loss, rtol=1e-12)
+    np.testing.assert_allclose(eight["error"], error, rtol=1e-12)

@@ -1,0 +1,172 @@
+"""GAMP against the risk it must be a critical point of; see test_instances for the theory."""
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import tiedattn_jax as ta
+from tiedattn_jax.finite.message_passing import gamp, responses
+from tiedattn_jax.finite.sampling import sample_data
+from tiedattn_jax.finite.training import risk, train
+from tiedattn_jax.results import Status
+
+pytestmark = pytest.mark.usefixtures("quick_programs")
+
+
+@pytest.fixture(scope="module")
+def data(model):
+    return sample_data(model, 250, 2.0, jax.random.key(6))
+
+
+@pytest.fixture(scope="module")
+def semantic(model, data):
+    return gamp(model, data, "semantic")
+
+
+def gradient(model, data, Q):
+    return jax.grad(lambda Q: risk(model, data, Q))(Q)
+
+
+@pytest.fixture(scope="module")
+def positional(model, data):
+    return gamp(model, data, "positional")
+
+
+@pytest.mark.parametrize("init", ["semantic", "positional"])
+def test_fixed_points_are_critical_points_of_the_risk(model, data, init, request):
+    found = request.getfixturevalue(init)
+    assert int(found.status) == Status.converged and int(found.iterations) <= 400
+    assert float(jnp.max(jnp.abs(gradient(model, data, found.Q)))) < 1e-10
+    assert float(found.gradient_norm) < 1e-10
+    np.testing.assert_allclose(found.train_loss, risk(model, data, found.Q) / 250, rtol=1e-13)
+    moved = train(model, data, "gd", found.Q, steps=300, tol=0.0)
+    assert float(jnp.max(jnp.abs(moved.Q - found.Q))) < 1e-8
+    np.testing.assert_allclose(moved.train_loss, found.train_loss, rtol=1e-10)
+
+
+def test_training_ends_where_message_passing_does(model, data, semantic):
+    trained = train(model, data, "lbfgs", "semantic", steps=1000)
+    assert bool(trained.ok) and bool(semantic.ok)
+    assert abs(float(trained.train_loss - semantic.train_loss)) < 1e-10
+    np.testing.assert_allclose(trained.Q, semantic.Q, atol=1e-6)
+
+
+def test_variances_and_messages_satisfy_their_equations(model, data, semantic):
+    """A by regression and by a dense derivative of the prox of every sentence, without the code of the step."""
+    V = semantic.overlaps.V
+    np.testing.assert_allclose(V, responses(data, semantic.C), rtol=1e-12)
+    Z = np.swapaxes((data.x @ semantic.Q)[..., 0], 0, 1)
+    g = -jax.vmap(lambda z, y: jax.grad(model.loss)(z[:, None], y)[:, 0])(Z, data.y)
+    np.testing.assert_allclose(semantic.g[:, 0].T, g, atol=1e-12)
+    A = 0.0
+    for l in range(2):
+        regressors = np.stack([np.ones(500), Z[:, l] - V[l, 0, 0] * g[:, l], data.y[:, l, 0]], 1)
+        A -= 0.25 * 2 * np.linalg.lstsq(regressors, g[:, l], rcond=None)[0][1]
+    np.testing.assert_allclose(V.ravel(), 0.25 / (model.lam + A), rtol=1e-9)
+
+
+def test_responses_by_derivatives(model, data, semantic):
+    """By Algorithm 1 V is another estimate of the same number; the critical point is the same."""
+    found = gamp(model, data, "semantic", response="derivative")
+    assert bool(found.ok) and float(found.gradient_norm) < 1e-10
+    np.testing.assert_allclose(found.Q, semantic.Q, atol=1e-8)
+    V = found.overlaps.V
+    ratio = float(jnp.mean(V) / jnp.mean(semantic.overlaps.V))
+    assert 1e-6 < abs(ratio - 1) < 0.15
+    Z = np.swapaxes((data.x @ found.Q)[..., 0], 0, 1)
+    hess = jax.vmap(lambda z, y: jax.hessian(lambda z: model.loss(z[:, None], y))(z))(Z, data.y)
+    jacobian = jnp.linalg.inv(jnp.eye(2) + V[:, 0, 0][:, None] * hess)
+    slope = (jacobian - jnp.eye(2)) / V[:, 0, 0][:, None]
+    A = -0.25 / 250 * jnp.sum(jnp.trace(slope, axis1=1, axis2=2))
+    np.testing.assert_allclose(V.ravel(), 0.25 / (model.lam + A), rtol=1e-9)
+
+
+def test_history_ends_at_the_result(semantic):
+    k = int(semantic.iterations)
+    for past, last in zip(jax.tree.leaves(semantic.history), jax.tree.leaves(semantic.overlaps), strict=True):
+        np.testing.assert_array_equal(past[k], last)
+        assert np.all(np.isnan(past[k + 1 :])) and np.all(np.isfinite(past[: k + 1]))
+    assert semantic.residuals[k - 1] == semantic.residual and np.all(np.isnan(semantic.residuals[k:]))
+
+
+def test_instances_by_vmap_equal_single_ones(model, data, semantic):
+    other = sample_data(model, 250, 2.0, jax.random.key(2))
+    both = jax.jit(jax.vmap(lambda data: gamp(model, data, "semantic")))(
+        jax.tree.map(lambda *a: jnp.stack(a), other, data)
+    )
+    np.testing.assert_allclose(both.Q[1], semantic.Q, atol=1e-9)
+    assert both.status.tolist() == [0, 0] and float(both.gradient_norm[0]) < 1e-10
+
+
+def test_undamped_runs_diverge_and_say_so(model, data):
+    found = gamp(model, data, "semantic", damping=1.0)
+    assert not bool(found.ok) and float(found.gradient_norm) > 1e-3
+    assert np.all(np.isfinite(found.Q)) and np.isfinite(found.train_loss) and np.all(np.isfinite(found.overlaps.V))
+
+
+def test_a_fixed_damping_is_used(model, data, semantic):
+    slow = gamp(model, data, "semantic", damping=0.1)
+    assert float(slow.damping) == 0.1 and int(slow.iterations) > int(semantic.iterations)
+    np.testing.assert_allclose(slow.Q, semantic.Q, atol=1e-8)
+    few = gamp(model, data, "semantic", steps=60)
+    assert int(few.iterations) == 60 and int(few.status) == Status.max_steps
+    assert int(gamp(model, data, "semantic", tol=1e-4).iterations) < int(semantic.iterations)
+
+
+def test_given_starts(model, data, semantic):
+    stays = gamp(model, data, semantic.Q, tol=1e-9)
+    np.testing.assert_allclose(stays.Q, semantic.Q, atol=1e-7)
+    # From the critical point only the variances move, not the estimate.
+    np.testing.assert_allclose(stays.history.q, jnp.where(jnp.isnan(stays.history.q), jnp.nan, semantic.overlaps.q))
+    one, two = (gamp(model, data, "random", key=jax.random.key(k), steps=60) for k in (1, 2))
+    assert float(jnp.max(jnp.abs(one.Q - two.Q))) > 1e-3
+
+
+def test_going_on_from_an_earlier_run(model, data, semantic):
+    part = gamp(model, data, "semantic", steps=60)
+    assert int(part.status) == Status.max_steps
+    rest = gamp(model, data, part)
+    np.testing.assert_allclose(rest.Q, semantic.Q, atol=1e-9)
+    assert (
+        int(rest.iterations) < int(semantic.iterations) and int(gamp(model, data, semantic, tol=1e-11).iterations) <= 2
+    )
+
+
+def test_variances_by_coordinate_equal_the_isotropic_ones(model, data, semantic):
+    spread = eqx.tree_at(lambda a: a.gamma, data, jnp.full((2, 250), 0.25))
+    found = gamp(model, spread, "semantic")
+    assert found.C.shape == (250, 1, 1)
+    np.testing.assert_allclose(found.Q, semantic.Q, atol=1e-9)
+
+
+@pytest.mark.slow
+def test_a_student_of_rank_two():
+    wide = ta.dot_product(rank=2)
+    data = sample_data(wide, 120, 2.0, jax.random.key(0))
+    found = gamp(wide, data, "semantic", tol=1e-10)
+    assert bool(found.ok) and found.overlaps.q.shape == (2, 2, 2)
+    assert float(jnp.max(jnp.abs(gradient(wide, data, found.Q)))) < 1e-9
+
+
+def test_single_precision():
+    small = ta.dot_product(dtype=jnp.float32)
+    data = sample_data(small, 250, 2.0, jax.random.key(6))
+    found = gamp(small, data, "semantic")
+    assert found.Q.dtype == jnp.float32 and bool(found.ok) and float(found.gradient_norm) < 1e-5
+
+
+def test_bad_input(model, data):
+    cases = [
+        (lambda: gamp(model, data, "teacher"), "init must be 'semantic'"),
+        (lambda: gamp(model, data, jnp.ones(250)), r"init must have shape \(d, r\) = \(250, 1\)"),
+        (lambda: gamp(model, data, steps=0), "steps must be an integer of at least 1"),
+        (lambda: gamp(model, data, tol=0.0), "tol must be positive"),
+        (lambda: gamp(model, data, damping=1.5), r"damping must be in \(0, 1\]"),
+        (lambda: gamp(model, data, response="stein"), "response must be one of regression, derivative"),
+        (lambda: gamp(ta.dot_product(teacher=jnp.eye(2)), data), "t = 2 teacher fields"),
+    ]
+    for call, message in cases:
+        with pytest.raises(ValueError, match=message):
+            call()

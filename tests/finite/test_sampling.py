@@ -1,0 +1,92 @@
+"""Sampled sentences against the law that they are drawn from."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import tiedattn_jax as ta
+from tiedattn_jax.errors import InputError
+from tiedattn_jax.finite.data import Data
+from tiedattn_jax.finite.sampling import raw_labels, realised, sample_data
+
+pytestmark = pytest.mark.usefixtures("quick_programs")
+
+
+def test_encodings_are_the_models_and_the_teacher_is_orthogonal(data):
+    np.testing.assert_allclose(data.encodings @ data.encodings.T, [[1, -1], [-1, 1]], atol=1e-13)
+    np.testing.assert_allclose(data.encodings[0], np.full(400, 400**-0.5), atol=1e-14)
+    np.testing.assert_allclose(data.encodings @ data.teacher, 0, atol=1e-12)
+
+
+@pytest.mark.parametrize("normalise", [True, False])
+def test_norm_of_the_teacher(model, normalise):
+    data = sample_data(model, 300, 1.0, jax.random.key(0), normalise=normalise)
+    off = abs(float(jnp.sum(data.teacher**2) / 300) - 1)
+    assert off < 1e-12 if normalise else 1e-4 < off < 5 * (2 / 300) ** 0.5
+    np.testing.assert_allclose(realised(model, data).rho, data.rho, rtol=1e-12)
+    np.testing.assert_allclose(data.encodings @ data.teacher, 0, atol=1e-11)
+
+
+def test_second_moments_of_a_law_with_two_atoms(two_atoms):
+    data, law = sample_data(two_atoms, 400, 1.0, jax.random.key(1), normalise=True), two_atoms.law()
+    assert data.gamma.shape == (2, 400) and data.labels is None
+    for k, part in enumerate((slice(0, 100), slice(100, 400))):
+        tau, pi = 20 * data.encodings[:, part].T, data.teacher[part]
+        size = tau.shape[0]
+        np.testing.assert_allclose(tau.T @ tau / size, law.tau[k], atol=1e-12)
+        np.testing.assert_allclose(pi.T @ pi / size, law.pi[k], atol=1e-12)
+        np.testing.assert_allclose(tau.T @ pi / size, law.cross[k], atol=1e-12)
+        variance = np.var(
+            20 * np.asarray(data.x)[:, :, part], axis=(1, 2), mean=20 * data.x[:, :, part].mean(1)[:, None]
+        )
+        np.testing.assert_allclose(variance, law.gamma[k], rtol=0.05)
+
+
+def test_labels_are_inner_products_of_the_raw_ones(model, data):
+    y, x = np.asarray(raw_labels(model, data)), np.asarray(data.inputs() + data.encodings)
+    np.testing.assert_allclose(data.labels.energy, np.sum(y**2, (1, 2)) / 400, rtol=1e-11)
+    np.testing.assert_allclose(data.labels.cross, np.einsum("nki,nli->kln", y, x) / 400, atol=1e-12)
+    np.testing.assert_allclose(data.labels.gram, np.einsum("nki,nli->kln", x, x) / 400, atol=1e-12)
+    target = jax.vmap(model.target)(data.y)
+    np.testing.assert_allclose(y, np.einsum("nkl,nli->nki", target, data.inputs()), atol=1e-12)
+
+
+def test_instances_by_vmap(model):
+    keys = jax.random.split(jax.random.key(0), 3)
+    many = jax.vmap(lambda k: sample_data(model, 50, 1.0, k))(keys)
+    one = sample_data(model, 50, 1.0, keys[1])
+    for a, b in zip(jax.tree.leaves(many), jax.tree.leaves(one), strict=True):
+        np.testing.assert_allclose(a[1], b, atol=1e-13)
+
+
+def test_a_bug_in_a_target_is_not_taken_for_its_absence():
+    class Wrong(ta.DotProduct):
+        def target(self, Y):
+            return self.omgea * Y
+
+    right = ta.dot_product()
+    wrong = Wrong(
+        **{name: getattr(right, name) for name in ("omega", "sigma", "lam", "mixing", "encodings", "teacher")}
+    )
+    with pytest.raises(AttributeError, match="omgea"):
+        sample_data(wrong, 50, 1.0, jax.random.key(0))
+
+
+def test_bad_input(model, data, two_atoms):
+    key, plain = jax.random.key(0), Data(data.x, data.y)
+    cases = [
+        (lambda: sample_data(model, 2, 1.0, key), "d must be an integer of at least 3"),
+        (lambda: sample_data(model, 100.0, 1.0, key), "d must be an integer"),
+        (lambda: sample_data(two_atoms, 8, 1.0, key), r"d must leave L \+ t = 3 coordinates"),
+        (lambda: sample_data(model, 100, 0.001, key), "alpha must be at least"),
+        (lambda: sample_data(model, 100, -1.0, key), "alpha must be positive"),
+        (lambda: jax.jit(lambda a: sample_data(model, 100, a, key))(1.0), "alpha must be a Python number"),
+        (lambda: raw_labels(two_atoms, data), "model must have a method `target`.*TwoAtoms"),
+        (lambda: realised(two_atoms, data), "model must have a method `with_teacher`.*TwoAtoms"),
+        (lambda: realised(model, plain), "teacher must be known for its norm"),
+    ]
+    for call, message in cases:
+        with pytest.raises(InputError, match=message) as raised:
+            call()
+        assert message.startswith(raised.value.argument)

@@ -1,0 +1,155 @@
+"""The risk and its gradient against the raw arrays; the optimisers against each other and against steps by hand."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax.extend.core import jaxprs_in_params
+
+import tiedattn_jax as ta
+from tiedattn_jax.finite.sampling import raw_labels, sample_data
+from tiedattn_jax.finite.training import risk, train
+from tiedattn_jax.results import Status
+
+pytestmark = pytest.mark.usefixtures("quick_programs")
+
+
+@pytest.fixture(scope="module")
+def data(model):
+    return sample_data(model, 120, 2.0, jax.random.key(0))
+
+
+def raw_risk(model, data, Q, exact):
+    """The risk from the raw arrays, sentence by sentence."""
+    x, d = data.inputs(), data.x.shape[2]
+    p = data.encodings
+
+    def one(x, y, label):
+        Z = (x + p) @ Q / d**0.5
+        if not exact:
+            return model.loss(Z, y)
+        return jnp.sum((label - model.student(Z) @ (x + p)) ** 2) / (2 * d)
+
+    return jnp.sum(jax.vmap(one)(x, data.y, raw_labels(model, data))) + 0.5 * model.lam * jnp.sum(Q**2)
+
+
+@pytest.mark.parametrize("exact", [False, True])
+def test_risk_and_gradient_equal_those_of_the_raw_arrays(model, data, exact):
+    Q = 0.7 * jax.random.normal(jax.random.key(1), (120, 1))
+    value, gradient = jax.value_and_grad(lambda Q: risk(model, data, Q, exact=exact))(Q)
+    value_raw, gradient_raw = jax.value_and_grad(lambda Q: raw_risk(model, data, Q, exact))(Q)
+    np.testing.assert_allclose(value, value_raw, rtol=1e-12)
+    np.testing.assert_allclose(gradient, gradient_raw, atol=1e-12)
+
+
+def test_exact_and_limiting_risk_agree_for_large_d(model):
+    def gap(d):
+        data = sample_data(model, d, 400 / d, jax.random.key(d))
+        Q = 0.5 * data.teacher
+        ridge = 0.5 * model.lam * jnp.sum(Q**2)
+        limit = risk(model, data, Q) - ridge
+        return abs(float((risk(model, data, Q, exact=True) - ridge) / limit - 1))
+
+    assert 1e-4 < gap(2000) < 1.0 / 2000**0.5
+
+
+@pytest.mark.parametrize("exact", [False, True])
+def test_a_gradient_touches_the_data_twice_and_builds_no_prediction(model, data, exact):
+    jaxpr = jax.make_jaxpr(jax.value_and_grad(lambda Q: risk(model, data, Q, exact=exact)))(data.teacher)
+    size, products, made = data.x.size, 0, []
+
+    def visit(jaxpr):
+        nonlocal products
+        for eqn in jaxpr.eqns:
+            for inner in jaxprs_in_params(eqn.params):
+                visit(inner)
+            products += eqn.primitive.name == "dot_general" and any(v.aval.size == size for v in eqn.invars)
+            if eqn.primitive.name not in ("reshape", "transpose", "jit", "pjit"):
+                made.extend(v.aval.size for v in eqn.outvars)
+
+    visit(jaxpr.jaxpr)
+    assert products == 2 and max(made) < size / 10
+
+
+def test_gradient_descent_is_the_paper_s_rule(model, data):
+    Q = data.teacher
+    for _ in range(5):
+        Q = Q - 0.15 * jax.grad(lambda Q: risk(model, data, Q))(Q)
+    found = train(model, data, "gd", "semantic", steps=5)
+    np.testing.assert_allclose(found.Q, Q, atol=1e-13)
+    assert int(found.iterations) == 5 and int(found.status) == Status.max_steps
+    slower = train(model, data, "gd", "semantic", steps=5, rate=0.01)
+    assert float(jnp.max(jnp.abs(slower.Q - Q))) > 1e-3
+
+
+@pytest.mark.parametrize("init", ["semantic", "positional"])
+def test_optimisers_reach_the_same_minimum(model, data, init):
+    best = train(model, data, "lbfgs", init, steps=500)
+    assert int(best.status) == Status.converged and float(best.gradient_norm) <= 1e-10
+    np.testing.assert_allclose(best.train_loss, risk(model, data, best.Q) / 120, rtol=1e-13)
+    adam = train(model, data, "adam", best.Q + 1e-3, steps=5000, tol=1e-9)
+    assert bool(adam.ok) and float(jnp.max(jnp.abs(adam.Q - best.Q))) < 1e-5
+    gd = train(model, data, "gd", best.Q + 1e-3, steps=5000, rate=1.0, tol=1e-9)
+    assert bool(gd.ok) and abs(float(gd.train_loss - best.train_loss)) < 1e-12
+    assert np.all(np.diff(gd.losses[: int(gd.iterations) + 1]) < 1e-15)
+
+
+def test_histories(model, data):
+    found = train(model, data, "lbfgs", "semantic", steps=500)
+    k = int(found.iterations)
+    assert np.all(np.isfinite(found.losses[: k + 1])) and np.all(np.isnan(found.losses[k + 1 :]))
+    assert found.losses[k] == found.train_loss and found.gradient_norms[k] == found.gradient_norm
+    np.testing.assert_allclose(found.overlaps.q, 0.25 * jnp.sum(found.Q**2) / 120 * jnp.ones((2, 1, 1)), rtol=1e-12)
+
+
+def test_training_on_exact_labels(model, data):
+    limit, exact = (train(model, data, "lbfgs", "semantic", steps=500, exact=e) for e in (False, True))
+    assert bool(exact.ok) and float(jnp.max(jnp.abs(exact.Q - limit.Q))) > 1e-3
+    gradient = jax.grad(lambda Q: raw_risk(model, data, Q, True))(exact.Q)
+    assert float(jnp.max(jnp.abs(gradient))) < 1e-9
+
+
+@pytest.mark.parametrize("optimizer", ["gd", "adam"])
+def test_a_diverging_run_keeps_its_last_finite_state(model, data, optimizer):
+    rate = {"gd": 1e4, "adam": 1e307}[optimizer]
+    found = train(model, data, optimizer, "semantic", steps=5000, rate=rate)
+    assert int(found.status) == Status.nonfinite and int(found.iterations) < 1000
+    assert np.all(np.isfinite(found.Q)) and np.isfinite(found.train_loss)
+
+
+def test_a_start_at_the_minimum_stops_at_once(model, data):
+    best = train(model, data, "lbfgs", "semantic", steps=500)
+    again = train(model, data, "gd", best.Q)
+    assert int(again.iterations) == 0 and bool(again.ok)
+
+
+def test_instances_by_vmap_and_one_bad_lane(model):
+    many = jax.vmap(lambda k: sample_data(model, 60, 1.0, k))(jax.random.split(jax.random.key(0), 2))
+    rates = jnp.array([0.15, 1e4])
+    both = jax.jit(jax.vmap(lambda data, rate: train(model, data, "gd", "semantic", steps=300, rate=rate)))(many, rates)
+    one = train(model, jax.tree.map(lambda a: a[0], many), "gd", "semantic", steps=300)
+    np.testing.assert_allclose(both.Q[0], one.Q, atol=1e-12)
+    assert both.status.tolist() == [Status.max_steps, Status.nonfinite] and np.all(np.isfinite(both.Q))
+
+
+def test_single_precision(model):
+    small = ta.dot_product(dtype=jnp.float32)
+    data = sample_data(small, 100, 1.5, jax.random.key(0))
+    found = train(small, data, "lbfgs", "semantic", steps=200, tol=1e-6)
+    assert found.Q.dtype == jnp.float32 and float(found.gradient_norm) < 1e-5
+
+
+def test_bad_input(model, data):
+    cases = [
+        (lambda: train(model, data, "sgd"), "optimizer must be one of gd, adam, lbfgs"),
+        (lambda: train(model, data, steps=0), "steps must be an integer of at least 1"),
+        (lambda: train(model, data, rate=-0.1), "rate must be positive"),
+        (lambda: train(model, data, tol=-1.0), "tol must be zero or positive"),
+        (lambda: train(model, data, init=jnp.ones(120)), "init must have shape"),
+        (lambda: train(model, data, init=data.teacher * jnp.nan), "init must be finite"),
+        (lambda: risk(model, data, jnp.ones((3, 1))), "Q must have shape"),
+        (lambda: train(ta.dot_product(teacher=jnp.eye(2)), data), "t = 2 teacher fields"),
+    ]
+    for call, message in cases:
+        with pytest.raises(ValueError, match=message):
+            call()

@@ -1,0 +1,90 @@
+from types import SimpleNamespace
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import tiedattn_jax as ta
+from tiedattn_jax.theory.fixed_points import solve_from
+
+
+@pytest.fixture(scope="module")
+def rule(model):
+    return ta.line_nodes(model, 5, replicates=1, even=True)
+
+
+@pytest.fixture(scope="module")
+def path(model, rule):
+    (found,) = ta.trace_branch(model, "alpha", (1.2, 2.1), "semantic", nodes=rule, points=12)
+    return found
+
+
+def test_points_are_fixed_points(path, model, rule):
+    assert np.all(np.diff(path.values) > 0) and path.folds == () and set(path.labels) == {"semantic"}
+    assert path.values[0] < 1.2 and path.values[-1] > 2.1 and set(path.ends) == {"limit of the parameter"}
+    assert path.states.residual.max() < 1e-6
+    x = jax.tree.map(lambda a: a[1], path.overlaps)
+    fixed = ta.solve(model, path.values[1], "semantic", rule, start=x)
+    np.testing.assert_allclose(fixed.overlaps.q, x.q, rtol=1e-4)
+    for name in ("train_loss", "gen_error", "residual"):
+        np.testing.assert_allclose(getattr(fixed, name), getattr(path.states, name)[1], rtol=1e-4, atol=1e-5)
+    np.testing.assert_allclose(fixed.diagnostics.replicon, path.states.diagnostics.replicon[1], rtol=1e-3)
+    assert np.all(path.status == ta.Status.converged)
+
+
+def test_eigenvalues(path):
+    """At alpha = 2 those of q, V and theta that keep the symmetry of the tokens are -.983, .345 and .160."""
+    k = np.argmin(np.abs(path.values - 2.0))
+    real = path.eigenvalues[k].real
+    for expected in (-0.983, 0.345, 0.160):
+        assert np.min(np.abs(real - expected)) < 0.08
+
+
+def test_through_a_fold(rule):
+    """At omega = .235 the positional branch turns back at alpha = 2.174(1) and meets the uninformed one at 1.978."""
+    model = ta.dot_product(omega=0.235)
+    (path,) = ta.trace_branch(model, "alpha", (1.8, 2.4), "positional", alpha=1.9, nodes=rule, points=30)
+    folds = [alpha for alpha, _ in ta.folds_of([path])]
+    np.testing.assert_allclose([folds[0], min(folds)], [2.174, 1.978], rtol=0.03)
+    np.testing.assert_allclose(folds[-1], folds[0], rtol=3e-3)  # the path goes on with -m
+    m = path.overlaps.m[:, 0, 0]
+    assert m[0] * m[-1] < 0 and abs(m[np.argmax(path.values[: len(m) // 2])]) > 0.15
+    leading = path.eigenvalues[:, 0].real
+    assert np.any(leading[:-1] < 1) and np.any((leading[:-1] < 1) & (leading[1:] > 1))
+
+
+def test_branch_born_where_the_semantic_one_turns_unstable(model, rule):
+    """Subcritical: a mixed state above alpha = .827, higher in loss than the semantic one; m is zero at its birth.
+
+    With the parity of the loss kept by the nodes the fork is a fork; found by Newton's method, as it is a saddle.
+    """
+    full = [jnp.full((2, 1, 1), v, float) for v in (0.0598, 25.1, 0.0660)]
+    near = ta.Overlaps(*full, 0.05 * jnp.array([[1.0], [-1.0]]))
+    found = {}
+    for alpha in (0.9, 0.85):
+        fp = solve_from(model, alpha, None, rule, near, ta.Settings(warm_steps=0))
+        assert int(fp.status) == ta.Status.converged and fp.label == "mixed"
+        np.testing.assert_allclose(fp.overlaps.m[0], -fp.overlaps.m[1], rtol=1e-3)
+        near, found[alpha] = fp.overlaps, fp
+        semantic = solve_from(model, alpha, "semantic", rule, fp.overlaps)
+        assert fp.train_loss > semantic.train_loss and float(semantic.diagnostics.growth_m) < 1
+    square = {alpha: float(fp.overlaps.m[0, 0]) ** 2 for alpha, fp in found.items()}  # linear in alpha
+    birth = 0.85 - 0.05 * square[0.85] / (square[0.9] - square[0.85])
+    np.testing.assert_allclose(birth, 0.827, atol=4e-3)
+
+
+def test_folds_of_unequal_paths():
+    paths = [SimpleNamespace(folds=f) for f in ((1.0, 2.0), (1.2, 2.2), (1.1,))]
+    (first, bar), (second, _) = ta.folds_of(paths)
+    assert (first, second) == pytest.approx((1.1, 2.1)) and bar > 0.1
+    assert ta.folds_of([SimpleNamespace(folds=())]) == []
+
+
+def test_bad_input(model, rule):
+    for arguments, message in (
+        (("mixing", (0.0, 1.0)), "parameter must name"),
+        (("alpha", (0.1, 1.0)), "limits must be"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            ta.trace_branch(model, *arguments, nodes=rule)

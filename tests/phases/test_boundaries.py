@@ -1,0 +1,131 @@
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+from cases import ALPHA_C, ALPHA_C_SENSITIVITIES, ALPHA_L
+
+import tiedattn_jax as ta
+from tiedattn_jax.overlaps import BRANCHES
+from tiedattn_jax.phases.boundaries import first_change
+from tiedattn_jax.phases.events import Event
+
+OMEGAS = [0.3, 0.33, 0.36]
+
+
+@pytest.fixture(scope="module")
+def trace(model, lines):
+    def go(event, guess, values=OMEGAS, **options):
+        start = [ta.solve(model, guess, b, lines, start=BRANCHES[b].start(model)) for b in ta.EVENTS[event].branches]
+        return ta.trace_boundary(model, event, "omega", values, lines, start=start, **options)
+
+    return go
+
+
+@pytest.fixture(scope="module")
+def critical(trace):
+    return trace("alpha_c", 1.25)
+
+
+def test_alpha_c(critical):
+    assert abs(critical.alpha[0] - ALPHA_C) < 3 * critical.stderr[0]
+    np.testing.assert_allclose(critical.slope[0], ALPHA_C_SENSITIVITIES["omega"], rtol=1e-2)
+    # The slopes are those of the curve on the same nodes: Hermite against Simpson.
+    rise = 0.06 / 6 * (critical.slope[0] + 4 * critical.slope[1] + critical.slope[2])
+    np.testing.assert_allclose(critical.alpha[2] - critical.alpha[0], rise, rtol=2e-3)
+    np.testing.assert_allclose(critical.interpolant(0.33), critical.alpha[1])
+
+
+@pytest.mark.parametrize(
+    ("name", "guess", "alpha", "tolerance"),
+    [
+        ("semantic baseline", 1.5, ALPHA_L, 0.0),
+        ("semantic pitchfork", 0.72, 0.7192, 0.002),
+    ],
+)
+def test_the_others(trace, critical, name, guess, alpha, tolerance):
+    found = trace(name, guess, OMEGAS[:2])
+    assert abs(found.alpha[0] - alpha) < 3 * found.stderr[0] + tolerance
+    assert np.all(found.stderr < 0.05)
+    assert found.meets(critical) == []
+
+
+def test_an_entry_of_the_mixing(model, lines, critical):
+    values = [0.38, 0.4, 0.42]
+    start = [ta.solve(model, 1.25, b, lines, start=BRANCHES[b].start(model)) for b in ("positional", "semantic")]
+    calls = []
+    found = ta.trace_boundary(
+        model, "alpha_c", "mixing[0,1]", values, lines, start=start, progress=lambda *c: calls.append(c)
+    )
+    assert calls == [(0, 3), (1, 3), (2, 3), (3, 3)]
+    assert abs(found.alpha[1] - ALPHA_C) < 3 * found.stderr[1]
+    rise = 0.04 / 6 * (found.slope[0] + 4 * found.slope[1] + found.slope[2])
+    np.testing.assert_allclose(found.alpha[2] - found.alpha[0], rise, rtol=1e-2)
+
+
+def test_where_curves_meet():
+    values = np.linspace(0.0, 1.0, 5)
+
+    def curve(event, f, slope, values=values):
+        one = np.ones(len(values))
+        return ta.Boundary.of(event, "omega", values, f(values) * one, 0 * one, slope(values) * one)
+
+    first = curve("a", lambda v: 1 + v**2, lambda v: 2 * v)
+    second = curve("b", lambda v: 1.16 + 0 * v, lambda v: 0 * v, np.linspace(-0.1, 0.9, 4))
+    np.testing.assert_allclose(first.meets(second), [(0.4, 1.16)], rtol=1e-9)
+    assert first.meets(curve("c", lambda v: 3 + v, lambda v: 1 + 0 * v)) == []
+    assert first.meets(curve("d", lambda v: np.nan + v, lambda v: np.nan + v)) == []
+    assert first.meets(curve("e", lambda v: 1.16 + 0 * v, lambda v: 0 * v, np.linspace(2.0, 3.0, 4))) == []
+    named = (
+        curve("alpha_c", first.interpolant, first.interpolant.derivative()),
+        curve("semantic baseline", lambda v: 1.16 + 0 * v, lambda v: 0 * v),
+    )
+    (meeting,) = ta.meetings(named)
+    assert meeting.events == ("alpha_c", "semantic baseline") and "beats the linear baseline" in meeting.meaning
+    np.testing.assert_allclose((meeting.value, meeting.alpha), (0.4, 1.16), rtol=1e-9)
+
+
+def test_points_in_any_order_and_slopes_of_a_spline():
+    values = np.array([1.0, 0.0, 0.5, 0.25])
+    found = ta.Boundary.of("alpha_c", "omega", values, values**2, 0 * values)
+    np.testing.assert_allclose(found.values, [0, 0.25, 0.5, 1])
+    np.testing.assert_allclose(found.slope, 2 * found.values, atol=1e-12)
+    np.testing.assert_array_equal(found.status, ta.Status.converged)
+
+
+def looks(crossing):
+    """States at 3, 2, 1.5 and 1.2 of a branch that ends at 1.6, and an event that happens at `crossing`."""
+    for alpha in (3.0, 2.0, 1.5, 1.2):
+        there = alpha < 1.6
+        state = SimpleNamespace(overlaps=np.array([alpha]))
+        yield (SimpleNamespace(alpha=alpha, exists=there, replicates=state),)
+
+
+def test_between_neighbours_and_between_the_last_state_and_the_next_alpha():
+    def search(crossing):
+        event = Event(("semantic",), lambda s: s.overlaps - crossing)
+        return first_change(event, looks(crossing))
+
+    near = search(1.3)
+    np.testing.assert_allclose((near.alpha, near.slope, near.low, near.high), (1.3, 1.0, 1.2, 1.5))
+    near = search(1.55)  # no neighbours in the list enclose it, because the branch ends at 1.6
+    assert (near.low, near.high, near.there) == (1.5, 2.0, 1.5) and np.isnan(near.slope)
+    with pytest.raises(ta.InputError, match="values must begin where"):
+        search(1.0)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("alpha", "omega", OMEGAS), "event must be one of"),
+        (("semantic fold", "omega", OMEGAS), "event must be one that can be followed"),
+        (("alpha_c", "alpha", OMEGAS), "parameter must"),
+        (("alpha_c", "mixing", OMEGAS), "parameter must name"),
+        (("alpha_c", "mixing[0,2]", OMEGAS), "parameter must name"),
+        (("alpha_c", "omega", [0.3, 0.3]), "values must be"),
+        (("alpha_c", "omega", [0.3, np.inf]), "values must be"),
+        (("alpha_c", "omega", []), "values must be"),
+    ],
+)
+def test_bad_input(model, lines, arguments, message):
+    with pytest.raises(ValueError, match=message):
+        ta.trace_boundary(model, *arguments, lines)

@@ -1,0 +1,142 @@
+"""Reading a diagram, with cells whose curves are known."""
+
+import csv
+import json
+
+import numpy as np
+import pytest
+
+import tiedattn_jax as ta
+from tiedattn_jax.phases.diagram import REGIONS
+from tiedattn_jax.results import error_bar
+
+ALPHA, OMEGA = np.linspace(0.2, 2.0, 10), np.array([0.1, 0.3, 0.5])
+CRITICAL, LINEAR = 0.6 + 2 * OMEGA, 0.9 + 2 * OMEGA  # in the middle row alpha_l is above alpha_c, as in the model
+
+
+def made(turned: bool = False) -> ta.PhaseDiagram:
+    """Losses that cross at `CRITICAL`, test errors that cross the baseline at `LINEAR` on the semantic branch."""
+    a, r = ALPHA[None, :, None], np.arange(2)
+    zero = np.zeros((3, 10, 2))
+    critical = CRITICAL[:, None, None] + 0.01 * (r - 0.5)
+    difference = 1e-3 * ((a - critical) + 0.3 * (a - critical) ** 3)
+    slope = 1e-3 * (1 + 0.9 * (a - critical) ** 2)
+    linear = LINEAR[:, None, None] + 0.02 * (r - 0.5)
+    one = zero + 1
+    cells = {
+        "train_loss": np.stack([2e-3 * a + difference, 2e-3 * a + zero]),
+        "train_loss_by_alpha": np.stack([2e-3 + slope, 2e-3 * one]),
+        "gen_error": np.stack([3e-3 * one, 2e-3 - 1e-3 * (a - linear)]),
+        "gen_error_linear": np.stack([2e-3 * one, 2e-3 * one]),
+        "status": np.stack([zero, np.where(a < 0.5, 6.0, zero)]),
+        "growth_m": np.stack([one, np.where(a < 0.7, 1.2, 0.5 * one)]),
+        "growth_theta": np.stack([0.5 * one, one]),
+        "q": np.full((2, 3, 10, 2, 2, 1, 1), 0.1),
+        "V": np.full((2, 3, 10, 2, 2, 1, 1), 9.0),
+        "theta": np.full((2, 3, 10, 2, 2, 1, 1), 0.2),
+        "m": np.full((2, 3, 10, 2, 2, 1), 0.3),
+        **{k: np.stack([zero, zero]) for k in ("replicon", "jump_mass", "second_minimum", "unconverged", "residual")},
+    }
+    axes = ("alpha", ALPHA), ("omega", OMEGA)
+    if turned:
+        return ta.PhaseDiagram(*axes[::-1], {k: np.swapaxes(v, 1, 2) for k, v in cells.items()}, {"version": "0"})
+    return ta.PhaseDiagram(*axes, cells, {"version": "0"})
+
+
+@pytest.mark.parametrize("turned", [False, True])
+def test_curves(turned):
+    diagram = made(turned)
+    critical, linear = diagram.alpha_c(), diagram.alpha_l()
+    assert critical.parameter == "omega" and critical.event == "alpha_c"
+    np.testing.assert_allclose(critical.alpha, CRITICAL, rtol=1e-9)  # cubic, so exact
+    np.testing.assert_allclose(linear.alpha, LINEAR, rtol=1e-9)
+    assert np.all((critical.stderr > 0.005) & (critical.stderr < linear.stderr))
+
+
+def test_alpha_l_at_the_exchange():
+    """A semantic branch that beats the baseline wherever it exists: alpha_l is alpha_c."""
+    diagram = made()
+    diagram.cells["gen_error"][1] = 1e-3
+    np.testing.assert_allclose(diagram.alpha_l().alpha, CRITICAL)
+
+
+def test_regions():
+    diagram = made()
+    names = np.array(REGIONS)[diagram.region]
+    assert np.all(names[:, ALPHA < 0.7] == "unique positional")  # absent, or unstable towards m
+    for row, critical in zip(names, CRITICAL, strict=True):
+        assert np.all(row[(ALPHA > 0.7) & (critical > ALPHA)] == "bistable, positional global")
+        assert np.all(row[critical < ALPHA] == "bistable, semantic global")
+    np.testing.assert_array_equal(diagram.beats_linear, ALPHA[None] > LINEAR[:, None])
+
+
+def test_cells_that_failed_are_marked():
+    diagram = made()
+    diagram.cells["status"][0, 1, 3, 1] = 3  # one replicate of two: a state that is not trusted
+    assert diagram.region[1, 3] == 4 and not diagram.trusted[1, 3] and diagram.trusted[1, 4]
+    diagram.cells["status"][0, 1, 4] = 3
+    assert diagram.region[1, 4] == 0 and not diagram.trusted[1, 4]
+    assert diagram.solved.sum() == 29
+    assert np.isnan(diagram.loss_difference[0][1, 4])
+    np.testing.assert_allclose(diagram.alpha_c().alpha, CRITICAL, rtol=1e-9)  # the other cells suffice
+
+
+def test_trusted_asks_for_a_difference_beyond_the_error_bars():
+    diagram = made()
+    spread = np.array([-1.0, 1.0]) * 1e-2
+    assert diagram.trusted.mean() > 0.5
+    diagram.cells["train_loss"][0] += spread
+    assert not diagram.trusted[diagram.exists.all(0)].any()
+
+
+def test_error_bars_are_those_of_the_library():
+    diagram = made()
+    diagram.cells["train_loss"][:] = np.random.default_rng(0).normal(size=(2, 3, 10, 2))
+    expected = error_bar(np.moveaxis(diagram.cells["train_loss"], 3, 0))[0]
+    np.testing.assert_allclose(diagram.stderr("train_loss")[0], expected)
+    diagram.cells["status"][0, 1, 3, 1] = 3
+    assert diagram.stderr("train_loss")[0, 1, 3] == np.inf  # one replicate is left
+    assert diagram.mean("train_loss")[0, 1, 3] == diagram.cells["train_loss"][0, 1, 3, 0]
+
+
+def test_file_round_trip(tmp_path):
+    diagram = made()
+    diagram.save(tmp_path / "a.npz")
+    again = ta.PhaseDiagram.load(tmp_path / "a.npz")
+    assert again.x[0] == "alpha" and again.attrs == diagram.attrs
+    np.testing.assert_array_equal(again.y[1], OMEGA)
+    assert set(again.cells) == set(diagram.cells)
+    for k, v in diagram.cells.items():
+        np.testing.assert_array_equal(again.cells[k], v)
+    assert [p.name for p in tmp_path.iterdir()] == ["a.npz"]
+
+
+def test_csv(tmp_path):
+    text = made().to_csv(tmp_path / "a.csv")
+    rows = list(csv.DictReader(text.splitlines()))
+    assert (tmp_path / "a.csv").read_text() == text and len(rows) == 30
+    assert float(rows[13]["alpha"]) == ALPHA[3] and float(rows[13]["omega"]) == OMEGA[1]
+    assert rows[13]["region"] == "bistable, positional global"
+    np.testing.assert_allclose(float(rows[13]["positional_train_loss"]), made().mean("train_loss")[0, 1, 3])
+    assert rows[0]["semantic_status"] == "absent"
+
+
+def test_xarray():
+    pytest.importorskip("xarray")
+    diagram = made()
+    data = diagram.to_xarray()
+    cell = data.sel(omega=0.3, branch="semantic").isel(alpha=4)
+    assert float(cell.train_loss) == diagram.mean("train_loss")[1, 1, 4]
+    assert json.loads(data.attrs["version"]) == "0"
+    assert data.region.sel(omega=0.1).dims == ("alpha",)
+
+
+def test_figures():
+    from tiedattn_jax.plotting import slice_figure
+
+    diagram = made()
+    left, right = diagram.plot().axes[:2]
+    assert [line.get_label() for line in right.get_lines()] == [r"$\alpha_c$", r"$\alpha_l$"]
+    np.testing.assert_allclose(left.get_lines()[-2].get_xdata(), CRITICAL)
+    assert len(left.collections[-3].get_paths()) == (~diagram.trusted).sum()  # hatched
+    assert len(slice_figure(diagram, [0, 2]).axes) == 4

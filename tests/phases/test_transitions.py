@@ -1,0 +1,79 @@
+import operator
+
+import equinox as eqx
+import jax
+import numpy as np
+import pytest
+from cases import ALPHA_C, ALPHA_C_SENSITIVITIES, ALPHA_L
+
+import tiedattn_jax as ta
+
+
+@pytest.fixture(scope="module")
+def critical(model, lines):
+    return ta.critical_alpha(model, lines)
+
+
+@pytest.fixture(scope="module")
+def start(critical):
+    """Near the transition: what it takes to find it again without the search on coarse averages."""
+    return critical.branches
+
+
+def test_critical_alpha(critical):
+    assert int(critical.status) <= ta.Status.stalled
+    assert abs(critical.alpha - ALPHA_C) <= 3 * critical.stderr
+    assert critical.stderr < 5e-3
+    positional, semantic = critical.branches
+    assert (positional.label, semantic.label) == ("positional", "semantic")
+    np.testing.assert_allclose(positional.train_loss, semantic.train_loss, rtol=1e-4)
+    for k, v in ALPHA_C_SENSITIVITIES.items():
+        np.testing.assert_allclose(getattr(critical.sensitivities, k), v, rtol=1e-2)
+
+
+def test_sensitivities_are_those_of_differences(model, lines, critical, start):
+    """The envelope formula is exact at frozen nodes: central differences of alpha_c on the same nodes."""
+    for name, step in (("omega", 0.01), ("lam", 2e-4)):
+        at = []
+        for s in (step, -step):
+            moved = eqx.tree_at(operator.attrgetter(name), model, getattr(model, name) + s)
+            at.append(float(ta.critical_alpha(moved, lines, start=start).alpha))
+        np.testing.assert_allclose((at[0] - at[1]) / (2 * step), getattr(critical.sensitivities, name), rtol=1e-2)
+
+
+def test_gradient_is_the_sensitivity(model, lines, critical, start):
+    gradient = jax.grad(lambda m: ta.critical_alpha(m, lines).alpha)(model)
+    for a, b in zip(jax.tree.leaves(gradient), jax.tree.leaves(critical.sensitivities), strict=True):
+        np.testing.assert_allclose(a, b, rtol=1e-9)
+
+    def near(sigma):
+        return ta.critical_alpha(eqx.tree_at(lambda m: m.sigma, model, sigma), lines, start=start)
+
+    _, tangent = jax.jvp(lambda sigma: near(sigma).alpha, (model.sigma,), (1.0,))
+    np.testing.assert_allclose(tangent, near(model.sigma).sensitivities.sigma, rtol=1e-9)
+    with pytest.raises(TypeError, match="first derivatives"):
+        jax.grad(jax.grad(lambda sigma: near(sigma).alpha))(model.sigma)
+
+
+def test_linear_crossing(model, lines, critical, start):
+    crossing = ta.linear_crossing(model, critical, lines)
+    assert int(crossing.status) <= ta.Status.stalled
+    assert abs(crossing.alpha - ALPHA_L) <= 3 * crossing.stderr
+    (state,) = crossing.branches
+    np.testing.assert_allclose(state.gen_error, state.gen_error_linear, rtol=1e-3)
+    step = 0.01
+    moved = eqx.tree_at(lambda m: m.omega, model, model.omega + step)
+    other = ta.linear_crossing(moved, ta.critical_alpha(moved, lines, start=start), lines, start=[state])
+    slope = 0.5 * (crossing.sensitivities.omega + other.sensitivities.omega)
+    np.testing.assert_allclose((other.alpha - crossing.alpha) / step, slope, rtol=3e-2)
+
+
+def test_no_crossing_in_the_range(model, lines):
+    found = ta.critical_alpha(model, lines, bracket=(1.6, 3.0))
+    assert int(found.status) == ta.Status.absent
+
+
+@pytest.mark.parametrize("bracket", [(2.0, 1.0), (0.0, 1.0), (1.0, float("inf"))])
+def test_bad_bracket(model, lines, bracket):
+    with pytest.raises(ValueError, match="bracket"):
+        ta.critical_alpha(model, lines, bracket=bracket)

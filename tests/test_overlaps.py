@@ -1,0 +1,113 @@
+"""Order parameters: branches, symmetries, and what counts as zero."""
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from cases import CASES, state
+
+import tiedattn_jax as ta
+from tiedattn_jax.overlaps import (
+    BRANCHES,
+    Coordinates,
+    admissible,
+    branch_of,
+    impose,
+    label,
+    magnitudes,
+    own_size,
+    vanished,
+)
+
+
+def with_sizes(model, theta, m):
+    """A state whose order parameters have given shares of their largest possible sizes."""
+    one = jnp.ones((2, 1, 1))
+    q, rho = 0.1, float(model.rho[0, 0, 0])
+    return ta.Overlaps(q * one, 12.0 * one, theta * (q * rho) ** 0.5 * one, m * q**0.5 * jnp.array([[1.0], [-1.0]]))
+
+
+def test_branches():
+    assert {b.name: (b.theta, b.m, b.order) for b in BRANCHES.values()} == {
+        "positional": (0, 1, "m"),
+        "semantic": (1, 0, "theta"),
+        "uninformed": (0, 0, None),
+        None: (1, 1, None),
+    }
+    with pytest.raises(ta.InputError, match="branch must be one of positional, semantic"):
+        branch_of("lexical")
+
+
+@pytest.mark.parametrize("name", BRANCHES)
+def test_starts_have_the_symmetry_of_their_branch(model, name):
+    x = BRANCHES[name].start(model)
+    assert bool(admissible(model, x))
+    free = BRANCHES[name].free(model)
+    for a, b in zip(jax.tree.leaves(x), jax.tree.leaves(impose(x, free)), strict=True):
+        np.testing.assert_array_equal(a, b)
+    assert label(model, x) == (name or "mixed")
+
+
+def test_starts_of_a_student_of_rank_two_use_both_columns():
+    model = ta.dot_product(rank=2)
+    x = BRANCHES[None].start(model)
+    assert np.all(x.theta[:, 0] > 0) and not np.any(x.theta[:, 1]) and not np.any(x.m[:, 0]) and np.all(x.m[:, 1] != 0)
+
+
+@pytest.mark.parametrize(
+    ("theta", "m", "name"),
+    [
+        (0.022, 0.0, "semantic"),
+        (0.018, 0.0, "uninformed"),
+        (0.0, 0.022, "positional"),
+        (0.3, 0.018, "semantic"),
+        (0.3, 0.022, "mixed"),
+    ],
+)
+def test_what_counts_as_zero(model, theta, m, name):
+    x = with_sizes(model, theta, m)
+    np.testing.assert_allclose(magnitudes(model, x), (theta, m), rtol=1e-12, atol=1e-15)
+    assert label(model, x) == name
+    semantic = BRANCHES["semantic"].free(model)
+    np.testing.assert_allclose(own_size(model, x, semantic), theta, rtol=1e-12, atol=1e-15)
+    assert bool(vanished(model, x, semantic)) is (theta < 0.02)
+    assert not bool(vanished(model, x, BRANCHES["uninformed"].free(model)))
+
+
+def test_admissible(model):
+    x = state(CASES[0])
+    assert bool(admissible(model, x))
+    for bad in (-x.q, jnp.nan * x.q, 0.9 * x.theta**2 / 0.25):  # the last: theta larger than q and rho allow
+        assert not bool(admissible(model, eqx.tree_at(lambda s: s.q, x, bad)))
+
+
+def test_coordinates_round_trip(model):
+    x, free = state(CASES[1]), BRANCHES["positional"].free(model)
+    coordinates = Coordinates(model, free)
+    for a, b in zip(jax.tree.leaves(coordinates.unpack(coordinates.pack(x))), jax.tree.leaves(x), strict=True):
+        np.testing.assert_array_equal(a, b)
+    scale = coordinates.unpack(coordinates.scale(model, x))
+    np.testing.assert_allclose(scale.m, np.abs(x.m))
+    np.testing.assert_allclose(scale.theta, 0.02 * np.sqrt(x.q * 0.25))  # of zero: its own size is not a scale
+
+
+def test_gauge_directions_are_those_of_rotations():
+    model, free = ta.dot_product(rank=2), BRANCHES[None].free(ta.dot_product())
+    rng = np.random.default_rng(0)
+    A, M = rng.standard_normal((2, 2, 2))
+    q = jnp.asarray(A @ A.T + np.eye(2))
+    x = ta.Overlaps(
+        jnp.stack([q, q]), jnp.stack([q, 2 * q]), jnp.asarray(M[:, :, None]), jnp.asarray(rng.standard_normal((2, 2)))
+    )
+
+    def turned(angle):
+        O = jnp.array([[jnp.cos(angle), -jnp.sin(angle)], [jnp.sin(angle), jnp.cos(angle)]])
+        return ta.Overlaps(O @ x.q @ O.T, O @ x.V @ O.T, O @ x.theta, x.m @ O.T)
+
+    coordinates = Coordinates(model, free)
+    size = coordinates.pack(x).shape[0]
+    (tangent,) = coordinates.gauge(model, x, jnp.ones(size))
+    expected = coordinates.pack(jax.jvp(turned, (0.0,), (1.0,))[1])
+    np.testing.assert_allclose(jnp.abs(tangent @ expected), jnp.linalg.norm(expected), rtol=1e-12)
+    assert Coordinates(ta.dot_product(), free).gauge(ta.dot_product(), state(CASES[0]), jnp.ones(8)).shape == (0, 8)

@@ -1,0 +1,57 @@
+"""Statuses, what counts as a state, and the error bar."""
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import tiedattn_jax as ta
+from tiedattn_jax.results import UNRESOLVED, error_bar, has_state, mean_of_found, quorum
+
+
+def test_error_bars_cover():
+    """The half-interval of Student's law: 95 % of two error bars, at any number of replicates."""
+    rng = np.random.default_rng(0)
+    for r in (2, 4, 16):
+        draws = rng.standard_normal((r, 20000))
+        inside = np.abs(draws.mean(0)) <= 2 * np.asarray(error_bar(jnp.asarray(draws)))
+        np.testing.assert_allclose(inside.mean(), 0.9545, atol=0.006)
+    assert np.isinf(error_bar(jnp.ones((1, 3)))).all()
+
+
+def test_error_bars_leave_out_what_is_missing():
+    values = np.array([[1.0, 1.0, np.nan], [2.0, np.nan, np.nan], [4.0, 2.0, np.nan], [3.0, 4.0, np.nan]])
+    bars = np.asarray(error_bar(values))
+    np.testing.assert_allclose(bars[1], error_bar(np.array([1.0, 2.0, 4.0])))
+    np.testing.assert_array_equal(error_bar(values[:1]), [np.inf, np.inf, np.nan])
+    assert np.isnan(bars[2])
+
+
+@pytest.mark.parametrize(
+    ("status", "residual", "expected"),
+    [
+        (ta.Status.converged, 1.0, True),
+        (ta.Status.stalled, 1.0, True),
+        (ta.Status.max_steps, 0.99 * UNRESOLVED, True),
+        (ta.Status.max_steps, 1.01 * UNRESOLVED, False),
+        (ta.Status.left_domain, 0.0, False),
+        (ta.Status.absent, 0.0, False),
+    ],
+)
+def test_there_is_a_state(status, residual, expected):
+    assert bool(has_state(status, residual)) is expected
+    assert 0.05 < UNRESOLVED < 0.2  # losses, stationary, are then good to a few per cent at the worst
+
+
+def test_quorum_is_half():
+    found = np.array([[1, 1, 0, 0], [1, 0, 0, 0], [1, 1, 1, 1]], bool)
+    np.testing.assert_array_equal(quorum(found), [True, False, True])
+
+
+def test_means_are_of_the_replicates_that_have_a_state():
+    values = jnp.array([[1.0, 2.0], [3.0, 4.0], [100.0, np.nan]])
+    np.testing.assert_allclose(mean_of_found(values, jnp.array([True, True, False])), [2.0, 3.0])
+    assert np.isnan(mean_of_found(values, jnp.zeros(3, bool))[1])
+
+
+def test_names():
+    assert ta.Status.name_of(1) == "stalled at the accuracy of the averages" and ta.Status.name_of(2) == "max steps"

@@ -1,0 +1,134 @@
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from cases import CASES, state
+
+import tiedattn_jax as ta
+from tiedattn_jax.theory.fixed_points import solve_from
+
+names = ("q", "V", "theta", "m")
+
+
+def numbers(x):
+    return {"q": x.q[0, 0, 0], "V": x.V[0, 0, 0], "theta": x.theta[0, 0, 0], "m": x.m[0, 0]}
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda c: f"{c.branch} {c.alpha}")
+def test_reference_states(solved, case):
+    fp = solved(case.alpha, case.branch)
+    assert bool(fp.ok) and fp.label == case.branch
+    value, bar = numbers(fp.overlaps), numbers(fp.stderr.overlaps)
+    for k in names:
+        assert abs(value[k] - getattr(case, k)) <= 4 * bar[k] + 1e-12, k
+        assert bar[k] <= 0.03 * abs(value[k]), k  # 2^13 nodes
+    for k in ("train_loss", "gen_error"):
+        assert abs(getattr(fp, k) - getattr(case, k)) <= 4 * getattr(fp.stderr, k), k
+    np.testing.assert_allclose(fp.diagnostics.train_loss_direct, fp.train_loss, rtol=1e-3)
+    np.testing.assert_allclose(fp.gen_error_linear, 0.0039428 / 2, rtol=2e-3)
+
+
+@pytest.mark.parametrize("case", [CASES[0], CASES[1], CASES[4]], ids=lambda c: f"{c.branch} {c.alpha}")
+def test_error_bars_are_honest(model, case):
+    """Twenty independent runs of four replicates: the truth lies within two error bars nine times in ten."""
+    inside = []
+    for seed in range(20):
+        fp = solve_from(model, case.alpha, case.branch, ta.line_nodes(model, 5, seed=seed), state(case))
+        found = [
+            *((numbers(fp.overlaps)[k], numbers(fp.stderr.overlaps)[k], getattr(case, k)) for k in names),
+            (fp.train_loss, fp.stderr.train_loss, case.train_loss),
+        ]
+        inside.append([abs(value - exact) <= 2 * bar + 1e-15 for value, bar, exact in found])
+    assert np.mean(inside) >= 0.9, np.mean(inside, 0)
+    assert bool(fp.jumps) == (case is not CASES[0]) and float(fp.diagnostics.unconverged) < 1e-3
+
+
+def test_absent_branch_is_said_to_be_absent(model, lines):
+    """Below the pitchfork at alpha = .72 the semantic branch does not exist."""
+    fp = ta.solve(model, 0.3, "semantic", lines)
+    assert not bool(fp.ok)
+    positional = ta.solve(model, 0.03, "positional", lines)
+    assert int(positional.status) == ta.Status.absent
+
+
+def test_uninformed_branch(solved):
+    fp = solved(1.0, "uninformed")
+    assert bool(fp.ok) and fp.label == "uninformed"
+    assert float(fp.diagnostics.growth_m) > 1 and float(fp.diagnostics.growth_theta) > 1
+
+
+def test_sign_quotient(model, nodes, solved):
+    """Starts that differ by (m, theta) -> (-m, -theta) are the same state with the same losses within error bars."""
+    fp = solved(2.0, "positional")
+    x = fp.overlaps
+    mirrored = ta.solve(model, 2.0, "positional", nodes, start=ta.Overlaps(x.q, x.V, x.theta, -x.m))
+    np.testing.assert_allclose(mirrored.overlaps.m, -x.m, rtol=2e-2)
+    assert abs(mirrored.train_loss - fp.train_loss) <= 4 * (mirrored.stderr.train_loss + fp.stderr.train_loss)
+
+
+def test_swapping_the_tokens(nodes):
+    """Relabelling the tokens with A's rows and columns leaves the losses and negates the roles of the encodings."""
+    a = ta.dot_product(mixing=[[0.3, 0.7], [0.8, 0.2]])
+    b = ta.dot_product(mixing=[[0.2, 0.8], [0.7, 0.3]])
+    f, g = (ta.solve(m, 2.0, "positional", nodes) for m in (a, b))
+    assert abs(f.train_loss - g.train_loss) <= 4 * (f.stderr.train_loss + g.stderr.train_loss)
+    np.testing.assert_allclose(f.overlaps.q, g.overlaps.q, rtol=3e-2)
+
+
+def test_purely_positional_target_has_no_semantic_state(nodes):
+    fp = ta.solve(ta.dot_product(omega=1.0), 2.0, "semantic", nodes)
+    assert not bool(fp.ok)
+    np.testing.assert_allclose(fp.gen_error_linear, 0, atol=1e-15)
+
+
+def test_one_trace_a_shape(model, nodes):
+    traces = []
+
+    class Counted(ta.DotProduct):
+        def loss(self, Z, Y):
+            traces.append(1)
+            return super().loss(Z, Y)
+
+    def make(omega):
+        m = ta.dot_product(omega=omega)
+        fields = ("omega", "sigma", "lam", "mixing", "encodings", "teacher")
+        return Counted(**{k: getattr(m, k) for k in fields})
+
+    small = ta.sobol_nodes(model, 2**10, replicates=1)
+    run = jax.jit(lambda m, a: ta.solve(m, a, "semantic", small, start=state(CASES[0])).train_loss)
+    run.trace(make(0.3), jnp.array(2.0))
+    before = len(traces)
+    run.trace(make(0.25), jnp.array(1.8))
+    assert len(traces) == before > 0
+
+
+def test_options_are_honoured(model, nodes):
+    rough = ta.solve(model, 2.0, "positional", nodes, settings=ta.Settings(tol=1e-2))
+    fine = ta.solve(model, 2.0, "positional", nodes, settings=ta.Settings(tol=1e-9))
+    assert rough.residual > fine.residual
+    short = ta.solve(model, 2.0, "positional", nodes, settings=ta.Settings(max_steps=0, warm_steps=0))
+    assert int(short.status) == ta.Status.max_steps
+
+
+@pytest.mark.parametrize(
+    ("arguments", "named"),
+    [
+        ({"alpha": 0.0}, "alpha"), ({"alpha": -1.0}, "alpha"), ({"alpha": float("nan")}, "alpha"),
+        ({"alpha": 2.0, "branch": "lexical"}, "branch"),
+        ({"alpha": 2.0, "start": ta.Overlaps(*(jnp.ones((1, 1)),) * 4)}, "start"),
+    ],
+)  # fmt: skip
+def test_bad_input(model, nodes, arguments, named):
+    with pytest.raises(ValueError, match=named):
+        ta.solve(model, nodes=nodes, **arguments)
+
+
+def test_a_loss_that_is_not_even_is_refused(nodes):
+    class Odd(ta.DotProduct):
+        def loss(self, Z, Y):
+            return super().loss(Z + 0.3, Y)
+
+    fields = ("omega", "sigma", "lam", "mixing", "encodings", "teacher")
+    odd = Odd(**{k: getattr(ta.dot_product(), k) for k in fields})
+    with pytest.raises(ValueError, match="even"):
+        ta.solve(odd, 2.0, "semantic", nodes)

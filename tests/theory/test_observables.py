@@ -1,0 +1,114 @@
+"""What a state predicts, each against a second route."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from cases import CASES, state
+
+import tiedattn_jax as ta
+from tiedattn_jax.averages.fields import fields
+from tiedattn_jax.averages.prox import prox
+from tiedattn_jax.averages.rule import average
+from tiedattn_jax.overlaps import BRANCHES, Coordinates
+from tiedattn_jax.theory.fixed_points import DIAGNOSTICS, solve_from
+from tiedattn_jax.theory.observables import growths_in
+from tiedattn_jax.theory.state_evolution import image_and_jacobian, implicit_gradient
+
+pytestmark = pytest.mark.usefixtures("quick_programs")
+
+
+def test_errors_against_plain_monte_carlo(model, nodes, solved):
+    x = state(CASES[0])
+    draws = np.random.default_rng(0).standard_normal((2, 2, 1, 100_000))
+    h, y = fields(model, x, *map(jnp.asarray, draws))
+    losses = jax.vmap(model.loss, in_axes=-1)(h, y)
+    found = ta.gen_error(model, x, nodes)
+    assert abs(found.value - losses.mean()) < 4 * losses.std() / 100_000**0.5 + 3 * found.stderr
+    T = jax.vmap(model.target, in_axes=-1)(y)
+    spread = 0.5 * 0.25 * jnp.sum((T - T.mean(0)) ** 2, (1, 2))
+    linear = ta.gen_error_linear(model, nodes)
+    assert abs(linear.value - spread.mean()) < 4 * spread.std() / 100_000**0.5 + 3 * linear.stderr
+    fp = solved(2.0, "semantic")
+    np.testing.assert_allclose(fp.gen_error_linear, linear.value, rtol=1e-10)
+    np.testing.assert_allclose(fp.gen_error, ta.gen_error(model, fp.overlaps, nodes).value, rtol=1e-3)
+
+
+def test_replicon_is_the_mean_square_of_the_response(model, nodes, solved):
+    """For one column and equal tokens: alpha E ||dz/dh - I||^2, the derivatives by central differences."""
+    fp = solved(2.0, "semantic")
+    one = nodes.replicate(0)
+    x = jax.tree.map(lambda a: a[0], fp.replicates.overlaps)
+    h, y = fields(model, x, one.student[..., :2048], one.teacher[..., :2048])
+    step, columns = 1e-4, []
+    run = jax.jit(lambda h: prox(model, h, x.V, y).z)
+    for k in range(2):
+        e = jnp.zeros_like(h).at[k].set(step)
+        columns.append((run(h + e) - run(h - e))[:, 0] / (2 * step))
+    G = jnp.stack(columns, 1) - jnp.eye(2)[..., None]
+    expected = 2.0 * jnp.mean(jnp.sum(G**2, (0, 1)))
+    np.testing.assert_allclose(fp.replicates.diagnostics.replicon[0], expected, rtol=0.03)
+
+
+def test_growths_are_eigenvalues_of_the_map(model):
+    """On the uninformed state theta and m decouple: their growths, by the score, against the Jacobian of the map."""
+    nodes = ta.line_nodes(model, 5, replicates=1, even=True)
+    alpha, free = jnp.array(1.0), BRANCHES[None].free(model)
+    fp = solve_from(model, alpha, "uninformed", nodes, BRANCHES["uninformed"].start(model))
+    v = Coordinates(model, free).pack(fp.overlaps)
+    DF = np.asarray(image_and_jacobian(model, alpha, nodes.replicate(0), v, free)[1])
+    theta, m = DF[4:6, 4:6], DF[6:8, 6:8]
+    np.testing.assert_allclose(np.linalg.eigvals(theta).real.max(), fp.diagnostics.growth_theta, rtol=3e-3)
+    np.testing.assert_allclose(np.linalg.eigvals(m).real.max(), fp.diagnostics.growth_m, rtol=3e-3)
+
+
+@pytest.mark.parametrize("case", [CASES[0], CASES[4]], ids=lambda c: f"{c.branch} {c.alpha}")
+def test_derivatives_of_growths(model, case):
+    """At held overlaps, jumps included: derivatives in sigma, q, V and alpha against central differences."""
+    one = ta.line_nodes(model, 9, replicates=1).replicate(0)
+    free, x = BRANCHES["semantic"].free(model), state(case)
+
+    @jax.jit
+    def at(s):
+        here = ta.dot_product(sigma=0.5 * (1 + s[0]))
+        moved = ta.Overlaps(x.q * (1 + s[1]), x.V * (1 + s[2]), x.theta, x.m)
+        return jnp.stack(growths_in(here, case.alpha * (1 + s[3]), moved, one, free))
+
+    slopes = jax.jit(jax.jacfwd(at))(jnp.zeros(4))
+    for k in range(4):
+        step = 2e-3 * jnp.eye(4)[k]
+        difference = (at(step) - at(-step)) / 4e-3
+        np.testing.assert_allclose(slopes[:, k], difference, rtol=5e-3, atol=5e-4)
+
+
+def test_implicit_gradient_of_a_function_of_the_state(model):
+    """d (alpha V) / d omega along the semantic branch, against central differences of solves."""
+    case, alpha, free = CASES[0], jnp.array(2.0), BRANCHES["semantic"].free(model)
+    one = ta.line_nodes(model, 9, replicates=1)
+    tight = ta.Settings(tol=1e-9)
+
+    def V(omega):
+        here = ta.dot_product(omega=omega)
+        return solve_from(here, alpha, "semantic", one, state(case), tight).overlaps
+
+    x = V(0.3)
+    value, by_model, by_alpha = implicit_gradient(
+        model, alpha, one.replicate(0), x, free, lambda m, a, x: a * x.V[0, 0, 0]
+    )
+    np.testing.assert_allclose(value, 2 * x.V[0, 0, 0])
+    slope = 2 * (V(0.301).V - V(0.299).V)[0, 0, 0] / 2e-3
+    np.testing.assert_allclose(by_model.omega, slope, rtol=1e-3)
+    assert np.isfinite(by_alpha)
+
+
+def test_smooth_averages_of_either_rule_agree(model, nodes, lines):
+    x = state(CASES[2])
+    a, b = (ta.gen_error(model, x, rule) for rule in (nodes, lines))
+    assert abs(a.value - b.value) < 3 * np.hypot(a.stderr, b.stderr)
+    weight = average(lines.replicate(0), lambda block: jnp.sum(lines.stack.quadrature(model, x, block)[2]))
+    np.testing.assert_allclose(weight, 1, rtol=1e-12)
+
+
+def test_names_of_the_diagnostics(solved):
+    fp = solved(2.0, "semantic")
+    assert set(DIAGNOSTICS) <= set(fp.replicates.numbers()) and "replicon" in DIAGNOSTICS

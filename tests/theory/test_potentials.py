@@ -1,0 +1,102 @@
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from cases import CASES, state
+
+import tiedattn_jax as ta
+from tiedattn_jax.averages.prox import prox
+from tiedattn_jax.theory.potentials import channel, channel_gradient, conjugates, overlaps, prior
+
+pytestmark = pytest.mark.usefixtures("quick_programs")
+
+
+def stein(model, x, alpha, student, teacher):
+    """Oracle: the conjugates by Stein's lemma, the student's field drawn first, y = theta/sqrt(q) xi + ... u."""
+    q, theta, rho = x.q[0, 0, 0], x.theta[0, 0, 0], 0.25
+    xi, u = student, teacher
+    h = jnp.sqrt(q) * xi + x.m[..., None]
+    spread = jnp.sqrt(rho - theta**2 / q)
+    y = theta / jnp.sqrt(q) * xi + spread * u
+    g = (prox(model, h, x.V, y).z - h) / x.V
+    mean = lambda a: jnp.mean(jnp.sum(a, (0, 1)))  # noqa: E731
+    qhat, thetahat = alpha * mean(g**2), alpha * mean(g * u) / spread
+    Vhat = -alpha * mean(g * xi) / jnp.sqrt(q) + theta * thetahat / q
+    return jnp.array([qhat, Vhat, thetahat, alpha * jnp.mean(g[0, 0] - g[1, 0])])
+
+
+@jax.jit
+def ours_and_oracle(model, x, alpha, nodes):
+    def both(rule):
+        _, g, _ = channel_gradient(model, x, rule)
+        hats = conjugates(alpha, g)
+        ours = jnp.array([hats.q.sum(), hats.V.sum(), hats.theta.sum(), hats.m[0, 0] - hats.m[1, 0]])
+        return ours, stein(model, x, alpha, rule.student, rule.teacher)
+
+    return nodes.each(both)
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda c: f"{c.branch} {c.alpha}")
+def test_gradient_is_the_stein_form(model, case):
+    ours, oracle = ours_and_oracle(model, state(case), case.alpha, ta.sobol_nodes(model, 2**13, replicates=8))
+    gap = jnp.mean(ours - oracle, 0)
+    bar = jnp.std(ours - oracle, 0, ddof=1) / 8**0.5
+    assert np.all(np.abs(gap) <= 4 * bar + 1e-15), (gap, bar)
+    signal = jnp.array([1, 1, case.theta != 0, case.m != 0])
+    assert np.all(np.asarray(bar)[signal > 0] < 0.03 * np.abs(np.asarray(oracle.mean(0)))[signal > 0])
+
+
+def test_hats_are_the_gradient_of_the_discretised_potential(model, nodes):
+    """At frozen nodes the reported gradient is that of the reported M: central differences of M itself."""
+    rule, x = nodes.coarse, state(CASES[0])
+    _, g, _ = jax.jit(channel_gradient)(model, x, rule)
+    rng = np.random.default_rng(0)
+    d = jax.tree.map(lambda a: jnp.asarray(rng.standard_normal(a.shape)) * 1e-3, x)
+    value = jax.jit(lambda s: channel(model, jax.tree.map(lambda a, b: a + s * b, x, d), rule))
+    difference = (value(1e-2) - value(-1e-2)) / 2e-2
+    slope = sum(jnp.sum(a * b) for a, b in zip(jax.tree.leaves(g), jax.tree.leaves(d), strict=True))
+    np.testing.assert_allclose(slope, difference, rtol=1e-5)
+
+
+def test_single_precision(model, nodes):
+    """On single nodes; `test_lines` solves in single precision."""
+    rule, x = nodes.coarse, state(CASES[1])
+    single = jax.tree.map(lambda a: a.astype(jnp.float32), (model, x, rule))
+    for a, b in zip(
+        *(jax.tree.leaves(jax.jit(channel_gradient)(*t)[:2]) for t in (single, (model, x, rule))), strict=True
+    ):
+        assert a.dtype == jnp.float32
+        np.testing.assert_allclose(a, b, rtol=2e-3, atol=1e-7)
+
+
+def test_ridge_prior_is_the_written_out_form(model):
+    hats = ta.Conjugates(*(jnp.asarray(v) for v in (
+        np.full((2, 1, 1), 1.3e-4), np.full((2, 1, 1), 0.024), np.full((2, 1, 1), 0.011), np.array([[0.003], [-0.003]])
+    )))  # fmt: skip
+    x = overlaps(model, hats)
+    s2, Lam = 0.25, 0.01 + 0.25 * 0.048
+    qhat, mhat, thetahat = 2.6e-4, 0.006, 0.022
+    np.testing.assert_allclose(x.V[0, 0, 0], s2 / Lam, rtol=1e-12)
+    np.testing.assert_allclose(x.m[:, 0], [mhat / Lam, -mhat / Lam], rtol=1e-12)
+    np.testing.assert_allclose(x.theta[1, 0, 0], s2 * s2 * thetahat / Lam, rtol=1e-12)
+    np.testing.assert_allclose(x.q[0, 0, 0], s2 * (s2 * qhat + mhat**2 + s2 * s2 * thetahat**2) / Lam**2, rtol=1e-12)
+
+
+def test_two_point_spectrum_averages_over_its_atoms(model):
+    class Two(ta.DotProduct):
+        def law(self):
+            one = super().law()
+            rep = lambda a: jnp.repeat(a, 2, 0)  # noqa: E731
+            gamma = rep(one.gamma) * jnp.array([[0.4], [1.6]])
+            return ta.SpectralLaw(jnp.array([0.5, 0.5]), gamma, rep(one.tau), rep(one.pi), rep(one.cross))
+
+    two = Two(**{k: getattr(model, k) for k in ("omega", "sigma", "lam", "mixing", "encodings", "teacher")})
+    hats = ta.Conjugates(*(jnp.asarray(v) for v in (
+        np.full((2, 1, 1), 1e-4), np.full((2, 1, 1), 0.02), np.full((2, 1, 1), 0.01), np.array([[0.003], [-0.001]])
+    )))  # fmt: skip
+    want = 0.0
+    for g in (0.1, 0.4):
+        b2 = (0.003 + 0.001) ** 2 + (g * 0.02) ** 2
+        want += 0.5 * 0.5 * (g * 2e-4 + b2) / (0.01 + g * 0.04)
+    np.testing.assert_allclose(prior(two, hats), want, rtol=1e-12)
+    np.testing.assert_allclose(two.rho, np.full((2, 1, 1), 0.25), rtol=1e-12)

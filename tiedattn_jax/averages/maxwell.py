@@ -1,0 +1,210 @@
+"""Maxwell's construction: where the proximal operator jumps along a line, and what is left of the line.
+
+Along a line h(s) = o + s g and with c = V^{-1} g, the energy constrained to the plane c . z = t,
+
+    A(t) = min { 1/2 (z - o)^T V^{-1} (z - o) + loss(z) : c . z = t },
+
+is a smooth function of one variable, A'(t) = s is the field at which that z is stationary, and the Moreau envelope
+along the line is min_t A(t) - s t + 1/2 s^2 c . g. The proximal operator jumps where A is not convex, from one end of a
+common tangent to the other: Maxwell's construction. So everything happens in t: no branch has to be told from another,
+and near the cusp at which a jump ends, where z is as singular as the cube root of s, s(t) is still smooth.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+from jax import lax
+
+from ..model import Model
+from .linalg import ldl_solve
+from .prox import expand, least_pivots, lowest_minima
+
+_GRID = 24  # points of the profile that is searched for common tangents
+_NEWTON = 2  # steps at each point: the tangent of the one before leaves little to do
+_TANGENT_STEPS = 16  # slow only where a jump is about to end
+
+
+class Lines(eqx.Module):
+    """N lines h(s) = origin + s direction, flattened over tokens and columns: n = L r."""
+
+    origin: jax.Array  # (n, N)
+    direction: jax.Array  # (n, N)
+    normal: jax.Array  # V^{-1} direction, (n, N)
+    y: jax.Array  # (L, t, N)
+
+    def repeat(self, count: int) -> Lines:
+        return jax.tree.map(lambda a: jnp.tile(a, count), self)
+
+
+class Section(eqx.Module):
+    """The constrained minimiser at t, and the derivatives of its energy A(t)."""
+
+    t: jax.Array
+    z: jax.Array  # (n, N)
+    tangent: jax.Array  # dz/dt
+    energy: jax.Array  # A
+    s: jax.Array  # A'
+    slope: jax.Array  # A''
+    error: jax.Array  # last Newton step
+
+
+def section(model: Model, V: jax.Array, lines: Lines, t: jax.Array, z: jax.Array) -> Section:
+    """One Newton step within the plane through z; s and A are then exact to second order of the error of z."""
+    n, c = z.shape[0], lines.normal
+    e = expand(model, z, lines.origin, V, lines.y)
+    # Adding a multiple of c c^T changes no step within the plane, and makes the matrix positive definite there.
+    size = sum(abs(e.hessian[i][j]) for i in range(n) for j in range(n))
+    stiff = 2 * size / sum(c[i] ** 2 for i in range(n))
+    rows = [[e.hessian[i][j] + stiff * c[i] * c[j] for j in range(n)] for i in range(n)]
+    floor = least_pivots(V)
+    force = ldl_solve(rows, e.slope, floor)
+    along = ldl_solve(rows, list(c), floor)
+    stiffness = sum(c[i] * along[i] for i in range(n))
+    s = sum(c[i] * force[i] for i in range(n)) / stiffness
+    step = jnp.stack([s * along[i] - force[i] for i in range(n)])
+    return Section(
+        t=t,
+        z=z + step,
+        tangent=jnp.stack(along) / stiffness,
+        energy=e.loss + e.quadratic,
+        s=s,
+        slope=1 / stiffness - stiff,
+        error=jnp.max(jnp.abs(step), 0),
+    )
+
+
+def trace(
+    model: Model, V: jax.Array, lines: Lines, starts: Section, ts: jax.Array, fresh: jax.Array | None = None
+) -> Section:
+    """Sections at one t after the other, (K, N), each from the tangent of the one before.
+
+    Args:
+        starts: sections to start from, (S, N): the first, and each later one where `fresh` (K, N) names it.
+        fresh: index of the start to use instead of the section before, or -1.
+    """
+    fresh = jnp.full(ts.shape, -1) if fresh is None else fresh
+
+    def body(last: Section, at: tuple[jax.Array, jax.Array]) -> tuple[Section, Section]:
+        t, which = at
+        new = _at(starts, jnp.maximum(which, 0))
+        last = jax.tree.map(lambda a, b: jnp.where(which >= 0, a, b), new, last)
+        z = last.z + last.tangent * (t - last.t)
+        here = lax.fori_loop(
+            0, _NEWTON, lambda _, e: section(model, V, lines, t, e.z), eqx.tree_at(lambda e: e.z, last, z)
+        )
+        return here, here
+
+    return lax.scan(body, jax.tree.map(lambda a: a[0], starts), (ts, fresh))[1]
+
+
+def _at(sections: Any, index: jax.Array) -> Any:
+    """A tree of arrays (K, ..., N) at an index (N,) into the leading axis."""
+    return jax.tree.map(lambda a: jnp.take_along_axis(a, index.reshape(1, *[1] * (a.ndim - 2), -1), 0)[0], sections)
+
+
+class Gaps(eqx.Module):
+    """The intervals of t over which the proximal operator jumps, P on every line in increasing order; (P, N)."""
+
+    left: Section
+    right: Section
+    real: jax.Array  # the others do not exist, and come last
+    fold: tuple[jax.Array, jax.Array]  # range of s in which there is a second minimum
+
+
+def common_tangents(model: Model, V: jax.Array, lines: Lines, profile: Section, count: int) -> tuple[Gaps, jax.Array]:
+    """Maxwell's construction on a traced profile: where the convex hull of A leaves it; which lines are resolved."""
+    last = profile.t.shape[0] - 1
+    # A point is on the hull if its tangent lies below the whole profile.
+    above = profile.energy[:, None] - profile.energy - profile.s * (profile.t[:, None] - profile.t)
+    touches = (jnp.min(above, 0) >= -_rounding(profile.energy)) & (profile.slope > 0)
+    ends = jnp.array([0, last])
+    whole = jnp.all(touches[ends], 0)
+    touches = touches.at[ends].set(True)
+    place = jnp.arange(last + 1)[:, None]
+    following = lax.cummin(jnp.where(touches, place, last), 0, reverse=True)[1:]
+    opens = touches[:-1] & ~touches[1:]
+    width = jnp.where(opens, jnp.take_along_axis(profile.t, following, 0) - profile.t[:-1], 0.0)
+    starts = []
+    for _ in range(count):  # the widest ones
+        j = jnp.argmax(width, 0)
+        starts.append((j, jnp.max(width, 0) > 0))
+        width = jnp.where(place[:-1] == j, 0.0, width)
+    resolved = whole & ~jnp.any(width > 0, 0)
+
+    tangents = []
+    for j, real in starts:
+        k = jnp.take_along_axis(following, j[None], 0)[0]
+        inside = (place >= j) & (place <= k)
+        fold = (
+            jnp.min(jnp.where(inside, profile.s, jnp.inf), 0),
+            jnp.max(jnp.where(inside, profile.s, -jnp.inf), 0),
+        )
+        edges = [_at(profile, jnp.clip(i, 0, last)) for i in (j - 1, j, j + 1, k - 1, k, k + 1)]
+        left, right = (
+            jax.tree.map(lambda a, b, real=real: jnp.where(real, a, b), found, edges[i])
+            for found, i in zip(_touch(model, V, lines, edges), (1, 4), strict=True)
+        )
+        resolved &= ~real | (jnp.abs(left.s - right.s) < max(1e-5, 30 * float(jnp.finfo(left.s.dtype).eps) ** 0.5))
+        tangents.append(Gaps(left, right, real, fold))
+    gaps = jax.tree.map(lambda *a: jnp.stack(a), *tangents)
+    order = jnp.argsort(jnp.where(gaps.real, gaps.left.t, jnp.inf), 0)
+    return jax.vmap(_at, (None, 0))(gaps, order), resolved
+
+
+def _rounding(energy: jax.Array) -> jax.Array:
+    """Differences of energies (K, N) that say nothing, (N,)."""
+    return 100 * jnp.finfo(energy.dtype).eps * jnp.max(jnp.abs(energy), 0)
+
+
+def _touch(model: Model, V: jax.Array, lines: Lines, edges: list[Section]) -> tuple[Section, Section]:
+    """Where one tangent touches twice: between the first three and between the last three of six sections."""
+    size = lines.y.shape[-1]
+    join = partial(jax.tree.map, lambda *a: jnp.concatenate(a, -1))
+    both, low, high = lines.repeat(2), join(edges[0], edges[3]), join(edges[2], edges[5])
+
+    def sides(pair: Section) -> tuple[Section, Section]:
+        return jax.tree.map(lambda a: a[..., :size], pair), jax.tree.map(lambda a: a[..., size:], pair)
+
+    def body(_: int, pair: Section) -> Section:
+        left, right = sides(pair)
+        s = jnp.tile((right.energy - left.energy) / (right.t - left.t), 2)
+        t = jnp.clip(pair.t + (s - pair.s) / jnp.maximum(pair.slope, 1e-3 * low.slope), low.t, high.t)
+        return section(model, V, both, t, pair.z + pair.tangent * (t - pair.t))
+
+    return sides(lax.fori_loop(0, _TANGENT_STEPS, body, join(edges[1], edges[4])))
+
+
+def energy_profile(model: Model, V: jax.Array, lines: Lines, reach: jax.Array) -> Section:
+    """A(t) at `_GRID` places (leading axis), traced from both ends; where the two differ, the lower one."""
+    L, r = V.shape[:2]
+    size = lines.y.shape[-1]
+    both = lines.repeat(2)
+    far = jnp.concatenate([lines.origin + s * lines.direction for s in (-reach[0], reach[1])], -1)
+    z = lowest_minima(model, far.reshape(L, r, -1), V, both.y).reshape(L * r, -1)
+    t, zero = jnp.sum(both.normal * z, 0), jnp.zeros_like(z[0])
+    ends = Section(t, z, jnp.zeros_like(z), zero, zero, zero, zero)
+    grid = t[:size] + (t[size:] - t[:size]) * jnp.linspace(0.0, 1.0, _GRID, dtype=t.dtype)[:, None]
+    traced = trace(model, V, both, jax.tree.map(lambda a: a[None], ends), jnp.concatenate([grid, grid[::-1]], -1))
+    up = jax.tree.map(lambda a: a[..., :size], traced)
+    down = jax.tree.map(lambda a: a[::-1, ..., size:], traced)
+    lower = down.energy < up.energy - _rounding(up.energy)
+    return jax.tree.map(lambda a, b: jnp.where(lower.reshape(_GRID, *[1] * (a.ndim - 2), size), b, a), up, down)
+
+
+def energy_gap(gaps: Gaps, s: jax.Array) -> jax.Array:
+    """Energy of the next minimum above the lowest at fields (K, N), to first order in the distance from the jump."""
+    out = jnp.full_like(s, jnp.inf)
+    for g in each_gap(gaps):
+        bistable = g.real & (s > g.fold[0]) & (s < g.fold[1])
+        out = jnp.minimum(out, jnp.where(bistable, jnp.abs(s - g.left.s) * (g.right.t - g.left.t), jnp.inf))
+    return out
+
+
+def each_gap(gaps: Gaps) -> list[Gaps]:
+    """The jumps one by one."""
+    return [jax.tree.map(lambda a, p=p: a[p], gaps) for p in range(gaps.real.shape[0])]

@@ -1,0 +1,216 @@
+"""Rules of single nodes: Sobol points, Monte Carlo, Gauss-Hermite.
+
+The minimiser jumps on a surface in the space of the fields, and an average that is differentiated node by node misses
+what that surface contributes when it moves. Here the derivative is made whole in two steps. The overlaps q, theta and m
+enter only the law of the fields, so the fields are held and their *weights* carry the derivative (the score function):
+no minimiser moves, no jump matters. V and the numbers of the model do move the surface: nodes close to it carry a
+second point beyond the jump and share their weight with it, smoothly in the energy gap.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+from scipy import special, stats
+
+from ..errors import InputError, require
+from ..model import Model
+from ..overlaps import Overlaps, residual_covariance
+from .fields import fields, whiten
+from .linalg import apply
+from .prox import moreau, prox
+from .rule import Points, Replicate, Rule, check_counts, in_blocks
+from .sizes import BLOCK, COARSE, NODES, REPLICATES
+
+
+class Nodes(Replicate):
+    """Frozen nodes: fixed standard normal fields.
+
+    Attributes:
+        student: (L, r, N).
+        teacher: (L, t, N).
+        weight: (N,), summing to one.
+        block: nodes in a block.
+    """
+
+    student: jax.Array
+    teacher: jax.Array
+    weight: jax.Array
+    block: int = eqx.field(static=True)
+
+    @property
+    def size(self) -> int:
+        return self.weight.shape[-1]
+
+    def blocks(self) -> Any:
+        return in_blocks((self.student, self.teacher, self.weight), self.block)
+
+    def quadrature(self, model: Model, x: Overlaps, block: Any) -> tuple[jax.Array, jax.Array, jax.Array]:
+        return block
+
+    def points(self, model: Model, x: Overlaps, block: Any) -> Points:
+        student, teacher, weight = block
+        h, y = fields(model, x, student, teacher)
+        # The fields stay; their law moves with the overlaps. So the minimisers move only with V and the model.
+        h = lax.stop_gradient(h)
+        student, log_density = whiten(model, x, h, y)
+        weight = weight * jnp.exp(log_density - lax.stop_gradient(log_density))
+        found = prox(model, h, x.V, y)
+        points = Points(student, teacher, weight, found.z, found.converged, found.gap)
+        return _beyond_jumps(model, x, points, h, y, found.other, _bandwidth(self.size))
+
+
+def _beyond_jumps(
+    model: Model, x: Overlaps, points: Points, h: jax.Array, y: jax.Array, other: jax.Array, bandwidth: float
+) -> Points:
+    """Append the nodes close to a jump once more, at their other minimum, and share their weight."""
+    size = h.shape[-1]
+    count = max(1, size // 8)
+    spread = jnp.swapaxes(jnp.linalg.cholesky(residual_covariance(model, x)), -1, -2)
+    # Slope of the gap in the standard normals of the student, by which the gap becomes a distance to the surface.
+    push = apply(spread, apply(jnp.linalg.inv(x.V), other - points.z))
+    width = lax.stop_gradient(bandwidth * jnp.sqrt(jnp.sum(push**2, (0, 1))))
+    lanes = jnp.nonzero(points.gap < width, size=count, fill_value=size)[0]
+    pick = partial(jnp.take, indices=lanes, axis=-1, mode="clip")
+    h, y, other, z, width = map(pick, (h, y, other, lax.stop_gradient(points.z), width))
+    gap = moreau(model, other, h, x.V, y) - moreau(model, z, h, x.V, y)
+    real = lanes < size
+    crossed = jnp.where(real, pick(points.weight) * _beyond(gap, jnp.where(real, width, 1.0)), 0.0)
+    join = partial(jnp.concatenate, axis=-1)
+    return Points(
+        student=join([points.student, pick(points.student)]),
+        teacher=join([points.teacher, pick(points.teacher)]),
+        weight=join([points.weight.at[lanes].add(-crossed, mode="drop"), crossed]),
+        z=join([points.z, other]),
+        converged=join([points.converged, pick(points.converged)]),
+        gap=join([points.gap, pick(points.gap)]),
+    )
+
+
+def _bandwidth(size: int) -> float:
+    """Width over which `size` nodes spread a jump, in standard deviations of a student field: .1 for 2^12, .05 for
+    2^16.
+
+    Its bias, of second order in the width, then falls with the number of nodes as fast as their error does.
+    """
+    return 0.8 * size**-0.25
+
+
+def _beyond(gap: jax.Array, width: jax.Array) -> jax.Array:
+    """Share of a node that lies beyond the jump: from one half where two minima have equal energy to zero at `width`.
+
+    The average is then a smooth function of the state although every minimiser jumps, and its derivative contains the
+    boundary term of the jump, which the derivatives at single nodes do not. The kernel is symmetric about the jump: its
+    bias is of second order in the width.
+    """
+    u = jnp.clip(gap / width, 0.0, 1.0)
+    return 0.5 - 0.75 * u + 0.25 * u**3
+
+
+def sobol_nodes(
+    model: Model,
+    n: int = NODES,
+    *,
+    seed: int = 0,
+    replicates: int = REPLICATES,
+    block: int | None = None,
+) -> Rule:
+    """Scrambled Sobol points mapped to Gaussians by the inverse cumulative distribution.
+
+    Args:
+        model: gives the number of fields of a node, L (r + t), and the dtype.
+        n: nodes in a replicate, a power of two.
+        seed: of the scrambles.
+        replicates: independent scrambles; their scatter is the error bar.
+        block: nodes that are solved together; bounds the memory.
+
+    Raises:
+        ValueError: `n` not a power of two, or `replicates`, `block` or `seed` out of range.
+    """
+    check_counts(block, n=n, replicates=replicates, seed=seed)
+    normals = sobol_normals(_dimension(model), n, seed, replicates)
+    return _rule(model, normals, np.full((replicates, n), 1 / n), block)
+
+
+def sobol_normals(dimension: int, n: int, seed: int, replicates: int, name: str = "n") -> np.ndarray:
+    """Scrambled Sobol points as normals, (replicates, dimension, n).
+
+    Raises:
+        ValueError: `n` not a power of two.
+    """
+    if n & (n - 1):
+        near = 2 ** (n.bit_length() - 1)
+        raise InputError(name, f"must be a power of two for Sobol points, got {name}={n}: use {near} or {2 * near}")
+    sets = []
+    for k in range(replicates):
+        engine = stats.qmc.Sobol(dimension, scramble=True, rng=np.random.default_rng([seed, k]))
+        sets.append(special.ndtri(np.clip(engine.random(n), 2.0**-33, 1 - 2.0**-33)).T)
+    return np.stack(sets)
+
+
+def monte_carlo_nodes(
+    model: Model,
+    n: int = NODES,
+    *,
+    seed: int = 0,
+    replicates: int = REPLICATES,
+    block: int | None = None,
+) -> Rule:
+    """Plain Monte Carlo: `n` independent Gaussian draws in each replicate. Arguments and errors as in `sobol_nodes`."""
+    check_counts(block, n=n, replicates=replicates, seed=seed)
+    rng = np.random.default_rng(seed)
+    draws = rng.standard_normal((replicates, _dimension(model), n))
+    return _rule(model, draws, np.full((replicates, n), 1 / n), block)
+
+
+def gauss_hermite_nodes(
+    model: Model, order: int = 16, *, seed: int = 0, replicates: int = REPLICATES, block: int | None = None
+) -> Rule:
+    """Tensor Gauss-Hermite rule with `order` points in each of the L (r + t) fields.
+
+    The Gaussian law is invariant under rotations, so the replicates are the grid itself and randomly rotated copies:
+    their scatter measures what the grid does not resolve. Exact for polynomials up to degree 2 order - 1.
+
+    Raises:
+        ValueError: `order` below one or a grid of more than 2^24 nodes.
+    """
+    check_counts(block, order=order, replicates=replicates, seed=seed)
+    dim = _dimension(model)
+    want = f"at most {int(2 ** (24 / dim))} for a grid of 2^24 nodes in {dim} fields"
+    require(order**dim <= 2**24, "order", order, want)
+    x, w = special.roots_hermitenorm(order)
+    grid = np.stack(np.meshgrid(*[x] * dim, indexing="ij")).reshape(dim, -1)
+    weight = np.stack(np.meshgrid(*[w / w.sum()] * dim, indexing="ij")).prod(0).ravel()
+    rng = np.random.default_rng(seed)
+    turns = [np.eye(dim)] + [stats.ortho_group.rvs(dim, random_state=rng) for _ in range(replicates - 1)]
+    # No part of a tensor grid is a rule: the coarse replicate is the whole grid.
+    return _rule(
+        model, np.stack([t @ grid for t in turns]), np.tile(weight, (replicates, 1)), block, coarse=weight.size
+    )
+
+
+def _dimension(model: Model) -> int:
+    L, r, t = model.shape
+    return L * (r + t)
+
+
+def _rule(model: Model, normals: np.ndarray, weight: np.ndarray, block: int | None, coarse: int = COARSE) -> Rule:
+    """The rule of normals (R, L (t + r), N) and weights (R, N), and its coarse replicate of the first `coarse` nodes."""
+    L, r, t = model.shape
+    dtype = model.lam.dtype
+    teacher, student = normals[:, : L * t], normals[:, L * t :]
+    size = normals.shape[-1]
+    stack = Nodes(
+        student=jnp.asarray(student.reshape(-1, L, r, size), dtype),
+        teacher=jnp.asarray(teacher.reshape(-1, L, t, size), dtype),
+        weight=jnp.asarray(weight, dtype),
+        block=block or BLOCK,
+    )
+    part = jax.tree.map(lambda a: a[0, ..., :coarse], stack)
+    return Rule(stack, eqx.tree_at(lambda n: n.weight, part, part.weight / jnp.sum(part.weight)))

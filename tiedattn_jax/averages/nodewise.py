@@ -1,0 +1,202 @@
+"""Evaluate a function of a few numbers at very many nodes, one array per number.
+
+A user writes ``loss(Z, Y)`` for one node, with ``Z`` of shape (L, r). ``jax.vmap`` turns its 2 x 2 products and
+softmaxes into batched kernels on tiny trailing axes, which compile to slow code: at 65,536 nodes the gradient and the
+Hessian of the dot-product loss take 17-21 ms on two CPU cores. Here every *entry* of every small array becomes one
+array over the nodes, so that what is left is a chain of elementwise operations that XLA fuses into a single vectorised
+loop: .7 ms for the same numbers.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+from jax.extend import core as jex
+
+
+def _broadcast(x: np.ndarray, shape: tuple, broadcast_dimensions: tuple, **_: Any) -> np.ndarray:
+    spread = [x.shape[broadcast_dimensions.index(k)] if k in broadcast_dimensions else 1 for k in range(len(shape))]
+    return np.broadcast_to(x.reshape(spread), shape)
+
+
+def _slice(x: np.ndarray, start_indices: tuple, limit_indices: tuple, strides: tuple | None) -> np.ndarray:
+    return x[tuple(map(slice, start_indices, limit_indices, strides or (1,) * x.ndim))]
+
+
+# Operations that only move entries about.
+_MOVES: dict[str, Callable[..., Any]] = {
+    "broadcast_in_dim": _broadcast,
+    "copy": lambda x: x,
+    "reshape": lambda x, new_sizes, **_: x.reshape(new_sizes),
+    "rev": lambda x, dimensions: np.flip(x, dimensions),
+    "slice": _slice,
+    "split": lambda x, sizes, axis: np.split(x, np.cumsum(sizes)[:-1], axis),
+    "squeeze": lambda x, dimensions: np.squeeze(x, dimensions),
+    "transpose": lambda x, permutation: x.transpose(permutation),
+}
+_ELEMENTWISE = set(
+    """abs acos acosh add add_any and asin asinh atan atan2 atanh cbrt ceil clamp convert_element_type cos cosh
+    div eq erf erf_inv erfc exp exp2 expm1 floor ge gt integer_pow is_finite le lgamma digamma log log1p
+    logistic lt max min mul ne neg nextafter not or pow rem round rsqrt select_n sign sin sinh sqrt
+    square stop_gradient sub tan tanh xor""".split()
+)
+_FOLDS = {
+    "reduce_sum": ("add", lax.add),
+    "reduce_max": ("max", lax.max),
+    "reduce_min": ("min", lax.min),
+    "reduce_prod": ("mul", lax.mul),
+    "reduce_and": ("and", lax.bitwise_and),
+    "reduce_or": ("or", lax.bitwise_or),
+}
+# What a known operand, by its place, spares: the operation (the result is the other operand), or both (it is zero).
+_NEUTRAL = ({"add": 0, "add_any": 0, "mul": 1}, {"add": 0, "add_any": 0, "sub": 0, "mul": 1, "div": 1})
+_ABSORBING = ({"mul": 0, "div": 0}, {"mul": 0})
+
+
+def nodewise(fn: Callable[..., Any]) -> Callable[..., Any]:
+    """Vectorise `fn(shared, *arrays)` over a trailing node axis of the arrays.
+
+    Args:
+        fn: a function of a pytree and of arrays of a few entries each, returning a pytree of such arrays. Traced once
+            for its identity and all shapes: give a function of a module, not one made at the call.
+
+    Returns:
+        A function of the pytree, which all nodes share, and of arrays (..., N), that returns the same pytree as `fn`
+        with leaves (..., N). It equals ``jax.vmap`` of `fn` over the last axes to rounding; derivatives flow to all
+        arguments.
+    """
+    return functools.partial(_run, fn)
+
+
+@functools.partial(jax.jit, static_argnums=0)
+def _run(fn: Callable[..., Any], shared: Any, *args: jax.Array) -> Any:
+    size = args[0].shape[-1]
+    one = [jax.ShapeDtypeStruct(a.shape[:-1], a.dtype) for a in args]
+    closed, shape = jax.make_jaxpr(functools.partial(fn, shared), return_shape=True)(*one)
+    outs = _interpret(closed.jaxpr, [_split(c, 0) for c in closed.consts], [_split(a, 1) for a in args], size)
+    return jax.tree.unflatten(jax.tree.structure(shape), [_join(o, size) for o in outs])
+
+
+def _split(array: Any, batch_axes: int) -> np.ndarray:
+    """The entries of an array, as an object array of its leading shape; those of a known array as numpy scalars."""
+    if batch_axes == 0 and not isinstance(array, jax.core.Tracer):
+        array = np.asarray(array)
+        return _fill(array.shape, array.__getitem__)
+    array = jnp.asarray(array)
+    shape = array.shape[: array.ndim - batch_axes]
+    flat = lax.reshape(array, (math.prod(shape), *array.shape[array.ndim - batch_axes :]))
+    entries = np.empty(len(flat), dtype=object)
+    for k in range(len(flat)):
+        entries[k] = lax.index_in_dim(flat, k, keepdims=False)
+    return entries.reshape(shape)
+
+
+def _bind(name: str, operation: Callable[..., Any], *ops: Any) -> Any:
+    """An elementwise operation on entries, some shared by all nodes and some not.
+
+    Known entries are computed with while tracing, and zeros and ones drop out: the derivative of a small function has
+    many, and what is not in the program need not be compiled.
+    """
+    known = [isinstance(o, np.generic) for o in ops]
+    if all(known):
+        with jax.ensure_compile_time_eval():
+            return np.asarray(operation(*map(jnp.asarray, ops)))[()]
+    for place in (0, 1) if len(ops) == 2 else ():
+        if known[place] and ops[place] == _ABSORBING[place].get(name):
+            return ops[place]
+        if known[place] and ops[place] == _NEUTRAL[place].get(name):
+            return ops[1 - place]
+    shapes = {np.shape(o) for o in ops}
+    ops = tuple(map(jnp.asarray, ops))
+    if len(shapes) > 1:
+        size = max(shapes)
+        ops = tuple(o if o.shape == size else lax.broadcast(o, size) for o in ops)
+    return operation(*ops)
+
+
+def _join(entries: np.ndarray, size: int) -> jax.Array:
+    """The inverse of `_split` at `size` nodes."""
+    flat = [jnp.asarray(e) for e in entries.ravel()]
+    rows = [lax.broadcast_in_dim(e, (1, size), tuple(range(1, 1 + e.ndim))) for e in flat]
+    return lax.reshape(lax.concatenate(rows, 0), (*entries.shape, size))
+
+
+def _interpret(jaxpr: Any, consts: list, args: list, size: int) -> list:
+    env: dict[Any, np.ndarray] = {}
+
+    def read(atom: Any) -> np.ndarray:
+        return _split(atom.val, 0) if isinstance(atom, jex.Literal) else env[atom]
+
+    env.update(zip([*jaxpr.constvars, *jaxpr.invars], [*consts, *args], strict=True))
+    for eqn in jaxpr.eqns:
+        outs = _apply(eqn, [read(v) for v in eqn.invars], size)
+        env.update(zip(eqn.outvars, outs, strict=True))
+    return [read(v) for v in jaxpr.outvars]
+
+
+def _apply(eqn: Any, xs: list[np.ndarray], size: int) -> list[np.ndarray]:
+    name, params = eqn.primitive.name, eqn.params
+    for key in ("call_jaxpr", "fun_jaxpr", "jaxpr"):  # pjit, custom_jvp_call, remat, ...
+        inner = params.get(key)
+        if inner is not None and name not in ("while", "scan", "cond"):
+            inner = getattr(inner, "jaxpr", inner), getattr(inner, "consts", [])
+            return _interpret(inner[0], [_split(c, 0) for c in inner[1]], xs, size)
+    shape = eqn.outvars[0].aval.shape
+    if name in _MOVES:
+        moved = _MOVES[name](xs[0], **params)
+        return moved if eqn.primitive.multiple_results else [moved]
+    if name == "concatenate":
+        return [np.concatenate(xs, axis=params["dimension"])]
+    if name in _FOLDS:
+        kept = [a for a in range(xs[0].ndim) if a not in params["axes"]]
+        rows = xs[0].transpose(*kept, *params["axes"]).reshape(*shape, -1)
+        return [_fill(shape, lambda i: functools.reduce(functools.partial(_bind, *_FOLDS[name]), rows[i]))]
+    if name == "dot_general":
+        return [_dot(xs, params["dimension_numbers"], shape)]
+    if name in _ELEMENTWISE:
+        xs = [np.broadcast_to(x, shape) for x in xs]
+        operation = functools.partial(eqn.primitive.bind, **params)
+        return [_fill(shape, lambda i: _bind(name, operation, *[x[i] for x in xs]))]
+    return _by_vmap(eqn, xs, size)
+
+
+def _fill(shape: tuple, entry: Callable[[tuple], Any]) -> np.ndarray:
+    out = np.empty(shape, dtype=object)
+    for index in np.ndindex(*shape):
+        out[index] = entry(index)
+    return out
+
+
+def _dot(xs: list[np.ndarray], dims: Any, shape: tuple) -> np.ndarray:
+    (ca, cb), (ba, bb) = dims
+    a, b = xs
+    free_a = [k for k in range(a.ndim) if k not in (*ca, *ba)]
+    free_b = [k for k in range(b.ndim) if k not in (*cb, *bb)]
+    a = a.transpose(*ba, *free_a, *ca).reshape(*(a.shape[k] for k in (*ba, *free_a)), -1)
+    b = b.transpose(*bb, *free_b, *cb).reshape(*(b.shape[k] for k in (*bb, *free_b)), -1)
+    nb, na = len(ba), len(free_a)
+
+    def entry(i: tuple) -> Any:
+        row, column = a[i[: nb + na]], b[i[:nb] + i[nb + na :]]
+        terms = [_bind("mul", lax.mul, x, y) for x, y in zip(row, column, strict=True)]
+        return functools.reduce(functools.partial(_bind, "add", lax.add), terms)
+
+    return _fill(shape, entry)
+
+
+def _by_vmap(eqn: Any, xs: list[np.ndarray], size: int) -> list[np.ndarray]:
+    """Anything else (a sort, a loop, a gather, ...): the operation itself, batched by jax."""
+    run = functools.partial(eqn.primitive.bind, **eqn.params)
+    if not xs:
+        with jax.ensure_compile_time_eval():
+            outs = run()
+        return [_split(o, 0) for o in (outs if eqn.primitive.multiple_results else [outs])]
+    outs = jax.vmap(run, in_axes=-1, out_axes=-1)(*[_join(x, size) for x in xs])
+    return [_split(o, 1) for o in (outs if eqn.primitive.multiple_results else [outs])]

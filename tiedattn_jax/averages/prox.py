@@ -1,0 +1,349 @@
+"""The proximal operator of the loss: the global minimiser, at very many nodes at once.
+
+For a node with student field ``h`` and teacher field ``Y`` the Moreau envelope of the loss is
+
+    min_Z  1/2 sum_l (z_l - h_l)^T V_l^{-1} (z_l - h_l) + loss(Z, Y)
+
+and its minimiser is the proximal operator, the resolvent of eq. (9) of the paper. The loss is not convex: it is a
+double well wherever the target attends to itself more than the quadratic can hold, so every node is solved from several
+starts and the lowest minimum wins. The minimiser therefore *jumps* where two minima have equal energy; the envelope
+stays continuous.
+
+Arrays carry the node axis last, `(L, r, N)`; see `nodewise`.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+
+from ..model import Model
+from .linalg import apply, dot, inverse, ldl_solve, matvec
+from .nodewise import nodewise
+
+_POWER_STEPS = 4  # of the power method for a start: Newton's method finds the well from a rough axis
+_COMMON_STEPS = 4  # of Newton's method, which all lanes take together and which serve nearly every one
+_MAX_STEPS = 60
+
+
+def _loss(model: Model, Z: jax.Array, Y: jax.Array) -> jax.Array:
+    return model.loss(Z, Y)
+
+
+def _expansion(model: Model, Z: jax.Array, Y: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array]:
+    """Loss, gradient (L, r) and Hessian (L, r, L, r), from one pass."""
+
+    def column(d: jax.Array) -> Any:
+        return jax.jvp(lambda Z: jax.value_and_grad(_loss, 1)(model, Z, Y), (Z,), (d,))
+
+    basis = jnp.eye(Z.size, dtype=Z.dtype).reshape(-1, *Z.shape)
+    (value, gradient), (_, hessian) = jax.vmap(column, out_axes=(None, 0))(basis)
+    return value, gradient, hessian.reshape(*Z.shape, *Z.shape)
+
+
+loss_at_nodes = nodewise(_loss)
+gradient_at_nodes = nodewise(jax.grad(_loss, 1))
+hessian_at_nodes = nodewise(jax.hessian(_loss, 1))
+_expansion_at_nodes = nodewise(_expansion)
+
+
+class Prox(eqx.Module):
+    """Global minimisers at N nodes.
+
+    Attributes:
+        z: the proximal operator, (L, r, N).
+        converged: whether Newton's method met its tolerance, (N,).
+        other: the best other minimum, (L, r, N); the proximal operator itself where none was found.
+        gap: its energy above the global minimum, (N,); infinite where there is none.
+    """
+
+    z: jax.Array
+    converged: jax.Array
+    other: jax.Array
+    gap: jax.Array
+
+
+def moreau(model: Model, z: jax.Array, h: jax.Array, V: jax.Array, y: jax.Array) -> jax.Array:
+    """The objective whose minimum over `z` is the Moreau envelope.
+
+    Args:
+        model: gives `loss`.
+        z, h: student fields, (L, r, N).
+        V: response, (L, r, r).
+        y: teacher fields, (L, t, N).
+
+    Returns:
+        (N,) values.
+    """
+    d = z - h
+    return 0.5 * _sum(d * apply(inverse(V), d)) + loss_at_nodes(model, z, y)
+
+
+def prox_gradient(model: Model, z: jax.Array, h: jax.Array, V: jax.Array, y: jax.Array) -> jax.Array:
+    """Gradient of `moreau` in `z`, (L, r, N): zero at the proximal operator."""
+    return apply(inverse(V), z - h) + gradient_at_nodes(model, z, y)
+
+
+def prox(model: Model, h: jax.Array, V: jax.Array, y: jax.Array, near: jax.Array | None = None) -> Prox:
+    """Proximal operator of the loss at `N` nodes, with its derivative by the implicit function theorem.
+
+    The derivative is that of the minimum on its own sheet. Where the minimiser jumps between two sheets, an average
+    over nodes has one more term in its derivative, which no derivative taken node by node contains.
+
+    Args:
+        model: gives `loss(Z, Y)`.
+        h: (L, r, N) student fields.
+        V: (L, r, r) response, positive definite for every token.
+        y: (L, t, N) teacher fields.
+        near: optional extra starts, (K, L, r, N), for instance the minimisers of a neighbouring problem.
+
+    Returns:
+        A `Prox`; differentiable in the model's numbers, `h`, `V` and `y` in both modes.
+    """
+    found = jax.tree.map(lax.stop_gradient, _search(*lax.stop_gradient((model, h, V, y)), near))
+    found = eqx.tree_at(lambda p: p.z, found, attach(found.z, model, h, V, y))
+    return found
+
+
+def prox_jacobian(model: Model, z: jax.Array, V: jax.Array, y: jax.Array) -> jax.Array:
+    """Derivative dz/dh of the proximal operator on its own sheet, (n, n, N) with n = L r and tokens outermost."""
+    n, size = z.shape[0] * z.shape[1], z.shape[-1]
+    rows, precision = moreau_hessian(model, z, V, y)
+    unit = [[jnp.full(size, precision[i, j]) for i in range(n)] for j in range(n)]
+    return jnp.stack([jnp.stack(ldl_solve(rows, column)) for column in unit], 1)
+
+
+def moreau_hessian(model: Model, z: jax.Array, V: jax.Array, y: jax.Array) -> tuple[list, jax.Array]:
+    """Hessian of `moreau` in z as n x n lanes, n = L r, and the part of it that is V^{-1}, (n, n)."""
+    n = z.shape[0] * z.shape[1]
+    hess = hessian_at_nodes(model, z, y).reshape(n, n, -1)
+    precision = _precision(V)
+    return _shifted(hess, precision), precision
+
+
+class Expansion(eqx.Module):
+    """`moreau` at points z to second order, as lanes over the nodes; n = L r.
+
+    Attributes:
+        loss, quadratic: its two parts, (N,).
+        slope: n lanes.
+        hessian: n x n lanes.
+    """
+
+    loss: jax.Array
+    quadratic: jax.Array
+    slope: list
+    hessian: list
+
+
+def expand(model: Model, z: jax.Array, h: jax.Array, V: jax.Array, y: jax.Array) -> Expansion:
+    """`moreau` to second order, from one evaluation of the loss, its gradient and its Hessian.
+
+    Args:
+        z, h: flattened over tokens and columns, (n, N).
+    """
+    L, r, n = V.shape[0], V.shape[1], z.shape[0]
+    value, grad, hess = _expansion_at_nodes(model, z.reshape(L, r, -1), y)
+    grad, precision, d = grad.reshape(n, -1), _precision(V), z - h
+    pull = matvec(precision, d)
+    return Expansion(
+        loss=value,
+        quadratic=0.5 * dot(pull, d),
+        slope=[grad[i] + pull[i] for i in range(n)],
+        hessian=_shifted(hess.reshape(n, n, -1), precision),
+    )
+
+
+def least_pivots(V: jax.Array) -> jax.Array:
+    """Below these, (n,), pivots of a Hessian of `moreau` are raised where a step has to descend."""
+    return 1e-3 * jnp.diagonal(_precision(V))
+
+
+def _precision(V: jax.Array) -> jax.Array:
+    return jax.scipy.linalg.block_diag(*inverse(V))
+
+
+def _shifted(hess: jax.Array, precision: jax.Array) -> list:
+    n = precision.shape[0]
+    return [[hess[i, j] + precision[i, j] for j in range(n)] for i in range(n)]
+
+
+@jax.custom_jvp
+def attach(z: jax.Array, model: Model, h: jax.Array, V: jax.Array, y: jax.Array) -> jax.Array:
+    """Solved minimisers `z` (L, r, N), given their derivative in the model's numbers, `h`, `V` and `y`."""
+    return z
+
+
+@attach.defjvp
+def _attach_jvp(primals: Any, tangents: Any) -> tuple[jax.Array, jax.Array]:
+    _, model, _, V, y = primals
+    z = attach(*primals)
+    force = jax.jvp(lambda *p: prox_gradient(p[0], z, *p[1:]), primals[1:], tangents[1:])[1]
+    rows, _ = moreau_hessian(model, z, V, y)
+    dz = ldl_solve(rows, list(-force.reshape(len(rows), -1)))
+    return z, jnp.stack(dz).reshape(z.shape)
+
+
+def _search(model: Model, h: jax.Array, V: jax.Array, y: jax.Array, near: jax.Array | None) -> Prox:
+    # Which minimum is the lowest is settled in single precision, at half the cost; its place is then refined.
+    top, second, gap = _lowest_minima(model, h, V, y, near, _newton)
+    z, _, converged = descend(model, top, h, V, y, 4 * float(jnp.finfo(h.dtype).eps) ** 0.5)
+    return Prox(z, converged, jnp.where(jnp.isfinite(gap), second, z), gap)
+
+
+def lowest_minima(model: Model, h: jax.Array, V: jax.Array, y: jax.Array) -> jax.Array:
+    """The proximal operator (L, r, N) to about three digits, without a derivative, in a program that compiles fast."""
+    return _lowest_minima(model, h, V, y, None, descend)[0]
+
+
+def _lowest_minima(
+    model: Model, h: jax.Array, V: jax.Array, y: jax.Array, near: jax.Array | None, newton: Callable[..., Any]
+) -> tuple[jax.Array, jax.Array, jax.Array]:
+    """The lowest minimum at each node, the next one, and how much higher it lies (infinite: there is none).
+
+    In single precision, to about three digits.
+    """
+    dtype = h.dtype
+    model, h, V, y, near = jax.tree.map(
+        lambda a: a.astype(jnp.float32) if jnp.issubdtype(a.dtype, jnp.floating) else a, (model, h, V, y, near)
+    )
+    starts = _starts(model, h, y)
+    if near is not None:
+        starts = jnp.concatenate([starts, near])
+    count, L, r, size = starts.shape
+
+    def spread(a: jax.Array) -> jax.Array:  # one lane per (start, node)
+        return jnp.tile(a, (1, 1, count))
+
+    lanes = jnp.moveaxis(starts, 0, 2).reshape(L, r, count * size)
+    z, energy, _ = newton(model, lanes, spread(h), V, spread(y), tol=1e-3)
+    z, energy = jnp.moveaxis(z.reshape(L, r, count, size), 2, 0), energy.reshape(count, size)
+    lowest = jnp.min(energy, 0)
+    top = _pick(z, jnp.argmin(energy, 0))
+    above = jnp.where(jnp.max(jnp.abs(z - top), (1, 2)) > 1e-2, energy - lowest, jnp.inf)
+    second, gap = _pick(z, jnp.argmin(above, 0)), jnp.min(above, 0)
+    return top.astype(dtype), second.astype(dtype), gap.astype(dtype)
+
+
+def _pick(z: jax.Array, which: jax.Array) -> jax.Array:
+    """One of K points (K, L, r, N) at every node."""
+    return functools.reduce(lambda a, k: jnp.where(which == k, z[k], a), range(1, z.shape[0]), z[0])
+
+
+def _starts(model: Model, h: jax.Array, y: jax.Array) -> jax.Array:
+    """Starting points (K, L, r, N)."""
+    well = well_axis(model, y, h.shape[1], _POWER_STEPS)
+    return jnp.stack([h, well, -well])
+
+
+def well_axis(model: Model, y: jax.Array, rank: int, steps: int) -> jax.Array:
+    """Unit vectors (L, r, N) along which the loss has its double well: the lowest eigenvector of its Hessian at zero.
+
+    Args:
+        y: teacher fields, (L, t, N).
+        rank: r.
+        steps: of the power method.
+    """
+    L, size = y.shape[0], y.shape[-1]
+    n = L * rank
+    hess = hessian_at_nodes(model, jnp.zeros((L, rank, size), y.dtype), y).reshape(n, n, size)
+
+    def total(terms: Any) -> jax.Array:
+        return functools.reduce(jnp.add, terms)
+
+    # The spectral radius is at most the largest row sum.
+    norm = functools.reduce(jnp.maximum, (total(abs(hess[i, j]) for j in range(n)) for i in range(n)))
+    # Any axis will do where the Hessian vanishes, as for a purely semantic target at y = 0.
+    norm = jnp.where(norm > 0, norm, 1.0)
+
+    def step(_: int, v: jax.Array) -> jax.Array:
+        v = jnp.stack([norm * v[i] - total(hess[i, j] * v[j] for j in range(n)) for i in range(n)])
+        return v / jnp.sqrt(total(v[i] ** 2 for i in range(n)) + jnp.finfo(y.dtype).tiny)
+
+    start = jnp.asarray(np.linspace(1.0, -0.8, n), y.dtype)[:, None]
+    return lax.fori_loop(0, steps, step, jnp.broadcast_to(start, (n, size))).reshape(L, rank, size)
+
+
+def _newton(
+    model: Model, z: jax.Array, h: jax.Array, V: jax.Array, y: jax.Array, tol: float
+) -> tuple[jax.Array, jax.Array, jax.Array]:
+    """`descend` for many lanes.
+
+    A few steps serve nearly every lane; the others are gathered and finished in small groups, because otherwise one
+    slow lane would keep all of them waiting.
+    """
+    size = z.shape[-1]
+    group = max(256, size // 16)
+    if size <= 4 * group:
+        return descend(model, z, h, V, y, tol)
+    state = descend(model, z, h, V, y, tol, _COMMON_STEPS)
+
+    def body(state: tuple) -> tuple:
+        lanes = jnp.nonzero(~state[-1], size=group, fill_value=size)[0]
+        pick = partial(jnp.take, indices=lanes, axis=-1, mode="clip")
+        z, energy, _ = descend(model, pick(state[0]), pick(h), V, pick(y), tol)
+        new = z, energy, jnp.ones(group, bool)
+        return tuple(old.at[..., lanes].set(a, mode="drop") for old, a in zip(state, new, strict=True))
+
+    return lax.while_loop(lambda state: ~jnp.all(state[-1]), body, state)
+
+
+def descend(
+    model: Model, z: jax.Array, h: jax.Array, V: jax.Array, y: jax.Array, tol: float, steps: int = _MAX_STEPS
+) -> tuple[jax.Array, jax.Array, jax.Array]:
+    """Local minima of `moreau` by safeguarded Newton steps, all lanes together.
+
+    A step solves with the Hessian's pivots made positive, so that it always descends, and is cut by four at the nodes
+    where the energy rose. One evaluation of the loss, its gradient and its Hessian a step.
+
+    Returns:
+        The minimisers (L, r, N), their energies (N,), and whether they converged, (N,).
+    """
+    centre, floor = h.reshape(-1, h.shape[-1]), least_pivots(V)
+    rounding = 64 * jnp.finfo(z.dtype).eps
+
+    def evaluate(z: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array]:
+        e = expand(model, z, centre, V, y)
+        step = ldl_solve(e.hessian, [-s for s in e.slope], floor)
+        return e.loss + e.quadratic, rounding * (jnp.abs(e.loss) + e.quadratic), jnp.stack(step)
+
+    def small(z: jax.Array, step: jax.Array) -> jax.Array:
+        return jnp.max(jnp.abs(step), 0) <= tol * (0.1 + jnp.max(jnp.abs(z), 0))
+
+    def body(state: tuple) -> tuple:
+        z, energy, step, cut, k = state
+        trial = z + cut * step
+        e, noise, s = evaluate(trial)
+        down = e <= energy + noise  # energies equal to rounding say nothing against a step
+        return (
+            jnp.where(down, trial, z),
+            jnp.where(down, e, energy),
+            jnp.where(down, s, step),
+            jnp.where(down, 1.0, 0.25 * cut).astype(z.dtype),
+            k + 1,
+        )
+
+    def unfinished(state: tuple) -> jax.Array:
+        z, _, step, _, k = state
+        return (k == 0) | ((k <= steps) & ~jnp.all(small(z, step)))
+
+    # The first pass of the loop only evaluates: its step is zero, and any energy is below infinity.
+    flat = z.reshape(centre.shape)
+    blank = jnp.full_like(flat[0], jnp.inf)
+    state = (flat, blank, jnp.zeros_like(flat), jnp.ones_like(blank), 0)
+    flat, energy, step, _, _ = lax.while_loop(unfinished, body, state)
+    done = small(flat, step)
+    flat = flat + jnp.where(done, step, 0.0)  # the last step is free, and squares the error
+    return flat.reshape(z.shape), energy, done
+
+
+def _sum(a: jax.Array) -> jax.Array:
+    return functools.reduce(jnp.add, (a[i, j] for i in range(a.shape[0]) for j in range(a.shape[1])))

@@ -1,0 +1,120 @@
+"""What an averaging rule is: replicates of a set of nodes, and the points that each gives at a state.
+
+A `Rule` holds independent replicates, whose scatter is the error bar. One `Replicate` answers two questions: into which
+blocks its nodes fall (memory is bounded by a block, not by the number of nodes), and, for one block at one state, the
+`Points`: standard normal fields, weights and proximal minimisers. All of `Points` may depend on the state, and what a
+fixed point differentiates is that dependence: a replicate of a new kind has to say how its points move.
+"""
+
+from __future__ import annotations
+
+import abc
+from collections.abc import Callable
+from typing import Any
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+from jax import lax
+
+from ..errors import require_count
+from ..model import Model
+from ..overlaps import Overlaps
+
+
+class Points(eqx.Module):
+    """One block of an average.
+
+    Attributes:
+        student: standard normal fields of the student given the teacher, (L, r, N).
+        teacher: standard normal fields of the teacher, (L, t, N).
+        weight: weights, (N,).
+        z: proximal minimisers, (L, r, N).
+        converged: whether each proximal solve met its tolerance, (N,).
+        gap: energy of the next minimum above the global one, (N,), infinite where there is none.
+    """
+
+    student: jax.Array
+    teacher: jax.Array
+    weight: jax.Array
+    z: jax.Array
+    converged: jax.Array
+    gap: jax.Array
+
+
+class Replicate(eqx.Module):
+    """One set of nodes. In a `Rule` every array has a leading axis more."""
+
+    @property
+    @abc.abstractmethod
+    def size(self) -> int:
+        """Number of nodes."""
+
+    @abc.abstractmethod
+    def blocks(self) -> Any:
+        """A pytree whose arrays lead with the block axis."""
+
+    @abc.abstractmethod
+    def quadrature(self, model: Model, x: Overlaps, block: Any) -> tuple[jax.Array, jax.Array, jax.Array]:
+        """For one block at the state `x`: normals (L, r, N) and (L, t, N) and weights (N,), for smooth averages."""
+
+    @abc.abstractmethod
+    def points(self, model: Model, x: Overlaps, block: Any) -> Points:
+        """Nodes, weights and minimisers of one block at the state `x`."""
+
+
+class Rule(eqx.Module):
+    """An averaging rule, as `solve` takes it.
+
+    Attributes:
+        stack: independent replicates; every array leads with the replicate axis.
+        coarse: one cheap replicate, to come near a fixed point with.
+    """
+
+    stack: Replicate
+    coarse: Replicate
+
+    @property
+    def replicates(self) -> int:
+        """Number of independent replicates."""
+        return jax.tree.leaves(self.stack)[0].shape[0]
+
+    @property
+    def size(self) -> int:
+        """Nodes in a replicate."""
+        return self.stack.size
+
+    def replicate(self, k: int) -> Replicate:
+        """One of them."""
+        return jax.tree.map(lambda a: a[k], self.stack)
+
+    def each(self, fn: Callable[[Replicate], Any]) -> Any:
+        """`fn` of every replicate, one after the other: leaves lead with the replicate axis."""
+        return lax.map(fn, self.stack)
+
+
+def average(replicate: Replicate, fn: Callable[[Any], Any]) -> Any:
+    """Sum of `fn(block)` over the blocks of a replicate, one block in memory at a time, in both modes."""
+    sums = lax.map(jax.checkpoint(fn), replicate.blocks())
+    return jax.tree.map(lambda a: jnp.sum(a, 0), sums)
+
+
+def in_blocks(arrays: tuple[jax.Array, ...], width: int) -> tuple[jax.Array, ...]:
+    """Arrays (..., N), padded with zeros, as (B, ..., W) with W of at most `width`."""
+    size = arrays[0].shape[-1]
+    width = min(width, size)
+    count = -(-size // width)
+
+    def split(a: jax.Array) -> jax.Array:
+        pad = [(0, 0)] * (a.ndim - 1) + [(0, count * width - size)]
+        return jnp.moveaxis(jnp.pad(a, pad).reshape(*a.shape[:-1], count, width), -2, 0)
+
+    return tuple(map(split, arrays))
+
+
+def check_counts(block: int | None, **counts: int) -> None:
+    """Raise an InputError for the first count that is not a positive integer; a seed may be zero, `block` None."""
+    for name, value in counts.items():
+        require_count(value, name, 0 if name == "seed" else 1)
+    if block is not None:
+        require_count(block, "block")

@@ -1,0 +1,114 @@
+"""`tiedattn gamp` and `tiedattn train`: instances of finite size next to the theory at their realised teacher."""
+
+from __future__ import annotations
+
+import argparse
+from functools import partial
+from typing import Any
+
+import jax
+import numpy as np
+
+from ..averages.sizes import SIZES
+from ..finite.data import Data
+from ..finite.instances import NAMES, Instances, run_instances
+from ..finite.message_passing import GAMP, gamp
+from ..finite.training import OPTIMIZERS, Training, train
+from ..results import Status
+from .options import (
+    NUMBERS,
+    Report,
+    alpha_options,
+    count,
+    model_of,
+    model_options,
+    node_options,
+    nodes_of,
+    output_options,
+    progress_bars,
+)
+from .solve import state_report
+
+INITS = ("semantic", "positional", "random")
+STEPS = {"gamp": 1000, "gd": 5000, "adam": 5000, "lbfgs": 2000}
+
+
+def register(commands: Any) -> None:
+    """Add both subcommands."""
+    for name, text in (("gamp", "message passing on sampled data"), ("train", "train the layer on sampled data")):
+        parents = [alpha_options(), model_options(), node_options(), output_options()]
+        parser = commands.add_parser(name, parents=parents, help=f"{text}, next to the theory")
+        add = parser.add_argument
+        add("--d", type=count, default=1000, help="dimension (default %(default)s)")
+        add("--init", choices=INITS, default="semantic", help="start (default %(default)s)")
+        add("--steps", type=count, help="at most so many")
+        add("--instances", type=count, default=1, metavar="K", help="independent draws (default %(default)s)")
+        if name == "train":
+            text = "gd is the paper's and does not come to rest in its 5000 steps (default %(default)s)"
+            add("--optimizer", choices=OPTIMIZERS, default="lbfgs", help=text)
+        parser.set_defaults(run=partial(run, name=name))
+
+
+def run(args: argparse.Namespace, name: str) -> Report:
+    """Draw the instances, run them, solve the theory for each."""
+    model = model_of(args)
+    method = name if name == "gamp" else args.optimizer
+    steps = args.steps or STEPS[method]
+
+    def one(data: Data, key: jax.Array) -> GAMP | Training:
+        if name == "gamp":
+            return gamp(model, data, args.init, steps=steps, tol=1e-10, key=key)
+        return train(model, data, method, args.init, steps=steps, key=key)
+
+    keys = jax.random.split(jax.random.key(args.seed), args.instances)
+    nodes = nodes_of(args, model, None if args.instances == 1 else SIZES["instances"])
+    with progress_bars(args, "instance", delay=1) as stage:
+        found = run_instances(model, args.d, args.alpha, one, keys, nodes=nodes, progress=stage(method))
+    title = f"{method} from the {args.init} start, d = {args.d}, alpha = {args.alpha:g}"
+    text = f"{title}: {worst_status(found)}, largest gradient {found.gradient_norm.max():.1e}\n{found.table()}"
+    good = bool(np.all(found.ok) & np.all(found.theory_status <= Status.stalled))
+    return Report(finite_report(found, model, args.d, args.alpha), text, {}, good)
+
+
+def worst_status(found: Instances) -> str:
+    """Name of the worst status of the runs."""
+    return Status.name_of(found.status.max())
+
+
+def finite_report(found: Instances, model: Any, d: int, alpha: float) -> dict[str, Any]:
+    """The JSON object of `tiedattn gamp` and `tiedattn train`: means over the instances, their errors, and each one."""
+    each: list[dict[str, Any]] = [
+        {
+            **{name: float(getattr(found.found, name)[k]) for name in NAMES},
+            "branch": str(found.branch[k]),
+            "rho": float(found.rho[k]),
+            "gradient_norm": float(found.gradient_norm[k]),
+            "iterations": int(found.iterations[k]),
+            "finished_by_lbfgs": bool(found.finished[k]),
+            "status": Status.name_of(found.status[k]),
+            "theory": state_report(point),
+        }
+        for k, point in enumerate(found.points)
+    ]
+
+    def mean(rows: list[dict]) -> dict[str, Any]:
+        return {k: float(np.mean([r[k] for r in rows])) if isinstance(v, float) else v for k, v in rows[0].items()}
+
+    usable = np.flatnonzero(found.usable)
+    numbers = {name: np.asarray(getattr(found.found, name))[usable] for name in NAMES}
+    branches = sorted(set(found.branch.tolist()))
+    theory = [row["theory"] for row in each]
+    return {
+        "d": d,
+        "alpha": alpha,
+        **{name: float(getattr(model, name)) for name in NUMBERS},
+        "branch": branches[0] if len(branches) == 1 else "mixed",
+        **{name: float(np.mean(a)) if a.size else None for name, a in numbers.items()},
+        "stderr": {name: float(np.std(a, ddof=1) / a.size**0.5) if a.size > 1 else None for name, a in numbers.items()},
+        "gradient_norm": float(found.gradient_norm.max()),
+        "iterations": int(found.iterations.max()),
+        "rho": float(np.mean(found.rho)),
+        "status": worst_status(found),
+        "theory": {**mean(theory), "stderr": mean([row["stderr"] for row in theory])},
+        "instances": each,
+    }

@@ -1,0 +1,131 @@
+"""`tiedattn histogram`: the counting task of Appendix A, one mechanism, several runs."""
+
+from __future__ import annotations
+
+import argparse
+import time
+from collections.abc import Callable
+from dataclasses import fields
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+
+from ..errors import InputError
+from ..histogram import MECHANISMS, Data, History, Training, attention, compare, sample, table, train, unfreeze
+from ..plotting import attention_figure, learning_figure
+from ..results import Status
+from .options import Report, count, csv_of, defaults_of, output_options, png, progress_bars
+
+SAMPLED, TRAINED, UNFROZEN = defaults_of(sample), defaults_of(train), defaults_of(unfreeze)
+# Arguments of the library under the names that the options have.
+OPTIONS = {"n": "samples", "train_share": "samples", "checkpoint": "out"}
+
+
+def register(commands: Any) -> None:
+    """Add the subcommand."""
+    parser = commands.add_parser("histogram", parents=[output_options()], help="train transformers to count tokens")
+    add = parser.add_argument
+    text = "what attention may read (default %(default)s)"
+    add("--mechanism", choices=MECHANISMS, default="semantic", help=text)
+    counts = {
+        "--runs": (10, "independent trainings, at once"),
+        "--epochs": (TRAINED["epochs"], "epochs of Adam, frozen"),
+        "--free-epochs": (UNFROZEN["epochs"], "epochs of plain gradient descent, unfrozen"),
+        "--samples": (SAMPLED["n"], f"sequences, {SAMPLED['train_share']:.0%}% of them to train on"),
+        "--length": (SAMPLED["length"], "tokens in a sequence"),
+        "--tokens": (SAMPLED["tokens"], "size of the alphabet"),
+        "--width": (TRAINED["width"], "dimension of the embeddings, even"),
+        "--hidden": (TRAINED["hidden"], "hidden units"),
+    }
+    for option, (default, text) in counts.items():
+        add(option, type=count, default=default, help=f"{text} (default %(default)s)")
+    parser.set_defaults(run=run)
+
+
+def run(args: argparse.Namespace) -> Report:
+    """Train, unfreeze, compare.
+
+    With `--out`, every epoch leaves a checkpoint there, from which the same call resumes.
+    """
+    try:
+        data, frozen, free, per_epoch = _trained(args)
+    except InputError as problem:
+        option = OPTIONS.get(problem.argument, problem.argument)
+        its = "its checkpoint " if problem.argument == "checkpoint" else ""
+        raise InputError(option, its + problem.problem) from None
+    except KeyboardInterrupt:
+        raise KeyboardInterrupt(*([] if args.out is None else [f"the same call resumes from {args.out}"])) from None
+    found = compare(frozen, free)
+    numbers = {
+        **{name: getattr(args, name) for name in ("mechanism", "runs", "epochs", "free_epochs")},
+        **found.summary(),
+        "seconds_per_epoch": per_epoch,
+        "status": Status.name_of(np.max(found.status)),
+    }
+    text = table({args.mechanism: found})
+    if per_epoch is not None:
+        text += f"\n{per_epoch:.2f} s per epoch and run"
+    files = {} if args.out is None else _files(args.mechanism, frozen, free, data, text)
+    return Report(numbers, text, files, not np.any(found.status == Status.nonfinite))
+
+
+def _trained(args: argparse.Namespace) -> tuple[Data, Training, Training, float | None]:
+    """Data, both trainings, and the seconds that an epoch of the first took for each run; None if it took none."""
+    sampling, running = jax.random.split(jax.random.key(args.seed))
+    data = sample(sampling, args.samples, length=args.length, tokens=args.tokens)
+    keys = jax.random.split(running, args.runs)
+    times: list[float] = []
+    with progress_bars(args, "epoch") as stage:
+
+        def options(name: str) -> dict[str, Any]:
+            path = None if args.out is None else checkpoint(args.out, args.mechanism, name)
+            return {"checkpoint": path, "progress": _timed(stage(f"{args.mechanism}, {name}"), times)}
+
+        sizes = {"width": args.width, "hidden": args.hidden}
+        frozen = train(keys, data, args.mechanism, epochs=args.epochs, **sizes, **options("frozen"))
+        seconds = np.diff(times)[1:]  # the first epoch compiles
+        try:
+            free = unfreeze(keys, frozen, data, epochs=args.free_epochs, **options("free"))
+        except InputError as problem:
+            name = "free_epochs" if problem.argument == "epochs" else problem.argument
+            raise InputError(name, problem.problem) from None
+    return data, frozen, free, float(np.median(seconds)) / args.runs if seconds.size else None
+
+
+def checkpoint(out: Path, mechanism: str, stage: str) -> Path:
+    """Where the command keeps a training; `stage` is frozen or free."""
+    return out / f"{mechanism}_{stage}.checkpoint"
+
+
+def _timed(progress: Callable[[int, int], None], times: list[float]) -> Callable[[int, int], None]:
+    """A callback that also notes when it is called."""
+
+    def noted(done: int, total: int) -> None:
+        times.append(time.perf_counter())
+        progress(done, total)
+
+    return noted
+
+
+def _files(mechanism: str, frozen: Training, free: Training, data: Data, text: str) -> dict[str, bytes]:
+    stages, sequences = {"frozen": frozen, "free": free}, data.examples()
+    matrices = {name: attention(training.run(0), sequences) for name, training in stages.items()}
+    return {
+        "curves.csv": csv_of(_rows(stages)),
+        "table.md": f"{text}\n".encode(),
+        "attention.png": png(attention_figure(matrices, sequences)),
+        "learning.png": png(learning_figure({mechanism: [frozen, free]})),
+    }
+
+
+def _rows(stages: dict[str, Training]) -> list[dict[str, Any]]:
+    """What was measured after every epoch of every run."""
+    rows = []
+    for stage, training in stages.items():
+        measured = {field.name: getattr(training.history, field.name) for field in fields(History)}
+        for k, epoch in np.ndindex(training.history.train_loss.shape):
+            values = {name: a[k, epoch] for name, a in measured.items()}
+            rows.append({"stage": stage, "run": k, "epoch": epoch + 1, **values})
+    return rows

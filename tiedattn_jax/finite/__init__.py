@@ -1,0 +1,9 @@
+"""Finite size.
+
+data               sentences, and estimates on them
+sampling           sentences drawn from a model
+evaluation         losses, held-out errors, the linear baseline
+message_passing    GAMP
+training           gradient descent, Adam, L-BFGS
+instances          several of them beside the theory
+"""

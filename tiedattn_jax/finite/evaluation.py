@@ -1,0 +1,175 @@
+"""What is measured on sentences: their losses, the test error of an estimate, the best linear attention.
+
+# notation: as in `data`.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+
+from ..averages.nodewise import nodewise
+from ..averages.prox import loss_at_nodes
+from ..errors import InputError, is_concrete, require, require_count
+from ..model import Model
+from ..results import Average
+from .data import Data, Labels, check_estimate, check_provides, student_fields
+from .sampling import draw_sentences
+
+_TEST_BLOCK = 256  # sentences in memory at a time: 256 x 2 x 1000 normals are 4 MB in float64
+
+
+def _exact_loss(model: Model, Z: jax.Array, energy: jax.Array, cross: jax.Array, gram: jax.Array) -> jax.Array:
+    S = model.student(Z)
+    return 0.5 * energy - jnp.sum(S * cross) + 0.5 * jnp.sum((S @ gram) * S)
+
+
+_exact_at_nodes = nodewise(_exact_loss)
+
+
+def sentence_losses(model: Model, data: Data, Z: jax.Array, exact: bool = False) -> jax.Array:
+    """Loss of every sentence at the student's fields `Z` (L, r, n): (n,).
+
+    Args:
+        exact: the squared error ``||y - f||_F^2 / (2 d)`` on the exact labels, instead of the model's `loss`, which is
+            its limit for large d.
+
+    Raises:
+        InputError: `exact` without labels in the data, or for a model without a method `student`.
+    """
+    if not exact:
+        return loss_at_nodes(model, Z, data.fields)
+    labels = data.known_labels("for exact=True")
+    check_provides(model, "student", "for exact=True")
+    return _exact_at_nodes(model, Z, labels.energy, labels.cross, labels.gram)
+
+
+class LinearBaseline(eqx.Module):
+    """The best linear attention ``f(x) = W (x + p)`` on the data, eqs. (17)-(18).
+
+    Attributes:
+        W: (L, L) weights, the minimiser of ``sum ||y - W (x + p)||_F^2 / (2 d) + ridge / 2 ||W||_F^2``.
+        train_loss: ``||y - f||_F^2 / (2 d)`` per sentence on the data, without the ridge.
+        gen_error: the same on sentences that W has not seen: those of `test`, or by cross-validation in eight folds.
+    """
+
+    W: jax.Array
+    train_loss: jax.Array
+    gen_error: Average
+
+
+def linear_baseline(data: Data, ridge: Any = 0.0, test: Data | None = None) -> LinearBaseline:
+    """Linear attention fitted to the exact labels; its W tends to E T(Y), its error to Result 5.1.
+
+    Args:
+        data: at least two sentences, with labels.
+        ridge: strength of the penalty on W, zero or more.
+        test: other sentences to test on.
+
+    Raises:
+        InputError: no labels, a single sentence and no `test`, or a negative `ridge`.
+    """
+    labels = data.known_labels("for the linear baseline")
+    unseen = None if test is None else test.known_labels("for the linear baseline", "test")
+    if is_concrete(ridge):
+        require(np.isfinite(ridge) and float(ridge) >= 0, "ridge", ridge, "zero or positive")
+    if test is None and data.shape[1] < 2:
+        raise InputError("data", "must have two sentences or more for cross-validation, got n=1: or give test=...")
+    return _fit_linear(labels, jnp.asarray(ridge, data.x.dtype), unseen)
+
+
+@eqx.filter_jit
+def _fit_linear(labels: Labels, ridge: jax.Array, test: Labels | None) -> LinearBaseline:
+    n = labels.energy.shape[0]
+
+    def fit(weight: jax.Array) -> jax.Array:  # weight (n,): zero for the sentences left out
+        gram = labels.gram @ weight + ridge * jnp.eye(labels.gram.shape[0], dtype=weight.dtype)
+        return jnp.linalg.solve(gram, (labels.cross @ weight).T).T
+
+    def errors(W: jax.Array, on: Labels) -> jax.Array:
+        square = jnp.einsum("ak,kln,al->n", W, on.gram, W)
+        return 0.5 * on.energy - jnp.einsum("kl,kln->n", W, on.cross) + 0.5 * square
+
+    W = fit(jnp.ones(n, ridge.dtype))
+    if test is not None:
+        unseen = errors(W, test)
+    else:
+        folds = min(8, n)
+        fold = jnp.arange(n) % folds
+        each = lax.map(lambda k: errors(fit((fold != k).astype(ridge.dtype)), labels), jnp.arange(folds))
+        unseen = each[fold, jnp.arange(n)]
+    return LinearBaseline(W, jnp.mean(errors(W, labels)), _average(jnp.sum(unseen), jnp.sum(unseen**2), unseen.size))
+
+
+def heldout_error(
+    model: Model, data: Data, Q: Any, key: jax.Array, *, sentences: int = 50_000, exact: bool = False
+) -> Average:
+    """Test error of an estimate on fresh sentences of the population the data came from: eps_g, with its error bar.
+
+    Sentences are drawn in blocks of a few hundred, and only sums are kept.
+
+    Args:
+        Q: estimate, (d, r).
+        key: of the fresh sentences.
+        sentences: how many, rounded up to whole blocks.
+        exact: the squared error ``||y - f||_F^2 / (2 d)`` of every sentence in full, instead of the model's `loss`.
+            The latter needs the local fields only, which are drawn from their exact Gaussian law.
+
+    Raises:
+        InputError: `Q` of the wrong shape, no teacher, `sentences` below two, `exact` for a model without `target` or
+            `student`.
+    """
+    Q = check_estimate("Q", model, data, Q)
+    teacher = data.known_teacher("to label fresh sentences")
+    require_count(sentences, "sentences", 2)
+    if exact:
+        check_provides(model, "target", "for exact=True")
+    block = min(int(sentences), _TEST_BLOCK)
+    return _heldout(model, teacher, data.encodings, data.gamma, Q, key, block, -(-int(sentences) // block), exact)
+
+
+@eqx.filter_jit
+def _heldout(
+    model: Model,
+    teacher: jax.Array,
+    encodings: jax.Array,
+    gamma: jax.Array,
+    Q: jax.Array,
+    key: jax.Array,
+    block: int,
+    count: int,
+    exact: bool,
+) -> Average:
+    (L, d), r = encodings.shape, Q.shape[1]
+    both = jnp.concatenate([Q, teacher], 1)
+    covariance = jnp.einsum("ia,li,ib->lab", both, jnp.broadcast_to(gamma, (L, d)), both) / d
+    values, vectors = jnp.linalg.eigh(covariance)  # singular where Q and Q* are parallel
+    root = vectors * jnp.sqrt(jnp.maximum(values, 0.0))[:, None]
+    m = encodings @ Q / d**0.5
+
+    def losses(key: jax.Array) -> jax.Array:
+        if not exact:
+            normal = jax.random.normal(key, (L, both.shape[1], block), Q.dtype)
+            fields = jnp.einsum("lab,lbn->lan", root, normal)
+            return loss_at_nodes(model, fields[:, :r] + m[..., None], fields[:, r:])
+        fresh = draw_sentences(model, teacher, encodings, gamma, block, key)
+        return sentence_losses(model, fresh, student_fields(fresh.x, Q), exact=True)
+
+    def body(k: jax.Array, sums: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, jax.Array]:
+        loss = losses(jax.random.fold_in(key, k))
+        return sums[0] + jnp.sum(loss), sums[1] + jnp.sum(loss**2)
+
+    zero = jnp.zeros((), Q.dtype)
+    total, square = lax.fori_loop(0, count, body, (zero, zero))
+    return _average(total, square, count * block)
+
+
+def _average(total: jax.Array, square: jax.Array, n: int) -> Average:
+    """Mean and standard error of n independent numbers, from their sum and the sum of their squares."""
+    mean = total / n
+    return Average(mean, jnp.sqrt(jnp.maximum(square / n - mean**2, 0.0) / (n - 1)))

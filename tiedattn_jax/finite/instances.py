@@ -1,0 +1,271 @@
+"""Several instances of finite size, next to the theory at the teacher that each of them has drawn.
+
+# notation: K instances. Order parameters are compared by their invariants, means over the tokens of tr q, tr V, |theta|
+# and |m|: neither the signs of a state nor the rotation of a student's columns matters.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import fields
+from typing import Any
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from ..averages.default import default_nodes
+from ..averages.rule import Rule
+from ..averages.sizes import SIZES
+from ..errors import require, require_count
+from ..model import Model
+from ..overlaps import Overlaps, magnitudes
+from ..results import Status
+from ..theory.fixed_points import FixedPoint, solve
+from .data import Data, check_provides
+from .evaluation import heldout_error
+from .message_passing import GAMP
+from .sampling import realised, sample_data
+from .training import Training, train
+
+_FINISH_STEPS = 1000
+
+
+class Compared(eqx.Module):
+    """The quantities that simulation and theory are compared in, (K,) each."""
+
+    train_loss: jax.Array
+    gen_error: jax.Array
+    q: jax.Array
+    V: jax.Array
+    theta: jax.Array
+    m: jax.Array
+
+    @classmethod
+    def of(cls, train_loss: Any, gen_error: Any, x: Overlaps) -> Compared:
+        """Of one state: its losses, and the invariants of its order parameters."""
+        return cls(
+            train_loss=train_loss,
+            gen_error=gen_error,
+            q=jnp.mean(jnp.trace(x.q, axis1=-2, axis2=-1)),
+            V=jnp.mean(jnp.trace(x.V, axis1=-2, axis2=-1)),
+            theta=jnp.mean(jnp.linalg.norm(x.theta, axis=(-2, -1))),
+            m=jnp.mean(jnp.linalg.norm(x.m, axis=-1)),
+        )
+
+
+NAMES = tuple(field.name for field in fields(Compared))
+
+
+class Instances(eqx.Module):
+    """What K instances gave.
+
+    Attributes:
+        found: on the instances. V is NaN after training, which has none.
+        theory: at each instance's realised rho, on the branch that the instance ended in; NaN where theory has no such
+            state, or was not asked.
+        theory_stderr: error bars of the averages behind it.
+        branch: "positional" or "semantic", the larger of the two overlaps, (K,).
+        rho: realised ``tr(Q*^T Sigma Q*) / d``, mean over the tokens, (K,).
+        status: `Status` of every run, (K,).
+        finished: whether message passing had to be finished by L-BFGS, (K,).
+        gradient_norm: largest entry of the gradient of the empirical risk, (K,).
+        iterations: of message passing or of the optimiser, without those of finishing, (K,).
+        theory_status: `Status` of the theory, (K,).
+        points: the fixed points of the theory, K of them; none where the theory was not asked.
+    """
+
+    found: Compared
+    theory: Compared
+    theory_stderr: Compared
+    branch: np.ndarray
+    rho: np.ndarray
+    status: np.ndarray
+    finished: np.ndarray
+    gradient_norm: np.ndarray
+    iterations: np.ndarray
+    theory_status: np.ndarray
+    points: list[FixedPoint]
+
+    @property
+    def ok(self) -> np.ndarray:
+        """Which instances are critical points of their risk, (K,)."""
+        return self.status == Status.converged
+
+    @property
+    def usable(self) -> np.ndarray:
+        """Which instances count in means: all but those that diverged. They may have run out of steps. (K,)."""
+        return self.status <= Status.max_steps
+
+    def difference(self, branch: str) -> dict[str, tuple[float, ...]]:
+        """Simulation, theory, their difference and its error bar, of every quantity, by name.
+
+        Means over the usable instances that ended in this branch and whose theory has a state there. The error bar is
+        the standard error of the difference, instance by instance, together with that of the theory.
+        """
+        use = self.usable & (self.branch == branch) & (self.theory_status <= Status.stalled)
+        out = {}
+        for name in NAMES:
+            found, theory, bar = (
+                np.asarray(getattr(n, name))[use] for n in (self.found, self.theory, self.theory_stderr)
+            )
+            count = found.size
+            scatter = np.std(found - theory, ddof=1) / count**0.5 if count > 1 else np.nan
+            common = np.mean(bar) if count else np.nan  # the same nodes for all instances
+            mean = (np.mean(found), np.mean(theory)) if count else (np.nan, np.nan)
+            out[name] = (*map(float, mean), float(mean[0] - mean[1]), float(np.hypot(scatter, common)))
+        return out
+
+    def table(self) -> str:
+        """The rows of `difference`, branch by branch, as text."""
+        lines = []
+        for branch in np.unique(self.branch):
+            here = self.branch == branch
+            lines.append(
+                f"{branch}: {here.sum()} of {here.size} instances, {(here & self.ok).sum()} at a critical point"
+                f" ({(here & self.finished).sum()} finished by L-BFGS)"
+            )
+            lines.append(f"  {'':<14}{'simulation':>14}{'theory':>14}{'difference':>14}{'error bar':>12}{'in bars':>9}")
+            for name, (found, theory, gap, bar) in self.difference(str(branch)).items():
+                if np.isfinite(found):
+                    # The size of what vanishes for large d is no deviation.
+                    sigmas = f"{gap / bar:+.1f}" if np.isfinite(bar) and theory != 0 else ""
+                    lines.append(
+                        f"  {name:<14}{found:>14.6g}{theory:>14.6g}{gap:>+14.2g}{bar:>12.2g}{sigmas:>9}".rstrip()
+                    )
+        return "\n".join(lines)
+
+
+class _Outcome(eqx.Module):
+    found: Compared
+    gram: jax.Array
+    positional: jax.Array
+    rho: jax.Array
+    status: jax.Array
+    finished: jax.Array
+    gradient_norm: jax.Array
+    iterations: jax.Array
+
+
+def run_instances(
+    model: Model,
+    d: int,
+    alpha: float,
+    run: Callable[[Data, jax.Array], GAMP | Training],
+    keys: jax.Array,
+    *,
+    nodes: Rule | None = None,
+    theory: bool = True,
+    normalise: bool = False,
+    sentences: int = 50_000,
+    batch: int = 1,
+    progress: Callable[[int, int], None] = lambda done, total: None,
+) -> Instances:
+    """Draw instances, run message passing or training on each, and solve the theory for each.
+
+    The theory is solved at the realised rho of every instance, not corrected to it: its accuracy is that of `nodes`,
+    which all instances share.
+
+    Args:
+        model: attention layer and data, with a method `with_teacher`, see `tiedattn_jax.finite.sampling.realised`.
+        d, alpha: as in `sample_data`.
+        run: from one instance and a key to a result, for instance ``lambda data, key: gamp(model, data, "semantic")``.
+            Message passing that does not settle is finished by L-BFGS on the risk.
+        keys: one for each instance.
+        nodes: averaging rule of the theory; by default `default_nodes` of 2^14, 4 replicates.
+        theory: whether to solve the theory at all.
+        normalise: as in `sample_data`.
+        sentences: fresh ones for the test error of every instance.
+        batch: instances that run together, by `vmap`; their data are in memory together, and all wait for the slowest.
+        progress: called with the number of instances that are done and of all, before the first and after each batch.
+
+    Raises:
+        InputError: naming the argument that is out of range; a model without `with_teacher`.
+    """
+    require_count(batch, "batch")
+    require(np.ndim(keys) == 1 and np.size(keys) >= 1, "keys", np.shape(keys), "an array of one key or more")
+    check_provides(model, "with_teacher", "to be given the teacher that was drawn")
+    nodes = default_nodes(model, SIZES["instances"]) if nodes is None else nodes
+
+    def one(key: jax.Array) -> _Outcome:
+        return _outcome(model, d, alpha, run, key, sentences, normalise)
+
+    outcomes, points = [], []
+    progress(0, len(keys))
+    for k in range(0, len(keys), batch):
+        several = jax.vmap(one)(keys[k : k + batch]) if batch > 1 else jax.tree.map(lambda a: a[None], one(keys[k]))
+        outcomes.append(jax.device_get(several))
+        for gram, positional in zip(outcomes[-1].gram, outcomes[-1].positional, strict=True) if theory else ():
+            own = model.with_teacher(jnp.asarray(gram))
+            points.append(solve(own, alpha, "positional" if positional else "semantic", nodes))
+        progress(min(k + batch, len(keys)), len(keys))
+    return _gathered(jax.tree.map(lambda *a: np.concatenate(a), *outcomes), points)
+
+
+def _outcome(
+    model: Model,
+    d: int,
+    alpha: float,
+    run: Callable[[Data, jax.Array], GAMP | Training],
+    key: jax.Array,
+    sentences: int,
+    normalise: bool,
+) -> _Outcome:
+    """One instance: drawn, run, finished if need be, and measured."""
+    key_data, key_run, key_test = jax.random.split(key, 3)
+    data = sample_data(model, d, alpha, key_data, normalise=normalise)
+    result = run(data, key_run)
+    end, finished = _finished(model, data, result)
+    x = eqx.tree_at(lambda o: o.V, end.overlaps, result.overlaps.V)
+    semantic, positional = magnitudes(realised(model, data), x)
+    test = heldout_error(model, data, end.Q, key_test, sentences=sentences)
+    return _Outcome(
+        found=Compared.of(end.train_loss, test.value, x),
+        gram=data.teacher_gram,
+        positional=positional > semantic,
+        rho=jnp.mean(jnp.trace(data.rho, axis1=1, axis2=2)),
+        status=end.status,
+        finished=finished,
+        gradient_norm=end.gradient_norm,
+        iterations=result.iterations,
+    )
+
+
+def _finished(model: Model, data: Data, result: GAMP | Training) -> tuple[Training, jax.Array]:
+    """Where a run ended, with L-BFGS after message passing; and whether it took that to reach a critical point."""
+    if not isinstance(result, GAMP):
+        return result, jnp.zeros((), bool)
+    # From a critical point this takes no step.
+    tol = 1e-10 if data.x.dtype == jnp.float64 else 1e-5
+    end = train(model, data, "lbfgs", result.Q, steps=_FINISH_STEPS, tol=tol)
+    return end, ~result.ok & end.ok
+
+
+def _gathered(runs: Any, points: list[FixedPoint]) -> Instances:
+    """The outcomes of K runs, an `_Outcome` of numpy arrays (K, ...), next to K fixed points of the theory or none."""
+    count = runs.status.size
+    blank = jnp.full(count, jnp.nan)
+    predicted = bars = Compared(*[blank] * len(NAMES))
+    theory_status = np.full(count, int(Status.absent))
+    if points:
+        predicted, bars = (
+            jax.tree.map(
+                lambda *a: np.array(a, float), *[Compared.of(p.train_loss, p.gen_error, p.overlaps) for p in s]
+            )
+            for s in (points, [p.stderr for p in points])
+        )
+        theory_status = np.array([int(p.status) for p in points])
+    return Instances(
+        found=runs.found,
+        theory=predicted,
+        theory_stderr=bars,
+        branch=np.where(runs.positional, "positional", "semantic"),
+        rho=runs.rho,
+        status=runs.status,
+        finished=runs.finished,
+        gradient_norm=runs.gradient_norm,
+        iterations=runs.iterations,
+        theory_status=theory_status,
+        points=points,
+    )

@@ -1,0 +1,388 @@
+"""Generalised approximate message passing (Algorithm 1) on the rows of a data matrix.
+
+# notation: Q (d, r) the estimate, the paper's w, C its variance, V_l the responses,
+# g_l = V_l^{-1} (prox(h_l) - h_l) the messages.
+
+The algorithm runs on the same `loss` and the same `prox` as the theory. Where it stands still, ``g`` is minus the
+gradient of the loss in the fields and ``lambda Q = sum_l X_l^T g_l``: its fixed points are exactly the critical points
+of the empirical risk, and its V and overlaps are what state evolution predicts for large d.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+
+from ..averages.linalg import apply, inverse
+from ..averages.prox import descend, gradient_at_nodes, prox, prox_jacobian
+from ..errors import is_concrete, require, require_choice, require_count
+from ..model import Model
+from ..overlaps import Overlaps, symmetric
+from ..results import Status
+from .data import Data, back_project, check_estimate, start, student_fields
+from .evaluation import sentence_losses
+
+RESPONSES = ("regression", "derivative")
+
+# Minimisers are searched for globally in the first steps only; then each sentence stays in its well. Sentences near the
+# surface where the minimiser jumps would otherwise go to and fro between two wells for ever: on the positional branch
+# at d = 1000, alpha = 2, about one sentence in a thousand does, which keeps the residual at 1e-2 .. 1e-1.
+_BURN_IN = 20
+# In its well a sentence takes one Newton step for each step of the algorithm, so that minimisers and messages converge
+# together. A step of more than so many times .1 + |z| is not taken.
+_LONGEST = 60.0
+_RISES = 3  # of the residual in a row are an instability; one is a sentence that changes wells
+_COLLINEAR = 10  # steps in which the student's fields may still be a multiple of the teacher's
+# The automatic damping. Undamped, the eigenvalues reach -5.5 on the positional branch at alpha = 2, where any share
+# above .3 must fail, and in the first steps leads away from it. Slow recovery after these finds the largest that works.
+# An order parameter growing out of an unstable state makes the residual grow at any damping: hence a floor.
+_FIRST_DAMPING = 0.2
+_MOST_DAMPING = 0.5
+_FLOOR = 0.05
+_LEAST_DAMPING = 0.003
+_RECOVERY = 1.03
+
+
+class GAMP(eqx.Module):
+    """Where GAMP ended.
+
+    Attributes:
+        Q: estimate, (d, r).
+        overlaps: q, V (L, r, r), theta (L, r, t), m (L, r) of the estimate on this instance.
+        train_loss: empirical risk / d at `Q`.
+        gradient_norm: largest entry of the gradient of the empirical risk at `Q`.
+        iterations: steps taken.
+        status: a `Status`, as an integer.
+        residual: undamped relative change of Q, C and g in the last step.
+        damping: share of the new state in the last step.
+        C: variance of the estimate, (1, r, r) where all coordinates are alike and (d, r, r) otherwise.
+        g: the messages of the sentences, (L, r, n).
+        history: overlaps before every step, arrays of leading size steps + 1; NaN after the last one.
+        residuals: residual of every step, (steps,); NaN after the last one.
+    """
+
+    Q: jax.Array
+    overlaps: Overlaps
+    train_loss: jax.Array
+    gradient_norm: jax.Array
+    iterations: jax.Array
+    status: jax.Array
+    residual: jax.Array
+    damping: jax.Array
+    C: jax.Array
+    g: jax.Array
+    history: Overlaps
+    residuals: jax.Array
+
+    @property
+    def ok(self) -> jax.Array:
+        """Whether this is a fixed point."""
+        return self.status == Status.converged
+
+
+class _State(eqx.Module):
+    Q: jax.Array
+    C: jax.Array
+    g: jax.Array
+    z: jax.Array  # minimisers of the last step, from which the next ones start
+
+    def finite(self) -> jax.Array:
+        return jnp.all(jnp.isfinite(self.Q)) & jnp.all(jnp.isfinite(self.C)) & jnp.all(jnp.isfinite(self.g))
+
+    def possible(self) -> jax.Array:
+        """Whether this is finite with positive definite variances."""
+        if self.C.shape[-1] == 1:
+            positive = jnp.all(self.C > 0)
+        else:
+            positive = jnp.all(jnp.isfinite(jnp.linalg.cholesky(self.C)))
+        return positive & self.finite()
+
+    def distance(self, other: _State) -> jax.Array:
+        """Largest change of Q, C and g to another state, relative to this one."""
+        pairs = ((self.Q, other.Q), (self.C, other.C), (self.g, other.g))
+        tiny = jnp.finfo(self.Q.dtype).tiny
+        return jnp.max(jnp.stack([jnp.sqrt(jnp.sum((a - b) ** 2) / (jnp.sum(a**2) + tiny)) for a, b in pairs]))
+
+
+class _Options(eqx.Module):
+    """Numbers of a run, as arrays: one program for all of their values."""
+
+    tol: jax.Array
+    damping: jax.Array  # in the first step
+    automatic: jax.Array  # whether the damping is found
+    derivative: jax.Array  # whether responses are found from derivatives
+
+
+class _Damping(eqx.Module):
+    """The damping, and the residuals by which it is chosen."""
+
+    share: jax.Array  # of the new state in the next step
+    ceiling: jax.Array  # it has failed above
+    residual: jax.Array  # of the last step
+    least: jax.Array  # residual since the last cut
+    rises: jax.Array  # steps in a row in which the residual rose
+
+    def after(self, residual: jax.Array, possible: jax.Array, search: jax.Array, automatic: jax.Array) -> _Damping:
+        """The damping of the next step.
+
+        Args:
+            residual: of this step, infinite if it was impossible.
+            possible: whether it could be taken.
+            search: whether minimisers are still searched for globally, during which the damping does not grow.
+            automatic: whether the damping may change.
+        """
+        rises = jnp.where(residual > self.residual, self.rises + 1, 0)
+        grown = possible & (rises >= _RISES) & (residual > 1.5 * self.least)
+        higher = jnp.where(search, 1.0, _RECOVERY) * self.share
+        share = jnp.where(grown, jnp.maximum(0.5 * self.share, _FLOOR), higher)
+        ceiling = jnp.where(grown | ~possible, jnp.maximum(0.8 * self.share, _FLOOR), 1.002 * self.ceiling)
+        ceiling = jnp.minimum(ceiling, _MOST_DAMPING)
+        share = jnp.minimum(jnp.where(possible, share, 0.5 * self.share), ceiling)
+        return _Damping(
+            share=jnp.where(automatic, share, self.share),
+            ceiling=ceiling,
+            residual=residual,
+            least=jnp.where(grown | ~possible, residual, jnp.minimum(self.least, residual)),
+            rises=rises,
+        )
+
+
+class _Loop(eqx.Module):
+    now: _State
+    safe: _State  # the last state from which a step was possible
+    damping: _Damping
+    steps: jax.Array
+    failure: jax.Array  # what ended the run, or `converged` while nothing has
+    history: Overlaps
+    residuals: jax.Array
+
+
+def gamp(
+    model: Model,
+    data: Data,
+    init: Any = "semantic",
+    *,
+    steps: int = 1000,
+    tol: float = 1e-12,
+    damping: float | None = None,
+    response: str = "regression",
+    key: jax.Array | None = None,
+    scale: float | None = None,
+) -> GAMP:
+    """GAMP (Algorithm 1) with one Onsager term per token and variances of r x r.
+
+    One step, with ``Var(X_li) = gamma_li / d``::
+
+        V_l = sum_i Var(X_li) C_i        h_l = X_l Q - V_l g_l        g_l = V_l^{-1} (prox(h)_l - h_l)
+        A_i = - sum_l Var(X_li) sum_mu dg_l/dh_l    b_i = sum_l X_li^T g_l + A_i Q_i
+        C_i = (lambda I + A_i)^{-1}      Q_i = C_i b_i
+
+    and then Q, C and g move by a share of the way, the damping. Works under `jit` and under `vmap` over instances.
+
+    Args:
+        model: loss and ridge.
+        data: the instance.
+        init: "semantic", "positional", "random", or an array (d, r), see `tiedattn_jax.finite.data.start`; or an
+            earlier `GAMP` on the same data, to go on from its estimate, variances and messages.
+        steps: at most so many.
+        tol: undamped relative residual at which to stop; not below twenty roundings of the dtype.
+        damping: share of the new state in a step, in (0, 1], kept fixed; 1 is the undamped algorithm. By default it is
+            found: it starts at .2 and grows, until the residual rises several times in a row or a step is impossible;
+            then it is halved, and kept below what failed.
+        response: how A is found: "regression", from the linear regression of g on the fields; or "derivative", from
+            dg/dh sentence by sentence, as in Algorithm 1. They are equal for large d unless the proximal operator
+            jumps: derivatives miss the jumps, and the theory's V includes them. Either way the fixed points are
+            critical points of the risk; but V decides which well a sentence is in, and derivatives diverge where a
+            sentence comes to the end of its well, so that not every instance has a fixed point then.
+        key: of random starts.
+        scale: of a named start.
+
+    Returns:
+        A `GAMP`. When a fixed damping diverges, its status says so and the state is the last finite one.
+
+    Raises:
+        InputError: naming the argument that is out of range or of the wrong shape.
+    """
+    require_count(steps, "steps")
+    if is_concrete(tol):
+        require(np.isfinite(tol) and tol > 0, "tol", tol, "positive")
+    if damping is not None and is_concrete(damping):
+        require(
+            np.isfinite(damping) and 0 < damping <= 1, "damping", damping, "in (0, 1], or None for an automatic choice"
+        )
+    require_choice(response, "response", RESPONSES)
+    C, g = None, None
+    if isinstance(init, GAMP):
+        Q, C, g = check_estimate("init.Q", model, data, init.Q), init.C, init.g
+    else:
+        Q = start(model, data, init, key, scale)
+    options = _Options(
+        tol=jnp.asarray(tol, Q.dtype),
+        damping=jnp.asarray(_FIRST_DAMPING if damping is None else damping, Q.dtype),
+        automatic=jnp.asarray(damping is None),
+        derivative=jnp.asarray(response == "derivative"),
+    )
+    return _run(model, data, Q, C, g, int(steps), options)
+
+
+def responses(data: Data, C: jax.Array) -> jax.Array:
+    """``V_l = sum_i Var(X_li) C_i``: (1 or d, r, r) -> (L, r, r)."""
+    size = max(C.shape[0], data.gamma.shape[1])
+    gamma = jnp.broadcast_to(data.gamma, (data.gamma.shape[0], size))
+    return jnp.einsum("li,iab->lab", gamma, jnp.broadcast_to(C, (size, *C.shape[1:]))) / size
+
+
+def _regression_slope(data: Data, h: jax.Array, g: jax.Array) -> jax.Array:
+    """``sum_mu dg_l/dh_l`` without a derivative, (L, r, r): n times the coefficient of h_l in a regression on h_l, y_l.
+
+    By Gaussian integration by parts the coefficients of the linear regression of a function of Gaussian fields are the
+    means of its derivatives, jumps included.
+    """
+    _, r, n = h.shape
+    regressors = jnp.concatenate([h, data.fields], 1)
+    regressors, g = (a - jnp.mean(a, -1, keepdims=True) for a in (regressors, g))
+    gram = jnp.einsum("lan,lbn->lab", regressors, regressors)
+    return n * jnp.swapaxes(jnp.linalg.solve(gram, jnp.einsum("lan,lbn->lab", regressors, g))[:, :r], 1, 2)
+
+
+def _derivative_slope(model: Model, data: Data, z: jax.Array, V: jax.Array, precision: jax.Array) -> jax.Array:
+    """``sum_mu dg_l/dh_l`` from the derivative of the proximal operator at every sentence, (L, r, r).
+
+    Args:
+        precision: V^{-1}, (L, r, r).
+    """
+    L, r, n = z.shape
+    jacobian = prox_jacobian(model, z, V, data.fields).reshape(L, r, L, r, n)
+    slope = jnp.stack([jnp.sum(jacobian[l, :, l], -1) for l in range(L)]) - n * jnp.eye(r, dtype=z.dtype)
+    return precision @ slope
+
+
+def _step(model: Model, data: Data, s: _State, search: jax.Array, derivative: jax.Array) -> _State:
+    """The undamped image of a state: with the lowest minimisers if `search`, else with those of the same wells."""
+    d, r = s.Q.shape
+    V = responses(data, s.C)
+    precision = inverse(V)
+    h = student_fields(data.x, s.Q) - apply(V, s.g)
+    y = data.fields
+    z = lax.cond(
+        search,
+        lambda: prox(model, h, V, y, near=s.z[None]).z.astype(h.dtype),
+        lambda: descend(model, s.z, h, V, y, _LONGEST, 0)[0],
+    )
+    g = apply(precision, z - h)
+    by_derivative = _derivative_slope(model, data, z, V, precision)
+    slope = symmetric(jnp.where(derivative, by_derivative, _regression_slope(data, h, g)))
+    A = -jnp.einsum("li,lab->iab", data.gamma, slope) / d
+    C = inverse(model.lam * jnp.eye(r, dtype=h.dtype) + A)
+    b = back_project(data.x, g) + jnp.einsum("iab,ib->ia", jnp.broadcast_to(A, (d, r, r)), s.Q)
+    return _State(jnp.einsum("iab,ib->ia", jnp.broadcast_to(C, (d, r, r)), b), C, g, z)
+
+
+def _measure(data: Data, s: _State) -> Overlaps:
+    return data.overlaps(s.Q, responses(data, s.C))
+
+
+def _record(history: Overlaps, k: jax.Array, measured: Overlaps) -> Overlaps:
+    return jax.tree.map(lambda a, v: a.at[k].set(v), history, measured)
+
+
+def _select(where: jax.Array, a: _State, b: _State) -> _State:
+    return jax.tree.map(lambda a, b: jnp.where(where, a, b), a, b)
+
+
+def _first_state(model: Model, data: Data, Q: jax.Array, C: jax.Array | None, g: jax.Array | None) -> _State:
+    """A state at an estimate, with variances and messages that agree with it unless they are given.
+
+    Messages are such that h is the point whose proximal operator is X Q, and a start that is a critical point of the
+    risk stays where it is. Variances are the prior's, halved by as much data.
+    """
+    Z = student_fields(data.x, Q)
+    if C is None or g is None:
+        r = Q.shape[1]
+        C = jnp.broadcast_to(jnp.eye(r, dtype=Q.dtype) / (2 * model.lam), (data.gamma.shape[1], r, r))
+        g = -gradient_at_nodes(model, Z, data.fields)
+    return _State(Q, C, g, Z)
+
+
+def _first_loop(data: Data, first: _State, steps: int, damping: jax.Array) -> _Loop:
+    """Before the first step."""
+    (L, _, _, t), r, dtype = data.shape, first.Q.shape[1], first.Q.dtype
+    blank = Overlaps(*(jnp.full((steps + 1, L, *s), jnp.nan, dtype) for s in ((r, r), (r, r), (r, t), (r,))))
+    inf, zero = jnp.asarray(jnp.inf, dtype), jnp.array(0, jnp.int32)
+    return _Loop(
+        now=first,
+        safe=first,
+        damping=_Damping(damping, jnp.asarray(_MOST_DAMPING, dtype), inf, inf, zero),
+        steps=zero,
+        failure=jnp.asarray(Status.converged, jnp.int32),
+        history=_record(blank, zero, _measure(data, first)),
+        residuals=jnp.full(steps, jnp.nan, dtype),
+    )
+
+
+@eqx.filter_jit
+def _run(
+    model: Model,
+    data: Data,
+    Q: jax.Array,
+    C: jax.Array | None,
+    g: jax.Array | None,
+    steps: int,
+    options: _Options,
+) -> GAMP:
+    tol = jnp.maximum(options.tol, 20 * jnp.finfo(Q.dtype).eps)
+    burn_in, collinear = (_BURN_IN, _COLLINEAR) if C is None else (0, 0)
+
+    def body(p: _Loop) -> _Loop:
+        search = p.steps < burn_in
+        image = _step(model, data, p.now, search, options.derivative | (p.steps < collinear))
+        possible = image.possible()
+        residual = jnp.where(possible, image.distance(p.now), jnp.inf)
+        damping = p.damping.after(residual, possible, search, options.automatic)
+        moved = jax.tree.map(lambda a, b: a + p.damping.share * (b - a), p.now, image)
+        moved = eqx.tree_at(lambda s: s.z, moved, image.z)
+        now = _select(possible, moved, p.safe)
+        failed = ~possible & (~options.automatic | (damping.share < _LEAST_DAMPING))
+        failure = jnp.where(image.finite(), Status.left_domain, Status.nonfinite)
+        return _Loop(
+            now=now,
+            safe=_select(possible, p.now, p.safe),
+            damping=damping,
+            steps=p.steps + 1,
+            failure=jnp.where(failed, failure, Status.converged).astype(jnp.int32),
+            history=_record(p.history, p.steps + 1, _measure(data, now)),
+            residuals=p.residuals.at[p.steps].set(residual),
+        )
+
+    def unfinished(p: _Loop) -> jax.Array:
+        return (p.failure == Status.converged) & (p.damping.residual > tol) & (p.steps < steps)
+
+    first = _first_state(model, data, Q, C, g)
+    return _result(model, data, lax.while_loop(unfinished, body, _first_loop(data, first, steps, options.damping)), tol)
+
+
+def _result(model: Model, data: Data, p: _Loop, tol: jax.Array) -> GAMP:
+    """What a run hands back."""
+    s = p.now
+    Z = student_fields(data.x, s.Q)
+    gradient = back_project(data.x, gradient_at_nodes(model, Z, data.fields)) + model.lam * s.Q
+    ended = jnp.where(p.failure != Status.converged, p.failure, Status.max_steps)
+    return GAMP(
+        Q=s.Q,
+        overlaps=_measure(data, s),
+        train_loss=(jnp.sum(sentence_losses(model, data, Z)) + 0.5 * model.lam * jnp.sum(s.Q**2)) / s.Q.shape[0],
+        gradient_norm=jnp.max(jnp.abs(gradient)),
+        iterations=p.steps,
+        status=jnp.where(p.damping.residual <= tol, Status.converged, ended).astype(jnp.int32),
+        residual=p.damping.residual,
+        damping=p.damping.share,
+        C=s.C,
+        g=s.g,
+        history=p.history,
+        residuals=p.residuals,
+    )

@@ -1,0 +1,137 @@
+"""The attention layers that the library ships, each a `Model`."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from .errors import InputError, is_concrete, require, require_count
+from .model import Model, SpectralLaw
+
+
+class DotProduct(Model):
+    """The dot-product attention of Section 5, for any number of tokens and any rank.
+
+    ``S(Z) = softmax(Z Z^T)`` and ``T(Y) = (1 - omega) softmax(Y Y^T) + omega A``, rows summing to one; isotropic
+    covariances ``Sigma_l = sigma^2 I``; positional encodings that span a few directions orthogonal to the teacher.
+
+    Attributes:
+        omega: positional share of the target, in [0, 1].
+        sigma: standard deviation of the tokens.
+        lam: ridge strength.
+        mixing: the positional part A of the target, (L, L), rows summing to one.
+        encodings: coefficients of p_l on orthonormal directions, (L, e).
+        teacher: ``Q*^T Q* / d``, (t, t).
+        rank: rank r of the student.
+    """
+
+    omega: jax.Array
+    sigma: jax.Array
+    mixing: jax.Array
+    encodings: jax.Array
+    teacher: jax.Array
+    rank: int = eqx.field(static=True, default=1)
+
+    def __check_init__(self) -> None:
+        L = self.encodings.shape[0]
+        require_count(self.rank, "rank")
+        if self.encodings.ndim != 2 or self.mixing.shape != (L, L):
+            want = f"of shape (L, e) with L = {self.mixing.shape[0]} as in mixing"
+            raise InputError("encodings", f"must be {want}, got shape {self.encodings.shape}")
+        if self.teacher.ndim != 2 or self.teacher.shape[0] != self.teacher.shape[1]:
+            raise InputError("teacher", f"must be a number or a (t, t) matrix, got shape {self.teacher.shape}")
+        if not is_concrete(self):
+            return
+        require(np.isfinite(self.omega) & (0 <= self.omega) & (self.omega <= 1), "omega", self.omega, "in [0, 1]")
+        require(np.isfinite(self.sigma) & (self.sigma > 0), "sigma", self.sigma, "positive and finite")
+        require(np.isfinite(self.lam) & (self.lam > 0), "lam", self.lam, "positive and finite")
+        A = np.asarray(self.mixing, float)
+        stochastic = np.isfinite(A) & (A >= 0) & (np.abs(A.sum(1, keepdims=True) - 1) < 1e-5)
+        require(stochastic, "mixing", A, "row-stochastic (entries >= 0, every row summing to 1)")
+        require(np.isfinite(self.encodings), "encodings", self.encodings, "finite")
+        positive = np.all(np.isfinite(self.teacher)) and np.all(np.linalg.eigvalsh(np.asarray(self.teacher)) > 0)
+        require(positive, "teacher", self.teacher, "positive (definite)")
+
+    @property
+    def shape(self) -> tuple[int, int, int]:
+        return self.encodings.shape[0], self.rank, self.teacher.shape[0]
+
+    @property
+    def rotation_invariant(self) -> bool:
+        return True
+
+    def student(self, Z: jax.Array) -> jax.Array:
+        """Attention matrix of the student, (L, L)."""
+        return jax.nn.softmax(Z @ Z.T)
+
+    def target(self, Y: jax.Array) -> jax.Array:
+        """Attention matrix of the target, (L, L)."""
+        return (1 - self.omega) * jax.nn.softmax(Y @ Y.T) + self.omega * self.mixing
+
+    def with_teacher(self, gram: jax.Array) -> DotProduct:
+        return eqx.tree_at(lambda m: m.teacher, self, gram.astype(self.lam.dtype))
+
+    def loss(self, Z: jax.Array, Y: jax.Array) -> jax.Array:
+        return 0.5 * self.sigma**2 * jnp.sum((self.student(Z) - self.target(Y)) ** 2)
+
+    def law(self) -> SpectralLaw:
+        L, _, t = self.shape
+        one = jnp.ones((1,), self.sigma.dtype)
+        return SpectralLaw(
+            weights=one,
+            gamma=self.sigma**2 * jnp.ones((1, L), self.sigma.dtype),
+            tau=(self.encodings @ self.encodings.T)[None],
+            pi=self.teacher[None],
+            cross=jnp.zeros((1, L, t), self.sigma.dtype),
+        )
+
+
+def dot_product(
+    omega: Any = 0.3,
+    sigma: Any = 0.5,
+    lam: Any = 0.01,
+    mixing: Any = ((0.6, 0.4), (0.4, 0.6)),
+    *,
+    encodings: Any = None,
+    teacher: Any = 1.0,
+    rank: int = 1,
+    dtype: Any = None,
+) -> DotProduct:
+    """The dot-product attention of Section 5 of the paper; by default its standard setting.
+
+    Args:
+        omega: positional share of the target, in [0, 1].
+        sigma: standard deviation of the tokens, positive.
+        lam: ridge strength, positive.
+        mixing: positional part A of the target, L x L, entries in [0, 1], rows summing to one.
+        encodings: (L, e) coefficients of the positional encodings p_l on e orthonormal directions. By default
+            (1, -1) for two tokens, the paper's p_1 = -p_2 of unit norm.
+        teacher: Q*^T Q* / d: a number, or a (t, t) positive definite matrix. One in the paper; the realised value when
+            the theory is compared with one finite instance.
+        rank: columns of the student.
+        dtype: of all numbers; by default what jax gives to Python floats (float32 unless x64 is enabled).
+
+    Raises:
+        ValueError: naming the argument that is out of range.
+    """
+    dtype = jnp.dtype(dtype or jnp.result_type(float))
+    omega, sigma, lam, mixing = (jnp.asarray(v, dtype) for v in (omega, sigma, lam, mixing))
+    if mixing.ndim != 2 or mixing.shape[0] != mixing.shape[1] or mixing.shape[0] < 2:
+        raise InputError("mixing", f"must be a square L x L matrix with L >= 2, got shape {mixing.shape}")
+    if encodings is None:
+        if mixing.shape[0] != 2:
+            raise InputError("encodings", f"must be given for L = {mixing.shape[0]} tokens: an (L, e) matrix")
+        encodings = ((1.0,), (-1.0,))
+    return DotProduct(
+        omega=omega,
+        sigma=sigma,
+        lam=lam,
+        mixing=mixing,
+        encodings=jnp.asarray(encodings, dtype),
+        teacher=jnp.atleast_2d(jnp.asarray(teacher, dtype)),
+        rank=rank,
+    )

@@ -1,0 +1,118 @@
+"""A named number of a setting: "alpha", a field of the model ("sigma"), an entry of one ("mixing[0,1]"), or a caller's
+own.
+
+A setting is a model and an alpha. Whatever walks through settings, a boundary, a path or a grid, names what it changes
+by a `Parameter`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from .errors import InputError, require
+from .model import Model
+
+Put = Callable[[Model, Any], Model]
+
+
+@dataclass(frozen=True)
+class Parameter:
+    """One number of a setting.
+
+    Attributes:
+        name: "alpha", a scalar field of the model, or an entry such as "mixing[0,1]".
+        put: a caller's own way to give a model a value of it, ``put(model, value)``.
+    """
+
+    name: str
+    put: Put | None = None
+
+    def set(self, model: Model, alpha: Any, value: Any) -> tuple[Model, Any]:
+        """The setting with this number at another value; the rest of a row of `mixing` makes room in proportion."""
+        if self.put is not None:
+            return self.put(model, value), alpha
+        value = jnp.asarray(value, model.lam.dtype)
+        if self.name == "alpha":
+            return model, value
+        field, index = _entry(self.name)
+        old = getattr(model, field)
+        new = old.at[index].set(value) if index else value
+        if field == "mixing" and index:
+            i, j = index
+            rest = jnp.where(jnp.arange(old.shape[1]) == j, 1.0, (1 - value) / (1 - old[i, j]))
+            new = new.at[i].multiply(rest)
+        return eqx.tree_at(lambda m: getattr(m, field), model, new), alpha
+
+    def read(self, model: Model, alpha: Any, argument: str) -> float:
+        """Its value in a concrete setting.
+
+        Args:
+            argument: of the caller, which named it.
+
+        Raises:
+            InputError: the setting has no such number, or it is a caller's own.
+        """
+        if self.name == "alpha":
+            return float(alpha)
+        try:
+            field, index = _entry(self.name)
+            value = np.asarray(getattr(model, field, None), float)[index]
+        except (ValueError, IndexError, TypeError):
+            value = np.zeros(1)
+        if np.ndim(value) or not np.isfinite(value):
+            want = "alpha, a scalar number of the model or an entry like mixing[0,1]"
+            raise InputError(argument, f"must name {want}, got {argument}={self.name!r}")
+        return float(value)
+
+    def direction(self, model: Model, value: float) -> Model:
+        """d model / d value, for a number of the model."""
+        one = jnp.ones((), model.lam.dtype)
+        return jax.jvp(lambda v: self.set(model, None, v)[0], (value * one,), (one,))[1]
+
+    def check(self, model: Model, values: np.ndarray, argument: str) -> None:
+        """Raise an `InputError` unless the model takes the ends of a range of values."""
+        if self.name == "alpha":
+            require(values.min() > 0, argument, values, "positive for alpha")
+            return
+        if self.put is None:
+            self.read(model, None, argument)
+        for end in (values.min(), values.max()):  # as the model checks its own numbers
+            getattr(self.set(model, None, end)[0], "__check_init__", lambda: None)()
+
+
+@dataclass(frozen=True)
+class Axis:
+    """A parameter and the values that it takes along one side of a grid, increasing."""
+
+    parameter: Parameter
+    values: np.ndarray
+
+
+def axis_of(given: Any, default: str, argument: str, model: Model) -> Axis:
+    """What a caller gave for an axis: values of the parameter `default`, (name, values), or (name, values, put).
+
+    Raises:
+        InputError: values that are empty, not finite, not increasing or out of the model's range, or an unknown name.
+    """
+    parameter, values = Parameter(default), given
+    if isinstance(given, tuple) and given and isinstance(given[0], str):
+        name, values, *rest = given
+        parameter = Parameter(name, *rest)
+    values = np.atleast_1d(np.asarray(values, float))
+    good = values.ndim == 1 and values.size and np.all(np.isfinite(values)) and np.all(np.diff(values) > 0)
+    require(good, argument, values, "one or more finite, increasing values")
+    parameter.check(model, values, argument)
+    return Axis(parameter, values)
+
+
+def _entry(name: str) -> tuple[str, tuple[int, ...]]:
+    """Field and index that a name like "sigma" or "mixing[0,1]" means."""
+    field, _, index = name.partition("[")
+    return field, tuple(int(k) for k in index.removesuffix("]").split(",")) if index else ()

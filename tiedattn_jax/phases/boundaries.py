@@ -1,0 +1,289 @@
+"""Boundaries of the phase diagram as curves: events followed through a second parameter."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterable, Sequence
+from functools import cached_property
+from itertools import combinations, pairwise
+from typing import Any, NamedTuple
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import numpy as np
+from scipy.interpolate import CubicHermiteSpline, CubicSpline, KroghInterpolator, PPoly
+
+from ..averages.default import default_nodes
+from ..averages.rule import Rule
+from ..errors import InputError, require
+from ..model import Model
+from ..parameters import Parameter
+from ..results import Settings, Status
+from ..theory.fixed_points import FixedPoint
+from .events import EVENTS, Event, Near, Start, Zero, between, event_of, near_of, number_of, transition_of, zero_near
+from .follow import Progress, Warm, learn, predict, silent, walk
+
+# What it means that two boundaries meet.
+MEETINGS = {
+    frozenset(("alpha_c", "semantic baseline")): "from here on attention beats the linear baseline at alpha_c",
+    frozenset(("alpha_c", "positional baseline")): "from here on attention beats the linear baseline before alpha_c",
+    frozenset(("alpha_c", "semantic instability")): "the semantic state is stable only where it is global",
+    frozenset(("alpha_c", "positional instability")): "the positional state is stable only where it is global",
+    frozenset(("semantic instability", "positional instability")): "end of the bistable region",
+    frozenset(
+        ("semantic pitchfork", "positional pitchfork")
+    ): "the uninformed state turns unstable towards both at once",
+}
+SEARCH = np.geomspace(3.0, 0.05, 19)  # alphas at which the first point is looked for
+_FURTHER = np.geomspace(1.8, 0.4, 9)  # where a prediction has failed, relative to the last alpha
+_SETTINGS = Settings(tol=1e-4, warm_steps=20)  # losses are stationary, and starts are predicted
+_POINTS = 3  # of the extrapolation of alpha
+
+
+class Boundary(eqx.Module):
+    """alpha as a function of a parameter.
+
+    Attributes:
+        event: of `EVENTS`, or "alpha_l".
+        parameter, values: the second parameter and where it was solved, (n,), increasing.
+        alpha, stderr: the boundary and its error bar, (n,); NaN from where it could not be followed.
+        slope: d alpha / d parameter, (n,); exact where sensitivities were asked for and for alpha_c, else that of a
+            spline through the points.
+        status: the worst `Status` of the states, (n,).
+    """
+
+    event: str
+    parameter: str
+    values: np.ndarray
+    alpha: np.ndarray
+    stderr: np.ndarray
+    slope: np.ndarray
+    status: np.ndarray
+
+    @classmethod
+    def of(
+        cls,
+        event: str,
+        parameter: str,
+        values: np.ndarray,
+        alpha: np.ndarray,
+        stderr: np.ndarray,
+        slope: np.ndarray | None = None,
+        status: np.ndarray | None = None,
+    ) -> Boundary:
+        """From points in any order; slopes and status where they are known."""
+        order = np.argsort(values)
+        slope = np.full(len(values), np.nan) if slope is None else slope
+        status = np.where(np.isfinite(alpha), Status.converged, Status.absent) if status is None else status
+        values, alpha, stderr, slope, status = (np.asarray(a)[order] for a in (values, alpha, stderr, slope, status))
+        good = np.isfinite(alpha)
+        if good.sum() > 1 and not np.all(np.isfinite(slope[good])):
+            slope = slope.copy()
+            slope[good] = CubicSpline(values[good], alpha[good])(values[good], 1)
+        return cls(event, parameter, values, alpha, stderr, slope, status.astype(int))
+
+    @cached_property
+    def interpolant(self) -> PPoly:
+        """Cubic interpolation with the slopes, between the ends of what was found.
+
+        Raises:
+            InputError: fewer than two points were found.
+        """
+        good = np.isfinite(self.alpha)
+        if good.sum() < 2:
+            raise InputError("boundary", f"must have two points or more, {self.event} has {good.sum()}")
+        return CubicHermiteSpline(self.values[good], self.alpha[good], self.slope[good], extrapolate=False)
+
+    def meets(self, other: Boundary) -> list[tuple[float, float]]:
+        """Where two boundaries have the same alpha: pairs (parameter, alpha), increasing."""
+        if min(np.isfinite(self.alpha).sum(), np.isfinite(other.alpha).sum()) < 2:
+            return []
+        first, second = self.interpolant, other.interpolant
+        knots = np.union1d(first.x, second.x)
+        knots = knots[(knots >= max(first.x[0], second.x[0])) & (knots <= min(first.x[-1], second.x[-1]))]
+        if len(knots) < 2:
+            return []
+        gap = CubicHermiteSpline(knots, first(knots) - second(knots), first(knots, 1) - second(knots, 1))
+        places = gap.roots(discontinuity=False, extrapolate=False)
+        return [(float(v), float(first(v))) for v in np.unique(places[np.isfinite(places)])]
+
+
+class Meeting(NamedTuple):
+    """Where two boundaries have the same alpha: their events, the parameter's value, alpha, and what that means."""
+
+    events: tuple[str, str]
+    value: float
+    alpha: float
+    meaning: str
+
+
+def meetings(boundaries: Iterable[Boundary]) -> list[Meeting]:
+    """All points where two of some boundaries in the same parameter meet, in the order of its values."""
+    return sorted(
+        (
+            Meeting((a.event, b.event), *place, MEETINGS.get(frozenset((a.event, b.event)), ""))
+            for a, b in combinations(boundaries, 2)
+            for place in a.meets(b)
+        ),
+        key=lambda meeting: meeting.value,
+    )
+
+
+def trace_boundary(
+    model: Model,
+    event: str,
+    parameter: str,
+    values: Sequence[float] | np.ndarray,
+    nodes: Rule | None = None,
+    *,
+    start: Start | None = None,
+    settings: Settings = _SETTINGS,
+    sensitivities: bool = False,
+    progress: Progress = silent,
+) -> Boundary:
+    """Follow an event through the values of a parameter, in the order in which they are given.
+
+    Every point starts from a prediction out of the points before it, of alpha and of the states of every replicate; one
+    evaluation is then enough where the prediction was good.
+
+    Args:
+        event: "alpha_c", where the losses cross; "semantic baseline" or "positional baseline", where the branch's test
+            error crosses that of the linear baseline (alpha_l is the semantic one where it lies above alpha_c);
+            "semantic instability" or "positional instability", where the branch stops being a minimum, the other order
+            parameter growing on it; "semantic pitchfork" or "positional pitchfork", where the branch leaves the
+            uninformed state.
+        parameter: name of a scalar field of the model, or an entry such as "mixing[0,1]".
+        values: monotonic.
+        nodes: averaging rule; by default `default_nodes`.
+        start: where the event is expected at the first value, as in `locate`; by default it is searched for in
+            `SEARCH`.
+        settings: tolerances.
+        sensitivities: whether to find the exact slope of every point, for events other than alpha_c at the price of one
+            more program.
+        progress: called with the number of values that are done, and of all.
+
+    Raises:
+        InputError: unknown event or parameter, a fold, values that are not monotonic or finite, no event at the first
+            value.
+    """
+    what, number = event_of(event), Parameter(parameter)
+    if what.value is None:
+        raise InputError("event", f"must be one that can be followed, got event={event!r}: use trace_branch for folds")
+    values = np.asarray(values, float)
+    steps = np.diff(values)
+    good = values.ndim == 1 and values.size and np.all(np.isfinite(values)) and (np.all(steps > 0) or np.all(steps < 0))
+    require(good, "values", values, "finite and monotonic")
+    require(parameter != "alpha", "parameter", parameter, "another one than alpha")
+    number.read(model, None, "parameter")
+    nodes = default_nodes(model) if nodes is None else nodes
+    tracer = _Tracer(event, model, number, nodes, settings, sensitivities or what.observable is None)
+    progress(0, len(values))
+    near = None if start is None else near_of(what, start)
+    tracer.begin(values[0], tracer.searched(values[0], SEARCH) if near is None else near)
+    for k, value in enumerate(values):
+        tracer.add(value)
+        progress(k + 1, len(values))
+    return Boundary.of(event, parameter, values, *map(np.array, zip(*tracer.rows, strict=True)))
+
+
+class _Point(NamedTuple):
+    """A point of a boundary, NaN where it was not found."""
+
+    alpha: float
+    stderr: float
+    slope: float  # d alpha / d parameter
+    status: int
+
+
+class _Tracer:
+    """A boundary on the way: its points, and what every state goes on from."""
+
+    def __init__(self, event: str, model: Model, parameter: Parameter, nodes: Rule, settings: Settings, exact: bool):
+        self.name, self.event, self.model, self.parameter = event, EVENTS[event], model, parameter
+        self.nodes, self.settings, self.exact = nodes, settings, exact
+        self.rows: list[_Point] = []
+        self.solved: list[tuple[float, _Point]] = []  # values and points that were found
+        self.steepness: Any = np.nan  # of the event's number in alpha, kept from one value to the next
+
+    def begin(self, value: float, near: Near) -> None:
+        place = self.place(value)
+        self.alpha = float(near.alpha)
+        self.steepness = near.slope
+        self.warms = [Warm.begin(x, place, self.nodes.replicates) for x in near.overlaps]
+
+    def place(self, value: float) -> jax.Array:
+        return jnp.asarray(value, self.model.lam.dtype)
+
+    def at(self, value: float) -> Model:
+        return self.parameter.set(self.model, None, value)[0]
+
+    def predicted(self, value: float) -> Near:
+        """alpha by extrapolation of the last points, along the slope if there is one point; the states by the secant."""
+        alpha, last = self.alpha, self.solved[-_POINTS:]
+        if len(last) == 1 and np.isfinite(last[0][1].slope):
+            alpha = last[0][1].alpha + last[0][1].slope * (value - last[0][0])
+        elif last:
+            alpha = float(KroghInterpolator([v for v, _ in last], [p.alpha for _, p in last])(value))
+        here, place = self.at(value), self.place(value)
+        return Near(alpha, tuple(predict(here, warm, place) for warm in self.warms), self.steepness)
+
+    def add(self, value: float) -> None:
+        """The boundary at the next value."""
+        found = self.settled(value, self.predicted(value))
+        if not found.met and self.solved:
+            with contextlib.suppress(InputError):
+                found = self.settled(value, self.searched(value, self.solved[-1][1].alpha * _FURTHER))
+        if not found.met:
+            self.rows.append(_Point(np.nan, np.nan, np.nan, max(int(s.status.max()) for s in found.states)))
+            return
+        here = self.at(value)
+        at = transition_of(self.name, here, found, self.event.branches)
+        slope = np.nan
+        if at.sensitivities is not None:
+            along = self.parameter.direction(self.model, value)
+            terms = jax.tree.map(jnp.vdot, at.sensitivities, along)
+            slope = float(sum(jax.tree.leaves(terms)))
+        self.steepness = found.slope
+        self.warms = [learn(w, self.place(value), s) for w, s in zip(self.warms, found.states, strict=True)]
+        self.rows.append(_Point(float(at.alpha), float(at.stderr), slope, int(at.status)))
+        self.solved.append((value, self.rows[-1]))
+
+    def settled(self, value: float, near: Near) -> Zero:
+        return zero_near(self.event, self.at(value), near, self.nodes, self.settings, exact=self.exact)
+
+    def searched(self, value: float, alphas: np.ndarray) -> Near:
+        """Where the event's number changes its sign between neighbours in a list of alphas.
+
+        If it does so nowhere, it may between an alpha at which there are states and one at which there are none.
+
+        Raises:
+            InputError: it does not.
+        """
+        here = self.at(value)
+        walks = [walk(here, list(alphas), b, self.nodes, self.settings) for b in self.event.branches]
+        return first_change(self.event, zip(*walks, strict=True))
+
+
+def first_change(event: Event, looks: Iterable[tuple[FixedPoint, ...]]) -> Near:
+    """Where the number of an event changes its sign between neighbours among states at one alpha after the other.
+
+    Raises:
+        InputError: it does so nowhere.
+    """
+    seen: list[tuple[tuple[FixedPoint, ...], float | None]] = []
+    for points in looks:
+        there = all(bool(p.exists) for p in points)
+        value = number_of(event, points) if there else None
+        if value is not None and seen and seen[-1][1] is not None and value * seen[-1][1] < 0:
+            return between(seen[-1][0], points, seen[-1][1], value)
+        seen.append((points, value))
+    for one, other in pairwise(seen):
+        for (inside, g), (outside, none) in ((one, other), (other, one)):
+            a, b = float(inside[0].alpha), float(outside[0].alpha)
+            if g is not None and none is None and g * (b - a) < 0:  # numbers of events rise with alpha
+                overlaps = tuple(p.replicates.overlaps for p in inside)
+                return Near(0.5 * (a + b), overlaps, low=min(a, b), high=max(a, b), there=a)
+    first, last = (float(seen[k][0][0].alpha) for k in (-1, 0))
+    where = f"got none at the first for alpha from {first:g} to {last:g}"
+    raise InputError("values", f"must begin where the event happens, {where}")

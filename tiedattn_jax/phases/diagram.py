@@ -1,0 +1,311 @@
+"""Phase diagrams as results: regions, curves read from them, files."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+from collections.abc import Callable
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import equinox as eqx
+import numpy as np
+from scipy.interpolate import CubicHermiteSpline, CubicSpline, PPoly
+
+from ..errors import InputError
+from ..overlaps import PAIR
+from ..results import Status, error_bar, has_state, quorum
+from ..store import packed, write_whole
+from .boundaries import Boundary
+from .transitions import baseline_owner
+
+REGIONS = (
+    "unsolved",
+    "neither",
+    "unique positional",
+    "unique semantic",
+    "bistable, positional global",
+    "bistable, semantic global",
+)
+
+
+class PhaseDiagram(eqx.Module):
+    """Both branches on a grid of settings.
+
+    Attributes:
+        x, y: names and values of the two parameters.
+        cells: the `State.numbers` of every cell by name, arrays (branch, y, x, replicate, ...), the branches in the
+            order of `PAIR`. NaN where there is no state.
+        attrs: all settings: model and its numbers, nodes, version, and the fingerprint of them all.
+    """
+
+    x: tuple[str, np.ndarray]
+    y: tuple[str, np.ndarray]
+    cells: dict[str, np.ndarray]
+    attrs: dict[str, Any]
+
+    def _found(self, name: str) -> np.ndarray:
+        """A number of the cells, NaN in the replicates that have no state."""
+        values = self.cells[name]
+        if name in ("status", "residual", "gen_error_linear"):
+            return values
+        return np.where(self._has.reshape(*self._has.shape, *[1] * (values.ndim - 4)), values, np.nan)
+
+    def mean(self, name: str) -> np.ndarray:
+        """Mean over the replicates that have a state, (branch, y, x, ...)."""
+        return _mean(self._found(name), 3)
+
+    def stderr(self, name: str) -> np.ndarray:
+        """Error bar of the mean, (branch, y, x, ...)."""
+        return np.asarray(error_bar(np.moveaxis(self._found(name), 3, 0)))
+
+    @property
+    def _has(self) -> np.ndarray:
+        """Whether each replicate has a state, (branch, y, x, R)."""
+        return np.asarray(has_state(self.cells["status"], self.cells["residual"]))
+
+    @property
+    def exists(self) -> np.ndarray:
+        """Whether a branch has a state in a cell, resolved by the nodes or not, (branch, y, x)."""
+        return np.asarray(quorum(self._has))
+
+    @property
+    def absent(self) -> np.ndarray:
+        """Whether a branch was looked for in a cell and is not there, (branch, y, x)."""
+        return np.asarray(~quorum(~(self._has | (self.cells["status"] == Status.absent)))) & ~self.exists
+
+    @property
+    def solved(self) -> np.ndarray:
+        """Whether both branches were settled in a cell, found or found absent, (y, x)."""
+        return np.asarray(np.all(self.exists | self.absent, 0))
+
+    @property
+    def status(self) -> np.ndarray:
+        """`Status` of every cell, (branch, y, x): the worst of the replicates that agree with the majority."""
+        status = self.cells["status"]
+        worst = np.where(status == Status.absent, -1, status).max(-1)
+        return np.where(self.absent, int(Status.absent), worst).astype(int)
+
+    @property
+    def stable(self) -> np.ndarray:
+        """Whether a branch exists and does not grow the other one's order parameter, (branch, y, x)."""
+        growth = np.stack([self.mean("growth_theta")[0], self.mean("growth_m")[1]])
+        return self.exists & (growth < 1)
+
+    @property
+    def loss_difference(self) -> tuple[np.ndarray, np.ndarray]:
+        """Training loss, positional minus semantic, and its error bar, (y, x); NaN where one of them is missing."""
+        both = np.all(self.exists, 0)[..., None]
+        return _summary(np.where(both, _minus(self._found("train_loss")), np.nan))
+
+    @property
+    def gen_difference(self) -> tuple[np.ndarray, np.ndarray]:
+        """Test error of the global minimum minus that of the linear baseline, and its error bar, (y, x)."""
+        excess = self._found("gen_error") - self._found("gen_error_linear")
+        excess = np.where(self.exists[..., None], excess, np.nan)
+        return _summary(np.where(self.winner[..., None] == 1, excess[1], excess[0]))
+
+    @property
+    def winner(self) -> np.ndarray:
+        """The branch of lowest training loss, 0 positional, 1 semantic, -1 none, (y, x)."""
+        loss = np.where(self.exists, self.mean("train_loss"), np.inf)
+        return np.where(np.isfinite(loss).any(0), loss.argmin(0), -1)
+
+    @property
+    def region(self) -> np.ndarray:
+        """Index into `REGIONS`, (y, x): which branches are stable, and which of them is the global minimum."""
+        positional, semantic = self.stable
+        both = np.where(self.winner == 0, 4, 5)
+        code = np.select([positional & semantic, positional, semantic], [both, 2, 3], 1)
+        return np.where(self.solved, code, 0)
+
+    @property
+    def beats_linear(self) -> np.ndarray:
+        """Whether the global minimum generalises better than the linear baseline, (y, x)."""
+        return self.gen_difference[0] < 0
+
+    @property
+    def trusted(self) -> np.ndarray:
+        """Whether a cell can be relied on, (y, x).
+
+        Solved to the accuracy of the nodes in most replicates, the global minimum told apart by more than two error
+        bars, its replicon below one.
+        """
+        difference, bar = self.loss_difference
+        replicon = np.take_along_axis(self.mean("replicon"), np.maximum(self.winner, 0)[None], 0)[0]
+        status = self.cells["status"]
+        resolved = ~quorum(status > Status.stalled) | ~quorum(status != Status.absent)
+        decided = ~np.all(self.exists, 0) | ~np.isfinite(bar) | (np.abs(difference) > 2 * bar)
+        return self.solved & np.all(resolved, 0) & decided & ~(replicon >= 1)
+
+    # Curves read from it
+
+    def _along_alpha(self) -> tuple[np.ndarray, tuple[str, np.ndarray], Callable[[np.ndarray], np.ndarray]]:
+        """alpha, the other axis, and how to turn (branch, y, x, R) into (branch, other, alpha, R)."""
+        if self.x[0] == "alpha":
+            return self.x[1], self.y, lambda a: a
+        if self.y[0] == "alpha":
+            return self.y[1], self.x, lambda a: np.swapaxes(a, 1, 2)
+        raise InputError("alpha", f"must be one of the axes for curves in alpha, got axes={(self.x[0], self.y[0])}")
+
+    def alpha_c(self) -> Boundary:
+        """Where the losses of the branches cross, by cubic interpolation of their difference with its exact slopes.
+
+        Raises:
+            InputError: alpha is not an axis.
+        """
+        return self._alpha_c
+
+    def alpha_l(self) -> Boundary:
+        """Where the global minimum starts to beat the linear baseline.
+
+        On the positional branch below alpha_c, or at alpha_c itself, or on the semantic branch above it; by cubic
+        splines through the test errors of each branch.
+
+        Raises:
+            InputError: alpha is not an axis.
+        """
+        return self._alpha_l
+
+    @cached_property
+    def _alpha_c(self) -> Boundary:
+        alpha, other, turn = self._along_alpha()
+        loss, slope, exists = (
+            turn(a) for a in (self._found("train_loss"), self._found("train_loss_by_alpha"), self.exists[..., None])
+        )
+        difference, steepness = (np.where(np.all(exists, 0), _minus(a), np.nan) for a in (loss, slope))
+        roots = np.full((len(other[1]), loss.shape[-1]), np.nan)
+        for i, j in np.ndindex(roots.shape):
+            roots[i, j] = _rise(_spline(alpha, difference[i, :, j], steepness[i, :, j]))
+        return Boundary.of("alpha_c", *other, *_summary(roots))
+
+    @cached_property
+    def _alpha_l(self) -> Boundary:
+        alpha, other, turn = self._along_alpha()
+        gain = self._found("gen_error_linear") - self._found("gen_error")
+        gain = turn(np.where(self.exists[..., None], gain, np.nan))
+        exchange = self.alpha_c().alpha
+        roots = np.full((len(other[1]), gain.shape[-1]), np.nan)
+        for i, j in np.ndindex(roots.shape):
+            splines = [_spline(alpha, branch[i, :, j]) for branch in gain]
+            early, late = (spline is not None and spline(exchange[i]) >= 0 for spline in splines)
+            before, after = map(_rise, splines)
+            roots[i, j] = (before, exchange[i], after)[int(baseline_owner(early, late))]
+        return Boundary.of("alpha_l", *other, *_summary(roots))
+
+    # Files
+
+    def pack(self) -> bytes:
+        """The content of an .npz file that `load` reads."""
+        axes = {"axis_x": self.x[1], "axis_y": self.y[1]}
+        about = json.dumps({"x": self.x[0], "y": self.y[0], "attrs": self.attrs})
+        return packed({**self.cells, **axes, "about": np.array(about)})
+
+    def save(self, path: Path | str) -> None:
+        """Write one .npz file, whole or not at all."""
+        write_whole(Path(path), self.pack())
+
+    @classmethod
+    def load(cls, path: Path | str) -> PhaseDiagram:
+        """Read what `save` wrote."""
+        with np.load(path, allow_pickle=False) as file:
+            cells = {k: file[k] for k in file.files}
+        about = json.loads(str(cells.pop("about")))
+        x, y = ((about[k], cells.pop(f"axis_{k}")) for k in ("x", "y"))
+        return cls(x, y, cells, about["attrs"])
+
+    def table(self) -> list[dict[str, Any]]:
+        """One row for every cell: settings, region, and the numbers of both branches with their error bars."""
+        difference, bar = self.loss_difference
+        names = [k for k in self.cells if k not in ("status", "q", "V", "theta", "m")]
+        value, error = ({k: get(k) for k in names} for get in (self.mean, self.stderr))
+        orders = {k: self.mean(k) for k in ("q", "V", "theta", "m")}
+        region, beats, trusted, status = self.region, self.beats_linear, self.trusted, self.status
+        rows = []
+        for j, i in np.ndindex(difference.shape):
+            row: dict[str, Any] = {self.x[0]: self.x[1][i], self.y[0]: self.y[1][j]}
+            row |= {"region": REGIONS[region[j, i]], "beats_linear": bool(beats[j, i]), "trusted": bool(trusted[j, i])}
+            row |= {"loss_difference": difference[j, i], "loss_difference_stderr": bar[j, i]}
+            for b, branch in enumerate(PAIR):
+                row[f"{branch}_status"] = Status.name_of(status[b, j, i])
+                for k, a in orders.items():
+                    flat = a[b, j, i].ravel()
+                    row |= {f"{branch}_{k}" + (f"_{n}" if flat.size > 1 else ""): v for n, v in enumerate(flat)}
+                for k in names:
+                    row |= {f"{branch}_{k}": value[k][b, j, i], f"{branch}_{k}_stderr": error[k][b, j, i]}
+            rows.append(row)
+        return rows
+
+    def to_csv(self, path: Path | str | None = None) -> str:
+        """The `table` as CSV; also written to `path` if given."""
+        rows = self.table()
+        out = io.StringIO()
+        writer = csv.DictWriter(out, list(rows[0]), lineterminator="\n")
+        writer.writeheader()
+        writer.writerows(rows)
+        if path is not None:
+            write_whole(Path(path), out.getvalue().encode())
+        return out.getvalue()
+
+    def to_xarray(self) -> Any:
+        """Means, error bars (suffix _stderr) and labels as a labelled dataset; needs the extra `xarray`."""
+        import xarray
+
+        dims = ("branch", self.y[0], self.x[0])
+        data: dict[str, Any] = {}
+        for k, a in self.cells.items():
+            if k != "status":
+                tail = tuple(f"{k}_{n}" for n in range(a.ndim - 4))
+                data |= {k: (dims + tail, self.mean(k)), f"{k}_stderr": (dims + tail, self.stderr(k))}
+        data |= {k: (dims, getattr(self, k)) for k in ("status", "exists", "stable")}
+        difference, bar = self.loss_difference
+        data |= {"loss_difference": (dims[1:], difference), "loss_difference_stderr": (dims[1:], bar)}
+        data["region"] = (dims[1:], np.array(REGIONS)[self.region])
+        data |= {k: (dims[1:], getattr(self, k)) for k in ("beats_linear", "solved", "trusted")}
+        coords = {"branch": list(PAIR), self.y[0]: self.y[1], self.x[0]: self.x[1]}
+        return xarray.Dataset(data, coords, {k: json.dumps(v) for k, v in self.attrs.items()})
+
+    def plot(self) -> Any:
+        """The diagram as a figure; see `plotting.diagram_figure`."""
+        from ..plotting import diagram_figure  # not at the top: a grid does not need matplotlib
+
+        return diagram_figure(self)
+
+
+def _minus(a: np.ndarray) -> np.ndarray:
+    """Positional minus semantic."""
+    return a[0] - a[1]
+
+
+def _spline(alpha: np.ndarray, values: np.ndarray, slopes: np.ndarray | None = None) -> PPoly | None:
+    """Cubic interpolation of a function, with its slopes if they are known, where it is known itself."""
+    on = np.isfinite(values)
+    if on.sum() < (4 if slopes is None else 2):
+        return None
+    return (
+        CubicSpline(alpha[on], values[on]) if slopes is None else CubicHermiteSpline(alpha[on], values[on], slopes[on])
+    )
+
+
+def _rise(spline: PPoly | None) -> float:
+    """Where a function turns positive for good, NaN if nowhere."""
+    if spline is None:
+        return np.nan
+    roots = spline.roots(extrapolate=False)
+    rising = roots[spline(roots, 1) > 0]
+    return rising[-1] if len(rising) else np.nan
+
+
+def _mean(values: np.ndarray, axis: int) -> np.ndarray:
+    """Mean of what is not NaN, NaN if nothing is."""
+    known = np.isfinite(values)
+    count = known.sum(axis)
+    total = np.where(known, values, 0.0).sum(axis)
+    return np.where(count > 0, total / np.maximum(count, 1), np.nan)
+
+
+def _summary(values: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Mean over the last axis, the replicates, and its error bar."""
+    return _mean(values, -1), np.asarray(error_bar(np.moveaxis(values, -1, 0)))

@@ -1,0 +1,160 @@
+"""How branches end: in a pitchfork, in a fold, or by loss of stability."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+
+import equinox as eqx
+import jax.numpy as jnp
+import numpy as np
+
+from ..averages.default import default_nodes
+from ..averages.rule import Rule
+from ..averages.sizes import SIZES
+from ..errors import require_choice
+from ..overlaps import BRANCHES, PAIR
+from ..results import Settings, Status
+from ..theory.fixed_points import FixedPoint, solve_from
+from .events import EVENTS, Near, Transition, crossings, locate, number_of
+from .follow import CURVE_SETTINGS, Curve
+
+# Share of the largest order parameter along a curve above which the one next to an end is not small: it has not fallen
+# to zero like a square root, and a fold is looked for.
+_NOT_SMALL = 0.7
+
+
+class BranchEnd(eqx.Module):
+    """Where a branch, followed in alpha from where it is stable, ends or loses its stability.
+
+    Attributes:
+        transition: where, with its sensitivities if they were asked for. For a fold that continuation did not find, the
+            middle of the bracket and half of its width, with status `max_steps`.
+        kind: "pitchfork" (its order parameter falls continuously to zero), "instability" (another order parameter
+            starts to grow), or "fold" (the solution is lost at a finite order parameter).
+        direction: the order parameter concerned, "m" or "theta".
+        side: "lower" or "upper" end of the stable range.
+    """
+
+    transition: Transition
+    kind: str = eqx.field(static=True)
+    direction: str = eqx.field(static=True)
+    side: str = eqx.field(static=True)
+
+    @property
+    def alpha(self) -> float:
+        """Where."""
+        return float(self.transition.alpha)
+
+    @property
+    def stderr(self) -> float:
+        """Its error bar."""
+        return float(self.transition.stderr)
+
+
+def branch_ends(
+    curve: Curve,
+    nodes: Rule | None = None,
+    *,
+    settings: Settings = CURVE_SETTINGS,
+    sensitivities: bool = False,
+) -> list[BranchEnd]:
+    """All ends of a branch, and losses of its stability, between neighbouring points of its curve.
+
+    A branch that disappears does so in a pitchfork where its own order parameter starts to grow on the uninformed
+    branch m = theta = 0 in between, or, if it reaches further than that, in a fold, which continuation in arclength
+    locates. It turns unstable where the other order parameter starts to grow on it. Growth is read off the linearised
+    map with the score function of the Gaussian fields, which jumps of the proximal operator leave exact.
+
+    Args:
+        curve: the positional or the semantic branch.
+        nodes: averaging rule; by default `default_nodes` of `SIZES["curve"]`.
+        settings: tolerances.
+        sensitivities: whether to derive the ends in the numbers of the model, see `locate`.
+
+    Raises:
+        InputError: a curve of another branch.
+    """
+    require_choice(curve.branch, "curve.branch", PAIR)
+    model = curve.points[0].model
+    nodes = default_nodes(model, SIZES["curve"]) if nodes is None else nodes
+    return _Ends(curve, nodes, settings, sensitivities).all()
+
+
+class _Ends:
+    def __init__(self, curve: Curve, nodes: Rule, settings: Settings, sensitivities: bool):
+        self.curve, self.nodes, self.settings, self.sensitivities = curve, nodes, settings, sensitivities
+        self.name = str(curve.branch)
+        self.own = str(BRANCHES[curve.branch].order)
+        self.other = "m" if self.own == "theta" else "theta"
+        self.losing = EVENTS[f"{self.name} instability"]
+        self.resolved = [p for p in curve.points if bool(p.ok)]  # elsewhere growth means little
+
+    def all(self) -> list[BranchEnd]:
+        found = []
+        for near in crossings(self.losing, [self.curve]):
+            below = next(p for p in self.resolved if float(p.alpha) == near.low)
+            found.append(self.instability(near, "lower" if self.growth(below, self.other) > 1 else "upper"))
+        points = self.curve.points
+        for p, q in pairwise(points):
+            if bool(p.exists) != bool(q.exists):
+                found += self.disappearance(*((q, p, "lower") if q.exists else (p, q, "upper")))
+        return sorted(found, key=lambda end: end.alpha)
+
+    def instability(self, near: Near, side: str) -> BranchEnd:
+        """Where the other order parameter starts to grow."""
+        return BranchEnd(self.locate("instability", near), "instability", self.other, side)
+
+    def locate(self, kind: str, near: Near) -> Transition:
+        model = self.curve.points[0].model
+        event = f"{self.name} {kind}"
+        return locate(model, event, self.nodes, start=near, settings=self.settings, sensitivities=self.sensitivities)
+
+    def disappearance(self, inside: FixedPoint, outside: FixedPoint, side: str) -> list[BranchEnd]:
+        """What happens between a state and an alpha at which the branch has none."""
+        beyond, before = (self.uninformed(e, inside) for e in (outside, inside))
+        forks = []
+        if self.growth(beyond, self.own) < 1 < self.growth(before, self.own):
+            pair = (beyond, before) if side == "lower" else (before, beyond)
+            forks = crossings(EVENTS[f"{self.name} pitchfork"], [Curve("uninformed", pair)])
+        fork = self.locate("pitchfork", forks[0]) if forks else None
+        if fork is None or self.size(inside) > _NOT_SMALL * max(self.size(e) for e in self.curve.points if e.exists):
+            # The order parameter is not small next to the end: does the branch turn back, and further out than the
+            # fork?
+            fold = self.fold(inside, outside)
+            outward = 1 if side == "upper" else -1
+            if fork is None or outward * (fold.alpha - fork.alpha) > 3 * np.hypot(fold.stderr, fork.stderr):
+                return [BranchEnd(fold, "fold", self.own, side)]
+        ends = [BranchEnd(fork, "pitchfork", self.own, side)]
+        # At the pitchfork the branch is as unstable as the uninformed state.
+        nearest = min(self.resolved, key=lambda e: abs(float(e.alpha) - float(fork.alpha)), default=inside)
+        if self.growth(nearest, self.other) < 1 < self.growth(beyond, self.other):
+            numbers = number_of(self.losing, [beyond]), number_of(self.losing, [nearest])
+            ends.append(self.instability(_from_birth(float(fork.alpha), nearest, *numbers), side))
+        return ends
+
+    def uninformed(self, at: FixedPoint, near: FixedPoint) -> FixedPoint:
+        return solve_from(at.model, at.alpha, "uninformed", self.nodes, near.replicates.overlaps, self.settings)
+
+    def fold(self, inside: FixedPoint, outside: FixedPoint) -> Transition:
+        a, b = sorted((float(inside.alpha), float(outside.alpha)))
+        margin = 0.5 * (b - a)
+        low, high = max(a - margin, 0.5 * a), b + margin
+        found = self.locate("fold", Near(float(inside.alpha), (inside.replicates.overlaps,), low=low, high=high))
+        if bool(found.ok):
+            return found
+        values = (lambda t: (t.alpha, t.stderr, t.status)), (jnp.array(0.5 * (a + b)), jnp.array(margin))
+        return eqx.tree_at(values[0], found, (*values[1], jnp.asarray(int(Status.max_steps))))
+
+    def growth(self, point: FixedPoint, order: str) -> float:
+        return float(getattr(point.diagnostics, f"growth_{order}"))
+
+    def size(self, point: FixedPoint) -> float:
+        return float(jnp.max(jnp.abs(getattr(point.overlaps, self.own))))
+
+
+def _from_birth(alpha: float, nearest: FixedPoint, g: float, h: float) -> Near:
+    """The zero of a number that is g at the birth of a branch and h at the nearest state of it."""
+    b = float(nearest.alpha)
+    low, high = sorted((alpha, b))
+    there = nearest.replicates.overlaps
+    return Near(alpha + g / (g - h) * (b - alpha), (there,), (h - g) / (b - alpha), low, high, b)

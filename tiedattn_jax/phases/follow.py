@@ -1,0 +1,384 @@
+"""A branch from one setting to the next: one predictor, one test whether the branch is there.
+
+`advance` is the step: every replicate of the averages starts from the secant through its own last two states, so that a
+setting costs two or three Newton steps, and `search` says whether the branch is there. It runs as a Python loop over
+one branch (`walk`, `sweep`), and as a traced scan over many rows of a grid at once, spread over many devices
+(`follow`). There a *track* is one branch along one row; tracks do not know of each other, so that what is found does
+not depend on how they are spread over lanes, devices and processes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+from jax.sharding import Mesh, PartitionSpec
+
+from ..averages.default import default_nodes
+from ..averages.rule import Replicate, Rule
+from ..averages.sizes import SIZES
+from ..errors import is_concrete, require
+from ..model import Model
+from ..overlaps import BRANCHES, PAIR, Overlaps, admissible, branch_of, of_order, own_size
+from ..results import Settings, Status, quorum
+from ..theory.fixed_points import FixedPoint, State, branch_start, solve_replicates
+from ..theory.newton import fixed_point
+
+CURVE_SETTINGS = Settings(tol=1e-4, max_steps=20)
+_SMALL = (
+    0.2  # share of its largest possible size below which few nodes may leave an order parameter where there is none
+)
+_NOTHING = 0.01  # share of rho in q below which a student that does not settle is on its way to zero
+_DAMPED_STEPS = 60  # of a search from the start of a branch that has appeared again
+
+Progress = Callable[[int, int], None]
+
+
+def silent(done: int, total: int) -> None:
+    """No progress is shown."""
+
+
+def for_each(x: Overlaps, replicates: int) -> Overlaps:
+    """Overlaps with a leading replicate axis, of overlaps that may have one."""
+    return x if x.m.ndim == 3 else jax.tree.map(lambda a: jnp.broadcast_to(a, (replicates, *a.shape)), x)
+
+
+class Warm(eqx.Module):
+    """What a replicate goes on from: its last two states, their places, and how many there are; none where the branch
+    is absent.
+
+    Every array has a leading replicate axis.
+    """
+
+    before: Overlaps
+    last: Overlaps
+    place_before: jax.Array
+    place: jax.Array
+    count: jax.Array
+
+    @classmethod
+    def begin(cls, start: Overlaps, place: jax.Array, replicates: int) -> Warm:
+        """Before the first setting: from overlaps, one for all replicates or with a leading replicate axis."""
+        start = for_each(start, replicates)
+        places = jnp.broadcast_to(place, (replicates,))
+        return cls(start, start, places - 1, places, jnp.ones(replicates, int))
+
+
+@eqx.filter_jit
+def predict(model: Model, warm: Warm, place: jax.Array) -> Overlaps:
+    """The secant through the last two states of every replicate, or the last one where that leads nowhere."""
+
+    def one(warm: Warm) -> Overlaps:
+        ratio = (place - warm.place) / (warm.place - warm.place_before)
+        ahead = jax.tree.map(lambda a, b: a + ratio * (a - b), warm.last, warm.before)
+        along = jnp.sum(ahead.theta * warm.last.theta) + jnp.sum(ahead.m * warm.last.m)
+        use = (warm.count >= 2) & admissible(model, ahead) & (along >= 0)
+        return jax.tree.map(lambda a, b: jnp.where(use, a, b), ahead, warm.last)
+
+    return jax.vmap(one)(warm)
+
+
+@eqx.filter_jit
+def learn(warm: Warm, place: jax.Array, state: State) -> Warm:
+    """What the next setting starts from, in every replicate.
+
+    A replicate that lost the branch joins the mean of those that have it. Where none has it, the next search is from
+    the uninformed state that was found instead, or, if nothing was found, from the last setting that was solved.
+    """
+    x = state.overlaps
+    found, absent = state.has_state, jnp.all(state.status == Status.absent)
+    share = found / jnp.maximum(jnp.sum(found), 1)
+    mean = jax.tree.map(lambda a: jnp.einsum("r,r...->...", share, jnp.where(_wide(found, a), a, 0.0)), x)
+    own = found | absent
+
+    def pick(a: jax.Array, b: jax.Array, c: jax.Array) -> jax.Array:
+        return jnp.where(_wide(own, a), a, jnp.where(jnp.any(found), b, c))
+
+    places, one = jnp.broadcast_to(place, found.shape), jnp.ones_like(warm.count)
+    fresh = Warm(warm.last, x, warm.place, places, jnp.where(absent, 0, jnp.minimum(warm.count + 1, 2)))
+    return jax.tree.map(pick, fresh, Warm(warm.last, mean, warm.place, places, one), warm)
+
+
+def _wide(a: jax.Array, like: jax.Array) -> jax.Array:
+    """(R,) to (R, 1, ...), to go with an array that leads with the replicate axis."""
+    return a.reshape(-1, *[1] * (like.ndim - 1))
+
+
+_BRANCH, _BARE, _ANEW, _DONE = range(4)
+
+
+class Searching(eqx.Module):
+    """The stage that comes next, and what was found so far."""
+
+    stage: jax.Array
+    found: State
+
+
+def search(
+    model: Model,
+    alpha: jax.Array,
+    nodes: Rule,
+    near: Overlaps,
+    start: Overlaps,
+    free: jax.Array,
+    settings: Settings,
+    lost: jax.Array,
+) -> State:
+    """A branch at one setting, or the uninformed state with status `absent`.
+
+    The branch is looked for near where it is expected. Where it is not found, or with a small order parameter, which
+    few nodes may leave where there is none, the uninformed state is asked whether that order parameter grows on it. If
+    not, the branch is absent: it has ended in a pitchfork, or in a fold beyond it. If so, a branch that was not found
+    is looked for again from its start, with damped steps. A student that shrinks to nothing all the while is absent,
+    too.
+
+    Args:
+        near: overlaps of every replicate near the state.
+        start: overlaps from which damped iteration reaches the branch.
+        lost: whether the branch is not expected at all; then the uninformed state comes first.
+    """
+
+    def stage(s: Searching) -> Searching:
+        bare, again = s.stage == _BARE, s.stage == _ANEW
+        xs = jax.tree.map(lambda a, b: jnp.where(again, a, b), start, near)
+        damped = eqx.tree_at(lambda a: a.warm_steps, settings, jnp.where(again, _DAMPED_STEPS, settings.warm_steps))
+        return settle(model, s, solve_replicates(model, alpha, nodes, xs, jnp.where(bare, 0.0, free), damped), free)
+
+    shapes = eqx.filter_eval_shape(solve_replicates, model, alpha, nodes, near, free, settings)
+    nothing = jax.tree.map(lambda a: jnp.zeros(a.shape, a.dtype), shapes)
+    nothing = eqx.tree_at(lambda a: a.status, nothing, jnp.full_like(nothing.status, Status.nonfinite))
+    s = Searching(jnp.where(lost, _BARE, _BRANCH), nothing)
+    if not is_concrete((model, alpha)):
+        return lax.while_loop(lambda s: s.stage != _DONE, stage, s).found
+    while s.stage != _DONE:  # with the compiled `solve_replicates`
+        s = stage(s)
+    return s.found
+
+
+@eqx.filter_jit
+def settle(model: Model, s: Searching, state: State, free: jax.Array) -> Searching:
+    """What one solve adds to a search. Only a branch with an order parameter of its own can be absent."""
+    bare, again, own = s.stage == _BARE, s.stage == _ANEW, jnp.sum(free) == 1
+    kept = jax.tree.map(lambda a, b: jnp.where(bare, a, b), s.found, state)
+    known, size = quorum(state.has_state), jnp.mean(jnp.trace(state.overlaps.q, axis1=2, axis2=3))
+    collapsed = ~known & (size < _NOTHING * jnp.mean(jnp.trace(model.rho, axis1=1, axis2=2)))
+    growth = jnp.mean(of_order(free, state.diagnostics.growth_theta, state.diagnostics.growth_m))
+    gone = own & (bare & known & (growth < 1) | (bare | again) & collapsed)
+    absent = eqx.tree_at(lambda a: a.status, state, jnp.full_like(state.status, Status.absent))
+    small = own & (jnp.mean(jax.vmap(lambda x: own_size(model, x, free))(kept.overlaps)) < _SMALL)
+    there = quorum(kept.has_state)
+    settled = jnp.select([bare, again], [gone | there, jnp.array(True)], there & ~small)
+    following = jnp.where(own | bare, s.stage + 1, _ANEW)
+    return Searching(
+        stage=jnp.where(settled, _DONE, following),
+        found=jax.tree.map(lambda a, b: jnp.where(gone, a, b), absent, kept),
+    )
+
+
+def advance(
+    model: Model,
+    alpha: jax.Array,
+    place: jax.Array,
+    nodes: Rule,
+    warm: Warm,
+    start: Overlaps,
+    free: jax.Array,
+    settings: Settings,
+) -> tuple[Warm, State]:
+    """The step: a branch at the next setting, at a place along the way, and what to go on from.
+
+    Args:
+        start: overlaps from which damped iteration reaches the branch, where it has to be looked for anew.
+        free: what the branch leaves free, (2,).
+    """
+    near, lost = predict(model, warm, place), jnp.any(warm.count == 0)
+    state = search(model, alpha, nodes, near, start, free, settings, lost)
+    return learn(warm, place, state), state
+
+
+class Curve(eqx.Module):
+    """A branch at increasing alphas.
+
+    Attributes:
+        branch: its name.
+        points: a `FixedPoint` at every alpha it was looked for at, the first one beyond its end included, whose status
+            says that it is not there.
+    """
+
+    branch: str | None = eqx.field(static=True)
+    points: tuple[FixedPoint, ...]
+
+    @property
+    def alphas(self) -> np.ndarray:
+        """Where it was solved, increasing."""
+        return np.array([float(p.alpha) for p in self.points])
+
+    @property
+    def exists(self) -> np.ndarray:
+        """Whether there is a state at each alpha; see `FixedPoint.exists`."""
+        return np.array([bool(p.exists) for p in self.points])
+
+    def values(self, get: Callable[[FixedPoint], jax.Array]) -> np.ndarray:
+        """A number of every point, NaN where the branch does not exist."""
+        return np.array([float(get(p)) if e else np.nan for p, e in zip(self.points, self.exists, strict=True)])
+
+
+def walk(
+    model: Model, alphas: Sequence[float], branch: str | None, nodes: Rule, settings: Settings
+) -> Iterator[FixedPoint]:
+    """A branch at one alpha after the other, in the order in which they are given."""
+    dtype, free, start = model.lam.dtype, branch_of(branch).free(model), branch_start(model, branch)
+    places = [jnp.asarray(alpha, dtype) for alpha in alphas]
+    warm = Warm.begin(start, places[0], nodes.replicates)
+    for alpha in places:
+        warm, state = advance(model, alpha, alpha, nodes, warm, start, free, settings)
+        yield FixedPoint(model, alpha, state, branch)
+
+
+def sweep(
+    model: Model,
+    alphas: Sequence[float] | np.ndarray,
+    branch: str | None = "semantic",
+    nodes: Rule | None = None,
+    *,
+    settings: Settings = CURVE_SETTINGS,
+    progress: Progress = silent,
+) -> Curve:
+    """Follow a branch through many alphas, from the largest one down to where it ends.
+
+    Alphas below the end are left out, but for the first.
+
+    Args:
+        alphas: where; sorted by the call.
+        nodes: averaging rule; by default `default_nodes` of `SIZES["curve"]`.
+        settings: tolerances.
+        progress: called with the number of alphas that are done, and of all.
+
+    Raises:
+        InputError: an alpha that is not positive and finite, or an unknown branch.
+    """
+    branch_of(branch)
+    grid = np.sort(np.asarray(alphas, float).ravel())
+    require(grid.size and np.all(np.isfinite(grid)) and grid[0] > 0, "alphas", alphas, "positive and finite")
+    nodes = default_nodes(model, SIZES["curve"]) if nodes is None else nodes
+    points: list[FixedPoint] = []
+    progress(0, grid.size)
+    for point in walk(model, list(grid[::-1]), branch, nodes, settings):
+        points.append(point)
+        progress(len(points), grid.size)
+        if not point.exists and len(points) > 1 and points[-2].exists:
+            break
+    progress(grid.size, grid.size)
+    return Curve(branch, tuple(points[::-1]))
+
+
+class Track(eqx.Module):
+    """A branch along one row of C cells; every array has more leading axes when there are many.
+
+    Attributes:
+        models: the model of every cell, leaves (C, ...).
+        alphas: (C,).
+        places: where the cells lie along the row, (C,), strictly monotonic.
+        start: overlaps near the branch at the first cell.
+        free: what the branch leaves free, (2,).
+    """
+
+    models: Model
+    alphas: jax.Array
+    places: jax.Array
+    start: Overlaps
+    free: jax.Array
+
+
+@eqx.filter_jit
+def follow(tracks: Track, nodes: Rule, settings: Settings, mesh: Mesh, lanes: int) -> dict[str, jax.Array]:
+    """Solve every cell of many tracks, spread over the devices of a mesh.
+
+    Args:
+        tracks: T of them, T a multiple of the mesh's size.
+        lanes: tracks that a device solves in lockstep. One suits a CPU, whose cores a single track keeps busy;
+            accelerators want many. Memory grows with it, and with nothing else but the nodes of a block.
+
+    Returns:
+        The `State.numbers` of the cells, (T, C, R, ...).
+    """
+
+    def one(track: Track, nodes: Rule) -> dict[str, jax.Array]:
+        def cell(warm: Warm, at: tuple[Model, jax.Array, jax.Array]) -> tuple[Warm, dict[str, jax.Array]]:
+            warm, state = advance(*at, nodes, warm, track.start, track.free, settings)
+            return warm, state.numbers()
+
+        warm = Warm.begin(track.start, track.places[0], nodes.replicates)
+        return lax.scan(cell, warm, (track.models, track.alphas, track.places))[1]
+
+    def share(tracks: Track, nodes: Rule) -> dict[str, jax.Array]:
+        return lax.map(lambda track: one(track, nodes), tracks, batch_size=lanes if lanes > 1 else None)
+
+    rows, everywhere = PartitionSpec(*mesh.axis_names), PartitionSpec()
+    spread = jax.shard_map(share, mesh=mesh, in_specs=(rows, everywhere), out_specs=rows, check_vma=False)
+    return spread(tracks, nodes)
+
+
+def tracks_of(models: Model, alphas: np.ndarray, places: np.ndarray, coarse: Replicate, settings: Settings) -> Track:
+    """Both branches along every row of a grid, row by row: a `Track` whose leaves lead with rows x branches.
+
+    Args:
+        models: leaves (rows, C, ...).
+        alphas: (rows, C).
+        places: (C,).
+        coarse: one replicate, on which the start of every row is looked for.
+        settings: of that search.
+    """
+    rows, columns = alphas.shape
+    dtype = models.lam.dtype
+    every = jnp.asarray(alphas, dtype)
+    near = _first_cells(jax.tree.map(lambda a: a[:, 0], models), every[:, 0], coarse, settings)
+
+    def both(tree: Any) -> Any:
+        return jax.tree.map(lambda a: jnp.repeat(a, len(PAIR), 0), tree)
+
+    return Track(
+        models=both(models),
+        alphas=both(every),
+        places=jnp.broadcast_to(jnp.asarray(places, dtype), (rows * len(PAIR), columns)),
+        start=jax.tree.map(lambda a: jnp.swapaxes(a, 0, 1).reshape(-1, *a.shape[2:]), near),
+        free=jnp.tile(pair_free(models), (rows, 1)),
+    )
+
+
+@eqx.filter_jit
+def _first_cells(models: Model, alphas: jax.Array, coarse: Replicate, settings: Settings) -> Overlaps:
+    """Overlaps near both branches in the first cell of every row, on coarse averages: leaves (branches, rows, ...)."""
+
+    def branch(args: tuple[Overlaps, jax.Array]) -> Overlaps:
+        start, free = args
+
+        def row(x0: Overlaps, at: tuple[Model, jax.Array]) -> tuple[Overlaps, Overlaps]:
+            x = found_or(start, fixed_point(*at, coarse, x0, free, settings))
+            return x, x
+
+        return lax.scan(row, start, (models, alphas))[1]
+
+    first = jax.tree.map(lambda a: a[0], models)
+    return lax.map(branch, (pair_start(first), pair_free(first)))
+
+
+def found_or(start: Overlaps, found: tuple) -> Overlaps:
+    """The overlaps of what `fixed_point` returned, or the start where it is no state of the branch."""
+    x, _, _, status = found
+    return jax.tree.map(lambda a, b: jnp.where(status <= Status.stalled, a, b), x, start)
+
+
+def pair_start(model: Model) -> Overlaps:
+    """Starts of the two branches that compete, leaves (branches, ...)."""
+    return jax.tree.map(lambda *a: jnp.stack(a), *(BRANCHES[b].start(model) for b in PAIR))
+
+
+def pair_free(model: Model) -> jax.Array:
+    """What these branches leave free, (branches, 2)."""
+    return jnp.stack([BRANCHES[b].free(model) for b in PAIR])

@@ -1,0 +1,273 @@
+"""Grids of settings: both branches in every cell, computed over many devices and processes, kept on disk."""
+
+from __future__ import annotations
+
+from importlib import metadata
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.experimental import multihost_utils
+from jax.sharding import Mesh
+
+from ..averages.default import default_nodes
+from ..averages.rule import Rule
+from ..averages.sizes import SIZES
+from ..errors import InputError, require
+from ..model import Model
+from ..overlaps import PAIR, Overlaps
+from ..parameters import Axis, axis_of
+from ..results import Settings, Status, has_state, quorum
+from ..store import Store, fingerprint
+from ..theory.fixed_points import check_alpha, check_model
+from .diagram import PhaseDiagram
+from .follow import Progress, follow, pair_free, pair_start, search, silent, tracks_of
+
+# Losses are stationary in the overlaps: an error of 5e-4 there is none in them.
+GRID_SETTINGS = Settings(tol=5e-4, max_steps=15, warm_steps=0)
+_FIRST_SETTINGS = Settings(tol=1e-3)  # of the search for the first cells, on coarse averages
+_ACCELERATOR_LANES = 64  # tracks in lockstep: 64 x 6,300 nodes fill a GPU, and their blocks fit its memory
+_PATIENCE = 2  # times as many Newton steps when a cell is tried again
+_WARM_STEPS = 300  # and as many damped steps at least, from the state of a neighbour that may be far
+
+
+def phase_diagram(
+    model: Model,
+    x: Any,
+    y: Any,
+    nodes: Rule | None = None,
+    *,
+    alpha: float | None = None,
+    settings: Settings = GRID_SETTINGS,
+    devices: int | None = None,
+    lanes: int | None = None,
+    out: Path | str | None = None,
+    resume: bool = False,
+    progress: Progress = silent,
+) -> PhaseDiagram:
+    """Positional and semantic branch on a grid of any two numbers of the model, or of one and alpha.
+
+    Tracks run along alpha, from the largest, where it is an axis; else along x. Cells that a track did not solve are
+    tried again from the states of their neighbours and from the default starts, and marked by their status if that
+    fails, too. Under `jax.distributed` every process computes a share of the tracks and all of them return the whole
+    diagram.
+
+    Args:
+        model: attention layer and data; the numbers that are not axes.
+        x, y: axes, ``(name, values)`` with "alpha", the name of a scalar field of the model or an entry such as
+            "mixing[0,1]", or ``(name, values, put)`` with ``put(model, value)`` giving the model that value; plain
+            values mean alpha for x and omega for y.
+        nodes: averaging rule; by default `default_nodes` of `SIZES["grid"]`.
+        alpha: samples per dimension, when it is not an axis.
+        settings: tolerances.
+        devices: how many of this process's devices to use; by default all. A CPU is one device unless
+            ``jax.config.update("jax_num_cpu_devices", cores)`` came before any computation.
+        lanes: tracks that a device solves in lockstep; by default 1 on a CPU, up to 64 elsewhere.
+        out: folder in which finished tracks, and cells that were tried again, are kept.
+        resume: whether to go on with what `out` holds.
+        progress: called with the number of cells that are done, and of all, both branches counted.
+
+    Raises:
+        InputError: an axis that is empty, not increasing, not finite or out of the model's range; alpha given twice or
+            never; more devices than there are; an `out` that cannot be written, or with tracks of other settings.
+    """
+    axes = axis_of(x, "alpha", "x", model), axis_of(y, "omega", "y", model)
+    names = [axis.parameter.name for axis in axes]
+    if names[0] == names[1]:
+        raise InputError("y", f"must be another parameter than x, got y={names[1]!r}")
+    if (alpha is None) != ("alpha" in names):
+        raise InputError("alpha", f"must be given if and only if it is not an axis, got alpha={alpha}")
+    if alpha is not None:
+        check_alpha(model, alpha)
+    check_model(model, PAIR[0])
+    nodes = default_nodes(model, SIZES["grid"]) if nodes is None else nodes
+    grid = _Grid.of(model, *(axes if names[1] == "alpha" else axes[::-1]), alpha, nodes, settings)
+    version = metadata.version("tiedattn_jax")
+    mark = fingerprint(grid.models, grid.alphas, nodes, repr(settings), version)
+    store = Store(out, mark, resume)
+    cells = grid.retried(grid.solved(_mesh(devices), lanes, store, progress), store)
+    if names[1] == "alpha":
+        cells = {k: np.swapaxes(a, 1, 2) for k, a in cells.items()}
+    leaves = jax.tree_util.tree_leaves_with_path(model)
+    attrs = {
+        "model": type(model).__name__,
+        "numbers": {jax.tree_util.keystr(path).lstrip("."): np.asarray(leaf).tolist() for path, leaf in leaves},
+        "alpha": alpha,
+        "nodes": {"rule": type(nodes.stack).__name__, "size": nodes.size, "replicates": nodes.replicates},
+        "settings": repr(settings),
+        "version": version,
+        "fingerprint": mark,
+    }
+    x_axis, y_axis = ((axis.parameter.name, axis.values) for axis in axes)
+    return PhaseDiagram(x_axis, y_axis, cells, attrs)
+
+
+def _mesh(devices: int | None) -> Mesh:
+    there = jax.local_devices()
+    count = len(there) if devices is None else devices
+    require(isinstance(count, int) and 1 <= count <= len(there), "devices", count, f"between 1 and {len(there)}")
+    return Mesh(np.array(there[:count]), ("tracks",))
+
+
+class Place(NamedTuple):
+    """A cell of one branch."""
+
+    branch: int
+    row: int
+    column: int
+
+
+class _Grid(NamedTuple):
+    """All settings: models (leaves (rows, columns, ...)) and alphas (rows, columns); tracks run along the columns."""
+
+    models: Model
+    alphas: np.ndarray
+    columns: Axis
+    nodes: Rule
+    settings: Settings
+
+    @classmethod
+    def of(cls, model: Model, rows: Axis, columns: Axis, alpha: float | None, nodes: Rule, settings: Settings) -> _Grid:
+        """The settings of two axes; `alpha` where it is none of them."""
+
+        def cell(row: jax.Array, column: jax.Array) -> tuple[Model, Any]:
+            return columns.parameter.set(*rows.parameter.set(model, start, row), column)
+
+        dtype = model.lam.dtype
+        start = jnp.asarray(1.0 if alpha is None else alpha, dtype)
+        values = jnp.meshgrid(*(jnp.asarray(a.values, dtype) for a in (rows, columns)), indexing="ij")
+        models, alphas = jax.vmap(jax.vmap(cell))(*values)
+        return cls(models, np.asarray(alphas), columns, nodes, settings)
+
+    @property
+    def onward(self) -> slice:
+        """The order of a track's cells: from the largest alpha down."""
+        return slice(None, None, -1 if self.columns.parameter.name == "alpha" else 1)
+
+    @property
+    def patient(self) -> Settings:
+        """The caller's settings with more steps, for cells that are tried again."""
+        s = self.settings
+        return Settings(s.tol, _PATIENCE * s.max_steps, np.maximum(s.warm_steps, _WARM_STEPS), s.damping)
+
+    def solved(self, mesh: Mesh, lanes: int | None, store: Store, progress: Progress) -> dict[str, np.ndarray]:
+        """All tracks, those in the store excepted: arrays (branch, row, column, replicate, ...)."""
+        ahead = jax.tree.map(lambda a: a[:, self.onward], self.models)
+        places = self.columns.values[self.onward]
+        tracks = tracks_of(ahead, self.alphas[:, self.onward], places, self.nodes.coarse, _FIRST_SETTINGS)
+        total, width = tracks.alphas.shape
+        if lanes is None:
+            cpu = mesh.devices.flat[0].platform == "cpu"
+            lanes = 1 if cpu else min(_ACCELERATOR_LANES, -(-total // mesh.size))
+        few = jax.tree.map(lambda a: a[: mesh.size], tracks)
+        shapes = eqx.filter_eval_shape(follow, few, self.nodes, self.settings, mesh, 1)
+        found = {k: np.full((total, *s.shape[1:]), np.nan) for k, s in shapes.items()}
+        done = np.zeros(total, bool)
+        for name, arrays in store.load().items():
+            if name.startswith(_TRACK):
+                _put(found, done, int(name.removeprefix(_TRACK)), arrays)
+        processes, here = jax.process_count(), jax.process_index()
+        if processes > 1:  # all see what process 0 found in its folder
+            done, found = jax.tree.map(np.array, multihost_utils.broadcast_one_to_all((done, found)))
+        open_ = np.flatnonzero(~done)
+        mine, chunk, finished = open_[here::processes], mesh.size * lanes, int(done.sum())
+        progress(finished * width, total * width)
+        for first in range(0, len(mine), chunk):
+            batch = mine[first : first + chunk]
+            padded = np.resize(batch, chunk)  # the last chunk is filled up with copies
+            some = jax.tree.map(lambda a, i=padded: a[i], tracks)
+            part = jax.tree.map(np.asarray, follow(some, self.nodes, self.settings, mesh, lanes))
+            for slot, number in enumerate(batch):
+                arrays = {k: a[slot] for k, a in part.items()}
+                store.put(f"{_TRACK}{number:05d}", arrays)
+                _put(found, done, int(number), arrays)
+            finished += processes * len(batch)
+            progress(min(finished, total) * width, total * width)
+        if processes > 1:
+            shares = multihost_utils.process_allgather(found)
+            owner = np.zeros(total, int)
+            owner[open_] = np.arange(len(open_)) % processes
+            found = {k: np.asarray(a)[owner, np.arange(total)] for k, a in shares.items()}
+        shape = total // len(PAIR), len(PAIR)
+        return {k: np.swapaxes(a.reshape(*shape, *a.shape[1:]), 0, 1)[:, :, self.onward] for k, a in found.items()}
+
+    def retried(self, cells: dict[str, np.ndarray], store: Store) -> dict[str, np.ndarray]:
+        """Try again the cells that are not solved, and those where a branch is absent that a neighbour has.
+
+        The first from the states of the neighbours and from the default start; the others, which may lie between a fold
+        and a pitchfork, from the neighbours only. What was tried is kept in the store, too.
+        """
+        cells, known = {k: a.copy() for k, a in cells.items()}, store.load()
+        tried: set[tuple[Place, Place | None]] = set()
+
+        def sources(at: Place, has: np.ndarray) -> list[Place | None]:
+            """Where to start from in a cell: neighbours, None for the default start."""
+            near: list[Place | None] = [c for c in _neighbours(at, has.shape) if has[c]]
+            every = near[:1] if np.all(cells["status"][at] == Status.absent) else [*near, None]
+            return [c for c in every if (at, c) not in tried]
+
+        def untried() -> list[tuple[Place, list[Place | None]]]:
+            has = _has(cells)
+            return [(at, near) for at in map(Place, *np.nonzero(~has)) if (near := sources(at, has))]
+
+        while todo := untried():
+            for at, near in todo:
+                was_absent = bool(np.all(cells["status"][at] == Status.absent))
+                for source in near:
+                    tried.add((at, source))
+                    name = f"{_RETRY}{len(tried):05d}"
+                    if name not in known:
+                        known[name] = self.attempt(at, None if source is None else _state_of(cells, source), was_absent)
+                        if jax.process_index() == 0:
+                            store.put(name, known[name])
+                    found = known[name]
+                    status = np.asarray(found["status"])
+                    settled = _has(found) or np.all(status == Status.absent)
+                    if quorum(status <= Status.stalled) if was_absent else settled:
+                        for k, a in found.items():
+                            cells[k][at] = a
+                        break
+        return cells
+
+    def attempt(self, at: Place, source: Overlaps | None, was_absent: bool) -> dict[str, np.ndarray]:
+        """`search` in a cell from one state for all replicates, or from the default start."""
+        b, i, j = at
+        model = jax.tree.map(lambda a: a[i, j], self.models)
+        first = jax.tree.map(lambda a: a[0, 0], self.models)
+        default = jax.tree.map(lambda a: a[b], pair_start(first))
+        x = default if source is None else source
+        near = jax.tree.map(lambda a: jnp.broadcast_to(a, (self.nodes.replicates, *a.shape)), x)
+        settings = self.settings if was_absent else self.patient
+        alpha, free = jnp.asarray(self.alphas[i, j], model.lam.dtype), pair_free(model)[b]
+        state = search(model, alpha, self.nodes, near, default, free, settings, jnp.array(False))
+        return jax.tree.map(np.asarray, state.numbers())
+
+
+_TRACK, _RETRY = "track-", "retry-"
+
+
+def _put(found: dict[str, np.ndarray], done: np.ndarray, number: int, arrays: dict[str, np.ndarray]) -> None:
+    done[number] = True
+    for k, a in arrays.items():
+        found[k][number] = a
+
+
+def _has(cells: dict[str, Any]) -> np.ndarray:
+    """Whether there is a state."""
+    return np.asarray(quorum(has_state(cells["status"], cells["residual"])))
+
+
+def _neighbours(at: Place, shape: tuple[int, ...]) -> list[Place]:
+    """The cells beside a cell, those of its track last."""
+    _, rows, columns = shape
+    beside = [at._replace(row=at.row + d) for d in (1, -1)] + [at._replace(column=at.column + d) for d in (1, -1)]
+    return [c for c in beside if 0 <= c.row < rows and 0 <= c.column < columns]
+
+
+def _state_of(cells: dict[str, np.ndarray], at: Place) -> Overlaps:
+    """Mean overlaps of the replicates that have a state."""
+    found = np.asarray(has_state(cells["status"][at], cells["residual"][at]))
+    return Overlaps(*(jnp.asarray(cells[k][at][found].mean(0)) for k in ("q", "V", "theta", "m")))

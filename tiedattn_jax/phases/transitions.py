@@ -1,0 +1,190 @@
+"""The paper's transitions: where the global minimum changes its mechanism, and where it beats the baseline."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+
+from ..averages.default import default_nodes
+from ..averages.rule import Replicate, Rule
+from ..errors import is_concrete, require
+from ..model import Model
+from ..overlaps import PAIR, Overlaps
+from ..results import Settings, has_state
+from ..theory.fixed_points import check_model, near_branch
+from ..theory.newton import fixed_point
+from ..theory.observables import excess_in
+from .events import EVENTS, Near, Start, Transition, near_of, transition_of, zero_near
+from .follow import found_or, pair_free, pair_start
+from .secant import zero_between
+
+RANGE = (0.1, 4.0)
+_COARSE = 1e-3  # relative accuracy of a transition on coarse averages, which are themselves right to about that
+_FINAL = 1e-5  # a Newton step, relative, after which the next one is below rounding: slopes are exact
+
+
+def critical_alpha(
+    model: Model,
+    nodes: Rule | None = None,
+    *,
+    bracket: tuple[float, float] = RANGE,
+    start: Start | None = None,
+    settings: Settings | None = None,
+) -> Transition:
+    """Sample complexity alpha_c at which the positional and the semantic branch have the same training loss.
+
+    Below it the global minimum is positional, above it semantic. Works under `jit`, `vmap` and `grad` (first
+    derivatives); the derivative in any number p of the model is the envelope formula
+    ``-(d_p Delta Phi) / (d_alpha Delta Phi)`` at fixed overlaps, which the jumps of the proximal operator leave exact.
+
+    Args:
+        model: attention layer and data.
+        nodes: averaging rule; by default `default_nodes`.
+        bracket: range of alpha in which the crossing is looked for.
+        start: where it is expected: the positional and the semantic `FixedPoint` at one alpha near it, such as the
+            `branches` of a neighbouring model's transition, or both branches as curves; by default it is looked for in
+            the bracket, on coarse averages.
+        settings: tolerances.
+
+    Returns:
+        A `Transition` with both branches at alpha_c. Status `absent` when no crossing lies in the bracket; `alpha` is
+        then the end that it would lie beyond.
+
+    Raises:
+        InputError: a bracket that is not 0 < low < high, or a start of another kind.
+    """
+    nodes, settings = _prepare(model, nodes, bracket, settings)
+    held, event = lax.stop_gradient(model), EVENTS["alpha_c"]
+    near, met = None if start is None else near_of(event, start), jnp.array(True)
+    if near is None:
+        near, met = _coarse_alpha_c(held, nodes.coarse, _ends(held, bracket), settings)
+    zero = zero_near(event, held, near, nodes, settings, exact=True, tol=_FINAL)
+    return transition_of("alpha_c", model, zero._replace(met=zero.met & met), PAIR)
+
+
+def linear_crossing(
+    model: Model,
+    transition: Transition,
+    nodes: Rule | None = None,
+    *,
+    bracket: tuple[float, float] = RANGE,
+    start: Start | None = None,
+    settings: Settings | None = None,
+) -> Transition:
+    """Sample complexity alpha_l at which the global minimum starts to beat the linear baseline (Result 5.1).
+
+    It lies on the semantic branch when the test error there still exceeds the baseline at alpha_c, on the positional
+    one when the baseline is beaten before alpha_c, and equals alpha_c when the exchange of the minima itself crosses
+    it. Works under `jit` and `grad` (first derivatives); the derivatives are those of the implicit function
+    theorem and contain the jumps of the proximal operator.
+
+    Args:
+        transition: the result of `critical_alpha` for the same model.
+        start: where it is expected: the `FixedPoint` of the branch that it lies on, or both branches as curves; by
+            default looked for.
+        model, nodes, bracket, settings: as there.
+
+    Returns:
+        A `Transition` with the one branch that crosses.
+
+    Raises:
+        InputError: a bracket that is not 0 < low < high, or a start of another kind.
+    """
+    nodes, settings = _prepare(model, nodes, bracket, settings)
+    held, known = lax.stop_gradient((model, transition))
+    early, late = (b.gen_error < b.gen_error_linear for b in known.branches)
+
+    def choose(a: Any, b: Any) -> Any:
+        return jax.tree.map(lambda a, b: jnp.where(early, a, b), a, b)
+
+    low, high = _ends(held, bracket)
+    ends = choose((low, known.alpha), (known.alpha, jnp.maximum(high, 1.01 * known.alpha)))
+    free = choose(*pair_free(held))
+    near, met = None, jnp.array(True)
+    if start is not None:
+        name = PAIR[0 if is_concrete(early) and early else 1]
+        near = near_of(EVENTS[f"{name} baseline"], start, *ends)
+    if near is None:
+        x0 = choose(*(b.overlaps for b in known.branches))
+        near, met = _coarse_alpha_l(held, nodes.coarse, x0, free, ends, settings)
+    event = EVENTS["semantic baseline"]  # whichever the branch is, it is data here
+    zero = zero_near(event, held, near, nodes, settings, exact=True, tol=_FINAL, frees=[free])
+    crossing = transition_of("semantic baseline", model, zero._replace(met=zero.met & met), [None])
+    exchanged = baseline_owner(early, late) == 1
+
+    def pick(name: str) -> Any:
+        return jax.tree.map(lambda a, b: jnp.where(exchanged, a, b), getattr(transition, name), getattr(crossing, name))
+
+    picked = {k: pick(k) for k in ("alpha", "stderr", "sensitivities", "sensitivities_stderr", "status")}
+    return Transition(**picked, branches=crossing.branches, event="alpha_l")
+
+
+def baseline_owner(early: Any, late: Any) -> Any:
+    """Where the global minimum starts to beat the linear baseline: 0 positional, 1 at alpha_c itself, 2 semantic.
+
+    Args:
+        early, late: whether the positional and the semantic state beat it at alpha_c.
+    """
+    return jnp.where(early, 0, jnp.where(late, 1, 2))
+
+
+def _prepare(model: Model, nodes: Rule | None, bracket: tuple, settings: Settings | None) -> tuple[Rule, Settings]:
+    if is_concrete(bracket):
+        ok = len(bracket) == 2 and np.all(np.isfinite(bracket)) and 0 < bracket[0] < bracket[1]
+        require(ok, "bracket", bracket, "two numbers 0 < low < high")
+    if is_concrete(model):
+        check_model(model, "semantic")
+    return (default_nodes(model) if nodes is None else nodes), settings or Settings()
+
+
+def _ends(model: Model, bracket: tuple[float, float]) -> tuple[jax.Array, jax.Array]:
+    return jnp.asarray(bracket[0], model.lam.dtype), jnp.asarray(bracket[1], model.lam.dtype)
+
+
+@eqx.filter_jit
+def _coarse_alpha_c(
+    model: Model, coarse: Replicate, bracket: tuple[jax.Array, jax.Array], settings: Settings
+) -> tuple[Near, jax.Array]:
+    """alpha_c and both branches there on cheap averages, and whether it lies in the bracket."""
+    frees, starts = pair_free(model), pair_start(model)
+
+    def difference(alpha: jax.Array, xs: Overlaps) -> tuple[jax.Array, Overlaps]:
+        """Positional minus semantic loss; where only one of them exists, that one wins."""
+
+        def one(args: Any) -> Any:
+            x0, start, free = args
+            found = fixed_point(model, alpha, coarse, x0, free, settings)
+            _, residual, seen, status = found
+            # A branch that is not here is looked for from its start the next time.
+            return seen.train_loss, has_state(status, residual), found_or(start, found)
+
+        loss, there, xs = lax.map(one, (xs, starts, frees))
+        alone = jnp.where(there[1] & ~there[0], 1.0, -1.0) * jnp.mean(jnp.abs(loss))
+        return jnp.where(jnp.all(there), loss[0] - loss[1], alone), xs
+
+    alpha, xs, met = zero_between(difference, bracket, starts, _COARSE)
+    return Near(alpha, tuple(jax.tree.map(lambda a, i=i: a[i], xs) for i in range(len(PAIR)))), met
+
+
+@eqx.filter_jit
+def _coarse_alpha_l(
+    model: Model,
+    coarse: Replicate,
+    x0: Overlaps,
+    free: jax.Array,
+    bracket: tuple[jax.Array, jax.Array],
+    settings: Settings,
+) -> tuple[Near, jax.Array]:
+    """Where a branch starts to beat the linear baseline on cheap averages, its state there, and whether it does."""
+
+    def excess(alpha: jax.Array, x: Overlaps) -> tuple[jax.Array, Overlaps]:
+        x = near_branch(model, alpha, coarse, x, free, settings)
+        return excess_in(model, x, coarse), x
+
+    alpha, x, met = zero_between(excess, bracket, x0, _COARSE)
+    return Near(alpha, (x,)), met

@@ -1,0 +1,351 @@
+"""Fixed points as results: solve a branch, with a status, error bars and diagnostics."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+
+from .. import overlaps as ov
+from ..averages.default import default_nodes
+from ..averages.rule import Points, Replicate, Rule
+from ..errors import InputError, is_concrete, require
+from ..model import Model
+from ..overlaps import Conjugates, Overlaps, branch_of
+from ..results import Settings, Status, error_bar, has_state, mean_of_found, quorum
+from .newton import fixed_point
+from .observables import Diagnostics, diagnose, gen_error_in, gen_error_linear_in, moments
+from .potentials import channel_by_model, train_loss_partials
+
+
+class State(eqx.Module):
+    """A fixed point in every replicate of the averages: all arrays lead with the replicate axis."""
+
+    overlaps: Overlaps
+    conjugates: Conjugates
+    train_loss: jax.Array
+    gen_error: jax.Array
+    gen_error_linear: jax.Array
+    residual: jax.Array
+    status: jax.Array
+    diagnostics: Diagnostics
+    train_loss_partials: tuple[Model, jax.Array]
+
+    @property
+    def has_state(self) -> jax.Array:
+        """Whether each replicate has a state, (R,)."""
+        return has_state(self.status, self.residual)
+
+    def numbers(self) -> dict[str, jax.Array]:
+        """Everything that is kept of a state, by name: what grids, paths, tables and reports list."""
+        own = ("train_loss", "gen_error", "gen_error_linear", "residual", "status")
+        return {
+            **{field.name: getattr(self.overlaps, field.name) for field in dataclasses.fields(Overlaps)},
+            **{name: getattr(self, name) for name in own},
+            **{name: getattr(self.diagnostics, name) for name in DIAGNOSTICS},
+            "train_loss_by_alpha": self.train_loss_partials[1],
+        }
+
+
+DIAGNOSTICS = tuple(field.name for field in dataclasses.fields(Diagnostics))
+
+
+class FixedPoint(eqx.Module):
+    """A fixed point of state evolution.
+
+    The averages are done in R independent replicates, each solved to its own fixed point; numbers are means over those
+    that have a state, over all if none has, and error bars those of these means, see `results.error_bar`.
+
+    Attributes:
+        model, alpha, branch: what was asked for.
+        replicates: the fixed point of every replicate.
+    """
+
+    model: Model
+    alpha: jax.Array
+    replicates: State
+    branch: str | None = eqx.field(static=True)
+
+    def _mean(self, tree: Any) -> Any:
+        return jax.tree.map(lambda a: mean_of_found(a, self.replicates.has_state), tree)
+
+    @property
+    def overlaps(self) -> Overlaps:
+        """Order parameters q, V (L, r, r), theta (L, r, t), m (L, r)."""
+        return self._mean(self.replicates.overlaps)
+
+    @property
+    def conjugates(self) -> Conjugates:
+        """Conjugate order parameters, shapes as the overlaps."""
+        return self._mean(self.replicates.conjugates)
+
+    @property
+    def train_loss(self) -> jax.Array:
+        """Training loss / d, minus the free energy."""
+        return self._mean(self.replicates.train_loss)
+
+    @property
+    def gen_error(self) -> jax.Array:
+        """Test error eps_g."""
+        return self._mean(self.replicates.gen_error)
+
+    @property
+    def gen_error_linear(self) -> jax.Array:
+        """Test error of the linear baseline; NaN for a model without `target`."""
+        return self._mean(self.replicates.gen_error_linear)
+
+    @property
+    def free_energy(self) -> jax.Array:
+        """Free energy Phi."""
+        return -self.train_loss
+
+    @property
+    def diagnostics(self) -> Diagnostics:
+        """Stability, jumps and the health of the proximal solves."""
+        return self._mean(self.replicates.diagnostics)
+
+    @property
+    def status(self) -> jax.Array:
+        """The worst `Status` over the replicates, as an integer."""
+        return jnp.max(self.replicates.status)
+
+    @property
+    def residual(self) -> jax.Array:
+        """The largest undamped relative residual over the replicates."""
+        return jnp.max(self.replicates.residual)
+
+    @property
+    def ok(self) -> jax.Array:
+        """Whether every replicate can be used: converged, or stalled at the accuracy of the averages."""
+        return self.status <= Status.stalled
+
+    @property
+    def exists(self) -> jax.Array:
+        """Whether there is a state, resolved by the nodes or not: in half of the replicates or more."""
+        return quorum(self.replicates.has_state)
+
+    @property
+    def jumps(self) -> jax.Array:
+        """Whether the proximal operator jumps at a share of the nodes that is more than the averages' error.
+
+        Then the replicon is formally infinite, and derivatives taken node by node miss a term. Those of `solve` contain
+        it, whatever the rule.
+        """
+        mass = self.diagnostics.jump_mass
+        bar = error_bar(self.replicates.diagnostics.jump_mass)
+        return jnp.abs(mass) > jnp.maximum(1e-3, jnp.where(jnp.isfinite(bar), 3 * bar, 0.0))
+
+    @property
+    def stderr(self) -> State:
+        """Error bars, in the fields of `State`; see `results.error_bar`."""
+        found = self.replicates.has_state
+        found = jnp.where(jnp.any(found), found, True)
+
+        def bar(a: jax.Array) -> jax.Array:
+            return error_bar(jnp.where(found.reshape(-1, *[1] * (a.ndim - 1)), a, jnp.nan))
+
+        return jax.tree.map(bar, self.replicates)
+
+    @property
+    def label(self) -> str:
+        """Name of the branch found, for a concrete state: of `BRANCHES`, or "mixed"."""
+        return ov.label(self.model, self.overlaps)
+
+
+def solve(
+    model: Model,
+    alpha: Any,
+    branch: str | None = "semantic",
+    nodes: Rule | None = None,
+    *,
+    rtol: float | None = None,
+    start: FixedPoint | Overlaps | None = None,
+    settings: Settings | None = None,
+) -> FixedPoint:
+    """Fixed point of the saddle-point equations (7)-(8) on a branch.
+
+    Works under `jit`, `vmap` over the numbers of the model and `alpha`, and `grad` in both modes. Derivatives contain
+    the jumps of the proximal operator; how much there is of them says `diagnostics.jump_mass`.
+
+    Args:
+        model: attention layer and data.
+        alpha: samples per dimension, n / d.
+        branch: "positional" (theta = 0), "semantic" (m = 0), "uninformed" (both zero), or None, which imposes nothing.
+        nodes: averaging rule; by default `default_nodes`.
+        rtol: instead of `nodes`: choose and refine them until the error bars of the order parameters and of the
+            training loss are at most this, relative. Not under `jit`. When the largest averages leave larger ones, the
+            status is `imprecise`.
+        start: near the state, for instance a neighbour; by default the branch is looked for on coarse averages.
+        settings: tolerances.
+
+    Returns:
+        A `FixedPoint`, whose `status` tells whether it is one. A branch that does not exist at this alpha comes back
+        with status `absent`, never as another branch under its name.
+
+    Raises:
+        InputError: `alpha` not positive, unknown `branch`, shapes that do not fit, a loss that is not even, an `rtol`
+            that the dtype does not allow or that is given beside `nodes`.
+    """
+    free = branch_of(branch).free(model)
+    alpha = check_alpha(model, alpha)
+    if is_concrete(model):
+        check_model(model, branch)
+    if isinstance(start, FixedPoint):
+        start = start.overlaps
+    if start is not None:
+        _check_start(model, start)
+    if rtol is not None:
+        _check_rtol(model, alpha, nodes, rtol)
+        return _refined(model, alpha, branch, rtol, start, settings or Settings(tol=min(Settings.tol, rtol / 10)))
+    nodes = default_nodes(model) if nodes is None else nodes
+    settings = settings or Settings()
+    if start is None:
+        start = near_branch(model, alpha, nodes.coarse, branch_start(model, branch), free, settings)
+    return solve_from(model, alpha, branch, nodes, start, settings)
+
+
+# Nodes in a replicate, and the relative error bars that lines of so many leave at most at the standard setting.
+LADDER = {2**12: 1e-3, 2**14: 3e-4, 2**15: 6e-5, 2**16: 3e-5, 2**18: 4e-6, 2**19: 5e-7}
+
+
+def _refined(
+    model: Model, alpha: jax.Array, branch: str | None, rtol: float, start: Overlaps | None, settings: Settings
+) -> FixedPoint:
+    """`solve` on more and more nodes, until the error bars are small enough."""
+    first = next((k for k, error in enumerate(LADDER.values()) if error <= rtol), len(LADDER) - 1)
+    for n in list(LADDER)[first:]:
+        point = solve(model, alpha, branch, default_nodes(model, n), start=start, settings=settings)
+        bars = point.stderr
+        pairs = [
+            (point.train_loss, bars.train_loss),
+            *zip(jax.tree.leaves(point.overlaps), jax.tree.leaves(bars.overlaps), strict=True),
+        ]
+        error = max(float(jnp.max(jnp.where(a == 0, 0.0, bar / jnp.abs(a)))) for a, bar in pairs)
+        if not point.ok or error <= rtol:
+            return point
+        start = point.overlaps
+    return eqx.tree_at(lambda p: p.replicates.status, point, jnp.full_like(point.replicates.status, Status.imprecise))
+
+
+def _check_rtol(model: Model, alpha: jax.Array, nodes: Rule | None, rtol: float) -> None:
+    least = 100 * float(jnp.finfo(model.lam.dtype).eps)
+    require(np.isfinite(rtol) and rtol >= least, "rtol", rtol, f"at least {least:.1g} in {model.lam.dtype}")
+    if nodes is not None:
+        raise InputError("rtol", f"chooses the averages: give either nodes or rtol, got rtol={rtol} beside nodes")
+    if not is_concrete((model, alpha)):
+        raise InputError(
+            "rtol", f"needs concrete numbers, got rtol={rtol} under a jax transformation: give nodes instead"
+        )
+
+
+def solve_from(
+    model: Model,
+    alpha: Any,
+    branch: str | None,
+    nodes: Rule,
+    start: Overlaps,
+    settings: Settings | None = None,
+    *,
+    free: jax.Array | None = None,
+) -> FixedPoint:
+    """`solve` without its checks and without the coarse averages first: from a start near the state.
+
+    Args:
+        start: overlaps, one for all replicates or with a leading replicate axis.
+        free: what is free, (2,), where the branch is data; by default that of `branch`.
+    """
+    alpha = jnp.asarray(alpha, model.lam.dtype)
+    if start.q.ndim == 3:
+        start = jax.tree.map(lambda a: jnp.broadcast_to(a, (nodes.replicates, *a.shape)), start)
+    free = branch_of(branch).free(model) if free is None else free
+    states = solve_replicates(model, alpha, nodes, start, free, settings or Settings())
+    return FixedPoint(model, alpha, states, branch)
+
+
+@eqx.filter_jit
+def branch_start(model: Model, branch: str | None) -> Overlaps:
+    """The start of a branch."""
+    return branch_of(branch).start(model)
+
+
+@eqx.filter_jit
+def near_branch(
+    model: Model, alpha: jax.Array, coarse: Replicate, start: Overlaps, free: jax.Array, settings: Settings
+) -> Overlaps:
+    """A cheap solution on coarse averages, from which the full ones need two or three steps."""
+    model, alpha, start = jax.tree.map(lax.stop_gradient, (model, alpha, start))
+    return fixed_point(model, alpha, coarse, start, free, settings)[0]
+
+
+@eqx.filter_jit
+def solve_replicates(
+    model: Model, alpha: jax.Array, nodes: Rule, starts: Overlaps, free: jax.Array, settings: Settings
+) -> State:
+    """The fixed point of every replicate, from its own start, with all that it predicts."""
+
+    def one(args: tuple[Replicate, Overlaps]) -> State:
+        replicate, x0 = args
+        x, residual, seen, status = fixed_point(model, alpha, replicate, x0, free, settings, _sums)
+        held_model, held_x, hats = lax.stop_gradient((model, x, seen.conjugates))
+        sums, M_by_model = seen.sums
+        return State(
+            overlaps=x,
+            conjugates=seen.conjugates,
+            train_loss=seen.train_loss,
+            gen_error=gen_error_in(model, x, replicate),
+            gen_error_linear=gen_error_linear_in(model, replicate),
+            residual=residual,
+            status=status,
+            diagnostics=diagnose(held_model, alpha, held_x, hats, sums),
+            train_loss_partials=train_loss_partials(
+                held_model, alpha, lax.stop_gradient(seen.channel), M_by_model, hats
+            ),
+        )
+
+    return lax.map(one, (nodes.stack, starts))
+
+
+def _sums(model: Model, x: Overlaps, points: Points) -> tuple[dict[str, jax.Array], Model]:
+    return moments(model, x, points), channel_by_model(model, x, points)
+
+
+def check_alpha(model: Model, alpha: Any) -> jax.Array:
+    """alpha in the model's dtype.
+
+    Raises:
+        InputError: it is not positive and finite.
+    """
+    alpha = jnp.asarray(alpha, model.lam.dtype)
+    if is_concrete(alpha):
+        require(np.isfinite(alpha) & (alpha > 0), "alpha", alpha, "positive and finite")
+    return alpha
+
+
+def check_model(model: Model, branch: str | None) -> None:
+    """Check a concrete model's loss at a few fields.
+
+    Raises:
+        ValueError: a loss that is not a finite scalar, or not even in the fields although the branch needs it.
+    """
+    L, r, t = model.shape
+    rng = np.random.default_rng(0)
+    with jax.ensure_compile_time_eval():  # also inside a jitted function, as long as the model itself is concrete
+        Z, Y = (jnp.asarray(rng.standard_normal((L, k)), model.lam.dtype) for k in (r, t))
+        value, *mirrored = model.loss(Z, Y), model.loss(-Z, Y), model.loss(Z, -Y)
+    if jnp.shape(value) != () or not np.isfinite(value):
+        raise InputError("loss", f"must return a finite scalar, got {value!r}: see Model.loss")
+    if branch is not None and not np.allclose(np.asarray(mirrored), value, rtol=1e-3):
+        raise InputError("loss", f"must be even in Z and in Y for branch={branch!r}: use branch=None with a start")
+
+
+def _check_start(model: Model, start: Overlaps) -> None:
+    L, r, t = model.shape
+    for name, shape in {"q": (L, r, r), "V": (L, r, r), "theta": (L, r, t), "m": (L, r)}.items():
+        got = jnp.shape(getattr(start, name))
+        if got != shape:
+            raise InputError("start", f"must have {name} of shape {shape}, got shape {got}")

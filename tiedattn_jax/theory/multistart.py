@@ -1,0 +1,89 @@
+"""All states at one setting, from random starts."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+
+from ..averages.default import default_nodes
+from ..averages.rule import Replicate, Rule
+from ..averages.sizes import SIZES
+from ..errors import require_count
+from ..model import Model
+from ..overlaps import Overlaps, admissible, branch_of, magnitudes
+from ..results import Settings, Status
+from .fixed_points import FixedPoint, branch_start, check_alpha, solve_from
+from .newton import fixed_point
+
+# Damped steps lead to minima, and past saddles.
+NEWTON = Settings(max_steps=60, warm_steps=0)
+_SAME_COARSE, _SAME = 0.05, 0.02  # relative differences below which two states are one: on coarse averages, on all
+
+
+@eqx.filter_jit
+def _many(
+    model: Model, alpha: jax.Array, coarse: Replicate, starts: Overlaps, free: jax.Array, settings: Settings
+) -> Any:
+    return lax.map(lambda x: fixed_point(model, alpha, coarse, x, free, settings), starts)
+
+
+def find_states(
+    model: Model,
+    alpha: float,
+    nodes: Rule | None = None,
+    *,
+    count: int = 64,
+    seed: int = 0,
+    settings: Settings = NEWTON,
+) -> list[FixedPoint]:
+    """All states that are reached from many random starts without any symmetry imposed, the lowest training loss first.
+
+    Args:
+        alpha: samples per dimension.
+        nodes: averaging rule; by default `default_nodes` of `SIZES["path"]`. The starts are tried on its coarse
+            replicate, what they find is solved on all of it.
+        count: random starts.
+        seed: of the starts.
+        settings: tolerances; by default without the damped steps, which lead to minima and past saddles.
+
+    Returns:
+        One `FixedPoint` for every state; states that differ by the signs of m and theta count once.
+
+    Raises:
+        InputError: `alpha` or `count` not positive.
+    """
+    nodes = default_nodes(model, SIZES["path"]) if nodes is None else nodes
+    require_count(count, "count")
+    a, free = check_alpha(model, alpha), branch_of(None).free(model)
+    rng = np.random.default_rng(seed)
+    base = branch_start(model, None)
+
+    def draw() -> Overlaps:
+        q, V, theta, m = rng.lognormal(-1.5, 1.0), rng.lognormal(0, 0.5), rng.uniform(-1.2, 1.2), rng.uniform(-1.2, 1.2)
+        return Overlaps(q * base.q, V * base.V, q**0.5 * theta * base.theta, q**0.5 * m * base.m)
+
+    drawn = [x for x in (draw() for _ in range(4 * count)) if bool(admissible(model, x))][:count]
+    starts = jax.tree.map(lambda *v: jnp.stack(v), *drawn)
+    xs, _, seen, statuses = _many(model, a, nodes.coarse, starts, free, settings)
+    found: list[FixedPoint] = []
+    for k in np.argsort(np.asarray(seen.train_loss)):
+        if int(statuses[k]) > Status.max_steps:
+            continue
+        x = jax.tree.map(lambda v, k=k: v[k], xs)
+        if any(_alike(model, x, f.overlaps, _SAME_COARSE) for f in found):
+            continue
+        point = solve_from(model, a, None, nodes, x, settings)
+        if point.exists and not any(_alike(model, point.overlaps, f.overlaps, _SAME) for f in found):
+            found.append(point)
+    return sorted(found, key=lambda p: float(p.train_loss))
+
+
+def _alike(model: Model, x: Overlaps, y: Overlaps, tol: float) -> bool:
+    """Whether two states are the same up to the symmetries."""
+    sizes = [np.array([float(jnp.trace(s.q.mean(0))), *map(float, magnitudes(model, s))]) for s in (x, y)]
+    return bool(np.all(np.abs(sizes[0] - sizes[1]) < tol * np.array([sizes[1][0], 1.0, 1.0])))

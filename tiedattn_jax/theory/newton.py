@@ -1,0 +1,236 @@
+"""Fixed points of state evolution: Newton's method on the undamped residual, and implicit derivatives."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any, NamedTuple
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+
+from ..averages.rule import Replicate
+from ..model import Model
+from ..overlaps import Coordinates, Overlaps, admissible, vanished
+from ..results import Settings, Status
+from .state_evolution import Evaluation, Sums, deflated_solve, image, image_and_jacobian, no_sums
+
+_NEAR = 0.03  # residual from which on Newton's method takes over from damped steps
+# A stalled state from which Newton's method still wants to go further than this, relative, is not a fixed point: near
+# a bifurcation the residual is small far from the solution.
+_FAR = 0.05
+_QUIET = 4  # steps in which the best residual has not halved: it will not
+_SINGULAR = 1e4  # length of a Newton step over its residual from which on I - DF counts as singular
+_FALL = 0.9  # of the residual that a Newton step has to bring; otherwise it is cut
+_CUT = 0.4
+_LEAST_CUT = 0.2  # below it, a damped step of the map is taken instead
+
+
+def fixed_point(
+    model: Model,
+    alpha: jax.Array,
+    replicate: Replicate,
+    x0: Overlaps,
+    free: jax.Array,
+    settings: Settings,
+    sums: Sums = no_sums,
+) -> tuple[Overlaps, jax.Array, Evaluation, jax.Array]:
+    """Fixed point of one replicate of the averages by Newton's method on the undamped residual F(x) - x.
+
+    Far from the solution the map is damped. Near it, a Newton step that leaves the domain or does not reduce the
+    residual is cut; when cutting does not help, a damped step of the map is taken instead. At frozen nodes the map has
+    steps of the size of a node's weight wherever the proximal operator jumps, so the residual may stop falling: such a
+    state is `stalled`, and its error bar says how far it can be off. Differentiable in the model and `alpha` by the
+    implicit function theorem, in both modes.
+
+    Args:
+        free: what the branch leaves free, (2,).
+        sums: further sums over the nodes at the fixed point; they carry no derivative.
+
+    Returns:
+        The overlaps, the undamped relative residual, the evaluation of the map there, the status as an integer:
+            `absent`
+        where the one order parameter that the branch leaves free has vanished.
+    """
+    coordinates = Coordinates(model, free)
+    v0, replicate = lax.stop_gradient((coordinates.pack(x0), replicate))
+    v, residual, seen, status = _root(model, alpha, replicate, v0, free, settings, sums)
+    x = coordinates.unpack(v)
+    gone = (status <= Status.stalled) & vanished(model, x, free)
+    return x, residual, seen, jnp.where(gone, Status.absent, status)
+
+
+@partial(jax.custom_jvp, nondiff_argnums=(6,))
+def _root(
+    model: Model,
+    alpha: jax.Array,
+    replicate: Replicate,
+    v0: jax.Array,
+    free: jax.Array,
+    settings: Settings,
+    sums: Sums,
+) -> tuple[jax.Array, jax.Array, Evaluation, jax.Array]:
+    problem = Problem(model, alpha, replicate, free, settings, sums)
+    s = lax.while_loop(problem.unfinished, problem.advance, problem.begin(v0))
+    return s.best, s.best_residual, s.best_seen, problem.ending(s)
+
+
+@_root.defjvp
+def _root_jvp(sums: Sums, primals: Any, tangents: Any) -> Any:
+    """Implicit function theorem with the dense Jacobian: dv = (I - DF)^{-1} d_p F dp."""
+    model, alpha, replicate, _, free, _ = primals
+    v, residual, seen, status = _root(*primals, sums)
+    coordinates = Coordinates(model, free)
+
+    def undamped(model: Model, alpha: jax.Array, v: jax.Array) -> tuple[jax.Array, Evaluation]:
+        return image(model, alpha, replicate, v, coordinates)
+
+    force = jax.jvp(lambda m, a: undamped(m, a, v)[0], (model, alpha), tangents[:2])[1]
+    _, DF, _ = image_and_jacobian(model, alpha, replicate, v, free)
+    gauge = coordinates.gauge(model, coordinates.unpack(v), jnp.ones_like(v))
+    dv = deflated_solve(jnp.eye(v.shape[0], dtype=v.dtype) - DF, gauge, force)
+    d_seen = jax.jvp(lambda *p: undamped(*p)[1], (model, alpha, v), (*tangents[:2], dv))[1]
+    d_seen = eqx.tree_at(lambda e: e.sums, d_seen, jax.tree.map(jnp.zeros_like, seen.sums))
+    quiet = jnp.zeros_like(residual), np.zeros(status.shape, jax.dtypes.float0)
+    return (v, residual, seen, status), (dv, quiet[0], d_seen, quiet[1])
+
+
+class _Look(NamedTuple):
+    """What the map says at one place; an infinite residual and no step where it says nothing."""
+
+    image: jax.Array  # F(v)
+    residual: jax.Array
+    step: jax.Array  # Newton's
+    length: jax.Array  # of the step, relative
+    singular: jax.Array
+    seen: Evaluation
+
+
+class Iterate(eqx.Module):
+    v: jax.Array
+    residual: jax.Array  # of v
+    step: jax.Array  # Newton's, from v
+    image: jax.Array  # F(v)
+    cut: jax.Array
+    best: jax.Array
+    best_residual: jax.Array
+    best_length: jax.Array  # how far Newton's method still wants to go from the best state, relative
+    best_seen: Evaluation
+    quiet: jax.Array  # steps since the best residual last halved
+    k: jax.Array
+    warm: jax.Array
+    far: jax.Array  # still in the damped phase
+    singular: jax.Array
+    outside: jax.Array
+
+    @property
+    def damped(self) -> jax.Array:
+        """Whether the next step is one of the damped map."""
+        return (self.cut < _LEAST_CUT) | self.far
+
+
+class Problem(NamedTuple):
+    model: Model
+    alpha: jax.Array
+    replicate: Replicate
+    free: jax.Array
+    settings: Settings
+    sums: Sums
+
+    @property
+    def coordinates(self) -> Coordinates:
+        return Coordinates(self.model, self.free)
+
+    @property
+    def tol(self) -> jax.Array:
+        dtype = self.model.lam.dtype
+        return jnp.maximum(jnp.asarray(self.settings.tol, dtype), 20 * jnp.finfo(dtype).eps)
+
+    @property
+    def stall(self) -> float:
+        """A residual no larger than the Monte Carlo error of an average over as many nodes may be all there is."""
+        return 2.0 / self.replicate.size**0.5
+
+    def at(self, v: jax.Array) -> tuple[jax.Array, jax.Array, Evaluation]:
+        return image_and_jacobian(self.model, self.alpha, self.replicate, v, self.free, self.sums)
+
+    def look(self, v: jax.Array, v_before: jax.Array, r_before: jax.Array) -> _Look:
+        """The map at v, and Newton's step from there, given the place before and its residual F(v) - v."""
+        eps = jnp.finfo(v.dtype).eps
+        x = self.coordinates.unpack(v)
+        scale = self.coordinates.scale(self.model, x)
+        F, DF, seen = self.at(v)
+        matrix = jnp.eye(v.shape[0], dtype=v.dtype) - DF * scale[None, :] / scale[:, None]
+        r = (F - v) / scale
+        # The Jacobian is that of the averages' limit; a secant correction (Broyden's) makes it the frozen nodes' own
+        # along the last step.
+        last = (v - v_before) / scale
+        missed = (r_before / scale - r) - matrix @ last
+        matrix = matrix + jnp.outer(missed, last) / jnp.maximum(jnp.sum(last**2), eps)
+        step = scale * deflated_solve(matrix, self.coordinates.gauge(self.model, x, scale), r)
+        residual = jnp.max(jnp.abs(r))
+        ok = jnp.isfinite(residual) & admissible(self.model, x) & jnp.all(jnp.isfinite(step))
+        length = jnp.max(jnp.abs(step / scale))
+        singular = ok & (length > _SINGULAR * residual) & (residual > self.tol)
+        return _Look(F, jnp.where(ok, residual, jnp.inf), jnp.where(ok, step, 0.0), length, singular, seen)
+
+    def begin(self, v0: jax.Array) -> Iterate:
+        """The first pass of the loop only evaluates: its step is zero, and any residual is below infinity."""
+        inf, one = jnp.full((), jnp.inf, v0.dtype), jnp.ones((), v0.dtype)
+        no, count, still = jnp.array(False), jnp.array(0), jnp.zeros_like(v0)
+        blank = jax.eval_shape(lambda v: self.at(v)[2], v0)
+        nothing = jax.tree.map(lambda a: jnp.full(a.shape, jnp.nan, a.dtype), blank)
+        return Iterate(v0, inf, still, v0, one, v0, inf, inf, nothing, count, count, count, no, no, no)
+
+    def advance(self, s: Iterate) -> Iterate:
+        damping = jnp.asarray(self.settings.damping, s.v.dtype)
+        trial = jnp.where(s.damped, s.v + damping * (s.image - s.v), s.v + s.cut * s.step)
+        inside = admissible(self.model, self.coordinates.unpack(trial))
+        safe = jnp.where(inside, trial, s.v)
+        here = self.look(safe, s.v, s.image - s.v)
+        residual = here.residual
+        good = inside & jnp.isfinite(residual) & ((residual < _FALL * s.residual) | s.damped)
+        better = inside & (residual < s.best_residual)
+        halved = inside & (residual < 0.5 * s.best_residual)
+        cut = jnp.where(good, 1.0, jnp.where(s.damped, s.cut, _CUT * s.cut))
+
+        def pick(new: jax.Array, old: jax.Array) -> jax.Array:
+            return jnp.where(good, new, old)
+
+        return Iterate(
+            v=pick(safe, s.v),
+            residual=pick(residual, s.residual),
+            step=pick(here.step, s.step),
+            image=pick(here.image, s.image),
+            cut=jnp.where(s.far, 1.0, cut),
+            best=jnp.where(better, safe, s.best),
+            best_residual=jnp.where(better, residual, s.best_residual),
+            best_length=jnp.where(better, here.length, s.best_length),
+            best_seen=jax.tree.map(lambda a, b: jnp.where(better, a, b), here.seen, s.best_seen),
+            quiet=jnp.where(halved | s.far, 0, s.quiet + 1),
+            k=s.k + ~s.far,
+            warm=s.warm + s.far,
+            far=(residual > _NEAR) & (s.warm < self.settings.warm_steps) & (s.far | (s.k == 0)),
+            singular=pick(here.singular, s.singular),
+            outside=~inside,
+        )
+
+    def unfinished(self, s: Iterate) -> jax.Array:
+        stalled = (s.quiet >= _QUIET) & (s.best_residual < self.stall)
+        dead = jnp.isinf(s.residual) | (s.outside & s.damped)
+        going = (s.k <= self.settings.max_steps) & (s.best_residual > self.tol) & ~stalled & ~dead
+        return (s.k == 0) & ~s.far | going
+
+    def ending(self, s: Iterate) -> jax.Array:
+        """The status: the first condition that holds names the end."""
+        ends = (
+            (s.best_residual <= self.tol, Status.converged),
+            ((s.best_residual < self.stall) & (s.best_length < _FAR), Status.stalled),
+            (jnp.isinf(s.best_residual), Status.nonfinite),
+            (s.singular, Status.singular),
+            (s.outside, Status.left_domain),
+            (jnp.array(True), Status.max_steps),
+        )
+        return jnp.select([c for c, _ in ends], [jnp.asarray(int(n)) for _, n in ends])

@@ -1,0 +1,269 @@
+"""What a state predicts: losses, test error, baseline, stability, and how much the proximal operator jumps."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+from jax import lax
+
+from ..averages.fields import fields
+from ..averages.linalg import apply
+from ..averages.nodewise import nodewise
+from ..averages.prox import loss_at_nodes, prox_jacobian
+from ..averages.rule import Points, Replicate, Rule, average
+from ..errors import InputError, require
+from ..model import Model
+from ..overlaps import Conjugates, Overlaps, impose, residual_covariance
+from ..results import Average, error_bar
+from .potentials import channel_gradient, conjugates, prior
+
+
+def _target(model: Model, Y: jax.Array) -> jax.Array:
+    return model.target(Y)
+
+
+target_at_nodes = nodewise(_target)
+
+
+class Diagnostics(eqx.Module):
+    """What one replicate of the averages says about a state besides its losses.
+
+    A new field here is all that a new diagnostic needs: grids, paths, tables and reports list the fields of this class.
+
+    Attributes:
+        replicon: spectral radius of the replicon map; the replica-symmetric state is stable below one. Without the
+            contribution of the jumps, which is formally infinite wherever `jump_mass` is not zero.
+        jump_mass: the jumps' share of Vhat: the excess of the response form of Vhat, which averages dz/dh node by node,
+            over the Stein form, which averages z alone, relative to the larger of the two.
+        second_minimum: share of the nodes with another minimum of the proximal problem.
+        unconverged: share of the nodes whose proximal solve missed its tolerance.
+        growth_m: largest eigenvalue of the map in the direction of m at m = 0; one is where m starts to grow.
+        growth_theta: likewise for theta at theta = 0. Both are exact in the presence of jumps.
+        train_loss_direct: alpha E[loss(prox)] + lambda/2 tr(Q^T Q)/d, equal to the training loss at a fixed point.
+    """
+
+    replicon: jax.Array
+    jump_mass: jax.Array
+    second_minimum: jax.Array
+    unconverged: jax.Array
+    growth_m: jax.Array
+    growth_theta: jax.Array
+    train_loss_direct: jax.Array
+
+
+def gen_error(model: Model, x: Overlaps, nodes: Rule) -> Average:
+    """Test error ``eps_g = E loss(h, y)``, eq. (10): ``E ||y - f||_F^2 / (2 d)`` on fresh sentences.
+
+    Args:
+        x: overlaps, for instance of a fixed point.
+        nodes: averaging rule; its replicates give the error bar.
+    """
+    return _over(nodes, lambda replicate: gen_error_in(model, x, replicate))
+
+
+def gen_error_linear(model: Model, nodes: Rule) -> Average:
+    """Test error of the best linear attention, ``E 1/2 Tr[(T - W) D (T - W)^T]`` with ``W = E T`` (Result 5.1).
+
+    Args:
+        nodes: averaging rule.
+
+    Raises:
+        InputError: the model does not say what its target attention matrix is.
+    """
+    if not model.provides("target"):
+        raise InputError("model", f"must have a method `target(Y)` for the linear baseline, got {type(model).__name__}")
+    return _over(nodes, lambda replicate: gen_error_linear_in(model, replicate))
+
+
+def second_minimum_share(model: Model, x: Overlaps, nodes: Rule, gap: float) -> Average:
+    """Share of the nodes with another minimum of the proximal problem less than `gap` above the lowest.
+
+    Args:
+        x: overlaps, for instance of a fixed point.
+        nodes: averaging rule.
+        gap: energy; the loss is of order sigma^2.
+
+    Raises:
+        InputError: a gap that is not positive.
+    """
+    require(gap > 0, "gap", gap, "positive")
+
+    def share(replicate: Replicate, block: Any) -> jax.Array:
+        points = replicate.points(model, x, block)
+        return jnp.sum(points.weight * (points.gap < gap))
+
+    return _over(nodes, lambda replicate: average(replicate, lambda block: share(replicate, block)))
+
+
+def _over(nodes: Rule, number: Callable[[Replicate], jax.Array]) -> Average:
+    values = nodes.each(number)
+    return Average(jnp.mean(values, 0), error_bar(values))
+
+
+def gen_error_in(model: Model, x: Overlaps, replicate: Replicate) -> jax.Array:
+    """`gen_error` in one replicate of the averages."""
+
+    def block_error(block: Any) -> jax.Array:
+        student, teacher, weight = replicate.quadrature(model, x, block)
+        return jnp.sum(weight * loss_at_nodes(model, *fields(model, x, student, teacher)))
+
+    return average(replicate, block_error)
+
+
+def gen_error_linear_in(model: Model, replicate: Replicate) -> jax.Array:
+    """`gen_error_linear` in one replicate of the averages; NaN for a model without a target."""
+    dtype = model.lam.dtype
+    if not model.provides("target"):
+        return jnp.full((), jnp.nan, dtype)
+    L, r, t = model.shape
+    eye = jnp.eye(r, dtype=dtype) + jnp.zeros((L, r, r), dtype)
+    x = Overlaps(eye, eye, jnp.zeros((L, r, t), dtype), jnp.zeros((L, r), dtype))
+
+    def moments(block: Any) -> tuple[jax.Array, jax.Array]:
+        student, teacher, weight = replicate.quadrature(model, x, block)
+        T = target_at_nodes(model, fields(model, x, student, teacher)[1])
+        return jnp.sum(weight * T, -1), jnp.sum(weight * T**2, -1)
+
+    mean, square = average(replicate, moments)
+    return 0.5 * jnp.sum((square - mean**2) * model.trace)
+
+
+def excess_in(model: Model, x: Overlaps, replicate: Replicate) -> jax.Array:
+    """By how much a state beats the linear baseline, in one replicate of the averages."""
+    return gen_error_linear_in(model, replicate) - gen_error_in(model, x, replicate)
+
+
+def moments(model: Model, x: Overlaps, points: Points) -> dict[str, jax.Array]:
+    """The sums over one block of nodes that `diagnose` asks for."""
+    L, r, _ = model.shape
+    n = L * r
+    w = points.weight
+    _, y = fields(model, x, points.student, points.teacher)
+    G = prox_jacobian(model, points.z, x.V, y) - jnp.eye(n, dtype=w.dtype)[..., None]
+    G = apply(jnp.linalg.inv(x.V), G.reshape(L, r, -1)).reshape(L, r, L, r, -1)
+    return {
+        **growth_moments(model, x, points),
+        "response": jnp.einsum("iaian,n->", G, w),
+        "replicon": jnp.einsum("iajcn,ibjdn,n->iabjcd", G, G, w),
+        "loss": jnp.sum(w * loss_at_nodes(model, points.z, y)),
+        "second": jnp.sum(w * jnp.isfinite(points.gap)),
+        "missed": jnp.sum(w * ~points.converged),
+    }
+
+
+def growth_moments(model: Model, x: Overlaps, points: Points) -> dict[str, jax.Array]:
+    """The sums over one block of nodes that `growths` asks for."""
+    L, r, t = model.shape
+    h, y = fields(model, x, points.student, points.teacher)
+    score_root = jnp.swapaxes(jnp.linalg.inv(jnp.linalg.cholesky(residual_covariance(model, x))), -1, -2)
+    g = apply(jnp.linalg.inv(x.V), points.z - h).reshape(L * r, -1)
+    score = apply(score_root, points.student).reshape(L * r, -1)  # of the Gaussian law of h given y
+    u = apply(jnp.linalg.inv(model.rho), y)[:, None]
+    gy, score_y = ((a.reshape(L, r, 1, -1) * u).reshape(L * r * t, -1) for a in (g, score))
+    return {"g_score": _gram(g, score, points.weight), "gy_score": _gram(gy, score_y, points.weight)}
+
+
+def growths(
+    model: Model, alpha: jax.Array, hats: Conjugates, sums: dict[str, jax.Array]
+) -> tuple[jax.Array, jax.Array]:
+    """Largest eigenvalues of the map in the directions of theta, at theta = 0, and of m, at m = 0.
+
+    Differentiable, in the first order; exact in the presence of jumps.
+
+    Args:
+        sums: averaged `growth_moments`.
+    """
+    L, r, t = model.shape
+    n, law, resolvents = L * r, model.law(), _resolvents(model, hats)
+    # E_nu over the spectrum of what the prior does to a small thetahat or mhat.
+    to_theta = jnp.einsum("n,nk,nl,nab,nst->kaslbt", law.weights, law.gamma, law.gamma, resolvents, law.pi)
+    to_m = jnp.einsum("n,nkl,nab->kalb", law.weights, law.tau, resolvents).reshape(n, n)
+    curvature = alpha * sums["gy_score"] + _block(hats.V, jnp.linalg.inv(model.rho))
+    return (
+        _largest(to_theta.reshape(n * t, n * t), curvature),
+        _largest(to_m, alpha * sums["g_score"]),
+    )
+
+
+def growths_in(
+    model: Model, alpha: jax.Array, x: Overlaps, replicate: Replicate, free: jax.Array
+) -> tuple[jax.Array, jax.Array]:
+    """`growths` at overlaps x of a branch in one replicate of the averages, with derivatives in all of them."""
+    _, gradient, sums = channel_gradient(model, x, replicate, lambda points: growth_moments(model, x, points))
+    return growths(model, alpha, impose(conjugates(alpha, gradient), free), sums)
+
+
+def _resolvents(model: Model, hats: Conjugates) -> jax.Array:
+    """Lam^{-1} at every atom of the spectrum, (K, r, r)."""
+    law, eye = model.law(), jnp.eye(hats.m.shape[-1], dtype=model.lam.dtype)
+    return jnp.linalg.inv(model.lam * eye + jnp.einsum("kl,lab->kab", law.gamma, hats.V))
+
+
+def diagnose(model: Model, alpha: jax.Array, x: Overlaps, hats: Conjugates, sums: dict[str, jax.Array]) -> Diagnostics:
+    """All `Diagnostics` of a state from its averaged `moments`."""
+    L, r, _ = model.shape
+    n, law, resolvents = L * r, model.law(), _resolvents(model, hats)
+    to_delta = jnp.einsum("n,nk,nl,nab,ncd->kadlbc", law.weights, law.gamma, law.gamma, resolvents, resolvents)
+    replicon = to_delta.reshape(n * r, n * r) @ (alpha * sums["replicon"]).reshape(n * r, n * r)
+    size = -2.0 * prior_slope(model, hats)
+    stein = jnp.sum(jnp.trace(hats.V, axis1=1, axis2=2))
+    response = -alpha * sums["response"]
+    growth_theta, growth_m = growths(model, alpha, hats, sums)
+    return Diagnostics(
+        replicon=_radius(replicon, jnp.tile(jnp.eye(r, dtype=x.q.dtype).ravel(), L)),
+        jump_mass=(response - stein) / jnp.maximum(jnp.abs(response), jnp.abs(stein)),
+        second_minimum=sums["second"],
+        unconverged=sums["missed"],
+        growth_m=growth_m,
+        growth_theta=growth_theta,
+        train_loss_direct=alpha * sums["loss"] + 0.5 * model.lam * size,
+    )
+
+
+def prior_slope(model: Model, hats: Conjugates) -> jax.Array:
+    """Derivative of psi in a uniform addition to Lam, which is minus half of ``tr(Q^T Q) / d``."""
+    return jax.grad(lambda lam: prior(eqx.tree_at(lambda m: m.lam, model, lam), hats))(model.lam)
+
+
+def _gram(a: jax.Array, b: jax.Array, w: jax.Array) -> jax.Array:
+    return jnp.stack([jnp.stack([jnp.sum(w * p * q) for q in b]) for p in a])
+
+
+def _block(V: jax.Array, inverse_rho: jax.Array) -> jax.Array:
+    """The part of d thetahat / d theta that comes from the spread of h given y: Vhat rho^{-1}, token by token."""
+    blocks = [jnp.kron(v, p) for v, p in zip(V, inverse_rho, strict=True)]
+    return jax.scipy.linalg.block_diag(*blocks)
+
+
+def _largest(positive: jax.Array, symmetric: jax.Array) -> jax.Array:
+    """Largest eigenvalue of the product P S of a positive semidefinite and a symmetric matrix.
+
+    Its derivative, with the right eigenvector r and the left one l = S r, is l (dP S + P dS) r / (l . r): exact in the
+    first order, and finite where the eigenvalues of P itself are degenerate.
+    """
+    P, S = lax.stop_gradient((positive, 0.5 * (symmetric + symmetric.T)))
+    values, vectors = jnp.linalg.eigh(P)
+    kept = values > 1e-6 * values[-1]  # the null space is not a direction of the map
+    root = vectors * jnp.sqrt(jnp.where(kept, values, 0.0))
+    inner_values, inner = jnp.linalg.eigh(root.T @ S @ root - jnp.diag(jnp.where(kept, 0.0, 1e6)))
+    value, right = inner_values[-1], root @ inner[:, -1]
+    left = S @ right  # l . r is the eigenvalue
+    moving = left @ positive @ symmetric @ right / jnp.where(value == 0, 1.0, value)
+    return value + moving - lax.stop_gradient(moving)
+
+
+def _radius(positive_map: jax.Array, start: jax.Array, steps: int = 100) -> jax.Array:
+    """Spectral radius of a map of the cone of positive matrices into itself, by power iteration from inside it."""
+    tiny = jnp.finfo(start.dtype).tiny
+
+    def body(_: int, state: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, jax.Array]:
+        image = positive_map @ state[0]
+        size = jnp.linalg.norm(image)
+        return image / (size + tiny), size
+
+    unit = start / jnp.linalg.norm(start)
+    return lax.fori_loop(0, steps, body, (unit, jnp.zeros((), start.dtype)))[1]

@@ -1,0 +1,133 @@
+"""The two scalar potentials of the theory. The saddle-point equations (7)-(8) are their gradients."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from ..averages.fields import fields
+from ..averages.prox import moreau
+from ..averages.rule import Points, Replicate, average
+from ..model import Model
+from ..overlaps import Conjugates, Overlaps, symmetric
+
+
+def stationary(fn: Callable[[Any, Any], jax.Array]) -> Callable[[Any, Any], jax.Array]:
+    """The envelope theorem as a rule of differentiation.
+
+    For a function `fn(z, p)` used at a `z(p)` where it is stationary in `z`: the value is `fn(z, p)`, the derivative
+    is the partial one in `p`. Differentiated once more, that partial derivative does see `z(p)`.
+    """
+
+    @jax.custom_jvp
+    def value(z: Any, p: Any) -> jax.Array:
+        return fn(z, p)
+
+    @value.defjvp
+    def rule(primals: Any, tangents: Any) -> Any:
+        z, p = primals
+        # The value again as a stationary one: an outer derivative of it must not see z either.
+        return value(z, p), jax.jvp(lambda p: fn(z, p), (p,), (tangents[1],))[1]
+
+    return value
+
+
+def _block_energy(points: Points, args: tuple[Model, Overlaps]) -> jax.Array:
+    model, x = args
+    h, y = fields(model, x, points.student, points.teacher)
+    return jnp.sum(points.weight * moreau(model, points.z, h, x.V, y))
+
+
+_envelope = stationary(_block_energy)
+
+
+def channel(model: Model, x: Overlaps, replicate: Replicate) -> jax.Array:
+    """Channel potential M(q, V, theta, m): the Gaussian average of the Moreau envelope of the loss.
+
+    ``M = E min_Z { sum_l 1/2 (z_l - h_l)^T V_l^{-1} (z_l - h_l) + loss(Z, Y) }`` with
+    ``(h_l - m_l, y_l) ~ N(0, [[q_l, theta_l], [theta_l^T, rho_l]])`` independent over the tokens.
+
+    Args:
+        replicate: of an averaging rule.
+    """
+    return average(replicate, lambda block: _envelope(replicate.points(model, x, block), (model, x)))
+
+
+def channel_gradient(
+    model: Model, x: Overlaps, replicate: Replicate, also: Callable[[Points], Any] = lambda points: ()
+) -> tuple[jax.Array, Overlaps, Any]:
+    """Channel potential M, its gradient in the overlaps (symmetrised), and more sums, from one pass over the nodes.
+
+    Args:
+        replicate: of an averaging rule.
+        also: further sums over the nodes of a block.
+    """
+
+    def block_sums(block: Any) -> tuple[jax.Array, Overlaps, Any]:
+        points = replicate.points(model, x, block)
+        return *jax.value_and_grad(lambda x: _envelope(points, (model, x)))(x), also(points)
+
+    M, g, extra = average(replicate, block_sums)
+    return M, Overlaps(symmetric(g.q), symmetric(g.V), g.theta, g.m), extra
+
+
+def prior(model: Model, hats: Conjugates) -> jax.Array:
+    """Prior potential psi of the ridge, ``1/2 E tr[Lam^{-1} (sum_k gamma_k qhat_k + b b^T)]``.
+
+    ``Lam = lambda I + sum_k gamma_k Vhat_k`` and ``b = sum_k tau_k mhat_k + sum_k gamma_k thetahat_k pi``, averaged over
+    the joint spectral law.
+    """
+    law = model.law()
+    eye = jnp.eye(hats.m.shape[-1], dtype=hats.m.dtype)
+
+    def atom(gamma: jax.Array, tau: jax.Array, pi: jax.Array, cross: jax.Array) -> jax.Array:
+        Lam = model.lam * eye + jnp.einsum("k,kab->ab", gamma, hats.V)
+        theta = jnp.einsum("k,kat->at", gamma, hats.theta)
+        mixed = jnp.einsum("ka,kt,bt->ab", hats.m, cross, theta)
+        bb = jnp.einsum("ka,kl,lb->ab", hats.m, tau, hats.m) + theta @ pi @ theta.T + mixed + mixed.T
+        return 0.5 * jnp.trace(jnp.linalg.solve(Lam, jnp.einsum("k,kab->ab", gamma, hats.q) + bb))
+
+    return law.weights @ jax.vmap(atom)(law.gamma, law.tau, law.pi, law.cross)
+
+
+def conjugates(alpha: jax.Array, gradient: Overlaps) -> Conjugates:
+    """Eq. (7): the conjugates as gradients of ``alpha M``."""
+    return Conjugates(
+        q=-2 * alpha * gradient.V, V=2 * alpha * gradient.q, theta=-alpha * gradient.theta, m=-alpha * gradient.m
+    )
+
+
+def overlaps(model: Model, hats: Conjugates) -> Overlaps:
+    """Eq. (8): the order parameters as gradients of psi."""
+    g = jax.grad(lambda h: prior(model, h))(hats)
+    return Overlaps(q=-2 * symmetric(g.V), V=2 * symmetric(g.q), theta=g.theta, m=g.m)
+
+
+def free_energy(model: Model, alpha: jax.Array, x: Overlaps, hats: Conjugates, M: jax.Array) -> jax.Array:
+    """Free energy Phi at overlaps, conjugates and channel potential `M`; minus the training loss at a saddle point.
+
+    ``Phi = 1/2 sum_l tr(Vhat_l q_l - qhat_l V_l) - sum_l mhat_l . m_l - sum_l tr(thetahat_l theta_l^T) + psi - alpha M``
+    """
+    pairing = 0.5 * jnp.sum(hats.V * x.q - hats.q * x.V) - jnp.sum(hats.m * x.m) - jnp.sum(hats.theta * x.theta)
+    return pairing + prior(model, hats) - alpha * M
+
+
+def train_loss_partials(
+    model: Model, alpha: jax.Array, M: jax.Array, M_by_model: Model, hats: Conjugates
+) -> tuple[Model, jax.Array]:
+    """Derivatives of the training loss in the model and in alpha: partial ones, since Phi is stationary elsewhere.
+
+    Args:
+        M: channel potential.
+        M_by_model: its partial derivatives in the model's numbers.
+    """
+    prior_by_model = jax.grad(prior)(model, hats)
+    return jax.tree.map(lambda a, b: alpha * a - b, M_by_model, prior_by_model), M
+
+
+def channel_by_model(model: Model, x: Overlaps, points: Points) -> Model:
+    """One block's share of the partial derivatives of M in the model's numbers, at its `points`."""
+    return jax.grad(lambda m: _envelope(points, (m, x)))(model)
