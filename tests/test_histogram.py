@@ -333,7 +333,9 @@ def test_figures(data, frozen, free):
     sequences = data.examples()
     repeated = [len(set(x)) for x in sequences.tolist()]
     assert repeated == sorted(repeated, reverse=True) and repeated[-1] < repeated[0]
-    figure = attention_figure({"frozen": frozen.run(0), "free": free.run(0)}, sequences)
+    figure = attention_figure(
+        {k: task.attention(t.run(0), sequences) for k, t in (("frozen", frozen), ("free", free))}, sequences
+    )
     panels = figure.axes[:6]
     for axis, x in zip(panels, np.tile(sequences, (2, 1)), strict=True):
         assert len(axis.patches) == np.sum(x[:, None] == x) and len(axis.texts) == 25

@@ -163,6 +163,12 @@ class Training(eqx.Module):
         """Whether a run solves the task, (K,)."""
         return self.status == Status.converged
 
+    def plot(self) -> Any:
+        """Losses, accuracy and shares epoch by epoch; see `plotting.learning_figure`."""
+        from .plotting import learning_figure  # not at the top: only pictures need matplotlib
+
+        return learning_figure({"training": [self]})
+
     def run(self, k: int) -> Transformer:
         """The trained transformer of run k."""
         return jax.tree.map(lambda a: a[k], self.weights)

@@ -13,8 +13,8 @@ from jax.flatten_util import ravel_pytree
 from .errors import require_choice
 from .model import Model
 
-# Share of its largest possible size below which an order parameter counts as zero: a hundred times what frozen nodes
-# leave of it (1e-4 at 2^12), and a tenth of the smallest that a stable state has at the standard setting.
+# Share of its largest possible size below which an order parameter counts as zero. It falls like a square root: at the
+# standard setting a semantic state with less lies within 2e-4 of the pitchfork in which the branch ends.
 ZERO = 0.02
 
 

@@ -48,7 +48,8 @@ def branch_figure(curves: Sequence[Any], alpha_c: Any = None, alpha_l: Any = Non
         figure = Figure(figsize=(11, 3.6), layout="constrained")
         orders, losses, errors = axes = figure.subplots(1, 3)
         for curve in curves:
-            name, colour = curve.branch or "any state", COLOURS.get(curve.branch, OTHER)
+            name = curve.branch or "any state"
+            colour = {**COLOURS, "uninformed": "0.65"}.get(name, OTHER)
             bars = [point.stderr for point in curve.points]
             for order, own in ORDER_COLOURS.items():
                 if getattr(BRANCHES[curve.branch], order):

@@ -68,6 +68,7 @@ def mean_of_found(values: jax.Array, found: jax.Array) -> jax.Array:
     return jnp.sum(jnp.where(weight, values, 0.0), 0) / jnp.sum(weight)
 
 
+@jax.jit
 def error_bar(values: Any) -> jax.Array:
     """Half of the 95.4 % confidence interval of the mean over the leading replicate axis, of what is not NaN.
 

@@ -2,9 +2,11 @@
 
 import json
 
+import numpy as np
 import pytest
 
 from tiedattn_jax.cli.main import main
+from tiedattn_jax.results import error_bar
 
 pytestmark = pytest.mark.usefixtures("quick_programs")
 
@@ -19,7 +21,7 @@ def test_gamp_command(capsys):
     assert err == "" and set(report) > KEYS and len(report["instances"]) == 2
     one, two = report["instances"]
     assert report["q"] == pytest.approx((one["q"] + two["q"]) / 2) and one["q"] != two["q"]
-    assert report["stderr"]["q"] == pytest.approx(abs(one["q"] - two["q"]) / 2)
+    assert report["stderr"]["q"] == pytest.approx(float(error_bar(np.array([one["q"], two["q"]]))))
     assert report["theory"]["q"] == pytest.approx((one["theory"]["q"] + two["theory"]["q"]) / 2)
     assert report["gradient_norm"] < 1e-10 and report["status"] == "converged"
 

@@ -96,7 +96,7 @@ def looks(crossing):
     """States at 3, 2, 1.5 and 1.2 of a branch that ends at 1.6, and an event that happens at `crossing`."""
     for alpha in (3.0, 2.0, 1.5, 1.2):
         there = alpha < 1.6
-        state = SimpleNamespace(overlaps=np.array([alpha]))
+        state = SimpleNamespace(overlaps=np.array([alpha]), has_state=np.array([there]))
         yield (SimpleNamespace(alpha=alpha, exists=there, replicates=state),)
 
 

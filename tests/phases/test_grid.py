@@ -13,6 +13,7 @@ import pytest
 from cases import CASES
 
 import tiedattn_jax as ta
+from tiedattn_jax.phases import grid
 
 ALPHAS, OMEGAS = [0.5, 1.0, 1.25, 2.0], [0.3, 0.35, 0.45]
 
@@ -93,6 +94,26 @@ def test_a_killed_run_goes_on_where_it_was(diagram, model, lines, tmp_path):
     assert stamps == [p.stat().st_mtime_ns for p in kept]
     assert not list(tmp_path.glob(".*"))
     same(again, whole, 1e-12)
+
+
+def test_cells_tried_again_are_kept(diagram, model, lines, monkeypatch):
+    whole, out = diagram
+    assert list(out.glob("retry-*.npz"))
+
+    def forbidden(*_):
+        raise AssertionError("a cell was tried again that had been before")
+
+    monkeypatch.setattr(grid, "search", forbidden)
+    again = ta.phase_diagram(model, ALPHAS, OMEGAS, lines, devices=1, out=out, resume=True)
+    for name, values in whole.cells.items():
+        np.testing.assert_array_equal(again.cells[name], values)
+
+
+def test_retries_keep_the_settings_of_the_caller(model, lines):
+    given = ta.Settings(tol=1e-4, max_steps=7, warm_steps=400, damping=0.1)
+    patient = grid.patient(given)
+    assert (float(patient.tol), int(patient.max_steps)) == (1e-4, 14)
+    assert (int(patient.warm_steps), float(patient.damping)) == (400, 0.1)
 
 
 def test_other_settings_are_not_mixed_in(diagram, model, lines):

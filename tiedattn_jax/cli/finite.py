@@ -14,7 +14,7 @@ from ..finite.data import Data
 from ..finite.instances import NAMES, Instances, run_instances
 from ..finite.message_passing import GAMP, gamp
 from ..finite.training import OPTIMIZERS, Training, train
-from ..results import Status
+from ..results import Status, error_bar
 from .options import (
     NUMBERS,
     Report,
@@ -104,7 +104,7 @@ def finite_report(found: Instances, model: Any, d: int, alpha: float) -> dict[st
         **{name: float(getattr(model, name)) for name in NUMBERS},
         "branch": branches[0] if len(branches) == 1 else "mixed",
         **{name: float(np.mean(a)) if a.size else None for name, a in numbers.items()},
-        "stderr": {name: float(np.std(a, ddof=1) / a.size**0.5) if a.size > 1 else None for name, a in numbers.items()},
+        "stderr": {name: float(error_bar(a)) if a.size > 1 else None for name, a in numbers.items()},
         "gradient_norm": float(found.gradient_norm.max()),
         "iterations": int(found.iterations.max()),
         "rho": float(np.mean(found.rho)),

@@ -10,7 +10,7 @@ import numpy as np
 
 from ..errors import InputError
 from ..overlaps import BRANCHES
-from ..results import Status, mean_of_found
+from ..results import Status
 from ..theory.fixed_points import FixedPoint, solve
 from .options import (
     NUMBERS,
@@ -71,8 +71,7 @@ def _one(name: str, values: Any) -> float:
 
 def state_report(point: FixedPoint) -> dict[str, Any]:
     """The JSON object of a fixed point: its setting, all that is kept of a state, and the error bars."""
-    states = point.replicates
-    means = {name: _one(name, mean_of_found(a, states.has_state)) for name, a in states.numbers().items()}
+    means = {name: _one(name, a) for name, a in point.mean.numbers().items()}
     worst = {"status": Status.name_of(point.status), "residual": float(point.residual)}
     bars = {name: _one(name, a) for name, a in point.stderr.numbers().items() if name not in worst}
     return {

@@ -21,7 +21,7 @@ from ..averages.sizes import SIZES
 from ..errors import require, require_count
 from ..model import Model
 from ..overlaps import Overlaps, magnitudes
-from ..results import Status
+from ..results import Status, error_bar
 from ..theory.fixed_points import FixedPoint, solve
 from .data import Data, check_provides
 from .evaluation import heldout_error
@@ -102,7 +102,7 @@ class Instances(eqx.Module):
         """Simulation, theory, their difference and its error bar, of every quantity, by name.
 
         Means over the usable instances that ended in this branch and whose theory has a state there. The error bar is
-        the standard error of the difference, instance by instance, together with that of the theory.
+        that of the difference, instance by instance, together with that of the theory.
         """
         use = self.usable & (self.branch == branch) & (self.theory_status <= Status.stalled)
         out = {}
@@ -111,7 +111,7 @@ class Instances(eqx.Module):
                 np.asarray(getattr(n, name))[use] for n in (self.found, self.theory, self.theory_stderr)
             )
             count = found.size
-            scatter = np.std(found - theory, ddof=1) / count**0.5 if count > 1 else np.nan
+            scatter = error_bar(found - theory) if count > 1 else np.nan
             common = np.mean(bar) if count else np.nan  # the same nodes for all instances
             mean = (np.mean(found), np.mean(theory)) if count else (np.nan, np.nan)
             out[name] = (*map(float, mean), float(mean[0] - mean[1]), float(np.hypot(scatter, common)))

@@ -78,6 +78,12 @@ class BranchPath(eqx.Module):
         """`Status` of every point, (n,)."""
         return self.states.status
 
+    def plot(self) -> Any:
+        """Order parameters and training loss along the path; see `plotting.path_figure`."""
+        from ..plotting import path_figure  # not at the top: only pictures need matplotlib
+
+        return path_figure([self])
+
 
 @eqx.filter_jit
 def _expand(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from functools import cached_property
 from itertools import combinations, pairwise
 from typing import Any, NamedTuple
@@ -21,7 +21,7 @@ from ..model import Model
 from ..parameters import Parameter
 from ..results import Settings, Status
 from ..theory.fixed_points import FixedPoint
-from .events import EVENTS, Event, Near, Start, Zero, between, event_of, near_of, number_of, transition_of, zero_near
+from .events import EVENTS, Event, Near, Start, Zero, changes, event_of, near_of, number_of, transition_of, zero_near
 from .follow import Progress, Warm, learn, predict, silent, walk
 
 # What it means that two boundaries meet.
@@ -107,6 +107,12 @@ class Boundary(eqx.Module):
         gap = CubicHermiteSpline(knots, first(knots) - second(knots), first(knots, 1) - second(knots, 1))
         places = gap.roots(discontinuity=False, extrapolate=False)
         return [(float(v), float(first(v))) for v in np.unique(places[np.isfinite(places)])]
+
+    def plot(self) -> Any:
+        """alpha against the parameter; see `plotting.boundary_figure`."""
+        from ..plotting import boundary_figure  # not at the top: only pictures need matplotlib
+
+        return boundary_figure([self])
 
 
 class Meeting(NamedTuple):
@@ -265,25 +271,27 @@ class _Tracer:
         return first_change(self.event, zip(*walks, strict=True))
 
 
-def first_change(event: Event, looks: Iterable[tuple[FixedPoint, ...]]) -> Near:
-    """Where the number of an event changes its sign between neighbours among states at one alpha after the other.
+def first_change(event: Event, looks: Iterable[Sequence[FixedPoint]]) -> Near:
+    """The first place where the number of an event changes its sign among states at one alpha after the other.
+
+    If it does so nowhere, it may between an alpha at which there are states and one at which there are none.
 
     Raises:
-        InputError: it does so nowhere.
+        InputError: it does not.
     """
-    seen: list[tuple[tuple[FixedPoint, ...], float | None]] = []
-    for points in looks:
-        there = all(bool(p.exists) for p in points)
-        value = number_of(event, points) if there else None
-        if value is not None and seen and seen[-1][1] is not None and value * seen[-1][1] < 0:
-            return between(seen[-1][0], points, seen[-1][1], value)
-        seen.append((points, value))
+    seen = []
+
+    def noted() -> Iterator[Sequence[FixedPoint]]:
+        for points in looks:
+            seen.append((float(points[0].alpha), points, number_of(event, points)))
+            yield points
+
+    for near in changes(event, noted()):
+        return near
     for one, other in pairwise(seen):
-        for (inside, g), (outside, none) in ((one, other), (other, one)):
-            a, b = float(inside[0].alpha), float(outside[0].alpha)
-            if g is not None and none is None and g * (b - a) < 0:  # numbers of events rise with alpha
-                overlaps = tuple(p.replicates.overlaps for p in inside)
+        for (a, points, g), (b, _, none) in ((one, other), (other, one)):
+            if np.isnan(none) and g * (b - a) < 0:  # numbers of events rise with alpha
+                overlaps = tuple(p.replicates.overlaps for p in points)
                 return Near(0.5 * (a + b), overlaps, low=min(a, b), high=max(a, b), there=a)
-    first, last = (float(seen[k][0][0].alpha) for k in (-1, 0))
-    where = f"got none at the first for alpha from {first:g} to {last:g}"
+    where = f"got none at the first for alpha from {seen[-1][0]:g} to {seen[0][0]:g}"
     raise InputError("values", f"must begin where the event happens, {where}")

@@ -269,7 +269,7 @@ class PhaseDiagram(eqx.Module):
 
     def plot(self) -> Any:
         """The diagram as a figure; see `plotting.diagram_figure`."""
-        from ..plotting import diagram_figure  # not at the top: a grid does not need matplotlib
+        from ..plotting import diagram_figure  # not at the top: only pictures need matplotlib
 
         return diagram_figure(self)
 

@@ -9,7 +9,7 @@ proximal operator.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import pairwise
 from typing import Any, NamedTuple
 
@@ -172,16 +172,28 @@ def near_of(event: Event, start: Start, low: Any = 0.0, high: Any = np.inf) -> N
 def crossings(event: Event, curves: Sequence[Curve]) -> list[Near]:
     """All places between neighbouring points of the curves of an event's branches where its number changes sign."""
     resolved = [{float(p.alpha): p for p in curve.points if bool(p.ok)} for curve in curves]  # else growth means little
-    looks = [[points[a] for points in resolved] for a in sorted(set.intersection(*map(set, resolved)))]
-    values = [number_of(event, points) for points in looks]
-    pairs = zip(pairwise(looks), pairwise(values), strict=True)
-    return [between(*points, *numbers) for points, numbers in pairs if numbers[0] * numbers[1] < 0]
+    shared = sorted(set.intersection(*map(set, resolved)))
+    return list(changes(event, ([points[a] for points in resolved] for a in shared)))
+
+
+def changes(event: Event, looks: Iterable[Sequence[FixedPoint]]) -> Iterator[Near]:
+    """Where the number of an event changes its sign between neighbours, among states at one alpha after the other."""
+    for p, q in pairwise((points, number_of(event, points)) for points in looks):
+        if p[1] * q[1] < 0:
+            yield between(p[0], q[0], p[1], q[1])
 
 
 def number_of(event: Event, points: Sequence[FixedPoint]) -> float:
-    """The number of an event at concrete states."""
+    """The number of an event at concrete states, mean over the replicates that have all of them; NaN where few have."""
+    return float(jnp.nanmean(_numbers(event, [p.replicates for p in points])))
+
+
+@eqx.filter_jit
+def _numbers(event: Event, states: Sequence[State]) -> jax.Array:
+    """The number of an event in every replicate, (R,), NaN in those that lack a state, and in all where most do."""
     assert event.value is not None
-    return float(jnp.mean(event.value(*(p.replicates for p in points))))
+    there = jnp.all(jnp.stack([s.has_state for s in states]), 0)
+    return jnp.where(there & quorum(there), event.value(*states), jnp.nan)
 
 
 def between(p: Sequence[FixedPoint], q: Sequence[FixedPoint], g: float, h: float) -> Near:
@@ -278,16 +290,14 @@ def _look(
     exact: bool,
 ) -> Zero:
     """The states at one alpha, and the event's number with the derivatives that are asked for, or free."""
-    assert event.value is not None
     states = tuple(solve_replicates(model, alpha, nodes, x, free, settings) for x, free in zip(xs, frees, strict=True))
-    value, by_model = event.value(*states), None
+    value, by_model = _numbers(event, states), None
     by_alpha = jnp.full_like(value, jnp.nan)
     if event.observable is None:
         by_model, by_alpha = jax.tree.map(jnp.subtract, *(s.train_loss_partials for s in states))
     elif exact:
-        value, by_model, by_alpha = _implicit(event, model, alpha, nodes, states[0].overlaps, frees[0])
-    there = jnp.all(jnp.stack([s.has_state for s in states]), 0)
-    return Zero(alpha, states, jnp.where(there & quorum(there), value, jnp.nan), by_model, by_alpha)
+        _, by_model, by_alpha = _implicit(event, model, alpha, nodes, states[0].overlaps, frees[0])
+    return Zero(alpha, states, value, by_model, by_alpha)
 
 
 def locate(
@@ -336,9 +346,8 @@ def transition_of(event: str, model: Model, zero: Zero, branches: Sequence[str |
     roots = zero.alpha - zero.value / (zero.slope if zero.by_model is None else zero.by_alpha)
     sensitivities = bars = None
     if zero.by_model is not None:
-        each = jax.tree.map(lambda g: -g / zero.by_alpha.reshape(-1, *[1] * (g.ndim - 1)), zero.by_model)
+        each, sensitivities, bars = _derivatives(zero.by_model, zero.by_alpha)
         roots = _with_sensitivities(roots, each, model)
-        sensitivities, bars = jax.tree.map(lambda a: jnp.nanmean(a, 0), each), jax.tree.map(error_bar, each)
     alpha, held = jnp.mean(zero.alpha), lax.stop_gradient(model)
     states = tuple(FixedPoint(held, alpha, s, b) for s, b in zip(zero.states, branches, strict=True))
     worst = jnp.max(jnp.stack([s.status for s in states]))
@@ -351,6 +360,13 @@ def transition_of(event: str, model: Model, zero: Zero, branches: Sequence[str |
         branches=states,
         event=event,
     )
+
+
+@eqx.filter_jit
+def _derivatives(by_model: Model, by_alpha: jax.Array) -> tuple[Model, Model, Model]:
+    """d alpha / d model of every replicate, its mean and its error bar, of the derivatives of what is zero."""
+    each = jax.tree.map(lambda g: -g / by_alpha.reshape(-1, *[1] * (g.ndim - 1)), by_model)
+    return each, jax.tree.map(lambda a: jnp.nanmean(a, 0), each), jax.tree.map(error_bar, each)
 
 
 @jax.custom_jvp

@@ -109,7 +109,7 @@ def _wide(a: jax.Array, like: jax.Array) -> jax.Array:
     return a.reshape(-1, *[1] * (like.ndim - 1))
 
 
-_BRANCH, _BARE, _ANEW, _DONE = range(4)
+_BRANCH, _UNINFORMED, _ANEW, _DONE = range(4)
 
 
 class Searching(eqx.Module):
@@ -144,15 +144,17 @@ def search(
     """
 
     def stage(s: Searching) -> Searching:
-        bare, again = s.stage == _BARE, s.stage == _ANEW
+        uninformed, again = s.stage == _UNINFORMED, s.stage == _ANEW
         xs = jax.tree.map(lambda a, b: jnp.where(again, a, b), start, near)
         damped = eqx.tree_at(lambda a: a.warm_steps, settings, jnp.where(again, _DAMPED_STEPS, settings.warm_steps))
-        return settle(model, s, solve_replicates(model, alpha, nodes, xs, jnp.where(bare, 0.0, free), damped), free)
+        return settle(
+            model, s, solve_replicates(model, alpha, nodes, xs, jnp.where(uninformed, 0.0, free), damped), free
+        )
 
     shapes = eqx.filter_eval_shape(solve_replicates, model, alpha, nodes, near, free, settings)
     nothing = jax.tree.map(lambda a: jnp.zeros(a.shape, a.dtype), shapes)
     nothing = eqx.tree_at(lambda a: a.status, nothing, jnp.full_like(nothing.status, Status.nonfinite))
-    s = Searching(jnp.where(lost, _BARE, _BRANCH), nothing)
+    s = Searching(jnp.where(lost, _UNINFORMED, _BRANCH), nothing)
     if not is_concrete((model, alpha)):
         return lax.while_loop(lambda s: s.stage != _DONE, stage, s).found
     while s.stage != _DONE:  # with the compiled `solve_replicates`
@@ -163,17 +165,17 @@ def search(
 @eqx.filter_jit
 def settle(model: Model, s: Searching, state: State, free: jax.Array) -> Searching:
     """What one solve adds to a search. Only a branch with an order parameter of its own can be absent."""
-    bare, again, own = s.stage == _BARE, s.stage == _ANEW, jnp.sum(free) == 1
-    kept = jax.tree.map(lambda a, b: jnp.where(bare, a, b), s.found, state)
+    uninformed, again, own = s.stage == _UNINFORMED, s.stage == _ANEW, jnp.sum(free) == 1
+    kept = jax.tree.map(lambda a, b: jnp.where(uninformed, a, b), s.found, state)
     known, size = quorum(state.has_state), jnp.mean(jnp.trace(state.overlaps.q, axis1=2, axis2=3))
     collapsed = ~known & (size < _NOTHING * jnp.mean(jnp.trace(model.rho, axis1=1, axis2=2)))
     growth = jnp.mean(of_order(free, state.diagnostics.growth_theta, state.diagnostics.growth_m))
-    gone = own & (bare & known & (growth < 1) | (bare | again) & collapsed)
+    gone = own & (uninformed & known & (growth < 1) | (uninformed | again) & collapsed)
     absent = eqx.tree_at(lambda a: a.status, state, jnp.full_like(state.status, Status.absent))
     small = own & (jnp.mean(jax.vmap(lambda x: own_size(model, x, free))(kept.overlaps)) < _SMALL)
     there = quorum(kept.has_state)
-    settled = jnp.select([bare, again], [gone | there, jnp.array(True)], there & ~small)
-    following = jnp.where(own | bare, s.stage + 1, _ANEW)
+    settled = jnp.select([uninformed, again], [gone | there, jnp.array(True)], there & ~small)
+    following = jnp.where(own | uninformed, s.stage + 1, _ANEW)
     return Searching(
         stage=jnp.where(settled, _DONE, following),
         found=jax.tree.map(lambda a, b: jnp.where(gone, a, b), absent, kept),
@@ -227,17 +229,27 @@ class Curve(eqx.Module):
         """A number of every point, NaN where the branch does not exist."""
         return np.array([float(get(p)) if e else np.nan for p, e in zip(self.points, self.exists, strict=True)])
 
+    def plot(self) -> Any:
+        """Order parameters, training loss and test error against alpha; see `plotting.branch_figure`."""
+        from ..plotting import branch_figure  # not at the top: only pictures need matplotlib
+
+        return branch_figure([self])
+
 
 def walk(
     model: Model, alphas: Sequence[float], branch: str | None, nodes: Rule, settings: Settings
 ) -> Iterator[FixedPoint]:
-    """A branch at one alpha after the other, in the order in which they are given."""
+    """A branch at one alpha after the other, in the order in which they are given.
+
+    Damped steps, which `settings` allows, are for the rough start at the first one: the others start near the branch.
+    """
     dtype, free, start = model.lam.dtype, branch_of(branch).free(model), branch_start(model, branch)
     places = [jnp.asarray(alpha, dtype) for alpha in alphas]
     warm = Warm.begin(start, places[0], nodes.replicates)
     for alpha in places:
         warm, state = advance(model, alpha, alpha, nodes, warm, start, free, settings)
         yield FixedPoint(model, alpha, state, branch)
+        settings = eqx.tree_at(lambda s: s.warm_steps, settings, np.asarray(0))
 
 
 def sweep(

@@ -112,6 +112,12 @@ def _mesh(devices: int | None) -> Mesh:
     return Mesh(np.array(there[:count]), ("tracks",))
 
 
+def patient(settings: Settings) -> Settings:
+    """A caller's settings with more steps, for cells that are tried again."""
+    warm_steps = np.maximum(settings.warm_steps, _WARM_STEPS)
+    return Settings(settings.tol, _PATIENCE * settings.max_steps, warm_steps, settings.damping)
+
+
 class Place(NamedTuple):
     """A cell of one branch."""
 
@@ -146,12 +152,6 @@ class _Grid(NamedTuple):
     def onward(self) -> slice:
         """The order of a track's cells: from the largest alpha down."""
         return slice(None, None, -1 if self.columns.parameter.name == "alpha" else 1)
-
-    @property
-    def patient(self) -> Settings:
-        """The caller's settings with more steps, for cells that are tried again."""
-        s = self.settings
-        return Settings(s.tol, _PATIENCE * s.max_steps, np.maximum(s.warm_steps, _WARM_STEPS), s.damping)
 
     def solved(self, mesh: Mesh, lanes: int | None, store: Store, progress: Progress) -> dict[str, np.ndarray]:
         """All tracks, those in the store excepted: arrays (branch, row, column, replicate, ...)."""
@@ -240,7 +240,7 @@ class _Grid(NamedTuple):
         default = jax.tree.map(lambda a: a[b], pair_start(first))
         x = default if source is None else source
         near = jax.tree.map(lambda a: jnp.broadcast_to(a, (self.nodes.replicates, *a.shape)), x)
-        settings = self.settings if was_absent else self.patient
+        settings = self.settings if was_absent else patient(self.settings)
         alpha, free = jnp.asarray(self.alphas[i, j], model.lam.dtype), pair_free(model)[b]
         state = search(model, alpha, self.nodes, near, default, free, settings, jnp.array(False))
         return jax.tree.map(np.asarray, state.numbers())

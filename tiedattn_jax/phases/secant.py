@@ -43,6 +43,7 @@ class Secant(eqx.Module):
         """To where the tangent, or the secant, is zero."""
         return -self.value / self.slope
 
+    @eqx.filter_jit
     def next(self) -> jax.Array:
         """Where to look next: half-way to an end that the step would pass, in the middle where there is no step."""
         bracketed = (self.low > 0) & jnp.isfinite(self.high)
@@ -54,6 +55,7 @@ class Secant(eqx.Module):
         trial = jnp.where(trial >= self.high, 0.5 * (self.alpha + self.high), trial)
         return jnp.where(trial <= self.low, 0.5 * (self.alpha + self.low), trial)
 
+    @eqx.filter_jit
     def learn(self, alpha: jax.Array, value: jax.Array, slope: Any = jnp.nan) -> Secant:
         """After a look; without a slope, that of the secant through the last two."""
         secant = (value - self.value) / (alpha - self.alpha)
@@ -64,6 +66,7 @@ class Secant(eqx.Module):
         low, high = jnp.where(below, alpha, self.low), jnp.where(below, self.high, alpha)
         return Secant(alpha, value, slope, low, high, rising)
 
+    @eqx.filter_jit
     def blocked(self, alpha: jax.Array) -> Secant:
         """After a look at a place where there is no state: the zero, if any, is on this side of it."""
         above = alpha > self.alpha

@@ -71,33 +71,40 @@ class FixedPoint(eqx.Module):
     replicates: State
     branch: str | None = eqx.field(static=True)
 
-    def _mean(self, tree: Any) -> Any:
-        return jax.tree.map(lambda a: mean_of_found(a, self.replicates.has_state), tree)
+    @property
+    def mean(self) -> State:
+        """Means over the replicates, in the fields of `State`."""
+        return _summary(self.replicates)[0]
+
+    @property
+    def stderr(self) -> State:
+        """Error bars of these means, in the fields of `State`; see `results.error_bar`."""
+        return _summary(self.replicates)[1]
 
     @property
     def overlaps(self) -> Overlaps:
         """Order parameters q, V (L, r, r), theta (L, r, t), m (L, r)."""
-        return self._mean(self.replicates.overlaps)
+        return self.mean.overlaps
 
     @property
     def conjugates(self) -> Conjugates:
         """Conjugate order parameters, shapes as the overlaps."""
-        return self._mean(self.replicates.conjugates)
+        return self.mean.conjugates
 
     @property
     def train_loss(self) -> jax.Array:
         """Training loss / d, minus the free energy."""
-        return self._mean(self.replicates.train_loss)
+        return self.mean.train_loss
 
     @property
     def gen_error(self) -> jax.Array:
         """Test error eps_g."""
-        return self._mean(self.replicates.gen_error)
+        return self.mean.gen_error
 
     @property
     def gen_error_linear(self) -> jax.Array:
         """Test error of the linear baseline; NaN for a model without `target`."""
-        return self._mean(self.replicates.gen_error_linear)
+        return self.mean.gen_error_linear
 
     @property
     def free_energy(self) -> jax.Array:
@@ -107,7 +114,7 @@ class FixedPoint(eqx.Module):
     @property
     def diagnostics(self) -> Diagnostics:
         """Stability, jumps and the health of the proximal solves."""
-        return self._mean(self.replicates.diagnostics)
+        return self.mean.diagnostics
 
     @property
     def status(self) -> jax.Array:
@@ -136,25 +143,24 @@ class FixedPoint(eqx.Module):
         Then the replicon is formally infinite, and derivatives taken node by node miss a term. Those of `solve` contain
         it, whatever the rule.
         """
-        mass = self.diagnostics.jump_mass
-        bar = error_bar(self.replicates.diagnostics.jump_mass)
+        mass, bar = (s.diagnostics.jump_mass for s in (self.mean, self.stderr))
         return jnp.abs(mass) > jnp.maximum(1e-3, jnp.where(jnp.isfinite(bar), 3 * bar, 0.0))
-
-    @property
-    def stderr(self) -> State:
-        """Error bars, in the fields of `State`; see `results.error_bar`."""
-        found = self.replicates.has_state
-        found = jnp.where(jnp.any(found), found, True)
-
-        def bar(a: jax.Array) -> jax.Array:
-            return error_bar(jnp.where(found.reshape(-1, *[1] * (a.ndim - 1)), a, jnp.nan))
-
-        return jax.tree.map(bar, self.replicates)
 
     @property
     def label(self) -> str:
         """Name of the branch found, for a concrete state: of `BRANCHES`, or "mixed"."""
         return ov.label(self.model, self.overlaps)
+
+
+@eqx.filter_jit
+def _summary(states: State) -> tuple[State, State]:
+    """Means over the replicates that have a state, over all if none has, and their error bars."""
+    found = jnp.where(jnp.any(states.has_state), states.has_state, True)
+
+    def bar(a: jax.Array) -> jax.Array:
+        return error_bar(jnp.where(found.reshape(-1, *[1] * (a.ndim - 1)), a, jnp.nan))
+
+    return jax.tree.map(lambda a: mean_of_found(a, found), states), jax.tree.map(bar, states)
 
 
 def solve(
