@@ -38,7 +38,8 @@ def test_message_passing_agrees_with_theory(eight):
     for name, (found, theory, gap, bar) in gaps.items():
         if name != "m":
             assert gap == pytest.approx(found - theory)
-            assert bar < 0.04 * theory and abs(gap) < 3.5 * bar + 0.02 * theory, name
+            limit = 1.22 * 0.04 * theory  # 4 % for a standard error; Student's factor of eight instances
+            assert bar < limit and abs(gap) < 3.5 * bar + 0.02 * theory, name
 
 
 def test_theory_is_that_of_the_realised_teacher(model, lines, eight):

@@ -24,6 +24,7 @@ def test_points_are_fixed_points(path, model, rule):
     assert np.all(np.diff(path.values) > 0) and path.folds == () and set(path.labels) == {"semantic"}
     assert path.values[0] < 1.2 and path.values[-1] > 2.1 and set(path.ends) == {"limit of the parameter"}
     assert path.states.residual.max() < 1e-6
+    assert len(path.plot().axes) == 2
     x = jax.tree.map(lambda a: a[1], path.overlaps)
     fixed = ta.solve(model, path.values[1], "semantic", rule, start=x)
     np.testing.assert_allclose(fixed.overlaps.q, x.q, rtol=1e-4)

@@ -90,6 +90,7 @@ def test_points_in_any_order_and_slopes_of_a_spline():
     np.testing.assert_allclose(found.values, [0, 0.25, 0.5, 1])
     np.testing.assert_allclose(found.slope, 2 * found.values, atol=1e-12)
     np.testing.assert_array_equal(found.status, ta.Status.converged)
+    assert found.plot().axes[0].get_xlabel() == r"$\omega$"
 
 
 def looks(crossing):

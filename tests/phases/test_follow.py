@@ -24,6 +24,7 @@ def test_curve(curve, model, lines):
     assert np.all(np.diff(curve.values(lambda p: p.train_loss)[1:]) > 0)
     direct = ta.solve(model, 2.0, "semantic", lines)
     np.testing.assert_allclose(curve.points[-1].overlaps.q, direct.overlaps.q, rtol=1e-4)
+    assert len(curve.plot().axes) == 3
 
 
 @pytest.fixture(scope="module")

@@ -1,7 +1,6 @@
 """How Newton's method names its end; what it finds is the subject of the other tests of the theory."""
 
 import equinox as eqx
-import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -9,7 +8,8 @@ from cases import CASES, state
 
 import tiedattn_jax as ta
 from tiedattn_jax.overlaps import BRANCHES
-from tiedattn_jax.theory.newton import Iterate, Problem, fixed_point
+from tiedattn_jax.theory.fixed_points import solve_from
+from tiedattn_jax.theory.newton import Iterate, Problem
 from tiedattn_jax.theory.state_evolution import deflated_solve, no_sums
 
 FREE = jnp.array([1.0, 0.0])
@@ -49,11 +49,11 @@ def test_damped_steps_end_near_the_solution(problem):
 
 
 def test_the_start_does_not_matter(model, nodes):
-    case, replicate = CASES[0], nodes.replicate(0)
-    solve = jax.jit(lambda x: fixed_point(model, jnp.array(2.0), replicate, x, FREE, ta.Settings(tol=1e-8)))
-    one, other = solve(state(case)), solve(BRANCHES["semantic"].start(model))
-    assert int(one[3]) == int(other[3]) == ta.Status.converged
-    np.testing.assert_allclose(one[0].q, other[0].q, rtol=1e-6)
+    tight = ta.Settings(tol=1e-8)
+    starts = state(CASES[0]), BRANCHES["semantic"].start(model)
+    one, other = (solve_from(model, 2.0, "semantic", nodes, x, tight) for x in starts)
+    assert int(one.status) == int(other.status) == ta.Status.converged
+    np.testing.assert_allclose(one.overlaps.q, other.overlaps.q, rtol=1e-6)
 
 
 def test_a_lane_that_failed_has_finite_derivatives():

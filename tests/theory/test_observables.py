@@ -62,22 +62,27 @@ def test_growths_are_eigenvalues_of_the_map(model):
     np.testing.assert_allclose(np.linalg.eigvals(m).real.max(), fp.diagnostics.growth_m, rtol=3e-3)
 
 
+@jax.jit
+def moved_growths(s, x, alpha, replicate):
+    """Growths at overlaps and numbers that are moved by shares s: of sigma, q, V and alpha."""
+    here = ta.dot_product(sigma=0.5 * (1 + s[0]))
+    near = ta.Overlaps(x.q * (1 + s[1]), x.V * (1 + s[2]), x.theta, x.m)
+    return jnp.stack(growths_in(here, alpha * (1 + s[3]), near, replicate, jnp.array([1.0, 0.0])))
+
+
+@jax.jit
+def growth_slopes(*arguments):
+    return jax.jacfwd(moved_growths)(jnp.zeros(4), *arguments)
+
+
 @pytest.mark.parametrize("case", [CASES[0], CASES[4]], ids=lambda c: f"{c.branch} {c.alpha}")
 def test_derivatives_of_growths(model, case):
-    """At held overlaps, jumps included: derivatives in sigma, q, V and alpha against central differences."""
-    one = ta.line_nodes(model, 9, replicates=1).replicate(0)
-    free, x = BRANCHES["semantic"].free(model), state(case)
-
-    @jax.jit
-    def at(s):
-        here = ta.dot_product(sigma=0.5 * (1 + s[0]))
-        moved = ta.Overlaps(x.q * (1 + s[1]), x.V * (1 + s[2]), x.theta, x.m)
-        return jnp.stack(growths_in(here, case.alpha * (1 + s[3]), moved, one, free))
-
-    slopes = jax.jit(jax.jacfwd(at))(jnp.zeros(4))
+    """At held overlaps, jumps included: against central differences."""
+    arguments = state(case), jnp.asarray(case.alpha, float), ta.line_nodes(model, 9, replicates=1).replicate(0)
+    slopes = growth_slopes(*arguments)
     for k in range(4):
         step = 2e-3 * jnp.eye(4)[k]
-        difference = (at(step) - at(-step)) / 4e-3
+        difference = (moved_growths(step, *arguments) - moved_growths(-step, *arguments)) / 4e-3
         np.testing.assert_allclose(slopes[:, k], difference, rtol=5e-3, atol=5e-4)
 
 

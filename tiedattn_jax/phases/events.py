@@ -188,7 +188,6 @@ def number_of(event: Event, points: Sequence[FixedPoint]) -> float:
     return float(jnp.nanmean(_numbers(event, [p.replicates for p in points])))
 
 
-@eqx.filter_jit
 def _numbers(event: Event, states: Sequence[State]) -> jax.Array:
     """The number of an event in every replicate, (R,), NaN in those that lack a state, and in all where most do."""
     assert event.value is not None

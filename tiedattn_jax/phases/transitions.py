@@ -25,7 +25,7 @@ from .secant import zero_between
 
 RANGE = (0.1, 4.0)
 _COARSE = 1e-3  # relative accuracy of a transition on coarse averages, which are themselves right to about that
-_FINAL = 1e-5  # a Newton step, relative, after which the next one is below rounding: slopes are exact
+_FINAL = 1e-7  # a Newton step, relative, after which the next one is below rounding: slopes are exact
 
 
 def critical_alpha(

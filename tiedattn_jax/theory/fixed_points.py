@@ -74,12 +74,12 @@ class FixedPoint(eqx.Module):
     @property
     def mean(self) -> State:
         """Means over the replicates, in the fields of `State`."""
-        return _summary(self.replicates)[0]
+        return _means(self.replicates)
 
     @property
     def stderr(self) -> State:
         """Error bars of these means, in the fields of `State`; see `results.error_bar`."""
-        return _summary(self.replicates)[1]
+        return _error_bars(self.replicates)
 
     @property
     def overlaps(self) -> Overlaps:
@@ -152,15 +152,21 @@ class FixedPoint(eqx.Module):
         return ov.label(self.model, self.overlaps)
 
 
+# Two programs: at a number that is zero in all replicates the error bar has no derivative, and a reverse pass through both
+# would hand its NaN to the mean.
 @eqx.filter_jit
-def _summary(states: State) -> tuple[State, State]:
-    """Means over the replicates that have a state, over all if none has, and their error bars."""
+def _means(states: State) -> State:
+    return jax.tree.map(lambda a: mean_of_found(a, states.has_state), states)
+
+
+@eqx.filter_jit
+def _error_bars(states: State) -> State:
     found = jnp.where(jnp.any(states.has_state), states.has_state, True)
 
     def bar(a: jax.Array) -> jax.Array:
         return error_bar(jnp.where(found.reshape(-1, *[1] * (a.ndim - 1)), a, jnp.nan))
 
-    return jax.tree.map(lambda a: mean_of_found(a, found), states), jax.tree.map(bar, states)
+    return jax.tree.map(bar, states)
 
 
 def solve(
