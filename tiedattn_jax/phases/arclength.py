@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from itertools import pairwise
 from typing import Any, NamedTuple
 
@@ -26,6 +26,7 @@ from ..theory.state_evolution import saddle_map
 
 _TOLERANCE = 1e-6  # of the residual, relative: the averages of lines are smooth to that
 _STEPS = 8  # of Newton's method; more say that the arc was too long
+_STEP = 0.05  # the first one
 _LEAST_STEP = 1e-4
 _LONGEST_STEP = 0.2  # relative to the sizes of overlaps and parameter at the start
 _SHARPEST_TURN = 0.7  # cosine between two tangents: a sharper one is more likely a jump to another branch
@@ -184,6 +185,23 @@ class _Continuation:
             step = min(step * (1.5 if found.steps <= 3 else 0.7 if found.steps > 5 else 1.0), _LONGEST_STEP)
         return points, "number of points"
 
+    def both_ways(self, limits: tuple[float, float], step: float, count: int) -> tuple[list[_Point], tuple[str, str]]:
+        """Points on both sides of the start, in the order along the curve, and why they end.
+
+        Raises:
+            InputError: Newton's method finds no state from the start.
+        """
+        first = self.correct(self.start, np.eye(len(self.start))[-1])
+        if first is None:
+            raise InputError("start", "must be near a state, Newton's method found none from it")
+        ahead, last = self.march(first, step, limits, count)
+        behind, end = self.march(first._replace(tangent=-first.tangent), step, limits, count)
+        return [*(p._replace(tangent=-p.tangent) for p in behind[:0:-1]), *ahead], (end, last)
+
+    def turns(self, points: list[_Point]) -> list[np.ndarray]:
+        """Coordinates of all folds between neighbouring points."""
+        return [self.turning(p, q) for p, q in pairwise(points) if p.tangent[-1] * q.tangent[-1] < 0]
+
     def turning(self, a: _Point, b: _Point) -> np.ndarray:
         """Coordinates where the parameter has an extremum along the curve, between two of its points."""
         best = [a]
@@ -209,7 +227,7 @@ def trace_branch(
     alpha: float = 2.0,
     start: FixedPoint | Overlaps | None = None,
     settings: Settings | None = None,
-    step: float = 0.05,
+    step: float = _STEP,
     points: int = 200,
 ) -> list[BranchPath]:
     """Follow a fixed point through a parameter in both directions, around folds, in every replicate of the averages.
@@ -240,15 +258,32 @@ def trace_branch(
         start = near_branch(model, a, nodes.coarse, branch_start(model, branch), free, settings)
     elif isinstance(start, FixedPoint):
         start = start.overlaps
-    paths = []
+    curves = _continuations(model, a, number, here, nodes, free, start, settings)
+    return [_path(curve, limits, step, points) for curve in curves]
+
+
+def _continuations(
+    model: Model,
+    alpha: jax.Array,
+    parameter: Parameter,
+    value: float,
+    nodes: Rule,
+    free: jax.Array,
+    start: Overlaps,
+    settings: Settings,
+) -> Iterator[_Continuation]:
+    """The solution curve of every replicate, from a state near the start.
+
+    Raises:
+        InputError: there is none.
+    """
     for k in range(nodes.replicates):
         replicate = nodes.replicate(k)
-        found = _at_once(model, a, replicate, start, free, settings)
+        found = _at_once(model, alpha, replicate, start, free, settings)
         if not found.has_state[0]:
             raise InputError("start", f"must be near a state, got one with status {Status.name_of(found.status[0])}")
         x = jax.tree.map(lambda v: v[0], found.overlaps)
-        paths.append(_path(_Continuation(model, a, number, here, replicate, free, x), limits, step, points))
-    return paths
+        yield _Continuation(model, alpha, parameter, value, replicate, free, x)
 
 
 def _at_once(
@@ -271,19 +306,13 @@ def folds_of(paths: Sequence[BranchPath]) -> list[tuple[float, float]]:
 
 
 def _path(curve: _Continuation, limits: tuple[float, float], step: float, count: int) -> BranchPath:
-    up = np.eye(len(curve.start))[-1]
-    first = curve.correct(curve.start, up)
-    if first is None:
-        raise InputError("start", "must be near a state, Newton's method found none from it")
-    ahead, last = curve.march(first, step, limits, count)
-    behind, end = curve.march(first._replace(tangent=-first.tangent), step, limits, count)
-    points = [*(p._replace(tangent=-p.tangent) for p in behind[:0:-1]), *ahead]
-    turns, crossings = [], []
-    for p, q in pairwise(points):
-        if p.tangent[-1] * q.tangent[-1] < 0:
-            turns.append(curve.turning(p, q))
-        elif np.linalg.det(p.J[:, :-1]) * np.linalg.det(q.J[:, :-1]) < 0:
-            crossings.append(0.5 * float(curve.plain(p.w)[-1] + curve.plain(q.w)[-1]))
+    points, ends = curve.both_ways(limits, step, count)
+    turns = curve.turns(points)
+    crossings = [
+        0.5 * float(curve.plain(p.w)[-1] + curve.plain(q.w)[-1])
+        for p, q in pairwise(points)
+        if p.tangent[-1] * q.tangent[-1] > 0 and np.linalg.det(p.J[:, :-1]) * np.linalg.det(q.J[:, :-1]) < 0
+    ]
     u = np.array([curve.plain(p.w) for p in points])
     states = jax.tree.map(lambda *a: np.concatenate(a), *(curve.seen(p.w) for p in points))
     # The Jacobian is that of F(x) - x, in scaled coordinates, which have the same eigenvalues.
@@ -298,7 +327,7 @@ def _path(curve: _Continuation, limits: tuple[float, float], step: float, count:
         folds=tuple(float(curve.plain(w)[-1]) for w in turns),
         fold_states=tuple(curve.seen(w) for w in turns),
         crossings=tuple(crossings),
-        ends=(end, last),
+        ends=ends,
     )
 
 
@@ -315,16 +344,18 @@ def fold_near(
     Returns:
         alpha (R,) and the states there; None where a path has no fold, or there is no state with these nodes.
     """
-    try:
-        paths = trace_branch(model, "alpha", limits, branch, nodes, alpha=alpha, start=start, points=_FOLD_POINTS)
-    except InputError:
+    number, free, dtype = Parameter("alpha"), branch_of(branch).free(model), model.lam.dtype
+    found = []
+    with contextlib.suppress(InputError):
+        for curve in _continuations(model, jnp.asarray(alpha, dtype), number, alpha, nodes, free, start, Settings()):
+            points, _ = curve.both_ways(limits, _STEP, _FOLD_POINTS)
+            turns = {float(curve.plain(w)[-1]): w for w in curve.turns(points)}
+            inside = [fold for fold in turns if limits[0] < fold < limits[1]]
+            if not inside:
+                return None
+            fold = min(inside, key=lambda fold: abs(fold - alpha))
+            found.append((jnp.asarray(fold, dtype), curve.seen(turns[fold])))
+    if len(found) < nodes.replicates:
         return None
-    nearest = []
-    for path in paths:
-        inside = [k for k, fold in enumerate(path.folds) if limits[0] < fold < limits[1]]
-        if not inside:
-            return None
-        k = min(inside, key=lambda k: abs(path.folds[k] - alpha))
-        nearest.append((jnp.asarray(path.folds[k], model.lam.dtype), path.fold_states[k]))
-    alphas, states = zip(*nearest, strict=True)
+    alphas, states = zip(*found, strict=True)
     return jnp.stack(alphas), jax.tree.map(lambda *a: jnp.concatenate(a), *states)
