@@ -25,7 +25,9 @@ from .secant import zero_between
 
 RANGE = (0.1, 4.0)
 _COARSE = 1e-3  # relative accuracy of a transition on coarse averages, which are themselves right to about that
-_FINAL = 1e-7  # a Newton step, relative, after which the next one is below rounding: slopes are exact
+# A Newton step, relative, that is the last: the next one would be of the size of what `Settings.tol` leaves of the states,
+# which start so near then that they are not solved again.
+_FINAL = 1e-5
 
 
 def critical_alpha(
