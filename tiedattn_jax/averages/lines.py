@@ -279,7 +279,7 @@ def line_nodes(
         jumps=jumps,
         block=block or BLOCK,
     )
-    # Single nodes have a program that compiles in half the time.
+    # Single nodes do near a fixed point, and lines have more to compile.
     return Rule(stack, sobol_nodes(model, COARSE, seed=seed, replicates=1).coarse)
 
 

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-REPLICATES = 4  # error bars of four are known to within a third, and already 1.65 standard errors wide by Student's law
-BLOCK = 2**15  # nodes in memory together; larger blocks are not faster on a CPU
+REPLICATES = 4  # the fewest whose error bars are of use: by Student's law 1.65 standard errors wide
+BLOCK = 2**15  # nodes in memory together
 NODES = 2**16  # of a rule of single nodes: 5e-4 in q and 3e-3 in V where the proximal operator jumps
 COARSE = 2**12  # of the one replicate that brings a start near a fixed point: 2 % there
 
@@ -12,8 +12,8 @@ COARSE = 2**12  # of the one replicate that brings a start near a fixed point: 2
 SIZES = {
     "solve": 2**15,  # one state, and alpha_c to 8e-6
     "transition": 2**14,  # the command's alpha_c, to 6e-5 in half the time
-    "instances": 2**14,  # beside instances of finite size, whose scatter is a hundred times larger
+    "instances": 2**14,  # beside instances of finite size, whose scatter is larger
     "path": 2**13,  # a path in arclength, whose Newton steps are dense
     "curve": 2**12,  # curves to look at
-    "grid": 2**11,  # hundreds of cells: losses, being stationary, are good to 1e-6
+    "grid": 2**11,  # hundreds of cells: losses, being stationary, are good to the square of that
 }

@@ -29,7 +29,7 @@ from .follow import Progress, follow, pair_free, pair_start, search, silent, tra
 # Losses are stationary in the overlaps: an error of 5e-4 there is none in them.
 GRID_SETTINGS = Settings(tol=5e-4, max_steps=15, warm_steps=0)
 _FIRST_SETTINGS = Settings(tol=1e-3)  # of the search for the first cells, on coarse averages
-_ACCELERATOR_LANES = 64  # tracks in lockstep: 64 x 6,300 nodes fill a GPU, and their blocks fit its memory
+_ACCELERATOR_LANES = 64  # tracks in lockstep, at most; a guess: no accelerator was at hand
 _PATIENCE = 2  # times as many Newton steps when a cell is tried again
 _WARM_STEPS = 300  # and as many damped steps at least, from the state of a neighbour that may be far
 
