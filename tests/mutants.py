@@ -1,0 +1,90 @@
+"""Break the library on purpose, one change at a time, and see which tests notice: `python tests/mutants.py [names]`.
+
+The changes lie beside the tests of their subject, in `mutants.toml`: a text that occurs once in a file of the package,
+what stands there instead, and the tests that should fail. Run by hand; it takes about half a minute for each change.
+
+Args on the command line: words, of which a change must contain one in its file or its reason; `--jobs N` at a time.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+import tomllib
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import NamedTuple
+
+ROOT = Path(__file__).resolve().parent.parent
+_LIMIT_S = 900
+
+
+class Mutant(NamedTuple):
+    file: str  # in the package
+    was: str  # occurs once there
+    now: str
+    why: str  # what is wrong then
+    tests: str  # arguments of pytest
+
+    @property
+    def text(self) -> str:
+        return (ROOT / "tiedattn_jax" / self.file).read_text()
+
+
+def mutants() -> list[Mutant]:
+    """All changes."""
+    found = []
+    for table in sorted((ROOT / "tests").rglob("mutants.toml")):
+        found += [Mutant(**entry) for entry in tomllib.loads(table.read_text())["mutant"]]
+    return found
+
+
+def verdict_on(mutant: Mutant, home: Path) -> str:
+    """Run the tests of one change in a copy of the tree: "caught", "NOT CAUGHT" or "no verdict"."""
+    copy = Path(tempfile.mkdtemp(dir=home))
+    for part in ("tiedattn_jax", "tests", "benchmarks", "figures", "README.md", "pyproject.toml"):
+        one = ROOT / part
+        (shutil.copytree if one.is_dir() else shutil.copy)(one, copy / part)
+    (copy / "tiedattn_jax" / mutant.file).write_text(mutant.text.replace(mutant.was, mutant.now))
+    command = [sys.executable, "-m", "pytest", "-x", "-q", "-n0", "-p", "no:cacheprovider", *mutant.tests.split()]
+    environment = {**os.environ, "PYTHONPATH": str(copy)}
+    try:
+        done = subprocess.run(command, cwd=copy, env=environment, capture_output=True, timeout=_LIMIT_S)
+    except subprocess.TimeoutExpired:
+        return "caught (time)"
+    finally:
+        shutil.rmtree(copy)
+    # 1: a test failed; 2: a module could not even be imported, which says nothing about the tests.
+    return {0: "NOT CAUGHT", 1: "caught"}.get(done.returncode, "no verdict")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("names", nargs="*")
+    parser.add_argument("--jobs", type=int, default=os.cpu_count())
+    args = parser.parse_args()
+    chosen = [m for m in mutants() if not args.names or any(n in f"{m.file} {m.why}" for n in args.names)]
+    home = Path(tempfile.mkdtemp())
+
+    def run(mutant: Mutant) -> str:
+        begun = time.perf_counter()
+        verdict = verdict_on(mutant, home)
+        print(f"{verdict:12s} {time.perf_counter() - begun:5.0f} s  {mutant.file}: {mutant.why}", flush=True)
+        return verdict
+
+    try:
+        with ThreadPoolExecutor(args.jobs) as pool:
+            verdicts = list(pool.map(run, chosen))
+    finally:
+        shutil.rmtree(home)
+    caught = sum(v.startswith("caught") for v in verdicts)
+    print(f"{caught} of {len(verdicts)} caught")
+
+
+if __name__ == "__main__":
+    main()
