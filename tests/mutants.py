@@ -1,7 +1,8 @@
 """Break the library on purpose, one change at a time, and see which tests notice: `python tests/mutants.py [names]`.
 
 The changes lie beside the tests of their subject, in `mutants.toml`: a text that occurs once in a file of the package,
-what stands there instead, and the tests that should fail. Run by hand; it takes about half a minute for each change.
+what stands there instead, and the tests that should fail. Run by hand, on the last commit; it takes about half a minute
+for each change.
 
 Args on the command line: words, of which a change must contain one in its file or its reason; `--jobs N` at a time.
 """
@@ -45,12 +46,15 @@ def mutants() -> list[Mutant]:
 
 
 def verdict_on(mutant: Mutant, home: Path) -> str:
-    """Run the tests of one change in a copy of the tree: "caught", "NOT CAUGHT" or "no verdict"."""
+    """Run the tests of one change in a copy of the tree: "caught", "NOT CAUGHT", "no verdict" or "no place"."""
     copy = Path(tempfile.mkdtemp(dir=home))
-    for part in ("tiedattn_jax", "tests", "benchmarks", "figures", "README.md", "pyproject.toml"):
-        one = ROOT / part
-        (shutil.copytree if one.is_dir() else shutil.copy)(one, copy / part)
-    (copy / "tiedattn_jax" / mutant.file).write_text(mutant.text.replace(mutant.was, mutant.now))
+    archive = subprocess.run(["git", "archive", "HEAD"], cwd=ROOT, capture_output=True, check=True).stdout
+    subprocess.run(["tar", "-x"], cwd=copy, input=archive, check=True)
+    file = copy / "tiedattn_jax" / mutant.file
+    text = file.read_text()
+    if text.count(mutant.was) != 1:
+        return "no place"
+    file.write_text(text.replace(mutant.was, mutant.now))
     command = [sys.executable, "-m", "pytest", "-x", "-q", "-n0", "-p", "no:cacheprovider", *mutant.tests.split()]
     environment = {**os.environ, "PYTHONPATH": str(copy)}
     try:
