@@ -22,6 +22,15 @@ def test_the_rest_of_a_row_makes_room():
     np.testing.assert_array_equal(moved[:2], three.mixing[:2])
 
 
+def test_rows_stay_stochastic(model):
+    last = Parameter("mixing[-1,-1]").set(model, None, 0.5)[0].mixing
+    np.testing.assert_allclose(last, [[0.6, 0.4], [0.5, 0.5]], rtol=1e-15)
+    identity = ta.dot_product(mixing=np.eye(3), encodings=[[1.0], [0.0], [-1.0]])
+    number = Parameter("mixing[0,0]")  # the others were zero: they share equally
+    np.testing.assert_allclose(number.set(identity, None, 0.5)[0].mixing[0], [0.5, 0.25, 0.25])
+    np.testing.assert_allclose(number.direction(identity, 1.0).mixing[0], [1.0, -0.5, -0.5])
+
+
 def test_direction_is_the_derivative(model):
     step = 1e-6
     for name, value in (("omega", 0.3), ("mixing[0,1]", 0.4)):

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
 
@@ -30,14 +31,37 @@ def require(ok: Any, argument: str, value: Any, want: str) -> None:
 
 def require_choice(value: Any, argument: str, choices: Any) -> None:
     """Raise an `InputError` unless `value` is one of some names."""
-    if value not in choices:
+    if not isinstance(value, (str, type(None))) or value not in choices:
         names = ", ".join(str(c) for c in choices)
         raise InputError(argument, f"must be one of {names}, got {argument}={value!r}")
 
 
+def require_kind(value: Any, argument: str, kind: Any, want: str) -> None:
+    """Raise an `InputError` unless `value` is an instance of a class."""
+    if not isinstance(value, kind):
+        raise InputError(argument, f"must be {want}, got {argument}={value!r:.80} of type {type(value).__name__}")
+
+
+def as_number(value: Any, argument: str, dtype: Any) -> jax.Array:
+    """One real number as an array of a dtype, traced or not.
+
+    Raises:
+        InputError: it is none, or several.
+    """
+    try:
+        if np.iscomplexobj(value) or isinstance(value, (str, bytes)):
+            raise TypeError
+        number = jnp.asarray(value, dtype)
+    except (TypeError, ValueError, OverflowError):
+        raise InputError(argument, f"must be a real number, got {argument}={value!r}") from None
+    if number.shape != ():
+        raise InputError(argument, f"must be one number, got shape {number.shape}: use jax.vmap for several")
+    return number
+
+
 def require_count(value: Any, argument: str, least: int = 1) -> None:
     """Raise an `InputError` unless `value` is an integer of at least `least`."""
-    if not isinstance(value, (int, np.integer)) or value < least:
+    if isinstance(value, bool) or not isinstance(value, (int, np.integer)) or value < least:
         raise InputError(argument, f"must be an integer of at least {least}, got {argument}={value!r}")
 
 

@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import abc
+import dataclasses
 
 import equinox as eqx
 import jax
 import jax.numpy as jnp
+import numpy as np
+
+from .errors import InputError, require, require_count
 
 
 class SpectralLaw(eqx.Module):
@@ -100,3 +104,81 @@ class Model(eqx.Module):
 
     def _missing(self, method: str) -> str:
         return f"{type(self).__name__} must have a method `{method}` for this: see tiedattn_jax.Model"
+
+
+def check(model: Model, *, even: bool = True) -> None:
+    """Check a model whose numbers are concrete, as every solve does: what a first layer of one's own gets wrong.
+
+    Args:
+        model: a layer and its data.
+        even: whether the loss must be even in Z and in Y, as it must for the branches that a symmetry defines.
+
+    Raises:
+        InputError: a field that is no array of the dtype of `lam`, or that the model itself refuses; a shape that is
+            not three counts; a law of other shapes, with weights that do not sum to one, or that no matrices have; a
+            loss that is not a finite real number or not even; a target or student that is not an (L, L) matrix.
+    """
+    if not isinstance(model, Model):
+        raise InputError("model", f"must be a tiedattn_jax.Model, such as dot_product(), got {model!r}")
+    with jax.ensure_compile_time_eval():  # also inside a jitted function, as long as the model itself is concrete
+        _check_fields(model)
+        for base in type(model).__mro__:
+            base.__dict__.get("__check_init__", lambda model: None)(model)
+        _check_law(model)
+        _check_functions(model, even)
+
+
+def _check_fields(model: Model) -> None:
+    for field in dataclasses.fields(model):
+        value = getattr(model, field.name)
+        if field.metadata.get("static", False):
+            continue
+        for leaf in jax.tree.leaves(value):
+            if not hasattr(leaf, "dtype"):
+                raise InputError(field.name, f"must hold jax arrays, got {leaf!r}: write jnp.asarray({leaf!r})")
+            if not np.issubdtype(leaf.dtype, np.integer) and leaf.dtype != model.lam.dtype:
+                raise InputError(field.name, f"must be {model.lam.dtype} like lam, got {leaf.dtype}")
+    require(np.shape(model.lam) == () and 0 < model.lam < np.inf, "lam", model.lam, "one positive number")
+    if len(model.shape) != 3:
+        raise InputError("shape", f"must be (L, r, t), got {model.shape}")
+    for count in model.shape:
+        require_count(count, "shape")
+
+
+def _check_law(model: Model) -> None:
+    (L, _, t), law = model.shape, model.law()
+    K = np.shape(law.weights)[:1] or (1,)
+    shapes = {"weights": K, "gamma": (*K, L), "tau": (*K, L, L), "pi": (*K, t, t), "cross": (*K, L, t)}
+    for name, shape in shapes.items():
+        value = np.asarray(getattr(law, name))
+        if value.shape != shape:
+            raise InputError(f"law().{name}", f"must be of shape {shape}, got shape {value.shape}")
+        require(np.isfinite(value), f"law().{name}", value, "finite")
+    weights, gamma, tau, pi, cross = (np.asarray(getattr(law, name), float) for name in shapes)
+    rounding = 100 * float(jnp.finfo(model.lam.dtype).eps)
+    one = abs(weights.sum() - 1) < rounding and np.all(weights >= 0)
+    require(one, "law().weights", weights, "shares >= 0 that sum to one")
+    require((gamma >= 0) & (weights @ gamma > 0), "law().gamma", gamma, "eigenvalues >= 0, not all zero")
+    moments = np.block([[tau, cross], [cross.swapaxes(1, 2), pi]])
+    least, size = np.linalg.eigvalsh(moments)[:, 0], np.abs(moments).max()
+    symmetric = np.allclose(moments, moments.swapaxes(1, 2), rtol=rounding, atol=rounding * size)
+    if not symmetric or np.any(least < -rounding * size):
+        raise InputError("law()", "must have [[tau, cross], [cross^T, pi]] symmetric and positive semidefinite")
+    rho = np.asarray(model.rho, float)
+    require(np.linalg.eigvalsh(rho)[:, 0] > 0, "rho", rho, "positive definite for every token: see law().pi and gamma")
+
+
+def _check_functions(model: Model, even: bool) -> None:
+    L, r, t = model.shape
+    rng = np.random.default_rng(0)
+    Z, Y = (jnp.asarray(rng.standard_normal((L, k)), model.lam.dtype) for k in (r, t))
+    value = model.loss(Z, Y)
+    real = np.asarray(value).dtype.kind in "iuf" and np.shape(value) == ()
+    if not real or not np.isfinite(value):
+        raise InputError("loss", f"must return a finite real scalar, got {value!r}: see Model.loss")
+    if even and not np.allclose([model.loss(-Z, Y), model.loss(Z, -Y)], value, rtol=1e-3):
+        raise InputError("loss", "must be even in Z and in Y for a branch by name: use branch=None with a start")
+    for name, given in {"student": Z, "target": Y}.items():
+        if model.provides(name) and jnp.shape(getattr(model, name)(given)) != (L, L):
+            shape = jnp.shape(getattr(model, name)(given))
+            raise InputError(name, f"must return an ({L}, {L}) matrix, got shape {shape}")

@@ -46,8 +46,10 @@ class Parameter:
         new = old.at[index].set(value) if index else value
         if field == "mixing" and index:
             i, j = index
-            rest = jnp.where(jnp.arange(old.shape[1]) == j, 1.0, (1 - value) / (1 - old[i, j]))
-            new = new.at[i].multiply(rest)
+            others = old[i].at[j].set(0.0)
+            total = jnp.sum(others)  # zero where the entry was all of the row: the others then share equally
+            part = jnp.where(total > 0, others / jnp.where(total > 0, total, 1.0), 1 / (old.shape[1] - 1))
+            new = old.at[i].set(((1 - value) * part).at[j].set(value))
         return eqx.tree_at(lambda m: getattr(m, field), model, new), alpha
 
     def read(self, model: Model, alpha: Any, argument: str) -> float:

@@ -14,8 +14,8 @@ from jax import lax
 from .. import overlaps as ov
 from ..averages.default import default_nodes
 from ..averages.rule import Points, Replicate, Rule
-from ..errors import InputError, is_concrete, require
-from ..model import Model
+from ..errors import InputError, as_number, is_concrete, require
+from ..model import Model, check
 from ..overlaps import Conjugates, Overlaps, branch_of
 from ..results import Settings, Status, error_bar, has_state, mean_of_found, quorum
 from .newton import fixed_point
@@ -205,8 +205,7 @@ def solve(
     """
     free = branch_of(branch).free(model)
     alpha = check_alpha(model, alpha)
-    if is_concrete(model):
-        check_model(model, branch)
+    check_model(model, branch)
     if isinstance(start, FixedPoint):
         start = start.overlaps
     if start is not None:
@@ -330,29 +329,18 @@ def check_alpha(model: Model, alpha: Any) -> jax.Array:
     """alpha in the model's dtype.
 
     Raises:
-        InputError: it is not positive and finite.
+        InputError: it is not one positive and finite number.
     """
-    alpha = jnp.asarray(alpha, model.lam.dtype)
+    alpha = as_number(alpha, "alpha", model.lam.dtype)
     if is_concrete(alpha):
         require(np.isfinite(alpha) & (alpha > 0), "alpha", alpha, "positive and finite")
     return alpha
 
 
 def check_model(model: Model, branch: str | None) -> None:
-    """Check a concrete model's loss at a few fields.
-
-    Raises:
-        ValueError: a loss that is not a finite scalar, or not even in the fields although the branch needs it.
-    """
-    L, r, t = model.shape
-    rng = np.random.default_rng(0)
-    with jax.ensure_compile_time_eval():  # also inside a jitted function, as long as the model itself is concrete
-        Z, Y = (jnp.asarray(rng.standard_normal((L, k)), model.lam.dtype) for k in (r, t))
-        value, *mirrored = model.loss(Z, Y), model.loss(-Z, Y), model.loss(Z, -Y)
-    if jnp.shape(value) != () or not np.isfinite(value):
-        raise InputError("loss", f"must return a finite scalar, got {value!r}: see Model.loss")
-    if branch is not None and not np.allclose(np.asarray(mirrored), value, rtol=1e-3):
-        raise InputError("loss", f"must be even in Z and in Y for branch={branch!r}: use branch=None with a start")
+    """`check` of a model on a branch, where its numbers are concrete."""
+    if is_concrete(model):
+        check(model, even=branch is not None)
 
 
 def _check_start(model: Model, start: Overlaps) -> None:

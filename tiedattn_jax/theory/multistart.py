@@ -17,7 +17,7 @@ from ..errors import require_count
 from ..model import Model
 from ..overlaps import Overlaps, admissible, branch_of, magnitudes
 from ..results import Settings, Status
-from .fixed_points import FixedPoint, branch_start, check_alpha, solve_from
+from .fixed_points import FixedPoint, branch_start, check_alpha, check_model, solve_from
 from .newton import fixed_point
 
 # Damped steps lead to minima, and past saddles.
@@ -57,9 +57,11 @@ def find_states(
     Raises:
         InputError: `alpha` or `count` not positive.
     """
-    nodes = default_nodes(model, SIZES["path"]) if nodes is None else nodes
-    require_count(count, "count")
+    check_model(model, None)
     a, free = check_alpha(model, alpha), branch_of(None).free(model)
+    require_count(count, "count")
+    require_count(seed, "seed", 0)
+    nodes = default_nodes(model, SIZES["path"]) if nodes is None else nodes
     rng = np.random.default_rng(seed)
     base = branch_start(model, None)
 
