@@ -22,7 +22,6 @@ from .newton import fixed_point
 from .observables import Diagnostics, diagnose, gen_error_in, gen_error_linear_in, moments
 from .potentials import channel_by_model, train_loss_partials
 
-
 _LESS, _ATTEMPTS = 0.03, 2  # by which V of a start that led nowhere is multiplied, and how often one is tried
 
 
