@@ -346,35 +346,3 @@ def test_figures(data, frozen, free):
     lines = learning_figure({"semantic": [frozen, free]}).axes[1].lines
     np.testing.assert_allclose(lines[1].get_ydata()[:3], 1 - frozen.history.test_accuracy[1])
     assert len(lines[1].get_ydata()) == 5
-
-
-@pytest.mark.parametrize(
-    ("call", "message"),
-    [
-        (lambda d, k: task.sample(k[0], 100, length=1), "length must be an integer of at least 2"),
-        (lambda d, k: task.sample(k[0], 100, tokens=1), "tokens must be an integer of at least 2"),
-        (lambda d, k: task.sample(k[0], 1), "n must be an integer of at least 2"),
-        (lambda d, k: task.sample(k[0], 100, train_share=1.0), "train_share must be such that both parts"),
-        (lambda d, k: task.Transformer(k[0], width=7), "width must be an even integer of at least 2, got width=7"),
-        (lambda d, k: task.Transformer(k[0], hidden=0), "hidden must be an integer of at least 1"),
-        (lambda d, k: task.train(k, d, "lexical"), "mechanism must be one of semantic, positional, free"),
-        (lambda d, k: task.train(k, d, ["free"] * 3), "mechanism must be one name, or one for each of the 2 keys"),
-        (lambda d, k: task.train(k[0], d), "keys must be typed PRNG keys of shape"),
-        (lambda d, k: task.train(0, d), "keys must be typed PRNG keys of shape"),
-        (lambda d, k: task.train(k, d, epochs=0), "epochs must be an integer of at least 1"),
-        (lambda d, k: task.train(k, d, batch=0), "batch must be an integer of at least 1"),
-        (lambda d, k: task.train(k, d, rate=-1.0), "rate must be positive and finite"),
-        (lambda d, k: task.attention(task.Transformer(k[0]), [0] * 9), "x must be of a shape that ends with L = 10"),
-        (lambda d, k: task.attention(task.Transformer(k[0]), [15] * 10), "x must be tokens between 0 and 14"),
-    ],
-)
-def test_bad_input(data, keys, call, message):
-    with pytest.raises(ValueError, match=message):
-        call(data, keys)
-
-
-def test_bad_input_of_unfreeze(data, keys, frozen):
-    with pytest.raises(ValueError, match="keys must be one for each of the 2 runs"):
-        task.unfreeze(keys[:1], frozen, data)
-    with pytest.raises(ValueError, match="noise must be zero or positive"):
-        task.unfreeze(keys, frozen, data, noise=-1.0)

@@ -68,29 +68,3 @@ def test_estimates_are_cast_and_checked(model, data):
     with pytest.raises(InputError, match="Q must be finite, got 400 entries") as raised:
         check_estimate("Q", model, data, jnp.full((400, 1), jnp.nan))
     assert raised.value.argument == "Q"
-
-
-def test_bad_input(model, data):
-    x, y = data.x, data.y
-    cases = [
-        (lambda: Data(x[0], y), r"x must have shape \(L, n, d\)"),
-        (lambda: Data(x, y[:-1]), r"y must have shape \(n, L, t\) with n = 600, L = 2"),
-        (lambda: Data(x, y, data.teacher[:-1]), r"teacher must have shape \(d, t\) with d = 400"),
-        (lambda: Data(x, y, encodings=x[0]), r"encodings must have shape \(L, d\)"),
-        (lambda: Data(x.at[0, 3, 2].set(jnp.nan), y), "x must be finite, got 1 entries"),
-        (lambda: Data(x, y, gamma=jnp.zeros((2, 1))), "gamma must be positive"),
-        (lambda: Data.from_sentences(data.inputs()), "fields must be given"),
-        (lambda: Data.from_sentences(data.inputs(), y, fields=y), "labels must have shape"),
-        (lambda: Data(x, y).rho, "teacher must be known for its overlaps"),
-        (lambda: Data(x, y).teacher_gram, "teacher must be known for its norm"),
-        (lambda: start(model, data, "sematic"), "init must be 'semantic'"),
-        (lambda: start(model, data, jnp.ones((399, 1))), r"init must have shape \(d, r\) = \(400, 1\)"),
-        (lambda: start(model, data, "random", scale=0.0), "scale must be positive"),
-        (lambda: start(model, Data(x, y), "semantic"), "teacher must be known"),
-        (lambda: start(model, Data(x, y), "positional"), "init must be"),
-        (lambda: start(ta.dot_product(teacher=jnp.eye(2)), data, "random"), "data must have .* t = 2 teacher fields"),
-    ]
-    for call, message in cases:
-        with pytest.raises(InputError, match=message) as raised:
-            call()
-        assert message.startswith(raised.value.argument)

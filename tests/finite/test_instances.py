@@ -87,15 +87,6 @@ def test_message_passing_that_does_not_settle_is_finished(model):
     assert "2 finished by L-BFGS" in found.table() or "1 finished by L-BFGS" in found.table()
 
 
-def test_bad_input(model, two_atoms):
-    with pytest.raises(ValueError, match="batch must be an integer of at least 1"):
-        ta.run_instances(model, 60, 1.0, None, jax.random.split(jax.random.key(0), 1), batch=0)
-    with pytest.raises(ValueError, match="keys must be an array of one key or more"):
-        ta.run_instances(model, 60, 1.0, None, jax.random.key(0))
-    with pytest.raises(ValueError, match="model must have a method `with_teacher`"):
-        ta.run_instances(two_atoms, 60, 1.0, None, jax.random.split(jax.random.key(0), 1))
-
-
 SHARDED = """
 import jax, numpy as np, tiedattn_jax as ta
 jax.config.update("jax_enable_x64", True)
