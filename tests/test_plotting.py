@@ -73,23 +73,47 @@ def test_boundaries():
     assert len({line.get_linestyle() for line, *_ in axis.containers}) == 3
 
 
-def test_path():
-    values = np.array([2.0, 1.5, 1.0, 1.2])
-    theta = np.array([0.4, 0.3, 0.2, 0.1]).reshape(4, 1, 1, 1) * np.ones((4, 2, 1, 1))
-    path = Some(
+def path(theta, values, turn):
+    """A path in alpha, unstable in its second half, with one turn, at alpha = .99."""
+    count = len(values)
+    state = Some(overlaps=Some(theta=np.full((1, 2, 1, 1), turn)), train_loss=np.array([0.09]))
+    return Some(
         parameter="alpha",
         values=values,
-        states=Some(overlaps=Some(theta=theta, m=np.zeros((4, 2, 1))), train_loss=values / 10),
-        eigenvalues=np.array([[0.5], [0.9], [1.1], [1.5]], complex),
+        states=Some(
+            overlaps=Some(theta=np.tile(np.reshape(theta, (count, 1, 1, 1)), (1, 2, 1, 1)), m=np.zeros((count, 2, 1))),
+            train_loss=values / 10,
+        ),
+        eigenvalues=np.linspace(0.5, 1.5, count + 1)[:-1, None] + 0j,  # one of them is one
         folds=(0.99,),
-        fold_states=(Some(overlaps=Some(theta=theta[2:3] - 0.01), train_loss=np.array([0.09])),),
+        fold_states=(state,),
     )
-    orders, losses = path_figure([path, path]).axes
-    assert labels(orders) == [r"$\theta$"] and losses.get_xlabel() == r"sample complexity $\alpha = n/d$"
+
+
+def test_path():
+    values = np.array([2.0, 1.5, 1.0, 1.2])
+    one = path([0.4, 0.3, 0.2, 0.1], values, 0.19)
+    orders, losses = path_figure([one, one]).axes
+    assert labels(orders) == [r"$\theta$", "fold"] and losses.get_xlabel() == r"sample complexity $\alpha = n/d$"
     solid, dotted, fold, *others = orders.lines
-    assert len(others) == 3
+    assert len(others) == 3 and fold.get_marker() == "o"
     np.testing.assert_array_equal(solid.get_xdata(), values)
-    np.testing.assert_allclose(solid.get_ydata(), [0.4, 0.3, np.nan, np.nan])
-    np.testing.assert_allclose(dotted.get_ydata(), [np.nan, 0.3, 0.2, 0.1])
+    np.testing.assert_allclose(solid.get_ydata(), [0.4, 0.3, 0.2, np.nan])  # up to rounding one is stable
+    np.testing.assert_allclose(dotted.get_ydata(), [np.nan, np.nan, 0.2, 0.1])
     np.testing.assert_allclose([*fold.get_xdata(), *fold.get_ydata()], [0.99, 0.19])
     np.testing.assert_allclose(losses.lines[2].get_ydata(), [0.09])
+
+
+@pytest.mark.parametrize(
+    ("theta", "turn", "kind"),
+    [
+        ([0.2, 0.1, -0.1, -0.2], 0.0, "pitchfork"),  # into the mirror state
+        ([-0.2, -0.1, 0.1, 0.2], 1e-4, "pitchfork"),
+        ([0.2, 0.1, 0.05, 0.15], 0.04, "fold"),
+        ([0.3, 0.2, 0.1, -0.1], 0.25, "fold"),  # the sign changes elsewhere
+    ],
+)
+def test_a_path_that_turns(theta, turn, kind):
+    orders, losses = path_figure([path(theta, np.array([2.0, 1.0, 1.0, 2.0]), turn)]).axes
+    assert labels(orders) == [r"$\theta$", kind] and labels(losses) == [kind]
+    assert orders.lines[-1].get_marker() == {"fold": "o", "pitchfork": "D"}[kind]

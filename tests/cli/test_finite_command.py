@@ -36,18 +36,3 @@ def test_train_command(capsys, tmp_path):
     assert main([*options, "--optimizer", "gd", "--steps", "7"]) == 1
     assert "gd from the positional start, d = 60, alpha = 2: max steps" in capsys.readouterr().out
     assert json.loads((tmp_path / "train.json").read_text())["iterations"] == 7
-
-
-@pytest.mark.parametrize(
-    "arguments",
-    [
-        ["gamp", "--d", "0"], ["gamp", "--d", "2"], ["gamp", "--init", "teacher"], ["train", "--steps", "0"],
-        ["train", "--optimizer", "sgd"], ["train", "--alpha", "-1"], ["gamp", "--alpha", "1e-6"],
-        ["train", "--instances", "x"],
-    ],
-)  # fmt: skip
-def test_bad_options(capsys, arguments):
-    with pytest.raises(SystemExit) as stop:
-        main([*arguments, *SIZE])
-    out, err = capsys.readouterr()
-    assert stop.value.code == 2 and out == "" and len(err.strip().splitlines()) == 1 and arguments[1] in err

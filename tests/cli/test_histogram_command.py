@@ -53,15 +53,3 @@ def test_an_interrupted_command_says_how_to_go_on(capsys, tmp_path, monkeypatch)
     code, out, err = command(capsys, "--out", str(tmp_path), "--json")
     assert code == 130 and out == "" and f"the same call resumes from {tmp_path}" in err
     assert "nothing was written" in command(capsys, "--json")[2]
-
-
-@pytest.mark.parametrize(
-    ("arguments", "option"),
-    [(["--width", "7"], "--width"), (["--length", "1"], "--length"), (["--tokens", "1"], "--tokens"),
-     (["--mechanism", "lexical"], "--mechanism"), (["--runs", "0"], "--runs")],
-)  # fmt: skip
-def test_bad_options(capsys, arguments, option):
-    with pytest.raises(SystemExit) as end:
-        command(capsys, *arguments)
-    err = capsys.readouterr().err
-    assert end.value.code == 2 and option in err and err.count("\n") == 1

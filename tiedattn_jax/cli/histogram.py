@@ -16,32 +16,30 @@ from ..errors import InputError
 from ..histogram import MECHANISMS, Data, History, Training, attention, compare, sample, table, train, unfreeze
 from ..plotting import attention_figure, learning_figure
 from ..results import Status
-from .options import Report, count, csv_of, defaults_of, output_options, png, progress_bars
+from ..store import claim, csv_of
+from .options import defaults_of, fits, integer, subcommand
+from .report import Report, png, progress_bars
 
-SAMPLED, TRAINED, UNFROZEN = defaults_of(sample), defaults_of(train), defaults_of(unfreeze)
-# Arguments of the library under the names that the options have.
-OPTIONS = {"n": "samples", "train_share": "samples", "checkpoint": "out"}
+_SAMPLED, _TRAINED, _UNFROZEN = defaults_of(sample), defaults_of(train), defaults_of(unfreeze)
+_EVEN = integer(2, also=", even", ok=lambda v: v % 2 == 0)
+# Options that count: what reads them, default, help.
+COUNTS = {
+    "runs": (integer(), 10, "independent trainings, at once"),
+    "epochs": (integer(), _TRAINED["epochs"], "epochs of Adam, frozen"),
+    "free-epochs": (integer(), _UNFROZEN["epochs"], "epochs of plain gradient descent, unfrozen"),
+    "samples": (integer(2), _SAMPLED["n"], f"sequences, {_SAMPLED['train_share']:.0%}% of them to train on"),
+    "length": (integer(2), _SAMPLED["length"], "tokens in a sequence"),
+    "tokens": (integer(2), _SAMPLED["tokens"], "size of the alphabet"),
+    "width": (_EVEN, _TRAINED["width"], "dimension of the embeddings"),
+    "hidden": (integer(), _TRAINED["hidden"], "hidden units"),
+}
 
 
 def register(commands: Any) -> None:
     """Add the subcommand."""
-    parser = commands.add_parser("histogram", parents=[output_options()], help="train transformers to count tokens")
-    add = parser.add_argument
-    text = "what attention may read (default %(default)s)"
-    add("--mechanism", choices=MECHANISMS, default="semantic", help=text)
-    counts = {
-        "--runs": (10, "independent trainings, at once"),
-        "--epochs": (TRAINED["epochs"], "epochs of Adam, frozen"),
-        "--free-epochs": (UNFROZEN["epochs"], "epochs of plain gradient descent, unfrozen"),
-        "--samples": (SAMPLED["n"], f"sequences, {SAMPLED['train_share']:.0%}% of them to train on"),
-        "--length": (SAMPLED["length"], "tokens in a sequence"),
-        "--tokens": (SAMPLED["tokens"], "size of the alphabet"),
-        "--width": (TRAINED["width"], "dimension of the embeddings, even"),
-        "--hidden": (TRAINED["hidden"], "hidden units"),
-    }
-    for option, (default, text) in counts.items():
-        add(option, type=count, default=default, help=f"{text} (default %(default)s)")
-    parser.set_defaults(run=run)
+    options = {name: {"type": kind, "default": default, "help": text} for name, (kind, default, text) in COUNTS.items()}
+    form = {"choices": MECHANISMS, "default": "semantic", "help": "what attention may read"}
+    subcommand(commands, "histogram", run, "train transformers to count tokens", {"mechanism": form, **options})
 
 
 def run(args: argparse.Namespace) -> Report:
@@ -49,12 +47,18 @@ def run(args: argparse.Namespace) -> Report:
 
     With `--out`, every epoch leaves a checkpoint there, from which the same call resumes.
     """
+    _check_memory(args)
     try:
+        owner = None if args.out is None else claim(args.out)
         data, frozen, free, per_epoch = _trained(args)
+        del owner
     except InputError as problem:
-        option = OPTIONS.get(problem.argument, problem.argument)
-        its = "its checkpoint " if problem.argument == "checkpoint" else ""
-        raise InputError(option, its + problem.problem) from None
+        if problem.argument == "checkpoint":
+            raise InputError("out", f"its checkpoint {problem.problem}") from None
+        if problem.argument == "train_share":
+            text = f"must be more, too few different sequences are left to train and to test, got {args.samples}"
+            raise InputError("samples", text) from None
+        raise
     except KeyboardInterrupt:
         raise KeyboardInterrupt(*([] if args.out is None else [f"the same call resumes from {args.out}"])) from None
     found = compare(frozen, free)
@@ -69,6 +73,17 @@ def run(args: argparse.Namespace) -> Report:
         text += f"\n{per_epoch:.2f} s per epoch and run"
     files = {} if args.out is None else _files(args.mechanism, frozen, free, data, text)
     return Report(numbers, text, files, not np.any(found.status == Status.nonfinite))
+
+
+def _check_memory(args: argparse.Namespace) -> None:
+    """Raise an InputError for the size that is to blame where data or weights do not fit into the memory."""
+    d, p, L, T = args.width, args.hidden, args.length, args.tokens
+    fits("samples", args.samples, 12 * args.samples * L)  # drawn, sorted and kept, four bytes each
+    weights = {"tokens": T * d, "length": L * (d + p), "width": 3 * d * d, "hidden": p * d}
+    heaviest = max(weights, key=lambda name: weights[name])
+    each = 24 * sum(weights.values())  # weights, gradient, two moments, start and mask, four bytes each
+    fits(heaviest, getattr(args, heaviest), each)
+    fits("runs", args.runs, args.runs * each)
 
 
 def _trained(args: argparse.Namespace) -> tuple[Data, Training, Training, float | None]:
