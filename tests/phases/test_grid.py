@@ -1,3 +1,4 @@
+import operator
 import os
 import signal
 import socket
@@ -5,28 +6,57 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import equinox as eqx
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 from cases import CASES
 
 import tiedattn_jax as ta
+from tiedattn_jax.errors import is_concrete
 from tiedattn_jax.phases import grid
+from tiedattn_jax.phases.follow import Follower, Warm
 
-ALPHAS, OMEGAS = [0.5, 1.0, 1.25, 2.0], [0.3, 0.35, 0.45]
+ALPHAS, OMEGAS = [0.5, 1.0, 1.25, 2.0], [0.3, 0.35]
+
+
+GIVEN = ta.Settings(tol=4e-4, max_steps=16, warm_steps=1, damping=0.21)
 
 
 @pytest.fixture(scope="module")
-def diagram(model, lines, tmp_path_factory):
+def solved_grid(model, lines, tmp_path_factory):
+    """A diagram, its folder, and with what it called the functions that solve: (name, arguments) each."""
     out = tmp_path_factory.mktemp("grid")
-    calls = []
-    found = ta.phase_diagram(
-        model, ALPHAS, OMEGAS, lines, devices=1, out=out, progress=lambda done, total: calls.append((done, total))
-    )
-    assert calls == [(4 * k, 24) for k in range(7)]
-    return found, out
+    progress, calls = [], []
+
+    def noted(name):
+        call = getattr(grid, name)
+
+        def noting(*arguments):
+            if is_concrete(arguments):
+                calls.append((name, arguments))
+            return call(*arguments)
+
+        return noting
+
+    with pytest.MonkeyPatch.context() as patch:
+        for name in ("follow", "tracks_of", "Follower"):
+            patch.setattr(grid, name, noted(name))
+        found = go(model, lines, out=out, progress=lambda *c: progress.append(c))
+    assert progress == [(4 * k, 16) for k in range(5)]
+    return found, out, calls
+
+
+def go(model, nodes, **options):
+    return ta.phase_diagram(model, ALPHAS, OMEGAS, nodes, **{"devices": 1, "settings": GIVEN, **options})
+
+
+@pytest.fixture
+def diagram(solved_grid):
+    return solved_grid[:2]
 
 
 def test_cells_are_the_states_of_the_theory(diagram):
@@ -40,7 +70,7 @@ def test_cells_are_the_states_of_the_theory(diagram):
     assert found.status[1, 0, 0] == ta.Status.absent  # the semantic branch ends at .716
     critical = found.alpha_c()
     assert abs(critical.alpha[0] - 1.25154) < 3 * critical.stderr[0] + 0.005
-    assert critical.alpha[1] > critical.alpha[0] and np.isnan(critical.alpha[2])  # beyond the grid at omega = .45
+    assert critical.alpha[1] > critical.alpha[0]
 
 
 def program(setup: str, body: str) -> str:
@@ -54,8 +84,9 @@ jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.2)
 import tiedattn_jax as ta
 model = ta.dot_product()
 nodes = ta.line_nodes(model, 5)
+settings = ta.Settings({GIVEN.tol}, {GIVEN.max_steps}, {GIVEN.warm_steps}, {GIVEN.damping})
 def go(**options):
-    return ta.phase_diagram(model, {ALPHAS}, {OMEGAS}, nodes, **options)
+    return ta.phase_diagram(model, {ALPHAS}, {OMEGAS}, nodes, settings=settings, **options)
 {body}
 """
 
@@ -84,13 +115,11 @@ def test_a_killed_run_goes_on_where_it_was(diagram, model, lines, tmp_path):
     process.send_signal(signal.SIGKILL)
     process.wait()
     kept = sorted(tmp_path.glob("track-*.npz"))
-    assert 0 < len(kept) < 6
+    assert 0 < len(kept) < 4
     stamps = [p.stat().st_mtime_ns for p in kept]
     calls = []
-    again = ta.phase_diagram(
-        model, ALPHAS, OMEGAS, lines, devices=1, out=tmp_path, resume=True, progress=lambda *c: calls.append(c)
-    )
-    assert calls[0] == (4 * len(kept), 24) and len(calls) == 7 - len(kept)
+    again = go(model, lines, out=tmp_path, resume=True, progress=lambda *c: calls.append(c))
+    assert calls[0] == (4 * len(kept), 16) and len(calls) == 5 - len(kept)
     assert stamps == [p.stat().st_mtime_ns for p in kept]
     assert not list(tmp_path.glob(".*"))
     same(again, whole, 1e-12)
@@ -103,32 +132,108 @@ def test_cells_tried_again_are_kept(diagram, model, lines, monkeypatch):
     def forbidden(*_):
         raise AssertionError("a cell was tried again that had been before")
 
-    monkeypatch.setattr(grid, "search", forbidden)
-    again = ta.phase_diagram(model, ALPHAS, OMEGAS, lines, devices=1, out=out, resume=True)
+    monkeypatch.setattr(grid, "Follower", forbidden)
+    again = go(model, lines, out=out, resume=True)
     for name, values in whole.cells.items():
         np.testing.assert_array_equal(again.cells[name], values)
 
 
-def test_retries_keep_the_settings_of_the_caller(model, lines):
-    given = ta.Settings(tol=1e-4, max_steps=7, warm_steps=400, damping=0.1)
-    patient = grid.patient(given)
-    assert (float(patient.tol), int(patient.max_steps)) == (1e-4, 14)
-    assert (int(patient.warm_steps), float(patient.damping)) == (400, 0.1)
+def numbers(settings):
+    return [float(v) for v in (settings.tol, settings.max_steps, settings.warm_steps, settings.damping)]
 
 
-def test_other_settings_are_not_mixed_in(diagram, model, lines):
+def test_the_settings_of_the_caller_arrive_everywhere(solved_grid):
+    found, _, calls = solved_grid
+    first = [arguments[4] for name, arguments in calls if name == "tracks_of"]
+    tracks = [arguments[2] for name, arguments in calls if name == "follow"]
+    again = [arguments[1] for name, arguments in calls if name == "Follower"]
+    assert [numbers(s) for s in first] == [[1e-3, 32, 300, 0.21]]  # coarse averages, from far
+    assert [numbers(s) for s in tracks] == [numbers(GIVEN)] * 4
+    # From a neighbour, of cells where the branch is absent; of the others with more steps, of which there is none here.
+    assert again and all(numbers(s) == numbers(GIVEN) for s in again)
+    patient = grid.patient(ta.Settings(tol=1e-4, max_steps=7, warm_steps=400, damping=0.1))
+    assert numbers(patient) == [1e-4, 14, 400, 0.1]
+    assert numbers(grid.patient(GIVEN)) == [4e-4, 32, 300, 0.21]
+    assert found.attrs["settings"] == {"tol": 4e-4, "max_steps": 16, "warm_steps": 1, "damping": 0.21}
+
+
+def test_what_is_tried_again(model, lines, monkeypatch, solved_grid):
+    """A cell that failed, from its neighbours and from the default start; an absent one, from one neighbour only."""
+    cells = {k: v[:, :1] for k, v in solved_grid[0].cells.items()}  # (branch, 1, alpha, R): a row at omega = .3
+    cells = {k: np.array(v[:, :, [1, 1, 2, 3]]) for k, v in cells.items()}
+    cells["status"][:] = ta.Status.converged
+    cells["q"] *= np.arange(1.0, 5.0)[:, None, None, None, None]
+    cells["status"][1, 0, 0] = ta.Status.absent
+    cells["status"][1, 0, 2], cells["residual"][1, 0, 2] = ta.Status.max_steps, 1.0
+    q, row, tried = cells["q"][1, 0, :, :, 0, 0, 0].mean(-1), iter((0, 1)), []
+
+    def follow(*_):
+        track = next(row)
+        return {k: jnp.asarray(v[track, 0, ::-1])[None] for k, v in cells.items()}
+
+    def follower(nodes, settings, free, start):
+        def search(here, alpha, near, lost):
+            default = bool(jnp.all(near.q == start.q))
+            tried.append(
+                (float(alpha), None if default else float(near.q[:, 0, 0, 0].mean()), int(settings.warm_steps))
+            )
+            values = {k: jnp.asarray(v[1, 0, 2]) for k, v in cells.items()}
+            values["residual"] = values["residual"] * (1.0 if alpha > 1 else 0.05)  # not resolved, if it is a state
+            return SimpleNamespace(numbers=lambda: values)
+
+        return SimpleNamespace(search=search)
+
+    shapes = {k: jax.ShapeDtypeStruct((1, *v.shape[2:]), v.dtype) for k, v in cells.items()}
+    monkeypatch.setattr(grid.eqx, "filter_eval_shape", lambda *_: shapes)
+    monkeypatch.setattr(grid, "follow", follow)
+    monkeypatch.setattr(grid, "Follower", follower)
+    found = ta.phase_diagram(model, ALPHAS, [0.3], lines, settings=GIVEN, devices=1)
+    expected = [(0.5, q[1], 1), (1.25, q[3], 300), (1.25, q[1], 300), (1.25, None, 300)]
+    assert [(a, w) for a, _, w in tried] == [(a, w) for a, _, w in expected]
+    for (_, near, _), (_, neighbour, _) in zip(tried, expected, strict=True):
+        assert near == (None if neighbour is None else pytest.approx(neighbour))
+    np.testing.assert_array_equal(found.cells["status"], cells["status"])
+
+
+def test_a_track_is_the_loop_over_its_cells(solved_grid, lines):
+    """The traced scan over a row of the grid and the loop over concrete settings make the same steps."""
+    found, _, calls = solved_grid
+    tracks, _, settings, *_ = [arguments for name, arguments in calls if name == "follow"][1]
+    track = jax.tree.map(lambda a: a[0], tracks)
+    follower = Follower(lines, settings, track.free, track.start)
+    warm = Warm.begin(track.start, track.places[0], lines.replicates)
+    for k, column in enumerate(reversed(range(len(ALPHAS)))):
+        here = jax.tree.map(lambda a, k=k: a[k], track.models)
+        warm, state = follower.advance(here, track.alphas[k], track.places[k], warm)
+        cell = {name: values[1, 0, column] for name, values in found.cells.items()}
+        np.testing.assert_array_equal(state.status, cell["status"])
+        for name in ("train_loss", "gen_error", "q", "theta", "growth_m", "train_loss_by_alpha"):
+            np.testing.assert_allclose(state.numbers()[name], cell[name], rtol=1e-6)
+
+
+def test_other_settings_are_not_mixed_in(diagram, model, lines, monkeypatch):
     _, out = diagram
+
+    def forbidden(*_):
+        raise AssertionError("cells were solved before the folder was looked at")
+
+    monkeypatch.setattr(grid, "tracks_of", forbidden)
     with pytest.raises(ValueError, match="out must not hold the pieces"):
-        ta.phase_diagram(model, ALPHAS, OMEGAS, lines, out=out)
+        go(model, lines, out=out)
     moved = eqx.tree_at(lambda n: n.stack.across, lines, lines.stack.across + 1e-12)
     other = eqx.tree_at(lambda m: m.sigma, model, jnp.asarray(0.51))
-    for arguments in (
-        (other, ALPHAS, OMEGAS, lines),
-        (model, [0.51, *ALPHAS[1:]], OMEGAS, lines),
-        (model, ALPHAS, OMEGAS, moved),
+    for changed, nodes, options in (
+        (other, lines, {}),
+        (model, moved, {}),
+        *((model, lines, {"settings": eqx.tree_at(at, GIVEN, at(GIVEN) + at(GIVEN))}) for at in FIELDS),
     ):
         with pytest.raises(ValueError, match="out must hold pieces of the same"):
-            ta.phase_diagram(*arguments, out=out, resume=True)
+            go(changed, nodes, out=out, resume=True, **options)
+    with pytest.raises(ValueError, match="out must hold pieces of the same"):
+        ta.phase_diagram(model, [0.51, *ALPHAS[1:]], OMEGAS, lines, settings=GIVEN, out=out, resume=True)
+
+
+FIELDS = [operator.attrgetter(name) for name in ("tol", "max_steps", "warm_steps", "damping")]
 
 
 @pytest.mark.slow
@@ -157,28 +262,5 @@ def test_two_processes_give_the_same(diagram, tmp_path):
 @pytest.mark.slow
 def test_lanes_in_lockstep_give_the_same(diagram, model, lines):
     whole, _ = diagram
-    found = ta.phase_diagram(model, ALPHAS, OMEGAS, lines, devices=1, lanes=4)
+    found = go(model, lines, lanes=4)
     same(found, whole, 1e-6)
-
-
-@pytest.mark.parametrize(
-    ("change", "message"),
-    [
-        ({"x": []}, "x must be one or more"),
-        ({"x": [1.0, 0.5]}, "x must be one or more finite, increasing"),
-        ({"x": [1.0, np.nan]}, "x must be one or more finite"),
-        ({"x": [0.0, 1.0]}, "x must be positive for alpha"),
-        ({"y": [0.3, 1.2]}, "omega must be in"),
-        ({"y": ("omegas", [0.3])}, "y must name alpha, a scalar number"),
-        ({"y": ("mixing", [0.3])}, "y must name alpha, a scalar number"),
-        ({"y": ("alpha", [0.3])}, "y must be another parameter"),
-        ({"alpha": 1.0}, "alpha must be given if and only if"),
-        ({"x": ("sigma", [0.5])}, "alpha must be given if and only if"),
-        ({"devices": 99}, "devices must be between 1 and"),
-        ({"out": "/dev/null/here"}, "out must be a folder"),
-    ],
-)
-def test_bad_input(model, lines, change, message):
-    arguments = {"x": ALPHAS, "y": OMEGAS, "nodes": lines, **change}
-    with pytest.raises(ValueError, match=message):
-        ta.phase_diagram(model, **arguments)
