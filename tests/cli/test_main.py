@@ -142,3 +142,12 @@ def test_the_import_of_the_library_leaves_interrupts_alone(capsys, monkeypatch, 
     given = []
     monkeypatch.setattr(signal, "signal", lambda *arguments: given.append(arguments))
     assert main(["solve"]) == 0 and given == [(signal.SIGINT, signal.default_int_handler)]
+
+
+@pytest.mark.parametrize("where", ["0", "/tmp/somewhere"])
+def test_the_cache_of_programs(capsys, monkeypatch, report, where):
+    given = {}
+    monkeypatch.setattr("tiedattn_jax.cli.main.jax.config.update", given.__setitem__)
+    monkeypatch.setenv("TIEDATTN_CACHE", where)
+    assert main(["solve"]) == 0 and given["jax_enable_x64"] is True
+    assert given.get("jax_compilation_cache_dir", "0") == where

@@ -2,14 +2,13 @@
 
 import argparse
 import math
-import os
 import sys
 
 import numpy as np
 import pytest
 
 import tiedattn_jax as ta
-from tiedattn_jax.cli import diagram, options, report
+from tiedattn_jax.cli import options, report
 from tiedattn_jax.cli.main import main
 
 
@@ -93,14 +92,24 @@ def test_every_option_of_model_and_averages_counts(read):
     np.testing.assert_array_equal(points.stack.student, expected.stack.student)
 
 
-def test_what_does_not_fit_is_refused_with_its_memory(monkeypatch):
-    pages = {"SC_PAGE_SIZE": 4096, "SC_PHYS_PAGES": 250_000}
-    monkeypatch.setattr(os, "sysconf", pages.__getitem__)
-    options.fits("d", 7, 1.024e9)
-    with pytest.raises(ta.InputError, match=r"^d must be smaller, it takes 3 GB of memory .* has 1, got 7$"):
-        options.fits("d", 7, 2.6e9)
-    monkeypatch.delattr(os, "sysconf")
-    options.fits("d", 7, 1e30)  # a system that does not say how much there is
+def test_a_folder_is_refused_before_any_work(tmp_path):
+    (tmp_path / "file").write_text("")
+    for good in (tmp_path, tmp_path / "new" / "folder", "relative"):
+        assert options.folder(str(good)) == str(good)
+    for bad in ("", "a\0b", "a" * 300, tmp_path / "file", tmp_path / "file" / "below"):
+        with pytest.raises(argparse.ArgumentTypeError, match="must be a folder that can be written, got "):
+            options.folder(str(bad))
+
+
+@pytest.mark.parametrize(("words", "each"), [("", 2**16), ("--rule sobol", 100 * 2**15), ("--nodes 65536", 2**17)])
+def test_averages_that_do_not_fit_are_refused(read, monkeypatch, words, each):
+    asked = []
+    monkeypatch.setattr(options, "require_memory", lambda *given: asked.append(given))
+    monkeypatch.setitem(options.RULES, "lines", lambda *given, **named: None)
+    monkeypatch.setitem(options.RULES, "sobol", lambda *given, **named: None)
+    args = read(*words.split(), "--replicates", "1000")
+    options.nodes_of(args, options.model_of(args))
+    assert asked[0][:3] == (1000 * each, "replicates", 1000)
 
 
 def test_help_of_every_subcommand(capsys):
@@ -111,7 +120,6 @@ def test_help_of_every_subcommand(capsys):
         assert stop.value.code == 0 and "seed of all that is random (default 0)" in text
         for option in ("--json", "--out DIR"):
             assert option in text
-    assert str(diagram.AXES) == "{'x': ('alpha', 0.1, 2.0, 25), 'y': ('omega', 0.02, 0.5, 25)}"
 
 
 def test_table():

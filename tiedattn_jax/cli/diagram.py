@@ -10,71 +10,73 @@ from typing import Any
 import jax
 import numpy as np
 
+from ..errors import InputError
+from ..finite.checks import require_memory
 from ..phases.boundaries import Boundary
 from ..phases.diagram import REGIONS, PhaseDiagram
 from ..phases.grid import GRID_SETTINGS, phase_diagram
-from .options import ALPHA, MODEL, NUMBERS, averages, fits, integer, model_of, nodes_of, positive, subcommand
+from .options import ALPHA, MODEL, NUMBERS, averages, integer, model_of, nodes_of, positive, subcommand
 from .report import Report, png, progress_bars, table, with_error
 
 NAMES = ("alpha", *NUMBERS)
-AXES = {"x": ("alpha", 0.1, 2.0, 25), "y": ("omega", 0.02, 0.5, 25)}
+AXES = {"x": "alpha 0.1 2.0 25", "y": "omega 0.02 0.5 25"}
 _CELL_BYTES = 20_000  # two states, their replicates and a row of the table
-
-
-class _Range(argparse.Action):
-    """`NAME LOW HIGH POINTS` as a tuple of the four."""
-
-    def __call__(self, parser: Any, namespace: Any, words: Any, option: str | None = None) -> None:
-        name, *limits, points = words
-        try:
-            low, high, size = *map(float, limits), int(points)
-        except ValueError:
-            low, high, size = np.nan, np.nan, 0
-        if name not in NAMES or not (np.isfinite([low, high]).all() and low < high and size >= 1):
-            want = f"NAME LOW HIGH POINTS with NAME one of {', '.join(NAMES)}, LOW < HIGH and POINTS >= 1"
-            raise argparse.ArgumentError(self, f"must be {want}, got {' '.join(words)!r}")
-        setattr(namespace, self.dest, (name, low, high, size))
 
 
 def register(commands: Any) -> None:
     """Add the subcommand."""
-    form = {"nargs": 4, "metavar": ("NAME", "LOW", "HIGH", "POINTS"), "action": _Range}
+    form = {"nargs": 4, "metavar": ("NAME", "LOW", "HIGH", "POINTS")}
     text = f"samples per dimension, when it is not an axis, else {ALPHA['alpha']['default']}"
     own = {
-        **{name: {**form, "default": axis, "help": "axis"} for name, axis in AXES.items()},
+        **{k: {**form, "default": axis.split(), "help": f"axis, by default {axis}"} for k, axis in AXES.items()},
         "alpha": {"type": positive, "help": text},
         "devices": {"type": integer(), "help": "devices to spread the grid over, by default all; on a CPU, its cores"},
         "resume": {"action": "store_true", "help": "go on with the finished tracks in the folder of --out"},
     }
     text = "phase diagram: both branches on a grid of settings"
-    subcommand(commands, "diagram", run, text, {**MODEL, **averages("grid"), **own})
+    kept = "finished tracks are kept: go on with --resume --out {out}"
+    subcommand(commands, "diagram", run, text, {**MODEL, **averages("grid"), **own}, kept)
+
+
+def _axis(option: str, words: list[str]) -> tuple[str, float, float, int]:
+    """`NAME LOW HIGH POINTS`, read.
+
+    Raises:
+        InputError: they are not that.
+    """
+    name, *limits, points = words
+    try:
+        low, high, size = *map(float, limits), int(points)
+        good = name in NAMES and -np.inf < low < high < np.inf and size >= 1
+    except ValueError:
+        good = False
+    if not good:
+        want = f"NAME LOW HIGH POINTS with NAME one of {', '.join(NAMES)}, LOW < HIGH and POINTS >= 1"
+        raise InputError(option, f"must be {want}, got {' '.join(words)!r}")
+    return name, low, high, size
 
 
 def run(args: argparse.Namespace) -> Report:
     """Solve the grid, read alpha_c and alpha_l from it, draw it."""
-    model = model_of(args)
-    _use_cores(args.devices)
-    larger = max(AXES, key=lambda name: getattr(args, name)[3])
-    fits(larger, " ".join(map(str, getattr(args, larger))), _CELL_BYTES * args.x[3] * args.y[3])
-    x, y = ((name, np.linspace(low, high, size)) for name, low, high, size in (args.x, args.y))
+    model, axes = model_of(args), {option: _axis(option, getattr(args, option)) for option in AXES}
+    larger, cells = max(AXES, key=lambda option: axes[option][3]), axes["x"][3] * axes["y"][3]
+    require_memory(_CELL_BYTES * cells, larger, " ".join(getattr(args, larger)), f"{cells} cells")
+    x, y = ((name, np.linspace(low, high, size)) for name, low, high, size in axes.values())
     free = "alpha" not in (x[0], y[0])
+    _use_cores(args.devices)
     nodes = nodes_of(args, model)
-    try:
-        with progress_bars(args, "solve") as stage:
-            diagram = phase_diagram(
-                model,
-                x,
-                y,
-                nodes,
-                alpha=(args.alpha or ALPHA["alpha"]["default"]) if free else args.alpha,
-                devices=args.devices,
-                out=None if args.out is None else args.out / "tracks",
-                resume=args.resume,
-                progress=stage("both branches"),
-            )
-    except KeyboardInterrupt:
-        kept = "" if args.out is None else f"finished tracks are kept: go on with --resume --out {args.out}"
-        raise KeyboardInterrupt(kept) from None
+    with progress_bars(args, "solve") as stage:
+        diagram = phase_diagram(
+            model,
+            x,
+            y,
+            nodes,
+            alpha=(args.alpha or ALPHA["alpha"]["default"]) if free else args.alpha,
+            devices=args.devices,
+            out=None if args.out is None else args.out / "tracks",
+            resume=args.resume,
+            progress=stage("both branches"),
+        )
     boundaries = [] if free else [diagram.alpha_c(), diagram.alpha_l()]
     files = {}
     if args.out is not None:

@@ -10,12 +10,13 @@ import jax
 import numpy as np
 
 from ..averages.sizes import SIZES
+from ..finite.checks import require_memory
 from ..finite.data import Data
 from ..finite.instances import NAMES, Instances, run_instances
 from ..finite.message_passing import GAMP, gamp
 from ..finite.training import OPTIMIZERS, Training, train
 from ..results import Status, error_bar
-from .options import ALPHA, MODEL, NUMBERS, averages, fits, integer, model_of, nodes_of, subcommand
+from .options import ALPHA, MODEL, NUMBERS, averages, integer, model_of, nodes_of, subcommand
 from .report import Report, progress_bars
 from .solve import state_report
 
@@ -51,7 +52,7 @@ def run(args: argparse.Namespace, name: str) -> Report:
             return gamp(model, data, args.init, steps=steps, tol=1e-10, key=key)
         return train(model, data, method, args.init, steps=steps, key=key)
 
-    fits("instances", args.instances, args.instances * _INSTANCE_BYTES)
+    require_memory(_INSTANCE_BYTES * args.instances, "instances", args.instances, "their results")
     keys = jax.random.split(jax.random.key(args.seed), args.instances)
     nodes = nodes_of(args, model, args.nodes if args.instances == 1 else SIZES["instances"])
     with progress_bars(args, "instance", delay=1) as stage:

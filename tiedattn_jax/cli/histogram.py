@@ -13,11 +13,12 @@ import jax
 import numpy as np
 
 from ..errors import InputError
+from ..finite.checks import require_memory
 from ..histogram import MECHANISMS, Data, History, Training, attention, compare, sample, table, train, unfreeze
 from ..plotting import attention_figure, learning_figure
 from ..results import Status
 from ..store import claim, csv_of
-from .options import defaults_of, fits, integer, subcommand
+from .options import defaults_of, integer, subcommand
 from .report import Report, png, progress_bars
 
 _SAMPLED, _TRAINED, _UNFROZEN = defaults_of(sample), defaults_of(train), defaults_of(unfreeze)
@@ -39,7 +40,8 @@ def register(commands: Any) -> None:
     """Add the subcommand."""
     options = {name: {"type": kind, "default": default, "help": text} for name, (kind, default, text) in COUNTS.items()}
     form = {"choices": MECHANISMS, "default": "semantic", "help": "what attention may read"}
-    subcommand(commands, "histogram", run, "train transformers to count tokens", {"mechanism": form, **options})
+    text, kept = "train transformers to count tokens", "the same call resumes from {out}"
+    subcommand(commands, "histogram", run, text, {"mechanism": form, **options}, kept)
 
 
 def run(args: argparse.Namespace) -> Report:
@@ -55,12 +57,12 @@ def run(args: argparse.Namespace) -> Report:
     except InputError as problem:
         if problem.argument == "checkpoint":
             raise InputError("out", f"its checkpoint {problem.problem}") from None
+        if problem.argument == "n":
+            raise InputError("samples", problem.problem.replace("got n=", "got ")) from None
         if problem.argument == "train_share":
             text = f"must be more, too few different sequences are left to train and to test, got {args.samples}"
             raise InputError("samples", text) from None
         raise
-    except KeyboardInterrupt:
-        raise KeyboardInterrupt(*([] if args.out is None else [f"the same call resumes from {args.out}"])) from None
     found = compare(frozen, free)
     numbers = {
         **{name: getattr(args, name) for name in ("mechanism", "runs", "epochs", "free_epochs")},
@@ -76,14 +78,13 @@ def run(args: argparse.Namespace) -> Report:
 
 
 def _check_memory(args: argparse.Namespace) -> None:
-    """Raise an InputError for the size that is to blame where data or weights do not fit into the memory."""
+    """Raise an InputError for the size that is to blame where the weights do not fit into the memory."""
     d, p, L, T = args.width, args.hidden, args.length, args.tokens
-    fits("samples", args.samples, 12 * args.samples * L)  # drawn, sorted and kept, four bytes each
     weights = {"tokens": T * d, "length": L * (d + p), "width": 3 * d * d, "hidden": p * d}
-    heaviest = max(weights, key=lambda name: weights[name])
-    each = 24 * sum(weights.values())  # weights, gradient, two moments, start and mask, four bytes each
-    fits(heaviest, getattr(args, heaviest), each)
-    fits("runs", args.runs, args.runs * each)
+    largest = max(weights, key=lambda name: weights[name])
+    each = 24.0 * sum(weights.values())  # weights, gradient, two moments, start and mask, four bytes each
+    require_memory(each, largest, getattr(args, largest), "the weights of one transformer")
+    require_memory(args.runs * each, "runs", args.runs, "the weights of so many transformers")
 
 
 def _trained(args: argparse.Namespace) -> tuple[Data, Training, Training, float | None]:

@@ -47,13 +47,14 @@ def main(argv: Sequence[str] | None = None) -> int:
         _write(args, report)
     except InputError as problem:
         parser.error(_line(problem, args))
-    except KeyboardInterrupt as stop:
-        print(f"tiedattn: interrupted, {str(stop) or 'nothing was written'}", file=sys.stderr)
+    except KeyboardInterrupt:
+        kept = args.kept.format(out=args.out) if args.kept and args.out else "nothing was written"
+        print(f"tiedattn: interrupted, {kept}", file=sys.stderr)
         return 130
     except Exception as defect:
         if args.out is not None and isinstance(defect, OSError):
-            kept = not_a_folder(args.out, defect)
-            parser.error(f"{_line(kept, args)}: free space or use another one, what was finished is there")
+            full = _line(not_a_folder(args.out, defect), args)
+            parser.error(f"{full}: free space or use another one, what was finished is there")
         if os.environ.get("TIEDATTN_TRACEBACK"):
             raise
         first = (str(defect).splitlines() or [""])[0]
@@ -67,7 +68,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _line(problem: InputError, args: argparse.Namespace) -> str:
     """Bad input in one line: under the name of the option that it is about, if it is one of this subcommand."""
     name = problem.argument
-    if name not in set(vars(args)) - {"command", "run"}:
+    if name not in set(vars(args)) - {"command", "run", "kept"}:
         return str(problem)
     return f"argument --{name.replace('_', '-')}: {problem.problem.replace(f'got {name}=', 'got ')}"
 

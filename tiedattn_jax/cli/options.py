@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import inspect
-import math
 import os
 from collections.abc import Callable
 from pathlib import Path
@@ -16,7 +15,7 @@ from ..averages.default import default_nodes
 from ..averages.nodes import sobol_nodes
 from ..averages.rule import Rule
 from ..averages.sizes import REPLICATES, SIZES
-from ..errors import InputError
+from ..finite.checks import require_memory
 from ..layers import DotProduct, dot_product
 from .report import Report
 
@@ -91,7 +90,11 @@ MODEL: dict[str, dict[str, Any]] = {
 _OUTPUT: dict[str, dict[str, Any]] = {
     "seed": {"type": integer(0, 2**63 - 1), "default": 0, "help": "seed of all that is random"},
     "json": {"action": "store_true", "help": "one JSON object on stdout, no progress bars"},
-    "out": {"type": lambda text: Path(folder(text)), "metavar": "DIR", "help": "write figures and tables into this folder"},
+    "out": {
+        "type": lambda text: Path(folder(text)),
+        "metavar": "DIR",
+        "help": "write figures and tables into this folder",
+    },
 }
 
 
@@ -105,13 +108,19 @@ def averages(size: str = "solve") -> dict[str, Any]:
     }
 
 
-def subcommand(commands: Any, name: str, run: Callable[..., Report], text: str, options: dict[str, Any]) -> None:
-    """Add a subcommand with its own options and `--seed --json --out`."""
+def subcommand(
+    commands: Any, name: str, run: Callable[..., Report], text: str, options: dict[str, Any], kept: str | None = None
+) -> None:
+    """Add a subcommand with its own options and `--seed --json --out`.
+
+    Args:
+        kept: how an interrupted call with `--out` goes on, where {out} is; by default it has written nothing.
+    """
     parser = commands.add_parser(name, help=text, description=text)
     for option, form in {**options, **_OUTPUT}.items():
         default = " (default %(default)s)" if form.get("default") is not None else ""
         parser.add_argument(f"--{option}", **{**form, "help": form["help"] + default})
-    parser.set_defaults(run=run)
+    parser.set_defaults(run=run, kept=kept)
 
 
 def model_of(args: argparse.Namespace) -> DotProduct:
@@ -130,17 +139,6 @@ def nodes_of(args: argparse.Namespace, model: DotProduct, most: int = _MOST_NODE
         InputError: nodes and replicates that do not fit into the memory.
     """
     size = min(args.nodes, most)
-    fits("replicates", args.replicates, args.replicates * max(size, SIZES["grid"]) * _NODE_BYTES[args.rule])
+    need = float(args.replicates) * max(size, SIZES["grid"]) * _NODE_BYTES[args.rule]
+    require_memory(need, "replicates", args.replicates, f"averages of {size} nodes in each")
     return RULES[args.rule](model, size, seed=args.seed, replicates=args.replicates)
-
-
-def fits(option: str, value: Any, size: float) -> None:
-    """Refuse what takes more memory, in bytes, than this machine has.
-
-    Raises:
-        InputError: naming the option, with the memory that it would take.
-    """
-    there = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") if hasattr(os, "sysconf") else math.inf
-    if size > there:
-        need = f"it takes {size / 1e9:,.0f} GB of memory and this machine has {there / 1e9:,.0f}"
-        raise InputError(option, f"must be smaller, {need}, got {value}")

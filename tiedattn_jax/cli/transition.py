@@ -26,6 +26,7 @@ MEANING = {
     "alpha_c": "positional minimum below, semantic above",
     "alpha_l": "attention beats the linear baseline above",
 }
+Found = dict[str, Transition | None]  # by name, None where there is none
 # How a branch ends, in words.
 ENDS = {
     "pitchfork": "ends at {where}: {order} falls continuously to zero",
@@ -56,25 +57,21 @@ def run(args: argparse.Namespace) -> Report:
         critical = critical_alpha(model, nodes, start=curves)
         stage("alpha_l")(0, 1)
         crossing = linear_crossing(model, critical, nodes, start=curves)
-    text = "\n".join([_transition_text(critical, crossing), "", *_end_lines(ends, curves)])
+    # Without alpha_c nothing is known about alpha_l.
+    found: Found = {
+        "alpha_c": critical if critical.ok else None,
+        "alpha_l": crossing if critical.ok and crossing.ok else None,
+    }
+    text = "\n".join([_transition_text(critical, found), "", *_end_lines(ends, curves)])
     files = {}
     if args.out is not None:
         files = {"transition.png": png(branch_figure(curves, critical, crossing)), "curves.csv": _table(curves)}
         text += f"\nFigure, table and JSON: {args.out / 'transition.png'}, curves.csv, transition.json"
-    return Report(transition_report(critical, crossing, ends), text, files, bool(critical.ok), nodes)
+    return Report(transition_report(critical, found, ends), text, files, bool(critical.ok), nodes)
 
 
-def _found(critical: Transition, crossing: Transition) -> dict[str, Transition | None]:
-    """The transitions by name, None where there is none; without alpha_c nothing is known about alpha_l."""
-    return {
-        "alpha_c": critical if critical.ok else None,
-        "alpha_l": crossing if critical.ok and crossing.ok else None,
-    }
-
-
-def transition_report(critical: Transition, crossing: Transition, ends: dict[str, list[BranchEnd]]) -> dict[str, Any]:
+def transition_report(critical: Transition, found: Found, ends: dict[str, list[BranchEnd]]) -> dict[str, Any]:
     """The JSON object of `tiedattn transition`."""
-    found = _found(critical, crossing)
     report: dict[str, Any] = {}
     for name, t in found.items():
         report[name], report[f"{name}_stderr"] = (None, None) if t is None else (float(t.alpha), float(t.stderr))
@@ -103,13 +100,13 @@ def main_end(ends: list[BranchEnd]) -> BranchEnd | None:
     return max(lower, key=lambda e: e.alpha) if lower else min(upper, key=lambda e: e.alpha, default=None)
 
 
-def _transition_text(critical: Transition, crossing: Transition) -> str:
+def _transition_text(critical: Transition, found: Found) -> str:
     """alpha_c and alpha_l, their sensitivities, and both branches at alpha_c."""
-    found = {name: t for name, t in _found(critical, crossing).items() if t is not None}
-    if not found:
+    known = {name: t for name, t in found.items() if t is not None}
+    if not known:
         return f"no transition: {Status.name_of(critical.status)} (the branches' losses do not cross)"
-    parts = ["\n".join(f"{name} = {with_error(t.alpha, t.stderr)}   {MEANING[name]}" for name, t in found.items())]
-    for name, t in found.items():
+    parts = ["\n".join(f"{name} = {with_error(t.alpha, t.stderr)}   {MEANING[name]}" for name, t in known.items())]
+    for name, t in known.items():
         pairs = zip(_numbers(t.sensitivities).items(), _numbers(t.sensitivities_stderr).values(), strict=True)
         rows = [(f"d {name} / d {number}", with_error(value, bar)) for (number, value), bar in pairs]
         parts.append(f"sensitivities of {name}\n{table(rows)}")
