@@ -11,17 +11,15 @@ import pytest
 import tiedattn_jax as ta
 from tiedattn_jax.overlaps import BRANCHES
 from tiedattn_jax.phases import arclength, follow, transitions
-from tiedattn_jax.theory.fixed_points import solve_replicates
 
 
 @pytest.fixture(scope="module")
-def given(model, lines):
+def given(model, lines, known):
     """Arguments that every function accepts, by its name."""
     x, at = BRANCHES["semantic"].start(model), jnp.asarray(1.0)
     start = ta.Near(1.0, (x,))
-    states = jax.tree.map(lambda a: jnp.zeros(a.shape, a.dtype), shapes_of(model, at, lines, x))
-    states = [ta.FixedPoint(model, at, states, b) for b in ("positional", "semantic")]
-    known = ta.Transition(at, at, None, None, jnp.array(0), tuple(states), "alpha_c")
+    states = [ta.FixedPoint(model, at, known, b) for b in ("positional", "semantic")]
+    transition = ta.Transition(at, at, None, None, jnp.array(0), tuple(states), "alpha_c")
     return {
         "sweep": {"model": model, "alphas": [1.0], "branch": "semantic", "nodes": lines},
         "phase_diagram": {"model": model, "x": [1.0, 2.0], "y": [0.3], "nodes": lines},
@@ -35,16 +33,10 @@ def given(model, lines):
         },
         "locate": {"model": model, "event": "semantic baseline", "nodes": lines, "start": start},
         "critical_alpha": {"model": model, "nodes": lines, "bracket": (0.1, 4.0)},
-        "linear_crossing": {"model": model, "transition": known, "nodes": lines},
+        "linear_crossing": {"model": model, "transition": transition, "nodes": lines},
         "branch_ends": {"curve": ta.Curve("semantic", tuple(states[1:])), "nodes": lines},
         "folds_of": {"paths": []},
     }
-
-
-def shapes_of(model, alpha, nodes, x):
-    """Those of a state in every replicate."""
-    x = jax.tree.map(lambda a: jnp.broadcast_to(a, (nodes.replicates, *a.shape)), x)
-    return eqx.filter_eval_shape(solve_replicates, model, alpha, nodes, x, jnp.ones(2), ta.Settings())
 
 
 class WithoutTarget(ta.DotProduct):

@@ -13,7 +13,7 @@ import tiedattn_jax as ta
 from tiedattn_jax.errors import is_concrete
 from tiedattn_jax.overlaps import BRANCHES, own_size
 from tiedattn_jax.phases import follow as how
-from tiedattn_jax.phases.follow import Follower, Searching, Warm, learn, predict, settle
+from tiedattn_jax.phases.follow import Follower, Searching, Warm, learn, pair_free, pair_start, predict, settle
 from tiedattn_jax.results import Status
 
 
@@ -32,9 +32,9 @@ def test_curve(curve, model, lines):
     assert len(curve.plot().axes) == 3
 
 
-@pytest.fixture(scope="module")
-def state(curve):
-    return curve.points[-1].replicates
+@pytest.fixture
+def state(known):
+    return known
 
 
 SEMANTIC = jnp.array([1.0, 0.0])
@@ -74,6 +74,12 @@ def test_what_a_search_settles(model, state):
     for q, status in ((0.008, Status.absent), (0.012, Status.max_steps)):  # a student that shrinks to nothing
         small = eqx.tree_at(lambda s: s.overlaps.q, state, jnp.full_like(state.overlaps.q, q * rho))
         assert settled(model, small, ANEW, **lost) == (DONE, status)
+
+
+def test_the_pair(model):
+    np.testing.assert_array_equal(pair_free(model), [[0.0, 1.0], [1.0, 0.0]])
+    starts = pair_start(model)
+    assert not starts.theta[0].any() and starts.m[0].all() and starts.theta[1].all() and not starts.m[1].any()
 
 
 def test_the_uninformed_branch_is_never_absent(model, lines):

@@ -17,46 +17,77 @@ from cases import CASES
 
 import tiedattn_jax as ta
 from tiedattn_jax.errors import is_concrete
+from tiedattn_jax.overlaps import BRANCHES
+from tiedattn_jax.phases import follow as how
 from tiedattn_jax.phases import grid
 from tiedattn_jax.phases.follow import Follower, Warm
 
 ALPHAS, OMEGAS = [0.5, 1.0, 1.25, 2.0], [0.3, 0.35]
-
-
 GIVEN = ta.Settings(tol=4e-4, max_steps=16, warm_steps=1, damping=0.21)
+
+
+def go(model, nodes, **options):
+    return ta.phase_diagram(
+        model, **{"x": ALPHAS, "y": OMEGAS, "nodes": nodes, "devices": 1, "settings": GIVEN, **options}
+    )
 
 
 @pytest.fixture(scope="module")
 def solved_grid(model, lines, tmp_path_factory):
-    """A diagram, its folder, and with what it called the functions that solve: (name, arguments) each."""
+    """A diagram, its folder, and the tracks that were solved for it."""
     out = tmp_path_factory.mktemp("grid")
-    progress, calls = [], []
+    progress, solved, follow = [], [], grid.follow
 
-    def noted(name):
-        call = getattr(grid, name)
-
-        def noting(*arguments):
-            if is_concrete(arguments):
-                calls.append((name, arguments))
-            return call(*arguments)
-
-        return noting
+    def noting(tracks, *others):
+        if is_concrete(tracks):
+            solved.append(tracks)
+        return follow(tracks, *others)
 
     with pytest.MonkeyPatch.context() as patch:
-        for name in ("follow", "tracks_of", "Follower"):
-            patch.setattr(grid, name, noted(name))
+        patch.setattr(grid, "follow", noting)
         found = go(model, lines, out=out, progress=lambda *c: progress.append(c))
     assert progress == [(4 * k, 16) for k in range(5)]
-    return found, out, calls
-
-
-def go(model, nodes, **options):
-    return ta.phase_diagram(model, ALPHAS, OMEGAS, nodes, **{"devices": 1, "settings": GIVEN, **options})
+    return found, out, solved
 
 
 @pytest.fixture
 def diagram(solved_grid):
     return solved_grid[:2]
+
+
+@pytest.fixture
+def canned(known, model, monkeypatch):
+    """A row of cells that nobody solves, a known state in each, to be changed by tests; and what was asked for."""
+    cells = {k: np.array(jnp.broadcast_to(v, (2, len(ALPHAS), *v.shape))) for k, v in known.numbers().items()}
+    asked = {"first": [], "tracks": [], "again": []}
+
+    def near(models, alphas, coarse, settings):
+        asked["first"].append(settings)
+        return jax.tree.map(
+            lambda a: jnp.broadcast_to(a, (2, len(alphas), *a.shape)), BRANCHES["semantic"].start(model)
+        )
+
+    def follow(tracks, nodes, settings, mesh, lanes):
+        track = len(asked["tracks"]) % 2
+        asked["tracks"].append(settings)
+        return {k: jnp.asarray(v[track, ::-1])[None] for k, v in cells.items()}
+
+    def follower(nodes, settings, free, start):
+        def search(here, alpha, near, lost):
+            default = bool(jnp.all(near.q == start.q))
+            asked["again"].append((float(alpha), None if default else float(near.q[0, 0, 0, 0]), settings))
+            values = {k: jnp.asarray(v[1, 2]) for k, v in cells.items()}
+            values["residual"] = values["residual"] * (1.0 if alpha > 1 else 0.05)  # not resolved, if it is a state
+            return SimpleNamespace(numbers=lambda: values)
+
+        return SimpleNamespace(search=search)
+
+    shapes = {k: jax.ShapeDtypeStruct((1, *v.shape[1:]), v.dtype) for k, v in cells.items()}
+    monkeypatch.setattr(grid.eqx, "filter_eval_shape", lambda *_: shapes)
+    monkeypatch.setattr(how, "_first_cells", near)
+    monkeypatch.setattr(grid, "follow", follow)
+    monkeypatch.setattr(grid, "Follower", follower)
+    return cells, asked
 
 
 def test_cells_are_the_states_of_the_theory(diagram):
@@ -142,65 +173,47 @@ def numbers(settings):
     return [float(v) for v in (settings.tol, settings.max_steps, settings.warm_steps, settings.damping)]
 
 
-def test_the_settings_of_the_caller_arrive_everywhere(solved_grid):
-    found, _, calls = solved_grid
-    first = [arguments[4] for name, arguments in calls if name == "tracks_of"]
-    tracks = [arguments[2] for name, arguments in calls if name == "follow"]
-    again = [arguments[1] for name, arguments in calls if name == "Follower"]
-    assert [numbers(s) for s in first] == [[1e-3, 32, 300, 0.21]]  # coarse averages, from far
-    assert [numbers(s) for s in tracks] == [numbers(GIVEN)] * 4
-    # From a neighbour, of cells where the branch is absent; of the others with more steps, of which there is none here.
-    assert again and all(numbers(s) == numbers(GIVEN) for s in again)
+def test_what_is_tried_again_and_with_what(canned, model, lines):
+    """A cell that failed, from its neighbours and from the default start; an absent one, from one neighbour only."""
+    cells, asked = canned
+    cells["q"] *= np.arange(1.0, 5.0)[:, None, None, None, None]
+    cells["status"][1, 0] = ta.Status.absent
+    cells["status"][1, 2], cells["residual"][1, 2] = ta.Status.max_steps, 1.0
+    found = go(model, lines, y=[0.3])
+    q, same, more = cells["q"][1, :, 0, 0, 0, 0], numbers(GIVEN), [4e-4, 32, 300, 0.21]
+    expected = [(0.5, q[1], same), (1.25, q[3], more), (1.25, q[1], more), (1.25, None, more)]
+    assert [(alpha, near, numbers(settings)) for alpha, near, settings in asked["again"]] == expected
+    np.testing.assert_array_equal(found.cells["status"][:, 0], cells["status"])
+    assert [numbers(settings) for settings in asked["tracks"]] == [same, same]
+    assert [numbers(settings) for settings in asked["first"]] == [[1e-3, 32, 300, 0.21]]  # coarse averages, from far
+    assert found.attrs["settings"] == {"tol": 4e-4, "max_steps": 16, "warm_steps": 1, "damping": 0.21}
     patient = grid.patient(ta.Settings(tol=1e-4, max_steps=7, warm_steps=400, damping=0.1))
     assert numbers(patient) == [1e-4, 14, 400, 0.1]
-    assert numbers(grid.patient(GIVEN)) == [4e-4, 32, 300, 0.21]
-    assert found.attrs["settings"] == {"tol": 4e-4, "max_steps": 16, "warm_steps": 1, "damping": 0.21}
 
 
-def test_what_is_tried_again(model, lines, monkeypatch, solved_grid):
-    """A cell that failed, from its neighbours and from the default start; an absent one, from one neighbour only."""
-    cells = {k: v[:, :1] for k, v in solved_grid[0].cells.items()}  # (branch, 1, alpha, R): a row at omega = .3
-    cells = {k: np.array(v[:, :, [1, 1, 2, 3]]) for k, v in cells.items()}
-    cells["status"][:] = ta.Status.converged
+def test_the_default_settings(canned, model, lines):
+    _, asked = canned
+    ta.phase_diagram(model, ALPHAS, [0.3], lines, devices=1)
+    assert [numbers(settings) for settings in asked["tracks"]] == [[5e-4, 15, 0, 0.2]] * 2
+    assert [numbers(settings) for settings in asked["first"]] == [[1e-3, 30, 300, 0.2]]
+
+
+@pytest.mark.parametrize("turned", [False, True])
+def test_tracks_run_along_alpha_from_the_largest(canned, model, lines, turned):
+    cells, _ = canned
     cells["q"] *= np.arange(1.0, 5.0)[:, None, None, None, None]
-    cells["status"][1, 0, 0] = ta.Status.absent
-    cells["status"][1, 0, 2], cells["residual"][1, 0, 2] = ta.Status.max_steps, 1.0
-    q, row, tried = cells["q"][1, 0, :, :, 0, 0, 0].mean(-1), iter((0, 1)), []
-
-    def follow(*_):
-        track = next(row)
-        return {k: jnp.asarray(v[track, 0, ::-1])[None] for k, v in cells.items()}
-
-    def follower(nodes, settings, free, start):
-        def search(here, alpha, near, lost):
-            default = bool(jnp.all(near.q == start.q))
-            tried.append(
-                (float(alpha), None if default else float(near.q[:, 0, 0, 0].mean()), int(settings.warm_steps))
-            )
-            values = {k: jnp.asarray(v[1, 0, 2]) for k, v in cells.items()}
-            values["residual"] = values["residual"] * (1.0 if alpha > 1 else 0.05)  # not resolved, if it is a state
-            return SimpleNamespace(numbers=lambda: values)
-
-        return SimpleNamespace(search=search)
-
-    shapes = {k: jax.ShapeDtypeStruct((1, *v.shape[2:]), v.dtype) for k, v in cells.items()}
-    monkeypatch.setattr(grid.eqx, "filter_eval_shape", lambda *_: shapes)
-    monkeypatch.setattr(grid, "follow", follow)
-    monkeypatch.setattr(grid, "Follower", follower)
-    found = ta.phase_diagram(model, ALPHAS, [0.3], lines, settings=GIVEN, devices=1)
-    expected = [(0.5, q[1], 1), (1.25, q[3], 300), (1.25, q[1], 300), (1.25, None, 300)]
-    assert [(a, w) for a, _, w in tried] == [(a, w) for a, _, w in expected]
-    for (_, near, _), (_, neighbour, _) in zip(tried, expected, strict=True):
-        assert near == (None if neighbour is None else pytest.approx(neighbour))
-    np.testing.assert_array_equal(found.cells["status"], cells["status"])
+    axes = (ALPHAS, ("sigma", [0.5, 0.6]))
+    found = ta.phase_diagram(model, *(axes if not turned else (axes[1], ("alpha", ALPHAS))), lines, devices=1)
+    q = np.swapaxes(found.cells["q"], 1, 2) if turned else found.cells["q"]
+    for row in (0, 1):
+        np.testing.assert_array_equal(q[:, row], cells["q"])
 
 
 def test_a_track_is_the_loop_over_its_cells(solved_grid, lines):
     """The traced scan over a row of the grid and the loop over concrete settings make the same steps."""
-    found, _, calls = solved_grid
-    tracks, _, settings, *_ = [arguments for name, arguments in calls if name == "follow"][1]
-    track = jax.tree.map(lambda a: a[0], tracks)
-    follower = Follower(lines, settings, track.free, track.start)
+    found, _, solved = solved_grid
+    track = jax.tree.map(lambda a: a[0], solved[1])
+    follower = Follower(lines, GIVEN, track.free, track.start)
     warm = Warm.begin(track.start, track.places[0], lines.replicates)
     for k, column in enumerate(reversed(range(len(ALPHAS)))):
         here = jax.tree.map(lambda a, k=k: a[k], track.models)
@@ -211,26 +224,25 @@ def test_a_track_is_the_loop_over_its_cells(solved_grid, lines):
             np.testing.assert_allclose(state.numbers()[name], cell[name], rtol=1e-6)
 
 
-def test_other_settings_are_not_mixed_in(diagram, model, lines, monkeypatch):
-    _, out = diagram
-
-    def forbidden(*_):
-        raise AssertionError("cells were solved before the folder was looked at")
-
-    monkeypatch.setattr(grid, "tracks_of", forbidden)
+def test_other_settings_are_not_mixed_in(canned, model, lines, tmp_path):
+    _, asked = canned
+    found = go(model, lines, out=tmp_path)
+    assert len(asked["tracks"]) == 4
+    again = go(model, lines, out=tmp_path, resume=True)
+    assert len(asked["tracks"]) == 4 and again.attrs == found.attrs
     with pytest.raises(ValueError, match="out must not hold the pieces"):
-        go(model, lines, out=out)
+        go(model, lines, out=tmp_path)
     moved = eqx.tree_at(lambda n: n.stack.across, lines, lines.stack.across + 1e-12)
     other = eqx.tree_at(lambda m: m.sigma, model, jnp.asarray(0.51))
     for changed, nodes, options in (
         (other, lines, {}),
         (model, moved, {}),
+        (model, lines, {"x": [0.51, *ALPHAS[1:]]}),
         *((model, lines, {"settings": eqx.tree_at(at, GIVEN, at(GIVEN) + at(GIVEN))}) for at in FIELDS),
     ):
         with pytest.raises(ValueError, match="out must hold pieces of the same"):
-            go(changed, nodes, out=out, resume=True, **options)
-    with pytest.raises(ValueError, match="out must hold pieces of the same"):
-        ta.phase_diagram(model, [0.51, *ALPHAS[1:]], OMEGAS, lines, settings=GIVEN, out=out, resume=True)
+            go(changed, nodes, out=tmp_path, resume=True, **options)
+    assert len(asked["first"]) == 2  # nothing was solved before the folder was looked at
 
 
 FIELDS = [operator.attrgetter(name) for name in ("tol", "max_steps", "warm_steps", "damping")]
