@@ -11,6 +11,7 @@ import optax
 import pytest
 
 from tiedattn_jax import histogram as task
+from tiedattn_jax.errors import InputError
 from tiedattn_jax.plotting import attention_figure, learning_figure
 from tiedattn_jax.results import Status
 
@@ -285,9 +286,20 @@ def test_a_checkpoint_of_another_configuration_is_refused(data, keys, frozen, tm
         with pytest.raises(ValueError, match="checkpoint must be of this configuration.*" + message):
             call()
     assert file.read_bytes() == content
-    file.write_bytes(b"\x93 something else")
-    with pytest.raises(ValueError, match="checkpoint must be one that this library wrote"):
-        task.train(keys, data, PAIR, **options)
+    for damaged in (b"", b"\x93 something else", content[: len(content) // 2]):
+        file.write_bytes(damaged)
+        with pytest.raises(InputError, match=f"checkpoint must be one that this library wrote.*{file}"):
+            task.train(keys, data, PAIR, **options)
+
+
+def test_a_checkpoint_of_fewer_epochs_trains_on(data, keys, frozen, tmp_path):
+    options = {"checkpoint": tmp_path / "checkpoint", **SIZES}
+    seen = []
+    for epochs in (1, 2, 3):
+        found = task.train(keys, data, PAIR, epochs=epochs, progress=lambda *at: seen.append(at), **options)
+    assert same(found, frozen) and seen == [(0, 1), (1, 1), (1, 2), (2, 2), (2, 3), (3, 3)]
+    with pytest.raises(InputError, match=r"epochs must be at least the 3 that the checkpoint .* has, or name another"):
+        task.train(keys, data, PAIR, epochs=2, **options)
 
 
 def test_a_checkpoint_is_whole_or_the_old_one(data, keys, tmp_path, monkeypatch):

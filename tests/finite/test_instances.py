@@ -86,6 +86,20 @@ def test_message_passing_that_does_not_settle_is_finished(model):
     assert np.all(found.finished) and np.all(found.ok) and np.max(found.gradient_norm) <= 1e-10
     assert "2 finished by L-BFGS" in found.table() or "1 finished by L-BFGS" in found.table()
 
+    def settled(data, key):
+        found = ta.gamp(model, data, "semantic", tol=1e-10)
+        return eqx.tree_at(lambda f: f.Q, found, ta.train(model, data, "lbfgs", found.Q, steps=1000, tol=1e-10).Q)
+
+    assert not ta.run_instances(model, 60, 2.0, settled, keys[:1], theory=False).finished[0]
+
+    def blown_up(data, key):
+        found = ta.gamp(model, data, "semantic", tol=1e-10)
+        return eqx.tree_at(lambda f: (f.Q, f.status), found, (1e150 + found.Q, jnp.array(int(ta.Status.nonfinite))))
+
+    found = ta.run_instances(model, 60, 2.0, blown_up, keys[:1], theory=False)
+    assert found.status.tolist() == [ta.Status.nonfinite] and not found.finished[0] and not found.usable[0]
+    assert np.isnan(found.found.V[0])
+
 
 SHARDED = """
 import jax, numpy as np, tiedattn_jax as ta

@@ -102,8 +102,26 @@ def test_instances_by_vmap_equal_single_ones(model, data, semantic):
 
 def test_undamped_runs_diverge_and_say_so(model, data):
     found = gamp(model, data, "semantic", damping=1.0)
-    assert not bool(found.ok) and float(found.gradient_norm) > 1e-3
+    assert int(found.status) == Status.left_domain and float(found.gradient_norm) > 1e-3
     assert np.all(np.isfinite(found.Q)) and np.isfinite(found.train_loss) and np.all(np.isfinite(found.overlaps.V))
+    # No minimum has a ridge above the risk at zero.
+    least = max(float(risk(model, data, Q)) for Q in (0 * data.teacher, data.teacher))
+    assert 0.5 * float(model.lam) * float(jnp.sum(found.Q**2)) <= least
+
+
+def test_a_ridge_that_is_too_weak_ends_in_a_divergence(model, data):
+    weak = eqx.tree_at(lambda m: m.lam, model, jnp.array(1e-12))
+    found = gamp(weak, data, "semantic")
+    assert int(found.status) in (Status.left_domain, Status.nonfinite) and int(found.iterations) < 1000
+    assert np.all(np.isfinite(found.Q)) and float(jnp.max(jnp.abs(found.Q))) < 1e6
+
+
+def test_sentences_stay_in_their_wells(model):
+    """Two instances that diverge where sentences take single steps of Newton's method, unguarded."""
+    settles, rests_not = (gamp(model, sample_data(model, 250, 2.0, jax.random.key(k)), "positional") for k in (9, 21))
+    assert bool(settles.ok) and float(settles.gradient_norm) < 1e-10
+    assert int(rests_not.status) == Status.max_steps and 1e-12 < float(rests_not.residual) < 0.2
+    assert float(rests_not.gradient_norm) < 1e-2 and float(jnp.mean(rests_not.overlaps.q)) < 0.1
 
 
 def test_a_fixed_damping_is_used(model, data, semantic):
