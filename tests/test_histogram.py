@@ -58,7 +58,18 @@ def test_sample():
     assert not np.array_equal(x, np.concatenate([(other := task.sample(jax.random.key(1), 3000)).train, other.test]))
 
 
+def test_adam_is_the_papers():
+    tool, memory = task.OPTIMIZERS["adam"], task.OPTIMIZERS["adam"].init(jnp.zeros(()))
+    mean = square = 0.0
+    for k, gradient in enumerate((1.0, -2.0, 1e-9), 1):
+        step, memory = tool.update(jnp.asarray(gradient), memory)
+        mean, square = 0.9 * mean + 0.1 * gradient, 0.98 * square + 0.02 * gradient**2
+        expected = mean / (1 - 0.9**k) / ((square / (1 - 0.98**k)) ** 0.5 + 1e-9)
+        np.testing.assert_allclose(step, expected, rtol=1e-9)
+
+
 def test_duplicates_are_dropped_and_no_sequence_is_in_both_parts(data):
+    assert len(task.sample(jax.random.key(0), 5000, length=5, tokens=3, train_share=0.5).train) == 121
     parts = [set(map(tuple, np.asarray(part).tolist())) for part in (data.train, data.test)]
     assert [len(p) for p in parts] == [170, 73] == [len(data.train), len(data.test)]
     assert parts[0] | parts[1] == set(itertools.product(range(3), repeat=5))
@@ -333,6 +344,8 @@ def test_compare(frozen, free):
         np.testing.assert_allclose(found.distance_formerly_zero[k], total(formerly_zero), rtol=1e-5)
         np.testing.assert_allclose(found.distance_init_to_frozen[k], total(first), rtol=1e-5)
     assert np.array_equal(found.accuracy_after_unfreezing, free.history.test_accuracy[:, -1])
+    statuses = [eqx.tree_at(lambda t: t.status, frozen, np.array(s)) for s in ([0, 4], [2, 0])]
+    assert task.compare(*statuses).status.tolist() == [2, 4]
     assert np.array_equal(found.semantic_share, frozen.history.semantic_share[:, -1])
     summary = found.summary()
     np.testing.assert_allclose(summary["accuracy_std"], abs(np.subtract(*found.accuracy)) / 2**0.5, atol=1e-7)

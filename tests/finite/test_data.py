@@ -1,6 +1,5 @@
 """Shapes and fields of data, their two ways in, and starts."""
 
-import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -59,8 +58,10 @@ def test_starts(model, data):
     np.testing.assert_allclose(Q, data.encodings[:1].T, atol=1e-13)
     np.testing.assert_allclose(jnp.linalg.norm(start(model, data, "positional")), 5.0)
     assert jnp.any(start(model, data, "random", jax.random.key(1)) != start(model, data, "random", jax.random.key(2)))
-    wide = eqx.tree_at(lambda m: m.lam, ta.dot_product(rank=2), jnp.array(0.01))
-    assert start(wide, data, "semantic").shape == (400, 2)
+    np.testing.assert_allclose(start(model, data, "semantic", scale=0.5), 0.5 * data.teacher, rtol=1e-14)
+    wide = start(ta.dot_product(rank=2), data, "semantic", scale=1.0)
+    np.testing.assert_array_equal(wide[:, :1], data.teacher)
+    np.testing.assert_allclose(jnp.std(wide[:, 1]), 0.1, rtol=0.2)  # of 400 normals: 3.5 %
 
 
 def test_estimates_are_cast_and_checked(model, data):

@@ -81,3 +81,17 @@ def test_linear_baseline(model, data, rule):
     assert abs(fit.gen_error.value - theory) < 4 * fit.gen_error.stderr + 0.02 * theory
     fresh = sample_data(model, 400, 1.5, jax.random.key(4))
     assert linear_baseline(data, test=fresh).gen_error.value != fit.gen_error.value
+
+
+def test_cross_validation_of_the_linear_baseline(data):
+    """Ten sentences in eight folds, each fitted without its own by hand."""
+    few = jax.tree.map(lambda a: np.asarray(a)[..., :10], data.labels)
+    found = linear_baseline(Data(data.x[:, :10], data.y[:10], labels=few), ridge=0.2)
+    errors = np.zeros(10)
+    for k in range(10):
+        kept = np.arange(10) % 8 != k % 8
+        gram, cross = few.gram[..., kept].sum(-1) + 0.2 * np.eye(2), few.cross[..., kept].sum(-1)
+        W = cross @ np.linalg.inv(gram)
+        errors[k] = few.energy[k] / 2 - np.sum(W * few.cross[..., k]) + np.trace(W @ few.gram[..., k] @ W.T) / 2
+    np.testing.assert_allclose(found.gen_error.value, errors.mean(), rtol=1e-10)
+    np.testing.assert_allclose(found.gen_error.stderr, errors.std(ddof=1) / 10**0.5, rtol=1e-8)

@@ -80,6 +80,8 @@ def test_gradient_descent_is_the_paper_s_rule(model, data):
     assert int(found.iterations) == 5 and int(found.status) == Status.max_steps
     slower = train(model, data, "gd", "semantic", steps=5, rate=0.01)
     assert float(jnp.max(jnp.abs(slower.Q - Q))) > 1e-3
+    still = train(model, data, "gd", "semantic", steps=5, rate=1e-30)
+    assert int(still.status) == Status.stalled and int(still.iterations) == 1
 
 
 @pytest.mark.parametrize("init", ["semantic", "positional"])
