@@ -31,7 +31,14 @@ import optax
 from jax import lax
 
 from .errors import InputError, is_concrete, require, require_choice, require_count
-from .finite.checks import not_negative, positive, require_key, require_memory, require_number, require_type
+from .finite.checks import (
+    require_key,
+    require_memory,
+    require_not_negative,
+    require_number,
+    require_positive,
+    require_type,
+)
 from .results import Status
 from .store import Checkpoint, fingerprint
 
@@ -411,11 +418,10 @@ def unfreeze(
     require_type(frozen, "frozen", Training, "a Training of `train`")
     runs = len(frozen.status)
     require(len(keys) == runs, "keys", keys.shape, f"one for each of the {runs} runs")
-    L, T = frozen.weights.positions.shape[1], frozen.weights.tokens.shape[1]
-    fits = data.train.shape[1] == L and data.tokens == T
+    own, L, T = (data.train.shape[1], data.tokens), *(a.shape[1] for a in (frozen.start.positions, frozen.start.tokens))
     want = f"sequences of {L} out of {T} tokens, as `frozen` was trained on"
-    require(fits, "data", f"{data.train.shape[1]} out of {data.tokens}", want)
-    not_negative(noise, "noise")
+    require(own == (L, T), "data", "sequences of {} out of {}".format(*own), want)
+    require_not_negative(noise, "noise")
 
     def shaken(weights: Transformer, key: jax.Array) -> Transformer:
         draws = zip(_masked(weights), jax.random.split(key, 4), strict=True)
@@ -507,7 +513,7 @@ class _Plan(eqx.Module):
     def __check_init__(self) -> None:
         require_type(self.data, "data", Data, "Data of `sample`")
         _check_sizes(epochs=self.epochs, batch=self.batch)
-        positive(self.rate, "rate")
+        require_positive(self.rate, "rate")
         require(is_concrete(self.rate), "rate", str(self.rate), "a known number")
         kinds = (str, os.PathLike, type(None))
         require_type(self.checkpoint, "checkpoint", kinds, "the path of a file, or None")

@@ -138,11 +138,7 @@ ROWS = [
     (lambda c: gamp(c.model, c.data, damping=0.0), "damping", r"must be in \(0, 1\]"),
     (lambda c: gamp(c.model, c.data, damping=[0.1, 0.2]), "damping", "must be one number"),
     (lambda c: gamp(c.model, c.data, response="stein"), "response", "must be one of regression, derivative"),
-    (
-        lambda c: gamp(c.model, c.data, earlier(c, N + 1)),
-        "init",
-        "must be an earlier result on the same data, of n = 40",
-    ),
+    (lambda c: gamp(c.model, c.data, earlier(c, N + 1)), "init.g", r"must have shape \(L, r, n\) with .*n = 40"),
     # training
     (lambda c: train(c.model, c.data, "sgd"), "optimizer", "must be one of gd, adam, lbfgs"),
     (lambda c: train(c.model, c.data, steps=0), "steps", "must be an integer of at least 1"),
@@ -177,6 +173,8 @@ ROWS = [
     (lambda c: run_instances(c.model, 60, 1.0, None, c.keys, batch=0), "batch", "must be an integer of at least 1"),
     (lambda c: run_instances(c.model, 60, 1.0, None, c.key), "keys", "must be an array of one key or more"),
     (lambda c: run_instances(c.model, 60, 1.0, None, [0, 1]), "keys", "must be an array of one key or more"),
+    (lambda c: run_instances(c.model, 10**7, 1e3, None, c.keys), "d", "must be smaller"),
+    (lambda c: run_instances(c.model, 60, NAN, None, c.keys), "alpha", "must be positive"),
     (lambda c: run_instances(c.other, 60, 1.0, None, c.keys), "model", "must have a method `with_teacher`"),
     # the counting task
     (lambda c: task.sample(c.key, 100, length=1), "length", "must be an integer of at least 2"),

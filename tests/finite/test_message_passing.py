@@ -109,11 +109,10 @@ def test_undamped_runs_diverge_and_say_so(model, data):
     assert 0.5 * float(model.lam) * float(jnp.sum(found.Q**2)) <= least
 
 
-def test_a_ridge_that_is_too_weak_ends_in_a_divergence(model, data):
-    weak = eqx.tree_at(lambda m: m.lam, model, jnp.array(1e-12))
-    found = gamp(weak, data, "semantic")
-    assert int(found.status) in (Status.left_domain, Status.nonfinite) and int(found.iterations) < 1000
-    assert np.all(np.isfinite(found.Q)) and float(jnp.max(jnp.abs(found.Q))) < 1e6
+def test_a_run_that_blew_up_says_so(model, data):
+    """Changes that overflow are no number, and no reason to stop as if the steps had run out."""
+    found = gamp(model, data, 1e160 * data.teacher)
+    assert int(found.status) == Status.nonfinite and int(found.iterations) < 50 and np.all(np.isfinite(found.Q))
 
 
 def test_sentences_stay_in_their_wells(model):

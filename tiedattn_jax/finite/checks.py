@@ -21,12 +21,12 @@ def require_number(value: Any, argument: str, want: str, holds: Callable[[Any], 
         require(np.isfinite(value) and holds(value), argument, value, want)
 
 
-def positive(value: Any, argument: str) -> None:
+def require_positive(value: Any, argument: str) -> None:
     """Raise an `InputError` unless `value` is a positive number."""
     require_number(value, argument, "positive and finite", lambda v: v > 0)
 
 
-def not_negative(value: Any, argument: str) -> None:
+def require_not_negative(value: Any, argument: str) -> None:
     """Raise an `InputError` unless `value` is a number that is zero or positive."""
     require_number(value, argument, "zero or positive, and finite", lambda v: v >= 0)
 

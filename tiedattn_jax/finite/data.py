@@ -24,7 +24,7 @@ from jax.sharding import AxisType, NamedSharding, PartitionSpec
 from ..errors import InputError, is_concrete, require
 from ..model import Model, check
 from ..overlaps import Overlaps
-from .checks import array, positive, require_key, require_type
+from .checks import array, require_key, require_positive, require_type
 
 
 class Labels(eqx.Module):
@@ -292,7 +292,7 @@ def start(model: Model, data: Data, init: Any, key: jax.Array | None = None, sca
     if key is not None:
         require_key(key)
     if scale is not None:
-        positive(scale, "scale")
+        require_positive(scale, "scale")
     size = scale if scale is not None else 0.25 if init == "positional" else 1.0
     d, r = data.shape[2], model.shape[1]
     noise = jax.random.normal(jax.random.key(0) if key is None else key, (d, r), data.x.dtype)

@@ -17,7 +17,7 @@ from ..averages.prox import loss_at_nodes
 from ..errors import InputError, require, require_count
 from ..model import Model
 from ..results import Average
-from .checks import check_provides, not_negative, require_key, require_type
+from .checks import check_provides, require_key, require_not_negative, require_type
 from .data import Data, Labels, check_estimate, covariances, student_fields
 from .sampling import draw_sentences
 
@@ -82,7 +82,7 @@ def linear_baseline(data: Data, ridge: Any = 0.0, test: Data | None = None) -> L
         unseen = test.known_labels("for the linear baseline", "test")
         fits = test.shape[0] == data.shape[0] and test.x.dtype == data.x.dtype
         require(fits, "test", f"{test.shape[0]} of {test.x.dtype}", f"{data.shape[0]} tokens of {data.x.dtype} as data")
-    not_negative(ridge, "ridge")
+    require_not_negative(ridge, "ridge")
     if test is None and data.shape[1] < 2:
         raise InputError("data", "must have two sentences or more for cross-validation, got n=1: or give test=...")
     return _fit_linear(labels, jnp.asarray(ridge, data.x.dtype), unseen)

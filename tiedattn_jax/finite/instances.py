@@ -27,7 +27,7 @@ from .checks import check_provides
 from .data import Data
 from .evaluation import heldout_error
 from .message_passing import GAMP
-from .sampling import realised, sample_data
+from .sampling import realised, sample_data, sentence_count
 from .training import Training, train
 
 _FINISH_STEPS = 1000
@@ -177,6 +177,7 @@ def run_instances(
         want = "must be an array of one key or more, as jax.random.split(key, K) is"
         raise InputError("keys", f"{want}, got shape {np.shape(keys)}")
     check_provides(model, "with_teacher", "to be given the teacher that was drawn")
+    sentence_count(model, d, alpha, min(batch, len(keys)))
     nodes = default_nodes(model, SIZES["instances"]) if nodes is None else nodes
 
     def one(key: jax.Array) -> dict[str, Any]:

@@ -20,11 +20,11 @@ from jax import lax
 
 from ..averages.linalg import apply, inverse
 from ..averages.prox import descend, gradient_at_nodes, prox, prox_jacobian
-from ..errors import InputError, require_choice, require_count
+from ..errors import require_choice, require_count
 from ..model import Model
 from ..overlaps import Overlaps, symmetric
 from ..results import Status
-from .checks import positive, require_memory, require_number
+from .checks import array, require_memory, require_number, require_positive
 from .data import Data, back_project, check_estimate, start, student_fields
 from .training import risk
 
@@ -208,15 +208,19 @@ def gamp(
         InputError: naming the argument that is out of range or of the wrong shape.
     """
     require_count(steps, "steps")
-    positive(tol, "tol")
+    require_positive(tol, "tol")
     if damping is not None:
         want = "in (0, 1], or None for an automatic choice"
         require_number(damping, "damping", want, lambda v: 0 < v <= 1)
     require_choice(response, "response", RESPONSES)
     earlier = None
     if isinstance(init, GAMP):
-        Q, earlier = check_estimate("init.Q", model, data, init.Q), (init.C, init.g)
-        _check_earlier(data, Q, *earlier)
+        Q, (L, r, _) = check_estimate("init.Q", model, data, init.Q), model.shape
+        sizes = {"L": L, "n": data.shape[1], "r": r, "i": data.gamma.shape[1]}
+        C, g = (
+            array(f"init.{k}", getattr(init, k), axes, sizes, Q.dtype) for k, axes in (("C", "i r r"), ("g", "L r n"))
+        )
+        earlier = C, g
     else:
         Q = start(model, data, init, key, scale)
     L, r, t = model.shape
@@ -228,14 +232,6 @@ def gamp(
         derivative=jnp.asarray(response == "derivative"),
     )
     return _run(model, data, Q, earlier, int(steps), options)
-
-
-def _check_earlier(data: Data, Q: jax.Array, C: jax.Array, g: jax.Array) -> None:
-    """Raise an `InputError` unless variances and messages of an earlier run are of these data."""
-    (L, n, d, _), r = data.shape, Q.shape[1]
-    if C.shape != (data.gamma.shape[1], r, r) or g.shape != (L, r, n) or C.dtype != Q.dtype:
-        want = f"must be an earlier result on the same data, of n = {n} sentences in d = {d} dimensions and {Q.dtype}"
-        raise InputError("init", f"{want}, got messages of shape {g.shape} in {C.dtype}")
 
 
 def responses(data: Data, C: jax.Array) -> jax.Array:
@@ -283,43 +279,37 @@ def _step(model: Model, data: Data, s: _State, search: jax.Array, derivative: ja
         lambda: descend(model, s.z, h, V, y, 4 * float(jnp.finfo(h.dtype).eps) ** 0.5)[0],
     )
     g = apply(precision, z - h)
-    by_derivative = _derivative_slope(model, data, z, V, precision)
-    slope = symmetric(jnp.where(derivative, by_derivative, _regression_slope(data, h, g)))
-    A = -jnp.einsum("li,lab->iab", data.gamma, slope) / d
+    slope = lax.cond(
+        derivative,
+        lambda: _derivative_slope(model, data, z, V, precision),
+        lambda: _regression_slope(data, h, g),
+    )
+    A = -jnp.einsum("li,lab->iab", data.gamma, symmetric(slope)) / d
     C = inverse(model.lam * jnp.eye(r, dtype=h.dtype) + A)
     b = back_project(data.x, g) + jnp.einsum("iab,ib->ia", jnp.broadcast_to(A, (d, r, r)), s.Q)
     return _State(jnp.einsum("iab,ib->ia", jnp.broadcast_to(C, (d, r, r)), b), C, g, z)
 
 
-def _measure(data: Data, s: _State) -> Overlaps:
-    return data.overlaps(s.Q, responses(data, s.C))
-
-
-def _record(history: Overlaps, k: jax.Array, measured: Overlaps) -> Overlaps:
+def _recorded(history: Overlaps, k: jax.Array, data: Data, s: _State) -> Overlaps:
+    """The history with the overlaps of a state as those before step k."""
+    measured = data.overlaps(s.Q, responses(data, s.C))
     return jax.tree.map(lambda a, v: a.at[k].set(v), history, measured)
 
 
-def _select(where: jax.Array, a: _State, b: _State) -> _State:
-    return jax.tree.map(lambda a, b: jnp.where(where, a, b), a, b)
+def _first(
+    model: Model, data: Data, Q: jax.Array, earlier: tuple[jax.Array, jax.Array] | None, steps: int, damping: jax.Array
+) -> _Loop:
+    """Before the first step from an estimate: with the variances and messages of an earlier run, or some that fit it.
 
-
-def _first_state(model: Model, data: Data, Q: jax.Array, earlier: tuple[jax.Array, jax.Array] | None) -> _State:
-    """A state at an estimate, with the variances and messages of an earlier run, or with some that agree with it.
-
-    Messages are such that h is the point whose proximal operator is X Q, and a start that is a critical point of the
-    risk stays where it is. Variances are the prior's, halved by as much data.
+    These messages are such that h is the point whose proximal operator is X Q, and a start that is a critical point of
+    the risk stays where it is. These variances are the prior's, halved by as much data.
     """
+    (L, _, _, t), r, dtype = data.shape, Q.shape[1], Q.dtype
     Z = student_fields(data.x, Q)
-    if earlier is not None:
-        return _State(Q, *earlier, Z)
-    r = Q.shape[1]
-    C = jnp.broadcast_to(jnp.eye(r, dtype=Q.dtype) / (2 * model.lam), (data.gamma.shape[1], r, r))
-    return _State(Q, C, -gradient_at_nodes(model, Z, data.fields), Z)
-
-
-def _first_loop(data: Data, first: _State, steps: int, damping: jax.Array) -> _Loop:
-    """Before the first step."""
-    (L, _, _, t), r, dtype = data.shape, first.Q.shape[1], first.Q.dtype
+    if earlier is None:
+        C = jnp.broadcast_to(jnp.eye(r, dtype=dtype) / (2 * model.lam), (data.gamma.shape[1], r, r))
+        earlier = C, -gradient_at_nodes(model, Z, data.fields)
+    first = _State(Q, *earlier, Z)
     blank = Overlaps(*(jnp.full((steps + 1, L, *s), jnp.nan, dtype) for s in ((r, r), (r, r), (r, t), (r,))))
     inf, zero = jnp.asarray(jnp.inf, dtype), jnp.array(0, jnp.int32)
     return _Loop(
@@ -328,7 +318,7 @@ def _first_loop(data: Data, first: _State, steps: int, damping: jax.Array) -> _L
         damping=_Damping(damping, jnp.asarray(_MOST_DAMPING, dtype), inf, inf, zero),
         steps=zero,
         failure=jnp.asarray(Status.converged, jnp.int32),
-        history=_record(blank, zero, _measure(data, first)),
+        history=_recorded(blank, zero, data, first),
         residuals=jnp.full(steps, jnp.nan, dtype),
     )
 
@@ -357,31 +347,29 @@ def _run(
         possible = finite & image.positive() & ~(jnp.sum(moved.Q**2) > farthest)
         residual = jnp.where(possible, residual, jnp.inf)
         damping = p.damping.after(residual, possible, search, options.automatic)
-        now = _select(possible, moved, p.safe)
+        now, safe = (jax.tree.map(partial(jnp.where, possible), *pair) for pair in ((moved, p.safe), (p.now, p.safe)))
         failed = ~possible & (~options.automatic | (damping.share < _LEAST_DAMPING))
         failure = jnp.where(finite, Status.left_domain, Status.nonfinite)
         return _Loop(
             now=now,
-            safe=_select(possible, p.now, p.safe),
+            safe=safe,
             damping=damping,
             steps=p.steps + 1,
             failure=jnp.where(failed, failure, Status.converged).astype(jnp.int32),
-            history=_record(p.history, p.steps + 1, _measure(data, now)),
+            history=_recorded(p.history, p.steps + 1, data, now),
             residuals=p.residuals.at[p.steps].set(residual),
         )
 
     def unfinished(p: _Loop) -> jax.Array:
         return (p.failure == Status.converged) & (p.damping.residual > tol) & (p.steps < steps)
 
-    p = lax.while_loop(
-        unfinished, body, _first_loop(data, _first_state(model, data, Q, earlier), steps, options.damping)
-    )
+    p = lax.while_loop(unfinished, body, _first(model, data, Q, earlier, steps, options.damping))
     s = p.now
     value, gradient = jax.value_and_grad(objective)(s.Q)
     ended = jnp.where(p.failure != Status.converged, p.failure, Status.max_steps)
     return GAMP(
         Q=s.Q,
-        overlaps=_measure(data, s),
+        overlaps=jax.tree.map(lambda a: a[p.steps], p.history),
         train_loss=value / s.Q.shape[0],
         gradient_norm=jnp.max(jnp.abs(gradient)),
         iterations=p.steps,

@@ -15,7 +15,7 @@ import numpy as np
 from ..errors import InputError, is_concrete, require, require_count
 from ..model import Model, check
 from ..theory.observables import target_at_nodes
-from .checks import check_provides, positive, require_key, require_memory
+from .checks import check_provides, require_key, require_memory, require_positive
 from .data import Data, Labels, shard, student_fields, token_gram
 
 # Of the inputs x, in memory together while they are drawn: on CPUs as measured, on others at the least.
@@ -43,20 +43,30 @@ def sample_data(model: Model, d: int, alpha: Any, key: jax.Array, *, normalise: 
     """
     if is_concrete(model):
         check(model, even=False)
+    n = sentence_count(model, d, alpha)
+    require_key(key)
+    counts, least = _shares(model.law().weights, int(d)), model.shape[0] + model.shape[2]
+    if min(counts) < least:
+        raise InputError("d", f"must leave L + t = {least} coordinates to every atom of the spectral law, got d={d}")
+    return _draw(model, counts, n, key, normalise)
+
+
+def sentence_count(model: Model, d: int, alpha: Any, instances: int = 1) -> int:
+    """The integer nearest to ``alpha d``.
+
+    Raises:
+        InputError: as `sample_data`, also where so many instances together do not fit into memory.
+    """
     L, _, t = model.shape
     require_count(d, "d", max(2, L + t))
-    require_key(key)
-    positive(alpha, "alpha")
+    require_positive(alpha, "alpha")
     if not is_concrete(alpha):
         raise InputError("alpha", "must be a Python number, got a traced array: it sets the shape of the data")
-    size = float(alpha) * d
-    drawn = _COPIES.get(jax.default_backend(), 2) * size * L * d * model.lam.dtype.itemsize
-    require_memory(drawn, "d", d, f"drawing alpha d = {size:.3g} sentences")
-    require(round(size) >= 1, "alpha", alpha, f"at least 1 / d = {1 / d}, for one sentence or more")
-    counts = _shares(model.law().weights, int(d))
-    if min(counts) < L + t:
-        raise InputError("d", f"must leave L + t = {L + t} coordinates to every atom of the spectral law, got d={d}")
-    return _draw(model, counts, round(size), key, normalise)
+    n = float(alpha) * d
+    size = _COPIES.get(jax.default_backend(), 2) * instances * n * L * d * model.lam.dtype.itemsize
+    require_memory(size, "d", d, f"drawing alpha d = {n:.3g} sentences")
+    require(round(n) >= 1, "alpha", alpha, f"at least 1 / d = {1 / d}, for one sentence or more")
+    return round(n)
 
 
 def _shares(weights: jax.Array, d: int) -> tuple[int, ...]:

@@ -25,7 +25,7 @@ from ..errors import require_choice, require_count
 from ..model import Model
 from ..overlaps import Overlaps
 from ..results import Status
-from .checks import not_negative, positive, require_memory
+from .checks import require_memory, require_not_negative, require_positive
 from .data import Data, check_estimate, start, student_fields
 from .evaluation import sentence_losses
 
@@ -122,8 +122,8 @@ def train(
     require_choice(optimizer, "optimizer", OPTIMIZERS)
     require_count(steps, "steps")
     rate = RATES[optimizer] if rate is None else rate
-    positive(rate, "rate")
-    not_negative(tol, "tol")
+    require_positive(rate, "rate")
+    require_not_negative(tol, "tol")
     Q = start(model, data, init, key, scale)
     require_memory(2.0 * steps * Q.dtype.itemsize, "steps", steps, "their history")
     return _run(model, data, Q, optimizer, int(steps), jnp.asarray(rate, Q.dtype), jnp.asarray(tol, Q.dtype), exact)
