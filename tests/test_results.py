@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 
 import tiedattn_jax as ta
-from tiedattn_jax.results import UNRESOLVED, error_bar, has_state, mean_of_found, quorum
+from tiedattn_jax.results import UNRESOLVED, error_bar, has_state, mean_of_found, quorum, settled
 
 
 def test_error_bars_cover():
@@ -35,11 +35,18 @@ def test_error_bars_leave_out_what_is_missing():
         (ta.Status.max_steps, 1.01 * UNRESOLVED, False),
         (ta.Status.left_domain, 0.0, False),
         (ta.Status.absent, 0.0, False),
+        (ta.Status.unresolved, 0.0, False),
     ],
 )
 def test_there_is_a_state(status, residual, expected):
     assert bool(has_state(status, residual)) is expected
     assert 0.05 < UNRESOLVED < 0.2  # losses, stationary, are then good to a few per cent at the worst
+
+
+def test_nodes_that_fail_settle_nothing():
+    status = jnp.array([0, 1, 4, 6, 2, 0, 6, 0])
+    missed = jnp.array([0.06, 0.06, 0.06, 0.06, 0.06, 0.04, 0.04, jnp.nan])
+    np.testing.assert_array_equal(settled(status, missed), [8, 8, 8, 8, 2, 0, 6, 0])
 
 
 def test_quorum_is_half():

@@ -42,18 +42,27 @@ def require_kind(value: Any, argument: str, kind: Any, want: str) -> None:
         raise InputError(argument, f"must be {want}, got {argument}={value!r:.80} of type {type(value).__name__}")
 
 
+def as_array(value: Any, argument: str, dtype: Any) -> jax.Array:
+    """Real numbers as an array of a dtype, traced or not.
+
+    Raises:
+        InputError: they are none.
+    """
+    try:
+        if np.iscomplexobj(value) or isinstance(value, (str, bytes)):
+            raise TypeError
+        return jnp.asarray(value, dtype)
+    except (TypeError, ValueError, OverflowError):
+        raise InputError(argument, f"must be a real number or an array of them, got {argument}={value!r}") from None
+
+
 def as_number(value: Any, argument: str, dtype: Any) -> jax.Array:
     """One real number as an array of a dtype, traced or not.
 
     Raises:
         InputError: it is none, or several.
     """
-    try:
-        if np.iscomplexobj(value) or isinstance(value, (str, bytes)):
-            raise TypeError
-        number = jnp.asarray(value, dtype)
-    except (TypeError, ValueError, OverflowError):
-        raise InputError(argument, f"must be a real number, got {argument}={value!r}") from None
+    number = as_array(value, argument, dtype)
     if number.shape != ():
         raise InputError(argument, f"must be one number, got shape {number.shape}: use jax.vmap for several")
     return number

@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from .errors import InputError, is_concrete, require, require_count
+from .errors import InputError, as_array, as_number, is_concrete, require, require_count
 from .model import Model, SpectralLaw
 
 
@@ -37,24 +37,26 @@ class DotProduct(Model):
     rank: int = eqx.field(static=True, default=1)
 
     def __check_init__(self) -> None:
-        L = self.encodings.shape[0]
+        L = len(self.encodings)
         require_count(self.rank, "rank")
-        if self.encodings.ndim != 2 or self.mixing.shape != (L, L):
-            want = f"of shape (L, e) with L = {self.mixing.shape[0]} as in mixing"
+        if self.encodings.ndim != 2 or not self.encodings.size or self.mixing.shape != (L, L):
+            want = f"of shape (L, e) with L = {self.mixing.shape[0]} as in mixing, e > 0"
             raise InputError("encodings", f"must be {want}, got shape {self.encodings.shape}")
         if self.teacher.ndim != 2 or self.teacher.shape[0] != self.teacher.shape[1]:
             raise InputError("teacher", f"must be a number or a (t, t) matrix, got shape {self.teacher.shape}")
         if not is_concrete(self):
             return
         require(np.isfinite(self.omega) & (0 <= self.omega) & (self.omega <= 1), "omega", self.omega, "in [0, 1]")
-        require(np.isfinite(self.sigma) & (self.sigma > 0), "sigma", self.sigma, "positive and finite")
+        least, most = (float(getattr(np.finfo(self.sigma.dtype), k)) ** 0.5 for k in ("tiny", "max"))
+        require((self.sigma > least) & (self.sigma < most), "sigma", self.sigma, "positive, with a finite square")
         require(np.isfinite(self.lam) & (self.lam > 0), "lam", self.lam, "positive and finite")
         A = np.asarray(self.mixing, float)
         stochastic = np.isfinite(A) & (A >= 0) & (np.abs(A.sum(1, keepdims=True) - 1) < 1e-5)
         require(stochastic, "mixing", A, "row-stochastic (entries >= 0, every row summing to 1)")
         require(np.isfinite(self.encodings), "encodings", self.encodings, "finite")
-        positive = np.all(np.isfinite(self.teacher)) and np.all(np.linalg.eigvalsh(np.asarray(self.teacher)) > 0)
-        require(positive, "teacher", self.teacher, "positive (definite)")
+        gram = np.asarray(self.teacher)
+        positive = np.all(np.isfinite(gram)) and np.allclose(gram, gram.T) and np.all(np.linalg.eigvalsh(gram) > 0)
+        require(positive, "teacher", gram, "positive, a matrix symmetric and positive definite")
 
     @property
     def shape(self) -> tuple[int, int, int]:
@@ -119,7 +121,10 @@ def dot_product(
         ValueError: naming the argument that is out of range.
     """
     dtype = jnp.dtype(dtype or jnp.result_type(float))
-    omega, sigma, lam, mixing = (jnp.asarray(v, dtype) for v in (omega, sigma, lam, mixing))
+    if dtype not in (jnp.float32, jnp.float64):
+        raise InputError("dtype", f"must be float32 or float64, got dtype={dtype}")
+    omega, sigma, lam = (as_number(v, k, dtype) for k, v in {"omega": omega, "sigma": sigma, "lam": lam}.items())
+    mixing = as_array(mixing, "mixing", dtype)
     if mixing.ndim != 2 or mixing.shape[0] != mixing.shape[1] or mixing.shape[0] < 2:
         raise InputError("mixing", f"must be a square L x L matrix with L >= 2, got shape {mixing.shape}")
     if encodings is None:
@@ -131,7 +136,7 @@ def dot_product(
         sigma=sigma,
         lam=lam,
         mixing=mixing,
-        encodings=jnp.asarray(encodings, dtype),
-        teacher=jnp.atleast_2d(jnp.asarray(teacher, dtype)),
+        encodings=as_array(encodings, "encodings", dtype),
+        teacher=jnp.atleast_2d(as_array(teacher, "teacher", dtype)),
         rank=rank,
     )

@@ -172,11 +172,18 @@ class Coordinates:
     """Order parameters as one vector, with those that a branch sets to zero by symmetry held at zero."""
 
     def __init__(self, model: Model, free: jax.Array):
-        L, r, t = model.shape
         self.dtype = model.lam.dtype
-        shapes = Overlaps(*(jnp.zeros(s, self.dtype) for s in ((L, r, r), (L, r, r), (L, r, t), (L, r))))
+        zero = Overlaps(**{name: jnp.zeros(shape, self.dtype) for name, shape in self.shapes(model).items()})
         self.free = free
-        self.unpack = ravel_pytree(shapes)[1]
+        self.unpack = ravel_pytree(zero)[1]
+        # One for every coordinate of theta and m that is free.
+        self.order = self.pack(Overlaps(zero.q, zero.V, zero.theta + 1, zero.m + 1))
+
+    @staticmethod
+    def shapes(model: Model) -> dict[str, tuple[int, ...]]:
+        """Shapes of the order parameters."""
+        L, r, t = model.shape
+        return {"q": (L, r, r), "V": (L, r, r), "theta": (L, r, t), "m": (L, r)}
 
     def pack(self, x: Overlaps) -> jax.Array:
         return ravel_pytree(impose(x, self.free))[0].astype(self.dtype)

@@ -65,9 +65,10 @@ class Parameter:
             return float(alpha)
         try:
             field, index = _entry(self.name)
-            value = np.asarray(getattr(model, field, None), float)[index]
-        except (ValueError, IndexError, TypeError):
-            value = np.zeros(1)
+            value = getattr(model, field, None)
+            value = np.asarray(value)[index] if eqx.is_inexact_array(value) else np.nan
+        except (ValueError, IndexError):
+            value = np.nan
         if np.ndim(value) or not np.isfinite(value):
             want = "alpha, a scalar number of the model or an entry like mixing[0,1]"
             raise InputError(argument, f"must name {want}, got {argument}={self.name!r}")

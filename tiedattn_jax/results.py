@@ -11,6 +11,8 @@ import jax.numpy as jnp
 import numpy as np
 from scipy import stats
 
+from .errors import InputError, require
+
 
 class Status(enum.IntEnum):
     """How a solve ended. `converged` and `stalled` are usable; the number is what a jitted result carries."""
@@ -21,8 +23,9 @@ class Status(enum.IntEnum):
     left_domain = 3
     nonfinite = 4
     singular = 5  # I - DF is singular: a fold or another bifurcation
-    absent = 6  # the branch asked for does not exist here: its order parameter vanished
+    absent = 6  # the branch asked for does not exist here: its order parameter vanished, or the whole student
     imprecise = 7  # a fixed point, but the largest averages tried leave error bars above the rtol asked for
+    unresolved = 8  # too many proximal solves failed: neither a state nor its absence can be told
 
     @classmethod
     def name_of(cls, value: Any) -> str:
@@ -38,12 +41,27 @@ class Settings(eqx.Module):
         max_steps: Newton steps.
         warm_steps: damped steps that may bring a rough start near the branch.
         damping: share of the new state in a damped step. The undamped map has eigenvalues down to -5.5.
+
+    Raises:
+        InputError: one of them is no number or out of range.
     """
 
     tol: Any = eqx.field(converter=np.asarray, default=1e-5)
     max_steps: Any = eqx.field(converter=np.asarray, default=30)
     warm_steps: Any = eqx.field(converter=np.asarray, default=300)
     damping: Any = eqx.field(converter=np.asarray, default=0.2)
+
+    def __check_init__(self) -> None:
+        for name, least, want in (
+            ("tol", 1e-300, "positive"),
+            ("max_steps", 0, "at least 0"),
+            ("warm_steps", 0, "at least 0"),
+            ("damping", 1e-300, "in (0, 1]"),
+        ):
+            value = np.asarray(getattr(self, name))
+            if value.dtype.kind not in "iuf" or value.ndim:
+                raise InputError(name, f"must be a real number, got {name}={value.tolist()!r}")
+            require((value >= least) & (value <= (1 if name == "damping" else np.inf)), name, value, want)
 
 
 # A residual below which the nodes fail to resolve a state that is there: its losses, being stationary, are then still
@@ -54,6 +72,17 @@ UNRESOLVED = 0.1
 def has_state(status: Any, residual: Any) -> Any:
     """Whether there is a state in a replicate: a usable one, or one that its nodes do not resolve."""
     return (status <= Status.stalled) | (status == Status.max_steps) & (residual < UNRESOLVED)
+
+
+_MISSED = 0.05  # share of the nodes whose proximal solve failed from which on they settle nothing
+
+
+def settled(status: Any, missed: Any) -> Any:
+    """A status of a replicate in which a share `missed` of the proximal solves failed: too many settle nothing.
+
+    A solve that ran out of steps says so itself.
+    """
+    return jnp.where((missed > _MISSED) & (status != Status.max_steps), Status.unresolved, status)
 
 
 def quorum(found: Any) -> Any:

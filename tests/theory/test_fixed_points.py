@@ -1,3 +1,6 @@
+from types import SimpleNamespace
+
+import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -5,6 +8,7 @@ import pytest
 from cases import CASES, state
 
 import tiedattn_jax as ta
+from tiedattn_jax.theory import fixed_points
 from tiedattn_jax.theory.fixed_points import solve_from
 
 names = ("q", "V", "theta", "m")
@@ -110,17 +114,47 @@ def test_options_are_honoured(model, nodes):
     assert int(short.status) == ta.Status.max_steps
 
 
-@pytest.mark.parametrize(
-    ("arguments", "named"),
-    [
-        ({"alpha": 0.0}, "alpha"), ({"alpha": -1.0}, "alpha"), ({"alpha": float("nan")}, "alpha"),
-        ({"alpha": 2.0, "branch": "lexical"}, "branch"),
-        ({"alpha": 2.0, "start": ta.Overlaps(*(jnp.ones((1, 1)),) * 4)}, "start"),
-    ],
-)  # fmt: skip
-def test_bad_input(model, nodes, arguments, named):
-    with pytest.raises(ValueError, match=named):
-        ta.solve(model, nodes=nodes, **arguments)
+def test_what_replicates_say_together(solved):
+    point = solved(2.0, "semantic")
+    four = eqx.tree_at(
+        lambda p: (p.replicates.status, p.replicates.residual, p.replicates.diagnostics.jump_mass),
+        point,
+        (jnp.array([0, 3, 3, 1]), jnp.array([1e-6, 0.5, 0.5, 1e-3]), jnp.array([0.0, 9.0, 9.0, 0.01])),
+    )
+    assert bool(four.exists) and not bool(four.ok) and int(four.status) == 3 and float(four.residual) == 0.5
+    found = np.asarray(point.replicates.overlaps.q)[[0, 3]]
+    np.testing.assert_allclose(four.overlaps.q, found.mean(0), rtol=1e-12)
+    bar = 0.5 * np.tan(np.pi * 0.47725) * 0.005  # Student's law with one degree of freedom is Cauchy's
+    np.testing.assert_allclose(four.stderr.diagnostics.jump_mass, bar, rtol=1e-3)
+    assert not bool(four.jumps)  # .005 is within the error bar
+    assert not bool(eqx.tree_at(lambda p: p.replicates.status, four, jnp.array([0, 3, 3, 3])).exists)
+
+
+def test_rtol_refines_until_the_bars_are_small(model, monkeypatch):
+    asked = []
+
+    def solve(model, alpha, branch, nodes, *, start, settings):
+        asked.append((nodes.size, start, float(settings.tol)))
+        bars = ta.Overlaps(*[1e-3 / len(asked) * jnp.ones(2)] * 4)
+        return SimpleNamespace(
+            ok=True, train_loss=jnp.ones(()), overlaps=ta.Overlaps(*[jnp.ones(2)] * 4), replicates=SimpleNamespace(),
+            stderr=SimpleNamespace(train_loss=jnp.zeros(()), overlaps=bars),
+        )  # fmt: skip
+
+    monkeypatch.setattr(fixed_points, "solve", solve)
+    point = fixed_points._refined(model, jnp.array(2.0), "semantic", 4e-4, None, ta.Settings(tol=4e-5))
+    assert [size for size, *_ in asked] == [ta.default_nodes(model, n).size for n in (2**14, 2**15, 2**16)]
+    assert asked[0][1] is None and asked[1][1] is not None and point.ok
+    monkeypatch.setattr(fixed_points, "_refined", lambda *a: a[-1])
+    assert float(ta.solve(model, 2.0, rtol=1e-6).tol) == 1e-7 and float(ta.solve(model, 2.0, rtol=1e-3).tol) == 1e-5
+
+
+def test_the_coarse_search_uses_the_settings(model, nodes, monkeypatch):
+    seen = []
+    monkeypatch.setattr(fixed_points, "near_branch", lambda *a: seen.append(a[-1]) or state(CASES[0]))
+    monkeypatch.setattr(fixed_points, "solve_from", lambda *a: a[-1])
+    mine = ta.Settings(damping=0.1)
+    assert ta.solve(model, 2.0, "semantic", nodes, settings=mine) is mine and seen == [mine]
 
 
 def test_a_loss_that_is_not_even_is_refused(nodes):

@@ -7,7 +7,7 @@ import pytest
 from cases import CASES, state
 
 import tiedattn_jax as ta
-from tiedattn_jax.overlaps import BRANCHES
+from tiedattn_jax.overlaps import BRANCHES, Coordinates
 from tiedattn_jax.theory.fixed_points import solve_from
 from tiedattn_jax.theory.newton import Iterate, Problem
 from tiedattn_jax.theory.state_evolution import deflated_solve, no_sums
@@ -22,9 +22,15 @@ def problem(model, nodes):
 
 def ended(problem, **found):
     values = {"best_residual": 1.0, "best_length": 1.0, "singular": False, "outside": False} | found
+    return ta.Status(int(problem.ending(iterate(**values))))
+
+
+def iterate(**values):
+    """An iterate of the semantic branch with some of its fields."""
     blank, names = Iterate(*[jnp.zeros(())] * len(Iterate.__dataclass_fields__)), list(values)
-    filled = eqx.tree_at(lambda s: [getattr(s, n) for n in names], blank, [jnp.asarray(values[n]) for n in names])
-    return ta.Status(int(problem.ending(filled)))
+    here = Coordinates(ta.dot_product(), FREE).pack(state(CASES[0]))
+    blank = eqx.tree_at(lambda s: (s.v, s.image, s.damping), blank, (here, here, jnp.ones(())))
+    return eqx.tree_at(lambda s: [getattr(s, n) for n in names], blank, [jnp.asarray(values[n]) for n in names])
 
 
 def test_endings(problem):
@@ -38,6 +44,66 @@ def test_endings(problem):
     assert ended(problem, best_residual=jnp.inf, outside=True) == ta.Status.nonfinite
     assert ended(problem, singular=True, outside=True) == ta.Status.singular
     assert ended(problem, outside=True) == ta.Status.left_domain
+    faint = Coordinates(problem.model, FREE).pack(ta.Overlaps(*shrunk(1e-7)))
+    assert ended(problem, v=faint, image=0.9 * faint, best_residual=0.0) == ta.Status.absent
+    assert ended(problem, v=faint, image=1.1 * faint, best_residual=0.0) == ta.Status.converged  # it grows again
+    small = Coordinates(problem.model, FREE).pack(ta.Overlaps(*shrunk(1e-5)))
+    assert ended(problem, v=small, image=0.9 * small, best_residual=0.0) == ta.Status.converged
+
+
+def shrunk(share):
+    """The semantic state with a student of tr q = share tr rho."""
+    x = state(CASES[0])
+    size = (share * 0.25 / x.q) ** 0.5
+    return x.q * size**2, x.V, x.theta * size, x.m
+
+
+def test_damped_steps(problem):
+    """A share of the map's step, at most half of a coordinate's size, and more along a small order parameter."""
+    coordinates = Coordinates(problem.model, FREE)
+    x = state(CASES[0])
+    v = coordinates.pack(x)
+    step = problem.damped_step(iterate(v=v, image=1.1 * v))
+    np.testing.assert_allclose(step, 0.02 * v, rtol=1e-12)
+    np.testing.assert_allclose(problem.damped_step(iterate(v=v, image=1.1 * v, damping=0.4)), 0.4 * step, rtol=1e-12)
+    np.testing.assert_allclose(problem.damped_step(iterate(v=v, image=-30 * v)), -0.5 * v, rtol=1e-12)
+    large = problem.damped_step(iterate(v=v, image=1.04 * v))
+    np.testing.assert_allclose(large, 0.008 * v, rtol=1e-12)  # theta is .9 of its largest size
+    v = coordinates.pack(ta.Overlaps(x.q, x.V, x.theta / 4, x.m))
+    step = problem.damped_step(iterate(v=v, image=1.04 * v))
+    order = coordinates.order > 0
+    np.testing.assert_allclose(step[order], 50 * 0.008 * v[order], rtol=1e-12)
+    np.testing.assert_allclose(step[~order], 0.008 * v[~order], rtol=1e-12)
+    for factor in (1.06, 0.98):  # it grows by itself, or falls
+        np.testing.assert_allclose(problem.damped_step(iterate(v=v, image=factor * v)), 0.2 * (factor - 1) * v)
+
+
+@pytest.mark.parametrize(
+    ("numbers", "alpha", "branch", "expected"),
+    [
+        # The student shrinks to nothing.
+        ({"lam": 1.0}, 1.0, "semantic", None),
+        # Damped steps leave the domain from V = 15. Found from V / 10 of the start.
+        (
+            {"omega": 0.55, "sigma": 0.36, "lam": 0.0012, "mixing": [[0.2, 0.8], [0.15, 0.85]]}, 16.5, "semantic",
+            {"q": 0.1071, "theta": 0.0578},
+        ),
+        # A small order parameter grows slowly near a pitchfork. Found by lines of order 11 from a state of order 5.
+        (
+            {"omega": 0.19, "sigma": 0.481, "lam": 0.00077, "mixing": [[0.56, 0.44], [0.12, 0.88]]}, 0.0859,
+            "positional", {"m": 0.06498},
+        ),
+    ],
+    ids=["no student", "V of the start", "pitchfork"],
+)  # fmt: skip
+def test_starts_far_from_the_state(lines, numbers, alpha, branch, expected):
+    point = ta.solve(ta.dot_product(**numbers), alpha, branch, lines)
+    if expected is None:
+        assert int(point.status) == ta.Status.absent
+        return
+    assert int(point.status) == ta.Status.converged
+    for name, value in expected.items():
+        np.testing.assert_allclose(abs(getattr(point.overlaps, name)), value, rtol=0.05)
 
 
 def test_damped_steps_end_near_the_solution(problem):

@@ -114,6 +114,35 @@ def test_smooth_averages_of_either_rule_agree(model, nodes, lines):
     np.testing.assert_allclose(weight, 1, rtol=1e-12)
 
 
+def test_second_minima_below_a_gap(model, nodes):
+    x, gap = state(CASES[2]), 1e-3
+    points = nodes.coarse.points(model, x, jax.tree.map(lambda a: a[0], nodes.coarse.blocks()))
+    counted = (points.gap < gap) @ points.weight
+    one = ta.Rule(jax.tree.map(lambda a: a[None], nodes.coarse), nodes.coarse)
+    found = ta.second_minimum_share(model, x, one, gap).value
+    np.testing.assert_allclose(found, counted, rtol=1e-10)
+    assert 0.01 < found < 0.9 * ta.second_minimum_share(model, x, one, 2 * gap).value
+
+
+def test_the_baseline_is_weighted_by_the_traces(model, nodes):
+    """Tokens of unequal variance, and nodes of unequal weight."""
+
+    class Unequal(ta.DotProduct):
+        trace = property(lambda self: jnp.array([0.1, 0.4]))
+
+    unequal = Unequal(**{k: getattr(model, k) for k in ("omega", "sigma", "lam", "mixing", "encodings", "teacher")})
+    one = ta.line_nodes(model, 5, replicates=1)
+    replicate = one.replicate(0)
+    blocks = [jax.tree.map(lambda a, k=k: a[k], replicate.blocks()) for k in range(len(replicate.blocks()[0]))]
+    parts = [replicate.quadrature(model, state(CASES[0]), block)[1:] for block in blocks]
+    teacher, weight = (jnp.concatenate(a, -1) for a in zip(*parts, strict=True))
+    T = jax.vmap(model.target, in_axes=-1)(0.5 * teacher)
+    mean, square = (jnp.tensordot(weight, a, 1) for a in (T, T**2))
+    np.testing.assert_allclose(
+        ta.gen_error_linear(unequal, one).value, 0.5 * jnp.sum((square - mean**2) * jnp.array([0.1, 0.4])), rtol=1e-8
+    )
+
+
 def test_names_of_the_diagnostics(solved):
     fp = solved(2.0, "semantic")
     assert set(DIAGNOSTICS) <= set(fp.replicates.numbers()) and "replicon" in DIAGNOSTICS

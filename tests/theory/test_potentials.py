@@ -1,3 +1,5 @@
+import dataclasses
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -82,21 +84,41 @@ def test_ridge_prior_is_the_written_out_form(model):
     np.testing.assert_allclose(x.q[0, 0, 0], s2 * (s2 * qhat + mhat**2 + s2 * s2 * thetahat**2) / Lam**2, rtol=1e-12)
 
 
+def test_a_teacher_along_the_encodings(model):
+    """One column: E b^2 of b = sum_k mhat_k tau_k + sum_k gamma_k thetahat_k pi, the cross moments included."""
+
+    class Crossed(ta.DotProduct):
+        def law(self):
+            return dataclasses.replace(super().law(), cross=jnp.array([[[0.3], [-0.2]]]))
+
+    crossed = Crossed(**{k: getattr(model, k) for k in ("omega", "sigma", "lam", "mixing", "encodings", "teacher")})
+    mhat, thetahat, qhat, Vhat = np.array([0.003, -0.001]), np.array([0.02, 0.01]), 1e-4, 0.024
+    hats = ta.Conjugates(
+        *(jnp.full((2, 1, 1), a) for a in (qhat, Vhat)),
+        jnp.asarray(thetahat[:, None, None]),
+        jnp.asarray(mhat[:, None]),
+    )
+    theta, tau = 0.25 * thetahat.sum(), np.array([[1.0, -1.0], [-1.0, 1.0]])
+    b2 = mhat @ tau @ mhat + theta**2 + 2 * theta * mhat @ [0.3, -0.2]
+    np.testing.assert_allclose(prior(crossed, hats), 0.5 * (0.5 * qhat + b2) / (0.01 + 0.5 * Vhat), rtol=1e-12)
+
+
 def test_two_point_spectrum_averages_over_its_atoms(model):
     class Two(ta.DotProduct):
         def law(self):
             one = super().law()
             rep = lambda a: jnp.repeat(a, 2, 0)  # noqa: E731
-            gamma = rep(one.gamma) * jnp.array([[0.4], [1.6]])
-            return ta.SpectralLaw(jnp.array([0.5, 0.5]), gamma, rep(one.tau), rep(one.pi), rep(one.cross))
+            gamma = rep(one.gamma) * jnp.array([[0.3], [1.3]])
+            return ta.SpectralLaw(jnp.array([0.3, 0.7]), gamma, rep(one.tau), rep(one.pi), rep(one.cross))
 
     two = Two(**{k: getattr(model, k) for k in ("omega", "sigma", "lam", "mixing", "encodings", "teacher")})
     hats = ta.Conjugates(*(jnp.asarray(v) for v in (
         np.full((2, 1, 1), 1e-4), np.full((2, 1, 1), 0.02), np.full((2, 1, 1), 0.01), np.array([[0.003], [-0.001]])
     )))  # fmt: skip
     want = 0.0
-    for g in (0.1, 0.4):
+    for share, g in ((0.3, 0.075), (0.7, 0.325)):
         b2 = (0.003 + 0.001) ** 2 + (g * 0.02) ** 2
-        want += 0.5 * 0.5 * (g * 2e-4 + b2) / (0.01 + g * 0.04)
+        want += share * 0.5 * (g * 2e-4 + b2) / (0.01 + g * 0.04)
     np.testing.assert_allclose(prior(two, hats), want, rtol=1e-12)
     np.testing.assert_allclose(two.rho, np.full((2, 1, 1), 0.25), rtol=1e-12)
+    np.testing.assert_allclose(two.trace, 0.25, rtol=1e-12)

@@ -14,13 +14,16 @@ from jax import lax
 from .. import overlaps as ov
 from ..averages.default import default_nodes
 from ..averages.rule import Points, Replicate, Rule
-from ..errors import InputError, as_number, is_concrete, require
+from ..errors import InputError, as_number, is_concrete, require, require_kind
 from ..model import Model, check
-from ..overlaps import Conjugates, Overlaps, branch_of
-from ..results import Settings, Status, error_bar, has_state, mean_of_found, quorum
+from ..overlaps import Conjugates, Coordinates, Overlaps, admissible, branch_of
+from ..results import Settings, Status, error_bar, has_state, mean_of_found, quorum, settled
 from .newton import fixed_point
 from .observables import Diagnostics, diagnose, gen_error_in, gen_error_linear_in, moments
 from .potentials import channel_by_model, train_loss_partials
+
+
+_LESS, _ATTEMPTS = 0.03, 2  # by which V of a start that led nowhere is multiplied, and how often one is tried
 
 
 class State(eqx.Module):
@@ -203,11 +206,12 @@ def solve(
         InputError: `alpha` not positive, unknown `branch`, shapes that do not fit, a loss that is not even, an `rtol`
             that the dtype does not allow or that is given beside `nodes`.
     """
+    check_model(model, branch)
     free = branch_of(branch).free(model)
     alpha = check_alpha(model, alpha)
-    check_model(model, branch)
-    if isinstance(start, FixedPoint):
-        start = start.overlaps
+    require_kind(nodes, "nodes", (Rule, type(None)), "an averaging rule such as line_nodes(model, 7)")
+    require_kind(settings, "settings", (Settings, type(None)), "a Settings such as Settings(tol=1e-4)")
+    start = start.overlaps if isinstance(start, FixedPoint) else start
     if start is not None:
         _check_start(model, start)
     if rtol is not None:
@@ -245,6 +249,7 @@ def _refined(
 
 def _check_rtol(model: Model, alpha: jax.Array, nodes: Rule | None, rtol: float) -> None:
     least = 100 * float(jnp.finfo(model.lam.dtype).eps)
+    as_number(rtol, "rtol", float)
     require(np.isfinite(rtol) and rtol >= least, "rtol", rtol, f"at least {least:.1g} in {model.lam.dtype}")
     if nodes is not None:
         raise InputError("rtol", f"chooses the averages: give either nodes or rtol, got rtol={rtol} beside nodes")
@@ -288,9 +293,23 @@ def branch_start(model: Model, branch: str | None) -> Overlaps:
 def near_branch(
     model: Model, alpha: jax.Array, coarse: Replicate, start: Overlaps, free: jax.Array, settings: Settings
 ) -> Overlaps:
-    """A cheap solution on coarse averages, from which the full ones need two or three steps."""
+    """A cheap solution on coarse averages, from which the full ones need two or three steps.
+
+    A start leads nowhere where its V is far too large: then it is tried again with less.
+    """
     model, alpha, start = jax.tree.map(lax.stop_gradient, (model, alpha, start))
-    return fixed_point(model, alpha, coarse, start, free, settings)[0]
+
+    def attempt(last: tuple[jax.Array, Overlaps, jax.Array, jax.Array]) -> tuple:
+        k, best, best_residual, _ = last
+        trial = eqx.tree_at(lambda x: x.V, start, start.V * _LESS**k)
+        x, residual, _, status = fixed_point(model, alpha, coarse, trial, free, settings)
+        done = (status <= Status.stalled) | (status == Status.absent)
+        better = done | (residual <= best_residual)
+        best = jax.tree.map(lambda a, b: jnp.where(better, a, b), x, best)
+        return k + 1, best, jnp.where(better, residual, best_residual), done
+
+    begin = jnp.array(0), start, jnp.full((), jnp.inf, start.V.dtype), jnp.array(False)
+    return lax.while_loop(lambda last: (last[0] < _ATTEMPTS) & ~last[3], attempt, begin)[1]
 
 
 @eqx.filter_jit
@@ -304,6 +323,7 @@ def solve_replicates(
         x, residual, seen, status = fixed_point(model, alpha, replicate, x0, free, settings, _sums)
         held_model, held_x, hats = lax.stop_gradient((model, x, seen.conjugates))
         sums, M_by_model = seen.sums
+        diagnostics = diagnose(held_model, alpha, held_x, hats, sums)
         return State(
             overlaps=x,
             conjugates=seen.conjugates,
@@ -311,8 +331,8 @@ def solve_replicates(
             gen_error=gen_error_in(model, x, replicate),
             gen_error_linear=gen_error_linear_in(model, replicate),
             residual=residual,
-            status=status,
-            diagnostics=diagnose(held_model, alpha, held_x, hats, sums),
+            status=settled(status, diagnostics.unconverged),
+            diagnostics=diagnostics,
             train_loss_partials=train_loss_partials(
                 held_model, alpha, lax.stop_gradient(seen.channel), M_by_model, hats
             ),
@@ -344,8 +364,12 @@ def check_model(model: Model, branch: str | None) -> None:
 
 
 def _check_start(model: Model, start: Overlaps) -> None:
-    L, r, t = model.shape
-    for name, shape in {"q": (L, r, r), "V": (L, r, r), "theta": (L, r, t), "m": (L, r)}.items():
+    require_kind(start, "start", Overlaps, "Overlaps or a FixedPoint")
+    for name, want in Coordinates.shapes(model).items():
         got = jnp.shape(getattr(start, name))
-        if got != shape:
-            raise InputError("start", f"must have {name} of shape {shape}, got shape {got}")
+        if got != want:
+            raise InputError("start", f"must have {name} of shape {want}, got shape {got}")
+    if is_concrete(model, start):
+        finite = all(np.all(np.isfinite(a)) for a in jax.tree.leaves(start))
+        if not (finite and admissible(model, start)):
+            raise InputError("start", "must be finite, with q, V and q - theta rho^-1 theta^T positive definite")

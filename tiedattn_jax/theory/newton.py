@@ -13,7 +13,7 @@ from jax import lax
 
 from ..averages.rule import Replicate
 from ..model import Model
-from ..overlaps import Coordinates, Overlaps, admissible, vanished
+from ..overlaps import Coordinates, Overlaps, admissible, own_size, vanished
 from ..results import Settings, Status
 from .state_evolution import Evaluation, Sums, deflated_solve, image, image_and_jacobian, no_sums
 
@@ -26,6 +26,13 @@ _SINGULAR = 1e4  # length of a Newton step over its residual from which on I - D
 _FALL = 0.9  # of the residual that a Newton step has to bring; otherwise it is cut
 _CUT = 0.4
 _LEAST_CUT = 0.2  # below it, a damped step of the map is taken instead
+_LONGEST = 0.5  # part of its size by which a damped step moves a coordinate: the map can have eigenvalues of -30
+_LEAST_DAMPING = 1e-3  # share of a damped step below which there is no way on
+# Near a pitchfork a small order parameter grows by a few per cent in a step of the map, and a damped one goes further:
+_SMALL = 0.3  # of its largest possible size
+_SLOW = 0.05
+_AHEAD = 50.0
+_GONE = 1e-6  # of tr q / tr rho, below which a student that shrinks is gone: its minimum is Q = 0; states go to 3e-4
 
 
 def fixed_point(
@@ -40,7 +47,8 @@ def fixed_point(
     """Fixed point of one replicate of the averages by Newton's method on the undamped residual F(x) - x.
 
     Far from the solution the map is damped. Near it, a Newton step that leaves the domain or does not reduce the
-    residual is cut; when cutting does not help, a damped step of the map is taken instead. At frozen nodes the map has
+    residual is cut; when cutting does not help, a damped step of the map is taken instead. A damped step that leaves
+    the domain is cut, too. At frozen nodes the map has
     steps of the size of a node's weight wherever the proximal operator jumps, so the residual may stop falling: such a
     state is `stalled`, and its error bar says how far it can be off. Differentiable in the model and `alpha` by the
     implicit function theorem, in both modes.
@@ -51,8 +59,7 @@ def fixed_point(
 
     Returns:
         The overlaps, the undamped relative residual, the evaluation of the map there, the status as an integer:
-            `absent`
-        where the one order parameter that the branch leaves free has vanished.
+            `absent` where the one order parameter that the branch leaves free has vanished, or the whole student.
     """
     coordinates = Coordinates(model, free)
     v0, replicate = lax.stop_gradient((coordinates.pack(x0), replicate))
@@ -114,6 +121,7 @@ class Iterate(eqx.Module):
     step: jax.Array  # Newton's, from v
     image: jax.Array  # F(v)
     cut: jax.Array
+    damping: jax.Array  # share of a damped step
     best: jax.Array
     best_residual: jax.Array
     best_length: jax.Array  # how far Newton's method still wants to go from the best state, relative
@@ -182,17 +190,16 @@ class Problem(NamedTuple):
         no, count, still = jnp.array(False), jnp.array(0), jnp.zeros_like(v0)
         blank = jax.eval_shape(lambda v: self.at(v)[2], v0)
         nothing = jax.tree.map(lambda a: jnp.full(a.shape, jnp.nan, a.dtype), blank)
-        return Iterate(v0, inf, still, v0, one, v0, inf, inf, nothing, count, count, count, no, no, no)
+        return Iterate(v0, inf, still, v0, one, one, v0, inf, inf, nothing, count, count, count, no, no, no)
 
     def advance(self, s: Iterate) -> Iterate:
-        damping = jnp.asarray(self.settings.damping, s.v.dtype)
-        trial = jnp.where(s.damped, s.v + damping * (s.image - s.v), s.v + s.cut * s.step)
+        trial = jnp.where(s.damped, s.v + self.damped_step(s), s.v + s.cut * s.step)
         inside = admissible(self.model, self.coordinates.unpack(trial))
         safe = jnp.where(inside, trial, s.v)
         here = self.look(safe, s.v, s.image - s.v)
         residual = here.residual
         good = inside & jnp.isfinite(residual) & ((residual < _FALL * s.residual) | s.damped)
-        better = inside & (residual < s.best_residual)
+        better = inside & ((residual < s.best_residual) | self.gone(safe, here.image))
         halved = inside & (residual < 0.5 * s.best_residual)
         cut = jnp.where(good, 1.0, jnp.where(s.damped, s.cut, _CUT * s.cut))
 
@@ -205,6 +212,7 @@ class Problem(NamedTuple):
             step=pick(here.step, s.step),
             image=pick(here.image, s.image),
             cut=jnp.where(s.far, 1.0, cut),
+            damping=jnp.where(good, 1.0, jnp.where(s.damped, _CUT * s.damping, s.damping)),
             best=jnp.where(better, safe, s.best),
             best_residual=jnp.where(better, residual, s.best_residual),
             best_length=jnp.where(better, here.length, s.best_length),
@@ -217,15 +225,34 @@ class Problem(NamedTuple):
             outside=~inside,
         )
 
+    def damped_step(self, s: Iterate) -> jax.Array:
+        """Part of a step of the map; more of it along a small order parameter that grows slowly, less of a long one."""
+        order = self.coordinates.order
+        before, after = (jnp.sum((order * v) ** 2) for v in (s.v, s.image))
+        x = self.coordinates.unpack(s.v)
+        small = (jnp.sum(self.free) == 1) & (own_size(self.model, x, self.free) < _SMALL)
+        slow = small & (before < after) & (after < (1 + _SLOW) ** 2 * before)
+        damping = jnp.asarray(self.settings.damping, s.v.dtype)
+        step = damping * jnp.where(slow & (order > 0), _AHEAD, 1.0) * (s.image - s.v)
+        longest = _LONGEST * self.coordinates.scale(self.model, x)
+        return s.damping * jnp.clip(step, -longest, longest)
+
+    def gone(self, v: jax.Array, image: jax.Array) -> jax.Array:
+        """Whether the student has shrunk to nothing, and still shrinks."""
+        (_, r, t), rho = self.model.shape, jnp.sum(jnp.trace(self.model.rho, axis1=1, axis2=2))
+        before, after = (jnp.sum(jnp.trace(self.coordinates.unpack(a).q, axis1=1, axis2=2)) for a in (v, image))
+        return (before / r < _GONE * rho / t) & (after < before)
+
     def unfinished(self, s: Iterate) -> jax.Array:
         stalled = (s.quiet >= _QUIET) & (s.best_residual < self.stall)
-        dead = jnp.isinf(s.residual) | (s.outside & s.damped)
+        dead = jnp.isinf(s.residual) | (s.damping < _LEAST_DAMPING) | self.gone(s.v, s.image)
         going = (s.k <= self.settings.max_steps) & (s.best_residual > self.tol) & ~stalled & ~dead
         return (s.k == 0) & ~s.far | going
 
     def ending(self, s: Iterate) -> jax.Array:
         """The status: the first condition that holds names the end."""
         ends = (
+            (self.gone(s.v, s.image), Status.absent),
             (s.best_residual <= self.tol, Status.converged),
             ((s.best_residual < self.stall) & (s.best_length < _FAR), Status.stalled),
             (jnp.isinf(s.best_residual), Status.nonfinite),

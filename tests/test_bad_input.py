@@ -1,0 +1,168 @@
+"""Bad input to models and solves: one sentence that names the argument and what to give, before anything is compiled."""
+
+import dataclasses
+
+import equinox as eqx
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import tiedattn_jax as ta
+from tiedattn_jax.model import check
+from tiedattn_jax.overlaps import BRANCHES
+from tiedattn_jax.parameters import Parameter, axis_of
+
+MODEL = ta.dot_product()
+NAN = float("nan")
+
+
+class Plain(ta.Model):
+    """A layer of few lines, with a law and methods put in by tests."""
+
+    changed: tuple = eqx.field(static=True, default=())
+    shape = (2, 1, 1)
+
+    def loss(self, Z, Y):
+        return jnp.sum((Z @ Z.T - Y @ Y.T) ** 2)
+
+    def law(self):
+        return dataclasses.replace(MODEL.law(), **{k: jnp.asarray(v) for k, v in self.changed})
+
+
+def plain(lam=0.01, **changed):
+    return Plain(tuple((k, np.asarray(v).tolist()) for k, v in changed.items()), lam=jnp.asarray(lam))
+
+
+def losing(value):
+    return type("Losing", (Plain,), {"loss": lambda self, Z, Y: value(Z, Y)})(lam=jnp.asarray(0.01))
+
+
+def offering(**methods):
+    return type("Offering", (Plain,), {k: (lambda self, Z, v=v: v(Z)) for k, v in methods.items()})(
+        lam=jnp.asarray(0.01)
+    )
+
+
+def having(**numbers):
+    """The preset with numbers that its constructor refuses."""
+    return eqx.tree_at(lambda m: [getattr(m, k) for k in numbers], MODEL, [jnp.asarray(v) for v in numbers.values()])
+
+
+def test_good_models_pass():
+    for model in (MODEL, plain(), ta.dot_product(rank=2), ta.dot_product(teacher=[[1.0, 0.2], [0.2, 1.0]])):
+        check(model)
+    check(losing(lambda Z, Y: jnp.sum(Z)), even=False)
+    check(plain(weights=[0.5, 0.5], gamma=[[1.0, 1.0], [0.0, 2.0]], **{
+        k: np.repeat(np.asarray(getattr(MODEL.law(), k)), 2, 0) for k in ("tau", "pi", "cross")
+    }))  # fmt: skip
+
+
+MODELS = {
+    "weights .5": (lambda: plain(weights=[0.5]), r"law\(\).weights must be shares >= 0 that sum to one.*0.5"),
+    "weights 2": (lambda: plain(weights=[2.0]), r"law\(\).weights must be shares"),
+    "weights scalar": (lambda: plain(weights=1.0), r"law\(\).weights must be of shape \(1,\), got shape \(\)"),
+    "gamma < 0": (lambda: plain(gamma=[[-0.25, 0.25]]), r"law\(\).gamma must be eigenvalues >= 0"),
+    "gamma 0": (lambda: plain(gamma=[[0.0, 0.25]]), r"law\(\).gamma must be .*not all zero"),
+    "gamma NaN": (lambda: plain(gamma=[[NAN, 0.25]]), r"law\(\).gamma must be finite"),
+    "gamma (1, 1)": (lambda: plain(gamma=[[0.25]]), r"law\(\).gamma must be of shape \(1, 2\), got shape \(1, 1\)"),
+    "cross (1, 1, 1)": (lambda: plain(cross=[[[0.0]]]), r"law\(\).cross must be of shape \(1, 2, 1\)"),
+    "cross too large": (lambda: plain(cross=[[[2.0], [-2.0]]]), r"positive semidefinite"),
+    "tau asymmetric": (lambda: plain(tau=[[[1.0, 0.5], [-0.5, 1.0]]]), r"symmetric"),
+    "pi < 0": (lambda: plain(pi=[[[-1.0]]]), r"positive semidefinite"),
+    "pi 0": (lambda: plain(pi=[[[0.0]]]), r"rho must be positive definite"),
+    "lam 0": (lambda: plain(0.0), "lam must be one positive number, got lam=0.0"),
+    "lam (2,)": (lambda: plain([0.1, 0.2]), "lam must be one positive number"),
+    "lam a float": (lambda: Plain(lam=0.01), r"lam must hold jax arrays, got 0.01: write jnp.asarray\(0.01\)"),
+    "loss None": (lambda: losing(lambda Z, Y: None), "loss must return a finite real scalar, got None"),
+    "loss NaN": (lambda: losing(lambda Z, Y: NAN * Z.sum()), "loss must return a finite real scalar"),
+    "loss complex": (lambda: losing(lambda Z, Y: 1j * Z.sum()), "loss must return a finite real scalar"),
+    "loss (2,)": (lambda: losing(lambda Z, Y: Z[:, 0] ** 2), "loss must return a finite real scalar"),
+    "loss odd in Z": (lambda: losing(lambda Z, Y: Z.sum()), "loss must be even in Z and in Y"),
+    "loss odd in Y": (lambda: losing(lambda Z, Y: Y.sum()), "loss must be even in Z and in Y"),
+    "target (2,)": (lambda: offering(target=lambda Y: Y[:, 0]), r"target must return an \(2, 2\) matrix, got shape"),
+    "student scalar": (lambda: offering(student=lambda Z: Z.sum()), r"student must return an \(2, 2\) matrix"),
+    "lam put in": (lambda: having(lam=0.0), "lam must be"),
+    "mixing put in": (lambda: having(mixing=[[0.6, 0.6], [0.4, 0.6]]), "mixing must be row-stochastic"),
+    "omega put in": (lambda: having(omega=1.5), "omega must be in"),
+    "float32 put in": (lambda: having(omega=jnp.float32(0.3)), "omega must be float64 like lam, got float32"),
+    "no model": (lambda: 3.0, "model must be a tiedattn_jax.Model, such as dot_product"),
+}
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_models(name):
+    make, message = MODELS[name]
+    for call in (lambda: check(make()), lambda: ta.solve(make(), 1.0), lambda: ta.find_states(make(), 1.0)):
+        if "odd" in name and call is not None:
+            call = lambda: ta.solve(make(), 1.0)  # noqa: E731 (only branches by name ask for an even loss)
+        with pytest.raises(ta.InputError, match=message):
+            call()
+
+
+CALLS = {
+    "alpha < 0": (lambda: ta.solve(MODEL, -1.0), "alpha must be positive and finite, got alpha=-1.0"),
+    "alpha 0": (lambda: ta.solve(MODEL, 0.0), "alpha must be positive"),
+    "alpha NaN": (lambda: ta.solve(MODEL, NAN), "alpha must be positive and finite, got alpha=nan"),
+    "alpha inf": (lambda: ta.solve(MODEL, np.inf), "alpha must be positive and finite"),
+    "alpha vector": (lambda: ta.solve(MODEL, [1.0, 2.0]), r"alpha must be one number, got shape \(2,\): use jax.vmap"),
+    "alpha text": (lambda: ta.solve(MODEL, "2"), "alpha must be a real number or an array of them, got alpha='2'"),
+    "alpha None": (lambda: ta.solve(MODEL, None), "alpha must be a real number or an array of them, got alpha=None"),
+    "alpha complex": (lambda: ta.solve(MODEL, 1j), "alpha must be a real number"),
+    "states alpha": (lambda: ta.find_states(MODEL, -1.0), "alpha must be positive"),
+    "states count": (
+        lambda: ta.find_states(MODEL, 1.0, count=0),
+        "count must be an integer of at least 1, got count=0",
+    ),
+    "states seed": (lambda: ta.find_states(MODEL, 1.0, seed=-1), "seed must be an integer of at least 0"),
+    "branch": (lambda: ta.solve(MODEL, 1.0, "x"), "branch must be one of positional, semantic, uninformed, None"),
+    "branch list": (lambda: ta.solve(MODEL, 1.0, ["semantic"]), "branch must be one of"),
+    "nodes": (lambda: ta.solve(MODEL, 1.0, nodes=1000), r"nodes must be an averaging rule.*got nodes=1000"),
+    "settings": (lambda: ta.solve(MODEL, 1.0, settings=1e-5), "settings must be a Settings"),
+    "start": (lambda: ta.solve(MODEL, 1.0, start=1.0), "start must be Overlaps or a FixedPoint"),
+    "start shape": (
+        lambda: ta.solve(MODEL, 1.0, start=BRANCHES["semantic"].start(ta.dot_product(rank=2))),
+        r"start must have q of shape \(2, 1, 1\), got shape \(2, 2, 2\)",
+    ),
+    "start NaN": (
+        lambda: ta.solve(MODEL, 1.0, start=ta.Overlaps(*(NAN * a for a in _START))),
+        "start must be finite",
+    ),
+    "start outside": (
+        lambda: ta.solve(MODEL, 1.0, start=ta.Overlaps(*(-a for a in _START))),
+        "start must be finite, with q, V and q - theta",
+    ),
+    "rtol text": (lambda: ta.solve(MODEL, 1.0, rtol="1e-3"), "rtol must be a real number"),
+    "rtol tiny": (lambda: ta.solve(MODEL, 1.0, rtol=1e-16), "rtol must be at least 2e-14 in float64"),
+    "tol text": (lambda: ta.Settings(tol="x"), "tol must be a real number, got tol='x'"),
+    "tol 0": (lambda: ta.Settings(tol=0.0), "tol must be positive"),
+    "max_steps": (lambda: ta.Settings(max_steps=-1), "max_steps must be at least 0"),
+    "warm_steps": (lambda: ta.Settings(warm_steps=-1), "warm_steps must be at least 0"),
+    "damping": (lambda: ta.Settings(damping=1.5), r"damping must be in \(0, 1\]"),
+    "omega": (lambda: ta.dot_product(omega=[0.1, 0.2]), r"omega must be one number, got shape \(2,\)"),
+    "sigma": (lambda: ta.dot_product(sigma=[0.1, 0.2]), "sigma must be one number"),
+    "sigma text": (lambda: ta.dot_product(sigma="a"), "sigma must be a real number"),
+    "sigma huge": (lambda: ta.dot_product(sigma=1e200), "sigma must be"),
+    "lam": (lambda: ta.dot_product(lam=[0.1, 0.2]), "lam must be one number"),
+    "mixing empty": (lambda: ta.dot_product(mixing=np.zeros((0, 0))), "mixing must be a square L x L matrix"),
+    "mixing text": (lambda: ta.dot_product(mixing="ab"), "mixing must be"),
+    "encodings empty": (lambda: ta.dot_product(encodings=np.zeros((2, 0))), "encodings must be"),
+    "teacher NaN": (lambda: ta.dot_product(teacher=NAN), "teacher must be positive"),
+    "teacher asymmetric": (lambda: ta.dot_product(teacher=[[1.0, 0.9], [0.0, 1.0]]), "teacher must be"),
+    "rank": (lambda: ta.dot_product(rank=1.5), "rank must be an integer of at least 1, got rank=1.5"),
+    "dtype": (lambda: ta.dot_product(dtype=complex), "dtype must be float32 or float64"),
+    "dtype int": (lambda: ta.dot_product(dtype=int), "dtype must be float32 or float64"),
+    "parameter rank": (
+        lambda: axis_of(("rank", [1.0, 2.0]), "alpha", "x", MODEL),
+        "x must name alpha, a scalar number",
+    ),
+    "parameter lam": (lambda: Parameter("lamda").read(MODEL, 1.0, "x"), "x must name alpha, a scalar number"),
+    "gap": (lambda: ta.second_minimum_share(MODEL, ta.Overlaps(*_START), ta.sobol_nodes(MODEL, 64), 0.0), "gap"),
+}
+_START = jnp.full((2, 1, 1), 0.1), jnp.full((2, 1, 1), 10.0), jnp.zeros((2, 1, 1)), jnp.zeros((2, 1))
+
+
+@pytest.mark.parametrize("name", CALLS)
+def test_calls(name):
+    call, message = CALLS[name]
+    with pytest.raises(ta.InputError, match=message):
+        call()
