@@ -10,7 +10,6 @@ Sizes are options; their defaults are those of the paper's figures or larger, an
 from __future__ import annotations
 
 import argparse
-import csv
 from collections.abc import Iterable
 from functools import partial
 from pathlib import Path
@@ -21,6 +20,7 @@ import numpy as np
 from tqdm import tqdm
 
 import tiedattn_jax as ta
+from tiedattn_jax.store import csv_of, write_whole
 
 NAMES = ("train_loss", "gen_error", "q", "theta", "m")
 ADAM_RATE = 0.03
@@ -48,14 +48,8 @@ def minimum(a: argparse.Namespace) -> Iterable[dict[str, Any]]:
         loss[branch] = np.array([float(p.train_loss) if bool(p.ok) else np.inf for p in points])
         for alpha, point in zip(a.alphas, points, strict=True):
             if bool(point.ok):
-                baseline = float(point.gen_error_linear)
-                yield {
-                    "kind": "theory",
-                    "branch": branch,
-                    "alpha": alpha,
-                    **numbers(point),
-                    "gen_error_linear": baseline,
-                }
+                row = {"kind": "theory", "branch": branch, "alpha": alpha, **numbers(point)}
+                yield {**row, "gen_error_linear": float(point.gen_error_linear)}
     for alpha, semantic in zip(tqdm(a.alphas, desc="simulation"), loss["semantic"] < loss["positional"], strict=True):
         branch = "semantic" if semantic else "positional"
         keys = jax.random.split(jax.random.key(a.seed), a.instances)
@@ -80,16 +74,8 @@ def scaling(a: argparse.Namespace) -> Iterable[dict[str, Any]]:
             found = ta.run_instances(model, d, a.alphas[0], run, keys, theory=False, normalise=True)
             for name in NAMES:
                 values = np.asarray(getattr(found.found, name))[found.ok]
-                yield {
-                    "branch": branch,
-                    "alpha": a.alphas[0],
-                    "d": d,
-                    "instances": values.size,
-                    "name": name,
-                    "mean": values.mean(),
-                    "scatter": values.std(ddof=1),
-                    "theory": point[name],
-                }
+                row = {"branch": branch, "alpha": a.alphas[0], "d": d, "instances": values.size, "name": name}
+                yield {**row, "mean": values.mean(), "scatter": values.std(ddof=1), "theory": point[name]}
 
 
 def adam(a: argparse.Namespace) -> Iterable[dict[str, Any]]:
@@ -134,11 +120,7 @@ def main(argv: list[str] | None = None) -> None:
         if getattr(a, name) is None:
             setattr(a, name, value)
     jax.config.update("jax_enable_x64", True)
-    rows = list(FIGURES[a.figure](a))
-    with a.out.open("w", newline="") as file:
-        writer = csv.DictWriter(file, list(dict.fromkeys(k for row in rows for k in row)), lineterminator="\n")
-        writer.writeheader()
-        writer.writerows(rows)
+    write_whole(a.out, csv_of(list(FIGURES[a.figure](a))))
 
 
 if __name__ == "__main__":

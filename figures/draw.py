@@ -11,21 +11,14 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import matplotlib
 import numpy as np
 from matplotlib.figure import Figure
 
-from tiedattn_jax.plotting import COLOURS
+from tiedattn_jax.plotting import COLOURS, SYMBOLS, panels
 
-TITLES = {
-    "train_loss": "training loss / d",
-    "gen_error": r"test error $\epsilon_g$",
-    "q": r"$q$",
-    "theta": r"$|\theta|$",
-    "m": r"$|m|$",
-}
+TITLES = {**{k: SYMBOLS[k] for k in ("train_loss", "gen_error", "q")}, "theta": r"$|\theta|$", "m": r"$|m|$"}
 NEAR = 0.05  # relative distance in loss within which a run has found a minimum
-ENDS = {"positional": COLOURS["positional"], "semantic": COLOURS["semantic"], "elsewhere": "0.65"}
+ENDS = {**COLOURS, "elsewhere": "0.65"}
 
 
 class Table:
@@ -40,39 +33,35 @@ class Table:
     def __getitem__(self, name: str) -> np.ndarray:
         return np.array([float(r[name] or "nan") for r in self.rows])
 
-    def distinct(self, name: str) -> list[str]:
-        return list(dict.fromkeys(r[name] for r in self.rows))
+    def by(self, name: str) -> dict[str, Table]:
+        """The rows of each value of a column."""
+        return {value: self.where(**{name: value}) for value in dict.fromkeys(r[name] for r in self.rows)}
 
 
 def minimum(table: Table) -> Figure:
     """Fig. 2: lines are theory, dashed where the branch is not the lower one; points simulations, hollow for theta."""
-    figure = Figure(figsize=(11, 3.5), layout="constrained")
-    panels = (("train_loss",), ("theta", "m"), ("gen_error",))
+    shown = (("train_loss",), ("theta", "m"), ("gen_error",))
     theory = table.where(kind="theory")
-    losses = {b: dict(zip(t["alpha"], t["train_loss"], strict=True)) for b, t in _branches(theory)}
-    for axis, names in zip(figure.subplots(1, 3), panels, strict=True):
-        for branch, t in _branches(theory):
-            other = losses["semantic" if branch == "positional" else "positional"]
-            lowest = np.array([x <= other.get(a, np.inf) for a, x in zip(t["alpha"], t["train_loss"], strict=True)])
-            for name in names if len(names) == 1 else [{"positional": "m", "semantic": "theta"}[branch]]:
-                label = branch if len(names) == 1 else f"{TITLES[name]}, {branch}"
+    losses = {b: dict(zip(t["alpha"], t["train_loss"], strict=True)) for b, t in theory.by("branch").items()}
+    titles = [" and ".join(TITLES[n] for n in names) for names in shown]
+    with panels(11, 3.5, titles, xlabel=SYMBOLS["alpha"]) as (figure, axes):
+        for axis, names in zip(axes[0], shown, strict=True):
+            for branch, t in theory.by("branch").items():
+                other = losses["semantic" if branch == "positional" else "positional"]
+                lowest = np.array([x <= other.get(a, np.inf) for a, x in zip(t["alpha"], t["train_loss"], strict=True)])
+                name, label = names[0], branch
+                if len(names) > 1:
+                    name = {"positional": "m", "semantic": "theta"}[branch]
+                    label = f"{TITLES[name]}, {branch}"
                 axis.plot(t["alpha"], t[name], color=COLOURS[branch], lw=1, ls="--")
                 axis.plot(t["alpha"], np.where(lowest, t[name], np.nan), color=COLOURS[branch], lw=1.8, label=label)
-        for branch, t in _branches(table.where(kind="simulation")):
-            for name in names:
-                style = {"color": COLOURS[branch], "mfc": "white" if name == "theta" else None}
-                axis.errorbar(t["alpha"], t[name], 2 * t[f"{name}_stderr"], fmt="o", ms=4, capsize=2, **style)
-        if names == ("gen_error",):
-            axis.axhline(theory["gen_error_linear"][0], color="0.4", lw=1, ls="-.", label="linear baseline")
-        axis.set_title(" and ".join(TITLES[n] for n in names), loc="left")
-        axis.set_xlabel(r"$\alpha = n / d$")
-        axis.set_ylim(bottom=0)
-        axis.legend(frameon=False, fontsize=8)
+            for branch, t in table.where(kind="simulation").by("branch").items():
+                for name in names:
+                    style: Any = {"color": COLOURS[branch], "mfc": "white" if name == "theta" else None}
+                    axis.errorbar(t["alpha"], t[name], 2 * t[f"{name}_stderr"], fmt="o", ms=4, capsize=2, **style)
+            axis.set_ylim(bottom=0)
+        axes[0, 2].axhline(theory["gen_error_linear"][0], color="0.4", lw=1, ls="-.", label="linear baseline")
     return figure
-
-
-def _branches(table: Table) -> list[tuple[str, Table]]:
-    return [(b, table.where(branch=b)) for b in table.distinct("branch")]
 
 
 def exponent(d: np.ndarray, size: np.ndarray, error: np.ndarray) -> tuple[float, float, float]:
@@ -85,29 +74,21 @@ def exponent(d: np.ndarray, size: np.ndarray, error: np.ndarray) -> tuple[float,
 
 def scaling(table: Table) -> Figure:
     """Figs. 3 (left) and 7: means against theory above, scatter over instances with its fitted exponent below."""
-    shown = ("train_loss", "gen_error", "q", "theta", "m")
-    figure = Figure(figsize=(15, 6), layout="constrained")
-    for column, name in zip(figure.subplots(2, len(shown)).T, shown, strict=True):
-        mean, scatter = column
-        for branch, t in _branches(table.where(name=name)):
-            d, count, colour = t["d"], t["instances"], COLOURS[branch]
-            mean.errorbar(d, t["mean"], 2 * t["scatter"] / count**0.5, fmt="o-", ms=4, lw=0.8, color=colour)
-            mean.axhline(t["theory"][0], color=colour, lw=1.4, ls="--", label=f"theory, {branch}")
-            _power(scatter, d, t["scatter"], t["scatter"] / (2 * (count - 1)) ** 0.5, colour)
-        mean.set_title(TITLES[name], loc="left")
-        mean.set_xscale("log")
-        mean.set_ylim(bottom=0)
-        scatter.set_title("scatter over instances", loc="left")
-        scatter.set_xlabel("d")
-        for axis in column:
-            axis.legend(frameon=False, fontsize=8)
+    with panels(15, 6, list(TITLES.values()), rows=2, xlabel="d") as (figure, axes):
+        axes[1, 0].set_ylabel("scatter over instances")
+        for name, (mean, scatter) in zip(TITLES, axes.T, strict=True):
+            for branch, t in table.where(name=name).by("branch").items():
+                d, count, colour, size = t["d"], t["instances"], COLOURS[branch], t["scatter"]
+                mean.errorbar(d, t["mean"], 2 * size / count**0.5, fmt="o-", ms=4, lw=0.8, color=colour)
+                mean.axhline(t["theory"][0], color=colour, lw=1.4, ls="--", label=f"theory, {branch}")
+                error = size / (2 * (count - 1)) ** 0.5
+                amplitude, slope, bar = exponent(d, size, error)
+                scatter.errorbar(d, size, 2 * error, fmt="o", ms=4, color=colour)
+                label = rf"$d^{{{slope:.2f} \pm {bar:.2f}}}$"
+                scatter.loglog(d, amplitude * d**slope, color=colour, lw=1, label=label)
+            mean.set_xscale("log")
+            mean.set_ylim(bottom=0)
     return figure
-
-
-def _power(axis: Any, d: np.ndarray, size: np.ndarray, error: np.ndarray, colour: str) -> None:
-    amplitude, slope, bar = exponent(d, size, error)
-    axis.errorbar(d, size, 2 * error, fmt="o", ms=4, color=colour)
-    axis.loglog(d, amplitude * d**slope, color=colour, lw=1, label=rf"$d^{{{slope:.2f} \pm {bar:.2f}}}$")
 
 
 def ends(table: Table) -> np.ndarray:
@@ -119,30 +100,23 @@ def ends(table: Table) -> np.ndarray:
 
 def adam(table: Table) -> Figure:
     """Fig. 15: overlaps at the end of every run, and the share of runs that end in each minimum."""
-    alphas = table.distinct("alpha")
-    figure = Figure(figsize=(2.6 * len(alphas) + 3.4, 3.2), layout="constrained")
-    *planes, shares = figure.subplots(1, len(alphas) + 1)
-    counts = {name: [] for name in ENDS}
-    for axis, alpha in zip(planes, alphas, strict=True):
-        t = table.where(alpha=alpha)
-        where = ends(t)
+    runs = table.by("alpha")
+    names = [f"{float(alpha):g}" for alpha in runs]
+    titles = [*(rf"$\alpha$ = {name}" for name in names), "share of runs"]
+    with panels(2.6 * len(runs) + 3.4, 3.2, titles, xlabel=TITLES["theta"], legends=False) as (figure, axes):
+        *planes, shares = axes[0]
+        bottom = np.zeros(len(runs))
         for name, colour in ENDS.items():
-            here = where == name
-            counts[name].append(here.mean())
-            axis.plot(t["theta"][here], t["m"][here], "o", ms=4, alpha=0.7, color=colour, label=name)
-        axis.set_title(rf"$\alpha$ = {float(alpha):g}", loc="left")
-        axis.set_xlabel(TITLES["theta"])
-        axis.set_xlim(-0.01, 0.25)
-        axis.set_ylim(-0.02, 0.4)
-    planes[0].set_ylabel(TITLES["m"])
-    planes[0].legend(frameon=False, fontsize=8)
-    bottom = np.zeros(len(alphas))
-    for name, colour in ENDS.items():
-        shares.bar(range(len(alphas)), counts[name], bottom=bottom, color=colour, label=name)
-        bottom += counts[name]
-    shares.set_xticks(range(len(alphas)), [f"{float(a):g}" for a in alphas])
+            here = [ends(t) == name for t in runs.values()]
+            for axis, t, on in zip(planes, runs.values(), here, strict=True):
+                axis.plot(t["theta"][on], t["m"][on], "o", ms=4, alpha=0.7, color=colour, label=name)
+                axis.set(xlim=(-0.01, 0.25), ylim=(-0.02, 0.4))
+            height = np.array([on.mean() for on in here])
+            shares.bar(names, height, bottom=bottom, color=colour)
+            bottom += height
+        planes[0].set_ylabel(TITLES["m"])
+        planes[0].legend(frameon=False, fontsize=8)
     shares.set_xlabel(r"$\alpha$")
-    shares.set_title("share of runs", loc="left")
     return figure
 
 
@@ -157,8 +131,7 @@ def main(argv: list[str] | None = None) -> None:
     a = parser.parse_args(argv)
     with a.data.open(newline="") as file:
         table = Table(list(csv.DictReader(file)))
-    with matplotlib.rc_context({"font.size": 9, "axes.spines.top": False, "axes.spines.right": False}):
-        FIGURES[a.figure](table).savefig(a.picture, dpi=150)
+    FIGURES[a.figure](table).savefig(a.picture, dpi=150)
 
 
 if __name__ == "__main__":

@@ -11,6 +11,7 @@ import optax
 import pytest
 
 from tiedattn_jax import histogram as task
+from tiedattn_jax.errors import InputError
 from tiedattn_jax.plotting import attention_figure, learning_figure
 from tiedattn_jax.results import Status
 
@@ -57,7 +58,18 @@ def test_sample():
     assert not np.array_equal(x, np.concatenate([(other := task.sample(jax.random.key(1), 3000)).train, other.test]))
 
 
+def test_adam_is_the_papers():
+    tool, memory = task.OPTIMIZERS["adam"], task.OPTIMIZERS["adam"].init(jnp.zeros(()))
+    mean = square = 0.0
+    for k, gradient in enumerate((1.0, -2.0, 1e-9), 1):
+        step, memory = tool.update(jnp.asarray(gradient), memory)
+        mean, square = 0.9 * mean + 0.1 * gradient, 0.98 * square + 0.02 * gradient**2
+        expected = mean / (1 - 0.9**k) / ((square / (1 - 0.98**k)) ** 0.5 + 1e-9)
+        np.testing.assert_allclose(step, expected, rtol=1e-9)
+
+
 def test_duplicates_are_dropped_and_no_sequence_is_in_both_parts(data):
+    assert len(task.sample(jax.random.key(0), 5000, length=5, tokens=3, train_share=0.5).train) == 121
     parts = [set(map(tuple, np.asarray(part).tolist())) for part in (data.train, data.test)]
     assert [len(p) for p in parts] == [170, 73] == [len(data.train), len(data.test)]
     assert parts[0] | parts[1] == set(itertools.product(range(3), repeat=5))
@@ -285,9 +297,20 @@ def test_a_checkpoint_of_another_configuration_is_refused(data, keys, frozen, tm
         with pytest.raises(ValueError, match="checkpoint must be of this configuration.*" + message):
             call()
     assert file.read_bytes() == content
-    file.write_bytes(b"\x93 something else")
-    with pytest.raises(ValueError, match="checkpoint must be one that this library wrote"):
-        task.train(keys, data, PAIR, **options)
+    for damaged in (b"", b"\x93 something else", content[: len(content) // 2]):
+        file.write_bytes(damaged)
+        with pytest.raises(InputError, match=f"checkpoint must be one that this library wrote.*{file}"):
+            task.train(keys, data, PAIR, **options)
+
+
+def test_a_checkpoint_of_fewer_epochs_trains_on(data, keys, frozen, tmp_path):
+    options = {"checkpoint": tmp_path / "checkpoint", **SIZES}
+    seen = []
+    for epochs in (1, 2, 3):
+        found = task.train(keys, data, PAIR, epochs=epochs, progress=lambda *at: seen.append(at), **options)
+    assert same(found, frozen) and seen == [(0, 1), (1, 1), (1, 2), (2, 2), (2, 3), (3, 3)]
+    with pytest.raises(InputError, match=r"epochs must be at least the 3 that the checkpoint .* has, or name another"):
+        task.train(keys, data, PAIR, epochs=2, **options)
 
 
 def test_a_checkpoint_is_whole_or_the_old_one(data, keys, tmp_path, monkeypatch):
@@ -321,6 +344,8 @@ def test_compare(frozen, free):
         np.testing.assert_allclose(found.distance_formerly_zero[k], total(formerly_zero), rtol=1e-5)
         np.testing.assert_allclose(found.distance_init_to_frozen[k], total(first), rtol=1e-5)
     assert np.array_equal(found.accuracy_after_unfreezing, free.history.test_accuracy[:, -1])
+    statuses = [eqx.tree_at(lambda t: t.status, frozen, np.array(s)) for s in ([0, 4], [2, 0])]
+    assert task.compare(*statuses).status.tolist() == [2, 4]
     assert np.array_equal(found.semantic_share, frozen.history.semantic_share[:, -1])
     summary = found.summary()
     np.testing.assert_allclose(summary["accuracy_std"], abs(np.subtract(*found.accuracy)) / 2**0.5, atol=1e-7)
@@ -346,35 +371,3 @@ def test_figures(data, frozen, free):
     lines = learning_figure({"semantic": [frozen, free]}).axes[1].lines
     np.testing.assert_allclose(lines[1].get_ydata()[:3], 1 - frozen.history.test_accuracy[1])
     assert len(lines[1].get_ydata()) == 5
-
-
-@pytest.mark.parametrize(
-    ("call", "message"),
-    [
-        (lambda d, k: task.sample(k[0], 100, length=1), "length must be an integer of at least 2"),
-        (lambda d, k: task.sample(k[0], 100, tokens=1), "tokens must be an integer of at least 2"),
-        (lambda d, k: task.sample(k[0], 1), "n must be an integer of at least 2"),
-        (lambda d, k: task.sample(k[0], 100, train_share=1.0), "train_share must be such that both parts"),
-        (lambda d, k: task.Transformer(k[0], width=7), "width must be an even integer of at least 2, got width=7"),
-        (lambda d, k: task.Transformer(k[0], hidden=0), "hidden must be an integer of at least 1"),
-        (lambda d, k: task.train(k, d, "lexical"), "mechanism must be one of semantic, positional, free"),
-        (lambda d, k: task.train(k, d, ["free"] * 3), "mechanism must be one name, or one for each of the 2 keys"),
-        (lambda d, k: task.train(k[0], d), "keys must be typed PRNG keys of shape"),
-        (lambda d, k: task.train(0, d), "keys must be typed PRNG keys of shape"),
-        (lambda d, k: task.train(k, d, epochs=0), "epochs must be an integer of at least 1"),
-        (lambda d, k: task.train(k, d, batch=0), "batch must be an integer of at least 1"),
-        (lambda d, k: task.train(k, d, rate=-1.0), "rate must be positive and finite"),
-        (lambda d, k: task.attention(task.Transformer(k[0]), [0] * 9), "x must be of a shape that ends with L = 10"),
-        (lambda d, k: task.attention(task.Transformer(k[0]), [15] * 10), "x must be tokens between 0 and 14"),
-    ],
-)
-def test_bad_input(data, keys, call, message):
-    with pytest.raises(ValueError, match=message):
-        call(data, keys)
-
-
-def test_bad_input_of_unfreeze(data, keys, frozen):
-    with pytest.raises(ValueError, match="keys must be one for each of the 2 runs"):
-        task.unfreeze(keys[:1], frozen, data)
-    with pytest.raises(ValueError, match="noise must be zero or positive"):
-        task.unfreeze(keys, frozen, data, noise=-1.0)

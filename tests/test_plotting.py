@@ -1,4 +1,4 @@
-"""Figures of results made by hand. Those of diagrams and of trained transformers are tested with their results."""
+"""Figures of results made by hand. Those of solved diagrams and trained transformers are tested with their results, too."""
 
 from types import SimpleNamespace as Some
 
@@ -6,7 +6,17 @@ import numpy as np
 import pytest
 
 from tiedattn_jax.phases.boundaries import Boundary
-from tiedattn_jax.plotting import COLOURS, boundary_figure, branch_figure, path_figure
+from tiedattn_jax.plotting import (
+    COLOURS,
+    attention_figure,
+    boundary_figure,
+    branch_figure,
+    diagram_figure,
+    learning_figure,
+    path_figure,
+    slice_figure,
+    token_name,
+)
 
 
 def point(value, growth, *, bar=False):
@@ -73,23 +83,155 @@ def test_boundaries():
     assert len({line.get_linestyle() for line, *_ in axis.containers}) == 3
 
 
-def test_path():
-    values = np.array([2.0, 1.5, 1.0, 1.2])
-    theta = np.array([0.4, 0.3, 0.2, 0.1]).reshape(4, 1, 1, 1) * np.ones((4, 2, 1, 1))
-    path = Some(
+def path(theta, values, turn):
+    """A path in alpha, unstable in its second half, with one turn, at alpha = .99."""
+    count = len(values)
+    state = Some(overlaps=Some(theta=np.full((1, 2, 1, 1), turn)), train_loss=np.array([0.09]))
+    return Some(
         parameter="alpha",
         values=values,
-        states=Some(overlaps=Some(theta=theta, m=np.zeros((4, 2, 1))), train_loss=values / 10),
-        eigenvalues=np.array([[0.5], [0.9], [1.1], [1.5]], complex),
+        states=Some(
+            overlaps=Some(theta=np.tile(np.reshape(theta, (count, 1, 1, 1)), (1, 2, 1, 1)), m=np.zeros((count, 2, 1))),
+            train_loss=values / 10,
+        ),
+        eigenvalues=np.linspace(0.5, 1.5, count + 1)[:-1, None] + 0j,  # one of them is one
         folds=(0.99,),
-        fold_states=(Some(overlaps=Some(theta=theta[2:3] - 0.01), train_loss=np.array([0.09])),),
+        fold_states=(state,),
     )
-    orders, losses = path_figure([path, path]).axes
-    assert labels(orders) == [r"$\theta$"] and losses.get_xlabel() == r"sample complexity $\alpha = n/d$"
+
+
+def test_path():
+    values = np.array([2.0, 1.5, 1.0, 1.2])
+    one = path([0.4, 0.3, 0.2, 0.1], values, 0.19)
+    orders, losses = path_figure([one, one]).axes
+    assert labels(orders) == [r"$\theta$", "fold"] and losses.get_xlabel() == r"sample complexity $\alpha = n/d$"
     solid, dotted, fold, *others = orders.lines
-    assert len(others) == 3
+    assert len(others) == 3 and fold.get_marker() == "o"
     np.testing.assert_array_equal(solid.get_xdata(), values)
-    np.testing.assert_allclose(solid.get_ydata(), [0.4, 0.3, np.nan, np.nan])
-    np.testing.assert_allclose(dotted.get_ydata(), [np.nan, 0.3, 0.2, 0.1])
+    np.testing.assert_allclose(solid.get_ydata(), [0.4, 0.3, 0.2, np.nan])  # up to rounding one is stable
+    np.testing.assert_allclose(dotted.get_ydata(), [np.nan, np.nan, 0.2, 0.1])
     np.testing.assert_allclose([*fold.get_xdata(), *fold.get_ydata()], [0.99, 0.19])
     np.testing.assert_allclose(losses.lines[2].get_ydata(), [0.09])
+
+
+@pytest.mark.parametrize(
+    ("theta", "turn", "kind"),
+    [
+        ([0.2, 0.1, -0.1, -0.2], 0.0, "pitchfork"),  # into the mirror state
+        ([-0.2, -0.1, 0.1, 0.2], 1e-4, "pitchfork"),
+        ([0.2, 0.1, 0.05, 0.15], 0.04, "fold"),
+        ([0.3, 0.2, 0.1, -0.1], 0.25, "fold"),  # the sign changes elsewhere
+    ],
+)
+def test_a_path_that_turns(theta, turn, kind):
+    orders, losses = path_figure([path(theta, np.array([2.0, 1.0, 1.0, 2.0]), turn)]).axes
+    assert labels(orders) == [r"$\theta$", kind] and labels(losses) == [kind]
+    assert orders.lines[-1].get_marker() == {"fold": "o", "pitchfork": "D"}[kind]
+
+
+def test_a_pole_of_error_bars_leaves_the_line():
+    """A single replicate has infinite error bars: then there is no band."""
+    one = curve("semantic")
+    one.points[1].stderr.train_loss = np.inf
+    _, losses, errors = branch_figure([one]).axes
+    assert len(losses.collections) == 0 and len(errors.collections) == 1
+
+
+def diagram():
+    """Three alphas and two omegas: unsolved, only positional, only semantic; both, and which one is lower."""
+    region = np.array([[0, 2, 3], [4, 5, 1]])
+    values = np.arange(6.0).reshape(2, 3)
+    boundary = Boundary.of("alpha_c", "omega", np.array([0.1, 0.3]), np.array([1.0, 2.0]), np.array([0.1, np.inf]))
+    linear = np.stack([np.full((2, 3), 9.0), np.full((2, 3), np.nan)])
+    means = {"train_loss": np.stack([values, values + 10]), "gen_error": np.stack([values, -values])}
+    return Some(
+        x=("alpha", np.array([1.0, 2.0, 4.0])),
+        y=("omega", np.array([0.1, 0.3])),
+        region=region,
+        loss_difference=(values - 3.5, None),
+        gen_difference=(values - 1, None),
+        trusted=region != 4,
+        exists=np.array([[[True, True, False], [True, True, True]]] * 2),
+        mean={**means, "gen_error_linear": linear}.__getitem__,
+        stderr=lambda name: np.full((2, 2, 3), 0.5),
+        alpha_c=lambda: boundary,
+        alpha_l=lambda: boundary,
+    )
+
+
+def test_diagram():
+    figure = diagram_figure(diagram())
+    left, right = figure.axes[:2]
+    difference, positional, semantic = left.collections[:3]
+    assert difference.get_array().mask.tolist() == [[True, True, True], [False, False, True]]
+    assert positional.get_array().mask.tolist() == [[True, False, True], [True, True, True]]
+    assert semantic.get_array().mask.tolist() == [[True, True, False], [True, True, True]]
+    excess = right.collections[0]
+    assert excess.get_array().mask.tolist() == [[True, False, False], [False, False, True]]
+    # Blue is semantic, and better than the baseline; white is no difference.
+    assert (difference.get_cmap().name, excess.get_cmap().name) == ("RdBu", "RdBu_r")
+    assert difference.get_clim() == (-0.5, 0.5) and excess.get_clim() == (-3, 3)
+    assert left.get_xlim() == (0.5, 5.0) and left.get_ylim() == (0.0, pytest.approx(0.4))
+    corner = left.collections[3].get_paths()[0].vertices.min(0)
+    assert len(left.collections[3].get_paths()) == 1 and tuple(corner) == (0.5, pytest.approx(0.2))  # not trusted
+    np.testing.assert_allclose(right.lines[0].get_xdata(), [1, 2])
+    band = right.collections[-1].get_paths()[0].vertices
+    assert band[:, 0].min() == pytest.approx(0.8)  # two error bars; an infinite one is left out
+    assert left.get_legend() is None  # it stands outside, once
+    shown = [text.get_text() for text in figure.legends[0].get_texts()]
+    assert shown[:2] == ["only positional", "only semantic"] and r"$\alpha_c$" in shown
+
+
+def test_diagram_with_alpha_upwards():
+    turned = diagram()
+    turned.x, turned.y = ("omega", np.array([0.1, 0.2, 0.3])), ("alpha", np.array([1.0]))
+    for name in ("region", "trusted"):
+        setattr(turned, name, getattr(turned, name)[:1])
+    turned.loss_difference, turned.gen_difference = (np.zeros((1, 3)), None), (np.zeros((1, 3)), None)
+    left = diagram_figure(turned).axes[0]
+    np.testing.assert_allclose(left.lines[-1].get_ydata(), [1, 2])
+    assert left.get_ylim() == (0.5, 1.5)
+
+
+def test_slices():
+    upper, _, lower, last = slice_figure(diagram(), [0, 1]).axes
+    positional, semantic = upper.lines
+    np.testing.assert_array_equal(positional.get_ydata(), [0, 1, np.nan])  # no state in the third cell
+    np.testing.assert_array_equal(semantic.get_ydata(), [10, 11, np.nan])
+    assert upper.collections[0].get_paths()[0].vertices[:, 1].min() == -1  # two error bars
+    np.testing.assert_array_equal(lower.lines[2].get_ydata(), [9, 9, 9])
+    np.testing.assert_array_equal(last.lines[1].get_ydata(), [-3, -4, -5])
+    assert labels(lower) == ["positional", "semantic", "linear baseline"] and labels(last) == []
+    assert last.get_title() == "" and upper.get_title(loc="left") == r"$\omega$ = 0.1"
+
+
+def test_attention():
+    S = np.array([[[0.5, 0.5], [0.25, 0.75]], [[1.0, 0.0], [0.0, 1.0]]])
+    first, second, _ = attention_figure({"frozen": S}, np.array([[0, 1], [2, 2]])).axes
+    assert len(first.patches) == 2 and len(second.patches) == 4  # equal tokens are framed
+    assert [text.get_text() for text in first.texts] == [".50", ".50", ".25", ".75"]
+    assert [text.get_color() for text in first.texts] == ["0.15", "0.15", "0.15", "white"]
+    assert [t.get_text() for t in first.get_xticklabels()] == ["A", "B"] and first.images[0].get_clim() == (0, 1)
+    assert [token_name(k) for k in (0, 25, 26)] == ["A", "Z", "26"]
+
+
+def test_learning():
+    def stage(*values):
+        numbers = np.array([values, values])
+        return Some(
+            history=Some(
+                train_loss=numbers,
+                test_accuracy=numbers / 10,
+                positional_share=numbers / 20,
+                semantic_share=numbers / 30,
+            )
+        )
+
+    loss, error, share = learning_figure({"semantic": [stage(1.0, 2.0, 3.0), stage(4.0)]}).axes
+    np.testing.assert_array_equal(loss.lines[0].get_xdata(), [1, 2, 3, 4])
+    np.testing.assert_array_equal(loss.lines[1].get_ydata(), [1, 2, 3, 4])
+    np.testing.assert_allclose(error.lines[0].get_ydata(), [0.9, 0.8, 0.7, 0.6])
+    np.testing.assert_allclose(share.lines[0].get_ydata(), np.arange(1, 5) / 20)
+    np.testing.assert_allclose(share.lines[2].get_ydata(), np.arange(1, 5) / 30)
+    assert labels(share) == ["positional share, semantic", "semantic share, semantic"] and labels(loss) == ["semantic"]
+    assert loss.lines[-1].get_xdata() == [3.5, 3.5] and loss.lines[0].get_color() == COLOURS["semantic"]

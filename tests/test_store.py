@@ -1,8 +1,14 @@
 """Files that are whole or absent, pieces and checkpoints that computations resume from."""
 
+import errno
+import hashlib
 import io
+import math
 import os
 import random
+import subprocess
+import sys
+import time
 
 import equinox as eqx
 import jax
@@ -11,7 +17,7 @@ import numpy as np
 import pytest
 
 from tiedattn_jax.errors import InputError
-from tiedattn_jax.store import Checkpoint, Store, fingerprint, packed, write_whole
+from tiedattn_jax.store import Checkpoint, Store, claim, csv_of, fingerprint, packed, write_whole
 
 PIECES = {
     "track-00000": {"q": np.linspace(0, 1, 6).reshape(2, 3), "ok": np.array([True, False])},
@@ -87,41 +93,60 @@ def test_pieces_of_another_computation_are_refused(filled):
 
 def test_a_folder_that_cannot_be_used(tmp_path):
     (tmp_path / "file").write_text("")
-    with pytest.raises(InputError, match="out must be a folder"):
+    message = r"out must be a folder that can be written, got out='.*file' \(File exists\)"
+    with pytest.raises(InputError, match=message) as raised:
         Store(tmp_path / "file", "mark", resume=False)
+    assert raised.value.argument == "out"
     if os.geteuid():  # root writes everywhere
         (tmp_path / "closed").mkdir(mode=0o500)
         with pytest.raises(InputError, match="out must be a folder that can be written"):
             Store(tmp_path / "closed", "mark", resume=False)
 
 
-def test_damaged_pieces_are_named(filled):
-    """Every kind of damage is an error about this file, or found to do no harm by its check sum."""
-    path, rng = filled / "track-00012.npz", random.Random(0)
-    whole = path.read_bytes()
-    store, expected = Store(filled, "mark", resume=True), Store(filled, "mark", resume=True).load()
-    npy, other = io.BytesIO(), io.BytesIO()
+def damaged(whole):
+    """Contents that are not what was written: empty, of other kinds, cut off, with more at the end, a bit flipped."""
+    npy, other, rng = io.BytesIO(), io.BytesIO(), random.Random(0)
     np.save(npy, np.ones(3))
     np.savez(other, q=np.ones(3))
-    contents = [b"", b"\x93 something else", npy.getvalue(), other.getvalue()]
-    contents += [whole[:k] for k in range(0, len(whole), 40)]
-    for content in contents:
-        path.write_bytes(content)
-        with pytest.raises(InputError, match=r"with track-00012.npz damaged: delete this file"):
-            store.load()
-    for _ in range(300):
+    objects = io.BytesIO()
+    np.savez(objects, about=np.array("{}"), q=np.array([{"a": 1}], object))
+    body = objects.getvalue()[:-2] + bytes([64, 0])
+    yield body + hashlib.sha256(body).hexdigest().encode()  # what only a pickle could read, with its checksum
+    yield from (
+        b"",
+        b"text",
+        b"\x93 something else",
+        npy.getvalue(),
+        other.getvalue(),
+        objects.getvalue(),
+        whole + b"0",
+    )
+    yield packed({"a": np.ones(2)})  # this library's, of another kind
+    yield from (whole[:k] for k in range(0, len(whole), 40))
+    for _ in range(100):
         content = bytearray(whole)
-        content[rng.randrange(len(whole))] = rng.randrange(256)
-        path.write_bytes(bytes(content))
-        try:
-            found = store.load()
-        except InputError as problem:
-            assert "track-00012.npz" in str(problem)
-        else:
-            if set(found["track-00012"]) == {"q", "n"}:  # a name in the zip file's directory has no check sum
-                same(found, expected)
+        content[rng.randrange(len(whole))] ^= 1 << rng.randrange(8)
+        yield bytes(content)
+
+
+def test_damaged_pieces_are_named(filled):
+    path, store = filled / "track-00012.npz", Store(filled, "mark", resume=True)
+    for content in damaged(path.read_bytes()):
+        path.write_bytes(content)
+        with pytest.raises(InputError, match=r"with track-00012.npz damaged: delete this file") as raised:
+            store.load()
+        assert "pickle" not in str(raised.value)
     path.unlink()
     assert set(store.load()) == set(PIECES) - {"track-00012"}
+    path.mkdir()
+    with pytest.raises(InputError, match="damaged: delete this file"):
+        store.load()
+
+
+def test_pieces_of_another_version_are_refused(filled, monkeypatch):
+    monkeypatch.setattr("tiedattn_jax.store.VERSION", "0.0.1")
+    with pytest.raises(InputError, match="same model, nodes, axes and version only"):
+        Store(filled, "mark", resume=True).load()
 
 
 def test_a_file_is_whole_or_the_old_one(tmp_path, monkeypatch):
@@ -129,30 +154,143 @@ def test_a_file_is_whole_or_the_old_one(tmp_path, monkeypatch):
     write_whole(path, b"old")
 
     def full(file):
-        raise OSError("no space left")
+        assert [p.name for p in path.parent.glob(".*.part")]  # beside the file, not in its place
+        raise OSError(errno.ENOSPC, "No space left on device")
 
     monkeypatch.setattr("tiedattn_jax.store.os.fsync", full)
-    with pytest.raises(OSError, match="no space left"):
+    with pytest.raises(OSError, match=f"No space left on device: '{path}'") as raised:
         write_whole(path, b"new")
-    assert path.read_bytes() == b"old"
+    assert raised.value.errno == errno.ENOSPC
+    assert path.read_bytes() == b"old" and list(path.parent.iterdir()) == [path]
     monkeypatch.undo()
     write_whole(path, b"new")
     assert path.read_bytes() == b"new" and list(path.parent.iterdir()) == [path]
+    assert path.stat().st_mode & 0o777 == 0o666 & ~umask()  # as any other file
 
 
-def test_a_killed_run_leaves_what_was_finished(filled, monkeypatch):
-    def killed(*_):
+def umask():
+    mask = os.umask(0)
+    os.umask(mask)
+    return mask
+
+
+def test_content_is_on_the_disk_before_it_has_the_name(tmp_path, monkeypatch):
+    order = []
+    monkeypatch.setattr("tiedattn_jax.store.os.fsync", lambda file: order.append(os.fstat(file).st_size))
+    replace = os.replace
+    monkeypatch.setattr("tiedattn_jax.store.os.replace", lambda *a: order.append("named") or replace(*a))
+    write_whole(tmp_path / "file", b"four")
+    assert order == [4, "named"]
+
+
+def test_an_interrupted_run_leaves_what_was_finished(filled, monkeypatch):
+    def stop(*_):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("tiedattn_jax.store.os.replace", killed)
+    monkeypatch.setattr("tiedattn_jax.store.os.replace", stop)
     with pytest.raises(KeyboardInterrupt):
         Store(filled, "mark", resume=True).put("track-00013", {"q": np.ones(2)})
     assert set(Store(filled, "mark", resume=True).load()) == set(PIECES)
+    assert sorted(p.name for p in filled.iterdir()) == sorted(f"{name}.npz" for name in PIECES)
 
 
-def test_packed_arrays():
-    with np.load(io.BytesIO(packed({"a": np.arange(3), "name": np.array("x")}))) as file:
+WRITER = """
+import sys
+from pathlib import Path
+from tiedattn_jax.store import claim, write_whole
+folder = Path(sys.argv[1])
+held = claim(folder)
+print("filling", flush=True)
+while True:
+    write_whole(folder / "both", b"b" * 3_000_000)
+"""
+
+
+@pytest.fixture(scope="module")
+def other_process(tmp_path_factory):
+    """A folder that another process fills, writing one file over and over; ended by SIGKILL."""
+    folder = tmp_path_factory.mktemp("shared") / "folder"
+    process = subprocess.Popen([sys.executable, "-c", WRITER, str(folder)], stdout=subprocess.PIPE, text=True)
+    assert process.stdout.readline() == "filling\n"
+    yield folder, process
+    process.kill()
+    process.wait()
+    process.stdout.close()
+
+
+def test_two_writers_of_one_file(other_process):
+    """Each reader sees what one of them wrote, whole, and no write fails."""
+    path, seen = other_process[0] / "both", set()
+    deadline = time.monotonic() + 60
+    while len(seen) < 2 and time.monotonic() < deadline:
+        for _ in range(5):
+            write_whole(path, b"a" * 2_000_000)
+            content = path.read_bytes()
+            assert content in (b"a" * 2_000_000, b"b" * 3_000_000)
+            seen.add(content[:1])
+    assert seen == {b"a", b"b"}
+
+
+def test_a_folder_that_another_process_fills(other_process):
+    folder, process = other_process
+    message = f"^out must be a folder that no other run is filling: wait for it or use another, got out='{folder}'$"
+    for _ in range(2):
+        with pytest.raises(InputError, match=message) as raised:
+            Store(folder, "mark", resume=False)
+    assert raised.value.argument == "out"
+    assert list(folder.glob("track-*")) == []
+    process.kill()
+    process.wait()
+    whole = (folder / "both").read_bytes()
+    assert whole in (b"a" * 2_000_000, b"b" * 3_000_000)
+    (folder / ".0123.part").write_bytes(b"b")  # as a process leaves that is killed while it writes
+    store = Store(folder, "mark", resume=False)  # a dead process fills nothing
+    store.put("track-00000", {"q": np.ones(2)})
+    assert [p.name for p in folder.iterdir() if p.name.startswith(".")] == []
+
+
+def test_a_claim_ends_with_its_last_holder(tmp_path):
+    first, second = claim(tmp_path), claim(tmp_path / "." / "")
+    assert first is second and first.locked  # one process may have several
+    test = "import fcntl, os, sys; fcntl.flock(os.open(sys.argv[1], os.O_RDONLY), fcntl.LOCK_EX | fcntl.LOCK_NB)"
+    asked = [sys.executable, "-c", test, str(tmp_path)]
+    del first
+    assert subprocess.run(asked, capture_output=True).returncode == 1
+    del second
+    assert subprocess.run(asked, capture_output=True).returncode == 0
+
+
+def test_a_file_system_without_locks(tmp_path, monkeypatch):
+    def refuse(*_):
+        raise OSError(errno.EBADF, "Bad file descriptor")
+
+    monkeypatch.setattr("tiedattn_jax.store.fcntl.flock", refuse)
+    (tmp_path / ".0123.part").write_bytes(b"b")
+    assert not claim(tmp_path).locked
+    assert len(list(tmp_path.iterdir())) == 1  # it may be another run's
+
+
+@pytest.mark.parametrize("compressed", [True, False])
+def test_packed_arrays(compressed, monkeypatch):
+    def older(write):  # numpy 2.0 takes every other argument for an array
+        return lambda file, **arrays: (
+            write(file, **arrays) if set(arrays) == {"a", "name"} else pytest.fail(str(arrays))
+        )
+
+    for name in ("savez", "savez_compressed"):
+        monkeypatch.setattr(np, name, older(getattr(np, name)))
+    arrays = {"a": np.arange(3), "name": np.array("x")}
+    with np.load(io.BytesIO(packed(arrays, compressed=compressed))) as file:
         assert file.files == ["a", "name"] and file["a"].tolist() == [0, 1, 2] and str(file["name"]) == "x"
+    with pytest.raises(TypeError, match="many must be an array of numbers or of text"):
+        packed({"many": np.array([{}, {}])})
+    zeros = {"a": np.zeros(10_000), "name": np.array("x")}
+    assert (len(packed(zeros, compressed=compressed)) < 10_000) == compressed
+
+
+def test_tables():
+    rows = [{"branch": "semantic", "q": 0.5}, {"branch": "positional", "q": math.nan, "m": 1}]
+    assert csv_of(rows) == b"branch,q,m\nsemantic,0.5,\npositional,nan,1\n"
 
 
 def test_fingerprints(state):
@@ -206,16 +344,25 @@ def test_a_checkpoint_of_another_configuration_says_in_what_it_differs(tmp_path,
     assert str(raised.value).startswith("checkpoint must be of this configuration") and differences in str(raised.value)
 
 
+def test_a_checkpoint_of_another_version_is_refused(tmp_path, state, monkeypatch):
+    with monkeypatch.context() as patch:
+        patch.setattr("tiedattn_jax.store.VERSION", "0.0.1")
+        Checkpoint(tmp_path / "run", ABOUT).save(1, state)
+    with pytest.raises(InputError, match=r"of this configuration, .* with version='0.0.1' instead of '"):
+        Checkpoint(tmp_path / "run", ABOUT).load(state)
+
+
 def test_damaged_checkpoints_are_named(tmp_path, state):
     path = tmp_path / "run"
     kept = Checkpoint(path, ABOUT)
     kept.save(1, state)
-    whole = path.read_bytes()
-    message = f"checkpoint must be one that this library wrote, got checkpoint={path}"
-    for content in (b"", b"\x93 something else", whole[:100], whole[:-30], packed({"a": np.ones(2)})):
+    message = f"checkpoint must be one that this library wrote: delete it or name another file, got checkpoint={path}"
+    for content in damaged(path.read_bytes()):
         path.write_bytes(content)
         with pytest.raises(InputError, match=message):
             kept.load(state)
     kept.save(1, {"weights": state.weights})  # a state of another structure
     with pytest.raises(InputError, match=message):
         kept.load(state)
+    with pytest.raises(InputError, match="checkpoint must be one that this library wrote"):
+        Checkpoint(tmp_path, ABOUT).load(state)  # a folder

@@ -1,5 +1,6 @@
 """Theory of positional and semantic learning in dot-product attention, on JAX."""
 
+from . import cli as cli
 from . import histogram as histogram
 from .averages.default import default_nodes as default_nodes
 from .averages.lines import line_nodes as line_nodes

@@ -30,7 +30,15 @@ import numpy as np
 import optax
 from jax import lax
 
-from .errors import is_concrete, require, require_choice, require_count
+from .errors import InputError, is_concrete, require, require_choice, require_count
+from .finite.checks import (
+    require_key,
+    require_memory,
+    require_not_negative,
+    require_number,
+    require_positive,
+    require_type,
+)
 from .results import Status
 from .store import Checkpoint, fingerprint
 
@@ -46,11 +54,21 @@ class Data(eqx.Module):
         train: (n, L), int32.
         test: held out, (m, L); no sequence is in both, or twice in one.
         tokens: T.
+
+    Raises:
+        InputError: arrays of another shape, or with tokens that are not in the alphabet.
     """
 
     train: jax.Array
     test: jax.Array
     tokens: int = eqx.field(static=True)
+
+    def __check_init__(self) -> None:
+        _check_sizes(tokens=self.tokens)
+        for name, x in (("train", self.train), ("test", self.test)):
+            fits = np.ndim(x) == 2 and len(x) and np.shape(x)[1] == np.shape(self.train)[-1] >= 2
+            require(fits, name, np.shape(x), "of shape (n, L), n >= 1 sequences of one length L >= 2")
+            _check_tokens(name, x, self.tokens)
 
     def examples(self, n: int = 3) -> jax.Array:
         """Held-out sequences to show, (n, L), from an ordinary one to one with the most repetitions."""
@@ -223,6 +241,9 @@ def sample(key: jax.Array, n: int = 50_000, *, length: int = 10, tokens: int = 1
         InputError: a length or an alphabet below 2, or so few sequences that one part of the split is empty.
     """
     _check_sizes(length=length, tokens=tokens, n=n)
+    require_key(key)
+    require_number(train_share, "train_share", "between 0 and 1", lambda v: 0 < v < 1)
+    require_memory(5.0 * n * length * 4, "n", n, f"sequences of {length}, sorted,")
     draw, split = jax.random.split(key)
     x = np.unique(np.asarray(jax.random.randint(draw, (n, length), 0, tokens, jnp.int32)), axis=0)
     cut = int(train_share * len(x))
@@ -272,8 +293,7 @@ def attention(transformer: Transformer, x: Any) -> jax.Array:
     """
     x, T, L = jnp.asarray(x), transformer.tokens.shape[0], transformer.positions.shape[0]
     require(x.ndim and x.shape[-1] == L, "x", x.shape, f"of a shape that ends with L = {L}")
-    if is_concrete(x):
-        require((x >= 0) & (x < T), "x", x, f"tokens between 0 and {T - 1}")
+    _check_tokens("x", x, T)
     return _attention(transformer, x)
 
 
@@ -351,17 +371,25 @@ def train(
         InputError: naming the argument that is unknown, out of range or of the wrong shape; a checkpoint of another
             configuration or with more epochs.
     """
+    plan = _Plan(data, epochs, batch, rate, checkpoint, progress)
     first, shuffle = _roles(keys, 0, 1)
     names = [mechanism] * len(keys) if isinstance(mechanism, str) else list(mechanism)
     require(len(names) == len(keys), "mechanism", names, f"one name, or one for each of the {len(keys)} keys")
+    for name in names:
+        require_choice(name, "mechanism", MECHANISMS)
+    require(jnp.issubdtype(dtype, jnp.floating), "dtype", str(dtype), "a type of floats")
     sizes = {"length": data.train.shape[1], "tokens": data.tokens, "width": width, "hidden": hidden}
+    _check_sizes(**sizes)
+    # Weights, their start, and two moments of the gradient.
+    weights = 4.0 * len(keys) * width * (3 * width + hidden) * jnp.dtype(dtype).itemsize
+    require_memory(weights, "width", width, f"{len(keys)} transformers of {hidden} hidden units")
     fresh = [Transformer(key, **sizes, dtype=dtype) for key in first]
     start, masks = (
         jax.tree.map(lambda *a: jnp.stack(a), *trees)
         for trees in (fresh, [mask(one, name) for one, name in zip(fresh, names, strict=True)])
     )
     start = jax.tree.map(jnp.multiply, start, masks)
-    return _run(start, masks, shuffle, data, "adam", {"mechanism": names}, epochs, batch, rate, checkpoint, progress)
+    return _run(start, masks, shuffle, plan, {"optimizer": "adam", "mechanism": names})
 
 
 def unfreeze(
@@ -385,10 +413,15 @@ def unfreeze(
 
     The other arguments, and the errors, are those of `train`.
     """
+    plan = _Plan(data, epochs, batch, rate, checkpoint, progress)
     shaking, shuffle = _roles(keys, 2, 3)
+    require_type(frozen, "frozen", Training, "a Training of `train`")
     runs = len(frozen.status)
     require(len(keys) == runs, "keys", keys.shape, f"one for each of the {runs} runs")
-    require(np.isfinite(noise) and noise >= 0, "noise", noise, "zero or positive, and finite")
+    own, L, T = (data.train.shape[1], data.tokens), *(a.shape[1] for a in (frozen.start.positions, frozen.start.tokens))
+    want = f"sequences of {L} out of {T} tokens, as `frozen` was trained on"
+    require(own == (L, T), "data", "sequences of {} out of {}".format(*own), want)
+    require_not_negative(noise, "noise")
 
     def shaken(weights: Transformer, key: jax.Array) -> Transformer:
         draws = zip(_masked(weights), jax.random.split(key, 4), strict=True)
@@ -396,7 +429,7 @@ def unfreeze(
 
     start = jax.vmap(shaken)(frozen.weights, shaking)
     ones = jax.tree.map(jnp.ones_like, start)
-    return _run(start, ones, shuffle, data, "sgd", {"noise": float(noise)}, epochs, batch, rate, checkpoint, progress)
+    return _run(start, ones, shuffle, plan, {"optimizer": "sgd", "noise": float(noise)})
 
 
 def compare(frozen: Training, free: Training) -> Comparison:
@@ -405,7 +438,12 @@ def compare(frozen: Training, free: Training) -> Comparison:
     Args:
         frozen: of `train`.
         free: of `unfreeze`, from `frozen`.
+
+    Raises:
+        InputError: different numbers of runs.
     """
+    runs = len(frozen.status)
+    require(len(free.status) == runs, "free", f"{len(free.status)} runs", f"what became of the {runs} frozen runs")
 
     def distance(a: Transformer, b: Transformer, where: Transformer | None = None) -> np.ndarray:
         change = jax.tree.map(jnp.subtract, a, b)
@@ -440,10 +478,15 @@ def table(comparisons: dict[str, Comparison]) -> str:
 
 def _check_sizes(**sizes: int) -> None:
     for name, value in sizes.items():
-        if name == "width":
-            even = isinstance(value, (int, np.integer)) and value >= 2 and value % 2 == 0
-            require(even, name, value, "an even integer of at least 2")
+        if name == "width" and not (isinstance(value, (int, np.integer)) and value >= 2 and value % 2 == 0):
+            raise InputError(name, f"must be an even integer of at least 2, got {name}={value!r}")
         require_count(value, name, 2 if name in ("length", "tokens", "n") else 1)
+
+
+def _check_tokens(name: str, x: Any, tokens: int) -> None:
+    if is_concrete(x):
+        x = np.asarray(x)
+        require(x.dtype.kind in "iu" and np.all((x >= 0) & (x < tokens)), name, x, f"tokens between 0 and {tokens - 1}")
 
 
 def _roles(keys: jax.Array, *roles: int) -> list[jax.Array]:
@@ -457,36 +500,49 @@ def _roles(keys: jax.Array, *roles: int) -> list[jax.Array]:
 OPTIMIZERS = {"adam": optax.scale_by_adam(b1=0.9, b2=0.98, eps=1e-9), "sgd": optax.identity()}
 
 
-def _run(
-    start: Transformer,
-    masks: Transformer,
-    keys: jax.Array,
-    data: Data,
-    optimizer: str,
-    about: dict[str, Any],
-    epochs: int,
-    batch: int,
-    rate: Any,
-    checkpoint: str | os.PathLike | None,
-    progress: Callable[[int, int], None],
-) -> Training:
-    _check_sizes(epochs=epochs, batch=batch)
-    require(np.isfinite(rate) and rate > 0, "rate", rate, "positive and finite")
-    dtype = start.query.dtype
+class _Plan(eqx.Module):
+    """What both trainings are told."""
+
+    data: Data
+    epochs: int
+    batch: int
+    rate: Any
+    checkpoint: str | os.PathLike | None
+    progress: Callable[[int, int], None]
+
+    def __check_init__(self) -> None:
+        require_type(self.data, "data", Data, "Data of `sample`")
+        _check_sizes(epochs=self.epochs, batch=self.batch)
+        require_positive(self.rate, "rate")
+        require(is_concrete(self.rate), "rate", str(self.rate), "a known number")
+        kinds = (str, os.PathLike, type(None))
+        require_type(self.checkpoint, "checkpoint", kinds, "the path of a file, or None")
+
+
+def _run(start: Transformer, masks: Transformer, keys: jax.Array, plan: _Plan, about: dict[str, Any]) -> Training:
+    """Train from a start, or go on from the checkpoint.
+
+    Args:
+        about: what the checkpoint belongs to, besides the plan: with the name of the optimizer.
+    """
+    data, epochs, batch, progress = plan.data, plan.epochs, plan.batch, plan.progress
+    dtype, optimizer = start.query.dtype, about["optimizer"]
     about = {
         **about,
-        **{"optimizer": optimizer, "rate": float(rate), "batch": batch, "runs": len(keys), "dtype": dtype.name},
+        **{"rate": float(plan.rate), "batch": int(batch), "runs": len(keys), "dtype": dtype.name},
         **{"sequences": list(data.train.shape), "tokens": data.tokens, "width": start.query.shape[1]},
         **{"hidden": start.hidden.weight.shape[1], "start": fingerprint(start)},
         **{"keys": fingerprint(jax.random.key_data(keys)), "data": fingerprint(data)},
     }
     fresh = (start, jax.vmap(OPTIMIZERS[optimizer].init)(start)), History(*[np.zeros((len(keys), 0), dtype)] * 5)
-    kept = Checkpoint(checkpoint, about)
+    kept = Checkpoint(plan.checkpoint, about)
     done, (state, history) = kept.load(fresh)
-    require(done <= epochs, "epochs", epochs, f"at least the {done} that the checkpoint {checkpoint} has")
+    want = f"at least the {done} that the checkpoint {plan.checkpoint} has, or name another file"
+    require(done <= epochs, "epochs", epochs, want)
     progress(done, epochs)
+    rate = jnp.asarray(plan.rate, dtype)
     for epoch in range(done, epochs):
-        state, measured = _epoch(state, masks, keys, data, jnp.asarray(rate, dtype), jnp.int32(epoch), optimizer, batch)
+        state, measured = _epoch(state, masks, keys, data, rate, jnp.int32(epoch), optimizer, batch)
         history = jax.tree.map(lambda old, new: np.column_stack([old, new]), history, measured)
         kept.save(epoch + 1, (state, history))
         progress(epoch + 1, epochs)

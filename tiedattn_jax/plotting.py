@@ -6,7 +6,8 @@ here. A band or a bar around a number reaches two error bars to either side.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import contextlib
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import matplotlib
@@ -25,6 +26,7 @@ SYMBOLS = {
     "omega": r"$\omega$",
     "sigma": r"$\sigma$",
     "lam": r"$\lambda$",
+    "q": r"$q$",
     "theta": r"$\theta$",
     "m": r"$m$",
     "alpha_c": r"$\alpha_c$",
@@ -32,7 +34,55 @@ SYMBOLS = {
     "train_loss": "training loss / d",
     "gen_error": r"test error $\epsilon_g$",
 }
-_STYLE: Any = {"font.size": 9, "axes.spines.top": False, "axes.spines.right": False}
+ORDERS, LOSS, ERROR = "order parameters", SYMBOLS["train_loss"], SYMBOLS["gen_error"]
+_BASELINE: Any = {"color": "0.45", "lw": 1, "ls": "-.", "label": "linear baseline"}
+
+
+@contextlib.contextmanager
+def panels(
+    width: float,
+    height: float,
+    titles: Sequence[str] = ("",),
+    *,
+    rows: int = 1,
+    xlabel: str = "",
+    legends: bool = True,
+    **how: Any,
+) -> Iterator[tuple[Figure, Any]]:
+    """A figure in the house's style and its axes, (rows, columns).
+
+    Every column has a title, every lowest panel the label, and every panel a legend of what was drawn if `legends`.
+
+    Args:
+        width, height: in inches.
+        how: what else `Figure.subplots` takes.
+    """
+    style: Any = {"font.size": 9, "axes.titlesize": "medium", "axes.spines.top": False, "axes.spines.right": False}
+    with matplotlib.rc_context(style):
+        figure = Figure(figsize=(width, height), layout="constrained")
+        axes = figure.subplots(rows, len(titles), squeeze=False, **how)
+        yield figure, axes
+        for column, title in zip(axes.T, titles, strict=True):
+            column[0].set_title(title, loc="left")
+            column[-1].set_xlabel(xlabel)
+        for axis in axes.flat if legends else ():
+            if axis.get_legend_handles_labels()[0]:
+                axis.legend(frameon=False, fontsize=8)
+
+
+def line(
+    axis: Any, x: Any, y: Any, colour: str, label: str | None = None, *, bar: Any = None, stable: Any = None
+) -> None:
+    """A line, solid where stable and dotted elsewhere up to the next stable points, with the band of its error bars."""
+    stable = np.full(np.shape(y), True) if stable is None else stable
+    axis.plot(x, np.where(stable, y, np.nan), color=colour, lw=1.6, label=label)
+    beside = ~stable
+    beside[1:] |= ~stable[:-1]
+    beside[:-1] |= ~stable[1:]
+    if beside.any():
+        axis.plot(x, np.where(beside, y, np.nan), color=colour, lw=1.2, ls=":")
+    if bar is not None and np.all(np.isfinite(bar[np.isfinite(y)])):
+        axis.fill_between(x, y - 2 * bar, y + 2 * bar, color=colour, alpha=0.2, lw=0)
 
 
 def branch_figure(curves: Sequence[Any], alpha_c: Any = None, alpha_l: Any = None) -> Figure:
@@ -44,53 +94,36 @@ def branch_figure(curves: Sequence[Any], alpha_c: Any = None, alpha_l: Any = Non
         curves: `phases.follow.Curve`, one for each branch.
         alpha_c, alpha_l: `phases.events.Transition` to mark, where they were found.
     """
-    with matplotlib.rc_context(_STYLE):
-        figure = Figure(figsize=(11, 3.6), layout="constrained")
-        orders, losses, errors = axes = figure.subplots(1, 3)
+    with panels(11, 3.6, (ORDERS, LOSS, ERROR), xlabel=SYMBOLS["alpha"]) as (figure, axes):
+        orders, losses, errors = axes[0]
         for curve in curves:
             name = curve.branch or "any state"
             colour = {**COLOURS, "uninformed": "0.65"}.get(name, OTHER)
-            bars = [point.stderr for point in curve.points]
             for order, own in ORDER_COLOURS.items():
                 if getattr(BRANCHES[curve.branch], order):
-                    _along_alpha(orders, curve, bars, _first_of(order), own, f"{SYMBOLS[order]}, {name}")
-            _along_alpha(losses, curve, bars, lambda s: s.train_loss, colour, name)
-            _along_alpha(errors, curve, bars, lambda s: s.gen_error, colour, name)
+                    _along_alpha(orders, curve, _first_of(order), own, f"{SYMBOLS[order]}, {name}")
+            _along_alpha(losses, curve, lambda s: s.train_loss, colour, name)
+            _along_alpha(errors, curve, lambda s: s.gen_error, colour, name)
         baseline = float(curves[0].points[-1].gen_error_linear)
         if np.isfinite(baseline):
-            errors.axhline(baseline, color="0.45", lw=1, ls="-.", label="linear baseline")
-        titles = ("order parameters", SYMBOLS["train_loss"], SYMBOLS["gen_error"])
-        for axis, title in zip(axes, titles, strict=True):
-            axis.set_title(title, loc="left")
-            axis.set_xlabel(SYMBOLS["alpha"])
+            errors.axhline(baseline, **_BASELINE)
+        for axis in axes.flat:
             for found, name, style in ((alpha_c, "alpha_c", "--"), (alpha_l, "alpha_l", ":")):
                 if found is not None and found.ok:
                     axis.axvline(float(found.alpha), color="0.2", lw=0.9, ls=style, label=SYMBOLS[name])
             axis.set(xlim=(0, None), ylim=(0, None))
-            _legend(axis)
     return figure
 
 
-def _along_alpha(axis: Any, curve: Any, bars: list[Any], get: Callable[[Any], Any], colour: str, label: str) -> None:
+def _along_alpha(axis: Any, curve: Any, get: Callable[[Any], Any], colour: str, label: str) -> None:
     """A number of every `FixedPoint` of a curve, with the same number of its error bars."""
     value = curve.values(get)
-    width = 2 * np.array([float(get(bar)) for bar in bars])
+    bar = np.array([float(get(point.stderr)) for point in curve.points])
     stable = np.ones(len(value), bool)
     for order in ORDER_COLOURS:
         if not getattr(BRANCHES[curve.branch], order):
             stable &= curve.values(lambda point, k=order: getattr(point.diagnostics, f"growth_{k}")) < 1
-    _dotted_where_not(axis, curve.alphas, value, stable, colour, label)
-    if np.all(np.isfinite(width[np.isfinite(value)])):
-        axis.fill_between(curve.alphas, value - width, value + width, color=colour, alpha=0.2, lw=0)
-
-
-def _dotted_where_not(axis: Any, x: Any, y: Any, stable: np.ndarray, colour: str, label: str | None) -> None:
-    """A line that is solid where stable, and dotted elsewhere up to the next stable points."""
-    beside = ~stable
-    beside[1:] |= ~stable[:-1]
-    beside[:-1] |= ~stable[1:]
-    axis.plot(x, np.where(stable, y, np.nan), color=colour, lw=1.6, label=label)
-    axis.plot(x, np.where(beside, y, np.nan), color=colour, lw=1.2, ls=":")
+    line(axis, curve.alphas, value, colour, label, bar=bar, stable=stable)
 
 
 def _first_of(order: str) -> Callable[[Any], Any]:
@@ -98,48 +131,53 @@ def _first_of(order: str) -> Callable[[Any], Any]:
     return lambda state: getattr(state.overlaps, order).ravel()[0]
 
 
-def _legend(axis: Any) -> None:
-    if axis.get_legend_handles_labels()[0]:
-        axis.legend(frameon=False, fontsize=8)
+# Where a path turns: a fold, or a pitchfork, in which it goes on into its mirror state.
+_TURNS: Any = {"fold": {"marker": "o", "ms": 4}, "pitchfork": {"marker": "D", "ms": 5, "mfc": "white"}}
 
 
 def path_figure(paths: Sequence[Any]) -> Figure:
-    """Order parameters and training loss along a branch that may turn back, its folds marked by points.
+    """Order parameters and training loss along a branch that may turn back, its folds and pitchforks marked.
 
     There is one line for every replicate of the averages. It is dotted where the branch is unstable.
 
     Args:
         paths: `phases.arclength.BranchPath` of one branch.
     """
-    with matplotlib.rc_context(_STYLE):
-        figure = Figure(figsize=(7.6, 3.6), layout="constrained")
-        orders, losses = axes = figure.subplots(1, 2)
-        for k, path in enumerate(paths):
+    parameter = paths[0].parameter
+    with panels(7.6, 3.6, (ORDERS, LOSS), xlabel=SYMBOLS.get(parameter, parameter)) as (figure, axes):
+        orders, losses = axes[0]
+        labels: set[Any] = set()
+        for path in paths:
+            stable = (
+                path.eigenvalues[:, 0].real < 1 + 1e-6
+            )  # rotations of the student's columns have one, up to rounding
+            shown: list[Any] = [(losses, path.states.train_loss, [s.train_loss for s in path.fold_states], OTHER, None)]
+            kinds = ["fold"] * len(path.folds)
             for order, colour in ORDER_COLOURS.items():
                 if np.any(getattr(path.states.overlaps, order)):
-                    values, *folds = (_first_of_each(s, order) for s in (path.states, *path.fold_states))
-                    _along_path(orders, path, values, folds, colour, None if k else SYMBOLS[order])
-            folds = [state.train_loss for state in path.fold_states]
-            _along_path(losses, path, path.states.train_loss, folds, OTHER, None)
-        for axis, title in zip(axes, ("order parameters", SYMBOLS["train_loss"]), strict=True):
-            axis.set_title(title, loc="left")
-            axis.set_xlabel(SYMBOLS.get(paths[0].parameter, paths[0].parameter))
-            _legend(axis)
+                    along, *turns = (_first_of_each(s, order) for s in (path.states, *path.fold_states))
+                    kinds = ["pitchfork" if _mirrored(along, a) else k for a, k in zip(turns, kinds, strict=True)]
+                    shown.append((orders, along, turns, colour, SYMBOLS[order]))
+            for axis, along, turns, colour, name in shown:
+                line(axis, path.values, along, colour, None if name in labels else name, stable=stable)
+                labels.add(name)
+                for place, value, kind in zip(path.folds, turns, kinds, strict=True):
+                    label = None if (axis, kind) in labels else kind
+                    axis.plot(place, value[0], ls="", color=colour, label=label, **_TURNS[kind])
+                    labels.add((axis, kind))
     return figure
-
-
-def _along_path(axis: Any, path: Any, values: Any, folds: list[Any], colour: str, label: str | None) -> None:
-    """A number along a path, (n,), and at its folds, (1,) each."""
-    stable = path.eigenvalues[:, 0].real < 1 + 1e-6  # rotations of the student's columns have one, up to rounding
-    _dotted_where_not(axis, path.values, values, stable, colour, label)
-    for place, value in zip(path.folds, folds, strict=True):
-        axis.plot(place, value[0], "o", ms=4, color=colour)
 
 
 def _first_of_each(states: Any, order: str) -> np.ndarray:
     """The first entry of an order parameter in every state, (n,)."""
     values = getattr(states.overlaps, order)
     return np.reshape(values, (len(values), -1))[:, 0]
+
+
+def _mirrored(along: np.ndarray, turn: np.ndarray) -> bool:
+    """Whether an order parameter changes its sign along a path, (n,), in the step that contains its turn, (1,)."""
+    low, high = np.minimum(along[1:], along[:-1]), np.maximum(along[1:], along[:-1])
+    return bool(np.any((low <= 0) & (0 <= high) & (low <= turn) & (turn <= high)))
 
 
 # Lines of boundaries: in the colour of the branch that their event is about, by what happens.
@@ -152,25 +190,15 @@ def boundary_figure(boundaries: Sequence[Any]) -> Figure:
     Args:
         boundaries: `phases.boundaries.Boundary` in one parameter.
     """
-    with matplotlib.rc_context(_STYLE):
-        figure = Figure(figsize=(5.5, 3.8), layout="constrained")
-        axis = figure.subplots()
+    parameter = boundaries[0].parameter
+    with panels(5.5, 3.8, xlabel=SYMBOLS.get(parameter, parameter)) as (figure, ((axis,),)):
         for boundary in boundaries:
             branch, kind = boundary.event.split()[0], boundary.event.split()[-1]
             bars = np.where(np.isfinite(boundary.stderr), 2 * boundary.stderr, 0.0)
-            axis.errorbar(
-                boundary.values,
-                boundary.alpha,
-                yerr=bars,
-                label=SYMBOLS.get(boundary.event, boundary.event),
-                color=COLOURS.get(branch, "k"),
-                ls=_EVENT_STYLES.get(kind, "-"),
-                lw=1.4,
-                capsize=2,
-            )
-        parameter = boundaries[0].parameter
-        axis.set(xlabel=SYMBOLS.get(parameter, parameter), ylabel=SYMBOLS["alpha"])
-        _legend(axis)
+            style: Any = {"color": COLOURS.get(branch, "k"), "ls": _EVENT_STYLES.get(kind, "-"), "lw": 1.4}
+            label = SYMBOLS.get(boundary.event, boundary.event)
+            axis.errorbar(boundary.values, boundary.alpha, yerr=bars, label=label, capsize=2, **style)
+        axis.set_ylabel(SYMBOLS["alpha"])
     return figure
 
 
@@ -181,11 +209,9 @@ def attention_figure(attention: dict[str, Any], sequences: Any) -> Figure:
         attention: matrices (n, L, L) for every row of the figure, by name, as from `histogram.attention`.
         sequences: its columns, tokens (n, L).
     """
-    with matplotlib.rc_context({"font.size": 8}):
-        rows, (n, L) = len(attention), np.shape(sequences)
-        side = 0.34 * L + 0.4
-        figure = Figure(figsize=(side * n + 1.1, side * rows + 0.3), layout="constrained")
-        axes = figure.subplots(rows, n, squeeze=False)
+    rows, (n, L) = len(attention), np.shape(sequences)
+    side = 0.34 * L + 0.4
+    with panels(side * n + 1.1, side * rows + 0.3, [""] * n, rows=rows) as (figure, axes):
         for row, (name, matrices) in zip(axes, attention.items(), strict=True):
             row[0].set_ylabel(name, fontsize=11)
             for axis, x, S in zip(row, np.asarray(sequences), np.asarray(matrices), strict=True):
@@ -193,7 +219,8 @@ def attention_figure(attention: dict[str, Any], sequences: Any) -> Figure:
                 letters = [token_name(token) for token in x]
                 axis.set_xticks(range(L), letters)
                 axis.set_yticks(range(L), letters)
-                axis.tick_params(length=0)
+                axis.tick_params(length=0, labelsize=8)
+                axis.spines[:].set_visible(True)
                 for (i, j), value in np.ndenumerate(S):
                     shade = "white" if value > 0.6 else "0.15"
                     axis.text(j, i, f"{value:.2f}".lstrip("0"), ha="center", va="center", fontsize=6, color=shade)
@@ -216,28 +243,22 @@ def learning_figure(trainings: dict[str, Sequence[Any]]) -> Figure:
         trainings: `histogram.Training` of stages that followed each other, by name; a dotted line marks where the next
             one began.
     """
-    with matplotlib.rc_context(_STYLE):
-        figure = Figure(figsize=(11, 3.4), layout="constrained")
-        loss, error, share = axes = figure.subplots(1, 3)
+    titles = ("training loss", "test error", "share of the variance of S")
+    with panels(11, 3.4, titles, xlabel="epoch") as (figure, axes):
+        loss, error, share = axes[0]
         for name, stages in trainings.items():
-
-            def line(axis: Any, get: Any, label: str, style: str = "-", name: str = name, stages: Any = stages) -> None:
+            for axis, get, label, style in (
+                (loss, lambda h: h.train_loss, name, "-"),
+                (error, lambda h: 1 - h.test_accuracy, name, "-"),
+                (share, lambda h: h.positional_share, f"positional share, {name}", "--"),
+                (share, lambda h: h.semantic_share, f"semantic share, {name}", "-"),
+            ):
                 values = np.concatenate([get(stage.history) for stage in stages], axis=1)
-                colour = COLOURS.get(name, OTHER)
-                for k, run in enumerate(values):
-                    axis.plot(1 + np.arange(len(run)), run, style, color=colour, lw=1, label="" if k else label)
-
-            line(loss, lambda h: h.train_loss, name)
-            line(error, lambda h: 1 - h.test_accuracy, name)
-            line(share, lambda h: h.positional_share, f"positional share, {name}", "--")
-            line(share, lambda h: h.semantic_share, f"semantic share, {name}")
+                lines = axis.plot(1 + np.arange(values.shape[1]), values.T, style, color=COLOURS.get(name, OTHER), lw=1)
+                lines[0].set_label(label)
             for end in np.cumsum([stage.history.train_loss.shape[1] for stage in stages])[:-1]:
-                for axis in axes:
+                for axis in axes.flat:
                     axis.axvline(end + 0.5, color="0.6", lw=0.8, ls=":")
-        for axis, title in ((loss, "training loss"), (error, "test error"), (share, "share of the variance of S")):
-            axis.set_title(title, loc="left")
-            axis.set_xlabel("epoch")
-            _legend(axis)
         loss.set_yscale("log")
         error.set_yscale("log")
         share.set_ylim(-0.03, 1.03)
@@ -259,48 +280,33 @@ def diagram_figure(diagram: Any) -> Figure:
     Args:
         diagram: `phases.diagram.PhaseDiagram`.
     """
+    (x_name, x), (y_name, y), region = diagram.x, diagram.y, diagram.region
     boundaries = []
-    if "alpha" in (diagram.x[0], diagram.y[0]):
+    if "alpha" in (x_name, y_name):
         boundaries = [(diagram.alpha_c(), "-"), (diagram.alpha_l(), "--")]
-    region, trusted = diagram.region, diagram.trusted
-    with matplotlib.rc_context({"font.size": 9}):
-        figure = Figure(figsize=(9.5, 4), layout="constrained")
-        left, right = figure.subplots(1, 2, sharey=True)
-        x, y = edges = _edges(diagram.x[1]), _edges(diagram.y[1])
-        for axis, values, shown, title, colours in (
-            (
-                left,
-                diagram.loss_difference[0],
-                region >= _BISTABLE,
-                "training loss / d: positional minus semantic",
-                "RdBu",
-            ),
-            (
-                right,
-                diagram.gen_difference[0],
-                region > 1,
-                "test error: global minimum minus linear baseline",
-                "RdBu_r",
-            ),
+    titles = "training loss / d: positional minus semantic", "test error: global minimum minus linear baseline"
+    xlabel, edges = SYMBOLS.get(x_name, x_name), (_edges(x), _edges(y))
+    with panels(9.5, 4.3, titles, xlabel=xlabel, legends=False, sharey=True) as (figure, axes):
+        left, right = axes[0]
+        for axis, (values, _), shown, colours in (
+            (left, diagram.loss_difference, region >= _BISTABLE, "RdBu"),
+            (right, diagram.gen_difference, region > 1, "RdBu_r"),
         ):
             masked = np.ma.masked_where(~shown, values)
             limit = float(np.ma.max(np.abs(masked))) if masked.count() else 1.0
             picture = axis.pcolormesh(*edges, masked, cmap=colours, vmin=-limit, vmax=limit)
             figure.colorbar(picture, ax=axis, shrink=0.9)
-            if axis is left:
-                for code, (label, colour) in _ALONE.items():
-                    only = np.ma.masked_where(region != code, np.ones(region.shape))
-                    axis.pcolormesh(*edges, only, cmap=matplotlib.colors.ListedColormap([colour]))
-                    axis.plot([], [], "s", color=colour, label=label)
-            _hatch(axis, *edges, ~trusted)
+            for code, (label, colour) in _ALONE.items() if axis is left else ():
+                only = np.ma.masked_where(region != code, np.ones(region.shape))
+                axis.pcolormesh(*edges, only, cmap=matplotlib.colors.ListedColormap([colour]))
+                axis.plot([], [], "s", color=colour, label=label)
+            _hatch(axis, *edges, ~diagram.trusted)
             for boundary, style in boundaries:
-                _boundary_line(axis, boundary, style, across=diagram.x[0] == "alpha")
-            axis.set(xlim=x[[0, -1]], ylim=y[[0, -1]], xlabel=SYMBOLS.get(diagram.x[0], diagram.x[0]))
-            axis.set_title(title, loc="left", fontsize=9)
-        left.set_ylabel(SYMBOLS.get(diagram.y[0], diagram.y[0]))
-        left.legend(loc="lower right", fontsize=8)
-        if boundaries:
-            right.legend(loc="upper right", fontsize=8)
+                _boundary_line(axis, boundary, style, across=x_name == "alpha")
+            axis.set(xlim=edges[0][[0, -1]], ylim=edges[1][[0, -1]])
+        left.set_ylabel(SYMBOLS.get(y_name, y_name))
+        handles, labels = left.get_legend_handles_labels()
+        figure.legend(handles, labels, loc="outside lower center", ncols=4, frameon=False)  # covers no cell
     return figure
 
 
@@ -311,26 +317,20 @@ def slice_figure(diagram: Any, rows: Sequence[int]) -> Figure:
         diagram: `phases.diagram.PhaseDiagram`.
         rows: indices into its y.
     """
-    with matplotlib.rc_context(_STYLE):
-        figure = Figure(figsize=(3.2 * len(rows), 5), layout="constrained")
-        panels = figure.subplots(2, len(rows), sharex=True, sharey="row", squeeze=False)
-        x, exists = diagram.x[1], diagram.exists
-        for column, row in enumerate(rows):
-            for axis, name in zip(panels[:, column], ("train_loss", "gen_error"), strict=True):
+    (x_name, x), (y_name, y), exists = diagram.x, diagram.y, diagram.exists
+    titles = [f"{SYMBOLS.get(y_name, y_name)} = {y[row]:.3g}" for row in rows]
+    how: Any = {"rows": 2, "xlabel": SYMBOLS.get(x_name, x_name), "sharex": True, "sharey": "row"}
+    with panels(3.2 * len(rows), 5, titles, **how) as (figure, axes):
+        for name, across in zip(("train_loss", "gen_error"), axes, strict=True):
+            value, bar = np.where(exists, diagram.mean(name), np.nan), diagram.stderr(name)
+            across[0].set_ylabel(SYMBOLS[name])
+            for axis, row in zip(across, rows, strict=True):
+                first = axis is axes[1, 0]  # the only one with a legend
                 for b, branch in enumerate(PAIR):
-                    value = np.where(exists[b, row], diagram.mean(name)[b, row], np.nan)
-                    width = 2 * diagram.stderr(name)[b, row]
-                    axis.plot(x, value, color=COLOURS[branch], lw=1.6, label=branch)
-                    axis.fill_between(x, value - width, value + width, color=COLOURS[branch], alpha=0.2, lw=0)
+                    line(axis, x, value[b, row], COLOURS[branch], branch if first else None, bar=bar[b, row])
                 if name == "gen_error":
-                    linear = np.nanmean(diagram.mean("gen_error_linear")[:, row], 0)
-                    axis.plot(x, linear, color="0.45", lw=1, ls="-.", label="linear baseline")
-                    axis.set_xlabel(SYMBOLS.get(diagram.x[0], diagram.x[0]))
-                if column == 0:
-                    axis.set_ylabel(SYMBOLS[name])
-            title = f"{SYMBOLS.get(diagram.y[0], diagram.y[0])} = {diagram.y[1][row]:.3g}"
-            panels[0, column].set_title(title, loc="left")
-        panels[1, 0].legend(frameon=False, fontsize=8)
+                    style = _BASELINE if first else {**_BASELINE, "label": None}
+                    axis.plot(x, np.nanmean(diagram.mean("gen_error_linear")[:, row], 0), **style)
     return figure
 
 

@@ -1,17 +1,22 @@
 """Files that are whole or not there at all, and the state of a long computation kept in them.
 
-A file that a computation resumes from is an .npz of named arrays with a line of JSON, `about`, that says what they
-belong to. A `Store` keeps the finished pieces of a computation, one file each; a `Checkpoint` keeps its latest state.
+A file of arrays is an .npz whose comment is the SHA-256 of all that stands before it: a single flipped bit is found. One
+that a computation resumes from has a line of JSON among its arrays, `about`, that says what they belong to. A `Store`
+keeps the finished pieces of a computation, one file each; a `Checkpoint` keeps its latest state.
 """
 
 from __future__ import annotations
 
+import contextlib
+import csv
 import hashlib
 import io
 import json
 import os
+import secrets
+import weakref
 import zipfile
-import zlib
+from importlib import metadata
 from pathlib import Path
 from typing import Any
 
@@ -21,26 +26,84 @@ import numpy as np
 
 from .errors import InputError
 
+try:
+    import fcntl
+except ImportError:  # Windows has no locks on folders
+    fcntl = None  # type: ignore[assignment]
+
+VERSION = metadata.version("tiedattn_jax")
 _ABOUT = "about"  # name of the JSON among the arrays
 _KINDS = ("track", "retry")  # of pieces: a folder may hold other files
+_DIGEST = 64  # characters
 
 
 def write_whole(path: Path, content: bytes) -> None:
-    """Write a file under another name and move it into place, so that no reader and no crash meets a part of it."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    part = path.with_name(f".{path.name}.part")
-    with part.open("wb") as file:
-        file.write(content)
-        file.flush()
-        os.fsync(file.fileno())
-    os.replace(part, path)
+    """Write a file under a name of its own and move it into place: no reader, no crash and no other writer meets a part.
+
+    Raises:
+        OSError: naming `path`, which is then what it was.
+    """
+    part = path.with_name(f".{secrets.token_hex(8)}.part")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with part.open("xb") as file:
+            file.write(content)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(part, path)
+    except BaseException as problem:
+        with contextlib.suppress(OSError):
+            part.unlink()
+        if isinstance(problem, OSError) and problem.errno:
+            problem.filename, problem.filename2 = str(path), None
+        raise
 
 
-def packed(arrays: dict[str, Any]) -> bytes:
-    """Arrays as the content of one .npz file, without pickle."""
+def packed(arrays: dict[str, Any], *, compressed: bool = True) -> bytes:
+    """Arrays as the content of one .npz file, with its checksum, without pickle.
+
+    Raises:
+        TypeError: an array of Python objects.
+    """
+    for name, array in arrays.items():
+        if np.asarray(array).dtype.hasobject:
+            raise TypeError(f"{name} must be an array of numbers or of text, got {array!r}")
     out = io.BytesIO()
-    np.savez_compressed(out, allow_pickle=False, **arrays)
-    return out.getvalue()
+    (np.savez_compressed if compressed else np.savez)(out, **arrays)
+    body = out.getvalue()[:-2] + _DIGEST.to_bytes(
+        2, "little"
+    )  # a zip file ends with its comment and before it its length
+    return body + _digest(body)
+
+
+def unpacked(path: Path, refusal: InputError) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
+    """What `packed` arrays belong to, the JSON of `about`, and the arrays by name.
+
+    Args:
+        refusal: raised where the file cannot be read, is damaged or of another kind.
+    """
+    try:
+        content = path.read_bytes()
+        if _digest(content[:-_DIGEST]) != content[-_DIGEST:]:
+            raise ValueError("another checksum")
+        with np.load(io.BytesIO(content), allow_pickle=False) as file:
+            arrays = {name: file[name] for name in file.files}
+        return dict(json.loads(str(arrays.pop(_ABOUT)))), arrays
+    except (OSError, ValueError, KeyError, zipfile.BadZipFile) as problem:
+        raise refusal from problem
+
+
+def _digest(content: bytes) -> bytes:
+    return hashlib.sha256(content).hexdigest().encode()
+
+
+def csv_of(rows: list[dict[str, Any]]) -> bytes:
+    """Rows, dictionaries, as the content of a CSV file; what a row lacks stays empty."""
+    out = io.StringIO()
+    writer = csv.DictWriter(out, list(dict.fromkeys(name for row in rows for name in row)), lineterminator="\n")
+    writer.writeheader()
+    writer.writerows(rows)
+    return out.getvalue().encode()
 
 
 def fingerprint(*parts: Any) -> str:
@@ -55,35 +118,62 @@ def fingerprint(*parts: Any) -> str:
     return digest.hexdigest()
 
 
-# What reading an .npz raises, depending on where the damage is.
-_DAMAGE = (ValueError, TypeError, KeyError, EOFError, RuntimeError, zipfile.BadZipFile, zlib.error)
+class Claim:
+    """That this process fills a folder. The system ends it with the process, however that dies."""
+
+    def __init__(self, folder: Path):
+        self.locked = False
+        if fcntl is None:
+            return
+        lock = os.open(folder, os.O_RDONLY)
+        weakref.finalize(self, os.close, lock)
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            self.locked = True
+        except BlockingIOError:
+            text = f"must be a folder that no other run is filling: wait for it or use another, got out='{folder}'"
+            raise InputError("out", text) from None
+        except OSError:  # a file system without locks on folders, as NFS: then nothing is promised
+            pass
 
 
-def _save(path: Path, about: dict[str, Any], arrays: dict[str, Any]) -> None:
-    """Write named arrays and what they belong to, whole."""
-    out = io.BytesIO()
-    np.savez(out, **{_ABOUT: np.array(json.dumps(about)), **arrays})  # packing is slow
-    write_whole(path, out.getvalue())
+_CLAIMS: weakref.WeakValueDictionary[Path, Claim] = weakref.WeakValueDictionary()
 
 
-def _load(path: Path, refusal: InputError) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
-    """What arrays belong to, and the arrays by name.
+def claim(folder: Path) -> Claim:
+    """Make a folder and keep other processes from filling it, for as long as what comes back is kept.
 
-    Args:
-        refusal: raised where the file is damaged or of another kind.
+    Parts of files that a process left there when it was killed are removed.
+
+    Raises:
+        InputError: about the argument `out`: it cannot be made or written, or another process fills it.
     """
-    content = path.read_bytes()
     try:
-        with np.load(io.BytesIO(content), allow_pickle=False) as file:
-            arrays = {name: file[name] for name in file.files}
-        about = json.loads(str(arrays.pop(_ABOUT)))
-        return dict(about), arrays
-    except _DAMAGE as problem:
-        raise refusal from problem
+        folder.mkdir(parents=True, exist_ok=True)
+        writable = os.access(folder, os.W_OK)
+    except (OSError, ValueError) as problem:
+        raise not_a_folder(folder, problem) from None
+    if not writable:
+        raise not_a_folder(folder)
+    place = folder.resolve()
+    held = _CLAIMS.get(place)
+    if held is None:
+        held = _CLAIMS[place] = Claim(folder)
+        for part in folder.glob(".*.part") if held.locked else ():
+            part.unlink(missing_ok=True)
+    return held
+
+
+def not_a_folder(folder: Path | str, why: Exception | None = None) -> InputError:
+    """The error about an `out` that cannot be written."""
+    reason = "" if why is None else f" ({getattr(why, 'strerror', None) or why})"
+    return InputError("out", f"must be a folder that can be written, got out='{folder}'{reason}")
 
 
 class Store:
     """Finished pieces of one computation in a folder, each a file of its own that carries the fingerprint.
+
+    While it lives no other process can have one in the same folder; the processes of one computation share it.
 
     Args:
         folder: where; None keeps nothing.
@@ -91,20 +181,16 @@ class Store:
         resume: whether pieces that are there already are taken over.
 
     Raises:
-        InputError: pieces are there and `resume` is not asked for, or nothing can be written there.
+        InputError: pieces are there and `resume` is not asked for, nothing can be written there, or another run does.
     """
 
     def __init__(self, folder: str | os.PathLike | None, mark: str, resume: bool):
         self.folder = None if folder is None else Path(folder)
-        self.about = {"fingerprint": mark}
+        self.about = {"fingerprint": mark, "version": VERSION}
         if self.folder is None:
             return
-        try:
-            self.folder.mkdir(parents=True, exist_ok=True)
-        except OSError as problem:
-            raise InputError("out", f"must be a folder, got out='{folder}' ({problem.strerror})") from None
-        if not os.access(self.folder, os.W_OK):
-            raise InputError("out", f"must be a folder that can be written, got out='{folder}'")
+        if jax.process_index() == 0:
+            self._claim = claim(self.folder)
         if not resume and (found := len(self._paths())):
             raise InputError(
                 "out",
@@ -121,7 +207,7 @@ class Store:
         pieces = {}
         for path in self._paths():
             text = f"must hold whole pieces only, got out='{self.folder}' with {path.name} damaged: delete this file"
-            about, pieces[path.stem] = _load(path, InputError("out", text))
+            about, pieces[path.stem] = unpacked(path, InputError("out", text))
             if about != self.about:
                 raise InputError(
                     "out",
@@ -150,7 +236,7 @@ class Checkpoint:
 
     def __init__(self, path: str | os.PathLike | None, about: dict[str, Any]):
         self.path = None if path is None else Path(path)
-        self.about = about
+        self.about = {**about, "version": VERSION}
 
     def load(self, fresh: Any) -> tuple[int, Any]:
         """How far the computation had come, and its state; zero and `fresh` where there is no file.
@@ -160,12 +246,13 @@ class Checkpoint:
 
         Raises:
             InputError: about the argument `checkpoint`: the file is damaged or no checkpoint, or one of another
-                configuration; says in what they differ.
+                configuration or version; says in what they differ.
         """
-        if self.path is None or not self.path.exists():
+        if self.path is None or not os.path.exists(self.path):
             return 0, fresh
-        refusal = InputError("checkpoint", f"must be one that this library wrote, got checkpoint={self.path}")
-        found, arrays = _load(self.path, refusal)
+        text = f"must be one that this library wrote: delete it or name another file, got checkpoint={self.path}"
+        refusal = InputError("checkpoint", text)
+        found, arrays = unpacked(self.path, refusal)
         done = found.pop("done", None)
         if found != self.about:
             names = [name for name in {**self.about, **found} if found.get(name) != self.about.get(name)]
@@ -180,6 +267,11 @@ class Checkpoint:
         """Keep a state, in the place of an earlier one."""
         if self.path is not None:
             _save(self.path, {**self.about, "done": done}, _named(state))
+
+
+def _save(path: Path, about: dict[str, Any], arrays: dict[str, Any]) -> None:
+    """Write named arrays and what they belong to, whole."""
+    write_whole(path, packed({_ABOUT: np.array(json.dumps(about)), **arrays}, compressed=False))  # compressing is slow
 
 
 def _named(tree: Any) -> dict[str, Any]:

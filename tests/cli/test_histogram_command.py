@@ -1,10 +1,14 @@
 """The command of the counting task."""
 
+import argparse
 import json
 
+import jax
 import pytest
 
+from tiedattn_jax.cli import histogram
 from tiedattn_jax.cli.main import main
+from tiedattn_jax.errors import InputError
 
 pytestmark = pytest.mark.usefixtures("quick_programs")
 
@@ -43,6 +47,9 @@ def test_command(capsys, tmp_path):
     message = capsys.readouterr().err
     assert end.value.code == 2 and message.count("\n") == 1
     assert message.startswith("tiedattn: argument --out: its checkpoint must be of this configuration")
+    with pytest.raises(SystemExit):
+        command(capsys, *options, "--free-epochs", "1")
+    assert "argument --free-epochs: must be at least the 2 that the checkpoint" in capsys.readouterr().err
 
 
 def test_an_interrupted_command_says_how_to_go_on(capsys, tmp_path, monkeypatch):
@@ -55,13 +62,41 @@ def test_an_interrupted_command_says_how_to_go_on(capsys, tmp_path, monkeypatch)
     assert "nothing was written" in command(capsys, "--json")[2]
 
 
-@pytest.mark.parametrize(
-    ("arguments", "option"),
-    [(["--width", "7"], "--width"), (["--length", "1"], "--length"), (["--tokens", "1"], "--tokens"),
-     (["--mechanism", "lexical"], "--mechanism"), (["--runs", "0"], "--runs")],
-)  # fmt: skip
-def test_bad_options(capsys, arguments, option):
+def test_what_is_asked_for(capsys, monkeypatch):
+    given = []
+
+    def train(keys, data, mechanism, *, width, hidden, epochs, **options):
+        given.append((len(keys), data.train.shape[1], data.tokens, mechanism, width, hidden, epochs))
+        given.append(jax.random.key_data(keys))
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("tiedattn_jax.cli.histogram.train", train)
+    assert command(capsys, "--runs", "4", "--mechanism", "free")[0] == 130
+    assert given[0] == (4, 5, 3, "free", 8, 16, 3)
+    command(capsys, "--runs", "4", "--seed", "1")
+    assert (given[1] != given[3]).all()
+
+
+def test_a_folder_that_another_run_fills(capsys, tmp_path, monkeypatch):
+    def refuse(folder):
+        raise InputError("out", f"must be another, got out='{folder}'")
+
+    monkeypatch.setattr("tiedattn_jax.cli.histogram.claim", refuse)
     with pytest.raises(SystemExit) as end:
-        command(capsys, *arguments)
-    err = capsys.readouterr().err
-    assert end.value.code == 2 and option in err and err.count("\n") == 1
+        command(capsys, "--out", str(tmp_path))
+    assert end.value.code == 2
+    assert capsys.readouterr().err == f"tiedattn: argument --out: must be another, got '{tmp_path}'\n"
+    monkeypatch.setattr("tiedattn_jax.cli.histogram.train", lambda *_, **__: 1 / 0)
+    assert command(capsys)[0] == 70  # no folder, nothing to ask for
+
+
+def test_the_memory_of_the_weights(monkeypatch):
+    asked = []
+    monkeypatch.setattr(histogram, "require_memory", lambda *given: asked.append(given[:3]))
+    sizes = {"width": 8, "hidden": 16, "length": 5, "tokens": 3, "runs": 4}
+    histogram._check_memory(argparse.Namespace(**sizes))
+    each = 24 * (3 * 8 + 5 * (8 + 16) + 3 * 8 * 8 + 16 * 8)
+    assert asked == [(each, "width", 8), (4 * each, "runs", 4)]
+    for name in ("hidden", "length", "tokens"):
+        histogram._check_memory(argparse.Namespace(**{**sizes, name: 10**6}))
+        assert asked[-2][1] == name

@@ -1,13 +1,20 @@
 """What all subcommands share: bad input is one line and exit code 2, an interrupt leaves nothing."""
 
+import errno
 import json
 import math
+import os
+import signal
+import subprocess
+import sys
+from importlib import metadata
 
 import pytest
 
+from tiedattn_jax import cli
 from tiedattn_jax.cli import solve, transition
 from tiedattn_jax.cli.main import main
-from tiedattn_jax.cli.options import Report
+from tiedattn_jax.cli.report import Report
 from tiedattn_jax.errors import InputError
 
 
@@ -18,24 +25,6 @@ def failed(capsys, *arguments):
     out, err = capsys.readouterr()
     assert stop.value.code == 2 and out == "" and err.endswith("\n") and err.count("\n") == 1
     return err
-
-
-@pytest.mark.parametrize(
-    ("arguments", "option"),
-    [
-        (["solve", "--omega", "1.5"], "--omega"), (["solve", "--omega", "x"], "--omega"),
-        (["solve", "--sigma", "0"], "--sigma"), (["solve", "--lam", "-1"], "--lam"),
-        (["solve", "--alpha", "nan"], "--alpha"), (["solve", "--alpha", "inf"], "--alpha"),
-        (["solve", "--nodes", "1000"], "--nodes"), (["solve", "--replicates", "0"], "--replicates"),
-        (["solve", "--branch", "lexical"], "--branch"), (["solve", "--mixing", ".6", ".6", ".4", ".6"], "--mixing"),
-        (["solve", "--rtol", "0"], "--rtol"), (["solve", "--rtol", "1e-20"], "--rtol"),
-        (["solve", "--rtol", "1e-3", "--nodes", "4096"], "--nodes"), (["solve", "--rule", "grid"], "--rule"),
-        (["solve", "--seed", "-1"], "--seed"), (["solve", "--out", "/dev/null/here"], "--out"),
-        (["transition", "--branch", "semantic"], "--branch"), (["lines"], "command"), ([], "command"),
-    ],
-)  # fmt: skip
-def test_bad_input_is_one_line_and_code_two(capsys, arguments, option):
-    assert option in failed(capsys, *arguments)
 
 
 def test_an_error_is_told_by_its_argument(capsys, monkeypatch):
@@ -50,8 +39,23 @@ def test_an_error_is_told_by_its_argument(capsys, monkeypatch):
     for name in ("teacher", "run", "command"):  # no options
         refuse(InputError(name, "must be another one"))
         assert failed(capsys, "solve") == f"tiedattn: {name} must be another one\n"
-    refuse(ValueError("omega: this is a defect, not bad input"))
-    with pytest.raises(ValueError, match="this is a defect"):
+    refuse(InputError("omega", "must be less, got omega=0.5"))
+    assert failed(capsys, "solve") == "tiedattn: argument --omega: must be less, got 0.5\n"
+
+
+def test_a_defect_is_two_lines(capsys, monkeypatch):
+    def broken(args):
+        raise ValueError("shapes differ\nin many lines")
+
+    monkeypatch.setattr(solve, "model_of", broken)
+    monkeypatch.delenv("TIEDATTN_TRACEBACK", raising=False)
+    assert main(["solve", "--json"]) == 70
+    out, err = capsys.readouterr()
+    first, second = err.splitlines()
+    assert out == "" and first == "tiedattn: a defect of the program: ValueError: shapes differ"
+    assert "TIEDATTN_TRACEBACK=1" in second
+    monkeypatch.setenv("TIEDATTN_TRACEBACK", "1")
+    with pytest.raises(ValueError, match="shapes differ"):
         main(["solve"])
 
 
@@ -59,30 +63,49 @@ def test_an_error_is_told_by_its_argument(capsys, monkeypatch):
 def report(monkeypatch):
     """A `solve` that solves nothing."""
     fixed = Report({"alpha": 2.0, "stderr": {"q": math.nan}, "ends": [math.inf]}, "in words", {"a.txt": b"a"}, True)
-    monkeypatch.setattr(solve, "run", lambda args, averages: fixed)
+    monkeypatch.setattr(solve, "run", lambda args: fixed)
     return fixed
 
 
 def test_report_and_files(capsys, tmp_path, monkeypatch, report):
     out = tmp_path / "new" / "folder"
-    assert main(["solve", "--out", str(out)]) == 0
+    assert main(["solve", "--out", str(out), "--seed", "3"]) == 0
     assert capsys.readouterr().out == "in words\n"
     assert (out / "a.txt").read_bytes() == b"a"
-    numbers = {"alpha": 2.0, "stderr": {"q": None}, "ends": [None]}  # what JSON can say
+    numbers = {"version": metadata.version("tiedattn_jax"), "seed": 3, "alpha": 2.0}
+    numbers |= {"stderr": {"q": None}, "ends": [None]}  # what JSON can say
     assert json.loads((out / "solve.json").read_text()) == numbers
-    assert main(["solve", "--json"]) == 0
+    assert main(["solve", "--json", "--seed", "3"]) == 0
     assert json.loads(capsys.readouterr().out) == numbers
-    monkeypatch.setattr(solve, "run", lambda args, averages: report._replace(ok=False))
+    monkeypatch.setattr(solve, "run", lambda args: report._replace(ok=False))
     assert main(["solve"]) == 1 and capsys.readouterr().out == "in words\n"
 
 
-def test_a_disk_that_is_full(capsys, tmp_path, monkeypatch, report):
-    def full(path, content):
-        raise OSError(28, "No space left on device")
+def test_the_averages_that_were_used_are_told(capsys, monkeypatch, report, lines):
+    monkeypatch.setattr(solve, "run", lambda args: report._replace(nodes=lines))
+    assert main(["solve", "--json", "--nodes", "4096"]) == 0
+    assert json.loads(capsys.readouterr().out)["nodes"] == {"rule": "LineNodes", "size": 6300, "replicates": 4}
+    assert main(["solve"]) == 0
+    assert capsys.readouterr().out == "in words\naverages: 6300 nodes in each of 4 replicates (LineNodes)\n"
 
-    monkeypatch.setattr("tiedattn_jax.cli.main.write_whole", full)
+
+def test_a_disk_that_is_full(capsys, tmp_path, monkeypatch, report):
+    def full(file):
+        if not (tmp_path / "a.txt").exists():
+            return
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr("tiedattn_jax.store.os.fsync", full)
     err = failed(capsys, "solve", "--out", str(tmp_path))
-    assert "argument --out: must be a folder that can be written" in err and "No space left" in err
+    assert f"argument --out: must be a folder that can be written, got '{tmp_path}' (No space left on device)" in err
+    assert "free space or use another one, what was finished is there" in err
+    assert [p.name for p in tmp_path.iterdir()] == ["a.txt"]
+    monkeypatch.setattr(solve, "run", full_disk_elsewhere)
+    assert main(["solve"]) == 70  # without --out it is another file
+
+
+def full_disk_elsewhere(args):
+    raise OSError(errno.ENOSPC, "No space left on device")
 
 
 def test_interrupt_leaves_nothing(capsys, tmp_path, monkeypatch):
@@ -93,3 +116,38 @@ def test_interrupt_leaves_nothing(capsys, tmp_path, monkeypatch):
     assert main(["transition", "--out", str(tmp_path / "out"), "--nodes", "4096"]) == 130
     assert not (tmp_path / "out").exists()
     assert "interrupted, nothing was written" in capsys.readouterr().err
+
+
+@pytest.mark.skipif(os.name != "posix", reason="signals")
+def test_an_interrupt_while_the_library_is_imported():
+    """The first thing that is imported sends the signal, as Ctrl-C would within the seconds that it takes."""
+    code = (
+        "import os, signal, sys\n"
+        "class Interrupt:\n"
+        "    def find_spec(self, name, *_):\n"
+        "        if name == 'equinox': os.kill(os.getpid(), signal.SIGINT)\n"
+        "sys.meta_path.insert(0, Interrupt())\n"
+        "signal.signal(signal.SIGINT, signal.default_int_handler)\n"
+        "sys.argv[0] = '/usr/bin/tiedattn'\n"
+        "from tiedattn_jax.cli.main import main\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=300)
+    assert done.returncode == 130 and done.stdout == ""
+    assert done.stderr == "tiedattn: interrupted, nothing was written\n"
+
+
+def test_the_import_of_the_library_leaves_interrupts_alone(capsys, monkeypatch, report):
+    assert signal.getsignal(signal.SIGINT) is not cli.ended
+    monkeypatch.setattr(signal, "getsignal", lambda which: cli.ended)
+    given = []
+    monkeypatch.setattr(signal, "signal", lambda *arguments: given.append(arguments))
+    assert main(["solve"]) == 0 and given == [(signal.SIGINT, signal.default_int_handler)]
+
+
+@pytest.mark.parametrize("where", ["0", "/tmp/somewhere"])
+def test_the_cache_of_programs(capsys, monkeypatch, report, where):
+    given = {}
+    monkeypatch.setattr("tiedattn_jax.cli.main.jax.config.update", given.__setitem__)
+    monkeypatch.setenv("TIEDATTN_CACHE", where)
+    assert main(["solve"]) == 0 and given["jax_enable_x64"] is True
+    assert given.get("jax_compilation_cache_dir", "0") == where

@@ -1,20 +1,20 @@
-"""Progress bars, numbers with error bars, and defaults that are the library's."""
+"""Progress bars, numbers with error bars, tables, and defaults that are the library's."""
 
 import argparse
-import csv
 import math
+import sys
 
 import numpy as np
 import pytest
 
 import tiedattn_jax as ta
-from tiedattn_jax.cli import options
+from tiedattn_jax.cli import options, report
 from tiedattn_jax.cli.main import main
 
 
 def counted(capsys, **given):
     """What three stages leave on stderr: one that is resumed, one that is not called, one that is called once."""
-    with options.progress_bars(argparse.Namespace(**given), "solve") as stage:
+    with report.progress_bars(argparse.Namespace(**given), "solve") as stage:
         progress = stage("one")
         progress(3, 10)
         progress(10, 10)
@@ -25,7 +25,12 @@ def counted(capsys, **given):
     return err
 
 
-def test_progress_bars(capsys):
+def test_progress_bars_where_nobody_looks(capsys):
+    assert counted(capsys, json=False) == ""
+
+
+def test_progress_bars(capsys, monkeypatch):
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
     err = counted(capsys, json=False)
     assert err.index("one:  30%") < err.index("3/10") < err.index("three:   0%") < err.index("0/7")
     assert "two" not in err
@@ -34,45 +39,89 @@ def test_progress_bars(capsys):
     assert counted(capsys, json=True) == ""
 
 
-def test_an_interrupt_wipes_the_bar_away(capsys):
-    with pytest.raises(KeyboardInterrupt), options.progress_bars(argparse.Namespace(json=False), "solve") as stage:
+def test_an_interrupt_wipes_the_bar_away(capsys, monkeypatch):
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
+    with pytest.raises(KeyboardInterrupt), report.progress_bars(argparse.Namespace(json=False), "solve") as stage:
         stage("one")(1, 2)
         raise KeyboardInterrupt
     assert capsys.readouterr().err.endswith("\r")
 
 
 def test_numbers_with_error_bars():
-    assert options.with_error(1.251537, 0.000123) == "1.25154(12)"
-    assert options.with_error(1.251537, 0.0) == "1.25154" == options.with_error(1.251537, math.inf)
-    assert options.with_error(-12.3, 4.56) == "-12.3(46)"
-    assert options.with_error(math.nan, math.nan) == "nan"
+    assert report.with_error(1.251537, 0.000123) == "1.25154(12)"
+    assert report.with_error(1.251537, 0.0) == "1.25154" == report.with_error(1.251537, math.inf)
+    assert report.with_error(-12.3, 4.56) == "-12.3(46)"
+    assert report.with_error(2.0, 0.0996) == "2.00(10)" and report.with_error(2.0, 0.0994) == "2.000(99)"
+    assert report.with_error(1234.5, 567.8) == "1234(568)" and report.with_error(2.0, 9.97) == "2(10)"
+    assert report.with_error(math.nan, math.nan) == "nan"
 
 
-def test_defaults_are_the_library_s():
-    parents = [options.model_options(), options.alpha_options(), options.node_options(), options.output_options()]
-    args = options.Parser(parents=parents).parse_args([])
+@pytest.fixture
+def read():
+    """What a subcommand with the options of a state makes of words."""
+
+    def parsed(*words, size="solve"):
+        parser = options.Parser()
+        commands = parser.add_subparsers()
+        groups = {**options.ALPHA, **options.MODEL, **options.averages(size)}
+        options.subcommand(commands, "some", lambda args: None, "some text", groups)
+        return parser.parse_args(["some", *words])
+
+    return parsed
+
+
+def test_defaults_are_the_library_s(read):
+    args = read()
     model, standard = options.model_of(args), ta.dot_product()
     for name in ("omega", "sigma", "lam", "mixing"):
         np.testing.assert_array_equal(getattr(model, name), getattr(standard, name))
-    assert args.nodes == ta.SIZES["solve"]
+    assert (args.alpha, args.seed, args.json, args.out) == (2.0, 0, False, None)
+    assert args.nodes == ta.SIZES["solve"] and read(size="grid").nodes == ta.SIZES["grid"]
     default, chosen = ta.default_nodes(model), options.nodes_of(args, model)
     assert (chosen.size, chosen.replicates) == (default.size, default.replicates)
     assert options.nodes_of(args, model, ta.SIZES["curve"]).size < default.size
-    args = options.Parser(parents=[options.node_options(), options.output_options()]).parse_args(
-        ["--rule", "sobol", "--nodes", "1024", "--replicates", "3"]
-    )
-    points = options.nodes_of(args, model)
-    assert (points.size, points.replicates) == (1024, 3)
+
+
+def test_every_option_of_model_and_averages_counts(read):
+    words = "--omega .2 --sigma .7 --lam .03 --mixing .9 .1 .2 .8 --rule sobol --nodes 1024 --replicates 3 --seed 5"
+    args = read(*words.split())
+    model = options.model_of(args)
+    assert (float(model.omega), float(model.sigma), float(model.lam)) == (0.2, 0.7, 0.03)
+    np.testing.assert_array_equal(model.mixing, [[0.9, 0.1], [0.2, 0.8]])
+    points, expected = options.nodes_of(args, model), ta.sobol_nodes(model, 1024, seed=5, replicates=3)
+    np.testing.assert_array_equal(points.stack.student, expected.stack.student)
+
+
+def test_a_folder_is_refused_before_any_work(tmp_path):
+    (tmp_path / "file").write_text("")
+    for good in (tmp_path, tmp_path / "new" / "folder", "relative"):
+        assert options.folder(str(good)) == str(good)
+    for bad in ("", "a\0b", "a" * 300, tmp_path / "file", tmp_path / "file" / "below"):
+        with pytest.raises(argparse.ArgumentTypeError, match="must be a folder that can be written, got "):
+            options.folder(str(bad))
+
+
+@pytest.mark.parametrize(("words", "each"), [("", 2**16), ("--rule sobol", 100 * 2**15), ("--nodes 65536", 2**17)])
+def test_averages_that_do_not_fit_are_refused(read, monkeypatch, words, each):
+    asked = []
+    monkeypatch.setattr(options, "require_memory", lambda *given: asked.append(given))
+    monkeypatch.setitem(options.RULES, "lines", lambda *given, **named: None)
+    monkeypatch.setitem(options.RULES, "sobol", lambda *given, **named: None)
+    args = read(*words.split(), "--replicates", "1000")
+    options.nodes_of(args, options.model_of(args))
+    assert asked[0][:3] == (1000 * each, "replicates", 1000)
 
 
 def test_help_of_every_subcommand(capsys):
     for command in ("solve", "transition", "diagram", "gamp", "train", "histogram"):
         with pytest.raises(SystemExit) as stop:
             main([command, "--help"])
-        assert stop.value.code == 0 and "(default" in capsys.readouterr().out
+        text = " ".join(capsys.readouterr().out.split())
+        assert stop.value.code == 0 and "seed of all that is random (default 0)" in text
+        for option in ("--json", "--out DIR"):
+            assert option in text
 
 
 def test_table():
-    rows = [{"branch": "semantic", "q": 0.5}, {"branch": "positional", "q": math.nan}]
-    found = list(csv.DictReader(options.csv_of(rows).decode().splitlines()))
-    assert found == [{"branch": "semantic", "q": "0.5"}, {"branch": "positional", "q": "nan"}]
+    rows = [("q", "0.5"), ("training loss", 1), ("", "")]
+    assert report.table(rows) == "  q              0.5\n  training loss  1\n"

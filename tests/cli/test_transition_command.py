@@ -5,7 +5,9 @@ import json
 from types import SimpleNamespace
 
 import numpy as np
+import pytest
 
+import tiedattn_jax as ta
 from tiedattn_jax.cli import transition
 from tiedattn_jax.cli.main import main
 from tiedattn_jax.theory.fixed_points import DIAGNOSTICS
@@ -52,3 +54,62 @@ def test_the_end_that_is_met_first():
     assert transition.main_end([lower, higher, upper]) is higher
     assert transition.main_end([upper, beyond]) is upper
     assert transition.main_end([]) is None
+
+
+@pytest.fixture
+def without_solving(monkeypatch):
+    """`tiedattn transition` with results made by hand, and what it has asked for."""
+    asked = {"rough": [], "starts": []}
+    number = {"omega": 1.0, "sigma": 2.0, "lam": 3.0}
+
+    def found(alpha, ok):
+        bars = SimpleNamespace(**{name: value / 100 for name, value in number.items()})
+        return SimpleNamespace(
+            alpha=alpha, stderr=0.01, ok=ok, status=0 if ok else 6, branches=[], sensitivities=SimpleNamespace(**number),
+            sensitivities_stderr=bars,
+        )  # fmt: skip
+
+    def sweep(model, alphas, branch, nodes, progress):
+        asked["rough"].append(nodes.size)
+        return SimpleNamespace(branch=branch, alphas=alphas, points=[])
+
+    def critical_alpha(model, nodes, start):
+        asked["full"] = nodes.size
+        asked["starts"].append([curve.branch for curve in start])
+        return asked["alpha_c"]
+
+    def linear_crossing(model, critical, nodes, start):
+        asked["starts"].append([curve.branch for curve in start])
+        return found(1.5, True)
+
+    end = SimpleNamespace(alpha=0.7, stderr=0.01, kind="pitchfork", direction="m", side="lower")
+    monkeypatch.setattr(transition, "sweep", sweep)
+    monkeypatch.setattr(transition, "branch_ends", lambda curve, nodes: [end] if curve.branch == "semantic" else [])
+    monkeypatch.setattr(transition, "critical_alpha", critical_alpha)
+    monkeypatch.setattr(transition, "linear_crossing", linear_crossing)
+    asked["found"] = found
+    return asked
+
+
+def test_what_is_told(capsys, without_solving):
+    without_solving["alpha_c"] = without_solving["found"](1.25, True)
+    assert main(["transition"]) == 0
+    out = capsys.readouterr().out
+    assert out.startswith("alpha_c = 1.250(10)   positional minimum below")
+    assert "alpha_l = 1.500(10)   attention beats" in out and "d alpha_l / d sigma  2.000(20)" in out
+    assert "semantic branch ends at alpha = 0.700(10): m falls continuously to zero" in out
+    assert "positional branch: neither end nor loss of stability in 0.05 <= alpha <= 2.25" in out
+    (rough,) = set(without_solving["rough"])
+    assert rough == ta.default_nodes(ta.dot_product(), ta.SIZES["curve"]).size < without_solving["full"]
+    assert without_solving["starts"] == [["positional", "semantic"]] * 2
+
+
+def test_nothing_is_known_of_alpha_l_without_alpha_c(capsys, without_solving):
+    without_solving["alpha_c"] = without_solving["found"](float("nan"), False)
+    assert main(["transition", "--json", "--nodes", "4096"]) == 1
+    report = json.loads(capsys.readouterr().out)
+    assert report["alpha_c"] is None and report["alpha_l"] is None and report["alpha_l_stderr"] is None
+    assert report["sensitivities"] == {"alpha_c": None, "alpha_l": None} and report["status"] == "absent"
+    assert report["spinodals"]["semantic"]["alpha"] == 0.7 and report["spinodals"]["positional"] is None
+    assert main(["transition", "--nodes", "4096"]) == 1
+    assert "no transition: absent" in capsys.readouterr().out

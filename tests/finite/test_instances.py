@@ -11,6 +11,9 @@ import numpy as np
 import pytest
 
 import tiedattn_jax as ta
+from tiedattn_jax.finite.instances import Compared
+from tiedattn_jax.overlaps import Overlaps
+from tiedattn_jax.results import error_bar
 
 pytestmark = pytest.mark.usefixtures("quick_programs")
 
@@ -60,6 +63,40 @@ def test_table(eight):
     assert f"{np.mean(eight.found.train_loss):.6g}" in text and f"{np.mean(eight.theory.train_loss):.6g}" in text
 
 
+def test_differences_are_those_of_the_usable_instances():
+    """Eight instances by hand: means of three, the scatter of their differences, and the error bar of the theory."""
+    q, theory = np.array([1.0, 2.0, 4.0, 50.0, 60.0, 70.0, 80.0, 90.0]), np.array([1.5, 2.5, 3.0, *[np.nan] * 5])
+    status = np.array([0, 1, 2, 3, 4, 0, 0, 0])
+    several = [Compared(*[a] * 6) for a in (q, theory, np.full(8, 0.3))]
+    blank = np.zeros(8)
+    found = ta.Instances(
+        found=eqx.tree_at(lambda c: c.V, several[0], np.full(8, np.nan)),
+        theory=several[1],
+        theory_stderr=several[2],
+        branch=np.array(["semantic"] * 6 + ["positional"] * 2),
+        rho=blank,
+        status=status,
+        finished=blank.astype(bool),
+        gradient_norm=blank,
+        iterations=blank,
+        theory_status=np.array([0, 1, 0, 0, 0, ta.Status.absent, 0, 0]),
+        points=[],
+    )
+    gaps = found.difference("semantic")
+    scatter = float(error_bar(np.array([-0.5, -0.5, 1.0])))
+    np.testing.assert_allclose(gaps["q"], [7 / 3, 7 / 3, 0, np.hypot(scatter, 0.3)], atol=1e-12)
+    assert np.all(np.isnan(gaps["V"][:3]))
+    assert found.ok.tolist() == [s == 0 for s in status] and found.usable.tolist() == [s < 3 for s in status]
+
+
+def test_states_are_compared_by_their_invariants():
+    matrices = -np.stack([np.diag([1.0, 2.0]), np.diag([3.0, 4.0])])
+    x = Overlaps(q=matrices, V=2 * matrices, theta=-np.array([[[3.0], [4.0]]] * 2), m=-np.array([[6.0, 8.0]] * 2))
+    found = Compared.of(0.1, 0.2, x)
+    assert [float(a) for a in (found.q, found.V, found.theta, found.m)] == [-5.0, -10.0, 5.0, 10.0]
+    assert (found.train_loss, found.gen_error) == (0.1, 0.2)
+
+
 def test_together_equal_one_by_one(model):
     keys = jax.random.split(jax.random.key(1), 3)
 
@@ -74,6 +111,11 @@ def test_together_equal_one_by_one(model):
         np.testing.assert_allclose(a, b, rtol=1e-9)
     assert np.std(alone.found.train_loss) > 0 and not np.any(alone.ok)
     assert np.all(np.isnan(alone.theory.q)) and np.all(np.isnan(alone.found.V))
+    assert np.std(alone.rho) > 0
+    options = {"normalise": True, "theory": False}
+    few, more = (ta.run_instances(model, 60, 2.0, run, keys[:1], sentences=n, **options) for n in (256, 512))
+    np.testing.assert_allclose(few.rho, 0.25, rtol=1e-12)
+    assert few.found.gen_error[0] != more.found.gen_error[0] and few.found.q == more.found.q
 
 
 def test_message_passing_that_does_not_settle_is_finished(model):
@@ -86,14 +128,19 @@ def test_message_passing_that_does_not_settle_is_finished(model):
     assert np.all(found.finished) and np.all(found.ok) and np.max(found.gradient_norm) <= 1e-10
     assert "2 finished by L-BFGS" in found.table() or "1 finished by L-BFGS" in found.table()
 
+    def settled(data, key):
+        found = ta.gamp(model, data, "semantic", tol=1e-10)
+        return eqx.tree_at(lambda f: f.Q, found, ta.train(model, data, "lbfgs", found.Q, steps=1000, tol=1e-10).Q)
 
-def test_bad_input(model, two_atoms):
-    with pytest.raises(ValueError, match="batch must be an integer of at least 1"):
-        ta.run_instances(model, 60, 1.0, None, jax.random.split(jax.random.key(0), 1), batch=0)
-    with pytest.raises(ValueError, match="keys must be an array of one key or more"):
-        ta.run_instances(model, 60, 1.0, None, jax.random.key(0))
-    with pytest.raises(ValueError, match="model must have a method `with_teacher`"):
-        ta.run_instances(two_atoms, 60, 1.0, None, jax.random.split(jax.random.key(0), 1))
+    assert not ta.run_instances(model, 60, 2.0, settled, keys[:1], theory=False).finished[0]
+
+    def blown_up(data, key):
+        found = ta.gamp(model, data, "semantic", tol=1e-10)
+        return eqx.tree_at(lambda f: (f.Q, f.status), found, (1e150 + found.Q, jnp.array(int(ta.Status.nonfinite))))
+
+    found = ta.run_instances(model, 60, 2.0, blown_up, keys[:1], theory=False)
+    assert found.status.tolist() == [ta.Status.nonfinite] and not found.finished[0] and not found.usable[0]
+    assert np.isnan(found.found.V[0])
 
 
 SHARDED = """

@@ -6,8 +6,6 @@ import numpy as np
 import pytest
 
 import tiedattn_jax as ta
-from tiedattn_jax.errors import InputError
-from tiedattn_jax.finite.data import Data
 from tiedattn_jax.finite.sampling import raw_labels, realised, sample_data
 
 pytestmark = pytest.mark.usefixtures("quick_programs")
@@ -71,22 +69,3 @@ def test_a_bug_in_a_target_is_not_taken_for_its_absence():
     )
     with pytest.raises(AttributeError, match="omgea"):
         sample_data(wrong, 50, 1.0, jax.random.key(0))
-
-
-def test_bad_input(model, data, two_atoms):
-    key, plain = jax.random.key(0), Data(data.x, data.y)
-    cases = [
-        (lambda: sample_data(model, 2, 1.0, key), "d must be an integer of at least 3"),
-        (lambda: sample_data(model, 100.0, 1.0, key), "d must be an integer"),
-        (lambda: sample_data(two_atoms, 8, 1.0, key), r"d must leave L \+ t = 3 coordinates"),
-        (lambda: sample_data(model, 100, 0.001, key), "alpha must be at least"),
-        (lambda: sample_data(model, 100, -1.0, key), "alpha must be positive"),
-        (lambda: jax.jit(lambda a: sample_data(model, 100, a, key))(1.0), "alpha must be a Python number"),
-        (lambda: raw_labels(two_atoms, data), "model must have a method `target`.*TwoAtoms"),
-        (lambda: realised(two_atoms, data), "model must have a method `with_teacher`.*TwoAtoms"),
-        (lambda: realised(model, plain), "teacher must be known for its norm"),
-    ]
-    for call, message in cases:
-        with pytest.raises(InputError, match=message) as raised:
-            call()
-        assert message.startswith(raised.value.argument)

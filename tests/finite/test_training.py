@@ -80,6 +80,8 @@ def test_gradient_descent_is_the_paper_s_rule(model, data):
     assert int(found.iterations) == 5 and int(found.status) == Status.max_steps
     slower = train(model, data, "gd", "semantic", steps=5, rate=0.01)
     assert float(jnp.max(jnp.abs(slower.Q - Q))) > 1e-3
+    still = train(model, data, "gd", "semantic", steps=5, rate=1e-30)
+    assert int(still.status) == Status.stalled and int(still.iterations) == 1
 
 
 @pytest.mark.parametrize("init", ["semantic", "positional"])
@@ -137,19 +139,3 @@ def test_single_precision(model):
     data = sample_data(small, 100, 1.5, jax.random.key(0))
     found = train(small, data, "lbfgs", "semantic", steps=200, tol=1e-6)
     assert found.Q.dtype == jnp.float32 and float(found.gradient_norm) < 1e-5
-
-
-def test_bad_input(model, data):
-    cases = [
-        (lambda: train(model, data, "sgd"), "optimizer must be one of gd, adam, lbfgs"),
-        (lambda: train(model, data, steps=0), "steps must be an integer of at least 1"),
-        (lambda: train(model, data, rate=-0.1), "rate must be positive"),
-        (lambda: train(model, data, tol=-1.0), "tol must be zero or positive"),
-        (lambda: train(model, data, init=jnp.ones(120)), "init must have shape"),
-        (lambda: train(model, data, init=data.teacher * jnp.nan), "init must be finite"),
-        (lambda: risk(model, data, jnp.ones((3, 1))), "Q must have shape"),
-        (lambda: train(ta.dot_product(teacher=jnp.eye(2)), data), "t = 2 teacher fields"),
-    ]
-    for call, message in cases:
-        with pytest.raises(ValueError, match=message):
-            call()

@@ -31,7 +31,7 @@ def test_points_are_fixed_points(path, model, rule):
     for name in ("train_loss", "gen_error", "residual"):
         np.testing.assert_allclose(getattr(fixed, name), getattr(path.states, name)[1], rtol=1e-4, atol=1e-5)
     np.testing.assert_allclose(fixed.diagnostics.replicon, path.states.diagnostics.replicon[1], rtol=1e-3)
-    assert np.all(path.status == ta.Status.converged)
+    assert np.all(path.states.status == ta.Status.converged)
 
 
 def test_eigenvalues(path):
@@ -40,6 +40,25 @@ def test_eigenvalues(path):
     real = path.eigenvalues[k].real
     for expected in (-0.983, 0.345, 0.160):
         assert np.min(np.abs(real - expected)) < 0.08
+
+
+def test_another_branch_is_born(path, model, rule):
+    """Where the semantic branch turns unstable towards m, at .827, seen once both order parameters are free."""
+    assert path.crossings == ()
+    near = ta.solve(model, 0.85, "semantic", rule, start=jax.tree.map(lambda a: a[0], path.overlaps))
+    (found,) = ta.trace_branch(model, "alpha", (0.81, 0.86), None, alpha=0.85, nodes=rule, start=near, step=0.01)
+    (birth,) = found.crossings
+    np.testing.assert_allclose(birth, 0.827, atol=0.015)
+    assert found.folds == () and np.any(found.eigenvalues[:, 0].real > 1) and np.any(found.eigenvalues[:, 0].real < 1)
+
+
+def test_the_number_of_points(path, model, rule):
+    near = jax.tree.map(lambda a: a[3], path.overlaps)
+    (few,) = ta.trace_branch(
+        model, "alpha", (0.5, 4.0), alpha=path.values[3], nodes=rule, start=near, points=2, step=0.01
+    )
+    assert len(few.values) == 3 and set(few.ends) == {"number of points"}
+    assert np.ptp(few.values) < 0.04
 
 
 def test_through_a_fold(rule):
@@ -80,12 +99,3 @@ def test_folds_of_unequal_paths():
     (first, bar), (second, _) = ta.folds_of(paths)
     assert (first, second) == pytest.approx((1.1, 2.1)) and bar > 0.1
     assert ta.folds_of([SimpleNamespace(folds=())]) == []
-
-
-def test_bad_input(model, rule):
-    for arguments, message in (
-        (("mixing", (0.0, 1.0)), "parameter must name"),
-        (("alpha", (0.1, 1.0)), "limits must be"),
-    ):
-        with pytest.raises(ValueError, match=message):
-            ta.trace_branch(model, *arguments, nodes=rule)

@@ -91,6 +91,12 @@ def test_points_in_any_order_and_slopes_of_a_spline():
     np.testing.assert_allclose(found.slope, 2 * found.values, atol=1e-12)
     np.testing.assert_array_equal(found.status, ta.Status.converged)
     assert found.plot().axes[0].get_xlabel() == r"$\omega$"
+    gap = ta.Boundary.of("alpha_c", "omega", values, np.where(values > 0.7, np.nan, values**2), 0 * values)
+    np.testing.assert_array_equal(gap.status, [0, 0, 0, ta.Status.absent])
+    np.testing.assert_allclose(gap.slope[:3], 2 * gap.values[:3], atol=1e-12)
+    known = ta.Boundary.of("alpha_c", "omega", values, values, 0 * values, 3 + values, np.array([4, 1, 2, 3]))
+    np.testing.assert_array_equal(known.slope, 3 + known.values)
+    np.testing.assert_array_equal(known.status, [1, 3, 2, 4])
 
 
 def looks(crossing):
@@ -103,7 +109,7 @@ def looks(crossing):
 
 def test_between_neighbours_and_between_the_last_state_and_the_next_alpha():
     def search(crossing):
-        event = Event(("semantic",), lambda s: s.overlaps - crossing)
+        event = Event("an event", ("semantic",), lambda s: s.overlaps - crossing)
         return first_change(event, looks(crossing))
 
     near = search(1.3)
@@ -112,21 +118,3 @@ def test_between_neighbours_and_between_the_last_state_and_the_next_alpha():
     assert (near.low, near.high, near.there) == (1.5, 2.0, 1.5) and np.isnan(near.slope)
     with pytest.raises(ta.InputError, match="values must begin where"):
         search(1.0)
-
-
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        (("alpha", "omega", OMEGAS), "event must be one of"),
-        (("semantic fold", "omega", OMEGAS), "event must be one that can be followed"),
-        (("alpha_c", "alpha", OMEGAS), "parameter must"),
-        (("alpha_c", "mixing", OMEGAS), "parameter must name"),
-        (("alpha_c", "mixing[0,2]", OMEGAS), "parameter must name"),
-        (("alpha_c", "omega", [0.3, 0.3]), "values must be"),
-        (("alpha_c", "omega", [0.3, np.inf]), "values must be"),
-        (("alpha_c", "omega", []), "values must be"),
-    ],
-)
-def test_bad_input(model, lines, arguments, message):
-    with pytest.raises(ValueError, match=message):
-        ta.trace_boundary(model, *arguments, lines)

@@ -89,6 +89,36 @@ def test_trusted_asks_for_a_difference_beyond_the_error_bars():
     assert not diagram.trusted[diagram.exists.all(0)].any()
 
 
+def test_what_trusted_asks_for():
+    def trusted(name, where, value):
+        diagram = made()
+        diagram.cells[name][where] = value
+        return diagram.trusted[1, 6]  # alpha = 1.4 and omega = .3: both branches are there, the semantic one is global
+
+    spread = 1e-5 * np.array([-1.0, 1.0])
+    for bars, decided in ((1.9, False), (2.1, True)):
+        assert trusted("train_loss", np.s_[0, 1, 6], 2.8e-3 + bars * error_bar(spread) + spread) == decided
+    assert not trusted("replicon", np.s_[1, 1, 6], 1.01) and trusted("replicon", np.s_[0, 1, 6], 1.01)
+    assert not trusted("status", np.s_[0, 1, 6, 0], ta.Status.max_steps)
+
+
+def test_nodes_that_see_nothing_settle_nothing():
+    diagram = made()
+    diagram.cells["unconverged"][:, 1, [1, 5]] = 0.9  # the semantic branch is absent in the first of them
+    np.testing.assert_array_equal(diagram.seen[0, 1], [k not in (1, 5) for k in range(10)])
+    assert diagram.region[1, 1] == diagram.region[1, 5] == 0 and not diagram.trusted[1, 5]
+    np.testing.assert_array_equal(diagram.status[:, 1, 1], [ta.Status.converged, ta.Status.max_steps])
+    assert not diagram.absent[1, 1, 1] and diagram.absent[1, 1, 0] and not diagram.solved[1, 1]
+
+
+def test_a_difference_that_rises_twice():
+    """The last time counts: beyond it the semantic branch stays the global minimum."""
+    diagram = made()
+    for name, values in (("train_loss", np.sin(6 * ALPHA)), ("train_loss_by_alpha", 6 * np.cos(6 * ALPHA))):
+        diagram.cells[name][:] = np.stack([values, 0 * values])[:, None, :, None]
+    np.testing.assert_allclose(diagram.alpha_c().alpha, np.pi / 3, atol=0.01)
+
+
 def test_error_bars_are_those_of_the_library():
     diagram = made()
     diagram.cells["train_loss"][:] = np.random.default_rng(0).normal(size=(2, 3, 10, 2))

@@ -53,24 +53,48 @@ def synthetic(alphas, theta, growth_m):
     return ta.Curve("semantic", tuple(map(point, alphas, theta, growth_m)))
 
 
-@pytest.mark.parametrize(("last", "kind"), [(0.6, "pitchfork"), (0.8, "fold")])
-def test_a_fold_is_looked_for_next_to_a_large_order_parameter(monkeypatch, lines, last, kind):
-    """The order parameter next to the end is .6 or .8 of the largest along the curve; a fork at .7 in either case."""
-    curve = synthetic([0.6, 0.8, 2.0], [0.0, last, 1.0], [0.5, 0.5, 0.5])
+def located(monkeypatch, lines, curve, growth_m, **places):
+    """The ends of a curve, events lying at given places, and which were asked for, in this order."""
     asked = []
 
-    def located(model, event, nodes, *, start, settings, sensitivities):
-        asked.append(event)
-        alpha = {"semantic pitchfork": 0.7, "semantic fold": 0.65}[event]
+    def locate(model, event, nodes, *, start, settings, sensitivities):
+        asked.append((event.removeprefix("semantic "), start))
+        alpha = places[asked[-1][0]]
         return SimpleNamespace(alpha=alpha, stderr=1e-3, ok=True)
 
-    monkeypatch.setattr(how, "locate", located)
-    monkeypatch.setattr(how, "solve_from", lambda model, alpha, *_: synthetic([alpha], [1.0], [0.5]).points[0])
-    (end,) = ta.branch_ends(curve, lines)
+    monkeypatch.setattr(how, "locate", locate)
+    monkeypatch.setattr(how, "solve_from", lambda model, alpha, *_: synthetic([alpha], [1.0], [growth_m]).points[0])
+    return ta.branch_ends(curve, lines), asked
+
+
+@pytest.mark.parametrize(
+    ("last", "fold", "kind"), [(0.6, 0.65, "pitchfork"), (0.8, 0.65, "fold"), (0.8, 0.72, "pitchfork")]
+)
+def test_a_fold_is_looked_for_next_to_a_large_order_parameter(monkeypatch, lines, last, fold, kind):
+    """The order parameter next to the end is .6 or .8 of the largest along the curve; a fork at .7 in any case.
+
+    A branch that turns back reaches further than the fork: else it is another one.
+    """
+    curve = synthetic([0.6, 0.8, 2.0], [0.0, last, 1.0], [0.5, 0.5, 0.5])
+    (end,), asked = located(monkeypatch, lines, curve, 0.5, pitchfork=0.7, fold=fold)
     assert end.kind == kind and end.side == "lower" and end.direction == "theta"
-    assert asked == ["semantic pitchfork"] + ["semantic fold"] * (kind == "fold")
+    assert [name for name, _ in asked] == ["pitchfork"] + ["fold"] * (last == 0.8)
+    if last == 0.8:
+        assert (asked[1][1].low, asked[1][1].high) == pytest.approx((0.5, 0.9))
 
 
-def test_a_curve_of_another_branch(lines):
-    with pytest.raises(ta.InputError, match="branch must be one of"):
-        ta.branch_ends(ta.Curve("uninformed", ()), lines)
+def test_where_stability_is_lost(monkeypatch, lines):
+    """Between two points of the curve, or between the fork at .7, where the uninformed state is unstable, and .8."""
+    curve = synthetic([0.6, 0.8, 1.0, 2.0], [0.0, 0.3, 0.5, 1.0], [0.5, 1.5, 0.5, 0.5])
+    ends, asked = located(monkeypatch, lines, curve, 0.5, pitchfork=0.7, instability=0.9)
+    assert [(e.kind, e.side, e.direction) for e in ends] == [
+        ("pitchfork", "lower", "theta"),
+        ("instability", "lower", "m"),
+    ]
+    assert [name for name, _ in asked] == ["instability", "pitchfork"]
+    curve = synthetic([0.6, 0.8, 2.0], [0.0, 0.3, 1.0], [0.5, 0.5, 0.5])
+    ends, asked = located(monkeypatch, lines, curve, 1.5, pitchfork=0.7, instability=0.75)
+    assert [e.kind for e in ends] == ["pitchfork", "instability"]
+    near = asked[1][1]
+    assert (near.alpha, near.low, near.high, near.there) == pytest.approx((0.75, 0.7, 0.8, 0.8))
+    assert near.slope == pytest.approx(10.0)  # from -.5 to .5

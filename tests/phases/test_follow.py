@@ -1,5 +1,8 @@
 """A branch from one setting to the next: the step that grids and curves share."""
 
+import operator
+from types import SimpleNamespace
+
 import equinox as eqx
 import jax
 import jax.numpy as jnp
@@ -7,8 +10,10 @@ import numpy as np
 import pytest
 
 import tiedattn_jax as ta
+from tiedattn_jax.errors import is_concrete
 from tiedattn_jax.overlaps import BRANCHES, own_size
-from tiedattn_jax.phases.follow import Searching, Warm, learn, predict, search, settle
+from tiedattn_jax.phases import follow as how
+from tiedattn_jax.phases.follow import Follower, Searching, Warm, learn, pair_free, pair_start, predict, settle
 from tiedattn_jax.results import Status
 
 
@@ -27,9 +32,9 @@ def test_curve(curve, model, lines):
     assert len(curve.plot().axes) == 3
 
 
-@pytest.fixture(scope="module")
-def state(curve):
-    return curve.points[-1].replicates
+@pytest.fixture
+def state(known):
+    return known
 
 
 SEMANTIC = jnp.array([1.0, 0.0])
@@ -39,8 +44,8 @@ BRANCH, BARE, ANEW, DONE = range(4)
 def settled(model, state, stage, *, before=None, **changes):
     """The stage after a solve at one stage ended in a state with some numbers changed."""
     for name, value in changes.items():
-        where = (lambda s: s.diagnostics.growth_theta) if name == "growth_theta" else (lambda s, n=name: getattr(s, n))
-        state = eqx.tree_at(where, state, jnp.full_like(where(state), value))
+        part = operator.attrgetter(f"diagnostics.{name}" if hasattr(state.diagnostics, name) else name)
+        state = eqx.tree_at(part, state, jnp.full_like(part(state), value))
     after = settle(model, Searching(jnp.array(stage), before or state), state, SEMANTIC)
     return int(after.stage), int(after.found.status[0])
 
@@ -62,10 +67,19 @@ def test_what_a_search_settles(model, state):
     for growth, status in ((0.95, Status.absent), (1.05, None)):  # of theta on the uninformed state
         stage, found = settled(model, state, BARE, before=missing, growth_theta=growth)
         assert (stage, found) == ((DONE, status) if status else (ANEW, Status.max_steps))
+    # Nodes that see nothing say nothing about growth.
+    for missed, stage in ((0.04, DONE), (0.06, ANEW)):
+        assert settled(model, state, BARE, before=missing, growth_theta=0.95, unconverged=missed)[0] == stage
     rho = float(model.rho.mean())
     for q, status in ((0.008, Status.absent), (0.012, Status.max_steps)):  # a student that shrinks to nothing
         small = eqx.tree_at(lambda s: s.overlaps.q, state, jnp.full_like(state.overlaps.q, q * rho))
         assert settled(model, small, ANEW, **lost) == (DONE, status)
+
+
+def test_the_pair(model):
+    np.testing.assert_array_equal(pair_free(model), [[0.0, 1.0], [1.0, 0.0]])
+    starts = pair_start(model)
+    assert not starts.theta[0].any() and starts.m[0].all() and starts.theta[1].all() and not starts.m[1].any()
 
 
 def test_the_uninformed_branch_is_never_absent(model, lines):
@@ -98,20 +112,67 @@ def test_a_replicate_that_lost_the_branch_joins_the_others(model, state):
     np.testing.assert_array_equal(learn(warm, jnp.array(1.0), none).place, warm.place)
 
 
-def test_traced_and_concrete_searches_agree(model, lines):
-    """The scan over a row of a grid and the loop over a curve make the same step."""
-    start, free, alpha = BRANCHES["semantic"].start(model), SEMANTIC, jnp.array(0.6)
-    near = jax.tree.map(lambda a: jnp.broadcast_to(a, (4, *a.shape)), start)
-    arguments = model, alpha, lines, near, start, free, ta.Settings(tol=1e-4), jnp.array(True)
-    one, other = search(*arguments), eqx.filter_jit(search)(*arguments)
-    np.testing.assert_array_equal(one.status, other.status)
-    np.testing.assert_allclose(one.train_loss, other.train_loss, rtol=1e-10)
-    assert set(one.numbers()) >= {"q", "V", "theta", "m", "train_loss", "replicon", "train_loss_by_alpha"}
+def test_a_learnt_state_is_the_last(model, state):
+    start = BRANCHES["semantic"].start(model)
+    after = learn(Warm.begin(start, jnp.array(0.5), 4), jnp.array(1.0), state)
+    np.testing.assert_array_equal(after.last.q, state.overlaps.q)
+    np.testing.assert_array_equal(after.before.q, jnp.broadcast_to(start.q, after.before.q.shape))
+    np.testing.assert_array_equal((after.place_before, after.place, after.count), [[0.5] * 4, [1.0] * 4, [2] * 4])
 
 
-def test_bad_alphas(model, nodes):
-    for bad in ([], [1.0, -1.0], [np.nan]):
-        with pytest.raises(ValueError, match="alphas"):
-            ta.sweep(model, bad, "semantic", nodes)
-    with pytest.raises(ValueError, match="branch"):
-        ta.sweep(model, [1.0], "lexical", nodes)
+def test_the_stages_of_a_search(model, state, monkeypatch):
+    """Near, then the uninformed state, then anew from the start with damped steps; what each is solved with."""
+    lost = eqx.tree_at(lambda s: (s.status, s.residual), state, (state.status + 2, state.residual + 1))
+    start = BRANCHES["semantic"].start(model)
+
+    def searched(found, expected, settings):
+        growth = jnp.full(4, 1.05 if expected == 3 else 0.95)
+        bare = eqx.tree_at(lambda s: s.diagnostics.growth_theta, state, growth)
+        calls = []
+
+        def solve(model, alpha, nodes, xs, free, settings):
+            if not is_concrete(alpha):
+                return state
+            calls.append((float(xs.q.mean()), float(free[0]), int(settings.warm_steps)))
+            return {0.0: bare, 1.0: found if len(calls) == 3 else lost}[calls[-1][1]]
+
+        monkeypatch.setattr(how, "solve_replicates", solve)
+        follower = Follower(None, settings, SEMANTIC, jax.tree.map(lambda a: jnp.stack([a] * 4), start))
+        after = follower.search(model, jnp.array(2.0), state.overlaps, jnp.array(False))
+        assert len(calls) == expected
+        near, far = float(state.overlaps.q.mean()), float(start.q.mean())
+        steps = int(settings.warm_steps)
+        assert calls == [(near, 1.0, steps), (near, 0.0, steps), (far, 1.0, max(60, steps))][:expected]
+        return int(after.status[0])
+
+    few, many = ta.Settings(warm_steps=5), ta.Settings(warm_steps=200)
+    assert searched(state, 3, few) == searched(state, 3, many) == Status.converged
+    assert searched(lost, 3, few) == Status.max_steps
+    assert searched(state, 2, few) == Status.absent
+
+
+def test_damped_steps_are_for_the_first_point(model, state, lines, monkeypatch):
+    seen = []
+
+    def search(self, model, alpha, near, lost):
+        seen.append((int(self.settings.warm_steps), float(self.settings.tol), float(near.theta.mean())))
+        return state
+
+    monkeypatch.setattr(Follower, "search", search)
+    curve = ta.sweep(model, [1.0, 3.0, 2.0], "semantic", lines, settings=ta.Settings(tol=1e-3, warm_steps=7))
+    np.testing.assert_array_equal(curve.alphas, [1.0, 2.0, 3.0])
+    first, last = (float(x.theta.mean()) for x in (BRANCHES["semantic"].start(model), state.overlaps))
+    np.testing.assert_allclose(seen, [(7, 1e-3, first), (0, 1e-3, last), (0, 1e-3, last)])
+
+
+def test_a_sweep_stops_beyond_the_end(model, lines, monkeypatch):
+    """Not before the branch was met, and with the first point at which it is not there any more."""
+    there = {6.0: False, 5.0: False, 4.0: True, 3.0: True, 2.0: False, 1.0: True}
+
+    def walk(model, alphas, *_):
+        return (SimpleNamespace(alpha=a, exists=there[a], size=10 * a) for a in alphas)
+
+    monkeypatch.setattr(how, "walk", walk)
+    curve = ta.sweep(model, list(there), "semantic", lines)
+    np.testing.assert_array_equal(curve.alphas, [2.0, 3.0, 4.0, 5.0, 6.0])
+    np.testing.assert_array_equal(curve.values(lambda p: p.size), [np.nan, 30.0, 40.0, np.nan, np.nan])

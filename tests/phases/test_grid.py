@@ -1,3 +1,4 @@
+import operator
 import os
 import signal
 import socket
@@ -5,28 +6,88 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import equinox as eqx
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 from cases import CASES
 
 import tiedattn_jax as ta
+from tiedattn_jax.errors import is_concrete
+from tiedattn_jax.overlaps import BRANCHES
+from tiedattn_jax.phases import follow as how
 from tiedattn_jax.phases import grid
+from tiedattn_jax.phases.follow import Follower, Warm
 
-ALPHAS, OMEGAS = [0.5, 1.0, 1.25, 2.0], [0.3, 0.35, 0.45]
+ALPHAS, OMEGAS = [0.5, 1.0, 1.25, 2.0], [0.3, 0.35]
+GIVEN = ta.Settings(tol=4e-4, max_steps=16, warm_steps=1, damping=0.21)
+
+
+def go(model, nodes, **options):
+    return ta.phase_diagram(
+        model, **{"x": ALPHAS, "y": OMEGAS, "nodes": nodes, "devices": 1, "settings": GIVEN, **options}
+    )
 
 
 @pytest.fixture(scope="module")
-def diagram(model, lines, tmp_path_factory):
+def solved_grid(model, lines, tmp_path_factory):
+    """A diagram, its folder, and the tracks that were solved for it."""
     out = tmp_path_factory.mktemp("grid")
-    calls = []
-    found = ta.phase_diagram(
-        model, ALPHAS, OMEGAS, lines, devices=1, out=out, progress=lambda done, total: calls.append((done, total))
-    )
-    assert calls == [(4 * k, 24) for k in range(7)]
-    return found, out
+    progress, solved, follow = [], [], grid.follow
+
+    def noting(tracks, *others):
+        if is_concrete(tracks):
+            solved.append(tracks)
+        return follow(tracks, *others)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(grid, "follow", noting)
+        found = go(model, lines, out=out, progress=lambda *c: progress.append(c))
+    assert progress == [(4 * k, 16) for k in range(5)]
+    return found, out, solved
+
+
+@pytest.fixture
+def diagram(solved_grid):
+    return solved_grid[:2]
+
+
+@pytest.fixture
+def canned(known, model, monkeypatch):
+    """A row of cells that nobody solves, a known state in each, to be changed by tests; and what was asked for."""
+    cells = {k: np.array(jnp.broadcast_to(v, (2, len(ALPHAS), *v.shape))) for k, v in known.numbers().items()}
+    asked = {"first": [], "tracks": [], "again": []}
+
+    def near(models, alphas, coarse, settings):
+        asked["first"].append(settings)
+        return jax.tree.map(
+            lambda a: jnp.broadcast_to(a, (2, len(alphas), *a.shape)), BRANCHES["semantic"].start(model)
+        )
+
+    def follow(tracks, nodes, settings, mesh, lanes):
+        track = len(asked["tracks"]) % 2
+        asked["tracks"].append(settings)
+        return {k: jnp.asarray(v[track, ::-1])[None] for k, v in cells.items()}
+
+    def follower(nodes, settings, free, start):
+        def search(here, alpha, near, lost):
+            default = bool(jnp.all(near.q == start.q))
+            asked["again"].append((float(alpha), None if default else float(near.q[0, 0, 0, 0]), settings))
+            values = {k: jnp.asarray(v[1, 2]) for k, v in cells.items()}
+            values["residual"] = values["residual"] * (1.0 if alpha > 1 else 0.05)  # not resolved, if it is a state
+            return SimpleNamespace(numbers=lambda: values)
+
+        return SimpleNamespace(search=search)
+
+    shapes = {k: jax.ShapeDtypeStruct((1, *v.shape[1:]), v.dtype) for k, v in cells.items()}
+    monkeypatch.setattr(grid.eqx, "filter_eval_shape", lambda *_: shapes)
+    monkeypatch.setattr(how, "_first_cells", near)
+    monkeypatch.setattr(grid, "follow", follow)
+    monkeypatch.setattr(grid, "Follower", follower)
+    return cells, asked
 
 
 def test_cells_are_the_states_of_the_theory(diagram):
@@ -40,7 +101,7 @@ def test_cells_are_the_states_of_the_theory(diagram):
     assert found.status[1, 0, 0] == ta.Status.absent  # the semantic branch ends at .716
     critical = found.alpha_c()
     assert abs(critical.alpha[0] - 1.25154) < 3 * critical.stderr[0] + 0.005
-    assert critical.alpha[1] > critical.alpha[0] and np.isnan(critical.alpha[2])  # beyond the grid at omega = .45
+    assert critical.alpha[1] > critical.alpha[0]
 
 
 def program(setup: str, body: str) -> str:
@@ -54,8 +115,9 @@ jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.2)
 import tiedattn_jax as ta
 model = ta.dot_product()
 nodes = ta.line_nodes(model, 5)
+settings = ta.Settings({GIVEN.tol}, {GIVEN.max_steps}, {GIVEN.warm_steps}, {GIVEN.damping})
 def go(**options):
-    return ta.phase_diagram(model, {ALPHAS}, {OMEGAS}, nodes, **options)
+    return ta.phase_diagram(model, {ALPHAS}, {OMEGAS}, nodes, settings=settings, **options)
 {body}
 """
 
@@ -84,13 +146,11 @@ def test_a_killed_run_goes_on_where_it_was(diagram, model, lines, tmp_path):
     process.send_signal(signal.SIGKILL)
     process.wait()
     kept = sorted(tmp_path.glob("track-*.npz"))
-    assert 0 < len(kept) < 6
+    assert 0 < len(kept) < 4
     stamps = [p.stat().st_mtime_ns for p in kept]
     calls = []
-    again = ta.phase_diagram(
-        model, ALPHAS, OMEGAS, lines, devices=1, out=tmp_path, resume=True, progress=lambda *c: calls.append(c)
-    )
-    assert calls[0] == (4 * len(kept), 24) and len(calls) == 7 - len(kept)
+    again = go(model, lines, out=tmp_path, resume=True, progress=lambda *c: calls.append(c))
+    assert calls[0] == (4 * len(kept), 16) and len(calls) == 5 - len(kept)
     assert stamps == [p.stat().st_mtime_ns for p in kept]
     assert not list(tmp_path.glob(".*"))
     same(again, whole, 1e-12)
@@ -103,32 +163,89 @@ def test_cells_tried_again_are_kept(diagram, model, lines, monkeypatch):
     def forbidden(*_):
         raise AssertionError("a cell was tried again that had been before")
 
-    monkeypatch.setattr(grid, "search", forbidden)
-    again = ta.phase_diagram(model, ALPHAS, OMEGAS, lines, devices=1, out=out, resume=True)
+    monkeypatch.setattr(grid, "Follower", forbidden)
+    again = go(model, lines, out=out, resume=True)
     for name, values in whole.cells.items():
         np.testing.assert_array_equal(again.cells[name], values)
 
 
-def test_retries_keep_the_settings_of_the_caller(model, lines):
-    given = ta.Settings(tol=1e-4, max_steps=7, warm_steps=400, damping=0.1)
-    patient = grid.patient(given)
-    assert (float(patient.tol), int(patient.max_steps)) == (1e-4, 14)
-    assert (int(patient.warm_steps), float(patient.damping)) == (400, 0.1)
+def numbers(settings):
+    return [float(v) for v in (settings.tol, settings.max_steps, settings.warm_steps, settings.damping)]
 
 
-def test_other_settings_are_not_mixed_in(diagram, model, lines):
-    _, out = diagram
+def test_what_is_tried_again_and_with_what(canned, model, lines):
+    """A cell that failed, from its neighbours and from the default start; an absent one, from one neighbour only."""
+    cells, asked = canned
+    cells["q"] *= np.arange(1.0, 5.0)[:, None, None, None, None]
+    cells["status"][1, 0] = ta.Status.absent
+    cells["status"][1, 2], cells["residual"][1, 2] = ta.Status.max_steps, 1.0
+    found = go(model, lines, y=[0.3])
+    q, same, more = cells["q"][1, :, 0, 0, 0, 0], numbers(GIVEN), [4e-4, 32, 300, 0.21]
+    expected = [(0.5, q[1], same), (1.25, q[3], more), (1.25, q[1], more), (1.25, None, more)]
+    assert [(alpha, near, numbers(settings)) for alpha, near, settings in asked["again"]] == expected
+    np.testing.assert_array_equal(found.cells["status"][:, 0], cells["status"])
+    assert [numbers(settings) for settings in asked["tracks"]] == [same, same]
+    assert [numbers(settings) for settings in asked["first"]] == [[1e-3, 32, 300, 0.21]]  # coarse averages, from far
+    assert found.attrs["settings"] == {"tol": 4e-4, "max_steps": 16, "warm_steps": 1, "damping": 0.21}
+    patient = grid.patient(ta.Settings(tol=1e-4, max_steps=7, warm_steps=400, damping=0.1))
+    assert numbers(patient) == [1e-4, 14, 400, 0.1]
+
+
+def test_the_default_settings(canned, model, lines):
+    _, asked = canned
+    ta.phase_diagram(model, ALPHAS, [0.3], lines, devices=1)
+    assert [numbers(settings) for settings in asked["tracks"]] == [[5e-4, 15, 0, 0.2]] * 2
+    assert [numbers(settings) for settings in asked["first"]] == [[1e-3, 30, 300, 0.2]]
+
+
+@pytest.mark.parametrize("turned", [False, True])
+def test_tracks_run_along_alpha_from_the_largest(canned, model, lines, turned):
+    cells, _ = canned
+    cells["q"] *= np.arange(1.0, 5.0)[:, None, None, None, None]
+    axes = (ALPHAS, ("sigma", [0.5, 0.6]))
+    found = ta.phase_diagram(model, *(axes if not turned else (axes[1], ("alpha", ALPHAS))), lines, devices=1)
+    q = np.swapaxes(found.cells["q"], 1, 2) if turned else found.cells["q"]
+    for row in (0, 1):
+        np.testing.assert_array_equal(q[:, row], cells["q"])
+
+
+def test_a_track_is_the_loop_over_its_cells(solved_grid, lines):
+    """The traced scan over a row of the grid and the loop over concrete settings make the same steps."""
+    found, _, solved = solved_grid
+    track = jax.tree.map(lambda a: a[0], solved[1])
+    follower = Follower(lines, GIVEN, track.free, track.start)
+    warm = Warm.begin(track.start, track.places[0], lines.replicates)
+    for k, column in enumerate(reversed(range(len(ALPHAS)))):
+        here = jax.tree.map(lambda a, k=k: a[k], track.models)
+        warm, state = follower.advance(here, track.alphas[k], track.places[k], warm)
+        cell = {name: values[1, 0, column] for name, values in found.cells.items()}
+        np.testing.assert_array_equal(state.status, cell["status"])
+        for name in ("train_loss", "gen_error", "q", "theta", "growth_m", "train_loss_by_alpha"):
+            np.testing.assert_allclose(state.numbers()[name], cell[name], rtol=1e-6)
+
+
+def test_other_settings_are_not_mixed_in(canned, model, lines, tmp_path):
+    _, asked = canned
+    found = go(model, lines, out=tmp_path)
+    assert len(asked["tracks"]) == 4
+    again = go(model, lines, out=tmp_path, resume=True)
+    assert len(asked["tracks"]) == 4 and again.attrs == found.attrs
     with pytest.raises(ValueError, match="out must not hold the pieces"):
-        ta.phase_diagram(model, ALPHAS, OMEGAS, lines, out=out)
+        go(model, lines, out=tmp_path)
     moved = eqx.tree_at(lambda n: n.stack.across, lines, lines.stack.across + 1e-12)
     other = eqx.tree_at(lambda m: m.sigma, model, jnp.asarray(0.51))
-    for arguments in (
-        (other, ALPHAS, OMEGAS, lines),
-        (model, [0.51, *ALPHAS[1:]], OMEGAS, lines),
-        (model, ALPHAS, OMEGAS, moved),
+    for changed, nodes, options in (
+        (other, lines, {}),
+        (model, moved, {}),
+        (model, lines, {"x": [0.51, *ALPHAS[1:]]}),
+        *((model, lines, {"settings": eqx.tree_at(at, GIVEN, at(GIVEN) + at(GIVEN))}) for at in FIELDS),
     ):
         with pytest.raises(ValueError, match="out must hold pieces of the same"):
-            ta.phase_diagram(*arguments, out=out, resume=True)
+            go(changed, nodes, out=tmp_path, resume=True, **options)
+    assert len(asked["first"]) == 2  # nothing was solved before the folder was looked at
+
+
+FIELDS = [operator.attrgetter(name) for name in ("tol", "max_steps", "warm_steps", "damping")]
 
 
 @pytest.mark.slow
@@ -157,28 +274,5 @@ def test_two_processes_give_the_same(diagram, tmp_path):
 @pytest.mark.slow
 def test_lanes_in_lockstep_give_the_same(diagram, model, lines):
     whole, _ = diagram
-    found = ta.phase_diagram(model, ALPHAS, OMEGAS, lines, devices=1, lanes=4)
+    found = go(model, lines, lanes=4)
     same(found, whole, 1e-6)
-
-
-@pytest.mark.parametrize(
-    ("change", "message"),
-    [
-        ({"x": []}, "x must be one or more"),
-        ({"x": [1.0, 0.5]}, "x must be one or more finite, increasing"),
-        ({"x": [1.0, np.nan]}, "x must be one or more finite"),
-        ({"x": [0.0, 1.0]}, "x must be positive for alpha"),
-        ({"y": [0.3, 1.2]}, "omega must be in"),
-        ({"y": ("omegas", [0.3])}, "y must name alpha, a scalar number"),
-        ({"y": ("mixing", [0.3])}, "y must name alpha, a scalar number"),
-        ({"y": ("alpha", [0.3])}, "y must be another parameter"),
-        ({"alpha": 1.0}, "alpha must be given if and only if"),
-        ({"x": ("sigma", [0.5])}, "alpha must be given if and only if"),
-        ({"devices": 99}, "devices must be between 1 and"),
-        ({"out": "/dev/null/here"}, "out must be a folder"),
-    ],
-)
-def test_bad_input(model, lines, change, message):
-    arguments = {"x": ALPHAS, "y": OMEGAS, "nodes": lines, **change}
-    with pytest.raises(ValueError, match=message):
-        ta.phase_diagram(model, **arguments)

@@ -71,9 +71,3 @@ def test_linear_crossing(model, lines, critical, start):
 def test_no_crossing_in_the_range(model, lines):
     found = ta.critical_alpha(model, lines, bracket=(1.6, 3.0))
     assert int(found.status) == ta.Status.absent
-
-
-@pytest.mark.parametrize("bracket", [(2.0, 1.0), (0.0, 1.0), (1.0, float("inf"))])
-def test_bad_bracket(model, lines, bracket):
-    with pytest.raises(ValueError, match="bracket"):
-        ta.critical_alpha(model, lines, bracket=bracket)

@@ -10,90 +10,79 @@ from typing import Any
 import jax
 import numpy as np
 
-from ..averages.sizes import SIZES
+from ..errors import InputError
+from ..finite.checks import require_memory
 from ..phases.boundaries import Boundary
 from ..phases.diagram import REGIONS, PhaseDiagram
-from ..phases.grid import phase_diagram
-from .options import (
-    ALPHA,
-    NUMBERS,
-    Report,
-    count,
-    model_of,
-    model_options,
-    node_options,
-    nodes_of,
-    output_options,
-    png,
-    positive,
-    progress_bars,
-    with_error,
-)
+from ..phases.grid import GRID_SETTINGS, phase_diagram
+from .options import ALPHA, MODEL, NUMBERS, averages, integer, model_of, nodes_of, positive, subcommand
+from .report import Report, png, progress_bars, table, with_error
 
 NAMES = ("alpha", *NUMBERS)
-X = ("alpha", 0.1, 2.0, 25)
-Y = ("omega", 0.02, 0.5, 25)
-
-
-class _Range(argparse.Action):
-    """`NAME LOW HIGH POINTS` as (name, values)."""
-
-    def __call__(self, parser: Any, namespace: Any, words: Any, option: str | None = None) -> None:
-        name, *limits, points = words
-        want = f"NAME LOW HIGH POINTS with NAME one of {', '.join(NAMES)}, LOW < HIGH and POINTS >= 1"
-        try:
-            low, high, size = *map(float, limits), int(points)
-        except ValueError:
-            low, high, size = np.nan, np.nan, 0
-        if name not in NAMES or not (np.isfinite([low, high]).all() and low < high and size >= 1):
-            raise argparse.ArgumentError(self, f"must be {want}, got {' '.join(words)!r}")
-        setattr(namespace, self.dest, (name, np.linspace(low, high, size)))
+AXES = {"x": "alpha 0.1 2.0 25", "y": "omega 0.02 0.5 25"}
+_CELL_BYTES = 20_000  # two states, their replicates and a row of the table
 
 
 def register(commands: Any) -> None:
     """Add the subcommand."""
-    parents = [model_options(), node_options(SIZES["grid"]), output_options()]
-    parser = commands.add_parser("diagram", parents=parents, help="phase diagram: both branches on a grid of settings")
-    form = {"nargs": 4, "metavar": ("NAME", "LOW", "HIGH", "POINTS"), "action": _Range}
-    for option, default in (("--x", X), ("--y", Y)):
-        name, low, high, size = default
-        text = f"default {' '.join(map(str, default))}"
-        parser.add_argument(option, **form, default=(name, np.linspace(low, high, size)), help=text)
-    text = f"samples per dimension, when it is not an axis (default {ALPHA})"
-    parser.add_argument("--alpha", type=positive, help=text)
-    text = "devices to spread the grid over (default: all; on a CPU, its cores)"
-    parser.add_argument("--devices", type=count, help=text)
-    parser.add_argument("--resume", action="store_true", help="go on with the finished tracks in the folder of --out")
-    parser.set_defaults(run=run)
+    form = {"nargs": 4, "metavar": ("NAME", "LOW", "HIGH", "POINTS")}
+    text = f"samples per dimension, when it is not an axis, else {ALPHA['alpha']['default']}"
+    own = {
+        **{k: {**form, "default": axis.split(), "help": f"axis, by default {axis}"} for k, axis in AXES.items()},
+        "alpha": {"type": positive, "help": text},
+        "devices": {"type": integer(), "help": "devices to spread the grid over, by default all; on a CPU, its cores"},
+        "resume": {"action": "store_true", "help": "go on with the finished tracks in the folder of --out"},
+    }
+    text = "phase diagram: both branches on a grid of settings"
+    kept = "finished tracks are kept: go on with --resume --out {out}"
+    subcommand(commands, "diagram", run, text, {**MODEL, **averages("grid"), **own}, kept)
+
+
+def _axis(option: str, words: list[str]) -> tuple[str, float, float, int]:
+    """`NAME LOW HIGH POINTS`, read.
+
+    Raises:
+        InputError: they are not that.
+    """
+    name, *limits, points = words
+    try:
+        low, high, size = *map(float, limits), int(points)
+        good = name in NAMES and -np.inf < low < high < np.inf and size >= 1
+    except ValueError:
+        good = False
+    if not good:
+        want = f"NAME LOW HIGH POINTS with NAME one of {', '.join(NAMES)}, LOW < HIGH and POINTS >= 1"
+        raise InputError(option, f"must be {want}, got {' '.join(words)!r}")
+    return name, low, high, size
 
 
 def run(args: argparse.Namespace) -> Report:
     """Solve the grid, read alpha_c and alpha_l from it, draw it."""
-    model = model_of(args)
+    model, axes = model_of(args), {option: _axis(option, getattr(args, option)) for option in AXES}
+    larger, cells = max(AXES, key=lambda option: axes[option][3]), axes["x"][3] * axes["y"][3]
+    require_memory(_CELL_BYTES * cells, larger, " ".join(getattr(args, larger)), f"{cells} cells")
+    x, y = ((name, np.linspace(low, high, size)) for name, low, high, size in axes.values())
+    free = "alpha" not in (x[0], y[0])
     _use_cores(args.devices)
-    free = "alpha" not in (args.x[0], args.y[0])
-    try:
-        with progress_bars(args, "solve") as stage:
-            diagram = phase_diagram(
-                model,
-                args.x,
-                args.y,
-                nodes_of(args, model),
-                alpha=(args.alpha or ALPHA) if free else args.alpha,
-                devices=args.devices,
-                out=None if args.out is None else args.out / "tracks",
-                resume=args.resume,
-                progress=stage("both branches"),
-            )
-    except KeyboardInterrupt:
-        kept = "" if args.out is None else f"finished tracks are kept: go on with --resume --out {args.out}"
-        raise KeyboardInterrupt(kept) from None
+    nodes = nodes_of(args, model)
+    with progress_bars(args, "solve") as stage:
+        diagram = phase_diagram(
+            model,
+            x,
+            y,
+            nodes,
+            alpha=(args.alpha or ALPHA["alpha"]["default"]) if free else args.alpha,
+            devices=args.devices,
+            out=None if args.out is None else args.out / "tracks",
+            resume=args.resume,
+            progress=stage("both branches"),
+        )
     boundaries = [] if free else [diagram.alpha_c(), diagram.alpha_l()]
     files = {}
     if args.out is not None:
         files = {"diagram.png": png(diagram.plot()), "diagram.csv": diagram.to_csv().encode()}
         files["diagram.npz"] = diagram.pack()
-    return Report(_numbers(diagram, boundaries), _text(diagram, boundaries), files, bool(diagram.solved.any()))
+    return Report(_numbers(diagram, boundaries), _text(diagram, boundaries), files, bool(diagram.solved.any()), nodes)
 
 
 def _use_cores(devices: int | None) -> None:
@@ -110,7 +99,8 @@ def _shares(diagram: PhaseDiagram) -> dict[str, int]:
 
 
 def _numbers(diagram: PhaseDiagram, boundaries: list[Boundary]) -> dict[str, Any]:
-    report: dict[str, Any] = dict(diagram.attrs)
+    settings = {name: float(value) for name, value in vars(GRID_SETTINGS).items()}
+    report = {**diagram.attrs, "settings": settings}
     report |= {name: values.tolist() for name, values in (diagram.x, diagram.y)}
     for boundary in boundaries:
         report |= {boundary.event: boundary.alpha.tolist(), f"{boundary.event}_stderr": boundary.stderr.tolist()}
@@ -120,11 +110,11 @@ def _numbers(diagram: PhaseDiagram, boundaries: list[Boundary]) -> dict[str, Any
 
 
 def _text(diagram: PhaseDiagram, boundaries: list[Boundary]) -> str:
-    lines = [f"{diagram.x[0]} x {diagram.y[0]}: {' x '.join(map(str, diagram.region.shape[::-1]))} cells"]
-    lines += [f"  {number:6d} {name}" for name, number in _shares(diagram).items()]
+    head = f"{diagram.x[0]} x {diagram.y[0]}: {' x '.join(map(str, diagram.region.shape[::-1]))} cells"
+    parts = [head, table([(f"{count:6d}", name) for name, count in _shares(diagram).items()])]
     if boundaries:
-        lines.append(f"{boundaries[0].parameter:>9}  " + "".join(f"{b.event:<14}" for b in boundaries).rstrip())
+        rows = [(boundaries[0].parameter, *(b.event for b in boundaries))]
         for k, value in enumerate(boundaries[0].values):
-            cells = [f"{with_error(b.alpha[k], b.stderr[k]):<14}" for b in boundaries]
-            lines.append(f"{value:9.4g}  " + "".join(cells).rstrip())
-    return "\n".join(lines)
+            rows.append((f"{value:.4g}", *(with_error(b.alpha[k], b.stderr[k]) for b in boundaries)))
+        parts.append(table(rows))
+    return "\n".join(parts)

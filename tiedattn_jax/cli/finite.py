@@ -10,43 +10,35 @@ import jax
 import numpy as np
 
 from ..averages.sizes import SIZES
+from ..finite.checks import require_memory
 from ..finite.data import Data
 from ..finite.instances import NAMES, Instances, run_instances
 from ..finite.message_passing import GAMP, gamp
 from ..finite.training import OPTIMIZERS, Training, train
 from ..results import Status, error_bar
-from .options import (
-    NUMBERS,
-    Report,
-    alpha_options,
-    count,
-    model_of,
-    model_options,
-    node_options,
-    nodes_of,
-    output_options,
-    progress_bars,
-)
+from .options import ALPHA, MODEL, NUMBERS, averages, integer, model_of, nodes_of, subcommand
+from .report import Report, progress_bars
 from .solve import state_report
 
 INITS = ("semantic", "positional", "random")
 STEPS = {"gamp": 1000, "gd": 5000, "adam": 5000, "lbfgs": 2000}
+_INSTANCE_BYTES = 10_000  # its numbers and the fixed point of the theory beside it
 
 
 def register(commands: Any) -> None:
     """Add both subcommands."""
-    for name, text in (("gamp", "message passing on sampled data"), ("train", "train the layer on sampled data")):
-        parents = [alpha_options(), model_options(), node_options(), output_options()]
-        parser = commands.add_parser(name, parents=parents, help=f"{text}, next to the theory")
-        add = parser.add_argument
-        add("--d", type=count, default=1000, help="dimension (default %(default)s)")
-        add("--init", choices=INITS, default="semantic", help="start (default %(default)s)")
-        add("--steps", type=count, help="at most so many")
-        add("--instances", type=count, default=1, metavar="K", help="independent draws (default %(default)s)")
-        if name == "train":
-            text = "gd is the paper's and does not come to rest in its 5000 steps (default %(default)s)"
-            add("--optimizer", choices=OPTIMIZERS, default="lbfgs", help=text)
-        parser.set_defaults(run=partial(run, name=name))
+    own = {
+        "d": {"type": integer(), "default": 1000, "help": "dimension"},
+        "init": {"choices": INITS, "default": "semantic", "help": "start"},
+        "steps": {"type": integer(), "help": "at most so many"},
+        "instances": {"type": integer(), "default": 1, "metavar": "K", "help": "independent draws"},
+    }
+    text = "gd is the paper's and does not come to rest in its 5000 steps"
+    optimizer = {"optimizer": {"choices": OPTIMIZERS, "default": "lbfgs", "help": text}}
+    commons = {**ALPHA, **MODEL, **averages(), **own}
+    text = "on sampled data, next to the theory"
+    subcommand(commands, "gamp", partial(run, name="gamp"), f"message passing {text}", commons)
+    subcommand(commands, "train", partial(run, name="train"), f"train the layer {text}", {**commons, **optimizer})
 
 
 def run(args: argparse.Namespace, name: str) -> Report:
@@ -60,14 +52,16 @@ def run(args: argparse.Namespace, name: str) -> Report:
             return gamp(model, data, args.init, steps=steps, tol=1e-10, key=key)
         return train(model, data, method, args.init, steps=steps, key=key)
 
+    require_memory(_INSTANCE_BYTES * args.instances, "instances", args.instances, "their results")
     keys = jax.random.split(jax.random.key(args.seed), args.instances)
-    nodes = nodes_of(args, model, None if args.instances == 1 else SIZES["instances"])
+    nodes = nodes_of(args, model, args.nodes if args.instances == 1 else SIZES["instances"])
     with progress_bars(args, "instance", delay=1) as stage:
         found = run_instances(model, args.d, args.alpha, one, keys, nodes=nodes, progress=stage(method))
+    status, largest = worst_status(found), found.gradient_norm.max()
     title = f"{method} from the {args.init} start, d = {args.d}, alpha = {args.alpha:g}"
-    text = f"{title}: {worst_status(found)}, largest gradient {found.gradient_norm.max():.1e}\n{found.table()}"
+    text = f"{title}: {status}, largest gradient {largest:.1e}\n{found.table()}"
     good = bool(np.all(found.ok) & np.all(found.theory_status <= Status.stalled))
-    return Report(finite_report(found, model, args.d, args.alpha), text, {}, good)
+    return Report(finite_report(found, model, args.d, args.alpha), text, {}, good, nodes)
 
 
 def worst_status(found: Instances) -> str:
@@ -76,7 +70,10 @@ def worst_status(found: Instances) -> str:
 
 
 def finite_report(found: Instances, model: Any, d: int, alpha: float) -> dict[str, Any]:
-    """The JSON object of `tiedattn gamp` and `tiedattn train`: means over the instances, their errors, and each one."""
+    """The JSON object of `tiedattn gamp` and `tiedattn train`: means over the instances, their errors, and each one.
+
+    The means of the theory are those of the instances for which it has a state; its status is the worst.
+    """
     each: list[dict[str, Any]] = [
         {
             **{name: float(getattr(found.found, name)[k]) for name in NAMES},
@@ -97,7 +94,8 @@ def finite_report(found: Instances, model: Any, d: int, alpha: float) -> dict[st
     usable = np.flatnonzero(found.usable)
     numbers = {name: np.asarray(getattr(found.found, name))[usable] for name in NAMES}
     branches = sorted(set(found.branch.tolist()))
-    theory = [row["theory"] for row in each]
+    settled = found.theory_status <= Status.stalled
+    theory = [row["theory"] for row, good in zip(each, settled, strict=True) if good or not settled.any()]
     return {
         "d": d,
         "alpha": alpha,
@@ -109,6 +107,10 @@ def finite_report(found: Instances, model: Any, d: int, alpha: float) -> dict[st
         "iterations": int(found.iterations.max()),
         "rho": float(np.mean(found.rho)),
         "status": worst_status(found),
-        "theory": {**mean(theory), "stderr": mean([row["stderr"] for row in theory])},
+        "theory": {
+            **mean(theory),
+            "status": Status.name_of(found.theory_status.max()),
+            "stderr": mean([row["stderr"] for row in theory]),
+        },
         "instances": each,
     }

@@ -13,35 +13,35 @@ import jax
 import numpy as np
 
 from ..errors import InputError
+from ..finite.checks import require_memory
 from ..histogram import MECHANISMS, Data, History, Training, attention, compare, sample, table, train, unfreeze
 from ..plotting import attention_figure, learning_figure
 from ..results import Status
-from .options import Report, count, csv_of, defaults_of, output_options, png, progress_bars
+from ..store import claim, csv_of
+from .options import defaults_of, integer, subcommand
+from .report import Report, png, progress_bars
 
-SAMPLED, TRAINED, UNFROZEN = defaults_of(sample), defaults_of(train), defaults_of(unfreeze)
-# Arguments of the library under the names that the options have.
-OPTIONS = {"n": "samples", "train_share": "samples", "checkpoint": "out"}
+_SAMPLED, _TRAINED, _UNFROZEN = defaults_of(sample), defaults_of(train), defaults_of(unfreeze)
+_EVEN = integer(2, also=", even", ok=lambda v: v % 2 == 0)
+# Options that count: what reads them, default, help.
+COUNTS = {
+    "runs": (integer(), 10, "independent trainings, at once"),
+    "epochs": (integer(), _TRAINED["epochs"], "epochs of Adam, frozen"),
+    "free-epochs": (integer(), _UNFROZEN["epochs"], "epochs of plain gradient descent, unfrozen"),
+    "samples": (integer(2), _SAMPLED["n"], f"sequences, {_SAMPLED['train_share']:.0%}% of them to train on"),
+    "length": (integer(2), _SAMPLED["length"], "tokens in a sequence"),
+    "tokens": (integer(2), _SAMPLED["tokens"], "size of the alphabet"),
+    "width": (_EVEN, _TRAINED["width"], "dimension of the embeddings"),
+    "hidden": (integer(), _TRAINED["hidden"], "hidden units"),
+}
 
 
 def register(commands: Any) -> None:
     """Add the subcommand."""
-    parser = commands.add_parser("histogram", parents=[output_options()], help="train transformers to count tokens")
-    add = parser.add_argument
-    text = "what attention may read (default %(default)s)"
-    add("--mechanism", choices=MECHANISMS, default="semantic", help=text)
-    counts = {
-        "--runs": (10, "independent trainings, at once"),
-        "--epochs": (TRAINED["epochs"], "epochs of Adam, frozen"),
-        "--free-epochs": (UNFROZEN["epochs"], "epochs of plain gradient descent, unfrozen"),
-        "--samples": (SAMPLED["n"], f"sequences, {SAMPLED['train_share']:.0%}% of them to train on"),
-        "--length": (SAMPLED["length"], "tokens in a sequence"),
-        "--tokens": (SAMPLED["tokens"], "size of the alphabet"),
-        "--width": (TRAINED["width"], "dimension of the embeddings, even"),
-        "--hidden": (TRAINED["hidden"], "hidden units"),
-    }
-    for option, (default, text) in counts.items():
-        add(option, type=count, default=default, help=f"{text} (default %(default)s)")
-    parser.set_defaults(run=run)
+    options = {name: {"type": kind, "default": default, "help": text} for name, (kind, default, text) in COUNTS.items()}
+    form = {"choices": MECHANISMS, "default": "semantic", "help": "what attention may read"}
+    text, kept = "train transformers to count tokens", "the same call resumes from {out}"
+    subcommand(commands, "histogram", run, text, {"mechanism": form, **options}, kept)
 
 
 def run(args: argparse.Namespace) -> Report:
@@ -49,14 +49,20 @@ def run(args: argparse.Namespace) -> Report:
 
     With `--out`, every epoch leaves a checkpoint there, from which the same call resumes.
     """
+    _check_memory(args)
     try:
+        owner = None if args.out is None else claim(args.out)
         data, frozen, free, per_epoch = _trained(args)
+        del owner
     except InputError as problem:
-        option = OPTIONS.get(problem.argument, problem.argument)
-        its = "its checkpoint " if problem.argument == "checkpoint" else ""
-        raise InputError(option, its + problem.problem) from None
-    except KeyboardInterrupt:
-        raise KeyboardInterrupt(*([] if args.out is None else [f"the same call resumes from {args.out}"])) from None
+        if problem.argument == "checkpoint":
+            raise InputError("out", f"its checkpoint {problem.problem}") from None
+        if problem.argument == "n":
+            raise InputError("samples", problem.problem.replace("got n=", "got ")) from None
+        if problem.argument == "train_share":
+            text = f"must be more, too few different sequences are left to train and to test, got {args.samples}"
+            raise InputError("samples", text) from None
+        raise
     found = compare(frozen, free)
     numbers = {
         **{name: getattr(args, name) for name in ("mechanism", "runs", "epochs", "free_epochs")},
@@ -69,6 +75,16 @@ def run(args: argparse.Namespace) -> Report:
         text += f"\n{per_epoch:.2f} s per epoch and run"
     files = {} if args.out is None else _files(args.mechanism, frozen, free, data, text)
     return Report(numbers, text, files, not np.any(found.status == Status.nonfinite))
+
+
+def _check_memory(args: argparse.Namespace) -> None:
+    """Raise an InputError for the size that is to blame where the weights do not fit into the memory."""
+    d, p, L, T = args.width, args.hidden, args.length, args.tokens
+    weights = {"tokens": T * d, "length": L * (d + p), "width": 3 * d * d, "hidden": p * d}
+    largest = max(weights, key=lambda name: weights[name])
+    each = 24.0 * sum(weights.values())  # weights, gradient, two moments, start and mask, four bytes each
+    require_memory(each, largest, getattr(args, largest), "the weights of one transformer")
+    require_memory(args.runs * each, "runs", args.runs, "the weights of so many transformers")
 
 
 def _trained(args: argparse.Namespace) -> tuple[Data, Training, Training, float | None]:

@@ -6,6 +6,7 @@ import argparse
 import json
 import math
 import os
+import signal
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -14,9 +15,10 @@ from typing import Any
 import jax
 
 from ..errors import InputError
-from ..store import write_whole
-from . import diagram, finite, histogram, solve, transition
-from .options import Parser, Report
+from ..store import VERSION, not_a_folder, write_whole
+from . import diagram, ended, finite, histogram, solve, transition
+from .options import Parser
+from .report import Report
 
 COMMANDS = (transition, solve, finite, diagram, histogram)
 
@@ -25,11 +27,14 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run the command line.
 
     Returns:
-        The exit code: 0, or 1 for a solve that failed, or 130 for an interrupt.
+        The exit code: 0; 1 for a solve that failed; 130 for an interrupt; 70 for a defect of the program, which is told
+        in two lines on stderr, and raised instead where the environment variable TIEDATTN_TRACEBACK is set.
 
     Raises:
         SystemExit: with exit code 2 after bad input, which is told in one line on stderr.
     """
+    if signal.getsignal(signal.SIGINT) is ended:  # while the library was imported
+        signal.signal(signal.SIGINT, signal.default_int_handler)
     parser = Parser(prog="tiedattn", description="Positional and semantic learning in dot-product attention.")
     commands = parser.add_subparsers(dest="command", required=True, parser_class=Parser)
     for command in COMMANDS:
@@ -38,37 +43,53 @@ def main(argv: Sequence[str] | None = None) -> int:
     jax.config.update("jax_enable_x64", True)
     _use_compilation_cache()
     try:
-        _check_out(args.out)
-        report: Report = args.run(args)
-        report = report._replace(numbers=_null_for_nan(report.numbers))
+        report = _with_provenance(args, args.run(args))
         _write(args, report)
     except InputError as problem:
         parser.error(_line(problem, args))
-    except KeyboardInterrupt as stop:
-        print(f"tiedattn: interrupted, {str(stop) or 'nothing was written'}", file=sys.stderr)
+    except KeyboardInterrupt:
+        kept = args.kept.format(out=args.out) if args.kept and args.out else "nothing was written"
+        print(f"tiedattn: interrupted, {kept}", file=sys.stderr)
         return 130
+    except Exception as defect:
+        if args.out is not None and isinstance(defect, OSError):
+            full = _line(not_a_folder(args.out, defect), args)
+            parser.error(f"{full}: free space or use another one, what was finished is there")
+        if os.environ.get("TIEDATTN_TRACEBACK"):
+            raise
+        first = (str(defect).splitlines() or [""])[0]
+        print(f"tiedattn: a defect of the program: {type(defect).__name__}: {first}", file=sys.stderr)
+        print("tiedattn: TIEDATTN_TRACEBACK=1 before the same call shows where, for a report", file=sys.stderr)
+        return 70
     print(json.dumps(report.numbers) if args.json else report.text)
     return 0 if report.ok else 1
 
 
 def _line(problem: InputError, args: argparse.Namespace) -> str:
     """Bad input in one line: under the name of the option that it is about, if it is one of this subcommand."""
-    options = set(vars(args)) - {"command", "run"}
-    if problem.argument not in options:
+    name = problem.argument
+    if name not in set(vars(args)) - {"command", "run", "kept"}:
         return str(problem)
-    return f"argument --{problem.argument.replace('_', '-')}: {problem.problem}"
+    return f"argument --{name.replace('_', '-')}: {problem.problem.replace(f'got {name}=', 'got ')}"
+
+
+def _with_provenance(args: argparse.Namespace, report: Report) -> Report:
+    """A report that also says what made it: version, seed and averages."""
+    origin: dict[str, Any] = {"version": VERSION, "seed": args.seed}
+    text = report.text
+    if report.nodes is not None:
+        rule, size, replicates = type(report.nodes.stack).__name__, report.nodes.size, report.nodes.replicates
+        origin["nodes"] = {"rule": rule, "size": size, "replicates": replicates}
+        text += f"\naverages: {size} nodes in each of {replicates} replicates ({rule})"
+    return report._replace(numbers=_null_for_nan({**origin, **report.numbers}), text=text)
 
 
 def _write(args: argparse.Namespace, report: Report) -> None:
     """The files of a report and its JSON, in the folder of `--out`."""
-    if args.out is None:
-        return
-    files = {**report.files, f"{args.command}.json": json.dumps(report.numbers, indent=1).encode()}
-    try:
+    if args.out is not None:
+        files = {**report.files, f"{args.command}.json": json.dumps(report.numbers, indent=1).encode()}
         for name, content in files.items():
             write_whole(args.out / name, content)
-    except OSError as problem:
-        raise _not_a_folder(args.out, f" ({problem.strerror})") from None
 
 
 def _use_compilation_cache() -> None:
@@ -86,17 +107,3 @@ def _null_for_nan(value: Any) -> Any:
     if isinstance(value, list):
         return [_null_for_nan(v) for v in value]
     return None if isinstance(value, float) and not math.isfinite(value) else value
-
-
-def _check_out(out: Path | None) -> None:
-    if out is None:
-        return
-    there = out
-    while not there.exists() and there != there.parent:
-        there = there.parent
-    if not there.is_dir() or not os.access(there, os.W_OK):
-        raise _not_a_folder(out)
-
-
-def _not_a_folder(out: Path, why: str = "") -> InputError:
-    return InputError("out", f"must be a folder that can be written, got '{out}'{why}")

@@ -1,47 +1,30 @@
-"""What the subcommands share: groups of options, checks of their values, progress bars, and what they hand back."""
+"""The options of the subcommands as data, how they are read and checked, and what they describe."""
 
 from __future__ import annotations
 
 import argparse
-import contextlib
-import csv
 import inspect
-import io
-import math
-import sys
-from collections.abc import Callable, Iterator
-from functools import partial
+import os
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any, NamedTuple, NoReturn
+from typing import Any, NoReturn
 
 import numpy as np
-from tqdm import tqdm
 
 from ..averages.default import default_nodes
 from ..averages.nodes import sobol_nodes
 from ..averages.rule import Rule
 from ..averages.sizes import REPLICATES, SIZES
+from ..finite.checks import require_memory
 from ..layers import DotProduct, dot_product
+from .report import Report
 
 NUMBERS = ("omega", "sigma", "lam")  # of the model, as options and in reports
-ALPHA = 2.0
 RULES = {"lines": default_nodes, "sobol": sobol_nodes}
-
-
-class Report(NamedTuple):
-    """What a subcommand hands back.
-
-    Attributes:
-        numbers: the JSON object.
-        text: the readable summary.
-        files: names and contents for the folder of `--out`.
-        ok: False when a solve failed.
-    """
-
-    numbers: dict[str, Any]
-    text: str
-    files: dict[str, bytes]
-    ok: bool
+_MOST = 2**31 - 1  # of what is counted: compiled programs count so far
+_MOST_NODES = 2**24  # of a product rule
+_NODE_BYTES = {"lines": 2, "sobol": 100}  # a line, of twenty nodes or more, keeps four numbers; a Sobol point is copied
+_SMALLEST, _LARGEST = 1e-30, 1e30  # numbers whose products are still numbers
 
 
 class Parser(argparse.ArgumentParser):
@@ -51,23 +34,37 @@ class Parser(argparse.ArgumentParser):
         self.exit(2, f"{self.prog}: {message}\n")
 
 
-def _number(text: str, kind: Callable[[str], Any], want: str, ok: Callable[[Any], bool]) -> Any:
-    try:
-        value = kind(text)
-    except ValueError:
-        value = math.nan
-    if not (math.isfinite(value) and ok(value)):
-        raise argparse.ArgumentTypeError(f"must be {want}, got {text!r}")
-    return value
+def checked(kind: Callable[[str], Any], want: str, ok: Callable[[Any], bool]) -> Callable[[str], Any]:
+    """What reads an option: a `kind` of which `ok` holds, else "must be `want`"."""
+
+    def read(text: str) -> Any:
+        try:
+            value = kind(text)
+            good = ok(value)
+        except (ValueError, OSError):
+            good = False
+        if not good:
+            raise argparse.ArgumentTypeError(f"must be {want}, got {text!r}")
+        return value
+
+    return read
 
 
-positive = partial(_number, kind=float, want="a positive number", ok=lambda v: v > 0)
-share = partial(_number, kind=float, want="a number in [0, 1]", ok=lambda v: 0 <= v <= 1)
-count = partial(_number, kind=int, want="a positive integer", ok=lambda v: v > 0)
-seed = partial(_number, kind=int, want="an integer of at least 0", ok=lambda v: v >= 0)
-power_of_two = partial(
-    _number, kind=int, want="a power of two, for instance 65536", ok=lambda v: v > 0 and v & (v - 1) == 0
-)
+def integer(least: int = 1, most: int = _MOST, also: str = "", ok: Callable[[int], bool] = lambda v: True) -> Any:
+    """What reads an integer between two; `also` says what else `ok` asks for."""
+    return checked(int, f"an integer from {least} to {most}{also}", lambda v: least <= v <= most and ok(v))
+
+
+def _can_be_filled(text: str) -> bool:
+    """Whether a folder can be written, or made where it would be."""
+    there = next(p for p in (Path(text), *Path(text).parents) if p.exists())
+    return bool(text) and "\0" not in text and there.is_dir() and os.access(there, os.W_OK)
+
+
+positive = checked(float, f"a number from {_SMALLEST:g} to {_LARGEST:g}", lambda v: _SMALLEST <= v <= _LARGEST)
+share = checked(float, "a number in [0, 1]", lambda v: 0 <= v <= 1)
+folder = checked(str, "a folder that can be written", _can_be_filled)
+_power_of_two = integer(1, _MOST_NODES, ", a power of two, for instance 65536", lambda v: v & (v - 1) == 0)
 
 
 def defaults_of(function: Callable[..., Any]) -> dict[str, Any]:
@@ -75,50 +72,55 @@ def defaults_of(function: Callable[..., Any]) -> dict[str, Any]:
     return {name: p.default for name, p in inspect.signature(function).parameters.items()}
 
 
-def output_options() -> Parser:
-    """`--seed --json --out`, which every subcommand has."""
-    parser = Parser(add_help=False)
-    parser.add_argument("--seed", type=seed, default=0, help="seed of all that is random (default %(default)s)")
-    parser.add_argument("--json", action="store_true", help="one JSON object on stdout, no progress bars")
-    parser.add_argument("--out", type=Path, metavar="DIR", help="write figures and tables into this folder")
-    return parser
+# Options: what `add_argument` takes, by name. Their defaults are told in the help.
+_MODEL = defaults_of(dot_product)
+ALPHA: dict[str, dict[str, Any]] = {"alpha": {"type": positive, "default": 2.0, "help": "samples per dimension n/d"}}
+MODEL: dict[str, dict[str, Any]] = {
+    "omega": {"type": share, "default": _MODEL["omega"], "help": "positional share of the target"},
+    "sigma": {"type": positive, "default": _MODEL["sigma"], "help": "standard deviation of the tokens"},
+    "lam": {"type": positive, "default": _MODEL["lam"], "help": "ridge strength lambda"},
+    "mixing": {
+        "type": share,
+        "nargs": 4,
+        "metavar": ("A11", "A12", "A21", "A22"),
+        "default": np.ravel(_MODEL["mixing"]).tolist(),
+        "help": "positional part of the target, rows summing to 1",
+    },
+}
+_OUTPUT: dict[str, dict[str, Any]] = {
+    "seed": {"type": integer(0, 2**63 - 1), "default": 0, "help": "seed of all that is random"},
+    "json": {"action": "store_true", "help": "one JSON object on stdout, no progress bars"},
+    "out": {
+        "type": lambda text: Path(folder(text)),
+        "metavar": "DIR",
+        "help": "write figures and tables into this folder",
+    },
+}
 
 
-def model_options() -> Parser:
-    """The numbers of the model: `--omega --sigma --lam --mixing`."""
-    parser, default = Parser(add_help=False), defaults_of(dot_product)
-    texts = {
-        "omega": (share, "positional share of the target"),
-        "sigma": (positive, "standard deviation of the tokens"),
-        "lam": (positive, "ridge strength lambda"),
+def averages(size: str = "solve") -> dict[str, Any]:
+    """`--rule --nodes --replicates`, with the nodes that `SIZES` gives to such averages."""
+    text = "averaging rule: lines, which are broken where the proximal operator jumps, or sobol"
+    return {
+        "rule": {"choices": RULES, "default": "lines", "help": text},
+        "nodes": {"type": _power_of_two, "default": SIZES[size], "help": "nodes in a replicate, about"},
+        "replicates": {"type": integer(), "default": REPLICATES, "help": "replicates for error bars"},
     }
-    for name, (kind, text) in texts.items():
-        parser.add_argument(f"--{name}", type=kind, default=default[name], help=f"{text} (default %(default)s)")
-    mixing = np.ravel(default["mixing"]).tolist()
-    text = f"positional part of the target, rows summing to 1 (default {' '.join(map(str, mixing))})"
-    names = ("A11", "A12", "A21", "A22")
-    parser.add_argument("--mixing", type=share, nargs=len(names), default=mixing, metavar=names, help=text)
-    return parser
 
 
-def node_options(default: int = SIZES["solve"]) -> Parser:
-    """The averages: `--rule --nodes --replicates`."""
-    parser = Parser(add_help=False)
-    text = "averaging rule: lines, which are broken where the proximal operator jumps, or sobol (default %(default)s)"
-    parser.add_argument("--rule", choices=RULES, default="lines", help=text)
-    text = "nodes in a replicate, about (default %(default)s)"
-    parser.add_argument("--nodes", type=power_of_two, default=default, help=text)
-    text = "replicates for error bars (default %(default)s)"
-    parser.add_argument("--replicates", type=count, default=REPLICATES, help=text)
-    return parser
+def subcommand(
+    commands: Any, name: str, run: Callable[..., Report], text: str, options: dict[str, Any], kept: str | None = None
+) -> None:
+    """Add a subcommand with its own options and `--seed --json --out`.
 
-
-def alpha_options() -> Parser:
-    """`--alpha`, of one setting."""
-    parser = Parser(add_help=False)
-    text = "samples per dimension n/d (default %(default)s)"
-    parser.add_argument("--alpha", type=positive, default=ALPHA, help=text)
-    return parser
+    Args:
+        kept: how an interrupted call with `--out` goes on, where {out} is; by default it has written nothing.
+    """
+    parser = commands.add_parser(name, help=text, description=text)
+    for option, form in {**options, **_OUTPUT}.items():
+        default = " (default %(default)s)" if form.get("default") is not None else ""
+        parser.add_argument(f"--{option}", **{**form, "help": form["help"] + default})
+    parser.set_defaults(run=run, kept=kept)
 
 
 def model_of(args: argparse.Namespace) -> DotProduct:
@@ -130,63 +132,13 @@ def model_of(args: argparse.Namespace) -> DotProduct:
     return dot_product(args.omega, args.sigma, args.lam, np.reshape(args.mixing, (2, 2)))
 
 
-def nodes_of(args: argparse.Namespace, model: DotProduct, most: int | None = None) -> Rule:
-    """The averaging rule that the options describe, with about `most` nodes at most."""
-    size = args.nodes if most is None else min(args.nodes, most)
-    return RULES[args.rule](model, size, seed=args.seed, replicates=args.replicates)
+def nodes_of(args: argparse.Namespace, model: DotProduct, most: int = _MOST_NODES) -> Rule:
+    """The averaging rule that the options describe, with about `most` nodes at most.
 
-
-@contextlib.contextmanager
-def progress_bars(
-    args: argparse.Namespace, unit: str, delay: float = 0.0
-) -> Iterator[Callable[[str], Callable[[int, int], None]]]:
-    """Progress on stderr, nothing with `--json`: one bar for each stage of a command, which replaces the one before.
-
-    Args:
-        unit: what is counted.
-        delay: seconds before a bar is shown, where input may still turn out to be bad after the first call.
-
-    Yields:
-        A function of the stage's name, which returns the callback ``progress(done, total)`` that shows and moves its
-        bar. Nothing is shown before its first call, so that bad input is told in one line.
+    Raises:
+        InputError: nodes and replicates that do not fit into the memory.
     """
-    with contextlib.ExitStack() as shown:
-
-        def stage(name: str) -> Callable[[int, int], None]:
-            bars: list[tqdm] = []
-
-            def progress(done: int, total: int) -> None:
-                if not bars:  # what is done before the first call says nothing about the rate
-                    shown.close()
-                    form = {"desc": name, "unit": unit, "file": sys.stderr, "leave": False, "delay": delay}
-                    bars.append(shown.enter_context(tqdm(total=total, initial=done, disable=args.json, **form)))
-                bars[0].update(done - bars[0].n)
-
-            return progress
-
-        yield stage
-
-
-def with_error(value: Any, error: Any) -> str:
-    """A number with its error bar in the last digits: 1.25154(12)."""
-    value, error = float(value), float(error)
-    if not math.isfinite(error) or error <= 0:
-        return f"{value:.6g}"
-    digits = max(0, 1 - math.floor(math.log10(error)))
-    return f"{value:.{digits}f}({round(error * 10**digits)})"
-
-
-def png(figure: Any) -> bytes:
-    """A figure as the content of a file."""
-    content = io.BytesIO()
-    figure.savefig(content, format="png", dpi=150)
-    return content.getvalue()
-
-
-def csv_of(rows: list[dict[str, Any]]) -> bytes:
-    """Rows with the same names as the content of a CSV file."""
-    out = io.StringIO()
-    writer = csv.DictWriter(out, list(rows[0]), lineterminator="\n")
-    writer.writeheader()
-    writer.writerows(rows)
-    return out.getvalue().encode()
+    size = min(args.nodes, most)
+    need = float(args.replicates) * max(size, SIZES["grid"]) * _NODE_BYTES[args.rule]
+    require_memory(need, "replicates", args.replicates, f"averages of {size} nodes in each")
+    return RULES[args.rule](model, size, seed=args.seed, replicates=args.replicates)

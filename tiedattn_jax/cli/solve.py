@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-from functools import partial
 from typing import Any
 
 import numpy as np
@@ -12,18 +11,8 @@ from ..errors import InputError
 from ..overlaps import BRANCHES
 from ..results import Status
 from ..theory.fixed_points import FixedPoint, solve
-from .options import (
-    NUMBERS,
-    Report,
-    alpha_options,
-    model_of,
-    model_options,
-    node_options,
-    nodes_of,
-    output_options,
-    positive,
-    with_error,
-)
+from .options import ALPHA, MODEL, NUMBERS, averages, model_of, nodes_of, positive, subcommand
+from .report import Report, table, with_error
 
 # What a jump makes infinite, or wrong where it is differentiated node by node.
 AFFECTED = ("replicon", "d overlaps", "d gen_error", "d alpha_l", "spinodals")
@@ -31,36 +20,29 @@ AFFECTED = ("replicon", "d overlaps", "d gen_error", "d alpha_l", "spinodals")
 
 def register(commands: Any) -> None:
     """Add the subcommand."""
-    parents = [alpha_options(), model_options(), node_options(), output_options()]
-    parser = commands.add_parser("solve", parents=parents, help="one fixed point of the theory")
-    branches = [name for name in BRANCHES if name is not None]
-    parser.add_argument("--branch", choices=branches, default="semantic", help="branch (default %(default)s)")
     text = "refine the averages, instead of choosing them, until the error bars are so small"
-    parser.add_argument("--rtol", type=positive, help=text)
-    averages = {name: parser.get_default(name) for name in ("rule", "nodes", "replicates", "seed")}
-    parser.set_defaults(run=partial(run, averages=averages))
+    own = {
+        "branch": {"choices": [name for name in BRANCHES if name], "default": "semantic", "help": "branch"},
+        "rtol": {"type": positive, "help": text},
+    }
+    subcommand(commands, "solve", run, "one fixed point of the theory", {**ALPHA, **MODEL, **averages(), **own})
 
 
-def run(args: argparse.Namespace, averages: dict[str, Any]) -> Report:
+def run(args: argparse.Namespace) -> Report:
     """Solve one branch at one alpha.
 
-    Args:
-        averages: the defaults of the options that `--rtol` replaces.
-
     Raises:
-        InputError: one of these options beside `--rtol`.
+        InputError: an option of the averages beside `--rtol`, which chooses them.
     """
-    model = model_of(args)
+    model, nodes = model_of(args), None
     if args.rtol is None:
-        point = solve(model, args.alpha, args.branch, nodes_of(args, model))
-    else:
-        for name, default in averages.items():
-            if (value := getattr(args, name)) != default:
-                text = f"must be left out beside --rtol, which chooses the averages, got --{name} {value}"
-                raise InputError(name, text)
-        point = solve(model, args.alpha, args.branch, rtol=args.rtol)
+        nodes = nodes_of(args, model)
+    for name, default in {**{k: form["default"] for k, form in averages().items()}, "seed": 0}.items():
+        if args.rtol is not None and (value := getattr(args, name)) != default:
+            raise InputError(name, f"must be left out beside --rtol, which chooses the averages, got --{name} {value}")
+    point = solve(model, args.alpha, args.branch, nodes, rtol=args.rtol)
     text = state_text(f"{args.branch} branch at alpha = {args.alpha:g}", point)
-    return Report(state_report(point), text, {}, bool(point.ok))
+    return Report(state_report(point), text, {}, bool(point.ok), nodes)
 
 
 def _one(name: str, values: Any) -> float:
@@ -73,7 +55,6 @@ def state_report(point: FixedPoint) -> dict[str, Any]:
     """The JSON object of a fixed point: its setting, all that is kept of a state, and the error bars."""
     means = {name: _one(name, a) for name, a in point.mean.numbers().items()}
     worst = {"status": Status.name_of(point.status), "residual": float(point.residual)}
-    bars = {name: _one(name, a) for name, a in point.stderr.numbers().items() if name not in worst}
     return {
         "alpha": float(point.alpha),
         **{name: float(getattr(point.model, name)) for name in NUMBERS},
@@ -81,26 +62,27 @@ def state_report(point: FixedPoint) -> dict[str, Any]:
         **means,
         **worst,
         "affected_by_jumps": list(AFFECTED) if point.jumps else [],
-        "stderr": bars,
+        "stderr": {name: _one(name, a) for name, a in point.stderr.numbers().items() if name not in worst},
     }
 
 
 def state_text(title: str, point: FixedPoint) -> str:
     """The readable summary of a fixed point."""
     row = state_report(point)
-    lines = [f"{title}: {row['status']}, residual {row['residual']:.1e}"]
     shown = {"train_loss": "training loss / d", "gen_error": "test error"}
-    for name in ("q", "V", "theta", "m", *shown):
-        lines += [f"  {shown.get(name, name):<18}{with_error(row[name], row['stderr'][name])}"]
+    lines = [
+        (shown.get(name, name), with_error(row[name], row["stderr"][name]))
+        for name in ("q", "V", "theta", "m", "train_loss", "gen_error")
+    ]
     formal = "; formally infinite with the jumps" if point.jumps else ""
     lines += [
-        f"  {'linear baseline':<18}{row['gen_error_linear']:.7f}",
-        f"  {'replicon':<18}{row['replicon']:.2f} (below 1: stable{formal})",
-        f"  {'jump mass':<18}{row['jump_mass']:.1%} of Vhat: the share of the jumps of the proximal operator",
-        f"  {'second minimum':<18}{row['second_minimum']:.2%} of the nodes have one",
+        ("linear baseline", f"{row['gen_error_linear']:.7f}"),
+        ("replicon", f"{row['replicon']:.2f} (below 1: stable{formal})"),
+        ("jump mass", f"{row['jump_mass']:.1%} of Vhat: the share of the jumps of the proximal operator"),
+        ("second minimum", f"{row['second_minimum']:.2%} of the nodes have one"),
     ]
     if point.jumps:
-        lines += [f"  {'affected':<18}{', '.join(AFFECTED)}: they contain the jumps here, but for the replicon"]
+        lines += [("affected", f"{', '.join(AFFECTED)}: they contain the jumps here, but for the replicon")]
     if row["unconverged"] > 0:
-        lines += [f"  {'unresolved':<18}{row['unconverged']:.1e} of the nodes"]
-    return "\n".join(lines)
+        lines += [("unresolved", f"{row['unconverged']:.1e} of the nodes")]
+    return f"{title}: {row['status']}, residual {row['residual']:.1e}\n{table(lines)}"

@@ -15,23 +15,18 @@ from ..phases.follow import Curve, sweep
 from ..phases.transitions import critical_alpha, linear_crossing
 from ..plotting import branch_figure
 from ..results import Status
-from .options import (
-    NUMBERS,
-    Report,
-    csv_of,
-    model_of,
-    model_options,
-    node_options,
-    nodes_of,
-    output_options,
-    png,
-    progress_bars,
-    with_error,
-)
+from ..store import csv_of
+from .options import MODEL, NUMBERS, averages, model_of, nodes_of, subcommand
+from .report import Report, png, progress_bars, table, with_error
 from .solve import state_report, state_text
 
 CURVE_POINTS = 23
 CURVE_RANGE = (0.05, 2.25)
+MEANING = {
+    "alpha_c": "positional minimum below, semantic above",
+    "alpha_l": "attention beats the linear baseline above",
+}
+Found = dict[str, Transition | None]  # by name, None where there is none
 # How a branch ends, in words.
 ENDS = {
     "pitchfork": "ends at {where}: {order} falls continuously to zero",
@@ -42,9 +37,8 @@ ENDS = {
 
 def register(commands: Any) -> None:
     """Add the subcommand."""
-    parents = [model_options(), node_options(SIZES["transition"]), output_options()]
-    parser = commands.add_parser("transition", parents=parents, help="find the transition, draw both branches")
-    parser.set_defaults(run=run)
+    text = "find the transition, draw both branches"
+    subcommand(commands, "transition", run, text, {**MODEL, **averages("transition")})
 
 
 def run(args: argparse.Namespace) -> Report:
@@ -63,29 +57,24 @@ def run(args: argparse.Namespace) -> Report:
         critical = critical_alpha(model, nodes, start=curves)
         stage("alpha_l")(0, 1)
         crossing = linear_crossing(model, critical, nodes, start=curves)
-    text = "\n".join([_transition_text(critical, crossing), "", *_end_lines(ends, curves)])
+    # Without alpha_c nothing is known about alpha_l.
+    found: Found = {
+        "alpha_c": critical if critical.ok else None,
+        "alpha_l": crossing if critical.ok and crossing.ok else None,
+    }
+    text = "\n".join([_transition_text(critical, found), "", *_end_lines(ends, curves)])
     files = {}
     if args.out is not None:
         files = {"transition.png": png(branch_figure(curves, critical, crossing)), "curves.csv": _table(curves)}
         text += f"\nFigure, table and JSON: {args.out / 'transition.png'}, curves.csv, transition.json"
-    return Report(transition_report(critical, crossing, ends), text, files, bool(critical.ok))
+    return Report(transition_report(critical, found, ends), text, files, bool(critical.ok), nodes)
 
 
-def _found(critical: Transition, crossing: Transition) -> dict[str, Transition | None]:
-    """The transitions by name, None where there is none; without alpha_c nothing is known about alpha_l."""
-    return {
-        "alpha_c": critical if critical.ok else None,
-        "alpha_l": crossing if critical.ok and crossing.ok else None,
-    }
-
-
-def transition_report(critical: Transition, crossing: Transition, ends: dict[str, list[BranchEnd]]) -> dict[str, Any]:
+def transition_report(critical: Transition, found: Found, ends: dict[str, list[BranchEnd]]) -> dict[str, Any]:
     """The JSON object of `tiedattn transition`."""
-    found = _found(critical, crossing)
     report: dict[str, Any] = {}
     for name, t in found.items():
-        alpha, bar = (None, None) if t is None else (float(t.alpha), float(t.stderr))
-        report |= {name: alpha, f"{name}_stderr": bar}
+        report[name], report[f"{name}_stderr"] = (None, None) if t is None else (float(t.alpha), float(t.stderr))
     report["spinodals"] = {branch: _end_report(main_end(several)) for branch, several in ends.items()}
     report["ends"] = {branch: [_end_report(end) for end in several] for branch, several in ends.items()}
     for kind in ("sensitivities", "sensitivities_stderr"):
@@ -100,9 +89,8 @@ def _numbers(tree: Any) -> dict[str, float]:
 
 
 def _end_report(end: BranchEnd | None) -> dict[str, Any] | None:
-    if end is None:
-        return None
-    return {name: getattr(end, name) for name in ("alpha", "stderr", "kind", "direction", "side")}
+    names = ("alpha", "stderr", "kind", "direction", "side")
+    return None if end is None else {name: getattr(end, name) for name in names}
 
 
 def main_end(ends: list[BranchEnd]) -> BranchEnd | None:
@@ -112,24 +100,18 @@ def main_end(ends: list[BranchEnd]) -> BranchEnd | None:
     return max(lower, key=lambda e: e.alpha) if lower else min(upper, key=lambda e: e.alpha, default=None)
 
 
-def _transition_text(critical: Transition, crossing: Transition) -> str:
+def _transition_text(critical: Transition, found: Found) -> str:
     """alpha_c and alpha_l, their sensitivities, and both branches at alpha_c."""
-    if not critical.ok:
+    known = {name: t for name, t in found.items() if t is not None}
+    if not known:
         return f"no transition: {Status.name_of(critical.status)} (the branches' losses do not cross)"
-    meaning = {
-        "alpha_c": "positional minimum below, semantic above",
-        "alpha_l": "attention beats the linear baseline above",
-    }
-    found = {name: t for name, t in _found(critical, crossing).items() if t is not None}
-    text = "\n".join(f"{name} = {with_error(t.alpha, t.stderr)}   {meaning[name]}" for name, t in found.items())
-    for name, t in found.items():
-        text += f"\n\nsensitivities of {name}"
-        values, bars = _numbers(t.sensitivities), _numbers(t.sensitivities_stderr)
-        for number, value in values.items():
-            text += f"\n  d {name} / d {number:<8}{with_error(value, bars[number])}"
-    for branch in critical.branches:
-        text += "\n\n" + state_text(f"{branch.branch} branch at alpha_c", branch)
-    return text
+    parts = ["\n".join(f"{name} = {with_error(t.alpha, t.stderr)}   {MEANING[name]}" for name, t in known.items())]
+    for name, t in known.items():
+        pairs = zip(_numbers(t.sensitivities).items(), _numbers(t.sensitivities_stderr).values(), strict=True)
+        rows = [(f"d {name} / d {number}", with_error(value, bar)) for (number, value), bar in pairs]
+        parts.append(f"sensitivities of {name}\n{table(rows)}")
+    parts += [state_text(f"{branch.branch} branch at alpha_c", branch) for branch in critical.branches]
+    return "\n\n".join(parts)
 
 
 def _end_lines(ends: dict[str, list[BranchEnd]], curves: list[Curve]) -> list[str]:
@@ -150,9 +132,8 @@ def _table(curves: list[Curve]) -> bytes:
     """The curves as CSV: what `state_report` says of their points, under the name of the branch that was followed."""
     rows = []
     for curve in curves:
-        for point in curve.points:
-            report = state_report(point)
-            numbers = {k: v for k, v in report.items() if k not in ("branch", "affected_by_jumps", "stderr")}
-            bars = {f"{name}_stderr": bar for name, bar in report["stderr"].items()}
-            rows.append({"branch": curve.branch, **numbers, **bars})
+        for report in map(state_report, curve.points):
+            bars = {f"{name}_stderr": bar for name, bar in report.pop("stderr").items()}
+            del report["affected_by_jumps"]
+            rows.append({**report, "branch": curve.branch, **bars})
     return csv_of(rows)

@@ -11,6 +11,7 @@ of the size of the inputs.
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import equinox as eqx
@@ -21,8 +22,9 @@ from jax import lax
 from jax.sharding import AxisType, NamedSharding, PartitionSpec
 
 from ..errors import InputError, is_concrete, require
-from ..model import Model
+from ..model import Model, check
 from ..overlaps import Overlaps
+from .checks import array, require_key, require_positive, require_type
 
 
 class Labels(eqx.Module):
@@ -73,36 +75,25 @@ class Data(eqx.Module):
         gamma: Any = None,
         labels: Labels | None = None,
     ):
-        x = _float(x)
-        _check_shape("x", x, ("L", "n", "d"), {})
+        sizes: dict[str, int] = {}
+        x = array("x", x, "L n d", sizes)
         L, n, d = x.shape
-        require(
-            n >= 1 and d >= 2, "x", f"shape {x.shape}", "an (L, n, d) array of n >= 1 sentences in d >= 2 dimensions"
-        )
-        sizes = {"L": L, "n": n, "d": d}
-        y = _float(y, x.dtype)
-        sizes["t"] = _check_shape("y", y, ("n", "L", "t"), sizes)[-1]
-        teacher = None if teacher is None else _float(teacher, x.dtype)
-        if teacher is not None:
-            _check_shape("teacher", teacher, ("d", "t"), sizes)
-        encodings = jnp.zeros((L, d), x.dtype) if encodings is None else _float(encodings, x.dtype)
-        _check_shape("encodings", encodings, ("L", "d"), sizes)
+        want = "an (L, n, d) array of n >= 1 sentences in d >= 2 dimensions"
+        require(n >= 1 and d >= 2, "x", f"shape {x.shape}", want)
+        fit = partial(array, sizes=sizes, dtype=x.dtype)
+        self.x, self.y = x, fit("y", y, "n L t")
+        self.teacher = None if teacher is None else fit("teacher", teacher, "d t")
+        self.encodings = jnp.zeros((L, d), x.dtype) if encodings is None else fit("encodings", encodings, "L d")
         if gamma is None:
-            gamma = jnp.mean((x * d**0.5 - encodings[:, None]) ** 2, (1, 2))[:, None]
-        gamma = _float(gamma, x.dtype)
-        if gamma.shape != (L, 1):
-            _check_shape("gamma", gamma, ("L", "d"), sizes)
+            gamma = jnp.mean((x * d**0.5 - self.encodings[:, None]) ** 2, (1, 2))[:, None]
+        self.gamma = fit("gamma", gamma, "L 1" if jnp.shape(gamma) == (L, 1) else "L d")
+        if is_concrete(self.gamma):
+            require(np.asarray(self.gamma) > 0, "gamma", self.gamma[:, :4], "positive")
         if labels is not None:
-            _check_shape("labels.energy", labels.energy, ("n",), sizes)
-            _check_shape("labels.cross", labels.cross, ("L", "L", "n"), sizes)
-            _check_shape("labels.gram", labels.gram, ("L", "L", "n"), sizes)
-        for name, value in {"x": x, "y": y, "teacher": teacher, "encodings": encodings, "gamma": gamma}.items():
-            _check_finite(name, value)
-        if is_concrete(gamma):
-            require(gamma > 0, "gamma", gamma[:, :4], "positive")
-        for name in ("energy", "cross", "gram") if labels is not None else ():
-            _check_finite(f"labels.{name}", getattr(labels, name))
-        self.x, self.y, self.teacher, self.encodings, self.gamma, self.labels = x, y, teacher, encodings, gamma, labels
+            require_type(labels, "labels", Labels, "Labels: see Data.from_sentences(inputs, labels, ...)")
+            energy, cross = fit("labels.energy", labels.energy, "n"), fit("labels.cross", labels.cross, "L L n")
+            labels = Labels(energy, cross, fit("labels.gram", labels.gram, "L L n"))
+        self.labels = labels
 
     @classmethod
     def from_sentences(
@@ -127,32 +118,28 @@ class Data(eqx.Module):
         Raises:
             InputError: shapes that do not fit, entries that are not finite, or neither `teacher` nor `fields`.
         """
-        inputs = _float(inputs)
-        n, L, d = _check_shape("inputs", inputs, ("n", "L", "d"), {})
-        _check_finite("inputs", inputs)
-        sizes = {"n": n, "L": L, "d": d}
-        encodings = jnp.zeros((L, d), inputs.dtype) if encodings is None else _float(encodings, inputs.dtype)
-        _check_shape("encodings", encodings, ("L", "d"), sizes)
-        if fields is None:
-            if teacher is None:
-                raise InputError(
-                    "fields", "must be given, (n, L, t), where there is no teacher, (d, t), to compute them from"
-                )
-            teacher = _float(teacher, inputs.dtype)
-            _check_shape("teacher", teacher, ("d", "t"), sizes)
+        sizes: dict[str, int] = {}
+        inputs = array("inputs", inputs, "n L d", sizes)
+        _, L, d = inputs.shape
+        fit = partial(array, sizes=sizes, dtype=inputs.dtype)
+        encodings = jnp.zeros((L, d), inputs.dtype) if encodings is None else fit("encodings", encodings, "L d")
+        if fields is not None:
+            fields = fit("fields", fields, "n L t")
+        elif teacher is not None:
+            teacher = fit("teacher", teacher, "d t")
             fields = inputs @ teacher / d**0.5
+        else:
+            want = "must be given, (n, L, t), where there is no teacher, (d, t), to compute them from"
+            raise InputError("fields", want)
         x = jnp.swapaxes(inputs + encodings, 0, 1) / d**0.5
-        products = None
         if labels is not None:
-            labels = _float(labels, inputs.dtype)
-            _check_shape("labels", labels, ("n", "L", "d"), sizes)
-            _check_finite("labels", labels)
-            products = Labels(
+            labels = fit("labels", labels, "n L d")
+            labels = Labels(
                 energy=jnp.sum(labels**2, (1, 2)) / d,
                 cross=jnp.einsum("nki,lni->kln", labels, x) / d**0.5,
                 gram=token_gram(x),
             )
-        return cls(x, fields, teacher, encodings, gamma, products)
+        return cls(x, fields, teacher, encodings, gamma, labels)
 
     @property
     def shape(self) -> tuple[int, int, int, int]:
@@ -196,7 +183,7 @@ class Data(eqx.Module):
             InputError: the teacher is not known.
         """
         teacher = self.known_teacher("for its overlaps")
-        return jnp.einsum("ia,li,ib->lab", teacher, self._gamma(), teacher) / self.x.shape[2]
+        return covariances(self.gamma, teacher, teacher)
 
     @property
     def teacher_gram(self) -> jax.Array:
@@ -223,19 +210,20 @@ class Data(eqx.Module):
         Args:
             V: response, (L, r, r), where the estimate comes with one. An estimate alone has none: NaN.
         """
-        gamma, (L, _, d, t), r = self._gamma(), self.shape, Q.shape[1]
-        theta = jnp.full((L, r, t), jnp.nan, Q.dtype)
-        if self.teacher is not None:
-            theta = jnp.einsum("ia,li,ib->lab", Q, gamma, self.teacher) / d
+        (L, _, d, t), r = self.shape, Q.shape[1]
+        unknown = jnp.full((L, r, t), jnp.nan, Q.dtype)
         return Overlaps(
-            q=jnp.einsum("ia,li,ib->lab", Q, gamma, Q) / d,
+            q=covariances(self.gamma, Q, Q),
             V=jnp.full((L, r, r), jnp.nan, Q.dtype) if V is None else V,
-            theta=theta,
+            theta=unknown if self.teacher is None else covariances(self.gamma, Q, self.teacher),
             m=self.encodings @ Q / d**0.5,
         )
 
-    def _gamma(self) -> jax.Array:
-        return jnp.broadcast_to(self.gamma, (self.x.shape[0], self.x.shape[2]))
+
+def covariances(gamma: jax.Array, a: jax.Array, b: jax.Array) -> jax.Array:
+    """``a^T Sigma_l b / d`` of every token: variances (L, d) or (L, 1), (d, i), (d, j) -> (L, i, j)."""
+    d = a.shape[0]
+    return jnp.einsum("ia,li,ib->lab", a, jnp.broadcast_to(gamma, (gamma.shape[0], d)), b) / d
 
 
 def student_fields(x: jax.Array, Q: jax.Array) -> jax.Array:
@@ -296,28 +284,29 @@ def start(model: Model, data: Data, init: Any, key: jax.Array | None = None, sca
     """
     if not isinstance(init, str):
         return check_estimate("init", model, data, init)
-    d, r = data.shape[2], model.shape[1]
     if init not in ("semantic", "positional", "random"):
         raise InputError("init", f"must be 'semantic', 'positional', 'random' or a (d, r) array, got init={init!r}")
-    _check_fit(model, data)
-    if scale is not None and is_concrete(scale):
-        require(np.isfinite(scale) and scale > 0, "scale", scale, "positive")
+    check_fit(model, data)
+    if is_concrete(model):
+        check(model, even=False)
+    if key is not None:
+        require_key(key)
+    if scale is not None:
+        require_positive(scale, "scale")
+    size = scale if scale is not None else 0.25 if init == "positional" else 1.0
+    d, r = data.shape[2], model.shape[1]
     noise = jax.random.normal(jax.random.key(0) if key is None else key, (d, r), data.x.dtype)
     if init == "random":
-        return noise * (1.0 if scale is None else scale)
+        return noise * size
     if init == "semantic":
-        given = data.known_teacher("for init='semantic'")[:, :r] * (1.0 if scale is None else scale)
+        given = data.known_teacher("for init='semantic'")[:, :r] * size
     else:
         if is_concrete(data.encodings):
-            require(
-                jnp.any(data.encodings != 0),
-                "init",
-                init,
-                "'semantic', 'random' or an array for data without encodings",
-            )
+            some = np.any(np.asarray(data.encodings) != 0)
+            require(some, "init", init, "'semantic', 'random' or an array for data without encodings")
         coefficients = jnp.linalg.eigh(data.encodings @ data.encodings.T)[1][:, -1]
         direction = coefficients @ data.encodings * jnp.where(coefficients[0] < 0, -1.0, 1.0)
-        given = (direction / jnp.linalg.norm(direction) * d**0.5 * (0.25 if scale is None else scale))[:, None]
+        given = (direction / jnp.linalg.norm(direction) * d**0.5 * size)[:, None]
     return jnp.concatenate([given, 0.1 * noise[:, given.shape[1] :]], 1)
 
 
@@ -327,46 +316,27 @@ def check_estimate(name: str, model: Model, data: Data, Q: Any) -> jax.Array:
     Raises:
         InputError: not of shape (d, r), or not finite, or data that do not fit the model.
     """
-    _check_fit(model, data)
-    Q = _float(Q, data.x.dtype)
-    shape = data.shape[2], model.shape[1]
-    if Q.shape != shape:
-        raise InputError(name, f"must have shape (d, r) = {shape}, got shape {Q.shape}")
-    _check_finite(name, Q)
-    return Q
+    check_fit(model, data)
+    return array(name, Q, "d r", {"d": data.shape[2], "r": model.shape[1]}, data.x.dtype)
 
 
-def check_provides(model: Model, method: str, why: str) -> None:
-    """Raise an `InputError` unless the model has written one of its optional methods; says why it is asked for."""
-    if not model.provides(method):
-        name = type(model).__name__
-        raise InputError("model", f"must have a method `{method}` {why}, got {name} without it: see tiedattn_jax.Model")
-
-
-def _check_fit(model: Model, data: Data) -> None:
-    want, got = (model.shape[0], model.shape[2]), (data.shape[0], data.shape[3])
-    if want != got:
-        raise InputError(
-            "data",
-            f"must have L = {want[0]} tokens and t = {want[1]} teacher fields as the model has, "
-            f"got L = {got[0]}, t = {got[1]}",
-        )
-
-
-def _float(a: Any, dtype: Any = None) -> jax.Array:
-    a = jnp.asarray(a, dtype)
-    return a if jnp.issubdtype(a.dtype, jnp.floating) else a.astype(jnp.result_type(float))
-
-
-def _check_shape(name: str, a: jax.Array, axes: tuple[str, ...], sizes: dict[str, int]) -> tuple[int, ...]:
-    fits = jnp.ndim(a) == len(axes) and all(sizes.get(k, s) == s for k, s in zip(axes, a.shape, strict=True))
-    if not fits:
-        known = ", ".join(f"{k} = {sizes[k]}" for k in dict.fromkeys(axes) if k in sizes)
-        want = f"({', '.join(axes)})" + (f" with {known}" if known else "")
-        raise InputError(name, f"must have shape {want}, got shape {jnp.shape(a)}")
-    return a.shape
-
-
-def _check_finite(name: str, a: jax.Array | None) -> None:
-    if a is not None and is_concrete(a) and not bool(jnp.all(jnp.isfinite(a))):
-        raise InputError(name, f"must be finite, got {int(jnp.sum(~jnp.isfinite(a)))} entries that are not")
+def check_fit(model: Model, data: Data) -> None:
+    """Raise an `InputError` unless the data have the model's numbers of tokens and fields, its type, and its scale."""
+    require_type(model, "model", Model, "a tiedattn_jax.Model, such as dot_product()")
+    require_type(data, "data", Data, "a tiedattn_jax.Data")
+    (L, _, t), got = model.shape, (data.shape[0], data.shape[3])
+    if got != (L, t):
+        want = f"must have L = {L} tokens and t = {t} teacher fields as the model has"
+        raise InputError("data", f"{want}, got L = {got[0]}, t = {got[1]}")
+    wanted = jnp.result_type(model.lam)
+    if data.x.dtype != wanted:
+        want = f"must be {wanted} as the model is, or the model as the data are"
+        raise InputError("data", f"{want}, got {data.x.dtype}: see dot_product(dtype=...)")
+    if is_concrete(model, data.x):
+        d = data.shape[2]
+        with jax.ensure_compile_time_eval():
+            ratio = float(jnp.vdot(data.x, data.x) / data.x.size * d / jnp.mean(model.trace))
+        # Of inputs that were not divided by sqrt(d) it is d.
+        if ratio > max(10, d**0.5):
+            want = "must have inputs x divided by sqrt(d), of the model's variance / d"
+            raise InputError("data", f"{want}, got {ratio:.3g} times that")

@@ -10,15 +10,15 @@ from typing import Any
 import equinox as eqx
 import jax
 import jax.numpy as jnp
-import numpy as np
 from jax import lax
 
 from ..averages.nodewise import nodewise
 from ..averages.prox import loss_at_nodes
-from ..errors import InputError, is_concrete, require, require_count
+from ..errors import InputError, require, require_count
 from ..model import Model
 from ..results import Average
-from .data import Data, Labels, check_estimate, check_provides, student_fields
+from .checks import check_provides, require_key, require_not_negative, require_type
+from .data import Data, Labels, check_estimate, covariances, student_fields
 from .sampling import draw_sentences
 
 _TEST_BLOCK = 256  # sentences in memory at a time: 256 x 2 x 1000 normals are 4 MB in float64
@@ -72,12 +72,17 @@ def linear_baseline(data: Data, ridge: Any = 0.0, test: Data | None = None) -> L
         test: other sentences to test on.
 
     Raises:
-        InputError: no labels, a single sentence and no `test`, or a negative `ridge`.
+        InputError: no labels, a single sentence and no `test`, a `test` of other sentences, or a negative `ridge`.
     """
+    require_type(data, "data", Data, "a tiedattn_jax.Data")
     labels = data.known_labels("for the linear baseline")
-    unseen = None if test is None else test.known_labels("for the linear baseline", "test")
-    if is_concrete(ridge):
-        require(np.isfinite(ridge) and float(ridge) >= 0, "ridge", ridge, "zero or positive")
+    unseen = None
+    if test is not None:
+        require_type(test, "test", Data, "a tiedattn_jax.Data")
+        unseen = test.known_labels("for the linear baseline", "test")
+        fits = test.shape[0] == data.shape[0] and test.x.dtype == data.x.dtype
+        require(fits, "test", f"{test.shape[0]} of {test.x.dtype}", f"{data.shape[0]} tokens of {data.x.dtype} as data")
+    require_not_negative(ridge, "ridge")
     if test is None and data.shape[1] < 2:
         raise InputError("data", "must have two sentences or more for cross-validation, got n=1: or give test=...")
     return _fit_linear(labels, jnp.asarray(ridge, data.x.dtype), unseen)
@@ -126,7 +131,9 @@ def heldout_error(
     """
     Q = check_estimate("Q", model, data, Q)
     teacher = data.known_teacher("to label fresh sentences")
+    require_key(key)
     require_count(sentences, "sentences", 2)
+    require(sentences < 2**31, "sentences", sentences, "below 2^31")
     if exact:
         check_provides(model, "target", "for exact=True")
     block = min(int(sentences), _TEST_BLOCK)
@@ -147,8 +154,7 @@ def _heldout(
 ) -> Average:
     (L, d), r = encodings.shape, Q.shape[1]
     both = jnp.concatenate([Q, teacher], 1)
-    covariance = jnp.einsum("ia,li,ib->lab", both, jnp.broadcast_to(gamma, (L, d)), both) / d
-    values, vectors = jnp.linalg.eigh(covariance)  # singular where Q and Q* are parallel
+    values, vectors = jnp.linalg.eigh(covariances(gamma, both, both))  # singular where Q and Q* are parallel
     root = vectors * jnp.sqrt(jnp.maximum(values, 0.0))[:, None]
     m = encodings @ Q / d**0.5
 

@@ -18,15 +18,16 @@ import numpy as np
 from ..averages.default import default_nodes
 from ..averages.rule import Rule
 from ..averages.sizes import SIZES
-from ..errors import require, require_count
+from ..errors import InputError, require_count
 from ..model import Model
 from ..overlaps import Overlaps, magnitudes
 from ..results import Status, error_bar
 from ..theory.fixed_points import FixedPoint, solve
-from .data import Data, check_provides
+from .checks import check_provides
+from .data import Data
 from .evaluation import heldout_error
 from .message_passing import GAMP
-from .sampling import realised, sample_data
+from .sampling import realised, sample_data, sentence_count
 from .training import Training, train
 
 _FINISH_STEPS = 1000
@@ -62,14 +63,14 @@ class Instances(eqx.Module):
     """What K instances gave.
 
     Attributes:
-        found: on the instances. V is NaN after training, which has none.
+        found: on the instances. V is NaN after training, and after message passing that diverged.
         theory: at each instance's realised rho, on the branch that the instance ended in; NaN where theory has no such
             state, or was not asked.
         theory_stderr: error bars of the averages behind it.
         branch: "positional" or "semantic", the larger of the two overlaps, (K,).
         rho: realised ``tr(Q*^T Sigma Q*) / d``, mean over the tokens, (K,).
-        status: `Status` of every run, (K,).
-        finished: whether message passing had to be finished by L-BFGS, (K,).
+        status: `Status` of every run, (K,): that of message passing where finishing it did not help.
+        finished: whether it took L-BFGS, after message passing, to reach a critical point, (K,).
         gradient_norm: largest entry of the gradient of the empirical risk, (K,).
         iterations: of message passing or of the optimiser, without those of finishing, (K,).
         theory_status: `Status` of the theory, (K,).
@@ -107,13 +108,11 @@ class Instances(eqx.Module):
         use = self.usable & (self.branch == branch) & (self.theory_status <= Status.stalled)
         out = {}
         for name in NAMES:
-            found, theory, bar = (
-                np.asarray(getattr(n, name))[use] for n in (self.found, self.theory, self.theory_stderr)
-            )
-            count = found.size
-            scatter = error_bar(found - theory) if count > 1 else np.nan
-            common = np.mean(bar) if count else np.nan  # the same nodes for all instances
-            mean = (np.mean(found), np.mean(theory)) if count else (np.nan, np.nan)
+            each = np.stack([getattr(n, name) for n in (self.found, self.theory, self.theory_stderr)])[:, use]
+            found, theory, bar = each[:, np.isfinite(each[0])]
+            mean = (np.mean(found), np.mean(theory)) if found.size else (np.nan, np.nan)
+            scatter = error_bar(found - theory) if found.size > 1 else np.nan
+            common = np.mean(bar) if found.size else np.nan  # the same nodes for all instances
             out[name] = (*map(float, mean), float(mean[0] - mean[1]), float(np.hypot(scatter, common)))
         return out
 
@@ -135,17 +134,6 @@ class Instances(eqx.Module):
                         f"  {name:<14}{found:>14.6g}{theory:>14.6g}{gap:>+14.2g}{bar:>12.2g}{sigmas:>9}".rstrip()
                     )
         return "\n".join(lines)
-
-
-class _Outcome(eqx.Module):
-    found: Compared
-    gram: jax.Array
-    positional: jax.Array
-    rho: jax.Array
-    status: jax.Array
-    finished: jax.Array
-    gradient_norm: jax.Array
-    iterations: jax.Array
 
 
 def run_instances(
@@ -184,11 +172,15 @@ def run_instances(
         InputError: naming the argument that is out of range; a model without `with_teacher`.
     """
     require_count(batch, "batch")
-    require(np.ndim(keys) == 1 and np.size(keys) >= 1, "keys", np.shape(keys), "an array of one key or more")
+    typed = isinstance(keys, jax.Array) and jnp.issubdtype(keys.dtype, jax.dtypes.prng_key) and keys.ndim == 1
+    if not (typed and len(keys)):
+        want = "must be an array of one key or more, as jax.random.split(key, K) is"
+        raise InputError("keys", f"{want}, got shape {np.shape(keys)}")
     check_provides(model, "with_teacher", "to be given the teacher that was drawn")
+    sentence_count(model, d, alpha, min(batch, len(keys)))
     nodes = default_nodes(model, SIZES["instances"]) if nodes is None else nodes
 
-    def one(key: jax.Array) -> _Outcome:
+    def one(key: jax.Array) -> dict[str, Any]:
         return _outcome(model, d, alpha, run, key, sentences, normalise)
 
     outcomes, points = [], []
@@ -196,7 +188,7 @@ def run_instances(
     for k in range(0, len(keys), batch):
         several = jax.vmap(one)(keys[k : k + batch]) if batch > 1 else jax.tree.map(lambda a: a[None], one(keys[k]))
         outcomes.append(jax.device_get(several))
-        for gram, positional in zip(outcomes[-1].gram, outcomes[-1].positional, strict=True) if theory else ():
+        for gram, positional in zip(*map(outcomes[-1].get, ("gram", "positional")), strict=True) if theory else ():
             own = model.with_teacher(jnp.asarray(gram))
             points.append(solve(own, alpha, "positional" if positional else "semantic", nodes))
         progress(min(k + batch, len(keys)), len(keys))
@@ -211,61 +203,59 @@ def _outcome(
     key: jax.Array,
     sentences: int,
     normalise: bool,
-) -> _Outcome:
-    """One instance: drawn, run, finished if need be, and measured."""
+) -> dict[str, Any]:
+    """One instance, drawn, run, finished if need be, and measured: fields of `Instances`, and what theory asks for."""
     key_data, key_run, key_test = jax.random.split(key, 3)
     data = sample_data(model, d, alpha, key_data, normalise=normalise)
     result = run(data, key_run)
-    end, finished = _finished(model, data, result)
-    x = eqx.tree_at(lambda o: o.V, end.overlaps, result.overlaps.V)
+    end, status, finished = _finished(model, data, result)
+    V = jnp.where(result.status <= Status.max_steps, result.overlaps.V, jnp.nan)
+    x = eqx.tree_at(lambda o: o.V, end.overlaps, V)
     semantic, positional = magnitudes(realised(model, data), x)
     test = heldout_error(model, data, end.Q, key_test, sentences=sentences)
-    return _Outcome(
-        found=Compared.of(end.train_loss, test.value, x),
-        gram=data.teacher_gram,
-        positional=positional > semantic,
-        rho=jnp.mean(jnp.trace(data.rho, axis1=1, axis2=2)),
-        status=end.status,
-        finished=finished,
-        gradient_norm=end.gradient_norm,
-        iterations=result.iterations,
-    )
+    return {
+        "found": Compared.of(end.train_loss, test.value, x),
+        "rho": jnp.mean(jnp.trace(data.rho, axis1=1, axis2=2)),
+        "status": status,
+        "finished": finished,
+        "gradient_norm": end.gradient_norm,
+        "iterations": result.iterations,
+        "gram": data.teacher_gram,
+        "positional": positional > semantic,
+    }
 
 
-def _finished(model: Model, data: Data, result: GAMP | Training) -> tuple[Training, jax.Array]:
-    """Where a run ended, with L-BFGS after message passing; and whether it took that to reach a critical point."""
+def _finished(model: Model, data: Data, result: GAMP | Training) -> tuple[GAMP | Training, jax.Array, jax.Array]:
+    """Where a run ended, with L-BFGS after message passing; its status, and whether L-BFGS made it a critical point."""
     if not isinstance(result, GAMP):
-        return result, jnp.zeros((), bool)
+        return result, result.status, jnp.zeros((), bool)
     # From a critical point this takes no step.
     tol = 1e-10 if data.x.dtype == jnp.float64 else 1e-5
     end = train(model, data, "lbfgs", result.Q, steps=_FINISH_STEPS, tol=tol)
-    return end, ~result.ok & end.ok
+    status = jnp.where(end.ok | result.ok, end.status, result.status)
+    return end, status, end.ok & (end.iterations > 0)
 
 
-def _gathered(runs: Any, points: list[FixedPoint]) -> Instances:
-    """The outcomes of K runs, an `_Outcome` of numpy arrays (K, ...), next to K fixed points of the theory or none."""
-    count = runs.status.size
-    blank = jnp.full(count, jnp.nan)
+def _gathered(runs: dict[str, Any], points: list[FixedPoint]) -> Instances:
+    """The outcomes of K runs, arrays (K, ...), next to K fixed points of the theory or none."""
+    positional = runs.pop("positional")
+    del runs["gram"]
+    blank = jnp.full(positional.size, jnp.nan)
     predicted = bars = Compared(*[blank] * len(NAMES))
-    theory_status = np.full(count, int(Status.absent))
+    theory_status = np.full(positional.size, int(Status.absent))
     if points:
         predicted, bars = (
             jax.tree.map(
-                lambda *a: np.array(a, float), *[Compared.of(p.train_loss, p.gen_error, p.overlaps) for p in s]
+                lambda *a: np.array(a, float), *(Compared.of(p.train_loss, p.gen_error, p.overlaps) for p in s)
             )
             for s in (points, [p.stderr for p in points])
         )
         theory_status = np.array([int(p.status) for p in points])
     return Instances(
-        found=runs.found,
         theory=predicted,
         theory_stderr=bars,
-        branch=np.where(runs.positional, "positional", "semantic"),
-        rho=runs.rho,
-        status=runs.status,
-        finished=runs.finished,
-        gradient_norm=runs.gradient_norm,
-        iterations=runs.iterations,
+        branch=np.where(positional, "positional", "semantic"),
         theory_status=theory_status,
         points=points,
+        **runs,
     )

@@ -13,9 +13,13 @@ import jax.numpy as jnp
 import numpy as np
 
 from ..errors import InputError, is_concrete, require, require_count
-from ..model import Model
+from ..model import Model, check
 from ..theory.observables import target_at_nodes
-from .data import Data, Labels, check_provides, shard, student_fields, token_gram
+from .checks import check_provides, require_key, require_memory, require_positive
+from .data import Data, Labels, shard, student_fields, token_gram
+
+# Of the inputs x, in memory together while they are drawn: on CPUs as measured, on others at the least.
+_COPIES = {"cpu": 6}
 
 
 def sample_data(model: Model, d: int, alpha: Any, key: jax.Array, *, normalise: bool = False) -> Data:
@@ -35,22 +39,34 @@ def sample_data(model: Model, d: int, alpha: Any, key: jax.Array, *, normalise: 
         normalise: whether ``Q*^T Q* / d`` is exactly the model's.
 
     Raises:
-        InputError: `d` or `alpha` too small or not a number.
+        InputError: `d` or `alpha` too small or not a number; sentences that do not fit into memory.
+    """
+    if is_concrete(model):
+        check(model, even=False)
+    n = sentence_count(model, d, alpha)
+    require_key(key)
+    counts, least = _shares(model.law().weights, int(d)), model.shape[0] + model.shape[2]
+    if min(counts) < least:
+        raise InputError("d", f"must leave L + t = {least} coordinates to every atom of the spectral law, got d={d}")
+    return _draw(model, counts, n, key, normalise)
+
+
+def sentence_count(model: Model, d: int, alpha: Any, instances: int = 1) -> int:
+    """The integer nearest to ``alpha d``.
+
+    Raises:
+        InputError: as `sample_data`, also where so many instances together do not fit into memory.
     """
     L, _, t = model.shape
     require_count(d, "d", max(2, L + t))
+    require_positive(alpha, "alpha")
     if not is_concrete(alpha):
-        raise InputError(
-            "alpha", "must be a Python number in sample_data, got a traced array: it sets the shape of the data"
-        )
-    require(np.isfinite(alpha) and float(alpha) > 0, "alpha", alpha, "positive and finite")
-    n = round(float(alpha) * d)
-    require(n >= 1, "alpha", alpha, f"at least 1 / d = {1 / d}, for one sentence or more")
-    law = model.law()
-    counts = _shares(law.weights, int(d))
-    if min(counts) < L + t:
-        raise InputError("d", f"must leave L + t = {L + t} coordinates to every atom of the spectral law, got d={d}")
-    return _draw(model, counts, n, key, normalise)
+        raise InputError("alpha", "must be a Python number, got a traced array: it sets the shape of the data")
+    n = float(alpha) * d
+    size = _COPIES.get(jax.default_backend(), 2) * instances * n * L * d * model.lam.dtype.itemsize
+    require_memory(size, "d", d, f"drawing alpha d = {n:.3g} sentences")
+    require(round(n) >= 1, "alpha", alpha, f"at least 1 / d = {1 / d}, for one sentence or more")
+    return round(n)
 
 
 def _shares(weights: jax.Array, d: int) -> tuple[int, ...]:
@@ -58,9 +74,7 @@ def _shares(weights: jax.Array, d: int) -> tuple[int, ...]:
     if weights.shape[0] == 1:
         return (d,)
     if not is_concrete(weights):
-        raise InputError(
-            "weights", "of a spectral law of several atoms must be known when data are drawn, got traced ones"
-        )
+        raise InputError("weights", "of several atoms must be known when data are drawn, got traced ones")
     edges = np.round(np.cumsum(np.asarray(weights, float)) * d).astype(int)
     return tuple(int(c) for c in np.diff(edges, prepend=0))
 
@@ -70,11 +84,9 @@ def _draw(model: Model, counts: tuple[int, ...], n: int, key: jax.Array, normali
     d, law = sum(counts), model.law()
     key_teacher, key_tokens = jax.random.split(key)
     keys = jax.random.split(key_teacher, len(counts))
-    parts = [
-        _directions(keys[k], count, law.tau[k], law.pi[k], law.cross[k], normalise) for k, count in enumerate(counts)
-    ]
-    encodings = jnp.concatenate([tau for tau, _ in parts]).T / d**0.5
-    teacher = jnp.concatenate([pi for _, pi in parts])
+    atoms = zip(keys, counts, law.tau, law.pi, law.cross, strict=True)
+    tau, teacher = (jnp.concatenate(parts) for parts in zip(*(_directions(*a, normalise) for a in atoms), strict=True))
+    encodings = tau.T / d**0.5
     gamma = law.gamma.T if len(counts) == 1 else jnp.repeat(law.gamma, np.array(counts), 0, total_repeat_length=d).T
     return shard(draw_sentences(model, teacher, encodings, gamma.astype(model.lam.dtype), n, key_tokens))
 

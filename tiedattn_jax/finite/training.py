@@ -18,14 +18,14 @@ from typing import Any
 import equinox as eqx
 import jax
 import jax.numpy as jnp
-import numpy as np
 import optax
 from jax import lax
 
-from ..errors import is_concrete, require, require_choice, require_count
+from ..errors import require_choice, require_count
 from ..model import Model
 from ..overlaps import Overlaps
 from ..results import Status
+from .checks import require_memory, require_not_negative, require_positive
 from .data import Data, check_estimate, start, student_fields
 from .evaluation import sentence_losses
 
@@ -76,23 +76,9 @@ def risk(model: Model, data: Data, Q: Any, *, exact: bool = False) -> jax.Array:
     Raises:
         InputError: `Q` of the wrong shape, or `exact` for data without labels.
     """
-    return _risk(model, data, check_estimate("Q", model, data, Q), exact)
-
-
-def _risk(model: Model, data: Data, Q: jax.Array, exact: bool) -> jax.Array:
+    Q = check_estimate("Q", model, data, Q)
     losses = sentence_losses(model, data, student_fields(data.x, Q), exact)
     return jnp.sum(losses) + 0.5 * model.lam * jnp.sum(Q**2)
-
-
-class _Loop(eqx.Module):
-    Q: jax.Array
-    value: jax.Array
-    gradient: jax.Array
-    inner: Any  # state of the optimiser
-    steps: jax.Array
-    failure: jax.Array  # what ended the run, or `converged` while nothing has
-    losses: jax.Array
-    norms: jax.Array
 
 
 def train(
@@ -136,72 +122,35 @@ def train(
     require_choice(optimizer, "optimizer", OPTIMIZERS)
     require_count(steps, "steps")
     rate = RATES[optimizer] if rate is None else rate
-    if is_concrete(rate):
-        require(np.isfinite(rate) and rate > 0, "rate", rate, "positive and finite")
-    if is_concrete(tol):
-        require(np.isfinite(tol) and tol >= 0, "tol", tol, "zero or positive")
+    require_positive(rate, "rate")
+    require_not_negative(tol, "tol")
     Q = start(model, data, init, key, scale)
+    require_memory(2.0 * steps * Q.dtype.itemsize, "steps", steps, "their history")
     return _run(model, data, Q, optimizer, int(steps), jnp.asarray(rate, Q.dtype), jnp.asarray(tol, Q.dtype), exact)
 
 
-class _Descent:
-    """The risk of one instance, and one optimiser on it."""
+class _Loop(eqx.Module):
+    Q: jax.Array
+    value: jax.Array
+    gradient: jax.Array
+    inner: Any  # state of the optimiser
+    steps: jax.Array
+    failure: jax.Array  # what ended the run, or `converged` while nothing has
+    losses: jax.Array
+    norms: jax.Array
 
-    def __init__(self, model: Model, data: Data, optimizer: str, rate: jax.Array, exact: bool):
-        self.objective = partial(_risk, model, data, exact=exact)
-        self.tool = OPTIMIZERS[optimizer](rate)
-        self.searches = optimizer == "lbfgs"  # along a line: it takes values, and has the value and gradient at its end
+    @property
+    def norm(self) -> jax.Array:
+        return jnp.max(jnp.abs(self.gradient))
 
-    def step(self, p: _Loop) -> tuple[jax.Array, jax.Array, jax.Array, Any]:
-        """Weights, risk, gradient and the optimiser's state after one step."""
-        if not self.searches:
-            update, inner = self.tool.update(p.gradient, p.inner, p.Q)
-            Q = optax.apply_updates(p.Q, update)
-            return Q, *jax.value_and_grad(self.objective)(Q), inner
-        along = {"value": p.value, "grad": p.gradient, "value_fn": self.objective}
-        update, inner = self.tool.update(p.gradient, p.inner, p.Q, **along)
-        Q = optax.apply_updates(p.Q, update)
-        return Q, *optax.value_and_grad_from_state(self.objective)(Q, state=inner), inner
+    @property
+    def finite(self) -> jax.Array:
+        return jnp.isfinite(self.value) & jnp.all(jnp.isfinite(self.gradient)) & jnp.all(jnp.isfinite(self.Q))
 
-    def first(self, Q: jax.Array, steps: int) -> _Loop:
-        """Before the first step."""
-        value, gradient = jax.value_and_grad(self.objective)(Q)
-        finite = jnp.isfinite(value) & jnp.all(jnp.isfinite(gradient))
-        blank = jnp.full(steps + 1, jnp.nan, Q.dtype)
-        return _Loop(
-            Q=Q,
-            value=value,
-            gradient=gradient,
-            inner=self.tool.init(Q),
-            steps=jnp.array(0, jnp.int32),
-            failure=jnp.where(finite, Status.converged, Status.nonfinite).astype(jnp.int32),
-            losses=blank.at[0].set(value / Q.shape[0]),
-            norms=blank.at[0].set(_largest(gradient)),
-        )
-
-    def after(self, p: _Loop) -> _Loop:
-        """After one step more; of one that is not finite nothing is kept but its failure."""
-        Q, value, gradient, inner = self.step(p)
-        finite = jnp.isfinite(value) & jnp.all(jnp.isfinite(gradient)) & jnp.all(jnp.isfinite(Q))
-        still = finite & jnp.all(Q == p.Q)
-        kept = (jnp.where(finite, a, b) for a, b in ((Q, p.Q), (value, p.value), (gradient, p.gradient)))
-        Q, value, gradient = kept
-        failure = jnp.where(finite, jnp.where(still, Status.stalled, Status.converged), Status.nonfinite)
-        k = p.steps + 1
-        return _Loop(
-            Q=Q,
-            value=value,
-            gradient=gradient,
-            inner=inner,
-            steps=k,
-            failure=failure.astype(jnp.int32),
-            losses=p.losses.at[k].set(value / Q.shape[0]),
-            norms=p.norms.at[k].set(_largest(gradient)),
-        )
-
-
-def _largest(gradient: jax.Array) -> jax.Array:
-    return jnp.max(jnp.abs(gradient))
+    def recorded(self) -> _Loop:
+        """With the risk and the gradient at these steps in the histories."""
+        losses = self.losses.at[self.steps].set(self.value / self.Q.shape[0])
+        return eqx.tree_at(lambda p: (p.losses, p.norms), self, (losses, self.norms.at[self.steps].set(self.norm)))
 
 
 @eqx.filter_jit
@@ -215,21 +164,42 @@ def _run(
     tol: jax.Array,
     exact: bool,
 ) -> Training:
-    descent = _Descent(model, data, optimizer, rate, exact)
+    objective = partial(risk, model, data, exact=exact)
+    tool = optax.with_extra_args_support(OPTIMIZERS[optimizer](rate))
+
+    def evaluated(Q: jax.Array, inner: Any) -> tuple[jax.Array, jax.Array]:
+        if optimizer == "lbfgs" and inner is not None:  # it has them from the end of its line search
+            return optax.value_and_grad_from_state(objective)(Q, state=inner)
+        return jax.value_and_grad(objective)(Q)
+
+    def after(p: _Loop) -> _Loop:
+        """After one step more; of one that is not finite nothing is kept but its failure."""
+        along = {"value": p.value, "grad": p.gradient, "value_fn": objective}
+        update, inner = tool.update(p.gradient, p.inner, p.Q, **along)
+        Q = optax.apply_updates(p.Q, update)
+        new = _Loop(Q, *evaluated(Q, inner), inner, p.steps + 1, p.failure, p.losses, p.norms)
+        finite = new.finite
+        still = jnp.where(jnp.all(Q == p.Q), Status.stalled, Status.converged)
+        kept = [jnp.where(finite, a, b) for a, b in ((Q, p.Q), (new.value, p.value), (new.gradient, p.gradient))]
+        failure = jnp.where(finite, still, Status.nonfinite).astype(jnp.int32)
+        return eqx.tree_at(lambda p: (p.Q, p.value, p.gradient, p.failure), new, (*kept, failure)).recorded()
 
     def unfinished(p: _Loop) -> jax.Array:
-        return (p.failure == Status.converged) & (_largest(p.gradient) > tol) & (p.steps < steps)
+        return (p.failure == Status.converged) & (p.norm > tol) & (p.steps < steps)
 
-    p = lax.while_loop(unfinished, descent.after, descent.first(Q, steps))
-    norm = _largest(p.gradient)
+    blank, zero = jnp.full(steps + 1, jnp.nan, Q.dtype), jnp.array(0, jnp.int32)
+    first = _Loop(Q, *evaluated(Q, None), tool.init(Q), zero, zero, blank, blank)
+    failure = jnp.where(first.finite, Status.converged, Status.nonfinite).astype(jnp.int32)
+    first = eqx.tree_at(lambda p: p.failure, first, failure).recorded()
+    p = lax.while_loop(unfinished, after, first)
     # A run without a failure that is not at its tolerance has had its steps.
     ended = jnp.where(p.failure == Status.converged, Status.max_steps, p.failure)
-    converged = (norm <= tol) & (p.failure != Status.nonfinite)
+    converged = (p.norm <= tol) & (p.failure != Status.nonfinite)
     return Training(
         Q=p.Q,
         overlaps=data.overlaps(p.Q),
         train_loss=p.value / Q.shape[0],
-        gradient_norm=norm,
+        gradient_norm=p.norm,
         iterations=p.steps,
         status=jnp.where(converged, Status.converged, ended).astype(jnp.int32),
         losses=p.losses,

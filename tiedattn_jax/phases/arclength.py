@@ -13,16 +13,16 @@ import jax.numpy as jnp
 import numpy as np
 from scipy.optimize import brentq
 
-from ..averages.default import default_nodes
 from ..averages.rule import Replicate, Rule
 from ..averages.sizes import SIZES
-from ..errors import InputError, require
+from ..errors import InputError, require, require_count, require_kind
 from ..model import Model
 from ..overlaps import Coordinates, Overlaps, admissible, branch_of, label
 from ..parameters import Parameter
 from ..results import Settings, Status, error_bar
-from ..theory.fixed_points import FixedPoint, State, branch_start, near_branch, solve_replicates
+from ..theory.fixed_points import FixedPoint, State, branch_start, check_alpha, near_branch, solve_replicates
 from ..theory.state_evolution import saddle_map
+from .inputs import array_of, prepared
 
 _TOLERANCE = 1e-6  # of the residual, relative: the averages of lines are smooth to that
 _STEPS = 8  # of Newton's method; more say that the arc was too long
@@ -69,16 +69,6 @@ class BranchPath(eqx.Module):
         """Training loss / d along the path, (n,)."""
         return self.states.train_loss
 
-    @property
-    def gen_error(self) -> jax.Array:
-        """Test error along the path, (n,)."""
-        return self.states.gen_error
-
-    @property
-    def status(self) -> jax.Array:
-        """`Status` of every point, (n,)."""
-        return self.states.status
-
     def plot(self) -> Any:
         """Order parameters and training loss along the path; see `plotting.path_figure`."""
         from ..plotting import path_figure  # not at the top: only pictures need matplotlib
@@ -86,22 +76,38 @@ class BranchPath(eqx.Module):
         return path_figure([self])
 
 
+class Setting(NamedTuple):
+    """Where a path starts: a model and an alpha, what it leads through, and what the branch leaves free, (2,)."""
+
+    model: Model
+    alpha: jax.Array
+    parameter: Parameter
+    free: jax.Array
+
+    def at(self, value: Any) -> tuple[Model, jax.Array]:
+        """Model and alpha at another value of the parameter."""
+        return self.parameter.set(self.model, self.alpha, value)
+
+    def solve(self, one: Rule, x: Overlaps, settings: Settings, value: Any = None) -> State:
+        """The state near some overlaps in a single replicate, leaves (1, ...)."""
+        here = (self.model, self.alpha) if value is None else self.at(value)
+        return solve_replicates(*here, one, jax.tree.map(lambda v: v[None], x), self.free, settings)
+
+
 @eqx.filter_jit
-def _expand(
-    model: Model, alpha: jax.Array, parameter: Parameter, replicate: Replicate, u: jax.Array, free: jax.Array
-) -> tuple[jax.Array, jax.Array, jax.Array]:
+def _expand(setting: Setting, replicate: Replicate, u: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array]:
     """At ``u = (overlaps, parameter)``: F(x) - x, its derivatives in u (k, k + 1), and whether x is admissible."""
-    coordinates = Coordinates(model, free)
+    coordinates = Coordinates(setting.model, setting.free)
 
     def residual(u: jax.Array) -> jax.Array:
-        here, a = parameter.set(model, alpha, u[-1])
-        return coordinates.pack(saddle_map(here, a, coordinates.unpack(u[:-1]), replicate, free)[0]) - u[:-1]
+        x = coordinates.unpack(u[:-1])
+        return coordinates.pack(saddle_map(*setting.at(u[-1]), x, replicate, setting.free)[0]) - u[:-1]
 
     def column(d: jax.Array) -> Any:
         return jax.jvp(residual, (u,), (d,))
 
     r, J = jax.vmap(column, out_axes=(None, 1))(jnp.eye(u.shape[0], dtype=u.dtype))
-    return r, J, admissible(parameter.set(model, alpha, u[-1])[0], coordinates.unpack(u[:-1]))
+    return r, J, admissible(setting.at(u[-1])[0], coordinates.unpack(u[:-1]))
 
 
 class _Point(NamedTuple):
@@ -116,22 +122,13 @@ class _Point(NamedTuple):
 class _Continuation:
     """The solution curve of one replicate in scaled coordinates, the parameter last."""
 
-    def __init__(
-        self,
-        model: Model,
-        alpha: jax.Array,
-        parameter: Parameter,
-        value: float,
-        replicate: Replicate,
-        free: jax.Array,
-        x: Overlaps,
-    ):
-        self.arguments = model, alpha, parameter, replicate
-        self.free = free
-        self.coordinates = Coordinates(model, self.free)
+    def __init__(self, setting: Setting, one: Rule, x: Overlaps):
+        self.setting, self.one, self.replicate = setting, one, one.replicate(0)
+        self.coordinates = Coordinates(setting.model, setting.free)
+        value = setting.parameter.read(setting.model, setting.alpha, "parameter")
         ones = jax.tree.map(jnp.ones_like, x)
         self.on = np.flatnonzero(np.append(np.asarray(self.coordinates.pack(ones)), 1.0))  # not zero by symmetry
-        self.scale = np.append(np.asarray(self.coordinates.scale(model, x)), abs(value) or 1.0)
+        self.scale = np.append(np.asarray(self.coordinates.scale(setting.model, x)), abs(value) or 1.0)
         self.start = self.scaled(np.append(np.asarray(self.coordinates.pack(x)), value))
 
     def scaled(self, u: np.ndarray) -> np.ndarray:
@@ -146,7 +143,7 @@ class _Continuation:
         """Newton's method in the plane through `w` normal to `along`; None if it fails."""
         guess, rows = w, self.on[:-1]
         for k in range(_STEPS):
-            r, J, inside = _expand(*self.arguments, jnp.asarray(self.plain(w)), self.free)
+            r, J, inside = _expand(self.setting, self.replicate, jnp.asarray(self.plain(w)))
             r = np.asarray(r)[rows] / self.scale[rows]
             J = np.asarray(J)[np.ix_(rows, self.on)] * self.scale[self.on] / self.scale[rows, None]
             size = float(np.max(np.abs(r)))
@@ -158,14 +155,16 @@ class _Continuation:
             w = w + np.linalg.solve(np.vstack([J, along]), np.append(-r, -(along @ (w - guess))))
         return None
 
+    def value(self, w: np.ndarray) -> float:
+        """Of the parameter."""
+        return float(self.plain(w)[-1])
+
     def overlaps(self, w: np.ndarray) -> Overlaps:
         return self.coordinates.unpack(jnp.asarray(self.plain(w)[:-1]))
 
     def seen(self, w: np.ndarray) -> State:
         """Observables at a solution, leaves (1, ...)."""
-        model, alpha, parameter, replicate = self.arguments
-        here, a = parameter.set(model, alpha, self.plain(w)[-1])
-        return _at_once(here, a, replicate, self.overlaps(w), self.free, _OBSERVE)
+        return self.setting.solve(self.one, self.overlaps(w), _OBSERVE, self.value(w))
 
     def march(self, first: _Point, step: float, limits: tuple[float, float], count: int) -> tuple[list[_Point], str]:
         """Points from `first` on in the direction of its tangent, and why they end."""
@@ -179,8 +178,7 @@ class _Continuation:
                     return points, "no further point was found"
                 continue
             points.append(found)
-            value = self.plain(found.w)[-1]
-            if not limits[0] <= value <= limits[1]:
+            if not limits[0] <= self.value(found.w) <= limits[1]:
                 return points, "limit of the parameter"
             step = min(step * (1.5 if found.steps <= 3 else 0.7 if found.steps > 5 else 1.0), _LONGEST_STEP)
         return points, "number of points"
@@ -239,7 +237,7 @@ def trace_branch(
         branch: symmetry that is imposed, as in `solve`; None imposes none.
         nodes: averaging rule; by default `default_nodes` of `SIZES["path"]`, 2 replicates.
         start: near the state at the start; by default the branch is looked for on coarse averages.
-        settings: tolerances of the solve at the start.
+        settings: tolerances of the solve at the start; by default `Settings()`.
         step: first step of the arclength, relative to the sizes of overlaps and parameter at the start.
         points: at most so many in each direction.
 
@@ -247,51 +245,38 @@ def trace_branch(
         A `BranchPath` for every replicate; their scatter is the error of its numbers.
 
     Raises:
-        InputError: an unknown parameter, limits that do not contain the start, no state at the start.
+        InputError: an unknown parameter or branch, limits that do not contain the start, no state at the start, an
+            alpha, nodes, a start, settings, a step or points of another kind.
     """
-    number, free = Parameter(parameter), branch_of(branch).free(model)
-    here = number.read(model, alpha, "parameter")
-    require(len(limits) == 2 and limits[0] <= here <= limits[1], "limits", limits, f"two numbers around {here}")
-    nodes = default_nodes(model, SIZES["path"], replicates=2) if nodes is None else nodes
-    a, settings = jnp.asarray(alpha, model.lam.dtype), settings or Settings()
+    nodes, settings = prepared(model, nodes, settings, size=SIZES["path"], replicates=2)
+    free, a = branch_of(branch).free(model), check_alpha(model, alpha)
+    require_kind(parameter, "parameter", str, "the name of a number, for instance alpha or sigma")
+    here = Parameter(parameter).read(model, alpha, "parameter")
+    want = f"two increasing numbers around {here}"
+    low, high = array_of(limits, "limits", want, lambda a: a.size == 2 and a[0] <= here <= a[1] and a[0] < a[1])
+    array_of(step, "step", "a positive number", lambda a: a > 0, ndim=0)
+    require_count(points, "points")
+    require_kind(start, "start", (FixedPoint, Overlaps, type(None)), "a FixedPoint or Overlaps near the state")
     if start is None:
         start = near_branch(model, a, nodes.coarse, branch_start(model, branch), free, settings)
     elif isinstance(start, FixedPoint):
         start = start.overlaps
-    curves = _continuations(model, a, number, here, nodes, free, start, settings)
-    return [_path(curve, limits, step, points) for curve in curves]
+    curves = _continuations(Setting(model, a, Parameter(parameter), free), nodes, start, settings)
+    return [_path(curve, (low, high), step, points) for curve in curves]
 
 
-def _continuations(
-    model: Model,
-    alpha: jax.Array,
-    parameter: Parameter,
-    value: float,
-    nodes: Rule,
-    free: jax.Array,
-    start: Overlaps,
-    settings: Settings,
-) -> Iterator[_Continuation]:
+def _continuations(setting: Setting, nodes: Rule, start: Overlaps, settings: Settings) -> Iterator[_Continuation]:
     """The solution curve of every replicate, from a state near the start.
 
     Raises:
         InputError: there is none.
     """
     for k in range(nodes.replicates):
-        replicate = nodes.replicate(k)
-        found = _at_once(model, alpha, replicate, start, free, settings)
+        one = Rule(jax.tree.map(lambda a, k=k: a[k : k + 1], nodes.stack), nodes.coarse)
+        found = setting.solve(one, start, settings)
         if not found.has_state[0]:
             raise InputError("start", f"must be near a state, got one with status {Status.name_of(found.status[0])}")
-        x = jax.tree.map(lambda v: v[0], found.overlaps)
-        yield _Continuation(model, alpha, parameter, value, replicate, free, x)
-
-
-def _at_once(
-    model: Model, alpha: jax.Array, replicate: Replicate, x: Overlaps, free: jax.Array, settings: Settings
-) -> State:
-    """`solve_replicates` of a single replicate."""
-    stack, starts = jax.tree.map(lambda v: v[None], (replicate, x))
-    return solve_replicates(model, alpha, Rule(stack, replicate), starts, free, settings)
+        yield _Continuation(setting, one, jax.tree.map(lambda v: v[0], found.overlaps))
 
 
 def folds_of(paths: Sequence[BranchPath]) -> list[tuple[float, float]]:
@@ -299,6 +284,7 @@ def folds_of(paths: Sequence[BranchPath]) -> list[tuple[float, float]]:
 
     Paths that do not have the usual number of folds, being shorter, are left out.
     """
+    require(len(paths) > 0, "paths", list(paths), "one or more")
     counts = [len(p.folds) for p in paths]
     usual = max(set(counts), key=counts.count)
     alike = zip(*(p.folds for p in paths if len(p.folds) == usual), strict=True)
@@ -309,52 +295,43 @@ def _path(curve: _Continuation, limits: tuple[float, float], step: float, count:
     points, ends = curve.both_ways(limits, step, count)
     turns = curve.turns(points)
     crossings = [
-        0.5 * float(curve.plain(p.w)[-1] + curve.plain(q.w)[-1])
+        0.5 * (curve.value(p.w) + curve.value(q.w))
         for p, q in pairwise(points)
         if p.tangent[-1] * q.tangent[-1] > 0 and np.linalg.det(p.J[:, :-1]) * np.linalg.det(q.J[:, :-1]) < 0
     ]
-    u = np.array([curve.plain(p.w) for p in points])
     states = jax.tree.map(lambda *a: np.concatenate(a), *(curve.seen(p.w) for p in points))
     # The Jacobian is that of F(x) - x, in scaled coordinates, which have the same eigenvalues.
     eigenvalues = np.array([1 + np.linalg.eigvals(p.J[:, :-1]) for p in points])
-    model, _, parameter, _ = curve.arguments
     return BranchPath(
-        parameter=parameter.name,
-        values=u[:, -1],
+        parameter=curve.setting.parameter.name,
+        values=np.array([curve.value(p.w) for p in points]),
         states=states,
         eigenvalues=np.take_along_axis(eigenvalues, np.argsort(-eigenvalues.real, 1), 1),
-        labels=tuple(label(model, curve.overlaps(p.w)) for p in points),
-        folds=tuple(float(curve.plain(w)[-1]) for w in turns),
-        fold_states=tuple(curve.seen(w) for w in turns),
+        labels=tuple(label(curve.setting.model, curve.overlaps(p.w)) for p in points),
+        folds=tuple(map(curve.value, turns)),
+        fold_states=tuple(map(curve.seen, turns)),
         crossings=tuple(crossings),
         ends=ends,
     )
 
 
 def fold_near(
-    model: Model,
-    alpha: float,
-    branch: str,
-    nodes: Rule,
-    start: Overlaps,
-    limits: tuple[float, float],
+    setting: Setting, nodes: Rule, start: Overlaps, settings: Settings, limits: tuple[float, float]
 ) -> tuple[jax.Array, State] | None:
-    """The fold of a branch in alpha that is nearest to a state, between limits: in every replicate.
+    """The fold that is nearest to a state, between limits: in every replicate.
 
     Returns:
         alpha (R,) and the states there; None where a path has no fold, or there is no state with these nodes.
     """
-    number, free, dtype = Parameter("alpha"), branch_of(branch).free(model), model.lam.dtype
     found = []
     with contextlib.suppress(InputError):
-        for curve in _continuations(model, jnp.asarray(alpha, dtype), number, alpha, nodes, free, start, Settings()):
+        for curve in _continuations(setting, nodes, start, settings):
             points, _ = curve.both_ways(limits, _STEP, _FOLD_POINTS)
-            turns = {float(curve.plain(w)[-1]): w for w in curve.turns(points)}
-            inside = [fold for fold in turns if limits[0] < fold < limits[1]]
+            inside = [w for w in curve.turns(points) if limits[0] < curve.value(w) < limits[1]]
             if not inside:
                 return None
-            fold = min(inside, key=lambda fold: abs(fold - alpha))
-            found.append((jnp.asarray(fold, dtype), curve.seen(turns[fold])))
+            turn = min(inside, key=lambda w: abs(curve.value(w) - float(setting.alpha)))
+            found.append((jnp.asarray(curve.value(turn), setting.alpha.dtype), curve.seen(turn)))
     if len(found) < nodes.replicates:
         return None
     alphas, states = zip(*found, strict=True)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from functools import cached_property
 from itertools import combinations, pairwise
 from typing import Any, NamedTuple
@@ -14,15 +14,15 @@ import jax.numpy as jnp
 import numpy as np
 from scipy.interpolate import CubicHermiteSpline, CubicSpline, KroghInterpolator, PPoly
 
-from ..averages.default import default_nodes
 from ..averages.rule import Rule
-from ..errors import InputError, require
+from ..errors import InputError, require, require_kind
 from ..model import Model
 from ..parameters import Parameter
 from ..results import Settings, Status
 from ..theory.fixed_points import FixedPoint
-from .events import EVENTS, Event, Near, Start, Zero, changes, event_of, near_of, number_of, transition_of, zero_near
+from .events import Event, Near, Start, Zero, changes, event_of, near_of, number_of, transition_of, zero_near
 from .follow import Progress, Warm, learn, predict, silent, walk
+from .inputs import array_of, prepared
 
 # What it means that two boundaries meet.
 MEETINGS = {
@@ -96,7 +96,12 @@ class Boundary(eqx.Module):
         return CubicHermiteSpline(self.values[good], self.alpha[good], self.slope[good], extrapolate=False)
 
     def meets(self, other: Boundary) -> list[tuple[float, float]]:
-        """Where two boundaries have the same alpha: pairs (parameter, alpha), increasing."""
+        """Where two boundaries have the same alpha: pairs (parameter, alpha), increasing.
+
+        Raises:
+            InputError: they are boundaries in different parameters.
+        """
+        require(other.parameter == self.parameter, "parameter", other.parameter, f"{self.parameter} as in the other")
         if min(np.isfinite(self.alpha).sum(), np.isfinite(other.alpha).sum()) < 2:
             return []
         first, second = self.interpolant, other.interpolant
@@ -144,7 +149,7 @@ def trace_boundary(
     nodes: Rule | None = None,
     *,
     start: Start | None = None,
-    settings: Settings = _SETTINGS,
+    settings: Settings | None = None,
     sensitivities: bool = False,
     progress: Progress = silent,
 ) -> Boundary:
@@ -154,48 +159,45 @@ def trace_boundary(
     evaluation is then enough where the prediction was good.
 
     Args:
-        event: "alpha_c", where the losses cross; "semantic baseline" or "positional baseline", where the branch's test
-            error crosses that of the linear baseline (alpha_l is the semantic one where it lies above alpha_c);
-            "semantic instability" or "positional instability", where the branch stops being a minimum, the other order
-            parameter growing on it; "semantic pitchfork" or "positional pitchfork", where the branch leaves the
-            uninformed state.
+        event: a name in `EVENTS`, but no fold: for folds, see `trace_branch`.
         parameter: name of a scalar field of the model, or an entry such as "mixing[0,1]".
         values: monotonic.
         nodes: averaging rule; by default `default_nodes`.
         start: where the event is expected at the first value, as in `locate`; by default it is searched for in
             `SEARCH`.
-        settings: tolerances.
+        settings: tolerances; by default fewer than usual, as losses are stationary and starts are predicted.
         sensitivities: whether to find the exact slope of every point, for events other than alpha_c at the price of one
             more program.
         progress: called with the number of values that are done, and of all.
 
     Raises:
-        InputError: unknown event or parameter, a fold, values that are not monotonic or finite, no event at the first
-            value.
+        InputError: unknown event or parameter, a fold, values that are not monotonic, finite and in the model's range,
+            no event at the first value; nodes, a start or settings of another kind.
     """
-    what, number = event_of(event), Parameter(parameter)
+    nodes, settings = prepared(model, nodes, settings, _SETTINGS)
+    what = event_of(event, model)
     if what.value is None:
         raise InputError("event", f"must be one that can be followed, got event={event!r}: use trace_branch for folds")
-    values = np.asarray(values, float)
-    steps = np.diff(values)
-    good = values.ndim == 1 and values.size and np.all(np.isfinite(values)) and (np.all(steps > 0) or np.all(steps < 0))
-    require(good, "values", values, "finite and monotonic")
+    require_kind(parameter, "parameter", str, "the name of a number, for instance sigma")
     require(parameter != "alpha", "parameter", parameter, "another one than alpha")
+    number = Parameter(parameter)
     number.read(model, None, "parameter")
-    nodes = default_nodes(model) if nodes is None else nodes
-    tracer = _Tracer(event, model, number, nodes, settings, sensitivities or what.observable is None)
-    progress(0, len(values))
+    places = array_of(values, "values", "finite and monotonic", lambda a: abs(np.sign(np.diff(a)).sum()) == a.size - 1)
+    number.check(model, places, "values")
     near = None if start is None else near_of(what, start)
-    tracer.begin(values[0], tracer.searched(values[0], SEARCH) if near is None else near)
-    for k, value in enumerate(values):
+    tracer = _Tracer(what, model, number, nodes, settings, sensitivities or what.observable is None)
+    progress(0, len(places))
+    tracer.begin(places[0], tracer.searched(places[0], SEARCH) if near is None else near)
+    for k, value in enumerate(places):
         tracer.add(value)
-        progress(k + 1, len(values))
-    return Boundary.of(event, parameter, values, *map(np.array, zip(*tracer.rows, strict=True)))
+        progress(k + 1, len(places))
+    return Boundary.of(event, parameter, *map(np.array, zip(*tracer.points, strict=True)))
 
 
 class _Point(NamedTuple):
     """A point of a boundary, NaN where it was not found."""
 
+    value: float  # of the parameter
     alpha: float
     stderr: float
     slope: float  # d alpha / d parameter
@@ -205,18 +207,18 @@ class _Point(NamedTuple):
 class _Tracer:
     """A boundary on the way: its points, and what every state goes on from."""
 
-    def __init__(self, event: str, model: Model, parameter: Parameter, nodes: Rule, settings: Settings, exact: bool):
-        self.name, self.event, self.model, self.parameter = event, EVENTS[event], model, parameter
+    def __init__(self, event: Event, model: Model, parameter: Parameter, nodes: Rule, settings: Settings, exact: bool):
+        self.event, self.model, self.parameter = event, model, parameter
         self.nodes, self.settings, self.exact = nodes, settings, exact
-        self.rows: list[_Point] = []
-        self.solved: list[tuple[float, _Point]] = []  # values and points that were found
-        self.steepness: Any = np.nan  # of the event's number in alpha, kept from one value to the next
+        self.points: list[_Point] = []
+
+    @property
+    def found(self) -> list[_Point]:
+        return [p for p in self.points if np.isfinite(p.alpha)]
 
     def begin(self, value: float, near: Near) -> None:
-        place = self.place(value)
-        self.alpha = float(near.alpha)
-        self.steepness = near.slope
-        self.warms = [Warm.begin(x, place, self.nodes.replicates) for x in near.overlaps]
+        self.alpha, self.steepness = float(near.alpha), near.slope  # of the event's number in alpha
+        self.warms = [Warm.begin(x, self.place(value), self.nodes.replicates) for x in near.overlaps]
 
     def place(self, value: float) -> jax.Array:
         return jnp.asarray(value, self.model.lam.dtype)
@@ -225,47 +227,38 @@ class _Tracer:
         return self.parameter.set(self.model, None, value)[0]
 
     def predicted(self, value: float) -> Near:
-        """alpha by extrapolation of the last points, along the slope if there is one point; the states by the secant."""
-        alpha, last = self.alpha, self.solved[-_POINTS:]
-        if len(last) == 1 and np.isfinite(last[0][1].slope):
-            alpha = last[0][1].alpha + last[0][1].slope * (value - last[0][0])
+        """alpha by extrapolation of the last points, along the slope if there is one; the states by the secant."""
+        alpha, last = self.alpha, self.found[-_POINTS:]
+        if len(last) == 1 and np.isfinite(last[0].slope):
+            alpha = last[0].alpha + last[0].slope * (value - last[0].value)
         elif last:
-            alpha = float(KroghInterpolator([v for v, _ in last], [p.alpha for _, p in last])(value))
+            alpha = float(KroghInterpolator([p.value for p in last], [p.alpha for p in last])(value))
         here, place = self.at(value), self.place(value)
         return Near(alpha, tuple(predict(here, warm, place) for warm in self.warms), self.steepness)
 
     def add(self, value: float) -> None:
         """The boundary at the next value."""
-        found = self.settled(value, self.predicted(value))
-        if not found.met and self.solved:
+        zero = self.settled(value, self.predicted(value))
+        if not zero.met and self.found:
             with contextlib.suppress(InputError):
-                found = self.settled(value, self.searched(value, self.solved[-1][1].alpha * _FURTHER))
-        if not found.met:
-            self.rows.append(_Point(np.nan, np.nan, np.nan, max(int(s.status.max()) for s in found.states)))
+                zero = self.settled(value, self.searched(value, self.found[-1].alpha * _FURTHER))
+        if not zero.met:
+            worst = max(int(s.status.max()) for s in zero.states)
+            self.points.append(_Point(value, np.nan, np.nan, np.nan, worst))
             return
-        here = self.at(value)
-        at = transition_of(self.name, here, found, self.event.branches)
-        slope = np.nan
+        at, slope = transition_of(self.event, self.at(value), zero), np.nan
         if at.sensitivities is not None:
-            along = self.parameter.direction(self.model, value)
-            terms = jax.tree.map(jnp.vdot, at.sensitivities, along)
+            terms = jax.tree.map(jnp.vdot, at.sensitivities, self.parameter.direction(self.model, value))
             slope = float(sum(jax.tree.leaves(terms)))
-        self.steepness = found.slope
-        self.warms = [learn(w, self.place(value), s) for w, s in zip(self.warms, found.states, strict=True)]
-        self.rows.append(_Point(float(at.alpha), float(at.stderr), slope, int(at.status)))
-        self.solved.append((value, self.rows[-1]))
+        self.steepness = zero.slope
+        self.warms = [learn(w, self.place(value), s) for w, s in zip(self.warms, zero.states, strict=True)]
+        self.points.append(_Point(value, float(at.alpha), float(at.stderr), slope, int(at.status)))
 
     def settled(self, value: float, near: Near) -> Zero:
         return zero_near(self.event, self.at(value), near, self.nodes, self.settings, exact=self.exact)
 
     def searched(self, value: float, alphas: np.ndarray) -> Near:
-        """Where the event's number changes its sign between neighbours in a list of alphas.
-
-        If it does so nowhere, it may between an alpha at which there are states and one at which there are none.
-
-        Raises:
-            InputError: it does not.
-        """
+        """Where the event's number changes its sign in a list of alphas; see `first_change`."""
         here = self.at(value)
         walks = [walk(here, list(alphas), b, self.nodes, self.settings) for b in self.event.branches]
         return first_change(self.event, zip(*walks, strict=True))
@@ -279,19 +272,17 @@ def first_change(event: Event, looks: Iterable[Sequence[FixedPoint]]) -> Near:
     Raises:
         InputError: it does not.
     """
-    seen = []
-
-    def noted() -> Iterator[Sequence[FixedPoint]]:
-        for points in looks:
-            seen.append((float(points[0].alpha), points, number_of(event, points)))
-            yield points
-
-    for near in changes(event, noted()):
-        return near
+    seen: list[tuple[Sequence[FixedPoint], float]] = []
+    for points in looks:
+        seen.append((points, number_of(event, points)))
+        if near := changes(seen[-2:]):
+            return near[0]
     for one, other in pairwise(seen):
-        for (a, points, g), (b, _, none) in ((one, other), (other, one)):
+        for (points, g), (beyond, none) in ((one, other), (other, one)):
+            a, b = float(points[0].alpha), float(beyond[0].alpha)
             if np.isnan(none) and g * (b - a) < 0:  # numbers of events rise with alpha
                 overlaps = tuple(p.replicates.overlaps for p in points)
                 return Near(0.5 * (a + b), overlaps, low=min(a, b), high=max(a, b), there=a)
-    where = f"got none at the first for alpha from {seen[-1][0]:g} to {seen[0][0]:g}"
-    raise InputError("values", f"must begin where the event happens, {where}")
+    ends = [float(points[0].alpha) for points, _ in (seen[-1], seen[0])]
+    text = f"must begin where the event happens, got none at the first for alpha from {ends[0]:g} to {ends[1]:g}"
+    raise InputError("values", text)

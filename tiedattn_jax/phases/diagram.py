@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import csv
-import io
 import json
 from collections.abc import Callable
 from functools import cached_property
@@ -17,8 +15,9 @@ from scipy.interpolate import CubicHermiteSpline, CubicSpline, PPoly
 from ..errors import InputError
 from ..overlaps import PAIR
 from ..results import Status, error_bar, has_state, quorum
-from ..store import packed, write_whole
+from ..store import csv_of, packed, unpacked, write_whole
 from .boundaries import Boundary
+from .follow import UNSEEN
 from .transitions import baseline_owner
 
 REGIONS = (
@@ -72,21 +71,31 @@ class PhaseDiagram(eqx.Module):
         return np.asarray(quorum(self._has))
 
     @property
+    def seen(self) -> np.ndarray:
+        """Whether the proximal problem was solved at the nodes of a cell, (branch, y, x): else its numbers mean little."""
+        return np.asarray(~quorum(self.cells["unconverged"] > UNSEEN))
+
+    @property
     def absent(self) -> np.ndarray:
         """Whether a branch was looked for in a cell and is not there, (branch, y, x)."""
-        return np.asarray(~quorum(~(self._has | (self.cells["status"] == Status.absent)))) & ~self.exists
+        none = np.asarray(~quorum(~(self._has | (self.cells["status"] == Status.absent)))) & ~self.exists
+        return none & self.seen
 
     @property
     def solved(self) -> np.ndarray:
         """Whether both branches were settled in a cell, found or found absent, (y, x)."""
-        return np.asarray(np.all(self.exists | self.absent, 0))
+        return np.all((self.exists | self.absent) & self.seen, 0)
 
     @property
     def status(self) -> np.ndarray:
-        """`Status` of every cell, (branch, y, x): the worst of the replicates that agree with the majority."""
+        """`Status` of every cell, (branch, y, x): the worst of the replicates that agree with the majority.
+
+        Of a branch that was not found with nodes that see nothing, that is `max_steps`.
+        """
         status = self.cells["status"]
         worst = np.where(status == Status.absent, -1, status).max(-1)
-        return np.where(self.absent, int(Status.absent), worst).astype(int)
+        found = np.where(worst < 0, int(Status.max_steps), worst)
+        return np.where(self.absent, int(Status.absent), found).astype(int)
 
     @property
     def stable(self) -> np.ndarray:
@@ -156,7 +165,7 @@ class PhaseDiagram(eqx.Module):
         Raises:
             InputError: alpha is not an axis.
         """
-        return self._alpha_c
+        return self._boundaries[0]
 
     def alpha_l(self) -> Boundary:
         """Where the global minimum starts to beat the linear baseline.
@@ -167,33 +176,24 @@ class PhaseDiagram(eqx.Module):
         Raises:
             InputError: alpha is not an axis.
         """
-        return self._alpha_l
+        return self._boundaries[1]
 
     @cached_property
-    def _alpha_c(self) -> Boundary:
-        alpha, other, turn = self._along_alpha()
-        loss, slope, exists = (
-            turn(a) for a in (self._found("train_loss"), self._found("train_loss_by_alpha"), self.exists[..., None])
-        )
-        difference, steepness = (np.where(np.all(exists, 0), _minus(a), np.nan) for a in (loss, slope))
-        roots = np.full((len(other[1]), loss.shape[-1]), np.nan)
-        for i, j in np.ndindex(roots.shape):
-            roots[i, j] = _rise(_spline(alpha, difference[i, :, j], steepness[i, :, j]))
-        return Boundary.of("alpha_c", *other, *_summary(roots))
-
-    @cached_property
-    def _alpha_l(self) -> Boundary:
+    def _boundaries(self) -> tuple[Boundary, Boundary]:
         alpha, other, turn = self._along_alpha()
         gain = self._found("gen_error_linear") - self._found("gen_error")
-        gain = turn(np.where(self.exists[..., None], gain, np.nan))
-        exchange = self.alpha_c().alpha
-        roots = np.full((len(other[1]), gain.shape[-1]), np.nan)
-        for i, j in np.ndindex(roots.shape):
-            splines = [_spline(alpha, branch[i, :, j]) for branch in gain]
-            early, late = (spline is not None and spline(exchange[i]) >= 0 for spline in splines)
+        every = self._found("train_loss"), self._found("train_loss_by_alpha"), gain
+        loss, slope, gain = (turn(np.where(self.exists[..., None], a, np.nan)) for a in every)
+        critical, linear = np.full((2, len(other[1]), loss.shape[-1]), np.nan)
+        for i, j in np.ndindex(critical.shape):
+            critical[i, j] = _rise(_spline(alpha, _minus(loss)[i, :, j], _minus(slope)[i, :, j]))
+        first = Boundary.of("alpha_c", *other, *_summary(critical))
+        for i, j in np.ndindex(linear.shape):
+            splines, exchange = [_spline(alpha, branch[i, :, j]) for branch in gain], first.alpha[i]
+            early, late = (spline is not None and spline(exchange) >= 0 for spline in splines)
             before, after = map(_rise, splines)
-            roots[i, j] = (before, exchange[i], after)[int(baseline_owner(early, late))]
-        return Boundary.of("alpha_l", *other, *_summary(roots))
+            linear[i, j] = (before, exchange, after)[int(baseline_owner(early, late))]
+        return first, Boundary.of("alpha_l", *other, *_summary(linear))
 
     # Files
 
@@ -209,10 +209,13 @@ class PhaseDiagram(eqx.Module):
 
     @classmethod
     def load(cls, path: Path | str) -> PhaseDiagram:
-        """Read what `save` wrote."""
-        with np.load(path, allow_pickle=False) as file:
-            cells = {k: file[k] for k in file.files}
-        about = json.loads(str(cells.pop("about")))
+        """Read what `save` wrote.
+
+        Raises:
+            InputError: the file is missing, damaged or of another kind.
+        """
+        text = f"must be a whole file that PhaseDiagram.save wrote, got path='{path}'"
+        about, cells = unpacked(Path(path), InputError("path", text))
         x, y = ((about[k], cells.pop(f"axis_{k}")) for k in ("x", "y"))
         return cls(x, y, cells, about["attrs"])
 
@@ -240,14 +243,10 @@ class PhaseDiagram(eqx.Module):
 
     def to_csv(self, path: Path | str | None = None) -> str:
         """The `table` as CSV; also written to `path` if given."""
-        rows = self.table()
-        out = io.StringIO()
-        writer = csv.DictWriter(out, list(rows[0]), lineterminator="\n")
-        writer.writeheader()
-        writer.writerows(rows)
+        content = csv_of(self.table())
         if path is not None:
-            write_whole(Path(path), out.getvalue().encode())
-        return out.getvalue()
+            write_whole(Path(path), content)
+        return content.decode()
 
     def to_xarray(self) -> Any:
         """Means, error bars (suffix _stderr) and labels as a labelled dataset; needs the extra `xarray`."""
@@ -284,9 +283,9 @@ def _spline(alpha: np.ndarray, values: np.ndarray, slopes: np.ndarray | None = N
     on = np.isfinite(values)
     if on.sum() < (4 if slopes is None else 2):
         return None
-    return (
-        CubicSpline(alpha[on], values[on]) if slopes is None else CubicHermiteSpline(alpha[on], values[on], slopes[on])
-    )
+    if slopes is None:
+        return CubicSpline(alpha[on], values[on])
+    return CubicHermiteSpline(alpha[on], values[on], slopes[on])
 
 
 def _rise(spline: PPoly | None) -> float:
@@ -300,10 +299,7 @@ def _rise(spline: PPoly | None) -> float:
 
 def _mean(values: np.ndarray, axis: int) -> np.ndarray:
     """Mean of what is not NaN, NaN if nothing is."""
-    known = np.isfinite(values)
-    count = known.sum(axis)
-    total = np.where(known, values, 0.0).sum(axis)
-    return np.where(count > 0, total / np.maximum(count, 1), np.nan)
+    return np.ma.masked_invalid(values).mean(axis).filled(np.nan)
 
 
 def _summary(values: np.ndarray) -> tuple[np.ndarray, np.ndarray]:

@@ -8,15 +8,15 @@ import equinox as eqx
 import jax.numpy as jnp
 import numpy as np
 
-from ..averages.default import default_nodes
 from ..averages.rule import Rule
 from ..averages.sizes import SIZES
-from ..errors import require_choice
+from ..errors import require, require_choice, require_kind
 from ..overlaps import BRANCHES, PAIR
 from ..results import Settings, Status
 from ..theory.fixed_points import FixedPoint, solve_from
 from .events import EVENTS, Near, Transition, crossings, locate, number_of
 from .follow import CURVE_SETTINGS, Curve
+from .inputs import prepared
 
 # Share of the largest order parameter along a curve above which the one next to an end is not small: it has not fallen
 # to zero like a square root, and a fold is looked for.
@@ -55,7 +55,7 @@ def branch_ends(
     curve: Curve,
     nodes: Rule | None = None,
     *,
-    settings: Settings = CURVE_SETTINGS,
+    settings: Settings | None = None,
     sensitivities: bool = False,
 ) -> list[BranchEnd]:
     """All ends of a branch, and losses of its stability, between neighbouring points of its curve.
@@ -68,15 +68,16 @@ def branch_ends(
     Args:
         curve: the positional or the semantic branch.
         nodes: averaging rule; by default `default_nodes` of `SIZES["curve"]`.
-        settings: tolerances.
+        settings: tolerances; by default `CURVE_SETTINGS`.
         sensitivities: whether to derive the ends in the numbers of the model, see `locate`.
 
     Raises:
-        InputError: a curve of another branch.
+        InputError: a curve of another branch or without points; nodes or settings of another kind.
     """
+    require_kind(curve, "curve", Curve, "what sweep returns")
     require_choice(curve.branch, "curve.branch", PAIR)
-    model = curve.points[0].model
-    nodes = default_nodes(model, SIZES["curve"]) if nodes is None else nodes
+    require(len(curve.points) > 0, "curve.points", [], "one or more")
+    nodes, settings = prepared(curve.points[0].model, nodes, settings, CURVE_SETTINGS, size=SIZES["curve"])
     return _Ends(curve, nodes, settings, sensitivities).all()
 
 

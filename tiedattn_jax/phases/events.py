@@ -9,7 +9,7 @@ proximal operator.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from itertools import pairwise
 from typing import Any, NamedTuple
 
@@ -19,17 +19,18 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from ..averages.default import default_nodes
 from ..averages.rule import Replicate, Rule
 from ..errors import InputError, is_concrete, require_choice
 from ..model import Model
 from ..overlaps import PAIR, Overlaps, branch_of
+from ..parameters import Parameter
 from ..results import Settings, Status, error_bar, quorum
 from ..theory.fixed_points import FixedPoint, State, solve_replicates
 from ..theory.observables import excess_in, growths_in
 from ..theory.state_evolution import fold_gradient, implicit_gradient
-from .arclength import fold_near
+from .arclength import Setting, fold_near
 from .follow import Curve, for_each
+from .inputs import prepared
 from .secant import Secant
 
 _LOOKS = 12  # places at which states are solved, at most
@@ -44,57 +45,78 @@ class Event(NamedTuple):
     """Something that happens where a number of states crosses zero.
 
     Attributes:
+        name: in `EVENTS`.
         branches: the states that it looks at.
         value: of one `State` for each of them: the number in every replicate, (R,). None: the branch turns back there.
         observable: the same number of one state's overlaps, to be differentiated: ``(model, alpha, overlaps, replicate,
             free)``. None: the training losses of two states, whose derivatives come with them.
     """
 
-    branches: tuple[str, ...]
+    name: str
+    branches: tuple[str | None, ...]
     value: Callable[..., jax.Array] | None
     observable: Observable | None = None
 
 
 def _baseline(branch: str) -> Event:
     """The test error falls below that of the linear baseline."""
-
-    def excess(model: Model, alpha: jax.Array, x: Overlaps, replicate: Replicate, free: jax.Array) -> jax.Array:
-        return excess_in(model, x, replicate)
-
-    return Event((branch,), lambda s: s.gen_error_linear - s.gen_error, excess)
+    return Event(f"{branch} baseline", (branch,), lambda s: s.gen_error_linear - s.gen_error, _excess)
 
 
-def _growth(branch: str, order: str, sign: int = 1) -> Event:
+def _excess(model: Model, alpha: jax.Array, x: Overlaps, replicate: Replicate, free: jax.Array) -> jax.Array:
+    return excess_in(model, x, replicate)
+
+
+class _Growth(eqx.Module):
+    """The largest eigenvalue of the map in the direction of theta or m, above one; which is data, for one program."""
+
+    along: np.ndarray  # what it counts with in these directions, (2,)
+
+    def __call__(self, model: Model, alpha: jax.Array, x: Overlaps, replicate: Replicate, free: jax.Array) -> jax.Array:
+        return self.of(*growths_in(model, alpha, x, replicate, free))
+
+    def of(self, theta: jax.Array, m: jax.Array) -> jax.Array:
+        a, b = jnp.asarray(self.along, theta.dtype)
+        return a * (theta - 1) + b * (m - 1)
+
+
+def _growth(name: str, branch: str, *along: float) -> Event:
     """The largest eigenvalue of the map in the direction of an order parameter passes one."""
-
-    def growth(model: Model, alpha: jax.Array, x: Overlaps, replicate: Replicate, free: jax.Array) -> jax.Array:
-        theta, m = growths_in(model, alpha, x, replicate, free)
-        return sign * ({"theta": theta, "m": m}[order] - 1)
-
-    return Event((branch,), lambda s: sign * (getattr(s.diagnostics, f"growth_{order}") - 1), growth)
+    growth = _Growth(np.array(along))
+    return Event(name, (branch,), lambda s: growth.of(s.diagnostics.growth_theta, s.diagnostics.growth_m), growth)
 
 
-# The numbers rise with alpha where the branch comes from below.
-EVENTS: dict[str, Event] = {
-    "alpha_c": Event(PAIR, lambda p, s: p.train_loss - s.train_loss),
-    "semantic baseline": _baseline("semantic"),
-    "positional baseline": _baseline("positional"),
-    "semantic instability": _growth("semantic", "m", -1),
-    "positional instability": _growth("positional", "theta"),
-    "semantic pitchfork": _growth("uninformed", "theta"),
-    "positional pitchfork": _growth("uninformed", "m"),
-    "semantic fold": Event(("semantic",), None),
-    "positional fold": Event(("positional",), None),
+EVENTS = {
+    event.name: event
+    for event in (  # numbers rise with alpha where the branch comes from below
+        # The losses cross.
+        Event("alpha_c", PAIR, lambda p, s: p.train_loss - s.train_loss),
+        # The branch's test error falls below that of the linear baseline; alpha_l is such a place.
+        _baseline("semantic"),
+        _baseline("positional"),
+        # The branch stops being a minimum: the other order parameter grows on it.
+        _growth("semantic instability", "semantic", 0, -1),
+        _growth("positional instability", "positional", 1, 0),
+        # The branch leaves the uninformed state.
+        _growth("semantic pitchfork", "uninformed", 1, 0),
+        _growth("positional pitchfork", "uninformed", 0, 1),
+        # The branch turns back.
+        Event("semantic fold", ("semantic",), None),
+        Event("positional fold", ("positional",), None),
+    )
 }
 
 
-def event_of(name: str) -> Event:
+def event_of(name: str, model: Model) -> Event:
     """The event of a name.
 
     Raises:
-        InputError: there is none.
+        InputError: there is none, or the model lacks what it asks for.
     """
     require_choice(name, "event", EVENTS)
+    if "baseline" in name and not model.provides("target"):
+        text = f"must have a method `target(Y)` for the linear baseline, got {type(model).__name__}"
+        raise InputError("model", text)
     return EVENTS[name]
 
 
@@ -146,41 +168,52 @@ class Near(NamedTuple):
 
 
 # Where to start from: a place, states at one alpha (such as `Transition.branches`), or curves of the branches.
-Start = Near | Sequence[FixedPoint] | Sequence[Curve]
+Start = Near | FixedPoint | Sequence[FixedPoint] | Sequence[Curve]
 
 
 def near_of(event: Event, start: Start, low: Any = 0.0, high: Any = np.inf) -> Near | None:
     """What a caller gave to start from, as the place where an event is expected, between two alphas if on curves.
 
     Raises:
-        InputError: it is neither of the kinds, or of other branches than the event looks at.
+        InputError: it is neither of the kinds, or not of the branches that the event looks at.
     """
-    if isinstance(start, Near):
+    if isinstance(start, Near) and len(start.overlaps) == len(event.branches):
         return start
-    curves = [s for s in start if isinstance(s, Curve)]
-    points = [s for s in start if isinstance(s, FixedPoint)]
-    if len(points) == len(event.branches):
-        return Near(points[0].alpha, tuple(p.replicates.overlaps for p in points))
-    by_name = {curve.branch: curve for curve in curves}
-    if not set(event.branches) <= set(by_name):
-        want = f"one FixedPoint for each of {', '.join(event.branches)}, or curves of these branches"
-        raise InputError("start", f"must be {want}, got {[type(s).__name__ for s in start]}")
-    found = [near for near in crossings(event, [by_name[b] for b in event.branches]) if low <= near.alpha <= high]
-    return found[0] if found else None
+    several = isinstance(start, (list, tuple)) and not isinstance(start, Near)
+    given: Any = start if several else [start]
+    # One state of any name may be that of an event's only branch.
+    names: dict[Any, Any] = {None: event.branches[0]} if len(event.branches) == 1 else {}
+    curves = {names.get(s.branch, s.branch): s for s in given if isinstance(s, Curve)}
+    points = {names.get(s.branch, s.branch): s for s in given if isinstance(s, FixedPoint)}
+    if set(event.branches) <= set(curves):
+        found = crossings(event, [curves[b] for b in event.branches])
+        return next((near for near in found if low <= near.alpha <= high), None)
+    states = [points[b] for b in event.branches if b in points]
+    places = [p.alpha for p in states]
+    if len(states) == len(event.branches) and (not is_concrete(places) or np.ptp(places) == 0):
+        return Near(places[0], tuple(p.replicates.overlaps for p in states))
+    want = f"a FixedPoint for each of {list(event.branches)} at one alpha, or curves of these branches, or a Near"
+    raise InputError("start", f"must be {want}, got {[type(s).__name__ for s in given]}")
 
 
 def crossings(event: Event, curves: Sequence[Curve]) -> list[Near]:
     """All places between neighbouring points of the curves of an event's branches where its number changes sign."""
     resolved = [{float(p.alpha): p for p in curve.points if bool(p.ok)} for curve in curves]  # else growth means little
-    shared = sorted(set.intersection(*map(set, resolved)))
-    return list(changes(event, ([points[a] for points in resolved] for a in shared)))
+    every = ([points[a] for points in resolved] for a in sorted(set.intersection(*map(set, resolved))))
+    return changes([(points, number_of(event, points)) for points in every])
 
 
-def changes(event: Event, looks: Iterable[Sequence[FixedPoint]]) -> Iterator[Near]:
-    """Where the number of an event changes its sign between neighbours, among states at one alpha after the other."""
-    for p, q in pairwise((points, number_of(event, points)) for points in looks):
-        if p[1] * q[1] < 0:
-            yield between(p[0], q[0], p[1], q[1])
+def changes(looks: Sequence[tuple[Sequence[FixedPoint], float]]) -> list[Near]:
+    """Where a number changes its sign between states and the next, by linear interpolation; the states likewise."""
+    found = []
+    for (p, g), (q, h) in pairwise(looks):
+        if g * h < 0:
+            (a, one), (b, other) = ((float(s[0].alpha), [f.replicates.overlaps for f in s]) for s in (p, q))
+            share = g / (g - h)
+            states = jax.tree.map(lambda u, v, share=share: u + share * (v - u), one, other)
+            alpha, slope = a + share * (b - a), (h - g) / (b - a)
+            found.append(Near(alpha, tuple(states), slope, min(a, b), max(a, b), there=b))
+    return found
 
 
 def number_of(event: Event, points: Sequence[FixedPoint]) -> float:
@@ -195,23 +228,11 @@ def _numbers(event: Event, states: Sequence[State]) -> jax.Array:
     return jnp.where(there & quorum(there), event.value(*states), jnp.nan)
 
 
-def between(p: Sequence[FixedPoint], q: Sequence[FixedPoint], g: float, h: float) -> Near:
-    """Where a number that is g at the states p and h at q is zero, by linear interpolation; the states likewise."""
-    a, b = float(p[0].alpha), float(q[0].alpha)
-    share = g / (g - h)
-    one, other = ([s.replicates.overlaps for s in points] for points in (p, q))
-    states = jax.tree.map(lambda u, v: u + share * (v - u), one, other)
-    return Near(a + share * (b - a), tuple(states), (h - g) / (b - a), min(a, b), max(a, b), there=b)
-
-
 @eqx.filter_jit
 def _implicit(
-    event: Event, model: Model, alpha: jax.Array, nodes: Rule, xs: Overlaps, free: jax.Array
+    observable: Observable, model: Model, alpha: jax.Array, nodes: Rule, xs: Overlaps, free: jax.Array
 ) -> tuple[jax.Array, Model, jax.Array]:
-    """In every replicate, at its own fixed point: the event's number, its derivatives in the model and in alpha."""
-
-    assert event.observable is not None
-    observable = event.observable
+    """In every replicate, at its own fixed point: an event's number, its derivatives in the model and in alpha."""
 
     def one(args: tuple[Replicate, Overlaps]) -> Any:
         replicate, x = args
@@ -256,14 +277,29 @@ def zero_near(
 
     One loop serves the compiled solves of concrete numbers, until a step is below `tol`, and traced code, which takes
     two steps.
+
+    Args:
+        frees: what the branches leave free, (2,) each; by default those of the event.
     """
-    frees = [branch_of(b).free(model) for b in event.branches] if frees is None else frees
+    free = [branch_of(b).free(model) for b in event.branches] if frees is None else frees
+
+    def look(alpha: jax.Array, xs: Sequence[Overlaps]) -> Zero:
+        """The states at one alpha, and the event's number with the derivatives that are asked for, or free."""
+        states = tuple(solve_replicates(model, alpha, nodes, x, f, settings) for x, f in zip(xs, free, strict=True))
+        value, by_model = _numbers(event, states), None
+        by_alpha = jnp.full_like(value, jnp.nan)
+        if event.observable is None:
+            by_model, by_alpha = jax.tree.map(jnp.subtract, *(s.train_loss_partials for s in states))
+        elif exact:
+            _, by_model, by_alpha = _implicit(event.observable, model, alpha, nodes, states[0].overlaps, free[0])
+        return Zero(alpha, states, value, by_model, by_alpha)
+
     concrete = is_concrete((model, near))
     search = Secant.begin(near.there, near.slope, near.low, near.high, model.lam.dtype)
     trial, xs = jnp.asarray(near.alpha, model.lam.dtype), tuple(for_each(x, nodes.replicates) for x in near.overlaps)
     last: Zero | None = None
     for _ in range(_LOOKS if concrete else _NEWTON_LOOKS):
-        here = _look(event, model, trial, nodes, xs, frees, settings, exact)
+        here = look(trial, xs)
         if concrete and jnp.all(jnp.isnan(here.value)):
             if last is None and not np.isfinite(search.alpha):  # no state at the start
                 return here
@@ -276,27 +312,6 @@ def zero_near(
                 break
         trial = search.next()
     return here if last is None else last
-
-
-def _look(
-    event: Event,
-    model: Model,
-    alpha: jax.Array,
-    nodes: Rule,
-    xs: Sequence[Overlaps],
-    frees: Sequence[jax.Array],
-    settings: Settings,
-    exact: bool,
-) -> Zero:
-    """The states at one alpha, and the event's number with the derivatives that are asked for, or free."""
-    states = tuple(solve_replicates(model, alpha, nodes, x, free, settings) for x, free in zip(xs, frees, strict=True))
-    value, by_model = _numbers(event, states), None
-    by_alpha = jnp.full_like(value, jnp.nan)
-    if event.observable is None:
-        by_model, by_alpha = jax.tree.map(jnp.subtract, *(s.train_loss_partials for s in states))
-    elif exact:
-        _, by_model, by_alpha = _implicit(event, model, alpha, nodes, states[0].overlaps, frees[0])
-    return Zero(alpha, states, value, by_model, by_alpha)
 
 
 def locate(
@@ -326,21 +341,19 @@ def locate(
     Raises:
         InputError: an unknown event, or a start that does not belong to it.
     """
-    what = event_of(event)
-    nodes = default_nodes(model) if nodes is None else nodes
-    settings = settings or Settings()
+    nodes, settings = prepared(model, nodes, settings, traced=True)
+    what = event_of(event, model)
     near = near_of(what, start)
     if near is None:
-        raise InputError(
-            "start", f"must enclose the event, got curves between whose points {event} does not change sign"
-        )
+        text = f"must enclose the event, got curves between whose points {event} does not change sign"
+        raise InputError("start", text)
     if what.value is None:
-        return _fold(event, model, near, nodes, sensitivities)
+        return _fold(what, model, near, nodes, settings, sensitivities)
     zero = zero_near(what, lax.stop_gradient(model), near, nodes, settings, exact=sensitivities)
-    return transition_of(event, model, zero, what.branches)
+    return transition_of(what, model, zero)
 
 
-def transition_of(event: str, model: Model, zero: Zero, branches: Sequence[str | None]) -> Transition:
+def transition_of(event: Event, model: Model, zero: Zero) -> Transition:
     """What `zero_near` found, as a result; `model` is the caller's, in which it can be differentiated."""
     roots = zero.alpha - zero.value / (zero.slope if zero.by_model is None else zero.by_alpha)
     sensitivities = bars = None
@@ -348,7 +361,7 @@ def transition_of(event: str, model: Model, zero: Zero, branches: Sequence[str |
         each, sensitivities, bars = _derivatives(zero.by_model, zero.by_alpha)
         roots = _with_sensitivities(roots, each, model)
     alpha, held = jnp.mean(zero.alpha), lax.stop_gradient(model)
-    states = tuple(FixedPoint(held, alpha, s, b) for s, b in zip(zero.states, branches, strict=True))
+    states = tuple(FixedPoint(held, alpha, s, b) for s, b in zip(zero.states, event.branches, strict=True))
     worst = jnp.max(jnp.stack([s.status for s in states]))
     return Transition(
         alpha=jnp.nanmean(roots),
@@ -357,7 +370,7 @@ def transition_of(event: str, model: Model, zero: Zero, branches: Sequence[str |
         sensitivities_stderr=bars,
         status=jnp.where(zero.met, worst, Status.absent),
         branches=states,
-        event=event,
+        event=event.name,
     )
 
 
@@ -394,22 +407,25 @@ def _(primals: Any, tangents: Any) -> Any:
     raise TypeError("transitions have first derivatives only: take differences of `sensitivities` for the second")
 
 
-def _fold(event: str, model: Model, near: Near, nodes: Rule, sensitivities: bool) -> Transition:
+def _fold(event: Event, model: Model, near: Near, nodes: Rule, settings: Settings, sensitivities: bool) -> Transition:
     """A fold, by continuation in arclength."""
-    (branch,), held = EVENTS[event].branches, lax.stop_gradient(model)
-    alpha, free = float(near.alpha), branch_of(branch).free(held)
+    held = lax.stop_gradient(model)
+    if not is_concrete((held, near)):
+        raise InputError("event", f"must be no fold under a jax transformation such as jit, got event={event.name!r}")
+    alpha, free = float(near.alpha), branch_of(event.branches[0]).free(held)
+    setting = Setting(held, jnp.asarray(alpha, model.lam.dtype), Parameter("alpha"), free)
     x = jax.tree.map(lambda a: a.mean(0), for_each(near.overlaps[0], nodes.replicates))
     limits = float(near.low) or 0.5 * alpha, float(near.high) if np.isfinite(near.high) else 1.5 * alpha
-    found = fold_near(held, alpha, branch, nodes, x, limits)
+    found = fold_near(setting, nodes, x, settings, limits)
     if found is None:
         nan = jnp.full((), jnp.nan, model.lam.dtype)
-        return Transition(nan, nan, None, None, jnp.asarray(int(Status.absent)), (), event)
+        return Transition(nan, nan, None, None, jnp.asarray(int(Status.absent)), (), event.name)
     alphas, state = found
     by_model, by_alpha = None, jnp.full_like(alphas, jnp.nan)
     if sensitivities:
         by_model, by_alpha = _fold_gradients(held, alphas, nodes, state.overlaps, free)
     zero = Zero(alphas, (state,), jnp.zeros_like(alphas), by_model, by_alpha, 1.0, True)
-    return transition_of(event, model, zero, (branch,))
+    return transition_of(event, model, zero)
 
 
 @eqx.filter_jit

@@ -1,10 +1,10 @@
 """A branch from one setting to the next: one predictor, one test whether the branch is there.
 
-`advance` is the step: every replicate of the averages starts from the secant through its own last two states, so that a
-setting costs two or three Newton steps, and `search` says whether the branch is there. It runs as a Python loop over
-one branch (`walk`, `sweep`), and as a traced scan over many rows of a grid at once, spread over many devices
-(`follow`). There a *track* is one branch along one row; tracks do not know of each other, so that what is found does
-not depend on how they are spread over lanes, devices and processes.
+`Follower.advance` is the step: every replicate of the averages starts from the secant through its own last two states,
+so that a setting costs two or three Newton steps, and `Follower.search` says whether the branch is there. It runs as a
+Python loop over one branch (`walk`, `sweep`), and as a traced scan over many rows of a grid at once, spread over many
+devices (`follow`). There a *track* is one branch along one row; tracks do not know of each other, so that what is found
+does not depend on how they are spread over lanes, devices and processes.
 """
 
 from __future__ import annotations
@@ -19,22 +19,21 @@ import numpy as np
 from jax import lax
 from jax.sharding import Mesh, PartitionSpec
 
-from ..averages.default import default_nodes
 from ..averages.rule import Replicate, Rule
 from ..averages.sizes import SIZES
-from ..errors import is_concrete, require
+from ..errors import is_concrete
 from ..model import Model
 from ..overlaps import BRANCHES, PAIR, Overlaps, admissible, branch_of, of_order, own_size
 from ..results import Settings, Status, quorum
 from ..theory.fixed_points import FixedPoint, State, branch_start, solve_replicates
 from ..theory.newton import fixed_point
+from .inputs import array_of, prepared
 
 CURVE_SETTINGS = Settings(tol=1e-4, max_steps=20)
-_SMALL = (
-    0.2  # share of its largest possible size below which few nodes may leave an order parameter where there is none
-)
+_SMALL = 0.2  # share of its largest possible size that few nodes may leave of an order parameter where there is none
 _NOTHING = 0.01  # share of rho in q below which a student that does not settle is on its way to zero
-_DAMPED_STEPS = 60  # of a search from the start of a branch that has appeared again
+UNSEEN = 0.05  # share of nodes without a proximal minimiser above which averages say nothing; usually none is
+_DAMPED_STEPS = 60  # at least, of a search from the start of a branch that has appeared again
 
 Progress = Callable[[int, int], None]
 
@@ -119,58 +118,19 @@ class Searching(eqx.Module):
     found: State
 
 
-def search(
-    model: Model,
-    alpha: jax.Array,
-    nodes: Rule,
-    near: Overlaps,
-    start: Overlaps,
-    free: jax.Array,
-    settings: Settings,
-    lost: jax.Array,
-) -> State:
-    """A branch at one setting, or the uninformed state with status `absent`.
-
-    The branch is looked for near where it is expected. Where it is not found, or with a small order parameter, which
-    few nodes may leave where there is none, the uninformed state is asked whether that order parameter grows on it. If
-    not, the branch is absent: it has ended in a pitchfork, or in a fold beyond it. If so, a branch that was not found
-    is looked for again from its start, with damped steps. A student that shrinks to nothing all the while is absent,
-    too.
-
-    Args:
-        near: overlaps of every replicate near the state.
-        start: overlaps from which damped iteration reaches the branch.
-        lost: whether the branch is not expected at all; then the uninformed state comes first.
-    """
-
-    def stage(s: Searching) -> Searching:
-        uninformed, again = s.stage == _UNINFORMED, s.stage == _ANEW
-        xs = jax.tree.map(lambda a, b: jnp.where(again, a, b), start, near)
-        damped = eqx.tree_at(lambda a: a.warm_steps, settings, jnp.where(again, _DAMPED_STEPS, settings.warm_steps))
-        return settle(
-            model, s, solve_replicates(model, alpha, nodes, xs, jnp.where(uninformed, 0.0, free), damped), free
-        )
-
-    shapes = eqx.filter_eval_shape(solve_replicates, model, alpha, nodes, near, free, settings)
-    nothing = jax.tree.map(lambda a: jnp.zeros(a.shape, a.dtype), shapes)
-    nothing = eqx.tree_at(lambda a: a.status, nothing, jnp.full_like(nothing.status, Status.nonfinite))
-    s = Searching(jnp.where(lost, _UNINFORMED, _BRANCH), nothing)
-    if not is_concrete((model, alpha)):
-        return lax.while_loop(lambda s: s.stage != _DONE, stage, s).found
-    while s.stage != _DONE:  # with the compiled `solve_replicates`
-        s = stage(s)
-    return s.found
-
-
 @eqx.filter_jit
 def settle(model: Model, s: Searching, state: State, free: jax.Array) -> Searching:
-    """What one solve adds to a search. Only a branch with an order parameter of its own can be absent."""
+    """What one solve adds to a search.
+
+    Only a branch with an order parameter of its own can be absent, and only where the nodes see what there is.
+    """
     uninformed, again, own = s.stage == _UNINFORMED, s.stage == _ANEW, jnp.sum(free) == 1
     kept = jax.tree.map(lambda a, b: jnp.where(uninformed, a, b), s.found, state)
     known, size = quorum(state.has_state), jnp.mean(jnp.trace(state.overlaps.q, axis1=2, axis2=3))
     collapsed = ~known & (size < _NOTHING * jnp.mean(jnp.trace(model.rho, axis1=1, axis2=2)))
     growth = jnp.mean(of_order(free, state.diagnostics.growth_theta, state.diagnostics.growth_m))
-    gone = own & (uninformed & known & (growth < 1) | (uninformed | again) & collapsed)
+    seen = ~quorum(state.diagnostics.unconverged > UNSEEN)
+    gone = own & seen & (uninformed & known & (growth < 1) | (uninformed | again) & collapsed)
     absent = eqx.tree_at(lambda a: a.status, state, jnp.full_like(state.status, Status.absent))
     small = own & (jnp.mean(jax.vmap(lambda x: own_size(model, x, free))(kept.overlaps)) < _SMALL)
     there = quorum(kept.has_state)
@@ -182,25 +142,57 @@ def settle(model: Model, s: Searching, state: State, free: jax.Array) -> Searchi
     )
 
 
-def advance(
-    model: Model,
-    alpha: jax.Array,
-    place: jax.Array,
-    nodes: Rule,
-    warm: Warm,
-    start: Overlaps,
-    free: jax.Array,
-    settings: Settings,
-) -> tuple[Warm, State]:
-    """The step: a branch at the next setting, at a place along the way, and what to go on from.
+class Follower(eqx.Module):
+    """How a branch is solved for, at one setting after the other.
 
-    Args:
-        start: overlaps from which damped iteration reaches the branch, where it has to be looked for anew.
+    Attributes:
+        nodes: averaging rule.
+        settings: tolerances.
         free: what the branch leaves free, (2,).
+        start: overlaps from which damped iteration reaches the branch, where it has to be looked for anew.
     """
-    near, lost = predict(model, warm, place), jnp.any(warm.count == 0)
-    state = search(model, alpha, nodes, near, start, free, settings, lost)
-    return learn(warm, place, state), state
+
+    nodes: Rule
+    settings: Settings
+    free: jax.Array
+    start: Overlaps
+
+    def advance(self, model: Model, alpha: jax.Array, place: jax.Array, warm: Warm) -> tuple[Warm, State]:
+        """The step: the branch at the next setting, at a place along the way, and what to go on from."""
+        state = self.search(model, alpha, predict(model, warm, place), jnp.any(warm.count == 0))
+        return learn(warm, place, state), state
+
+    def search(self, model: Model, alpha: jax.Array, near: Overlaps, lost: jax.Array) -> State:
+        """The branch at one setting, or the uninformed state with status `absent`.
+
+        The branch is looked for near where it is expected. Where it is not found, or with a small order parameter,
+        which few nodes may leave where there is none, the uninformed state is asked whether that order parameter grows
+        on it. If not, the branch is absent: it has ended in a pitchfork, or in a fold beyond it. If so, a branch that
+        was not found is looked for again from its start, with damped steps. A student that shrinks to nothing all the
+        while is absent, too.
+
+        Args:
+            near: overlaps of every replicate near the state.
+            lost: whether the branch is not expected at all; then the uninformed state comes first.
+        """
+
+        def stage(s: Searching) -> Searching:
+            uninformed, again = s.stage == _UNINFORMED, s.stage == _ANEW
+            xs = jax.tree.map(lambda a, b: jnp.where(again, a, b), self.start, near)
+            free = jnp.where(uninformed, 0.0, self.free)
+            steps = jnp.maximum(self.settings.warm_steps, jnp.where(again, _DAMPED_STEPS, 0))
+            settings = eqx.tree_at(lambda a: a.warm_steps, self.settings, steps)
+            return settle(model, s, solve_replicates(model, alpha, self.nodes, xs, free, settings), self.free)
+
+        shapes = eqx.filter_eval_shape(solve_replicates, model, alpha, self.nodes, near, self.free, self.settings)
+        nothing = jax.tree.map(lambda a: jnp.zeros(a.shape, a.dtype), shapes)
+        nothing = eqx.tree_at(lambda a: a.status, nothing, jnp.full_like(nothing.status, Status.nonfinite))
+        s = Searching(jnp.where(lost, _UNINFORMED, _BRANCH), nothing)
+        if not is_concrete((model, alpha)):
+            return lax.while_loop(lambda s: s.stage != _DONE, stage, s).found
+        while s.stage != _DONE:  # with the compiled `solve_replicates`
+            s = stage(s)
+        return s.found
 
 
 class Curve(eqx.Module):
@@ -243,13 +235,13 @@ def walk(
 
     Damped steps, which `settings` allows, are for the rough start at the first one: the others start near the branch.
     """
-    dtype, free, start = model.lam.dtype, branch_of(branch).free(model), branch_start(model, branch)
-    places = [jnp.asarray(alpha, dtype) for alpha in alphas]
+    start, places = branch_start(model, branch), [jnp.asarray(alpha, model.lam.dtype) for alpha in alphas]
     warm = Warm.begin(start, places[0], nodes.replicates)
+    follower = Follower(nodes, settings, branch_of(branch).free(model), start)
     for alpha in places:
-        warm, state = advance(model, alpha, alpha, nodes, warm, start, free, settings)
+        warm, state = follower.advance(model, alpha, alpha, warm)
         yield FixedPoint(model, alpha, state, branch)
-        settings = eqx.tree_at(lambda s: s.warm_steps, settings, np.asarray(0))
+        follower = eqx.tree_at(lambda f: f.settings.warm_steps, follower, np.asarray(0))
 
 
 def sweep(
@@ -258,7 +250,7 @@ def sweep(
     branch: str | None = "semantic",
     nodes: Rule | None = None,
     *,
-    settings: Settings = CURVE_SETTINGS,
+    settings: Settings | None = None,
     progress: Progress = silent,
 ) -> Curve:
     """Follow a branch through many alphas, from the largest one down to where it ends.
@@ -268,16 +260,15 @@ def sweep(
     Args:
         alphas: where; sorted by the call.
         nodes: averaging rule; by default `default_nodes` of `SIZES["curve"]`.
-        settings: tolerances.
+        settings: tolerances; by default `CURVE_SETTINGS`.
         progress: called with the number of alphas that are done, and of all.
 
     Raises:
-        InputError: an alpha that is not positive and finite, or an unknown branch.
+        InputError: alphas that are not positive and finite, an unknown branch, nodes or settings of another kind.
     """
+    nodes, settings = prepared(model, nodes, settings, CURVE_SETTINGS, size=SIZES["curve"])
     branch_of(branch)
-    grid = np.sort(np.asarray(alphas, float).ravel())
-    require(grid.size and np.all(np.isfinite(grid)) and grid[0] > 0, "alphas", alphas, "positive and finite")
-    nodes = default_nodes(model, SIZES["curve"]) if nodes is None else nodes
+    grid = np.sort(array_of(alphas, "alphas", "one or more positive, finite numbers", lambda a: a > 0))
     points: list[FixedPoint] = []
     progress(0, grid.size)
     for point in walk(model, list(grid[::-1]), branch, nodes, settings):
@@ -321,8 +312,10 @@ def follow(tracks: Track, nodes: Rule, settings: Settings, mesh: Mesh, lanes: in
     """
 
     def one(track: Track, nodes: Rule) -> dict[str, jax.Array]:
+        follower = Follower(nodes, settings, track.free, track.start)
+
         def cell(warm: Warm, at: tuple[Model, jax.Array, jax.Array]) -> tuple[Warm, dict[str, jax.Array]]:
-            warm, state = advance(*at, nodes, warm, track.start, track.free, settings)
+            warm, state = follower.advance(*at, warm)
             return warm, state.numbers()
 
         warm = Warm.begin(track.start, track.places[0], nodes.replicates)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from importlib import metadata
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -13,25 +12,25 @@ import numpy as np
 from jax.experimental import multihost_utils
 from jax.sharding import Mesh
 
-from ..averages.default import default_nodes
 from ..averages.rule import Rule
 from ..averages.sizes import SIZES
-from ..errors import InputError, require
+from ..errors import InputError, require, require_count, require_kind
 from ..model import Model
 from ..overlaps import PAIR, Overlaps
 from ..parameters import Axis, axis_of
 from ..results import Settings, Status, has_state, quorum
-from ..store import Store, fingerprint
+from ..store import VERSION, Store, fingerprint
 from ..theory.fixed_points import check_alpha, check_model
 from .diagram import PhaseDiagram
-from .follow import Progress, follow, pair_free, pair_start, search, silent, tracks_of
+from .follow import Follower, Progress, follow, for_each, pair_free, pair_start, silent, tracks_of
+from .inputs import prepared
 
 # Losses are stationary in the overlaps: an error of 5e-4 there is none in them.
 GRID_SETTINGS = Settings(tol=5e-4, max_steps=15, warm_steps=0)
-_FIRST_SETTINGS = Settings(tol=1e-3)  # of the search for the first cells, on coarse averages
+_COARSE = 1e-3  # tolerance at least of the search for the first cells, on coarse averages
 _ACCELERATOR_LANES = 64  # tracks in lockstep, at most; a guess: no accelerator was at hand
-_PATIENCE = 2  # times as many Newton steps when a cell is tried again
-_WARM_STEPS = 300  # and as many damped steps at least, from the state of a neighbour that may be far
+_PATIENCE = 2  # times as many Newton steps in the first cells, and when a cell is tried again
+_WARM_STEPS = 300  # and as many damped steps at least, from a start that may be far
 
 
 def phase_diagram(
@@ -41,7 +40,7 @@ def phase_diagram(
     nodes: Rule | None = None,
     *,
     alpha: float | None = None,
-    settings: Settings = GRID_SETTINGS,
+    settings: Settings | None = None,
     devices: int | None = None,
     lanes: int | None = None,
     out: Path | str | None = None,
@@ -62,7 +61,8 @@ def phase_diagram(
             values mean alpha for x and omega for y.
         nodes: averaging rule; by default `default_nodes` of `SIZES["grid"]`.
         alpha: samples per dimension, when it is not an axis.
-        settings: tolerances.
+        settings: tolerances; by default `GRID_SETTINGS`. Where a start may be far, in the first cells of tracks and in
+            cells that are tried again, steps are added to them.
         devices: how many of this process's devices to use; by default all. A CPU is one device unless
             ``jax.config.update("jax_num_cpu_devices", cores)`` came before any computation.
         lanes: tracks that a device solves in lockstep; by default 1 on a CPU, up to 64 elsewhere.
@@ -72,8 +72,10 @@ def phase_diagram(
 
     Raises:
         InputError: an axis that is empty, not increasing, not finite or out of the model's range; alpha given twice or
-            never; more devices than there are; an `out` that cannot be written, or with tracks of other settings.
+            never; more devices than there are; an `out` that cannot be written, or with tracks of other settings;
+            nodes, settings, lanes or `out` of another kind.
     """
+    nodes, settings = prepared(model, nodes, settings, GRID_SETTINGS, size=SIZES["grid"])
     axes = axis_of(x, "alpha", "x", model), axis_of(y, "omega", "y", model)
     names = [axis.parameter.name for axis in axes]
     if names[0] == names[1]:
@@ -82,38 +84,47 @@ def phase_diagram(
         raise InputError("alpha", f"must be given if and only if it is not an axis, got alpha={alpha}")
     if alpha is not None:
         check_alpha(model, alpha)
+    if lanes is not None:
+        require_count(lanes, "lanes")
+    require_kind(out, "out", (str, Path, type(None)), "a folder")
+    require(out is not None or not resume, "resume", resume, "False without a folder out to go on with")
+    mesh = _mesh(devices)
     check_model(model, PAIR[0])
-    nodes = default_nodes(model, SIZES["grid"]) if nodes is None else nodes
     grid = _Grid.of(model, *(axes if names[1] == "alpha" else axes[::-1]), alpha, nodes, settings)
-    version = metadata.version("tiedattn_jax")
-    mark = fingerprint(grid.models, grid.alphas, nodes, repr(settings), version)
+    mark = fingerprint(grid.models, grid.alphas, nodes, settings, VERSION)
     store = Store(out, mark, resume)
-    cells = grid.retried(grid.solved(_mesh(devices), lanes, store, progress), store)
+    cells = grid.retried(grid.solved(mesh, lanes, store, progress), store)
     if names[1] == "alpha":
         cells = {k: np.swapaxes(a, 1, 2) for k, a in cells.items()}
-    leaves = jax.tree_util.tree_leaves_with_path(model)
     attrs = {
         "model": type(model).__name__,
-        "numbers": {jax.tree_util.keystr(path).lstrip("."): np.asarray(leaf).tolist() for path, leaf in leaves},
-        "alpha": alpha,
+        "numbers": _by_name(model),
+        "alpha": None if alpha is None else float(alpha),
         "nodes": {"rule": type(nodes.stack).__name__, "size": nodes.size, "replicates": nodes.replicates},
-        "settings": repr(settings),
-        "version": version,
+        "settings": _by_name(settings),
+        "version": VERSION,
         "fingerprint": mark,
     }
     x_axis, y_axis = ((axis.parameter.name, axis.values) for axis in axes)
     return PhaseDiagram(x_axis, y_axis, cells, attrs)
 
 
+def _by_name(tree: Any) -> dict[str, Any]:
+    """The numbers of a model or of settings, for a file."""
+    leaves = jax.tree_util.tree_leaves_with_path(tree)
+    return {jax.tree_util.keystr(path).lstrip("."): np.asarray(leaf).tolist() for path, leaf in leaves}
+
+
 def _mesh(devices: int | None) -> Mesh:
     there = jax.local_devices()
     count = len(there) if devices is None else devices
-    require(isinstance(count, int) and 1 <= count <= len(there), "devices", count, f"between 1 and {len(there)}")
+    require_count(count, "devices")
+    require(count <= len(there), "devices", count, f"between 1 and {len(there)}")
     return Mesh(np.array(there[:count]), ("tracks",))
 
 
 def patient(settings: Settings) -> Settings:
-    """A caller's settings with more steps, for cells that are tried again."""
+    """A caller's settings with more steps, for starts that may be far."""
     warm_steps = np.maximum(settings.warm_steps, _WARM_STEPS)
     return Settings(settings.tol, _PATIENCE * settings.max_steps, warm_steps, settings.damping)
 
@@ -155,9 +166,11 @@ class _Grid(NamedTuple):
 
     def solved(self, mesh: Mesh, lanes: int | None, store: Store, progress: Progress) -> dict[str, np.ndarray]:
         """All tracks, those in the store excepted: arrays (branch, row, column, replicate, ...)."""
+        kept = {k: a for k, a in store.load().items() if k.startswith(_TRACK)}
         ahead = jax.tree.map(lambda a: a[:, self.onward], self.models)
         places = self.columns.values[self.onward]
-        tracks = tracks_of(ahead, self.alphas[:, self.onward], places, self.nodes.coarse, _FIRST_SETTINGS)
+        rough = eqx.tree_at(lambda s: s.tol, patient(self.settings), np.maximum(self.settings.tol, _COARSE))
+        tracks = tracks_of(ahead, self.alphas[:, self.onward], places, self.nodes.coarse, rough)
         total, width = tracks.alphas.shape
         if lanes is None:
             cpu = mesh.devices.flat[0].platform == "cpu"
@@ -166,9 +179,8 @@ class _Grid(NamedTuple):
         shapes = eqx.filter_eval_shape(follow, few, self.nodes, self.settings, mesh, 1)
         found = {k: np.full((total, *s.shape[1:]), np.nan) for k, s in shapes.items()}
         done = np.zeros(total, bool)
-        for name, arrays in store.load().items():
-            if name.startswith(_TRACK):
-                _put(found, done, int(name.removeprefix(_TRACK)), arrays)
+        for name, arrays in kept.items():
+            _put(found, done, int(name.removeprefix(_TRACK)), arrays)
         processes, here = jax.process_count(), jax.process_index()
         if processes > 1:  # all see what process 0 found in its folder
             done, found = jax.tree.map(np.array, multihost_utils.broadcast_one_to_all((done, found)))
@@ -203,11 +215,13 @@ class _Grid(NamedTuple):
         cells, known = {k: a.copy() for k, a in cells.items()}, store.load()
         tried: set[tuple[Place, Place | None]] = set()
 
+        def absent(at: Place) -> bool:
+            return bool(np.all(cells["status"][at] == Status.absent))
+
         def sources(at: Place, has: np.ndarray) -> list[Place | None]:
             """Where to start from in a cell: neighbours, None for the default start."""
             near: list[Place | None] = [c for c in _neighbours(at, has.shape) if has[c]]
-            every = near[:1] if np.all(cells["status"][at] == Status.absent) else [*near, None]
-            return [c for c in every if (at, c) not in tried]
+            return [c for c in (near[:1] if absent(at) else [*near, None]) if (at, c) not in tried]
 
         def untried() -> list[tuple[Place, list[Place | None]]]:
             has = _has(cells)
@@ -215,7 +229,7 @@ class _Grid(NamedTuple):
 
         while todo := untried():
             for at, near in todo:
-                was_absent = bool(np.all(cells["status"][at] == Status.absent))
+                was_absent = absent(at)
                 for source in near:
                     tried.add((at, source))
                     name = f"{_RETRY}{len(tried):05d}"
@@ -235,14 +249,12 @@ class _Grid(NamedTuple):
     def attempt(self, at: Place, source: Overlaps | None, was_absent: bool) -> dict[str, np.ndarray]:
         """`search` in a cell from one state for all replicates, or from the default start."""
         b, i, j = at
-        model = jax.tree.map(lambda a: a[i, j], self.models)
-        first = jax.tree.map(lambda a: a[0, 0], self.models)
-        default = jax.tree.map(lambda a: a[b], pair_start(first))
-        x = default if source is None else source
-        near = jax.tree.map(lambda a: jnp.broadcast_to(a, (self.nodes.replicates, *a.shape)), x)
+        model, first = (jax.tree.map(lambda a, at=at: a[at], self.models) for at in ((i, j), (0, 0)))
+        default, free = (jax.tree.map(lambda a: a[b], of(first)) for of in (pair_start, pair_free))
+        near = for_each(default if source is None else source, self.nodes.replicates)
         settings = self.settings if was_absent else patient(self.settings)
-        alpha, free = jnp.asarray(self.alphas[i, j], model.lam.dtype), pair_free(model)[b]
-        state = search(model, alpha, self.nodes, near, default, free, settings, jnp.array(False))
+        alpha = jnp.asarray(self.alphas[i, j], model.lam.dtype)
+        state = Follower(self.nodes, settings, free, default).search(model, alpha, near, jnp.array(False))
         return jax.tree.map(np.asarray, state.numbers())
 
 

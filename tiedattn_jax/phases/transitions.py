@@ -7,20 +7,19 @@ from typing import Any
 import equinox as eqx
 import jax
 import jax.numpy as jnp
-import numpy as np
 from jax import lax
 
-from ..averages.default import default_nodes
 from ..averages.rule import Replicate, Rule
-from ..errors import is_concrete, require
+from ..errors import is_concrete, require_choice, require_kind
 from ..model import Model
 from ..overlaps import PAIR, Overlaps
 from ..results import Settings, has_state
 from ..theory.fixed_points import check_model, near_branch
 from ..theory.newton import fixed_point
 from ..theory.observables import excess_in
-from .events import EVENTS, Near, Start, Transition, near_of, transition_of, zero_near
+from .events import EVENTS, Near, Start, Transition, event_of, near_of, transition_of, zero_near
 from .follow import found_or, pair_free, pair_start
+from .inputs import array_of, prepared
 from .secant import zero_between
 
 RANGE = (0.1, 4.0)
@@ -51,22 +50,22 @@ def critical_alpha(
         start: where it is expected: the positional and the semantic `FixedPoint` at one alpha near it, such as the
             `branches` of a neighbouring model's transition, or both branches as curves; by default it is looked for in
             the bracket, on coarse averages.
-        settings: tolerances.
+        settings: tolerances; by default `Settings()`.
 
     Returns:
         A `Transition` with both branches at alpha_c. Status `absent` when no crossing lies in the bracket; `alpha` is
         then the end that it would lie beyond.
 
     Raises:
-        InputError: a bracket that is not 0 < low < high, or a start of another kind.
+        InputError: a bracket that is not 0 < low < high; nodes, settings or a start of another kind.
     """
-    nodes, settings = _prepare(model, nodes, bracket, settings)
+    nodes, settings, ends = _prepared(model, nodes, bracket, settings)
     held, event = lax.stop_gradient(model), EVENTS["alpha_c"]
     near, met = None if start is None else near_of(event, start), jnp.array(True)
     if near is None:
-        near, met = _coarse_alpha_c(held, nodes.coarse, _ends(held, bracket), settings)
+        near, met = _coarse_alpha_c(held, nodes.coarse, ends, settings)
     zero = zero_near(event, held, near, nodes, settings, exact=True, tol=_FINAL)
-    return transition_of("alpha_c", model, zero._replace(met=zero.met & met), PAIR)
+    return transition_of(event, model, zero._replace(met=zero.met & met))
 
 
 def linear_crossing(
@@ -95,16 +94,18 @@ def linear_crossing(
         A `Transition` with the one branch that crosses.
 
     Raises:
-        InputError: a bracket that is not 0 < low < high, or a start of another kind.
+        InputError: as there; a transition of another kind, a model without `target`.
     """
-    nodes, settings = _prepare(model, nodes, bracket, settings)
+    nodes, settings, (low, high) = _prepared(model, nodes, bracket, settings)
+    event = event_of("semantic baseline", model)  # whichever the branch is, it is data here
+    require_kind(transition, "transition", Transition, "the result of critical_alpha")
+    require_choice(transition.event, "transition.event", ["alpha_c"])
     held, known = lax.stop_gradient((model, transition))
     early, late = (b.gen_error < b.gen_error_linear for b in known.branches)
 
     def choose(a: Any, b: Any) -> Any:
         return jax.tree.map(lambda a, b: jnp.where(early, a, b), a, b)
 
-    low, high = _ends(held, bracket)
     ends = choose((low, known.alpha), (known.alpha, jnp.maximum(high, 1.01 * known.alpha)))
     free = choose(*pair_free(held))
     near, met = None, jnp.array(True)
@@ -114,15 +115,15 @@ def linear_crossing(
     if near is None:
         x0 = choose(*(b.overlaps for b in known.branches))
         near, met = _coarse_alpha_l(held, nodes.coarse, x0, free, ends, settings)
-    event = EVENTS["semantic baseline"]  # whichever the branch is, it is data here
     zero = zero_near(event, held, near, nodes, settings, exact=True, tol=_FINAL, frees=[free])
-    crossing = transition_of("semantic baseline", model, zero._replace(met=zero.met & met), [None])
+    crossing = transition_of(event._replace(branches=(None,)), model, zero._replace(met=zero.met & met))
     exchanged = baseline_owner(early, late) == 1
 
     def pick(name: str) -> Any:
         return jax.tree.map(lambda a, b: jnp.where(exchanged, a, b), getattr(transition, name), getattr(crossing, name))
 
     picked = {k: pick(k) for k in ("alpha", "stderr", "sensitivities", "sensitivities_stderr", "status")}
+    picked["status"] = jnp.where(known.ok, picked["status"], known.status)  # which minimum is global is not known
     return Transition(**picked, branches=crossing.branches, event="alpha_l")
 
 
@@ -135,17 +136,15 @@ def baseline_owner(early: Any, late: Any) -> Any:
     return jnp.where(early, 0, jnp.where(late, 1, 2))
 
 
-def _prepare(model: Model, nodes: Rule | None, bracket: tuple, settings: Settings | None) -> tuple[Rule, Settings]:
+def _prepared(
+    model: Model, nodes: Rule | None, bracket: tuple, settings: Settings | None
+) -> tuple[Rule, Settings, tuple[jax.Array, jax.Array]]:
+    nodes, settings = prepared(model, nodes, settings, traced=True)
     if is_concrete(bracket):
-        ok = len(bracket) == 2 and np.all(np.isfinite(bracket)) and 0 < bracket[0] < bracket[1]
-        require(ok, "bracket", bracket, "two numbers 0 < low < high")
-    if is_concrete(model):
-        check_model(model, "semantic")
-    return (default_nodes(model) if nodes is None else nodes), settings or Settings()
-
-
-def _ends(model: Model, bracket: tuple[float, float]) -> tuple[jax.Array, jax.Array]:
-    return jnp.asarray(bracket[0], model.lam.dtype), jnp.asarray(bracket[1], model.lam.dtype)
+        array_of(bracket, "bracket", "two numbers 0 < low < high", lambda a: a.size == 2 and 0 < a[0] < a[1])
+    check_model(model, "semantic")
+    low, high = (jnp.asarray(a, model.lam.dtype) for a in bracket)
+    return nodes, settings, (low, high)
 
 
 @eqx.filter_jit

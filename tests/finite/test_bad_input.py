@@ -1,0 +1,235 @@
+"""Bad input to finite size and to the counting task: one sentence that names the argument, before anything is compiled."""
+
+from types import SimpleNamespace
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import tiedattn_jax as ta
+from tiedattn_jax import histogram as task
+from tiedattn_jax.errors import InputError
+from tiedattn_jax.finite import evaluation, message_passing, sampling, training
+from tiedattn_jax.finite.data import Data, Labels, start
+from tiedattn_jax.finite.evaluation import heldout_error, linear_baseline, sentence_losses
+from tiedattn_jax.finite.instances import run_instances
+from tiedattn_jax.finite.message_passing import GAMP, gamp
+from tiedattn_jax.finite.sampling import raw_labels, realised, sample_data
+from tiedattn_jax.finite.training import risk, train
+
+pytestmark = pytest.mark.usefixtures("quick_programs")
+
+NAN = float("nan")
+D, N = 200, 40
+
+
+@pytest.fixture(scope="module")
+def case(model, two_atoms):
+    """Good input, to spoil."""
+    key = jax.random.key(0)
+    rng = np.random.default_rng(0)
+    x, y, teacher = (rng.standard_normal(shape) for shape in ((2, N, D), (N, 2, 1), (D, 1)))
+    x *= 0.5 / D**0.5
+    labels = Labels(np.ones(N), np.ones((2, 2, N)), np.ones((2, 2, N)))
+    words = task.Data(np.zeros((4, 3), np.int32), np.ones((2, 3), np.int32), 3)
+    w = task.Transformer(key, length=3, tokens=3, width=4, hidden=2)
+    both = jax.tree.map(lambda a: jnp.stack([a, a]), w)
+    return SimpleNamespace(
+        model=model,
+        other=two_atoms,
+        key=key,
+        keys=jax.random.split(key, 2),
+        x=x,
+        y=y,
+        teacher=teacher,
+        labels=labels,
+        data=Data(x, y, teacher, labels=labels),
+        plain=Data(x, y, teacher),
+        small=Data(np.float32(x), y, teacher),
+        nameless=Data(x, y),
+        single=Data(x[:, :1], y[:1], labels=Labels(np.ones(1), np.ones((2, 2, 1)), np.ones((2, 2, 1)))),
+        three=Data(np.ones((3, N, D)), np.ones((N, 3, 1)), labels=Labels(np.ones(N), *np.ones((2, 3, 3, N)))),
+        words=words,
+        w=w,
+        frozen=task.Training(both, both, both, None, np.zeros(2, int)),
+    )
+
+
+def earlier(c, n):
+    """A result of message passing on n sentences."""
+    blank = dict.fromkeys((field for field in GAMP.__dataclass_fields__), None)
+    return GAMP(**{**blank, "Q": c.teacher, "C": jnp.ones((1, 1, 1)), "g": jnp.ones((2, 1, n))})
+
+
+def traced(call):
+    return jax.jit(call)(1.0)
+
+
+ROWS = [
+    # sentences of one's own
+    (lambda c: Data(c.x[0], c.y), "x", r"must have shape \(L, n, d\), got shape \(40, 200\)"),
+    (lambda c: Data(c.x, c.y[:-1]), "y", r"must have shape \(n, L, t\) with n = 40, L = 2, got"),
+    (lambda c: Data(c.x, c.y, c.teacher[:-1]), "teacher", r"must have shape \(d, t\) with d = 200, t = 1"),
+    (lambda c: Data(c.x, c.y, encodings=c.x[0]), "encodings", r"must have shape \(L, d\)"),
+    (lambda c: Data(np.where(c.x == c.x[0, 3, 2], NAN, c.x), c.y), "x", "must be finite, got 1 entries"),
+    (lambda c: Data(c.x, np.inf * c.y), "y", "must be finite, got 80 entries"),
+    (lambda c: Data(c.x, c.y, gamma=jnp.zeros((2, 1))), "gamma", "must be positive"),
+    (lambda c: Data(c.x, c.y, gamma=jnp.ones((3, 1))), "gamma", r"must have shape \(L, d\)"),
+    (lambda c: Data("sentences", c.y), "x", "must be an array of real numbers"),
+    (lambda c: Data(c.x * 1j, c.y), "x", "must be an array of real numbers"),
+    (lambda c: Data([[[1.0], [2.0, 3.0]]], c.y), "x", "must be an array of real numbers"),
+    (lambda c: Data(c.x[:, :0], c.y[:0]), "x", "must be an .* array of n >= 1 sentences"),
+    (lambda c: Data(c.x[..., :1], c.y), "x", "in d >= 2 dimensions"),
+    (lambda c: Data(c.x, c.y, labels=c.y), "labels", r"must be Labels: see Data.from_sentences"),
+    (lambda c: Data(c.x, c.y, labels=eqx.tree_at(lambda o: o.gram, c.labels, np.ones((2, 2, 3)))), "labels.gram", "sh"),
+    (lambda c: Data.from_sentences(c.data.inputs()), "fields", "must be given"),
+    (lambda c: Data.from_sentences(c.data.inputs(), fields=c.y[1:]), "fields", "must have shape"),
+    (lambda c: Data.from_sentences(c.data.inputs(), c.y, fields=c.y), "labels", "must have shape"),
+    (lambda c: c.nameless.rho, "teacher", "must be known for its overlaps"),
+    (lambda c: c.nameless.teacher_gram, "teacher", "must be known for its norm"),
+    # sentences of a model
+    (lambda c: sample_data(c.model, 2, 1.0, c.key), "d", "must be an integer of at least 3"),
+    (lambda c: sample_data(c.model, 0, 1.0, c.key), "d", "must be an integer of at least 3"),
+    (lambda c: sample_data(c.model, -5, 1.0, c.key), "d", "must be an integer of at least 3, got d=-5"),
+    (lambda c: sample_data(c.model, 100.0, 1.0, c.key), "d", "must be an integer of at least 3, got d=100.0"),
+    (lambda c: sample_data(c.model, True, 1.0, c.key), "d", "must be an integer"),
+    (lambda c: sample_data(c.other, 8, 1.0, c.key), "d", r"must leave L \+ t = 3 coordinates"),
+    (lambda c: sample_data(c.model, 10**7, 1000.0, c.key), "d", r"smaller.* 1e\+10 sentences would take 8.94e\+09 GiB"),
+    (lambda c: sample_data(c.model, 100, 1e306, c.key), "d", "must be smaller"),
+    (lambda c: sample_data(c.model, 100, 0.001, c.key), "alpha", "must be at least 1 / d = 0.01"),
+    (lambda c: sample_data(c.model, 100, -1.0, c.key), "alpha", "must be positive and finite, got alpha=-1.0"),
+    (lambda c: sample_data(c.model, 100, NAN, c.key), "alpha", "must be positive and finite, got alpha=nan"),
+    (lambda c: sample_data(c.model, 100, np.inf, c.key), "alpha", "must be positive and finite"),
+    (lambda c: sample_data(c.model, 100, [1.0, 2.0], c.key), "alpha", "must be one number"),
+    (lambda c: sample_data(c.model, 100, "2", c.key), "alpha", "must be a real number, got alpha='2'"),
+    (lambda c: traced(lambda a: sample_data(c.model, 100, a, c.key)), "alpha", "must be a Python number"),
+    (lambda c: sample_data(c.model, 100, 1.0, 3), "key", r"must be one key, as jax.random.key\(0\) is, got key=3"),
+    (lambda c: sample_data(c.model, 100, 1.0, c.keys), "key", "must be one key"),
+    (lambda c: raw_labels(c.other, c.data), "model", "must have a method `target` .*TwoAtoms"),
+    (lambda c: realised(c.other, c.data), "model", "must have a method `with_teacher` .*TwoAtoms"),
+    (lambda c: realised(c.model, c.nameless), "teacher", "must be known for its norm"),
+    # starts, and data that do not fit the model
+    (lambda c: start(c.model, c.data, "sematic"), "init", "must be 'semantic', 'positional', 'random'"),
+    (lambda c: start(c.model, c.data, np.ones((199, 1))), "init", r"must have shape \(d, r\) with d = 200, r = 1"),
+    (lambda c: start(c.model, c.data, "random", scale=0.0), "scale", "must be positive"),
+    (lambda c: start(c.model, c.data, "random", scale=NAN), "scale", "must be positive"),
+    (lambda c: start(c.model, c.data, "random", scale=[1.0, 2.0]), "scale", "must be one number"),
+    (lambda c: start(c.model, c.data, "random", key=1), "key", "must be one key"),
+    (lambda c: start(c.model, c.nameless, "semantic"), "teacher", "must be known for init='semantic'"),
+    (lambda c: start(c.model, c.plain, "positional"), "init", "must be 'semantic', 'random' or an array"),
+    (lambda c: train(ta.dot_product(teacher=jnp.eye(2)), c.data), "data", "must have .* t = 2 teacher fields"),
+    (lambda c: gamp(c.model, c.small), "data", "must be float64 as the model is, .* got float32"),
+    (lambda c: train(ta.dot_product(dtype=jnp.float32), c.data), "data", "must be float32 as the model is, .*float64"),
+    (lambda c: heldout_error(c.model, c.small, c.teacher, c.key), "data", "must be float64"),
+    (lambda c: gamp(c.model, Data(c.x * D**0.5, c.y, c.teacher)), "data", r"must have inputs x divided by sqrt\(d\)"),
+    (lambda c: risk(c.model, Data(c.x * D**0.5, c.y), c.teacher), "data", r"got 199 times|got 200 times|got 201 times"),
+    (lambda c: gamp(c.model, c.x), "data", "must be a tiedattn_jax.Data"),
+    (lambda c: gamp("dot product", c.data), "model", "must be a tiedattn_jax.Model"),
+    # message passing
+    (lambda c: gamp(c.model, c.data, steps=0), "steps", "must be an integer of at least 1"),
+    (lambda c: gamp(c.model, c.data, steps=2.5), "steps", "must be an integer of at least 1, got steps=2.5"),
+    (lambda c: gamp(c.model, c.data, steps=10**12), "steps", "must be smaller"),
+    (lambda c: gamp(c.model, c.data, tol=0.0), "tol", "must be positive"),
+    (lambda c: gamp(c.model, c.data, tol=NAN), "tol", "must be positive"),
+    (lambda c: gamp(c.model, c.data, tol="1e-3"), "tol", "must be a real number"),
+    (lambda c: gamp(c.model, c.data, damping=1.5), "damping", r"must be in \(0, 1\], or None"),
+    (lambda c: gamp(c.model, c.data, damping=0.0), "damping", r"must be in \(0, 1\]"),
+    (lambda c: gamp(c.model, c.data, damping=[0.1, 0.2]), "damping", "must be one number"),
+    (lambda c: gamp(c.model, c.data, response="stein"), "response", "must be one of regression, derivative"),
+    (lambda c: gamp(c.model, c.data, earlier(c, N + 1)), "init.g", r"must have shape \(L, r, n\) with .*n = 40"),
+    # training
+    (lambda c: train(c.model, c.data, "sgd"), "optimizer", "must be one of gd, adam, lbfgs"),
+    (lambda c: train(c.model, c.data, steps=0), "steps", "must be an integer of at least 1"),
+    (lambda c: train(c.model, c.data, steps=-3), "steps", "must be an integer of at least 1, got steps=-3"),
+    (lambda c: train(c.model, c.data, steps=10**12), "steps", r"must be smaller, .*would take 1.49e\+04 GiB"),
+    (lambda c: train(c.model, c.data, rate=-0.1), "rate", "must be positive"),
+    (lambda c: train(c.model, c.data, rate=NAN), "rate", "must be positive"),
+    (lambda c: train(c.model, c.data, rate=[0.1, 0.2]), "rate", "must be one number"),
+    (lambda c: train(c.model, c.data, tol=-1.0), "tol", "must be zero or positive"),
+    (lambda c: train(c.model, c.data, tol=NAN), "tol", "must be zero or positive"),
+    (lambda c: train(c.model, c.data, init=np.ones(200)), "init", "must have shape"),
+    (lambda c: train(c.model, c.data, init=NAN * c.teacher), "init", "must be finite, got 200 entries"),
+    (lambda c: train(c.model, c.data, init=earlier(c, N)), "init", "must be an array of real numbers, got a GAMP"),
+    (lambda c: risk(c.model, c.data, np.ones((3, 1))), "Q", "must have shape"),
+    (lambda c: risk(c.model, c.plain, c.teacher, exact=True), "data", "must have labels for exact=True"),
+    # what is measured
+    (lambda c: linear_baseline(c.plain), "data", "must have labels for the linear baseline"),
+    (lambda c: linear_baseline(c.x), "data", "must be a tiedattn_jax.Data"),
+    (lambda c: linear_baseline(c.data, test=c.plain), "test", "must have labels for the linear baseline"),
+    (lambda c: linear_baseline(c.data, test=c.three), "test", "must be 2 tokens of float64 as data"),
+    (lambda c: linear_baseline(c.data, ridge=-1.0), "ridge", "must be zero or positive"),
+    (lambda c: linear_baseline(c.data, ridge=NAN), "ridge", "must be zero or positive"),
+    (lambda c: linear_baseline(c.single), "data", "must have two sentences or more"),
+    (lambda c: heldout_error(c.model, c.data, c.teacher, c.key, sentences=1), "sentences", "an integer of at least 2"),
+    (lambda c: heldout_error(c.model, c.data, c.teacher, c.key, sentences=9.5), "sentences", "an integer of at least"),
+    (lambda c: heldout_error(c.model, c.data, c.teacher, c.key, sentences=2**31), "sentences", "below 2"),
+    (lambda c: heldout_error(c.model, c.data, c.teacher[:-1], c.key), "Q", r"must have shape \(d, r\)"),
+    (lambda c: heldout_error(c.model, c.data, c.teacher, 0), "key", "must be one key"),
+    (lambda c: heldout_error(c.model, c.nameless, c.teacher, c.key), "teacher", "must be known to label"),
+    (lambda c: heldout_error(c.other, c.data, c.teacher, c.key, exact=True), "model", "a method `target`"),
+    (lambda c: sentence_losses(c.other, c.data, c.x, exact=True), "model", "must have a method `student`"),
+    (lambda c: run_instances(c.model, 60, 1.0, None, c.keys, batch=0), "batch", "must be an integer of at least 1"),
+    (lambda c: run_instances(c.model, 60, 1.0, None, c.key), "keys", "must be an array of one key or more"),
+    (lambda c: run_instances(c.model, 60, 1.0, None, [0, 1]), "keys", "must be an array of one key or more"),
+    (lambda c: run_instances(c.model, 10**7, 1e3, None, c.keys), "d", "must be smaller"),
+    (lambda c: run_instances(c.model, 60, NAN, None, c.keys), "alpha", "must be positive"),
+    (lambda c: run_instances(c.other, 60, 1.0, None, c.keys), "model", "must have a method `with_teacher`"),
+    # the counting task
+    (lambda c: task.sample(c.key, 100, length=1), "length", "must be an integer of at least 2"),
+    (lambda c: task.sample(c.key, 100, tokens=1), "tokens", "must be an integer of at least 2"),
+    (lambda c: task.sample(c.key, 1), "n", "must be an integer of at least 2, got n=1"),
+    (lambda c: task.sample(c.key, 10**13), "n", "must be smaller"),
+    (lambda c: task.sample(0, 100), "key", "must be one key"),
+    (lambda c: task.sample(c.key, 100, train_share=1.0), "train_share", "must be between 0 and 1"),
+    (lambda c: task.sample(c.key, 100, train_share=NAN), "train_share", "must be between 0 and 1"),
+    (lambda c: task.sample(c.key, 5, train_share=0.01), "train_share", "must be such that both parts"),
+    (lambda c: task.Data(np.zeros(3, int), np.zeros((2, 3), int), 3), "train", r"must be of shape \(n, L\)"),
+    (lambda c: task.Data(np.zeros((3, 3), int), np.zeros((3, 2), int), 3), "test", r"must be of shape \(n, L\)"),
+    (lambda c: task.Data(np.full((3, 3), 3), np.zeros((2, 3), int), 3), "train", "must be tokens between 0 and 2"),
+    (lambda c: task.Data(np.zeros((3, 3)), np.zeros((2, 3), int), 3), "train", "must be tokens between 0 and 2"),
+    (lambda c: task.Transformer(c.key, width=7), "width", "must be an even integer of at least 2, got width=7"),
+    (lambda c: task.Transformer(c.key, width=-2), "width", "must be an even integer of at least 2"),
+    (lambda c: task.Transformer(c.key, hidden=0), "hidden", "must be an integer of at least 1"),
+    (lambda c: task.mask(c.w, "lexical"), "mechanism", "must be one of semantic, positional, free"),
+    (lambda c: task.train(c.keys, c.words, "lexical"), "mechanism", "must be one of semantic, positional, free"),
+    (lambda c: task.train(c.keys, c.words, ["free"] * 3), "mechanism", "must be one name, or one for each of the 2"),
+    (lambda c: task.train(c.key, c.words), "keys", "must be typed PRNG keys of shape"),
+    (lambda c: task.train(0, c.words), "keys", "must be typed PRNG keys of shape"),
+    (lambda c: task.train(c.keys, c.data), "data", "must be Data of `sample`"),
+    (lambda c: task.train(c.keys, c.words, epochs=0), "epochs", "must be an integer of at least 1"),
+    (lambda c: task.train(c.keys, c.words, epochs=1.5), "epochs", "must be an integer of at least 1"),
+    (lambda c: task.train(c.keys, c.words, batch=0), "batch", "must be an integer of at least 1"),
+    (lambda c: task.train(c.keys, c.words, rate=-1.0), "rate", "must be positive and finite"),
+    (lambda c: task.train(c.keys, c.words, rate=NAN), "rate", "must be positive and finite"),
+    (lambda c: task.train(c.keys, c.words, rate=[1.0, 2.0]), "rate", "must be one number"),
+    (lambda c: task.train(c.keys, c.words, width=0), "width", "must be an even integer of at least 2"),
+    (lambda c: task.train(c.keys, c.words, width=10**7), "width", "must be smaller"),
+    (lambda c: task.train(c.keys, c.words, hidden=-1), "hidden", "must be an integer of at least 1"),
+    (lambda c: task.train(c.keys, c.words, dtype=int), "dtype", "must be a type of floats"),
+    (lambda c: task.train(c.keys, c.words, checkpoint=3), "checkpoint", "must be the path of a file, or None"),
+    (lambda c: task.unfreeze(c.keys[:1], c.frozen, c.words), "keys", "must be one for each of the 2 runs"),
+    (lambda c: task.unfreeze(c.keys, None, c.words), "frozen", "must be a Training of `train`"),
+    (lambda c: task.unfreeze(c.keys, c.frozen, c.words, noise=-1.0), "noise", "must be zero or positive"),
+    (lambda c: task.unfreeze(c.keys, c.frozen, c.words, noise=NAN), "noise", "must be zero or positive"),
+    (lambda c: task.unfreeze(c.keys, c.frozen, task.Data(c.words.train, c.words.test, 4)), "data", "out of 3 tokens"),
+    (lambda c: task.compare(c.frozen, task.Training(c.w, c.w, c.w, None, np.zeros(1))), "free", "must be what became"),
+    (lambda c: task.attention(c.w, [0] * 9), "x", "must be of a shape that ends with L = 3"),
+    (lambda c: task.attention(c.w, [0, 1, 3]), "x", "must be tokens between 0 and 2"),
+]
+
+
+@pytest.mark.parametrize("row", ROWS, ids=[f"{argument}-{k}" for k, (_, argument, _) in enumerate(ROWS)])
+def test_bad_input(case, row, monkeypatch):
+    def late(*args, **options):
+        raise AssertionError("bad input was met while a program was compiled")
+
+    for module, name in ((message_passing, "_run"), (training, "_run"), (task, "_run"), (evaluation, "_heldout")):
+        monkeypatch.setattr(module, name, late)
+    monkeypatch.setattr(sampling, "_draw", late)
+    call, argument, message = row
+    with pytest.raises(InputError, match=message) as raised:
+        call(case)
+    assert raised.value.argument == argument and str(raised.value).startswith(f"{argument} must")
+    assert "\n" not in str(raised.value) and len(str(raised.value)) < 300

@@ -1,0 +1,199 @@
+"""What every function of the wing answers to input that it cannot use: one sentence, before anything is compiled."""
+
+import inspect
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import tiedattn_jax as ta
+from tiedattn_jax.overlaps import BRANCHES
+from tiedattn_jax.phases import arclength, follow, transitions
+
+
+@pytest.fixture(scope="module")
+def given(model, lines, known):
+    """Arguments that every function accepts, by its name."""
+    x, at = BRANCHES["semantic"].start(model), jnp.asarray(1.0)
+    start = ta.Near(1.0, (x,))
+    states = [ta.FixedPoint(model, at, known, b) for b in ("positional", "semantic")]
+    transition = ta.Transition(at, at, None, None, jnp.array(0), tuple(states), "alpha_c")
+    return {
+        "sweep": {"model": model, "alphas": [1.0], "branch": "semantic", "nodes": lines},
+        "phase_diagram": {"model": model, "x": [1.0, 2.0], "y": [0.3], "nodes": lines},
+        "trace_branch": {"model": model, "parameter": "alpha", "limits": (1.0, 3.0), "nodes": lines},
+        "trace_boundary": {
+            "model": model,
+            "event": "semantic baseline",
+            "parameter": "omega",
+            "values": [0.3, 0.4],
+            "nodes": lines,
+        },
+        "locate": {"model": model, "event": "semantic baseline", "nodes": lines, "start": start},
+        "critical_alpha": {"model": model, "nodes": lines, "bracket": (0.1, 4.0)},
+        "linear_crossing": {"model": model, "transition": transition, "nodes": lines},
+        "branch_ends": {"curve": ta.Curve("semantic", tuple(states[1:])), "nodes": lines},
+        "folds_of": {"paths": []},
+    }
+
+
+class WithoutTarget(ta.DotProduct):
+    target = ta.Model.target
+
+    def loss(self, Z, Y):
+        return jnp.sum(Z**2) + jnp.sum(Y**2)
+
+
+BAD = [
+    # alpha
+    ("sweep", {"alphas": []}, "alphas"),
+    ("sweep", {"alphas": [1.0, -1.0]}, "alphas"),
+    ("sweep", {"alphas": [np.nan]}, "alphas"),
+    ("sweep", {"alphas": [[1.0], [2.0]]}, "alphas"),
+    ("sweep", {"alphas": ["one"]}, "alphas"),
+    ("phase_diagram", {"alpha": np.nan, "x": ("sigma", [0.5])}, "alpha"),
+    ("phase_diagram", {"alpha": -1.0, "x": ("sigma", [0.5])}, "alpha"),
+    ("phase_diagram", {"alpha": [1.0, 2.0], "x": ("sigma", [0.5])}, "alpha"),
+    ("phase_diagram", {"alpha": "one", "x": ("sigma", [0.5])}, "alpha"),
+    ("phase_diagram", {"alpha": 1.0}, "alpha"),
+    ("phase_diagram", {"x": ("sigma", [0.5])}, "alpha"),
+    ("trace_branch", {"alpha": np.nan}, "alpha"),
+    ("trace_branch", {"alpha": 0.0}, "alpha"),
+    ("trace_branch", {"alpha": [2.0, 2.0]}, "alpha"),
+    ("critical_alpha", {"bracket": (2.0, 1.0)}, "bracket"),
+    ("critical_alpha", {"bracket": (0.0, 1.0)}, "bracket"),
+    ("critical_alpha", {"bracket": (1.0, np.inf)}, "bracket"),
+    ("critical_alpha", {"bracket": (1.0, np.nan)}, "bracket"),
+    ("critical_alpha", {"bracket": 2.0}, "bracket"),
+    ("critical_alpha", {"bracket": (1.0, 2.0, 3.0)}, "bracket"),
+    ("critical_alpha", {"bracket": "ab"}, "bracket"),
+    ("linear_crossing", {"bracket": (-1.0, 1.0)}, "bracket"),
+    # axes and values
+    ("phase_diagram", {"x": []}, "x"),
+    ("phase_diagram", {"x": [1.0, 0.5]}, "x"),
+    ("phase_diagram", {"x": [1.0, np.nan]}, "x"),
+    ("phase_diagram", {"x": [0.0, 1.0]}, "x"),
+    ("phase_diagram", {"x": [[1.0, 2.0]]}, "x"),
+    ("phase_diagram", {"y": [0.3, 1.2]}, "omega"),
+    ("phase_diagram", {"y": ("omegas", [0.3])}, "y"),
+    ("phase_diagram", {"y": ("mixing", [0.3])}, "y"),
+    ("phase_diagram", {"y": ("alpha", [0.3])}, "y"),
+    ("trace_boundary", {"values": [0.3, 0.3]}, "values"),
+    ("trace_boundary", {"values": [0.3, 0.2, 0.4]}, "values"),
+    ("trace_boundary", {"values": [0.3, np.inf]}, "values"),
+    ("trace_boundary", {"values": []}, "values"),
+    ("trace_boundary", {"values": "many"}, "values"),
+    ("trace_boundary", {"values": [[0.3]]}, "values"),
+    ("trace_boundary", {"values": [0.3, 1.3]}, "omega"),
+    ("trace_boundary", {"parameter": "alpha"}, "parameter"),
+    ("trace_boundary", {"parameter": "mixing"}, "parameter"),
+    ("trace_boundary", {"parameter": "mixing[0,2]"}, "parameter"),
+    ("trace_boundary", {"parameter": 0}, "parameter"),
+    ("trace_branch", {"parameter": "mixing"}, "parameter"),
+    ("trace_branch", {"parameter": None}, "parameter"),
+    ("trace_branch", {"limits": (0.1, 1.0)}, "limits"),
+    ("trace_branch", {"limits": (3.0, 1.0)}, "limits"),
+    ("trace_branch", {"limits": (1.0, np.nan)}, "limits"),
+    ("trace_branch", {"limits": 3.0}, "limits"),
+    # names
+    ("sweep", {"branch": "lexical"}, "branch"),
+    ("sweep", {"branch": ["semantic"]}, "branch"),
+    ("trace_branch", {"branch": "x"}, "branch"),
+    ("branch_ends", {"curve": ta.Curve("uninformed", ())}, "curve.branch"),
+    ("branch_ends", {"curve": ta.Curve("semantic", ())}, "curve.points"),
+    ("branch_ends", {"curve": "semantic"}, "curve"),
+    ("locate", {"event": "alpha"}, "event"),
+    ("locate", {"event": ["alpha_c"]}, "event"),
+    ("trace_boundary", {"event": "alpha"}, "event"),
+    ("trace_boundary", {"event": "semantic fold"}, "event"),
+    # where to start
+    ("locate", {"start": 1.25}, "start"),
+    ("locate", {"start": []}, "start"),
+    ("locate", {"event": "alpha_c"}, "start"),  # two states are needed
+    ("locate", {"start": "curves"}, "start"),
+    ("critical_alpha", {"start": 1.25}, "start"),
+    ("critical_alpha", {"start": {"semantic": 1.25}}, "start"),
+    ("linear_crossing", {"start": 1.5}, "start"),
+    ("linear_crossing", {"transition": 1.25}, "transition"),
+    ("trace_boundary", {"start": (1.0, 2.0)}, "start"),
+    ("trace_branch", {"start": 2.0}, "start"),
+    # counts and files
+    ("trace_branch", {"points": 0}, "points"),
+    ("trace_branch", {"points": 2.5}, "points"),
+    ("trace_branch", {"step": 0.0}, "step"),
+    ("trace_branch", {"step": "small"}, "step"),
+    ("phase_diagram", {"devices": 99}, "devices"),
+    ("phase_diagram", {"devices": 0}, "devices"),
+    ("phase_diagram", {"devices": "all"}, "devices"),
+    ("phase_diagram", {"lanes": 0}, "lanes"),
+    ("phase_diagram", {"lanes": 1.5}, "lanes"),
+    ("phase_diagram", {"out": "/dev/null/here"}, "out"),
+    ("phase_diagram", {"out": 5}, "out"),
+    ("phase_diagram", {"resume": True}, "resume"),
+    ("folds_of", {}, "paths"),
+]
+FUNCTIONS = ["sweep", "phase_diagram", "trace_branch", "trace_boundary", "locate", "critical_alpha", "linear_crossing"]
+BAD += [(f, {"nodes": 4096}, "nodes") for f in (*FUNCTIONS, "branch_ends")]
+BAD += [(f, {"settings": 1e-4}, "settings") for f in (*FUNCTIONS, "branch_ends")]
+BAD += [(f, {"model": 0.3}, "model") for f in FUNCTIONS]
+
+
+@pytest.fixture
+def nothing_is_compiled(monkeypatch):
+    """Any program of states is an error."""
+
+    def forbidden(*_):
+        raise AssertionError("a program was compiled before the input was checked")
+
+    for module in (arclength, follow, transitions):
+        for name in ("solve_replicates", "near_branch", "fixed_point", "branch_start", "_first_cells"):
+            if hasattr(module, name):
+                monkeypatch.setattr(module, name, forbidden)
+
+
+@pytest.mark.parametrize(("function", "change", "argument"), BAD)
+def test_one_sentence_about_the_argument(given, nothing_is_compiled, function, change, argument):
+    call = getattr(ta, function)
+    assert set(given[function]) | set(change) <= set(inspect.signature(call).parameters)
+    with pytest.raises(ta.InputError) as caught:
+        call(**{**given[function], **change})
+    assert caught.value.argument == argument and str(caught.value).startswith(f"{argument} must ")
+    assert "\n" not in str(caught.value)
+
+
+def test_a_baseline_needs_a_target(given, model, nothing_is_compiled):
+    fields = {k: getattr(model, k) for k in ("omega", "sigma", "lam", "mixing", "encodings", "teacher")}
+    for function in ("locate", "trace_boundary", "linear_crossing"):
+        with pytest.raises(ta.InputError, match="model must have a method `target"):
+            getattr(ta, function)(**{**given[function], "model": WithoutTarget(**fields)})
+
+
+@pytest.mark.parametrize("function", ["sweep", "phase_diagram", "trace_branch", "trace_boundary"])
+def test_concrete_numbers_are_asked_for(given, function):
+    others = {k: v for k, v in given[function].items() if k != "model"}
+    with pytest.raises(ta.InputError, match="model must have concrete numbers"):
+        jax.jit(lambda m: getattr(ta, function)(m, **others))(given[function]["model"])
+
+
+def test_states_to_start_from_belong_to_the_event(given, model, lines):
+    positional, semantic = given["linear_crossing"]["transition"].branches
+    moved = eqx.tree_at(lambda p: p.alpha, semantic, jnp.asarray(1.1))
+    for start in ([positional], [positional, positional], [positional, moved], positional):
+        with pytest.raises(ta.InputError, match="start must be a FixedPoint for each of"):
+            ta.critical_alpha(model, lines, start=start)
+
+
+def test_boundaries_meet_in_one_parameter_only():
+    one, other = (ta.Boundary.of("alpha_c", p, np.arange(3.0), np.ones(3), np.ones(3)) for p in ("omega", "sigma"))
+    with pytest.raises(ta.InputError, match="parameter must be omega"):
+        ta.meetings([one, other])
+
+
+def test_a_file_that_is_no_diagram(tmp_path):
+    for name, content in (("missing.npz", None), ("text.npz", b"alpha"), ("empty.npz", b"")):
+        if content is not None:
+            (tmp_path / name).write_bytes(content)
+        with pytest.raises(ta.InputError, match=f"path must be a whole file .*{name}"):
+            ta.PhaseDiagram.load(tmp_path / name)
