@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import shlex
 import shutil
 import subprocess
 import sys
@@ -55,7 +56,7 @@ def verdict_on(mutant: Mutant, home: Path) -> str:
     if text.count(mutant.was) != 1:
         return "no place"
     file.write_text(text.replace(mutant.was, mutant.now))
-    command = [sys.executable, "-m", "pytest", "-x", "-q", "-n0", "-p", "no:cacheprovider", *mutant.tests.split()]
+    command = [sys.executable, "-m", "pytest", "-x", "-q", "-n0", "-p", "no:cacheprovider", *shlex.split(mutant.tests)]
     environment = {**os.environ, "PYTHONPATH": str(copy)}
     try:
         done = subprocess.run(command, cwd=copy, env=environment, capture_output=True, timeout=_LIMIT_S)

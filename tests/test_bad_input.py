@@ -48,6 +48,9 @@ def having(**numbers):
     return eqx.tree_at(lambda m: [getattr(m, k) for k in numbers], MODEL, [jnp.asarray(v) for v in numbers.values()])
 
 
+_ATOMS = "gamma", "tau", "pi", "cross"
+
+
 def test_good_models_pass():
     for model in (MODEL, plain(), ta.dot_product(rank=2), ta.dot_product(teacher=[[1.0, 0.2], [0.2, 1.0]])):
         check(model)
@@ -60,6 +63,10 @@ def test_good_models_pass():
 MODELS = {
     "weights .5": (lambda: plain(weights=[0.5]), r"law\(\).weights must be shares >= 0 that sum to one.*0.5"),
     "weights 2": (lambda: plain(weights=[2.0]), r"law\(\).weights must be shares"),
+    "weights < 0": (
+        lambda: plain(weights=[1.5, -0.5], **{k: np.repeat(np.asarray(getattr(MODEL.law(), k)), 2, 0) for k in _ATOMS}),
+        r"law\(\).weights must be shares",
+    ),
     "weights scalar": (lambda: plain(weights=1.0), r"law\(\).weights must be of shape \(1,\), got shape \(\)"),
     "gamma < 0": (lambda: plain(gamma=[[-0.25, 0.25]]), r"law\(\).gamma must be eigenvalues >= 0"),
     "gamma 0": (lambda: plain(gamma=[[0.0, 0.25]]), r"law\(\).gamma must be .*not all zero"),

@@ -78,8 +78,18 @@ def test_what_counts_as_zero(model, theta, m, name):
 def test_admissible(model):
     x = state(CASES[0])
     assert bool(admissible(model, x))
-    for bad in (-x.q, jnp.nan * x.q, 0.9 * x.theta**2 / 0.25):  # the last: theta larger than q and rho allow
+    for bad in (-x.q, jnp.nan * x.q, 0.99 * x.theta**2 / 0.25):  # the last: theta larger than q and rho allow
         assert not bool(admissible(model, eqx.tree_at(lambda s: s.q, x, bad)))
+    assert bool(admissible(model, eqx.tree_at(lambda s: s.q, x, 1.01 * x.theta**2 / 0.25)))
+
+
+def test_branches_set_to_zero_what_they_do_not_leave_free(model):
+    x = with_sizes(model, 0.3, 0.4)
+    for name, branch in BRANCHES.items():
+        y = impose(x, branch.free(model))
+        assert bool(np.any(y.theta)) is (name in ("semantic", None)) and bool(np.any(y.m)) is (
+            name in ("positional", None)
+        )
 
 
 def test_coordinates_round_trip(model):

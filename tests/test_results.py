@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 
 import tiedattn_jax as ta
-from tiedattn_jax.results import UNRESOLVED, error_bar, has_state, mean_of_found, quorum, settled
+from tiedattn_jax.results import error_bar, has_state, mean_of_found, quorum, settled
 
 
 def test_error_bars_cover():
@@ -31,8 +31,8 @@ def test_error_bars_leave_out_what_is_missing():
     [
         (ta.Status.converged, 1.0, True),
         (ta.Status.stalled, 1.0, True),
-        (ta.Status.max_steps, 0.99 * UNRESOLVED, True),
-        (ta.Status.max_steps, 1.01 * UNRESOLVED, False),
+        (ta.Status.max_steps, 0.099, True),
+        (ta.Status.max_steps, 0.101, False),
         (ta.Status.left_domain, 0.0, False),
         (ta.Status.absent, 0.0, False),
         (ta.Status.unresolved, 0.0, False),
@@ -40,7 +40,6 @@ def test_error_bars_leave_out_what_is_missing():
 )
 def test_there_is_a_state(status, residual, expected):
     assert bool(has_state(status, residual)) is expected
-    assert 0.05 < UNRESOLVED < 0.2  # losses, stationary, are then good to a few per cent at the worst
 
 
 def test_nodes_that_fail_settle_nothing():

@@ -1,0 +1,89 @@
+"""Every status at 200 random settings against independent witnesses; `-s` prints the table."""
+
+import time
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import tiedattn_jax as ta
+from tiedattn_jax.overlaps import BRANCHES, magnitudes
+from tiedattn_jax.theory.fixed_points import near_branch, solve_from
+
+pytestmark = pytest.mark.slow
+COUNT = 200
+
+
+def draws():
+    """Settings over all of omega, a factor of 30 in sigma, four decades of lambda, any mixing, alpha in [.05, 20]."""
+    rng = np.random.default_rng(7)
+    for _ in range(COUNT):
+        omega, sigma, lam = rng.uniform(), 10 ** rng.uniform(-1, 0.5), 10 ** rng.uniform(-4, 0)
+        mixing = rng.uniform(size=(2, 2))
+        alpha = 10 ** rng.uniform(np.log10(0.05), np.log10(20))
+        branch = list(BRANCHES)[rng.integers(4)]
+        yield ta.dot_product(omega, sigma, lam, mixing / mixing.sum(1, keepdims=True)), alpha, branch
+
+
+def confirmed(point, finer):
+    """Whether a state is one on a finer rule of other nodes, with the same numbers, and its two losses agree."""
+    model, x = point.model, point.overlaps
+    other = solve_from(model, point.alpha, point.branch, finer, x)
+    if not bool(other.exists):
+        return False
+    pairs = zip(jax.tree.leaves((x.q, x.V)), jax.tree.leaves((other.overlaps.q, other.overlaps.V)), strict=True)
+    same = all(np.allclose(a, b, rtol=0.1) for a, b in pairs)
+    sizes = np.asarray(magnitudes(model, x)), np.asarray(magnitudes(model, other.overlaps))
+    losses = np.array([point.train_loss, other.train_loss, point.diagnostics.train_loss_direct])
+    bar = 3 * float(point.stderr.train_loss) + 0.02 * abs(losses[0])
+    return same and np.allclose(*sizes, atol=0.05) and np.ptp(losses) <= bar
+
+
+def confirmed_absent(point, rule):
+    """Whether an order parameter falls on the uninformed state, and no other start finds the branch."""
+    model, alpha, free = point.model, point.alpha, BRANCHES[point.branch].free(point.model)
+    if free.sum() == 1:
+        bare = ta.solve(model, alpha, "uninformed", rule)
+        growth = bare.diagnostics.growth_theta if point.branch == "semantic" else bare.diagnostics.growth_m
+        if bool(bare.ok) and growth > 1.05:
+            return False
+    start = BRANCHES[point.branch].start(model)
+    for q, V in ((3.0, 1.0), (0.3, 0.3), (1.0, 0.03)):
+        here = ta.Overlaps(q * start.q, V * start.V, q**0.5 * start.theta, q**0.5 * start.m)
+        near = near_branch(model, alpha, rule.coarse, here, free, ta.Settings())
+        if bool(solve_from(model, alpha, point.branch, rule, near).ok):
+            return False
+    return True
+
+
+def test_statuses():
+    standard = ta.dot_product()
+    rule, finer = ta.line_nodes(standard, 5), ta.line_nodes(standard, 7, seed=1, replicates=2)
+    table = {}
+    for k, (model, alpha, branch) in enumerate(draws()):
+        begun = time.perf_counter()
+        point = ta.solve(model, alpha, branch, rule)
+        jax.block_until_ready(point)
+        spent = time.perf_counter() - begun
+        status = ta.Status(int(point.status))
+        if status <= ta.Status.stalled:
+            right = confirmed(point, finer)
+        elif status == ta.Status.absent:
+            right = confirmed_absent(point, rule)
+        else:
+            right = None
+        table.setdefault(status, []).append((spent, right))
+        if right is not True:
+            numbers = [f"{float(getattr(model, name)):.4g}" for name in ("omega", "sigma", "lam")]
+            found = [f"{float(jnp.abs(a).mean()):.3g}" for a in jax.tree.leaves(point.overlaps)]
+            missed = float(point.diagnostics.unconverged)
+            print(
+                k, status.name, right, branch, f"{float(alpha):.4g}", *numbers, "|", *found, f"{missed:.2g}", flush=True
+            )
+    for status, rows in sorted(table.items()):
+        seconds, rights = zip(*rows, strict=True)
+        print(f"{status.name:12s} {len(rows):4d} {np.median(seconds):6.2f} s  right {sum(r is True for r in rights)}")
+    rights = [right for rows in table.values() for _, right in rows]
+    assert rights.count(False) == 0
+    assert rights.count(True) >= 0.9 * COUNT
