@@ -120,6 +120,7 @@ CALLS = {
         lambda: ta.find_states(MODEL, 1.0, count=0),
         "count must be an integer of at least 1, got count=0",
     ),
+    "states count True": (lambda: ta.find_states(MODEL, 1.0, count=True), "count must be an integer"),
     "states seed": (lambda: ta.find_states(MODEL, 1.0, seed=-1), "seed must be an integer of at least 0"),
     "branch": (lambda: ta.solve(MODEL, 1.0, "x"), "branch must be one of positional, semantic, uninformed, None"),
     "branch list": (lambda: ta.solve(MODEL, 1.0, ["semantic"]), "branch must be one of"),
