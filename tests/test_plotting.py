@@ -53,6 +53,9 @@ def test_branches():
     orders, losses, errors = figure.axes
     assert labels(orders) == ["$m$, positional", r"$\theta$, semantic", r"$\alpha_c$"]  # alpha_l was not found
     assert labels(errors) == ["positional", "semantic", "linear baseline", r"$\alpha_c$"]
+    assert orders.lines[0].get_color() == COLOURS["positional"] and orders.lines[2].get_color() == COLOURS["semantic"]
+    np.testing.assert_array_equal(errors.lines[0].get_ydata(), [np.nan, np.nan, 6, 8])  # not the loss
+    assert errors.lines[4].get_ydata()[0] == 0.5 and errors.lines[5].get_xdata()[0] == 1.5
     solid, dotted, *_ = losses.lines
     assert solid.get_color() == COLOURS["positional"]
     np.testing.assert_array_equal(solid.get_ydata(), [np.nan, np.nan, 3, 4])
@@ -202,6 +205,7 @@ def test_slices():
     np.testing.assert_array_equal(lower.lines[2].get_ydata(), [9, 9, 9])
     np.testing.assert_array_equal(last.lines[1].get_ydata(), [-3, -4, -5])
     assert labels(lower) == ["positional", "semantic", "linear baseline"] and labels(last) == []
+    assert (positional.get_color(), semantic.get_color()) == (COLOURS["positional"], COLOURS["semantic"])
     assert last.get_title() == "" and upper.get_title(loc="left") == r"$\omega$ = 0.1"
 
 

@@ -70,9 +70,8 @@ def packed(arrays: dict[str, Any], *, compressed: bool = True) -> bytes:
             raise TypeError(f"{name} must be an array of numbers or of text, got {array!r}")
     out = io.BytesIO()
     (np.savez_compressed if compressed else np.savez)(out, **arrays)
-    body = out.getvalue()[:-2] + _DIGEST.to_bytes(
-        2, "little"
-    )  # a zip file ends with its comment and before it its length
+    # A zip file ends with its comment, here the checksum, and before it two bytes with the comment's length.
+    body = out.getvalue()[:-2] + _DIGEST.to_bytes(2, "little")
     return body + _digest(body)
 
 
@@ -89,8 +88,8 @@ def unpacked(path: Path, refusal: InputError) -> tuple[dict[str, Any], dict[str,
         with np.load(io.BytesIO(content), allow_pickle=False) as file:
             arrays = {name: file[name] for name in file.files}
         return dict(json.loads(str(arrays.pop(_ABOUT)))), arrays
-    except (OSError, ValueError, KeyError, zipfile.BadZipFile) as problem:
-        raise refusal from problem
+    except (OSError, ValueError, KeyError, zipfile.BadZipFile):
+        raise refusal from None
 
 
 def _digest(content: bytes) -> bytes:

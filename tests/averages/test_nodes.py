@@ -59,21 +59,3 @@ def test_options_are_honoured(model):
     assert not np.allclose(base.student, ta.sobol_nodes(model, 64, seed=1, replicates=2).stack.student)
     assert not np.allclose(base.student[0], base.student[1])
     np.testing.assert_array_equal(base.student, ta.sobol_nodes(model, 64, seed=0, replicates=2).stack.student)
-
-
-@pytest.mark.parametrize(
-    ("maker", "arguments", "named"),
-    [
-        (ta.sobol_nodes, {"n": 1000}, "n must be a power of two"),
-        (ta.sobol_nodes, {"n": 0}, "n must be"),
-        (ta.sobol_nodes, {"n": 64, "replicates": 0}, "replicates"),
-        (ta.sobol_nodes, {"n": 64, "seed": -1}, "seed"),
-        (ta.monte_carlo_nodes, {"n": -5}, "n must be"),
-        (ta.monte_carlo_nodes, {"n": 64, "block": 0}, "block"),
-        (ta.gauss_hermite_nodes, {"order": 0}, "order"),
-        (ta.gauss_hermite_nodes, {"order": 200}, "order"),
-    ],
-)
-def test_bad_counts(model, maker, arguments, named):
-    with pytest.raises(ValueError, match=named):
-        maker(model, **arguments)

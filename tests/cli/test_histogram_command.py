@@ -100,3 +100,22 @@ def test_the_memory_of_the_weights(monkeypatch):
     for name in ("hidden", "length", "tokens"):
         histogram._check_memory(argparse.Namespace(**{**sizes, name: 10**6}))
         assert asked[-2][1] == name
+
+
+def test_the_time_of_an_epoch_is_without_compiling(monkeypatch):
+    """The median after the first epoch, for one of the runs; none where nothing was trained."""
+    clock = iter([0.0, 10.0, 13.0, 16.0, 20.0, 21.0])
+
+    def train(*_, progress, **__):
+        for k in range(5):
+            progress(k, 4)
+
+    monkeypatch.setattr(histogram.time, "perf_counter", lambda: next(clock))
+    monkeypatch.setattr(histogram, "train", train)
+    monkeypatch.setattr(histogram, "unfreeze", lambda *_, progress, **__: progress(0, 1))
+    sizes = {"samples": 50, "length": 3, "tokens": 3, "width": 8, "hidden": 4, "epochs": 4, "free_epochs": 1}
+    args = argparse.Namespace(**sizes, seed=0, runs=2, mechanism="free", out=None, json=True)
+    assert histogram._trained(args)[3] == 1.5
+    clock = iter([0.0, 1.0])
+    monkeypatch.setattr(histogram, "train", lambda *_, progress, **__: progress(4, 4))
+    assert histogram._trained(args)[3] is None

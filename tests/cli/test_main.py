@@ -59,6 +59,15 @@ def test_a_defect_is_two_lines(capsys, monkeypatch):
         main(["solve"])
 
 
+@pytest.mark.parametrize("problem", [MemoryError(), RuntimeError("RESOURCE_EXHAUSTED: out of memory\nin lines")])
+def test_too_little_memory_is_no_defect(capsys, monkeypatch, problem):
+    def full(args):
+        raise problem
+
+    monkeypatch.setattr(solve, "model_of", full)
+    assert "the memory is not enough, ask for less" in failed(capsys, "solve")
+
+
 @pytest.fixture
 def report(monkeypatch):
     """A `solve` that solves nothing."""
@@ -150,4 +159,4 @@ def test_the_cache_of_programs(capsys, monkeypatch, report, where):
     monkeypatch.setattr("tiedattn_jax.cli.main.jax.config.update", given.__setitem__)
     monkeypatch.setenv("TIEDATTN_CACHE", where)
     assert main(["solve"]) == 0 and given["jax_enable_x64"] is True
-    assert given.get("jax_compilation_cache_dir", "0") == where
+    assert given.get("jax_compilation_cache_dir") == (None if where == "0" else where)

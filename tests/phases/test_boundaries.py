@@ -72,6 +72,8 @@ def test_where_curves_meet():
     first = curve("a", lambda v: 1 + v**2, lambda v: 2 * v)
     second = curve("b", lambda v: 1.16 + 0 * v, lambda v: 0 * v, np.linspace(-0.1, 0.9, 4))
     np.testing.assert_allclose(first.meets(second), [(0.4, 1.16)], rtol=1e-9)
+    third = curve("b", lambda v: 0.96 + 0.5 * v, lambda v: 0.5 + 0 * v, np.linspace(-0.1, 0.9, 4))
+    np.testing.assert_allclose(first.meets(third), [(0.1, 1.01), (0.4, 1.16)], rtol=1e-9)
     assert first.meets(curve("c", lambda v: 3 + v, lambda v: 1 + 0 * v)) == []
     assert first.meets(curve("d", lambda v: np.nan + v, lambda v: np.nan + v)) == []
     assert first.meets(curve("e", lambda v: 1.16 + 0 * v, lambda v: 0 * v, np.linspace(2.0, 3.0, 4))) == []

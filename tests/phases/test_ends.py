@@ -93,8 +93,8 @@ def test_where_stability_is_lost(monkeypatch, lines):
     ]
     assert [name for name, _ in asked] == ["instability", "pitchfork"]
     curve = synthetic([0.6, 0.8, 2.0], [0.0, 0.3, 1.0], [0.5, 0.5, 0.5])
-    ends, asked = located(monkeypatch, lines, curve, 1.5, pitchfork=0.7, instability=0.75)
+    ends, asked = located(monkeypatch, lines, curve, 1.75, pitchfork=0.7, instability=0.76)
     assert [e.kind for e in ends] == ["pitchfork", "instability"]
     near = asked[1][1]
-    assert (near.alpha, near.low, near.high, near.there) == pytest.approx((0.75, 0.7, 0.8, 0.8))
-    assert near.slope == pytest.approx(10.0)  # from -.5 to .5
+    assert (near.alpha, near.low, near.high, near.there) == pytest.approx((0.76, 0.7, 0.8, 0.8))
+    assert near.slope == pytest.approx(12.5)  # from -.75 to .5

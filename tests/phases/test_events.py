@@ -174,15 +174,15 @@ def test_a_zero_of_states(monkeypatch):
     np.testing.assert_allclose(zero.alpha, 1.55, rtol=1e-4)
 
 
-def curve_with(errors):
-    """A semantic curve with test errors, the baseline at zero; states only where they are finite."""
+def curve_with(numbers, branch="semantic", name="error"):
+    """A curve with test errors or losses at alpha = 1, 2, ...; states only where they are finite."""
 
-    def point(alpha, error):
-        there = bool(np.isfinite(error))
-        state = state_with(alpha, error=error, there=(there,) * 3)
+    def point(alpha, number):
+        there = bool(np.isfinite(number))
+        state = state_with(alpha, **{name: number}, there=(there,) * 3)
         return SimpleNamespace(alpha=jnp.array(alpha), ok=there, replicates=state)
 
-    return ta.Curve("semantic", tuple(point(1.0 + k, e) for k, e in enumerate(errors)))
+    return ta.Curve(branch, tuple(point(1.0 + k, n) for k, n in enumerate(numbers)))
 
 
 def test_the_first_place_on_a_curve_within_limits():
@@ -195,6 +195,66 @@ def test_the_first_place_on_a_curve_within_limits():
     third = near_of(event, curve, 4.0)  # between points that are no neighbours: the state between them is left out
     np.testing.assert_allclose((third.alpha, third.low, third.high), (5.0, 4.0, 6.0))
     assert near_of(event, curve, 5.5) is None
+
+
+def test_where_alpha_c_is_looked_for(monkeypatch, model, lines):
+    """The first crossing of the curves in the range; if there is none, anywhere in the range."""
+    seen = []
+
+    def stop(*arguments, **_):
+        seen.append(arguments[2])
+        raise InterruptedError
+
+    monkeypatch.setattr(transitions, "zero_near", stop)
+    monkeypatch.setattr(transitions, "_coarse_alpha_c", stop)
+    curves = [curve_with(n, b, "loss") for b, n in (("semantic", [0.0] * 4), ("positional", [-1.0, 1.0, -1.0, -1.0]))]
+    for bracket, expected in (((0.1, 4.0), 1.5), ((2.0, 4.0), 2.5), ((2.7, 4.0), (2.7, 4.0))):
+        with pytest.raises(InterruptedError):
+            ta.critical_alpha(model, lines, start=curves, bracket=bracket)
+        np.testing.assert_allclose(getattr(seen[-1], "alpha", seen[-1]), expected)
+
+
+def test_alpha_c_between_the_ends_of_branches(monkeypatch, model):
+    """On coarse averages, where one branch exists only that one wins: here the semantic one from .8 on."""
+
+    def fixed(model, alpha, coarse, x0, free, settings):
+        semantic = free[0] == 1
+        loss = jnp.where(semantic, 2.25 - alpha, 1.0)
+        status = jnp.where(semantic & (alpha < 0.8), int(ta.Status.absent), 0)
+        return x0, jnp.zeros(()), SimpleNamespace(train_loss=loss), status
+
+    def stop(event, model, near, *_, **__):
+        found.append(float(near.alpha))
+        raise InterruptedError
+
+    found = []
+    monkeypatch.setattr(transitions, "fixed_point", fixed)
+    monkeypatch.setattr(transitions, "zero_near", stop)
+    with pytest.raises(InterruptedError):  # averages that no other test has: their program is a false one
+        ta.critical_alpha(model, ta.sobol_nodes(model, 64, replicates=3))
+    np.testing.assert_allclose(found, 1.25, rtol=2e-3)
+
+
+def test_where_alpha_l_is_looked_for(monkeypatch, model, lines, known):
+    """On the positional branch below alpha_c where it beats the baseline there, on the semantic one above it else."""
+    seen = []
+
+    def stop(model, coarse, x0, free, ends, settings):
+        seen.append((free.tolist(), float(x0.q[0, 0, 0]), *map(float, ends)))
+        raise InterruptedError
+
+    monkeypatch.setattr(transitions, "_coarse_alpha_l", stop)
+    at = jnp.asarray(1.25)
+    for baseline, expected in ((1.0, ([0.0, 1.0], 1.0, 0.1, 1.25)), (0.0, ([1.0, 0.0], 2.0, 1.25, 4.0))):
+        branches = []
+        for q, name in enumerate(PAIR, 1):
+            numbers = lambda s: (s.overlaps.q, s.gen_error_linear)  # noqa: E731
+            new = q * jnp.ones_like(known.overlaps.q), baseline * jnp.ones(4)
+            branches.append(ta.FixedPoint(model, at, eqx.tree_at(numbers, known, new), name))
+        critical = ta.Transition(at, at, None, None, jnp.array(0), tuple(branches), "alpha_c")
+        with pytest.raises(InterruptedError):
+            ta.linear_crossing(model, critical, lines)
+        np.testing.assert_allclose(np.hstack(seen[-1]), np.hstack(expected))
 
 
 def test_the_options_of_a_search_arrive(monkeypatch, model, lines):
@@ -324,5 +384,6 @@ def test_alpha_l_is_alpha_c_where_the_exchange_beats_the_baseline(model, lines):
     np.testing.assert_array_equal(found.alpha, critical.alpha)
     np.testing.assert_array_equal(found.sensitivities.omega, critical.sensitivities.omega)
     # Where no alpha_c was found, nobody knows which minimum is global.
-    lost = eqx.tree_at(lambda t: t.status, known, jnp.asarray(int(ta.Status.absent)))
-    assert int(ta.linear_crossing(model, lost, lines, start=[states[1]]).status) == ta.Status.absent
+    lost = eqx.tree_at(lambda t: t.status, critical, jnp.asarray(int(ta.Status.absent)))
+    near = ta.Near(ALPHA_L, (states[1].replicates.overlaps,))
+    assert int(ta.linear_crossing(model, lost, lines, start=near).status) == ta.Status.absent

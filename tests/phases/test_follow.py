@@ -64,7 +64,7 @@ def test_what_a_search_settles(model, state):
     for share, stage in ((0.22, DONE), (0.18, BARE)):  # of the largest possible order parameter
         assert settled(model, scaled(state, theta=share / size), BRANCH)[0] == stage
     missing = eqx.tree_at(lambda s: (s.status, s.residual), state, (state.status + 2, state.residual + 1))
-    for growth, status in ((0.95, Status.absent), (1.05, None)):  # of theta on the uninformed state
+    for growth, status in ((0.99, Status.absent), (1.01, None)):  # of theta on the uninformed state
         stage, found = settled(model, state, BARE, before=missing, growth_theta=growth)
         assert (stage, found) == ((DONE, status) if status else (ANEW, Status.max_steps))
     # Nodes that see nothing say nothing about growth.

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from ..errors import require
 from ..model import Model
-from .lines import line_nodes
+from .lines import MOST_NODES, line_nodes
 from .nodes import sobol_nodes
-from .rule import Rule, check_counts
+from .rule import Rule, check_arguments
 from .sizes import REPLICATES, SIZES
 
 
@@ -22,11 +23,12 @@ def default_nodes(
     `line_nodes` of order 5 at least for a student and a teacher of two fields each, `sobol_nodes` for other models.
 
     Raises:
-        InputError: a count that is not a positive integer; for other models, `n` not a power of two.
+        InputError: as those two; `n` above 2^24 for lines.
     """
+    check_arguments(model, block, n=n, replicates=replicates, seed=seed)
     L, r, t = model.shape
-    check_counts(block, n=n, replicates=replicates, seed=seed)
     if not L * r == L * t == 2:
         return sobol_nodes(model, n, seed=seed, replicates=replicates, block=block)
+    require(n <= MOST_NODES, "n", n, f"at most {MOST_NODES} on lines: use sobol_nodes for more")
     order = max(k for k in range(5, 64, 2) if k == 5 or 1.5 * k**3 * (k + 15) <= n)
     return line_nodes(model, order, seed=seed, replicates=replicates, block=block)

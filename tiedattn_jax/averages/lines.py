@@ -21,22 +21,23 @@ import numpy as np
 from jax import lax
 from scipy import special
 
-from ..errors import InputError, require
+from ..errors import InputError, require, require_kind
 from ..model import Model
 from ..overlaps import Overlaps
 from .fields import conditional, teacher_fields, whiten
 from .linalg import apply, inverse
-from .maxwell import Gaps, Lines, Section, common_tangents, each_gap, energy_gap, energy_profile, trace
+from .maxwell import Gaps, Lines, Section, common_tangents, energy_gap, energy_profile, refined, trace
 from .nodes import sobol_nodes, sobol_normals
 from .prox import attach, moreau, well_axis
-from .rule import Points, Replicate, Rule, check_counts, in_blocks
+from .rule import Points, Replicate, Rule, check_arguments, check_memory, in_blocks
 from .sizes import BLOCK, COARSE, REPLICATES
 
 DEFAULT_ORDER = 9
 _SOBOL_LINES = 2**11  # as many nodes as the product rule of order 9
 _REACH = (5.4, 6.6)  # range of the two ends of a line, in standard deviations
 _AXIS_STEPS = 32  # of the power method for the axis of the double well
-_MOST_NODES = 2**24
+_MOST_POINTS = 256  # on a line
+MOST_NODES = 2**24  # of the product rule
 
 
 class LineNodes(Replicate):
@@ -65,6 +66,11 @@ class LineNodes(Replicate):
     @property
     def size(self) -> int:
         return self.weight.shape[-1] * self.points_per_line
+
+    @property
+    def shape(self) -> tuple[int, int, int]:
+        L, t = self.teacher.shape[-3:-1]
+        return L, (self.across.shape[-2] + 1) // L, t
 
     def blocks(self) -> Any:
         split = in_blocks((self.teacher, self.across, self.weight), max(1, self.block // self.points_per_line))
@@ -101,13 +107,12 @@ class LineNodes(Replicate):
         h, z = h.reshape(L, r, -1), jnp.moveaxis(section.z, 1, 0).reshape(L, r, -1)
         teacher, y = (jnp.tile(a, self.points_per_line) for a in (teacher, y))
         student, log_density = whiten(model, x, h, y)
-        good = resolved & (section.error < 1e-4 * (1 + jnp.max(jnp.abs(section.z), 1)))
         return Points(
             student=student,
             teacher=teacher,
             weight=(weight * share * (1 + stretch)).ravel() * jnp.exp(log_density - lax.stop_gradient(log_density)),
             z=attach(z, model, h, x.V, y),
-            converged=good.ravel(),
+            converged=(resolved & section.settled).ravel(),
             gap=energy_gap(gaps, section.s).ravel(),
         )
 
@@ -130,21 +135,34 @@ def _nodes(
     model: Model, V: jax.Array, lines: Lines, profile: Section, gaps: Gaps, total: int, reach: jax.Array
 ) -> tuple[Section, jax.Array]:
     """Nodes (total, N) and their weights: Gauss-Legendre in t between the gaps, shared out by length in s."""
-    cut = jnp.round((gaps.left.s + reach[0]) / jnp.sum(reach) * total).astype(int)
-    cut = jnp.where(gaps.real, jnp.clip(cut, 2, total - 2), total)
-    cut = jnp.concatenate([jnp.zeros_like(cut[:1]), cut, jnp.full_like(cut[:1], total)])
+    cut = cuts(gaps.left.s, gaps.real, reach, total)
     number = jnp.arange(total)[:, None]
     piece = sum((number >= c).astype(int) for c in cut[1:-1])
     starts = jax.tree.map(lambda a, b: jnp.concatenate([a[:1], b]), profile, gaps.right)
     end = profile.t[-1:]
     begin, count, lo, hi = (
-        jnp.take_along_axis(a, piece, 0)
+        jnp.take_along_axis(a, piece, 0, mode="clip")
         for a in (cut[:-1], jnp.diff(cut, axis=0), starts.t, jnp.append(jnp.where(gaps.real, gaps.left.t, end), end, 0))
     )
     node, share = (jnp.asarray(a, end.dtype)[count, number - begin] for a in _legendre(total))
     section = trace(model, V, lines, starts, lo + (hi - lo) * node, jnp.where(number == begin, piece, -1))
+    section = refined(model, V, lines, section)
     density = jnp.exp(-0.5 * section.s**2) / (2 * np.pi) ** 0.5
     return section, (hi - lo) * share * section.slope * density
+
+
+def cuts(s: jax.Array, real: jax.Array, reach: jax.Array, total: int) -> jax.Array:
+    """Where the pieces between jumps at s (P, N) begin among the nodes of a line, and the end, (P + 2, N).
+
+    In proportion to their lengths, but at least two nodes for each piece; jumps that are not `real` come last, and have
+    none beyond them.
+    """
+    least = 2 * jnp.cumsum(real, 0)
+    most = total - 2 * jnp.sum(real, 0) - 2 + least
+    cut = jnp.round((s + reach[0]) / jnp.sum(reach) * total).astype(int)
+    cut = lax.cummax(jnp.clip(cut, least, most) - least, 0) + least
+    cut = jnp.where(real, cut, total)
+    return jnp.concatenate([jnp.zeros_like(cut[:1]), cut, jnp.full_like(cut[:1], total)])
 
 
 def _legendre(most: int) -> list[np.ndarray]:
@@ -165,22 +183,19 @@ def _shift(
     the slope of that difference in s. Nodes between two jumps move by linear interpolation, the others rigidly.
     """
     L, r, _ = model.shape
-    shift = stretch = jnp.zeros_like(s)
-    before = None
-    for g in each_gap(gaps):
-        h = (lines.origin + g.left.s * lines.direction).reshape(L, r, -1)
-        low, high = (moreau(model, e.z.reshape(L, r, -1), h, x.V, y) for e in (g.left, g.right))
-        rise = high - low
-        move = (rise - lax.stop_gradient(rise)) / jnp.where(g.real, g.right.t - g.left.t, jnp.inf)
-        if before is None:
-            shift = shift + move
-        else:
-            width = jnp.where(g.real, g.left.s - before[0], jnp.inf)
-            part = jnp.clip((s - before[0]) / width, 0.0, 1.0)
-            shift = shift + part * jnp.where(g.real, move - before[1], 0.0)
-            stretch = stretch + jnp.where((part > 0) & (part < 1), (move - before[1]) / width, 0.0)
-        before = g.left.s, move
-    return shift, stretch
+    count = gaps.real.shape[0]
+    h = (lines.origin[:, None] + gaps.left.s * lines.direction[:, None]).reshape(L, r, -1)
+    sides = (jnp.moveaxis(e.z, 0, 1).reshape(L, r, -1) for e in (gaps.left, gaps.right))
+    low, high = (moreau(model, z, h, x.V, jnp.tile(y, count)).reshape(count, -1) for z in sides)
+    rise = high - low
+    move = (rise - lax.stop_gradient(rise)) / jnp.where(gaps.real, gaps.right.t - gaps.left.t, jnp.inf)
+    # From each jump to the next one, (P - 1, K, N).
+    width = jnp.diff(gaps.left.s, axis=0)
+    width = jnp.where(gaps.real[1:] & (width > 0), width, jnp.inf)[:, None]
+    part = jnp.clip((s - gaps.left.s[:-1, None]) / width, 0.0, 1.0)
+    step = jnp.diff(move, axis=0)[:, None]
+    stretch = jnp.where((part > 0) & (part < 1), step / width, 0.0)
+    return move[0] + jnp.sum(part * step, 0), jnp.sum(stretch, 0)
 
 
 def _reference(n: int) -> np.ndarray:
@@ -239,7 +254,8 @@ def line_nodes(
         points: nodes on a line; by default order + 15, and 24 with Sobol lines.
         seed: of what differs between the replicates: angles, places and lengths of the lines, or the scrambles.
         replicates: whose scatter is the error bar.
-        jumps: at most so many on a line; a line with more counts as unconverged. By default L r - 1.
+        jumps: at most so many on a line; a line with more counts as unconverged. By default L r + 1,
+            or as many as two points for each piece allow.
         direction: of all lines, (L, r), in the space of the student's fields; by default each line follows the axis of
             the double well at its teacher's fields. A jump along the lines is met as by a rule of single nodes.
         even: whether the product rule has the parity (h, y) -> (-h, -y) and y -> -y of the loss exactly, at twice the
@@ -247,25 +263,30 @@ def line_nodes(
         block: nodes that are solved together; bounds the memory.
 
     Raises:
-        InputError: a count that is not a positive integer, `lines` not a power of two, fewer than 8 points, a product
-            rule of more than 2^24 nodes, or a direction that is zero or not of shape (L, r).
+        InputError: a count that is not a positive integer, `lines` not a power of two, fewer than two points for each
+            piece of a line or more than 256, a product rule of more than 2^24 nodes, a direction that is zero or not of
+            shape (L, r), or too many lines for the memory.
     """
+    counts = {"order": order, "lines": lines, "points": points, "jumps": jumps}
+    given = {name: count for name, count in counts.items() if count is not None}
+    check_arguments(model, block, replicates=replicates, seed=seed, **given)
+    require_kind(even, "even", bool, "True or False")
     L, r, t = model.shape
     dtype, across = model.lam.dtype, L * r - 1
-    jumps = max(1, across) if jumps is None else jumps
     product = lines is None and L * t == 2
-    lines = _SOBOL_LINES if lines is None else lines
-    if points is None:
-        points = order + 15 if product else 24
-    check_counts(block, replicates=replicates, seed=seed, order=order, lines=lines, points=points, jumps=jumps)
-    require(points >= 8, "points", points, "at least 8")
+    points = points or (order + 15 if product else 24)
+    jumps = jumps or max(1, min(L * r + 1, points // 2 - 1))
+    least = 2 * jumps + 2
+    require(least <= points <= _MOST_POINTS, "points", points, f"from {least} to {_MOST_POINTS}, with jumps={jumps}")
     if direction is not None:
         direction = jnp.broadcast_to(_checked_direction(model, direction), (replicates, L, r))
     if product:
-        _check_size(order, even, across, points)
+        count = _check_size(order, even, across, points)
+        check_memory(count * (L * t + across), replicates, "order", order)
         rng = np.random.default_rng([seed, 1])
         sets = [_polar(order, across, even, rng) for _ in range(replicates)]
     else:
+        lines = lines or _SOBOL_LINES
         sets = [(a, np.full(lines, 1 / lines)) for a in sobol_normals(L * t + across, lines, seed, replicates, "lines")]
     normals, weight = map(np.stack, zip(*sets, strict=True))
     reach = np.random.default_rng([seed, 2]).uniform(*_REACH, (replicates, 2))
@@ -284,20 +305,24 @@ def line_nodes(
 
 
 def _checked_direction(model: Model, direction: Any) -> jax.Array:
-    want, direction = model.shape[:2], jnp.asarray(direction, model.lam.dtype)
-    if direction.shape != want or not np.all(np.isfinite(direction)) or not np.any(direction):
-        shown = np.asarray(direction).tolist()
-        raise InputError("direction", f"must be finite, not zero and of shape {want}, got direction={shown}")
-    return direction
+    want = model.shape[:2]
+    try:
+        given = np.asarray(direction, float)
+    except (TypeError, ValueError):
+        given = np.full(want, np.nan)
+    if given.shape != want or not np.all(np.isfinite(given)) or not np.any(given):
+        raise InputError("direction", f"must be finite, not zero and of shape {want}, got direction={direction!r:.80}")
+    return jnp.asarray(given, model.lam.dtype)
 
 
-def _check_size(order: int, even: bool, across: int, points: int) -> None:
+def _check_size(order: int, even: bool, across: int, points: int) -> int:
+    """Number of lines of the product rule, if their nodes are not too many."""
     angles, radii, places = _counts(order, even)
-    size = angles * radii * places**across * points
-    if size > _MOST_NODES:
-        raise InputError(
-            "order", f"must be smaller, or lines=2048 given, got order={order} with {size} nodes, over 2^24"
-        )
+    count = angles * radii * places**across
+    if count * points > MOST_NODES:
+        text = f"must be smaller, or lines=2048 given, got order={order} with {count * points} nodes, over 2^24"
+        raise InputError("order", text)
+    return count
 
 
 def _counts(order: int, even: bool) -> tuple[int, int, int]:

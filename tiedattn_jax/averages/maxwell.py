@@ -26,6 +26,7 @@ from .prox import expand, least_pivots, lowest_minima
 
 _GRID = 24  # points of the profile that is searched for common tangents
 _NEWTON = 2  # steps at each point: the tangent of the one before leaves little to do
+_MORE_STEPS = 6  # where these were not enough
 _TANGENT_STEPS = 16  # slow only where a jump is about to end
 
 
@@ -51,6 +52,11 @@ class Section(eqx.Module):
     s: jax.Array  # A'
     slope: jax.Array  # A''
     error: jax.Array  # last Newton step
+
+    @property
+    def settled(self) -> jax.Array:
+        """Whether that step was small."""
+        return self.error < 1e-4 * (1 + jnp.max(jnp.abs(self.z), -2))
 
 
 def section(model: Model, V: jax.Array, lines: Lines, t: jax.Array, z: jax.Array) -> Section:
@@ -102,9 +108,37 @@ def trace(
     return lax.scan(body, jax.tree.map(lambda a: a[0], starts), (ts, fresh))[1]
 
 
+def refined(model: Model, V: jax.Array, lines: Lines, sections: Section) -> Section:
+    """Sections (K, N), those that are not `settled` after more Newton steps, in small groups."""
+    count, size = sections.t.shape
+    lanes = count * size
+    group = max(256, lanes // 16)
+    flat = jax.tree.map(lambda a: jnp.moveaxis(a, 0, -2).reshape(*a.shape[1:-1], lanes), sections)
+
+    def body(state: tuple[Section, jax.Array]) -> tuple[Section, jax.Array]:
+        old, left = state
+        lane = jnp.nonzero(left, size=group, fill_value=lanes)[0]
+        some, new = (
+            jax.tree.map(lambda a, i=i: jnp.take(a, i, axis=-1, mode="clip"), x)
+            for x, i in ((lines, lane % size), (old, lane))
+        )
+        new = lax.fori_loop(0, _MORE_STEPS, lambda _, e: section(model, V, some, e.t, e.z), new)
+        return jax.tree.map(lambda a, b: a.at[..., lane].set(b, mode="drop"), old, new), left.at[lane].set(
+            False, mode="drop"
+        )
+
+    flat, _ = lax.while_loop(lambda state: jnp.any(state[1]), body, (flat, ~flat.settled))
+    return jax.tree.map(lambda a, b: jnp.moveaxis(a.reshape(*a.shape[:-1], count, size), -2, 0), flat, sections)
+
+
 def _at(sections: Any, index: jax.Array) -> Any:
-    """A tree of arrays (K, ..., N) at an index (N,) into the leading axis."""
-    return jax.tree.map(lambda a: jnp.take_along_axis(a, index.reshape(1, *[1] * (a.ndim - 2), -1), 0)[0], sections)
+    """A tree of arrays (K, ..., N) at an index (N,) or (P, N) into the leading axis."""
+
+    def pick(a: jax.Array) -> jax.Array:
+        shaped = index.reshape(-1, *[1] * (a.ndim - 2), index.shape[-1])
+        return jnp.take_along_axis(a, shaped, 0, mode="clip").reshape(*index.shape[:-1], *a.shape[1:])
+
+    return jax.tree.map(pick, sections)
 
 
 class Gaps(eqx.Module):
@@ -123,37 +157,41 @@ def common_tangents(model: Model, V: jax.Array, lines: Lines, profile: Section, 
     above = profile.energy[:, None] - profile.energy - profile.s * (profile.t[:, None] - profile.t)
     touches = (jnp.min(above, 0) >= -_rounding(profile.energy)) & (profile.slope > 0)
     ends = jnp.array([0, last])
-    whole = jnp.all(touches[ends], 0)
+    resolved = jnp.all(touches[ends], 0)
     touches = touches.at[ends].set(True)
     place = jnp.arange(last + 1)[:, None]
     following = lax.cummin(jnp.where(touches, place, last), 0, reverse=True)[1:]
     opens = touches[:-1] & ~touches[1:]
-    width = jnp.where(opens, jnp.take_along_axis(profile.t, following, 0) - profile.t[:-1], 0.0)
+    width = jnp.where(opens, jnp.take_along_axis(profile.t, following, 0, mode="clip") - profile.t[:-1], 0.0)
     starts = []
     for _ in range(count):  # the widest ones
-        j = jnp.argmax(width, 0)
-        starts.append((j, jnp.max(width, 0) > 0))
-        width = jnp.where(place[:-1] == j, 0.0, width)
-    resolved = whole & ~jnp.any(width > 0, 0)
+        starts.append(jnp.where(jnp.max(width, 0) > 0, jnp.argmax(width, 0), last))
+        width = jnp.where(place[:-1] == starts[-1], 0.0, width)
+    resolved &= ~jnp.any(width > 0, 0)
 
-    tangents = []
-    for j, real in starts:
-        k = jnp.take_along_axis(following, j[None], 0)[0]
-        inside = (place >= j) & (place <= k)
-        fold = (
-            jnp.min(jnp.where(inside, profile.s, jnp.inf), 0),
-            jnp.max(jnp.where(inside, profile.s, -jnp.inf), 0),
-        )
-        edges = [_at(profile, jnp.clip(i, 0, last)) for i in (j - 1, j, j + 1, k - 1, k, k + 1)]
-        left, right = (
-            jax.tree.map(lambda a, b, real=real: jnp.where(real, a, b), found, edges[i])
-            for found, i in zip(_touch(model, V, lines, edges), (1, 4), strict=True)
-        )
-        resolved &= ~real | (jnp.abs(left.s - right.s) < max(1e-5, 30 * float(jnp.finfo(left.s.dtype).eps) ** 0.5))
-        tangents.append(Gaps(left, right, real, fold))
-    gaps = jax.tree.map(lambda *a: jnp.stack(a), *tangents)
-    order = jnp.argsort(jnp.where(gaps.real, gaps.left.t, jnp.inf), 0)
-    return jax.vmap(_at, (None, 0))(gaps, order), resolved
+    j = jnp.sort(jnp.stack(starts), 0)
+    real = j < last
+    k = jnp.where(real, jnp.take_along_axis(following, jnp.minimum(j, last - 1), 0, mode="clip"), last)
+    double = partial(jax.tree.map, lambda a: jnp.concatenate([a, a], -1))
+    both, edge, there = double(profile), jnp.concatenate([j, k], -1), double(real)
+    low, high = (_at((both.t, both.slope), jnp.clip(edge + i, 0, last)) for i in (-1, 1))
+    found = _at(both, edge)
+
+    def touch(state: tuple) -> tuple:
+        p, found = state
+        new = _touch(model, V, double(lines), *jax.tree.map(lambda a: a[p], (found, low, high)))
+        return p + 1, jax.tree.map(lambda a, b: a.at[p].set(jnp.where(there[p], b, a[p])), found, new)
+
+    # Few lines have more than one jump: only as many tangents as the line with the most jumps has are solved for.
+    _, found = lax.while_loop(lambda s: (s[0] < count) & jnp.any(real[s[0]]), touch, (0, found))
+    left, right = _sides(found)
+    apart = jnp.abs(left.s - right.s) >= max(1e-5, 30 * float(jnp.finfo(left.s.dtype).eps) ** 0.5)
+    inside = (place >= j[:, None]) & (place <= k[:, None])
+    fold = (
+        jnp.min(jnp.where(inside, profile.s, jnp.inf), 1),
+        jnp.max(jnp.where(inside, profile.s, -jnp.inf), 1),
+    )
+    return Gaps(left, right, real, fold), resolved & ~jnp.any(real & apart, 0)
 
 
 def _rounding(energy: jax.Array) -> jax.Array:
@@ -161,22 +199,26 @@ def _rounding(energy: jax.Array) -> jax.Array:
     return 100 * jnp.finfo(energy.dtype).eps * jnp.max(jnp.abs(energy), 0)
 
 
-def _touch(model: Model, V: jax.Array, lines: Lines, edges: list[Section]) -> tuple[Section, Section]:
-    """Where one tangent touches twice: between the first three and between the last three of six sections."""
-    size = lines.y.shape[-1]
-    join = partial(jax.tree.map, lambda *a: jnp.concatenate(a, -1))
-    both, low, high = lines.repeat(2), join(edges[0], edges[3]), join(edges[2], edges[5])
+def _touch(model: Model, V: jax.Array, lines: Lines, pair: Section, low: tuple, high: tuple) -> Section:
+    """Where one tangent touches twice: in the first and in the second half of the lanes.
 
-    def sides(pair: Section) -> tuple[Section, Section]:
-        return jax.tree.map(lambda a: a[..., :size], pair), jax.tree.map(lambda a: a[..., size:], pair)
+    Args:
+        low, high: t, and the slope there, between which each of the two places lies.
+    """
 
     def body(_: int, pair: Section) -> Section:
-        left, right = sides(pair)
+        left, right = _sides(pair)
         s = jnp.tile((right.energy - left.energy) / (right.t - left.t), 2)
-        t = jnp.clip(pair.t + (s - pair.s) / jnp.maximum(pair.slope, 1e-3 * low.slope), low.t, high.t)
-        return section(model, V, both, t, pair.z + pair.tangent * (t - pair.t))
+        t = jnp.clip(pair.t + (s - pair.s) / jnp.maximum(pair.slope, 1e-3 * low[1]), low[0], high[0])
+        return section(model, V, lines, t, pair.z + pair.tangent * (t - pair.t))
 
-    return sides(lax.fori_loop(0, _TANGENT_STEPS, body, join(edges[1], edges[4])))
+    return lax.fori_loop(0, _TANGENT_STEPS, body, pair)
+
+
+def _sides(pair: Any) -> tuple[Any, Any]:
+    """The first and the second half of the lanes."""
+    half = pair.t.shape[-1] // 2
+    return jax.tree.map(lambda a: a[..., :half], pair), jax.tree.map(lambda a: a[..., half:], pair)
 
 
 def energy_profile(model: Model, V: jax.Array, lines: Lines, reach: jax.Array) -> Section:
@@ -190,21 +232,17 @@ def energy_profile(model: Model, V: jax.Array, lines: Lines, reach: jax.Array) -
     ends = Section(t, z, jnp.zeros_like(z), zero, zero, zero, zero)
     grid = t[:size] + (t[size:] - t[:size]) * jnp.linspace(0.0, 1.0, _GRID, dtype=t.dtype)[:, None]
     traced = trace(model, V, both, jax.tree.map(lambda a: a[None], ends), jnp.concatenate([grid, grid[::-1]], -1))
-    up = jax.tree.map(lambda a: a[..., :size], traced)
-    down = jax.tree.map(lambda a: a[::-1, ..., size:], traced)
+    up, down = _sides(traced)
+    down = jax.tree.map(lambda a: a[::-1], down)
     lower = down.energy < up.energy - _rounding(up.energy)
     return jax.tree.map(lambda a, b: jnp.where(lower.reshape(_GRID, *[1] * (a.ndim - 2), size), b, a), up, down)
 
 
 def energy_gap(gaps: Gaps, s: jax.Array) -> jax.Array:
     """Energy of the next minimum above the lowest at fields (K, N), to first order in the distance from the jump."""
-    out = jnp.full_like(s, jnp.inf)
-    for g in each_gap(gaps):
-        bistable = g.real & (s > g.fold[0]) & (s < g.fold[1])
-        out = jnp.minimum(out, jnp.where(bistable, jnp.abs(s - g.left.s) * (g.right.t - g.left.t), jnp.inf))
-    return out
-
-
-def each_gap(gaps: Gaps) -> list[Gaps]:
-    """The jumps one by one."""
-    return [jax.tree.map(lambda a, p=p: a[p], gaps) for p in range(gaps.real.shape[0])]
+    at, wide, (lowest, highest), real = (
+        jax.tree.map(lambda a: a[:, None], part)
+        for part in (gaps.left.s, gaps.right.t - gaps.left.t, gaps.fold, gaps.real)
+    )
+    bistable = real & (s > lowest) & (s < highest)
+    return jnp.min(jnp.where(bistable, jnp.abs(s - at) * wide, jnp.inf), 0)

@@ -25,7 +25,7 @@ from ..overlaps import Overlaps, residual_covariance
 from .fields import fields, whiten
 from .linalg import apply
 from .prox import moreau, prox
-from .rule import Points, Replicate, Rule, check_counts, in_blocks
+from .rule import Points, Replicate, Rule, check_arguments, check_memory, in_blocks
 from .sizes import BLOCK, COARSE, NODES, REPLICATES
 
 
@@ -47,6 +47,10 @@ class Nodes(Replicate):
     @property
     def size(self) -> int:
         return self.weight.shape[-1]
+
+    @property
+    def shape(self) -> tuple[int, int, int]:
+        return self.student.shape[-3], self.student.shape[-2], self.teacher.shape[-2]
 
     def blocks(self) -> Any:
         return in_blocks((self.student, self.teacher, self.weight), self.block)
@@ -131,9 +135,10 @@ def sobol_nodes(
         block: nodes that are solved together; bounds the memory.
 
     Raises:
-        ValueError: `n` not a power of two, or `replicates`, `block` or `seed` out of range.
+        InputError: `n` not a power of two, `replicates`, `block` or `seed` out of range, or too many nodes for the
+            memory.
     """
-    check_counts(block, n=n, replicates=replicates, seed=seed)
+    check_arguments(model, block, n=n, replicates=replicates, seed=seed)
     normals = sobol_normals(_dimension(model), n, seed, replicates)
     return _rule(model, normals, np.full((replicates, n), 1 / n), block)
 
@@ -142,11 +147,13 @@ def sobol_normals(dimension: int, n: int, seed: int, replicates: int, name: str 
     """Scrambled Sobol points as normals, (replicates, dimension, n).
 
     Raises:
-        ValueError: `n` not a power of two.
+        InputError: `n` not a power of two, above 2^30, or more points than fit into the memory.
     """
     if n & (n - 1):
-        near = 2 ** (n.bit_length() - 1)
+        near = 2 ** (int(n).bit_length() - 1)
         raise InputError(name, f"must be a power of two for Sobol points, got {name}={n}: use {near} or {2 * near}")
+    require(n <= 2**30, name, n, "at most 2^30 for Sobol points")
+    check_memory(n * dimension, replicates, name, n)
     sets = []
     for k in range(replicates):
         engine = stats.qmc.Sobol(dimension, scramble=True, rng=np.random.default_rng([seed, k]))
@@ -163,7 +170,8 @@ def monte_carlo_nodes(
     block: int | None = None,
 ) -> Rule:
     """Plain Monte Carlo: `n` independent Gaussian draws in each replicate. Arguments and errors as in `sobol_nodes`."""
-    check_counts(block, n=n, replicates=replicates, seed=seed)
+    check_arguments(model, block, n=n, replicates=replicates, seed=seed)
+    check_memory(n * _dimension(model), replicates, "n", n)
     rng = np.random.default_rng(seed)
     draws = rng.standard_normal((replicates, _dimension(model), n))
     return _rule(model, draws, np.full((replicates, n), 1 / n), block)
@@ -178,12 +186,13 @@ def gauss_hermite_nodes(
     their scatter measures what the grid does not resolve. Exact for polynomials up to degree 2 order - 1.
 
     Raises:
-        ValueError: `order` below one or a grid of more than 2^24 nodes.
+        InputError: `order` below one or a grid of more than 2^24 nodes; others as in `sobol_nodes`.
     """
-    check_counts(block, order=order, replicates=replicates, seed=seed)
+    check_arguments(model, block, order=order, replicates=replicates, seed=seed)
     dim = _dimension(model)
     want = f"at most {int(2 ** (24 / dim))} for a grid of 2^24 nodes in {dim} fields"
     require(order**dim <= 2**24, "order", order, want)
+    check_memory(order**dim * dim, replicates, "order", order)
     x, w = special.roots_hermitenorm(order)
     grid = np.stack(np.meshgrid(*[x] * dim, indexing="ij")).reshape(dim, -1)
     weight = np.stack(np.meshgrid(*[w / w.sum()] * dim, indexing="ij")).prod(0).ravel()
@@ -201,7 +210,7 @@ def _dimension(model: Model) -> int:
 
 
 def _rule(model: Model, normals: np.ndarray, weight: np.ndarray, block: int | None, coarse: int = COARSE) -> Rule:
-    """The rule of normals (R, L (t + r), N) and weights (R, N), and its coarse replicate of the first `coarse` nodes."""
+    """The rule of normals (R, L (t + r), N) and weights (R, N); the first `coarse` nodes are its coarse replicate."""
     L, r, t = model.shape
     dtype = model.lam.dtype
     teacher, student = normals[:, : L * t], normals[:, L * t :]

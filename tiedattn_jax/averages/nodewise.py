@@ -12,7 +12,7 @@ from __future__ import annotations
 import functools
 import math
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -55,9 +55,22 @@ _FOLDS = {
     "reduce_and": ("and", lax.bitwise_and),
     "reduce_or": ("or", lax.bitwise_or),
 }
+# Primitives that stand for the program that they carry.
+_CALLS = {
+    "checkpoint": "jaxpr", "closed_call": "call_jaxpr", "core_call": "call_jaxpr", "custom_jvp_call": "call_jaxpr",
+    "custom_vjp_call": "call_jaxpr", "jit": "jaxpr", "pjit": "jaxpr", "remat2": "jaxpr",
+}  # fmt: skip
 # What a known operand, by its place, spares: the operation (the result is the other operand), or both (it is zero).
 _NEUTRAL = ({"add": 0, "add_any": 0, "mul": 1}, {"add": 0, "add_any": 0, "sub": 0, "mul": 1, "div": 1})
 _ABSORBING = ({"mul": 0, "div": 0}, {"mul": 0})
+_COMMUTING = {"add", "add_any", "and", "max", "min", "mul", "or", "xor"}
+
+
+class _Nodes(NamedTuple):
+    """How many they are, and what has been computed at them, so that no entry is computed twice."""
+
+    size: int
+    made: dict[Any, tuple[Any, tuple]]  # with the operands, which must live as long as their ids serve as keys
 
 
 def nodewise(fn: Callable[..., Any]) -> Callable[..., Any]:
@@ -77,11 +90,12 @@ def nodewise(fn: Callable[..., Any]) -> Callable[..., Any]:
 
 @functools.partial(jax.jit, static_argnums=0)
 def _run(fn: Callable[..., Any], shared: Any, *args: jax.Array) -> Any:
-    size = args[0].shape[-1]
+    nodes = _Nodes(args[0].shape[-1], {})
     one = [jax.ShapeDtypeStruct(a.shape[:-1], a.dtype) for a in args]
     closed, shape = jax.make_jaxpr(functools.partial(fn, shared), return_shape=True)(*one)
-    outs = _interpret(closed.jaxpr, [_split(c, 0) for c in closed.consts], [_split(a, 1) for a in args], size)
-    return jax.tree.unflatten(jax.tree.structure(shape), [_join(o, size) for o in outs])
+    outs = _interpret(closed.jaxpr, [_split(c, 0) for c in closed.consts], [_split(a, 1) for a in args], nodes)
+    leaves, tree = jax.tree.flatten(shape)
+    return jax.tree.unflatten(tree, [_join(o, (nodes.size,), leaf.dtype) for o, leaf in zip(outs, leaves, strict=True)])
 
 
 def _split(array: Any, batch_axes: int) -> np.ndarray:
@@ -98,11 +112,14 @@ def _split(array: Any, batch_axes: int) -> np.ndarray:
     return entries.reshape(shape)
 
 
-def _bind(name: str, operation: Callable[..., Any], *ops: Any) -> Any:
+def _bind(nodes: _Nodes, name: str, operation: Callable[..., Any], *ops: Any, key: Any = ()) -> Any:
     """An elementwise operation on entries, some shared by all nodes and some not.
 
-    Known entries are computed with while tracing, and zeros and ones drop out: the derivative of a small function has
-    many, and what is not in the program need not be compiled.
+    Known entries are computed with while tracing, zeros and ones drop out, and what was computed before is taken: the
+    derivative of a small function has many, and what is not in the program need not be compiled.
+
+    Args:
+        key: what the operation depends on besides its name.
     """
     known = [isinstance(o, np.generic) for o in ops]
     if all(known):
@@ -113,22 +130,31 @@ def _bind(name: str, operation: Callable[..., Any], *ops: Any) -> Any:
             return ops[place]
         if known[place] and ops[place] == _NEUTRAL[place].get(name):
             return ops[1 - place]
-    shapes = {np.shape(o) for o in ops}
-    ops = tuple(map(jnp.asarray, ops))
-    if len(shapes) > 1:
-        size = max(shapes)
-        ops = tuple(o if o.shape == size else lax.broadcast(o, size) for o in ops)
-    return operation(*ops)
+
+    def once(key: Any, ops: tuple, make: Callable[[], Any]) -> Any:
+        named = [(o.dtype, o.tobytes()) if isinstance(o, np.generic) else id(o) for o in ops]
+        whole = (key, *(sorted(named, key=str) if key[0] in _COMMUTING else named))
+        if whole not in nodes.made:
+            nodes.made[whole] = make(), ops
+        return nodes.made[whole][0]
+
+    def spread(o: Any) -> Any:
+        return o if np.shape(o) == size else once(("spread",), (o,), lambda: lax.broadcast(jnp.asarray(o), size))
+
+    size = max(map(np.shape, ops))
+    return once((name, key), ops, lambda: operation(*(jnp.asarray(spread(o)) for o in ops)))
 
 
-def _join(entries: np.ndarray, size: int) -> jax.Array:
-    """The inverse of `_split` at `size` nodes."""
+def _join(entries: np.ndarray, batch: tuple, dtype: Any) -> jax.Array:
+    """The inverse of `_split`, with trailing axes `batch`: (N,), or none for entries that all nodes share."""
+    if entries.size == 0:
+        return jnp.zeros((*entries.shape, *batch), dtype)
     flat = [jnp.asarray(e) for e in entries.ravel()]
-    rows = [lax.broadcast_in_dim(e, (1, size), tuple(range(1, 1 + e.ndim))) for e in flat]
-    return lax.reshape(lax.concatenate(rows, 0), (*entries.shape, size))
+    rows = [lax.broadcast_in_dim(e, (1, *batch), tuple(range(1, 1 + e.ndim))) for e in flat]
+    return lax.reshape(lax.concatenate(rows, 0), (*entries.shape, *batch))
 
 
-def _interpret(jaxpr: Any, consts: list, args: list, size: int) -> list:
+def _interpret(jaxpr: Any, consts: list, args: list, nodes: _Nodes) -> list:
     env: dict[Any, np.ndarray] = {}
 
     def read(atom: Any) -> np.ndarray:
@@ -136,18 +162,17 @@ def _interpret(jaxpr: Any, consts: list, args: list, size: int) -> list:
 
     env.update(zip([*jaxpr.constvars, *jaxpr.invars], [*consts, *args], strict=True))
     for eqn in jaxpr.eqns:
-        outs = _apply(eqn, [read(v) for v in eqn.invars], size)
+        outs = _apply(eqn, [read(v) for v in eqn.invars], nodes)
         env.update(zip(eqn.outvars, outs, strict=True))
     return [read(v) for v in jaxpr.outvars]
 
 
-def _apply(eqn: Any, xs: list[np.ndarray], size: int) -> list[np.ndarray]:
+def _apply(eqn: Any, xs: list[np.ndarray], nodes: _Nodes) -> list[np.ndarray]:
     name, params = eqn.primitive.name, eqn.params
-    for key in ("call_jaxpr", "fun_jaxpr", "jaxpr"):  # pjit, custom_jvp_call, remat, ...
-        inner = params.get(key)
-        if inner is not None and name not in ("while", "scan", "cond"):
-            inner = getattr(inner, "jaxpr", inner), getattr(inner, "consts", [])
-            return _interpret(inner[0], [_split(c, 0) for c in inner[1]], xs, size)
+    if name in _CALLS:
+        inner = params[_CALLS[name]]
+        consts = [_split(c, 0) for c in getattr(inner, "consts", ())]
+        return _interpret(getattr(inner, "jaxpr", inner), consts, xs, nodes)
     shape = eqn.outvars[0].aval.shape
     if name in _MOVES:
         moved = _MOVES[name](xs[0], **params)
@@ -157,14 +182,16 @@ def _apply(eqn: Any, xs: list[np.ndarray], size: int) -> list[np.ndarray]:
     if name in _FOLDS:
         kept = [a for a in range(xs[0].ndim) if a not in params["axes"]]
         rows = xs[0].transpose(*kept, *params["axes"]).reshape(*shape, -1)
-        return [_fill(shape, lambda i: functools.reduce(functools.partial(_bind, *_FOLDS[name]), rows[i]))]
+        if rows.shape[-1]:
+            return [_fill(shape, lambda i: functools.reduce(functools.partial(_bind, nodes, *_FOLDS[name]), rows[i]))]
     if name == "dot_general":
-        return [_dot(xs, params["dimension_numbers"], shape)]
+        return [_dot(nodes, xs, params["dimension_numbers"], eqn.outvars[0].aval)]
     if name in _ELEMENTWISE:
         xs = [np.broadcast_to(x, shape) for x in xs]
         operation = functools.partial(eqn.primitive.bind, **params)
-        return [_fill(shape, lambda i: _bind(name, operation, *[x[i] for x in xs]))]
-    return _by_vmap(eqn, xs, size)
+        key = tuple((k, str(v)) for k, v in params.items() if v is not None)
+        return [_fill(shape, lambda i: _bind(nodes, name, operation, *[x[i] for x in xs], key=key))]
+    return _by_vmap(eqn, xs, nodes)
 
 
 def _fill(shape: tuple, entry: Callable[[tuple], Any]) -> np.ndarray:
@@ -174,9 +201,9 @@ def _fill(shape: tuple, entry: Callable[[tuple], Any]) -> np.ndarray:
     return out
 
 
-def _dot(xs: list[np.ndarray], dims: Any, shape: tuple) -> np.ndarray:
+def _dot(nodes: _Nodes, xs: list[np.ndarray], dims: Any, out: Any) -> np.ndarray:
     (ca, cb), (ba, bb) = dims
-    a, b = xs
+    a, b = (_fill(x.shape, functools.partial(_cast, nodes, x, out.dtype)) for x in xs)
     free_a = [k for k in range(a.ndim) if k not in (*ca, *ba)]
     free_b = [k for k in range(b.ndim) if k not in (*cb, *bb)]
     a = a.transpose(*ba, *free_a, *ca).reshape(*(a.shape[k] for k in (*ba, *free_a)), -1)
@@ -185,18 +212,30 @@ def _dot(xs: list[np.ndarray], dims: Any, shape: tuple) -> np.ndarray:
 
     def entry(i: tuple) -> Any:
         row, column = a[i[: nb + na]], b[i[:nb] + i[nb + na :]]
-        terms = [_bind("mul", lax.mul, x, y) for x, y in zip(row, column, strict=True)]
-        return functools.reduce(functools.partial(_bind, "add", lax.add), terms)
+        terms = [_bind(nodes, "mul", lax.mul, x, y) for x, y in zip(row, column, strict=True)]
+        return functools.reduce(functools.partial(_bind, nodes, "add", lax.add), terms)
 
-    return _fill(shape, entry)
+    return _fill(out.shape, entry)
 
 
-def _by_vmap(eqn: Any, xs: list[np.ndarray], size: int) -> list[np.ndarray]:
-    """Anything else (a sort, a loop, a gather, ...): the operation itself, batched by jax."""
+def _cast(nodes: _Nodes, entries: np.ndarray, dtype: Any, index: tuple) -> Any:
+    """One product may have operands of two kinds; all other operations have them converted before."""
+    entry = entries[index]
+    if entry.dtype == dtype:
+        return entry
+    return _bind(nodes, "cast", functools.partial(lax.convert_element_type, new_dtype=dtype), entry, key=dtype)
+
+
+def _by_vmap(eqn: Any, xs: list[np.ndarray], nodes: _Nodes) -> list[np.ndarray]:
+    """Anything else (a sort, a loop, a gather, ...): the operation itself, batched by jax over what differs."""
     run = functools.partial(eqn.primitive.bind, **eqn.params)
-    if not xs:
+    axes = [-1 if any(np.ndim(e) for e in x.flat) else None for x in xs]
+    joined = [_join(x, (nodes.size,) if a else (), v.aval.dtype) for x, a, v in zip(xs, axes, eqn.invars, strict=True)]
+    if -1 in axes:
+        outs = jax.vmap(run, in_axes=tuple(axes), out_axes=-1)(*joined)
+    elif xs:
+        outs = run(*joined)
+    else:
         with jax.ensure_compile_time_eval():
             outs = run()
-        return [_split(o, 0) for o in (outs if eqn.primitive.multiple_results else [outs])]
-    outs = jax.vmap(run, in_axes=-1, out_axes=-1)(*[_join(x, size) for x in xs])
-    return [_split(o, 1) for o in (outs if eqn.primitive.multiple_results else [outs])]
+    return [_split(o, int(-1 in axes)) for o in (outs if eqn.primitive.multiple_results else [outs])]

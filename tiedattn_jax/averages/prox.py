@@ -35,7 +35,8 @@ _MAX_STEPS = 60
 
 
 def _loss(model: Model, Z: jax.Array, Y: jax.Array) -> jax.Array:
-    return model.loss(Z, Y)
+    # Constants of a layer may be of another precision than the fields.
+    return jnp.asarray(model.loss(Z, Y)).astype(Z.dtype)
 
 
 def _expansion(model: Model, Z: jax.Array, Y: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array]:

@@ -9,6 +9,7 @@ fixed point differentiates is that dependence: a replicate of a new kind has to 
 from __future__ import annotations
 
 import abc
+import os
 from collections.abc import Callable
 from typing import Any
 
@@ -17,7 +18,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from ..errors import require_count
+from ..errors import InputError, require, require_count, require_kind
 from ..model import Model
 from ..overlaps import Overlaps
 
@@ -49,6 +50,11 @@ class Replicate(eqx.Module):
     @abc.abstractmethod
     def size(self) -> int:
         """Number of nodes."""
+
+    @property
+    @abc.abstractmethod
+    def shape(self) -> tuple[int, int, int]:
+        """(L, r, t) of the models that they are for."""
 
     @abc.abstractmethod
     def blocks(self) -> Any:
@@ -112,9 +118,35 @@ def in_blocks(arrays: tuple[jax.Array, ...], width: int) -> tuple[jax.Array, ...
     return tuple(map(split, arrays))
 
 
-def check_counts(block: int | None, **counts: int) -> None:
-    """Raise an InputError for the first count that is not a positive integer; a seed may be zero, `block` None."""
+def check_rule(rule: Any, model: Model) -> None:
+    """Raise an InputError, about "nodes", unless an averaging rule is one and is made for such a model."""
+    require_kind(rule, "nodes", Rule, "an averaging rule, such as default_nodes(model)")
+    got, want = rule.stack.shape, tuple(model.shape)
+    if got != want:
+        raise InputError("nodes", f"must be made for this model, of shape (L, r, t) = {want}, got nodes for {got}")
+    dtype = jax.tree.leaves(rule.stack)[0].dtype
+    if dtype != model.lam.dtype:
+        raise InputError("nodes", f"must be {model.lam.dtype} like the model, got {dtype}: make them with this model")
+
+
+def check_arguments(model: Any, block: Any, **counts: Any) -> None:
+    """Raise an InputError for what all rules are asked for.
+
+    That is: no `model`; a count that is not a positive integer, or a seed not in [0, 2^63); a `block` that is neither
+    None nor a positive integer.
+    """
+    require_kind(model, "model", Model, "a tiedattn_jax.Model, such as dot_product()")
     for name, value in counts.items():
         require_count(value, name, 0 if name == "seed" else 1)
+    require(counts["seed"] < 2**63, "seed", counts["seed"], "below 2^63")
     if block is not None:
         require_count(block, "block")
+
+
+def check_memory(numbers: int, replicates: int, argument: str, value: int) -> None:
+    """Raise an InputError, about an argument or the replicates, unless so many numbers in each can be drawn."""
+    each, room = 32.0 * numbers, float(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"))  # four copies
+    if each * replicates > room:
+        name, value = (argument, value) if each > room else ("replicates", replicates)
+        need, there = (f"{size / 2**30:.3g} GiB" for size in (each * replicates, room))
+        raise InputError(name, f"must be smaller, got {name}={value}: the nodes would take {need} of {there} of memory")

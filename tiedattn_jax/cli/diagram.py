@@ -14,7 +14,7 @@ from ..errors import InputError
 from ..finite.checks import require_memory
 from ..phases.boundaries import Boundary
 from ..phases.diagram import REGIONS, PhaseDiagram
-from ..phases.grid import GRID_SETTINGS, phase_diagram
+from ..phases.grid import phase_diagram
 from .options import ALPHA, MODEL, NUMBERS, averages, integer, model_of, nodes_of, positive, subcommand
 from .report import Report, png, progress_bars, table, with_error
 
@@ -99,9 +99,7 @@ def _shares(diagram: PhaseDiagram) -> dict[str, int]:
 
 
 def _numbers(diagram: PhaseDiagram, boundaries: list[Boundary]) -> dict[str, Any]:
-    settings = {name: float(value) for name, value in vars(GRID_SETTINGS).items()}
-    report = {**diagram.attrs, "settings": settings}
-    report |= {name: values.tolist() for name, values in (diagram.x, diagram.y)}
+    report = {**diagram.attrs, **{name: values.tolist() for name, values in (diagram.x, diagram.y)}}
     for boundary in boundaries:
         report |= {boundary.event: boundary.alpha.tolist(), f"{boundary.event}_stderr": boundary.stderr.tolist()}
     report["regions"] = _shares(diagram)

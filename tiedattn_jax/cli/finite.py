@@ -77,10 +77,7 @@ def finite_report(found: Instances, model: Any, d: int, alpha: float) -> dict[st
     each: list[dict[str, Any]] = [
         {
             **{name: float(getattr(found.found, name)[k]) for name in NAMES},
-            "branch": str(found.branch[k]),
-            "rho": float(found.rho[k]),
-            "gradient_norm": float(found.gradient_norm[k]),
-            "iterations": int(found.iterations[k]),
+            **{name: getattr(found, name)[k].item() for name in ("branch", "rho", "gradient_norm", "iterations")},
             "finished_by_lbfgs": bool(found.finished[k]),
             "status": Status.name_of(found.status[k]),
             "theory": state_report(point),

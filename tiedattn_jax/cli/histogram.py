@@ -35,6 +35,9 @@ COUNTS = {
     "hidden": (integer(), _TRAINED["hidden"], "hidden units"),
 }
 
+# Arguments of the library under the names that the options have, and what is said of them first.
+OPTIONS = {"n": ("samples", ""), "train_share": ("samples", ""), "checkpoint": ("out", "its checkpoint ")}
+
 
 def register(commands: Any) -> None:
     """Add the subcommand."""
@@ -51,18 +54,14 @@ def run(args: argparse.Namespace) -> Report:
     """
     _check_memory(args)
     try:
-        owner = None if args.out is None else claim(args.out)
+        _owner = None if args.out is None else claim(args.out)
         data, frozen, free, per_epoch = _trained(args)
-        del owner
     except InputError as problem:
-        if problem.argument == "checkpoint":
-            raise InputError("out", f"its checkpoint {problem.problem}") from None
-        if problem.argument == "n":
-            raise InputError("samples", problem.problem.replace("got n=", "got ")) from None
+        its = problem.problem.replace(f"got {problem.argument}=", "got ")
         if problem.argument == "train_share":
-            text = f"must be more, too few different sequences are left to train and to test, got {args.samples}"
-            raise InputError("samples", text) from None
-        raise
+            its = f"must be more, too few different sequences are left to train and to test, got {args.samples}"
+        option, prefix = OPTIONS.get(problem.argument, (problem.argument, ""))
+        raise InputError(option, prefix + its) from None
     found = compare(frozen, free)
     numbers = {
         **{name: getattr(args, name) for name in ("mechanism", "runs", "epochs", "free_epochs")},

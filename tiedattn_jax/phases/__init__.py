@@ -1,5 +1,6 @@
 """The theory over many settings.
 
+inputs         what the others are given, checked
 follow         a branch from one setting to the next
 arclength      around folds
 secant         the zero of a number in alpha

@@ -17,7 +17,6 @@ from ..overlaps import PAIR
 from ..results import Status, error_bar, has_state, quorum
 from ..store import csv_of, packed, unpacked, write_whole
 from .boundaries import Boundary
-from .follow import UNSEEN
 from .transitions import baseline_owner
 
 REGIONS = (
@@ -71,31 +70,21 @@ class PhaseDiagram(eqx.Module):
         return np.asarray(quorum(self._has))
 
     @property
-    def seen(self) -> np.ndarray:
-        """Whether the proximal problem was solved at the nodes of a cell, (branch, y, x): else its numbers mean little."""
-        return np.asarray(~quorum(self.cells["unconverged"] > UNSEEN))
-
-    @property
     def absent(self) -> np.ndarray:
         """Whether a branch was looked for in a cell and is not there, (branch, y, x)."""
-        none = np.asarray(~quorum(~(self._has | (self.cells["status"] == Status.absent)))) & ~self.exists
-        return none & self.seen
+        return np.asarray(~quorum(~(self._has | (self.cells["status"] == Status.absent)))) & ~self.exists
 
     @property
     def solved(self) -> np.ndarray:
         """Whether both branches were settled in a cell, found or found absent, (y, x)."""
-        return np.all((self.exists | self.absent) & self.seen, 0)
+        return np.all(self.exists | self.absent, 0)
 
     @property
     def status(self) -> np.ndarray:
-        """`Status` of every cell, (branch, y, x): the worst of the replicates that agree with the majority.
-
-        Of a branch that was not found with nodes that see nothing, that is `max_steps`.
-        """
+        """`Status` of every cell, (branch, y, x): the worst of the replicates that agree with the majority."""
         status = self.cells["status"]
         worst = np.where(status == Status.absent, -1, status).max(-1)
-        found = np.where(worst < 0, int(Status.max_steps), worst)
-        return np.where(self.absent, int(Status.absent), found).astype(int)
+        return np.where(self.absent, int(Status.absent), worst).astype(int)
 
     @property
     def stable(self) -> np.ndarray:

@@ -129,8 +129,11 @@ class _Ends:
         # At the pitchfork the branch is as unstable as the uninformed state.
         nearest = min(self.resolved, key=lambda e: abs(float(e.alpha) - float(fork.alpha)), default=inside)
         if self.growth(nearest, self.other) < 1 < self.growth(beyond, self.other):
-            numbers = number_of(self.losing, [beyond]), number_of(self.losing, [nearest])
-            ends.append(self.instability(_from_birth(float(fork.alpha), nearest, *numbers), side))
+            a, b = float(fork.alpha), float(nearest.alpha)
+            g, h = (number_of(self.losing, [p]) for p in (beyond, nearest))
+            low, high = sorted((a, b))
+            near = Near(a + g / (g - h) * (b - a), (nearest.replicates.overlaps,), (h - g) / (b - a), low, high, b)
+            ends.append(self.instability(near, side))
         return ends
 
     def uninformed(self, at: FixedPoint, near: FixedPoint) -> FixedPoint:
@@ -151,11 +154,3 @@ class _Ends:
 
     def size(self, point: FixedPoint) -> float:
         return float(jnp.max(jnp.abs(getattr(point.overlaps, self.own))))
-
-
-def _from_birth(alpha: float, nearest: FixedPoint, g: float, h: float) -> Near:
-    """The zero of a number that is g at the birth of a branch and h at the nearest state of it."""
-    b = float(nearest.alpha)
-    low, high = sorted((alpha, b))
-    there = nearest.replicates.overlaps
-    return Near(alpha + g / (g - h) * (b - alpha), (there,), (h - g) / (b - alpha), low, high, b)

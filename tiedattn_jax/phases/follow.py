@@ -24,7 +24,7 @@ from ..averages.sizes import SIZES
 from ..errors import is_concrete
 from ..model import Model
 from ..overlaps import BRANCHES, PAIR, Overlaps, admissible, branch_of, of_order, own_size
-from ..results import Settings, Status, quorum
+from ..results import Settings, Status, quorum, settled
 from ..theory.fixed_points import FixedPoint, State, branch_start, solve_replicates
 from ..theory.newton import fixed_point
 from .inputs import array_of, prepared
@@ -32,7 +32,6 @@ from .inputs import array_of, prepared
 CURVE_SETTINGS = Settings(tol=1e-4, max_steps=20)
 _SMALL = 0.2  # share of its largest possible size that few nodes may leave of an order parameter where there is none
 _NOTHING = 0.01  # share of rho in q below which a student that does not settle is on its way to zero
-UNSEEN = 0.05  # share of nodes without a proximal minimiser above which averages say nothing; usually none is
 _DAMPED_STEPS = 60  # at least, of a search from the start of a branch that has appeared again
 
 Progress = Callable[[int, int], None]
@@ -129,15 +128,15 @@ def settle(model: Model, s: Searching, state: State, free: jax.Array) -> Searchi
     known, size = quorum(state.has_state), jnp.mean(jnp.trace(state.overlaps.q, axis1=2, axis2=3))
     collapsed = ~known & (size < _NOTHING * jnp.mean(jnp.trace(model.rho, axis1=1, axis2=2)))
     growth = jnp.mean(of_order(free, state.diagnostics.growth_theta, state.diagnostics.growth_m))
-    seen = ~quorum(state.diagnostics.unconverged > UNSEEN)
+    seen = ~quorum(settled(Status.converged, state.diagnostics.unconverged) == Status.unresolved)
     gone = own & seen & (uninformed & known & (growth < 1) | (uninformed | again) & collapsed)
     absent = eqx.tree_at(lambda a: a.status, state, jnp.full_like(state.status, Status.absent))
     small = own & (jnp.mean(jax.vmap(lambda x: own_size(model, x, free))(kept.overlaps)) < _SMALL)
     there = quorum(kept.has_state)
-    settled = jnp.select([uninformed, again], [gone | there, jnp.array(True)], there & ~small)
+    done = jnp.select([uninformed, again], [gone | there, jnp.array(True)], there & ~small)
     following = jnp.where(own | uninformed, s.stage + 1, _ANEW)
     return Searching(
-        stage=jnp.where(settled, _DONE, following),
+        stage=jnp.where(done, _DONE, following),
         found=jax.tree.map(lambda a, b: jnp.where(gone, a, b), absent, kept),
     )
 

@@ -61,7 +61,7 @@ def critical_alpha(
     """
     nodes, settings, ends = _prepared(model, nodes, bracket, settings)
     held, event = lax.stop_gradient(model), EVENTS["alpha_c"]
-    near, met = None if start is None else near_of(event, start), jnp.array(True)
+    near, met = None if start is None else near_of(event, start, *bracket), jnp.array(True)
     if near is None:
         near, met = _coarse_alpha_c(held, nodes.coarse, ends, settings)
     zero = zero_near(event, held, near, nodes, settings, exact=True, tol=_FINAL)

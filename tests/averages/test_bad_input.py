@@ -1,0 +1,93 @@
+"""Bad input of averaging rules: one sentence that names the argument."""
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import tiedattn_jax as ta
+from tiedattn_jax.averages.rule import check_rule
+from tiedattn_jax.errors import InputError
+
+SOBOL, PLAIN, GRID, LINES, DEFAULT = (
+    ta.sobol_nodes, ta.monte_carlo_nodes, ta.gauss_hermite_nodes, ta.line_nodes, ta.default_nodes,
+)  # fmt: skip
+BAD = [
+    (SOBOL, {"n": 1000}, "n must be a power of two for Sobol points, got n=1000: use 512 or 1024"),
+    (SOBOL, {"n": 0}, "n must be an integer of at least 1"), (SOBOL, {"n": 64.0}, "n must be an integer"),
+    (SOBOL, {"n": True}, "n must be an integer"), (SOBOL, {"n": "64"}, "n must be an integer"),
+    (SOBOL, {"n": 2**40}, "n must be at most 2.30"),
+    (SOBOL, {"n": 64, "seed": -1}, "seed must be an integer of at least 0"),
+    (SOBOL, {"n": 64, "seed": 2**63}, "seed must be below 2.63"),
+    (SOBOL, {"n": 64, "seed": 1.5}, "seed must be an integer"),
+    (SOBOL, {"n": 64, "replicates": 0}, "replicates must be"),
+    (SOBOL, {"n": 64, "replicates": 10**12}, "replicates must be smaller, .* GiB"),
+    (SOBOL, {"n": 64, "replicates": None}, "replicates must be"), (SOBOL, {"n": 64, "block": 0}, "block must be"),
+    (SOBOL, {"n": 64, "block": 2.0}, "block must be"), (SOBOL, {"n": jnp.array(64)}, "n must be an integer"),
+    (PLAIN, {"n": -5}, "n must be"), (PLAIN, {"n": 10**15}, "n must be smaller, got n=1000000000000000: .* GiB"),
+    (PLAIN, {"n": 64, "block": 0}, "block must be"), (PLAIN, {"n": 64, "seed": 2**64}, "seed must be below"),
+    (GRID, {"order": 0}, "order must be"), (GRID, {"order": 2.5}, "order must be"),
+    (GRID, {"order": 200}, "order must be at most 64"),
+    (GRID, {"order": 4, "replicates": 10**12}, "replicates must be smaller"),
+    (GRID, {"order": 4, "seed": "a"}, "seed must be"), (LINES, {"order": 0}, "order must be"),
+    (LINES, {"order": -3}, "order must be"), (LINES, {"order": 2.5}, "order must be an integer"),
+    (LINES, {"order": "7"}, "order must be"), (LINES, {"order": 200}, "order must be smaller, or lines=2048 given"),
+    (LINES, {"order": 5, "replicates": 10**12}, "replicates must be smaller"),
+    (LINES, {"lines": 0}, "lines must be an integer of at least 1"),
+    (LINES, {"lines": 1000}, "lines must be a power of two"), (LINES, {"lines": -8}, "lines must be"),
+    (LINES, {"lines": 2**40}, "lines must be at most"), (LINES, {"points": 0}, "points must be"),
+    (LINES, {"points": 3}, "points must be from 4 to 256, with jumps=1"),
+    (LINES, {"points": 8, "jumps": 4}, "points must be from 10"),
+    (LINES, {"points": 257}, "points must be from 8 to 256, with jumps=3"), (LINES, {"points": 24.0}, "points must be an integer"),
+    (LINES, {"jumps": 0}, "jumps must be"), (LINES, {"jumps": -1}, "jumps must be"),
+    (LINES, {"jumps": "two"}, "jumps must be"), (LINES, {"jumps": 10**9}, "points must be from 2000000002"),
+    (LINES, {"even": "yes"}, "even must be True or False"),
+    (LINES, {"direction": [[1.0], [1.0], [1.0]]}, r"direction must be finite, not zero and of shape \(2, 1\)"),
+    (LINES, {"direction": [[0.0], [0.0]]}, "direction must be"),
+    (LINES, {"direction": [[np.nan], [0.0]]}, "direction must be"), (LINES, {"direction": "x"}, "direction must be"),
+    (LINES, {"direction": 1.0}, "direction must be"), (LINES, {"direction": [[1j], [0.0]]}, "direction must be"),
+    (LINES, {"seed": 2**63}, "seed must be below"), (LINES, {"block": -1}, "block must be"),
+    (DEFAULT, {"n": 0}, "n must be"), (DEFAULT, {"n": 2**25}, "n must be at most 16777216 on lines"),
+    (DEFAULT, {"n": 1e4}, "n must be an integer"), (DEFAULT, {"seed": -1}, "seed must be"),
+    (DEFAULT, {"n": 4096, "replicates": 10**12}, "replicates must be smaller"),
+    (DEFAULT, {"block": "big"}, "block must be"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("rule", "arguments", "message"), BAD, ids=lambda v: getattr(v, "__name__", str(v)[:40]))
+def test_bad_input(model, rule, arguments, message):
+    with pytest.raises(InputError, match=message) as caught:
+        rule(model, **arguments)
+    assert "\n" not in str(caught.value) and str(caught.value).startswith(caught.value.argument)
+
+
+@pytest.mark.parametrize("rule", [SOBOL, PLAIN, GRID, LINES, DEFAULT])
+def test_no_model(rule):
+    with pytest.raises(InputError, match="model must be a tiedattn_jax"):
+        rule(2.0)
+
+
+def test_other_models_need_powers_of_two():
+    with pytest.raises(InputError, match="n must be a power of two"):
+        DEFAULT(ta.dot_product(rank=2), 1000)
+
+
+@pytest.mark.parametrize("rule", [lambda m: SOBOL(m, 16), lambda m: LINES(m, 2), lambda m: LINES(m, lines=4)])
+def test_a_rule_fits_its_model(model, rule):
+    """As solves ask for: kind, shape and float type, each told in one sentence."""
+    other, single = ta.dot_product(rank=2), ta.dot_product(dtype=jnp.float32)
+    check_rule(rule(model), model)
+    check_rule(rule(other), other)
+    with pytest.raises(
+        InputError, match=r"nodes must be made for this model, of shape .* \(2, 1, 1\), got .* \(2, 2, 1\)"
+    ):
+        check_rule(rule(other), model)
+    with pytest.raises(InputError, match="nodes must be float64 like the model, got float32"):
+        check_rule(rule(single), model)
+    with pytest.raises(InputError, match="nodes must be float32"):
+        check_rule(rule(model), single)
+    with pytest.raises(InputError, match="nodes must be an averaging rule"):
+        check_rule(rule(model).replicate(0), model)
+    traced = jax.eval_shape(lambda m: check_rule(eqx.tree_at(lambda r: r.coarse, rule(m), None), m) or m.lam, model)
+    assert traced.shape == ()

@@ -1,0 +1,74 @@
+"""Whatever constants jax promotes may stand in a layer: the first search for minima runs in single precision."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import tiedattn_jax as ta
+from tiedattn_jax.averages import prox as px
+from tiedattn_jax.model import SpectralLaw
+
+pytestmark = pytest.mark.usefixtures("quick_programs")
+MIXING = np.array([[0.6, 0.4], [0.4, 0.6]])
+
+
+class Own(ta.Model):
+    """The standard layer, as somebody may write it who does not think of float types."""
+
+    omega: jax.Array
+
+    @property
+    def shape(self):
+        return 2, 1, 1
+
+    def attention(self, Z):
+        return jax.nn.softmax(Z @ Z.T)
+
+    def loss(self, Z, Y):
+        T = (1 - self.omega) * jax.nn.softmax(Y @ Y.T) + self.omega * MIXING
+        return 0.5 * jnp.sum(self.trace * (self.attention(Z) - T) ** 2)
+
+    def law(self):
+        two = jnp.ones((2, 1))
+        return SpectralLaw(
+            weights=jnp.array([0.5, 0.5]),
+            gamma=0.25 * jnp.ones((2, 2)),
+            tau=jnp.array([[[1.0, -1.0], [-1.0, 1.0]]] * 2),
+            pi=two[..., None],
+            cross=jnp.zeros((2, 2, 1)),
+        )
+
+
+class Integers(Own):
+    def attention(self, Z):
+        return jax.nn.softmax((np.eye(2, dtype=int) @ Z) @ Z.T)
+
+
+class Mixed(Own):
+    def attention(self, Z):
+        return jax.nn.softmax(jnp.einsum("ik,jk,ij->ij", Z, Z, np.ones((2, 2))), -1)
+
+
+class Double(Own):
+    def loss(self, Z, Y):
+        return super().loss(Z.astype(jnp.float64), Y) * np.float64(1)
+
+
+@pytest.mark.parametrize("layer", [Own, Integers, Mixed, Double])
+def test_the_proximal_operator_is_that_of_the_library(model, nodes, layer):
+    own = layer(lam=model.lam, omega=model.omega)
+    h, y = 0.5 * nodes.stack.student[0, ..., :256], 0.5 * nodes.stack.teacher[0, ..., :256]
+    V = jnp.full((2, 1, 1), 12.0)
+    got, want = (jax.jit(px.prox)(m, h, V, y) for m in (own, model))
+    np.testing.assert_allclose(got.z, want.z, atol=1e-10)
+    assert got.z.dtype == h.dtype and bool(jnp.all(got.converged))
+
+
+@pytest.mark.slow
+def test_a_solve_with_constants(nodes, solved):
+    own = Own(lam=jnp.array(0.01), omega=jnp.array(0.3))
+    fp, same = ta.solve(own, 2.0, "semantic", nodes), solved(2.0, "semantic")
+    assert int(fp.status) == int(same.status)
+    np.testing.assert_allclose(fp.overlaps.q, same.overlaps.q, rtol=1e-8)
+    np.testing.assert_allclose(fp.train_loss, same.train_loss, rtol=1e-10)
