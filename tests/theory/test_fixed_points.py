@@ -26,6 +26,8 @@ def test_reference_states(solved, case):
     for k in names:
         assert abs(value[k] - getattr(case, k)) <= 4 * bar[k] + 1e-12, k
         assert bar[k] <= 0.03 * abs(value[k]), k  # 2^13 nodes
+    for name in {"semantic": ("m",), "positional": ("theta",)}[case.branch]:
+        assert not np.any(getattr(fp.overlaps, name)) and not np.any(getattr(fp.conjugates, name))
     for k in ("train_loss", "gen_error"):
         assert abs(getattr(fp, k) - getattr(case, k)) <= 4 * getattr(fp.stderr, k), k
     np.testing.assert_allclose(fp.diagnostics.train_loss_direct, fp.train_loss, rtol=1e-3)
