@@ -70,6 +70,7 @@ def test_branches_that_lack_both_order_parameters_or_none():
         "uninformed",
         "any state",
     ]
+    assert [one.get_color() for one in orders.lines] == [COLOURS["positional"], COLOURS["semantic"]]
     np.testing.assert_array_equal(losses.lines[2].get_ydata(), [1, 2])  # growth says nothing where nothing is imposed
 
 
