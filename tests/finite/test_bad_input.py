@@ -139,6 +139,8 @@ ROWS = [
     (lambda c: gamp(c.model, c.data, damping=[0.1, 0.2]), "damping", "must be one number"),
     (lambda c: gamp(c.model, c.data, response="stein"), "response", "must be one of regression, derivative"),
     (lambda c: gamp(c.model, c.data, earlier(c, N + 1)), "init.g", r"must have shape \(L, r, n\) with .*n = 40"),
+    (lambda c: gamp(c.model, c.data, "random", scale=0.0), "scale", "must be positive"),
+    (lambda c: gamp(c.model, c.data, "random", key=1), "key", "must be one key"),
     # training
     (lambda c: train(c.model, c.data, "sgd"), "optimizer", "must be one of gd, adam, lbfgs"),
     (lambda c: train(c.model, c.data, steps=0), "steps", "must be an integer of at least 1"),
@@ -152,6 +154,8 @@ ROWS = [
     (lambda c: train(c.model, c.data, init=np.ones(200)), "init", "must have shape"),
     (lambda c: train(c.model, c.data, init=NAN * c.teacher), "init", "must be finite, got 200 entries"),
     (lambda c: train(c.model, c.data, init=earlier(c, N)), "init", "must be an array of real numbers, got a GAMP"),
+    (lambda c: train(c.model, c.data, "gd", "random", scale=-1.0), "scale", "must be positive"),
+    (lambda c: train(c.model, c.data, "gd", "random", key=1.5), "key", "must be one key"),
     (lambda c: risk(c.model, c.data, np.ones((3, 1))), "Q", "must have shape"),
     (lambda c: risk(c.model, c.plain, c.teacher, exact=True), "data", "must have labels for exact=True"),
     # what is measured
