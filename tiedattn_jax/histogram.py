@@ -33,6 +33,7 @@ from jax import lax
 from .errors import InputError, is_concrete, require, require_choice, require_count
 from .finite.checks import (
     require_key,
+    require_keys,
     require_memory,
     require_not_negative,
     require_number,
@@ -491,9 +492,7 @@ def _check_tokens(name: str, x: Any, tokens: int) -> None:
 
 def _roles(keys: jax.Array, *roles: int) -> list[jax.Array]:
     """Independent keys of each run for different purposes."""
-    keys = jnp.asarray(keys)
-    good = jnp.issubdtype(keys.dtype, jax.dtypes.prng_key) and keys.ndim == 1 and len(keys)
-    require(good, "keys", keys.shape, "typed PRNG keys of shape (K,), as jax.random.split(key, K) gives")
+    require_keys(keys)
     return [jax.vmap(lambda k, role=role: jax.random.fold_in(k, role))(keys) for role in roles]
 
 
