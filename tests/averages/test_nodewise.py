@@ -150,6 +150,23 @@ def test_constants_are_promoted_as_jax_does(constant):
         np.testing.assert_array_equal(a, b)
 
 
+def test_known_numbers_make_the_program_shorter():
+    """Zeros and ones drop out, equal operations are done once; the numbers stay those of vmap."""
+    Z, K = jnp.asarray(np.random.default_rng(0).uniform(0.1, 1.0, (2, 2, 3))), np.array([[0.0, 1.0], [1.0, 0.0]])
+
+    def fn(_, Z):
+        return Z + K, K + Z, Z - K, K - Z, Z * K, K * Z, Z / (K + 1), K / Z, lax.pow(Z, jnp.asarray(K)), lax.max(Z, K)
+
+    for a, b in zip(nodewise(fn)(0.0, Z), jax.vmap(lambda z: fn(0.0, z), -1, -1)(Z), strict=True):
+        np.testing.assert_allclose(a, b, rtol=1e-14)
+
+    def products(fn):
+        return str(jax.make_jaxpr(nodewise(fn))(0.0, Z)).count(" mul ")
+
+    assert products(lambda _, Z: Z * K) == 0
+    assert products(lambda _, Z: (Z[:, :1] @ Z[:, :1].T, Z[:, 0] * Z[:, 0])) == 3
+
+
 def test_traces_once_a_shape():
     calls = []
 
