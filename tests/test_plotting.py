@@ -123,6 +123,7 @@ def test_path():
     [
         ([0.2, 0.1, -0.1, -0.2], 0.0, "pitchfork"),  # into the mirror state
         ([-0.2, -0.1, 0.1, 0.2], 1e-4, "pitchfork"),
+        ([0.2, 0.1, 2e-3, -0.1], 3e-3, "pitchfork"),  # the sign changes in the next step
         ([0.2, 0.1, 0.05, 0.15], 0.04, "fold"),
         ([0.3, 0.2, 0.1, -0.1], 0.25, "fold"),  # the sign changes elsewhere
     ],
