@@ -158,6 +158,12 @@ class History(eqx.Module):
     positional_share: Any
     semantic_share: Any
 
+    def status(self) -> np.ndarray:
+        """How every run ended, (K,); see `Training`."""
+        finite = np.all([np.isfinite(c).all(axis=1) for c in jax.tree.leaves(self)], axis=0)
+        solved = np.where(self.test_accuracy[:, -1] >= SOLVED, Status.converged, Status.max_steps)
+        return np.where(finite, solved, Status.nonfinite)
+
 
 class Training(eqx.Module):
     """K trained transformers; every array leaf has a leading axis of runs.
@@ -545,9 +551,7 @@ def _run(start: Transformer, masks: Transformer, keys: jax.Array, plan: _Plan, a
         history = jax.tree.map(lambda old, new: np.column_stack([old, new]), history, measured)
         kept.save(epoch + 1, (state, history))
         progress(epoch + 1, epochs)
-    finite = np.all([np.isfinite(c).all(axis=1) for c in jax.tree.leaves(history)], axis=0)
-    solved = np.where(history.test_accuracy[:, -1] >= SOLVED, Status.converged, Status.max_steps)
-    return Training(start, state[0], masks, history, np.where(finite, solved, Status.nonfinite))
+    return Training(start, state[0], masks, history, history.status())
 
 
 @eqx.filter_jit
