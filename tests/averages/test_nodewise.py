@@ -58,7 +58,7 @@ ARRAYS = {
     "tile": lambda Z, s: jnp.tile(Z**2, (1, 2)), "flip": lambda Z, s: Z[::-1] * Z,
     "roll": lambda Z, s: jnp.roll(Z, 1, 0) * Z, "split": lambda Z, s: jnp.split(Z, 2)[1] ** 2,
     "take": lambda Z, s: Z[np.array([1, 1, 0])] ** 2, "pad": lambda Z, s: jnp.pad(Z, 1, constant_values=2.0) ** 2,
-    "empty": lambda Z, s: (Z[:0].sum(0) + s) * Z, "eye": lambda Z, s: jnp.eye(2) @ Z * s,
+    "empty": lambda Z, s: (Z[:0].sum(0) + s) * (Z + Z[:, :0] @ Z[:0]), "eye": lambda Z, s: jnp.eye(2) @ Z * s,
     "at set": lambda Z, s: Z.at[1].set(s * Z[0] ** 2), "at add": lambda Z, s: Z.at[0, 1].add(Z[1, 0] ** 2),
     "tril": lambda Z, s: jnp.tril(Z @ Z.T), "where": lambda Z, s: jnp.where(Z > 0.5, Z**2, s),
     "select": lambda Z, s: jnp.select([Z > 0.7, Z > 0.3], [Z**2, s * Z], 0.0),
