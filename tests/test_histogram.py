@@ -232,6 +232,9 @@ def test_runs_do_not_depend_on_each_other(data, keys, frozen):
 
 def test_status(data, keys, frozen):
     assert frozen.status.tolist() == [Status.max_steps] * 2 and not frozen.ok.any()
+    curves = np.array([[0.1, 0.992], [0.995, 0.985], [0.1, 0.995]])
+    late = np.array([[1.0, 1.0], [1.0, 1.0], [1.0, np.inf]])
+    assert task.History(curves, late, *[curves] * 3).status().tolist() == [0, Status.max_steps, Status.nonfinite]
     wild = task.train(keys, data, PAIR, epochs=3, rate=1e30, **SIZES)
     assert wild.status.tolist() == [Status.nonfinite] * 2
 

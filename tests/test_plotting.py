@@ -70,6 +70,7 @@ def test_branches_that_lack_both_order_parameters_or_none():
         "uninformed",
         "any state",
     ]
+    assert [one.get_color() for one in orders.lines] == [COLOURS["positional"], COLOURS["semantic"]]
     np.testing.assert_array_equal(losses.lines[2].get_ydata(), [1, 2])  # growth says nothing where nothing is imposed
 
 
@@ -122,6 +123,7 @@ def test_path():
     [
         ([0.2, 0.1, -0.1, -0.2], 0.0, "pitchfork"),  # into the mirror state
         ([-0.2, -0.1, 0.1, 0.2], 1e-4, "pitchfork"),
+        ([0.2, 0.1, 2e-3, -0.1], 3e-3, "pitchfork"),  # the sign changes in the next step
         ([0.2, 0.1, 0.05, 0.15], 0.04, "fold"),
         ([0.3, 0.2, 0.1, -0.1], 0.25, "fold"),  # the sign changes elsewhere
     ],

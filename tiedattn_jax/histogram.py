@@ -33,6 +33,7 @@ from jax import lax
 from .errors import InputError, is_concrete, require, require_choice, require_count
 from .finite.checks import (
     require_key,
+    require_keys,
     require_memory,
     require_not_negative,
     require_number,
@@ -156,6 +157,12 @@ class History(eqx.Module):
     test_accuracy: Any
     positional_share: Any
     semantic_share: Any
+
+    def status(self) -> np.ndarray:
+        """How every run ended, (K,); see `Training`."""
+        finite = np.all([np.isfinite(c).all(axis=1) for c in jax.tree.leaves(self)], axis=0)
+        solved = np.where(self.test_accuracy[:, -1] >= SOLVED, Status.converged, Status.max_steps)
+        return np.where(finite, solved, Status.nonfinite)
 
 
 class Training(eqx.Module):
@@ -491,9 +498,7 @@ def _check_tokens(name: str, x: Any, tokens: int) -> None:
 
 def _roles(keys: jax.Array, *roles: int) -> list[jax.Array]:
     """Independent keys of each run for different purposes."""
-    keys = jnp.asarray(keys)
-    good = jnp.issubdtype(keys.dtype, jax.dtypes.prng_key) and keys.ndim == 1 and len(keys)
-    require(good, "keys", keys.shape, "typed PRNG keys of shape (K,), as jax.random.split(key, K) gives")
+    require_keys(keys)
     return [jax.vmap(lambda k, role=role: jax.random.fold_in(k, role))(keys) for role in roles]
 
 
@@ -546,9 +551,7 @@ def _run(start: Transformer, masks: Transformer, keys: jax.Array, plan: _Plan, a
         history = jax.tree.map(lambda old, new: np.column_stack([old, new]), history, measured)
         kept.save(epoch + 1, (state, history))
         progress(epoch + 1, epochs)
-    finite = np.all([np.isfinite(c).all(axis=1) for c in jax.tree.leaves(history)], axis=0)
-    solved = np.where(history.test_accuracy[:, -1] >= SOLVED, Status.converged, Status.max_steps)
-    return Training(start, state[0], masks, history, np.where(finite, solved, Status.nonfinite))
+    return Training(start, state[0], masks, history, history.status())
 
 
 @eqx.filter_jit

@@ -175,8 +175,9 @@ def _first_of_each(states: Any, order: str) -> np.ndarray:
 
 
 def _mirrored(along: np.ndarray, turn: np.ndarray) -> bool:
-    """Whether an order parameter changes its sign along a path, (n,), in the step that contains its turn, (1,)."""
-    low, high = np.minimum(along[1:], along[:-1]), np.maximum(along[1:], along[:-1])
+    """Whether an order parameter changes its sign along a path, (n,), within two steps that contain its turn, (1,)."""
+    near = np.stack([along[:-2], along[1:-1], along[2:]])
+    low, high = near.min(0), near.max(0)
     return bool(np.any((low <= 0) & (0 <= high) & (low <= turn) & (turn <= high)))
 
 

@@ -149,11 +149,10 @@ def claim(folder: Path) -> Claim:
     """
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        writable = os.access(folder, os.W_OK)
+        if not os.access(folder, os.W_OK):
+            raise PermissionError("it is read-only")
     except (OSError, ValueError) as problem:
         raise not_a_folder(folder, problem) from None
-    if not writable:
-        raise not_a_folder(folder)
     place = folder.resolve()
     held = _CLAIMS.get(place)
     if held is None:
@@ -163,10 +162,10 @@ def claim(folder: Path) -> Claim:
     return held
 
 
-def not_a_folder(folder: Path | str, why: Exception | None = None) -> InputError:
+def not_a_folder(folder: Path, why: Exception) -> InputError:
     """The error about an `out` that cannot be written."""
-    reason = "" if why is None else f" ({getattr(why, 'strerror', None) or why})"
-    return InputError("out", f"must be a folder that can be written, got out='{folder}'{reason}")
+    reason = getattr(why, "strerror", None) or why
+    return InputError("out", f"must be a folder that can be written, got out='{folder}' ({reason})")
 
 
 class Store:

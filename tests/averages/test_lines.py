@@ -61,7 +61,7 @@ def test_every_node_is_at_the_global_minimum(model, case):
 
 
 def test_lines_with_several_jumps():
-    """All but 3 % are resolved; a node that counts as such is at the global minimum; fewer jumps resolve fewer lines."""
+    """All but 3 % are resolved, and are at the global minimum; if one jump is allowed, most are not."""
     rule, block = one_block(ta.line_nodes(APART, 7, points=24, replicates=1))
     points, h, y, found = at_nodes(APART, MANY_JUMPS, rule, block)
     lost = float(jnp.sum(points.weight * ~points.converged))
@@ -93,25 +93,74 @@ def test_every_piece_of_a_line_has_its_nodes():
     )
 
 
-@pytest.fixture(scope="module")
-def moved():
-    """Moments of the standard normals on lines with several jumps, and their derivatives along V."""
+def test_nodes_move_with_the_jumps(model):
+    """The fields' law does not know of V: nodes that move take their weight along, also between two jumps.
+
+    What does depend on V changes as central differences say, also through a jump from one well to a shallower one.
+    """
     rule, block = one_block(ta.line_nodes(APART, 3, points=48, replicates=1))
 
-    def moments(V):
-        p = rule.points(APART, eqx.tree_at(lambda x: x.V, MANY_JUMPS, V), block)
-        s, t = p.student[:, 0], p.teacher[:, 0]
-        pairs = [s[0] ** 2, s[1] ** 2, s[0] * s[1], s[0] * t[0], jnp.ones_like(s[0])]
-        return jnp.stack([jnp.sum(p.weight * a) for a in pairs])
+    def moments(model, x, V):
+        p = rule.points(model, eqx.tree_at(lambda x: x.V, x, V), block)
+        (s, t, z), w = (a[:, 0] for a in (p.student, p.teacher, p.z)), p.weight
+        return jnp.stack([jnp.sum(w * a) for a in (s[0] ** 2, s[1] ** 2, s[0] * s[1], s[0] * t[0], 1.0, z[0] - z[1])])
 
-    return jax.jit(lambda V: jax.jvp(moments, (V,), (V,)))(MANY_JUMPS.V)
+    run = jax.jit(lambda model, x, V: jax.jvp(lambda V: moments(model, x, V), (V,), (x.V,)))
+    values, slopes = run(APART, MANY_JUMPS, MANY_JUMPS.V)
+    np.testing.assert_allclose(values[:4], [1, 1, 0, 0], atol=2e-2)
+    np.testing.assert_allclose(values[4], 1, rtol=3e-3)
+    np.testing.assert_allclose(slopes[:5], 0, atol=2e-3)
+    x, step = state(CASES[4]), 0.02
+    ends = [run(model, x, x.V * (1 + sign * step))[0][5] for sign in (1, -1)]
+    np.testing.assert_allclose(run(model, x, x.V)[1][5], (ends[0] - ends[1]) / (2 * step), rtol=5e-3)
 
 
-def test_no_moment_moves_with_the_jumps(moved):
-    """The fields' law does not know of V; nodes that move with the jumps must take their weight along."""
-    values, slopes = moved
-    np.testing.assert_allclose(values, [1, 1, 0, 0, 1], atol=2e-2)
-    np.testing.assert_allclose(slopes, 0, atol=2e-3)
+def as_rows(*columns):
+    """Numbers of nodes as a set of rows, for comparison: (N, k), sorted and rounded."""
+    table = np.concatenate([np.asarray(c).reshape(-1, np.shape(c)[-1]) for c in columns]).T.round(9) + 0.0
+    return table[np.lexsort(table.T)]
+
+
+def test_parity_of_the_product_rule(model):
+    """An even rule is invariant under y -> -y, and under reflection of the places across and of the lines."""
+    for even in (True, False):
+        one = ta.line_nodes(model, 3, even=even, replicates=2).replicate(1)
+        rows = as_rows(one.teacher, one.across, one.weight)
+        for mirrored in ((-one.teacher, one.across, one.weight), (one.teacher, -one.across, one.weight)):
+            assert np.allclose(rows, as_rows(*mirrored)) == even
+        assert bool(one.reach[0] == one.reach[1]) == even
+        assert np.all((one.reach > 5.4) & (one.reach < 6.6))
+
+
+def test_size_of_the_product_rule(model):
+    """Angles, radii and places, each integrated exactly to a degree that grows with the order."""
+    for order, even, count in (
+        (5, False, 7 * 15 * 3),
+        (4, False, 7 * 12 * 3),
+        (5, True, 14 * 15 * 3),
+        (9, False, 11 * 27 * 5),
+    ):
+        rule = ta.line_nodes(model, order, even=even, replicates=2)
+        assert rule.size == count * (order + 15) and rule.stack.points_per_line == order + 15
+        one = rule.replicate(1)
+        y, w = one.teacher[:, 0], one.weight
+        np.testing.assert_allclose(np.sum(w), 1, rtol=1e-12)
+        moments = [np.sum(w * a) for a in (y[0] ** 2, y[1] ** 4, y[0] ** 2 * y[1] ** 2, one.across[0] ** 2)]
+        np.testing.assert_allclose(moments, [1, 3, 1, 1], rtol=1e-3)
+        assert not np.allclose(rule.stack.weight[0], rule.stack.weight[1])
+    assert ta.line_nodes(model, 5).stack.jumps == 3 and ta.line_nodes(ta.dot_product(rank=2), lines=2).stack.jumps == 5
+
+
+def test_default_rule_is_as_large_as_asked(model):
+    assert [ta.default_nodes(model, n).size for n in (1, 2**12, 2**14, 2**15, 2**16)] == [
+        6300,
+        6300,
+        16632,
+        35640,
+        66924,
+    ]
+    assert ta.default_nodes(ta.dot_product(rank=2), 2**10, replicates=2).size == 2**10
+    assert ta.default_nodes(model, block=100).stack.block == 100 and ta.default_nodes(model).replicates == 4
 
 
 def test_smooth_averages(model):

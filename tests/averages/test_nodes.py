@@ -1,3 +1,4 @@
+import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -5,7 +6,8 @@ import pytest
 from cases import CASES, state
 
 import tiedattn_jax as ta
-from tiedattn_jax.averages.fields import fields
+from tiedattn_jax.averages.fields import fields, whiten
+from tiedattn_jax.averages.linalg import apply, ldl_solve
 from tiedattn_jax.averages.rule import average
 from tiedattn_jax.theory.potentials import channel
 
@@ -59,3 +61,60 @@ def test_options_are_honoured(model):
     assert not np.allclose(base.student, ta.sobol_nodes(model, 64, seed=1, replicates=2).stack.student)
     assert not np.allclose(base.student[0], base.student[1])
     np.testing.assert_array_equal(base.student, ta.sobol_nodes(model, 64, seed=0, replicates=2).stack.student)
+
+
+@pytest.mark.parametrize("make", [*RULES, ta.line_nodes], ids=["sobol", "mc", "gh", "lines"])
+def test_the_coarse_replicate_is_a_rule(model, make):
+    coarse = make(model, replicates=2).coarse
+    np.testing.assert_allclose(jnp.sum(coarse.weight), 1, rtol=1e-12)
+    assert coarse.size == 2**12 and coarse.student.shape == (2, 1, 2**12)
+    np.testing.assert_allclose(jnp.sum(coarse.weight * coarse.student[0, 0] ** 2), 1, rtol=0.1)
+
+
+def test_gauss_hermite_is_exact_in_every_rotation(model):
+    for k in range(2):
+        one = ta.gauss_hermite_nodes(model, 4, replicates=2).replicate(k)
+        np.testing.assert_allclose(jnp.sum(one.weight * one.student[0, 0] ** 6), 15, rtol=1e-10)
+        np.testing.assert_allclose(jnp.sum(one.weight * one.student[0, 0] ** 2 * one.teacher[1, 0] ** 2), 1, rtol=1e-10)
+    assert not np.allclose(one.student, ta.gauss_hermite_nodes(model, 4, replicates=2).replicate(0).student)
+
+
+def test_whitening_undoes_fields(model):
+    """Their density is the normal one: its change when q doubles is that of the formula."""
+    one = ta.sobol_nodes(model, 64, replicates=1).replicate(0)
+    x = eqx.tree_at(lambda x: x.m, state(CASES[0]), jnp.array([[0.2], [-0.1]]))
+    h, y = fields(model, x, one.student, one.teacher)
+    student, log_density = whiten(model, x, h, y)
+    np.testing.assert_allclose(student, one.student, atol=1e-12)
+    rest = x.q[0, 0, 0] - x.theta[0, 0, 0] ** 2 / 0.25
+    mean = x.m[:, 0, None] + x.theta[:, 0] / 0.25 * y[:, 0]
+    want = jnp.sum(-0.5 * (h[:, 0] - mean) ** 2 / rest - 0.5 * jnp.log(rest), 0)
+    np.testing.assert_allclose(log_density, want, rtol=1e-10)
+
+
+def test_small_linear_algebra():
+    rng = np.random.default_rng(0)
+    A, b = rng.normal(size=(3, 3, 5)), rng.normal(size=(3, 5))
+    A = A + A.swapaxes(0, 1)
+    want = np.stack([np.linalg.solve(A[..., k], b[:, k]) for k in range(5)], -1)
+    np.testing.assert_allclose(np.stack(ldl_solve(list(map(list, A)), list(b))), want, rtol=1e-9)
+    low = [[jnp.array(-4.0), jnp.array(0.0)], [jnp.array(0.0), jnp.array(0.1)]]
+    np.testing.assert_allclose(ldl_solve(low, [jnp.array(1.0)] * 2, jnp.array([1.0, 0.5])), [0.25, 2.0])
+    matrix, v = rng.normal(size=(2, 3, 2)), rng.normal(size=(2, 2, 5))
+    np.testing.assert_allclose(apply(jnp.asarray(matrix), jnp.asarray(v)), matrix @ v, rtol=1e-12)
+
+
+def test_nodes_near_a_jump_share_their_weight():
+    """No weight is lost, a node at the jump itself gives half of it away, and nothing beyond the bandwidth."""
+    model = ta.dot_product(mixing=((1.0, 0.0), (0.0, 1.0)))  # jumps at many nodes
+    replicate = ta.sobol_nodes(model, 2**10, replicates=1).replicate(0)
+    x = ta.Overlaps(*(jnp.full((2, 1, 1), v, float) for v in (0.33, 18.85, 0.025)), jnp.zeros((2, 1)))
+    block = replicate.student, replicate.teacher, replicate.weight
+    points = jax.jit(lambda model, x, block: replicate.points(model, x, block))(model, x, block)
+    np.testing.assert_allclose(jnp.sum(points.weight), 1, rtol=1e-12)
+    kept, crossed = points.weight[: 2**10] * 2**10, points.weight[2**10 :] * 2**10
+    assert np.all((kept >= 0.5) & (kept <= 1)) and np.all((crossed >= 0) & (crossed <= 0.5))
+    near = np.asarray(points.gap[: 2**10])
+    order = np.argsort(near)[: int(np.sum(kept < 1))]
+    assert 10 < order.size < 200 and kept[order[0]] < 0.6
+    np.testing.assert_allclose(np.sum(1 - kept), np.sum(crossed), rtol=1e-9)

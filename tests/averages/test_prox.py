@@ -18,7 +18,7 @@ prox, moreau, gradient = map(jax.jit, (px.prox, px.moreau, px.prox_gradient))
 @jax.jit
 def descend(model, start, h, V, y):
     """Newton's method from one start at all nodes."""
-    return px.descend(model, jnp.broadcast_to(start[:, None, None], h.shape), h, V, y, 60, 1e-7)
+    return px.descend(model, jnp.broadcast_to(start[:, None, None], h.shape), h, V, y, 1e-7)
 
 
 def problem(model, nodes, case, size=4096):
@@ -41,6 +41,16 @@ def test_global_minimum_against_brute_force(model, nodes, case):
     assert np.all(np.isfinite(best))
     assert np.mean(energy > best + 1e-11) <= 1e-4
     assert float(jnp.max(jnp.abs(gradient(model, found.z, h, V, y)))) < 1e-12
+
+
+def test_newton_descends(model, nodes):
+    """From wherever it starts: no minimum is higher than its start."""
+    h, V, y = problem(model, nodes, CASES[4])
+    for a, b in ((0.3, -0.2), (1.2, -1.2), (-0.8, 0.1), (0.05, 0.0)):
+        start = jnp.array([a, b])
+        before = moreau(model, jnp.broadcast_to(start[:, None, None], h.shape), h, V, y)
+        _, after, done = descend(model, start, h, V, y)
+        assert bool(jnp.all(done)) and float(jnp.max((after - before)[done])) <= 1e-12
 
 
 def test_axis_of_the_double_well(model, nodes):

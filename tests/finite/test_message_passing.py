@@ -7,7 +7,9 @@ import numpy as np
 import pytest
 
 import tiedattn_jax as ta
-from tiedattn_jax.finite.message_passing import gamp, responses
+from tiedattn_jax.averages.prox import descend, gradient_at_nodes, prox
+from tiedattn_jax.finite.data import start, student_fields
+from tiedattn_jax.finite.message_passing import Damping, gamp, responses
 from tiedattn_jax.finite.sampling import sample_data
 from tiedattn_jax.finite.training import risk, train
 from tiedattn_jax.results import Status
@@ -37,7 +39,7 @@ def positional(model, data):
 @pytest.mark.parametrize("init", ["semantic", "positional"])
 def test_fixed_points_are_critical_points_of_the_risk(model, data, init, request):
     found = request.getfixturevalue(init)
-    assert int(found.status) == Status.converged and int(found.iterations) <= 400
+    assert int(found.status) == Status.converged and int(found.iterations) <= 400 and float(found.damping) <= 0.5
     assert float(jnp.max(jnp.abs(gradient(model, data, found.Q)))) < 1e-10
     assert float(found.gradient_norm) < 1e-10
     np.testing.assert_allclose(found.train_loss, risk(model, data, found.Q) / 250, rtol=1e-13)
@@ -100,9 +102,29 @@ def test_instances_by_vmap_equal_single_ones(model, data, semantic):
     assert both.status.tolist() == [0, 0] and float(both.gradient_norm[0]) < 1e-10
 
 
+def test_how_the_damping_is_found():
+    def after(damping, *residuals, possible=True, search=False, automatic=True):
+        for residual in residuals:
+            damping = damping.after(*map(jnp.asarray, (residual, possible, search, automatic)))
+        return damping
+
+    at = Damping(*map(jnp.asarray, (0.3, 0.5, 1.0, 1.0, 0)))
+    np.testing.assert_allclose(after(at, 0.9, 0.8).share, 0.3 * 1.03**2)
+    np.testing.assert_allclose(after(at, 0.9, search=True).share, 0.3)
+    np.testing.assert_allclose(after(at, 1.2, 1.4).share, 0.3 * 1.03**2)  # two rises
+    np.testing.assert_allclose(after(at, 1.2, 1.3, 1.4).share, 0.3 * 1.03**3)  # three small ones
+    cut = after(at, 1.2, 1.4, 1.6)
+    np.testing.assert_allclose([cut.share, cut.ceiling, cut.least], [0.15 * 1.03**2, 0.24 * 1.03**2, 1.6])
+    np.testing.assert_allclose(after(at, *[0.5] * 60).share, 0.5)
+    low = eqx.tree_at(lambda d: d.share, at, jnp.asarray(0.06))
+    np.testing.assert_allclose(after(low, 1.2, 1.4, 1.6).share, 0.05)
+    np.testing.assert_allclose(after(low, jnp.inf, jnp.inf, possible=False).share, 0.015)
+    np.testing.assert_allclose(after(low, jnp.inf, possible=False, automatic=False).share, 0.06)
+
+
 def test_undamped_runs_diverge_and_say_so(model, data):
     found = gamp(model, data, "semantic", damping=1.0)
-    assert int(found.status) == Status.left_domain and float(found.gradient_norm) > 1e-3
+    assert int(found.status) == Status.left_domain and np.isinf(found.residual) and float(found.gradient_norm) > 1e-3
     assert np.all(np.isfinite(found.Q)) and np.isfinite(found.train_loss) and np.all(np.isfinite(found.overlaps.V))
     # No minimum has a ridge above the risk at zero.
     least = max(float(risk(model, data, Q)) for Q in (0 * data.teacher, data.teacher))
@@ -110,9 +132,23 @@ def test_undamped_runs_diverge_and_say_so(model, data):
 
 
 def test_a_run_that_blew_up_says_so(model, data):
-    """Changes that overflow are no number, and no reason to stop as if the steps had run out."""
     found = gamp(model, data, 1e160 * data.teacher)
     assert int(found.status) == Status.nonfinite and int(found.iterations) < 50 and np.all(np.isfinite(found.Q))
+
+
+def test_the_first_steps_search_for_the_lowest_minimisers(model, data):
+    """One step from a random start, whose own wells are the wrong ones for some sentences."""
+    begin = start(model, data, "random", jax.random.key(1))
+    found = gamp(model, data, begin, tol=1e300, damping=0.1)
+    assert int(found.iterations) == 1 and bool(found.ok)
+    V = 0.25 / (2 * model.lam) * jnp.ones((2, 1, 1))
+    Z, y = student_fields(data.x, begin), data.fields
+    g = -gradient_at_nodes(model, Z, y)
+    h = Z - V * g
+    z = h + V * (g + (found.g - g) / 0.1)
+    np.testing.assert_allclose(z, prox(model, h, V, y).z, atol=1e-9)
+    own, _, _ = descend(model, Z, h, V, y, tol=1e-7)
+    assert 0.01 < float(jnp.mean(jnp.max(jnp.abs(own - z), (0, 1)) > 0.01)) < 0.5
 
 
 def test_sentences_stay_in_their_wells(model):

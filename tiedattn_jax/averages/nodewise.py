@@ -58,7 +58,8 @@ _FOLDS = {
 # Primitives that stand for the program that they carry.
 _CALLS = {
     "checkpoint": "jaxpr", "closed_call": "call_jaxpr", "core_call": "call_jaxpr", "custom_jvp_call": "call_jaxpr",
-    "custom_vjp_call": "call_jaxpr", "jit": "jaxpr", "pjit": "jaxpr", "remat2": "jaxpr",
+    "custom_vjp_call": "call_jaxpr", "custom_vjp_call_jaxpr": "fun_jaxpr", "jit": "jaxpr", "pjit": "jaxpr",
+    "remat2": "jaxpr",
 }  # fmt: skip
 # What a known operand, by its place, spares: the operation (the result is the other operand), or both (it is zero).
 _NEUTRAL = ({"add": 0, "add_any": 0, "mul": 1}, {"add": 0, "add_any": 0, "sub": 0, "mul": 1, "div": 1})
@@ -184,7 +185,7 @@ def _apply(eqn: Any, xs: list[np.ndarray], nodes: _Nodes) -> list[np.ndarray]:
         rows = xs[0].transpose(*kept, *params["axes"]).reshape(*shape, -1)
         if rows.shape[-1]:
             return [_fill(shape, lambda i: functools.reduce(functools.partial(_bind, nodes, *_FOLDS[name]), rows[i]))]
-    if name == "dot_general":
+    if name == "dot_general" and xs[0].size and xs[1].size:
         return [_dot(nodes, xs, params["dimension_numbers"], eqn.outvars[0].aval)]
     if name in _ELEMENTWISE:
         xs = [np.broadcast_to(x, shape) for x in xs]

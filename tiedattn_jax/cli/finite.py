@@ -57,16 +57,11 @@ def run(args: argparse.Namespace, name: str) -> Report:
     nodes = nodes_of(args, model, args.nodes if args.instances == 1 else SIZES["instances"])
     with progress_bars(args, "instance", delay=1) as stage:
         found = run_instances(model, args.d, args.alpha, one, keys, nodes=nodes, progress=stage(method))
-    status, largest = worst_status(found), found.gradient_norm.max()
+    status, largest = Status.name_of(found.status.max()), found.gradient_norm.max()
     title = f"{method} from the {args.init} start, d = {args.d}, alpha = {args.alpha:g}"
     text = f"{title}: {status}, largest gradient {largest:.1e}\n{found.table()}"
     good = bool(np.all(found.ok) & np.all(found.theory_status <= Status.stalled))
     return Report(finite_report(found, model, args.d, args.alpha), text, {}, good, nodes)
-
-
-def worst_status(found: Instances) -> str:
-    """Name of the worst status of the runs."""
-    return Status.name_of(found.status.max())
 
 
 def finite_report(found: Instances, model: Any, d: int, alpha: float) -> dict[str, Any]:
@@ -103,7 +98,7 @@ def finite_report(found: Instances, model: Any, d: int, alpha: float) -> dict[st
         "gradient_norm": float(found.gradient_norm.max()),
         "iterations": int(found.iterations.max()),
         "rho": float(np.mean(found.rho)),
-        "status": worst_status(found),
+        "status": Status.name_of(found.status.max()),
         "theory": {
             **mean(theory),
             "status": Status.name_of(found.theory_status.max()),

@@ -6,7 +6,6 @@ import argparse
 import time
 from collections.abc import Callable
 from dataclasses import fields
-from pathlib import Path
 from typing import Any
 
 import jax
@@ -95,7 +94,7 @@ def _trained(args: argparse.Namespace) -> tuple[Data, Training, Training, float 
     with progress_bars(args, "epoch") as stage:
 
         def options(name: str) -> dict[str, Any]:
-            path = None if args.out is None else checkpoint(args.out, args.mechanism, name)
+            path = None if args.out is None else args.out / f"{args.mechanism}_{name}.checkpoint"
             return {"checkpoint": path, "progress": _timed(stage(f"{args.mechanism}, {name}"), times)}
 
         sizes = {"width": args.width, "hidden": args.hidden}
@@ -107,11 +106,6 @@ def _trained(args: argparse.Namespace) -> tuple[Data, Training, Training, float 
             name = "free_epochs" if problem.argument == "epochs" else problem.argument
             raise InputError(name, problem.problem) from None
     return data, frozen, free, float(np.median(seconds)) / args.runs if seconds.size else None
-
-
-def checkpoint(out: Path, mechanism: str, stage: str) -> Path:
-    """Where the command keeps a training; `stage` is frozen or free."""
-    return out / f"{mechanism}_{stage}.checkpoint"
 
 
 def _timed(progress: Callable[[int, int], None], times: list[float]) -> Callable[[int, int], None]:

@@ -41,9 +41,16 @@ def require_key(key: Any, argument: str = "key") -> None:
     typed = isinstance(key, jax.Array) and jnp.issubdtype(key.dtype, jax.dtypes.prng_key) and key.ndim == 0
     raw = isinstance(key, (np.ndarray, jax.Array)) and key.dtype == np.uint32 and key.ndim == 1
     if not (typed or raw):
-        raise InputError(
-            argument, f"must be one key, as jax.random.key(0) is, got {argument}={' '.join(str(key).split())}"
-        )
+        got = " ".join(str(key).split())
+        raise InputError(argument, f"must be one key, as jax.random.key(0) is, got {argument}={got:.80}")
+
+
+def require_keys(keys: Any) -> None:
+    """Raise an `InputError` unless the argument `keys` is an array of one key or more."""
+    typed = isinstance(keys, jax.Array) and jnp.issubdtype(keys.dtype, jax.dtypes.prng_key)
+    if not (typed and keys.ndim == 1 and len(keys)):
+        want = "must be typed PRNG keys of shape (K,), as jax.random.split(key, K) gives"
+        raise InputError("keys", f"{want}, got shape {np.shape(keys)}")
 
 
 def array(name: str, a: Any, axes: str, sizes: dict[str, int], dtype: Any = None) -> jax.Array:

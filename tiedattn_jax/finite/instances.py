@@ -18,12 +18,12 @@ import numpy as np
 from ..averages.default import default_nodes
 from ..averages.rule import Rule
 from ..averages.sizes import SIZES
-from ..errors import InputError, require_count
+from ..errors import require_count
 from ..model import Model
 from ..overlaps import Overlaps, magnitudes
 from ..results import Status, error_bar
 from ..theory.fixed_points import FixedPoint, solve
-from .checks import check_provides
+from .checks import check_provides, require_keys
 from .data import Data
 from .evaluation import heldout_error
 from .message_passing import GAMP
@@ -172,10 +172,7 @@ def run_instances(
         InputError: naming the argument that is out of range; a model without `with_teacher`.
     """
     require_count(batch, "batch")
-    typed = isinstance(keys, jax.Array) and jnp.issubdtype(keys.dtype, jax.dtypes.prng_key) and keys.ndim == 1
-    if not (typed and len(keys)):
-        want = "must be an array of one key or more, as jax.random.split(key, K) is"
-        raise InputError("keys", f"{want}, got shape {np.shape(keys)}")
+    require_keys(keys)
     check_provides(model, "with_teacher", "to be given the teacher that was drawn")
     sentence_count(model, d, alpha, min(batch, len(keys)))
     nodes = default_nodes(model, SIZES["instances"]) if nodes is None else nodes

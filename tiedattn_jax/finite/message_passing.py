@@ -115,7 +115,7 @@ class _Options(eqx.Module):
     derivative: jax.Array  # whether responses are found from derivatives
 
 
-class _Damping(eqx.Module):
+class Damping(eqx.Module):
     """The damping, and the residuals by which it is chosen."""
 
     share: jax.Array  # of the new state in the next step
@@ -124,7 +124,7 @@ class _Damping(eqx.Module):
     least: jax.Array  # residual since the last cut
     rises: jax.Array  # steps in a row in which the residual rose
 
-    def after(self, residual: jax.Array, possible: jax.Array, search: jax.Array, automatic: jax.Array) -> _Damping:
+    def after(self, residual: jax.Array, possible: jax.Array, search: jax.Array, automatic: jax.Array) -> Damping:
         """The damping of the next step.
 
         Args:
@@ -140,7 +140,7 @@ class _Damping(eqx.Module):
         ceiling = jnp.where(grown | ~possible, jnp.maximum(0.8 * self.share, _FLOOR), 1.002 * self.ceiling)
         ceiling = jnp.minimum(ceiling, _MOST_DAMPING)
         share = jnp.minimum(jnp.where(possible, share, 0.5 * self.share), ceiling)
-        return _Damping(
+        return Damping(
             share=jnp.where(automatic, share, self.share),
             ceiling=ceiling,
             residual=residual,
@@ -152,7 +152,7 @@ class _Damping(eqx.Module):
 class _Loop(eqx.Module):
     now: _State
     safe: _State  # the last state from which a step was possible
-    damping: _Damping
+    damping: Damping
     steps: jax.Array
     failure: jax.Array  # what ended the run, or `converged` while nothing has
     history: Overlaps
@@ -315,7 +315,7 @@ def _first(
     return _Loop(
         now=first,
         safe=first,
-        damping=_Damping(damping, jnp.asarray(_MOST_DAMPING, dtype), inf, inf, zero),
+        damping=Damping(damping, jnp.asarray(_MOST_DAMPING, dtype), inf, inf, zero),
         steps=zero,
         failure=jnp.asarray(Status.converged, jnp.int32),
         history=_recorded(blank, zero, data, first),
@@ -342,10 +342,9 @@ def _run(
         image = _step(model, data, p.now, search, options.derivative | (p.steps < collinear))
         moved = jax.tree.map(lambda a, b: a + p.damping.share * (b - a), p.now, image)
         moved = eqx.tree_at(lambda s: s.z, moved, image.z)
-        residual = image.distance(p.now)
-        finite = image.finite() & ~jnp.isnan(residual)
+        finite = image.finite()
         possible = finite & image.positive() & ~(jnp.sum(moved.Q**2) > farthest)
-        residual = jnp.where(possible, residual, jnp.inf)
+        residual = jnp.where(possible, image.distance(p.now), jnp.inf)
         damping = p.damping.after(residual, possible, search, options.automatic)
         now, safe = (jax.tree.map(partial(jnp.where, possible), *pair) for pair in ((moved, p.safe), (p.now, p.safe)))
         failed = ~possible & (~options.automatic | (damping.share < _LEAST_DAMPING))
@@ -361,7 +360,7 @@ def _run(
         )
 
     def unfinished(p: _Loop) -> jax.Array:
-        return (p.failure == Status.converged) & (p.damping.residual > tol) & (p.steps < steps)
+        return (p.failure == Status.converged) & ~(p.damping.residual <= tol) & (p.steps < steps)
 
     p = lax.while_loop(unfinished, body, _first(model, data, Q, earlier, steps, options.damping))
     s = p.now
