@@ -52,6 +52,8 @@ def test_axes(model):
     ("given", "message"),
     [
         ([], "x must be one or more"),
+        (["one"], "x must be one or more numbers"),
+        (("alpha",), "x must be .name, values."),
         ([1.0, 0.5], "x must be one or more finite, increasing"),
         ([0.0, 1.0], "x must be positive for alpha"),
         (("mixing", [0.1]), "x must name alpha, a scalar number"),

@@ -106,9 +106,14 @@ def axis_of(given: Any, default: str, argument: str, model: Model) -> Axis:
     """
     parameter, values = Parameter(default), given
     if isinstance(given, tuple) and given and isinstance(given[0], str):
+        if len(given) not in (2, 3):
+            raise InputError(argument, f"must be (name, values) or (name, values, put), got {argument}={given!r}")
         name, values, *rest = given
         parameter = Parameter(name, *rest)
-    values = np.atleast_1d(np.asarray(values, float))
+    try:
+        values = np.atleast_1d(np.asarray(values, float))
+    except (TypeError, ValueError):
+        raise InputError(argument, f"must be one or more numbers, got {argument}={values!r}") from None
     good = values.ndim == 1 and values.size and np.all(np.isfinite(values)) and np.all(np.diff(values) > 0)
     require(good, argument, values, "one or more finite, increasing values")
     parameter.check(model, values, argument)

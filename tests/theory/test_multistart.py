@@ -1,6 +1,13 @@
+from types import SimpleNamespace
+
+import jax
+import jax.numpy as jnp
+import numpy as np
 import pytest
+from cases import CASES, state
 
 import tiedattn_jax as ta
+from tiedattn_jax.theory import multistart
 
 
 @pytest.mark.slow  # the notebook on phase diagrams does the same
@@ -12,7 +19,24 @@ def test_random_starts_find_both_branches(model):
     assert losses == sorted(losses) and found[0].label == "semantic"
 
 
-@pytest.mark.parametrize(("arguments", "named"), [({"alpha": -1.0}, "alpha"), ({"alpha": 2.0, "count": 0}, "count")])
-def test_bad_input(model, lines, arguments, named):
-    with pytest.raises(ta.InputError, match=named):
-        ta.find_states(model, nodes=lines, **arguments)
+def test_states_count_once_and_failures_do_not(model, lines, monkeypatch):
+    """What the starts find: one state twice up to its sign, another one, one that failed, and one lost on all nodes."""
+    one = state(CASES[0])
+    mirrored = ta.Overlaps(1.001 * one.q, one.V, -one.theta, one.m)
+    other, lost = state(CASES[1]), ta.Overlaps(3 * one.q, one.V, one.theta, one.m)
+    xs = jax.tree.map(
+        lambda *a: jnp.stack(a), one, mirrored, other, ta.Overlaps(2 * one.q, *jax.tree.leaves(one)[1:]), lost
+    )
+    found = SimpleNamespace(train_loss=jnp.array([0.3, 0.4, 0.5, 0.1, 0.2]))
+    monkeypatch.setattr(multistart, "_many", lambda *a: (xs, None, found, jnp.array([0, 1, 2, 4, 0])))
+    solved = []
+
+    def solve(model, alpha, branch, nodes, x, settings):
+        solved.append(float(x.q[0, 0, 0]))
+        return SimpleNamespace(overlaps=x, exists=len(solved) > 1, train_loss=-float(x.q[0, 0, 0]))
+
+    monkeypatch.setattr(multistart, "solve_from", solve)
+    states = ta.find_states(model, 2.0, lines, count=5)
+    q, p = CASES[0].q, CASES[1].q
+    np.testing.assert_allclose(solved, [3 * q, q, p])
+    np.testing.assert_allclose([float(s.overlaps.q[0, 0, 0]) for s in states], [q, p])  # the lowest loss first
