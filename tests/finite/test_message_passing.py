@@ -111,7 +111,7 @@ def test_how_the_damping_is_found():
     at = Damping(*map(jnp.asarray, (0.3, 0.5, 1.0, 1.0, 0)))
     np.testing.assert_allclose(after(at, 0.9, 0.8).share, 0.3 * 1.03**2)
     np.testing.assert_allclose(after(at, 0.9, search=True).share, 0.3)
-    np.testing.assert_allclose(after(at, 1.2, 1.4).share, 0.3 * 1.03**2)  # two rises
+    np.testing.assert_allclose(after(at, 1.2, 1.6).share, 0.3 * 1.03**2)  # two rises
     np.testing.assert_allclose(after(at, 1.2, 1.3, 1.4).share, 0.3 * 1.03**3)  # three small ones
     cut = after(at, 1.2, 1.4, 1.6)
     np.testing.assert_allclose([cut.share, cut.ceiling, cut.least], [0.15 * 1.03**2, 0.24 * 1.03**2, 1.6])
