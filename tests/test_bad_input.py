@@ -72,6 +72,7 @@ MODELS = {
     "gamma 0": (lambda: plain(gamma=[[0.0, 0.25]]), r"law\(\).gamma must be .*not all zero"),
     "gamma NaN": (lambda: plain(gamma=[[NAN, 0.25]]), r"law\(\).gamma must be finite"),
     "gamma (1, 1)": (lambda: plain(gamma=[[0.25]]), r"law\(\).gamma must be of shape \(1, 2\), got shape \(1, 1\)"),
+    "law float64": (lambda: plain(np.float32(0.01)), r"law\(\).weights must be float32 like lam, got float64"),
     "cross (1, 1, 1)": (lambda: plain(cross=[[[0.0]]]), r"law\(\).cross must be of shape \(1, 2, 1\)"),
     "cross too large": (lambda: plain(cross=[[[2.0], [-2.0]]]), r"positive semidefinite"),
     "tau asymmetric": (lambda: plain(tau=[[[1.0, 0.5], [-0.5, 1.0]]]), r"symmetric"),
@@ -125,6 +126,14 @@ CALLS = {
     "branch": (lambda: ta.solve(MODEL, 1.0, "x"), "branch must be one of positional, semantic, uninformed, None"),
     "branch list": (lambda: ta.solve(MODEL, 1.0, ["semantic"]), "branch must be one of"),
     "nodes": (lambda: ta.solve(MODEL, 1.0, nodes=1000), r"nodes must be an averaging rule.*got nodes=1000"),
+    "nodes of another shape": (
+        lambda: ta.solve(MODEL, 1.0, nodes=ta.sobol_nodes(ta.dot_product(rank=2), 64)),
+        r"nodes must be made for this model, of shape \(L, r, t\) = \(2, 1, 1\), got nodes for \(2, 2, 1\)",
+    ),
+    "nodes of another type": (
+        lambda: ta.solve(MODEL, 1.0, nodes=ta.sobol_nodes(ta.dot_product(dtype=jnp.float32), 64)),
+        "nodes must be float64 like the model, got float32",
+    ),
     "settings": (lambda: ta.solve(MODEL, 1.0, settings=1e-5), "settings must be a Settings"),
     "start": (lambda: ta.solve(MODEL, 1.0, start=1.0), "start must be Overlaps or a FixedPoint"),
     "start shape": (

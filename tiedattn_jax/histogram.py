@@ -30,15 +30,19 @@ import numpy as np
 import optax
 from jax import lax
 
-from .errors import InputError, is_concrete, require, require_choice, require_count
-from .finite.checks import (
+from .errors import (
+    InputError,
+    is_concrete,
+    require,
+    require_choice,
+    require_count,
     require_key,
     require_keys,
+    require_kind,
     require_memory,
     require_not_negative,
     require_number,
     require_positive,
-    require_type,
 )
 from .results import Status
 from .store import Checkpoint, fingerprint
@@ -422,7 +426,7 @@ def unfreeze(
     """
     plan = _Plan(data, epochs, batch, rate, checkpoint, progress)
     shaking, shuffle = _roles(keys, 2, 3)
-    require_type(frozen, "frozen", Training, "a Training of `train`")
+    require_kind(frozen, "frozen", Training, "a Training of `train`")
     runs = len(frozen.status)
     require(len(keys) == runs, "keys", keys.shape, f"one for each of the {runs} runs")
     own, L, T = (data.train.shape[1], data.tokens), *(a.shape[1] for a in (frozen.start.positions, frozen.start.tokens))
@@ -516,12 +520,12 @@ class _Plan(eqx.Module):
     progress: Callable[[int, int], None]
 
     def __check_init__(self) -> None:
-        require_type(self.data, "data", Data, "Data of `sample`")
+        require_kind(self.data, "data", Data, "Data of `sample`")
         _check_sizes(epochs=self.epochs, batch=self.batch)
         require_positive(self.rate, "rate")
         require(is_concrete(self.rate), "rate", str(self.rate), "a known number")
         kinds = (str, os.PathLike, type(None))
-        require_type(self.checkpoint, "checkpoint", kinds, "the path of a file, or None")
+        require_kind(self.checkpoint, "checkpoint", kinds, "the path of a file, or None")
 
 
 def _run(start: Transformer, masks: Transformer, keys: jax.Array, plan: _Plan, about: dict[str, Any]) -> Training:

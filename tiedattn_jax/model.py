@@ -106,6 +106,13 @@ class Model(eqx.Module):
         return f"{type(self).__name__} must have a method `{method}` for this: see tiedattn_jax.Model"
 
 
+def check_provides(model: Model, method: str, why: str) -> None:
+    """Raise an `InputError` unless the model has written one of its optional methods; says why it is asked for."""
+    if not model.provides(method):
+        name = type(model).__name__
+        raise InputError("model", f"must have a method `{method}` {why}, got {name} without it: see tiedattn_jax.Model")
+
+
 def check(model: Model, *, even: bool = True) -> None:
     """Check a model whose numbers are concrete, as every solve does: what a first layer of one's own gets wrong.
 
@@ -154,6 +161,8 @@ def _check_law(model: Model) -> None:
         if value.shape != shape:
             raise InputError(f"law().{name}", f"must be of shape {shape}, got shape {value.shape}")
         require(np.isfinite(value), f"law().{name}", value, "finite")
+        if value.dtype.kind == "f" and value.dtype.itemsize > model.lam.dtype.itemsize:
+            raise InputError(f"law().{name}", f"must be {model.lam.dtype} like lam, got {value.dtype}")
     weights, gamma, tau, pi, cross = (np.asarray(getattr(law, name), float) for name in shapes)
     rounding = 100 * float(jnp.finfo(model.lam.dtype).eps)
     one = abs(weights.sum() - 1) < rounding and np.all(weights >= 0)

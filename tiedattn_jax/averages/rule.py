@@ -9,7 +9,6 @@ fixed point differentiates is that dependence: a replicate of a new kind has to 
 from __future__ import annotations
 
 import abc
-import os
 from collections.abc import Callable
 from typing import Any
 
@@ -18,7 +17,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from ..errors import InputError, require, require_count, require_kind
+from ..errors import InputError, require, require_count, require_kind, require_memory
 from ..model import Model
 from ..overlaps import Overlaps
 
@@ -145,8 +144,6 @@ def check_arguments(model: Any, block: Any, **counts: Any) -> None:
 
 def check_memory(numbers: int, replicates: int, argument: str, value: int) -> None:
     """Raise an InputError, about an argument or the replicates, unless so many numbers in each can be drawn."""
-    each, room = 32.0 * numbers, float(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"))  # four copies
-    if each * replicates > room:
-        name, value = (argument, value) if each > room else ("replicates", replicates)
-        need, there = (f"{size / 2**30:.3g} GiB" for size in (each * replicates, room))
-        raise InputError(name, f"must be smaller, got {name}={value}: the nodes would take {need} of {there} of memory")
+    each = 32.0 * numbers  # four copies
+    require_memory(each, argument, value, "the nodes of a replicate")
+    require_memory(each * replicates, "replicates", replicates, "the nodes")

@@ -10,8 +10,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from ..errors import InputError
-from ..finite.checks import require_memory
+from ..errors import InputError, require_memory
 from ..phases.boundaries import Boundary
 from ..phases.diagram import REGIONS, PhaseDiagram
 from ..phases.grid import phase_diagram

@@ -10,7 +10,7 @@ import jax
 import numpy as np
 
 from ..averages.sizes import SIZES
-from ..finite.checks import require_memory
+from ..errors import require_memory
 from ..finite.data import Data
 from ..finite.instances import NAMES, Instances, run_instances
 from ..finite.message_passing import GAMP, gamp

@@ -11,8 +11,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from ..errors import InputError
-from ..finite.checks import require_memory
+from ..errors import InputError, require_memory
 from ..histogram import MECHANISMS, Data, History, Training, attention, compare, sample, table, train, unfreeze
 from ..plotting import attention_figure, learning_figure
 from ..results import Status

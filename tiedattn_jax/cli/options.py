@@ -15,7 +15,7 @@ from ..averages.default import default_nodes
 from ..averages.nodes import sobol_nodes
 from ..averages.rule import Rule
 from ..averages.sizes import REPLICATES, SIZES
-from ..finite.checks import require_memory
+from ..errors import require_memory
 from ..layers import DotProduct, dot_product
 from .report import Report
 

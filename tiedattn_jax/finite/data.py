@@ -21,10 +21,9 @@ import numpy as np
 from jax import lax
 from jax.sharding import AxisType, NamedSharding, PartitionSpec
 
-from ..errors import InputError, is_concrete, require
+from ..errors import InputError, is_concrete, require, require_key, require_kind, require_positive, shaped_array
 from ..model import Model, check
 from ..overlaps import Overlaps
-from .checks import array, require_key, require_positive, require_type
 
 
 class Labels(eqx.Module):
@@ -76,11 +75,11 @@ class Data(eqx.Module):
         labels: Labels | None = None,
     ):
         sizes: dict[str, int] = {}
-        x = array("x", x, "L n d", sizes)
+        x = shaped_array("x", x, "L n d", sizes)
         L, n, d = x.shape
         want = "an (L, n, d) array of n >= 1 sentences in d >= 2 dimensions"
         require(n >= 1 and d >= 2, "x", f"shape {x.shape}", want)
-        fit = partial(array, sizes=sizes, dtype=x.dtype)
+        fit = partial(shaped_array, sizes=sizes, dtype=x.dtype)
         self.x, self.y = x, fit("y", y, "n L t")
         self.teacher = None if teacher is None else fit("teacher", teacher, "d t")
         self.encodings = jnp.zeros((L, d), x.dtype) if encodings is None else fit("encodings", encodings, "L d")
@@ -90,7 +89,7 @@ class Data(eqx.Module):
         if is_concrete(self.gamma):
             require(np.asarray(self.gamma) > 0, "gamma", self.gamma[:, :4], "positive")
         if labels is not None:
-            require_type(labels, "labels", Labels, "Labels: see Data.from_sentences(inputs, labels, ...)")
+            require_kind(labels, "labels", Labels, "Labels: see Data.from_sentences(inputs, labels, ...)")
             energy, cross = fit("labels.energy", labels.energy, "n"), fit("labels.cross", labels.cross, "L L n")
             labels = Labels(energy, cross, fit("labels.gram", labels.gram, "L L n"))
         self.labels = labels
@@ -119,9 +118,9 @@ class Data(eqx.Module):
             InputError: shapes that do not fit, entries that are not finite, or neither `teacher` nor `fields`.
         """
         sizes: dict[str, int] = {}
-        inputs = array("inputs", inputs, "n L d", sizes)
+        inputs = shaped_array("inputs", inputs, "n L d", sizes)
         _, L, d = inputs.shape
-        fit = partial(array, sizes=sizes, dtype=inputs.dtype)
+        fit = partial(shaped_array, sizes=sizes, dtype=inputs.dtype)
         encodings = jnp.zeros((L, d), inputs.dtype) if encodings is None else fit("encodings", encodings, "L d")
         if fields is not None:
             fields = fit("fields", fields, "n L t")
@@ -317,13 +316,13 @@ def check_estimate(name: str, model: Model, data: Data, Q: Any) -> jax.Array:
         InputError: not of shape (d, r), or not finite, or data that do not fit the model.
     """
     check_fit(model, data)
-    return array(name, Q, "d r", {"d": data.shape[2], "r": model.shape[1]}, data.x.dtype)
+    return shaped_array(name, Q, "d r", {"d": data.shape[2], "r": model.shape[1]}, data.x.dtype)
 
 
 def check_fit(model: Model, data: Data) -> None:
     """Raise an `InputError` unless the data have the model's numbers of tokens and fields, its type, and its scale."""
-    require_type(model, "model", Model, "a tiedattn_jax.Model, such as dot_product()")
-    require_type(data, "data", Data, "a tiedattn_jax.Data")
+    require_kind(model, "model", Model, "a tiedattn_jax.Model, such as dot_product()")
+    require_kind(data, "data", Data, "a tiedattn_jax.Data")
     (L, _, t), got = model.shape, (data.shape[0], data.shape[3])
     if got != (L, t):
         want = f"must have L = {L} tokens and t = {t} teacher fields as the model has"

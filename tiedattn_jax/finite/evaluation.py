@@ -14,10 +14,9 @@ from jax import lax
 
 from ..averages.nodewise import nodewise
 from ..averages.prox import loss_at_nodes
-from ..errors import InputError, require, require_count
-from ..model import Model
+from ..errors import InputError, require, require_count, require_key, require_kind, require_not_negative
+from ..model import Model, check_provides
 from ..results import Average
-from .checks import check_provides, require_key, require_not_negative, require_type
 from .data import Data, Labels, check_estimate, covariances, student_fields
 from .sampling import draw_sentences
 
@@ -74,11 +73,11 @@ def linear_baseline(data: Data, ridge: Any = 0.0, test: Data | None = None) -> L
     Raises:
         InputError: no labels, a single sentence and no `test`, a `test` of other sentences, or a negative `ridge`.
     """
-    require_type(data, "data", Data, "a tiedattn_jax.Data")
+    require_kind(data, "data", Data, "a tiedattn_jax.Data")
     labels = data.known_labels("for the linear baseline")
     unseen = None
     if test is not None:
-        require_type(test, "test", Data, "a tiedattn_jax.Data")
+        require_kind(test, "test", Data, "a tiedattn_jax.Data")
         unseen = test.known_labels("for the linear baseline", "test")
         fits = test.shape[0] == data.shape[0] and test.x.dtype == data.x.dtype
         require(fits, "test", f"{test.shape[0]} of {test.x.dtype}", f"{data.shape[0]} tokens of {data.x.dtype} as data")

@@ -18,12 +18,11 @@ import numpy as np
 from ..averages.default import default_nodes
 from ..averages.rule import Rule
 from ..averages.sizes import SIZES
-from ..errors import require_count
-from ..model import Model
+from ..errors import require_count, require_keys
+from ..model import Model, check_provides
 from ..overlaps import Overlaps, magnitudes
 from ..results import Status, error_bar
 from ..theory.fixed_points import FixedPoint, solve
-from .checks import check_provides, require_keys
 from .data import Data
 from .evaluation import heldout_error
 from .message_passing import GAMP

@@ -20,11 +20,10 @@ from jax import lax
 
 from ..averages.linalg import apply, inverse
 from ..averages.prox import descend, gradient_at_nodes, prox, prox_jacobian
-from ..errors import require_choice, require_count
+from ..errors import require_choice, require_count, require_memory, require_number, require_positive, shaped_array
 from ..model import Model
 from ..overlaps import Overlaps, symmetric
 from ..results import Status
-from .checks import array, require_memory, require_number, require_positive
 from .data import Data, back_project, check_estimate, start, student_fields
 from .training import risk
 
@@ -218,7 +217,8 @@ def gamp(
         Q, (L, r, _) = check_estimate("init.Q", model, data, init.Q), model.shape
         sizes = {"L": L, "n": data.shape[1], "r": r, "i": data.gamma.shape[1]}
         C, g = (
-            array(f"init.{k}", getattr(init, k), axes, sizes, Q.dtype) for k, axes in (("C", "i r r"), ("g", "L r n"))
+            shaped_array(f"init.{k}", getattr(init, k), axes, sizes, Q.dtype)
+            for k, axes in (("C", "i r r"), ("g", "L r n"))
         )
         earlier = C, g
     else:

@@ -12,10 +12,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from ..errors import InputError, is_concrete, require, require_count
-from ..model import Model, check
+from ..errors import InputError, is_concrete, require, require_count, require_key, require_memory, require_positive
+from ..model import Model, check, check_provides
 from ..theory.observables import target_at_nodes
-from .checks import check_provides, require_key, require_memory, require_positive
 from .data import Data, Labels, shard, student_fields, token_gram
 
 # Of the inputs x, in memory together while they are drawn: on CPUs as measured, on others at the least.

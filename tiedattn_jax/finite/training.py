@@ -21,11 +21,10 @@ import jax.numpy as jnp
 import optax
 from jax import lax
 
-from ..errors import require_choice, require_count
+from ..errors import require_choice, require_count, require_memory, require_not_negative, require_positive
 from ..model import Model
 from ..overlaps import Overlaps
 from ..results import Status
-from .checks import require_memory, require_not_negative, require_positive
 from .data import Data, check_estimate, start, student_fields
 from .evaluation import sentence_losses
 

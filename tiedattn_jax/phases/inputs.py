@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from ..averages.default import default_nodes
-from ..averages.rule import Rule
+from ..averages.rule import Rule, check_rule
 from ..averages.sizes import REPLICATES, SIZES
 from ..errors import InputError, is_concrete, require_kind
 from ..model import Model
@@ -35,10 +35,10 @@ def prepared(
     """
     require_kind(model, "model", Model, "a Model such as dot_product()")
     require_kind(settings, "settings", (Settings, type(None)), "Settings, for instance Settings(tol=1e-4)")
-    require_kind(nodes, "nodes", (Rule, type(None)), "an averaging rule such as line_nodes(model, 7)")
     if not (traced or is_concrete(model)):
         raise InputError("model", "must have concrete numbers here, got one under a jax transformation such as jit")
     rule = default_nodes(model, size, replicates=replicates) if nodes is None else nodes
+    check_rule(rule, model)
     return rule, settings or default or Settings()
 
 

@@ -13,7 +13,7 @@ from jax import lax
 
 from .. import overlaps as ov
 from ..averages.default import default_nodes
-from ..averages.rule import Points, Replicate, Rule
+from ..averages.rule import Points, Replicate, Rule, check_rule
 from ..errors import InputError, as_number, is_concrete, require, require_kind
 from ..model import Model, check
 from ..overlaps import Conjugates, Coordinates, Overlaps, admissible, branch_of
@@ -208,7 +208,8 @@ def solve(
     check_model(model, branch)
     free = branch_of(branch).free(model)
     alpha = check_alpha(model, alpha)
-    require_kind(nodes, "nodes", (Rule, type(None)), "an averaging rule such as line_nodes(model, 7)")
+    if nodes is not None:
+        check_rule(nodes, model)
     require_kind(settings, "settings", (Settings, type(None)), "a Settings such as Settings(tol=1e-4)")
     start = start.overlaps if isinstance(start, FixedPoint) else start
     if start is not None:

@@ -11,7 +11,7 @@ import numpy as np
 from jax import lax
 
 from ..averages.default import default_nodes
-from ..averages.rule import Replicate, Rule
+from ..averages.rule import Replicate, Rule, check_rule
 from ..averages.sizes import SIZES
 from ..errors import require_count
 from ..model import Model
@@ -62,6 +62,7 @@ def find_states(
     require_count(count, "count")
     require_count(seed, "seed", 0)
     nodes = default_nodes(model, SIZES["path"]) if nodes is None else nodes
+    check_rule(nodes, model)
     rng = np.random.default_rng(seed)
     base = branch_start(model, None)
 
