@@ -37,7 +37,7 @@ def confirmed(point, finer):
     sizes = np.asarray(magnitudes(model, x)), np.asarray(magnitudes(model, other.overlaps))
     losses = np.array([point.train_loss, other.train_loss, point.diagnostics.train_loss_direct])
     bar = 3 * float(point.stderr.train_loss) + 0.02 * abs(losses[0])
-    return same and np.allclose(*sizes, atol=0.05) and np.ptp(losses) <= bar
+    return bool(same and np.allclose(*sizes, atol=0.05) and np.ptp(losses) <= bar)
 
 
 def confirmed_absent(point, rule):
