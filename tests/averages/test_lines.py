@@ -9,7 +9,8 @@ from cases import CASES, DERIVATIVES, state
 
 import tiedattn_jax as ta
 from tiedattn_jax.averages.fields import fields
-from tiedattn_jax.averages.lines import cuts
+from tiedattn_jax.averages.lines import cuts, shifts
+from tiedattn_jax.averages.maxwell import Gaps, Lines, Section
 from tiedattn_jax.averages.prox import moreau, prox, prox_gradient
 from tiedattn_jax.results import error_bar
 from tiedattn_jax.theory import fixed_points
@@ -219,3 +220,18 @@ def test_bad_precision(model):
     single = eqx.tree_at(lambda m: m.lam, model, jnp.float32(0.01))
     with pytest.raises(ValueError, match="float32"):
         ta.solve(single, 2.0, rtol=1e-6)
+
+
+def test_a_jump_that_is_just_about_to_end_moves_nothing(model):
+    """A jump of zero width between its two sides: 0 / 0 in how far it moves."""
+    one, z = jnp.ones((1, 1)), jnp.full((1, 2, 1), 0.3)
+    side = Section(one, z, z, one, one, one, one)
+    lines = Lines(jnp.zeros((2, 1)), jnp.ones((2, 1)), jnp.ones((2, 1)), jnp.full((2, 1, 1), 0.2))
+    gaps = Gaps(side, side, jnp.ones((1, 1), bool), (0 * one, 2 * one))
+
+    def total(V):
+        x = eqx.tree_at(lambda x: x.V, state(CASES[0]), V)
+        return sum(jnp.sum(a) for a in shifts(model, x, lines.y, lines, gaps, jnp.array([[0.5], [1.5]])))
+
+    value, slope = jax.value_and_grad(total)(jnp.full((2, 1, 1), 12.0))
+    assert value == 0 and not np.any(slope)

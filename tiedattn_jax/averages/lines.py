@@ -102,7 +102,7 @@ class LineNodes(Replicate):
         gaps, resolved = common_tangents(held[0], V, lines, profile, self.jumps)
         section, share = _nodes(held[0], V, lines, profile, gaps, self.points_per_line, reach)
         # The ends of the pieces move with V and the model, and the nodes with them.
-        shift, stretch = _shift(model, x, y, lines, gaps, section.s)
+        shift, stretch = shifts(model, x, y, lines, gaps, section.s)
         h = lines.origin[:, None] + (section.s + shift) * lines.direction[:, None]
         h, z = h.reshape(L, r, -1), jnp.moveaxis(section.z, 1, 0).reshape(L, r, -1)
         teacher, y = (jnp.tile(a, self.points_per_line) for a in (teacher, y))
@@ -174,7 +174,7 @@ def _legendre(most: int) -> list[np.ndarray]:
     return [nodes, weights]
 
 
-def _shift(
+def shifts(
     model: Model, x: Overlaps, y: jax.Array, lines: Lines, gaps: Gaps, s: jax.Array
 ) -> tuple[jax.Array, jax.Array]:
     """By how much nodes at fields s (K, N) move along their line, and their intervals stretch: zero, with derivatives.
@@ -188,7 +188,8 @@ def _shift(
     sides = (jnp.moveaxis(e.z, 0, 1).reshape(L, r, -1) for e in (gaps.left, gaps.right))
     low, high = (moreau(model, z, h, x.V, jnp.tile(y, count)).reshape(count, -1) for z in sides)
     rise = high - low
-    move = (rise - lax.stop_gradient(rise)) / jnp.where(gaps.real, gaps.right.t - gaps.left.t, jnp.inf)
+    apart = gaps.right.t - gaps.left.t  # zero where a jump is just about to end
+    move = (rise - lax.stop_gradient(rise)) / jnp.where(gaps.real & (apart > 0), apart, jnp.inf)
     # From each jump to the next one, (P - 1, K, N).
     width = jnp.diff(gaps.left.s, axis=0)
     width = jnp.where(gaps.real[1:] & (width > 0), width, jnp.inf)[:, None]
