@@ -1,6 +1,7 @@
 """Bad input to models and solves: one sentence that names the argument and what to give, before anything is compiled."""
 
 import dataclasses
+from functools import partial
 
 import equinox as eqx
 import jax.numpy as jnp
@@ -100,11 +101,12 @@ MODELS = {
 @pytest.mark.parametrize("name", MODELS)
 def test_models(name):
     make, message = MODELS[name]
-    for call in (lambda: check(make()), lambda: ta.solve(make(), 1.0), lambda: ta.find_states(make(), 1.0)):
-        if "odd" in name and call is not None:
-            call = lambda: ta.solve(make(), 1.0)  # noqa: E731 (only branches by name ask for an even loss)
+    calls = [check, partial(ta.solve, alpha=1.0)]
+    if "odd" not in name:  # only branches by name ask for an even loss
+        calls.append(partial(ta.find_states, alpha=1.0))
+    for call in calls:
         with pytest.raises(ta.InputError, match=message):
-            call()
+            call(make())
 
 
 CALLS = {

@@ -52,7 +52,7 @@ def test_axes(model):
     ("given", "message"),
     [
         ([], "x must be one or more"),
-        (["one"], "x must be one or more numbers"),
+        (["one"], "x must be one or more finite"),
         (("alpha",), "x must be .name, values."),
         ([1.0, 0.5], "x must be one or more finite, increasing"),
         ([0.0, 1.0], "x must be positive for alpha"),

@@ -111,6 +111,23 @@ def require_keys(keys: Any) -> None:
         raise InputError("keys", f"{want}, got shape {np.shape(keys)}")
 
 
+def array_of(
+    values: Any, argument: str, want: str, holds: Callable[[np.ndarray], Any] = lambda a: True, ndim: int = 1
+) -> np.ndarray:
+    """Finite numbers as an array that is not empty.
+
+    Raises:
+        InputError: they are none, or something else that is wanted does not hold of them.
+    """
+    try:
+        array = np.asarray(values, float)
+    except (TypeError, ValueError):
+        array = np.empty(0)
+    if array.ndim != ndim or not array.size or not np.all(np.isfinite(array)) or not np.all(holds(array)):
+        raise InputError(argument, f"must be {want}, got {argument}={values!r}")
+    return array
+
+
 def shaped_array(name: str, a: Any, axes: str, sizes: dict[str, int], dtype: Any = None) -> jax.Array:
     """An argument as an array of floats.
 

@@ -16,7 +16,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from .errors import InputError, require
+from .errors import InputError, array_of, require
 from .model import Model
 
 Put = Callable[[Model, Any], Model]
@@ -110,12 +110,8 @@ def axis_of(given: Any, default: str, argument: str, model: Model) -> Axis:
             raise InputError(argument, f"must be (name, values) or (name, values, put), got {argument}={given!r}")
         name, values, *rest = given
         parameter = Parameter(name, *rest)
-    try:
-        values = np.atleast_1d(np.asarray(values, float))
-    except (TypeError, ValueError):
-        raise InputError(argument, f"must be one or more numbers, got {argument}={values!r}") from None
-    good = values.ndim == 1 and values.size and np.all(np.isfinite(values)) and np.all(np.diff(values) > 0)
-    require(good, argument, values, "one or more finite, increasing values")
+    several = values if np.iterable(values) else [values]
+    values = array_of(several, argument, "one or more finite, increasing values", lambda a: np.diff(a) > 0)
     parameter.check(model, values, argument)
     return Axis(parameter, values)
 

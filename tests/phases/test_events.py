@@ -248,9 +248,9 @@ def test_where_alpha_l_is_looked_for(monkeypatch, model, lines, known):
     for baseline, expected in ((1.0, ([0.0, 1.0], 1.0, 0.1, 1.25)), (0.0, ([1.0, 0.0], 2.0, 1.25, 4.0))):
         branches = []
         for q, name in enumerate(PAIR, 1):
-            numbers = lambda s: (s.overlaps.q, s.gen_error_linear)  # noqa: E731
             new = q * jnp.ones_like(known.overlaps.q), baseline * jnp.ones(4)
-            branches.append(ta.FixedPoint(model, at, eqx.tree_at(numbers, known, new), name))
+            found = eqx.tree_at(lambda s: (s.overlaps.q, s.gen_error_linear), known, new)
+            branches.append(ta.FixedPoint(model, at, found, name))
         critical = ta.Transition(at, at, None, None, jnp.array(0), tuple(branches), "alpha_c")
         with pytest.raises(InterruptedError):
             ta.linear_crossing(model, critical, lines)

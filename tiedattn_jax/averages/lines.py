@@ -21,7 +21,7 @@ import numpy as np
 from jax import lax
 from scipy import special
 
-from ..errors import InputError, require, require_kind
+from ..errors import InputError, array_of, require, require_kind
 from ..model import Model
 from ..overlaps import Overlaps
 from .fields import conditional, teacher_fields, whiten
@@ -306,13 +306,9 @@ def line_nodes(
 
 
 def _checked_direction(model: Model, direction: Any) -> jax.Array:
-    want = model.shape[:2]
-    try:
-        given = np.asarray(direction, float)
-    except (TypeError, ValueError):
-        given = np.full(want, np.nan)
-    if given.shape != want or not np.all(np.isfinite(given)) or not np.any(given):
-        raise InputError("direction", f"must be finite, not zero and of shape {want}, got direction={direction!r:.80}")
+    shape = model.shape[:2]
+    want = f"finite, not zero and of shape {shape}"
+    given = array_of(direction, "direction", want, lambda a: a.shape == shape and np.any(a), ndim=2)
     return jnp.asarray(given, model.lam.dtype)
 
 

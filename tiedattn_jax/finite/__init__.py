@@ -1,6 +1,5 @@
 """Finite size.
 
-checks             what is asked of arguments
 data               sentences, and estimates on them
 sampling           sentences drawn from a model
 evaluation         losses, held-out errors, the linear baseline

@@ -15,14 +15,14 @@ from scipy.optimize import brentq
 
 from ..averages.rule import Replicate, Rule
 from ..averages.sizes import SIZES
-from ..errors import InputError, require, require_count, require_kind
+from ..errors import InputError, array_of, require, require_count, require_kind
 from ..model import Model
 from ..overlaps import Coordinates, Overlaps, admissible, branch_of, label
 from ..parameters import Parameter
 from ..results import Settings, Status, error_bar
 from ..theory.fixed_points import FixedPoint, State, branch_start, check_alpha, near_branch, solve_replicates
 from ..theory.state_evolution import saddle_map
-from .inputs import array_of, prepared
+from .inputs import prepared
 
 _TOLERANCE = 1e-6  # of the residual, relative: the averages of lines are smooth to that
 _STEPS = 8  # of Newton's method; more say that the arc was too long

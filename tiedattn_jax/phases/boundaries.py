@@ -15,14 +15,14 @@ import numpy as np
 from scipy.interpolate import CubicHermiteSpline, CubicSpline, KroghInterpolator, PPoly
 
 from ..averages.rule import Rule
-from ..errors import InputError, require, require_kind
+from ..errors import InputError, array_of, require, require_kind
 from ..model import Model
 from ..parameters import Parameter
 from ..results import Settings, Status
 from ..theory.fixed_points import FixedPoint
 from .events import Event, Near, Start, Zero, changes, event_of, near_of, number_of, transition_of, zero_near
 from .follow import Progress, Warm, learn, predict, silent, walk
-from .inputs import array_of, prepared
+from .inputs import prepared
 
 # What it means that two boundaries meet.
 MEETINGS = {

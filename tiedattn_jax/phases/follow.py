@@ -21,13 +21,13 @@ from jax.sharding import Mesh, PartitionSpec
 
 from ..averages.rule import Replicate, Rule
 from ..averages.sizes import SIZES
-from ..errors import is_concrete
+from ..errors import array_of, is_concrete
 from ..model import Model
 from ..overlaps import BRANCHES, PAIR, Overlaps, admissible, branch_of, of_order, own_size
 from ..results import Settings, Status, quorum, settled
 from ..theory.fixed_points import FixedPoint, State, branch_start, solve_replicates
 from ..theory.newton import fixed_point
-from .inputs import array_of, prepared
+from .inputs import prepared
 
 CURVE_SETTINGS = Settings(tol=1e-4, max_steps=20)
 _SMALL = 0.2  # share of its largest possible size that few nodes may leave of an order parameter where there is none

@@ -2,11 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any
-
-import numpy as np
-
 from ..averages.default import default_nodes
 from ..averages.rule import Rule, check_rule
 from ..averages.sizes import REPLICATES, SIZES
@@ -40,20 +35,3 @@ def prepared(
     rule = default_nodes(model, size, replicates=replicates) if nodes is None else nodes
     check_rule(rule, model)
     return rule, settings or default or Settings()
-
-
-def array_of(
-    values: Any, argument: str, want: str, holds: Callable[[np.ndarray], Any] = lambda a: True, ndim: int = 1
-) -> np.ndarray:
-    """Finite numbers as an array that is not empty.
-
-    Raises:
-        InputError: they are none, or something else that is wanted does not hold of them.
-    """
-    try:
-        array = np.asarray(values, float)
-    except (TypeError, ValueError):
-        array = np.empty(0)
-    if array.ndim != ndim or not array.size or not np.all(np.isfinite(array)) or not np.all(holds(array)):
-        raise InputError(argument, f"must be {want}, got {argument}={values!r}")
-    return array

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 from jax import lax
 
 from ..averages.rule import Replicate, Rule
-from ..errors import is_concrete, require_choice, require_kind
+from ..errors import array_of, is_concrete, require_choice, require_kind
 from ..model import Model
 from ..overlaps import PAIR, Overlaps
 from ..results import Settings, has_state
@@ -19,7 +19,7 @@ from ..theory.newton import fixed_point
 from ..theory.observables import excess_in
 from .events import EVENTS, Near, Start, Transition, event_of, near_of, transition_of, zero_near
 from .follow import found_or, pair_free, pair_start
-from .inputs import array_of, prepared
+from .inputs import prepared
 from .secant import zero_between
 
 RANGE = (0.1, 4.0)

@@ -14,7 +14,7 @@ from jax import lax
 from .. import overlaps as ov
 from ..averages.default import default_nodes
 from ..averages.rule import Points, Replicate, Rule, check_rule
-from ..errors import InputError, as_number, is_concrete, require, require_kind
+from ..errors import InputError, as_number, is_concrete, require, require_kind, require_number
 from ..model import Model, check
 from ..overlaps import Conjugates, Coordinates, Overlaps, admissible, branch_of
 from ..results import Settings, Status, error_bar, has_state, mean_of_found, quorum, settled
@@ -249,8 +249,7 @@ def _refined(
 
 def _check_rtol(model: Model, alpha: jax.Array, nodes: Rule | None, rtol: float) -> None:
     least = 100 * float(jnp.finfo(model.lam.dtype).eps)
-    as_number(rtol, "rtol", float)
-    require(np.isfinite(rtol) and rtol >= least, "rtol", rtol, f"at least {least:.1g} in {model.lam.dtype}")
+    require_number(rtol, "rtol", f"at least {least:.1g} in {model.lam.dtype}", lambda v: v >= least)
     if nodes is not None:
         raise InputError("rtol", f"chooses the averages: give either nodes or rtol, got rtol={rtol} beside nodes")
     if not is_concrete((model, alpha)):

@@ -48,10 +48,9 @@ def fixed_point(
 
     Far from the solution the map is damped. Near it, a Newton step that leaves the domain or does not reduce the
     residual is cut; when cutting does not help, a damped step of the map is taken instead. A damped step that leaves
-    the domain is cut, too. At frozen nodes the map has
-    steps of the size of a node's weight wherever the proximal operator jumps, so the residual may stop falling: such a
-    state is `stalled`, and its error bar says how far it can be off. Differentiable in the model and `alpha` by the
-    implicit function theorem, in both modes.
+    the domain is cut, too. At frozen nodes the map has steps of the size of a node's weight wherever the proximal
+    operator jumps, so the residual may stop falling: such a state is `stalled`, and its error bar says how far it can
+    be off. Differentiable in the model and `alpha` by the implicit function theorem, in both modes.
 
     Args:
         free: what the branch leaves free, (2,).
