@@ -91,7 +91,7 @@ def theory(d: int, alpha: float, instances: int, branch: str, order: int, respon
         sentences=400_000,
         progress=lambda done, total: print(f"{done} of {total}", file=sys.stderr),
     )
-    print(found.table(), file=sys.stderr)
+    print(found.summary(), file=sys.stderr)
     names = ("simulation", "theory", "difference", "stderr")
     return {
         "d": d,

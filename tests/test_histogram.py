@@ -350,7 +350,7 @@ def test_compare(frozen, free):
     statuses = [eqx.tree_at(lambda t: t.status, frozen, np.array(s)) for s in ([0, 4], [2, 0])]
     assert task.compare(*statuses).status.tolist() == [2, 4]
     assert np.array_equal(found.semantic_share, frozen.history.semantic_share[:, -1])
-    summary = found.summary()
+    summary = found.to_dict()
     np.testing.assert_allclose(summary["accuracy_std"], abs(np.subtract(*found.accuracy)) / 2**0.5, atol=1e-7)
     lines = task.table({"mixed": found}).splitlines()
     assert lines[0] == "|  | mixed, 2 runs |" and len(lines) == 2 + len(summary) / 2

@@ -1,4 +1,23 @@
-"""Theory of positional and semantic learning in dot-product attention, on JAX."""
+"""Theory of positional and semantic learning in tied attention, on JAX.
+
+A model is a loss of the local fields and a law of the data; fixed points of state evolution, phase diagrams, message
+passing and training follow from it. The public functions, by task:
+
+    a model         dot_product, or a subclass of Model with shape, loss and law (SpectralLaw)
+    one state       solve, find_states                 its numbers: FixedPoint, Overlaps, Conjugates, Diagnostics
+    transitions     critical_alpha, linear_crossing, branch_ends, locate, EVENTS
+    many settings   sweep, trace_branch, folds_of, trace_boundary, meetings, phase_diagram, PhaseDiagram.load
+    averages        default_nodes, line_nodes, sobol_nodes, gauss_hermite_nodes, monte_carlo_nodes
+    observables     gen_error, gen_error_linear, second_minimum_share
+    finite size     sample_data, Data, realised, raw_labels, shard, gamp, train, risk, run_instances
+                    heldout_error, linear_baseline
+    counting task   histogram
+    housekeeping    Settings, Status, InputError, check, use_compilation_cache
+
+Every result prints itself: `print(result)` is a table with error bars, `result.to_dict()` is ready for JSON, and
+`result.plot()` draws what has a picture. Numbers follow the dtype of their arguments: call
+``jax.config.update("jax_enable_x64", True)`` first for double precision.
+"""
 
 from . import cli as cli
 from . import histogram as histogram
@@ -30,6 +49,7 @@ from .layers import DotProduct as DotProduct
 from .layers import dot_product as dot_product
 from .model import Model as Model
 from .model import SpectralLaw as SpectralLaw
+from .model import check as check
 from .overlaps import Conjugates as Conjugates
 from .overlaps import Overlaps as Overlaps
 from .phases.arclength import BranchPath as BranchPath
@@ -56,6 +76,8 @@ from .phases.transitions import linear_crossing as linear_crossing
 from .results import Average as Average
 from .results import Settings as Settings
 from .results import Status as Status
+from .store import VERSION as VERSION
+from .store import use_compilation_cache as use_compilation_cache
 from .theory.fixed_points import FixedPoint as FixedPoint
 from .theory.fixed_points import solve as solve
 from .theory.multistart import find_states as find_states
@@ -63,3 +85,11 @@ from .theory.observables import Diagnostics as Diagnostics
 from .theory.observables import gen_error as gen_error
 from .theory.observables import gen_error_linear as gen_error_linear
 from .theory.observables import second_minimum_share as second_minimum_share
+
+__version__ = VERSION
+
+
+def __dir__() -> list[str]:
+    """The public names; of the modules only the one that is used as such."""
+    rooms = {k for k, v in globals().items() if isinstance(v, type(histogram))} - {"histogram"}
+    return [*sorted(k for k in globals() if k not in rooms and k[0] != "_"), "__doc__", "__version__"]

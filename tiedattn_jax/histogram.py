@@ -44,7 +44,8 @@ from .errors import (
     require_number,
     require_positive,
 )
-from .results import Status
+from .printing import Description
+from .results import Result, Status
 from .store import Checkpoint, fingerprint
 
 MECHANISMS = ("semantic", "positional", "free")
@@ -169,7 +170,7 @@ class History(eqx.Module):
         return np.where(finite, solved, Status.nonfinite)
 
 
-class Training(eqx.Module):
+class Training(Result):
     """K trained transformers; every array leaf has a leading axis of runs.
 
     Attributes:
@@ -198,12 +199,18 @@ class Training(eqx.Module):
 
         return learning_figure({"training": [self]})
 
+    def describe(self) -> Description:
+        runs, epochs = self.history.train_loss.shape
+        last = {name: getattr(self.history, name)[:, -1] for name in ("train_loss", "test_loss", "test_accuracy")}
+        numbers = [(name, _spread(np.mean(a), np.std(a, ddof=1) if runs > 1 else math.nan)) for name, a in last.items()]
+        return Description(f"{runs} runs of {epochs} epochs, mean ± standard deviation", _counted(self.status), numbers)
+
     def run(self, k: int) -> Transformer:
         """The trained transformer of run k."""
         return jax.tree.map(lambda a: a[k], self.weights)
 
 
-class Comparison(eqx.Module):
+class Comparison(Result):
     """A frozen solution and what it becomes when all weights are free; each (K,).
 
     A distance is ``sum over arrays of ||change||_2``.
@@ -229,7 +236,7 @@ class Comparison(eqx.Module):
     semantic_share_after_unfreezing: np.ndarray
     status: np.ndarray
 
-    def summary(self) -> dict[str, float]:
+    def to_dict(self) -> dict[str, float]:
         """Mean over the runs, and standard deviation (NaN for one run), of every field but `status`."""
         out = {}
         for name, value in vars(self).items():
@@ -237,6 +244,14 @@ class Comparison(eqx.Module):
                 out[f"{name}_mean"] = float(np.mean(value))
                 out[f"{name}_std"] = float(np.std(value, ddof=1)) if len(value) > 1 else math.nan
         return out
+
+    def describe(self) -> Description:
+        return Description(f"{len(self.status)} runs", _counted(self.status), tables=[("", _rows({"": self}))])
+
+
+def _counted(status: np.ndarray) -> str:
+    """How many runs ended how."""
+    return ", ".join(f"{np.sum(status == s)} {Status.name_of(s)}" for s in np.unique(status))
 
 
 def sample(key: jax.Array, n: int = 50_000, *, length: int = 10, tokens: int = 15, train_share: float = 0.7) -> Data:
@@ -479,12 +494,19 @@ def compare(frozen: Training, free: Training) -> Comparison:
 def table(comparisons: dict[str, Comparison]) -> str:
     """Mean and standard deviation over the runs as a Markdown table (the paper's Table 1, and more)."""
     heads = [f"{name}, {len(comparison.status)} runs" for name, comparison in comparisons.items()]
-    summaries = [comparison.summary() for comparison in comparisons.values()]
-    rows = [["", *heads], ["---"] * (1 + len(heads))]
-    for name in (key.removesuffix("_mean") for key in summaries[0] if key.endswith("_mean")):
-        cells = [f"{s[f'{name}_mean']:.4f} ± {s[f'{name}_std']:.4f}".removesuffix(" ± nan") for s in summaries]
-        rows.append([name.replace("_", " "), *cells])
+    rows = [("", *heads), ("---",) * (1 + len(heads)), *_rows(comparisons)]
     return "\n".join(f"| {' | '.join(row)} |" for row in rows)
+
+
+def _rows(comparisons: dict[str, Comparison]) -> list[tuple[str, ...]]:
+    """A row of cells for each number that is compared."""
+    found = [comparison.to_dict() for comparison in comparisons.values()]
+    names = [key.removesuffix("_mean") for key in found[0] if key.endswith("_mean")]
+    return [(name.replace("_", " "), *(_spread(s[f"{name}_mean"], s[f"{name}_std"]) for s in found)) for name in names]
+
+
+def _spread(mean: float, std: float) -> str:
+    return f"{mean:.4f} ± {std:.4f}".removesuffix(" ± nan")
 
 
 def _check_sizes(**sizes: int) -> None:

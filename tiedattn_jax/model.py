@@ -11,9 +11,10 @@ import jax.numpy as jnp
 import numpy as np
 
 from .errors import InputError, require, require_count
+from .printing import Description, Printed, entries
 
 
-class SpectralLaw(eqx.Module):
+class SpectralLaw(Printed):
     """Joint law of (gamma_l, tau_l, pi) over the common eigenvectors of the covariances (Assumption 4.1), by its atoms.
 
     ``gamma_l`` are the eigenvalues of Sigma_l, ``tau_l = sqrt(d) e_i . p_l`` the projections of the encodings and
@@ -33,8 +34,11 @@ class SpectralLaw(eqx.Module):
     pi: jax.Array
     cross: jax.Array
 
+    def describe(self) -> Description:
+        return Description("", numbers=[(name, entries(a)) for name, a in vars(self).items()])
 
-class Model(eqx.Module):
+
+class Model(Printed):
     """A tied attention layer and its data. Subclass it, and write `shape`, `loss` and `law`.
 
     Numbers that theory should be differentiable in are array fields of the subclass.
@@ -44,6 +48,14 @@ class Model(eqx.Module):
     """
 
     lam: jax.Array = eqx.field(kw_only=True)
+
+    @property
+    def readable(self) -> bool:
+        return super().readable and np.ndim(self.lam) == 0
+
+    def describe(self) -> Description:
+        shown = {name: entries(a) if eqx.is_array(a) else repr(a) for name, a in vars(self).items()}
+        return Description("", numbers=list(shown.items()))
 
     @property
     @abc.abstractmethod

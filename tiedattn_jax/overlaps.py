@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple, TypeVar
 
-import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -12,13 +11,25 @@ from jax.flatten_util import ravel_pytree
 
 from .errors import require_choice
 from .model import Model
+from .printing import Description, Printed, rows_of
 
 # Share of its largest possible size below which an order parameter counts as zero. It falls like a square root: at the
 # standard setting a semantic state with less lies within 2e-4 of the pitchfork in which the branch ends.
 ZERO = 0.02
 
 
-class Overlaps(eqx.Module):
+class _Order(Printed):
+    """Arrays over the tokens, by the names of the order parameters."""
+
+    @property
+    def readable(self: Any) -> bool:
+        return super().readable and np.ndim(self.m) == 2
+
+    def describe(self) -> Description:
+        return Description("", numbers=[row[:2] for row in rows_of(vars(self))])
+
+
+class Overlaps(_Order):
     """Order parameters of a student Q (eq. (6) of the paper).
 
     Attributes:
@@ -34,7 +45,7 @@ class Overlaps(eqx.Module):
     m: jax.Array
 
 
-class Conjugates(eqx.Module):
+class Conjugates(_Order):
     """Conjugate order parameters, the paper's hats; shapes as in `Overlaps`."""
 
     q: jax.Array

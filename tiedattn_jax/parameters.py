@@ -116,6 +116,11 @@ def axis_of(given: Any, default: str, argument: str, model: Model) -> Axis:
     return Axis(parameter, values)
 
 
+def numbers_of(model: Model) -> dict[str, float]:
+    """The fields of a concrete model that are one number, by name."""
+    return {name: float(a) for name, a in vars(model).items() if eqx.is_inexact_array(a) and not a.ndim}
+
+
 def _entry(name: str) -> tuple[str, tuple[int, ...]]:
     """Field and index that a name like "sigma" or "mixing[0,1]" means."""
     field, _, index = name.partition("[")

@@ -9,9 +9,10 @@ import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
-from scipy import stats
+from scipy import special
 
 from .errors import InputError, require
+from .printing import Description, Printed, entries, rows_of
 
 
 class Status(enum.IntEnum):
@@ -33,7 +34,20 @@ class Status(enum.IntEnum):
         return {1: "stalled at the accuracy of the averages"}.get(int(value), cls(int(value)).name.replace("_", " "))
 
 
-class Settings(eqx.Module):
+class Result(Printed):
+    """What a computation that can fail hands back, with its `status`: a `Status` as an integer, or an array of them."""
+
+    @property
+    def status_name(self: Any) -> Any:
+        """The status in words; a list of them where there are several."""
+        return _names(np.asarray(self.status).tolist())
+
+
+def _names(status: Any) -> Any:
+    return [_names(one) for one in status] if isinstance(status, list) else Status.name_of(status)
+
+
+class Settings(Printed):
     """Tolerances of a solve: numbers, of which none asks for a new compilation.
 
     Attributes:
@@ -62,6 +76,9 @@ class Settings(eqx.Module):
             if value.dtype.kind not in "iuf" or value.ndim:
                 raise InputError(name, f"must be a real number, got {name}={value.tolist()!r}")
             require((value >= least) & (value <= (1 if name == "damping" else np.inf)), name, value, want)
+
+    def describe(self) -> Description:
+        return Description("", numbers=rows_of(vars(self)))
 
 
 # A residual below which the nodes fail to resolve a state that is there: its losses, being stationary, are then still
@@ -112,12 +129,12 @@ def error_bar(values: Any) -> jax.Array:
     mean = jnp.sum(jnp.where(known, values, 0.0), 0) / jnp.maximum(count, 1)
     square = jnp.sum(jnp.where(known, values - mean, 0.0) ** 2, 0)
     # Of one, two, ... degrees of freedom; the first entries are never used.
-    student = np.concatenate([[np.inf, np.inf], stats.t.ppf(0.97725, np.arange(1, max(values.shape[0], 2))) / 2])
+    student = np.concatenate([[np.inf, np.inf], special.stdtrit(np.arange(1, max(values.shape[0], 2)), 0.97725) / 2])
     bar = jnp.sqrt(square / (some - 1) / some) * jnp.asarray(student, mean.dtype)[some]
     return jnp.where(count > 1, bar, jnp.where(count == 1, jnp.inf, jnp.nan))
 
 
-class Average(eqx.Module):
+class Average(Printed):
     """A mean over independent draws.
 
     Attributes:
@@ -127,3 +144,6 @@ class Average(eqx.Module):
 
     value: jax.Array
     stderr: jax.Array
+
+    def describe(self) -> Description:
+        return Description(entries(self.value, self.stderr))

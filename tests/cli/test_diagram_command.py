@@ -4,7 +4,6 @@ import csv
 import json
 import sys
 from pathlib import Path
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -61,23 +60,6 @@ def test_other_axes(capsys, monkeypatch):
     assert given["x"][0] == "alpha" and given["alpha"] is None
     np.testing.assert_allclose(given["x"][1], np.linspace(0.1, 2, 25))
     np.testing.assert_allclose(given["y"][1], np.linspace(0.02, 0.5, 25))
-
-
-def test_what_is_told_of_a_diagram():
-    region = np.array([[2, 2, 5], [2, 4, 0]])
-    some = SimpleNamespace(
-        attrs={"alpha": 2.0}, x=("sigma", np.arange(3.0)), y=("lam", np.arange(2.0)), region=region, solved=region > 0
-    )
-    report = command._numbers(some, [])
-    assert report["regions"]["unique positional"] == 3 and report["regions"]["bistable, semantic global"] == 1
-    assert report["regions"]["unsolved"] == 1 and report["status"] == "some cells unsolved"
-    assert command._numbers(SimpleNamespace(**{**vars(some), "solved": region >= 0}), [])["status"] == "converged"
-    bound = SimpleNamespace(
-        parameter="omega", values=[0.3], event="alpha_c", alpha=np.array([1.25]), stderr=np.array([0.01])
-    )
-    lines = command._text(some, [bound]).splitlines()
-    assert lines[0] == "sigma x lam: 3 x 2 cells" and lines[3].split() == ["3", "unique", "positional"]
-    assert [line.split() for line in lines[-2:]] == [["omega", "alpha_c"], ["0.3", "1.250(10)"]]
 
 
 def test_progress(capsys, monkeypatch):

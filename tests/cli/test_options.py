@@ -1,7 +1,6 @@
-"""Progress bars, numbers with error bars, tables, and defaults that are the library's."""
+"""Progress bars, and defaults that are the library's."""
 
 import argparse
-import math
 import sys
 
 import numpy as np
@@ -45,15 +44,6 @@ def test_an_interrupt_wipes_the_bar_away(capsys, monkeypatch):
         stage("one")(1, 2)
         raise KeyboardInterrupt
     assert capsys.readouterr().err.endswith("\r")
-
-
-def test_numbers_with_error_bars():
-    assert report.with_error(1.251537, 0.000123) == "1.25154(12)"
-    assert report.with_error(1.251537, 0.0) == "1.25154" == report.with_error(1.251537, math.inf)
-    assert report.with_error(-12.3, 4.56) == "-12.3(46)"
-    assert report.with_error(2.0, 0.0996) == "2.00(10)" and report.with_error(2.0, 0.0994) == "2.000(99)"
-    assert report.with_error(1234.5, 567.8) == "1234(568)" and report.with_error(2.0, 9.97) == "2(10)"
-    assert report.with_error(math.nan, math.nan) == "nan"
 
 
 @pytest.fixture
@@ -120,8 +110,3 @@ def test_help_of_every_subcommand(capsys):
         assert stop.value.code == 0 and "seed of all that is random (default 0)" in text
         for option in ("--json", "--out DIR"):
             assert option in text
-
-
-def test_table():
-    rows = [("q", "0.5"), ("training loss", 1), ("", "")]
-    assert report.table(rows) == "  q              0.5\n  training loss  1\n"

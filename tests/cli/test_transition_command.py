@@ -4,6 +4,7 @@ import csv
 import json
 from types import SimpleNamespace
 
+import made
 import numpy as np
 import pytest
 
@@ -60,18 +61,10 @@ def test_the_end_that_is_met_first():
 def without_solving(monkeypatch):
     """`tiedattn transition` with results made by hand, and what it has asked for."""
     asked = {"rough": [], "starts": []}
-    number = {"omega": 1.0, "sigma": 2.0, "lam": 3.0}
-
-    def found(alpha, ok):
-        bars = SimpleNamespace(**{name: value / 100 for name, value in number.items()})
-        return SimpleNamespace(
-            alpha=alpha, stderr=0.01, ok=ok, status=0 if ok else 6, branches=[], sensitivities=SimpleNamespace(**number),
-            sensitivities_stderr=bars,
-        )  # fmt: skip
 
     def sweep(model, alphas, branch, nodes, progress):
         asked["rough"].append(nodes.size)
-        return SimpleNamespace(branch=branch, alphas=alphas, points=[])
+        return SimpleNamespace(branch=branch, alphas=alphas, points=[], to_dict=lambda: {"points": []})
 
     def critical_alpha(model, nodes, start):
         asked["full"] = nodes.size
@@ -80,24 +73,23 @@ def without_solving(monkeypatch):
 
     def linear_crossing(model, critical, nodes, start):
         asked["starts"].append([curve.branch for curve in start])
-        return found(1.5, True)
+        return made.transition(1.5, event="alpha_l")
 
-    end = SimpleNamespace(alpha=0.7, stderr=0.01, kind="pitchfork", direction="m", side="lower")
+    end = ta.BranchEnd(made.transition(0.7), "pitchfork", "m", "lower")
     monkeypatch.setattr(transition, "sweep", sweep)
     monkeypatch.setattr(transition, "branch_ends", lambda curve, nodes: [end] if curve.branch == "semantic" else [])
     monkeypatch.setattr(transition, "critical_alpha", critical_alpha)
     monkeypatch.setattr(transition, "linear_crossing", linear_crossing)
-    asked["found"] = found
     return asked
 
 
 def test_what_is_told(capsys, without_solving):
-    without_solving["alpha_c"] = without_solving["found"](1.25, True)
+    without_solving["alpha_c"] = made.transition(1.25)
     assert main(["transition"]) == 0
     out = capsys.readouterr().out
-    assert out.startswith("alpha_c = 1.250(10)   positional minimum below")
-    assert "alpha_l = 1.500(10)   attention beats" in out and "d alpha_l / d sigma  2.000(20)" in out
-    assert "semantic branch ends at alpha = 0.700(10): m falls continuously to zero" in out
+    assert out.startswith("alpha_c = 1.250(10): converged\n") and "the global minimum is positional below" in out
+    assert "alpha_l = 1.500(10): converged\n" in out and "d/dsigma  2.000(20)" in out
+    assert "semantic branch, lower end: ends at alpha = 0.700(10): m falls continuously to zero" in out
     assert "positional branch: neither end nor loss of stability in 0.05 <= alpha <= 2.25" in out
     (rough,) = set(without_solving["rough"])
     assert rough == ta.default_nodes(ta.dot_product(), ta.SIZES["curve"]).size < without_solving["full"]
@@ -105,7 +97,7 @@ def test_what_is_told(capsys, without_solving):
 
 
 def test_nothing_is_known_of_alpha_l_without_alpha_c(capsys, without_solving):
-    without_solving["alpha_c"] = without_solving["found"](float("nan"), False)
+    without_solving["alpha_c"] = made.transition(float("nan"), status=6)
     assert main(["transition", "--json", "--nodes", "4096"]) == 1
     report = json.loads(capsys.readouterr().out)
     assert report["alpha_c"] is None and report["alpha_l"] is None and report["alpha_l_stderr"] is None

@@ -56,7 +56,7 @@ def test_theory_is_that_of_the_realised_teacher(model, lines, eight):
 
 
 def test_table(eight):
-    text = eight.table()
+    text = eight.summary()
     assert "semantic: 8 of 8 instances, 8 at a critical point" in text
     for name in ("train_loss", "gen_error", "q", "V", "theta", "m"):
         assert name in text
@@ -126,7 +126,7 @@ def test_message_passing_that_does_not_settle_is_finished(model):
     keys = jax.random.split(jax.random.key(2), 2)
     found = ta.run_instances(model, 60, 2.0, unsettled, keys, theory=False)
     assert np.all(found.finished) and np.all(found.ok) and np.max(found.gradient_norm) <= 1e-10
-    assert "2 finished by L-BFGS" in found.table() or "1 finished by L-BFGS" in found.table()
+    assert "2 finished by L-BFGS" in found.summary() or "1 finished by L-BFGS" in found.summary()
 
     def settled(data, key):
         found = ta.gamp(model, data, "semantic", tol=1e-10)

@@ -169,3 +169,19 @@ def test_figures():
     np.testing.assert_allclose(left.get_lines()[-2].get_xdata(), CRITICAL)
     assert len(left.collections[-3].get_paths()) == (~diagram.trusted).sum()  # hatched
     assert len(slice_figure(diagram, [0, 2]).axes) == 4
+
+
+def test_what_is_told_of_a_diagram():
+    diagram = made()
+    lines = diagram.summary().splitlines()
+    assert lines[0] == "alpha x omega: 10 x 3 cells: converged" and [line.split()[0] for line in lines[-4:]] == [
+        "omega", "0.1", "0.3", "0.5"
+    ]  # fmt: skip
+    assert lines[-3].split()[1].startswith(f"{CRITICAL[0]:.2f}"[:3]) and "10 x 3" in repr(diagram)
+    numbers = json.loads(json.dumps(diagram.to_dict()).replace("NaN", "null"))
+    assert sum(numbers["regions"].values()) == 30 and numbers["status"] == "converged" and len(numbers["alpha_c"]) == 3
+    assert numbers["regions"] == {name: int((diagram.region == k).sum()) for k, name in enumerate(REGIONS)}
+    unsolved = {**diagram.cells, "status": diagram.cells["status"] + 4 * (np.arange(10) == 3)[:, None]}
+    assert ta.PhaseDiagram(diagram.x, diagram.y, unsolved, diagram.attrs).to_dict()["status"] == "some cells unsolved"
+    elsewhere = ta.PhaseDiagram(("sigma", ALPHA), diagram.y, diagram.cells, diagram.attrs)
+    assert "alpha_c" not in elsewhere.to_dict() and "alpha_c" not in elsewhere.summary()

@@ -17,7 +17,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
-from scipy import special, stats
+from scipy import special
 
 from ..errors import InputError, require
 from ..model import Model
@@ -154,9 +154,11 @@ def sobol_normals(dimension: int, n: int, seed: int, replicates: int, name: str 
         raise InputError(name, f"must be a power of two for Sobol points, got {name}={n}: use {near} or {2 * near}")
     require(n <= 2**30, name, n, "at most 2^30 for Sobol points")
     check_memory(n * dimension, replicates, name, n)
+    from scipy.stats import qmc  # not at the top: its import takes half as long as that of jax
+
     sets = []
     for k in range(replicates):
-        engine = stats.qmc.Sobol(dimension, scramble=True, rng=np.random.default_rng([seed, k]))
+        engine = qmc.Sobol(dimension, scramble=True, rng=np.random.default_rng([seed, k]))
         sets.append(special.ndtri(np.clip(engine.random(n), 2.0**-33, 1 - 2.0**-33)).T)
     return np.stack(sets)
 
@@ -193,11 +195,13 @@ def gauss_hermite_nodes(
     want = f"at most {int(2 ** (24 / dim))} for a grid of 2^24 nodes in {dim} fields"
     require(order**dim <= 2**24, "order", order, want)
     check_memory(order**dim * dim, replicates, "order", order)
+    from scipy.stats import ortho_group  # not at the top, see `sobol_normals`
+
     x, w = special.roots_hermitenorm(order)
     grid = np.stack(np.meshgrid(*[x] * dim, indexing="ij")).reshape(dim, -1)
     weight = np.stack(np.meshgrid(*[w / w.sum()] * dim, indexing="ij")).prod(0).ravel()
     rng = np.random.default_rng(seed)
-    turns = [np.eye(dim)] + [stats.ortho_group.rvs(dim, random_state=rng) for _ in range(replicates - 1)]
+    turns = [np.eye(dim)] + [ortho_group.rvs(dim, random_state=rng) for _ in range(replicates - 1)]
     # No part of a tensor grid is a rule: the coarse replicate is the whole grid.
     return _rule(
         model, np.stack([t @ grid for t in turns]), np.tile(weight, (replicates, 1)), block, coarse=weight.size

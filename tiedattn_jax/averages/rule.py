@@ -20,6 +20,7 @@ from jax import lax
 from ..errors import InputError, require, require_count, require_kind, require_memory
 from ..model import Model
 from ..overlaps import Overlaps
+from ..printing import Description, Printed
 
 
 class Points(eqx.Module):
@@ -68,7 +69,7 @@ class Replicate(eqx.Module):
         """Nodes, weights and minimisers of one block at the state `x`."""
 
 
-class Rule(eqx.Module):
+class Rule(Printed):
     """An averaging rule, as `solve` takes it.
 
     Attributes:
@@ -88,6 +89,10 @@ class Rule(eqx.Module):
     def size(self) -> int:
         """Nodes in a replicate."""
         return self.stack.size
+
+    def describe(self) -> Description:
+        each = f"{self.replicates} replicates of {self.size} nodes, {type(self.stack).__name__}"
+        return Description(f"{each} for (L, r, t) = {self.stack.shape}")
 
     def replicate(self, k: int) -> Replicate:
         """One of them."""

@@ -11,11 +11,9 @@ import jax
 import numpy as np
 
 from ..errors import InputError, require_memory
-from ..phases.boundaries import Boundary
-from ..phases.diagram import REGIONS, PhaseDiagram
 from ..phases.grid import phase_diagram
 from .options import ALPHA, MODEL, NUMBERS, averages, integer, model_of, nodes_of, positive, subcommand
-from .report import Report, png, progress_bars, table, with_error
+from .report import Report, png, progress_bars
 
 NAMES = ("alpha", *NUMBERS)
 AXES = {"x": "alpha 0.1 2.0 25", "y": "omega 0.02 0.5 25"}
@@ -76,12 +74,11 @@ def run(args: argparse.Namespace) -> Report:
             resume=args.resume,
             progress=stage("both branches"),
         )
-    boundaries = [] if free else [diagram.alpha_c(), diagram.alpha_l()]
     files = {}
     if args.out is not None:
         files = {"diagram.png": png(diagram.plot()), "diagram.csv": diagram.to_csv().encode()}
         files["diagram.npz"] = diagram.pack()
-    return Report(_numbers(diagram, boundaries), _text(diagram, boundaries), files, bool(diagram.solved.any()), nodes)
+    return Report(diagram.to_dict(), diagram.summary(), files, bool(diagram.solved.any()), nodes)
 
 
 def _use_cores(devices: int | None) -> None:
@@ -90,28 +87,3 @@ def _use_cores(devices: int | None) -> None:
     if devices is None or devices <= cores:
         with contextlib.suppress(RuntimeError):  # devices exist already
             jax.config.update("jax_num_cpu_devices", devices or cores)
-
-
-def _shares(diagram: PhaseDiagram) -> dict[str, int]:
-    """How many cells lie in each region."""
-    return {name: int(np.sum(diagram.region == code)) for code, name in enumerate(REGIONS)}
-
-
-def _numbers(diagram: PhaseDiagram, boundaries: list[Boundary]) -> dict[str, Any]:
-    report = {**diagram.attrs, **{name: values.tolist() for name, values in (diagram.x, diagram.y)}}
-    for boundary in boundaries:
-        report |= {boundary.event: boundary.alpha.tolist(), f"{boundary.event}_stderr": boundary.stderr.tolist()}
-    report["regions"] = _shares(diagram)
-    report["status"] = "converged" if diagram.solved.all() else "some cells unsolved"
-    return report
-
-
-def _text(diagram: PhaseDiagram, boundaries: list[Boundary]) -> str:
-    head = f"{diagram.x[0]} x {diagram.y[0]}: {' x '.join(map(str, diagram.region.shape[::-1]))} cells"
-    parts = [head, table([(f"{count:6d}", name) for name, count in _shares(diagram).items()])]
-    if boundaries:
-        rows = [(boundaries[0].parameter, *(b.event for b in boundaries))]
-        for k, value in enumerate(boundaries[0].values):
-            rows.append((f"{value:.4g}", *(with_error(b.alpha[k], b.stderr[k]) for b in boundaries)))
-        parts.append(table(rows))
-    return "\n".join(parts)

@@ -63,7 +63,7 @@ def run(args: argparse.Namespace) -> Report:
     found = compare(frozen, free)
     numbers = {
         **{name: getattr(args, name) for name in ("mechanism", "runs", "epochs", "free_epochs")},
-        **found.summary(),
+        **found.to_dict(),
         "seconds_per_epoch": per_epoch,
         "status": Status.name_of(np.max(found.status)),
     }

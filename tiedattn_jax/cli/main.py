@@ -9,13 +9,12 @@ import os
 import signal
 import sys
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
 import jax
 
 from ..errors import InputError
-from ..store import VERSION, not_a_folder, write_whole
+from ..store import VERSION, not_a_folder, use_compilation_cache, write_whole
 from . import diagram, ended, finite, histogram, solve, transition
 from .options import Parser
 from .report import Report
@@ -36,12 +35,13 @@ def main(argv: Sequence[str] | None = None) -> int:
     if signal.getsignal(signal.SIGINT) is ended:  # while the library was imported
         signal.signal(signal.SIGINT, signal.default_int_handler)
     parser = Parser(prog="tiedattn", description="Positional and semantic learning in dot-product attention.")
+    parser.add_argument("--version", action="version", version=f"tiedattn_jax {VERSION}")
     commands = parser.add_subparsers(dest="command", required=True, parser_class=Parser)
     for command in COMMANDS:
         command.register(commands)
     args = parser.parse_args(argv)
     jax.config.update("jax_enable_x64", True)
-    _use_compilation_cache()
+    use_compilation_cache()
     try:
         report = _with_provenance(args, args.run(args))
         _write(args, report)
@@ -94,14 +94,6 @@ def _write(args: argparse.Namespace, report: Report) -> None:
         files = {**report.files, f"{args.command}.json": json.dumps(report.numbers, indent=1).encode()}
         for name, content in files.items():
             write_whole(args.out / name, content)
-
-
-def _use_compilation_cache() -> None:
-    """Keep compiled programs between runs, unless TIEDATTN_CACHE is 0; another value is the folder to keep them in."""
-    where = os.environ.get("TIEDATTN_CACHE", str(Path.home() / ".cache" / "tiedattn_jax"))
-    if where != "0":
-        jax.config.update("jax_compilation_cache_dir", where)
-        jax.config.update("jax_persistent_cache_min_compile_time_secs", 0)
 
 
 def _null_for_nan(value: Any) -> Any:

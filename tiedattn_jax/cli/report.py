@@ -1,13 +1,12 @@
-"""What the subcommands hand back and show: reports, progress bars, numbers with error bars, tables, pictures."""
+"""What the subcommands hand back and show: reports, progress bars, pictures."""
 
 from __future__ import annotations
 
 import argparse
 import contextlib
 import io
-import math
 import sys
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
 from tqdm import tqdm
@@ -64,23 +63,6 @@ def progress_bars(
             return progress
 
         yield stage
-
-
-def with_error(value: Any, error: Any) -> str:
-    """A number with its error bar in two digits of the last places: 1.25154(12)."""
-    value, error = float(value), float(error)
-    if not math.isfinite(error) or error <= 0:
-        return f"{value:.6g}"
-    digits = max(0, 1 - int(f"{error:.1e}".partition("e")[2]))
-    return f"{value:.{digits}f}({round(error * 10**digits)})"
-
-
-def table(rows: Iterable[Sequence[Any]]) -> str:
-    """Rows of cells as lines, each column as wide as its widest cell."""
-    cells = [[str(cell) for cell in row] for row in rows]
-    widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
-    lines = ("  ".join(c.ljust(w) for c, w in zip(row, widths, strict=True)) for row in cells)
-    return "\n".join(f"  {line}".rstrip() for line in lines)
 
 
 def png(figure: Any) -> bytes:

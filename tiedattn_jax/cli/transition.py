@@ -14,25 +14,13 @@ from ..phases.events import Transition
 from ..phases.follow import Curve, sweep
 from ..phases.transitions import critical_alpha, linear_crossing
 from ..plotting import branch_figure
-from ..results import Status
 from ..store import csv_of
-from .options import MODEL, NUMBERS, averages, model_of, nodes_of, subcommand
-from .report import Report, png, progress_bars, table, with_error
-from .solve import state_report, state_text
+from .options import MODEL, averages, model_of, nodes_of, subcommand
+from .report import Report, png, progress_bars
 
 CURVE_POINTS = 23
 CURVE_RANGE = (0.05, 2.25)
-MEANING = {
-    "alpha_c": "positional minimum below, semantic above",
-    "alpha_l": "attention beats the linear baseline above",
-}
 Found = dict[str, Transition | None]  # by name, None where there is none
-# How a branch ends, in words.
-ENDS = {
-    "pitchfork": "ends at {where}: {order} falls continuously to zero",
-    "instability": "turns unstable towards {order} at {where}",
-    "fold": "ends at {where} with {order} finite",
-}
 
 
 def register(commands: Any) -> None:
@@ -75,22 +63,14 @@ def transition_report(critical: Transition, found: Found, ends: dict[str, list[B
     report: dict[str, Any] = {}
     for name, t in found.items():
         report[name], report[f"{name}_stderr"] = (None, None) if t is None else (float(t.alpha), float(t.stderr))
-    report["spinodals"] = {branch: _end_report(main_end(several)) for branch, several in ends.items()}
-    report["ends"] = {branch: [_end_report(end) for end in several] for branch, several in ends.items()}
+    main = {branch: main_end(several) for branch, several in ends.items()}
+    report["spinodals"] = {branch: None if end is None else end.to_dict() for branch, end in main.items()}
+    report["ends"] = {branch: [end.to_dict() for end in several] for branch, several in ends.items()}
     for kind in ("sensitivities", "sensitivities_stderr"):
-        report[kind] = {name: None if t is None else _numbers(getattr(t, kind)) for name, t in found.items()}
-    report["at_alpha_c"] = {b.branch: state_report(b) for b in critical.branches}
-    report["status"] = Status.name_of(critical.status)
+        report[kind] = {name: None if t is None else t.to_dict()[kind] for name, t in found.items()}
+    report["at_alpha_c"] = {b.branch: b.to_dict() for b in critical.branches}
+    report["status"] = critical.status_name
     return report
-
-
-def _numbers(tree: Any) -> dict[str, float]:
-    return {name: float(getattr(tree, name)) for name in NUMBERS}
-
-
-def _end_report(end: BranchEnd | None) -> dict[str, Any] | None:
-    names = ("alpha", "stderr", "kind", "direction", "side")
-    return None if end is None else {name: getattr(end, name) for name in names}
 
 
 def main_end(ends: list[BranchEnd]) -> BranchEnd | None:
@@ -101,17 +81,11 @@ def main_end(ends: list[BranchEnd]) -> BranchEnd | None:
 
 
 def _transition_text(critical: Transition, found: Found) -> str:
-    """alpha_c and alpha_l, their sensitivities, and both branches at alpha_c."""
-    known = {name: t for name, t in found.items() if t is not None}
+    """alpha_c and alpha_l with their sensitivities and the states there."""
+    known = [t for t in found.values() if t is not None]
     if not known:
-        return f"no transition: {Status.name_of(critical.status)} (the branches' losses do not cross)"
-    parts = ["\n".join(f"{name} = {with_error(t.alpha, t.stderr)}   {MEANING[name]}" for name, t in known.items())]
-    for name, t in known.items():
-        pairs = zip(_numbers(t.sensitivities).items(), _numbers(t.sensitivities_stderr).values(), strict=True)
-        rows = [(f"d {name} / d {number}", with_error(value, bar)) for (number, value), bar in pairs]
-        parts.append(f"sensitivities of {name}\n{table(rows)}")
-    parts += [state_text(f"{branch.branch} branch at alpha_c", branch) for branch in critical.branches]
-    return "\n\n".join(parts)
+        return f"no transition: {critical.status_name} (the branches' losses do not cross)"
+    return "\n\n".join(transition.summary() for transition in known)
 
 
 def _end_lines(ends: dict[str, list[BranchEnd]], curves: list[Curve]) -> list[str]:
@@ -119,9 +93,7 @@ def _end_lines(ends: dict[str, list[BranchEnd]], curves: list[Curve]) -> list[st
     lines = []
     for curve in curves:
         several = ends[str(curve.branch)]
-        for end in several:
-            where = f"alpha = {with_error(end.alpha, end.stderr)}"
-            lines.append(f"{curve.branch} branch {ENDS[end.kind].format(where=where, order=end.direction)}")
+        lines += [f"{curve.branch} branch, {end.describe().what}" for end in several]
         if not several:
             inside = f"{curve.alphas[0]:g} <= alpha <= {curve.alphas[-1]:g}"
             lines.append(f"{curve.branch} branch: neither end nor loss of stability in {inside}")
@@ -129,10 +101,10 @@ def _end_lines(ends: dict[str, list[BranchEnd]], curves: list[Curve]) -> list[st
 
 
 def _table(curves: list[Curve]) -> bytes:
-    """The curves as CSV: what `state_report` says of their points, under the name of the branch that was followed."""
+    """The curves as CSV: what `FixedPoint.to_dict` says of their points, under the name of the branch that was followed."""
     rows = []
     for curve in curves:
-        for report in map(state_report, curve.points):
+        for report in curve.to_dict()["points"]:
             bars = {f"{name}_stderr": bar for name, bar in report.pop("stderr").items()}
             del report["affected_by_jumps"]
             rows.append({**report, "branch": curve.branch, **bars})

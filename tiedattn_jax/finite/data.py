@@ -24,6 +24,8 @@ from jax.sharding import AxisType, NamedSharding, PartitionSpec
 from ..errors import InputError, is_concrete, require, require_key, require_kind, require_positive, shaped_array
 from ..model import Model, check
 from ..overlaps import Overlaps
+from ..printing import Description, Printed, by_token, rows_of
+from ..results import Result, Status
 
 
 class Labels(eqx.Module):
@@ -42,7 +44,7 @@ class Labels(eqx.Module):
     gram: jax.Array
 
 
-class Data(eqx.Module):
+class Data(Printed):
     """n sentences of L tokens in d dimensions.
 
     Attributes:
@@ -217,6 +219,40 @@ class Data(eqx.Module):
             theta=unknown if self.teacher is None else covariances(self.gamma, Q, self.teacher),
             m=self.encodings @ Q / d**0.5,
         )
+
+    def describe(self) -> Description:
+        L, n, d = self.x.shape
+        known = " and ".join(k for k in ("teacher", "labels") if getattr(self, k) is not None)
+        shape = f"{n} sentences of {L} tokens in {d} dimensions, alpha = {n / d:g}, {self.x.dtype}"
+        return Description(f"{shape}, with {known}" if known else shape)
+
+
+class Estimate(Result):
+    """Weights that a run on data ended at: what message passing and training say of them."""
+
+    @property
+    def ok(self: Any) -> jax.Array:
+        """Whether they are a fixed point, or a critical point of the risk."""
+        return self.status == Status.converged
+
+    def _numbers(self: Any) -> dict[str, jax.Array]:
+        """What is known of them by name: weights of training have no V, and without a teacher there is no theta."""
+        numbers = {**vars(self.overlaps), "train_loss": self.train_loss, "gradient_norm": self.gradient_norm}
+        return {name: a for name, a in numbers.items() if not np.all(np.isnan(a))}
+
+    def to_dict(self: Any) -> dict[str, Any]:
+        """Overlaps, losses, iterations and status: JSON, where numbers are finite; arrays as in `FixedPoint.to_dict`."""
+        numbers = {name: (by_token(a)[0] if a.ndim else a).tolist() for name, a in self._numbers().items()}
+        return {**numbers, "iterations": int(self.iterations), "status": self.status_name}
+
+    @property
+    def readable(self: Any) -> bool:
+        return super().readable and self.train_loss.ndim == 0
+
+    def describe(self: Any) -> Description:
+        d, r = self.Q.shape
+        what = f"Q of shape ({d}, {r}) after {self.iterations} iterations"
+        return Description(what, self.status_name, rows_of(self._numbers()))
 
 
 def covariances(gamma: jax.Array, a: jax.Array, b: jax.Array) -> jax.Array:

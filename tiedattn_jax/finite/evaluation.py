@@ -16,6 +16,7 @@ from ..averages.nodewise import nodewise
 from ..averages.prox import loss_at_nodes
 from ..errors import InputError, require, require_count, require_key, require_kind, require_not_negative
 from ..model import Model, check_provides
+from ..printing import Description, Printed, entries
 from ..results import Average
 from .data import Data, Labels, check_estimate, covariances, student_fields
 from .sampling import draw_sentences
@@ -48,7 +49,7 @@ def sentence_losses(model: Model, data: Data, Z: jax.Array, exact: bool = False)
     return _exact_at_nodes(model, Z, labels.energy, labels.cross, labels.gram)
 
 
-class LinearBaseline(eqx.Module):
+class LinearBaseline(Printed):
     """The best linear attention ``f(x) = W (x + p)`` on the data, eqs. (17)-(18).
 
     Attributes:
@@ -60,6 +61,12 @@ class LinearBaseline(eqx.Module):
     W: jax.Array
     train_loss: jax.Array
     gen_error: Average
+
+    def describe(self) -> Description:
+        test = entries(self.gen_error.value, self.gen_error.stderr)
+        return Description(
+            "", numbers=[("W", entries(self.W)), ("train_loss", entries(self.train_loss)), ("gen_error", test)]
+        )
 
 
 def linear_baseline(data: Data, ridge: Any = 0.0, test: Data | None = None) -> LinearBaseline:

@@ -21,7 +21,8 @@ from ..averages.sizes import SIZES
 from ..errors import require_count, require_keys
 from ..model import Model, check_provides
 from ..overlaps import Overlaps, magnitudes
-from ..results import Status, error_bar
+from ..printing import Description
+from ..results import Result, Status, error_bar
 from ..theory.fixed_points import FixedPoint, solve
 from .data import Data
 from .evaluation import heldout_error
@@ -58,7 +59,7 @@ class Compared(eqx.Module):
 NAMES = tuple(field.name for field in fields(Compared))
 
 
-class Instances(eqx.Module):
+class Instances(Result):
     """What K instances gave.
 
     Attributes:
@@ -115,24 +116,66 @@ class Instances(eqx.Module):
             out[name] = (*map(float, mean), float(mean[0] - mean[1]), float(np.hypot(scatter, common)))
         return out
 
-    def table(self) -> str:
-        """The rows of `difference`, branch by branch, as text."""
-        lines = []
+    def to_dict(self) -> dict[str, Any]:
+        """Means over the usable instances with `stderr`, the mean of the theory, and every instance: JSON.
+
+        The means of the theory are those of the instances for which it has a state; its status is the worst.
+        """
+        points = [point.to_dict() for point in self.points]
+        settled = self.theory_status <= Status.stalled
+        theory = [row for k, row in enumerate(points) if settled[k] or not settled.any()]
+        numbers = {name: np.asarray(getattr(self.found, name))[self.usable] for name in NAMES}
+        branches = sorted(set(self.branch.tolist()))
+        each = [
+            {
+                **{name: float(getattr(self.found, name)[k]) for name in NAMES},
+                **{name: getattr(self, name)[k].item() for name in ("branch", "rho", "gradient_norm", "iterations")},
+                "finished_by_lbfgs": bool(self.finished[k]),
+                "status": Status.name_of(self.status[k]),
+                **({"theory": points[k]} if points else {}),
+            }
+            for k in range(len(self.status))
+        ]
+        return {
+            "branch": branches[0] if len(branches) == 1 else "mixed",
+            **{name: float(np.mean(a)) if a.size else None for name, a in numbers.items()},
+            "stderr": {name: float(error_bar(a)) if a.size > 1 else None for name, a in numbers.items()},
+            "gradient_norm": float(self.gradient_norm.max()),
+            "iterations": int(self.iterations.max()),
+            "rho": float(np.mean(self.rho)),
+            "status": Status.name_of(self.status.max()),
+            **({"theory": _mean_theory(theory, self.theory_status)} if points else {}),
+            "instances": each,
+        }
+
+    def describe(self) -> Description:
+        tables = []
         for branch in np.unique(self.branch):
             here = self.branch == branch
-            lines.append(
+            head = (
                 f"{branch}: {here.sum()} of {here.size} instances, {(here & self.ok).sum()} at a critical point"
                 f" ({(here & self.finished).sum()} finished by L-BFGS)"
             )
-            lines.append(f"  {'':<14}{'simulation':>14}{'theory':>14}{'difference':>14}{'error bar':>12}{'in bars':>9}")
+            rows = [("", "simulation", "theory", "difference", "error bar", "in bars")]
             for name, (found, theory, gap, bar) in self.difference(str(branch)).items():
                 if np.isfinite(found):
                     # The size of what vanishes for large d is no deviation.
                     sigmas = f"{gap / bar:+.1f}" if np.isfinite(bar) and theory != 0 else ""
-                    lines.append(
-                        f"  {name:<14}{found:>14.6g}{theory:>14.6g}{gap:>+14.2g}{bar:>12.2g}{sigmas:>9}".rstrip()
-                    )
-        return "\n".join(lines)
+                    rows.append((name, f"{found:.6g}", f"{theory:.6g}", f"{gap:+.2g}", f"{bar:.2g}", sigmas))
+            tables.append((head, rows))
+        status = f"{Status.name_of(self.status.max())}, largest gradient {self.gradient_norm.max():.1e}"
+        return Description(f"{len(self.status)} instances", status, tables=tables)
+
+
+def _mean_theory(points: list[dict], status: np.ndarray) -> dict[str, Any]:
+    """Means over fixed points, and the worst status."""
+    bars = _mean([point["stderr"] for point in points])
+    return {**_mean(points), "status": Status.name_of(status.max()), "stderr": bars}
+
+
+def _mean(rows: list[dict]) -> dict[str, Any]:
+    """Means of the numbers of several objects alike, with the other entries of the first."""
+    return {k: float(np.mean([r[k] for r in rows])) if isinstance(v, float) else v for k, v in rows[0].items()}
 
 
 def run_instances(

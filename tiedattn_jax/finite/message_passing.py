@@ -24,7 +24,7 @@ from ..errors import require_choice, require_count, require_memory, require_numb
 from ..model import Model
 from ..overlaps import Overlaps, symmetric
 from ..results import Status
-from .data import Data, back_project, check_estimate, start, student_fields
+from .data import Data, Estimate, back_project, check_estimate, start, student_fields
 from .training import risk
 
 RESPONSES = ("regression", "derivative")
@@ -48,7 +48,7 @@ _LEAST_DAMPING = 0.003
 _RECOVERY = 1.03
 
 
-class GAMP(eqx.Module):
+class GAMP(Estimate):
     """Where GAMP ended.
 
     Attributes:
@@ -78,11 +78,6 @@ class GAMP(eqx.Module):
     g: jax.Array
     history: Overlaps
     residuals: jax.Array
-
-    @property
-    def ok(self) -> jax.Array:
-        """Whether this is a fixed point."""
-        return self.status == Status.converged
 
 
 class _State(eqx.Module):

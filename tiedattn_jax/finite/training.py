@@ -25,7 +25,7 @@ from ..errors import require_choice, require_count, require_memory, require_not_
 from ..model import Model
 from ..overlaps import Overlaps
 from ..results import Status
-from .data import Data, check_estimate, start, student_fields
+from .data import Data, Estimate, check_estimate, start, student_fields
 from .evaluation import sentence_losses
 
 OPTIMIZERS = {"gd": optax.sgd, "adam": optax.adam, "lbfgs": optax.lbfgs}
@@ -33,7 +33,7 @@ OPTIMIZERS = {"gd": optax.sgd, "adam": optax.adam, "lbfgs": optax.lbfgs}
 RATES = {"gd": 0.15, "adam": 0.01, "lbfgs": 1.0}
 
 
-class Training(eqx.Module):
+class Training(Estimate):
     """Where training ended.
 
     Attributes:
@@ -55,11 +55,6 @@ class Training(eqx.Module):
     status: jax.Array
     losses: jax.Array
     gradient_norms: jax.Array
-
-    @property
-    def ok(self) -> jax.Array:
-        """Whether the gradient is below its tolerance."""
-        return self.status == Status.converged
 
 
 def risk(model: Model, data: Data, Q: Any, *, exact: bool = False) -> jax.Array:

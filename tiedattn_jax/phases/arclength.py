@@ -19,6 +19,7 @@ from ..errors import InputError, array_of, require, require_count, require_kind
 from ..model import Model
 from ..overlaps import Coordinates, Overlaps, admissible, branch_of, label
 from ..parameters import Parameter
+from ..printing import Description, Printed, entries
 from ..results import Settings, Status, error_bar
 from ..theory.fixed_points import FixedPoint, State, branch_start, check_alpha, near_branch, solve_replicates
 from ..theory.state_evolution import saddle_map
@@ -34,7 +35,7 @@ _FOLD_POINTS = 200
 _OBSERVE = Settings(tol=1e-4, max_steps=0, warm_steps=0)
 
 
-class BranchPath(eqx.Module):
+class BranchPath(Printed):
     """A branch along its arclength, in one replicate of the averages.
 
     Attributes:
@@ -68,6 +69,12 @@ class BranchPath(eqx.Module):
     def train_loss(self) -> jax.Array:
         """Training loss / d along the path, (n,)."""
         return self.states.train_loss
+
+    def describe(self) -> Description:
+        what = f"{len(self.values)} points from {self.parameter} = {self.values[0]:g} to {self.values[-1]:g}"
+        numbers = [("folds", entries(self.folds)), ("crossings", entries(self.crossings))]
+        details = [("branches", ", ".join(dict.fromkeys(self.labels))), ("ends", ", ".join(self.ends))]
+        return Description(what, "", numbers, details)
 
     def plot(self) -> Any:
         """Order parameters and training loss along the path; see `plotting.path_figure`."""

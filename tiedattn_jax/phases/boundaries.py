@@ -8,7 +8,6 @@ from functools import cached_property
 from itertools import combinations, pairwise
 from typing import Any, NamedTuple
 
-import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -18,7 +17,8 @@ from ..averages.rule import Rule
 from ..errors import InputError, array_of, require, require_kind
 from ..model import Model
 from ..parameters import Parameter
-from ..results import Settings, Status
+from ..printing import Description, with_error
+from ..results import Result, Settings, Status
 from ..theory.fixed_points import FixedPoint
 from .events import Event, Near, Start, Zero, changes, event_of, near_of, number_of, transition_of, zero_near
 from .follow import Progress, Warm, learn, predict, silent, walk
@@ -41,7 +41,7 @@ _SETTINGS = Settings(tol=1e-4, warm_steps=20)  # losses are stationary, and star
 _POINTS = 3  # of the extrapolation of alpha
 
 
-class Boundary(eqx.Module):
+class Boundary(Result):
     """alpha as a function of a parameter.
 
     Attributes:
@@ -112,6 +112,21 @@ class Boundary(eqx.Module):
         gap = CubicHermiteSpline(knots, first(knots) - second(knots), first(knots, 1) - second(knots, 1))
         places = gap.roots(discontinuity=False, extrapolate=False)
         return [(float(v), float(first(v))) for v in np.unique(places[np.isfinite(places)])]
+
+    def to_dict(self) -> dict[str, Any]:
+        """All of it by name, arrays as lists."""
+        status = {"status": self.status_name}
+        return {name: a.tolist() if isinstance(a, np.ndarray) else a for name, a in vars(self).items()} | status
+
+    def describe(self) -> Description:
+        found = int(np.isfinite(self.alpha).sum())
+        what = f"{self.event} at {len(self.values)} values of {self.parameter}"
+        rows = [(self.parameter, self.event, "slope", "status")]
+        for value, alpha, bar, slope, status in zip(
+            self.values, self.alpha, self.stderr, self.slope, self.status_name, strict=True
+        ):
+            rows.append((f"{value:.4g}", with_error(alpha, bar), f"{slope:.5g}", status))
+        return Description(what, f"found at {found}", tables=[("", rows)])
 
     def plot(self) -> Any:
         """alpha against the parameter; see `plotting.boundary_figure`."""

@@ -8,13 +8,13 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-import equinox as eqx
 import numpy as np
 from scipy.interpolate import CubicHermiteSpline, CubicSpline, PPoly
 
 from ..errors import InputError
 from ..overlaps import PAIR
-from ..results import Status, error_bar, has_state, quorum
+from ..printing import Description, with_error
+from ..results import Result, Status, error_bar, has_state, quorum
 from ..store import csv_of, packed, unpacked, write_whole
 from .boundaries import Boundary
 from .transitions import baseline_owner
@@ -29,7 +29,7 @@ REGIONS = (
 )
 
 
-class PhaseDiagram(eqx.Module):
+class PhaseDiagram(Result):
     """Both branches on a grid of settings.
 
     Attributes:
@@ -229,6 +229,33 @@ class PhaseDiagram(eqx.Module):
                     row |= {f"{branch}_{k}": value[k][b, j, i], f"{branch}_{k}_stderr": error[k][b, j, i]}
             rows.append(row)
         return rows
+
+    def to_dict(self) -> dict[str, Any]:
+        """Settings, axes, alpha_c and alpha_l where alpha is an axis, and the number of cells in each region."""
+        found: dict[str, Any] = {**self.attrs, **{name: values.tolist() for name, values in (self.x, self.y)}}
+        for boundary in self._boundaries_if_any():
+            found |= {boundary.event: boundary.alpha.tolist(), f"{boundary.event}_stderr": boundary.stderr.tolist()}
+        return {**found, "regions": self._shares(), "status": self._end()}
+
+    def describe(self) -> Description:
+        what = f"{self.x[0]} x {self.y[0]}: {len(self.x[1])} x {len(self.y[1])} cells"
+        tables: list[tuple[str, list]] = [("", [(f"{count:6d}", name) for name, count in self._shares().items()])]
+        if boundaries := self._boundaries_if_any():
+            rows = [(boundaries[0].parameter, *(b.event for b in boundaries))]
+            for k, value in enumerate(boundaries[0].values):
+                rows.append((f"{value:.4g}", *(with_error(b.alpha[k], b.stderr[k]) for b in boundaries)))
+            tables.append(("", rows))
+        return Description(what, self._end(), tables=tables)
+
+    def _boundaries_if_any(self) -> list[Boundary]:
+        return [self.alpha_c(), self.alpha_l()] if "alpha" in (self.x[0], self.y[0]) else []
+
+    def _shares(self) -> dict[str, int]:
+        """How many cells lie in each region."""
+        return {name: int(np.sum(self.region == code)) for code, name in enumerate(REGIONS)}
+
+    def _end(self) -> str:
+        return "converged" if self.solved.all() else "some cells unsolved"
 
     def to_csv(self, path: Path | str | None = None) -> str:
         """The `table` as CSV; also written to `path` if given."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from itertools import pairwise
+from typing import Any
 
 import equinox as eqx
 import jax.numpy as jnp
@@ -12,6 +13,7 @@ from ..averages.rule import Rule
 from ..averages.sizes import SIZES
 from ..errors import require, require_choice, require_kind
 from ..overlaps import BRANCHES, PAIR
+from ..printing import Description, Printed, with_error
 from ..results import Settings, Status
 from ..theory.fixed_points import FixedPoint, solve_from
 from .events import EVENTS, Near, Transition, crossings, locate, number_of
@@ -23,7 +25,15 @@ from .inputs import prepared
 _NOT_SMALL = 0.7
 
 
-class BranchEnd(eqx.Module):
+# How a branch ends, in words.
+ENDS = {
+    "pitchfork": "ends at {where}: {order} falls continuously to zero",
+    "instability": "turns unstable towards {order} at {where}",
+    "fold": "ends at {where} with {order} finite",
+}
+
+
+class BranchEnd(Printed):
     """Where a branch, followed in alpha from where it is stable, ends or loses its stability.
 
     Attributes:
@@ -49,6 +59,14 @@ class BranchEnd(eqx.Module):
     def stderr(self) -> float:
         """Its error bar."""
         return float(self.transition.stderr)
+
+    def to_dict(self) -> dict[str, Any]:
+        """All of it, ready for JSON."""
+        return {name: getattr(self, name) for name in ("alpha", "stderr", "kind", "direction", "side")}
+
+    def describe(self) -> Description:
+        words = ENDS[self.kind].format(where=f"alpha = {with_error(self.alpha, self.stderr)}", order=self.direction)
+        return Description(f"{self.side} end: {words}")
 
 
 def branch_ends(

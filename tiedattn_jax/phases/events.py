@@ -23,9 +23,10 @@ from ..averages.rule import Replicate, Rule
 from ..errors import InputError, is_concrete, require_choice
 from ..model import Model
 from ..overlaps import PAIR, Overlaps, branch_of
-from ..parameters import Parameter
-from ..results import Settings, Status, error_bar, quorum
-from ..theory.fixed_points import FixedPoint, State, solve_replicates
+from ..parameters import Parameter, numbers_of
+from ..printing import Description, with_error
+from ..results import Result, Settings, Status, error_bar, quorum
+from ..theory.fixed_points import FixedPoint, State, solve_replicates, states_table
 from ..theory.observables import excess_in, growths_in
 from ..theory.state_evolution import fold_gradient, implicit_gradient
 from .arclength import Setting, fold_near
@@ -50,17 +51,20 @@ class Event(NamedTuple):
         value: of one `State` for each of them: the number in every replicate, (R,). None: the branch turns back there.
         observable: the same number of one state's overlaps, to be differentiated: ``(model, alpha, overlaps, replicate,
             free)``. None: the training losses of two states, whose derivatives come with them.
+        meaning: what changes there, in words.
     """
 
     name: str
     branches: tuple[str | None, ...]
     value: Callable[..., jax.Array] | None
     observable: Observable | None = None
+    meaning: str = ""
 
 
 def _baseline(branch: str) -> Event:
     """The test error falls below that of the linear baseline."""
-    return Event(f"{branch} baseline", (branch,), lambda s: s.gen_error_linear - s.gen_error, _excess)
+    meaning = f"the {branch} state beats the linear baseline above"
+    return Event(f"{branch} baseline", (branch,), lambda s: s.gen_error_linear - s.gen_error, _excess, meaning)
 
 
 def _excess(model: Model, alpha: jax.Array, x: Overlaps, replicate: Replicate, free: jax.Array) -> jax.Array:
@@ -80,31 +84,41 @@ class _Growth(eqx.Module):
         return a * (theta - 1) + b * (m - 1)
 
 
-def _growth(name: str, branch: str, *along: float) -> Event:
+def _growth(name: str, branch: str, meaning: str, *along: float) -> Event:
     """The largest eigenvalue of the map in the direction of an order parameter passes one."""
     growth = _Growth(np.array(along))
-    return Event(name, (branch,), lambda s: growth.of(s.diagnostics.growth_theta, s.diagnostics.growth_m), growth)
+    value = lambda s: growth.of(s.diagnostics.growth_theta, s.diagnostics.growth_m)  # noqa: E731
+    return Event(name, (branch,), value, growth, meaning)
 
 
 EVENTS = {
     event.name: event
     for event in (  # numbers rise with alpha where the branch comes from below
         # The losses cross.
-        Event("alpha_c", PAIR, lambda p, s: p.train_loss - s.train_loss),
+        Event(
+            "alpha_c",
+            PAIR,
+            lambda p, s: p.train_loss - s.train_loss,
+            meaning="the global minimum is positional below, semantic above",
+        ),
         # The branch's test error falls below that of the linear baseline; alpha_l is such a place.
         _baseline("semantic"),
         _baseline("positional"),
         # The branch stops being a minimum: the other order parameter grows on it.
-        _growth("semantic instability", "semantic", 0, -1),
-        _growth("positional instability", "positional", 1, 0),
+        _growth("semantic instability", "semantic", "m grows on the semantic state below", 0, -1),
+        _growth("positional instability", "positional", "theta grows on the positional state above", 1, 0),
         # The branch leaves the uninformed state.
-        _growth("semantic pitchfork", "uninformed", 1, 0),
-        _growth("positional pitchfork", "uninformed", 0, 1),
+        _growth("semantic pitchfork", "uninformed", "theta grows on the uninformed state above", 1, 0),
+        _growth("positional pitchfork", "uninformed", "m grows on the uninformed state above", 0, 1),
         # The branch turns back.
-        Event("semantic fold", ("semantic",), None),
-        Event("positional fold", ("positional",), None),
+        Event("semantic fold", ("semantic",), None, meaning="the semantic branch turns back"),
+        Event("positional fold", ("positional",), None, meaning="the positional branch turns back"),
     )
 }
+
+
+# Of alpha_l, which is one of three such places.
+BEATS_BASELINE = "the global minimum beats the linear baseline above"
 
 
 def event_of(name: str, model: Model) -> Event:
@@ -120,7 +134,7 @@ def event_of(name: str, model: Model) -> Event:
     return EVENTS[name]
 
 
-class Transition(eqx.Module):
+class Transition(Result):
     """An event in alpha.
 
     Attributes:
@@ -146,6 +160,34 @@ class Transition(eqx.Module):
     def ok(self) -> jax.Array:
         """Whether it was found, between usable states."""
         return self.status <= Status.stalled
+
+    def to_dict(self) -> dict[str, Any]:
+        """All numbers, with the `FixedPoint.to_dict` of every branch: JSON, where numbers are finite."""
+        found = {name: getattr(self, name) for name in ("sensitivities", "sensitivities_stderr")}
+        return {
+            "event": self.event,
+            "alpha": float(self.alpha),
+            "stderr": float(self.stderr),
+            **{name: None if tree is None else numbers_of(tree) for name, tree in found.items()},
+            "branches": [branch.to_dict() for branch in self.branches],
+            "status": self.status_name,
+        }
+
+    @property
+    def readable(self) -> bool:
+        return super().readable and jnp.ndim(self.alpha) == 0
+
+    def describe(self) -> Description:
+        meaning = EVENTS[self.event].meaning if self.event in EVENTS else BEATS_BASELINE
+        if self.status == Status.absent:
+            return Description(f"{self.event}, where {meaning}", "not found, absent")
+        numbers: list[tuple[str, ...]] = []
+        if self.sensitivities is not None and self.sensitivities_stderr is not None:
+            values, bars = map(numbers_of, (self.sensitivities, self.sensitivities_stderr))
+            numbers = [(f"d/d{name}", with_error(value, bars[name])) for name, value in values.items()]
+        tables = [(f"{meaning}; the states there:", states_table(self.branches, "branch"))]
+        what = f"{self.event} = {with_error(self.alpha, self.stderr)}"
+        return Description(what, self.status_name, numbers, tables=tables)
 
 
 class Near(NamedTuple):

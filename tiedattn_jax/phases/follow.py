@@ -24,8 +24,9 @@ from ..averages.sizes import SIZES
 from ..errors import array_of, is_concrete
 from ..model import Model
 from ..overlaps import BRANCHES, PAIR, Overlaps, admissible, branch_of, of_order, own_size
+from ..printing import Description, Printed
 from ..results import Settings, Status, quorum, settled
-from ..theory.fixed_points import FixedPoint, State, branch_start, solve_replicates
+from ..theory.fixed_points import FixedPoint, State, branch_start, solve_replicates, states_table
 from ..theory.newton import fixed_point
 from .inputs import prepared
 
@@ -194,7 +195,7 @@ class Follower(eqx.Module):
         return s.found
 
 
-class Curve(eqx.Module):
+class Curve(Printed):
     """A branch at increasing alphas.
 
     Attributes:
@@ -219,6 +220,18 @@ class Curve(eqx.Module):
     def values(self, get: Callable[[FixedPoint], jax.Array]) -> np.ndarray:
         """A number of every point, NaN where the branch does not exist."""
         return np.array([float(get(p)) if e else np.nan for p, e in zip(self.points, self.exists, strict=True)])
+
+    def to_dict(self) -> dict[str, Any]:
+        """The branch's name, and the `FixedPoint.to_dict` of every point."""
+        return {"branch": self.branch, "points": [point.to_dict() for point in self.points]}
+
+    def describe(self) -> Description:
+        alphas, there = self.alphas, self.exists
+        what = f"{self.branch} branch at {alphas.size} alphas from {alphas.min():g} to {alphas.max():g}"
+        found = f"states at {there.sum()}"
+        if there.any():
+            found += f", from {alphas[there].min():g} to {alphas[there].max():g}"
+        return Description(what, found, tables=[("", states_table(self.points, "alpha"))])
 
     def plot(self) -> Any:
         """Order parameters, training loss and test error against alpha; see `plotting.branch_figure`."""

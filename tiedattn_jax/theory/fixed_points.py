@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import equinox as eqx
@@ -17,7 +18,9 @@ from ..averages.rule import Points, Replicate, Rule, check_rule
 from ..errors import InputError, as_number, is_concrete, require, require_kind, require_number
 from ..model import Model, check
 from ..overlaps import Conjugates, Coordinates, Overlaps, admissible, branch_of
-from ..results import Settings, Status, error_bar, has_state, mean_of_found, quorum, settled
+from ..parameters import numbers_of
+from ..printing import WORDS, Description, by_token, rows_of
+from ..results import Result, Settings, Status, error_bar, has_state, mean_of_found, quorum, settled
 from .newton import fixed_point
 from .observables import Diagnostics, diagnose, gen_error_in, gen_error_linear_in, moments
 from .potentials import channel_by_model, train_loss_partials
@@ -54,10 +57,12 @@ class State(eqx.Module):
         }
 
 
+# What a jump makes infinite, or wrong where it is differentiated node by node.
+AFFECTED = ("replicon", "d overlaps", "d gen_error", "d alpha_l", "spinodals")
 DIAGNOSTICS = tuple(field.name for field in dataclasses.fields(Diagnostics))
 
 
-class FixedPoint(eqx.Module):
+class FixedPoint(Result):
     """A fixed point of state evolution.
 
     The averages are done in R independent replicates, each solved to its own fixed point; numbers are means over those
@@ -76,12 +81,18 @@ class FixedPoint(eqx.Module):
     @property
     def mean(self) -> State:
         """Means over the replicates, in the fields of `State`."""
-        return _means(self.replicates)
+        return self._each(_means)
 
     @property
     def stderr(self) -> State:
         """Error bars of these means, in the fields of `State`; see `results.error_bar`."""
-        return _error_bars(self.replicates)
+        return self._each(_error_bars)
+
+    def _each(self, summary: Callable[[State], State]) -> State:
+        """What a function makes of the replicates, of every lane of a batch by itself."""
+        for _ in range(jnp.ndim(self.alpha)):
+            summary = jax.vmap(summary)
+        return summary(self.replicates)
 
     @property
     def overlaps(self) -> Overlaps:
@@ -121,12 +132,12 @@ class FixedPoint(eqx.Module):
     @property
     def status(self) -> jax.Array:
         """The worst `Status` over the replicates, as an integer."""
-        return jnp.max(self.replicates.status)
+        return jnp.max(self.replicates.status, -1)
 
     @property
     def residual(self) -> jax.Array:
         """The largest undamped relative residual over the replicates."""
-        return jnp.max(self.replicates.residual)
+        return jnp.max(self.replicates.residual, -1)
 
     @property
     def ok(self) -> jax.Array:
@@ -152,6 +163,86 @@ class FixedPoint(eqx.Module):
     def label(self) -> str:
         """Name of the branch found, for a concrete state: of `BRANCHES`, or "mixed"."""
         return ov.label(self.model, self.overlaps)
+
+    @property
+    def q(self) -> jax.Array:
+        """q of two tokens and rank one, a scalar: mean over the tokens. In general see `overlaps`."""
+        return self._scalar("q")
+
+    @property
+    def V(self) -> jax.Array:
+        """V, likewise."""
+        return self._scalar("V")
+
+    @property
+    def theta(self) -> jax.Array:
+        """theta, likewise."""
+        return self._scalar("theta")
+
+    @property
+    def m(self) -> jax.Array:
+        """m of the first one of two tokens, of rank one, a scalar. In general see `overlaps`."""
+        return self._scalar("m")
+
+    def _scalar(self, name: str) -> jax.Array:
+        batch, x = jnp.shape(self.alpha), self.overlaps
+        if (shape := x.theta.shape[len(batch) :]) != (2, 1, 1):
+            want = f"of shape (2, 1, 1) for the scalar {name}, got {shape}: use overlaps.{name}"
+            raise InputError("model", f"must be {want}")
+        values = jnp.reshape(getattr(x, name), (*batch, 2))
+        return values[..., 0] if name == "m" else jnp.mean(values, -1)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Setting, all that is kept of a state, and `stderr` with the error bars: JSON, where numbers are finite.
+
+        Order parameters are numbers where all tokens have the same up to sign, that of the first one, else nested lists.
+        """
+        numbers, bars = self.mean.numbers(), self.stderr.numbers()
+        pairs = {name: by_token(a, bars[name]) if a.ndim else (a, bars[name]) for name, a in numbers.items()}
+        worst = {"status": self.status_name, "residual": float(self.residual)}
+        return {
+            "alpha": float(self.alpha),
+            **numbers_of(self.model),
+            "branch": self.label,
+            **{name: value.tolist() for name, (value, _) in pairs.items()},
+            **worst,
+            "affected_by_jumps": list(AFFECTED) if self.jumps else [],
+            "stderr": {name: bar.tolist() for name, (_, bar) in pairs.items() if name not in worst},
+        }
+
+    @property
+    def readable(self) -> bool:
+        return super().readable and jnp.ndim(self.alpha) == 0
+
+    def describe(self) -> Description:
+        mean, bars = self.mean.numbers(), self.stderr.numbers()
+        shown = [field.name for field in dataclasses.fields(Overlaps)] + ["train_loss", "gen_error"]
+        numbers = rows_of(*({name: a[name] for name in shown} for a in (mean, bars)))
+        formal = "; formally infinite with the jumps" if self.jumps else ""
+        details = [
+            ("gen_error_linear", f"{mean['gen_error_linear']:.7f}", WORDS["gen_error_linear"]),
+            ("replicon", f"{mean['replicon']:.2f}", f"below 1: stable{formal}"),
+            ("jump mass", f"{abs(mean['jump_mass']):.1%}", "of Vhat, the share of the jumps of the proximal operator"),
+            ("second minimum", f"{mean['second_minimum']:.2%}", "of the nodes have one"),
+        ]
+        if self.jumps:
+            details += [("affected", "", f"{', '.join(AFFECTED)}: they contain the jumps here, but for the replicon")]
+        if mean["unconverged"] > 0:
+            details += [("unresolved", f"{mean['unconverged']:.1e}", "of the nodes")]
+        what = f"{self.branch or self.label} branch at alpha = {self.alpha:g}"
+        return Description(what, f"{self.status_name}, residual {self.residual:.1e}", numbers, details)
+
+
+def states_table(points: Sequence[FixedPoint], by: str) -> list[tuple[str, ...]]:
+    """A head and a row for each fixed point: its "alpha" or its "branch", its numbers with error bars, its status."""
+    rows: list[tuple[str, ...]] = []
+    for point in points:
+        said = point.describe()
+        columns = [row[:2] for row in (*said.numbers, *said.details) if row[0] not in ("affected", "unresolved")]
+        rows = rows or [(by, *(name for name, _ in columns), "status")]
+        first = f"{point.alpha:g}" if by == "alpha" else str(point.branch)
+        rows.append((first, *(number for _, number in columns), point.status_name))
+    return rows
 
 
 # Two programs: at a number that is zero in all replicates the error bar has no derivative, and a reverse pass through both

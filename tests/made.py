@@ -1,0 +1,52 @@
+"""Results made by hand, without a solve: the semantic state at alpha = 2, and what is given in its place."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from cases import CASES, state
+
+import tiedattn_jax as ta
+from tiedattn_jax.overlaps import Conjugates
+from tiedattn_jax.theory.fixed_points import DIAGNOSTICS, State
+from tiedattn_jax.theory.observables import Diagnostics
+
+
+def states(model, case=CASES[0], scatter=(0.0,) * 4, **given) -> State:
+    """A `State` of several replicates; what is not known is zero.
+
+    Args:
+        scatter: of the replicates: theta, m and both losses are so much larger in each, relative.
+        given: diagnostics and other arrays of it, (R,).
+    """
+    zero = jnp.zeros(len(scatter))
+    factor = 1 + jnp.asarray(scatter)
+    x = jax.tree.map(lambda a: jnp.broadcast_to(a, (len(scatter), *a.shape)), state(case))
+    x = ta.Overlaps(x.q, x.V, x.theta * factor[:, None, None, None], x.m * factor[:, None, None])
+    diagnostics = {name: jnp.asarray(given.pop(name, zero), float) for name in DIAGNOSTICS}
+    own = {
+        "train_loss": case.train_loss * factor,
+        "gen_error": case.gen_error * factor,
+        "gen_error_linear": zero,
+        "residual": zero,
+        "status": jnp.zeros(len(scatter), int),
+    }
+    return State(
+        overlaps=x,
+        conjugates=Conjugates(x.q, x.V, x.theta, x.m),
+        **{**own, **{name: jnp.asarray(a) for name, a in given.items()}},
+        diagnostics=Diagnostics(**diagnostics),
+        train_loss_partials=(jax.tree.map(lambda a: jnp.zeros((len(scatter), *a.shape)), model), zero),
+    )
+
+
+def fixed_point(case=CASES[0], **given) -> ta.FixedPoint:
+    """A `FixedPoint` of the standard model; `given` as in `states`."""
+    model = ta.dot_product()
+    return ta.FixedPoint(model, jnp.asarray(case.alpha), states(model, case, **given), case.branch)
+
+
+def transition(alpha=1.25, status=0, event="alpha_c", branches=()) -> ta.Transition:
+    """A `Transition`, whose sensitivities are 1, 2 and 3 in omega, sigma and lambda, with error bars of a hundredth."""
+    model = ta.dot_product(omega=1.0, sigma=2.0, lam=3.0)
+    bars = jax.tree.map(lambda a: a / 100, model)
+    return ta.Transition(jnp.asarray(alpha), jnp.asarray(0.01), model, bars, np.asarray(status), branches, event)

@@ -1,0 +1,157 @@
+"""How results print themselves: numbers with error bars, tables, and for each result one line and one page."""
+
+from __future__ import annotations
+
+import abc
+import html
+import math
+from collections.abc import Iterable, Sequence
+from typing import Any, NamedTuple
+
+import equinox as eqx
+import jax
+import numpy as np
+
+_ENTRIES = 4  # of an axis that are shown
+# What the names mean that tables show.
+WORDS = {
+    "q": "overlap of the student with itself",
+    "V": "response of the student",
+    "theta": "semantic overlap, with the teacher",
+    "m": "positional overlap, with the encodings",
+    "train_loss": "training loss / d",
+    "gen_error": "test error",
+    "gen_error_linear": "test error of the best linear attention",
+    "gradient_norm": "largest entry of the gradient of the empirical risk",
+}
+Row = tuple[str, ...]
+
+
+class Description(NamedTuple):
+    """What a result says of itself.
+
+    Attributes:
+        what: it is, in a few words.
+        status: how it ended, in words, if it can fail.
+        numbers: rows (name, number) or (name, number, meaning) of its line and of its page.
+        details: more of them, for the page only.
+        tables: headed tables of the page.
+    """
+
+    what: str
+    status: str = ""
+    numbers: Sequence[Row] = ()
+    details: Sequence[Row] = ()
+    tables: Sequence[tuple[str, Sequence[Row]]] = ()
+
+
+class Printed(eqx.Module):
+    """What prints itself where its numbers are known: `repr` in one line, `print` and notebooks as a page.
+
+    While jax traces, and for a batch of results, it prints the shapes of its arrays.
+    """
+
+    @abc.abstractmethod
+    def describe(self) -> Description:
+        """What it says of itself; asked for only where `readable`."""
+
+    @property
+    def readable(self) -> bool:
+        """Whether it has numbers, and those of one result rather than of a batch."""
+        return all(map(_known, jax.tree.leaves(self)))
+
+    def _said(self) -> Description | None:
+        try:
+            return self.describe() if self.readable else None
+        except Exception:  # jax keeps all kinds of things in trees of this form, and they have to print, too
+            return None
+
+    def summary(self) -> str:
+        """A page of text: how it ended, its numbers with error bars in units of the last digits, its tables."""
+        said = self._said()
+        if said is None:
+            return eqx.tree_pformat(self)
+        title = ": ".join(filter(None, (said.what, said.status)))
+        rows = [*said.numbers, *said.details]
+        tables = [("", rows)] * bool(rows) + list(said.tables)
+        parts = [title, *(part for head, rows in tables for part in (head, table(rows)))]
+        return "\n".join(filter(None, parts))
+
+    def __repr__(self) -> str:
+        said = self._said()
+        if said is None:
+            return eqx.tree_pformat(self)
+        numbers = ", ".join(f"{name}={number}" for name, number, *_ in said.numbers)
+        return f"{type(self).__name__}({'; '.join(filter(None, (said.what, numbers, said.status)))})"
+
+    def __str__(self) -> str:
+        return self.summary()
+
+    def _repr_html_(self) -> str:
+        said = self._said()
+        if said is None:
+            return f"<pre>{html.escape(eqx.tree_pformat(self))}</pre>"
+        title = ": ".join(filter(None, (said.what, said.status)))
+        parts = [f"<b>{type(self).__name__}</b> {html.escape(title)}"]
+        for head, rows in [("", [*said.numbers, *said.details]), *said.tables]:
+            cells = ("".join(f"<td style='text-align:left'>{html.escape(c)}</td>" for c in row) for row in rows)
+            body = "".join(f"<tr>{row}</tr>" for row in cells)
+            parts.append(f"{html.escape(head)}<table>{body}</table>" if body else "")
+        return "\n".join(filter(None, parts))
+
+
+def _known(leaf: Any) -> bool:
+    """Whether a leaf has values here: not while jax traces, nor where other processes have a part of them."""
+    if isinstance(leaf, jax.Array):
+        return not isinstance(leaf, jax.core.Tracer) and leaf.is_fully_addressable and not leaf.is_deleted()
+    return isinstance(leaf, (np.ndarray, np.generic, bool, int, float, str))
+
+
+def with_error(value: Any, error: Any = 0.0) -> str:
+    """A number with its error bar in two digits of the last places: 1.25154(12); without one, six digits."""
+    value, error = float(value), float(error)
+    if not math.isfinite(error) or error <= 0:
+        return f"{value:.6g}"
+    digits = max(0, 1 - int(f"{error:.1e}".partition("e")[2]))
+    return f"{value:.{digits}f}({round(error * 10**digits)})"
+
+
+def by_token(values: Any, *others: Any) -> list[np.ndarray]:
+    """Arrays (L, ...) over the tokens without what repeats itself: the first token's, where all are alike up to sign.
+
+    Args:
+        values: decide that.
+        others: of the same shape, treated alike, such as error bars.
+    """
+    values = np.asarray(values)
+    near = math.sqrt(np.finfo(values.dtype).eps)
+    alike = np.allclose(np.abs(values), np.abs(values[:1]), rtol=near, atol=0, equal_nan=True)
+    shape = () if math.prod(values.shape[1:]) == 1 else values.shape[1:]  # a student and a teacher of rank one
+    return [a[0].reshape(shape) if alike else a.reshape(-1, *shape) for a in map(np.asarray, (values, *others))]
+
+
+def entries(values: Any, errors: Any = None) -> str:
+    """An array as text, with error bars if they are given, the first entries of long axes."""
+    values = np.asarray(values)
+    errors = np.zeros(values.shape) if errors is None else np.asarray(errors)
+    if not values.ndim:
+        return with_error(values, errors)
+    texts = [entries(value, error) for value, error in zip(values[:_ENTRIES], errors[:_ENTRIES], strict=True)]
+    return f"[{', '.join(texts)}{', ...' * (len(values) > _ENTRIES)}]"
+
+
+def rows_of(values: dict[str, Any], errors: dict[str, Any] | None = None) -> list[Row]:
+    """Rows of numbers by name, scalars or arrays (L, ...) over the tokens, with their meanings."""
+    bars = errors or {name: np.zeros(np.shape(a)) for name, a in values.items()}
+    shown = {name: by_token(a, bars[name]) if np.ndim(a) else (a, bars[name]) for name, a in values.items()}
+    return [(name, entries(*pair), WORDS.get(name, "")) for name, pair in shown.items()]
+
+
+def table(rows: Iterable[Sequence[Any]]) -> str:
+    """Rows of cells as lines, each column as wide as its widest cell; missing cells at the end are empty."""
+    cells = [[str(cell) for cell in row] for row in rows]
+    count = max(map(len, cells), default=0)
+    cells = [row + [""] * (count - len(row)) for row in cells]
+    widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
+    lines = ("  ".join(c.ljust(w) for c, w in zip(row, widths, strict=True)) for row in cells)
+    return "\n".join(f"  {line}".rstrip() for line in lines)
