@@ -202,7 +202,7 @@ class Training(Result):
     def describe(self) -> Description:
         runs, epochs = self.history.train_loss.shape
         last = {name: getattr(self.history, name)[:, -1] for name in ("train_loss", "test_loss", "test_accuracy")}
-        numbers = [(name, _spread(np.mean(a), np.std(a, ddof=1) if runs > 1 else math.nan)) for name, a in last.items()]
+        numbers = [(name, _spread(*_mean_and_std(a))) for name, a in last.items()]
         return Description(f"{runs} runs of {epochs} epochs, mean ± standard deviation", _counted(self.status), numbers)
 
     def run(self, k: int) -> Transformer:
@@ -241,8 +241,7 @@ class Comparison(Result):
         out = {}
         for name, value in vars(self).items():
             if name != "status":
-                out[f"{name}_mean"] = float(np.mean(value))
-                out[f"{name}_std"] = float(np.std(value, ddof=1)) if len(value) > 1 else math.nan
+                out[f"{name}_mean"], out[f"{name}_std"] = _mean_and_std(value)
         return out
 
     def describe(self) -> Description:
@@ -503,6 +502,10 @@ def _rows(comparisons: dict[str, Comparison]) -> list[tuple[str, ...]]:
     found = [comparison.to_dict() for comparison in comparisons.values()]
     names = [key.removesuffix("_mean") for key in found[0] if key.endswith("_mean")]
     return [(name.replace("_", " "), *(_spread(s[f"{name}_mean"], s[f"{name}_std"]) for s in found)) for name in names]
+
+
+def _mean_and_std(values: np.ndarray) -> tuple[float, float]:
+    return float(np.mean(values)), float(np.std(values, ddof=1)) if len(values) > 1 else math.nan
 
 
 def _spread(mean: float, std: float) -> str:

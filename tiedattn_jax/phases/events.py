@@ -84,11 +84,12 @@ class _Growth(eqx.Module):
         return a * (theta - 1) + b * (m - 1)
 
 
-def _growth(name: str, branch: str, meaning: str, *along: float) -> Event:
+def _growth(name: str, branch: str, *along: float) -> Event:
     """The largest eigenvalue of the map in the direction of an order parameter passes one."""
     growth = _Growth(np.array(along))
+    side, order = "below" if sum(along) < 0 else "above", "theta" if along[0] else "m"
     value = lambda s: growth.of(s.diagnostics.growth_theta, s.diagnostics.growth_m)  # noqa: E731
-    return Event(name, (branch,), value, growth, meaning)
+    return Event(name, (branch,), value, growth, f"{order} grows on the {branch} state {side}")
 
 
 EVENTS = {
@@ -105,11 +106,11 @@ EVENTS = {
         _baseline("semantic"),
         _baseline("positional"),
         # The branch stops being a minimum: the other order parameter grows on it.
-        _growth("semantic instability", "semantic", "m grows on the semantic state below", 0, -1),
-        _growth("positional instability", "positional", "theta grows on the positional state above", 1, 0),
+        _growth("semantic instability", "semantic", 0, -1),
+        _growth("positional instability", "positional", 1, 0),
         # The branch leaves the uninformed state.
-        _growth("semantic pitchfork", "uninformed", "theta grows on the uninformed state above", 1, 0),
-        _growth("positional pitchfork", "uninformed", "m grows on the uninformed state above", 0, 1),
+        _growth("semantic pitchfork", "uninformed", 1, 0),
+        _growth("positional pitchfork", "uninformed", 0, 1),
         # The branch turns back.
         Event("semantic fold", ("semantic",), None, meaning="the semantic branch turns back"),
         Event("positional fold", ("positional",), None, meaning="the positional branch turns back"),
