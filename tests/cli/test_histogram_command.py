@@ -35,9 +35,10 @@ def test_command(capsys, tmp_path):
     assert report["positional_share_mean"] > 0.999 and report["seconds_per_epoch"] > 0
     assert report["status"] == "max steps"
     written = "attention.png curves.csv histogram.json learning.png table.md".split()
-    left = ["positional_free.checkpoint", "positional_frozen.checkpoint"]
-    assert sorted(p.name for p in tmp_path.iterdir()) == sorted(written + left)
-    rows = (tmp_path / "curves.csv").read_text().splitlines()
+    left = ["free_from_3.checkpoint", "frozen.checkpoint"]
+    # The files of the other mechanism may lie beside them.
+    assert sorted(p.name for p in tmp_path.iterdir()) == sorted(f"positional_{name}" for name in written + left)
+    rows = (tmp_path / "positional_curves.csv").read_text().splitlines()
     assert len(rows) == 1 + 2 * 5 and rows[-1].startswith("free,1,2,")
     again = json.loads(command(capsys, *options)[1])
     assert again.pop("seconds_per_epoch") is None and report.pop("seconds_per_epoch")
@@ -50,6 +51,10 @@ def test_command(capsys, tmp_path):
     with pytest.raises(SystemExit):
         command(capsys, *options, "--free-epochs", "1")
     assert "argument --free-epochs: must be at least the 2 that the checkpoint" in capsys.readouterr().err
+    more = command(capsys, *options[:-3], "--out", str(tmp_path), "--epochs", "4")  # goes on, unfreezes again
+    assert more[0] == 0 and more[1].startswith("positional: 2 runs: 2 max steps\n  accuracy  ")
+    assert (tmp_path / "positional_free_from_4.checkpoint").exists()
+    assert "| accuracy |" in (tmp_path / "positional_table.md").read_text()
 
 
 def test_an_interrupted_command_says_how_to_go_on(capsys, tmp_path, monkeypatch):

@@ -6,6 +6,7 @@ from cases import ALPHA_C, ALPHA_C_SENSITIVITIES, ALPHA_L
 
 import tiedattn_jax as ta
 from tiedattn_jax.overlaps import BRANCHES
+from tiedattn_jax.phases import boundaries
 from tiedattn_jax.phases.boundaries import first_change
 from tiedattn_jax.phases.events import Event
 
@@ -120,3 +121,33 @@ def test_between_neighbours_and_between_the_last_state_and_the_next_alpha():
     assert (near.low, near.high, near.there) == (1.5, 2.0, 1.5) and np.isnan(near.slope)
     with pytest.raises(ta.InputError, match="values must begin where"):
         search(1.0)
+
+
+def test_alpha_l_is_one_of_three(model, monkeypatch):
+    values, calls = np.array([0.1, 0.2, 0.3]), []
+
+    def boundary(event, alpha):
+        return ta.Boundary.of(event, "omega", values, np.array(alpha), np.full(3, 0.1), np.array(alpha) / 2)
+
+    made = {
+        "alpha_c": boundary("alpha_c", [1.0, 1.0, 1.0]),
+        "semantic baseline": boundary("semantic baseline", [1.5, 0.5, 0.4]),
+        "positional baseline": boundary("positional baseline", [1.2, 1.3, 0.7]),
+    }
+    whole = boundaries.trace_boundary
+
+    def follow(model, event, **options):
+        calls.append((event, options["parameter"], options["sensitivities"]))
+        if event not in made:
+            raise ta.InputError("event", "must happen")
+        return made[event]
+
+    monkeypatch.setattr(boundaries, "trace_boundary", follow)
+    found = whole(model, "alpha_l", "omega", values, sensitivities=True)
+    assert found.event == "alpha_l" and calls[0] == ("alpha_c", "omega", True) and len(calls) == 3
+    np.testing.assert_array_equal(found.alpha, [1.5, 1.0, 0.7])  # the semantic state, the exchange, the positional one
+    np.testing.assert_array_equal(found.slope, [0.75, 0.5, 0.35])
+    del made["positional baseline"]  # the positional state beats it nowhere
+    np.testing.assert_array_equal(whole(model, "alpha_l", "omega", values).alpha, [1.5, 1.0, 1.0])
+    with pytest.raises(ta.InputError, match='start must be None for "alpha_l"'):
+        whole(model, "alpha_l", "omega", values, start=ta.Near(1.5, ()))

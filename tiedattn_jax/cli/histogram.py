@@ -67,11 +67,13 @@ def run(args: argparse.Namespace) -> Report:
         "seconds_per_epoch": per_epoch,
         "status": Status.name_of(np.max(found.status)),
     }
-    text = table({args.mechanism: found})
+    text = f"{args.mechanism}: {found.summary()}"
     if per_epoch is not None:
         text += f"\n{per_epoch:.2f} s per epoch and run"
-    files = {} if args.out is None else _files(args.mechanism, frozen, free, data, text)
-    return Report(numbers, text, files, not np.any(found.status == Status.nonfinite))
+    files = {} if args.out is None else _files(args.mechanism, frozen, free, data, table({args.mechanism: found}))
+    return Report(
+        numbers, text, files, not np.any(found.status == Status.nonfinite), name=f"{args.mechanism}_histogram"
+    )
 
 
 def _check_memory(args: argparse.Namespace) -> None:
@@ -92,15 +94,15 @@ def _trained(args: argparse.Namespace) -> tuple[Data, Training, Training, float 
     times: list[float] = []
     with progress_bars(args, "epoch") as stage:
 
-        def options(name: str) -> dict[str, Any]:
-            path = None if args.out is None else args.out / f"{args.mechanism}_{name}.checkpoint"
+        def options(name: str, kept: str) -> dict[str, Any]:
+            path = None if args.out is None else args.out / f"{args.mechanism}_{kept}.checkpoint"
             return {"checkpoint": path, "progress": _timed(stage(f"{args.mechanism}, {name}"), times)}
 
         sizes = {"width": args.width, "hidden": args.hidden}
-        frozen = train(keys, data, args.mechanism, epochs=args.epochs, **sizes, **options("frozen"))
+        frozen = train(keys, data, args.mechanism, epochs=args.epochs, **sizes, **options("frozen", "frozen"))
         seconds = np.diff(times)[1:]  # the first epoch compiles
         try:
-            free = unfreeze(keys, frozen, data, epochs=args.free_epochs, **options("free"))
+            free = unfreeze(keys, frozen, data, epochs=args.free_epochs, **options("free", f"free_from_{args.epochs}"))
         except InputError as problem:
             name = "free_epochs" if problem.argument == "epochs" else problem.argument
             raise InputError(name, problem.problem) from None
@@ -120,12 +122,13 @@ def _timed(progress: Callable[[int, int], None], times: list[float]) -> Callable
 def _files(mechanism: str, frozen: Training, free: Training, data: Data, text: str) -> dict[str, bytes]:
     stages, sequences = {"frozen": frozen, "free": free}, data.examples()
     matrices = {name: attention(training.run(0), sequences) for name, training in stages.items()}
-    return {
+    files = {
         "curves.csv": csv_of(_rows(stages)),
         "table.md": f"{text}\n".encode(),
         "attention.png": png(attention_figure(matrices, sequences)),
         "learning.png": png(learning_figure({mechanism: [frozen, free]})),
     }
+    return {f"{mechanism}_{name}": content for name, content in files.items()}
 
 
 def _rows(stages: dict[str, Training]) -> list[dict[str, Any]]:

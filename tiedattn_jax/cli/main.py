@@ -91,7 +91,7 @@ def _with_provenance(args: argparse.Namespace, report: Report) -> Report:
 def _write(args: argparse.Namespace, report: Report) -> None:
     """The files of a report and its JSON, in the folder of `--out`."""
     if args.out is not None:
-        files = {**report.files, f"{args.command}.json": json.dumps(report.numbers, indent=1).encode()}
+        files = {**report.files, f"{report.name or args.command}.json": json.dumps(report.numbers, indent=1).encode()}
         for name, content in files.items():
             write_whole(args.out / name, content)
 

@@ -23,6 +23,7 @@ class Report(NamedTuple):
         files: names and contents for the folder of `--out`.
         ok: False when a solve failed.
         nodes: the averages that were used, where the command has chosen them.
+        name: of the JSON file; by default the subcommand's.
     """
 
     numbers: dict[str, Any]
@@ -30,6 +31,7 @@ class Report(NamedTuple):
     files: dict[str, bytes]
     ok: bool
     nodes: Rule | None = None
+    name: str | None = None
 
 
 @contextlib.contextmanager

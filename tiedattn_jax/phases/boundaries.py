@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterable, Sequence
-from functools import cached_property
+from collections.abc import Callable, Iterable, Sequence
+from functools import cached_property, partial
 from itertools import combinations, pairwise
 from typing import Any, NamedTuple
 
+import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -23,6 +24,7 @@ from ..theory.fixed_points import FixedPoint
 from .events import Event, Near, Start, Zero, changes, event_of, near_of, number_of, transition_of, zero_near
 from .follow import Progress, Warm, learn, predict, silent, walk
 from .inputs import prepared
+from .transitions import ALPHA_L, baseline_owner
 
 # What it means that two boundaries meet.
 MEETINGS = {
@@ -174,7 +176,8 @@ def trace_boundary(
     evaluation is then enough where the prediction was good.
 
     Args:
-        event: a name in `EVENTS`, but no fold: for folds, see `trace_branch`.
+        event: a name in `EVENTS`, but no fold: for folds, see `trace_branch`. Or "alpha_l", which costs as much as
+            "alpha_c" and both baselines, of which it is one or the other; it takes no `start`.
         parameter: name of a scalar field of the model, or an entry such as "mixing[0,1]".
         values: monotonic.
         nodes: averaging rule; by default `default_nodes`.
@@ -190,6 +193,10 @@ def trace_boundary(
             no event at the first value; nodes, a start or settings of another kind.
     """
     nodes, settings = prepared(model, nodes, settings, _SETTINGS)
+    if event == ALPHA_L:
+        require_kind(start, "start", type(None), 'None for "alpha_l"')
+        follow = partial(trace_boundary, model, parameter=parameter, values=values, nodes=nodes, settings=settings)
+        return _first_to_beat_the_baseline(partial(follow, sensitivities=sensitivities, progress=progress))
     what = event_of(event, model)
     if what.value is None:
         raise InputError("event", f"must be one that can be followed, got event={event!r}: use trace_branch for folds")
@@ -207,6 +214,19 @@ def trace_boundary(
         tracer.add(value)
         progress(k + 1, len(places))
     return Boundary.of(event, parameter, *map(np.array, zip(*tracer.points, strict=True)))
+
+
+def _first_to_beat_the_baseline(follow: Callable[..., Boundary]) -> Boundary:
+    """alpha_l: where the global minimum beats the linear baseline, from the boundaries of which it is a part."""
+    critical, late = follow(event="alpha_c"), follow(event="semantic baseline")
+    try:
+        early = follow(event="positional baseline")
+    except InputError:  # that the positional state beats the baseline nowhere
+        early = eqx.tree_at(lambda b: b.alpha, critical, np.full_like(critical.alpha, np.nan))
+    owner = baseline_owner(early.alpha <= critical.alpha, late.alpha <= critical.alpha)
+    parts = (early, critical, late)
+    columns = (np.choose(owner, [getattr(b, k) for b in parts]) for k in ("alpha", "stderr", "slope", "status"))
+    return Boundary.of(ALPHA_L, critical.parameter, critical.values, *columns)
 
 
 class _Point(NamedTuple):

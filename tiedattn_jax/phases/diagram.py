@@ -17,7 +17,7 @@ from ..printing import Description, with_error
 from ..results import Result, Status, error_bar, has_state, quorum
 from ..store import csv_of, packed, unpacked, write_whole
 from .boundaries import Boundary
-from .transitions import baseline_owner
+from .transitions import ALPHA_L, baseline_owner
 
 REGIONS = (
     "unsolved",
@@ -182,7 +182,7 @@ class PhaseDiagram(Result):
             early, late = (spline is not None and spline(exchange) >= 0 for spline in splines)
             before, after = map(_rise, splines)
             linear[i, j] = (before, exchange, after)[int(baseline_owner(early, late))]
-        return first, Boundary.of("alpha_l", *other, *_summary(linear))
+        return first, Boundary.of(ALPHA_L, *other, *_summary(linear))
 
     # Files
 
@@ -266,7 +266,10 @@ class PhaseDiagram(Result):
 
     def to_xarray(self) -> Any:
         """Means, error bars (suffix _stderr) and labels as a labelled dataset; needs the extra `xarray`."""
-        import xarray
+        try:
+            import xarray
+        except ImportError as missing:
+            raise ImportError("to_xarray needs xarray: pip install 'tiedattn_jax[xarray]'") from missing
 
         dims = ("branch", self.y[0], self.x[0])
         data: dict[str, Any] = {}

@@ -22,6 +22,7 @@ from .follow import found_or, pair_free, pair_start
 from .inputs import prepared
 from .secant import zero_between
 
+ALPHA_L = "alpha_l"  # no name of `EVENTS`, but one of its baselines or alpha_c
 RANGE = (0.1, 4.0)
 _COARSE = 1e-3  # relative accuracy of a transition on coarse averages, which are themselves right to about that
 # A Newton step, relative, that is the last: the next one would be of the size of what `Settings.tol` leaves of the states,
@@ -124,7 +125,7 @@ def linear_crossing(
 
     picked = {k: pick(k) for k in ("alpha", "stderr", "sensitivities", "sensitivities_stderr", "status")}
     picked["status"] = jnp.where(known.ok, picked["status"], known.status)  # which minimum is global is not known
-    return Transition(**picked, branches=crossing.branches, event="alpha_l")
+    return Transition(**picked, branches=crossing.branches, event=ALPHA_L)
 
 
 def baseline_owner(early: Any, late: Any) -> Any:

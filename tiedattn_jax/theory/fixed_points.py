@@ -340,7 +340,10 @@ def _refined(
 
 def _check_rtol(model: Model, alpha: jax.Array, nodes: Rule | None, rtol: float) -> None:
     least = 100 * float(jnp.finfo(model.lam.dtype).eps)
-    require_number(rtol, "rtol", f"at least {least:.1g} in {model.lam.dtype}", lambda v: v >= least)
+    want = f"at least {least:.2g} in {model.lam.dtype}"
+    if model.lam.dtype == jnp.float32:
+        want += ', or a model in float64, after jax.config.update("jax_enable_x64", True)'
+    require_number(rtol, "rtol", want, lambda v: v >= least)
     if nodes is not None:
         raise InputError("rtol", f"chooses the averages: give either nodes or rtol, got rtol={rtol} beside nodes")
     if not is_concrete((model, alpha)):
