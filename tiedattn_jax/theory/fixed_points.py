@@ -238,10 +238,10 @@ def states_table(points: Sequence[FixedPoint], by: str) -> list[tuple[str, ...]]
     rows: list[tuple[str, ...]] = []
     for point in points:
         said = point.describe()
-        columns = [row[:2] for row in (*said.numbers, *said.details) if row[0] not in ("affected", "unresolved")]
-        rows = rows or [(by, *(name for name, _ in columns), "status")]
-        first = f"{point.alpha:g}" if by == "alpha" else str(point.branch)
-        rows.append((first, *(number for _, number in columns), point.status_name))
+        columns = [*said.numbers, *(row for row in said.details if row[0] in ("replicon", "jump mass"))]
+        rows = rows or [(by, *(name for name, *_ in columns), "status")]
+        first = f"{point.alpha:g}" if by == "alpha" else point.branch or point.label
+        rows.append((first, *(number for _, number, *_ in columns), point.status_name))
     return rows
 
 
