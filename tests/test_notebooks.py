@@ -55,9 +55,29 @@ def test_jumps(tmp_path):
     assert len(outputs(book, "image/png")) == 2
 
 
+def printed(book) -> str:
+    return "".join(o.get("text", "") for c in book.cells for o in c.get("outputs", []))
+
+
+@pytest.mark.parametrize(
+    ("name", "parameters", "pictures", "words"),
+    [
+        ("quick_start", "ORDER = 5\nSIZE = 4", 2, ["d alpha_c / d sigma = -13.0", "4 x 4 cells"]),
+        ("sensitivities", "ORDER = 5\nPOINTS = 3\nSTEPS = 3", 4, ["d log alpha_c / d log sigma = -5.2", "slope"]),
+        ("finite_size", "DIMENSIONS = (60, 80)\nINSTANCES = 2\nORDER = 5", 3, ["d = 80, 2 instances: converged"]),
+        ("your_own_attention", "ORDER = 5\nD = 60\nINSTANCES = 2", 1, ["beta = 1.5: Transition(alpha_c = "]),
+    ],
+)
+def test_the_others(tmp_path, name, parameters, pictures, words):
+    book = execute(f"{name}.ipynb", tmp_path, parameters)
+    assert len(outputs(book, "image/png")) == pictures
+    assert all(word in printed(book) for word in words)
+
+
 def test_phase_diagram(tmp_path):
-    book = execute("phase_diagram.ipynb", tmp_path, "SIZE = 4\nORDER = 5\nFINE = 5\nPOINTS = 3")
+    small = "SIZE = 4\nORDER = 5\nFINE = 5\nPOINTS = 3\nFOLDS = (2.174, 2.3, 1)"
+    book = execute("phase_diagram.ipynb", tmp_path, small)
     assert len(outputs(book, "image/png")) == 6
-    printed = "".join(o.get("text", "") for c in book.cells for o in c.get("outputs", []))
-    assert printed.count(" cells  ") > 1  # the regions
-    assert all(f"{name} " in printed for name in ("positional", "semantic", "mixed", "uninformed"))
+    assert "the positional branch folds at omega = 0.23" in printed(book)
+    assert printed(book).count(" cells  ") > 1  # the regions
+    assert all(f"{name} " in printed(book) for name in ("positional", "semantic", "mixed", "uninformed"))
