@@ -415,9 +415,10 @@ def attention_figure(attention: dict[str, Any], sequences: Any) -> Figure:
         sequences: its columns, tokens (n, L).
     """
     rows, (n, L) = len(attention), np.shape(sequences)
-    side = 0.34 * L + 0.4
+    side = 0.28 * L + 0.3
     most = max(float(np.max(matrices)) for matrices in attention.values())
-    with panels(side * n + 1.1, side * rows + 0.6, [""] * n, rows=rows, xlabel="attended token $j$") as (figure, axes):
+    with panels(side * n + 1.3, side * rows + 0.7, [""] * n, rows=rows, xlabel="attended token $j$") as (figure, axes):
+        figure.set_layout_engine("compressed")  # the panels are squares
         for row, (name, matrices) in zip(axes, attention.items(), strict=True):
             row[0].set_ylabel(f"{name}\nattending token $i$")
             for axis, x, S in zip(row, np.asarray(sequences), np.asarray(matrices), strict=True):
@@ -429,7 +430,7 @@ def attention_figure(attention: dict[str, Any], sequences: Any) -> Figure:
                 axis.spines[:].set_visible(True)
                 for (i, j), value in np.ndenumerate(S):
                     shade = "white" if value > 0.6 * most else "0.15"
-                    axis.text(j, i, f"{value:.2f}".lstrip("0"), ha="center", va="center", fontsize=6, color=shade)
+                    axis.text(j, i, f"{value:.2f}".lstrip("0"), ha="center", va="center", fontsize=5.5, color=shade)
                     if x[i] == x[j]:
                         axis.add_patch(Rectangle((j - 0.46, i - 0.46), 0.92, 0.92, **_FRAME))
         axes[0, 0].plot([], [], "s", mfc="none", mec=_FRAME["ec"], label="equal tokens")

@@ -39,7 +39,9 @@ def read(path: Path) -> tuple[dict[str, Any], Columns]:
     about, columns = unpacked(
         path, InputError("out", f"must hold the whole file {path.name}: compute the figure first")
     )
-    return about, {name: values[: about.get("done")] for name, values in columns.items()}
+    if "done" in about:
+        columns = {name: values[: about["done"]] for name, values in columns.items()}
+    return about, columns
 
 
 def keep(path: Path, about: dict[str, Any], columns: dict[str, Any]) -> None:

@@ -13,9 +13,9 @@ from matplotlib.figure import Figure
 import tiedattn_jax as ta
 from tiedattn_jax.plotting import COLOURS, LABELS, OTHER, line, panels
 
-from .data import Columns, Task, filled, read, where
+from .data import Task, filled, read, where
 from .page import Row
-from .simulation import BRANCHES, MEASURED, NUMBERS, Start, informed, measured, numbers, standard_error
+from .simulation import BRANCHES, MEASURED, NUMBERS, Start, exchange, informed, measured, numbers, standard_error
 
 SIZES: dict[str, Any] = {"alphas": 25, "d": 1000, "instances": 4}
 REDUCED: dict[str, Any] = {"alphas": 7, "d": 200, "instances": 3}
@@ -169,17 +169,3 @@ def rows(data: dict[str, Any]) -> list[Row]:
             crossing = exchange(columns)
             out.append(Row(f"alpha_c, {name}", None, None, crossing, None, "where the losses cross, interpolated"))
     return out
-
-
-def exchange(columns: Columns) -> float:
-    """alpha where the training loss from the semantic start falls below that from the positional one; NaN if nowhere."""
-    one, other = (where(columns, branch=k) for k in range(2))
-    alphas = np.intersect1d(one["alpha"], other["alpha"])
-    gap = np.array([where(one, alpha=a)["train_loss"][0] - where(other, alpha=a)["train_loss"][0] for a in alphas])
-    known = np.isfinite(gap)
-    alphas, gap = alphas[known], gap[known]
-    up = np.flatnonzero((gap[:-1] < 0) & (gap[1:] >= 0))
-    if not up.size:
-        return float("nan")
-    k = up[-1]
-    return float(alphas[k] - gap[k] * (alphas[k + 1] - alphas[k]) / (gap[k + 1] - gap[k]))

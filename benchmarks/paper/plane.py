@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -14,7 +15,7 @@ from tiedattn_jax.plotting import COLOURS, LABELS, panels, slice_figure
 
 from .data import Columns, Task, filled, read, where
 from .page import Row
-from .simulation import BRANCHES, MEASURED, informed, measured
+from .simulation import BRANCHES, MEASURED, exchange, informed, measured
 
 MIXINGS = {"standard": ((0.6, 0.4), (0.4, 0.6)), "other": ((0.3, 0.7), (0.8, 0.2))}
 CELLS, REDUCED_CELLS = (25, 25), (13, 9)  # alphas and omegas of the theory
@@ -60,9 +61,15 @@ class Plane(NamedTuple):
         def one(alpha: float, omega: float, branch: int) -> list[float]:
             model = ta.dot_product(omega=jnp.asarray(omega), mixing=MIXINGS[self.name])
             start = informed(BRANCHES[branch])
-            return [alpha, omega, branch, *measured(model, sizes["d"], alpha, start, sizes["instances"])]
+            found = measured(model, sizes["d"], alpha, start, sizes["instances"])
+            return [alpha, omega, branch, linear(omega), *found]
 
-        names, bar = ("alpha", "omega", "branch", *MEASURED), task.bar(f"simulation, {self.name} A")
+        @cache
+        def linear(omega: float) -> float:
+            model = ta.dot_product(omega=jnp.asarray(omega), mixing=MIXINGS[self.name])
+            return float(ta.gen_error_linear(model, ta.sobol_nodes(model, 2**14)).value)
+
+        names, bar = ("alpha", "omega", "branch", "linear", *MEASURED), task.bar(f"simulation, {self.name} A")
         path = task.folder / f"plane_{self.name}_simulation.npz"
         filled(path, {**sizes, "mixing": self.name}, names, points, one, bar)
 
@@ -78,19 +85,23 @@ def draw_slices(diagram: ta.PhaseDiagram) -> Figure:
 
 def draw_simulation(found: tuple[dict[str, Any], Columns]) -> Figure:
     """The loss difference of both starts, and the test error of the lower one minus the baseline, cell by cell."""
-    about, columns = found
-    positional, semantic = (where(columns, branch=k) for k in range(len(BRANCHES)))
-    alphas, omegas = np.unique(positional["alpha"]), np.unique(positional["omega"])
-    shape = len(alphas), len(omegas)
-    gap = (positional["train_loss"][: semantic["alpha"].size] - semantic["train_loss"]).reshape(shape).T
-    lower = np.where(gap < 0, positional["gen_error"].reshape(shape).T, semantic["gen_error"].reshape(shape).T)
-    linear = np.array([baseline(omega, about["mixing"]) for omega in omegas])
+    columns = found[1]
+    alphas, omegas = np.unique(columns["alpha"]), np.unique(columns["omega"])
+
+    def cells(name: str, branch: int) -> np.ndarray:
+        values = np.full((len(omegas), len(alphas)), np.nan)
+        rows = where(columns, branch=branch)
+        values[np.searchsorted(omegas, rows["omega"]), np.searchsorted(alphas, rows["alpha"])] = rows[name]
+        return values
+
+    gap = cells("train_loss", 0) - cells("train_loss", 1)
+    lower = np.where(gap < 0, cells("gen_error", 0), cells("gen_error", 1))
     titles = "lower training loss: positional or semantic start", "lower minimum: worse or better than the baseline"
     how: Any = {"xlabel": LABELS["alpha"], "ylabels": (LABELS["omega"],), "sharey": True}
     with panels(9.5, 4.2, titles, **how) as (figure, axes):
         for axis, values, colours, label in zip(
             axes[0],
-            (gap, lower - linear[:, None]),
+            (gap, lower - cells("linear", 0)),
             ("RdBu", "RdBu_r"),
             ("positional minus semantic training loss / d", "test error minus that of the baseline"),
             strict=True,
@@ -99,12 +110,6 @@ def draw_simulation(found: tuple[dict[str, Any], Columns]) -> Figure:
             picture = axis.pcolormesh(alphas, omegas, values, cmap=colours, vmin=-limit, vmax=limit, shading="nearest")
             figure.colorbar(picture, ax=axis, shrink=0.9, label=label)
     return figure
-
-
-def baseline(omega: float, mixing: str = "standard") -> float:
-    """Test error of the linear baseline."""
-    model = ta.dot_product(omega=omega, mixing=MIXINGS[mixing])
-    return float(ta.gen_error_linear(model, ta.sobol_nodes(model, 2**14)).value)
 
 
 def rows_theory(diagram: ta.PhaseDiagram) -> list[Row]:
@@ -123,19 +128,15 @@ def rows_theory(diagram: ta.PhaseDiagram) -> list[Row]:
     return out
 
 
-def rows_simulation(found: tuple[dict[str, Any], Columns], diagram: ta.PhaseDiagram) -> list[Row]:
-    """How often the start of lower training loss is the branch of lower training loss."""
+def rows_simulation(found: tuple[dict[str, Any], Columns]) -> list[Row]:
+    """alpha at which the training losses of both starts cross, at every omega that was simulated."""
     about, columns = found
-    positional, semantic = (where(columns, branch=k) for k in range(len(BRANCHES)))
-    gap = positional["train_loss"] - semantic["train_loss"]
-    boundary = diagram.alpha_c()
-    critical = np.interp(positional["omega"], boundary.values, np.nan_to_num(boundary.alpha, nan=np.inf))
-    agree = (gap > 0) == (positional["alpha"] > critical)
-    far = np.abs(positional["alpha"] / critical - 1) > 0.1
-    reason = f"d = {about['d']}, {about['instances']} instances each; published: d = 1000"
-    texts = "cells whose lower start is the branch that theory has lower", "the same, alpha 10 % from alpha_c or more"
-    shares = float(np.mean(agree)), float(np.mean(agree[far]))
-    return [Row(text, None, None, share, None, reason) for text, share in zip(texts, shares, strict=True)]
+    reason = f"d = {about['d']}, {about['instances']} instances; interpolated; theory: the figure before"
+    out = []
+    for omega in np.unique(columns["omega"]):
+        crossing = exchange(where(columns, omega=omega))
+        out.append(Row(f"alpha_c at omega = {omega:.2g}, training", None, None, crossing, None, reason))
+    return out
 
 
 assert set(BRANCHES) < set(COLOURS)

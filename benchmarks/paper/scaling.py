@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 from matplotlib.figure import Figure
+from matplotlib.ticker import NullFormatter
 
 import tiedattn_jax as ta
 from tiedattn_jax.plotting import COLOURS, LABELS, SYMBOLS, panels
@@ -64,6 +65,7 @@ def draw(data: dict[str, Any], names: Sequence[str]) -> Figure:
                 place = 0.12 if k else 0.04
                 text = rf"$d^{{\,{slope:.2f} \pm {bar:.2f}}}$"
                 below.text(0.04, place, text, color=colour, transform=below.transAxes)
+            below.yaxis.set_minor_formatter(NullFormatter())
             above.set_xscale("log")
             above.set_ylim(bottom=0)
     return figure

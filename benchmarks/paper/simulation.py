@@ -14,6 +14,9 @@ import jax.numpy as jnp
 import numpy as np
 
 import tiedattn_jax as ta
+from tiedattn_jax.finite.data import start as start_of
+
+from .data import Columns, where
 
 BRANCHES = ("positional", "semantic")  # a column `branch` holds the place in this list
 QUANTITIES = ("train_loss", "gen_error", "q", "theta", "m")
@@ -31,18 +34,12 @@ def informed(branch: str, columns: int = 1) -> Start:
 
     def weights(data: ta.Data, key: jax.Array) -> jax.Array:
         single = ta.dot_product(dtype=data.x.dtype)
-        one = _start(single, data, branch)
+        one = start_of(single, data, branch)
         if columns == 1:
             return one
         return jnp.tile(one, (1, columns)) + 0.01 * jax.random.normal(key, (len(one), columns), one.dtype)
 
     return weights
-
-
-def _start(model: ta.Model, data: ta.Data, branch: str) -> jax.Array:
-    from tiedattn_jax.finite.data import start
-
-    return start(model, data, branch)
 
 
 def measured(model: ta.Model, d: int, alpha: float, start: Start, instances: int, *, seed: int = 0) -> list[float]:
@@ -75,3 +72,17 @@ def numbers(point: ta.FixedPoint) -> list[float]:
         return [float(v) for v in (state.train_loss, state.gen_error, q, theta, m)]
 
     return [*five(point), *five(point.stderr)]
+
+
+def exchange(columns: Columns) -> float:
+    """alpha where the training loss from the semantic start falls below that from the positional one; NaN if nowhere."""
+    one, other = (where(columns, branch=k) for k in range(2))
+    alphas = np.intersect1d(one["alpha"], other["alpha"])
+    gap = np.array([where(one, alpha=a)["train_loss"][0] - where(other, alpha=a)["train_loss"][0] for a in alphas])
+    known = np.isfinite(gap)
+    alphas, gap = alphas[known], gap[known]
+    up = np.flatnonzero((gap[:-1] < 0) & (gap[1:] >= 0))
+    if not up.size:
+        return float("nan")
+    k = up[-1]
+    return float(alphas[k] - gap[k] * (alphas[k + 1] - alphas[k]) / (gap[k + 1] - gap[k]))
