@@ -245,7 +245,7 @@ def test_every_figure_of_the_paper_is_listed_once():
     names = [entry.name for entry in FIGURES]
     assert len(set(names)) == len(names)
     assert {name.partition("-")[0] for name in names} == {*map(str, range(1, 16)), "table1"}
-    assert [entry.name for entry in chosen(["3"])] == ["3-left", "3", "3-simulation"]
+    assert [entry.name for entry in chosen(["3"])] == ["3-left", "3-theory", "3-simulation"]
     assert [entry.name for entry in chosen(["3-left", "15"])] == ["3-left", "15"]
     assert len(chosen([])) == len(FIGURES)
 
@@ -279,7 +279,9 @@ def test_a_figure_from_end_to_end(tmp_path, monkeypatch):
     assert (tmp_path / "paper" / "figure_15.png").read_bytes()[:4] == b"\x89PNG"
     assert (tmp_path / "paper" / "figure_15.pdf").read_bytes()[:4] == b"%PDF"
     text = (tmp_path / "paper.md").read_text()
-    assert "paper/figure_15.png" in text and "d = 30" in text
+    assert "paper/figure_15.png" in text and "d = 30, alpha = 2" in text
+    assert "reduced size" in text and "runs = 40" in text  # as the entry was made before the sizes were changed
     assert main(["15", "--full", "--out", str(tmp_path)]) == 0
     assert read(tmp_path / "data" / "full" / "adam.npz")[1]["d"].tolist() == [40]
-    assert "d = 40" in (tmp_path / "paper.md").read_text()
+    text = (tmp_path / "paper.md").read_text()
+    assert "d = 40, alpha = 2" in text and "reduced size" not in text

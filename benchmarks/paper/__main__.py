@@ -52,7 +52,7 @@ def main(argv: list[str] | None = None) -> int:
         try:
             if entry.compute is not None and not args.draw:
                 entry.compute(Task(args.full, data, _bars(entry.name)))
-            _draw(entry, data, args.out)
+            _draw(entry, data, args.out, args.full)
         except InputError as problem:
             parser.error(str(problem))
         print(f"{entry.title}: {time.perf_counter() - began:.0f} s", flush=True)
@@ -67,7 +67,7 @@ def _set_up() -> None:
         jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.5)
 
 
-def _draw(entry: Entry, data: Path, out: Path) -> None:
+def _draw(entry: Entry, data: Path, out: Path, full: bool) -> None:
     """The picture and the section of a figure, and the page of all sections that are there."""
     picture, found = None, None if entry.load is None else entry.load(data)
     rows = [] if found is None else list(entry.rows(found))
@@ -76,7 +76,7 @@ def _draw(entry: Entry, data: Path, out: Path) -> None:
         for kind in ("png", "pdf"):
             write_whole(out / "paper" / f"{picture}.{kind}", _content(figure, kind))
         picture = f"paper/{picture}.png"
-    text = section(entry.name, entry.title, entry.text, picture, rows)
+    text = section(entry.name, entry.title, entry.said(full), picture, rows)
     write_whole(out / "data" / f"figure_{entry.name}.md", text.encode())
     every = [out / "data" / f"figure_{entry.name}.md" for entry in FIGURES]
     write_whole(out / "paper.md", page(path.read_text() for path in every if path.exists()).encode())

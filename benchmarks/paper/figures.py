@@ -28,6 +28,7 @@ class Entry(NamedTuple):
         compute: writes its files.
         load: reads them.
         draw, rows: the picture and the table of what was read.
+        sizes: of its simulations, reduced and full.
     """
 
     name: str
@@ -37,6 +38,15 @@ class Entry(NamedTuple):
     load: Callable[[Path], Any] | None = None
     draw: Callable[[Any], Figure] | None = None
     rows: Callable[[Any], Sequence[Row]] = _nothing
+    sizes: tuple[dict[str, Any], dict[str, Any]] | None = None
+
+    def said(self, full: bool) -> str:
+        """The text with the size of the simulations."""
+        if self.sizes is None:
+            return self.text
+        reduced, published = (", ".join(f"{k} = {v}" for k, v in one.items()) for one in self.sizes)
+        size = f"full size: {published}" if full else f"reduced size: {reduced} (with `--full`: {published})"
+        return f"{self.text}\n\nSimulations at {size}."
 
 
 def _both_planes(name: str) -> Entry:
@@ -45,7 +55,7 @@ def _both_planes(name: str) -> Entry:
     what = "" if name == "3" else " for A = [[.3, .7], [.8, .2]]"
     more = "" if name == "3" else OTHER_TARGET
     return Entry(
-        name,
+        f"{name}-theory",
         f"Fig. {name} (centre, right): phase diagram{what}",
         "Left, the difference of the training losses of both branches where both are stable; right, the test error of "
         "the lower one against that of the linear baseline. alpha_c, alpha_l: where either changes its sign." + more,
@@ -68,6 +78,7 @@ def _simulated(name: str) -> Entry:
         plane.simulated,
         plane_module.draw_simulation,
         plane_module.rows_simulation,
+        (plane_module.REDUCED, plane_module.SIMULATED),
     )
 
 
@@ -97,6 +108,7 @@ def _layer(name: str, kind: str, title: str, text: str) -> Entry:
         partial(layers.load, kind=kind),
         layers.draw,
         layers.rows,
+        (layers.REDUCED, layers.SIZES),
     )
 
 
@@ -118,6 +130,7 @@ FIGURES = (
         minimum.load,
         minimum.draw,
         minimum.rows,
+        (minimum.REDUCED, minimum.SIZES),
     ),
     Entry(
         "3-left",
@@ -127,6 +140,7 @@ FIGURES = (
         scaling.load,
         partial(scaling.draw, names=scaling.LEFT),
         partial(scaling.rows, names=scaling.LEFT),
+        (scaling.REDUCED, scaling.SIZES),
     ),
     _both_planes("3"),
     _simulated("3"),
@@ -166,6 +180,7 @@ FIGURES = (
         scaling.load,
         partial(scaling.draw, names=scaling.LOSSES),
         partial(scaling.rows, names=scaling.LOSSES),
+        (scaling.REDUCED, scaling.SIZES),
     ),
     Entry(
         "8",
@@ -217,6 +232,7 @@ FIGURES = (
         adam.load,
         adam.draw,
         adam.rows,
+        (adam.REDUCED, adam.SIZES),
     ),
 )
 
