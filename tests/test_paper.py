@@ -154,13 +154,15 @@ def plane_rows():
 
 
 def test_simulated_plane():
-    about = {"d": 5, "instances": 2}
+    about = {"d": 5, "instances": 2, "layer": "tied"}
     left, right = plane.draw_simulation((about, plane_rows())).axes[:2]
     gap, excess = (axis.collections[0].get_array() for axis in (left, right))
     np.testing.assert_allclose(gap, [[-0.3, 0.7], [-0.35, 0.65]])
     np.testing.assert_allclose(excess, [[-0.1, 0.9], [-0.2, 0.8]])  # test error 0 on the positional branch, else 1
     table = plane.rows_simulation((about, plane_rows()))
     np.testing.assert_allclose([row.ours for row in table], [1.3, 1.35])
+    layers_side_by_side = plane.draw_layers({"one": (about, plane_rows()), "other": (about, plane_rows())}).axes
+    np.testing.assert_allclose(layers_side_by_side[1].lines[0].get_xydata(), [[1.3, 0.1], [1.35, 0.2]])
     unfinished = {name: values[:-1] for name, values in plane_rows().items()}
     assert (
         np.ma.masked_invalid(plane.draw_simulation((about, unfinished)).axes[0].collections[0].get_array()).count() == 3

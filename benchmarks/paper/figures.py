@@ -112,6 +112,18 @@ def _layer(name: str, kind: str, title: str, text: str) -> Entry:
     )
 
 
+_LAYERS = {"tied": plane_module.STANDARD, "query and key of their own": plane_module.UNTIED}
+
+
+def _compute_layers(task: Task) -> None:
+    for plane in _LAYERS.values():
+        plane.simulate(task)
+
+
+def _load_layers(folder: Path) -> dict[str, Any]:
+    return {name: plane.simulated(folder) for name, plane in _LAYERS.items()}
+
+
 FIGURES = (
     _attention(
         "1",
@@ -220,8 +232,14 @@ FIGURES = (
     Entry(
         "14",
         "Fig. 14: the plane of Fig. 3 for other layers",
-        "Not computed beyond the lines at omega = .3 of Figs. 11 and 12; correlated tokens and a value matrix are not in "
-        "the library.",
+        "The difference of the training losses from both starts, for the tied layer and for query and key of their own. "
+        "For a student of rank two all starts end in one minimum, so that there is no difference; correlated tokens and "
+        "a value matrix are not in the library.",
+        _compute_layers,
+        _load_layers,
+        plane_module.draw_layers,
+        lambda found: [row for one in found.values() for row in plane_module.rows_simulation(one)],
+        (plane_module.REDUCED, plane_module.SIMULATED),
     ),
     Entry(
         "15",
