@@ -75,6 +75,7 @@ def test_rows_by_value():
 def test_a_row_says_the_difference():
     assert Row("q", 2.0, 0.1, 2.5, 0.02, "why").cells() == ["q", "2.00(10)", "2.500(20)", "+0.5 (+25.0%)", "why"]
     assert Row("q", None, None, 2.5, None).cells() == ["q", "-", "2.5", "-", ""]
+    assert Row("q", 1.0, None, float("nan"), None).cells()[1:4] == ["-", "none in range", "-"]
 
 
 def test_page():

@@ -49,7 +49,9 @@ STARTS: dict[str, tuple[Start, ...]] = {
     "rank": (*(informed(branch, 2) for branch in BRANCHES), both),
     "untied": tuple(informed(branch, 2) for branch in BRANCHES),
 }
-NAMES = (*BRANCHES, "one of each")
+NAMES = (*(f"{branch} start" for branch in BRANCHES), "start with one of each")
+_COLOURS = (*(COLOURS[branch] for branch in BRANCHES), COLOURS["mixed"])
+_APART = 0.02  # in alpha, between points of different starts that may hide each other
 
 
 def model_of(kind: str, omega: float = 0.3) -> ta.Model:
@@ -128,7 +130,10 @@ def load(folder: Path, kind: str) -> dict[str, Any]:
 
 
 def draw(data: dict[str, Any]) -> Figure:
-    """Training loss, test error and overlaps; hollow points are the tied layer of rank one."""
+    """Training loss, test error and overlaps; hollow points are the tied layer of rank one.
+
+    Points of different starts stand a little apart in alpha.
+    """
     shown = ("train_loss", "gen_error", "m", "theta")
     with panels(14, 3.9, [""] * 4, xlabel=LABELS["alpha"], ylabels=[LABELS[name] for name in shown]) as (figure, axes):
         for axis, name in zip(axes[0], shown, strict=True):
@@ -137,10 +142,10 @@ def draw(data: dict[str, Any]) -> Figure:
                     rows = where(data[part], branch=k)
                     if not len(rows["alpha"]):
                         continue
-                    colour = COLOURS.get(start, COLOURS["mixed"])
-                    style: Any = {"fmt": "o", "ms": 4, "lw": 1, "color": colour, "mfc": filling}
-                    label = f"{start} start{'' if filling is None else ', rank one, tied'}"
-                    axis.errorbar(rows["alpha"], rows[name], 2 * standard_error(rows, name), label=label, **style)
+                    style: Any = {"fmt": "o", "ms": 4, "lw": 1, "color": _COLOURS[k], "mfc": filling}
+                    label = start if filling is None else f"{start}, rank one, tied"
+                    place = rows["alpha"] + _APART * (k - 1)
+                    axis.errorbar(place, rows[name], 2 * standard_error(rows, name), label=label, **style)
             for k in np.unique(data["theory"]["branch"]).astype(int):
                 rows = where(data["theory"], branch=k)
                 colour, label = (OTHER, "theory") if data["kind"] == "rank" else (COLOURS[BRANCHES[k]], None)
@@ -159,7 +164,7 @@ def rows(data: dict[str, Any]) -> list[Row]:
         if not len(last["alpha"]):
             continue
         known = where(theory, branch=0 if data["kind"] == "rank" else k, alpha=last["alpha"][0])
-        text = f"training loss / d, {start} start, alpha = {last['alpha'][0]:g}"
+        text = f"training loss / d, {start}, alpha = {last['alpha'][0]:g}"
         error = float(standard_error(last, "train_loss")[0])
         reason = f"{here}; the theory here: {known['train_loss'][0]:.5g}" if len(known["alpha"]) else here
         out.append(Row(text, None, None, last["train_loss"][0], error, reason))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
@@ -27,7 +28,7 @@ class Row(NamedTuple):
 
     def cells(self) -> list[str]:
         """As text: quantity, published, here, difference, reason."""
-        if self.published is None:
+        if self.published is None or math.isnan(self.ours):
             published, difference = "-", "-"
         else:
             published = _number(self.published, self.published_error)
@@ -37,6 +38,8 @@ class Row(NamedTuple):
 
 
 def _number(value: float, error: float | None) -> str:
+    if math.isnan(value):
+        return "none in range"
     return f"{value:.5g}" if error is None else with_error(value, error)
 
 
