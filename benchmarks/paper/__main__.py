@@ -62,7 +62,7 @@ def main(argv: list[str] | None = None) -> int:
 def _set_up() -> None:
     jax.config.update("jax_enable_x64", True)
     where = os.environ.get("TIEDATTN_CACHE", str(Path.home() / ".cache" / "tiedattn_jax"))
-    if where != "0" and not jax.config.jax_compilation_cache_dir:
+    if where != "0" and "JAX_COMPILATION_CACHE_DIR" not in os.environ:
         jax.config.update("jax_compilation_cache_dir", where)
         jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.5)
 

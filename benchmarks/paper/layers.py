@@ -54,7 +54,7 @@ _COLOURS = (*(COLOURS[branch] for branch in BRANCHES), COLOURS["mixed"])
 _APART = 0.02  # in alpha, between points of different starts that may hide each other
 
 
-def model_of(kind: str, omega: float = 0.3) -> ta.Model:
+def model_of(kind: str, omega: float = 0.3) -> ta.DotProduct:
     """The layer of a name in `STARTS`."""
     return untied(omega) if kind == "untied" else ta.dot_product(omega=omega, rank=2 if kind == "rank" else 1)
 
@@ -105,7 +105,7 @@ def _theory(task: Task, kind: str) -> None:
     filled(path, {"layer": kind, "nodes": NODES}, ("branch", "alpha", *NUMBERS), points, one, bar)
 
 
-def _columns(model: ta.Model, alpha: float, branch: str | None) -> ta.Overlaps:
+def _columns(model: ta.DotProduct, alpha: float, branch: str | None) -> ta.Overlaps:
     """A start for two columns: both near the state of a branch of the tied layer, or one near each of its states."""
     single = ta.dot_product(omega=model.omega)
     rough = ta.line_nodes(single, 5, replicates=1)
@@ -148,8 +148,9 @@ def draw(data: dict[str, Any]) -> Figure:
                     axis.errorbar(place, rows[name], 2 * standard_error(rows, name), label=label, **style)
             for k in np.unique(data["theory"]["branch"]).astype(int):
                 rows = where(data["theory"], branch=k)
-                colour, label = (OTHER, "theory") if data["kind"] == "rank" else (COLOURS[BRANCHES[k]], None)
-                line(axis, rows["alpha"], rows[name], colour, label or f"theory, {BRANCHES[k]}")
+                any_start = data["kind"] == "rank"
+                colour = OTHER if any_start else COLOURS[BRANCHES[k]]
+                line(axis, rows["alpha"], rows[name], colour, "theory" if any_start else f"theory, {BRANCHES[k]}")
             axis.set(xlim=(0, 2.05), ylim=(0, None))
     return figure
 
@@ -170,7 +171,7 @@ def rows(data: dict[str, Any]) -> list[Row]:
         out.append(Row(text, None, None, last["train_loss"][0], error, reason))
     if data["kind"] != "rank":
         names = {"theory": theory, "simulation": data["layer"], "simulation, tied": data["tied"]}
-        for name, columns in names.items():
+        for what, columns in names.items():
             crossing = exchange(columns)
-            out.append(Row(f"alpha_c, {name}", None, None, crossing, None, "where the losses cross, interpolated"))
+            out.append(Row(f"alpha_c, {what}", None, None, crossing, None, "where the losses cross, interpolated"))
     return out

@@ -132,8 +132,10 @@ def rows(data: dict[str, Any]) -> list[Row]:
     transitions = data["transitions"]
     read_off, nodes = "published: read off its curves, of 12 x 12 nodes", "published: 12 x 12 nodes, stopped at 1e-4"
     out = [
-        Row("alpha_c", 1.241, None, *transitions["alpha_c"], read_off),
-        Row("alpha_l", 1.451, None, *transitions["alpha_l"], read_off),
+        Row(name, value, None, transitions[name][0], transitions[name][1], read_off)
+        for name, value in (("alpha_c", 1.241), ("alpha_l", 1.451))
+    ]
+    out += [
         Row("test error of the baseline", 0.0019905, None, transitions["baseline"][0], None, "published: read off"),
     ]
     names = [*NUMBERS, "V", "V_stderr"]
