@@ -222,7 +222,9 @@ FIGURES = (
         "12",
         "untied",
         "Fig. 12: query and key of their own",
-        "S = softmax(z^Q (z^K)^T), started with query and key alike, beside the tied layer.",
+        "S = softmax(z^Q (z^K)^T), started with query and key alike, beside the tied layer. Where the semantic branch is "
+        "unstable towards m (dotted) training leaves it. The exchange of the minima is beyond alpha = 2 here: both weights "
+        "are penalised, so that the ridge is twice as strong.",
     ),
     Entry(
         "13",

@@ -96,13 +96,22 @@ def _theory(task: Task, kind: str) -> None:
         if k not in last:
             last[k] = _columns(model, alpha if alpha == alphas[0] else alphas[0], branches[k])
         point = ta.solve(model, alpha, branches[k], nodes, start=last[k])
-        if bool(point.exists):
-            last[k] = point.overlaps
-            return [k, alpha, *numbers(point)]
-        return [k, alpha, *np.full(len(NUMBERS), np.nan)]
+        if not bool(point.exists):
+            return [k, alpha, *np.full(len(names) - 2, np.nan)]
+        last[k] = point.overlaps
+        grown = [_grows_not(point)] if "stable" in names else []
+        return [k, alpha, *numbers(point), *grown]
 
+    # A state in which nothing is imposed is one that iteration finds.
+    names = ("branch", "alpha", *NUMBERS, *(() if kind == "rank" else ("stable",)))
     path, bar = task.folder / f"layer_{kind}_theory.npz", task.bar(f"theory, {kind}")
-    filled(path, {"layer": kind, "nodes": NODES}, ("branch", "alpha", *NUMBERS), points, one, bar)
+    filled(path, {"layer": kind, "nodes": NODES}, names, points, one, bar)
+
+
+def _grows_not(point: ta.FixedPoint) -> bool:
+    """Whether a state of a branch does not grow the order parameter that the branch lacks."""
+    growth = point.diagnostics.growth_theta if point.branch == "positional" else point.diagnostics.growth_m
+    return bool(growth < 1)
 
 
 def _columns(model: ta.DotProduct, alpha: float, branch: str | None) -> ta.Overlaps:
@@ -150,7 +159,9 @@ def draw(data: dict[str, Any]) -> Figure:
                 rows = where(data["theory"], branch=k)
                 any_start = data["kind"] == "rank"
                 colour = OTHER if any_start else COLOURS[BRANCHES[k]]
-                line(axis, rows["alpha"], rows[name], colour, "theory" if any_start else f"theory, {BRANCHES[k]}")
+                label = "theory" if any_start else f"theory, {BRANCHES[k]}"
+                stable = rows["stable"] > 0 if "stable" in rows else None
+                line(axis, rows["alpha"], rows[name], colour, label, stable=stable)
             axis.set(xlim=(0, 2.05), ylim=(0, None))
     return figure
 
@@ -173,5 +184,7 @@ def rows(data: dict[str, Any]) -> list[Row]:
         names = {"theory": theory, "simulation": data["layer"], "simulation, tied": data["tied"]}
         for what, columns in names.items():
             crossing = exchange(columns)
-            out.append(Row(f"alpha_c, {what}", None, None, crossing, None, "where the losses cross, interpolated"))
+            out.append(
+                Row(f"alpha_c, {what}", None, None, crossing, None, f"where the losses cross, interpolated; {here}")
+            )
     return out
