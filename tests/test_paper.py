@@ -211,11 +211,11 @@ def test_untied_weights_are_not_tied():
 def test_where_a_run_ends():
     runs = {
         "d": np.array([50.0, 50, 50, 50]),
-        "m": np.array([0.3, 0.0, 0.3, 0.3]),
+        "m": np.array([0.3, 0.0, 0.3, 0.2]),
         "theta": np.array([0.0, 0.2, 0.0, 0.0]),
-        "train_loss": np.array([1.02, 2.02, 1.5, 2.0]),
-        "positional": np.full(4, 1.0),
-        "semantic": np.full(4, 2.0),
+        "train_loss": np.array([1.02, 2.02, 1.5, 1.0]),
+        **{f"positional_{name}": np.full(4, v) for name, v in (("theta", 0.01), ("m", 0.29), ("train_loss", 1.0))},
+        **{f"semantic_{name}": np.full(4, v) for name, v in (("theta", 0.21), ("m", 0.01), ("train_loss", 2.0))},
     }
     assert adam.ends(runs).tolist() == ["positional", "semantic", "elsewhere", "elsewhere"]
     figure = adam.draw(runs)
@@ -278,7 +278,7 @@ def test_a_figure_from_end_to_end(tmp_path, monkeypatch):
     assert main(["15", "--out", str(tmp_path)]) == 0
     about, columns = read(tmp_path / "data" / "reduced" / "adam.npz")
     assert columns["d"].tolist() == [30, 30] and about["steps"] == 300
-    assert np.all(np.isfinite([columns[name] for name in ("train_loss", "positional", "semantic")]))
+    assert np.all(np.isfinite([columns[name] for name in adam.COLUMNS]))
     assert (tmp_path / "paper" / "figure_15.png").read_bytes()[:4] == b"\x89PNG"
     assert (tmp_path / "paper" / "figure_15.pdf").read_bytes()[:4] == b"%PDF"
     text = (tmp_path / "paper.md").read_text()

@@ -17,12 +17,14 @@ from .page import Row
 from .simulation import BRANCHES, STEPS
 
 ALPHA = 2.0
-SIZES: dict[str, Any] = {"d": [100, 300, 1000], "runs": 40, "steps": 5000}
+SIZES: dict[str, Any] = {"d": [50, 100, 200, 500], "runs": 40, "steps": 3000}
 REDUCED: dict[str, Any] = {"d": [50, 100, 200], "runs": 12, "steps": 3000}
 RATE = 0.03
-NEAR = 0.05  # relative distance in loss within which a run has found a minimum
+NEAR = 0.05  # relative distance in loss, and distance in the overlaps, within which a run has found a minimum
 ELSEWHERE = "0.65"
-COLUMNS = ("d", "seed", "theta", "m", "train_loss", *BRANCHES)
+NUMBERS = ("theta", "m", "train_loss")
+# Of the end of a run, and of the minima from both informed starts on its instance.
+COLUMNS = ("d", "seed", *NUMBERS, *(f"{branch}_{name}" for branch in BRANCHES for name in NUMBERS))
 ENDS = (*BRANCHES, "elsewhere")
 
 
@@ -35,9 +37,8 @@ def compute(task: Task) -> None:
         key, start = jax.random.split(jax.random.key(seed))
         data = ta.sample_data(model, d, ALPHA, key, normalise=True)
         end = ta.train(model, data, "adam", "random", key=start, rate=RATE, steps=sizes["steps"], tol=1e-7)
-        losses = [ta.train(model, data, "lbfgs", branch, steps=STEPS, tol=1e-8).train_loss for branch in BRANCHES]
-        theta, m = (float(np.abs(np.asarray(getattr(end.overlaps, name))).mean()) for name in ("theta", "m"))
-        return [d, seed, theta, m, float(end.train_loss), *map(float, losses)]
+        minima = [ta.train(model, data, "lbfgs", branch, steps=STEPS, tol=1e-8) for branch in BRANCHES]
+        return [d, seed, *(value for run in (end, *minima) for value in _numbers(run))]
 
     path, bar = task.folder / "adam.npz", task.bar("Adam from random starts")
     filled(path, {**sizes, "rate": RATE, "alpha": ALPHA}, COLUMNS, points, one, bar)
@@ -48,13 +49,20 @@ def load(folder: Path) -> Columns:
     return read(folder / "adam.npz")[1]
 
 
+def _numbers(run: ta.Training) -> list[float]:
+    x = run.overlaps
+    return [float(np.abs(np.asarray(x.theta)).mean()), float(np.abs(np.asarray(x.m)).mean()), float(run.train_loss)]
+
+
 def ends(runs: Columns) -> np.ndarray:
-    """Where every run ended: "positional", "semantic" or "elsewhere", by the losses of the instance's two minima."""
-    losses = np.stack([runs[branch] for branch in BRANCHES])
-    distance = np.abs(runs["train_loss"] / losses - 1)
-    nearest = np.array(BRANCHES)[distance.argmin(0)]
-    larger = np.where(runs["m"] > runs["theta"], *BRANCHES)
-    return np.where((distance.min(0) < NEAR) & (nearest == larger), nearest, "elsewhere")
+    """Where every run ended: "positional", "semantic" or "elsewhere", by loss and overlaps of its instance's minima."""
+    out = np.full(len(runs["d"]), "elsewhere", object)
+    for branch in BRANCHES:
+        near = np.abs(runs["train_loss"] / runs[f"{branch}_train_loss"] - 1) < NEAR
+        for name in ("theta", "m"):
+            near &= np.abs(runs[name] - runs[f"{branch}_{name}"]) < NEAR
+        out[near] = branch
+    return out
 
 
 def draw(runs: Columns) -> Figure:
