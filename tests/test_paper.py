@@ -181,6 +181,9 @@ def test_numbers_of_a_grid():
 def test_exchange_of_the_minima():
     columns = {name: plane_rows()[name][[0, 1, 4, 5]] for name in ("alpha", "branch", "train_loss")}
     assert exchange(columns) == pytest.approx(1.3)
+    alphas, gaps = np.arange(5.0), np.array([-1.0, 3.0, 0.0, -1e-9, 1e-9])
+    twice = {"alpha": np.tile(alphas, 2), "branch": np.repeat([0, 1], 5), "train_loss": np.append(gaps, 0 * gaps)}
+    assert exchange(twice) == pytest.approx(0.25)  # not where the difference is nothing
     assert np.isnan(exchange({name: values[:2] for name, values in columns.items()}))
 
 

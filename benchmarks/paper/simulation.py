@@ -75,7 +75,10 @@ def numbers(point: ta.FixedPoint) -> list[float]:
 
 
 def exchange(columns: Columns) -> float:
-    """alpha where the training loss from the semantic start falls below that from the positional one; NaN if nowhere."""
+    """alpha where the training loss from the semantic start falls below that from the positional one; NaN if nowhere.
+
+    Where both starts end in one minimum their difference changes its sign by chance: the steepest change counts.
+    """
     one, other = (where(columns, branch=k) for k in range(2))
     alphas = np.intersect1d(one["alpha"], other["alpha"])
     gap = np.array([where(one, alpha=a)["train_loss"][0] - where(other, alpha=a)["train_loss"][0] for a in alphas])
@@ -84,5 +87,5 @@ def exchange(columns: Columns) -> float:
     up = np.flatnonzero((gap[:-1] < 0) & (gap[1:] >= 0))
     if not up.size:
         return float("nan")
-    k = up[-1]
+    k = up[np.argmax(gap[up + 1] - gap[up])]
     return float(alphas[k] - gap[k] * (alphas[k + 1] - alphas[k]) / (gap[k + 1] - gap[k]))
