@@ -268,10 +268,15 @@ def test_what_is_not_computed_says_so(tmp_path):
     assert not (tmp_path / "paper").exists()
 
 
-def test_draw_needs_data(tmp_path, capsys):
+@pytest.mark.parametrize("entry", [entry for entry in FIGURES if entry.load is not None], ids=lambda e: e.name)
+def test_draw_needs_data(entry, tmp_path, capsys):
     with pytest.raises(SystemExit) as stop:
-        main(["15", "--draw", "--out", str(tmp_path)])
-    assert stop.value.code == 2 and "compute the figure first" in capsys.readouterr().err
+        main([entry.name, "--draw", "--out", str(tmp_path)])
+    assert (
+        stop.value.code == 2
+        and "got path=" in (error := capsys.readouterr().err)
+        or "compute the figure first" in error
+    )
 
 
 @pytest.mark.slow

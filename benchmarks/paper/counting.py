@@ -52,11 +52,15 @@ def compute(task: Task) -> None:
 
 
 def load(folder: Path) -> dict[str, list[Columns]]:
-    """The runs that are finished, by mechanism."""
+    """The runs that are finished, by mechanism.
+
+    Raises:
+        InputError: there is none.
+    """
     found = {}
     for name in MECHANISMS:
-        runs = [_path(folder, name, k) for k in range(SIZES["runs"])]
-        found[name] = [read(path)[1] for path in runs if path.exists()]
+        first, *more = (_path(folder, name, k) for k in range(SIZES["runs"]))
+        found[name] = [read(path)[1] for path in (first, *(path for path in more if path.exists()))]
     return found
 
 
