@@ -36,12 +36,15 @@ def read(path: Path) -> tuple[dict[str, Any], Columns]:
     Raises:
         InputError: it is missing, damaged or of another kind.
     """
-    about, columns = unpacked(
-        path, InputError("out", f"must hold the whole file {path.name}: compute the figure first")
-    )
+    about, columns = unpacked(path, missing(path))
     if "done" in about:
         columns = {name: values[: about["done"]] for name, values in columns.items()}
     return about, columns
+
+
+def missing(path: Path) -> InputError:
+    """The error about a file of numbers that is not there, or no such file."""
+    return InputError("out", f"must hold the whole file {path.name}: compute the figure first, without --draw")
 
 
 def keep(path: Path, about: dict[str, Any], columns: dict[str, Any]) -> None:

@@ -14,7 +14,7 @@ from matplotlib.figure import Figure
 import tiedattn_jax as ta
 from tiedattn_jax.plotting import LABELS, MARKS, SYMBOLS, panels, slice_figure
 
-from .data import Columns, Task, filled, read, where
+from .data import Columns, Task, filled, missing, read, where
 from .layers import STARTS, model_of
 from .page import Row
 from .simulation import BRANCHES, MEASURED, exchange, measured
@@ -46,7 +46,10 @@ class Plane(NamedTuple):
 
     def diagram(self, folder: Path) -> ta.PhaseDiagram:
         """What `theory` found."""
-        return ta.PhaseDiagram.load(folder / f"plane_{self.name}.npz")
+        path = folder / f"plane_{self.name}.npz"
+        if not path.exists():
+            raise missing(path)
+        return ta.PhaseDiagram.load(path)
 
     def simulate(self, task: Task) -> None:
         """Training from both starts in every cell, along omega first: programs depend on alpha alone."""
