@@ -202,6 +202,7 @@ def diagram():
         gen_difference=(values - 1, None),
         trusted=region != 4,
         exists=np.array([[[True, True, False], [True, True, True]]] * 2),
+        stable=np.array([[[True, True, False], [True, True, True]], [[True, True, False], [False, True, True]]]),
         mean={**means, "gen_error_linear": linear}.__getitem__,
         stderr=lambda name: np.full((2, 2, 3), 0.5),
         alpha_c=lambda: boundary,
@@ -252,13 +253,17 @@ def test_diagram_with_alpha_upwards():
 
 
 def test_slices():
-    upper, _, lower, last = slice_figure(diagram(), [0, 1]).axes
+    figure = slice_figure(diagram(), [0, 1])
+    upper, beside, lower, last = figure.axes
+    dotted = [one for one in beside.lines if one.get_gid() == "unstable"]
+    np.testing.assert_array_equal(dotted[0].get_ydata(), [13, 14, np.nan])  # up to the first stable point
+    assert len(dotted) == 1 and explained(figure)[-1] == "unstable"
     positional, semantic = upper.lines
     np.testing.assert_array_equal(positional.get_ydata(), [0, 1, np.nan])  # no state in the third cell
     np.testing.assert_array_equal(semantic.get_ydata(), [10, 11, np.nan])
     assert upper.collections[0].get_paths()[0].vertices[:, 1].min() == -1  # two error bars
     np.testing.assert_array_equal(lower.lines[2].get_ydata(), [9, 9, 9])
-    np.testing.assert_array_equal(last.lines[1].get_ydata(), [-3, -4, -5])
+    np.testing.assert_array_equal(last.lines[1].get_ydata(), [np.nan, -4, -5])
     assert labels(lower) == ["positional", "semantic", "linear baseline"] and labels(last) == []
     assert (positional.get_color(), semantic.get_color()) == (COLOURS["positional"], COLOURS["semantic"])
     assert last.get_title() == "" and upper.get_title(loc="left") == r"$\omega$ = 0.1"

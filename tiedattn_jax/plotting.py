@@ -531,6 +531,8 @@ def diagram_figure(diagram: Any) -> Figure:
 def slice_figure(diagram: Any, rows: Sequence[int]) -> Figure:
     """Training loss and test error of both branches along x, at some rows of the diagram (the content of Fig. 8).
 
+    Dotted stretches are unstable towards the order parameter that the branch lacks.
+
     Args:
         diagram: `phases.diagram.PhaseDiagram`.
         rows: indices into its y.
@@ -545,7 +547,8 @@ def slice_figure(diagram: Any, rows: Sequence[int]) -> Figure:
             for axis, row in zip(across, rows, strict=True):
                 first = axis is axes[1, 0]  # the only one with a legend
                 for b, branch in enumerate(PAIR):
-                    line(axis, x, value[b, row], COLOURS[branch], branch if first else None, bar=bar[b, row])
+                    label, stable = branch if first else None, diagram.stable[b, row] | ~exists[b, row]
+                    line(axis, x, value[b, row], COLOURS[branch], label, bar=bar[b, row], stable=stable)
                 if name == "gen_error":
                     style = _BASELINE if first else {**_BASELINE, "label": None}
                     axis.plot(x, np.nanmean(diagram.mean("gen_error_linear")[:, row], 0), **style)
