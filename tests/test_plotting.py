@@ -239,6 +239,11 @@ def test_legend_of_a_diagram_says_only_what_is_there():
     plain = diagram()
     plain.region, plain.trusted = np.full((2, 3), 5), np.full((2, 3), True)
     assert explained(diagram_figure(plain)) == [r"$\alpha_c$"]
+    nowhere = Boundary.of("alpha_l", "omega", *np.full((3, 2), np.nan))
+    plain.alpha_l = lambda: nowhere
+    assert explained(diagram_figure(plain)) == [r"$\alpha_c$"]
+    plain.alpha_c = plain.alpha_l
+    assert not diagram_figure(plain).legends[0].get_texts()
 
 
 def test_diagram_with_alpha_upwards():

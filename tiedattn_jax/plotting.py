@@ -560,7 +560,8 @@ def _boundary_line(axis: Any, boundary: Any, *, across: bool) -> None:
     width = np.where(np.isfinite(boundary.stderr), 2 * boundary.stderr, 0.0)
     place = (boundary.alpha, boundary.values) if across else (boundary.values, boundary.alpha)
     fill = axis.fill_betweenx if across else axis.fill_between
-    axis.plot(*place, label=SYMBOLS[boundary.event], **MARKS[boundary.event])
+    found = bool(np.any(np.isfinite(boundary.alpha)))
+    axis.plot(*place, label=SYMBOLS[boundary.event] if found else None, **MARKS[boundary.event])
     fill(boundary.values, boundary.alpha - width, boundary.alpha + width, color="k", alpha=0.2, lw=0)
 
 

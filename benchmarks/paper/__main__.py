@@ -30,6 +30,8 @@ from .data import Bar, Task
 from .figures import FIGURES, Entry, chosen
 from .page import page, section
 
+_LARGE = 110_000  # bytes of a PNG
+
 
 def main(argv: list[str] | None = None) -> int:
     """Compute and draw figures; the exit code. Bad input ends with exit code 2 and one line on stderr."""
@@ -83,13 +85,13 @@ def _draw(entry: Entry, data: Path, out: Path, full: bool) -> None:
 
 
 def _content(figure: Any, kind: str) -> bytes:
-    """A picture as the content of a file; PNG with a palette, which has a third of the size."""
+    """A picture as the content of a file; a large PNG gets a palette, which takes two thirds off its size."""
     content = io.BytesIO()
     figure.savefig(content, format=kind, dpi=110)
-    if kind != "png":
+    if kind != "png" or content.tell() < _LARGE:
         return content.getvalue()
     smaller = io.BytesIO()
-    Image.open(content).convert("RGB").quantize(128, dither=Image.Dither.NONE).save(smaller, "png", optimize=True)
+    Image.open(content).convert("RGB").quantize(256, dither=Image.Dither.NONE).save(smaller, "png", optimize=True)
     return smaller.getvalue()
 
 
