@@ -183,7 +183,9 @@ def test_exchange_of_the_minima():
     assert exchange(columns) == pytest.approx(1.3)
     alphas, gaps = np.arange(5.0), np.array([-1.0, 3.0, 0.0, -1e-9, 1e-9])
     twice = {"alpha": np.tile(alphas, 2), "branch": np.repeat([0, 1], 5), "train_loss": np.append(gaps, 0 * gaps)}
-    assert exchange(twice) == pytest.approx(0.25)  # not where the difference is nothing
+    assert exchange(twice) == pytest.approx(0.25)  # not where it is next to nothing
+    nearly = {**twice, "train_loss": twice["train_loss"] + 10_000}
+    assert np.isnan(exchange(nearly))  # minima of one kind
     assert np.isnan(exchange({name: values[:2] for name, values in columns.items()}))
 
 
@@ -294,3 +296,14 @@ def test_a_figure_from_end_to_end(tmp_path, monkeypatch):
     assert read(tmp_path / "data" / "full" / "adam.npz")[1]["d"].tolist() == [40]
     text = (tmp_path / "paper.md").read_text()
     assert "d = 40, alpha = 2" in text and "Simulations at full size" in text
+
+
+def test_page_of_the_documentation():
+    """Every figure has its section, every picture is there and small."""
+    docs = Path(__file__).parents[1] / "docs"
+    text = (docs / "paper.md").read_text()
+    for entry in FIGURES:
+        assert f"## {entry.title}\n" in text
+        if entry.draw is not None:
+            picture = f"paper/figure_{entry.name}.png"
+            assert f"]({picture})" in text and 5_000 < (docs / picture).stat().st_size <= 120_000

@@ -21,6 +21,9 @@ from .data import Columns, where
 BRANCHES = ("positional", "semantic")  # a column `branch` holds the place in this list
 QUANTITIES = ("train_loss", "gen_error", "q", "theta", "m")
 STEPS = 2000
+# Relative difference in loss of minima of one kind: those that training finds from different starts on one branch, where
+# the proximal operator jumps, differ by .2 %.
+ONE_KIND = 2e-3
 SENTENCES = 20_000  # fresh ones, for the test error of an instance
 # Columns of `measured`, and of `numbers`.
 MEASURED = ("instances", *QUANTITIES, *(f"{name}_scatter" for name in QUANTITIES))
@@ -77,12 +80,14 @@ def numbers(point: ta.FixedPoint) -> list[float]:
 def exchange(columns: Columns) -> float:
     """alpha where the training loss from the semantic start falls below that from the positional one; NaN if nowhere.
 
-    Where both starts end in one minimum their difference changes its sign by chance: the steepest change counts.
+    Where both starts end in one minimum, or in two of one kind, their difference changes its sign by chance: differences
+    below `ONE_KIND` are left out, and the steepest change counts.
     """
     one, other = (where(columns, branch=k) for k in range(2))
     alphas = np.intersect1d(one["alpha"], other["alpha"])
-    gap = np.array([where(one, alpha=a)["train_loss"][0] - where(other, alpha=a)["train_loss"][0] for a in alphas])
-    known = np.isfinite(gap)
+    losses = np.array([[where(rows, alpha=a)["train_loss"][0] for rows in (one, other)] for a in alphas])
+    gap = losses[:, 0] - losses[:, 1]
+    known = np.isfinite(gap) & (np.abs(gap) > ONE_KIND * losses.mean(axis=1))
     alphas, gap = alphas[known], gap[known]
     up = np.flatnonzero((gap[:-1] < 0) & (gap[1:] >= 0))
     if not up.size:
