@@ -79,9 +79,9 @@ def test_a_row_says_the_difference():
 
 
 def test_page():
-    one = section("2", "Title", "Text.", "paper/figure_2.png", [Row("q", 1.0, None, 1.0, None, "none")])
+    one = section("Title", "Text.", "paper/figure_2.png", [Row("q", 1.0, None, 1.0, None, "none")])
     assert "![Title](paper/figure_2.png)" in one and "| q | 1 | 1 | +0 (+0.0%) | none |" in one
-    bare = section("10", "Other", "Not computed.", None, [])
+    bare = section("Other", "Not computed.", None, [])
     assert "!" not in bare and "|" not in bare
     assert page([one, bare]).index("## Title") < page([one, bare]).index("## Other")
 

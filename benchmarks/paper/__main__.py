@@ -78,7 +78,7 @@ def _draw(entry: Entry, data: Path, out: Path, full: bool) -> None:
         for kind in ("png", "pdf"):
             write_whole(out / "paper" / f"{picture}.{kind}", _content(figure, kind))
         picture = f"paper/{picture}.png"
-    text = section(entry.name, entry.title, entry.said(full), picture, rows)
+    text = section(entry.title, entry.said(full), picture, rows)
     write_whole(out / "data" / f"figure_{entry.name}.md", text.encode())
     every = [out / "data" / f"figure_{entry.name}.md" for entry in FIGURES]
     write_whole(out / "paper.md", page(path.read_text() for path in every if path.exists()).encode())

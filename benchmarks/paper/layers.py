@@ -67,11 +67,8 @@ def compute(task: Task, kind: str) -> None:
         points = [(alpha, start) for alpha in alphas for start in range(len(STARTS[name]))]
 
         def one(alpha: float, start: int, name: str = name) -> list[float]:
-            return [
-                alpha,
-                start,
-                *measured(model_of(name), sizes["d"], alpha, STARTS[name][int(start)], sizes["instances"]),
-            ]
+            found = measured(model_of(name), sizes["d"], alpha, STARTS[name][start], sizes["instances"])
+            return [alpha, start, *found]
 
         names, bar = ("alpha", "branch", *MEASURED), task.bar(f"simulation, {name}")
         filled(task.folder / f"layer_{name}.npz", {**sizes, "layer": name}, names, points, one, bar)
@@ -91,10 +88,9 @@ def _theory(task: Task, kind: str) -> None:
     points = [(k, alpha) for k in range(len(branches)) for alpha in alphas]
     last: dict[int, Any] = {}
 
-    def one(branch: int, alpha: float) -> list[float]:
-        k = int(branch)
+    def one(k: int, alpha: float) -> list[float]:
         if k not in last:
-            last[k] = _columns(model, alpha if alpha == alphas[0] else alphas[0], branches[k])
+            last[k] = _columns(model, alphas[0], branches[k])
         point = ta.solve(model, alpha, branches[k], nodes, start=last[k])
         if not bool(point.exists):
             return [k, alpha, *np.full(len(names) - 2, np.nan)]
@@ -102,7 +98,7 @@ def _theory(task: Task, kind: str) -> None:
         grown = [_grows_not(point)] if "stable" in names else []
         return [k, alpha, *numbers(point), *grown]
 
-    # A state in which nothing is imposed is one that iteration finds.
+    # Where nothing is imposed nothing is left to grow.
     names = ("branch", "alpha", *NUMBERS, *(() if kind == "rank" else ("stable",)))
     path, bar = task.folder / f"layer_{kind}_theory.npz", task.bar(f"theory, {kind}")
     filled(path, {"layer": kind, "nodes": NODES}, names, points, one, bar)

@@ -43,7 +43,7 @@ def _number(value: float, error: float | None) -> str:
     return f"{value:.5g}" if error is None else with_error(value, error)
 
 
-def section(name: str, title: str, text: str, picture: str | None, rows: Sequence[Row]) -> str:
+def section(title: str, text: str, picture: str | None, rows: Sequence[Row]) -> str:
     """A figure's part of the page, in Markdown."""
     lines = [f"## {title}", "", text, ""]
     if picture is not None:

@@ -45,13 +45,13 @@ def informed(branch: str, columns: int = 1) -> Start:
     return weights
 
 
-def measured(model: ta.Model, d: int, alpha: float, start: Start, instances: int, *, seed: int = 0) -> list[float]:
-    """Mean and scatter over the instances that reached a critical point: the columns `MEASURED`."""
+def measured(model: ta.Model, d: int, alpha: float, start: Start, instances: int) -> list[float]:
+    """Mean and scatter over instances, those that diverged left out: the columns `MEASURED`."""
 
     def run(data: ta.Data, key: jax.Array) -> ta.Training:
         return ta.train(model, data, "lbfgs", start(data, key), steps=STEPS, tol=1e-8)
 
-    keys = jax.random.split(jax.random.key(seed), instances)
+    keys = jax.random.split(jax.random.key(0), instances)
     found = ta.run_instances(model, d, alpha, run, keys, theory=False, normalise=True, sentences=SENTENCES)
     values = np.array([np.asarray(getattr(found.found, name))[found.usable] for name in QUANTITIES])
     count = values.shape[1]
