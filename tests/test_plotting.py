@@ -8,14 +8,20 @@ import pytest
 from tiedattn_jax.phases.boundaries import Boundary
 from tiedattn_jax.plotting import (
     COLOURS,
+    LABELS,
     attention_figure,
     boundary_figure,
     branch_figure,
     diagram_figure,
+    gamp_figure,
+    instances_figure,
     learning_figure,
+    panels,
     path_figure,
     slice_figure,
     token_name,
+    training_figure,
+    transition_figure,
 )
 
 
@@ -47,10 +53,49 @@ def labels(axis):
     return axis.get_legend_handles_labels()[1]
 
 
+def explained(figure):
+    """The legend of a figure, which stands outside its panels."""
+    assert all(axis.get_legend() is None for axis in figure.axes)
+    (legend,) = figure.legends
+    return [text.get_text() for text in legend.get_texts()]
+
+
+def test_legend_is_one_and_outside():
+    with panels(4, 3, ["", ""], xlabel="x", ylabels=["first", "second"]) as (figure, axes):
+        for axis, label in zip(axes[0], ("both", "both"), strict=True):
+            axis.plot([0, 1], [0, 1], label=label)
+        axes[0, 1].plot([0, 1], [1, 0], label="alone")
+    assert explained(figure) == ["both", "alone"]
+    assert [axis.get_ylabel() for axis in figure.axes] == ["first", "second"]
+    with panels(4, 3, legends=False) as (figure, axes):
+        axes[0, 0].plot([0, 1], [0, 1], label="one")
+    assert not figure.legends
+
+
+def test_colours_are_told_apart():
+    """As seen without red or green receptors, by the lightness and the blue-yellow axis of every two of them."""
+    import matplotlib.colors
+
+    # Vienot, Brettel and Mollon (1999): what protanopes and deuteranopes see, in linear RGB.
+    sight = {
+        "protanopia": [[0.11238, 0.88762, 0], [0.11238, 0.88762, 0], [0.00401, -0.00401, 1]],
+        "deuteranopia": [[0.29275, 0.70725, 0], [0.29275, 0.70725, 0], [-0.02234, 0.02234, 1]],
+    }
+    rgb = {name: np.array(matplotlib.colors.to_rgb(colour)) ** 2.2 for name, colour in COLOURS.items()}
+    for matrix in sight.values():
+        seen = {name: np.clip(np.array(matrix) @ value, 0, 1) ** (1 / 2.2) for name, value in rgb.items()}
+        names = list(seen)
+        for k, one in enumerate(names):
+            for other in names[k + 1 :]:
+                assert np.linalg.norm(seen[one] - seen[other]) > 0.08, (one, other)
+
+
 def test_branches():
     critical, crossing = Some(ok=True, alpha=1.5), Some(ok=False, alpha=2.5)
     figure = branch_figure([curve("positional"), curve("semantic")], critical, crossing)
     orders, losses, errors = figure.axes
+    assert explained(figure)[-1] == "unstable" and len(set(explained(figure))) == len(explained(figure))
+    assert losses.get_ylabel() == LABELS["train_loss"] and losses.get_xlabel() == LABELS["alpha"]
     assert labels(orders) == ["$m$, positional", r"$\theta$, semantic", r"$\alpha_c$"]  # alpha_l was not found
     assert labels(errors) == ["positional", "semantic", "linear baseline", r"$\alpha_c$"]
     assert orders.lines[0].get_color() == COLOURS["positional"] and orders.lines[2].get_color() == COLOURS["semantic"]
@@ -79,7 +124,7 @@ def test_boundaries():
     events = {"alpha_c": "k", "semantic baseline": COLOURS["semantic"], "positional pitchfork": COLOURS["positional"]}
     alphas, bars = np.array([1.0, 2.0, np.nan]), np.array([0.1, np.inf, np.nan])
     (axis,) = boundary_figure([Boundary.of(e, "omega", omegas, alphas, bars) for e in events]).axes
-    assert labels(axis) == [r"$\alpha_c$", *list(events)[1:]] and axis.get_xlabel() == r"$\omega$"
+    assert labels(axis) == [r"$\alpha_c$", *list(events)[1:]] and axis.get_xlabel() == LABELS["omega"]
     for container, colour in zip(axis.containers, events.values(), strict=True):
         line, _caps, (whiskers,) = container
         assert line.get_color() == colour
@@ -157,6 +202,7 @@ def diagram():
         gen_difference=(values - 1, None),
         trusted=region != 4,
         exists=np.array([[[True, True, False], [True, True, True]]] * 2),
+        stable=np.array([[[True, True, False], [True, True, True]], [[True, True, False], [False, True, True]]]),
         mean={**means, "gen_error_linear": linear}.__getitem__,
         stderr=lambda name: np.full((2, 2, 3), 0.5),
         alpha_c=lambda: boundary,
@@ -177,14 +223,27 @@ def test_diagram():
     assert (difference.get_cmap().name, excess.get_cmap().name) == ("RdBu", "RdBu_r")
     assert difference.get_clim() == (-0.5, 0.5) and excess.get_clim() == (-3, 3)
     assert left.get_xlim() == (0.5, 5.0) and left.get_ylim() == (0.0, pytest.approx(0.4))
-    corner = left.collections[3].get_paths()[0].vertices.min(0)
-    assert len(left.collections[3].get_paths()) == 1 and tuple(corner) == (0.5, pytest.approx(0.2))  # not trusted
+    neither, hatched = left.collections[3:5]
+    assert neither.get_array().mask.tolist() == [[True, True, True], [True, True, False]]
+    corner = hatched.get_paths()[0].vertices.min(0)
+    assert len(hatched.get_paths()) == 1 and tuple(corner) == (0.5, pytest.approx(0.2))  # not trusted
     np.testing.assert_allclose(right.lines[0].get_xdata(), [1, 2])
     band = right.collections[-1].get_paths()[0].vertices
     assert band[:, 0].min() == pytest.approx(0.8)  # two error bars; an infinite one is left out
-    assert left.get_legend() is None  # it stands outside, once
-    shown = [text.get_text() for text in figure.legends[0].get_texts()]
-    assert shown[:2] == ["only positional", "only semantic"] and r"$\alpha_c$" in shown
+    shown = explained(figure)
+    assert shown[:3] == ["only positional is stable", "only semantic is stable", "neither is stable"]
+    assert shown[3:] == ["unsolved, or not decided by the averages", r"$\alpha_c$"]
+
+
+def test_legend_of_a_diagram_says_only_what_is_there():
+    plain = diagram()
+    plain.region, plain.trusted = np.full((2, 3), 5), np.full((2, 3), True)
+    assert explained(diagram_figure(plain)) == [r"$\alpha_c$"]
+    nowhere = Boundary.of("alpha_l", "omega", *np.full((3, 2), np.nan))
+    plain.alpha_l = lambda: nowhere
+    assert explained(diagram_figure(plain)) == [r"$\alpha_c$"]
+    plain.alpha_c = plain.alpha_l
+    assert not diagram_figure(plain).legends[0].get_texts()
 
 
 def test_diagram_with_alpha_upwards():
@@ -199,13 +258,17 @@ def test_diagram_with_alpha_upwards():
 
 
 def test_slices():
-    upper, _, lower, last = slice_figure(diagram(), [0, 1]).axes
+    figure = slice_figure(diagram(), [0, 1])
+    upper, beside, lower, last = figure.axes
+    dotted = [one for one in beside.lines if one.get_gid() == "unstable"]
+    np.testing.assert_array_equal(dotted[0].get_ydata(), [13, 14, np.nan])  # up to the first stable point
+    assert len(dotted) == 1 and explained(figure)[-1] == "unstable"
     positional, semantic = upper.lines
     np.testing.assert_array_equal(positional.get_ydata(), [0, 1, np.nan])  # no state in the third cell
     np.testing.assert_array_equal(semantic.get_ydata(), [10, 11, np.nan])
     assert upper.collections[0].get_paths()[0].vertices[:, 1].min() == -1  # two error bars
     np.testing.assert_array_equal(lower.lines[2].get_ydata(), [9, 9, 9])
-    np.testing.assert_array_equal(last.lines[1].get_ydata(), [-3, -4, -5])
+    np.testing.assert_array_equal(last.lines[1].get_ydata(), [np.nan, -4, -5])
     assert labels(lower) == ["positional", "semantic", "linear baseline"] and labels(last) == []
     assert (positional.get_color(), semantic.get_color()) == (COLOURS["positional"], COLOURS["semantic"])
     assert last.get_title() == "" and upper.get_title(loc="left") == r"$\omega$ = 0.1"
@@ -218,6 +281,9 @@ def test_attention():
     assert [text.get_text() for text in first.texts] == [".50", ".50", ".25", ".75"]
     assert [text.get_color() for text in first.texts] == ["0.15", "0.15", "0.15", "white"]
     assert [t.get_text() for t in first.get_xticklabels()] == ["A", "B"] and first.images[0].get_clim() == (0, 1)
+    faint, _, _ = attention_figure({"frozen": S / 4}, np.array([[0, 1], [2, 2]])).axes
+    assert faint.images[0].get_clim() == (0, 0.25)  # fit to the values
+    assert [text.get_color() for text in faint.texts] == ["0.15", "0.15", "0.15", "white"]
     assert [token_name(k) for k in (0, 25, 26)] == ["A", "Z", "26"]
 
 
@@ -239,5 +305,91 @@ def test_learning():
     np.testing.assert_allclose(error.lines[0].get_ydata(), [0.9, 0.8, 0.7, 0.6])
     np.testing.assert_allclose(share.lines[0].get_ydata(), np.arange(1, 5) / 20)
     np.testing.assert_allclose(share.lines[2].get_ydata(), np.arange(1, 5) / 30)
-    assert labels(share) == ["positional share, semantic", "semantic share, semantic"] and labels(loss) == ["semantic"]
+    assert labels(share) == ["positional share, semantic", "semantic share, semantic", "next stage"]
+    assert labels(loss) == ["semantic", "next stage"]
     assert loss.lines[-1].get_xdata() == [3.5, 3.5] and loss.lines[0].get_color() == COLOURS["semantic"]
+
+
+def test_transition():
+    point_of = lambda branch, slopes: Some(  # noqa: E731
+        branch=branch,
+        train_loss=0.5,
+        replicates=Some(train_loss_partials=(None, np.array(slopes))),
+        model=Some(sigma=np.array(0.5), mixing=np.array([[0.6, 0.4]]), zero=np.array(0.0), rank=1),
+    )
+    points = point_of("positional", [1.0, 3.0]), point_of("semantic", [1.0, 1.0])
+    slopes = Some(sigma=np.array(-8.0), mixing=np.array([[0.0, 5.0]]), zero=np.array(7.0), rank=1)
+    bars = Some(sigma=np.array(0.4), mixing=np.array([[0.1, np.inf]]), zero=np.array(0.1), rank=1)
+    found = Some(
+        event="alpha_c",
+        alpha=2.0,
+        stderr=0.1,
+        branches=points,
+        sensitivities=slopes,
+        sensitivities_stderr=bars,
+    )
+    figure = transition_figure(found)
+    losses, moves = figure.axes
+    positional, semantic, mark = losses.lines
+    x, y = positional.get_data()
+    np.testing.assert_allclose(np.diff(y) / np.diff(x), 2)  # the mean slope of the replicates
+    np.testing.assert_allclose(np.diff(semantic.get_ydata()) / np.diff(x), 1)
+    assert mark.get_xdata()[0] == 2.0 and explained(figure) == ["positional", "semantic", r"$\alpha_c$"]
+    assert [text.get_text() for text in moves.get_yticklabels()] == [r"$\sigma$", "mixing[0,1]"]  # the larger first
+    np.testing.assert_allclose([bar.get_width() for bar in moves.patches], [-2.0, 1.0])
+    alone = Some(event="semantic pitchfork", alpha=1.0, stderr=0.1, branches=points[:1], sensitivities=slopes)
+    alone.sensitivities_stderr = bars
+    (axis,) = transition_figure(alone).axes
+    assert "relative sensitivity" in axis.get_xlabel()
+
+
+def test_training():
+    runs = {
+        "positional": Some(losses=np.array([3.0, 2.0, np.nan]), gradient_norms=np.array([0.1, 0.01, np.nan])),
+        "mine": Some(losses=np.array([3.0, 2.0, 1.0]), gradient_norms=np.array([0.2, 0.1, 0.05])),
+    }
+    figure = training_figure(runs)
+    loss, gradient = figure.axes
+    assert explained(figure) == ["positional", "mine"]
+    np.testing.assert_array_equal(
+        loss.lines[0].get_xydata(), [[0, 3], [1, 2]]
+    )  # steps that were not taken are left out
+    np.testing.assert_array_equal(gradient.lines[1].get_ydata(), [0.2, 0.1, 0.05])
+    assert loss.lines[0].get_color() == COLOURS["positional"] and gradient.get_yscale() == "log"
+
+
+def test_message_passing():
+    blank = np.full((2, 1, 1), np.nan)
+    first = np.array([2.0, 4.0]).reshape(2, 1, 1)
+    history = Some(q=np.stack([first, 2 * first, blank]), theta=np.stack([-first, first, blank]))
+    history.m = history.theta[..., 0] / 2
+    run = Some(history=history, residuals=np.array([0.1, np.nan]))
+    q, theta, m, residual = gamp_figure({"semantic": run}).axes
+    np.testing.assert_array_equal(q.lines[0].get_xydata(), [[0, 3], [1, 6]])  # means over the tokens
+    np.testing.assert_array_equal(theta.lines[0].get_ydata(), [3, 3])  # of sizes
+    np.testing.assert_array_equal(m.lines[0].get_ydata(), [1.5, 1.5])
+    np.testing.assert_array_equal(residual.lines[0].get_xydata(), [[1, 0.1]])
+    assert residual.lines[0].get_color() == COLOURS["semantic"]
+
+
+def test_instances():
+    names = ("train_loss", "gen_error", "q", "theta", "m")
+    some = lambda *values: Some(**{name: np.array(values) for name in names})  # noqa: E731
+    found = Some(
+        found=some(1.0, 2.0, 3.0, 99.0),
+        theory=some(1.1, 2.1, 3.1, 99.0),
+        theory_stderr=some(0.1, np.inf, 0.1, 0.1),
+        branch=np.array(["semantic", "semantic", "positional", "positional"]),
+        ok=np.array([True, False, True, False]),
+        usable=np.array([True, True, True, False]),
+    )
+    figure = instances_figure(found)
+    assert explained(figure) == ["positional", "semantic", "semantic, out of steps"]
+    axis = figure.axes[0]
+    positional, semantic, hollow = axis.containers
+    np.testing.assert_array_equal(positional[0].get_xydata(), [[3.1, 3.0]])  # what diverged is left out
+    np.testing.assert_array_equal(hollow[0].get_xydata(), [[2.1, 2.0]])
+    assert hollow[0].get_markerfacecolor() == "white" and semantic[0].get_color() == COLOURS["semantic"]
+    ((whisker,),) = (bars.get_segments() for bars in semantic[2])
+    np.testing.assert_allclose(whisker[:, 0], [0.9, 1.3])  # two error bars
+    assert axis.get_xlim()[1] < 4

@@ -14,28 +14,55 @@ import matplotlib
 import numpy as np
 from matplotlib.collections import PatchCollection
 from matplotlib.figure import Figure
-from matplotlib.patches import Rectangle
+from matplotlib.lines import Line2D
+from matplotlib.patches import Patch, Rectangle
 
 from .overlaps import BRANCHES, PAIR
 
-COLOURS = {"positional": "#c8552b", "semantic": "#1f6fb2"}
+# Colours that are told apart with any colour vision (Okabe and Ito), the same for the same thing in every picture.
+COLOURS = {
+    "positional": "#D55E00",
+    "semantic": "#0072B2",
+    "mixed": "#CC79A7",
+    "uninformed": "0.55",
+    "baseline": "#009E73",
+}
+# Of states that are no minimum anywhere; the others have solid lines. Dotted is what is unstable, on any branch.
+DASHES: dict[str | None, Any] = {"mixed": (0, (6, 2)), "uninformed": (0, (4, 2, 1, 2))}
 OTHER = "0.35"  # of what has no colour of its own
 ORDER_COLOURS = {str(BRANCHES[name].order): COLOURS[name] for name in PAIR}
 SYMBOLS = {
-    "alpha": r"sample complexity $\alpha = n/d$",
+    "alpha": r"$\alpha$",
     "omega": r"$\omega$",
     "sigma": r"$\sigma$",
     "lam": r"$\lambda$",
     "q": r"$q$",
+    "V": r"$V$",
     "theta": r"$\theta$",
     "m": r"$m$",
     "alpha_c": r"$\alpha_c$",
     "alpha_l": r"$\alpha_l$",
-    "train_loss": "training loss / d",
+}
+# Of axes: the word and the symbol.
+LABELS = {
+    "alpha": r"sample complexity $\alpha = n/d$",
+    "omega": r"positional share of the target $\omega$",
+    "sigma": r"standard deviation of the tokens $\sigma$",
+    "lam": r"ridge strength $\lambda$",
+    "q": r"size of the student $q$",
+    "V": r"response $V$",
+    "theta": r"overlap with the teacher $\theta$",
+    "m": r"overlap with the encodings $m$",
+    "train_loss": r"training loss $\mathcal{R} / d$",
     "gen_error": r"test error $\epsilon_g$",
 }
-ORDERS, LOSS, ERROR = "order parameters", SYMBOLS["train_loss"], SYMBOLS["gen_error"]
-_BASELINE: Any = {"color": "0.45", "lw": 1, "ls": "-.", "label": "linear baseline"}
+ORDERS, LOSS, ERROR = r"order parameters $m$, $\theta$", LABELS["train_loss"], LABELS["gen_error"]
+MARKS: dict[str, Any] = {
+    "alpha_c": {"color": "k", "ls": "-", "lw": 1.3},
+    "alpha_l": {"color": "k", "ls": (0, (5, 2)), "lw": 1.3},
+}
+_BASELINE: Any = {"color": COLOURS["baseline"], "lw": 1.2, "ls": "-.", "label": "linear baseline"}
+_UNSTABLE: Any = {"lw": 1.2, "ls": ":"}
 
 
 @contextlib.contextmanager
@@ -46,41 +73,77 @@ def panels(
     *,
     rows: int = 1,
     xlabel: str = "",
+    ylabels: Sequence[str] = (),
     legends: bool = True,
     **how: Any,
 ) -> Iterator[tuple[Figure, Any]]:
     """A figure in the house's style and its axes, (rows, columns).
 
-    Every column has a title, every lowest panel the label, and every panel a legend of what was drawn if `legends`.
+    Every column has a title, every lowest panel the label. What was drawn is explained in one legend below the panels,
+    where it covers nothing.
 
     Args:
         width, height: in inches.
+        ylabels: of the panels, row by row, as far as they go.
+        legends: whether to draw the legend.
         how: what else `Figure.subplots` takes.
     """
-    style: Any = {"font.size": 9, "axes.titlesize": "medium", "axes.spines.top": False, "axes.spines.right": False}
+    style: Any = {
+        "font.size": 9,
+        "axes.titlesize": "medium",
+        "axes.spines.top": False,
+        "axes.spines.right": False,
+        "hatch.linewidth": 0.6,
+        "pdf.fonttype": 42,
+    }
     with matplotlib.rc_context(style):
         figure = Figure(figsize=(width, height), layout="constrained")
         axes = figure.subplots(rows, len(titles), squeeze=False, **how)
         yield figure, axes
         for column, title in zip(axes.T, titles, strict=True):
             column[0].set_title(title, loc="left")
-            column[-1].set_xlabel(xlabel)
-        for axis in axes.flat if legends else ():
-            if axis.get_legend_handles_labels()[0]:
-                axis.legend(frameon=False, fontsize=8)
+            if xlabel:
+                column[-1].set_xlabel(xlabel)
+        for axis, label in zip(axes.flat, ylabels, strict=False):
+            axis.set_ylabel(label)
+        if legends:
+            _legend(figure, axes, width)
+
+
+def _legend(figure: Figure, axes: Any, width: float) -> None:
+    """One legend of all panels below them, each label once; dotted stretches are explained last."""
+    shown: dict[str, Any] = {}
+    for axis in axes.flat:
+        for handle, label in zip(*axis.get_legend_handles_labels(), strict=True):
+            shown.setdefault(label, handle)
+    if any(line.get_gid() == "unstable" for axis in axes.flat for line in axis.lines):
+        shown["unstable"] = Line2D([], [], color=OTHER, **_UNSTABLE)
+    if shown:
+        longest = max(len(label.replace("\\", "")) for label in shown)
+        columns = int(np.clip((width - 0.4) / (0.55 + 0.07 * longest), 1, len(shown)))
+        place: Any = {"loc": "outside lower center", "frameon": False, "fontsize": 8}
+        figure.legend(shown.values(), shown.keys(), ncols=columns, **place)
 
 
 def line(
-    axis: Any, x: Any, y: Any, colour: str, label: str | None = None, *, bar: Any = None, stable: Any = None
+    axis: Any,
+    x: Any,
+    y: Any,
+    colour: str,
+    label: str | None = None,
+    *,
+    bar: Any = None,
+    stable: Any = None,
+    dash: Any = "-",
 ) -> None:
-    """A line, solid where stable and dotted elsewhere up to the next stable points, with the band of its error bars."""
+    """A line, dotted up to the next stable points where it is not stable, with the band of its error bars."""
     stable = np.full(np.shape(y), True) if stable is None else stable
-    axis.plot(x, np.where(stable, y, np.nan), color=colour, lw=1.6, label=label)
+    axis.plot(x, np.where(stable, y, np.nan), color=colour, lw=1.6, ls=dash, label=label)
     beside = ~stable
     beside[1:] |= ~stable[:-1]
     beside[:-1] |= ~stable[1:]
     if beside.any():
-        axis.plot(x, np.where(beside, y, np.nan), color=colour, lw=1.2, ls=":")
+        axis.plot(x, np.where(beside, y, np.nan), color=colour, gid="unstable", **_UNSTABLE)
     if bar is not None and np.all(np.isfinite(bar[np.isfinite(y)])):
         axis.fill_between(x, y - 2 * bar, y + 2 * bar, color=colour, alpha=0.2, lw=0)
 
@@ -94,11 +157,12 @@ def branch_figure(curves: Sequence[Any], alpha_c: Any = None, alpha_l: Any = Non
         curves: `phases.follow.Curve`, one for each branch.
         alpha_c, alpha_l: `phases.events.Transition` to mark, where they were found.
     """
-    with panels(11, 3.6, (ORDERS, LOSS, ERROR), xlabel=SYMBOLS["alpha"]) as (figure, axes):
+    ylabels = ORDERS, LOSS, ERROR
+    with panels(11, 3.6, [""] * 3, xlabel=LABELS["alpha"], ylabels=ylabels) as (figure, axes):
         orders, losses, errors = axes[0]
         for curve in curves:
             name = curve.branch or "any state"
-            colour = {**COLOURS, "uninformed": "0.65"}.get(name, OTHER)
+            colour = COLOURS.get(name, OTHER)
             for order, own in ORDER_COLOURS.items():
                 if getattr(BRANCHES[curve.branch], order):
                     _along_alpha(orders, curve, _first_of(order), own, f"{SYMBOLS[order]}, {name}")
@@ -108,9 +172,9 @@ def branch_figure(curves: Sequence[Any], alpha_c: Any = None, alpha_l: Any = Non
         if np.isfinite(baseline):
             errors.axhline(baseline, **_BASELINE)
         for axis in axes.flat:
-            for found, name, style in ((alpha_c, "alpha_c", "--"), (alpha_l, "alpha_l", ":")):
+            for found, name in ((alpha_c, "alpha_c"), (alpha_l, "alpha_l")):
                 if found is not None and found.ok:
-                    axis.axvline(float(found.alpha), color="0.2", lw=0.9, ls=style, label=SYMBOLS[name])
+                    axis.axvline(float(found.alpha), label=SYMBOLS[name], **{**MARKS[name], "lw": 0.9})
             axis.set(xlim=(0, None), ylim=(0, None))
     return figure
 
@@ -123,7 +187,7 @@ def _along_alpha(axis: Any, curve: Any, get: Callable[[Any], Any], colour: str, 
     for order in ORDER_COLOURS:
         if not getattr(BRANCHES[curve.branch], order):
             stable &= curve.values(lambda point, k=order: getattr(point.diagnostics, f"growth_{k}")) < 1
-    line(axis, curve.alphas, value, colour, label, bar=bar, stable=stable)
+    line(axis, curve.alphas, value, colour, label, bar=bar, stable=stable, dash=DASHES.get(curve.branch, "-"))
 
 
 def _first_of(order: str) -> Callable[[Any], Any]:
@@ -144,7 +208,8 @@ def path_figure(paths: Sequence[Any]) -> Figure:
         paths: `phases.arclength.BranchPath` of one branch.
     """
     parameter = paths[0].parameter
-    with panels(7.6, 3.6, (ORDERS, LOSS), xlabel=SYMBOLS.get(parameter, parameter)) as (figure, axes):
+    how: Any = {"xlabel": LABELS.get(parameter, parameter), "ylabels": (ORDERS, LOSS)}
+    with panels(7.6, 3.6, ("", ""), **how) as (figure, axes):
         orders, losses = axes[0]
         labels: set[Any] = set()
         for path in paths:
@@ -182,7 +247,7 @@ def _mirrored(along: np.ndarray, turn: np.ndarray) -> bool:
 
 
 # Lines of boundaries: in the colour of the branch that their event is about, by what happens.
-_EVENT_STYLES = {"alpha_l": "--", "baseline": "--", "instability": ":", "pitchfork": "-."}
+_EVENT_STYLES = {"baseline": MARKS["alpha_l"]["ls"], "instability": ":", "pitchfork": "-."}
 
 
 def boundary_figure(boundaries: Sequence[Any]) -> Figure:
@@ -192,14 +257,153 @@ def boundary_figure(boundaries: Sequence[Any]) -> Figure:
         boundaries: `phases.boundaries.Boundary` in one parameter.
     """
     parameter = boundaries[0].parameter
-    with panels(5.5, 3.8, xlabel=SYMBOLS.get(parameter, parameter)) as (figure, ((axis,),)):
+    how: Any = {"xlabel": LABELS.get(parameter, parameter), "ylabels": (LABELS["alpha"],)}
+    with panels(5.5, 3.8, **how) as (figure, ((axis,),)):
         for boundary in boundaries:
             branch, kind = boundary.event.split()[0], boundary.event.split()[-1]
             bars = np.where(np.isfinite(boundary.stderr), 2 * boundary.stderr, 0.0)
             style: Any = {"color": COLOURS.get(branch, "k"), "ls": _EVENT_STYLES.get(kind, "-"), "lw": 1.4}
+            style |= MARKS.get(boundary.event, {})
             label = SYMBOLS.get(boundary.event, boundary.event)
             axis.errorbar(boundary.values, boundary.alpha, yerr=bars, label=label, capsize=2, **style)
-        axis.set_ylabel(SYMBOLS["alpha"])
+    return figure
+
+
+def transition_figure(transition: Any) -> Figure:
+    """An event in alpha: the training losses that cross there, and how far every number of the model moves it.
+
+    Left, where the event looks at two states, the tangents of their training losses, minus the loss at which they
+    cross. Right, where sensitivities were asked for, the relative ones, ``(p / alpha) d alpha / d p``, with bars of two
+    error bars; numbers that are zero, or do not move it, are left out.
+
+    Args:
+        transition: `phases.events.Transition`.
+    """
+    alpha, points = float(transition.alpha), transition.branches
+    symbol = SYMBOLS.get(transition.event, r"$\alpha$")
+    event = "" if transition.event in SYMBOLS else f"{transition.event}: "
+    rows = _relative(transition) if transition.sensitivities is not None else []
+    shown = ["crossing"] * (len(points) == 2) + ["moves"] * bool(rows)
+    with panels(4.6 * max(len(shown), 1), 3.6, [""] * max(len(shown), 1)) as (figure, axes):
+        for axis, what in zip(axes[0], shown, strict=False):
+            if what == "moves":
+                names, values, bars = zip(*rows, strict=True)
+                axis.barh(names, values, xerr=2 * np.array(bars), color=OTHER, height=0.6, capsize=2)
+                axis.invert_yaxis()
+                axis.axvline(0, color="k", lw=0.8)
+                axis.set_xlabel(rf"relative sensitivity $(p / \alpha)\, \partial \alpha / \partial p$ of {symbol}")
+                axis.set_ylabel("number $p$ of the model")
+                continue
+            around = alpha * np.linspace(0.9, 1.1, 21)
+            common = float(np.mean([float(point.train_loss) for point in points]))
+            for point in points:
+                slope = float(np.nanmean(point.replicates.train_loss_partials[1]))
+                level = float(point.train_loss) - common + slope * (around - alpha)
+                line(axis, around, level, COLOURS.get(point.branch, OTHER), point.branch or "any state")
+            axis.axvline(alpha, label=symbol, **{**MARKS["alpha_c"], "lw": 0.9})
+            axis.axvspan(
+                alpha - 2 * float(transition.stderr), alpha + 2 * float(transition.stderr), color="k", alpha=0.2
+            )
+            axis.set_xlabel(LABELS["alpha"])
+            axis.set_ylabel(f"{LOSS} minus that at {symbol}")
+        bar = float(transition.stderr)
+        figure.suptitle(rf"{event}{symbol} = {alpha:.6g} $\pm$ {bar:.1g}", x=0.02, ha="left")
+    return figure
+
+
+def _relative(transition: Any) -> list[tuple[str, float, float]]:
+    """Relative sensitivities of an event: names of the model's numbers, values and error bars, the largest first."""
+    found = []
+    for name, value in vars(transition.branches[0].model).items():
+        if not hasattr(value, "dtype"):
+            continue  # part of the model's structure
+        slopes, bars = (getattr(t, name) for t in (transition.sensitivities, transition.sensitivities_stderr))
+        for index in np.ndindex(np.shape(value)):
+            ratio, entry = float(value[index]) / float(transition.alpha), ",".join(map(str, index))
+            slope, bar = float(slopes[index]) * ratio, abs(float(bars[index]) * ratio)
+            if slope:
+                label = SYMBOLS.get(name, name) + (f"[{entry}]" if entry else "")
+                found.append((label, slope, bar if np.isfinite(bar) else 0.0))
+    return sorted(found, key=lambda row: -abs(row[1]))
+
+
+def training_figure(trainings: dict[str, Any]) -> Figure:
+    """Training loss and gradient, step by step.
+
+    Args:
+        trainings: `finite.training.Training` by name; those called as a branch have its colour.
+    """
+    ylabels = LOSS, "largest entry of the gradient"
+    with panels(8, 3.6, ["", ""], xlabel="step", ylabels=ylabels) as (figure, axes):
+        loss, gradient = axes[0]
+        for name, training in trainings.items():
+            for axis, values in ((loss, training.losses), (gradient, training.gradient_norms)):
+                known = np.isfinite(values)
+                line(axis, np.flatnonzero(known), np.asarray(values)[known], COLOURS.get(name, OTHER), name)
+        gradient.set_yscale("log")
+        for axis in axes[0]:
+            axis.set_xscale("symlog", linthresh=1)
+            axis.set_xlim(left=0)
+    return figure
+
+
+def gamp_figure(runs: dict[str, Any]) -> Figure:
+    """Message passing: order parameters of the estimate, and residual, iteration by iteration.
+
+    Means over the tokens of the student's size and of the sizes of both overlaps.
+
+    Args:
+        runs: `finite.message_passing.GAMP` by name; those called as a branch have its colour in the last panel.
+    """
+    names = "q", "theta", "m"
+    ylabels = [LABELS["q"], LABELS["theta"], LABELS["m"], "residual of the step"]
+    with panels(12, 3.6, [""] * 4, xlabel="iteration", ylabels=ylabels) as (figure, axes):
+        for name, run in runs.items():
+            colour = COLOURS.get(name, OTHER)
+            for axis, order in zip(axes[0], names, strict=False):
+                values = np.asarray(getattr(run.history, order))
+                values = np.trace(values, axis1=2, axis2=3) if order == "q" else _sizes(values)
+                known = np.isfinite(values).all(axis=1)
+                line(axis, np.flatnonzero(known), values[known].mean(axis=1), colour, name)
+            known = np.isfinite(run.residuals)
+            line(axes[0, 3], 1 + np.flatnonzero(known), np.asarray(run.residuals)[known], colour, name)
+        axes[0, 3].set_yscale("log")
+    return figure
+
+
+def _sizes(values: np.ndarray) -> np.ndarray:
+    """Norm of every token's order parameter, (n, L, ...) to (n, L)."""
+    return np.sqrt(np.sum(values.reshape(*values.shape[:2], -1) ** 2, axis=-1))
+
+
+def instances_figure(instances: Any) -> Figure:
+    """Every instance against the theory at the teacher that it has drawn, in its branch's colour; on the line they agree.
+
+    Bars are two error bars of the theory. Hollow points ran out of steps; instances that diverged are left out.
+
+    Args:
+        instances: `finite.instances.Instances`, with its theory.
+    """
+    names = "train_loss", "gen_error", "q", "theta", "m"
+    with panels(13, 3.4, [LABELS[name] for name in names], xlabel="theory") as (figure, axes):
+        for axis, name in zip(axes[0], names, strict=True):
+            found, theory, bars = (
+                np.asarray(getattr(k, name)) for k in (instances.found, instances.theory, instances.theory_stderr)
+            )
+            for branch in np.unique(instances.branch):
+                here = instances.usable & (instances.branch == branch)
+                for on, fill in ((here & instances.ok, None), (here & ~instances.ok, "white")):
+                    style: Any = {"fmt": "o", "ms": 4, "mfc": fill, "color": COLOURS[str(branch)]}
+                    label = str(branch) if fill is None else f"{branch}, out of steps"
+                    if on.any():
+                        wide = np.where(np.isfinite(bars[on]), 2 * bars[on], 0.0)
+                        axis.errorbar(theory[on], found[on], xerr=wide, label=label, **style)
+            axis.axline((0, 0), slope=1, color=OTHER, lw=0.8, zorder=0)
+            both = np.concatenate([found, theory])[np.tile(instances.usable, 2)]
+            low, high = np.nanmin(both), np.nanmax(both)
+            room = 0.05 * (high - low or 1)
+            axis.set(xlim=(low - room, high + room), ylim=(low - room, high + room))
+        axes[0, 0].set_ylabel("instance")
     return figure
 
 
@@ -211,25 +415,30 @@ def attention_figure(attention: dict[str, Any], sequences: Any) -> Figure:
         sequences: its columns, tokens (n, L).
     """
     rows, (n, L) = len(attention), np.shape(sequences)
-    side = 0.34 * L + 0.4
-    with panels(side * n + 1.1, side * rows + 0.3, [""] * n, rows=rows) as (figure, axes):
+    side = 0.28 * L + 0.3
+    most = max(float(np.max(matrices)) for matrices in attention.values())
+    with panels(side * n + 1.3, side * rows + 0.7, [""] * n, rows=rows, xlabel="attended token $j$") as (figure, axes):
+        figure.set_layout_engine("compressed")  # the panels are squares
         for row, (name, matrices) in zip(axes, attention.items(), strict=True):
-            row[0].set_ylabel(name, fontsize=11)
+            row[0].set_ylabel(f"{name}\nattending token $i$")
             for axis, x, S in zip(row, np.asarray(sequences), np.asarray(matrices), strict=True):
-                image = axis.imshow(S, cmap="Blues", vmin=0, vmax=1)
+                image = axis.imshow(S, cmap="Blues", vmin=0, vmax=most)
                 letters = [token_name(token) for token in x]
                 axis.set_xticks(range(L), letters)
                 axis.set_yticks(range(L), letters)
                 axis.tick_params(length=0, labelsize=8)
                 axis.spines[:].set_visible(True)
                 for (i, j), value in np.ndenumerate(S):
-                    shade = "white" if value > 0.6 else "0.15"
-                    axis.text(j, i, f"{value:.2f}".lstrip("0"), ha="center", va="center", fontsize=6, color=shade)
+                    shade = "white" if value > 0.6 * most else "0.15"
+                    axis.text(j, i, f"{value:.2f}".lstrip("0"), ha="center", va="center", fontsize=5.5, color=shade)
                     if x[i] == x[j]:
-                        frame = Rectangle((j - 0.46, i - 0.46), 0.92, 0.92, fill=False, ec=COLOURS["positional"], lw=1)
-                        axis.add_patch(frame)
-        figure.colorbar(image, ax=axes, label="attention", fraction=0.05 / n)
+                        axis.add_patch(Rectangle((j - 0.46, i - 0.46), 0.92, 0.92, **_FRAME))
+        axes[0, 0].plot([], [], "s", mfc="none", mec=_FRAME["ec"], label="equal tokens")
+        figure.colorbar(image, ax=axes, label="attention $S_{ij}$", fraction=0.05 / n)
     return figure
+
+
+_FRAME: Any = {"fill": False, "ec": COLOURS["positional"], "lw": 1}  # of a pair of equal tokens
 
 
 def token_name(token: int) -> str:
@@ -244,8 +453,8 @@ def learning_figure(trainings: dict[str, Sequence[Any]]) -> Figure:
         trainings: `histogram.Training` of stages that followed each other, by name; a dotted line marks where the next
             one began.
     """
-    titles = ("training loss", "test error", "share of the variance of S")
-    with panels(11, 3.4, titles, xlabel="epoch") as (figure, axes):
+    ylabels = "training loss, cross-entropy", "test error, 1 - accuracy", "share of the variance of attention $S$"
+    with panels(11, 3.6, [""] * 3, xlabel="epoch", ylabels=ylabels) as (figure, axes):
         loss, error, share = axes[0]
         for name, stages in trainings.items():
             for axis, get, label, style in (
@@ -259,60 +468,70 @@ def learning_figure(trainings: dict[str, Sequence[Any]]) -> Figure:
                 lines[0].set_label(label)
             for end in np.cumsum([stage.history.train_loss.shape[1] for stage in stages])[:-1]:
                 for axis in axes.flat:
-                    axis.axvline(end + 0.5, color="0.6", lw=0.8, ls=":")
+                    axis.axvline(end + 0.5, color="0.6", lw=0.8, ls=":", label="next stage")
         loss.set_yscale("log")
         error.set_yscale("log")
         share.set_ylim(-0.03, 1.03)
     return figure
 
 
-# Of the regions in which only one branch is stable, by their place in `phases.diagram.REGIONS`; both are from 4 on.
-_ALONE = {2: ("only positional", "#f3d9cd"), 3: ("only semantic", "#cfe0f0")}
+# Of the regions in which fewer than two branches are stable, by their place in `phases.diagram.REGIONS`; both are from
+# 4 on.
+_NEITHER: Any = ("neither is stable", "0.8")
+_ALONE: dict[int, Any] = {2: ("only positional is stable", "#f3d9cd"), 3: ("only semantic is stable", "#cfe0f0")}
 _BISTABLE = 4
+_HATCHED: Any = {"hatch": "/////", "facecolor": "none", "edgecolor": "0.45", "lw": 0}
 
 
 def diagram_figure(diagram: Any) -> Figure:
     """The phase diagram (the paper's Figs. 3 and 9): which minimum is global, and whether it beats the baseline.
 
     Left, the difference of the training losses, positional minus semantic; plain colour where only one of the two is a
-    minimum. Right, the test error of the global minimum minus that of the linear baseline. Cells that are unsolved, or
-    where the averages do not tell which minimum is lower, are hatched.
+    minimum, grey where neither is. Right, the test error of the global minimum minus that of the linear baseline. Cells
+    that are unsolved, or where the averages do not tell which minimum is lower, are hatched.
 
     Args:
         diagram: `phases.diagram.PhaseDiagram`.
     """
     (x_name, x), (y_name, y), region = diagram.x, diagram.y, diagram.region
-    boundaries = []
-    if "alpha" in (x_name, y_name):
-        boundaries = [(diagram.alpha_c(), "-"), (diagram.alpha_l(), "--")]
-    titles = "training loss / d: positional minus semantic", "test error: global minimum minus linear baseline"
-    xlabel, edges = SYMBOLS.get(x_name, x_name), (_edges(x), _edges(y))
-    with panels(9.5, 4.3, titles, xlabel=xlabel, legends=False, sharey=True) as (figure, axes):
+    boundaries = [diagram.alpha_c(), diagram.alpha_l()] if "alpha" in (x_name, y_name) else []
+    titles = "global minimum: positional or semantic", "global minimum: worse or better than the baseline"
+    colour_labels = "positional minus semantic training loss / d", "test error minus that of the baseline"
+    how: Any = {"xlabel": LABELS.get(x_name, x_name), "ylabels": (LABELS.get(y_name, y_name),), "sharey": True}
+    edges = _edges(x), _edges(y)
+    with panels(9.5, 4.5, titles, legends=False, **how) as (figure, axes):
         left, right = axes[0]
-        for axis, (values, _), shown, colours in (
-            (left, diagram.loss_difference, region >= _BISTABLE, "RdBu"),
-            (right, diagram.gen_difference, region > 1, "RdBu_r"),
+        legend: dict[str, Any] = {}
+        for axis, (values, _), shown, colours, label in (
+            (left, diagram.loss_difference, region >= _BISTABLE, "RdBu", colour_labels[0]),
+            (right, diagram.gen_difference, region > 1, "RdBu_r", colour_labels[1]),
         ):
             masked = np.ma.masked_where(~shown, values)
             limit = float(np.ma.max(np.abs(masked))) if masked.count() else 1.0
             picture = axis.pcolormesh(*edges, masked, cmap=colours, vmin=-limit, vmax=limit)
-            figure.colorbar(picture, ax=axis, shrink=0.9)
-            for code, (label, colour) in _ALONE.items() if axis is left else ():
+            figure.colorbar(picture, ax=axis, shrink=0.9, label=label)
+            for code, (name, colour) in {**(_ALONE if axis is left else {}), 1: _NEITHER}.items():
                 only = np.ma.masked_where(region != code, np.ones(region.shape))
                 axis.pcolormesh(*edges, only, cmap=matplotlib.colors.ListedColormap([colour]))
-                axis.plot([], [], "s", color=colour, label=label)
+                if only.count():
+                    legend[name] = Patch(color=colour)
             _hatch(axis, *edges, ~diagram.trusted)
-            for boundary, style in boundaries:
-                _boundary_line(axis, boundary, style, across=x_name == "alpha")
+            for boundary in boundaries:
+                _boundary_line(axis, boundary, across=x_name == "alpha")
             axis.set(xlim=edges[0][[0, -1]], ylim=edges[1][[0, -1]])
-        left.set_ylabel(SYMBOLS.get(y_name, y_name))
+        if not np.all(diagram.trusted):
+            legend["unsolved, or not decided by the averages"] = Patch(**_HATCHED)
         handles, labels = left.get_legend_handles_labels()
-        figure.legend(handles, labels, loc="outside lower center", ncols=4, frameon=False)  # covers no cell
+        legend |= dict(zip(labels, handles, strict=True))
+        place: Any = {"loc": "outside lower center", "ncols": 5, "frameon": False, "fontsize": 8}
+        figure.legend(legend.values(), legend.keys(), **place)
     return figure
 
 
 def slice_figure(diagram: Any, rows: Sequence[int]) -> Figure:
     """Training loss and test error of both branches along x, at some rows of the diagram (the content of Fig. 8).
+
+    Dotted stretches are unstable towards the order parameter that the branch lacks.
 
     Args:
         diagram: `phases.diagram.PhaseDiagram`.
@@ -320,34 +539,36 @@ def slice_figure(diagram: Any, rows: Sequence[int]) -> Figure:
     """
     (x_name, x), (y_name, y), exists = diagram.x, diagram.y, diagram.exists
     titles = [f"{SYMBOLS.get(y_name, y_name)} = {y[row]:.3g}" for row in rows]
-    how: Any = {"rows": 2, "xlabel": SYMBOLS.get(x_name, x_name), "sharex": True, "sharey": "row"}
+    how: Any = {"rows": 2, "xlabel": LABELS.get(x_name, x_name), "sharex": True, "sharey": "row"}
     with panels(3.2 * len(rows), 5, titles, **how) as (figure, axes):
         for name, across in zip(("train_loss", "gen_error"), axes, strict=True):
             value, bar = np.where(exists, diagram.mean(name), np.nan), diagram.stderr(name)
-            across[0].set_ylabel(SYMBOLS[name])
+            across[0].set_ylabel(LABELS[name])
             for axis, row in zip(across, rows, strict=True):
                 first = axis is axes[1, 0]  # the only one with a legend
                 for b, branch in enumerate(PAIR):
-                    line(axis, x, value[b, row], COLOURS[branch], branch if first else None, bar=bar[b, row])
+                    label, stable = branch if first else None, diagram.stable[b, row] | ~exists[b, row]
+                    line(axis, x, value[b, row], COLOURS[branch], label, bar=bar[b, row], stable=stable)
                 if name == "gen_error":
                     style = _BASELINE if first else {**_BASELINE, "label": None}
                     axis.plot(x, np.nanmean(diagram.mean("gen_error_linear")[:, row], 0), **style)
     return figure
 
 
-def _boundary_line(axis: Any, boundary: Any, style: str, *, across: bool) -> None:
+def _boundary_line(axis: Any, boundary: Any, *, across: bool) -> None:
     """A boundary on a diagram, whose alpha runs to the right (`across`) or upwards."""
     width = np.where(np.isfinite(boundary.stderr), 2 * boundary.stderr, 0.0)
     place = (boundary.alpha, boundary.values) if across else (boundary.values, boundary.alpha)
     fill = axis.fill_betweenx if across else axis.fill_between
-    axis.plot(*place, "k", ls=style, lw=1.3, label=SYMBOLS[boundary.event])
+    found = bool(np.any(np.isfinite(boundary.alpha)))
+    axis.plot(*place, label=SYMBOLS[boundary.event] if found else None, **MARKS[boundary.event])
     fill(boundary.values, boundary.alpha - width, boundary.alpha + width, color="k", alpha=0.2, lw=0)
 
 
 def _hatch(axis: Any, x: np.ndarray, y: np.ndarray, cells: np.ndarray) -> None:
     """Hatch the cells (y, x) that are marked."""
     corners = [Rectangle((x[i], y[j]), x[i + 1] - x[i], y[j + 1] - y[j]) for j, i in np.argwhere(cells)]
-    axis.add_collection(PatchCollection(corners, hatch="/////", facecolor="none", edgecolor="0.45", lw=0))
+    axis.add_collection(PatchCollection(corners, **_HATCHED))
 
 
 def _edges(centres: np.ndarray) -> np.ndarray:

@@ -1,0 +1,1 @@
+"""Every figure of the paper, recomputed: `python -m benchmarks.paper --help`."""

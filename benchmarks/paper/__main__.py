@@ -1,0 +1,116 @@
+"""Every figure of the paper, recomputed.
+
+    python -m benchmarks.paper                      # all of them, at reduced size
+    python -m benchmarks.paper 2 3 --full           # Figs. 2 and 3, simulations at the published size
+    python -m benchmarks.paper 2 --full --draw      # draw again what was computed
+
+Computing writes files to DIR/data/reduced or DIR/data/full, and goes on where an earlier call was interrupted; drawing
+reads them and writes DIR/paper/figure_NAME.png and .pdf and the page DIR/paper.md, which has a section for every figure
+drawn into this folder so far.
+"""
+
+from __future__ import annotations
+
+import argparse
+import io
+import os
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import jax
+from PIL import Image
+from tqdm import tqdm
+
+from tiedattn_jax.errors import InputError
+from tiedattn_jax.store import write_whole
+
+from .data import Bar, Task
+from .figures import FIGURES, Entry, chosen
+from .page import page, section
+
+_LARGE = 110_000  # bytes of a PNG
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Compute and draw figures; the exit code. Bad input ends with exit code 2 and one line on stderr."""
+    form: Any = argparse.RawDescriptionHelpFormatter
+    parser = argparse.ArgumentParser("python -m benchmarks.paper", description=__doc__, formatter_class=form)
+    names = ", ".join(entry.name for entry in FIGURES)
+    parser.add_argument("figures", nargs="*", metavar="figure", help=f"{names}; all by default")
+    parser.add_argument("--full", action="store_true", help="simulations at the published size")
+    parser.add_argument("--draw", action="store_true", help="compute nothing, draw what is there")
+    parser.add_argument("--out", type=Path, default=Path("results"), metavar="DIR", help="results by default")
+    args = parser.parse_args(argv)
+    try:
+        entries = chosen(args.figures)
+    except KeyError as unknown:
+        parser.error(f"argument figure: must be among {names}, got {unknown}")
+    _set_up()
+    data = args.out / "data" / ("full" if args.full else "reduced")
+    for entry in entries:
+        began = time.perf_counter()
+        try:
+            if entry.compute is not None and not args.draw:
+                entry.compute(Task(args.full, data, _bars(entry.name)))
+            _draw(entry, data, args.out, args.full)
+        except InputError as problem:
+            parser.error(str(problem))
+        print(f"{entry.title}: {time.perf_counter() - began:.0f} s", flush=True)
+    return 0
+
+
+def _set_up() -> None:
+    jax.config.update("jax_enable_x64", True)
+    where = os.environ.get("TIEDATTN_CACHE", str(Path.home() / ".cache" / "tiedattn_jax"))
+    if where != "0" and "JAX_COMPILATION_CACHE_DIR" not in os.environ:
+        jax.config.update("jax_compilation_cache_dir", where)
+        jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.5)
+
+
+def _draw(entry: Entry, data: Path, out: Path, full: bool) -> None:
+    """The picture and the section of a figure, and the page of all sections that are there."""
+    picture, found = None, None if entry.load is None else entry.load(data)
+    rows = [] if found is None else list(entry.rows(found))
+    if entry.draw is not None:
+        figure, picture = entry.draw(found), f"figure_{entry.name}"
+        for kind in ("png", "pdf"):
+            write_whole(out / "paper" / f"{picture}.{kind}", _content(figure, kind))
+        picture = f"paper/{picture}.png"
+    text = section(entry.title, entry.said(full), picture, rows)
+    write_whole(out / "data" / f"figure_{entry.name}.md", text.encode())
+    every = [out / "data" / f"figure_{entry.name}.md" for entry in FIGURES]
+    write_whole(out / "paper.md", page(path.read_text() for path in every if path.exists()).encode())
+
+
+def _content(figure: Any, kind: str) -> bytes:
+    """A picture as the content of a file; a large PNG gets a palette, which takes two thirds off its size."""
+    content = io.BytesIO()
+    figure.savefig(content, format=kind, dpi=110)
+    if kind != "png" or content.tell() < _LARGE:
+        return content.getvalue()
+    smaller = io.BytesIO()
+    Image.open(content).convert("RGB").quantize(256, dither=Image.Dither.NONE).save(smaller, "png", optimize=True)
+    return smaller.getvalue()
+
+
+def _bars(name: str) -> Callable[[str], Bar]:
+    """Progress bars on a terminal, one for each thing that is computed."""
+
+    def of(what: str) -> Bar:
+        bar = tqdm(desc=f"Fig. {name}, {what}", disable=None, leave=False)
+
+        def progress(done: int, total: int) -> None:
+            bar.total = total
+            bar.update(done - bar.n)
+            if done == total:
+                bar.close()
+
+        return progress
+
+    return of
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

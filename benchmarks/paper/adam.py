@@ -1,0 +1,107 @@
+"""Fig. 15: where Adam ends from random starts."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+from matplotlib.figure import Figure
+
+import tiedattn_jax as ta
+from tiedattn_jax.plotting import COLOURS, LABELS, panels
+
+from .data import Columns, Task, filled, read, where
+from .page import Row
+from .simulation import BRANCHES, STEPS
+
+ALPHA = 2.0
+SIZES: dict[str, Any] = {"d": [50, 100, 200, 500], "runs": 40, "steps": 3000}
+REDUCED: dict[str, Any] = {"d": [50, 100, 200], "runs": 12, "steps": 3000}
+RATE = 0.03
+NEAR = 0.05  # relative distance in loss, and distance in the overlaps, within which a run has found a minimum
+ELSEWHERE = "0.65"
+NUMBERS = ("theta", "m", "train_loss")
+# Of the end of a run, and of the minima from both informed starts on its instance.
+COLUMNS = ("d", "seed", *NUMBERS, *(f"{branch}_{name}" for branch in BRANCHES for name in NUMBERS))
+ENDS = (*BRANCHES, "elsewhere")
+
+
+def compute(task: Task) -> None:
+    """One instance after the other: Adam from a random start, and L-BFGS from both informed ones."""
+    sizes, model = SIZES if task.full else REDUCED, ta.dot_product()
+    points = [(d, seed) for d in sizes["d"] for seed in range(sizes["runs"])]
+
+    def one(d: int, seed: int) -> list[float]:
+        key, start = jax.random.split(jax.random.key(seed))
+        data = ta.sample_data(model, d, ALPHA, key, normalise=True)
+        end = ta.train(model, data, "adam", "random", key=start, rate=RATE, steps=sizes["steps"], tol=1e-7)
+        minima = [ta.train(model, data, "lbfgs", branch, steps=STEPS, tol=1e-8) for branch in BRANCHES]
+        return [d, seed, *(value for run in (end, *minima) for value in _numbers(run))]
+
+    path, bar = task.folder / "adam.npz", task.bar("Adam from random starts")
+    filled(path, {**sizes, "rate": RATE, "alpha": ALPHA}, COLUMNS, points, one, bar)
+
+
+def load(folder: Path) -> Columns:
+    """A row for every run."""
+    return read(folder / "adam.npz")[1]
+
+
+def _numbers(run: ta.Training) -> list[float]:
+    x = run.overlaps
+    return [float(np.abs(np.asarray(x.theta)).mean()), float(np.abs(np.asarray(x.m)).mean()), float(run.train_loss)]
+
+
+def ends(runs: Columns) -> np.ndarray:
+    """Where every run ended: "positional", "semantic" or "elsewhere", by loss and overlaps of its instance's minima."""
+    out = np.full(len(runs["d"]), "elsewhere", object)
+    for branch in BRANCHES:
+        near = np.abs(runs["train_loss"] / runs[f"{branch}_train_loss"] - 1) < NEAR
+        for name in ("theta", "m"):
+            near &= np.abs(runs[name] - runs[f"{branch}_{name}"]) < NEAR
+        out[near] = branch
+    return out
+
+
+def draw(runs: Columns) -> Figure:
+    """Overlaps at the end of every run, and the share of runs that end in each minimum, for every dimension."""
+    sizes = np.unique(runs["d"])
+    titles = [*(f"$d$ = {d:.0f}" for d in sizes), ""]
+    colours = {**COLOURS, "elsewhere": ELSEWHERE}
+    with panels(2.7 * len(sizes) + 3.2, 3.6, titles, xlabel=LABELS["theta"].replace(r"\theta", r"|\theta|")) as (
+        figure,
+        axes,
+    ):
+        *planes, shares = axes[0]
+        bottom = np.zeros(len(sizes))
+        for name in ENDS:
+            for axis, d in zip(planes, sizes, strict=True):
+                here = where(runs, d=d)
+                on = ends(here) == name
+                axis.plot(here["theta"][on], here["m"][on], "o", ms=4, alpha=0.7, color=colours[name], label=name)
+                axis.set(xlim=(-0.01, 0.25), ylim=(-0.02, 0.4))
+            height = np.array([np.mean(ends(where(runs, d=d)) == name) for d in sizes])
+            shares.bar([f"{d:.0f}" for d in sizes], height, bottom=bottom, color=colours[name])
+            bottom += height
+        planes[0].set_ylabel(LABELS["m"].replace("m$", "|m|$"))
+        shares.set_ylabel("share of runs")
+    shares.set_xlabel("dimension $d$")
+    return figure
+
+
+def rows(runs: Columns) -> list[Row]:
+    """Shares with their binomial standard errors."""
+    out = []
+    for d in np.unique(runs["d"]):
+        found = ends(where(runs, d=d))
+        for name in ENDS:
+            share = float(np.mean(found == name))
+            # With one run more of either outcome, so that it is not zero where all runs agree.
+            smooth = (share * found.size + 1) / (found.size + 2)
+            error = float(np.sqrt(smooth * (1 - smooth) / found.size))
+            text = f"share of runs that end {'in the ' if name in BRANCHES else ''}{name}"
+            text += f"{' minimum' if name in BRANCHES else ''}, d = {d:.0f}, alpha = 2"
+            out.append(Row(text, None, None, share, error, f"{found.size} runs; the paper gives no number"))
+    return out

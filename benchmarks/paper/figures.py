@@ -1,0 +1,273 @@
+"""The list of the paper's figures: what each shows, and the functions that compute, read, draw and tabulate it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from matplotlib.figure import Figure
+
+from . import adam, counting, layers, minimum, scaling
+from . import plane as plane_module
+from .data import Task
+from .page import Row
+
+
+def _nothing(data: Any) -> list[Row]:
+    return []
+
+
+class Entry(NamedTuple):
+    """A figure, or a part of one.
+
+    Attributes:
+        name: of the paper's figure; parts have a suffix, "3-left".
+        title, text: of its section on the page.
+        compute: writes its files.
+        load: reads them.
+        draw, rows: the picture and the table of what was read.
+        sizes: of its simulations, reduced and full.
+    """
+
+    name: str
+    title: str
+    text: str
+    compute: Callable[[Task], None] | None = None
+    load: Callable[[Path], Any] | None = None
+    draw: Callable[[Any], Figure] | None = None
+    rows: Callable[[Any], Sequence[Row]] = _nothing
+    sizes: tuple[dict[str, Any], dict[str, Any]] | None = None
+
+    def said(self, full: bool) -> str:
+        """The text with the size of the simulations."""
+        if self.sizes is None:
+            return self.text
+        reduced, published = (", ".join(f"{k} = {v}" for k, v in one.items()) for one in self.sizes)
+        size = f"full size: {published}" if full else f"reduced size: {reduced} (with `--full`: {published})"
+        return f"{self.text}\n\nSimulations at {size}."
+
+
+def _both_planes(name: str) -> Entry:
+    """Fig. 3 or 9: theory."""
+    plane = {"3": plane_module.STANDARD, "9": plane_module.OTHER}[name]
+    what = "" if name == "3" else " for A = [[.3, .7], [.8, .2]]"
+    more = "" if name == "3" else OTHER_TARGET
+    return Entry(
+        f"{name}-theory",
+        f"Fig. {name} (centre, right): phase diagram{what}",
+        "Left, the difference of the training losses of both branches where both are stable; right, the test error of "
+        "the lower one against that of the linear baseline. alpha_c, alpha_l: where either changes its sign." + more,
+        plane.theory,
+        plane.diagram,
+        lambda diagram: diagram.plot(),
+        plane_module.rows_theory,
+    )
+
+
+def _simulated(name: str) -> Entry:
+    """Fig. 3 or 9: simulation."""
+    plane = {"3": plane_module.STANDARD, "9": plane_module.OTHER}[name]
+    return Entry(
+        f"{name}-simulation",
+        f"Fig. {name} (centre, right): the same from training",
+        "Instances trained from both starts in every cell, to zero gradient. From a start whose branch does not exist "
+        "training ends in another minimum, and the difference vanishes or says nothing about branches.",
+        plane.simulate,
+        plane.simulated,
+        plane_module.draw_simulation,
+        plane_module.rows_simulation,
+        (plane_module.REDUCED, plane_module.SIMULATED),
+    )
+
+
+OTHER_TARGET = (
+    " A tied layer with opposite encodings can attend by position only to the token itself, which this A does not ask "
+    "for: the positional state exists in a corner of few samples and small omega only, and at large omega, where the "
+    "student shrinks to zero, there is no state at all. The published curves called positional have |m| below .02 here."
+)
+_FROZEN = {name: (name, "frozen") for name in counting.MECHANISMS}
+
+
+def _attention(name: str, title: str, text: str, parts: dict[str, tuple[str, str]], count: int = 3) -> Entry:
+    """A figure of attention matrices of the counting task."""
+    return Entry(name, title, text, counting.compute, counting.load, partial(counting.draw, parts=parts, count=count))
+
+
+def _unfrozen(mechanism: str) -> dict[str, tuple[str, str]]:
+    return {stage: (mechanism, stage) for stage in ("frozen", "free")}
+
+
+def _layer(name: str, kind: str, title: str, text: str) -> Entry:
+    return Entry(
+        name,
+        title,
+        text,
+        partial(layers.compute, kind=kind),
+        partial(layers.load, kind=kind),
+        layers.draw,
+        layers.rows,
+        (layers.REDUCED, layers.SIZES),
+    )
+
+
+_LAYERS = {"tied": plane_module.STANDARD, "query and key of their own": plane_module.UNTIED}
+
+
+def _compute_layers(task: Task) -> None:
+    for plane in _LAYERS.values():
+        plane.simulate(task)
+
+
+def _load_layers(folder: Path) -> dict[str, Any]:
+    return {name: plane.simulated(folder) for name, plane in _LAYERS.items()}
+
+
+FIGURES = (
+    _attention(
+        "1",
+        "Fig. 1: two mechanisms of one transformer",
+        "Attention matrices of both solutions of the counting task on one sequence; pairs of equal tokens are framed.",
+        _FROZEN,
+        1,
+    ),
+    Entry(
+        "2",
+        "Fig. 2: the global minimum",
+        "Training loss, order parameters and test error against the sample complexity. Lines are theory, down to where "
+        "each branch ends; dotted where it is unstable towards the order parameter of the other. Points are means over "
+        "instances trained from both starts, hollow where the start leads to the higher loss.",
+        minimum.compute,
+        minimum.load,
+        minimum.draw,
+        minimum.rows,
+        (minimum.REDUCED, minimum.SIZES),
+    ),
+    Entry(
+        "3-left",
+        "Fig. 3 (left): overlaps against the dimension",
+        "Above, means over instances against theory; below, their scatter and a power of d fitted to it; alpha = 1.5.",
+        scaling.compute,
+        scaling.load,
+        partial(scaling.draw, names=scaling.LEFT),
+        partial(scaling.rows, names=scaling.LEFT),
+        (scaling.REDUCED, scaling.SIZES),
+    ),
+    _both_planes("3"),
+    _simulated("3"),
+    _attention(
+        "4",
+        "Fig. 4: attention of the counting task",
+        "Three held-out sequences, with few, more and many repetitions. The positional solution has the same matrix for "
+        "all of them; in the semantic one equal tokens attend to each other.",
+        _FROZEN,
+    ),
+    _attention(
+        "5",
+        "Fig. 5: the semantic solution before and after unfreezing",
+        "All weights set free, shaken with noise of .001 and trained on by stochastic gradient descent.",
+        _unfrozen("semantic"),
+    ),
+    _attention(
+        "6",
+        "Fig. 6: the positional solution before and after unfreezing",
+        "As Fig. 5.",
+        _unfrozen("positional"),
+    ),
+    Entry(
+        "table1",
+        "Table 1: accuracy, and distances in the space of weights",
+        "Distances are sums over the arrays of the norm of the change.",
+        counting.compute,
+        counting.load,
+        None,
+        counting.rows,
+    ),
+    Entry(
+        "7",
+        "Fig. 7: losses against the dimension",
+        "As Fig. 3 (left), for the training loss and the test error.",
+        scaling.compute,
+        scaling.load,
+        partial(scaling.draw, names=scaling.LOSSES),
+        partial(scaling.rows, names=scaling.LOSSES),
+        (scaling.REDUCED, scaling.SIZES),
+    ),
+    Entry(
+        "8",
+        "Fig. 8: slices of the phase diagram",
+        "Rows of the diagram of Fig. 3.",
+        plane_module.STANDARD.theory,
+        plane_module.STANDARD.diagram,
+        plane_module.draw_slices,
+    ),
+    _both_planes("9"),
+    _simulated("9"),
+    Entry(
+        "10",
+        "Fig. 10: correlated tokens",
+        "Not computed: tokens whose classes are correlated are not in the library yet, neither in the theory nor in the "
+        "sampled data.",
+    ),
+    _layer(
+        "11",
+        "rank",
+        "Fig. 11: a student of rank two",
+        "Two columns, started both positional, both semantic, or one of each. To zero gradient all starts end in the "
+        "same minimum, with one positional and one semantic direction, which is the line; the published gradient descent "
+        "stops before.",
+    ),
+    _layer(
+        "12",
+        "untied",
+        "Fig. 12: query and key of their own",
+        "S = softmax(z^Q (z^K)^T), started with query and key alike, beside the tied layer. Where the semantic branch is "
+        "unstable towards m (dotted) training leaves it. The exchange of the minima is beyond alpha = 2 here: both weights "
+        "are penalised, so that the ridge is twice as strong.",
+    ),
+    Entry(
+        "13",
+        "Fig. 13: a trained value matrix",
+        "Not computed: the library has no layer with a value matrix, for which there is no theory either.",
+    ),
+    Entry(
+        "14",
+        "Fig. 14: the plane of Fig. 3 for other layers",
+        "The difference of the training losses from both starts, for the tied layer and for query and key of their own. "
+        "For a student of rank two all starts end in one minimum, so that there is no difference; correlated tokens and "
+        "a value matrix are not in the library.",
+        _compute_layers,
+        _load_layers,
+        plane_module.draw_layers,
+        lambda found: [row for one in found.values() for row in plane_module.rows_simulation(one)],
+        (plane_module.REDUCED, plane_module.SIMULATED),
+    ),
+    Entry(
+        "15",
+        "Fig. 15: Adam from random starts",
+        "Overlaps at the end of every run at alpha = 2, one instance each, and how many end in the positional minimum, in "
+        "the semantic one, or elsewhere: farther than 5 % in loss, or .05 in an overlap, from both.",
+        adam.compute,
+        adam.load,
+        adam.draw,
+        adam.rows,
+        (adam.REDUCED, adam.SIZES),
+    ),
+)
+
+
+def chosen(names: Sequence[str]) -> list[Entry]:
+    """The entries of some figures, all for none; "3" stands for all parts of Fig. 3.
+
+    Raises:
+        KeyError: a name that is none.
+    """
+    for name in names:
+        if not any(_is(entry, name) for entry in FIGURES):
+            raise KeyError(name)
+    return [entry for entry in FIGURES if not names or any(_is(entry, name) for name in names)]
+
+
+def _is(entry: Entry, name: str) -> bool:
+    return name in (entry.name, entry.name.partition("-")[0])

@@ -1,0 +1,186 @@
+"""Figs. 11, 12 and 14: a student of rank two, and query and key of their own."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from matplotlib.figure import Figure
+
+import tiedattn_jax as ta
+from tiedattn_jax.plotting import COLOURS, LABELS, OTHER, line, panels
+
+from .data import Task, filled, read, where
+from .page import Row
+from .simulation import BRANCHES, MEASURED, NUMBERS, Start, exchange, informed, measured, numbers, standard_error
+
+SIZES: dict[str, Any] = {"alphas": 25, "d": 1000, "instances": 4}
+REDUCED: dict[str, Any] = {"alphas": 7, "d": 200, "instances": 3}
+CURVE_ALPHAS, NODES = 16, 2**13  # of the theory
+
+
+class Untied(ta.DotProduct):
+    """The dot-product attention with query and key of their own, ``S(Z) = softmax(z^Q (z^K)^T)``: columns 0 and 1."""
+
+    @property
+    def rotation_invariant(self) -> bool:
+        return False
+
+    def student(self, Z: jax.Array) -> jax.Array:
+        """Attention matrix of the student, (L, L)."""
+        return jax.nn.softmax(jnp.outer(Z[:, 0], Z[:, 1]))
+
+
+def untied(omega: float = 0.3) -> Untied:
+    """The standard setting with untied weights."""
+    return Untied(**vars(ta.dot_product(omega=omega, rank=2)))
+
+
+def both(data: ta.Data, key: jax.Array) -> jax.Array:
+    """One column at each of the two starts."""
+    return jnp.concatenate([informed(branch)(data, key) for branch in BRANCHES], axis=1)
+
+
+STARTS: dict[str, tuple[Start, ...]] = {
+    "tied": tuple(informed(branch) for branch in BRANCHES),
+    "rank": (*(informed(branch, 2) for branch in BRANCHES), both),
+    "untied": tuple(informed(branch, 2) for branch in BRANCHES),
+}
+NAMES = (*(f"{branch} start" for branch in BRANCHES), "start with one of each")
+_COLOURS = (*(COLOURS[branch] for branch in BRANCHES), COLOURS["mixed"])
+_APART = 0.02  # in alpha, between points of different starts that may hide each other
+
+
+def model_of(kind: str, omega: float = 0.3) -> ta.DotProduct:
+    """The layer of a name in `STARTS`."""
+    return untied(omega) if kind == "untied" else ta.dot_product(omega=omega, rank=2 if kind == "rank" else 1)
+
+
+def compute(task: Task, kind: str) -> None:
+    """Simulations from every start, for a layer and for the tied one of rank one."""
+    sizes = SIZES if task.full else REDUCED
+    alphas = np.linspace(0.01 if task.full else 0.5, 2.0, sizes["alphas"])
+    for name in ("tied", kind):
+        points = [(alpha, start) for alpha in alphas for start in range(len(STARTS[name]))]
+
+        def one(alpha: float, start: int, name: str = name) -> list[float]:
+            found = measured(model_of(name), sizes["d"], alpha, STARTS[name][start], sizes["instances"])
+            return [alpha, start, *found]
+
+        names, bar = ("alpha", "branch", *MEASURED), task.bar(f"simulation, {name}")
+        filled(task.folder / f"layer_{name}.npz", {**sizes, "layer": name}, names, points, one, bar)
+    _theory(task, kind)
+
+
+def _theory(task: Task, kind: str) -> None:
+    """States of the layer from the largest alpha down, each from the one before.
+
+    A student of rank two is started with one positional and one semantic column, as all starts end there; untied
+    weights with query and key alike, in the state of either branch.
+    """
+    model = model_of(kind)
+    nodes = ta.sobol_nodes(model, NODES)
+    alphas = np.linspace(2.0, 0.5, CURVE_ALPHAS)
+    branches = (None,) if kind == "rank" else BRANCHES
+    points = [(k, alpha) for k in range(len(branches)) for alpha in alphas]
+    last: dict[int, Any] = {}
+
+    def one(k: int, alpha: float) -> list[float]:
+        if k not in last:
+            last[k] = _columns(model, alphas[0], branches[k])
+        point = ta.solve(model, alpha, branches[k], nodes, start=last[k])
+        if not bool(point.exists):
+            return [k, alpha, *np.full(len(names) - 2, np.nan)]
+        last[k] = point.overlaps
+        grown = [_grows_not(point)] if "stable" in names else []
+        return [k, alpha, *numbers(point), *grown]
+
+    # Where nothing is imposed nothing is left to grow.
+    names = ("branch", "alpha", *NUMBERS, *(() if kind == "rank" else ("stable",)))
+    path, bar = task.folder / f"layer_{kind}_theory.npz", task.bar(f"theory, {kind}")
+    filled(path, {"layer": kind, "nodes": NODES}, names, points, one, bar)
+
+
+def _grows_not(point: ta.FixedPoint) -> bool:
+    """Whether a state of a branch does not grow the order parameter that the branch lacks."""
+    growth = point.diagnostics.growth_theta if point.branch == "positional" else point.diagnostics.growth_m
+    return bool(growth < 1)
+
+
+def _columns(model: ta.DotProduct, alpha: float, branch: str | None) -> ta.Overlaps:
+    """A start for two columns: both near the state of a branch of the tied layer, or one near each of its states."""
+    single = ta.dot_product(omega=model.omega)
+    rough = ta.line_nodes(single, 5, replicates=1)
+    states = [ta.solve(single, alpha, b, rough).overlaps for b in (BRANCHES if branch is None else (branch, branch))]
+    eye = jnp.eye(2)
+
+    def diagonal(name: str) -> jax.Array:
+        return jnp.stack([getattr(x, name)[:, 0, 0] for x in states], axis=-1)[:, :, None] * eye
+
+    q = diagonal("q")
+    if branch is not None:  # query and key alike, up to a little of their own
+        q = q + 0.8 * q[:, :1, :1] * (1 - eye)
+    theta = jnp.stack([x.theta[:, 0] for x in states], axis=1)
+    return ta.Overlaps(q=q, V=diagonal("V"), theta=theta, m=jnp.stack([x.m[:, 0] for x in states], axis=1))
+
+
+def load(folder: Path, kind: str) -> dict[str, Any]:
+    """Simulations of both layers and the theory of the one."""
+    about, simulation = read(folder / f"layer_{kind}.npz")
+    tied, theory = (read(folder / f"layer_{name}.npz")[1] for name in ("tied", f"{kind}_theory"))
+    return {"about": about, "layer": simulation, "tied": tied, "theory": theory, "kind": kind}
+
+
+def draw(data: dict[str, Any]) -> Figure:
+    """Training loss, test error and overlaps; hollow points are the tied layer of rank one.
+
+    Points of different starts stand a little apart in alpha.
+    """
+    shown = ("train_loss", "gen_error", "m", "theta")
+    with panels(14, 3.9, [""] * 4, xlabel=LABELS["alpha"], ylabels=[LABELS[name] for name in shown]) as (figure, axes):
+        for axis, name in zip(axes[0], shown, strict=True):
+            for part, filling in (("tied", "white"), ("layer", None)):
+                for k, start in enumerate(NAMES):
+                    rows = where(data[part], branch=k)
+                    if not len(rows["alpha"]):
+                        continue
+                    style: Any = {"fmt": "o", "ms": 4, "lw": 1, "color": _COLOURS[k], "mfc": filling}
+                    label = start if filling is None else f"{start}, rank one, tied"
+                    place = rows["alpha"] + _APART * (k - 1)
+                    axis.errorbar(place, rows[name], 2 * standard_error(rows, name), label=label, **style)
+            for k in np.unique(data["theory"]["branch"]).astype(int):
+                rows = where(data["theory"], branch=k)
+                any_start = data["kind"] == "rank"
+                colour = OTHER if any_start else COLOURS[BRANCHES[k]]
+                label = "theory" if any_start else f"theory, {BRANCHES[k]}"
+                stable = rows["stable"] > 0 if "stable" in rows else None
+                line(axis, rows["alpha"], rows[name], colour, label, stable=stable)
+            axis.set(xlim=(0, 2.05), ylim=(0, None))
+    return figure
+
+
+def rows(data: dict[str, Any]) -> list[Row]:
+    """Losses at the largest alpha, and where the minima exchange."""
+    out = []
+    about, theory = data["about"], data["theory"]
+    here = f"d = {about['d']}, {about['instances']} instances"
+    for k, start in enumerate(NAMES):
+        last = {name: values[-1:] for name, values in where(data["layer"], branch=k).items()}
+        if not len(last["alpha"]):
+            continue
+        known = where(theory, branch=0 if data["kind"] == "rank" else k, alpha=last["alpha"][0])
+        text = f"training loss / d, {start}, alpha = {last['alpha'][0]:g}"
+        error = float(standard_error(last, "train_loss")[0])
+        reason = f"{here}; the theory here: {known['train_loss'][0]:.5g}" if len(known["alpha"]) else here
+        out.append(Row(text, None, None, last["train_loss"][0], error, reason))
+    if data["kind"] != "rank":
+        names = {"theory": theory, "simulation": data["layer"], "simulation, tied": data["tied"]}
+        for what, columns in names.items():
+            crossing = exchange(columns)
+            out.append(
+                Row(f"alpha_c, {what}", None, None, crossing, None, f"where the losses cross, interpolated; {here}")
+            )
+    return out

@@ -1,0 +1,74 @@
+"""The page of all figures: sections of text, a picture, and a table beside the published values."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+from typing import NamedTuple
+
+from tiedattn_jax.cli.report import with_error
+
+
+class Row(NamedTuple):
+    """One number of a figure.
+
+    Attributes:
+        quantity: what it is.
+        published, published_error: as far as they are known.
+        ours, error: with its error bar, if it has one.
+        reason: of the difference, or of there being nothing to compare with.
+    """
+
+    quantity: str
+    published: float | None
+    published_error: float | None
+    ours: float
+    error: float | None
+    reason: str = ""
+
+    def cells(self) -> list[str]:
+        """As text: quantity, published, here, difference, reason."""
+        if self.published is None or math.isnan(self.ours):
+            published, difference = "-", "-"
+        else:
+            published = _number(self.published, self.published_error)
+            gap = self.ours - self.published
+            difference = f"{gap:+.2g}" + (f" ({gap / self.published:+.1%})" if self.published else "")
+        return [self.quantity, published, _number(self.ours, self.error), difference, self.reason]
+
+
+def _number(value: float, error: float | None) -> str:
+    if math.isnan(value):
+        return "none in range"
+    return f"{value:.5g}" if error is None else with_error(value, error)
+
+
+def section(title: str, text: str, picture: str | None, rows: Sequence[Row]) -> str:
+    """A figure's part of the page, in Markdown."""
+    lines = [f"## {title}", "", text, ""]
+    if picture is not None:
+        lines += [f"![{title}]({picture})", ""]
+    if rows:
+        lines += ["| quantity | published | here | difference | reason |", "|---|---|---|---|---|"]
+        lines += [f"| {' | '.join(row.cells())} |" for row in rows]
+        lines += [""]
+    return "\n".join(lines)
+
+
+HEAD = """# The paper's figures, recomputed
+
+Every figure of Cui, Behrens, Krzakala and Zdeborova, *A phase transition between positional and semantic learning in a
+solvable model of dot-product attention* ([arXiv:2402.03902](https://arxiv.org/abs/2402.03902)), computed with this
+library. `python -m benchmarks.paper FIGURE` computes one at reduced size, with `--full` at the published one; data,
+pictures (PNG and PDF) and this page go to the folder of `--out`.
+
+Unless said otherwise two tokens, omega = .3, sigma = .5, lambda = .01 and A = [[.6, .4], [.4, .6]]. Numbers in brackets
+are error bars in the last digits: of the averages for theory, standard errors over instances or runs for simulations
+(scatter where it says so); bands and bars in pictures reach two of them to either side. "Published" is what the paper's
+text, its figures or its public data give.
+"""
+
+
+def page(sections: Iterable[str]) -> str:
+    """The whole page."""
+    return "\n".join([HEAD, *sections])

@@ -1,0 +1,175 @@
+"""Figs. 3 (centre, right), 8, 9 and 14: both branches over alpha and omega, theory beside simulation."""
+
+from __future__ import annotations
+
+from functools import cache
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import equinox as eqx
+import jax.numpy as jnp
+import numpy as np
+from matplotlib.figure import Figure
+
+import tiedattn_jax as ta
+from tiedattn_jax.plotting import LABELS, MARKS, SYMBOLS, panels, slice_figure
+
+from .data import Columns, Task, filled, missing, read, where
+from .layers import STARTS, model_of
+from .page import Row
+from .simulation import BRANCHES, MEASURED, exchange, measured
+
+MIXINGS = {"standard": ((0.6, 0.4), (0.4, 0.6)), "other": ((0.3, 0.7), (0.8, 0.2))}
+CELLS, REDUCED_CELLS = (25, 25), (13, 9)  # alphas and omegas of the theory
+SIMULATED: dict[str, Any] = {"alphas": 25, "omegas": 25, "d": 1000, "instances": 1}
+REDUCED: dict[str, Any] = {"alphas": 10, "omegas": 9, "d": 200, "instances": 2}
+ALPHAS, OMEGAS = (0.05, 2.0), (0.02, 0.5)
+SLICES = 5
+Found = tuple[dict[str, Any], Columns]  # a simulation: what it is about, and its columns
+
+
+class Plane(NamedTuple):
+    """A target by its name in `MIXINGS`, and a layer by its name in `layers.STARTS`; the theory is that of the tied one."""
+
+    name: str
+    layer: str = "tied"
+
+    def theory(self, task: Task) -> None:
+        """The phase diagram; rows that are finished are kept."""
+        alphas, omegas = CELLS if task.full else REDUCED_CELLS
+        pieces = task.folder / f"plane_{self.name}_pieces"
+        done = task.bar(f"theory, {self.name} A")
+        axes = np.linspace(*ALPHAS, alphas), np.linspace(*OMEGAS, omegas)
+        model = ta.dot_product(mixing=MIXINGS[self.name])
+        diagram = ta.phase_diagram(model, *axes, out=pieces, resume=pieces.exists(), progress=done)
+        diagram.save(task.folder / f"plane_{self.name}.npz")
+
+    def diagram(self, folder: Path) -> ta.PhaseDiagram:
+        """What `theory` found."""
+        path = folder / f"plane_{self.name}.npz"
+        if not path.exists():
+            raise missing(path)
+        return ta.PhaseDiagram.load(path)
+
+    def simulate(self, task: Task) -> None:
+        """Training from both starts in every cell, along omega first: programs depend on alpha alone."""
+        sizes = SIMULATED if task.full else REDUCED
+        alphas = np.linspace(0.2 if not task.full else ALPHAS[0], ALPHAS[1], sizes["alphas"])
+        points = [
+            (alpha, omega, branch)
+            for alpha in alphas
+            for omega in np.linspace(*OMEGAS, sizes["omegas"])
+            for branch in range(len(BRANCHES))
+        ]
+
+        def one(alpha: float, omega: float, branch: int) -> list[float]:
+            model = eqx.tree_at(lambda m: m.mixing, model_of(self.layer, omega), jnp.asarray(MIXINGS[self.name]))
+            start = STARTS[self.layer][branch]
+            found = measured(model, sizes["d"], alpha, start, sizes["instances"])
+            return [alpha, omega, branch, linear(omega), *found]
+
+        @cache
+        def linear(omega: float) -> float:
+            model = ta.dot_product(omega=omega, mixing=MIXINGS[self.name])
+            return float(ta.gen_error_linear(model, ta.sobol_nodes(model, 2**14)).value)
+
+        names, bar = (
+            ("alpha", "omega", "branch", "linear", *MEASURED),
+            task.bar(f"simulation, {self.name} A, {self.layer}"),
+        )
+        about = {**sizes, "mixing": self.name, "layer": self.layer}
+        filled(self._simulation(task.folder), about, names, points, one, bar)
+
+    def simulated(self, folder: Path) -> Found:
+        """What `simulate` found, and what it is about."""
+        return read(self._simulation(folder))
+
+    def _simulation(self, folder: Path) -> Path:
+        return folder / f"plane_{self.name}_{self.layer}.npz"
+
+
+def draw_slices(diagram: ta.PhaseDiagram) -> Figure:
+    """Training loss and test error of both branches along alpha, at some omegas."""
+    return slice_figure(diagram, list(np.linspace(0, len(diagram.y[1]) - 1, SLICES).astype(int)))
+
+
+def draw_simulation(found: Found) -> Figure:
+    """The loss difference of both starts, and the test error of the lower one minus the baseline, cell by cell."""
+    (positional, semantic), gap = (_cells(found, k) for k in range(2)), _gap(found)
+    lower = np.where(gap < 0, positional["gen_error"], semantic["gen_error"])
+    titles = "lower training loss: positional or semantic start", "lower minimum: worse or better than the baseline"
+    with panels(9.5, 4.2, titles, **_AXES) as (figure, axes):
+        _coloured(figure, axes[0, 0], found, gap, "RdBu", _GAP)
+        excess = lower - positional["linear"]
+        _coloured(figure, axes[0, 1], found, excess, "RdBu_r", "test error minus that of the baseline")
+    return figure
+
+
+def draw_layers(found: dict[str, Found]) -> Figure:
+    """The loss difference of both starts, for some layers by name, and where it changes its sign."""
+    with panels(4.8 * len(found), 4.2, list(found), **_AXES) as (figure, axes):
+        for axis, one in zip(axes[0], found.values(), strict=True):
+            _coloured(figure, axis, one, _gap(one), "RdBu", _GAP)
+            omegas = np.unique(one[1]["omega"])
+            crossings = [exchange(where(one[1], omega=omega)) for omega in omegas]
+            axis.plot(crossings, omegas, marker="o", ms=3, label=SYMBOLS["alpha_c"], **MARKS["alpha_c"])
+    return figure
+
+
+_AXES: Any = {"xlabel": LABELS["alpha"], "ylabels": (LABELS["omega"],), "sharey": True}
+_GAP = "positional minus semantic training loss / d"
+
+
+def _cells(found: Found, branch: int) -> Columns:
+    """Columns as arrays (omega, alpha), NaN in cells that are not there yet."""
+    columns = found[1]
+    alphas, omegas = np.unique(columns["alpha"]), np.unique(columns["omega"])
+    rows = where(columns, branch=branch)
+    place = np.searchsorted(omegas, rows["omega"]), np.searchsorted(alphas, rows["alpha"])
+    out = {name: np.full((len(omegas), len(alphas)), np.nan) for name in columns}
+    for name, values in out.items():
+        values[place] = rows[name]
+    return out
+
+
+def _gap(found: Found) -> np.ndarray:
+    """Positional minus semantic training loss, (omega, alpha)."""
+    return _cells(found, 0)["train_loss"] - _cells(found, 1)["train_loss"]
+
+
+def _coloured(figure: Figure, axis: Any, found: Found, values: np.ndarray, colours: str, label: str) -> None:
+    """Cells in colours around zero, with their scale."""
+    alphas, omegas = np.unique(found[1]["alpha"]), np.unique(found[1]["omega"])
+    limit = float(np.nanmax(np.abs(values)))
+    picture = axis.pcolormesh(alphas, omegas, values, cmap=colours, vmin=-limit, vmax=limit, shading="nearest")
+    figure.colorbar(picture, ax=axis, shrink=0.9, label=label)
+
+
+def rows_theory(diagram: ta.PhaseDiagram) -> list[Row]:
+    """Both transitions at some omegas, as read from the grid."""
+    out = []
+    for name, boundary in (("alpha_c", diagram.alpha_c()), ("alpha_l", diagram.alpha_l())):
+        for omega in (0.1, 0.2, 0.3, 0.4):
+            k = int(np.argmin(np.abs(boundary.values - omega)))
+            if np.isclose(boundary.values[k], omega) and np.isfinite(boundary.alpha[k]):
+                published = {("alpha_c", 0.3): 1.241, ("alpha_l", 0.3): 1.451}.get((name, omega))
+                reason = "see Fig. 2" if published else "the paper gives no number"
+                text = f"{name} at omega = {omega}, from the grid"
+                out.append(Row(text, published, None, boundary.alpha[k], boundary.stderr[k], reason))
+    solved, trusted = float(np.mean(diagram.solved)), float(np.mean(diagram.trusted))
+    out.append(Row("share of cells that are solved", None, None, solved, None, f"{trusted:.1%} are decided"))
+    return out
+
+
+def rows_simulation(found: Found) -> list[Row]:
+    """alpha at which the training losses of both starts cross, at every omega that was simulated."""
+    about, columns = found
+    reason = f"{about['layer']}; d = {about['d']}, instances: {about['instances']}; interpolated"
+    out = []
+    for omega in np.unique(columns["omega"]):
+        crossing = exchange(where(columns, omega=omega))
+        out.append(Row(f"alpha_c at omega = {omega:.2g}, training", None, None, crossing, None, reason))
+    return out
+
+
+STANDARD, OTHER, UNTIED = Plane("standard"), Plane("other"), Plane("standard", "untied")

@@ -1,0 +1,109 @@
+"""Fig. 3 (left) and Fig. 7: how simulations approach the theory with the dimension, at alpha = 1.5."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from matplotlib.figure import Figure
+from matplotlib.ticker import NullFormatter
+
+import tiedattn_jax as ta
+from tiedattn_jax.plotting import COLOURS, LABELS, SYMBOLS, panels
+
+from .data import Task, filled, keep, known, read, where
+from .page import Row
+from .simulation import BRANCHES, MEASURED, NUMBERS, QUANTITIES, informed, measured, numbers, standard_error
+
+ALPHA = 1.5
+SIZES: dict[str, Any] = {"d": [10, 15, 23, 36, 56, 87, 135, 209, 323, 500, 1000], "instances": 10}
+REDUCED: dict[str, Any] = {"d": [10, 23, 56, 135, 323], "instances": 6}
+MOST = 200  # instances, of the smallest dimensions
+
+
+def compute(task: Task) -> None:
+    """The theory, and instances of every dimension: the more, the smaller it is."""
+    model = ta.dot_product()
+    path, about = task.folder / "scaling_theory.npz", {"alpha": ALPHA}
+    if not known(path, about):
+        states = [numbers(ta.solve(model, ALPHA, branch)) for branch in BRANCHES]
+        keep(path, about, dict(zip(NUMBERS, np.array(states).T, strict=True)))
+    sizes = SIZES if task.full else REDUCED
+    points = [(d, branch) for d in sizes["d"] for branch in range(len(BRANCHES))]
+
+    def one(d: int, branch: int) -> list[float]:
+        count = int(np.clip(sizes["instances"] * sizes["d"][-1] / d, sizes["instances"], MOST))
+        return [d, branch, *measured(model, d, ALPHA, informed(BRANCHES[branch]), count)]
+
+    names, bar = ("d", "branch", *MEASURED), task.bar("simulation")
+    filled(task.folder / "scaling_simulation.npz", {**sizes, "most": MOST}, names, points, one, bar)
+
+
+def load(folder: Path) -> dict[str, Any]:
+    """Theory, a row for every branch, and simulation."""
+    return {name: read(folder / f"scaling_{name}.npz")[1] for name in ("theory", "simulation")}
+
+
+def draw(data: dict[str, Any], names: Sequence[str]) -> Figure:
+    """Means against theory above, the scatter over instances with its fitted power of d below."""
+    scatters = [rf"scatter of {SYMBOLS.get(name, LABELS[name])}" for name in names]
+    how: Any = {"rows": 2, "xlabel": "dimension $d$", "ylabels": [*(LABELS[name] for name in names), *scatters]}
+    with panels(4.2 * len(names), 5.6, [""] * len(names), **how) as (figure, axes):
+        for name, (above, below) in zip(names, axes.T, strict=True):
+            for k, branch in enumerate(BRANCHES):
+                rows, colour, theory = where(data["simulation"], branch=k), COLOURS[branch], data["theory"][name][k]
+                bars = 2 * standard_error(rows, name)
+                above.errorbar(rows["d"], rows[name], bars, fmt="o", ms=4, lw=1, color=colour)
+                above.axhline(theory, color=colour, lw=1.4, label=f"theory, {branch}")
+                above.errorbar([], [], [], fmt="o", ms=4, lw=1, color=colour, label=f"simulation, {branch} start")
+                scatter, count = rows[f"{name}_scatter"], rows["instances"]
+                below.errorbar(rows["d"], scatter, 2 * _error(scatter, count), fmt="o", ms=4, lw=1, color=colour)
+                amplitude, slope, bar = power(rows["d"], scatter, _error(scatter, count))
+                below.loglog(rows["d"], amplitude * rows["d"] ** slope, color=colour, lw=1)
+                place = 0.12 if k else 0.04
+                text = rf"$d^{{\,{slope:.2f} \pm {bar:.2f}}}$"
+                below.text(0.04, place, text, color=colour, transform=below.transAxes)
+            below.yaxis.set_minor_formatter(NullFormatter())
+            above.set_xscale("log")
+            above.set_ylim(bottom=0)
+    return figure
+
+
+def _error(scatter: np.ndarray, count: np.ndarray) -> np.ndarray:
+    """Standard error of a standard deviation."""
+    return scatter / np.sqrt(2 * np.maximum(count - 1, 1))
+
+
+def power(d: np.ndarray, size: np.ndarray, error: np.ndarray) -> tuple[float, float, float]:
+    """Amplitude, exponent and its standard error of ``size = amplitude d^exponent``, weighted, in logarithms."""
+    weight = size / error
+    rows = np.stack([np.ones_like(d), np.log(d)], 1) * weight[:, None]
+    (log_amplitude, slope), *_ = np.linalg.lstsq(rows, np.log(size) * weight, rcond=None)
+    return float(np.exp(log_amplitude)), float(slope), float(np.linalg.inv(rows.T @ rows)[1, 1] ** 0.5)
+
+
+def rows(data: dict[str, Any], names: Sequence[str]) -> list[Row]:
+    """Exponents of the scatter, and the largest dimension minus the theory."""
+    out = []
+    for name in names:
+        for k, branch in enumerate(BRANCHES):
+            here = where(data["simulation"], branch=k)
+            scatter = here[f"{name}_scatter"]
+            _, slope, bar = power(here["d"], scatter, _error(scatter, here["instances"]))
+            word = {"train_loss": "training loss / d", "gen_error": "test error"}.get(name, f"\\|{name}\\|")
+            text = f"exponent of the scatter of {word}, {branch} start"
+            vanishes = (name == "m") == (branch == "semantic") and name in ("m", "theta")
+            reason = "vanishes for large d" if vanishes else "-1/2 where fluctuations are Gaussian"
+            out.append(Row(text, None, None, slope, bar, reason))
+            theory = data["theory"][name][k]
+            gap, error = here[name][-1] - theory, standard_error(here, name)[-1]
+            text = f"{word}, {branch} start, d = {here['d'][-1]:.0f} minus theory ({theory:.5g})"
+            reason = f"{here['instances'][-1]:.0f} instances"
+            out.append(Row(text, None, None, gap, error, reason))
+    return out
+
+
+LEFT, LOSSES = ("m", "theta"), ("train_loss", "gen_error")  # of Fig. 3 (left) and of Fig. 7
+assert set(LEFT) | set(LOSSES) < set(QUANTITIES)

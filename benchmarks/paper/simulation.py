@@ -1,0 +1,96 @@
+"""Training on sampled data, as rows of numbers: what the figures of finite size share.
+
+Runs go to zero gradient with L-BFGS, where the published gradient descent stops after 5000 steps. Teachers have the
+model's norm exactly, so that the scatter is that of the sentences alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+import tiedattn_jax as ta
+from tiedattn_jax.finite.data import start as start_of
+
+from .data import Columns, where
+
+BRANCHES = ("positional", "semantic")  # a column `branch` holds the place in this list
+QUANTITIES = ("train_loss", "gen_error", "q", "theta", "m")
+STEPS = 2000
+# Relative difference in loss of minima of one kind: those that training finds from different starts on one branch, where
+# the proximal operator jumps, differ by .2 %.
+ONE_KIND = 2e-3
+SENTENCES = 20_000  # fresh ones, for the test error of an instance
+# Columns of `measured`, and of `numbers`.
+MEASURED = ("instances", *QUANTITIES, *(f"{name}_scatter" for name in QUANTITIES))
+NUMBERS = (*QUANTITIES, *(f"{name}_stderr" for name in QUANTITIES))
+
+Start = Callable[[ta.Data, jax.Array], jax.Array]  # weights (d, r) from an instance and a key
+
+
+def informed(branch: str, columns: int = 1) -> Start:
+    """All columns of the student at the teacher, or along the positional encodings; several are told apart by noise."""
+
+    def weights(data: ta.Data, key: jax.Array) -> jax.Array:
+        single = ta.dot_product(dtype=data.x.dtype)
+        one = start_of(single, data, branch)
+        if columns == 1:
+            return one
+        return jnp.tile(one, (1, columns)) + 0.01 * jax.random.normal(key, (len(one), columns), one.dtype)
+
+    return weights
+
+
+def measured(model: ta.Model, d: int, alpha: float, start: Start, instances: int) -> list[float]:
+    """Mean and scatter over instances, those that diverged left out: the columns `MEASURED`."""
+
+    def run(data: ta.Data, key: jax.Array) -> ta.Training:
+        return ta.train(model, data, "lbfgs", start(data, key), steps=STEPS, tol=1e-8)
+
+    keys = jax.random.split(jax.random.key(0), instances)
+    found = ta.run_instances(model, d, alpha, run, keys, theory=False, normalise=True, sentences=SENTENCES)
+    values = np.array([np.asarray(getattr(found.found, name))[found.usable] for name in QUANTITIES])
+    count = values.shape[1]
+    scatter = values.std(axis=1, ddof=1) if count > 1 else np.full(len(QUANTITIES), np.nan)
+    mean = values.mean(axis=1) if count else np.full(len(QUANTITIES), np.nan)
+    return [count, *mean, *scatter]
+
+
+def standard_error(columns: dict[str, np.ndarray], name: str) -> np.ndarray:
+    """Of the mean of a quantity in rows of `measured`."""
+    return columns[f"{name}_scatter"] / np.sqrt(columns["instances"])
+
+
+def numbers(point: ta.FixedPoint) -> list[float]:
+    """Losses and sizes of the order parameters of a fixed point, with their error bars: the columns `NUMBERS`."""
+
+    def five(state: Any) -> list[float]:
+        x = state.overlaps
+        q = jnp.mean(jnp.trace(x.q, axis1=1, axis2=2))
+        theta, m = jnp.mean(jnp.linalg.norm(x.theta, axis=(1, 2))), jnp.mean(jnp.linalg.norm(x.m, axis=1))
+        return [float(v) for v in (state.train_loss, state.gen_error, q, theta, m)]
+
+    return [*five(point), *five(point.stderr)]
+
+
+def exchange(columns: Columns) -> float:
+    """alpha where the training loss from the semantic start falls below that from the positional one; NaN if nowhere.
+
+    Where both starts end in one minimum, or in two of one kind, their difference changes its sign by chance: differences
+    below `ONE_KIND` are left out, and the steepest change counts.
+    """
+    one, other = (where(columns, branch=k) for k in range(2))
+    alphas = np.intersect1d(one["alpha"], other["alpha"])
+    losses = np.array([[where(rows, alpha=a)["train_loss"][0] for rows in (one, other)] for a in alphas])
+    gap = losses[:, 0] - losses[:, 1]
+    known = np.isfinite(gap) & (np.abs(gap) > ONE_KIND * losses.mean(axis=1))
+    alphas, gap = alphas[known], gap[known]
+    up = np.flatnonzero((gap[:-1] < 0) & (gap[1:] >= 0))
+    if not up.size:
+        return float("nan")
+    k = up[np.argmax(gap[up + 1] - gap[up])]
+    return float(alphas[k] - gap[k] * (alphas[k + 1] - alphas[k]) / (gap[k + 1] - gap[k]))

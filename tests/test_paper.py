@@ -1,0 +1,309 @@
+"""The paper's figures: files of numbers, drawing from small made-up numbers, tables, the command."""
+
+import sys
+from pathlib import Path
+from types import SimpleNamespace as Some
+
+import numpy as np
+import pytest
+
+from tiedattn_jax.errors import InputError
+from tiedattn_jax.phases.boundaries import Boundary
+from tiedattn_jax.plotting import COLOURS
+
+sys.path.insert(0, str(Path(__file__).parents[1]))  # the benchmarks are not part of the package
+
+from benchmarks.paper import adam, counting, layers, minimum, plane, scaling
+from benchmarks.paper.__main__ import main
+from benchmarks.paper.data import filled, keep, known, read, where
+from benchmarks.paper.figures import FIGURES, chosen
+from benchmarks.paper.page import Row, page, section
+from benchmarks.paper.simulation import MEASURED, NUMBERS, QUANTITIES, exchange
+
+pytestmark = pytest.mark.usefixtures("quick_programs")
+
+
+def silent(done, total):
+    pass
+
+
+# Files of numbers
+
+
+def test_rows_are_kept_and_gone_on_with(tmp_path):
+    path, asked = tmp_path / "rows.npz", []
+
+    def one(a, b):
+        if len(asked) == 2:
+            raise KeyboardInterrupt
+        asked.append(a)
+        return [a, a * b]
+
+    points = [(1, 5), (2, 6), (3, 7)]
+    with pytest.raises(KeyboardInterrupt):
+        filled(path, {"size": 1}, ("a", "product"), points, one, silent)
+    assert read(path)[1]["product"].tolist() == [5, 12]  # as far as it has come
+    seen = []
+    filled(path, {"size": 1}, ("a", "product"), points, lambda a, b: [a, 100.0], lambda *at: seen.append(at))
+    about, columns = read(path)
+    assert columns["product"].tolist() == [5, 12, 100] and seen == [(2, 3), (3, 3)]
+    assert about["size"] == 1 and about["points"] == [[1, 5], [2, 6], [3, 7]]
+    with pytest.raises(InputError, match="size=1 instead of 2"):
+        filled(path, {"size": 2}, ("a", "product"), points, one, silent)
+
+
+def test_columns_are_kept_with_what_they_are_about(tmp_path):
+    path = tmp_path / "columns.npz"
+    assert not known(path, {"alpha": 2.0})
+    keep(path, {"alpha": 2.0}, {"one": [1, 2], "number": 3.0})
+    assert known(path, {"alpha": 2.0}) and not known(path, {"alpha": 1.0})
+    assert read(path)[1]["one"].tolist() == [1, 2] and read(path)[1]["number"] == 3.0
+    path.write_bytes(path.read_bytes()[:-1])
+    with pytest.raises(InputError, match=r"whole file columns\.npz"):
+        read(path)
+
+
+def test_rows_by_value():
+    columns = {"a": np.array([0.1, 0.2, 0.1]), "b": np.array([1, 1, 2]), "c": np.array([5, 6, 7])}
+    assert where(columns, a=0.1)["c"].tolist() == [5, 7]
+    assert where(columns, a=0.3 - 0.2, b=2)["c"].tolist() == [7]  # up to rounding
+
+
+# Tables and the page
+
+
+def test_a_row_says_the_difference():
+    assert Row("q", 2.0, 0.1, 2.5, 0.02, "why").cells() == ["q", "2.00(10)", "2.500(20)", "+0.5 (+25.0%)", "why"]
+    assert Row("q", None, None, 2.5, None).cells() == ["q", "-", "2.5", "-", ""]
+    assert Row("q", 1.0, None, float("nan"), None).cells()[1:4] == ["-", "none in range", "-"]
+
+
+def test_page():
+    one = section("Title", "Text.", "paper/figure_2.png", [Row("q", 1.0, None, 1.0, None, "none")])
+    assert "![Title](paper/figure_2.png)" in one and "| q | 1 | 1 | +0 (+0.0%) | none |" in one
+    bare = section("Other", "Not computed.", None, [])
+    assert "!" not in bare and "|" not in bare
+    assert page([one, bare]).index("## Title") < page([one, bare]).index("## Other")
+
+
+# Drawing, from made-up numbers
+
+
+def rows_of(points, first):
+    """Rows of simulations at some (value, branch), all of whose means are the value, and scatters a tenth of it."""
+    values, branches = np.array(points, float).T
+    measured = dict.fromkeys(MEASURED, values) | {f"{name}_scatter": values / 10 for name in QUANTITIES}
+    return {**measured, "instances": np.full(len(values), 4.0), first: values, "branch": branches}
+
+
+def states_of(points):
+    values, branches = np.array(points, float).T
+    return dict.fromkeys(NUMBERS, values) | {"alpha": values, "branch": branches}
+
+
+PAIRS = [(a, k) for a in (0.5, 1.0, 1.5, 2.0) for k in (0, 1)]
+
+
+def test_minimum():
+    curves = {**states_of(PAIRS), "stable": np.array([1, 0, 1, 1, 1, 1, 1, 1.0])}
+    numbers = np.arange(len(NUMBERS) + 2.0)
+    transitions = {"alpha_c": [1.2, 0.1], "alpha_l": [1.4, 0.1], "baseline": [0.3]}
+    data = {
+        "curves": curves,
+        "simulation": rows_of(PAIRS, "alpha"),
+        "transitions": {**transitions, "positional": numbers, "semantic": numbers},
+        "about": {"d": 7},
+    }
+    figure = minimum.draw(data)
+    losses, orders, errors = figure.axes
+    filled_points = losses.containers[0][0].get_xdata(), losses.containers[2][0].get_xdata()
+    assert [x.tolist() for x in filled_points] == [[0.5, 1.0], [1.5, 2.0]]  # of the branch of lower loss
+    np.testing.assert_allclose(losses.containers[0][2][0].get_segments()[0][:, 1], [0.45, 0.55])  # two standard errors
+    assert any(line.get_gid() == "unstable" for line in orders.lines)
+    assert errors.lines[-1].get_ydata()[0] == 0.3 and losses.get_ylim()[0] == 0
+    table = minimum.rows(data)
+    assert table[0].quantity == "alpha_c" and table[0].ours == 1.2 and table[0].published == 1.241
+    simulated = [row for row in table if "start" in row.quantity]
+    assert len(simulated) == 5 and all(row.ours == 2.0 and "d = 7" in row.reason for row in simulated)
+
+
+def test_scaling():
+    data = {"simulation": rows_of([(d, k) for d in (10, 40, 160) for k in (0, 1)], "d")}
+    for name in QUANTITIES:
+        data["simulation"][f"{name}_scatter"] = 3 * data["simulation"]["d"] ** -0.5
+    data["theory"] = {name: np.array([1.0, 2.0]) for name in NUMBERS}
+    figure = scaling.draw(data, scaling.LOSSES)
+    above = figure.axes[0]
+    assert above.lines[1].get_ydata()[0] == 1.0 and above.get_xscale() == "log" and len(figure.axes) == 4
+    table = scaling.rows(data, scaling.LEFT)
+    assert table[0].ours == pytest.approx(-0.5) and "exponent" in table[0].quantity
+    assert table[1].ours == 160 - 1.0 and table[1].error == pytest.approx(3 * 160**-0.5 / 2)
+
+
+def test_fitted_power():
+    d = np.array([10.0, 30.0, 100.0, 1000.0])
+    amplitude, slope, error = scaling.power(d, 3 * d**-0.5, 0.1 * d**-0.5)
+    assert amplitude == pytest.approx(3) and slope == pytest.approx(-0.5) and 0 < error < 0.02
+
+
+def plane_rows():
+    """Two alphas and two omegas; the positional loss is the lower one at the lower alpha."""
+    points = [(alpha, omega, k) for alpha in (1.0, 2.0) for omega in (0.1, 0.2) for k in (0, 1)]
+    alpha, omega, branch = np.array(points).T
+    loss = np.where(branch == 0, alpha, 1.25 + 0.5 * omega)
+    return {"alpha": alpha, "omega": omega, "branch": branch, "train_loss": loss, "gen_error": branch, "linear": omega}
+
+
+def test_simulated_plane():
+    about = {"d": 5, "instances": 2, "layer": "tied"}
+    left, right = plane.draw_simulation((about, plane_rows())).axes[:2]
+    gap, excess = (axis.collections[0].get_array() for axis in (left, right))
+    np.testing.assert_allclose(gap, [[-0.3, 0.7], [-0.35, 0.65]])
+    np.testing.assert_allclose(excess, [[-0.1, 0.9], [-0.2, 0.8]])  # test error 0 on the positional branch, else 1
+    table = plane.rows_simulation((about, plane_rows()))
+    np.testing.assert_allclose([row.ours for row in table], [1.3, 1.35])
+    layers_side_by_side = plane.draw_layers({"one": (about, plane_rows()), "other": (about, plane_rows())}).axes
+    np.testing.assert_allclose(layers_side_by_side[1].lines[0].get_xydata(), [[1.3, 0.1], [1.35, 0.2]])
+    unfinished = {name: values[:-1] for name, values in plane_rows().items()}
+    assert (
+        np.ma.masked_invalid(plane.draw_simulation((about, unfinished)).axes[0].collections[0].get_array()).count() == 3
+    )
+
+
+def test_numbers_of_a_grid():
+    boundary = Boundary.of("alpha_c", "omega", np.array([0.1, 0.3]), np.array([0.7, 1.2]), np.array([0.1, 0.1]))
+    yes = np.full((2, 3), True)
+    diagram = Some(alpha_c=lambda: boundary, alpha_l=lambda: boundary, solved=yes, trusted=yes)
+    table = plane.rows_theory(diagram)
+    assert [row.published for row in table] == [None, 1.241, None, 1.451, None] and table[-1].ours == 1
+
+
+def test_exchange_of_the_minima():
+    columns = {name: plane_rows()[name][[0, 1, 4, 5]] for name in ("alpha", "branch", "train_loss")}
+    assert exchange(columns) == pytest.approx(1.3)
+    alphas, gaps = np.arange(5.0), np.array([-1.0, 3.0, 0.0, -1e-9, 1e-9])
+    twice = {"alpha": np.tile(alphas, 2), "branch": np.repeat([0, 1], 5), "train_loss": np.append(gaps, 0 * gaps)}
+    assert exchange(twice) == pytest.approx(0.25)  # not where it is next to nothing
+    nearly = {**twice, "train_loss": twice["train_loss"] + 10_000}
+    assert np.isnan(exchange(nearly))  # minima of one kind
+    assert np.isnan(exchange({name: values[:2] for name, values in columns.items()}))
+
+
+def test_layers():
+    data = {
+        "about": {"d": 5, "instances": 4},
+        "layer": rows_of([(a, k) for a in (1.0, 2.0) for k in (0, 1, 2)], "alpha"),
+        "tied": rows_of(PAIRS, "alpha"),
+        "theory": {**states_of([(1.0, 0), (2.0, 0)])},
+        "kind": "rank",
+    }
+    axis = layers.draw(data).axes[0]
+    colours = [container[0].get_color() for container in axis.containers]
+    assert colours == [COLOURS[name] for name in ("positional", "semantic", "positional", "semantic", "mixed")]
+    assert [container[0].get_markerfacecolor() for container in axis.containers][:2] == ["white"] * 2
+    table = layers.rows(data)
+    assert len(table) == 3 and all(row.ours == 2 and "the theory here: 2" in row.reason for row in table)
+
+
+def test_untied_weights_are_not_tied():
+    model = layers.untied()
+    Z = np.array([[1.0, 2.0], [3.0, -1.0]])
+    scores = np.outer(Z[:, 0], Z[:, 1])
+    np.testing.assert_allclose(model.student(Z), np.exp(scores) / np.exp(scores).sum(1, keepdims=True))
+    assert model.shape == (2, 2, 1) and not model.rotation_invariant
+
+
+def test_where_a_run_ends():
+    runs = {
+        "d": np.array([50.0, 50, 50, 50]),
+        "m": np.array([0.3, 0.0, 0.3, 0.2]),
+        "theta": np.array([0.0, 0.2, 0.0, 0.0]),
+        "train_loss": np.array([1.02, 2.02, 1.5, 1.0]),
+        **{f"positional_{name}": np.full(4, v) for name, v in (("theta", 0.01), ("m", 0.29), ("train_loss", 1.0))},
+        **{f"semantic_{name}": np.full(4, v) for name, v in (("theta", 0.21), ("m", 0.01), ("train_loss", 2.0))},
+    }
+    assert adam.ends(runs).tolist() == ["positional", "semantic", "elsewhere", "elsewhere"]
+    figure = adam.draw(runs)
+    np.testing.assert_allclose([bar.get_height() for bar in figure.axes[-1].patches], [0.25, 0.25, 0.5])
+    table = adam.rows(runs)
+    assert [row.ours for row in table] == [0.25, 0.25, 0.5] and table[0].error == pytest.approx((2 / 9 / 4) ** 0.5)
+
+
+def test_counting():
+    S = np.full((3, 2, 2), 0.5)
+    quantities = ("accuracy", "distance_frozen_to_sgd", "distance_formerly_zero", "positional_share", "semantic_share")
+    run = lambda value: {  # noqa: E731
+        **dict.fromkeys(quantities, np.array(value)),
+        "attention_frozen": S,
+        "attention_free": S / 2,
+        "examples": np.array([[0, 1], [1, 1], [2, 2]]),
+    }
+    runs = {name: [run(0.5), run(0.7)] for name in counting.MECHANISMS}
+    assert len(counting.draw(runs, {"frozen": ("positional", "frozen")}, 1).axes) == 2
+    free = counting.draw(runs, {"free": ("semantic", "free")}).axes
+    assert len(free) == 4 and free[0].texts[0].get_text() == ".25"
+    table = counting.rows(runs)
+    assert table[0].ours == pytest.approx(0.6) and table[0].error == pytest.approx(0.02**0.5)
+
+
+# The command
+
+
+def test_every_figure_of_the_paper_is_listed_once():
+    names = [entry.name for entry in FIGURES]
+    assert len(set(names)) == len(names)
+    assert {name.partition("-")[0] for name in names} == {*map(str, range(1, 16)), "table1"}
+    assert [entry.name for entry in chosen(["3"])] == ["3-left", "3-theory", "3-simulation"]
+    assert [entry.name for entry in chosen(["3-left", "15"])] == ["3-left", "15"]
+    assert len(chosen([])) == len(FIGURES)
+
+
+def test_unknown_figure(capsys):
+    with pytest.raises(SystemExit) as stop:
+        main(["16"])
+    assert stop.value.code == 2 and "got '16'" in capsys.readouterr().err
+
+
+def test_what_is_not_computed_says_so(tmp_path):
+    assert main(["10", "--out", str(tmp_path)]) == 0
+    assert "Not computed" in (tmp_path / "paper.md").read_text()
+    assert not (tmp_path / "paper").exists()
+
+
+@pytest.mark.parametrize("entry", [entry for entry in FIGURES if entry.load is not None], ids=lambda e: e.name)
+def test_draw_needs_data(entry, tmp_path, capsys):
+    with pytest.raises(SystemExit) as stop:
+        main([entry.name, "--draw", "--out", str(tmp_path)])
+    assert stop.value.code == 2 and "compute the figure first" in capsys.readouterr().err
+
+
+@pytest.mark.slow
+def test_a_figure_from_end_to_end(tmp_path, monkeypatch):
+    monkeypatch.setattr(adam, "REDUCED", {"d": [30], "runs": 2, "steps": 300})
+    monkeypatch.setattr(adam, "SIZES", {"d": [40], "runs": 1, "steps": 300})
+    assert main(["15", "--out", str(tmp_path)]) == 0
+    about, columns = read(tmp_path / "data" / "reduced" / "adam.npz")
+    assert columns["d"].tolist() == [30, 30] and about["steps"] == 300
+    assert np.all(np.isfinite([columns[name] for name in adam.COLUMNS]))
+    assert (tmp_path / "paper" / "figure_15.png").read_bytes()[:4] == b"\x89PNG"
+    assert (tmp_path / "paper" / "figure_15.pdf").read_bytes()[:4] == b"%PDF"
+    text = (tmp_path / "paper.md").read_text()
+    assert "paper/figure_15.png" in text and "d = 30, alpha = 2" in text
+    assert (
+        "Simulations at reduced size" in text and "runs = 40" in text
+    )  # as the entry was made before the sizes were changed
+    assert main(["15", "--full", "--out", str(tmp_path)]) == 0
+    assert read(tmp_path / "data" / "full" / "adam.npz")[1]["d"].tolist() == [40]
+    text = (tmp_path / "paper.md").read_text()
+    assert "d = 40, alpha = 2" in text and "Simulations at full size" in text
+
+
+def test_page_of_the_documentation():
+    """Every figure has its section, every picture is there and small."""
+    docs = Path(__file__).parents[1] / "docs"
+    text = (docs / "paper.md").read_text()
+    for entry in FIGURES:
+        assert f"## {entry.title}\n" in text
+        if entry.draw is not None:
+            picture = f"paper/figure_{entry.name}.png"
+            assert f"]({picture})" in text and 5_000 < (docs / picture).stat().st_size <= 120_000
