@@ -242,3 +242,17 @@ def test_the_package_has_a_table_of_contents():
     assert "solve" in names and not {"theory", "results", "cli"} & set(names)
     missing = [name for name in names if callable(getattr(ta, name)) and name not in ta.__doc__]
     assert not missing and ta.__version__ == "0.1.0"
+
+
+def test_what_has_a_picture_draws_it():
+    at = made.transition(branches=(made.fixed_point(CASES[3]), made.fixed_point(CASES[2])))
+    assert len(at.plot().axes) == 2 and len(instances().plot().axes) == 5
+    x = jax.tree.map(lambda a: a[0], made.fixed_point().replicates.overlaps)
+    one, history = jnp.ones(()), jax.tree.map(lambda a: jnp.stack([a, a]), x)
+    training = ta.Training(jnp.ones((60, 1)), x, one, one, jnp.array(2), jnp.array(0), jnp.ones(3), jnp.ones(3))
+    assert len(training.plot().axes) == 2
+    passed = ta.GAMP(
+        jnp.ones((60, 1)), x, one, one, jnp.array(1), jnp.array(0), one, one, jnp.ones((1, 1, 1)), jnp.ones((2, 1, 4)),
+        history, jnp.ones(1),
+    )  # fmt: skip
+    assert len(passed.plot().axes) == 4

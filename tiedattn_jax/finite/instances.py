@@ -148,6 +148,12 @@ class Instances(Result):
             "instances": each,
         }
 
+    def plot(self) -> Any:
+        """Every instance against the theory; see `plotting.instances_figure`."""
+        from ..plotting import instances_figure  # not at the top: only pictures need matplotlib
+
+        return instances_figure(self)
+
     def describe(self) -> Description:
         tables = []
         for branch in np.unique(self.branch):

@@ -79,6 +79,12 @@ class GAMP(Estimate):
     history: Overlaps
     residuals: jax.Array
 
+    def plot(self) -> Any:
+        """Order parameters and residual, iteration by iteration; see `plotting.gamp_figure`."""
+        from ..plotting import gamp_figure  # not at the top: only pictures need matplotlib
+
+        return gamp_figure({"message passing": self})
+
 
 class _State(eqx.Module):
     Q: jax.Array

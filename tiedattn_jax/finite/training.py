@@ -56,6 +56,12 @@ class Training(Estimate):
     losses: jax.Array
     gradient_norms: jax.Array
 
+    def plot(self) -> Any:
+        """Training loss and gradient, step by step; see `plotting.training_figure`."""
+        from ..plotting import training_figure  # not at the top: only pictures need matplotlib
+
+        return training_figure({"training": self})
+
 
 def risk(model: Model, data: Data, Q: Any, *, exact: bool = False) -> jax.Array:
     """Empirical risk of weights Q: ``sum_mu loss(Z^mu, Y^mu) + lambda / 2 ||Q||_F^2``.

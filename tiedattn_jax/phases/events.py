@@ -178,6 +178,12 @@ class Transition(Result):
     def readable(self) -> bool:
         return super().readable and jnp.ndim(self.alpha) == 0
 
+    def plot(self) -> Any:
+        """The losses that cross, and how far every number moves it; see `plotting.transition_figure`."""
+        from ..plotting import transition_figure  # not at the top: only pictures need matplotlib
+
+        return transition_figure(self)
+
     def describe(self) -> Description:
         meaning = EVENTS[self.event].meaning if self.event in EVENTS else BEATS_BASELINE
         if self.status == Status.absent:
