@@ -7,6 +7,7 @@ from types import SimpleNamespace
 import made
 import numpy as np
 import pytest
+from cases import CASES
 
 import tiedattn_jax as ta
 from tiedattn_jax.cli import transition
@@ -105,3 +106,11 @@ def test_nothing_is_known_of_alpha_l_without_alpha_c(capsys, without_solving):
     assert report["spinodals"]["semantic"]["alpha"] == 0.7 and report["spinodals"]["positional"] is None
     assert main(["transition", "--nodes", "4096"]) == 1
     assert "no transition: absent" in capsys.readouterr().out
+
+
+def test_curves_are_drawn_to_their_ends():
+    curve = ta.Curve("semantic", (made.fixed_point(CASES[4]), made.fixed_point(CASES[0])))
+    found = ta.BranchEnd(made.transition(1.25, branches=(made.fixed_point(CASES[2]),)), "instability", "m", "lower")
+    lost = ta.BranchEnd(made.transition(0.5, status=2, branches=(made.fixed_point(CASES[3]),)), "fold", "m", "lower")
+    whole = transition._to_its_ends(curve, [found, lost])
+    assert whole.branch == "semantic" and whole.alphas.tolist() == [1.0, 1.25, 2.0]

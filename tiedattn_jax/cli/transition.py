@@ -53,9 +53,16 @@ def run(args: argparse.Namespace) -> Report:
     text = "\n".join([_transition_text(critical, found), "", *_end_lines(ends, curves)])
     files = {}
     if args.out is not None:
-        files = {"transition.png": png(branch_figure(curves, critical, crossing)), "curves.csv": _table(curves)}
+        whole = [_to_its_ends(curve, ends[str(curve.branch)]) for curve in curves]
+        files = {"transition.png": png(branch_figure(whole, critical, crossing)), "curves.csv": _table(curves)}
         text += f"\nFigure, table and JSON: {args.out / 'transition.png'}, curves.csv, transition.json"
     return Report(transition_report(critical, found, ends), text, files, bool(critical.ok), nodes)
+
+
+def _to_its_ends(curve: Curve, ends: list[BranchEnd]) -> Curve:
+    """A curve with the states at its ends, for a picture."""
+    states = [state for end in ends if end.transition.ok for state in end.transition.branches]
+    return Curve(curve.branch, tuple(sorted((*curve.points, *states), key=lambda point: float(point.alpha))))
 
 
 def transition_report(critical: Transition, found: Found, ends: dict[str, list[BranchEnd]]) -> dict[str, Any]:
