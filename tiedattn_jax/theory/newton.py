@@ -192,7 +192,7 @@ class Problem(NamedTuple):
         return Iterate(v0, inf, still, v0, one, one, v0, inf, inf, nothing, count, count, count, no, no, no)
 
     def advance(self, s: Iterate) -> Iterate:
-        trial = jnp.where(s.damped, s.v + self.damped_step(s), s.v + s.cut * s.step)
+        trial = jnp.where(s.damped, s.v + self.damped_step(s), self.moved(s.v, s.cut * s.step))
         inside = admissible(self.model, self.coordinates.unpack(trial))
         safe = jnp.where(inside, trial, s.v)
         here = self.look(safe, s.v, s.image - s.v)
@@ -224,6 +224,16 @@ class Problem(NamedTuple):
             outside=~inside,
         )
 
+    def moved(self, v: jax.Array, step: jax.Array) -> jax.Array:
+        """Overlaps after a step in theta, m, V and q - theta rho^{-1} theta^T, in which the domain has a straight edge.
+
+        To first order it is the step in q; a student close to its teacher would leave the domain by the second.
+        """
+        theta = self.coordinates.unpack(step).theta
+        bend = theta @ jnp.linalg.solve(self.model.rho, jnp.swapaxes(theta, -1, -2))
+        zero = self.coordinates.unpack(jnp.zeros_like(v))
+        return v + step + self.coordinates.pack(eqx.tree_at(lambda x: x.q, zero, bend))
+
     def damped_step(self, s: Iterate) -> jax.Array:
         """Part of a step of the map; more of it along a small order parameter that grows slowly, less of a long one."""
         order = self.coordinates.order
@@ -243,7 +253,7 @@ class Problem(NamedTuple):
         return (before / r < _GONE * rho / t) & (after < before)
 
     def unfinished(self, s: Iterate) -> jax.Array:
-        stalled = (s.quiet >= _QUIET) & (s.best_residual < self.stall)
+        stalled = (s.quiet >= _QUIET) & (s.best_residual < self.stall) & (s.best_length < _FAR)
         dead = jnp.isinf(s.residual) | (s.damping < _LEAST_DAMPING) | self.gone(s.v, s.image)
         going = (s.k <= self.settings.max_steps) & (s.best_residual > self.tol) & ~stalled & ~dead
         return (s.k == 0) & ~s.far | going
