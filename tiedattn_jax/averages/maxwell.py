@@ -131,6 +131,34 @@ def refined(model: Model, V: jax.Array, lines: Lines, sections: Section) -> Sect
     return jax.tree.map(lambda a, b: jnp.moveaxis(a.reshape(*a.shape[:-1], count, size), -2, 0), flat, sections)
 
 
+def searched(
+    model: Model, V: jax.Array, lines: Lines, sections: Section, resolved: jax.Array, s: jax.Array
+) -> Section:
+    """Sections (K, N); on lines that are not `resolved`, (N,), the proximal operators at fields s (K,), in groups.
+
+    They are good to three digits, and not `settled`: `refined` does the rest.
+    """
+    (n, size), L, r = lines.origin.shape, *V.shape[:2]
+    group = max(64, size // 16)
+
+    def body(state: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, jax.Array]:
+        z, left = state
+        line = jnp.nonzero(left, size=group, fill_value=size)[0]
+        some = jax.tree.map(lambda a: jnp.take(a, line, axis=-1, mode="clip"), lines)
+        h = some.origin[:, None] + s[:, None] * some.direction[:, None]
+        found = lowest_minima(model, h.reshape(L, r, -1), V, jnp.tile(some.y, s.size))
+        return z.at[..., line].set(found.reshape(h.shape), mode="drop"), left.at[line].set(False, mode="drop")
+
+    z = jnp.moveaxis(sections.z, 1, 0)
+    z = jnp.moveaxis(lax.while_loop(lambda state: jnp.any(state[1]), body, (z, ~resolved))[0], 0, 1)
+    found = (jnp.sum(lines.normal * z, 1), z, jnp.full_like(sections.error, jnp.inf))
+    return eqx.tree_at(
+        lambda e: (e.t, e.z, e.error),
+        sections,
+        jax.tree.map(lambda a, b: jnp.where(resolved, b, a), found, (sections.t, sections.z, sections.error)),
+    )
+
+
 def _at(sections: Any, index: jax.Array) -> Any:
     """A tree of arrays (K, ..., N) at an index (N,) or (P, N) into the leading axis."""
 
