@@ -26,7 +26,7 @@ from ..model import Model
 from ..overlaps import Overlaps
 from .fields import conditional, teacher_fields, whiten
 from .linalg import apply, inverse
-from .maxwell import Gaps, Lines, Section, common_tangents, energy_gap, energy_profile, refined, searched, trace
+from .maxwell import Gaps, Lines, Section, common_tangents, energy_gap, energy_profile, searched, trace
 from .nodes import sobol_nodes, sobol_normals
 from .prox import attach, moreau, well_axis
 from .rule import Points, Replicate, Rule, check_arguments, check_memory, in_blocks
@@ -100,8 +100,8 @@ class LineNodes(Replicate):
         lines = lay(*held, across, direction)
         profile = energy_profile(held[0], V, lines, reach)
         gaps, resolved = common_tangents(held[0], V, lines, profile, self.jumps)
-        gaps = eqx.tree_at(lambda g: g.real, gaps, gaps.real & resolved)
-        section, share = _nodes(held[0], V, lines, profile, gaps, resolved, self.points_per_line, reach)
+        section, share, resolved = _nodes(held[0], V, lines, profile, gaps, resolved, self.points_per_line, reach)
+        gaps = jax.tree.map(lambda a: jnp.where(resolved, a, jnp.zeros_like(a)), gaps)
         # The ends of the pieces move with V and the model, and the nodes with them.
         shift, stretch = shifts(model, x, y, lines, gaps, section.s)
         h = lines.origin[:, None] + (section.s + shift) * lines.direction[:, None]
@@ -141,10 +141,11 @@ def _nodes(
     resolved: jax.Array,
     total: int,
     reach: jax.Array,
-) -> tuple[Section, jax.Array]:
-    """Nodes (total, N) and their weights: Gauss-Legendre in t between the gaps, shared out by length in s.
+) -> tuple[Section, jax.Array, jax.Array]:
+    """Nodes (total, N), their weights, and which lines are resolved: Gauss-Legendre in t, shared out by length in s.
 
-    On lines that Maxwell's construction did not resolve they are Gauss-Hermite nodes in s, searched for one by one.
+    On the other lines, which Maxwell's construction did not resolve or on which a node did not settle, they are
+    Gauss-Hermite nodes in s, searched for one by one.
     """
     cut = cuts(gaps.left.s, gaps.real, reach, total)
     number = jnp.arange(total)[:, None]
@@ -158,9 +159,11 @@ def _nodes(
     node, share = (jnp.asarray(a, end.dtype)[count, number - begin] for a in _legendre(total))
     section = trace(model, V, lines, starts, lo + (hi - lo) * node, jnp.where(number == begin, piece, -1))
     s, single = (jnp.asarray(a, end.dtype) for a in np.polynomial.hermite_e.hermegauss(total))
-    section = refined(model, V, lines, searched(model, V, lines, section, resolved, s))
-    density = jnp.exp(-0.5 * section.s**2) / (2 * np.pi) ** 0.5
-    return section, jnp.where(resolved, (hi - lo) * share * section.slope * density, (single / single.sum())[:, None])
+    weight = (hi - lo) * share * section.slope * jnp.exp(-0.5 * section.s**2) / (2 * np.pi) ** 0.5
+    resolved &= jnp.all(section.settled & jnp.isfinite(weight), 0)
+    unsolved = jnp.where(resolved, section.s, s[:, None]), jnp.where(resolved, section.error, jnp.inf)
+    section = searched(model, V, lines, eqx.tree_at(lambda e: (e.s, e.error), section, unsolved))
+    return section, jnp.where(resolved, weight, (single / single.sum())[:, None]), resolved
 
 
 def cuts(s: jax.Array, real: jax.Array, reach: jax.Array, total: int) -> jax.Array:

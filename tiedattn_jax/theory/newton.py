@@ -21,11 +21,11 @@ _NEAR = 0.03  # residual from which on Newton's method takes over from damped st
 # A stalled state from which Newton's method still wants to go further than this, relative, is not a fixed point: near
 # a bifurcation the residual is small far from the solution.
 _FAR = 0.05
-_QUIET = 4  # steps in which the best residual has not halved: it will not
+_QUIET = 6  # steps in which the residual has not halved: it will not
 _SINGULAR = 1e4  # length of a Newton step over its residual from which on I - DF counts as singular
 _FALL = 0.9  # of the residual that a Newton step has to bring; otherwise it is cut
 _CUT = 0.4
-_LEAST_CUT = 0.2  # below it, a damped step of the map is taken instead
+_LEAST_CUT = 0.2  # below it, damped steps of the map are taken instead, until the residual has halved
 _LONGEST = 0.5  # part of its size by which a damped step moves a coordinate: the map can have eigenvalues of -30
 _LEAST_DAMPING = 1e-3  # share of a damped step below which there is no way on
 # Near a pitchfork a small order parameter grows by a few per cent in a step of the map, and a damped one goes further:
@@ -125,7 +125,8 @@ class Iterate(eqx.Module):
     best_residual: jax.Array
     best_length: jax.Array  # how far Newton's method still wants to go from the best state, relative
     best_seen: Evaluation
-    quiet: jax.Array  # steps since the best residual last halved
+    mark: jax.Array  # half of it is what the residual has to fall to next
+    quiet: jax.Array  # steps since it did
     k: jax.Array
     warm: jax.Array
     far: jax.Array  # still in the damped phase
@@ -189,7 +190,7 @@ class Problem(NamedTuple):
         no, count, still = jnp.array(False), jnp.array(0), jnp.zeros_like(v0)
         blank = jax.eval_shape(lambda v: self.at(v)[2], v0)
         nothing = jax.tree.map(lambda a: jnp.full(a.shape, jnp.nan, a.dtype), blank)
-        return Iterate(v0, inf, still, v0, one, one, v0, inf, inf, nothing, count, count, count, no, no, no)
+        return Iterate(v0, inf, still, v0, one, one, v0, inf, inf, nothing, inf, count, count, count, no, no, no)
 
     def advance(self, s: Iterate) -> Iterate:
         trial = jnp.where(s.damped, s.v + self.damped_step(s), self.moved(s.v, s.cut * s.step))
@@ -199,8 +200,8 @@ class Problem(NamedTuple):
         residual = here.residual
         good = inside & jnp.isfinite(residual) & ((residual < _FALL * s.residual) | s.damped)
         better = inside & ((residual < s.best_residual) | self.gone(safe, here.image))
-        halved = inside & (residual < 0.5 * s.best_residual)
-        cut = jnp.where(good, 1.0, jnp.where(s.damped, s.cut, _CUT * s.cut))
+        halved = inside & (residual < 0.5 * s.mark)
+        cut = jnp.where(s.damped, jnp.where(halved, 1.0, s.cut), jnp.where(good, 1.0, _CUT * s.cut))
 
         def pick(new: jax.Array, old: jax.Array) -> jax.Array:
             return jnp.where(good, new, old)
@@ -216,6 +217,7 @@ class Problem(NamedTuple):
             best_residual=jnp.where(better, residual, s.best_residual),
             best_length=jnp.where(better, here.length, s.best_length),
             best_seen=jax.tree.map(lambda a, b: jnp.where(better, a, b), here.seen, s.best_seen),
+            mark=jnp.where(halved, residual, s.mark),
             quiet=jnp.where(halved | s.far, 0, s.quiet + 1),
             k=s.k + ~s.far,
             warm=s.warm + s.far,
