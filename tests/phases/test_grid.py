@@ -299,6 +299,37 @@ go(devices=1, out={str(tmp_path)!r}, progress=progress)"""
     assert calls[0] == (12, 16)
 
 
+@pytest.fixture
+def small_disk(tmp_path):
+    """A folder that is a file system of its own, and how to set its size in bytes."""
+
+    def resize(size, *options):
+        command = ["mount", "-t", "tmpfs", "-o", ",".join([*options, f"size={size}"]), "tmpfs", str(tmp_path)]
+        if subprocess.run(command, capture_output=True).returncode:
+            pytest.skip("file systems cannot be mounted here")
+
+    resize(2**20)
+    yield tmp_path, lambda size: resize(size, "remount")
+    subprocess.run(["umount", "--lazy", str(tmp_path)], check=True)  # the run holds its lock
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(sys.platform != "linux", reason="tmpfs is of Linux")
+def test_a_full_disk(diagram, model, lines, small_disk):
+    """What was finished is kept, nothing is half-written, the error names the file, and the run goes on with space."""
+    whole, kept = diagram
+    folder, resize = small_disk
+    page = os.sysconf("SC_PAGESIZE")
+    track = max(-(-p.stat().st_size // page) * page for p in kept.glob("track-*.npz"))
+    resize(2 * track + page)
+    with pytest.raises(OSError, match=r"No space left on device.*track-00002\.npz"):
+        go(model, lines, out=folder)
+    assert sorted(p.name for p in folder.glob("track-*")) == ["track-00000.npz", "track-00001.npz"]
+    assert not list(folder.glob(".*.part"))
+    resize(2**24)
+    same(go(model, lines, out=folder, resume=True), whole, 1e-12)
+
+
 @pytest.mark.slow
 def test_lanes_in_lockstep_give_the_same(diagram, model, lines):
     whole, _ = diagram
