@@ -25,7 +25,7 @@ _QUIET = 6  # steps in which the residual has not halved: it will not
 _SINGULAR = 1e4  # length of a Newton step over its residual from which on I - DF counts as singular
 _FALL = 0.9  # of the residual that a Newton step has to bring; otherwise it is cut
 _CUT = 0.4
-_LEAST_CUT = 0.2  # below it, damped steps of the map are taken instead, until the residual has halved
+_LEAST_CUT = 0.2  # below it, a damped step of the map is taken instead
 _LONGEST = 0.5  # part of its size by which a damped step moves a coordinate: the map can have eigenvalues of -30
 _LEAST_DAMPING = 1e-3  # share of a damped step below which there is no way on
 # Near a pitchfork a small order parameter grows by a few per cent in a step of the map, and a damped one goes further:
@@ -201,7 +201,7 @@ class Problem(NamedTuple):
         good = inside & jnp.isfinite(residual) & ((residual < _FALL * s.residual) | s.damped)
         better = inside & ((residual < s.best_residual) | self.gone(safe, here.image))
         halved = inside & (residual < 0.5 * s.mark)
-        cut = jnp.where(s.damped, jnp.where(halved, 1.0, s.cut), jnp.where(good, 1.0, _CUT * s.cut))
+        cut = jnp.where(good, 1.0, jnp.where(s.damped, s.cut, _CUT * s.cut))
 
         def pick(new: jax.Array, old: jax.Array) -> jax.Array:
             return jnp.where(good, new, old)
