@@ -270,8 +270,8 @@ def line_nodes(
         points: nodes on a line; by default order + 15, and 24 with Sobol lines.
         seed: of what differs between the replicates: angles, places and lengths of the lines, or the scrambles.
         replicates: whose scatter is the error bar.
-        jumps: at most so many on a line; a line with more counts as unconverged. By default L r + 1,
-            or as many as two points for each piece allow.
+        jumps: at most so many on a line; on a line with more, nodes at fixed places are searched for one by one. By
+            default L r + 1, or as many as two points for each piece allow.
         direction: of all lines, (L, r), in the space of the student's fields; by default each line follows the axis of
             the double well at its teacher's fields. A jump along the lines is met as by a rule of single nodes.
         even: whether the product rule has the parity (h, y) -> (-h, -y) and y -> -y of the loss exactly, at twice the

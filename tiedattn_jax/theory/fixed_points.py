@@ -200,7 +200,9 @@ def solve(
 
     Returns:
         A `FixedPoint`, whose `status` tells whether it is one. A branch that does not exist at this alpha comes back
-        with status `absent`, never as another branch under its name.
+        with status `absent`, never as another branch under its name. Where nothing settles with small order parameters,
+        as their scatter over the nodes can make it, they are held at zero if they do not grow there (concrete numbers
+        only).
 
     Raises:
         InputError: `alpha` not positive, unknown `branch`, shapes that do not fit, a loss that is not even, an `rtol`
