@@ -73,7 +73,8 @@ def write_whole(path: Path, content: bytes) -> None:
         with contextlib.suppress(OSError):
             part.unlink()
         if isinstance(problem, OSError) and problem.errno:
-            problem.filename, problem.filename2 = str(path), None
+            problem.filename = str(path)
+            del problem.filename2  # set to None, it would be told
         raise
 
 

@@ -8,10 +8,10 @@ import pytest
 from cases import CASES, DERIVATIVES, state
 
 import tiedattn_jax as ta
-from tiedattn_jax.averages.fields import fields
-from tiedattn_jax.averages.lines import cuts, shifts
-from tiedattn_jax.averages.maxwell import Gaps, Lines, Section
-from tiedattn_jax.averages.prox import moreau, prox, prox_gradient
+from tiedattn_jax.averages.fields import fields, teacher_fields
+from tiedattn_jax.averages.lines import cuts, lay, shifts
+from tiedattn_jax.averages.maxwell import Gaps, Lines, Section, energy_profile
+from tiedattn_jax.averages.prox import loss_at_nodes, moreau, prox, prox_gradient
 from tiedattn_jax.results import error_bar
 from tiedattn_jax.theory import fixed_points
 
@@ -21,6 +21,9 @@ NAMES = ("q", "V", "theta", "m", "train_loss")
 # Where most lines have two or three jumps: a target that never looks at the other token.
 APART = ta.dot_product(mixing=((1.0, 0.0), (0.0, 1.0)))
 MANY_JUMPS = ta.Overlaps(*(jnp.full((2, 1, 1), v, float) for v in (0.33, 18.85, 0.025)), jnp.zeros((2, 1)))
+
+LARGE = ta.dot_product(0.32, 1.34, 1e-4, ((0.92, 0.08), (0.11, 0.89)))
+LARGE_STUDENT = ta.Overlaps(*(jnp.full((2, 1, 1), v, float) for v in (6.0, 24.0, 0.0)), jnp.zeros((2, 1)))
 
 
 def numbers(s):
@@ -61,19 +64,36 @@ def test_every_node_is_at_the_global_minimum(model, case):
     np.testing.assert_allclose(points.gap[both], found.gap[both], rtol=0.05, atol=1e-6)
 
 
-def test_lines_with_several_jumps():
-    """All but 3 % are resolved, and are at the global minimum; if one jump is allowed, most are not."""
-    rule, block = one_block(ta.line_nodes(APART, 7, points=24, replicates=1))
+@pytest.mark.parametrize("jumps", [None, 1], ids=["jumps found", "nodes searched for"])
+def test_lines_with_several_jumps(jumps):
+    """All nodes are at the global minimum, also on lines with more jumps than Maxwell's construction is allowed."""
+    rule, block = one_block(ta.line_nodes(APART, 5, points=24, replicates=1, jumps=jumps))
     points, h, y, found = at_nodes(APART, MANY_JUMPS, rule, block)
-    lost = float(jnp.sum(points.weight * ~points.converged))
-    assert 0 < lost < 0.03
-    energy = moreau(APART, points.z, h, MANY_JUMPS.V, y) - moreau(APART, found.z, h, MANY_JUMPS.V, y)
-    assert float(jnp.sum(points.weight * points.converged * (jnp.abs(energy) > 1e-9))) < 1e-3
-    np.testing.assert_allclose(jnp.sum(points.weight), 1, rtol=5e-3)
-    few = ta.line_nodes(APART, 3, replicates=1, jumps=1)
-    one, block = one_block(few)
-    points = jax.jit(lambda x, b: one.points(APART, x, b))(MANY_JUMPS, block)
-    assert float(jnp.sum(points.weight * ~points.converged)) > 0.6
+    assert bool(jnp.all(points.converged))
+    energy = moreau(APART, points.z, h, MANY_JUMPS.V, y)
+    np.testing.assert_allclose(energy, moreau(APART, found.z, h, MANY_JUMPS.V, y), atol=1e-9)
+    np.testing.assert_allclose(jnp.sum(points.weight), 1, rtol=2e-4)
+    for token in range(2):
+        np.testing.assert_allclose(jnp.sum(points.weight * points.student[token, 0] ** 2), 1, rtol=2e-4)
+    np.testing.assert_allclose(jnp.sum(points.weight * energy), 9.08e-3, rtol=0.01)  # one jump 9.03e-3, three 9.14e-3
+
+
+def test_a_profile_is_the_lower_one_of_two(model):
+    """Of a student much larger than its teacher, at most places the lowest energy in the plane; never a lower one."""
+    one = ta.line_nodes(LARGE, 3, points=24, replicates=1).replicate(0)
+    lines = lay(LARGE, LARGE_STUDENT, teacher_fields(LARGE, one.teacher), one.across, None)
+    found = jax.jit(energy_profile)(LARGE, LARGE_STUDENT.V, lines, one.reach)
+    c, size = lines.normal, jnp.sum(lines.normal**2, 0)
+    along, in_plane = found.t[:, None] * c / size, jnp.stack([-c[1], c[0]]) / jnp.sqrt(size)
+
+    def energy(u):
+        z = along + u * in_plane
+        loss = jax.vmap(lambda z: loss_at_nodes(LARGE, z.reshape(2, 1, -1), lines.y))(z)
+        return 0.5 * jnp.sum((z - lines.origin) ** 2, 1) / LARGE_STUDENT.V[0, 0, 0] + loss
+
+    lowest = jnp.min(jax.lax.map(energy, jnp.linspace(-12, 12, 2401)), 0)
+    assert float(jnp.min(found.energy - lowest)) > -1e-3
+    assert float(jnp.mean(found.energy - lowest > 1e-3)) < 0.25
 
 
 def test_every_piece_of_a_line_has_its_nodes():
@@ -160,7 +180,8 @@ def test_default_rule_is_as_large_as_asked(model):
         35640,
         66924,
     ]
-    assert ta.default_nodes(ta.dot_product(rank=2), 2**10, replicates=2).size == 2**10
+    single = ta.default_nodes(ta.dot_product(rank=2), 2**10, replicates=2)
+    assert single.size == 2**10 and single.replicates == 2
     assert ta.default_nodes(model, block=100).stack.block == 100 and ta.default_nodes(model).replicates == 4
 
 

@@ -122,10 +122,10 @@ def go(**options):
 """
 
 
-def run(script: str, *arguments: str, **environment: str) -> subprocess.Popen:
+def run(script: str, *arguments: str, stderr: int | None = None, **environment: str) -> subprocess.Popen:
     where = str(Path(ta.__file__).parent.parent)
     env = {**os.environ, "PYTHONPATH": where, "JAX_PLATFORMS": "cpu", **environment}
-    return subprocess.Popen([sys.executable, "-c", script, *arguments], env=env)
+    return subprocess.Popen([sys.executable, "-c", script, *arguments], env=env, stderr=stderr)
 
 
 def same(a: ta.PhaseDiagram, b: ta.PhaseDiagram, rtol: float) -> None:
@@ -269,6 +269,65 @@ def test_two_processes_give_the_same(diagram, tmp_path):
     assert [p.wait(300) for p in both] == [0, 0]
     for i in range(2):
         same(ta.PhaseDiagram.load(tmp_path / f"{i}.npz"), whole, 1e-9)
+
+
+@pytest.mark.slow
+def test_one_of_two_processes_killed(diagram, model, lines, tmp_path):
+    """The other one finishes its share, says in one sentence what happened and how to go on, and that works."""
+    whole, _ = diagram
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        address = f"127.0.0.1:{free.getsockname()[1]}"
+    setup = f"""
+import os
+jax.config.update("jax_enable_recoverability", True)
+jax.distributed.initialize({address!r}, 2, int(sys.argv[1]))"""
+    body = f"""
+def progress(done, total):
+    if sys.argv[1] == "1" and done:
+        os.kill(os.getpid(), 9)
+go(devices=1, out={str(tmp_path)!r}, progress=progress)"""
+    both = [run(program(setup, body), str(i), stderr=subprocess.PIPE) for i in range(2)]
+    said = [p.communicate(timeout=300)[1].decode() for p in both]
+    assert [p.returncode for p in both] == [1, -signal.SIGKILL]
+    sentence = f"another process ended before the grid was done; finished tracks are in out='{tmp_path}'"
+    assert said[0].strip().endswith(f"RuntimeError: {sentence}: start all processes again with resume=True")
+    kept = sorted(p.name for p in tmp_path.glob("track-*.npz"))
+    assert len(kept) == 3  # two of this one, one of the other
+    calls = []
+    same(go(model, lines, out=tmp_path, resume=True, progress=lambda *c: calls.append(c)), whole, 1e-9)
+    assert calls[0] == (12, 16)
+
+
+@pytest.fixture
+def small_disk(tmp_path):
+    """A folder that is a file system of its own, and how to set its size in bytes."""
+
+    def resize(size, *options):
+        command = ["mount", "-t", "tmpfs", "-o", ",".join([*options, f"size={size}"]), "tmpfs", str(tmp_path)]
+        if subprocess.run(command, capture_output=True).returncode:
+            pytest.skip("file systems cannot be mounted here")
+
+    resize(2**20)
+    yield tmp_path, lambda size: resize(size, "remount")
+    subprocess.run(["umount", "--lazy", str(tmp_path)], check=True)  # the run holds its lock
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(sys.platform != "linux", reason="tmpfs is of Linux")
+def test_a_full_disk(diagram, model, lines, small_disk):
+    """What was finished is kept, nothing is half-written, the error names the file, and the run goes on with space."""
+    whole, kept = diagram
+    folder, resize = small_disk
+    page = os.sysconf("SC_PAGESIZE")
+    track = max(-(-p.stat().st_size // page) * page for p in kept.glob("track-*.npz"))
+    resize(2 * track + page)
+    with pytest.raises(OSError, match=r"No space left on device.*track-00002\.npz"):
+        go(model, lines, out=folder)
+    assert sorted(p.name for p in folder.glob("track-*")) == ["track-00000.npz", "track-00001.npz"]
+    assert not list(folder.glob(".*.part"))
+    resize(2**24)
+    same(go(model, lines, out=folder, resume=True), whole, 1e-12)
 
 
 @pytest.mark.slow

@@ -94,8 +94,24 @@ def test_damped_steps(problem):
             {"omega": 0.19, "sigma": 0.481, "lam": 0.00077, "mixing": [[0.56, 0.44], [0.12, 0.88]]}, 0.0859,
             "positional", {"m": 0.06498},
         ),
+        # A student close to its teacher: q - theta^2 / rho is a thousandth of q.
+        (
+            {
+                "omega": 0.045885131, "sigma": 3.0594143, "lam": 0.020732636,
+                "mixing": [[0.0963201506, 0.9036798494], [0.5365711661, 0.4634288339]],
+            },
+            14.9368379664, "semantic", {"q": 8.39, "theta": 8.86},
+        ),
+        # The scatter of the nodes keeps theta alive; most lines have more jumps than are allowed.
+        (
+            {
+                "omega": 0.47121183, "sigma": 0.470216305, "lam": 0.003503289,
+                "mixing": [[0.755828890, 0.244171110], [0.0748894220, 0.925110578]],
+            },
+            1.4717455734, "semantic", None,
+        ),
     ],
-    ids=["no student", "V of the start", "pitchfork"],
+    ids=["no student", "V of the start", "pitchfork", "close", "scatter"],
 )  # fmt: skip
 def test_starts_far_from_the_state(lines, numbers, alpha, branch, expected):
     point = ta.solve(ta.dot_product(**numbers), alpha, branch, lines)

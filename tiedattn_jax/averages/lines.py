@@ -26,7 +26,7 @@ from ..model import Model
 from ..overlaps import Overlaps
 from .fields import conditional, teacher_fields, whiten
 from .linalg import apply, inverse
-from .maxwell import Gaps, Lines, Section, common_tangents, energy_gap, energy_profile, refined, trace
+from .maxwell import Gaps, Lines, Section, common_tangents, energy_gap, energy_profile, searched, trace
 from .nodes import sobol_nodes, sobol_normals
 from .prox import attach, moreau, well_axis
 from .rule import Points, Replicate, Rule, check_arguments, check_memory, in_blocks
@@ -100,7 +100,8 @@ class LineNodes(Replicate):
         lines = lay(*held, across, direction)
         profile = energy_profile(held[0], V, lines, reach)
         gaps, resolved = common_tangents(held[0], V, lines, profile, self.jumps)
-        section, share = _nodes(held[0], V, lines, profile, gaps, self.points_per_line, reach)
+        section, share, resolved = _nodes(held[0], V, lines, profile, gaps, resolved, self.points_per_line, reach)
+        gaps = jax.tree.map(lambda a: jnp.where(resolved, a, jnp.zeros_like(a)), gaps)
         # The ends of the pieces move with V and the model, and the nodes with them.
         shift, stretch = shifts(model, x, y, lines, gaps, section.s)
         h = lines.origin[:, None] + (section.s + shift) * lines.direction[:, None]
@@ -112,7 +113,7 @@ class LineNodes(Replicate):
             teacher=teacher,
             weight=(weight * share * (1 + stretch)).ravel() * jnp.exp(log_density - lax.stop_gradient(log_density)),
             z=attach(z, model, h, x.V, y),
-            converged=(resolved & section.settled).ravel(),
+            converged=section.settled.ravel(),
             gap=energy_gap(gaps, section.s).ravel(),
         )
 
@@ -132,9 +133,20 @@ def lay(model: Model, x: Overlaps, y: jax.Array, across: jax.Array, direction: j
 
 
 def _nodes(
-    model: Model, V: jax.Array, lines: Lines, profile: Section, gaps: Gaps, total: int, reach: jax.Array
-) -> tuple[Section, jax.Array]:
-    """Nodes (total, N) and their weights: Gauss-Legendre in t between the gaps, shared out by length in s."""
+    model: Model,
+    V: jax.Array,
+    lines: Lines,
+    profile: Section,
+    gaps: Gaps,
+    resolved: jax.Array,
+    total: int,
+    reach: jax.Array,
+) -> tuple[Section, jax.Array, jax.Array]:
+    """Nodes (total, N), their weights, and which lines are resolved: Gauss-Legendre in t, shared out by length in s.
+
+    On the other lines, which Maxwell's construction did not resolve or on which a node did not settle, they are
+    Gauss-Hermite nodes in s, searched for one by one.
+    """
     cut = cuts(gaps.left.s, gaps.real, reach, total)
     number = jnp.arange(total)[:, None]
     piece = sum((number >= c).astype(int) for c in cut[1:-1])
@@ -146,9 +158,12 @@ def _nodes(
     )
     node, share = (jnp.asarray(a, end.dtype)[count, number - begin] for a in _legendre(total))
     section = trace(model, V, lines, starts, lo + (hi - lo) * node, jnp.where(number == begin, piece, -1))
-    section = refined(model, V, lines, section)
-    density = jnp.exp(-0.5 * section.s**2) / (2 * np.pi) ** 0.5
-    return section, (hi - lo) * share * section.slope * density
+    s, single = (jnp.asarray(a, end.dtype) for a in np.polynomial.hermite_e.hermegauss(total))
+    weight = (hi - lo) * share * section.slope * jnp.exp(-0.5 * section.s**2) / (2 * np.pi) ** 0.5
+    resolved &= jnp.all(section.settled & jnp.isfinite(weight), 0)
+    unsolved = jnp.where(resolved, section.s, s[:, None]), jnp.where(resolved, section.error, jnp.inf)
+    section = searched(model, V, lines, eqx.tree_at(lambda e: (e.s, e.error), section, unsolved))
+    return section, jnp.where(resolved, weight, (single / single.sum())[:, None]), resolved
 
 
 def cuts(s: jax.Array, real: jax.Array, reach: jax.Array, total: int) -> jax.Array:
@@ -255,8 +270,8 @@ def line_nodes(
         points: nodes on a line; by default order + 15, and 24 with Sobol lines.
         seed: of what differs between the replicates: angles, places and lengths of the lines, or the scrambles.
         replicates: whose scatter is the error bar.
-        jumps: at most so many on a line; a line with more counts as unconverged. By default L r + 1,
-            or as many as two points for each piece allow.
+        jumps: at most so many on a line; on a line with more, nodes at fixed places are searched for one by one. By
+            default L r + 1, or as many as two points for each piece allow.
         direction: of all lines, (L, r), in the space of the student's fields; by default each line follows the axis of
             the double well at its teacher's fields. A jump along the lines is met as by a rule of single nodes.
         even: whether the product rule has the parity (h, y) -> (-h, -y) and y -> -y of the loss exactly, at twice the

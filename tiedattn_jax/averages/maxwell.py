@@ -22,11 +22,10 @@ from jax import lax
 
 from ..model import Model
 from .linalg import ldl_solve
-from .prox import expand, least_pivots, lowest_minima
+from .prox import expand, least_pivots, lowest_minima, proximal
 
 _GRID = 24  # points of the profile that is searched for common tangents
 _NEWTON = 2  # steps at each point: the tangent of the one before leaves little to do
-_MORE_STEPS = 6  # where these were not enough
 _TANGENT_STEPS = 16  # slow only where a jump is about to end
 
 
@@ -108,27 +107,25 @@ def trace(
     return lax.scan(body, jax.tree.map(lambda a: a[0], starts), (ts, fresh))[1]
 
 
-def refined(model: Model, V: jax.Array, lines: Lines, sections: Section) -> Section:
-    """Sections (K, N), those that are not `settled` after more Newton steps, in small groups."""
-    count, size = sections.t.shape
+def searched(model: Model, V: jax.Array, lines: Lines, sections: Section) -> Section:
+    """Sections (K, N), those that are not `settled` replaced by the proximal operator at their field s, in groups."""
+    (count, n, size), L, r = sections.z.shape, *V.shape[:2]
     lanes = count * size
     group = max(256, lanes // 16)
-    flat = jax.tree.map(lambda a: jnp.moveaxis(a, 0, -2).reshape(*a.shape[1:-1], lanes), sections)
 
-    def body(state: tuple[Section, jax.Array]) -> tuple[Section, jax.Array]:
-        old, left = state
-        lane = jnp.nonzero(left, size=group, fill_value=lanes)[0]
-        some, new = (
-            jax.tree.map(lambda a, i=i: jnp.take(a, i, axis=-1, mode="clip"), x)
-            for x, i in ((lines, lane % size), (old, lane))
-        )
-        new = lax.fori_loop(0, _MORE_STEPS, lambda _, e: section(model, V, some, e.t, e.z), new)
-        return jax.tree.map(lambda a, b: a.at[..., lane].set(b, mode="drop"), old, new), left.at[lane].set(
-            False, mode="drop"
-        )
+    def body(state: tuple) -> tuple:
+        lane = jnp.nonzero(state[2], size=group, fill_value=lanes)[0]
+        s = jnp.take(sections.s.ravel(), lane, mode="clip")
+        some = jax.tree.map(lambda a: jnp.take(a, lane % size, axis=-1), lines)
+        here, done = proximal(model, (some.origin + s * some.direction).reshape(L, r, -1), V, some.y)
+        found = here.reshape(n, -1), done, jnp.zeros_like(done)
+        return tuple(a.at[..., lane].set(b, mode="drop") for a, b in zip(state, found, strict=True))
 
-    flat, _ = lax.while_loop(lambda state: jnp.any(state[1]), body, (flat, ~flat.settled))
-    return jax.tree.map(lambda a, b: jnp.moveaxis(a.reshape(*a.shape[:-1], count, size), -2, 0), flat, sections)
+    settled = sections.settled.ravel()
+    z = jnp.moveaxis(sections.z, 1, 0).reshape(n, lanes)
+    z, solved, _ = lax.while_loop(lambda state: jnp.any(state[2]), body, (z, settled, ~settled))
+    error = jnp.where(solved, 0.0, jnp.inf).astype(z.dtype).reshape(count, size)
+    return eqx.tree_at(lambda e: (e.z, e.error), sections, (jnp.moveaxis(z.reshape(n, count, size), 0, 1), error))
 
 
 def _at(sections: Any, index: jax.Array) -> Any:

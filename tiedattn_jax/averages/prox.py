@@ -196,13 +196,29 @@ def _attach_jvp(primals: Any, tangents: Any) -> tuple[jax.Array, jax.Array]:
 def _search(model: Model, h: jax.Array, V: jax.Array, y: jax.Array, near: jax.Array | None) -> Prox:
     # Which minimum is the lowest is settled in single precision, at half the cost; its place is then refined.
     top, second, gap = _lowest_minima(model, h, V, y, near, _newton)
-    z, _, converged = descend(model, top, h, V, y, 4 * float(jnp.finfo(h.dtype).eps) ** 0.5)
+    z, _, converged = descend(model, top, h, V, y, _tolerance(h.dtype))
     return Prox(z, converged, jnp.where(jnp.isfinite(gap), second, z), gap)
 
 
 def lowest_minima(model: Model, h: jax.Array, V: jax.Array, y: jax.Array) -> jax.Array:
     """The proximal operator (L, r, N) to about three digits, without a derivative, in a program that compiles fast."""
     return _lowest_minima(model, h, V, y, None, descend)[0]
+
+
+def proximal(model: Model, h: jax.Array, V: jax.Array, y: jax.Array) -> tuple[jax.Array, jax.Array]:
+    """The same to full precision, and whether the search converged, (N,)."""
+    starts = _starts(model, h, y)
+    count = starts.shape[0]
+    lanes = jnp.concatenate(list(starts), -1)
+    z, energy, done = descend(model, lanes, jnp.tile(h, count), V, jnp.tile(y, count), _tolerance(h.dtype))
+    z, done = jnp.moveaxis(z.reshape(*h.shape[:2], count, -1), 2, 0), done.reshape(count, -1)
+    lowest = jnp.argmin(energy.reshape(count, -1), 0)
+    return _pick(z, lowest), _pick(done, lowest)
+
+
+def _tolerance(dtype: Any) -> float:
+    """Of a Newton step, whose square is then rounding."""
+    return 4 * float(jnp.finfo(dtype).eps) ** 0.5
 
 
 def _lowest_minima(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -51,8 +52,13 @@ def phase_diagram(
 
     Tracks run along alpha, from the largest, where it is an axis; else along x. Cells that a track did not solve are
     tried again from the states of their neighbours and from the default starts, and marked by their status if that
-    fails, too. Under `jax.distributed` every process computes a share of the tracks and all of them return the whole
-    diagram.
+    fails, too.
+
+    Under `jax.distributed` every process computes a share of the tracks and all of them return the whole diagram. If
+    one ends early, the others finish their shares and say so; with `out`, all tracks that were finished are kept. For
+    that ``jax.config.update("jax_enable_recoverability", True)`` has to come before ``jax.distributed.initialize``:
+    otherwise JAX aborts the others, without an exception, some 100 s after a process has ended. It always does so, and
+    at once, when process 0 ends, which coordinates them; the tracks are kept then, too.
 
     Args:
         model: attention layer and data; the numbers that are not axes.
@@ -71,6 +77,7 @@ def phase_diagram(
         progress: called with the number of cells that are done, and of all, both branches counted.
 
     Raises:
+        RuntimeError: another process ended early.
         InputError: an axis that is empty, not increasing, not finite or out of the model's range; alpha given twice or
             never; more devices than there are; an `out` that cannot be written, or with tracks of other settings;
             nodes, settings, lanes or `out` of another kind.
@@ -183,7 +190,7 @@ class _Grid(NamedTuple):
             _put(found, done, int(name.removeprefix(_TRACK)), arrays)
         processes, here = jax.process_count(), jax.process_index()
         if processes > 1:  # all see what process 0 found in its folder
-            done, found = jax.tree.map(np.array, multihost_utils.broadcast_one_to_all((done, found)))
+            done, found = _together(multihost_utils.broadcast_one_to_all, (done, found), store)
         open_ = np.flatnonzero(~done)
         mine, chunk, finished = open_[here::processes], mesh.size * lanes, int(done.sum())
         progress(finished * width, total * width)
@@ -199,10 +206,10 @@ class _Grid(NamedTuple):
             finished += processes * len(batch)
             progress(min(finished, total) * width, total * width)
         if processes > 1:
-            shares = multihost_utils.process_allgather(found)
+            shares = _together(multihost_utils.process_allgather, found, store)
             owner = np.zeros(total, int)
             owner[open_] = np.arange(len(open_)) % processes
-            found = {k: np.asarray(a)[owner, np.arange(total)] for k, a in shares.items()}
+            found = {k: a[owner, np.arange(total)] for k, a in shares.items()}
         shape = total // len(PAIR), len(PAIR)
         return {k: np.swapaxes(a.reshape(*shape, *a.shape[1:]), 0, 1)[:, :, self.onward] for k, a in found.items()}
 
@@ -259,6 +266,17 @@ class _Grid(NamedTuple):
 
 
 _TRACK, _RETRY = "track-", "retry-"
+
+
+def _together(exchange: Callable[[Any], Any], share: Any, store: Store) -> Any:
+    """What all processes have, from the share of each, as numpy arrays; a RuntimeError if one of them has ended."""
+    try:
+        return jax.tree.map(np.array, exchange(share))
+    except (ValueError, RuntimeError) as problem:  # of the layer that carries the numbers: gloo, NCCL
+        kept = "nothing is kept: start all processes again, with a folder out"
+        if store.folder is not None:
+            kept = f"finished tracks are in out='{store.folder}': start all processes again with resume=True"
+        raise RuntimeError(f"another process ended before the grid was done; {kept}") from problem
 
 
 def _put(found: dict[str, np.ndarray], done: np.ndarray, number: int, arrays: dict[str, np.ndarray]) -> None:

@@ -17,7 +17,7 @@ from ..averages.default import default_nodes
 from ..averages.rule import Points, Replicate, Rule, check_rule
 from ..errors import InputError, as_number, is_concrete, require, require_kind, require_number
 from ..model import Model, check
-from ..overlaps import Conjugates, Coordinates, Overlaps, admissible, branch_of
+from ..overlaps import Conjugates, Coordinates, Overlaps, admissible, branch_of, magnitudes
 from ..parameters import numbers_of
 from ..printing import WORDS, Description, by_token, rows_of
 from ..results import Result, Settings, Status, error_bar, has_state, mean_of_found, quorum, settled
@@ -25,6 +25,7 @@ from .newton import fixed_point
 from .observables import Diagnostics, diagnose, gen_error_in, gen_error_linear_in, moments
 from .potentials import channel_by_model, train_loss_partials
 
+_SMALL = 0.3  # of its largest possible size: an order parameter that the nodes' scatter may keep alive
 _LESS, _ATTEMPTS = 0.03, 2  # by which V of a start that led nowhere is multiplied, and how often one is tried
 
 
@@ -290,7 +291,9 @@ def solve(
 
     Returns:
         A `FixedPoint`, whose `status` tells whether it is one. A branch that does not exist at this alpha comes back
-        with status `absent`, never as another branch under its name.
+        with status `absent`, never as another branch under its name. Where nothing settles with small order parameters,
+        as their scatter over the nodes can make it, they are held at zero if they do not grow there (concrete numbers
+        only).
 
     Raises:
         InputError: `alpha` not positive, unknown `branch`, shapes that do not fit, a loss that is not even, an `rtol`
@@ -312,7 +315,29 @@ def solve(
     settings = settings or Settings()
     if start is None:
         start = near_branch(model, alpha, nodes.coarse, branch_start(model, branch), free, settings)
-    return solve_from(model, alpha, branch, nodes, start, settings)
+    point = solve_from(model, alpha, branch, nodes, start, settings)
+    return _without_noise(point, nodes, settings) if is_concrete((model, alpha)) else point
+
+
+def _without_noise(point: FixedPoint, nodes: Rule, settings: Settings) -> FixedPoint:
+    """A state that is not settled, with its small order parameters held at zero if they do not grow there.
+
+    The scatter of the nodes keeps an order parameter alive that vanishes, and no residual is small relative to it.
+    """
+    model, alpha, branch = point.model, point.alpha, point.branch
+    free = branch_of(branch).free(model)
+    kept = jnp.where(jnp.stack(magnitudes(model, point.overlaps)) < _SMALL, 0.0, free)
+    if point.ok or np.all(point.replicates.status == Status.absent) or np.all(kept == free):
+        return point
+    near = near_branch(model, alpha, nodes.coarse, branch_start(model, branch), kept, settings)
+    other = solve_from(model, alpha, branch, nodes, near, settings, free=kept)
+    growth = jnp.stack([other.diagnostics.growth_theta, other.diagnostics.growth_m])
+    if not other.ok or np.any((free > kept) & (growth >= 1)):
+        return point
+    if free.sum() != 1:
+        return other
+    status = jnp.full_like(other.replicates.status, Status.absent)
+    return eqx.tree_at(lambda p: p.replicates.status, other, status)
 
 
 # Nodes in a replicate, and the relative error bars that lines of so many leave at most at the standard setting.

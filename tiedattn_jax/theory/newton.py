@@ -21,7 +21,7 @@ _NEAR = 0.03  # residual from which on Newton's method takes over from damped st
 # A stalled state from which Newton's method still wants to go further than this, relative, is not a fixed point: near
 # a bifurcation the residual is small far from the solution.
 _FAR = 0.05
-_QUIET = 4  # steps in which the best residual has not halved: it will not
+_QUIET = 6  # steps in which the residual has not halved: it will not
 _SINGULAR = 1e4  # length of a Newton step over its residual from which on I - DF counts as singular
 _FALL = 0.9  # of the residual that a Newton step has to bring; otherwise it is cut
 _CUT = 0.4
@@ -125,7 +125,8 @@ class Iterate(eqx.Module):
     best_residual: jax.Array
     best_length: jax.Array  # how far Newton's method still wants to go from the best state, relative
     best_seen: Evaluation
-    quiet: jax.Array  # steps since the best residual last halved
+    mark: jax.Array  # half of it is what the residual has to fall to next
+    quiet: jax.Array  # steps since it did
     k: jax.Array
     warm: jax.Array
     far: jax.Array  # still in the damped phase
@@ -189,17 +190,17 @@ class Problem(NamedTuple):
         no, count, still = jnp.array(False), jnp.array(0), jnp.zeros_like(v0)
         blank = jax.eval_shape(lambda v: self.at(v)[2], v0)
         nothing = jax.tree.map(lambda a: jnp.full(a.shape, jnp.nan, a.dtype), blank)
-        return Iterate(v0, inf, still, v0, one, one, v0, inf, inf, nothing, count, count, count, no, no, no)
+        return Iterate(v0, inf, still, v0, one, one, v0, inf, inf, nothing, inf, count, count, count, no, no, no)
 
     def advance(self, s: Iterate) -> Iterate:
-        trial = jnp.where(s.damped, s.v + self.damped_step(s), s.v + s.cut * s.step)
+        trial = jnp.where(s.damped, s.v + self.damped_step(s), self.moved(s.v, s.cut * s.step))
         inside = admissible(self.model, self.coordinates.unpack(trial))
         safe = jnp.where(inside, trial, s.v)
         here = self.look(safe, s.v, s.image - s.v)
         residual = here.residual
         good = inside & jnp.isfinite(residual) & ((residual < _FALL * s.residual) | s.damped)
         better = inside & ((residual < s.best_residual) | self.gone(safe, here.image))
-        halved = inside & (residual < 0.5 * s.best_residual)
+        halved = inside & (residual < 0.5 * s.mark)
         cut = jnp.where(good, 1.0, jnp.where(s.damped, s.cut, _CUT * s.cut))
 
         def pick(new: jax.Array, old: jax.Array) -> jax.Array:
@@ -216,6 +217,7 @@ class Problem(NamedTuple):
             best_residual=jnp.where(better, residual, s.best_residual),
             best_length=jnp.where(better, here.length, s.best_length),
             best_seen=jax.tree.map(lambda a, b: jnp.where(better, a, b), here.seen, s.best_seen),
+            mark=jnp.where(halved, residual, s.mark),
             quiet=jnp.where(halved | s.far, 0, s.quiet + 1),
             k=s.k + ~s.far,
             warm=s.warm + s.far,
@@ -223,6 +225,16 @@ class Problem(NamedTuple):
             singular=pick(here.singular, s.singular),
             outside=~inside,
         )
+
+    def moved(self, v: jax.Array, step: jax.Array) -> jax.Array:
+        """Overlaps after a step in theta, m, V and q - theta rho^{-1} theta^T, in which the domain has a straight edge.
+
+        To first order it is the step in q; a student close to its teacher would leave the domain by the second.
+        """
+        theta = self.coordinates.unpack(step).theta
+        bend = theta @ jnp.linalg.solve(self.model.rho, jnp.swapaxes(theta, -1, -2))
+        zero = self.coordinates.unpack(jnp.zeros_like(v))
+        return v + step + self.coordinates.pack(eqx.tree_at(lambda x: x.q, zero, bend))
 
     def damped_step(self, s: Iterate) -> jax.Array:
         """Part of a step of the map; more of it along a small order parameter that grows slowly, less of a long one."""
@@ -243,7 +255,7 @@ class Problem(NamedTuple):
         return (before / r < _GONE * rho / t) & (after < before)
 
     def unfinished(self, s: Iterate) -> jax.Array:
-        stalled = (s.quiet >= _QUIET) & (s.best_residual < self.stall)
+        stalled = (s.quiet >= _QUIET) & (s.best_residual < self.stall) & (s.best_length < _FAR)
         dead = jnp.isinf(s.residual) | (s.damping < _LEAST_DAMPING) | self.gone(s.v, s.image)
         going = (s.k <= self.settings.max_steps) & (s.best_residual > self.tol) & ~stalled & ~dead
         return (s.k == 0) & ~s.far | going
