@@ -324,10 +324,12 @@ def _without_noise(point: FixedPoint, nodes: Rule, settings: Settings) -> FixedP
 
     The scatter of the nodes keeps an order parameter alive that vanishes, and no residual is small relative to it.
     """
+    if point.ok or np.all(point.replicates.status == Status.absent):
+        return point
     model, alpha, branch = point.model, point.alpha, point.branch
     free = branch_of(branch).free(model)
     kept = jnp.where(jnp.stack(magnitudes(model, point.overlaps)) < _SMALL, 0.0, free)
-    if point.ok or np.all(point.replicates.status == Status.absent) or np.all(kept == free):
+    if np.all(kept == free):
         return point
     near = near_branch(model, alpha, nodes.coarse, branch_start(model, branch), kept, settings)
     other = solve_from(model, alpha, branch, nodes, near, settings, free=kept)
