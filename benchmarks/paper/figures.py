@@ -85,7 +85,7 @@ def _simulated(name: str) -> Entry:
 OTHER_TARGET = (
     " A tied layer with opposite encodings can attend by position only to the token itself, which this A does not ask "
     "for: the positional state exists in a corner of few samples and small omega only, and at large omega, where the "
-    "student shrinks to zero, there is no state at all. The published curves called positional have |m| below .02 here."
+    "student shrinks to zero, there is no state at all."
 )
 _FROZEN = {name: (name, "frozen") for name in counting.MECHANISMS}
 
