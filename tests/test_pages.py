@@ -1,0 +1,190 @@
+"""The programs of README and of the pages run, print what is shown, and every link and name leads somewhere.
+
+A page is one program: its ```python blocks, in order, in one namespace. A ```text block directly behind one of them
+shows what it prints. A block behind the line `<!-- not run: reason -->` is left out.
+
+    python tests/test_pages.py docs/start.md ...     # writes what the blocks print, and save, into the pages
+"""
+
+import contextlib
+import io
+import pkgutil
+import re
+import shutil
+import sys
+import tempfile
+from pathlib import Path
+from typing import NamedTuple
+
+import jax
+import pytest
+
+import tiedattn_jax as ta
+
+ROOT = Path(__file__).parents[1]
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
+BLOCK = re.compile(r"(?P<skip><!-- not run: .+ -->\n+)?^```(?P<kind>\w*)\n(?P<text>.*?)^```$", re.M | re.S)
+LINK = re.compile(r"\[[^\]]*\]\((?P<target>[^)\s]+)\)")
+# What is rounding: the number behind these words says nothing.
+NOISE = re.compile(r"(?<=\bresidual |\bgradient )\S+")
+# A number with a point, and its error bar: "1.2515(10)", "-8.1e-05".
+NUMBER = re.compile(r"(?P<value>[-+]?\d*\.\d+(?:e[-+]?\d+)?)(?:\((?P<bar>\d+)\))?")
+
+
+class Program(NamedTuple):
+    """A block of code, the line of the page before it, what it prints, and where that stands in the page."""
+
+    code: str
+    line: int
+    shown: str | None
+    place: tuple[int, int]
+
+
+def name_of(page: Path) -> str:
+    return str(page.relative_to(ROOT))
+
+
+def programs(text: str) -> list[Program]:
+    """The blocks of a page that are run."""
+    blocks = list(BLOCK.finditer(text))
+    found = []
+    for block, after in zip(blocks, [*blocks, None][1:], strict=True):
+        if block["kind"] != "python" or block["skip"]:
+            continue
+        shows = after is not None and after["kind"] == "text" and not text[block.end() : after.start()].strip()
+        shown, place = (after["text"], after.span("text")) if shows else (None, (0, 0))
+        found.append(Program(block["text"], text[: block.start("text")].count("\n"), shown, place))
+    return found
+
+
+def run(page: Path) -> list[tuple[Program, str]]:
+    """Every block of a page with what it prints."""
+    namespace: dict = {"__name__": "__page__"}
+    results = []
+    for program in programs(page.read_text()):
+        printed = io.StringIO()
+        code = compile("\n" * program.line + program.code, name_of(page), "exec")
+        with contextlib.redirect_stdout(printed):
+            exec(code, namespace)
+        results.append((program, printed.getvalue()))
+    return results
+
+
+def alike(printed: str, shown: str) -> bool:
+    """Whether two texts are equal, but for numbers with a point.
+
+    Those may differ by one in their last digit, or by their error bar if that is more; the error bars by one. What is
+    left of a residual or a gradient is not compared.
+    """
+    printed, shown = (NOISE.sub("", text) for text in (printed, shown))
+    pairs = zip(NUMBER.finditer(printed), NUMBER.finditer(shown), strict=False)
+    return NUMBER.sub("#", printed) == NUMBER.sub("#", shown) and all(near(*pair) for pair in pairs)
+
+
+def near(printed: re.Match, shown: re.Match) -> bool:
+    digits, _, power = shown["value"].partition("e")
+    unit = 10.0 ** (int(power or 0) - len(digits.partition(".")[2]))
+    bar, bar_shown = (int(number["bar"] or 0) for number in (printed, shown))
+    apart = abs(float(printed["value"]) - float(shown["value"]))
+    return abs(bar - bar_shown) <= 1 and apart <= 1.001 * unit * max(1, bar_shown)
+
+
+@pytest.fixture
+def alone(tmp_path, monkeypatch):
+    """A folder and a home of its own; where compiled programs are kept stays as it was."""
+    cache = jax.config.jax_compilation_cache_dir
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("HOME", str(tmp_path))
+    yield
+    jax.config.update("jax_compilation_cache_dir", cache)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("page", [page for page in PAGES if programs(page.read_text())], ids=name_of)
+def test_programs_print_what_the_page_shows(page, alone):
+    for program, printed in run(page):
+        if program.shown is not None:
+            assert alike(printed, program.shown), f"{name_of(page)}:{program.line} prints\n{printed}"
+
+
+def test_what_counts_as_the_same_output():
+    for printed, shown, same in (
+        ("q 1.234\n", "q 1.235\n", True),
+        ("q 1.234\n", "q 1.236\n", False),
+        ("a = 1.2515(10)", "a = 1.2509(10)", True),
+        ("a = 1.2515(10)", "a = 1.2515(14)", False),
+        ("a = 1.2515(10)", "a = 1.2515", False),
+        ("-8.11e-05", "-8.12e-05", True),
+        ("-8.11e-05", "8.11e-05", False),
+        ("-8.11e-05", "-8.11e-04", False),
+        ("residual 1.2e-12, q 1.0", "residual 8.4e-13, q 1.0", True),
+        ("64 nodes", "65 nodes", False),
+        ("converged .5", "stalled .5", False),
+        ("1.5 2.5", "1.5", False),
+    ):
+        assert alike(printed, shown) is same, (printed, shown)
+
+
+def anchors(page: Path) -> set[str]:
+    """The names that a link into a page can have: of its headings, and those that are given."""
+    text = BLOCK.sub("", page.read_text())
+    plain = [
+        re.sub(r"[^\w\s-]", "", title).strip().lower() for title in re.findall(r"^#+ (.+?)(?: \{.*\})?$", text, re.M)
+    ]
+    return {re.sub(r"[\s-]+", "-", title) for title in plain} | set(re.findall(r"\{#([\w-]+)\}", text))
+
+
+@pytest.mark.parametrize("page", PAGES, ids=name_of)
+def test_links_lead_somewhere(page):
+    for link in LINK.finditer(BLOCK.sub("", page.read_text())):
+        target, _, anchor = link["target"].partition("#")
+        if "://" in target:
+            continue
+        there = (page.parent / target).resolve() if target else page
+        assert there.exists(), link["target"]
+        assert not anchor or there.suffix != ".md" or anchor in anchors(there), link["target"]
+
+
+@pytest.mark.parametrize("page", PAGES, ids=name_of)
+def test_names_exist(page):
+    """What a page calls `ta.NAME` is public, and what it refers to by its full name is there."""
+    text = page.read_text()
+    for chain in re.findall(r"\bta((?:\.[A-Za-z_]\w*)+)", text):
+        first, *rest = chain[1:].split(".")
+        assert first in dir(ta), f"ta.{first}"
+        thing = getattr(ta, first)
+        if rest and thing is ta.histogram:
+            assert hasattr(thing, rest[0]), f"ta{chain}"
+    for full in re.findall(r"\]\[(tiedattn_jax\.[\w.]+)\]|^::: (tiedattn_jax\.[\w.]+)", text, re.M):
+        pkgutil.resolve_name("".join(full))
+
+
+def public() -> set[str]:
+    """The names of the API."""
+    return {name for name in dir(ta) if not name.startswith("_")}
+
+
+def test_api_page_names_everything_once():
+    shown = re.findall(r"^::: tiedattn_jax\.(\w+)$", (ROOT / "docs" / "api.md").read_text(), re.M)
+    assert sorted(shown) == sorted(public())
+
+
+def write(page: Path) -> None:
+    """Put what the blocks of a page print into the text blocks behind them, and the pictures they save beside it."""
+    with tempfile.TemporaryDirectory() as folder, contextlib.chdir(folder):
+        results = run(page)
+        for file in Path(folder).iterdir():
+            if (page.parent / file.name).exists():
+                shutil.copy(file, page.parent)
+    text = page.read_text()
+    for program, printed in reversed(results):
+        if program.shown is not None:
+            start, end = program.place
+            text = text[:start] + printed + text[end:]
+    page.write_text(text)
+
+
+if __name__ == "__main__":
+    jax.config.update("jax_enable_x64", True)
+    for given in [Path(name).resolve() for name in sys.argv[1:]]:
+        write(given)
