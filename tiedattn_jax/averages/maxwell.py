@@ -5,7 +5,7 @@ Along a line h(s) = o + s g and with c = V^{-1} g, the energy constrained to the
     A(t) = min { 1/2 (z - o)^T V^{-1} (z - o) + loss(z) : c . z = t },
 
 is a smooth function of one variable, A'(t) = s is the field at which that z is stationary, and the Moreau envelope
-along the line is min_t A(t) - s t + 1/2 s^2 c . g. The proximal operator jumps where A is not convex, from one end of a
+along the line is min_t A(t) - s (t - c . o) + 1/2 s^2 c . g. The proximal operator jumps where A is not convex, from one end of a
 common tangent to the other: Maxwell's construction. So everything happens in t: no branch has to be told from another,
 and near the cusp at which a jump ends, where z is as singular as the cube root of s, s(t) is still smooth.
 """
