@@ -151,7 +151,7 @@ CALLS = {
         "start must be finite, with q, V and q - theta",
     ),
     "rtol text": (lambda: ta.solve(MODEL, 1.0, rtol="1e-3"), "rtol must be a real number"),
-    "rtol tiny": (lambda: ta.solve(MODEL, 1.0, rtol=1e-16), "rtol must be at least 2e-14 in float64"),
+    "rtol tiny": (lambda: ta.solve(MODEL, 1.0, rtol=1e-16), "rtol must be at least 2.2e-14 in float64"),
     "tol text": (lambda: ta.Settings(tol="x"), "tol must be a real number, got tol='x'"),
     "tol 0": (lambda: ta.Settings(tol=0.0), "tol must be positive"),
     "max_steps": (lambda: ta.Settings(max_steps=-1), "max_steps must be at least 0"),

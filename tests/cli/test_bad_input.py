@@ -42,7 +42,7 @@ ROWS = [
     ("solve --branch lexical", "--branch", "'lexical'", "choose from"),
     ("solve --rule grid", "--rule", "'grid'", "choose from"),
     ("solve --rtol 0", "--rtol", "'0'", "from 1e-30"),
-    ("solve --rtol 1e-20", "--rtol", "1e-20", "at least 2e-14"),
+    ("solve --rtol 1e-20", "--rtol", "1e-20", "at least 2.2e-14"),
     ("solve --rtol 1e-3 --nodes 4096", "--nodes", "4096", "left out beside --rtol"),
     ("solve --rtol 1e-3 --rule sobol", "--rule", "sobol", "left out beside --rtol"),
     ("solve --rtol 1e-3 --replicates 8", "--replicates", "8", "left out beside --rtol"),
