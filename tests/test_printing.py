@@ -64,12 +64,16 @@ def test_a_fixed_point(capsys):
     assert page == point.summary() + "\n" and page.startswith("semantic branch at alpha = 2: converged")
     for words in ("0.158158(15)  ", "test error of the best linear", "below 1: stable\n", "response of the student"):
         assert words in page
-    assert "affected" not in page and "formally infinite" not in page and "unresolved" not in page
+    assert "jumps matter" not in page and "formally infinite" not in page and "unresolved" not in page
     assert (
         "<td style='text-align:left'>0.158158(15)</td>" in point._repr_html_() and "FixedPoint" in point._repr_html_()
     )
     jumps = made.fixed_point(jump_mass=[0.5] * 4, unconverged=[1e-3] * 4).summary()
-    assert "formally infinite" in jumps and "affected" in jumps and "50.0%" in jumps and "1.0e-03" in jumps
+    assert "formally infinite" in jumps and "jumps matter" in jumps and "50.0%" in jumps and "1.0e-03" in jumps
+
+
+def test_a_state_that_is_not_there_says_whose_numbers_these_are():
+    assert "absent; the numbers are of the state in which" in made.fixed_point(status=[6] * 4).summary()
 
 
 def test_numbers_of_a_fixed_point_for_json():
@@ -225,7 +229,7 @@ def test_models_rules_and_settings(model, lines):
         "DotProduct(lam=0.01, omega=0.3, sigma=0.5, mixing=[[0.6, 0.4], [0.4, 0.6]], encodings=[[1], [-1]], "
         "teacher=[[1]], rank=1)"
     )
-    assert str(model).splitlines()[0] == "  lam        0.01"
+    assert str(model).splitlines()[:2] == ["DotProduct", "  lam        0.01"]
     assert repr(model.law()).startswith("SpectralLaw(weights=[1], gamma=[[0.25, 0.25]]")
     assert repr(lines) == "Rule(4 replicates of 6300 nodes, LineNodes for (L, r, t) = (2, 1, 1))"
     assert (

@@ -71,7 +71,7 @@ class Printed(eqx.Module):
         said = self._said()
         if said is None:
             return eqx.tree_pformat(self)
-        title = ": ".join(filter(None, (said.what, said.status)))
+        title = ": ".join(filter(None, (said.what or type(self).__name__, said.status)))
         rows = [*said.numbers, *said.details]
         tables = [("", rows)] * bool(rows) + list(said.tables)
         parts = [title, *(part for head, rows in tables for part in (head, table(rows)))]

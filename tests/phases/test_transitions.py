@@ -7,6 +7,7 @@ import pytest
 from cases import ALPHA_C, ALPHA_C_SENSITIVITIES, ALPHA_L
 
 import tiedattn_jax as ta
+from tiedattn_jax.phases import transitions
 
 
 @pytest.fixture(scope="module")
@@ -66,6 +67,14 @@ def test_linear_crossing(model, lines, critical, start):
     other = ta.linear_crossing(moved, ta.critical_alpha(moved, lines, start=start), lines, start=[state])
     slope = 0.5 * (crossing.sensitivities.omega + other.sensitivities.omega)
     np.testing.assert_allclose((other.alpha - crossing.alpha) / step, slope, rtol=3e-2)
+
+
+def test_linear_crossing_finds_the_transition_itself(model, lines, critical, monkeypatch):
+    asked = []
+    monkeypatch.setattr(transitions, "critical_alpha", lambda *a, **named: asked.append((a, named)) or critical)
+    found = ta.linear_crossing(model, nodes=lines, bracket=(0.5, 3.0))
+    ((_, given), named) = asked[0]
+    assert given is lines and named["bracket"] == (0.5, 3.0) and abs(found.alpha - ALPHA_L) <= 3 * found.stderr
 
 
 def test_no_crossing_in_the_range(model, lines):

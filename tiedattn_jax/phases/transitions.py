@@ -71,7 +71,7 @@ def critical_alpha(
 
 def linear_crossing(
     model: Model,
-    transition: Transition,
+    transition: Transition | None = None,
     nodes: Rule | None = None,
     *,
     bracket: tuple[float, float] = RANGE,
@@ -86,7 +86,7 @@ def linear_crossing(
     theorem and contain the jumps of the proximal operator.
 
     Args:
-        transition: the result of `critical_alpha` for the same model.
+        transition: the result of `critical_alpha` for the same model; by default it is found first.
         start: where it is expected: the `FixedPoint` of the branch that it lies on, or both branches as curves; by
             default looked for.
         model, nodes, bracket, settings: as there.
@@ -99,6 +99,8 @@ def linear_crossing(
     """
     nodes, settings, (low, high) = _prepared(model, nodes, bracket, settings)
     event = event_of("semantic baseline", model)  # whichever the branch is, it is data here
+    if transition is None:
+        transition = critical_alpha(model, nodes, bracket=bracket, settings=settings)
     require_kind(transition, "transition", Transition, "the result of critical_alpha")
     require_choice(transition.event, "transition.event", ["alpha_c"])
     held, known = lax.stop_gradient((model, transition))

@@ -220,18 +220,22 @@ class FixedPoint(Result):
         shown = [field.name for field in dataclasses.fields(Overlaps)] + ["train_loss", "gen_error"]
         numbers = rows_of(*({name: a[name] for name in shown} for a in (mean, bars)))
         formal = "; formally infinite with the jumps" if self.jumps else ""
+        linear = [("gen_error_linear", f"{mean['gen_error_linear']:.7f}", WORDS["gen_error_linear"])]
         details = [
-            ("gen_error_linear", f"{mean['gen_error_linear']:.7f}", WORDS["gen_error_linear"]),
+            *(linear if self.model.provides("target") else []),
             ("replicon", f"{mean['replicon']:.2f}", f"below 1: stable{formal}"),
             ("jump mass", f"{abs(mean['jump_mass']):.1%}", "of Vhat, the share of the jumps of the proximal operator"),
             ("second minimum", f"{mean['second_minimum']:.2%}", "of the nodes have one"),
         ]
         if self.jumps:
-            details += [("affected", "", f"{', '.join(AFFECTED)}: they contain the jumps here, but for the replicon")]
+            details += [("jumps matter", "", "derivatives and spinodals contain them, the replicon does not")]
         if mean["unconverged"] > 0:
             details += [("unresolved", f"{mean['unconverged']:.1e}", "of the nodes")]
         what = f"{self.branch or self.label} branch at alpha = {self.alpha:g}"
-        return Description(what, f"{self.status_name}, residual {self.residual:.1e}", numbers, details)
+        status = f"{self.status_name}, residual {self.residual:.1e}"
+        if self.status == Status.absent:
+            status = "absent; the numbers are of the state in which it has vanished"
+        return Description(what, status, numbers, details)
 
 
 def states_table(points: Sequence[FixedPoint], by: str) -> list[tuple[str, ...]]:
