@@ -15,13 +15,13 @@ import numpy as np
 from scipy.interpolate import CubicHermiteSpline, CubicSpline, KroghInterpolator, PPoly
 
 from ..averages.rule import Rule
-from ..errors import InputError, array_of, require, require_kind
+from ..errors import InputError, array_of, require, require_choice, require_kind
 from ..model import Model
 from ..parameters import Parameter
 from ..printing import Description, with_error
 from ..results import Result, Settings, Status
 from ..theory.fixed_points import FixedPoint
-from .events import Event, Near, Start, Zero, changes, event_of, near_of, number_of, transition_of, zero_near
+from .events import EVENTS, Event, Near, Start, Zero, changes, event_of, near_of, number_of, transition_of, zero_near
 from .follow import Progress, Warm, learn, predict, silent, walk
 from .inputs import prepared
 from .transitions import ALPHA_L, baseline_owner
@@ -193,6 +193,7 @@ def trace_boundary(
             no event at the first value; nodes, a start or settings of another kind.
     """
     nodes, settings = prepared(model, nodes, settings, _SETTINGS)
+    require_choice(event, "event", [*EVENTS, ALPHA_L])
     if event == ALPHA_L:
         require_kind(start, "start", type(None), 'None for "alpha_l"')
         follow = partial(trace_boundary, model, parameter=parameter, values=values, nodes=nodes, settings=settings)
