@@ -501,6 +501,7 @@ def diagram_figure(diagram: Any) -> Figure:
     edges = _edges(x), _edges(y)
     with panels(9.5, 4.5, titles, legends=False, **how) as (figure, axes):
         left, right = axes[0]
+        figure.set_layout_engine("constrained", wspace=0.1)  # the label of the left scale is not that of the right axis
         legend: dict[str, Any] = {}
         for axis, (values, _), shown, colours, label in (
             (left, diagram.loss_difference, region >= _BISTABLE, "RdBu", colour_labels[0]),
