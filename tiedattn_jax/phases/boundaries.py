@@ -127,7 +127,7 @@ class Boundary(Result):
         for value, alpha, bar, slope, status in zip(
             self.values, self.alpha, self.stderr, self.slope, self.status_name, strict=True
         ):
-            rows.append((f"{value:.4g}", with_error(alpha, bar), f"{slope:.5g}", status))
+            rows.append((f"{value:.4g}", with_error(alpha, bar), f"{slope:#.5g}", status))
         return Description(what, f"found at {found}", tables=[("", rows)])
 
     def plot(self) -> Any:
