@@ -25,9 +25,7 @@ if "PYTEST_XDIST_WORKER" not in os.environ and "XLA_FLAGS" not in os.environ:
 jax.config.update("jax_enable_x64", True)
 _CACHE = os.environ.get("TIEDATTN_CACHE", str(Path(tempfile.gettempdir()) / "tiedattn_jax_tests"))
 os.environ["TIEDATTN_CACHE"] = _CACHE  # the command line in the tests keeps its programs here too
-if _CACHE != "0":
-    jax.config.update("jax_compilation_cache_dir", _CACHE)
-    jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
+ta.use_compilation_cache()
 
 
 @pytest.fixture(scope="module")

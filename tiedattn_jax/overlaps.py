@@ -129,9 +129,14 @@ def symmetric(a: jax.Array) -> jax.Array:
     return 0.5 * (a + jnp.swapaxes(a, -1, -2))
 
 
+def explained_covariance(model: Model, theta: jax.Array) -> jax.Array:
+    """The part of the covariance of the student fields that the teacher's explain, ``theta rho^{-1} theta^T``, (L, r, r)."""
+    return theta @ jnp.linalg.solve(model.rho, jnp.swapaxes(theta, -1, -2))
+
+
 def residual_covariance(model: Model, x: Overlaps) -> jax.Array:
     """Covariance of the student fields given the teacher's, ``q - theta rho^{-1} theta^T``, (L, r, r)."""
-    return x.q - x.theta @ jnp.linalg.solve(model.rho, jnp.swapaxes(x.theta, -1, -2))
+    return x.q - explained_covariance(model, x.theta)
 
 
 def admissible(model: Model, x: Overlaps) -> jax.Array:

@@ -44,6 +44,11 @@ class Description(NamedTuple):
     details: Sequence[Row] = ()
     tables: Sequence[tuple[str, Sequence[Row]]] = ()
 
+    @property
+    def title(self) -> str:
+        """What it is, and how it ended."""
+        return ": ".join(filter(None, (self.what, self.status)))
+
 
 class Printed(eqx.Module):
     """What prints itself where its numbers are known: `repr` in one line, `print` and notebooks as a page.
@@ -60,39 +65,33 @@ class Printed(eqx.Module):
         """Whether it has numbers, and those of one result rather than of a batch."""
         return all(map(_known, jax.tree.leaves(self)))
 
-    def _said(self) -> Description | None:
-        try:
-            return self.describe() if self.readable else None
-        except Exception:  # jax keeps all kinds of things in trees of this form, and they have to print, too
-            return None
-
     def summary(self) -> str:
         """A page of text: how it ended, its numbers with error bars in units of the last digits, its tables."""
-        said = self._said()
-        if said is None:
+        if not self.readable:
             return eqx.tree_pformat(self)
-        title = ": ".join(filter(None, (said.what or type(self).__name__, said.status)))
-        rows = [*said.numbers, *said.details]
-        tables = [("", rows)] * bool(rows) + list(said.tables)
-        parts = [title, *(part for head, rows in tables for part in (head, table(rows)))]
+        said = self.describe()
+        tables = [("", [*said.numbers, *said.details]), *said.tables]
+        parts = [said.title or type(self).__name__, *(part for head, rows in tables for part in (head, table(rows)))]
         return "\n".join(filter(None, parts))
 
+    def __str__(self) -> str:
+        return self.summary()
+
     def __repr__(self) -> str:
-        said = self._said()
+        try:
+            said = self.describe() if self.readable else None
+        except Exception:  # jax keeps all kinds of things in trees of this form, and they have to print, too
+            said = None
         if said is None:
             return eqx.tree_pformat(self)
         numbers = ", ".join(f"{name}={number}" for name, number, *_ in said.numbers)
         return f"{type(self).__name__}({'; '.join(filter(None, (said.what, numbers, said.status)))})"
 
-    def __str__(self) -> str:
-        return self.summary()
-
     def _repr_html_(self) -> str:
-        said = self._said()
-        if said is None:
+        if not self.readable:
             return f"<pre>{html.escape(eqx.tree_pformat(self))}</pre>"
-        title = ": ".join(filter(None, (said.what, said.status)))
-        parts = [f"<b>{type(self).__name__}</b> {html.escape(title)}"]
+        said = self.describe()
+        parts = [f"<b>{type(self).__name__}</b> {html.escape(said.title)}"]
         for head, rows in [("", [*said.numbers, *said.details]), *said.tables]:
             cells = ("".join(f"<td style='text-align:left'>{html.escape(c)}</td>" for c in row) for row in rows)
             body = "".join(f"<tr>{row}</tr>" for row in cells)

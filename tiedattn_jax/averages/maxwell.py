@@ -5,9 +5,9 @@ Along a line h(s) = o + s g and with c = V^{-1} g, the energy constrained to the
     A(t) = min { 1/2 (z - o)^T V^{-1} (z - o) + loss(z) : c . z = t },
 
 is a smooth function of one variable, A'(t) = s is the field at which that z is stationary, and the Moreau envelope
-along the line is min_t A(t) - s (t - c . o) + 1/2 s^2 c . g. The proximal operator jumps where A is not convex, from one end of a
-common tangent to the other: Maxwell's construction. So everything happens in t: no branch has to be told from another,
-and near the cusp at which a jump ends, where z is as singular as the cube root of s, s(t) is still smooth.
+along the line is min_t A(t) - s (t - c . o) + 1/2 s^2 c . g. The proximal operator jumps where A is not convex, from one
+end of a common tangent to the other: Maxwell's construction. So everything happens in t: no branch has to be told from
+another, and near the cusp at which a jump ends, where z is as singular as the cube root of s, s(t) is still smooth.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from jax import lax
 
 from ..model import Model
 from .linalg import ldl_solve
-from .prox import expand, least_pivots, lowest_minima, proximal
+from .prox import expand, in_groups, least_pivots, lowest_minima, proximal
 
 _GRID = 24  # points of the profile that is searched for common tangents
 _NEWTON = 2  # steps at each point: the tangent of the one before leaves little to do
@@ -113,17 +113,15 @@ def searched(model: Model, V: jax.Array, lines: Lines, sections: Section) -> Sec
     lanes = count * size
     group = max(256, lanes // 16)
 
-    def body(state: tuple) -> tuple:
-        lane = jnp.nonzero(state[2], size=group, fill_value=lanes)[0]
+    def finish(lane: jax.Array) -> tuple[jax.Array, jax.Array]:
         s = jnp.take(sections.s.ravel(), lane, mode="clip")
         some = jax.tree.map(lambda a: jnp.take(a, lane % size, axis=-1), lines)
-        here, done = proximal(model, (some.origin + s * some.direction).reshape(L, r, -1), V, some.y)
-        found = here.reshape(n, -1), done, jnp.zeros_like(done)
-        return tuple(a.at[..., lane].set(b, mode="drop") for a, b in zip(state, found, strict=True))
+        z, done = proximal(model, (some.origin + s * some.direction).reshape(L, r, -1), V, some.y)
+        return z.reshape(n, -1), done
 
     settled = sections.settled.ravel()
     z = jnp.moveaxis(sections.z, 1, 0).reshape(n, lanes)
-    z, solved, _ = lax.while_loop(lambda state: jnp.any(state[2]), body, (z, settled, ~settled))
+    z, solved = in_groups(finish, (z, settled), ~settled, group)
     error = jnp.where(solved, 0.0, jnp.inf).astype(z.dtype).reshape(count, size)
     return eqx.tree_at(lambda e: (e.z, e.error), sections, (jnp.moveaxis(z.reshape(n, count, size), 0, 1), error))
 

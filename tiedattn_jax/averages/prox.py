@@ -207,12 +207,8 @@ def lowest_minima(model: Model, h: jax.Array, V: jax.Array, y: jax.Array) -> jax
 
 def proximal(model: Model, h: jax.Array, V: jax.Array, y: jax.Array) -> tuple[jax.Array, jax.Array]:
     """The same to full precision, and whether the search converged, (N,)."""
-    starts = _starts(model, h, y)
-    count = starts.shape[0]
-    lanes = jnp.concatenate(list(starts), -1)
-    z, energy, done = descend(model, lanes, jnp.tile(h, count), V, jnp.tile(y, count), _tolerance(h.dtype))
-    z, done = jnp.moveaxis(z.reshape(*h.shape[:2], count, -1), 2, 0), done.reshape(count, -1)
-    lowest = jnp.argmin(energy.reshape(count, -1), 0)
+    z, energy, done = _minima(model, _starts(model, h, y), h, V, y, descend, _tolerance(h.dtype))
+    lowest = jnp.argmin(energy, 0)
     return _pick(z, lowest), _pick(done, lowest)
 
 
@@ -235,19 +231,27 @@ def _lowest_minima(
     starts = _starts(model, h, y)
     if near is not None:
         starts = jnp.concatenate([starts, near])
-    count, L, r, size = starts.shape
-
-    def spread(a: jax.Array) -> jax.Array:  # one lane per (start, node)
-        return jnp.tile(a, (1, 1, count))
-
-    lanes = jnp.moveaxis(starts, 0, 2).reshape(L, r, count * size)
-    z, energy, _ = newton(model, lanes, spread(h), V, spread(y), tol=1e-3)
-    z, energy = jnp.moveaxis(z.reshape(L, r, count, size), 2, 0), energy.reshape(count, size)
+    z, energy, _ = _minima(model, starts, h, V, y, newton, 1e-3)
     lowest = jnp.min(energy, 0)
     top = _pick(z, jnp.argmin(energy, 0))
     above = jnp.where(jnp.max(jnp.abs(z - top), (1, 2)) > 1e-2, energy - lowest, jnp.inf)
     second, gap = _pick(z, jnp.argmin(above, 0)), jnp.min(above, 0)
     return top.astype(dtype), second.astype(dtype), gap.astype(dtype)
+
+
+def _minima(
+    model: Model, starts: jax.Array, h: jax.Array, V: jax.Array, y: jax.Array, newton: Callable[..., Any], tol: float
+) -> tuple[jax.Array, jax.Array, jax.Array]:
+    """What `descend` gives from each of K starts (K, L, r, N), one lane per start and node: three arrays (K, ..., N)."""
+    count, L, r, size = starts.shape
+
+    def spread(a: jax.Array) -> jax.Array:
+        return jnp.tile(a, (1, 1, count))
+
+    lanes = jnp.moveaxis(starts, 0, 2).reshape(L, r, count * size)
+    found = newton(model, lanes, spread(h), V, spread(y), tol=tol)
+    z, energy, done = (jnp.moveaxis(a.reshape(*a.shape[:-1], count, size), -2, 0) for a in found)
+    return z, energy, done
 
 
 def _pick(z: jax.Array, which: jax.Array) -> jax.Array:
@@ -301,16 +305,30 @@ def _newton(
     group = max(256, size // 16)
     if size <= 4 * group:
         return descend(model, z, h, V, y, tol)
-    state = descend(model, z, h, V, y, tol, _COMMON_STEPS)
+    *state, done = descend(model, z, h, V, y, tol, _COMMON_STEPS)
 
-    def body(state: tuple) -> tuple:
-        lanes = jnp.nonzero(~state[-1], size=group, fill_value=size)[0]
+    def finish(lanes: jax.Array) -> tuple[jax.Array, ...]:
         pick = partial(jnp.take, indices=lanes, axis=-1, mode="clip")
         z, energy, _ = descend(model, pick(state[0]), pick(h), V, pick(y), tol)
-        new = z, energy, jnp.ones(group, bool)
-        return tuple(old.at[..., lanes].set(a, mode="drop") for old, a in zip(state, new, strict=True))
+        return z, energy
 
-    return lax.while_loop(lambda state: ~jnp.all(state[-1]), body, state)
+    return *in_groups(finish, tuple(state), ~done, group), jnp.ones_like(done)
+
+
+def in_groups(finish: Callable[[jax.Array], tuple], old: tuple, left: jax.Array, group: int) -> tuple:
+    """Arrays (..., N) with what `finish(lanes)` gives at the lanes that are `left`, (N,), so many of them at a time.
+
+    A group that is not full asks for lanes beyond the last one, whose values are dropped.
+    """
+    size = left.shape[-1]
+
+    def body(state: tuple) -> tuple:
+        old, left = state
+        lanes = jnp.nonzero(left, size=group, fill_value=size)[0]
+        new = tuple(a.at[..., lanes].set(b, mode="drop") for a, b in zip(old, finish(lanes), strict=True))
+        return new, left.at[lanes].set(False, mode="drop")
+
+    return lax.while_loop(lambda state: jnp.any(state[1]), body, (old, left))[0]
 
 
 def descend(

@@ -88,8 +88,13 @@ def _growth(name: str, branch: str, *along: float) -> Event:
     """The largest eigenvalue of the map in the direction of an order parameter passes one."""
     growth = _Growth(np.array(along))
     side, order = "below" if sum(along) < 0 else "above", "theta" if along[0] else "m"
-    value = lambda s: growth.of(s.diagnostics.growth_theta, s.diagnostics.growth_m)  # noqa: E731
-    return Event(name, (branch,), value, growth, f"{order} grows on the {branch} state {side}")
+    return Event(
+        name,
+        (branch,),
+        lambda s: growth.of(s.diagnostics.growth_theta, s.diagnostics.growth_m),
+        growth,
+        f"{order} grows on the {branch} state {side}",
+    )
 
 
 EVENTS = {

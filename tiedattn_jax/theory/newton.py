@@ -13,7 +13,7 @@ from jax import lax
 
 from ..averages.rule import Replicate
 from ..model import Model
-from ..overlaps import Coordinates, Overlaps, admissible, own_size, vanished
+from ..overlaps import Coordinates, Overlaps, admissible, explained_covariance, own_size, vanished
 from ..results import Settings, Status
 from .state_evolution import Evaluation, Sums, deflated_solve, image, image_and_jacobian, no_sums
 
@@ -231,8 +231,7 @@ class Problem(NamedTuple):
 
         To first order it is the step in q; a student close to its teacher would leave the domain by the second.
         """
-        theta = self.coordinates.unpack(step).theta
-        bend = theta @ jnp.linalg.solve(self.model.rho, jnp.swapaxes(theta, -1, -2))
+        bend = explained_covariance(self.model, self.coordinates.unpack(step).theta)
         zero = self.coordinates.unpack(jnp.zeros_like(v))
         return v + step + self.coordinates.pack(eqx.tree_at(lambda x: x.q, zero, bend))
 
