@@ -146,7 +146,7 @@ def shaped_array(name: str, a: Any, axes: str, sizes: dict[str, int], dtype: Any
     except (TypeError, ValueError):
         real = False
     if not real:
-        raise InputError(name, f"must be an array of real numbers, got a {type(a).__name__} of others")
+        raise InputError(name, f"must be an array of real numbers, got something else, of type {type(a).__name__}")
     names = axes.split()
     known = ", ".join(f"{k} = {sizes[k]}" for k in dict.fromkeys(names) if k in sizes)
     if given.ndim != len(names) or any(sizes.setdefault(k, s) != s for k, s in zip(names, given.shape, strict=True)):

@@ -18,6 +18,7 @@ from tiedattn_jax.finite.instances import run_instances
 from tiedattn_jax.finite.message_passing import GAMP, gamp
 from tiedattn_jax.finite.sampling import raw_labels, realised, sample_data
 from tiedattn_jax.finite.training import risk, train
+from tiedattn_jax.overlaps import Overlaps
 
 pytestmark = pytest.mark.usefixtures("quick_programs")
 
@@ -59,8 +60,9 @@ def case(model, two_atoms):
 
 def earlier(c, n):
     """A result of message passing on n sentences."""
-    blank = dict.fromkeys((field for field in GAMP.__dataclass_fields__), None)
-    return GAMP(**{**blank, "Q": c.teacher, "C": jnp.ones((1, 1, 1)), "g": jnp.ones((2, 1, n))})
+    zeros = dict.fromkeys(GAMP.__dataclass_fields__, jnp.zeros(()))
+    overlaps = Overlaps(*(jnp.zeros((1, 1, 1)),) * 3, m=jnp.zeros((1, 1)))
+    return GAMP(**{**zeros, "Q": c.teacher, "C": jnp.ones((1, 1, 1)), "g": jnp.ones((2, 1, n)), "overlaps": overlaps})
 
 
 def traced(call):
@@ -153,7 +155,7 @@ ROWS = [
     (lambda c: train(c.model, c.data, tol=NAN), "tol", "must be zero or positive"),
     (lambda c: train(c.model, c.data, init=np.ones(200)), "init", "must have shape"),
     (lambda c: train(c.model, c.data, init=NAN * c.teacher), "init", "must be finite, got 200 entries"),
-    (lambda c: train(c.model, c.data, init=earlier(c, N)), "init", "must be an array of real numbers, got a GAMP"),
+    (lambda c: train(c.model, c.data, init=earlier(c, N)), "init", "must be an array of real numbers, .* of type GAMP"),
     (lambda c: train(c.model, c.data, "gd", "random", scale=-1.0), "scale", "must be positive"),
     (lambda c: train(c.model, c.data, "gd", "random", key=1.5), "key", "must be one key"),
     (lambda c: risk(c.model, c.data, np.ones((3, 1))), "Q", "must have shape"),
