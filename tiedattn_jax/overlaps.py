@@ -10,6 +10,7 @@ import numpy as np
 from jax.flatten_util import ravel_pytree
 
 from .errors import require_choice
+from .linalg import positive_definite, solve
 from .model import Model
 from .printing import Description, Printed, rows_of
 
@@ -131,7 +132,7 @@ def symmetric(a: jax.Array) -> jax.Array:
 
 def explained_covariance(model: Model, theta: jax.Array) -> jax.Array:
     """The part of the covariance of the student fields that the teacher's explain, ``theta rho^{-1} theta^T``, (L, r, r)."""
-    return theta @ jnp.linalg.solve(model.rho, jnp.swapaxes(theta, -1, -2))
+    return theta @ solve(model.rho, jnp.swapaxes(theta, -1, -2))
 
 
 def residual_covariance(model: Model, x: Overlaps) -> jax.Array:
@@ -141,10 +142,7 @@ def residual_covariance(model: Model, x: Overlaps) -> jax.Array:
 
 def admissible(model: Model, x: Overlaps) -> jax.Array:
     """Whether q, V and ``q - theta rho^{-1} theta^T`` are positive definite for every token: a boolean scalar."""
-    stacked = jnp.concatenate([x.q, x.V, residual_covariance(model, x)])
-    if stacked.shape[-1] == 1:
-        return jnp.all(stacked > 0)  # also False for NaN
-    return jnp.all(jnp.isfinite(jnp.linalg.cholesky(stacked)))
+    return positive_definite(jnp.concatenate([x.q, x.V, residual_covariance(model, x)]))
 
 
 def magnitudes(model: Model, x: Overlaps) -> tuple[jax.Array, jax.Array]:

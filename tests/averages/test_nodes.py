@@ -7,8 +7,8 @@ from cases import CASES, state
 
 import tiedattn_jax as ta
 from tiedattn_jax.averages.fields import fields, whiten
-from tiedattn_jax.averages.linalg import apply, ldl_solve
 from tiedattn_jax.averages.rule import average
+from tiedattn_jax.linalg import apply, ldl_solve
 from tiedattn_jax.theory.potentials import channel
 
 pytestmark = pytest.mark.usefixtures("quick_programs")

@@ -7,7 +7,7 @@ from cases import CASES, state
 import tiedattn_jax as ta
 from tiedattn_jax.averages import prox as px
 from tiedattn_jax.averages.fields import fields
-from tiedattn_jax.averages.linalg import ldl_solve
+from tiedattn_jax.linalg import ldl_solve
 
 pytestmark = pytest.mark.usefixtures("quick_programs")
 

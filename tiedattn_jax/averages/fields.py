@@ -5,9 +5,9 @@ from __future__ import annotations
 import jax
 import jax.numpy as jnp
 
+from ..linalg import apply, cholesky, inverse, solve
 from ..model import Model
 from ..overlaps import Overlaps, residual_covariance
-from .linalg import apply
 
 
 def fields(model: Model, x: Overlaps, student: jax.Array, teacher: jax.Array) -> tuple[jax.Array, jax.Array]:
@@ -23,18 +23,18 @@ def fields(model: Model, x: Overlaps, student: jax.Array, teacher: jax.Array) ->
 
 def teacher_fields(model: Model, teacher: jax.Array) -> jax.Array:
     """Fields y (L, t, N) of standard normals."""
-    return apply(jnp.linalg.cholesky(model.rho), teacher)
+    return apply(cholesky(model.rho), teacher)
 
 
 def conditional(model: Model, x: Overlaps) -> tuple[jax.Array, jax.Array]:
     """Regression theta rho^{-1} of h on y, (L, r, t), and Cholesky root of what it leaves, (L, r, r)."""
-    slope = jnp.swapaxes(jnp.linalg.solve(model.rho, jnp.swapaxes(x.theta, -1, -2)), -1, -2)
-    return slope, jnp.linalg.cholesky(residual_covariance(model, x))
+    slope = jnp.swapaxes(solve(model.rho, jnp.swapaxes(x.theta, -1, -2)), -1, -2)
+    return slope, cholesky(residual_covariance(model, x))
 
 
 def whiten(model: Model, x: Overlaps, h: jax.Array, y: jax.Array) -> tuple[jax.Array, jax.Array]:
     """Standard normals of given student fields, and the log density of these fields given the teacher's, (N,)."""
     slope, spread = conditional(model, x)
-    student = apply(jnp.linalg.inv(spread), h - x.m[..., None] - apply(slope, y))
+    student = apply(inverse(spread), h - x.m[..., None] - apply(slope, y))
     scale = jnp.sum(jnp.log(jnp.diagonal(spread, axis1=1, axis2=2)))
     return student, -0.5 * jnp.sum(student**2, (0, 1)) - scale

@@ -22,10 +22,10 @@ from jax import lax
 from scipy import special
 
 from ..errors import InputError, array_of, require, require_kind
+from ..linalg import apply, inverse
 from ..model import Model
 from ..overlaps import Overlaps
 from .fields import conditional, teacher_fields, whiten
-from .linalg import apply, inverse
 from .maxwell import Gaps, Lines, Section, common_tangents, energy_gap, energy_profile, searched, trace
 from .nodes import sobol_nodes, sobol_normals
 from .prox import attach, moreau, well_axis

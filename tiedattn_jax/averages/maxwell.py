@@ -20,8 +20,8 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
+from ..linalg import ldl_solve
 from ..model import Model
-from .linalg import ldl_solve
 from .prox import expand, in_groups, least_pivots, lowest_minima, proximal
 
 _GRID = 24  # points of the profile that is searched for common tangents

@@ -20,10 +20,10 @@ from jax import lax
 from scipy import special
 
 from ..errors import InputError, require
+from ..linalg import apply, cholesky, inverse
 from ..model import Model
 from ..overlaps import Overlaps, residual_covariance
 from .fields import fields, whiten
-from .linalg import apply
 from .prox import moreau, prox
 from .rule import Points, Replicate, Rule, check_arguments, check_memory, in_blocks
 from .sizes import BLOCK, COARSE, NODES, REPLICATES
@@ -76,9 +76,9 @@ def _beyond_jumps(
     """Append the nodes close to a jump once more, at their other minimum, and share their weight."""
     size = h.shape[-1]
     count = max(1, size // 8)
-    spread = jnp.swapaxes(jnp.linalg.cholesky(residual_covariance(model, x)), -1, -2)
+    spread = jnp.swapaxes(cholesky(residual_covariance(model, x)), -1, -2)
     # Slope of the gap in the standard normals of the student, by which the gap becomes a distance to the surface.
-    push = apply(spread, apply(jnp.linalg.inv(x.V), other - points.z))
+    push = apply(spread, apply(inverse(x.V), other - points.z))
     width = lax.stop_gradient(bandwidth * jnp.sqrt(jnp.sum(push**2, (0, 1))))
     lanes = jnp.nonzero(points.gap < width, size=count, fill_value=size)[0]
     pick = partial(jnp.take, indices=lanes, axis=-1, mode="clip")

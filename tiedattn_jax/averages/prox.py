@@ -25,8 +25,8 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
+from ..linalg import apply, dot, inverse, ldl_solve, matvec
 from ..model import Model
-from .linalg import apply, dot, inverse, ldl_solve, matvec
 from .nodewise import nodewise
 
 _POWER_STEPS = 4  # of the power method for a start: Newton's method finds the well from a rough axis

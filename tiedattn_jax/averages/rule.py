@@ -110,10 +110,10 @@ def average(replicate: Replicate, fn: Callable[[Any], Any]) -> Any:
 
 
 def in_blocks(arrays: tuple[jax.Array, ...], width: int) -> tuple[jax.Array, ...]:
-    """Arrays (..., N), padded with zeros, as (B, ..., W) with W of at most `width`."""
+    """Arrays (..., N), padded with zeros, as (B, ..., W) with W of at most `width`, and no larger than it has to be."""
     size = arrays[0].shape[-1]
-    width = min(width, size)
     count = -(-size // width)
+    width = -(-size // count)
 
     def split(a: jax.Array) -> jax.Array:
         pad = [(0, 0)] * (a.ndim - 1) + [(0, count * width - size)]

@@ -18,9 +18,9 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from ..averages.linalg import apply, inverse
 from ..averages.prox import descend, gradient_at_nodes, prox, prox_jacobian
 from ..errors import require_choice, require_count, require_memory, require_number, require_positive, shaped_array
+from ..linalg import apply, inverse, positive_definite
 from ..model import Model
 from ..overlaps import Overlaps, symmetric
 from ..results import Status
@@ -97,7 +97,7 @@ class _State(eqx.Module):
 
     def positive(self) -> jax.Array:
         """Whether the variances are positive definite."""
-        return jnp.all(self.C > 0 if self.C.shape[-1] == 1 else jnp.isfinite(jnp.linalg.cholesky(self.C)))
+        return positive_definite(self.C)
 
     def distance(self, other: _State) -> jax.Array:
         """Largest change of Q, C and g to another state, relative to this one."""

@@ -11,11 +11,11 @@ import jax.numpy as jnp
 from jax import lax
 
 from ..averages.fields import fields
-from ..averages.linalg import apply
 from ..averages.nodewise import nodewise
 from ..averages.prox import loss_at_nodes, prox_jacobian
 from ..averages.rule import Points, Replicate, Rule, average
 from ..errors import InputError, require
+from ..linalg import apply, cholesky, inverse
 from ..model import Model
 from ..overlaps import Conjugates, Overlaps, impose, residual_covariance
 from ..results import Average, error_bar
@@ -144,7 +144,7 @@ def moments(model: Model, x: Overlaps, points: Points) -> dict[str, jax.Array]:
     w = points.weight
     _, y = fields(model, x, points.student, points.teacher)
     G = prox_jacobian(model, points.z, x.V, y) - jnp.eye(n, dtype=w.dtype)[..., None]
-    G = apply(jnp.linalg.inv(x.V), G.reshape(L, r, -1)).reshape(L, r, L, r, -1)
+    G = apply(inverse(x.V), G.reshape(L, r, -1)).reshape(L, r, L, r, -1)
     return {
         **growth_moments(model, x, points),
         "response": jnp.einsum("iaian,n->", G, w),
@@ -159,10 +159,10 @@ def growth_moments(model: Model, x: Overlaps, points: Points) -> dict[str, jax.A
     """The sums over one block of nodes that `growths` asks for."""
     L, r, t = model.shape
     h, y = fields(model, x, points.student, points.teacher)
-    score_root = jnp.swapaxes(jnp.linalg.inv(jnp.linalg.cholesky(residual_covariance(model, x))), -1, -2)
-    g = apply(jnp.linalg.inv(x.V), points.z - h).reshape(L * r, -1)
+    score_root = jnp.swapaxes(inverse(cholesky(residual_covariance(model, x))), -1, -2)
+    g = apply(inverse(x.V), points.z - h).reshape(L * r, -1)
     score = apply(score_root, points.student).reshape(L * r, -1)  # of the Gaussian law of h given y
-    u = apply(jnp.linalg.inv(model.rho), y)[:, None]
+    u = apply(inverse(model.rho), y)[:, None]
     gy, score_y = ((a.reshape(L, r, 1, -1) * u).reshape(L * r * t, -1) for a in (g, score))
     return {"g_score": _gram(g, score, points.weight), "gy_score": _gram(gy, score_y, points.weight)}
 
@@ -182,7 +182,7 @@ def growths(
     # E_nu over the spectrum of what the prior does to a small thetahat or mhat.
     to_theta = jnp.einsum("n,nk,nl,nab,nst->kaslbt", law.weights, law.gamma, law.gamma, resolvents, law.pi)
     to_m = jnp.einsum("n,nkl,nab->kalb", law.weights, law.tau, resolvents).reshape(n, n)
-    curvature = alpha * sums["gy_score"] + _block(hats.V, jnp.linalg.inv(model.rho))
+    curvature = alpha * sums["gy_score"] + _block(hats.V, inverse(model.rho))
     return (
         _largest(to_theta.reshape(n * t, n * t), curvature),
         _largest(to_m, alpha * sums["g_score"]),
@@ -200,7 +200,7 @@ def growths_in(
 def _resolvents(model: Model, hats: Conjugates) -> jax.Array:
     """Lam^{-1} at every atom of the spectrum, (K, r, r)."""
     law, eye = model.law(), jnp.eye(hats.m.shape[-1], dtype=model.lam.dtype)
-    return jnp.linalg.inv(model.lam * eye + jnp.einsum("kl,lab->kab", law.gamma, hats.V))
+    return inverse(model.lam * eye + jnp.einsum("kl,lab->kab", law.gamma, hats.V))
 
 
 def diagnose(model: Model, alpha: jax.Array, x: Overlaps, hats: Conjugates, sums: dict[str, jax.Array]) -> Diagnostics:

@@ -11,6 +11,7 @@ import jax.numpy as jnp
 from ..averages.fields import fields
 from ..averages.prox import moreau
 from ..averages.rule import Points, Replicate, average
+from ..linalg import solve
 from ..model import Model
 from ..overlaps import Conjugates, Overlaps, symmetric
 
@@ -88,7 +89,7 @@ def prior(model: Model, hats: Conjugates) -> jax.Array:
         theta = jnp.einsum("k,kat->at", gamma, hats.theta)
         mixed = jnp.einsum("ka,kt,bt->ab", hats.m, cross, theta)
         bb = jnp.einsum("ka,kl,lb->ab", hats.m, tau, hats.m) + theta @ pi @ theta.T + mixed + mixed.T
-        return 0.5 * jnp.trace(jnp.linalg.solve(Lam, jnp.einsum("k,kab->ab", gamma, hats.q) + bb))
+        return 0.5 * jnp.trace(solve(Lam, jnp.einsum("k,kab->ab", gamma, hats.q) + bb))
 
     return law.weights @ jax.vmap(atom)(law.gamma, law.tau, law.pi, law.cross)
 

@@ -1,4 +1,8 @@
-"""Small linear algebra at very many nodes, one array per number: batched products of tiny matrices are slow."""
+"""Small linear algebra.
+
+Matrices (..., r, r) of the order parameters, which are numbers where r = 1: LAPACK would take most of the time that a
+program needs to compile. Then matrices at very many nodes, one array per number: batched products of tiny ones are slow.
+"""
 
 from __future__ import annotations
 
@@ -13,6 +17,21 @@ import jax.numpy as jnp
 def inverse(a: jax.Array) -> jax.Array:
     """Inverse over the last two axes."""
     return jnp.reciprocal(a) if a.shape[-1] == 1 else jnp.linalg.inv(a)
+
+
+def cholesky(a: jax.Array) -> jax.Array:
+    """Lower Cholesky root over the last two axes; NaN where there is none."""
+    return jnp.sqrt(a) if a.shape[-1] == 1 else jnp.linalg.cholesky(a)
+
+
+def positive_definite(a: jax.Array) -> jax.Array:
+    """Whether all matrices over the last two axes are, a boolean scalar."""
+    return jnp.all(jnp.diagonal(cholesky(a), axis1=-2, axis2=-1) > 0)  # also False for NaN
+
+
+def solve(a: jax.Array, b: jax.Array) -> jax.Array:
+    """``a^{-1} b`` over the last two axes."""
+    return b / a if a.shape[-1] == 1 else jnp.linalg.solve(a, b)
 
 
 def apply(matrix: jax.Array, v: jax.Array) -> jax.Array:
