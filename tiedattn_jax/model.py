@@ -189,15 +189,20 @@ def _check_law(model: Model) -> None:
     require(np.linalg.eigvalsh(rho)[:, 0] > 0, "rho", rho, "positive definite for every token: see law().pi and gamma")
 
 
+@eqx.filter_jit
+def _losses(model: Model, Z: jax.Array, Y: jax.Array) -> tuple[jax.Array, ...]:
+    return model.loss(Z, Y), model.loss(-Z, Y), model.loss(Z, -Y)
+
+
 def _check_functions(model: Model, even: bool) -> None:
     L, r, t = model.shape
     rng = np.random.default_rng(0)
     Z, Y = (jnp.asarray(rng.standard_normal((L, k)), model.lam.dtype) for k in (r, t))
-    value = model.loss(Z, Y)
+    value, *mirrored = _losses(model, Z, Y)
     real = np.asarray(value).dtype.kind in "iuf" and np.shape(value) == ()
     if not real or not np.isfinite(value):
         raise InputError("loss", f"must return a finite real scalar, got {value!r}: see Model.loss")
-    if even and not np.allclose([model.loss(-Z, Y), model.loss(Z, -Y)], value, rtol=1e-3):
+    if even and not np.allclose(mirrored, value, rtol=1e-3):
         raise InputError("loss", "must be even in Z and in Y for a branch by name: use branch=None with a start")
     for name, given in {"student": Z, "target": Y}.items():
         if model.provides(name) and jnp.shape(getattr(model, name)(given)) != (L, L):

@@ -14,6 +14,7 @@ from tiedattn_jax.averages.maxwell import Gaps, Lines, Section, energy_profile
 from tiedattn_jax.averages.prox import loss_at_nodes, moreau, prox, prox_gradient
 from tiedattn_jax.results import error_bar
 from tiedattn_jax.theory import fixed_points
+from tiedattn_jax.theory.potentials import points_in
 
 pytestmark = pytest.mark.usefixtures("quick_programs")
 JUMPS = [c for c in CASES if (c.alpha, c.branch) in DERIVATIVES]
@@ -40,7 +41,7 @@ def one_block(rule):
 @jax.jit
 def at_nodes(model, x, rule, block):
     """Points of a rule, their fields, and the minima there that are found from several starts."""
-    points = rule.points(model, x, block)
+    points = points_in(model, x, rule, block)
     h, y = fields(model, x, points.student, points.teacher)
     return points, h, y, prox(model, h, x.V, y)
 
@@ -48,7 +49,7 @@ def at_nodes(model, x, rule, block):
 @pytest.mark.parametrize("case", JUMPS, ids=lambda c: f"{c.branch} {c.alpha}")
 def test_every_node_is_at_the_global_minimum(model, case):
     """Against the search from several starts at the same fields; so no line is broken in the wrong place."""
-    nodes, x = ta.line_nodes(model, 7, points=24, replicates=1), state(case)
+    nodes, x = ta.line_nodes(model, 7, points=24, replicates=1, block=2**15), state(case)
     points, h, y, found = at_nodes(model, x, *one_block(nodes))
     np.testing.assert_allclose(points.z, found.z, atol=1e-7)
     assert float(jnp.max(jnp.abs(prox_gradient(model, points.z, h, x.V, y)))) < 1e-8
@@ -122,7 +123,7 @@ def test_nodes_move_with_the_jumps(model):
     rule, block = one_block(ta.line_nodes(APART, 3, points=48, replicates=1))
 
     def moments(model, x, V):
-        p = rule.points(model, eqx.tree_at(lambda x: x.V, x, V), block)
+        p = points_in(model, eqx.tree_at(lambda x: x.V, x, V), rule, block)
         (s, t, z), w = (a[:, 0] for a in (p.student, p.teacher, p.z)), p.weight
         return jnp.stack([jnp.sum(w * a) for a in (s[0] ** 2, s[1] ** 2, s[0] * s[1], s[0] * t[0], 1.0, z[0] - z[1])])
 
@@ -186,7 +187,7 @@ def test_default_rule_is_as_large_as_asked(model):
 
 
 def test_smooth_averages(model):
-    rule, block = one_block(ta.line_nodes(model, 7, replicates=1))
+    rule, block = one_block(ta.line_nodes(model, 7, replicates=1, block=2**15))
     x = state(CASES[0])
     student, teacher, weight = rule.quadrature(model, x, block)
     h, y = fields(model, x, student, teacher)
@@ -194,6 +195,19 @@ def test_smooth_averages(model):
         for token in range(2):
             np.testing.assert_allclose(jnp.sum(weight * a[token, 0] * b[token, 0]), exact[token, 0, 0], rtol=1e-4)
     np.testing.assert_allclose(jnp.sum(weight * h[0, 0] * h[1, 0]), 0, atol=1e-5)
+
+
+@pytest.mark.parametrize("given", [{}, {"even": True}, {"lines": 2**10}, {"block": 24}], ids=str)
+def test_the_coarse_lines_fill_one_block(model, given):
+    """A product rule of a lower order, or fewer Sobol lines; the others have no weight."""
+    rule = ta.line_nodes(model, 7, replicates=2, points=24, **{"block": 2**12, **given})
+    first, *others = rule.coarse.blocks().weight
+    used = np.count_nonzero(rule.coarse.weight)
+    assert rule.coarse.weight.shape == rule.stack.weight[0].shape and used == rule.coarse.weighted / 24
+    np.testing.assert_allclose(jnp.sum(rule.coarse.weight), 1, rtol=1e-12)
+    if given != {"block": 24}:  # a line a block: there is no smaller rule than order one
+        assert not np.any(others) and used > 0.3 * first.size
+        assert not np.array_equal(rule.coarse.reach, rule.stack.reach[0])
 
 
 def test_sobol_lines_and_a_fixed_direction(model):

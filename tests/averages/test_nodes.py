@@ -6,10 +6,11 @@ import pytest
 from cases import CASES, state
 
 import tiedattn_jax as ta
+from tiedattn_jax import linalg
 from tiedattn_jax.averages.fields import fields, whiten
-from tiedattn_jax.averages.rule import average
+from tiedattn_jax.averages.rule import average, average_of_weighted
 from tiedattn_jax.linalg import apply, ldl_solve
-from tiedattn_jax.theory.potentials import channel
+from tiedattn_jax.theory.potentials import channel, points_in
 
 pytestmark = pytest.mark.usefixtures("quick_programs")
 
@@ -47,10 +48,11 @@ def test_two_rules_agree_on_the_channel(model):
 
 def test_blocks_do_not_change_the_average(model):
     values = []
-    for block in (2**10, 300, 2**14):
+    for block, width in ((2**10, 2**10), (300, 2**8), (2**14, 2**10)):  # the fewest blocks, all of one width
         rule = ta.sobol_nodes(model, 2**10, replicates=1, block=block).replicate(0)
-        assert rule.blocks()[2].shape[1] == min(block, 2**10)
-        values.append(average(rule, lambda b: jnp.sum(b[2] * b[0][0, 0] ** 2)))
+        assert rule.blocks().weight.shape[1] == width
+        for total in (average, average_of_weighted):
+            values.append(total(rule, lambda b: jnp.sum(b.weight * b.student[0, 0] ** 2)))
     np.testing.assert_allclose(values, values[0], rtol=1e-12)
 
 
@@ -65,10 +67,21 @@ def test_options_are_honoured(model):
 
 @pytest.mark.parametrize("make", [*RULES, ta.line_nodes], ids=["sobol", "mc", "gh", "lines"])
 def test_the_coarse_replicate_is_a_rule(model, make):
-    coarse = make(model, replicates=2).coarse
+    rule = make(model, replicates=2)
+    coarse, blocks = rule.coarse, rule.coarse.blocks().weight
     np.testing.assert_allclose(jnp.sum(coarse.weight), 1, rtol=1e-12)
-    assert coarse.size == 2**12 and coarse.student.shape == (2, 1, 2**12)
-    np.testing.assert_allclose(jnp.sum(coarse.weight * coarse.student[0, 0] ** 2), 1, rtol=0.1)
+    assert jax.tree.map(jnp.shape, coarse) == jax.tree.map(
+        jnp.shape, rule.replicate(0)
+    )  # so that one program serves both
+    assert not np.any(blocks[1:]) and coarse.weighted == pytest.approx(
+        np.mean(np.asarray(blocks[0]) > 0) * coarse.size / len(blocks)
+    )
+
+    def square(block):  # not a number in blocks without weight, were they computed
+        student, _, weight = coarse.quadrature(model, state(CASES[0]), block)
+        return jnp.sum(weight * student[0, 0] ** 2) / jnp.any(block.weight > 0)
+
+    np.testing.assert_allclose(average_of_weighted(coarse, square), 1, rtol=0.1)
 
 
 def test_gauss_hermite_is_exact_in_every_rotation(model):
@@ -104,13 +117,29 @@ def test_small_linear_algebra():
     np.testing.assert_allclose(apply(jnp.asarray(matrix), jnp.asarray(v)), matrix @ v, rtol=1e-12)
 
 
+@pytest.mark.parametrize("r", [1, 2])
+def test_matrices_of_order_parameters(r):
+    rng = np.random.default_rng(r)
+    root, b = np.tril(rng.normal(size=(3, r, r))), rng.normal(size=(3, r, 2))
+    diagonal = np.arange(r)
+    root[:, diagonal, diagonal] = np.abs(root[:, diagonal, diagonal]) + 0.1
+    a = root @ root.swapaxes(1, 2)
+    np.testing.assert_allclose(linalg.cholesky(jnp.asarray(a)), root, rtol=1e-9, atol=1e-12)
+    np.testing.assert_allclose(linalg.inverse(jnp.asarray(a)), np.linalg.inv(a), rtol=1e-9)
+    np.testing.assert_allclose(linalg.solve(jnp.asarray(a), jnp.asarray(b)), np.linalg.solve(a, b), rtol=1e-9)
+    assert linalg.positive_definite(jnp.asarray(a))
+    for spoilt in (-1.0, 0.0, np.nan):
+        a[1, -1, -1] = spoilt
+        assert not linalg.positive_definite(jnp.asarray(a))
+
+
 def test_nodes_near_a_jump_share_their_weight():
     """No weight is lost, a node at the jump itself gives half of it away, and nothing beyond the bandwidth."""
     model = ta.dot_product(mixing=((1.0, 0.0), (0.0, 1.0)))  # jumps at many nodes
     replicate = ta.sobol_nodes(model, 2**10, replicates=1).replicate(0)
     x = ta.Overlaps(*(jnp.full((2, 1, 1), v, float) for v in (0.33, 18.85, 0.025)), jnp.zeros((2, 1)))
-    block = replicate.student, replicate.teacher, replicate.weight
-    points = jax.jit(lambda model, x, block: replicate.points(model, x, block))(model, x, block)
+    block = jax.tree.map(lambda a: a[0], replicate.blocks())
+    points = jax.jit(points_in)(model, x, replicate, block)
     np.testing.assert_allclose(jnp.sum(points.weight), 1, rtol=1e-12)
     kept, crossed = points.weight[: 2**10] * 2**10, points.weight[2**10 :] * 2**10
     assert np.all((kept >= 0.5) & (kept <= 1)) and np.all((crossed >= 0) & (crossed <= 0.5))

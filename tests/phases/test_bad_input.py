@@ -151,7 +151,7 @@ def nothing_is_compiled(monkeypatch):
         raise AssertionError("a program was compiled before the input was checked")
 
     for module in (arclength, follow, transitions):
-        for name in ("solve_replicates", "near_branch", "fixed_point", "branch_start", "_first_cells"):
+        for name in ("solve_replicates", "solve_coarsely", "branch_start", "_first_cells"):
             if hasattr(module, name):
                 monkeypatch.setattr(module, name, forbidden)
 

@@ -217,20 +217,21 @@ def test_where_alpha_c_is_looked_for(monkeypatch, model, lines):
 def test_alpha_c_between_the_ends_of_branches(monkeypatch, model):
     """On coarse averages, where one branch exists only that one wins: here the semantic one from .8 on."""
 
-    def fixed(model, alpha, coarse, x0, free, settings):
+    def coarsely(model, alpha, nodes, x0, free, settings):
         semantic = free[0] == 1
         loss = jnp.where(semantic, 2.25 - alpha, 1.0)
-        status = jnp.where(semantic & (alpha < 0.8), int(ta.Status.absent), 0)
-        return x0, jnp.zeros(()), SimpleNamespace(train_loss=loss), status
+        there = ~(semantic & (alpha < 0.8))
+        status = jnp.where(there, 0, int(ta.Status.absent))
+        return SimpleNamespace(train_loss=loss, has_state=there, status=status, overlaps=x0)
 
     def stop(event, model, near, *_, **__):
         found.append(float(near.alpha))
         raise InterruptedError
 
     found = []
-    monkeypatch.setattr(transitions, "fixed_point", fixed)
+    monkeypatch.setattr(transitions, "solve_coarsely", coarsely)
     monkeypatch.setattr(transitions, "zero_near", stop)
-    with pytest.raises(InterruptedError):  # averages that no other test has: their program is a false one
+    with pytest.raises(InterruptedError):
         ta.critical_alpha(model, ta.sobol_nodes(model, 64, replicates=3))
     np.testing.assert_allclose(found, 1.25, rtol=2e-3)
 

@@ -153,7 +153,7 @@ def test_a_killed_run_goes_on_where_it_was(diagram, model, lines, tmp_path):
     assert calls[0] == (4 * len(kept), 16) and len(calls) == 5 - len(kept)
     assert stamps == [p.stat().st_mtime_ns for p in kept]
     assert not list(tmp_path.glob(".*"))
-    same(again, whole, 1e-12)
+    same(again, whole, 1e-9)  # the other process may have compiled its programs with other options
 
 
 def test_cells_tried_again_are_kept(diagram, model, lines, monkeypatch):

@@ -8,8 +8,11 @@ import pytest
 from cases import CASES, state
 
 import tiedattn_jax as ta
+from tiedattn_jax.overlaps import BRANCHES
+from tiedattn_jax.results import Status
 from tiedattn_jax.theory import fixed_points
 from tiedattn_jax.theory.fixed_points import solve_from
+from tiedattn_jax.theory.newton import fixed_point
 
 names = ("q", "V", "theta", "m")
 
@@ -153,11 +156,43 @@ def test_rtol_refines_until_the_bars_are_small(model, monkeypatch):
 
 def test_the_coarse_search_uses_the_settings(model, nodes, monkeypatch):
     seen = []
-    monkeypatch.setattr(fixed_points, "near_branch", lambda *a: seen.append(a[-1]) or state(CASES[0]))
-    monkeypatch.setattr(fixed_points, "solve_from", lambda *a: a[-1])
+    monkeypatch.setattr(fixed_points, "_phases", lambda *a: seen.append(a) or (None, None))
     monkeypatch.setattr(fixed_points, "_without_noise", lambda point, *_: point)
-    mine = ta.Settings(damping=0.1)
-    assert ta.solve(model, 2.0, "semantic", nodes, settings=mine) is mine and seen == [mine]
+    mine, free = ta.Settings(damping=0.1), jnp.array([1.0, 0.0])
+    ta.solve(model, 2.0, "semantic", nodes, settings=mine)
+    fixed_points.solve_coarsely(model, jnp.array(2.0), nodes, state(CASES[0]), free, mine)
+    fixed_points.solve_from(model, 2.0, "semantic", nodes, state(CASES[0]), mine)
+    assert all(settings is mine for *_, settings, _, _ in seen)
+    assert [tuple(map(bool, flags)) for flags in (a[-2:] for a in seen)] == [(True, True), (True, False), (False, True)]
+
+
+def test_a_start_whose_V_is_far_too_large(model, nodes):
+    """The replicates start from the coarse state; that is looked for with less V only where it was not found."""
+    alpha, free, settings = jnp.array(2.0), BRANCHES["semantic"].free(model), ta.Settings()
+    start = BRANCHES["semantic"].start(model)
+
+    def coarse(start, settings=settings):
+        return fixed_points.solve_coarsely(model, alpha, nodes, start, free, settings)
+
+    def once(start, settings=settings):
+        x, residual, _, status = jax.jit(fixed_point)(model, alpha, nodes.coarse, start, free, settings)
+        return x, float(residual), int(status)
+
+    near, (x, _, status) = coarse(start), once(start)
+    assert near.status == status == Status.converged
+    np.testing.assert_allclose(near.overlaps.V, x.V, rtol=1e-11)
+    anew = fixed_points.solve_anew(model, alpha, "semantic", nodes, free, settings)
+    from_there = fixed_points.solve_from(model, alpha, "semantic", nodes, near.overlaps, settings).replicates
+    np.testing.assert_array_equal(anew.overlaps.V, from_there.overlaps.V)
+
+    few = ta.Settings(max_steps=1, warm_steps=0)  # too few for either start: the better one is kept
+    np.testing.assert_allclose(coarse(x, few).residual, once(x, few)[1], rtol=1e-6)
+    far = eqx.tree_at(lambda x: x.V, start, 100 * start.V)
+    some = ta.Settings(max_steps=6, warm_steps=10)
+    assert once(far, some)[2] > Status.stalled
+    found, less = coarse(far, some), once(eqx.tree_at(lambda x: x.V, far, 0.03 * far.V), some)
+    assert found.status == less[2] == Status.converged
+    np.testing.assert_allclose(found.overlaps.V, less[0].V, rtol=1e-11)
 
 
 def test_a_loss_that_is_not_even_is_refused(nodes):

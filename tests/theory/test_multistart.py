@@ -1,7 +1,6 @@
 from types import SimpleNamespace
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 import pytest
 from cases import CASES, state
@@ -25,11 +24,10 @@ def test_states_count_once_and_failures_do_not(model, lines, monkeypatch):
     mirrored = ta.Overlaps(1.001 * one.q, one.V, -one.theta, one.m)
     other = ta.Overlaps(1.1 * one.q, one.V, one.theta, one.m)
     lost = ta.Overlaps(3 * one.q, one.V, one.theta, one.m)
-    xs = jax.tree.map(
-        lambda *a: jnp.stack(a), one, mirrored, other, ta.Overlaps(2 * one.q, *jax.tree.leaves(one)[1:]), lost
-    )
-    found = SimpleNamespace(train_loss=jnp.array([0.3, 0.4, 0.5, 0.1, 0.2]))
-    monkeypatch.setattr(multistart, "_many", lambda *a: (xs, None, found, jnp.array([0, 1, 2, 4, 0])))
+    xs = one, mirrored, other, ta.Overlaps(2 * one.q, *jax.tree.leaves(one)[1:]), lost
+    losses, statuses = iter([0.3, 0.4, 0.5, 0.1, 0.2]), iter([0, 1, 2, 4, 0])
+    found = iter([SimpleNamespace(overlaps=x, train_loss=next(losses), status=next(statuses)) for x in xs])
+    monkeypatch.setattr(multistart, "solve_coarsely", lambda *a: next(found))
     solved = []
 
     def solve(model, alpha, branch, nodes, x, settings):

@@ -75,7 +75,9 @@ def test_damped_steps(problem):
     order = coordinates.order > 0
     np.testing.assert_allclose(step[order], 50 * 0.008 * v[order], rtol=1e-12)
     np.testing.assert_allclose(step[~order], 0.008 * v[~order], rtol=1e-12)
-    for factor in (1.06, 0.98):  # it grows by itself, or falls
+    step = problem.damped_step(iterate(v=v, image=0.96 * v))  # it decays: as far as a step goes
+    np.testing.assert_allclose(step, np.where(order, 50, 1) * -0.008 * v, rtol=1e-12)
+    for factor in (1.12, 0.88):  # it grows by itself, or falls
         np.testing.assert_allclose(problem.damped_step(iterate(v=v, image=factor * v)), 0.2 * (factor - 1) * v)
 
 

@@ -13,6 +13,7 @@ from tiedattn_jax.averages.rule import average
 from tiedattn_jax.overlaps import BRANCHES, Coordinates
 from tiedattn_jax.theory.fixed_points import DIAGNOSTICS, solve_from
 from tiedattn_jax.theory.observables import growths_in
+from tiedattn_jax.theory.potentials import points_in
 from tiedattn_jax.theory.state_evolution import image_and_jacobian, implicit_gradient
 
 pytestmark = pytest.mark.usefixtures("quick_programs")
@@ -116,7 +117,7 @@ def test_smooth_averages_of_either_rule_agree(model, nodes, lines):
 
 def test_second_minima_below_a_gap(model, nodes):
     x, gap = state(CASES[4]), 3e-3
-    points = nodes.coarse.points(model, x, jax.tree.map(lambda a: a[0], nodes.coarse.blocks()))
+    points = points_in(model, x, nodes.coarse, jax.tree.map(lambda a: a[0], nodes.coarse.blocks()))
     counted = (points.gap < gap) @ points.weight
     one = ta.Rule(jax.tree.map(lambda a: a[None], nodes.coarse), nodes.coarse)
     found = ta.second_minimum_share(model, x, one, gap).value

@@ -9,7 +9,7 @@ import pytest
 
 import tiedattn_jax as ta
 from tiedattn_jax.overlaps import BRANCHES, magnitudes
-from tiedattn_jax.theory.fixed_points import near_branch, solve_from
+from tiedattn_jax.theory.fixed_points import solve_coarsely, solve_from
 
 pytestmark = pytest.mark.slow
 COUNT = 200
@@ -51,7 +51,7 @@ def confirmed_absent(point, rule):
     start = BRANCHES[point.branch].start(model)
     for q, V in ((3.0, 1.0), (0.3, 0.3), (1.0, 0.03)):
         here = ta.Overlaps(q * start.q, V * start.V, q**0.5 * start.theta, q**0.5 * start.m)
-        near = near_branch(model, alpha, rule.coarse, here, free, ta.Settings())
+        near = solve_coarsely(model, alpha, rule, here, free, ta.Settings()).overlaps
         if bool(solve_from(model, alpha, point.branch, rule, near).ok):
             return False
     return True

@@ -1,7 +1,6 @@
 """Gaussian averages of what a proximal operator gives, from small to large.
 
 nodewise    a function of a few numbers at very many nodes, one array per number
-linalg      small linear algebra there
 fields      the Gaussian law of the local fields
 prox        the proximal operator: global minimum, derivative
 rule        what an averaging rule is
@@ -10,4 +9,5 @@ maxwell     where the proximal operator jumps along a line
 lines       the rule of lines that are broken there
 sizes       how large averages are, each with its reason
 default     which rule is used unless another is given
+program     how functions that average are compiled
 """

@@ -12,7 +12,7 @@ the jump contributes is contained; q, theta and m enter through the density alon
 from __future__ import annotations
 
 import functools
-from typing import Any
+from typing import Any, NamedTuple
 
 import equinox as eqx
 import jax
@@ -27,10 +27,10 @@ from ..model import Model
 from ..overlaps import Overlaps
 from .fields import conditional, teacher_fields, whiten
 from .maxwell import Gaps, Lines, Section, common_tangents, energy_gap, energy_profile, searched, trace
-from .nodes import sobol_nodes, sobol_normals
+from .nodes import sobol_normals
 from .prox import attach, moreau, well_axis
-from .rule import Points, Replicate, Rule, check_arguments, check_memory, in_blocks
-from .sizes import BLOCK, COARSE, REPLICATES
+from .rule import Points, Replicate, Rule, block_width, check_arguments, check_memory, in_blocks
+from .sizes import REPLICATES, block_size
 
 DEFAULT_ORDER = 9
 _SOBOL_LINES = 2**11  # as many nodes as the product rule of order 9
@@ -38,6 +38,16 @@ _REACH = (5.4, 6.6)  # range of the two ends of a line, in standard deviations
 _AXIS_STEPS = 32  # of the power method for the axis of the double well
 _MOST_POINTS = 256  # on a line
 MOST_NODES = 2**24  # of the product rule
+
+
+class Block(NamedTuple):
+    """A part of `LineNodes`."""
+
+    teacher: jax.Array
+    across: jax.Array
+    weight: jax.Array
+    reach: jax.Array
+    direction: jax.Array | None
 
 
 class LineNodes(Replicate):
@@ -72,11 +82,15 @@ class LineNodes(Replicate):
         L, t = self.teacher.shape[-3:-1]
         return L, (self.across.shape[-2] + 1) // L, t
 
+    @property
+    def quick(self) -> bool:
+        return self.size > self.block
+
     def blocks(self) -> Any:
         split = in_blocks((self.teacher, self.across, self.weight), max(1, self.block // self.points_per_line))
         count = split[0].shape[0]
         shared = jax.tree.map(lambda a: jnp.broadcast_to(a, (count, *a.shape)), (self.reach, self.direction))
-        return *split, *shared
+        return Block(*split, *shared)
 
     def quadrature(self, model: Model, x: Overlaps, block: Any) -> tuple[jax.Array, jax.Array, jax.Array]:
         teacher, across, weight, *_ = block
@@ -91,17 +105,21 @@ class LineNodes(Replicate):
             (jnp.asarray(share / share.sum(), weight.dtype)[:, None] * weight).ravel(),
         )
 
-    def points(self, model: Model, x: Overlaps, block: Any) -> Points:
-        teacher, across, weight, reach, direction = block
+    def search(self, model: Model, x: Overlaps, block: Any) -> tuple[Lines, Gaps, Section, jax.Array]:
+        """The lines, their jumps, and their nodes with their share of the weight of a line."""
+        teacher, across, _, reach, direction = block
+        lines = lay(model, x, teacher_fields(model, teacher), across, direction)
+        profile = energy_profile(model, x.V, lines, reach)
+        gaps, resolved = common_tangents(model, x.V, lines, profile, self.jumps)
+        section, share, resolved = _nodes(model, x.V, lines, profile, gaps, resolved, self.points_per_line, reach)
+        gaps = jax.tree.map(lambda a: jnp.where(resolved, a, jnp.zeros_like(a)), gaps)
+        return lines, gaps, section, share
+
+    def points(self, model: Model, x: Overlaps, block: Any, found: tuple) -> Points:
+        teacher, _, weight, *_ = block
+        lines, gaps, section, share = found
         L, r, _ = model.shape
         y = teacher_fields(model, teacher)
-        held = lax.stop_gradient((model, x, y))
-        V = held[1].V
-        lines = lay(*held, across, direction)
-        profile = energy_profile(held[0], V, lines, reach)
-        gaps, resolved = common_tangents(held[0], V, lines, profile, self.jumps)
-        section, share, resolved = _nodes(held[0], V, lines, profile, gaps, resolved, self.points_per_line, reach)
-        gaps = jax.tree.map(lambda a: jnp.where(resolved, a, jnp.zeros_like(a)), gaps)
         # The ends of the pieces move with V and the model, and the nodes with them.
         shift, stretch = shifts(model, x, y, lines, gaps, section.s)
         h = lines.origin[:, None] + (section.s + shift) * lines.direction[:, None]
@@ -295,29 +313,44 @@ def line_nodes(
     least = 2 * jumps + 2
     require(least <= points <= _MOST_POINTS, "points", points, f"from {least} to {_MOST_POINTS}, with jumps={jumps}")
     if direction is not None:
-        direction = jnp.broadcast_to(_checked_direction(model, direction), (replicates, L, r))
+        direction = _checked_direction(model, direction)
+    block = block or block_size()
+    width = max(1, block // points)
     if product:
-        count = _check_size(order, even, across, points)
-        check_memory(count * (L * t + across), replicates, "order", order)
+        size = _check_size(order, even, across, points)
+        check_memory(size * (L * t + across), replicates, "order", order)
         rng = np.random.default_rng([seed, 1])
-        sets = [_polar(order, across, even, rng) for _ in range(replicates)]
+        fitting = (k for k in range(1, order + 1) if _number(k, even, across) <= block_width(size, width))
+        orders = [order] * replicates + [max(fitting, default=1)]
+        sets = [_polar(k, across, even, rng) for k in orders]
     else:
-        lines = lines or _SOBOL_LINES
-        sets = [(a, np.full(lines, 1 / lines)) for a in sobol_normals(L * t + across, lines, seed, replicates, "lines")]
-    normals, weight = map(np.stack, zip(*sets, strict=True))
-    reach = np.random.default_rng([seed, 2]).uniform(*_REACH, (replicates, 2))
-    stack = LineNodes(
-        teacher=jnp.asarray(normals[:, : L * t].reshape(replicates, L, t, -1), dtype),
-        across=jnp.asarray(normals[:, L * t :], dtype),
-        weight=jnp.asarray(weight, dtype),
-        reach=jnp.asarray(np.mean(reach, 1, keepdims=True).repeat(2, 1) if even else reach, dtype),
-        direction=direction,
-        points_per_line=points,
-        jumps=jumps,
-        block=block or BLOCK,
+        size = lines or _SOBOL_LINES
+        sets = [(a, np.full(size, 1 / size)) for a in sobol_normals(L * t + across, size, seed, replicates, "lines")]
+        few = 2 ** (block_width(size, width).bit_length() - 1)
+        sets.append((sets[0][0][:, :few], np.full(few, 1 / few)))
+    # The coarse replicate comes last, its lines filled up with others that have no weight.
+    normals, weight = (
+        np.stack([np.pad(a, [(0, 0)] * (a.ndim - 1) + [(0, size - a.shape[-1])]) for a in arrays])
+        for arrays in zip(*sets, strict=True)
     )
-    # Single nodes do near a fixed point, and lines have more to compile.
-    return Rule(stack, sobol_nodes(model, COARSE, seed=seed, replicates=1).coarse)
+    reach = np.random.default_rng([seed, 2]).uniform(*_REACH, (len(sets), 2))
+
+    if even:
+        reach = np.mean(reach, 1, keepdims=True).repeat(2, 1)
+
+    def some(which: slice | int) -> LineNodes:
+        return LineNodes(
+            teacher=jnp.asarray(normals[:, : L * t].reshape(len(sets), L, t, -1)[which], dtype),
+            across=jnp.asarray(normals[which, L * t :], dtype),
+            weight=jnp.asarray(weight[which], dtype),
+            reach=jnp.asarray(reach[which], dtype),
+            direction=None if direction is None else jnp.broadcast_to(direction, (len(sets), L, r))[which],
+            points_per_line=points,
+            jumps=jumps,
+            block=block,
+        )
+
+    return Rule(some(slice(replicates)), some(replicates))
 
 
 def _checked_direction(model: Model, direction: Any) -> jax.Array:
@@ -329,12 +362,17 @@ def _checked_direction(model: Model, direction: Any) -> jax.Array:
 
 def _check_size(order: int, even: bool, across: int, points: int) -> int:
     """Number of lines of the product rule, if their nodes are not too many."""
-    angles, radii, places = _counts(order, even)
-    count = angles * radii * places**across
+    count = _number(order, even, across)
     if count * points > MOST_NODES:
         text = f"must be smaller, or lines=2048 given, got order={order} with {count * points} nodes, over 2^24"
         raise InputError("order", text)
     return count
+
+
+def _number(order: int, even: bool, across: int) -> int:
+    """Number of lines of the product rule."""
+    angles, radii, places = _counts(order, even)
+    return angles * radii * places**across
 
 
 def _counts(order: int, even: bool) -> tuple[int, int, int]:

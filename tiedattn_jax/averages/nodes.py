@@ -10,7 +10,7 @@ second point beyond the jump and share their weight with it, smoothly in the ene
 from __future__ import annotations
 
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import equinox as eqx
 import jax
@@ -24,9 +24,17 @@ from ..linalg import apply, cholesky, inverse
 from ..model import Model
 from ..overlaps import Overlaps, residual_covariance
 from .fields import fields, whiten
-from .prox import moreau, prox
+from .prox import Prox, attach, moreau, search
 from .rule import Points, Replicate, Rule, check_arguments, check_memory, in_blocks
-from .sizes import BLOCK, COARSE, NODES, REPLICATES
+from .sizes import NODES, REPLICATES, block_size
+
+
+class Block(NamedTuple):
+    """A part of `Nodes`."""
+
+    student: jax.Array
+    teacher: jax.Array
+    weight: jax.Array
 
 
 class Nodes(Replicate):
@@ -53,25 +61,29 @@ class Nodes(Replicate):
         return self.student.shape[-3], self.student.shape[-2], self.teacher.shape[-2]
 
     def blocks(self) -> Any:
-        return in_blocks((self.student, self.teacher, self.weight), self.block)
+        return Block(*in_blocks((self.student, self.teacher, self.weight), self.block))
 
     def quadrature(self, model: Model, x: Overlaps, block: Any) -> tuple[jax.Array, jax.Array, jax.Array]:
         return block
 
-    def points(self, model: Model, x: Overlaps, block: Any) -> Points:
+    def search(self, model: Model, x: Overlaps, block: Any) -> Prox:
+        h, y = fields(model, x, block.student, block.teacher)
+        return search(model, h, x.V, y)
+
+    def points(self, model: Model, x: Overlaps, block: Any, found: Prox) -> Points:
         student, teacher, weight = block
         h, y = fields(model, x, student, teacher)
         # The fields stay; their law moves with the overlaps. So the minimisers move only with V and the model.
         h = lax.stop_gradient(h)
         student, log_density = whiten(model, x, h, y)
         weight = weight * jnp.exp(log_density - lax.stop_gradient(log_density))
-        found = prox(model, h, x.V, y)
-        points = Points(student, teacher, weight, found.z, found.converged, found.gap)
-        return _beyond_jumps(model, x, points, h, y, found.other, _bandwidth(self.size))
+        z = attach(found.z, model, h, x.V, y)
+        points = Points(student, teacher, weight, z, found.converged, found.gap)
+        return _beyond_jumps(model, x, points, h, y, found.other, _bandwidth(self.weighted))
 
 
 def _beyond_jumps(
-    model: Model, x: Overlaps, points: Points, h: jax.Array, y: jax.Array, other: jax.Array, bandwidth: float
+    model: Model, x: Overlaps, points: Points, h: jax.Array, y: jax.Array, other: jax.Array, bandwidth: jax.Array
 ) -> Points:
     """Append the nodes close to a jump once more, at their other minimum, and share their weight."""
     size = h.shape[-1]
@@ -97,7 +109,7 @@ def _beyond_jumps(
     )
 
 
-def _bandwidth(size: int) -> float:
+def _bandwidth(size: jax.Array) -> jax.Array:
     """Width over which `size` nodes spread a jump, in standard deviations of a student field: .1 for 2^12, .05 for
     2^16.
 
@@ -202,10 +214,8 @@ def gauss_hermite_nodes(
     weight = np.stack(np.meshgrid(*[w / w.sum()] * dim, indexing="ij")).prod(0).ravel()
     rng = np.random.default_rng(seed)
     turns = [np.eye(dim)] + [ortho_group.rvs(dim, random_state=rng) for _ in range(replicates - 1)]
-    # No part of a tensor grid is a rule: the coarse replicate is the whole grid.
-    return _rule(
-        model, np.stack([t @ grid for t in turns]), np.tile(weight, (replicates, 1)), block, coarse=weight.size
-    )
+    normals, weights = np.stack([t @ grid for t in turns]), np.tile(weight, (replicates, 1))
+    return _rule(model, normals, weights, block, part=False)  # no part of a tensor grid is a rule
 
 
 def _dimension(model: Model) -> int:
@@ -213,8 +223,8 @@ def _dimension(model: Model) -> int:
     return L * (r + t)
 
 
-def _rule(model: Model, normals: np.ndarray, weight: np.ndarray, block: int | None, coarse: int = COARSE) -> Rule:
-    """The rule of normals (R, L (t + r), N) and weights (R, N); the first `coarse` nodes are its coarse replicate."""
+def _rule(model: Model, normals: np.ndarray, weight: np.ndarray, block: int | None, part: bool = True) -> Rule:
+    """The rule of normals (R, L (t + r), N) and weights (R, N); the first block, if a `part`, is its coarse replicate."""
     L, r, t = model.shape
     dtype = model.lam.dtype
     teacher, student = normals[:, : L * t], normals[:, L * t :]
@@ -223,7 +233,9 @@ def _rule(model: Model, normals: np.ndarray, weight: np.ndarray, block: int | No
         student=jnp.asarray(student.reshape(-1, L, r, size), dtype),
         teacher=jnp.asarray(teacher.reshape(-1, L, t, size), dtype),
         weight=jnp.asarray(weight, dtype),
-        block=block or BLOCK,
+        block=block or block_size(),
     )
-    part = jax.tree.map(lambda a: a[0, ..., :coarse], stack)
-    return Rule(stack, eqx.tree_at(lambda n: n.weight, part, part.weight / jnp.sum(part.weight)))
+    first = jax.tree.map(lambda a: a[0], stack)
+    count = first.blocks().weight.shape[-1] if part else size
+    kept = jnp.where(jnp.arange(size) < count, first.weight, 0.0)
+    return Rule(stack, eqx.tree_at(lambda n: n.weight, first, kept / jnp.sum(kept)))

@@ -109,9 +109,8 @@ def prox(model: Model, h: jax.Array, V: jax.Array, y: jax.Array, near: jax.Array
     Returns:
         A `Prox`; differentiable in the model's numbers, `h`, `V` and `y` in both modes.
     """
-    found = jax.tree.map(lax.stop_gradient, _search(*lax.stop_gradient((model, h, V, y)), near))
-    found = eqx.tree_at(lambda p: p.z, found, attach(found.z, model, h, V, y))
-    return found
+    found = search(*lax.stop_gradient((model, h, V, y)), near)
+    return eqx.tree_at(lambda p: p.z, found, attach(found.z, model, h, V, y))
 
 
 def prox_jacobian(model: Model, z: jax.Array, V: jax.Array, y: jax.Array) -> jax.Array:
@@ -193,7 +192,8 @@ def _attach_jvp(primals: Any, tangents: Any) -> tuple[jax.Array, jax.Array]:
     return z, jnp.stack(dz).reshape(z.shape)
 
 
-def _search(model: Model, h: jax.Array, V: jax.Array, y: jax.Array, near: jax.Array | None) -> Prox:
+def search(model: Model, h: jax.Array, V: jax.Array, y: jax.Array, near: jax.Array | None = None) -> Prox:
+    """`prox` without derivatives."""
     # Which minimum is the lowest is settled in single precision, at half the cost; its place is then refined.
     top, second, gap = _lowest_minima(model, h, V, y, near, _newton)
     z, _, converged = descend(model, top, h, V, y, _tolerance(h.dtype))

@@ -16,6 +16,7 @@ import equinox as eqx
 import jax
 import jax.numpy as jnp
 from jax import lax
+from jax.flatten_util import ravel_pytree
 
 from ..errors import InputError, require, require_count, require_kind, require_memory
 from ..model import Model
@@ -44,12 +45,28 @@ class Points(eqx.Module):
 
 
 class Replicate(eqx.Module):
-    """One set of nodes. In a `Rule` every array has a leading axis more."""
+    """One set of nodes. In a `Rule` every array has a leading axis more.
+
+    Attributes:
+        weight: of nodes, or of lines of them, (N,), summing to one.
+    """
+
+    weight: eqx.AbstractVar[jax.Array]
 
     @property
     @abc.abstractmethod
     def size(self) -> int:
         """Number of nodes."""
+
+    @property
+    def weighted(self) -> jax.Array:
+        """Number of nodes that have a weight."""
+        return self.size * jnp.mean(self.weight != 0, dtype=self.weight.dtype)
+
+    @property
+    def quick(self) -> bool:
+        """Whether its programs are compiled with less effort; see `program`."""
+        return False
 
     @property
     @abc.abstractmethod
@@ -58,15 +75,22 @@ class Replicate(eqx.Module):
 
     @abc.abstractmethod
     def blocks(self) -> Any:
-        """A pytree whose arrays lead with the block axis."""
+        """A named tuple with a `weight`, whose arrays lead with the block axis."""
 
     @abc.abstractmethod
     def quadrature(self, model: Model, x: Overlaps, block: Any) -> tuple[jax.Array, jax.Array, jax.Array]:
         """For one block at the state `x`: normals (L, r, N) and (L, t, N) and weights (N,), for smooth averages."""
 
     @abc.abstractmethod
-    def points(self, model: Model, x: Overlaps, block: Any) -> Points:
-        """Nodes, weights and minimisers of one block at the state `x`."""
+    def search(self, model: Model, x: Overlaps, block: Any) -> Any:
+        """What has to be looked for in one block at the state `x`, and has no derivative by itself: minimisers, jumps."""
+
+    @abc.abstractmethod
+    def points(self, model: Model, x: Overlaps, block: Any, found: Any) -> Points:
+        """Nodes, weights and minimisers of one block at the state `x`, of what `search` found there.
+
+        Their derivatives are whole: how they move with the state and with the model's numbers.
+        """
 
 
 class Rule(Printed):
@@ -74,7 +98,8 @@ class Rule(Printed):
 
     Attributes:
         stack: independent replicates; every array leads with the replicate axis.
-        coarse: one cheap replicate, to come near a fixed point with.
+        coarse: one cheap replicate, to come near a fixed point with: of the shape of the others, for one program to
+            serve both, but beyond its first block nothing has weight.
     """
 
     stack: Replicate
@@ -109,17 +134,52 @@ def average(replicate: Replicate, fn: Callable[[Any], Any]) -> Any:
     return jax.tree.map(lambda a: jnp.sum(a, 0), sums)
 
 
+def average_of_weighted(replicate: Replicate, fn: Callable[[Any], Any]) -> Any:
+    """`average`, without the last blocks if they have no weight, and not differentiable in reverse."""
+    blocks = replicate.blocks()
+    count = jnp.sum(jnp.any(blocks.weight != 0, 1))
+    traced, unflatten = flattened(fn, jax.tree.map(lambda a: a[0], blocks))
+
+    def add(k: jax.Array, sums: jax.Array) -> jax.Array:
+        return sums + traced(jax.tree.map(lambda a: lax.dynamic_index_in_dim(a, k, keepdims=False), blocks))
+
+    zero = jax.eval_shape(traced, jax.tree.map(lambda a: a[0], blocks))
+    return unflatten(lax.fori_loop(0, count, add, jnp.zeros(zero.shape, zero.dtype)))
+
+
+def where(wanted: jax.Array, fn: Callable[..., jax.Array], *args: Any) -> jax.Array:
+    """`fn(*args)`, an array, or zeros without computing it."""
+    like = jax.eval_shape(fn, *args)
+    return lax.cond(wanted, lambda *args: fn(*args), lambda *_: jnp.zeros(like.shape, like.dtype), *args)
+
+
+def flattened(fn: Callable[..., Any], *args: Any) -> tuple[Callable[..., jax.Array], Callable[[jax.Array], Any]]:
+    """A function as one that returns a vector, traced once at arguments like these, and the way back from the vector.
+
+    Results travel as one vector because every array of a loop takes kernels to compile.
+    """
+    traced = eqx.filter_closure_convert(fn, *args)
+    like = jax.eval_shape(traced, *args)
+    unflatten = ravel_pytree(jax.tree.map(lambda a: jnp.zeros(a.shape, a.dtype), like))[1]
+    return lambda *args: ravel_pytree(traced(*args))[0], unflatten
+
+
 def in_blocks(arrays: tuple[jax.Array, ...], width: int) -> tuple[jax.Array, ...]:
     """Arrays (..., N), padded with zeros, as (B, ..., W) with W of at most `width`, and no larger than it has to be."""
     size = arrays[0].shape[-1]
+    width = block_width(size, width)
     count = -(-size // width)
-    width = -(-size // count)
 
     def split(a: jax.Array) -> jax.Array:
         pad = [(0, 0)] * (a.ndim - 1) + [(0, count * width - size)]
         return jnp.moveaxis(jnp.pad(a, pad).reshape(*a.shape[:-1], count, width), -2, 0)
 
     return tuple(map(split, arrays))
+
+
+def block_width(size: int, most: int) -> int:
+    """Width of the fewest blocks, all of one width, of at most `most` each."""
+    return -(-size // -(-size // most))
 
 
 def check_rule(rule: Any, model: Model) -> None:

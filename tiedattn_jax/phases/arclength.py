@@ -7,12 +7,12 @@ from collections.abc import Iterator, Sequence
 from itertools import pairwise
 from typing import Any, NamedTuple
 
-import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
 from scipy.optimize import brentq
 
+from ..averages.program import program
 from ..averages.rule import Replicate, Rule
 from ..averages.sizes import SIZES
 from ..errors import InputError, array_of, require, require_count, require_kind
@@ -21,8 +21,8 @@ from ..overlaps import Coordinates, Overlaps, admissible, branch_of, label
 from ..parameters import Parameter
 from ..printing import Description, Printed, entries
 from ..results import Settings, Status, error_bar
-from ..theory.fixed_points import FixedPoint, State, branch_start, check_alpha, near_branch, solve_replicates
-from ..theory.state_evolution import saddle_map
+from ..theory.fixed_points import FixedPoint, State, branch_start, check_alpha, solve_coarsely, solve_replicates
+from ..theory.state_evolution import expansion
 from .inputs import prepared
 
 _TOLERANCE = 1e-6  # of the residual, relative: the averages of lines are smooth to that
@@ -101,20 +101,17 @@ class Setting(NamedTuple):
         return solve_replicates(*here, one, jax.tree.map(lambda v: v[None], x), self.free, settings)
 
 
-@eqx.filter_jit
+@program
 def _expand(setting: Setting, replicate: Replicate, u: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array]:
     """At ``u = (overlaps, parameter)``: F(x) - x, its derivatives in u (k, k + 1), and whether x is admissible."""
     coordinates = Coordinates(setting.model, setting.free)
 
-    def residual(u: jax.Array) -> jax.Array:
-        x = coordinates.unpack(u[:-1])
-        return coordinates.pack(saddle_map(*setting.at(u[-1]), x, replicate, setting.free)[0]) - u[:-1]
+    def at(u: jax.Array) -> tuple[Model, jax.Array, Overlaps]:
+        return *setting.at(u[-1]), coordinates.unpack(u[:-1])
 
-    def column(d: jax.Array) -> Any:
-        return jax.jvp(residual, (u,), (d,))
-
-    r, J = jax.vmap(column, out_axes=(None, 1))(jnp.eye(u.shape[0], dtype=u.dtype))
-    return r, J, admissible(setting.at(u[-1])[0], coordinates.unpack(u[:-1]))
+    F, J, _ = expansion(at, replicate, u, setting.free)
+    model, _, x = at(u)
+    return F - u[:-1], J - jnp.eye(u.size - 1, u.size, dtype=u.dtype), admissible(model, x)
 
 
 class _Point(NamedTuple):
@@ -265,7 +262,7 @@ def trace_branch(
     require_count(points, "points")
     require_kind(start, "start", (FixedPoint, Overlaps, type(None)), "a FixedPoint or Overlaps near the state")
     if start is None:
-        start = near_branch(model, a, nodes.coarse, branch_start(model, branch), free, settings)
+        start = solve_coarsely(model, a, _one(nodes, 0), branch_start(model, branch), free, settings).overlaps
     elif isinstance(start, FixedPoint):
         start = start.overlaps
     curves = _continuations(Setting(model, a, Parameter(parameter), free), nodes, start, settings)
@@ -279,11 +276,16 @@ def _continuations(setting: Setting, nodes: Rule, start: Overlaps, settings: Set
         InputError: there is none.
     """
     for k in range(nodes.replicates):
-        one = Rule(jax.tree.map(lambda a, k=k: a[k : k + 1], nodes.stack), nodes.coarse)
+        one = _one(nodes, k)
         found = setting.solve(one, start, settings)
         if not found.has_state[0]:
             raise InputError("start", f"must be near a state, got one with status {Status.name_of(found.status[0])}")
         yield _Continuation(setting, one, jax.tree.map(lambda v: v[0], found.overlaps))
+
+
+def _one(nodes: Rule, k: int) -> Rule:
+    """One replicate of a rule, as a rule."""
+    return Rule(jax.tree.map(lambda a: a[k : k + 1], nodes.stack), nodes.coarse)
 
 
 def folds_of(paths: Sequence[BranchPath]) -> list[tuple[float, float]]:

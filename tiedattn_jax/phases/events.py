@@ -19,6 +19,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
+from ..averages.program import program
 from ..averages.rule import Replicate, Rule
 from ..errors import InputError, is_concrete, require_choice
 from ..model import Model
@@ -26,11 +27,11 @@ from ..overlaps import PAIR, Overlaps, branch_of
 from ..parameters import Parameter, numbers_of
 from ..printing import Description, with_error
 from ..results import Result, Settings, Status, error_bar, quorum
-from ..theory.fixed_points import FixedPoint, State, solve_replicates, states_table
+from ..theory.fixed_points import FixedPoint, State, for_each, solve_replicates, states_table
 from ..theory.observables import excess_in, growths_in
 from ..theory.state_evolution import fold_gradient, implicit_gradient
 from .arclength import Setting, fold_near
-from .follow import Curve, for_each
+from .follow import Curve
 from .inputs import prepared
 from .secant import Secant
 
@@ -282,7 +283,7 @@ def _numbers(event: Event, states: Sequence[State]) -> jax.Array:
     return jnp.where(there & quorum(there), event.value(*states), jnp.nan)
 
 
-@eqx.filter_jit
+@program
 def _implicit(
     observable: Observable, model: Model, alpha: jax.Array, nodes: Rule, xs: Overlaps, free: jax.Array
 ) -> tuple[jax.Array, Model, jax.Array]:
@@ -482,7 +483,7 @@ def _fold(event: Event, model: Model, near: Near, nodes: Rule, settings: Setting
     return transition_of(event, model, zero)
 
 
-@eqx.filter_jit
+@program
 def _fold_gradients(
     model: Model, alphas: jax.Array, nodes: Rule, xs: Overlaps, free: jax.Array
 ) -> tuple[Model, jax.Array]:

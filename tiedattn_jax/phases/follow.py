@@ -19,15 +19,24 @@ import numpy as np
 from jax import lax
 from jax.sharding import Mesh, PartitionSpec
 
-from ..averages.rule import Replicate, Rule
+from ..averages.program import program
+from ..averages.rule import Rule
 from ..averages.sizes import SIZES
 from ..errors import array_of, is_concrete
 from ..model import Model
 from ..overlaps import BRANCHES, PAIR, Overlaps, admissible, branch_of, of_order, own_size
 from ..printing import Description, Printed
 from ..results import Settings, Status, quorum, settled
-from ..theory.fixed_points import FixedPoint, State, branch_start, solve_replicates, states_table
-from ..theory.newton import fixed_point
+from ..theory.fixed_points import (
+    FixedPoint,
+    State,
+    branch_start,
+    for_each,
+    no_state,
+    solve_coarsely,
+    solve_replicates,
+    states_table,
+)
 from .inputs import prepared
 
 CURVE_SETTINGS = Settings(tol=1e-4, max_steps=20)
@@ -40,11 +49,6 @@ Progress = Callable[[int, int], None]
 
 def silent(done: int, total: int) -> None:
     """No progress is shown."""
-
-
-def for_each(x: Overlaps, replicates: int) -> Overlaps:
-    """Overlaps with a leading replicate axis, of overlaps that may have one."""
-    return x if x.m.ndim == 3 else jax.tree.map(lambda a: jnp.broadcast_to(a, (replicates, *a.shape)), x)
 
 
 class Warm(eqx.Module):
@@ -115,7 +119,7 @@ class Searching(eqx.Module):
     """The stage that comes next, and what was found so far."""
 
     stage: jax.Array
-    found: State
+    found: Any  # a `State`, or None before the first solve
 
 
 @eqx.filter_jit
@@ -182,16 +186,16 @@ class Follower(eqx.Module):
             free = jnp.where(uninformed, 0.0, self.free)
             steps = jnp.maximum(self.settings.warm_steps, jnp.where(again, _DAMPED_STEPS, 0))
             settings = eqx.tree_at(lambda a: a.warm_steps, self.settings, steps)
-            return settle(model, s, solve_replicates(model, alpha, self.nodes, xs, free, settings), self.free)
+            state = solve_replicates(model, alpha, self.nodes, xs, free, settings)
+            return settle(model, Searching(s.stage, no_state(state)) if s.found is None else s, state, self.free)
 
-        shapes = eqx.filter_eval_shape(solve_replicates, model, alpha, self.nodes, near, self.free, self.settings)
-        nothing = jax.tree.map(lambda a: jnp.zeros(a.shape, a.dtype), shapes)
-        nothing = eqx.tree_at(lambda a: a.status, nothing, jnp.full_like(nothing.status, Status.nonfinite))
-        s = Searching(jnp.where(lost, _UNINFORMED, _BRANCH), nothing)
-        if not is_concrete((model, alpha)):
-            return lax.while_loop(lambda s: s.stage != _DONE, stage, s).found
-        while s.stage != _DONE:  # with the compiled `solve_replicates`
-            s = stage(s)
+        s = Searching(jnp.where(lost, _UNINFORMED, _BRANCH), None)
+        if is_concrete((model, alpha)):
+            while s.stage != _DONE:  # with the compiled `solve_replicates`
+                s = stage(s)
+        else:
+            s = Searching(s.stage, no_state(jax.eval_shape(stage, s).found))
+            s = lax.while_loop(lambda s: s.stage != _DONE, stage, s)
         return s.found
 
 
@@ -310,7 +314,7 @@ class Track(eqx.Module):
     free: jax.Array
 
 
-@eqx.filter_jit
+@program
 def follow(tracks: Track, nodes: Rule, settings: Settings, mesh: Mesh, lanes: int) -> dict[str, jax.Array]:
     """Solve every cell of many tracks, spread over the devices of a mesh.
 
@@ -341,20 +345,20 @@ def follow(tracks: Track, nodes: Rule, settings: Settings, mesh: Mesh, lanes: in
     return spread(tracks, nodes)
 
 
-def tracks_of(models: Model, alphas: np.ndarray, places: np.ndarray, coarse: Replicate, settings: Settings) -> Track:
+def tracks_of(models: Model, alphas: np.ndarray, places: np.ndarray, nodes: Rule, settings: Settings) -> Track:
     """Both branches along every row of a grid, row by row: a `Track` whose leaves lead with rows x branches.
 
     Args:
         models: leaves (rows, C, ...).
         alphas: (rows, C).
         places: (C,).
-        coarse: one replicate, on which the start of every row is looked for.
+        nodes: on whose coarse replicate the start of every row is looked for.
         settings: of that search.
     """
     rows, columns = alphas.shape
     dtype = models.lam.dtype
     every = jnp.asarray(alphas, dtype)
-    near = _first_cells(jax.tree.map(lambda a: a[:, 0], models), every[:, 0], coarse, settings)
+    near = _first_cells(jax.tree.map(lambda a: a[:, 0], models), every[:, 0], nodes, settings)
 
     def both(tree: Any) -> Any:
         return jax.tree.map(lambda a: jnp.repeat(a, len(PAIR), 0), tree)
@@ -368,29 +372,40 @@ def tracks_of(models: Model, alphas: np.ndarray, places: np.ndarray, coarse: Rep
     )
 
 
-@eqx.filter_jit
-def _first_cells(models: Model, alphas: jax.Array, coarse: Replicate, settings: Settings) -> Overlaps:
+def _first_cells(models: Model, alphas: jax.Array, nodes: Rule, settings: Settings) -> Overlaps:
     """Overlaps near both branches in the first cell of every row, on coarse averages: leaves (branches, rows, ...)."""
 
-    def branch(args: tuple[Overlaps, jax.Array]) -> Overlaps:
-        start, free = args
+    def stacked(parts: list) -> Any:
+        return jax.tree.map(lambda *a: jnp.stack(a), *parts)
 
-        def row(x0: Overlaps, at: tuple[Model, jax.Array]) -> tuple[Overlaps, Overlaps]:
-            x = found_or(start, fixed_point(*at, coarse, x0, free, settings))
-            return x, x
-
-        return lax.scan(row, start, (models, alphas))[1]
-
-    first = jax.tree.map(lambda a: a[0], models)
-    return lax.map(branch, (pair_start(first), pair_free(first)))
-
-
-def found_or(start: Overlaps, found: tuple) -> Overlaps:
-    """The overlaps of what `fixed_point` returned, or the start where it is no state of the branch."""
-    x, _, _, status = found
-    return jax.tree.map(lambda a, b: jnp.where(status <= Status.stalled, a, b), x, start)
+    near = []
+    for branch in PAIR:
+        model = jax.tree.map(lambda a: a[0], models)
+        free, start = branch_of(branch).free(model), branch_start(model, branch)
+        row, x = [], start
+        for i, alpha in enumerate(alphas):
+            model = jax.tree.map(lambda a, i=i: a[i], models)
+            x = found_or(start, solve_coarsely(model, alpha, nodes, x, free, settings))
+            row.append(x)
+        near.append(stacked(row))
+    return stacked(near)
 
 
+def found_or(start: Overlaps, found: State) -> Overlaps:
+    """The overlaps of what was found on coarse averages, or the start where it is no state of the branch."""
+    return jax.tree.map(lambda a, b: jnp.where(found.status <= Status.stalled, a, b), found.overlaps, start)
+
+
+def map_each(fn: Callable[[Any], Any], args: Any) -> Any:
+    """`lax.map` in traced code; a Python loop, with programs that are compiled, where all numbers are known."""
+    if not is_concrete(args):
+        return lax.map(fn, args)
+    count = jax.tree.leaves(args)[0].shape[0]
+    results = [fn(jax.tree.map(lambda a, k=k: a[k], args)) for k in range(count)]
+    return jax.tree.map(lambda *a: jnp.stack(a), *results)
+
+
+@eqx.filter_jit
 def pair_start(model: Model) -> Overlaps:
     """Starts of the two branches that compete, leaves (branches, ...)."""
     return jax.tree.map(lambda *a: jnp.stack(a), *(BRANCHES[b].start(model) for b in PAIR))

@@ -21,9 +21,9 @@ from ..overlaps import PAIR, Overlaps
 from ..parameters import Axis, axis_of
 from ..results import Settings, Status, has_state, quorum
 from ..store import VERSION, Store, fingerprint
-from ..theory.fixed_points import check_alpha, check_model
+from ..theory.fixed_points import check_alpha, check_model, for_each
 from .diagram import PhaseDiagram
-from .follow import Follower, Progress, follow, for_each, pair_free, pair_start, silent, tracks_of
+from .follow import Follower, Progress, follow, pair_free, pair_start, silent, tracks_of
 from .inputs import prepared
 
 # Losses are stationary in the overlaps: an error of 5e-4 there is none in them.
@@ -177,7 +177,7 @@ class _Grid(NamedTuple):
         ahead = jax.tree.map(lambda a: a[:, self.onward], self.models)
         places = self.columns.values[self.onward]
         rough = eqx.tree_at(lambda s: s.tol, patient(self.settings), np.maximum(self.settings.tol, _COARSE))
-        tracks = tracks_of(ahead, self.alphas[:, self.onward], places, self.nodes.coarse, rough)
+        tracks = tracks_of(ahead, self.alphas[:, self.onward], places, self.nodes, rough)
         total, width = tracks.alphas.shape
         if lanes is None:
             cpu = mesh.devices.flat[0].platform == "cpu"

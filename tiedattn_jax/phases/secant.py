@@ -10,6 +10,8 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
+from ..errors import is_concrete
+
 _REACH = 0.2  # of a step without a bracket, relative
 _FIRST_STEP = 0.02  # where no slope is known, relative
 _LOOKS = 40
@@ -77,7 +79,7 @@ class Secant(eqx.Module):
 def zero_between(
     fn: Callable[[jax.Array, Any], tuple[jax.Array, Any]], bracket: tuple[jax.Array, jax.Array], state: Any, tol: float
 ) -> tuple[jax.Array, Any, jax.Array]:
-    """Zero of an increasing function of alpha in a bracket, in traced code.
+    """Zero of an increasing function of alpha in a bracket, in traced code as in Python.
 
     Args:
         fn: (alpha, state) -> (value, state), the state being a warm start.
@@ -101,6 +103,12 @@ def zero_between(
     middle = jnp.sqrt(low * high)
     # The last place is not a number before the first look, so that the loop goes on.
     first = Secant.begin(jnp.nan, jnp.nan, low, high, low.dtype)
-    search, zero, state, k = lax.while_loop(unfinished, look, (first, middle, state, jnp.array(0)))
+    loop = first, middle, state, jnp.array(0)
+    if is_concrete((bracket, state)):  # with programs that are compiled
+        while unfinished(loop):
+            loop = look(loop)
+    else:
+        loop = lax.while_loop(unfinished, look, loop)
+    search, zero, state, k = loop
     inside = (zero > low * (1 + 1e-3)) & (zero < high * (1 - 1e-3)) & jnp.isfinite(search.value)
     return zero, state, inside & (k < _LOOKS)

@@ -4,21 +4,18 @@ from __future__ import annotations
 
 from typing import Any
 
-import equinox as eqx
 import jax
 import jax.numpy as jnp
 from jax import lax
 
-from ..averages.rule import Replicate, Rule
+from ..averages.rule import Rule
 from ..errors import array_of, is_concrete, require_choice, require_kind
 from ..model import Model
 from ..overlaps import PAIR, Overlaps
-from ..results import Settings, has_state
-from ..theory.fixed_points import check_model, near_branch
-from ..theory.newton import fixed_point
-from ..theory.observables import excess_in
+from ..results import Settings
+from ..theory.fixed_points import check_model, solve_coarsely
 from .events import EVENTS, Near, Start, Transition, event_of, near_of, transition_of, zero_near
-from .follow import found_or, pair_free, pair_start
+from .follow import found_or, map_each, pair_free, pair_start
 from .inputs import prepared
 from .secant import zero_between
 
@@ -64,7 +61,7 @@ def critical_alpha(
     held, event = lax.stop_gradient(model), EVENTS["alpha_c"]
     near, met = None if start is None else near_of(event, start, *bracket), jnp.array(True)
     if near is None:
-        near, met = _coarse_alpha_c(held, nodes.coarse, ends, settings)
+        near, met = _coarse_alpha_c(held, nodes, ends, settings)
     zero = zero_near(event, held, near, nodes, settings, exact=True, tol=_FINAL)
     return transition_of(event, model, zero._replace(met=zero.met & met))
 
@@ -117,7 +114,7 @@ def linear_crossing(
         near = near_of(EVENTS[f"{name} baseline"], start, *ends)
     if near is None:
         x0 = choose(*(b.overlaps for b in known.branches))
-        near, met = _coarse_alpha_l(held, nodes.coarse, x0, free, ends, settings)
+        near, met = _coarse_alpha_l(held, nodes, x0, free, ends, settings)
     zero = zero_near(event, held, near, nodes, settings, exact=True, tol=_FINAL, frees=[free])
     crossing = transition_of(event._replace(branches=(None,)), model, zero._replace(met=zero.met & met))
     exchanged = baseline_owner(early, late) == 1
@@ -150,9 +147,8 @@ def _prepared(
     return nodes, settings, (low, high)
 
 
-@eqx.filter_jit
 def _coarse_alpha_c(
-    model: Model, coarse: Replicate, bracket: tuple[jax.Array, jax.Array], settings: Settings
+    model: Model, nodes: Rule, bracket: tuple[jax.Array, jax.Array], settings: Settings
 ) -> tuple[Near, jax.Array]:
     """alpha_c and both branches there on cheap averages, and whether it lies in the bracket."""
     frees, starts = pair_free(model), pair_start(model)
@@ -162,12 +158,11 @@ def _coarse_alpha_c(
 
         def one(args: Any) -> Any:
             x0, start, free = args
-            found = fixed_point(model, alpha, coarse, x0, free, settings)
-            _, residual, seen, status = found
+            found = solve_coarsely(model, alpha, nodes, x0, free, settings)
             # A branch that is not here is looked for from its start the next time.
-            return seen.train_loss, has_state(status, residual), found_or(start, found)
+            return found.train_loss, found.has_state, found_or(start, found)
 
-        loss, there, xs = lax.map(one, (xs, starts, frees))
+        loss, there, xs = map_each(one, (xs, starts, frees))
         alone = jnp.where(there[1] & ~there[0], 1.0, -1.0) * jnp.mean(jnp.abs(loss))
         return jnp.where(jnp.all(there), loss[0] - loss[1], alone), xs
 
@@ -175,10 +170,9 @@ def _coarse_alpha_c(
     return Near(alpha, tuple(jax.tree.map(lambda a, i=i: a[i], xs) for i in range(len(PAIR)))), met
 
 
-@eqx.filter_jit
 def _coarse_alpha_l(
     model: Model,
-    coarse: Replicate,
+    nodes: Rule,
     x0: Overlaps,
     free: jax.Array,
     bracket: tuple[jax.Array, jax.Array],
@@ -187,8 +181,8 @@ def _coarse_alpha_l(
     """Where a branch starts to beat the linear baseline on cheap averages, its state there, and whether it does."""
 
     def excess(alpha: jax.Array, x: Overlaps) -> tuple[jax.Array, Overlaps]:
-        x = near_branch(model, alpha, coarse, x, free, settings)
-        return excess_in(model, x, coarse), x
+        found = solve_coarsely(model, alpha, nodes, x, free, settings)
+        return found.gen_error_linear - found.gen_error, found.overlaps
 
     alpha, x, met = zero_between(excess, bracket, x0, _COARSE)
     return Near(alpha, (x,)), met

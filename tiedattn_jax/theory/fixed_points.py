@@ -11,10 +11,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
+from jax.flatten_util import ravel_pytree
 
 from .. import overlaps as ov
 from ..averages.default import default_nodes
-from ..averages.rule import Points, Replicate, Rule, check_rule
+from ..averages.program import program
+from ..averages.rule import Points, Replicate, Rule, check_rule, flattened, where
 from ..errors import InputError, as_number, is_concrete, require, require_kind, require_number
 from ..model import Model, check
 from ..overlaps import Conjugates, Coordinates, Overlaps, admissible, branch_of, magnitudes
@@ -318,8 +320,9 @@ def solve(
     nodes = default_nodes(model) if nodes is None else nodes
     settings = settings or Settings()
     if start is None:
-        start = near_branch(model, alpha, nodes.coarse, branch_start(model, branch), free, settings)
-    point = solve_from(model, alpha, branch, nodes, start, settings)
+        point = FixedPoint(model, alpha, solve_anew(model, alpha, branch, nodes, free, settings), branch)
+    else:
+        point = solve_from(model, alpha, branch, nodes, start, settings)
     return _without_noise(point, nodes, settings) if is_concrete((model, alpha)) else point
 
 
@@ -335,8 +338,7 @@ def _without_noise(point: FixedPoint, nodes: Rule, settings: Settings) -> FixedP
     kept = jnp.where(jnp.stack(magnitudes(model, point.overlaps)) < _SMALL, 0.0, free)
     if np.all(kept == free):
         return point
-    near = near_branch(model, alpha, nodes.coarse, branch_start(model, branch), kept, settings)
-    other = solve_from(model, alpha, branch, nodes, near, settings, free=kept)
+    other = FixedPoint(model, alpha, solve_anew(model, alpha, branch, nodes, kept, settings), branch)
     growth = jnp.stack([other.diagnostics.growth_theta, other.diagnostics.growth_m])
     if not other.ok or np.any((free > kept) & (growth >= 1)):
         return point
@@ -400,11 +402,15 @@ def solve_from(
         free: what is free, (2,), where the branch is data; by default that of `branch`.
     """
     alpha = jnp.asarray(alpha, model.lam.dtype)
-    if start.q.ndim == 3:
-        start = jax.tree.map(lambda a: jnp.broadcast_to(a, (nodes.replicates, *a.shape)), start)
     free = branch_of(branch).free(model) if free is None else free
-    states = solve_replicates(model, alpha, nodes, start, free, settings or Settings())
+    starts = for_each(start, nodes.replicates)
+    states = solve_replicates(model, alpha, nodes, starts, free, settings or Settings())
     return FixedPoint(model, alpha, states, branch)
+
+
+def for_each(x: Overlaps, replicates: int) -> Overlaps:
+    """Overlaps with a leading replicate axis, of overlaps that may have one."""
+    return x if x.m.ndim == 3 else jax.tree.map(lambda a: jnp.broadcast_to(a, (replicates, *a.shape)), x)
 
 
 @eqx.filter_jit
@@ -413,37 +419,67 @@ def branch_start(model: Model, branch: str | None) -> Overlaps:
     return branch_of(branch).start(model)
 
 
-@eqx.filter_jit
-def near_branch(
-    model: Model, alpha: jax.Array, coarse: Replicate, start: Overlaps, free: jax.Array, settings: Settings
-) -> Overlaps:
-    """A cheap solution on coarse averages, from which the full ones need two or three steps.
-
-    A start leads nowhere where its V is far too large: then it is tried again with less.
-    """
-    model, alpha, start = jax.tree.map(lax.stop_gradient, (model, alpha, start))
-
-    def attempt(last: tuple[jax.Array, Overlaps, jax.Array, jax.Array]) -> tuple:
-        k, best, best_residual, _ = last
-        trial = eqx.tree_at(lambda x: x.V, start, start.V * _LESS**k)
-        x, residual, _, status = fixed_point(model, alpha, coarse, trial, free, settings)
-        done = (status <= Status.stalled) | (status == Status.absent)
-        better = done | (residual <= best_residual)
-        best = jax.tree.map(lambda a, b: jnp.where(better, a, b), x, best)
-        return k + 1, best, jnp.where(better, residual, best_residual), done
-
-    begin = jnp.array(0), start, jnp.full((), jnp.inf, start.V.dtype), jnp.array(False)
-    return lax.while_loop(lambda last: (last[0] < _ATTEMPTS) & ~last[3], attempt, begin)[1]
+def solve_anew(
+    model: Model, alpha: jax.Array, branch: str | None, nodes: Rule, free: jax.Array, settings: Settings
+) -> State:
+    """`solve_replicates` from the start of a branch: on the coarse replicate, and from there on the others."""
+    starts = for_each(branch_start(model, branch), nodes.replicates)
+    return _phases(model, alpha, nodes, starts, free, settings, *_flags((), True, True))[1]
 
 
-@eqx.filter_jit
+def solve_coarsely(
+    model: Model, alpha: jax.Array, nodes: Rule, start: Overlaps, free: jax.Array, settings: Settings
+) -> State:
+    """A state on the coarse replicate alone, from a start that may be far."""
+    starts = for_each(start, nodes.replicates)
+    return _phases(model, alpha, nodes, starts, free, settings, *_flags((model, alpha, start), True, False))[0]
+
+
 def solve_replicates(
     model: Model, alpha: jax.Array, nodes: Rule, starts: Overlaps, free: jax.Array, settings: Settings
 ) -> State:
-    """The fixed point of every replicate, from its own start, with all that it predicts."""
+    """The fixed point of every replicate, from its own start near it, with all that it predicts."""
+    return _phases(model, alpha, nodes, starts, free, settings, *_flags((model, alpha, starts), False, True))[1]
 
-    def one(args: tuple[Replicate, Overlaps]) -> State:
-        replicate, x0 = args
+
+def _flags(numbers: Any, *wanted: bool) -> list[jax.Array | None]:
+    """What is wanted, as data where the numbers are known: then one program does all; else what is not is left out."""
+    return [jnp.asarray(w) if w or is_concrete(numbers) else None for w in wanted]
+
+
+def no_state(like: State) -> State:
+    """A state of which nothing is known, of the shapes of another."""
+    zeros = jax.tree.map(lambda a: jnp.zeros(a.shape, a.dtype), like)
+    bad = jnp.full_like(zeros.status, Status.nonfinite), jnp.full_like(zeros.residual, jnp.inf)
+    return eqx.tree_at(lambda s: (s.status, s.residual), zeros, bad)
+
+
+@program
+def _phases(
+    model: Model,
+    alpha: jax.Array,
+    nodes: Rule,
+    starts: Overlaps,
+    free: jax.Array,
+    settings: Settings,
+    coarsely: jax.Array | None,
+    finely: jax.Array | None,
+) -> tuple[State, State]:
+    """The program that solves: fixed points one after the other, all by the same instructions.
+
+    First the coarse replicate, from which the others then need two or three steps. A start leads nowhere where its V is
+    far too large: then it is tried again with less.
+
+    Args:
+        starts: near the state, with a leading replicate axis; the first one is the start on the coarse replicate.
+        coarsely, finely: whether there is a coarse phase, and one of all replicates; None leaves it out of the program.
+
+    Returns:
+        The state on the coarse replicate, and those of the replicates.
+    """
+    attempts = 0 if coarsely is None else _ATTEMPTS
+
+    def one(replicate: Replicate, x0: Overlaps) -> State:
         x, residual, seen, status = fixed_point(model, alpha, replicate, x0, free, settings, _sums)
         held_model, held_x, hats = lax.stop_gradient((model, x, seen.conjugates))
         sums, M_by_model = seen.sums
@@ -462,7 +498,34 @@ def solve_replicates(
             ),
         )
 
-    return lax.map(one, (nodes.stack, starts))
+    x0 = jax.tree.map(lambda a: a[0], starts)
+    traced, unflatten = flattened(one, nodes.coarse, x0)
+
+    def phase(flat: jax.Array, k: jax.Array) -> tuple[jax.Array, jax.Array]:
+        near, first, own = unflatten(flat), k < attempts, jnp.maximum(k - attempts, 0)
+        replicate = _either(first, nodes.coarse, jax.tree.map(lambda a: a[own], nodes.stack))
+        x0, wanted = jax.tree.map(lambda a: a[own], starts), jnp.asarray(False if finely is None else finely)
+        if coarsely is not None:
+            less = eqx.tree_at(lambda x: x.V, x0, x0.V * jnp.asarray(_LESS, x0.V.dtype) ** k)
+            x0 = _either(first, less, _either(coarsely, near.overlaps, x0))
+            wanted = jnp.where(first, coarsely & ~_ended(near), wanted)
+        found = where(wanted, traced, replicate, x0)
+        state = unflatten(found)
+        better = first & wanted & (_ended(state) | (state.residual <= near.residual))
+        return lax.stop_gradient(jnp.where(better, found, flat)), found
+
+    near = eqx.tree_at(lambda s: s.overlaps, no_state(jax.eval_shape(one, nodes.coarse, x0)), x0)
+    order = jnp.arange(attempts + (0 if finely is None else nodes.replicates))
+    flat, found = lax.scan(phase, lax.stop_gradient(ravel_pytree(near)[0]), order)
+    return unflatten(flat), jax.vmap(unflatten)(found[attempts:])
+
+
+def _ended(state: State) -> jax.Array:
+    return (state.status <= Status.stalled) | (state.status == Status.absent)
+
+
+def _either(condition: jax.Array, a: Any, b: Any) -> Any:
+    return jax.tree.map(lambda a, b: jnp.where(condition, a, b), a, b)
 
 
 def _sums(model: Model, x: Overlaps, points: Points) -> tuple[dict[str, jax.Array], Model]:

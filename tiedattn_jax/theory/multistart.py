@@ -2,34 +2,21 @@
 
 from __future__ import annotations
 
-from typing import Any
-
-import equinox as eqx
-import jax
 import jax.numpy as jnp
 import numpy as np
-from jax import lax
 
 from ..averages.default import default_nodes
-from ..averages.rule import Replicate, Rule, check_rule
+from ..averages.rule import Rule, check_rule
 from ..averages.sizes import SIZES
 from ..errors import require_count
 from ..model import Model
 from ..overlaps import Overlaps, admissible, branch_of, magnitudes
 from ..results import Settings, Status
-from .fixed_points import FixedPoint, branch_start, check_alpha, check_model, solve_from
-from .newton import fixed_point
+from .fixed_points import FixedPoint, branch_start, check_alpha, check_model, solve_coarsely, solve_from
 
 # Damped steps lead to minima, and past saddles.
 NEWTON = Settings(max_steps=60, warm_steps=0)
 _SAME_COARSE, _SAME = 0.05, 0.02  # relative differences below which two states are one: on coarse averages, on all
-
-
-@eqx.filter_jit
-def _many(
-    model: Model, alpha: jax.Array, coarse: Replicate, starts: Overlaps, free: jax.Array, settings: Settings
-) -> Any:
-    return lax.map(lambda x: fixed_point(model, alpha, coarse, x, free, settings), starts)
 
 
 def find_states(
@@ -70,17 +57,13 @@ def find_states(
         q, V, theta, m = rng.lognormal(-1.5, 1.0), rng.lognormal(0, 0.5), rng.uniform(-1.2, 1.2), rng.uniform(-1.2, 1.2)
         return Overlaps(q * base.q, V * base.V, q**0.5 * theta * base.theta, q**0.5 * m * base.m)
 
-    drawn = [x for x in (draw() for _ in range(4 * count)) if bool(admissible(model, x))][:count]
-    starts = jax.tree.map(lambda *v: jnp.stack(v), *drawn)
-    xs, _, seen, statuses = _many(model, a, nodes.coarse, starts, free, settings)
+    starts = [x for x in (draw() for _ in range(4 * count)) if bool(admissible(model, x))][:count]
+    near = [solve_coarsely(model, a, nodes, x, free, settings) for x in starts]
     found: list[FixedPoint] = []
-    for k in np.argsort(np.asarray(seen.train_loss)):
-        if int(statuses[k]) > Status.max_steps:
+    for state in sorted((s for s in near if s.status <= Status.max_steps), key=lambda s: float(s.train_loss)):
+        if any(_alike(model, state.overlaps, f.overlaps, _SAME_COARSE) for f in found):
             continue
-        x = jax.tree.map(lambda v, k=k: v[k], xs)
-        if any(_alike(model, x, f.overlaps, _SAME_COARSE) for f in found):
-            continue
-        point = solve_from(model, a, None, nodes, x, settings)
+        point = solve_from(model, a, None, nodes, state.overlaps, settings)
         if point.exists and not any(_alike(model, point.overlaps, f.overlaps, _SAME) for f in found):
             found.append(point)
     return sorted(found, key=lambda p: float(p.train_loss))

@@ -28,9 +28,10 @@ _CUT = 0.4
 _LEAST_CUT = 0.2  # below it, a damped step of the map is taken instead
 _LONGEST = 0.5  # part of its size by which a damped step moves a coordinate: the map can have eigenvalues of -30
 _LEAST_DAMPING = 1e-3  # share of a damped step below which there is no way on
-# Near a pitchfork a small order parameter grows by a few per cent in a step of the map, and a damped one goes further:
+# Near a pitchfork a small order parameter grows, or decays, by a few per cent in a step of the map, and a damped one goes
+# further:
 _SMALL = 0.3  # of its largest possible size
-_SLOW = 0.05
+_SLOW = 0.1
 _AHEAD = 50.0
 _GONE = 1e-6  # of tr q / tr rho, below which a student that shrinks is gone: its minimum is Q = 0; states go to 3e-4
 
@@ -236,12 +237,12 @@ class Problem(NamedTuple):
         return v + step + self.coordinates.pack(eqx.tree_at(lambda x: x.q, zero, bend))
 
     def damped_step(self, s: Iterate) -> jax.Array:
-        """Part of a step of the map; more of it along a small order parameter that grows slowly, less of a long one."""
+        """Part of a step of the map; more of it along a small order parameter that moves slowly, less of a long one."""
         order = self.coordinates.order
         before, after = (jnp.sum((order * v) ** 2) for v in (s.v, s.image))
         x = self.coordinates.unpack(s.v)
         small = (jnp.sum(self.free) == 1) & (own_size(self.model, x, self.free) < _SMALL)
-        slow = small & (before < after) & (after < (1 + _SLOW) ** 2 * before)
+        slow = small & ((1 - _SLOW) ** 2 * before < after) & (after < (1 + _SLOW) ** 2 * before)
         damping = jnp.asarray(self.settings.damping, s.v.dtype)
         step = damping * jnp.where(slow & (order > 0), _AHEAD, 1.0) * (s.image - s.v)
         longest = _LONGEST * self.coordinates.scale(self.model, x)

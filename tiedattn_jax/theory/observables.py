@@ -19,7 +19,7 @@ from ..linalg import apply, cholesky, inverse
 from ..model import Model
 from ..overlaps import Conjugates, Overlaps, impose, residual_covariance
 from ..results import Average, error_bar
-from .potentials import channel_gradient, conjugates, prior
+from .potentials import channel_gradient, conjugates, points_in, prior
 
 
 def _target(model: Model, Y: jax.Array) -> jax.Array:
@@ -93,7 +93,7 @@ def second_minimum_share(model: Model, x: Overlaps, nodes: Rule, gap: float) -> 
     require(gap > 0, "gap", gap, "positive")
 
     def share(replicate: Replicate, block: Any) -> jax.Array:
-        points = replicate.points(model, x, block)
+        points = points_in(model, x, replicate, block)
         return jnp.sum(points.weight * (points.gap < gap))
 
     return _over(nodes, lambda replicate: average(replicate, lambda block: share(replicate, block)))

@@ -7,6 +7,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+from jax import lax
 
 from ..averages.fields import fields
 from ..averages.prox import moreau
@@ -54,7 +55,12 @@ def channel(model: Model, x: Overlaps, replicate: Replicate) -> jax.Array:
     Args:
         replicate: of an averaging rule.
     """
-    return average(replicate, lambda block: _envelope(replicate.points(model, x, block), (model, x)))
+    return average(replicate, lambda block: _envelope(points_in(model, x, replicate, block), (model, x)))
+
+
+def points_in(model: Model, x: Overlaps, replicate: Replicate, block: Any) -> Points:
+    """Nodes, weights and minimisers of one block."""
+    return replicate.points(model, x, block, replicate.search(*lax.stop_gradient((model, x)), block))
 
 
 def channel_gradient(
@@ -67,12 +73,15 @@ def channel_gradient(
         also: further sums over the nodes of a block.
     """
 
-    def block_sums(block: Any) -> tuple[jax.Array, Overlaps, Any]:
-        points = replicate.points(model, x, block)
-        return *jax.value_and_grad(lambda x: _envelope(points, (model, x)))(x), also(points)
+    return average(replicate, lambda block: gradient_at(points_in(model, x, replicate, block), model, x, also))
 
-    M, g, extra = average(replicate, block_sums)
-    return M, Overlaps(symmetric(g.q), symmetric(g.V), g.theta, g.m), extra
+
+def gradient_at(
+    points: Points, model: Model, x: Overlaps, also: Callable[[Points], Any]
+) -> tuple[jax.Array, Overlaps, Any]:
+    """The share in `channel_gradient` of the points of one block."""
+    M, g = jax.value_and_grad(lambda x: _envelope(points, (model, x)))(x)
+    return M, Overlaps(symmetric(g.q), symmetric(g.V), g.theta, g.m), also(points)
 
 
 def prior(model: Model, hats: Conjugates) -> jax.Array:

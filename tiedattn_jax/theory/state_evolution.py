@@ -12,10 +12,10 @@ import jax.numpy as jnp
 from jax import lax
 from jax.flatten_util import ravel_pytree
 
-from ..averages.rule import Points, Replicate
+from ..averages.rule import Points, Replicate, average_of_weighted
 from ..model import Model
 from ..overlaps import Conjugates, Coordinates, Overlaps, impose
-from .potentials import channel_gradient, conjugates, free_energy, overlaps
+from .potentials import channel_gradient, conjugates, free_energy, gradient_at, overlaps
 
 
 class Evaluation(eqx.Module):
@@ -52,18 +52,78 @@ def saddle_map(
         free: what the branch leaves free, (2,); what it sets to zero in the overlaps is zero in the conjugates, too.
         sums: further sums over the nodes; they carry no derivative.
     """
+    return _step(model, alpha, x, free, *channel_gradient(model, x, replicate, _held(sums, model, x)))
+
+
+def _held(sums: Sums, model: Model, x: Overlaps) -> Callable[[Points], Any]:
     held = lax.stop_gradient((model, x))
-    M, gradient, more = channel_gradient(model, x, replicate, lambda points: sums(*held, lax.stop_gradient(points)))
+    return lambda points: sums(*held, lax.stop_gradient(points))
+
+
+def _step(
+    model: Model, alpha: jax.Array, x: Overlaps, free: jax.Array, M: jax.Array, gradient: Overlaps, more: Any
+) -> tuple[Overlaps, Evaluation]:
+    """`saddle_map` after the averages."""
     hats = impose(conjugates(alpha, gradient), free)
     return overlaps(model, hats), Evaluation(hats, M, -free_energy(model, alpha, x, hats, M), more)
 
 
 def image(
-    model: Model, alpha: jax.Array, replicate: Replicate, v: jax.Array, coordinates: Coordinates, sums: Sums = no_sums
+    model: Model, alpha: jax.Array, replicate: Replicate, v: jax.Array, coordinates: Coordinates
 ) -> tuple[jax.Array, Evaluation]:
     """Undamped map on coordinates."""
-    new, seen = saddle_map(model, alpha, coordinates.unpack(v), replicate, coordinates.free, sums)
+    new, seen = saddle_map(model, alpha, coordinates.unpack(v), replicate, coordinates.free)
     return coordinates.pack(new), seen
+
+
+Setting = Callable[[jax.Array], tuple[Model, jax.Array, Overlaps]]
+
+
+def expansion(
+    setting: Setting, replicate: Replicate, u: jax.Array, free: jax.Array, sums: Sums = no_sums
+) -> tuple[jax.Array, jax.Array, Evaluation]:
+    """The undamped map on coordinates F(u), its derivatives dF/du, and what the evaluation sees.
+
+    Every block is differentiated by itself: what jax then transforms is small.
+
+    Args:
+        setting: model, alpha and overlaps as a function of some numbers u, (k,).
+
+    Returns:
+        F (n,), dF/du (n, k), and the `Evaluation`.
+    """
+
+    def block_sums(block: Any) -> Any:
+        model, _, x = setting(u)
+        found = replicate.search(*lax.stop_gradient((model, x)), block)
+
+        def at(u: jax.Array) -> Any:
+            model, _, x = setting(u)
+            points = replicate.points(model, x, block, found)
+            M, gradient, more = gradient_at(points, model, x, _held(sums, model, x))
+            return (M, gradient), more
+
+        return _columns(at, u)
+
+    def finish(u: jax.Array, M: jax.Array, gradient: Overlaps) -> Any:
+        model, alpha, x = setting(u)
+        new, seen = _step(model, alpha, x, free, M, gradient, more)
+        return Coordinates(model, free).pack(new), seen
+
+    moved, slopes, more = average_of_weighted(replicate, block_sums)
+    eye = jnp.eye(u.shape[0], dtype=u.dtype)
+    return jax.vmap(
+        lambda *d: jax.jvp(finish, (u, *moved), d, has_aux=True), in_axes=(0, -1, -1), out_axes=(None, -1, None)
+    )(eye, *slopes)
+
+
+def _columns(fn: Callable[[jax.Array], Any], u: jax.Array) -> Any:
+    """Value of ``fn(u) = value, aux``, its derivatives in u (leaves (..., k)), and aux."""
+
+    def column(d: jax.Array) -> Any:
+        return jax.jvp(fn, (u,), (d,), has_aux=True)
+
+    return jax.vmap(column, out_axes=(None, -1, None))(jnp.eye(u.shape[0], dtype=u.dtype))
 
 
 @partial(jax.jit, static_argnames="sums")  # traced once for all its uses
@@ -71,13 +131,8 @@ def image_and_jacobian(
     model: Model, alpha: jax.Array, replicate: Replicate, v: jax.Array, free: jax.Array, sums: Sums = no_sums
 ) -> tuple[jax.Array, jax.Array, Evaluation]:
     """The undamped map on coordinates, its Jacobian DF, and what the evaluation sees."""
-    coordinates = Coordinates(model, free)
-
-    def column(d: jax.Array) -> Any:
-        return jax.jvp(lambda v: image(model, alpha, replicate, v, coordinates, sums), (v,), (d,), has_aux=True)
-
-    F, DF, seen = jax.vmap(column, out_axes=(None, 1, None))(jnp.eye(v.shape[0], dtype=v.dtype))
-    return F, DF, seen
+    unpack = Coordinates(model, free).unpack
+    return expansion(lambda v: (model, alpha, unpack(v)), replicate, v, free, sums)
 
 
 def deflated_solve(matrix: jax.Array, gauge: jax.Array, b: jax.Array) -> jax.Array:
@@ -135,14 +190,12 @@ def _linearised(
     v, (p, numbers) = coordinates.pack(x), ravel_pytree((model, alpha))
     n = v.shape[0]
 
-    def both(v: jax.Array, p: jax.Array) -> tuple[jax.Array, jax.Array]:
-        here, a = numbers(p)
-        return image(here, a, replicate, v, coordinates)[0], fn(here, a, coordinates.unpack(v))
+    def setting(u: jax.Array) -> tuple[Model, jax.Array, Overlaps]:
+        return *numbers(u[n:]), coordinates.unpack(u[:n])
 
-    def column(d: jax.Array) -> Any:
-        return jax.jvp(both, (v, p), (d[:n], d[n:]))
-
-    (_, value), (columns, slopes) = jax.vmap(column, out_axes=(None, -1))(jnp.eye(n + p.shape[0], dtype=v.dtype))
+    u = jnp.concatenate([v, p])
+    _, columns, _ = expansion(setting, replicate, u, free)
+    value, slopes, _ = _columns(lambda u: (fn(*setting(u)), ()), u)
     matrix = jnp.eye(n, dtype=v.dtype) - columns[:, :n]
     gauge = coordinates.gauge(model, x, jnp.ones_like(v))
     return _Linearised(value, matrix, gauge, columns[:, n:], slopes[:n], slopes[n:], numbers)
