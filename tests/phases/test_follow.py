@@ -151,6 +151,23 @@ def test_the_stages_of_a_search(model, state, monkeypatch):
     assert searched(state, 2, few) == Status.absent
 
 
+def test_where_tracks_begin(model, lines, monkeypatch):
+    """At what the coarse search found, the vanished state of an absent branch included; else at the branch's start."""
+    start = BRANCHES["positional"].start(model)
+    statuses, asked = iter([0, 2, 6, 0] * 2), []
+
+    def coarsely(model, alpha, nodes, x, free, settings):
+        asked.append(float(x.q.mean()) / float(start.q.mean()))
+        moved = jax.tree.map(lambda a: 2 * a, start)
+        return SimpleNamespace(status=jnp.array(next(statuses)), overlaps=moved)
+
+    monkeypatch.setattr(how, "solve_coarsely", coarsely)
+    models = jax.tree.map(lambda a: jnp.stack([a] * 4), model)
+    near = how._first_cells(models, jnp.ones(4), lines, ta.Settings())
+    np.testing.assert_allclose(near.q[0].mean((1, 2, 3)) / start.q.mean(), [2, 1, 2, 2])
+    np.testing.assert_allclose(asked[:4], [1, 2, 1, 1])  # from the row before, if the branch was there
+
+
 def test_damped_steps_are_for_the_first_point(model, state, lines, monkeypatch):
     seen = []
 

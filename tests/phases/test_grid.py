@@ -214,7 +214,7 @@ def test_a_track_is_the_loop_over_its_cells(solved_grid, lines):
     found, _, solved = solved_grid
     track = jax.tree.map(lambda a: a[0], solved[1])
     follower = Follower(lines, GIVEN, track.free, track.start)
-    warm = Warm.begin(track.start, track.places[0], lines.replicates)
+    warm = Warm.begin(track.near, track.places[0], lines.replicates)
     for k, column in enumerate(reversed(range(len(ALPHAS)))):
         here = jax.tree.map(lambda a, k=k: a[k], track.models)
         warm, state = follower.advance(here, track.alphas[k], track.places[k], warm)

@@ -303,13 +303,15 @@ class Track(eqx.Module):
         models: the model of every cell, leaves (C, ...).
         alphas: (C,).
         places: where the cells lie along the row, (C,), strictly monotonic.
-        start: overlaps near the branch at the first cell.
+        near: overlaps near the branch at the first cell, or what is left of it where it is absent there.
+        start: overlaps from which damped iteration reaches the branch, where it has to be looked for anew.
         free: what the branch leaves free, (2,).
     """
 
     models: Model
     alphas: jax.Array
     places: jax.Array
+    near: Overlaps
     start: Overlaps
     free: jax.Array
 
@@ -334,7 +336,7 @@ def follow(tracks: Track, nodes: Rule, settings: Settings, mesh: Mesh, lanes: in
             warm, state = follower.advance(*at, warm)
             return warm, state.numbers()
 
-        warm = Warm.begin(track.start, track.places[0], nodes.replicates)
+        warm = Warm.begin(track.near, track.places[0], nodes.replicates)
         return lax.scan(cell, warm, (track.models, track.alphas, track.places))[1]
 
     def share(tracks: Track, nodes: Rule) -> dict[str, jax.Array]:
@@ -358,7 +360,12 @@ def tracks_of(models: Model, alphas: np.ndarray, places: np.ndarray, nodes: Rule
     rows, columns = alphas.shape
     dtype = models.lam.dtype
     every = jnp.asarray(alphas, dtype)
-    near = _first_cells(jax.tree.map(lambda a: a[:, 0], models), every[:, 0], nodes, settings)
+    first = jax.tree.map(lambda a: a[:, 0], models)
+    near, start = _first_cells(first, every[:, 0], nodes, settings), jax.vmap(pair_start, out_axes=1)(first)
+
+    def rows_first(a: jax.Array) -> jax.Array:
+        """(branches, rows, ...) as (rows x branches, ...)."""
+        return jnp.swapaxes(a, 0, 1).reshape(-1, *a.shape[2:])
 
     def both(tree: Any) -> Any:
         return jax.tree.map(lambda a: jnp.repeat(a, len(PAIR), 0), tree)
@@ -367,7 +374,8 @@ def tracks_of(models: Model, alphas: np.ndarray, places: np.ndarray, nodes: Rule
         models=both(models),
         alphas=both(every),
         places=jnp.broadcast_to(jnp.asarray(places, dtype), (rows * len(PAIR), columns)),
-        start=jax.tree.map(lambda a: jnp.swapaxes(a, 0, 1).reshape(-1, *a.shape[2:]), near),
+        near=jax.tree.map(rows_first, near),
+        start=jax.tree.map(rows_first, start),
         free=jnp.tile(pair_free(models), (rows, 1)),
     )
 
@@ -385,8 +393,10 @@ def _first_cells(models: Model, alphas: jax.Array, nodes: Rule, settings: Settin
         row, x = [], start
         for i, alpha in enumerate(alphas):
             model = jax.tree.map(lambda a, i=i: a[i], models)
-            x = found_or(start, solve_coarsely(model, alpha, nodes, x, free, settings))
-            row.append(x)
+            found = solve_coarsely(model, alpha, nodes, x, free, settings)
+            x = found_or(start, found)
+            gone = found.status == Status.absent
+            row.append(jax.tree.map(lambda a, b, gone=gone: jnp.where(gone, a, b), found.overlaps, x))
         near.append(stacked(row))
     return stacked(near)
 
