@@ -12,9 +12,10 @@ from tiedattn_jax.averages.prox import prox
 from tiedattn_jax.averages.rule import average
 from tiedattn_jax.overlaps import BRANCHES, Coordinates
 from tiedattn_jax.theory.fixed_points import DIAGNOSTICS, solve_from
+from tiedattn_jax.theory.implicit import implicit_gradient
 from tiedattn_jax.theory.observables import growths_in
 from tiedattn_jax.theory.potentials import points_in
-from tiedattn_jax.theory.state_evolution import image_and_jacobian, implicit_gradient
+from tiedattn_jax.theory.state_evolution import image_and_jacobian
 
 pytestmark = pytest.mark.usefixtures("quick_programs")
 

@@ -334,7 +334,6 @@ def line_nodes(
         for arrays in zip(*sets, strict=True)
     )
     reach = np.random.default_rng([seed, 2]).uniform(*_REACH, (len(sets), 2))
-
     if even:
         reach = np.mean(reach, 1, keepdims=True).repeat(2, 1)
 

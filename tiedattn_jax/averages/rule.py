@@ -138,30 +138,25 @@ def average_of_weighted(replicate: Replicate, fn: Callable[[Any], Any]) -> Any:
     """`average`, without the last blocks if they have no weight, and not differentiable in reverse."""
     blocks = replicate.blocks()
     count = jnp.sum(jnp.any(blocks.weight != 0, 1))
-    traced, unflatten = flattened(fn, jax.tree.map(lambda a: a[0], blocks))
+    traced, zero, unflatten = flattened(fn, jax.tree.map(lambda a: a[0], blocks))
 
     def add(k: jax.Array, sums: jax.Array) -> jax.Array:
         return sums + traced(jax.tree.map(lambda a: lax.dynamic_index_in_dim(a, k, keepdims=False), blocks))
 
-    zero = jax.eval_shape(traced, jax.tree.map(lambda a: a[0], blocks))
-    return unflatten(lax.fori_loop(0, count, add, jnp.zeros(zero.shape, zero.dtype)))
+    return unflatten(lax.fori_loop(0, count, add, zero))
 
 
-def where(wanted: jax.Array, fn: Callable[..., jax.Array], *args: Any) -> jax.Array:
-    """`fn(*args)`, an array, or zeros without computing it."""
-    like = jax.eval_shape(fn, *args)
-    return lax.cond(wanted, lambda *args: fn(*args), lambda *_: jnp.zeros(like.shape, like.dtype), *args)
+def flattened(
+    fn: Callable[..., Any], *args: Any
+) -> tuple[Callable[..., jax.Array], jax.Array, Callable[[jax.Array], Any]]:
+    """A function as one that returns a vector, a vector of zeros, and the way back; traced once, at arguments like these.
 
-
-def flattened(fn: Callable[..., Any], *args: Any) -> tuple[Callable[..., jax.Array], Callable[[jax.Array], Any]]:
-    """A function as one that returns a vector, traced once at arguments like these, and the way back from the vector.
-
-    Results travel as one vector because every array of a loop takes kernels to compile.
+    Results of loops travel as one vector because every array of a loop takes kernels to compile.
     """
     traced = eqx.filter_closure_convert(fn, *args)
     like = jax.eval_shape(traced, *args)
-    unflatten = ravel_pytree(jax.tree.map(lambda a: jnp.zeros(a.shape, a.dtype), like))[1]
-    return lambda *args: ravel_pytree(traced(*args))[0], unflatten
+    zero, unflatten = ravel_pytree(jax.tree.map(lambda a: jnp.zeros(a.shape, a.dtype), like))
+    return lambda *args: ravel_pytree(traced(*args))[0], zero, unflatten
 
 
 def in_blocks(arrays: tuple[jax.Array, ...], width: int) -> tuple[jax.Array, ...]:

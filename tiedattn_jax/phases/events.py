@@ -28,8 +28,8 @@ from ..parameters import Parameter, numbers_of
 from ..printing import Description, with_error
 from ..results import Result, Settings, Status, error_bar, quorum
 from ..theory.fixed_points import FixedPoint, State, for_each, solve_replicates, states_table
+from ..theory.implicit import fold_gradient, implicit_gradient
 from ..theory.observables import excess_in, growths_in
-from ..theory.state_evolution import fold_gradient, implicit_gradient
 from .arclength import Setting, fold_near
 from .follow import Curve
 from .inputs import prepared

@@ -395,8 +395,7 @@ def _first_cells(models: Model, alphas: jax.Array, nodes: Rule, settings: Settin
             model = jax.tree.map(lambda a, i=i: a[i], models)
             found = solve_coarsely(model, alpha, nodes, x, free, settings)
             x = found_or(start, found)
-            gone = found.status == Status.absent
-            row.append(jax.tree.map(lambda a, b, gone=gone: jnp.where(gone, a, b), found.overlaps, x))
+            row.append(found.overlaps if found.status == Status.absent else x)
         near.append(stacked(row))
     return stacked(near)
 

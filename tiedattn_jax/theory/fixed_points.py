@@ -16,13 +16,14 @@ from jax.flatten_util import ravel_pytree
 from .. import overlaps as ov
 from ..averages.default import default_nodes
 from ..averages.program import program
-from ..averages.rule import Points, Replicate, Rule, check_rule, flattened, where
+from ..averages.rule import Points, Replicate, Rule, check_rule, flattened
 from ..errors import InputError, as_number, is_concrete, require, require_kind, require_number
 from ..model import Model, check
 from ..overlaps import Conjugates, Coordinates, Overlaps, admissible, branch_of, magnitudes
 from ..parameters import numbers_of
 from ..printing import WORDS, Description, by_token, rows_of
 from ..results import Result, Settings, Status, error_bar, has_state, mean_of_found, quorum, settled
+from .implicit import followed
 from .newton import fixed_point
 from .observables import Diagnostics, diagnose, gen_error_in, gen_error_linear_in, moments
 from .potentials import channel_by_model, train_loss_partials
@@ -423,8 +424,8 @@ def solve_anew(
     model: Model, alpha: jax.Array, branch: str | None, nodes: Rule, free: jax.Array, settings: Settings
 ) -> State:
     """`solve_replicates` from the start of a branch: on the coarse replicate, and from there on the others."""
-    starts = for_each(branch_start(model, branch), nodes.replicates)
-    return _phases(model, alpha, nodes, starts, free, settings, *_flags((), True, True))[1]
+    starts = for_each(branch_start(lax.stop_gradient(model), branch), nodes.replicates)
+    return _found(model, alpha, nodes, starts, free, settings, *_flags((), True, True))[1]
 
 
 def solve_coarsely(
@@ -432,14 +433,63 @@ def solve_coarsely(
 ) -> State:
     """A state on the coarse replicate alone, from a start that may be far."""
     starts = for_each(start, nodes.replicates)
-    return _phases(model, alpha, nodes, starts, free, settings, *_flags((model, alpha, start), True, False))[0]
+    return _found(model, alpha, nodes, starts, free, settings, *_flags((model, alpha, start), True, False))[0]
 
 
 def solve_replicates(
     model: Model, alpha: jax.Array, nodes: Rule, starts: Overlaps, free: jax.Array, settings: Settings
 ) -> State:
     """The fixed point of every replicate, from its own start near it, with all that it predicts."""
-    return _phases(model, alpha, nodes, starts, free, settings, *_flags((model, alpha, starts), False, True))[1]
+    return _found(model, alpha, nodes, starts, free, settings, *_flags((model, alpha, starts), False, True))[1]
+
+
+def _found(
+    model: Model,
+    alpha: jax.Array,
+    nodes: Rule,
+    starts: Overlaps,
+    free: jax.Array,
+    settings: Settings,
+    *flags: jax.Array | None,
+) -> tuple[State, State]:
+    """`_phases` of held numbers: under `jax.grad` it is the program that solves; then the replicates' derivatives."""
+    coarse, states = _phases(*lax.stop_gradient((model, alpha, nodes, starts, free)), settings, *flags)
+    return coarse, _followed(model, alpha, nodes, free, states)
+
+
+@jax.custom_jvp
+def _followed(model: Model, alpha: jax.Array, nodes: Rule, free: jax.Array, states: State) -> State:
+    """States of all replicates, which move with the model and alpha as fixed points do."""
+    return states
+
+
+@_followed.defjvp
+def _(primals: Any, tangents: Any) -> tuple[State, State]:
+    model, alpha, nodes, free, _ = primals
+    *along, _, _, still = tangents
+    states = _followed(*primals)
+    moving = _tangents(model, alpha, nodes, free, states.overlaps, tuple(along))
+    return states, eqx.tree_at(lambda s: [getattr(s, name) for name in moving], still, list(moving.values()))
+
+
+@program
+def _tangents(
+    model: Model, alpha: jax.Array, nodes: Rule, free: jax.Array, xs: Overlaps, along: tuple[Model, jax.Array]
+) -> dict[str, Any]:
+    """Derivatives of the fields of `State` that have one, along a direction in (model, alpha)."""
+
+    def one(args: tuple[Replicate, Overlaps]) -> dict[str, Any]:
+        replicate, x = args
+        dx, d_seen = followed(model, alpha, replicate, x, free, along)
+        return {
+            "overlaps": dx,
+            "conjugates": d_seen.conjugates,
+            "train_loss": d_seen.train_loss,
+            "gen_error": jax.jvp(lambda m, x: gen_error_in(m, x, replicate), (model, x), (along[0], dx))[1],
+            "gen_error_linear": jax.jvp(lambda m: gen_error_linear_in(m, replicate), (model,), along[:1])[1],
+        }
+
+    return lax.map(one, (nodes.stack, xs))
 
 
 def _flags(numbers: Any, *wanted: bool) -> list[jax.Array | None]:
@@ -481,9 +531,8 @@ def _phases(
 
     def one(replicate: Replicate, x0: Overlaps) -> State:
         x, residual, seen, status = fixed_point(model, alpha, replicate, x0, free, settings, _sums)
-        held_model, held_x, hats = lax.stop_gradient((model, x, seen.conjugates))
         sums, M_by_model = seen.sums
-        diagnostics = diagnose(held_model, alpha, held_x, hats, sums)
+        diagnostics = diagnose(model, alpha, x, seen.conjugates, sums)
         return State(
             overlaps=x,
             conjugates=seen.conjugates,
@@ -493,13 +542,11 @@ def _phases(
             residual=residual,
             status=settled(status, diagnostics.unconverged),
             diagnostics=diagnostics,
-            train_loss_partials=train_loss_partials(
-                held_model, alpha, lax.stop_gradient(seen.channel), M_by_model, hats
-            ),
+            train_loss_partials=train_loss_partials(model, alpha, seen.channel, M_by_model, seen.conjugates),
         )
 
     x0 = jax.tree.map(lambda a: a[0], starts)
-    traced, unflatten = flattened(one, nodes.coarse, x0)
+    traced, zero, unflatten = flattened(one, nodes.coarse, x0)
 
     def phase(flat: jax.Array, k: jax.Array) -> tuple[jax.Array, jax.Array]:
         near, first, own = unflatten(flat), k < attempts, jnp.maximum(k - attempts, 0)
@@ -509,14 +556,14 @@ def _phases(
             less = eqx.tree_at(lambda x: x.V, x0, x0.V * jnp.asarray(_LESS, x0.V.dtype) ** k)
             x0 = _either(first, less, _either(coarsely, near.overlaps, x0))
             wanted = jnp.where(first, coarsely & ~_ended(near), wanted)
-        found = where(wanted, traced, replicate, x0)
+        found = lax.cond(wanted, traced, lambda *_: zero, replicate, x0)
         state = unflatten(found)
         better = first & wanted & (_ended(state) | (state.residual <= near.residual))
-        return lax.stop_gradient(jnp.where(better, found, flat)), found
+        return jnp.where(better, found, flat), found
 
-    near = eqx.tree_at(lambda s: s.overlaps, no_state(jax.eval_shape(one, nodes.coarse, x0)), x0)
+    near = eqx.tree_at(lambda s: s.overlaps, no_state(unflatten(zero)), x0)
     order = jnp.arange(attempts + (0 if finely is None else nodes.replicates))
-    flat, found = lax.scan(phase, lax.stop_gradient(ravel_pytree(near)[0]), order)
+    flat, found = lax.scan(phase, ravel_pytree(near)[0], order)
     return unflatten(flat), jax.vmap(unflatten)(found[attempts:])
 
 

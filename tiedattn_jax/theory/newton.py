@@ -1,21 +1,19 @@
-"""Fixed points of state evolution: Newton's method on the undamped residual, and implicit derivatives."""
+"""Fixed points of state evolution: Newton's method on the undamped residual."""
 
 from __future__ import annotations
 
-from functools import partial
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import equinox as eqx
 import jax
 import jax.numpy as jnp
-import numpy as np
 from jax import lax
 
 from ..averages.rule import Replicate
 from ..model import Model
 from ..overlaps import Coordinates, Overlaps, admissible, explained_covariance, own_size, vanished
 from ..results import Settings, Status
-from .state_evolution import Evaluation, Sums, deflated_solve, image, image_and_jacobian, no_sums
+from .state_evolution import Evaluation, Sums, deflated_solve, image_and_jacobian, no_sums
 
 _NEAR = 0.03  # residual from which on Newton's method takes over from damped steps
 # A stalled state from which Newton's method still wants to go further than this, relative, is not a fixed point: near
@@ -51,57 +49,22 @@ def fixed_point(
     residual is cut; when cutting does not help, a damped step of the map is taken instead. A damped step that leaves
     the domain is cut, too. At frozen nodes the map has steps of the size of a node's weight wherever the proximal
     operator jumps, so the residual may stop falling: such a state is `stalled`, and its error bar says how far it can
-    be off. Differentiable in the model and `alpha` by the implicit function theorem, in both modes.
+    be off. Not to be differentiated: see `implicit`.
 
     Args:
         free: what the branch leaves free, (2,).
-        sums: further sums over the nodes at the fixed point; they carry no derivative.
+        sums: further sums over the nodes at the fixed point.
 
     Returns:
         The overlaps, the undamped relative residual, the evaluation of the map there, the status as an integer:
             `absent` where the one order parameter that the branch leaves free has vanished, or the whole student.
     """
     coordinates = Coordinates(model, free)
-    v0, replicate = lax.stop_gradient((coordinates.pack(x0), replicate))
-    v, residual, seen, status = _root(model, alpha, replicate, v0, free, settings, sums)
-    x = coordinates.unpack(v)
-    gone = (status <= Status.stalled) & vanished(model, x, free)
-    return x, residual, seen, jnp.where(gone, Status.absent, status)
-
-
-@partial(jax.custom_jvp, nondiff_argnums=(6,))
-def _root(
-    model: Model,
-    alpha: jax.Array,
-    replicate: Replicate,
-    v0: jax.Array,
-    free: jax.Array,
-    settings: Settings,
-    sums: Sums,
-) -> tuple[jax.Array, jax.Array, Evaluation, jax.Array]:
     problem = Problem(model, alpha, replicate, free, settings, sums)
-    s = lax.while_loop(problem.unfinished, problem.advance, problem.begin(v0))
-    return s.best, s.best_residual, s.best_seen, problem.ending(s)
-
-
-@_root.defjvp
-def _root_jvp(sums: Sums, primals: Any, tangents: Any) -> Any:
-    """Implicit function theorem with the dense Jacobian: dv = (I - DF)^{-1} d_p F dp."""
-    model, alpha, replicate, _, free, _ = primals
-    v, residual, seen, status = _root(*primals, sums)
-    coordinates = Coordinates(model, free)
-
-    def undamped(model: Model, alpha: jax.Array, v: jax.Array) -> tuple[jax.Array, Evaluation]:
-        return image(model, alpha, replicate, v, coordinates)
-
-    force = jax.jvp(lambda m, a: undamped(m, a, v)[0], (model, alpha), tangents[:2])[1]
-    _, DF, _ = image_and_jacobian(model, alpha, replicate, v, free)
-    gauge = coordinates.gauge(model, coordinates.unpack(v), jnp.ones_like(v))
-    dv = deflated_solve(jnp.eye(v.shape[0], dtype=v.dtype) - DF, gauge, force)
-    d_seen = jax.jvp(lambda *p: undamped(*p)[1], (model, alpha, v), (*tangents[:2], dv))[1]
-    d_seen = eqx.tree_at(lambda e: e.sums, d_seen, jax.tree.map(jnp.zeros_like, seen.sums))
-    quiet = jnp.zeros_like(residual), np.zeros(status.shape, jax.dtypes.float0)
-    return (v, residual, seen, status), (dv, quiet[0], d_seen, quiet[1])
+    s = lax.while_loop(problem.unfinished, problem.advance, problem.begin(coordinates.pack(x0)))
+    x, status = coordinates.unpack(s.best), problem.ending(s)
+    gone = (status <= Status.stalled) & vanished(model, x, free)
+    return x, s.best_residual, s.best_seen, jnp.where(gone, Status.absent, status)
 
 
 class _Look(NamedTuple):
