@@ -4,6 +4,7 @@ import dataclasses
 from functools import partial
 
 import equinox as eqx
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -125,6 +126,18 @@ CALLS = {
     ),
     "states count True": (lambda: ta.find_states(MODEL, 1.0, count=True), "count must be an integer"),
     "states seed": (lambda: ta.find_states(MODEL, 1.0, seed=-1), "seed must be an integer of at least 0"),
+    "states traced": (
+        lambda: jax.jit(lambda a: ta.find_states(MODEL, a, count=1))(1.0),
+        "model must have concrete numbers here",
+    ),
+    "sweep in traced code": (
+        lambda: jax.jit(lambda: ta.sweep(MODEL, [1.0]))(),
+        "model must have concrete numbers here",
+    ),
+    "start in traced code": (
+        lambda: jax.jit(lambda a: ta.solve(MODEL, a, start=_OUTSIDE))(1.0),
+        "start must be finite",
+    ),
     "branch": (lambda: ta.solve(MODEL, 1.0, "x"), "branch must be one of positional, semantic, uninformed, None"),
     "branch list": (lambda: ta.solve(MODEL, 1.0, ["semantic"]), "branch must be one of"),
     "nodes": (lambda: ta.solve(MODEL, 1.0, nodes=1000), r"nodes must be an averaging rule.*got nodes=1000"),
@@ -147,7 +160,7 @@ CALLS = {
         "start must be finite",
     ),
     "start outside": (
-        lambda: ta.solve(MODEL, 1.0, start=ta.Overlaps(*(-a for a in _START))),
+        lambda: ta.solve(MODEL, 1.0, start=_OUTSIDE),
         "start must be finite, with q, V and q - theta",
     ),
     "rtol text": (lambda: ta.solve(MODEL, 1.0, rtol="1e-3"), "rtol must be a real number"),
@@ -178,6 +191,7 @@ CALLS = {
     "gap": (lambda: ta.second_minimum_share(MODEL, ta.Overlaps(*_START), ta.sobol_nodes(MODEL, 64), 0.0), "gap"),
 }
 _START = jnp.full((2, 1, 1), 0.1), jnp.full((2, 1, 1), 10.0), jnp.zeros((2, 1, 1)), jnp.zeros((2, 1))
+_OUTSIDE = ta.Overlaps(*(-a for a in _START))
 
 
 @pytest.mark.parametrize("name", CALLS)

@@ -180,3 +180,8 @@ def _memory() -> float:
 def is_concrete(*values: Any) -> bool:
     """Whether all arrays have values, so that they can be checked: not while jax traces."""
     return not any(isinstance(leaf, jax.core.Tracer) for leaf in jax.tree.leaves(values))
+
+
+def is_tracing() -> bool:
+    """Whether jax traces a function: what is computed then has no value, even of numbers that have one."""
+    return not is_concrete(jnp.zeros(()) + 1)

@@ -114,3 +114,17 @@ def test_reverse_mode_under_vmap_and_a_bad_lane_spoils_nothing(model, nodes):
     value, slope = forward((model, alphas[1]), direction(model, "lam"), *rest)
     np.testing.assert_allclose(values[1], value.mean(0), rtol=1e-8)
     np.testing.assert_allclose(gradient, slope.mean(0) @ weights, rtol=1e-6)
+
+
+@pytest.mark.slow
+def test_second_derivative(model):
+    """Forward over reverse, against the difference of first derivatives."""
+    nodes, start = ta.line_nodes(model, 5, replicates=1), state(CASES[0])
+
+    def loss(alpha):
+        return ta.solve(model, alpha, "semantic", nodes, start=start, settings=TIGHT).train_loss
+
+    at, along = (model, jnp.array(2.0)), direction(model, alpha=1.0)
+    rest = BRANCHES["semantic"].free(model), start, nodes, TIGHT
+    up, down = (forward(moved(at, along, 0.02 * s), along, *rest)[1][0, 4] for s in (1, -1))
+    np.testing.assert_allclose(jax.jit(jax.hessian(loss))(at[1]), (up - down) / 0.04, rtol=1e-2)

@@ -90,27 +90,6 @@ def test_purely_positional_target_has_no_semantic_state(nodes):
     np.testing.assert_allclose(fp.gen_error_linear, 0, atol=1e-15)
 
 
-def test_one_trace_a_shape(model, nodes):
-    traces = []
-
-    class Counted(ta.DotProduct):
-        def loss(self, Z, Y):
-            traces.append(1)
-            return super().loss(Z, Y)
-
-    def make(omega):
-        m = ta.dot_product(omega=omega)
-        fields = ("omega", "sigma", "lam", "mixing", "encodings", "teacher")
-        return Counted(**{k: getattr(m, k) for k in fields})
-
-    small = ta.sobol_nodes(model, 2**10, replicates=1)
-    run = jax.jit(lambda m, a: ta.solve(m, a, "semantic", small, start=state(CASES[0])).train_loss)
-    run.trace(make(0.3), jnp.array(2.0))
-    before = len(traces)
-    run.trace(make(0.25), jnp.array(1.8))
-    assert len(traces) == before > 0
-
-
 def test_options_are_honoured(model, nodes):
     rough = ta.solve(model, 2.0, "positional", nodes, settings=ta.Settings(tol=1e-2))
     fine = ta.solve(model, 2.0, "positional", nodes, settings=ta.Settings(tol=1e-9))

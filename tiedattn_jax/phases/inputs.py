@@ -5,7 +5,7 @@ from __future__ import annotations
 from ..averages.default import default_nodes
 from ..averages.rule import Rule, check_rule
 from ..averages.sizes import REPLICATES, SIZES
-from ..errors import InputError, is_concrete, require_kind
+from ..errors import InputError, is_concrete, is_tracing, require_kind
 from ..model import Model
 from ..results import Settings
 
@@ -30,7 +30,7 @@ def prepared(
     """
     require_kind(model, "model", Model, "a Model such as dot_product()")
     require_kind(settings, "settings", (Settings, type(None)), "Settings, for instance Settings(tol=1e-4)")
-    if not (traced or is_concrete(model)):
+    if not traced and (is_tracing() or not is_concrete(model)):
         raise InputError("model", "must have concrete numbers here, got one under a jax transformation such as jit")
     rule = default_nodes(model, size, replicates=replicates) if nodes is None else nodes
     check_rule(rule, model)

@@ -282,8 +282,9 @@ def solve(
 ) -> FixedPoint:
     """Fixed point of the saddle-point equations (7)-(8) on a branch.
 
-    Works under `jit`, `vmap` over the numbers of the model and `alpha`, and `grad` in both modes. Derivatives contain
-    the jumps of the proximal operator; how much there is of them says `diagnostics.jump_mass`.
+    Works under `jit`, `vmap` over the numbers of the model and `alpha`, and `grad` in both modes; second derivatives in
+    forward mode of either, such as `jax.hessian`. Derivatives contain the jumps of the proximal operator; how much there
+    is of them says `diagnostics.jump_mass`.
 
     Args:
         model: attention layer and data.
@@ -605,5 +606,7 @@ def _check_start(model: Model, start: Overlaps) -> None:
             raise InputError("start", f"must have {name} of shape {want}, got shape {got}")
     if is_concrete(model, start):
         finite = all(np.all(np.isfinite(a)) for a in jax.tree.leaves(start))
-        if not (finite and admissible(model, start)):
+        with jax.ensure_compile_time_eval():  # alpha may be traced
+            inside = finite and bool(admissible(model, start))
+        if not inside:
             raise InputError("start", "must be finite, with q, V and q - theta rho^-1 theta^T positive definite")

@@ -8,7 +8,7 @@ import numpy as np
 from ..averages.default import default_nodes
 from ..averages.rule import Rule, check_rule
 from ..averages.sizes import SIZES
-from ..errors import require_count
+from ..errors import InputError, is_concrete, require_count
 from ..model import Model
 from ..overlaps import Overlaps, admissible, branch_of, magnitudes
 from ..results import Settings, Status
@@ -42,10 +42,12 @@ def find_states(
         One `FixedPoint` for every state; states that differ by the signs of m and theta count once.
 
     Raises:
-        InputError: `alpha` or `count` not positive.
+        InputError: `alpha` or `count` not positive, or a model without values, under a jax transformation.
     """
     check_model(model, None)
     a, free = check_alpha(model, alpha), branch_of(None).free(model)
+    if not is_concrete((model, a)):
+        raise InputError("model", "must have concrete numbers here, got one under a jax transformation such as jit")
     require_count(count, "count")
     require_count(seed, "seed", 0)
     nodes = default_nodes(model, SIZES["path"]) if nodes is None else nodes

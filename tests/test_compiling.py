@@ -1,0 +1,84 @@
+"""What is compiled when, and that it lowers for accelerators."""
+
+import logging
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax import export
+from jax.sharding import Mesh
+
+import tiedattn_jax as ta
+from tiedattn_jax.phases.follow import Track, follow, pair_free, pair_start
+
+pytestmark = pytest.mark.usefixtures("quick_programs")
+CALLS = ("solve", "its gradient", "critical_alpha", "a row of a grid", "gamp", "train")
+
+
+def calls_on(nodes):
+    """Public functions of two numbers, sigma and alpha."""
+    data = ta.sample_data(ta.dot_product(), 16, 2.0, jax.random.key(0))
+    mesh = Mesh(np.array(jax.devices()[:1]), ("tracks",))
+
+    def state(sigma, alpha):
+        return ta.solve(ta.dot_product(sigma=sigma), alpha, "semantic", nodes).theta
+
+    def row(sigma, alpha):
+        """Both branches in one cell."""
+        model = ta.dot_product(sigma=sigma)
+        start, each = pair_start(model), jnp.stack([alpha[None]] * 2)
+        models = jax.tree.map(lambda a: jnp.stack([a[None]] * 2), model)
+        return follow(Track(models, each, each, start, start, pair_free(model)), nodes, ta.Settings(), mesh, 1)["theta"]
+
+    return {
+        "solve": state,
+        "its gradient": jax.grad(state),
+        "critical_alpha": lambda sigma, alpha: ta.critical_alpha(ta.dot_product(sigma=sigma), nodes=nodes).alpha,
+        "a row of a grid": row,
+        "gamp": lambda sigma, alpha: ta.gamp(ta.dot_product(sigma=sigma), data, steps=10).train_loss,
+        "train": lambda sigma, alpha: ta.train(ta.dot_product(sigma=sigma), data, steps=10).train_loss,
+    }
+
+
+@pytest.fixture
+def compiled(caplog):
+    """Names of the programs that a function compiles."""
+
+    def names(fn, *args):
+        caplog.clear()
+        with caplog.at_level(logging.WARNING, "jax"), jax.log_compiles(True):
+            jax.block_until_ready(fn(*args))
+        words = (record.getMessage().split() for record in caplog.records)
+        return [said[1] for said in words if said[0] == "Compiling"]
+
+    return names
+
+
+@pytest.mark.parametrize("name", CALLS)
+def test_a_second_model_of_the_same_shape_compiles_nothing(name, model, compiled):
+    call = calls_on(ta.line_nodes(model, 3, replicates=2))[name]
+    jax.block_until_ready(call(jnp.asarray(0.5), jnp.asarray(2.0)))
+    assert compiled(call, jnp.asarray(0.51), jnp.asarray(1.9)) == []
+
+
+def test_branches_share_the_program_that_solves_and_its_gradient_uses_it(model, compiled):
+    nodes = ta.sobol_nodes(model, 16, replicates=1)  # of no other test
+
+    def theta(alpha, branch="semantic"):
+        return ta.solve(model, alpha, branch, nodes).theta
+
+    assert "jit(_phases)" in compiled(theta, 2.0)
+    for branch in ("positional", "uninformed"):
+        assert "jit(_phases)" not in compiled(theta, 1.9, branch)
+    assert "jit(_phases)" not in compiled(jax.grad(theta), 2.0)
+
+
+@pytest.mark.parametrize("wide", [True, False], ids=["float64", "float32"])
+@pytest.mark.parametrize("name", CALLS)
+def test_lowers_for_gpu_and_tpu(name, wide):
+    with jax.enable_x64(wide):
+        call = calls_on(ta.line_nodes(ta.dot_product(), 3, replicates=2))[name]
+        program = export.export(jax.jit(call), platforms=("cuda", "tpu"))(jnp.asarray(0.5), jnp.asarray(2.0))
+    text = program.mlir_module()
+    assert "callback" not in text and ("f64" in text) == wide
