@@ -54,7 +54,7 @@ class Settings(Printed):
         tol: undamped residual, relative, below which a fixed point has converged.
         max_steps: Newton steps.
         warm_steps: damped steps that may bring a rough start near the branch.
-        damping: share of the new state in a damped step. The undamped map has eigenvalues down to -5.5.
+        damping: share of the new state in a damped step, which is implicit: less of it along fast directions.
 
     Raises:
         InputError: one of them is no number or out of range.

@@ -14,7 +14,7 @@ from tiedattn_jax.averages.maxwell import Gaps, Lines, Section, energy_profile
 from tiedattn_jax.averages.prox import loss_at_nodes, moreau, prox, prox_gradient
 from tiedattn_jax.results import error_bar
 from tiedattn_jax.theory import fixed_points
-from tiedattn_jax.theory.potentials import points_in
+from tiedattn_jax.theory.potentials import channel_gradient, points_in
 
 pytestmark = pytest.mark.usefixtures("quick_programs")
 JUMPS = [c for c in CASES if (c.alpha, c.branch) in DERIVATIVES]
@@ -74,9 +74,25 @@ def test_lines_with_several_jumps(jumps):
     energy = moreau(APART, points.z, h, MANY_JUMPS.V, y)
     np.testing.assert_allclose(energy, moreau(APART, found.z, h, MANY_JUMPS.V, y), atol=1e-9)
     np.testing.assert_allclose(jnp.sum(points.weight), 1, rtol=2e-4)
-    for token in range(2):
-        np.testing.assert_allclose(jnp.sum(points.weight * points.student[token, 0] ** 2), 1, rtol=2e-4)
+    for token in range(2):  # of 300 lines, on most of which nodes have random offsets
+        np.testing.assert_allclose(jnp.sum(points.weight * points.student[token, 0] ** 2), 1, rtol=1e-2)
     np.testing.assert_allclose(jnp.sum(points.weight * energy), 9.08e-3, rtol=0.01)  # one jump 9.03e-3, three 9.14e-3
+
+
+def test_lines_that_are_not_resolved_give_no_bias():
+    """The mean energy of random offsets against that of many nodes a line; fixed nodes were .7 % off."""
+    model = ta.dot_product(0.33, 2.54, 4e-4, ((0.85, 0.15), (0.63, 0.37)))
+    x = ta.Overlaps(*(jnp.full((2, 1, 1), v, float) for v in (0.3, 1.0, 0.0)), jnp.zeros((2, 1)))
+
+    @jax.jit
+    def energy(rule):
+        return rule.each(lambda replicate: channel_gradient(model, x, replicate)[0])
+
+    lines = energy(ta.line_nodes(model, lines=2**11))
+    single = energy(ta.sobol_nodes(model, 2**13))
+    bar = np.hypot(*(np.std(a, ddof=1) / 2 for a in (lines, single)))
+    assert bar < 1e-3 * np.mean(single)
+    assert abs(np.mean(lines) - np.mean(single)) < 4 * bar
 
 
 def test_a_profile_is_the_lower_one_of_two(model):

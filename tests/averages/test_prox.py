@@ -43,18 +43,25 @@ def test_global_minimum_against_brute_force(model, nodes, case):
     assert float(jnp.max(jnp.abs(gradient(model, found.z, h, V, y)))) < 1e-12
 
 
-def test_most_minima_of_a_large_student_are_found():
-    """Its fields lie where the softmax is saturated: from there and from one well 14 % of the nodes would be missed."""
-    model = ta.dot_product(0.32, 1.34, 1e-4, ((0.92, 0.08), (0.11, 0.89)))
-    x = ta.Overlaps(*(jnp.full((2, 1, 1), v, float) for v in (6.0, 24.0, 0.0)), jnp.zeros((2, 1)))
+@pytest.mark.parametrize(
+    ("numbers", "q", "V"),
+    [
+        ((0.32, 1.34, 1e-4, ((0.92, 0.08), (0.11, 0.89))), 6.0, 24.0),
+        ((0.196, 2.08, 6e-4, ((0.38, 0.62), (0.56, 0.44))), 43.8, 14.7),
+    ],
+)
+def test_the_minima_of_a_large_student_are_found(numbers, q, V):
+    """Its fields lie where the softmax is saturated: from there and from the wells 3 % or 12 % of the nodes are missed."""
+    model = ta.dot_product(*numbers)
+    x = ta.Overlaps(*(jnp.full((2, 1, 1), v, float) for v in (q, V, 0.0)), jnp.zeros((2, 1)))
     one = ta.sobol_nodes(model, 2**10, replicates=1).replicate(0)
     h, y = fields(model, x, one.student, one.teacher)
     best = jnp.full(h.shape[-1], jnp.inf)
-    for start in np.stack(np.meshgrid(*[np.linspace(-8, 8, 9)] * 2), -1).reshape(-1, 2):
+    for start in np.stack(np.meshgrid(*[np.linspace(-1.3, 1.3, 9) * q**0.5] * 2), -1).reshape(-1, 2):
         _, energy, done = descend(model, jnp.asarray(start), h, x.V, y)
         best = jnp.minimum(best, jnp.where(done, energy, jnp.inf))
     missed = moreau(model, prox(model, h, x.V, y).z, h, x.V, y) > best + 1e-6
-    assert float(jnp.mean(missed)) < 0.05
+    assert float(jnp.mean(missed)) < 2e-3
 
 
 def test_newton_descends(model, nodes):

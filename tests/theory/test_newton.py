@@ -60,25 +60,47 @@ def shrunk(share):
 
 
 def test_damped_steps(problem):
-    """A share of the map's step, at most half of a coordinate's size, and more along a small order parameter."""
+    """At most half of a coordinate's size, and more along a small order parameter."""
     coordinates = Coordinates(problem.model, FREE)
     x = state(CASES[0])
     v = coordinates.pack(x)
-    step = problem.damped_step(iterate(v=v, image=1.1 * v))
+
+    def limited(v, factor, **more):
+        """Of an explicit step to `factor v`."""
+        return problem.limited_step(iterate(v=v, image=factor * v, damped_step=0.2 * (factor - 1) * v, **more))
+
+    step = limited(v, 1.1)
     np.testing.assert_allclose(step, 0.02 * v, rtol=1e-12)
-    np.testing.assert_allclose(problem.damped_step(iterate(v=v, image=1.1 * v, damping=0.4)), 0.4 * step, rtol=1e-12)
-    np.testing.assert_allclose(problem.damped_step(iterate(v=v, image=-30 * v)), -0.5 * v, rtol=1e-12)
-    large = problem.damped_step(iterate(v=v, image=1.04 * v))
-    np.testing.assert_allclose(large, 0.008 * v, rtol=1e-12)  # theta is .9 of its largest size
+    np.testing.assert_allclose(limited(v, 1.1, damping=0.4), 0.4 * step, rtol=1e-12)
+    np.testing.assert_allclose(limited(v, -30), -0.5 * v, rtol=1e-12)
+    np.testing.assert_allclose(limited(v, 1.04), 0.008 * v, rtol=1e-12)  # theta is .9 of its largest size
     v = coordinates.pack(ta.Overlaps(x.q, x.V, x.theta / 4, x.m))
-    step = problem.damped_step(iterate(v=v, image=1.04 * v))
-    order = coordinates.order > 0
+    step, order = limited(v, 1.04), coordinates.order > 0
     np.testing.assert_allclose(step[order], 50 * 0.008 * v[order], rtol=1e-12)
     np.testing.assert_allclose(step[~order], 0.008 * v[~order], rtol=1e-12)
-    step = problem.damped_step(iterate(v=v, image=0.96 * v))  # it decays: as far as a step goes
-    np.testing.assert_allclose(step, np.where(order, 50, 1) * -0.008 * v, rtol=1e-12)
+    # It decays: as far as a step goes.
+    np.testing.assert_allclose(limited(v, 0.96), np.where(order, 50, 1) * -0.008 * v, rtol=1e-12)
     for factor in (1.12, 0.88):  # it grows by itself, or falls
-        np.testing.assert_allclose(problem.damped_step(iterate(v=v, image=factor * v)), 0.2 * (factor - 1) * v)
+        np.testing.assert_allclose(limited(v, factor), 0.2 * (factor - 1) * v)
+
+
+def test_damped_steps_are_implicit(problem):
+    """Along an eigenvector of the map: a r / (1 - a lambda); the explicit a r where that would go backwards."""
+    values = jnp.array([0.0, 0.5, 1.0, 1.5, -40.0])
+    r, none = jnp.array([1.0, -2.0, 0.3, 0.1, 5.0]), jnp.zeros((0, 5))
+    for a in (0.2, 0.4):
+        here = problem._replace(settings=ta.Settings(damping=a))
+        step = here.implicit_step(jnp.diag(1 - values), none, r)
+        np.testing.assert_allclose(step, a * r / (1 - a * values), rtol=1e-12)
+        np.testing.assert_allclose(here.implicit_step(-9 * jnp.eye(5), none, r), a * r, rtol=1e-12)  # lambda = 10
+
+
+def test_a_violent_map(lines):
+    """Its eigenvalue along m is -50; explicit damped steps, .2 of the way, go back and forth for ever."""
+    model = ta.dot_product(0.897, 0.154, 0.000546, [[0.55, 0.45], [0.42, 0.58]])
+    point = ta.solve(model, 13.9, None, lines)
+    assert int(point.status) == ta.Status.converged and float(point.diagnostics.growth_m) < -30
+    np.testing.assert_allclose(abs(point.overlaps.m), 0.337, rtol=0.02)
 
 
 @pytest.mark.parametrize(

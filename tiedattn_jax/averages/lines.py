@@ -46,6 +46,7 @@ class Block(NamedTuple):
     teacher: jax.Array
     across: jax.Array
     weight: jax.Array
+    offset: jax.Array
     reach: jax.Array
     direction: jax.Array | None
 
@@ -57,6 +58,7 @@ class LineNodes(Replicate):
         teacher: standard normals of the teacher's fields, (L, t, N).
         across: those of the student's fields across the line, (L r - 1, N).
         weight: (N,), summing to one.
+        offset: of nodes from the middles of parts of equal weight, on a line that is not resolved, in (-1/2, 1/2), (N,).
         reach: how far a line goes to either side, in standard deviations, (2,).
         direction: of the lines in the space of the student's fields, (L, r); None is the axis of the double well.
         points_per_line: nodes of a line.
@@ -67,6 +69,7 @@ class LineNodes(Replicate):
     teacher: jax.Array
     across: jax.Array
     weight: jax.Array
+    offset: jax.Array
     reach: jax.Array
     direction: jax.Array | None
     points_per_line: int = eqx.field(static=True)
@@ -87,7 +90,9 @@ class LineNodes(Replicate):
         return self.size > self.block
 
     def blocks(self) -> Any:
-        split = in_blocks((self.teacher, self.across, self.weight), max(1, self.block // self.points_per_line))
+        split = in_blocks(
+            (self.teacher, self.across, self.weight, self.offset), max(1, self.block // self.points_per_line)
+        )
         count = split[0].shape[0]
         shared = jax.tree.map(lambda a: jnp.broadcast_to(a, (count, *a.shape)), (self.reach, self.direction))
         return Block(*split, *shared)
@@ -107,11 +112,13 @@ class LineNodes(Replicate):
 
     def search(self, model: Model, x: Overlaps, block: Any) -> tuple[Lines, Gaps, Section, jax.Array]:
         """The lines, their jumps, and their nodes with their share of the weight of a line."""
-        teacher, across, _, reach, direction = block
+        teacher, across, _, offset, reach, direction = block
         lines = lay(model, x, teacher_fields(model, teacher), across, direction)
         profile = energy_profile(model, x.V, lines, reach)
         gaps, resolved = common_tangents(model, x.V, lines, profile, self.jumps)
-        section, share, resolved = _nodes(model, x.V, lines, profile, gaps, resolved, self.points_per_line, reach)
+        section, share, resolved = _nodes(
+            model, x.V, lines, profile, gaps, resolved, self.points_per_line, reach, offset
+        )
         gaps = jax.tree.map(lambda a: jnp.where(resolved, a, jnp.zeros_like(a)), gaps)
         return lines, gaps, section, share
 
@@ -159,11 +166,13 @@ def _nodes(
     resolved: jax.Array,
     total: int,
     reach: jax.Array,
+    offset: jax.Array,
 ) -> tuple[Section, jax.Array, jax.Array]:
     """Nodes (total, N), their weights, and which lines are resolved: Gauss-Legendre in t, shared out by length in s.
 
-    On the other lines, which Maxwell's construction did not resolve or on which a node did not settle, they are
-    Gauss-Hermite nodes in s, searched for one by one.
+    On the other lines, which Maxwell's construction did not resolve or on which a node did not settle, they are searched
+    for one by one, and lie in parts of equal weight of the line, at an offset of its own: whatever jumps there, the
+    average is unbiased.
     """
     cut = cuts(gaps.left.s, gaps.real, reach, total)
     number = jnp.arange(total)[:, None]
@@ -176,12 +185,12 @@ def _nodes(
     )
     node, share = (jnp.asarray(a, end.dtype)[count, number - begin] for a in _legendre(total))
     section = trace(model, V, lines, starts, lo + (hi - lo) * node, jnp.where(number == begin, piece, -1))
-    s, single = (jnp.asarray(a, end.dtype) for a in np.polynomial.hermite_e.hermegauss(total))
+    s = jax.scipy.special.ndtri((number + 0.5 + offset) / total)
     weight = (hi - lo) * share * section.slope * jnp.exp(-0.5 * section.s**2) / (2 * np.pi) ** 0.5
     resolved &= jnp.all(section.settled & jnp.isfinite(weight), 0)
-    unsolved = jnp.where(resolved, section.s, s[:, None]), jnp.where(resolved, section.error, jnp.inf)
+    unsolved = jnp.where(resolved, section.s, s), jnp.where(resolved, section.error, jnp.inf)
     section = searched(model, V, lines, eqx.tree_at(lambda e: (e.s, e.error), section, unsolved))
-    return section, jnp.where(resolved, weight, (single / single.sum())[:, None]), resolved
+    return section, jnp.where(resolved, weight, 1 / total), resolved
 
 
 def cuts(s: jax.Array, real: jax.Array, reach: jax.Array, total: int) -> jax.Array:
@@ -337,11 +346,14 @@ def line_nodes(
     if even:
         reach = np.mean(reach, 1, keepdims=True).repeat(2, 1)
 
+    offset = np.random.default_rng([seed, 3]).uniform(-0.49, 0.49, weight.shape) * (not even)
+
     def some(which: slice | int) -> LineNodes:
         return LineNodes(
             teacher=jnp.asarray(normals[:, : L * t].reshape(len(sets), L, t, -1)[which], dtype),
             across=jnp.asarray(normals[which, L * t :], dtype),
             weight=jnp.asarray(weight[which], dtype),
+            offset=jnp.asarray(offset[which], dtype),
             reach=jnp.asarray(reach[which], dtype),
             direction=None if direction is None else jnp.broadcast_to(direction, (len(sets), L, r))[which],
             points_per_line=points,

@@ -207,7 +207,8 @@ def lowest_minima(model: Model, h: jax.Array, V: jax.Array, y: jax.Array) -> jax
 
 def proximal(model: Model, h: jax.Array, V: jax.Array, y: jax.Array) -> tuple[jax.Array, jax.Array]:
     """The same to full precision, and whether the search converged, (N,)."""
-    z, energy, done = _minima(model, _starts(model, h, y), h, V, y, descend, _tolerance(h.dtype))
+    starts = jnp.concatenate([_starts(model, h, y), _flips(h)])
+    z, energy, done = _minima(model, starts, h, V, y, descend, _tolerance(h.dtype))
     lowest = jnp.argmin(energy, 0)
     return _pick(z, lowest), _pick(done, lowest)
 
@@ -232,6 +233,7 @@ def _lowest_minima(
     if near is not None:
         starts = jnp.concatenate([starts, near])
     z, energy, _ = _minima(model, starts, h, V, y, newton, 1e-3)
+    z, energy = (jnp.concatenate(pair) for pair in zip((z, energy), _beyond(model, h, V, y, energy), strict=True))
     lowest = jnp.min(energy, 0)
     top = _pick(z, jnp.argmin(energy, 0))
     above = jnp.where(jnp.max(jnp.abs(z - top), (1, 2)) > 1e-2, energy - lowest, jnp.inf)
@@ -263,6 +265,35 @@ def _starts(model: Model, h: jax.Array, y: jax.Array) -> jax.Array:
     """Starting points (K, L, r, N)."""
     well = well_axis(model, y, h.shape[1], _POWER_STEPS)
     return jnp.stack([h, well, -well])
+
+
+def _flips(h: jax.Array) -> jax.Array:
+    """The projections of h to where one token vanishes, or two are equal, (K, L, r, N): there hard attention flips."""
+    L = h.shape[0]
+    eye = np.eye(L)
+    normals = [*eye, *((eye[k] - eye[l]) / 2**0.5 for k in range(L) for l in range(k))]
+    onto = np.stack([eye - np.outer(u, u) for u in normals])
+    return jnp.einsum("kij,jrn->kirn", jnp.asarray(onto, h.dtype), h)
+
+
+def _beyond(model: Model, h: jax.Array, V: jax.Array, y: jax.Array, energies: jax.Array) -> tuple[jax.Array, jax.Array]:
+    """Minima (K, L, r, N) beyond the places where attention flips, and their energies (K, N), at the nodes that need it.
+
+    Where the student's fields are large, attention is hard and the loss flat but for steps, beyond which Newton's method
+    does not look. A minimum beyond a step costs at least the way there; elsewhere the energies are infinite.
+    """
+    places = _flips(h)
+    away = places - h
+    cost = 0.5 * jax.vmap(lambda d: _sum(d * apply(inverse(V), d)))(away)
+    large = jnp.max(jnp.sum(h**2, 1), 0) > 1  # for scores of order one
+    left = large & jnp.any(cost < jnp.min(energies, 0), 0)
+
+    def finish(lanes: jax.Array) -> tuple[jax.Array, jax.Array]:
+        starts, h_, y_ = (jnp.take(a, lanes, axis=-1, mode="clip") for a in (places, h, y))
+        return _minima(model, starts, h_, V, y_, descend, 1e-3)[:2]
+
+    blank = jnp.broadcast_to(h, places.shape), jnp.full(cost.shape, jnp.inf, h.dtype)
+    return in_groups(finish, blank, left, max(256, h.shape[-1] // 16))
 
 
 def well_axis(model: Model, y: jax.Array, rank: int, steps: int) -> jax.Array:

@@ -73,7 +73,8 @@ class _Look(NamedTuple):
     image: jax.Array  # F(v)
     residual: jax.Array
     step: jax.Array  # Newton's
-    length: jax.Array  # of the step, relative
+    damped: jax.Array  # step
+    length: jax.Array  # of Newton's step, relative
     singular: jax.Array
     seen: Evaluation
 
@@ -82,6 +83,7 @@ class Iterate(eqx.Module):
     v: jax.Array
     residual: jax.Array  # of v
     step: jax.Array  # Newton's, from v
+    damped_step: jax.Array  # from v
     image: jax.Array  # F(v)
     cut: jax.Array
     damping: jax.Array  # share of a damped step
@@ -141,12 +143,32 @@ class Problem(NamedTuple):
         last = (v - v_before) / scale
         missed = (r_before / scale - r) - matrix @ last
         matrix = matrix + jnp.outer(missed, last) / jnp.maximum(jnp.sum(last**2), eps)
-        step = scale * deflated_solve(matrix, self.coordinates.gauge(self.model, x, scale), r)
+        gauge = self.coordinates.gauge(self.model, x, scale)
+        step = scale * deflated_solve(matrix, gauge, r)
         residual = jnp.max(jnp.abs(r))
         ok = jnp.isfinite(residual) & admissible(self.model, x) & jnp.all(jnp.isfinite(step))
         length = jnp.max(jnp.abs(step / scale))
         singular = ok & (length > _SINGULAR * residual) & (residual > self.tol)
-        return _Look(F, jnp.where(ok, residual, jnp.inf), jnp.where(ok, step, 0.0), length, singular, seen)
+        damped = scale * self.implicit_step(matrix, gauge, r)
+        return _Look(
+            image=F,
+            residual=jnp.where(ok, residual, jnp.inf),
+            step=jnp.where(ok, step, 0.0),
+            damped=jnp.where(ok, damped, 0.0),
+            length=length,
+            singular=singular,
+            seen=seen,
+        )
+
+    def implicit_step(self, matrix: jax.Array, gauge: jax.Array, r: jax.Array) -> jax.Array:
+        """A step of the damped map, ``a (I - a DF)^{-1} r`` with `a` the damping, of a residual r and I - DF.
+
+        It is implicit: where the map has eigenvalues of -30, it goes to the solution instead of beyond. Where an
+        eigenvalue above 1 / a turns it round, the explicit step ``a r`` is taken.
+        """
+        a = jnp.asarray(self.settings.damping, r.dtype)
+        step = deflated_solve((1 - a) * jnp.eye(r.shape[0], dtype=r.dtype) + a * matrix, gauge, a * r)
+        return jnp.where(jnp.vdot(step, r) > 0, step, a * r)
 
     def begin(self, v0: jax.Array) -> Iterate:
         """The first pass of the loop only evaluates: its step is zero, and any residual is below infinity."""
@@ -154,10 +176,10 @@ class Problem(NamedTuple):
         no, count, still = jnp.array(False), jnp.array(0), jnp.zeros_like(v0)
         blank = jax.eval_shape(lambda v: self.at(v)[2], v0)
         nothing = jax.tree.map(lambda a: jnp.full(a.shape, jnp.nan, a.dtype), blank)
-        return Iterate(v0, inf, still, v0, one, one, v0, inf, inf, nothing, inf, count, count, count, no, no, no)
+        return Iterate(v0, inf, still, still, v0, one, one, v0, inf, inf, nothing, inf, count, count, count, no, no, no)
 
     def advance(self, s: Iterate) -> Iterate:
-        trial = jnp.where(s.damped, s.v + self.damped_step(s), self.moved(s.v, s.cut * s.step))
+        trial = jnp.where(s.damped, s.v + self.limited_step(s), self.moved(s.v, s.cut * s.step))
         inside = admissible(self.model, self.coordinates.unpack(trial))
         safe = jnp.where(inside, trial, s.v)
         here = self.look(safe, s.v, s.image - s.v)
@@ -174,6 +196,7 @@ class Problem(NamedTuple):
             v=pick(safe, s.v),
             residual=pick(residual, s.residual),
             step=pick(here.step, s.step),
+            damped_step=pick(here.damped, s.damped_step),
             image=pick(here.image, s.image),
             cut=jnp.where(s.far, 1.0, cut),
             damping=jnp.where(good, 1.0, jnp.where(s.damped, _CUT * s.damping, s.damping)),
@@ -199,15 +222,14 @@ class Problem(NamedTuple):
         zero = self.coordinates.unpack(jnp.zeros_like(v))
         return v + step + self.coordinates.pack(eqx.tree_at(lambda x: x.q, zero, bend))
 
-    def damped_step(self, s: Iterate) -> jax.Array:
-        """Part of a step of the map; more of it along a small order parameter that moves slowly, less of a long one."""
+    def limited_step(self, s: Iterate) -> jax.Array:
+        """The damped step; more of it along a small order parameter that moves slowly, less of a long one."""
         order = self.coordinates.order
         before, after = (jnp.sum((order * v) ** 2) for v in (s.v, s.image))
         x = self.coordinates.unpack(s.v)
         small = (jnp.sum(self.free) == 1) & (own_size(self.model, x, self.free) < _SMALL)
         slow = small & ((1 - _SLOW) ** 2 * before < after) & (after < (1 + _SLOW) ** 2 * before)
-        damping = jnp.asarray(self.settings.damping, s.v.dtype)
-        step = damping * jnp.where(slow & (order > 0), _AHEAD, 1.0) * (s.image - s.v)
+        step = jnp.where(slow & (order > 0), _AHEAD, 1.0) * s.damped_step
         longest = _LONGEST * self.coordinates.scale(self.model, x)
         return s.damping * jnp.clip(step, -longest, longest)
 
