@@ -13,7 +13,7 @@ import tiedattn_jax as ta
 from tiedattn_jax.phases.follow import Track, follow, pair_free, pair_start
 
 pytestmark = pytest.mark.usefixtures("quick_programs")
-CALLS = ("solve", "its gradient", "critical_alpha", "a row of a grid", "gamp", "train")
+CALLS = ("the gradient of solve", "critical_alpha", "a row of a grid", "gamp", "train")
 
 
 def calls_on(nodes):
@@ -32,8 +32,7 @@ def calls_on(nodes):
         return follow(Track(models, each, each, start, start, pair_free(model)), nodes, ta.Settings(), mesh, 1)["theta"]
 
     return {
-        "solve": state,
-        "its gradient": jax.grad(state),
+        "the gradient of solve": jax.grad(state),
         "critical_alpha": lambda sigma, alpha: ta.critical_alpha(ta.dot_product(sigma=sigma), nodes=nodes).alpha,
         "a row of a grid": row,
         "gamp": lambda sigma, alpha: ta.gamp(ta.dot_product(sigma=sigma), data, steps=10).train_loss,

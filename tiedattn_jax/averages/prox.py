@@ -285,7 +285,7 @@ def _beyond(model: Model, h: jax.Array, V: jax.Array, y: jax.Array, energies: ja
     places = _flips(h)
     away = places - h
     cost = 0.5 * jax.vmap(lambda d: _sum(d * apply(inverse(V), d)))(away)
-    large = jnp.max(jnp.sum(h**2, 1), 0) > 1  # for scores of order one
+    large = jnp.max(jnp.sum(h**2, 1), 0) > 3  # for scores of order one
     left = large & jnp.any(cost < jnp.min(energies, 0), 0)
 
     def finish(lanes: jax.Array) -> tuple[jax.Array, jax.Array]:
