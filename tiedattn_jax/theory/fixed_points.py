@@ -426,36 +426,30 @@ def solve_anew(
 ) -> State:
     """`solve_replicates` from the start of a branch: on the coarse replicate, and from there on the others."""
     starts = for_each(branch_start(lax.stop_gradient(model), branch), nodes.replicates)
-    return _found(model, alpha, nodes, starts, free, settings, *_flags((), True, True))[1]
+    states = _held_phases((model, alpha, nodes, starts, free), settings, *_flags((), True, True))[1]
+    return _followed(model, alpha, nodes, free, states)
 
 
 def solve_coarsely(
     model: Model, alpha: jax.Array, nodes: Rule, start: Overlaps, free: jax.Array, settings: Settings
 ) -> State:
-    """A state on the coarse replicate alone, from a start that may be far."""
+    """A state on the coarse replicate alone, from a start that may be far; it has no derivatives."""
     starts = for_each(start, nodes.replicates)
-    return _found(model, alpha, nodes, starts, free, settings, *_flags((model, alpha, start), True, False))[0]
+    return _held_phases((model, alpha, nodes, starts, free), settings, *_flags((model, alpha, start), True, False))[0]
 
 
 def solve_replicates(
     model: Model, alpha: jax.Array, nodes: Rule, starts: Overlaps, free: jax.Array, settings: Settings
 ) -> State:
     """The fixed point of every replicate, from its own start near it, with all that it predicts."""
-    return _found(model, alpha, nodes, starts, free, settings, *_flags((model, alpha, starts), False, True))[1]
+    flags = _flags((model, alpha, starts), False, True)
+    states = _held_phases((model, alpha, nodes, starts, free), settings, *flags)[1]
+    return _followed(model, alpha, nodes, free, states)
 
 
-def _found(
-    model: Model,
-    alpha: jax.Array,
-    nodes: Rule,
-    starts: Overlaps,
-    free: jax.Array,
-    settings: Settings,
-    *flags: jax.Array | None,
-) -> tuple[State, State]:
-    """`_phases` of held numbers: under `jax.grad` it is the program that solves; then the replicates' derivatives."""
-    coarse, states = _phases(*lax.stop_gradient((model, alpha, nodes, starts, free)), settings, *flags)
-    return coarse, _followed(model, alpha, nodes, free, states)
+def _held_phases(numbers: tuple, settings: Settings, *flags: jax.Array | None) -> tuple[State, State]:
+    """`_phases` of held numbers: under `jax.grad`, too, it is the program that solves."""
+    return _phases(*lax.stop_gradient(numbers), settings, *flags)
 
 
 @jax.custom_jvp
