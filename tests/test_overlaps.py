@@ -49,6 +49,11 @@ def test_starts_have_the_symmetry_of_their_branch(model, name):
     assert label(model, x) == (name or "mixed")
 
 
+def test_starts_have_the_dtype_of_the_model():
+    start = BRANCHES[None].start(ta.dot_product(dtype=jnp.float32))
+    assert {a.dtype for a in jax.tree.leaves(start)} == {jnp.dtype("float32")}
+
+
 def test_starts_of_a_student_of_rank_two_use_both_columns():
     model = ta.dot_product(rank=2)
     x = BRANCHES[None].start(model)

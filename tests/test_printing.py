@@ -68,8 +68,13 @@ def test_a_fixed_point(capsys):
     assert (
         "<td style='text-align:left'>0.158158(15)</td>" in point._repr_html_() and "FixedPoint" in point._repr_html_()
     )
-    jumps = made.fixed_point(jump_mass=[0.5] * 4, unconverged=[1e-3] * 4).summary()
-    assert "formally infinite" in jumps and "jumps matter" in jumps and "50.0%" in jumps and "1.0e-03" in jumps
+    jumps = made.fixed_point(jump_mass=[0.5] * 4, unresolved=[1e-3] * 4).summary()
+    assert (
+        "formally infinite" in jumps
+        and "jumps matter" in jumps
+        and "50.0%" in jumps
+        and "0.1%        of the nodes; sobol" in jumps
+    )
 
 
 def test_a_state_that_is_not_there_says_whose_numbers_these_are():

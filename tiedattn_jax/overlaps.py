@@ -88,7 +88,7 @@ class Branch(NamedTuple):
         eye = jnp.broadcast_to(jnp.eye(r, dtype=dtype), (L, r, r))
         # With both free, they are given to different columns of the student.
         column = r - 1 if self.theta and r > 1 else 0
-        m = 0.25 * self.m * direction[:, None] * jnp.eye(1, r, k=column)
+        m = 0.25 * self.m * direction[:, None] * jnp.eye(1, r, k=column, dtype=dtype)
         theta = 0.5 * self.theta * scale * jnp.eye(r, t, dtype=dtype)
         return Overlaps(self.size * scale * eye, 15.0 * eye, jnp.broadcast_to(theta, (L, r, t)), m)
 

@@ -26,7 +26,9 @@ class Status(enum.IntEnum):
     singular = 5  # I - DF is singular: a fold or another bifurcation
     absent = 6  # the branch asked for does not exist here: its order parameter vanished, or the whole student
     imprecise = 7  # a fixed point, but the largest averages tried leave error bars above the rtol asked for
-    unresolved = 8  # too many proximal solves failed: neither a state nor its absence can be told
+    unresolved = (
+        8  # the averages miss too much of what the proximal operator does: neither a state nor its absence can be told
+    )
 
     @classmethod
     def name_of(cls, value: Any) -> str:
@@ -91,15 +93,12 @@ def has_state(status: Any, residual: Any) -> Any:
     return (status <= Status.stalled) | (status == Status.max_steps) & (residual < UNRESOLVED)
 
 
-_MISSED = 0.05  # share of the nodes whose proximal solve failed from which on they settle nothing
+_MISSED = 0.05  # share of the nodes that are not resolved from which on they settle nothing
 
 
 def settled(status: Any, missed: Any) -> Any:
-    """A status of a replicate in which a share `missed` of the proximal solves failed: too many settle nothing.
-
-    A solve that ran out of steps says so itself.
-    """
-    return jnp.where((missed > _MISSED) & (status != Status.max_steps), Status.unresolved, status)
+    """A status of a replicate in which a share `missed` of the nodes is not resolved: too many settle nothing."""
+    return jnp.where(missed > _MISSED, Status.unresolved, status)
 
 
 def quorum(found: Any) -> Any:

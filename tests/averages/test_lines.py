@@ -65,18 +65,43 @@ def test_every_node_is_at_the_global_minimum(model, case):
     np.testing.assert_allclose(points.gap[both], found.gap[both], rtol=0.05, atol=1e-6)
 
 
-@pytest.mark.parametrize("jumps", [None, 1], ids=["jumps found", "nodes searched for"])
-def test_lines_with_several_jumps(jumps):
+@pytest.mark.parametrize(("jumps", "resolved"), [(None, 0.95), (1, 0.14)], ids=["jumps found", "nodes searched for"])
+def test_lines_with_several_jumps(jumps, resolved):
     """All nodes are at the global minimum, also on lines with more jumps than Maxwell's construction is allowed."""
     rule, block = one_block(ta.line_nodes(APART, 5, points=24, replicates=1, jumps=jumps))
     points, h, y, found = at_nodes(APART, MANY_JUMPS, rule, block)
-    assert bool(jnp.all(points.converged))
+    np.testing.assert_allclose(jnp.sum(points.weight * points.resolved), resolved, atol=0.01)
     energy = moreau(APART, points.z, h, MANY_JUMPS.V, y)
-    np.testing.assert_allclose(energy, moreau(APART, found.z, h, MANY_JUMPS.V, y), atol=1e-9)
+    excess = energy - moreau(APART, found.z, h, MANY_JUMPS.V, y)  # of a few nodes in the tails
+    assert jnp.sum(points.weight * jnp.abs(excess)) < 1e-12 and jnp.mean(excess > 1e-9) < 1e-3
     np.testing.assert_allclose(jnp.sum(points.weight), 1, rtol=2e-4)
-    for token in range(2):  # of 300 lines, on most of which nodes have random offsets
+    for token in range(2):  # of 300 lines, on some of which nodes have random offsets
         np.testing.assert_allclose(jnp.sum(points.weight * points.student[token, 0] ** 2), 1, rtol=1e-2)
     np.testing.assert_allclose(jnp.sum(points.weight * energy), 9.08e-3, rtol=0.01)  # one jump 9.03e-3, three 9.14e-3
+
+
+@pytest.mark.parametrize(
+    ("setting", "q", "V", "share"),
+    [
+        (
+            (0.2, 0.73, 0.036, ((0.86, 0.14), (0.51, 0.49))),
+            0.28,
+            3.5,
+            0.995,
+        ),  # two Newton steps settle 17 % of the lines
+        ((0.4, 1.54, 0.31, ((0.57, 0.43), (0.1, 0.9))), 0.74, 0.556, 0.84),  # where fields change too fast for 24 nodes
+    ],
+)
+def test_a_line_is_resolved_if_its_weights_sum_to_one(setting, q, V, share):
+    model = ta.dot_product(*setting)
+    x = ta.Overlaps(*(jnp.full((2, 1, 1), v, float) for v in (q, V, 0.0)), jnp.zeros((2, 1)))
+    rule, block = one_block(ta.line_nodes(model, 5, points=24, replicates=1))
+    points = at_nodes(model, x, rule, block)[0]
+    np.testing.assert_allclose(jnp.sum(points.weight * points.resolved), share, atol=0.01)
+    resolved, weight = (a.reshape(24, -1) for a in (points.resolved, points.weight / jnp.tile(block.weight, 24)))
+    np.testing.assert_array_equal(resolved.any(0), resolved.all(0))
+    np.testing.assert_allclose(weight.sum(0), 1, atol=0.01)
+    np.testing.assert_allclose(weight[:, ~resolved[0]], 1 / 24)
 
 
 def test_lines_that_are_not_resolved_give_no_bias():

@@ -35,7 +35,7 @@ def made(turned: bool = False) -> ta.PhaseDiagram:
         "V": np.full((2, 3, 10, 2, 2, 1, 1), 9.0),
         "theta": np.full((2, 3, 10, 2, 2, 1, 1), 0.2),
         "m": np.full((2, 3, 10, 2, 2, 1), 0.3),
-        **{k: np.stack([zero, zero]) for k in ("replicon", "jump_mass", "second_minimum", "unconverged", "residual")},
+        **{k: np.stack([zero, zero]) for k in ("replicon", "jump_mass", "second_minimum", "unresolved", "residual")},
     }
     axes = ("alpha", ALPHA), ("omega", OMEGA)
     if turned:

@@ -69,7 +69,7 @@ def test_what_a_search_settles(model, state):
         assert (stage, found) == ((DONE, status) if status else (ANEW, Status.max_steps))
     # Nodes that see nothing say nothing about growth.
     for missed, stage in ((0.04, DONE), (0.06, ANEW)):
-        assert settled(model, state, BARE, before=missing, growth_theta=0.95, unconverged=missed)[0] == stage
+        assert settled(model, state, BARE, before=missing, growth_theta=0.95, unresolved=missed)[0] == stage
     rho = float(model.rho.mean())
     for q, status in ((0.008, Status.absent), (0.012, Status.max_steps)):  # a student that shrinks to nothing
         small = eqx.tree_at(lambda s: s.overlaps.q, state, jnp.full_like(state.overlaps.q, q * rho))

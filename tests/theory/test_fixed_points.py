@@ -1,8 +1,7 @@
-from types import SimpleNamespace
-
 import equinox as eqx
 import jax
 import jax.numpy as jnp
+import made
 import numpy as np
 import pytest
 from cases import CASES, state
@@ -49,7 +48,7 @@ def test_error_bars_are_honest(model, case):
         ]
         inside.append([abs(value - exact) <= 2 * bar + 1e-15 for value, bar, exact in found])
     assert np.mean(inside) >= 0.9, np.mean(inside, 0)
-    assert bool(fp.jumps) == (case is not CASES[0]) and float(fp.diagnostics.unconverged) < 1e-3
+    assert bool(fp.jumps) == (case is not CASES[0]) and float(fp.diagnostics.unresolved) < 1e-3
 
 
 def test_absent_branch_is_said_to_be_absent(model, lines):
@@ -114,23 +113,63 @@ def test_what_replicates_say_together(solved):
     assert not bool(eqx.tree_at(lambda p: p.replicates.status, four, jnp.array([0, 3, 3, 3])).exists)
 
 
-def test_rtol_refines_until_the_bars_are_small(model, monkeypatch):
+def answers(monkeypatch, lines, points=(0, 0.0)):
+    """`solve` as one that notes what it is asked, and returns a status and a relative error bar by the rule's kind."""
     asked = []
 
     def solve(model, alpha, branch, nodes, *, start, settings):
-        asked.append((nodes.size, start, float(settings.tol)))
-        bars = ta.Overlaps(*[1e-3 / len(asked) * jnp.ones(2)] * 4)
-        return SimpleNamespace(
-            ok=True, train_loss=jnp.ones(()), overlaps=ta.Overlaps(*[jnp.ones(2)] * 4), replicates=SimpleNamespace(),
-            stderr=SimpleNamespace(train_loss=jnp.zeros(()), overlaps=bars),
-        )  # fmt: skip
+        kind = {"LineNodes": "L", "Nodes": "S"}[type(nodes.stack).__name__]
+        asked.append((kind, nodes.size, start, float(settings.tol)))
+        status, bar = lines if kind == "L" else points
+        scatter = 1.05 * bar / len(asked) * np.array([1, -1, 1, -1])
+        return made.fixed_point(scatter=scatter, status=[int(status)] * 4)
 
     monkeypatch.setattr(fixed_points, "solve", solve)
+    return asked
+
+
+def test_rtol_refines_until_the_bars_are_small(model, monkeypatch):
+    asked = answers(monkeypatch, lines=(0, 1e-3))
     point = fixed_points._refined(model, jnp.array(2.0), "semantic", 4e-4, None, ta.Settings(tol=4e-5))
-    assert [size for size, *_ in asked] == [ta.default_nodes(model, n).size for n in (2**14, 2**15, 2**16)]
-    assert asked[0][1] is None and asked[1][1] is not None and point.ok
+    assert [size for _, size, *_ in asked] == [ta.default_nodes(model, n).size for n in (2**14, 2**15, 2**16)]
+    assert asked[0][2] is None and asked[1][2] is not None and point.ok
     monkeypatch.setattr(fixed_points, "_refined", lambda *a: a[-1])
     assert float(ta.solve(model, 2.0, rtol=1e-6).tol) == 1e-7 and float(ta.solve(model, 2.0, rtol=1e-3).tol) == 1e-5
+
+
+@pytest.mark.parametrize(
+    ("lines", "points", "kinds", "status"),
+    [
+        ((Status.unresolved, 1e-5), (0, 1e-3), "LSSS", 0),  # whatever their bars
+        ((0, 0.1), (0, 1e-3), "LSSS", 0),
+        ((0, 0.05), (0, 0.5), "LS" * 5, Status.imprecise),  # bars that a bifurcation enlarges: points do worse
+        ((0, 0.0011), (0, 0.0), "LLLL", 0),  # not so bad
+        ((Status.max_steps, 0.0), (Status.max_steps, 0.0), "LS", Status.max_steps),
+    ],
+)
+def test_rtol_takes_sobol_points_where_they_do_better(model, monkeypatch, lines, points, kinds, status):
+    asked = answers(monkeypatch, lines, points)
+    point = fixed_points._refined(model, jnp.array(2.0), "semantic", 3e-4, None, ta.Settings())
+    assert "".join(kind for kind, *_ in asked) == kinds and point.status == status
+
+
+def test_sobol_points_where_the_default_lines_are_not_resolved(model, monkeypatch):
+    solve = ta.solve
+    for status, kinds, end in ((Status.unresolved, "LS", 1), (Status.max_steps, "L", 2)):
+        asked = answers(monkeypatch, lines=(status, 0.0), points=(1, 0.0))
+        found = solve(model, 2.0, start=state(CASES[0]))
+        assert "".join(kind for kind, *_ in asked) == kinds and found.status == end
+        assert all(start is not None for _, _, start, _ in asked)
+
+
+def test_a_coarse_state_that_is_lost_ends_the_search(lines):
+    """The replicates do not look for a state of which the coarse one resolves nothing."""
+    model = ta.dot_product(0.33, 2.54, 4e-4, ((0.85, 0.15), (0.63, 0.37)))
+    few = ta.Settings(max_steps=1, warm_steps=20)
+    found = ta.solve(model, 6.2, "uninformed", lines, settings=few).replicates
+    np.testing.assert_array_equal(found.status, Status.unresolved)
+    np.testing.assert_array_equal(found.overlaps.V, jnp.broadcast_to(found.overlaps.V[:1], found.overlaps.V.shape))
+    assert found.diagnostics.unresolved[0] > 0.3 and found.residual[0] > 0.01
 
 
 def test_the_coarse_search_uses_the_settings(model, nodes, monkeypatch):

@@ -26,10 +26,10 @@ def draws():
         yield ta.dot_product(omega, sigma, lam, mixing / mixing.sum(1, keepdims=True)), alpha, branch
 
 
-def confirmed(point, finer):
-    """Whether a state is one on a finer rule of other nodes, with the same numbers, and its two losses agree."""
+def confirmed(point, witness):
+    """Whether a state is one on a rule of another kind, with the same numbers, and its two losses agree."""
     model, x = point.model, point.overlaps
-    other = solve_from(model, point.alpha, point.branch, finer, x)
+    other = solve_from(model, point.alpha, point.branch, witness, x)
     if not bool(other.exists):
         return False
     pairs = zip(jax.tree.leaves((x.q, x.V)), jax.tree.leaves((other.overlaps.q, other.overlaps.V)), strict=True)
@@ -59,16 +59,21 @@ def confirmed_absent(point, rule):
 
 def test_statuses():
     standard = ta.dot_product()
-    rule, finer = ta.line_nodes(standard, 5), ta.line_nodes(standard, 7, seed=1, replicates=2)
+    lines, points = ta.line_nodes(standard, 5), ta.sobol_nodes(standard, 2**15)
+    witness = ta.sobol_nodes(standard, 2**14, seed=1, replicates=2)
     table = {}
     for k, (model, alpha, branch) in enumerate(draws()):
         begun = time.perf_counter()
+        rule = lines
         point = ta.solve(model, alpha, branch, rule)
+        if point.status == ta.Status.unresolved:  # `solve` does so by itself when it chooses the rule
+            rule = points
+            point = ta.solve(model, alpha, branch, rule)
         jax.block_until_ready(point)
         spent = time.perf_counter() - begun
         status = ta.Status(int(point.status))
         if status <= ta.Status.stalled:
-            right = confirmed(point, finer)
+            right = confirmed(point, witness)
         elif status == ta.Status.absent:
             right = confirmed_absent(point, rule)
         else:
@@ -77,7 +82,7 @@ def test_statuses():
         if right is not True:
             numbers = [f"{float(getattr(model, name)):.4g}" for name in ("omega", "sigma", "lam")]
             found = [f"{float(jnp.abs(a).mean()):.3g}" for a in jax.tree.leaves(point.overlaps)]
-            missed = float(point.diagnostics.unconverged)
+            missed = float(point.diagnostics.unresolved)
             print(
                 k, status.name, right, branch, f"{float(alpha):.4g}", *numbers, "|", *found, f"{missed:.2g}", flush=True
             )
@@ -86,4 +91,4 @@ def test_statuses():
         print(f"{status.name:12s} {len(rows):4d} {np.median(seconds):6.2f} s  right {sum(r is True for r in rights)}")
     rights = [right for rows in table.values() for _, right in rows]
     assert rights.count(False) == 0
-    assert rights.count(True) >= 0.85 * COUNT  # the aim is .99: students much larger than the teacher are not settled
+    assert rights.count(True) >= 0.99 * COUNT

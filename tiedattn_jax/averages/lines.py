@@ -37,6 +37,7 @@ _SOBOL_LINES = 2**11  # as many nodes as the product rule of order 9
 _REACH = (5.4, 6.6)  # range of the two ends of a line, in standard deviations
 _AXIS_STEPS = 32  # of the power method for the axis of the double well
 _MOST_POINTS = 256  # on a line
+_MISSED = 0.01  # of its weight, from which on a line is not resolved: at standard states less than .001 of order 5
 MOST_NODES = 2**24  # of the product rule
 
 
@@ -110,8 +111,8 @@ class LineNodes(Replicate):
             (jnp.asarray(share / share.sum(), weight.dtype)[:, None] * weight).ravel(),
         )
 
-    def search(self, model: Model, x: Overlaps, block: Any) -> tuple[Lines, Gaps, Section, jax.Array]:
-        """The lines, their jumps, and their nodes with their share of the weight of a line."""
+    def search(self, model: Model, x: Overlaps, block: Any) -> tuple[Lines, Gaps, Section, jax.Array, jax.Array]:
+        """The lines, their jumps, their nodes with their share of the weight of a line, and which are resolved."""
         teacher, across, _, offset, reach, direction = block
         lines = lay(model, x, teacher_fields(model, teacher), across, direction)
         profile = energy_profile(model, x.V, lines, reach)
@@ -120,11 +121,11 @@ class LineNodes(Replicate):
             model, x.V, lines, profile, gaps, resolved, self.points_per_line, reach, offset
         )
         gaps = jax.tree.map(lambda a: jnp.where(resolved, a, jnp.zeros_like(a)), gaps)
-        return lines, gaps, section, share
+        return lines, gaps, section, share, resolved
 
     def points(self, model: Model, x: Overlaps, block: Any, found: tuple) -> Points:
         teacher, _, weight, *_ = block
-        lines, gaps, section, share = found
+        lines, gaps, section, share, resolved = found
         L, r, _ = model.shape
         y = teacher_fields(model, teacher)
         # The ends of the pieces move with V and the model, and the nodes with them.
@@ -138,7 +139,7 @@ class LineNodes(Replicate):
             teacher=teacher,
             weight=(weight * share * (1 + stretch)).ravel() * jnp.exp(log_density - lax.stop_gradient(log_density)),
             z=attach(z, model, h, x.V, y),
-            converged=section.settled.ravel(),
+            resolved=(section.settled & resolved).ravel(),
             gap=energy_gap(gaps, section.s).ravel(),
         )
 
@@ -170,9 +171,9 @@ def _nodes(
 ) -> tuple[Section, jax.Array, jax.Array]:
     """Nodes (total, N), their weights, and which lines are resolved: Gauss-Legendre in t, shared out by length in s.
 
-    On the other lines, which Maxwell's construction did not resolve or on which a node did not settle, they are searched
-    for one by one, and lie in parts of equal weight of the line, at an offset of its own: whatever jumps there, the
-    average is unbiased.
+    On the other lines, which Maxwell's construction did not resolve, on which a node did not settle or whose weights do
+    not sum to one, they are searched for one by one, and lie in parts of equal weight of the line, at an offset of its
+    own: whatever jumps there, the average along the line is unbiased.
     """
     cut = cuts(gaps.left.s, gaps.real, reach, total)
     number = jnp.arange(total)[:, None]
@@ -187,7 +188,7 @@ def _nodes(
     section = trace(model, V, lines, starts, lo + (hi - lo) * node, jnp.where(number == begin, piece, -1))
     s = jax.scipy.special.ndtri((number + 0.5 + offset) / total)
     weight = (hi - lo) * share * section.slope * jnp.exp(-0.5 * section.s**2) / (2 * np.pi) ** 0.5
-    resolved &= jnp.all(section.settled & jnp.isfinite(weight), 0)
+    resolved &= jnp.all(section.settled, 0) & (jnp.abs(jnp.sum(weight, 0) - 1) < _MISSED)
     unsolved = jnp.where(resolved, section.s, s), jnp.where(resolved, section.error, jnp.inf)
     section = searched(model, V, lines, eqx.tree_at(lambda e: (e.s, e.error), section, unsolved))
     return section, jnp.where(resolved, weight, 1 / total), resolved

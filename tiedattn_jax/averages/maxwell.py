@@ -25,7 +25,7 @@ from ..model import Model
 from .prox import expand, in_groups, least_pivots, lowest_minima, proximal
 
 _GRID = 24  # points of the profile that is searched for common tangents
-_NEWTON = 2  # steps at each point: the tangent of the one before leaves little to do
+_NEWTON, _MOST_NEWTON = 2, 8  # steps at each point: the tangent of the one before leaves little to do at most of them
 _TANGENT_STEPS = 16  # slow only where a jump is about to end
 
 
@@ -98,10 +98,13 @@ def trace(
         t, which = at
         new = _at(starts, jnp.maximum(which, 0))
         last = jax.tree.map(lambda a, b: jnp.where(which >= 0, a, b), new, last)
-        z = last.z + last.tangent * (t - last.t)
-        here = lax.fori_loop(
-            0, _NEWTON, lambda _, e: section(model, V, lines, t, e.z), eqx.tree_at(lambda e: e.z, last, z)
-        )
+        last = eqx.tree_at(lambda e: e.z, last, last.z + last.tangent * (t - last.t))
+
+        def unfinished(state: tuple[Any, Section]) -> Any:
+            k, e = state
+            return (k < _NEWTON) | ((k < _MOST_NEWTON) & ~jnp.all(e.settled))
+
+        here = lax.while_loop(unfinished, lambda s: (s[0] + 1, section(model, V, lines, t, s[1].z)), (0, last))[1]
         return here, here
 
     return lax.scan(body, jax.tree.map(lambda a: a[0], starts), (ts, fresh))[1]

@@ -104,7 +104,7 @@ def _beyond_jumps(
         teacher=join([points.teacher, pick(points.teacher)]),
         weight=join([points.weight.at[lanes].add(-crossed, mode="drop"), crossed]),
         z=join([points.z, other]),
-        converged=join([points.converged, pick(points.converged)]),
+        resolved=join([points.resolved, pick(points.resolved)]),
         gap=join([points.gap, pick(points.gap)]),
     )
 

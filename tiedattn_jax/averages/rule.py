@@ -32,7 +32,7 @@ class Points(eqx.Module):
         teacher: standard normal fields of the teacher, (L, t, N).
         weight: weights, (N,).
         z: proximal minimisers, (L, r, N).
-        converged: whether each proximal solve met its tolerance, (N,).
+        resolved: whether each proximal solve met its tolerance, and so did what the rule makes of its node, (N,).
         gap: energy of the next minimum above the global one, (N,), infinite where there is none.
     """
 
@@ -40,7 +40,7 @@ class Points(eqx.Module):
     teacher: jax.Array
     weight: jax.Array
     z: jax.Array
-    converged: jax.Array
+    resolved: jax.Array
     gap: jax.Array
 
 

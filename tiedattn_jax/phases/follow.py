@@ -133,7 +133,7 @@ def settle(model: Model, s: Searching, state: State, free: jax.Array) -> Searchi
     known, size = quorum(state.has_state), jnp.mean(jnp.trace(state.overlaps.q, axis1=2, axis2=3))
     collapsed = ~known & (size < _NOTHING * jnp.mean(jnp.trace(model.rho, axis1=1, axis2=2)))
     growth = jnp.mean(of_order(free, state.diagnostics.growth_theta, state.diagnostics.growth_m))
-    seen = ~quorum(settled(Status.converged, state.diagnostics.unconverged) == Status.unresolved)
+    seen = ~quorum(settled(Status.converged, state.diagnostics.unresolved) == Status.unresolved)
     gone = own & seen & (uninformed & known & (growth < 1) | (uninformed | again) & collapsed)
     absent = eqx.tree_at(lambda a: a.status, state, jnp.full_like(state.status, Status.absent))
     small = own & (jnp.mean(jax.vmap(lambda x: own_size(model, x, free))(kept.overlaps)) < _SMALL)

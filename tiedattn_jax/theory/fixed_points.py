@@ -15,6 +15,7 @@ from jax.flatten_util import ravel_pytree
 
 from .. import overlaps as ov
 from ..averages.default import default_nodes
+from ..averages.nodes import sobol_nodes
 from ..averages.program import program
 from ..averages.rule import Points, Replicate, Rule, check_rule, flattened
 from ..errors import InputError, as_number, is_concrete, require, require_kind, require_number
@@ -29,6 +30,7 @@ from .observables import Diagnostics, diagnose, gen_error_in, gen_error_linear_i
 from .potentials import channel_by_model, train_loss_partials
 
 _SMALL = 0.3  # of its largest possible size: an order parameter that the nodes' scatter may keep alive
+_LOST = 0.01  # residual of an unresolved coarse state from which on the other replicates are not tried
 _LESS, _ATTEMPTS = 0.03, 2  # by which V of a start that led nowhere is multiplied, and how often one is tried
 
 
@@ -232,8 +234,8 @@ class FixedPoint(Result):
         ]
         if self.jumps:
             details += [("jumps matter", "", "derivatives and spinodals contain them, the replicon does not")]
-        if mean["unconverged"] > 0:
-            details += [("unresolved", f"{mean['unconverged']:.1e}", "of the nodes")]
+        if mean["unresolved"] > 0:
+            details += [("unresolved", f"{mean['unresolved']:.1%}", "of the nodes; sobol_nodes resolve more")]
         what = f"{self.branch or self.label} branch at alpha = {self.alpha:g}"
         status = f"{self.status_name}, residual {self.residual:.1e}"
         if self.status == Status.absent:
@@ -290,7 +292,8 @@ def solve(
         model: attention layer and data.
         alpha: samples per dimension, n / d.
         branch: "positional" (theta = 0), "semantic" (m = 0), "uninformed" (both zero), or None, which imposes nothing.
-        nodes: averaging rule; by default `default_nodes`.
+        nodes: averaging rule; by default `default_nodes`, and where they leave a state `unresolved`, as lines do for a
+            student much larger than the teacher, `sobol_nodes` (concrete numbers only).
         rtol: instead of `nodes`: choose and refine them until the error bars of the order parameters and of the
             training loss are at most this, relative. Not under `jit`. When the largest averages leave larger ones, the
             status is `imprecise`.
@@ -319,8 +322,12 @@ def solve(
     if rtol is not None:
         _check_rtol(model, alpha, nodes, rtol)
         return _refined(model, alpha, branch, rtol, start, settings or Settings(tol=min(Settings.tol, rtol / 10)))
-    nodes = default_nodes(model) if nodes is None else nodes
     settings = settings or Settings()
+    if nodes is None:
+        point = solve(model, alpha, branch, default_nodes(model), start=start, settings=settings)
+        if is_concrete((model, alpha)) and point.status == Status.unresolved:
+            point = solve(model, alpha, branch, sobol_nodes(model), start=start, settings=settings)
+        return point
     if start is None:
         point = FixedPoint(model, alpha, solve_anew(model, alpha, branch, nodes, free, settings), branch)
     else:
@@ -352,25 +359,37 @@ def _without_noise(point: FixedPoint, nodes: Rule, settings: Settings) -> FixedP
 
 # Nodes in a replicate, and the relative error bars that lines of so many leave at most at the standard setting.
 LADDER = {2**12: 1e-3, 2**14: 3e-4, 2**15: 6e-5, 2**16: 3e-5, 2**18: 4e-6, 2**19: 5e-7}
+_POOR = 30  # times as much: Sobol points may do better
 
 
 def _refined(
     model: Model, alpha: jax.Array, branch: str | None, rtol: float, start: Overlaps | None, settings: Settings
 ) -> FixedPoint:
-    """`solve` on more and more nodes, until the error bars are small enough."""
+    """`solve` on more and more nodes, until the error bars are small enough; of the rule that has the smaller ones."""
     first = next((k for k, error in enumerate(LADDER.values()) if error <= rtol), len(LADDER) - 1)
+    rule = default_nodes
     for n in list(LADDER)[first:]:
-        point = solve(model, alpha, branch, default_nodes(model, n), start=start, settings=settings)
-        bars = point.stderr
-        pairs = [
-            (point.train_loss, bars.train_loss),
-            *zip(jax.tree.leaves(point.overlaps), jax.tree.leaves(bars.overlaps), strict=True),
-        ]
-        error = max(float(jnp.max(jnp.where(a == 0, 0.0, bar / jnp.abs(a)))) for a, bar in pairs)
+        point = solve(model, alpha, branch, rule(model, n), start=start, settings=settings)
+        lost, error = point.status == Status.unresolved, _relative_error(point)
+        if rule is default_nodes and (lost or error > max(rtol, _POOR * LADDER[n])):
+            other = solve(model, alpha, branch, sobol_nodes(model, n), start=start, settings=settings)
+            if lost or _relative_error(other) < error:
+                rule, point, error = sobol_nodes, other, _relative_error(other)
         if not point.ok or error <= rtol:
             return point
         start = point.overlaps
     return eqx.tree_at(lambda p: p.replicates.status, point, jnp.full_like(point.replicates.status, Status.imprecise))
+
+
+def _relative_error(point: FixedPoint) -> float:
+    """Largest error bar of the order parameters and of the training loss, relative; infinite where nothing settled."""
+    bars = point.stderr
+    pairs = [
+        (point.train_loss, bars.train_loss),
+        *zip(jax.tree.leaves(point.overlaps), jax.tree.leaves(bars.overlaps), strict=True),
+    ]
+    error = max(float(jnp.max(jnp.where(a == 0, 0.0, bar / jnp.abs(a)))) for a, bar in pairs)
+    return error if point.ok else np.inf
 
 
 def _check_rtol(model: Model, alpha: jax.Array, nodes: Rule | None, rtol: float) -> None:
@@ -535,7 +554,7 @@ def _phases(
             gen_error=gen_error_in(model, x, replicate),
             gen_error_linear=gen_error_linear_in(model, replicate),
             residual=residual,
-            status=settled(status, diagnostics.unconverged),
+            status=settled(status, diagnostics.unresolved),
             diagnostics=diagnostics,
             train_loss_partials=train_loss_partials(model, alpha, seen.channel, M_by_model, seen.conjugates),
         )
@@ -550,8 +569,9 @@ def _phases(
         if coarsely is not None:
             less = eqx.tree_at(lambda x: x.V, x0, x0.V * jnp.asarray(_LESS, x0.V.dtype) ** k)
             x0 = _either(first, less, _either(coarsely, near.overlaps, x0))
-            wanted = jnp.where(first, coarsely & ~_ended(near), wanted)
-        found = lax.cond(wanted, traced, lambda *_: zero, replicate, x0)
+            lost = coarsely & (near.status == Status.unresolved) & (near.residual > _LOST)
+            wanted = jnp.where(first, coarsely & ~_ended(near), wanted & ~lost)
+        found = lax.cond(wanted, traced, lambda *_: flat, replicate, x0)
         state = unflatten(found)
         better = first & wanted & (_ended(state) | (state.residual <= near.residual))
         return jnp.where(better, found, flat), found

@@ -40,7 +40,8 @@ class Diagnostics(eqx.Module):
         jump_mass: the jumps' share of Vhat: the excess of the response form of Vhat, which averages dz/dh node by node,
             over the Stein form, which averages z alone, relative to the larger of the two.
         second_minimum: share of the nodes with another minimum of the proximal problem.
-        unconverged: share of the nodes whose proximal solve missed its tolerance.
+        unresolved: share of the nodes whose proximal solve missed its tolerance, or whose line jumps more often than is
+            followed; from 5 % on the status is `unresolved`.
         growth_m: largest eigenvalue of the map in the direction of m at m = 0; one is where m starts to grow.
         growth_theta: likewise for theta at theta = 0. Both are exact in the presence of jumps.
         train_loss_direct: alpha E[loss(prox)] + lambda/2 tr(Q^T Q)/d, equal to the training loss at a fixed point.
@@ -49,7 +50,7 @@ class Diagnostics(eqx.Module):
     replicon: jax.Array
     jump_mass: jax.Array
     second_minimum: jax.Array
-    unconverged: jax.Array
+    unresolved: jax.Array
     growth_m: jax.Array
     growth_theta: jax.Array
     train_loss_direct: jax.Array
@@ -151,7 +152,7 @@ def moments(model: Model, x: Overlaps, points: Points) -> dict[str, jax.Array]:
         "replicon": jnp.einsum("iajcn,ibjdn,n->iabjcd", G, G, w),
         "loss": jnp.sum(w * loss_at_nodes(model, points.z, y)),
         "second": jnp.sum(w * jnp.isfinite(points.gap)),
-        "missed": jnp.sum(w * ~points.converged),
+        "unresolved": jnp.sum(w * ~points.resolved),
     }
 
 
@@ -217,7 +218,7 @@ def diagnose(model: Model, alpha: jax.Array, x: Overlaps, hats: Conjugates, sums
         replicon=_radius(replicon, jnp.tile(jnp.eye(r, dtype=x.q.dtype).ravel(), L)),
         jump_mass=(response - stein) / jnp.maximum(jnp.abs(response), jnp.abs(stein)),
         second_minimum=sums["second"],
-        unconverged=sums["missed"],
+        unresolved=sums["unresolved"],
         growth_m=growth_m,
         growth_theta=growth_theta,
         train_loss_direct=alpha * sums["loss"] + 0.5 * model.lam * size,
