@@ -148,15 +148,19 @@ def check(model: Model, *, even: bool = True) -> None:
 
 
 def _check_fields(model: Model) -> None:
-    for field in dataclasses.fields(model):
-        value = getattr(model, field.name)
-        if field.metadata.get("static", False):
-            continue
+    numbers = {f.name: getattr(model, f.name) for f in dataclasses.fields(model) if not f.metadata.get("static", False)}
+    for name, value in numbers.items():
         for leaf in jax.tree.leaves(value):
             if not hasattr(leaf, "dtype"):
-                raise InputError(field.name, f"must hold jax arrays, got {leaf!r}: write jnp.asarray({leaf!r})")
-            if not np.issubdtype(leaf.dtype, np.integer) and leaf.dtype != model.lam.dtype:
-                raise InputError(field.name, f"must be {model.lam.dtype} like lam, got {leaf.dtype}")
+                raise InputError(name, f"must hold jax arrays, got {leaf!r}: write jnp.asarray({leaf!r}, float)")
+    dtype = model.lam.dtype
+    if dtype not in (jnp.float32, jnp.float64):
+        raise InputError("lam", f"must be float32 or float64, got {dtype}: write jnp.asarray(lam, float)")
+    for name, value in numbers.items():
+        for leaf in jax.tree.leaves(value):
+            if leaf.dtype != dtype:
+                text = f"must be {dtype} like lam, got {leaf.dtype}: what is no number is eqx.field(static=True)"
+                raise InputError(name, text)
     require(np.shape(model.lam) == () and 0 < model.lam < np.inf, "lam", model.lam, "one positive number")
     if len(model.shape) != 3:
         raise InputError("shape", f"must be (L, r, t), got {model.shape}")
