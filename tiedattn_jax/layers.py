@@ -110,8 +110,9 @@ def dot_product(
         sigma: standard deviation of the tokens, positive.
         lam: ridge strength, positive.
         mixing: positional part A of the target, L x L, entries in [0, 1], rows summing to one.
-        encodings: (L, e) coefficients of the positional encodings p_l on e orthonormal directions. By default
-            (1, -1) for two tokens, the paper's p_1 = -p_2 of unit norm.
+        encodings: (L, e) coefficients of the positional encodings p_l on e orthonormal directions, of norm O(1) like
+            p_l itself: vectors (L, d) of entries O(1) must be divided by sqrt(d). By default (1, -1) for two tokens,
+            the paper's p_1 = -p_2 of unit norm.
         teacher: Q*^T Q* / d: a number, or a (t, t) positive definite matrix. One in the paper; the realised value when
             the theory is compared with one finite instance.
         rank: columns of the student.

@@ -20,11 +20,14 @@ class SpectralLaw(Printed):
     ``gamma_l`` are the eigenvalues of Sigma_l, ``tau_l = sqrt(d) e_i . p_l`` the projections of the encodings and
     ``pi = e_i . Q*`` those of the teacher. A ridge prior asks only for the second moments at each atom of gamma.
 
+    All of them are of order one: encodings have norm O(1), entries O(1 / sqrt(d)), and the teacher has entries O(1). The
+    law does not know d, and cannot tell moments of encodings that were not divided by sqrt(d) from strong encodings.
+
     Attributes:
         weights: (K,) shares of the spectrum, summing to one.
         gamma: (K, L) eigenvalues at each atom.
-        tau: (K, L, L) second moments E[tau_k tau_l].
-        pi: (K, t, t) second moments E[pi pi^T].
+        tau: (K, L, L) second moments E[tau_k tau_l]; their mean over the spectrum is p_k . p_l.
+        pi: (K, t, t) second moments E[pi pi^T]; their mean over the spectrum is Q*^T Q* / d.
         cross: (K, L, t) moments E[tau_l pi]; zero for a teacher orthogonal to the encodings.
     """
 

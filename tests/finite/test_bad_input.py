@@ -12,7 +12,7 @@ import tiedattn_jax as ta
 from tiedattn_jax import histogram as task
 from tiedattn_jax.errors import InputError
 from tiedattn_jax.finite import evaluation, message_passing, sampling, training
-from tiedattn_jax.finite.data import Data, Labels, start
+from tiedattn_jax.finite.data import Data, Labels, check_fit, start
 from tiedattn_jax.finite.evaluation import heldout_error, linear_baseline, sentence_losses
 from tiedattn_jax.finite.instances import run_instances
 from tiedattn_jax.finite.message_passing import GAMP, gamp
@@ -56,6 +56,16 @@ def case(model, two_atoms):
         w=w,
         frozen=task.Training(both, both, both, None, np.zeros(2, int)),
     )
+
+
+def encoded(c, entries):
+    """Good data whose encodings have such entries."""
+    return Data(c.x, c.y, c.teacher, encodings=np.full((2, D), entries), gamma=np.full((2, 1), 0.25))
+
+
+def test_strong_encodings_fit_a_model_that_has_them(case):
+    check_fit(case.model, encoded(case, 3 * D**-0.5))
+    check_fit(ta.dot_product(encodings=[[D**0.5], [0.0]]), encoded(case, 1.0))
 
 
 def earlier(c, n):
@@ -127,6 +137,7 @@ ROWS = [
     (lambda c: heldout_error(c.model, c.small, c.teacher, c.key), "data", "must be float64"),
     (lambda c: gamp(c.model, Data(c.x * D**0.5, c.y, c.teacher)), "data", r"must have inputs x divided by sqrt\(d\)"),
     (lambda c: risk(c.model, Data(c.x * D**0.5, c.y), c.teacher), "data", r"got 199 times|got 200 times|got 201 times"),
+    (lambda c: gamp(c.model, encoded(c, 1.0)), "data", r"encodings .*law has them \(1\), got 200: divide"),
     (lambda c: gamp(c.model, c.x), "data", "must be a tiedattn_jax.Data"),
     (lambda c: gamp("dot product", c.data), "model", "must be a tiedattn_jax.Model"),
     # message passing

@@ -51,7 +51,7 @@ class Data(Printed):
         x: standardised inputs of the student, ``(x_l + p_l) / sqrt(d)``, (L, n, d).
         y: local fields of the teacher, ``Q*^T x_l / sqrt(d)``, (n, L, t).
         teacher: Q*, (d, t), or None where it is not known: the overlap theta is then NaN.
-        encodings: the vectors p_l, of norm O(1), (L, d). Zero unless given.
+        encodings: the vectors p_l, (L, d), of norm O(1), which is entries O(1 / sqrt(d)). Zero unless given.
         gamma: variances of the coordinates of a token, the eigenvalues of Sigma_l, (L, d), or (L, 1) where Sigma_l is a
             multiple of the identity. By default the latter, estimated from `x`.
         labels: inner products of the exact labels, or None where there are none.
@@ -367,11 +367,18 @@ def check_fit(model: Model, data: Data) -> None:
     if data.x.dtype != wanted:
         want = f"must be {wanted} as the model is, or the model as the data are"
         raise InputError("data", f"{want}, got {data.x.dtype}: see dot_product(dtype=...)")
-    if is_concrete(model, data.x):
+    if is_concrete(model, data):
         d = data.shape[2]
         with jax.ensure_compile_time_eval():
+            law = model.law()
             ratio = float(jnp.vdot(data.x, data.x) / data.x.size * d / jnp.mean(model.trace))
-        # Of inputs that were not divided by sqrt(d) it is d.
-        if ratio > max(10, d**0.5):
+            norm = float(jnp.max(jnp.sum(data.encodings**2, 1)))
+            own = float(jnp.max(jnp.einsum("k,kll->l", law.weights, law.tau)))
+        # Of inputs, or encodings, that were not divided by sqrt(d) the ratio is d.
+        much = max(10, d**0.5)
+        if ratio > much:
             want = "must have inputs x divided by sqrt(d), of the model's variance / d"
             raise InputError("data", f"{want}, got {ratio:.3g} times that")
+        if norm > much * max(1.0, own):
+            want = f"must have encodings with |p_l|^2 of order one, as the model's law has them ({own:.3g})"
+            raise InputError("data", f"{want}, got {norm:.3g}: divide encodings of entries of order one by sqrt(d)")
