@@ -101,7 +101,7 @@ def simulation(a: argparse.Namespace) -> None:
 
         def ends(branch: str, model: ta.Model = model, alpha: float = alpha, keys: jax.Array = keys) -> ta.Instances:
             def run(data: ta.Data, key: jax.Array) -> ta.Training:
-                return ta.train(model, data, "lbfgs", branch, key=key, steps=a.steps)
+                return ta.train(model, data, branch, optimizer="lbfgs", key=key, steps=a.steps)
 
             return ta.run_instances(model, a.d, alpha, run, keys, theory=False, normalise=True)
 

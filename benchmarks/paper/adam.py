@@ -36,8 +36,8 @@ def compute(task: Task) -> None:
     def one(d: int, seed: int) -> list[float]:
         key, start = jax.random.split(jax.random.key(seed))
         data = ta.sample_data(model, d, ALPHA, key, normalise=True)
-        end = ta.train(model, data, "adam", "random", key=start, rate=RATE, steps=sizes["steps"], tol=1e-7)
-        minima = [ta.train(model, data, "lbfgs", branch, steps=STEPS, tol=1e-8) for branch in BRANCHES]
+        end = ta.train(model, data, "random", optimizer="adam", key=start, rate=RATE, steps=sizes["steps"], tol=1e-7)
+        minima = [ta.train(model, data, branch, optimizer="lbfgs", steps=STEPS, tol=1e-8) for branch in BRANCHES]
         return [d, seed, *(value for run in (end, *minima) for value in _numbers(run))]
 
     path, bar = task.folder / "adam.npz", task.bar("Adam from random starts")

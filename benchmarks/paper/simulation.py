@@ -49,7 +49,7 @@ def measured(model: ta.Model, d: int, alpha: float, start: Start, instances: int
     """Mean and scatter over instances, those that diverged left out: the columns `MEASURED`."""
 
     def run(data: ta.Data, key: jax.Array) -> ta.Training:
-        return ta.train(model, data, "lbfgs", start(data, key), steps=STEPS, tol=1e-8)
+        return ta.train(model, data, start(data, key), optimizer="lbfgs", steps=STEPS, tol=1e-8)
 
     keys = jax.random.split(jax.random.key(0), instances)
     found = ta.run_instances(model, d, alpha, run, keys, theory=False, normalise=True, sentences=SENTENCES)

@@ -65,9 +65,9 @@ def test_what_is_asked_for(capsys, monkeypatch):
     assert np.array_equal(jax.random.key_data(keys), jax.random.key_data(jax.random.split(jax.random.key(5), 2)))
     asked["theory_status"] = np.array([0, 0, Status.absent])
     assert main("train --optimizer adam --steps 7 --json".split()) == 1  # theory has no state there
-    (_, data, method, init), named = asked["train"]
-    assert (method, init, named["steps"]) == ("adam", "semantic", 7)
+    (_, data, init), named = asked["train"]
+    assert (init, named["optimizer"], named["steps"]) == ("semantic", "adam", 7)
     d, alpha, _, size = asked["instances"]
     assert (d, alpha) == (1000, 2.0) and size == ta.default_nodes(ta.dot_product()).size
     main(["train", "--json"])
-    assert asked["train"][0][2] == "lbfgs" and asked["train"][1]["steps"] == 2000
+    assert asked["train"][1]["optimizer"] == "lbfgs" and asked["train"][1]["steps"] == 2000

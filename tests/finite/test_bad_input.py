@@ -155,7 +155,8 @@ ROWS = [
     (lambda c: gamp(c.model, c.data, "random", scale=0.0), "scale", "must be positive"),
     (lambda c: gamp(c.model, c.data, "random", key=1), "key", "must be one key"),
     # training
-    (lambda c: train(c.model, c.data, "sgd"), "optimizer", "must be one of gd, adam, lbfgs"),
+    (lambda c: train(c.model, c.data, "gd"), "init", "must be 'semantic', 'positional', 'random' .*got init='gd'"),
+    (lambda c: train(c.model, c.data, optimizer="sgd"), "optimizer", "must be one of gd, adam, lbfgs"),
     (lambda c: train(c.model, c.data, steps=0), "steps", "must be an integer of at least 1"),
     (lambda c: train(c.model, c.data, steps=-3), "steps", "must be an integer of at least 1, got steps=-3"),
     (lambda c: train(c.model, c.data, steps=10**12), "steps", r"must be smaller, .*would take 1.49e\+04 GiB"),
@@ -167,8 +168,8 @@ ROWS = [
     (lambda c: train(c.model, c.data, init=np.ones(200)), "init", "must have shape"),
     (lambda c: train(c.model, c.data, init=NAN * c.teacher), "init", "must be finite, got 200 entries"),
     (lambda c: train(c.model, c.data, init=earlier(c, N)), "init", "must be an array of real numbers, .* of type GAMP"),
-    (lambda c: train(c.model, c.data, "gd", "random", scale=-1.0), "scale", "must be positive"),
-    (lambda c: train(c.model, c.data, "gd", "random", key=1.5), "key", "must be one key"),
+    (lambda c: train(c.model, c.data, "random", optimizer="gd", scale=-1.0), "scale", "must be positive"),
+    (lambda c: train(c.model, c.data, "random", optimizer="gd", key=1.5), "key", "must be one key"),
     (lambda c: risk(c.model, c.data, np.ones((3, 1))), "Q", "must have shape"),
     (lambda c: risk(c.model, c.plain, c.teacher, exact=True), "data", "must have labels for exact=True"),
     # what is measured

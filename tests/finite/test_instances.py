@@ -101,7 +101,7 @@ def test_together_equal_one_by_one(model):
     keys = jax.random.split(jax.random.key(1), 3)
 
     def run(data, key):
-        return ta.train(model, data, "adam", "random", steps=50, key=key)
+        return ta.train(model, data, "random", optimizer="adam", steps=50, key=key)
 
     seen = []
     options = {"theory": False, "progress": lambda done, total: seen.append((done, total))}
@@ -130,7 +130,9 @@ def test_message_passing_that_does_not_settle_is_finished(model):
 
     def settled(data, key):
         found = ta.gamp(model, data, "semantic", tol=1e-10)
-        return eqx.tree_at(lambda f: f.Q, found, ta.train(model, data, "lbfgs", found.Q, steps=1000, tol=1e-10).Q)
+        return eqx.tree_at(
+            lambda f: f.Q, found, ta.train(model, data, found.Q, optimizer="lbfgs", steps=1000, tol=1e-10).Q
+        )
 
     assert not ta.run_instances(model, 60, 2.0, settled, keys[:1], theory=False).finished[0]
 
@@ -151,7 +153,7 @@ data = ta.sample_data(model, 60, 2.0, jax.random.key(0))
 assert len(data.x.sharding.device_set) == 8
 assert data.x.addressable_shards[0].data.shape == (2, 15, 60)
 found = ta.gamp(model, data, "semantic", tol=1e-10)
-trained = ta.train(model, data, "lbfgs", "positional", steps=2000)
+trained = ta.train(model, data, "positional", optimizer="lbfgs", steps=2000)
 error = ta.heldout_error(model, data, data.teacher, jax.random.key(1)).value
 np.savez(r"{out}", x=data.x, w=found.Q, V=found.overlaps.V, Q=trained.Q, loss=trained.train_loss, error=error)
 """
@@ -166,7 +168,7 @@ def test_eight_devices_equal_one(model, tmp_path):
     eight = np.load(out)
     data = ta.sample_data(model, 60, 2.0, jax.random.key(0))
     found = ta.gamp(model, data, "semantic", tol=1e-10)
-    trained = ta.train(model, data, "lbfgs", "positional", steps=2000)
+    trained = ta.train(model, data, "positional", optimizer="lbfgs", steps=2000)
     error = ta.heldout_error(model, data, data.teacher, jax.random.key(1)).value
     np.testing.assert_array_equal(eight["x"], data.x)
     np.testing.assert_allclose(eight["w"], found.Q, atol=1e-8)

@@ -43,13 +43,13 @@ def test_fixed_points_are_critical_points_of_the_risk(model, data, init, request
     assert float(jnp.max(jnp.abs(gradient(model, data, found.Q)))) < 1e-10
     assert float(found.gradient_norm) < 1e-10
     np.testing.assert_allclose(found.train_loss, risk(model, data, found.Q) / 250, rtol=1e-13)
-    moved = train(model, data, "gd", found.Q, steps=300, tol=0.0)
+    moved = train(model, data, found.Q, optimizer="gd", steps=300, tol=0.0)
     assert float(jnp.max(jnp.abs(moved.Q - found.Q))) < 1e-8
     np.testing.assert_allclose(moved.train_loss, found.train_loss, rtol=1e-10)
 
 
 def test_training_ends_where_message_passing_does(model, data, semantic):
-    trained = train(model, data, "lbfgs", "semantic", steps=1000)
+    trained = train(model, data, "semantic", optimizer="lbfgs", steps=1000)
     assert bool(trained.ok) and bool(semantic.ok)
     assert abs(float(trained.train_loss - semantic.train_loss)) < 1e-10
     np.testing.assert_allclose(trained.Q, semantic.Q, atol=1e-6)

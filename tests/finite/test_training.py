@@ -75,29 +75,29 @@ def test_gradient_descent_is_the_paper_s_rule(model, data):
     Q = data.teacher
     for _ in range(5):
         Q = Q - 0.15 * jax.grad(lambda Q: risk(model, data, Q))(Q)
-    found = train(model, data, "gd", "semantic", steps=5)
+    found = train(model, data, "semantic", optimizer="gd", steps=5)
     np.testing.assert_allclose(found.Q, Q, atol=1e-13)
     assert int(found.iterations) == 5 and int(found.status) == Status.max_steps
-    slower = train(model, data, "gd", "semantic", steps=5, rate=0.01)
+    slower = train(model, data, "semantic", optimizer="gd", steps=5, rate=0.01)
     assert float(jnp.max(jnp.abs(slower.Q - Q))) > 1e-3
-    still = train(model, data, "gd", "semantic", steps=5, rate=1e-30)
+    still = train(model, data, "semantic", optimizer="gd", steps=5, rate=1e-30)
     assert int(still.status) == Status.stalled and int(still.iterations) == 1
 
 
 @pytest.mark.parametrize("init", ["semantic", "positional"])
 def test_optimisers_reach_the_same_minimum(model, data, init):
-    best = train(model, data, "lbfgs", init, steps=500)
+    best = train(model, data, init, optimizer="lbfgs", steps=500)
     assert int(best.status) == Status.converged and float(best.gradient_norm) <= 1e-10
     np.testing.assert_allclose(best.train_loss, risk(model, data, best.Q) / 120, rtol=1e-13)
-    adam = train(model, data, "adam", best.Q + 1e-3, steps=5000, tol=1e-9)
+    adam = train(model, data, best.Q + 1e-3, optimizer="adam", steps=5000, tol=1e-9)
     assert bool(adam.ok) and float(jnp.max(jnp.abs(adam.Q - best.Q))) < 1e-5
-    gd = train(model, data, "gd", best.Q + 1e-3, steps=5000, rate=1.0, tol=1e-9)
+    gd = train(model, data, best.Q + 1e-3, optimizer="gd", steps=5000, rate=1.0, tol=1e-9)
     assert bool(gd.ok) and abs(float(gd.train_loss - best.train_loss)) < 1e-12
     assert np.all(np.diff(gd.losses[: int(gd.iterations) + 1]) < 1e-15)
 
 
 def test_histories(model, data):
-    found = train(model, data, "lbfgs", "semantic", steps=500)
+    found = train(model, data, "semantic", optimizer="lbfgs", steps=500)
     k = int(found.iterations)
     assert np.all(np.isfinite(found.losses[: k + 1])) and np.all(np.isnan(found.losses[k + 1 :]))
     assert found.losses[k] == found.train_loss and found.gradient_norms[k] == found.gradient_norm
@@ -105,7 +105,7 @@ def test_histories(model, data):
 
 
 def test_training_on_exact_labels(model, data):
-    limit, exact = (train(model, data, "lbfgs", "semantic", steps=500, exact=e) for e in (False, True))
+    limit, exact = (train(model, data, "semantic", optimizer="lbfgs", steps=500, exact=e) for e in (False, True))
     assert bool(exact.ok) and float(jnp.max(jnp.abs(exact.Q - limit.Q))) > 1e-3
     gradient = jax.grad(lambda Q: raw_risk(model, data, Q, True))(exact.Q)
     assert float(jnp.max(jnp.abs(gradient))) < 1e-9
@@ -114,22 +114,24 @@ def test_training_on_exact_labels(model, data):
 @pytest.mark.parametrize("optimizer", ["gd", "adam"])
 def test_a_diverging_run_keeps_its_last_finite_state(model, data, optimizer):
     rate = {"gd": 1e4, "adam": 1e307}[optimizer]
-    found = train(model, data, optimizer, "semantic", steps=5000, rate=rate)
+    found = train(model, data, "semantic", optimizer=optimizer, steps=5000, rate=rate)
     assert int(found.status) == Status.nonfinite and int(found.iterations) < 1000
     assert np.all(np.isfinite(found.Q)) and np.isfinite(found.train_loss)
 
 
 def test_a_start_at_the_minimum_stops_at_once(model, data):
-    best = train(model, data, "lbfgs", "semantic", steps=500)
-    again = train(model, data, "gd", best.Q)
+    best = train(model, data, "semantic", optimizer="lbfgs", steps=500)
+    again = train(model, data, best.Q, optimizer="gd")
     assert int(again.iterations) == 0 and bool(again.ok)
 
 
 def test_instances_by_vmap_and_one_bad_lane(model):
     many = jax.vmap(lambda k: sample_data(model, 60, 1.0, k))(jax.random.split(jax.random.key(0), 2))
     rates = jnp.array([0.15, 1e4])
-    both = jax.jit(jax.vmap(lambda data, rate: train(model, data, "gd", "semantic", steps=300, rate=rate)))(many, rates)
-    one = train(model, jax.tree.map(lambda a: a[0], many), "gd", "semantic", steps=300)
+    both = jax.jit(jax.vmap(lambda data, rate: train(model, data, "semantic", optimizer="gd", steps=300, rate=rate)))(
+        many, rates
+    )
+    one = train(model, jax.tree.map(lambda a: a[0], many), "semantic", optimizer="gd", steps=300)
     np.testing.assert_allclose(both.Q[0], one.Q, atol=1e-12)
     assert both.status.tolist() == [Status.max_steps, Status.nonfinite] and np.all(np.isfinite(both.Q))
 
@@ -137,5 +139,5 @@ def test_instances_by_vmap_and_one_bad_lane(model):
 def test_single_precision(model):
     small = ta.dot_product(dtype=jnp.float32)
     data = sample_data(small, 100, 1.5, jax.random.key(0))
-    found = train(small, data, "lbfgs", "semantic", steps=200, tol=1e-6)
+    found = train(small, data, "semantic", optimizer="lbfgs", steps=200, tol=1e-6)
     assert found.Q.dtype == jnp.float32 and float(found.gradient_norm) < 1e-5

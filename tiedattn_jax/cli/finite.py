@@ -50,7 +50,7 @@ def run(args: argparse.Namespace, name: str) -> Report:
     def one(data: Data, key: jax.Array) -> GAMP | Training:
         if name == "gamp":
             return gamp(model, data, args.init, steps=steps, tol=1e-10, key=key)
-        return train(model, data, method, args.init, steps=steps, key=key)
+        return train(model, data, args.init, optimizer=method, steps=steps, key=key)
 
     require_memory(_INSTANCE_BYTES * args.instances, "instances", args.instances, "their results")
     keys = jax.random.split(jax.random.key(args.seed), args.instances)

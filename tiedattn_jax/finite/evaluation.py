@@ -69,7 +69,7 @@ class LinearBaseline(Printed):
         )
 
 
-def linear_baseline(data: Data, ridge: Any = 0.0, test: Data | None = None) -> LinearBaseline:
+def linear_baseline(data: Data, *, ridge: Any = 0.0, test: Data | None = None) -> LinearBaseline:
     """Linear attention fitted to the exact labels; its W tends to E T(Y), its error to Result 5.1.
 
     Args:

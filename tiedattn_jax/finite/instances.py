@@ -276,7 +276,7 @@ def _finished(model: Model, data: Data, result: GAMP | Training) -> tuple[GAMP |
         return result, result.status, jnp.zeros((), bool)
     # From a critical point this takes no step.
     tol = 1e-10 if data.x.dtype == jnp.float64 else 1e-5
-    end = train(model, data, "lbfgs", result.Q, steps=_FINISH_STEPS, tol=tol)
+    end = train(model, data, result.Q, optimizer="lbfgs", steps=_FINISH_STEPS, tol=tol)
     status = jnp.where(end.ok | result.ok, end.status, result.status)
     return end, status, end.ok & (end.iterations > 0)
 

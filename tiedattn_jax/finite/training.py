@@ -84,9 +84,9 @@ def risk(model: Model, data: Data, Q: Any, *, exact: bool = False) -> jax.Array:
 def train(
     model: Model,
     data: Data,
-    optimizer: str = "gd",
     init: Any = "semantic",
     *,
+    optimizer: str = "gd",
     steps: int = 5000,
     rate: Any = None,
     tol: float = 1e-10,
@@ -101,10 +101,10 @@ def train(
     Args:
         model: loss and ridge; the ridge is the weight decay.
         data: the instance.
+        init: "semantic", "positional", "random", or an array (d, r); see `tiedattn_jax.finite.data.start`.
         optimizer: "gd", plain gradient descent; "adam"; or "lbfgs", L-BFGS with a zoom line search. Gradient descent is
             far from a minimum after the published 5000 steps wherever the ridge holds the weights, at a rate of
             ``lambda rate`` a step; L-BFGS is the one to run to zero gradient.
-        init: "semantic", "positional", "random", or an array (d, r); see `tiedattn_jax.finite.data.start`.
         steps: at most so many.
         rate: learning rate, the paper's .15 for gradient descent and .01 for Adam by default; for L-BFGS the factor of
             its steps before the line search, 1.
