@@ -145,10 +145,31 @@ def test_a_transition():
     assert [b["branch"] for b in numbers["branches"]] == ["positional", "semantic"]
     json.dumps(numbers)
     lost = made.transition(status=6, event="alpha_l")
-    assert (
-        repr(lost) == "Transition(alpha_l, where the global minimum beats the linear baseline above; not found, absent)"
-    )
+    meaning = "where the global minimum beats the linear baseline above"
+    assert repr(lost) == f"Transition(alpha_l, {meaning}; not found, as there is none near the start)"
     assert all(event.meaning for event in ta.EVENTS.values())
+
+
+def test_why_a_transition_was_not_found():
+    """No branch, no crossing, or states that were not settled: told apart in one sentence."""
+
+    def reason(positional, semantic, alpha=2.0, status=6):
+        points = [
+            made.fixed_point(CASES[k], status=[s] * 4, residual=[1.0] * 4) for k, s in ((3, positional), (2, semantic))
+        ]
+        at = made.transition(alpha, status=status, branches=tuple(points))
+        assert at.reason == at.to_dict()["reason"] and at.reason in repr(at) and at.reason in at.summary()
+        return at.reason
+
+    assert reason(0, 0, 1.25, 0) == reason(0, 2, 1.25, 2) == ""
+    assert reason(0, 6) == "there is no semantic branch at alpha = 1.25, where the search ended"
+    assert reason(6, 6).startswith("there is no positional branch and no semantic branch at")
+    lower = "the losses do not cross in the range: that of the positional branch is lower at alpha = 1.25"
+    assert reason(0, 1).startswith(lower)
+    lost = "the semantic branch was not settled at alpha = 1.25, where the search ended: max steps"
+    assert reason(0, 2, np.nan, 2) == reason(6, 2, np.nan, 2) == lost
+    one = made.transition(status=6, event="alpha_l", branches=(made.fixed_point(),))
+    assert one.reason == "nothing changes in the range, up to the state at alpha = 2, where the search ended"
 
 
 def test_curves_paths_and_boundaries():

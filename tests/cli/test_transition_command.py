@@ -103,9 +103,10 @@ def test_nothing_is_known_of_alpha_l_without_alpha_c(capsys, without_solving):
     report = json.loads(capsys.readouterr().out)
     assert report["alpha_c"] is None and report["alpha_l"] is None and report["alpha_l_stderr"] is None
     assert report["sensitivities"] == {"alpha_c": None, "alpha_l": None} and report["status"] == "absent"
+    assert report["reason"] == "there is none near the start"
     assert report["spinodals"]["semantic"]["alpha"] == 0.7 and report["spinodals"]["positional"] is None
     assert main(["transition", "--nodes", "4096"]) == 1
-    assert "no transition: absent" in capsys.readouterr().out
+    assert "semantic above: not found, as there is none near the start\n" in capsys.readouterr().out
 
 
 def test_curves_are_drawn_to_their_ends():

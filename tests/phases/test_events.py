@@ -130,7 +130,7 @@ def test_what_most_replicates_lack_has_no_number():
 def test_roots_and_sensitivities_of_the_replicates():
     """Each replicate's zero is one Newton step away from the place that they share."""
     event = EVENTS["alpha_c"]
-    good = SimpleNamespace(status=jnp.zeros(3, int))
+    good = SimpleNamespace(status=jnp.zeros(3, int), has_state=jnp.ones(3, bool))
     value, by_alpha = jnp.array([0.1, 0.3, 0.2]), jnp.array([2.0, 2.0, 4.0])
     zero = Zero(jnp.array(1.0), (state_with(), good), value, None, by_alpha, slope=2.0, met=jnp.array(True))
     found = transition_of(event, ta.dot_product(), zero)
@@ -138,7 +138,13 @@ def test_roots_and_sensitivities_of_the_replicates():
     np.testing.assert_allclose((found.alpha, found.stderr), (roots.mean(), error_bar(roots)))
     assert int(found.status) == 2 and found.sensitivities is None and found.event == event.name
     lost = transition_of(event, ta.dot_product(), zero._replace(met=jnp.array(False)))
-    assert int(lost.status) == ta.Status.absent
+    assert int(lost.status) == ta.Status.absent and float(lost.alpha) == 1.0
+    failed = SimpleNamespace(status=jnp.full(3, ta.Status.unresolved), has_state=jnp.zeros(3, bool))
+    unknown = transition_of(event, ta.dot_product(), zero._replace(states=(state_with(), failed), met=False))
+    assert int(unknown.status) == ta.Status.unresolved and jnp.isnan(unknown.alpha)
+    gone = SimpleNamespace(status=jnp.full(3, ta.Status.absent), has_state=jnp.zeros(3, bool))
+    for pair in ((gone, state_with()), (gone, gone)):
+        assert transition_of(event, ta.dot_product(), zero._replace(states=pair, met=False)).status == ta.Status.absent
     exact = transition_of(event, ta.dot_product(), zero._replace(by_model={"sigma": jnp.array([4.0, 6.0, 8.0])}))
     np.testing.assert_allclose(exact.alpha, np.mean([0.95, 0.85, 0.95]))
     np.testing.assert_allclose(exact.sensitivities["sigma"], np.mean([-2.0, -3.0, -2.0]))
@@ -265,7 +271,7 @@ def test_the_options_of_a_search_arrive(monkeypatch, model, lines):
     class Stop(Exception):
         pass
 
-    def stop(event, model, near, nodes, settings, *, exact, tol=None, frees=None):
+    def stop(event, model, near, nodes, settings, *, exact, tol=None, frees=None, looks=None):
         seen.append((event.name, float(near.alpha), nodes is lines, settings, exact))
         raise Stop
 

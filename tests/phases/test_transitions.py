@@ -80,3 +80,7 @@ def test_linear_crossing_finds_the_transition_itself(model, lines, critical, mon
 def test_no_crossing_in_the_range(model, lines):
     found = ta.critical_alpha(model, lines, bracket=(1.6, 3.0))
     assert int(found.status) == ta.Status.absent
+    np.testing.assert_allclose(found.alpha, 1.6, rtol=2e-3)  # the end beyond which it lies
+    assert "the losses do not cross in the range: that of the semantic branch is lower at alpha = 1.60" in found.reason
+    crossing = ta.linear_crossing(model, found, lines)
+    assert crossing.event == "alpha_l" and not crossing.ok and crossing.reason == found.reason

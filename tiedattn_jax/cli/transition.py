@@ -50,7 +50,8 @@ def run(args: argparse.Namespace) -> Report:
         "alpha_c": critical if critical.ok else None,
         "alpha_l": crossing if critical.ok and crossing.ok else None,
     }
-    text = "\n".join([_transition_text(critical, found), "", *_end_lines(ends, curves)])
+    transitions = "\n\n".join(t.summary() for t in (critical, crossing))
+    text = "\n".join([transitions, "", *_end_lines(ends, curves)])
     files = {}
     if args.out is not None:
         whole = [_to_its_ends(curve, ends[str(curve.branch)]) for curve in curves]
@@ -76,7 +77,7 @@ def transition_report(critical: Transition, found: Found, ends: dict[str, list[B
     for kind in ("sensitivities", "sensitivities_stderr"):
         report[kind] = {name: None if t is None else t.to_dict()[kind] for name, t in found.items()}
     report["at_alpha_c"] = {b.branch: b.to_dict() for b in critical.branches}
-    report["status"] = critical.status_name
+    report["status"], report["reason"] = critical.status_name, critical.reason
     return report
 
 
@@ -85,14 +86,6 @@ def main_end(ends: list[BranchEnd]) -> BranchEnd | None:
     lower = [e for e in ends if e.side == "lower"]
     upper = [e for e in ends if e.side == "upper"]
     return max(lower, key=lambda e: e.alpha) if lower else min(upper, key=lambda e: e.alpha, default=None)
-
-
-def _transition_text(critical: Transition, found: Found) -> str:
-    """alpha_c and alpha_l with their sensitivities and the states there."""
-    known = [t for t in found.values() if t is not None]
-    if not known:
-        return f"no transition: {critical.status_name} (the branches' losses do not cross)"
-    return "\n\n".join(transition.summary() for transition in known)
 
 
 def _end_lines(ends: dict[str, list[BranchEnd]], curves: list[Curve]) -> list[str]:

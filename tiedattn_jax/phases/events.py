@@ -35,7 +35,7 @@ from .follow import Curve
 from .inputs import prepared
 from .secant import Secant
 
-_LOOKS = 12  # places at which states are solved, at most
+LOOKS = 12  # places at which states are solved, at most
 _NEWTON_LOOKS = 2  # under a jax transformation, from a good start: the second step moves by 1e-6
 _TOLERANCE = 1e-3  # a step in alpha, relative, after which one more is final: it is good to the square of this
 _MET = 0.1  # a last step, relative, that is too long: it came to no rest
@@ -145,12 +145,13 @@ class Transition(Result):
     """An event in alpha.
 
     Attributes:
-        alpha: mean over the replicates of the averages.
+        alpha: mean over the replicates of the averages; where nothing was found, where the search ended, or NaN.
         stderr: its error bar.
         sensitivities: d alpha / d (every number of the model), a pytree like the model; None where they were not asked
             for.
         sensitivities_stderr: their error bars.
-        status: `Status` as an integer: `absent` when nothing crosses where it was looked for.
+        status: `Status` as an integer: `absent` when nothing crosses where it was looked for. If that is not known, as a
+            branch was not settled there, the status of this branch, and alpha is NaN; see `reason`.
         branches: the states at `alpha` that the event looks at.
         event: its name in `EVENTS`.
     """
@@ -168,6 +169,25 @@ class Transition(Result):
         """Whether it was found, between usable states."""
         return self.status <= Status.stalled
 
+    @property
+    def reason(self) -> str:
+        """Why it was not found, in one sentence, of a concrete result; empty where it was found."""
+        if self.status != Status.absent and jnp.isfinite(self.alpha):
+            return ""
+        if not self.branches:
+            return "there is none near the start"
+        where = f"at alpha = {self.branches[0].alpha:.4g}, where the search ended"
+        absent = [state.branch for state in self.branches if not state.exists and state.status == Status.absent]
+        lost = [state for state in self.branches if not state.exists and state.status != Status.absent]
+        if lost:
+            return f"the {lost[0].branch} branch was not settled {where}: {lost[0].status_name}"
+        if absent:
+            return f"there is {' and '.join(f'no {name} branch' for name in absent)} {where}"
+        if len(self.branches) == len(PAIR):
+            lower = min(self.branches, key=lambda state: float(state.train_loss))
+            return f"the losses do not cross in the range: that of the {lower.branch} branch is lower {where}"
+        return f"nothing changes in the range, up to the state {where}"
+
     def to_dict(self) -> dict[str, Any]:
         """All numbers, with the `FixedPoint.to_dict` of every branch: JSON, where numbers are finite."""
         found = {name: getattr(self, name) for name in ("sensitivities", "sensitivities_stderr")}
@@ -178,6 +198,7 @@ class Transition(Result):
             **{name: None if tree is None else numbers_of(tree) for name, tree in found.items()},
             "branches": [branch.to_dict() for branch in self.branches],
             "status": self.status_name,
+            "reason": self.reason,
         }
 
     @property
@@ -192,8 +213,8 @@ class Transition(Result):
 
     def describe(self) -> Description:
         meaning = EVENTS[self.event].meaning if self.event in EVENTS else BEATS_BASELINE
-        if self.status == Status.absent:
-            return Description(f"{self.event}, where {meaning}", "not found, absent")
+        if reason := self.reason:
+            return Description(f"{self.event}, where {meaning}", f"not found, as {reason}")
         numbers: list[tuple[str, ...]] = []
         if self.sensitivities is not None and self.sensitivities_stderr is not None:
             values, bars = map(numbers_of, (self.sensitivities, self.sensitivities_stderr))
@@ -327,6 +348,7 @@ def zero_near(
     exact: bool,
     tol: float = _TOLERANCE,
     frees: Sequence[jax.Array] | None = None,
+    looks: int = LOOKS,
 ) -> Zero:
     """Newton's method, or the secant method where not `exact`, from where an event is expected.
 
@@ -335,6 +357,7 @@ def zero_near(
 
     Args:
         frees: what the branches leave free, (2,) each; by default those of the event.
+        looks: places at which concrete states are solved, at most.
     """
     free = [branch_of(b).free(model) for b in event.branches] if frees is None else frees
 
@@ -353,7 +376,7 @@ def zero_near(
     search = Secant.begin(near.there, near.slope, near.low, near.high, model.lam.dtype)
     trial, xs = jnp.asarray(near.alpha, model.lam.dtype), tuple(for_each(x, nodes.replicates) for x in near.overlaps)
     last: Zero | None = None
-    for _ in range(_LOOKS if concrete else _NEWTON_LOOKS):
+    for _ in range(looks if concrete else _NEWTON_LOOKS):
         here = look(trial, xs)
         if concrete and jnp.all(jnp.isnan(here.value)):
             if last is None and not np.isfinite(search.alpha):  # no state at the start
@@ -417,13 +440,16 @@ def transition_of(event: Event, model: Model, zero: Zero) -> Transition:
         roots = _with_sensitivities(roots, each, model)
     alpha, held = jnp.mean(zero.alpha), lax.stop_gradient(model)
     states = tuple(FixedPoint(held, alpha, s, b) for s, b in zip(zero.states, event.branches, strict=True))
-    worst = jnp.max(jnp.stack([s.status for s in states]))
+    status = jnp.stack([s.status for s in states])
+    worst = jnp.max(status)
+    lost = jnp.stack([~s.exists for s in states]) & (status != Status.absent)
+    unknown = jnp.where(jnp.any(lost), jnp.max(jnp.where(lost, status, 0)), Status.absent)
     return Transition(
-        alpha=jnp.nanmean(roots),
+        alpha=jnp.where(zero.met, jnp.nanmean(roots), jnp.where(jnp.any(lost), jnp.nan, alpha)),
         stderr=error_bar(lax.stop_gradient(roots)),
         sensitivities=sensitivities,
         sensitivities_stderr=bars,
-        status=jnp.where(zero.met, worst, Status.absent),
+        status=jnp.where(zero.met, worst, unknown),
         branches=states,
         event=event.name,
     )

@@ -14,7 +14,7 @@ from ..model import Model
 from ..overlaps import PAIR, Overlaps
 from ..results import Settings
 from ..theory.fixed_points import check_model, solve_coarsely
-from .events import EVENTS, Near, Start, Transition, event_of, near_of, transition_of, zero_near
+from .events import EVENTS, LOOKS, Near, Start, Transition, event_of, near_of, transition_of, zero_near
 from .follow import found_or, map_each, pair_free, pair_start
 from .inputs import prepared
 from .secant import zero_between
@@ -52,7 +52,7 @@ def critical_alpha(
 
     Returns:
         A `Transition` with both branches at alpha_c. Status `absent` when no crossing lies in the bracket; `alpha` is
-        then the end that it would lie beyond.
+        then the end that it would lie beyond, and `reason` says what is there instead.
 
     Raises:
         InputError: a bracket that is not 0 < low < high; nodes, settings or a start of another kind.
@@ -62,7 +62,7 @@ def critical_alpha(
     near, met = None if start is None else near_of(event, start, *bracket), jnp.array(True)
     if near is None:
         near, met = _coarse_alpha_c(held, nodes, ends, settings)
-    zero = zero_near(event, held, near, nodes, settings, exact=True, tol=_FINAL)
+    zero = zero_near(event, held, near, nodes, settings, exact=True, tol=_FINAL, looks=_looks(met))
     return transition_of(event, model, zero._replace(met=zero.met & met))
 
 
@@ -89,7 +89,7 @@ def linear_crossing(
         model, nodes, bracket, settings: as there.
 
     Returns:
-        A `Transition` with the one branch that crosses.
+        A `Transition` with the one branch that crosses; without alpha_c, what is known of alpha_c.
 
     Raises:
         InputError: as there; a transition of another kind, a model without `target`.
@@ -101,6 +101,8 @@ def linear_crossing(
     require_kind(transition, "transition", Transition, "the result of critical_alpha")
     require_choice(transition.event, "transition.event", ["alpha_c"])
     held, known = lax.stop_gradient((model, transition))
+    if is_concrete(known.status) and not known.ok:  # which minimum is global is not known
+        return Transition(**{**vars(transition), "event": ALPHA_L})
     early, late = (b.gen_error < b.gen_error_linear for b in known.branches)
 
     def choose(a: Any, b: Any) -> Any:
@@ -115,7 +117,7 @@ def linear_crossing(
     if near is None:
         x0 = choose(*(b.overlaps for b in known.branches))
         near, met = _coarse_alpha_l(held, nodes, x0, free, ends, settings)
-    zero = zero_near(event, held, near, nodes, settings, exact=True, tol=_FINAL, frees=[free])
+    zero = zero_near(event, held, near, nodes, settings, exact=True, tol=_FINAL, frees=[free], looks=_looks(met))
     crossing = transition_of(event._replace(branches=(None,)), model, zero._replace(met=zero.met & met))
     exchanged = baseline_owner(early, late) == 1
 
@@ -123,7 +125,7 @@ def linear_crossing(
         return jax.tree.map(lambda a, b: jnp.where(exchanged, a, b), getattr(transition, name), getattr(crossing, name))
 
     picked = {k: pick(k) for k in ("alpha", "stderr", "sensitivities", "sensitivities_stderr", "status")}
-    picked["status"] = jnp.where(known.ok, picked["status"], known.status)  # which minimum is global is not known
+    picked["status"] = jnp.where(known.ok, picked["status"], known.status)  # as above
     return Transition(**picked, branches=crossing.branches, event=ALPHA_L)
 
 
@@ -145,6 +147,11 @@ def _prepared(
     check_model(model, "semantic")
     low, high = (jnp.asarray(a, model.lam.dtype) for a in bracket)
     return nodes, settings, (low, high)
+
+
+def _looks(met: jax.Array) -> int:
+    """Places at which a zero is looked for on all nodes: only the end of the range where coarse ones found none."""
+    return 1 if is_concrete(met) and not met else LOOKS
 
 
 def _coarse_alpha_c(
