@@ -129,7 +129,23 @@ def test_boundaries():
         line, _caps, (whiskers,) = container
         assert line.get_color() == colour
         np.testing.assert_allclose(whiskers.get_segments()[0][:, 1], [0.8, 1.2])  # two error bars to either side
-    assert len({line.get_linestyle() for line, *_ in axis.containers}) == 3
+    lines = [line for line in axis.lines if line.get_label() in labels(axis)]
+    assert [line.get_color() for line in lines] == list(events.values())
+    assert len({line.get_linestyle() for line in lines}) == 3
+
+
+def test_boundaries_are_smooth_between_points_that_were_found():
+    values = np.arange(6.0)
+    bars, gap = 0.1 * np.ones(6), np.where(values == 3, np.nan, 1.0)
+    exact = Boundary.of("alpha_c", "omega", values, values**3, bars, 3 * values**2)
+    rough = Boundary.of("semantic baseline", "omega", values, gap * np.where(values < 2, 1.0, 9.0), bars)
+    (axis,) = boundary_figure([exact, rough]).axes
+    cubic, steps = (line.get_xydata() for line in axis.lines if line.get_label() in labels(axis))
+    np.testing.assert_allclose(cubic[:-1, 1], cubic[:-1, 0] ** 3, atol=1e-9)
+    assert len(cubic) > 50
+    x, y = steps[np.isfinite(steps[:, 1])].T
+    assert not np.any((x > 2) & (x < 4)) and set(values) - {3.0} <= set(x)  # nothing across the point that is missing
+    assert y.min() == 1 and y.max() == 9  # no turn between points
 
 
 def path(theta, values, turn):
@@ -177,6 +193,19 @@ def test_a_path_that_turns(theta, turn, kind):
     orders, losses = path_figure([path(theta, np.array([2.0, 1.0, 1.0, 2.0]), turn)]).axes
     assert labels(orders) == [r"$\theta$", kind] and labels(losses) == [kind]
     assert orders.lines[-1].get_marker() == {"fold": "o", "pitchfork": "D"}[kind]
+
+
+def test_there_is_room_between_lines_and_frame():
+    """Also where a narrow range of alphas, or of numbers, lies far from zero."""
+    one = curve("semantic", [0.5] * 2)
+    one.alphas, one.points = np.array([10.0, 10.1]), [point(5.0, 0.5), point(5.01, 0.5)]
+    one.values = lambda get: np.array([float(get(p)) for p in one.points])
+    for axis in branch_figure([one]).axes:
+        (left, right), (bottom, top) = axis.get_xlim(), axis.get_ylim()
+        assert 9.9 < left < 9.999 and 10.101 < right < 10.2
+        assert bottom == 0 and top > 1.04 * axis.dataLim.y1
+    one.points[0].overlaps.theta -= 15.0  # a number below zero is in the frame, too
+    assert branch_figure([one]).axes[0].get_ylim()[0] < -10
 
 
 def test_a_pole_of_error_bars_leaves_the_line():
@@ -308,6 +337,11 @@ def test_learning():
     assert labels(share) == ["positional share, semantic", "semantic share, semantic", "next stage"]
     assert labels(loss) == ["semantic", "next stage"]
     assert loss.lines[-1].get_xdata() == [3.5, 3.5] and loss.lines[0].get_color() == COLOURS["semantic"]
+    assert loss.lines[0].get_marker() == "None"
+    axes = learning_figure({"semantic": [stage(1.0)]}).axes  # one epoch is a point
+    assert all(line.get_marker() == "o" for axis in axes for line in axis.lines)
+    ticks = axes[0].xaxis.get_major_locator().tick_values(*axes[0].get_xlim())
+    np.testing.assert_array_equal(ticks, np.round(ticks))  # whole epochs
 
 
 def test_transition():

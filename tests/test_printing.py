@@ -185,6 +185,11 @@ def test_curves_paths_and_boundaries():
     )
     assert repr(boundary) == "Boundary(alpha_c at 2 values of sigma; found at 1)"
     assert boundary.summary().splitlines()[3].split()[:2] == ["0.5", "1.250(10)"]
+    values = np.array([0.4, 0.5])
+    rough = ta.Boundary.of("semantic baseline", "sigma", values, np.array([1.5, 1.25]), np.array([0.01, 0.01]))
+    exact = ta.Boundary.of("alpha_c", "sigma", values, np.array([1.5, 1.25]), np.array([0.01, 0.01]), -values)
+    assert [row.split()[2:-1] for row in rough.summary().splitlines()[2:]] == [["-2.5", "(spline)"]] * 2
+    assert [row.split()[2:-1] for row in exact.summary().splitlines()[2:]] == [["-0.40000"], ["-0.50000"]]
     assert boundary.to_dict()["status"] == ["absent", "converged"] and boundary.to_dict()["values"] == [0.4, 0.5]
     end = ta.BranchEnd(made.transition(0.7), "pitchfork", "theta", "lower")
     assert repr(end) == "BranchEnd(lower end: ends at alpha = 0.700(10): theta falls continuously to zero)"

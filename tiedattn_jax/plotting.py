@@ -16,6 +16,8 @@ from matplotlib.collections import PatchCollection
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.patches import Patch, Rectangle
+from matplotlib.ticker import MaxNLocator
+from scipy.interpolate import CubicHermiteSpline, PchipInterpolator
 
 from .overlaps import BRANCHES, PAIR
 
@@ -63,6 +65,7 @@ MARKS: dict[str, Any] = {
 }
 _BASELINE: Any = {"color": COLOURS["baseline"], "lw": 1.2, "ls": "-.", "label": "linear baseline"}
 _UNSTABLE: Any = {"lw": 1.2, "ls": ":"}
+_ROOM = 0.05  # between the data and the frame, relative
 
 
 @contextlib.contextmanager
@@ -175,8 +178,16 @@ def branch_figure(curves: Sequence[Any], alpha_c: Any = None, alpha_l: Any = Non
             for found, name in ((alpha_c, "alpha_c"), (alpha_l, "alpha_l")):
                 if found is not None and found.ok:
                     axis.axvline(float(found.alpha), label=SYMBOLS[name], **{**MARKS[name], "lw": 0.9})
-            axis.set(xlim=(0, None), ylim=(0, None))
+            _frame(axis)
     return figure
+
+
+def _frame(axis: Any) -> None:
+    """Limits with room beyond the data: of alpha, which is positive, and of numbers from zero on, unless some are below."""
+    axis.set_xlim(left=max(0.0, axis.get_xlim()[0]))
+    low, high = axis.dataLim.intervaly
+    if 0 < high < np.inf and low > -_ROOM * high:
+        axis.set_ylim(0, (1 + _ROOM) * high)
 
 
 def _along_alpha(axis: Any, curve: Any, get: Callable[[Any], Any], colour: str, label: str) -> None:
@@ -253,6 +264,9 @@ _EVENT_STYLES = {"baseline": MARKS["alpha_l"]["ls"], "instability": ":", "pitchf
 def boundary_figure(boundaries: Sequence[Any]) -> Figure:
     """alpha at which something happens against the other parameter, with error bars.
 
+    Between neighbouring points that were found the lines follow the exact slopes, or, where these are not known, turn only
+    at points.
+
     Args:
         boundaries: `phases.boundaries.Boundary` in one parameter.
     """
@@ -264,9 +278,23 @@ def boundary_figure(boundaries: Sequence[Any]) -> Figure:
             bars = np.where(np.isfinite(boundary.stderr), 2 * boundary.stderr, 0.0)
             style: Any = {"color": COLOURS.get(branch, "k"), "ls": _EVENT_STYLES.get(kind, "-"), "lw": 1.4}
             style |= MARKS.get(boundary.event, {})
-            label = SYMBOLS.get(boundary.event, boundary.event)
-            axis.errorbar(boundary.values, boundary.alpha, yerr=bars, label=label, capsize=2, **style)
+            axis.plot(*_smooth(boundary), label=SYMBOLS.get(boundary.event, boundary.event), **style)
+            points: Any = {"fmt": "o", "ms": 2.5, "capsize": 2, "color": style["color"]}
+            axis.errorbar(boundary.values, boundary.alpha, yerr=bars, **points)
     return figure
+
+
+def _smooth(boundary: Any) -> np.ndarray:
+    """Many points on a smooth line through those of a boundary, (2, n), NaN where one of them was not found."""
+    found = np.flatnonzero(np.isfinite(boundary.alpha))
+    parts = [np.empty((2, 0))]
+    for run in np.split(found, np.flatnonzero(np.diff(found) > 1) + 1):
+        if run.size > 1:
+            x, y, slope = (a[run] for a in (boundary.values, boundary.alpha, boundary.slope))
+            curve = CubicHermiteSpline(x, y, slope) if boundary.exact[run].all() else PchipInterpolator(x, y)
+            fine = np.linspace(x[0], x[-1], 20 * (run.size - 1) + 1)
+            parts += [np.array([fine, curve(fine)]), np.full((2, 1), np.nan)]
+    return np.concatenate(parts, axis=1)
 
 
 def transition_figure(transition: Any) -> Figure:
@@ -401,7 +429,7 @@ def instances_figure(instances: Any) -> Figure:
             axis.axline((0, 0), slope=1, color=OTHER, lw=0.8, zorder=0)
             both = np.concatenate([found, theory])[np.tile(instances.usable, 2)]
             low, high = np.nanmin(both), np.nanmax(both)
-            room = 0.05 * (high - low or 1)
+            room = _ROOM * (high - low or 1)
             axis.set(xlim=(low - room, high + room), ylim=(low - room, high + room))
         axes[0, 0].set_ylabel("instance")
     return figure
@@ -464,7 +492,10 @@ def learning_figure(trainings: dict[str, Sequence[Any]]) -> Figure:
                 (share, lambda h: h.semantic_share, f"semantic share, {name}", "-"),
             ):
                 values = np.concatenate([get(stage.history) for stage in stages], axis=1)
-                lines = axis.plot(1 + np.arange(values.shape[1]), values.T, style, color=COLOURS.get(name, OTHER), lw=1)
+                how: Any = {"color": COLOURS.get(name, OTHER), "lw": 1}
+                if values.shape[1] == 1:  # one epoch makes no line
+                    how |= {"marker": "o", "ms": 4, "mfc": "none" if style == "--" else None}
+                lines = axis.plot(1 + np.arange(values.shape[1]), values.T, style, **how)
                 lines[0].set_label(label)
             for end in np.cumsum([stage.history.train_loss.shape[1] for stage in stages])[:-1]:
                 for axis in axes.flat:
@@ -472,6 +503,8 @@ def learning_figure(trainings: dict[str, Sequence[Any]]) -> Figure:
         loss.set_yscale("log")
         error.set_yscale("log")
         share.set_ylim(-0.03, 1.03)
+        for axis in axes.flat:
+            axis.xaxis.set_major_locator(MaxNLocator(integer=True, min_n_ticks=1))
     return figure
 
 

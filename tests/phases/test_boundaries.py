@@ -1,5 +1,6 @@
 from types import SimpleNamespace
 
+import equinox as eqx
 import numpy as np
 import pytest
 from cases import ALPHA_C, ALPHA_C_SENSITIVITIES, ALPHA_L
@@ -100,6 +101,7 @@ def test_points_in_any_order_and_slopes_of_a_spline():
     known = ta.Boundary.of("alpha_c", "omega", values, values, 0 * values, 3 + values, np.array([4, 1, 2, 3]))
     np.testing.assert_array_equal(known.slope, 3 + known.values)
     np.testing.assert_array_equal(known.status, [1, 3, 2, 4])
+    assert known.exact.all() and not found.exact.any() and not gap.exact.any()
 
 
 def looks(crossing):
@@ -134,6 +136,7 @@ def test_alpha_l_is_one_of_three(model, monkeypatch):
         "semantic baseline": boundary("semantic baseline", [1.5, 0.5, 0.4]),
         "positional baseline": boundary("positional baseline", [1.2, 1.3, 0.7]),
     }
+    made["positional baseline"] = eqx.tree_at(lambda b: b.exact, made["positional baseline"], np.zeros(3, bool))
     whole = boundaries.trace_boundary
 
     def follow(model, event, **options):
@@ -147,6 +150,7 @@ def test_alpha_l_is_one_of_three(model, monkeypatch):
     assert found.event == "alpha_l" and calls[0] == ("alpha_c", "omega", True) and len(calls) == 3
     np.testing.assert_array_equal(found.alpha, [1.5, 1.0, 0.7])  # the semantic state, the exchange, the positional one
     np.testing.assert_array_equal(found.slope, [0.75, 0.5, 0.35])
+    np.testing.assert_array_equal(found.exact, [True, True, False])
     del made["positional baseline"]  # the positional state beats it nowhere
     np.testing.assert_array_equal(whole(model, "alpha_l", "omega", values).alpha, [1.5, 1.0, 1.0])
     with pytest.raises(ta.InputError, match='start must be None for "alpha_l"'):

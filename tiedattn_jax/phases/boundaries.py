@@ -50,8 +50,9 @@ class Boundary(Result):
         event: of `EVENTS`, or "alpha_l".
         parameter, values: the second parameter and where it was solved, (n,), increasing.
         alpha, stderr: the boundary and its error bar, (n,); NaN from where it could not be followed.
-        slope: d alpha / d parameter, (n,); exact where sensitivities were asked for and for alpha_c, else that of a
-            spline through the points.
+        slope: d alpha / d parameter, (n,).
+        exact: whether the slope is exact, as for alpha_c and where sensitivities were asked for, (n,); else it is that of a
+            spline through the points, which between few of them may be far off.
         status: the worst `Status` of the states, (n,).
     """
 
@@ -61,6 +62,7 @@ class Boundary(Result):
     alpha: np.ndarray
     stderr: np.ndarray
     slope: np.ndarray
+    exact: np.ndarray
     status: np.ndarray
 
     @classmethod
@@ -73,17 +75,20 @@ class Boundary(Result):
         stderr: np.ndarray,
         slope: np.ndarray | None = None,
         status: np.ndarray | None = None,
+        exact: np.ndarray | None = None,
     ) -> Boundary:
-        """From points in any order; slopes and status where they are known."""
+        """From points in any order; slopes, whether they are exact, and status where they are known."""
         order = np.argsort(values)
         slope = np.full(len(values), np.nan) if slope is None else slope
+        exact = np.isfinite(slope) if exact is None else exact
         status = np.where(np.isfinite(alpha), Status.converged, Status.absent) if status is None else status
-        values, alpha, stderr, slope, status = (np.asarray(a)[order] for a in (values, alpha, stderr, slope, status))
+        columns = (np.asarray(a)[order] for a in (values, alpha, stderr, slope, exact, status))
+        values, alpha, stderr, slope, exact, status = columns
         good = np.isfinite(alpha)
         if good.sum() > 1 and not np.all(np.isfinite(slope[good])):
-            slope = slope.copy()
+            slope, exact = slope.copy(), np.zeros_like(exact)
             slope[good] = CubicSpline(values[good], alpha[good])(values[good], 1)
-        return cls(event, parameter, values, alpha, stderr, slope, status.astype(int))
+        return cls(event, parameter, values, alpha, stderr, slope, exact, status.astype(int))
 
     @cached_property
     def interpolant(self) -> PPoly:
@@ -124,10 +129,11 @@ class Boundary(Result):
         found = int(np.isfinite(self.alpha).sum())
         what = f"{self.event} at {len(self.values)} values of {self.parameter}"
         rows = [(self.parameter, self.event, "slope", "status")]
-        for value, alpha, bar, slope, status in zip(
-            self.values, self.alpha, self.stderr, self.slope, self.status_name, strict=True
+        for value, alpha, bar, slope, exact, status in zip(
+            self.values, self.alpha, self.stderr, self.slope, self.exact, self.status_name, strict=True
         ):
-            rows.append((f"{value:.4g}", with_error(alpha, bar), f"{slope:#.5g}", status))
+            shown = f"{slope:#.5g}" if exact or np.isnan(slope) else f"{slope:.2g} (spline)"
+            rows.append((f"{value:.4g}", with_error(alpha, bar), shown, status))
         return Description(what, f"found at {found}", tables=[("", rows)])
 
     def plot(self) -> Any:
@@ -226,7 +232,8 @@ def _first_to_beat_the_baseline(follow: Callable[..., Boundary]) -> Boundary:
         early = eqx.tree_at(lambda b: b.alpha, critical, np.full_like(critical.alpha, np.nan))
     owner = baseline_owner(early.alpha <= critical.alpha, late.alpha <= critical.alpha)
     parts = (early, critical, late)
-    columns = (np.choose(owner, [getattr(b, k) for b in parts]) for k in ("alpha", "stderr", "slope", "status"))
+    names = "alpha", "stderr", "slope", "status", "exact"
+    columns = (np.choose(owner, [getattr(b, k) for b in parts]) for k in names)
     return Boundary.of(ALPHA_L, critical.parameter, critical.values, *columns)
 
 
