@@ -158,6 +158,10 @@ def test_xarray():
     assert float(cell.train_loss) == diagram.mean("train_loss")[1, 1, 4]
     assert json.loads(data.attrs["version"]) == "0"
     assert data.region.sel(omega=0.1).dims == ("alpha",)
+    grid = "branch", "omega", "alpha"
+    assert data.q.dims == data.V_stderr.dims == (*grid, "token", "column", "other_column")
+    assert data.theta.dims == (*grid, "token", "column", "teacher_column") and data.m.dims == (*grid, "token", "column")
+    assert data.train_loss.dims == grid and float(cell.theta.isel(token=1).squeeze()) == 0.2
 
 
 def test_figures():

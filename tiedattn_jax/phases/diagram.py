@@ -29,6 +29,15 @@ REGIONS = (
 )
 
 
+# Names of the axes of order parameters, (L, r, r), (L, r, t) or (L, r).
+_AXES = {
+    "q": ("token", "column", "other_column"),
+    "V": ("token", "column", "other_column"),
+    "theta": ("token", "column", "teacher_column"),
+    "m": ("token", "column"),
+}
+
+
 class PhaseDiagram(Result):
     """Both branches on a grid of settings.
 
@@ -265,7 +274,11 @@ class PhaseDiagram(Result):
         return content.decode()
 
     def to_xarray(self) -> Any:
-        """Means, error bars (suffix _stderr) and labels as a labelled dataset; needs the extra `xarray`."""
+        """Means, error bars (suffix _stderr) and labels as a labelled dataset; needs the extra `xarray`.
+
+        Dimensions are `branch` and the axes of the grid; of order parameters also `token`, `column` (of the student; of
+        the second one in q and V, `other_column`) and `teacher_column`.
+        """
         try:
             import xarray
         except ImportError as missing:
@@ -273,10 +286,10 @@ class PhaseDiagram(Result):
 
         dims = ("branch", self.y[0], self.x[0])
         data: dict[str, Any] = {}
-        for k, a in self.cells.items():
+        for k in self.cells:
             if k != "status":
-                tail = tuple(f"{k}_{n}" for n in range(a.ndim - 4))
-                data |= {k: (dims + tail, self.mean(k)), f"{k}_stderr": (dims + tail, self.stderr(k))}
+                own = dims + _AXES.get(k, ())
+                data |= {k: (own, self.mean(k)), f"{k}_stderr": (own, self.stderr(k))}
         data |= {k: (dims, getattr(self, k)) for k in ("status", "exists", "stable")}
         difference, bar = self.loss_difference
         data |= {"loss_difference": (dims[1:], difference), "loss_difference_stderr": (dims[1:], bar)}
