@@ -119,7 +119,10 @@ CALLS = {
     "alpha 0": (lambda: ta.solve(MODEL, 0.0), "alpha must be positive"),
     "alpha NaN": (lambda: ta.solve(MODEL, NAN), "alpha must be positive and finite, got alpha=nan"),
     "alpha inf": (lambda: ta.solve(MODEL, np.inf), "alpha must be positive and finite"),
-    "alpha vector": (lambda: ta.solve(MODEL, [1.0, 2.0]), r"alpha must be one number, got shape \(2,\): use jax.vmap"),
+    "alpha vector": (
+        lambda: ta.solve(MODEL, [1.0, 2.0]),
+        r"alpha must be one number, got shape \(2,\): use sweep for a branch",
+    ),
     "alpha text": (lambda: ta.solve(MODEL, "2"), "alpha must be a real number or an array of them, got alpha='2'"),
     "alpha None": (lambda: ta.solve(MODEL, None), "alpha must be a real number or an array of them, got alpha=None"),
     "alpha complex": (lambda: ta.solve(MODEL, 1j), "alpha must be a real number"),

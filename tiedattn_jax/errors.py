@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 import os
 from collections.abc import Callable
 from typing import Any
@@ -9,6 +10,8 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+
+_MANY = 12  # names, more than which are not listed
 
 
 class InputError(ValueError):
@@ -32,10 +35,13 @@ def require(ok: Any, argument: str, value: Any, want: str) -> None:
 
 
 def require_choice(value: Any, argument: str, choices: Any) -> None:
-    """Raise an `InputError` unless `value` is one of some names."""
+    """Raise an `InputError` unless `value` is one of some names; of many names it tells the nearest."""
     if not isinstance(value, (str, type(None))) or value not in choices:
-        names = ", ".join(str(c) for c in choices)
-        raise InputError(argument, f"must be one of {names}, got {argument}={value!r}")
+        names, many = [str(c) for c in choices], ""
+        if len(names) > _MANY:
+            many = f"{len(names)} names, of which the nearest are "
+            names = difflib.get_close_matches(str(value), names, cutoff=0.0)
+        raise InputError(argument, f"must be one of {many}{', '.join(names)}, got {argument}={value!r}")
 
 
 def require_kind(value: Any, argument: str, kind: Any, want: str) -> None:
@@ -67,7 +73,8 @@ def as_number(value: Any, argument: str, dtype: Any) -> jax.Array:
     """
     number = as_array(value, argument, dtype)
     if number.shape != ():
-        raise InputError(argument, f"must be one number, got shape {number.shape}: use jax.vmap for several")
+        several = "sweep for a branch at several alphas, or jax.vmap" if argument == "alpha" else "jax.vmap for several"
+        raise InputError(argument, f"must be one number, got shape {number.shape}: use {several}")
     return number
 
 

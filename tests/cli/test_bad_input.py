@@ -70,6 +70,7 @@ ROWS = [
     ("diagram --y omega .5 1.5 5", "--omega", "1.5", "in [0, 1]"),
     ("diagram --y alpha 1 2 5", "--y", "'alpha'", "another"),
     ("diagram --alpha 1", "--alpha", "1.0", "not an axis"),
+    ("diagram --resume", "--out", "None", "name the folder of the run to resume"),
     ("diagram --devices 0", "--devices", "'0'", "from 1"),
     ("diagram --devices 4096", "--devices", "4096", "between 1 and"),
     ("gamp --d 0", "--d", "'0'", "from 1"),

@@ -134,7 +134,7 @@ BAD = [
     ("phase_diagram", {"lanes": 1.5}, "lanes"),
     ("phase_diagram", {"out": "/dev/null/here"}, "out"),
     ("phase_diagram", {"out": 5}, "out"),
-    ("phase_diagram", {"resume": True}, "resume"),
+    ("phase_diagram", {"resume": True}, "out"),
     ("folds_of", {}, "paths"),
 ]
 FUNCTIONS = ["sweep", "phase_diagram", "trace_branch", "trace_boundary", "locate", "critical_alpha", "linear_crossing"]

@@ -150,6 +150,13 @@ def test_csv(tmp_path):
     assert rows[0]["semantic_status"] == "absent"
 
 
+def test_names_of_numbers():
+    nearest = r"name must be one of 16 names, of which the nearest are train_loss, .*, got name='trian_loss'"
+    for get in (made().mean, made().stderr):
+        with pytest.raises(ta.InputError, match=nearest):
+            get("trian_loss")
+
+
 def test_xarray():
     pytest.importorskip("xarray")
     diagram = made()

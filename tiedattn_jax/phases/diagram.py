@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 from scipy.interpolate import CubicHermiteSpline, CubicSpline, PPoly
 
-from ..errors import InputError
+from ..errors import InputError, require_choice
 from ..overlaps import PAIR
 from ..printing import Description, with_error
 from ..results import Result, Status, error_bar, has_state, quorum
@@ -55,17 +55,22 @@ class PhaseDiagram(Result):
 
     def _found(self, name: str) -> np.ndarray:
         """A number of the cells, NaN in the replicates that have no state."""
+        require_choice(name, "name", self.cells)
         values = self.cells[name]
         if name in ("status", "residual", "gen_error_linear"):
             return values
         return np.where(self._has.reshape(*self._has.shape, *[1] * (values.ndim - 4)), values, np.nan)
 
     def mean(self, name: str) -> np.ndarray:
-        """Mean over the replicates that have a state, (branch, y, x, ...)."""
+        """Mean of a number of the cells over the replicates that have a state, (branch, y, x, ...).
+
+        Raises:
+            InputError: there is none of this name.
+        """
         return _mean(self._found(name), 3)
 
     def stderr(self, name: str) -> np.ndarray:
-        """Error bar of the mean, (branch, y, x, ...)."""
+        """Error bar of the mean, (branch, y, x, ...); raises as `mean`."""
         return np.asarray(error_bar(np.moveaxis(self._found(name), 3, 0)))
 
     @property

@@ -94,7 +94,8 @@ def phase_diagram(
     if lanes is not None:
         require_count(lanes, "lanes")
     require_kind(out, "out", (str, Path, type(None)), "a folder")
-    require(out is not None or not resume, "resume", resume, "False without a folder out to go on with")
+    if resume and out is None:
+        raise InputError("out", "must name the folder of the run to resume, got out=None with resume=True")
     mesh = _mesh(devices)
     check_model(model, PAIR[0])
     grid = _Grid.of(model, *(axes if names[1] == "alpha" else axes[::-1]), alpha, nodes, settings)
