@@ -1,7 +1,8 @@
-"""All states at one setting, from random starts."""
+"""All states at one setting, on the branches and from random starts."""
 
 from __future__ import annotations
 
+import equinox as eqx
 import jax.numpy as jnp
 import numpy as np
 
@@ -10,9 +11,9 @@ from ..averages.rule import Rule, check_rule
 from ..averages.sizes import SIZES
 from ..errors import InputError, is_concrete, require_count
 from ..model import Model
-from ..overlaps import Overlaps, admissible, branch_of, magnitudes
+from ..overlaps import BRANCHES, Overlaps, admissible, branch_of, magnitudes
 from ..results import Settings, Status
-from .fixed_points import FixedPoint, branch_start, check_alpha, check_model, solve_coarsely, solve_from
+from .fixed_points import FixedPoint, State, branch_start, check_alpha, check_model, solve_coarsely, solve_from
 
 # Damped steps lead to minima, and past saddles.
 NEWTON = Settings(max_steps=60, warm_steps=0)
@@ -30,6 +31,9 @@ def find_states(
 ) -> list[FixedPoint]:
     """All states that are reached from many random starts without any symmetry imposed, the lowest training loss first.
 
+    The branches that a symmetry of the loss defines are looked for besides, each from its own start: Newton's method may
+    reach them from few starts or none.
+
     Args:
         alpha: samples per dimension.
         nodes: averaging rule; by default `default_nodes` of `SIZES["path"]`. The starts are tried on its coarse
@@ -45,7 +49,7 @@ def find_states(
         InputError: `alpha` or `count` not positive, or a model without values, under a jax transformation.
     """
     check_model(model, None)
-    a, free = check_alpha(model, alpha), branch_of(None).free(model)
+    a = check_alpha(model, alpha)
     if not is_concrete((model, a)):
         raise InputError("model", "must have concrete numbers here, got one under a jax transformation such as jit")
     require_count(count, "count")
@@ -59,16 +63,33 @@ def find_states(
         q, V, theta, m = rng.lognormal(-1.5, 1.0), rng.lognormal(0, 0.5), rng.uniform(-1.2, 1.2), rng.uniform(-1.2, 1.2)
         return Overlaps(q * base.q, V * base.V, q**0.5 * theta * base.theta, q**0.5 * m * base.m)
 
+    def near(branch: str | None, starts: list[Overlaps], settings: Settings) -> list[tuple[str | None, State]]:
+        """States on the coarse averages, each with the branch whose symmetry was imposed, the lowest loss first."""
+        free = branch_of(branch).free(model)
+        states = (solve_coarsely(model, a, nodes, x, free, settings) for x in starts)
+        reached = sorted((s for s in states if s.status <= Status.max_steps), key=lambda s: float(s.train_loss))
+        return [(branch, state) for state in reached]
+
+    damped = eqx.tree_at(lambda s: s.warm_steps, settings, Settings().warm_steps)  # the starts of branches are rough
     starts = [x for x in (draw() for _ in range(4 * count)) if bool(admissible(model, x))][:count]
-    near = [solve_coarsely(model, a, nodes, x, free, settings) for x in starts]
+    reached = [pair for branch in _symmetric(model) for pair in near(branch, [branch_start(model, branch)], damped)]
     found: list[FixedPoint] = []
-    for state in sorted((s for s in near if s.status <= Status.max_steps), key=lambda s: float(s.train_loss)):
+    for branch, state in [*reached, *near(None, starts, settings)]:
         if any(_alike(model, state.overlaps, f.overlaps, _SAME_COARSE) for f in found):
             continue
-        point = solve_from(model, a, None, nodes, state.overlaps, settings)
+        point = solve_from(model, a, branch, nodes, state.overlaps, settings)
         if point.exists and not any(_alike(model, point.overlaps, f.overlaps, _SAME) for f in found):
             found.append(point)
     return sorted(found, key=lambda p: float(p.train_loss))
+
+
+def _symmetric(model: Model) -> list[str]:
+    """The branches that a symmetry defines, of a model whose loss has it."""
+    try:
+        check_model(model, "uninformed")
+    except InputError:  # the loss is not even
+        return []
+    return [name for name in BRANCHES if name is not None]
 
 
 def _alike(model: Model, x: Overlaps, y: Overlaps, tol: float) -> bool:
