@@ -20,8 +20,8 @@ class SpectralLaw(Printed):
     ``gamma_l`` are the eigenvalues of Sigma_l, ``tau_l = sqrt(d) e_i . p_l`` the projections of the encodings and
     ``pi = e_i . Q*`` those of the teacher. A ridge prior asks only for the second moments at each atom of gamma.
 
-    All of them are of order one: encodings have norm O(1), entries O(1 / sqrt(d)), and the teacher has entries O(1). The
-    law does not know d, and cannot tell moments of encodings that were not divided by sqrt(d) from strong encodings.
+    All of them are of order one: encodings have norm O(1), entries O(1 / sqrt(d)), and the teacher has entries O(1).
+    The law does not know d, and cannot tell moments of encodings that were not divided by sqrt(d) from strong encodings.
 
     Attributes:
         weights: (K,) shares of the spectrum, summing to one.

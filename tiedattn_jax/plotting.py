@@ -183,7 +183,7 @@ def branch_figure(curves: Sequence[Any], alpha_c: Any = None, alpha_l: Any = Non
 
 
 def _frame(axis: Any) -> None:
-    """Limits with room beyond the data: of alpha, which is positive, and of numbers from zero on, unless some are below."""
+    """Limits with room beyond the data: of alpha, which is positive, and of numbers from zero on, if none is below."""
     axis.set_xlim(left=max(0.0, axis.get_xlim()[0]))
     low, high = axis.dataLim.intervaly
     if 0 < high < np.inf and low > -_ROOM * high:
@@ -264,8 +264,8 @@ _EVENT_STYLES = {"baseline": MARKS["alpha_l"]["ls"], "instability": ":", "pitchf
 def boundary_figure(boundaries: Sequence[Any]) -> Figure:
     """alpha at which something happens against the other parameter, with error bars.
 
-    Between neighbouring points that were found the lines follow the exact slopes, or, where these are not known, turn only
-    at points.
+    Between neighbouring points that were found the lines follow the exact slopes, or, where these are not known, turn
+    only at points.
 
     Args:
         boundaries: `phases.boundaries.Boundary` in one parameter.

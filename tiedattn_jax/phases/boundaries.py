@@ -51,8 +51,8 @@ class Boundary(Result):
         parameter, values: the second parameter and where it was solved, (n,), increasing.
         alpha, stderr: the boundary and its error bar, (n,); NaN from where it could not be followed.
         slope: d alpha / d parameter, (n,).
-        exact: whether the slope is exact, as for alpha_c and where sensitivities were asked for, (n,); else it is that of a
-            spline through the points, which between few of them may be far off.
+        exact: whether the slope is exact, as for alpha_c and where sensitivities were asked for, (n,); else it is that
+            of a spline through the points, which may be far off where they are few.
         status: the worst `Status` of the states, (n,).
     """
 

@@ -150,8 +150,8 @@ class Transition(Result):
         sensitivities: d alpha / d (every number of the model), a pytree like the model; None where they were not asked
             for.
         sensitivities_stderr: their error bars.
-        status: `Status` as an integer: `absent` when nothing crosses where it was looked for. If that is not known, as a
-            branch was not settled there, the status of this branch, and alpha is NaN; see `reason`.
+        status: `Status` as an integer: `absent` when nothing crosses where it was looked for. If that is not known, as
+            a branch was not settled there, the status of this branch, and alpha is NaN; see `reason`.
         branches: the states at `alpha` that the event looks at.
         event: its name in `EVENTS`.
     """

@@ -31,8 +31,8 @@ def find_states(
 ) -> list[FixedPoint]:
     """All states that are reached from many random starts without any symmetry imposed, the lowest training loss first.
 
-    The branches that a symmetry of the loss defines are looked for besides, each from its own start: Newton's method may
-    reach them from few starts or none.
+    The branches that a symmetry of the loss defines are looked for besides, each from its own start: Newton's method
+    may reach them from few starts or none.
 
     Args:
         alpha: samples per dimension.
