@@ -235,7 +235,7 @@ class FixedPoint(Result):
         if self.jumps:
             details += [("jumps matter", "", "derivatives and spinodals contain them, the replicon does not")]
         if mean["unresolved"] > 0:
-            details += [("unresolved", f"{mean['unresolved']:.1%}", "of the nodes; sobol_nodes resolve more")]
+            details += [("unresolved", f"{mean['unresolved']:.1%}", "of the nodes; Sobol points resolve more")]
         what = f"{self.branch or self.label} branch at alpha = {self.alpha:g}"
         status = f"{self.status_name}, residual {self.residual:.1e}"
         if self.status == Status.absent:
