@@ -12,6 +12,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+from jax import lax
 
 
 def inverse(a: jax.Array) -> jax.Array:
@@ -40,24 +41,40 @@ def apply(matrix: jax.Array, v: jax.Array) -> jax.Array:
     return jnp.stack([sum(matrix[:, i, j, None] * v[:, j] for j in range(columns)) for i in range(rows)], 1)
 
 
-def dot(a: Any, b: Any) -> jax.Array:
-    """``sum_i a_i b_i`` of lanes or numbers, term by term."""
-    return functools.reduce(operator.add, (p * q for p, q in zip(a, b, strict=True)))
+def total(terms: Any) -> jax.Array:
+    """Sum over a leading axis that is short, or of the terms of a list, term by term: XLA fuses it with what is around."""
+    return functools.reduce(operator.add, terms)
 
 
-def matvec(matrix: jax.Array, v: jax.Array) -> list[jax.Array]:
-    """A matrix (n, n) that all nodes share times vectors (n, N), as n lanes."""
-    n = v.shape[0]
-    return [dot(matrix[i], v) for i in range(n)]
+def matvec(matrix: jax.Array, v: jax.Array) -> jax.Array:
+    """Matrices (n, n, N), or one (n, n, 1) that all nodes share, times vectors (n, N)."""
+    return total(matrix[:, j] * v[j] for j in range(v.shape[0]))
 
 
-def ldl_solve(rows: list, b: list, floor: jax.Array | None = None) -> list:
-    """Solve symmetric n x n systems given as lists of lanes; with a `floor`, with pivots max(|pivot|, floor)."""
+_UNROLLED = 4  # order up to which the solver is written entry by entry: one kernel; beyond, compiling it takes long
+
+
+def ldl_solve(rows: Any, b: Any, floor: jax.Array | None = None) -> jax.Array:
+    """Solve symmetric n x n systems at N nodes; with a `floor`, with pivots max(|pivot|, floor).
+
+    Args:
+        rows: matrices, (n, n, N).
+        b: right-hand sides, (n, N) or (n, K, N).
+        floor: (n,).
+    """
+    return (_solve_entries if len(b) <= _UNROLLED else _solve_arrays)(rows, b, floor)
+
+
+def _pivot(diagonal: jax.Array, floor: jax.Array | None, k: Any) -> jax.Array:
+    return diagonal if floor is None else jnp.maximum(jnp.abs(diagonal), floor[k])
+
+
+def _solve_entries(rows: Any, b: Any, floor: jax.Array | None) -> jax.Array:
     n = len(b)
     a, b = [list(row) for row in rows], list(b)
     pivots: list = []
     for k in range(n):
-        pivot = a[k][k] if floor is None else jnp.maximum(jnp.abs(a[k][k]), floor[k])
+        pivot = _pivot(a[k][k], floor, k)
         pivots.append(pivot)
         for i in range(k + 1, n):
             factor = a[i][k] / pivot
@@ -68,4 +85,18 @@ def ldl_solve(rows: list, b: list, floor: jax.Array | None = None) -> list:
         for j in range(k + 1, n):
             b[k] = b[k] - a[k][j] * b[j]
         b[k] = b[k] / pivots[k]
-    return b
+    return jnp.stack(b)
+
+
+def _solve_arrays(a: jax.Array, b: jax.Array, floor: jax.Array | None) -> jax.Array:
+    """The same pivots in a loop over them, which clears whole columns (Gauss and Jordan): nothing is left to go back for."""
+    n, sides = a.shape[0], b.reshape(b.shape[0], -1, b.shape[-1])
+    row_of = jnp.arange(n)[:, None, None]
+
+    def clear(k: jax.Array, both: jax.Array) -> jax.Array:
+        row = lax.dynamic_index_in_dim(both, k, 0)
+        row = row / _pivot(lax.dynamic_index_in_dim(row, k, 1), floor, k)
+        column = lax.dynamic_index_in_dim(both, k, 1)
+        return jnp.where(row_of == k, row, both - column * row)
+
+    return lax.fori_loop(0, n, clear, jnp.concatenate([a, sides], 1))[:, n:].reshape(b.shape)

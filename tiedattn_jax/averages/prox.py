@@ -25,7 +25,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from ..linalg import apply, dot, inverse, ldl_solve, matvec
+from ..linalg import apply, inverse, ldl_solve, matvec, total
 from ..model import Model
 from .nodewise import nodewise
 
@@ -115,33 +115,29 @@ def prox(model: Model, h: jax.Array, V: jax.Array, y: jax.Array, near: jax.Array
 
 def prox_jacobian(model: Model, z: jax.Array, V: jax.Array, y: jax.Array) -> jax.Array:
     """Derivative dz/dh of the proximal operator on its own sheet, (n, n, N) with n = L r and tokens outermost."""
-    n, size = z.shape[0] * z.shape[1], z.shape[-1]
-    rows, precision = moreau_hessian(model, z, V, y)
-    unit = [[jnp.full(size, precision[i, j]) for i in range(n)] for j in range(n)]
-    return jnp.stack([jnp.stack(ldl_solve(rows, column)) for column in unit], 1)
+    hess, precision = moreau_hessian(model, z, V, y)
+    return ldl_solve(hess, jnp.broadcast_to(precision, hess.shape))
 
 
-def moreau_hessian(model: Model, z: jax.Array, V: jax.Array, y: jax.Array) -> tuple[list, jax.Array]:
-    """Hessian of `moreau` in z as n x n lanes, n = L r, and the part of it that is V^{-1}, (n, n)."""
-    n = z.shape[0] * z.shape[1]
-    hess = hessian_at_nodes(model, z, y).reshape(n, n, -1)
-    precision = _precision(V)
-    return _shifted(hess, precision), precision
+def moreau_hessian(model: Model, z: jax.Array, V: jax.Array, y: jax.Array) -> tuple[jax.Array, jax.Array]:
+    """Hessian of `moreau` in z, (n, n, N) with n = L r, and the part of it that is V^{-1}, (n, n, 1)."""
+    n, precision = z.shape[0] * z.shape[1], _precision(V)
+    return hessian_at_nodes(model, z, y).reshape(n, n, -1) + precision, precision
 
 
 class Expansion(eqx.Module):
-    """`moreau` at points z to second order, as lanes over the nodes; n = L r.
+    """`moreau` at points z to second order; n = L r.
 
     Attributes:
         loss, quadratic: its two parts, (N,).
-        slope: n lanes.
-        hessian: n x n lanes.
+        slope: (n, N).
+        hessian: (n, n, N).
     """
 
     loss: jax.Array
     quadratic: jax.Array
-    slope: list
-    hessian: list
+    slope: jax.Array
+    hessian: jax.Array
 
 
 def expand(model: Model, z: jax.Array, h: jax.Array, V: jax.Array, y: jax.Array) -> Expansion:
@@ -152,28 +148,19 @@ def expand(model: Model, z: jax.Array, h: jax.Array, V: jax.Array, y: jax.Array)
     """
     L, r, n = V.shape[0], V.shape[1], z.shape[0]
     value, grad, hess = _expansion_at_nodes(model, z.reshape(L, r, -1), y)
-    grad, precision, d = grad.reshape(n, -1), _precision(V), z - h
+    precision, d = _precision(V), z - h
     pull = matvec(precision, d)
-    return Expansion(
-        loss=value,
-        quadratic=0.5 * dot(pull, d),
-        slope=[grad[i] + pull[i] for i in range(n)],
-        hessian=_shifted(hess.reshape(n, n, -1), precision),
-    )
+    return Expansion(value, 0.5 * total(pull * d), grad.reshape(n, -1) + pull, hess.reshape(n, n, -1) + precision)
 
 
 def least_pivots(V: jax.Array) -> jax.Array:
     """Below these, (n,), pivots of a Hessian of `moreau` are raised where a step has to descend."""
-    return 1e-3 * jnp.diagonal(_precision(V))
+    return 1e-3 * jnp.diagonal(_precision(V)[..., 0])
 
 
 def _precision(V: jax.Array) -> jax.Array:
-    return jax.scipy.linalg.block_diag(*inverse(V))
-
-
-def _shifted(hess: jax.Array, precision: jax.Array) -> list:
-    n = precision.shape[0]
-    return [[hess[i, j] + precision[i, j] for j in range(n)] for i in range(n)]
+    """V^{-1} of all tokens, (n, n, 1) with n = L r."""
+    return jax.scipy.linalg.block_diag(*inverse(V))[..., None]
 
 
 @jax.custom_jvp
@@ -187,9 +174,10 @@ def _attach_jvp(primals: Any, tangents: Any) -> tuple[jax.Array, jax.Array]:
     _, model, _, V, y = primals
     z = attach(*primals)
     force = jax.jvp(lambda *p: prox_gradient(p[0], z, *p[1:]), primals[1:], tangents[1:])[1]
-    rows, _ = moreau_hessian(model, z, V, y)
-    dz = ldl_solve(rows, list(-force.reshape(len(rows), -1)))
-    return z, jnp.stack(dz).reshape(z.shape)
+    hess, _ = moreau_hessian(model, z, V, y)
+    # The inverse, and not a solve: where there are many tangents, all take the same one.
+    unit = jnp.broadcast_to(jnp.eye(len(hess), dtype=z.dtype)[..., None], hess.shape)
+    return z, -matvec(ldl_solve(hess, unit), force.reshape(len(hess), -1)).reshape(z.shape)
 
 
 def search(model: Model, h: jax.Array, V: jax.Array, y: jax.Array, near: jax.Array | None = None) -> Prox:
@@ -308,17 +296,14 @@ def well_axis(model: Model, y: jax.Array, rank: int, steps: int) -> jax.Array:
     n = L * rank
     hess = hessian_at_nodes(model, jnp.zeros((L, rank, size), y.dtype), y).reshape(n, n, size)
 
-    def total(terms: Any) -> jax.Array:
-        return functools.reduce(jnp.add, terms)
-
     # The spectral radius is at most the largest row sum.
-    norm = functools.reduce(jnp.maximum, (total(abs(hess[i, j]) for j in range(n)) for i in range(n)))
+    norm = jnp.max(total(jnp.abs(hess)), 0)
     # Any axis will do where the Hessian vanishes, as for a purely semantic target at y = 0.
     norm = jnp.where(norm > 0, norm, 1.0)
 
     def step(_: int, v: jax.Array) -> jax.Array:
-        v = jnp.stack([norm * v[i] - total(hess[i, j] * v[j] for j in range(n)) for i in range(n)])
-        return v / jnp.sqrt(total(v[i] ** 2 for i in range(n)) + jnp.finfo(y.dtype).tiny)
+        v = norm * v - matvec(hess, v)
+        return v / jnp.sqrt(total(v**2) + jnp.finfo(y.dtype).tiny)
 
     start = jnp.asarray(np.linspace(1.0, -0.8, n), y.dtype)[:, None]
     return lax.fori_loop(0, steps, step, jnp.broadcast_to(start, (n, size))).reshape(L, rank, size)
@@ -378,8 +363,8 @@ def descend(
 
     def evaluate(z: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array]:
         e = expand(model, z, centre, V, y)
-        step = ldl_solve(e.hessian, [-s for s in e.slope], floor)
-        return e.loss + e.quadratic, rounding * (jnp.abs(e.loss) + e.quadratic), jnp.stack(step)
+        step = ldl_solve(e.hessian, -e.slope, floor)
+        return e.loss + e.quadratic, rounding * (jnp.abs(e.loss) + e.quadratic), step
 
     def small(z: jax.Array, step: jax.Array) -> jax.Array:
         return jnp.max(jnp.abs(step), 0) <= tol * (0.1 + jnp.max(jnp.abs(z), 0))

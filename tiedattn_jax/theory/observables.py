@@ -231,7 +231,7 @@ def prior_slope(model: Model, hats: Conjugates) -> jax.Array:
 
 
 def _gram(a: jax.Array, b: jax.Array, w: jax.Array) -> jax.Array:
-    return jnp.stack([jnp.stack([jnp.sum(w * p * q) for q in b]) for p in a])
+    return jnp.stack([jnp.sum(w * p * b, -1) for p in a])
 
 
 def _block(V: jax.Array, inverse_rho: jax.Array) -> jax.Array:
