@@ -25,7 +25,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from ..linalg import apply, inverse, ldl_solve, matvec, total
+from ..linalg import apply, inverse, ldl_solve, matvec, slope, total
 from ..model import Model
 from .nodewise import nodewise
 
@@ -50,9 +50,13 @@ def _expansion(model: Model, Z: jax.Array, Y: jax.Array) -> tuple[jax.Array, jax
     return value, gradient, hessian.reshape(*Z.shape, *Z.shape)
 
 
+def _hessian(model: Model, Z: jax.Array, Y: jax.Array) -> jax.Array:
+    return _expansion(model, Z, Y)[2]
+
+
 loss_at_nodes = nodewise(_loss)
 gradient_at_nodes = nodewise(jax.grad(_loss, 1))
-hessian_at_nodes = nodewise(jax.hessian(_loss, 1))
+hessian_at_nodes = nodewise(_hessian)
 _expansion_at_nodes = nodewise(_expansion)
 
 
@@ -169,11 +173,11 @@ def attach(z: jax.Array, model: Model, h: jax.Array, V: jax.Array, y: jax.Array)
     return z
 
 
-@attach.defjvp
+@partial(attach.defjvp, symbolic_zeros=True)
 def _attach_jvp(primals: Any, tangents: Any) -> tuple[jax.Array, jax.Array]:
     _, model, _, V, y = primals
     z = attach(*primals)
-    force = jax.jvp(lambda *p: prox_gradient(p[0], z, *p[1:]), primals[1:], tangents[1:])[1]
+    force = slope(lambda model, *p: prox_gradient(model, z, *p), primals[1:], tangents[1:])
     hess, _ = moreau_hessian(model, z, V, y)
     # The inverse, and not a solve: where there are many tangents, all take the same one.
     unit = jnp.broadcast_to(jnp.eye(len(hess), dtype=z.dtype)[..., None], hess.shape)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import jax
@@ -12,7 +13,7 @@ from jax import lax
 from ..averages.fields import fields
 from ..averages.prox import moreau
 from ..averages.rule import Points, Replicate, average
-from ..linalg import solve
+from ..linalg import slope, solve
 from ..model import Model
 from ..overlaps import Conjugates, Overlaps, symmetric
 
@@ -28,11 +29,11 @@ def stationary(fn: Callable[[Any, Any], jax.Array]) -> Callable[[Any, Any], jax.
     def value(z: Any, p: Any) -> jax.Array:
         return fn(z, p)
 
-    @value.defjvp
+    @partial(value.defjvp, symbolic_zeros=True)
     def rule(primals: Any, tangents: Any) -> Any:
         z, p = primals
         # The value again as a stationary one: an outer derivative of it must not see z either.
-        return value(z, p), jax.jvp(lambda p: fn(z, p), (p,), (tangents[1],))[1]
+        return value(z, p), slope(lambda p: fn(z, p), (p,), tangents[1:])
 
     return value
 
