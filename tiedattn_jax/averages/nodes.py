@@ -25,7 +25,7 @@ from ..model import Model
 from ..overlaps import Overlaps, residual_covariance
 from .fields import fields, whiten
 from .prox import Prox, attach, moreau, search
-from .rule import Points, Replicate, Rule, check_arguments, check_memory, in_blocks
+from .rule import Points, Replicate, Rule, check_arguments, block_width, check_memory, in_blocks
 from .sizes import NODES, REPLICATES, block_size
 
 
@@ -87,7 +87,7 @@ def _beyond_jumps(
 ) -> Points:
     """Append the nodes close to a jump once more, at their other minimum, and share their weight."""
     size = h.shape[-1]
-    count = max(1, size // 8)
+    count = max(size // 8, min(size, 64))  # a small block may have many close to a jump
     spread = jnp.swapaxes(cholesky(residual_covariance(model, x)), -1, -2)
     # Slope of the gap in the standard normals of the student, by which the gap becomes a distance to the surface.
     push = apply(spread, apply(inverse(x.V), other - points.z))
@@ -224,7 +224,7 @@ def _dimension(model: Model) -> int:
 
 
 def _rule(model: Model, normals: np.ndarray, weight: np.ndarray, block: int | None, part: bool = True) -> Rule:
-    """The rule of normals (R, L (t + r), N) and weights (R, N); the first block, if a `part`, is its coarse replicate."""
+    """The rule of normals (R, L (t + r), N) and weights (R, N); a first part, if a `part` is a rule, is its coarse replicate."""
     L, r, t = model.shape
     dtype = model.lam.dtype
     teacher, student = normals[:, : L * t], normals[:, L * t :]
@@ -233,9 +233,9 @@ def _rule(model: Model, normals: np.ndarray, weight: np.ndarray, block: int | No
         student=jnp.asarray(student.reshape(-1, L, r, size), dtype),
         teacher=jnp.asarray(teacher.reshape(-1, L, t, size), dtype),
         weight=jnp.asarray(weight, dtype),
-        block=block or block_size(),
+        block=block or block_size(L * r),
     )
     first = jax.tree.map(lambda a: a[0], stack)
-    count = first.blocks().weight.shape[-1] if part else size
+    count = block_width(size, block or block_size()) if part else size
     kept = jnp.where(jnp.arange(size) < count, first.weight, 0.0)
     return Rule(stack, eqx.tree_at(lambda n: n.weight, first, kept / jnp.sum(kept)))

@@ -225,12 +225,22 @@ def _lowest_minima(
     if near is not None:
         starts = jnp.concatenate([starts, near])
     z, energy, _ = _minima(model, starts, h, V, y, newton, 1e-3)
-    z, energy = (jnp.concatenate(pair) for pair in zip((z, energy), _beyond(model, h, V, y, energy), strict=True))
+
+    def with_flips(lanes: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array]:
+        h_, y_, *old = (jnp.take(a, lanes, axis=-1, mode="clip") for a in (h, y, z, energy))
+        new = _minima(model, _flips(h_), h_, V, y_, descend, 1e-3)
+        return _two_lowest(*(jnp.concatenate(pair) for pair in zip(old, new[:2], strict=True)))
+
+    found = in_groups(with_flips, _two_lowest(z, energy), _flips_matter(h, V, energy), _group(h, 16))
+    return found[0].astype(dtype), found[1].astype(dtype), found[2].astype(dtype)
+
+
+def _two_lowest(z: jax.Array, energy: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array]:
+    """Of minima (K, L, r, N) the lowest, the next one that is elsewhere, and how much higher it lies."""
     lowest = jnp.min(energy, 0)
     top = _pick(z, jnp.argmin(energy, 0))
     above = jnp.where(jnp.max(jnp.abs(z - top), (1, 2)) > 1e-2, energy - lowest, jnp.inf)
-    second, gap = _pick(z, jnp.argmin(above, 0)), jnp.min(above, 0)
-    return top.astype(dtype), second.astype(dtype), gap.astype(dtype)
+    return top, _pick(z, jnp.argmin(above, 0)), jnp.min(above, 0)
 
 
 def _minima(
@@ -259,33 +269,36 @@ def _starts(model: Model, h: jax.Array, y: jax.Array) -> jax.Array:
     return jnp.stack([h, well, -well])
 
 
-def _flips(h: jax.Array) -> jax.Array:
-    """The projections of h to where one token vanishes, or two are equal, (K, L, r, N): there hard attention flips."""
-    L = h.shape[0]
+def _normals(L: int) -> np.ndarray:
+    """Of the planes where one token vanishes, or two are equal, (K, L): there hard attention flips."""
     eye = np.eye(L)
-    normals = [*eye, *((eye[k] - eye[l]) / 2**0.5 for k in range(L) for l in range(k))]
-    onto = np.stack([eye - np.outer(u, u) for u in normals])
-    return jnp.einsum("kij,jrn->kirn", jnp.asarray(onto, h.dtype), h)
+    return np.stack([*eye, *((eye[k] - eye[l]) / 2**0.5 for k in range(L) for l in range(k))])
 
 
-def _beyond(model: Model, h: jax.Array, V: jax.Array, y: jax.Array, energies: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """Minima (K, L, r, N) beyond the places where attention flips, and their energies (K, N), at the nodes that need it.
+def _flips(h: jax.Array) -> jax.Array:
+    """The projections of h to these planes, (K, L, r, N)."""
+    normals = jnp.asarray(_normals(h.shape[0]), h.dtype)
+    return h - jnp.einsum("kl,krn->klrn", normals, jnp.einsum("kl,lrn->krn", normals, h))
+
+
+def _flips_matter(h: jax.Array, V: jax.Array, energies: jax.Array) -> jax.Array:
+    """The nodes, (N,), where a minimum may lie beyond such a plane, given the energies (K, N) of those that are known.
 
     Where the student's fields are large, attention is hard and the loss flat but for steps, beyond which Newton's method
-    does not look. A minimum beyond a step costs at least the way there; elsewhere the energies are infinite.
+    does not look. A minimum beyond a step costs at least the way there.
     """
-    places = _flips(h)
-    away = places - h
-    cost = 0.5 * jax.vmap(lambda d: _sum(d * apply(inverse(V), d)))(away)
+    normals = jnp.asarray(_normals(h.shape[0]), h.dtype)
+    away = jnp.einsum("kl,lrn->krn", normals, h)
+    stiffness = jnp.einsum("kl,lab->kab", normals**2, inverse(V))
+    cost = 0.5 * jnp.sum(away * apply(stiffness, away), 1)
     large = jnp.max(jnp.sum(h**2, 1), 0) > 3  # for scores of order one
-    left = large & jnp.any(cost < jnp.min(energies, 0), 0)
+    return large & jnp.any(cost < jnp.min(energies, 0), 0)
 
-    def finish(lanes: jax.Array) -> tuple[jax.Array, jax.Array]:
-        starts, h_, y_ = (jnp.take(a, lanes, axis=-1, mode="clip") for a in (places, h, y))
-        return _minima(model, starts, h_, V, y_, descend, 1e-3)[:2]
 
-    blank = jnp.broadcast_to(h, places.shape), jnp.full(cost.shape, jnp.inf, h.dtype)
-    return in_groups(finish, blank, left, max(256, h.shape[-1] // 16))
+def _group(lanes: jax.Array, least: int = 64) -> int:
+    """How many lanes (L, r, N) are finished together: so few that the slowest keeps few waiting."""
+    L, r, size = lanes.shape
+    return max(256 if L * r == 2 else least, size // 16)
 
 
 def well_axis(model: Model, y: jax.Array, rank: int, steps: int) -> jax.Array:
@@ -322,7 +335,7 @@ def _newton(
     slow lane would keep all of them waiting.
     """
     size = z.shape[-1]
-    group = max(256, size // 16)
+    group = _group(z)
     if size <= 4 * group:
         return descend(model, z, h, V, y, tol)
     *state, done = descend(model, z, h, V, y, tol, _COMMON_STEPS)
