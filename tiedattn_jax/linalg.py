@@ -107,8 +107,6 @@ def _solve_arrays(a: jax.Array, b: jax.Array, floor: jax.Array | None) -> jax.Ar
 def slope(fn: Callable[..., jax.Array], primals: tuple, tangents: tuple) -> jax.Array:
     """Derivative of an array in a rule with symbolic zeros: what does not move is not differentiated."""
     zero = jax.custom_derivatives.SymbolicZero
-    moving = jax.tree.map(
-        lambda d: None if isinstance(d, zero) else d, tangents, is_leaf=lambda d: isinstance(d, zero)
-    )
+    moving = jax.tree.map(lambda d: None if isinstance(d, zero) else d, tangents, is_leaf=lambda d: isinstance(d, zero))
     value, derivative = eqx.filter_jvp(fn, primals, moving)
     return jnp.zeros_like(value) if derivative is None else derivative

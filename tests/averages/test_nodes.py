@@ -105,14 +105,19 @@ def test_whitening_undoes_fields(model):
     np.testing.assert_allclose(log_density, want, rtol=1e-10)
 
 
-def test_small_linear_algebra():
+@pytest.mark.parametrize("unrolled", [0, 4])
+def test_small_linear_algebra(monkeypatch, unrolled):
+    """Entry by entry, and in a loop over the pivots."""
+    monkeypatch.setattr(linalg, "_UNROLLED", unrolled)
     rng = np.random.default_rng(0)
     A, b = rng.normal(size=(3, 3, 5)), rng.normal(size=(3, 5))
     A = A + A.swapaxes(0, 1)
     want = np.stack([np.linalg.solve(A[..., k], b[:, k]) for k in range(5)], -1)
-    np.testing.assert_allclose(np.stack(ldl_solve(list(map(list, A)), list(b))), want, rtol=1e-9)
-    low = [[jnp.array(-4.0), jnp.array(0.0)], [jnp.array(0.0), jnp.array(0.1)]]
-    np.testing.assert_allclose(ldl_solve(low, [jnp.array(1.0)] * 2, jnp.array([1.0, 0.5])), [0.25, 2.0])
+    A, b = jnp.asarray(A), jnp.asarray(b)
+    np.testing.assert_allclose(ldl_solve(A, b), want, rtol=1e-9)
+    np.testing.assert_allclose(ldl_solve(A, jnp.stack([b, 2 * b], 1))[:, 1], 2 * want, rtol=1e-9)
+    low = jnp.array([[-4.0, 0.0], [0.0, 0.1]])[..., None]
+    np.testing.assert_allclose(ldl_solve(low, jnp.ones((2, 1)), jnp.array([1.0, 0.5])), [[0.25], [2.0]])
     matrix, v = rng.normal(size=(2, 3, 2)), rng.normal(size=(2, 2, 5))
     np.testing.assert_allclose(apply(jnp.asarray(matrix), jnp.asarray(v)), matrix @ v, rtol=1e-12)
 

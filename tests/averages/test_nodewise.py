@@ -1,5 +1,7 @@
 """Functions of a few numbers at many nodes: the same as `jax.vmap`, whatever they are made of."""
 
+from functools import partial
+
 import jax
 import jax.numpy as jnp
 import jax.scipy.special as special
@@ -7,6 +9,7 @@ import numpy as np
 import pytest
 from jax import lax
 
+from tiedattn_jax.averages import nodewise as module
 from tiedattn_jax.averages.nodewise import nodewise
 
 pytestmark = pytest.mark.usefixtures("quick_programs")
@@ -99,18 +102,26 @@ def to_second_order(fn, shared, Z):
 
 
 @pytest.mark.parametrize("names", GROUPS, ids=lambda names: f"{names[0]} to {names[-1]}")
-def test_any_function_to_second_order(names):
-    """Each of them, its gradient and its Hessian, traced inside, as the proximal operator has them of a loss."""
+def test_any_function_to_second_order(names, monkeypatch):
+    """Each of them, its gradient and its Hessian, traced inside, as the proximal operator has them of a loss.
+
+    Entry by entry, as for two fields, and in whole arrays, as for more.
+    """
     Z, shared = jnp.asarray(np.random.default_rng(0).uniform(0.1, 1.0, (2, 2, 3))), jnp.array(1.3)
 
     def every(shared, Z):
         return {name: to_second_order(FUNCTIONS[name], shared, Z) for name in names}
 
-    got, want = jax.jit(lambda *a: (nodewise(every)(*a), jax.vmap(every, (None, -1), -1)(*a)))(shared, Z)
-    for name in names:
-        for order, (a, b) in enumerate(zip(got[name], want[name], strict=True)):
-            assert (a.shape, a.dtype) == (b.shape, b.dtype), (name, order)
-            np.testing.assert_allclose(a, b, rtol=1e-10, atol=1e-12, err_msg=f"{name}, derivative {order}")
+    def run(most, *args):
+        monkeypatch.setattr(module, "_MOST_ENTRIES", most)
+        return nodewise(partial(every))(*args)  # a function of its own, to be traced anew
+
+    *both, want = jax.jit(lambda *a: (run(4, *a), run(0, *a), jax.vmap(every, (None, -1), -1)(*a)))(shared, Z)
+    for form, got in zip(("entries", "arrays"), both, strict=True):
+        for name in names:
+            for order, (a, b) in enumerate(zip(got[name], want[name], strict=True)):
+                assert (a.shape, a.dtype) == (b.shape, b.dtype), (form, name, order)
+                np.testing.assert_allclose(a, b, rtol=1e-10, atol=1e-12, err_msg=f"{form}: {name}, derivative {order}")
 
 
 def test_derivatives_reach_shared_and_nodes():

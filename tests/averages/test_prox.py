@@ -5,6 +5,8 @@ import pytest
 from cases import CASES, state
 
 import tiedattn_jax as ta
+from tiedattn_jax import linalg
+from tiedattn_jax.averages import nodewise
 from tiedattn_jax.averages import prox as px
 from tiedattn_jax.averages.fields import fields
 from tiedattn_jax.linalg import ldl_solve
@@ -94,8 +96,8 @@ def test_a_start_at_the_origin_alone_would_spoil_mhat(model, nodes):
 
     @jax.jit
     def newton(z):
-        rows, _ = px.moreau_hessian(model, z, V, y)
-        return z - jnp.stack(ldl_solve(rows, list(px.prox_gradient(model, z, h, V, y)[:, 0])))[:, None]
+        hess, _ = px.moreau_hessian(model, z, V, y)
+        return z - ldl_solve(hess, px.prox_gradient(model, z, h, V, y)[:, 0])[:, None]
 
     right = prox(model, h, V, y).z
     z = jnp.full_like(h, 1e-3)
@@ -133,6 +135,28 @@ def test_jacobian_is_the_derivative_in_h(model, nodes):
     full = jax.jacfwd(lambda h: prox(model, h, V, y).z)(h)
     same = jnp.einsum("lankbn->lakbn", full).reshape(2, 2, 64)
     np.testing.assert_allclose(jac, same, rtol=1e-8, atol=1e-10)
+
+
+@pytest.mark.parametrize("r", [1, 2])
+def test_arrays_and_entries_agree(monkeypatch, r):
+    """Three fields or four, with whole arrays and a loop over the pivots, and entry by entry."""
+    L = 4 - r
+    model = ta.dot_product(mixing=np.full((L, L), 1 / L), encodings=np.linspace(-1, 1, L)[:, None], rank=r)
+    normals = jnp.asarray(np.random.default_rng(0).normal(size=(2 * r + 1, L, 64)))
+    h, y, V = jnp.moveaxis(normals[:r], 0, 1), normals[r:][:1].swapaxes(0, 1), 3.0 * jnp.eye(r) + jnp.zeros((L, r, r))
+
+    def both(V):
+        found = px.prox(model, h, V, y)
+        return found.z, px.prox_jacobian(model, jax.lax.stop_gradient(found.z), V, y), found.gap
+
+    def results(most, unrolled):
+        monkeypatch.setattr(nodewise, "_MOST_ENTRIES", most)
+        monkeypatch.setattr(linalg, "_UNROLLED", unrolled)
+        nodewise._run.clear_cache()
+        return jax.jit(lambda V: jax.jvp(both, (V,), (V,)))(V)
+
+    for a, b in zip(*(jax.tree.leaves(results(*sizes)) for sizes in ((99, 99), (0, 0))), strict=True):
+        np.testing.assert_allclose(a, b, rtol=1e-9, atol=1e-11)
 
 
 def test_second_minimum_is_a_minimum_above(model, nodes):

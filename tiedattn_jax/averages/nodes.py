@@ -9,6 +9,7 @@ second point beyond the jump and share their weight with it, smoothly in the ene
 
 from __future__ import annotations
 
+import math
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -25,7 +26,7 @@ from ..model import Model
 from ..overlaps import Overlaps, residual_covariance
 from .fields import fields, whiten
 from .prox import Prox, attach, moreau, search
-from .rule import Points, Replicate, Rule, check_arguments, block_width, check_memory, in_blocks
+from .rule import Points, Replicate, Rule, block_width, check_arguments, check_memory, in_blocks
 from .sizes import NODES, REPLICATES, block_size
 
 
@@ -55,6 +56,11 @@ class Nodes(Replicate):
     @property
     def size(self) -> int:
         return self.weight.shape[-1]
+
+    @property
+    def quick(self) -> bool:
+        """Beyond two fields: XLA's emitters of fused kernels take twice as long, and fail where sizes are not powers of two."""
+        return math.prod(self.student.shape[-3:-1]) > 2
 
     @property
     def shape(self) -> tuple[int, int, int]:

@@ -102,7 +102,9 @@ class _Arrays(NamedTuple):
     def at_nodes(self, x: _Array, shape: tuple) -> jax.Array:
         """A value, or a number, at all nodes, (*shape, N)."""
         value = x.value if x.spread else x.value[..., None]
-        return lax.broadcast_in_dim(value, (*shape, self.size), tuple(range(1 + len(shape) - value.ndim, 1 + len(shape))))
+        return lax.broadcast_in_dim(
+            value, (*shape, self.size), tuple(range(1 + len(shape) - value.ndim, 1 + len(shape)))
+        )
 
     def apply(self, eqn: Any, xs: list[_Array]) -> list[_Array]:
         return _apply_whole(eqn, xs, self)
@@ -308,7 +310,9 @@ def _apply_whole(eqn: Any, xs: list[_Array], nodes: _Arrays) -> list[_Array]:
 
 # Of `_MOVES` those that a loss is full of, of arrays to arrays of a shape (..., N).
 _MOVED: dict[str, Callable[..., Any]] = {
-    "broadcast_in_dim": lambda a, shape, p: lax.broadcast_in_dim(a, shape, (*p["broadcast_dimensions"], len(shape) - 1)),
+    "broadcast_in_dim": lambda a, shape, p: lax.broadcast_in_dim(
+        a, shape, (*p["broadcast_dimensions"], len(shape) - 1)
+    ),
     "reshape": lambda a, shape, p: a.reshape(shape),
     "squeeze": lambda a, shape, p: a.reshape(shape),
     "transpose": lambda a, shape, p: a.transpose(*p["permutation"], len(shape) - 1),

@@ -8,7 +8,7 @@ REPLICATES = 4  # the fewest whose error bars are of use: by Student's law 1.65 
 # Nodes in memory together. On a CPU what its caches hold: twice as many take 20 % longer. Elsewhere a guess: no accelerator
 # was at hand.
 BLOCK, ACCELERATOR_BLOCK = 2**13, 2**17
-WIDE_BLOCK = 2**8  # beyond two fields, where a node has Hessians in memory
+WIDE_BLOCK = 2**10  # beyond two fields, over their number: a node then has derivatives of Hessians' size in the caches
 NODES = 2**16  # of a rule of single nodes: 5e-4 in q and 3e-3 in V where the proximal operator jumps
 
 # Of the default rule, by what it is for. Its relative errors at the standard setting, of order parameters: 5e-4 with
@@ -27,4 +27,4 @@ def block_size(fields: int = 2) -> int:
     """Nodes in a block unless told otherwise, for so many fields of the student, on the devices that there are."""
     if jax.default_backend() != "cpu":
         return ACCELERATOR_BLOCK
-    return BLOCK if fields <= 2 else WIDE_BLOCK
+    return BLOCK if fields <= 2 else WIDE_BLOCK // fields
