@@ -1,7 +1,7 @@
 """Small linear algebra.
 
 Matrices (..., r, r) of the order parameters, which are numbers where r = 1: LAPACK would take most of the time that a
-program needs to compile. Then matrices at very many nodes, one array per number: batched products of tiny ones are slow.
+program needs to compile. Then matrices at very many nodes, the node axis last: batched products of tiny ones are slow.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ def apply(matrix: jax.Array, v: jax.Array) -> jax.Array:
 
 
 def total(terms: Any) -> jax.Array:
-    """Sum over a leading axis that is short, or of the terms of a list, term by term: XLA fuses it with what is around."""
+    """Sum of terms, or over a leading axis that is short, term by term: XLA fuses it with what is around."""
     return functools.reduce(operator.add, terms)
 
 
@@ -53,7 +53,7 @@ def matvec(matrix: jax.Array, v: jax.Array) -> jax.Array:
     return total(matrix[:, j] * v[j] for j in range(v.shape[0]))
 
 
-_UNROLLED = 4  # order up to which the solver is written entry by entry: one kernel; beyond, compiling it takes long
+_UNROLLED = 4  # order up to which the solver is written entry by entry, one kernel; beyond, that compiles for long
 
 
 def ldl_solve(rows: Any, b: Any, floor: jax.Array | None = None) -> jax.Array:
@@ -91,7 +91,7 @@ def _solve_entries(rows: Any, b: Any, floor: jax.Array | None) -> jax.Array:
 
 
 def _solve_arrays(a: jax.Array, b: jax.Array, floor: jax.Array | None) -> jax.Array:
-    """The same pivots in a loop over them, which clears whole columns (Gauss and Jordan): nothing is left to go back for."""
+    """The same pivots in a loop, which clears whole columns (Gauss and Jordan): nothing is left to go back for."""
     n, sides = a.shape[0], b.reshape(b.shape[0], -1, b.shape[-1])
     row_of = jnp.arange(n)[:, None, None]
 

@@ -1,6 +1,6 @@
 """Gaussian averages of what a proximal operator gives, from small to large.
 
-nodewise    a function of a few numbers at very many nodes, one array per number
+nodewise    a function of a few numbers at very many nodes
 fields      the Gaussian law of the local fields
 prox        the proximal operator: global minimum, derivative
 rule        what an averaging rule is

@@ -20,7 +20,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from ..linalg import ldl_solve
+from ..linalg import ldl_solve, total
 from ..model import Model
 from .prox import expand, in_groups, least_pivots, lowest_minima, proximal
 
@@ -60,22 +60,22 @@ class Section(eqx.Module):
 
 def section(model: Model, V: jax.Array, lines: Lines, t: jax.Array, z: jax.Array) -> Section:
     """One Newton step within the plane through z; s and A are then exact to second order of the error of z."""
-    n, c = z.shape[0], lines.normal
+    c = lines.normal
     e = expand(model, z, lines.origin, V, lines.y)
     # Adding a multiple of c c^T changes no step within the plane, and makes the matrix positive definite there.
-    size = sum(abs(e.hessian[i][j]) for i in range(n) for j in range(n))
-    stiff = 2 * size / sum(c[i] ** 2 for i in range(n))
-    rows = [[e.hessian[i][j] + stiff * c[i] * c[j] for j in range(n)] for i in range(n)]
+    size = total(total(jnp.abs(e.hessian)))
+    stiff = 2 * size / total(c**2)
+    rows = e.hessian + stiff * c[:, None] * c
     floor = least_pivots(V)
     force = ldl_solve(rows, e.slope, floor)
-    along = ldl_solve(rows, list(c), floor)
-    stiffness = sum(c[i] * along[i] for i in range(n))
-    s = sum(c[i] * force[i] for i in range(n)) / stiffness
-    step = jnp.stack([s * along[i] - force[i] for i in range(n)])
+    along = ldl_solve(rows, c, floor)
+    stiffness = total(c * along)
+    s = total(c * force) / stiffness
+    step = s * along - force
     return Section(
         t=t,
         z=z + step,
-        tangent=jnp.stack(along) / stiffness,
+        tangent=along / stiffness,
         energy=e.loss + e.quadratic,
         s=s,
         slope=1 / stiffness - stiff,

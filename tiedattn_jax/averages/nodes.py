@@ -59,7 +59,7 @@ class Nodes(Replicate):
 
     @property
     def quick(self) -> bool:
-        """Beyond two fields: XLA's emitters of fused kernels take twice as long, and fail where sizes are not powers of two."""
+        """Beyond two fields: there XLA's emitters take twice as long, and make slow kernels of six or seven fields."""
         return math.prod(self.student.shape[-3:-1]) > 2
 
     @property
@@ -230,7 +230,11 @@ def _dimension(model: Model) -> int:
 
 
 def _rule(model: Model, normals: np.ndarray, weight: np.ndarray, block: int | None, part: bool = True) -> Rule:
-    """The rule of normals (R, L (t + r), N) and weights (R, N); a first part, if a `part` is a rule, is its coarse replicate."""
+    """The rule of normals (R, L (t + r), N) and weights (R, N).
+
+    Args:
+        part: whether the first nodes are a rule, too: its coarse replicate.
+    """
     L, r, t = model.shape
     dtype = model.lam.dtype
     teacher, student = normals[:, : L * t], normals[:, L * t :]

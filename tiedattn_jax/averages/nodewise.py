@@ -6,8 +6,8 @@ Hessian of the dot-product loss take 17-21 ms on two CPU cores. Here every *entr
 array over the nodes, so that what is left is a chain of elementwise operations that XLA fuses into a single vectorised
 loop: .7 ms for the same numbers.
 
-Programs of entries grow as the cube of the number of fields, and take minutes to compile beyond a few. There whole arrays
-(..., N) are computed with; only sums over the small axes, which XLA would not vectorise, are written term by term.
+Programs of entries grow as the cube of the number of fields, and take minutes to compile beyond a few. There whole
+arrays (..., N) are computed with; only sums over small axes, which XLA would not vectorise, are written term by term.
 """
 
 from __future__ import annotations
@@ -301,8 +301,8 @@ def _apply_whole(eqn: Any, xs: list[_Array], nodes: _Arrays) -> list[_Array]:
         for axis in sorted(params["axes"], reverse=True):
             outs = functools.reduce(_FOLDS[name][1], _slices(outs, axis))
     elif name == "dot_general" and values[0].size and values[1].size:
-        operands = (nodes.at_nodes(x, v.aval.shape).astype(out.dtype) for x, v in zip(xs, eqn.invars, strict=True))
-        outs = _dot_whole(*operands, params["dimension_numbers"])
+        a, b = (nodes.at_nodes(x, v.aval.shape).astype(out.dtype) for x, v in zip(xs, eqn.invars, strict=True))
+        outs = _dot_whole(a, b, params["dimension_numbers"])
     else:
         outs = jax.vmap(run, [-1 if s else None for s in spread], -1)(*values)
     return [_Array(o, any(spread)) for o in (outs if eqn.primitive.multiple_results else [outs])]

@@ -284,8 +284,8 @@ def _flips(h: jax.Array) -> jax.Array:
 def _flips_matter(h: jax.Array, V: jax.Array, energies: jax.Array) -> jax.Array:
     """The nodes, (N,), where a minimum may lie beyond such a plane, given the energies (K, N) of those that are known.
 
-    Where the student's fields are large, attention is hard and the loss flat but for steps, beyond which Newton's method
-    does not look. A minimum beyond a step costs at least the way there.
+    Where the student's fields are large, attention is hard and the loss flat but for steps, beyond which Newton's
+    method does not look. A minimum beyond a step costs at least the way there.
     """
     normals = jnp.asarray(_normals(h.shape[0]), h.dtype)
     away = jnp.einsum("kl,lrn->krn", normals, h)

@@ -8,7 +8,7 @@ REPLICATES = 4  # the fewest whose error bars are of use: by Student's law 1.65 
 # Nodes in memory together. On a CPU what its caches hold: twice as many take 20 % longer. Elsewhere a guess: no accelerator
 # was at hand.
 BLOCK, ACCELERATOR_BLOCK = 2**13, 2**17
-WIDE_BLOCK = 2**10  # beyond two fields, over their number: a node then has derivatives of Hessians' size in the caches
+WIDE_BLOCK = 2**10  # beyond two fields, over their number: Hessians have to stay in the caches
 NODES = 2**16  # of a rule of single nodes: 5e-4 in q and 3e-3 in V where the proximal operator jumps
 
 # Of the default rule, by what it is for. Its relative errors at the standard setting, of order parameters: 5e-4 with
