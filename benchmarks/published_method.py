@@ -31,6 +31,7 @@ import platform
 import sys
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -193,8 +194,12 @@ def conjugates(x: Overlaps, p: Problem, economical: bool = False) -> Overlaps:
         averages = gaussian_average(all_moments)
     else:
         averages = [gaussian_average(lambda xi, u, f=moment: f(g(xi, u), xi, u)) for moment in moments]
-    gg, gp, gxi, gu = map(float, averages)
-    theta = p.alpha * gu / c
+    return stein(x, p, *map(float, averages))
+
+
+def stein(x: Overlaps, p: Problem, gg: float, gp: float, gxi: float, gu: float) -> Overlaps:
+    """Conjugates from the averages of g.g, of g_1 - g_2, of g.xi and of g.u."""
+    theta = p.alpha * gu / math.sqrt(p.sigma**2 - x.theta**2 / x.q)
     return Overlaps(
         q=p.alpha * gg, m=p.alpha * gp, V=-p.alpha * gxi / math.sqrt(x.q) + x.theta * theta / x.q, theta=theta
     )
@@ -265,6 +270,7 @@ def solve(
     tol: float = 1e-4,
     max_steps: int = 500,
     economical: bool = False,
+    hats: Callable[[Overlaps, Problem], Overlaps] | None = None,
 ) -> Result:
     """Fixed point of state evolution on a branch, by the published method.
 
@@ -277,14 +283,16 @@ def solve(
         tol: undamped change of q, m and theta below which the iteration stops.
         max_steps: iterations at most.
         economical: solve each proximal problem once per iteration, with the cheaper objective.
+        hats: gives the conjugates of overlaps, by default `conjugates`.
     """
+    hats = hats or partial(conjugates, economical=economical)
     p = problem(alpha, omega, sigma, lam, mixing)
     x = STARTS[branch] if start is None else start
     began = time.perf_counter()
     change = Overlaps(*[math.inf] * 4)
     iterations, converged = 0, False
     while not converged and iterations < max_steps:
-        new = overlaps(conjugates(x, p, economical), p)
+        new = overlaps(hats(x, p), p)
         change = Overlaps(*(abs(a - b) for a, b in zip(new, x, strict=True)))
         x = Overlaps(*(damping * old + (1 - damping) * value for old, value in zip(x, new, strict=True)))
         converged = max(change.q, change.m, change.theta) < tol

@@ -1,0 +1,76 @@
+"""Times, accuracy and comparators of the library on this machine.
+
+    python -m benchmarks                            # all benchmarks
+    python -m benchmarks gamp train --repeat 9
+    python -m benchmarks solve --sizes 8192 65536   # instead of the default ones
+
+Prints a table and writes DIR/DATE-MACHINE.json, with a picture of error against time and one of time against size
+beside it. A later run of the same day replaces the benchmarks that it measures. Ratios are run times of comparators
+over that of the line: above one, this one is faster. Compiled programs are not taken from a cache.
+
+The benchmarks, what a size is, and the default sizes:
+"""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+from typing import Any
+
+import jax
+
+from tiedattn_jax.errors import InputError, require_choice, require_count
+
+from . import suite
+from .registry import BENCHMARKS
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Measure; the exit code. Bad input ends with exit code 2 and one line on stderr."""
+    form: Any = argparse.RawDescriptionHelpFormatter
+    listed = "".join(
+        f"    {name:15} {b.what}; {b.size}: {' '.join(map(str, b.sizes))}\n" for name, b in BENCHMARKS.items()
+    )
+    parser = argparse.ArgumentParser("python -m benchmarks", description=__doc__ + listed, formatter_class=form)
+    parser.add_argument("benchmarks", nargs="*", metavar="benchmark", help="all by default")
+    parser.add_argument("--sizes", type=int, nargs="+", metavar="N", help="of the one benchmark that is named")
+    parser.add_argument("--repeat", type=int, default=5, metavar="N", help="calls after the first one, 5 by default")
+    here = Path(__file__).parent / "results"
+    parser.add_argument("--out", type=Path, default=here, metavar="DIR", help="benchmarks/results by default")
+    args = parser.parse_args(argv)
+    try:
+        run(args.benchmarks or list(BENCHMARKS), args.sizes, args.repeat, args.out)
+    except InputError as problem:
+        parser.error(str(problem))
+    return 0
+
+
+def run(names: list[str], sizes: list[int] | None, repeat: int, out: Path) -> None:
+    """Measure benchmarks, print the table, and write the file and the pictures after each of them."""
+    for name in names:
+        require_choice(name, "benchmark", BENCHMARKS)
+    require_count(repeat, "repeat")
+    if sizes is not None and len(names) != 1:
+        raise InputError(
+            "sizes", f"must be for one benchmark, got {len(names)}: name one, as their sizes are not alike"
+        )
+    for size in sizes or ():
+        require_count(size, "sizes")
+    about = suite.about()
+    path = suite.path_in(out, about)
+    measured: list[suite.Measurement] = []
+    print(suite.HEADER, flush=True)
+    for name in dict.fromkeys(names):
+        jax.clear_caches()  # so that what is compiled does not depend on what was measured before
+        for measurement in BENCHMARKS[name].run(sizes or BENCHMARKS[name].sizes, repeat):
+            print(measurement, flush=True)
+            measured.append(measurement)
+        kept = suite.write(path, about, measured)
+        pictures = suite.draw(path, kept, {name: b.size for name, b in BENCHMARKS.items()})
+    print("\n".join(map(str, [path, *pictures])))
+
+
+if __name__ == "__main__":
+    jax.config.update("jax_enable_x64", True)
+    jax.config.update("jax_enable_compilation_cache", False)
+    raise SystemExit(main())

@@ -1,0 +1,242 @@
+"""What the suite measures: every benchmark by name."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+import tiedattn_jax as ta
+
+from . import monte_carlo, published_method
+from .suite import Measurement, measure
+
+Measured = Iterator[Measurement]
+NUMBERS = {"semantic": ("q", "V", "theta"), "positional": ("q", "V", "m")}
+RULES: dict[str, Callable[[ta.Model, int], ta.Rule]] = {
+    "lines": ta.default_nodes,
+    "Sobol": ta.sobol_nodes,
+    "Monte Carlo": ta.monte_carlo_nodes,
+    "Gauss-Hermite": lambda model, n: ta.gauss_hermite_nodes(model, int((n + 0.5) ** 0.25)),  # four fields
+}
+ALPHA = 2.0
+_FINER = 15  # order of the lines that errors are measured by: right to 4e-6
+_STEP = 1e-3  # in sigma, of the difference that the derivative is compared with
+
+
+def _finer(model: ta.Model) -> ta.Rule:
+    return ta.line_nodes(model, _FINER, replicates=1)
+
+
+@functools.cache
+def _alpha_c() -> float:
+    """alpha_c at the standard setting."""
+    model = ta.dot_product()
+    return float(ta.critical_alpha(model, _finer(model)).alpha)
+
+
+def _order_parameters(point: ta.FixedPoint) -> np.ndarray:
+    """Those of the branch, of the first token, of every replicate: (R, 3)."""
+    x = point.replicates.overlaps
+    return np.stack([np.asarray(getattr(x, name)[:, 0]).reshape(-1) for name in NUMBERS[point.branch]], 1)
+
+
+def _worst(values: Any, truth: Any) -> float:
+    """Relative error of order parameters (R, k), root mean square over the replicates, of the worst of them."""
+    return float(np.max(np.sqrt(np.mean((values / truth - 1) ** 2, 0))))
+
+
+def _states(name: str, states: Sequence[tuple[float, str]], sizes: Sequence[int], repeat: int) -> Measured:
+    """A replicate of a fixed point on every averaging rule."""
+    model = ta.dot_product()
+    for alpha, branch in states:
+        tight = ta.Settings(tol=1e-7)
+        truth = _order_parameters(ta.solve(model, alpha, branch, _finer(model), settings=tight))
+        against = []
+        if name == "solve":
+            against = list(_comparators(partial(_worst, truth=truth), min(sizes)))
+            yield from against
+        for size in sizes:
+            for rule, make in RULES.items():
+                nodes = make(model, size)
+                yield measure(
+                    name,
+                    rule if len(states) == 1 else f"{rule}, {branch}, {alpha:g}",
+                    nodes.size,
+                    lambda at=(model, alpha, branch, nodes): ta.solve(*at),
+                    repeat=repeat,
+                    unit="replicate",
+                    units=nodes.replicates,
+                    error=lambda point, truth=truth: _worst(_order_parameters(point), truth),
+                    against=against,
+                )
+
+
+def _comparators(error: Callable[[Any], float], draws: int) -> Measured:
+    """The published method, and Monte Carlo in NumPy, on the semantic branch; each once, for they take long."""
+
+    def off(found: published_method.Result) -> float:
+        return error(np.array([[getattr(found.overlaps, name) for name in NUMBERS["semantic"]]]))
+
+    runs = {
+        "published method": (144, partial(published_method.solve, ALPHA)),
+        "NumPy Monte Carlo": (draws, partial(monte_carlo.solve, ALPHA, draws=draws)),
+    }
+    for case, (size, run) in runs.items():
+        yield measure("solve", case, size, run, repeat=1, unit="replicate", compiled=False, error=off)
+
+
+def _gradient(sizes: Sequence[int], repeat: int) -> Measured:
+    """d (training loss) / d sigma on the semantic branch, next to the solve that it contains."""
+
+    def loss(sigma: Any, nodes: ta.Rule) -> jax.Array:
+        return ta.solve(ta.dot_product(sigma=sigma), ALPHA, "semantic", nodes).train_loss
+
+    model = ta.dot_product()
+    sigma, nodes = float(model.sigma), _finer(model)
+    slope = float(loss(sigma + _STEP, nodes) - loss(sigma - _STEP, nodes)) / (2 * _STEP)
+    for size in sizes:
+        nodes = ta.default_nodes(model, size)
+        how: dict[str, Any] = {"repeat": repeat, "unit": "replicate", "units": nodes.replicates}
+        solve = measure("gradient", "solve", nodes.size, loss, sigma, nodes, **how)
+        yield solve
+        yield measure(
+            "gradient",
+            "jax.grad",
+            nodes.size,
+            jax.grad(loss),
+            sigma,
+            nodes,
+            error=lambda value: abs(value / slope - 1),
+            against=[solve],
+            **how,
+        )
+
+
+def _critical_alpha(sizes: Sequence[int], repeat: int) -> Measured:
+    """alpha_c with its derivatives in every number of the model, four replicates."""
+    model = ta.dot_product()
+    for size in sizes:
+        nodes = ta.default_nodes(model, size)
+        yield measure(
+            "critical_alpha",
+            "lines",
+            nodes.size,
+            ta.critical_alpha,
+            model,
+            nodes,
+            repeat=repeat,
+            error=lambda found: abs(found.alpha / _alpha_c() - 1),
+        )
+
+
+def _grid(sizes: Sequence[int], repeat: int) -> Measured:
+    """A row of a phase diagram at the standard omega, both branches; the error is that of alpha_c read from it."""
+    model = ta.dot_product()
+    nodes, omega = ta.line_nodes(model, 5), [float(model.omega)]
+    for size in sizes:
+        yield measure(
+            "grid",
+            "row of cells",
+            size,
+            lambda alphas: ta.phase_diagram(model, alphas, omega, nodes),
+            np.linspace(0.1, 2.0, size),
+            repeat=repeat,
+            unit="cell",
+            units=size,
+            error=lambda diagram: abs(diagram.alpha_c().alpha[0] / _alpha_c() - 1),
+        )
+
+
+def _instance(
+    name: str, run: Callable[[ta.Model, ta.Data], Callable[[], Any]], sizes: Sequence[int], repeat: int
+) -> Measured:
+    """An iteration on an instance of finite size, next to the two passes over the data that it cannot do without."""
+    for dtype in ("float64", "float32"):
+        model = ta.dot_product(dtype=dtype)
+        for d in sizes:
+            data = ta.sample_data(model, d, ALPHA, jax.random.key(0))
+            rows, v = data.x.reshape(-1, d), data.known_teacher("the passes")[:, 0]
+            passes = measure(
+                name, f"two passes, {dtype}", d, _two_passes, rows, v, repeat=repeat, unit="iteration", units=_PASSES
+            )
+            yield passes
+            yield measure(
+                name,
+                dtype,
+                d,
+                run(model, data),
+                repeat=repeat,
+                unit="iteration",
+                units=lambda found: int(found.iterations),
+                against=[passes],
+            )
+
+
+_PASSES = 20  # times two, in one measurement
+
+
+@jax.jit
+def _two_passes(rows: jax.Array, v: jax.Array) -> jax.Array:
+    """The products of the data, (L n, d), with a vector (d,), and of their transpose with that: so many times."""
+
+    def both(_: Any, v: jax.Array) -> jax.Array:
+        v = (rows @ v) @ rows
+        return v / jnp.linalg.norm(v)
+
+    return jax.lax.fori_loop(0, _PASSES, both, v)
+
+
+def _gamp(model: ta.Model, data: ta.Data) -> Callable[[], ta.GAMP]:
+    """Steps of message passing after the first ones, which search for the proximal operator from several starts."""
+    first = ta.gamp(model, data, steps=20)
+    return lambda: ta.gamp(model, data, first, steps=100, damping=0.02)
+
+
+def _train(model: ta.Model, data: ta.Data) -> Callable[[], ta.Training]:
+    """Steps of gradient descent."""
+    return lambda: ta.train(model, data, steps=100, tol=0.0)
+
+
+class Benchmark(NamedTuple):
+    """One of the suite.
+
+    Attributes:
+        run: measures at sizes, with so many repeats.
+        what: it measures.
+        size: what a size is.
+        sizes: the default ones.
+    """
+
+    run: Callable[[Sequence[int], int], Measured]
+    what: str
+    size: str
+    sizes: tuple[int, ...]
+
+
+_NODES = "nodes of a replicate"
+_JUMPS = ((2.0, "positional"), (1.0, "semantic"))
+BENCHMARKS = {
+    "solve": Benchmark(
+        partial(_states, "solve", ((ALPHA, "semantic"),)),
+        "a fixed point on every averaging rule, the published method and Monte Carlo in NumPy",
+        _NODES,
+        (2**13, 2**15),
+    ),
+    "solve_jumps": Benchmark(
+        partial(_states, "solve_jumps", _JUMPS),
+        "fixed points where the proximal operator jumps, on every averaging rule",
+        _NODES,
+        (2**13,),
+    ),
+    "gradient": Benchmark(_gradient, "the derivative of the training loss in sigma", _NODES, (2**13,)),
+    "critical_alpha": Benchmark(_critical_alpha, "alpha_c with its sensitivities", _NODES, (2**13, 2**15)),
+    "grid": Benchmark(_grid, "a row of a phase diagram, lines of order 5", "cells", (5, 25)),
+    "gamp": Benchmark(partial(_instance, "gamp", _gamp), "an iteration of message passing", "d", (500, 1000)),
+    "train": Benchmark(partial(_instance, "train", _train), "a step of gradient descent", "d", (500, 1000)),
+}

@@ -1,0 +1,197 @@
+"""What the suite measures with: one call's times, the file of a machine and a date, the pictures."""
+
+from __future__ import annotations
+
+import datetime
+import io
+import itertools
+import json
+import math
+import os
+import re
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+
+from tiedattn_jax.plotting import panels
+from tiedattn_jax.store import write_whole
+
+from .published_method import machine
+
+HEADER = f"{'benchmark':15} {'case':27} {'size':>7}  {'compile s':>9}  {'median s per':24} {'quartiles s':>19}  error"
+_COLUMNS = 4  # of panels
+
+
+@dataclass(frozen=True)
+class Measurement:
+    """Times of one call.
+
+    Attributes:
+        benchmark: its name in `BENCHMARKS`.
+        case: what is called.
+        size: as the benchmark counts it.
+        unit: what the run times are for, such as "iteration".
+        compile: seconds of the first call beyond those of a run; None for what is not compiled.
+        seconds: run time, median over the repeats.
+        lower, upper: its quartiles.
+        repeat: how many repeats.
+        error: relative, where there is a better value.
+        ratios: run time of comparators over this one's, in the same unit and the same run, by their case: above one
+            this one is faster.
+        load: average number of busy processes in the minute before.
+    """
+
+    benchmark: str
+    case: str
+    size: int
+    unit: str
+    compile: float | None
+    seconds: float
+    lower: float
+    upper: float
+    repeat: int
+    error: float | None = None
+    ratios: dict[str, float] = field(default_factory=dict)
+    load: float = 0.0
+
+    def __str__(self) -> str:
+        """One line of the table, below `HEADER`."""
+        compiled, error = (f"{v:.2g}" if v is not None else "-" for v in (self.compile, self.error))
+        run, spread = f"{self.seconds:.3g} {self.unit}", f"{self.lower:.3g} to {self.upper:.3g}"
+        ratios = "".join(f"; {ratio:.3g} x {name}" for name, ratio in self.ratios.items())
+        where = f"{self.benchmark:15} {self.case:27} {self.size:7}"
+        return f"{where}  {compiled:>9}  {run:24} {spread:>19}  {error}{ratios}"
+
+
+def measure(
+    benchmark: str,
+    case: str,
+    size: int,
+    fn: Callable[..., Any],
+    *args: Any,
+    repeat: int,
+    unit: str = "call",
+    units: int | Callable[[Any], int] = 1,
+    compiled: bool = True,
+    error: Callable[[Any], float] | None = None,
+    against: Sequence[Measurement] = (),
+) -> Measurement:
+    """Times of `fn(*args)`, each until all of its arrays are there.
+
+    Args:
+        benchmark, case, size, unit: see `Measurement`.
+        repeat: calls that are measured, after a first one.
+        units: how many of them one call does, or what tells it from the result.
+        compiled: whether the first call is another; if not, it is the first one measured.
+        error: of the result.
+        against: what was measured of comparators.
+    """
+    load = os.getloadavg()[0]
+    times = []
+    for _ in range(repeat + compiled):
+        began = time.perf_counter()
+        result = jax.block_until_ready(fn(*args))
+        times.append(time.perf_counter() - began)
+    first, runs = times[0], times[1:] if compiled else times
+    lower, median, upper = np.quantile(runs, [0.25, 0.5, 0.75]).tolist()
+    count = units(result) if callable(units) else units
+    return Measurement(
+        benchmark=benchmark,
+        case=case,
+        size=size,
+        unit=unit,
+        compile=first - median if compiled else None,
+        seconds=median / count,
+        lower=lower / count,
+        upper=upper / count,
+        repeat=repeat,
+        error=None if error is None else float(error(result)),
+        ratios={other.case: other.seconds / (median / count) for other in against},
+        load=load,
+    )
+
+
+def about() -> dict[str, Any]:
+    """What the times depend on, and the date."""
+    device = {"device": jax.devices()[0].device_kind, "devices": jax.device_count()}
+    return {"date": datetime.date.today().isoformat(), **machine(), **device}
+
+
+def path_in(folder: Path, about: dict[str, Any]) -> Path:
+    """The file of a machine and a date."""
+    name = about["cpu"] if about["device"] == "cpu" else about["device"]
+    slug = re.sub(r"[^a-z0-9]+", "-", f"{name} {about['cores']} cores".lower())
+    return folder / f"{about['date']}-{slug}.json"
+
+
+def write(path: Path, about: dict[str, Any], measured: Sequence[Measurement]) -> list[Measurement]:
+    """Write measurements; of those in the file, the ones of other benchmarks stay if all that they depend on is equal.
+
+    Returns:
+        What the file then holds.
+    """
+    names = {m.benchmark for m in measured}
+    found, earlier = read(path) if path.exists() else (None, [])
+    kept = [m for m in earlier if found == about and m.benchmark not in names]
+    content = {"about": about, "measurements": [asdict(m) for m in [*kept, *measured]]}
+    write_whole(path, (json.dumps(content, indent=1) + "\n").encode())
+    return [*kept, *measured]
+
+
+def read(path: Path) -> tuple[dict[str, Any], list[Measurement]]:
+    """What a file is about, and its measurements."""
+    content = json.loads(path.read_text())
+    return content["about"], [Measurement(**row) for row in content["measurements"]]
+
+
+def draw(path: Path, measured: Sequence[Measurement], sizes: dict[str, str]) -> list[Path]:
+    """Two pictures beside the file: error against time where there are errors, and time against size.
+
+    Args:
+        path: of the file.
+        measured: what it holds.
+        sizes: what a size is, by benchmark.
+
+    Returns:
+        Their files.
+    """
+    pictures = {}
+    if known := [m for m in measured if m.error]:
+        pictures["precision"] = _picture(known, "seconds", "error", {m.benchmark: "relative error" for m in known})
+    pictures["size"] = _picture(measured, "size", "seconds", sizes)
+    for name, content in pictures.items():
+        write_whole(path.with_name(f"{path.stem}-{name}.png"), content)
+    return [path.with_name(f"{path.stem}-{name}.png") for name in pictures]
+
+
+def _picture(measured: Sequence[Measurement], x: str, y: str, labels: dict[str, str]) -> bytes:
+    """A PNG with a panel for each benchmark, a line for each case; `labels` are of the axis that is no time."""
+    names = list(dict.fromkeys(m.benchmark for m in measured))
+    columns = min(len(names), _COLUMNS)
+    rows = math.ceil(len(names) / columns)
+    with panels(3.4 * columns, 3.0 * rows, names[:columns], rows=rows, legends=False) as (figure, axes):
+        for name, axis in itertools.zip_longest(names, axes.flat):
+            if name is None:
+                axis.set_visible(False)
+                continue
+            of = [m for m in measured if m.benchmark == name]
+            for case in dict.fromkeys(m.case for m in of):
+                line = sorted((m for m in of if m.case == case), key=lambda m: m.size)
+                times = np.array([[m.seconds - m.lower, m.upper - m.seconds] for m in line]).T
+                points = ([getattr(m, k) for m in line] for k in (x, y))
+                axis.errorbar(
+                    *points, **{"xerr" if x == "seconds" else "yerr": times}, fmt="o-", ms=3, lw=1, label=case
+                )
+            axis.set(xscale="log", yscale="log")
+            axis.set_title(name, loc="left")
+            seconds = f"seconds: {', '.join(dict.fromkeys(m.unit for m in of))}"
+            axis.set(**{f"{k}label": seconds if v == "seconds" else labels[name] for k, v in (("x", x), ("y", y))})
+            axis.legend(fontsize=7, frameon=False)
+    content = io.BytesIO()
+    figure.savefig(content, format="png", dpi=110)
+    return content.getvalue()
