@@ -34,54 +34,78 @@ def _finer(model: ta.Model) -> ta.Rule:
 
 
 @functools.cache
+def _truth(alpha: float, branch: str) -> np.ndarray:
+    """Order parameters at the standard setting, (1, 3)."""
+    model = ta.dot_product()
+    return order_parameters(ta.solve(model, alpha, branch, _finer(model), settings=ta.Settings(tol=1e-7)))
+
+
+@functools.cache
 def _alpha_c() -> float:
     """alpha_c at the standard setting."""
     model = ta.dot_product()
     return float(ta.critical_alpha(model, _finer(model)).alpha)
 
 
-def _order_parameters(point: ta.FixedPoint) -> np.ndarray:
+def order_parameters(point: ta.FixedPoint) -> np.ndarray:
     """Those of the branch, of the first token, of every replicate: (R, 3)."""
     x = point.replicates.overlaps
     return np.stack([np.asarray(getattr(x, name)[:, 0]).reshape(-1) for name in NUMBERS[point.branch]], 1)
 
 
-def _worst(values: Any, truth: Any) -> float:
+def worst(values: Any, truth: Any) -> float:
     """Relative error of order parameters (R, k), root mean square over the replicates, of the worst of them."""
     return float(np.max(np.sqrt(np.mean((values / truth - 1) ** 2, 0))))
 
 
-def _states(name: str, states: Sequence[tuple[float, str]], sizes: Sequence[int], repeat: int) -> Measured:
-    """A replicate of a fixed point on every averaging rule."""
+def _solve(sizes: Sequence[int], repeat: int) -> Measured:
+    """A replicate of the semantic branch, next to other programs that find it."""
+    against = list(_comparators(min(sizes)))
+    yield from against
+    for size in sizes:
+        for rule in ("lines", "Sobol"):
+            yield _state("solve", rule, rule, (ALPHA, "semantic"), size, repeat, against)
+
+
+def _rules(sizes: Sequence[int], repeat: int) -> Measured:
+    """A replicate on every averaging rule, at a state without jumps of the proximal operator and at two with."""
+    for size in sizes:
+        for alpha, branch in ((ALPHA, "semantic"), (ALPHA, "positional"), (1.0, "semantic")):
+            for rule in RULES:
+                yield _state("rules", f"{rule}, {branch}, {alpha:g}", rule, (alpha, branch), size, repeat)
+
+
+def _state(
+    name: str,
+    case: str,
+    rule: str,
+    at: tuple[float, str],
+    size: int,
+    repeat: int,
+    against: Sequence[Measurement] = (),
+) -> Measurement:
+    """A fixed point at alpha, on a branch, a rule and about so many nodes."""
     model = ta.dot_product()
-    for alpha, branch in states:
-        tight = ta.Settings(tol=1e-7)
-        truth = _order_parameters(ta.solve(model, alpha, branch, _finer(model), settings=tight))
-        against = []
-        if name == "solve":
-            against = list(_comparators(partial(_worst, truth=truth), min(sizes)))
-            yield from against
-        for size in sizes:
-            for rule, make in RULES.items():
-                nodes = make(model, size)
-                yield measure(
-                    name,
-                    rule if len(states) == 1 else f"{rule}, {branch}, {alpha:g}",
-                    nodes.size,
-                    lambda at=(model, alpha, branch, nodes): ta.solve(*at),
-                    repeat=repeat,
-                    unit="replicate",
-                    units=nodes.replicates,
-                    error=lambda point, truth=truth: _worst(_order_parameters(point), truth),
-                    against=against,
-                )
+    nodes = RULES[rule](model, size)
+    return measure(
+        name,
+        case,
+        nodes.size,
+        lambda: ta.solve(model, *at, nodes),
+        repeat=repeat,
+        unit="replicate",
+        units=nodes.replicates,
+        error=lambda point: worst(order_parameters(point), _truth(*at)),
+        against=against,
+    )
 
 
-def _comparators(error: Callable[[Any], float], draws: int) -> Measured:
+def _comparators(draws: int) -> Measured:
     """The published method, and Monte Carlo in NumPy, on the semantic branch; each once, for they take long."""
 
     def off(found: published_method.Result) -> float:
-        return error(np.array([[getattr(found.overlaps, name) for name in NUMBERS["semantic"]]]))
+        x = np.array([[getattr(found.overlaps, name) for name in NUMBERS["semantic"]]])
+        return worst(x, _truth(ALPHA, "semantic"))
 
     runs = {
         "published method": (144, partial(published_method.solve, ALPHA)),
@@ -203,6 +227,15 @@ def _train(model: ta.Model, data: ta.Data) -> Callable[[], ta.Training]:
     return lambda: ta.train(model, data, steps=100, tol=0.0)
 
 
+def _gamp_run(sizes: Sequence[int], repeat: int) -> Measured:
+    """Message passing from either start until it converges."""
+    model = ta.dot_product()
+    for d in sizes:
+        data = ta.sample_data(model, d, ALPHA, jax.random.key(3))
+        for start in ("semantic", "positional"):
+            yield measure("gamp_run", start, d, ta.gamp, model, data, start, repeat=repeat, unit="run")
+
+
 class Benchmark(NamedTuple):
     """One of the suite.
 
@@ -220,23 +253,15 @@ class Benchmark(NamedTuple):
 
 
 _NODES = "nodes of a replicate"
-_JUMPS = ((2.0, "positional"), (1.0, "semantic"))
 BENCHMARKS = {
     "solve": Benchmark(
-        partial(_states, "solve", ((ALPHA, "semantic"),)),
-        "a fixed point on every averaging rule, the published method and Monte Carlo in NumPy",
-        _NODES,
-        (2**13, 2**15),
+        _solve, "a fixed point, next to the published method and Monte Carlo in NumPy", _NODES, (2**13, 2**15)
     ),
-    "solve_jumps": Benchmark(
-        partial(_states, "solve_jumps", _JUMPS),
-        "fixed points where the proximal operator jumps, on every averaging rule",
-        _NODES,
-        (2**13,),
-    ),
+    "rules": Benchmark(_rules, "three fixed points on every averaging rule", _NODES, (2**13,)),
     "gradient": Benchmark(_gradient, "the derivative of the training loss in sigma", _NODES, (2**13,)),
     "critical_alpha": Benchmark(_critical_alpha, "alpha_c with its sensitivities", _NODES, (2**13, 2**15)),
     "grid": Benchmark(_grid, "a row of a phase diagram, lines of order 5", "cells", (5, 25)),
     "gamp": Benchmark(partial(_instance, "gamp", _gamp), "an iteration of message passing", "d", (500, 1000)),
+    "gamp_run": Benchmark(_gamp_run, "message passing until it converges", "d", (500, 1000)),
     "train": Benchmark(partial(_instance, "train", _train), "a step of gradient descent", "d", (500, 1000)),
 }

@@ -17,6 +17,7 @@ from typing import Any
 
 import jax
 import numpy as np
+from matplotlib.ticker import LogLocator, NullLocator
 
 from tiedattn_jax.plotting import panels
 from tiedattn_jax.store import write_whole
@@ -174,24 +175,29 @@ def _picture(measured: Sequence[Measurement], x: str, y: str, labels: dict[str, 
     names = list(dict.fromkeys(m.benchmark for m in measured))
     columns = min(len(names), _COLUMNS)
     rows = math.ceil(len(names) / columns)
-    with panels(3.4 * columns, 3.0 * rows, names[:columns], rows=rows, legends=False) as (figure, axes):
+    with panels(3.4 * columns, 3.4 * rows, names[:columns], rows=rows, legends=False) as (figure, axes):
         for name, axis in itertools.zip_longest(names, axes.flat):
             if name is None:
                 axis.set_visible(False)
                 continue
             of = [m for m in measured if m.benchmark == name]
-            for case in dict.fromkeys(m.case for m in of):
+            for number, case in enumerate(dict.fromkeys(m.case for m in of)):
                 line = sorted((m for m in of if m.case == case), key=lambda m: m.size)
-                times = np.array([[m.seconds - m.lower, m.upper - m.seconds] for m in line]).T
+                spread = np.array([[m.seconds - m.lower, m.upper - m.seconds] for m in line]).T
+                bars: Any = {"xerr" if x == "seconds" else "yerr": spread}
                 points = ([getattr(m, k) for m in line] for k in (x, y))
-                axis.errorbar(
-                    *points, **{"xerr" if x == "seconds" else "yerr": times}, fmt="o-", ms=3, lw=1, label=case
-                )
+                look: Any = {"fmt": "os^v"[number // 4 % 4] + "-", "color": f"C{number % 4}", "ms": 3, "lw": 1}
+                axis.errorbar(*points, **bars, **look, label=case)
             axis.set(xscale="log", yscale="log")
+            for side in (axis.xaxis, axis.yaxis):
+                low, high = side.get_view_interval()
+                side.set_major_locator(LogLocator(subs=(1, 2, 5) if high < 30 * low else (1,)))
+                side.set_major_formatter("{x:.6g}")
+                side.set_minor_locator(NullLocator())
             axis.set_title(name, loc="left")
-            seconds = f"seconds: {', '.join(dict.fromkeys(m.unit for m in of))}"
+            seconds = f"seconds a {of[0].unit}"
             axis.set(**{f"{k}label": seconds if v == "seconds" else labels[name] for k, v in (("x", x), ("y", y))})
-            axis.legend(fontsize=7, frameon=False)
+            axis.legend(fontsize=6, frameon=False, ncols=2, loc="upper left", bbox_to_anchor=(-0.2, -0.2))
     content = io.BytesIO()
     figure.savefig(content, format="png", dpi=110)
     return content.getvalue()

@@ -1,0 +1,227 @@
+"""The suite of benchmarks: what it writes, prints and refuses; its comparators. No time is asserted."""
+
+import json
+import sys
+import time
+from pathlib import Path
+from types import SimpleNamespace as Some
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from cases import CASES
+from scipy.optimize import minimize
+
+import tiedattn_jax as ta
+
+sys.path.insert(0, str(Path(__file__).parents[1]))  # the benchmarks are not part of the package
+
+from benchmarks import __main__ as command
+from benchmarks import monte_carlo, suite
+from benchmarks import published_method as published
+from benchmarks.registry import BENCHMARKS, Benchmark, order_parameters, worst
+
+TINY = {"solve": 4096, "rules": 4096, "gradient": 2048, "critical_alpha": 2048, "grid": 3}
+TINY |= {"gamp": 30, "gamp_run": 30, "train": 30}
+
+
+class Clock:
+    """A clock on which every call takes a second longer than is told: `calls` of them."""
+
+    def __init__(self, *calls):
+        self.now, self.calls = 0.0, list(calls)
+
+    def __call__(self):
+        return self.now
+
+    def fn(self, *args):
+        self.now += self.calls.pop(0)
+        return sum(args)
+
+
+@pytest.fixture
+def clock(monkeypatch):
+    def set_up(*calls):
+        clock = Clock(*calls)
+        monkeypatch.setattr(suite.time, "perf_counter", clock)
+        return clock
+
+    return set_up
+
+
+def measured(benchmark="stub", case="one", size=2, **numbers):
+    given = {"unit": "call", "compile": 3.0, "seconds": 2.0, "lower": 1.0, "upper": 4.0, "repeat": 5}
+    return suite.Measurement(benchmark, case, size, **given | numbers)
+
+
+# One measurement
+
+
+def test_the_first_call_is_apart_and_the_others_have_median_and_quartiles(clock):
+    fn = clock(10.0, 1.0, 5.0, 2.0, 4.0, 3.0).fn
+    slower = measured(case="slow", seconds=6.0)
+    m = suite.measure(
+        "stub", "one", 7, fn, 1, 2, repeat=5, unit="step", units=2, error=lambda v: v / 6, against=[slower]
+    )
+    assert (m.benchmark, m.case, m.size, m.unit, m.repeat) == ("stub", "one", 7, "step", 5)
+    assert (m.compile, m.seconds, m.lower, m.upper) == (10.0 - 3.0, 1.5, 1.0, 2.0)
+    assert m.error == 0.5 and m.ratios == {"slow": 4.0} and m.load >= 0
+
+
+def test_what_is_not_compiled_is_measured_from_its_first_call(clock):
+    m = suite.measure("stub", "one", 1, clock(8.0).fn, 4, repeat=1, compiled=False, units=lambda result: result)
+    assert (m.compile, m.seconds, m.lower, m.upper) == (None, 2.0, 2.0, 2.0)
+
+
+def test_a_time_ends_when_the_arrays_are_there(monkeypatch):
+    waited = []
+    monkeypatch.setattr(suite.jax, "block_until_ready", lambda result: waited.append(result) or result)
+    suite.measure("stub", "one", 1, lambda: "result", repeat=3)
+    assert waited == ["result"] * 4
+
+
+# The file, the table, the pictures
+
+
+def test_file_of_a_machine_and_a_date(tmp_path):
+    about = suite.about()
+    assert {"date", "cpu", "cores", "device", "devices"} <= set(about)
+    assert {"jax", "jaxlib", "numpy", "python", "tiedattn_jax"} <= set(about["versions"])
+    path = suite.path_in(tmp_path, about | {"date": "2026-01-31", "cpu": "Some CPU (R) 7", "device": "cpu", "cores": 3})
+    assert path == tmp_path / "2026-01-31-some-cpu-r-7-3-cores.json"
+    assert "fast-gpu" in suite.path_in(tmp_path, about | {"device": "Fast GPU"}).name
+    first = [measured(error=0.1, ratios={"slow": 2.0}), measured("other", compile=None)]
+    assert suite.write(path, about, first) == first and suite.read(path) == (about, first)
+    again = [measured(seconds=9.0)]
+    assert suite.write(path, about, again) == [first[1], *again]  # a benchmark is replaced, others stay
+    assert suite.read(path) == (about, [first[1], *again])
+    other = about | {"devices": 64}
+    assert suite.write(path, other, again) == again and suite.read(path) == (other, again)
+
+
+def test_a_line_of_the_table_says_all():
+    text = str(measured(error=0.00123, ratios={"slow": 250.0}, unit="cell"))
+    assert all(part in text for part in ("stub", "one", "2 cell", "1 to 4", "0.0012", "250 x slow"))
+    assert str(measured(compile=None)).split()[3] == "-"
+    assert suite.HEADER.index("median") == text.index("2 cell")
+
+
+def test_pictures(tmp_path, monkeypatch):
+    seen = []
+    kept = suite.panels
+    monkeypatch.setattr(suite, "panels", lambda *a, **k: seen.append(a[2]) or kept(*a, **k))
+    names = [f"stub {k}" for k in range(5)]
+    rows = [measured(name, size=size, error=1e-3 if name == "stub 1" else None) for name in names for size in (4, 2)]
+    pictures = suite.draw(tmp_path / "file.json", rows, dict.fromkeys(names, "nodes"))
+    assert [p.name for p in pictures] == ["file-precision.png", "file-size.png"]
+    assert all(p.read_bytes()[:4] == b"\x89PNG" for p in pictures)
+    assert seen == [["stub 1"], names[:4]]
+    without = suite.draw(tmp_path / "none.json", rows[:2], {"stub 0": "nodes"})
+    assert [p.name for p in without] == ["none-size.png"]
+
+
+# The command
+
+
+@pytest.fixture
+def stub(monkeypatch):
+    """A benchmark that is cheap, and the calls of it."""
+    asked = []
+
+    def run(sizes, repeat):
+        asked.append((tuple(sizes), repeat))
+        for size in sizes:
+            yield suite.measure("stub", "sum", size, jnp.sum, jnp.ones(size), repeat=repeat, error=lambda s: s / 10)
+
+    monkeypatch.setitem(BENCHMARKS, "stub", Benchmark(run, "a sum", "terms", (2, 3)))
+    monkeypatch.setattr(command.jax, "clear_caches", lambda: asked.append("cleared"))
+    return asked
+
+
+def test_command(stub, tmp_path, capsys):
+    assert command.main(["stub", "--out", str(tmp_path)]) == 0
+    assert command.main(["stub", "--sizes", "4", "--repeat", "2", "--out", str(tmp_path)]) == 0
+    assert stub == ["cleared", ((2, 3), 5), "cleared", ((4,), 2)]
+    [path] = tmp_path.glob("*.json")
+    assert [(m.size, m.error) for m in suite.read(path)[1]] == [(4, pytest.approx(0.4))]
+    assert json.loads(path.read_text())["about"]["date"] == time.strftime("%Y-%m-%d")
+    assert len(list(tmp_path.glob("*.png"))) == 2
+    printed = capsys.readouterr().out.splitlines()
+    assert printed.count(suite.HEADER) == 2 and sum(line.startswith("stub") for line in printed) == 3
+    assert printed[-3:] == [str(path), *sorted(map(str, tmp_path.glob("*.png")))]
+
+
+@pytest.mark.parametrize(
+    "given, said",
+    [
+        (["stub", "unknown"], f"benchmark must be one of {', '.join(BENCHMARKS)}"),
+        (["stub", "--repeat", "0"], "repeat must be an integer of at least 1"),
+        (["stub", "--sizes", "0"], "sizes must be an integer of at least 1"),
+        (["stub", "train", "--sizes", "30"], "sizes must be for one benchmark"),
+        (["--sizes", "30"], "sizes must be for one benchmark"),
+    ],
+)
+def test_bad_input(given, said, stub, tmp_path, capsys):
+    with pytest.raises(SystemExit) as stop:
+        command.main([*given, "--out", str(tmp_path)])
+    assert stop.value.code == 2 and said in capsys.readouterr().err and not stub
+
+
+# Benchmarks and comparators
+
+
+def test_every_benchmark_is_measured_somewhere():
+    assert set(TINY) == set(BENCHMARKS)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", TINY)
+def test_benchmark(name):
+    found = list(BENCHMARKS[name].run((TINY[name],), 1))
+    assert found and all(m.benchmark == name and m.seconds > 0 for m in found)
+    assert all(m.error is None or 0 <= m.error < 0.5 for m in found)
+    assert any(m.error is not None for m in found) == (name not in ("gamp", "gamp_run", "train"))
+    assert any(m.ratios for m in found) == (name in ("solve", "gradient", "gamp", "train"))
+
+
+def test_error_of_the_worst_order_parameter():
+    q, V, theta, m = (k + np.array([[0.0], [0.5]]) * np.ones(2) for k in range(1, 5))  # replicate, token
+    x = ta.Overlaps(*(a[..., None, None] for a in (q, V, theta)), m[..., None])
+    for branch, last in (("semantic", 2), ("positional", 3)):
+        values = order_parameters(Some(replicates=Some(overlaps=x), branch=branch))
+        assert values.tolist() == [[k + shift for k in (1, 2, last + 1)] for shift in (0.0, 0.5)]
+    assert worst(np.array([[1.1, 2.0], [0.9, 2.4]]), np.array([1.0, 2.0])) == pytest.approx(0.02**0.5)
+
+
+def test_numpy_monte_carlo_finds_the_lowest_minimum():
+    p, V = published.problem(2.0), 12.0
+    h, y = np.random.default_rng(0).standard_normal((2, 2, 12)) * np.array([[[0.3]], [[0.5]]])
+    z = monte_carlo.prox(h, y, V, p)
+    starts = np.random.default_rng(1).standard_normal((8, 2))
+    for k in range(12):
+        energy = published.scalar_objective(h[:, k], y[:, k], V, p)
+        best = min((minimize(energy, s, method="BFGS") for s in starts), key=lambda r: r.fun)
+        assert energy(z[:, k]) <= best.fun + 1e-12
+        assert np.allclose(z[:, k], best.x, atol=1e-4)
+
+
+def test_numpy_monte_carlo_iterates_the_same_map():
+    """The image of a known fixed point is itself, up to the scatter of the draws."""
+    case, p = CASES[0], published.problem(2.0)
+    x = published.Overlaps(case.q, case.m, case.V, case.theta)
+    images = []
+    for seed in range(4):
+        normals = np.random.default_rng(seed).standard_normal((2, 2, 2000))
+        images.append(published.overlaps(monte_carlo.conjugates(x, p, normals), p))
+    off = np.mean(images, 0) - np.array(x)
+    assert np.all(np.abs(off) < 4 * np.std(images, 0, ddof=1) / 2)
+    assert np.all(np.std(images, 0) < 0.1 * np.array([x.q, 0.3, x.V, x.theta]))
+
+
+def test_published_iteration_takes_other_conjugates():
+    """It ends where they send everything, and counts its damped steps."""
+    p, asked = published.problem(2.0), []
+    hats = published.Overlaps(0.1, 0.0, 0.05, 0.2)
+    found = published.solve(2.0, tol=1e-6, hats=lambda x, p: asked.append(x) or hats)
+    assert found.converged and found.iterations == len(asked)
+    assert np.allclose(found.overlaps, published.overlaps(hats, p), rtol=1e-5)
