@@ -6,7 +6,8 @@
 
 Prints a table and writes DIR/DATE-MACHINE.json, with a picture of error against time and one of time against size
 beside it. A later run of the same day replaces the benchmarks that it measures. Ratios are run times of comparators
-over that of the line: above one, this one is faster. Compiled programs are not taken from a cache.
+over that of the line: above one, this one is faster. Programs are compiled anew in every benchmark, for its first case
+that needs them.
 
 The benchmarks, what a size is, and the default sizes:
 """

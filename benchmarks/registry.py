@@ -17,7 +17,7 @@ from . import monte_carlo, published_method
 from .suite import Measurement, measure
 
 Measured = Iterator[Measurement]
-NUMBERS = {"semantic": ("q", "V", "theta"), "positional": ("q", "V", "m")}
+NUMBERS: dict[str | None, tuple[str, ...]] = {"semantic": ("q", "V", "theta"), "positional": ("q", "V", "m")}
 RULES: dict[str, Callable[[ta.Model, int], ta.Rule]] = {
     "lines": ta.default_nodes,
     "Sobol": ta.sobol_nodes,
@@ -60,42 +60,46 @@ def worst(values: Any, truth: Any) -> float:
 
 def _solve(sizes: Sequence[int], repeat: int) -> Measured:
     """A replicate of the semantic branch, next to other programs that find it."""
+    model = ta.dot_product()
+    rules = [(rule, RULES[rule](model, size)) for size in sizes for rule in ("lines", "Sobol")]
     against = list(_comparators(min(sizes)))
     yield from against
-    for size in sizes:
-        for rule in ("lines", "Sobol"):
-            yield _state("solve", rule, rule, (ALPHA, "semantic"), size, repeat, against)
+    for rule, nodes in rules:
+        yield _state("solve", rule, nodes, ALPHA, "semantic", repeat, against)
 
 
 def _rules(sizes: Sequence[int], repeat: int) -> Measured:
     """A replicate on every averaging rule, at a state without jumps of the proximal operator and at two with."""
-    for size in sizes:
-        for alpha, branch in ((ALPHA, "semantic"), (ALPHA, "positional"), (1.0, "semantic")):
-            for rule in RULES:
-                yield _state("rules", f"{rule}, {branch}, {alpha:g}", rule, (alpha, branch), size, repeat)
+    model = ta.dot_product()
+    rules = [(rule, make(model, size)) for size in sizes for rule, make in RULES.items()]
+    for alpha, branch in ((ALPHA, "semantic"), (ALPHA, "positional"), (1.0, "semantic")):
+        for rule, nodes in rules:
+            yield _state("rules", f"{rule}, {branch}, {alpha:g}", nodes, alpha, branch, repeat)
 
 
 def _state(
     name: str,
     case: str,
-    rule: str,
-    at: tuple[float, str],
-    size: int,
+    nodes: ta.Rule,
+    alpha: float,
+    branch: str,
     repeat: int,
     against: Sequence[Measurement] = (),
 ) -> Measurement:
-    """A fixed point at alpha, on a branch, a rule and about so many nodes."""
-    model = ta.dot_product()
-    nodes = RULES[rule](model, size)
+    """A fixed point."""
     return measure(
         name,
         case,
         nodes.size,
-        lambda: ta.solve(model, *at, nodes),
+        ta.solve,
+        ta.dot_product(),
+        alpha,
+        branch,
+        nodes,
         repeat=repeat,
         unit="replicate",
         units=nodes.replicates,
-        error=lambda point: worst(order_parameters(point), _truth(*at)),
+        error=lambda point: worst(order_parameters(point), _truth(alpha, branch)),
         against=against,
     )
 

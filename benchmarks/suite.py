@@ -24,7 +24,10 @@ from tiedattn_jax.store import write_whole
 
 from .published_method import machine
 
-HEADER = f"{'benchmark':15} {'case':27} {'size':>7}  {'compile s':>9}  {'median s per':24} {'quartiles s':>19}  error"
+_LINE = "{:15} {:27} {:>7}  {:>9}  {:24} {:>19}  {}"
+HEADER = _LINE.format(
+    "benchmark", "case", "size", "compile s", "median s per", "quartiles s", "error; times as fast as"
+)
 _COLUMNS = 4  # of panels
 
 
@@ -65,8 +68,7 @@ class Measurement:
         compiled, error = (f"{v:.2g}" if v is not None else "-" for v in (self.compile, self.error))
         run, spread = f"{self.seconds:.3g} {self.unit}", f"{self.lower:.3g} to {self.upper:.3g}"
         ratios = "".join(f"; {ratio:.3g} x {name}" for name, ratio in self.ratios.items())
-        where = f"{self.benchmark:15} {self.case:27} {self.size:7}"
-        return f"{where}  {compiled:>9}  {run:24} {spread:>19}  {error}{ratios}"
+        return _LINE.format(self.benchmark, self.case, self.size, compiled, run, spread, error + ratios)
 
 
 def measure(
