@@ -1,1 +1,1 @@
-"""Times and work-precision of the library, and every figure of the paper; none of it is imported by the package."""
+"""The suite of times and errors, and every figure of the paper; none of it is imported by the package."""
