@@ -41,7 +41,11 @@ def confirmed(point, witness):
 
 
 def confirmed_absent(point, rule):
-    """Whether an order parameter falls on the uninformed state, and no other start finds the branch."""
+    """Whether an order parameter falls on the uninformed state, and no other start finds the branch.
+
+    Just beyond the end of a branch the scatter of the nodes keeps its order parameter alive in every replicate, with
+    either sign: that is not the branch.
+    """
     model, alpha, free = point.model, point.alpha, BRANCHES[point.branch].free(point.model)
     if free.sum() == 1:
         bare = ta.solve(model, alpha, "uninformed", rule)
@@ -52,7 +56,12 @@ def confirmed_absent(point, rule):
     for q, V in ((3.0, 1.0), (0.3, 0.3), (1.0, 0.03)):
         here = ta.Overlaps(q * start.q, V * start.V, q**0.5 * start.theta, q**0.5 * start.m)
         near = solve_coarsely(model, alpha, rule, here, free, ta.Settings()).overlaps
-        if bool(solve_from(model, alpha, point.branch, rule, near).ok):
+        found = solve_from(model, alpha, point.branch, rule, near)
+        bars = found.stderr.overlaps
+        seen = [
+            jnp.any(jnp.abs(a) > 2 * b) for a, b in ((found.overlaps.theta, bars.theta), (found.overlaps.m, bars.m))
+        ]
+        if bool(found.ok) and (point.branch in ("uninformed", None) or any(map(bool, seen))):
             return False
     return True
 
