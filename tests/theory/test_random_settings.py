@@ -68,7 +68,7 @@ def confirmed_absent(point, rule):
 
 def test_statuses():
     standard = ta.dot_product()
-    lines, points = ta.line_nodes(standard, 5), ta.sobol_nodes(standard, 2**15)
+    lines, points = ta.line_nodes(standard, 5), ta.sobol_nodes(standard, 2**14)
     witness = ta.sobol_nodes(standard, 2**14, seed=1, replicates=2)
     table = {}
     for k, (model, alpha, branch) in enumerate(draws()):
