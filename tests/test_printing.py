@@ -73,7 +73,7 @@ def test_a_fixed_point(capsys):
         "formally infinite" in jumps
         and "jumps matter" in jumps
         and "50.0%" in jumps
-        and "0.1%        of the nodes; Sobol" in jumps
+        and "0.1%        of the nodes (Sobol" in jumps
     )
 
 

@@ -8,10 +8,8 @@ from __future__ import annotations
 
 import functools
 import operator
-from collections.abc import Callable
 from typing import Any
 
-import equinox as eqx
 import jax
 import jax.numpy as jnp
 from jax import lax
@@ -102,11 +100,3 @@ def _solve_arrays(a: jax.Array, b: jax.Array, floor: jax.Array | None) -> jax.Ar
         return jnp.where(row_of == k, row, both - column * row)
 
     return lax.fori_loop(0, n, clear, jnp.concatenate([a, sides], 1))[:, n:].reshape(b.shape)
-
-
-def slope(fn: Callable[..., jax.Array], primals: tuple, tangents: tuple) -> jax.Array:
-    """Derivative of an array in a rule with symbolic zeros: what does not move is not differentiated."""
-    zero = jax.custom_derivatives.SymbolicZero
-    moving = jax.tree.map(lambda d: None if isinstance(d, zero) else d, tangents, is_leaf=lambda d: isinstance(d, zero))
-    value, derivative = eqx.filter_jvp(fn, primals, moving)
-    return jnp.zeros_like(value) if derivative is None else derivative

@@ -113,6 +113,9 @@ def test_what_replicates_say_together(solved):
     assert not bool(eqx.tree_at(lambda p: p.replicates.status, four, jnp.array([0, 3, 3, 3])).exists)
 
 
+WIDE = ta.dot_product(mixing=np.full((3, 3), 1 / 3), encodings=np.array([[-1.0], [0.0], [1.0]]))
+
+
 def answers(monkeypatch, lines, points=(0, 0.0)):
     """`solve` as one that notes what it is asked, and returns a status and a relative error bar by the rule's kind."""
     asked = []
@@ -160,6 +163,25 @@ def test_sobol_points_where_the_default_lines_are_not_resolved(model, monkeypatc
         found = solve(model, 2.0, start=state(CASES[0]))
         assert "".join(kind for kind, *_ in asked) == kinds and found.status == end
         assert all(start is not None for _, _, start, _ in asked)
+
+    asked = answers(monkeypatch, lines=(0, 0.0), points=(Status.unresolved, 0.0))
+    assert solve(WIDE, 2.0).status == solve(WIDE, 2.0, rtol=1e-3).status == Status.unresolved
+    assert "".join(kind for kind, *_ in asked) == "SS"  # the default of three tokens: the same is not tried again
+
+
+def test_starts_under_vmap(model, nodes, monkeypatch):
+    """What a concrete state is tried for besides is left out of lanes."""
+    solved = made.fixed_point()
+
+    def lane(model, alpha, branch, nodes, start, settings):
+        return eqx.tree_at(
+            lambda p: p.replicates.status, solved, jnp.where(start.m[0, 0] >= 0, 2, 0) * jnp.ones(4, int)
+        )
+
+    monkeypatch.setattr(fixed_points, "solve_from", lane)
+    starts = jax.tree.map(lambda a: a[None], state(CASES[0]))
+    status = jax.vmap(lambda start: ta.solve(model, 2.0, "semantic", nodes, start=start).status)(starts)
+    np.testing.assert_array_equal(status, Status.max_steps)
 
 
 def test_a_coarse_state_that_is_lost_ends_the_search(lines):

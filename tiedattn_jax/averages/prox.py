@@ -25,7 +25,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from ..linalg import apply, inverse, ldl_solve, matvec, slope, total
+from ..linalg import apply, inverse, ldl_solve, matvec, total
 from ..model import Model
 from .nodewise import nodewise
 
@@ -167,6 +167,14 @@ def _precision(V: jax.Array) -> jax.Array:
     return jax.scipy.linalg.block_diag(*inverse(V))[..., None]
 
 
+def derivative_along(fn: Callable[..., jax.Array], primals: tuple, tangents: tuple) -> jax.Array:
+    """Derivative of an array in a rule with symbolic zeros: what does not move is not differentiated."""
+    zero = jax.custom_derivatives.SymbolicZero
+    moving = jax.tree.map(lambda d: None if isinstance(d, zero) else d, tangents, is_leaf=lambda d: isinstance(d, zero))
+    value, derivative = eqx.filter_jvp(fn, primals, moving)
+    return jnp.zeros_like(value) if derivative is None else derivative
+
+
 @jax.custom_jvp
 def attach(z: jax.Array, model: Model, h: jax.Array, V: jax.Array, y: jax.Array) -> jax.Array:
     """Solved minimisers `z` (L, r, N), given their derivative in the model's numbers, `h`, `V` and `y`."""
@@ -177,7 +185,7 @@ def attach(z: jax.Array, model: Model, h: jax.Array, V: jax.Array, y: jax.Array)
 def _attach_jvp(primals: Any, tangents: Any) -> tuple[jax.Array, jax.Array]:
     _, model, _, V, y = primals
     z = attach(*primals)
-    force = slope(lambda model, *p: prox_gradient(model, z, *p), primals[1:], tangents[1:])
+    force = derivative_along(lambda model, *p: prox_gradient(model, z, *p), primals[1:], tangents[1:])
     hess, _ = moreau_hessian(model, z, V, y)
     # The inverse, and not a solve: where there are many tangents, all take the same one.
     unit = jnp.broadcast_to(jnp.eye(len(hess), dtype=z.dtype)[..., None], hess.shape)

@@ -99,7 +99,7 @@ class Rule(Printed):
     Attributes:
         stack: independent replicates; every array leads with the replicate axis.
         coarse: one cheap replicate, to come near a fixed point with: of the shape of the others, for one program to
-            serve both, but beyond its first block nothing has weight.
+            serve both, but beyond its first nodes nothing has weight.
     """
 
     stack: Replicate

@@ -15,6 +15,7 @@ from jax.flatten_util import ravel_pytree
 
 from .. import overlaps as ov
 from ..averages.default import default_nodes
+from ..averages.lines import LineNodes
 from ..averages.nodes import sobol_nodes
 from ..averages.program import program
 from ..averages.rule import Points, Replicate, Rule, check_rule, flattened
@@ -235,7 +236,13 @@ class FixedPoint(Result):
         if self.jumps:
             details += [("jumps matter", "", "derivatives and spinodals contain them, the replicon does not")]
         if mean["unresolved"] > 0:
-            details += [("unresolved", f"{mean['unresolved']:.1%}", "of the nodes; Sobol points resolve more")]
+            details += [
+                (
+                    "unresolved",
+                    f"{mean['unresolved']:.1%}",
+                    "of the nodes (Sobol points resolve more than lines)",
+                )
+            ]
         what = f"{self.branch or self.label} branch at alpha = {self.alpha:g}"
         status = f"{self.status_name}, residual {self.residual:.1e}"
         if self.status == Status.absent:
@@ -324,15 +331,20 @@ def solve(
         return _refined(model, alpha, branch, rtol, start, settings or Settings(tol=min(Settings.tol, rtol / 10)))
     settings = settings or Settings()
     if nodes is None:
-        point = solve(model, alpha, branch, default_nodes(model), start=start, settings=settings)
-        if is_concrete((model, alpha)) and point.status == Status.unresolved:
+        nodes = default_nodes(model)
+        point = solve(model, alpha, branch, nodes, start=start, settings=settings)
+        if _of_lines(nodes) and is_concrete(point.replicates) and point.status == Status.unresolved:
             point = solve(model, alpha, branch, sobol_nodes(model), start=start, settings=settings)
         return point
     if start is None:
         point = FixedPoint(model, alpha, solve_anew(model, alpha, branch, nodes, free, settings), branch)
     else:
         point = solve_from(model, alpha, branch, nodes, start, settings)
-    return _without_noise(point, nodes, settings) if is_concrete((model, alpha)) else point
+    return _without_noise(point, nodes, settings) if is_concrete(point.replicates) else point
+
+
+def _of_lines(nodes: Rule) -> bool:
+    return isinstance(nodes.stack, LineNodes)
 
 
 def _without_noise(point: FixedPoint, nodes: Rule, settings: Settings) -> FixedPoint:
@@ -369,12 +381,14 @@ def _refined(
     first = next((k for k, error in enumerate(LADDER.values()) if error <= rtol), len(LADDER) - 1)
     rule = default_nodes
     for n in list(LADDER)[first:]:
-        point = solve(model, alpha, branch, rule(model, n), start=start, settings=settings)
+        nodes = rule(model, n)
+        point = solve(model, alpha, branch, nodes, start=start, settings=settings)
         lost, error = point.status == Status.unresolved, _relative_error(point)
-        if rule is default_nodes and (lost or error > max(rtol, _POOR * LADDER[n])):
+        if _of_lines(nodes) and (lost or error > max(rtol, _POOR * LADDER[n])):
             other = solve(model, alpha, branch, sobol_nodes(model, n), start=start, settings=settings)
-            if lost or _relative_error(other) < error:
-                rule, point, error = sobol_nodes, other, _relative_error(other)
+            other_error = _relative_error(other)
+            if lost or other_error < error:
+                rule, point, error = sobol_nodes, other, other_error
         if not point.ok or error <= rtol:
             return point
         start = point.overlaps

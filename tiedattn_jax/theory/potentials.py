@@ -11,9 +11,9 @@ import jax.numpy as jnp
 from jax import lax
 
 from ..averages.fields import fields
-from ..averages.prox import moreau
+from ..averages.prox import derivative_along, moreau
 from ..averages.rule import Points, Replicate, average
-from ..linalg import slope, solve
+from ..linalg import solve
 from ..model import Model
 from ..overlaps import Conjugates, Overlaps, symmetric
 
@@ -33,7 +33,7 @@ def stationary(fn: Callable[[Any, Any], jax.Array]) -> Callable[[Any, Any], jax.
     def rule(primals: Any, tangents: Any) -> Any:
         z, p = primals
         # The value again as a stationary one: an outer derivative of it must not see z either.
-        return value(z, p), slope(lambda p: fn(z, p), (p,), tangents[1:])
+        return value(z, p), derivative_along(lambda p: fn(z, p), (p,), tangents[1:])
 
     return value
 
