@@ -8,9 +8,10 @@ import pytest
 from cases import CASES, DERIVATIVES, state
 
 import tiedattn_jax as ta
+from tiedattn_jax.averages import maxwell
 from tiedattn_jax.averages.fields import fields, teacher_fields
 from tiedattn_jax.averages.lines import cuts, lay, shifts
-from tiedattn_jax.averages.maxwell import Gaps, Lines, Section, energy_profile
+from tiedattn_jax.averages.maxwell import Gaps, Lines, Section, common_tangents, energy_profile
 from tiedattn_jax.averages.prox import loss_at_nodes, moreau, prox, prox_gradient
 from tiedattn_jax.results import error_bar
 from tiedattn_jax.theory import fixed_points
@@ -102,6 +103,18 @@ def test_a_line_is_resolved_if_its_weights_sum_to_one(setting, q, V, share):
     np.testing.assert_array_equal(resolved.any(0), resolved.all(0))
     np.testing.assert_allclose(weight.sum(0), 1, atol=0.01)
     np.testing.assert_allclose(weight[:, ~resolved[0]], 1 / 24)
+
+
+@pytest.mark.parametrize("steps", [16, 0])
+def test_a_line_is_resolved_if_its_tangents_converged(steps, monkeypatch):
+    monkeypatch.setattr(maxwell, "_TANGENT_STEPS", steps)
+    one = ta.line_nodes(APART, 3, points=24, replicates=1).replicate(0)
+    lines = lay(APART, MANY_JUMPS, teacher_fields(APART, one.teacher), one.across, None)
+    profile = jax.jit(energy_profile)(APART, MANY_JUMPS.V, lines, one.reach)
+    gaps, resolved = jax.jit(lambda *a: common_tangents(*a, one.jumps))(APART, MANY_JUMPS.V, lines, profile)
+    jump = gaps.real.any(0)
+    assert jnp.mean(jump) > 0.5
+    assert jnp.mean(resolved[jump]) > 0.9 if steps else not resolved[jump].any()
 
 
 def test_lines_that_are_not_resolved_give_no_bias():

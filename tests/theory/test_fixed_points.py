@@ -169,6 +169,28 @@ def test_sobol_points_where_the_default_lines_are_not_resolved(model, monkeypatc
     assert "".join(kind for kind, *_ in asked) == "SS"  # the default of three tokens: the same is not tried again
 
 
+@pytest.mark.parametrize(
+    ("size", "growth", "status", "frees"),
+    [
+        (0.1, 0.95, Status.absent, [1.0, 0.0]),
+        (0.1, 1.05, Status.max_steps, [1.0, 0.0]),  # it grows there: it was not scatter
+        (1.0, 0.95, Status.max_steps, [1.0]),  # too large to be scatter: not tried
+    ],
+)
+def test_a_small_order_parameter_is_held_at_zero(model, nodes, monkeypatch, size, growth, status, frees):
+    asked = []
+
+    def anew(model, alpha, branch, nodes, free, settings):
+        asked.append(float(free[0]))
+        if free[0] == 0:
+            return made.states(model, growth_theta=[growth] * 4)
+        lost = made.states(model, status=[2] * 4)
+        return eqx.tree_at(lambda s: s.overlaps.theta, lost, size * lost.overlaps.theta)
+
+    monkeypatch.setattr(fixed_points, "solve_anew", anew)
+    assert ta.solve(model, 2.0, "semantic", nodes).status == status and asked == frees
+
+
 def test_starts_under_vmap(model, nodes, monkeypatch):
     """What a concrete state is tried for besides is left out of lanes."""
     solved = made.fixed_point()

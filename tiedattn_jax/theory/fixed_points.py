@@ -383,11 +383,11 @@ def _refined(
     for n in list(LADDER)[first:]:
         nodes = rule(model, n)
         point = solve(model, alpha, branch, nodes, start=start, settings=settings)
-        lost, error = point.status == Status.unresolved, _relative_error(point)
-        if _of_lines(nodes) and (lost or error > max(rtol, _POOR * LADDER[n])):
+        error = _relative_error(point)
+        if _of_lines(nodes) and error > max(rtol, _POOR * LADDER[n]):
             other = solve(model, alpha, branch, sobol_nodes(model, n), start=start, settings=settings)
             other_error = _relative_error(other)
-            if lost or other_error < error:
+            if other_error < error:
                 rule, point, error = sobol_nodes, other, other_error
         if not point.ok or error <= rtol:
             return point
