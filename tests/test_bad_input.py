@@ -50,6 +50,24 @@ def having(**numbers):
     return eqx.tree_at(lambda m: [getattr(m, k) for k in numbers], MODEL, [jnp.asarray(v) for v in numbers.values()])
 
 
+def penalised(lam=0.01, rank=1, **methods):
+    """The preset with a penalty of some methods; by default |w|, which is right."""
+    good = {
+        "value": lambda self, w: jnp.abs(w),
+        "prox": lambda self, v, c: jnp.sign(v) * jnp.maximum(jnp.abs(v) - c, 0),
+    }
+    kept = {k: v for k, v in (good | methods).items() if v is not None}
+    own = type("Own", (ta.Penalty,), kept)()
+    return eqx.tree_at(lambda m: m.lam, ta.dot_product(rank=rank, penalty=own), jnp.asarray(lam))
+
+
+def lawful(**means):
+    """The preset with a penalty and other means of its law."""
+    numbers = {k: None if v is None else jnp.asarray(v) for k, v in means.items()}
+    law = lambda self: dataclasses.replace(ta.DotProduct.law(self), **numbers)  # noqa: E731
+    return type("Lawful", (ta.DotProduct,), {"law": law})(**vars(ta.dot_product(penalty=ta.L1(0.01))))
+
+
 _ATOMS = "gamma", "tau", "pi", "cross"
 
 
@@ -57,6 +75,19 @@ def test_good_models_pass():
     for model in (MODEL, plain(), ta.dot_product(rank=2), ta.dot_product(teacher=[[1.0, 0.2], [0.2, 1.0]])):
         check(model)
     check(losing(lambda Z, Y: jnp.sum(Z)), even=False)
+    for model in (
+        penalised(),
+        penalised(0.0),
+        ta.dot_product(lam=0.0, penalty=ta.L1(0.01)),
+        lawful(tau_mean=[[0.0, 0.0]]),
+    ):
+        check(model)
+    check(
+        penalised(
+            value=lambda self, w: jnp.maximum(w, 0), prox=lambda self, v, c: jnp.where(v > c, v - c, jnp.minimum(v, 0))
+        ),
+        even=False,
+    )
     check(plain(weights=[0.5, 0.5], gamma=[[1.0, 1.0], [0.0, 2.0]], **{
         k: np.repeat(np.asarray(getattr(MODEL.law(), k)), 2, 0) for k in ("tau", "pi", "cross")
     }))  # fmt: skip
@@ -99,6 +130,43 @@ MODELS = {
     "integer sigma": (lambda: having(sigma=1), "sigma must be float64 like lam, got int64"),
     "integer matrix": (lambda: having(mixing=np.eye(2, dtype=int)), "mixing must be float64 like lam, got int64"),
     "float32 put in": (lambda: having(omega=jnp.float32(0.3)), "omega must be float64 like lam, got float32"),
+    "no prox": (lambda: penalised(prox=None), r"penalty must have a method `prox\(v, c\)`, got Own without it"),
+    "no value": (lambda: penalised(value=None), r"penalty must have a method `value\(w\)`, got Own without it"),
+    "scalar value": (
+        lambda: penalised(value=lambda self, w: jnp.sum(jnp.abs(w))),
+        "penalty must have a finite value for",
+    ),
+    "NaN prox": (lambda: penalised(prox=lambda self, v, c: NAN * v), "penalty must have a finite prox for every entry"),
+    "not convex": (
+        lambda: penalised(value=lambda self, w: jnp.sqrt(jnp.abs(w))),
+        "penalty must be convex, got Own, whose",
+    ),
+    "wrong prox": (
+        lambda: penalised(prox=lambda self, v, c: v),
+        r"penalty must have prox\(v, c\) = argmin_w \(w - v\)\^2 / 2 \+ c value\(w\), got Own",
+    ),
+    "odd penalty": (
+        lambda: penalised(value=lambda self, w: jnp.maximum(w, 0)),
+        "penalty must be even for a branch by name",
+    ),
+    "penalty of rank 2": (
+        lambda: penalised(rank=2),
+        "penalty must be None for a student of rank r > 1, got Own and rank 2",
+    ),
+    "nothing holds": (
+        lambda: penalised(0.0, value=lambda self, w: 0 * w, prox=lambda self, v, c: v),
+        "lam must be positive where the penalty does not grow, got lam=0.0",
+    ),
+    "no means": (lambda: lawful(tau_mean=None), r"law\(\).tau_mean must be given for a penalty, got None: zeros for"),
+    "no mean of pi": (lambda: lawful(pi_mean=None), r"law\(\).pi_mean must be given for a penalty"),
+    "means (2,)": (
+        lambda: lawful(tau_mean=[1.0, -1.0]),
+        r"law\(\).tau_mean must be of shape \(1, 2\), got shape \(2,\)",
+    ),
+    "means too large": (
+        lambda: lawful(tau_mean=[[2.0, -2.0]]),
+        r"law\(\) must have second moments that are no smaller",
+    ),
     "no model": (lambda: 3.0, "model must be a tiedattn_jax.Model, such as dot_product"),
 }
 
@@ -182,6 +250,11 @@ CALLS = {
     "sigma text": (lambda: ta.dot_product(sigma="a"), "sigma must be a real number"),
     "sigma huge": (lambda: ta.dot_product(sigma=1e200), "sigma must be"),
     "lam": (lambda: ta.dot_product(lam=[0.1, 0.2]), "lam must be one number"),
+    "penalty": (
+        lambda: ta.dot_product(penalty="l1"),
+        r"penalty must be a tiedattn_jax.Penalty, such as L1\(0.01\), or None",
+    ),
+    "strength < 0": (lambda: ta.L1(-1.0), "strength must be zero or positive, and finite, got strength=-1.0"),
     "mixing empty": (lambda: ta.dot_product(mixing=np.zeros((0, 0))), "mixing must be a square L x L matrix"),
     "mixing text": (lambda: ta.dot_product(mixing="ab"), "mixing must be"),
     "encodings empty": (lambda: ta.dot_product(encodings=np.zeros((2, 0))), "encodings must be"),

@@ -4,6 +4,7 @@ A model is a loss of the local fields and a law of the data; fixed points of sta
 passing and training follow from it. The public functions, by task:
 
     a model         dot_product, or a subclass of Model with shape, loss and law (SpectralLaw)
+                    L1, or a subclass of Penalty with value and prox, besides the ridge
     one state       solve, find_states                 its numbers: FixedPoint, Overlaps, Conjugates, Diagnostics
     transitions     critical_alpha, linear_crossing, branch_ends, locate, EVENTS
     many settings   sweep, trace_branch, folds_of, trace_boundary, meetings, phase_diagram, PhaseDiagram.load
@@ -52,6 +53,8 @@ from .model import SpectralLaw as SpectralLaw
 from .model import check as check
 from .overlaps import Conjugates as Conjugates
 from .overlaps import Overlaps as Overlaps
+from .penalties import L1 as L1
+from .penalties import Penalty as Penalty
 from .phases.arclength import BranchPath as BranchPath
 from .phases.arclength import folds_of as folds_of
 from .phases.arclength import trace_branch as trace_branch

@@ -9,8 +9,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from .errors import InputError, as_array, as_number, is_concrete, require, require_count
+from .errors import InputError, as_array, as_number, is_concrete, require, require_count, require_kind
 from .model import Model, SpectralLaw
+from .penalties import Penalty
 
 
 class DotProduct(Model):
@@ -23,6 +24,7 @@ class DotProduct(Model):
         omega: positional share of the target, in [0, 1].
         sigma: standard deviation of the tokens.
         lam: ridge strength.
+        penalty: of the weights besides the ridge, or None.
         mixing: the positional part A of the target, (L, L), rows summing to one.
         encodings: coefficients of p_l on orthonormal directions, (L, e).
         teacher: ``Q*^T Q* / d``, (t, t).
@@ -49,7 +51,8 @@ class DotProduct(Model):
         require(np.isfinite(self.omega) & (0 <= self.omega) & (self.omega <= 1), "omega", self.omega, "in [0, 1]")
         least, most = (float(getattr(np.finfo(self.sigma.dtype), k)) ** 0.5 for k in ("tiny", "max"))
         require((self.sigma > least) & (self.sigma < most), "sigma", self.sigma, "positive, with a finite square")
-        require(np.isfinite(self.lam) & (self.lam > 0), "lam", self.lam, "positive and finite")
+        held = self.lam >= 0 if self.penalty is not None else self.lam > 0
+        require(np.isfinite(self.lam) & held, "lam", self.lam, "positive and finite")
         A = np.asarray(self.mixing, float)
         stochastic = np.isfinite(A) & (A >= 0) & (np.abs(A.sum(1, keepdims=True) - 1) < 1e-5)
         require(stochastic, "mixing", A, "row-stochastic (entries >= 0, every row summing to 1)")
@@ -89,6 +92,9 @@ class DotProduct(Model):
             tau=(self.encodings @ self.encodings.T)[None],
             pi=self.teacher[None],
             cross=jnp.zeros((1, L, t), self.sigma.dtype),
+            # The first direction of the encodings is 1_d / sqrt(d), the others and the teacher are Gaussian.
+            tau_mean=None if self.penalty is None else self.encodings[None, :, 0],
+            pi_mean=None if self.penalty is None else jnp.zeros((1, t), self.sigma.dtype),
         )
 
 
@@ -101,6 +107,7 @@ def dot_product(
     encodings: Any = None,
     teacher: Any = 1.0,
     rank: int = 1,
+    penalty: Penalty | None = None,
     dtype: Any = None,
 ) -> DotProduct:
     """The dot-product attention of Section 5 of the paper; by default its standard setting.
@@ -108,7 +115,7 @@ def dot_product(
     Args:
         omega: positional share of the target, in [0, 1].
         sigma: standard deviation of the tokens, positive.
-        lam: ridge strength, positive.
+        lam: ridge strength, positive; it may be zero beside a penalty.
         mixing: positional part A of the target, L x L, entries in [0, 1], rows summing to one.
         encodings: (L, e) coefficients of the positional encodings p_l on e orthonormal directions, of norm O(1) like
             p_l itself: vectors (L, d) of entries O(1) must be divided by sqrt(d). By default (1, -1) for two tokens,
@@ -116,6 +123,7 @@ def dot_product(
         teacher: Q*^T Q* / d: a number, or a (t, t) positive definite matrix. One in the paper; the realised value when
             the theory is compared with one finite instance.
         rank: columns of the student.
+        penalty: of the weights besides the ridge, for instance ``L1(0.02)``; with the ridge that is the elastic net.
         dtype: of all numbers; by default what jax gives to Python floats (float32 unless x64 is enabled).
 
     Raises:
@@ -128,6 +136,9 @@ def dot_product(
     mixing = as_array(mixing, "mixing", dtype)
     if mixing.ndim != 2 or mixing.shape[0] != mixing.shape[1] or mixing.shape[0] < 2:
         raise InputError("mixing", f"must be a square L x L matrix with L >= 2, got shape {mixing.shape}")
+    if penalty is not None:
+        require_kind(penalty, "penalty", Penalty, "a tiedattn_jax.Penalty, such as L1(0.01), or None")
+        penalty = jax.tree.map(lambda a: a.astype(dtype), penalty)
     if encodings is None:
         if mixing.shape[0] != 2:
             raise InputError("encodings", f"must be given for L = {mixing.shape[0]} tokens: an (L, e) matrix")
@@ -140,4 +151,5 @@ def dot_product(
         encodings=as_array(encodings, "encodings", dtype),
         teacher=jnp.atleast_2d(as_array(teacher, "teacher", dtype)),
         rank=rank,
+        penalty=penalty,
     )

@@ -11,6 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from .errors import InputError, require, require_count
+from .penalties import Penalty, check_penalty
 from .printing import Description, Printed, entries
 
 
@@ -18,7 +19,10 @@ class SpectralLaw(Printed):
     """Joint law of (gamma_l, tau_l, pi) over the common eigenvectors of the covariances (Assumption 4.1), by its atoms.
 
     ``gamma_l`` are the eigenvalues of Sigma_l, ``tau_l = sqrt(d) e_i . p_l`` the projections of the encodings and
-    ``pi = e_i . Q*`` those of the teacher. A ridge prior asks only for the second moments at each atom of gamma.
+    ``pi = e_i . Q*`` those of the teacher. A ridge asks only for their second moments at each atom. A penalty asks for
+    their law: Gaussian at each atom, with these second moments and with the means `tau_mean` and `pi_mean`. Zero means
+    are a Gaussian teacher; a projection that is one number has that mean, and its square as second moment. Several
+    atoms may have the same gamma: of a sparse teacher, one for the entries that are zero; of samples, one for each.
 
     All of them are of order one: encodings have norm O(1), entries O(1 / sqrt(d)), and the teacher has entries O(1).
     The law does not know d, and cannot tell moments of encodings that were not divided by sqrt(d) from strong encodings.
@@ -29,6 +33,8 @@ class SpectralLaw(Printed):
         tau: (K, L, L) second moments E[tau_k tau_l]; their mean over the spectrum is p_k . p_l.
         pi: (K, t, t) second moments E[pi pi^T]; their mean over the spectrum is Q*^T Q* / d.
         cross: (K, L, t) moments E[tau_l pi]; zero for a teacher orthogonal to the encodings.
+        tau_mean: (K, L) means E[tau_l], or None where they are not said.
+        pi_mean: (K, t) means E[pi], likewise.
     """
 
     weights: jax.Array
@@ -36,9 +42,23 @@ class SpectralLaw(Printed):
     tau: jax.Array
     pi: jax.Array
     cross: jax.Array
+    tau_mean: jax.Array | None = None
+    pi_mean: jax.Array | None = None
+
+    @property
+    def means(self) -> tuple[jax.Array, jax.Array]:
+        """(`tau_mean`, `pi_mean`), which a penalty asks for.
+
+        Raises:
+            InputError: the law does not say them.
+        """
+        if self.tau_mean is None or self.pi_mean is None:
+            missing = "tau_mean" if self.tau_mean is None else "pi_mean"
+            raise InputError(f"law().{missing}", "must be given for a penalty, got None: zeros for a law of mean zero")
+        return self.tau_mean, self.pi_mean
 
     def describe(self) -> Description:
-        return Description("", numbers=[(name, entries(a)) for name, a in vars(self).items()])
+        return Description("", numbers=[(name, entries(a)) for name, a in vars(self).items() if a is not None])
 
 
 class Model(Printed):
@@ -48,16 +68,19 @@ class Model(Printed):
 
     Attributes:
         lam: ridge strength lambda of the empirical risk; given by keyword.
+        penalty: of the weights besides the ridge, ``lam / 2 ||Q||_F^2 + sum_i p(Q_i)``, or None; given by keyword.
     """
 
     lam: jax.Array = eqx.field(kw_only=True)
+    penalty: Penalty | None = eqx.field(kw_only=True, default=None)
 
     @property
     def readable(self) -> bool:
         return super().readable and np.ndim(self.lam) == 0
 
     def describe(self) -> Description:
-        shown = {name: entries(a) if eqx.is_array(a) else repr(a) for name, a in vars(self).items()}
+        given = {name: a for name, a in vars(self).items() if a is not None}
+        shown = {name: entries(a) if eqx.is_array(a) else repr(a) for name, a in given.items()}
         return Description("", numbers=list(shown.items()))
 
     @property
@@ -97,6 +120,10 @@ class Model(Printed):
     def rotation_invariant(self) -> bool:
         """Whether loss(Z O, Y) = loss(Z, Y) for rotations O of the student's columns: a gauge that solvers must fix."""
         return False
+
+    def penalty_of(self, Q: jax.Array) -> jax.Array | float:
+        """The penalty of weights besides the ridge, ``sum_i p(Q_i)``; zero without one."""
+        return 0.0 if self.penalty is None else jnp.sum(self.penalty.value(Q))
 
     # What a layer may offer besides, by writing the method; `provides` says whether it does.
 
@@ -138,7 +165,8 @@ def check(model: Model, *, even: bool = True) -> None:
     Raises:
         InputError: a field that is no array of the dtype of `lam`, or that the model itself refuses; a shape that is
             not three counts; a law of other shapes, with weights that do not sum to one, or that no matrices have; a
-            loss that is not a finite real number or not even; a target or student that is not an (L, L) matrix.
+            loss that is not a finite real number or not even; a target or student that is not an (L, L) matrix; a
+            penalty that is not convex, without its proximal operator, or without the means of the law.
     """
     if not isinstance(model, Model):
         raise InputError("model", f"must be a tiedattn_jax.Model, such as dot_product(), got {model!r}")
@@ -146,6 +174,8 @@ def check(model: Model, *, even: bool = True) -> None:
         _check_fields(model)
         for base in type(model).__mro__:
             base.__dict__.get("__check_init__", lambda model: None)(model)
+        if model.penalty is not None:
+            check_penalty(model.penalty, model.lam, model.shape[1], even)
         _check_law(model)
         _check_functions(model, even)
 
@@ -164,7 +194,9 @@ def _check_fields(model: Model) -> None:
             if leaf.dtype != dtype:
                 text = f"must be {dtype} like lam, got {leaf.dtype}: what is no number is eqx.field(static=True)"
                 raise InputError(name, text)
-    require(np.shape(model.lam) == () and 0 < model.lam < np.inf, "lam", model.lam, "one positive number")
+    scalar = np.shape(model.lam) == () and 0 <= model.lam < np.inf
+    held = model.penalty is not None or np.all(model.lam > 0)
+    require(scalar and held, "lam", model.lam, "one positive number")
     if len(model.shape) != 3:
         raise InputError("shape", f"must be (L, r, t), got {model.shape}")
     for count in model.shape:
@@ -175,7 +207,10 @@ def _check_law(model: Model) -> None:
     (L, _, t), law = model.shape, model.law()
     K = np.shape(law.weights)[:1] or (1,)
     shapes = {"weights": K, "gamma": (*K, L), "tau": (*K, L, L), "pi": (*K, t, t), "cross": (*K, L, t)}
-    for name, shape in shapes.items():
+    asked = model.penalty is not None or law.tau_mean is not None or law.pi_mean is not None
+    means = law.means if asked else ()
+    of_means = {"tau_mean": (*K, L), "pi_mean": (*K, t)} if asked else {}
+    for name, shape in (shapes | of_means).items():
         value = np.asarray(getattr(law, name))
         if value.shape != shape:
             raise InputError(f"law().{name}", f"must be of shape {shape}, got shape {value.shape}")
@@ -192,6 +227,10 @@ def _check_law(model: Model) -> None:
     symmetric = np.allclose(moments, moments.swapaxes(1, 2), rtol=rounding, atol=rounding * size)
     if not symmetric or np.any(least < -rounding * size):
         raise InputError("law()", "must have [[tau, cross], [cross^T, pi]] symmetric and positive semidefinite")
+    if means:
+        mean = np.concatenate([np.asarray(a, float) for a in means], 1)
+        if np.any(np.linalg.eigvalsh(moments - mean[:, :, None] * mean[:, None])[:, 0] < -rounding * size):
+            raise InputError("law()", "must have second moments that are no smaller than those of its means alone")
     rho = np.asarray(model.rho, float)
     require(np.linalg.eigvalsh(rho)[:, 0] > 0, "rho", rho, "positive definite for every token: see law().pi and gamma")
 

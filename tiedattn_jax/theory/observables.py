@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import equinox as eqx
@@ -18,8 +19,9 @@ from ..errors import InputError, require
 from ..linalg import apply, cholesky, inverse
 from ..model import Model
 from ..overlaps import Conjugates, Overlaps, impose, residual_covariance
+from ..penalties import Penalty, minimiser_and_slope
 from ..results import Average, error_bar
-from .potentials import channel_gradient, conjugates, points_in, prior
+from .potentials import channel_gradient, conjugates, points_in, prior, weight_fields
 
 
 def _target(model: Model, Y: jax.Array) -> jax.Array:
@@ -44,7 +46,8 @@ class Diagnostics(eqx.Module):
             the status is `unresolved`.
         growth_m: largest eigenvalue of the map in the direction of m at m = 0; one is where m starts to grow.
         growth_theta: likewise for theta at theta = 0. Both are exact in the presence of jumps.
-        train_loss_direct: alpha E[loss(prox)] + lambda/2 tr(Q^T Q)/d, equal to the training loss at a fixed point.
+        train_loss_direct: alpha E[loss(prox)] + lambda/2 tr(Q^T Q)/d, and the mean penalty of a weight, equal to the
+            training loss at a fixed point.
     """
 
     replicon: jax.Array
@@ -179,14 +182,19 @@ def growths(
         sums: averaged `growth_moments`.
     """
     L, r, t = model.shape
-    n, law, resolvents = L * r, model.law(), _resolvents(model, hats)
+    n, law = L * r, model.law()
     # E_nu over the spectrum of what the prior does to a small thetahat or mhat.
-    to_theta = jnp.einsum("n,nk,nl,nab,nst->kaslbt", law.weights, law.gamma, law.gamma, resolvents, law.pi)
-    to_m = jnp.einsum("n,nkl,nab->kalb", law.weights, law.tau, resolvents).reshape(n, n)
+    if model.penalty is None:
+        resolvents = _resolvents(model, hats)
+        to_theta = jnp.einsum("n,nk,nl,nab,nst->kaslbt", law.weights, law.gamma, law.gamma, resolvents, law.pi)
+        to_m = jnp.einsum("n,nkl,nab->kalb", law.weights, law.tau, resolvents)
+    else:
+        to_theta = jax.hessian(lambda theta: prior(model, replace(hats, theta=theta)))(0 * hats.theta)
+        to_m = jax.hessian(lambda m: prior(model, replace(hats, m=m)))(0 * hats.m)
     curvature = alpha * sums["gy_score"] + _block(hats.V, inverse(model.rho))
     return (
         _largest(to_theta.reshape(n * t, n * t), curvature),
-        _largest(to_m, alpha * sums["g_score"]),
+        _largest(to_m.reshape(n, n), alpha * sums["g_score"]),
     )
 
 
@@ -199,16 +207,28 @@ def growths_in(
 
 
 def _resolvents(model: Model, hats: Conjugates) -> jax.Array:
-    """Lam^{-1} at every atom of the spectrum, (K, r, r)."""
+    """Lam^{-1} at every atom of the spectrum, (K, r, r): what the ridge's weights respond with to their field."""
     law, eye = model.law(), jnp.eye(hats.m.shape[-1], dtype=model.lam.dtype)
     return inverse(model.lam * eye + jnp.einsum("kl,lab->kab", law.gamma, hats.V))
+
+
+def _penalised(model: Model, penalty: Penalty, hats: Conjugates) -> tuple[jax.Array, jax.Array]:
+    """Of weights with a penalty: root mean square of their response at every atom, (K, 1, 1); their mean penalty."""
+    Lam, b, share = weight_fields(model, penalty, hats)
+    w, slope = minimiser_and_slope(penalty, Lam, b)
+    mean_penalty = model.law().weights @ jnp.sum(share * penalty.value(w), 1)
+    return jnp.sqrt(jnp.sum(share * slope**2, 1))[:, None, None], mean_penalty
 
 
 def diagnose(model: Model, alpha: jax.Array, x: Overlaps, hats: Conjugates, sums: dict[str, jax.Array]) -> Diagnostics:
     """All `Diagnostics` of a state from its averaged `moments`."""
     L, r, _ = model.shape
-    n, law, resolvents = L * r, model.law(), _resolvents(model, hats)
-    to_delta = jnp.einsum("n,nk,nl,nab,ncd->kadlbc", law.weights, law.gamma, law.gamma, resolvents, resolvents)
+    n, law = L * r, model.law()
+    if model.penalty is None:
+        responses, mean_penalty = _resolvents(model, hats), jnp.zeros((), x.q.dtype)
+    else:
+        responses, mean_penalty = _penalised(model, model.penalty, hats)
+    to_delta = jnp.einsum("n,nk,nl,nab,ncd->kadlbc", law.weights, law.gamma, law.gamma, responses, responses)
     replicon = to_delta.reshape(n * r, n * r) @ (alpha * sums["replicon"]).reshape(n * r, n * r)
     size = -2.0 * prior_slope(model, hats)
     stein = jnp.sum(jnp.trace(hats.V, axis1=1, axis2=2))
@@ -221,7 +241,7 @@ def diagnose(model: Model, alpha: jax.Array, x: Overlaps, hats: Conjugates, sums
         unresolved=sums["unresolved"],
         growth_m=growth_m,
         growth_theta=growth_theta,
-        train_loss_direct=alpha * sums["loss"] + 0.5 * model.lam * size,
+        train_loss_direct=alpha * sums["loss"] + 0.5 * model.lam * size + mean_penalty,
     )
 
 

@@ -8,6 +8,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import lax
 
 from ..averages.fields import fields
@@ -16,6 +17,7 @@ from ..averages.rule import Points, Replicate, average
 from ..linalg import solve
 from ..model import Model
 from ..overlaps import Conjugates, Overlaps, symmetric
+from ..penalties import Penalty, minimiser
 
 
 def stationary(fn: Callable[[Any, Any], jax.Array]) -> Callable[[Any, Any], jax.Array]:
@@ -89,19 +91,70 @@ def prior(model: Model, hats: Conjugates) -> jax.Array:
     """Prior potential psi of the ridge, ``1/2 E tr[Lam^{-1} (sum_k gamma_k qhat_k + b b^T)]``.
 
     ``Lam = lambda I + sum_k gamma_k Vhat_k`` and ``b = sum_k tau_k mhat_k + sum_k gamma_k thetahat_k pi``, averaged over
-    the joint spectral law.
+    the joint spectral law. With a penalty p besides, and one column, ``psi = E max_w { b~ w - Lam w^2 / 2 - p(w) }`` with
+    ``b~ = b + (sum_k gamma_k qhat_k)^{1/2} zeta``, zeta a standard normal.
     """
+    if model.penalty is None:
+        Lam, square = _quadratic(model, hats)
+        each = 0.5 * jnp.trace(solve(Lam, square), axis1=1, axis2=2)
+    else:
+        Lam, b, share = weight_fields(model, model.penalty, hats)
+        each = jnp.sum(share * _gain(minimiser(model.penalty, Lam, b), (model.penalty, Lam, b)), 1)
+    return model.law().weights @ each
+
+
+def _quadratic(model: Model, hats: Conjugates) -> tuple[jax.Array, jax.Array]:
+    """Lam and ``E[b~ b~^T]`` at every atom of the spectrum, (K, r, r)."""
     law = model.law()
     eye = jnp.eye(hats.m.shape[-1], dtype=hats.m.dtype)
 
-    def atom(gamma: jax.Array, tau: jax.Array, pi: jax.Array, cross: jax.Array) -> jax.Array:
+    def atom(gamma: jax.Array, tau: jax.Array, pi: jax.Array, cross: jax.Array) -> tuple[jax.Array, jax.Array]:
         Lam = model.lam * eye + jnp.einsum("k,kab->ab", gamma, hats.V)
         theta = jnp.einsum("k,kat->at", gamma, hats.theta)
         mixed = jnp.einsum("ka,kt,bt->ab", hats.m, cross, theta)
         bb = jnp.einsum("ka,kl,lb->ab", hats.m, tau, hats.m) + theta @ pi @ theta.T + mixed + mixed.T
-        return 0.5 * jnp.trace(solve(Lam, jnp.einsum("k,kab->ab", gamma, hats.q) + bb))
+        return Lam, jnp.einsum("k,kab->ab", gamma, hats.q) + bb
 
-    return law.weights @ jax.vmap(atom)(law.gamma, law.tau, law.pi, law.cross)
+    return jax.vmap(atom)(law.gamma, law.tau, law.pi, law.cross)
+
+
+_RANGE, _ORDER = 9.0, 48  # of the averages over zeta: standard deviations, nodes on a piece
+
+
+def weight_fields(model: Model, penalty: Penalty, hats: Conjugates) -> tuple[jax.Array, jax.Array, jax.Array]:
+    """Nodes of the averages over the Gaussian field b~ of one weight at every atom, with a penalty and rank one.
+
+    The line of b~ is broken where the minimiser comes to a kink of the penalty or leaves it,
+    ``b~ = Lam w + p'(w -+ 0)``, with Gauss-Legendre nodes on every piece.
+
+    Returns:
+        Lam (K, 1); b~ (K, N); shares of the nodes (K, N), which sum to one at every atom.
+    """
+    law, dtype = model.law(), hats.m.dtype
+    tau_mean, pi_mean = law.means
+    Lam, square = (a[:, 0] for a in _quadratic(model, hats))
+    theta = jnp.einsum("nk,kt->nt", law.gamma, hats.theta[:, 0])
+    mean = tau_mean @ hats.m + jnp.sum(pi_mean * theta, 1, keepdims=True)
+    spread = jnp.sqrt(square - mean**2)
+    edges = [jnp.full_like(mean, -_RANGE), jnp.full_like(mean, _RANGE)]
+    for kink in (jnp.asarray(w, dtype) for w in penalty.kinks):
+        aside = jnp.finfo(dtype).eps * jnp.maximum(jnp.abs(kink), 1e-9)
+        slopes = (jax.grad(penalty.value)(kink + side) for side in (-aside, aside))
+        edges += [jnp.clip((Lam * kink + slope - mean) / spread, -_RANGE, _RANGE) for slope in slopes]
+    ends = jnp.sort(jnp.concatenate(edges, 1), 1)
+    nodes, shares = (jnp.asarray(a, dtype) for a in np.polynomial.legendre.leggauss(_ORDER))
+    middle, half = 0.5 * (ends[:, 1:] + ends[:, :-1]), 0.5 * (ends[:, 1:] - ends[:, :-1])
+    zeta = (middle[..., None] + half[..., None] * nodes).reshape(len(mean), -1)
+    share = (half[..., None] * shares).reshape(len(mean), -1) * jnp.exp(-0.5 * zeta**2) / np.sqrt(2 * np.pi)
+    return Lam, mean + spread * zeta, share
+
+
+def _gain_at(w: jax.Array, args: tuple[Penalty, jax.Array, jax.Array]) -> jax.Array:
+    penalty, Lam, b = args
+    return b * w - 0.5 * Lam * w**2 - penalty.value(w)
+
+
+_gain = stationary(_gain_at)
 
 
 def conjugates(alpha: jax.Array, gradient: Overlaps) -> Conjugates:

@@ -1,0 +1,33 @@
+"""Models with a penalty that several tests share."""
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+
+import tiedattn_jax as ta
+
+
+class Quadratic(ta.Penalty):
+    """A ridge of the caller's own, ``k w^2 / 2``: whatever it does, a larger lambda does too."""
+
+    k: jax.Array
+
+    def value(self, w):
+        return 0.5 * self.k * w**2
+
+    def prox(self, v, c):
+        return v / (1 + c * self.k)
+
+
+class SparseTeacher(ta.DotProduct):
+    """A fifth of the teacher's entries are N(0, 5), the others are zero."""
+
+    def law(self):
+        two = jax.tree.map(lambda a: jnp.repeat(a, 2, 0), super().law())
+        pi = jnp.stack([0 * self.teacher, 5 * self.teacher])
+        return dataclasses.replace(two, weights=jnp.array([0.8, 0.2]), pi=pi)
+
+
+def sparse(model):
+    return SparseTeacher(**vars(model))

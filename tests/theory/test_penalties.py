@@ -1,0 +1,146 @@
+"""Penalties of the weights besides the ridge, in the theory."""
+
+import dataclasses
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax.scipy.stats import norm
+from penalties import Quadratic, sparse
+
+import tiedattn_jax as ta
+from tiedattn_jax.overlaps import BRANCHES
+from tiedattn_jax.theory.fixed_points import solve_from
+from tiedattn_jax.theory.observables import diagnose
+from tiedattn_jax.theory.potentials import overlaps, prior
+
+pytestmark = pytest.mark.usefixtures("quick_programs")
+HATS = ta.Conjugates(
+    jnp.full((2, 1, 1), 1.3e-4), jnp.full((2, 1, 1), 0.024), jnp.full((2, 1, 1), 0.011), jnp.array([[3e-3], [-2e-3]])
+)
+
+
+def exact_prior(model, hats):
+    """Of the elastic net for the dot product: a soft threshold of a Gaussian field of mean tau . mhat."""
+    gamma, t = model.sigma**2, model.penalty.strength
+    Lam, mean = model.lam + gamma * hats.V.sum(), model.encodings[:, 0] @ hats.m[:, 0]
+    variance = gamma * hats.q.sum() + model.teacher[0, 0] * (gamma * hats.theta.sum()) ** 2
+    s = jnp.sqrt(variance)
+
+    def side(mean):
+        x = (mean - t) / s
+        return (variance + (mean - t) ** 2) * norm.cdf(x) + (mean - t) * s * norm.pdf(x)
+
+    return (side(mean) + side(-mean)) / (2 * Lam)
+
+
+@jax.jit
+def slopes(model, hats):
+    """Values, gradients in model and hats, and their derivatives along the hats, of both forms."""
+    out = []
+    for form in (prior, exact_prior):
+        gradient = jax.value_and_grad(form, (0, 1))
+        out.append(jax.jvp(lambda h, g=gradient: g(model, h), (hats,), (hats,)))
+    return out
+
+
+def made_sums():
+    """Averages over the channel for `diagnose`, of no particular state."""
+    rng = np.random.default_rng(0)
+    g, gy = (rng.standard_normal((2, 2)) for _ in range(2))
+    replicon = jnp.eye(2).reshape(2, 1, 1, 2, 1, 1)
+    rest = dict.fromkeys(("response", "loss", "second", "unresolved"), jnp.asarray(0.1))
+    return {"g_score": jnp.asarray(g @ g.T), "gy_score": jnp.asarray(gy @ gy.T), "replicon": replicon, **rest}
+
+
+diagnosed = jax.jit(lambda model, hats: diagnose(model, jnp.asarray(2.0), overlaps(model, hats), hats, made_sums()))
+
+
+@pytest.mark.parametrize("strength", [1e-3, 8e-3, 0.02])
+def test_closed_form_of_the_elastic_net(strength):
+    """With gradients and second derivatives, which Newton's method asks for; a fifth to nearly all weights are zero."""
+    model = ta.dot_product(penalty=ta.L1(strength))
+    ours, exact = slopes(model, HATS)
+    for a, b in zip(jax.tree.leaves(ours), jax.tree.leaves(exact), strict=True):
+        np.testing.assert_allclose(a, b, rtol=1e-10, atol=1e-18)
+    # The response of a weight is 1 / Lam or zero, so that the mean of its square is V / (gamma Lam).
+    found, V = diagnosed(model, HATS), overlaps(model, HATS).V[0, 0, 0]
+    np.testing.assert_allclose(found.replicon, 2.0 * 2 * 0.25 * V / (0.01 + 0.25 * 0.048), rtol=1e-10)
+    cost = -0.01 * exact[0][1][0].lam - strength * exact[0][1][0].penalty.strength
+    np.testing.assert_allclose(found.train_loss_direct, 2.0 * 0.1 + cost, rtol=1e-12)
+
+
+def test_ridge_as_a_penalty():
+    """A quadratic penalty is a larger ridge, in everything that a state predicts; so is an l1 of strength zero."""
+    ridge, none = ta.dot_product(lam=0.014), ta.dot_product(lam=0.014, penalty=ta.L1(0.0))
+    own = ta.dot_product(lam=0.01, penalty=Quadratic(jnp.asarray(0.004)))
+    ta.check(own)
+    want, *others = ((prior(m, HATS), overlaps(m, HATS), diagnosed(m, HATS)) for m in (ridge, own, none))
+    for got in others:
+        for a, b in zip(jax.tree.leaves(got), jax.tree.leaves(want), strict=True):
+            np.testing.assert_allclose(a, b, rtol=1e-10)
+
+
+def test_a_law_of_samples_is_the_law_that_they_are_drawn_from():
+    """Teacher entries as atoms, the nodes of a Gauss-Hermite rule, against a Gaussian teacher; sparse ones likewise."""
+
+    class Sampled(ta.DotProduct):
+        def law(self):
+            one = super().law()
+            nodes, weights = np.polynomial.hermite_e.hermegauss(40)
+            pi = jnp.concatenate([jnp.zeros(1), 5**0.5 * nodes])[:, None]
+            law = jax.tree.map(lambda a: jnp.repeat(a, len(pi), 0), one)
+            weights = jnp.concatenate([jnp.array([0.8]), 0.2 * weights / weights.sum()])
+            cross = law.tau_mean[:, :, None] * pi[:, None]
+            return dataclasses.replace(law, weights=weights, pi=(pi**2)[..., None], cross=cross, pi_mean=pi)
+
+    model = ta.dot_product(penalty=ta.L1(8e-3))
+    sampled = Sampled(**vars(model))
+    ta.check(sampled)
+    found, want, other = (overlaps(m, HATS) for m in (sampled, sparse(model), model))
+    for a, b, c in zip(*map(jax.tree.leaves, (found, want, other)), strict=True):
+        np.testing.assert_allclose(a, b, rtol=1e-7)
+        assert np.all(np.abs(c / b - 1) > 0.01)  # a Gaussian teacher is another law
+
+
+def numbers(model, nodes, start):
+    """Numbers of the semantic state at alpha = 3, and what else it says."""
+    free = BRANCHES["semantic"].free(model)
+    fp = solve_from(model, 3.0, None, nodes, start, ta.Settings(tol=1e-10, max_steps=8), free=free)
+    x = fp.overlaps
+    return jnp.stack([x.q[0, 0, 0], x.V[0, 0, 0], x.theta[0, 0, 0], fp.train_loss, fp.gen_error]), fp
+
+
+def solved(nodes, program):
+    """A model, a start that is its state on `nodes`, and a change of each of its two strengths."""
+    net = ta.dot_product(lam=0.005, penalty=ta.L1(0.005))
+    first = program(net, nodes, BRANCHES["semantic"].start(net))[0]
+    start = ta.Overlaps(*(jnp.full((2, 1, 1), v) for v in first[:3]), jnp.zeros((2, 1)))
+    still = jax.tree.map(jnp.zeros_like, net)
+    places = (lambda m: m.lam), (lambda m: m.penalty.strength)
+    return net, start, [(place, eqx.tree_at(place, still, jnp.ones(()))) for place in places]
+
+
+def test_training_loss_of_a_solved_state():
+    """Two ways; and its derivatives in both strengths, partial ones, against central differences."""
+    nodes, program = ta.sobol_nodes(ta.dot_product(), 2**12, replicates=1), jax.jit(numbers)
+    net, start, changes = solved(nodes, program)
+    value, fp = program(net, nodes, start)
+    np.testing.assert_allclose(fp.diagnostics.train_loss_direct, value[3], rtol=1e-7)
+    for place, _ in changes:
+        up, down = (program(eqx.tree_at(place, net, place(net) + s), nodes, start)[0] for s in (1e-5, -1e-5))
+        np.testing.assert_allclose(place(fp.mean.train_loss_partials[0]), (up[3] - down[3]) / 2e-5, rtol=1e-6)
+
+
+@pytest.mark.slow
+def test_derivatives_of_a_fixed_point():
+    """In both strengths, against central differences."""
+    nodes = ta.line_nodes(ta.dot_product(), 15, replicates=1)
+    program = jax.jit(lambda *a: (numbers(*a)[0],))
+    net, start, changes = solved(nodes, program)
+    slopes = jax.jit(lambda net, along: jax.jvp(lambda m: numbers(m, nodes, start)[0], (net,), (along,))[1])
+    for place, along in changes:
+        up, down = (program(eqx.tree_at(place, net, place(net) + s), nodes, start)[0] for s in (1e-5, -1e-5))
+        np.testing.assert_allclose(slopes(net, along), (up - down) / 2e-5, rtol=1e-3)

@@ -1,0 +1,118 @@
+"""Penalties of the weights besides the ridge: separable and convex, by their value and their proximal operator."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from .errors import InputError, as_number, is_concrete, require, require_kind, require_not_negative
+from .printing import Description, Printed, entries
+
+
+class Penalty(Printed):
+    """A convex penalty ``sum_i p(Q_i)`` of the weights besides the ridge. Subclass it, and write `value` and `prox`.
+
+    Numbers that theory should be differentiable in are array fields of the subclass. Students have rank one.
+    """
+
+    def value(self, w: jax.Array) -> jax.Array:
+        """p of every entry of `w`, of its shape; convex, and even for branches by name."""
+        raise NotImplementedError
+
+    def prox(self, v: jax.Array, c: jax.Array) -> jax.Array:
+        """``argmin_w (w - v)^2 / 2 + c p(w)`` for every entry of `v` and `c` > 0, of the shape of `v`; differentiable."""
+        raise NotImplementedError
+
+    @property
+    def kinks(self) -> tuple[Any, ...]:
+        """The weights at which p or its derivatives jump: averages are broken where the minimiser comes to them."""
+        return ()
+
+    def describe(self) -> Description:
+        return Description("", numbers=[(name, entries(a)) for name, a in vars(self).items() if eqx.is_array(a)])
+
+
+class L1(Penalty):
+    """``p(w) = strength |w|``; with the ridge of the model it is the elastic net.
+
+    Attributes:
+        strength: zero or positive.
+
+    Raises:
+        InputError: a strength that is not one number, or negative.
+    """
+
+    strength: jax.Array
+
+    def __init__(self, strength: Any):
+        require_not_negative(strength, "strength")
+        self.strength = as_number(strength, "strength", jnp.result_type(float))
+
+    @property
+    def kinks(self) -> tuple[Any, ...]:
+        return (0.0,)
+
+    def value(self, w: jax.Array) -> jax.Array:
+        return self.strength * jnp.abs(w)
+
+    def prox(self, v: jax.Array, c: jax.Array) -> jax.Array:
+        return jnp.sign(v) * jnp.maximum(jnp.abs(v) - c * self.strength, 0.0)
+
+
+def minimiser(penalty: Penalty, Lam: jax.Array, b: jax.Array) -> jax.Array:
+    """``argmin_w Lam w^2 / 2 - b w + p(w)`` for every entry of b."""
+    return penalty.prox(b / Lam, 1 / Lam)
+
+
+def minimiser_and_slope(penalty: Penalty, Lam: jax.Array, b: jax.Array) -> tuple[jax.Array, jax.Array]:
+    """`minimiser` and its derivative in b, the variance of a weight in message passing."""
+    return jax.jvp(lambda b: minimiser(penalty, Lam, b), (b,), (jnp.ones_like(b),))
+
+
+def check_penalty(penalty: Any, lam: Any, rank: int, even: bool) -> None:
+    """Check a penalty whose numbers are concrete.
+
+    Args:
+        lam: ridge strength beside it.
+        rank: of the student.
+        even: whether ``p(-w) = p(w)`` is asked for.
+
+    Raises:
+        InputError: no `Penalty`; one without `value` or `prox`, of another shape than its argument, not finite, not
+            convex or not even; a `prox` that is not the minimiser; weights that nothing holds; a rank above one.
+    """
+    require_kind(penalty, "penalty", Penalty, "a tiedattn_jax.Penalty, such as L1(0.01), or None")
+    if not is_concrete(penalty):
+        return
+    name = type(penalty).__name__
+    for method, form in (("value", "value(w)"), ("prox", "prox(v, c)")):
+        if getattr(type(penalty), method) is getattr(Penalty, method):
+            raise InputError("penalty", f"must have a method `{form}`, got {name} without it: see tiedattn_jax.Penalty")
+    if rank > 1:
+        raise InputError("penalty", f"must be None for a student of rank r > 1, got {name} and rank {rank}")
+    dtype = jnp.result_type(lam)
+    w = jnp.asarray(np.concatenate([3 * np.random.default_rng(0).standard_normal(30), [0.0]]), dtype)
+    c = jnp.full_like(w, 0.7)
+    values, nearest = penalty.value(w), penalty.prox(w, c)
+    for method, got in (("value", values), ("prox", nearest)):
+        if np.shape(got) != w.shape or not np.all(np.isfinite(got)):
+            raise InputError("penalty", f"must have a finite {method} for every entry of an array, got {name}: {got!r}")
+    rounding = float(jnp.finfo(dtype).eps) ** 0.5 * (1 + float(jnp.max(jnp.abs(values))))
+    middle = penalty.value(0.5 * (w[:, None] + w).ravel()).reshape(w.size, w.size)
+    if np.any(middle > 0.5 * (values[:, None] + values) + rounding):
+        raise InputError("penalty", f"must be convex, got {name}, whose value lies above a chord")
+    if even and not np.allclose(penalty.value(-w), values, atol=rounding):
+        raise InputError("penalty", f"must be even for a branch by name, got {name}: use branch=None with a start")
+
+    def cost(at: jax.Array) -> np.ndarray:
+        return np.asarray(0.5 * (at - w) ** 2 + c * penalty.value(at))
+
+    around = jnp.concatenate([nearest[:, None] + s for s in (-0.1, -0.01, 0.01, 0.1)], 1).T
+    if np.any(np.stack([cost(at) for at in around]) < cost(nearest) - rounding):
+        raise InputError("penalty", f"must have prox(v, c) = argmin_w (w - v)^2 / 2 + c value(w), got {name}")
+    hold = float(lam) + float(penalty.value(jnp.full((1,), 10.0, dtype))[0] - penalty.value(jnp.zeros(1, dtype))[0])
+    require(hold > 0, "lam", lam, "positive where the penalty does not grow")
