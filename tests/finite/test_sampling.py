@@ -1,5 +1,7 @@
 """Sampled sentences against the law that they are drawn from."""
 
+import dataclasses
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -39,6 +41,29 @@ def test_second_moments_of_a_law_with_two_atoms(two_atoms):
             20 * np.asarray(data.x)[:, :, part], axis=(1, 2), mean=20 * data.x[:, :, part].mean(1)[:, None]
         )
         np.testing.assert_allclose(variance, law.gamma[k], rtol=0.05)
+
+
+def test_means_of_a_law():
+    """Encodings with a mean and two random directions; a teacher with entries that are exactly zero."""
+
+    class Mixed(ta.DotProduct):
+        def law(self):
+            one = super().law()
+            two = jax.tree.map(lambda a: jnp.repeat(a, 2, 0), one)
+            mean, pi = jnp.array([[1.0, -1.0], [0.5, 0.0]]), jnp.array([[[0.0]], [[5.0]]])
+            tau = mean[:, :, None] * mean[:, None] + jnp.array([[[0.0]], [[1.0]]]) * jnp.array([[2.0, 0.5], [0.5, 1.0]])
+            return dataclasses.replace(two, weights=jnp.array([0.75, 0.25]), tau=tau, pi=pi, tau_mean=mean)
+
+    model = Mixed(**vars(ta.dot_product(penalty=ta.L1(0.01))))
+    data, law = sample_data(model, 80, 1.0, jax.random.key(1), normalise=True), model.law()
+    for k, part in enumerate((slice(0, 60), slice(60, 80))):
+        tau, pi = 80**0.5 * data.encodings[:, part].T, data.teacher[part]
+        np.testing.assert_allclose(tau.mean(0), law.tau_mean[k], atol=1e-12)
+        np.testing.assert_allclose(tau.T @ tau / len(tau), law.tau[k], atol=1e-12)
+        np.testing.assert_allclose(pi.T @ pi / len(tau), law.pi[k], atol=1e-12)
+        np.testing.assert_allclose(tau.T @ pi, 0, atol=1e-11)
+    np.testing.assert_array_equal(data.teacher[:60], 0)
+    np.testing.assert_allclose(80**0.5 * data.encodings[:, :60], [[1.0] * 60, [-1.0] * 60], atol=1e-12)
 
 
 def test_labels_are_inner_products_of_the_raw_ones(model, data):

@@ -207,7 +207,7 @@ def run_instances(
         model: attention layer and data, with a method `with_teacher`, see `tiedattn_jax.finite.sampling.realised`.
         d, alpha: as in `sample_data`.
         run: from one instance and a key to a result, for instance ``lambda data, key: gamp(model, data, "semantic")``.
-            Message passing that does not settle is finished by L-BFGS on the risk.
+            Message passing that does not settle is finished by L-BFGS on the risk, but for a model with a penalty.
         keys: one for each instance.
         nodes: averaging rule of the theory; by default `default_nodes` of 2^14, 4 replicates.
         theory: whether to solve the theory at all.
@@ -272,7 +272,7 @@ def _outcome(
 
 def _finished(model: Model, data: Data, result: GAMP | Training) -> tuple[GAMP | Training, jax.Array, jax.Array]:
     """Where a run ended, with L-BFGS after message passing; its status, and whether L-BFGS made it a critical point."""
-    if not isinstance(result, GAMP):
+    if not isinstance(result, GAMP) or model.penalty is not None:
         return result, result.status, jnp.zeros((), bool)
     # From a critical point this takes no step.
     tol = 1e-10 if data.x.dtype == jnp.float64 else 1e-5

@@ -23,9 +23,10 @@ from ..errors import require_choice, require_count, require_memory, require_numb
 from ..linalg import apply, inverse, positive_definite
 from ..model import Model
 from ..overlaps import Overlaps, symmetric
+from ..penalties import minimiser_and_slope
 from ..results import Status
 from .data import Data, Estimate, back_project, check_estimate, start, student_fields
-from .training import risk
+from .training import gradient_norm, risk, smooth_risk
 
 RESPONSES = ("regression", "derivative")
 
@@ -55,12 +56,13 @@ class GAMP(Estimate):
         Q: estimate, (d, r).
         overlaps: q, V (L, r, r), theta (L, r, t), m (L, r) of the estimate on this instance.
         train_loss: empirical risk / d at `Q`.
-        gradient_norm: largest entry of the gradient of the empirical risk at `Q`.
+        gradient_norm: largest entry of the gradient of the empirical risk at `Q`; with a penalty, of the proximal
+            gradient.
         iterations: steps taken.
         status: a `Status`, as an integer.
         residual: undamped relative change of Q, C and g in the last step.
         damping: share of the new state in the last step.
-        C: variance of the estimate, (1, r, r) where all coordinates are alike and (d, r, r) otherwise.
+        C: variance of the estimate, (1, r, r) where all coordinates are alike and (d, r, r) otherwise, or with a penalty.
         g: the messages of the sentences, (L, r, n).
         history: overlaps before every step, arrays of leading size steps + 1; NaN after the last one.
         residuals: residual of every step, (steps,); NaN after the last one.
@@ -95,8 +97,10 @@ class _State(eqx.Module):
     def finite(self) -> jax.Array:
         return jnp.all(jnp.isfinite(self.Q)) & jnp.all(jnp.isfinite(self.C)) & jnp.all(jnp.isfinite(self.g))
 
-    def positive(self) -> jax.Array:
-        """Whether the variances are positive definite."""
+    def positive(self, model: Model) -> jax.Array:
+        """Whether the variances are positive definite; a weight that a penalty holds has none."""
+        if model.penalty is not None:
+            return jnp.all(self.C >= 0) & jnp.any(self.C > 0)
         return positive_definite(self.C)
 
     def distance(self, other: _State) -> jax.Array:
@@ -179,10 +183,12 @@ def gamp(
         A_i = - sum_l Var(X_li) sum_mu dg_l/dh_l    b_i = sum_l X_li^T g_l + A_i Q_i
         C_i = (lambda I + A_i)^{-1}      Q_i = C_i b_i
 
+    or, for a model with a penalty p, ``Q_i = argmin_w (lambda + A_i) w^2 / 2 - b_i w + p(w)`` and ``C_i = dQ_i / db_i``;
+
     and then Q, C and g move by a share of the way, the damping. Works under `jit` and under `vmap` over instances.
 
     Args:
-        model: loss and ridge.
+        model: loss and ridge, and penalty.
         data: the instance.
         init: "semantic", "positional", "random", or an array (d, r), see `tiedattn_jax.finite.data.start`; or an
             earlier `GAMP` on the same data, to go on from its estimate, variances and messages.
@@ -201,8 +207,8 @@ def gamp(
 
     Returns:
         A `GAMP`. When a run diverges, its status is `nonfinite` or `left_domain` and the state is the last possible
-        one: variances stay positive, and the ridge of Q alone stays below the risk at zero or that at the start, for
-        no minimum lies farther out.
+        one: variances stay positive, and ridge and penalty of Q alone stay below the risk at zero or that at the start,
+        for no minimum lies farther out.
 
     Raises:
         InputError: naming the argument that is out of range or of the wrong shape.
@@ -216,7 +222,8 @@ def gamp(
     earlier = None
     if isinstance(init, GAMP):
         Q, (L, r, _) = check_estimate("init.Q", model, data, init.Q), model.shape
-        sizes = {"L": L, "n": data.shape[1], "r": r, "i": data.gamma.shape[1]}
+        alike = data.gamma.shape[1] if model.penalty is None else data.shape[2]
+        sizes = {"L": L, "n": data.shape[1], "r": r, "i": alike}
         C, g = (
             shaped_array(f"init.{k}", getattr(init, k), axes, sizes, Q.dtype)
             for k, axes in (("C", "i r r"), ("g", "L r n"))
@@ -286,8 +293,12 @@ def _step(model: Model, data: Data, s: _State, search: jax.Array, derivative: ja
         lambda: _regression_slope(data, h, g),
     )
     A = -jnp.einsum("li,lab->iab", data.gamma, symmetric(slope)) / d
-    C = inverse(model.lam * jnp.eye(r, dtype=h.dtype) + A)
+    Lam = model.lam * jnp.eye(r, dtype=h.dtype) + A
     b = back_project(data.x, g) + jnp.einsum("iab,ib->ia", jnp.broadcast_to(A, (d, r, r)), s.Q)
+    if model.penalty is not None:
+        Q, C = minimiser_and_slope(model.penalty, jnp.broadcast_to(Lam[..., 0], (d, 1)), b)
+        return _State(Q, C[..., None], g, z)
+    C = inverse(Lam)
     return _State(jnp.einsum("iab,ib->ia", jnp.broadcast_to(C, (d, r, r)), b), C, g, z)
 
 
@@ -308,7 +319,10 @@ def _first(
     (L, _, _, t), r, dtype = data.shape, Q.shape[1], Q.dtype
     Z = student_fields(data.x, Q)
     if earlier is None:
-        C = jnp.broadcast_to(jnp.eye(r, dtype=dtype) / (2 * model.lam), (data.gamma.shape[1], r, r))
+        hold, alike = model.lam, data.gamma.shape[1]
+        if model.penalty is not None:  # its curvature over weights of order one
+            hold, alike = hold + jax.grad(model.penalty.value)(jnp.ones((), dtype)), Q.shape[0]
+        C = jnp.broadcast_to(jnp.eye(r, dtype=dtype) / (2 * hold), (alike, r, r))
         earlier = C, -gradient_at_nodes(model, Z, data.fields)
     first = _State(Q, *earlier, Z)
     blank = Overlaps(*(jnp.full((steps + 1, L, *s), jnp.nan, dtype) for s in ((r, r), (r, r), (r, t), (r,))))
@@ -336,7 +350,10 @@ def _run(
     tol = jnp.maximum(options.tol, 20 * jnp.finfo(Q.dtype).eps)
     burn_in, collinear = (_BURN_IN, _COLLINEAR) if earlier is None else (0, 0)
     objective = partial(risk, model, data)
-    farthest = 2 * jnp.maximum(objective(Q), objective(0 * Q)) / model.lam  # square norm of an estimate
+    most = jnp.maximum(objective(Q), objective(0 * Q))
+
+    def cost(Q: jax.Array) -> jax.Array:
+        return 0.5 * model.lam * jnp.sum(Q**2) + model.penalty_of(Q)
 
     def body(p: _Loop) -> _Loop:
         search = p.steps < burn_in
@@ -344,7 +361,7 @@ def _run(
         moved = jax.tree.map(lambda a, b: a + p.damping.share * (b - a), p.now, image)
         moved = eqx.tree_at(lambda s: s.z, moved, image.z)
         finite = image.finite()
-        possible = finite & image.positive() & ~(jnp.sum(moved.Q**2) > farthest)
+        possible = finite & image.positive(model) & ~(cost(moved.Q) > most)
         residual = jnp.where(possible, image.distance(p.now), jnp.inf)
         damping = p.damping.after(residual, possible, search, options.automatic)
         now, safe = (jax.tree.map(partial(jnp.where, possible), *pair) for pair in ((moved, p.safe), (p.now, p.safe)))
@@ -365,13 +382,17 @@ def _run(
 
     p = lax.while_loop(unfinished, body, _first(model, data, Q, earlier, steps, options.damping))
     s = p.now
-    value, gradient = jax.value_and_grad(objective)(s.Q)
+    smooth = jax.value_and_grad(partial(smooth_risk, model, data))
+    value, gradient = smooth(s.Q)
+    if model.penalty is not None:  # damped weights come to a kink, and are never there: a step of training takes them
+        s = eqx.tree_at(lambda s: s.Q, s, model.penalty.prox(s.Q - gradient, jnp.ones_like(s.Q)))
+        value, gradient = smooth(s.Q)
     ended = jnp.where(p.failure != Status.converged, p.failure, Status.max_steps)
     return GAMP(
         Q=s.Q,
         overlaps=jax.tree.map(lambda a: a[p.steps], p.history),
-        train_loss=value / s.Q.shape[0],
-        gradient_norm=jnp.max(jnp.abs(gradient)),
+        train_loss=(value + model.penalty_of(s.Q)) / s.Q.shape[0],
+        gradient_norm=gradient_norm(model, s.Q, gradient),
         iterations=p.steps,
         status=jnp.where(p.damping.residual <= tol, Status.converged, ended).astype(jnp.int32),
         residual=p.damping.residual,

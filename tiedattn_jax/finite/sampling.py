@@ -13,7 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from ..errors import InputError, is_concrete, require, require_count, require_key, require_memory, require_positive
-from ..model import Model, check, check_provides
+from ..model import Model, SpectralLaw, check, check_provides
 from ..theory.observables import target_at_nodes
 from .data import Data, Labels, shard, student_fields, token_gram
 
@@ -25,14 +25,14 @@ def sample_data(model: Model, d: int, alpha: Any, key: jax.Array, *, normalise: 
     """Sentences, positional encodings, teacher and labels of a model in d dimensions.
 
     Tokens are Gaussian with the covariances of the model. Encodings and teacher have exactly the inner products of the
-    model's spectral law, the first encoding lies along the vector of ones, and the teacher is exactly orthogonal to
-    the encodings where the law says so. The norm of the teacher is left to chance, as in the paper, unless `normalise`;
+    model's spectral law, and the teacher is exactly orthogonal to the encodings where the law says so. The means of the
+    law lie along the vector of ones; where it says none, the first principal direction of the encodings does. The norm of the teacher is left to chance, as in the paper, unless `normalise`;
     most of the scatter between instances comes from it, see `realised`. With several devices the sentences are spread
     over them, see `shard`.
 
     Args:
         model: its law says what is drawn. Exact labels are kept where the model has `target`.
-        d: dimension, at least L + t.
+        d: dimension, at least L + t + 1.
         alpha: samples per dimension: n is the integer nearest to ``alpha d``. A Python number.
         key: of the draw; `vmap` over keys gives several instances.
         normalise: whether ``Q*^T Q* / d`` is exactly the model's.
@@ -44,9 +44,11 @@ def sample_data(model: Model, d: int, alpha: Any, key: jax.Array, *, normalise: 
         check(model, even=False)
     n = sentence_count(model, d, alpha)
     require_key(key)
-    counts, least = _shares(model.law().weights, int(d)), model.shape[0] + model.shape[2]
+    counts, least = _shares(model.law().weights, int(d)), model.shape[0] + model.shape[2] + 1
     if min(counts) < least:
-        raise InputError("d", f"must leave L + t = {least} coordinates to every atom of the spectral law, got d={d}")
+        raise InputError(
+            "d", f"must leave L + t + 1 = {least} coordinates to every atom of the spectral law, got d={d}"
+        )
     return _draw(model, counts, n, key, normalise)
 
 
@@ -57,7 +59,7 @@ def sentence_count(model: Model, d: int, alpha: Any, instances: int = 1) -> int:
         InputError: as `sample_data`, also where so many instances together do not fit into memory.
     """
     L, _, t = model.shape
-    require_count(d, "d", max(2, L + t))
+    require_count(d, "d", L + t + 1)
     require_positive(alpha, "alpha")
     if not is_concrete(alpha):
         raise InputError("alpha", "must be a Python number, got a traced array: it sets the shape of the data")
@@ -83,31 +85,50 @@ def _draw(model: Model, counts: tuple[int, ...], n: int, key: jax.Array, normali
     d, law = sum(counts), model.law()
     key_teacher, key_tokens = jax.random.split(key)
     keys = jax.random.split(key_teacher, len(counts))
-    atoms = zip(keys, counts, law.tau, law.pi, law.cross, strict=True)
+    atoms = zip(keys, counts, _atoms(law), strict=True)
     tau, teacher = (jnp.concatenate(parts) for parts in zip(*(_directions(*a, normalise) for a in atoms), strict=True))
     encodings = tau.T / d**0.5
     gamma = law.gamma.T if len(counts) == 1 else jnp.repeat(law.gamma, np.array(counts), 0, total_repeat_length=d).T
     return shard(draw_sentences(model, teacher, encodings, gamma.astype(model.lam.dtype), n, key_tokens))
 
 
-def _directions(
-    key: jax.Array, size: int, tau: jax.Array, pi: jax.Array, cross: jax.Array, normalise: bool
-) -> tuple[jax.Array, jax.Array]:
-    """Projections of encodings (size, L) and teacher (size, t) on `size` eigenvectors, of the given second moments."""
-    L, t = cross.shape
-    normal = jax.random.normal(key, (size, L + t), tau.dtype).at[:, 0].set(1.0)
-    basis, triangle = jnp.linalg.qr(normal)
+def _directions(key: jax.Array, size: int, atom: SpectralLaw, normalise: bool) -> tuple[jax.Array, jax.Array]:
+    """Projections of encodings (size, L) and teacher (size, t) on the `size` eigenvectors of one atom of the law."""
+    L, t = atom.cross.shape
+    normal = jax.random.normal(key, (size, L + t), atom.tau.dtype)
+    # Ones, L - 1 normals for the encodings, t for the teacher, and one more for encodings with L random directions.
+    columns = jnp.concatenate([jnp.ones((size, 1), normal.dtype), normal[:, 1:], normal[:, :1]], 1)
+    basis, triangle = jnp.linalg.qr(columns)
     basis = basis * jnp.sign(jnp.diagonal(triangle)) * size**0.5
-    values, vectors = jnp.linalg.eigh(tau)
-    values, vectors = jnp.maximum(values[::-1], 0.0), vectors[:, ::-1]
-    vectors = vectors * jnp.where(vectors[0] < 0, -1.0, 1.0)
-    encodings = basis[:, :L] @ (vectors * jnp.sqrt(values)).T
-    keep = values > 1e-6 * values[0]
+    tau_mean, pi_mean = atom.tau_mean, atom.pi_mean
+    if tau_mean is None or pi_mean is None:
+        values, vectors = _principal(atom.tau)
+        tau_mean = vectors[:, 0] * jnp.sqrt(values[0])
+        pi_mean = vectors[:, 0] @ atom.cross / jnp.sqrt(jnp.where(values[0] > 0, values[0], 1.0))
+    values, vectors = _principal(atom.tau - jnp.outer(tau_mean, tau_mean))
+    keep = values > 1e-6 * jnp.trace(atom.tau)
+    values = jnp.where(keep, values, 0.0)
+    random = jnp.concatenate([basis[:, 1:L], basis[:, -1:]], 1) @ (vectors * jnp.sqrt(values)).T
+    cross = atom.cross - jnp.outer(tau_mean, pi_mean)
     slope = (vectors * jnp.where(keep, 1 / jnp.where(keep, values, 1.0), 0.0)) @ vectors.T @ cross
     span = basis[:, :L]
     free = normal[:, L:] - span @ (span.T @ normal[:, L:]) / size
-    own = (basis[:, L:] if normalise else free) @ jnp.linalg.cholesky(pi - slope.T @ tau @ slope).T
-    return encodings, encodings @ slope + own
+    values, vectors = _principal(atom.pi - jnp.outer(pi_mean, pi_mean) - slope.T @ cross)
+    root = jnp.linalg.qr((vectors * jnp.sqrt(values)).T)[1]  # Cholesky's, also of a singular matrix
+    own = (basis[:, L:-1] if normalise else free) @ (jnp.sign(jnp.diagonal(root))[:, None] * root)
+    return tau_mean + random, pi_mean + random @ slope + own
+
+
+def _principal(moments: jax.Array) -> tuple[jax.Array, jax.Array]:
+    """Principal values, the largest first, and directions of a positive semidefinite matrix."""
+    values, vectors = jnp.linalg.eigh(moments)
+    vectors = vectors[:, ::-1]
+    return jnp.maximum(values[::-1], 0.0), vectors * jnp.where(vectors[0] < 0, -1.0, 1.0)
+
+
+def _atoms(law: SpectralLaw) -> list[SpectralLaw]:
+    """The law at each of its atoms, arrays without the leading axis."""
+    return [jax.tree.map(lambda a, k=k: a[k], law) for k in range(len(law.weights))]
 
 
 def draw_sentences(

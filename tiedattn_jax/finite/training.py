@@ -1,9 +1,12 @@
 """Training the attention layer on the empirical risk: gradient descent, Adam, L-BFGS.
 
-# notation: Q (d, r) the weights, X_l (n, d) the rows (x_l + p_l) / sqrt(d), lambda the ridge.
+# notation: Q (d, r) the weights, X_l (n, d) the rows (x_l + p_l) / sqrt(d), lambda the ridge, p a penalty besides.
 
-    risk(Q) = sum_mu loss(Z^mu, Y^mu) + lambda / 2 ||Q||_F^2,    z_l = X_l Q
-    gradient = sum_l X_l^T dloss/dz_l + lambda Q
+    risk(Q) = sum_mu loss(Z^mu, Y^mu) + lambda / 2 ||Q||_F^2 + sum_i p(Q_i),    z_l = X_l Q
+    gradient of all but p = sum_l X_l^T dloss/dz_l + lambda Q
+
+With a penalty, a step of gradient descent is followed by the proximal operator of p, and the gradient of the risk means
+the proximal gradient ``Q - prox_p(Q - gradient)``: zero at critical points, and the gradient itself without a penalty.
 
 Only products of X with Q and of X^T with a field occur, one of each for a gradient; a prediction of the size of the
 inputs, (n, L, d), is never built, not even for the exact labels. Training losses are given per dimension, risk / d, as
@@ -21,7 +24,7 @@ import jax.numpy as jnp
 import optax
 from jax import lax
 
-from ..errors import require_choice, require_count, require_memory, require_not_negative, require_positive
+from ..errors import InputError, require_choice, require_count, require_memory, require_not_negative, require_positive
 from ..model import Model
 from ..overlaps import Overlaps
 from ..results import Status
@@ -40,7 +43,7 @@ class Training(Estimate):
         Q: weights, (d, r).
         overlaps: q (L, r, r), theta (L, r, t), m (L, r) of the weights on this instance. V is NaN: weights have none.
         train_loss: empirical risk / d.
-        gradient_norm: largest entry of the gradient of the empirical risk.
+        gradient_norm: largest entry of the gradient of the empirical risk; with a penalty, of the proximal gradient.
         iterations: steps taken.
         status: a `Status`, as an integer. `stalled`: a step was too small to change the weights.
         losses: train_loss before every step, (steps + 1,); NaN after the last one.
@@ -64,9 +67,9 @@ class Training(Estimate):
 
 
 def risk(model: Model, data: Data, Q: Any, *, exact: bool = False) -> jax.Array:
-    """Empirical risk of weights Q: ``sum_mu loss(Z^mu, Y^mu) + lambda / 2 ||Q||_F^2``.
+    """Empirical risk of weights Q: ``sum_mu loss(Z^mu, Y^mu) + lambda / 2 ||Q||_F^2``, and the model's penalty.
 
-    Differentiable; its value and gradient together touch X twice.
+    Differentiable, but for the penalty; its value and gradient together touch X twice.
 
     Args:
         Q: weights, (d, r).
@@ -77,8 +80,24 @@ def risk(model: Model, data: Data, Q: Any, *, exact: bool = False) -> jax.Array:
         InputError: `Q` of the wrong shape, or `exact` for data without labels.
     """
     Q = check_estimate("Q", model, data, Q)
+    return smooth_risk(model, data, Q, exact) + model.penalty_of(Q)
+
+
+def smooth_risk(model: Model, data: Data, Q: jax.Array, exact: bool = False) -> jax.Array:
+    """`risk` without the penalty."""
     losses = sentence_losses(model, data, student_fields(data.x, Q), exact)
     return jnp.sum(losses) + 0.5 * model.lam * jnp.sum(Q**2)
+
+
+def gradient_norm(model: Model, Q: jax.Array, gradient: jax.Array) -> jax.Array:
+    """Largest entry of the gradient of the risk, or of the proximal gradient where there is a penalty.
+
+    Args:
+        gradient: of the `smooth_risk`.
+    """
+    if model.penalty is not None:
+        gradient = Q - model.penalty.prox(Q - gradient, jnp.ones_like(Q))
+    return jnp.max(jnp.abs(gradient))
 
 
 def train(
@@ -96,13 +115,16 @@ def train(
 ) -> Training:
     """Minimise the empirical risk from a start, with full batches.
 
+    With a penalty every step of gradient descent is followed by the penalty's proximal operator (ISTA).
+
     Works under `jit` and under `vmap` over instances.
 
     Args:
         model: loss and ridge; the ridge is the weight decay.
         data: the instance.
         init: "semantic", "positional", "random", or an array (d, r); see `tiedattn_jax.finite.data.start`.
-        optimizer: "gd", plain gradient descent; "adam"; or "lbfgs", L-BFGS with a zoom line search. Gradient descent is
+        optimizer: "gd", plain gradient descent; "adam"; or "lbfgs", L-BFGS with a zoom line search. With a penalty of
+            the model only "gd", whose rate must stay below the inverse of the risk's largest curvature. Gradient descent is
             far from a minimum after the published 5000 steps wherever the ridge holds the weights, at a rate of
             ``lambda rate`` a step; L-BFGS is the one to run to zero gradient.
         steps: at most so many.
@@ -125,6 +147,8 @@ def train(
     require_positive(rate, "rate")
     require_not_negative(tol, "tol")
     Q = start(model, data, init, key, scale)
+    if model.penalty is not None and optimizer != "gd":
+        raise InputError("optimizer", f"must be gd for a model with a penalty, got optimizer={optimizer!r}")
     require_memory(2.0 * steps * Q.dtype.itemsize, "steps", steps, "their history")
     return _run(model, data, Q, optimizer, int(steps), jnp.asarray(rate, Q.dtype), jnp.asarray(tol, Q.dtype), exact)
 
@@ -132,16 +156,13 @@ def train(
 class _Loop(eqx.Module):
     Q: jax.Array
     value: jax.Array
-    gradient: jax.Array
+    gradient: jax.Array  # of the smooth risk
+    norm: jax.Array
     inner: Any  # state of the optimiser
     steps: jax.Array
     failure: jax.Array  # what ended the run, or `converged` while nothing has
     losses: jax.Array
     norms: jax.Array
-
-    @property
-    def norm(self) -> jax.Array:
-        return jnp.max(jnp.abs(self.gradient))
 
     @property
     def finite(self) -> jax.Array:
@@ -164,25 +185,30 @@ def _run(
     tol: jax.Array,
     exact: bool,
 ) -> Training:
-    objective = partial(risk, model, data, exact=exact)
+    objective = partial(smooth_risk, model, data, exact=exact)
     tool = optax.with_extra_args_support(OPTIMIZERS[optimizer](rate))
 
-    def evaluated(Q: jax.Array, inner: Any) -> tuple[jax.Array, jax.Array]:
+    def evaluated(Q: jax.Array, inner: Any) -> tuple[jax.Array, jax.Array, jax.Array]:
         if optimizer == "lbfgs" and inner is not None:  # it has them from the end of its line search
-            return optax.value_and_grad_from_state(objective)(Q, state=inner)
-        return jax.value_and_grad(objective)(Q)
+            value, gradient = optax.value_and_grad_from_state(objective)(Q, state=inner)
+        else:
+            value, gradient = jax.value_and_grad(objective)(Q)
+        return value + model.penalty_of(Q), gradient, gradient_norm(model, Q, gradient)
 
-    def after(p: _Loop) -> _Loop:
+    def advanced(p: _Loop) -> _Loop:
         """After one step more; of one that is not finite nothing is kept but its failure."""
         along = {"value": p.value, "grad": p.gradient, "value_fn": objective}
         update, inner = tool.update(p.gradient, p.inner, p.Q, **along)
         Q = optax.apply_updates(p.Q, update)
+        if model.penalty is not None:
+            Q = model.penalty.prox(Q, jnp.full_like(Q, rate))
         new = _Loop(Q, *evaluated(Q, inner), inner, p.steps + 1, p.failure, p.losses, p.norms)
         finite = new.finite
         still = jnp.where(jnp.all(Q == p.Q), Status.stalled, Status.converged)
-        kept = [jnp.where(finite, a, b) for a, b in ((Q, p.Q), (new.value, p.value), (new.gradient, p.gradient))]
+        before, after = ((s.Q, s.value, s.gradient, s.norm) for s in (p, new))
+        kept = [jnp.where(finite, a, b) for a, b in zip(after, before, strict=True)]
         failure = jnp.where(finite, still, Status.nonfinite).astype(jnp.int32)
-        return eqx.tree_at(lambda p: (p.Q, p.value, p.gradient, p.failure), new, (*kept, failure)).recorded()
+        return eqx.tree_at(lambda p: (p.Q, p.value, p.gradient, p.norm, p.failure), new, (*kept, failure)).recorded()
 
     def unfinished(p: _Loop) -> jax.Array:
         return (p.failure == Status.converged) & (p.norm > tol) & (p.steps < steps)
@@ -191,7 +217,7 @@ def _run(
     first = _Loop(Q, *evaluated(Q, None), tool.init(Q), zero, zero, blank, blank)
     failure = jnp.where(first.finite, Status.converged, Status.nonfinite).astype(jnp.int32)
     first = eqx.tree_at(lambda p: p.failure, first, failure).recorded()
-    p = lax.while_loop(unfinished, after, first)
+    p = lax.while_loop(unfinished, advanced, first)
     # A run without a failure that is not at its tolerance has had its steps.
     ended = jnp.where(p.failure == Status.converged, Status.max_steps, p.failure)
     converged = (p.norm <= tol) & (p.failure != Status.nonfinite)

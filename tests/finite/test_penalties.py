@@ -1,0 +1,91 @@
+"""Penalties of the weights besides the ridge, at finite size."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import tiedattn_jax as ta
+from tiedattn_jax.finite.message_passing import gamp
+from tiedattn_jax.finite.sampling import sample_data
+from tiedattn_jax.finite.training import risk, train
+
+pytestmark = pytest.mark.usefixtures("quick_programs")
+STRENGTH = 0.01
+
+
+@pytest.fixture(scope="module")
+def net():
+    return ta.dot_product(lam=0.005, penalty=ta.L1(STRENGTH))
+
+
+@pytest.fixture(scope="module")
+def data(net):
+    return sample_data(net, 150, 3.0, jax.random.key(0))
+
+
+@pytest.fixture(scope="module")
+def found(net, data):
+    return gamp(net, data, "semantic")
+
+
+def slope_without_l1(data, Q):
+    """Gradient of the rest of the risk, by a model that is that rest."""
+    return jax.grad(lambda Q: risk(ta.dot_product(lam=0.005), data, Q))(Q)
+
+
+def test_message_passing_ends_at_a_critical_point(net, data, found):
+    """The subgradient of |w| is its sign, and between -1 and 1 where w = 0, exactly."""
+    assert bool(found.ok) and float(found.gradient_norm) < 1e-10
+    slope, zero = slope_without_l1(data, found.Q), found.Q == 0
+    assert 0.1 < jnp.mean(zero) < 0.9
+    np.testing.assert_allclose(jnp.where(zero, 0.0, slope + STRENGTH * jnp.sign(found.Q)), 0, atol=1e-10)
+    assert jnp.max(jnp.abs(jnp.where(zero, slope, 0.0))) < STRENGTH
+    total = risk(ta.dot_product(lam=0.005), data, found.Q) + STRENGTH * jnp.sum(jnp.abs(found.Q))
+    np.testing.assert_allclose([found.train_loss, risk(net, data, found.Q) / 150], total / 150, rtol=1e-12)
+
+
+def test_variances_of_the_weights(net, data, found):
+    """Those that are zero have none, the others 1 / (lambda + A): V is their mean."""
+    C, zero = found.C[:, 0, 0], found.Q[:, 0] == 0
+    assert np.all(C[zero] < 1e-10) and np.ptp(C[~zero]) < 1e-10
+    np.testing.assert_allclose(found.overlaps.V[:, 0, 0], 0.25 * jnp.mean(C), rtol=1e-10)
+
+
+def test_training_by_proximal_steps(net, data, found):
+    Q = data.teacher
+    for _ in range(3):
+        Q = Q - 0.15 * slope_without_l1(data, Q)
+        Q = jnp.sign(Q) * jnp.maximum(jnp.abs(Q) - 0.15 * STRENGTH, 0)
+    three = train(net, data, "semantic", steps=3)
+    np.testing.assert_allclose(three.Q, Q, atol=1e-13)
+    np.testing.assert_allclose(three.losses[3], risk(net, data, Q) / 150, rtol=1e-12)
+    full = train(net, data, found.Q + 1e-3, rate=1.0, tol=1e-9)
+    assert bool(full.ok) and np.all(np.diff(full.losses[: int(full.iterations) + 1]) < 1e-15)
+    np.testing.assert_allclose(full.Q, found.Q, atol=1e-6)
+    np.testing.assert_array_equal(full.Q == 0, found.Q == 0)
+
+
+@pytest.mark.parametrize("optimizer", ["adam", "lbfgs"])
+def test_optimisers_without_proximal_steps_are_refused(net, data, optimizer):
+    with pytest.raises(ta.InputError, match="optimizer must be gd for a model with a penalty, got optimizer="):
+        train(net, data, "semantic", optimizer=optimizer)
+
+
+@pytest.mark.slow
+def test_theory():
+    """Twelve instances at d = 800."""
+    model = ta.dot_product(lam=0.01, penalty=ta.L1(0.01))
+    keys = jax.random.split(jax.random.key(0), 12)
+    found = ta.run_instances(
+        model,
+        800,
+        3.0,
+        lambda data, _: gamp(model, data, "semantic"),
+        keys,
+        nodes=ta.line_nodes(model, 5),
+        normalise=True,
+    )
+    assert found.ok.all() and not found.finished.any()
+    for name, (_, theory, gap, bar) in found.difference("semantic").items():
+        assert abs(gap) < 4 * bar + 0.01 * theory or theory == 0, name
