@@ -1,0 +1,73 @@
+"""Theory next to message passing with penalties besides the ridge: the table of `docs/howto/penalties.md`.
+
+    python benchmarks/penalties.py [--instances 20] [--d 1000]
+
+Teachers have exactly the model's norm and are exactly orthogonal to the encodings. Takes about ten minutes on two cores.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import sys
+from functools import partial
+
+import jax
+import jax.numpy as jnp
+
+import tiedattn_jax as ta
+
+NAMES = ("train_loss", "gen_error", "q", "V", "theta", "m")
+
+
+class SparseTeacher(ta.DotProduct):
+    """A fifth of the teacher's entries are N(0, 5), the others are zero."""
+
+    def law(self) -> ta.SpectralLaw:
+        two = jax.tree.map(lambda a: jnp.repeat(a, 2, 0), super().law())
+        pi = jnp.stack([0 * self.teacher, 5 * self.teacher])
+        return dataclasses.replace(two, weights=jnp.array([0.8, 0.2]), pi=pi)
+
+
+def cases() -> dict[str, tuple[ta.Model, float, str]]:
+    """Model, alpha and branch, by name."""
+    l1 = ta.dot_product(lam=0.0, penalty=ta.L1(0.01))
+    net = ta.dot_product(lam=0.01, penalty=ta.L1(0.01))
+    return {
+        "l1, semantic": (l1, 4.0, "semantic"),
+        "l1, positional": (l1, 4.0, "positional"),
+        "elastic net, semantic": (net, 3.0, "semantic"),
+        "elastic net, positional": (net, 3.0, "positional"),
+        "l1, sparse teacher, semantic": (SparseTeacher(**vars(l1)), 3.0, "semantic"),
+    }
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--instances", type=int, default=20)
+    parser.add_argument("--d", type=int, default=1000)
+    args = parser.parse_args()
+    jax.config.update("jax_enable_x64", True)
+    print("| | instances | quantity | theory | simulation | difference | in errors |\n|---|---|---|---|---|---|---|")
+    for name, (model, alpha, branch) in cases().items():
+        keys = jax.random.split(jax.random.key(0), args.instances)
+        run = partial(message_passing, model, branch)
+        nodes = ta.line_nodes(model, 15)
+        found = ta.run_instances(model, args.d, alpha, run, keys, nodes=nodes, normalise=True)
+        settled = f"{(found.ok & (found.branch == branch)).sum()} of {args.instances}"
+        for what, (mean, theory, gap, bar) in found.difference(branch).items():
+            if theory != 0:
+                print(
+                    f"| {name} | {settled} | {what} | {theory:.6g} | {mean:.6g} | {gap:+.2g}({bar:.1g}) | {gap / bar:+.1f} |"
+                )
+                name = settled = ""
+        print(f"largest proximal gradient {found.gradient_norm.max():.1e}", file=sys.stderr)
+        sys.stdout.flush()
+
+
+def message_passing(model: ta.Model, branch: str, data: ta.Data, key: jax.Array) -> ta.GAMP:
+    return ta.gamp(model, data, branch, steps=4000)
+
+
+if __name__ == "__main__":
+    main()
