@@ -2,7 +2,7 @@ import numpy as np
 import pytest
 
 import tiedattn_jax as ta
-from tiedattn_jax.parameters import Parameter, axis_of
+from tiedattn_jax.parameters import Parameter, axis_of, numbers_of
 
 
 def test_read_and_set(model):
@@ -13,6 +13,15 @@ def test_read_and_set(model):
     np.testing.assert_allclose((here.sigma, alpha), (0.7, 2.0))
     here, alpha = Parameter("alpha").set(model, 2.0, 0.7)
     assert here is model and float(alpha) == 0.7
+
+
+def test_a_number_of_the_penalty():
+    net, number = ta.dot_product(penalty=ta.L1(0.02)), Parameter("penalty.strength")
+    assert number.read(net, 2.0, "x") == 0.02 and numbers_of(net)["penalty.strength"] == 0.02
+    moved = number.set(net, 2.0, 0.03)[0]
+    assert float(moved.penalty.strength) == 0.03 and moved.omega == net.omega
+    with pytest.raises(ta.InputError, match="x must name alpha, a scalar number of the model"):
+        number.read(ta.dot_product(), 2.0, "x")
 
 
 def test_the_rest_of_a_row_makes_room():

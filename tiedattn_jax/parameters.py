@@ -1,5 +1,5 @@
-"""A named number of a setting: "alpha", a field of the model ("sigma"), an entry of one ("mixing[0,1]"), or a caller's
-own.
+"""A named number of a setting: "alpha", a field of the model ("sigma"), an entry of one ("mixing[0,1]"), a number of its
+penalty ("penalty.strength"), or a caller's own.
 
 A setting is a model and an alpha. Whatever walks through settings, a boundary, a path or a grid, names what it changes
 by a `Parameter`.
@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from operator import attrgetter
 from typing import Any
 
 import equinox as eqx
@@ -27,7 +28,7 @@ class Parameter:
     """One number of a setting.
 
     Attributes:
-        name: "alpha", a scalar field of the model, or an entry such as "mixing[0,1]".
+        name: "alpha", a scalar field of the model or of its penalty, or an entry such as "mixing[0,1]".
         put: a caller's own way to give a model a value of it, ``put(model, value)``.
     """
 
@@ -42,7 +43,7 @@ class Parameter:
         if self.name == "alpha":
             return model, value
         field, index = _entry(self.name)
-        old = getattr(model, field)
+        old = attrgetter(field)(model)
         new = old.at[index].set(value) if index else value
         if field == "mixing" and index:
             i, j = index
@@ -50,7 +51,7 @@ class Parameter:
             total = jnp.sum(others)  # zero where the entry was all of the row: the others then share equally
             part = jnp.where(total > 0, others / jnp.where(total > 0, total, 1.0), 1 / (old.shape[1] - 1))
             new = old.at[i].set(((1 - value) * part).at[j].set(value))
-        return eqx.tree_at(lambda m: getattr(m, field), model, new), alpha
+        return eqx.tree_at(attrgetter(field), model, new), alpha
 
     def read(self, model: Model, alpha: Any, argument: str) -> float:
         """Its value in a concrete setting.
@@ -65,9 +66,9 @@ class Parameter:
             return float(alpha)
         try:
             field, index = _entry(self.name)
-            value = getattr(model, field, None)
+            value = attrgetter(field)(model)
             value = np.asarray(value)[index] if eqx.is_inexact_array(value) else np.nan
-        except (ValueError, IndexError):
+        except (AttributeError, ValueError, IndexError):
             value = np.nan
         if np.ndim(value) or not np.isfinite(value):
             want = "alpha, a scalar number of the model or an entry like mixing[0,1]"
@@ -117,8 +118,10 @@ def axis_of(given: Any, default: str, argument: str, model: Model) -> Axis:
 
 
 def numbers_of(model: Model) -> dict[str, float]:
-    """The fields of a concrete model that are one number, by name."""
-    return {name: float(a) for name, a in vars(model).items() if eqx.is_inexact_array(a) and not a.ndim}
+    """The fields of a concrete model, and of its penalty, that are one number, by name."""
+    penalty = {} if model.penalty is None else {f"penalty.{name}": a for name, a in vars(model.penalty).items()}
+    fields = vars(model) | penalty
+    return {name: float(a) for name, a in fields.items() if eqx.is_inexact_array(a) and not a.ndim}
 
 
 def _entry(name: str) -> tuple[str, tuple[int, ...]]:
