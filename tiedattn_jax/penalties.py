@@ -73,6 +73,13 @@ def minimiser_and_slope(penalty: Penalty, Lam: jax.Array, b: jax.Array) -> tuple
     return jax.jvp(lambda b: minimiser(penalty, Lam, b), (b,), (jnp.ones_like(b),))
 
 
+def require_rank_one(penalty: Penalty, rank: int) -> None:
+    """Raise an `InputError` unless the student has rank one: its columns would share one minimisation."""
+    if rank > 1:
+        name = type(penalty).__name__
+        raise InputError("penalty", f"must be None for a student of rank r > 1, got {name} and rank {rank}")
+
+
 def check_penalty(penalty: Any, lam: Any, rank: int, even: bool) -> None:
     """Check a penalty whose numbers are concrete.
 
@@ -92,8 +99,7 @@ def check_penalty(penalty: Any, lam: Any, rank: int, even: bool) -> None:
     for method, form in (("value", "value(w)"), ("prox", "prox(v, c)")):
         if getattr(type(penalty), method) is getattr(Penalty, method):
             raise InputError("penalty", f"must have a method `{form}`, got {name} without it: see tiedattn_jax.Penalty")
-    if rank > 1:
-        raise InputError("penalty", f"must be None for a student of rank r > 1, got {name} and rank {rank}")
+    require_rank_one(penalty, rank)
     dtype = jnp.result_type(lam)
     w = jnp.asarray(np.concatenate([3 * np.random.default_rng(0).standard_normal(30), [0.0]]), dtype)
     c = jnp.full_like(w, 0.7)

@@ -183,8 +183,7 @@ def gamp(
         A_i = - sum_l Var(X_li) sum_mu dg_l/dh_l    b_i = sum_l X_li^T g_l + A_i Q_i
         C_i = (lambda I + A_i)^{-1}      Q_i = C_i b_i
 
-    or, for a model with a penalty p, ``Q_i = argmin_w (lambda + A_i) w^2 / 2 - b_i w + p(w)`` and ``C_i = dQ_i / db_i``;
-
+    or, with a penalty p, ``Q_i = argmin_w (lambda + A_i) w^2 / 2 - b_i w + p(w)`` and ``C_i = dQ_i / db_i``;
     and then Q, C and g move by a share of the way, the damping. Works under `jit` and under `vmap` over instances.
 
     Args:
@@ -384,8 +383,9 @@ def _run(
     s = p.now
     smooth = jax.value_and_grad(partial(smooth_risk, model, data))
     value, gradient = smooth(s.Q)
-    if model.penalty is not None:  # damped weights come to a kink, and are never there: a step of training takes them
-        s = eqx.tree_at(lambda s: s.Q, s, model.penalty.prox(s.Q - gradient, jnp.ones_like(s.Q)))
+    if model.penalty is not None:  # damped weights come to a kink, but for rounding: a proximal step takes them there
+        settled = model.penalty.prox(s.Q - gradient, jnp.ones_like(s.Q))
+        s = eqx.tree_at(lambda s: s.Q, s, jnp.where(p.damping.residual <= tol, settled, s.Q))
         value, gradient = smooth(s.Q)
     ended = jnp.where(p.failure != Status.converged, p.failure, Status.max_steps)
     return GAMP(

@@ -26,9 +26,9 @@ def sample_data(model: Model, d: int, alpha: Any, key: jax.Array, *, normalise: 
 
     Tokens are Gaussian with the covariances of the model. Encodings and teacher have exactly the inner products of the
     model's spectral law, and the teacher is exactly orthogonal to the encodings where the law says so. The means of the
-    law lie along the vector of ones; where it says none, the first principal direction of the encodings does. The norm of the teacher is left to chance, as in the paper, unless `normalise`;
-    most of the scatter between instances comes from it, see `realised`. With several devices the sentences are spread
-    over them, see `shard`.
+    law lie along the vector of ones; where it says none, the first principal direction of the encodings does. The norm
+    of the teacher is left to chance, as in the paper, unless `normalise`; most of the scatter between instances comes
+    from it, see `realised`. With several devices the sentences are spread over them, see `shard`.
 
     Args:
         model: its law says what is drawn. Exact labels are kept where the model has `target`.
@@ -106,7 +106,7 @@ def _directions(key: jax.Array, size: int, atom: SpectralLaw, normalise: bool) -
         tau_mean = vectors[:, 0] * jnp.sqrt(values[0])
         pi_mean = vectors[:, 0] @ atom.cross / jnp.sqrt(jnp.where(values[0] > 0, values[0], 1.0))
     values, vectors = _principal(atom.tau - jnp.outer(tau_mean, tau_mean))
-    keep = values > 1e-6 * jnp.trace(atom.tau)
+    keep = values > 100 * jnp.finfo(values.dtype).eps * jnp.trace(atom.tau)
     values = jnp.where(keep, values, 0.0)
     random = jnp.concatenate([basis[:, 1:L], basis[:, -1:]], 1) @ (vectors * jnp.sqrt(values)).T
     cross = atom.cross - jnp.outer(tau_mean, pi_mean)

@@ -189,8 +189,8 @@ def growths(
         to_theta = jnp.einsum("n,nk,nl,nab,nst->kaslbt", law.weights, law.gamma, law.gamma, resolvents, law.pi)
         to_m = jnp.einsum("n,nkl,nab->kalb", law.weights, law.tau, resolvents)
     else:
-        to_theta = jax.hessian(lambda theta: prior(model, replace(hats, theta=theta)))(0 * hats.theta)
-        to_m = jax.hessian(lambda m: prior(model, replace(hats, m=m)))(0 * hats.m)
+        to_theta = jax.hessian(lambda theta: prior(model, replace(hats, theta=theta)))(jnp.zeros_like(hats.theta))
+        to_m = jax.hessian(lambda m: prior(model, replace(hats, m=m)))(jnp.zeros_like(hats.m))
     curvature = alpha * sums["gy_score"] + _block(hats.V, inverse(model.rho))
     return (
         _largest(to_theta.reshape(n * t, n * t), curvature),

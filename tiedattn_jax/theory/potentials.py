@@ -17,7 +17,7 @@ from ..averages.rule import Points, Replicate, average
 from ..linalg import solve
 from ..model import Model
 from ..overlaps import Conjugates, Overlaps, symmetric
-from ..penalties import Penalty, minimiser
+from ..penalties import Penalty, minimiser, require_rank_one
 
 
 def stationary(fn: Callable[[Any, Any], jax.Array]) -> Callable[[Any, Any], jax.Array]:
@@ -130,6 +130,7 @@ def weight_fields(model: Model, penalty: Penalty, hats: Conjugates) -> tuple[jax
     Returns:
         Lam (K, 1); b~ (K, N); shares of the nodes (K, N), which sum to one at every atom.
     """
+    require_rank_one(penalty, hats.m.shape[-1])
     law, dtype = model.law(), hats.m.dtype
     tau_mean, pi_mean = law.means
     Lam, square = (a[:, 0] for a in _quadratic(model, hats))
