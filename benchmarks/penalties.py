@@ -2,7 +2,8 @@
 
     python benchmarks/penalties.py [--instances 20] [--d 1000] [--case WORDS]
 
-Message passing that does not settle is finished by training. Teachers have exactly the model's norm and are exactly orthogonal to the encodings. Takes about ten minutes on two cores.
+Message passing that does not settle is finished by training. Teachers have exactly the model's norm and are exactly
+orthogonal to the encodings. Takes about ten minutes on two cores.
 """
 
 from __future__ import annotations
@@ -49,7 +50,9 @@ def main() -> None:
     parser.add_argument("--case", default="", help="those whose name contains it")
     args = parser.parse_args()
     jax.config.update("jax_enable_x64", True)
-    print("| | instances | quantity | theory | simulation | difference | in errors |\n|---|---|---|---|---|---|---|")
+    print(
+        "| | in this branch | quantity | theory | simulation | difference | in errors |\n|---|---|---|---|---|---|---|"
+    )
     for name, (model, alpha, branch) in ((k, v) for k, v in cases().items() if args.case in k):
         keys = jax.random.split(jax.random.key(0), args.instances)
         run = partial(critical_point, model, branch)
