@@ -18,8 +18,6 @@ import jax.numpy as jnp
 
 import tiedattn_jax as ta
 
-NAMES = ("train_loss", "gen_error", "q", "V", "theta", "m")
-
 
 class SparseTeacher(ta.DotProduct):
     """A fifth of the teacher's entries are N(0, 5), the others are zero."""
@@ -50,9 +48,7 @@ def main() -> None:
     parser.add_argument("--case", default="", help="those whose name contains it")
     args = parser.parse_args()
     jax.config.update("jax_enable_x64", True)
-    print(
-        "| | in this branch | quantity | theory | simulation | difference | in errors |\n|---|---|---|---|---|---|---|"
-    )
+    print("| | in this branch | quantity | theory | simulation | difference | in errors |", "|---" * 7 + "|", sep="\n")
     for name, (model, alpha, branch) in ((k, v) for k, v in cases().items() if args.case in k):
         keys = jax.random.split(jax.random.key(0), args.instances)
         run = partial(critical_point, model, branch)
@@ -61,9 +57,8 @@ def main() -> None:
         settled = f"{(found.ok & (found.branch == branch)).sum()} of {args.instances}"
         for what, (mean, theory, gap, bar) in found.difference(branch).items():
             if theory != 0:
-                print(
-                    f"| {name} | {settled} | {what} | {theory:.6g} | {mean:.6g} | {gap:+.2g}({bar:.1g}) | {gap / bar:+.1f} |"
-                )
+                cells = f"{theory:.6g}", f"{mean:.6g}", f"{gap:+.2g}({bar:.1g})", f"{gap / bar:+.1f}"
+                print("|", " | ".join((name, settled, what, *cells)), "|")
                 name = settled = ""
         print(f"largest proximal gradient {found.gradient_norm.max():.1e}", file=sys.stderr)
         sys.stdout.flush()

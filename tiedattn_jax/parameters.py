@@ -1,5 +1,5 @@
-"""A named number of a setting: "alpha", a field of the model ("sigma"), an entry of one ("mixing[0,1]"), a number of its
-penalty ("penalty.strength"), or a caller's own.
+"""A named number of a setting: "alpha", a field of the model ("sigma"), an entry of one ("mixing[0,1]"), a number of
+its penalty ("penalty.strength"), or a caller's own.
 
 A setting is a model and an alpha. Whatever walks through settings, a boundary, a path or a grid, names what it changes
 by a `Parameter`.

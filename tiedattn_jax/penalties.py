@@ -24,7 +24,7 @@ class Penalty(Printed):
         raise NotImplementedError
 
     def prox(self, v: jax.Array, c: jax.Array) -> jax.Array:
-        """``argmin_w (w - v)^2 / 2 + c p(w)`` for every entry of `v` and `c` > 0, of the shape of `v`; differentiable."""
+        """``argmin_w (w - v)^2 / 2 + c p(w)`` for every entry of `v` and `c` > 0, of their shape; differentiable."""
         raise NotImplementedError
 
     @property

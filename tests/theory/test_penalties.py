@@ -36,6 +36,14 @@ def exact_prior(model, hats):
     return (side(mean) + side(-mean)) / (2 * Lam)
 
 
+def test_single_precision():
+    model = ta.dot_product(penalty=ta.L1(8e-3))
+    single = jax.tree.map(lambda a: a.astype(jnp.float32), (model, HATS))
+    for a, b in zip(*(jax.tree.leaves((overlaps(*t), prior(*t))) for t in (single, (model, HATS))), strict=True):
+        assert a.dtype == jnp.float32
+        np.testing.assert_allclose(a, b, rtol=1e-4)
+
+
 @jax.jit
 def slopes(model, hats):
     """Values, gradients in model and hats, and their derivatives along the hats, of both forms."""

@@ -62,7 +62,7 @@ class GAMP(Estimate):
         status: a `Status`, as an integer.
         residual: undamped relative change of Q, C and g in the last step.
         damping: share of the new state in the last step.
-        C: variance of the estimate, (1, r, r) where all coordinates are alike and (d, r, r) otherwise, or with a penalty.
+        C: variance of the estimate, (d, r, r), or (1, r, r) where all coordinates are alike and without a penalty.
         g: the messages of the sentences, (L, r, n).
         history: overlaps before every step, arrays of leading size steps + 1; NaN after the last one.
         residuals: residual of every step, (steps,); NaN after the last one.

@@ -124,9 +124,9 @@ def train(
         data: the instance.
         init: "semantic", "positional", "random", or an array (d, r); see `tiedattn_jax.finite.data.start`.
         optimizer: "gd", plain gradient descent; "adam"; or "lbfgs", L-BFGS with a zoom line search. With a penalty of
-            the model only "gd", whose rate must stay below the inverse of the risk's largest curvature. Gradient descent is
-            far from a minimum after the published 5000 steps wherever the ridge holds the weights, at a rate of
-            ``lambda rate`` a step; L-BFGS is the one to run to zero gradient.
+            the model only "gd", whose rate must stay below the inverse of the risk's largest curvature. Gradient
+            descent is far from a minimum after the published 5000 steps wherever the ridge holds the weights, at a rate
+            of ``lambda rate`` a step; L-BFGS is the one to run to zero gradient.
         steps: at most so many.
         rate: learning rate, the paper's .15 for gradient descent and .01 for Adam by default; for L-BFGS the factor of
             its steps before the line search, 1.

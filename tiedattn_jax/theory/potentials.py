@@ -91,8 +91,8 @@ def prior(model: Model, hats: Conjugates) -> jax.Array:
     """Prior potential psi of the ridge, ``1/2 E tr[Lam^{-1} (sum_k gamma_k qhat_k + b b^T)]``.
 
     ``Lam = lambda I + sum_k gamma_k Vhat_k`` and ``b = sum_k tau_k mhat_k + sum_k gamma_k thetahat_k pi``, averaged over
-    the joint spectral law. With a penalty p besides, and one column, ``psi = E max_w { b~ w - Lam w^2 / 2 - p(w) }`` with
-    ``b~ = b + (sum_k gamma_k qhat_k)^{1/2} zeta``, zeta a standard normal.
+    the joint spectral law. With a penalty p besides, and one column, ``psi = E max_w { b~ w - Lam w^2 / 2 - p(w) }``
+    with ``b~ = b + (sum_k gamma_k qhat_k)^{1/2} zeta``, zeta a standard normal.
     """
     if model.penalty is None:
         Lam, square = _quadratic(model, hats)
@@ -146,7 +146,7 @@ def weight_fields(model: Model, penalty: Penalty, hats: Conjugates) -> tuple[jax
     nodes, shares = (jnp.asarray(a, dtype) for a in np.polynomial.legendre.leggauss(_ORDER))
     middle, half = 0.5 * (ends[:, 1:] + ends[:, :-1]), 0.5 * (ends[:, 1:] - ends[:, :-1])
     zeta = (middle[..., None] + half[..., None] * nodes).reshape(len(mean), -1)
-    share = (half[..., None] * shares).reshape(len(mean), -1) * jnp.exp(-0.5 * zeta**2) / np.sqrt(2 * np.pi)
+    share = (half[..., None] * shares).reshape(len(mean), -1) * jnp.exp(-0.5 * zeta**2) / (2 * np.pi) ** 0.5
     return Lam, mean + spread * zeta, share
 
 
