@@ -1,23 +1,27 @@
-"""The attention layers that the library ships, each a `Model`."""
+"""The attention layers that the library ships, each a `Model`.
+
+A layer is what it makes of fields, `AttentionLayer.attention`; the data and the form of the target are common to all.
+"""
 
 from __future__ import annotations
 
-from typing import Any
+import abc
+from typing import Any, TypeVar
 
 import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from .errors import InputError, as_array, as_number, is_concrete, require, require_count
-from .model import Model, SpectralLaw
+from .errors import InputError, as_array, as_number, is_concrete, require, require_count, require_kind
+from .model import Model, SpectralLaw, rotations_of
 
 
-class DotProduct(Model):
-    """The dot-product attention of Section 5, for any number of tokens and any rank.
+class AttentionLayer(Model):
+    """A layer whose target is one of its own kind: subclass it, and write `attention`.
 
-    ``S(Z) = softmax(Z Z^T)`` and ``T(Y) = (1 - omega) softmax(Y Y^T) + omega A``, rows summing to one; isotropic
-    covariances ``Sigma_l = sigma^2 I``; positional encodings that span a few directions orthogonal to the teacher.
+    The student is ``S(Z) = attention(Z)``, the target ``T(Y) = (1 - omega) attention(Y) + omega A``. Tokens have isotropic
+    covariances ``Sigma_l = sigma^2 I``; positional encodings span a few directions orthogonal to the teacher.
 
     Attributes:
         omega: positional share of the target, in [0, 1].
@@ -58,6 +62,10 @@ class DotProduct(Model):
         positive = np.all(np.isfinite(gram)) and np.allclose(gram, gram.T) and np.all(np.linalg.eigvalsh(gram) > 0)
         require(positive, "teacher", gram, "positive, a matrix symmetric and positive definite")
 
+    @abc.abstractmethod
+    def attention(self, fields: jax.Array) -> jax.Array:
+        """Attention matrix, (L, L), of the fields of a sentence, (L, k); even in them."""
+
     @property
     def shape(self) -> tuple[int, int, int]:
         return self.encodings.shape[0], self.rank, self.teacher.shape[0]
@@ -68,13 +76,13 @@ class DotProduct(Model):
 
     def student(self, Z: jax.Array) -> jax.Array:
         """Attention matrix of the student, (L, L)."""
-        return jax.nn.softmax(Z @ Z.T)
+        return self.attention(Z)
 
     def target(self, Y: jax.Array) -> jax.Array:
         """Attention matrix of the target, (L, L)."""
-        return (1 - self.omega) * jax.nn.softmax(Y @ Y.T) + self.omega * self.mixing
+        return (1 - self.omega) * self.attention(Y) + self.omega * self.mixing
 
-    def with_teacher(self, gram: jax.Array) -> DotProduct:
+    def with_teacher(self, gram: jax.Array) -> Model:
         return eqx.tree_at(lambda m: m.teacher, self, gram.astype(self.lam.dtype))
 
     def loss(self, Z: jax.Array, Y: jax.Array) -> jax.Array:
@@ -90,6 +98,134 @@ class DotProduct(Model):
             pi=self.teacher[None],
             cross=jnp.zeros((1, L, t), self.sigma.dtype),
         )
+
+
+class DotProduct(AttentionLayer):
+    """The dot-product attention of Section 5, for any number of tokens and any rank.
+
+    ``S(Z) = softmax(Z Z^T)`` and ``T(Y) = (1 - omega) softmax(Y Y^T) + omega A``, rows summing to one. Attributes as in
+    `AttentionLayer`.
+    """
+
+    def attention(self, fields: jax.Array) -> jax.Array:
+        return jax.nn.softmax(fields @ fields.T)
+
+
+class TemperedDotProduct(AttentionLayer):
+    """Dot-product attention at a temperature, ``softmax(Z Z^T / temperature)``, in student and target.
+
+    It is the dot product at the ridge ``lam temperature`` of a teacher whose ``Q*^T Q* / d`` is divided by the
+    temperature, with weights larger by the root of the temperature. Attributes as in `AttentionLayer`, and the
+    `temperature`.
+    """
+
+    temperature: jax.Array = eqx.field(kw_only=True)
+
+    def __check_init__(self) -> None:
+        if is_concrete(self.temperature):
+            good = np.isfinite(self.temperature) & (self.temperature > 0)
+            require(good, "temperature", self.temperature, "positive and finite")
+
+    def attention(self, fields: jax.Array) -> jax.Array:
+        return jax.nn.softmax(fields @ fields.T / self.temperature)
+
+
+class CausalDotProduct(AttentionLayer):
+    """Dot-product attention in which a token attends to itself and to those before it, in student and target.
+
+    The positional part A of the target is causal as well: lower triangular. Attributes as in `AttentionLayer`.
+    """
+
+    def __check_init__(self) -> None:
+        if is_concrete(self.mixing):
+            A = np.asarray(self.mixing)
+            require(A == np.tril(A), "mixing", A, "lower triangular, zero where a token would attend to a later one")
+
+    def attention(self, fields: jax.Array) -> jax.Array:
+        seen = np.tril(np.ones(2 * fields.shape[:1], bool))
+        return jax.nn.softmax(jnp.where(seen, fields @ fields.T, -jnp.inf))
+
+
+class UntiedDotProduct(AttentionLayer):
+    """Dot-product attention with queries and keys of their own, ``softmax(Z^Q (Z^K)^T)``.
+
+    The columns of the student are those of the queries, then those of the keys, `rank` of each, so that r = 2 `rank`.
+    Those of the teacher likewise, unless it is tied. A rotation of queries and keys alike changes nothing. Attributes as
+    in `AttentionLayer`, and
+
+    Attributes:
+        tied_teacher: whether the target is tied, ``(1 - omega) softmax(Y Y^T) + omega A``.
+    """
+
+    tied_teacher: bool = eqx.field(static=True, default=False)
+
+    def __check_init__(self) -> None:
+        require_kind(self.tied_teacher, "tied_teacher", bool, "True or False")
+        if not self.tied_teacher and len(self.teacher) % 2:
+            want = "must have as many rows for queries as for keys, or tied_teacher=True"
+            raise InputError("teacher", f"{want}, got shape {self.teacher.shape}")
+
+    @property
+    def shape(self) -> tuple[int, int, int]:
+        return self.encodings.shape[0], 2 * self.rank, self.teacher.shape[0]
+
+    @property
+    def rotation_invariant(self) -> bool:
+        return False
+
+    @property
+    def generators(self) -> np.ndarray:
+        return np.kron(np.eye(2), rotations_of(self.rank))
+
+    def start_columns(self, both: bool) -> tuple[jax.Array, jax.Array]:
+        k, t = self.rank, self.teacher.shape[0]
+        query = np.eye(k, t if self.tied_teacher else t // 2)
+        semantic = np.concatenate([query, query]) if self.tied_teacher else np.kron(np.eye(2), query)
+        column = np.eye(k)[k - 1 if both else 0]
+        # Query and key have opposite signs where the target looks at other positions rather than its own.
+        gram = self.encodings @ self.encodings.T
+        likes = jnp.sum((self.mixing - 1 / len(gram)) * gram)
+        sign = jnp.where(likes < 0, -1.0, 1.0).astype(self.lam.dtype)
+        return jnp.asarray(semantic, self.lam.dtype), jnp.concatenate([column, sign * column])
+
+    def attention(self, fields: jax.Array) -> jax.Array:
+        queries, keys = jnp.split(fields, 2, axis=1)
+        return jax.nn.softmax(queries @ keys.T)
+
+    def target(self, Y: jax.Array) -> jax.Array:
+        return super().target(jnp.concatenate([Y, Y], 1) if self.tied_teacher else Y)
+
+
+class LinearAttention(AttentionLayer):
+    """Normalised linear attention: the softmax's exponential expanded to second order.
+
+    ``S_kl = k(s_kl) / sum_j k(s_kj)`` of the scores ``s = Z Z^T``, with the kernel ``k(s) = 1 + s + s^2 / 2``. It is an
+    inner product of features of single tokens, ``(1, z, z z^T / sqrt(2))``, hence the name, and at least one half: rows
+    sum to one, and no denominator vanishes. Attributes as in `AttentionLayer`.
+    """
+
+    def attention(self, fields: jax.Array) -> jax.Array:
+        scores = fields @ fields.T
+        kernel = 1 + scores + 0.5 * scores**2
+        return kernel / jnp.sum(kernel, 1, keepdims=True)
+
+
+class ReLUAttention(AttentionLayer):
+    """ReLU attention, not normalised: ``S(Z) = max(Z Z^T, 0) / L``.
+
+    Rows need not sum to one; divided by their sum they would have no limit at ``Z = 0``. The gradient of the loss jumps
+    where a score changes its sign. Attributes as in `AttentionLayer`.
+    """
+
+    @property
+    def kinked(self) -> bool:
+        return True
+
+    def attention(self, fields: jax.Array) -> jax.Array:
+        return jnp.maximum(fields @ fields.T, 0) / fields.shape[0]
+
+
+Layer = TypeVar("Layer", bound=AttentionLayer)
 
 
 def dot_product(
@@ -121,10 +257,122 @@ def dot_product(
     Raises:
         ValueError: naming the argument that is out of range.
     """
+    more = {"encodings": encodings, "teacher": teacher, "rank": rank, "dtype": dtype}
+    return _made(DotProduct, omega, sigma, lam, mixing, **more)
+
+
+def tempered_dot_product(
+    omega: Any = 0.3,
+    sigma: Any = 0.5,
+    lam: Any = 0.01,
+    mixing: Any = ((0.6, 0.4), (0.4, 0.6)),
+    *,
+    temperature: Any = 1.0,
+    **more: Any,
+) -> TemperedDotProduct:
+    """`TemperedDotProduct`: dot-product attention at a temperature.
+
+    Arguments and errors as in `dot_product`, and the `temperature`, positive.
+    """
+    return _made(TemperedDotProduct, omega, sigma, lam, mixing, temperature=temperature, **more)
+
+
+def causal_dot_product(
+    omega: Any = 0.3,
+    sigma: Any = 0.5,
+    lam: Any = 0.01,
+    mixing: Any = ((1.0, 0.0), (0.4, 0.6)),
+    **more: Any,
+) -> CausalDotProduct:
+    """`CausalDotProduct`: dot-product attention with a causal mask.
+
+    Arguments and errors as in `dot_product`; `mixing` is lower triangular.
+    """
+    return _made(CausalDotProduct, omega, sigma, lam, mixing, **more)
+
+
+def untied_dot_product(
+    omega: Any = 0.3,
+    sigma: Any = 0.5,
+    lam: Any = 0.01,
+    mixing: Any = ((0.6, 0.4), (0.4, 0.6)),
+    *,
+    tied_teacher: bool = False,
+    **more: Any,
+) -> UntiedDotProduct:
+    """`UntiedDotProduct`: dot-product attention with queries and keys of their own.
+
+    Arguments and errors as in `dot_product`, but for these.
+
+    Args:
+        tied_teacher: whether the target is tied. If not, a number for `teacher` is the norm of each of its columns, one
+            query and one key, and a matrix has the queries first.
+        more: `rank` is that of the queries, and of the keys.
+    """
+    return _made(UntiedDotProduct, omega, sigma, lam, mixing, tied_teacher=tied_teacher, **more)
+
+
+def linear_attention(
+    omega: Any = 0.3,
+    sigma: Any = 0.5,
+    lam: Any = 0.01,
+    mixing: Any = ((0.6, 0.4), (0.4, 0.6)),
+    **more: Any,
+) -> LinearAttention:
+    """`LinearAttention`, normalised.
+
+    Arguments and errors as in `dot_product`.
+    """
+    return _made(LinearAttention, omega, sigma, lam, mixing, **more)
+
+
+def relu_attention(
+    omega: Any = 0.3,
+    sigma: Any = 0.5,
+    lam: Any = 0.01,
+    mixing: Any = ((0.6, 0.4), (0.4, 0.6)),
+    **more: Any,
+) -> ReLUAttention:
+    """`ReLUAttention`, not normalised.
+
+    Arguments and errors as in `dot_product`.
+    """
+    return _made(ReLUAttention, omega, sigma, lam, mixing, **more)
+
+
+LAYERS = {
+    make.__name__: make
+    for make in (
+        dot_product,
+        tempered_dot_product,
+        causal_dot_product,
+        untied_dot_product,
+        linear_attention,
+        relu_attention,
+    )
+}
+
+
+def _made(
+    kind: type[Layer],
+    omega: Any,
+    sigma: Any,
+    lam: Any,
+    mixing: Any,
+    *,
+    encodings: Any = None,
+    teacher: Any = 1.0,
+    rank: int = 1,
+    dtype: Any = None,
+    **own: Any,
+) -> Layer:
+    """A layer of the arguments that all constructors have, and its own."""
     dtype = jnp.dtype(dtype or jnp.result_type(float))
     if dtype not in (jnp.float32, jnp.float64):
         raise InputError("dtype", f"must be float32 or float64, got dtype={dtype}")
-    omega, sigma, lam = (as_number(v, k, dtype) for k, v in {"omega": omega, "sigma": sigma, "lam": lam}.items())
+    numbers = {"omega": omega, "sigma": sigma, "lam": lam}
+    if "temperature" in own:
+        numbers["temperature"] = own.pop("temperature")
     mixing = as_array(mixing, "mixing", dtype)
     if mixing.ndim != 2 or mixing.shape[0] != mixing.shape[1] or mixing.shape[0] < 2:
         raise InputError("mixing", f"must be a square L x L matrix with L >= 2, got shape {mixing.shape}")
@@ -132,12 +380,14 @@ def dot_product(
         if mixing.shape[0] != 2:
             raise InputError("encodings", f"must be given for L = {mixing.shape[0]} tokens: an (L, e) matrix")
         encodings = ((1.0,), (-1.0,))
-    return DotProduct(
-        omega=omega,
-        sigma=sigma,
-        lam=lam,
+    teacher = as_array(teacher, "teacher", dtype)
+    if not teacher.ndim and kind is UntiedDotProduct and not own["tied_teacher"]:
+        teacher = teacher * jnp.eye(2, dtype=dtype)
+    return kind(
+        **{name: as_number(value, name, dtype) for name, value in numbers.items()},
         mixing=mixing,
         encodings=as_array(encodings, "encodings", dtype),
-        teacher=jnp.atleast_2d(as_array(teacher, "teacher", dtype)),
+        teacher=jnp.atleast_2d(teacher),
         rank=rank,
+        **own,
     )

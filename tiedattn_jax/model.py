@@ -98,6 +98,34 @@ class Model(Printed):
         """Whether loss(Z O, Y) = loss(Z, Y) for rotations O of the student's columns: a gauge that solvers must fix."""
         return False
 
+    @property
+    def kinked(self) -> bool:
+        """Whether the gradient of the loss jumps where a token's fields change their sign.
+
+        Proximal minima are then searched for on the other side of these places, at every node, and the default averages
+        are single nodes.
+        """
+        return False
+
+    @property
+    def generators(self) -> np.ndarray:
+        """Antisymmetric matrices (G, r, r), the tangents of the rotations of columns that leave the loss as it is.
+
+        All of them for a loss that is `rotation_invariant`, else none; a layer with fewer says which.
+        """
+        every = rotations_of(self.shape[1])
+        return every if self.rotation_invariant else every[:0]
+
+    def start_columns(self, both: bool) -> tuple[jax.Array, jax.Array]:
+        """Which columns of the student a named start gives to the teacher's, (r, t), and to the encodings, (r,).
+
+        Args:
+            both: whether it uses both; the encodings then have a column of their own if there is one.
+        """
+        _, r, t = self.shape
+        column = r - 1 if both and r > 1 else 0
+        return jnp.eye(r, t, dtype=self.lam.dtype), jnp.eye(r, dtype=self.lam.dtype)[column]
+
     # What a layer may offer besides, by writing the method; `provides` says whether it does.
 
     def target(self, Y: jax.Array) -> jax.Array:
@@ -119,6 +147,21 @@ class Model(Printed):
 
     def _missing(self, method: str) -> str:
         return f"{type(self).__name__} must have a method `{method}` for this: see tiedattn_jax.Model"
+
+
+def rotations_of(r: int) -> np.ndarray:
+    """Generators of the rotations of r columns, one for each pair of them, (r (r - 1) / 2, r, r)."""
+    pairs = [(a, b) for a in range(r) for b in range(a)]
+    out = np.zeros((len(pairs), r, r))
+    for k, (a, b) in enumerate(pairs):
+        out[k, a, b], out[k, b, a] = 1.0, -1.0
+    return out
+
+
+def check_numbers(model: Model) -> None:
+    """Check the numbers of a model as its class and those that it is made from check theirs."""
+    for base in type(model).__mro__:
+        base.__dict__.get("__check_init__", lambda model: None)(model)
 
 
 def check_provides(model: Model, method: str, why: str) -> None:
@@ -144,8 +187,7 @@ def check(model: Model, *, even: bool = True) -> None:
         raise InputError("model", f"must be a tiedattn_jax.Model, such as dot_product(), got {model!r}")
     with jax.ensure_compile_time_eval():  # also inside a jitted function, as long as the model itself is concrete
         _check_fields(model)
-        for base in type(model).__mro__:
-            base.__dict__.get("__check_init__", lambda model: None)(model)
+        check_numbers(model)
         _check_law(model)
         _check_functions(model, even)
 

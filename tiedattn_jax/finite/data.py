@@ -333,16 +333,17 @@ def start(model: Model, data: Data, init: Any, key: jax.Array | None = None, sca
     noise = jax.random.normal(jax.random.key(0) if key is None else key, (d, r), data.x.dtype)
     if init == "random":
         return noise * size
+    semantic, positional = model.start_columns(both=False)
     if init == "semantic":
-        given = data.known_teacher("for init='semantic'")[:, :r] * size
+        given, columns = data.known_teacher("for init='semantic'"), semantic
     else:
         if is_concrete(data.encodings):
             some = np.any(np.asarray(data.encodings) != 0)
             require(some, "init", init, "'semantic', 'random' or an array for data without encodings")
         coefficients = jnp.linalg.eigh(data.encodings @ data.encodings.T)[1][:, -1]
         direction = coefficients @ data.encodings * jnp.where(coefficients[0] < 0, -1.0, 1.0)
-        given = (direction / jnp.linalg.norm(direction) * d**0.5 * size)[:, None]
-    return jnp.concatenate([given, 0.1 * noise[:, given.shape[1] :]], 1)
+        given, columns = (direction / jnp.linalg.norm(direction) * d**0.5)[:, None], positional[:, None]
+    return given @ columns.T * size + jnp.where(jnp.any(columns, 1), 0.0, 0.1 * noise)
 
 
 def check_estimate(name: str, model: Model, data: Data, Q: Any) -> jax.Array:
