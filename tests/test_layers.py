@@ -64,7 +64,7 @@ def test_what_single_layers_refuse():
         (lambda: ta.causal_dot_product(mixing=SWAPPED), "mixing must be lower triangular"),
         (lambda: ta.tempered_dot_product(temperature=0.0), "temperature must be positive and finite, got"),
         (lambda: ta.tempered_dot_product(temperature=[1.0, 2.0]), "temperature must be one number"),
-        (lambda: ta.untied_dot_product(teacher=[[1.0]]), "teacher must have as many rows for queries as for keys"),
+        (lambda: ta.untied_dot_product(teacher=[[1.0]]), "teacher must have as many columns for queries as for keys"),
         (lambda: ta.untied_dot_product(tied_teacher=1), "tied_teacher must be True or False"),
         (lambda: axis_of(("temperature", [0.0, 1.0]), "alpha", "x", ta.tempered_dot_product()), "temperature must be"),
     ):

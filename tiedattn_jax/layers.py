@@ -31,6 +31,7 @@ class AttentionLayer(Model):
         encodings: coefficients of p_l on orthonormal directions, (L, e).
         teacher: ``Q*^T Q* / d``, (t, t).
         rank: rank r of the student.
+        spectrum: the law of the data, where it is given instead of sigma, encodings and teacher, which are None then.
     """
 
     omega: jax.Array
@@ -39,10 +40,25 @@ class AttentionLayer(Model):
     encodings: jax.Array
     teacher: jax.Array
     rank: int = eqx.field(static=True, default=1)
+    spectrum: SpectralLaw | None = None
 
     def __check_init__(self) -> None:
-        L = len(self.encodings)
         require_count(self.rank, "rank")
+        if self.spectrum is None:
+            self._check_isotropic()
+        elif self.spectrum.gamma.shape[-1] != len(self.mixing):
+            want = f"must be of as many tokens as mixing, L = {len(self.mixing)}"
+            raise InputError("law", f"{want}, got L = {self.spectrum.gamma.shape[-1]}")
+        if not is_concrete(self):
+            return
+        require(np.isfinite(self.omega) & (0 <= self.omega) & (self.omega <= 1), "omega", self.omega, "in [0, 1]")
+        require(np.isfinite(self.lam) & (self.lam > 0), "lam", self.lam, "positive and finite")
+        A = np.asarray(self.mixing, float)
+        stochastic = np.isfinite(A) & (A >= 0) & (np.abs(A.sum(1, keepdims=True) - 1) < 1e-5)
+        require(stochastic, "mixing", A, "row-stochastic (entries >= 0, every row summing to 1)")
+
+    def _check_isotropic(self) -> None:
+        L = len(self.encodings)
         if self.encodings.ndim != 2 or not self.encodings.size or self.mixing.shape != (L, L):
             want = f"of shape (L, e) with L = {self.mixing.shape[0]} as in mixing, e > 0"
             raise InputError("encodings", f"must be {want}, got shape {self.encodings.shape}")
@@ -50,13 +66,8 @@ class AttentionLayer(Model):
             raise InputError("teacher", f"must be a number or a (t, t) matrix, got shape {self.teacher.shape}")
         if not is_concrete(self):
             return
-        require(np.isfinite(self.omega) & (0 <= self.omega) & (self.omega <= 1), "omega", self.omega, "in [0, 1]")
         least, most = (float(getattr(np.finfo(self.sigma.dtype), k)) ** 0.5 for k in ("tiny", "max"))
         require((self.sigma > least) & (self.sigma < most), "sigma", self.sigma, "positive, with a finite square")
-        require(np.isfinite(self.lam) & (self.lam > 0), "lam", self.lam, "positive and finite")
-        A = np.asarray(self.mixing, float)
-        stochastic = np.isfinite(A) & (A >= 0) & (np.abs(A.sum(1, keepdims=True) - 1) < 1e-5)
-        require(stochastic, "mixing", A, "row-stochastic (entries >= 0, every row summing to 1)")
         require(np.isfinite(self.encodings), "encodings", self.encodings, "finite")
         gram = np.asarray(self.teacher)
         positive = np.all(np.isfinite(gram)) and np.allclose(gram, gram.T) and np.all(np.linalg.eigvalsh(gram) > 0)
@@ -68,7 +79,12 @@ class AttentionLayer(Model):
 
     @property
     def shape(self) -> tuple[int, int, int]:
-        return self.encodings.shape[0], self.rank, self.teacher.shape[0]
+        return len(self.mixing), self.rank, self._teachers
+
+    @property
+    def _teachers(self) -> int:
+        """Columns of the teacher."""
+        return (self.teacher if self.spectrum is None else self.spectrum.pi).shape[-1]
 
     @property
     def rotation_invariant(self) -> bool:
@@ -83,12 +99,17 @@ class AttentionLayer(Model):
         return (1 - self.omega) * self.attention(Y) + self.omega * self.mixing
 
     def with_teacher(self, gram: jax.Array) -> Model:
-        return eqx.tree_at(lambda m: m.teacher, self, gram.astype(self.lam.dtype))
+        if self.spectrum is None:
+            return eqx.tree_at(lambda m: m.teacher, self, gram.astype(self.lam.dtype))
+        return eqx.tree_at(lambda m: m.spectrum, self, self.spectrum.with_teacher(gram))
 
     def loss(self, Z: jax.Array, Y: jax.Array) -> jax.Array:
-        return 0.5 * self.sigma**2 * jnp.sum((self.student(Z) - self.target(Y)) ** 2)
+        error = (self.student(Z) - self.target(Y)) ** 2
+        return 0.5 * self.sigma**2 * jnp.sum(error) if self.spectrum is None else 0.5 * jnp.sum(self.trace * error)
 
     def law(self) -> SpectralLaw:
+        if self.spectrum is not None:
+            return self.spectrum
         L, _, t = self.shape
         one = jnp.ones((1,), self.sigma.dtype)
         return SpectralLaw(
@@ -161,13 +182,13 @@ class UntiedDotProduct(AttentionLayer):
 
     def __check_init__(self) -> None:
         require_kind(self.tied_teacher, "tied_teacher", bool, "True or False")
-        if not self.tied_teacher and len(self.teacher) % 2:
-            want = "must have as many rows for queries as for keys, or tied_teacher=True"
-            raise InputError("teacher", f"{want}, got shape {self.teacher.shape}")
+        if not self.tied_teacher and self._teachers % 2:
+            want = "must have as many columns for queries as for keys, or tied_teacher=True"
+            raise InputError("teacher", f"{want}, got t = {self._teachers}")
 
     @property
     def shape(self) -> tuple[int, int, int]:
-        return self.encodings.shape[0], 2 * self.rank, self.teacher.shape[0]
+        return len(self.mixing), 2 * self.rank, self._teachers
 
     @property
     def rotation_invariant(self) -> bool:
@@ -178,12 +199,12 @@ class UntiedDotProduct(AttentionLayer):
         return np.kron(np.eye(2), rotations_of(self.rank))
 
     def start_columns(self, both: bool) -> tuple[jax.Array, jax.Array]:
-        k, t = self.rank, self.teacher.shape[0]
+        k, t, law = self.rank, self._teachers, self.law()
         query = np.eye(k, t if self.tied_teacher else t // 2)
         semantic = np.concatenate([query, query]) if self.tied_teacher else np.kron(np.eye(2), query)
         column = np.eye(k)[k - 1 if both else 0]
         # Query and key have opposite signs where the target looks at other positions rather than its own.
-        gram = self.encodings @ self.encodings.T
+        gram = jnp.einsum("k,kij->ij", law.weights, law.tau)
         likes = jnp.sum((self.mixing - 1 / len(gram)) * gram)
         sign = jnp.where(likes < 0, -1.0, 1.0).astype(self.lam.dtype)
         return jnp.asarray(semantic, self.lam.dtype), jnp.concatenate([column, sign * column])
@@ -237,6 +258,7 @@ def dot_product(
     encodings: Any = None,
     teacher: Any = 1.0,
     rank: int = 1,
+    law: SpectralLaw | None = None,
     dtype: Any = None,
 ) -> DotProduct:
     """The dot-product attention of Section 5 of the paper; by default its standard setting.
@@ -252,12 +274,13 @@ def dot_product(
         teacher: Q*^T Q* / d: a number, or a (t, t) positive definite matrix. One in the paper; the realised value when
             the theory is compared with one finite instance.
         rank: columns of the student.
+        law: of the data, instead of sigma, encodings and teacher; for instance `SpectralLaw.from_matrices`.
         dtype: of all numbers; by default what jax gives to Python floats (float32 unless x64 is enabled).
 
     Raises:
         ValueError: naming the argument that is out of range.
     """
-    more = {"encodings": encodings, "teacher": teacher, "rank": rank, "dtype": dtype}
+    more = {"encodings": encodings, "teacher": teacher, "rank": rank, "law": law, "dtype": dtype}
     return _made(DotProduct, omega, sigma, lam, mixing, **more)
 
 
@@ -363,6 +386,7 @@ def _made(
     encodings: Any = None,
     teacher: Any = 1.0,
     rank: int = 1,
+    law: SpectralLaw | None = None,
     dtype: Any = None,
     **own: Any,
 ) -> Layer:
@@ -370,12 +394,21 @@ def _made(
     dtype = jnp.dtype(dtype or jnp.result_type(float))
     if dtype not in (jnp.float32, jnp.float64):
         raise InputError("dtype", f"must be float32 or float64, got dtype={dtype}")
-    numbers = {"omega": omega, "sigma": sigma, "lam": lam}
+    numbers = {"omega": omega, "lam": lam}
     if "temperature" in own:
         numbers["temperature"] = own.pop("temperature")
+    numbers = {name: as_number(value, name, dtype) for name, value in numbers.items()}
     mixing = as_array(mixing, "mixing", dtype)
     if mixing.ndim != 2 or mixing.shape[0] != mixing.shape[1] or mixing.shape[0] < 2:
         raise InputError("mixing", f"must be a square L x L matrix with L >= 2, got shape {mixing.shape}")
+    if law is not None:
+        require_kind(law, "law", SpectralLaw, "a SpectralLaw, such as SpectralLaw.from_matrices(...)")
+        for name, value, default in (("sigma", sigma, 0.5), ("encodings", encodings, None), ("teacher", teacher, 1.0)):
+            if not (value is default or (isinstance(value, float) and value == default)):
+                raise InputError(name, f"must be left out beside law, which says what it is, got {name}={value!r}")
+        spectrum = jax.tree.map(lambda a: jnp.asarray(a, dtype), law)
+        nothing: dict[str, Any] = dict.fromkeys(("sigma", "encodings", "teacher"))
+        return kind(**numbers, **nothing, mixing=mixing, rank=rank, spectrum=spectrum, **own)
     if encodings is None:
         if mixing.shape[0] != 2:
             raise InputError("encodings", f"must be given for L = {mixing.shape[0]} tokens: an (L, e) matrix")
@@ -384,7 +417,8 @@ def _made(
     if not teacher.ndim and kind is UntiedDotProduct and not own["tied_teacher"]:
         teacher = teacher * jnp.eye(2, dtype=dtype)
     return kind(
-        **{name: as_number(value, name, dtype) for name, value in numbers.items()},
+        **numbers,
+        sigma=as_number(sigma, "sigma", dtype),
         mixing=mixing,
         encodings=as_array(encodings, "encodings", dtype),
         teacher=jnp.atleast_2d(teacher),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import abc
 import dataclasses
+from typing import Any
 
 import equinox as eqx
 import jax
@@ -12,6 +13,7 @@ import numpy as np
 
 from .errors import InputError, require, require_count
 from .printing import Description, Printed, entries
+from .spectra import atoms, eigenbasis, floats, positive
 
 
 class SpectralLaw(Printed):
@@ -37,6 +39,81 @@ class SpectralLaw(Printed):
     pi: jax.Array
     cross: jax.Array
 
+    @classmethod
+    def from_matrices(cls, covariances: Any, encodings: Any, teacher: Any, *, dtype: Any = None) -> SpectralLaw:
+        """The law of given matrices: an atom for each distinct set of eigenvalues, with the second moments there.
+
+        A teacher that was drawn overlaps with the encodings by chance, which leaves no symmetry for the branches by name:
+        these hold m or theta at zero, and `branch=None` does not.
+
+        Args:
+            covariances: Sigma_l, (L, d, d), which commute; or their eigenvalues, (L, d), where the coordinates are the
+                common eigenvectors.
+            encodings: the vectors p_l, (L, d), of norm O(1).
+            teacher: Q*, (d, t), entries O(1).
+            dtype: of the law; by default what jax gives to Python floats.
+
+        Raises:
+            InputError: shapes that do not fit; covariances that are not symmetric, do not commute or are not positive;
+                encodings that were not divided by sqrt(d).
+        """
+        sizes: dict[str, int] = {}
+        whole = np.ndim(covariances) == 3
+        covariances = floats(covariances, "covariances", "L d d" if whole else "L d", sizes)
+        encodings, teacher = floats(encodings, "encodings", "L d", sizes), floats(teacher, "teacher", "d t", sizes)
+        d = sizes["d"]
+        norm = np.sum(encodings**2, 1).max()
+        want = "of norm of order one: divide vectors of entries of order one by sqrt(d)"
+        require(norm <= max(10, d**0.5), "encodings", f"|p_l|^2 = {norm:.3g}", want)
+        gamma, vectors = eigenbasis(covariances) if whole else (covariances.T, np.eye(d))
+        gamma = positive(gamma, "covariances")
+        return cls.from_samples(gamma, d**0.5 * vectors.T @ encodings.T, vectors.T @ teacher, dtype=dtype)
+
+    @classmethod
+    def from_samples(cls, gamma: Any, tau: Any, pi: Any, weights: Any = None, *, dtype: Any = None) -> SpectralLaw:
+        """The law of N samples of (gamma, tau, pi): an atom for each distinct gamma, with the second moments there.
+
+        Args:
+            gamma: eigenvalues, (N, L).
+            tau: projections of the encodings, ``sqrt(d) e_i . p_l``, (N, L).
+            pi: projections of the teacher, ``e_i . Q*``, (N, t).
+            weights: shares of the samples, (N,), summing to one; by default equal.
+            dtype: of the law; by default what jax gives to Python floats.
+
+        Raises:
+            InputError: shapes that do not fit, numbers that are not finite, negative eigenvalues, weights that are not
+                shares.
+        """
+        sizes: dict[str, int] = {}
+        gamma = positive(floats(gamma, "gamma", "N L", sizes), "gamma")
+        tau, pi = floats(tau, "tau", "N L", sizes), floats(pi, "pi", "N t", sizes)
+        shares = np.full(sizes["N"], 1 / sizes["N"]) if weights is None else floats(weights, "weights", "N", sizes)
+        one = abs(shares.sum() - 1) < 1e-6 and np.all(shares >= 0)
+        require(one, "weights", shares, "shares >= 0 that sum to one")
+        which = atoms(gamma)
+        own = np.bincount(which, shares)
+        dtype = jnp.dtype(dtype or jnp.result_type(float))
+
+        def mean(values: np.ndarray) -> jax.Array:
+            """At every atom, of values (N, ...)."""
+            total = np.zeros((len(own), *values.shape[1:]))
+            np.add.at(total, which, shares.reshape(-1, *[1] * (values.ndim - 1)) * values)
+            return jnp.asarray(total / own.reshape(-1, *[1] * (values.ndim - 1)), dtype)
+
+        return cls(
+            weights=jnp.asarray(own / own.sum(), dtype),
+            gamma=mean(gamma),
+            tau=mean(tau[:, :, None] * tau[:, None]),
+            pi=mean(pi[:, :, None] * pi[:, None]),
+            cross=mean(tau[:, :, None] * pi[:, None]),
+        )
+
+    def with_teacher(self, gram: jax.Array) -> SpectralLaw:
+        """The law of a teacher with another ``Q*^T Q* / d``, (t, t), whose columns are mixed to have it."""
+        own = jnp.einsum("k,kst->st", self.weights, self.pi)
+        mix = jnp.linalg.cholesky(gram.astype(own.dtype)) @ jnp.linalg.inv(jnp.linalg.cholesky(own))
+        return SpectralLaw(self.weights, self.gamma, self.tau, mix @ self.pi @ mix.T, self.cross @ mix.T)
+
     def describe(self) -> Description:
         return Description("", numbers=[(name, entries(a)) for name, a in vars(self).items()])
 
@@ -57,7 +134,7 @@ class Model(Printed):
         return super().readable and np.ndim(self.lam) == 0
 
     def describe(self) -> Description:
-        shown = {name: entries(a) if eqx.is_array(a) else repr(a) for name, a in vars(self).items()}
+        shown = {name: entries(a) if eqx.is_array(a) else repr(a) for name, a in vars(self).items() if a is not None}
         return Description("", numbers=list(shown.items()))
 
     @property
