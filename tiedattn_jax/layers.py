@@ -94,8 +94,8 @@ class AttentionLayer(Model):
         """Attention matrix of the student, (L, L)."""
         return self.attention(Z)
 
-    def target(self, Y: jax.Array) -> jax.Array:
-        """Attention matrix of the target, (L, L)."""
+    def target(self, Y: jax.Array, *noise: jax.Array) -> jax.Array:
+        """Attention matrix of the target, (L, L), which leaves fields of noise alone."""
         return (1 - self.omega) * self.attention(Y) + self.omega * self.mixing
 
     def with_teacher(self, gram: jax.Array) -> Model:
@@ -103,8 +103,8 @@ class AttentionLayer(Model):
             return eqx.tree_at(lambda m: m.teacher, self, gram.astype(self.lam.dtype))
         return eqx.tree_at(lambda m: m.spectrum, self, self.spectrum.with_teacher(gram))
 
-    def loss(self, Z: jax.Array, Y: jax.Array) -> jax.Array:
-        error = (self.student(Z) - self.target(Y)) ** 2
+    def loss(self, Z: jax.Array, Y: jax.Array, *noise: jax.Array) -> jax.Array:
+        error = (self.student(Z) - self.target(Y, *noise)) ** 2
         return 0.5 * self.sigma**2 * jnp.sum(error) if self.spectrum is None else 0.5 * jnp.sum(self.trace * error)
 
     def law(self) -> SpectralLaw:
@@ -213,7 +213,7 @@ class UntiedDotProduct(AttentionLayer):
         queries, keys = jnp.split(fields, 2, axis=1)
         return jax.nn.softmax(queries @ keys.T)
 
-    def target(self, Y: jax.Array) -> jax.Array:
+    def target(self, Y: jax.Array, *noise: jax.Array) -> jax.Array:
         return super().target(jnp.concatenate([Y, Y], 1) if self.tied_teacher else Y)
 
 

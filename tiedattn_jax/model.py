@@ -142,12 +142,32 @@ class Model(Printed):
     def shape(self) -> tuple[int, int, int]:
         """(L, r, t): tokens of a sentence, rank of the student, rank of the teacher."""
 
+    @property
+    def noise(self) -> int:
+        """How many fields of noise a token has: standard normals, independent of everything.
+
+        Where there are some, `loss` and `target` take them as a last argument, (L, noise).
+        """
+        return 0
+
+    @property
+    def columns(self) -> tuple[int, int]:
+        """How many fields of a token are the student's, and how many the labels': the teacher's and those of noise."""
+        _, r, t = self.shape
+        return r, t + self.noise
+
+    def label(self, fields: jax.Array) -> tuple[jax.Array, ...]:
+        """The teacher's fields, and those of noise if there are some, of a sentence's (L, t + noise)."""
+        t = self.shape[2]
+        return (fields[:, :t], fields[:, t:]) if self.noise else (fields,)
+
     @abc.abstractmethod
     def loss(self, Z: jax.Array, Y: jax.Array) -> jax.Array:
         """Loss of one sentence as a function of its local fields.
 
         For student and teacher attention matrices S and T it is ``1/2 Tr[(S(Z) - T(Y)) D (S(Z) - T(Y))^T]`` with
-        ``D = diag(Tr Sigma_l / d)``. It must not change under ``Z -> -Z`` nor under ``Y -> -Y``.
+        ``D = diag(Tr Sigma_l / d)``. It must not change under ``Z -> -Z`` nor under ``Y -> -Y``. A model with `noise` has
+        ``loss(Z, Y, noise)``, even in Y alone or in Y and the noise together.
 
         Args:
             Z: student fields, (L, r).
@@ -288,6 +308,7 @@ def _check_fields(model: Model) -> None:
         raise InputError("shape", f"must be (L, r, t), got {model.shape}")
     for count in model.shape:
         require_count(count, "shape")
+    require_count(model.noise, "noise", 0)
 
 
 def _check_law(model: Model) -> None:
@@ -316,21 +337,25 @@ def _check_law(model: Model) -> None:
 
 
 @eqx.filter_jit
-def _losses(model: Model, Z: jax.Array, Y: jax.Array) -> tuple[jax.Array, ...]:
-    return model.loss(Z, Y), model.loss(-Z, Y), model.loss(Z, -Y)
+def _losses(model: Model, Z: jax.Array, Y: jax.Array, *noise: jax.Array) -> tuple[jax.Array, ...]:
+    fields = [(Z, Y, *noise), (-Z, Y, *noise), (Z, -Y, *noise)]
+    if noise:
+        fields.append((Z, -Y, *(-a for a in noise)))
+    return tuple(model.loss(*each) for each in fields)
 
 
 def _check_functions(model: Model, even: bool) -> None:
     L, r, t = model.shape
     rng = np.random.default_rng(0)
-    Z, Y = (jnp.asarray(rng.standard_normal((L, k)), model.lam.dtype) for k in (r, t))
-    value, *mirrored = _losses(model, Z, Y)
+    widths = (r, t, model.noise) if model.noise else (r, t)
+    Z, *labels = (jnp.asarray(rng.standard_normal((L, k)), model.lam.dtype) for k in widths)
+    value, *mirrored = _losses(model, Z, *labels)
     real = np.asarray(value).dtype.kind in "iuf" and np.shape(value) == ()
     if not real or not np.isfinite(value):
         raise InputError("loss", f"must return a finite real scalar, got {value!r}: see Model.loss")
-    if even and not np.allclose(mirrored, value, rtol=1e-3):
+    same = [np.allclose(a, value, rtol=1e-3) for a in mirrored]
+    if even and not (same[0] and any(same[1:])):
         raise InputError("loss", "must be even in Z and in Y for a branch by name: use branch=None with a start")
-    for name, given in {"student": Z, "target": Y}.items():
-        if model.provides(name) and jnp.shape(getattr(model, name)(given)) != (L, L):
-            shape = jnp.shape(getattr(model, name)(given))
+    for name, given in {"student": [Z], "target": labels}.items():
+        if model.provides(name) and (shape := jnp.shape(getattr(model, name)(*given))) != (L, L):
             raise InputError(name, f"must return an ({L}, {L}) matrix, got shape {shape}")

@@ -26,7 +26,7 @@ def default_nodes(
         InputError: as those two; `n` above 2^24 for lines.
     """
     check_arguments(model, block, n=n, replicates=replicates, seed=seed)
-    L, r, t = model.shape
+    L, (r, t) = model.shape[0], model.columns
     if model.kinked or not L * r == L * t == 2:
         return sobol_nodes(model, n, seed=seed, replicates=replicates, block=block)
     require(n <= MOST_NODES, "n", n, f"at most {MOST_NODES} on lines: use sobol_nodes for more")

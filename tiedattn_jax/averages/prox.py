@@ -36,7 +36,7 @@ _MAX_STEPS = 60
 
 def _loss(model: Model, Z: jax.Array, Y: jax.Array) -> jax.Array:
     # Constants of a layer may be of another precision than the fields.
-    return jnp.asarray(model.loss(Z, Y)).astype(Z.dtype)
+    return jnp.asarray(model.loss(Z, *model.label(Y))).astype(Z.dtype)
 
 
 def _expansion(model: Model, Z: jax.Array, Y: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array]:

@@ -144,16 +144,29 @@ def draw_sentences(
     """n sentences with the model's labels, of given teacher (d, t), encodings (L, d), variances (L, d) or (L, 1)."""
     L, d = encodings.shape
     noise = jax.random.normal(key, (L, n, d), gamma.dtype) * jnp.sqrt(gamma[:, None] / d)
-    y = jnp.transpose(student_fields(noise, teacher), (2, 0, 1))
+    y = student_fields(noise, teacher)
     x = noise + encodings[:, None] / d**0.5
-    return Data(x, y, teacher, encodings, gamma, _labels(model, x, y, encodings))
+    own = noise_fields(model, n, key)
+    labels = _labels(model, x, jnp.concatenate([y, *own], 1), encodings)
+    of_labels = jnp.transpose(own[0], (2, 0, 1)) if own else None
+    return Data(x, jnp.transpose(y, (2, 0, 1)), teacher, encodings, gamma, labels, of_labels)
 
 
-def _labels(model: Model, x: jax.Array, y: jax.Array, encodings: jax.Array) -> Labels | None:
-    """`Labels` of ``y = T(Y) x``, from inner products alone; None for a model without `target`."""
+def noise_fields(model: Model, n: int, key: jax.Array) -> list[jax.Array]:
+    """The fields of noise of n sentences, one array (L, noise, n), or none for a model without."""
+    size = model.shape[0], model.noise, n
+    return [jax.random.normal(jax.random.fold_in(key, 1), size, model.lam.dtype)] if model.noise else []
+
+
+def _labels(model: Model, x: jax.Array, fields: jax.Array, encodings: jax.Array) -> Labels | None:
+    """`Labels` of ``y = T(Y) x``, from inner products alone; None for a model without `target`.
+
+    Args:
+        fields: of teacher and noise, (L, t + noise, n).
+    """
     if not model.provides("target"):
         return None
-    target = target_at_nodes(model, jnp.transpose(y, (1, 2, 0)))
+    target = target_at_nodes(model, fields)
     d = x.shape[2]
     gram = token_gram(x)
     # p_k . x~_l / d, with the encodings in the place of an estimate.
