@@ -3,8 +3,9 @@
 A model is a loss of the local fields and a law of the data; fixed points of state evolution, phase diagrams, message
 passing and training follow from it. The public functions, by task:
 
-    a model         dot_product, or a subclass of Model with shape, loss and law (SpectralLaw)
-                    L1, or a subclass of Penalty with value and prox, besides the ridge
+    a model         dot_product, tempered_dot_product, causal_dot_product, untied_dot_product, linear_attention,
+                    relu_attention; a subclass of AttentionLayer with `attention`, or of Model with shape, loss and law
+                    (SpectralLaw); L1, or a subclass of Penalty with value and prox, besides the ridge
     one state       solve, find_states                 its numbers: FixedPoint, Overlaps, Conjugates, Diagnostics
     transitions     critical_alpha, linear_crossing, branch_ends, locate, EVENTS
     many settings   sweep, trace_branch, folds_of, trace_boundary, meetings, phase_diagram, PhaseDiagram.load
@@ -46,8 +47,19 @@ from .finite.sampling import sample_data as sample_data
 from .finite.training import Training as Training
 from .finite.training import risk as risk
 from .finite.training import train as train
+from .layers import AttentionLayer as AttentionLayer
+from .layers import CausalDotProduct as CausalDotProduct
 from .layers import DotProduct as DotProduct
+from .layers import LinearAttention as LinearAttention
+from .layers import ReLUAttention as ReLUAttention
+from .layers import TemperedDotProduct as TemperedDotProduct
+from .layers import UntiedDotProduct as UntiedDotProduct
+from .layers import causal_dot_product as causal_dot_product
 from .layers import dot_product as dot_product
+from .layers import linear_attention as linear_attention
+from .layers import relu_attention as relu_attention
+from .layers import tempered_dot_product as tempered_dot_product
+from .layers import untied_dot_product as untied_dot_product
 from .model import Model as Model
 from .model import SpectralLaw as SpectralLaw
 from .model import check as check

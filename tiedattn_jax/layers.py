@@ -1,8 +1,12 @@
-"""The attention layers that the library ships, each a `Model`."""
+"""The attention layers that the library ships, each a `Model`.
+
+A layer is what it makes of fields, `AttentionLayer.attention`; the data and the form of the target are common to all.
+"""
 
 from __future__ import annotations
 
-from typing import Any
+import abc
+from typing import Any, TypeVar
 
 import equinox as eqx
 import jax
@@ -10,15 +14,15 @@ import jax.numpy as jnp
 import numpy as np
 
 from .errors import InputError, as_array, as_number, is_concrete, require, require_count, require_kind
-from .model import Model, SpectralLaw
+from .model import Model, SpectralLaw, rotations_of
 from .penalties import Penalty
 
 
-class DotProduct(Model):
-    """The dot-product attention of Section 5, for any number of tokens and any rank.
+class AttentionLayer(Model):
+    """A layer whose target is one of its own kind: subclass it, and write `attention`.
 
-    ``S(Z) = softmax(Z Z^T)`` and ``T(Y) = (1 - omega) softmax(Y Y^T) + omega A``, rows summing to one; isotropic
-    covariances ``Sigma_l = sigma^2 I``; positional encodings that span a few directions orthogonal to the teacher.
+    The student is ``S(Z) = attention(Z)``, the target ``T(Y) = (1 - omega) attention(Y) + omega A``. Tokens have isotropic
+    covariances ``Sigma_l = sigma^2 I``; positional encodings span a few directions orthogonal to the teacher.
 
     Attributes:
         omega: positional share of the target, in [0, 1].
@@ -29,6 +33,7 @@ class DotProduct(Model):
         encodings: coefficients of p_l on orthonormal directions, (L, e).
         teacher: ``Q*^T Q* / d``, (t, t).
         rank: rank r of the student.
+        spectrum: the law of the data, where it is given instead of sigma, encodings and teacher, which are None then.
     """
 
     omega: jax.Array
@@ -37,10 +42,26 @@ class DotProduct(Model):
     encodings: jax.Array
     teacher: jax.Array
     rank: int = eqx.field(static=True, default=1)
+    spectrum: SpectralLaw | None = None
 
     def __check_init__(self) -> None:
-        L = len(self.encodings)
         require_count(self.rank, "rank")
+        if self.spectrum is None:
+            self._check_isotropic()
+        elif self.spectrum.gamma.shape[-1] != len(self.mixing):
+            want = f"must be of as many tokens as mixing, L = {len(self.mixing)}"
+            raise InputError("law", f"{want}, got L = {self.spectrum.gamma.shape[-1]}")
+        if not is_concrete(self):
+            return
+        require(np.isfinite(self.omega) & (0 <= self.omega) & (self.omega <= 1), "omega", self.omega, "in [0, 1]")
+        held = self.lam >= 0 if self.penalty is not None else self.lam > 0
+        require(np.isfinite(self.lam) & held, "lam", self.lam, "positive and finite")
+        A = np.asarray(self.mixing, float)
+        stochastic = np.isfinite(A) & (A >= 0) & (np.abs(A.sum(1, keepdims=True) - 1) < 1e-5)
+        require(stochastic, "mixing", A, "row-stochastic (entries >= 0, every row summing to 1)")
+
+    def _check_isotropic(self) -> None:
+        L = len(self.encodings)
         if self.encodings.ndim != 2 or not self.encodings.size or self.mixing.shape != (L, L):
             want = f"of shape (L, e) with L = {self.mixing.shape[0]} as in mixing, e > 0"
             raise InputError("encodings", f"must be {want}, got shape {self.encodings.shape}")
@@ -48,22 +69,25 @@ class DotProduct(Model):
             raise InputError("teacher", f"must be a number or a (t, t) matrix, got shape {self.teacher.shape}")
         if not is_concrete(self):
             return
-        require(np.isfinite(self.omega) & (0 <= self.omega) & (self.omega <= 1), "omega", self.omega, "in [0, 1]")
         least, most = (float(getattr(np.finfo(self.sigma.dtype), k)) ** 0.5 for k in ("tiny", "max"))
         require((self.sigma > least) & (self.sigma < most), "sigma", self.sigma, "positive, with a finite square")
-        held = self.lam >= 0 if self.penalty is not None else self.lam > 0
-        require(np.isfinite(self.lam) & held, "lam", self.lam, "positive and finite")
-        A = np.asarray(self.mixing, float)
-        stochastic = np.isfinite(A) & (A >= 0) & (np.abs(A.sum(1, keepdims=True) - 1) < 1e-5)
-        require(stochastic, "mixing", A, "row-stochastic (entries >= 0, every row summing to 1)")
         require(np.isfinite(self.encodings), "encodings", self.encodings, "finite")
         gram = np.asarray(self.teacher)
         positive = np.all(np.isfinite(gram)) and np.allclose(gram, gram.T) and np.all(np.linalg.eigvalsh(gram) > 0)
         require(positive, "teacher", gram, "positive, a matrix symmetric and positive definite")
 
+    @abc.abstractmethod
+    def attention(self, fields: jax.Array) -> jax.Array:
+        """Attention matrix, (L, L), of the fields of a sentence, (L, k); even in them."""
+
     @property
     def shape(self) -> tuple[int, int, int]:
-        return self.encodings.shape[0], self.rank, self.teacher.shape[0]
+        return len(self.mixing), self.rank, self._teachers
+
+    @property
+    def _teachers(self) -> int:
+        """Columns of the teacher."""
+        return (self.teacher if self.spectrum is None else self.spectrum.pi).shape[-1]
 
     @property
     def rotation_invariant(self) -> bool:
@@ -71,19 +95,24 @@ class DotProduct(Model):
 
     def student(self, Z: jax.Array) -> jax.Array:
         """Attention matrix of the student, (L, L)."""
-        return jax.nn.softmax(Z @ Z.T)
+        return self.attention(Z)
 
-    def target(self, Y: jax.Array) -> jax.Array:
-        """Attention matrix of the target, (L, L)."""
-        return (1 - self.omega) * jax.nn.softmax(Y @ Y.T) + self.omega * self.mixing
+    def target(self, Y: jax.Array, *noise: jax.Array) -> jax.Array:
+        """Attention matrix of the target, (L, L), which leaves fields of noise alone."""
+        return (1 - self.omega) * self.attention(Y) + self.omega * self.mixing
 
-    def with_teacher(self, gram: jax.Array) -> DotProduct:
-        return eqx.tree_at(lambda m: m.teacher, self, gram.astype(self.lam.dtype))
+    def with_teacher(self, gram: jax.Array) -> Model:
+        if self.spectrum is None:
+            return eqx.tree_at(lambda m: m.teacher, self, gram.astype(self.lam.dtype))
+        return eqx.tree_at(lambda m: m.spectrum, self, self.spectrum.with_teacher(gram))
 
-    def loss(self, Z: jax.Array, Y: jax.Array) -> jax.Array:
-        return 0.5 * self.sigma**2 * jnp.sum((self.student(Z) - self.target(Y)) ** 2)
+    def loss(self, Z: jax.Array, Y: jax.Array, *noise: jax.Array) -> jax.Array:
+        error = (self.student(Z) - self.target(Y, *noise)) ** 2
+        return 0.5 * self.sigma**2 * jnp.sum(error) if self.spectrum is None else 0.5 * jnp.sum(self.trace * error)
 
     def law(self) -> SpectralLaw:
+        if self.spectrum is not None:
+            return self.spectrum
         L, _, t = self.shape
         one = jnp.ones((1,), self.sigma.dtype)
         return SpectralLaw(
@@ -98,6 +127,134 @@ class DotProduct(Model):
         )
 
 
+class DotProduct(AttentionLayer):
+    """The dot-product attention of Section 5, for any number of tokens and any rank.
+
+    ``S(Z) = softmax(Z Z^T)`` and ``T(Y) = (1 - omega) softmax(Y Y^T) + omega A``, rows summing to one. Attributes as in
+    `AttentionLayer`.
+    """
+
+    def attention(self, fields: jax.Array) -> jax.Array:
+        return jax.nn.softmax(fields @ fields.T)
+
+
+class TemperedDotProduct(AttentionLayer):
+    """Dot-product attention at a temperature, ``softmax(Z Z^T / temperature)``, in student and target.
+
+    It is the dot product at the ridge ``lam temperature`` of a teacher whose ``Q*^T Q* / d`` is divided by the
+    temperature, with weights larger by the root of the temperature. Attributes as in `AttentionLayer`, and the
+    `temperature`.
+    """
+
+    temperature: jax.Array = eqx.field(kw_only=True)
+
+    def __check_init__(self) -> None:
+        if is_concrete(self.temperature):
+            good = np.isfinite(self.temperature) & (self.temperature > 0)
+            require(good, "temperature", self.temperature, "positive and finite")
+
+    def attention(self, fields: jax.Array) -> jax.Array:
+        return jax.nn.softmax(fields @ fields.T / self.temperature)
+
+
+class CausalDotProduct(AttentionLayer):
+    """Dot-product attention in which a token attends to itself and to those before it, in student and target.
+
+    The positional part A of the target is causal as well: lower triangular. Attributes as in `AttentionLayer`.
+    """
+
+    def __check_init__(self) -> None:
+        if is_concrete(self.mixing):
+            A = np.asarray(self.mixing)
+            require(A == np.tril(A), "mixing", A, "lower triangular, zero where a token would attend to a later one")
+
+    def attention(self, fields: jax.Array) -> jax.Array:
+        seen = np.tril(np.ones(2 * fields.shape[:1], bool))
+        return jax.nn.softmax(jnp.where(seen, fields @ fields.T, -jnp.inf))
+
+
+class UntiedDotProduct(AttentionLayer):
+    """Dot-product attention with queries and keys of their own, ``softmax(Z^Q (Z^K)^T)``.
+
+    The columns of the student are those of the queries, then those of the keys, `rank` of each, so that r = 2 `rank`.
+    Those of the teacher likewise, unless it is tied. A rotation of queries and keys alike changes nothing. Attributes as
+    in `AttentionLayer`, and
+
+    Attributes:
+        tied_teacher: whether the target is tied, ``(1 - omega) softmax(Y Y^T) + omega A``.
+    """
+
+    tied_teacher: bool = eqx.field(static=True, default=False)
+
+    def __check_init__(self) -> None:
+        require_kind(self.tied_teacher, "tied_teacher", bool, "True or False")
+        if not self.tied_teacher and self._teachers % 2:
+            want = "must have as many columns for queries as for keys, or tied_teacher=True"
+            raise InputError("teacher", f"{want}, got t = {self._teachers}")
+
+    @property
+    def shape(self) -> tuple[int, int, int]:
+        return len(self.mixing), 2 * self.rank, self._teachers
+
+    @property
+    def rotation_invariant(self) -> bool:
+        return False
+
+    @property
+    def generators(self) -> np.ndarray:
+        return np.kron(np.eye(2), rotations_of(self.rank))
+
+    def start_columns(self, both: bool) -> tuple[jax.Array, jax.Array]:
+        k, t, law = self.rank, self._teachers, self.law()
+        query = np.eye(k, t if self.tied_teacher else t // 2)
+        semantic = np.concatenate([query, query]) if self.tied_teacher else np.kron(np.eye(2), query)
+        column = np.eye(k)[k - 1 if both else 0]
+        # Query and key have opposite signs where the target looks at other positions rather than its own.
+        gram = jnp.einsum("k,kij->ij", law.weights, law.tau)
+        likes = jnp.sum((self.mixing - 1 / len(gram)) * gram)
+        sign = jnp.where(likes < 0, -1.0, 1.0).astype(self.lam.dtype)
+        return jnp.asarray(semantic, self.lam.dtype), jnp.concatenate([column, sign * column])
+
+    def attention(self, fields: jax.Array) -> jax.Array:
+        queries, keys = jnp.split(fields, 2, axis=1)
+        return jax.nn.softmax(queries @ keys.T)
+
+    def target(self, Y: jax.Array, *noise: jax.Array) -> jax.Array:
+        return super().target(jnp.concatenate([Y, Y], 1) if self.tied_teacher else Y)
+
+
+class LinearAttention(AttentionLayer):
+    """Normalised linear attention: the softmax's exponential expanded to second order.
+
+    ``S_kl = k(s_kl) / sum_j k(s_kj)`` of the scores ``s = Z Z^T``, with the kernel ``k(s) = 1 + s + s^2 / 2``. It is an
+    inner product of features of single tokens, ``(1, z, z z^T / sqrt(2))``, hence the name, and at least one half: rows
+    sum to one, and no denominator vanishes. Attributes as in `AttentionLayer`.
+    """
+
+    def attention(self, fields: jax.Array) -> jax.Array:
+        scores = fields @ fields.T
+        kernel = 1 + scores + 0.5 * scores**2
+        return kernel / jnp.sum(kernel, 1, keepdims=True)
+
+
+class ReLUAttention(AttentionLayer):
+    """ReLU attention, not normalised: ``S(Z) = max(Z Z^T, 0) / L``.
+
+    Rows need not sum to one; divided by their sum they would have no limit at ``Z = 0``. The gradient of the loss jumps
+    where a score changes its sign. Attributes as in `AttentionLayer`.
+    """
+
+    @property
+    def kinked(self) -> bool:
+        return True
+
+    def attention(self, fields: jax.Array) -> jax.Array:
+        return jnp.maximum(fields @ fields.T, 0) / fields.shape[0]
+
+
+Layer = TypeVar("Layer", bound=AttentionLayer)
+
+
 def dot_product(
     omega: Any = 0.3,
     sigma: Any = 0.5,
@@ -108,6 +265,7 @@ def dot_product(
     teacher: Any = 1.0,
     rank: int = 1,
     penalty: Penalty | None = None,
+    law: SpectralLaw | None = None,
     dtype: Any = None,
 ) -> DotProduct:
     """The dot-product attention of Section 5 of the paper; by default its standard setting.
@@ -124,32 +282,159 @@ def dot_product(
             the theory is compared with one finite instance.
         rank: columns of the student.
         penalty: of the weights besides the ridge, for instance ``L1(0.02)``; with the ridge that is the elastic net.
+        law: of the data, instead of sigma, encodings and teacher; for instance `SpectralLaw.from_matrices`.
         dtype: of all numbers; by default what jax gives to Python floats (float32 unless x64 is enabled).
 
     Raises:
         ValueError: naming the argument that is out of range.
     """
+    more = {"encodings": encodings, "teacher": teacher, "rank": rank, "penalty": penalty, "law": law, "dtype": dtype}
+    return _made(DotProduct, omega, sigma, lam, mixing, **more)
+
+
+def tempered_dot_product(
+    omega: Any = 0.3,
+    sigma: Any = 0.5,
+    lam: Any = 0.01,
+    mixing: Any = ((0.6, 0.4), (0.4, 0.6)),
+    *,
+    temperature: Any = 1.0,
+    **more: Any,
+) -> TemperedDotProduct:
+    """`TemperedDotProduct`: dot-product attention at a temperature.
+
+    Arguments and errors as in `dot_product`, and the `temperature`, positive.
+    """
+    return _made(TemperedDotProduct, omega, sigma, lam, mixing, temperature=temperature, **more)
+
+
+def causal_dot_product(
+    omega: Any = 0.3,
+    sigma: Any = 0.5,
+    lam: Any = 0.01,
+    mixing: Any = ((1.0, 0.0), (0.4, 0.6)),
+    **more: Any,
+) -> CausalDotProduct:
+    """`CausalDotProduct`: dot-product attention with a causal mask.
+
+    Arguments and errors as in `dot_product`; `mixing` is lower triangular.
+    """
+    return _made(CausalDotProduct, omega, sigma, lam, mixing, **more)
+
+
+def untied_dot_product(
+    omega: Any = 0.3,
+    sigma: Any = 0.5,
+    lam: Any = 0.01,
+    mixing: Any = ((0.6, 0.4), (0.4, 0.6)),
+    *,
+    tied_teacher: bool = False,
+    **more: Any,
+) -> UntiedDotProduct:
+    """`UntiedDotProduct`: dot-product attention with queries and keys of their own.
+
+    Arguments and errors as in `dot_product`, but for these.
+
+    Args:
+        tied_teacher: whether the target is tied. If not, a number for `teacher` is the norm of each of its columns, one
+            query and one key, and a matrix has the queries first.
+        more: `rank` is that of the queries, and of the keys.
+    """
+    return _made(UntiedDotProduct, omega, sigma, lam, mixing, tied_teacher=tied_teacher, **more)
+
+
+def linear_attention(
+    omega: Any = 0.3,
+    sigma: Any = 0.5,
+    lam: Any = 0.01,
+    mixing: Any = ((0.6, 0.4), (0.4, 0.6)),
+    **more: Any,
+) -> LinearAttention:
+    """`LinearAttention`, normalised.
+
+    Arguments and errors as in `dot_product`.
+    """
+    return _made(LinearAttention, omega, sigma, lam, mixing, **more)
+
+
+def relu_attention(
+    omega: Any = 0.3,
+    sigma: Any = 0.5,
+    lam: Any = 0.01,
+    mixing: Any = ((0.6, 0.4), (0.4, 0.6)),
+    **more: Any,
+) -> ReLUAttention:
+    """`ReLUAttention`, not normalised.
+
+    Arguments and errors as in `dot_product`.
+    """
+    return _made(ReLUAttention, omega, sigma, lam, mixing, **more)
+
+
+LAYERS = {
+    make.__name__: make
+    for make in (
+        dot_product,
+        tempered_dot_product,
+        causal_dot_product,
+        untied_dot_product,
+        linear_attention,
+        relu_attention,
+    )
+}
+
+
+def _made(
+    kind: type[Layer],
+    omega: Any,
+    sigma: Any,
+    lam: Any,
+    mixing: Any,
+    *,
+    encodings: Any = None,
+    teacher: Any = 1.0,
+    rank: int = 1,
+    penalty: Penalty | None = None,
+    law: SpectralLaw | None = None,
+    dtype: Any = None,
+    **own: Any,
+) -> Layer:
+    """A layer of the arguments that all constructors have, and its own."""
     dtype = jnp.dtype(dtype or jnp.result_type(float))
     if dtype not in (jnp.float32, jnp.float64):
         raise InputError("dtype", f"must be float32 or float64, got dtype={dtype}")
-    omega, sigma, lam = (as_number(v, k, dtype) for k, v in {"omega": omega, "sigma": sigma, "lam": lam}.items())
+    numbers = {"omega": omega, "lam": lam}
+    if "temperature" in own:
+        numbers["temperature"] = own.pop("temperature")
+    numbers = {name: as_number(value, name, dtype) for name, value in numbers.items()}
     mixing = as_array(mixing, "mixing", dtype)
     if mixing.ndim != 2 or mixing.shape[0] != mixing.shape[1] or mixing.shape[0] < 2:
         raise InputError("mixing", f"must be a square L x L matrix with L >= 2, got shape {mixing.shape}")
     if penalty is not None:
         require_kind(penalty, "penalty", Penalty, "a tiedattn_jax.Penalty, such as L1(0.01), or None")
         penalty = jax.tree.map(lambda a: a.astype(dtype), penalty)
+    if law is not None:
+        require_kind(law, "law", SpectralLaw, "a SpectralLaw, such as SpectralLaw.from_matrices(...)")
+        for name, value, default in (("sigma", sigma, 0.5), ("encodings", encodings, None), ("teacher", teacher, 1.0)):
+            if not (value is default or (isinstance(value, float) and value == default)):
+                raise InputError(name, f"must be left out beside law, which says what it is, got {name}={value!r}")
+        spectrum = jax.tree.map(lambda a: jnp.asarray(a, dtype), law)
+        nothing: dict[str, Any] = dict.fromkeys(("sigma", "encodings", "teacher"))
+        return kind(**numbers, **nothing, mixing=mixing, rank=rank, penalty=penalty, spectrum=spectrum, **own)
     if encodings is None:
         if mixing.shape[0] != 2:
             raise InputError("encodings", f"must be given for L = {mixing.shape[0]} tokens: an (L, e) matrix")
         encodings = ((1.0,), (-1.0,))
-    return DotProduct(
-        omega=omega,
-        sigma=sigma,
-        lam=lam,
+    teacher = as_array(teacher, "teacher", dtype)
+    if not teacher.ndim and kind is UntiedDotProduct and not own["tied_teacher"]:
+        teacher = teacher * jnp.eye(2, dtype=dtype)
+    return kind(
+        **numbers,
+        sigma=as_number(sigma, "sigma", dtype),
         mixing=mixing,
         encodings=as_array(encodings, "encodings", dtype),
-        teacher=jnp.atleast_2d(as_array(teacher, "teacher", dtype)),
+        teacher=jnp.atleast_2d(teacher),
         rank=rank,
         penalty=penalty,
+        **own,
     )

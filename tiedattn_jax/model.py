@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import abc
 import dataclasses
+from typing import Any
 
 import equinox as eqx
 import jax
@@ -13,6 +14,7 @@ import numpy as np
 from .errors import InputError, require, require_count
 from .penalties import Penalty, check_penalty
 from .printing import Description, Printed, entries
+from .spectra import atoms, eigenbasis, floats, positive
 
 
 class SpectralLaw(Printed):
@@ -57,6 +59,83 @@ class SpectralLaw(Printed):
             raise InputError(f"law().{missing}", "must be given for a penalty, got None: zeros for a law of mean zero")
         return self.tau_mean, self.pi_mean
 
+    @classmethod
+    def from_matrices(cls, covariances: Any, encodings: Any, teacher: Any, *, dtype: Any = None) -> SpectralLaw:
+        """The law of given matrices: an atom for each distinct set of eigenvalues, with the second moments there.
+
+        A teacher that was drawn overlaps with the encodings by chance, which leaves no symmetry for the branches by name:
+        these hold m or theta at zero, and `branch=None` does not.
+
+        Args:
+            covariances: Sigma_l, (L, d, d), which commute; or their eigenvalues, (L, d), where the coordinates are the
+                common eigenvectors.
+            encodings: the vectors p_l, (L, d), of norm O(1).
+            teacher: Q*, (d, t), entries O(1).
+            dtype: of the law; by default what jax gives to Python floats.
+
+        Raises:
+            InputError: shapes that do not fit; covariances that are not symmetric, do not commute or are not positive;
+                encodings that were not divided by sqrt(d).
+        """
+        sizes: dict[str, int] = {}
+        whole = np.ndim(covariances) == 3
+        covariances = floats(covariances, "covariances", "L d d" if whole else "L d", sizes)
+        encodings, teacher = floats(encodings, "encodings", "L d", sizes), floats(teacher, "teacher", "d t", sizes)
+        d = sizes["d"]
+        norm = np.sum(encodings**2, 1).max()
+        want = "of norm of order one: divide vectors of entries of order one by sqrt(d)"
+        require(norm <= max(10, d**0.5), "encodings", f"|p_l|^2 = {norm:.3g}", want)
+        gamma, vectors = eigenbasis(covariances) if whole else (covariances.T, np.eye(d))
+        gamma = positive(gamma, "covariances")
+        return cls.from_samples(gamma, d**0.5 * vectors.T @ encodings.T, vectors.T @ teacher, dtype=dtype)
+
+    @classmethod
+    def from_samples(cls, gamma: Any, tau: Any, pi: Any, weights: Any = None, *, dtype: Any = None) -> SpectralLaw:
+        """The law of N samples of (gamma, tau, pi): an atom for each distinct gamma, with the second moments there.
+
+        Args:
+            gamma: eigenvalues, (N, L).
+            tau: projections of the encodings, ``sqrt(d) e_i . p_l``, (N, L).
+            pi: projections of the teacher, ``e_i . Q*``, (N, t).
+            weights: shares of the samples, (N,), summing to one; by default equal.
+            dtype: of the law; by default what jax gives to Python floats.
+
+        Raises:
+            InputError: shapes that do not fit, numbers that are not finite, negative eigenvalues, weights that are not
+                shares.
+        """
+        sizes: dict[str, int] = {}
+        gamma = positive(floats(gamma, "gamma", "N L", sizes), "gamma")
+        tau, pi = floats(tau, "tau", "N L", sizes), floats(pi, "pi", "N t", sizes)
+        shares = np.full(sizes["N"], 1 / sizes["N"]) if weights is None else floats(weights, "weights", "N", sizes)
+        one = abs(shares.sum() - 1) < 1e-6 and np.all(shares >= 0)
+        require(one, "weights", shares, "shares >= 0 that sum to one")
+        which = atoms(gamma)
+        own = np.bincount(which, shares)
+        dtype = jnp.dtype(dtype or jnp.result_type(float))
+
+        def mean(values: np.ndarray) -> jax.Array:
+            """At every atom, of values (N, ...)."""
+            total = np.zeros((len(own), *values.shape[1:]))
+            np.add.at(total, which, shares.reshape(-1, *[1] * (values.ndim - 1)) * values)
+            return jnp.asarray(total / own.reshape(-1, *[1] * (values.ndim - 1)), dtype)
+
+        return cls(
+            weights=jnp.asarray(own / own.sum(), dtype),
+            gamma=mean(gamma),
+            tau=mean(tau[:, :, None] * tau[:, None]),
+            pi=mean(pi[:, :, None] * pi[:, None]),
+            cross=mean(tau[:, :, None] * pi[:, None]),
+        )
+
+    def with_teacher(self, gram: jax.Array) -> SpectralLaw:
+        """The law of a teacher with another ``Q*^T Q* / d``, (t, t), whose columns are mixed to have it."""
+        own = jnp.einsum("k,kst->st", self.weights, self.pi)
+        mix = jnp.linalg.cholesky(gram.astype(own.dtype)) @ jnp.linalg.inv(jnp.linalg.cholesky(own))
+        pi_mean = None if self.pi_mean is None else self.pi_mean @ mix.T
+        moments = mix @ self.pi @ mix.T, self.cross @ mix.T
+        return SpectralLaw(self.weights, self.gamma, self.tau, *moments, self.tau_mean, pi_mean)
+
     def describe(self) -> Description:
         return Description("", numbers=[(name, entries(a)) for name, a in vars(self).items() if a is not None])
 
@@ -79,8 +158,7 @@ class Model(Printed):
         return super().readable and np.ndim(self.lam) == 0
 
     def describe(self) -> Description:
-        given = {name: a for name, a in vars(self).items() if a is not None}
-        shown = {name: entries(a) if eqx.is_array(a) else repr(a) for name, a in given.items()}
+        shown = {name: entries(a) if eqx.is_array(a) else repr(a) for name, a in vars(self).items() if a is not None}
         return Description("", numbers=list(shown.items()))
 
     @property
@@ -88,12 +166,32 @@ class Model(Printed):
     def shape(self) -> tuple[int, int, int]:
         """(L, r, t): tokens of a sentence, rank of the student, rank of the teacher."""
 
+    @property
+    def noise(self) -> int:
+        """How many fields of noise a token has: standard normals, independent of everything.
+
+        Where there are some, `loss` and `target` take them as a last argument, (L, noise).
+        """
+        return 0
+
+    @property
+    def columns(self) -> tuple[int, int]:
+        """How many fields of a token are the student's, and how many the labels': the teacher's and those of noise."""
+        _, r, t = self.shape
+        return r, t + self.noise
+
+    def label(self, fields: jax.Array) -> tuple[jax.Array, ...]:
+        """The teacher's fields, and those of noise if there are some, of a sentence's (L, t + noise)."""
+        t = self.shape[2]
+        return (fields[:, :t], fields[:, t:]) if self.noise else (fields,)
+
     @abc.abstractmethod
     def loss(self, Z: jax.Array, Y: jax.Array) -> jax.Array:
         """Loss of one sentence as a function of its local fields.
 
         For student and teacher attention matrices S and T it is ``1/2 Tr[(S(Z) - T(Y)) D (S(Z) - T(Y))^T]`` with
-        ``D = diag(Tr Sigma_l / d)``. It must not change under ``Z -> -Z`` nor under ``Y -> -Y``.
+        ``D = diag(Tr Sigma_l / d)``. It must not change under ``Z -> -Z`` nor under ``Y -> -Y``. A model with `noise` has
+        ``loss(Z, Y, noise)``, even in Y alone or in Y and the noise together.
 
         Args:
             Z: student fields, (L, r).
@@ -125,6 +223,34 @@ class Model(Printed):
         """The penalty of weights besides the ridge, ``sum_i p(Q_i)``; zero without one."""
         return 0.0 if self.penalty is None else jnp.sum(self.penalty.value(Q))
 
+    @property
+    def kinked(self) -> bool:
+        """Whether the gradient of the loss jumps where a token's fields change their sign.
+
+        Proximal minima are then searched for on the other side of these places, at every node, and the default averages
+        are single nodes.
+        """
+        return False
+
+    @property
+    def generators(self) -> np.ndarray:
+        """Antisymmetric matrices (G, r, r), the tangents of the rotations of columns that leave the loss as it is.
+
+        All of them for a loss that is `rotation_invariant`, else none; a layer with fewer says which.
+        """
+        every = rotations_of(self.shape[1])
+        return every if self.rotation_invariant else every[:0]
+
+    def start_columns(self, both: bool) -> tuple[jax.Array, jax.Array]:
+        """Which columns of the student a named start gives to the teacher's, (r, t), and to the encodings, (r,).
+
+        Args:
+            both: whether it uses both; the encodings then have a column of their own if there is one.
+        """
+        _, r, t = self.shape
+        column = r - 1 if both and r > 1 else 0
+        return jnp.eye(r, t, dtype=self.lam.dtype), jnp.eye(r, dtype=self.lam.dtype)[column]
+
     # What a layer may offer besides, by writing the method; `provides` says whether it does.
 
     def target(self, Y: jax.Array) -> jax.Array:
@@ -146,6 +272,21 @@ class Model(Printed):
 
     def _missing(self, method: str) -> str:
         return f"{type(self).__name__} must have a method `{method}` for this: see tiedattn_jax.Model"
+
+
+def rotations_of(r: int) -> np.ndarray:
+    """Generators of the rotations of r columns, one for each pair of them, (r (r - 1) / 2, r, r)."""
+    pairs = [(a, b) for a in range(r) for b in range(a)]
+    out = np.zeros((len(pairs), r, r))
+    for k, (a, b) in enumerate(pairs):
+        out[k, a, b], out[k, b, a] = 1.0, -1.0
+    return out
+
+
+def check_numbers(model: Model) -> None:
+    """Check the numbers of a model as its class and those that it is made from check theirs."""
+    for base in type(model).__mro__:
+        base.__dict__.get("__check_init__", lambda model: None)(model)
 
 
 def check_provides(model: Model, method: str, why: str) -> None:
@@ -172,8 +313,7 @@ def check(model: Model, *, even: bool = True) -> None:
         raise InputError("model", f"must be a tiedattn_jax.Model, such as dot_product(), got {model!r}")
     with jax.ensure_compile_time_eval():  # also inside a jitted function, as long as the model itself is concrete
         _check_fields(model)
-        for base in type(model).__mro__:
-            base.__dict__.get("__check_init__", lambda model: None)(model)
+        check_numbers(model)
         if model.penalty is not None:
             check_penalty(model.penalty, model.lam, model.shape[1], even)
         _check_law(model)
@@ -201,6 +341,7 @@ def _check_fields(model: Model) -> None:
         raise InputError("shape", f"must be (L, r, t), got {model.shape}")
     for count in model.shape:
         require_count(count, "shape")
+    require_count(model.noise, "noise", 0)
 
 
 def _check_law(model: Model) -> None:
@@ -236,21 +377,25 @@ def _check_law(model: Model) -> None:
 
 
 @eqx.filter_jit
-def _losses(model: Model, Z: jax.Array, Y: jax.Array) -> tuple[jax.Array, ...]:
-    return model.loss(Z, Y), model.loss(-Z, Y), model.loss(Z, -Y)
+def _losses(model: Model, Z: jax.Array, Y: jax.Array, *noise: jax.Array) -> tuple[jax.Array, ...]:
+    fields = [(Z, Y, *noise), (-Z, Y, *noise), (Z, -Y, *noise)]
+    if noise:
+        fields.append((Z, -Y, *(-a for a in noise)))
+    return tuple(model.loss(*each) for each in fields)
 
 
 def _check_functions(model: Model, even: bool) -> None:
     L, r, t = model.shape
     rng = np.random.default_rng(0)
-    Z, Y = (jnp.asarray(rng.standard_normal((L, k)), model.lam.dtype) for k in (r, t))
-    value, *mirrored = _losses(model, Z, Y)
+    widths = (r, t, model.noise) if model.noise else (r, t)
+    Z, *labels = (jnp.asarray(rng.standard_normal((L, k)), model.lam.dtype) for k in widths)
+    value, *mirrored = _losses(model, Z, *labels)
     real = np.asarray(value).dtype.kind in "iuf" and np.shape(value) == ()
     if not real or not np.isfinite(value):
         raise InputError("loss", f"must return a finite real scalar, got {value!r}: see Model.loss")
-    if even and not np.allclose(mirrored, value, rtol=1e-3):
+    same = [np.allclose(a, value, rtol=1e-3) for a in mirrored]
+    if even and not (same[0] and any(same[1:])):
         raise InputError("loss", "must be even in Z and in Y for a branch by name: use branch=None with a start")
-    for name, given in {"student": Z, "target": Y}.items():
-        if model.provides(name) and jnp.shape(getattr(model, name)(given)) != (L, L):
-            shape = jnp.shape(getattr(model, name)(given))
+    for name, given in {"student": [Z], "target": labels}.items():
+        if model.provides(name) and (shape := jnp.shape(getattr(model, name)(*given))) != (L, L):
             raise InputError(name, f"must return an ({L}, {L}) matrix, got shape {shape}")

@@ -86,10 +86,9 @@ class Branch(NamedTuple):
         direction = jnp.linalg.eigh(tau)[1][:, -1] * jnp.sqrt(L)
         direction = jnp.where(direction[0] < 0, -direction, direction)
         eye = jnp.broadcast_to(jnp.eye(r, dtype=dtype), (L, r, r))
-        # With both free, they are given to different columns of the student.
-        column = r - 1 if self.theta and r > 1 else 0
-        m = 0.25 * self.m * direction[:, None] * jnp.eye(1, r, k=column, dtype=dtype)
-        theta = 0.5 * self.theta * scale * jnp.eye(r, t, dtype=dtype)
+        semantic, positional = model.start_columns(both=bool(self.theta))
+        m = 0.25 * self.m * direction[:, None] * positional
+        theta = 0.5 * self.theta * scale * semantic
         return Overlaps(self.size * scale * eye, 15.0 * eye, jnp.broadcast_to(theta, (L, r, t)), m)
 
 
@@ -216,21 +215,15 @@ class Coordinates:
         return ravel_pytree(Overlaps(*full))[0]
 
     def gauge(self, model: Model, x: Overlaps, scale: jax.Array) -> jax.Array:
-        """Unit tangents, in scaled coordinates, of the orbit of a state under Q -> Q O: (pairs of columns, n)."""
-        r = model.shape[1]
-        if r == 1 or not model.rotation_invariant:
+        """Unit tangents, in scaled coordinates, of the orbit of a state under Q -> Q O: (generators, n)."""
+        turns = [jnp.asarray(A, x.q.dtype) for A in model.generators]
+        if not turns:
             return jnp.zeros((0, scale.shape[0]), scale.dtype)
-        rows = jnp.stack([self.pack(d) / scale for d in _rotations(x)])
+        rows = jnp.stack([self.pack(_turned(x, A)) / scale for A in turns])
         size = jnp.linalg.norm(rows, axis=1, keepdims=True)
         return jnp.where(size > 1e-6, rows / jnp.maximum(size, 1e-6), 0.0)
 
 
-def _rotations(x: Overlaps) -> list[Overlaps]:
-    """What infinitesimal rotations of the student do to a state, one for each pair of its columns."""
-    r = x.m.shape[-1]
-    out = []
-    for a in range(r):
-        for b in range(a):
-            A = jnp.zeros((r, r), x.q.dtype).at[a, b].set(1.0).at[b, a].set(-1.0)
-            out.append(Overlaps(A @ x.q - x.q @ A, A @ x.V - x.V @ A, A @ x.theta, x.m @ A.T))
-    return out
+def _turned(x: Overlaps, A: jax.Array) -> Overlaps:
+    """What an infinitesimal rotation of the student's columns does to a state."""
+    return Overlaps(A @ x.q - x.q @ A, A @ x.V - x.V @ A, A @ x.theta, x.m @ A.T)

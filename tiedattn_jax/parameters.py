@@ -18,7 +18,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from .errors import InputError, array_of, require
-from .model import Model
+from .model import Model, check_numbers
 
 Put = Callable[[Model, Any], Model]
 
@@ -88,7 +88,7 @@ class Parameter:
         if self.put is None:
             self.read(model, None, argument)
         for end in (values.min(), values.max()):  # as the model checks its own numbers
-            getattr(self.set(model, None, end)[0], "__check_init__", lambda: None)()
+            check_numbers(self.set(model, None, end)[0])
 
 
 @dataclass(frozen=True)

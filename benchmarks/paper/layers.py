@@ -22,21 +22,9 @@ REDUCED: dict[str, Any] = {"alphas": 7, "d": 200, "instances": 3}
 CURVE_ALPHAS, NODES = 16, 2**13  # of the theory
 
 
-class Untied(ta.DotProduct):
-    """The dot-product attention with query and key of their own, ``S(Z) = softmax(z^Q (z^K)^T)``: columns 0 and 1."""
-
-    @property
-    def rotation_invariant(self) -> bool:
-        return False
-
-    def student(self, Z: jax.Array) -> jax.Array:
-        """Attention matrix of the student, (L, L)."""
-        return jax.nn.softmax(jnp.outer(Z[:, 0], Z[:, 1]))
-
-
-def untied(omega: float = 0.3) -> Untied:
-    """The standard setting with untied weights."""
-    return Untied(**vars(ta.dot_product(omega=omega, rank=2)))
+def untied(omega: float = 0.3) -> ta.UntiedDotProduct:
+    """The standard setting with untied weights, and the paper's tied target."""
+    return ta.untied_dot_product(omega, tied_teacher=True)
 
 
 def both(data: ta.Data, key: jax.Array) -> jax.Array:
@@ -54,7 +42,7 @@ _COLOURS = (*(COLOURS[branch] for branch in BRANCHES), COLOURS["mixed"])
 _APART = 0.02  # in alpha, between points of different starts that may hide each other
 
 
-def model_of(kind: str, omega: float = 0.3) -> ta.DotProduct:
+def model_of(kind: str, omega: float = 0.3) -> ta.AttentionLayer:
     """The layer of a name in `STARTS`."""
     return untied(omega) if kind == "untied" else ta.dot_product(omega=omega, rank=2 if kind == "rank" else 1)
 
@@ -110,7 +98,7 @@ def _grows_not(point: ta.FixedPoint) -> bool:
     return bool(growth < 1)
 
 
-def _columns(model: ta.DotProduct, alpha: float, branch: str | None) -> ta.Overlaps:
+def _columns(model: ta.AttentionLayer, alpha: float, branch: str | None) -> ta.Overlaps:
     """A start for two columns: both near the state of a branch of the tied layer, or one near each of its states."""
     single = ta.dot_product(omega=model.omega)
     rough = ta.line_nodes(single, 5, replicates=1)

@@ -81,7 +81,7 @@ def test_report_and_files(capsys, tmp_path, monkeypatch, report):
     assert main(["solve", "--out", str(out), "--seed", "3"]) == 0
     assert capsys.readouterr().out == "in words\n"
     assert (out / "a.txt").read_bytes() == b"a"
-    numbers = {"version": metadata.version("tiedattn_jax"), "seed": 3, "alpha": 2.0}
+    numbers = {"version": metadata.version("tiedattn_jax"), "seed": 3, "layer": "dot_product", "alpha": 2.0}
     numbers |= {"stderr": {"q": None}, "ends": [None]}  # what JSON can say
     assert json.loads((out / "solve.json").read_text()) == numbers
     assert main(["solve", "--json", "--seed", "3"]) == 0
@@ -96,6 +96,13 @@ def test_the_averages_that_were_used_are_told(capsys, monkeypatch, report, lines
     assert json.loads(capsys.readouterr().out)["nodes"] == {"rule": "LineNodes", "size": 6300, "replicates": 4}
     assert main(["solve"]) == 0
     assert capsys.readouterr().out == "in words\naverages: 6300 nodes in each of 4 replicates (LineNodes)\n"
+
+
+def test_the_layer_is_told(capsys, report):
+    assert main(["solve", "--layer", "relu_attention", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["layer"] == "relu_attention"
+    assert main(["solve", "--layer", "relu_attention"]) == 0
+    assert capsys.readouterr().out == "in words\nlayer: relu_attention\n"
 
 
 def test_a_disk_that_is_full(capsys, tmp_path, monkeypatch, report):

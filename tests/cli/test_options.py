@@ -3,12 +3,14 @@
 import argparse
 import sys
 
+import jax
 import numpy as np
 import pytest
 
 import tiedattn_jax as ta
 from tiedattn_jax.cli import options, report
 from tiedattn_jax.cli.main import main
+from tiedattn_jax.layers import LAYERS
 
 
 def counted(capsys, **given):
@@ -80,6 +82,14 @@ def test_every_option_of_model_and_averages_counts(read):
     np.testing.assert_array_equal(model.mixing, [[0.9, 0.1], [0.2, 0.8]])
     points, expected = options.nodes_of(args, model), ta.sobol_nodes(model, 1024, seed=5, replicates=3)
     np.testing.assert_array_equal(points.stack.student, expected.stack.student)
+
+
+def test_layers(read):
+    for name, make in LAYERS.items():
+        model = options.model_of(read("--layer", name))
+        jax.tree.map(np.testing.assert_array_equal, model, make())
+    model = options.model_of(read(*"--layer tempered_dot_product --temperature 2 --mixing .9 .1 .2 .8".split()))
+    assert model.temperature == 2 and model.mixing[0, 0] == 0.9
 
 
 def test_a_folder_is_refused_before_any_work(tmp_path):

@@ -26,8 +26,8 @@ def default_nodes(
         InputError: as those two; `n` above 2^24 for lines.
     """
     check_arguments(model, block, n=n, replicates=replicates, seed=seed)
-    L, r, t = model.shape
-    if not L * r == L * t == 2:
+    L, (r, t) = model.shape[0], model.columns
+    if model.kinked or not L * r == L * t == 2:
         return sobol_nodes(model, n, seed=seed, replicates=replicates, block=block)
     require(n <= MOST_NODES, "n", n, f"at most {MOST_NODES} on lines: use sobol_nodes for more")
     order = max(k for k in range(5, 64, 2) if k == 5 or 1.5 * k**3 * (k + 15) <= n)

@@ -22,13 +22,16 @@ def fields(model: Model, x: Overlaps, student: jax.Array, teacher: jax.Array) ->
 
 
 def teacher_fields(model: Model, teacher: jax.Array) -> jax.Array:
-    """Fields y (L, t, N) of standard normals."""
-    return apply(cholesky(model.rho), teacher)
+    """Fields y (L, t, N) of standard normals; those of noise, where a model has them, stay what they are behind them."""
+    t = model.shape[2]
+    y = apply(cholesky(model.rho), teacher[:, :t])
+    return jnp.concatenate([y, teacher[:, t:]], 1) if model.noise else y
 
 
 def conditional(model: Model, x: Overlaps) -> tuple[jax.Array, jax.Array]:
-    """Regression theta rho^{-1} of h on y, (L, r, t), and Cholesky root of what it leaves, (L, r, r)."""
+    """Regression theta rho^{-1} of h on y, (L, r, t), zero on noise, and Cholesky root of what it leaves, (L, r, r)."""
     slope = jnp.swapaxes(solve(model.rho, jnp.swapaxes(x.theta, -1, -2)), -1, -2)
+    slope = jnp.pad(slope, ((0, 0), (0, 0), (0, model.noise))) if model.noise else slope
     return slope, cholesky(residual_covariance(model, x))
 
 

@@ -315,9 +315,9 @@ def line_nodes(
     given = {name: count for name, count in counts.items() if count is not None}
     check_arguments(model, block, replicates=replicates, seed=seed, **given)
     require_kind(even, "even", bool, "True or False")
-    L, r, t = model.shape
+    L, (r, t) = model.shape[0], model.columns
     dtype, across = model.lam.dtype, L * r - 1
-    product = lines is None and L * t == 2
+    product = lines is None and L * t == 2 and not model.noise
     points = points or (order + 15 if product else 24)
     jumps = jumps or max(1, min(L * r + 1, points // 2 - 1))
     least = 2 * jumps + 2

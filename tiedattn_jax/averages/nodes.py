@@ -225,8 +225,7 @@ def gauss_hermite_nodes(
 
 
 def _dimension(model: Model) -> int:
-    L, r, t = model.shape
-    return L * (r + t)
+    return model.shape[0] * sum(model.columns)
 
 
 def _rule(model: Model, normals: np.ndarray, weight: np.ndarray, block: int | None, part: bool = True) -> Rule:
@@ -235,7 +234,7 @@ def _rule(model: Model, normals: np.ndarray, weight: np.ndarray, block: int | No
     Args:
         part: whether the first nodes are a rule, too: its coarse replicate.
     """
-    L, r, t = model.shape
+    L, (r, t) = model.shape[0], model.columns
     dtype = model.lam.dtype
     teacher, student = normals[:, : L * t], normals[:, L * t :]
     size = normals.shape[-1]

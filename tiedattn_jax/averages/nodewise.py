@@ -64,11 +64,18 @@ _CALLS = {
     "custom_vjp_call": "call_jaxpr", "custom_vjp_call_jaxpr": "fun_jaxpr", "jit": "jaxpr", "pjit": "jaxpr",
     "remat2": "jaxpr",
 }  # fmt: skip
+_MOST_SPLIT = 64  # entries of an array that all nodes share for it to be taken apart before it is used
 _MOST_ENTRIES = 4  # that a node may have for its entries to be computed with one by one: two fields of each kind
 # What a known operand, by its place, spares: the operation (the result is the other operand), or both (it is zero).
 _NEUTRAL = ({"add": 0, "add_any": 0, "mul": 1}, {"add": 0, "add_any": 0, "sub": 0, "mul": 1, "div": 1})
 _ABSORBING = ({"mul": 0, "div": 0}, {"mul": 0})
 _COMMUTING = {"add", "add_any", "and", "max", "min", "mul", "or", "xor"}
+
+
+class _Whole(NamedTuple):
+    """A large array that all nodes share, of which no node may need the entries: a law of many atoms, say."""
+
+    value: Any
 
 
 class _Entries(NamedTuple):
@@ -77,11 +84,19 @@ class _Entries(NamedTuple):
     size: int
     made: dict[Any, tuple[Any, tuple]]  # with the operands, which must live as long as their ids serve as keys
 
-    def lift(self, constant: Any) -> np.ndarray:
-        return _split(constant, 0)
+    def lift(self, constant: Any) -> Any:
+        return _split(constant, 0) if np.size(constant) <= _MOST_SPLIT else _Whole(constant)
 
-    def apply(self, eqn: Any, xs: list[np.ndarray]) -> list[np.ndarray]:
-        return _apply(eqn, xs, self)
+    def entries(self, x: Any) -> np.ndarray:
+        return _split(x.value, 0) if isinstance(x, _Whole) else x
+
+    def apply(self, eqn: Any, xs: list[Any]) -> list[Any]:
+        whole = [isinstance(x, _Whole) for x in xs]
+        if not any(whole) or any(np.ndim(e) for x, w in zip(xs, whole, strict=True) if not w for e in x.flat):
+            return _apply(eqn, [self.entries(x) for x in xs], self)
+        values = [x.value if w else _join(x, (), v.aval.dtype) for x, w, v in zip(xs, whole, eqn.invars, strict=True)]
+        outs = eqn.primitive.bind(*values, **eqn.params)
+        return [self.lift(o) for o in (outs if eqn.primitive.multiple_results else [outs])]
 
 
 class _Array(NamedTuple):
@@ -134,7 +149,7 @@ def _run(fn: Callable[..., Any], shared: Any, *args: jax.Array) -> Any:
     if sum(math.prod(a.shape[:-1]) for a in args) <= _MOST_ENTRIES:
         entries = _Entries(size, {})
         outs = _interpret(entries, closed.jaxpr, closed.consts, [_split(a, 1) for a in args])
-        outs = [_join(o, (size,), leaf.dtype) for o, leaf in zip(outs, leaves, strict=True)]
+        outs = [_join(entries.entries(o), (size,), leaf.dtype) for o, leaf in zip(outs, leaves, strict=True)]
     else:
         arrays = _Arrays(size)
         outs = _interpret(arrays, closed.jaxpr, closed.consts, [_Array(a, True) for a in args])

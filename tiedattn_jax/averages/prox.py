@@ -36,7 +36,7 @@ _MAX_STEPS = 60
 
 def _loss(model: Model, Z: jax.Array, Y: jax.Array) -> jax.Array:
     # Constants of a layer may be of another precision than the fields.
-    return jnp.asarray(model.loss(Z, Y)).astype(Z.dtype)
+    return jnp.asarray(model.loss(Z, *model.label(Y))).astype(Z.dtype)
 
 
 def _expansion(model: Model, Z: jax.Array, Y: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array]:
@@ -207,7 +207,7 @@ def lowest_minima(model: Model, h: jax.Array, V: jax.Array, y: jax.Array) -> jax
 
 def proximal(model: Model, h: jax.Array, V: jax.Array, y: jax.Array) -> tuple[jax.Array, jax.Array]:
     """The same to full precision, and whether the search converged, (N,)."""
-    starts = jnp.concatenate([_starts(model, h, y), _flips(h)])
+    starts = jnp.concatenate([_starts(model, h, y), _flips(model, h)])
     z, energy, done = _minima(model, starts, h, V, y, descend, _tolerance(h.dtype))
     lowest = jnp.argmin(energy, 0)
     return _pick(z, lowest), _pick(done, lowest)
@@ -236,10 +236,10 @@ def _lowest_minima(
 
     def with_flips(lanes: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array]:
         h_, y_, *old = (jnp.take(a, lanes, axis=-1, mode="clip") for a in (h, y, z, energy))
-        new = _minima(model, _flips(h_), h_, V, y_, descend, 1e-3)
+        new = _minima(model, _flips(model, h_), h_, V, y_, descend, 1e-3)
         return _two_lowest(*(jnp.concatenate(pair) for pair in zip(old, new[:2], strict=True)))
 
-    found = in_groups(with_flips, _two_lowest(z, energy), _flips_matter(h, V, energy), _group(h, 16))
+    found = in_groups(with_flips, _two_lowest(z, energy), _flips_matter(model, h, V, energy), _group(h, 16))
     return found[0].astype(dtype), found[1].astype(dtype), found[2].astype(dtype)
 
 
@@ -283,13 +283,14 @@ def _normals(L: int) -> np.ndarray:
     return np.stack([*eye, *((eye[k] - eye[l]) / 2**0.5 for k in range(L) for l in range(k))])
 
 
-def _flips(h: jax.Array) -> jax.Array:
-    """The projections of h to these planes, (K, L, r, N)."""
+def _flips(model: Model, h: jax.Array) -> jax.Array:
+    """The projections of h to these planes, (K, L, r, N); its reflections there, and -h, for a loss with kinks."""
     normals = jnp.asarray(_normals(h.shape[0]), h.dtype)
-    return h - jnp.einsum("kl,krn->klrn", normals, jnp.einsum("kl,lrn->krn", normals, h))
+    away = jnp.einsum("kl,krn->klrn", normals, jnp.einsum("kl,lrn->krn", normals, h))
+    return jnp.concatenate([h - 2 * away, -h[None]]) if model.kinked else h - away
 
 
-def _flips_matter(h: jax.Array, V: jax.Array, energies: jax.Array) -> jax.Array:
+def _flips_matter(model: Model, h: jax.Array, V: jax.Array, energies: jax.Array) -> jax.Array:
     """The nodes, (N,), where a minimum may lie beyond such a plane, given the energies (K, N) of those that are known.
 
     Where the student's fields are large, attention is hard and the loss flat but for steps, beyond which Newton's
@@ -299,7 +300,7 @@ def _flips_matter(h: jax.Array, V: jax.Array, energies: jax.Array) -> jax.Array:
     away = jnp.einsum("kl,lrn->krn", normals, h)
     stiffness = jnp.einsum("kl,lab->kab", normals**2, inverse(V))
     cost = 0.5 * jnp.sum(away * apply(stiffness, away), 1)
-    large = jnp.max(jnp.sum(h**2, 1), 0) > 3  # for scores of order one
+    large = jnp.max(jnp.sum(h**2, 1), 0) > (0 if model.kinked else 3)  # for scores of order one
     return large & jnp.any(cost < jnp.min(energies, 0), 0)
 
 

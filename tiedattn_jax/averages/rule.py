@@ -180,7 +180,7 @@ def block_width(size: int, most: int) -> int:
 def check_rule(rule: Any, model: Model) -> None:
     """Raise an InputError, about "nodes", unless an averaging rule is one and is made for such a model."""
     require_kind(rule, "nodes", Rule, "an averaging rule, such as default_nodes(model)")
-    got, want = rule.stack.shape, tuple(model.shape)
+    got, want = rule.stack.shape, (model.shape[0], *model.columns)
     if got != want:
         raise InputError("nodes", f"must be made for this model, of shape (L, r, t) = {want}, got nodes for {got}")
     dtype = jax.tree.leaves(rule.stack)[0].dtype

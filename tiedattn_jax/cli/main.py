@@ -14,6 +14,7 @@ from typing import Any
 import jax
 
 from ..errors import InputError
+from ..layers import dot_product
 from ..store import VERSION, not_a_folder, use_compilation_cache, write_whole
 from . import diagram, ended, finite, histogram, solve, transition
 from .options import Parser
@@ -78,9 +79,12 @@ def _line(problem: InputError, args: argparse.Namespace) -> str:
 
 
 def _with_provenance(args: argparse.Namespace, report: Report) -> Report:
-    """A report that also says what made it: version, seed and averages."""
+    """A report that also says what made it: version, seed, layer and averages."""
     origin: dict[str, Any] = {"version": VERSION, "seed": args.seed}
     text = report.text
+    if "layer" in args:
+        origin["layer"] = args.layer
+        text += "" if args.layer == dot_product.__name__ else f"\nlayer: {args.layer}"
     if report.nodes is not None:
         rule, size, replicates = type(report.nodes.stack).__name__, report.nodes.size, report.nodes.replicates
         origin["nodes"] = {"rule": rule, "size": size, "replicates": replicates}

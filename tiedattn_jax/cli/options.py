@@ -15,8 +15,8 @@ from ..averages.default import default_nodes
 from ..averages.nodes import sobol_nodes
 from ..averages.rule import Rule
 from ..averages.sizes import REPLICATES, SIZES
-from ..errors import require_memory
-from ..layers import DotProduct, dot_product
+from ..errors import InputError, require_memory
+from ..layers import LAYERS, AttentionLayer, dot_product
 from .report import Report
 
 NUMBERS = ("omega", "sigma", "lam")  # of the model, as options and in reports
@@ -76,6 +76,7 @@ def defaults_of(function: Callable[..., Any]) -> dict[str, Any]:
 _MODEL = defaults_of(dot_product)
 ALPHA: dict[str, dict[str, Any]] = {"alpha": {"type": positive, "default": 2.0, "help": "samples per dimension n/d"}}
 MODEL: dict[str, dict[str, Any]] = {
+    "layer": {"choices": LAYERS, "default": dot_product.__name__, "help": "attention layer"},
     "omega": {"type": share, "default": _MODEL["omega"], "help": "positional share of the target"},
     "sigma": {"type": positive, "default": _MODEL["sigma"], "help": "standard deviation of the tokens"},
     "lam": {"type": positive, "default": _MODEL["lam"], "help": "ridge strength lambda"},
@@ -83,9 +84,9 @@ MODEL: dict[str, dict[str, Any]] = {
         "type": share,
         "nargs": 4,
         "metavar": ("A11", "A12", "A21", "A22"),
-        "default": np.ravel(_MODEL["mixing"]).tolist(),
-        "help": "positional part of the target, rows summing to 1",
+        "help": "positional part of the target, rows summing to 1; by default .6 .4 .4 .6, and 1 0 .4 .6 with a causal mask",
     },
+    "temperature": {"type": positive, "help": "of the layer tempered_dot_product, by default 1"},
 }
 _OUTPUT: dict[str, dict[str, Any]] = {
     "seed": {"type": integer(0, 2**63 - 1), "default": 0, "help": "seed of all that is random"},
@@ -123,16 +124,24 @@ def subcommand(
     parser.set_defaults(run=run, kept=kept)
 
 
-def model_of(args: argparse.Namespace) -> DotProduct:
+def model_of(args: argparse.Namespace) -> AttentionLayer:
     """The model that the options describe.
 
     Raises:
-        InputError: a mixing matrix whose rows do not sum to one.
+        InputError: a mixing matrix whose rows do not sum to one, or that the layer does not take; a temperature for a
+            layer that has none.
     """
-    return dot_product(args.omega, args.sigma, args.lam, np.reshape(args.mixing, (2, 2)))
+    given: dict[str, Any] = {} if args.mixing is None else {"mixing": np.reshape(args.mixing, (2, 2))}
+    make = LAYERS[args.layer]
+    if args.temperature is not None:
+        if "temperature" not in defaults_of(make):
+            want = f"must be left out beside --layer {args.layer}, which has none"
+            raise InputError("temperature", f"{want}, got {args.temperature:g}")
+        given["temperature"] = args.temperature
+    return make(args.omega, args.sigma, args.lam, **given)
 
 
-def nodes_of(args: argparse.Namespace, model: DotProduct, most: int = _MOST_NODES) -> Rule:
+def nodes_of(args: argparse.Namespace, model: AttentionLayer, most: int = _MOST_NODES) -> Rule:
     """The averaging rule that the options describe, with about `most` nodes at most.
 
     Raises:

@@ -55,6 +55,7 @@ class Data(Printed):
         gamma: variances of the coordinates of a token, the eigenvalues of Sigma_l, (L, d), or (L, 1) where Sigma_l is a
             multiple of the identity. By default the latter, estimated from `x`.
         labels: inner products of the exact labels, or None where there are none.
+        noise: fields of noise, (n, L, k), for a model whose labels have some; None otherwise.
 
     Raises:
         InputError: shapes that do not fit, entries that are not finite, variances that are not positive.
@@ -66,6 +67,7 @@ class Data(Printed):
     encodings: jax.Array
     gamma: jax.Array
     labels: Labels | None
+    noise: jax.Array | None
 
     def __init__(
         self,
@@ -75,6 +77,7 @@ class Data(Printed):
         encodings: Any = None,
         gamma: Any = None,
         labels: Labels | None = None,
+        noise: Any = None,
     ):
         sizes: dict[str, int] = {}
         x = shaped_array("x", x, "L n d", sizes)
@@ -95,6 +98,7 @@ class Data(Printed):
             energy, cross = fit("labels.energy", labels.energy, "n"), fit("labels.cross", labels.cross, "L L n")
             labels = Labels(energy, cross, fit("labels.gram", labels.gram, "L L n"))
         self.labels = labels
+        self.noise = None if noise is None else fit("noise", noise, "n L k")
 
     @classmethod
     def from_sentences(
@@ -106,6 +110,7 @@ class Data(Printed):
         fields: Any = None,
         encodings: Any = None,
         gamma: Any = None,
+        noise: Any = None,
     ) -> Data:
         """Data from raw sentences, as the paper writes them.
 
@@ -114,7 +119,7 @@ class Data(Printed):
             labels: the exact labels, (n, L, d), if there are any.
             teacher: Q*, (d, t).
             fields: local fields of the teacher, (n, L, t); by default ``x Q* / sqrt(d)``.
-            encodings, gamma: as in `Data`.
+            encodings, gamma, noise: as in `Data`.
 
         Raises:
             InputError: shapes that do not fit, entries that are not finite, or neither `teacher` nor `fields`.
@@ -140,7 +145,7 @@ class Data(Printed):
                 cross=jnp.einsum("nki,lni->kln", labels, x) / d**0.5,
                 gram=token_gram(x),
             )
-        return cls(x, fields, teacher, encodings, gamma, labels)
+        return cls(x, fields, teacher, encodings, gamma, labels, noise)
 
     @property
     def shape(self) -> tuple[int, int, int, int]:
@@ -198,8 +203,9 @@ class Data(Printed):
 
     @property
     def fields(self) -> jax.Array:
-        """Local fields of the teacher in the layout of `prox`, (L, t, n)."""
-        return jnp.transpose(self.y, (1, 2, 0))
+        """Local fields of the teacher, and of noise, in the layout of `prox`, (L, t + noise, n)."""
+        y = self.y if self.noise is None else jnp.concatenate([self.y, self.noise], 2)
+        return jnp.transpose(y, (1, 2, 0))
 
     def inputs(self) -> jax.Array:
         """Raw sentences x without their positional encodings, (n, L, d)."""
@@ -298,9 +304,13 @@ def shard(data: Data) -> Data:
         return lax.with_sharding_constraint(a, NamedSharding(mesh, PartitionSpec(*(None,) * axis, "sentences")))
 
     return eqx.tree_at(
-        lambda s: (s.x, s.y, *jax.tree.leaves(s.labels)),
+        lambda s: (s.x, *jax.tree.leaves((s.y, s.noise)), *jax.tree.leaves(s.labels)),
         data,
-        (put(data.x, 1), put(data.y, 0), *(put(a, a.ndim - 1) for a in jax.tree.leaves(data.labels))),
+        (
+            put(data.x, 1),
+            *(put(a, 0) for a in jax.tree.leaves((data.y, data.noise))),
+            *(put(a, a.ndim - 1) for a in jax.tree.leaves(data.labels)),
+        ),
     )
 
 
@@ -333,16 +343,17 @@ def start(model: Model, data: Data, init: Any, key: jax.Array | None = None, sca
     noise = jax.random.normal(jax.random.key(0) if key is None else key, (d, r), data.x.dtype)
     if init == "random":
         return noise * size
+    semantic, positional = model.start_columns(both=False)
     if init == "semantic":
-        given = data.known_teacher("for init='semantic'")[:, :r] * size
+        given, columns = data.known_teacher("for init='semantic'"), semantic
     else:
         if is_concrete(data.encodings):
             some = np.any(np.asarray(data.encodings) != 0)
             require(some, "init", init, "'semantic', 'random' or an array for data without encodings")
         coefficients = jnp.linalg.eigh(data.encodings @ data.encodings.T)[1][:, -1]
         direction = coefficients @ data.encodings * jnp.where(coefficients[0] < 0, -1.0, 1.0)
-        given = (direction / jnp.linalg.norm(direction) * d**0.5 * size)[:, None]
-    return jnp.concatenate([given, 0.1 * noise[:, given.shape[1] :]], 1)
+        given, columns = (direction / jnp.linalg.norm(direction) * d**0.5)[:, None], positional[:, None]
+    return given @ columns.T * size + jnp.where(jnp.any(columns, 1), 0.0, 0.1 * noise)
 
 
 def check_estimate(name: str, model: Model, data: Data, Q: Any) -> jax.Array:
@@ -363,6 +374,8 @@ def check_fit(model: Model, data: Data) -> None:
     if got != (L, t):
         want = f"must have L = {L} tokens and t = {t} teacher fields as the model has"
         raise InputError("data", f"{want}, got L = {got[0]}, t = {got[1]}")
+    if (noise := 0 if data.noise is None else data.noise.shape[2]) != model.noise:
+        raise InputError("data", f"must have {model.noise} fields of noise a token as the model has, got {noise}")
     wanted = jnp.result_type(model.lam)
     if data.x.dtype != wanted:
         want = f"must be {wanted} as the model is, or the model as the data are"

@@ -19,7 +19,7 @@ from ..model import Model, check_provides
 from ..printing import Description, Printed, entries
 from ..results import Average
 from .data import Data, Labels, check_estimate, covariances, student_fields
-from .sampling import draw_sentences
+from .sampling import draw_sentences, noise_fields
 
 _TEST_BLOCK = 256  # sentences in memory at a time: 256 x 2 x 1000 normals are 4 MB in float64
 
@@ -168,7 +168,8 @@ def _heldout(
         if not exact:
             normal = jax.random.normal(key, (L, both.shape[1], block), Q.dtype)
             fields = jnp.einsum("lab,lbn->lan", root, normal)
-            return loss_at_nodes(model, fields[:, :r] + m[..., None], fields[:, r:])
+            labels = [fields[:, r:], *noise_fields(model, block, key)]
+            return loss_at_nodes(model, fields[:, :r] + m[..., None], jnp.concatenate(labels, 1))
         fresh = draw_sentences(model, teacher, encodings, gamma, block, key)
         return sentence_losses(model, fresh, student_fields(fresh.x, Q), exact=True)
 

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import equinox as eqx
@@ -32,24 +33,21 @@ def sample_data(model: Model, d: int, alpha: Any, key: jax.Array, *, normalise: 
 
     Args:
         model: its law says what is drawn. Exact labels are kept where the model has `target`.
-        d: dimension, at least L + t + 1.
+        d: dimension, at least L + t + 1 for every atom of the law; or that of the matrices that the law is made of, or a
+            multiple, and encodings and teacher are then those of the matrices, in the basis of the eigenvectors.
         alpha: samples per dimension: n is the integer nearest to ``alpha d``. A Python number.
         key: of the draw; `vmap` over keys gives several instances.
         normalise: whether ``Q*^T Q* / d`` is exactly the model's.
 
     Raises:
-        InputError: `d` or `alpha` too small or not a number; sentences that do not fit into memory.
+        InputError: `d` or `alpha` too small or not a number, or coordinates that cannot be shared out among the atoms of
+            the spectral law; sentences that do not fit into memory.
     """
     if is_concrete(model):
         check(model, even=False)
     n = sentence_count(model, d, alpha)
     require_key(key)
-    counts, least = _shares(model.law().weights, int(d)), model.shape[0] + model.shape[2] + 1
-    if min(counts) < least:
-        raise InputError(
-            "d", f"must leave L + t + 1 = {least} coordinates to every atom of the spectral law, got d={d}"
-        )
-    return _draw(model, counts, n, key, normalise)
+    return _draw(model, _shares(model.law(), int(d)), n, key, normalise)
 
 
 def sentence_count(model: Model, d: int, alpha: Any, instances: int = 1) -> int:
@@ -70,31 +68,59 @@ def sentence_count(model: Model, d: int, alpha: Any, instances: int = 1) -> int:
     return round(n)
 
 
-def _shares(weights: jax.Array, d: int) -> tuple[int, ...]:
+def _shares(law: SpectralLaw, d: int) -> tuple[int, ...]:
     """How many of d coordinates each atom of the spectral law gets."""
-    if weights.shape[0] == 1:
+    if law.weights.shape[0] == 1:
         return (d,)
-    if not is_concrete(weights):
+    if not is_concrete(law):
         raise InputError("weights", "of several atoms must be known when data are drawn, got traced ones")
-    edges = np.round(np.cumsum(np.asarray(weights, float)) * d).astype(int)
-    return tuple(int(c) for c in np.diff(edges, prepend=0))
+    exact = np.asarray(law.weights, float) * d
+    edges = np.round(np.cumsum(exact)).astype(int)
+    counts = np.diff(edges, prepend=0)
+    # An atom of few coordinates, as a law of matrices has them, must have as many as it has vectors.
+    moments = np.asarray(_moments(law.tau, law.pi, law.cross), float)
+    values = np.linalg.eigvalsh(moments)
+    rank = np.sum(values > 1e-6 * np.maximum(values[:, -1:], np.finfo(float).tiny), 1)
+    least = moments.shape[1] + 1
+    few = counts < least
+    if np.any(few & ((counts < np.maximum(rank, 1)) | (np.abs(exact - counts) > 0.01))):
+        want = f"must leave L + t + 1 = {least} coordinates to every atom of the spectral law, or be that of the matrices that it is made of"
+        raise InputError("d", f"{want}, got d={d}")
+    return tuple(map(int, counts))
+
+
+def _moments(tau: jax.Array, pi: jax.Array, cross: jax.Array) -> jax.Array:
+    """Second moments of encodings and teacher, (..., L + t, L + t)."""
+    across = jnp.concatenate([jnp.swapaxes(cross, -1, -2), pi], -1)
+    return jnp.concatenate([jnp.concatenate([tau, cross], -1), across], -2)
 
 
 @eqx.filter_jit
 def _draw(model: Model, counts: tuple[int, ...], n: int, key: jax.Array, normalise: bool) -> Data:
     d, law = sum(counts), model.law()
     key_teacher, key_tokens = jax.random.split(key)
-    keys = jax.random.split(key_teacher, len(counts))
-    atoms = zip(keys, counts, _atoms(law), strict=True)
-    tau, teacher = (jnp.concatenate(parts) for parts in zip(*(_directions(*a, normalise) for a in atoms), strict=True))
+    atoms = jax.random.split(key_teacher, len(counts)), law
+    sizes, begin = np.array(counts), np.cumsum(counts) - counts
+    tau, teacher = (jnp.zeros((d, a.shape[-1]), a.dtype) for a in (law.tau, law.pi))
+    for size in sorted(set(counts)):  # those of one size together
+        which = np.flatnonzero(sizes == size)
+        parts = jax.vmap(partial(_directions, size, normalise))(*jax.tree.map(lambda a, which=which: a[which], atoms))
+        rows = (begin[which][:, None] + np.arange(size)).ravel()
+        tau, teacher = (a.at[rows].set(b.reshape(-1, b.shape[-1])) for a, b in zip((tau, teacher), parts, strict=True))
     encodings = tau.T / d**0.5
-    gamma = law.gamma.T if len(counts) == 1 else jnp.repeat(law.gamma, np.array(counts), 0, total_repeat_length=d).T
+    gamma = law.gamma.T if len(counts) == 1 else jnp.repeat(law.gamma, sizes, 0, total_repeat_length=d).T
     return shard(draw_sentences(model, teacher, encodings, gamma.astype(model.lam.dtype), n, key_tokens))
 
 
-def _directions(key: jax.Array, size: int, atom: SpectralLaw, normalise: bool) -> tuple[jax.Array, jax.Array]:
+def _directions(size: int, normalise: bool, key: jax.Array, atom: SpectralLaw) -> tuple[jax.Array, jax.Array]:
     """Projections of encodings (size, L) and teacher (size, t) on the `size` eigenvectors of one atom of the law."""
     L, t = atom.cross.shape
+    if size < L + t + 1:  # then the moments have a rank of at most `size`, and nothing is left to chance but a rotation
+        values, vectors = jnp.linalg.eigh(_moments(atom.tau, atom.pi, atom.cross))
+        root = vectors[:, -size:] * jnp.sqrt(jnp.maximum(values[-size:], 0.0))
+        turn = jnp.linalg.qr(jax.random.normal(key, (size, size), atom.tau.dtype))[0]
+        rows = size**0.5 * turn @ root.T
+        return rows[:, :L], rows[:, L:]
     normal = jax.random.normal(key, (size, L + t), atom.tau.dtype)
     # Ones, L - 1 normals for the encodings, t for the teacher, and one more for encodings with L random directions.
     columns = jnp.concatenate([jnp.ones((size, 1), normal.dtype), normal[:, 1:], normal[:, :1]], 1)
@@ -126,27 +152,35 @@ def _principal(moments: jax.Array) -> tuple[jax.Array, jax.Array]:
     return jnp.maximum(values[::-1], 0.0), vectors * jnp.where(vectors[0] < 0, -1.0, 1.0)
 
 
-def _atoms(law: SpectralLaw) -> list[SpectralLaw]:
-    """The law at each of its atoms, arrays without the leading axis."""
-    return [jax.tree.map(lambda a, k=k: a[k], law) for k in range(len(law.weights))]
-
-
 def draw_sentences(
     model: Model, teacher: jax.Array, encodings: jax.Array, gamma: jax.Array, n: int, key: jax.Array
 ) -> Data:
     """n sentences with the model's labels, of given teacher (d, t), encodings (L, d), variances (L, d) or (L, 1)."""
     L, d = encodings.shape
     noise = jax.random.normal(key, (L, n, d), gamma.dtype) * jnp.sqrt(gamma[:, None] / d)
-    y = jnp.transpose(student_fields(noise, teacher), (2, 0, 1))
+    y = student_fields(noise, teacher)
     x = noise + encodings[:, None] / d**0.5
-    return Data(x, y, teacher, encodings, gamma, _labels(model, x, y, encodings))
+    own = noise_fields(model, n, key)
+    labels = _labels(model, x, jnp.concatenate([y, *own], 1), encodings)
+    of_labels = jnp.transpose(own[0], (2, 0, 1)) if own else None
+    return Data(x, jnp.transpose(y, (2, 0, 1)), teacher, encodings, gamma, labels, of_labels)
 
 
-def _labels(model: Model, x: jax.Array, y: jax.Array, encodings: jax.Array) -> Labels | None:
-    """`Labels` of ``y = T(Y) x``, from inner products alone; None for a model without `target`."""
+def noise_fields(model: Model, n: int, key: jax.Array) -> list[jax.Array]:
+    """The fields of noise of n sentences, one array (L, noise, n), or none for a model without."""
+    size = model.shape[0], model.noise, n
+    return [jax.random.normal(jax.random.fold_in(key, 1), size, model.lam.dtype)] if model.noise else []
+
+
+def _labels(model: Model, x: jax.Array, fields: jax.Array, encodings: jax.Array) -> Labels | None:
+    """`Labels` of ``y = T(Y) x``, from inner products alone; None for a model without `target`.
+
+    Args:
+        fields: of teacher and noise, (L, t + noise, n).
+    """
     if not model.provides("target"):
         return None
-    target = target_at_nodes(model, jnp.transpose(y, (1, 2, 0)))
+    target = target_at_nodes(model, fields)
     d = x.shape[2]
     gram = token_gram(x)
     # p_k . x~_l / d, with the encodings in the place of an estimate.

@@ -25,7 +25,7 @@ from .potentials import channel_gradient, conjugates, points_in, prior, weight_f
 
 
 def _target(model: Model, Y: jax.Array) -> jax.Array:
-    return model.target(Y)
+    return model.target(*model.label(Y))
 
 
 target_at_nodes = nodewise(_target)
@@ -166,7 +166,7 @@ def growth_moments(model: Model, x: Overlaps, points: Points) -> dict[str, jax.A
     score_root = jnp.swapaxes(inverse(cholesky(residual_covariance(model, x))), -1, -2)
     g = apply(inverse(x.V), points.z - h).reshape(L * r, -1)
     score = apply(score_root, points.student).reshape(L * r, -1)  # of the Gaussian law of h given y
-    u = apply(inverse(model.rho), y)[:, None]
+    u = apply(inverse(model.rho), y[:, :t])[:, None]
     gy, score_y = ((a.reshape(L, r, 1, -1) * u).reshape(L * r * t, -1) for a in (g, score))
     return {"g_score": _gram(g, score, points.weight), "gy_score": _gram(gy, score_y, points.weight)}
 

@@ -1,0 +1,189 @@
+"""Spectral laws of matrices and of samples: what they keep of them, and the models and data on them."""
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import tiedattn_jax as ta
+from tiedattn_jax.averages.prox import loss_at_nodes
+
+D = 24
+RNG = np.random.default_rng(0)
+BASIS = np.linalg.qr(RNG.standard_normal((D, D)))[0]
+VALUES = np.stack([np.linspace(0.1, 0.6, D), RNG.uniform(0.1, 0.5, D)])
+COVARIANCES = np.einsum("ij,lj,kj->lik", BASIS, VALUES, BASIS)
+ENCODINGS = RNG.standard_normal((2, D)) / D**0.5
+TEACHER = RNG.standard_normal((D, 2))
+
+
+@pytest.fixture(scope="module")
+def law():
+    return ta.SpectralLaw.from_matrices(COVARIANCES, ENCODINGS, TEACHER)
+
+
+@pytest.fixture(scope="module")
+def on_matrices(law):
+    return ta.untied_dot_product(law=law)
+
+
+def test_a_law_keeps_what_matrices_say(law, on_matrices):
+    assert law.weights.shape == (D,)
+    for l, covariance in enumerate(COVARIANCES):
+        np.testing.assert_allclose(on_matrices.rho[l], TEACHER.T @ covariance @ TEACHER / D, rtol=1e-12)
+        np.testing.assert_allclose(on_matrices.trace[l], np.trace(covariance) / D, rtol=1e-12)
+        # Moments of each covariance, too, as the prior potential asks for them.
+        weighted = np.einsum("k,k,kij->ij", law.weights, law.gamma[:, l], law.tau)
+        np.testing.assert_allclose(weighted, ENCODINGS @ covariance @ ENCODINGS.T, rtol=1e-11)
+        cross = np.einsum("k,k,klt->lt", law.weights, law.gamma[:, l], law.cross)
+        np.testing.assert_allclose(cross, ENCODINGS @ covariance @ TEACHER / D**0.5, rtol=1e-10)
+    np.testing.assert_allclose(np.einsum("k,kij->ij", law.weights, law.tau), ENCODINGS @ ENCODINGS.T, rtol=1e-12)
+    ta.check(on_matrices)
+
+
+def test_equal_eigenvalues_are_one_atom():
+    values = np.stack([np.repeat([0.1, 0.3], 12), np.tile([0.2, 0.2 + 1e-13, 0.5], 8)])
+    law = ta.SpectralLaw.from_matrices(np.einsum("ij,lj,kj->lik", BASIS, values, BASIS), ENCODINGS, TEACHER)
+    np.testing.assert_allclose(law.weights, [1 / 3, 1 / 6, 1 / 3, 1 / 6])
+    np.testing.assert_allclose(law.gamma, [[0.1, 0.2], [0.1, 0.5], [0.3, 0.2], [0.3, 0.5]], rtol=1e-12)
+    inside = BASIS[:, (values == [[0.3], [0.5]]).all(0)]  # the subspace of the last atom
+    np.testing.assert_allclose(law.pi[3], TEACHER.T @ inside @ inside.T @ TEACHER / 4, rtol=1e-10)
+    np.testing.assert_allclose(law.tau[3], D * ENCODINGS @ inside @ inside.T @ ENCODINGS.T / 4, rtol=1e-10)
+    np.testing.assert_allclose(law.cross[3], D**0.5 * ENCODINGS @ inside @ inside.T @ TEACHER / 4, rtol=1e-10)
+
+
+def test_isotropic_matrices_give_the_law_of_the_dot_product(model):
+    p = np.stack([np.ones(D), -np.ones(D)]) / D**0.5
+    teacher = TEACHER[:, :1] - TEACHER[:, :1].mean()
+    teacher *= D**0.5 / np.linalg.norm(teacher)
+    for covariances in (0.25 * np.stack([np.eye(D)] * 2), np.full((2, D), 0.25)):
+        law = ta.SpectralLaw.from_matrices(covariances, p, teacher)
+        jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=1e-14), law, model.law())
+    other = ta.dot_product(law=law)
+    Z, Y = jnp.array([[0.7], [-0.3]]), jnp.array([[0.4], [0.9]])
+    np.testing.assert_allclose(other.loss(Z, Y), model.loss(Z, Y), rtol=1e-14)
+    assert other.shape == model.shape and other.sigma is None and "sigma" not in repr(other)
+
+
+def test_samples_and_their_weights():
+    gamma, tau, pi = RNG.uniform(0.1, 1, (5, 2)), RNG.standard_normal((5, 2)), RNG.standard_normal((5, 1))
+    shares = np.array([0.1, 0.2, 0.3, 0.2, 0.2])
+    law = ta.SpectralLaw.from_samples(gamma, tau, pi, shares)
+    np.testing.assert_allclose(np.einsum("k,kl,kst->lst", law.weights, law.gamma, law.pi)[0, 0, 0],
+                               shares @ (gamma[:, 0] * pi[:, 0] ** 2))  # fmt: skip
+    twice = [np.repeat(a, 2, 0) for a in (gamma, tau, pi)]
+    again = ta.SpectralLaw.from_samples(*twice, np.repeat(shares, 2) / 2)
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-13), again, law)
+    assert ta.SpectralLaw.from_samples(gamma, tau, pi, dtype=jnp.float32).gamma.dtype == "float32"
+
+
+def test_a_teacher_of_another_norm(on_matrices):
+    gram = jnp.array([[1.3, 0.2], [0.2, 0.8]])
+    law = on_matrices.with_teacher(gram).law()
+    np.testing.assert_allclose(np.einsum("k,kst->st", law.weights, law.pi), gram, rtol=1e-12)
+    own = TEACHER.T @ TEACHER / D
+    same = on_matrices.with_teacher(jnp.asarray(own))
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-9, atol=1e-12), same, on_matrices)
+
+
+def test_the_loss_weighs_tokens_by_their_trace(on_matrices):
+    """And a law of many atoms is summed over before the nodes, not once for each of its entries."""
+    model = eqx.tree_at(lambda m: m.mixing, on_matrices, jnp.array([[0.3, 0.7], [0.8, 0.2]]))
+    rng = np.random.default_rng(1)
+    Z, Y = (jnp.asarray(rng.standard_normal((2, 2, 7))) for _ in range(2))
+    T = np.asarray(COVARIANCES.trace(axis1=1, axis2=2) / D)
+    for n, loss in enumerate(loss_at_nodes(model, Z, Y)):
+        error = model.student(Z[..., n]) - model.target(Y[..., n])
+        np.testing.assert_allclose(loss, 0.5 * np.trace(error @ np.diag(T) @ error.T), rtol=1e-12)
+    small, narrow = ta.dot_product(), ta.dot_product(law=ta.SpectralLaw.from_matrices(
+        np.repeat(VALUES, 40, 1) * RNG.uniform(1, 2, (2, 40 * D)), np.zeros((2, 40 * D)), np.ones((40 * D, 1))
+    ))  # fmt: skip
+    sizes = [
+        str(jax.make_jaxpr(lambda m: loss_at_nodes(m, Z[:, :1], Y[:, :1]))(m)).count("\n") for m in (small, narrow)
+    ]
+    assert narrow.law().weights.size == 40 * D and sizes[1] < 2 * sizes[0]
+    slope = jax.grad(lambda m: jnp.sum(loss_at_nodes(m, Z[:, :1], Y[:, :1])))(narrow).spectrum.gamma
+    parts = [(narrow.student(Z[:, :1, n]) - narrow.target(Y[:, :1, n])) ** 2 for n in range(7)]
+    np.testing.assert_allclose(slope[3], 0.5 * sum(parts).sum(0) * narrow.law().weights[3], rtol=1e-10)
+
+
+def test_data_have_the_matrices(on_matrices):
+    for d in (D, 2 * D):
+        data = ta.sample_data(on_matrices, d, 2.0, jax.random.key(0))
+        np.testing.assert_allclose(data.rho, on_matrices.rho, rtol=1e-11)
+        np.testing.assert_allclose(data.encodings @ data.encodings.T, ENCODINGS @ ENCODINGS.T, rtol=1e-10)
+        np.testing.assert_allclose(data.encodings @ data.teacher * (D / d) ** 0.5, ENCODINGS @ TEACHER, rtol=1e-9)
+        np.testing.assert_allclose(data.gamma[:, :: d // D], [VALUES[0], VALUES[1]], rtol=1e-11)
+    for d in (D - 1, D + 5):
+        with pytest.raises(ta.InputError, match=f"d must leave L .* or be that of the matrices .* got d={d}"):
+            ta.sample_data(on_matrices, d, 2.0, jax.random.key(0))
+
+
+def rotated(k):
+    """Covariances of which the last has other eigenvectors."""
+    turn = np.linalg.qr(np.random.default_rng(k).standard_normal((D, D)))[0]
+    return np.stack([COVARIANCES[0], turn @ COVARIANCES[1] @ turn.T])
+
+
+BAD = {
+    "not commuting": ((rotated(1), ENCODINGS, TEACHER), "covariances must commute, with eigenvectors in common"),
+    "asymmetric": ((COVARIANCES + np.eye(D, k=1), ENCODINGS, TEACHER), "covariances must be symmetric, got Sigma_"),
+    "negative": ((COVARIANCES - 0.2 * np.eye(D), ENCODINGS, TEACHER), "covariances must be positive semidefinite, got"),
+    "negative values": ((-VALUES, ENCODINGS, TEACHER), "covariances must be positive semidefinite, got"),
+    "zero": ((0 * COVARIANCES, ENCODINGS, TEACHER), "covariances must be not zero"),
+    "zero values": ((0 * VALUES, ENCODINGS, TEACHER), "covariances must be not zero"),
+    "not square": ((COVARIANCES[:, :5], ENCODINGS, TEACHER), r"covariances must be of shape \(L, d, d\), got"),
+    "one matrix": ((COVARIANCES[0, 0], ENCODINGS, TEACHER), r"covariances must be of shape \(L, d\), got"),
+    "tokens": ((COVARIANCES, ENCODINGS[:1], TEACHER), r"encodings must be of shape \(L, d\) with L = 2, d = 24"),
+    "teacher": ((COVARIANCES, ENCODINGS, TEACHER[:5]), r"teacher must be of shape \(d, t\) with d = 24, got shape"),
+    "large encodings": ((COVARIANCES, D**0.5 * ENCODINGS, TEACHER), "encodings must be of norm of order one"),
+    "NaN": ((COVARIANCES, ENCODINGS, np.nan * TEACHER), "teacher must be finite"),
+    "text": ((COVARIANCES, "p", TEACHER), "encodings must be an array of real numbers, got one of str"),
+}
+
+
+@pytest.mark.parametrize("name", BAD)
+def test_bad_matrices(name):
+    given, message = BAD[name]
+    with pytest.raises(ta.InputError, match=message) as raised:
+        ta.SpectralLaw.from_matrices(*given)
+    assert "\n" not in str(raised.value)
+
+
+def test_bad_samples_and_laws(law):
+    one, ones = np.ones((3, 1)), np.ones((3, 2))
+    for call, message in (
+        (lambda: ta.SpectralLaw.from_samples(ones, ones, one, [0.5, 0.5, 0.5]), "weights must be shares >= 0"),
+        (lambda: ta.SpectralLaw.from_samples(ones, ones[:2], one), r"tau must be of shape \(N, L\) with N = 3, L = 2"),
+        (lambda: ta.SpectralLaw.from_samples(-ones, ones, one), "gamma must be positive semidefinite"),
+        (
+            lambda: ta.dot_product(law=law, mixing=np.eye(3)),
+            "law must be of as many tokens as mixing, L = 3, got L = 2",
+        ),
+        (lambda: ta.dot_product(law=law, sigma=0.4), "sigma must be left out beside law"),
+        (lambda: ta.dot_product(law=law, teacher=[[1.0]]), "teacher must be left out beside law"),
+        (lambda: ta.dot_product(law=law, encodings=ones), "encodings must be left out beside law"),
+        (lambda: ta.dot_product(law=1.0), "law must be a SpectralLaw"),
+    ):
+        with pytest.raises(ta.InputError, match=message):
+            call()
+
+
+@pytest.mark.slow
+def test_theory_on_matrices_agrees_with_training():
+    d, rng = 300, np.random.default_rng(2)
+    values = np.stack([0.4 * np.exp(-1.5 * np.arange(d) / d), rng.uniform(0.1, 0.4, d)])
+    encodings = np.stack([np.ones(d), -np.ones(d)]) / d**0.5
+    law = ta.SpectralLaw.from_matrices(values, encodings, rng.standard_normal((d, 1)))
+    model = ta.dot_product(law=law)
+
+    def run(data, key):
+        return ta.train(model, data, "semantic", optimizer="lbfgs", steps=2000, tol=1e-7)
+
+    keys = jax.random.split(jax.random.key(0), 8)
+    found = ta.run_instances(model, d, 2.0, run, keys, nodes=ta.line_nodes(model, 5))
+    assert np.all(found.ok)
+    for k, (_, theory, gap, bar) in found.difference("semantic").items():
+        if k != "V" and theory != 0:
+            assert bar < 0.05 * theory and abs(gap) < 3 * bar + 0.02 * theory, k

@@ -1,0 +1,82 @@
+"""From matrices to the numbers of a spectral law: common eigenvectors, and atoms of equal eigenvalues."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from .errors import InputError, require
+
+_SAME = 1e-9  # eigenvalues, relative to the largest, that are one
+_SEED = 0
+
+
+def floats(value: Any, argument: str, axes: str, sizes: dict[str, int]) -> np.ndarray:
+    """An argument as an array of double precision; `sizes` of axes are taken from those that are known, or added.
+
+    Raises:
+        InputError: not an array of real, finite numbers, or of another shape.
+    """
+    try:
+        array = np.asarray(value, float)
+    except (TypeError, ValueError):
+        raise InputError(argument, f"must be an array of real numbers, got one of {type(value).__name__}") from None
+    names = axes.split()
+    known = ", ".join(f"{k} = {sizes[k]}" for k in dict.fromkeys(names) if k in sizes)
+    if array.ndim != len(names) or any(sizes.setdefault(k, s) != s for k, s in zip(names, array.shape, strict=True)):
+        want = f"({', '.join(names)})" + (f" with {known}" if known else "")
+        raise InputError(argument, f"must be of shape {want}, got shape {array.shape}")
+    if not array.size or not np.all(np.isfinite(array)):
+        raise InputError(argument, f"must be finite and not empty, got shape {array.shape}")
+    return array
+
+
+def eigenbasis(covariances: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Eigenvalues (d, L) of covariances (L, d, d) that commute, and their common eigenvectors, (d, d), in columns.
+
+    Raises:
+        InputError: they are zero, are not symmetric, or do not commute.
+    """
+    size = np.abs(covariances).max(axis=(1, 2), keepdims=True)
+    require(size > 0, "covariances", size.ravel(), "not zero")
+    skew = np.abs(covariances - covariances.swapaxes(1, 2)).max(axis=(1, 2)) / size.ravel()
+    if np.any(skew > 1e-8):
+        raise InputError(
+            "covariances", f"must be symmetric, got Sigma_{np.argmax(skew)} with an asymmetry of {skew.max():.1e}"
+        )
+    # A mixture at random has the common eigenvectors, and no other.
+    share = np.random.default_rng(_SEED).uniform(0.5, 1.5, len(covariances))
+    vectors = np.linalg.eigh(np.einsum("l,lij->ij", share, covariances / size))[1]
+    rotated = vectors.T @ covariances @ vectors
+    values = np.diagonal(rotated, axis1=1, axis2=2)
+    left = np.abs(rotated - values[:, None] * np.eye(values.shape[1])).max(axis=(1, 2)) / size.ravel()
+    if np.any(left > 1e-7):
+        want = "must commute, with eigenvectors in common (Assumption 4.1)"
+        raise InputError("covariances", f"{want}, got an off-diagonal of {left.max():.1e} in the best basis")
+    return values.T, vectors
+
+
+def positive(gamma: np.ndarray, argument: str) -> np.ndarray:
+    """Eigenvalues (N, L), those that are negative by rounding set to zero.
+
+    Raises:
+        InputError: some are negative, or all of a token are zero.
+    """
+    size = np.abs(gamma).max(0)
+    require(size > 0, argument, size, "not zero")
+    if np.any(gamma < -1e-8 * size):
+        raise InputError(argument, f"must be positive semidefinite, got an eigenvalue of {gamma.min():.3g}")
+    return np.maximum(gamma, 0.0)
+
+
+def atoms(gamma: np.ndarray) -> np.ndarray:
+    """For each row of eigenvalues (N, L) the number of its atom, (N,): rows alike to rounding are one."""
+    labels = []
+    for column in gamma.T:
+        order = np.argsort(column, kind="stable")
+        jumps = np.diff(column[order], prepend=column[order[0]]) > _SAME * column.max()
+        label = np.empty(len(column), int)
+        label[order] = np.cumsum(jumps)
+        labels.append(label)
+    return np.unique(np.stack(labels, 1), axis=0, return_inverse=True)[1].ravel()
