@@ -104,7 +104,7 @@ def test_data_carry_the_noise(noisy):
     np.testing.assert_allclose(
         data.x, plain.x, rtol=1e-12, atol=1e-14
     )  # sentences and teacher are those of the model without noise
-    np.testing.assert_array_equal(data.y, plain.y)
+    np.testing.assert_allclose(data.y, plain.y, rtol=1e-12, atol=1e-14)
     np.testing.assert_allclose([data.noise.mean(), data.noise.std()], [0, 1], atol=0.2)
     shown = jax.vmap(noisy.target)(data.y, data.noise)
     np.testing.assert_allclose(ta.raw_labels(noisy, data), shown @ data.inputs(), atol=1e-13)
