@@ -10,6 +10,7 @@ passing and training follow from it. The public functions, by task:
     transitions     critical_alpha, linear_crossing, branch_ends, locate, EVENTS
     many settings   sweep, trace_branch, folds_of, trace_boundary, meetings, phase_diagram, PhaseDiagram.load
     averages        default_nodes, line_nodes, sobol_nodes, gauss_hermite_nodes, monte_carlo_nodes
+    breaking of replica symmetry    solve_1rsb, critical_alpha_1rsb
     observables     gen_error, gen_error_linear, second_minimum_share
     finite size     sample_data, Data, realised, raw_labels, shard, gamp, train, risk, run_instances
                     heldout_error, linear_baseline
@@ -74,6 +75,8 @@ from .phases.boundaries import Boundary as Boundary
 from .phases.boundaries import Meeting as Meeting
 from .phases.boundaries import meetings as meetings
 from .phases.boundaries import trace_boundary as trace_boundary
+from .phases.breaking import BrokenTransition as BrokenTransition
+from .phases.breaking import critical_alpha_1rsb as critical_alpha_1rsb
 from .phases.diagram import REGIONS as REGIONS
 from .phases.diagram import PhaseDiagram as PhaseDiagram
 from .phases.ends import BranchEnd as BranchEnd
@@ -100,6 +103,9 @@ from .theory.observables import Diagnostics as Diagnostics
 from .theory.observables import gen_error as gen_error
 from .theory.observables import gen_error_linear as gen_error_linear
 from .theory.observables import second_minimum_share as second_minimum_share
+from .theory.rsb import BrokenOverlaps as BrokenOverlaps
+from .theory.rsb import BrokenPoint as BrokenPoint
+from .theory.rsb import solve_1rsb as solve_1rsb
 
 __version__ = VERSION
 

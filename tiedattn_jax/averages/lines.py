@@ -101,9 +101,9 @@ class LineNodes(Replicate):
     def quadrature(self, model: Model, x: Overlaps, block: Any) -> tuple[jax.Array, jax.Array, jax.Array]:
         teacher, across, weight, *_ = block
         L, r, _ = model.shape
-        u = jnp.asarray(_reference(L * r), weight.dtype)[:, None] + 0 * weight
+        u = jnp.asarray(reference_axis(L * r), weight.dtype)[:, None] + 0 * weight
         s, share = np.polynomial.hermite_e.hermegauss(self.points_per_line // 2)
-        student = _across(u, across)[:, None] - u[:, None] * jnp.asarray(s, weight.dtype)[:, None]
+        student = vectors_across(u, across)[:, None] - u[:, None] * jnp.asarray(s, weight.dtype)[:, None]
         count = s.size
         return (
             student.reshape(L, r, -1),
@@ -153,7 +153,7 @@ def lay(model: Model, x: Overlaps, y: jax.Array, across: jax.Array, direction: j
         return apply(matrix, v.reshape(L, r, -1)).reshape(L * r, -1)
 
     u = _unit(model, x, y, spread, direction)
-    origin = (x.m[..., None] + apply(slope, y)).reshape(L * r, -1) + scale(spread, _across(u, across))
+    origin = (x.m[..., None] + apply(slope, y)).reshape(L * r, -1) + scale(spread, vectors_across(u, across))
     g = scale(spread, u)
     return Lines(origin, g, scale(inverse(x.V), g), y)
 
@@ -242,18 +242,18 @@ def shifts(
     return move[0] + jnp.sum(part * step, 0), jnp.sum(stretch, 0)
 
 
-def _reference(n: int) -> np.ndarray:
+def reference_axis(n: int) -> np.ndarray:
     """A unit vector to the side of which all well axes lie: the start of `well_axis`."""
     v = np.linspace(1.0, -0.8, n)
     return v / np.linalg.norm(v)
 
 
-def _across(u: jax.Array, w: jax.Array) -> jax.Array:
+def vectors_across(u: jax.Array, w: jax.Array) -> jax.Array:
     """Vectors (n, N) of coordinates `w` (n - 1, N) in a frame across unit vectors `u` that turns smoothly with them."""
     n = u.shape[0]
-    reference = _reference(n)
-    basis = np.linalg.qr(np.concatenate([reference[:, None], np.eye(n)[:, : n - 1]], 1))[0][:, 1:]
-    v = u + jnp.asarray(reference, u.dtype)[:, None]
+    axis = reference_axis(n)
+    basis = np.linalg.qr(np.concatenate([axis[:, None], np.eye(n)[:, : n - 1]], 1))[0][:, 1:]
+    v = u + jnp.asarray(axis, u.dtype)[:, None]
     a = [sum(float(basis[i, k]) * w[k] for k in range(n - 1)) for i in range(n)]
     along = 2 * sum(v[i] * a[i] for i in range(n)) / sum(v[i] ** 2 for i in range(n))
     return jnp.stack([a[i] - v[i] * along for i in range(n)])

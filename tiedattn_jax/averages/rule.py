@@ -134,9 +134,8 @@ def average(replicate: Replicate, fn: Callable[[Any], Any]) -> Any:
     return jax.tree.map(lambda a: jnp.sum(a, 0), sums)
 
 
-def average_of_weighted(replicate: Replicate, fn: Callable[[Any], Any]) -> Any:
-    """`average`, without the last blocks if they have no weight, and not differentiable in reverse."""
-    blocks = replicate.blocks()
+def average_of_weighted(blocks: Any, fn: Callable[[Any], Any]) -> Any:
+    """`average` over given blocks, without the last ones if they have no weight, and not differentiable in reverse."""
     count = jnp.sum(jnp.any(blocks.weight != 0, 1))
     traced, zero, unflatten = flattened(fn, jax.tree.map(lambda a: a[0], blocks))
 

@@ -46,7 +46,7 @@ def _block_energy(points: Points, args: tuple[Model, Overlaps]) -> jax.Array:
     return jnp.sum(points.weight * moreau(model, points.z, h, x.V, y))
 
 
-_envelope = stationary(_block_energy)
+block_envelope = stationary(_block_energy)
 
 
 def channel(model: Model, x: Overlaps, replicate: Replicate) -> jax.Array:
@@ -58,7 +58,7 @@ def channel(model: Model, x: Overlaps, replicate: Replicate) -> jax.Array:
     Args:
         replicate: of an averaging rule.
     """
-    return average(replicate, lambda block: _envelope(points_in(model, x, replicate, block), (model, x)))
+    return average(replicate, lambda block: block_envelope(points_in(model, x, replicate, block), (model, x)))
 
 
 def points_in(model: Model, x: Overlaps, replicate: Replicate, block: Any) -> Points:
@@ -83,7 +83,7 @@ def gradient_at(
     points: Points, model: Model, x: Overlaps, also: Callable[[Points], Any]
 ) -> tuple[jax.Array, Overlaps, Any]:
     """The share in `channel_gradient` of the points of one block."""
-    M, g = jax.value_and_grad(lambda x: _envelope(points, (model, x)))(x)
+    M, g = jax.value_and_grad(lambda x: block_envelope(points, (model, x)))(x)
     return M, Overlaps(symmetric(g.q), symmetric(g.V), g.theta, g.m), also(points)
 
 
@@ -195,4 +195,4 @@ def train_loss_partials(
 
 def channel_by_model(model: Model, x: Overlaps, points: Points) -> Model:
     """One block's share of the partial derivatives of M in the model's numbers, at its `points`."""
-    return jax.grad(lambda m: _envelope(points, (m, x)))(model)
+    return jax.grad(lambda m: block_envelope(points, (m, x)))(model)

@@ -1,0 +1,85 @@
+"""The inner average of one step of replica symmetry breaking, against dense quadrature and against differences."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import tiedattn_jax as ta
+from tiedattn_jax.averages import clusters
+from tiedattn_jax.averages.prox import moreau, search
+from tiedattn_jax.linalg import apply
+
+S = 700.0
+V = jnp.full((2, 1, 1), 14.0)
+SPREAD = jnp.full((2, 1, 1), 0.0013**0.5)
+# Fields with a jump at up to five standard deviations, two close to a cusp, two without a jump.
+H = jnp.array([
+    [-0.1153, 0.0410, 0.3214, 0.2601, 0.2178, 0.0822, 0.2501, 0.5],
+    [-0.1263, -0.0538, 0.2370, -0.1623, 0.0248, -0.0314, -0.0281, 0.4],
+])[:, None]  # fmt: skip
+Y = jnp.array([
+    [0.8051, -0.7092, 0.5006, 0.7666, 0.2942, 0.6469, -1.2636, 0.1],
+    [-0.8853, 0.7726, -0.9029, -1.1544, -0.7624, -0.6819, 0.2417, 0.2],
+])[:, None]  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def model() -> ta.DotProduct:
+    return ta.dot_product()
+
+
+def _energies(model, cluster, h, V, spread):
+    count = len(cluster.log_weight)
+    at = jnp.tile(h, count) + apply(spread, cluster.normals)
+    return moreau(model, cluster.z, at, V, jnp.tile(Y, count)).reshape(count, -1)
+
+
+@jax.jit
+def _average(model, h, V, spread, s):
+    found = clusters.find(model, V, spread, h, Y, s)
+    cluster = clusters.points(model, V, spread, h, Y, found)
+    exponents = cluster.log_weight - s * _energies(model, cluster, h, V, spread)
+    return -jax.scipy.special.logsumexp(exponents, axis=0) / s, found
+
+
+@jax.jit
+def _dense(model, h, V, spread, s):
+    g = np.linspace(-7, 7, 225)
+    xi = jnp.asarray(np.stack(np.meshgrid(g, g, indexing="ij")).reshape(2, 1, -1))
+    log_weight = -0.5 * jnp.sum(xi**2, (0, 1)) + 2 * np.log(g[1] - g[0]) - np.log(2 * np.pi)
+
+    def one(h, y):
+        at, teacher = h[..., None] + apply(spread, xi), jnp.broadcast_to(y[..., None], (2, 1, xi.shape[-1]))
+        energy = moreau(model, search(model, at, V, teacher).z, at, V, teacher)
+        return -jax.scipy.special.logsumexp(log_weight - s * energy) / s
+
+    return jax.lax.map(lambda p: one(*p), (jnp.moveaxis(h, -1, 0), jnp.moveaxis(Y, -1, 0)))
+
+
+@pytest.mark.parametrize("s", [S, 50.0])
+def test_against_dense_quadrature(model, s):
+    value, found = _average(model, H, V, SPREAD, s)
+    assert np.any(found.breaks) and not np.all(found.breaks)
+    error = np.abs(value - _dense(model, H, V, SPREAD, s))
+    assert np.max(np.delete(error, 5)) < 1e-7 + 2e-5 / s
+    assert error[5] < 3e-6  # where a jump ends within reach the envelope is not smooth on either side
+
+
+def test_without_tilt_it_is_the_average_envelope(model):
+    """At s = 0 the nodes, which are broken at the jumps, average the envelope itself."""
+    cluster = clusters.points(model, V, SPREAD, H, Y, clusters.find(model, V, SPREAD, H, Y, jnp.zeros(())))
+    share = jnp.exp(cluster.log_weight)
+    np.testing.assert_allclose(jnp.sum(share, 0), 1.0, atol=3e-5)
+    mean = jnp.sum(share * _energies(model, cluster, H, V, SPREAD), 0) / jnp.sum(share, 0)
+    np.testing.assert_allclose(mean, _dense(model, H, V, SPREAD, 1e-3), atol=2e-7)
+
+
+def test_smooth_rule_where_nothing_jumps(model):
+    """The cheaper rule agrees at the fields without a jump within reach, and not at the others."""
+    value, _ = _average(model, H, V, SPREAD, S)
+    found = clusters.find_smooth(model, V, SPREAD, H, Y, jnp.asarray(S))
+    cluster = clusters.points(model, V, SPREAD, H, Y, found)
+    smooth = -jax.scipy.special.logsumexp(cluster.log_weight - S * _energies(model, cluster, H, V, SPREAD), axis=0) / S
+    error = np.abs(smooth - value)
+    assert error[-1] < 1e-7 and np.max(error) > 1e-5

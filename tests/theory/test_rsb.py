@@ -1,0 +1,122 @@
+"""One step of replica symmetry breaking: potentials, equations, limits."""
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import tiedattn_jax as ta
+from tiedattn_jax.overlaps import Conjugates
+from tiedattn_jax.theory.potentials import free_energy, prior
+from tiedattn_jax.theory.rsb import BrokenOverlaps, _overlaps, free_energy_1rsb, prior_1rsb
+
+S = jnp.asarray(500.0)
+
+
+def _hats(r: int = 1) -> BrokenOverlaps:
+    key = jax.random.split(jax.random.key(0), 5)
+
+    def positive(key, size):
+        a = jax.random.normal(key, (2, r, r))
+        return size * (a @ jnp.swapaxes(a, 1, 2) + jnp.eye(r))
+
+    q0 = positive(key[0], 1e-4)
+    q1 = q0 + positive(key[1], 1e-6)
+    theta, m = 1e-3 * jax.random.normal(key[3], (2, r, 1)), 1e-3 * jax.random.normal(key[4], (2, r))
+    return BrokenOverlaps(q1, q0, positive(key[2], 0.01), theta, m)
+
+
+@pytest.mark.parametrize("rank", [1, 2])
+def test_prior_without_breaking_is_that_of_replica_symmetry(rank):
+    model, hats = ta.dot_product(rank=rank), _hats(rank)
+    hats = eqx.tree_at(lambda h: h.q1, hats, hats.q0)
+    rs = Conjugates(hats.q0, hats.V, hats.theta, hats.m)
+    np.testing.assert_allclose(prior_1rsb(model, hats, S), prior(model, rs), rtol=1e-12)
+
+
+def test_prior_is_a_gaussian_average():
+    """psi_s = (1/s) E log E exp(s (b + g)^2 / (2 Lam)), with g split into what clusters share and what they do not."""
+    model, hats = ta.dot_product(), _hats()
+    x, w = np.polynomial.hermite_e.hermegauss(80)
+    w = w / w.sum()
+    gamma, shared = 0.25, np.sqrt(0.25 * np.sum(hats.q0))
+    own = np.sqrt(gamma * np.sum(hats.q1 - hats.q0))
+    Lam = 0.01 + gamma * np.sum(hats.V)
+    inside = np.exp(float(S) * (np.add.outer(shared * x, own * x)) ** 2 / (2 * Lam)) @ w
+    bare = eqx.tree_at(lambda h: (h.theta, h.m), hats, (0 * hats.theta, 0 * hats.m))
+    np.testing.assert_allclose(prior_1rsb(model, bare, S), np.log(inside) @ w / float(S), rtol=1e-9)
+
+
+def test_order_parameters_of_isotropic_data():
+    """V = gamma / Lam, q0 = gamma (b^2 + gamma qhat0) / D^2, q1 - q0 = gamma c2 / (Lam D)."""
+    model, hats = ta.dot_product(), _hats()
+    x = _overlaps(model, hats, S)
+    gamma = 0.25
+    Lam, c2 = 0.01 + gamma * jnp.sum(hats.V), gamma * jnp.sum(hats.q1 - hats.q0)
+    D = Lam - S * c2
+    encoded, semantic = hats.m[0, 0] - hats.m[1, 0], gamma * jnp.sum(hats.theta)
+    np.testing.assert_allclose(x.V, gamma / Lam, rtol=1e-9)
+    np.testing.assert_allclose(x.q1 - x.q0, gamma * c2 / (Lam * D), rtol=1e-6)
+    np.testing.assert_allclose(x.q0, gamma * (encoded**2 + semantic**2 + gamma * jnp.sum(hats.q0)) / D**2, rtol=1e-6)
+    np.testing.assert_allclose(x.m[0, 0], encoded / D, rtol=1e-9)
+
+
+def test_free_energy_without_breaking():
+    model, hats = ta.dot_product(), _hats()
+    hats = eqx.tree_at(lambda h: h.q1, hats, hats.q0)
+    x = eqx.tree_at(lambda h: (h.q1, h.q0), _hats(), (0.05 * jnp.ones((2, 1, 1)), 0.05 * jnp.ones((2, 1, 1))))
+    rs = ta.Overlaps(x.q0, x.V, x.theta, x.m), Conjugates(hats.q0, hats.V, hats.theta, hats.m)
+    M, alpha = jnp.asarray(0.002), jnp.asarray(1.3)
+    np.testing.assert_allclose(
+        free_energy_1rsb(model, alpha, x, hats, S, M), free_energy(model, alpha, *rs, M), rtol=1e-12
+    )
+
+
+@pytest.mark.parametrize(
+    ("change", "argument"),
+    [
+        ({"s": 0.0}, "s"),
+        ({"s": -1.0}, "s"),
+        ({"branch": "uninformed"}, "branch"),
+        ({"replicates": 1}, "replicates"),
+        ({"alpha": -1.0}, "alpha"),
+        ({"model": ta.dot_product(dtype="float32")}, "model"),
+        ({"model": ta.dot_product(penalty=ta.L1(0.01))}, "model"),
+    ],
+)
+def test_bad_input(change, argument):
+    given = {"model": ta.dot_product(dtype="float64"), "alpha": 1.2, **change}
+    with pytest.raises(ta.InputError, match=rf"^{argument}"):
+        ta.solve_1rsb(**given)
+
+
+def test_refuses_traced_numbers():
+    with pytest.raises(ta.InputError, match="concrete"):
+        jax.jit(lambda alpha: ta.solve_1rsb(ta.dot_product(), alpha).s)(1.2)
+
+
+@pytest.mark.slow
+def test_without_jumps_there_is_nothing_to_break():
+    """A weak mixing at large alpha: the semantic state of the standard model has no jumps at alpha = 4."""
+    point = ta.solve_1rsb(ta.dot_product(), 4.0, "semantic", order=3, replicates=2)
+    assert not point.rs.jumps and point.elevation == 0 and point.complexity == 0
+    np.testing.assert_array_equal(point.overlaps.q1, point.overlaps.q0)
+
+
+@pytest.mark.slow
+def test_ground_state():
+    """The ground state's loss is the largest over s; d loss / d log s is that of differences; it comes back from s."""
+    model = ta.dot_product()
+    ground = ta.solve_1rsb(model, 1.2515, "positional", order=3, replicates=2)
+    assert ground.status <= ta.Status.stalled
+    assert np.all(ground.replicates.elevation > 1e-7)
+    np.testing.assert_allclose(ground.complexity, 0, atol=1e-6)
+    s = float(ground.s)
+    below, above = (ta.solve_1rsb(model, 1.2515, "positional", s=f * s, order=3, replicates=2) for f in (0.6, 0.8))
+    rise = above.train_loss - below.train_loss
+    slope = 0.5 * (above.mean.loss_by_log_s + below.mean.loss_by_log_s) * np.log(0.8 / 0.6)
+    assert below.train_loss < above.train_loss < ground.train_loss
+    np.testing.assert_allclose(rise, slope, rtol=0.05)
+    assert below.complexity > above.complexity > 0
+    assert "1RSB" in str(ground) and ground.to_dict()["status"] == ground.status_name

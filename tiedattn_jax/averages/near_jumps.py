@@ -1,0 +1,79 @@
+"""Nodes on lines that are dense where the proximal operator jumps.
+
+An average whose integrand is smooth, but changes within a short distance of each jump, needs them. They are laid for one
+state and stay where they are; jumps may then move by a part of that distance.
+"""
+
+from __future__ import annotations
+
+import itertools
+from typing import NamedTuple
+
+import equinox as eqx
+import jax
+import numpy as np
+
+from ..model import Model
+from ..overlaps import Overlaps
+from .fields import teacher_fields, whiten
+from .lines import LineNodes, lay
+from .maxwell import Lines, common_tangents, energy_profile
+
+_REACH = 6.0  # times the distance: how far the dense nodes go to either side of a jump
+_DENSE = 10  # of them on each side
+_DENSITY = 1.8  # of the others, per standard deviation
+
+
+class Laid(NamedTuple):
+    """Standard normals (L, r, N) and (L, t, N), and weights (N,), that sum to one."""
+
+    student: np.ndarray
+    teacher: np.ndarray
+    weight: np.ndarray
+
+
+def lay_nodes(model: Model, x: Overlaps, replicate: LineNodes, distance: float) -> Laid:
+    """Gauss-Legendre nodes on the lines of a replicate, in pieces that end at the jumps and around them.
+
+    Args:
+        x: overlaps at which the jumps are looked for.
+        distance: over which the integrand changes at a jump, in standard deviations of the student's fields.
+    """
+    lines, teacher, at, real = _jumps(model, x, replicate)
+    low, high = -float(replicate.reach[0]), float(replicate.reach[1])
+    rules = [_on_line(np.sort(s[keep]), low, high, distance) for s, keep in zip(at.T, real.T, strict=True)]
+    which = np.repeat(np.arange(len(rules)), [len(s) for s, _ in rules])
+    s, weight = (np.concatenate(parts) for parts in zip(*rules, strict=True))
+    weight = weight * np.exp(-0.5 * s**2) * np.asarray(replicate.weight)[which]
+    weight /= weight.sum()
+    kept = weight > 1e-14
+    which, s = which[kept], s[kept]
+    h = (lines.origin[:, which] + s * lines.direction[:, which]).reshape(*model.shape[:2], -1)
+    student, _ = whiten(model, x, h, lines.y[..., which])
+    return Laid(np.asarray(student), np.asarray(teacher[..., which]), weight[kept])
+
+
+@eqx.filter_jit
+def _jumps(model: Model, x: Overlaps, replicate: LineNodes) -> tuple[Lines, jax.Array, jax.Array, jax.Array]:
+    """All lines of a replicate with their teachers, and where they jump, (P, lines), if they do."""
+    y = teacher_fields(model, replicate.teacher)
+    lines = lay(model, x, y, replicate.across, replicate.direction)
+    profile = energy_profile(model, x.V, lines, replicate.reach)
+    gaps, _ = common_tangents(model, x.V, lines, profile, replicate.jumps)
+    return lines, replicate.teacher, gaps.left.s, gaps.real
+
+
+def _on_line(jumps: np.ndarray, low: float, high: float, distance: float) -> tuple[np.ndarray, np.ndarray]:
+    """Nodes and weights on [low, high]."""
+    wide = _REACH * distance
+    inside = jumps[(low < jumps) & (jumps < high)]
+    ends = np.unique(np.clip([low, high, *inside, *(inside - wide), *(inside + wide)], low, high))
+    nodes, weights = [], []
+    for a, b in itertools.pairwise(ends):
+        middle = 0.5 * (a + b)
+        dense = np.any(np.abs(inside - middle) < wide)
+        count = _DENSE if dense else 2 + int(np.ceil(_DENSITY * (b - a)))
+        x, w = np.polynomial.legendre.leggauss(count)
+        nodes.append(middle + 0.5 * (b - a) * x)
+        weights.append(0.5 * (b - a) * w)
+    return np.concatenate(nodes), np.concatenate(weights)

@@ -1,0 +1,607 @@
+"""One step of replica symmetry breaking (1RSB) at zero temperature.
+
+Wherever the proximal operator jumps the replicon of the replica-symmetric (RS) state is infinite, and the minima fall into
+clusters: q1 is the overlap of two minima of one cluster, q0 that of two clusters, and the Parisi parameter s, an inverse
+energy, weighs the clusters. With the Moreau envelope E_V of the loss,
+
+    M_s = -(1/s) E_{y, xi0} log E_{xi1} exp(-s E_V(h, y))
+    h = m + theta rho^{-1} y + (q0 - theta rho^{-1} theta^T)^{1/2} xi0 + (q1 - q0)^{1/2} xi1
+
+and the equations are again gradients of two potentials. The loss is largest, as a function of s, at the ground state.
+
+M_s is written as the RS potential at the response V + s (q1 - q0), which is what it is without jumps to the first order in
+q1 - q0, and a rest: the rule of lines gives the first one to many digits, and the rest is small.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any, NamedTuple
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+from jax.flatten_util import ravel_pytree
+
+from ..averages import clusters
+from ..averages.fields import fields, teacher_fields, whiten
+from ..averages.lines import LineNodes, line_nodes
+from ..averages.near_jumps import lay_nodes
+from ..averages.prox import moreau
+from ..averages.rule import average_of_weighted
+from ..averages.sizes import REPLICATES
+from ..errors import InputError, is_concrete, require_choice, require_count, require_number
+from ..linalg import apply, cholesky, positive_definite
+from ..linalg import solve as solve_linear
+from ..model import Model
+from ..overlaps import PAIR, Overlaps, admissible, branch_of, symmetric
+from ..printing import Description, rows_of
+from ..results import Result, Status, error_bar
+from .fixed_points import FixedPoint, check_alpha, check_model
+from .fixed_points import solve as solve_rs
+from .potentials import block_envelope, stationary
+from .potentials import overlaps as rs_overlaps
+from .state_evolution import value_and_columns
+
+ORDER = 5  # of the rule of lines: the elevation to 5 % with four replicates
+_POINTS = 64  # on a line: the RS potential has to be exact along them
+_BLOCK = 256  # fields whose inner averages are taken together; there are jumps at them
+_WIDE = 1024  # likewise, without jumps
+_ROUND = 8  # blocks: their number is rounded up to a multiple, for replicates to share one program
+_SAME = 1e-5  # of M: an inner average that a smooth rule gives to that is taken by it
+_TOL, _STALLED = 1e-5, 3e-3  # residuals at which a state has converged, and at which the nodes resolve it no further
+_STEPS, _FIRST = 16, 1  # Newton steps, and at which s starts to move
+_PATIENCE = 2  # steps in which the residual has not fallen: it will not
+_LONGEST = 0.5  # relative, of a Newton step
+_START = 1.2  # times the part of the response that the jumps carry, at which q1 - q0 starts
+_GROUND = 2.0  # over the training loss, where s starts
+
+
+class BrokenOverlaps(eqx.Module):
+    """Order parameters of 1RSB; as conjugates, their hats.
+
+    Attributes:
+        q1: overlap of two minima of one cluster, (L, r, r).
+        q0: overlap of minima of different clusters, (L, r, r).
+        V: response within a cluster, (L, r, r).
+        theta: overlap with the teacher, (L, r, t).
+        m: overlap with the encodings, (L, r).
+    """
+
+    q1: jax.Array
+    q0: jax.Array
+    V: jax.Array
+    theta: jax.Array
+    m: jax.Array
+
+    @property
+    def spread(self) -> jax.Array:
+        """Cholesky root of q1 - q0."""
+        return cholesky(self.q1 - self.q0)
+
+    @property
+    def between(self) -> Overlaps:
+        """What clusters share."""
+        return Overlaps(self.q0, self.V, self.theta, self.m)
+
+    def joined(self, s: jax.Array) -> Overlaps:
+        """The RS order parameters that these become where nothing jumps: V + s (q1 - q0) is the whole response."""
+        return Overlaps(self.q1, self.V + s * (self.q1 - self.q0), self.theta, self.m)
+
+
+class Outer(NamedTuple):
+    """Fields of the clusters, which stay; their weights move with the law. Leaves lead with the block axis."""
+
+    h: jax.Array  # (L, r, N)
+    teacher: jax.Array  # standard normals of the teacher, (L, t, N)
+    weight: jax.Array  # (N,)
+    log_density: jax.Array  # of h given y where they were laid, (N,)
+
+
+class Averages(NamedTuple):
+    """Everything that M_s is averaged with: fields with a jump near them, others, and lines for its RS part."""
+
+    near: Outer
+    smooth: Outer
+    lines: LineNodes
+
+
+# The channel potential
+
+
+def _inner(points: Any, p: tuple[Model, BrokenOverlaps, jax.Array]) -> tuple[jax.Array, jax.Array]:
+    """At fields of one block, (N,): ``-(1/s) log E exp(-s E_V)``, and the RS counterpart that `_rest` takes off it."""
+    outer, broken, plain = points
+    model, x, s = p
+    y = teacher_fields(model, outer.teacher)
+
+    def energies(cluster: clusters.Cluster, V: jax.Array) -> jax.Array:
+        count = len(cluster.log_weight)
+        at = jnp.tile(outer.h, count) + apply(x.spread, cluster.normals)
+        return moreau(model, cluster.z, at, V, jnp.tile(y, count)).reshape(count, -1)
+
+    energy = energies(broken, x.V)
+    least = lax.stop_gradient(jnp.min(energy, 0))  # keeps the exponents small
+    tilted = least - jax.scipy.special.logsumexp(broken.log_weight - s * (energy - least), axis=0) / s
+    share = jnp.exp(plain.log_weight)
+    return tilted, jnp.sum(share * energies(plain, x.joined(s).V), 0) / jnp.sum(share, 0)
+
+
+def _rest(points: Any, p: tuple[Model, BrokenOverlaps, jax.Array]) -> jax.Array:
+    """One block's share of M_s less the RS potential at `BrokenOverlaps.joined`.
+
+    The latter is the average over xi0 and xi1 of the envelope at the response V + s (q1 - q0); at each field its average
+    over xi1 is taken off.
+    """
+    outer, (model, x, _) = points[0], p
+    y = teacher_fields(model, outer.teacher)
+    tilted, whole = _inner(points, p)
+    log_density = whiten(model, x.between, outer.h, y)[1]
+    return jnp.sum(outer.weight * jnp.exp(log_density - outer.log_density) * (tilted - whole))
+
+
+_rest_envelope = stationary(_rest)
+
+
+def _searched(model: Model, x: BrokenOverlaps, s: jax.Array, block: Outer, jumps: bool) -> tuple:
+    find = clusters.find if jumps else clusters.find_smooth
+    y = teacher_fields(model, block.teacher)
+    return tuple(find(model, V, x.spread, block.h, y, t) for V, t in ((x.V, s), (x.joined(s).V, 0 * s)))
+
+
+def _points(model: Model, x: BrokenOverlaps, s: jax.Array, block: Outer, found: tuple) -> tuple:
+    y = teacher_fields(model, block.teacher)
+    pairs = zip((x.V, x.joined(s).V), found, strict=True)
+    return block, *(clusters.points(model, V, x.spread, block.h, y, f) for V, f in pairs)
+
+
+def _channel_expansion(
+    setting: Callable[[jax.Array], tuple[BrokenOverlaps, jax.Array]], model: Model, averages: Averages, v: jax.Array
+) -> tuple[tuple, tuple]:
+    """M_s with its gradients in the order parameters and in s, and the derivatives of all of them in v, (..., k)."""
+
+    def sums(find: Callable[..., Any], share: Callable[..., Any]) -> Callable[[Any], Any]:
+        def block_sums(block: Any) -> Any:
+            found = find(*lax.stop_gradient(setting(v)), block)
+
+            def at(v: jax.Array) -> Any:
+                x, s = setting(v)
+                M, gradients = jax.value_and_grad(share(x, s, block, found), (0, 1))(x, s)
+                return (M, *gradients), ()
+
+            return value_and_columns(at, v)
+
+        return block_sums
+
+    def of_rest(x: BrokenOverlaps, s: jax.Array, block: Outer, found: tuple) -> Any:
+        points = _points(model, x, s, block, found)
+        return lambda x, s: _rest_envelope(points, (model, x, s))
+
+    def of_lines(x: BrokenOverlaps, s: jax.Array, block: Any, found: Any) -> Any:
+        points = averages.lines.points(model, x.joined(s), block, found)
+        return lambda x, s: block_envelope(points, (model, x.joined(s)))
+
+    def lines_found(x: BrokenOverlaps, s: jax.Array, block: Any) -> Any:
+        return averages.lines.search(model, x.joined(s), block)
+
+    shares = (
+        average_of_weighted(averages.near, sums(partial(_searched, model, jumps=True), of_rest)),
+        average_of_weighted(averages.smooth, sums(partial(_searched, model, jumps=False), of_rest)),
+        average_of_weighted(averages.lines.blocks(), sums(lines_found, of_lines)),
+    )
+    values, slopes, _ = jax.tree.map(lambda *parts: sum(parts), *shares)
+    return values, slopes
+
+
+# The prior potential and the equations
+
+
+def prior_1rsb(model: Model, hats: BrokenOverlaps, s: jax.Array) -> jax.Array:
+    """Prior potential psi_s of the ridge.
+
+    ``1/2 E tr[D^{-1} (b b^T + sum_k gamma_k qhat0_k)] - 1/(2 s) E log det(1 - s Lam^{-1} c2)`` with
+    ``c2 = sum_k gamma_k (qhat1_k - qhat0_k)``, ``D = Lam - s c2`` and b, Lam as in `potentials.prior`.
+    """
+    law = model.law()
+    eye = jnp.eye(hats.m.shape[-1], dtype=hats.m.dtype)
+
+    def atom(gamma: jax.Array, tau: jax.Array, pi: jax.Array, cross: jax.Array) -> jax.Array:
+        Lam = model.lam * eye + jnp.einsum("k,kab->ab", gamma, hats.V)
+        D = Lam - s * jnp.einsum("k,kab->ab", gamma, hats.q1 - hats.q0)
+        theta = jnp.einsum("k,kat->at", gamma, hats.theta)
+        mixed = jnp.einsum("ka,kt,bt->ab", hats.m, cross, theta)
+        bb = jnp.einsum("ka,kl,lb->ab", hats.m, tau, hats.m) + theta @ pi @ theta.T + mixed + mixed.T
+        inner = jnp.trace(solve_linear(D, jnp.einsum("k,kab->ab", gamma, hats.q0) + bb))
+        ratio = sum(sign * jnp.sum(jnp.log(jnp.diagonal(cholesky(a)))) for sign, a in ((2, D), (-2, Lam)))
+        return 0.5 * inner - 0.5 * ratio / s
+
+    return law.weights @ jax.vmap(atom)(law.gamma, law.tau, law.pi, law.cross)
+
+
+def free_energy_1rsb(
+    model: Model, alpha: jax.Array, x: BrokenOverlaps, hats: BrokenOverlaps, s: jax.Array, M: jax.Array
+) -> jax.Array:
+    """Free energy Phi_s, minus the training loss at a fixed point.
+
+    ``1/2 sum_l tr(Vhat q1 - qhat1 V) - s/2 sum_l tr(qhat1 q1 - qhat0 q0) - mhat . m - tr(thetahat theta^T) + psi_s -
+    alpha M_s``
+    """
+    pairing = 0.5 * jnp.sum(hats.V * x.q1 - hats.q1 * x.V) - jnp.sum(hats.m * x.m) - jnp.sum(hats.theta * x.theta)
+    entropic = 0.5 * s * jnp.sum(hats.q1 * x.q1 - hats.q0 * x.q0)
+    return pairing - entropic + prior_1rsb(model, hats, s) - alpha * M
+
+
+def _conjugates(alpha: jax.Array, s: jax.Array, g: BrokenOverlaps, free: jax.Array) -> BrokenOverlaps:
+    """The conjugates as gradients of M_s."""
+    q1 = -2 * alpha * symmetric(g.V)
+    return BrokenOverlaps(
+        q1=q1,
+        q0=2 * alpha / s * symmetric(g.q0),
+        V=2 * alpha * symmetric(g.q1) + s * q1,
+        theta=-alpha * free[0] * g.theta,
+        m=-alpha * free[1] * g.m,
+    )
+
+
+def _overlaps(model: Model, hats: BrokenOverlaps, s: jax.Array) -> BrokenOverlaps:
+    """The order parameters as gradients of psi_s."""
+    g = jax.grad(lambda hats: prior_1rsb(model, hats, s))(hats)
+    q1 = -2 * symmetric(g.V)
+    return BrokenOverlaps(q1, -2 / s * symmetric(g.q0), 2 * symmetric(g.q1) - s * q1, g.theta, g.m)
+
+
+# Newton's method
+
+
+def _pack(x: BrokenOverlaps, last: Any) -> jax.Array:
+    return ravel_pytree((x.q1, x.q1 - x.q0, x.V, x.theta, x.m, last))[0]
+
+
+class _Look(NamedTuple):
+    """The equations at one place, scaled: a residual for each coordinate and, last, d loss / d log s."""
+
+    residual: jax.Array
+    matrix: jax.Array
+    loss: jax.Array
+    loss_by_alpha: jax.Array
+    loss_by_log_s: jax.Array
+    hats: BrokenOverlaps
+
+
+@eqx.filter_jit
+def _look(
+    model: Model, alpha: jax.Array, averages: Averages, x: BrokenOverlaps, s: jax.Array, free: jax.Array
+) -> tuple[_Look, jax.Array]:
+    """The equations to first order around a place, and the size of its coordinates."""
+    v = _pack(x, jnp.log(s))
+    back = ravel_pytree((x.q1, x.q1, x.V, x.theta, x.m, s))[1]
+
+    def setting(v: jax.Array) -> tuple[BrokenOverlaps, jax.Array]:
+        q1, apart, V, theta, m, log_s = back(v)
+        return BrokenOverlaps(q1, q1 - apart, V, theta, m), jnp.exp(log_s)
+
+    values, slopes = _channel_expansion(setting, model, averages, v)
+
+    def equations(v: jax.Array, M: jax.Array, by_x: BrokenOverlaps, by_s: jax.Array) -> Any:
+        x, s = setting(v)
+        hats = _conjugates(alpha, s, by_x, free)
+        explicit = jax.grad(lambda s: free_energy_1rsb(model, alpha, x, hats, s, 0 * M))(s)
+        by_log_s = s * (explicit - alpha * by_s)
+        loss = -free_energy_1rsb(model, alpha, x, hats, s, M)
+        return _pack(_overlaps(model, hats, s), 0.0).at[-1].set(by_log_s), (loss, hats)
+
+    def column(*d: Any) -> Any:
+        return jax.jvp(equations, (v, *values), d, has_aux=True)
+
+    image, columns, (loss, hats) = jax.vmap(column, in_axes=(0, -1, -1, -1), out_axes=(None, -1, None))(
+        jnp.eye(len(v), dtype=v.dtype), *slopes
+    )
+    sizes = [jnp.sqrt(jnp.mean(a**2)) * jnp.ones_like(a) for a in (x.q1, x.q1 - x.q0, x.V)]
+    order = [
+        jnp.where(kept > 0, jnp.sqrt(jnp.mean(a**2)), 1.0) * jnp.ones_like(a)
+        for kept, a in zip(free, (x.theta, x.m), strict=True)
+    ]
+    energy = 0.5 * s * jnp.sum(hats.q1 * (x.q1 - x.q0))
+    scale = ravel_pytree((*sizes, *order, jnp.ones_like(s)))[0]
+    matrix = (jnp.diag(jnp.ones_like(v).at[-1].set(0.0)) - columns) * scale / scale[:, None].at[-1].set(energy)
+    residual = (image - v.at[-1].set(0.0)) / scale.at[-1].set(energy)
+    return _Look(residual, matrix, loss, values[0], -image[-1], hats), scale
+
+
+class BrokenState(eqx.Module):
+    """A 1RSB state in every replicate of the averages: all arrays lead with the replicate axis."""
+
+    overlaps: BrokenOverlaps
+    conjugates: BrokenOverlaps
+    s: jax.Array
+    train_loss: jax.Array
+    elevation: jax.Array
+    loss_by_alpha: jax.Array
+    elevation_by_alpha: jax.Array
+    loss_by_log_s: jax.Array
+    residual: jax.Array
+    status: jax.Array
+
+
+class BrokenPoint(Result):
+    """A state with one step of replica symmetry breaking, beside the replica-symmetric (RS) one that it comes from.
+
+    Numbers are means over independent replicates of the averages, and error bars those of these means.
+
+    Attributes:
+        model, alpha, branch: what was asked for.
+        ground: whether s is that of the ground state.
+        rs: the RS state, on the same lines.
+        replicates: the state in every replicate.
+    """
+
+    model: Model
+    alpha: jax.Array
+    rs: FixedPoint
+    replicates: BrokenState
+    branch: str = eqx.field(static=True)
+    ground: bool = eqx.field(static=True)
+
+    @property
+    def mean(self) -> BrokenState:
+        """Means over the replicates, in the fields of `BrokenState`."""
+        return jax.tree.map(lambda a: jnp.mean(a, 0), self.replicates)
+
+    @property
+    def stderr(self) -> BrokenState:
+        """Error bars of these means; see `results.error_bar`."""
+        return jax.tree.map(error_bar, self.replicates)
+
+    @property
+    def status(self) -> jax.Array:
+        """The worst `Status` over the replicates, as an integer."""
+        return jnp.max(self.replicates.status)
+
+    @property
+    def overlaps(self) -> BrokenOverlaps:
+        """Order parameters."""
+        return self.mean.overlaps
+
+    @property
+    def s(self) -> jax.Array:
+        """Parisi parameter, an inverse energy."""
+        return self.mean.s
+
+    @property
+    def train_loss(self) -> jax.Array:
+        """Training loss / d."""
+        return self.mean.train_loss
+
+    @property
+    def elevation(self) -> jax.Array:
+        """By how much the training loss lies above that of the RS state on the same averages."""
+        return self.mean.elevation
+
+    @property
+    def energy(self) -> jax.Array:
+        """Training loss / d of the minima that s selects, ``d (s loss) / ds``."""
+        return self.mean.train_loss + self.mean.loss_by_log_s
+
+    @property
+    def complexity(self) -> jax.Array:
+        """Complexity Sigma of these minima, the logarithm of their number over d: ``s^2 d loss / ds``."""
+        return self.mean.s * self.mean.loss_by_log_s
+
+    def numbers(self) -> tuple[dict[str, jax.Array], dict[str, jax.Array]]:
+        """All that is shown of the state, and the error bars."""
+
+        def of(state: BrokenState) -> dict[str, jax.Array]:
+            x = state.overlaps
+            named = {"q1": x.q1, "q0": x.q0, "V": x.V, "theta": x.theta, "m": x.m}
+            return {**named, "s": state.s, "train_loss": state.train_loss, "elevation": state.elevation}
+
+        sigma = self.replicates.s * self.replicates.loss_by_log_s
+        more = {"energy": self.replicates.train_loss + self.replicates.loss_by_log_s, "complexity": sigma}
+        means, bars = of(self.mean), of(self.stderr)
+        return (
+            {**means, **{name: jnp.mean(a) for name, a in more.items()}},
+            {**bars, **{name: error_bar(a) for name, a in more.items()}},
+        )
+
+    def to_dict(self) -> dict[str, Any]:
+        """Setting, numbers and error bars, ready for JSON."""
+        means, bars = ({k: np.asarray(a).tolist() for k, a in part.items()} for part in self.numbers())
+        return {"alpha": float(self.alpha), "branch": self.branch, **means, "status": self.status_name, "stderr": bars}
+
+    def describe(self) -> Description:
+        what = "ground state" if self.ground else "state"
+        status = f"{self.status_name}, residual {float(jnp.max(self.replicates.residual)):.1e}"
+        return Description(
+            f"{self.branch} branch at alpha = {self.alpha:g}, 1RSB {what}", status, rows_of(*self.numbers())
+        )
+
+
+def solve_1rsb(
+    model: Model,
+    alpha: Any,
+    branch: str = "positional",
+    *,
+    s: Any = None,
+    order: int = ORDER,
+    lines: int | None = None,
+    replicates: int = REPLICATES,
+    seed: int = 0,
+) -> BrokenPoint:
+    """A state with one step of replica symmetry breaking: how far off the replica-symmetric one is.
+
+    The RS state is solved first; its minima are then let fall into clusters. Without jumps of the proximal operator
+    there is nothing to break: q1 = q0, the elevation is zero, and the RS state is exact. Takes concrete numbers in
+    float64: the elevation is a small part of the loss.
+
+    Args:
+        model: attention layer and data.
+        alpha: samples per dimension, n / d.
+        branch: "positional" or "semantic".
+        s: Parisi parameter, an inverse energy; by default that of the ground state, ``d loss / d s = 0``. Smaller ones
+            select more numerous minima of higher energy.
+        order, lines, seed: of the rule of lines, see `line_nodes`.
+        replicates: of the averages; their scatter is the error bar.
+
+    Raises:
+        InputError: as `solve`; a model in float32 or with traced numbers, an `s` that is not positive.
+    """
+    check_model(model, branch)
+    require_choice(branch, "branch", PAIR)
+    alpha = check_alpha(model, alpha)
+    if not is_concrete((model, alpha)):
+        raise InputError(
+            "model", "must have concrete numbers for solve_1rsb, got traced ones: call it outside of jax.jit"
+        )
+    if model.lam.dtype != jnp.float64:
+        want = "must be in float64 for solve_1rsb: use jax.config.update('jax_enable_x64', True)"
+        raise InputError("model", f"{want}, got {model.lam.dtype}")
+    if model.penalty is not None:
+        raise InputError("model", f"must have no penalty besides the ridge for solve_1rsb, got {model.penalty!r}")
+    require_count(replicates, "replicates", 2)
+    if s is not None:
+        require_number(s, "s", "positive", lambda v: v > 0)
+    rule = line_nodes(model, order, lines=lines, points=_POINTS, seed=seed, replicates=replicates)
+    rs = solve_rs(model, alpha, branch, rule)
+    states = [
+        _solve_replicate(rs, k, rule.replicate(k), None if s is None else jnp.asarray(s, model.lam.dtype))
+        for k in range(replicates)
+    ]
+    stacked = jax.tree.map(lambda *a: jnp.stack(a), *states)
+    return BrokenPoint(model, alpha, rs, stacked, branch, s is None)
+
+
+def _solve_replicate(rs: FixedPoint, k: int, lines: Any, s: jax.Array | None) -> BrokenState:
+    model, alpha = rs.model, rs.alpha
+    free = branch_of(rs.branch).free(model)
+    state = jax.tree.map(lambda a: a[k], rs.replicates)
+    x = state.overlaps
+    ground = s is None
+    s = _GROUND / state.train_loss if s is None else s
+    # Within a cluster jumps do not respond.
+    share = jnp.maximum(state.diagnostics.jump_mass, 0.0)
+    hats = eqx.tree_at(lambda h: h.V, state.conjugates, state.conjugates.V / (1 - share))
+    apart = _START * (x.V - rs_overlaps(model, hats).V) / s
+    rs_ok = bool(state.has_state) and int(state.status) <= Status.stalled
+    if not rs_ok or not bool(rs.jumps) or not bool(positive_definite(apart)):
+        return _unbroken(state, s, rs_ok)
+    x = BrokenOverlaps(x.q, x.q - apart, x.V, free[0] * x.theta, free[1] * x.m)
+    averages = _averages(model, state.overlaps, x, s, lines)
+    best, waiting, residual = None, 0, np.inf
+    for step in range(_STEPS):
+        look, scale = _look(model, alpha, averages, x, s, free)
+        vary = ground and step >= _FIRST
+        n = len(scale) if vary else len(scale) - 1
+        size = float(np.max(np.abs(np.asarray(look.residual)[:n])))
+        if np.isfinite(size) and (size < residual or step == _FIRST):
+            best, waiting, residual = (x, s, look), 0, size
+        waiting += 1
+        if (residual <= _TOL and vary == ground) or waiting > _PATIENCE or best is None:
+            break
+        # Least squares: the matrix is singular along the orbit of a gauge.
+        move = np.linalg.lstsq(np.asarray(look.matrix)[:n, :n], np.asarray(look.residual)[:n], rcond=1e-10)[0]
+        move = move * min(1.0, _LONGEST / np.max(np.abs(move)))
+        x, s = _moved(model, x, s, free, np.append(move, np.zeros(len(scale) - n)) * np.asarray(scale))
+    if best is None:
+        return _unbroken(state, s, False)
+    x, s, look = best
+    status = Status.converged if residual <= _TOL else Status.stalled if residual <= _STALLED else Status.max_steps
+    return BrokenState(
+        overlaps=x,
+        conjugates=look.hats,
+        s=s,
+        train_loss=look.loss,
+        elevation=look.loss - state.train_loss,
+        loss_by_alpha=look.loss_by_alpha,
+        elevation_by_alpha=look.loss_by_alpha - state.train_loss_partials[1],
+        loss_by_log_s=look.loss_by_log_s,
+        residual=jnp.asarray(residual),
+        status=jnp.asarray(int(status)),
+    )
+
+
+def _moved(
+    model: Model, x: BrokenOverlaps, s: jax.Array, free: jax.Array, move: np.ndarray
+) -> tuple[BrokenOverlaps, jax.Array]:
+    """The place after a Newton step, cut until it lies in the domain; the old one where it never does."""
+    back = ravel_pytree((x.q1, x.q1, x.V, x.theta, x.m, s))[1]
+    v = _pack(x, jnp.log(s))
+    for cut in 0.5 ** np.arange(6):
+        q1, apart, V, theta, m, log_s = back(v + cut * move)
+        trial = BrokenOverlaps(q1, q1 - apart, V, free[0] * theta, free[1] * m)
+        if bool(positive_definite(apart)) and bool(admissible(model, trial.between)):
+            return trial, jnp.exp(log_s)
+    return x, s
+
+
+def _unbroken(state: Any, s: jax.Array, ok: bool) -> BrokenState:
+    """The RS state as one without breaking, with its own status; `max_steps` where breaking was not found."""
+    x, hats, zero = state.overlaps, state.conjugates, jnp.zeros_like(state.train_loss)
+    return BrokenState(
+        overlaps=BrokenOverlaps(x.q, x.q, x.V, x.theta, x.m),
+        conjugates=BrokenOverlaps(hats.q, hats.q, hats.V, hats.theta, hats.m),
+        s=s,
+        train_loss=state.train_loss,
+        elevation=zero,
+        loss_by_alpha=state.train_loss_partials[1],
+        elevation_by_alpha=zero,
+        loss_by_log_s=zero,
+        residual=state.residual,
+        status=state.status if ok else jnp.maximum(state.status, int(Status.max_steps)),
+    )
+
+
+# The averages
+
+
+def _averages(model: Model, rs: Overlaps, x: BrokenOverlaps, s: jax.Array, lines: LineNodes) -> Averages:
+    """Fields along the lines, dense at the jumps of the RS state, by whether a smooth inner rule does for them."""
+    width = float(jnp.sqrt(jnp.trace(x.q1 - x.q0, axis1=1, axis2=2).sum() / jnp.trace(rs.q, axis1=1, axis2=2).sum()))
+    laid = lay_nodes(model, rs, lines, width)
+    h, log_density = _fields(model, rs, *map(jnp.asarray, laid[:2]))
+    outer = Outer(h, jnp.asarray(laid.teacher), jnp.asarray(laid.weight), log_density)
+    blocks = _in_blocks(outer, _WIDE)
+    differ, size = (np.asarray(a).ravel() for a in _missed(model, x, s, blocks))
+    weight = np.asarray(blocks.weight).ravel()
+    near = differ > _SAME * np.sum(weight * size)
+    flat = jax.tree.map(lambda a: np.moveaxis(np.asarray(a), 0, -2).reshape(*a.shape[1:-1], -1), blocks)
+    parts = [
+        jax.tree.map(lambda a, keep=keep: jnp.asarray(a[..., keep]), flat) for keep in (near & (weight > 0), ~near)
+    ]
+    return Averages(_in_blocks(parts[0], _BLOCK), _in_blocks(parts[1], _WIDE), lines)
+
+
+@eqx.filter_jit
+def _fields(model: Model, x: Overlaps, student: jax.Array, teacher: jax.Array) -> tuple[jax.Array, jax.Array]:
+    h, y = fields(model, x, student, teacher)
+    return h, whiten(model, x, h, y)[1]
+
+
+@eqx.filter_jit
+def _missed(model: Model, x: BrokenOverlaps, s: jax.Array, blocks: Outer) -> tuple[jax.Array, jax.Array]:
+    """By how much the smooth inner rule is off at every field, and the envelope's size."""
+
+    def values(block: Outer) -> tuple[jax.Array, jax.Array]:
+        fine, rough = (
+            _inner(_points(model, x, s, block, _searched(model, x, s, block, jumps)), (model, x, s))[0]
+            for jumps in (True, False)
+        )
+        return jnp.abs(fine - rough), jnp.abs(fine)
+
+    return lax.map(values, blocks)
+
+
+def _in_blocks(outer: Outer, width: int) -> Outer:
+    """Fields in whole blocks, of a number that is a multiple of `_ROUND`; those that fill them up have no weight."""
+    size = outer.weight.shape[-1]
+    count = -(-max(size, 1) // (width * _ROUND)) * _ROUND
+
+    def split(a: jax.Array) -> jax.Array:
+        padded = jnp.pad(a, [(0, 0)] * (a.ndim - 1) + [(0, count * width - size)], mode="edge")
+        return jnp.moveaxis(padded.reshape(*a.shape[:-1], count, width), -2, 0)
+
+    blocks = jax.tree.map(split, outer)
+    real = (jnp.arange(count * width) < size).reshape(count, width)
+    return blocks._replace(weight=jnp.where(real, blocks.weight, 0.0))
