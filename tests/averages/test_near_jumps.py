@@ -5,12 +5,12 @@ import pytest
 from cases import CASES, state
 from scipy.stats import norm
 
-from tiedattn_jax.averages.near_jumps import _on_line, lay_nodes
+from tiedattn_jax.averages.near_jumps import lay_nodes, nodes_on_line
 
 
 @pytest.mark.parametrize("jumps", [[], [0.4], [-1.0, 0.2], [5.9], [8.0]])
 def test_a_line_integrates_the_gaussian(jumps):
-    nodes, weights = _on_line(np.asarray(jumps), -6.0, 6.5, 0.1)
+    nodes, weights = nodes_on_line(np.asarray(jumps), -6.0, 6.5, 0.1)
     density = np.exp(-0.5 * nodes**2) / (2 * np.pi) ** 0.5
     moments = [np.sum(weights * density * nodes**k) for k in range(5)]
     np.testing.assert_allclose(moments, [1, 0, 1, 0, 3], atol=2e-6)

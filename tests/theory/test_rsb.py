@@ -9,7 +9,7 @@ import pytest
 import tiedattn_jax as ta
 from tiedattn_jax.overlaps import Conjugates
 from tiedattn_jax.theory.potentials import free_energy, prior
-from tiedattn_jax.theory.rsb import BrokenOverlaps, _overlaps, free_energy_1rsb, prior_1rsb
+from tiedattn_jax.theory.rsb import BrokenOverlaps, free_energy_1rsb, overlaps_1rsb, prior_1rsb
 
 S = jnp.asarray(500.0)
 
@@ -51,7 +51,7 @@ def test_prior_is_a_gaussian_average():
 def test_order_parameters_of_isotropic_data():
     """V = gamma / Lam, q0 = gamma (b^2 + gamma qhat0) / D^2, q1 - q0 = gamma c2 / (Lam D)."""
     model, hats = ta.dot_product(), _hats()
-    x = _overlaps(model, hats, S)
+    x = overlaps_1rsb(model, hats, S)
     gamma = 0.25
     Lam, c2 = 0.01 + gamma * jnp.sum(hats.V), gamma * jnp.sum(hats.q1 - hats.q0)
     D = Lam - S * c2

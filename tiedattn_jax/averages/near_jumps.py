@@ -41,7 +41,7 @@ def lay_nodes(model: Model, x: Overlaps, replicate: LineNodes, distance: float) 
     """
     lines, teacher, at, real = _jumps(model, x, replicate)
     low, high = -float(replicate.reach[0]), float(replicate.reach[1])
-    rules = [_on_line(np.sort(s[keep]), low, high, distance) for s, keep in zip(at.T, real.T, strict=True)]
+    rules = [nodes_on_line(np.sort(s[keep]), low, high, distance) for s, keep in zip(at.T, real.T, strict=True)]
     which = np.repeat(np.arange(len(rules)), [len(s) for s, _ in rules])
     s, weight = (np.concatenate(parts) for parts in zip(*rules, strict=True))
     weight = weight * np.exp(-0.5 * s**2) * np.asarray(replicate.weight)[which]
@@ -63,7 +63,7 @@ def _jumps(model: Model, x: Overlaps, replicate: LineNodes) -> tuple[Lines, jax.
     return lines, replicate.teacher, gaps.left.s, gaps.real
 
 
-def _on_line(jumps: np.ndarray, low: float, high: float, distance: float) -> tuple[np.ndarray, np.ndarray]:
+def nodes_on_line(jumps: np.ndarray, low: float, high: float, distance: float) -> tuple[np.ndarray, np.ndarray]:
     """Nodes and weights on [low, high]."""
     wide = _REACH * distance
     inside = jumps[(low < jumps) & (jumps < high)]

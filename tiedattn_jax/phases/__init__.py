@@ -6,6 +6,7 @@ arclength      around folds
 secant         the zero of a number in alpha
 events         a table of what can happen at one alpha, and one way to find any of it
 transitions    alpha_c and alpha_l
+breaking       what replica symmetry breaking does to alpha_c
 ends           how branches end
 boundaries     events through a second parameter
 grid           both branches in every cell

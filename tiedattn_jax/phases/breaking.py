@@ -12,7 +12,7 @@ from ..errors import InputError, require_choice, require_kind
 from ..model import Model
 from ..overlaps import PAIR
 from ..printing import Description, with_error
-from ..results import Result, error_bar
+from ..results import Result, Status, error_bar
 from ..theory.rsb import ORDER, BrokenPoint, solve_1rsb
 from .events import Transition
 from .transitions import critical_alpha
@@ -55,6 +55,11 @@ class BrokenTransition(Result):
     def status(self) -> jax.Array:
         """The worst `Status` of the RS transition and of both 1RSB states, as an integer."""
         return jnp.max(jnp.stack([self.rs.status, *(b.status for b in self.branches)]))
+
+    @property
+    def ok(self) -> jax.Array:
+        """Whether all of them can be used: converged, or stalled at the accuracy of the averages."""
+        return self.status <= Status.stalled
 
     def to_dict(self) -> dict[str, Any]:
         """alpha_c of both theories, the shift between them and both states, ready for JSON."""

@@ -234,7 +234,7 @@ def free_energy_1rsb(
     return pairing - entropic + prior_1rsb(model, hats, s) - alpha * M
 
 
-def _conjugates(alpha: jax.Array, s: jax.Array, g: BrokenOverlaps, free: jax.Array) -> BrokenOverlaps:
+def conjugates_1rsb(alpha: jax.Array, s: jax.Array, g: BrokenOverlaps, free: jax.Array) -> BrokenOverlaps:
     """The conjugates as gradients of M_s."""
     q1 = -2 * alpha * symmetric(g.V)
     return BrokenOverlaps(
@@ -246,7 +246,7 @@ def _conjugates(alpha: jax.Array, s: jax.Array, g: BrokenOverlaps, free: jax.Arr
     )
 
 
-def _overlaps(model: Model, hats: BrokenOverlaps, s: jax.Array) -> BrokenOverlaps:
+def overlaps_1rsb(model: Model, hats: BrokenOverlaps, s: jax.Array) -> BrokenOverlaps:
     """The order parameters as gradients of psi_s."""
     g = jax.grad(lambda hats: prior_1rsb(model, hats, s))(hats)
     q1 = -2 * symmetric(g.V)
@@ -287,11 +287,11 @@ def _look(
 
     def equations(v: jax.Array, M: jax.Array, by_x: BrokenOverlaps, by_s: jax.Array) -> Any:
         x, s = setting(v)
-        hats = _conjugates(alpha, s, by_x, free)
+        hats = conjugates_1rsb(alpha, s, by_x, free)
         explicit = jax.grad(lambda s: free_energy_1rsb(model, alpha, x, hats, s, 0 * M))(s)
         by_log_s = s * (explicit - alpha * by_s)
         loss = -free_energy_1rsb(model, alpha, x, hats, s, M)
-        return _pack(_overlaps(model, hats, s), 0.0).at[-1].set(by_log_s), (loss, hats)
+        return _pack(overlaps_1rsb(model, hats, s), 0.0).at[-1].set(by_log_s), (loss, hats)
 
     def column(*d: Any) -> Any:
         return jax.jvp(equations, (v, *values), d, has_aux=True)
@@ -359,6 +359,11 @@ class BrokenPoint(Result):
     def status(self) -> jax.Array:
         """The worst `Status` over the replicates, as an integer."""
         return jnp.max(self.replicates.status)
+
+    @property
+    def ok(self) -> jax.Array:
+        """Whether every replicate can be used: converged, or stalled at the accuracy of the averages."""
+        return self.status <= Status.stalled
 
     @property
     def overlaps(self) -> BrokenOverlaps:

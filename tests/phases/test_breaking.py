@@ -1,0 +1,56 @@
+"""The shift of alpha_c by replica symmetry breaking."""
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import tiedattn_jax as ta
+from tiedattn_jax.phases import breaking
+from tiedattn_jax.theory.rsb import BrokenState
+
+
+@pytest.fixture(scope="module")
+def transition(model, lines) -> ta.Transition:
+    return ta.critical_alpha(model, lines)
+
+
+def _state(elevation: list[float], by_alpha: float) -> BrokenState:
+    ones = jnp.ones(len(elevation))
+    full = jnp.ones((len(elevation), 2, 1, 1))
+    x = ta.BrokenOverlaps(full, full, full, full, full[..., 0])
+    return BrokenState(
+        overlaps=x,
+        conjugates=x,
+        s=ones,
+        train_loss=ones,
+        elevation=jnp.asarray(elevation),
+        loss_by_alpha=by_alpha * ones,
+        elevation_by_alpha=0 * ones,
+        loss_by_log_s=0 * ones,
+        residual=0 * ones,
+        status=jnp.zeros(len(elevation), int),
+    )
+
+
+def test_shift_is_elevation_over_slope(transition, monkeypatch):
+    """Losses that cross with the slope .8e-3 - .5e-3, the first one lifted by 3e-7 and 5e-7: alpha_c falls."""
+    states = {"positional": _state([3e-7, 5e-7], 0.8e-3), "semantic": _state([0.0, 0.0], 0.5e-3)}
+
+    def solved(model, alpha, branch, **rule):
+        assert alpha == transition.alpha and rule["order"] == 7
+        rs = transition.branches[0]
+        return ta.BrokenPoint(model, alpha, rs, states[branch], branch, True)
+
+    monkeypatch.setattr(breaking, "solve_1rsb", solved)
+    found = ta.critical_alpha_1rsb(transition.branches[0].model, transition, order=7)
+    np.testing.assert_allclose(found.shifts, [-1e-3, -5e-3 / 3], rtol=1e-12)
+    np.testing.assert_allclose(found.alpha, transition.alpha - 4e-3 / 3, rtol=1e-12)
+    assert found.shift_stderr > 0 and found.stderr >= found.shift_stderr and found.ok
+    assert "1RSB" in str(found)
+    assert set(found.to_dict()["branches"]) == {"positional", "semantic"}
+
+
+@pytest.mark.parametrize("bad", [1.25, "alpha_c"])
+def test_bad_transition(model, bad):
+    with pytest.raises(ta.InputError, match="transition"):
+        ta.critical_alpha_1rsb(model, bad)
