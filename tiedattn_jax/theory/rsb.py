@@ -52,7 +52,9 @@ _BLOCK = 256  # fields whose inner averages are taken together; there are jumps 
 _WIDE = 1024  # likewise, without jumps
 _ROUND = 8  # blocks: their number is rounded up to a multiple, for replicates to share one program
 _SAME = 1e-5  # of M: an inner average that a smooth rule gives to that is taken by it
-_TOL, _STALLED = 1e-5, 3e-3  # residuals at which a state has converged, and at which the nodes resolve it no further
+_TOL, _STALLED = 1e-4, 3e-3  # residuals at which a state has converged, and at which the nodes resolve it no further
+_SLOPE = 0.01  # weight, in the residual, of d loss / d log s over the elevation, which is off by the square of that
+_NOISE = 1e-5  # of the loss: elevations below say nothing
 _STEPS, _FIRST = 16, 1  # Newton steps, and at which s starts to move
 _PATIENCE = 2  # steps in which the residual has not fallen: it will not
 _LONGEST = 0.5  # relative, of a Newton step
@@ -499,8 +501,11 @@ def _solve_replicate(rs: FixedPoint, k: int, lines: Any, s: jax.Array | None) ->
         look, scale = _look(model, alpha, averages, x, s, free)
         vary = ground and step >= _FIRST
         n = len(scale) if vary else len(scale) - 1
-        size = float(np.max(np.abs(np.asarray(look.residual)[:n])))
-        if np.isfinite(size) and (size < residual or step == _FIRST):
+        size = float(np.max(np.abs(np.asarray(look.residual)[:-1])))
+        if vary:
+            elevation = max(abs(float(look.loss - state.train_loss)), _NOISE * float(look.loss))
+            size = max(size, _SLOPE * abs(float(look.loss_by_log_s)) / elevation)
+        if np.isfinite(size) and (size < residual or (vary and step == _FIRST)):
             best, waiting, residual = (x, s, look), 0, size
         waiting += 1
         if (residual <= _TOL and vary == ground) or waiting > _PATIENCE or best is None:
