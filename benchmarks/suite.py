@@ -17,7 +17,7 @@ from typing import Any
 
 import jax
 import numpy as np
-from matplotlib.ticker import LogLocator, NullLocator
+from matplotlib.ticker import LogLocator, MaxNLocator, NullLocator
 
 from tiedattn_jax.plotting import panels
 from tiedattn_jax.store import write_whole
@@ -193,7 +193,8 @@ def _picture(measured: Sequence[Measurement], x: str, y: str, labels: dict[str, 
             axis.set(xscale="log", yscale="log")
             for side in (axis.xaxis, axis.yaxis):
                 low, high = side.get_view_interval()
-                side.set_major_locator(LogLocator(subs=(1, 2, 5) if high < 30 * low else (1,)))
+                logarithmic = LogLocator(subs=(1, 2, 5) if high < 30 * low else (1,))
+                side.set_major_locator(MaxNLocator(2) if high < 2 * low else logarithmic)
                 side.set_major_formatter("{x:.6g}")
                 side.set_minor_locator(NullLocator())
             axis.set_title(name, loc="left")
