@@ -134,8 +134,13 @@ def average(replicate: Replicate, fn: Callable[[Any], Any]) -> Any:
     return jax.tree.map(lambda a: jnp.sum(a, 0), sums)
 
 
-def average_of_weighted(blocks: Any, fn: Callable[[Any], Any]) -> Any:
-    """`average` over given blocks, without the last ones if they have no weight, and not differentiable in reverse."""
+def average_of_weighted(replicate: Replicate, fn: Callable[[Any], Any]) -> Any:
+    """`average`, without the last blocks if they have no weight, and not differentiable in reverse."""
+    return sum_of_weighted(replicate.blocks(), fn)
+
+
+def sum_of_weighted(blocks: Any, fn: Callable[[Any], Any]) -> Any:
+    """Sum of `fn(block)` over blocks, a tree of arrays that lead with the block axis, but for the last without weight."""
     count = jnp.sum(jnp.any(blocks.weight != 0, 1))
     traced, zero, unflatten = flattened(fn, jax.tree.map(lambda a: a[0], blocks))
 

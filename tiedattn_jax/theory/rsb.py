@@ -31,7 +31,7 @@ from ..averages.fields import fields, teacher_fields, whiten
 from ..averages.lines import LineNodes, line_nodes
 from ..averages.near_jumps import lay_nodes
 from ..averages.prox import moreau
-from ..averages.rule import average_of_weighted
+from ..averages.rule import average_of_weighted, sum_of_weighted
 from ..averages.sizes import REPLICATES
 from ..errors import InputError, is_concrete, require_choice, require_count, require_number
 from ..linalg import apply, cholesky, positive_definite
@@ -190,9 +190,9 @@ def _channel_expansion(
         return averages.lines.search(model, x.joined(s), block)
 
     shares = (
-        average_of_weighted(averages.near, sums(partial(_searched, model, jumps=True), of_rest)),
-        average_of_weighted(averages.smooth, sums(partial(_searched, model, jumps=False), of_rest)),
-        average_of_weighted(averages.lines.blocks(), sums(lines_found, of_lines)),
+        sum_of_weighted(averages.near, sums(partial(_searched, model, jumps=True), of_rest)),
+        sum_of_weighted(averages.smooth, sums(partial(_searched, model, jumps=False), of_rest)),
+        average_of_weighted(averages.lines, sums(lines_found, of_lines)),
     )
     values, slopes, _ = jax.tree.map(lambda *parts: sum(parts), *shares)
     return values, slopes

@@ -110,7 +110,7 @@ def averages_expansion(
 
         return value_and_columns(at, u)
 
-    return average_of_weighted(replicate.blocks(), block_sums)
+    return average_of_weighted(replicate, block_sums)
 
 
 def value_and_columns(fn: Callable[[jax.Array], Any], u: jax.Array) -> Any:
