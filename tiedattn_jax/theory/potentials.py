@@ -95,7 +95,7 @@ def prior(model: Model, hats: Conjugates) -> jax.Array:
     with ``b~ = b + (sum_k gamma_k qhat_k)^{1/2} zeta``, zeta a standard normal.
     """
     if model.penalty is None:
-        Lam, square = _quadratic(model, hats)
+        Lam, square = weight_moments(model, hats)
         each = 0.5 * jnp.trace(solve(Lam, square), axis1=1, axis2=2)
     else:
         Lam, b, share = weight_fields(model, model.penalty, hats)
@@ -103,7 +103,7 @@ def prior(model: Model, hats: Conjugates) -> jax.Array:
     return model.law().weights @ each
 
 
-def _quadratic(model: Model, hats: Conjugates) -> tuple[jax.Array, jax.Array]:
+def weight_moments(model: Model, hats: Conjugates) -> tuple[jax.Array, jax.Array]:
     """Lam and ``E[b~ b~^T]`` at every atom of the spectrum, (K, r, r)."""
     law = model.law()
     eye = jnp.eye(hats.m.shape[-1], dtype=hats.m.dtype)
@@ -133,7 +133,7 @@ def weight_fields(model: Model, penalty: Penalty, hats: Conjugates) -> tuple[jax
     require_rank_one(penalty, hats.m.shape[-1])
     law, dtype = model.law(), hats.m.dtype
     tau_mean, pi_mean = law.means
-    Lam, square = (a[:, 0] for a in _quadratic(model, hats))
+    Lam, square = (a[:, 0] for a in weight_moments(model, hats))
     theta = jnp.einsum("nk,kt->nt", law.gamma, hats.theta[:, 0])
     mean = tau_mean @ hats.m + jnp.sum(pi_mean * theta, 1, keepdims=True)
     spread = jnp.sqrt(square - mean**2)

@@ -34,15 +34,14 @@ from ..averages.prox import moreau
 from ..averages.rule import average_of_weighted, sum_of_weighted
 from ..averages.sizes import REPLICATES
 from ..errors import InputError, is_concrete, require_choice, require_count, require_number
-from ..linalg import apply, cholesky, positive_definite
-from ..linalg import solve as solve_linear
+from ..linalg import apply, cholesky, positive_definite, solve
 from ..model import Model
-from ..overlaps import PAIR, Overlaps, admissible, branch_of, symmetric
+from ..overlaps import PAIR, Conjugates, Overlaps, admissible, branch_of, symmetric
 from ..printing import Description, rows_of
 from ..results import Result, Status, error_bar
 from .fixed_points import FixedPoint, check_alpha, check_model
 from .fixed_points import solve as solve_rs
-from .potentials import block_envelope, stationary
+from .potentials import block_envelope, stationary, weight_moments
 from .potentials import overlaps as rs_overlaps
 from .state_evolution import value_and_columns
 
@@ -208,19 +207,14 @@ def prior_1rsb(model: Model, hats: BrokenOverlaps, s: jax.Array) -> jax.Array:
     ``c2 = sum_k gamma_k (qhat1_k - qhat0_k)``, ``D = Lam - s c2`` and b, Lam as in `potentials.prior`.
     """
     law = model.law()
-    eye = jnp.eye(hats.m.shape[-1], dtype=hats.m.dtype)
+    Lam, square = weight_moments(model, Conjugates(hats.q0, hats.V, hats.theta, hats.m))
+    D = Lam - s * jnp.einsum("nk,kab->nab", law.gamma, hats.q1 - hats.q0)
+    ratio = 2 * jnp.sum(jnp.log(_diagonal(cholesky(D))) - jnp.log(_diagonal(cholesky(Lam))), -1)
+    return law.weights @ (0.5 * jnp.trace(solve(D, square), axis1=1, axis2=2) - 0.5 * ratio / s)
 
-    def atom(gamma: jax.Array, tau: jax.Array, pi: jax.Array, cross: jax.Array) -> jax.Array:
-        Lam = model.lam * eye + jnp.einsum("k,kab->ab", gamma, hats.V)
-        D = Lam - s * jnp.einsum("k,kab->ab", gamma, hats.q1 - hats.q0)
-        theta = jnp.einsum("k,kat->at", gamma, hats.theta)
-        mixed = jnp.einsum("ka,kt,bt->ab", hats.m, cross, theta)
-        bb = jnp.einsum("ka,kl,lb->ab", hats.m, tau, hats.m) + theta @ pi @ theta.T + mixed + mixed.T
-        inner = jnp.trace(solve_linear(D, jnp.einsum("k,kab->ab", gamma, hats.q0) + bb))
-        ratio = sum(sign * jnp.sum(jnp.log(jnp.diagonal(cholesky(a)))) for sign, a in ((2, D), (-2, Lam)))
-        return 0.5 * inner - 0.5 * ratio / s
 
-    return law.weights @ jax.vmap(atom)(law.gamma, law.tau, law.pi, law.cross)
+def _diagonal(a: jax.Array) -> jax.Array:
+    return jnp.diagonal(a, axis1=-2, axis2=-1)
 
 
 def free_energy_1rsb(
