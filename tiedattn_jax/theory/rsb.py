@@ -55,6 +55,8 @@ _TOL, _STALLED = 1e-4, 3e-3  # residuals at which a state has converged, and at 
 _SLOPE = 0.01  # weight, in the residual, of d loss / d log s over the elevation, which is off by the square of that
 _NOISE = 1e-5  # of the loss: elevations below say nothing
 _STEPS, _FIRST = 16, 1  # Newton steps, and at which s starts to move
+_SEEN = 0.02  # jump mass above which jumps are broken at although the averages cannot tell them from their error
+_SHARE = 1e-3, 0.5  # range of the jumps' share of the response that a start is made of
 _PATIENCE = 4  # steps in which the residual has not fallen: it will not
 _LONGEST = 0.5  # relative, of a Newton step
 _START = 1.2  # times the part of the response that the jumps carry, at which q1 - q0 starts
@@ -434,7 +436,7 @@ def solve_1rsb(
     """A state with one step of replica symmetry breaking: how far off the replica-symmetric one is.
 
     The RS state is solved first; its minima are then let fall into clusters. Without jumps of the proximal operator
-    there is nothing to break: q1 = q0, the elevation is zero, and the RS state is exact. Takes concrete numbers in
+    (`FixedPoint.jumps`, and a jump mass below 2 %) there is nothing to break: q1 = q0, and the elevation is zero. Takes concrete numbers in
     float64: the elevation is a small part of the loss. Inner averages take 24 * 3^(L r - 1) nodes; what was checked is
     two fields.
 
@@ -483,12 +485,12 @@ def _solve_replicate(rs: FixedPoint, k: int, lines: Any, s: jax.Array | None) ->
     ground = s is None
     s = _GROUND / state.train_loss if s is None else s
     # Within a cluster jumps do not respond.
-    share = jnp.maximum(state.diagnostics.jump_mass, 0.0)
+    share = jnp.clip(state.diagnostics.jump_mass, *_SHARE)
     hats = eqx.tree_at(lambda h: h.V, state.conjugates, state.conjugates.V / (1 - share))
     apart = _START * (x.V - rs_overlaps(model, hats).V) / s
-    rs_ok = bool(state.has_state) and int(state.status) <= Status.stalled
-    if not rs_ok or not bool(rs.jumps) or not bool(positive_definite(apart)):
-        return _unbroken(state, s, rs_ok)
+    found = bool(state.has_state) and int(state.status) <= Status.stalled
+    if not found or not (bool(rs.jumps) or float(rs.diagnostics.jump_mass) > _SEEN):
+        return _unbroken(state, s, found)
     x = BrokenOverlaps(x.q, x.q - apart, x.V, free[0] * x.theta, free[1] * x.m)
     averages = _averages(model, state.overlaps, x, s, lines)
     best, waiting, residual = None, 0, np.inf
