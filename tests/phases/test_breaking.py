@@ -25,7 +25,6 @@ def _state(elevation: list[float], by_alpha: float) -> BrokenState:
         train_loss=ones,
         elevation=jnp.asarray(elevation),
         loss_by_alpha=by_alpha * ones,
-        elevation_by_alpha=0 * ones,
         loss_by_log_s=0 * ones,
         residual=0 * ones,
         status=jnp.zeros(len(elevation), int),

@@ -20,7 +20,7 @@ from scipy import special
 from ..linalg import apply, inverse, total
 from ..model import Model
 from .lines import reference_axis, vectors_across
-from .prox import attach, descend, moreau, prox_jacobian, search, well_axis
+from .prox import Prox, attach, descend, moreau, prox_jacobian, search, well_axis
 
 _SMOOTH = 3  # nodes in each direction where there is no jump
 _ALONG, _ACROSS = 12, 3  # nodes on each side of the jump, and places in each direction across it
@@ -45,6 +45,77 @@ class Cluster(eqx.Module):
     z: jax.Array
 
 
+class _Around(NamedTuple):
+    """N fields, and those of the minima of their clusters at standard normals around them; n = L r.
+
+    Attributes:
+        V: response, (L, r, r).
+        spread: Cholesky root C of q1 - q0, (L, r, r).
+        h, y: student and teacher fields, (L, r, N) and (L, t, N).
+    """
+
+    model: Model
+    V: jax.Array
+    spread: jax.Array
+    h: jax.Array
+    y: jax.Array
+
+    def at(self, xi: jax.Array) -> tuple[jax.Array, jax.Array]:
+        """Fields at standard normals (n, K N), and the teacher's."""
+        count = xi.shape[-1] // self.h.shape[-1]
+        shift = apply(self.spread, xi.reshape(*self.h.shape[:2], -1))
+        return jnp.tile(self.h, count) + shift, jnp.tile(self.y, count)
+
+    def pull(self, z: jax.Array) -> jax.Array:
+        """C^T V^{-1} z, (n, N)."""
+        return apply(jnp.swapaxes(self.spread, -1, -2), apply(inverse(self.V), z)).reshape(-1, z.shape[-1])
+
+    def search(self, xi: jax.Array) -> Prox:
+        """The global minimisers at standard normals."""
+        fields, teacher = self.at(xi)
+        return search(self.model, fields, self.V, teacher)
+
+    def follow(self, z: jax.Array, xi: jax.Array, steps: int = _STEPS) -> tuple[jax.Array, jax.Array]:
+        """The minimisers next to z at standard normals, and their energies."""
+        fields, teacher = self.at(xi)
+        return descend(self.model, z, fields, self.V, teacher, 1e-9, steps)[:2]
+
+    def weight_of(self, low: jax.Array, s: jax.Array) -> _Weight:
+        """The weight of the sheet of the minimisers `low` to second order."""
+        (L, r, N), n = self.h.shape, low.shape[0] * low.shape[1]
+        eye, block = jnp.eye(n, dtype=low.dtype), jax.scipy.linalg.block_diag(*self.spread)[..., None]
+        slope = eye[..., None] - prox_jacobian(self.model, low, self.V, self.y)
+        stiff = apply(inverse(self.V), slope.reshape(L, r, -1)).reshape(n, n, N)
+        stiff = jnp.einsum("abn,bcn,cdn->nad", jnp.swapaxes(block, 0, 1), stiff, block)
+        values, vectors = jnp.linalg.eigh(eye + 0.5 * s * (stiff + jnp.swapaxes(stiff, 1, 2)))
+        values = jnp.maximum(values, _LEAST)
+        inverse_weight = jnp.moveaxis((vectors / values[:, None]) @ jnp.swapaxes(vectors, 1, 2), 0, -1)
+        root = jnp.moveaxis(vectors / jnp.sqrt(values)[:, None], 0, -1)
+        inverse_root = jnp.moveaxis(vectors * jnp.sqrt(values)[:, None], 0, -1).swapaxes(0, 1)
+        centre = -s * _times(inverse_weight, self.pull(self.h - low))
+        return _Weight(centre, root, inverse_root, -0.5 * jnp.sum(jnp.log(values), 1))
+
+
+class _Weight(NamedTuple):
+    """A Gaussian weight of the standard normals, xi = c + R eta with eta standard normal."""
+
+    centre: jax.Array  # c, (n, N)
+    root: jax.Array  # R, (n, n, N)
+    inverse_root: jax.Array  # (n, n, N)
+    log_det: jax.Array  # log det R, (N,)
+
+    def normals(self, eta: jax.Array) -> jax.Array:
+        """xi at eta (n, ..., N)."""
+        n, N = self.centre.shape
+        axes = (1,) * (eta.ndim - 2)
+        root = self.root.reshape(n, n, *axes, N)
+        return self.centre.reshape(n, *axes, N) + total(root[:, k] * eta[k] for k in range(n))
+
+    def pulled(self, force: jax.Array) -> jax.Array:
+        """A force (n, N) on xi as one on eta: R^T force."""
+        return _times(jnp.swapaxes(self.root, 0, 1), force)
+
+
 class Smooth(NamedTuple):
     """What has to be looked for at fields without a jump within reach."""
 
@@ -55,37 +126,15 @@ class Smooth(NamedTuple):
 
 def find_smooth(model: Model, V: jax.Array, spread: jax.Array, h: jax.Array, y: jax.Array, s: jax.Array) -> Smooth:
     """`find` where there is no jump within reach: a product of Gauss-Hermite rules."""
-    L, r, _ = h.shape
-    n = L * r
-    low = search(model, h, V, y).z
-    centre, values, vectors = _quadratic(model, V, spread, h, y, s, low)
-    root = jnp.moveaxis(vectors / jnp.sqrt(values)[:, None], 0, -1)
-    places, weights = _places(n + 1, _SMOOTH)
-    eta = jnp.asarray(places.T, h.dtype)[..., None]
-    xi = centre[:, None] + total(root[:, k, None] * eta[k] for k in range(n))
-    size = np.log(weights) + 0.5 * np.sum(places**2, 1)
-    log_weight = jnp.asarray(size, h.dtype)[:, None] - 0.5 * jnp.sum(jnp.log(values), 1) - 0.5 * total(xi**2)
+    n = h.shape[0] * h.shape[1]
+    around, low = _Around(model, V, spread, h, y), search(model, h, V, y).z
+    weight = around.weight_of(low, s)
+    places, shares = _places(n + 1, _SMOOTH)
+    xi = weight.normals(jnp.asarray(places.T, h.dtype)[..., None])
+    size = jnp.asarray(np.log(shares) + 0.5 * np.sum(places**2, 1), h.dtype)
+    log_weight = size[:, None] + weight.log_det - 0.5 * total(xi**2)
     xi = xi.reshape(n, -1)
-    count = len(weights)
-    fields = jnp.tile(h, count) + apply(spread, xi.reshape(L, r, -1))
-    z = descend(model, jnp.tile(low, count), fields, V, jnp.tile(y, count), 1e-9, 2 * _STEPS)[0]
-    return Smooth(xi, log_weight, z)
-
-
-def _quadratic(
-    model: Model, V: jax.Array, spread: jax.Array, h: jax.Array, y: jax.Array, s: jax.Array, low: jax.Array
-) -> tuple[jax.Array, jax.Array, jax.Array]:
-    """The weight of the sheet of the minimisers `low` to second order: centre (n, N), eigenvalues and -vectors."""
-    L, r, N = h.shape
-    n = L * r
-    precision, block = inverse(V), jax.scipy.linalg.block_diag(*spread)[..., None]
-    stiff = apply(precision, (jnp.eye(n, dtype=h.dtype)[..., None] - prox_jacobian(model, low, V, y)).reshape(L, r, -1))
-    stiff = jnp.einsum("abn,bcn,cdn->nad", jnp.swapaxes(block, 0, 1), stiff.reshape(n, n, N), block)
-    values, vectors = jnp.linalg.eigh(jnp.eye(n, dtype=h.dtype) + 0.5 * s * (stiff + jnp.swapaxes(stiff, 1, 2)))
-    values = jnp.maximum(values, _LEAST)
-    inverse_weight = jnp.moveaxis((vectors / values[:, None]) @ jnp.swapaxes(vectors, 1, 2), 0, -1)
-    pull = apply(jnp.swapaxes(spread, -1, -2), apply(precision, h - low)).reshape(n, -1)
-    return -s * _times(inverse_weight, pull), values, vectors
+    return Smooth(xi, log_weight, around.follow(jnp.tile(low, len(shares)), xi, 2 * _STEPS)[0])
 
 
 class Found(NamedTuple):
@@ -94,8 +143,7 @@ class Found(NamedTuple):
     Around a field the weight of the lower sheet is nearly the Gaussian c + R eta, and the nodes lie in eta.
     """
 
-    centre: jax.Array  # c, (n, N)
-    root: jax.Array  # R, (n, n, N)
+    weight: _Weight
     direction: jax.Array  # unit vectors of the lines in eta, (n, N)
     across: jax.Array  # places across the lines, (n, J, N)
     log_weight: jax.Array  # of these places, (J, N)
@@ -107,9 +155,13 @@ class Found(NamedTuple):
 
     def normals(self, x: jax.Array) -> jax.Array:
         """Standard normals at places x along the lines, (K, J, N), as (n, K J N)."""
-        eta = self.across[:, None] + x * self.direction[:, None, None]
-        xi = self.centre[:, None, None] + total(self.root[:, k, None, None] * eta[k] for k in range(len(eta)))
+        xi = self.weight.normals(self.across[:, None] + x * self.direction[:, None, None])
         return xi.reshape(len(xi), -1)
+
+    @property
+    def along(self) -> jax.Array:
+        """The direction of the lines in the standard normals, (n, N)."""
+        return _times(self.weight.root, self.direction)
 
 
 def find(model: Model, V: jax.Array, spread: jax.Array, h: jax.Array, y: jax.Array, s: jax.Array) -> Found:
@@ -121,89 +173,82 @@ def find(model: Model, V: jax.Array, spread: jax.Array, h: jax.Array, y: jax.Arr
         h, y: student and teacher fields, (L, r, N) and (L, t, N).
         s: Parisi parameter.
     """
-    L, r, N = h.shape
-    n, dtype = L * r, h.dtype
-    precision = inverse(V)
+    n, N = h.shape[0] * h.shape[1], h.shape[2]
+    around = _Around(model, V, spread, h, y)
+    origin = around.search(jnp.zeros((n, N), h.dtype))
+    weight = around.weight_of(origin.z, s)
+    u, x, pair, breaks = _jump_beside(around, weight, origin)
 
-    def pull(z: jax.Array) -> jax.Array:
-        """C^T V^{-1} z, (n, N)."""
-        return apply(jnp.swapaxes(spread, -1, -2), apply(precision, z)).reshape(n, -1)
-
-    def at(xi: jax.Array) -> tuple[jax.Array, jax.Array]:
-        """Fields at standard normals (n, K N), and the teacher's."""
-        count = xi.shape[-1] // N
-        return jnp.tile(h, count) + apply(spread, xi.reshape(L, r, -1)), jnp.tile(y, count)
-
-    def follow(z: jax.Array, xi: jax.Array, steps: int = _STEPS) -> tuple[jax.Array, jax.Array]:
-        """The minimiser next to z at standard normals xi, and its energy."""
-        fields, teacher = at(xi)
-        return descend(model, z, fields, V, teacher, 1e-9, steps)[:2]
-
-    def probe(xi: jax.Array) -> tuple[jax.Array, ...]:
-        """Energy gap of the two lowest minima at standard normals xi, xi, and these minima."""
-        fields, teacher = at(xi)
-        found = search(model, fields, V, teacher)
-        return found.gap, xi, found.z, found.other
-
-    origin = probe(jnp.zeros((n, N), dtype))
-    low, has = origin[2], jnp.isfinite(origin[0])
-    centre, values, vectors = _quadratic(model, V, spread, h, y, s, low)
-    root = jnp.moveaxis(vectors / jnp.sqrt(values)[:, None], 0, -1)
-    transposed = jnp.swapaxes(root, 0, 1)
-
-    # The jump is where the two lowest minima are closest, at the field itself or beside it.
-    u, _ = _unit(_times(transposed, jnp.where(has, pull(origin[3] - low), pull(well_axis(model, y, r, 12)))))
-    probes = [origin, *(probe(centre + x * _times(root, u)) for x in _PROBES)]
-    gaps = jnp.stack([p[0] for p in probes])
-    best, breaks = jnp.argmin(gaps, 0), jnp.any(jnp.isfinite(gaps), 0)
-    gap, place, a, b = (jnp.select([best == k for k in range(len(probes))], list(p)) for p in zip(*probes, strict=True))
-    b = follow(b, place)[0]
-    push, size = _unit(_times(transposed, pull(b - a)))
-    u = jnp.where(breaks, push, u)
-    inverse_root = jnp.moveaxis(vectors * jnp.sqrt(values)[:, None], 0, -1).swapaxes(0, 1)
-    x = total(u * _times(inverse_root, place - centre)) + gap / jnp.where(size > 0, size, 1.0)
-    # The sheet of the field itself is the one on the left.
-    turned = breaks & (total(u * _times(inverse_root, -centre)) > x)
-    u, x = jnp.where(turned, -u, u), jnp.where(turned, -x, x)
-    a, b = jnp.where(turned, b, a), jnp.where(turned, a, b)
-    x = jnp.where(breaks, jnp.clip(x, -_FAR, _FAR), 0.0)
-
-    places, weights = _places(n)
-    axis = jnp.asarray(reference_axis(n), dtype)[:, None]
+    places, shares = _places(n)
+    axis = jnp.asarray(reference_axis(n), h.dtype)[:, None]
     v = jnp.where(total(u * axis) < 0, -u, u)
     across = jnp.stack([vectors_across(v, jnp.broadcast_to(p[:, None], (n - 1, N))) for p in places], 1)
+    size = jnp.asarray(0.5 * (n - 1) * np.log(2 * np.pi) + 0.5 * np.sum(places**2, 1) + np.log(shares), h.dtype)
+    held = Found(weight, u, across, size[:, None] + weight.log_det, x, pair, breaks, x, origin.z)
+
+    held, (a, b), x = _settled_jumps(around, held, s)
     J = len(places)
-    normal = 0.5 * (n - 1) * np.log(2 * np.pi) + 0.5 * np.sum(places**2, 1) + np.log(weights)
-    log_weight = jnp.asarray(normal, dtype)[:, None] - 0.5 * jnp.sum(jnp.log(values), 1)
-    held = Found(centre, root, u, across, log_weight, x, (a, b), breaks, x, a)
+    low, breaks = jnp.tile(origin.z, J), held.breaks.ravel()
+    a = jnp.where(breaks & (jnp.abs(x.ravel()) <= 2 * _REACH), a, low)
+    starts = jnp.concatenate([jnp.tile(a, _ALONG), jnp.tile(jnp.where(breaks, b, low), _ALONG)], -1)
+    return held._replace(z=around.follow(starts, held.normals(_nodes(held, held.jump)[0]), 2 * _STEPS)[0])
+
+
+def _jump_beside(
+    around: _Around, weight: _Weight, origin: Prox
+) -> tuple[jax.Array, jax.Array, tuple[jax.Array, jax.Array], jax.Array]:
+    """The line on which the two lowest minima are closest, at a field itself or beside it.
+
+    Returns:
+        Its direction in eta, (n, N); about where on it their energies are equal, (N,); the minimiser of the sheet of the
+        field, which is on the left, and the other one; whether there are two, (N,).
+    """
+    direct = around.pull(origin.other - origin.z)
+    axis = around.pull(well_axis(around.model, around.y, around.h.shape[1], 12))
+    u, _ = _unit(weight.pulled(jnp.where(jnp.isfinite(origin.gap), direct, axis)))
+    places = [jnp.zeros_like(u), *(weight.normals(x * u) for x in _PROBES)]
+    seen = [origin, *map(around.search, places[1:])]
+    gaps = jnp.stack([p.gap for p in seen])
+    best, breaks = jnp.argmin(gaps, 0), jnp.any(jnp.isfinite(gaps), 0)
+    columns = zip(*((p.gap, xi, p.z, p.other) for p, xi in zip(seen, places, strict=True)), strict=True)
+    gap, place, a, b = (jnp.select([best == k for k in range(len(seen))], list(c)) for c in columns)
+    b = around.follow(b, place)[0]
+    push, size = _unit(weight.pulled(around.pull(b - a)))
+    u = jnp.where(breaks, push, u)
+    x = total(u * _times(weight.inverse_root, place - weight.centre)) + gap / jnp.where(size > 0, size, 1.0)
+    turned = breaks & (total(u * _times(weight.inverse_root, -weight.centre)) > x)
+    u, x = jnp.where(turned, -u, u), jnp.where(turned, -x, x)
+    pair = jnp.where(turned, b, a), jnp.where(turned, a, b)
+    return u, jnp.where(breaks, jnp.clip(x, -_FAR, _FAR), 0.0), pair, breaks
+
+
+def _settled_jumps(around: _Around, held: Found, s: jax.Array) -> tuple[Found, tuple[jax.Array, jax.Array], jax.Array]:
+    """`held` with the jump on each of the lines, by Newton's method; both minimisers and the place where it ended."""
+    J, N = held.log_weight.shape
 
     def differ(a: jax.Array, b: jax.Array) -> jax.Array:
         return (jnp.max(jnp.abs(a - b), (0, 1)) > 1e-2).reshape(J, N)
 
     def rate(a: jax.Array, b: jax.Array) -> jax.Array:
         """How fast the energy of the sheet of b falls below that of a, along the lines, (J, N)."""
-        return total(jnp.tile(_times(root, u), J) * pull(b - a)).reshape(J, N)
+        return total(jnp.tile(held.along, J) * around.pull(b - a)).reshape(J, N)
 
     def refine(_: int, state: tuple) -> tuple:
         x, a, b = state
         xi = held.normals(x[None])
-        (a, low_energy), (b, high_energy) = follow(a, xi), follow(b, xi)
+        (a, low_energy), (b, high_energy) = around.follow(a, xi), around.follow(b, xi)
         slope, rise = rate(a, b), (high_energy - low_energy).reshape(J, N)
         moved = x + rise / jnp.where(slope > 0, slope, 1.0)
         return jnp.where((slope > 0) & differ(a, b), jnp.clip(moved, -_FAR, _FAR), x), a, b
 
-    x, a, b = lax.fori_loop(0, _ROOT_STEPS, refine, (jnp.tile(x, (J, 1)), jnp.tile(a, J), jnp.tile(b, J)))
-    a, b = (follow(z, held.normals(x[None]))[0] for z in (a, b))
-    slope = rate(a, b)
-    breaks = breaks & differ(a, b) & (slope > 0)
-    held = held._replace(
-        jump=jnp.where(breaks, x, 0.0), sides=(a, b), breaks=breaks, other=jnp.where(breaks, s * slope, 0.0)
+    x, a, b = lax.fori_loop(
+        0, _ROOT_STEPS, refine, (jnp.tile(held.jump, (J, 1)), *(jnp.tile(z, J) for z in held.sides))
     )
-    near = _nodes(held, held.jump)[0]
-    plain = (~breaks | (jnp.abs(x) > 2 * _REACH)).ravel()
-    a, b = jnp.where(plain, jnp.tile(low, J), a), jnp.where(~breaks.ravel(), jnp.tile(low, J), b)
-    z = follow(jnp.concatenate([jnp.tile(a, _ALONG), jnp.tile(b, _ALONG)], -1), held.normals(near), 2 * _STEPS)[0]
-    return held._replace(z=z)
+    a, b = (around.follow(z, held.normals(x[None]))[0] for z in (a, b))
+    slope = rate(a, b)
+    breaks = held.breaks & differ(a, b) & (slope > 0)
+    jump, other = jnp.where(breaks, x, 0.0), jnp.where(breaks, s * slope, 0.0)
+    return held._replace(jump=jump, sides=(a, b), breaks=breaks, other=other), (a, b), x
 
 
 def _unit(v: jax.Array) -> tuple[jax.Array, jax.Array]:
@@ -219,30 +264,27 @@ def _times(matrix: jax.Array, v: jax.Array) -> jax.Array:
 
 def points(model: Model, V: jax.Array, spread: jax.Array, h: jax.Array, y: jax.Array, found: Found | Smooth) -> Cluster:
     """The nodes of the inner average, and how they move with the state."""
-    L, r, N = h.shape
+    around = _Around(model, V, spread, h, y)
     if isinstance(found, Smooth):
-        normals, count = found.normals.reshape(L, r, -1), len(found.log_weight)
-        z = attach(found.z, model, jnp.tile(h, count) + apply(spread, normals), V, jnp.tile(y, count))
-        return Cluster(normals, found.log_weight, z)
-    J = found.jump.shape[0]
-    held = lax.stop_gradient(found.jump)
-    xi = found.normals(held[None]).reshape(L, r, -1)
-    at = jnp.tile(h, J) + apply(spread, xi)
-    low, high = (moreau(model, z, at, V, jnp.tile(y, J)) for z in found.sides)
-    step = apply(spread, jnp.tile(_times(found.root, found.direction), J).reshape(L, r, -1))
-    slope = jnp.sum(step * apply(inverse(V), found.sides[1] - found.sides[0]), (0, 1))
+        xi, log_weight = found.normals, found.log_weight
+    else:
+        x, weight = _nodes(found, _moving_jump(around, found))
+        xi = found.normals(x)
+        log_density = -0.5 * total(xi**2).reshape(x.shape) - 0.5 * len(xi) * np.log(2 * np.pi)
+        log_weight = (jnp.log(weight) + found.log_weight + log_density).reshape(-1, h.shape[-1])
+    fields, teacher = around.at(xi)
+    return Cluster(xi.reshape(*h.shape[:2], -1), log_weight, attach(found.z, model, fields, V, teacher))
+
+
+def _moving_jump(around: _Around, found: Found) -> jax.Array:
+    """Where the jumps are, (J, N), with their derivatives: the energies of the two sides stay equal."""
+    fields, teacher = around.at(found.normals(found.jump[None]))
+    low, high = (moreau(around.model, z, fields, around.V, teacher) for z in found.sides)
+    pull = around.pull(found.sides[1] - found.sides[0])
+    slope = total(jnp.tile(found.along, len(found.jump)) * pull)
     rise = high - low
     move = (rise - lax.stop_gradient(rise)) / lax.stop_gradient(jnp.where(slope > 0, slope, jnp.inf))
-    jump = held + jnp.where(found.breaks, move.reshape(J, N), 0.0)
-    x, weight = _nodes(found, jump)
-    xi = found.normals(x)
-    K = x.shape[0] * J
-    log_weight = (
-        jnp.log(weight) + found.log_weight - 0.5 * total(xi**2).reshape(x.shape) - 0.5 * xi.shape[0] * np.log(2 * np.pi)
-    )
-    normals = xi.reshape(L, r, -1)
-    z = attach(found.z, model, jnp.tile(h, K) + apply(spread, normals), V, jnp.tile(y, K))
-    return Cluster(normals, log_weight.reshape(K, N), z)
+    return found.jump + jnp.where(found.breaks, move.reshape(found.jump.shape), 0.0)
 
 
 def _nodes(found: Found, jump: jax.Array) -> tuple[jax.Array, jax.Array]:

@@ -255,7 +255,18 @@ def overlaps_1rsb(model: Model, hats: BrokenOverlaps, s: jax.Array) -> BrokenOve
 
 
 def _pack(x: BrokenOverlaps, last: Any) -> jax.Array:
+    """A state as one vector: q1, q1 - q0, V, theta, m, and log s or what takes its place."""
     return ravel_pytree((x.q1, x.q1 - x.q0, x.V, x.theta, x.m, last))[0]
+
+
+def _unpacker(like: BrokenOverlaps, s: jax.Array) -> Callable[[jax.Array], tuple[BrokenOverlaps, jax.Array]]:
+    back = ravel_pytree((like.q1, like.q1, like.V, like.theta, like.m, s))[1]
+
+    def unpack(v: jax.Array) -> tuple[BrokenOverlaps, jax.Array]:
+        q1, apart, V, theta, m, log_s = back(v)
+        return BrokenOverlaps(q1, q1 - apart, V, theta, m), jnp.exp(log_s)
+
+    return unpack
 
 
 class _Look(NamedTuple):
@@ -274,13 +285,7 @@ def _look(
     model: Model, alpha: jax.Array, averages: Averages, x: BrokenOverlaps, s: jax.Array, free: jax.Array
 ) -> tuple[_Look, jax.Array]:
     """The equations to first order around a place, and the size of its coordinates."""
-    v = _pack(x, jnp.log(s))
-    back = ravel_pytree((x.q1, x.q1, x.V, x.theta, x.m, s))[1]
-
-    def setting(v: jax.Array) -> tuple[BrokenOverlaps, jax.Array]:
-        q1, apart, V, theta, m, log_s = back(v)
-        return BrokenOverlaps(q1, q1 - apart, V, theta, m), jnp.exp(log_s)
-
+    v, setting = _pack(x, jnp.log(s)), _unpacker(x, s)
     values, slopes = _channel_expansion(setting, model, averages, v)
 
     def equations(v: jax.Array, M: jax.Array, by_x: BrokenOverlaps, by_s: jax.Array) -> Any:
@@ -318,10 +323,24 @@ class BrokenState(eqx.Module):
     train_loss: jax.Array
     elevation: jax.Array
     loss_by_alpha: jax.Array
-    elevation_by_alpha: jax.Array
     loss_by_log_s: jax.Array
     residual: jax.Array
     status: jax.Array
+
+    @property
+    def energy(self) -> jax.Array:
+        """Training loss / d of the minima that s selects, ``d (s loss) / ds``."""
+        return self.train_loss + self.loss_by_log_s
+
+    @property
+    def complexity(self) -> jax.Array:
+        """Complexity Sigma of these minima, the logarithm of their number over d: ``s^2 d loss / ds``."""
+        return self.s * self.loss_by_log_s
+
+    def numbers(self) -> dict[str, jax.Array]:
+        """Everything that is shown of a state, by name."""
+        own = ("s", "train_loss", "elevation", "energy", "complexity")
+        return {**vars(self.overlaps), **{name: getattr(self, name) for name in own}}
 
 
 class BrokenPoint(Result):
@@ -385,29 +404,18 @@ class BrokenPoint(Result):
 
     @property
     def energy(self) -> jax.Array:
-        """Training loss / d of the minima that s selects, ``d (s loss) / ds``."""
-        return self.mean.train_loss + self.mean.loss_by_log_s
+        """Training loss / d of the minima that s selects; see `BrokenState`."""
+        return jnp.mean(self.replicates.energy)
 
     @property
     def complexity(self) -> jax.Array:
-        """Complexity Sigma of these minima, the logarithm of their number over d: ``s^2 d loss / ds``."""
-        return self.mean.s * self.mean.loss_by_log_s
+        """Complexity of these minima; see `BrokenState`."""
+        return jnp.mean(self.replicates.complexity)
 
     def numbers(self) -> tuple[dict[str, jax.Array], dict[str, jax.Array]]:
-        """All that is shown of the state, and the error bars."""
-
-        def of(state: BrokenState) -> dict[str, jax.Array]:
-            x = state.overlaps
-            named = {"q1": x.q1, "q0": x.q0, "V": x.V, "theta": x.theta, "m": x.m}
-            return {**named, "s": state.s, "train_loss": state.train_loss, "elevation": state.elevation}
-
-        sigma = self.replicates.s * self.replicates.loss_by_log_s
-        more = {"energy": self.replicates.train_loss + self.replicates.loss_by_log_s, "complexity": sigma}
-        means, bars = of(self.mean), of(self.stderr)
-        return (
-            {**means, **{name: jnp.mean(a) for name, a in more.items()}},
-            {**bars, **{name: error_bar(a) for name, a in more.items()}},
-        )
+        """Means of all that is shown of the state, and their error bars."""
+        each = self.replicates.numbers()
+        return {name: jnp.mean(a, 0) for name, a in each.items()}, {name: error_bar(a) for name, a in each.items()}
 
     def to_dict(self) -> dict[str, Any]:
         """Setting, numbers and error bars, ready for JSON."""
@@ -436,9 +444,9 @@ def solve_1rsb(
     """A state with one step of replica symmetry breaking: how far off the replica-symmetric one is.
 
     The RS state is solved first; its minima are then let fall into clusters. Without jumps of the proximal operator
-    (`FixedPoint.jumps`, and a jump mass below 2 %) there is nothing to break: q1 = q0, and the elevation is zero. Takes concrete numbers in
-    float64: the elevation is a small part of the loss. Inner averages take 24 * 3^(L r - 1) nodes; what was checked is
-    two fields.
+    (`FixedPoint.jumps`, and a jump mass below 2 %) there is nothing to break: q1 = q0, and the elevation is zero. Takes
+    concrete numbers in float64: the elevation is a small part of the loss. Inner averages take 24 * 3^(L r - 1) nodes;
+    what was checked is two fields.
 
     Args:
         model: attention layer and data.
@@ -488,7 +496,7 @@ def _solve_replicate(rs: FixedPoint, k: int, lines: Any, s: jax.Array | None) ->
     share = jnp.clip(state.diagnostics.jump_mass, *_SHARE)
     hats = eqx.tree_at(lambda h: h.V, state.conjugates, state.conjugates.V / (1 - share))
     apart = _START * (x.V - rs_overlaps(model, hats).V) / s
-    found = bool(state.has_state) and int(state.status) <= Status.stalled
+    found = int(state.status) <= Status.stalled
     if not found or not (bool(rs.jumps) or float(rs.diagnostics.jump_mass) > _SEEN):
         return _unbroken(state, s, found)
     x = BrokenOverlaps(x.q, x.q - apart, x.V, free[0] * x.theta, free[1] * x.m)
@@ -522,7 +530,6 @@ def _solve_replicate(rs: FixedPoint, k: int, lines: Any, s: jax.Array | None) ->
         train_loss=look.loss,
         elevation=look.loss - state.train_loss,
         loss_by_alpha=look.loss_by_alpha,
-        elevation_by_alpha=look.loss_by_alpha - state.train_loss_partials[1],
         loss_by_log_s=look.loss_by_log_s,
         residual=jnp.asarray(residual),
         status=jnp.asarray(int(status)),
@@ -533,13 +540,12 @@ def _moved(
     model: Model, x: BrokenOverlaps, s: jax.Array, free: jax.Array, move: np.ndarray
 ) -> tuple[BrokenOverlaps, jax.Array]:
     """The place after a Newton step, cut until it lies in the domain; the old one where it never does."""
-    back = ravel_pytree((x.q1, x.q1, x.V, x.theta, x.m, s))[1]
-    v = _pack(x, jnp.log(s))
+    v, unpack = _pack(x, jnp.log(s)), _unpacker(x, s)
     for cut in 0.5 ** np.arange(6):
-        q1, apart, V, theta, m, log_s = back(v + cut * move)
-        trial = BrokenOverlaps(q1, q1 - apart, V, free[0] * theta, free[1] * m)
-        if bool(positive_definite(apart)) and bool(admissible(model, trial.between)):
-            return trial, jnp.exp(log_s)
+        trial, t = unpack(v + cut * move)
+        trial = eqx.tree_at(lambda x: (x.theta, x.m), trial, (free[0] * trial.theta, free[1] * trial.m))
+        if bool(positive_definite(trial.q1 - trial.q0)) and bool(admissible(model, trial.between)):
+            return trial, t
     return x, s
 
 
@@ -553,7 +559,6 @@ def _unbroken(state: Any, s: jax.Array, ok: bool) -> BrokenState:
         train_loss=state.train_loss,
         elevation=zero,
         loss_by_alpha=state.train_loss_partials[1],
-        elevation_by_alpha=zero,
         loss_by_log_s=zero,
         residual=state.residual,
         status=state.status if ok else jnp.maximum(state.status, int(Status.max_steps)),
