@@ -51,6 +51,16 @@ def matvec(matrix: jax.Array, v: jax.Array) -> jax.Array:
     return total(matrix[:, j] * v[j] for j in range(v.shape[0]))
 
 
+def definite(matrix: jax.Array) -> jax.Array:
+    """Whether symmetric matrices (n, n, N) are positive definite, (N,): whether all pivots are positive."""
+    positive = matrix[0, 0] > 0
+    while len(matrix) > 1:
+        row = matrix[:1, 1:]
+        matrix = matrix[1:, 1:] - jnp.swapaxes(row, 0, 1) * (row / matrix[0, 0])
+        positive &= matrix[0, 0] > 0
+    return positive
+
+
 _UNROLLED = 4  # order up to which the solver is written entry by entry, one kernel; beyond, that compiles for long
 
 

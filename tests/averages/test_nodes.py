@@ -9,6 +9,7 @@ import tiedattn_jax as ta
 from tiedattn_jax import linalg
 from tiedattn_jax.averages.fields import fields, whiten
 from tiedattn_jax.averages.rule import average, average_of_weighted
+from tiedattn_jax.averages.sizes import WIDE_COARSE
 from tiedattn_jax.linalg import apply, ldl_solve
 from tiedattn_jax.theory.potentials import channel, points_in
 
@@ -82,6 +83,13 @@ def test_the_coarse_replicate_is_a_rule(model, make):
         return jnp.sum(weight * student[0, 0] ** 2) / jnp.any(block.weight > 0)
 
     np.testing.assert_allclose(average_of_weighted(coarse, square), 1, rtol=0.1)
+
+
+def test_beyond_two_fields_the_coarse_replicate_is_small():
+    uniform = np.full((3, 3), 1 / 3)
+    wide = ta.dot_product(mixing=uniform, encodings=np.linspace(-1, 1, 3)[:, None])
+    for model, count in ((ta.dot_product(), 2**12), (wide, WIDE_COARSE)):
+        assert ta.sobol_nodes(model, 2**12, replicates=1).coarse.weighted == count
 
 
 def test_gauss_hermite_is_exact_in_every_rotation(model):

@@ -170,9 +170,32 @@ def test_second_minimum_is_a_minimum_above(model, nodes):
     assert np.all(rise[two] >= -1e-12)
 
 
-def test_single_precision(nodes):
-    import tiedattn_jax as ta
+class TwoWells(ta.DotProduct):
+    """A loss of the first token that is not even: wells at .1 and -1.2, and one at zero is no barrier."""
 
+    def loss(self, Z, Y):
+        a, b = Z[:, 0]
+        return (a - 0.1) ** 2 * (a + 1.2) ** 2 + 5 * b**2
+
+
+def test_wells_of_a_loss_that_is_not_even_are_looked_for():
+    model = TwoWells(**vars(ta.dot_product()))
+    h = jnp.stack([jnp.linspace(-0.7, 0.4, 32), jnp.zeros(32)])[:, None]
+    found = prox(model, h, jnp.full((2, 1, 1), 40.0), 0 * h)
+    wells = np.sort(np.stack([found.z[0, 0], found.other[0, 0]]), 0)
+    np.testing.assert_allclose(wells, [[-1.2] * 32, [0.1] * 32], atol=0.02)
+
+
+@pytest.mark.parametrize("n", [1, 2, 3, 5])
+def test_definite(n):
+    a = np.random.default_rng(n).normal(size=(n, n, 64))
+    a = a + a.swapaxes(0, 1) + 2 * np.eye(n)[..., None]
+    want = np.linalg.eigvalsh(np.moveaxis(a, -1, 0))[:, 0] > 0
+    assert 0 < want.sum() < 64
+    np.testing.assert_array_equal(linalg.definite(jnp.asarray(a)), want)
+
+
+def test_single_precision(nodes):
     model = ta.dot_product(dtype=jnp.float32)
     case = CASES[0]
     h, V, y = (a.astype(jnp.float32) for a in problem(ta.dot_product(), nodes, case))

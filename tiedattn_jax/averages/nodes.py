@@ -27,7 +27,7 @@ from ..overlaps import Overlaps, residual_covariance
 from .fields import fields, whiten
 from .prox import Prox, attach, moreau, search
 from .rule import Points, Replicate, Rule, block_width, check_arguments, check_memory, in_blocks
-from .sizes import NODES, REPLICATES, block_size
+from .sizes import NODES, REPLICATES, block_size, coarse_size
 
 
 class Block(NamedTuple):
@@ -245,6 +245,6 @@ def _rule(model: Model, normals: np.ndarray, weight: np.ndarray, block: int | No
         block=block or block_size(L * r),
     )
     first = jax.tree.map(lambda a: a[0], stack)
-    count = block_width(size, block or block_size()) if part else size
+    count = block_width(size, coarse_size(L * r)) if part else size
     kept = jnp.where(jnp.arange(size) < count, first.weight, 0.0)
     return Rule(stack, eqx.tree_at(lambda n: n.weight, first, kept / jnp.sum(kept)))

@@ -9,6 +9,8 @@ REPLICATES = 4  # the fewest whose error bars are of use: by Student's law 1.65 
 # was at hand.
 BLOCK, ACCELERATOR_BLOCK = 2**13, 2**17
 WIDE_BLOCK = 2**10  # beyond two fields, over their number: Hessians have to stay in the caches
+# Nodes of the coarse replicate. Beyond two fields its 25 evaluations, far from the state, cost more than all the others.
+COARSE, WIDE_COARSE = 2**13, 2**10
 NODES = 2**16  # of a rule of single nodes: 5e-4 in q and 3e-3 in V where the proximal operator jumps
 
 # Of the default rule, by what it is for. Its relative errors at the standard setting, of order parameters: 5e-4 with
@@ -28,3 +30,8 @@ def block_size(fields: int = 2) -> int:
     if jax.default_backend() != "cpu":
         return ACCELERATOR_BLOCK
     return BLOCK if fields <= 2 else WIDE_BLOCK // fields
+
+
+def coarse_size(fields: int) -> int:
+    """Nodes of the coarse replicate at most, for so many fields of the student."""
+    return COARSE if fields <= 2 else WIDE_COARSE
