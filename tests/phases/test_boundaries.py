@@ -9,7 +9,7 @@ import tiedattn_jax as ta
 from tiedattn_jax.overlaps import BRANCHES
 from tiedattn_jax.phases import boundaries
 from tiedattn_jax.phases.boundaries import first_change
-from tiedattn_jax.phases.events import Event
+from tiedattn_jax.phases.events import Event, Zero
 
 OMEGAS = [0.3, 0.33, 0.36]
 
@@ -49,6 +49,23 @@ def test_the_others(trace, critical, name, guess, alpha, tolerance):
     assert abs(found.alpha[0] - alpha) < 3 * found.stderr[0] + tolerance
     assert np.all(found.stderr < 0.05)
     assert found.meets(critical) == []
+
+
+def test_the_first_place_may_lie_past_the_end_of_the_branch(monkeypatch, model, lines, known):
+    """The search then knows an alpha at which there is a state; what it finds in the end is said if that is nothing."""
+    seen = []
+
+    def search(event, model, near, nodes, settings, *, exact):
+        seen.append(near)
+        gone = eqx.tree_at(lambda s: s.status, known, known.status + int(ta.Status.absent))
+        return Zero(np.array(0.55), (gone,), np.full(4, np.nan), None, np.full(4, np.nan))
+
+    monkeypatch.setattr(boundaries, "zero_near", search)
+    near = ta.Near(0.6, (BRANCHES["semantic"].start(model),), low=0.5, high=0.7, there=0.7)
+    want = "got none at the first near alpha = 0.6: there is no semantic branch at alpha = 0.55, where the search ended"
+    with pytest.raises(ta.InputError, match=f"values must begin where the event happens, {want}"):
+        ta.trace_boundary(model, "semantic instability", "omega", [0.3, 0.2], lines, start=near)
+    assert seen == [near]
 
 
 def test_an_entry_of_the_mixing(model, lines, critical):

@@ -196,7 +196,7 @@ def trace_boundary(
 
     Raises:
         InputError: unknown event or parameter, a fold, values that are not monotonic, finite and in the model's range,
-            no event at the first value; nodes, a start or settings of another kind.
+            no event at the first value, with what was found there instead; nodes, a start or settings of another kind.
     """
     nodes, settings = prepared(model, nodes, settings, _SETTINGS)
     require_choice(event, "event", [*EVENTS, ALPHA_L])
@@ -217,9 +217,10 @@ def trace_boundary(
     tracer = _Tracer(what, model, number, nodes, settings, sensitivities or what.observable is None)
     progress(0, len(places))
     tracer.begin(places[0], tracer.searched(places[0], SEARCH) if near is None else near)
-    for k, value in enumerate(places):
+    progress(1, len(places))
+    for k, value in enumerate(places[1:], 2):
         tracer.add(value)
-        progress(k + 1, len(places))
+        progress(k, len(places))
     return Boundary.of(event, parameter, *map(np.array, zip(*tracer.points, strict=True)))
 
 
@@ -260,8 +261,18 @@ class _Tracer:
         return [p for p in self.points if np.isfinite(p.alpha)]
 
     def begin(self, value: float, near: Near) -> None:
-        self.alpha, self.steepness = float(near.alpha), near.slope  # of the event's number in alpha
+        """The boundary at the first value, from where it is expected.
+
+        Raises:
+            InputError: it is not there.
+        """
+        zero = self.settled(value, near)
+        if not zero.met:
+            missing = transition_of(self.event, self.at(value), zero).reason
+            place = f"got none at the first near alpha = {near.alpha:.4g}"
+            raise InputError("values", f"must begin where the event happens, {place}: {missing}")
         self.warms = [Warm.begin(x, self.place(value), self.nodes.replicates) for x in near.overlaps]
+        self.learn(value, zero)
 
     def place(self, value: float) -> jax.Array:
         return jnp.asarray(value, self.model.lam.dtype)
@@ -271,10 +282,10 @@ class _Tracer:
 
     def predicted(self, value: float) -> Near:
         """alpha by extrapolation of the last points, along the slope if there is one; the states by the secant."""
-        alpha, last = self.alpha, self.found[-_POINTS:]
+        last = self.found[-_POINTS:]
         if len(last) == 1 and np.isfinite(last[0].slope):
             alpha = last[0].alpha + last[0].slope * (value - last[0].value)
-        elif last:
+        else:
             alpha = float(KroghInterpolator([p.value for p in last], [p.alpha for p in last])(value))
         here, place = self.at(value), self.place(value)
         return Near(alpha, tuple(predict(here, warm, place) for warm in self.warms), self.steepness)
@@ -282,18 +293,22 @@ class _Tracer:
     def add(self, value: float) -> None:
         """The boundary at the next value."""
         zero = self.settled(value, self.predicted(value))
-        if not zero.met and self.found:
+        if not zero.met:
             with contextlib.suppress(InputError):
                 zero = self.settled(value, self.searched(value, self.found[-1].alpha * _FURTHER))
         if not zero.met:
             worst = max(int(s.status.max()) for s in zero.states)
             self.points.append(_Point(value, np.nan, np.nan, np.nan, worst))
-            return
+        else:
+            self.learn(value, zero)
+
+    def learn(self, value: float, zero: Zero) -> None:
+        """A point that was found, from which the next ones are predicted."""
         at, slope = transition_of(self.event, self.at(value), zero), np.nan
         if at.sensitivities is not None:
             terms = jax.tree.map(jnp.vdot, at.sensitivities, self.parameter.direction(self.model, value))
             slope = float(sum(jax.tree.leaves(terms)))
-        self.steepness = zero.slope
+        self.steepness = zero.slope  # of the event's number in alpha
         self.warms = [learn(w, self.place(value), s) for w, s in zip(self.warms, zero.states, strict=True)]
         self.points.append(_Point(value, float(at.alpha), float(at.stderr), slope, int(at.status)))
 
