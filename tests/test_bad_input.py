@@ -45,6 +45,10 @@ def offering(**methods):
     )
 
 
+def taking(**methods):
+    return type("Taking", (Plain,), methods)(lam=jnp.asarray(0.01))
+
+
 def having(**numbers):
     """The preset with numbers that its constructor refuses."""
     return eqx.tree_at(lambda m: [getattr(m, k) for k in numbers], MODEL, [jnp.asarray(v) for v in numbers.values()])
@@ -123,6 +127,28 @@ MODELS = {
     "loss odd in Y": (lambda: losing(lambda Z, Y: Y.sum()), "loss must be even in Z and in Y"),
     "target (2,)": (lambda: offering(target=lambda Y: Y[:, 0]), r"target must return an \(2, 2\) matrix, got shape"),
     "student scalar": (lambda: offering(student=lambda Z: Z.sum()), r"student must return an \(2, 2\) matrix"),
+    "loss of Z": (
+        lambda: taking(loss=lambda self, Z: Z.sum()),
+        r"loss must take \(Z, Y\) of a model with noise = 0, got \(Z\)",
+    ),
+    "loss without noise": (
+        lambda: taking(noise=1),
+        r"loss must take \(Z, Y, noise\) of a model with noise = 1, got \(Z, Y\)",
+    ),
+    "target without noise": (
+        lambda: taking(noise=1, loss=lambda self, Z, Y, *noise: 0.0, target=lambda self, Y: Y),
+        r"target must take \(Y, noise\) of a model with noise = 1, got \(Y\)",
+    ),
+    "noise not declared": (
+        lambda: taking(target=lambda self, Y, noise: Y),
+        r"target must take \(Y\) of a model with noise = 0, got \(Y, noise\)",
+    ),
+    "student of all": (lambda: taking(student=lambda self, Z, Y: Z), r"student must take \(Z\), got \(Z, Y\)"),
+    "teacher of nothing": (
+        lambda: taking(with_teacher=lambda self: self),
+        r"with_teacher must take \(gram\), got \(\)",
+    ),
+    "law without self": (lambda: taking(law=lambda: None), r"law must take \(\), got one that cannot be called so"),
     "lam put in": (lambda: having(lam=0.0), "lam must be"),
     "mixing put in": (lambda: having(mixing=[[0.6, 0.6], [0.4, 0.6]]), "mixing must be row-stochastic"),
     "omega put in": (lambda: having(omega=1.5), "omega must be in"),
@@ -132,6 +158,8 @@ MODELS = {
     "float32 put in": (lambda: having(omega=jnp.float32(0.3)), "omega must be float64 like lam, got float32"),
     "no prox": (lambda: penalised(prox=None), r"penalty must have a method `prox\(v, c\)`, got Own without it"),
     "no value": (lambda: penalised(value=None), r"penalty must have a method `value\(w\)`, got Own without it"),
+    "prox of v": (lambda: penalised(prox=lambda self, v: v), r"penalty.prox must take \(v, c\), got \(v\)"),
+    "value of all": (lambda: penalised(value=lambda self, w, c: w), r"penalty.value must take \(w\), got \(w, c\)"),
     "scalar value": (
         lambda: penalised(value=lambda self, w: jnp.sum(jnp.abs(w))),
         "penalty must have a finite value for",

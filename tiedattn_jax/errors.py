@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import inspect
 import os
 from collections.abc import Callable
 from typing import Any
@@ -49,6 +50,17 @@ def require_kind(value: Any, argument: str, kind: Any, want: str) -> None:
     if not isinstance(value, kind):
         shown = " ".join(repr(value).split())
         raise InputError(argument, f"must be {want}, got {argument}={shown:.80} of {type(value)}")
+
+
+def require_takes(function: Callable[..., Any], argument: str, wanted: tuple[str, ...], why: str = "") -> None:
+    """Raise an `InputError` unless a function that was given takes what is wanted, by position; says why it must."""
+    got = "one that cannot be called so"
+    try:
+        signature = inspect.signature(function)
+        got = f"({', '.join(str(p.replace(annotation=p.empty)) for p in signature.parameters.values())})"
+        signature.bind(*wanted)
+    except (TypeError, ValueError):
+        raise InputError(argument, f"must take ({', '.join(wanted)}){why}, got {got}") from None
 
 
 def as_array(value: Any, argument: str, dtype: Any) -> jax.Array:

@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from .errors import InputError, require, require_count
+from .errors import InputError, require, require_count, require_takes
 from .penalties import Penalty, check_penalty
 from .printing import Description, Printed, entries
 from .spectra import atoms, eigenbasis, floats, positive
@@ -305,7 +305,8 @@ def check(model: Model, *, even: bool = True) -> None:
 
     Raises:
         InputError: a field that is no array of the dtype of `lam`, or that the model itself refuses; a shape that is
-            not three counts; a law of other shapes, with weights that do not sum to one, or that no matrices have; a
+            not three counts; a method that takes other arguments than it is given, as where `noise` is declared and
+            `loss` does not take it; a law of other shapes, with weights that do not sum to one, or that no matrices have; a
             loss that is not a finite real number or not even; a target or student that is not an (L, L) matrix; a
             penalty that is not convex, without its proximal operator, or without the means of the law.
     """
@@ -313,6 +314,7 @@ def check(model: Model, *, even: bool = True) -> None:
         raise InputError("model", f"must be a tiedattn_jax.Model, such as dot_product(), got {model!r}")
     with jax.ensure_compile_time_eval():  # also inside a jitted function, as long as the model itself is concrete
         _check_fields(model)
+        _check_arguments(model)
         check_numbers(model)
         if model.penalty is not None:
             check_penalty(model.penalty, model.lam, model.shape[1], even)
@@ -342,6 +344,16 @@ def _check_fields(model: Model) -> None:
     for count in model.shape:
         require_count(count, "shape")
     require_count(model.noise, "noise", 0)
+
+
+def _check_arguments(model: Model) -> None:
+    noise = ("noise",) if model.noise else ()
+    why = f" of a model with noise = {model.noise}"
+    require_takes(model.law, "law", ())
+    require_takes(model.loss, "loss", ("Z", "Y", *noise), why)
+    for name, wanted in {"target": ("Y", *noise), "student": ("Z",), "with_teacher": ("gram",)}.items():
+        if model.provides(name):
+            require_takes(getattr(model, name), name, wanted, why if name == "target" else "")
 
 
 def _check_law(model: Model) -> None:

@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from .errors import InputError, as_number, is_concrete, require, require_kind, require_not_negative
+from .errors import InputError, as_number, is_concrete, require, require_kind, require_not_negative, require_takes
 from .printing import Description, Printed, entries
 
 
@@ -89,7 +89,7 @@ def check_penalty(penalty: Any, lam: Any, rank: int, even: bool) -> None:
         even: whether ``p(-w) = p(w)`` is asked for.
 
     Raises:
-        InputError: no `Penalty`; one without `value` or `prox`, of another shape than its argument, not finite, not
+        InputError: no `Penalty`; one without `value` or `prox`, of other arguments or another shape than they have, not finite, not
             convex or not even; a `prox` that is not the minimiser; weights that nothing holds; a rank above one.
     """
     require_kind(penalty, "penalty", Penalty, "a tiedattn_jax.Penalty, such as L1(0.01), or None")
@@ -99,6 +99,8 @@ def check_penalty(penalty: Any, lam: Any, rank: int, even: bool) -> None:
     for method, form in (("value", "value(w)"), ("prox", "prox(v, c)")):
         if getattr(type(penalty), method) is getattr(Penalty, method):
             raise InputError("penalty", f"must have a method `{form}`, got {name} without it: see tiedattn_jax.Penalty")
+    require_takes(penalty.value, "penalty.value", ("w",))
+    require_takes(penalty.prox, "penalty.prox", ("v", "c"))
     require_rank_one(penalty, rank)
     dtype = jnp.result_type(lam)
     w = jnp.asarray(np.concatenate([3 * np.random.default_rng(0).standard_normal(30), [0.0]]), dtype)
