@@ -173,6 +173,26 @@ def test_a_baseline_needs_a_target(given, model, nothing_is_compiled):
             getattr(ta, function)(**{**given[function], "model": WithoutTarget(**fields)})
 
 
+class Odd(ta.DotProduct):
+    def loss(self, Z, Y):
+        return jnp.sum(Z * Y)
+
+
+@pytest.mark.parametrize("function", FUNCTIONS)
+def test_the_model_is_checked(given, model, nothing_is_compiled, function):
+    """Where a branch has a name the loss must be even, too."""
+    refused = eqx.tree_at(lambda m: m.lam, model, -model.lam), Odd(**vars(model))
+    for changed, message in zip(refused, ("lam must be one positive number", "loss must be even"), strict=True):
+        with pytest.raises(ta.InputError, match=message):
+            getattr(ta, function)(**{**given[function], "model": changed})
+
+
+@pytest.mark.parametrize("function", ["sweep", "trace_branch"])
+def test_any_state_asks_for_no_even_loss(given, model, nothing_is_compiled, function):
+    with pytest.raises(AssertionError, match="a program was compiled"):
+        getattr(ta, function)(**{**given[function], "branch": None, "model": Odd(**vars(model))})
+
+
 @pytest.mark.parametrize("function", ["sweep", "phase_diagram", "trace_branch", "trace_boundary"])
 def test_concrete_numbers_are_asked_for(given, function):
     others = {k: v for k, v in given[function].items() if k != "model"}

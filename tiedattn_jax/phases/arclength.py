@@ -252,7 +252,8 @@ def trace_branch(
         InputError: an unknown parameter or branch, limits that do not contain the start, no state at the start, an
             alpha, nodes, a start, settings, a step or points of another kind.
     """
-    nodes, settings = prepared(model, nodes, settings, size=SIZES["path"], replicates=2)
+    even = branch is not None
+    nodes, settings = prepared(model, nodes, settings, size=SIZES["path"], replicates=2, even=even)
     free, a = branch_of(branch).free(model), check_alpha(model, alpha)
     require_kind(parameter, "parameter", str, "the name of a number, for instance alpha or sigma")
     here = Parameter(parameter).read(model, alpha, "parameter")

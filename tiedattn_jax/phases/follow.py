@@ -282,7 +282,8 @@ def sweep(
     Raises:
         InputError: alphas that are not positive and finite, an unknown branch, nodes or settings of another kind.
     """
-    nodes, settings = prepared(model, nodes, settings, CURVE_SETTINGS, size=SIZES["curve"])
+    even = branch is not None
+    nodes, settings = prepared(model, nodes, settings, CURVE_SETTINGS, size=SIZES["curve"], even=even)
     branch_of(branch)
     grid = np.sort(array_of(alphas, "alphas", "one or more positive, finite numbers", lambda a: a > 0))
     points: list[FixedPoint] = []

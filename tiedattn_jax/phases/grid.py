@@ -21,7 +21,7 @@ from ..overlaps import PAIR, Overlaps
 from ..parameters import Axis, axis_of
 from ..results import Settings, Status, has_state, quorum
 from ..store import VERSION, Store, fingerprint
-from ..theory.fixed_points import check_alpha, check_model, for_each
+from ..theory.fixed_points import check_alpha, for_each
 from .diagram import PhaseDiagram
 from .follow import Follower, Progress, follow, pair_free, pair_start, silent, tracks_of
 from .inputs import prepared
@@ -97,7 +97,6 @@ def phase_diagram(
     if resume and out is None:
         raise InputError("out", "must name the folder of the run to resume, got out=None with resume=True")
     mesh = _mesh(devices)
-    check_model(model, PAIR[0])
     grid = _Grid.of(model, *(axes if names[1] == "alpha" else axes[::-1]), alpha, nodes, settings)
     mark = fingerprint(grid.models, grid.alphas, nodes, settings, VERSION)
     store = Store(out, mark, resume)

@@ -13,7 +13,7 @@ from ..errors import array_of, is_concrete, require_choice, require_kind
 from ..model import Model
 from ..overlaps import PAIR, Overlaps
 from ..results import Settings
-from ..theory.fixed_points import check_model, solve_coarsely
+from ..theory.fixed_points import solve_coarsely
 from .events import EVENTS, LOOKS, Near, Start, Transition, event_of, near_of, transition_of, zero_near
 from .follow import found_or, map_each, pair_free, pair_start
 from .inputs import prepared
@@ -144,7 +144,6 @@ def _prepared(
     nodes, settings = prepared(model, nodes, settings, traced=True)
     if is_concrete(bracket):
         array_of(bracket, "bracket", "two numbers 0 < low < high", lambda a: a.size == 2 and 0 < a[0] < a[1])
-    check_model(model, "semantic")
     low, high = (jnp.asarray(a, model.lam.dtype) for a in bracket)
     return nodes, settings, (low, high)
 
