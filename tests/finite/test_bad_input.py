@@ -18,6 +18,7 @@ from tiedattn_jax.finite.instances import run_instances
 from tiedattn_jax.finite.message_passing import GAMP, gamp
 from tiedattn_jax.finite.sampling import raw_labels, realised, sample_data
 from tiedattn_jax.finite.training import risk, train
+from tiedattn_jax.layers import LAYERS
 from tiedattn_jax.overlaps import Overlaps
 
 pytestmark = pytest.mark.usefixtures("quick_programs")
@@ -66,6 +67,22 @@ def encoded(c, entries):
 def test_strong_encodings_fit_a_model_that_has_them(case):
     check_fit(case.model, encoded(case, 3 * D**-0.5))
     check_fit(ta.dot_product(encodings=[[D**0.5], [0.0]]), encoded(case, 1.0))
+
+
+@pytest.mark.parametrize("layer", LAYERS)
+def test_sampled_data_have_the_model_s_scale(layer):
+    """One sentence in few dimensions, with strong encodings, with and without its teacher."""
+    model = LAYERS[layer](sigma=0.1, encodings=[[3.0, 1.0], [9.0, -1.0]])
+    for seed in range(5):
+        data = sample_data(model, 6, 1 / 6, jax.random.key(seed))
+        check_fit(model, data)
+        check_fit(model, eqx.tree_at(lambda s: s.teacher, data, None))
+
+
+def scaled(c, x=1.0, y=1.0, teacher=True):
+    """Good data of the model, but for a factor of the inputs and one of the fields."""
+    own = jnp.einsum("lnd,dt->nlt", c.x, c.teacher)
+    return Data(x * c.x, y * own, c.teacher if teacher else None)
 
 
 def earlier(c, n):
@@ -137,6 +154,16 @@ ROWS = [
     (lambda c: heldout_error(c.model, c.small, c.teacher, c.key), "data", "must be float64"),
     (lambda c: gamp(c.model, Data(c.x * D**0.5, c.y, c.teacher)), "data", r"must have inputs x divided by sqrt\(d\)"),
     (lambda c: risk(c.model, Data(c.x * D**0.5, c.y), c.teacher), "data", r"got 199 times|got 200 times|got 201 times"),
+    (lambda c: gamp(c.model, scaled(c, D**-0.5, D**-0.5)), "data", r"sqrt\(d\) once, .*got 0.0049. times that"),
+    (lambda c: gamp(c.model, scaled(c, y=D**0.5)), "data", r"must have fields y = .*got 200 times .* of its teacher"),
+    (lambda c: gamp(c.model, scaled(c, y=D**-0.5)), "data", r"must have fields y = .*got 0.005 times"),
+    (lambda c: gamp(c.model, scaled(c, y=D**0.5, teacher=False)), "data", "fields y = .* the variance of the model"),
+    (lambda c: gamp(c.model, scaled(c, y=D**-0.5, teacher=False)), "data", "fields y = .* the variance of the model"),
+    (
+        lambda c: gamp(ta.dot_product(sigma=0.5 * D**0.5), scaled(c, D**0.5, D**-0.5)),
+        "data",
+        "fields y = .*got 2.5e-05 times the variance of those of its teacher",
+    ),
     (lambda c: gamp(c.model, encoded(c, 1.0)), "data", r"encodings .*law has them \(1\), got 200: divide"),
     (lambda c: gamp(c.model, c.x), "data", "must be a tiedattn_jax.Data"),
     (lambda c: gamp("dot product", c.data), "model", "must be a tiedattn_jax.Model"),

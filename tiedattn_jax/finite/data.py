@@ -381,17 +381,38 @@ def check_fit(model: Model, data: Data) -> None:
         want = f"must be {wanted} as the model is, or the model as the data are"
         raise InputError("data", f"{want}, got {data.x.dtype}: see dot_product(dtype=...)")
     if is_concrete(model, data):
-        d = data.shape[2]
         with jax.ensure_compile_time_eval():
-            law = model.law()
-            ratio = float(jnp.vdot(data.x, data.x) / data.x.size * d / jnp.mean(model.trace))
-            norm = float(jnp.max(jnp.sum(data.encodings**2, 1)))
-            own = float(jnp.max(jnp.einsum("k,kll->l", law.weights, law.tau)))
-        # Of inputs, or encodings, that were not divided by sqrt(d) the ratio is d.
-        much = max(10, d**0.5)
-        if ratio > much:
-            want = "must have inputs x divided by sqrt(d), of the model's variance / d"
-            raise InputError("data", f"{want}, got {ratio:.3g} times that")
-        if norm > much * max(1.0, own):
-            want = f"must have encodings with |p_l|^2 of order one, as the model's law has them ({own:.3g})"
-            raise InputError("data", f"{want}, got {norm:.3g}: divide encodings of entries of order one by sqrt(d)")
+            _check_scale(model, data)
+
+
+def _check_scale(model: Model, data: Data) -> None:
+    """Raise an `InputError` where a factor sqrt(d) is missing or is one too many: a variance is then d times off.
+
+    Other variances than the model's pass, within max(10, sqrt(d)), and so does what chance does to few numbers.
+    """
+    (L, n, d, t), law = data.shape, model.law()
+    much = max(10, d**0.5)
+
+    def off(ratio: jax.Array, count: int) -> bool:
+        bound = much ** (1 + 20 / count)
+        return not 1 / bound < float(ratio) < bound
+
+    norm = float(jnp.max(jnp.sum(data.encodings**2, 1)))
+    own = float(jnp.max(jnp.einsum("k,kll->l", law.weights, law.tau)))
+    if norm > much * max(1.0, own):
+        want = f"must have encodings with |p_l|^2 of order one, as the model's law has them ({own:.3g})"
+        raise InputError("data", f"{want}, got {norm:.3g}: divide encodings of entries of order one by sqrt(d)")
+    p = data.encodings / d**0.5
+    square = jnp.vdot(data.x, data.x) - 2 * jnp.vdot(jnp.sum(data.x, 1), p) + n * jnp.vdot(p, p)
+    ratio = square / (L * n * jnp.mean(model.trace))
+    if off(ratio, L * n * d):
+        want = "must have inputs x divided by sqrt(d) once, of the model's variance / d"
+        raise InputError("data", f"{want}, got {ratio:.3g} times that")
+    if data.teacher is None:
+        whose, variance = "the model", jnp.mean(jnp.trace(model.rho, axis1=1, axis2=2)) / t
+    else:
+        fields = student_fields(data.x, data.teacher) - (p @ data.teacher)[:, :, None]
+        whose, variance = "those of its teacher", jnp.mean(fields**2)
+    if variance > 0 and off(ratio := jnp.mean(data.y**2) / variance, min(L * n, d) * t):
+        want = "must have fields y = Q*^T x / sqrt(d) of tokens x that are not divided yet"
+        raise InputError("data", f"{want}, got {ratio:.3g} times the variance of {whose}")
