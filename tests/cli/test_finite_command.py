@@ -71,3 +71,5 @@ def test_what_is_asked_for(capsys, monkeypatch):
     assert (d, alpha) == (1000, 2.0) and size == ta.default_nodes(ta.dot_product()).size
     main(["train", "--json"])
     assert asked["train"][1]["optimizer"] == "lbfgs" and asked["train"][1]["steps"] == 2000
+    main(["train", "--l1", ".01", "--json"])  # L-BFGS knows no penalty
+    assert asked["train"][1]["optimizer"] == "gd" and asked["train"][1]["steps"] == 5000

@@ -36,7 +36,7 @@ def test_an_error_is_told_by_its_argument(capsys, monkeypatch):
 
     refuse(InputError("omega", "must not be named sigma"))
     assert failed(capsys, "solve") == "tiedattn: argument --omega: must not be named sigma\n"
-    for name in ("teacher", "run", "command"):  # no options
+    for name in ("penalty", "run", "command"):  # no options
         refuse(InputError(name, "must be another one"))
         assert failed(capsys, "solve") == f"tiedattn: {name} must be another one\n"
     refuse(InputError("omega", "must be less, got omega=0.5"))
@@ -82,6 +82,7 @@ def test_report_and_files(capsys, tmp_path, monkeypatch, report):
     assert capsys.readouterr().out == "in words\n"
     assert (out / "a.txt").read_bytes() == b"a"
     numbers = {"version": metadata.version("tiedattn_jax"), "seed": 3, "layer": "dot_product", "alpha": 2.0}
+    numbers |= {"rank": 1, "teacher": 1.0, "tied_teacher": False}
     numbers |= {"stderr": {"q": None}, "ends": [None]}  # what JSON can say
     assert json.loads((out / "solve.json").read_text()) == numbers
     assert main(["solve", "--json", "--seed", "3"]) == 0
@@ -103,6 +104,12 @@ def test_the_layer_is_told(capsys, report):
     assert json.loads(capsys.readouterr().out)["layer"] == "relu_attention"
     assert main(["solve", "--layer", "relu_attention"]) == 0
     assert capsys.readouterr().out == "in words\nlayer: relu_attention\n"
+    words = "--rank 3 --teacher 2 --layer untied_dot_product --tied-teacher".split()
+    assert main(["solve", *words, "--json"]) == 0
+    told = json.loads(capsys.readouterr().out)
+    assert (told["rank"], told["teacher"], told["tied_teacher"]) == (3, 2.0, True)
+    assert main(["solve", *words]) == 0
+    assert capsys.readouterr().out.endswith("product\nrank: 3\nteacher: 2.0\ntied teacher: True\n")
 
 
 def test_a_disk_that_is_full(capsys, tmp_path, monkeypatch, report):

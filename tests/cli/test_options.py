@@ -92,6 +92,16 @@ def test_layers(read):
     assert model.temperature == 2 and model.mixing[0, 0] == 0.9
 
 
+def test_ranks_teachers_and_penalties(read):
+    model = options.model_of(read(*"--rank 2 --teacher 1.5".split()))
+    assert model.shape == (2, 2, 1) and float(model.teacher[0, 0]) == 1.5 and model.penalty is None
+    model = options.model_of(read(*"--l1 .02 --lam 0".split()))
+    assert (float(model.penalty.strength), float(model.lam)) == (0.02, 0.0)
+    untied = "--layer untied_dot_product --rank 2".split()
+    assert options.model_of(read(*untied)).shape == (2, 4, 2)
+    assert options.model_of(read(*untied, "--tied-teacher")).shape == (2, 4, 1)
+
+
 def test_a_folder_is_refused_before_any_work(tmp_path):
     (tmp_path / "file").write_text("")
     for good in (tmp_path, tmp_path / "new" / "folder", "relative"):

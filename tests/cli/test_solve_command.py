@@ -5,7 +5,9 @@ import json
 import pytest
 from cases import CASES
 
+from tiedattn_jax.cli import solve
 from tiedattn_jax.cli.main import main
+from tiedattn_jax.errors import InputError
 from tiedattn_jax.theory.fixed_points import DIAGNOSTICS
 
 KEYS = (
@@ -32,6 +34,21 @@ def test_json(capsys):
     assert report["status"] in ("converged", "stalled at the accuracy of the averages") and report["residual"] < 1e-3
     assert "replicon" in report["affected_by_jumps"] and 0 < report["second_minimum"] < 0.01
     assert report["train_loss_direct"] == pytest.approx(report["train_loss"], rel=1e-3)
+
+
+def test_a_branch_without_a_name(capsys, monkeypatch):
+    """`any` is None in Python, and other names are what they are."""
+    asked = []
+
+    def spy(model, alpha, branch, nodes, *, rtol):
+        asked.append(branch)
+        raise InputError("branch", "must be another one")
+
+    monkeypatch.setattr(solve, "solve", spy)
+    for name in ("any", "uninformed"):
+        with pytest.raises(SystemExit):
+            run(capsys, "--branch", name)
+    assert asked == [None, "uninformed"]
 
 
 def test_a_failure_prints_its_status(capsys):

@@ -33,8 +33,8 @@ def register(commands: Any) -> None:
         "steps": {"type": integer(), "help": "at most so many"},
         "instances": {"type": integer(), "default": 1, "metavar": "K", "help": "independent draws"},
     }
-    text = "gd is the paper's and does not come to rest in its 5000 steps"
-    optimizer = {"optimizer": {"choices": OPTIMIZERS, "default": "lbfgs", "help": text}}
+    text = "by default lbfgs, and gd beside --l1; gd is the paper's and does not come to rest in its 5000 steps"
+    optimizer = {"optimizer": {"choices": OPTIMIZERS, "help": text}}
     commons = {**ALPHA, **MODEL, **averages(), **own}
     text = "on sampled data, next to the theory"
     subcommand(commands, "gamp", partial(run, name="gamp"), f"message passing {text}", commons)
@@ -44,7 +44,7 @@ def register(commands: Any) -> None:
 def run(args: argparse.Namespace, name: str) -> Report:
     """Draw the instances, run them, solve the theory for each."""
     model = model_of(args)
-    method = name if name == "gamp" else args.optimizer
+    method = name if name == "gamp" else args.optimizer or ("lbfgs" if model.penalty is None else "gd")
     steps = args.steps or STEPS[method]
 
     def one(data: Data, key: jax.Array) -> GAMP | Training:

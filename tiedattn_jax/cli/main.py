@@ -14,10 +14,9 @@ from typing import Any
 import jax
 
 from ..errors import InputError
-from ..layers import dot_product
 from ..store import VERSION, not_a_folder, use_compilation_cache, write_whole
 from . import diagram, ended, finite, histogram, solve, transition
-from .options import Parser
+from .options import ORIGIN, Parser
 from .report import Report
 
 COMMANDS = (transition, solve, finite, diagram, histogram)
@@ -79,12 +78,13 @@ def _line(problem: InputError, args: argparse.Namespace) -> str:
 
 
 def _with_provenance(args: argparse.Namespace, report: Report) -> Report:
-    """A report that also says what made it: version, seed, layer and averages."""
+    """A report that also says what made it: version, seed, layer, ranks, teacher and averages."""
     origin: dict[str, Any] = {"version": VERSION, "seed": args.seed}
     text = report.text
     if "layer" in args:
-        origin["layer"] = args.layer
-        text += "" if args.layer == dot_product.__name__ else f"\nlayer: {args.layer}"
+        origin |= {name: getattr(args, name) for name in ORIGIN}
+        for name, default in ORIGIN.items():
+            text += "" if origin[name] == default else f"\n{name.replace('_', ' ')}: {origin[name]}"
     if report.nodes is not None:
         rule, size, replicates = type(report.nodes.stack).__name__, report.nodes.size, report.nodes.replicates
         origin["nodes"] = {"rule": rule, "size": size, "replicates": replicates}

@@ -17,6 +17,7 @@ from ..averages.rule import Rule
 from ..averages.sizes import REPLICATES, SIZES
 from ..errors import InputError, require_memory
 from ..layers import LAYERS, AttentionLayer, dot_product
+from ..penalties import L1
 from .report import Report
 
 NUMBERS = ("omega", "sigma", "lam")  # of the model, as options and in reports
@@ -62,6 +63,9 @@ def _can_be_filled(text: str) -> bool:
 
 
 positive = checked(float, f"a number from {_SMALLEST:g} to {_LARGEST:g}", lambda v: _SMALLEST <= v <= _LARGEST)
+not_negative = checked(
+    float, f"0, or a number from {_SMALLEST:g} to {_LARGEST:g}", lambda v: v == 0 or _SMALLEST <= v <= _LARGEST
+)
 share = checked(float, "a number in [0, 1]", lambda v: 0 <= v <= 1)
 folder = checked(str, "a folder that can be written", _can_be_filled)
 _power_of_two = integer(1, _MOST_NODES, ", a power of two, for instance 65536", lambda v: v & (v - 1) == 0)
@@ -79,15 +83,26 @@ MODEL: dict[str, dict[str, Any]] = {
     "layer": {"choices": LAYERS, "default": dot_product.__name__, "help": "attention layer"},
     "omega": {"type": share, "default": _MODEL["omega"], "help": "positional share of the target"},
     "sigma": {"type": positive, "default": _MODEL["sigma"], "help": "standard deviation of the tokens"},
-    "lam": {"type": positive, "default": _MODEL["lam"], "help": "ridge strength lambda"},
+    "lam": {"type": not_negative, "default": _MODEL["lam"], "help": "ridge strength lambda; 0 beside --l1 only"},
+    "l1": {
+        "type": positive,
+        "metavar": "STRENGTH",
+        "help": "penalty STRENGTH |w| of every weight, with the ridge the elastic net; for students of rank one",
+    },
     "mixing": {
         "type": share,
         "nargs": 4,
         "metavar": ("A11", "A12", "A21", "A22"),
         "help": "positional part of the target, rows summing to 1; by default .6 .4 .4 .6, and 1 0 .4 .6 with a causal mask",
     },
+    "rank": {"type": integer(), "default": _MODEL["rank"], "help": "columns of the student; of its queries if untied"},
+    "teacher": {"type": positive, "default": _MODEL["teacher"], "help": "Q*^T Q* / d of each column of the teacher"},
     "temperature": {"type": positive, "help": "of the layer tempered_dot_product, by default 1"},
+    "tied-teacher": {"action": "store_true", "help": "the target of the layer untied_dot_product is tied"},
 }
+# By what they are when left out: options that reports say besides the model's numbers, and those of one layer.
+ORIGIN = {**{name: MODEL[name]["default"] for name in ("layer", "rank", "teacher")}, "tied_teacher": False}
+_OWN = {"temperature": None, "tied_teacher": False}
 _OUTPUT: dict[str, dict[str, Any]] = {
     "seed": {"type": integer(0, 2**63 - 1), "default": 0, "help": "seed of all that is random"},
     "json": {"action": "store_true", "help": "one JSON object on stdout, no progress bars"},
@@ -128,17 +143,23 @@ def model_of(args: argparse.Namespace) -> AttentionLayer:
     """The model that the options describe.
 
     Raises:
-        InputError: a mixing matrix whose rows do not sum to one, or that the layer does not take; a temperature for a
-            layer that has none.
+        InputError: a mixing matrix whose rows do not sum to one, or that the layer does not take; an option that the
+            layer does not have; a penalty for a student of rank above one, or nothing that holds the weights.
     """
     given: dict[str, Any] = {} if args.mixing is None else {"mixing": np.reshape(args.mixing, (2, 2))}
     make = LAYERS[args.layer]
-    if args.temperature is not None:
-        if "temperature" not in defaults_of(make):
-            want = f"must be left out beside --layer {args.layer}, which has none"
-            raise InputError("temperature", f"{want}, got {args.temperature:g}")
-        given["temperature"] = args.temperature
-    return make(args.omega, args.sigma, args.lam, **given)
+    for name, none in _OWN.items():
+        if (value := getattr(args, name)) != none:
+            if name not in defaults_of(make):
+                want = f"must be left out beside --layer {args.layer}, which has none"
+                raise InputError(name, f"{want}, got {value if value is True else format(value, 'g')}")
+            given[name] = value
+    penalty = None if args.l1 is None else L1(args.l1)
+    model = make(args.omega, args.sigma, args.lam, **given, rank=args.rank, teacher=args.teacher, penalty=penalty)
+    if penalty is not None and (r := model.shape[1]) > 1:
+        want = "must be left out for a student of rank r > 1, such as that of --rank 2 or untied_dot_product"
+        raise InputError("l1", f"{want}, got {args.l1:g} and r = {r}")
+    return model
 
 
 def nodes_of(args: argparse.Namespace, model: AttentionLayer, most: int = _MOST_NODES) -> Rule:

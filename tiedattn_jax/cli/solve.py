@@ -11,12 +11,18 @@ from ..theory.fixed_points import solve
 from .options import ALPHA, MODEL, averages, model_of, nodes_of, positive, subcommand
 from .report import Report
 
+_ANY = "any"  # a branch without a name
+
 
 def register(commands: Any) -> None:
     """Add the subcommand."""
     text = "refine the averages, instead of choosing them, until the error bars are so small"
     own = {
-        "branch": {"choices": [name for name in BRANCHES if name], "default": "semantic", "help": "branch"},
+        "branch": {
+            "choices": [name or _ANY for name in BRANCHES],
+            "default": "semantic",
+            "help": "branch; any holds no overlap at zero, as for the lowest state of a student of rank two",
+        },
         "rtol": {"type": positive, "help": text},
     }
     subcommand(commands, "solve", run, "one fixed point of the theory", {**ALPHA, **MODEL, **averages(), **own})
@@ -34,5 +40,6 @@ def run(args: argparse.Namespace) -> Report:
     for name, default in {**{k: form["default"] for k, form in averages().items()}, "seed": 0}.items():
         if args.rtol is not None and (value := getattr(args, name)) != default:
             raise InputError(name, f"must be left out beside --rtol, which chooses the averages, got --{name} {value}")
-    point = solve(model, args.alpha, args.branch, nodes, rtol=args.rtol)
+    branch = None if args.branch == _ANY else args.branch
+    point = solve(model, args.alpha, branch, nodes, rtol=args.rtol)
     return Report(point.to_dict(), point.summary(), {}, bool(point.ok), nodes)
