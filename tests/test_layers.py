@@ -113,7 +113,8 @@ def test_starts_of_untied_layers_use_queries_and_keys(name, tied):
     for rank in (1, 2):
         model = ta.untied_dot_product(rank=rank, tied_teacher=tied)
         x = BRANCHES[name].start(model)
-        assert bool(admissible(model, x)) and label(model, x) == (name or "mixed")
+        both = "semantic + positional" if rank == 2 else "mixed" if tied else "semantic + mixed"
+        assert bool(admissible(model, x)) and label(model, x) == (name or both)
         if BRANCHES[name].theta:
             np.testing.assert_array_equal(x.theta[0, 0, 0], x.theta[0, rank, 0 if tied else 1])
         if BRANCHES[name].m:

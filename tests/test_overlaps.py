@@ -80,6 +80,41 @@ def test_what_counts_as_zero(model, theta, m, name):
     assert not bool(vanished(model, x, BRANCHES["uninformed"].free(model)))
 
 
+@pytest.mark.parametrize(
+    ("theta", "m", "name"),
+    [
+        ((0.3, 0.0), (0.0, 0.4), "semantic + positional"),
+        ((0.3, 0.0), (0.4, 0.0), "mixed"),
+        ((0.3, 0.0), (0.2, 0.4), "positional + mixed"),
+        ((0.3, 0.0), (0.0, 0.0), "semantic"),
+        ((0.0, 0.0), (0.1, 0.4), "positional"),
+        ((0.3, 0.0), (0.018, 0.3), "semantic + positional"),
+        ((0.3, 0.0), (0.022, 0.3), "positional + mixed"),
+        ((0.0, 0.0), (0.0, 0.0), "uninformed"),
+    ],
+)
+def test_what_the_directions_of_a_student_do(theta, m, name):
+    """In shares of the largest possible sizes, of two directions of very different size, in any gauge."""
+    model = ta.dot_product(rank=2)
+    size, rho = np.array([0.1, 0.001]), float(model.rho[0, 0, 0])
+    for angle in (0.0, 0.4, 2.0):
+        O = np.array([[np.cos(angle), -np.sin(angle)], [np.sin(angle), np.cos(angle)]])
+        q, of_theta, of_m = O.T @ np.diag(size) @ O, np.sqrt(size * rho) * theta @ O, np.sqrt(size) * m @ O
+        x = ta.Overlaps(
+            np.stack([q, q]), np.stack([q, q]), np.stack([of_theta] * 2)[..., None], np.stack([of_m, -of_m])
+        )
+        assert label(model, x) == name
+    assert label(model, jax.tree.map(lambda a: np.nan * a, x)) == "uninformed"
+
+
+def test_two_teachers_in_two_directions():
+    """Directions with the same theta are told apart by m."""
+    model = ta.dot_product(rank=2, teacher=np.eye(2))
+    eye = np.stack([np.eye(2)] * 2)
+    x = ta.Overlaps(eye, eye, 0.1 * eye, 0.3 * np.array([[0.6, 0.8], [-0.6, -0.8]]))
+    assert label(model, x) == "semantic + mixed"
+
+
 def test_admissible(model):
     x = state(CASES[0])
     assert bool(admissible(model, x))

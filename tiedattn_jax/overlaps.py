@@ -103,6 +103,13 @@ BRANCHES = {
 }
 # The two minima that compete.
 PAIR = ("positional", "semantic")
+# What a direction of a student does, by whether it has theta and whether it has m.
+_NAMES = {
+    (True, False): "semantic",
+    (False, True): "positional",
+    (True, True): "mixed",
+    (False, False): "uninformed",
+}
 
 
 def branch_of(name: str | None) -> Branch:
@@ -165,9 +172,23 @@ def vanished(model: Model, x: Overlaps, free: jax.Array) -> jax.Array:
 
 
 def label(model: Model, x: Overlaps) -> str:
-    """Name of the branch of a concrete state: of `BRANCHES`, or "mixed" when both overlaps are present."""
-    semantic, positional = (bool(np.asarray(s) > ZERO) for s in magnitudes(model, x))
-    return {(1, 0): "positional", (0, 1): "semantic", (0, 0): "uninformed", (1, 1): "mixed"}[positional, semantic]
+    """Name of the branch of a concrete state: of `BRANCHES`, or "mixed" when both overlaps are present.
+
+    Of a student of rank above one it says what its directions do, as in "semantic + positional"; those that do nothing
+    are left out. Directions are those that theta spans, turned so that the fewest have m, and those left over: the name
+    does not change under rotations of the columns.
+    """
+    q, theta, m = (np.asarray(a, float) for a in (x.q, x.theta, x.m))
+    rho = float(jnp.sum(jnp.trace(model.rho, axis1=-2, axis2=-1))) / len(q)
+    values, vectors = np.linalg.eigh(np.nan_to_num(q.sum(0)))
+    unit = vectors / np.sqrt(np.maximum(values, ZERO**2 * max(values[-1], np.finfo(float).tiny)))  # unit^T q unit = 1
+    theta, m = np.nan_to_num(unit.T @ theta), np.nan_to_num(m @ unit)
+    sizes, basis = np.linalg.eigh(np.einsum("lat,lbt->ab", theta, theta) / rho)
+    names = set()
+    for semantic in (False, True):
+        own = m @ basis[:, (sizes > ZERO**2) == semantic]
+        names |= {_NAMES[semantic, positional] for positional in np.linalg.eigvalsh(own.T @ own) > ZERO**2}
+    return " + ".join(name for name in _NAMES.values() if name in names - {"uninformed"}) or "uninformed"
 
 
 State = TypeVar("State", Overlaps, Conjugates)
