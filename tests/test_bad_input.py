@@ -45,6 +45,15 @@ def offering(**methods):
     )
 
 
+@jax.custom_vjp
+def _once(z):
+    """A sum of squares with a derivative in one mode only, so without a second one."""
+    return jnp.sum(z**2)
+
+
+_once.defvjp(lambda z: (_once(z), z), lambda z, g: (2 * g * z,))
+
+
 def taking(**methods):
     return type("Taking", (Plain,), methods)(lam=jnp.asarray(0.01))
 
@@ -149,6 +158,61 @@ MODELS = {
         r"with_teacher must take \(gram\), got \(\)",
     ),
     "law without self": (lambda: taking(law=lambda: None), r"law must take \(\), got one that cannot be called so"),
+    "law None": (
+        lambda: taking(law=lambda self: None),
+        "law must be a method that returns a SpectralLaw, got law=None",
+    ),
+    "law of lists": (
+        lambda: taking(law=lambda self: dataclasses.replace(MODEL.law(), gamma=[[0.25, 0.25]])),
+        r"law\(\).gamma must be an array, got one of <class 'list'>: write jnp.asarray\(gamma, float\)",
+    ),
+    "shape 2": (lambda: taking(shape=2), r"shape must be a tuple \(L, r, t\), got shape=2"),
+    "loss of three tokens": (
+        lambda: losing(lambda Z, Y: jnp.sum((Z @ Z.T - jnp.eye(3)) ** 2)),
+        r"loss must be written in jax.numpy, .* \(2, 1\), \(2, 1\), got TypeError: sub got incompatible shapes",
+    ),
+    "loss of NumPy": (
+        lambda: losing(lambda Z, Y: np.sum(np.asarray(Z) ** 2)),
+        "loss must be written in jax.numpy, .*got TracerArrayConversionError",
+    ),
+    "loss without derivative": (
+        lambda: losing(lambda Z, Y: jax.lax.while_loop(lambda x: x < 9.0, lambda x: x * 2.0, jnp.sum(Z**2))),
+        "loss must be written in jax.numpy, with derivatives .*got ValueError: Reverse-mode differentiation",
+    ),
+    "loss without second derivative": (
+        lambda: losing(lambda Z, Y: _once(Z)),
+        "loss must be written in jax.numpy, with derivatives .*got TypeError: can't apply forward-mode",
+    ),
+    "target of three": (
+        lambda: offering(target=lambda Y: Y @ Y),
+        "target must be written in jax.numpy, .*got TypeError",
+    ),
+    "target NaN": (lambda: offering(target=lambda Y: NAN * Y @ Y.T), "target must return an array of finite real num"),
+    "target complex": (lambda: offering(target=lambda Y: 1j * Y @ Y.T), "target must return an array of finite real"),
+    "target a list": (
+        lambda: offering(target=lambda Y: [[1, 0], [0, 1]]),
+        "target must return an array of finite real",
+    ),
+    "tagret": (
+        lambda: offering(tagret=lambda Y: Y @ Y.T),
+        "tagret must be called target if it is what a Model calls so",
+    ),
+    "not invariant": (
+        lambda: taking(
+            shape=(2, 2, 1),
+            rotation_invariant=True,
+            loss=lambda self, Z, Y: jnp.sum((Z[:, :1] ** 2 - Y**2) ** 2),
+        ),
+        "rotation_invariant must be left out for a loss that changes when the columns of Z are rotated",
+    ),
+    "generators": (
+        lambda: taking(
+            shape=(2, 2, 1),
+            generators=np.array([[[0.0, 1.0], [-1.0, 0.0]]]),
+            loss=lambda self, Z, Y: jnp.sum((Z[:, :1] ** 2 - Y**2) ** 2),
+        ),
+        "generators must be left out for a loss that changes",
+    ),
     "lam put in": (lambda: having(lam=0.0), "lam must be"),
     "mixing put in": (lambda: having(mixing=[[0.6, 0.6], [0.4, 0.6]]), "mixing must be row-stochastic"),
     "omega put in": (lambda: having(omega=1.5), "omega must be in"),

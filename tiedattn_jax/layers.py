@@ -412,7 +412,7 @@ def _made(
         raise InputError("mixing", f"must be a square L x L matrix with L >= 2, got shape {mixing.shape}")
     if penalty is not None:
         require_kind(penalty, "penalty", Penalty, "a tiedattn_jax.Penalty, such as L1(0.01), or None")
-        penalty = jax.tree.map(lambda a: a.astype(dtype), penalty)
+        penalty = jax.tree.map(lambda a: as_array(a, "penalty", dtype), penalty)
     if law is not None:
         require_kind(law, "law", SpectralLaw, "a SpectralLaw, such as SpectralLaw.from_matrices(...)")
         for name, value, default in (("sigma", sigma, 0.5), ("encodings", encodings, None), ("teacher", teacher, 1.0)):

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import abc
 import dataclasses
+import difflib
+from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import equinox as eqx
@@ -11,7 +14,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from .errors import InputError, require, require_count, require_takes
+from .errors import InputError, require, require_count, require_kind, require_takes
 from .penalties import Penalty, check_penalty
 from .printing import Description, Printed, entries
 from .spectra import atoms, eigenbasis, floats, positive
@@ -267,7 +270,7 @@ class Model(Printed):
 
     @classmethod
     def provides(cls, method: str) -> bool:
-        """Whether the layer has written one of the optional methods "target", "student" and "with_teacher"."""
+        """Whether the layer has written an optional method, such as "target", "student" or "with_teacher"."""
         return getattr(cls, method) is not getattr(Model, method)
 
     def _missing(self, method: str) -> str:
@@ -307,13 +310,15 @@ def check(model: Model, *, even: bool = True) -> None:
         InputError: a field that is no array of the dtype of `lam`, or that the model itself refuses; a shape that is
             not three counts; a method that takes other arguments than it is given, as where `noise` is declared and
             `loss` does not take it; a law of other shapes, with weights that do not sum to one, or that no matrices have; a
-            loss that is not a finite real number or not even; a target or student that is not an (L, L) matrix; a
-            penalty that is not convex, without its proximal operator, or without the means of the law.
+            loss that is not a finite real number, not even, without a second derivative, or changed by rotations that
+            leave it alone by declaration; a target or student that is not a finite (L, L) matrix; a name that is almost
+            one of `target`, `student` and `with_teacher`; a penalty that is not convex, without its proximal operator, or without the means of the law.
     """
     if not isinstance(model, Model):
         raise InputError("model", f"must be a tiedattn_jax.Model, such as dot_product(), got {model!r}")
     with jax.ensure_compile_time_eval():  # also inside a jitted function, as long as the model itself is concrete
         _check_fields(model)
+        _check_names(model)
         _check_arguments(model)
         check_numbers(model)
         if model.penalty is not None:
@@ -339,8 +344,8 @@ def _check_fields(model: Model) -> None:
     scalar = np.shape(model.lam) == () and 0 <= model.lam < np.inf
     held = model.penalty is not None or np.all(model.lam > 0)
     require(scalar and held, "lam", model.lam, "one positive number")
-    if len(model.shape) != 3:
-        raise InputError("shape", f"must be (L, r, t), got {model.shape}")
+    if not isinstance(model.shape, tuple) or len(model.shape) != 3:
+        raise InputError("shape", f"must be a tuple (L, r, t), got shape={model.shape!r}")
     for count in model.shape:
         require_count(count, "shape")
     require_count(model.noise, "noise", 0)
@@ -356,15 +361,28 @@ def _check_arguments(model: Model) -> None:
             require_takes(getattr(model, name), name, wanted, why if name == "target" else "")
 
 
+def _check_names(model: Model) -> None:
+    own = [name for kind in type(model).__mro__ if kind not in Model.__mro__ for name in vars(kind)]
+    for name in ("target", "student", "with_teacher", "rotation_invariant"):
+        meant = difflib.get_close_matches(name, own, 1, cutoff=0.8)
+        if meant and not model.provides(name):
+            raise InputError(meant[0], f"must be called {name} if it is what a Model calls so, else by another name")
+
+
 def _check_law(model: Model) -> None:
-    (L, _, t), law = model.shape, model.law()
+    (L, _, t), law = model.shape, _computed("law", model.law)
+    require_kind(law, "law", SpectralLaw, "a method that returns a SpectralLaw")
     K = np.shape(law.weights)[:1] or (1,)
     shapes = {"weights": K, "gamma": (*K, L), "tau": (*K, L, L), "pi": (*K, t, t), "cross": (*K, L, t)}
     asked = model.penalty is not None or law.tau_mean is not None or law.pi_mean is not None
     means = law.means if asked else ()
     of_means = {"tau_mean": (*K, L), "pi_mean": (*K, t)} if asked else {}
     for name, shape in (shapes | of_means).items():
-        value = np.asarray(getattr(law, name))
+        value = getattr(law, name)
+        if not isinstance(value, (np.ndarray, jax.Array)):
+            text = f"must be an array, got one of {type(value)}: write jnp.asarray({name}, float)"
+            raise InputError(f"law().{name}", text)
+        value = np.asarray(value)
         if value.shape != shape:
             raise InputError(f"law().{name}", f"must be of shape {shape}, got shape {value.shape}")
         require(np.isfinite(value), f"law().{name}", value, "finite")
@@ -388,12 +406,31 @@ def _check_law(model: Model) -> None:
     require(np.linalg.eigvalsh(rho)[:, 0] > 0, "rho", rho, "positive definite for every token: see law().pi and gamma")
 
 
+def _computed(name: str, function: Callable[..., Any], *fields: jax.Array) -> Any:
+    """What a method gives of fields; an `InputError` that says what it stopped at instead."""
+    try:
+        return function(*fields)
+    except InputError:
+        raise
+    except Exception as problem:
+        shapes = f" for fields of shapes {', '.join(str(a.shape) for a in fields)}" if fields else ""
+        want = f"must be written in jax.numpy, with derivatives{shapes}"
+        raise InputError(
+            name, f"{want}, got {type(problem).__name__}: {str(problem).partition(chr(10))[0]}"
+        ) from problem
+
+
 @eqx.filter_jit
-def _losses(model: Model, Z: jax.Array, Y: jax.Array, *noise: jax.Array) -> tuple[jax.Array, ...]:
+def _losses(model: Model, turn: jax.Array | None, Z: jax.Array, Y: jax.Array, *noise: jax.Array) -> tuple[Any, ...]:
+    """The loss of fields; of a turned Z, if it is to be turned; of Z, of Y, and of Y and the noise mirrored."""
     fields = [(Z, Y, *noise), (-Z, Y, *noise), (Z, -Y, *noise)]
     if noise:
         fields.append((Z, -Y, *(-a for a in noise)))
-    return tuple(model.loss(*each) for each in fields)
+    values = tuple(model.loss(*each) for each in fields)
+    turned = values[0] if turn is None else model.loss(Z @ turn, Y, *noise)
+    if isinstance(values[0], jax.Array) and values[0].shape == () and jnp.issubdtype(values[0].dtype, jnp.floating):
+        jax.eval_shape(jax.hessian(lambda Z: model.loss(Z, Y, *noise)), Z)  # raises where there is none
+    return values[0], turned, *values[1:]
 
 
 def _check_functions(model: Model, even: bool) -> None:
@@ -401,13 +438,26 @@ def _check_functions(model: Model, even: bool) -> None:
     rng = np.random.default_rng(0)
     widths = (r, t, model.noise) if model.noise else (r, t)
     Z, *labels = (jnp.asarray(rng.standard_normal((L, k)), model.lam.dtype) for k in widths)
-    value, *mirrored = _losses(model, Z, *labels)
+    turn = None
+    if len(model.generators):
+        tangent = np.tensordot(rng.standard_normal(len(model.generators)), model.generators, 1)
+        turn = jnp.asarray(np.linalg.solve(np.eye(r) - tangent, np.eye(r) + tangent), Z.dtype)
+    value, turned, *mirrored = _computed("loss", partial(_losses, model, turn), Z, *labels)
     real = np.asarray(value).dtype.kind in "iuf" and np.shape(value) == ()
     if not real or not np.isfinite(value):
         raise InputError("loss", f"must return a finite real scalar, got {value!r}: see Model.loss")
     same = [np.allclose(a, value, rtol=1e-3) for a in mirrored]
     if even and not (same[0] and any(same[1:])):
         raise InputError("loss", "must be even in Z and in Y for a branch by name: use branch=None with a start")
+    if not np.allclose(turned, value, rtol=1e-3):
+        what = "rotation_invariant" if model.rotation_invariant else "generators"
+        raise InputError(what, "must be left out for a loss that changes when the columns of Z are rotated")
     for name, given in {"student": [Z], "target": labels}.items():
-        if model.provides(name) and (shape := jnp.shape(getattr(model, name)(*given))) != (L, L):
-            raise InputError(name, f"must return an ({L}, {L}) matrix, got shape {shape}")
+        if not model.provides(name):
+            continue
+        matrix = _computed(name, getattr(model, name), *given)
+        if np.shape(matrix) != (L, L):
+            raise InputError(name, f"must return an ({L}, {L}) matrix, got shape {np.shape(matrix)}")
+        real = isinstance(matrix, (np.ndarray, jax.Array)) and matrix.dtype.kind in "iuf"
+        if not real or not np.all(np.isfinite(matrix)):
+            raise InputError(name, f"must return an array of finite real numbers, got {' '.join(repr(matrix).split())}")
