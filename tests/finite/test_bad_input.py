@@ -99,6 +99,7 @@ def traced(call):
 ROWS = [
     # sentences of one's own
     (lambda c: Data(c.x[0], c.y), "x", r"must have shape \(L, n, d\), got shape \(40, 200\)"),
+    (lambda c: Data(np.swapaxes(c.x, 0, 1), c.y), "x", "tokens first, .* got sentences first, .* Data.from_sentences"),
     (lambda c: Data(c.x, c.y[:-1]), "y", r"must have shape \(n, L, t\) with n = 40, L = 2, got"),
     (lambda c: Data(c.x, c.y, c.teacher[:-1]), "teacher", r"must have shape \(d, t\) with d = 200, t = 1"),
     (lambda c: Data(c.x, c.y, encodings=c.x[0]), "encodings", r"must have shape \(L, d\)"),

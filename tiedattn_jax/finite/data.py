@@ -85,6 +85,9 @@ class Data(Printed):
         want = "an (L, n, d) array of n >= 1 sentences in d >= 2 dimensions"
         require(n >= 1 and d >= 2, "x", f"shape {x.shape}", want)
         fit = partial(shaped_array, sizes=sizes, dtype=x.dtype)
+        if L != n and np.shape(y)[:2] == (L, n):
+            want = "must have shape (L, n, d), tokens first, beside y of shape (n, L, t)"
+            raise InputError("x", f"{want}, got sentences first, shape {x.shape}: use Data.from_sentences for such")
         self.x, self.y = x, fit("y", y, "n L t")
         self.teacher = None if teacher is None else fit("teacher", teacher, "d t")
         self.encodings = jnp.zeros((L, d), x.dtype) if encodings is None else fit("encodings", encodings, "L d")
