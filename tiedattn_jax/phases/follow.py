@@ -231,7 +231,8 @@ class Curve(Printed):
 
     def describe(self) -> Description:
         alphas, there = self.alphas, self.exists
-        what = f"{self.branch} branch at {alphas.size} alphas from {alphas.min():g} to {alphas.max():g}"
+        name = self.branch or ", ".join(dict.fromkeys(point.label for point in self.points))
+        what = f"{name} branch at {alphas.size} alphas from {alphas.min():g} to {alphas.max():g}"
         found = f"states at {there.sum()}"
         if there.any():
             found += f", from {alphas[there].min():g} to {alphas[there].max():g}"
