@@ -177,11 +177,11 @@ MODELS = {
     ),
     "loss without derivative": (
         lambda: losing(lambda Z, Y: jax.lax.while_loop(lambda x: x < 9.0, lambda x: x * 2.0, jnp.sum(Z**2))),
-        "loss must be written in jax.numpy, with derivatives .*got ValueError: Reverse-mode differentiation",
+        "loss must be written in jax.numpy, with derivatives, .*got ValueError: Reverse-mode differentiation",
     ),
     "loss without second derivative": (
         lambda: losing(lambda Z, Y: _once(Z)),
-        "loss must be written in jax.numpy, with derivatives .*got TypeError: can't apply forward-mode",
+        "loss must be written in jax.numpy, with derivatives, .*got TypeError: can't apply forward-mode",
     ),
     "target of three": (
         lambda: offering(target=lambda Y: Y @ Y),

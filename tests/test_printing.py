@@ -176,7 +176,9 @@ def test_curves_paths_and_boundaries():
     points = (made.fixed_point(CASES[4]), made.fixed_point(CASES[0]))
     curve = ta.Curve("semantic", points)
     assert repr(curve) == "Curve(semantic branch at 2 alphas from 1 to 2; states at 2, from 1 to 2)"
-    assert repr(ta.Curve(None, (points[1], made.fixed_point(CASES[1])))).startswith("Curve(semantic, positional branch at 2 alphas")
+    assert repr(ta.Curve(None, (points[1], made.fixed_point(CASES[1])))).startswith(
+        "Curve(semantic, positional branch at 2 alphas"
+    )
     assert [row.split()[0] for row in curve.summary().splitlines()[1:]] == ["alpha", "1", "2"]
     assert [p["alpha"] for p in curve.to_dict()["points"]] == [1.0, 2.0]
     gone = ta.Curve("semantic", (made.fixed_point(CASES[4], status=[6] * 4), points[1]))

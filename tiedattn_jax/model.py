@@ -309,10 +309,11 @@ def check(model: Model, *, even: bool = True) -> None:
     Raises:
         InputError: a field that is no array of the dtype of `lam`, or that the model itself refuses; a shape that is
             not three counts; a method that takes other arguments than it is given, as where `noise` is declared and
-            `loss` does not take it; a law of other shapes, with weights that do not sum to one, or that no matrices have; a
-            loss that is not a finite real number, not even, without a second derivative, or changed by rotations that
-            leave it alone by declaration; a target or student that is not a finite (L, L) matrix; a name that is almost
-            one of `target`, `student` and `with_teacher`; a penalty that is not convex, without its proximal operator, or without the means of the law.
+            `loss` does not take it, or whose name is almost that of one of `Model`; a law of other shapes, with weights
+            that do not sum to one, or that no matrices have; a loss that is not a finite real number, not even, without
+            a second derivative, or changed by rotations that are declared to leave it alone; a target or student that
+            is not a finite (L, L) matrix; a penalty that is not convex, without its proximal operator, or without the
+            means of the law.
     """
     if not isinstance(model, Model):
         raise InputError("model", f"must be a tiedattn_jax.Model, such as dot_product(), got {model!r}")
@@ -413,7 +414,7 @@ def _computed(name: str, function: Callable[..., Any], *fields: jax.Array) -> An
     except InputError:
         raise
     except Exception as problem:
-        shapes = f" for fields of shapes {', '.join(str(a.shape) for a in fields)}" if fields else ""
+        shapes = f", for fields of shapes {', '.join(str(a.shape) for a in fields)}" if fields else ""
         want = f"must be written in jax.numpy, with derivatives{shapes}"
         raise InputError(
             name, f"{want}, got {type(problem).__name__}: {str(problem).partition(chr(10))[0]}"

@@ -89,8 +89,9 @@ def check_penalty(penalty: Any, lam: Any, rank: int, even: bool) -> None:
         even: whether ``p(-w) = p(w)`` is asked for.
 
     Raises:
-        InputError: no `Penalty`; one without `value` or `prox`, of other arguments or another shape than they have, not finite, not
-            convex or not even; a `prox` that is not the minimiser; weights that nothing holds; a rank above one.
+        InputError: no `Penalty`; one without `value` or `prox`, or of other arguments; values of another shape than the
+            argument, not finite, not convex or not even; a `prox` that is not the minimiser; weights that nothing
+            holds; a rank above one.
     """
     require_kind(penalty, "penalty", Penalty, "a tiedattn_jax.Penalty, such as L1(0.01), or None")
     if not is_concrete(penalty):

@@ -168,7 +168,7 @@ class FixedPoint(Result):
 
     @property
     def label(self) -> str:
-        """Name of the branch found, for a concrete state: of `BRANCHES`, "mixed", or what its directions do; see `label`."""
+        """Name of the branch found, for a concrete state; see `overlaps.label`."""
         return ov.label(self.model, self.overlaps)
 
     @property
