@@ -84,6 +84,8 @@ def test_what_counts_as_zero(model, theta, m, name):
     ("theta", "m", "name"),
     [
         ((0.3, 0.0), (0.0, 0.4), "semantic + positional"),
+        ((0.0, 0.3), (0.4, 0.0), "semantic + positional"),
+        ((0.2, 0.2), (0.3, -0.3), "semantic + positional"),
         ((0.3, 0.0), (0.4, 0.0), "mixed"),
         ((0.3, 0.0), (0.2, 0.4), "positional + mixed"),
         ((0.3, 0.0), (0.0, 0.0), "semantic"),

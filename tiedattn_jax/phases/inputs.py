@@ -28,7 +28,7 @@ def prepared(
         even: whether the model's loss must be even, as for branches by name.
 
     Raises:
-        InputError: one of the three is of another kind, the model has no values where it must, or does not pass `check`.
+        InputError: one of the three is of another kind, or the model has no values where it must, or fails its `check`.
     """
     require_kind(model, "model", Model, "a Model such as dot_product()")
     require_kind(settings, "settings", (Settings, type(None)), "Settings, for instance Settings(tol=1e-4)")
