@@ -29,7 +29,7 @@ from .fields import conditional, teacher_fields, whiten
 from .maxwell import Gaps, Lines, Section, common_tangents, energy_gap, energy_profile, searched, trace
 from .nodes import sobol_normals
 from .prox import attach, moreau, well_axis
-from .rule import Points, Replicate, Rule, block_width, check_arguments, check_memory, in_blocks
+from .rule import Jumps, Points, Replicate, Rule, block_width, check_arguments, check_memory, in_blocks
 from .sizes import REPLICATES, block_size
 
 DEFAULT_ORDER = 9
@@ -141,7 +141,16 @@ class LineNodes(Replicate):
             z=attach(z, model, h, x.V, y),
             resolved=(section.settled & resolved).ravel(),
             gap=energy_gap(gaps, section.s).ravel(),
+            jumps=_jumps(gaps, weight, L),
         )
+
+
+def _jumps(gaps: Gaps, weight: jax.Array, L: int) -> Jumps:
+    """The jumps of lines of given weights: along a line the energies of the two sides differ by t_right - t_left per s."""
+    apart = gaps.right.t - gaps.left.t
+    density = weight * jnp.exp(-0.5 * gaps.left.s**2) / (2 * np.pi) ** 0.5 / jnp.where(apart > 0, apart, jnp.inf)
+    step = jnp.moveaxis(gaps.right.z - gaps.left.z, 1, 0)
+    return Jumps(jnp.where(gaps.real, density, 0.0).ravel(), step.reshape(L, step.shape[0] // L, -1))
 
 
 def lay(model: Model, x: Overlaps, y: jax.Array, across: jax.Array, direction: jax.Array | None) -> Lines:

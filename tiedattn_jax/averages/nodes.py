@@ -26,7 +26,7 @@ from ..model import Model
 from ..overlaps import Overlaps, residual_covariance
 from .fields import fields, whiten
 from .prox import Prox, attach, moreau, search
-from .rule import Points, Replicate, Rule, block_width, check_arguments, check_memory, in_blocks
+from .rule import Jumps, Points, Replicate, Rule, block_width, check_arguments, check_memory, in_blocks
 from .sizes import NODES, REPLICATES, block_size, coarse_size
 
 
@@ -84,7 +84,8 @@ class Nodes(Replicate):
         student, log_density = whiten(model, x, h, y)
         weight = weight * jnp.exp(log_density - lax.stop_gradient(log_density))
         z = attach(found.z, model, h, x.V, y)
-        points = Points(student, teacher, weight, z, found.converged, found.gap)
+        none = Jumps(jnp.zeros(0, weight.dtype), z[..., :0])
+        points = Points(student, teacher, weight, z, found.converged, found.gap, none)
         return _beyond_jumps(model, x, points, h, y, found.other, _bandwidth(self.weighted))
 
 
@@ -103,7 +104,9 @@ def _beyond_jumps(
     h, y, other, z, width = map(pick, (h, y, other, lax.stop_gradient(points.z), width))
     gap = moreau(model, other, h, x.V, y) - moreau(model, z, h, x.V, y)
     real = lanes < size
-    crossed = jnp.where(real, pick(points.weight) * _beyond(gap, jnp.where(real, width, 1.0)), 0.0)
+    share = jnp.where(real, pick(points.weight), 0.0)
+    width = jnp.where(real, width, 1.0)
+    crossed = share * _beyond(gap, width)
     join = partial(jnp.concatenate, axis=-1)
     return Points(
         student=join([points.student, pick(points.student)]),
@@ -112,6 +115,7 @@ def _beyond_jumps(
         z=join([points.z, other]),
         resolved=join([points.resolved, pick(points.resolved)]),
         gap=join([points.gap, pick(points.gap)]),
+        jumps=Jumps(share * _delta(gap, width), other - z),
     )
 
 
@@ -133,6 +137,11 @@ def _beyond(gap: jax.Array, width: jax.Array) -> jax.Array:
     """
     u = jnp.clip(gap / width, 0.0, 1.0)
     return 0.5 - 0.75 * u + 0.25 * u**3
+
+
+def _delta(gap: jax.Array, width: jax.Array) -> jax.Array:
+    """The delta function of the gap with the same kernel: minus the slope of `_beyond`."""
+    return 0.75 * (1 - jnp.clip(gap / width, 0.0, 1.0) ** 2) / width
 
 
 def sobol_nodes(

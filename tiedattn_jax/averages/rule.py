@@ -24,6 +24,18 @@ from ..overlaps import Overlaps
 from ..printing import Description, Printed
 
 
+class Jumps(eqx.Module):
+    """The surface on which the minimiser jumps, as a sum: averages of delta(energy difference) times a function of it.
+
+    Attributes:
+        density: weights of the places, (P,), of the delta function of the energies' difference; zero where there is none.
+        step: by which the minimiser jumps there, (L, r, P).
+    """
+
+    density: jax.Array
+    step: jax.Array
+
+
 class Points(eqx.Module):
     """One block of an average.
 
@@ -34,6 +46,7 @@ class Points(eqx.Module):
         z: proximal minimisers, (L, r, N).
         resolved: whether each proximal solve met its tolerance, and so did what the rule makes of its node, (N,).
         gap: energy of the next minimum above the global one, (N,), infinite where there is none.
+        jumps: where the minimiser jumps; not differentiated.
     """
 
     student: jax.Array
@@ -42,6 +55,7 @@ class Points(eqx.Module):
     z: jax.Array
     resolved: jax.Array
     gap: jax.Array
+    jumps: Jumps
 
 
 class Replicate(eqx.Module):

@@ -26,7 +26,7 @@ from ..model import Model
 from ..overlaps import PAIR, Overlaps, branch_of
 from ..parameters import Parameter, numbers_of
 from ..printing import Description, with_error
-from ..results import Result, Settings, Status, error_bar, quorum
+from ..results import Average, Result, Settings, Status, error_bar, quorum
 from ..theory.fixed_points import FixedPoint, State, for_each, solve_replicates, states_table
 from ..theory.implicit import fold_gradient, implicit_gradient
 from ..theory.observables import excess_in, growths_in
@@ -170,6 +170,21 @@ class Transition(Result):
         return self.status <= Status.stalled
 
     @property
+    def rs_shift(self) -> Average:
+        """By how much one step of replica symmetry breaking moves alpha_c, estimated; NaN for other events.
+
+        The difference of the branches' `Diagnostics.rs_error` over the slope of the difference of their losses.
+        """
+        if self.event != "alpha_c" or len(self.branches) != len(PAIR):
+            nan = jnp.full_like(self.alpha, jnp.nan)
+            return Average(nan, nan)
+        a, b = (branch.replicates for branch in self.branches)
+        lift = a.diagnostics.rs_error - b.diagnostics.rs_error
+        slope = a.train_loss_partials[1] - b.train_loss_partials[1]
+        shifts = jnp.moveaxis(-lift / slope, -1, 0)
+        return Average(jnp.mean(shifts, 0), error_bar(shifts))
+
+    @property
     def reason(self) -> str:
         """Why it was not found, in one sentence, of a concrete result; empty where it was found."""
         if self.status != Status.absent and jnp.isfinite(self.alpha):
@@ -195,6 +210,8 @@ class Transition(Result):
             "event": self.event,
             "alpha": float(self.alpha),
             "stderr": float(self.stderr),
+            "rs_shift": float(self.rs_shift.value),
+            "rs_shift_stderr": float(self.rs_shift.stderr),
             **{name: None if tree is None else numbers_of(tree) for name, tree in found.items()},
             "branches": [branch.to_dict() for branch in self.branches],
             "status": self.status_name,
@@ -219,9 +236,11 @@ class Transition(Result):
         if self.sensitivities is not None and self.sensitivities_stderr is not None:
             values, bars = map(numbers_of, (self.sensitivities, self.sensitivities_stderr))
             numbers = [(f"d/d{name}", with_error(value, bars[name])) for name, value in values.items()]
+        shift = self.rs_shift
+        details = [("rs_shift", with_error(shift.value, shift.stderr), "of it by replica symmetry breaking, estimated")]
         tables = [(f"{meaning}; the states there:", states_table(self.branches, "branch"))]
         what = f"{self.event} = {with_error(self.alpha, self.stderr)}"
-        return Description(what, self.status_name, numbers, tables=tables)
+        return Description(what, self.status_name, numbers, details if jnp.isfinite(shift.value) else [], tables)
 
 
 class Near(NamedTuple):

@@ -231,6 +231,11 @@ class FixedPoint(Result):
             *(linear if self.model.provides("target") else []),
             ("replicon", f"{mean['replicon']:.2f}", f"below 1: stable{formal}"),
             ("jump mass", f"{abs(mean['jump_mass']):.1%}", "of Vhat, the share of the jumps of the proximal operator"),
+            (
+                "rs_error",
+                f"{mean['rs_error']:.1e}",
+                "of train_loss, which leaves out replica symmetry breaking: estimated",
+            ),
             ("second minimum", f"{mean['second_minimum']:.2%}", "of the nodes have one"),
         ]
         if self.jumps:

@@ -21,6 +21,7 @@ from ..model import Model
 from ..overlaps import Conjugates, Overlaps, impose, residual_covariance
 from ..penalties import Penalty, minimiser_and_slope
 from ..results import Average, error_bar
+from .elevation import elevation, elevation_moments
 from .potentials import channel_gradient, conjugates, points_in, prior, weight_fields
 
 
@@ -48,6 +49,8 @@ class Diagnostics(eqx.Module):
         growth_theta: likewise for theta at theta = 0. Both are exact in the presence of jumps.
         train_loss_direct: alpha E[loss(prox)] + lambda/2 tr(Q^T Q)/d, and the mean penalty of a weight, equal to the
             training loss at a fixed point.
+        rs_error: by how much one step of replica symmetry breaking lifts the training loss, estimated to leading order;
+            see `elevation`. NaN where the replica-symmetric state is unstable without jumps, too, or rank r > 1.
     """
 
     replicon: jax.Array
@@ -57,6 +60,7 @@ class Diagnostics(eqx.Module):
     growth_m: jax.Array
     growth_theta: jax.Array
     train_loss_direct: jax.Array
+    rs_error: jax.Array
 
 
 def gen_error(model: Model, x: Overlaps, nodes: Rule) -> Average:
@@ -147,10 +151,11 @@ def moments(model: Model, x: Overlaps, points: Points) -> dict[str, jax.Array]:
     n = L * r
     w = points.weight
     _, y = fields(model, x, points.student, points.teacher)
-    G = prox_jacobian(model, points.z, x.V, y) - jnp.eye(n, dtype=w.dtype)[..., None]
-    G = apply(inverse(x.V), G.reshape(L, r, -1)).reshape(L, r, L, r, -1)
+    e = prox_jacobian(model, points.z, x.V, y) - jnp.eye(n, dtype=w.dtype)[..., None]
+    G = apply(inverse(x.V), e.reshape(L, r, -1)).reshape(L, r, L, r, -1)
     return {
         **growth_moments(model, x, points),
+        **(elevation_moments(x, points, e) if r == 1 else {}),
         "response": jnp.einsum("iaian,n->", G, w),
         "replicon": jnp.einsum("iajcn,ibjdn,n->iabjcd", G, G, w),
         "loss": jnp.sum(w * loss_at_nodes(model, points.z, y)),
@@ -242,6 +247,9 @@ def diagnose(model: Model, alpha: jax.Array, x: Overlaps, hats: Conjugates, sums
         growth_m=growth_m,
         growth_theta=growth_theta,
         train_loss_direct=alpha * sums["loss"] + 0.5 * model.lam * size + mean_penalty,
+        rs_error=elevation(alpha, x, hats, to_delta.reshape(n * r, n * r), sums)
+        if r == 1
+        else jnp.full_like(size, jnp.nan),
     )
 
 

@@ -1,0 +1,103 @@
+"""By how much one step of replica symmetry breaking lifts the training loss, to leading order, from the RS state alone.
+
+With q1 - q0 = delta V and the whole response V + s (q1 - q0) held at its replica-symmetric (RS) value, the free energy of
+`rsb` differs from the RS one, which is stationary, by functions of s and delta. In v = s delta and beta = s delta^{1/2},
+
+    elevation = (v / beta^2) [ alpha (v / beta) K(beta) - v^2 / 4 (1 / (X^2 - 2 v X / 3) - alpha k(v)) ]
+
+is stationary in both; here it is largest. K sums over the jumps, of slopes a = |V^{-1/2} (z_2 - z_1)| of the energies'
+difference, a `jump_cost` j(beta a). The rest, of second order in v, is that of the replicon: X is what the prior does,
+and k(v) averages ``tr e^2`` with e = dz/dh - 1, softened where e is large, next to the ends of jumps.
+"""
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from scipy import special
+
+from ..averages.rule import Points
+from ..linalg import apply, inverse
+from ..overlaps import Conjugates, Overlaps
+
+_SOFT = (0.01, 0.1)  # v at which k(v) is averaged; between and beside them it is linear in log v
+_LEAST = 1e-3  # v below which it is constant
+_COSTS = np.geomspace(1e-2, 1e2, 400)  # b at which `jump_cost` is tabulated
+# Places at which the elevation is looked for: b at the mean slope, and v / X.
+_B, _V = np.geomspace(0.5, 10.0, 24), np.geomspace(1e-8, 0.8, 400)
+
+
+def jump_cost(b: np.ndarray) -> np.ndarray:
+    """What a jump costs: of an energy -(a/2)|x| with b = s a, on a line x that is measured in the inner spread.
+
+    ``j(b) = int dx { b/2 E|x + xi| + b^2 / 8 - log E exp(b/2 |x + xi|) }``, b^2 / (3 pi^{1/2}) where b is small, b / 2 where
+    it is large.
+    """
+    t, w = np.polynomial.legendre.leggauss(400)
+    b = np.asarray(b)[..., None]
+    end = 8 + 0.5 * b
+    x, w = 0.5 * end * (t + 1), end * w  # both sides
+    size = np.sqrt(2 / np.pi) * np.exp(-0.5 * x**2) + x * special.erf(x / 2**0.5)
+    sides = (side * 0.5 * b * x + special.log_ndtr(0.5 * b + side * x) for side in (1, -1))
+    return np.sum(w * (0.5 * b * size - np.logaddexp(*sides)), -1)
+
+
+@functools.cache
+def _costs() -> np.ndarray:
+    return jump_cost(_COSTS) / _COSTS**2
+
+
+def elevation_moments(x: Overlaps, points: Points, e: jax.Array) -> dict[str, jax.Array]:
+    """The sums over one block of nodes that `elevation` asks for.
+
+    Args:
+        e: dz/dh - 1, (n, n, N).
+    """
+    square = jnp.einsum("ijn,jkn->ikn", e, e)
+    second, third = jnp.einsum("iin->n", square), jnp.einsum("ijn,jin->n", square, e)
+    third = jnp.where(third < -second, -third, third)  # an eigenvalue below -1 is rounding, next to the end of a jump
+    soft = jnp.stack([second / (1 + 2 / 3 * v * third / jnp.where(second > 0, second, 1.0)) for v in _SOFT])
+    step = points.jumps.step
+    a = jnp.sqrt(jnp.sum(step * apply(inverse(x.V), step), (0, 1)))
+    slopes = jnp.stack([points.jumps.density @ a**k for k in range(3, 7)])
+    return {"soft": soft @ points.weight, "slopes": slopes}
+
+
+def elevation(alpha: jax.Array, x: Overlaps, hats: Conjugates, to_delta: jax.Array, sums: dict[str, Any]) -> jax.Array:
+    """The elevation: zero without jumps, NaN where the state is unstable without them, too.
+
+    Args:
+        to_delta: response of q1 - q0 to that of the conjugates, (n r, n r).
+        sums: averaged `elevation_moments`.
+    """
+    # Breaking is sought in the direction of the conjugate q.
+    X = jnp.sum(x.V * hats.q) / jnp.sqrt(hats.q.ravel() @ to_delta @ hats.q.ravel())
+    a, weight = two_values(sums["slopes"])
+    mean = jnp.where(sums["slopes"][0] > 0, sums["slopes"][1] / sums["slopes"][0], 1.0)
+    beta, v = (jnp.asarray(_B, a.dtype) / mean)[:, None], jnp.asarray(_V, a.dtype) * X
+    b = beta * a
+    table = jnp.interp(jnp.log(b), jnp.asarray(np.log(_COSTS), a.dtype), jnp.asarray(_costs(), a.dtype))
+    jumps = jnp.sum(weight * table, 1, keepdims=True) * beta**2
+    low, high = sums["soft"]
+    k = low + (high - low) * jnp.log(jnp.maximum(v, _LEAST) / _SOFT[0]) / np.log(_SOFT[1] / _SOFT[0])
+    smooth = 0.25 * v**2 * (1 / (X**2 - 2 / 3 * v * X) - alpha * k)
+    values = v / beta**2 * (alpha * v / beta * jumps - smooth)
+    # Largest at an end of the range: without jumps, too, v grows, and s falls to zero.
+    inside = jnp.max(values) > jnp.max(jnp.append(values[0], values[:, -1]))
+    return jnp.where(jnp.max(values) > 0, jnp.where(inside, jnp.max(values), jnp.nan), 0.0)
+
+
+def two_values(moments: jax.Array) -> tuple[jax.Array, jax.Array]:
+    """Two values, with weights, that have the moments 0 to 3 of a distribution of positive numbers; both (2,)."""
+    size = jnp.where(moments[0] > 0, moments[0], 1.0)
+    mean, square, cube = moments[1:] / size
+    variance = jnp.maximum(square - mean**2, 1e-6 * square)
+    skewness = (cube - 3 * mean * square + 2 * mean**3) / jnp.where(variance > 0, variance, 1.0) ** 1.5
+    half = 0.5 * skewness
+    root = jnp.sqrt(1 + half**2)
+    values = mean + jnp.sqrt(variance) * (half + root * jnp.array([-1.0, 1.0], mean.dtype))
+    return values, moments[0] * 0.5 * (1 + jnp.array([1.0, -1.0], mean.dtype) * half / root)
