@@ -28,6 +28,7 @@ def test_json_and_files(capsys, tmp_path, monkeypatch):
     report = json.loads(out)
     assert abs(report["alpha_c"] - 1.25154) <= 3 * report["alpha_c_stderr"]
     assert abs(report["alpha_l"] - 1.492272) <= 3 * report["alpha_l_stderr"]
+    assert -6e-4 < report["alpha_c_rs_shift"] < -3e-4 and report["alpha_c_rs_shift_stderr"] < 1e-4
     assert set(report["spinodals"]) == set(report["ends"]) == set(report["at_alpha_c"]) == PAIR
     end = report["spinodals"]["semantic"]
     assert set(end) == {"alpha", "stderr", "kind", "direction", "side"}
@@ -102,6 +103,7 @@ def test_nothing_is_known_of_alpha_l_without_alpha_c(capsys, without_solving):
     assert main(["transition", "--json", "--nodes", "4096"]) == 1
     report = json.loads(capsys.readouterr().out)
     assert report["alpha_c"] is None and report["alpha_l"] is None and report["alpha_l_stderr"] is None
+    assert report["alpha_c_rs_shift"] is None and report["alpha_c_rs_shift_stderr"] is None
     assert report["sensitivities"] == {"alpha_c": None, "alpha_l": None} and report["status"] == "absent"
     assert report["reason"] == "there is none near the start"
     assert report["spinodals"]["semantic"]["alpha"] == 0.7 and report["spinodals"]["positional"] is None

@@ -1,6 +1,7 @@
 """The shift of alpha_c by replica symmetry breaking."""
 
 import jax.numpy as jnp
+import made
 import numpy as np
 import pytest
 
@@ -47,6 +48,22 @@ def test_shift_is_elevation_over_slope(transition, monkeypatch):
     assert found.shift_stderr > 0 and found.stderr >= found.shift_stderr and found.ok
     assert "1RSB" in str(found)
     assert set(found.to_dict()["branches"]) == {"positional", "semantic"}
+
+
+def test_estimated_shift(model, transition):
+    """By the estimates of the two states, and beside the shift that `critical_alpha_1rsb` gives on these lines."""
+    positional, semantic = (branch.mean for branch in transition.branches)
+    lift = positional.diagnostics.rs_error - semantic.diagnostics.rs_error
+    slope = positional.train_loss_partials[1] - semantic.train_loss_partials[1]
+    found = transition.rs_shift
+    np.testing.assert_allclose(found.value, -lift / slope, rtol=1e-4)
+    assert -1.2 * 4.01e-4 - 3 * found.stderr < found.value < -4.01e-4 + 3 * 0.20e-4
+    report = transition.to_dict()
+    assert report["rs_shift"] == found.value and report["rs_shift_stderr"] == found.stderr
+    assert "rs_shift" in str(transition)
+    others = (made.transition(branches=transition.branches, event="semantic fold"), made.transition())
+    for other in others:
+        assert np.isnan(other.rs_shift.value) and np.isnan(other.rs_shift.stderr) and "rs_shift" not in str(other)
 
 
 @pytest.mark.parametrize("bad", [1.25, "alpha_c"])

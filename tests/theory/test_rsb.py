@@ -111,4 +111,6 @@ def test_ground_state():
     ground = ta.solve_1rsb(model, 1.2515, "positional", order=3, replicates=2)
     assert np.all(ground.replicates.elevation > 1e-7)
     assert abs(ground.mean.loss_by_log_s) < 0.1 * ground.elevation
+    estimated = ground.rs.replicates.diagnostics.rs_error
+    np.testing.assert_allclose(estimated, ground.replicates.elevation, rtol=0.2)
     assert "1RSB" in str(ground) and ground.to_dict()["status"] == ground.status_name

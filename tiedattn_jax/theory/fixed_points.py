@@ -233,7 +233,7 @@ class FixedPoint(Result):
             ("jump mass", f"{abs(mean['jump_mass']):.1%}", "of Vhat, the share of the jumps of the proximal operator"),
             (
                 "rs_error",
-                f"{mean['rs_error']:.1e}",
+                f"{round(float(mean['rs_error']), 12):.2g}",
                 "of train_loss, which leaves out replica symmetry breaking: estimated",
             ),
             ("second minimum", f"{mean['second_minimum']:.2%}", "of the nodes have one"),
