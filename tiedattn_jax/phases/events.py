@@ -206,12 +206,13 @@ class Transition(Result):
     def to_dict(self) -> dict[str, Any]:
         """All numbers, with the `FixedPoint.to_dict` of every branch: JSON, where numbers are finite."""
         found = {name: getattr(self, name) for name in ("sensitivities", "sensitivities_stderr")}
+        shift = self.rs_shift
         return {
             "event": self.event,
             "alpha": float(self.alpha),
             "stderr": float(self.stderr),
-            "rs_shift": float(self.rs_shift.value),
-            "rs_shift_stderr": float(self.rs_shift.stderr),
+            "rs_shift": float(shift.value),
+            "rs_shift_stderr": float(shift.stderr),
             **{name: None if tree is None else numbers_of(tree) for name, tree in found.items()},
             "branches": [branch.to_dict() for branch in self.branches],
             "status": self.status_name,

@@ -59,7 +59,8 @@ def elevation_moments(x: Overlaps, points: Points, e: jax.Array) -> dict[str, ja
     """
     square = jnp.einsum("ijn,jkn->ikn", e, e)
     second, third = jnp.einsum("iin->n", square), jnp.einsum("ijn,jin->n", square, e)
-    third = jnp.where(third < -second, -third, third)  # an eigenvalue below -1 is rounding, next to the end of a jump
+    # Eigenvalues below -1 are rounding, next to the end of a jump, where they are large.
+    third = jnp.where(third < -1.001 * second, -third, third)
     soft = jnp.stack([second / (1 + 2 / 3 * v * third / jnp.where(second > 0, second, 1.0)) for v in _SOFT])
     step = points.jumps.step
     a = jnp.sqrt(jnp.sum(step * apply(inverse(x.V), step), (0, 1)))
