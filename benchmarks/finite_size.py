@@ -1,11 +1,13 @@
-"""Finite size: instances against the theory at their realised teacher, and the growth of undamped message passing.
+"""Finite size: instances against the theory at their realised teacher, what runs end at, and undamped message passing.
 
     python benchmarks/finite_size.py theory    [--d 2000] [--alpha 2.0] [--instances 20] [--branch semantic]
+    python benchmarks/finite_size.py ends      [--d 1000] [--alpha 1.0] [--instances 20] [--start random] [--method lbfgs]
     python benchmarks/finite_size.py undamped  [--d 1000]
 
 Each prints one JSON object. `theory` gives, for every observable, the mean over instances next to that of the theory at
-their realised rho. `undamped` compares the growth of undamped message passing, started next to its fixed point, with the
-eigenvalues of the state-evolution Jacobian and the replicon.
+their realised rho. `ends` names what each run ended at, and says whether it is a minimum: the lowest eigenvalue of the
+risk's Hessian, and where L-BFGS goes from there after random kicks. `undamped` compares the growth of undamped message
+passing, started next to its fixed point, with the eigenvalues of the state-evolution Jacobian and the replicon.
 """
 
 from __future__ import annotations
@@ -18,9 +20,10 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+from scipy.sparse.linalg import LinearOperator, eigsh
 
 import tiedattn_jax as ta
-from tiedattn_jax.overlaps import BRANCHES, Coordinates
+from tiedattn_jax.overlaps import BRANCHES, PAIR, Coordinates
 from tiedattn_jax.theory.state_evolution import image_and_jacobian
 
 
@@ -53,6 +56,59 @@ def theory(d: int, alpha: float, instances: int, branch: str, order: int, respon
             for end in np.unique(found.branch).tolist()
         },
     }
+
+
+KICKS = (1e-3, 1e-2, 1e-1, 5e-1)  # relative to the weights
+
+
+def lowest_curvature(model: ta.Model, data: ta.Data, Q: jax.Array) -> float:
+    """Lowest eigenvalue of the risk's Hessian, by Lanczos on its products with vectors."""
+
+    @jax.jit
+    def product(v: jax.Array) -> jax.Array:
+        gradient = jax.grad(lambda Q: ta.risk(model, data, Q))
+        return jax.jvp(gradient, (Q,), (v.reshape(Q.shape),))[1].ravel()
+
+    hessian = LinearOperator((Q.size, Q.size), matvec=lambda v: np.asarray(product(jnp.asarray(v))), dtype=float)
+    return float(eigsh(hessian, k=1, which="SA", tol=1e-4, return_eigenvectors=False)[0])
+
+
+def ends(d: int, alpha: float, instances: int, start: str, method: str) -> dict[str, Any]:
+    """What each run ends at, whether that is a minimum, and whether others are near it."""
+    model, rows = ta.dot_product(), []
+
+    def lbfgs(data: ta.Data, Q: Any, key: jax.Array | None = None) -> ta.Training:
+        return ta.train(model, data, Q, optimizer="lbfgs", steps=3000, key=key)
+
+    def run(data: ta.Data, key: jax.Array) -> ta.GAMP | ta.Training:
+        first = ta.gamp(model, data, start, tol=1e-10, key=key) if method == "gamp" else lbfgs(data, start, key)
+        end = first if first.ok else lbfgs(data, first.Q)
+        size = jnp.linalg.norm(end.Q)
+        kicked = {}
+        for k, kick in enumerate((0.0, *KICKS)):
+            away = jax.random.normal(jax.random.fold_in(key, k), end.Q.shape)
+            found = lbfgs(data, end.Q + kick * size * away / jnp.linalg.norm(away))
+            moved = float(jnp.linalg.norm(found.Q - end.Q) / size)
+            kicked[kick] = {"moved": moved, "loss": float(found.train_loss - end.train_loss)}
+        row = {
+            "status": first.status_name,
+            "iterations": int(first.iterations),
+            "residual": float(first.residual) if method == "gamp" else None,
+            "lowest_curvature": lowest_curvature(model, data, end.Q),
+            "kicked": kicked,
+        }
+        rows.append(row | {f"above_{b}": float(end.train_loss - lbfgs(data, b).train_loss) for b in PAIR})
+        return end
+
+    keys = jax.random.split(jax.random.key(1000), instances)
+    nodes = ta.line_nodes(model, 5)
+    progress = {"progress": lambda done, total: print(f"{done} of {total}", file=sys.stderr)}
+    found = ta.run_instances(model, d, alpha, run, keys, nodes=nodes, normalise=True, **progress)
+    print(found.summary(), file=sys.stderr)
+    told = ("branch", "distance", "train_loss", "gen_error", "q", "V", "theta", "m", "gradient_norm")
+    for row, one in zip(rows, found.to_dict()["instances"], strict=True):
+        row.update({name: one[name] for name in told if name in one})
+    return {"d": d, "alpha": alpha, "start": start, "method": method, "ends": rows}
 
 
 def undamped(d: int) -> list[dict[str, Any]]:
@@ -93,17 +149,21 @@ def undamped(d: int) -> list[dict[str, Any]]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("what", choices=("theory", "undamped"))
+    parser.add_argument("what", choices=("theory", "ends", "undamped"))
     parser.add_argument("--d", type=int)
-    parser.add_argument("--alpha", type=float, default=2.0)
+    parser.add_argument("--alpha", type=float)
     parser.add_argument("--instances", type=int, default=20)
     parser.add_argument("--branch", choices=("semantic", "positional"), default="semantic")
     parser.add_argument("--response", choices=("regression", "derivative"), default="regression")
+    parser.add_argument("--start", choices=("semantic", "positional", "random"), default="random")
+    parser.add_argument("--method", choices=("lbfgs", "gamp"), default="lbfgs")
     parser.add_argument("--order", type=int, default=7, help="of the lines of the theory")
     a = parser.parse_args()
     jax.config.update("jax_enable_x64", True)
     if a.what == "theory":
-        result: Any = theory(a.d or 2000, a.alpha, a.instances, a.branch, a.order, a.response)
+        result: Any = theory(a.d or 2000, a.alpha or 2.0, a.instances, a.branch, a.order, a.response)
+    elif a.what == "ends":
+        result = ends(a.d or 1000, a.alpha or 1.0, a.instances, a.start, a.method)
     else:
         result = undamped(a.d or 1000)
     print(json.dumps(result, indent=1))

@@ -410,18 +410,18 @@ def test_instances():
     names = ("train_loss", "gen_error", "q", "theta", "m")
     some = lambda *values: Some(**{name: np.array(values) for name in names})  # noqa: E731
     found = Some(
-        found=some(1.0, 2.0, 3.0, 99.0),
-        theory=some(1.1, 2.1, 3.1, 99.0),
-        theory_stderr=some(0.1, np.inf, 0.1, 0.1),
-        branch=np.array(["semantic", "semantic", "positional", "positional"]),
-        ok=np.array([True, False, True, False]),
-        usable=np.array([True, True, True, False]),
+        found=some(1.0, 2.0, 3.0, 99.0, 98.0),
+        theory=some(1.1, 2.1, 3.1, np.nan, np.nan),
+        theory_stderr=some(0.1, np.inf, 0.1, np.nan, np.nan),
+        branch=np.array(["semantic", "semantic", "positional", "unsettled", "neither"]),
+        ok=np.array([True, False, True, False, True]),
+        usable=np.array([True, True, True, False, True]),
     )
     figure = instances_figure(found)
     assert explained(figure) == ["positional", "semantic", "semantic, out of steps"]
     axis = figure.axes[0]
     positional, semantic, hollow = axis.containers
-    np.testing.assert_array_equal(positional[0].get_xydata(), [[3.1, 3.0]])  # what diverged is left out
+    np.testing.assert_array_equal(positional[0].get_xydata(), [[3.1, 3.0]])  # without those that have no theory
     np.testing.assert_array_equal(hollow[0].get_xydata(), [[2.1, 2.0]])
     assert hollow[0].get_markerfacecolor() == "white" and semantic[0].get_color() == COLOURS["semantic"]
     ((whisker,),) = (bars.get_segments() for bars in semantic[2])

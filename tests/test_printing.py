@@ -200,42 +200,64 @@ def test_curves_paths_and_boundaries():
 
 
 def instances(**given):
-    """Three instances made by hand: the second diverged, the third has no theory."""
-    values = np.array([1.0, np.inf, 2.0])
+    """Four instances made by hand: the second diverged, the third has no theory, the fourth is on neither branch."""
+    values = np.array([1.0, np.inf, 2.0, 5.0])
     own = {
         "found": Compared(**dict.fromkeys(NAMES, values)),
-        "theory": Compared(**dict.fromkeys(NAMES, np.array([1.5, 1.0, np.nan]))),
-        "theory_stderr": Compared(**dict.fromkeys(NAMES, np.full(3, 0.1))),
-        "branch": np.array(["semantic", "semantic", "positional"]),
-        "rho": np.array([0.2, 0.3, 0.4]),
-        "status": np.array([0, 4, 0]),
-        "finished": np.array([False, False, True]),
-        "gradient_norm": np.array([1e-9, 1.0, 1e-8]),
-        "iterations": np.array([3, 5, 4]),
-        "theory_status": np.array([0, 1, 6]),
-        "points": [made.fixed_point(CASES[k]) for k in (4, 0, 2)],
+        "theory": Compared(**dict.fromkeys(NAMES, np.array([1.5, np.nan, np.nan, np.nan]))),
+        "theory_stderr": Compared(**dict.fromkeys(NAMES, np.full(4, 0.1))),
+        "branch": np.array(["semantic", "unsettled", "semantic", "neither"]),
+        "distance": np.array([[np.nan, 0.5], [np.nan, np.nan], [np.nan, np.nan], [7.0, 9.0]]),
+        "rho": np.array([0.2, 0.3, 0.4, 0.3]),
+        "status": np.array([0, 4, 0, 0]),
+        "finished": np.array([False, False, True, False]),
+        "gradient_norm": np.array([1e-9, 1.0, 1e-8, 1e-9]),
+        "iterations": np.array([3, 5, 4, 2]),
+        "theory_status": np.array([0, 6, 2, 0]),
+        "points": [made.fixed_point(CASES[0]), None, made.fixed_point(CASES[4]), None],
     }
     return ta.Instances(**{**own, **given})
 
 
 def test_what_is_told_of_instances():
     numbers = json.loads(json.dumps(instances().to_dict()))
-    assert numbers["q"] == 1.5 and numbers["stderr"]["q"] == pytest.approx(
+    assert numbers["branch"] == "several" and numbers["q"] is None and numbers["stderr"]["q"] is None
+    assert (numbers["status"], numbers["iterations"], numbers["gradient_norm"]) == ("nonfinite", 5, 1.0)
+    assert numbers["rho"] == pytest.approx(0.3) and "theory" not in numbers
+    groups = numbers["groups"]
+    assert {name: group["instances"] for name, group in groups.items()} == {"semantic": 2, "unsettled": 1, "neither": 1}
+    assert groups["semantic"]["q"] == 1.5 and groups["semantic"]["stderr"]["q"] == pytest.approx(
         float(ta.results.error_bar(np.array([1.0, 2.0])))
     )
-    assert (numbers["branch"], numbers["status"], numbers["iterations"]) == ("mixed", "nonfinite", 5)
-    assert numbers["gradient_norm"] == 1.0 and numbers["rho"] == pytest.approx(0.3)
     # Only of the instances for which theory has a state; but the worst status.
-    assert numbers["theory"]["q"] == pytest.approx((CASES[4].q + CASES[0].q) / 2)
-    assert numbers["theory"]["status"] == "absent"
-    assert [one["finished_by_lbfgs"] for one in numbers["instances"]] == [False, False, True]
-    assert numbers["instances"][2]["theory"]["alpha"] == 1.25
-    none = instances(theory_status=np.full(3, 6), status=np.full(3, 4)).to_dict()
-    assert none["q"] is None and none["theory"]["q"] == pytest.approx(np.mean([CASES[k].q for k in (4, 0, 2)]))
+    assert groups["semantic"]["theory"]["q"] == pytest.approx(CASES[0].q)
+    assert groups["semantic"]["theory"]["status"] == "max steps"
+    assert groups["neither"]["q"] == 5.0 and "theory" not in groups["neither"]
+    assert groups["unsettled"]["q"] is None
+    assert [one["finished_by_lbfgs"] for one in numbers["instances"]] == [False, False, True, False]
+    assert [one.get("theory", {}).get("alpha") for one in numbers["instances"]] == [2.0, None, 1.0, None]
+    assert numbers["instances"][3]["distance"] == {"positional": 7.0, "semantic": 9.0}
+    # What came to no rest is in no mean.
+    one = instances(branch=np.array(["semantic", "unsettled", "semantic", "unsettled"])).to_dict()
+    assert (one["branch"], one["q"]) == ("semantic", 1.5) and one["theory"]["q"] == pytest.approx(CASES[0].q)
+    none = instances(theory_status=np.full(4, 2)).to_dict()["groups"]["semantic"]
+    assert none["theory"]["q"] == pytest.approx((CASES[0].q + CASES[4].q) / 2)
     assert "theory" not in instances(points=[]).to_dict()
+    assert instances(branch=np.full(4, "unsettled")).to_dict()["branch"] == "unsettled"
+
+
+def test_page_of_instances():
     page = instances().summary()
-    assert page.startswith("3 instances: nonfinite, largest gradient 1.0e+00\npositional: 1 of 3 instances, 1 at")
-    assert "(1 finished by L-BFGS)" in page and repr(instances()).startswith("Instances(3 instances; nonfinite")
+    assert page.startswith(
+        "4 instances: nonfinite, largest gradient 1.0e+00\nneither: 1 of 4 instances, 1 at a critical"
+    )
+    assert "semantic: 2 of 4 instances, 2 at a critical point (1 finished by L-BFGS)" in page
+    assert page.endswith("unsettled: 1 of 4 instances, 0 at a critical point (0 finished by L-BFGS)")
+    (neither, semantic) = page.split("semantic: 2 of")
+    assert "theory" in semantic and "theory" not in neither
+    rows = [line.split() for line in neither.splitlines()]
+    assert ["q", "5", "5", "5"] in rows and ["distance,", "positional", "7", "7", "7"] in rows
+    assert repr(instances()).startswith("Instances(4 instances; nonfinite")
 
 
 def test_runs_on_data(model):

@@ -407,7 +407,8 @@ def _sizes(values: np.ndarray) -> np.ndarray:
 def instances_figure(instances: Any) -> Figure:
     """Every instance against the theory at the teacher that it has drawn, in its branch's colour; on the line they agree.
 
-    Bars are two error bars of the theory. Hollow points ran out of steps; instances that diverged are left out.
+    Bars are two error bars of the theory. Hollow points ran out of steps. Instances that came to no rest, or ended on
+    neither branch, have no theory to be drawn against and are left out.
 
     Args:
         instances: `finite.instances.Instances`, with its theory.
@@ -418,16 +419,16 @@ def instances_figure(instances: Any) -> Figure:
             found, theory, bars = (
                 np.asarray(getattr(k, name)) for k in (instances.found, instances.theory, instances.theory_stderr)
             )
-            for branch in np.unique(instances.branch):
+            for branch in PAIR:
                 here = instances.usable & (instances.branch == branch)
                 for on, fill in ((here & instances.ok, None), (here & ~instances.ok, "white")):
-                    style: Any = {"fmt": "o", "ms": 4, "mfc": fill, "color": COLOURS[str(branch)]}
-                    label = str(branch) if fill is None else f"{branch}, out of steps"
+                    style: Any = {"fmt": "o", "ms": 4, "mfc": fill, "color": COLOURS[branch]}
+                    label = branch if fill is None else f"{branch}, out of steps"
                     if on.any():
                         wide = np.where(np.isfinite(bars[on]), 2 * bars[on], 0.0)
                         axis.errorbar(theory[on], found[on], xerr=wide, label=label, **style)
             axis.axline((0, 0), slope=1, color=OTHER, lw=0.8, zorder=0)
-            both = np.concatenate([found, theory])[np.tile(instances.usable, 2)]
+            both = np.concatenate([found, theory])[np.tile(instances.usable & np.isin(instances.branch, PAIR), 2)]
             low, high = np.nanmin(both), np.nanmax(both)
             room = _ROOM * (high - low or 1)
             axis.set(xlim=(low - room, high + room), ylim=(low - room, high + room))

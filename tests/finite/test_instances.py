@@ -7,11 +7,13 @@ import sys
 import equinox as eqx
 import jax
 import jax.numpy as jnp
+import made
 import numpy as np
 import pytest
+from cases import CASES
 
 import tiedattn_jax as ta
-from tiedattn_jax.finite.instances import Compared
+from tiedattn_jax.finite.instances import Compared, distance
 from tiedattn_jax.overlaps import Overlaps
 from tiedattn_jax.results import error_bar
 
@@ -73,7 +75,8 @@ def test_differences_are_those_of_the_usable_instances():
         found=eqx.tree_at(lambda c: c.V, several[0], np.full(8, np.nan)),
         theory=several[1],
         theory_stderr=several[2],
-        branch=np.array(["semantic"] * 6 + ["positional"] * 2),
+        branch=np.array(["semantic"] * 3 + ["unsettled"] * 2 + ["semantic"] + ["positional"] * 2),
+        distance=np.zeros((8, 2)),
         rho=blank,
         status=status,
         finished=blank.astype(bool),
@@ -87,6 +90,7 @@ def test_differences_are_those_of_the_usable_instances():
     np.testing.assert_allclose(gaps["q"], [7 / 3, 7 / 3, 0, np.hypot(scatter, 0.3)], atol=1e-12)
     assert np.all(np.isnan(gaps["V"][:3]))
     assert found.ok.tolist() == [s == 0 for s in status] and found.usable.tolist() == [s < 3 for s in status]
+    assert found.groups == {"positional": 2, "semantic": 4, "unsettled": 2}
 
 
 def test_states_are_compared_by_their_invariants():
@@ -142,7 +146,92 @@ def test_message_passing_that_does_not_settle_is_finished(model):
 
     found = ta.run_instances(model, 60, 2.0, blown_up, keys[:1], theory=False)
     assert found.status.tolist() == [ta.Status.nonfinite] and not found.finished[0] and not found.usable[0]
-    assert np.isnan(found.found.V[0])
+    assert np.isnan(found.found.V[0]) and found.branch.tolist() == ["unsettled"]
+
+
+def test_what_message_passing_stopped_at_is_no_state(model, monkeypatch):
+    """Out of steps, and not finished by L-BFGS either: in no group that is held against the theory."""
+    monkeypatch.setattr("tiedattn_jax.finite.instances._FINISH_STEPS", 1)
+
+    def stopped(data, key):
+        return ta.gamp(model, data, "semantic", steps=2)
+
+    def short(data, key):
+        return ta.train(model, data, "semantic", optimizer="adam", steps=2)
+
+    keys = jax.random.split(jax.random.key(2), 1)
+    (message_passing, training) = (
+        ta.run_instances(model, 60, 2.0, run, keys, theory=False) for run in (stopped, short)
+    )
+    assert message_passing.status[0] == training.status[0] == ta.Status.max_steps
+    assert message_passing.groups == {"unsettled": 1} and training.groups == {"semantic": 1}
+    assert np.isnan(message_passing.found.V[0]) and not message_passing.usable[0] and training.usable[0]
+    assert message_passing.to_dict()["q"] is None
+
+
+CASE = CASES[0]  # semantic, at alpha = 2
+
+
+@pytest.mark.parametrize(
+    ("name", "size", "scatter"),
+    [
+        ("train_loss", CASE.train_loss, 2),
+        ("q", CASE.q, 2),
+        ("V", CASE.V, 2),
+        ("theta", (CASE.q / 4) ** 0.5, 2),
+        ("m", CASE.q**0.5, 3),
+        ("gen_error", None, 1),
+    ],
+)
+def test_distance_to_a_branch(name, size, scatter):
+    """One quantity off by five units, beside smaller gaps of others; the test error does not count."""
+    theory = {k: jnp.asarray(getattr(CASE, k)) for k in ("train_loss", "gen_error", "q", "V", "theta", "m")}
+    near = Compared(**{**theory, "train_loss": theory["train_loss"] * 1.1, "V": jnp.array(jnp.nan)})
+    far = eqx.tree_at(lambda c: getattr(c, name), near, theory[name] + 5 * scatter * (size or 1.0) / 100**0.5)
+    assert distance(near, 100, made.fixed_point()) == pytest.approx(0.5)
+    assert distance(far, 100, made.fixed_point()) == pytest.approx(5.0 if size else 0.5)
+    assert distance(far, 400, made.fixed_point()) == pytest.approx(10.0 if size else 1.0)
+
+
+def test_distance_with_error_bars_and_without_a_state():
+    theory = {k: jnp.asarray(getattr(CASE, k)) for k in ("train_loss", "gen_error", "q", "V", "theta", "m")}
+    found = Compared(**{**theory, "train_loss": 2 * theory["train_loss"]})
+    scattered = made.fixed_point(scatter=(-0.3, -0.1, 0.1, 0.3))
+    bar = float(scattered.stderr.train_loss) / CASE.train_loss
+    assert distance(found, 10**8, scattered) == pytest.approx(1 / bar, rel=1e-4) and bar > 0.05
+    assert distance(found, 400, made.fixed_point(scatter=(0.0,))) == pytest.approx(10.0)  # no error bar is known
+    assert distance(found, 100, made.fixed_point(status=[int(ta.Status.absent)] * 4)) == np.inf
+    assert np.isnan(distance(found, 100, made.fixed_point(status=[int(ta.Status.max_steps)] * 4)))
+
+
+def test_ends_are_named_for_what_they_are(model, lines):
+    """Weights given the numbers of the semantic state, of one halfway between both states, and of the positional one."""
+    states = [ta.solve(model, 2.0, b, lines) for b in ("semantic", "positional")]
+    semantic, positional = ((s.overlaps, s.train_loss) for s in states)
+    halfway = jax.tree.map(lambda a, b: 0.52 * a + 0.48 * b, semantic, positional)  # the larger overlap is theta
+    given = iter([semantic, halfway, positional, semantic])
+
+    def run(data, key):
+        end = ta.train(model, data, "semantic", optimizer="adam", steps=2)
+        if len(used) == 3:  # as if it had diverged
+            end = eqx.tree_at(lambda e: e.status, end, jnp.array(int(ta.Status.nonfinite)))
+        used.append(next(given))
+        return eqx.tree_at(lambda e: (e.overlaps, e.train_loss), end, used[-1])
+
+    used = []
+    found = ta.run_instances(
+        model, 400, 2.0, run, jax.random.split(jax.random.key(0), 4), nodes=lines, normalise=True, sentences=256
+    )
+    assert found.branch.tolist() == ["semantic", "neither", "positional", "unsettled"]
+    # The other branch is asked for only where the first is too far.
+    assert np.isnan(found.distance).tolist() == [[True, False], [False, False], [False, True], [True, True]]
+    assert found.distance[0, 1] < 0.01 and found.distance[2, 0] < 0.01 and np.all(found.distance[1] > 3)
+    assert [p and p.branch for p in found.points] == ["semantic", None, "positional", None]
+    assert np.isnan(found.theory.q).tolist() == [False, True, False, True]
+    np.testing.assert_allclose(found.difference("positional")["train_loss"][:2], [positional[1]] * 2, rtol=1e-6)
+    simulation, *theory = found.difference("neither")["train_loss"]
+    assert simulation == pytest.approx(float(halfway[1])) and np.all(np.isnan(theory))
+    assert found.theory_status.tolist() == [0, 0, 0, int(ta.Status.absent)]
 
 
 SHARDED = """

@@ -2,13 +2,18 @@
 
 # notation: K instances. Order parameters are compared by their invariants, means over the tokens of tr q, tr V, |theta|
 # and |m|: neither the signs of a state nor the rotation of a student's columns matters.
+
+A run may end in a local minimum that is on no branch, and then there is no theory to hold it against. It is on a branch
+if loss, q, V, theta and m are all within `FAR` units of what the theory says of it. The unit of a quantity is the theory's
+error bar together with what it scatters by from instance to instance, which falls like 1 / sqrt(d).
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import fields
-from typing import Any
+from functools import partial
+from typing import Any, NamedTuple
 
 import equinox as eqx
 import jax
@@ -20,8 +25,8 @@ from ..averages.rule import Rule
 from ..averages.sizes import SIZES
 from ..errors import require_count, require_keys
 from ..model import Model, check_provides
-from ..overlaps import Overlaps, magnitudes
-from ..printing import Description
+from ..overlaps import BRANCHES, PAIR, Overlaps, magnitudes
+from ..printing import Description, Row
 from ..results import Result, Status, error_bar
 from ..theory.fixed_points import FixedPoint, solve
 from .data import Data
@@ -31,6 +36,12 @@ from .sampling import realised, sample_data, sentence_count
 from .training import Training, train
 
 _FINISH_STEPS = 1000
+NEITHER, UNSETTLED = "neither", "unsettled"  # what an end is called that is on no branch, or that is no end
+FAR = 3.0
+# Scatter of the instances times sqrt(d), relative: theta and m to sqrt(q rho) and sqrt(q). Of message passing and of
+# L-BFGS on both branches, alpha = 1 and 2, d = 250 and 1000, it is .3 to 2.3, and .5 to 3.4 for theta on the positional
+# branch and m on the semantic one.
+_SCATTER, _SCATTER_OF_OTHER = 2.0, 3.0
 
 
 class Compared(eqx.Module):
@@ -59,35 +70,75 @@ class Compared(eqx.Module):
 NAMES = tuple(field.name for field in fields(Compared))
 
 
+def distance(found: Compared, d: int, point: FixedPoint) -> float:
+    """How far the end of one instance is from a branch: the largest of the gaps, each in its own unit.
+
+    Training loss, q, V where it is known, theta and m count; the test error follows from them.
+
+    Args:
+        found: of one instance, scalars.
+        d: dimension.
+        point: the theory on that branch, at the teacher of this instance.
+
+    Returns:
+        Infinity where theory has no such state; NaN where it was not solved.
+    """
+    if not point.ok:
+        return np.inf if point.status == Status.absent else np.nan
+    theory, bars = _compared(point)
+    rho = jnp.mean(jnp.trace(point.model.rho, axis1=1, axis2=2))
+    size = {"train_loss": theory.train_loss, "q": theory.q, "V": theory.V}
+    size |= {"theta": jnp.sqrt(theory.q * rho), "m": jnp.sqrt(theory.q)}
+    far = []
+    for name, of in size.items():
+        other = name in ("theta", "m") and name != BRANCHES[point.branch].order
+        bar = jnp.where(jnp.isfinite(getattr(bars, name)), getattr(bars, name), 0.0)  # infinite for one replicate
+        unit = jnp.hypot((_SCATTER_OF_OTHER if other else _SCATTER) * of / d**0.5, bar)
+        far.append(abs(getattr(found, name) - getattr(theory, name)) / unit)
+    return float(np.nanmax(far))
+
+
+def _compared(point: FixedPoint) -> tuple[Compared, Compared]:
+    """A state of the theory, and its error bars."""
+    one, other = (Compared.of(p.train_loss, p.gen_error, p.overlaps) for p in (point.mean, point.stderr))
+    return one, other
+
+
 class Instances(Result):
     """What K instances gave.
 
     Attributes:
-        found: on the instances. V is NaN after training, and after message passing that diverged.
-        theory: at each instance's realised rho, on the branch that the instance ended in; NaN where theory has no such
-            state, or was not asked.
+        found: on the instances. V is NaN after training, and after message passing that did not settle.
+        theory: at each instance's realised rho, on the branch that the instance ended in; NaN where it ended in neither,
+            where theory has no such state, or where it was not asked.
         theory_stderr: error bars of the averages behind it.
-        branch: "positional" or "semantic", the larger of the two overlaps, (K,).
+        branch: what each instance ended in, (K,): "positional" or "semantic"; "neither", where the distance to both is
+            above `FAR`; or "unsettled", where message passing, or L-BFGS after it, came to no rest, or training diverged.
+            Without the theory, and where it failed, only the larger of the two overlaps is known, and names the branch.
+        distance: to the theory on both branches of `PAIR`, (K, 2), see `distance`; NaN where that was not asked for: the
+            branch of the smaller overlap is where the end is not on the other one.
         rho: realised ``tr(Q*^T Sigma Q*) / d``, mean over the tokens, (K,).
         status: `Status` of every run, (K,): that of message passing where finishing it did not help.
         finished: whether it took L-BFGS, after message passing, to reach a critical point, (K,).
         gradient_norm: largest entry of the gradient of the empirical risk, (K,).
         iterations: of message passing or of the optimiser, without those of finishing, (K,).
-        theory_status: `Status` of the theory, (K,).
-        points: the fixed points of the theory, K of them; none where the theory was not asked.
+        theory_status: `Status` of the theory, the worst of both branches where both were solved, (K,).
+        points: the fixed points behind `theory`, K of them, None for an end on neither branch; empty where the theory
+            was not asked.
     """
 
     found: Compared
     theory: Compared
     theory_stderr: Compared
     branch: np.ndarray
+    distance: np.ndarray
     rho: np.ndarray
     status: np.ndarray
     finished: np.ndarray
     gradient_norm: np.ndarray
     iterations: np.ndarray
     theory_status: np.ndarray
-    points: list[FixedPoint]
+    points: list[FixedPoint | None]
 
     @property
     def ok(self) -> np.ndarray:
@@ -96,8 +147,13 @@ class Instances(Result):
 
     @property
     def usable(self) -> np.ndarray:
-        """Which instances count in means: all but those that diverged. They may have run out of steps. (K,)."""
-        return self.status <= Status.max_steps
+        """Which instances count in means: all but the unsettled. Training may have run out of steps. (K,)."""
+        return self.branch != UNSETTLED
+
+    @property
+    def groups(self) -> dict[str, int]:
+        """How many instances ended in what."""
+        return {str(name): int(count) for name, count in zip(*np.unique(self.branch, return_counts=True), strict=True)}
 
     def difference(self, branch: str) -> dict[str, tuple[float, ...]]:
         """Simulation, theory, their difference and its error bar, of every quantity, by name.
@@ -119,33 +175,46 @@ class Instances(Result):
     def to_dict(self) -> dict[str, Any]:
         """Means over the usable instances with `stderr`, the mean of the theory, and every instance: JSON.
 
-        The means of the theory are those of the instances for which it has a state; its status is the worst.
+        The means are null where the instances did not all end in the same: `groups` says how many in what, and has the
+        means of each. Those of the theory are over the instances for which it has a state; its status is the worst.
         """
-        points = [point.to_dict() for point in self.points]
-        settled = self.theory_status <= Status.stalled
-        theory = [row for k, row in enumerate(points) if settled[k] or not settled.any()]
-        numbers = {name: np.asarray(getattr(self.found, name))[self.usable] for name in NAMES}
-        branches = sorted(set(self.branch.tolist()))
+        points = [point.to_dict() if point else None for point in self.points]
+        groups = {name: {"instances": count, **self._means(name, points)} for name, count in self.groups.items()}
+        known = [name for name in groups if name != UNSETTLED] or [UNSETTLED]
+        blank = dict.fromkeys(NAMES)
+        own = groups[known[0]] if len(known) == 1 else {**blank, "stderr": blank}
         each = [
             {
                 **{name: float(getattr(self.found, name)[k]) for name in NAMES},
                 **{name: getattr(self, name)[k].item() for name in ("branch", "rho", "gradient_norm", "iterations")},
                 "finished_by_lbfgs": bool(self.finished[k]),
                 "status": Status.name_of(self.status[k]),
-                **({"theory": points[k]} if points else {}),
+                "distance": dict(zip(PAIR, self.distance[k].tolist(), strict=True)),
+                **({"theory": points[k]} if points and points[k] else {}),
             }
             for k in range(len(self.status))
         ]
         return {
-            "branch": branches[0] if len(branches) == 1 else "mixed",
-            **{name: float(np.mean(a)) if a.size else None for name, a in numbers.items()},
-            "stderr": {name: float(error_bar(a)) if a.size > 1 else None for name, a in numbers.items()},
+            "branch": known[0] if len(known) == 1 else "several",
+            **{name: value for name, value in own.items() if name != "instances"},
             "gradient_norm": float(self.gradient_norm.max()),
             "iterations": int(self.iterations.max()),
             "rho": float(np.mean(self.rho)),
             "status": Status.name_of(self.status.max()),
-            **({"theory": _mean_theory(theory, self.theory_status)} if points else {}),
+            "groups": groups,
             "instances": each,
+        }
+
+    def _means(self, name: str, points: list[dict | None]) -> dict[str, Any]:
+        """Means over the usable instances of a group, their error bars, and the mean of the theory that they have."""
+        here = self.branch == name
+        numbers = {key: np.asarray(getattr(self.found, key))[here & self.usable] for key in NAMES}
+        settled = here & (self.theory_status <= Status.stalled)
+        theory = [p for k, p in enumerate(points) if p and here[k] and (settled[k] or not settled.any())]
+        return {
+            **{key: float(np.mean(a)) if a.size else None for key, a in numbers.items()},
+            "stderr": {key: float(error_bar(a)) if a.size > 1 else None for key, a in numbers.items()},
+            **({"theory": _mean_theory(theory, self.theory_status[here])} if theory else {}),
         }
 
     def plot(self) -> Any:
@@ -156,21 +225,37 @@ class Instances(Result):
 
     def describe(self) -> Description:
         tables = []
-        for branch in np.unique(self.branch):
+        for branch, count in self.groups.items():
             here = self.branch == branch
             head = (
-                f"{branch}: {here.sum()} of {here.size} instances, {(here & self.ok).sum()} at a critical point"
+                f"{branch}: {count} of {here.size} instances, {(here & self.ok).sum()} at a critical point"
                 f" ({(here & self.finished).sum()} finished by L-BFGS)"
             )
-            rows = [("", "simulation", "theory", "difference", "error bar", "in bars")]
-            for name, (found, theory, gap, bar) in self.difference(str(branch)).items():
-                if np.isfinite(found):
-                    # The size of what vanishes for large d is no deviation.
-                    sigmas = f"{gap / bar:+.1f}" if np.isfinite(bar) and theory != 0 else ""
-                    rows.append((name, f"{found:.6g}", f"{theory:.6g}", f"{gap:+.2g}", f"{bar:.2g}", sigmas))
-            tables.append((head, rows))
+            tables.append((head, self._rows_of_neither() if branch == NEITHER else self._rows(branch)))
         status = f"{Status.name_of(self.status.max())}, largest gradient {self.gradient_norm.max():.1e}"
         return Description(f"{len(self.status)} instances", status, tables=tables)
+
+    def _rows(self, branch: str) -> list[Row]:
+        rows: list[Row] = [("", "simulation", "theory", "difference", "error bar", "in bars")]
+        for name, (found, theory, gap, bar) in self.difference(branch).items():
+            if np.isfinite(found):
+                # The size of what vanishes for large d is no deviation.
+                sigmas = f"{gap / bar:+.1f}" if np.isfinite(bar) and theory != 0 else ""
+                rows.append((name, f"{found:.6g}", f"{theory:.6g}", f"{gap:+.2g}", f"{bar:.2g}", sigmas))
+        return rows if len(rows) > 1 else []
+
+    def _rows_of_neither(self) -> list[Row]:
+        """What was found, beside no theory, and how far that is from either branch."""
+        here = self.branch == NEITHER
+        rows: list[Row] = [("", "simulation", "lowest", "highest")]
+        columns = {name: np.asarray(getattr(self.found, name)) for name in NAMES}
+        columns |= {f"distance, {name}": far for name, far in zip(PAIR, self.distance.T, strict=True)}
+        for name, values in columns.items():
+            known = values[here & ~np.isnan(values)]
+            if known.size:
+                digits = ".2g" if name.startswith("distance") else ".6g"
+                rows.append((name, *(f"{f(known):{digits}}" for f in (np.mean, np.min, np.max))))
+        return rows
 
 
 def _mean_theory(points: list[dict], status: np.ndarray) -> dict[str, Any]:
@@ -201,7 +286,8 @@ def run_instances(
     """Draw instances, run message passing or training on each, and solve the theory for each.
 
     The theory is solved at the realised rho of every instance, not corrected to it: its accuracy is that of `nodes`,
-    which all instances share.
+    which all instances share. It is solved on the branch of the larger overlap, and on the other one where the end is
+    not on the first; an end that is on neither stands beside none.
 
     Args:
         model: attention layer and data, with a method `with_teacher`, see `tiedattn_jax.finite.sampling.realised`.
@@ -228,16 +314,16 @@ def run_instances(
     def one(key: jax.Array) -> dict[str, Any]:
         return _outcome(model, d, alpha, run, key, sentences, normalise)
 
-    outcomes, points = [], []
+    outcomes, named = [], []
     progress(0, len(keys))
     for k in range(0, len(keys), batch):
         several = jax.vmap(one)(keys[k : k + batch]) if batch > 1 else jax.tree.map(lambda a: a[None], one(keys[k]))
         outcomes.append(jax.device_get(several))
-        for gram, positional in zip(*map(outcomes[-1].get, ("gram", "positional")), strict=True) if theory else ():
-            own = model.with_teacher(jnp.asarray(gram))
-            points.append(solve(own, alpha, "positional" if positional else "semantic", nodes))
+        for outcome in (jax.tree.map(lambda a, i=i: a[i], outcomes[-1]) for i in range(len(outcomes[-1]["rho"]))):
+            own = model.with_teacher(jnp.asarray(outcome["gram"]))
+            named.append(_named(outcome, d, partial(solve, own, alpha, nodes=nodes) if theory else None))
         progress(min(k + batch, len(keys)), len(keys))
-    return _gathered(jax.tree.map(lambda *a: np.concatenate(a), *outcomes), points)
+    return _gathered(jax.tree.map(lambda *a: np.concatenate(a), *outcomes), named, theory)
 
 
 def _outcome(
@@ -254,7 +340,7 @@ def _outcome(
     data = sample_data(model, d, alpha, key_data, normalise=normalise)
     result = run(data, key_run)
     end, status, finished = _finished(model, data, result)
-    V = jnp.where(result.status <= Status.max_steps, result.overlaps.V, jnp.nan)
+    V = jnp.where(result.ok, result.overlaps.V, jnp.nan)  # of an algorithm that did not settle it is no response
     x = eqx.tree_at(lambda o: o.V, end.overlaps, V)
     semantic, positional = magnitudes(realised(model, data), x)
     test = heldout_error(model, data, end.Q, key_test, sentences=sentences)
@@ -262,6 +348,8 @@ def _outcome(
         "found": Compared.of(end.train_loss, test.value, x),
         "rho": jnp.mean(jnp.trace(data.rho, axis1=1, axis2=2)),
         "status": status,
+        # Training that is out of steps has gone so far; message passing has not gone anywhere.
+        "settled": end.ok if isinstance(result, GAMP) else status <= Status.max_steps,
         "finished": finished,
         "gradient_norm": end.gradient_norm,
         "iterations": result.iterations,
@@ -281,26 +369,42 @@ def _finished(model: Model, data: Data, result: GAMP | Training) -> tuple[GAMP |
     return end, status, end.ok & (end.iterations > 0)
 
 
-def _gathered(runs: dict[str, Any], points: list[FixedPoint]) -> Instances:
-    """The outcomes of K runs, arrays (K, ...), next to K fixed points of the theory or none."""
-    positional = runs.pop("positional")
-    del runs["gram"]
-    blank = jnp.full(positional.size, jnp.nan)
-    predicted = bars = Compared(*[blank] * len(NAMES))
-    theory_status = np.full(positional.size, int(Status.absent))
-    if points:
-        predicted, bars = (
-            jax.tree.map(
-                lambda *a: np.array(a, float), *(Compared.of(p.train_loss, p.gen_error, p.overlaps) for p in s)
-            )
-            for s in (points, [p.stderr for p in points])
-        )
-        theory_status = np.array([int(p.status) for p in points])
+class _Named(NamedTuple):
+    """What one instance ended in, and the theory behind that."""
+
+    branch: str
+    distance: list[float]
+    point: FixedPoint | None = None
+    theory_status: int = int(Status.absent)
+
+
+def _named(outcome: dict[str, Any], d: int, theory: Callable[[str], FixedPoint] | None) -> _Named:
+    """The name of one instance's end, by its distance to the theory on the branches, where that is asked."""
+    first = "positional" if outcome["positional"] else "semantic"
+    far, status = dict.fromkeys(PAIR, np.nan), int(Status.converged)
+    if theory is None or not outcome["settled"]:
+        return _Named(first if outcome["settled"] else UNSETTLED, [*far.values()])
+    for branch in (first, *(b for b in PAIR if b != first)):
+        point = theory(branch)
+        far[branch], status = distance(outcome["found"], d, point), max(status, int(point.status))
+        if not far[branch] > FAR:
+            return _Named(branch, [*far.values()], point, int(point.status))
+    return _Named(NEITHER, [*far.values()], None, status)
+
+
+def _gathered(runs: dict[str, Any], named: list[_Named], theory: bool) -> Instances:
+    """The outcomes of K runs, arrays (K, ...), with their names and next to the theory."""
+    for key in ("positional", "gram", "settled"):
+        del runs[key]
+    blank = Compared(*[jnp.full((), jnp.nan)] * len(NAMES))
+    pairs = [_compared(n.point) if n.point else (blank, blank) for n in named]
+    predicted, bars = (jax.tree.map(lambda *a: np.array(a, float), *several) for several in zip(*pairs, strict=True))
     return Instances(
         theory=predicted,
         theory_stderr=bars,
-        branch=np.where(positional, "positional", "semantic"),
-        theory_status=theory_status,
-        points=points,
+        branch=np.array([n.branch for n in named]),
+        distance=np.array([n.distance for n in named]),
+        theory_status=np.array([n.theory_status for n in named]),
+        points=[n.point for n in named] if theory else [],
         **runs,
     )
