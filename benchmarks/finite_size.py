@@ -1,7 +1,7 @@
 """Finite size: instances against the theory at their realised teacher, what runs end at, and undamped message passing.
 
     python benchmarks/finite_size.py theory    [--d 2000] [--alpha 2.0] [--instances 20] [--branch semantic]
-    python benchmarks/finite_size.py ends      [--d 1000] [--alpha 1.0] [--instances 20] [--start random] [--method lbfgs]
+    python benchmarks/finite_size.py ends      [--d 1000] [--alpha 1.0] [--instances 20] [--start random] [--scale 1]
     python benchmarks/finite_size.py undamped  [--d 1000]
 
 Each prints one JSON object. `theory` gives, for every observable, the mean over instances next to that of the theory at
@@ -73,15 +73,16 @@ def lowest_curvature(model: ta.Model, data: ta.Data, Q: jax.Array) -> float:
     return float(eigsh(hessian, k=1, which="SA", tol=1e-4, return_eigenvectors=False)[0])
 
 
-def ends(d: int, alpha: float, instances: int, start: str, method: str) -> dict[str, Any]:
+def ends(d: int, alpha: float, instances: int, start: str, method: str, scale: float | None) -> dict[str, Any]:
     """What each run ends at, whether that is a minimum, and whether others are near it."""
     model, rows = ta.dot_product(), []
 
-    def lbfgs(data: ta.Data, Q: Any, key: jax.Array | None = None) -> ta.Training:
-        return ta.train(model, data, Q, optimizer="lbfgs", steps=3000, key=key)
+    def lbfgs(data: ta.Data, Q: Any, **given: Any) -> ta.Training:
+        return ta.train(model, data, Q, optimizer="lbfgs", steps=3000, **given)
 
     def run(data: ta.Data, key: jax.Array) -> ta.GAMP | ta.Training:
-        first = ta.gamp(model, data, start, tol=1e-10, key=key) if method == "gamp" else lbfgs(data, start, key)
+        given: dict[str, Any] = {"key": key, "scale": scale}
+        first = ta.gamp(model, data, start, tol=1e-10, **given) if method == "gamp" else lbfgs(data, start, **given)
         end = first if first.ok else lbfgs(data, first.Q)
         size = jnp.linalg.norm(end.Q)
         kicked = {}
@@ -108,7 +109,7 @@ def ends(d: int, alpha: float, instances: int, start: str, method: str) -> dict[
     told = ("branch", "distance", "train_loss", "gen_error", "q", "V", "theta", "m", "gradient_norm")
     for row, one in zip(rows, found.to_dict()["instances"], strict=True):
         row.update({name: one[name] for name in told if name in one})
-    return {"d": d, "alpha": alpha, "start": start, "method": method, "ends": rows}
+    return {"d": d, "alpha": alpha, "start": start, "method": method, "scale": scale, "ends": rows}
 
 
 def undamped(d: int) -> list[dict[str, Any]]:
@@ -157,13 +158,14 @@ def main() -> None:
     parser.add_argument("--response", choices=("regression", "derivative"), default="regression")
     parser.add_argument("--start", choices=("semantic", "positional", "random"), default="random")
     parser.add_argument("--method", choices=("lbfgs", "gamp"), default="lbfgs")
+    parser.add_argument("--scale", type=float, help="of the start")
     parser.add_argument("--order", type=int, default=7, help="of the lines of the theory")
     a = parser.parse_args()
     jax.config.update("jax_enable_x64", True)
     if a.what == "theory":
         result: Any = theory(a.d or 2000, a.alpha or 2.0, a.instances, a.branch, a.order, a.response)
     elif a.what == "ends":
-        result = ends(a.d or 1000, a.alpha or 1.0, a.instances, a.start, a.method)
+        result = ends(a.d or 1000, a.alpha or 1.0, a.instances, a.start, a.method, a.scale)
     else:
         result = undamped(a.d or 1000)
     print(json.dumps(result, indent=1))
