@@ -427,3 +427,5 @@ def test_instances():
     ((whisker,),) = (bars.get_segments() for bars in semantic[2])
     np.testing.assert_allclose(whisker[:, 0], [0.9, 1.3])  # two error bars
     assert axis.get_xlim()[1] < 4
+    found.branch = np.full(5, "neither")
+    assert not instances_figure(found).axes[0].containers

@@ -429,9 +429,10 @@ def instances_figure(instances: Any) -> Figure:
                         axis.errorbar(theory[on], found[on], xerr=wide, label=label, **style)
             axis.axline((0, 0), slope=1, color=OTHER, lw=0.8, zorder=0)
             both = np.concatenate([found, theory])[np.tile(instances.usable & np.isin(instances.branch, PAIR), 2)]
-            low, high = np.nanmin(both), np.nanmax(both)
-            room = _ROOM * (high - low or 1)
-            axis.set(xlim=(low - room, high + room), ylim=(low - room, high + room))
+            if both.size:
+                low, high = np.nanmin(both), np.nanmax(both)
+                room = _ROOM * (high - low or 1)
+                axis.set(xlim=(low - room, high + room), ylim=(low - room, high + room))
         axes[0, 0].set_ylabel("instance")
     return figure
 

@@ -234,6 +234,28 @@ def test_ends_are_named_for_what_they_are(model, lines):
     assert found.theory_status.tolist() == [0, 0, 0, int(ta.Status.absent)]
 
 
+@pytest.mark.parametrize(
+    ("semantic", "positional", "name", "worst"),
+    [
+        ("max_steps", "converged", "semantic", "max_steps"),  # nothing is known but the larger overlap
+        ("absent", "absent", "neither", "absent"),
+        ("absent", "max_steps", "neither", "absent"),
+    ],
+)
+def test_theory_without_a_state_and_theory_that_fails(model, monkeypatch, semantic, positional, name, worst):
+    status = {"semantic": ta.Status[semantic], "positional": ta.Status[positional]}
+
+    def solve(model, alpha, branch, nodes):
+        return made.fixed_point(status=[int(status[branch])] * 4)
+
+    def run(data, key):
+        return ta.train(model, data, "semantic", optimizer="adam", steps=2)
+
+    monkeypatch.setattr("tiedattn_jax.finite.instances.solve", solve)
+    found = ta.run_instances(model, 60, 2.0, run, jax.random.split(jax.random.key(0), 1), sentences=256)
+    assert found.branch.tolist() == [name] and found.theory_status.tolist() == [int(ta.Status[worst])]
+
+
 SHARDED = """
 import jax, numpy as np, tiedattn_jax as ta
 jax.config.update("jax_enable_x64", True)

@@ -349,7 +349,7 @@ def _outcome(
         "rho": jnp.mean(jnp.trace(data.rho, axis1=1, axis2=2)),
         "status": status,
         # Training that is out of steps has gone so far; message passing has not gone anywhere.
-        "settled": end.ok if isinstance(result, GAMP) else status <= Status.max_steps,
+        "settled": end.ok | result.ok if isinstance(result, GAMP) else status <= Status.max_steps,
         "finished": finished,
         "gradient_norm": end.gradient_norm,
         "iterations": result.iterations,
@@ -387,7 +387,7 @@ def _named(outcome: dict[str, Any], d: int, theory: Callable[[str], FixedPoint] 
     for branch in (first, *(b for b in PAIR if b != first)):
         point = theory(branch)
         far[branch], status = distance(outcome["found"], d, point), max(status, int(point.status))
-        if not far[branch] > FAR:
+        if far[branch] <= FAR or (branch == first and np.isnan(far[branch])):
             return _Named(branch, [*far.values()], point, int(point.status))
     return _Named(NEITHER, [*far.values()], None, status)
 
