@@ -144,12 +144,14 @@ class Problem(NamedTuple):
         missed = (r_before / scale - r) - matrix @ last
         matrix = matrix + jnp.outer(missed, last) / jnp.maximum(jnp.sum(last**2), eps)
         gauge = self.coordinates.gauge(self.model, x, scale)
-        step = scale * deflated_solve(matrix, gauge, r)
-        residual = jnp.max(jnp.abs(r))
+        # Along the orbit of the gauge nothing but the scatter of the nodes pulls.
+        across = r - gauge.T @ jnp.linalg.lstsq(gauge.T, r)[0] if len(gauge) else r
+        step = scale * deflated_solve(matrix, gauge, across)
+        residual = jnp.max(jnp.abs(across))
         ok = jnp.isfinite(residual) & admissible(self.model, x) & jnp.all(jnp.isfinite(step))
         length = jnp.max(jnp.abs(step / scale))
         singular = ok & (length > _SINGULAR * residual) & (residual > self.tol)
-        damped = scale * self.implicit_step(matrix, gauge, r)
+        damped = scale * self.implicit_step(matrix, gauge, across)
         return _Look(
             image=F,
             residual=jnp.where(ok, residual, jnp.inf),
