@@ -63,7 +63,9 @@ def solve(model, branch, nodes):
 def test_rank_two_student_learns_both_mechanisms():
     model = make(RankTwo, [[0.6, 0.4], [0.4, 0.6]])
     fp = solve(model, None, ta.sobol_nodes(model, 2**13, replicates=1))
-    assert fp.status == ta.Status.converged and fp.label == "semantic + positional" and np.isnan(fp.diagnostics.rs_error)
+    assert (
+        fp.status == ta.Status.converged and fp.label == "semantic + positional" and np.isnan(fp.diagnostics.rs_error)
+    )
     x = fp.overlaps
     m, theta = x.m[0], x.theta[0, :, 0]
     got = [fp.train_loss, jnp.trace(x.q[0]), jnp.linalg.norm(m), jnp.linalg.norm(theta), fp.gen_error]

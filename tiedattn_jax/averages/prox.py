@@ -5,8 +5,8 @@ For a node with student field ``h`` and teacher field ``Y`` the Moreau envelope 
     min_Z  1/2 sum_l (z_l - h_l)^T V_l^{-1} (z_l - h_l) + loss(Z, Y)
 
 and its minimiser is the proximal operator, the resolvent of eq. (9) of the paper. The loss is not convex: it is a
-double well wherever the target attends to itself more than the quadratic can hold, so every node is solved from several
-starts and the lowest minimum wins. The minimiser therefore *jumps* where two minima have equal energy; the envelope
+double well wherever the target attends to itself more than the quadratic can hold. There a node is solved from several
+starts, and the lowest minimum wins. The minimiser therefore *jumps* where two minima have equal energy; the envelope
 stays continuous.
 
 Arrays carry the node axis last, `(L, r, N)`; see `nodewise`.
