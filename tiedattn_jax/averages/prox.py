@@ -253,25 +253,23 @@ def _minima(
     node, and finished in small groups, because otherwise one slow lane would keep all of them waiting: the nodes that
     need more steps, and the other starts where they matter. Elsewhere their energy is infinite.
     """
-    size = h.shape[-1]
-    first, energy, done = descend(model, h, h, V, y, tol, _COMMON_STEPS)
-    well, flips = well_axis(model, y, h.shape[1], _POWER_STEPS), _flips(model, h)
-    starts, left = [first[None], jnp.stack([well, -well]), flips], [~done, _wells_matter(model, h, V, y)]
-    left = [left[0], *[left[1]] * 2, *[_flips_matter(model, h, V, energy)] * len(flips)]
-    if near is not None:
-        starts, left = [*starts, near], left + [jnp.ones_like(done)] * len(near)
-    lanes = jnp.moveaxis(jnp.concatenate(starts), 0, 2)
-    count = lanes.shape[2]
-    blank = jnp.concatenate([energy, jnp.full((count - 1) * size, jnp.inf, energy.dtype)])
+    L, r, size = h.shape
+    z, energy, done = descend(model, h, h, V, y, tol, _COMMON_STEPS)
+    well, flips = well_axis(model, y, r, _POWER_STEPS), _flips(model, h)
+    near = jnp.zeros((0, *h.shape), h.dtype) if near is None else near
+    starts = jnp.concatenate([z[None], jnp.stack([well, -well]), flips, near])
+    matter = [(1, ~done), (2, _wells_matter(model, h, V, y)), (len(flips), _flips_matter(model, h, V, energy))]
+    left = jnp.concatenate([jnp.tile(at, count) for count, at in [*matter, (len(near), jnp.ones_like(done))]])
+    lanes = jnp.moveaxis(starts, 0, 2).reshape(L, r, -1)
 
     def finish(lane: jax.Array) -> tuple[jax.Array, ...]:
-        start = jnp.take(lanes.reshape(*h.shape[:2], -1), lane, axis=-1, mode="clip")
-        h_, y_ = (jnp.take(a, lane % size, axis=-1) for a in (h, y))
-        return descend(model, start, h_, V, y_, tol)
+        start = jnp.take(lanes, lane, axis=-1, mode="clip")
+        return descend(model, start, jnp.take(h, lane % size, axis=-1), V, jnp.take(y, lane % size, axis=-1), tol)
 
-    old = lanes.reshape(*h.shape[:2], -1), blank, jnp.tile(done, count)
-    z, energy, done = in_groups(finish, old, jnp.concatenate(left), _group(h))
-    return jnp.moveaxis(z.reshape(lanes.shape), 2, 0), energy.reshape(count, size), done.reshape(count, size)
+    blank = jnp.full((len(starts) - 1) * size, jnp.inf, energy.dtype)
+    old = lanes, jnp.concatenate([energy, blank]), jnp.tile(done, len(starts))
+    z, energy, done = in_groups(finish, old, left, _group(h))
+    return jnp.moveaxis(z.reshape(L, r, -1, size), 2, 0), energy.reshape(-1, size), done.reshape(-1, size)
 
 
 def _pick(z: jax.Array, which: jax.Array) -> jax.Array:
