@@ -55,6 +55,13 @@ def test_jumps(tmp_path):
     assert len(outputs(book, "image/png")) == 2
 
 
+def test_breaking(tmp_path):
+    small = "S = (400.0,)\nORDER = 3\nREPLICATES = 2\nDIMENSIONS = (100, 120)\nINSTANCES = (2, 2)\nSTARTS = 2"
+    book = execute("breaking.ipynb", tmp_path, small)
+    assert len(outputs(book, "image/png")) == 2
+    assert all(word in printed(book) for word in ("1RSB ground state", "\ns = 400, converged: elevation", "d = 120: "))
+
+
 def printed(book) -> str:
     return "".join(o.get("text", "") for c in book.cells for o in c.get("outputs", []))
 
