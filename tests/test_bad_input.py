@@ -35,6 +35,10 @@ def plain(lam=0.01, **changed):
     return Plain(tuple((k, np.asarray(v).tolist()) for k, v in changed.items()), lam=jnp.asarray(lam))
 
 
+def test_helpers_of_a_model_may_have_any_name():
+    ta.check(type("Helped", (Plain,), {"_target": lambda self, Y: Y})(lam=jnp.asarray(0.01)))
+
+
 def losing(value):
     return type("Losing", (Plain,), {"loss": lambda self, Z, Y: value(Z, Y)})(lam=jnp.asarray(0.01))
 

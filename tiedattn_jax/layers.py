@@ -153,6 +153,10 @@ class TemperedDotProduct(AttentionLayer):
             good = np.isfinite(self.temperature) & (self.temperature > 0)
             require(good, "temperature", self.temperature, "positive and finite")
 
+    @property
+    def field_scale(self) -> jax.Array:
+        return jnp.sqrt(self.temperature)
+
     def attention(self, fields: jax.Array) -> jax.Array:
         return jax.nn.softmax(fields @ fields.T / self.temperature)
 

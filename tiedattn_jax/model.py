@@ -236,6 +236,14 @@ class Model(Printed):
         return False
 
     @property
+    def field_scale(self) -> Any:
+        """Size of a token's fields at which attention is neither flat nor hard, where it is not one.
+
+        The search for the minima of the proximal problem takes it as its unit.
+        """
+        return 1.0
+
+    @property
     def generators(self) -> np.ndarray:
         """Antisymmetric matrices (G, r, r), the tangents of the rotations of columns that leave the loss as it is.
 
@@ -363,9 +371,10 @@ def _check_arguments(model: Model) -> None:
 
 
 def _check_names(model: Model) -> None:
-    own = [name for kind in type(model).__mro__ if kind not in Model.__mro__ for name in vars(kind)]
+    kinds = [kind for kind in type(model).__mro__ if kind not in Model.__mro__]
+    own = [name for kind in kinds for name in vars(kind) if not name.startswith("_")]
     for name in ("target", "student", "with_teacher", "rotation_invariant"):
-        meant = difflib.get_close_matches(name, own, 1, cutoff=0.8)
+        meant = difflib.get_close_matches(name, [other for other in own if other != name], 1, cutoff=0.8)
         if meant and not model.provides(name):
             raise InputError(meant[0], f"must be called {name} if it is what a Model calls so, else by another name")
 

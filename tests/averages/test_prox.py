@@ -186,6 +186,18 @@ def test_wells_of_a_loss_that_is_not_even_are_looked_for():
     np.testing.assert_allclose(wells, [[-1.2] * 32, [0.1] * 32], atol=0.02)
 
 
+def test_a_temperature_scales_what_a_large_student_is():
+    numbers = (0.32, 1.34, 1e-4, ((0.92, 0.08), (0.11, 0.89)))
+    h, y = np.random.default_rng(0).normal(size=(2, 2, 1, 512)) * np.array([6**0.5, 1.34])[:, None, None, None]
+
+    def lowest(model, unit):
+        point = unit * jnp.asarray(h), jnp.full((2, 1, 1), 24.0 * unit**2), unit * jnp.asarray(y)
+        return moreau(model, prox(model, *point).z, *point)
+
+    cold = ta.tempered_dot_product(*numbers, temperature=0.04)
+    np.testing.assert_allclose(lowest(cold, 0.2), lowest(ta.dot_product(*numbers), 1.0), rtol=1e-5)
+
+
 @pytest.mark.parametrize("n", [1, 2, 3, 5])
 def test_definite(n):
     a = np.random.default_rng(n).normal(size=(n, n, 64))

@@ -32,6 +32,13 @@ def test_cost_of_a_jump_in_its_limits():
     np.testing.assert_allclose(jump_cost(60.0), 30 - np.pi**2 / 360, rtol=1e-5)
 
 
+@pytest.mark.parametrize("dtype", [jnp.float32, jnp.float64])
+def test_two_values_of_jumps_that_are_all_alike(dtype):
+    values, weights = two_values(jnp.asarray([0.02 * 1.3**k for k in range(4)], dtype))
+    np.testing.assert_allclose(values, 1.3, rtol=0.03)
+    np.testing.assert_allclose(jnp.sum(weights), 0.02, rtol=1e-6)
+
+
 def test_two_values_have_the_moments():
     a, w = np.array([0.3, 1.1, 2.0]), np.array([0.5, 0.2, 0.1])
     values, weights = two_values(jnp.asarray([w @ a**k for k in range(4)]))
@@ -65,6 +72,7 @@ def test_units_of_energy():
 def test_without_jumps_it_is_zero_and_without_stability_unknown():
     assert _elevation(density=0.0) == 0 and _elevation(density=0.0, soft=0.6) == 0
     assert np.isnan(_elevation(density=0.0, soft=0.7)) and np.isnan(_elevation(soft=0.7))
+    assert np.isnan(_elevation(density=np.nan)) and np.isnan(_elevation(density=0.0, soft=np.nan))
 
 
 def test_large_responses_count_for_less():

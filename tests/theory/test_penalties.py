@@ -60,7 +60,8 @@ def made_sums():
     g, gy = (rng.standard_normal((2, 2)) for _ in range(2))
     replicon = jnp.eye(2).reshape(2, 1, 1, 2, 1, 1)
     rest = dict.fromkeys(("response", "loss", "second", "unresolved"), jnp.asarray(0.1))
-    return {"g_score": jnp.asarray(g @ g.T), "gy_score": jnp.asarray(gy @ gy.T), "replicon": replicon, **rest}
+    rest |= {"g_score": jnp.asarray(g @ g.T), "gy_score": jnp.asarray(gy @ gy.T), "replicon": replicon}
+    return {**rest, "soft": jnp.full(2, 0.1), "slopes": jnp.full(4, 0.1)}
 
 
 diagnosed = jax.jit(lambda model, hats: diagnose(model, jnp.asarray(2.0), overlaps(model, hats), hats, made_sums()))

@@ -255,7 +255,8 @@ def _minima(
     """
     L, r, size = h.shape
     z, energy, done = descend(model, h, h, V, y, tol, _COMMON_STEPS)
-    well, flips = well_axis(model, y, r, _POWER_STEPS), _flips(model, h)
+    unit = jnp.asarray(model.field_scale, h.dtype)
+    well, flips = unit * well_axis(model, y, r, _POWER_STEPS), _flips(model, h)
     near = jnp.zeros((0, *h.shape), h.dtype) if near is None else near
     starts = jnp.concatenate([z[None], jnp.stack([well, -well]), flips, near])
     matter = [(1, ~done), (2, _wells_matter(model, h, V, y)), (len(flips), _flips_matter(model, h, V, energy))]
@@ -315,8 +316,8 @@ def _flips_matter(model: Model, h: jax.Array, V: jax.Array, energy: jax.Array) -
 
 
 def _large(model: Model, h: jax.Array, bound: float) -> jax.Array:
-    """Whether a score of a node, or what would be one, is above a bound of order one, (N,)."""
-    return jnp.max(jnp.sum(h**2, 1), 0) > (0 if model.kinked else bound)
+    """Whether the square of a token's fields, its score with itself, is above a bound, (N,); always for a loss with kinks."""
+    return jnp.max(jnp.sum(h**2, 1), 0) > (0 if model.kinked else bound * jnp.asarray(model.field_scale, h.dtype) ** 2)
 
 
 def _group(h: jax.Array) -> int:

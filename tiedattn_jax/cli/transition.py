@@ -71,8 +71,9 @@ def transition_report(critical: Transition, found: Found, ends: dict[str, list[B
     report: dict[str, Any] = {}
     for name, t in found.items():
         report[name], report[f"{name}_stderr"] = (None, None) if t is None else (float(t.alpha), float(t.stderr))
-    for key in ("rs_shift", "rs_shift_stderr"):
-        report[f"alpha_c_{key}"] = None if found["alpha_c"] is None else found["alpha_c"].to_dict()[key]
+    shift = None if found["alpha_c"] is None else found["alpha_c"].rs_shift
+    report["alpha_c_rs_shift"] = None if shift is None else float(shift.value)
+    report["alpha_c_rs_shift_stderr"] = None if shift is None else float(shift.stderr)
     main = {branch: main_end(several) for branch, several in ends.items()}
     report["spinodals"] = {branch: None if end is None else end.to_dict() for branch, end in main.items()}
     report["ends"] = {branch: [end.to_dict() for end in several] for branch, several in ends.items()}

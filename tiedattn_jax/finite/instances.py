@@ -108,9 +108,9 @@ class Instances(Result):
     """What K instances gave.
 
     Attributes:
-        found: on the instances. V is NaN after training, and after message passing that did not settle.
-        theory: at each instance's realised rho, on the branch that the instance ended in; NaN where it ended in neither,
-            where theory has no such state, or where it was not asked.
+        found: on the instances. V is NaN after training, and after message passing that did not converge.
+        theory: at each instance's realised rho, on the branch that the instance ended in; NaN where it ended in neither or
+            is unsettled, where theory has no such state, or where it was not asked.
         theory_stderr: error bars of the averages behind it.
         branch: what each instance ended in, (K,): "positional" or "semantic"; "neither", where the distance to both is
             above `FAR`; or "unsettled", where message passing, or L-BFGS after it, came to no rest, or training diverged.
@@ -123,8 +123,8 @@ class Instances(Result):
         gradient_norm: largest entry of the gradient of the empirical risk, (K,).
         iterations: of message passing or of the optimiser, without those of finishing, (K,).
         theory_status: `Status` of the theory, the worst of both branches where both were solved, (K,).
-        points: the fixed points behind `theory`, K of them, None for an end on neither branch; empty where the theory
-            was not asked.
+        points: the fixed points behind `theory`, K of them, None for an end that is on neither branch or unsettled; empty
+            where the theory was not asked.
     """
 
     found: Compared
@@ -231,7 +231,8 @@ class Instances(Result):
                 f"{branch}: {count} of {here.size} instances, {(here & self.ok).sum()} at a critical point"
                 f" ({(here & self.finished).sum()} finished by L-BFGS)"
             )
-            tables.append((head, self._rows_of_neither() if branch == NEITHER else self._rows(branch)))
+            beside = bool(self.points) and branch != NEITHER
+            tables.append((head, self._rows(branch) if beside else self._rows_alone(branch)))
         status = f"{Status.name_of(self.status.max())}, largest gradient {self.gradient_norm.max():.1e}"
         return Description(f"{len(self.status)} instances", status, tables=tables)
 
@@ -244,9 +245,9 @@ class Instances(Result):
                 rows.append((name, f"{found:.6g}", f"{theory:.6g}", f"{gap:+.2g}", f"{bar:.2g}", sigmas))
         return rows if len(rows) > 1 else []
 
-    def _rows_of_neither(self) -> list[Row]:
+    def _rows_alone(self, branch: str) -> list[Row]:
         """What was found, beside no theory, and how far that is from either branch."""
-        here = self.branch == NEITHER
+        here = self.usable & (self.branch == branch)
         rows: list[Row] = [("", "simulation", "lowest", "highest")]
         columns = {name: np.asarray(getattr(self.found, name)) for name in NAMES}
         columns |= {f"distance, {name}": far for name, far in zip(PAIR, self.distance.T, strict=True)}

@@ -173,7 +173,8 @@ class Transition(Result):
     def rs_shift(self) -> Average:
         """By how much one step of replica symmetry breaking moves alpha_c, estimated; NaN for other events.
 
-        The difference of the branches' `Diagnostics.rs_error` over the slope of the difference of their losses.
+        The difference of the branches' `Diagnostics.rs_error` over the slope of the difference of their losses. It has no
+        derivatives.
         """
         if self.event != "alpha_c" or len(self.branches) != len(PAIR):
             nan = jnp.full_like(self.alpha, jnp.nan)
@@ -238,7 +239,13 @@ class Transition(Result):
             values, bars = map(numbers_of, (self.sensitivities, self.sensitivities_stderr))
             numbers = [(f"d/d{name}", with_error(value, bars[name])) for name, value in values.items()]
         shift = self.rs_shift
-        details = [("rs_shift", with_error(shift.value, shift.stderr), "of it by replica symmetry breaking, estimated")]
+        details = [
+            (
+                "rs_shift",
+                with_error(shift.value, shift.stderr),
+                "by which replica symmetry breaking moves it, estimated",
+            )
+        ]
         tables = [(f"{meaning}; the states there:", states_table(self.branches, "branch"))]
         what = f"{self.event} = {with_error(self.alpha, self.stderr)}"
         return Description(what, self.status_name, numbers, details if jnp.isfinite(shift.value) else [], tables)

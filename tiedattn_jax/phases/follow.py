@@ -231,7 +231,8 @@ class Curve(Printed):
 
     def describe(self) -> Description:
         alphas, there = self.alphas, self.exists
-        name = self.branch or ", ".join(dict.fromkeys(point.label for point in self.points))
+        labels = dict.fromkeys(point.label for point, here in zip(self.points, there, strict=True) if here)
+        name = self.branch or ", ".join(labels) or "any"
         what = f"{name} branch at {alphas.size} alphas from {alphas.min():g} to {alphas.max():g}"
         found = f"states at {there.sum()}"
         if there.any():

@@ -87,17 +87,21 @@ def elevation(alpha: jax.Array, x: Overlaps, hats: Conjugates, to_delta: jax.Arr
     k = low + (high - low) * jnp.log(jnp.maximum(v, _LEAST) / _SOFT[0]) / np.log(_SOFT[1] / _SOFT[0])
     smooth = 0.25 * v**2 * (1 / (X**2 - 2 / 3 * v * X) - alpha * k)
     values = v / beta**2 * (alpha * v / beta * jumps - smooth)
+    best = jnp.max(values)
     # Largest at an end of the range: without jumps, too, v grows, and s falls to zero.
-    inside = jnp.max(values) > jnp.max(jnp.append(values[0], values[:, -1]))
-    return jnp.where(jnp.max(values) > 0, jnp.where(inside, jnp.max(values), jnp.nan), 0.0)
+    inside = best > jnp.max(jnp.append(values[0], values[:, -1]))
+    known = ~jnp.any(jnp.isnan(values)) & (inside | (best <= 0))  # XLA's maximum of NaN may be -inf
+    return jnp.where(known, jnp.maximum(best, 0.0), jnp.nan)
 
 
 def two_values(moments: jax.Array) -> tuple[jax.Array, jax.Array]:
     """Two values, with weights, that have the moments 0 to 3 of a distribution of positive numbers; both (2,)."""
     size = jnp.where(moments[0] > 0, moments[0], 1.0)
     mean, square, cube = moments[1:] / size
-    variance = jnp.maximum(square - mean**2, 1e-6 * square)
-    skewness = (cube - 3 * mean * square + 2 * mean**3) / jnp.where(variance > 0, variance, 1.0) ** 1.5
+    spread, rounding = square - mean**2, jnp.finfo(mean.dtype).eps ** 0.5 * square
+    variance = jnp.maximum(spread, rounding)
+    third = jnp.where(spread > rounding, cube - 3 * mean * square + 2 * mean**3, 0.0)
+    skewness = third / jnp.where(variance > 0, variance, 1.0) ** 1.5
     half = 0.5 * skewness
     root = jnp.sqrt(1 + half**2)
     values = mean + jnp.sqrt(variance) * (half + root * jnp.array([-1.0, 1.0], mean.dtype))

@@ -23,7 +23,7 @@ from ..errors import InputError, as_number, is_concrete, require, require_kind, 
 from ..model import Model, check
 from ..overlaps import Conjugates, Coordinates, Overlaps, admissible, branch_of, magnitudes
 from ..parameters import numbers_of
-from ..printing import WORDS, Description, by_token, rows_of
+from ..printing import WORDS, Description, by_token, rows_of, with_error
 from ..results import Result, Settings, Status, error_bar, has_state, mean_of_found, quorum, settled
 from .implicit import followed
 from .newton import fixed_point
@@ -227,14 +227,16 @@ class FixedPoint(Result):
         numbers = rows_of(*({name: a[name] for name in shown} for a in (mean, bars)))
         formal = "; formally infinite with the jumps" if self.jumps else ""
         linear = [("gen_error_linear", f"{mean['gen_error_linear']:.7f}", WORDS["gen_error_linear"])]
+        value, bar = mean["rs_error"], bars["rs_error"]
+        rs_error = "" if np.isnan(value) else with_error(value, bar) if value > 0 else "0"
         details = [
             *(linear if self.model.provides("target") else []),
             ("replicon", f"{mean['replicon']:.2f}", f"below 1: stable{formal}"),
             ("jump mass", f"{abs(mean['jump_mass']):.1%}", "of Vhat, the share of the jumps of the proximal operator"),
-            (
-                "rs_error",
-                f"{round(float(mean['rs_error']), 12):.2g}",
-                "of train_loss, which leaves out replica symmetry breaking: estimated",
+            *(
+                [("rs_error", rs_error, "what replica symmetry breaking adds to train_loss, estimated")]
+                if rs_error
+                else []
             ),
             ("second minimum", f"{mean['second_minimum']:.2%}", "of the nodes have one"),
         ]

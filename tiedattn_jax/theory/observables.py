@@ -36,6 +36,7 @@ class Diagnostics(eqx.Module):
     """What one replicate of the averages says about a state besides its losses.
 
     A new field here is all that a new diagnostic needs: grids, paths, tables and reports list the fields of this class.
+    They have no derivatives: under `jax.grad` they count as constants.
 
     Attributes:
         replicon: spectral radius of the replicon map; the replica-symmetric state is stable below one. Without the
