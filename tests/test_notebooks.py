@@ -56,10 +56,11 @@ def test_jumps(tmp_path):
 
 
 def test_breaking(tmp_path):
-    small = "S = (400.0,)\nORDER = 3\nREPLICATES = 2\nDIMENSIONS = (100, 120)\nINSTANCES = (2, 2)\nSTARTS = 2"
+    """The ground state alone, on coarse lines: the programs of other s are the same."""
+    small = "S = ()\nORDER = 3\nREPLICATES = 2\nDIMENSIONS = (100, 120)\nINSTANCES = (2, 2)\nSTARTS = 2"
     book = execute("breaking.ipynb", tmp_path, small)
     assert len(outputs(book, "image/png")) == 2
-    assert all(word in printed(book) for word in ("1RSB ground state", "\ns = 400, converged: elevation", "d = 120: "))
+    assert all(word in printed(book) for word in ("1RSB ground state", "(ground state), ", "complexity ", "d = 120: "))
 
 
 def printed(book) -> str:
