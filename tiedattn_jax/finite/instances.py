@@ -158,10 +158,10 @@ class Instances(Result):
     def difference(self, branch: str) -> dict[str, tuple[float, ...]]:
         """Simulation, theory, their difference and its error bar, of every quantity, by name.
 
-        Means over the usable instances that ended in this branch and whose theory has a state there. The error bar is
+        Means over the instances that ended in this branch and whose theory has a state there. The error bar is
         that of the difference, instance by instance, together with that of the theory.
         """
-        use = self.usable & (self.branch == branch) & (self.theory_status <= Status.stalled)
+        use = (self.branch == branch) & (self.theory_status <= Status.stalled)
         out = {}
         for name in NAMES:
             each = np.stack([getattr(n, name) for n in (self.found, self.theory, self.theory_stderr)])[:, use]
