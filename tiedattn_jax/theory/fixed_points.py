@@ -31,6 +31,7 @@ from .observables import Diagnostics, diagnose, gen_error_in, gen_error_linear_i
 from .potentials import channel_by_model, train_loss_partials
 
 _SMALL = 0.3  # of its largest possible size: an order parameter that the nodes' scatter may keep alive
+_NOTHING = 1e-12  # an estimate below it is not worth digits: rounding of the loss
 _LOST = 0.01  # residual of an unresolved coarse state from which on the other replicates are not tried
 _LESS, _ATTEMPTS = 0.03, 2  # by which V of a start that led nowhere is multiplied, and how often one is tried
 
@@ -228,7 +229,7 @@ class FixedPoint(Result):
         formal = "; formally infinite with the jumps" if self.jumps else ""
         linear = [("gen_error_linear", f"{mean['gen_error_linear']:.7f}", WORDS["gen_error_linear"])]
         value, bar = mean["rs_error"], bars["rs_error"]
-        rs_error = "" if np.isnan(value) else with_error(value, bar) if value > 0 else "0"
+        rs_error = "" if np.isnan(value) else with_error(value, bar) if value > _NOTHING else "0"
         details = [
             *(linear if self.model.provides("target") else []),
             ("replicon", f"{mean['replicon']:.2f}", f"below 1: stable{formal}"),
