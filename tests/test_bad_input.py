@@ -197,6 +197,7 @@ MODELS = {
         lambda: offering(target=lambda Y: [[1, 0], [0, 1]]),
         "target must return an array of finite real",
     ),
+    "scale": (lambda: taking(field_scale=-1.0), "field_scale must be one positive number, got"),
     "tagret": (
         lambda: offering(tagret=lambda Y: Y @ Y.T),
         "tagret must be called target if it is what a Model calls so",

@@ -358,6 +358,8 @@ def _check_fields(model: Model) -> None:
     for count in model.shape:
         require_count(count, "shape")
     require_count(model.noise, "noise", 0)
+    scale = np.asarray(model.field_scale)
+    require(scale.shape == () and 0 < scale < np.inf, "field_scale", scale, "one positive number")
 
 
 def _check_arguments(model: Model) -> None:

@@ -1,5 +1,6 @@
 """The shift of alpha_c by replica symmetry breaking."""
 
+import equinox as eqx
 import jax.numpy as jnp
 import made
 import numpy as np
@@ -64,6 +65,18 @@ def test_estimated_shift(model, transition):
     others = (made.transition(branches=transition.branches, event="semantic fold"), made.transition())
     for other in others:
         assert np.isnan(other.rs_shift.value) and np.isnan(other.rs_shift.stderr) and "rs_shift" not in str(other)
+
+
+def test_a_replicate_without_a_state_has_no_share_in_the_shift(transition):
+    status = transition.branches[0].replicates.status
+    others = transition.rs_shift.value
+    for k in range(len(status)):
+        failed = eqx.tree_at(
+            lambda t: t.branches[0].replicates.status, transition, status.at[k].set(int(ta.Status.nonfinite))
+        )
+        others -= failed.rs_shift.value / len(status)  # every replicate is in the mean of all but one so often
+    np.testing.assert_allclose(others, 0, atol=1e-12)
+    assert failed.rs_shift.value != transition.rs_shift.value
 
 
 @pytest.mark.parametrize("bad", [1.25, "alpha_c"])

@@ -182,8 +182,9 @@ class Transition(Result):
         a, b = (branch.replicates for branch in self.branches)
         lift = a.diagnostics.rs_error - b.diagnostics.rs_error
         slope = a.train_loss_partials[1] - b.train_loss_partials[1]
-        shifts = jnp.moveaxis(-lift / slope, -1, 0)
-        return Average(jnp.mean(shifts, 0), error_bar(shifts))
+        shifts, found = -lift / slope, a.has_state & b.has_state
+        each = jnp.moveaxis(jnp.where(found, shifts, jnp.nan), -1, 0)
+        return Average(jnp.mean(shifts, -1, where=found), error_bar(each))
 
     @property
     def reason(self) -> str:
