@@ -6,6 +6,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from cases import CASES, DERIVATIVES, state
+from scipy.stats import norm
 
 import tiedattn_jax as ta
 from tiedattn_jax.averages import maxwell
@@ -103,6 +104,15 @@ def test_a_line_is_resolved_if_its_weights_sum_to_one(setting, q, V, share):
     np.testing.assert_array_equal(resolved.any(0), resolved.all(0))
     np.testing.assert_allclose(weight.sum(0), 1, atol=0.01)
     np.testing.assert_allclose(weight[:, ~resolved[0]], 1 / 24)
+    if share > 0.99:  # two lines are not
+        return
+    # There nodes lie in parts of equal weight, all at the offset of their line, which differs from line to line.
+    place = np.asarray(points.student).reshape(2, 24, -1)[..., ~resolved[0] & (block.weight > 0)]
+    ahead = place[:, 1] - place[:, 0]
+    s = np.sum(place * (ahead / np.linalg.norm(ahead, axis=0))[:, None], 0)
+    offset = 24 * norm.cdf(s) - 0.5 - np.arange(24)[:, None]
+    np.testing.assert_allclose(offset, np.broadcast_to(offset[:1], offset.shape), atol=1e-6)
+    assert np.std(offset[0]) > 0.2
 
 
 @pytest.mark.parametrize("steps", [16, 0])

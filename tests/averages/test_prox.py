@@ -66,6 +66,14 @@ def test_the_minima_of_a_large_student_are_found(numbers, q, V):
     assert float(jnp.mean(missed)) < 2e-3
 
 
+def test_every_start_is_finished(model, nodes):
+    """To full precision without a refinement afterwards, also where the common steps do not get there."""
+    h, V, y = problem(model, nodes, CASES[1])
+    z, done = jax.jit(px.proximal)(model, h, V, y)
+    assert bool(jnp.all(done))
+    np.testing.assert_allclose(z, prox(model, h, V, y).z, atol=1e-9)
+
+
 def test_newton_descends(model, nodes):
     """From wherever it starts: no minimum is higher than its start."""
     h, V, y = problem(model, nodes, CASES[4])
