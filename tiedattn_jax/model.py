@@ -5,6 +5,7 @@ from __future__ import annotations
 import abc
 import dataclasses
 import difflib
+import itertools
 from collections.abc import Callable
 from functools import partial
 from typing import Any
@@ -20,6 +21,48 @@ from .printing import Description, Printed, entries
 from .spectra import atoms, eigenbasis, floats, positive
 
 
+class Sentences(Printed):
+    """Kinds of sentences whose tokens are of several classes, and so are correlated (Result C.2).
+
+    Given the kind the tokens are independent: that at position l has the mean ``mu_s`` and the covariance ``Sigma_s`` of
+    its class s. Where a covariance depends on the position, classes are not shared between positions.
+
+    Attributes:
+        weights: shares of the kinds, (C,), summing to one.
+        classes: the class of every token in a sentence of each kind, C tuples of L.
+    """
+
+    weights: jax.Array
+    classes: tuple[tuple[int, ...], ...] = eqx.field(static=True)
+
+    @classmethod
+    def of(cls, shares: Any) -> Sentences:
+        """Of the shares of the kinds, such as ``{(0, 0): 0.45, (1, 1): 0.45, (0, 1): 0.05, (1, 0): 0.05}``.
+
+        Raises:
+            InputError: no such dictionary, classes that are no indices, shares that are not positive or do not sum to one.
+        """
+        if isinstance(shares, Sentences):
+            return shares
+        want = "a dictionary of shares by the classes of the tokens, such as {(0, 0): 0.5, (1, 1): 0.5}"
+        require_kind(shares, "sentences", dict, want)
+        classes = tuple(k if isinstance(k, tuple) else (k,) for k in shares)
+        good = all(isinstance(s, int) and s >= 0 for k in classes for s in k) and len({len(k) for k in classes}) == 1
+        require(good, "sentences", list(shares), want)
+        weights = floats(list(shares.values()), "sentences", "C", {})
+        require(weights > 0 if abs(weights.sum() - 1) < 1e-6 else False, "sentences", weights, "shares > 0 that sum to one")
+        return cls(jnp.asarray(weights / weights.sum()), classes)
+
+    @property
+    def table(self) -> np.ndarray:
+        """Ones at the class of every token in every kind, (C, L, S); zeros elsewhere."""
+        classes = np.asarray(self.classes)
+        return (classes[..., None] == np.arange(classes.max() + 1)).astype(float)
+
+    def describe(self) -> Description:
+        return Description("", numbers=[(str(k), entries(w)) for k, w in zip(self.classes, self.weights, strict=True)])
+
+
 class SpectralLaw(Printed):
     """Joint law of (gamma_l, tau_l, pi) over the common eigenvectors of the covariances (Assumption 4.1), by its atoms.
 
@@ -32,14 +75,19 @@ class SpectralLaw(Printed):
     All of them are of order one: encodings have norm O(1), entries O(1 / sqrt(d)), and the teacher has entries O(1).
     The law does not know d, and cannot tell moments of encodings that were not divided by sqrt(d) from strong encodings.
 
+    With `sentences` the tokens are of S classes: there is a gamma for each class instead of each token, and tau are the
+    projections of J = L + S vectors, of the encodings and then of the classes' means, which the teacher sees as well:
+    ``cross`` contains the means of its fields, ``Q*^T mu_s / sqrt(d)``. Otherwise S = J = L.
+
     Attributes:
         weights: (K,) shares of the spectrum, summing to one.
-        gamma: (K, L) eigenvalues at each atom.
-        tau: (K, L, L) second moments E[tau_k tau_l]; their mean over the spectrum is p_k . p_l.
+        gamma: (K, S) eigenvalues at each atom.
+        tau: (K, J, J) second moments E[tau_k tau_l]; their mean over the spectrum is p_k . p_l.
         pi: (K, t, t) second moments E[pi pi^T]; their mean over the spectrum is Q*^T Q* / d.
-        cross: (K, L, t) moments E[tau_l pi]; zero for a teacher orthogonal to the encodings.
-        tau_mean: (K, L) means E[tau_l], or None where they are not said.
+        cross: (K, J, t) moments E[tau_l pi]; zero for a teacher orthogonal to the encodings.
+        tau_mean: (K, J) means E[tau_l], or None where they are not said.
         pi_mean: (K, t) means E[pi], likewise.
+        sentences: kinds of sentences, or None where the tokens are independent.
     """
 
     weights: jax.Array
@@ -49,6 +97,7 @@ class SpectralLaw(Printed):
     cross: jax.Array
     tau_mean: jax.Array | None = None
     pi_mean: jax.Array | None = None
+    sentences: Sentences | None = None
 
     @property
     def means(self) -> tuple[jax.Array, jax.Array]:
@@ -63,7 +112,16 @@ class SpectralLaw(Printed):
         return self.tau_mean, self.pi_mean
 
     @classmethod
-    def from_matrices(cls, covariances: Any, encodings: Any, teacher: Any, *, dtype: Any = None) -> SpectralLaw:
+    def from_matrices(
+        cls,
+        covariances: Any,
+        encodings: Any,
+        teacher: Any,
+        *,
+        means: Any = None,
+        sentences: Any = None,
+        dtype: Any = None,
+    ) -> SpectralLaw:
         """The law of given matrices: an atom for each distinct set of eigenvalues, with the second moments there.
 
         A teacher that was drawn overlaps with the encodings by chance, which leaves no symmetry for the branches by name:
@@ -74,6 +132,9 @@ class SpectralLaw(Printed):
                 common eigenvectors.
             encodings: the vectors p_l, (L, d), of norm O(1).
             teacher: Q*, (d, t), entries O(1).
+            means: of the classes of tokens, mu_s, (S, d), of norm O(1); the covariances are then those of the classes.
+            sentences: shares of the kinds of sentences by the classes of their tokens, see `Sentences.of`; given together
+                with `means`.
             dtype: of the law; by default what jax gives to Python floats.
 
         Raises:
@@ -82,25 +143,34 @@ class SpectralLaw(Printed):
         """
         sizes: dict[str, int] = {}
         whole = np.ndim(covariances) == 3
-        covariances = floats(covariances, "covariances", "L d d" if whole else "L d", sizes)
+        require((means is None) == (sentences is None), "means", means, "given together with sentences")
+        own = "L" if sentences is None else "S"
+        covariances = floats(covariances, "covariances", f"{own} d d" if whole else f"{own} d", sizes)
         encodings, teacher = floats(encodings, "encodings", "L d", sizes), floats(teacher, "teacher", "d t", sizes)
+        if means is not None:
+            encodings = np.concatenate([encodings, floats(means, "means", "S d", sizes)])
         d = sizes["d"]
         norm = np.sum(encodings**2, 1).max()
-        want = "of norm of order one: divide vectors of entries of order one by sqrt(d)"
+        want = "of norm of order one, as means are: divide vectors of entries of order one by sqrt(d)"
         require(norm <= max(10, d**0.5), "encodings", f"|p_l|^2 = {norm:.3g}", want)
         gamma, vectors = eigenbasis(covariances) if whole else (covariances.T, np.eye(d))
         gamma = positive(gamma, "covariances")
-        return cls.from_samples(gamma, d**0.5 * vectors.T @ encodings.T, vectors.T @ teacher, dtype=dtype)
+        tau = d**0.5 * vectors.T @ encodings.T
+        return cls.from_samples(gamma, tau, vectors.T @ teacher, sentences=sentences, dtype=dtype)
 
     @classmethod
-    def from_samples(cls, gamma: Any, tau: Any, pi: Any, weights: Any = None, *, dtype: Any = None) -> SpectralLaw:
+    def from_samples(
+        cls, gamma: Any, tau: Any, pi: Any, weights: Any = None, *, sentences: Any = None, dtype: Any = None
+    ) -> SpectralLaw:
         """The law of N samples of (gamma, tau, pi): an atom for each distinct gamma, with the second moments there.
 
         Args:
-            gamma: eigenvalues, (N, L).
-            tau: projections of the encodings, ``sqrt(d) e_i . p_l``, (N, L).
+            gamma: eigenvalues, (N, L), or (N, S) of the classes.
+            tau: projections of the encodings, ``sqrt(d) e_i . p_l``, (N, L); with those of the means of the classes behind
+                them, (N, L + S).
             pi: projections of the teacher, ``e_i . Q*``, (N, t).
             weights: shares of the samples, (N,), summing to one; by default equal.
+            sentences: as in `from_matrices`.
             dtype: of the law; by default what jax gives to Python floats.
 
         Raises:
@@ -108,8 +178,9 @@ class SpectralLaw(Printed):
                 shares.
         """
         sizes: dict[str, int] = {}
-        gamma = positive(floats(gamma, "gamma", "N L", sizes), "gamma")
-        tau, pi = floats(tau, "tau", "N L", sizes), floats(pi, "pi", "N t", sizes)
+        gamma = positive(floats(gamma, "gamma", "N L" if sentences is None else "N S", sizes), "gamma")
+        tau, pi = floats(tau, "tau", "N L" if sentences is None else "N J", sizes), floats(pi, "pi", "N t", sizes)
+        kinds = None if sentences is None else Sentences.of(sentences)
         shares = np.full(sizes["N"], 1 / sizes["N"]) if weights is None else floats(weights, "weights", "N", sizes)
         one = abs(shares.sum() - 1) < 1e-6 and np.all(shares >= 0)
         require(one, "weights", shares, "shares >= 0 that sum to one")
@@ -129,6 +200,7 @@ class SpectralLaw(Printed):
             tau=mean(tau[:, :, None] * tau[:, None]),
             pi=mean(pi[:, :, None] * pi[:, None]),
             cross=mean(tau[:, :, None] * pi[:, None]),
+            sentences=kinds and eqx.tree_at(lambda k: k.weights, kinds, kinds.weights.astype(dtype)),
         )
 
     def with_teacher(self, gram: jax.Array) -> SpectralLaw:
@@ -137,10 +209,11 @@ class SpectralLaw(Printed):
         mix = jnp.linalg.cholesky(gram.astype(own.dtype)) @ jnp.linalg.inv(jnp.linalg.cholesky(own))
         pi_mean = None if self.pi_mean is None else self.pi_mean @ mix.T
         moments = mix @ self.pi @ mix.T, self.cross @ mix.T
-        return SpectralLaw(self.weights, self.gamma, self.tau, *moments, self.tau_mean, pi_mean)
+        return SpectralLaw(self.weights, self.gamma, self.tau, *moments, self.tau_mean, pi_mean, self.sentences)
 
     def describe(self) -> Description:
-        return Description("", numbers=[(name, entries(a)) for name, a in vars(self).items() if a is not None])
+        numbers = [(name, entries(a)) for name, a in vars(self).items() if eqx.is_array(a)]
+        return Description("", numbers=numbers + ([] if self.sentences is None else self.sentences.describe().numbers))
 
 
 class Model(Printed):
@@ -151,10 +224,12 @@ class Model(Printed):
     Attributes:
         lam: ridge strength lambda of the empirical risk; given by keyword.
         penalty: of the weights besides the ridge, ``lam / 2 ||Q||_F^2 + sum_i p(Q_i)``, or None; given by keyword.
+        kind: of the sentences at hand where the law has several kinds, a unit vector (C,); see `given`.
     """
 
     lam: jax.Array = eqx.field(kw_only=True)
     penalty: Penalty | None = eqx.field(kw_only=True, default=None)
+    kind: jax.Array | None = eqx.field(kw_only=True, default=None)
 
     @property
     def readable(self) -> bool:
@@ -207,15 +282,57 @@ class Model(Printed):
 
     @property
     def rho(self) -> jax.Array:
-        """Covariance of the teacher's fields, ``Q*^T Sigma_l Q* / d``, (L, t, t)."""
+        """Covariance of the teacher's fields, ``Q*^T Sigma_l Q* / d``, (L, t, t), or (S, t, t) of the classes."""
         law = self.law()
-        return jnp.einsum("k,kl,kst->lst", law.weights, law.gamma, law.pi)
+        return self.of_tokens(jnp.einsum("k,kl,kst->lst", law.weights, law.gamma, law.pi))
 
     @property
     def trace(self) -> jax.Array:
-        """``Tr Sigma_l / d``, the diagonal of D, (L,)."""
+        """``Tr Sigma_l / d``, the diagonal of D, (L,), or (S,) of the classes; in `loss` it is that of the tokens."""
         law = self.law()
-        return law.weights @ law.gamma
+        return self.of_tokens(law.weights @ law.gamma)
+
+    @property
+    def teacher_mean(self) -> jax.Array | None:
+        """Means of the teacher's fields, ``Q*^T mu_s / sqrt(d)``, (L, t), or (S, t) of the classes; None is zero."""
+        law = self.law()
+        return None if law.sentences is None else self.of_tokens(jnp.tensordot(law.weights, law.cross[:, self.shape[0] :], 1))
+
+    @property
+    def kinds(self) -> jax.Array | None:
+        """Unit vectors of the kinds of sentences, (C, C); None where there is one kind only."""
+        sentences = self.law().sentences
+        return None if sentences is None else jnp.eye(len(sentences.classes), dtype=self.lam.dtype)
+
+    def given(self, kind: jax.Array | None) -> Model:
+        """The model of one kind of sentences: `rho`, `trace`, `teacher_mean` and `share` are then those of its tokens."""
+        return self if kind is None else eqx.tree_at(lambda m: m.kind, self, kind, is_leaf=lambda a: a is None)
+
+    def of_all(self) -> Model:
+        """The model of all kinds of sentences, as before `given`."""
+        return self if self.kind is None else eqx.tree_at(lambda m: m.kind, self, None)
+
+    @property
+    def share(self) -> jax.Array | float:
+        """Share of the kind that the model is given; one where there is one kind only."""
+        sentences = self.law().sentences
+        return 1.0 if self.kind is None or sentences is None else self.kind @ sentences.weights
+
+    def of_tokens(self, classes: jax.Array) -> jax.Array:
+        """Of arrays over the classes, (S, ...), what the tokens of the given kind have, (L, ...); unchanged without one."""
+        sentences = self.law().sentences
+        if self.kind is None or sentences is None:
+            return classes
+        drawn = jnp.tensordot(self.kind, jnp.asarray(sentences.table, classes.dtype), 1)
+        return jnp.tensordot(drawn, classes, 1)
+
+    def to_classes(self, tokens: jax.Array, axis: int = 0) -> jax.Array:
+        """The transpose of `of_tokens` along an axis: sums over the tokens of each class."""
+        sentences = self.law().sentences
+        if self.kind is None or sentences is None:
+            return tokens
+        drawn = jnp.tensordot(self.kind, jnp.asarray(sentences.table, tokens.dtype), 1)
+        return jnp.moveaxis(jnp.tensordot(drawn, tokens, ((0,), (axis,))), 0, axis)
 
     @property
     def rotation_invariant(self) -> bool:
@@ -385,10 +502,11 @@ def _check_law(model: Model) -> None:
     (L, _, t), law = model.shape, _computed("law", model.law)
     require_kind(law, "law", SpectralLaw, "a method that returns a SpectralLaw")
     K = np.shape(law.weights)[:1] or (1,)
-    shapes = {"weights": K, "gamma": (*K, L), "tau": (*K, L, L), "pi": (*K, t, t), "cross": (*K, L, t)}
+    S, J = (L, L) if law.sentences is None else _check_sentences(law.sentences, L)
+    shapes = {"weights": K, "gamma": (*K, S), "tau": (*K, J, J), "pi": (*K, t, t), "cross": (*K, J, t)}
     asked = model.penalty is not None or law.tau_mean is not None or law.pi_mean is not None
     means = law.means if asked else ()
-    of_means = {"tau_mean": (*K, L), "pi_mean": (*K, t)} if asked else {}
+    of_means = {"tau_mean": (*K, J), "pi_mean": (*K, t)} if asked else {}
     for name, shape in (shapes | of_means).items():
         value = getattr(law, name)
         if not isinstance(value, (np.ndarray, jax.Array)):
@@ -416,6 +534,45 @@ def _check_law(model: Model) -> None:
             raise InputError("law()", "must have second moments that are no smaller than those of its means alone")
     rho = np.asarray(model.rho, float)
     require(np.linalg.eigvalsh(rho)[:, 0] > 0, "rho", rho, "positive definite for every token: see law().pi and gamma")
+
+
+def _check_sentences(sentences: Any, L: int) -> tuple[int, int]:
+    """The number of classes S, and that of vectors in the law, L + S."""
+    require_kind(sentences, "law().sentences", Sentences, "Sentences.of({(0, 0): 0.5, (1, 1): 0.5}), or None")
+    classes, weights = np.asarray(sentences.classes), np.asarray(sentences.weights)
+    S = int(classes.max()) + 1
+    want = f"the classes of {L} tokens for every kind of sentence, each of 0 to {S - 1} somewhere"
+    good = classes.ndim == 2 and classes.shape[1] == L and np.array_equal(np.unique(classes), np.arange(S))
+    require(good, "law().sentences.classes", sentences.classes, want)
+    good = weights.shape == classes.shape[:1] and np.all(weights > 0) and abs(weights.sum() - 1) < 1e-5
+    require(good, "law().sentences.weights", weights, "shares > 0 of the kinds that sum to one")
+    return S, L + S
+
+
+def _check_exchange(model: Model, Z: jax.Array, *labels: jax.Array) -> None:
+    """Branches by name need a symmetry: with tokens of several classes, one that turns the encodings' sign."""
+    L, law = model.shape[0], model.law()
+    if law.sentences is None:
+        return
+    classes, weights, kinds = law.sentences.classes, np.asarray(law.sentences.weights), np.asarray(model.kinds)
+    tau, cross = (np.asarray(a, float) for a in (law.tau, law.cross))
+    sign = np.where(np.arange(tau.shape[1]) < L, -1.0, 1.0)[:, None]
+    for order in map(np.array, itertools.permutations(range(L))):
+        exchanged = [tuple(np.array(k)[order].tolist()) for k in classes]
+        if set(exchanged) != set(classes):
+            continue
+        image = [classes.index(k) for k in exchanged]
+        rows = np.concatenate([order, np.arange(L, len(sign))])
+        pairs = [(weights[image], weights), (sign * tau[:, rows][:, :, rows] * sign.T, tau), (sign * cross[:, rows], cross)]
+        turned = [a[order] for a in (Z, *labels)]
+        pairs += [
+            (model.given(kinds[k]).loss(*turned), model.given(kind).loss(Z, *labels))
+            for k, kind in zip(image, kinds, strict=True)
+        ]
+        if all(np.allclose(a, b, rtol=1e-3, atol=1e-6) for a, b in pairs):
+            return
+    want = "must have an exchange of tokens that turns the sign of the encodings and changes nothing else"
+    raise InputError("law().sentences", f"{want}, for a branch by name: use branch=None with a start")
 
 
 def _computed(name: str, function: Callable[..., Any], *fields: jax.Array) -> Any:
@@ -450,6 +607,9 @@ def _check_functions(model: Model, even: bool) -> None:
     rng = np.random.default_rng(0)
     widths = (r, t, model.noise) if model.noise else (r, t)
     Z, *labels = (jnp.asarray(rng.standard_normal((L, k)), model.lam.dtype) for k in widths)
+    if even:
+        _check_exchange(model, Z, *labels)
+    model = model if model.kinds is None else model.given(model.kinds[0])
     turn = None
     if len(model.generators):
         tangent = np.tensordot(rng.standard_normal(len(model.generators)), model.generators, 1)

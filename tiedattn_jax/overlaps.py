@@ -33,6 +33,9 @@ class _Order(Printed):
 class Overlaps(_Order):
     """Order parameters of a student Q (eq. (6) of the paper).
 
+    Where the tokens are of S classes (`Sentences`) q, V and theta are those of the classes, and the overlaps with their
+    means, ``Q^T mu_s / sqrt(d)``, stand behind those with the encodings: m is (L + S, r).
+
     Attributes:
         q: Q^T Sigma_l Q / d, (L, r, r).
         V: response of the student, (L, r, r).
@@ -44,6 +47,11 @@ class Overlaps(_Order):
     V: jax.Array
     theta: jax.Array
     m: jax.Array
+
+    @property
+    def encoded(self) -> jax.Array:
+        """Overlaps with the encodings alone, (..., L, r)."""
+        return self.m[..., : _positions(self), :]
 
 
 class Conjugates(_Order):
@@ -78,18 +86,20 @@ class Branch(NamedTuple):
     def start(self, model: Model) -> Overlaps:
         """A point from which damped iteration reaches the branch, for models whose scores are of order one."""
         L, r, t = model.shape
-        law = model.law()
+        law, S = model.law(), len(model.rho)
         dtype = law.gamma.dtype
         scale = jnp.mean(jnp.trace(model.rho, axis1=1, axis2=2)) / t
         # The encodings' principal direction over the tokens, of entries of order one.
-        tau = jnp.einsum("k,kij->ij", law.weights, law.tau)
+        tau = jnp.einsum("k,kij->ij", law.weights, law.tau)[:L, :L]
         direction = jnp.linalg.eigh(tau)[1][:, -1] * jnp.sqrt(L)
         direction = jnp.where(direction[0] < 0, -direction, direction)
-        eye = jnp.broadcast_to(jnp.eye(r, dtype=dtype), (L, r, r))
+        eye = jnp.broadcast_to(jnp.eye(r, dtype=dtype), (S, r, r))
         semantic, positional = model.start_columns(both=bool(self.theta))
         m = 0.25 * self.m * direction[:, None] * positional
-        theta = 0.5 * self.theta * scale * semantic
-        return Overlaps(self.size * scale * eye, 15.0 * eye, jnp.broadcast_to(theta, (L, r, t)), m)
+        theta = jnp.broadcast_to(0.5 * self.theta * scale * semantic, (S, r, t))
+        if model.teacher_mean is not None:  # a student along the teacher sees the means of the classes as the teacher does
+            m = jnp.concatenate([m, (theta @ solve(model.rho, model.teacher_mean[..., None]))[..., 0]])
+        return Overlaps(self.size * scale * eye, 15.0 * eye, theta, m)
 
 
 BRANCHES = {
@@ -136,6 +146,26 @@ def symmetric(a: jax.Array) -> jax.Array:
     return 0.5 * (a + jnp.swapaxes(a, -1, -2))
 
 
+def of_sentence(model: Model, x: Overlaps) -> Overlaps:
+    """Overlaps of the tokens of the kind that a model is given: with m at ``y = 0``, so that h - m is linear in y.
+
+    The overlap m of a token is that with its encoding and with the mean of its class, less ``theta rho^{-1} E[y]``.
+    """
+    mean = model.teacher_mean
+    if model.kind is None or mean is None:
+        return x
+    q, V, theta = map(model.of_tokens, (x.q, x.V, x.theta))
+    L = model.shape[0]
+    m = x.m[:L] + model.of_tokens(x.m[L:]) - (theta @ solve(model.rho, mean[..., None]))[..., 0]
+    return Overlaps(q, V, theta, m)
+
+
+def _positions(x: Overlaps | Conjugates) -> int:
+    """Rows of m that are of the encodings: all of them, unless there are rows of classes behind."""
+    rows, classes = x.m.shape[-2], x.q.shape[-3]
+    return rows if rows == classes else rows - classes
+
+
 def explained_covariance(model: Model, theta: jax.Array) -> jax.Array:
     """The part of the covariance of the student fields that the teacher's explain, ``theta rho^{-1} theta^T``, (L, r, r)."""
     return theta @ solve(model.rho, jnp.swapaxes(theta, -1, -2))
@@ -157,7 +187,7 @@ def magnitudes(model: Model, x: Overlaps) -> tuple[jax.Array, jax.Array]:
     rho = jnp.sum(jnp.trace(model.rho, axis1=-2, axis2=-1), -1) / x.q.shape[-3]
     return (
         jnp.sqrt(jnp.sum(x.theta**2, (-1, -2, -3)) / (q * rho)),
-        jnp.sqrt(jnp.sum(x.m**2, (-1, -2)) / q),
+        jnp.sqrt(jnp.sum(x.encoded**2, (-1, -2)) / q),
     )
 
 
@@ -178,7 +208,7 @@ def label(model: Model, x: Overlaps) -> str:
     are left out. Directions are those that theta spans, turned so that the fewest have m, and those left over: the name
     does not change under rotations of the columns.
     """
-    q, theta, m = (np.asarray(a, float) for a in (x.q, x.theta, x.m))
+    q, theta, m = (np.asarray(a, float) for a in (x.q, x.theta, x.encoded))
     rho = float(jnp.sum(jnp.trace(model.rho, axis1=-2, axis2=-1))) / len(q)
     values, vectors = np.linalg.eigh(np.nan_to_num(q.sum(0)))
     unit = vectors / np.sqrt(np.maximum(values, ZERO**2 * max(values[-1], np.finfo(float).tiny)))  # unit^T q unit = 1
@@ -197,9 +227,11 @@ State = TypeVar("State", Overlaps, Conjugates)
 def impose(x: State, free: jax.Array) -> State:
     """Set to zero what the symmetry of a branch sets to zero.
 
-    On conjugates it does to frozen nodes what symmetrising them would do.
+    On conjugates it does to frozen nodes what symmetrising them would do. The overlaps with the means of classes belong to
+    theta: the teacher sees them.
     """
-    return type(x)(x.q, x.V, free[0] * x.theta, free[1] * x.m)
+    rows = np.arange(x.m.shape[-2])[:, None] < _positions(x)
+    return type(x)(x.q, x.V, free[0] * x.theta, jnp.where(rows, free[1], free[0]) * x.m)
 
 
 class Coordinates:
@@ -216,8 +248,9 @@ class Coordinates:
     @staticmethod
     def shapes(model: Model) -> dict[str, tuple[int, ...]]:
         """Shapes of the order parameters."""
-        L, r, t = model.shape
-        return {"q": (L, r, r), "V": (L, r, r), "theta": (L, r, t), "m": (L, r)}
+        (_, r, t), law = model.shape, model.law()
+        S, J = law.gamma.shape[1], law.tau.shape[1]
+        return {"q": (S, r, r), "V": (S, r, r), "theta": (S, r, t), "m": (J, r)}
 
     def pack(self, x: Overlaps) -> jax.Array:
         return ravel_pytree(impose(x, self.free))[0].astype(self.dtype)

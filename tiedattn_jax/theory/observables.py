@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import equinox as eqx
@@ -18,11 +19,11 @@ from ..averages.rule import Points, Replicate, Rule, average
 from ..errors import InputError, require
 from ..linalg import apply, cholesky, inverse
 from ..model import Model
-from ..overlaps import Conjugates, Overlaps, impose, residual_covariance
+from ..overlaps import Conjugates, Coordinates, Overlaps, impose, of_sentence, residual_covariance
 from ..penalties import Penalty, minimiser_and_slope
 from ..results import Average, error_bar
 from .elevation import elevation, elevation_moments
-from .potentials import channel_gradient, conjugates, points_in, prior, weight_fields
+from .potentials import channel_gradient, conjugates, over_kinds, points_in, prior, weight_fields
 
 
 def _target(model: Model, Y: jax.Array) -> jax.Array:
@@ -101,11 +102,16 @@ def second_minimum_share(model: Model, x: Overlaps, nodes: Rule, gap: float) -> 
     """
     require(gap > 0, "gap", gap, "positive")
 
-    def share(replicate: Replicate, block: Any) -> jax.Array:
+    def share(replicate: Replicate, model: Model, block: Any) -> jax.Array:
         points = points_in(model, x, replicate, block)
-        return jnp.sum(points.weight * (points.gap < gap))
+        return model.share * jnp.sum(points.weight * (points.gap < gap))
 
-    return _over(nodes, lambda replicate: average(replicate, lambda block: share(replicate, block)))
+    return _over(nodes, lambda replicate: _average(model, replicate, partial(share, replicate)))
+
+
+def _average(model: Model, replicate: Replicate, fn: Callable[[Model, Any], Any]) -> Any:
+    """Sum of ``fn(model, block)`` over the blocks, and over the kinds of sentences that the model is given."""
+    return over_kinds(model, lambda model: average(replicate, partial(fn, model)))
 
 
 def _over(nodes: Rule, number: Callable[[Replicate], jax.Array]) -> Average:
@@ -116,11 +122,12 @@ def _over(nodes: Rule, number: Callable[[Replicate], jax.Array]) -> Average:
 def gen_error_in(model: Model, x: Overlaps, replicate: Replicate) -> jax.Array:
     """`gen_error` in one replicate of the averages."""
 
-    def block_error(block: Any) -> jax.Array:
-        student, teacher, weight = replicate.quadrature(model, x, block)
-        return jnp.sum(weight * loss_at_nodes(model, *fields(model, x, student, teacher)))
+    def block_error(model: Model, block: Any) -> jax.Array:
+        tokens = of_sentence(model, x)
+        student, teacher, weight = replicate.quadrature(model, tokens, block)
+        return model.share * jnp.sum(weight * loss_at_nodes(model, *fields(model, tokens, student, teacher)))
 
-    return average(replicate, block_error)
+    return _average(model, replicate, block_error)
 
 
 def gen_error_linear_in(model: Model, replicate: Replicate) -> jax.Array:
@@ -128,17 +135,19 @@ def gen_error_linear_in(model: Model, replicate: Replicate) -> jax.Array:
     dtype = model.lam.dtype
     if not model.provides("target"):
         return jnp.full((), jnp.nan, dtype)
-    L, r, t = model.shape
-    eye = jnp.eye(r, dtype=dtype) + jnp.zeros((L, r, r), dtype)
-    x = Overlaps(eye, eye, jnp.zeros((L, r, t), dtype), jnp.zeros((L, r), dtype))
+    zero = {name: jnp.zeros(shape, dtype) for name, shape in Coordinates.shapes(model).items()}
+    eye = jnp.eye(model.shape[1], dtype=dtype) + zero["q"]
+    x = Overlaps(**zero | {"q": eye, "V": eye})
 
-    def moments(block: Any) -> tuple[jax.Array, jax.Array]:
-        student, teacher, weight = replicate.quadrature(model, x, block)
-        T = target_at_nodes(model, fields(model, x, student, teacher)[1])
-        return jnp.sum(weight * T, -1), jnp.sum(weight * T**2, -1)
+    def moments(model: Model, block: Any) -> tuple[jax.Array, jax.Array, jax.Array]:
+        tokens = of_sentence(model, x)
+        student, teacher, weight = replicate.quadrature(model, tokens, block)
+        T = target_at_nodes(model, fields(model, tokens, student, teacher)[1])
+        D = model.share * model.trace * jnp.sum(weight)
+        return D * jnp.sum(weight * T, -1), D * jnp.sum(weight * T**2, -1), D
 
-    mean, square = average(replicate, moments)
-    return 0.5 * jnp.sum((square - mean**2) * model.trace)
+    mean, square, D = _average(model, replicate, moments)
+    return 0.5 * jnp.sum(square - mean**2 / D)
 
 
 def excess_in(model: Model, x: Overlaps, replicate: Replicate) -> jax.Array:
@@ -150,15 +159,18 @@ def moments(model: Model, x: Overlaps, points: Points) -> dict[str, jax.Array]:
     """The sums over one block of nodes that `diagnose` asks for."""
     L, r, _ = model.shape
     n = L * r
+    growing, x = growth_moments(model, x, points), of_sentence(model, x)
+    points = _shared(model, points)
     w = points.weight
     _, y = fields(model, x, points.student, points.teacher)
     e = prox_jacobian(model, points.z, x.V, y) - jnp.eye(n, dtype=w.dtype)[..., None]
     G = apply(inverse(x.V), e.reshape(L, r, -1)).reshape(L, r, L, r, -1)
+    replicon = jnp.einsum("iajcn,ibjdn,n->iabjcd", G, G, w)
     return {
-        **growth_moments(model, x, points),
+        **growing,
         **(elevation_moments(x, points, e) if r == 1 else {}),
         "response": jnp.einsum("iaian,n->", G, w),
-        "replicon": jnp.einsum("iajcn,ibjdn,n->iabjcd", G, G, w),
+        "replicon": model.to_classes(model.to_classes(replicon), 3),
         "loss": jnp.sum(w * loss_at_nodes(model, points.z, y)),
         "second": jnp.sum(w * jnp.isfinite(points.gap)),
         "unresolved": jnp.sum(w * ~points.resolved),
@@ -167,14 +179,25 @@ def moments(model: Model, x: Overlaps, points: Points) -> dict[str, jax.Array]:
 
 def growth_moments(model: Model, x: Overlaps, points: Points) -> dict[str, jax.Array]:
     """The sums over one block of nodes that `growths` asks for."""
-    L, r, t = model.shape
+    x, points, (_, _, t) = of_sentence(model, x), _shared(model, points), model.shape
     h, y = fields(model, x, points.student, points.teacher)
     score_root = jnp.swapaxes(inverse(cholesky(residual_covariance(model, x))), -1, -2)
-    g = apply(inverse(x.V), points.z - h).reshape(L * r, -1)
-    score = apply(score_root, points.student).reshape(L * r, -1)  # of the Gaussian law of h given y
-    u = apply(inverse(model.rho), y[:, :t])[:, None]
-    gy, score_y = ((a.reshape(L, r, 1, -1) * u).reshape(L * r * t, -1) for a in (g, score))
+    g = apply(inverse(x.V), points.z - h)
+    score = apply(score_root, points.student)  # of the Gaussian law of h given y
+    y = y[:, :t] if model.teacher_mean is None else y[:, :t] - model.teacher_mean[..., None]
+    u = apply(inverse(model.rho), y)
+    if model.kind is not None:  # the overlaps with the means of the classes grow together with theta
+        u = jnp.concatenate([u, jnp.ones_like(u[:, :1])], 1)
+    gy, score_y = (model.to_classes(a[:, :, None] * u[:, None]) for a in (g, score))
     return {"g_score": _gram(g, score, points.weight), "gy_score": _gram(gy, score_y, points.weight)}
+
+
+def _shared(model: Model, points: Points) -> Points:
+    """Points with the share of the kind of sentences in their weights."""
+    if model.kind is None:
+        return points
+    weights = points.weight * model.share, points.jumps.density * model.share
+    return eqx.tree_at(lambda p: (p.weight, p.jumps.density), points, weights)
 
 
 def growths(
@@ -187,20 +210,29 @@ def growths(
     Args:
         sums: averaged `growth_moments`.
     """
-    L, r, t = model.shape
-    n, law = L * r, model.law()
+    L, (S, r, _), law = model.shape[0], hats.q.shape, model.law()
     # E_nu over the spectrum of what the prior does to a small thetahat or mhat.
-    if model.penalty is None:
+    if model.penalty is None and law.sentences is None:
         resolvents = _resolvents(model, hats)
         to_theta = jnp.einsum("n,nk,nl,nab,nst->kaslbt", law.weights, law.gamma, law.gamma, resolvents, law.pi)
         to_m = jnp.einsum("n,nkl,nab->kalb", law.weights, law.tau, resolvents)
     else:
-        to_theta = jax.hessian(lambda theta: prior(model, replace(hats, theta=theta)))(jnp.zeros_like(hats.theta))
-        to_m = jax.hessian(lambda m: prior(model, replace(hats, m=m)))(jnp.zeros_like(hats.m))
-    curvature = alpha * sums["gy_score"] + _block(hats.V, inverse(model.rho))
+        # theta and the overlaps with the means of classes, if there are some, in one array (S, r, t + 1).
+        teacher = hats.theta if law.sentences is None else jnp.concatenate([hats.theta, hats.m[L:, :, None]], 2)
+
+        def of(teacher: jax.Array, m: jax.Array) -> jax.Array:
+            theta, more = jnp.split(teacher, [hats.theta.shape[2]], 2)
+            return prior(model, replace(hats, theta=theta, m=jnp.concatenate([m, *jnp.moveaxis(more, 2, 0)])))
+
+        at = jnp.zeros_like(teacher), jnp.zeros_like(hats.m[:L])
+        to_theta, to_m = (jax.hessian(of, k)(*at) for k in range(2))
+    n = S * r * to_theta.shape[2]
+    spread = inverse(model.rho)
+    spread = jnp.pad(spread, ((0, 0), *[(0, to_theta.shape[2] - spread.shape[1])] * 2))
+    curvature = alpha * sums["gy_score"] + _block(hats.V, spread)
     return (
-        _largest(to_theta.reshape(n * t, n * t), curvature),
-        _largest(to_m.reshape(n, n), alpha * sums["g_score"]),
+        _largest(to_theta.reshape(n, n), curvature),
+        _largest(to_m.reshape(L * r, L * r), alpha * sums["g_score"]),
     )
 
 
@@ -208,7 +240,7 @@ def growths_in(
     model: Model, alpha: jax.Array, x: Overlaps, replicate: Replicate, free: jax.Array
 ) -> tuple[jax.Array, jax.Array]:
     """`growths` at overlaps x of a branch in one replicate of the averages, with derivatives in all of them."""
-    _, gradient, sums = channel_gradient(model, x, replicate, lambda points: growth_moments(model, x, points))
+    _, gradient, sums = channel_gradient(model, x, replicate, growth_moments)
     return growths(model, alpha, impose(conjugates(alpha, gradient), free), sums)
 
 
@@ -228,8 +260,8 @@ def _penalised(model: Model, penalty: Penalty, hats: Conjugates) -> tuple[jax.Ar
 
 def diagnose(model: Model, alpha: jax.Array, x: Overlaps, hats: Conjugates, sums: dict[str, jax.Array]) -> Diagnostics:
     """All `Diagnostics` of a state from its averaged `moments`."""
-    L, r, _ = model.shape
-    n, law = L * r, model.law()
+    (S, r, _), law = hats.q.shape, model.law()
+    n = S * r
     if model.penalty is None:
         responses, mean_penalty = _resolvents(model, hats), jnp.zeros((), x.q.dtype)
     else:
@@ -241,7 +273,7 @@ def diagnose(model: Model, alpha: jax.Array, x: Overlaps, hats: Conjugates, sums
     response = -alpha * sums["response"]
     growth_theta, growth_m = growths(model, alpha, hats, sums)
     return Diagnostics(
-        replicon=_radius(replicon, jnp.tile(jnp.eye(r, dtype=x.q.dtype).ravel(), L)),
+        replicon=_radius(replicon, jnp.tile(jnp.eye(r, dtype=x.q.dtype).ravel(), S)),
         jump_mass=(response - stein) / jnp.maximum(jnp.abs(response), jnp.abs(stein)),
         second_minimum=sums["second"],
         unresolved=sums["unresolved"],
@@ -260,6 +292,7 @@ def prior_slope(model: Model, hats: Conjugates) -> jax.Array:
 
 
 def _gram(a: jax.Array, b: jax.Array, w: jax.Array) -> jax.Array:
+    a, b = (c.reshape(-1, c.shape[-1]) for c in (a, b))
     return jnp.stack([jnp.sum(w * p * b, -1) for p in a])
 
 

@@ -16,7 +16,7 @@ from ..averages.prox import derivative_along, moreau
 from ..averages.rule import Points, Replicate, average
 from ..linalg import solve
 from ..model import Model
-from ..overlaps import Conjugates, Overlaps, symmetric
+from ..overlaps import Conjugates, Overlaps, of_sentence, symmetric
 from ..penalties import Penalty, minimiser, require_rank_one
 
 
@@ -41,9 +41,9 @@ def stationary(fn: Callable[[Any, Any], jax.Array]) -> Callable[[Any, Any], jax.
 
 
 def _block_energy(points: Points, args: tuple[Model, Overlaps]) -> jax.Array:
-    model, x = args
+    model, x = args[0], of_sentence(*args)
     h, y = fields(model, x, points.student, points.teacher)
-    return jnp.sum(points.weight * moreau(model, points.z, h, x.V, y))
+    return model.share * jnp.sum(points.weight * moreau(model, points.z, h, x.V, y))
 
 
 block_envelope = stationary(_block_energy)
@@ -53,38 +53,62 @@ def channel(model: Model, x: Overlaps, replicate: Replicate) -> jax.Array:
     """Channel potential M(q, V, theta, m): the Gaussian average of the Moreau envelope of the loss.
 
     ``M = E min_Z { sum_l 1/2 (z_l - h_l)^T V_l^{-1} (z_l - h_l) + loss(Z, Y) }`` with
-    ``(h_l - m_l, y_l) ~ N(0, [[q_l, theta_l], [theta_l^T, rho_l]])`` independent over the tokens.
+    ``(h_l - m_l, y_l) ~ N(0, [[q_l, theta_l], [theta_l^T, rho_l]])`` independent over the tokens; and the mean of that over
+    the kinds of sentences, where there are several.
 
     Args:
         replicate: of an averaging rule.
     """
-    return average(replicate, lambda block: block_envelope(points_in(model, x, replicate, block), (model, x)))
+
+    def energy(model: Model, block: Any) -> jax.Array:
+        return block_envelope(points_in(model, x, replicate, block), (model, x))
+
+    return over_kinds(model, lambda model: average(replicate, partial(energy, model)))
+
+
+def over_kinds(model: Model, fn: Callable[[Model], Any]) -> Any:
+    """Sum of `fn` of the model given each kind of its sentences, one after the other; `fn(model)` without kinds."""
+    if model.kinds is None:
+        return fn(model)
+    return jax.tree.map(lambda a: jnp.sum(a, 0), lax.map(lambda kind: fn(model.given(kind)), model.kinds))
 
 
 def points_in(model: Model, x: Overlaps, replicate: Replicate, block: Any) -> Points:
-    """Nodes, weights and minimisers of one block."""
+    """Nodes, weights and minimisers of one block, for the kind of sentences that the model is given."""
+    x = of_sentence(model, x)
     return replicate.points(model, x, block, replicate.search(*lax.stop_gradient((model, x)), block))
 
 
+Sums = Callable[[Model, Overlaps, Points], Any]
+
+
+def no_sums(model: Model, x: Overlaps, points: Points) -> tuple:
+    """No further sums."""
+    return ()
+
+
 def channel_gradient(
-    model: Model, x: Overlaps, replicate: Replicate, also: Callable[[Points], Any] = lambda points: ()
+    model: Model, x: Overlaps, replicate: Replicate, also: Sums = no_sums
 ) -> tuple[jax.Array, Overlaps, Any]:
     """Channel potential M, its gradient in the overlaps (symmetrised), and more sums, from one pass over the nodes.
 
     Args:
         replicate: of an averaging rule.
-        also: further sums over the nodes of a block.
+        also: further sums over the nodes of a block, for the kind of sentences that the model is given.
     """
 
-    return average(replicate, lambda block: gradient_at(points_in(model, x, replicate, block), model, x, also))
+    def of_kind(model: Model) -> Any:
+        return average(replicate, lambda block: gradient_at(points_in(model, x, replicate, block), model, x, also))
+
+    return over_kinds(model, of_kind)
 
 
 def gradient_at(
-    points: Points, model: Model, x: Overlaps, also: Callable[[Points], Any]
+    points: Points, model: Model, x: Overlaps, also: Sums
 ) -> tuple[jax.Array, Overlaps, Any]:
     """The share in `channel_gradient` of the points of one block."""
     M, g = jax.value_and_grad(lambda x: block_envelope(points, (model, x)))(x)
-    return M, Overlaps(symmetric(g.q), symmetric(g.V), g.theta, g.m), also(points)
+    return M, Overlaps(symmetric(g.q), symmetric(g.V), g.theta, g.m), also(model, x, points)
 
 
 def prior(model: Model, hats: Conjugates) -> jax.Array:
@@ -194,5 +218,5 @@ def train_loss_partials(
 
 
 def channel_by_model(model: Model, x: Overlaps, points: Points) -> Model:
-    """One block's share of the partial derivatives of M in the model's numbers, at its `points`."""
-    return jax.grad(lambda m: block_envelope(points, (m, x)))(model)
+    """One block's part of the partial derivatives of M in the model's numbers, at its `points`."""
+    return jax.grad(lambda m: block_envelope(points, (m.given(model.kind), x)))(model.of_all())

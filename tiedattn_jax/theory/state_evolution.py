@@ -11,10 +11,10 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from ..averages.rule import Points, Replicate, average_of_weighted
+from ..averages.rule import Replicate, average_of_weighted
 from ..model import Model
-from ..overlaps import Conjugates, Coordinates, Overlaps, impose
-from .potentials import channel_gradient, conjugates, free_energy, gradient_at, overlaps
+from ..overlaps import Conjugates, Coordinates, Overlaps, impose, of_sentence
+from .potentials import Sums, channel_gradient, conjugates, free_energy, gradient_at, no_sums, over_kinds, overlaps
 
 
 class Evaluation(eqx.Module):
@@ -31,14 +31,6 @@ class Evaluation(eqx.Module):
     channel: jax.Array
     train_loss: jax.Array
     sums: Any
-
-
-Sums = Callable[[Model, Overlaps, Points], Any]
-
-
-def no_sums(model: Model, x: Overlaps, points: Points) -> tuple:
-    """No further sums."""
-    return ()
 
 
 def saddle_map(
@@ -97,20 +89,27 @@ def averages_expansion(
     Every block is differentiated by itself: what jax then transforms is small.
     """
 
-    def block_sums(block: Any) -> Any:
-        model, _, x = setting(u)
-        held = lax.stop_gradient((model, x))
-        found = replicate.search(*held, block)
+    def block_sums(kind: jax.Array | None, block: Any) -> Any:
+        def given(u: jax.Array) -> tuple[Model, Overlaps, Overlaps]:
+            model, _, x = setting(u)
+            model = model.given(kind)
+            return model, x, of_sentence(model, x)
+
+        model, x, tokens = lax.stop_gradient(given(u))
+        found = replicate.search(model, tokens, block)
 
         def at(u: jax.Array) -> Any:
-            model, _, x = setting(u)
-            points = replicate.points(model, x, block, found)
-            M, gradient, more = gradient_at(points, model, x, lambda points: sums(*held, lax.stop_gradient(points)))
+            moving, y, tokens = given(u)
+            points = replicate.points(moving, tokens, block, found)
+            held = lambda *_: sums(model, x, lax.stop_gradient(points))  # noqa: E731
+            M, gradient, more = gradient_at(points, moving, y, held)
             return (M, gradient), more
 
         return value_and_columns(at, u)
 
-    return average_of_weighted(replicate, block_sums)
+    return over_kinds(
+        setting(u)[0], lambda model: average_of_weighted(replicate, partial(block_sums, model.kind))
+    )
 
 
 def value_and_columns(fn: Callable[[jax.Array], Any], u: jax.Array) -> Any:
