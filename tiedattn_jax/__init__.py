@@ -5,7 +5,8 @@ passing and training follow from it. The public functions, by task:
 
     a model         dot_product, tempered_dot_product, causal_dot_product, untied_dot_product, linear_attention,
                     relu_attention; a subclass of AttentionLayer with `attention`, or of Model with shape, loss and law
-                    (SpectralLaw); L1, or a subclass of Penalty with value and prox, besides the ridge
+                    (SpectralLaw), also of correlated tokens (Sentences); L1, or a subclass of Penalty with
+                    value and prox, besides the ridge
     one state       solve, find_states                 its numbers: FixedPoint, Overlaps, Conjugates, Diagnostics
     transitions     critical_alpha, linear_crossing, branch_ends, locate, EVENTS
     many settings   sweep, trace_branch, folds_of, trace_boundary, meetings, phase_diagram, PhaseDiagram.load
@@ -62,6 +63,7 @@ from .layers import relu_attention as relu_attention
 from .layers import tempered_dot_product as tempered_dot_product
 from .layers import untied_dot_product as untied_dot_product
 from .model import Model as Model
+from .model import Sentences as Sentences
 from .model import SpectralLaw as SpectralLaw
 from .model import check as check
 from .overlaps import Conjugates as Conjugates

@@ -48,9 +48,11 @@ class Sentences(Printed):
         require_kind(shares, "sentences", dict, want)
         classes = tuple(k if isinstance(k, tuple) else (k,) for k in shares)
         good = all(isinstance(s, int) and s >= 0 for k in classes for s in k) and len({len(k) for k in classes}) == 1
-        require(good, "sentences", list(shares), want)
+        require(good, "sentences", str(list(shares)), want)
         weights = floats(list(shares.values()), "sentences", "C", {})
-        require(weights > 0 if abs(weights.sum() - 1) < 1e-6 else False, "sentences", weights, "shares > 0 that sum to one")
+        require(
+            weights > 0 if abs(weights.sum() - 1) < 1e-6 else False, "sentences", weights, "shares > 0 that sum to one"
+        )
         return cls(jnp.asarray(weights / weights.sum()), classes)
 
     @property
@@ -203,6 +205,51 @@ class SpectralLaw(Printed):
             sentences=kinds and eqx.tree_at(lambda k: k.weights, kinds, kinds.weights.astype(dtype)),
         )
 
+    @classmethod
+    def of_classes(
+        cls,
+        variances: Any,
+        sentences: Any,
+        *,
+        encodings: Any = ((1.0,), (-1.0,)),
+        means: Any = None,
+        teacher: Any = 1.0,
+        teacher_means: Any = None,
+        dtype: Any = None,
+    ) -> SpectralLaw:
+        """The law of correlated tokens (Result C.2): of S classes with covariances ``variance_s I``.
+
+        Args:
+            variances: of the classes, (S,), positive.
+            sentences: shares of the kinds of sentences by the classes of their tokens, see `Sentences.of`.
+            encodings: (L, e) coefficients on e orthonormal directions, of norm O(1), as in `dot_product`.
+            means: mu_s, (S, e), on the same directions; by default zero.
+            teacher: Q*^T Q* / d: a number, or a (t, t) positive definite matrix.
+            teacher_means: of the teacher's fields, ``Q*^T mu_s / sqrt(d)``, (S, t), or (S,) for t = 1; by default zero.
+            dtype: of the law; by default what jax gives to Python floats.
+
+        Raises:
+            InputError: shapes that do not fit, variances that are not positive, or shares as in `Sentences.of`. That the
+                moments are possible, the teacher's means no larger than its norm and the means allow, is checked with the
+                model.
+        """
+        dtype = jnp.dtype(dtype or jnp.result_type(float))
+        kinds, sizes = Sentences.of(sentences), {"S": len(np.atleast_1d(np.asarray(variances)))}
+        gamma = positive(floats(variances, "variances", "S", sizes), "variances")
+        encodings = floats(encodings, "encodings", "L e", sizes)
+        means = np.zeros((sizes["S"], sizes["e"])) if means is None else floats(means, "means", "S e", sizes)
+        gram = floats(np.atleast_2d(np.asarray(teacher, float)), "teacher", "t t", sizes)
+        shift = np.zeros((sizes["S"], len(gram)))
+        if teacher_means is not None:
+            given = np.asarray(teacher_means, float)
+            shift = floats(given[:, None] if given.ndim == 1 else given, "teacher_means", "S t", sizes)
+        vectors = np.concatenate([encodings, means])
+        cross = np.concatenate([np.zeros((len(encodings), len(gram))), shift])
+        one, parts = np.ones(1), (gamma[None], (vectors @ vectors.T)[None], gram[None], cross[None])
+        kinds = eqx.tree_at(lambda k: k.weights, kinds, kinds.weights.astype(dtype))
+        arrays = [jnp.asarray(a, dtype) for a in (one, *parts)]
+        return eqx.tree_at(lambda law: law.sentences, cls(*arrays), kinds, is_leaf=lambda a: a is None)
+
     def with_teacher(self, gram: jax.Array) -> SpectralLaw:
         """The law of a teacher with another ``Q*^T Q* / d``, (t, t), whose columns are mixed to have it."""
         own = jnp.einsum("k,kst->st", self.weights, self.pi)
@@ -213,7 +260,7 @@ class SpectralLaw(Printed):
 
     def describe(self) -> Description:
         numbers = [(name, entries(a)) for name, a in vars(self).items() if eqx.is_array(a)]
-        return Description("", numbers=numbers + ([] if self.sentences is None else self.sentences.describe().numbers))
+        return Description("", numbers=[*numbers, *(self.sentences.describe().numbers if self.sentences else ())])
 
 
 class Model(Printed):
@@ -296,7 +343,11 @@ class Model(Printed):
     def teacher_mean(self) -> jax.Array | None:
         """Means of the teacher's fields, ``Q*^T mu_s / sqrt(d)``, (L, t), or (S, t) of the classes; None is zero."""
         law = self.law()
-        return None if law.sentences is None else self.of_tokens(jnp.tensordot(law.weights, law.cross[:, self.shape[0] :], 1))
+        return (
+            None
+            if law.sentences is None
+            else self.of_tokens(jnp.tensordot(law.weights, law.cross[:, self.shape[0] :], 1))
+        )
 
     @property
     def kinds(self) -> jax.Array | None:
@@ -550,26 +601,23 @@ def _check_sentences(sentences: Any, L: int) -> tuple[int, int]:
 
 
 def _check_exchange(model: Model, Z: jax.Array, *labels: jax.Array) -> None:
-    """Branches by name need a symmetry: with tokens of several classes, one that turns the encodings' sign."""
+    """Branches by name need a symmetry: where classes have means, an exchange of tokens that turns the encodings' sign."""
     L, law = model.shape[0], model.law()
-    if law.sentences is None:
+    tau = np.asarray(law.tau, float)
+    if law.sentences is None or not np.any(tau[:, L:, L:]):
         return
     classes, weights, kinds = law.sentences.classes, np.asarray(law.sentences.weights), np.asarray(model.kinds)
-    tau, cross = (np.asarray(a, float) for a in (law.tau, law.cross))
-    sign = np.where(np.arange(tau.shape[1]) < L, -1.0, 1.0)[:, None]
     for order in map(np.array, itertools.permutations(range(L))):
         exchanged = [tuple(np.array(k)[order].tolist()) for k in classes]
-        if set(exchanged) != set(classes):
+        sums = [tau[:, i, i] + 2 * tau[:, i, j] + tau[:, j, j] for i, j in enumerate(order)]  # |p_i + p_j|^2
+        if set(exchanged) != set(classes) or not np.allclose(sums, 0.0, atol=1e-5):
             continue
         image = [classes.index(k) for k in exchanged]
-        rows = np.concatenate([order, np.arange(L, len(sign))])
-        pairs = [(weights[image], weights), (sign * tau[:, rows][:, :, rows] * sign.T, tau), (sign * cross[:, rows], cross)]
         turned = [a[order] for a in (Z, *labels)]
-        pairs += [
-            (model.given(kinds[k]).loss(*turned), model.given(kind).loss(Z, *labels))
-            for k, kind in zip(image, kinds, strict=True)
+        losses = [
+            (model.given(kinds[k]).loss(*turned), model.given(kinds[j]).loss(Z, *labels)) for j, k in enumerate(image)
         ]
-        if all(np.allclose(a, b, rtol=1e-3, atol=1e-6) for a, b in pairs):
+        if np.allclose(weights[image], weights, rtol=1e-3) and all(np.allclose(*pair, rtol=1e-3) for pair in losses):
             return
     want = "must have an exchange of tokens that turns the sign of the encodings and changes nothing else"
     raise InputError("law().sentences", f"{want}, for a branch by name: use branch=None with a start")

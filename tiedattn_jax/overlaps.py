@@ -97,7 +97,9 @@ class Branch(NamedTuple):
         semantic, positional = model.start_columns(both=bool(self.theta))
         m = 0.25 * self.m * direction[:, None] * positional
         theta = jnp.broadcast_to(0.5 * self.theta * scale * semantic, (S, r, t))
-        if model.teacher_mean is not None:  # a student along the teacher sees the means of the classes as the teacher does
+        if (
+            model.teacher_mean is not None
+        ):  # a student along the teacher sees the means of the classes as the teacher does
             m = jnp.concatenate([m, (theta @ solve(model.rho, model.teacher_mean[..., None]))[..., 0]])
         return Overlaps(self.size * scale * eye, 15.0 * eye, theta, m)
 

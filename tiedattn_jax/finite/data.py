@@ -11,6 +11,7 @@ of the size of the inputs.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -53,12 +54,16 @@ class Data(Printed):
         teacher: Q*, (d, t), or None where it is not known: the overlap theta is then NaN.
         encodings: the vectors p_l, (L, d), of norm O(1), which is entries O(1 / sqrt(d)). Zero unless given.
         gamma: variances of the coordinates of a token, the eigenvalues of Sigma_l, (L, d), or (L, 1) where Sigma_l is a
-            multiple of the identity. By default the latter, estimated from `x`.
+            multiple of the identity; of the classes, (S, d) or (S, 1), where there are some. By default the latter,
+            estimated from `x`.
         labels: inner products of the exact labels, or None where there are none.
         noise: fields of noise, (n, L, k), for a model whose labels have some; None otherwise.
+        means: of the classes of tokens, mu_s, (S, d), of norm O(1), or None; `x` contains them.
+        classes: the class of every token, (n, L), integers below S; given together with `means`.
 
     Raises:
-        InputError: shapes that do not fit, entries that are not finite, variances that are not positive.
+        InputError: shapes that do not fit, entries that are not finite, variances that are not positive, classes that are
+            no integers or beyond the means.
     """
 
     x: jax.Array
@@ -68,6 +73,8 @@ class Data(Printed):
     gamma: jax.Array
     labels: Labels | None
     noise: jax.Array | None
+    means: jax.Array | None
+    classes: jax.Array | None
 
     def __init__(
         self,
@@ -78,6 +85,8 @@ class Data(Printed):
         gamma: Any = None,
         labels: Labels | None = None,
         noise: Any = None,
+        means: Any = None,
+        classes: Any = None,
     ):
         sizes: dict[str, int] = {}
         x = shaped_array("x", x, "L n d", sizes)
@@ -91,9 +100,13 @@ class Data(Printed):
         self.x, self.y = x, fit("y", y, "n L t")
         self.teacher = None if teacher is None else fit("teacher", teacher, "d t")
         self.encodings = jnp.zeros((L, d), x.dtype) if encodings is None else fit("encodings", encodings, "L d")
+        self.means, self.classes = None, None
+        if means is not None or classes is not None:
+            self.means, self.classes = fit("means", means, "S d"), _classes(classes, n, L, sizes["S"])
+        own = "L" if self.means is None else "S"
         if gamma is None:
-            gamma = jnp.mean((x * d**0.5 - self.encodings[:, None]) ** 2, (1, 2))[:, None]
-        self.gamma = fit("gamma", gamma, "L 1" if jnp.shape(gamma) == (L, 1) else "L d")
+            gamma = self._variances()
+        self.gamma = fit("gamma", gamma, f"{own} 1" if jnp.shape(gamma)[1:] == (1,) else f"{own} d")
         if is_concrete(self.gamma):
             require(np.asarray(self.gamma) > 0, "gamma", self.gamma[:, :4], "positive")
         if labels is not None:
@@ -114,15 +127,17 @@ class Data(Printed):
         encodings: Any = None,
         gamma: Any = None,
         noise: Any = None,
+        means: Any = None,
+        classes: Any = None,
     ) -> Data:
         """Data from raw sentences, as the paper writes them.
 
         Args:
-            inputs: the sentences x without their positional encodings, (n, L, d).
+            inputs: the sentences x without their positional encodings, (n, L, d), with the means of their classes.
             labels: the exact labels, (n, L, d), if there are any.
             teacher: Q*, (d, t).
             fields: local fields of the teacher, (n, L, t); by default ``x Q* / sqrt(d)``.
-            encodings, gamma, noise: as in `Data`.
+            encodings, gamma, noise, means, classes: as in `Data`.
 
         Raises:
             InputError: shapes that do not fit, entries that are not finite, or neither `teacher` nor `fields`.
@@ -148,7 +163,7 @@ class Data(Printed):
                 cross=jnp.einsum("nki,lni->kln", labels, x) / d**0.5,
                 gram=token_gram(x),
             )
-        return cls(x, fields, teacher, encodings, gamma, labels, noise)
+        return cls(x, fields, teacher, encodings, gamma, labels, noise, means, classes)
 
     @property
     def shape(self) -> tuple[int, int, int, int]:
@@ -186,7 +201,7 @@ class Data(Printed):
 
     @property
     def rho(self) -> jax.Array:
-        """Realised covariance of the teacher's fields, ``Q*^T Sigma_l Q* / d``, (L, t, t).
+        """Realised covariance of the teacher's fields, ``Q*^T Sigma_l Q* / d``, (L, t, t), or (S, t, t) of the classes.
 
         Raises:
             InputError: the teacher is not known.
@@ -220,20 +235,71 @@ class Data(Printed):
         Args:
             V: response, (L, r, r), where the estimate comes with one. An estimate alone has none: NaN.
         """
-        (L, _, d, t), r = self.shape, Q.shape[1]
-        unknown = jnp.full((L, r, t), jnp.nan, Q.dtype)
+        (_, _, d, t), q = self.shape, covariances(self.gamma, Q, Q)
+        unknown = jnp.full((*q.shape[:2], t), jnp.nan, Q.dtype)
+        vectors = self.encodings if self.means is None else jnp.concatenate([self.encodings, self.means])
         return Overlaps(
-            q=covariances(self.gamma, Q, Q),
-            V=jnp.full((L, r, r), jnp.nan, Q.dtype) if V is None else V,
+            q=q,
+            V=jnp.full_like(q, jnp.nan) if V is None else V,
             theta=unknown if self.teacher is None else covariances(self.gamma, Q, self.teacher),
-            m=self.encodings @ Q / d**0.5,
+            m=vectors @ Q / d**0.5,
         )
+
+    @property
+    def population(self) -> Population:
+        """What the sentences are drawn from."""
+        return Population(self.encodings, self.gamma, self.means)
+
+    def _variances(self) -> jax.Array:
+        """Estimates of the variances of a token, (L, 1), or of one of each class, (S, 1)."""
+        token = self.x * self.x.shape[2] ** 0.5 - self.encodings[:, None]
+        if self.means is None or self.classes is None:
+            return jnp.mean(token**2, (1, 2))[:, None]
+        classes = self.classes.T  # (L, n)
+        square = jnp.mean((token - self.means[classes]) ** 2, 2)
+        own = classes == jnp.arange(len(self.means))[:, None, None]
+        return jnp.sum(own * square, (1, 2))[:, None] / jnp.maximum(jnp.sum(own, (1, 2)), 1)[:, None]
 
     def describe(self) -> Description:
         L, n, d = self.x.shape
         known = " and ".join(k for k in ("teacher", "labels") if getattr(self, k) is not None)
         shape = f"{n} sentences of {L} tokens in {d} dimensions, alpha = {n / d:g}, {self.x.dtype}"
         return Description(f"{shape}, with {known}" if known else shape)
+
+
+class Population(eqx.Module):
+    """What fresh sentences are drawn from, besides a teacher: encodings, variances and means as in `Data`."""
+
+    encodings: jax.Array
+    gamma: jax.Array
+    means: jax.Array | None
+
+
+def kinds(model: Model, classes: jax.Array | None) -> list[tuple[Model, jax.Array | float]]:
+    """The model given each kind of sentences, and which sentences are of it, (n,); itself and one where there are none."""
+    sentences = model.law().sentences
+    if sentences is None or classes is None:
+        return [(model, 1.0)]
+    given = [model.given(kind) for kind in jnp.eye(len(sentences.classes), dtype=model.lam.dtype)]
+    return [(m, jnp.all(classes == jnp.asarray(k), 1)) for m, k in zip(given, sentences.classes, strict=True)]
+
+
+def each_kind(model: Model, classes: jax.Array | None, fn: Callable[[Model], jax.Array]) -> jax.Array:
+    """A function of all sentences, (..., n), for each of them with the model given its kind."""
+    (first, _), *others = kinds(model, classes)
+    values = fn(first)
+    for given, own in others:
+        values = jnp.where(own, fn(given), values)
+    return values
+
+
+def _classes(classes: Any, n: int, L: int, S: int) -> jax.Array:
+    want = f"integers from 0 to {S - 1}, the class of every token, of shape (n, L) = {(n, L)}"
+    good = np.shape(classes) == (n, L) and jnp.issubdtype(jnp.result_type(classes), jnp.integer)
+    require(good, "classes", f"shape {np.shape(classes)}", want)
+    if is_concrete(classes):
+        require((np.asarray(classes) >= 0) & (np.asarray(classes) < S), "classes", np.asarray(classes)[:4], want)
+    return jnp.asarray(classes)
 
 
 class Estimate(Result):
@@ -379,6 +445,7 @@ def check_fit(model: Model, data: Data) -> None:
         raise InputError("data", f"{want}, got L = {got[0]}, t = {got[1]}")
     if (noise := 0 if data.noise is None else data.noise.shape[2]) != model.noise:
         raise InputError("data", f"must have {model.noise} fields of noise a token as the model has, got {noise}")
+    _check_classes(model, data)
     wanted = jnp.result_type(model.lam)
     if data.x.dtype != wanted:
         want = f"must be {wanted} as the model is, or the model as the data are"
@@ -386,6 +453,17 @@ def check_fit(model: Model, data: Data) -> None:
     if is_concrete(model, data):
         with jax.ensure_compile_time_eval():
             _check_scale(model, data)
+
+
+def _check_classes(model: Model, data: Data) -> None:
+    sentences = model.law().sentences
+    if (sentences is None) != (data.classes is None):
+        want = "must have classes of tokens where the model's law has kinds of sentences, and only there"
+        raise InputError("data", f"{want}, got {'none' if data.classes is None else 'classes'}")
+    if sentences is not None and data.classes is not None and is_concrete(data.classes):
+        given, known = np.unique(np.asarray(data.classes), axis=0).tolist(), [list(k) for k in sentences.classes]
+        other = [k for k in given if k not in known]
+        require(not other, "data.classes", other[:3], f"among the kinds of sentences of the model's law, {known}")
 
 
 def _check_scale(model: Model, data: Data) -> None:

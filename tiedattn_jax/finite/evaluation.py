@@ -18,8 +18,8 @@ from ..errors import InputError, require, require_count, require_key, require_ki
 from ..model import Model, check_provides
 from ..printing import Description, Printed, entries
 from ..results import Average
-from .data import Data, Labels, check_estimate, covariances, student_fields
-from .sampling import draw_sentences, noise_fields
+from .data import Data, Labels, Population, check_estimate, covariances, each_kind, student_fields
+from .sampling import draw_classes, draw_sentences, noise_fields
 
 _TEST_BLOCK = 256  # sentences in memory at a time: 256 x 2 x 1000 normals are 4 MB in float64
 
@@ -43,7 +43,7 @@ def sentence_losses(model: Model, data: Data, Z: jax.Array, exact: bool = False)
         InputError: `exact` without labels in the data, or for a model without a method `student`.
     """
     if not exact:
-        return loss_at_nodes(model, Z, data.fields)
+        return each_kind(model, data.classes, lambda model: loss_at_nodes(model, Z, data.fields))
     labels = data.known_labels("for exact=True")
     check_provides(model, "student", "for exact=True")
     return _exact_at_nodes(model, Z, labels.energy, labels.cross, labels.gram)
@@ -143,35 +143,39 @@ def heldout_error(
     if exact:
         check_provides(model, "target", "for exact=True")
     block = min(int(sentences), _TEST_BLOCK)
-    return _heldout(model, teacher, data.encodings, data.gamma, Q, key, block, -(-int(sentences) // block), exact)
+    return _heldout(model, teacher, data.population, Q, key, block, -(-int(sentences) // block), exact)
 
 
 @eqx.filter_jit
 def _heldout(
     model: Model,
     teacher: jax.Array,
-    encodings: jax.Array,
-    gamma: jax.Array,
+    population: Population,
     Q: jax.Array,
     key: jax.Array,
     block: int,
     count: int,
     exact: bool,
 ) -> Average:
-    (L, d), r = encodings.shape, Q.shape[1]
+    (L, d), r = population.encodings.shape, Q.shape[1]
     both = jnp.concatenate([Q, teacher], 1)
-    values, vectors = jnp.linalg.eigh(covariances(gamma, both, both))  # singular where Q and Q* are parallel
+    values, vectors = jnp.linalg.eigh(covariances(population.gamma, both, both))  # singular where Q and Q* are parallel
     root = vectors * jnp.sqrt(jnp.maximum(values, 0.0))[:, None]
-    m = encodings @ Q / d**0.5
+    m = jnp.pad(population.encodings @ Q / d**0.5, ((0, 0), (0, teacher.shape[1])))[..., None]
 
     def losses(key: jax.Array) -> jax.Array:
-        if not exact:
-            normal = jax.random.normal(key, (L, both.shape[1], block), Q.dtype)
-            fields = jnp.einsum("lab,lbn->lan", root, normal)
-            labels = [fields[:, r:], *noise_fields(model, block, key)]
-            return loss_at_nodes(model, fields[:, :r] + m[..., None], jnp.concatenate(labels, 1))
-        fresh = draw_sentences(model, teacher, encodings, gamma, block, key)
-        return sentence_losses(model, fresh, student_fields(fresh.x, Q), exact=True)
+        if exact:
+            fresh = draw_sentences(model, teacher, population, block, key)
+            return sentence_losses(model, fresh, student_fields(fresh.x, Q), exact=True)
+        normal = jax.random.normal(key, (L, both.shape[1], block), Q.dtype)
+        classes = draw_classes(model, block, key)
+        if classes is None or population.means is None:
+            fields = m + jnp.einsum("lab,lbn->lan", root, normal)
+        else:
+            own = (population.means @ both / d**0.5)[classes]  # (n, L, a)
+            fields = m + jnp.einsum("nlab,lbn->lan", root[classes], normal) + jnp.transpose(own, (1, 2, 0))
+        Z, Y = fields[:, :r], jnp.concatenate([fields[:, r:], *noise_fields(model, block, key)], 1)
+        return each_kind(model, classes, lambda model: loss_at_nodes(model, Z, Y))
 
     def body(k: jax.Array, sums: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, jax.Array]:
         loss = losses(jax.random.fold_in(key, k))

@@ -63,7 +63,7 @@ class Compared(eqx.Module):
             q=jnp.mean(jnp.trace(x.q, axis1=-2, axis2=-1)),
             V=jnp.mean(jnp.trace(x.V, axis1=-2, axis2=-1)),
             theta=jnp.mean(jnp.linalg.norm(x.theta, axis=(-2, -1))),
-            m=jnp.mean(jnp.linalg.norm(x.m, axis=-1)),
+            m=jnp.mean(jnp.linalg.norm(x.encoded, axis=-1)),
         )
 
 

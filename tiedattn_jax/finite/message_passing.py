@@ -22,10 +22,10 @@ from ..averages.prox import descend, gradient_at_nodes, prox, prox_jacobian
 from ..errors import require_choice, require_count, require_memory, require_number, require_positive, shaped_array
 from ..linalg import apply, inverse, positive_definite
 from ..model import Model
-from ..overlaps import Overlaps, symmetric
+from ..overlaps import Coordinates, Overlaps, symmetric
 from ..penalties import minimiser_and_slope
 from ..results import Status
-from .data import Data, Estimate, back_project, check_estimate, start, student_fields
+from .data import Data, Estimate, back_project, check_estimate, each_kind, kinds, start, student_fields
 from .training import gradient_norm, risk, smooth_risk
 
 RESPONSES = ("regression", "derivative")
@@ -248,49 +248,52 @@ def responses(data: Data, C: jax.Array) -> jax.Array:
     return jnp.einsum("li,iab->lab", gamma, jnp.broadcast_to(C, (size, *C.shape[1:]))) / size
 
 
-def _regression_slope(data: Data, h: jax.Array, g: jax.Array) -> jax.Array:
+def _regression_slope(data: Data, h: jax.Array, g: jax.Array, own: jax.Array | float) -> jax.Array:
     """``sum_mu dg_l/dh_l`` without a derivative, (L, r, r): n times the coefficient of h_l in a regression on h_l, y_l.
 
     By Gaussian integration by parts the coefficients of the linear regression of a function of Gaussian fields are the
     means of its derivatives, jumps included.
+
+    Args:
+        own: which sentences count, (n,): those of one kind; or one, where they are alike.
     """
-    _, r, n = h.shape
+    r, n = h.shape[1], jnp.sum(own * jnp.ones_like(h[0, 0]))
     regressors = jnp.concatenate([h, data.fields], 1)
-    regressors, g = (a - jnp.mean(a, -1, keepdims=True) for a in (regressors, g))
+    regressors, g = (own * (a - jnp.sum(own * a, -1, keepdims=True) / n) for a in (regressors, g))
     gram = jnp.einsum("lan,lbn->lab", regressors, regressors)
     return n * jnp.swapaxes(jnp.linalg.solve(gram, jnp.einsum("lan,lbn->lab", regressors, g))[:, :r], 1, 2)
 
 
-def _derivative_slope(model: Model, data: Data, z: jax.Array, V: jax.Array, precision: jax.Array) -> jax.Array:
-    """``sum_mu dg_l/dh_l`` from the derivative of the proximal operator at every sentence, (L, r, r).
-
-    Args:
-        precision: V^{-1}, (L, r, r).
-    """
-    L, r, n = z.shape
-    jacobian = prox_jacobian(model, z, V, data.fields).reshape(L, r, L, r, n)
-    slope = jnp.stack([jnp.sum(jacobian[l, :, l], -1) for l in range(L)]) - n * jnp.eye(r, dtype=z.dtype)
-    return precision @ slope
+def _derivative_slope(model: Model, data: Data, z: jax.Array, V: jax.Array, own: jax.Array | float) -> jax.Array:
+    """``sum_mu dg_l/dh_l`` from the derivative of the proximal operator at every sentence that counts, (L, r, r)."""
+    (L, r, _), n = z.shape, jnp.sum(own * jnp.ones_like(z[0, 0]))
+    jacobian = prox_jacobian(model, z, V, data.fields).reshape(L, r, L, r, -1)
+    slope = jnp.stack([jnp.sum(own * jacobian[l, :, l], -1) for l in range(L)]) - n * jnp.eye(r, dtype=z.dtype)
+    return inverse(V) @ slope
 
 
 def _step(model: Model, data: Data, s: _State, search: jax.Array, derivative: jax.Array) -> _State:
     """The undamped image of a state: with the lowest minimisers if `search`, else with those of the same wells."""
     d, r = s.Q.shape
-    V = responses(data, s.C)
-    precision = inverse(V)
-    h = student_fields(data.x, s.Q) - apply(V, s.g)
-    y = data.fields
+    V, y = responses(data, s.C), data.fields
+    each = partial(each_kind, model, data.classes)
+    h = student_fields(data.x, s.Q) - each(lambda m: apply(m.of_tokens(V), s.g))
+    tol = 4 * float(jnp.finfo(h.dtype).eps) ** 0.5
     z = lax.cond(
         search,
-        lambda: prox(model, h, V, y, near=s.z[None]).z.astype(h.dtype),
-        lambda: descend(model, s.z, h, V, y, 4 * float(jnp.finfo(h.dtype).eps) ** 0.5)[0],
+        lambda: each(lambda m: prox(m, h, m.of_tokens(V), y, near=s.z[None]).z.astype(h.dtype)),
+        lambda: each(lambda m: descend(m, s.z, h, m.of_tokens(V), y, tol)[0]),
     )
-    g = apply(precision, z - h)
-    slope = lax.cond(
-        derivative,
-        lambda: _derivative_slope(model, data, z, V, precision),
-        lambda: _regression_slope(data, h, g),
-    )
+    g = each(lambda m: apply(inverse(m.of_tokens(V)), z - h))
+
+    def slope_of(m: Model, own: jax.Array | float) -> jax.Array:
+        return lax.cond(
+            derivative,
+            lambda: _derivative_slope(m, data, z, m.of_tokens(V), own),
+            lambda: _regression_slope(data, h, g, own),
+        )
+
+    slope = jnp.sum(jnp.stack([m.to_classes(slope_of(m, own)) for m, own in kinds(model, data.classes)]), 0)
     A = -jnp.einsum("li,lab->iab", data.gamma, symmetric(slope)) / d
     Lam = model.lam * jnp.eye(r, dtype=h.dtype) + A
     b = back_project(data.x, g) + jnp.einsum("iab,ib->ia", jnp.broadcast_to(A, (d, r, r)), s.Q)
@@ -315,16 +318,17 @@ def _first(
     These messages are such that h is the point whose proximal operator is X Q, and a start that is a critical point of
     the risk stays where it is. These variances are the prior's, halved by as much data.
     """
-    (L, _, _, t), r, dtype = data.shape, Q.shape[1], Q.dtype
+    r, dtype = Q.shape[1], Q.dtype
     Z = student_fields(data.x, Q)
     if earlier is None:
         hold, alike = model.lam, data.gamma.shape[1]
         if model.penalty is not None:  # its curvature over weights of order one
             hold, alike = hold + jax.grad(model.penalty.value)(jnp.ones((), dtype)), Q.shape[0]
         C = jnp.broadcast_to(jnp.eye(r, dtype=dtype) / (2 * hold), (alike, r, r))
-        earlier = C, -gradient_at_nodes(model, Z, data.fields)
+        earlier = C, -each_kind(model, data.classes, lambda m: gradient_at_nodes(m, Z, data.fields))
     first = _State(Q, *earlier, Z)
-    blank = Overlaps(*(jnp.full((steps + 1, L, *s), jnp.nan, dtype) for s in ((r, r), (r, r), (r, t), (r,))))
+    shapes = Coordinates.shapes(model)
+    blank = Overlaps(**{name: jnp.full((steps + 1, *shape), jnp.nan, dtype) for name, shape in shapes.items()})
     inf, zero = jnp.asarray(jnp.inf, dtype), jnp.array(0, jnp.int32)
     return _Loop(
         now=first,

@@ -16,7 +16,7 @@ import numpy as np
 from ..errors import InputError, is_concrete, require, require_count, require_key, require_memory, require_positive
 from ..model import Model, SpectralLaw, check, check_provides
 from ..theory.observables import target_at_nodes
-from .data import Data, Labels, shard, student_fields, token_gram
+from .data import Data, Labels, Population, shard, student_fields, token_gram
 
 # Of the inputs x, in memory together while they are drawn: on CPUs as measured, on others at the least.
 _COPIES = {"cpu": 6}
@@ -107,9 +107,10 @@ def _draw(model: Model, counts: tuple[int, ...], n: int, key: jax.Array, normali
         parts = jax.vmap(partial(_directions, size, normalise))(*jax.tree.map(lambda a, which=which: a[which], atoms))
         rows = (begin[which][:, None] + np.arange(size)).ravel()
         tau, teacher = (a.at[rows].set(b.reshape(-1, b.shape[-1])) for a, b in zip((tau, teacher), parts, strict=True))
-    encodings = tau.T / d**0.5
+    encodings, means = jnp.split(tau.T / d**0.5, [model.shape[0]])
     gamma = law.gamma.T if len(counts) == 1 else jnp.repeat(law.gamma, sizes, 0, total_repeat_length=d).T
-    return shard(draw_sentences(model, teacher, encodings, gamma.astype(model.lam.dtype), n, key_tokens))
+    population = Population(encodings, gamma.astype(model.lam.dtype), None if law.sentences is None else means)
+    return shard(draw_sentences(model, teacher, population, n, key_tokens))
 
 
 def _directions(size: int, normalise: bool, key: jax.Array, atom: SpectralLaw) -> tuple[jax.Array, jax.Array]:
@@ -152,18 +153,31 @@ def _principal(moments: jax.Array) -> tuple[jax.Array, jax.Array]:
     return jnp.maximum(values[::-1], 0.0), vectors * jnp.where(vectors[0] < 0, -1.0, 1.0)
 
 
-def draw_sentences(
-    model: Model, teacher: jax.Array, encodings: jax.Array, gamma: jax.Array, n: int, key: jax.Array
-) -> Data:
-    """n sentences with the model's labels, of given teacher (d, t), encodings (L, d), variances (L, d) or (L, 1)."""
-    L, d = encodings.shape
-    noise = jax.random.normal(key, (L, n, d), gamma.dtype) * jnp.sqrt(gamma[:, None] / d)
-    y = student_fields(noise, teacher)
-    x = noise + encodings[:, None] / d**0.5
+def draw_sentences(model: Model, teacher: jax.Array, population: Population, n: int, key: jax.Array) -> Data:
+    """n sentences with the model's labels, of a given teacher (d, t)."""
+    encodings, gamma, means = population.encodings, population.gamma, population.means
+    (L, d), classes = encodings.shape, draw_classes(model, n, key)
+    tokens = jax.random.normal(key, (L, n, d), gamma.dtype)
+    if classes is None or means is None:
+        tokens = tokens * jnp.sqrt(gamma[:, None] / d)
+    else:
+        tokens = tokens * jnp.sqrt(gamma / d)[classes.T] + (means / d**0.5)[classes.T]
+    y = student_fields(tokens, teacher)
+    x = tokens + encodings[:, None] / d**0.5
     own = noise_fields(model, n, key)
     labels = _labels(model, x, jnp.concatenate([y, *own], 1), encodings)
     of_labels = jnp.transpose(own[0], (2, 0, 1)) if own else None
-    return Data(x, jnp.transpose(y, (2, 0, 1)), teacher, encodings, gamma, labels, of_labels)
+    return Data(x, jnp.transpose(y, (2, 0, 1)), teacher, encodings, gamma, labels, of_labels, means, classes)
+
+
+def draw_classes(model: Model, n: int, key: jax.Array) -> jax.Array | None:
+    """Classes of the tokens of n sentences, (n, L), or None: of each kind as many as its share says, up to one."""
+    sentences = model.law().sentences
+    if sentences is None:
+        return None
+    place = (jnp.arange(n) + jax.random.uniform(jax.random.fold_in(key, 2))) / n
+    ends = jnp.cumsum(sentences.weights)[:-1].astype(place.dtype)
+    return jnp.asarray(sentences.classes)[jnp.searchsorted(ends, place, side="right")]
 
 
 def noise_fields(model: Model, n: int, key: jax.Array) -> list[jax.Array]:

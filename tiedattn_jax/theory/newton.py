@@ -13,7 +13,8 @@ from ..averages.rule import Replicate
 from ..model import Model
 from ..overlaps import Coordinates, Overlaps, admissible, explained_covariance, own_size, vanished
 from ..results import Settings, Status
-from .state_evolution import Evaluation, Sums, deflated_solve, image_and_jacobian, no_sums
+from .potentials import Sums, no_sums
+from .state_evolution import Evaluation, deflated_solve, image_and_jacobian
 
 _NEAR = 0.03  # residual from which on Newton's method takes over from damped steps
 # A stalled state from which Newton's method still wants to go further than this, relative, is not a fixed point: near

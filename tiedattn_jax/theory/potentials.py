@@ -103,9 +103,7 @@ def channel_gradient(
     return over_kinds(model, of_kind)
 
 
-def gradient_at(
-    points: Points, model: Model, x: Overlaps, also: Sums
-) -> tuple[jax.Array, Overlaps, Any]:
+def gradient_at(points: Points, model: Model, x: Overlaps, also: Sums) -> tuple[jax.Array, Overlaps, Any]:
     """The share in `channel_gradient` of the points of one block."""
     M, g = jax.value_and_grad(lambda x: block_envelope(points, (model, x)))(x)
     return M, Overlaps(symmetric(g.q), symmetric(g.V), g.theta, g.m), also(model, x, points)

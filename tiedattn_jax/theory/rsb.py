@@ -472,6 +472,8 @@ def solve_1rsb(
         raise InputError("model", f"{want}, got {model.lam.dtype}")
     if model.penalty is not None:
         raise InputError("model", f"must have no penalty besides the ridge for solve_1rsb, got {model.penalty!r}")
+    if model.kinds is not None:
+        raise InputError("model", "must have tokens without classes for solve_1rsb, got a law with sentences")
     require_count(replicates, "replicates", 2)
     if s is not None:
         require_number(s, "s", "positive", lambda v: v > 0)

@@ -107,9 +107,7 @@ def averages_expansion(
 
         return value_and_columns(at, u)
 
-    return over_kinds(
-        setting(u)[0], lambda model: average_of_weighted(replicate, partial(block_sums, model.kind))
-    )
+    return over_kinds(setting(u)[0], lambda model: average_of_weighted(replicate, partial(block_sums, model.kind)))
 
 
 def value_and_columns(fn: Callable[[jax.Array], Any], u: jax.Array) -> Any:
