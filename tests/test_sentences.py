@@ -11,8 +11,8 @@ from tiedattn_jax.errors import InputError
 from tiedattn_jax.finite.data import kinds
 from tiedattn_jax.model import check
 from tiedattn_jax.overlaps import BRANCHES, Overlaps, impose, label, of_sentence
-from tiedattn_jax.theory.observables import gen_error_in, gen_error_linear_in, growths, growths_in, moments
-from tiedattn_jax.theory.potentials import channel, channel_gradient, conjugates
+from tiedattn_jax.theory.observables import gen_error_in, gen_error_linear_in, growths_in, moments
+from tiedattn_jax.theory.potentials import channel, channel_gradient
 from tiedattn_jax.theory.state_evolution import averages_expansion, saddle_map
 
 pytestmark = pytest.mark.usefixtures("quick_programs")

@@ -245,10 +245,10 @@ class SpectralLaw(Printed):
             shift = floats(given[:, None] if given.ndim == 1 else given, "teacher_means", "S t", sizes)
         vectors = np.concatenate([encodings, means])
         cross = np.concatenate([np.zeros((len(encodings), len(gram))), shift])
-        one, parts = np.ones(1), (gamma[None], (vectors @ vectors.T)[None], gram[None], cross[None])
         kinds = eqx.tree_at(lambda k: k.weights, kinds, kinds.weights.astype(dtype))
-        arrays = [jnp.asarray(a, dtype) for a in (one, *parts)]
-        return eqx.tree_at(lambda law: law.sentences, cls(*arrays), kinds, is_leaf=lambda a: a is None)
+        made = partial(jnp.asarray, dtype=dtype)
+        tau, pi = made(vectors @ vectors.T)[None], made(gram)[None]
+        return cls(made(np.ones(1)), made(gamma)[None], tau, pi, made(cross)[None], sentences=kinds)
 
     def with_teacher(self, gram: jax.Array) -> SpectralLaw:
         """The law of a teacher with another ``Q*^T Q* / d``, (t, t), whose columns are mixed to have it."""
