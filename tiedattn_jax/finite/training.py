@@ -15,6 +15,7 @@ in the theory.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -89,15 +90,31 @@ def smooth_risk(model: Model, data: Data, Q: jax.Array, exact: bool = False) -> 
     return jnp.sum(losses) + 0.5 * model.lam * jnp.sum(Q**2)
 
 
-def gradient_norm(model: Model, Q: jax.Array, gradient: jax.Array) -> jax.Array:
+def gradient_norm(model: Model, weights: Any, gradient: Any) -> jax.Array:
     """Largest entry of the gradient of the risk, or of the proximal gradient where there is a penalty.
 
     Args:
-        gradient: of the `smooth_risk`.
+        weights: an array, or several in a tree; with a penalty Q alone.
+        gradient: of the `smooth_risk`, alike.
     """
     if model.penalty is not None:
-        gradient = Q - model.penalty.prox(Q - gradient, jnp.ones_like(Q))
-    return jnp.max(jnp.abs(gradient))
+        gradient = weights - model.penalty.prox(weights - gradient, jnp.ones_like(weights))
+    return jnp.max(jnp.stack([jnp.max(jnp.abs(g)) for g in jax.tree.leaves(gradient)]))
+
+
+def checked_rate(optimizer: str, steps: Any, rate: Any, tol: Any, dtype: Any) -> jax.Array:
+    """The learning rate of a run, by default that of its optimiser.
+
+    Raises:
+        InputError: one of the arguments is unknown or out of range.
+    """
+    require_choice(optimizer, "optimizer", OPTIMIZERS)
+    require_count(steps, "steps")
+    rate = RATES[optimizer] if rate is None else rate
+    require_positive(rate, "rate")
+    require_not_negative(tol, "tol")
+    require_memory(2.0 * steps * jnp.dtype(dtype).itemsize, "steps", steps, "their history")
+    return jnp.asarray(rate, dtype)
 
 
 def train(
@@ -141,22 +158,17 @@ def train(
     Raises:
         InputError: naming the argument that is unknown, out of range or of the wrong shape.
     """
-    require_choice(optimizer, "optimizer", OPTIMIZERS)
-    require_count(steps, "steps")
-    rate = RATES[optimizer] if rate is None else rate
-    require_positive(rate, "rate")
-    require_not_negative(tol, "tol")
     Q = start(model, data, init, key, scale)
+    rate = checked_rate(optimizer, steps, rate, tol, Q.dtype)
     if model.penalty is not None and optimizer != "gd":
         raise InputError("optimizer", f"must be gd for a model with a penalty, got optimizer={optimizer!r}")
-    require_memory(2.0 * steps * Q.dtype.itemsize, "steps", steps, "their history")
-    return _run(model, data, Q, optimizer, int(steps), jnp.asarray(rate, Q.dtype), jnp.asarray(tol, Q.dtype), exact)
+    return _run(model, data, Q, optimizer, int(steps), rate, jnp.asarray(tol, Q.dtype), exact)
 
 
 class _Loop(eqx.Module):
-    Q: jax.Array
+    weights: Any  # an array (d, k), or several in a tree
     value: jax.Array
-    gradient: jax.Array  # of the smooth risk
+    gradient: Any  # of the smooth risk
     norm: jax.Array
     inner: Any  # state of the optimiser
     steps: jax.Array
@@ -166,12 +178,30 @@ class _Loop(eqx.Module):
 
     @property
     def finite(self) -> jax.Array:
-        return jnp.isfinite(self.value) & jnp.all(jnp.isfinite(self.gradient)) & jnp.all(jnp.isfinite(self.Q))
+        numbers = self.value, self.gradient, self.weights
+        return jnp.all(jnp.stack([jnp.all(jnp.isfinite(a)) for a in jax.tree.leaves(numbers)]))
+
+    @property
+    def per_dimension(self) -> jax.Array:
+        return self.value / jax.tree.leaves(self.weights)[0].shape[0]
 
     def recorded(self) -> _Loop:
         """With the risk and the gradient at these steps in the histories."""
-        losses = self.losses.at[self.steps].set(self.value / self.Q.shape[0])
+        losses = self.losses.at[self.steps].set(self.per_dimension)
         return eqx.tree_at(lambda p: (p.losses, p.norms), self, (losses, self.norms.at[self.steps].set(self.norm)))
+
+    def followed(self, new: _Loop) -> _Loop:
+        """By one step more; of one that is not finite nothing is kept but its failure."""
+
+        def places(p: _Loop) -> tuple[Any, ...]:
+            return p.weights, p.value, p.gradient, p.norm
+
+        finite = new.finite
+        same = [jnp.all(a == b) for a, b in zip(*map(jax.tree.leaves, (new.weights, self.weights)), strict=True)]
+        still = jnp.where(jnp.all(jnp.stack(same)), Status.stalled, Status.converged)
+        kept = jax.tree.map(lambda a, b: jnp.where(finite, a, b), places(new), places(self))
+        failure = jnp.where(finite, still, Status.nonfinite).astype(jnp.int32)
+        return eqx.tree_at(lambda p: (*places(p), p.failure), new, (*kept, failure)).recorded()
 
 
 @eqx.filter_jit
@@ -186,48 +216,63 @@ def _run(
     exact: bool,
 ) -> Training:
     objective = partial(smooth_risk, model, data, exact=exact)
+    Q, ended = descend(model, objective, Q, optimizer, steps, rate, tol)
+    return Training(Q=Q, overlaps=data.overlaps(Q), **ended)
+
+
+def descend(
+    model: Model,
+    objective: Callable[[Any], jax.Array],
+    weights: Any,
+    optimizer: str,
+    steps: int,
+    rate: jax.Array,
+    tol: jax.Array,
+) -> tuple[Any, dict[str, jax.Array]]:
+    """Minimise a function of weights, an array or several in a tree, each of shape (d, k).
+
+    Args:
+        model: its penalty is that of the weights.
+        objective: without the penalty.
+        optimizer, steps, rate, tol: as in `train`.
+
+    Returns:
+        The weights at the end, and the fields of a `Training` that say how it was reached.
+    """
     tool = optax.with_extra_args_support(OPTIMIZERS[optimizer](rate))
 
-    def evaluated(Q: jax.Array, inner: Any) -> tuple[jax.Array, jax.Array, jax.Array]:
+    def evaluated(weights: Any, inner: Any) -> tuple[jax.Array, Any, jax.Array]:
         if optimizer == "lbfgs" and inner is not None:  # it has them from the end of its line search
-            value, gradient = optax.value_and_grad_from_state(objective)(Q, state=inner)
+            value, gradient = optax.value_and_grad_from_state(objective)(weights, state=inner)
         else:
-            value, gradient = jax.value_and_grad(objective)(Q)
-        return value + model.penalty_of(Q), gradient, gradient_norm(model, Q, gradient)
+            value, gradient = jax.value_and_grad(objective)(weights)
+        return value + model.penalty_of(weights), gradient, gradient_norm(model, weights, gradient)
 
     def advanced(p: _Loop) -> _Loop:
-        """After one step more; of one that is not finite nothing is kept but its failure."""
         along = {"value": p.value, "grad": p.gradient, "value_fn": objective}
-        update, inner = tool.update(p.gradient, p.inner, p.Q, **along)
-        Q = optax.apply_updates(p.Q, update)
+        update, inner = tool.update(p.gradient, p.inner, p.weights, **along)
+        weights = optax.apply_updates(p.weights, update)
         if model.penalty is not None:
-            Q = model.penalty.prox(Q, jnp.full_like(Q, rate))
-        new = _Loop(Q, *evaluated(Q, inner), inner, p.steps + 1, p.failure, p.losses, p.norms)
-        finite = new.finite
-        still = jnp.where(jnp.all(Q == p.Q), Status.stalled, Status.converged)
-        before, after = ((s.Q, s.value, s.gradient, s.norm) for s in (p, new))
-        kept = [jnp.where(finite, a, b) for a, b in zip(after, before, strict=True)]
-        failure = jnp.where(finite, still, Status.nonfinite).astype(jnp.int32)
-        return eqx.tree_at(lambda p: (p.Q, p.value, p.gradient, p.norm, p.failure), new, (*kept, failure)).recorded()
+            weights = model.penalty.prox(weights, jnp.full_like(weights, rate))
+        new = _Loop(weights, *evaluated(weights, inner), inner, p.steps + 1, p.failure, p.losses, p.norms)
+        return p.followed(new)
 
     def unfinished(p: _Loop) -> jax.Array:
         return (p.failure == Status.converged) & (p.norm > tol) & (p.steps < steps)
 
-    blank, zero = jnp.full(steps + 1, jnp.nan, Q.dtype), jnp.array(0, jnp.int32)
-    first = _Loop(Q, *evaluated(Q, None), tool.init(Q), zero, zero, blank, blank)
+    blank, zero = jnp.full(steps + 1, jnp.nan, rate.dtype), jnp.array(0, jnp.int32)
+    first = _Loop(weights, *evaluated(weights, None), tool.init(weights), zero, zero, blank, blank)
     failure = jnp.where(first.finite, Status.converged, Status.nonfinite).astype(jnp.int32)
     first = eqx.tree_at(lambda p: p.failure, first, failure).recorded()
     p = lax.while_loop(unfinished, advanced, first)
     # A run without a failure that is not at its tolerance has had its steps.
     ended = jnp.where(p.failure == Status.converged, Status.max_steps, p.failure)
     converged = (p.norm <= tol) & (p.failure != Status.nonfinite)
-    return Training(
-        Q=p.Q,
-        overlaps=data.overlaps(p.Q),
-        train_loss=p.value / Q.shape[0],
-        gradient_norm=p.norm,
-        iterations=p.steps,
-        status=jnp.where(converged, Status.converged, ended).astype(jnp.int32),
-        losses=p.losses,
-        gradient_norms=p.norms,
-    )
+    return p.weights, {
+        "train_loss": p.per_dimension,
+        "gradient_norm": p.norm,
+        "iterations": p.steps,
+        "status": jnp.where(converged, Status.converged, ended).astype(jnp.int32),
+        "losses": p.losses,
+        "gradient_norms": p.norms,
+    }
