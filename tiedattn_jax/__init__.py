@@ -14,7 +14,7 @@ passing and training follow from it. The public functions, by task:
     breaking of replica symmetry    solve_1rsb, critical_alpha_1rsb
     observables     gen_error, gen_error_linear, second_minimum_share
     finite size     sample_data, Data, realised, raw_labels, shard, gamp, train, risk, run_instances
-                    heldout_error, linear_baseline
+                    train_value, heldout_error, linear_baseline
     counting task   histogram
     housekeeping    Settings, Status, InputError, check, use_compilation_cache
 
@@ -49,6 +49,8 @@ from .finite.sampling import sample_data as sample_data
 from .finite.training import Training as Training
 from .finite.training import risk as risk
 from .finite.training import train as train
+from .finite.value import ValueTraining as ValueTraining
+from .finite.value import train_value as train_value
 from .layers import AttentionLayer as AttentionLayer
 from .layers import CausalDotProduct as CausalDotProduct
 from .layers import DotProduct as DotProduct

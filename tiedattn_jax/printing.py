@@ -23,6 +23,7 @@ WORDS = {
     "gen_error": "test error",
     "gen_error_linear": "test error of the best linear attention",
     "gradient_norm": "largest entry of the gradient of the empirical risk",
+    "shift": "distance of the value matrix from the identity",
 }
 Row = tuple[str, ...]
 

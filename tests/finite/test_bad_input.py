@@ -11,13 +11,14 @@ import pytest
 import tiedattn_jax as ta
 from tiedattn_jax import histogram as task
 from tiedattn_jax.errors import InputError
-from tiedattn_jax.finite import evaluation, message_passing, sampling, training
+from tiedattn_jax.finite import evaluation, message_passing, sampling, training, value
 from tiedattn_jax.finite.data import Data, Labels, check_fit, start
 from tiedattn_jax.finite.evaluation import heldout_error, linear_baseline, sentence_losses
 from tiedattn_jax.finite.instances import run_instances
 from tiedattn_jax.finite.message_passing import GAMP, gamp
 from tiedattn_jax.finite.sampling import raw_labels, realised, sample_data
 from tiedattn_jax.finite.training import risk, train
+from tiedattn_jax.finite.value import ValueTraining, train_value
 from tiedattn_jax.layers import LAYERS
 from tiedattn_jax.overlaps import Overlaps
 
@@ -53,6 +54,7 @@ def case(model, two_atoms):
         nameless=Data(x, y),
         single=Data(x[:, :1], y[:1], labels=Labels(np.ones(1), np.ones((2, 2, 1)), np.ones((2, 2, 1)))),
         three=Data(np.ones((3, N, D)), np.ones((N, 3, 1)), labels=Labels(np.ones(N), *np.ones((2, 3, 3, N)))),
+        wide=Data(np.full((2, 1, 10**3 * D), 0.5 / (10**3 * D) ** 0.5), y[:1], np.ones((10**3 * D, 1))),
         words=words,
         w=w,
         frozen=task.Training(both, both, both, None, np.zeros(2, int)),
@@ -91,6 +93,13 @@ def earlier(c, n):
     zeros = dict.fromkeys(GAMP.__dataclass_fields__, jnp.zeros(()))
     overlaps = Overlaps(*(jnp.zeros((1, 1, 1)),) * 3, m=jnp.zeros((1, 1)))
     return GAMP(**{**zeros, "Q": c.teacher, "C": jnp.ones((1, 1, 1)), "g": jnp.ones((2, 1, n)), "overlaps": overlaps})
+
+
+def valued(c):
+    """A result of training with a value matrix."""
+    known = ("Q", "W", "overlaps", "train_loss", "gradient_norm", "iterations", "status", "losses", "gradient_norms")
+    zeros = dict.fromkeys(known, jnp.zeros(()))
+    return ValueTraining(**{**zeros, "Q": c.teacher, "W": jnp.eye(D), "overlaps": c.data.overlaps(c.teacher)})
 
 
 def traced(call):
@@ -201,6 +210,32 @@ ROWS = [
     (lambda c: train(c.model, c.data, "random", optimizer="gd", key=1.5), "key", "must be one key"),
     (lambda c: risk(c.model, c.data, np.ones((3, 1))), "Q", "must have shape"),
     (lambda c: risk(c.model, c.plain, c.teacher, exact=True), "data", "must have labels for exact=True"),
+    # a value matrix
+    (lambda c: train_value(c.model, c.data, "gd"), "init", "must be 'semantic', 'positional', 'random'"),
+    (lambda c: train_value(c.model, c.data, ridge=-1.0), "ridge", "must be zero or positive, .* got ridge=-1.0"),
+    (lambda c: train_value(c.model, c.data, ridge=NAN), "ridge", "must be zero or positive"),
+    (lambda c: train_value(c.model, c.data, ridge=[0.1, 0.2]), "ridge", "must be one number"),
+    (lambda c: train_value(c.model, c.data, labels=c.x), "labels", r"must have shape \(n, L, d\) with n = 40, L = 2"),
+    (lambda c: train_value(c.model, c.data, labels=NAN * c.data.inputs()), "labels", "must be finite"),
+    (lambda c: train_value(c.model, c.data, optimizer="newton"), "optimizer", "must be one of gd, adam, lbfgs"),
+    (lambda c: train_value(c.model, c.data, steps=10**12), "steps", "must be smaller"),
+    (lambda c: train_value(c.model, c.data, rate=0.0), "rate", "must be positive"),
+    (lambda c: train_value(c.model, c.data, tol=-1.0), "tol", "must be zero or positive"),
+    (lambda c: train_value(c.model, c.x), "data", "must be a tiedattn_jax.Data"),
+    (lambda c: train_value(c.other, c.data), "model", "must have a method `student` for a value matrix"),
+    (
+        lambda c: train_value(ta.dot_product(penalty=ta.L1(0.1)), c.data),
+        "model",
+        "must have no penalty .* penalty=None",
+    ),
+    (
+        lambda c: train_value(c.model, c.wide),
+        "data",
+        r"must be smaller, got data=\(2, 1, 200000, 1\): .* 9.54e\+03 GiB",
+    ),
+    (lambda c: gamp(c.model, c.data, valued(c)), "init", "must be an array of real numbers, .* of type ValueTraining"),
+    (lambda c: heldout_error(c.model, c.data, c.teacher, c.key, W=np.eye(3)), "W", r"shape \(d, d\) with d = 200"),
+    (lambda c: heldout_error(c.other, c.data, c.teacher, c.key, W=np.eye(D)), "model", "a method `target`"),
     # what is measured
     (lambda c: linear_baseline(c.plain), "data", "must have labels for the linear baseline"),
     (lambda c: linear_baseline(c.x), "data", "must be a tiedattn_jax.Data"),
@@ -272,8 +307,9 @@ def test_bad_input(case, row, monkeypatch):
     def late(*args, **options):
         raise AssertionError("bad input was met while a program was compiled")
 
-    for module, name in ((message_passing, "_run"), (training, "_run"), (task, "_run"), (evaluation, "_heldout")):
-        monkeypatch.setattr(module, name, late)
+    for module in (message_passing, training, value, task):
+        monkeypatch.setattr(module, "_run", late)
+    monkeypatch.setattr(evaluation, "_heldout", late)
     monkeypatch.setattr(sampling, "_draw", late)
     call, argument, message = row
     with pytest.raises(InputError, match=message) as raised:

@@ -5,5 +5,6 @@ sampling           sentences drawn from a model
 evaluation         losses, held-out errors, the linear baseline
 message_passing    GAMP
 training           gradient descent, Adam, L-BFGS
+value              training with a value matrix
 instances          several of them beside the theory
 """

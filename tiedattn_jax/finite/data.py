@@ -44,6 +44,13 @@ class Labels(eqx.Module):
     cross: jax.Array
     gram: jax.Array
 
+    @classmethod
+    def of(cls, labels: jax.Array, x: jax.Array) -> Labels:
+        """Of labels (n, L, d) and the rows ``x~_l / sqrt(d)`` that attention mixes, (L, n, d)."""
+        d = x.shape[2]
+        cross = jnp.einsum("nki,lni->kln", labels, x) / d**0.5
+        return cls(energy=jnp.sum(labels**2, (1, 2)) / d, cross=cross, gram=token_gram(x))
+
 
 class Data(Printed):
     """n sentences of L tokens in d dimensions.
@@ -157,12 +164,7 @@ class Data(Printed):
             raise InputError("fields", want)
         x = jnp.swapaxes(inputs + encodings, 0, 1) / d**0.5
         if labels is not None:
-            labels = fit("labels", labels, "n L d")
-            labels = Labels(
-                energy=jnp.sum(labels**2, (1, 2)) / d,
-                cross=jnp.einsum("nki,lni->kln", labels, x) / d**0.5,
-                gram=token_gram(x),
-            )
+            labels = Labels.of(fit("labels", labels, "n L d"), x)
         return cls(x, fields, teacher, encodings, gamma, labels, noise, means, classes)
 
     @property

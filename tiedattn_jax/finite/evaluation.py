@@ -14,12 +14,12 @@ from jax import lax
 
 from ..averages.nodewise import nodewise
 from ..averages.prox import loss_at_nodes
-from ..errors import InputError, require, require_count, require_key, require_kind, require_not_negative
+from ..errors import InputError, require, require_count, require_key, require_kind, require_not_negative, shaped_array
 from ..model import Model, check_provides
 from ..printing import Description, Printed, entries
 from ..results import Average
 from .data import Data, Labels, Population, check_estimate, covariances, each_kind, student_fields
-from .sampling import draw_classes, draw_sentences, noise_fields
+from .sampling import draw_classes, draw_sentences, noise_fields, raw_labels
 
 _TEST_BLOCK = 256  # sentences in memory at a time: 256 x 2 x 1000 normals are 4 MB in float64
 
@@ -47,6 +47,16 @@ def sentence_losses(model: Model, data: Data, Z: jax.Array, exact: bool = False)
     labels = data.known_labels("for exact=True")
     check_provides(model, "student", "for exact=True")
     return _exact_at_nodes(model, Z, labels.energy, labels.cross, labels.gram)
+
+
+def valued(data: Data, labels: jax.Array, W: jax.Array) -> Data:
+    """The data with `Labels` of attention that mixes ``W^T x~`` instead of ``x~``, which ``exact=True`` then means.
+
+    Args:
+        labels: the exact ones, (n, L, d).
+        W: value matrix, (d, d); a sentence is ``(x + p) W`` behind it.
+    """
+    return eqx.tree_at(lambda s: s.labels, data, Labels.of(labels, data.x @ W), is_leaf=lambda leaf: leaf is None)
 
 
 class LinearBaseline(Printed):
@@ -118,7 +128,14 @@ def _fit_linear(labels: Labels, ridge: jax.Array, test: Labels | None) -> Linear
 
 
 def heldout_error(
-    model: Model, data: Data, Q: Any, key: jax.Array, *, sentences: int = 50_000, exact: bool = False
+    model: Model,
+    data: Data,
+    Q: Any,
+    key: jax.Array,
+    *,
+    sentences: int = 50_000,
+    exact: bool = False,
+    W: Any = None,
 ) -> Average:
     """Test error of an estimate on fresh sentences of the population the data came from: eps_g, with its error bar.
 
@@ -130,9 +147,10 @@ def heldout_error(
         sentences: how many, rounded up to whole blocks.
         exact: the squared error ``||y - f||_F^2 / (2 d)`` of every sentence in full, instead of the model's `loss`.
             The latter needs the local fields only, which are drawn from their exact Gaussian law.
+        W: value matrix, (d, d), of `train_value`; the error is then that of the exact labels.
 
     Raises:
-        InputError: `Q` of the wrong shape, no teacher, `sentences` below two, `exact` for a model without `target` or
+        InputError: `Q` or `W` of the wrong shape, no teacher, `sentences` below two, `exact` for a model without `target` or
             `student`.
     """
     Q = check_estimate("Q", model, data, Q)
@@ -140,10 +158,12 @@ def heldout_error(
     require_key(key)
     require_count(sentences, "sentences", 2)
     require(sentences < 2**31, "sentences", sentences, "below 2^31")
-    if exact:
+    if W is not None:
+        W = shaped_array("W", W, "d d", {"d": len(Q)}, Q.dtype)
+    if exact or W is not None:
         check_provides(model, "target", "for exact=True")
     block = min(int(sentences), _TEST_BLOCK)
-    return _heldout(model, teacher, data.population, Q, key, block, -(-int(sentences) // block), exact)
+    return _heldout(model, teacher, data.population, Q, W, key, block, -(-int(sentences) // block), exact)
 
 
 @eqx.filter_jit
@@ -152,6 +172,7 @@ def _heldout(
     teacher: jax.Array,
     population: Population,
     Q: jax.Array,
+    W: jax.Array | None,
     key: jax.Array,
     block: int,
     count: int,
@@ -164,8 +185,10 @@ def _heldout(
     m = jnp.pad(population.encodings @ Q / d**0.5, ((0, 0), (0, teacher.shape[1])))[..., None]
 
     def losses(key: jax.Array) -> jax.Array:
-        if exact:
+        if exact or W is not None:
             fresh = draw_sentences(model, teacher, population, block, key)
+            if W is not None:
+                fresh = valued(fresh, raw_labels(model, fresh), W)
             return sentence_losses(model, fresh, student_fields(fresh.x, Q), exact=True)
         normal = jax.random.normal(key, (L, both.shape[1], block), Q.dtype)
         classes = draw_classes(model, block, key)

@@ -23,7 +23,7 @@ import numpy as np
 from ..averages.default import default_nodes
 from ..averages.rule import Rule
 from ..averages.sizes import SIZES
-from ..errors import require_count, require_keys
+from ..errors import InputError, require_count, require_keys
 from ..model import Model, check_provides
 from ..overlaps import BRANCHES, PAIR, Overlaps, magnitudes
 from ..printing import Description, Row
@@ -34,6 +34,7 @@ from .evaluation import heldout_error
 from .message_passing import GAMP
 from .sampling import realised, sample_data, sentence_count
 from .training import Training, train
+from .value import ValueTraining
 
 _FINISH_STEPS = 1000
 NEITHER, UNSETTLED = "neither", "unsettled"  # what an end is called that is on no branch, or that is no end
@@ -297,14 +298,14 @@ def run_instances(
             Message passing that does not settle is finished by L-BFGS on the risk, but for a model with a penalty.
         keys: one for each instance.
         nodes: averaging rule of the theory; by default `default_nodes` of 2^14, 4 replicates.
-        theory: whether to solve the theory at all.
+        theory: whether to solve the theory at all; not for a value matrix, of which there is none.
         normalise: as in `sample_data`.
         sentences: fresh ones for the test error of every instance.
         batch: instances that run together, by `vmap`; their data are in memory together, and all wait for the slowest.
         progress: called with the number of instances that are done and of all, before the first and after each batch.
 
     Raises:
-        InputError: naming the argument that is out of range; a model without `with_teacher`.
+        InputError: naming the argument that is out of range; a model without `with_teacher`; theory of a value matrix.
     """
     require_count(batch, "batch")
     require_keys(keys)
@@ -313,7 +314,7 @@ def run_instances(
     nodes = default_nodes(model, SIZES["instances"]) if nodes is None else nodes
 
     def one(key: jax.Array) -> dict[str, Any]:
-        return _outcome(model, d, alpha, run, key, sentences, normalise)
+        return _outcome(model, d, alpha, run, key, sentences, normalise, theory)
 
     outcomes, named = [], []
     progress(0, len(keys))
@@ -335,16 +336,20 @@ def _outcome(
     key: jax.Array,
     sentences: int,
     normalise: bool,
+    theory: bool,
 ) -> dict[str, Any]:
     """One instance, drawn, run, finished if need be, and measured: fields of `Instances`, and what theory asks for."""
     key_data, key_run, key_test = jax.random.split(key, 3)
     data = sample_data(model, d, alpha, key_data, normalise=normalise)
     result = run(data, key_run)
+    W = result.W if isinstance(result, ValueTraining) else None
+    if W is not None and theory:
+        raise InputError("theory", "must be False for a value matrix, of which there is none, got theory=True")
     end, status, finished = _finished(model, data, result)
     V = jnp.where(result.ok, result.overlaps.V, jnp.nan)  # of an algorithm that did not settle it is no response
     x = eqx.tree_at(lambda o: o.V, end.overlaps, V)
     semantic, positional = magnitudes(realised(model, data), x)
-    test = heldout_error(model, data, end.Q, key_test, sentences=sentences)
+    test = heldout_error(model, data, end.Q, key_test, sentences=sentences, W=W)
     return {
         "found": Compared.of(end.train_loss, test.value, x),
         "rho": jnp.mean(jnp.trace(data.rho, axis1=1, axis2=2)),

@@ -1,0 +1,161 @@
+"""Training with a value matrix: its risk against the raw arrays, its minimum against ridge regression in closed form."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import tiedattn_jax as ta
+from tiedattn_jax.errors import InputError
+from tiedattn_jax.finite.evaluation import heldout_error
+from tiedattn_jax.finite.instances import run_instances
+from tiedattn_jax.finite.sampling import raw_labels, sample_data
+from tiedattn_jax.finite.training import risk, train
+from tiedattn_jax.finite.value import train_value, value_risk
+from tiedattn_jax.results import Status
+
+pytestmark = pytest.mark.usefixtures("quick_programs")
+D, KEYS = 40, jax.random.split(jax.random.key(0), 2)
+
+
+@pytest.fixture(scope="module")
+def data(model):
+    return sample_data(model, D, 1.5, jax.random.key(0), normalise=True)
+
+
+@pytest.fixture(scope="module")
+def found(model, data):
+    return train_value(model, data, "semantic", ridge=0.05)
+
+
+def matrices(seed=1):
+    """Weights and a value matrix away from any minimum."""
+    first, second = jax.random.split(jax.random.key(seed))
+    return 0.7 * jax.random.normal(first, (D, 1)), jnp.eye(D) + 0.1 * jax.random.normal(second, (D, D))
+
+
+def raw_risk(model, data, labels, Q, W, ridge):
+    """The risk from the raw arrays, sentence by sentence."""
+
+    def one(x, label):
+        inputs = x + data.encodings
+        return jnp.sum((label - model.student(inputs @ Q / D**0.5) @ inputs @ W) ** 2) / (2 * D)
+
+    held = 0.5 * model.lam * jnp.sum(Q**2) + 0.5 * ridge * jnp.sum((W - jnp.eye(D)) ** 2)
+    return jnp.sum(jax.vmap(one)(data.inputs(), labels)) + held
+
+
+def test_risk_and_gradients_equal_those_of_the_raw_arrays(model, data):
+    labels = raw_labels(model, data) + 0.1  # others than the model's
+    pairs = [jax.value_and_grad(f, (3, 4))(model, data, labels, *matrices(), 0.3) for f in (value_risk, raw_risk)]
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-11, atol=1e-11), *pairs)
+
+
+def test_gradients_against_finite_differences(model, data):
+    labels, at, along = raw_labels(model, data), matrices(), matrices(2)
+    slope = sum(
+        jnp.vdot(g, u) for g, u in zip(jax.grad(value_risk, (3, 4))(model, data, labels, *at, 0.3), along, strict=True)
+    )
+    ahead, behind = (
+        value_risk(model, data, labels, *(a + step * u for a, u in zip(at, along, strict=True)), 0.3)
+        for step in (1e-5, -1e-5)
+    )
+    np.testing.assert_allclose((ahead - behind) / 2e-5, slope, rtol=1e-8)
+
+
+def test_at_the_identity_it_is_the_exact_risk_of_the_layer_without(model, data):
+    Q, labels = matrices()[0], raw_labels(model, data)
+    value, gradient = jax.value_and_grad(lambda Q: value_risk(model, data, labels, Q, jnp.eye(D), 0.3))(Q)
+    value_without, gradient_without = jax.value_and_grad(lambda Q: risk(model, data, Q, exact=True))(Q)
+    np.testing.assert_allclose(value, value_without, rtol=1e-12)
+    np.testing.assert_allclose(gradient, gradient_without, atol=1e-12)
+
+
+def test_the_minimum_is_a_critical_point_of_the_raw_risk(model, data, found):
+    assert bool(found.ok) and float(found.gradient_norm) <= 1e-10
+    labels = raw_labels(model, data)
+    value, gradients = jax.value_and_grad(raw_risk, (3, 4))(model, data, labels, found.Q, found.W, 0.05)
+    assert max(float(jnp.max(jnp.abs(g))) for g in gradients) < 2e-10
+    np.testing.assert_allclose(found.train_loss, value / D, rtol=1e-12)
+    np.testing.assert_allclose(found.losses[found.iterations], found.train_loss, rtol=0)
+    np.testing.assert_allclose(found.overlaps.m, data.encodings @ found.Q / D**0.5, atol=1e-14)
+
+
+def test_the_value_matrix_is_a_ridge_regression(model, data, found):
+    """The minimum over W of weights Q, in closed form."""
+    inputs = data.inputs() + data.encodings
+    S = jax.vmap(model.student)(inputs @ found.Q / D**0.5)
+    mixed, labels = (np.reshape(a, (-1, D)) / D**0.5 for a in (S @ inputs, raw_labels(model, data)))
+    gram, cross = (mixed.T @ b + 0.05 * np.eye(D) for b in (mixed, labels))
+    np.testing.assert_allclose(found.W, np.linalg.solve(gram, cross), atol=2e-9)
+    assert float(found.shift) == pytest.approx(np.linalg.norm(found.W - np.eye(D)) / D**0.5) and found.shift > 0.03
+
+
+def test_a_strong_ridge_holds_the_layer_without(model, data):
+    """The weights differ from those of the layer without a value matrix by the inverse of the ridge."""
+    without = train(model, data, "semantic", optimizer="lbfgs", exact=True)
+    gaps, shifts = [], []
+    for ridge in (100.0, 1000.0):
+        held = train_value(model, data, without.Q, ridge=ridge, tol=1e-9)
+        assert bool(held.ok)
+        gaps.append(float(jnp.max(jnp.abs(held.Q - without.Q))))
+        shifts.append(float(held.shift))
+    np.testing.assert_allclose([gaps[0] / gaps[1], shifts[0] / shifts[1]], 10, rtol=0.05)
+
+
+def test_the_default_ridge_is_that_of_the_weights(model, data):
+    default, same, other = (train_value(model, data, steps=5, ridge=ridge) for ridge in (None, model.lam, 0.05))
+    assert jnp.array_equal(default.W, same.W) and float(jnp.max(jnp.abs(other.W - same.W))) > 1e-3
+
+
+def test_gradient_descent_by_hand(model, data):
+    labels = raw_labels(model, data) + 0.1
+    weights = data.teacher, jnp.eye(D)
+    for _ in range(3):
+        gradients = jax.grad(raw_risk, (3, 4))(model, data, labels, *weights, 0.3)
+        weights = [a - 0.15 * g for a, g in zip(weights, gradients, strict=True)]
+    end = train_value(model, data, ridge=0.3, labels=labels, optimizer="gd", steps=3)
+    assert int(end.iterations) == 3 and int(end.status) == Status.max_steps
+    np.testing.assert_allclose(end.Q, weights[0], atol=1e-13)
+    np.testing.assert_allclose(end.W, weights[1], atol=1e-13)
+
+
+def test_held_out_error_against_sentences_at_hand(model, data):
+    Q, W = matrices()
+    measured = heldout_error(model, data, Q, jax.random.key(3), sentences=4000, W=W)
+    key = jax.random.key(4)
+    rng = np.random.default_rng(0)
+    x = 0.5 * rng.standard_normal((4000, 2, D))
+    fresh = ta.Data.from_sentences(x, teacher=data.teacher, encodings=data.encodings)
+    by_hand = raw_risk(model, fresh, raw_labels(model, fresh), Q, W, 0.0) - 0.5 * model.lam * jnp.sum(Q**2)
+    assert abs(float(measured.value - by_hand / 4000)) < 4 * 2**0.5 * float(measured.stderr)
+    without, identity = (heldout_error(model, data, Q, key, sentences=500, exact=True, W=W) for W in (None, jnp.eye(D)))
+    np.testing.assert_allclose(identity.value, without.value, rtol=1e-12)
+
+
+def test_instances(model):
+    """Their test error is that of the value matrix, under vmap and one by one."""
+
+    def run(data, key):
+        return train_value(model, data, "semantic", steps=20)
+
+    alone, together = (
+        run_instances(model, D, 1.0, run, KEYS, theory=False, sentences=300, batch=batch) for batch in (1, 2)
+    )
+    np.testing.assert_allclose(alone.found.gen_error, together.found.gen_error, rtol=1e-6)
+    key_data, _, key_test = jax.random.split(KEYS[0], 3)
+    data = sample_data(model, D, 1.0, key_data)
+    end = run(data, None)
+    test = heldout_error(model, data, end.Q, key_test, sentences=300, W=end.W)
+    np.testing.assert_allclose(alone.found.gen_error[0], test.value, rtol=1e-9)
+
+
+def test_there_is_no_theory(model, nodes):
+    with pytest.raises(InputError, match="theory must be False for a value matrix, of which there is none"):
+        run_instances(model, D, 1.0, lambda data, key: train_value(model, data, steps=1), KEYS, nodes=nodes)
+
+
+def test_it_prints_itself(found):
+    assert repr(found).startswith("ValueTraining(Q of shape (40, 1) after ")
+    assert found.to_dict()["shift"] == pytest.approx(float(found.shift))
+    assert "distance of the value matrix from the identity" in str(found)
