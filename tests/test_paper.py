@@ -18,7 +18,7 @@ from benchmarks.paper.__main__ import main
 from benchmarks.paper.data import filled, keep, known, read, where
 from benchmarks.paper.figures import FIGURES, chosen
 from benchmarks.paper.page import Row, page, section
-from benchmarks.paper.simulation import MEASURED, NUMBERS, QUANTITIES, exchange
+from benchmarks.paper.simulation import MEASURED, NUMBERS, QUANTITIES, exchange, measured
 
 pytestmark = pytest.mark.usefixtures("quick_programs")
 
@@ -203,6 +203,30 @@ def test_layers():
     assert [container[0].get_markerfacecolor() for container in axis.containers][:2] == ["white"] * 2
     table = layers.rows(data)
     assert len(table) == 3 and all(row.ours == 2 and "the theory here: 2" in row.reason for row in table)
+
+
+def test_a_value_matrix_stands_beside_the_layer_without():
+    """There is no theory of it, and what trains it is told which layer that is."""
+    data = {
+        "about": {"d": 5, "instances": 4},
+        "layer": rows_of(PAIRS, "alpha"),
+        "tied": rows_of(PAIRS, "alpha"),
+        "theory": {},
+        "kind": "value",
+    }
+    figure = layers.draw(data)
+    assert not any(axis.lines[len(axis.containers) :] for axis in figure.axes)
+    said = {text.get_text() for text in figure.legends[0].get_texts()}
+    assert {"positional start", "positional start, no value matrix"} < said
+    table = layers.rows(data)
+    assert [row.quantity.partition(",")[2] for row in table[2:]] == [" simulation", " simulation, tied"]
+    assert all(row.ours == 2 and row.reason == "d = 5, 4 instances" for row in table[:2])
+    model, start = layers.model_of("value"), layers.STARTS["value"][0]
+    with_value, without = (
+        measured(model, 20, 1.0, start, 1, layers.train_of(kind))[MEASURED.index("train_loss")]
+        for kind in ("value", "tied")
+    )
+    assert 0.3 * without < with_value < 0.95 * without
 
 
 def test_untied_weights_are_not_tied():

@@ -112,7 +112,11 @@ def _layer(name: str, kind: str, title: str, text: str) -> Entry:
     )
 
 
-_LAYERS = {"tied": plane_module.STANDARD, "query and key of their own": plane_module.UNTIED}
+_LAYERS = {
+    "tied": plane_module.STANDARD,
+    "query and key of their own": plane_module.UNTIED,
+    "a value matrix": plane_module.VALUE,
+}
 
 
 def _compute_layers(task: Task) -> None:
@@ -227,17 +231,23 @@ FIGURES = (
         "unstable towards m (dotted) training leaves it. The exchange of the minima is beyond alpha = 2 here: both weights "
         "are penalised, so that the ridge is twice as strong.",
     ),
-    Entry(
+    _layer(
         "13",
+        "value",
         "Fig. 13: a trained value matrix",
-        "Not computed: the library has no layer with a value matrix, for which there is no theory either.",
+        "f = S(Z) (x + p) W, trained on the exact labels along with the weights. W starts at the identity, where a ridge of "
+        "strength lambda holds it; the paper says of neither what it takes. There is no theory of it. Hollow points are the "
+        "tied layer without. The transition is there, as the paper finds, but not in the same place: W fits part of what "
+        "attention leaves over, which is more in the positional minimum, so that the minima exchange at more samples, and a "
+        "stronger ridge moves that back. The test error rises, as the d^2 entries of W see L n d labels only.",
     ),
     Entry(
         "14",
         "Fig. 14: the plane of Fig. 3 for other layers",
-        "The difference of the training losses from both starts, for the tied layer and for query and key of their own. "
-        "For a student of rank two all starts end in one minimum, so that there is no difference; correlated tokens and "
-        "a value matrix are not in the library.",
+        "The difference of the training losses from both starts, for the tied layer, for query and key of their own, and for "
+        "a trained value matrix. "
+        "With a trained value matrix, whose ridge is lambda too, the line has the same shape and lies at more samples. For a student of rank two all starts end in one minimum, so "
+        "that there is no difference; correlated tokens are not in the library.",
         _compute_layers,
         _load_layers,
         plane_module.draw_layers,

@@ -1,7 +1,8 @@
-"""Figs. 11, 12 and 14: a student of rank two, and query and key of their own."""
+"""Figs. 11 to 14: a student of rank two, query and key of their own, and a trained value matrix."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -36,6 +37,7 @@ STARTS: dict[str, tuple[Start, ...]] = {
     "tied": tuple(informed(branch) for branch in BRANCHES),
     "rank": (*(informed(branch, 2) for branch in BRANCHES), both),
     "untied": tuple(informed(branch, 2) for branch in BRANCHES),
+    "value": tuple(informed(branch) for branch in BRANCHES),
 }
 NAMES = (*(f"{branch} start" for branch in BRANCHES), "start with one of each")
 _COLOURS = (*(COLOURS[branch] for branch in BRANCHES), COLOURS["mixed"])
@@ -43,8 +45,13 @@ _APART = 0.02  # in alpha, between points of different starts that may hide each
 
 
 def model_of(kind: str, omega: float = 0.3) -> ta.AttentionLayer:
-    """The layer of a name in `STARTS`."""
+    """The layer of a name in `STARTS`; with a value matrix it is the tied one, see `train_of`."""
     return untied(omega) if kind == "untied" else ta.dot_product(omega=omega, rank=2 if kind == "rank" else 1)
+
+
+def train_of(kind: str) -> Callable[..., ta.Training]:
+    """What trains the layer of a name in `STARTS`."""
+    return ta.train_value if kind == "value" else ta.train
 
 
 def compute(task: Task, kind: str) -> None:
@@ -55,12 +62,13 @@ def compute(task: Task, kind: str) -> None:
         points = [(alpha, start) for alpha in alphas for start in range(len(STARTS[name]))]
 
         def one(alpha: float, start: int, name: str = name) -> list[float]:
-            found = measured(model_of(name), sizes["d"], alpha, STARTS[name][start], sizes["instances"])
-            return [alpha, start, *found]
+            run = STARTS[name][start], sizes["instances"], train_of(name)
+            return [alpha, start, *measured(model_of(name), sizes["d"], alpha, *run)]
 
         names, bar = ("alpha", "branch", *MEASURED), task.bar(f"simulation, {name}")
         filled(task.folder / f"layer_{name}.npz", {**sizes, "layer": name}, names, points, one, bar)
-    _theory(task, kind)
+    if kind != "value":  # there is no theory of it
+        _theory(task, kind)
 
 
 def _theory(task: Task, kind: str) -> None:
@@ -118,16 +126,18 @@ def _columns(model: ta.AttentionLayer, alpha: float, branch: str | None) -> ta.O
 def load(folder: Path, kind: str) -> dict[str, Any]:
     """Simulations of both layers and the theory of the one."""
     about, simulation = read(folder / f"layer_{kind}.npz")
-    tied, theory = (read(folder / f"layer_{name}.npz")[1] for name in ("tied", f"{kind}_theory"))
+    tied = read(folder / "layer_tied.npz")[1]
+    theory = {} if kind == "value" else read(folder / f"layer_{kind}_theory.npz")[1]
     return {"about": about, "layer": simulation, "tied": tied, "theory": theory, "kind": kind}
 
 
 def draw(data: dict[str, Any]) -> Figure:
-    """Training loss, test error and overlaps; hollow points are the tied layer of rank one.
+    """Training loss, test error and overlaps; hollow points are the tied layer of rank one, without a value matrix.
 
     Points of different starts stand a little apart in alpha.
     """
     shown = ("train_loss", "gen_error", "m", "theta")
+    plain = "no value matrix" if data["kind"] == "value" else "rank one, tied"
     with panels(14, 3.9, [""] * 4, xlabel=LABELS["alpha"], ylabels=[LABELS[name] for name in shown]) as (figure, axes):
         for axis, name in zip(axes[0], shown, strict=True):
             for part, filling in (("tied", "white"), ("layer", None)):
@@ -136,10 +146,10 @@ def draw(data: dict[str, Any]) -> Figure:
                     if not len(rows["alpha"]):
                         continue
                     style: Any = {"fmt": "o", "ms": 4, "lw": 1, "color": _COLOURS[k], "mfc": filling}
-                    label = start if filling is None else f"{start}, rank one, tied"
+                    label = start if filling is None else f"{start}, {plain}"
                     place = rows["alpha"] + _APART * (k - 1)
                     axis.errorbar(place, rows[name], 2 * standard_error(rows, name), label=label, **style)
-            for k in np.unique(data["theory"]["branch"]).astype(int):
+            for k in np.unique(data["theory"].get("branch", [])).astype(int):
                 rows = where(data["theory"], branch=k)
                 any_start = data["kind"] == "rank"
                 colour = OTHER if any_start else COLOURS[BRANCHES[k]]
@@ -159,13 +169,14 @@ def rows(data: dict[str, Any]) -> list[Row]:
         last = {name: values[-1:] for name, values in where(data["layer"], branch=k).items()}
         if not len(last["alpha"]):
             continue
-        known = where(theory, branch=0 if data["kind"] == "rank" else k, alpha=last["alpha"][0])
+        known = where(theory, branch=0 if data["kind"] == "rank" else k, alpha=last["alpha"][0]) if theory else {}
         text = f"training loss / d, {start}, alpha = {last['alpha'][0]:g}"
         error = float(standard_error(last, "train_loss")[0])
-        reason = f"{here}; the theory here: {known['train_loss'][0]:.5g}" if len(known["alpha"]) else here
+        reason = f"{here}; the theory here: {known['train_loss'][0]:.5g}" if len(known.get("alpha", ())) else here
         out.append(Row(text, None, None, last["train_loss"][0], error, reason))
     if data["kind"] != "rank":
-        names = {"theory": theory, "simulation": data["layer"], "simulation, tied": data["tied"]}
+        names = {"theory": theory} if theory else {}
+        names |= {"simulation": data["layer"], "simulation, tied": data["tied"]}
         for what, columns in names.items():
             crossing = exchange(columns)
             out.append(

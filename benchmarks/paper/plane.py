@@ -15,7 +15,7 @@ import tiedattn_jax as ta
 from tiedattn_jax.plotting import LABELS, MARKS, SYMBOLS, panels, slice_figure
 
 from .data import Columns, Task, filled, missing, read, where
-from .layers import STARTS, model_of
+from .layers import STARTS, model_of, train_of
 from .page import Row
 from .simulation import BRANCHES, MEASURED, exchange, measured
 
@@ -65,7 +65,7 @@ class Plane(NamedTuple):
         def one(alpha: float, omega: float, branch: int) -> list[float]:
             model = eqx.tree_at(lambda m: m.mixing, model_of(self.layer, omega), jnp.asarray(MIXINGS[self.name]))
             start = STARTS[self.layer][branch]
-            found = measured(model, sizes["d"], alpha, start, sizes["instances"])
+            found = measured(model, sizes["d"], alpha, start, sizes["instances"], train_of(self.layer))
             return [alpha, omega, branch, linear(omega), *found]
 
         @cache
@@ -172,4 +172,5 @@ def rows_simulation(found: Found) -> list[Row]:
     return out
 
 
-STANDARD, OTHER, UNTIED = Plane("standard"), Plane("other"), Plane("standard", "untied")
+STANDARD, OTHER = Plane("standard"), Plane("other")
+UNTIED, VALUE = Plane("standard", "untied"), Plane("standard", "value")

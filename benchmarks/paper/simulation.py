@@ -45,11 +45,17 @@ def informed(branch: str, columns: int = 1) -> Start:
     return weights
 
 
-def measured(model: ta.Model, d: int, alpha: float, start: Start, instances: int) -> list[float]:
-    """Mean and scatter over instances, those that diverged left out: the columns `MEASURED`."""
+def measured(
+    model: ta.Model, d: int, alpha: float, start: Start, instances: int, train: Callable[..., ta.Training] = ta.train
+) -> list[float]:
+    """Mean and scatter over instances, those that diverged left out: the columns `MEASURED`.
+
+    Args:
+        train: what is run, `ta.train` or one like it.
+    """
 
     def run(data: ta.Data, key: jax.Array) -> ta.Training:
-        return ta.train(model, data, start(data, key), optimizer="lbfgs", steps=STEPS, tol=1e-8)
+        return train(model, data, start(data, key), optimizer="lbfgs", steps=STEPS, tol=1e-8)
 
     keys = jax.random.split(jax.random.key(0), instances)
     found = ta.run_instances(model, d, alpha, run, keys, theory=False, normalise=True, sentences=SENTENCES)
