@@ -238,8 +238,9 @@ FIGURES = (
         "f = S(Z) (x + p) W, trained on the exact labels along with the weights. W starts at the identity, where a ridge of "
         "strength lambda holds it; the paper says of neither what it takes. There is no theory of it. Hollow points are the "
         "tied layer without. The transition is there, as the paper finds, but not in the same place: W fits part of what "
-        "attention leaves over, which is more in the positional minimum, so that the minima exchange at more samples, and a "
-        "stronger ridge moves that back. The test error rises, as the d^2 entries of W see L n d labels only.",
+        "attention leaves over, which is more in the positional minimum, so that the minima exchange at more samples, the "
+        "more so the weaker its ridge: at alpha = 1.25(12) with W held at the identity, 1.45(14), 1.74(10) and 1.87(9) at ridges "
+        "of 1, .1 and .01 (d = 100, 12 instances, exact labels). The test error rises, as the d^2 entries of W see L n d labels.",
     ),
     Entry(
         "14",
