@@ -1,4 +1,4 @@
-"""Figs. 11 to 14: a student of rank two, query and key of their own, and a trained value matrix."""
+"""Figs. 10 to 14: correlated tokens, a student of rank two, query and key of their own, and a trained value matrix."""
 
 from __future__ import annotations
 
@@ -28,6 +28,13 @@ def untied(omega: float = 0.3) -> ta.UntiedDotProduct:
     return ta.untied_dot_product(omega, tied_teacher=True)
 
 
+def correlated() -> ta.SpectralLaw:
+    """Two classes of tokens with opposite means of unit norm, which the teacher sees; nine tenths of the pairs are of one."""
+    shares = {(0, 0): 0.45, (1, 1): 0.45, (0, 1): 0.05, (1, 0): 0.05}
+    vectors = {"encodings": [[1.0, 0.0], [-1.0, 0.0]], "means": [[0.0, 1.0], [0.0, -1.0]]}
+    return ta.SpectralLaw.of_classes([0.25, 0.25], shares, **vectors, teacher_means=[0.3, -0.3])
+
+
 def both(data: ta.Data, key: jax.Array) -> jax.Array:
     """One column at each of the two starts."""
     return jnp.concatenate([informed(branch)(data, key) for branch in BRANCHES], axis=1)
@@ -38,6 +45,7 @@ STARTS: dict[str, tuple[Start, ...]] = {
     "rank": (*(informed(branch, 2) for branch in BRANCHES), both),
     "untied": tuple(informed(branch, 2) for branch in BRANCHES),
     "value": tuple(informed(branch) for branch in BRANCHES),
+    "correlated": tuple(informed(branch) for branch in BRANCHES),
 }
 NAMES = (*(f"{branch} start" for branch in BRANCHES), "start with one of each")
 _COLOURS = (*(COLOURS[branch] for branch in BRANCHES), COLOURS["mixed"])
@@ -46,6 +54,8 @@ _APART = 0.02  # in alpha, between points of different starts that may hide each
 
 def model_of(kind: str, omega: float = 0.3) -> ta.AttentionLayer:
     """The layer of a name in `STARTS`; with a value matrix it is the tied one, see `train_of`."""
+    if kind == "correlated":
+        return ta.dot_product(omega=omega, law=correlated())
     return untied(omega) if kind == "untied" else ta.dot_product(omega=omega, rank=2 if kind == "rank" else 1)
 
 
@@ -75,7 +85,7 @@ def _theory(task: Task, kind: str) -> None:
     """States of the layer from the largest alpha down, each from the one before.
 
     A student of rank two is started with one positional and one semantic column, as all starts end there; untied
-    weights with query and key alike, in the state of either branch.
+    weights with query and key alike, in the state of either branch; and the others from the start of the branch.
     """
     model = model_of(kind)
     nodes = ta.sobol_nodes(model, NODES)
@@ -86,7 +96,7 @@ def _theory(task: Task, kind: str) -> None:
 
     def one(k: int, alpha: float) -> list[float]:
         if k not in last:
-            last[k] = _columns(model, alphas[0], branches[k])
+            last[k] = None if kind == "correlated" else _columns(model, alphas[0], branches[k])
         point = ta.solve(model, alpha, branches[k], nodes, start=last[k])
         if not bool(point.exists):
             return [k, alpha, *np.full(len(names) - 2, np.nan)]
@@ -132,12 +142,12 @@ def load(folder: Path, kind: str) -> dict[str, Any]:
 
 
 def draw(data: dict[str, Any]) -> Figure:
-    """Training loss, test error and overlaps; hollow points are the tied layer of rank one, without a value matrix.
+    """Training loss, test error and overlaps; hollow points are the tied layer of rank one, on independent tokens.
 
     Points of different starts stand a little apart in alpha.
     """
     shown = ("train_loss", "gen_error", "m", "theta")
-    plain = "no value matrix" if data["kind"] == "value" else "rank one, tied"
+    plain = {"value": "no value matrix", "correlated": "independent tokens"}.get(data["kind"], "rank one, tied")
     with panels(14, 3.9, [""] * 4, xlabel=LABELS["alpha"], ylabels=[LABELS[name] for name in shown]) as (figure, axes):
         for axis, name in zip(axes[0], shown, strict=True):
             for part, filling in (("tied", "white"), ("layer", None)):

@@ -70,7 +70,8 @@ class Plane(NamedTuple):
 
         @cache
         def linear(omega: float) -> float:
-            model = ta.dot_product(omega=omega, mixing=MIXINGS[self.name])
+            model = model_of("correlated" if self.layer == "correlated" else "tied", omega)
+            model = eqx.tree_at(lambda m: m.mixing, model, jnp.asarray(MIXINGS[self.name]))
             return float(ta.gen_error_linear(model, ta.sobol_nodes(model, 2**14)).value)
 
         names, bar = (
@@ -173,4 +174,4 @@ def rows_simulation(found: Found) -> list[Row]:
 
 
 STANDARD, OTHER = Plane("standard"), Plane("other")
-UNTIED, VALUE = Plane("standard", "untied"), Plane("standard", "value")
+UNTIED, VALUE, CORRELATED = (Plane("standard", layer) for layer in ("untied", "value", "correlated"))

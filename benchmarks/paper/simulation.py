@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -37,12 +38,18 @@ def informed(branch: str, columns: int = 1) -> Start:
 
     def weights(data: ta.Data, key: jax.Array) -> jax.Array:
         single = ta.dot_product(dtype=data.x.dtype)
-        one = start_of(single, data, branch)
+        one = start_of(
+            single, eqx.tree_at(lambda s: (s.means, s.classes), data, (None, None), is_leaf=_is_none), branch
+        )
         if columns == 1:
             return one
         return jnp.tile(one, (1, columns)) + 0.01 * jax.random.normal(key, (len(one), columns), one.dtype)
 
     return weights
+
+
+def _is_none(leaf: Any) -> bool:
+    return leaf is None
 
 
 def measured(
@@ -77,7 +84,7 @@ def numbers(point: ta.FixedPoint) -> list[float]:
     def five(state: Any) -> list[float]:
         x = state.overlaps
         q = jnp.mean(jnp.trace(x.q, axis1=1, axis2=2))
-        theta, m = jnp.mean(jnp.linalg.norm(x.theta, axis=(1, 2))), jnp.mean(jnp.linalg.norm(x.m, axis=1))
+        theta, m = jnp.mean(jnp.linalg.norm(x.theta, axis=(1, 2))), jnp.mean(jnp.linalg.norm(x.encoded, axis=1))
         return [float(v) for v in (state.train_loss, state.gen_error, q, theta, m)]
 
     return [*five(point), *five(point.stderr)]
