@@ -216,8 +216,8 @@ FIGURES = (
         "Fig. 10: correlated tokens",
         "Two classes of tokens with the means +mu and -mu, |mu| = 1, orthogonal to the encodings, so that the teacher's fields "
         "have the means +.3 and -.3; both tokens of a sentence are of one class with probability .9 (Result C.2; the paper's "
-        "choice is not in its text). The class tells nothing about the position, and the positional branch is that of "
-        "independent tokens but for the target.",
+        "choice is not in its text). A student that attends by position cannot see the class, on which the target depends: the "
+        "minima exchange at fewer samples, alpha_c = .7827(5), than with independent tokens, 1.2515. The paper's do at more.",
     ),
     _layer(
         "11",
@@ -249,10 +249,10 @@ FIGURES = (
     Entry(
         "14",
         "Fig. 14: the plane of Fig. 3 for other layers",
-        "The difference of the training losses from both starts, for the tied layer, for query and key of their own, and for "
-        "a trained value matrix. "
-        "With a trained value matrix, whose ridge is lambda too, the line has the same shape and lies at more samples. For a student of rank two all starts end in one minimum, so "
-        "that there is no difference.",
+        "The difference of the training losses from both starts, for the tied layer, for query and key of their own, for a "
+        "trained value matrix, and for correlated tokens. With a trained value matrix, whose ridge is lambda too, the line has the same shape and lies at more samples; with the "
+        "correlated tokens of Fig. 10 at fewer. For a student of rank two all starts end in one minimum, so that there is no "
+        "difference.",
         _compute_layers,
         _load_layers,
         plane_module.draw_layers,
