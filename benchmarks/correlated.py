@@ -19,7 +19,7 @@ import tiedattn_jax as ta
 from tiedattn_jax.finite.data import start as start_of
 from tiedattn_jax.overlaps import magnitudes
 
-CASES = {"no jumps, semantic": (0.1, 3.0), "no jumps, positional": (0.6, 4.0), "jumps, positional": (0.6, 1.5)}
+CASES = {"smooth, semantic": (0.1, 3.0), "smooth, positional": (0.6, 4.0), "jumps, positional": (0.6, 1.5)}
 SHARES = {(0, 0): 0.45, (1, 1): 0.45, (0, 1): 0.05, (1, 0): 0.05}
 VECTORS = {"encodings": [[1.0, 0.0], [-1.0, 0.0]], "means": [[0.0, 1.0], [0.0, -1.0]]}
 LEAST = 0.1  # size of its own order parameter, relative, of a minimum on a branch
