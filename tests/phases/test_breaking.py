@@ -1,6 +1,7 @@
 """The shift of alpha_c by replica symmetry breaking."""
 
 import equinox as eqx
+import jax
 import jax.numpy as jnp
 import made
 import numpy as np
@@ -16,7 +17,13 @@ def transition(model, lines) -> ta.Transition:
     return ta.critical_alpha(model, lines)
 
 
-def _state(elevation: list[float], by_alpha: float) -> BrokenState:
+def _numbers(sigma: jax.Array) -> ta.Model:
+    """Derivatives in the numbers of the model: zero, but for sigma."""
+    zeros = jax.tree.map(lambda a: jnp.zeros((*sigma.shape, *a.shape)), ta.dot_product())
+    return eqx.tree_at(lambda m: m.sigma, zeros, sigma)
+
+
+def _state(elevation: list[float], by_alpha: float, by_sigma: float = 0.0) -> BrokenState:
     ones = jnp.ones(len(elevation))
     full = jnp.ones((len(elevation), 2, 1, 1))
     x = ta.BrokenOverlaps(full, full, full, full, full[..., 0])
@@ -26,6 +33,7 @@ def _state(elevation: list[float], by_alpha: float) -> BrokenState:
         s=ones,
         train_loss=ones,
         elevation=jnp.asarray(elevation),
+        loss_by_model=_numbers(by_sigma * ones),
         loss_by_alpha=by_alpha * ones,
         loss_by_log_s=0 * ones,
         residual=0 * ones,
@@ -37,18 +45,61 @@ def test_shift_is_elevation_over_slope(transition, monkeypatch):
     """Losses that cross with the slope .8e-3 - .5e-3, the first one lifted by 3e-7 and 5e-7: alpha_c falls."""
     states = {"positional": _state([3e-7, 5e-7], 0.8e-3), "semantic": _state([0.0, 0.0], 0.5e-3)}
 
+    rs = _rs_state(0.8e-3, 0.0)
+
     def solved(model, alpha, branch, **rule):
         assert alpha == transition.alpha and rule["order"] == 7
-        rs = transition.branches[0]
         return ta.BrokenPoint(model, alpha, rs, states[branch], branch, True)
 
     monkeypatch.setattr(breaking, "solve_1rsb", solved)
+    monkeypatch.setattr(breaking, "solve", lambda *args, **rest: rs)
     found = ta.critical_alpha_1rsb(transition.branches[0].model, transition, order=7)
     np.testing.assert_allclose(found.shifts, [-1e-3, -5e-3 / 3], rtol=1e-12)
     np.testing.assert_allclose(found.alpha, transition.alpha - 4e-3 / 3, rtol=1e-12)
     assert found.shift_stderr > 0 and found.stderr >= found.shift_stderr and found.ok
     assert "1RSB" in str(found)
     assert set(found.to_dict()["branches"]) == {"positional", "semantic"}
+
+
+def _rs_state(by_alpha: float, by_sigma: float) -> ta.FixedPoint:
+    """An RS state of two replicates, of which only the derivatives of the loss are known."""
+    ones = jnp.ones(2)
+    partials = _numbers(by_sigma * ones), by_alpha * ones
+    point = made.fixed_point(scatter=(0.0, 0.0))
+    return eqx.tree_at(lambda p: p.replicates.train_loss_partials, point, partials)
+
+
+def test_sensitivities_are_those_at_the_broken_alpha_c(monkeypatch):
+    """Losses whose difference is alpha^2 - 5 sigma, with breaking that lifts it by 3e-4 sigma^4 (at sigma = .5)."""
+    lift, sigma = 3e-4, 0.5
+
+    def roots(sigma):
+        return (5 * sigma) ** 0.5, (5 * sigma - lift * sigma**4) ** 0.5
+
+    alpha, broken = roots(sigma)
+    by_sigma = {"positional": -5 + 4 * lift * sigma**3, "semantic": 0.0}
+
+    def rs_state(alpha, branch):
+        return _rs_state(2 * alpha, -5.0) if branch == "positional" else _rs_state(0.0, 0.0)
+
+    def solved(model, alpha, branch, **rule):
+        by_alpha, elevation = (2 * alpha, lift * sigma**4) if branch == "positional" else (0.0, 0.0)
+        state = _state([elevation, elevation], by_alpha, by_sigma[branch])
+        return ta.BrokenPoint(model, alpha, rs_state(alpha, branch), state, branch, True)
+
+    monkeypatch.setattr(breaking, "solve_1rsb", solved)
+    monkeypatch.setattr(breaking, "solve", lambda model, alpha, branch, nodes, start: rs_state(alpha, branch))
+    rs = made.transition(alpha=alpha)  # d alpha / d sigma = 2(0.02)
+    found = ta.critical_alpha_1rsb(ta.dot_product(), rs)
+    slopes = np.subtract(*(np.array(roots(sigma + e)) for e in (1e-4, -1e-4))) / 2e-4
+    np.testing.assert_allclose(found.sensitivities.sigma - rs.sensitivities.sigma, slopes[1] - slopes[0], rtol=1e-4)
+    np.testing.assert_allclose(found.sensitivities_stderr.sigma, rs.sensitivities_stderr.sigma, rtol=1e-9)
+    report = found.to_dict()
+    assert report["sensitivities"]["sigma"] == found.sensitivities.sigma
+    assert report["sensitivities_rs"]["sigma"] == 2.0 and report["sensitivities_stderr"]["sigma"] == 0.02
+    assert "d/dsigma" in str(found) and "RS: 2.000(20)" in str(found)
+    bare = ta.critical_alpha_1rsb(ta.dot_product(), eqx.tree_at(lambda t: t.sensitivities, rs, None))
+    assert bare.sensitivities is None and "d/dsigma" not in str(bare)
 
 
 def test_estimated_shift(model, transition):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import jax
@@ -11,10 +12,12 @@ from ..averages.sizes import REPLICATES
 from ..errors import InputError, require_choice, require_kind
 from ..model import Model
 from ..overlaps import PAIR
+from ..parameters import numbers_of
 from ..printing import Description, with_error
 from ..results import Result, Status, error_bar
-from ..theory.rsb import ORDER, BrokenPoint, solve_1rsb
-from .events import Transition
+from ..theory.fixed_points import FixedPoint, solve
+from ..theory.rsb import ORDER, BrokenPoint, lines_1rsb, solve_1rsb
+from .events import Transition, root_derivatives
 from .transitions import critical_alpha
 
 
@@ -25,11 +28,16 @@ class BrokenTransition(Result):
         rs: the RS transition.
         branches: the positional and the semantic 1RSB ground state at the RS alpha_c.
         shifts: of alpha_c by the breaking, in every replicate of the averages, (R,).
+        sensitivities: d alpha / d (every number of the model), a pytree like the model; those of the RS theory are
+            `rs.sensitivities`.
+        sensitivities_stderr: their error bars.
     """
 
     rs: Transition
     branches: tuple[BrokenPoint, BrokenPoint]
     shifts: jax.Array
+    sensitivities: Model | None
+    sensitivities_stderr: Model | None
 
     @property
     def shift(self) -> jax.Array:
@@ -62,7 +70,13 @@ class BrokenTransition(Result):
         return self.status <= Status.stalled
 
     def to_dict(self) -> dict[str, Any]:
-        """alpha_c of both theories, the shift between them and both states, ready for JSON."""
+        """alpha_c of both theories, its derivatives, the shift between them and both states, ready for JSON."""
+        found = {
+            "sensitivities": self.sensitivities,
+            "sensitivities_stderr": self.sensitivities_stderr,
+            "sensitivities_rs": self.rs.sensitivities,
+            "sensitivities_rs_stderr": self.rs.sensitivities_stderr,
+        }
         return {
             "alpha_c": float(self.alpha),
             "alpha_c_stderr": float(self.stderr),
@@ -70,6 +84,7 @@ class BrokenTransition(Result):
             "alpha_c_rs_stderr": float(self.rs.stderr),
             "shift": float(self.shift),
             "shift_stderr": float(self.shift_stderr),
+            **{name: None if tree is None else numbers_of(tree) for name, tree in found.items()},
             "status": self.status_name,
             "branches": {b.branch: b.to_dict() for b in self.branches},
         }
@@ -86,9 +101,20 @@ class BrokenTransition(Result):
                 ("alpha_c", with_error(self.alpha, self.stderr), "with one step of replica symmetry breaking"),
                 ("alpha_c, RS", with_error(self.rs.alpha, self.rs.stderr), "of the replica-symmetric theory"),
                 ("shift", with_error(self.shift, self.shift_stderr), "between them"),
+                *self._sensitivity_rows(),
             ],
             elevations,
         )
+
+    def _sensitivity_rows(self) -> list[tuple[str, ...]]:
+        trees = self.sensitivities, self.sensitivities_stderr, self.rs.sensitivities, self.rs.sensitivities_stderr
+        if any(tree is None for tree in trees):
+            return []
+        values, bars, of_rs, rs_bars = (numbers_of(tree) for tree in trees if tree is not None)
+        return [
+            (f"d/d{name}", with_error(a, bars[name]), f"RS: {with_error(of_rs[name], rs_bars[name])}")
+            for name, a in values.items()
+        ]
 
 
 def critical_alpha_1rsb(
@@ -103,7 +129,9 @@ def critical_alpha_1rsb(
     """alpha_c with one step of replica symmetry breaking: how far off the replica-symmetric one is.
 
     The ground states of both branches are solved at the RS alpha_c. The shift is the difference of their elevations over
-    the slope of the difference of their losses, to first order.
+    the slope of the difference of their losses, to first order. The sensitivities are the envelope formula
+    ``-(d_p Delta Phi_s) / (d_alpha Delta Phi_s)`` at fixed order parameters and s, at alpha_c with 1RSB; RS states there
+    say by how much that differs from the RS alpha_c.
 
     Args:
         model: attention layer and data.
@@ -123,4 +151,33 @@ def critical_alpha_1rsb(
     positional, semantic = (solve_1rsb(model, transition.alpha, branch, **rule) for branch in PAIR)
     a, b = positional.replicates, semantic.replicates
     shifts = -(a.elevation - b.elevation) / (a.loss_by_alpha - b.loss_by_alpha)
-    return BrokenTransition(transition, (positional, semantic), shifts)
+    alpha, nodes = transition.alpha + jnp.mean(shifts), lines_1rsb(model, **rule)
+    there = [solve(model, alpha, point.branch, nodes, start=point.rs) for point in (positional, semantic)]
+    found = _sensitivities(transition, (positional, semantic), there)
+    return BrokenTransition(transition, (positional, semantic), shifts, *found)
+
+
+def _sensitivities(
+    transition: Transition, broken: Sequence[BrokenPoint], there: Sequence[FixedPoint]
+) -> tuple[Model | None, Model | None]:
+    """d alpha_c / d model and its error bars: the RS ones, and the difference of both theories on the same lines.
+
+    Args:
+        broken: both branches at the RS alpha_c.
+        there: both RS states at alpha_c with 1RSB.
+    """
+    if transition.sensitivities is None or transition.sensitivities_stderr is None:
+        return None, None
+
+    def apart(a: Any, b: Any) -> Any:
+        return jax.tree.map(jnp.subtract, a, b)
+
+    of_rs = apart(*(b.rs.replicates.train_loss_partials for b in broken))
+    moved = apart(*(state.replicates.train_loss_partials for state in there))
+    of_broken = apart(*((b.replicates.loss_by_model, b.replicates.loss_by_alpha) for b in broken))
+    by_model, by_alpha = jax.tree.map(lambda broken, there, here: broken + there - here, of_broken, moved, of_rs)
+    each = apart(root_derivatives(by_model, by_alpha)[0], root_derivatives(*of_rs)[0])
+    return (
+        jax.tree.map(lambda a, d: a + jnp.mean(d, 0), transition.sensitivities, each),
+        jax.tree.map(lambda a, d: jnp.hypot(a, error_bar(d)), transition.sensitivities_stderr, each),
+    )

@@ -464,7 +464,7 @@ def transition_of(event: Event, model: Model, zero: Zero) -> Transition:
     roots = zero.alpha - zero.value / (zero.slope if zero.by_model is None else zero.by_alpha)
     sensitivities = bars = None
     if zero.by_model is not None:
-        each, sensitivities, bars = _derivatives(zero.by_model, zero.by_alpha)
+        each, sensitivities, bars = root_derivatives(zero.by_model, zero.by_alpha)
         roots = _with_sensitivities(roots, each, model)
     alpha, held = jnp.mean(zero.alpha), lax.stop_gradient(model)
     states = tuple(FixedPoint(held, alpha, s, b) for s, b in zip(zero.states, event.branches, strict=True))
@@ -484,7 +484,7 @@ def transition_of(event: Event, model: Model, zero: Zero) -> Transition:
 
 
 @eqx.filter_jit
-def _derivatives(by_model: Model, by_alpha: jax.Array) -> tuple[Model, Model, Model]:
+def root_derivatives(by_model: Model, by_alpha: jax.Array) -> tuple[Model, Model, Model]:
     """d alpha / d model of every replicate, its mean and its error bar, of the derivatives of what is zero."""
     each = jax.tree.map(lambda g: -g / by_alpha.reshape(-1, *[1] * (g.ndim - 1)), by_model)
     return each, jax.tree.map(lambda a: jnp.nanmean(a, 0), each), jax.tree.map(error_bar, each)

@@ -31,7 +31,7 @@ from ..averages.fields import fields, teacher_fields, whiten
 from ..averages.lines import LineNodes, line_nodes
 from ..averages.near_jumps import lay_nodes
 from ..averages.prox import moreau
-from ..averages.rule import average_of_weighted, sum_of_weighted
+from ..averages.rule import Rule, average_of_weighted, sum_of_weighted
 from ..averages.sizes import REPLICATES
 from ..errors import InputError, is_concrete, require_choice, require_count, require_number
 from ..linalg import apply, cholesky, positive_definite, solve
@@ -41,7 +41,7 @@ from ..printing import Description, rows_of
 from ..results import Result, Status, error_bar
 from .fixed_points import FixedPoint, check_alpha, check_model
 from .fixed_points import solve as solve_rs
-from .potentials import block_envelope, stationary, weight_moments
+from .potentials import block_envelope, channel_by_model, points_in, stationary, weight_moments
 from .potentials import overlaps as rs_overlaps
 from .state_evolution import value_and_columns
 
@@ -314,14 +314,38 @@ def _look(
     return _Look(residual, matrix, loss, values[0], -image[-1], hats), scale
 
 
+@eqx.filter_jit
+def _loss_by_model(model: Model, alpha: jax.Array, averages: Averages, x: BrokenOverlaps, look: _Look, s: Any) -> Model:
+    """Derivatives of the loss in the model's numbers: partial ones, since Phi_s is stationary elsewhere."""
+    whole = x.joined(s)
+
+    def of_rest(block: Outer, jumps: bool) -> Model:
+        points = _points(model, x, s, block, _searched(model, x, s, block, jumps))
+        return jax.grad(lambda m: _rest_envelope(points, (m, x, s)))(model)
+
+    shares = (
+        sum_of_weighted(averages.near, partial(of_rest, jumps=True)),
+        sum_of_weighted(averages.smooth, partial(of_rest, jumps=False)),
+        average_of_weighted(
+            averages.lines, lambda block: channel_by_model(model, whole, points_in(model, whole, averages.lines, block))
+        ),
+    )
+    by_prior = jax.grad(prior_1rsb)(model, look.hats, s)
+    return jax.tree.map(lambda prior, *parts: alpha * sum(parts) - prior, by_prior, *shares)
+
+
 class BrokenState(eqx.Module):
-    """A 1RSB state in every replicate of the averages: all arrays lead with the replicate axis."""
+    """A 1RSB state in every replicate of the averages: all arrays lead with the replicate axis.
+
+    `loss_by_model` are the derivatives of the training loss in the numbers of the model, as a `Model`.
+    """
 
     overlaps: BrokenOverlaps
     conjugates: BrokenOverlaps
     s: jax.Array
     train_loss: jax.Array
     elevation: jax.Array
+    loss_by_model: Model
     loss_by_alpha: jax.Array
     loss_by_log_s: jax.Array
     residual: jax.Array
@@ -477,7 +501,7 @@ def solve_1rsb(
     require_count(replicates, "replicates", 2)
     if s is not None:
         require_number(s, "s", "positive", lambda v: v > 0)
-    rule = line_nodes(model, order, lines=lines, points=_POINTS, seed=seed, replicates=replicates)
+    rule = lines_1rsb(model, order, lines, replicates, seed)
     rs = solve_rs(model, alpha, branch, rule)
     states = [
         _solve_replicate(rs, k, rule.replicate(k), None if s is None else jnp.asarray(s, model.lam.dtype))
@@ -485,6 +509,11 @@ def solve_1rsb(
     ]
     stacked = jax.tree.map(lambda *a: jnp.stack(a), *states)
     return BrokenPoint(model, alpha, rs, stacked, branch, s is None)
+
+
+def lines_1rsb(model: Model, order: int, lines: int | None, replicates: int, seed: int) -> Rule:
+    """The lines of `solve_1rsb`, on which its RS state is solved too."""
+    return line_nodes(model, order, lines=lines, points=_POINTS, seed=seed, replicates=replicates)
 
 
 def _solve_replicate(rs: FixedPoint, k: int, lines: Any, s: jax.Array | None) -> BrokenState:
@@ -531,6 +560,7 @@ def _solve_replicate(rs: FixedPoint, k: int, lines: Any, s: jax.Array | None) ->
         s=s,
         train_loss=look.loss,
         elevation=look.loss - state.train_loss,
+        loss_by_model=_loss_by_model(model, alpha, averages, x, look, s),
         loss_by_alpha=look.loss_by_alpha,
         loss_by_log_s=look.loss_by_log_s,
         residual=jnp.asarray(residual),
@@ -560,6 +590,7 @@ def _unbroken(state: Any, s: jax.Array, ok: bool) -> BrokenState:
         s=s,
         train_loss=state.train_loss,
         elevation=zero,
+        loss_by_model=state.train_loss_partials[0],
         loss_by_alpha=state.train_loss_partials[1],
         loss_by_log_s=zero,
         residual=state.residual,
