@@ -76,7 +76,7 @@ def test_sensitivities_are_those_at_the_broken_alpha_c(monkeypatch):
     def roots(sigma):
         return (5 * sigma) ** 0.5, (5 * sigma - lift * sigma**4) ** 0.5
 
-    alpha, broken = roots(sigma)
+    alpha, _ = roots(sigma)
     by_sigma = {"positional": -5 + 4 * lift * sigma**3, "semantic": 0.0}
 
     def rs_state(alpha, branch):
