@@ -9,7 +9,7 @@ import pytest
 import tiedattn_jax as ta
 from tiedattn_jax.overlaps import Conjugates
 from tiedattn_jax.theory.potentials import free_energy, prior
-from tiedattn_jax.theory.rsb import BrokenOverlaps, free_energy_1rsb, overlaps_1rsb, prior_1rsb
+from tiedattn_jax.theory.rsb import BrokenOverlaps, corrected_matrix, free_energy_1rsb, overlaps_1rsb, prior_1rsb
 
 S = jnp.asarray(500.0)
 
@@ -71,6 +71,24 @@ def test_free_energy_without_breaking():
     np.testing.assert_allclose(
         free_energy_1rsb(model, alpha, x, hats, S, M), free_energy(model, alpha, *rs, M), rtol=1e-12
     )
+
+
+def test_prior_by_the_ridge_is_the_norm_of_the_weights():
+    """d psi_s / d lam = -tr(Q^T Q) / (2 d), which is q1 / (2 sigma^2) of one token, whatever the conjugates."""
+    model, hats = ta.dot_product(sigma=0.6), _hats()
+    slope = jax.grad(prior_1rsb)(model, hats, S).lam
+    np.testing.assert_allclose(slope, -overlaps_1rsb(model, hats, S).q1[0, 0, 0] / (2 * 0.36), rtol=1e-9)
+
+
+def test_corrected_matrix_knows_the_last_move():
+    """Along the move it gives the change that was seen; across it, in units of the coordinates, what it gave before."""
+    matrix, sizes = np.arange(9.0).reshape(3, 3), np.array([1.0, 10.0, 0.1])
+    move, change = np.array([0.5, 2.0, 0.03]), np.array([1.0, -1.0, 2.0])
+    found = corrected_matrix(matrix, move, change, sizes)
+    np.testing.assert_allclose(found @ move, change, rtol=1e-12)
+    across = sizes * np.cross(move / sizes, [1.0, 2.0, 3.0])
+    np.testing.assert_allclose(found @ across, matrix @ across, rtol=1e-9)
+    np.testing.assert_array_equal(corrected_matrix(matrix, 0 * move, change, sizes), matrix)
 
 
 @pytest.mark.parametrize(

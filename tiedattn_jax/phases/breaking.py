@@ -5,8 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+import equinox as eqx
 import jax
 import jax.numpy as jnp
+from jax import lax
 
 from ..averages.sizes import REPLICATES
 from ..errors import InputError, require_choice, require_kind
@@ -17,7 +19,7 @@ from ..printing import Description, with_error
 from ..results import Result, Status, error_bar
 from ..theory.fixed_points import FixedPoint, solve
 from ..theory.rsb import ORDER, BrokenPoint, lines_1rsb, solve_1rsb
-from .events import Transition, root_derivatives
+from .events import Transition, root_derivatives, with_sensitivities
 from .transitions import critical_alpha
 
 
@@ -36,8 +38,8 @@ class BrokenTransition(Result):
     rs: Transition
     branches: tuple[BrokenPoint, BrokenPoint]
     shifts: jax.Array
-    sensitivities: Model | None
-    sensitivities_stderr: Model | None
+    sensitivities: Model
+    sensitivities_stderr: Model
 
     @property
     def shift(self) -> jax.Array:
@@ -71,12 +73,6 @@ class BrokenTransition(Result):
 
     def to_dict(self) -> dict[str, Any]:
         """alpha_c of both theories, its derivatives, the shift between them and both states, ready for JSON."""
-        found = {
-            "sensitivities": self.sensitivities,
-            "sensitivities_stderr": self.sensitivities_stderr,
-            "sensitivities_rs": self.rs.sensitivities,
-            "sensitivities_rs_stderr": self.rs.sensitivities_stderr,
-        }
         return {
             "alpha_c": float(self.alpha),
             "alpha_c_stderr": float(self.stderr),
@@ -84,7 +80,7 @@ class BrokenTransition(Result):
             "alpha_c_rs_stderr": float(self.rs.stderr),
             "shift": float(self.shift),
             "shift_stderr": float(self.shift_stderr),
-            **{name: None if tree is None else numbers_of(tree) for name, tree in found.items()},
+            **{name: numbers_of(tree) for name, tree in self._derivatives().items()},
             "status": self.status_name,
             "branches": {b.branch: b.to_dict() for b in self.branches},
         }
@@ -106,11 +102,16 @@ class BrokenTransition(Result):
             elevations,
         )
 
+    def _derivatives(self) -> dict[str, Any]:
+        return {
+            "sensitivities": self.sensitivities,
+            "sensitivities_stderr": self.sensitivities_stderr,
+            "sensitivities_rs": self.rs.sensitivities,
+            "sensitivities_rs_stderr": self.rs.sensitivities_stderr,
+        }
+
     def _sensitivity_rows(self) -> list[tuple[str, ...]]:
-        trees = self.sensitivities, self.sensitivities_stderr, self.rs.sensitivities, self.rs.sensitivities_stderr
-        if any(tree is None for tree in trees):
-            return []
-        values, bars, of_rs, rs_bars = (numbers_of(tree) for tree in trees if tree is not None)
+        values, bars, of_rs, rs_bars = map(numbers_of, self._derivatives().values())
         return [
             (f"d/d{name}", with_error(a, bars[name]), f"RS: {with_error(of_rs[name], rs_bars[name])}")
             for name, a in values.items()
@@ -141,33 +142,41 @@ def critical_alpha_1rsb(
     Raises:
         InputError: as `solve_1rsb`; a transition of another kind, or one that was not found.
     """
+    held = lax.stop_gradient(model)
     if transition is None:
-        transition = critical_alpha(model)
+        transition = critical_alpha(held)
     require_kind(transition, "transition", Transition, "the result of critical_alpha")
     require_choice(transition.event, "transition.event", ["alpha_c"])
-    if not transition.ok:
+    transition = lax.stop_gradient(transition)
+    if not transition.ok or transition.sensitivities is None:
         raise InputError("transition", f"must have been found, got status {transition.status_name}")
     rule: dict[str, Any] = {"order": order, "lines": lines, "replicates": replicates, "seed": seed}
-    positional, semantic = (solve_1rsb(model, transition.alpha, branch, **rule) for branch in PAIR)
+    positional, semantic = (solve_1rsb(held, transition.alpha, branch, **rule) for branch in PAIR)
     a, b = positional.replicates, semantic.replicates
     shifts = -(a.elevation - b.elevation) / (a.loss_by_alpha - b.loss_by_alpha)
-    alpha, nodes = transition.alpha + jnp.mean(shifts), lines_1rsb(model, **rule)
-    there = [solve(model, alpha, point.branch, nodes, start=point.rs) for point in (positional, semantic)]
-    found = _sensitivities(transition, (positional, semantic), there)
-    return BrokenTransition(transition, (positional, semantic), shifts, *found)
+    alpha, nodes = transition.alpha + jnp.mean(shifts), lines_1rsb(held, **rule)
+    there = [solve(held, alpha, point.branch, nodes, start=point.rs) for point in (positional, semantic)]
+    each = _shift_sensitivities((positional, semantic), there)
+    own = jax.tree.map(lambda a: a[None], transition.sensitivities)
+    moving = with_sensitivities(transition.alpha[None], own, model)[0]
+    return BrokenTransition(
+        rs=eqx.tree_at(lambda t: t.alpha, transition, moving),
+        branches=(positional, semantic),
+        shifts=with_sensitivities(shifts, each, model),
+        sensitivities=jax.tree.map(lambda a, d: a + jnp.mean(d, 0), transition.sensitivities, each),
+        sensitivities_stderr=jax.tree.map(
+            lambda a, d: jnp.hypot(a, error_bar(d)), transition.sensitivities_stderr, each
+        ),
+    )
 
 
-def _sensitivities(
-    transition: Transition, broken: Sequence[BrokenPoint], there: Sequence[FixedPoint]
-) -> tuple[Model | None, Model | None]:
-    """d alpha_c / d model and its error bars: the RS ones, and the difference of both theories on the same lines.
+def _shift_sensitivities(broken: Sequence[BrokenPoint], there: Sequence[FixedPoint]) -> Model:
+    """Derivatives of the shift in the model, (R, ...): of alpha_c in both theories, on the same lines.
 
     Args:
         broken: both branches at the RS alpha_c.
-        there: both RS states at alpha_c with 1RSB.
+        there: both RS states at alpha_c with 1RSB, which say how derivatives change on the way.
     """
-    if transition.sensitivities is None or transition.sensitivities_stderr is None:
-        return None, None
 
     def apart(a: Any, b: Any) -> Any:
         return jax.tree.map(jnp.subtract, a, b)
@@ -176,8 +185,4 @@ def _sensitivities(
     moved = apart(*(state.replicates.train_loss_partials for state in there))
     of_broken = apart(*((b.replicates.loss_by_model, b.replicates.loss_by_alpha) for b in broken))
     by_model, by_alpha = jax.tree.map(lambda broken, there, here: broken + there - here, of_broken, moved, of_rs)
-    each = apart(root_derivatives(by_model, by_alpha)[0], root_derivatives(*of_rs)[0])
-    return (
-        jax.tree.map(lambda a, d: a + jnp.mean(d, 0), transition.sensitivities, each),
-        jax.tree.map(lambda a, d: jnp.hypot(a, error_bar(d)), transition.sensitivities_stderr, each),
-    )
+    return apart(root_derivatives(by_model, by_alpha)[0], root_derivatives(*of_rs)[0])

@@ -28,7 +28,7 @@ from ..parameters import Parameter, numbers_of
 from ..printing import Description, with_error
 from ..results import Average, Result, Settings, Status, error_bar, quorum
 from ..theory.fixed_points import FixedPoint, State, for_each, solve_replicates, states_table
-from ..theory.implicit import fold_gradient, implicit_gradient
+from ..theory.implicit import first_order, fold_gradient, implicit_gradient
 from ..theory.observables import excess_in, growths_in
 from .arclength import Setting, fold_near
 from .follow import Curve
@@ -465,7 +465,7 @@ def transition_of(event: Event, model: Model, zero: Zero) -> Transition:
     sensitivities = bars = None
     if zero.by_model is not None:
         each, sensitivities, bars = root_derivatives(zero.by_model, zero.by_alpha)
-        roots = _with_sensitivities(roots, each, model)
+        roots = with_sensitivities(roots, each, model)
     alpha, held = jnp.mean(zero.alpha), lax.stop_gradient(model)
     states = tuple(FixedPoint(held, alpha, s, b) for s, b in zip(zero.states, event.branches, strict=True))
     status = jnp.stack([s.status for s in states])
@@ -491,29 +491,18 @@ def root_derivatives(by_model: Model, by_alpha: jax.Array) -> tuple[Model, Model
 
 
 @jax.custom_jvp
-def _with_sensitivities(alphas: jax.Array, sensitivities: Model, model: Model) -> jax.Array:
+def with_sensitivities(alphas: jax.Array, sensitivities: Model, model: Model) -> jax.Array:
     """Roots (R,), whose first derivatives in the model are the `sensitivities` (leading axis R) found with them."""
     return alphas
 
 
-@_with_sensitivities.defjvp
+@with_sensitivities.defjvp
 def _(primals: Any, tangents: Any) -> tuple[jax.Array, jax.Array]:
     alphas, sensitivities, model = primals
     terms = jax.tree.map(
-        lambda s, d: jnp.sum((s * d).reshape(alphas.shape[0], -1), 1), _first_order(sensitivities, model), tangents[2]
+        lambda s, d: jnp.sum((s * d).reshape(alphas.shape[0], -1), 1), first_order(sensitivities, model), tangents[2]
     )
     return alphas, sum(jax.tree.leaves(terms), jnp.zeros_like(alphas))
-
-
-@jax.custom_jvp
-def _first_order(tree: Any, model: Model) -> Any:
-    """A function of the model, as a tree that refuses to be differentiated rather than to pass for a constant."""
-    return tree
-
-
-@_first_order.defjvp
-def _(primals: Any, tangents: Any) -> Any:
-    raise TypeError("transitions have first derivatives only: take differences of `sensitivities` for the second")
 
 
 def _fold(event: Event, model: Model, near: Near, nodes: Rule, settings: Settings, sensitivities: bool) -> Transition:

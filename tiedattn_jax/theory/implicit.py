@@ -107,3 +107,15 @@ def _linearised(
     matrix = jnp.eye(n, dtype=v.dtype) - columns[:, :n]
     gauge = coordinates.gauge(model, x, jnp.ones_like(v))
     return _Linearised(value, matrix, gauge, columns[:, n:], slopes[:n], slopes[n:], numbers)
+
+
+@jax.custom_jvp
+def first_order(tree: Any, numbers: Any) -> Any:
+    """A function of some numbers, as a tree that refuses to be differentiated rather than to pass for a constant."""
+    return tree
+
+
+@first_order.defjvp
+def _(primals: Any, tangents: Any) -> Any:
+    text = "transitions and states with 1RSB have first derivatives only"
+    raise TypeError(f"{text}: take differences of `sensitivities` or `loss_by_model` for the second")

@@ -30,6 +30,7 @@ from ..averages import clusters
 from ..averages.fields import fields, teacher_fields, whiten
 from ..averages.lines import LineNodes, line_nodes
 from ..averages.near_jumps import lay_nodes
+from ..averages.program import program
 from ..averages.prox import moreau
 from ..averages.rule import Rule, average_of_weighted, sum_of_weighted
 from ..averages.sizes import REPLICATES
@@ -41,7 +42,8 @@ from ..printing import Description, rows_of
 from ..results import Result, Status, error_bar
 from .fixed_points import FixedPoint, check_alpha, check_model
 from .fixed_points import solve as solve_rs
-from .potentials import block_envelope, channel_by_model, points_in, stationary, weight_moments
+from .implicit import first_order
+from .potentials import block_envelope, stationary, weight_moments
 from .potentials import overlaps as rs_overlaps
 from .state_evolution import value_and_columns
 
@@ -49,7 +51,7 @@ ORDER = 5  # of the rule of lines: the elevation to 5 % with four replicates
 _POINTS = 64  # on a line: the RS potential has to be exact along them
 _BLOCK = 256  # fields whose inner averages are taken together; there are jumps at them
 _WIDE = 1024  # likewise, without jumps
-_ROUND = 8  # blocks: their number is rounded up to a multiple, for replicates to share one program
+_ROUND = 32  # blocks: their number is rounded up to a multiple, for replicates to share one program
 _SAME = 1e-5  # of M: an inner average that a smooth rule gives to that is taken by it
 _TOL, _STALLED = 1e-4, 3e-3  # residuals at which a state has converged, and at which the nodes resolve it no further
 _SLOPE = 0.01  # weight, in the residual, of d loss / d log s over the elevation, which is off by the square of that
@@ -57,8 +59,10 @@ _NOISE = 1e-5  # of the loss: elevations below say nothing
 _STEPS, _FIRST = 16, 1  # Newton steps, and at which s starts to move
 _SEEN = 0.02  # jump mass above which jumps are broken at although the averages cannot tell them from their error
 _SHARE = 1e-3, 0.5  # range of the jumps' share of the response that a start is made of
-_PATIENCE = 4  # steps in which the residual has not fallen: it will not
+_PATIENCE = 4, 2  # steps in which the residual has not halved: it will not, if it is large, and if it is small
+_SLOW = 0.5  # a residual that falls by less asks for a new matrix
 _LONGEST = 0.5  # relative, of a Newton step
+_FAR = 0.02  # likewise, above which it says more of the matrix than of the roughness of the averages
 _START = 1.2  # times the part of the response that the jumps carry, at which q1 - q0 starts
 _GROUND = 2.0  # over the training loss, where s starts
 
@@ -161,42 +165,54 @@ def _points(model: Model, x: BrokenOverlaps, s: jax.Array, block: Outer, found: 
     return block, *(clusters.points(model, V, x.spread, block.h, y, f) for V, f in pairs)
 
 
+Setting = Callable[[jax.Array], tuple[Model, jax.Array, BrokenOverlaps, jax.Array]]
+
+
 def _channel_expansion(
-    setting: Callable[[jax.Array], tuple[BrokenOverlaps, jax.Array]], model: Model, averages: Averages, v: jax.Array
-) -> tuple[tuple, tuple]:
-    """M_s with its gradients in the order parameters and in s, and the derivatives of all of them in v, (..., k)."""
+    setting: Setting, averages: Averages, u: jax.Array, wanted: jax.Array
+) -> tuple[tuple, tuple, Model]:
+    """M_s with its gradients in the order parameters and in s, the derivatives of these in u, and dM_s / d model.
+
+    Args:
+        setting: model, alpha, order parameters and s as a function of some numbers u, (k,).
+        wanted: whether the derivatives in u, (..., k), are; they are zero otherwise, and most of the work.
+    """
 
     def sums(find: Callable[..., Any], share: Callable[..., Any]) -> Callable[[Any], Any]:
         def block_sums(block: Any) -> Any:
-            found = find(*lax.stop_gradient(setting(v)), block)
+            model, _, x, s = lax.stop_gradient(setting(u))
+            found = find(model, x, s, block)
 
-            def at(v: jax.Array) -> Any:
-                x, s = setting(v)
-                M, gradients = jax.value_and_grad(share(x, s, block, found), (0, 1))(x, s)
-                return (M, *gradients), ()
+            def at(u: jax.Array) -> Any:
+                model, _, x, s = setting(u)
+                M, (by_model, *gradients) = jax.value_and_grad(share(model, x, s, block, found), (0, 1, 2))(model, x, s)
+                return (M, *gradients), by_model
 
-            return value_and_columns(at, v)
+            def alone(u: jax.Array) -> Any:
+                values, by_model = at(u)
+                return values, jax.tree.map(lambda a: jnp.zeros((*a.shape, len(u)), a.dtype), values), by_model
+
+            return lax.cond(wanted, partial(value_and_columns, at), alone, u)
 
         return block_sums
 
-    def of_rest(x: BrokenOverlaps, s: jax.Array, block: Outer, found: tuple) -> Any:
+    def of_rest(model: Model, x: BrokenOverlaps, s: jax.Array, block: Outer, found: tuple) -> Any:
         points = _points(model, x, s, block, found)
-        return lambda x, s: _rest_envelope(points, (model, x, s))
+        return lambda model, x, s: _rest_envelope(points, (model, x, s))
 
-    def of_lines(x: BrokenOverlaps, s: jax.Array, block: Any, found: Any) -> Any:
+    def of_lines(model: Model, x: BrokenOverlaps, s: jax.Array, block: Any, found: Any) -> Any:
         points = averages.lines.points(model, x.joined(s), block, found)
-        return lambda x, s: block_envelope(points, (model, x.joined(s)))
+        return lambda model, x, s: block_envelope(points, (model, x.joined(s)))
 
-    def lines_found(x: BrokenOverlaps, s: jax.Array, block: Any) -> Any:
+    def lines_found(model: Model, x: BrokenOverlaps, s: jax.Array, block: Any) -> Any:
         return averages.lines.search(model, x.joined(s), block)
 
     shares = (
-        sum_of_weighted(averages.near, sums(partial(_searched, model, jumps=True), of_rest)),
-        sum_of_weighted(averages.smooth, sums(partial(_searched, model, jumps=False), of_rest)),
+        sum_of_weighted(averages.near, sums(partial(_searched, jumps=True), of_rest)),
+        sum_of_weighted(averages.smooth, sums(partial(_searched, jumps=False), of_rest)),
         average_of_weighted(averages.lines, sums(lines_found, of_lines)),
     )
-    values, slopes, _ = jax.tree.map(lambda *parts: sum(parts), *shares)
-    return values, slopes
+    return jax.tree.map(lambda *parts: sum(parts), *shares)
 
 
 # The prior potential and the equations
@@ -254,84 +270,115 @@ def overlaps_1rsb(model: Model, hats: BrokenOverlaps, s: jax.Array) -> BrokenOve
 # Newton's method
 
 
-def _pack(x: BrokenOverlaps, last: Any) -> jax.Array:
-    """A state as one vector: q1, q1 - q0, V, theta, m, and log s or what takes its place."""
-    return ravel_pytree((x.q1, x.q1 - x.q0, x.V, x.theta, x.m, last))[0]
+def _pack(x: BrokenOverlaps, s: jax.Array, last: Any) -> jax.Array:
+    """A state as one vector: q1, s (q1 - q0), V, theta, m, and log s or what takes its place.
+
+    s (q1 - q0) is the response of the clusters, which hardly depends on s.
+    """
+    return ravel_pytree((x.q1, s * (x.q1 - x.q0), x.V, x.theta, x.m, last))[0]
 
 
 def _unpacker(like: BrokenOverlaps, s: jax.Array) -> Callable[[jax.Array], tuple[BrokenOverlaps, jax.Array]]:
     back = ravel_pytree((like.q1, like.q1, like.V, like.theta, like.m, s))[1]
 
     def unpack(v: jax.Array) -> tuple[BrokenOverlaps, jax.Array]:
-        q1, apart, V, theta, m, log_s = back(v)
-        return BrokenOverlaps(q1, q1 - apart, V, theta, m), jnp.exp(log_s)
+        q1, response, V, theta, m, log_s = back(v)
+        s = jnp.exp(log_s)
+        return BrokenOverlaps(q1, q1 - response / s, V, theta, m), s
 
     return unpack
 
 
-class _Look(NamedTuple):
-    """The equations at one place, scaled: a residual for each coordinate and, last, d loss / d log s."""
+class _Expansion(NamedTuple):
+    """The equations at some numbers u, (k,); in pairs a value and its derivatives, (..., k)."""
 
-    residual: jax.Array
-    matrix: jax.Array
+    image: tuple[jax.Array, jax.Array]  # new coordinates and, last, -d loss / d log s
+    hats: tuple[BrokenOverlaps, BrokenOverlaps]
+    M: tuple[jax.Array, jax.Array]
     loss: jax.Array
+    loss_by_model: Model
+
+
+def _expansion(setting: Setting, averages: Averages, u: jax.Array, free: jax.Array, wanted: Any) -> _Expansion:
+    values, slopes, M_by_model = _channel_expansion(setting, averages, u, wanted)
+
+    def equations(u: jax.Array, M: jax.Array, by_x: BrokenOverlaps, by_s: jax.Array) -> Any:
+        model, alpha, x, s = setting(u)
+        hats = conjugates_1rsb(alpha, s, by_x, free)
+        explicit = jax.grad(lambda s: free_energy_1rsb(model, alpha, x, hats, s, 0 * M))(s)
+        by_log_s = s * (explicit - alpha * by_s)
+        loss = -free_energy_1rsb(model, alpha, x, hats, s, M)
+        return (_pack(overlaps_1rsb(model, hats, s), s, 0.0).at[-1].set(by_log_s), hats), loss
+
+    def column(*d: Any) -> Any:
+        return jax.jvp(equations, (u, *values), d, has_aux=True)
+
+    (image, hats), (by_image, by_hats), loss = jax.vmap(column, in_axes=(0, -1, -1, -1), out_axes=(None, -1, None))(
+        jnp.eye(len(u), dtype=u.dtype), *slopes
+    )
+    model, alpha, _, s = setting(u)
+    # Partial derivatives, since Phi_s is stationary elsewhere.
+    by_model = jax.tree.map(lambda a, b: alpha * a - b, M_by_model, jax.grad(prior_1rsb)(model, hats, s))
+    return _Expansion((image, by_image), (hats, by_hats), (values[0], slopes[0]), loss, by_model)
+
+
+class _Look(NamedTuple):
+    """The equations at one place: a residual for each coordinate and, last, d loss / d log s."""
+
+    v: jax.Array  # the place
+    residual: jax.Array
+    matrix: jax.Array  # of Newton's method, where it was asked for
+    columns: jax.Array  # sizes of the coordinates
+    rows: jax.Array  # and of the residuals
+    loss: jax.Array
+    loss_by_model: Model
     loss_by_alpha: jax.Array
     loss_by_log_s: jax.Array
     hats: BrokenOverlaps
 
 
-@eqx.filter_jit
+@program
 def _look(
-    model: Model, alpha: jax.Array, averages: Averages, x: BrokenOverlaps, s: jax.Array, free: jax.Array
-) -> tuple[_Look, jax.Array]:
-    """The equations to first order around a place, and the size of its coordinates."""
-    v, setting = _pack(x, jnp.log(s)), _unpacker(x, s)
-    values, slopes = _channel_expansion(setting, model, averages, v)
-
-    def equations(v: jax.Array, M: jax.Array, by_x: BrokenOverlaps, by_s: jax.Array) -> Any:
-        x, s = setting(v)
-        hats = conjugates_1rsb(alpha, s, by_x, free)
-        explicit = jax.grad(lambda s: free_energy_1rsb(model, alpha, x, hats, s, 0 * M))(s)
-        by_log_s = s * (explicit - alpha * by_s)
-        loss = -free_energy_1rsb(model, alpha, x, hats, s, M)
-        return _pack(overlaps_1rsb(model, hats, s), 0.0).at[-1].set(by_log_s), (loss, hats)
-
-    def column(*d: Any) -> Any:
-        return jax.jvp(equations, (v, *values), d, has_aux=True)
-
-    image, columns, (loss, hats) = jax.vmap(column, in_axes=(0, -1, -1, -1), out_axes=(None, -1, None))(
-        jnp.eye(len(v), dtype=v.dtype), *slopes
+    model: Model,
+    alpha: jax.Array,
+    averages: Averages,
+    x: BrokenOverlaps,
+    s: jax.Array,
+    free: jax.Array,
+    wanted: jax.Array,
+) -> _Look:
+    """The equations around a place, to first order where that is `wanted`."""
+    v, unpack = _pack(x, s, jnp.log(s)), _unpacker(x, s)
+    seen = _expansion(lambda v: (model, alpha, *unpack(v)), averages, v, free, wanted)
+    (image, slopes), hats = seen.image, seen.hats[0]
+    columns = _sizes(x, s, free)
+    return _Look(
+        v=v,
+        residual=image - v.at[-1].set(0.0),
+        matrix=jnp.diag(jnp.ones_like(v).at[-1].set(0.0)) - slopes,
+        columns=columns,
+        rows=columns.at[-1].set(_energy(x, s, hats)),
+        loss=seen.loss,
+        loss_by_model=seen.loss_by_model,
+        loss_by_alpha=seen.M[0],
+        loss_by_log_s=-image[-1],
+        hats=hats,
     )
-    sizes = [jnp.sqrt(jnp.mean(a**2)) * jnp.ones_like(a) for a in (x.q1, x.q1 - x.q0, x.V)]
+
+
+def _sizes(x: BrokenOverlaps, s: jax.Array, free: jax.Array) -> jax.Array:
+    """Sizes of the coordinates of a state."""
+    sizes = [jnp.sqrt(jnp.mean(a**2)) * jnp.ones_like(a) for a in (x.q1, s * (x.q1 - x.q0), x.V)]
     order = [
         jnp.where(kept > 0, jnp.sqrt(jnp.mean(a**2)), 1.0) * jnp.ones_like(a)
         for kept, a in zip(free, (x.theta, x.m), strict=True)
     ]
-    energy = 0.5 * s * jnp.sum(hats.q1 * (x.q1 - x.q0))
-    scale = ravel_pytree((*sizes, *order, jnp.ones_like(s)))[0]
-    matrix = (jnp.diag(jnp.ones_like(v).at[-1].set(0.0)) - columns) * scale / scale[:, None].at[-1].set(energy)
-    residual = (image - v.at[-1].set(0.0)) / scale.at[-1].set(energy)
-    return _Look(residual, matrix, loss, values[0], -image[-1], hats), scale
+    return ravel_pytree((*sizes, *order, jnp.ones_like(s)))[0]
 
 
-@eqx.filter_jit
-def _loss_by_model(model: Model, alpha: jax.Array, averages: Averages, x: BrokenOverlaps, look: _Look, s: Any) -> Model:
-    """Derivatives of the loss in the model's numbers: partial ones, since Phi_s is stationary elsewhere."""
-    whole = x.joined(s)
-
-    def of_rest(block: Outer, jumps: bool) -> Model:
-        points = _points(model, x, s, block, _searched(model, x, s, block, jumps))
-        return jax.grad(lambda m: _rest_envelope(points, (m, x, s)))(model)
-
-    shares = (
-        sum_of_weighted(averages.near, partial(of_rest, jumps=True)),
-        sum_of_weighted(averages.smooth, partial(of_rest, jumps=False)),
-        average_of_weighted(
-            averages.lines, lambda block: channel_by_model(model, whole, points_in(model, whole, averages.lines, block))
-        ),
-    )
-    by_prior = jax.grad(prior_1rsb)(model, look.hats, s)
-    return jax.tree.map(lambda prior, *parts: alpha * sum(parts) - prior, by_prior, *shares)
+def _energy(x: BrokenOverlaps, s: jax.Array, hats: BrokenOverlaps) -> jax.Array:
+    """A scale for the derivative of the loss in log s."""
+    return 0.5 * s * jnp.sum(hats.q1 * (x.q1 - x.q0))
 
 
 class BrokenState(eqx.Module):
@@ -487,7 +534,8 @@ def solve_1rsb(
     check_model(model, branch)
     require_choice(branch, "branch", PAIR)
     alpha = check_alpha(model, alpha)
-    if not is_concrete((model, alpha)):
+    held = lax.stop_gradient((model, alpha))
+    if not is_concrete(held):
         raise InputError(
             "model", "must have concrete numbers for solve_1rsb, got traced ones: call it outside of jax.jit"
         )
@@ -501,12 +549,18 @@ def solve_1rsb(
     require_count(replicates, "replicates", 2)
     if s is not None:
         require_number(s, "s", "positive", lambda v: v > 0)
+        s = jnp.asarray(s, model.lam.dtype)
     rule = lines_1rsb(model, order, lines, replicates, seed)
     rs = solve_rs(model, alpha, branch, rule)
-    states = [
-        _solve_replicate(rs, k, rule.replicate(k), None if s is None else jnp.asarray(s, model.lam.dtype))
-        for k in range(replicates)
-    ]
+    states: list[BrokenState] = []
+    near = None
+    for k in range(replicates):
+        lines_k = rule.replicate(k)
+        state, found = _solve_replicate(rs, k, lines_k, s, near)
+        if near is not None and int(state.status) > Status.stalled:
+            state, found = _solve_replicate(rs, k, lines_k, s, None)
+        near = near if found is None else found
+        states.append(state)
     stacked = jax.tree.map(lambda *a: jnp.stack(a), *states)
     return BrokenPoint(model, alpha, rs, stacked, branch, s is None)
 
@@ -516,63 +570,181 @@ def lines_1rsb(model: Model, order: int, lines: int | None, replicates: int, see
     return line_nodes(model, order, lines=lines, points=_POINTS, seed=seed, replicates=replicates)
 
 
-def _solve_replicate(rs: FixedPoint, k: int, lines: Any, s: jax.Array | None) -> BrokenState:
+class _Near(NamedTuple):
+    """Where a replicate starts that others went before: what breaking did to one of them."""
+
+    shift: BrokenOverlaps  # of the order parameters
+    s: jax.Array
+    matrix: np.ndarray  # of Newton's method there
+
+
+def _solve_replicate(
+    rs: FixedPoint, k: int, lines: Any, s: jax.Array | None, near: _Near | None
+) -> tuple[BrokenState, _Near | None]:
+    """A replicate, and what it hands to the next ones if it was found."""
+    moving, rs = rs, lax.stop_gradient(rs)
     model, alpha = rs.model, rs.alpha
     free = branch_of(rs.branch).free(model)
-    state = jax.tree.map(lambda a: a[k], rs.replicates)
-    x = state.overlaps
+    moving_state, state = (jax.tree.map(lambda a: a[k], point.replicates) for point in (moving, rs))
+    unbroken = _unbroken_overlaps(state.overlaps)
     ground = s is None
     s = _GROUND / state.train_loss if s is None else s
-    # Within a cluster jumps do not respond.
-    share = jnp.clip(state.diagnostics.jump_mass, *_SHARE)
-    hats = eqx.tree_at(lambda h: h.V, state.conjugates, state.conjugates.V / (1 - share))
-    apart = _START * (x.V - rs_overlaps(model, hats).V) / s
+    x = _start(model, state, s, free)
     found = int(state.status) <= Status.stalled
     if not found or not (bool(rs.jumps) or float(rs.diagnostics.jump_mass) > _SEEN):
-        return _unbroken(state, s, found)
-    x = BrokenOverlaps(x.q, x.q - apart, x.V, free[0] * x.theta, free[1] * x.m)
+        return _unbroken(moving_state, s, found), None
     averages = _averages(model, state.overlaps, x, s, lines)
-    best, waiting, residual = None, 0, np.inf
-    for step in range(_STEPS):
-        look, scale = _look(model, alpha, averages, x, s, free)
-        vary = ground and step >= _FIRST
-        n = len(scale) if vary else len(scale) - 1
-        size = float(np.max(np.abs(np.asarray(look.residual)[:-1])))
-        if vary:
-            elevation = max(abs(float(look.loss - state.train_loss)), _NOISE * float(look.loss))
-            size = max(size, _SLOPE * abs(float(look.loss_by_log_s)) / elevation)
-        if np.isfinite(size) and (size < residual or (vary and step == _FIRST)):
-            best, waiting, residual = (x, s, look), 0, size
-        waiting += 1
-        if (residual <= _TOL and vary == ground) or waiting > _PATIENCE or best is None:
-            break
-        # Least squares: the matrix is singular along the orbit of a gauge.
-        move = np.linalg.lstsq(np.asarray(look.matrix)[:n, :n], np.asarray(look.residual)[:n], rcond=1e-10)[0]
-        move = move * min(1.0, _LONGEST / np.max(np.abs(move)))
-        x, s = _moved(model, x, s, free, np.append(move, np.zeros(len(scale) - n)) * np.asarray(scale))
+    if near is not None:
+        x, s = jax.tree.map(jnp.add, unbroken, near.shift), near.s
+
+    def look(x: BrokenOverlaps, s: jax.Array, wanted: bool) -> _Look:
+        return _look(model, alpha, averages, x, s, free, jnp.asarray(wanted))
+
+    best = _newton(model, look, x, s, free, ground, float(state.train_loss), None if near is None else near.matrix)
     if best is None:
-        return _unbroken(state, s, False)
-    x, s, look = best
+        return _unbroken(moving_state, s, False), None
+    x, s, seen, residual, matrix = best
     status = Status.converged if residual <= _TOL else Status.stalled if residual <= _STALLED else Status.max_steps
-    return BrokenState(
+    broken = BrokenState(
         overlaps=x,
-        conjugates=look.hats,
+        conjugates=seen.hats,
         s=s,
-        train_loss=look.loss,
-        elevation=look.loss - state.train_loss,
-        loss_by_model=_loss_by_model(model, alpha, averages, x, look, s),
-        loss_by_alpha=look.loss_by_alpha,
-        loss_by_log_s=look.loss_by_log_s,
+        train_loss=seen.loss,
+        elevation=jnp.zeros_like(seen.loss),
+        loss_by_model=seen.loss_by_model,
+        loss_by_alpha=seen.loss_by_alpha,
+        loss_by_log_s=seen.loss_by_log_s,
         residual=jnp.asarray(residual),
         status=jnp.asarray(int(status)),
     )
+    broken = _followed((moving.model, moving.alpha), broken, averages, free, jnp.asarray(ground))
+    broken = eqx.tree_at(lambda b: b.elevation, broken, broken.train_loss - moving_state.train_loss)
+    shift = jax.tree.map(jnp.subtract, x, unbroken)
+    return broken, _Near(shift, s, matrix) if status <= Status.stalled else None
+
+
+@jax.custom_jvp
+def _followed(
+    numbers: tuple[Model, jax.Array], state: BrokenState, averages: Averages, free: jax.Array, ground: jax.Array
+) -> BrokenState:
+    """A state of one replicate, which moves with the model and alpha; see `_moves`."""
+    return state
+
+
+@_followed.defjvp
+def _(primals: Any, tangents: Any) -> tuple[BrokenState, BrokenState]:
+    numbers, state, averages, free, ground = primals
+    slopes = first_order(_moves(*numbers, averages, state, free, ground), numbers)
+    along = ravel_pytree(tangents[0])[0]
+    moving = [jax.tree.map(lambda a: a @ along, a) for a in slopes.values()]
+    return _followed(*primals), eqx.tree_at(lambda s: [getattr(s, name) for name in slopes], tangents[1], moving)
+
+
+@program
+def _moves(
+    model: Model, alpha: jax.Array, averages: Averages, state: BrokenState, free: jax.Array, ground: jax.Array
+) -> dict[str, Any]:
+    """Derivatives of the fields of a state that have one in the numbers of a setting, (..., k).
+
+    The loss by the envelope theorem, the rest by the implicit function theorem; where s is given it stays.
+    """
+    x, s = state.overlaps, state.s
+    (p, numbers), v, unpack = ravel_pytree((model, alpha)), _pack(x, s, jnp.log(s)), _unpacker(x, s)
+    n = len(v)
+    u = jnp.concatenate([v, p])
+    seen = _expansion(lambda u: (*numbers(u[n:]), *unpack(u[:n])), averages, u, free, jnp.asarray(True))
+    columns, slopes = _sizes(x, s, free), seen.image[1]
+    rows = columns.at[-1].set(_energy(x, s, seen.hats[0]))[:, None]
+    matrix = (jnp.diag(jnp.ones_like(v).at[-1].set(0.0)) - slopes[:, :n]) * columns / rows
+    matrix = jnp.where(ground, matrix, matrix.at[-1].set(jnp.eye(n)[-1]))
+    force = jnp.where(ground, slopes[:, n:] / rows, (slopes[:, n:] / rows).at[-1].set(0.0))
+    dv = jnp.linalg.lstsq(matrix, force, rcond=1e-10)[0] * columns[:, None]
+
+    def whole(slopes: jax.Array) -> jax.Array:
+        return slopes[..., n:] + slopes[..., :n] @ dv
+
+    dx, ds = jax.vmap(lambda d: jax.jvp(unpack, (v,), (d,))[1], -1, -1)(dv)
+    return {
+        "overlaps": dx,
+        "s": ds,
+        "conjugates": jax.tree.map(whole, seen.hats[1]),
+        "train_loss": ravel_pytree((seen.loss_by_model, seen.M[0]))[0],
+        "loss_by_alpha": whole(seen.M[1]),
+        "loss_by_log_s": -whole(slopes)[-1],
+    }
+
+
+def _start(model: Model, state: Any, s: jax.Array, free: jax.Array) -> BrokenOverlaps:
+    """Where the first replicate starts: within a cluster jumps do not respond."""
+    x, share = state.overlaps, jnp.clip(state.diagnostics.jump_mass, *_SHARE)
+    hats = eqx.tree_at(lambda h: h.V, state.conjugates, state.conjugates.V / (1 - share))
+    apart = _START * (x.V - rs_overlaps(model, hats).V) / s
+    return BrokenOverlaps(x.q, x.q - apart, x.V, free[0] * x.theta, free[1] * x.m)
+
+
+def _newton(
+    model: Model,
+    look: Callable[[BrokenOverlaps, jax.Array, bool], _Look],
+    x: BrokenOverlaps,
+    s: jax.Array,
+    free: jax.Array,
+    ground: bool,
+    rs_loss: float,
+    matrix: np.ndarray | None,
+) -> tuple[BrokenOverlaps, jax.Array, _Look, float, np.ndarray] | None:
+    """The place with the smallest residual that Newton's method came to, with the last matrix; None: there is none.
+
+    Derivatives are most of the work: the matrix is corrected by Broyden's formula, and laid anew where that does not do.
+
+    Args:
+        matrix: that of another replicate.
+    """
+    first = 0 if matrix is not None else _FIRST
+    best, waiting, residual, size, half, last = None, 0, np.inf, np.inf, np.inf, None
+    renew = matrix is None
+    for step in range(_STEPS):
+        seen = jax.tree.map(np.asarray, look(x, s, renew))
+        vary = ground and step >= first
+        n = len(seen.v) if vary else len(seen.v) - 1
+        if renew or matrix is None:
+            matrix = seen.matrix
+        elif last is not None and np.max(np.abs(seen.v - last.v) / seen.columns) > _FAR:
+            matrix = corrected_matrix(matrix, seen.v - last.v, last.residual - seen.residual, seen.columns)
+        before, size = size, float(np.max(np.abs((seen.residual / seen.rows)[:-1])))
+        if vary:
+            elevation = max(abs(seen.loss - rs_loss), _NOISE * seen.loss)
+            size = max(size, float(_SLOPE * abs(seen.loss_by_log_s) / elevation))
+        anew = vary and step == first
+        if np.isfinite(size) and (size < residual or anew):
+            best, residual = (x, s, seen), size
+        waiting, half = (0, 0.5 * size) if size < half or anew else (waiting + 1, half)
+        done = residual <= _TOL and vary == ground
+        if done or not np.isfinite(size) or waiting > _PATIENCE[residual <= _STALLED]:
+            break
+        renew = step > first and size > max(_SLOW * before, _STALLED)
+        # Least squares: the matrix is singular along the orbit of a gauge.
+        scaled = (matrix * seen.columns / seen.rows[:, None])[:n, :n]
+        move = np.linalg.lstsq(scaled, (seen.residual / seen.rows)[:n], rcond=1e-10)[0]
+        move = move * min(1.0, _LONGEST / np.max(np.abs(move)))
+        last = seen
+        x, s = _moved(model, x, s, free, np.append(move, np.zeros(len(seen.v) - n)) * seen.columns)
+    if best is None or matrix is None:
+        return None
+    return (*best[:2], jax.tree.map(jnp.asarray, best[2]), residual, matrix)
+
+
+def corrected_matrix(matrix: np.ndarray, moved: np.ndarray, change: np.ndarray, sizes: np.ndarray) -> np.ndarray:
+    """A matrix with which a move, in coordinates of these sizes, gives the change that was seen: Broyden's update."""
+    along = moved / sizes**2
+    length = along @ moved
+    return matrix + np.outer(change - matrix @ moved, along) / length if length > 0 else matrix
 
 
 def _moved(
     model: Model, x: BrokenOverlaps, s: jax.Array, free: jax.Array, move: np.ndarray
 ) -> tuple[BrokenOverlaps, jax.Array]:
     """The place after a Newton step, cut until it lies in the domain; the old one where it never does."""
-    v, unpack = _pack(x, jnp.log(s)), _unpacker(x, s)
+    v, unpack = _pack(x, s, jnp.log(s)), _unpacker(x, s)
     for cut in 0.5 ** np.arange(6):
         trial, t = unpack(v + cut * move)
         trial = eqx.tree_at(lambda x: (x.theta, x.m), trial, (free[0] * trial.theta, free[1] * trial.m))
@@ -581,11 +753,16 @@ def _moved(
     return x, s
 
 
+def _unbroken_overlaps(x: Overlaps) -> BrokenOverlaps:
+    """RS order parameters as those of 1RSB without breaking."""
+    return BrokenOverlaps(x.q, x.q, x.V, x.theta, x.m)
+
+
 def _unbroken(state: Any, s: jax.Array, ok: bool) -> BrokenState:
     """The RS state as one without breaking, with its own status; `max_steps` where breaking was not found."""
-    x, hats, zero = state.overlaps, state.conjugates, jnp.zeros_like(state.train_loss)
+    hats, zero = state.conjugates, jnp.zeros_like(state.train_loss)
     return BrokenState(
-        overlaps=BrokenOverlaps(x.q, x.q, x.V, x.theta, x.m),
+        overlaps=_unbroken_overlaps(state.overlaps),
         conjugates=BrokenOverlaps(hats.q, hats.q, hats.V, hats.theta, hats.m),
         s=s,
         train_loss=state.train_loss,
@@ -627,14 +804,16 @@ def _fields(model: Model, x: Overlaps, student: jax.Array, teacher: jax.Array) -
 def _missed(model: Model, x: BrokenOverlaps, s: jax.Array, blocks: Outer) -> tuple[jax.Array, jax.Array]:
     """By how much the smooth inner rule is off at every field, and the envelope's size."""
 
-    def values(block: Outer) -> tuple[jax.Array, jax.Array]:
+    def fill(k: jax.Array, values: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, jax.Array]:
+        block = jax.tree.map(lambda a: a[k], blocks)
         fine, rough = (
             _inner(_points(model, x, s, block, _searched(model, x, s, block, jumps)), (model, x, s))[0]
             for jumps in (True, False)
         )
-        return jnp.abs(fine - rough), jnp.abs(fine)
+        return values[0].at[k].set(jnp.abs(fine - rough)), values[1].at[k].set(jnp.abs(fine))
 
-    return lax.map(values, blocks)
+    zero = jnp.zeros_like(blocks.weight)
+    return lax.fori_loop(0, jnp.sum(jnp.any(blocks.weight > 0, 1)), fill, (zero, zero))
 
 
 def _in_blocks(outer: Outer, width: int) -> Outer:
