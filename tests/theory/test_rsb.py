@@ -9,7 +9,15 @@ import pytest
 import tiedattn_jax as ta
 from tiedattn_jax.overlaps import Conjugates
 from tiedattn_jax.theory.potentials import free_energy, prior
-from tiedattn_jax.theory.rsb import BrokenOverlaps, corrected_matrix, free_energy_1rsb, overlaps_1rsb, prior_1rsb
+from tiedattn_jax.theory.rsb import (
+    BrokenOverlaps,
+    BrokenState,
+    corrected_matrix,
+    free_energy_1rsb,
+    overlaps_1rsb,
+    prior_1rsb,
+    with_derivatives,
+)
 
 S = jnp.asarray(500.0)
 
@@ -80,6 +88,24 @@ def test_prior_by_the_ridge_is_the_norm_of_the_weights():
     np.testing.assert_allclose(slope, -overlaps_1rsb(model, hats, S).q1[0, 0, 0] / (2 * 0.36), rtol=1e-9)
 
 
+def test_derivatives_of_a_state():
+    """Those of the loss are the partial ones that came with it; what has none says so, and does not spoil the others."""
+    model, hats, one = ta.dot_product(), _hats(), jnp.ones(())
+    slopes = jax.tree.map(lambda a: 3 * jnp.ones_like(a), model)
+    status = jnp.zeros((), int)
+    state = BrokenState(hats, hats, one, one, one, slopes, 2 * one, one, one, status)
+
+    def of(name):
+        return lambda model, alpha: getattr(with_derivatives((model, alpha), state), name)
+
+    by_model, by_alpha = jax.grad(of("train_loss"), (0, 1))(model, one)
+    jax.tree.map(np.testing.assert_array_equal, by_model, slopes)
+    assert by_alpha == 2 and jax.jvp(of("train_loss"), (model, one), (model, one))[1] > 2
+    assert np.isnan(jax.grad(of("s"), 1)(model, one)) and np.isnan(jax.jvp(of("s"), (model, one), (model, one))[1])
+    with pytest.raises(TypeError, match="first derivatives only"):
+        jax.hessian(of("train_loss"), 1)(model, one)
+
+
 def test_corrected_matrix_knows_the_last_move():
     """Along the move it gives the change that was seen; across it, in units of the coordinates, what it gave before."""
     matrix, sizes = np.arange(9.0).reshape(3, 3), np.array([1.0, 10.0, 0.1])
@@ -131,4 +157,13 @@ def test_ground_state():
     assert abs(ground.mean.loss_by_log_s) < 0.1 * ground.elevation
     estimated = ground.rs.replicates.diagnostics.rs_error
     np.testing.assert_allclose(estimated, ground.replicates.elevation, rtol=0.2)
+    each = ground.replicates
+    np.testing.assert_allclose(each.loss_by_model.lam, each.overlaps.q1.mean((1, 2, 3)) / (2 * 0.25), rtol=1e-3)
+
+    def at(sigma):
+        return ta.solve_1rsb(ta.dot_product(sigma=sigma), 1.2515, "positional", order=3, replicates=2)
+
+    np.testing.assert_allclose(jax.grad(lambda sigma: at(sigma).train_loss)(0.5), each.loss_by_model.sigma.mean())
+    slope = (at(0.505).replicates.train_loss - at(0.495).replicates.train_loss) / 0.01
+    np.testing.assert_allclose(each.loss_by_model.sigma, slope, rtol=1e-3)
     assert "1RSB" in str(ground) and ground.to_dict()["status"] == ground.status_name
