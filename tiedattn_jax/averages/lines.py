@@ -336,12 +336,14 @@ def line_nodes(
     block = block or block_size()
     width = max(1, block // points)
     if product:
-        size = _check_size(order, even, across, points)
+        # Averages over teacher's fields around means of their own are no even functions of them.
+        whole = even or model.teacher_mean is not None
+        size = _check_size(order, whole, across, points)
         check_memory(size * (L * t + across), replicates, "order", order)
         rng = np.random.default_rng([seed, 1])
-        fitting = (k for k in range(1, order + 1) if _number(k, even, across) <= block_width(size, width))
+        fitting = (k for k in range(1, order + 1) if _number(k, whole, across) <= block_width(size, width))
         orders = [order] * replicates + [max(fitting, default=1)]
-        sets = [_polar(k, across, even, rng) for k in orders]
+        sets = [_polar(k, across, whole, even, rng) for k in orders]
     else:
         size = lines or _SOBOL_LINES
         sets = [(a, np.full(size, 1 / size)) for a in sobol_normals(L * t + across, size, seed, replicates, "lines")]
@@ -381,32 +383,35 @@ def _checked_direction(model: Model, direction: Any) -> jax.Array:
     return jnp.asarray(given, model.lam.dtype)
 
 
-def _check_size(order: int, even: bool, across: int, points: int) -> int:
+def _check_size(order: int, whole: bool, across: int, points: int) -> int:
     """Number of lines of the product rule, if their nodes are not too many."""
-    count = _number(order, even, across)
+    count = _number(order, whole, across)
     if count * points > MOST_NODES:
         text = f"must be smaller, or lines=2048 given, got order={order} with {count * points} nodes, over 2^24"
         raise InputError("order", text)
     return count
 
 
-def _number(order: int, even: bool, across: int) -> int:
+def _number(order: int, whole: bool, across: int) -> int:
     """Number of lines of the product rule."""
-    angles, radii, places = _counts(order, even)
+    angles, radii, places = _counts(order, whole)
     return angles * radii * places**across
 
 
-def _counts(order: int, even: bool) -> tuple[int, int, int]:
+def _counts(order: int, whole: bool) -> tuple[int, int, int]:
     """Angles and radii of the teacher's fields, and places across the lines in each dimension: errors of equal size."""
-    return ((order | 1) + 2) * (1 + even), 3 * order, order // 2 + 1
+    return ((order | 1) + 2) * (1 + whole), 3 * order, order // 2 + 1
 
 
-def _polar(order: int, across: int, even: bool, rng: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:
+def _polar(order: int, across: int, whole: bool, even: bool, rng: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:
     """Normals and weights: equal angles and Gauss-Legendre radii for the teacher's two fields, Gauss-Hermite across.
 
     An odd number of angles sees every function that is even under y -> -y as twice as many would.
+
+    Args:
+        whole: whether other functions are to be seen as well, with twice as many.
     """
-    angles, radii, places = _counts(order, even)
+    angles, radii, places = _counts(order, whole)
     angle = 2 * np.pi * (np.arange(angles) + rng.random()) / angles
     end = rng.uniform(5.7, 7.2)
     x, w = np.polynomial.legendre.leggauss(radii)
