@@ -113,7 +113,7 @@ class Data(Printed):
         own = "L" if self.means is None else "S"
         if gamma is None:
             gamma = self._variances()
-        self.gamma = fit("gamma", gamma, f"{own} 1" if jnp.shape(gamma)[1:] == (1,) else f"{own} d")
+        self.gamma = fit("gamma", gamma, f"{own} 1" if jnp.shape(gamma) == (sizes[own], 1) else f"{own} d")
         if is_concrete(self.gamma):
             require(np.asarray(self.gamma) > 0, "gamma", self.gamma[:, :4], "positive")
         if labels is not None:
