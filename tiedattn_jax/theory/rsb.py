@@ -55,6 +55,7 @@ _ROUND = 32  # blocks: their number is rounded up to a multiple, for replicates 
 _SAME = 1e-5  # of M: an inner average that a smooth rule gives to that is taken by it
 _TOL, _STALLED = 1e-4, 3e-3  # residuals at which a state has converged, and at which the nodes resolve it no further
 _SLOPE = 0.01  # weight, in the residual, of d loss / d log s over the elevation, which is off by the square of that
+_STEEP = 0.1  # of that derivative over the elevation: above, s moves in the direction in which the loss rises
 _NOISE = 1e-5  # of the loss: elevations below say nothing
 _STEPS, _FIRST = 16, 1  # Newton steps, and at which s starts to move
 _SEEN = 0.02  # jump mass above which jumps are broken at although the averages cannot tell them from their error
@@ -545,34 +546,26 @@ class _Near(NamedTuple):
 
 
 def _solve_replicates(rs: FixedPoint, rule: Rule, s: jax.Array | None) -> list[BrokenState]:
-    """All replicates, from where one of them was found as soon as there is one; then again those that failed.
-
-    The second time their nodes are laid there, too.
-    """
-    near, states = None, []
+    """All replicates, from where one of them was found as soon as there is one; then from there those that failed before."""
+    near, states, before = None, [], []
     for k in range(rule.replicates):
         state, found = _solve_replicate(rs, k, rule.replicate(k), s, near)
         states.append(state)
+        before += [k] if near is None and int(state.status) > Status.stalled else []
         near = near if found is None else found
-
-    def order(state: BrokenState) -> tuple[int, float]:
-        return int(state.status), float(lax.stop_gradient(state.residual))
-
-    for k, state in enumerate(states):
-        if near is not None and order(state)[0] > Status.stalled:
-            again, _ = _solve_replicate(rs, k, rule.replicate(k), s, near, lay_there=True)
-            states[k] = min(state, again, key=order)
+    for k in before if near is not None else []:
+        again, _ = _solve_replicate(rs, k, rule.replicate(k), s, near)
+        states[k] = again if int(again.status) < int(states[k].status) else states[k]
     return states
 
 
 def _solve_replicate(
-    rs: FixedPoint, k: int, lines: Any, s: jax.Array | None, near: _Near | None, lay_there: bool = False
+    rs: FixedPoint, k: int, lines: Any, s: jax.Array | None, near: _Near | None
 ) -> tuple[BrokenState, _Near | None]:
     """A replicate, and what it hands to the next ones if it was found.
 
     Args:
-        near: where to start.
-        lay_there: whether the nodes are laid for that place, too; otherwise for a cruder one, of clusters that are wider.
+        near: where to start; the nodes are laid for a place of its own, of wider clusters, which leaves them less rough.
     """
     moving, rs = rs, lax.stop_gradient(rs)
     model, alpha = rs.model, rs.alpha
@@ -585,10 +578,9 @@ def _solve_replicate(
     found = int(state.status) <= Status.stalled
     if not found or not (bool(rs.jumps) or float(rs.diagnostics.jump_mass) > _SEEN):
         return _unbroken(moving_state, s, found), None
-    start = (x, s) if near is None else (jax.tree.map(jnp.add, unbroken, near.shift), near.s)
-    place = start if lay_there else (x, s)
-    averages = _averages(model, state.overlaps, place[0], place[1], lines)
-    x, s = start
+    averages = _averages(model, state.overlaps, x, s, lines)
+    if near is not None:
+        x, s = jax.tree.map(jnp.add, unbroken, near.shift), near.s
 
     def look(x: BrokenOverlaps, s: jax.Array, wanted: bool) -> _Look:
         return _look(model, alpha, averages, x, s, free, jnp.asarray(wanted))
@@ -671,9 +663,8 @@ def _newton(
         elif last is not None and np.max(np.abs(seen.v - last.v) / seen.columns) > _FAR:
             matrix = corrected_matrix(matrix, seen.v - last.v, last.residual - seen.residual, seen.columns)
         before, size = size, float(np.max(np.abs((seen.residual / seen.rows)[:-1])))
-        if vary:
-            elevation = max(abs(seen.loss - rs_loss), _NOISE * seen.loss)
-            size = max(size, float(_SLOPE * abs(seen.loss_by_log_s) / elevation))
+        steep = seen.loss_by_log_s / max(abs(seen.loss - rs_loss), _NOISE * seen.loss) if vary else 0.0
+        size = max(size, float(_SLOPE * abs(steep)))
         anew = vary and step == first
         if np.isfinite(size) and (size < residual or anew):
             best, residual = (x, s, seen), size
@@ -682,15 +673,22 @@ def _newton(
         if done or not np.isfinite(size) or waiting > _PATIENCE[residual <= _STALLED]:
             break
         renew = step > first and size > max(_SLOW * before, _STALLED)
-        # Least squares: the matrix is singular along the orbit of a gauge.
-        scaled = (matrix * seen.columns / seen.rows[:, None])[:n, :n]
-        move = np.linalg.lstsq(scaled, (seen.residual / seen.rows)[:n], rcond=1e-10)[0]
-        move = move * min(1.0, _LONGEST / np.max(np.abs(move)))
         last = seen
-        x, s = _moved(model, x, s, free, np.append(move, np.zeros(len(seen.v) - n)) * seen.columns)
+        x, s = _moved(model, x, s, free, _newton_step(seen, matrix, n, steep) * seen.columns)
     if best is None or matrix is None:
         return None
     return (*best[:2], jax.tree.map(jnp.asarray, best[2]), residual, matrix)
+
+
+def _newton_step(seen: _Look, matrix: np.ndarray, n: int, steep: Any) -> np.ndarray:
+    """A step in the first n coordinates, in units of the sizes of all; log s goes uphill where the loss is `steep`."""
+    scaled, target = (matrix * seen.columns / seen.rows[:, None])[:n, :n], (seen.residual / seen.rows)[:n]
+    # Least squares: the matrix is singular along the orbit of a gauge.
+    move = np.linalg.lstsq(scaled, target, rcond=1e-10)[0]
+    if abs(steep) > _STEEP and move[-1] * steep < 0:  # Newton's method would look for the smallest loss
+        move[-1] = _LONGEST * np.sign(steep)
+        move[:-1] = np.linalg.lstsq(scaled[:-1, :-1], target[:-1] - scaled[:-1, -1] * move[-1], rcond=1e-10)[0]
+    return np.append(move * min(1.0, _LONGEST / np.max(np.abs(move))), np.zeros(len(seen.v) - n))
 
 
 def corrected_matrix(matrix: np.ndarray, moved: np.ndarray, change: np.ndarray, sizes: np.ndarray) -> np.ndarray:
