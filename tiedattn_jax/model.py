@@ -50,9 +50,8 @@ class Sentences(Printed):
         good = all(isinstance(s, int) and s >= 0 for k in classes for s in k) and len({len(k) for k in classes}) == 1
         require(good, "sentences", str(list(shares)), want)
         weights = floats(list(shares.values()), "sentences", "C", {})
-        require(
-            weights > 0 if abs(weights.sum() - 1) < 1e-6 else False, "sentences", weights, "shares > 0 that sum to one"
-        )
+        good = np.all(weights > 0) and abs(weights.sum() - 1) < 1e-6
+        require(good, "sentences", weights, "shares > 0 that sum to one")
         return cls(jnp.asarray(weights / weights.sum()), classes)
 
     @property

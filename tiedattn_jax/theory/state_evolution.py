@@ -101,8 +101,7 @@ def averages_expansion(
         def at(u: jax.Array) -> Any:
             moving, y, tokens = given(u)
             points = replicate.points(moving, tokens, block, found)
-            held = lambda *_: sums(model, x, lax.stop_gradient(points))  # noqa: E731
-            M, gradient, more = gradient_at(points, moving, y, held)
+            M, gradient, more = gradient_at(points, moving, y, lambda *_: sums(model, x, lax.stop_gradient(points)))
             return (M, gradient), more
 
         return value_and_columns(at, u)
