@@ -8,7 +8,7 @@ import pytest
 
 import tiedattn_jax as ta
 from tiedattn_jax.errors import InputError
-from tiedattn_jax.finite.data import kinds
+from tiedattn_jax.finite.data import of_kind
 from tiedattn_jax.model import check
 from tiedattn_jax.overlaps import BRANCHES, Overlaps, impose, label, of_sentence
 from tiedattn_jax.theory.observables import gen_error_in, gen_error_linear_in, growths_in, moments
@@ -204,7 +204,7 @@ def test_sentences_are_drawn_from_their_law():
     parts = data.x, data.y, data.teacher, data.encodings
     other = ta.Data(*parts, means=data.means, classes=data.classes)
     np.testing.assert_allclose(other.gamma[:, 0], [0.25, 0.36], rtol=0.01)
-    assert [int(own.sum()) for _, own in kinds(model, data.classes)] == [
+    assert [int(of_kind(model.given(kind), data.classes).sum()) for kind in model.kinds] == [
         int(np.sum(np.all(classes == k, 1))) for k in SHARES
     ]
 

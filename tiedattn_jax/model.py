@@ -14,6 +14,7 @@ import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax import lax
 
 from .errors import InputError, require, require_count, require_kind, require_takes
 from .penalties import Penalty, check_penalty
@@ -50,8 +51,8 @@ class Sentences(Printed):
         good = all(isinstance(s, int) and s >= 0 for k in classes for s in k) and len({len(k) for k in classes}) == 1
         require(good, "sentences", str(list(shares)), want)
         weights = floats(list(shares.values()), "sentences", "C", {})
-        good = np.all(weights > 0) and abs(weights.sum() - 1) < 1e-6
-        require(good, "sentences", weights, "shares > 0 that sum to one")
+        one = np.all(weights > 0) and abs(weights.sum() - 1) < 1e-6
+        require(one, "sentences", weights, "shares > 0 that sum to one")
         return cls(jnp.asarray(weights / weights.sum()), classes)
 
     @property
@@ -341,12 +342,8 @@ class Model(Printed):
     @property
     def teacher_mean(self) -> jax.Array | None:
         """Means of the teacher's fields, ``Q*^T mu_s / sqrt(d)``, (L, t), or (S, t) of the classes; None is zero."""
-        law = self.law()
-        return (
-            None
-            if law.sentences is None
-            else self.of_tokens(jnp.tensordot(law.weights, law.cross[:, self.shape[0] :], 1))
-        )
+        law, L = self.law(), self.shape[0]
+        return None if law.sentences is None else self.of_tokens(jnp.tensordot(law.weights, law.cross[:, L:], 1))
 
     @property
     def kinds(self) -> jax.Array | None:
@@ -368,21 +365,23 @@ class Model(Printed):
         sentences = self.law().sentences
         return 1.0 if self.kind is None or sentences is None else self.kind @ sentences.weights
 
-    def of_tokens(self, classes: jax.Array) -> jax.Array:
-        """Of arrays over the classes, (S, ...), what the tokens of the given kind have, (L, ...); unchanged without one."""
+    @property
+    def drawn(self) -> jax.Array | None:
+        """Ones at the class of every token of the kind that the model is given, (L, S); None without one."""
         sentences = self.law().sentences
         if self.kind is None or sentences is None:
-            return classes
-        drawn = jnp.tensordot(self.kind, jnp.asarray(sentences.table, classes.dtype), 1)
-        return jnp.tensordot(drawn, classes, 1)
+            return None
+        return jnp.tensordot(self.kind, jnp.asarray(sentences.table, self.kind.dtype), 1)
+
+    def of_tokens(self, classes: jax.Array) -> jax.Array:
+        """Of arrays over the classes, (S, ...), what the tokens of the given kind have, (L, ...); unchanged without one."""
+        drawn = self.drawn
+        return classes if drawn is None else jnp.tensordot(drawn, classes, 1)
 
     def to_classes(self, tokens: jax.Array, axis: int = 0) -> jax.Array:
         """The transpose of `of_tokens` along an axis: sums over the tokens of each class."""
-        sentences = self.law().sentences
-        if self.kind is None or sentences is None:
-            return tokens
-        drawn = jnp.tensordot(self.kind, jnp.asarray(sentences.table, tokens.dtype), 1)
-        return jnp.moveaxis(jnp.tensordot(drawn, tokens, ((0,), (axis,))), 0, axis)
+        drawn = self.drawn
+        return tokens if drawn is None else jnp.moveaxis(jnp.tensordot(drawn, tokens, ((0,), (axis,))), 0, axis)
 
     @property
     def rotation_invariant(self) -> bool:
@@ -459,6 +458,13 @@ def rotations_of(r: int) -> np.ndarray:
     for k, (a, b) in enumerate(pairs):
         out[k, a, b], out[k, b, a] = 1.0, -1.0
     return out
+
+
+def over_kinds(model: Model, fn: Callable[[Model], Any]) -> Any:
+    """Sum of `fn` of the model given each kind of its sentences, one after the other; `fn(model)` without kinds."""
+    if model.kinds is None:
+        return fn(model)
+    return jax.tree.map(lambda a: jnp.sum(a, 0), lax.map(lambda kind: fn(model.given(kind)), model.kinds))
 
 
 def check_numbers(model: Model) -> None:

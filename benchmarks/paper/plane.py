@@ -62,17 +62,17 @@ class Plane(NamedTuple):
             for branch in range(len(BRANCHES))
         ]
 
+        def model(omega: float) -> ta.AttentionLayer:
+            return eqx.tree_at(lambda m: m.mixing, model_of(self.layer, omega), jnp.asarray(MIXINGS[self.name]))
+
         def one(alpha: float, omega: float, branch: int) -> list[float]:
-            model = eqx.tree_at(lambda m: m.mixing, model_of(self.layer, omega), jnp.asarray(MIXINGS[self.name]))
             start = STARTS[self.layer][branch]
-            found = measured(model, sizes["d"], alpha, start, sizes["instances"], train_of(self.layer))
+            found = measured(model(omega), sizes["d"], alpha, start, sizes["instances"], train_of(self.layer))
             return [alpha, omega, branch, linear(omega), *found]
 
         @cache
         def linear(omega: float) -> float:
-            model = model_of("correlated" if self.layer == "correlated" else "tied", omega)
-            model = eqx.tree_at(lambda m: m.mixing, model, jnp.asarray(MIXINGS[self.name]))
-            return float(ta.gen_error_linear(model, ta.sobol_nodes(model, 2**14)).value)
+            return float(ta.gen_error_linear(model(omega), ta.sobol_nodes(model(omega), 2**14)).value)
 
         names, bar = (
             ("alpha", "omega", "branch", "linear", *MEASURED),

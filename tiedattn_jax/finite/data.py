@@ -23,7 +23,7 @@ from jax import lax
 from jax.sharding import AxisType, NamedSharding, PartitionSpec
 
 from ..errors import InputError, is_concrete, require, require_key, require_kind, require_positive, shaped_array
-from ..model import Model, check
+from ..model import Model, check, over_kinds
 from ..overlaps import Overlaps
 from ..printing import Description, Printed, by_token, rows_of
 from ..results import Result, Status
@@ -277,22 +277,20 @@ class Population(eqx.Module):
     means: jax.Array | None
 
 
-def kinds(model: Model, classes: jax.Array | None) -> list[tuple[Model, jax.Array | float]]:
-    """The model given each kind of sentences, and which sentences are of it, (n,); itself and one where there are none."""
-    sentences = model.law().sentences
-    if sentences is None or classes is None:
-        return [(model, 1.0)]
-    given = [model.given(kind) for kind in jnp.eye(len(sentences.classes), dtype=model.lam.dtype)]
-    return [(m, jnp.all(classes == jnp.asarray(k), 1)) for m, k in zip(given, sentences.classes, strict=True)]
+def of_kind(model: Model, classes: jax.Array | None) -> jax.Array | float:
+    """Which sentences, by the classes of their tokens, are of the kind that a model is given, (n,); one without kinds."""
+    drawn = model.drawn
+    return 1.0 if drawn is None or classes is None else jnp.all(classes == jnp.argmax(drawn, 1), 1)
 
 
 def each_kind(model: Model, classes: jax.Array | None, fn: Callable[[Model], jax.Array]) -> jax.Array:
     """A function of all sentences, (..., n), for each of them with the model given its kind."""
-    (first, _), *others = kinds(model, classes)
-    values = fn(first)
-    for given, own in others:
-        values = jnp.where(own, fn(given), values)
-    return values
+
+    def own(model: Model) -> jax.Array:
+        values = fn(model)
+        return values if model.kind is None else jnp.where(of_kind(model, classes), values, 0.0)
+
+    return over_kinds(model, own)
 
 
 def _classes(classes: Any, n: int, L: int, S: int) -> jax.Array:

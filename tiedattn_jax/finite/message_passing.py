@@ -21,11 +21,11 @@ from jax import lax
 from ..averages.prox import descend, gradient_at_nodes, prox, prox_jacobian
 from ..errors import require_choice, require_count, require_memory, require_number, require_positive, shaped_array
 from ..linalg import apply, inverse, positive_definite
-from ..model import Model
+from ..model import Model, over_kinds
 from ..overlaps import Coordinates, Overlaps, symmetric
 from ..penalties import minimiser_and_slope
 from ..results import Status
-from .data import Data, Estimate, back_project, check_estimate, each_kind, kinds, start, student_fields
+from .data import Data, Estimate, back_project, check_estimate, each_kind, of_kind, start, student_fields
 from .training import gradient_norm, risk, smooth_risk
 
 RESPONSES = ("regression", "derivative")
@@ -286,14 +286,16 @@ def _step(model: Model, data: Data, s: _State, search: jax.Array, derivative: ja
     )
     g = each(lambda m: apply(inverse(m.of_tokens(V)), z - h))
 
-    def slope_of(m: Model, own: jax.Array | float) -> jax.Array:
-        return lax.cond(
+    def slope_of(m: Model) -> jax.Array:
+        own = of_kind(m, data.classes)
+        slope = lax.cond(
             derivative,
             lambda: _derivative_slope(m, data, z, m.of_tokens(V), own),
             lambda: _regression_slope(data, h, g, own),
         )
+        return m.to_classes(slope)
 
-    slope = jnp.sum(jnp.stack([m.to_classes(slope_of(m, own)) for m, own in kinds(model, data.classes)]), 0)
+    slope = over_kinds(model, slope_of)
     A = -jnp.einsum("li,lab->iab", data.gamma, symmetric(slope)) / d
     Lam = model.lam * jnp.eye(r, dtype=h.dtype) + A
     b = back_project(data.x, g) + jnp.einsum("iab,ib->ia", jnp.broadcast_to(A, (d, r, r)), s.Q)

@@ -18,12 +18,12 @@ from ..averages.prox import loss_at_nodes, prox_jacobian
 from ..averages.rule import Points, Replicate, Rule, average
 from ..errors import InputError, require
 from ..linalg import apply, cholesky, inverse
-from ..model import Model
+from ..model import Model, over_kinds
 from ..overlaps import Conjugates, Coordinates, Overlaps, impose, of_sentence, residual_covariance
 from ..penalties import Penalty, minimiser_and_slope
 from ..results import Average, error_bar
 from .elevation import elevation, elevation_moments
-from .potentials import channel_gradient, conjugates, over_kinds, points_in, prior, weight_fields
+from .potentials import channel_gradient, conjugates, points_in, prior, weight_fields
 
 
 def _target(model: Model, Y: jax.Array) -> jax.Array:

@@ -15,7 +15,7 @@ from ..averages.fields import fields
 from ..averages.prox import derivative_along, moreau
 from ..averages.rule import Points, Replicate, average
 from ..linalg import solve
-from ..model import Model
+from ..model import Model, over_kinds
 from ..overlaps import Conjugates, Overlaps, of_sentence, symmetric
 from ..penalties import Penalty, minimiser, require_rank_one
 
@@ -64,13 +64,6 @@ def channel(model: Model, x: Overlaps, replicate: Replicate) -> jax.Array:
         return block_envelope(points_in(model, x, replicate, block), (model, x))
 
     return over_kinds(model, lambda model: average(replicate, partial(energy, model)))
-
-
-def over_kinds(model: Model, fn: Callable[[Model], Any]) -> Any:
-    """Sum of `fn` of the model given each kind of its sentences, one after the other; `fn(model)` without kinds."""
-    if model.kinds is None:
-        return fn(model)
-    return jax.tree.map(lambda a: jnp.sum(a, 0), lax.map(lambda kind: fn(model.given(kind)), model.kinds))
 
 
 def points_in(model: Model, x: Overlaps, replicate: Replicate, block: Any) -> Points:

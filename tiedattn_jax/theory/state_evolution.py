@@ -12,9 +12,9 @@ import jax.numpy as jnp
 from jax import lax
 
 from ..averages.rule import Replicate, average_of_weighted
-from ..model import Model
+from ..model import Model, over_kinds
 from ..overlaps import Conjugates, Coordinates, Overlaps, impose, of_sentence
-from .potentials import Sums, channel_gradient, conjugates, free_energy, gradient_at, no_sums, over_kinds, overlaps
+from .potentials import Sums, channel_gradient, conjugates, free_energy, gradient_at, no_sums, overlaps
 
 
 class Evaluation(eqx.Module):
