@@ -21,6 +21,8 @@ from .penalties import Penalty, check_penalty
 from .printing import Description, Printed, entries
 from .spectra import atoms, eigenbasis, floats, positive
 
+_CHANCE = 0.2  # cosine of the angle between a drawn mean of a class and an encoding, at most: three errors at d = 225
+
 
 class Sentences(Printed):
     """Kinds of sentences whose tokens are of several classes, and so are correlated (Result C.2).
@@ -606,11 +608,18 @@ def _check_sentences(sentences: Any, L: int) -> tuple[int, int]:
 
 
 def _check_exchange(model: Model, Z: jax.Array, *labels: jax.Array) -> None:
-    """Branches by name need a symmetry: where classes have means, an exchange of tokens that turns the encodings' sign."""
+    """Branches by name need a symmetry: where classes have means, an exchange of tokens that turns the encodings' sign.
+
+    The means must not lie along the encodings then, but for what chance does in matrices.
+    """
     L, law = model.shape[0], model.law()
     tau = np.asarray(law.tau, float)
     if law.sentences is None or not np.any(tau[:, L:, L:]):
         return
+    gram = np.tensordot(np.asarray(law.weights), tau, 1)
+    along = np.abs(gram[:L, L:]) / np.sqrt(np.outer(np.diag(gram)[:L], np.diag(gram)[L:]) + np.finfo(float).tiny)
+    want = "means of classes orthogonal to the encodings for a branch by name: or branch=None with a start"
+    require(along < _CHANCE, "law().tau", along, want)
     classes, weights, kinds = law.sentences.classes, np.asarray(law.sentences.weights), np.asarray(model.kinds)
     for order in map(np.array, itertools.permutations(range(L))):
         exchanged = [tuple(np.array(k)[order].tolist()) for k in classes]

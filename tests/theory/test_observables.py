@@ -145,6 +145,12 @@ def test_the_baseline_is_weighted_by_the_traces(model, nodes):
     )
 
 
+def test_the_baseline_does_not_see_blocks(model):
+    whole, split = (ta.sobol_nodes(model, 2**10, replicates=1, block=size) for size in (2**10, 2**8))
+    one, other = (ta.gen_error_linear(model, nodes).value for nodes in (whole, split))
+    np.testing.assert_allclose(one, other, rtol=1e-10)
+
+
 def test_names_of_the_diagnostics(solved):
     fp = solved(2.0, "semantic")
     assert set(DIAGNOSTICS) <= set(fp.replicates.numbers()) and "replicon" in DIAGNOSTICS

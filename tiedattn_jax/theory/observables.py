@@ -143,8 +143,8 @@ def gen_error_linear_in(model: Model, replicate: Replicate) -> jax.Array:
         tokens = of_sentence(model, x)
         student, teacher, weight = replicate.quadrature(model, tokens, block)
         T = target_at_nodes(model, fields(model, tokens, student, teacher)[1])
-        D = model.share * model.trace * jnp.sum(weight)
-        return D * jnp.sum(weight * T, -1), D * jnp.sum(weight * T**2, -1), D
+        D = model.share * model.trace
+        return D * jnp.sum(weight * T, -1), D * jnp.sum(weight * T**2, -1), D * jnp.sum(weight)
 
     mean, square, D = _average(model, replicate, moments)
     return 0.5 * jnp.sum(square - mean**2 / D)
