@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import importlib.util
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from typing import Any, NamedTuple
@@ -12,8 +13,9 @@ import jax.numpy as jnp
 import numpy as np
 
 import tiedattn_jax as ta
+from tiedattn_jax.finite.data import start as start_of
 
-from . import monte_carlo, published_method
+from . import monte_carlo, published_method, pytorch_training
 from .suite import Measurement, measure
 
 Measured = Iterator[Measurement]
@@ -182,9 +184,17 @@ def _grid(sizes: Sequence[int], repeat: int) -> Measured:
 
 
 def _instance(
-    name: str, run: Callable[[ta.Model, ta.Data], Callable[[], Any]], sizes: Sequence[int], repeat: int
+    name: str,
+    run: Callable[[ta.Model, ta.Data], Callable[[], Any]],
+    sizes: Sequence[int],
+    repeat: int,
+    beside: Callable[[ta.Model, ta.Data, int], Measured] = lambda *_: iter(()),
 ) -> Measured:
-    """An iteration on an instance of finite size, next to the two passes over the data that it cannot do without."""
+    """An iteration on an instance of finite size, next to the two passes over the data that it cannot do without.
+
+    Args:
+        beside: measures other programs.
+    """
     for dtype in ("float64", "float32"):
         model = ta.dot_product(dtype=dtype)
         for d in sizes:
@@ -193,7 +203,8 @@ def _instance(
             passes = measure(
                 name, f"two passes, {dtype}", d, _two_passes, rows, v, repeat=repeat, unit="iteration", units=_PASSES
             )
-            yield passes
+            against = [passes, *beside(model, data, repeat)]
+            yield from against
             yield measure(
                 name,
                 dtype,
@@ -202,7 +213,7 @@ def _instance(
                 repeat=repeat,
                 unit="iteration",
                 units=lambda found: int(found.iterations),
-                against=[passes],
+                against=against,
             )
 
 
@@ -228,7 +239,29 @@ def _gamp(model: ta.Model, data: ta.Data) -> Callable[[], ta.GAMP]:
 
 def _train(model: ta.Model, data: ta.Data) -> Callable[[], ta.Training]:
     """Steps of gradient descent."""
-    return lambda: ta.train(model, data, steps=100, tol=0.0)
+    return lambda: ta.train(model, data, steps=_STEPS, tol=0.0)
+
+
+_STEPS = 100
+
+
+def _pytorch(model: ta.Model, data: ta.Data, repeat: int) -> Measured:
+    """Gradient descent in PyTorch, where there is one; its error is the distance to our weights on the exact labels."""
+    if not isinstance(model, ta.DotProduct) or importlib.util.find_spec("torch") is None:
+        return
+    ours = np.asarray(ta.train(model, data, steps=_STEPS, tol=0.0, exact=True).Q)
+    yield measure(
+        "train",
+        f"PyTorch, {data.x.dtype}",
+        data.x.shape[-1],
+        pytorch_training.Plain(model, data, start_of(model, data, "semantic")).run,
+        _STEPS,
+        repeat=repeat,
+        unit="iteration",
+        units=_STEPS,
+        compiled=False,
+        error=lambda Q: np.linalg.norm(Q - ours) / np.linalg.norm(ours),
+    )
 
 
 def _gamp_run(sizes: Sequence[int], repeat: int) -> Measured:
@@ -267,5 +300,10 @@ BENCHMARKS = {
     "grid": Benchmark(_grid, "a row of a phase diagram, lines of order 5", "cells", (5, 25)),
     "gamp": Benchmark(partial(_instance, "gamp", _gamp), "an iteration of message passing", "d", (500, 1000)),
     "gamp_run": Benchmark(_gamp_run, "message passing until it converges", "d", (500, 1000)),
-    "train": Benchmark(partial(_instance, "train", _train), "a step of gradient descent", "d", (500, 1000)),
+    "train": Benchmark(
+        partial(_instance, "train", _train, beside=_pytorch),
+        "a step of gradient descent, next to PyTorch where it can be imported",
+        "d",
+        (500, 1000),
+    ),
 }

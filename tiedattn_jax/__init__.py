@@ -107,9 +107,9 @@ from .theory.observables import Diagnostics as Diagnostics
 from .theory.observables import gen_error as gen_error
 from .theory.observables import gen_error_linear as gen_error_linear
 from .theory.observables import second_minimum_share as second_minimum_share
-from .theory.rsb import BrokenOverlaps as BrokenOverlaps
-from .theory.rsb import BrokenPoint as BrokenPoint
-from .theory.rsb import solve_1rsb as solve_1rsb
+from .theory.rsb.fixed_points import BrokenPoint as BrokenPoint
+from .theory.rsb.fixed_points import solve_1rsb as solve_1rsb
+from .theory.rsb.potentials import BrokenOverlaps as BrokenOverlaps
 
 __version__ = VERSION
 

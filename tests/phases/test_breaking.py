@@ -9,7 +9,7 @@ import pytest
 
 import tiedattn_jax as ta
 from tiedattn_jax.phases import breaking
-from tiedattn_jax.theory.rsb import BrokenState
+from tiedattn_jax.theory.rsb.fixed_points import BrokenState
 
 
 @pytest.fixture(scope="module")

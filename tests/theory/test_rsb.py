@@ -8,16 +8,10 @@ import pytest
 
 import tiedattn_jax as ta
 from tiedattn_jax.overlaps import Conjugates
-from tiedattn_jax.theory.potentials import free_energy, prior
-from tiedattn_jax.theory.rsb import (
-    BrokenOverlaps,
-    BrokenState,
-    corrected_matrix,
-    free_energy_1rsb,
-    overlaps_1rsb,
-    prior_1rsb,
-    with_derivatives,
-)
+from tiedattn_jax.theory import potentials as rs_potentials
+from tiedattn_jax.theory.rsb.fixed_points import BrokenState, with_derivatives
+from tiedattn_jax.theory.rsb.newton import corrected_matrix
+from tiedattn_jax.theory.rsb.potentials import BrokenOverlaps, free_energy, overlaps, prior
 
 S = jnp.asarray(500.0)
 
@@ -40,7 +34,7 @@ def test_prior_without_breaking_is_that_of_replica_symmetry(rank):
     model, hats = ta.dot_product(rank=rank), _hats(rank)
     hats = eqx.tree_at(lambda h: h.q1, hats, hats.q0)
     rs = Conjugates(hats.q0, hats.V, hats.theta, hats.m)
-    np.testing.assert_allclose(prior_1rsb(model, hats, S), prior(model, rs), rtol=1e-12)
+    np.testing.assert_allclose(prior(model, hats, S), rs_potentials.prior(model, rs), rtol=1e-12)
 
 
 def test_prior_is_a_gaussian_average():
@@ -53,13 +47,13 @@ def test_prior_is_a_gaussian_average():
     Lam = 0.01 + gamma * np.sum(hats.V)
     inside = np.exp(float(S) * (np.add.outer(shared * x, own * x)) ** 2 / (2 * Lam)) @ w
     bare = eqx.tree_at(lambda h: (h.theta, h.m), hats, (0 * hats.theta, 0 * hats.m))
-    np.testing.assert_allclose(prior_1rsb(model, bare, S), np.log(inside) @ w / float(S), rtol=1e-9)
+    np.testing.assert_allclose(prior(model, bare, S), np.log(inside) @ w / float(S), rtol=1e-9)
 
 
 def test_order_parameters_of_isotropic_data():
     """V = gamma / Lam, q0 = gamma (b^2 + gamma qhat0) / D^2, q1 - q0 = gamma c2 / (Lam D)."""
     model, hats = ta.dot_product(), _hats()
-    x = overlaps_1rsb(model, hats, S)
+    x = overlaps(model, hats, S)
     gamma = 0.25
     Lam, c2 = 0.01 + gamma * jnp.sum(hats.V), gamma * jnp.sum(hats.q1 - hats.q0)
     D = Lam - S * c2
@@ -77,15 +71,15 @@ def test_free_energy_without_breaking():
     rs = ta.Overlaps(x.q0, x.V, x.theta, x.m), Conjugates(hats.q0, hats.V, hats.theta, hats.m)
     M, alpha = jnp.asarray(0.002), jnp.asarray(1.3)
     np.testing.assert_allclose(
-        free_energy_1rsb(model, alpha, x, hats, S, M), free_energy(model, alpha, *rs, M), rtol=1e-12
+        free_energy(model, alpha, x, hats, S, M), rs_potentials.free_energy(model, alpha, *rs, M), rtol=1e-12
     )
 
 
 def test_prior_by_the_ridge_is_the_norm_of_the_weights():
     """d psi_s / d lam = -tr(Q^T Q) / (2 d), which is q1 / (2 sigma^2) of one token, whatever the conjugates."""
     model, hats = ta.dot_product(sigma=0.6), _hats()
-    slope = jax.grad(prior_1rsb)(model, hats, S).lam
-    np.testing.assert_allclose(slope, -overlaps_1rsb(model, hats, S).q1[0, 0, 0] / (2 * 0.36), rtol=1e-9)
+    slope = jax.grad(prior)(model, hats, S).lam
+    np.testing.assert_allclose(slope, -overlaps(model, hats, S).q1[0, 0, 0] / (2 * 0.36), rtol=1e-9)
 
 
 def test_derivatives_of_a_state():

@@ -18,7 +18,7 @@ from ..parameters import numbers_of
 from ..printing import Description, with_error
 from ..results import Result, Status, error_bar
 from ..theory.fixed_points import FixedPoint, solve
-from ..theory.rsb import ORDER, BrokenPoint, lines_1rsb, solve_1rsb
+from ..theory.rsb.fixed_points import ORDER, BrokenPoint, lines_1rsb, solve_1rsb
 from .events import Transition, root_derivatives, with_sensitivities
 from .transitions import critical_alpha
 

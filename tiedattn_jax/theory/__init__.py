@@ -7,5 +7,5 @@ implicit           their derivatives
 observables        what a state predicts
 fixed_points       `solve`, and its result
 multistart         all states that there are
-rsb                states with one step of replica symmetry breaking
+rsb/               states with one step of replica symmetry breaking
 """

@@ -1,0 +1,331 @@
+"""States with one step of replica symmetry breaking."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+
+from ...averages.lines import line_nodes
+from ...averages.rule import Rule
+from ...averages.sizes import REPLICATES
+from ...errors import InputError, is_concrete, require_choice, require_count, require_number
+from ...model import Model
+from ...overlaps import PAIR, Overlaps, branch_of
+from ...printing import Description, rows_of
+from ...results import Result, Status, error_bar
+from .. import potentials
+from ..fixed_points import FixedPoint, check_alpha, check_model, solve
+from ..implicit import first_order
+from .newton import Problem, fixed_point
+from .nodes import averages_at
+from .potentials import BrokenOverlaps
+
+ORDER = 5  # of the rule of lines: the elevation to 5 % with four replicates
+_POINTS = 64  # on a line: the RS potential has to be exact along them
+_SEEN = 0.02  # jump mass above which jumps are broken at although the averages cannot tell them from their error
+_SHARE = 1e-3, 0.5  # range of the jumps' share of the response that a start is made of
+_START = 1.2  # times the part of the response that the jumps carry, at which q1 - q0 starts
+_GROUND = 2.0  # over the training loss, where s starts
+
+
+class BrokenState(eqx.Module):
+    """A 1RSB state in every replicate of the averages: all arrays lead with the replicate axis.
+
+    `loss_by_model` are the derivatives of the training loss in the numbers of the model, as a `Model`.
+    """
+
+    overlaps: BrokenOverlaps
+    conjugates: BrokenOverlaps
+    s: jax.Array
+    train_loss: jax.Array
+    elevation: jax.Array
+    loss_by_model: Model
+    loss_by_alpha: jax.Array
+    loss_by_log_s: jax.Array
+    residual: jax.Array
+    status: jax.Array
+
+    @property
+    def energy(self) -> jax.Array:
+        """Training loss / d of the minima that s selects, ``d (s loss) / ds``."""
+        return self.train_loss + self.loss_by_log_s
+
+    @property
+    def complexity(self) -> jax.Array:
+        """Complexity Sigma of these minima, the logarithm of their number over d: ``s^2 d loss / ds``."""
+        return self.s * self.loss_by_log_s
+
+    def numbers(self) -> dict[str, jax.Array]:
+        """Everything that is shown of a state, by name."""
+        own = ("s", "train_loss", "elevation", "energy", "complexity")
+        return {**vars(self.overlaps), **{name: getattr(self, name) for name in own}}
+
+
+class BrokenPoint(Result):
+    """A state with one step of replica symmetry breaking, beside the replica-symmetric (RS) one that it comes from.
+
+    Numbers are means over independent replicates of the averages, and error bars those of these means.
+
+    Attributes:
+        model, alpha, branch: what was asked for.
+        ground: whether s is that of the ground state.
+        rs: the RS state, on the same lines.
+        replicates: the state in every replicate.
+    """
+
+    model: Model
+    alpha: jax.Array
+    rs: FixedPoint
+    replicates: BrokenState
+    branch: str = eqx.field(static=True)
+    ground: bool = eqx.field(static=True)
+
+    @property
+    def mean(self) -> BrokenState:
+        """Means over the replicates, in the fields of `BrokenState`."""
+        return jax.tree.map(lambda a: jnp.mean(a, 0), self.replicates)
+
+    @property
+    def stderr(self) -> BrokenState:
+        """Error bars of these means; see `results.error_bar`."""
+        return jax.tree.map(error_bar, self.replicates)
+
+    @property
+    def status(self) -> jax.Array:
+        """The worst `Status` over the replicates, as an integer."""
+        return jnp.max(self.replicates.status)
+
+    @property
+    def ok(self) -> jax.Array:
+        """Whether every replicate can be used: converged, or stalled at the accuracy of the averages."""
+        return self.status <= Status.stalled
+
+    @property
+    def overlaps(self) -> BrokenOverlaps:
+        """Order parameters."""
+        return self.mean.overlaps
+
+    @property
+    def s(self) -> jax.Array:
+        """Parisi parameter, an inverse energy."""
+        return self.mean.s
+
+    @property
+    def train_loss(self) -> jax.Array:
+        """Training loss / d."""
+        return self.mean.train_loss
+
+    @property
+    def elevation(self) -> jax.Array:
+        """By how much the training loss lies above that of the RS state on the same averages."""
+        return self.mean.elevation
+
+    @property
+    def energy(self) -> jax.Array:
+        """Training loss / d of the minima that s selects; see `BrokenState`."""
+        return jnp.mean(self.replicates.energy)
+
+    @property
+    def complexity(self) -> jax.Array:
+        """Complexity of these minima; see `BrokenState`."""
+        return jnp.mean(self.replicates.complexity)
+
+    def numbers(self) -> tuple[dict[str, jax.Array], dict[str, jax.Array]]:
+        """Means of all that is shown of the state, and their error bars."""
+        each = self.replicates.numbers()
+        return {name: jnp.mean(a, 0) for name, a in each.items()}, {name: error_bar(a) for name, a in each.items()}
+
+    def to_dict(self) -> dict[str, Any]:
+        """Setting, numbers and error bars, ready for JSON."""
+        means, bars = ({k: np.asarray(a).tolist() for k, a in part.items()} for part in self.numbers())
+        return {"alpha": float(self.alpha), "branch": self.branch, **means, "status": self.status_name, "stderr": bars}
+
+    def describe(self) -> Description:
+        what = "ground state" if self.ground else "state"
+        status = f"{self.status_name}, residual {float(jnp.max(self.replicates.residual)):.1e}"
+        return Description(
+            f"{self.branch} branch at alpha = {self.alpha:g}, 1RSB {what}", status, rows_of(*self.numbers())
+        )
+
+
+def solve_1rsb(
+    model: Model,
+    alpha: Any,
+    branch: str = "positional",
+    *,
+    s: Any = None,
+    order: int = ORDER,
+    lines: int | None = None,
+    replicates: int = REPLICATES,
+    seed: int = 0,
+) -> BrokenPoint:
+    """A state with one step of replica symmetry breaking: how far off the replica-symmetric one is.
+
+    The RS state is solved first; its minima are then let fall into clusters. Without jumps of the proximal operator
+    (`FixedPoint.jumps`, and a jump mass below 2 %) there is nothing to break: q1 = q0, and the elevation is zero. Takes
+    concrete numbers in float64: the elevation is a small part of the loss. Inner averages take 24 * 3^(L r - 1) nodes;
+    what was checked is two fields.
+
+    The training loss and the elevation have first derivatives, in both modes, by the envelope theorem. Those of all else
+    are NaN: order parameters and s move along a soft direction, of which the averages give no second derivatives.
+
+    Args:
+        model: attention layer and data.
+        alpha: samples per dimension, n / d.
+        branch: "positional" or "semantic".
+        s: Parisi parameter, an inverse energy; by default that of the ground state, ``d loss / d s = 0``. Smaller ones
+            select more numerous minima of higher energy.
+        order, lines, seed: of the rule of lines, see `line_nodes`.
+        replicates: of the averages; their scatter is the error bar.
+
+    Raises:
+        InputError: as `solve`; a model in float32 or with traced numbers, an `s` that is not positive.
+    """
+    check_model(model, branch)
+    require_choice(branch, "branch", PAIR)
+    alpha = check_alpha(model, alpha)
+    held = lax.stop_gradient((model, alpha))
+    if not is_concrete(held):
+        raise InputError(
+            "model", "must have concrete numbers for solve_1rsb, got traced ones: call it outside of jax.jit"
+        )
+    if model.lam.dtype != jnp.float64:
+        want = "must be in float64 for solve_1rsb: use jax.config.update('jax_enable_x64', True)"
+        raise InputError("model", f"{want}, got {model.lam.dtype}")
+    if model.penalty is not None:
+        raise InputError("model", f"must have no penalty besides the ridge for solve_1rsb, got {model.penalty!r}")
+    if model.kinds is not None:
+        raise InputError("model", "must have tokens without classes for solve_1rsb, got a law with sentences")
+    require_count(replicates, "replicates", 2)
+    if s is not None:
+        require_number(s, "s", "positive", lambda v: v > 0)
+        s = jnp.asarray(s, model.lam.dtype)
+    rule = lines_1rsb(model, order, lines, replicates, seed)
+    rs = solve(model, alpha, branch, rule)
+    stacked = jax.tree.map(lambda *a: jnp.stack(a), *_solve_replicates(rs, rule, s))
+    return BrokenPoint(model, alpha, rs, stacked, branch, s is None)
+
+
+def lines_1rsb(model: Model, order: int, lines: int | None, replicates: int, seed: int) -> Rule:
+    """The lines of `solve_1rsb`, on which its RS state is solved too."""
+    return line_nodes(model, order, lines=lines, points=_POINTS, seed=seed, replicates=replicates)
+
+
+class _Near(NamedTuple):
+    """Where a replicate starts that others went before: what breaking did to one of them."""
+
+    shift: BrokenOverlaps  # of the order parameters
+    s: jax.Array
+    matrix: np.ndarray  # of Newton's method there
+
+
+def _solve_replicates(rs: FixedPoint, rule: Rule, s: jax.Array | None) -> list[BrokenState]:
+    """All replicates, from where one of them was found as soon as there is one; then from there those that failed before."""
+    near, states, before = None, [], []
+    for k in range(rule.replicates):
+        state, found = _solve_replicate(rs, k, rule.replicate(k), s, near)
+        states.append(state)
+        before += [k] if near is None and int(state.status) > Status.stalled else []
+        near = near if found is None else found
+    for k in before if near is not None else []:
+        again, _ = _solve_replicate(rs, k, rule.replicate(k), s, near)
+        states[k] = again if int(again.status) < int(states[k].status) else states[k]
+    return states
+
+
+def _solve_replicate(
+    rs: FixedPoint, k: int, lines: Any, s: jax.Array | None, near: _Near | None
+) -> tuple[BrokenState, _Near | None]:
+    """A replicate, and what it hands to the next ones if it was found.
+
+    Args:
+        near: where to start; the nodes are laid for a place of its own, of wider clusters, which leaves them less rough.
+    """
+    moving, rs = rs, lax.stop_gradient(rs)
+    model, alpha = rs.model, rs.alpha
+    free = branch_of(rs.branch).free(model)
+    moving_state, state = (jax.tree.map(lambda a: a[k], point.replicates) for point in (moving, rs))
+    unbroken = _unbroken_overlaps(state.overlaps)
+    ground = s is None
+    s = _GROUND / state.train_loss if s is None else s
+    x = _start(model, state, s, free)
+    settled = int(state.status) <= Status.stalled
+    if not settled or not (bool(rs.jumps) or float(rs.diagnostics.jump_mass) > _SEEN):
+        return _unbroken(moving_state, s, settled), None
+    averages = averages_at(model, state.overlaps, x, s, lines)
+    if near is not None:
+        x, s = jax.tree.map(jnp.add, unbroken, near.shift), near.s
+    problem = Problem(model, alpha, averages, free, ground, float(state.train_loss))
+    found = fixed_point(problem, x, s, None if near is None else near.matrix)
+    if found is None:
+        return _unbroken(moving_state, s, False), None
+    seen = jax.tree.map(jnp.asarray, found.seen)
+    broken = BrokenState(
+        overlaps=found.x,
+        conjugates=seen.hats,
+        s=found.s,
+        train_loss=seen.loss,
+        elevation=jnp.zeros_like(seen.loss),
+        loss_by_model=seen.loss_by_model,
+        loss_by_alpha=seen.loss_by_alpha,
+        loss_by_log_s=seen.loss_by_log_s,
+        residual=jnp.asarray(found.residual),
+        status=jnp.asarray(int(found.status)),
+    )
+    broken = with_derivatives((moving.model, moving.alpha), broken)
+    broken = eqx.tree_at(lambda b: b.elevation, broken, broken.train_loss - moving_state.train_loss)
+    shift = jax.tree.map(jnp.subtract, found.x, unbroken)
+    return broken, _Near(shift, found.s, found.matrix) if found.status <= Status.stalled else None
+
+
+@jax.custom_jvp
+def with_derivatives(numbers: tuple[Model, jax.Array], state: BrokenState) -> BrokenState:
+    """A state of one replicate, whose loss moves with the model and alpha; the derivatives of the rest are NaN."""
+    return state
+
+
+@with_derivatives.defjvp
+def _(primals: Any, tangents: Any) -> tuple[BrokenState, BrokenState]:
+    numbers, state = primals
+    slopes = first_order((state.loss_by_model, state.loss_by_alpha), numbers)
+    terms = jax.tree.map(lambda a, d: jnp.sum(a * d), slopes, tangents[0])
+    loss = sum(jax.tree.leaves(terms), jnp.zeros_like(state.train_loss))
+    unknown = jax.tree.map(
+        lambda a, d: jnp.full_like(a, jnp.nan) * loss if eqx.is_inexact_array(a) else d, state, tangents[1]
+    )
+    return with_derivatives(*primals), eqx.tree_at(lambda s: s.train_loss, unknown, loss)
+
+
+def _start(model: Model, state: Any, s: jax.Array, free: jax.Array) -> BrokenOverlaps:
+    """Where the first replicate starts: within a cluster jumps do not respond."""
+    x, share = state.overlaps, jnp.clip(state.diagnostics.jump_mass, *_SHARE)
+    hats = eqx.tree_at(lambda h: h.V, state.conjugates, state.conjugates.V / (1 - share))
+    apart = _START * (x.V - potentials.overlaps(model, hats).V) / s
+    return BrokenOverlaps(x.q, x.q - apart, x.V, free[0] * x.theta, free[1] * x.m)
+
+
+def _unbroken_overlaps(x: Overlaps) -> BrokenOverlaps:
+    """RS order parameters as those of 1RSB without breaking."""
+    return BrokenOverlaps(x.q, x.q, x.V, x.theta, x.m)
+
+
+def _unbroken(state: Any, s: jax.Array, ok: bool) -> BrokenState:
+    """The RS state as one without breaking, with its own status; `max_steps` where breaking was not found."""
+    hats, zero = state.conjugates, jnp.zeros_like(state.train_loss)
+    return BrokenState(
+        overlaps=_unbroken_overlaps(state.overlaps),
+        conjugates=BrokenOverlaps(hats.q, hats.q, hats.V, hats.theta, hats.m),
+        s=s,
+        train_loss=state.train_loss,
+        elevation=zero,
+        loss_by_model=state.train_loss_partials[0],
+        loss_by_alpha=state.train_loss_partials[1],
+        loss_by_log_s=zero,
+        residual=state.residual,
+        status=state.status if ok else jnp.maximum(state.status, int(Status.max_steps)),
+    )

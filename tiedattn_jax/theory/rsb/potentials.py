@@ -1,0 +1,225 @@
+"""The two potentials of one step of replica symmetry breaking; the equations are their gradients.
+
+With the Moreau envelope E_V of the loss,
+
+    M_s = -(1/s) E_{y, xi0} log E_{xi1} exp(-s E_V(h, y))
+    h = m + theta rho^{-1} y + (q0 - theta rho^{-1} theta^T)^{1/2} xi0 + (q1 - q0)^{1/2} xi1
+
+M_s is written as the RS potential at the response V + s (q1 - q0), which is what it is without jumps to the first order in
+q1 - q0, and a rest: the rule of lines gives the first one to many digits, and the rest is small.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any, NamedTuple
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+from jax import lax
+
+from ...averages import clusters
+from ...averages.fields import teacher_fields, whiten
+from ...averages.lines import LineNodes
+from ...averages.prox import moreau
+from ...averages.rule import average_of_weighted, sum_of_weighted
+from ...linalg import apply, cholesky, solve
+from ...model import Model
+from ...overlaps import Conjugates, Overlaps, symmetric
+from ..potentials import block_envelope, stationary, weight_moments
+from ..state_evolution import value_and_columns
+
+
+class BrokenOverlaps(eqx.Module):
+    """Order parameters of 1RSB; as conjugates, their hats.
+
+    Attributes:
+        q1: overlap of two minima of one cluster, (L, r, r).
+        q0: overlap of minima of different clusters, (L, r, r).
+        V: response within a cluster, (L, r, r).
+        theta: overlap with the teacher, (L, r, t).
+        m: overlap with the encodings, (L, r).
+    """
+
+    q1: jax.Array
+    q0: jax.Array
+    V: jax.Array
+    theta: jax.Array
+    m: jax.Array
+
+    @property
+    def spread(self) -> jax.Array:
+        """Cholesky root of q1 - q0."""
+        return cholesky(self.q1 - self.q0)
+
+    @property
+    def between(self) -> Overlaps:
+        """What clusters share."""
+        return Overlaps(self.q0, self.V, self.theta, self.m)
+
+    def joined(self, s: jax.Array) -> Overlaps:
+        """The RS order parameters that these become where nothing jumps: V + s (q1 - q0) is the whole response."""
+        return Overlaps(self.q1, self.V + s * (self.q1 - self.q0), self.theta, self.m)
+
+
+class Outer(NamedTuple):
+    """Fields of the clusters, which stay; their weights move with the law. Leaves lead with the block axis."""
+
+    h: jax.Array  # (L, r, N)
+    teacher: jax.Array  # standard normals of the teacher, (L, t, N)
+    weight: jax.Array  # (N,)
+    log_density: jax.Array  # of h given y where they were laid, (N,)
+
+
+class Averages(NamedTuple):
+    """Everything that M_s is averaged with: fields with a jump near them, others, and lines for its RS part."""
+
+    near: Outer
+    smooth: Outer
+    lines: LineNodes
+
+
+def inner(points: Any, p: tuple[Model, BrokenOverlaps, jax.Array]) -> tuple[jax.Array, jax.Array]:
+    """At fields of one block, (N,): ``-(1/s) log E exp(-s E_V)``, and the RS counterpart that `_rest` takes off it."""
+    outer, broken, plain = points
+    model, x, s = p
+    y = teacher_fields(model, outer.teacher)
+
+    def energies(cluster: clusters.Cluster, V: jax.Array) -> jax.Array:
+        count = len(cluster.log_weight)
+        at = jnp.tile(outer.h, count) + apply(x.spread, cluster.normals)
+        return moreau(model, cluster.z, at, V, jnp.tile(y, count)).reshape(count, -1)
+
+    energy = energies(broken, x.V)
+    least = lax.stop_gradient(jnp.min(energy, 0))  # keeps the exponents small
+    tilted = least - jax.scipy.special.logsumexp(broken.log_weight - s * (energy - least), axis=0) / s
+    share = jnp.exp(plain.log_weight)
+    return tilted, jnp.sum(share * energies(plain, x.joined(s).V), 0) / jnp.sum(share, 0)
+
+
+def _rest(points: Any, p: tuple[Model, BrokenOverlaps, jax.Array]) -> jax.Array:
+    """One block's share of M_s less the RS potential at `BrokenOverlaps.joined`.
+
+    The latter is the average over xi0 and xi1 of the envelope at the response V + s (q1 - q0); at each field its average
+    over xi1 is taken off.
+    """
+    outer, (model, x, _) = points[0], p
+    y = teacher_fields(model, outer.teacher)
+    tilted, whole = inner(points, p)
+    log_density = whiten(model, x.between, outer.h, y)[1]
+    return jnp.sum(outer.weight * jnp.exp(log_density - outer.log_density) * (tilted - whole))
+
+
+_rest_envelope = stationary(_rest)
+
+
+def searched(model: Model, x: BrokenOverlaps, s: jax.Array, block: Outer, jumps: bool) -> tuple:
+    find = clusters.find if jumps else clusters.find_smooth
+    y = teacher_fields(model, block.teacher)
+    return tuple(find(model, V, x.spread, block.h, y, t) for V, t in ((x.V, s), (x.joined(s).V, 0 * s)))
+
+
+def cluster_points(model: Model, x: BrokenOverlaps, s: jax.Array, block: Outer, found: tuple) -> tuple:
+    y = teacher_fields(model, block.teacher)
+    pairs = zip((x.V, x.joined(s).V), found, strict=True)
+    return block, *(clusters.points(model, V, x.spread, block.h, y, f) for V, f in pairs)
+
+
+def channel_expansion(
+    setting: Callable[[jax.Array], tuple[BrokenOverlaps, jax.Array]],
+    model: Model,
+    averages: Averages,
+    v: jax.Array,
+    wanted: jax.Array,
+) -> tuple[tuple, tuple, Model]:
+    """M_s with its gradients in the order parameters and in s, the derivatives of these in v, and dM_s / d model.
+
+    Args:
+        wanted: whether the derivatives in v, (..., k), are; they are zero otherwise, and most of the work.
+    """
+
+    def sums(find: Callable[..., Any], share: Callable[..., Any]) -> Callable[[Any], Any]:
+        def block_sums(block: Any) -> Any:
+            found = find(*lax.stop_gradient(setting(v)), block)
+
+            def at(v: jax.Array) -> Any:
+                x, s = setting(v)
+                M, (by_model, *gradients) = jax.value_and_grad(share(x, s, block, found), (0, 1, 2))(model, x, s)
+                return (M, *gradients), by_model
+
+            def alone(v: jax.Array) -> Any:
+                values, by_model = at(v)
+                return values, jax.tree.map(lambda a: jnp.zeros((*a.shape, len(v)), a.dtype), values), by_model
+
+            return lax.cond(wanted, partial(value_and_columns, at), alone, v)
+
+        return block_sums
+
+    def of_rest(x: BrokenOverlaps, s: jax.Array, block: Outer, found: tuple) -> Any:
+        points = cluster_points(model, x, s, block, found)
+        return lambda model, x, s: _rest_envelope(points, (model, x, s))
+
+    def of_lines(x: BrokenOverlaps, s: jax.Array, block: Any, found: Any) -> Any:
+        points = averages.lines.points(model, x.joined(s), block, found)
+        return lambda model, x, s: block_envelope(points, (model, x.joined(s)))
+
+    def lines_found(x: BrokenOverlaps, s: jax.Array, block: Any) -> Any:
+        return averages.lines.search(model, x.joined(s), block)
+
+    shares = (
+        sum_of_weighted(averages.near, sums(partial(searched, model, jumps=True), of_rest)),
+        sum_of_weighted(averages.smooth, sums(partial(searched, model, jumps=False), of_rest)),
+        average_of_weighted(averages.lines, sums(lines_found, of_lines)),
+    )
+    return jax.tree.map(lambda *parts: sum(parts), *shares)
+
+
+def prior(model: Model, hats: BrokenOverlaps, s: jax.Array) -> jax.Array:
+    """Prior potential psi_s of the ridge.
+
+    ``1/2 E tr[D^{-1} (b b^T + sum_k gamma_k qhat0_k)] - 1/(2 s) E log det(1 - s Lam^{-1} c2)`` with
+    ``c2 = sum_k gamma_k (qhat1_k - qhat0_k)``, ``D = Lam - s c2`` and b, Lam as in `potentials.prior`.
+    """
+    law = model.law()
+    Lam, square = weight_moments(model, Conjugates(hats.q0, hats.V, hats.theta, hats.m))
+    D = Lam - s * jnp.einsum("nk,kab->nab", law.gamma, hats.q1 - hats.q0)
+    ratio = 2 * jnp.sum(jnp.log(_diagonal(cholesky(D))) - jnp.log(_diagonal(cholesky(Lam))), -1)
+    return law.weights @ (0.5 * jnp.trace(solve(D, square), axis1=1, axis2=2) - 0.5 * ratio / s)
+
+
+def _diagonal(a: jax.Array) -> jax.Array:
+    return jnp.diagonal(a, axis1=-2, axis2=-1)
+
+
+def free_energy(
+    model: Model, alpha: jax.Array, x: BrokenOverlaps, hats: BrokenOverlaps, s: jax.Array, M: jax.Array
+) -> jax.Array:
+    """Free energy Phi_s, minus the training loss at a fixed point.
+
+    ``1/2 sum_l tr(Vhat q1 - qhat1 V) - s/2 sum_l tr(qhat1 q1 - qhat0 q0) - mhat . m - tr(thetahat theta^T) + psi_s -
+    alpha M_s``
+    """
+    pairing = 0.5 * jnp.sum(hats.V * x.q1 - hats.q1 * x.V) - jnp.sum(hats.m * x.m) - jnp.sum(hats.theta * x.theta)
+    entropic = 0.5 * s * jnp.sum(hats.q1 * x.q1 - hats.q0 * x.q0)
+    return pairing - entropic + prior(model, hats, s) - alpha * M
+
+
+def conjugates(alpha: jax.Array, s: jax.Array, g: BrokenOverlaps, free: jax.Array) -> BrokenOverlaps:
+    """The conjugates as gradients of M_s."""
+    q1 = -2 * alpha * symmetric(g.V)
+    return BrokenOverlaps(
+        q1=q1,
+        q0=2 * alpha / s * symmetric(g.q0),
+        V=2 * alpha * symmetric(g.q1) + s * q1,
+        theta=-alpha * free[0] * g.theta,
+        m=-alpha * free[1] * g.m,
+    )
+
+
+def overlaps(model: Model, hats: BrokenOverlaps, s: jax.Array) -> BrokenOverlaps:
+    """The order parameters as gradients of psi_s."""
+    g = jax.grad(lambda hats: prior(model, hats, s))(hats)
+    q1 = -2 * symmetric(g.V)
+    return BrokenOverlaps(q1, -2 / s * symmetric(g.q0), 2 * symmetric(g.q1) - s * q1, g.theta, g.m)
