@@ -288,13 +288,7 @@ def test_unknown_figure(capsys):
     assert stop.value.code == 2 and "got '16'" in capsys.readouterr().err
 
 
-def test_what_is_not_computed_says_so(tmp_path):
-    assert main(["10", "--out", str(tmp_path)]) == 0
-    assert "Not computed" in (tmp_path / "paper.md").read_text()
-    assert not (tmp_path / "paper").exists()
-
-
-@pytest.mark.parametrize("entry", [entry for entry in FIGURES if entry.load is not None], ids=lambda e: e.name)
+@pytest.mark.parametrize("entry", FIGURES, ids=lambda e: e.name)
 def test_draw_needs_data(entry, tmp_path, capsys):
     with pytest.raises(SystemExit) as stop:
         main([entry.name, "--draw", "--out", str(tmp_path)])

@@ -52,7 +52,7 @@ def main(argv: list[str] | None = None) -> int:
     for entry in entries:
         began = time.perf_counter()
         try:
-            if entry.compute is not None and not args.draw:
+            if not args.draw:
                 entry.compute(Task(args.full, data, _bars(entry.name)))
             _draw(entry, data, args.out, args.full)
         except InputError as problem:
@@ -71,14 +71,13 @@ def _set_up() -> None:
 
 def _draw(entry: Entry, data: Path, out: Path, full: bool) -> None:
     """The picture and the section of a figure, and the page of all sections that are there."""
-    picture, found = None, None if entry.load is None else entry.load(data)
-    rows = [] if found is None else list(entry.rows(found))
+    picture, found = None, entry.load(data)
     if entry.draw is not None:
         figure, picture = entry.draw(found), f"figure_{entry.name}"
         for kind in ("png", "pdf"):
             write_whole(out / "paper" / f"{picture}.{kind}", _content(figure, kind))
         picture = f"paper/{picture}.png"
-    text = section(entry.title, entry.said(full), picture, rows)
+    text = section(entry.title, entry.said(full), picture, entry.rows(found))
     write_whole(out / "data" / f"figure_{entry.name}.md", text.encode())
     every = [out / "data" / f"figure_{entry.name}.md" for entry in FIGURES]
     write_whole(out / "paper.md", page(path.read_text() for path in every if path.exists()).encode())

@@ -34,9 +34,9 @@ class Entry(NamedTuple):
     name: str
     title: str
     text: str
-    compute: Callable[[Task], None] | None = None
-    load: Callable[[Path], Any] | None = None
-    draw: Callable[[Any], Figure] | None = None
+    compute: Callable[[Task], None]
+    load: Callable[[Path], Any]
+    draw: Callable[[Any], Figure] | None
     rows: Callable[[Any], Sequence[Row]] = _nothing
     sizes: tuple[dict[str, Any], dict[str, Any]] | None = None
 

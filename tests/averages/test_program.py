@@ -1,8 +1,12 @@
 """How programs that average are compiled."""
 
+import os
+import threading
+
 import equinox as eqx
 import jax
 import jax.numpy as jnp
+import numpy as np
 import pytest
 
 import tiedattn_jax as ta
@@ -21,7 +25,7 @@ def compiled(monkeypatch):
 
         return call
 
-    monkeypatch.setattr(how, "eqx", type("", (), {"filter_jit": staticmethod(filter_jit)}))
+    monkeypatch.setattr(how, "eqx", type("", (), {"filter_jit": staticmethod(filter_jit), "is_array": eqx.is_array}))
     return how.program(lambda rule, scale: scale * jnp.sum(rule.stack.weight)), seen
 
 
@@ -44,6 +48,37 @@ def test_what_is_compiled_with_less_effort(compiled, model, monkeypatch):
     monkeypatch.setattr(how, "_known", lambda: False)
     total(lines, 1.0)
     assert seen.pop() == all_of_it
+
+
+def test_replicates_one_by_one(model):
+    """Each with what is its own, in their order; in threads, but where a context of jax would be lost there."""
+    rule, scale = ta.monte_carlo_nodes(model, 5, replicates=3), jnp.array([1.0, 10.0, 100.0])
+    threads = set()
+
+    def total(nodes, scale):
+        threads.add(threading.get_ident())
+        return {"sum": scale * jnp.sum(nodes.stack.student, (1, 2, 3)), "one": nodes.stack.weight[:, 0]}
+
+    whole, found = total(rule, scale), how.over_replicates(total, rule, scale)
+    jax.tree.map(np.testing.assert_array_equal, found, whole)
+    assert found["sum"].shape == (3,) and (len(threads) > 1 or os.cpu_count() == 1)
+    jax.tree.map(np.testing.assert_array_equal, jax.jit(lambda s: how.over_replicates(total, rule, s))(scale), whole)
+    threads.clear()
+    with jax.debug_infs(True):
+        how.over_replicates(total, rule, scale)
+    assert threads == {threading.get_ident()}
+
+
+def test_of_several_threads_one_compiles(model):
+    traced = []
+
+    @how.program
+    def total(nodes):
+        traced.append(nodes)
+        return jnp.sum(nodes.stack.student, (1, 2, 3))
+
+    how.over_replicates(total, ta.monte_carlo_nodes(model, 5, replicates=8))
+    assert len(traced) == 1
 
 
 def test_an_option_that_the_compiler_does_not_know(monkeypatch):

@@ -210,22 +210,26 @@ def test_a_coarse_state_that_is_lost_ends_the_search(lines):
     """The replicates do not look for a state of which the coarse one resolves nothing."""
     model = ta.dot_product(0.33, 2.54, 4e-4, ((0.85, 0.15), (0.63, 0.37)))
     few = ta.Settings(max_steps=1, warm_steps=20)
-    found = ta.solve(model, 6.2, "uninformed", lines, settings=few).replicates
-    np.testing.assert_array_equal(found.status, Status.unresolved)
-    np.testing.assert_array_equal(found.overlaps.V, jnp.broadcast_to(found.overlaps.V[:1], found.overlaps.V.shape))
-    assert found.diagnostics.unresolved[0] > 0.3 and found.residual[0] > 0.01
+
+    def solve(alpha):
+        return ta.solve(model, alpha, "uninformed", lines, settings=few).replicates
+
+    for found in (solve(6.2), jax.jit(solve)(6.2)):
+        np.testing.assert_array_equal(found.status, Status.unresolved)
+        np.testing.assert_array_equal(found.overlaps.V, jnp.broadcast_to(found.overlaps.V[:1], found.overlaps.V.shape))
+        assert found.diagnostics.unresolved[0] > 0.3 and found.residual[0] > 0.01
 
 
 def test_the_coarse_search_uses_the_settings(model, nodes, monkeypatch):
-    seen = []
-    monkeypatch.setattr(fixed_points, "_phases", lambda *a: seen.append(a) or (None, None))
-    monkeypatch.setattr(fixed_points, "_without_noise", lambda point, *_: point)
+    seen, phases = [], fixed_points._phases
+    monkeypatch.setattr(fixed_points, "_phases", lambda *a: seen.append(a) or phases(*a))
     mine, free = ta.Settings(damping=0.1), jnp.array([1.0, 0.0])
-    ta.solve(model, 2.0, "semantic", nodes, settings=mine)
-    fixed_points.solve_coarsely(model, jnp.array(2.0), nodes, state(CASES[0]), free, mine)
-    fixed_points.solve_from(model, 2.0, "semantic", nodes, state(CASES[0]), mine)
+    solved = ta.solve(model, 2.0, "semantic", nodes, settings=mine).overlaps
+    fixed_points.solve_coarsely(model, jnp.array(2.0), nodes, solved, free, mine)
+    fixed_points.solve_from(model, 2.0, "semantic", nodes, solved, mine)
     assert all(settings is mine for *_, settings, _, _ in seen)
-    assert [tuple(map(bool, flags)) for flags in (a[-2:] for a in seen)] == [(True, True), (True, False), (False, True)]
+    each = [(False, True)] * nodes.replicates
+    assert [tuple(map(bool, a[-2:])) for a in seen] == [(True, False), *each, (True, False), *each]
 
 
 def test_a_start_whose_V_is_far_too_large(model, nodes):

@@ -1,16 +1,20 @@
-"""Programs that average: what jax compiles, as fast as it runs no slower for it."""
+"""Programs that average: what jax compiles, as fast as it runs no slower for it, and the cores that it runs on."""
 
 from __future__ import annotations
 
 import functools
+import os
+import threading
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import equinox as eqx
 import jax
+import jax.numpy as jnp
 
 from ..errors import is_concrete, is_tracing
-from .rule import Replicate
+from .rule import Replicate, Rule
 
 _QUICK = {"xla_cpu_use_fusion_emitters": False}
 
@@ -24,15 +28,69 @@ def program(fn: Callable[..., Any]) -> Callable[..., Any]:
     """
     options: Any = {"compiler_options": _QUICK}
     full, quick = eqx.filter_jit(fn), eqx.filter_jit(fn, **options)
+    lock, compiled = threading.Lock(), set()
 
     @functools.wraps(fn)
     def call(*args: Any) -> Any:
         every = jax.tree.leaves(args, is_leaf=lambda a: isinstance(a, Replicate))
         lean = all(a.quick for a in every if isinstance(a, Replicate))
-        top = is_concrete(args) and not is_tracing()
-        return (quick if lean and top and _known() else full)(*args)
+        if not at_top_level(args):
+            return full(*args)
+        run = quick if lean and _known() else full
+        leaves, tree = jax.tree.flatten(args)
+        kind = tree, tuple((a.shape, a.dtype) if eqx.is_array(a) else type(a) for a in leaves)
+        if kind in compiled:
+            return run(*args)
+        with lock:  # of several threads one compiles
+            result = run(*args)
+            compiled.add(kind)
+        return result
 
     return call
+
+
+def at_top_level(*values: Any) -> bool:
+    """Whether arrays have values and what is computed of them has, too: jax traces no function."""
+    return is_concrete(values) and not is_tracing()
+
+
+def over_replicates(fn: Callable[..., Any], nodes: Rule, *own: Any) -> Any:
+    """`fn(nodes, *own)` of a function that maps over the replicates of a rule: at top level by one call for each.
+
+    One program then serves any number of replicates. On one CPU the calls go to as many threads as there are cores, since
+    XLA's own gain little on the arrays of a block: on two cores four replicates take half the time.
+
+    Args:
+        own: trees whose arrays lead with the replicate axis, like those of the result.
+    """
+    arrays = jax.tree.leaves((nodes, own))
+    if not at_top_level(arrays):
+        return fn(nodes, *own)
+    parts = [(nodes.only(k), *jax.tree.map(lambda a, k=k: a[k : k + 1], own)) for k in range(nodes.replicates)]
+    with ThreadPoolExecutor(min(nodes.replicates, os.cpu_count() or 1)) as pool:
+        devices = {d for a in arrays if hasattr(a, "devices") for d in a.devices()}
+        threads = [d.platform for d in devices] == ["cpu"] and pool.submit(_contexts).result() == _contexts()
+        found = list((pool.map if threads else map)(lambda part: jax.block_until_ready(fn(*part)), parts))
+    return jax.tree.map(lambda *a: jnp.concatenate(a), *found)
+
+
+def _contexts() -> list[Any]:
+    """What context managers of jax have set in this thread; other threads do not see it."""
+    return [getattr(jax.config, name, None) for name in _CONTEXTS]
+
+
+_CONTEXTS = (
+    "jax_enable_x64",
+    "jax_default_device",
+    "jax_default_matmul_precision",
+    "jax_numpy_dtype_promotion",
+    "jax_numpy_rank_promotion",
+    "jax_debug_nans",
+    "jax_debug_infs",
+    "jax_disable_jit",
+    "jax_log_compiles",
+    "jax_transfer_guard",
+)
 
 
 @functools.cache

@@ -137,6 +137,10 @@ class Rule(Printed):
         """One of them."""
         return jax.tree.map(lambda a: a[k], self.stack)
 
+    def only(self, k: int) -> Rule:
+        """One of them, as a rule."""
+        return Rule(jax.tree.map(lambda a: a[k : k + 1], self.stack), self.coarse)
+
     def each(self, fn: Callable[[Replicate], Any]) -> Any:
         """`fn` of every replicate, one after the other: leaves lead with the replicate axis."""
         return lax.map(fn, self.stack)

@@ -263,7 +263,7 @@ def trace_branch(
     require_count(points, "points")
     require_kind(start, "start", (FixedPoint, Overlaps, type(None)), "a FixedPoint or Overlaps near the state")
     if start is None:
-        start = solve_coarsely(model, a, _one(nodes, 0), branch_start(model, branch), free, settings).overlaps
+        start = solve_coarsely(model, a, nodes.only(0), branch_start(model, branch), free, settings).overlaps
     elif isinstance(start, FixedPoint):
         start = start.overlaps
     curves = _continuations(Setting(model, a, Parameter(parameter), free), nodes, start, settings)
@@ -277,16 +277,11 @@ def _continuations(setting: Setting, nodes: Rule, start: Overlaps, settings: Set
         InputError: there is none.
     """
     for k in range(nodes.replicates):
-        one = _one(nodes, k)
+        one = nodes.only(k)
         found = setting.solve(one, start, settings)
         if not found.has_state[0]:
             raise InputError("start", f"must be near a state, got one with status {Status.name_of(found.status[0])}")
         yield _Continuation(setting, one, jax.tree.map(lambda v: v[0], found.overlaps))
-
-
-def _one(nodes: Rule, k: int) -> Rule:
-    """One replicate of a rule, as a rule."""
-    return Rule(jax.tree.map(lambda a: a[k : k + 1], nodes.stack), nodes.coarse)
 
 
 def folds_of(paths: Sequence[BranchPath]) -> list[tuple[float, float]]:

@@ -19,7 +19,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from ..averages.program import program
+from ..averages.program import over_replicates, program
 from ..averages.rule import Replicate, Rule
 from ..errors import InputError, is_concrete, require_choice
 from ..model import Model
@@ -397,7 +397,11 @@ def zero_near(
         if event.observable is None:
             by_model, by_alpha = jax.tree.map(jnp.subtract, *(s.train_loss_partials for s in states))
         elif exact:
-            _, by_model, by_alpha = _implicit(event.observable, model, alpha, nodes, states[0].overlaps, free[0])
+            _, by_model, by_alpha = over_replicates(
+                lambda nodes, xs: _implicit(event.observable, model, alpha, nodes, xs, free[0]),
+                nodes,
+                states[0].overlaps,
+            )
         return Zero(alpha, states, value, by_model, by_alpha)
 
     concrete = is_concrete((model, near))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import equinox as eqx
@@ -17,7 +18,7 @@ from .. import overlaps as ov
 from ..averages.default import default_nodes
 from ..averages.lines import LineNodes
 from ..averages.nodes import sobol_nodes
-from ..averages.program import program
+from ..averages.program import at_top_level, over_replicates, program
 from ..averages.rule import Points, Replicate, Rule, check_rule, flattened
 from ..errors import InputError, as_number, is_concrete, require, require_kind, require_number
 from ..model import Model, check
@@ -467,7 +468,7 @@ def solve_anew(
 ) -> State:
     """`solve_replicates` from the start of a branch: on the coarse replicate, and from there on the others."""
     starts = for_each(branch_start(lax.stop_gradient(model), branch), nodes.replicates)
-    states = _held_phases((model, alpha, nodes, starts, free), settings, *_flags((), True, True))[1]
+    states = _held_phases((model, alpha, nodes, starts, free), settings, coarsely=True, finely=True)
     return _followed(model, alpha, nodes, free, states)
 
 
@@ -476,21 +477,39 @@ def solve_coarsely(
 ) -> State:
     """A state on the coarse replicate alone, from a start that may be far; it has no derivatives."""
     starts = for_each(start, nodes.replicates)
-    return _held_phases((model, alpha, nodes, starts, free), settings, *_flags((model, alpha, start), True, False))[0]
+    return _held_phases((model, alpha, nodes, starts, free), settings, coarsely=True, finely=False)
 
 
 def solve_replicates(
     model: Model, alpha: jax.Array, nodes: Rule, starts: Overlaps, free: jax.Array, settings: Settings
 ) -> State:
     """The fixed point of every replicate, from its own start near it, with all that it predicts."""
-    flags = _flags((model, alpha, starts), False, True)
-    states = _held_phases((model, alpha, nodes, starts, free), settings, *flags)[1]
+    states = _held_phases((model, alpha, nodes, starts, free), settings, coarsely=False, finely=True)
     return _followed(model, alpha, nodes, free, states)
 
 
-def _held_phases(numbers: tuple, settings: Settings, *flags: jax.Array | None) -> tuple[State, State]:
-    """`_phases` of held numbers: under `jax.grad`, too, it is the program that solves."""
-    return _phases(*lax.stop_gradient(numbers), settings, *flags)
+def _held_phases(numbers: tuple, settings: Settings, *, coarsely: bool, finely: bool) -> State:
+    """The last of what is wanted of `_phases`, of held numbers: under `jax.grad`, too, it is the program that solves.
+
+    Of known numbers one program does all, called for the coarse replicate and then for each of the others.
+    """
+    model, alpha, nodes, starts, free = numbers = lax.stop_gradient(numbers)
+    if not at_top_level(numbers):
+        near, states = _phases(*numbers, settings, *(jnp.asarray(True) if w else None for w in (coarsely, finely)))
+        return states if finely else near
+
+    def call(coarsely: bool, nodes: Rule, starts: Overlaps) -> State:
+        flags = map(jnp.asarray, (coarsely, not coarsely))
+        return _phases(model, alpha, nodes, starts, free, settings, *flags)[0 if coarsely else 1]
+
+    if coarsely:
+        near = call(True, nodes.only(0), jax.tree.map(lambda a: a[:1], starts))
+        if not finely:
+            return near
+        if _lost(near):
+            return jax.tree.map(lambda a: jnp.broadcast_to(a, (nodes.replicates, *a.shape)), near)
+        starts = for_each(near.overlaps, nodes.replicates)
+    return over_replicates(partial(call, False), nodes, starts)
 
 
 @jax.custom_jvp
@@ -526,11 +545,6 @@ def _tangents(
         }
 
     return lax.map(one, (nodes.stack, xs))
-
-
-def _flags(numbers: Any, *wanted: bool) -> list[jax.Array | None]:
-    """What is wanted, as data where the numbers are known: then one program does all; else what is not is left out."""
-    return [jnp.asarray(w) if w or is_concrete(numbers) else None for w in wanted]
 
 
 def no_state(like: State) -> State:
@@ -591,8 +605,7 @@ def _phases(
         if coarsely is not None:
             less = eqx.tree_at(lambda x: x.V, x0, x0.V * jnp.asarray(_LESS, x0.V.dtype) ** k)
             x0 = _either(first, less, _either(coarsely, near.overlaps, x0))
-            lost = coarsely & (near.status == Status.unresolved) & (near.residual > _LOST)
-            wanted = jnp.where(first, coarsely & ~_ended(near), wanted & ~lost)
+            wanted = jnp.where(first, coarsely & ~_ended(near), wanted & ~(coarsely & _lost(near)))
         found = lax.cond(wanted, traced, lambda *_: flat, replicate, x0)
         state = unflatten(found)
         better = first & wanted & (_ended(state) | (state.residual <= near.residual))
@@ -602,6 +615,11 @@ def _phases(
     order = jnp.arange(attempts + (0 if finely is None else nodes.replicates))
     flat, found = lax.scan(phase, ravel_pytree(near)[0], order)
     return unflatten(flat), jax.vmap(unflatten)(found[attempts:])
+
+
+def _lost(near: State) -> jax.Array:
+    """Whether the others need not look for a state, as the coarse replicate resolves nothing of it."""
+    return (near.status == Status.unresolved) & (near.residual > _LOST)
 
 
 def _ended(state: State) -> jax.Array:
