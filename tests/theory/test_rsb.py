@@ -9,8 +9,9 @@ import pytest
 import tiedattn_jax as ta
 from tiedattn_jax.overlaps import Conjugates
 from tiedattn_jax.theory import potentials as rs_potentials
+from tiedattn_jax.theory.rsb import fixed_points as rsb
 from tiedattn_jax.theory.rsb.fixed_points import BrokenState, with_derivatives
-from tiedattn_jax.theory.rsb.newton import corrected_matrix
+from tiedattn_jax.theory.rsb.newton import Found, corrected_matrix
 from tiedattn_jax.theory.rsb.potentials import BrokenOverlaps, free_energy, overlaps, prior
 
 S = jnp.asarray(500.0)
@@ -98,6 +99,29 @@ def test_derivatives_of_a_state():
     assert np.isnan(jax.grad(of("s"), 1)(model, one)) and np.isnan(jax.jvp(of("s"), (model, one), (model, one))[1])
     with pytest.raises(TypeError, match="first derivatives only"):
         jax.hessian(of("train_loss"), 1)(model, one)
+
+
+def test_replicates_start_where_one_was_found(solved, nodes, monkeypatch):
+    """One after the other until one is found; from there the others and those that failed, of which the better stays."""
+    rs, asked = solved(2.0, "positional"), []
+    x = BrokenOverlaps(
+        *(rs.replicates.overlaps.q[0],) * 2, *(a[0] for a in list(vars(rs.replicates.overlaps).values())[1:])
+    )
+    residuals = {(0, False): 0.1, (1, False): 1e-5, (2, True): 1e-3, (3, True): 0.2, (0, True): 0.05}
+
+    def found(rs, s, near, item):
+        what = item[0], near is not None
+        asked.append(what)
+        return Found(x, S, None, residuals[what], None)
+
+    monkeypatch.setattr(rsb, "_found", found)
+    monkeypatch.setattr(rsb, "_broken", lambda moving, part, one: one.residual)
+    assert rsb._solve_replicates(rs, nodes, None) == [0.05, 1e-5, 1e-3, 0.2]
+    assert asked[:2] == [(0, False), (1, False)] and set(asked) == set(residuals) and len(asked) == 5
+    residuals[0, True] = 0.5
+    assert rsb._solve_replicates(rs, nodes, None)[0] == 0.1
+    residuals[1, False] = residuals[2, False] = residuals[3, False] = 0.2
+    assert rsb._solve_replicates(rs, nodes, None) == [0.1, 0.2, 0.2, 0.2]
 
 
 def test_corrected_matrix_knows_the_last_move():

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import os
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -55,23 +55,28 @@ def at_top_level(*values: Any) -> bool:
 
 
 def over_replicates(fn: Callable[..., Any], nodes: Rule, *own: Any) -> Any:
-    """`fn(nodes, *own)` of a function that maps over the replicates of a rule: at top level by one call for each.
+    """`fn(nodes, *own)` of a function that maps over the replicates of a rule: at top level by one call for each, `at_once`.
 
-    One program then serves any number of replicates. On one CPU the calls go to as many threads as there are cores, since
-    XLA's own gain little on the arrays of a block: on two cores four replicates take half the time.
+    One program then serves any number of replicates.
 
     Args:
         own: trees whose arrays lead with the replicate axis, like those of the result.
     """
-    arrays = jax.tree.leaves((nodes, own))
-    if not at_top_level(arrays):
+    if not at_top_level(nodes, own):
         return fn(nodes, *own)
     parts = [(nodes.only(k), *jax.tree.map(lambda a, k=k: a[k : k + 1], own)) for k in range(nodes.replicates)]
-    with ThreadPoolExecutor(min(nodes.replicates, os.cpu_count() or 1)) as pool:
-        devices = {d for a in arrays if hasattr(a, "devices") for d in a.devices()}
+    return jax.tree.map(lambda *a: jnp.concatenate(a), *at_once(lambda part: fn(*part), parts))
+
+
+def at_once(fn: Callable[[Any], Any], items: Sequence[Any]) -> list[Any]:
+    """`fn` of every item: on one CPU in as many threads as there are cores.
+
+    XLA's own threads gain little on the arrays of a block: on two cores four replicates take half the time.
+    """
+    devices = {d for a in jax.tree.leaves(items) if hasattr(a, "devices") for d in a.devices()}
+    with ThreadPoolExecutor(min(len(items), os.cpu_count() or 1) or 1) as pool:
         threads = [d.platform for d in devices] == ["cpu"] and pool.submit(_contexts).result() == _contexts()
-        found = list((pool.map if threads else map)(lambda part: jax.block_until_ready(fn(*part)), parts))
-    return jax.tree.map(lambda *a: jnp.concatenate(a), *found)
+        return list((pool.map if threads else map)(lambda item: jax.block_until_ready(fn(item)), items))
 
 
 def _contexts() -> list[Any]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any, NamedTuple
 
 import equinox as eqx
@@ -11,6 +12,7 @@ import numpy as np
 from jax import lax
 
 from ...averages.lines import line_nodes
+from ...averages.program import at_once
 from ...averages.rule import Rule
 from ...averages.sizes import REPLICATES
 from ...errors import InputError, is_concrete, require_choice, require_count, require_number
@@ -21,7 +23,7 @@ from ...results import Result, Status, error_bar
 from .. import potentials
 from ..fixed_points import FixedPoint, check_alpha, check_model, solve
 from ..implicit import first_order
-from .newton import Problem, fixed_point
+from .newton import Found, Problem, fixed_point
 from .nodes import averages_at
 from .potentials import BrokenOverlaps
 
@@ -224,48 +226,63 @@ class _Near(NamedTuple):
     matrix: np.ndarray  # of Newton's method there
 
 
-def _solve_replicates(rs: FixedPoint, rule: Rule, s: jax.Array | None) -> list[BrokenState]:
-    """All replicates, from where one of them was found as soon as there is one; then from there those that failed before."""
-    near, states, before = None, [], []
+def _solve_replicates(moving: FixedPoint, rule: Rule, s: jax.Array | None) -> list[BrokenState]:
+    """All replicates: one after the other until one is found, and from there at once the others and those that failed."""
+    rs, found = lax.stop_gradient(moving), {}
+    breaks = bool(rs.jumps) or float(rs.diagnostics.jump_mass) > _SEEN
+    left = [k for k in range(rule.replicates) if breaks and rs.replicates.status[k] <= Status.stalled]
+    near = None
+    while left and near is None:
+        k = left.pop(0)
+        found[k] = _found(rs, s, None, (k, rule.replicate(k)))
+        near = _near(rs, k, found[k])
+    if near is not None:
+        failed = [k for k in found if _near(rs, k, found[k]) is None]
+        items = [(k, rule.replicate(k)) for k in [*left, *failed]]
+        for (k, _), again in zip(items, at_once(partial(_found, rs, s, near), items), strict=True):
+            every = [one for one in (found.get(k), again) if one is not None]
+            found[k] = min(every, key=lambda one: one.residual, default=None)
+    states = []
     for k in range(rule.replicates):
-        state, found = _solve_replicate(rs, k, rule.replicate(k), s, near)
-        states.append(state)
-        before += [k] if near is None and int(state.status) > Status.stalled else []
-        near = near if found is None else found
-    for k in before if near is not None else []:
-        again, _ = _solve_replicate(rs, k, rule.replicate(k), s, near)
-        states[k] = again if int(again.status) < int(states[k].status) else states[k]
+        part, one = jax.tree.map(lambda a, k=k: a[k], moving.replicates), found.get(k)
+        states.append(_unbroken(part, s, not breaks) if one is None else _broken(moving, part, one))
     return states
 
 
-def _solve_replicate(
-    rs: FixedPoint, k: int, lines: Any, s: jax.Array | None, near: _Near | None
-) -> tuple[BrokenState, _Near | None]:
-    """A replicate, and what it hands to the next ones if it was found.
+def _first_s(state: Any, s: jax.Array | None) -> jax.Array:
+    """The Parisi parameter that is given, or the one that a search for the ground state starts from."""
+    return _GROUND / lax.stop_gradient(state.train_loss) if s is None else s
+
+
+def _found(rs: FixedPoint, s: jax.Array | None, near: _Near | None, item: tuple[int, Any]) -> Found | None:
+    """Where Newton's method ends in a replicate of the lines, given with its number.
 
     Args:
         near: where to start; the nodes are laid for a place of its own, of wider clusters, which leaves them less rough.
     """
-    moving, rs = rs, lax.stop_gradient(rs)
-    model, alpha = rs.model, rs.alpha
-    free = branch_of(rs.branch).free(model)
-    moving_state, state = (jax.tree.map(lambda a: a[k], point.replicates) for point in (moving, rs))
-    unbroken = _unbroken_overlaps(state.overlaps)
-    ground = s is None
-    s = _GROUND / state.train_loss if s is None else s
-    x = _start(model, state, s, free)
-    settled = int(state.status) <= Status.stalled
-    if not settled or not (bool(rs.jumps) or float(rs.diagnostics.jump_mass) > _SEEN):
-        return _unbroken(moving_state, s, settled), None
-    averages = averages_at(model, state.overlaps, x, s, lines)
+    k, lines = item
+    model, state = rs.model, jax.tree.map(lambda a: a[k], rs.replicates)
+    free, first = branch_of(rs.branch).free(model), _first_s(state, s)
+    x, matrix = _start(model, state, first, free), None
+    averages = averages_at(model, state.overlaps, x, first, lines)
     if near is not None:
-        x, s = jax.tree.map(jnp.add, unbroken, near.shift), near.s
-    problem = Problem(model, alpha, averages, free, ground, float(state.train_loss))
-    found = fixed_point(problem, x, s, None if near is None else near.matrix)
-    if found is None:
-        return _unbroken(moving_state, s, False), None
+        x, first, matrix = jax.tree.map(jnp.add, _unbroken_overlaps(state.overlaps), near.shift), near.s, near.matrix
+    problem = Problem(model, rs.alpha, averages, free, s is None, float(state.train_loss))
+    return fixed_point(problem, x, first, matrix)
+
+
+def _near(rs: FixedPoint, k: int, found: Found | None) -> _Near | None:
+    """What a replicate hands to the others, if it was found."""
+    if found is None or found.status > Status.stalled:
+        return None
+    unbroken = _unbroken_overlaps(jax.tree.map(lambda a: a[k], rs.replicates.overlaps))
+    return _Near(jax.tree.map(jnp.subtract, found.x, unbroken), found.s, found.matrix)
+
+
+def _broken(rs: FixedPoint, part: Any, found: Found) -> BrokenState:
+    """What was found in one replicate, with derivatives, beside its RS state."""
     seen = jax.tree.map(jnp.asarray, found.seen)
-    broken = BrokenState(
+    held = BrokenState(
         overlaps=found.x,
         conjugates=seen.hats,
         s=found.s,
@@ -277,10 +294,8 @@ def _solve_replicate(
         residual=jnp.asarray(found.residual),
         status=jnp.asarray(int(found.status)),
     )
-    broken = with_derivatives((moving.model, moving.alpha), broken)
-    broken = eqx.tree_at(lambda b: b.elevation, broken, broken.train_loss - moving_state.train_loss)
-    shift = jax.tree.map(jnp.subtract, found.x, unbroken)
-    return broken, _Near(shift, found.s, found.matrix) if found.status <= Status.stalled else None
+    state = with_derivatives((rs.model, rs.alpha), held)
+    return eqx.tree_at(lambda b: b.elevation, state, state.train_loss - part.train_loss)
 
 
 @jax.custom_jvp
@@ -314,13 +329,13 @@ def _unbroken_overlaps(x: Overlaps) -> BrokenOverlaps:
     return BrokenOverlaps(x.q, x.q, x.V, x.theta, x.m)
 
 
-def _unbroken(state: Any, s: jax.Array, ok: bool) -> BrokenState:
+def _unbroken(state: Any, s: jax.Array | None, ok: bool) -> BrokenState:
     """The RS state as one without breaking, with its own status; `max_steps` where breaking was not found."""
     hats, zero = state.conjugates, jnp.zeros_like(state.train_loss)
     return BrokenState(
         overlaps=_unbroken_overlaps(state.overlaps),
         conjugates=BrokenOverlaps(hats.q, hats.q, hats.V, hats.theta, hats.m),
-        s=s,
+        s=_first_s(state, s),
         train_loss=state.train_loss,
         elevation=zero,
         loss_by_model=state.train_loss_partials[0],
