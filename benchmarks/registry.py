@@ -79,6 +79,53 @@ def _rules(sizes: Sequence[int], repeat: int) -> Measured:
             yield _state("rules", f"{rule}, {branch}, {alpha:g}", nodes, alpha, branch, repeat)
 
 
+def _wide(sizes: Sequence[int], repeat: int) -> Measured:
+    """A replicate beyond two fields of the student, on the rules that there are for it."""
+    for name, model in _wide_models().items():
+        finer = ta.solve(model, ALPHA, "semantic", ta.sobol_nodes(model, _WIDE_FINER, seed=1))
+        truth = np.mean(invariants(finer), 0)
+        for size in sizes:
+            rules = {
+                "Sobol": ta.sobol_nodes(model, size),
+                "Sobol lines": ta.line_nodes(model, lines=size // _ON_A_LINE, points=_ON_A_LINE),
+                "Monte Carlo": ta.monte_carlo_nodes(model, size),
+            }
+            for rule, nodes in rules.items():
+                yield measure(
+                    "wide",
+                    f"{name}, {rule}",
+                    nodes.size,
+                    ta.solve,
+                    model,
+                    ALPHA,
+                    "semantic",
+                    nodes,
+                    repeat=repeat,
+                    unit="replicate",
+                    units=nodes.replicates,
+                    error=lambda point, truth=truth: worst(invariants(point), truth),
+                )
+
+
+_WIDE_FINER, _ON_A_LINE = 2**16, 32  # nodes of a replicate that errors are measured by, and of a line
+
+
+def _wide_models() -> dict[str, ta.Model]:
+    """Three and four tokens, .6 on the diagonal of A and their encodings on a line, and two columns of weights."""
+    models: dict[str, ta.Model] = {}
+    for L in (3, 4):
+        mixing = np.full((L, L), 0.4 / (L - 1)) + (0.6 - 0.4 / (L - 1)) * np.eye(L)
+        models[f"L = {L}"] = ta.dot_product(mixing=mixing, encodings=np.linspace(-1, 1, L)[:, None])
+    return {**models, "r = 2": ta.dot_product(rank=2, teacher=np.eye(2))}
+
+
+def invariants(point: ta.FixedPoint) -> np.ndarray:
+    """tr q, tr V and tr theta theta^T, means over the tokens, and the training loss, of every replicate: (R, 4)."""
+    x, loss = point.replicates.overlaps, np.asarray(point.replicates.train_loss)
+    q, V = (np.trace(np.asarray(a), axis1=2, axis2=3).mean(1) for a in (x.q, x.V))
+    return np.stack([q, V, np.sum(np.asarray(x.theta) ** 2, (1, 2, 3)), loss], 1)
+
+
 def _state(
     name: str,
     case: str,
@@ -295,6 +342,7 @@ BENCHMARKS = {
         _solve, "a fixed point, next to the published method and Monte Carlo in NumPy", _NODES, (2**13, 2**15)
     ),
     "rules": Benchmark(_rules, "three fixed points on every averaging rule", _NODES, (2**13,)),
+    "wide": Benchmark(_wide, "a fixed point of three and four tokens, and of rank two", _NODES, (2**11, 2**13, 2**15)),
     "gradient": Benchmark(_gradient, "the derivative of the training loss in sigma", _NODES, (2**13,)),
     "critical_alpha": Benchmark(_critical_alpha, "alpha_c with its sensitivities", _NODES, (2**13, 2**15)),
     "grid": Benchmark(_grid, "a row of a phase diagram, lines of order 5", "cells", (5, 25)),

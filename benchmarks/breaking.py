@@ -1,0 +1,89 @@
+"""How far replica symmetry is off over the plane of sample complexity and omega, as one step of breaking is estimated.
+
+    python benchmarks/breaking.py [--alphas 24] [--omegas 12] [--order 5] [--out DIR]
+
+Of every cell of a grid what breaking adds to the training loss of a branch (`Diagnostics.rs_error`), relative; of every
+omega by how much it moves alpha_c (`Transition.rs_shift`). Prints a table and writes DIR/rs_error.png, and the grid, from
+which it goes on. Five minutes on two cores.
+"""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+import jax
+import numpy as np
+from matplotlib.colors import LogNorm
+
+import tiedattn_jax as ta
+from tiedattn_jax.plotting import panels
+from tiedattn_jax.printing import with_error
+
+LEAST = 1e-7  # of the loss: below, the estimate is of the size of its error, or exactly zero
+
+
+def transitions(omegas: np.ndarray, order: int) -> list[ta.Transition]:
+    """alpha_c at every omega, each from the one before."""
+    found: list[ta.Transition] = []
+    for omega in omegas:
+        model = ta.dot_product(omega)
+        nodes = ta.line_nodes(model, order)
+        near = found[-1].branches if found and found[-1].ok else None
+        found.append(ta.critical_alpha(model, nodes, start=near))
+    return found
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--alphas", type=int, default=24, metavar="N", help="columns of the grid")
+    parser.add_argument("--omegas", type=int, default=12, metavar="N", help="its rows")
+    parser.add_argument("--order", type=int, default=5, metavar="K", help="of the lines")
+    parser.add_argument("--out", type=Path, default=Path(), metavar="DIR", help="where the picture goes")
+    args = parser.parse_args()
+    jax.config.update("jax_enable_x64", True)
+    alphas, omegas = np.linspace(0.2, 4.0, args.alphas), np.linspace(0.05, 0.5, args.omegas)
+    model = ta.dot_product()
+    nodes = ta.line_nodes(model, args.order)
+    grid = ta.phase_diagram(model, alphas, omegas, nodes, out=args.out / "rs_error_grid", resume=True)
+    share = grid.mean("rs_error") / grid.mean("train_loss")
+    mass, loss = grid.mean("jump_mass"), grid.mean("train_loss")
+    found = transitions(omegas, args.order)
+
+    print(
+        f"{'branch':>10} {'omega':>6} {'alpha':>6} {'jump mass':>10} {'share of the loss':>18}   the largest of each row"
+    )
+    for b, branch in enumerate(("positional", "semantic")):
+        for k, omega in enumerate(omegas):
+            if np.any(np.isfinite(share[b, k])):
+                at = int(np.nanargmax(share[b, k]))
+                print(f"{branch:>10} {omega:6.3f} {alphas[at]:6.2f} {mass[b, k, at]:10.3f} {share[b, k, at]:18.2e}")
+    print(f"\n{'omega':>6} {'alpha_c':>16} {'moved by':>14} {'relative':>9}")
+    for omega, event in zip(omegas, found, strict=True):
+        if event.ok:
+            shift = event.rs_shift
+            said = with_error(event.alpha, event.stderr), with_error(shift.value, shift.stderr)
+            print(f"{omega:6.3f} {said[0]:>16} {said[1]:>14} {float(shift.value / event.alpha):9.1e}")
+
+    titles = ("positional", "semantic", "shift of alpha_c")
+    with panels(11, 3.6, titles, ylabels=(r"$\omega$",)) as (figure, axes):
+        line = np.array([[float(e.alpha), omega] for e, omega in zip(found, omegas, strict=True) if e.ok])
+        for axis, values, there in zip(axes.flat, share, np.isfinite(loss), strict=False):
+            axis.set(facecolor="0.85", xlabel=r"sample complexity $\alpha$")  # grey where there is no state
+            shown = np.where(there, np.maximum(values, LEAST), np.nan)
+            mesh = axis.pcolormesh(alphas, omegas, shown, norm=LogNorm(LEAST, 1e-2), cmap="viridis", shading="nearest")
+            axis.plot(*line.T, "w-", lw=1.5)
+            axis.plot(*line.T, "k--", lw=1.5, label=r"$\alpha_c$" if axis is axes.flat[0] else None)
+        figure.colorbar(mesh, ax=list(axes.flat[:2]), label="estimate over training loss", extend="both")
+        shifts = np.array([[float(e.rs_shift.value), float(e.rs_shift.stderr)] for e in found if e.ok])
+        last = axes.flat[2]
+        last.errorbar(line[:, 1], shifts[:, 0] / line[:, 0], shifts[:, 1] / line[:, 0], fmt="ko-", ms=3, lw=1)
+        last.axhline(0, color="0.6", lw=0.8)
+        last.set(xlabel=r"$\omega$", ylabel=r"shift over $\alpha_c$")
+        last.ticklabel_format(axis="y", scilimits=(0, 0))
+    args.out.mkdir(parents=True, exist_ok=True)
+    figure.savefig(args.out / "rs_error.png", dpi=110)
+
+
+if __name__ == "__main__":
+    main()
