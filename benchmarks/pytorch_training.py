@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
-import jax
 import numpy as np
 
 import tiedattn_jax as ta
+from tiedattn_jax.finite.sampling import raw_labels
 from tiedattn_jax.finite.training import RATES
 
 
@@ -16,7 +16,7 @@ class Plain:
 
     Args:
         model: of `dot_product`.
-        data: with the teacher's fields, from which the labels are made.
+        data: with the teacher's fields and the encodings, from which the labels are made.
         Q: weights that every run starts from, (d, 1).
     """
 
@@ -24,8 +24,8 @@ class Plain:
         import torch  # not at the top: it is in no extra that the suite needs
 
         self.torch = torch
-        sentences, target = np.array(data.x).swapaxes(0, 1), np.asarray(jax.vmap(model.target)(data.y))
-        self.inputs, self.labels, self.start = map(torch.from_numpy, (sentences, target @ sentences, np.array(Q)))
+        sentences, labels = np.array(data.x).swapaxes(0, 1), raw_labels(model, data) / data.x.shape[2] ** 0.5
+        self.inputs, self.labels, self.start = (torch.from_numpy(np.array(a)) for a in (sentences, labels, Q))
         self.rate = {"lr": RATES["gd"], "weight_decay": float(model.lam)}
 
     def run(self, steps: int) -> np.ndarray:
