@@ -17,20 +17,19 @@ import numpy as np
 from matplotlib.colors import LogNorm
 
 import tiedattn_jax as ta
+from tiedattn_jax.overlaps import PAIR
 from tiedattn_jax.plotting import panels
 from tiedattn_jax.printing import with_error
 
 LEAST = 1e-7  # of the loss: below, the estimate is of the size of its error, or exactly zero
 
 
-def transitions(omegas: np.ndarray, order: int) -> list[ta.Transition]:
+def transitions(omegas: np.ndarray, nodes: ta.Rule) -> list[ta.Transition]:
     """alpha_c at every omega, each from the one before."""
     found: list[ta.Transition] = []
     for omega in omegas:
-        model = ta.dot_product(omega)
-        nodes = ta.line_nodes(model, order)
         near = found[-1].branches if found and found[-1].ok else None
-        found.append(ta.critical_alpha(model, nodes, start=near))
+        found.append(ta.critical_alpha(ta.dot_product(omega), nodes, start=near))
     return found
 
 
@@ -47,17 +46,16 @@ def main() -> None:
     nodes = ta.line_nodes(model, args.order)
     grid = ta.phase_diagram(model, alphas, omegas, nodes, out=args.out / "rs_error_grid", resume=True)
     share = grid.mean("rs_error") / grid.mean("train_loss")
-    mass, loss = grid.mean("jump_mass"), grid.mean("train_loss")
-    found = transitions(omegas, args.order)
+    mass = grid.mean("jump_mass")
+    found = transitions(omegas, nodes)
 
-    print(
-        f"{'branch':>10} {'omega':>6} {'alpha':>6} {'jump mass':>10} {'share of the loss':>18}   the largest of each row"
-    )
-    for b, branch in enumerate(("positional", "semantic")):
+    print("Where the share of the loss is largest, at every omega:")
+    print(f"{'branch':>10} {'omega':>6} {'alpha':>6} {'jump mass':>10} {'share':>9}")
+    for b, branch in enumerate(PAIR):
         for k, omega in enumerate(omegas):
             if np.any(np.isfinite(share[b, k])):
                 at = int(np.nanargmax(share[b, k]))
-                print(f"{branch:>10} {omega:6.3f} {alphas[at]:6.2f} {mass[b, k, at]:10.3f} {share[b, k, at]:18.2e}")
+                print(f"{branch:>10} {omega:6.3f} {alphas[at]:6.2f} {mass[b, k, at]:10.3f} {share[b, k, at]:9.2e}")
     print(f"\n{'omega':>6} {'alpha_c':>16} {'moved by':>14} {'relative':>9}")
     for omega, event in zip(omegas, found, strict=True):
         if event.ok:
@@ -65,13 +63,13 @@ def main() -> None:
             said = with_error(event.alpha, event.stderr), with_error(shift.value, shift.stderr)
             print(f"{omega:6.3f} {said[0]:>16} {said[1]:>14} {float(shift.value / event.alpha):9.1e}")
 
-    titles = ("positional", "semantic", "shift of alpha_c")
-    with panels(11, 3.6, titles, ylabels=(r"$\omega$",)) as (figure, axes):
+    with panels(11, 3.6, (*PAIR, "shift of alpha_c, estimated"), ylabels=(r"$\omega$",)) as (figure, axes):
         line = np.array([[float(e.alpha), omega] for e, omega in zip(found, omegas, strict=True) if e.ok])
-        for axis, values, there in zip(axes.flat, share, np.isfinite(loss), strict=False):
+        for axis, values in zip(axes.flat, share, strict=False):
             axis.set(facecolor="0.85", xlabel=r"sample complexity $\alpha$")  # grey where there is no state
-            shown = np.where(there, np.maximum(values, LEAST), np.nan)
-            mesh = axis.pcolormesh(alphas, omegas, shown, norm=LogNorm(LEAST, 1e-2), cmap="viridis", shading="nearest")
+            mesh = axis.pcolormesh(
+                alphas, omegas, np.maximum(values, LEAST), norm=LogNorm(LEAST, 1e-2), cmap="viridis", shading="nearest"
+            )
             axis.plot(*line.T, "w-", lw=1.5)
             axis.plot(*line.T, "k--", lw=1.5, label=r"$\alpha_c$" if axis is axes.flat[0] else None)
         figure.colorbar(mesh, ax=list(axes.flat[:2]), label="estimate over training loss", extend="both")

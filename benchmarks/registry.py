@@ -28,6 +28,7 @@ RULES: dict[str, Callable[[ta.Model, int], ta.Rule]] = {
 }
 ALPHA = 2.0
 _FINER = 15  # order of the lines that errors are measured by: right to 4e-6
+_WIDE_FINER, _ON_A_LINE = 2**16, 32  # nodes that errors are measured by beyond two fields, and of a line there
 _STEP = 1e-3  # in sigma, of the difference that the derivative is compared with
 
 
@@ -105,9 +106,6 @@ def _wide(sizes: Sequence[int], repeat: int) -> Measured:
                     units=nodes.replicates,
                     error=lambda point, truth=truth: worst(invariants(point), truth),
                 )
-
-
-_WIDE_FINER, _ON_A_LINE = 2**16, 32  # nodes of a replicate that errors are measured by, and of a line
 
 
 def _wide_models() -> dict[str, ta.Model]:
@@ -265,6 +263,7 @@ def _instance(
 
 
 _PASSES = 20  # times two, in one measurement
+_STEPS = 100  # of training, in one
 
 
 @jax.jit
@@ -289,12 +288,9 @@ def _train(model: ta.Model, data: ta.Data) -> Callable[[], ta.Training]:
     return lambda: ta.train(model, data, steps=_STEPS, tol=0.0)
 
 
-_STEPS = 100
-
-
 def _pytorch(model: ta.Model, data: ta.Data, repeat: int) -> Measured:
     """Gradient descent in PyTorch, where there is one; its error is the distance to our weights on the exact labels."""
-    if not isinstance(model, ta.DotProduct) or importlib.util.find_spec("torch") is None:
+    if importlib.util.find_spec("torch") is None:
         return
     ours = np.asarray(ta.train(model, data, steps=_STEPS, tol=0.0, exact=True).Q)
     yield measure(

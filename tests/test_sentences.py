@@ -261,6 +261,17 @@ def test_theory_and_training_agree(omega, alpha, branch):
     assert np.all(np.abs(rows.mean(0) - want) < 4 * bar) and np.all(bar < 0.03 * want)
 
 
+@pytest.mark.parametrize(("cosine", "passes"), [(0.15, True), (0.25, False)])
+def test_means_along_the_encodings_but_for_chance(cosine, passes):
+    along = np.array([cosine, (1 - cosine**2) ** 0.5])
+    model = of(means=[along, -0.6 * along], teacher_means=(0.0, 0.0))
+    if passes:
+        check(model, even=True)
+    else:
+        with pytest.raises(InputError, match="orthogonal to the encodings"):
+            check(model, even=True)
+
+
 def test_bad_laws_and_data_are_refused():
     with pytest.raises(InputError, match="sentences"):
         ta.Sentences.of([(0, 0)])

@@ -67,17 +67,18 @@ def test_replicates_one_by_one(model):
     with jax.debug_infs(True):
         how.over_replicates(total, rule, scale)
     assert threads == {threading.get_ident()}
+    assert how.at_once(str, []) == [] and how.at_once(str, [1, 2]) == ["1", "2"]
 
 
 def test_of_several_threads_one_compiles(model):
     traced = []
 
     @how.program
-    def total(nodes):
+    def total(nodes, own):
         traced.append(nodes)
         return jnp.sum(nodes.stack.student, (1, 2, 3))
 
-    how.over_replicates(total, ta.monte_carlo_nodes(model, 5, replicates=8))
+    how.over_replicates(total, ta.monte_carlo_nodes(model, 5, replicates=8), ())
     assert len(traced) == 1
 
 

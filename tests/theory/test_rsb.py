@@ -114,7 +114,7 @@ def test_replicates_start_where_one_was_found(solved, nodes, monkeypatch):
         asked.append(what)
         return Found(x, S, None, residuals[what], None)
 
-    monkeypatch.setattr(rsb, "_found", found)
+    monkeypatch.setattr(rsb, "_search", found)
     monkeypatch.setattr(rsb, "_broken", lambda moving, part, one: one.residual)
     assert rsb._solve_replicates(rs, nodes, None) == [0.05, 1e-5, 1e-3, 0.2]
     assert asked[:2] == [(0, False), (1, False)] and set(asked) == set(residuals) and len(asked) == 5

@@ -54,18 +54,19 @@ def at_top_level(*values: Any) -> bool:
     return is_concrete(values) and not is_tracing()
 
 
-def over_replicates(fn: Callable[..., Any], nodes: Rule, *own: Any) -> Any:
-    """`fn(nodes, *own)` of a function that maps over the replicates of a rule: at top level by one call for each, `at_once`.
+def over_replicates(fn: Callable[..., Any], nodes: Rule, own: Any, *shared: Any) -> Any:
+    """`fn(nodes, own, *shared)` of a function that maps over the replicates of a rule: at top level by one call for each.
 
-    One program then serves any number of replicates.
+    One program then serves any number of replicates, and they run `at_once`.
 
     Args:
-        own: trees whose arrays lead with the replicate axis, like those of the result.
+        own: a tree whose arrays lead with the replicate axis, like those of the result.
+        shared: what all replicates have.
     """
-    if not at_top_level(nodes, own):
-        return fn(nodes, *own)
-    parts = [(nodes.only(k), *jax.tree.map(lambda a, k=k: a[k : k + 1], own)) for k in range(nodes.replicates)]
-    return jax.tree.map(lambda *a: jnp.concatenate(a), *at_once(lambda part: fn(*part), parts))
+    if nodes.replicates == 1 or not at_top_level(nodes, own, shared):
+        return fn(nodes, own, *shared)
+    parts = [(nodes.only(k), jax.tree.map(lambda a, k=k: a[k : k + 1], own)) for k in range(nodes.replicates)]
+    return jax.tree.map(lambda *a: jnp.concatenate(a), *at_once(lambda part: fn(*part, *shared), parts))
 
 
 def at_once(fn: Callable[[Any], Any], items: Sequence[Any]) -> list[Any]:
@@ -74,9 +75,12 @@ def at_once(fn: Callable[[Any], Any], items: Sequence[Any]) -> list[Any]:
     XLA's own threads gain little on the arrays of a block: on two cores four replicates take half the time.
     """
     devices = {d for a in jax.tree.leaves(items) if hasattr(a, "devices") for d in a.devices()}
-    with ThreadPoolExecutor(min(len(items), os.cpu_count() or 1) or 1) as pool:
-        threads = [d.platform for d in devices] == ["cpu"] and pool.submit(_contexts).result() == _contexts()
-        return list((pool.map if threads else map)(lambda item: jax.block_until_ready(fn(item)), items))
+    if len(items) < 2 or [d.platform for d in devices] != ["cpu"]:
+        return [fn(item) for item in items]
+    with ThreadPoolExecutor(min(len(items), os.cpu_count() or 1)) as pool:
+        if pool.submit(_contexts).result() != _contexts():
+            return [fn(item) for item in items]
+        return list(pool.map(lambda item: jax.block_until_ready(fn(item)), items))
 
 
 def _contexts() -> list[Any]:

@@ -334,7 +334,7 @@ def _numbers(event: Event, states: Sequence[State]) -> jax.Array:
 
 @program
 def _implicit(
-    observable: Observable, model: Model, alpha: jax.Array, nodes: Rule, xs: Overlaps, free: jax.Array
+    nodes: Rule, xs: Overlaps, observable: Observable, model: Model, alpha: jax.Array, free: jax.Array
 ) -> tuple[jax.Array, Model, jax.Array]:
     """In every replicate, at its own fixed point: an event's number, its derivatives in the model and in alpha."""
 
@@ -397,11 +397,8 @@ def zero_near(
         if event.observable is None:
             by_model, by_alpha = jax.tree.map(jnp.subtract, *(s.train_loss_partials for s in states))
         elif exact:
-            _, by_model, by_alpha = over_replicates(
-                lambda nodes, xs: _implicit(event.observable, model, alpha, nodes, xs, free[0]),
-                nodes,
-                states[0].overlaps,
-            )
+            shared = event.observable, model, alpha, free[0]
+            _, by_model, by_alpha = over_replicates(_implicit, nodes, states[0].overlaps, *shared)
         return Zero(alpha, states, value, by_model, by_alpha)
 
     concrete = is_concrete((model, near))
@@ -525,13 +522,17 @@ def _fold(event: Event, model: Model, near: Near, nodes: Rule, settings: Setting
     alphas, state = found
     by_model, by_alpha = None, jnp.full_like(alphas, jnp.nan)
     if sensitivities:
-        by_model, by_alpha = _fold_gradients(held, alphas, nodes, state.overlaps, free)
+        by_model, by_alpha = over_replicates(_fold_gradients, nodes, (alphas, state.overlaps), held, free)
     zero = Zero(alphas, (state,), jnp.zeros_like(alphas), by_model, by_alpha, 1.0, True)
     return transition_of(event, model, zero)
 
 
 @program
 def _fold_gradients(
-    model: Model, alphas: jax.Array, nodes: Rule, xs: Overlaps, free: jax.Array
+    nodes: Rule, at: tuple[jax.Array, Overlaps], model: Model, free: jax.Array
 ) -> tuple[Model, jax.Array]:
-    return lax.map(lambda args: fold_gradient(model, args[0], args[1], args[2], free), (alphas, nodes.stack, xs))
+    def one(args: tuple[Replicate, tuple[jax.Array, Overlaps]]) -> tuple[Model, jax.Array]:
+        replicate, (alpha, x) = args
+        return fold_gradient(model, alpha, replicate, x, free)
+
+    return lax.map(one, (nodes.stack, at))

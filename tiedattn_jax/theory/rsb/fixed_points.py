@@ -234,12 +234,12 @@ def _solve_replicates(moving: FixedPoint, rule: Rule, s: jax.Array | None) -> li
     near = None
     while left and near is None:
         k = left.pop(0)
-        found[k] = _found(rs, s, None, (k, rule.replicate(k)))
+        found[k] = _search(rs, s, None, (k, rule.replicate(k)))
         near = _near(rs, k, found[k])
     if near is not None:
         failed = [k for k in found if _near(rs, k, found[k]) is None]
         items = [(k, rule.replicate(k)) for k in [*left, *failed]]
-        for (k, _), again in zip(items, at_once(partial(_found, rs, s, near), items), strict=True):
+        for (k, _), again in zip(items, at_once(partial(_search, rs, s, near), items), strict=True):
             every = [one for one in (found.get(k), again) if one is not None]
             found[k] = min(every, key=lambda one: one.residual, default=None)
     states = []
@@ -254,7 +254,7 @@ def _first_s(state: Any, s: jax.Array | None) -> jax.Array:
     return _GROUND / lax.stop_gradient(state.train_loss) if s is None else s
 
 
-def _found(rs: FixedPoint, s: jax.Array | None, near: _Near | None, item: tuple[int, Any]) -> Found | None:
+def _search(rs: FixedPoint, s: jax.Array | None, near: _Near | None, item: tuple[int, Any]) -> Found | None:
     """Where Newton's method ends in a replicate of the lines, given with its number.
 
     Args:
