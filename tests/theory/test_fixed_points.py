@@ -250,6 +250,8 @@ def test_a_start_whose_V_is_far_too_large(model, nodes):
     anew = fixed_points.solve_anew(model, alpha, "semantic", nodes, free, settings)
     from_there = fixed_points.solve_from(model, alpha, "semantic", nodes, near.overlaps, settings).replicates
     np.testing.assert_array_equal(anew.overlaps.V, from_there.overlaps.V)
+    traced = jax.jit(lambda alpha: fixed_points.solve_anew(model, alpha, "semantic", nodes, free, settings))(alpha)
+    np.testing.assert_allclose(traced.overlaps.V, anew.overlaps.V, rtol=1e-12)
 
     few = ta.Settings(max_steps=1, warm_steps=0)  # too few for either start: the better one is kept
     np.testing.assert_allclose(coarse(x, few).residual, once(x, few)[1], rtol=1e-6)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 import os
-import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -28,23 +27,12 @@ def program(fn: Callable[..., Any]) -> Callable[..., Any]:
     """
     options: Any = {"compiler_options": _QUICK}
     full, quick = eqx.filter_jit(fn), eqx.filter_jit(fn, **options)
-    lock, compiled = threading.Lock(), set()
 
     @functools.wraps(fn)
     def call(*args: Any) -> Any:
         every = jax.tree.leaves(args, is_leaf=lambda a: isinstance(a, Replicate))
         lean = all(a.quick for a in every if isinstance(a, Replicate))
-        if not at_top_level(args):
-            return full(*args)
-        run = quick if lean and _known() else full
-        leaves, tree = jax.tree.flatten(args)
-        kind = tree, tuple((a.shape, a.dtype) if eqx.is_array(a) else type(a) for a in leaves)
-        if kind in compiled:
-            return run(*args)
-        with lock:  # of several threads one compiles
-            result = run(*args)
-            compiled.add(kind)
-        return result
+        return (quick if lean and at_top_level(args) and _known() else full)(*args)
 
     return call
 
@@ -72,7 +60,8 @@ def over_replicates(fn: Callable[..., Any], nodes: Rule, own: Any, *shared: Any)
 def at_once(fn: Callable[[Any], Any], items: Sequence[Any]) -> list[Any]:
     """`fn` of every item: on one CPU in as many threads as there are cores.
 
-    XLA's own threads gain little on the arrays of a block: on two cores four replicates take half the time.
+    XLA's own threads gain little on the arrays of a block: on two cores four replicates take half the time. Of threads that
+    need the same program jax lets one compile it.
     """
     devices = {d for a in jax.tree.leaves(items) if hasattr(a, "devices") for d in a.devices()}
     if len(items) < 2 or [d.platform for d in devices] != ["cpu"]:
