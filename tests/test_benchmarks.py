@@ -14,11 +14,12 @@ from cases import CASES
 from scipy.optimize import minimize
 
 import tiedattn_jax as ta
+from tiedattn_jax.theory.elevation import jump_cost
 
 sys.path.insert(0, str(Path(__file__).parents[1]))  # the benchmarks are not part of the package
 
 from benchmarks import __main__ as command
-from benchmarks import monte_carlo, suite
+from benchmarks import further_steps, monte_carlo, suite
 from benchmarks import published_method as published
 from benchmarks.registry import BENCHMARKS, Benchmark, invariants, order_parameters, worst
 
@@ -246,3 +247,20 @@ def test_published_iteration_takes_other_conjugates():
     found = published.solve(2.0, tol=1e-6, hats=lambda x, p: asked.append(x) or hats)
     assert found.converged and found.iterations == len(asked)
     assert np.allclose(found.overlaps, published.overlaps(hats, p), rtol=1e-5)
+
+
+def test_further_steps_of_breaking():
+    """One step is `jump_cost`; a step that is split into two alike is one; a second one, where it is best, adds 2.7 %."""
+    one = further_steps.cost(np.array([2.1]), np.ones(1))
+    np.testing.assert_allclose(one, jump_cost(2.1) / 2.1, rtol=1e-4)
+    np.testing.assert_allclose(further_steps.cost(np.array([2.1, 2.1]), np.array([0.3, 0.7])), one, rtol=1e-4)
+
+    def elevation(s, widths):
+        s, widths = np.array(s), np.array(widths)
+        return 4 / 27 * further_steps.cost(s, widths) ** 3 / further_steps.curvature(s, widths, np.ones_like) ** 2
+
+    assert further_steps.curvature(np.array([2.0]), np.ones(1), np.ones_like) == pytest.approx(0.5)
+    best = elevation([4.837, 1.673], [0.1988, 0.8012])
+    assert best / elevation([2.109], [1.0]) == pytest.approx(1.027, abs=2e-4)
+    for s, width in (([5.5, 1.673], 0.1988), ([4.837, 1.5], 0.1988), ([4.837, 1.673], 0.25)):
+        assert elevation(s, [width, 1 - width]) < best

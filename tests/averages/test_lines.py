@@ -11,7 +11,7 @@ from scipy.stats import norm
 import tiedattn_jax as ta
 from tiedattn_jax.averages import maxwell
 from tiedattn_jax.averages.fields import fields, teacher_fields
-from tiedattn_jax.averages.lines import cuts, lay, shifts
+from tiedattn_jax.averages.lines import cuts, lay, shifts, vectors_across
 from tiedattn_jax.averages.maxwell import Gaps, Lines, Section, common_tangents, energy_profile
 from tiedattn_jax.averages.prox import loss_at_nodes, moreau, prox, prox_gradient
 from tiedattn_jax.results import error_bar
@@ -33,6 +33,19 @@ def numbers(s):
     """Of every replicate of a `State`, (R, 5)."""
     x = s.overlaps
     return jnp.stack([x.q[:, 0, 0, 0], x.V[:, 0, 0, 0], x.theta[:, 0, 0, 0], x.m[:, 0, 0], s.train_loss], 1)
+
+
+class OneToken(ta.Model):
+    """A token alone, with wells at -1 and 1: one field, and nothing across a line."""
+
+    shape = (1, 1, 1)
+
+    def loss(self, Z, Y):
+        return 0.5 * jnp.sum((jnp.sqrt(Z**2 + 1e-8) - 1) ** 2)
+
+    def law(self):
+        one = jnp.ones((1, 1, 1))
+        return ta.SpectralLaw(one[0, 0], one[0], one, one, 0 * one)
 
 
 def one_block(rule):
@@ -334,3 +347,12 @@ def test_a_jump_that_is_just_about_to_end_moves_nothing(model):
 
     value, slope = jax.value_and_grad(total)(jnp.full((2, 1, 1), 12.0))
     assert value == 0 and not np.any(slope)
+
+
+def test_one_field():
+    """E min_z (|z| - 1)^2 / 2 + (z - h)^2 / (2 V) is E (|h| - 1)^2 / (2 (1 + V)), and lines have it to the rounding of |z|."""
+    model, q, V = OneToken(lam=jnp.asarray(1.0)), 0.3, 0.8
+    x = ta.Overlaps(*(jnp.full((1, 1, 1), v, float) for v in (q, V, 0.0)), jnp.zeros((1, 1)))
+    M = channel_gradient(model, x, ta.line_nodes(model, 5, lines=4).replicate(0))[0]
+    np.testing.assert_allclose(M, (1 + q - 2 * np.sqrt(2 * q / np.pi)) / (2 * (1 + V)), rtol=1e-6)
+    assert np.all(vectors_across(-jnp.ones((1, 3)), jnp.zeros((0, 3))) == 0)

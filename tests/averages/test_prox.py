@@ -84,9 +84,17 @@ def test_newton_descends(model, nodes):
         assert bool(jnp.all(done)) and float(jnp.max((after - before)[done])) <= 1e-12
 
 
+class Paraboloid(ta.DotProduct):
+    """The loss |Z|^2 / 2."""
+
+    def loss(self, Z, Y):
+        return 0.5 * jnp.sum(Z**2)
+
+
 def test_axis_of_the_double_well(model, nodes):
     y = problem(model, nodes, CASES[0], 64)[2].at[..., 0].set(0.0)
-    for case in (model, ta.dot_product(omega=0.0)):  # at y = 0 a purely semantic target leaves no curvature at all
+    # At y = 0 a purely semantic target leaves no curvature at all; that of a paraboloid is the same along all axes.
+    for case in (model, ta.dot_product(omega=0.0), Paraboloid(**vars(model))):
         axis = px.well_axis(case, y, 1, 32)
         np.testing.assert_allclose(jnp.sum(axis**2, (0, 1)), 1, rtol=1e-12)
         curvature = jnp.einsum("ian,iajbn,jbn->n", axis, px.hessian_at_nodes(case, 0 * axis, y), axis)

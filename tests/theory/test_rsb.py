@@ -5,6 +5,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from jax.scipy.special import log_ndtr
+from scipy.optimize import fsolve
 
 import tiedattn_jax as ta
 from tiedattn_jax.overlaps import Conjugates
@@ -124,6 +126,53 @@ def test_replicates_start_where_one_was_found(solved, nodes, monkeypatch):
     assert rsb._solve_replicates(rs, nodes, None) == [0.1, 0.2, 0.2, 0.2]
 
 
+def test_nodes_are_laid_again_where_clusters_become_wider(solved, nodes, monkeypatch):
+    """By more than a tenth, and three times at most; the search goes on from where it was."""
+    rs, laid = solved(2.0, "positional"), []
+    q = rs.replicates.overlaps.q[0]
+
+    def of(width):
+        x = jax.tree.map(lambda a: a[0], rs.replicates.overlaps)
+        return BrokenOverlaps(x.q, x.q - width * q, x.V, x.theta, x.m)
+
+    def search(*widths):
+        laid.clear()
+        left = iter(widths)
+        monkeypatch.setattr(rsb, "_start", lambda *_: (of(0.1), S))
+        monkeypatch.setattr(rsb, "averages_at", lambda model, between, x, s, lines: laid.append((x, s)))
+        monkeypatch.setattr(rsb, "fixed_point", lambda problem, x, s, m: Found(of(next(left)), s + 1, None, 1e-5, None))
+        return rsb._search(rs, None, None, (0, nodes.replicate(0)))
+
+    assert search(0.105).s == S + 1 and len(laid) == 1
+    assert search(0.2, 0.21).s == S + 2 and len(laid) == 2
+    np.testing.assert_allclose(laid[1][0].q0, 0.8 * q, rtol=1e-12)
+    assert laid[1][1] == S + 1
+    assert search(0.2, 0.4, 0.6).s == S + 3 and len(laid) == 3
+
+
+@pytest.mark.parametrize(("mass", "without"), [(0.1, 1 / 0.9), (0.9, 2.0), (1.07, -0.07), (-0.1, 1 / 0.999)])
+def test_where_a_search_starts(solved, mass, without):
+    """Clusters take a fifth more than the jumps' part of the response; s is that of the estimated elevation, at most."""
+    state = jax.tree.map(lambda a: a[0], solved(2.0, "positional").replicates)
+    hats, model = state.conjugates, ta.dot_product()
+    hats = eqx.tree_at(lambda h: h.V, hats, hats.V * (1 if mass < 1 else -1))
+    own = rs_potentials.overlaps(model, eqx.tree_at(lambda h: h.V, hats, without * hats.V)).V
+    part = float(1.2 * jnp.sum(state.overlaps.V - own) / jnp.sum(state.overlaps.V))
+    for error, replicon in ((1e-8, 0.3), (1e-3, 0.3), (jnp.nan, 0.3), (0.0, 0.3), (1e-3, 1.2)):
+        told = eqx.tree_at(
+            lambda d: (d.jump_mass, d.rs_error, d.replicon),
+            state.diagnostics,
+            tuple(map(jnp.asarray, (mass, error, replicon))),
+        )
+        x, s = rsb._start(
+            model, eqx.tree_at(lambda s: (s.conjugates, s.diagnostics), state, (hats, told)), None, jnp.ones(2)
+        )
+        limit, estimated = 2 / float(state.train_loss), part**2 * (1 - replicon) / (8 * error) if error > 0 else np.inf
+        expected = min(limit, estimated) if estimated > 0 else limit
+        np.testing.assert_allclose(s, expected, rtol=1e-9)
+        np.testing.assert_allclose(s * jnp.sum(x.q1 - x.q0), part * jnp.sum(state.overlaps.V), rtol=1e-6)
+
+
 def test_corrected_matrix_knows_the_last_move():
     """Along the move it gives the change that was seen; across it, in units of the coordinates, what it gave before."""
     matrix, sizes = np.arange(9.0).reshape(3, 3), np.array([1.0, 10.0, 0.1])
@@ -140,7 +189,7 @@ def test_corrected_matrix_knows_the_last_move():
     [
         ({"s": 0.0}, "s"),
         ({"s": -1.0}, "s"),
-        ({"branch": "uninformed"}, "branch"),
+        ({"branch": None}, "branch"),
         ({"replicates": 1}, "replicates"),
         ({"alpha": -1.0}, "alpha"),
         ({"model": ta.dot_product(dtype="float32")}, "model"),
@@ -185,3 +234,96 @@ def test_ground_state():
     slope = (at(0.505).replicates.train_loss - at(0.495).replicates.train_loss) / 0.01
     np.testing.assert_allclose(each.loss_by_model.sigma, slope, rtol=1e-3)
     assert "1RSB" in str(ground) and ground.to_dict()["status"] == ground.status_name
+
+
+class RandomSigns(ta.Model):
+    """``min_w sum_mu (|z_mu| - 1)^2 / 2 + lam |w|^2 / 2``: every sample picks a sign s_mu, and the weights are its best ridge.
+
+    Over w the minimum is ``s^T (1 + X X^T / lam)^{-1} s / 2``. Few samples, alpha -> 0, have nearly orthogonal inputs, and
+    the signs are the ground state of the Sherrington-Kirkpatrick (SK) model. A second token, if there is one, has a convex loss.
+    """
+
+    stiffness: float = eqx.field(static=True, default=0.0)
+
+    @property
+    def shape(self):
+        return (2 if self.stiffness else 1), 1, 1
+
+    def loss(self, Z, Y):
+        return 0.5 * (jnp.sqrt(Z[0, 0] ** 2 + 1e-10) - 1) ** 2 + 0.5 * self.stiffness * jnp.sum(Z[1:] ** 2)
+
+    def law(self):
+        L, one = self.shape[0], jnp.ones((1, 1, 1))
+        return ta.SpectralLaw(one[:, 0, 0], jnp.ones((1, L)), jnp.eye(L)[None], one, jnp.zeros((1, L, 1)))
+
+
+def _signs_by_hand(alpha, stiffness):
+    """Training losses of `RandomSigns` at lam = 1, RS and 1RSB, and (q1, q0 / q1, V, log s), by integrals in closed form."""
+    xi, weight = np.polynomial.hermite_e.hermegauss(150)
+    weight = weight / weight.sum()
+
+    def unbroken(v):
+        q, V = v
+        M = (1 + q - 2 * jnp.sqrt(2 * q / jnp.pi)) / (2 * (1 + V)) + stiffness * q / (2 * (1 + stiffness * V))
+        return -(0.5 * (1 / V - 1) * q - alpha * M)
+
+    def broken(v):
+        q1, share, V, s = v[0], v[1], v[2], jnp.exp(v[3])
+        q0, apart = share * q1, (1 - share) * q1
+        h, b, a = jnp.sqrt(q0) * xi, s / (1 + V), stiffness / (1 + stiffness * V)
+        precision = 1 / apart + b
+        sides = []
+        for sign in (1, -1):
+            centre = (sign * h / apart + b) / precision
+            exponent = -0.5 * (h**2 / apart + b - centre**2 * precision) - 0.5 * jnp.log(apart * precision)
+            sides.append(exponent + log_ndtr(centre * jnp.sqrt(precision)))
+        M = -weight @ jnp.logaddexp(*sides) / s
+        M += a * q0 / (2 * (1 + s * a * apart)) + jnp.log(1 + s * a * apart) / (2 * s)
+        D = 1 / (V + s * apart)  # of the prior, with Lam = 1 / V
+        spread = apart * D / V
+        q0hat = q0 * D**2
+        pairing = 0.5 * ((1 / V - 1) * q1 - (q0hat + spread) * V) - 0.5 * s * ((q0hat + spread) * q1 - q0hat * q0)
+        return -(pairing + 0.5 * q0hat / D - jnp.log(1 - s * spread * V) / (2 * s) - alpha * M)
+
+    def stationary(f, start):
+        sizes = np.append(alpha / 4, np.ones(len(start) - 1))
+        slope = jax.jit(jax.grad(f))
+        at = fsolve(lambda u: np.asarray(slope(jnp.asarray(u * sizes))) * sizes / alpha, start / sizes, xtol=1e-13)
+        return at * sizes, float(f(jnp.asarray(at * sizes)))
+
+    _, rs = stationary(unbroken, np.array([alpha / 4, 1.05]))
+    x, loss = stationary(broken, np.array([alpha / 4, 0.47, 1.01, np.log(5.5 / alpha**0.5)]))
+    return rs, loss, x
+
+
+def test_few_samples_with_free_signs_are_the_sk_model():
+    """The loss is ``alpha (1 - alpha^{1/2} |e|) / 4`` at lam = 1, e the energy of a spin: -.798 with RS, -.765 with 1RSB.
+
+    G. Parisi, J. Phys. A 13, L115 (1980): -.7652; q0 / q1 and the Parisi parameter are those of the SK model at zero
+    temperature, too.
+    """
+    found = []
+    for alpha in (1e-4, 1e-6):
+        *losses, x = _signs_by_hand(alpha, 0.0)
+        found.append([*((1 - 4 * loss / alpha) / alpha**0.5 for loss in losses), x[1], np.exp(x[3]) * alpha**0.5 / 4])
+    few, fewer = map(np.array, found)
+    limit = fewer + (fewer - few) / 9  # corrections are of order alpha^{1/2}
+    np.testing.assert_allclose(limit[:2], [(2 / np.pi) ** 0.5, 0.7652], atol=1e-4)
+    np.testing.assert_allclose(limit[2:], [0.477, 1.36], rtol=2e-3)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("stiffness", "lines", "exact"), [(0.0, 4, 1e-3), (20.0, 32, 0.02)])
+def test_ground_state_of_random_signs(stiffness, lines, exact):
+    """Far from RS: clusters are half as wide as the state. Beside the line of the jumps there is a field to average over, or none."""
+    *losses, (q1, share, V, log_s) = _signs_by_hand(0.01, stiffness)
+    model = RandomSigns(stiffness, lam=jnp.asarray(1.0))
+    ground = ta.solve_1rsb(model, 0.01, "uninformed", order=3, lines=lines, replicates=2)
+    assert ground.ok and abs(ground.rs.train_loss / losses[0] - 1) < 0.1 * exact
+    assert abs(ground.elevation / (losses[1] - losses[0]) - 1) < exact
+    x = ground.overlaps
+    np.testing.assert_allclose(x.q1.ravel(), q1, rtol=exact)
+    np.testing.assert_allclose(x.V.ravel(), V, rtol=exact)
+    np.testing.assert_allclose(
+        [*(x.q0 / x.q1).ravel(), ground.s / np.exp(log_s)], [*[share] * x.q0.size, 1], rtol=4 * exact
+    )

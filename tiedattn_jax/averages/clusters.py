@@ -8,6 +8,7 @@ across it. The place of the jump moves with the state; derivatives contain that.
 
 from __future__ import annotations
 
+import itertools
 from typing import NamedTuple
 
 import equinox as eqx
@@ -19,8 +20,8 @@ from scipy import special
 
 from ..linalg import apply, inverse, total
 from ..model import Model
-from .lines import reference_axis, vectors_across
-from .prox import Prox, attach, descend, moreau, prox_jacobian, search, well_axis
+from .lines import vectors_across
+from .prox import Prox, attach, descend, moreau, prox_jacobian, reference_axis, search, well_axis
 
 _SMOOTH = 3  # nodes in each direction where there is no jump
 _ALONG, _ACROSS = 12, 3  # nodes on each side of the jump, and places in each direction across it
@@ -308,6 +309,6 @@ def _legendre() -> tuple[np.ndarray, np.ndarray]:
 def _places(n: int, order: int = _ACROSS) -> tuple[np.ndarray, np.ndarray]:
     """Gauss-Hermite places across a line, (J, n - 1), and their weights."""
     x, w = special.roots_hermitenorm(order)
-    grid = np.stack(np.meshgrid(*[x] * (n - 1), indexing="ij")).reshape(n - 1, -1).T
-    weight = np.stack(np.meshgrid(*[w / w.sum()] * (n - 1), indexing="ij")).prod(0).ravel()
-    return grid, weight
+    grid = list(itertools.product(x, repeat=n - 1))
+    weight = list(itertools.product(w / w.sum(), repeat=n - 1))
+    return np.array(grid), np.prod(weight, 1)

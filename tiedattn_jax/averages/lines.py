@@ -28,7 +28,7 @@ from ..overlaps import Overlaps
 from .fields import conditional, teacher_fields, whiten
 from .maxwell import Gaps, Lines, Section, common_tangents, energy_gap, energy_profile, searched, trace
 from .nodes import sobol_normals
-from .prox import attach, moreau, well_axis
+from .prox import attach, moreau, reference_axis, well_axis
 from .rule import Jumps, Points, Replicate, Rule, block_width, check_arguments, check_memory, in_blocks
 from .sizes import REPLICATES, block_size
 
@@ -251,15 +251,11 @@ def shifts(
     return move[0] + jnp.sum(part * step, 0), jnp.sum(stretch, 0)
 
 
-def reference_axis(n: int) -> np.ndarray:
-    """A unit vector to the side of which all well axes lie: the start of `well_axis`."""
-    v = np.linspace(1.0, -0.8, n)
-    return v / np.linalg.norm(v)
-
-
 def vectors_across(u: jax.Array, w: jax.Array) -> jax.Array:
     """Vectors (n, N) of coordinates `w` (n - 1, N) in a frame across unit vectors `u` that turns smoothly with them."""
     n = u.shape[0]
+    if n == 1:
+        return jnp.zeros_like(u)
     axis = reference_axis(n)
     basis = np.linalg.qr(np.concatenate([axis[:, None], np.eye(n)[:, : n - 1]], 1))[0][:, 1:]
     v = u + jnp.asarray(axis, u.dtype)[:, None]

@@ -326,6 +326,12 @@ def _group(h: jax.Array) -> int:
     return max(256 if L * r == 2 else 64, 3 * size // 16)
 
 
+def reference_axis(n: int) -> np.ndarray:
+    """A unit vector to the side of which all well axes lie: the start of `well_axis`."""
+    v = np.linspace(1.0, -0.8, n)
+    return v / np.linalg.norm(v)
+
+
 def well_axis(model: Model, y: jax.Array, rank: int, steps: int) -> jax.Array:
     """Unit vectors (L, r, N) along which the loss has its double well: the lowest eigenvector of its Hessian at zero.
 
@@ -344,10 +350,12 @@ def well_axis(model: Model, y: jax.Array, rank: int, steps: int) -> jax.Array:
     norm = jnp.where(norm > 0, norm, 1.0)
 
     def step(_: int, v: jax.Array) -> jax.Array:
-        v = norm * v - matvec(hess, v)
-        return v / jnp.sqrt(total(v**2) + jnp.finfo(y.dtype).tiny)
+        moved = norm * v - matvec(hess, v)
+        square = total(moved**2)
+        # Where all eigenvalues are alike nothing is left, and any axis will do again.
+        return jnp.where(square > 0, moved / jnp.sqrt(square + jnp.finfo(y.dtype).tiny), v)
 
-    start = jnp.asarray(np.linspace(1.0, -0.8, n), y.dtype)[:, None]
+    start = jnp.asarray(reference_axis(n), y.dtype)[:, None]
     return lax.fori_loop(0, steps, step, jnp.broadcast_to(start, (n, size))).reshape(L, rank, size)
 
 

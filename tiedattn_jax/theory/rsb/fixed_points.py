@@ -32,6 +32,7 @@ _POINTS = 64  # on a line: the RS potential has to be exact along them
 _SEEN = 0.02  # jump mass above which jumps are broken at although the averages cannot tell them from their error
 _SHARE = 1e-3, 0.5  # range of the jumps' share of the response that a start is made of
 _START = 1.2  # times the part of the response that the jumps carry, at which q1 - q0 starts
+_LAID, _WIDER = 3, 1.1  # times that nodes are laid, at most; by how much wider clusters ask for it
 _GROUND = 2.0  # over the training loss, where s starts
 
 
@@ -179,7 +180,7 @@ def solve_1rsb(
     Args:
         model: attention layer and data.
         alpha: samples per dimension, n / d.
-        branch: "positional" or "semantic".
+        branch: "positional", "semantic" or "uninformed".
         s: Parisi parameter, an inverse energy; by default that of the ground state, ``d loss / d s = 0``. Smaller ones
             select more numerous minima of higher energy.
         order, lines, seed: of the rule of lines, see `line_nodes`.
@@ -189,7 +190,7 @@ def solve_1rsb(
         InputError: as `solve`; a model in float32 or with traced numbers, an `s` that is not positive.
     """
     check_model(model, branch)
-    require_choice(branch, "branch", PAIR)
+    require_choice(branch, "branch", (*PAIR, "uninformed"))
     alpha = check_alpha(model, alpha)
     held = lax.stop_gradient((model, alpha))
     if not is_concrete(held):
@@ -258,17 +259,25 @@ def _search(rs: FixedPoint, s: jax.Array | None, near: _Near | None, item: tuple
     """Where Newton's method ends in a replicate of the lines, given with its number.
 
     Args:
-        near: where to start; the nodes are laid for a place of its own, of wider clusters, which leaves them less rough.
+        near: where to start. The nodes are laid for a start of their own, of wider clusters, which leaves them less rough;
+            where clusters become wider still they are laid again, since jumps have come near to other fields.
     """
     k, lines = item
     model, state = rs.model, jax.tree.map(lambda a: a[k], rs.replicates)
-    free, first = branch_of(rs.branch).free(model), _first_s(state, s)
-    x, matrix = _start(model, state, first, free), None
-    averages = averages_at(model, state.overlaps, x, first, lines)
+    free = branch_of(rs.branch).free(model)
+    (x, first), matrix = _start(model, state, s, free), None
+    laid = x, first
     if near is not None:
         x, first, matrix = jax.tree.map(jnp.add, _unbroken_overlaps(state.overlaps), near.shift), near.s, near.matrix
-    problem = Problem(model, rs.alpha, averages, free, s is None, float(state.train_loss))
-    return fixed_point(problem, x, first, matrix)
+    for _ in range(_LAID):
+        averages = averages_at(model, state.overlaps, *laid, lines)
+        problem = Problem(model, rs.alpha, averages, free, s is None, float(state.train_loss))
+        found = fixed_point(problem, x, first, matrix)
+        if found is None or jnp.sum(found.x.q1 - found.x.q0) <= _WIDER * jnp.sum(laid[0].q1 - laid[0].q0):
+            break
+        laid = x, first = found.x, found.s
+        matrix = found.matrix
+    return found
 
 
 def _near(rs: FixedPoint, k: int, found: Found | None) -> _Near | None:
@@ -316,12 +325,23 @@ def _(primals: Any, tangents: Any) -> tuple[BrokenState, BrokenState]:
     return with_derivatives(*primals), eqx.tree_at(lambda s: s.train_loss, unknown, loss)
 
 
-def _start(model: Model, state: Any, s: jax.Array, free: jax.Array) -> BrokenOverlaps:
-    """Where the first replicate starts: within a cluster jumps do not respond."""
-    x, share = state.overlaps, jnp.clip(state.diagnostics.jump_mass, *_SHARE)
-    hats = eqx.tree_at(lambda h: h.V, state.conjugates, state.conjugates.V / (1 - share))
-    apart = _START * (x.V - potentials.overlaps(model, hats).V) / s
-    return BrokenOverlaps(x.q, x.q - apart, x.V, free[0] * x.theta, free[1] * x.m)
+def _start(model: Model, state: Any, s: jax.Array | None, free: jax.Array) -> tuple[BrokenOverlaps, jax.Array]:
+    """Where the first replicate starts: within a cluster jumps do not respond.
+
+    Without a given s it is such that clusters are not much wider than the estimated elevation has them, which is
+    ``v^2 (1 - replicon) / 8 s`` at its maximum, v = s (q1 - q0) / V: nodes do not resolve those that are.
+    """
+    x, told = state.overlaps, state.diagnostics
+    # A mass above one is that of jumps which turn the sign of Vhat: little is left without them.
+    without = jnp.where(told.jump_mass < 1, 1 / (1 - jnp.clip(told.jump_mass, *_SHARE)), 1 - told.jump_mass)
+    hats = eqx.tree_at(lambda h: h.V, state.conjugates, without * state.conjugates.V)
+    apart = _START * (x.V - potentials.overlaps(model, hats).V)
+    if s is None:
+        s = _first_s(state, s)
+        v = jnp.sum(apart) / jnp.sum(x.V)
+        from_elevation = v**2 * (1 - told.replicon) / (8 * told.rs_error)
+        s = jnp.where(from_elevation > 0, jnp.minimum(s, from_elevation), s)
+    return BrokenOverlaps(x.q, x.q - apart / s, x.V, free[0] * x.theta, free[1] * x.m), s
 
 
 def _unbroken_overlaps(x: Overlaps) -> BrokenOverlaps:

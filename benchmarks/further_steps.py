@@ -1,0 +1,148 @@
+"""What further steps of replica symmetry breaking add to the training loss, to leading order.
+
+    python benchmarks/further_steps.py [--steps 4] [--order 5]
+
+The estimate of `theory/elevation.py` has one step; here it has k, by docs/theory/breaking.md. Prints the largest elevation
+for jumps of one slope and constant curvature, where its growth with k is universal, and of one and two steps at three states
+of the standard model. Five minutes on two cores.
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Callable
+
+import equinox as eqx
+import jax
+import numpy as np
+from scipy.interpolate import CubicSpline
+from scipy.optimize import minimize
+from scipy.special import log_ndtr
+
+import tiedattn_jax as ta
+from tiedattn_jax.theory.elevation import SOFT, two_values
+from tiedattn_jax.theory.observables import moments
+from tiedattn_jax.theory.potentials import channel_gradient
+
+PLACES, REACH = np.linspace(-14.0, 14.0, 1401), 9.0  # on the line across a jump; of the normals
+NORMALS, SHARES = np.polynomial.legendre.leggauss(80)
+INSIDE, WITHIN = np.polynomial.legendre.leggauss(24)
+ONE = 2.109  # s times the slope of a jump, in units of the spread, where one step is largest
+STATES = ((1.2515, "positional"), (2.0, "positional"), (1.0, "semantic"))
+
+
+def absolute(spread: float) -> np.ndarray:
+    """E|x + spread xi| at `PLACES`."""
+    x = PLACES / spread
+    return PLACES * (1 - 2 * np.exp(log_ndtr(-x))) + spread * np.sqrt(2 / np.pi) * np.exp(-0.5 * x**2)
+
+
+def cost(s: np.ndarray, widths: np.ndarray) -> float:
+    """By how much the steps lift the average energy of a jump -|x|/2, over its replica-symmetric value at their response.
+
+    Args:
+        s: Parisi parameters, from the innermost step to the outermost one, falling.
+        widths: what each of them adds to the overlap; one, together.
+    """
+    tilt, width = 0.5 * s[0], widths[0]
+    sides = [
+        side * tilt * PLACES + 0.5 * tilt**2 * width + log_ndtr((side * PLACES + tilt * width) / width**0.5)
+        for side in (1, -1)
+    ]
+    energy = -np.logaddexp(*sides) / s[0]
+    normals = REACH * NORMALS
+    log_weight = np.log(REACH * SHARES) - 0.5 * normals**2 - 0.5 * np.log(2 * np.pi)
+    for parisi, width in zip(s[1:], widths[1:], strict=True):
+        at = PLACES[:, None] + np.sqrt(width) * normals
+        inside = np.clip(at, PLACES[0], PLACES[-1])
+        outer = CubicSpline(PLACES, energy)(inside) - 0.5 * np.abs(at - inside)  # a straight line beyond
+        energy = -np.logaddexp.reduce(log_weight - parisi * outer, axis=1) / parisi
+    excess = energy + 0.5 * absolute(widths.sum() ** 0.5) + 0.125 * (s @ widths)
+    return float(np.sum(excess) * (PLACES[1] - PLACES[0]))
+
+
+def curvature(s: np.ndarray, widths: np.ndarray, weight: Callable[[np.ndarray], np.ndarray]) -> float:
+    """``1/2 int v(u) weight(v(u)) du``, where v(u) is the response of the steps outside of u, the outermost one first."""
+    total, v = 0.0, 0.0
+    for parisi, width in zip(s[::-1], widths[::-1], strict=True):
+        inside = v + parisi * width * 0.5 * (INSIDE + 1)
+        total += 0.25 * width * (WITHIN @ (inside * weight(inside)))
+        v += parisi * width
+    return total
+
+
+def steps_of(parameters: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """s, falling, and widths that sum to one, of any numbers: log s_1, k - 1 ratios, and k - 1 logarithms of ratios."""
+    k = (len(parameters) + 1) // 2
+    s = np.exp(parameters[0] - np.append(0.0, np.cumsum(np.exp(parameters[1:k]))))
+    widths = np.exp(np.append(0.0, parameters[k:]))
+    return s, widths / widths.sum()
+
+
+def universal(steps: int) -> list[float]:
+    """Largest elevation of 1, 2, ... steps in units of ``(alpha rho a^2)^3 a^2 / (X^{-2} - alpha k)^2``."""
+    found, values = np.array([np.log(ONE)]), []
+    for k in range(1, steps + 1):
+        if k > 1:  # a step within the innermost one
+            found = np.concatenate([[found[0] + 0.7], [-0.5], found[1 : k - 1], [1.4], found[k - 1 :] + 1.4])
+
+        def falls(parameters: np.ndarray) -> float:
+            s, widths = steps_of(parameters)
+            return -3 * np.log(cost(s, widths)) + 2 * np.log(curvature(s, widths, np.ones_like))
+
+        best = minimize(falls, found, method="Nelder-Mead", options={"maxfev": 2000, "xatol": 1e-4, "fatol": 1e-8})
+        found = best.x
+        values.append(4 / 27 * np.exp(-best.fun))
+    return values
+
+
+def at_a_state(alpha: float, branch: str, order: int) -> tuple[float, float, float]:
+    """Elevations of one and of two steps at a state of the standard model, and the estimate that it carries."""
+    model = ta.dot_product()
+    rule = ta.line_nodes(model, order)
+    state = ta.solve(model, alpha, branch, rule)
+    x = jax.tree.map(lambda a: a[0], state.replicates.overlaps)
+    sums = eqx.filter_jit(channel_gradient)(model, x, rule.replicate(0), moments)[2]
+    (slopes, weights), soft = map(np.asarray, two_values(sums["slopes"])), np.asarray(sums["soft"])
+
+    def weight(v: np.ndarray) -> np.ndarray:
+        """Of the isotropic prior less that of the smooth parts, softened."""
+        share = np.log(np.maximum(1.5 * v, 1e-3) / SOFT[0]) / np.log(SOFT[1] / SOFT[0])
+        return 1 / (1 - v) - alpha * (soft[0] + (soft[1] - soft[0]) * share)
+
+    def elevation(parameters: np.ndarray) -> float:
+        size = np.exp(parameters[0])  # the whole of q1 - q0, in units of V
+        s, widths = steps_of(parameters[1:])  # s in units of size^{-1/2}
+        if s @ widths * size**0.5 > 0.8:
+            return -1.0
+        jumps = sum(w / a * size * cost(a * s, widths) for a, w in zip(slopes, weights, strict=True))
+        return alpha * jumps - curvature(s / size**0.5, size * widths, weight)
+
+    mean = weights @ slopes / weights.sum()
+    starts = [[np.log(d), np.log(ONE / mean)] for d in np.geomspace(1e-7, 1e-3, 30)]
+    one = max(map(np.array, starts), key=elevation)
+    found = []
+    for start in (one, np.concatenate([one[:1], [one[1] + 0.8, 0.0, 1.4]])):
+        best = minimize(lambda p: -1e7 * elevation(p), start, method="Nelder-Mead", options={"maxfev": 2000})
+        found.append(-1e-7 * best.fun)
+    return found[0], found[1], float(state.replicates.diagnostics.rs_error[0])
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--steps", type=int, default=4, metavar="K", help="of breaking, at most")
+    parser.add_argument("--order", type=int, default=5, metavar="K", help="of the lines")
+    args = parser.parse_args()
+    jax.config.update("jax_enable_x64", True)
+    print("One slope: steps, elevation, over that of one step")
+    values = universal(args.steps)
+    for k, value in enumerate(values, 1):
+        print(f"{k:>3} {value:.6f} {value / values[0]:.4f}")
+    print("\nState, elevation of one step, of two, ratio, and the estimate of the state itself")
+    for alpha, branch in STATES:
+        one, two, told = at_a_state(alpha, branch, args.order)
+        print(f"{alpha:>6} {branch:<10} {one:.3e} {two:.3e} {two / one:.4f} {told:.3e}")
+
+
+if __name__ == "__main__":
+    main()
