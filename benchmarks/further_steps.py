@@ -20,7 +20,7 @@ from scipy.optimize import minimize
 from scipy.special import log_ndtr
 
 import tiedattn_jax as ta
-from tiedattn_jax.theory.elevation import SOFT, two_values
+from tiedattn_jax.theory.elevation import softened, two_values
 from tiedattn_jax.theory.observables import moments
 from tiedattn_jax.theory.potentials import channel_gradient
 
@@ -103,12 +103,11 @@ def at_a_state(alpha: float, branch: str, order: int) -> tuple[float, float, flo
     state = ta.solve(model, alpha, branch, rule)
     x = jax.tree.map(lambda a: a[0], state.replicates.overlaps)
     sums = eqx.filter_jit(channel_gradient)(model, x, rule.replicate(0), moments)[2]
-    (slopes, weights), soft = map(np.asarray, two_values(sums["slopes"])), np.asarray(sums["soft"])
+    slopes, weights = map(np.asarray, two_values(sums["slopes"]))
 
     def weight(v: np.ndarray) -> np.ndarray:
-        """Of the isotropic prior less that of the smooth parts, softened."""
-        share = np.log(np.maximum(1.5 * v, 1e-3) / SOFT[0]) / np.log(SOFT[1] / SOFT[0])
-        return 1 / (1 - v) - alpha * (soft[0] + (soft[1] - soft[0]) * share)
+        """Of the isotropic prior less that of the smooth parts: e^2 / (1 + v e) is what `softened` has at 3 v / 2."""
+        return 1 / (1 - v) - alpha * np.asarray(softened(sums["soft"], 1.5 * v))
 
     def elevation(parameters: np.ndarray) -> float:
         size = np.exp(parameters[0])  # the whole of q1 - q0, in units of V

@@ -299,8 +299,7 @@ def _signs_by_hand(alpha, stiffness):
 def test_few_samples_with_free_signs_are_the_sk_model():
     """The loss is ``alpha (1 - alpha^{1/2} |e|) / 4`` at lam = 1, e the energy of a spin: -.798 with RS, -.765 with 1RSB.
 
-    G. Parisi, J. Phys. A 13, L115 (1980): -.7652; q0 / q1 and the Parisi parameter are those of the SK model at zero
-    temperature, too.
+    G. Parisi, J. Phys. A 13, L115 (1980): -.7652.
     """
     found = []
     for alpha in (1e-4, 1e-6):

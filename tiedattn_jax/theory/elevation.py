@@ -24,7 +24,7 @@ from ..averages.rule import Points
 from ..linalg import apply, inverse
 from ..overlaps import Conjugates, Overlaps
 
-SOFT = (0.01, 0.1)  # v at which k(v) is averaged; between and beside them it is linear in log v
+_SOFT = (0.01, 0.1)  # v at which k(v) is averaged; between and beside them it is linear in log v
 _LEAST = 1e-3  # v below which it is constant
 _COSTS = np.geomspace(1e-2, 1e2, 400)  # b at which `jump_cost` is tabulated
 # Places at which the elevation is looked for: b at the mean slope, and v / X.
@@ -61,7 +61,7 @@ def elevation_moments(x: Overlaps, points: Points, e: jax.Array) -> dict[str, ja
     second, third = jnp.einsum("iin->n", square), jnp.einsum("ijn,jin->n", square, e)
     # Eigenvalues below -1 are rounding, next to the end of a jump, where they are large.
     third = jnp.where(third < -1.001 * second, -third, third)
-    soft = jnp.stack([second / (1 + 2 / 3 * v * third / jnp.where(second > 0, second, 1.0)) for v in SOFT])
+    soft = jnp.stack([second / (1 + 2 / 3 * v * third / jnp.where(second > 0, second, 1.0)) for v in _SOFT])
     step = points.jumps.step
     a = jnp.sqrt(jnp.sum(step * apply(inverse(x.V), step), (0, 1)))
     slopes = jnp.stack([points.jumps.density @ a**k for k in range(3, 7)])
@@ -83,15 +83,19 @@ def elevation(alpha: jax.Array, x: Overlaps, hats: Conjugates, to_delta: jax.Arr
     b = beta * a
     table = jnp.interp(jnp.log(b), jnp.asarray(np.log(_COSTS), a.dtype), jnp.asarray(_costs(), a.dtype))
     jumps = jnp.sum(weight * table, 1, keepdims=True) * beta**2
-    low, high = sums["soft"]
-    k = low + (high - low) * jnp.log(jnp.maximum(v, _LEAST) / SOFT[0]) / np.log(SOFT[1] / SOFT[0])
-    smooth = 0.25 * v**2 * (1 / (X**2 - 2 / 3 * v * X) - alpha * k)
+    smooth = 0.25 * v**2 * (1 / (X**2 - 2 / 3 * v * X) - alpha * softened(sums["soft"], v))
     values = v / beta**2 * (alpha * v / beta * jumps - smooth)
     best = jnp.max(values)
     # Largest at an end of the range: without jumps, too, v grows, and s falls to zero.
     inside = best > jnp.max(jnp.append(values[0], values[:, -1]))
     known = ~jnp.any(jnp.isnan(values)) & (inside | (best <= 0))  # XLA's maximum of NaN may be -inf
     return jnp.where(known, jnp.maximum(best, 0.0), jnp.nan)
+
+
+def softened(soft: jax.Array, v: jax.Array) -> jax.Array:
+    """k(v), between and beside the two v at which it was averaged."""
+    low, high = soft
+    return low + (high - low) * jnp.log(jnp.maximum(v, _LEAST) / _SOFT[0]) / np.log(_SOFT[1] / _SOFT[0])
 
 
 def two_values(moments: jax.Array) -> tuple[jax.Array, jax.Array]:
