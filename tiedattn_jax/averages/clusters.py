@@ -9,6 +9,7 @@ across it. The place of the jump moves with the state; derivatives contain that.
 from __future__ import annotations
 
 import itertools
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import equinox as eqx
@@ -207,12 +208,13 @@ def _jump_beside(
     direct = around.pull(origin.other - origin.z)
     axis = around.pull(well_axis(around.model, around.y, around.h.shape[1], 12))
     u, _ = _unit(weight.pulled(jnp.where(jnp.isfinite(origin.gap), direct, axis)))
-    places = [jnp.zeros_like(u), *(weight.normals(x * u) for x in _PROBES)]
-    seen = [origin, *map(around.search, places[1:])]
-    gaps = jnp.stack([p.gap for p in seen])
-    best, breaks = jnp.argmin(gaps, 0), jnp.any(jnp.isfinite(gaps), 0)
-    columns = zip(*((p.gap, xi, p.z, p.other) for p, xi in zip(seen, places, strict=True)), strict=True)
-    gap, place, a, b = (jnp.select([best == k for k in range(len(seen))], list(c)) for c in columns)
+    probes = weight.normals(jnp.asarray(_PROBES, u.dtype)[:, None] * u[:, None]).reshape(len(u), -1)
+    # The field itself and the probes, one behind the other on the last axis.
+    seen = jax.tree.map(lambda *a: jnp.concatenate(a, -1), origin, around.search(probes))
+    places = jnp.concatenate([jnp.zeros_like(u), probes], -1)
+    gap, place, a, b = (p.reshape(*p.shape[:-1], -1, u.shape[-1]) for p in (seen.gap, places, seen.z, seen.other))
+    best, breaks = jnp.argmin(gap, 0), jnp.any(jnp.isfinite(gap), 0)
+    gap, place, a, b = (_at(p, best) for p in (gap, place, a, b))
     b = around.follow(b, place)[0]
     push, size = _unit(weight.pulled(around.pull(b - a)))
     u = jnp.where(breaks, push, u)
@@ -234,22 +236,32 @@ def _settled_jumps(around: _Around, held: Found, s: jax.Array) -> tuple[Found, t
         """How fast the energy of the sheet of b falls below that of a, along the lines, (J, N)."""
         return total(jnp.tile(held.along, J) * around.pull(b - a)).reshape(J, N)
 
-    def refine(_: int, state: tuple) -> tuple:
-        x, a, b = state
+    def followed(x: jax.Array, sides: Sequence[jax.Array]) -> tuple[list[jax.Array], list[jax.Array]]:
+        """Both minimisers at x, and their energies."""
         xi = held.normals(x[None])
-        (a, low_energy), (b, high_energy) = around.follow(a, xi), around.follow(b, xi)
+        both, energy = around.follow(jnp.concatenate(sides, -1), jnp.tile(xi, 2))
+        return jnp.split(both, 2, -1), jnp.split(energy, 2)
+
+    def refine(_: int, state: tuple) -> tuple:
+        x, *sides = state
+        (a, b), (low_energy, high_energy) = followed(x, sides)
         slope, rise = rate(a, b), (high_energy - low_energy).reshape(J, N)
         moved = x + rise / jnp.where(slope > 0, slope, 1.0)
         return jnp.where((slope > 0) & differ(a, b), jnp.clip(moved, -_FAR, _FAR), x), a, b
 
-    x, a, b = lax.fori_loop(
+    x, *sides = lax.fori_loop(
         0, _ROOT_STEPS, refine, (jnp.tile(held.jump, (J, 1)), *(jnp.tile(z, J) for z in held.sides))
     )
-    a, b = (around.follow(z, held.normals(x[None]))[0] for z in (a, b))
+    (a, b), _ = followed(x, sides)
     slope = rate(a, b)
     breaks = held.breaks & differ(a, b) & (slope > 0)
     jump, other = jnp.where(breaks, x, 0.0), jnp.where(breaks, s * slope, 0.0)
     return held._replace(jump=jump, sides=(a, b), breaks=breaks, other=other), (a, b), x
+
+
+def _at(a: jax.Array, which: jax.Array) -> jax.Array:
+    """One of K values (..., K, N) at every node."""
+    return jnp.squeeze(jnp.take_along_axis(a, which.reshape(*[1] * (a.ndim - 1), -1), -2), -2)
 
 
 def _unit(v: jax.Array) -> tuple[jax.Array, jax.Array]:
