@@ -337,7 +337,7 @@ def test_bad_precision(model):
 def test_a_jump_that_is_just_about_to_end_moves_nothing(model):
     """A jump of zero width between its two sides: 0 / 0 in how far it moves."""
     one, z = jnp.ones((1, 1)), jnp.full((1, 2, 1), 0.3)
-    side = Section(one, z, z, one, one, one, one)
+    side = Section.of(one, z, z, one, one, one, one)
     lines = Lines(jnp.zeros((2, 1)), jnp.ones((2, 1)), jnp.ones((2, 1)), jnp.full((2, 1, 1), 0.2))
     gaps = Gaps(side, side, jnp.ones((1, 1), bool), (0 * one, 2 * one))
 

@@ -90,9 +90,9 @@ def test_damped_steps_are_implicit(problem):
     r, none = jnp.array([1.0, -2.0, 0.3, 0.1, 5.0]), jnp.zeros((0, 5))
     for a in (0.2, 0.4):
         here = problem._replace(settings=ta.Settings(damping=a))
-        step = here.implicit_step(jnp.diag(1 - values), none, r)
+        step = here.steps(jnp.diag(1 - values), none, r)[1]
         np.testing.assert_allclose(step, a * r / (1 - a * values), rtol=1e-12)
-        np.testing.assert_allclose(here.implicit_step(-9 * jnp.eye(5), none, r), a * r, rtol=1e-12)  # lambda = 10
+        np.testing.assert_allclose(here.steps(-9 * jnp.eye(5), none, r)[1], a * r, rtol=1e-12)  # lambda = 10
 
 
 def test_a_violent_map(lines):

@@ -198,8 +198,8 @@ def _nodes(
     s = jax.scipy.special.ndtri((number + 0.5 + offset) / total)
     weight = (hi - lo) * share * section.slope * jnp.exp(-0.5 * section.s**2) / (2 * np.pi) ** 0.5
     resolved &= jnp.all(section.settled, 0) & (jnp.abs(jnp.sum(weight, 0) - 1) < _MISSED)
-    unsolved = jnp.where(resolved, section.s, s), jnp.where(resolved, section.error, jnp.inf)
-    section = searched(model, V, lines, eqx.tree_at(lambda e: (e.s, e.error), section, unsolved))
+    s, error = jnp.where(resolved, section.s, s), jnp.where(resolved, section.error, jnp.inf)
+    section = searched(model, V, lines, section.but(s=s, error=error))
     return section, jnp.where(resolved, weight, 1 / total), resolved
 
 

@@ -42,20 +42,65 @@ class Lines(eqx.Module):
 
 
 class Section(eqx.Module):
-    """The constrained minimiser at t, and the derivatives of its energy A(t)."""
+    """The constrained minimiser at t, and the derivatives of its energy A(t).
 
-    t: jax.Array
-    z: jax.Array  # (n, N)
-    tangent: jax.Array  # dz/dt
-    energy: jax.Array  # A
-    s: jax.Array  # A'
-    slope: jax.Array  # A''
-    error: jax.Array  # last Newton step
+    In one array: every array that a loop carries, or that is picked from, takes kernels to compile.
+
+    Attributes:
+        rows: (..., 5 + 2 n, N).
+    """
+
+    rows: jax.Array
+
+    @classmethod
+    def of(cls, t: Any, z: Any, tangent: Any, energy: Any, s: Any, slope: Any, error: Any) -> Section:
+        """From arrays (..., N), `z` and `tangent` (..., n, N)."""
+        numbers = (a[..., None, :] for a in (t, energy, s, slope, error))
+        return cls(jnp.concatenate([*numbers, z, tangent], -2))
+
+    @property
+    def t(self) -> jax.Array:
+        return self.rows[..., 0, :]
+
+    @property
+    def energy(self) -> jax.Array:
+        """A."""
+        return self.rows[..., 1, :]
+
+    @property
+    def s(self) -> jax.Array:
+        """A'."""
+        return self.rows[..., 2, :]
+
+    @property
+    def slope(self) -> jax.Array:
+        """A''."""
+        return self.rows[..., 3, :]
+
+    @property
+    def error(self) -> jax.Array:
+        """Last Newton step."""
+        return self.rows[..., 4, :]
+
+    @property
+    def z(self) -> jax.Array:
+        """(..., n, N)."""
+        return jnp.split(self.rows[..., 5:, :], 2, -2)[0]
+
+    @property
+    def tangent(self) -> jax.Array:
+        """dz/dt, (..., n, N)."""
+        return jnp.split(self.rows[..., 5:, :], 2, -2)[1]
 
     @property
     def settled(self) -> jax.Array:
         """Whether that step was small."""
         return self.error < 1e-4 * (1 + jnp.max(jnp.abs(self.z), -2))
+
+    def but(self, **parts: jax.Array) -> Section:
+        """With other parts."""
+        names = ("t", "z", "tangent", "energy", "s", "slope", "error")
+        return Section.of(**{name: parts.get(name, getattr(self, name)) for name in names})
 
 
 def section(model: Model, V: jax.Array, lines: Lines, t: jax.Array, z: jax.Array) -> Section:
@@ -72,7 +117,7 @@ def section(model: Model, V: jax.Array, lines: Lines, t: jax.Array, z: jax.Array
     stiffness = total(c * along)
     s = total(c * force) / stiffness
     step = s * along - force
-    return Section(
+    return Section.of(
         t=t,
         z=z + step,
         tangent=along / stiffness,
@@ -98,7 +143,7 @@ def trace(
         t, which = at
         new = _at(starts, jnp.maximum(which, 0))
         last = jax.tree.map(lambda a, b: jnp.where(which >= 0, a, b), new, last)
-        last = eqx.tree_at(lambda e: e.z, last, last.z + last.tangent * (t - last.t))
+        last = last.but(z=last.z + last.tangent * (t - last.t))
 
         def unfinished(state: tuple[Any, Section]) -> Any:
             k, e = state
@@ -126,7 +171,7 @@ def searched(model: Model, V: jax.Array, lines: Lines, sections: Section) -> Sec
     z = jnp.moveaxis(sections.z, 1, 0).reshape(n, lanes)
     z, solved = in_groups(finish, (z, settled), ~settled, group)
     error = jnp.where(solved, 0.0, jnp.inf).astype(z.dtype).reshape(count, size)
-    return eqx.tree_at(lambda e: (e.z, e.error), sections, (jnp.moveaxis(z.reshape(n, count, size), 0, 1), error))
+    return sections.but(z=jnp.moveaxis(z.reshape(n, count, size), 0, 1), error=error)
 
 
 def _at(sections: Any, index: jax.Array) -> Any:
@@ -227,7 +272,7 @@ def energy_profile(model: Model, V: jax.Array, lines: Lines, reach: jax.Array) -
     far = jnp.concatenate([lines.origin + s * lines.direction for s in (-reach[0], reach[1])], -1)
     z = lowest_minima(model, far.reshape(L, r, -1), V, both.y).reshape(L * r, -1)
     t, zero = jnp.sum(both.normal * z, 0), jnp.zeros_like(z[0])
-    ends = Section(t, z, jnp.zeros_like(z), zero, zero, zero, zero)
+    ends = Section.of(t, z, jnp.zeros_like(z), zero, zero, zero, zero)
     grid = t[:size] + (t[size:] - t[:size]) * jnp.linspace(0.0, 1.0, _GRID, dtype=t.dtype)[:, None]
     traced = trace(model, V, both, jax.tree.map(lambda a: a[None], ends), jnp.concatenate([grid, grid[::-1]], -1))
     up, down = _sides(traced)

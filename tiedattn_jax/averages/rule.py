@@ -16,6 +16,7 @@ import equinox as eqx
 import jax
 import jax.numpy as jnp
 from jax import lax
+from jax.ad_checkpoint import checkpoint_name
 from jax.flatten_util import ravel_pytree
 
 from ..errors import InputError, require, require_count, require_kind, require_memory
@@ -147,9 +148,21 @@ class Rule(Printed):
 
 
 def average(replicate: Replicate, fn: Callable[[Any], Any]) -> Any:
-    """Sum of `fn(block)` over the blocks of a replicate, one block in memory at a time, in both modes."""
-    sums = lax.map(jax.checkpoint(fn), replicate.blocks())
+    """Sum of `fn(block)` over the blocks of a replicate, one block in memory at a time, in both modes.
+
+    A reverse pass keeps what was `found_in` the blocks, some thirty numbers a node, and computes the rest again.
+    """
+    sums = lax.map(jax.checkpoint(fn, policy=_KEEP), replicate.blocks())
     return jax.tree.map(lambda a: jnp.sum(a, 0), sums)
+
+
+_FOUND = "found"
+_KEEP = jax.checkpoint_policies.save_only_these_names(_FOUND)
+
+
+def found_in(replicate: Replicate, model: Model, x: Overlaps, block: Any) -> Any:
+    """What a replicate's `search` finds in a block at the state `x`; it has no derivative."""
+    return checkpoint_name(replicate.search(*lax.stop_gradient((model, x)), block), _FOUND)
 
 
 def average_of_weighted(replicate: Replicate, fn: Callable[[Any], Any]) -> Any:
@@ -176,7 +189,7 @@ def flattened(
     Results of loops travel as one vector because every array of a loop takes kernels to compile.
     """
     traced = eqx.filter_closure_convert(fn, *args)
-    like = jax.eval_shape(traced, *args)
+    like = jax.eval_shape(lambda *args: traced(*args), *args)  # of a bare closure jax would print the program
     zero, unflatten = ravel_pytree(jax.tree.map(lambda a: jnp.zeros(a.shape, a.dtype), like))
     return lambda *args: ravel_pytree(traced(*args))[0], zero, unflatten
 

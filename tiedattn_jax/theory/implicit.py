@@ -9,10 +9,9 @@ import jax
 import jax.numpy as jnp
 from jax.flatten_util import ravel_pytree
 
-from ..averages.rule import Replicate
+from ..averages.rule import Replicate, average
 from ..model import Model
 from ..overlaps import Coordinates, Overlaps
-from .potentials import channel_gradient
 from .state_evolution import (
     Evaluation,
     after_averages,
@@ -35,8 +34,15 @@ def followed(
     """
     coordinates = Coordinates(model, free)
     v = coordinates.pack(x)
-    averages, slopes, _ = averages_expansion(lambda v: (model, alpha, coordinates.unpack(v)), replicate, v)
-    explicit = jax.jvp(lambda m: channel_gradient(m, x, replicate)[:2], (model,), along[:1])[1]
+
+    def derive(at: Callable[[Any], Any], u: tuple[Model, jax.Array]) -> tuple[Any, Any, Any]:
+        """The averages, their derivatives in v, and along the direction in the model, which alone has a transpose."""
+        value, columns, _ = value_and_columns(lambda v: at((model, v)), v)
+        return value, columns, jax.jvp(lambda m: at((m, v))[0], (model,), along[:1])[1]
+
+    averages, slopes, explicit = averages_expansion(
+        lambda u: (u[0], alpha, coordinates.unpack(u[1])), replicate, (model, v), derive=derive, over=average
+    )
 
     def image(model: Model, alpha: jax.Array, v: jax.Array, M: jax.Array, gradient: Overlaps) -> Any:
         new, seen = after_averages(model, alpha, coordinates.unpack(v), free, M, gradient, ())

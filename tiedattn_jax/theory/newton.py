@@ -8,6 +8,7 @@ import equinox as eqx
 import jax
 import jax.numpy as jnp
 from jax import lax
+from jax.flatten_util import ravel_pytree
 
 from ..averages.rule import Replicate
 from ..model import Model
@@ -62,10 +63,13 @@ def fixed_point(
     """
     coordinates = Coordinates(model, free)
     problem = Problem(model, alpha, replicate, free, settings, sums)
-    s = lax.while_loop(problem.unfinished, problem.advance, problem.begin(coordinates.pack(x0)))
+    v0 = coordinates.pack(x0)
+    like = jax.eval_shape(lambda v: problem.at(v)[2], v0)
+    nothing, unflatten = ravel_pytree(jax.tree.map(lambda a: jnp.full(a.shape, jnp.nan, a.dtype), like))
+    s = lax.while_loop(problem.unfinished, problem.advance, problem.begin(v0, nothing))
     x, status = coordinates.unpack(s.best), problem.ending(s)
     gone = (status <= Status.stalled) & vanished(model, x, free)
-    return x, s.best_residual, s.best_seen, jnp.where(gone, Status.absent, status)
+    return x, s.best_residual, unflatten(s.best_seen), jnp.where(gone, Status.absent, status)
 
 
 class _Look(NamedTuple):
@@ -77,7 +81,7 @@ class _Look(NamedTuple):
     damped: jax.Array  # step
     length: jax.Array  # of Newton's step, relative
     singular: jax.Array
-    seen: Evaluation
+    seen: jax.Array  # the `Evaluation` as one vector
 
 
 class Iterate(eqx.Module):
@@ -91,7 +95,7 @@ class Iterate(eqx.Module):
     best: jax.Array
     best_residual: jax.Array
     best_length: jax.Array  # how far Newton's method still wants to go from the best state, relative
-    best_seen: Evaluation
+    best_seen: jax.Array
     mark: jax.Array  # half of it is what the residual has to fall to next
     quiet: jax.Array  # steps since it did
     k: jax.Array
@@ -147,12 +151,11 @@ class Problem(NamedTuple):
         gauge = self.coordinates.gauge(self.model, x, scale)
         # Along the orbit of the gauge nothing but the scatter of the nodes pulls.
         across = r - gauge.T @ jnp.linalg.lstsq(gauge.T, r)[0] if len(gauge) else r
-        step = scale * deflated_solve(matrix, gauge, across)
+        step, damped = (scale * d for d in self.steps(matrix, gauge, across))
         residual = jnp.max(jnp.abs(across))
         ok = jnp.isfinite(residual) & admissible(self.model, x) & jnp.all(jnp.isfinite(step))
         length = jnp.max(jnp.abs(step / scale))
         singular = ok & (length > _SINGULAR * residual) & (residual > self.tol)
-        damped = scale * self.implicit_step(matrix, gauge, across)
         return _Look(
             image=F,
             residual=jnp.where(ok, residual, jnp.inf),
@@ -160,25 +163,25 @@ class Problem(NamedTuple):
             damped=jnp.where(ok, damped, 0.0),
             length=length,
             singular=singular,
-            seen=seen,
+            seen=ravel_pytree(seen)[0],
         )
 
-    def implicit_step(self, matrix: jax.Array, gauge: jax.Array, r: jax.Array) -> jax.Array:
-        """A step of the damped map, ``a (I - a DF)^{-1} r`` with `a` the damping, of a residual r and I - DF.
+    def steps(self, matrix: jax.Array, gauge: jax.Array, r: jax.Array) -> tuple[jax.Array, jax.Array]:
+        """For a residual r and I - DF: Newton's step, and one of the damped map, ``a (I - a DF)^{-1} r``, a the damping.
 
-        It is implicit: where the map has eigenvalues of -30, it goes to the solution instead of beyond. Where an
+        The second is implicit: where the map has eigenvalues of -30, it goes to the solution instead of beyond. Where an
         eigenvalue above 1 / a turns it round, the explicit step ``a r`` is taken.
         """
         a = jnp.asarray(self.settings.damping, r.dtype)
-        step = deflated_solve((1 - a) * jnp.eye(r.shape[0], dtype=r.dtype) + a * matrix, gauge, a * r)
-        return jnp.where(jnp.vdot(step, r) > 0, step, a * r)
+        eye = jnp.eye(r.shape[0], dtype=r.dtype)
+        matrices, sides = jnp.stack([matrix, (1 - a) * eye + a * matrix]), jnp.stack([r, a * r])
+        newton, damped = jax.vmap(deflated_solve, (0, None, 0))(matrices, gauge, sides)
+        return newton, jnp.where(jnp.vdot(damped, r) > 0, damped, a * r)
 
-    def begin(self, v0: jax.Array) -> Iterate:
+    def begin(self, v0: jax.Array, nothing: jax.Array) -> Iterate:
         """The first pass of the loop only evaluates: its step is zero, and any residual is below infinity."""
         inf, one = jnp.full((), jnp.inf, v0.dtype), jnp.ones((), v0.dtype)
         no, count, still = jnp.array(False), jnp.array(0), jnp.zeros_like(v0)
-        blank = jax.eval_shape(lambda v: self.at(v)[2], v0)
-        nothing = jax.tree.map(lambda a: jnp.full(a.shape, jnp.nan, a.dtype), blank)
         return Iterate(v0, inf, still, still, v0, one, one, v0, inf, inf, nothing, inf, count, count, count, no, no, no)
 
     def advance(self, s: Iterate) -> Iterate:
@@ -206,7 +209,7 @@ class Problem(NamedTuple):
             best=jnp.where(better, safe, s.best),
             best_residual=jnp.where(better, residual, s.best_residual),
             best_length=jnp.where(better, here.length, s.best_length),
-            best_seen=jax.tree.map(lambda a, b: jnp.where(better, a, b), here.seen, s.best_seen),
+            best_seen=jnp.where(better, here.seen, s.best_seen),
             mark=jnp.where(halved, residual, s.mark),
             quiet=jnp.where(halved | s.far, 0, s.quiet + 1),
             k=s.k + ~s.far,

@@ -9,11 +9,10 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax import lax
 
 from ..averages.fields import fields
 from ..averages.prox import derivative_along, moreau
-from ..averages.rule import Points, Replicate, average
+from ..averages.rule import Points, Replicate, average, found_in
 from ..linalg import solve
 from ..model import Model, over_kinds
 from ..overlaps import Conjugates, Overlaps, of_sentence, symmetric
@@ -69,7 +68,7 @@ def channel(model: Model, x: Overlaps, replicate: Replicate) -> jax.Array:
 def points_in(model: Model, x: Overlaps, replicate: Replicate, block: Any) -> Points:
     """Nodes, weights and minimisers of one block, for the kind of sentences that the model is given."""
     x = of_sentence(model, x)
-    return replicate.points(model, x, block, replicate.search(*lax.stop_gradient((model, x)), block))
+    return replicate.points(model, x, block, found_in(replicate, model, x, block))
 
 
 Sums = Callable[[Model, Overlaps, Points], Any]

@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from ..averages.rule import Replicate, average_of_weighted
+from ..averages.rule import Replicate, average_of_weighted, found_in
 from ..model import Model, over_kinds
 from ..overlaps import Conjugates, Coordinates, Overlaps, impose, of_sentence
 from .potentials import Sums, channel_gradient, conjugates, free_energy, gradient_at, no_sums, overlaps
@@ -82,31 +82,42 @@ def expansion(
 
 
 def averages_expansion(
-    setting: Setting, replicate: Replicate, u: jax.Array, sums: Sums = no_sums
-) -> tuple[tuple[jax.Array, Overlaps], tuple[jax.Array, Overlaps], Any]:
+    setting: Callable[[Any], tuple[Model, jax.Array, Overlaps]],
+    replicate: Replicate,
+    u: Any,
+    sums: Sums = no_sums,
+    *,
+    derive: Callable[[Callable[[Any], Any], Any], Any] | None = None,
+    over: Callable[[Replicate, Callable[[Any], Any]], Any] = average_of_weighted,
+) -> Any:
     """The averages in `expansion`: channel potential M and its gradient in the overlaps; derivatives, (..., k); sums.
 
     Every block is differentiated by itself: what jax then transforms is small.
+
+    Args:
+        derive: gives what is averaged, of a function ``fn(u) = (M, gradient), sums`` of one block and of u; by default
+            `value_and_columns`.
+        over: averages over the blocks.
     """
 
     def block_sums(kind: jax.Array | None, block: Any) -> Any:
-        def given(u: jax.Array) -> tuple[Model, Overlaps, Overlaps]:
+        def given(u: Any) -> tuple[Model, Overlaps, Overlaps]:
             model, _, x = setting(u)
             model = model.given(kind)
             return model, x, of_sentence(model, x)
 
         model, x, tokens = lax.stop_gradient(given(u))
-        found = replicate.search(model, tokens, block)
+        found = found_in(replicate, model, tokens, block)
 
-        def at(u: jax.Array) -> Any:
+        def at(u: Any) -> Any:
             moving, y, tokens = given(u)
             points = replicate.points(moving, tokens, block, found)
             M, gradient, more = gradient_at(points, moving, y, lambda *_: sums(model, x, lax.stop_gradient(points)))
             return (M, gradient), more
 
-        return value_and_columns(at, u)
+        return (derive or value_and_columns)(at, u)
 
-    return over_kinds(setting(u)[0], lambda model: average_of_weighted(replicate, partial(block_sums, model.kind)))
+    return over_kinds(setting(u)[0], lambda model: over(replicate, partial(block_sums, model.kind)))
 
 
 def value_and_columns(fn: Callable[[jax.Array], Any], u: jax.Array) -> Any:
