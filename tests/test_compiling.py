@@ -71,6 +71,9 @@ def test_branches_share_the_program_that_solves_and_its_gradient_uses_it(model, 
     for branch in ("positional", "uninformed"):
         assert "jit(_phases)" not in compiled(theta, 1.9, branch)
     assert "jit(_phases)" not in compiled(jax.grad(theta), 2.0)
+    # Arrays made of Python numbers, of weak types, are no other arguments.
+    weak = ta.Overlaps(*(jnp.full((2, 1, 1), v) for v in (0.1, 16.0, 0.1)), jnp.full((2, 1), 0.0))
+    assert weak.q.weak_type and "jit(_phases)" not in compiled(lambda: ta.solve(model, 2.0, start=weak, nodes=nodes).q)
 
 
 @pytest.mark.parametrize("wide", [True, False], ids=["float64", "float32"])

@@ -48,6 +48,14 @@ def test_gradient_is_the_stein_form(model, case):
     assert np.all(np.asarray(bar)[signal > 0] < 0.03 * np.abs(np.asarray(oracle.mean(0)))[signal > 0])
 
 
+def test_a_reverse_pass_searches_no_more(model):
+    """It keeps what was found: only the search has loops that end by themselves."""
+    x, one = state(CASES[0]), ta.sobol_nodes(model, 64).coarse
+    value = lambda model: channel(model, x, one)  # noqa: E731
+    forward, both = (str(jax.make_jaxpr(fn)(model)) for fn in (value, jax.grad(value)))
+    assert forward.count("while[") == both.count("while[") > 0
+
+
 def test_hats_are_the_gradient_of_the_discretised_potential(model, nodes):
     """At frozen nodes the reported gradient is that of the reported M: central differences of M itself."""
     rule, x = nodes.coarse, state(CASES[0])

@@ -32,9 +32,14 @@ def program(fn: Callable[..., Any]) -> Callable[..., Any]:
     def call(*args: Any) -> Any:
         every = jax.tree.leaves(args, is_leaf=lambda a: isinstance(a, Replicate))
         lean = all(a.quick for a in every if isinstance(a, Replicate))
-        return (quick if lean and at_top_level(args) and _known() else full)(*args)
+        return (quick if lean and at_top_level(args) and _known() else full)(*jax.tree.map(_strong, args))
 
     return call
+
+
+def _strong(a: Any) -> Any:
+    """An array of a strong type: of a weak one, such as `jnp.full` of a number has, the program would be another one."""
+    return jnp.asarray(a, a.dtype) if getattr(a, "weak_type", False) else a
 
 
 def at_top_level(*values: Any) -> bool:
