@@ -88,6 +88,7 @@ class Settings(Printed):
 UNRESOLVED = 0.1
 
 
+@jax.jit
 def has_state(status: Any, residual: Any) -> Any:
     """Whether there is a state in a replicate: a usable one, or one that its nodes do not resolve."""
     return (status <= Status.stalled) | (status == Status.max_steps) & (residual < UNRESOLVED)
@@ -101,6 +102,7 @@ def settled(status: Any, missed: Any) -> Any:
     return jnp.where(missed > _MISSED, Status.unresolved, status)
 
 
+@jax.jit
 def quorum(found: Any) -> Any:
     """Whether half of the replicates or more, along the last axis, agree: then there is a state, or there is none."""
     return found.mean(-1) >= 0.5
