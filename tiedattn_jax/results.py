@@ -102,7 +102,6 @@ def settled(status: Any, missed: Any) -> Any:
     return jnp.where(missed > _MISSED, Status.unresolved, status)
 
 
-@jax.jit
 def quorum(found: Any) -> Any:
     """Whether half of the replicates or more, along the last axis, agree: then there is a state, or there is none."""
     return found.mean(-1) >= 0.5
