@@ -1,5 +1,6 @@
 """The shipped layers: what they make of fields, their limits, and their theory against training."""
 
+import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -12,6 +13,7 @@ from tiedattn_jax.layers import LAYERS
 from tiedattn_jax.model import check
 from tiedattn_jax.overlaps import BRANCHES, admissible, label
 from tiedattn_jax.parameters import axis_of
+from tiedattn_jax.theory.fixed_points import branch_start
 
 THREE = {"mixing": [[1, 0, 0], [0.3, 0.7, 0], [0.2, 0.3, 0.5]], "encodings": [[1.0], [0.0], [-1.0]]}
 SWAPPED = [[0.3, 0.7], [0.8, 0.2]]  # a positional part that looks at the other token
@@ -31,17 +33,21 @@ def test_layers_are_models(name):
         model = LAYERS[name](0.2, **given)
         check(model)
         L, r, t = model.shape
+        loss, student, target = (eqx.filter_jit(f) for f in (model.loss, model.student, model.target))
+        hessian = jax.jit(jax.hessian(model.loss))
         for scale in (0.0, 1.0, 100.0):
             Z, Y = fields(model, scale=scale)
-            loss = model.loss(Z, Y)
-            assert np.isfinite(loss) and np.all(np.isfinite(jax.hessian(model.loss)(Z, Y)))
-            np.testing.assert_allclose([model.loss(-Z, Y), model.loss(Z, -Y)], loss, rtol=1e-12)
-            np.testing.assert_allclose(loss, 0.125 * jnp.sum((model.student(Z) - model.target(Y)) ** 2), rtol=1e-12)
-        share = (model.target(Y) - 0.2 * model.mixing) / 0.8
+            value = loss(Z, Y)
+            assert np.isfinite(value) and np.all(np.isfinite(hessian(Z, Y)))
+            np.testing.assert_allclose([loss(-Z, Y), loss(Z, -Y)], [value] * 2, rtol=1e-12)
+            error = np.asarray(student(Z)) - np.asarray(target(Y))
+            np.testing.assert_allclose(value, 0.125 * np.sum(error**2), rtol=1e-12)
+        share = (np.asarray(target(Y)) - 0.2 * np.asarray(model.mixing)) / 0.8
         assert share.shape == (L, L) and np.all(np.isfinite(share))
         if r == t:
-            np.testing.assert_allclose(share, model.student(Y), rtol=1e-10, atol=1e-12)
-    assert LAYERS[name](dtype=jnp.float32).loss(*(a.astype(jnp.float32) for a in fields(LAYERS[name]()))).dtype == "f4"
+            np.testing.assert_allclose(share, student(Y), rtol=1e-10, atol=1e-12)
+    single = [np.asarray(a, np.float32) for a in fields(LAYERS[name]())]
+    assert jax.eval_shape(LAYERS[name](dtype=jnp.float32).loss, *single).dtype == "f4"
 
 
 @pytest.mark.parametrize("name", LAYERS)
@@ -112,27 +118,28 @@ def test_untied_layers():
 def test_starts_of_untied_layers_use_queries_and_keys(name, tied):
     for rank in (1, 2):
         model = ta.untied_dot_product(rank=rank, tied_teacher=tied)
-        x = BRANCHES[name].start(model)
+        x = branch_start(model, name)
         both = "semantic + positional" if rank == 2 else "mixed" if tied else "semantic + mixed"
-        assert bool(admissible(model, x)) and label(model, x) == (name or both)
+        assert bool(jax.jit(admissible)(model, x)) and label(model, x) == (name or both)
         if BRANCHES[name].theta:
-            np.testing.assert_array_equal(x.theta[0, 0, 0], x.theta[0, rank, 0 if tied else 1])
+            theta = np.asarray(x.theta)
+            np.testing.assert_array_equal(theta[0, 0, 0], theta[0, rank, 0 if tied else 1])
         if BRANCHES[name].m:
-            column = rank - 1 if name is None else 0
-            np.testing.assert_array_equal(x.m[:, column], x.m[:, rank + column])
-            assert np.count_nonzero(x.m[0]) == 2
+            column, m = rank - 1 if name is None else 0, np.asarray(x.m)
+            np.testing.assert_array_equal(m[:, column], m[:, rank + column])
+            assert np.count_nonzero(m[0]) == 2
 
 
 def test_starts_of_untied_weights():
     model = ta.untied_dot_product(mixing=SWAPPED)
     data = ta.sample_data(model, 50, 1.0, jax.random.key(0))
     np.testing.assert_array_equal(start(model, data, "semantic"), data.teacher)
-    Q = start(model, data, "positional")
+    Q = np.asarray(start(model, data, "positional"))
     np.testing.assert_allclose(Q[:, 0], -Q[:, 1])  # queries look for what is unlike them
     tied = ta.untied_dot_product(tied_teacher=True, rank=2)
     data = ta.sample_data(tied, 50, 1.0, jax.random.key(0))
-    Q = start(tied, data, "semantic")
-    np.testing.assert_array_equal(Q[:, [0, 2]], jnp.repeat(data.teacher, 2, 1))
+    Q = np.asarray(start(tied, data, "semantic"))
+    np.testing.assert_array_equal(Q[:, [0, 2]], np.repeat(data.teacher, 2, 1))
     assert 0 < np.std(Q[:, 1]) < 0.2 and not np.allclose(Q[:, 1], Q[:, 3])
 
 

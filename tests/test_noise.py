@@ -2,17 +2,19 @@
 
 import dataclasses
 
+import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from scipy import special
 
 import tiedattn_jax as ta
 from tiedattn_jax.averages.fields import fields, whiten
 from tiedattn_jax.finite.data import student_fields
 from tiedattn_jax.finite.evaluation import sentence_losses
 from tiedattn_jax.model import check
-from tiedattn_jax.overlaps import BRANCHES
+from tiedattn_jax.theory.fixed_points import branch_start
 from tiedattn_jax.theory.observables import gen_error_in, gen_error_linear_in
 from tiedattn_jax.theory.potentials import channel
 
@@ -50,7 +52,7 @@ def noisy():
 
 
 def point():
-    x = BRANCHES[None].start(ta.dot_product())
+    x = branch_start(ta.dot_product(), None)
     return dataclasses.replace(x, q=0.4 * x.q, V=0.8 * x.V, theta=0.7 * x.theta)
 
 
@@ -75,12 +77,12 @@ def test_noise_on_the_fields_of_the_teacher_is_a_teacher_of_larger_fields(noisy)
 def test_fields_of_noise_are_independent_of_all(noisy):
     nodes = ta.sobol_nodes(noisy, 2**12, replicates=1).replicate(0)
     assert nodes.shape == (2, 1, 2) and nodes.teacher.shape == (2, 2, 2**12)
-    h, y = fields(noisy, point(), nodes.student, nodes.teacher)
+    h, y = jax.jit(fields)(noisy, point(), nodes.student, nodes.teacher)
     np.testing.assert_array_equal(y[:, 1], nodes.teacher[:, 1])
     moments = np.cov(np.concatenate([h[:, 0], y[:, 0], y[:, 1]]))
     np.testing.assert_allclose(moments[4:], np.eye(6)[4:], atol=0.01)
     np.testing.assert_allclose(moments[2, 2], 0.25, rtol=0.01)
-    np.testing.assert_allclose(whiten(noisy, point(), h, y)[0], nodes.student, atol=1e-12)
+    np.testing.assert_allclose(jax.jit(whiten)(noisy, point(), h, y)[0], nodes.student, atol=1e-12)
 
 
 def test_labels_drawn_from_a_row():
@@ -90,9 +92,9 @@ def test_labels_drawn_from_a_row():
         np.random.default_rng(0),
     )
     Z, Y = (jnp.asarray(rng.standard_normal((3, 1))) for _ in range(2))
-    levels = jax.scipy.special.ndtri((jnp.arange(4000) + 0.5) / 4000)
-    mean = jnp.mean(jax.vmap(lambda e: model.loss(Z, Y, jnp.full((3, 1), e)))(levels))
-    exact = -0.25 * jnp.sum(model.target(Y) * jax.nn.log_softmax(Z @ Z.T))
+    levels = special.ndtri((np.arange(4000) + 0.5) / 4000)
+    mean = np.mean(jax.jit(jax.vmap(lambda e: model.loss(Z, Y, jnp.full((3, 1), e))))(levels))
+    exact = -0.25 * np.sum(eqx.filter_jit(model.target)(Y) * special.log_softmax(Z @ Z.T, 1))
     np.testing.assert_allclose(mean, exact, rtol=1e-3)
     check(model)
 
@@ -106,14 +108,16 @@ def test_data_carry_the_noise(noisy):
     )  # sentences and teacher are those of the model without noise
     np.testing.assert_allclose(data.y, plain.y, rtol=1e-12, atol=1e-14)
     np.testing.assert_allclose([data.noise.mean(), data.noise.std()], [0, 1], atol=0.2)
-    shown = jax.vmap(noisy.target)(data.y, data.noise)
+    shown = jax.jit(jax.vmap(noisy.target))(data.y, data.noise)
     np.testing.assert_allclose(ta.raw_labels(noisy, data), shown @ data.inputs(), atol=1e-13)
     again = ta.Data.from_sentences(data.inputs(), ta.raw_labels(noisy, data), teacher=data.teacher,
                                    encodings=data.encodings, gamma=data.gamma, noise=data.noise)  # fmt: skip
     for a, b in zip(jax.tree.leaves(data), jax.tree.leaves(again), strict=True):
         np.testing.assert_allclose(a, b, atol=1e-12)
     losses = sentence_losses(noisy, data, student_fields(data.x, data.teacher))
-    np.testing.assert_allclose(losses[7], noisy.loss(data.x[:, 7] @ data.teacher, data.y[7], data.noise[7]))
+    np.testing.assert_allclose(
+        losses[7], eqx.filter_jit(noisy.loss)(data.x[:, 7] @ data.teacher, data.y[7], data.noise[7])
+    )
     for model, given, message in (
         (noisy, plain, "data must have 1 fields of noise a token as the model has, got 0"),
         (ta.dot_product(), data, "data must have 0 fields of noise a token as the model has, got 1"),

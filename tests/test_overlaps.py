@@ -19,6 +19,7 @@ from tiedattn_jax.overlaps import (
     own_size,
     vanished,
 )
+from tiedattn_jax.theory.fixed_points import branch_start
 
 
 def with_sizes(model, theta, m):
@@ -41,7 +42,7 @@ def test_branches():
 
 @pytest.mark.parametrize("name", BRANCHES)
 def test_starts_have_the_symmetry_of_their_branch(model, name):
-    x = BRANCHES[name].start(model)
+    x = branch_start(model, name)
     assert bool(admissible(model, x))
     free = BRANCHES[name].free(model)
     for a, b in zip(jax.tree.leaves(x), jax.tree.leaves(impose(x, free)), strict=True):
@@ -50,14 +51,14 @@ def test_starts_have_the_symmetry_of_their_branch(model, name):
 
 
 def test_starts_have_the_dtype_of_the_model():
-    start = BRANCHES[None].start(ta.dot_product(dtype=jnp.float32))
+    start = branch_start(ta.dot_product(dtype=jnp.float32), None)
     assert {a.dtype for a in jax.tree.leaves(start)} == {jnp.dtype("float32")}
 
 
 def test_starts_of_a_student_of_rank_two_use_both_columns():
     model = ta.dot_product(rank=2)
-    x = BRANCHES[None].start(model)
-    assert np.all(x.theta[:, 0] > 0) and not np.any(x.theta[:, 1]) and not np.any(x.m[:, 0]) and np.all(x.m[:, 1] != 0)
+    theta, m = (np.asarray(a) for a in (branch_start(model, None).theta, branch_start(model, None).m))
+    assert np.all(theta[:, 0] > 0) and not np.any(theta[:, 1]) and not np.any(m[:, 0]) and np.all(m[:, 1] != 0)
 
 
 @pytest.mark.parametrize(

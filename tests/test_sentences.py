@@ -10,7 +10,8 @@ import tiedattn_jax as ta
 from tiedattn_jax.errors import InputError
 from tiedattn_jax.finite.data import of_kind
 from tiedattn_jax.model import check
-from tiedattn_jax.overlaps import BRANCHES, Overlaps, impose, label, of_sentence
+from tiedattn_jax.overlaps import Overlaps, impose, label, of_sentence
+from tiedattn_jax.theory.fixed_points import branch_start
 from tiedattn_jax.theory.observables import gen_error_in, gen_error_linear_in, growths_in, moments
 from tiedattn_jax.theory.potentials import channel, channel_gradient
 from tiedattn_jax.theory.state_evolution import averages_expansion, saddle_map
@@ -65,12 +66,12 @@ def test_the_channel_of_a_squared_error_is_known():
     """Its gradient too, whose slopes in q, theta and m come from the weights, and those in the law."""
     model, x = of(Linear), point()
     M, gradient, _ = channel_gradient(model, x, grid(model))
-    np.testing.assert_allclose(M, exact(model, x, x.V), rtol=1e-9)
-    want = jax.grad(lambda x: exact(model, x, x.V))(x)
+    value, (wanted, want) = jax.jit(jax.value_and_grad(lambda m, x: exact(m, x, x.V), (0, 1)))(model, x)
+    np.testing.assert_allclose(M, value, rtol=1e-9)
     for name, slope in vars(gradient).items():
         np.testing.assert_allclose(slope, getattr(want, name), rtol=1e-7, atol=1e-12, err_msg=name)
-    by_model = jax.grad(lambda m: channel(m, x, grid(m)))(model)
-    wanted = jax.grad(lambda m: exact(m, x, x.V))(model)
+    nodes = grid(model)
+    by_model = jax.jit(jax.grad(lambda m: channel(m, x, nodes)))(model)
     assert by_model.kind is None
     np.testing.assert_allclose(by_model.spectrum.sentences.weights, wanted.spectrum.sentences.weights, rtol=1e-8)
     np.testing.assert_allclose(by_model.spectrum.cross, wanted.spectrum.cross, rtol=1e-7, atol=1e-9)
@@ -89,22 +90,27 @@ def test_the_expansion_of_the_averages_is_that_of_the_gradient():
 
     u = jnp.concatenate([model.spectrum.sentences.weights, x.V.ravel()])
     (M, _), slopes, _ = averages_expansion(setting, grid(model), u)
-    want = jax.jacobian(lambda u: jax.value_and_grad(lambda x: exact(setting(u)[0], x, x.V))(setting(u)[2]))(u)
-    np.testing.assert_allclose(M, exact(model, x, x.V), rtol=1e-9)
+
+    def known(u):
+        value, slopes = jax.value_and_grad(lambda x: exact(setting(u)[0], x, x.V))(setting(u)[2])
+        return (value, slopes), value
+
+    want, value = jax.jit(jax.jacobian(known, has_aux=True))(u)
+    np.testing.assert_allclose(M, value, rtol=1e-9)
     for a, b in zip(jax.tree.leaves(slopes), jax.tree.leaves(want), strict=True):
         np.testing.assert_allclose(a, b, rtol=1e-6, atol=1e-10)
 
 
 def test_test_error_and_baseline():
     model, x = of(Linear), point()
-    np.testing.assert_allclose(gen_error_in(model, x, grid(model)), exact(model, x), rtol=1e-9)
+    np.testing.assert_allclose(jax.jit(gen_error_in)(model, x, grid(model)), jax.jit(exact)(model, x), rtol=1e-9)
     model = of()
     data = ta.sample_data(model, 20, 2500.0, jax.random.key(0), normalise=True)
     fields, D = np.asarray(data.y)[..., 0], np.asarray(model.trace)[np.asarray(data.classes)]
-    T = np.asarray(jax.vmap(model.target)(fields[..., None]))
+    T = np.asarray(jax.jit(jax.vmap(model.target))(fields[..., None]))
     W = np.mean(T * D[:, None], 0) / np.mean(D, 0)
     each = 0.5 * np.sum((T - W) ** 2 * D[:, None], (1, 2))
-    found = gen_error_linear_in(model, ta.line_nodes(model, 5, replicates=1).replicate(0))
+    found = jax.jit(gen_error_linear_in)(model, ta.line_nodes(model, 5, replicates=1).replicate(0))
     assert abs(found - each.mean()) < 3 * each.std() / len(each) ** 0.5 < 0.025 * found
 
 
@@ -116,16 +122,17 @@ def test_growth_is_the_slope_of_the_map_in_the_sector_that_is_zero(free):
     model = of(Smooth, sentences=shares, variances=(0.25, 0.3), **means)
     model = eqx.tree_at(lambda m: m.lam, model, jnp.asarray(1.0))
     alpha, x = jnp.asarray(0.8), impose(point(), jnp.asarray(free))
-    x = eqx.tree_at(lambda x: (x.V, x.m), x, (0.2 * jnp.ones_like(x.V), 0.5 * (x.m - x.m[jnp.array([1, 0, 3, 2])])))
+    m = np.asarray(x.m)
+    x = eqx.tree_at(lambda x: (x.V, x.m), x, (np.full(x.V.shape, 0.2), 0.5 * (m - m[[1, 0, 3, 2]])))
     replicate = ta.gauss_hermite_nodes(model, 7, replicates=1).replicate(0)
-    growth = growths_in(model, alpha, x, replicate, jnp.asarray(free))[int(free[0])]
+    growth = jax.jit(growths_in)(model, alpha, x, replicate, jnp.asarray(free))[int(free[0])]
 
     def image(v):
         own = Overlaps(x.q, x.V, x.theta + v[:2].reshape(2, 1, 1), x.m + v[2:][:, None])
         new = saddle_map(model, alpha, own, replicate, jnp.ones(2))[0]
         return jnp.concatenate([new.theta.ravel(), new.m.ravel()])
 
-    slopes = np.asarray(jax.jacobian(image)(jnp.zeros(6)))
+    slopes = np.asarray(jax.jit(jax.jacobian(image))(jnp.zeros(6)))
     sector = [2, 3] if free[0] else [0, 1, 4, 5]
     eigenvalues = np.linalg.eigvals(slopes[np.ix_(sector, sector)])
     np.testing.assert_allclose(growth, eigenvalues.real.max(), rtol=1e-3)
@@ -136,12 +143,13 @@ def test_classes_that_are_alike_are_one():
     """With one variance and no means the kinds say nothing, and the sums over the classes are those over the tokens."""
     apart = of(variances=(0.25, 0.25), means=[[0.0, 0.0]] * 2, teacher_means=(0.0, 0.0))
     plain = ta.dot_product()
-    y = BRANCHES[None].start(plain)
+    y = branch_start(plain, None)
     x = Overlaps(y.q, y.V, y.theta, jnp.concatenate([y.m, 0 * y.m]))
     alpha, free = jnp.asarray(1.5), jnp.ones(2)
     nodes = ta.sobol_nodes(plain, 2**8, replicates=1).replicate(0)
-    found, seen = saddle_map(apart, alpha, x, nodes, free)
-    want, wanted = saddle_map(plain, alpha, y, nodes, free)
+    step = jax.jit(saddle_map)
+    found, seen = step(apart, alpha, x, nodes, free)
+    want, wanted = step(plain, alpha, y, nodes, free)
     np.testing.assert_allclose(seen.train_loss, wanted.train_loss, rtol=1e-9)
     for name in ("q", "V", "theta"):
         np.testing.assert_allclose(getattr(found, name), getattr(want, name), rtol=1e-9, err_msg=name)
@@ -169,7 +177,7 @@ def test_a_kind_gives_the_fields_of_its_tokens():
     slope = x.theta[:, 0, 0] / model.rho[:, 0, 0]
     np.testing.assert_allclose(tokens.m[:, 0], [0.35 - slope[0] * 0.3, -0.15 + slope[1] * 0.18], rtol=1e-6)
     both = of_sentence(model.given(model.kinds[1]), x)  # (1, 1)
-    np.testing.assert_array_equal(both.V, x.V[jnp.array([1, 1])])
+    np.testing.assert_array_equal(both.V, np.asarray(x.V)[[1, 1]])
     np.testing.assert_array_equal(model.given(model.kinds[1]).to_classes(jnp.array([3.0, 4.0])), [0.0, 7.0])
 
 
@@ -180,7 +188,7 @@ def test_branches_hold_the_means_of_the_classes_with_theta():
     model = of()
     assert label(model, impose(x, jnp.array([1.0, 0.0]))) == "semantic"
     assert label(model, impose(x, jnp.array([0.0, 1.0]))) == "positional"
-    start = BRANCHES["semantic"].start(model)
+    start = branch_start(model, "semantic")
     assert start.q.shape == (2, 1, 1) and start.m.shape == (4, 1)
     np.testing.assert_allclose(start.m[2:], (start.theta / model.rho)[..., 0] * model.teacher_mean, rtol=1e-6)
 
@@ -220,7 +228,7 @@ def test_message_passing_ends_in_a_minimum_of_the_risk():
     np.testing.assert_allclose(trained.train_loss, found.train_loss, rtol=1e-9)
     D = np.asarray(model.trace)[np.asarray(data.classes)]
     Z = np.asarray(jnp.einsum("lnd,dr->nlr", data.x, found.Q))
-    S, T = (np.asarray(jax.vmap(f)(jnp.asarray(a))) for f, a in ((model.student, Z), (model.target, data.y)))
+    S, T = (np.asarray(jax.jit(jax.vmap(f))(jnp.asarray(a))) for f, a in ((model.student, Z), (model.target, data.y)))
     losses = 0.5 * np.sum((S - T) ** 2 * D[:, None], (1, 2))
     want = (losses.sum() + 0.5 * 0.01 * np.sum(np.asarray(found.Q) ** 2)) / 100
     np.testing.assert_allclose(found.train_loss, want, rtol=1e-6)

@@ -6,6 +6,7 @@ import difflib
 import inspect
 import os
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import jax
@@ -171,9 +172,8 @@ def shaped_array(name: str, a: Any, axes: str, sizes: dict[str, int], dtype: Any
     if given.ndim != len(names) or any(sizes.setdefault(k, s) != s for k, s in zip(names, given.shape, strict=True)):
         want = f"({', '.join(names)})" + (f" with {known}" if known else "")
         raise InputError(name, f"must have shape {want}, got shape {given.shape}")
-    with jax.ensure_compile_time_eval():  # known numbers are checked inside of programs, too
-        if is_concrete(given) and (bad := int(jnp.sum(~jnp.isfinite(given)))):
-            raise InputError(name, f"must be finite, got {bad} entries that are not")
+    if is_concrete(given) and (bad := np.sum(~np.isfinite(np.asarray(given)))):
+        raise InputError(name, f"must be finite, got {bad} entries that are not")
     if dtype is None and not jnp.issubdtype(given.dtype, jnp.floating):
         dtype = jnp.result_type(float)
     return given if dtype is None else given.astype(dtype)
@@ -204,3 +204,9 @@ def is_concrete(*values: Any) -> bool:
 def is_tracing() -> bool:
     """Whether jax traces a function: what is computed then has no value, even of numbers that have one."""
     return not is_concrete(jnp.zeros(()) + 1)
+
+
+def with_values() -> AbstractContextManager[None]:
+    """A context in which what is computed of known numbers has a value, also while jax traces a function."""
+    # At top level it would only make jax compile the constants of every program operation by operation.
+    return jax.ensure_compile_time_eval() if is_tracing() else nullcontext()

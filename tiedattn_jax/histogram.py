@@ -21,6 +21,7 @@ from __future__ import annotations
 import math
 import os
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import equinox as eqx
@@ -408,13 +409,22 @@ def train(
     # Weights, their start, and two moments of the gradient.
     weights = 4.0 * len(keys) * width * (3 * width + hidden) * jnp.dtype(dtype).itemsize
     require_memory(weights, "width", width, f"{len(keys)} transformers of {hidden} hidden units")
-    fresh = [Transformer(key, **sizes, dtype=dtype) for key in first]
-    start, masks = (
-        jax.tree.map(lambda *a: jnp.stack(a), *trees)
-        for trees in (fresh, [mask(one, name) for one, name in zip(fresh, names, strict=True)])
-    )
-    start = jax.tree.map(jnp.multiply, start, masks)
+    runs = [_masked_start(key, name, sizes, dtype) for key, name in zip(first, names, strict=True)]
+    start, masks = _stacked(runs)
     return _run(start, masks, shuffle, plan, {"optimizer": "adam", "mechanism": names})
+
+
+@eqx.filter_jit
+def _masked_start(key: jax.Array, mechanism: str, sizes: dict[str, int], dtype: Any) -> tuple[Transformer, Transformer]:
+    """The masked initialisation of a run, and its mask."""
+    fresh = Transformer(key, **sizes, dtype=dtype)
+    own = mask(fresh, mechanism)
+    return jax.tree.map(jnp.multiply, fresh, own), own
+
+
+@jax.jit
+def _stacked(trees: Sequence[Any]) -> Any:
+    return jax.tree.map(lambda *a: jnp.stack(a), *trees)
 
 
 def unfreeze(
@@ -448,13 +458,17 @@ def unfreeze(
     require(own == (L, T), "data", "sequences of {} out of {}".format(*own), want)
     require_not_negative(noise, "noise")
 
-    def shaken(weights: Transformer, key: jax.Array) -> Transformer:
-        draws = zip(_masked(weights), jax.random.split(key, 4), strict=True)
-        return eqx.tree_at(_masked, weights, [a + noise * jax.random.normal(k, a.shape, a.dtype) for a, k in draws])
-
-    start = jax.vmap(shaken)(frozen.weights, shaking)
-    ones = jax.tree.map(jnp.ones_like, start)
+    start, ones = _shaken(frozen.weights, shaking, float(noise))
     return _run(start, ones, shuffle, plan, {"optimizer": "sgd", "noise": float(noise)})
+
+
+@jax.jit
+@partial(jax.vmap, in_axes=(0, 0, None))
+def _shaken(weights: Transformer, key: jax.Array, noise: float) -> tuple[Transformer, Transformer]:
+    """Weights with noise on the arrays with frozen entries, and a mask of ones."""
+    draws = zip(_masked(weights), jax.random.split(key, 4), strict=True)
+    moved = [a + noise * jax.random.normal(k, a.shape, a.dtype) for a, k in draws]
+    return eqx.tree_at(_masked, weights, moved), mask(weights, "free")
 
 
 def compare(frozen: Training, free: Training) -> Comparison:
@@ -470,24 +484,27 @@ def compare(frozen: Training, free: Training) -> Comparison:
     runs = len(frozen.status)
     require(len(free.status) == runs, "free", f"{len(free.status)} runs", f"what became of the {runs} frozen runs")
 
-    def distance(a: Transformer, b: Transformer, where: Transformer | None = None) -> np.ndarray:
-        change = jax.tree.map(jnp.subtract, a, b)
-        if where is not None:
-            change = jax.tree.map(jnp.multiply, change, where)
-        return np.asarray(sum(jax.vmap(lambda a: jnp.sqrt(jnp.sum(a**2)))(a) for a in jax.tree.leaves(change)))
-
     return Comparison(
         accuracy=frozen.history.test_accuracy[:, -1],
         accuracy_after_unfreezing=free.history.test_accuracy[:, -1],
-        distance_frozen_to_sgd=distance(free.weights, frozen.weights),
-        distance_formerly_zero=distance(free.weights, frozen.weights, jax.tree.map(lambda m: 1 - m, frozen.mask)),
-        distance_init_to_frozen=distance(frozen.weights, frozen.start),
+        distance_frozen_to_sgd=np.asarray(_distance(free.weights, frozen.weights)),
+        distance_formerly_zero=np.asarray(_distance(free.weights, frozen.weights, frozen.mask)),
+        distance_init_to_frozen=np.asarray(_distance(frozen.weights, frozen.start)),
         positional_share=frozen.history.positional_share[:, -1],
         positional_share_after_unfreezing=free.history.positional_share[:, -1],
         semantic_share=frozen.history.semantic_share[:, -1],
         semantic_share_after_unfreezing=free.history.semantic_share[:, -1],
         status=np.maximum(frozen.status, free.status),
     )
+
+
+@eqx.filter_jit
+def _distance(a: Transformer, b: Transformer, mask: Transformer | None = None) -> jax.Array:
+    """Between the weights of every run, or between those that a mask freezes."""
+    change = jax.tree.map(jnp.subtract, a, b)
+    if mask is not None:
+        change = jax.tree.map(lambda a, m: a * (1 - m), change, mask)
+    return jnp.asarray(sum(jax.vmap(lambda a: jnp.sqrt(jnp.sum(a**2)))(a) for a in jax.tree.leaves(change)))
 
 
 def table(comparisons: dict[str, Comparison]) -> str:
@@ -568,7 +585,7 @@ def _run(start: Transformer, masks: Transformer, keys: jax.Array, plan: _Plan, a
         **{"hidden": start.hidden.weight.shape[1], "start": fingerprint(start)},
         **{"keys": fingerprint(jax.random.key_data(keys)), "data": fingerprint(data)},
     }
-    fresh = (start, jax.vmap(OPTIMIZERS[optimizer].init)(start)), History(*[np.zeros((len(keys), 0), dtype)] * 5)
+    fresh = (start, _memory(start, optimizer)), History(*[np.zeros((len(keys), 0), dtype)] * 5)
     kept = Checkpoint(plan.checkpoint, about)
     done, (state, history) = kept.load(fresh)
     want = f"at least the {done} that the checkpoint {plan.checkpoint} has, or name another file"
@@ -581,6 +598,11 @@ def _run(start: Transformer, masks: Transformer, keys: jax.Array, plan: _Plan, a
         kept.save(epoch + 1, (state, history))
         progress(epoch + 1, epochs)
     return Training(start, state[0], masks, history, history.status())
+
+
+@eqx.filter_jit
+def _memory(start: Transformer, optimizer: str) -> Any:
+    return jax.vmap(OPTIMIZERS[optimizer].init)(start)
 
 
 @eqx.filter_jit

@@ -53,9 +53,10 @@ class AttentionLayer(Model):
             raise InputError("law", f"{want}, got L = {self.spectrum.gamma.shape[-1]}")
         if not is_concrete(self):
             return
-        require(np.isfinite(self.omega) & (0 <= self.omega) & (self.omega <= 1), "omega", self.omega, "in [0, 1]")
-        held = self.lam >= 0 if self.penalty is not None else self.lam > 0
-        require(np.isfinite(self.lam) & held, "lam", self.lam, "positive and finite")
+        omega, lam = np.asarray(self.omega), np.asarray(self.lam)  # comparisons of numpy compile nothing
+        require(np.isfinite(omega) & (0 <= omega) & (omega <= 1), "omega", omega, "in [0, 1]")
+        held = lam >= 0 if self.penalty is not None else lam > 0
+        require(np.isfinite(lam) & held, "lam", lam, "positive and finite")
         A = np.asarray(self.mixing, float)
         stochastic = np.isfinite(A) & (A >= 0) & (np.abs(A.sum(1, keepdims=True) - 1) < 1e-5)
         require(stochastic, "mixing", A, "row-stochastic (entries >= 0, every row summing to 1)")
@@ -69,8 +70,9 @@ class AttentionLayer(Model):
             raise InputError("teacher", f"must be a number or a (t, t) matrix, got shape {self.teacher.shape}")
         if not is_concrete(self):
             return
-        least, most = (float(getattr(np.finfo(self.sigma.dtype), k)) ** 0.5 for k in ("tiny", "max"))
-        require((self.sigma > least) & (self.sigma < most), "sigma", self.sigma, "positive, with a finite square")
+        sigma = np.asarray(self.sigma)
+        least, most = (float(getattr(np.finfo(sigma.dtype), k)) ** 0.5 for k in ("tiny", "max"))
+        require((sigma > least) & (sigma < most), "sigma", sigma, "positive, with a finite square")
         require(np.isfinite(self.encodings), "encodings", self.encodings, "finite")
         gram = np.asarray(self.teacher)
         positive = np.all(np.isfinite(gram)) and np.allclose(gram, gram.T) and np.all(np.linalg.eigvalsh(gram) > 0)
@@ -110,13 +112,13 @@ class AttentionLayer(Model):
         error = (self.student(Z) - self.target(Y, *noise)) ** 2
         return 0.5 * self.sigma**2 * jnp.sum(error) if self.spectrum is None else 0.5 * jnp.sum(self.trace * error)
 
+    @eqx.filter_jit
     def law(self) -> SpectralLaw:
         if self.spectrum is not None:
             return self.spectrum
         L, _, t = self.shape
-        one = jnp.ones((1,), self.sigma.dtype)
         return SpectralLaw(
-            weights=one,
+            weights=jnp.ones((1,), self.sigma.dtype),
             gamma=self.sigma**2 * jnp.ones((1, L), self.sigma.dtype),
             tau=(self.encodings @ self.encodings.T)[None],
             pi=self.teacher[None],
@@ -150,8 +152,8 @@ class TemperedDotProduct(AttentionLayer):
 
     def __check_init__(self) -> None:
         if is_concrete(self.temperature):
-            good = np.isfinite(self.temperature) & (self.temperature > 0)
-            require(good, "temperature", self.temperature, "positive and finite")
+            T = np.asarray(self.temperature)
+            require(np.isfinite(T) & (T > 0), "temperature", T, "positive and finite")
 
     @property
     def field_scale(self) -> jax.Array:

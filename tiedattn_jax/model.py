@@ -16,7 +16,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from .errors import InputError, require, require_count, require_kind, require_takes
+from .errors import InputError, require, require_count, require_kind, require_takes, with_values
 from .penalties import Penalty, check_penalty
 from .printing import Description, Printed, entries
 from .spectra import atoms, eigenbasis, floats, positive
@@ -351,7 +351,7 @@ class Model(Printed):
     def kinds(self) -> jax.Array | None:
         """Unit vectors of the kinds of sentences, (C, C); None where there is one kind only."""
         sentences = self.law().sentences
-        return None if sentences is None else jnp.eye(len(sentences.classes), dtype=self.lam.dtype)
+        return None if sentences is None else jnp.asarray(np.eye(len(sentences.classes), dtype=self.lam.dtype))
 
     def given(self, kind: jax.Array | None) -> Model:
         """The model of one kind of sentences: `rho`, `trace`, `teacher_mean` and `share` are then those of its tokens."""
@@ -500,7 +500,7 @@ def check(model: Model, *, even: bool = True) -> None:
     """
     if not isinstance(model, Model):
         raise InputError("model", f"must be a tiedattn_jax.Model, such as dot_product(), got {model!r}")
-    with jax.ensure_compile_time_eval():  # also inside a jitted function, as long as the model itself is concrete
+    with with_values():  # also inside a jitted function, as long as the model itself is concrete
         _check_fields(model)
         _check_names(model)
         _check_arguments(model)
@@ -525,9 +525,9 @@ def _check_fields(model: Model) -> None:
             if leaf.dtype != dtype:
                 text = f"must be {dtype} like lam, got {leaf.dtype}: what is no number is eqx.field(static=True)"
                 raise InputError(name, text)
-    scalar = np.shape(model.lam) == () and 0 <= model.lam < np.inf
-    held = model.penalty is not None or np.all(model.lam > 0)
-    require(scalar and held, "lam", model.lam, "one positive number")
+    lam = np.asarray(model.lam)
+    held = np.all(lam >= 0 if model.penalty is not None else lam > 0)
+    require(lam.shape == () and held and lam < np.inf, "lam", lam, "one positive number")
     if not isinstance(model.shape, tuple) or len(model.shape) != 3:
         raise InputError("shape", f"must be a tuple (L, r, t), got shape={model.shape!r}")
     for count in model.shape:
@@ -590,7 +590,7 @@ def _check_law(model: Model) -> None:
         mean = np.concatenate([np.asarray(a, float) for a in means], 1)
         if np.any(np.linalg.eigvalsh(moments - mean[:, :, None] * mean[:, None])[:, 0] < -rounding * size):
             raise InputError("law()", "must have second moments that are no smaller than those of its means alone")
-    rho = np.asarray(model.rho, float)
+    rho = np.einsum("k,kl,kst->lst", weights, gamma, pi)
     require(np.linalg.eigvalsh(rho)[:, 0] > 0, "rho", rho, "positive definite for every token: see law().pi and gamma")
 
 
@@ -689,7 +689,7 @@ def _check_functions(model: Model, even: bool) -> None:
     for name, given in {"student": [Z], "target": labels}.items():
         if not model.provides(name):
             continue
-        matrix = _computed(name, getattr(model, name), *given)
+        matrix = _computed(name, eqx.filter_jit(getattr(model, name)), *given)
         if np.shape(matrix) != (L, L):
             raise InputError(name, f"must return an ({L}, {L}) matrix, got shape {np.shape(matrix)}")
         real = isinstance(matrix, (np.ndarray, jax.Array)) and matrix.dtype.kind in "iuf"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple, TypeVar
 
+import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -183,6 +184,7 @@ def admissible(model: Model, x: Overlaps) -> jax.Array:
     return positive_definite(jnp.concatenate([x.q, x.V, residual_covariance(model, x)]))
 
 
+@eqx.filter_jit
 def magnitudes(model: Model, x: Overlaps) -> tuple[jax.Array, jax.Array]:
     """How semantic and how positional a state is: |theta| / sqrt(tr q tr rho) and |m| / sqrt(tr q), of order one."""
     q = jnp.sum(jnp.trace(x.q, axis1=-2, axis2=-1), -1)
@@ -211,7 +213,7 @@ def label(model: Model, x: Overlaps) -> str:
     does not change under rotations of the columns.
     """
     q, theta, m = (np.asarray(a, float) for a in (x.q, x.theta, x.encoded))
-    rho = float(jnp.sum(jnp.trace(model.rho, axis1=-2, axis2=-1))) / len(q)
+    rho = np.trace(np.asarray(model.rho), axis1=-2, axis2=-1).sum() / len(q)
     values, vectors = np.linalg.eigh(np.nan_to_num(q.sum(0)))
     unit = vectors / np.sqrt(np.maximum(values, ZERO**2 * max(values[-1], np.finfo(float).tiny)))  # unit^T q unit = 1
     theta, m = np.nan_to_num(unit.T @ theta), np.nan_to_num(m @ unit)

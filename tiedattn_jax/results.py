@@ -88,6 +88,7 @@ class Settings(Printed):
 UNRESOLVED = 0.1
 
 
+@jax.jit
 def has_state(status: Any, residual: Any) -> Any:
     """Whether there is a state in a replicate: a usable one, or one that its nodes do not resolve."""
     return (status <= Status.stalled) | (status == Status.max_steps) & (residual < UNRESOLVED)

@@ -1,5 +1,6 @@
 """Training with a value matrix: its risk against the raw arrays, its minimum against ridge regression in closed form."""
 
+import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -30,10 +31,11 @@ def found(model, data):
 
 def matrices(seed=1):
     """Weights and a value matrix away from any minimum."""
-    first, second = jax.random.split(jax.random.key(seed))
-    return 0.7 * jax.random.normal(first, (D, 1)), jnp.eye(D) + 0.1 * jax.random.normal(second, (D, D))
+    rng = np.random.default_rng(seed)
+    return 0.7 * rng.standard_normal((D, 1)), np.eye(D) + 0.1 * rng.standard_normal((D, D))
 
 
+@eqx.filter_jit
 def raw_risk(model, data, labels, Q, W, ridge):
     """The risk from the raw arrays, sentence by sentence."""
 
@@ -47,17 +49,17 @@ def raw_risk(model, data, labels, Q, W, ridge):
 
 def test_risk_and_gradients_equal_those_of_the_raw_arrays(model, data):
     labels = raw_labels(model, data) + 0.1  # others than the model's
-    pairs = [jax.value_and_grad(f, (3, 4))(model, data, labels, *matrices(), 0.3) for f in (value_risk, raw_risk)]
+    each = (jax.jit(jax.value_and_grad(f, (3, 4))) for f in (value_risk, raw_risk))
+    pairs = [both(model, data, labels, *matrices(), 0.3) for both in each]
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-11, atol=1e-11), *pairs)
 
 
 def test_gradients_against_finite_differences(model, data):
     labels, at, along = raw_labels(model, data), matrices(), matrices(2)
-    slope = sum(
-        jnp.vdot(g, u) for g, u in zip(jax.grad(value_risk, (3, 4))(model, data, labels, *at, 0.3), along, strict=True)
-    )
+    gradients = jax.jit(jax.grad(value_risk, (3, 4)))(model, data, labels, *at, 0.3)
+    slope = sum(np.vdot(g, u) for g, u in zip(gradients, along, strict=True))
     ahead, behind = (
-        value_risk(model, data, labels, *(a + step * u for a, u in zip(at, along, strict=True)), 0.3)
+        jax.jit(value_risk)(model, data, labels, *(a + step * u for a, u in zip(at, along, strict=True)), 0.3)
         for step in (1e-5, -1e-5)
     )
     np.testing.assert_allclose((ahead - behind) / 2e-5, slope, rtol=1e-8)
@@ -65,8 +67,8 @@ def test_gradients_against_finite_differences(model, data):
 
 def test_at_the_identity_it_is_the_exact_risk_of_the_layer_without(model, data):
     Q, labels = matrices()[0], raw_labels(model, data)
-    value, gradient = jax.value_and_grad(lambda Q: value_risk(model, data, labels, Q, jnp.eye(D), 0.3))(Q)
-    value_without, gradient_without = jax.value_and_grad(lambda Q: risk(model, data, Q, exact=True))(Q)
+    value, gradient = jax.jit(jax.value_and_grad(lambda Q: value_risk(model, data, labels, Q, jnp.eye(D), 0.3)))(Q)
+    value_without, gradient_without = jax.jit(jax.value_and_grad(lambda Q: risk(model, data, Q, exact=True)))(Q)
     np.testing.assert_allclose(value, value_without, rtol=1e-12)
     np.testing.assert_allclose(gradient, gradient_without, atol=1e-12)
 
@@ -74,18 +76,18 @@ def test_at_the_identity_it_is_the_exact_risk_of_the_layer_without(model, data):
 def test_the_minimum_is_a_critical_point_of_the_raw_risk(model, data, found):
     assert bool(found.ok) and float(found.gradient_norm) <= 1e-10
     labels = raw_labels(model, data)
-    value, gradients = jax.value_and_grad(raw_risk, (3, 4))(model, data, labels, found.Q, found.W, 0.05)
-    assert max(float(jnp.max(jnp.abs(g))) for g in gradients) < 2e-10
+    value, gradients = jax.jit(jax.value_and_grad(raw_risk, (3, 4)))(model, data, labels, found.Q, found.W, 0.05)
+    assert max(np.max(np.abs(g)) for g in gradients) < 2e-10
     np.testing.assert_allclose(found.train_loss, value / D, rtol=1e-12)
-    np.testing.assert_allclose(found.losses[found.iterations], found.train_loss, rtol=0)
+    np.testing.assert_allclose(np.asarray(found.losses)[found.iterations], found.train_loss, rtol=0)
     np.testing.assert_allclose(found.overlaps.m, data.encodings @ found.Q / D**0.5, atol=1e-14)
 
 
 def test_the_value_matrix_is_a_ridge_regression(model, data, found):
     """The minimum over W of weights Q, in closed form."""
-    inputs = data.inputs() + data.encodings
-    S = jax.vmap(model.student)(inputs @ found.Q / D**0.5)
-    mixed, labels = (np.reshape(a, (-1, D)) / D**0.5 for a in (S @ inputs, raw_labels(model, data)))
+    inputs, labels = np.asarray(data.inputs() + data.encodings), np.asarray(raw_labels(model, data))
+    S = np.asarray(jax.jit(jax.vmap(model.student))(inputs @ np.asarray(found.Q) / D**0.5))
+    mixed, labels = (np.reshape(a, (-1, D)) / D**0.5 for a in (S @ inputs, labels))
     gram, cross = (mixed.T @ b + 0.05 * np.eye(D) for b in (mixed, labels))
     np.testing.assert_allclose(found.W, np.linalg.solve(gram, cross), atol=2e-9)
     assert float(found.shift) == pytest.approx(np.linalg.norm(found.W - np.eye(D)) / D**0.5) and found.shift > 0.03
@@ -110,10 +112,10 @@ def test_the_default_ridge_is_that_of_the_weights(model, data):
 
 def test_gradient_descent_by_hand(model, data):
     labels = raw_labels(model, data) + 0.1
-    weights = data.teacher, jnp.eye(D)
+    weights, gradient = (np.asarray(data.teacher), np.eye(D)), jax.jit(jax.grad(raw_risk, (3, 4)))
     for _ in range(3):
-        gradients = jax.grad(raw_risk, (3, 4))(model, data, labels, *weights, 0.3)
-        weights = [a - 0.15 * g for a, g in zip(weights, gradients, strict=True)]
+        gradients = gradient(model, data, labels, *weights, 0.3)
+        weights = [a - 0.15 * np.asarray(g) for a, g in zip(weights, gradients, strict=True)]
     end = train_value(model, data, ridge=0.3, labels=labels, optimizer="gd", steps=3)
     assert int(end.iterations) == 3 and int(end.status) == Status.max_steps
     np.testing.assert_allclose(end.Q, weights[0], atol=1e-13)

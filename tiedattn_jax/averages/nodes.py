@@ -247,13 +247,12 @@ def _rule(model: Model, normals: np.ndarray, weight: np.ndarray, block: int | No
     dtype = model.lam.dtype
     teacher, student = normals[:, : L * t], normals[:, L * t :]
     size = normals.shape[-1]
-    stack = Nodes(
-        student=jnp.asarray(student.reshape(-1, L, r, size), dtype),
-        teacher=jnp.asarray(teacher.reshape(-1, L, t, size), dtype),
-        weight=jnp.asarray(weight, dtype),
-        block=block or block_size(L * r),
-    )
-    first = jax.tree.map(lambda a: a[0], stack)
+    student, teacher = student.reshape(-1, L, r, size), teacher.reshape(-1, L, t, size)
     count = block_width(size, coarse_size(L * r)) if part else size
-    kept = jnp.where(jnp.arange(size) < count, first.weight, 0.0)
-    return Rule(stack, eqx.tree_at(lambda n: n.weight, first, kept / jnp.sum(kept)))
+    kept = np.where(np.arange(size) < count, weight[0], 0.0)
+
+    def nodes(**arrays: np.ndarray) -> Nodes:
+        return Nodes(**{k: jnp.asarray(a, dtype) for k, a in arrays.items()}, block=block or block_size(L * r))
+
+    coarse = nodes(student=student[0], teacher=teacher[0], weight=kept / kept.sum())
+    return Rule(nodes(student=student, teacher=teacher, weight=weight), coarse)

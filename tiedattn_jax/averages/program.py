@@ -13,7 +13,7 @@ import jax
 import jax.numpy as jnp
 
 from ..errors import is_concrete, is_tracing
-from .rule import Replicate, Rule
+from .rule import Replicate, Rule, part
 
 _QUICK = {"xla_cpu_use_fusion_emitters": False}
 
@@ -58,8 +58,14 @@ def over_replicates(fn: Callable[..., Any], nodes: Rule, own: Any, *shared: Any)
     """
     if nodes.replicates == 1 or not at_top_level(nodes, own, shared):
         return fn(nodes, own, *shared)
-    parts = [(nodes.only(k), jax.tree.map(lambda a, k=k: a[k : k + 1], own)) for k in range(nodes.replicates)]
-    return jax.tree.map(lambda *a: jnp.concatenate(a), *at_once(lambda part: fn(*part, *shared), parts))
+    parts = [(nodes.only(k), part(own, k)) for k in range(nodes.replicates)]
+    return _joined(at_once(lambda own: fn(*own, *shared), parts))
+
+
+@jax.jit
+def _joined(parts: Sequence[Any]) -> Any:
+    """Trees of the replicates as one whose arrays lead with the replicate axis."""
+    return jax.tree.map(lambda *a: jnp.concatenate(a), *parts)
 
 
 def at_once(fn: Callable[[Any], Any], items: Sequence[Any]) -> list[Any]:

@@ -140,11 +140,17 @@ class Rule(Printed):
 
     def only(self, k: int) -> Rule:
         """One of them, as a rule."""
-        return Rule(jax.tree.map(lambda a: a[k : k + 1], self.stack), self.coarse)
+        return Rule(part(self.stack, k), self.coarse)
 
     def each(self, fn: Callable[[Replicate], Any]) -> Any:
         """`fn` of every replicate, one after the other: leaves lead with the replicate axis."""
         return lax.map(fn, self.stack)
+
+
+@jax.jit
+def part(tree: Any, k: jax.Array | int) -> Any:
+    """Of arrays that lead with the replicate axis what belongs to one replicate, with that axis."""
+    return jax.tree.map(lambda a: lax.dynamic_slice_in_dim(a, k, 1), tree)
 
 
 def average(replicate: Replicate, fn: Callable[[Any], Any]) -> Any:

@@ -22,7 +22,16 @@ import numpy as np
 from jax import lax
 from jax.sharding import AxisType, NamedSharding, PartitionSpec
 
-from ..errors import InputError, is_concrete, require, require_key, require_kind, require_positive, shaped_array
+from ..errors import (
+    InputError,
+    is_concrete,
+    require,
+    require_key,
+    require_kind,
+    require_positive,
+    shaped_array,
+    with_values,
+)
 from ..model import Model, check, over_kinds
 from ..overlaps import Overlaps
 from ..printing import Description, Printed, by_token, rows_of
@@ -218,8 +227,7 @@ class Data(Printed):
         Raises:
             InputError: the teacher is not known.
         """
-        teacher = self.known_teacher("for its norm")
-        return teacher.T @ teacher / self.x.shape[2]
+        return _gram(self.known_teacher("for its norm"))
 
     @property
     def fields(self) -> jax.Array:
@@ -330,12 +338,19 @@ class Estimate(Result):
         return Description(what, self.status_name, rows_of(self._numbers()))
 
 
+@jax.jit
+def _gram(teacher: jax.Array) -> jax.Array:
+    return teacher.T @ teacher / len(teacher)
+
+
+@jax.jit
 def covariances(gamma: jax.Array, a: jax.Array, b: jax.Array) -> jax.Array:
     """``a^T Sigma_l b / d`` of every token: variances (L, d) or (L, 1), (d, i), (d, j) -> (L, i, j)."""
     d = a.shape[0]
     return jnp.einsum("ia,li,ib->lab", a, jnp.broadcast_to(gamma, (gamma.shape[0], d)), b) / d
 
 
+@jax.jit
 def student_fields(x: jax.Array, Q: jax.Array) -> jax.Array:
     """Local fields of the student, ``x_l Q``: (L, n, d), (d, r) -> (L, r, n), in one pass over `x`.
 
@@ -350,6 +365,7 @@ def back_project(x: jax.Array, g: jax.Array) -> jax.Array:
     return jnp.stack([jnp.tensordot(g[:, a], x, 2) for a in range(g.shape[1])], 1)
 
 
+@jax.jit
 def token_gram(x: jax.Array) -> jax.Array:
     """``x_k . x_l`` for every sentence: (L, n, d) -> (L, L, n)."""
     L = x.shape[0]
@@ -408,17 +424,23 @@ def start(model: Model, data: Data, init: Any, key: jax.Array | None = None, sca
     if scale is not None:
         require_positive(scale, "scale")
     size = scale if scale is not None else 0.25 if init == "positional" else 1.0
+    if init == "positional" and is_concrete(data.encodings):
+        some = np.any(np.asarray(data.encodings) != 0)
+        require(some, "init", init, "'semantic', 'random' or an array for data without encodings")
+    key = jax.random.key(0) if key is None else key
+    return _named_start(model, data, init, key, jnp.asarray(size, data.x.dtype))
+
+
+@eqx.filter_jit
+def _named_start(model: Model, data: Data, init: str, key: jax.Array, size: jax.Array) -> jax.Array:
     d, r = data.shape[2], model.shape[1]
-    noise = jax.random.normal(jax.random.key(0) if key is None else key, (d, r), data.x.dtype)
+    noise = jax.random.normal(key, (d, r), data.x.dtype)
     if init == "random":
         return noise * size
     semantic, positional = model.start_columns(both=False)
     if init == "semantic":
         given, columns = data.known_teacher("for init='semantic'"), semantic
     else:
-        if is_concrete(data.encodings):
-            some = np.any(np.asarray(data.encodings) != 0)
-            require(some, "init", init, "'semantic', 'random' or an array for data without encodings")
         coefficients = jnp.linalg.eigh(data.encodings @ data.encodings.T)[1][:, -1]
         direction = coefficients @ data.encodings * jnp.where(coefficients[0] < 0, -1.0, 1.0)
         given, columns = (direction / jnp.linalg.norm(direction) * d**0.5)[:, None], positional[:, None]
@@ -451,7 +473,7 @@ def check_fit(model: Model, data: Data) -> None:
         want = f"must be {wanted} as the model is, or the model as the data are"
         raise InputError("data", f"{want}, got {data.x.dtype}: see dot_product(dtype=...)")
     if is_concrete(model, data):
-        with jax.ensure_compile_time_eval():
+        with with_values():
             _check_scale(model, data)
 
 
@@ -471,29 +493,36 @@ def _check_scale(model: Model, data: Data) -> None:
 
     Other variances than the model's pass, within max(10, sqrt(d)), and so does what chance does to few numbers.
     """
-    (L, n, d, t), law = data.shape, model.law()
+    L, n, d, t = data.shape
     much = max(10, d**0.5)
 
-    def off(ratio: jax.Array, count: int) -> bool:
+    def off(ratio: float, count: int) -> bool:
         bound = much ** (1 + 20 / count)
-        return not 1 / bound < float(ratio) < bound
+        return not 1 / bound < ratio < bound
 
-    norm = float(jnp.max(jnp.sum(data.encodings**2, 1)))
-    own = float(jnp.max(jnp.einsum("k,kll->l", law.weights, law.tau)))
+    norm, own, inputs, fields = map(float, _scales(model, data))
     if norm > much * max(1.0, own):
         want = f"must have encodings with |p_l|^2 of order one, as the model's law has them ({own:.3g})"
         raise InputError("data", f"{want}, got {norm:.3g}: divide encodings of entries of order one by sqrt(d)")
+    if off(inputs, L * n * d):
+        want = "must have inputs x divided by sqrt(d) once, of the model's variance / d"
+        raise InputError("data", f"{want}, got {inputs:.3g} times that")
+    if not np.isnan(fields) and off(fields, min(L * n, d) * t):
+        want = "must have fields y = Q*^T x / sqrt(d) of tokens x that are not divided yet"
+        whose = "the model" if data.teacher is None else "those of its teacher"
+        raise InputError("data", f"{want}, got {fields:.3g} times the variance of {whose}")
+
+
+@eqx.filter_jit
+def _scales(model: Model, data: Data) -> tuple[jax.Array, ...]:
+    """The largest ``|p_l|^2`` of the data and of the law; variances of x and y over what they should be, NaN if zero."""
+    (L, n, d, t), law = data.shape, model.law()
+    norm, own = jnp.max(jnp.sum(data.encodings**2, 1)), jnp.max(jnp.einsum("k,kll->l", law.weights, law.tau))
     p = data.encodings / d**0.5
     square = jnp.vdot(data.x, data.x) - 2 * jnp.vdot(jnp.sum(data.x, 1), p) + n * jnp.vdot(p, p)
-    ratio = square / (L * n * jnp.mean(model.trace))
-    if off(ratio, L * n * d):
-        want = "must have inputs x divided by sqrt(d) once, of the model's variance / d"
-        raise InputError("data", f"{want}, got {ratio:.3g} times that")
     if data.teacher is None:
-        whose, variance = "the model", jnp.mean(jnp.trace(model.rho, axis1=1, axis2=2)) / t
+        variance = jnp.mean(jnp.trace(model.rho, axis1=1, axis2=2)) / t
     else:
-        fields = student_fields(data.x, data.teacher) - (p @ data.teacher)[:, :, None]
-        whose, variance = "those of its teacher", jnp.mean(fields**2)
-    if variance > 0 and off(ratio := jnp.mean(data.y**2) / variance, min(L * n, d) * t):
-        want = "must have fields y = Q*^T x / sqrt(d) of tokens x that are not divided yet"
-        raise InputError("data", f"{want}, got {ratio:.3g} times the variance of {whose}")
+        variance = jnp.mean((student_fields(data.x, data.teacher) - (p @ data.teacher)[:, :, None]) ** 2)
+    fields = jnp.where(variance > 0, jnp.mean(data.y**2) / variance, jnp.nan)
+    return norm, own, square / (L * n * jnp.mean(model.trace)), fields

@@ -208,6 +208,7 @@ def _labels(model: Model, x: jax.Array, fields: jax.Array, encodings: jax.Array)
     )
 
 
+@eqx.filter_jit
 def raw_labels(model: Model, data: Data) -> jax.Array:
     """Exact labels ``T(Y) x`` of the sentences, (n, L, d).
 

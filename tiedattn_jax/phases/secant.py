@@ -69,6 +69,11 @@ class Secant(eqx.Module):
         return Secant(alpha, value, slope, low, high, rising)
 
     @eqx.filter_jit
+    def done(self, trial: jax.Array, tol: float) -> jax.Array:
+        """Whether the next place to look at is as near as asked for, or the last one is the zero."""
+        return (self.value == 0) | (jnp.abs(trial - self.alpha) <= tol * trial)
+
+    @eqx.filter_jit
     def blocked(self, alpha: jax.Array) -> Secant:
         """After a look at a place where there is no state: the zero, if any, is on this side of it."""
         above = alpha > self.alpha
@@ -98,7 +103,7 @@ def zero_between(
 
     def unfinished(loop: tuple) -> jax.Array:
         search, trial, _, k = loop
-        return (k < _LOOKS) & (search.value != 0) & ~(jnp.abs(trial - search.alpha) <= tol * trial)
+        return (k < _LOOKS) & ~search.done(trial, tol)
 
     middle = jnp.sqrt(low * high)
     # The last place is not a number before the first look, so that the loop goes on.

@@ -160,8 +160,6 @@ def _coarse_alpha_c(
     frees, starts = pair_free(model), pair_start(model)
 
     def difference(alpha: jax.Array, xs: Overlaps) -> tuple[jax.Array, Overlaps]:
-        """Positional minus semantic loss; where only one of them exists, that one wins."""
-
         def one(args: Any) -> Any:
             x0, start, free = args
             found = solve_coarsely(model, alpha, nodes, x0, free, settings)
@@ -169,11 +167,17 @@ def _coarse_alpha_c(
             return found.train_loss, found.has_state, found_or(start, found)
 
         loss, there, xs = map_each(one, (xs, starts, frees))
-        alone = jnp.where(there[1] & ~there[0], 1.0, -1.0) * jnp.mean(jnp.abs(loss))
-        return jnp.where(jnp.all(there), loss[0] - loss[1], alone), xs
+        return _difference(loss, there), xs
 
     alpha, xs, met = zero_between(difference, bracket, starts, _COARSE)
     return Near(alpha, tuple(jax.tree.map(lambda a, i=i: a[i], xs) for i in range(len(PAIR)))), met
+
+
+@jax.jit
+def _difference(loss: jax.Array, there: jax.Array) -> jax.Array:
+    """Positional minus semantic loss; where only one of them exists, that one wins."""
+    alone = jnp.where(there[1] & ~there[0], 1.0, -1.0) * jnp.mean(jnp.abs(loss))
+    return jnp.where(jnp.all(there), loss[0] - loss[1], alone)
 
 
 def _coarse_alpha_l(

@@ -66,6 +66,11 @@ class State(eqx.Module):
         }
 
 
+@jax.jit
+def _jumps(mass: jax.Array, bar: jax.Array) -> jax.Array:
+    return jnp.abs(mass) > jnp.maximum(1e-3, jnp.where(jnp.isfinite(bar), 3 * bar, 0.0))
+
+
 # What a jump makes infinite, or wrong where it is differentiated node by node.
 AFFECTED = ("replicon", "d overlaps", "d gen_error", "d alpha_l", "spinodals")
 DIAGNOSTICS = tuple(field.name for field in dataclasses.fields(Diagnostics))
@@ -166,7 +171,7 @@ class FixedPoint(Result):
         it, whatever the rule.
         """
         mass, bar = (s.diagnostics.jump_mass for s in (self.mean, self.stderr))
-        return jnp.abs(mass) > jnp.maximum(1e-3, jnp.where(jnp.isfinite(bar), 3 * bar, 0.0))
+        return _jumps(mass, bar)
 
     @property
     def label(self) -> str:
