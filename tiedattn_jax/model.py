@@ -590,7 +590,7 @@ def _check_law(model: Model) -> None:
         mean = np.concatenate([np.asarray(a, float) for a in means], 1)
         if np.any(np.linalg.eigvalsh(moments - mean[:, :, None] * mean[:, None])[:, 0] < -rounding * size):
             raise InputError("law()", "must have second moments that are no smaller than those of its means alone")
-    rho = np.einsum("k,kl,kst->lst", weights, gamma, pi)
+    rho = np.asarray(model.rho, float)
     require(np.linalg.eigvalsh(rho)[:, 0] > 0, "rho", rho, "positive definite for every token: see law().pi and gamma")
 
 
