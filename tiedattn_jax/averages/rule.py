@@ -156,7 +156,7 @@ def part(tree: Any, k: jax.Array | int) -> Any:
 def average(replicate: Replicate, fn: Callable[[Any], Any]) -> Any:
     """Sum of `fn(block)` over the blocks of a replicate, one block in memory at a time, in both modes.
 
-    A reverse pass keeps what was `found_in` the blocks, some thirty numbers a node, and computes the rest again.
+    A reverse pass keeps what was `found_in` the blocks, about a dozen numbers a node, and computes the rest again.
     """
     sums = lax.map(jax.checkpoint(fn, policy=_KEEP), replicate.blocks())
     return jax.tree.map(lambda a: jnp.sum(a, 0), sums)

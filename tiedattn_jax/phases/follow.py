@@ -385,10 +385,6 @@ def tracks_of(models: Model, alphas: np.ndarray, places: np.ndarray, nodes: Rule
 
 def _first_cells(models: Model, alphas: jax.Array, nodes: Rule, settings: Settings) -> Overlaps:
     """Overlaps near both branches in the first cell of every row, on coarse averages: leaves (branches, rows, ...)."""
-
-    def stacked(parts: list) -> Any:
-        return jax.tree.map(lambda *a: jnp.stack(a), *parts)
-
     near = []
     for branch in PAIR:
         model = jax.tree.map(lambda a: a[0], models)
@@ -399,8 +395,8 @@ def _first_cells(models: Model, alphas: jax.Array, nodes: Rule, settings: Settin
             found = solve_coarsely(model, alpha, nodes, x, free, settings)
             x = found_or(start, found)
             row.append(found.overlaps if found.status == Status.absent else x)
-        near.append(stacked(row))
-    return stacked(near)
+        near.append(_stacked(row))
+    return _stacked(near)
 
 
 def found_or(start: Overlaps, found: State) -> Overlaps:
@@ -412,9 +408,19 @@ def map_each(fn: Callable[[Any], Any], args: Any) -> Any:
     """`lax.map` in traced code; a Python loop, with programs that are compiled, where all numbers are known."""
     if not is_concrete(args):
         return lax.map(fn, args)
-    count = jax.tree.leaves(args)[0].shape[0]
-    results = [fn(jax.tree.map(lambda a, k=k: a[k], args)) for k in range(count)]
-    return jax.tree.map(lambda *a: jnp.stack(a), *results)
+    return _stacked([fn(one) for one in _unstacked(args)])
+
+
+@jax.jit
+def _stacked(trees: Sequence[Any]) -> Any:
+    """Trees as one, whose arrays have a leading axis more."""
+    return jax.tree.map(lambda *a: jnp.stack(a), *trees)
+
+
+@jax.jit
+def _unstacked(tree: Any) -> list[Any]:
+    """The inverse."""
+    return [jax.tree.map(lambda a, k=k: a[k], tree) for k in range(len(jax.tree.leaves(tree)[0]))]
 
 
 @eqx.filter_jit
