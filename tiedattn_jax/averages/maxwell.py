@@ -100,7 +100,7 @@ class Section(eqx.Module):
     def but(self, **parts: jax.Array) -> Section:
         """With other parts."""
         names = ("t", "z", "tangent", "energy", "s", "slope", "error")
-        return Section.of(**{name: parts.get(name, getattr(self, name)) for name in names})
+        return Section.of(**{name: getattr(self, name) for name in names} | parts)
 
 
 def section(model: Model, V: jax.Array, lines: Lines, t: jax.Array, z: jax.Array) -> Section:

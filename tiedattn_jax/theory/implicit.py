@@ -35,7 +35,7 @@ def followed(
     coordinates = Coordinates(model, free)
     v = coordinates.pack(x)
 
-    def derive(at: Callable[[Any], Any], u: tuple[Model, jax.Array]) -> tuple[Any, Any, Any]:
+    def derive(at: Callable[[Any], Any], _: tuple[Model, jax.Array]) -> tuple[Any, Any, Any]:
         """The averages, their derivatives in v, and along the direction in the model, which alone has a transpose."""
         value, columns, _ = value_and_columns(lambda v: at((model, v)), v)
         return value, columns, jax.jvp(lambda m: at((m, v))[0], (model,), along[:1])[1]

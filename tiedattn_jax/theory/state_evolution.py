@@ -81,13 +81,22 @@ def expansion(
     )(eye, *slopes)
 
 
+def value_and_columns(fn: Callable[[jax.Array], Any], u: jax.Array) -> Any:
+    """Value of ``fn(u) = value, aux``, its derivatives in u (leaves (..., k)), and aux."""
+
+    def column(d: jax.Array) -> Any:
+        return jax.jvp(fn, (u,), (d,), has_aux=True)
+
+    return jax.vmap(column, out_axes=(None, -1, None))(jnp.eye(u.shape[0], dtype=u.dtype))
+
+
 def averages_expansion(
     setting: Callable[[Any], tuple[Model, jax.Array, Overlaps]],
     replicate: Replicate,
     u: Any,
     sums: Sums = no_sums,
     *,
-    derive: Callable[[Callable[[Any], Any], Any], Any] | None = None,
+    derive: Callable[[Callable[[Any], Any], Any], Any] = value_and_columns,
     over: Callable[[Replicate, Callable[[Any], Any]], Any] = average_of_weighted,
 ) -> Any:
     """The averages in `expansion`: channel potential M and its gradient in the overlaps; derivatives, (..., k); sums.
@@ -95,8 +104,7 @@ def averages_expansion(
     Every block is differentiated by itself: what jax then transforms is small.
 
     Args:
-        derive: gives what is averaged, of a function ``fn(u) = (M, gradient), sums`` of one block and of u; by default
-            `value_and_columns`.
+        derive: gives what is averaged, of a function ``fn(u) = (M, gradient), sums`` of one block and of u.
         over: averages over the blocks.
     """
 
@@ -115,18 +123,9 @@ def averages_expansion(
             M, gradient, more = gradient_at(points, moving, y, lambda *_: sums(model, x, lax.stop_gradient(points)))
             return (M, gradient), more
 
-        return (derive or value_and_columns)(at, u)
+        return derive(at, u)
 
     return over_kinds(setting(u)[0], lambda model: over(replicate, partial(block_sums, model.kind)))
-
-
-def value_and_columns(fn: Callable[[jax.Array], Any], u: jax.Array) -> Any:
-    """Value of ``fn(u) = value, aux``, its derivatives in u (leaves (..., k)), and aux."""
-
-    def column(d: jax.Array) -> Any:
-        return jax.jvp(fn, (u,), (d,), has_aux=True)
-
-    return jax.vmap(column, out_axes=(None, -1, None))(jnp.eye(u.shape[0], dtype=u.dtype))
 
 
 @partial(jax.jit, static_argnames="sums")  # traced once for all its uses
