@@ -172,8 +172,9 @@ def shaped_array(name: str, a: Any, axes: str, sizes: dict[str, int], dtype: Any
     if given.ndim != len(names) or any(sizes.setdefault(k, s) != s for k, s in zip(names, given.shape, strict=True)):
         want = f"({', '.join(names)})" + (f" with {known}" if known else "")
         raise InputError(name, f"must have shape {want}, got shape {given.shape}")
-    if is_concrete(given) and (bad := np.sum(~np.isfinite(np.asarray(given)))):
-        raise InputError(name, f"must be finite, got {bad} entries that are not")
+    with with_values():  # known numbers are checked inside of programs, too
+        if is_concrete(given) and (bad := int(_not_finite(given))):
+            raise InputError(name, f"must be finite, got {bad} entries that are not")
     if dtype is None and not jnp.issubdtype(given.dtype, jnp.floating):
         dtype = jnp.result_type(float)
     return given if dtype is None else given.astype(dtype)
@@ -194,6 +195,12 @@ def _memory() -> float:
         return float(sum(one["bytes_limit"] for one in stats))
     known = getattr(os, "sysconf_names", {})
     return float(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")) if "SC_PHYS_PAGES" in known else np.inf
+
+
+@jax.jit
+def _not_finite(a: jax.Array) -> jax.Array:
+    """How many entries are not: counted where the array lies, which may be large."""
+    return jnp.sum(~jnp.isfinite(a))
 
 
 def is_concrete(*values: Any) -> bool:

@@ -51,7 +51,10 @@ def test_gradient_is_the_stein_form(model, case):
 def test_a_reverse_pass_searches_no_more(model):
     """It keeps what was found: only the search has loops that end by themselves."""
     x, one = state(CASES[0]), ta.sobol_nodes(model, 64).coarse
-    value = lambda model: channel(model, x, one)  # noqa: E731
+
+    def value(model):
+        return channel(model, x, one)
+
     forward, both = (str(jax.make_jaxpr(fn)(model)) for fn in (value, jax.grad(value)))
     assert forward.count("while[") == both.count("while[") > 0
 

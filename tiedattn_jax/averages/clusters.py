@@ -22,7 +22,7 @@ from scipy import special
 from ..linalg import apply, inverse, total
 from ..model import Model
 from .lines import vectors_across
-from .prox import Prox, attach, descend, moreau, prox_jacobian, reference_axis, search, well_axis
+from .prox import Prox, attach, descend, moreau, pick, prox_jacobian, reference_axis, search, well_axis
 
 _SMOOTH = 3  # nodes in each direction where there is no jump
 _ALONG, _ACROSS = 12, 3  # nodes on each side of the jump, and places in each direction across it
@@ -212,9 +212,10 @@ def _jump_beside(
     # The field itself and the probes, one behind the other on the last axis.
     seen = jax.tree.map(lambda *a: jnp.concatenate(a, -1), origin, around.search(probes))
     places = jnp.concatenate([jnp.zeros_like(u), probes], -1)
-    gap, place, a, b = (p.reshape(*p.shape[:-1], -1, u.shape[-1]) for p in (seen.gap, places, seen.z, seen.other))
+    columns = (p.reshape(*p.shape[:-1], -1, u.shape[-1]) for p in (seen.gap, places, seen.z, seen.other))
+    gap, *others = (jnp.moveaxis(p, -2, 0) for p in columns)
     best, breaks = jnp.argmin(gap, 0), jnp.any(jnp.isfinite(gap), 0)
-    gap, place, a, b = (_at(p, best) for p in (gap, place, a, b))
+    gap, place, a, b = (pick(p, best) for p in (gap, *others))
     b = around.follow(b, place)[0]
     push, size = _unit(weight.pulled(around.pull(b - a)))
     u = jnp.where(breaks, push, u)
@@ -257,11 +258,6 @@ def _settled_jumps(around: _Around, held: Found, s: jax.Array) -> tuple[Found, t
     breaks = held.breaks & differ(a, b) & (slope > 0)
     jump, other = jnp.where(breaks, x, 0.0), jnp.where(breaks, s * slope, 0.0)
     return held._replace(jump=jump, sides=(a, b), breaks=breaks, other=other), (a, b), x
-
-
-def _at(a: jax.Array, which: jax.Array) -> jax.Array:
-    """One of K values (..., K, N) at every node."""
-    return jnp.squeeze(jnp.take_along_axis(a, which.reshape(*[1] * (a.ndim - 1), -1), -2), -2)
 
 
 def _unit(v: jax.Array) -> tuple[jax.Array, jax.Array]:

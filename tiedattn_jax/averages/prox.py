@@ -212,7 +212,7 @@ def proximal(model: Model, h: jax.Array, V: jax.Array, y: jax.Array) -> tuple[ja
     """The same to full precision, and whether the search converged, (N,)."""
     z, energy, done = _minima(model, h, V, y, None, _tolerance(h.dtype))
     lowest = jnp.argmin(energy, 0)
-    return _pick(z, lowest), _pick(done, lowest)
+    return pick(z, lowest), pick(done, lowest)
 
 
 def _tolerance(dtype: Any) -> float:
@@ -239,9 +239,9 @@ def _lowest_minima(
 def _two_lowest(z: jax.Array, energy: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array]:
     """Of minima (K, L, r, N) the lowest, the next one that is elsewhere, and how much higher it lies."""
     lowest = jnp.min(energy, 0)
-    top = _pick(z, jnp.argmin(energy, 0))
+    top = pick(z, jnp.argmin(energy, 0))
     above = jnp.where(jnp.max(jnp.abs(z - top), (1, 2)) > 1e-2, energy - lowest, jnp.inf)
-    return top, _pick(z, jnp.argmin(above, 0)), jnp.min(above, 0)
+    return top, pick(z, jnp.argmin(above, 0)), jnp.min(above, 0)
 
 
 def _minima(
@@ -273,8 +273,8 @@ def _minima(
     return jnp.moveaxis(z.reshape(L, r, -1, size), 2, 0), energy.reshape(-1, size), done.reshape(-1, size)
 
 
-def _pick(z: jax.Array, which: jax.Array) -> jax.Array:
-    """One of K points (K, L, r, N) at every node."""
+def pick(z: jax.Array, which: jax.Array) -> jax.Array:
+    """One of K values (K, ..., N) at every node."""
     return functools.reduce(lambda a, k: jnp.where(which == k, z[k], a), range(1, z.shape[0]), z[0])
 
 

@@ -507,7 +507,7 @@ def _check_scale(model: Model, data: Data) -> None:
     if off(inputs, L * n * d):
         want = "must have inputs x divided by sqrt(d) once, of the model's variance / d"
         raise InputError("data", f"{want}, got {inputs:.3g} times that")
-    if not np.isnan(fields) and off(fields, min(L * n, d) * t):
+    if off(fields, min(L * n, d) * t):
         want = "must have fields y = Q*^T x / sqrt(d) of tokens x that are not divided yet"
         whose = "the model" if data.teacher is None else "those of its teacher"
         raise InputError("data", f"{want}, got {fields:.3g} times the variance of {whose}")
@@ -515,7 +515,7 @@ def _check_scale(model: Model, data: Data) -> None:
 
 @eqx.filter_jit
 def _scales(model: Model, data: Data) -> tuple[jax.Array, ...]:
-    """The largest ``|p_l|^2`` of the data and of the law; variances of x and y over what they should be, NaN if zero."""
+    """The largest ``|p_l|^2`` of the data and of the law; variances of x and y over what they should be, one if that is zero."""
     (L, n, d, t), law = data.shape, model.law()
     norm, own = jnp.max(jnp.sum(data.encodings**2, 1)), jnp.max(jnp.einsum("k,kll->l", law.weights, law.tau))
     p = data.encodings / d**0.5
@@ -524,5 +524,5 @@ def _scales(model: Model, data: Data) -> tuple[jax.Array, ...]:
         variance = jnp.mean(jnp.trace(model.rho, axis1=1, axis2=2)) / t
     else:
         variance = jnp.mean((student_fields(data.x, data.teacher) - (p @ data.teacher)[:, :, None]) ** 2)
-    fields = jnp.where(variance > 0, jnp.mean(data.y**2) / variance, jnp.nan)
+    fields = jnp.where(variance > 0, jnp.mean(data.y**2) / variance, 1.0)
     return norm, own, square / (L * n * jnp.mean(model.trace)), fields
