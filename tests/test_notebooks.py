@@ -84,7 +84,7 @@ def test_the_others(tmp_path, name, parameters, pictures, words):
 
 def test_phase_diagram(tmp_path):
     small = "SIZE = 4\nORDER = 5\nFINE = 5\nPOINTS = 3\nFOLDS = (2.174, 2.3, 1)"
-    small += '\nBOUNDARIES = ("alpha_c", "semantic instability")'
+    small += '\nBOUNDARIES = ("alpha_c",)'
     book = execute("phase_diagram.ipynb", tmp_path, small)
     assert len(outputs(book, "image/png")) == 6
     assert "the positional branch folds at omega = 0.23" in printed(book)
