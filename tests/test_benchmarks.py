@@ -3,6 +3,7 @@
 import json
 import sys
 import time
+from collections import Counter
 from importlib.util import find_spec
 from pathlib import Path
 from types import SimpleNamespace as Some
@@ -11,6 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from cases import CASES
+from jax import lax
 from scipy.optimize import minimize
 
 import tiedattn_jax as ta
@@ -19,8 +21,9 @@ from tiedattn_jax.theory.elevation import jump_cost
 sys.path.insert(0, str(Path(__file__).parents[1]))  # the benchmarks are not part of the package
 
 from benchmarks import __main__ as command
-from benchmarks import further_steps, monte_carlo, suite
+from benchmarks import float32, further_steps, monte_carlo, roofline, suite
 from benchmarks import published_method as published
+from benchmarks.operations import operations
 from benchmarks.registry import BENCHMARKS, Benchmark, invariants, order_parameters, worst
 
 TINY = {"solve": 4096, "rules": 4096, "gradient": 2048, "critical_alpha": 2048, "grid": 3}
@@ -264,3 +267,44 @@ def test_further_steps_of_breaking():
     assert best / elevation([2.109], [1.0]) == pytest.approx(1.027, abs=2e-4)
     for s, width in (([5.5, 1.673], 0.1988), ([4.837, 1.5], 0.1988), ([4.837, 1.673], 0.25)):
         assert elevation(s, [width, 1 - width]) < best
+
+
+# Operations and their limit
+
+
+def test_operations_are_counted_as_they_are_taken():
+    x = jnp.linspace(0.1, 1.0, 10)
+    simple, division, transcendental = (("simple", 64), ("division", 64), ("transcendental", 64))
+    assert operations(lambda x: 2 * x + 1, x) == {simple: 20}
+    assert operations(lambda x: jnp.exp(x) / jnp.sqrt(x), x) == {transcendental: 10, division: 20}
+    assert operations(lambda x: x.astype(jnp.float32) ** 3, x) == {("simple", 32): 10}
+    assert operations(lambda a, b: a @ b, jnp.ones((3, 4)), jnp.ones((4, 5))) == {simple: 2 * 3 * 4 * 5}
+    assert operations(lambda x: jnp.sum(x[:4].reshape(2, 2), 0), x) == {simple: 4}  # moves are none
+    # Loops by their rounds, branches by the one that is taken.
+    assert operations(lambda x: lax.fori_loop(0, 5, lambda k, x: x + 1, x), x) == {simple: 50}
+    assert operations(lambda x: lax.while_loop(lambda x: x < 4, lambda x: 2 * x, x), 1.0) == {simple: 3 + 2}
+    assert operations(lambda x: lax.cond(x[0] > 1, jnp.exp, lambda x: -x, x), x) == {simple: 1 + 10}
+
+    # In reverse the first row comes last; it is carried on.
+    def last(x):
+        return lax.scan(lambda carry, row: (row, row), 0 * x[0], x, reverse=True)[0]
+
+    assert operations(lambda x: lax.while_loop(lambda c: c < 1, lambda c: c + 1, last(x)), x) == {simple: 1 + 2 + 1}
+
+
+def test_the_limit_is_that_of_operations_or_of_bytes():
+    counted, rates = Counter({("simple", 64): 30, ("division", 64): 4}), {("simple", 64): 10.0, ("division", 64): 2.0}
+    assert roofline.limit(counted, 8, rates, 4.0) == 30 / 10 + 4 / 2
+    assert roofline.limit(counted, 80, rates, 4.0) == 80 / 4
+
+
+def test_float32_is_held_against_float64():
+    def part(model, nodes, d):
+        one = np.asarray(model.sigma)
+        assert nodes.stack.weight.dtype == one.dtype and d == 7
+        yield "sigma", one + (1e-3 if one.dtype == np.float32 else 0), None
+        yield "zero", 0 * one, one
+
+    first, second = float32.differences(part, 3, 7)
+    assert first.split() == ["sigma", "+0.5", "2.0e-03"]
+    assert second.split() == ["zero", "+0", "0.0e+00", "0.0e+00"]

@@ -1,0 +1,112 @@
+"""How many operations a function does: its jaxpr is run step by step, so that loops and branches count as they are taken."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+import numpy as np
+from jax.extend import core
+
+# Classes of operations that take alike long; a fused multiply-add is two simple ones.
+_DIVISIONS = {"div", "sqrt", "rsqrt", "rem"}
+_TRANSCENDENTAL = {"exp", "exp2", "expm1", "log", "log1p", "logistic", "tanh", "sin", "cos", "tan", "pow", "erf"}
+_TRANSCENDENTAL |= {"erf_inv", "erfc", "atan2", "lgamma", "cbrt", "asin", "acos", "atan", "sinh", "cosh"}
+_REDUCTIONS = {"reduce_sum", "reduce_max", "reduce_min", "reduce_and", "reduce_or", "reduce_prod", "argmin", "argmax"}
+_REDUCTIONS |= {"cumsum", "cummax", "cummin", "cumprod", "cumlogsumexp"}
+_MOVES = {"broadcast_in_dim", "reshape", "transpose", "slice", "dynamic_slice", "dynamic_update_slice", "gather"}
+_MOVES |= {"scatter", "concatenate", "pad", "iota", "copy", "squeeze", "rev", "stop_gradient", "copy_p", "name"}
+_MOVES |= {"convert_element_type", "split", "expand_dims", "bitcast_convert_type", "device_put"}
+
+Operations = Counter[tuple[str, int]]  # by class and by the bits of a number
+
+
+def operations(fn: Callable[..., Any], *args: Any) -> Operations:
+    """Operations of ``fn(*args)`` on floating-point numbers, by class, "simple", "division" or "transcendental", and bits.
+
+    What moves numbers only is no operation; of a matrix factorisation only its results count.
+    """
+    counted: Operations = Counter()
+    closed = jax.make_jaxpr(fn)(*args)
+    _run(closed.jaxpr, closed.consts, jax.tree.leaves(args), counted)
+    return counted
+
+
+def _run(jaxpr: core.Jaxpr, consts: Sequence[Any], args: Sequence[Any], counted: Operations) -> list[Any]:
+    known: dict[Any, Any] = {
+        **dict(zip(jaxpr.constvars, consts, strict=True)),
+        **dict(zip(jaxpr.invars, args, strict=True)),
+    }
+
+    def value(v: Any) -> Any:
+        return v.val if isinstance(v, core.Literal) else known[v]
+
+    for eqn in jaxpr.eqns:
+        results = _step(eqn, [value(v) for v in eqn.invars], counted)
+        known.update(zip(eqn.outvars, results, strict=True))
+    return [value(v) for v in jaxpr.outvars]
+
+
+def _step(eqn: Any, args: list[Any], counted: Operations) -> Sequence[Any]:
+    """The results of an equation of a jaxpr."""
+    p, name = eqn.params, eqn.primitive.name
+    if name == "while":
+        cond, body = p["cond_nconsts"], p["cond_nconsts"] + p["body_nconsts"]
+        state = args[body:]
+        while _closed(p["cond_jaxpr"], [*args[:cond], *state], counted)[0]:
+            state = _closed(p["body_jaxpr"], [*args[cond:body], *state], counted)
+        return state
+    if name == "scan":
+        return _scan(p, args, counted)
+    if name == "cond":
+        branch = int(np.clip(args[0], 0, len(p["branches"]) - 1))
+        return _closed(p["branches"][branch], args[1:], counted)
+    inner = p.get("jaxpr", p.get("call_jaxpr"))
+    if isinstance(inner, core.ClosedJaxpr):
+        return _closed(inner, args, counted)
+    if isinstance(inner, core.Jaxpr):
+        return _run(inner, (), args, counted)
+    counted.update(_of(eqn))
+    results = eqn.primitive.bind(*args, **p)
+    return results if eqn.primitive.multiple_results else [results]
+
+
+def _scan(p: dict[str, Any], args: list[Any], counted: Operations) -> list[Any]:
+    fixed, carried = p["num_consts"], p["num_consts"] + p["num_carry"]
+    consts, state, rows = args[:fixed], args[fixed:carried], args[carried:]
+    order = range(p["length"])
+    kept = []
+    for k in reversed(order) if p["reverse"] else order:
+        out = _closed(p["jaxpr"], [*consts, *state, *(row[k] for row in rows)], counted)
+        state = out[: p["num_carry"]]
+        kept.append(out[p["num_carry"] :])
+    if p["reverse"]:
+        kept.reverse()
+    columns = zip(*kept, strict=True) if kept[0] else ()
+    return [*state, *(jax.numpy.stack(column) for column in columns)]
+
+
+def _closed(jaxpr: Any, args: Sequence[Any], counted: Operations) -> list[Any]:
+    return _run(jaxpr.jaxpr, jaxpr.consts, args, counted)
+
+
+def _of(eqn: Any) -> Operations:
+    """What one primitive does."""
+    name, out = eqn.primitive.name, eqn.outvars[0].aval
+    given = [v.aval for v in eqn.invars]
+    kind = next((a.dtype for a in [out, *given] if np.issubdtype(a.dtype, np.floating)), None)
+    if kind is None or name in _MOVES:
+        return Counter()
+    bits, size = 8 * kind.itemsize, math.prod(out.shape)
+    if name == "dot_general":
+        (contracted, _), _ = eqn.params["dimension_numbers"]
+        return Counter({("simple", bits): 2 * size * math.prod(given[0].shape[k] for k in contracted)})
+    if name in _REDUCTIONS:
+        return Counter({("simple", bits): math.prod(given[0].shape)})
+    if name == "integer_pow":
+        return Counter({("simple", bits): size * max(1, abs(eqn.params["y"]).bit_length() - 1)})
+    division, transcendental = name in _DIVISIONS, name in _TRANSCENDENTAL
+    return Counter({("division" if division else "transcendental" if transcendental else "simple", bits): size})

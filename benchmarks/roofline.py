@@ -1,0 +1,231 @@
+"""The hot loops beside what this machine can do at most, and what the same work takes on another device.
+
+    python -m benchmarks.roofline                    # the loops here
+    python -m benchmarks.roofline --device h100      # and a plan for a device, from its data sheet
+
+Operations are counted, loop by loop as they are taken (`operations`); the peaks are those of kernels that XLA compiles,
+one for each class of operation, in the same run, on all cores. A loop's limit is the time that its operations take at
+these peaks, or its bytes at that of reading, if that is more. The plan takes a loop's share of its limit from this
+machine: it is a guess for a device that was not tried. Takes some minutes, for the counting.
+"""
+
+from __future__ import annotations
+
+import argparse
+import math
+import time
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+import tiedattn_jax as ta
+from tiedattn_jax.averages.program import at_once
+from tiedattn_jax.overlaps import Coordinates, branch_of
+from tiedattn_jax.theory.state_evolution import image_and_jacobian
+
+from .operations import Operations, operations
+from .published_method import machine
+
+_ALPHA, _BRANCH = 2.0, "semantic"
+_CORES = machine()["cores"] or 1
+_REPEAT = 5
+_CHAIN, _CHAINS = 16, 8  # operations one after another in a kernel, so many times side by side
+_ROUNDS, _WIDTH = 200, 4096  # calls of it, and numbers: they fit a cache
+_READ = 2**25  # numbers that are read
+
+
+class Device(NamedTuple):
+    """What a data sheet says: simple operations a second by bits, bytes a second, bytes."""
+
+    simple: dict[int, float]
+    bandwidth: float
+    memory: float
+
+
+# Vector units, not matrix units, which these loops do not use. A division counts as 16 simple operations, a
+# transcendental function as 40: about what their instructions are on a GPU.
+DEVICES = {
+    "a100": Device({64: 9.7e12, 32: 19.5e12}, 2.04e12, 80e9),  # NVIDIA A100 80GB SXM
+    "h100": Device({64: 34e12, 32: 67e12}, 3.35e12, 80e9),  # NVIDIA H100 SXM
+}
+_COST = {"simple": 1, "division": 16, "transcendental": 40}
+
+
+class Loop(NamedTuple):
+    """A hot loop, of which every core runs one copy at once.
+
+    Attributes:
+        units: what it does in a copy, such as nodes.
+        bytes: that it reads at least.
+    """
+
+    name: str
+    unit: str
+    units: int
+    run: Callable[..., Any]
+    args: tuple[Any, ...]
+    bytes: int
+
+
+class Timed(NamedTuple):
+    """A loop with its operations, the seconds of a copy, and those of its limit; all cores at work."""
+
+    loop: Loop
+    operations: Operations
+    seconds: float
+    limit: float
+
+    def __str__(self) -> str:
+        each = {key: value / self.loop.units for key, value in sorted(self.operations.items())}
+        counts = ", ".join(f"{value:.3g} {kind} ({bits})" for (kind, bits), value in each.items())
+        per = 1e9 / self.loop.units
+        times = f"{self.seconds * per:9.4g} ns, limit {self.limit * per:9.4g} ns, share {self.limit / self.seconds:.2f}"
+        return f"{self.loop.name:28} a {self.loop.unit:6} {times}; {counts or 'bytes'}"
+
+
+def seconds(fn: Callable[..., Any], *args: Any) -> float:
+    """Median time of a call on every core at once, after a first one."""
+    times = []
+    for _ in range(_REPEAT + 1):
+        began = time.perf_counter()
+        jax.block_until_ready(at_once(lambda args: fn(*args), [args] * _CORES))
+        times.append(time.perf_counter() - began)
+    return float(np.median(times[1:]))
+
+
+def peaks() -> dict[tuple[str, int], float]:
+    """Operations a second and core, by class and bits, all cores at work."""
+    steps: dict[str, tuple[int, Callable[[jax.Array], jax.Array]]] = {
+        "simple": (2, lambda x: 0.5 * x + 0.25),
+        "division": (1, lambda x: 1.5 / (0.5 + x)),
+        "transcendental": (1, lambda x: jnp.exp(-x)),
+    }
+    found = {}
+    for kind, (count, step) in steps.items():
+
+        @jax.jit
+        def kernel(x: jax.Array, step: Callable[[jax.Array], jax.Array] = step) -> jax.Array:
+            def body(_: int, x: jax.Array) -> jax.Array:
+                # Chains that do not wait for each other.
+                chains = [x + 0.1 * k for k in range(_CHAINS)]
+                for _ in range(_CHAIN):
+                    chains = [step(one) for one in chains]
+                return sum(chains[1:], chains[0]) / _CHAINS
+
+            return jax.lax.fori_loop(0, _ROUNDS, body, x)
+
+        for bits in (32, 64):
+            x = jnp.linspace(0.5, 1.5, _WIDTH, dtype=f"float{bits}")
+            found[kind, bits] = count * _ROUNDS * _CHAIN * _CHAINS * _WIDTH / seconds(kernel, x)
+    return found
+
+
+def bandwidth() -> float:
+    """Bytes a second and core that are read, all cores at work."""
+    x = jnp.ones(_READ, jnp.float32)
+    return x.nbytes / seconds(jax.jit(lambda x: jnp.max(x)), x)
+
+
+def loops() -> list[Loop]:
+    """Prox search, line tracing, an evaluation of Newton's method, and the two passes over the data."""
+    model = ta.dot_product()
+    found = ta.solve(model, _ALPHA, _BRANCH, ta.line_nodes(model, 5))
+    free, x = branch_of(_BRANCH).free(model), found.overlaps
+    single, lines = (rule.replicate(0) for rule in (ta.sobol_nodes(model, 2**13), ta.line_nodes(model, 5)))
+    data = ta.sample_data(model, 1000, _ALPHA, jax.random.key(0))
+    rows = data.x.reshape(-1, data.x.shape[-1])
+    v = Coordinates(model, free).pack(x)
+
+    def searched(replicate: Any) -> tuple[Callable[..., Any], tuple[Any, ...], int]:
+        block = jax.tree.map(lambda a: a[0], replicate.blocks())
+        search = jax.jit(lambda *args: replicate.search(*args))
+        return search, (model, x, block), sum(a.nbytes for a in jax.tree.leaves(block))
+
+    found_prox, found_lines = searched(single), searched(lines)
+
+    def evaluation(v: jax.Array) -> Any:
+        return image_and_jacobian(model, found.alpha, lines, v, free)
+
+    return [
+        Loop("prox search, Sobol points", "node", single.size, *found_prox),
+        Loop("line tracing, order 5", "node", lines.size, *found_lines),
+        Loop("Newton evaluation, order 5", "node", lines.size, jax.jit(evaluation), (v,), found_lines[2]),
+        Loop("two passes over X, d = 1000", "number", rows.size, _passes, (rows, rows[0]), 2 * rows.nbytes),
+    ]
+
+
+@jax.jit
+def _passes(rows: jax.Array, v: jax.Array) -> jax.Array:
+    return (rows @ v) @ rows
+
+
+def limit(counted: Operations, read: int, rates: dict[tuple[str, int], float], bytes_a_second: float) -> float:
+    """Seconds that operations take at their peaks, or bytes at theirs, if that is more."""
+    return max(sum(count / rates[key] for key, count in counted.items()), read / bytes_a_second)
+
+
+def timed() -> list[Timed]:
+    """Every loop, measured."""
+    rates, reading = peaks(), bandwidth()
+    for (kind, bits), rate in rates.items():
+        print(f"peak of a core: {rate / 1e9:7.2f} e9 {kind} operations a second, {bits} bits")
+    print(f"peak of a core: {reading / 1e9:7.2f} e9 bytes a second", flush=True)
+    found = []
+    for loop in loops():
+        took, counted = seconds(loop.run, *loop.args), operations(loop.run, *loop.args)
+        found.append(Timed(loop, counted, took, limit(counted, loop.bytes, rates, reading)))
+        print(found[-1], flush=True)
+    return found
+
+
+def plan(device: Device, found: Sequence[Timed]) -> list[str]:
+    """Lines of a table: bytes, operations and expected seconds of what the library is used for."""
+    rates = {(kind, bits): rate / _COST[kind] for bits, rate in device.simple.items() for kind in _COST}
+    *_, evaluation, passes = found
+    model = ta.dot_product()
+    lines = ["task                              nodes      bytes  operations  seconds at the limit, expected"]
+    tasks = {
+        "solve, lines of order 9": ta.line_nodes(model, 9),
+        "solve, lines of order 15": ta.line_nodes(model, 15),
+        "solve, 2^18 Sobol nodes": ta.sobol_nodes(model, 2**18),
+    }
+    for name, nodes in tasks.items():
+        total, stored = nodes.size * nodes.replicates, sum(a.nbytes for a in jax.tree.leaves(nodes))
+        worth = seconds(ta.solve, model, _ALPHA, _BRANCH, nodes) / evaluation.seconds * evaluation.loop.units / total
+        scale = worth * total / evaluation.loop.units
+        counted = {key: scale * value for key, value in evaluation.operations.items()}
+        least = limit(counted, int(scale * stored), rates, device.bandwidth)
+        share = evaluation.limit / evaluation.seconds
+        lines.append(_row(name, total, stored, sum(counted.values()), least, least / share, device))
+    for d in (1000, 10_000):
+        read = int(_ALPHA * d * 2 * d * 8)
+        least = 2 * read / device.bandwidth
+        share = min(1.0, passes.limit / passes.seconds)
+        lines.append(_row(f"message passing, d = {d}, a step", d, read, 2 * read / 4, least, least / share, device))
+    return lines
+
+
+def _row(name: str, nodes: int, stored: int, count: float, least: float, expected: float, device: Device) -> str:
+    fits = "" if stored < device.memory else f"; needs {math.ceil(stored / device.memory)} devices"
+    return f"{name:32} {nodes:8} {stored:9.2g} {count:11.2g}  {least:.2g}, {expected:.2g}{fits}"
+
+
+def main() -> None:
+    """Measure and print."""
+    parser = argparse.ArgumentParser("python -m benchmarks.roofline", description=__doc__)
+    parser.add_argument("--device", choices=DEVICES, help="whose plan is printed")
+    args = parser.parse_args()
+    about = machine()
+    print(f"{about['cpu']}, {about['cores']} cores, jax {about['versions']['jax']}")
+    found = timed()
+    if args.device:
+        print(f"plan for {args.device}, from its data sheet; not measured there")
+        print("\n".join(plan(DEVICES[args.device], found)))
+
+
+if __name__ == "__main__":
+    jax.config.update("jax_enable_x64", True)
+    main()
