@@ -21,6 +21,13 @@ def test_a_line_integrates_the_gaussian(jumps):
         np.testing.assert_allclose(broken, 2 * norm.pdf(0.4) + 0.4 * (2 * norm.cdf(0.4) - 1), atol=1e-6)
 
 
+@pytest.mark.parametrize("place", [-1.9, -0.3, 0.9, 2.2])
+def test_what_changes_within_a_third_of_a_deviation_is_resolved_everywhere(place):
+    """Beyond the end of a jump the minimiser is steep, on lines that have none."""
+    nodes, weights = nodes_on_line(np.empty(0), -6.0, 6.5, 0.1)
+    np.testing.assert_allclose(weights @ norm.pdf(nodes, place, 0.33), 1.0, atol=1e-3)
+
+
 def test_laid_nodes_have_the_law(model, lines):
     laid = lay_nodes(model, state(CASES[1]), lines.replicate(0), 0.17)
     fields = np.concatenate([laid.student, laid.teacher])[:, 0]

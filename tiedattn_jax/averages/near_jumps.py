@@ -21,7 +21,7 @@ from .maxwell import Lines, common_tangents, energy_profile
 
 _REACH = 6.0  # times the distance: how far the dense nodes go to either side of a jump
 _DENSE = 10  # of them on each side
-_DENSITY = 1.8  # of the others, per standard deviation
+_DENSITY = 4.0  # of the others, per standard deviation: next to the end of a jump the minimiser is steep, too
 
 
 class Laid(NamedTuple):
