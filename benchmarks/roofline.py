@@ -197,7 +197,7 @@ def plan(device: Device, found: Sequence[Timed]) -> list[str]:
         worth = seconds(ta.solve, model, _ALPHA, _BRANCH, nodes) / evaluation.seconds * evaluation.loop.units / total
         scale = worth * total / evaluation.loop.units
         counted = {key: scale * value for key, value in evaluation.operations.items()}
-        least = limit(counted, int(scale * stored), rates, device.bandwidth)
+        least = limit(counted, int(worth * stored), rates, device.bandwidth)
         share = evaluation.limit / evaluation.seconds
         lines.append(_row(name, total, stored, sum(counted.values()), least, least / share, device))
     for d in (1000, 10_000):
