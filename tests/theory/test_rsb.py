@@ -225,7 +225,9 @@ def test_ground_state():
     estimated = ground.rs.replicates.diagnostics.rs_error
     np.testing.assert_allclose(estimated, ground.replicates.elevation, rtol=0.2)
     each = ground.replicates
-    np.testing.assert_allclose(each.loss_by_model.lam, each.overlaps.q1.mean((1, 2, 3)) / (2 * 0.25), rtol=1e-3)
+    # Half the square of the weights, up to what is left of the equation for q1.
+    half_square = each.overlaps.q1.mean((1, 2, 3)) / (2 * 0.25)
+    assert np.all(np.abs(each.loss_by_model.lam / half_square - 1) <= each.residual)
 
     def at(sigma):
         return ta.solve_1rsb(ta.dot_product(sigma=sigma), 1.2515, "positional", order=3, replicates=2)
