@@ -2,9 +2,7 @@
 
     python benchmarks/float32.py [--order 9] [--d 500]
 
-For each number its value in float64, the relative difference in float32, and the relative error bar of the averages. Where
-the proximal operator jumps replicates fall on either side of it alike in both. JAX has no float64 on TPUs, and a gaming GPU
-has little.
+For each number its value in float64, the relative difference in float32, and the relative error bar of the averages.
 """
 
 from __future__ import annotations

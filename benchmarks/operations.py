@@ -107,6 +107,7 @@ def _of(eqn: Any) -> Operations:
     if name in _REDUCTIONS:
         return Counter({("simple", bits): math.prod(given[0].shape)})
     if name == "integer_pow":
-        return Counter({("simple", bits): size * max(1, abs(eqn.params["y"]).bit_length() - 1)})
+        power = abs(eqn.params["y"])  # by squaring
+        return Counter({("simple", bits): size * max(1, power.bit_length() + power.bit_count() - 2)})
     division, transcendental = name in _DIVISIONS, name in _TRANSCENDENTAL
     return Counter({("division" if division else "transcendental" if transcendental else "simple", bits): size})
