@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import equinox as eqx
 import jax
@@ -22,15 +22,17 @@ from scipy import special
 from ..linalg import apply, inverse, total
 from ..model import Model
 from .lines import vectors_across
-from .prox import Prox, attach, descend, moreau, pick, prox_jacobian, reference_axis, search, well_axis
+from .prox import Prox, attach, local_minima, moreau, pick, prox_jacobian, reference_axis, search, well_axis
 
-_SMOOTH = 3  # nodes in each direction where there is no jump
+_SMOOTH = 4  # nodes in each direction where there is no jump
 _ALONG, _ACROSS = 12, 3  # nodes on each side of the jump, and places in each direction across it
 _REACH = 4.5  # standard deviations that the nodes reach beyond the centre of their weight
 _FAR = 14.0  # beyond which a jump plays no role
 _LEAST = 0.3  # curvature of the weight, relative to that of the Gaussian law, below which it is taken for this
-_PROBES = (-4.0, -2.0, 2.0, 4.0)  # places along a line at which a second minimum is looked for
-_ROOT_STEPS, _STEPS = 4, 6  # of Newton's method for the place of the jump, and for the minimisers
+_PROBES = (-4.0, -2.0, 0.0, 2.0, 4.0)  # places along a line at which a second minimum is looked for
+_STEP = 0.045  # of its change there that a step has in a section as short as the last of them
+_HALVINGS = 5  # of the section between two of them in which the minimiser changes most
+_ROOT_STEPS = 4  # of Newton's method for the place of the jump
 
 
 class Cluster(eqx.Module):
@@ -77,10 +79,10 @@ class _Around(NamedTuple):
         fields, teacher = self.at(xi)
         return search(self.model, fields, self.V, teacher)
 
-    def follow(self, z: jax.Array, xi: jax.Array, steps: int = _STEPS) -> tuple[jax.Array, jax.Array]:
+    def follow(self, z: jax.Array, xi: jax.Array) -> tuple[jax.Array, jax.Array]:
         """The minimisers next to z at standard normals, and their energies."""
         fields, teacher = self.at(xi)
-        return descend(self.model, z, fields, self.V, teacher, 1e-9, steps)[:2]
+        return local_minima(self.model, z, fields, self.V, teacher)
 
     def weight_of(self, low: jax.Array, s: jax.Array) -> _Weight:
         """The weight of the sheet of the minimisers `low` to second order."""
@@ -91,18 +93,19 @@ class _Around(NamedTuple):
         stiff = jnp.einsum("abn,bcn,cdn->nad", jnp.swapaxes(block, 0, 1), stiff, block)
         values, vectors = jnp.linalg.eigh(eye + 0.5 * s * (stiff + jnp.swapaxes(stiff, 1, 2)))
         values = jnp.maximum(values, _LEAST)
-        inverse_weight = jnp.moveaxis((vectors / values[:, None]) @ jnp.swapaxes(vectors, 1, 2), 0, -1)
-        root = jnp.moveaxis(vectors / jnp.sqrt(values)[:, None], 0, -1)
-        inverse_root = jnp.moveaxis(vectors * jnp.sqrt(values)[:, None], 0, -1).swapaxes(0, 1)
-        centre = -s * _times(inverse_weight, self.pull(self.h - low))
-        return _Weight(centre, root, inverse_root, -0.5 * jnp.sum(jnp.log(values), 1))
+
+        def power(exponent: float) -> jax.Array:
+            return jnp.moveaxis((vectors * values[:, None] ** exponent) @ jnp.swapaxes(vectors, 1, 2), 0, -1)
+
+        centre = -s * _times(power(-1.0), self.pull(self.h - low))
+        return _Weight(centre, power(-0.5), power(0.5), -0.5 * jnp.sum(jnp.log(values), 1))
 
 
 class _Weight(NamedTuple):
     """A Gaussian weight of the standard normals, xi = c + R eta with eta standard normal."""
 
     centre: jax.Array  # c, (n, N)
-    root: jax.Array  # R, (n, n, N)
+    root: jax.Array  # R, symmetric, (n, n, N)
     inverse_root: jax.Array  # (n, n, N)
     log_det: jax.Array  # log det R, (N,)
 
@@ -114,29 +117,62 @@ class _Weight(NamedTuple):
         return self.centre.reshape(n, *axes, N) + total(root[:, k] * eta[k] for k in range(n))
 
     def pulled(self, force: jax.Array) -> jax.Array:
-        """A force (n, N) on xi as one on eta: R^T force."""
-        return _times(jnp.swapaxes(self.root, 0, 1), force)
+        """A force (n, N) on xi as one on eta."""
+        return _times(self.root, force)
+
+
+class Beside(NamedTuple):
+    """What is next to N fields, n = L r."""
+
+    low: jax.Array  # minimisers at the fields, (L, r, N)
+    direction: jax.Array  # of a line through the centre of the weight, which crosses a jump if there is one: as in `Found`
+    jump: jax.Array  # about where on it the energies of two minima are equal, or the minimiser makes a step; or zero, (N,)
+    sides: tuple[jax.Array, jax.Array]  # minimisers on both sides of that, (L, r, N)
+    breaks: jax.Array  # whether there are two minima, (N,)
+
+
+def look_beside(model: Model, V: jax.Array, spread: jax.Array, h: jax.Array, y: jax.Array, s: jax.Array) -> Beside:
+    """The jump or step next to each field.
+
+    Args:
+        V: response, (L, r, r).
+        spread: Cholesky root C of q1 - q0, (L, r, r).
+        h, y: student and teacher fields, (L, r, N) and (L, t, N).
+        s: Parisi parameter.
+    """
+    around = _Around(model, V, spread, h, y)
+    origin = around.search(jnp.zeros((h.shape[0] * h.shape[1], h.shape[2]), h.dtype))
+    return Beside(origin.z, *_jump_beside(around, around.weight_of(origin.z, s), origin))
 
 
 class Smooth(NamedTuple):
-    """What has to be looked for at fields without a jump within reach."""
+    """What is looked for at fields without a jump within reach; n = L r."""
 
+    low: jax.Array  # minimisers at the fields, (L, r, N)
     normals: jax.Array  # (n, K N)
     log_weight: jax.Array  # (K, N)
     z: jax.Array  # minimisers at the nodes, (L, r, K N)
 
 
-def find_smooth(model: Model, V: jax.Array, spread: jax.Array, h: jax.Array, y: jax.Array, s: jax.Array) -> Smooth:
+def find_smooth(
+    model: Model, V: jax.Array, spread: jax.Array, h: jax.Array, y: jax.Array, s: jax.Array, beside: Beside
+) -> Smooth:
     """`find` where there is no jump within reach: a product of Gauss-Hermite rules."""
-    n = h.shape[0] * h.shape[1]
-    around, low = _Around(model, V, spread, h, y), search(model, h, V, y).z
+    z = jnp.tile(beside.low, _SMOOTH ** (h.shape[0] * h.shape[1]))
+    return _smooth(_Around(model, V, spread, h, y), beside.low, z, s)
+
+
+def _smooth(around: _Around, low: jax.Array, z: jax.Array, s: jax.Array) -> Smooth:
+    """The rule at minimisers near `low`, with those at the nodes near z."""
+    n = low.shape[0] * low.shape[1]
+    low = around.follow(low, jnp.zeros((n, low.shape[-1]), low.dtype))[0]
     weight = around.weight_of(low, s)
     places, shares = _places(n + 1, _SMOOTH)
-    xi = weight.normals(jnp.asarray(places.T, h.dtype)[..., None])
-    size = jnp.asarray(np.log(shares) + 0.5 * np.sum(places**2, 1), h.dtype)
+    xi = weight.normals(jnp.asarray(places.T, low.dtype)[..., None])
+    size = jnp.asarray(np.log(shares) + 0.5 * np.sum(places**2, 1), low.dtype)
     log_weight = size[:, None] + weight.log_det - 0.5 * total(xi**2)
     xi = xi.reshape(n, -1)
-    return Smooth(xi, log_weight, around.follow(jnp.tile(low, len(shares)), xi, 2 * _STEPS)[0])
+    return Smooth(low, xi, log_weight, around.follow(z, xi)[0])
 
 
 class Found(NamedTuple):
@@ -145,11 +181,10 @@ class Found(NamedTuple):
     Around a field the weight of the lower sheet is nearly the Gaussian c + R eta, and the nodes lie in eta.
     """
 
+    low: jax.Array  # minimisers at the fields, (L, r, N)
     weight: _Weight
     direction: jax.Array  # unit vectors of the lines in eta, (n, N)
-    across: jax.Array  # places across the lines, (n, J, N)
-    log_weight: jax.Array  # of these places, (J, N)
-    jump: jax.Array  # where along the line the two minima have equal energy, (J, N)
+    jump: jax.Array  # where along the line the two minima have equal energy, (J, N); without two, where nodes are densest
     sides: tuple[jax.Array, jax.Array]  # the two minimisers there, (L, r, J N)
     breaks: jax.Array  # whether there is a jump, (J, N)
     other: jax.Array  # place of the centre of the weight of the other sheet, (J, N)
@@ -157,8 +192,19 @@ class Found(NamedTuple):
 
     def normals(self, x: jax.Array) -> jax.Array:
         """Standard normals at places x along the lines, (K, J, N), as (n, K J N)."""
-        xi = self.weight.normals(self.across[:, None] + x * self.direction[:, None, None])
-        return xi.reshape(len(xi), -1)
+        n, N = self.direction.shape
+        axis = jnp.asarray(reference_axis(n), x.dtype)[:, None]
+        v = jnp.where(total(self.direction * axis) < 0, -self.direction, self.direction)
+        across = [vectors_across(v, jnp.broadcast_to(p[:, None], (n - 1, N))) for p in _places(n)[0]]
+        xi = self.weight.normals(jnp.stack(across, 1)[:, None] + x * self.direction[:, None, None])
+        return xi.reshape(n, -1)
+
+    @property
+    def log_weight(self) -> jax.Array:
+        """Logarithms of the weights of the places across, (J, N)."""
+        places, shares = _places(len(self.direction))
+        size = 0.5 * places.shape[1] * np.log(2 * np.pi) + 0.5 * np.sum(places**2, 1) + np.log(shares)
+        return jnp.asarray(size, self.jump.dtype)[:, None] + self.weight.log_det
 
     @property
     def along(self) -> jax.Array:
@@ -166,34 +212,44 @@ class Found(NamedTuple):
         return _times(self.weight.root, self.direction)
 
 
-def find(model: Model, V: jax.Array, spread: jax.Array, h: jax.Array, y: jax.Array, s: jax.Array) -> Found:
-    """The jump next to each field, and the minimisers at all nodes around it.
+def find(
+    model: Model, V: jax.Array, spread: jax.Array, h: jax.Array, y: jax.Array, s: jax.Array, beside: Beside
+) -> Found:
+    """The jumps on the lines through each field and beside it, and the minimisers at all nodes; arguments as `look_beside`."""
+    around, J = _Around(model, V, spread, h, y), len(_places(h.shape[0] * h.shape[1])[0])
+    left, right = (jnp.where(beside.breaks, side, beside.low) for side in beside.sides)
+    left = jnp.where(jnp.abs(beside.jump) <= 2 * _REACH, left, beside.low)
+    z = jnp.concatenate([jnp.tile(side, J * _ALONG) for side in (left, right)], -1)
+    jump, breaks = (jnp.tile(a, (J, 1)) for a in (beside.jump, beside.breaks))
+    sides = tuple(jnp.tile(side, J) for side in beside.sides)
+    weight = around.weight_of(beside.low, s)
+    held = Found(beside.low, weight, beside.direction, jump, sides, breaks, jnp.zeros_like(jump), z)
+    return _settled(around, held, s)
 
-    Args:
-        V: response, (L, r, r).
-        spread: Cholesky root C of q1 - q0, (L, r, r).
-        h, y: student and teacher fields, (L, r, N) and (L, t, N).
-        s: Parisi parameter.
-    """
-    n, N = h.shape[0] * h.shape[1], h.shape[2]
+
+def by_field(found: Any, N: int) -> Any:
+    """What was found at N fields, with all last axes (N,): the nodes around a field have one of their own before it."""
+    return jax.tree.map(lambda a: a.reshape(*a.shape[:-1], -1, N), found)
+
+
+def found_again(
+    model: Model, V: jax.Array, spread: jax.Array, h: jax.Array, y: jax.Array, s: jax.Array, found: Found | Smooth
+) -> Found | Smooth:
+    """What `find` or `find_smooth` would see next to what it saw at other order parameters."""
     around = _Around(model, V, spread, h, y)
-    origin = around.search(jnp.zeros((n, N), h.dtype))
-    weight = around.weight_of(origin.z, s)
-    u, x, pair, breaks = _jump_beside(around, weight, origin)
+    if isinstance(found, Smooth):
+        return _smooth(around, found.low, found.z, s)
+    low = around.follow(found.low, jnp.zeros_like(found.direction))[0]
+    return _settled(around, found._replace(low=low, weight=around.weight_of(low, s)), s)
 
-    places, shares = _places(n)
-    axis = jnp.asarray(reference_axis(n), h.dtype)[:, None]
-    v = jnp.where(total(u * axis) < 0, -u, u)
-    across = jnp.stack([vectors_across(v, jnp.broadcast_to(p[:, None], (n - 1, N))) for p in places], 1)
-    size = jnp.asarray(0.5 * (n - 1) * np.log(2 * np.pi) + 0.5 * np.sum(places**2, 1) + np.log(shares), h.dtype)
-    held = Found(weight, u, across, size[:, None] + weight.log_det, x, pair, breaks, x, origin.z)
 
-    held, (a, b), x = _settled_jumps(around, held, s)
-    J = len(places)
-    low, breaks = jnp.tile(origin.z, J), held.breaks.ravel()
-    a = jnp.where(breaks & (jnp.abs(x.ravel()) <= 2 * _REACH), a, low)
-    starts = jnp.concatenate([jnp.tile(a, _ALONG), jnp.tile(jnp.where(breaks, b, low), _ALONG)], -1)
-    return held._replace(z=around.follow(starts, held.normals(_nodes(held, held.jump)[0]), 2 * _STEPS)[0])
+class _Pair(NamedTuple):
+    """Two minima at one place; leaves may lead with an axis of places."""
+
+    gap: jax.Array  # by how much b lies higher, (N,); infinite where there is only one
+    place: jax.Array  # standard normals, (n, N)
+    a: jax.Array  # (L, r, N)
+    b: jax.Array  # (L, r, N)
 
 
 def _jump_beside(
@@ -208,27 +264,66 @@ def _jump_beside(
     direct = around.pull(origin.other - origin.z)
     axis = around.pull(well_axis(around.model, around.y, around.h.shape[1], 12))
     u, _ = _unit(weight.pulled(jnp.where(jnp.isfinite(origin.gap), direct, axis)))
-    probes = weight.normals(jnp.asarray(_PROBES, u.dtype)[:, None] * u[:, None]).reshape(len(u), -1)
-    # The field itself and the probes, one behind the other on the last axis.
-    seen = jax.tree.map(lambda *a: jnp.concatenate(a, -1), origin, around.search(probes))
-    places = jnp.concatenate([jnp.zeros_like(u), probes], -1)
-    columns = (p.reshape(*p.shape[:-1], -1, u.shape[-1]) for p in (seen.gap, places, seen.z, seen.other))
-    gap, *others = (jnp.moveaxis(p, -2, 0) for p in columns)
-    best, breaks = jnp.argmin(gap, 0), jnp.any(jnp.isfinite(gap), 0)
-    gap, place, a, b = (pick(p, best) for p in (gap, *others))
-    b = around.follow(b, place)[0]
+    seen, step = _probe(around, weight, u)
+    both = jax.tree.map(
+        lambda p, q: jnp.concatenate([p[None], q]), _Pair(origin.gap, jnp.zeros_like(u), origin.z, origin.other), seen
+    )
+    breaks = jnp.any(jnp.isfinite(both.gap), 0)
+    closest = _Pair(*(pick(p, jnp.argmin(both.gap, 0)) for p in both))
+    closest = closest._replace(b=around.follow(closest.b, closest.place)[0])
+    gap, place, a, b = jax.tree.map(lambda p, q: jnp.where(breaks, p, q), closest, step)
+    split = breaks | (gap == 0)
     push, size = _unit(weight.pulled(around.pull(b - a)))
-    u = jnp.where(breaks, push, u)
+    u = jnp.where(split, push, u)
     x = total(u * _times(weight.inverse_root, place - weight.centre)) + gap / jnp.where(size > 0, size, 1.0)
-    turned = breaks & (total(u * _times(weight.inverse_root, -weight.centre)) > x)
+    turned = split & (total(u * _times(weight.inverse_root, -weight.centre)) > x)
     u, x = jnp.where(turned, -u, u), jnp.where(turned, -x, x)
     pair = jnp.where(turned, b, a), jnp.where(turned, a, b)
-    return u, jnp.where(breaks, jnp.clip(x, -_FAR, _FAR), 0.0), pair, breaks
+    return u, jnp.where(split, jnp.clip(x, -_FAR, _FAR), 0.0), pair, breaks
 
 
-def _settled_jumps(around: _Around, held: Found, s: jax.Array) -> tuple[Found, tuple[jax.Array, jax.Array], jax.Array]:
-    """`held` with the jump on each of the lines, by Newton's method; both minimisers and the place where it ended."""
-    J, N = held.log_weight.shape
+def _probe(around: _Around, weight: _Weight, u: jax.Array) -> tuple[_Pair, _Pair]:
+    """Minima along lines u through the centre of the weight, denser where the lowest one changes most.
+
+    Returns:
+        The two lowest at all places, which may both be there only next to the jump; and the lowest on both sides of the
+        place of the steepest change, whose gap is zero if it is a step.
+    """
+
+    def at(x: jax.Array) -> _Pair:
+        """At places (P, N) along the lines."""
+        xi = weight.normals(x * u[:, None]).reshape(len(u), -1)
+        found = around.search(xi)
+        split = (a.reshape(*a.shape[:-1], *x.shape) for a in (found.gap, xi, found.z, found.other))
+        return _Pair(*(jnp.moveaxis(a, -2, 0) for a in split))
+
+    def change(a: jax.Array) -> jax.Array:
+        return jnp.max(jnp.abs(jnp.diff(a, axis=0)), (1, 2))
+
+    def steepest(x: jax.Array, z: jax.Array) -> tuple[jax.Array, jax.Array]:
+        """The ends (2, ..., N) of the section with the largest change."""
+        widest = jnp.argmax(change(z), 0)
+        return tuple(jnp.stack([pick(a, widest + k) for k in (0, 1)]) for a in (x, z))
+
+    probes = jnp.broadcast_to(jnp.asarray(_PROBES, u.dtype)[:, None], (len(_PROBES), u.shape[-1]))
+    first = at(probes)
+    section = steepest(probes, first.a)
+
+    def halve(ends: tuple[jax.Array, jax.Array], _: None) -> tuple[tuple[jax.Array, jax.Array], _Pair]:
+        (low, high), (a, b) = ends
+        middle = 0.5 * (low + high)
+        new = at(middle[None])
+        return steepest(jnp.stack([low, middle, high]), jnp.stack([a, new.a[0], b])), new
+
+    (x, z), halved = lax.scan(halve, section, length=_HALVINGS)
+    seen = jax.tree.map(lambda a, b: jnp.concatenate([a, b[:, 0]]), first, halved)
+    step = change(z)[0] > _STEP * change(section[1])[0]
+    return seen, _Pair(jnp.where(step, 0.0, jnp.inf), weight.normals(jnp.mean(x, 0) * u), z[0], z[1])
+
+
+def _settled(around: _Around, held: Found, s: jax.Array) -> Found:
+    """`held` with the jump on each of the lines, by Newton's method, and the minimisers at the nodes."""
+    J, N = held.jump.shape
 
     def differ(a: jax.Array, b: jax.Array) -> jax.Array:
         return (jnp.max(jnp.abs(a - b), (0, 1)) > 1e-2).reshape(J, N)
@@ -250,14 +345,12 @@ def _settled_jumps(around: _Around, held: Found, s: jax.Array) -> tuple[Found, t
         moved = x + rise / jnp.where(slope > 0, slope, 1.0)
         return jnp.where((slope > 0) & differ(a, b), jnp.clip(moved, -_FAR, _FAR), x), a, b
 
-    x, *sides = lax.fori_loop(
-        0, _ROOT_STEPS, refine, (jnp.tile(held.jump, (J, 1)), *(jnp.tile(z, J) for z in held.sides))
-    )
+    x, *sides = lax.fori_loop(0, _ROOT_STEPS, refine, (held.jump, *held.sides))
     (a, b), _ = followed(x, sides)
     slope = rate(a, b)
     breaks = held.breaks & differ(a, b) & (slope > 0)
-    jump, other = jnp.where(breaks, x, 0.0), jnp.where(breaks, s * slope, 0.0)
-    return held._replace(jump=jump, sides=(a, b), breaks=breaks, other=other), (a, b), x
+    held = held._replace(jump=x, sides=(a, b), breaks=breaks, other=jnp.where(breaks, s * slope, 0.0))
+    return held._replace(z=around.follow(held.z, held.normals(_nodes(held, x)[0]))[0])
 
 
 def _unit(v: jax.Array) -> tuple[jax.Array, jax.Array]:

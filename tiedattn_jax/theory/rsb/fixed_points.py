@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from ...averages.lines import line_nodes
+from ...averages.lines import LineNodes, line_nodes
 from ...averages.program import at_once
 from ...averages.rule import Rule
 from ...averages.sizes import REPLICATES
@@ -25,7 +25,7 @@ from ..fixed_points import FixedPoint, check_alpha, check_model, solve
 from ..implicit import first_order
 from .newton import Found, Problem, fixed_point
 from .nodes import averages_at
-from .potentials import BrokenOverlaps
+from .potentials import Averages, BrokenOverlaps
 
 ORDER = 5  # of the rule of lines: the elevation to 3 % with four replicates, to .5 % with order 7
 _POINTS = 64  # on a line: the RS potential has to be exact along them
@@ -232,14 +232,15 @@ def _solve_replicates(moving: FixedPoint, rule: Rule, s: jax.Array | None) -> li
     rs, found = lax.stop_gradient(moving), {}
     breaks = bool(rs.jumps) or float(rs.diagnostics.jump_mass) > _SEEN
     left = [k for k in range(rule.replicates) if breaks and rs.replicates.status[k] <= Status.stalled]
+    laid = dict(zip(left, at_once(partial(_lay, rs, s), [(k, rule.replicate(k)) for k in left]), strict=True))
     near = None
     while left and near is None:
         k = left.pop(0)
-        found[k] = _search(rs, s, None, (k, rule.replicate(k)))
+        found[k] = _search(rs, s, None, (k, laid[k]))
         near = _near(rs, k, found[k])
     if near is not None:
         failed = [k for k in found if _near(rs, k, found[k]) is None]
-        items = [(k, rule.replicate(k)) for k in [*left, *failed]]
+        items = [(k, laid[k]) for k in [*left, *failed]]
         for (k, _), again in zip(items, at_once(partial(_search, rs, s, near), items), strict=True):
             every = [one for one in (found.get(k), again) if one is not None]
             found[k] = min(every, key=lambda one: one.residual, default=None)
@@ -255,28 +256,44 @@ def _first_s(state: Any, s: jax.Array | None) -> jax.Array:
     return _GROUND / lax.stop_gradient(state.train_loss) if s is None else s
 
 
-def _search(rs: FixedPoint, s: jax.Array | None, near: _Near | None, item: tuple[int, Any]) -> Found | None:
-    """Where Newton's method ends in a replicate of the lines, given with its number.
+class _Laid(NamedTuple):
+    """Averages, and the place that their nodes were laid for."""
+
+    x: BrokenOverlaps
+    s: jax.Array
+    averages: Averages
+
+
+def _lay(rs: FixedPoint, s: jax.Array | None, item: tuple[int, Any]) -> _Laid:
+    """The nodes of a replicate, given with its number, for a start of its own, of clusters that are wider than the state's."""
+    state = jax.tree.map(lambda a: a[item[0]], rs.replicates)
+    return _lay_at(rs.model, state, *item[1:], *_start(rs.model, state, s, branch_of(rs.branch).free(rs.model)))
+
+
+def _lay_at(model: Model, state: Any, lines: LineNodes, x: BrokenOverlaps, s: jax.Array) -> _Laid:
+    return _Laid(x, s, averages_at(model, state.overlaps, x, s, lines))
+
+
+def _search(rs: FixedPoint, s: jax.Array | None, near: _Near | None, item: tuple[int, _Laid]) -> Found | None:
+    """Where Newton's method ends in a replicate, given by its number and nodes.
 
     Args:
-        near: where to start. The nodes are laid for a start of their own, of wider clusters, which leaves them less rough;
-            where clusters become wider still they are laid again, since jumps have come near to other fields.
+        near: where to start, if not where the nodes were laid. Where clusters become wider than they were there, nodes are
+            laid again, since jumps have come near to other fields.
     """
-    k, lines = item
+    k, laid = item
     model, state = rs.model, jax.tree.map(lambda a: a[k], rs.replicates)
-    free = branch_of(rs.branch).free(model)
-    (x, first), matrix = _start(model, state, s, free), None
-    laid = x, first
+    x, first, matrix = laid.x, laid.s, None
     if near is not None:
         x, first, matrix = jax.tree.map(jnp.add, _unbroken_overlaps(state.overlaps), near.shift), near.s, near.matrix
-    for _ in range(_LAID):
-        averages = averages_at(model, state.overlaps, *laid, lines)
-        problem = Problem(model, rs.alpha, averages, free, s is None, float(state.train_loss))
+    free = branch_of(rs.branch).free(model)
+    for more in reversed(range(_LAID)):
+        problem = Problem(model, rs.alpha, laid.averages, free, s is None, float(state.train_loss))
         found = fixed_point(problem, x, first, matrix)
-        if found is None or jnp.sum(found.x.q1 - found.x.q0) <= _WIDER * jnp.sum(laid[0].q1 - laid[0].q0):
+        if found is None or jnp.sum(found.x.q1 - found.x.q0) <= _WIDER * jnp.sum(laid.x.q1 - laid.x.q0) or not more:
             break
-        laid = x, first = found.x, found.s
-        matrix = found.matrix
+        x, first, matrix = found.x, found.s, found.matrix
+        laid = _lay_at(model, state, laid.averages.lines, x, first)
     return found
 
 

@@ -2,23 +2,27 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any
+
 import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
+from ...averages.clusters import by_field, find_smooth, look_beside
+from ...averages.clusters import find as find_jumps
 from ...averages.fields import fields, whiten
 from ...averages.lines import LineNodes
 from ...averages.near_jumps import lay_nodes
 from ...model import Model
 from ...overlaps import Overlaps
-from .potentials import Averages, BrokenOverlaps, Outer, cluster_points, inner, searched
+from .potentials import Averages, BrokenOverlaps, Outer, searched
 
 _BLOCK = 256  # fields whose inner averages are taken together; there are jumps at them
 _WIDE = 1024  # likewise, without jumps
 _ROUND = 32  # blocks: their number is rounded up to a multiple, for replicates to share one program
-_SAME = 1e-5  # of M: an inner average that a smooth rule gives to that is taken by it
 
 
 def averages_at(model: Model, rs: Overlaps, x: BrokenOverlaps, s: jax.Array, lines: LineNodes) -> Averages:
@@ -28,13 +32,18 @@ def averages_at(model: Model, rs: Overlaps, x: BrokenOverlaps, s: jax.Array, lin
     h, log_density = _fields(model, rs, *map(jnp.asarray, laid[:2]))
     outer = Outer(h, jnp.asarray(laid.teacher), jnp.asarray(laid.weight), log_density)
     blocks = _in_blocks(outer, _WIDE)
-    differ, size = (np.asarray(a).ravel() for a in _missed(model, x, s, blocks))
-    weight = np.asarray(blocks.weight).ravel()
-    near = (differ > _SAME * np.sum(weight * size)) & (weight > 0)
-    near[np.argmax(weight * differ)] = True  # no group is empty
-    flat = jax.tree.map(lambda a: np.moveaxis(np.asarray(a), 0, -2).reshape(*a.shape[1:-1], -1), blocks)
-    parts = [jax.tree.map(lambda a, keep=keep: jnp.asarray(a[..., keep]), flat) for keep in (near, ~near)]
-    return Averages(_in_blocks(parts[0], _BLOCK), _in_blocks(parts[1], _WIDE), lines)
+    flat = _flat(blocks._replace(found=_searched(model, x, s, blocks, look_beside)))
+    near, real = np.any(flat.found[0].jump != 0, (0, 1)), flat.weight > 0
+    groups = []
+    for find, keep, width in ((find_jumps, near & real, _BLOCK), (find_smooth, ~near & real, _WIDE)):
+        group = _in_blocks(jax.tree.map(lambda a, keep=keep: a[..., keep], flat), width)
+        groups.append(group._replace(found=_searched(model, x, s, group, find)))
+    return Averages(*groups, lines)
+
+
+def _flat(blocks: Any) -> Any:
+    """Arrays (B, ..., W) as (..., B W)."""
+    return jax.tree.map(lambda a: np.moveaxis(np.asarray(a), 0, -2).reshape(*a.shape[1:-1], -1), blocks)
 
 
 @eqx.filter_jit
@@ -44,19 +53,18 @@ def _fields(model: Model, x: Overlaps, student: jax.Array, teacher: jax.Array) -
 
 
 @eqx.filter_jit
-def _missed(model: Model, x: BrokenOverlaps, s: jax.Array, blocks: Outer) -> tuple[jax.Array, jax.Array]:
-    """By how much the smooth inner rule is off at every field, and the envelope's size."""
+def _searched(model: Model, x: BrokenOverlaps, s: jax.Array, blocks: Outer, find: Callable[..., Any]) -> tuple:
+    """What a search of `clusters` finds in all blocks with fields that weigh."""
 
-    def fill(k: jax.Array, values: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, jax.Array]:
-        block = jax.tree.map(lambda a: a[k], blocks)
-        fine, rough = (
-            inner(cluster_points(model, x, s, block, searched(model, x, s, block, jumps)), (model, x, s))[0]
-            for jumps in (True, False)
-        )
-        return values[0].at[k].set(jnp.abs(fine - rough)), values[1].at[k].set(jnp.abs(fine))
+    def one(block: Outer) -> Any:
+        return by_field(searched(model, x, s, block, find), len(block.weight))
 
-    zero = jnp.zeros_like(blocks.weight)
-    return lax.fori_loop(0, jnp.sum(jnp.any(blocks.weight > 0, 1)), fill, (zero, zero))
+    def fill(k: jax.Array, values: Any) -> Any:
+        return jax.tree.map(lambda a, b: a.at[k].set(b), values, one(jax.tree.map(lambda a: a[k], blocks)))
+
+    like = jax.eval_shape(one, jax.tree.map(lambda a: a[0], blocks))
+    zero = jax.tree.map(lambda a: jnp.zeros((len(blocks.weight), *a.shape), a.dtype), like)
+    return (lax.fori_loop(0, jnp.sum(jnp.any(blocks.weight > 0, 1)), fill, zero),)
 
 
 def _in_blocks(outer: Outer, width: int) -> Outer:
@@ -64,8 +72,9 @@ def _in_blocks(outer: Outer, width: int) -> Outer:
     size = outer.weight.shape[-1]
     count = -(-max(size, 1) // (width * _ROUND)) * _ROUND
 
-    def split(a: jax.Array) -> jax.Array:
-        padded = jnp.pad(a, [(0, 0)] * (a.ndim - 1) + [(0, count * width - size)], mode="edge")
+    def split(a: Any) -> jax.Array:
+        pad = [(0, 0)] * (a.ndim - 1) + [(0, count * width - size)]
+        padded = jnp.pad(jnp.asarray(a), pad, mode="edge" if size else "constant")
         return jnp.moveaxis(padded.reshape(*a.shape[:-1], count, width), -2, 0)
 
     blocks = jax.tree.map(split, outer)

@@ -71,6 +71,7 @@ class Outer(NamedTuple):
     teacher: jax.Array  # standard normals of the teacher, (L, t, N)
     weight: jax.Array  # (N,)
     log_density: jax.Array  # of h given y where they were laid, (N,)
+    found: tuple = ()  # around them where they were laid: what the search of `clusters` goes on from
 
 
 class Averages(NamedTuple):
@@ -115,16 +116,29 @@ def _rest(points: Any, p: tuple[Model, BrokenOverlaps, jax.Array]) -> jax.Array:
 _rest_envelope = stationary(_rest)
 
 
-def searched(model: Model, x: BrokenOverlaps, s: jax.Array, block: Outer, jumps: bool) -> tuple:
-    find = clusters.find if jumps else clusters.find_smooth
+def searched(model: Model, x: BrokenOverlaps, s: jax.Array, block: Outer, find: Callable[..., Any]) -> Any:
+    """What a search of `clusters` finds around the fields of one block, for M_s and for its RS counterpart.
+
+    It goes on from what another one has found there, given `by_field`.
+    """
     y = teacher_fields(model, block.teacher)
-    return tuple(find(model, V, x.spread, block.h, y, t) for V, t in ((x.V, s), (x.joined(s).V, 0 * s)))
+
+    def one(part: tuple) -> Any:
+        V, s, found = part
+        return find(model, V, x.spread, block.h, y, s, *jax.tree.map(lambda a: a.reshape(*a.shape[:-2], -1), found))
+
+    return lax.map(one, (*_responses(x, s), block.found))
 
 
-def cluster_points(model: Model, x: BrokenOverlaps, s: jax.Array, block: Outer, found: tuple) -> tuple:
+def cluster_points(model: Model, x: BrokenOverlaps, s: jax.Array, block: Outer, found: Any) -> tuple:
     y = teacher_fields(model, block.teacher)
-    pairs = zip((x.V, x.joined(s).V), found, strict=True)
-    return block, *(clusters.points(model, V, x.spread, block.h, y, f) for V, f in pairs)
+    parts = (jax.tree.map(lambda a, k=k: a[k], (_responses(x, s)[0], found)) for k in range(2))
+    return block, *(clusters.points(model, V, x.spread, block.h, y, f) for V, f in parts)
+
+
+def _responses(x: BrokenOverlaps, s: jax.Array) -> tuple[jax.Array, jax.Array]:
+    """Responses (2, L, r, r) and Parisi parameters (2,) of M_s and of its RS counterpart."""
+    return jnp.stack([x.V, x.joined(s).V]), jnp.stack([s, jnp.zeros_like(s)])
 
 
 def channel_expansion(
@@ -161,6 +175,9 @@ def channel_expansion(
         points = cluster_points(model, x, s, block, found)
         return lambda model, x, s: _rest_envelope(points, (model, x, s))
 
+    def found_again(x: BrokenOverlaps, s: jax.Array, block: Outer) -> Any:
+        return searched(model, x, s, block, clusters.found_again)
+
     def of_lines(x: BrokenOverlaps, s: jax.Array, block: Any, found: Any) -> Any:
         points = averages.lines.points(model, x.joined(s), block, found)
         return lambda model, x, s: block_envelope(points, (model, x.joined(s)))
@@ -169,8 +186,8 @@ def channel_expansion(
         return averages.lines.search(model, x.joined(s), block)
 
     shares = (
-        sum_of_weighted(averages.near, sums(partial(searched, model, jumps=True), of_rest)),
-        sum_of_weighted(averages.smooth, sums(partial(searched, model, jumps=False), of_rest)),
+        sum_of_weighted(averages.near, sums(found_again, of_rest)),
+        sum_of_weighted(averages.smooth, sums(found_again, of_rest)),
         average_of_weighted(averages.lines, sums(lines_found, of_lines)),
     )
     return jax.tree.map(lambda *parts: sum(parts), *shares)
