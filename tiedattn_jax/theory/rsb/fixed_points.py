@@ -352,13 +352,14 @@ def _start(model: Model, state: Any, s: jax.Array | None, free: jax.Array) -> tu
     # A mass above one is that of jumps which turn the sign of Vhat: little is left without them.
     without = jnp.where(told.jump_mass < 1, 1 / (1 - jnp.clip(told.jump_mass, *_SHARE)), 1 - told.jump_mass)
     hats = eqx.tree_at(lambda h: h.V, state.conjugates, without * state.conjugates.V)
-    apart = _START * (x.V - potentials.overlaps(model, hats).V)
+    V = potentials.overlaps(model, hats).V
+    apart = _START * (x.V - V)
     if s is None:
         s = _first_s(state, s)
         v = jnp.sum(apart) / jnp.sum(x.V)
         from_elevation = v**2 * (1 - told.replicon) / (8 * told.rs_error)
         s = jnp.where(from_elevation > 0, jnp.minimum(s, from_elevation), s)
-    return BrokenOverlaps(x.q, x.q - apart / s, x.V, free[0] * x.theta, free[1] * x.m), s
+    return BrokenOverlaps(x.q, x.q - apart / s, V, free[0] * x.theta, free[1] * x.m), s
 
 
 def _unbroken_overlaps(x: Overlaps) -> BrokenOverlaps:
