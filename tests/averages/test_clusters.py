@@ -14,14 +14,15 @@ from tiedattn_jax.theory.potentials import stationary
 S = 700.0
 V = jnp.full((2, 1, 1), 14.0)
 SPREAD = jnp.full((2, 1, 1), 0.0013**0.5)
-# Fields with a jump at up to five standard deviations, two close to a cusp, two without a jump.
+# Fields with a jump at up to five standard deviations, two close to a cusp; one whose second minimum is there only in a small
+# part of the line; one with a steep step, two without a jump.
 H = jnp.array([
-    [-0.1153, 0.0410, 0.3214, 0.2601, 0.2178, 0.0822, 0.2501, 0.5],
-    [-0.1263, -0.0538, 0.2370, -0.1623, 0.0248, -0.0314, -0.0281, 0.4],
+    [-0.1153, 0.0410, 0.3214, 0.2601, 0.2178, 0.0822, 0.3460, 0.0915, 0.2501, 0.5],
+    [-0.1263, -0.0538, 0.2370, -0.1623, 0.0248, -0.0314, 0.2667, 0.0926, -0.0281, 0.4],
 ])[:, None]  # fmt: skip
 Y = jnp.array([
-    [0.8051, -0.7092, 0.5006, 0.7666, 0.2942, 0.6469, -1.2636, 0.1],
-    [-0.8853, 0.7726, -0.9029, -1.1544, -0.7624, -0.6819, 0.2417, 0.2],
+    [0.8051, -0.7092, 0.5006, 0.7666, 0.2942, 0.6469, 0.5377, -0.1238, -1.2636, 0.1],
+    [-0.8853, 0.7726, -0.9029, -1.1544, -0.7624, -0.6819, -0.8311, 0.9821, 0.2417, 0.2],
 ])[:, None]  # fmt: skip
 
 
@@ -36,12 +37,21 @@ def _energies(model, cluster, h, V, spread):
     return moreau(model, cluster.z, at, V, jnp.tile(Y, count)).reshape(count, -1)
 
 
-@jax.jit
-def _average(model, h, V, spread, s):
-    found = clusters.find(model, V, spread, h, Y, s)
+def _found(model, h, V, spread, s, find=clusters.find):
+    setting = model, V, spread, h, Y, jnp.asarray(s)
+    return find(*setting, clusters.look_beside(*setting))
+
+
+def _tilted(model, h, V, spread, s, found):
     cluster = clusters.points(model, V, spread, h, Y, found)
     exponents = cluster.log_weight - s * _energies(model, cluster, h, V, spread)
-    return -jax.scipy.special.logsumexp(exponents, axis=0) / s, found
+    return -jax.scipy.special.logsumexp(exponents, axis=0) / s
+
+
+@jax.jit
+def _average(model, h, V, spread, s):
+    found = _found(model, h, V, spread, s)
+    return _tilted(model, h, V, spread, s, found), found
 
 
 @jax.jit
@@ -72,7 +82,7 @@ def test_without_tilt_it_is_the_average_envelope(model):
 
     @jax.jit
     def averaged(model):
-        cluster = clusters.points(model, V, SPREAD, H, Y, clusters.find(model, V, SPREAD, H, Y, jnp.zeros(())))
+        cluster = clusters.points(model, V, SPREAD, H, Y, _found(model, H, V, SPREAD, 0.0))
         share = jnp.exp(cluster.log_weight)
         return jnp.sum(share, 0), jnp.sum(share * _energies(model, cluster, H, V, SPREAD), 0) / jnp.sum(share, 0)
 
@@ -87,13 +97,26 @@ def test_smooth_rule_where_nothing_jumps(model):
 
     @jax.jit
     def smooth(model):
-        found = clusters.find_smooth(model, V, SPREAD, H, Y, jnp.asarray(S))
-        cluster = clusters.points(model, V, SPREAD, H, Y, found)
-        exponents = cluster.log_weight - S * _energies(model, cluster, H, V, SPREAD)
-        return -jax.scipy.special.logsumexp(exponents, axis=0) / S
+        return _tilted(model, H, V, SPREAD, S, _found(model, H, V, SPREAD, S, clusters.find_smooth))
 
     error = np.abs(smooth(model) - value)
     assert error[-1] < 1e-7 and np.max(error) > 1e-5
+
+
+@pytest.mark.parametrize("find", [clusters.find, clusters.find_smooth])
+def test_found_again(model, find):
+    """Going on from what was found at a neighbouring state gives what a new search gives."""
+
+    @jax.jit
+    def both(model):
+        new = 1.01 * V, 0.95 * SPREAD, 1.2 * S
+        found = _found(model, H, V, SPREAD, S, find)
+        again = clusters.found_again(model, *new[:2], H, Y, jnp.asarray(new[2]), found)
+        return [_tilted(model, H, *new, f) for f in (again, _found(model, H, *new, find))]
+
+    again, anew = both(model)
+    kept = np.array([9]) if find is clusters.find_smooth else np.delete(np.arange(10), 5)  # 5 is close to the cusp
+    np.testing.assert_allclose(again[kept], anew[kept], atol=2e-8)
 
 
 def test_derivatives_contain_the_moving_jump(model):
@@ -105,7 +128,7 @@ def test_derivatives_contain_the_moving_jump(model):
 
     @jax.jit
     def gradient(h):
-        found = clusters.find(model, V, SPREAD, jax.lax.stop_gradient(h), Y, jnp.asarray(S))
+        found = _found(model, jax.lax.stop_gradient(h), V, SPREAD, S)
         return jax.grad(lambda h: stationary(total)(clusters.points(model, V, SPREAD, h, Y, found), h))(h)
 
     direction = jnp.array([1.0, -0.5])[:, None, None] * jnp.ones_like(H)

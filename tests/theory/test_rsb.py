@@ -14,7 +14,7 @@ from tiedattn_jax.theory import potentials as rs_potentials
 from tiedattn_jax.theory.rsb import fixed_points as rsb
 from tiedattn_jax.theory.rsb.fixed_points import BrokenState, with_derivatives
 from tiedattn_jax.theory.rsb.newton import Found, corrected_matrix
-from tiedattn_jax.theory.rsb.potentials import BrokenOverlaps, free_energy, overlaps, prior
+from tiedattn_jax.theory.rsb.potentials import Averages, BrokenOverlaps, free_energy, overlaps, prior
 
 S = jnp.asarray(500.0)
 
@@ -116,6 +116,7 @@ def test_replicates_start_where_one_was_found(solved, nodes, monkeypatch):
         asked.append(what)
         return Found(x, S, None, residuals[what], None)
 
+    monkeypatch.setattr(rsb, "_lay", lambda rs, s, item: None)
     monkeypatch.setattr(rsb, "_search", found)
     monkeypatch.setattr(rsb, "_broken", lambda moving, part, one: one.residual)
     assert rsb._solve_replicates(rs, nodes, None) == [0.05, 1e-5, 1e-3, 0.2]
@@ -135,13 +136,17 @@ def test_nodes_are_laid_again_where_clusters_become_wider(solved, nodes, monkeyp
         x = jax.tree.map(lambda a: a[0], rs.replicates.overlaps)
         return BrokenOverlaps(x.q, x.q - width * q, x.V, x.theta, x.m)
 
+    def averages_at(model, between, x, s, lines):
+        laid.append((x, s))
+        return Averages(None, None, lines)
+
     def search(*widths):
         laid.clear()
         left = iter(widths)
         monkeypatch.setattr(rsb, "_start", lambda *_: (of(0.1), S))
-        monkeypatch.setattr(rsb, "averages_at", lambda model, between, x, s, lines: laid.append((x, s)))
+        monkeypatch.setattr(rsb, "averages_at", averages_at)
         monkeypatch.setattr(rsb, "fixed_point", lambda problem, x, s, m: Found(of(next(left)), s + 1, None, 1e-5, None))
-        return rsb._search(rs, None, None, (0, nodes.replicate(0)))
+        return rsb._search(rs, None, None, (0, rsb._lay(rs, None, (0, nodes.replicate(0)))))
 
     assert search(0.105).s == S + 1 and len(laid) == 1
     assert search(0.2, 0.21).s == S + 2 and len(laid) == 2
@@ -152,7 +157,10 @@ def test_nodes_are_laid_again_where_clusters_become_wider(solved, nodes, monkeyp
 
 @pytest.mark.parametrize(("mass", "without"), [(0.1, 1 / 0.9), (0.9, 2.0), (1.07, -0.07), (-0.1, 1 / 0.999)])
 def test_where_a_search_starts(solved, mass, without):
-    """Clusters take a fifth more than the jumps' part of the response; s is that of the estimated elevation, at most."""
+    """The response within clusters is that without jumps; clusters take a fifth more than the rest of it.
+
+    s is that of the estimated elevation, at most.
+    """
     state = jax.tree.map(lambda a: a[0], solved(2.0, "positional").replicates)
     hats, model = state.conjugates, ta.dot_product()
     hats = eqx.tree_at(lambda h: h.V, hats, hats.V * (1 if mass < 1 else -1))
@@ -170,6 +178,7 @@ def test_where_a_search_starts(solved, mass, without):
         limit, estimated = 2 / float(state.train_loss), part**2 * (1 - replicon) / (8 * error) if error > 0 else np.inf
         expected = min(limit, estimated) if estimated > 0 else limit
         np.testing.assert_allclose(s, expected, rtol=1e-9)
+        np.testing.assert_allclose(x.V, own, rtol=1e-9)
         np.testing.assert_allclose(s * jnp.sum(x.q1 - x.q0), part * jnp.sum(state.overlaps.V), rtol=1e-6)
 
 

@@ -125,8 +125,12 @@ class Beside(NamedTuple):
     """What is next to N fields, n = L r."""
 
     low: jax.Array  # minimisers at the fields, (L, r, N)
-    direction: jax.Array  # of a line through the centre of the weight, which crosses a jump if there is one: as in `Found`
-    jump: jax.Array  # about where on it the energies of two minima are equal, or the minimiser makes a step; or zero, (N,)
+    direction: (
+        jax.Array
+    )  # of a line through the centre of the weight, which crosses a jump if there is one: as in `Found`
+    jump: (
+        jax.Array
+    )  # about where on it the energies of two minima are equal, or the minimiser makes a step; or zero, (N,)
     sides: tuple[jax.Array, jax.Array]  # minimisers on both sides of that, (L, r, N)
     breaks: jax.Array  # whether there are two minima, (N,)
 
@@ -184,7 +188,9 @@ class Found(NamedTuple):
     low: jax.Array  # minimisers at the fields, (L, r, N)
     weight: _Weight
     direction: jax.Array  # unit vectors of the lines in eta, (n, N)
-    jump: jax.Array  # where along the line the two minima have equal energy, (J, N); without two, where nodes are densest
+    jump: (
+        jax.Array
+    )  # where along the line the two minima have equal energy, (J, N); without two, where nodes are densest
     sides: tuple[jax.Array, jax.Array]  # the two minimisers there, (L, r, J N)
     breaks: jax.Array  # whether there is a jump, (J, N)
     other: jax.Array  # place of the centre of the weight of the other sheet, (J, N)

@@ -216,9 +216,7 @@ def proximal(model: Model, h: jax.Array, V: jax.Array, y: jax.Array) -> tuple[ja
     return pick(z, lowest), pick(done, lowest)
 
 
-def local_minima(
-    model: Model, z: jax.Array, h: jax.Array, V: jax.Array, y: jax.Array
-) -> tuple[jax.Array, jax.Array]:
+def local_minima(model: Model, z: jax.Array, h: jax.Array, V: jax.Array, y: jax.Array) -> tuple[jax.Array, jax.Array]:
     """The minima (L, r, N) next to z, and their energies: a few steps for all, and small groups of what needs more.
 
     To ten digits: the last step of Newton's method squares the error.
