@@ -191,6 +191,7 @@ class Found(NamedTuple):
     jump: (
         jax.Array
     )  # where along the line the two minima have equal energy, (J, N); without two, where nodes are densest
+    place: jax.Array  # by how much the student fields there differ from those of the cluster, (L, r, J N)
     sides: tuple[jax.Array, jax.Array]  # the two minimisers there, (L, r, J N)
     breaks: jax.Array  # whether there is a jump, (J, N)
     other: jax.Array  # place of the centre of the weight of the other sheet, (J, N)
@@ -227,9 +228,9 @@ def find(
     left = jnp.where(jnp.abs(beside.jump) <= 2 * _REACH, left, beside.low)
     z = jnp.concatenate([jnp.tile(side, J * _ALONG) for side in (left, right)], -1)
     jump, breaks = (jnp.tile(a, (J, 1)) for a in (beside.jump, beside.breaks))
-    sides = tuple(jnp.tile(side, J) for side in beside.sides)
+    sides = jnp.tile(beside.sides[0], J), jnp.tile(beside.sides[1], J)
     weight = around.weight_of(beside.low, s)
-    held = Found(beside.low, weight, beside.direction, jump, sides, breaks, jnp.zeros_like(jump), z)
+    held = Found(beside.low, weight, beside.direction, jump, sides[0], sides, breaks, jnp.zeros_like(jump), z)
     return _settled(around, held, s)
 
 
@@ -246,7 +247,13 @@ def found_again(
     if isinstance(found, Smooth):
         return _smooth(around, found.low, found.z, s)
     low = around.follow(found.low, jnp.zeros_like(found.direction))[0]
-    return _settled(around, found._replace(low=low, weight=around.weight_of(low, s)), s)
+    weight = around.weight_of(low, s)
+    # Jumps stay about where they are in the fields, while the nodes move with the weight.
+    xi = apply(inverse(spread), found.place).reshape(len(found.direction), *found.jump.shape)
+    along = _times(weight.inverse_root, found.direction)
+    jump = total(along[:, None] * (xi - weight.centre[:, None]))
+    held = found._replace(low=low, weight=weight, jump=jnp.where(found.jump == 0, 0.0, jnp.clip(jump, -_FAR, _FAR)))
+    return _settled(around, held, s)
 
 
 class _Pair(NamedTuple):
@@ -309,7 +316,11 @@ def _probe(around: _Around, weight: _Weight, u: jax.Array) -> tuple[_Pair, _Pair
     def steepest(x: jax.Array, z: jax.Array) -> tuple[jax.Array, jax.Array]:
         """The ends (2, ..., N) of the section with the largest change."""
         widest = jnp.argmax(change(z), 0)
-        return tuple(jnp.stack([pick(a, widest + k) for k in (0, 1)]) for a in (x, z))
+
+        def ends(a: jax.Array) -> jax.Array:
+            return jnp.stack([pick(a, widest), pick(a, widest + 1)])
+
+        return ends(x), ends(z)
 
     probes = jnp.broadcast_to(jnp.asarray(_PROBES, u.dtype)[:, None], (len(_PROBES), u.shape[-1]))
     first = at(probes)
@@ -355,7 +366,8 @@ def _settled(around: _Around, held: Found, s: jax.Array) -> Found:
     (a, b), _ = followed(x, sides)
     slope = rate(a, b)
     breaks = held.breaks & differ(a, b) & (slope > 0)
-    held = held._replace(jump=x, sides=(a, b), breaks=breaks, other=jnp.where(breaks, s * slope, 0.0))
+    place = apply(around.spread, held.normals(x[None]).reshape(a.shape))
+    held = held._replace(jump=x, place=place, sides=(a, b), breaks=breaks, other=jnp.where(breaks, s * slope, 0.0))
     return held._replace(z=around.follow(held.z, held.normals(_nodes(held, x)[0]))[0])
 
 

@@ -266,8 +266,10 @@ class _Laid(NamedTuple):
 
 def _lay(rs: FixedPoint, s: jax.Array | None, item: tuple[int, Any]) -> _Laid:
     """The nodes of a replicate, given with its number, for a start of its own, of clusters that are wider than the state's."""
-    state = jax.tree.map(lambda a: a[item[0]], rs.replicates)
-    return _lay_at(rs.model, state, *item[1:], *_start(rs.model, state, s, branch_of(rs.branch).free(rs.model)))
+    k, lines = item
+    state = jax.tree.map(lambda a: a[k], rs.replicates)
+    x, first = _start(rs.model, state, s, branch_of(rs.branch).free(rs.model))
+    return _lay_at(rs.model, state, lines, x, first)
 
 
 def _lay_at(model: Model, state: Any, lines: LineNodes, x: BrokenOverlaps, s: jax.Array) -> _Laid:

@@ -34,11 +34,12 @@ def averages_at(model: Model, rs: Overlaps, x: BrokenOverlaps, s: jax.Array, lin
     blocks = _in_blocks(outer, _WIDE)
     flat = _flat(blocks._replace(found=_searched(model, x, s, blocks, look_beside)))
     near, real = np.any(flat.found[0].jump != 0, (0, 1)), flat.weight > 0
-    groups = []
-    for find, keep, width in ((find_jumps, near & real, _BLOCK), (find_smooth, ~near & real, _WIDE)):
-        group = _in_blocks(jax.tree.map(lambda a, keep=keep: a[..., keep], flat), width)
-        groups.append(group._replace(found=_searched(model, x, s, group, find)))
-    return Averages(*groups, lines)
+
+    def group(find: Callable[..., Any], keep: np.ndarray, width: int) -> Outer:
+        some = _in_blocks(jax.tree.map(lambda a: a[..., keep], flat), width)
+        return some._replace(found=_searched(model, x, s, some, find))
+
+    return Averages(group(find_jumps, near & real, _BLOCK), group(find_smooth, ~near & real, _WIDE), lines)
 
 
 def _flat(blocks: Any) -> Any:
