@@ -30,8 +30,10 @@ _REACH = 4.5  # standard deviations that the nodes reach beyond the centre of th
 _FAR = 14.0  # beyond which a jump plays no role
 _LEAST = 0.3  # curvature of the weight, relative to that of the Gaussian law, below which it is taken for this
 _PROBES = (-4.0, -2.0, 0.0, 2.0, 4.0)  # places along a line at which a second minimum is looked for
-_STEP = 0.045  # of its change there that a step has in a section as short as the last of them
 _HALVINGS = 5  # of the section between two of them in which the minimiser changes most
+_STEP = (
+    0.045  # share of the change in that section, from which on it is a step in the last piece; of an even change 1/32
+)
 _ROOT_STEPS = 4  # of Newton's method for the place of the jump
 
 
@@ -125,12 +127,8 @@ class Beside(NamedTuple):
     """What is next to N fields, n = L r."""
 
     low: jax.Array  # minimisers at the fields, (L, r, N)
-    direction: (
-        jax.Array
-    )  # of a line through the centre of the weight, which crosses a jump if there is one: as in `Found`
-    jump: (
-        jax.Array
-    )  # about where on it the energies of two minima are equal, or the minimiser makes a step; or zero, (N,)
+    direction: jax.Array  # of a line through the centre of the weight, as in `Found`
+    jump: jax.Array  # about where on it there is a jump or a step, or zero, (N,)
     sides: tuple[jax.Array, jax.Array]  # minimisers on both sides of that, (L, r, N)
     breaks: jax.Array  # whether there are two minima, (N,)
 
@@ -188,9 +186,7 @@ class Found(NamedTuple):
     low: jax.Array  # minimisers at the fields, (L, r, N)
     weight: _Weight
     direction: jax.Array  # unit vectors of the lines in eta, (n, N)
-    jump: (
-        jax.Array
-    )  # where along the line the two minima have equal energy, (J, N); without two, where nodes are densest
+    jump: jax.Array  # where along the line the two minima have equal energy, or there is a step, (J, N)
     place: jax.Array  # by how much the student fields there differ from those of the cluster, (L, r, J N)
     sides: tuple[jax.Array, jax.Array]  # the two minimisers there, (L, r, J N)
     breaks: jax.Array  # whether there is a jump, (J, N)
@@ -268,11 +264,11 @@ class _Pair(NamedTuple):
 def _jump_beside(
     around: _Around, weight: _Weight, origin: Prox
 ) -> tuple[jax.Array, jax.Array, tuple[jax.Array, jax.Array], jax.Array]:
-    """The line on which the two lowest minima are closest, at a field itself or beside it.
+    """The line on which the two lowest minima are closest, at a field itself or beside it; without two, on which there is a step.
 
     Returns:
-        Its direction in eta, (n, N); about where on it their energies are equal, (N,); the minimiser of the sheet of the
-        field, which is on the left, and the other one; whether there are two, (N,).
+        Its direction in eta, (n, N); about where on it their energies are equal, or the step is, (N,); the minimiser of the
+        sheet of the field, which is on the left, and the other one; whether there are two, (N,).
     """
     direct = around.pull(origin.other - origin.z)
     axis = around.pull(well_axis(around.model, around.y, around.h.shape[1], 12))
