@@ -72,9 +72,7 @@ def _dense(model, h, V, spread, s):
 def test_against_dense_quadrature(model, s):
     value, found = _average(model, H, V, SPREAD, s)
     assert np.any(found.breaks) and not np.all(found.breaks)
-    error = np.abs(value - _dense(model, H, V, SPREAD, s))
-    assert np.max(np.delete(error, 5)) < 1e-7 + 2e-5 / s
-    assert error[5] < 3e-6  # where a jump ends within reach the envelope is not smooth on either side
+    assert np.max(np.abs(value - _dense(model, H, V, SPREAD, s))) < 5e-8 + 2e-5 / s
 
 
 def test_without_tilt_it_is_the_average_envelope(model):
@@ -109,14 +107,14 @@ def test_found_again(model, find):
 
     @jax.jit
     def both(model):
-        new = 1.01 * V, 0.95 * SPREAD, 1.2 * S
+        new = 1.01 * V, 0.7 * SPREAD, 1.2 * S
         found = _found(model, H, V, SPREAD, S, find)
         again = clusters.found_again(model, *new[:2], H, Y, jnp.asarray(new[2]), found)
         return [_tilted(model, H, *new, f) for f in (again, _found(model, H, *new, find))]
 
     again, anew = both(model)
-    kept = np.array([9]) if find is clusters.find_smooth else np.delete(np.arange(10), 5)  # 5 is close to the cusp
-    np.testing.assert_allclose(again[kept], anew[kept], atol=2e-8)
+    kept = np.array([9]) if find is clusters.find_smooth else np.arange(10)
+    np.testing.assert_allclose(again[kept], anew[kept], atol=8e-9, rtol=0)
 
 
 def test_derivatives_contain_the_moving_jump(model):
