@@ -1,13 +1,14 @@
 """How Newton's method names its end; what it finds is the subject of the other tests of the theory."""
 
 import equinox as eqx
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 from cases import CASES, state
 
 import tiedattn_jax as ta
-from tiedattn_jax.overlaps import BRANCHES, Coordinates
+from tiedattn_jax.overlaps import BRANCHES, Coordinates, residual_covariance
 from tiedattn_jax.theory.fixed_points import solve_from
 from tiedattn_jax.theory.newton import Iterate, Problem
 from tiedattn_jax.theory.state_evolution import deflated_solve, no_sums
@@ -93,6 +94,20 @@ def test_damped_steps_are_implicit(problem):
         step = here.steps(jnp.diag(1 - values), none, r)[1]
         np.testing.assert_allclose(step, a * r / (1 - a * values), rtol=1e-12)
         np.testing.assert_allclose(here.steps(-9 * jnp.eye(5), none, r)[1], a * r, rtol=1e-12)  # lambda = 10
+
+
+def test_steps_are_straight_where_the_domain_is(problem):
+    """q - theta rho^{-1} theta^T changes by twice as much in twice the step, and by what the step says to first order."""
+    v = iterate().v
+    step = jnp.linspace(0.1, 0.2, len(v))
+
+    def changed(factor):
+        after, before = (problem.coordinates.unpack(a) for a in (problem.moved(v, factor * step), v))
+        return residual_covariance(problem.model, after) - residual_covariance(problem.model, before)
+
+    np.testing.assert_allclose(changed(2.0), 2 * changed(1.0), rtol=1e-9)
+    _, slope = jax.jvp(lambda v: residual_covariance(problem.model, problem.coordinates.unpack(v)), (v,), (step,))
+    np.testing.assert_allclose(changed(1.0), slope, rtol=1e-9)
 
 
 def test_a_violent_map(lines):
