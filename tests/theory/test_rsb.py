@@ -9,12 +9,14 @@ from jax.scipy.special import log_ndtr
 from scipy.optimize import fsolve
 
 import tiedattn_jax as ta
+from tiedattn_jax.averages.rule import sum_of_weighted
 from tiedattn_jax.overlaps import Conjugates
 from tiedattn_jax.theory import potentials as rs_potentials
 from tiedattn_jax.theory.rsb import fixed_points as rsb
 from tiedattn_jax.theory.rsb.fixed_points import BrokenState, with_derivatives
 from tiedattn_jax.theory.rsb.newton import Found, corrected_matrix
-from tiedattn_jax.theory.rsb.potentials import Averages, BrokenOverlaps, free_energy, overlaps, prior
+from tiedattn_jax.theory.rsb.nodes import _in_blocks
+from tiedattn_jax.theory.rsb.potentials import Averages, BrokenOverlaps, Outer, free_energy, overlaps, prior
 
 S = jnp.asarray(500.0)
 
@@ -153,6 +155,14 @@ def test_nodes_are_laid_again_where_clusters_become_wider(solved, nodes, monkeyp
     np.testing.assert_allclose(laid[1][0].q0, 0.8 * q, rtol=1e-12)
     assert laid[1][1] == S + 1
     assert search(0.2, 0.4, 0.6).s == S + 3 and len(laid) == 3
+
+
+def test_a_group_of_fields_may_be_empty():
+    """Where all fields are near a jump, or none is: blocks without weight add nothing."""
+    none = Outer(jnp.zeros((2, 1, 0)), jnp.zeros((2, 1, 0)), jnp.zeros(0), jnp.zeros(0))
+    blocks = _in_blocks(none, 4)
+    assert blocks.weight.shape[1] == 4 and not np.any(blocks.weight)
+    assert sum_of_weighted(blocks, lambda block: jnp.sum(block.h) + 1.0) == 0
 
 
 @pytest.mark.parametrize(("mass", "without"), [(0.1, 1 / 0.9), (0.9, 2.0), (1.07, -0.07), (-0.1, 1 / 0.999)])

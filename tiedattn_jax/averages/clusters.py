@@ -118,6 +118,12 @@ class _Weight(NamedTuple):
         root = self.root.reshape(n, n, *axes, N)
         return self.centre.reshape(n, *axes, N) + total(root[:, k] * eta[k] for k in range(n))
 
+    def along(self, u: jax.Array, xi: jax.Array) -> jax.Array:
+        """Where standard normals (n, ..., N) lie along directions u of eta, (..., N)."""
+        n, N = self.centre.shape
+        axes = (1,) * (xi.ndim - 2)
+        return total(_times(self.inverse_root, u).reshape(n, *axes, N) * (xi - self.centre.reshape(n, *axes, N)))
+
     def pulled(self, force: jax.Array) -> jax.Array:
         """A force (n, N) on xi as one on eta."""
         return _times(self.root, force)
@@ -246,9 +252,8 @@ def found_again(
     weight = around.weight_of(low, s)
     # Jumps stay about where they are in the fields, while the nodes move with the weight.
     xi = apply(inverse(spread), found.place).reshape(len(found.direction), *found.jump.shape)
-    along = _times(weight.inverse_root, found.direction)
-    jump = total(along[:, None] * (xi - weight.centre[:, None]))
-    held = found._replace(low=low, weight=weight, jump=jnp.where(found.jump == 0, 0.0, jnp.clip(jump, -_FAR, _FAR)))
+    jump = jnp.clip(weight.along(found.direction, xi), -_FAR, _FAR)
+    held = found._replace(low=low, weight=weight, jump=jnp.where(found.jump == 0, 0.0, jump))
     return _settled(around, held, s)
 
 
@@ -284,8 +289,8 @@ def _jump_beside(
     split = breaks | (gap == 0)
     push, size = _unit(weight.pulled(around.pull(b - a)))
     u = jnp.where(split, push, u)
-    x = total(u * _times(weight.inverse_root, place - weight.centre)) + gap / jnp.where(size > 0, size, 1.0)
-    turned = split & (total(u * _times(weight.inverse_root, -weight.centre)) > x)
+    x = weight.along(u, place) + gap / jnp.where(size > 0, size, 1.0)
+    turned = split & (weight.along(u, jnp.zeros_like(u)) > x)
     u, x = jnp.where(turned, -u, u), jnp.where(turned, -x, x)
     pair = jnp.where(turned, b, a), jnp.where(turned, a, b)
     return u, jnp.where(split, jnp.clip(x, -_FAR, _FAR), 0.0), pair, breaks

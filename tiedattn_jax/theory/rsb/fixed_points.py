@@ -289,13 +289,14 @@ def _search(rs: FixedPoint, s: jax.Array | None, near: _Near | None, item: tuple
     if near is not None:
         x, first, matrix = jax.tree.map(jnp.add, _unbroken_overlaps(state.overlaps), near.shift), near.s, near.matrix
     free = branch_of(rs.branch).free(model)
-    for more in reversed(range(_LAID)):
+    for again in range(_LAID):
+        if again:
+            laid = _lay_at(model, state, laid.averages.lines, x, first)
         problem = Problem(model, rs.alpha, laid.averages, free, s is None, float(state.train_loss))
         found = fixed_point(problem, x, first, matrix)
-        if found is None or jnp.sum(found.x.q1 - found.x.q0) <= _WIDER * jnp.sum(laid.x.q1 - laid.x.q0) or not more:
+        if found is None or jnp.sum(found.x.q1 - found.x.q0) <= _WIDER * jnp.sum(laid.x.q1 - laid.x.q0):
             break
         x, first, matrix = found.x, found.s, found.matrix
-        laid = _lay_at(model, state, laid.averages.lines, x, first)
     return found
 
 
