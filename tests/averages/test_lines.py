@@ -11,7 +11,7 @@ from scipy.stats import norm
 import tiedattn_jax as ta
 from tiedattn_jax.averages import maxwell
 from tiedattn_jax.averages.fields import fields, teacher_fields
-from tiedattn_jax.averages.lines import cuts, lay, shifts, vectors_across
+from tiedattn_jax.averages.lines import cuts, directions, lay, shifts, vectors_across
 from tiedattn_jax.averages.maxwell import Gaps, Lines, Section, common_tangents, energy_profile
 from tiedattn_jax.averages.prox import loss_at_nodes, moreau, prox, prox_gradient
 from tiedattn_jax.results import error_bar
@@ -46,6 +46,12 @@ class OneToken(ta.Model):
     def law(self):
         one = jnp.ones((1, 1, 1))
         return ta.SpectralLaw(one[0, 0], one[0], one, one, 0 * one)
+
+
+def laid(model, x, one):
+    """All lines of a replicate."""
+    y = teacher_fields(model, one.teacher)
+    return lay(model, x, y, one.across, directions(model, x, y, one.direction))
 
 
 def one_block(rule):
@@ -132,7 +138,7 @@ def test_a_line_is_resolved_if_its_weights_sum_to_one(setting, q, V, share):
 def test_a_line_is_resolved_if_its_tangents_converged(steps, monkeypatch):
     monkeypatch.setattr(maxwell, "_TANGENT_STEPS", steps)
     one = ta.line_nodes(APART, 3, points=24, replicates=1).replicate(0)
-    lines = lay(APART, MANY_JUMPS, teacher_fields(APART, one.teacher), one.across, None)
+    lines = laid(APART, MANY_JUMPS, one)
     profile = jax.jit(energy_profile)(APART, MANY_JUMPS.V, lines, one.reach)
     gaps, resolved = jax.jit(lambda *a: common_tangents(*a, one.jumps))(APART, MANY_JUMPS.V, lines, profile)
     jump = gaps.real.any(0)
@@ -159,7 +165,7 @@ def test_lines_that_are_not_resolved_give_no_bias():
 def test_a_profile_is_the_lower_one_of_two(model):
     """Of a student much larger than its teacher, at most places the lowest energy in the plane; never a lower one."""
     one = ta.line_nodes(LARGE, 3, points=24, replicates=1).replicate(0)
-    lines = lay(LARGE, LARGE_STUDENT, teacher_fields(LARGE, one.teacher), one.across, None)
+    lines = laid(LARGE, LARGE_STUDENT, one)
     found = jax.jit(energy_profile)(LARGE, LARGE_STUDENT.V, lines, one.reach)
     c, size = lines.normal, jnp.sum(lines.normal**2, 0)
     along, in_plane = found.t[:, None] * c / size, jnp.stack([-c[1], c[0]]) / jnp.sqrt(size)
@@ -343,7 +349,7 @@ def test_a_jump_that_is_just_about_to_end_moves_nothing(model):
 
     def total(V):
         x = eqx.tree_at(lambda x: x.V, state(CASES[0]), V)
-        return sum(jnp.sum(a) for a in shifts(model, x, lines.y, lines, gaps, jnp.array([[0.5], [1.5]])))
+        return sum(jnp.sum(a) for a in shifts(model, x, lines, gaps, jnp.array([[0.5], [1.5]])))
 
     value, slope = jax.value_and_grad(total)(jnp.full((2, 1, 1), 12.0))
     assert value == 0 and not np.any(slope)

@@ -40,5 +40,9 @@ def whiten(model: Model, x: Overlaps, h: jax.Array, y: jax.Array) -> tuple[jax.A
     """Standard normals of given student fields, and the log density of these fields given the teacher's, (N,)."""
     slope, spread = conditional(model, x)
     student = apply(inverse(spread), h - x.m[..., None] - apply(slope, y))
-    scale = jnp.sum(jnp.log(jnp.diagonal(spread, axis1=1, axis2=2)))
-    return student, -0.5 * jnp.sum(student**2, (0, 1)) - scale
+    return student, -0.5 * jnp.sum(student**2, (0, 1)) - log_volume(model, x)
+
+
+def log_volume(model: Model, x: Overlaps) -> jax.Array:
+    """Logarithm of the volume in the space of the student's fields that a unit of standard normals takes."""
+    return jnp.sum(jnp.log(jnp.diagonal(conditional(model, x)[1], axis1=1, axis2=2)))

@@ -5,8 +5,9 @@ double well, is integrated along a line h(s) = o + s g with s standard normal. T
 tangents of Maxwell's construction are integrated by Gauss-Legendre in t = c . z, with weight s'(t) times the normal
 density; see `maxwell`.
 
-For an outer derivative the ends of the pieces move as the model and V move them, and the nodes with them, so that what
-the jump contributes is contained; q, theta and m enter through the density alone, as they do for frozen `Nodes`.
+For an outer derivative lines keep their standard normals, and their fields move with the state and the model; the ends
+of the pieces move as the jumps do, and the nodes with them, so that what a jump contributes is contained. On lines that
+are not resolved nodes stay where they are, and q, theta and m enter through the density, as they do for frozen `Nodes`.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ from ..errors import InputError, array_of, require, require_kind
 from ..linalg import apply, inverse
 from ..model import Model
 from ..overlaps import Overlaps
-from .fields import conditional, teacher_fields, whiten
+from .fields import conditional, log_volume, teacher_fields, whiten
 from .maxwell import Gaps, Lines, Section, common_tangents, energy_gap, energy_profile, searched, trace
 from .nodes import sobol_normals
 from .prox import attach, moreau, reference_axis, well_axis
@@ -111,29 +112,34 @@ class LineNodes(Replicate):
             (jnp.asarray(share / share.sum(), weight.dtype)[:, None] * weight).ravel(),
         )
 
-    def search(self, model: Model, x: Overlaps, block: Any) -> tuple[Lines, Gaps, Section, jax.Array, jax.Array]:
-        """The lines, their jumps, their nodes with their share of the weight of a line, and which are resolved."""
+    def search(self, model: Model, x: Overlaps, block: Any) -> tuple[jax.Array, Gaps, Section, jax.Array, jax.Array]:
+        """Directions of the lines, their jumps, their nodes with their share of the weight, and which are resolved."""
         teacher, across, _, offset, reach, direction = block
-        lines = lay(model, x, teacher_fields(model, teacher), across, direction)
+        y = teacher_fields(model, teacher)
+        u = directions(model, x, y, direction)
+        lines = lay(model, x, y, across, u)
         profile = energy_profile(model, x.V, lines, reach)
         gaps, resolved = common_tangents(model, x.V, lines, profile, self.jumps)
         section, share, resolved = _nodes(
             model, x.V, lines, profile, gaps, resolved, self.points_per_line, reach, offset
         )
         gaps = jax.tree.map(lambda a: jnp.where(resolved, a, jnp.zeros_like(a)), gaps)
-        return lines, gaps, section, share, resolved
+        return u, gaps, section, share, resolved
 
     def points(self, model: Model, x: Overlaps, block: Any, found: tuple) -> Points:
-        teacher, _, weight, *_ = block
-        lines, gaps, section, share, resolved = found
+        teacher, across, weight, *_ = block
+        u, gaps, section, share, resolved = found
         L, r, _ = model.shape
         y = teacher_fields(model, teacher)
-        # The ends of the pieces move with V and the model, and the nodes with them.
-        shift, stretch = shifts(model, x, y, lines, gaps, section.s)
+        lines = lay(model, x, y, across, u)
+        # No jump is known of the others.
+        lines = jax.tree.map(lambda a: jnp.where(resolved, a, lax.stop_gradient(a)), lines)
+        shift, stretch = shifts(model, x, lines, gaps, section.s)
         h = lines.origin[:, None] + (section.s + shift) * lines.direction[:, None]
         h, z = h.reshape(L, r, -1), jnp.moveaxis(section.z, 1, 0).reshape(L, r, -1)
         teacher, y = (jnp.tile(a, self.points_per_line) for a in (teacher, y))
         student, log_density = whiten(model, x, h, y)
+        log_density = log_density + jnp.tile(jnp.where(resolved, log_volume(model, x), 0.0), self.points_per_line)
         return Points(
             student=student,
             teacher=teacher,
@@ -153,15 +159,14 @@ def _jumps(gaps: Gaps, weight: jax.Array, L: int) -> Jumps:
     return Jumps(jnp.where(gaps.real, density, 0.0).ravel(), step.reshape(L, step.shape[0] // L, -1))
 
 
-def lay(model: Model, x: Overlaps, y: jax.Array, across: jax.Array, direction: jax.Array | None) -> Lines:
-    """Lines through given places across them, (n - 1, N)."""
+def lay(model: Model, x: Overlaps, y: jax.Array, across: jax.Array, u: jax.Array) -> Lines:
+    """Lines in given directions of the standard normals, (n, N), through given places across them, (n - 1, N)."""
     L, r, _ = model.shape
     slope, spread = conditional(model, x)
 
     def scale(matrix: jax.Array, v: jax.Array) -> jax.Array:
         return apply(matrix, v.reshape(L, r, -1)).reshape(L * r, -1)
 
-    u = _unit(model, x, y, spread, direction)
     origin = (x.m[..., None] + apply(slope, y)).reshape(L * r, -1) + scale(spread, vectors_across(u, across))
     g = scale(spread, u)
     return Lines(origin, g, scale(inverse(x.V), g), y)
@@ -226,9 +231,7 @@ def _legendre(most: int) -> list[np.ndarray]:
     return [nodes, weights]
 
 
-def shifts(
-    model: Model, x: Overlaps, y: jax.Array, lines: Lines, gaps: Gaps, s: jax.Array
-) -> tuple[jax.Array, jax.Array]:
+def shifts(model: Model, x: Overlaps, lines: Lines, gaps: Gaps, s: jax.Array) -> tuple[jax.Array, jax.Array]:
     """By how much nodes at fields s (K, N) move along their line, and their intervals stretch: zero, with derivatives.
 
     A jump moves by what the energies of its two sides, at held minimisers, come apart, over t_right - t_left, which is
@@ -238,7 +241,7 @@ def shifts(
     count = gaps.real.shape[0]
     h = (lines.origin[:, None] + gaps.left.s * lines.direction[:, None]).reshape(L, r, -1)
     sides = (jnp.moveaxis(e.z, 0, 1).reshape(L, r, -1) for e in (gaps.left, gaps.right))
-    low, high = (moreau(model, z, h, x.V, jnp.tile(y, count)).reshape(count, -1) for z in sides)
+    low, high = (moreau(model, z, h, x.V, jnp.tile(lines.y, count)).reshape(count, -1) for z in sides)
     rise = high - low
     apart = gaps.right.t - gaps.left.t  # zero where a jump is just about to end
     move = (rise - lax.stop_gradient(rise)) / jnp.where(gaps.real & (apart > 0), apart, jnp.inf)
@@ -264,10 +267,10 @@ def vectors_across(u: jax.Array, w: jax.Array) -> jax.Array:
     return jnp.stack([a[i] - v[i] * along for i in range(n)])
 
 
-def _unit(model: Model, x: Overlaps, y: jax.Array, spread: jax.Array, direction: jax.Array | None) -> jax.Array:
-    """Direction of the lines in the space of the standard normals, (n, N): in which the two wells differ in energy."""
+def directions(model: Model, x: Overlaps, y: jax.Array, direction: jax.Array | None) -> jax.Array:
+    """Directions of the lines in the space of the standard normals, (n, N): in which the two wells differ in energy."""
     L, r, _ = model.shape
-    n, size = L * r, y.shape[-1]
+    n, size, spread = L * r, y.shape[-1], conditional(model, x)[1]
     if direction is None:
         e = well_axis(model, y, r, _AXIS_STEPS).reshape(n, size)
     else:

@@ -16,7 +16,7 @@ import numpy as np
 from ..model import Model
 from ..overlaps import Overlaps
 from .fields import teacher_fields, whiten
-from .lines import LineNodes, lay
+from .lines import LineNodes, directions, lay
 from .maxwell import Lines, common_tangents, energy_profile
 
 _REACH = 6.0  # times the distance: how far the dense nodes go to either side of a jump
@@ -57,7 +57,7 @@ def lay_nodes(model: Model, x: Overlaps, replicate: LineNodes, distance: float) 
 def _jumps(model: Model, x: Overlaps, replicate: LineNodes) -> tuple[Lines, jax.Array, jax.Array, jax.Array]:
     """All lines of a replicate with their teachers, and where they jump, (P, lines), if they do."""
     y = teacher_fields(model, replicate.teacher)
-    lines = lay(model, x, y, replicate.across, replicate.direction)
+    lines = lay(model, x, y, replicate.across, directions(model, x, y, replicate.direction))
     profile = energy_profile(model, x.V, lines, replicate.reach)
     gaps, _ = common_tangents(model, x.V, lines, profile, replicate.jumps)
     return lines, replicate.teacher, gaps.left.s, gaps.real
