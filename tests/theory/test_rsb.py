@@ -116,11 +116,11 @@ def test_replicates_start_where_one_was_found(solved, nodes, monkeypatch):
     def found(rs, s, near, item):
         what = item[0], near is not None
         asked.append(what)
-        return Found(x, S, None, residuals[what], None)
+        return Found(None, x, S, None, residuals[what], None)
 
     monkeypatch.setattr(rsb, "_lay", lambda rs, s, item: None)
     monkeypatch.setattr(rsb, "_search", found)
-    monkeypatch.setattr(rsb, "_broken", lambda moving, part, one: one.residual)
+    monkeypatch.setattr(rsb, "_broken", lambda rs, part, lines, one, moving: one.residual)
     assert rsb._solve_replicates(rs, nodes, None) == [0.05, 1e-5, 1e-3, 0.2]
     assert asked[:2] == [(0, False), (1, False)] and set(asked) == set(residuals) and len(asked) == 5
     residuals[0, True] = 0.5
@@ -147,7 +147,9 @@ def test_nodes_are_laid_again_where_clusters_become_wider(solved, nodes, monkeyp
         left = iter(widths)
         monkeypatch.setattr(rsb, "_start", lambda *_: (of(0.1), S))
         monkeypatch.setattr(rsb, "averages_at", averages_at)
-        monkeypatch.setattr(rsb, "fixed_point", lambda problem, x, s, m: Found(of(next(left)), s + 1, None, 1e-5, None))
+        monkeypatch.setattr(
+            rsb, "fixed_point", lambda problem, x, s, m: Found(problem, of(next(left)), s + 1, None, 1e-5, None)
+        )
         return rsb._search(rs, None, None, (0, rsb._lay(rs, None, (0, nodes.replicate(0)))))
 
     assert search(0.105).s == S + 1 and len(laid) == 1

@@ -10,10 +10,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
+from jax.flatten_util import ravel_pytree
 
 from ...averages.lines import LineNodes, line_nodes
-from ...averages.program import at_once
-from ...averages.rule import Rule
+from ...averages.program import at_once, program
+from ...averages.rule import Replicate, Rule
 from ...averages.sizes import REPLICATES
 from ...errors import InputError, is_concrete, require_choice, require_count, require_number
 from ...model import Model
@@ -23,7 +24,8 @@ from ...results import Result, Status, error_bar
 from .. import potentials
 from ..fixed_points import FixedPoint, check_alpha, check_model, solve
 from ..implicit import first_order
-from .newton import Found, Problem, fixed_point
+from ..observables import gen_error_in
+from .newton import Found, Moving, Problem, fixed_point
 from .nodes import averages_at
 from .potentials import Averages, BrokenOverlaps
 
@@ -47,6 +49,7 @@ class BrokenState(eqx.Module):
     s: jax.Array
     train_loss: jax.Array
     elevation: jax.Array
+    gen_error: jax.Array
     loss_by_model: Model
     loss_by_alpha: jax.Array
     loss_by_log_s: jax.Array
@@ -65,7 +68,7 @@ class BrokenState(eqx.Module):
 
     def numbers(self) -> dict[str, jax.Array]:
         """Everything that is shown of a state, by name."""
-        own = ("s", "train_loss", "elevation", "energy", "complexity")
+        own = ("s", "train_loss", "elevation", "gen_error", "energy", "complexity")
         return {**vars(self.overlaps), **{name: getattr(self, name) for name in own}}
 
 
@@ -129,6 +132,11 @@ class BrokenPoint(Result):
         return self.mean.elevation
 
     @property
+    def gen_error(self) -> jax.Array:
+        """Test error eps_g of the minima that s selects; that of the linear baseline is `rs.gen_error_linear`."""
+        return self.mean.gen_error
+
+    @property
     def energy(self) -> jax.Array:
         """Training loss / d of the minima that s selects; see `BrokenState`."""
         return jnp.mean(self.replicates.energy)
@@ -174,8 +182,8 @@ def solve_1rsb(
     concrete numbers in float64: the elevation is a small part of the loss. Inner averages take 24 * 3^(L r - 1) nodes;
     what was checked is two fields.
 
-    The training loss and the elevation have first derivatives, in both modes, by the envelope theorem. Those of all else
-    are NaN: order parameters and s move along a soft direction, of which the averages give no second derivatives.
+    All numbers of the state have first derivatives in the model and alpha, in both modes, which contain the jumps: the
+    training loss and the elevation by the envelope theorem, the others by the implicit function theorem.
 
     Args:
         model: attention layer and data.
@@ -244,11 +252,23 @@ def _solve_replicates(moving: FixedPoint, rule: Rule, s: jax.Array | None) -> li
         for (k, _), again in zip(items, at_once(partial(_search, rs, s, near), items), strict=True):
             every = [one for one in (found.get(k), again) if one is not None]
             found[k] = min(every, key=lambda one: one.residual, default=None)
+    ends = {k: one for k, one in found.items() if one is not None}
+    moves = dict(zip(ends, _moving(moving, list(ends.values())), strict=True))
     states = []
     for k in range(rule.replicates):
-        part, one = jax.tree.map(lambda a, k=k: a[k], moving.replicates), found.get(k)
-        states.append(_unbroken(part, s, not breaks) if one is None else _broken(moving, part, one))
+        part = jax.tree.map(lambda a, k=k: a[k], moving.replicates)
+        if k in ends:
+            states.append(_broken(moving, part, rule.replicate(k), ends[k], moves[k]))
+        else:
+            states.append(_unbroken(part, s, not breaks))
     return states
+
+
+def _moving(rs: FixedPoint, found: list[Found]) -> list[Moving | None]:
+    """The derivatives of what was found in the replicates, if they are asked for: an RS state that is differentiated."""
+    if is_concrete((rs.model, rs.alpha)):
+        return [None] * len(found)
+    return at_once(Found.moving, found)
 
 
 def _first_s(state: Any, s: jax.Array | None) -> jax.Array:
@@ -308,41 +328,56 @@ def _near(rs: FixedPoint, k: int, found: Found | None) -> _Near | None:
     return _Near(jax.tree.map(jnp.subtract, found.x, unbroken), found.s, found.matrix)
 
 
-def _broken(rs: FixedPoint, part: Any, found: Found) -> BrokenState:
-    """What was found in one replicate, with derivatives, beside its RS state."""
+def _broken(rs: FixedPoint, part: Any, lines: Replicate, found: Found, moving: Moving | None) -> BrokenState:
+    """What was found in one replicate, with its derivatives, beside its RS state."""
     seen = jax.tree.map(jnp.asarray, found.seen)
-    held = BrokenState(
+    zero = jnp.zeros_like(seen.loss)
+    state = BrokenState(
         overlaps=found.x,
         conjugates=seen.hats,
         s=found.s,
         train_loss=seen.loss,
-        elevation=jnp.zeros_like(seen.loss),
+        elevation=zero,
+        gen_error=zero,
         loss_by_model=seen.loss_by_model,
         loss_by_alpha=seen.loss_by_alpha,
         loss_by_log_s=seen.loss_by_log_s,
         residual=jnp.asarray(found.residual),
         status=jnp.asarray(int(found.status)),
     )
-    state = with_derivatives((rs.model, rs.alpha), held)
-    return eqx.tree_at(lambda b: b.elevation, state, state.train_loss - part.train_loss)
+    state = state if moving is None else with_derivatives((rs.model, rs.alpha), state, moving)
+    numbers = state.train_loss - part.train_loss, _test_error(rs.model, state.overlaps, lines)
+    return eqx.tree_at(lambda b: (b.elevation, b.gen_error), state, numbers)
+
+
+@program
+def _test_error(model: Model, x: BrokenOverlaps, lines: Replicate) -> jax.Array:
+    return gen_error_in(model, x.within, lines)
 
 
 @jax.custom_jvp
-def with_derivatives(numbers: tuple[Model, jax.Array], state: BrokenState) -> BrokenState:
-    """A state of one replicate, whose loss moves with the model and alpha; the derivatives of the rest are NaN."""
+def with_derivatives(numbers: tuple[Model, jax.Array], state: BrokenState, moving: Moving) -> BrokenState:
+    """A state of one replicate, which moves with the model and alpha; second derivatives of the loss are NaN."""
     return state
 
 
 @with_derivatives.defjvp
 def _(primals: Any, tangents: Any) -> tuple[BrokenState, BrokenState]:
-    numbers, state = primals
-    slopes = first_order((state.loss_by_model, state.loss_by_alpha), numbers)
+    numbers, state, moving = primals
+    slopes, moving = first_order(((state.loss_by_model, state.loss_by_alpha), moving), numbers)
     terms = jax.tree.map(lambda a, d: jnp.sum(a * d), slopes, tangents[0])
     loss = sum(jax.tree.leaves(terms), jnp.zeros_like(state.train_loss))
+    along = ravel_pytree(tangents[0])[0]
     unknown = jax.tree.map(
         lambda a, d: jnp.full_like(a, jnp.nan) * loss if eqx.is_inexact_array(a) else d, state, tangents[1]
     )
-    return with_derivatives(*primals), eqx.tree_at(lambda s: s.train_loss, unknown, loss)
+    known = jax.tree.map(lambda a: a @ along, moving)
+    moved = eqx.tree_at(
+        lambda s: (s.train_loss, s.overlaps, s.s, s.conjugates, s.loss_by_alpha, s.loss_by_log_s),
+        unknown,
+        (loss, *known),
+    )
+    return with_derivatives(*primals), moved
 
 
 def _start(model: Model, state: Any, s: jax.Array | None, free: jax.Array) -> tuple[BrokenOverlaps, jax.Array]:
@@ -379,6 +414,7 @@ def _unbroken(state: Any, s: jax.Array | None, ok: bool) -> BrokenState:
         s=_first_s(state, s),
         train_loss=state.train_loss,
         elevation=zero,
+        gen_error=state.gen_error,
         loss_by_model=state.train_loss_partials[0],
         loss_by_alpha=state.train_loss_partials[1],
         loss_by_log_s=zero,

@@ -67,6 +67,38 @@ class Look(NamedTuple):
     hats: BrokenOverlaps
 
 
+Setting = Callable[[jax.Array], tuple[Model, jax.Array, BrokenOverlaps, jax.Array]]
+
+
+class _Seen(NamedTuple):
+    """What the equations give at one place."""
+
+    image: jax.Array  # the coordinates; the last one is d Phi_s / d log s
+    channel: jax.Array  # M_s
+    loss: jax.Array
+    hats: BrokenOverlaps
+
+
+def _expansion(
+    setting: Setting, averages: Averages, u: jax.Array, free: jax.Array, wanted: jax.Array
+) -> tuple[_Seen, _Seen, Model]:
+    """The equations at u, their derivatives in it, (..., k), where they are `wanted`, and dM_s / d model."""
+    values, slopes, by_model = channel_expansion(setting, averages, u, wanted)
+
+    def equations(u: jax.Array, M: jax.Array, by_x: BrokenOverlaps, by_s: jax.Array) -> _Seen:
+        model, alpha, x, s = setting(u)
+        hats = conjugates(alpha, s, by_x, free)
+        explicit = jax.grad(lambda s: free_energy(model, alpha, x, hats, s, 0 * M))(s)
+        image = _pack(overlaps(model, hats, s), s, s * (explicit - alpha * by_s))
+        return _Seen(image, M, -free_energy(model, alpha, x, hats, s, M), hats)
+
+    def column(*d: Any) -> Any:
+        return jax.jvp(equations, (u, *values), d)
+
+    eye = jnp.eye(len(u), dtype=u.dtype)
+    return *jax.vmap(column, in_axes=(0, -1, -1, -1), out_axes=(None, -1))(eye, *slopes), by_model
+
+
 @program
 def _look(
     model: Model,
@@ -78,22 +110,9 @@ def _look(
     wanted: jax.Array,
 ) -> Look:
     """The equations around a place, to first order where that is `wanted`."""
-    v, setting = _pack(x, s, jnp.log(s)), _unpacker(x, s)
-    values, slopes, M_by_model = channel_expansion(setting, model, averages, v, wanted)
-
-    def equations(v: jax.Array, M: jax.Array, by_x: BrokenOverlaps, by_s: jax.Array) -> Any:
-        x, s = setting(v)
-        hats = conjugates(alpha, s, by_x, free)
-        explicit = jax.grad(lambda s: free_energy(model, alpha, x, hats, s, 0 * M))(s)
-        by_log_s = s * (explicit - alpha * by_s)
-        loss = -free_energy(model, alpha, x, hats, s, M)
-        return _pack(overlaps(model, hats, s), s, 0.0).at[-1].set(by_log_s), (loss, hats)
-
-    def column(*d: Any) -> Any:
-        return jax.jvp(equations, (v, *values), d, has_aux=True)
-
-    image, image_slopes, (loss, hats) = jax.vmap(column, in_axes=(0, -1, -1, -1), out_axes=(None, -1, None))(
-        jnp.eye(len(v), dtype=v.dtype), *slopes
+    v, unpack = _pack(x, s, jnp.log(s)), _unpacker(x, s)
+    (image, channel, loss, hats), slopes, M_by_model = _expansion(
+        lambda v: (model, alpha, *unpack(v)), averages, v, free, wanted
     )
     sizes = [jnp.sqrt(jnp.mean(a**2)) * jnp.ones_like(a) for a in (x.q1, s * (x.q1 - x.q0), x.V)]
     order = [
@@ -105,16 +124,56 @@ def _look(
     return Look(
         v=v,
         residual=image - v.at[-1].set(0.0),
-        matrix=jnp.diag(jnp.ones_like(v).at[-1].set(0.0)) - image_slopes,
+        matrix=jnp.diag(jnp.ones_like(v).at[-1].set(0.0)) - slopes.image,
         columns=columns,
         rows=columns.at[-1].set(0.5 * s * jnp.sum(hats.q1 * (x.q1 - x.q0))),
         loss=loss,
         # Partial derivatives, since Phi_s is stationary elsewhere.
         loss_by_model=jax.tree.map(lambda a, b: alpha * a - b, M_by_model, by_prior),
-        loss_by_alpha=values[0],
+        loss_by_alpha=channel,
         loss_by_log_s=-image[-1],
         hats=hats,
     )
+
+
+class Moving(NamedTuple):
+    """Derivatives, (..., k), of a state in the k numbers of the model and alpha."""
+
+    x: BrokenOverlaps
+    s: jax.Array
+    hats: BrokenOverlaps
+    loss_by_alpha: jax.Array
+    loss_by_log_s: jax.Array
+
+
+@program
+def _moving(
+    model: Model,
+    alpha: jax.Array,
+    averages: Averages,
+    free: jax.Array,
+    x: BrokenOverlaps,
+    s: jax.Array,
+    ground: jax.Array,
+) -> Moving:
+    """By the implicit function theorem, with all of the matrix; s moves where the state is a `ground` state."""
+    (p, numbers), v, unpack = ravel_pytree((model, alpha)), _pack(x, s, jnp.log(s)), _unpacker(x, s)
+    n, last = len(v), jnp.zeros_like(v).at[-1].set(1.0)
+    _, slopes, _ = _expansion(
+        lambda u: (*numbers(u[n:]), *unpack(u[:n])), averages, jnp.concatenate([v, p]), free, jnp.asarray(True)
+    )
+    # At a given s the last equation is that it stays.
+    matrix = (jnp.diag(1 - last) - slopes.image[:, :n]).at[-1].set(jnp.where(ground, -slopes.image[-1, :n], last))
+    force = slopes.image[:, n:].at[-1].multiply(ground)
+    size = jnp.max(jnp.abs(matrix), 1, keepdims=True)
+    # Least squares: the matrix is singular along the orbit of a gauge.
+    moved = jnp.linalg.lstsq(matrix / size, force / size, rcond=1e-10)[0]
+
+    def total(by_u: jax.Array) -> jax.Array:
+        return by_u[..., n:] + by_u[..., :n] @ moved
+
+    by_x, by_s = jax.vmap(lambda d: jax.jvp(unpack, (v,), (d,))[1], -1, -1)(moved)
+    return Moving(by_x, by_s, jax.tree.map(total, slopes.hats), total(slopes.channel), -total(slopes.image)[-1])
 
 
 class Problem(NamedTuple):
@@ -157,6 +216,7 @@ class Problem(NamedTuple):
 class Found(NamedTuple):
     """Where Newton's method came to, what it saw there, and its last matrix."""
 
+    problem: Problem
     x: BrokenOverlaps
     s: jax.Array
     seen: Look
@@ -169,6 +229,11 @@ class Found(NamedTuple):
         if self.residual <= _TOL:
             return Status.converged
         return Status.stalled if self.residual <= _STALLED else Status.max_steps
+
+    def moving(self) -> Moving:
+        """How the state moves with the numbers of the model and alpha."""
+        at = self.problem
+        return _moving(at.model, at.alpha, at.averages, at.free, self.x, self.s, jnp.asarray(at.ground))
 
 
 def fixed_point(problem: Problem, x: BrokenOverlaps, s: jax.Array, matrix: Any) -> Found | None:
@@ -192,7 +257,7 @@ def fixed_point(problem: Problem, x: BrokenOverlaps, s: jax.Array, matrix: Any) 
         size = max(size, _SLOPE * abs(steep) * max(1.0, abs(steep) / _STEEP))
         anew = vary and step == first
         if np.isfinite(size) and (size < residual or anew):
-            best, residual = Found(x, s, seen, size, matrix), size
+            best, residual = Found(problem, x, s, seen, size, matrix), size
         waiting, half = (0, 0.5 * size) if size < half or anew else (waiting + 1, half)
         done = residual <= _TOL and vary == problem.ground
         if done or not np.isfinite(size) or waiting > _PATIENCE[residual <= _STALLED]:

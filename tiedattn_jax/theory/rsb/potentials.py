@@ -59,6 +59,11 @@ class BrokenOverlaps(eqx.Module):
         """What clusters share."""
         return Overlaps(self.q0, self.V, self.theta, self.m)
 
+    @property
+    def within(self) -> Overlaps:
+        """Those of one minimum."""
+        return Overlaps(self.q1, self.V, self.theta, self.m)
+
     def joined(self, s: jax.Array) -> Overlaps:
         """The RS order parameters that these become where nothing jumps: V + s (q1 - q0) is the whole response."""
         return Overlaps(self.q1, self.V + s * (self.q1 - self.q0), self.theta, self.m)
@@ -142,47 +147,48 @@ def _responses(x: BrokenOverlaps, s: jax.Array) -> tuple[jax.Array, jax.Array]:
 
 
 def channel_expansion(
-    setting: Callable[[jax.Array], tuple[BrokenOverlaps, jax.Array]],
-    model: Model,
+    setting: Callable[[jax.Array], tuple[Model, jax.Array, BrokenOverlaps, jax.Array]],
     averages: Averages,
-    v: jax.Array,
+    u: jax.Array,
     wanted: jax.Array,
 ) -> tuple[tuple, tuple, Model]:
-    """M_s with its gradients in the order parameters and in s, the derivatives of these in v, and dM_s / d model.
+    """M_s with its gradients in the order parameters and in s, the derivatives of these in u, and dM_s / d model.
 
     Args:
-        wanted: whether the derivatives in v, (..., k), are; they are zero otherwise, and most of the work.
+        setting: model, alpha, order parameters and s as a function of some numbers u, (k,).
+        wanted: whether the derivatives in u, (..., k), are; they are zero otherwise, and most of the work.
     """
 
     def sums(find: Callable[..., Any], share: Callable[..., Any]) -> Callable[[Any], Any]:
         def block_sums(block: Any) -> Any:
-            found = find(*lax.stop_gradient(setting(v)), block)
+            model, _, x, s = lax.stop_gradient(setting(u))
+            found = find(model, x, s, block)
 
-            def at(v: jax.Array) -> Any:
-                x, s = setting(v)
-                M, (by_model, *gradients) = jax.value_and_grad(share(x, s, block, found), (0, 1, 2))(model, x, s)
+            def at(u: jax.Array) -> Any:
+                model, _, x, s = setting(u)
+                M, (by_model, *gradients) = jax.value_and_grad(share(model, x, s, block, found), (0, 1, 2))(model, x, s)
                 return (M, *gradients), by_model
 
-            def alone(v: jax.Array) -> Any:
-                values, by_model = at(v)
-                return values, jax.tree.map(lambda a: jnp.zeros((*a.shape, len(v)), a.dtype), values), by_model
+            def alone(u: jax.Array) -> Any:
+                values, by_model = at(u)
+                return values, jax.tree.map(lambda a: jnp.zeros((*a.shape, len(u)), a.dtype), values), by_model
 
-            return lax.cond(wanted, partial(value_and_columns, at), alone, v)
+            return lax.cond(wanted, partial(value_and_columns, at), alone, u)
 
         return block_sums
 
-    def of_rest(x: BrokenOverlaps, s: jax.Array, block: Outer, found: tuple) -> Any:
+    def of_rest(model: Model, x: BrokenOverlaps, s: jax.Array, block: Outer, found: tuple) -> Any:
         points = cluster_points(model, x, s, block, found)
         return lambda model, x, s: _rest_envelope(points, (model, x, s))
 
-    def found_again(x: BrokenOverlaps, s: jax.Array, block: Outer) -> Any:
+    def found_again(model: Model, x: BrokenOverlaps, s: jax.Array, block: Outer) -> Any:
         return searched(model, x, s, block, clusters.found_again)
 
-    def of_lines(x: BrokenOverlaps, s: jax.Array, block: Any, found: Any) -> Any:
+    def of_lines(model: Model, x: BrokenOverlaps, s: jax.Array, block: Any, found: Any) -> Any:
         points = averages.lines.points(model, x.joined(s), block, found)
         return lambda model, x, s: block_envelope(points, (model, x.joined(s)))
 
-    def lines_found(x: BrokenOverlaps, s: jax.Array, block: Any) -> Any:
+    def lines_found(model: Model, x: BrokenOverlaps, s: jax.Array, block: Any) -> Any:
         return averages.lines.search(model, x.joined(s), block)
 
     shares = (
