@@ -11,7 +11,7 @@ passing and training follow from it. The public functions, by task:
     transitions     critical_alpha, linear_crossing, branch_ends, locate, EVENTS
     many settings   sweep, trace_branch, folds_of, trace_boundary, meetings, phase_diagram, PhaseDiagram.load
     averages        default_nodes, line_nodes, sobol_nodes, gauss_hermite_nodes, monte_carlo_nodes
-    breaking of replica symmetry    solve_1rsb, critical_alpha_1rsb
+    breaking of replica symmetry    solve_1rsb, critical_alpha_1rsb, linear_crossing_1rsb
     observables     gen_error, gen_error_linear, second_minimum_share
     finite size     sample_data, Data, realised, raw_labels, shard, gamp, train, risk, run_instances
                     train_value, heldout_error, linear_baseline
@@ -81,6 +81,7 @@ from .phases.boundaries import meetings as meetings
 from .phases.boundaries import trace_boundary as trace_boundary
 from .phases.breaking import BrokenTransition as BrokenTransition
 from .phases.breaking import critical_alpha_1rsb as critical_alpha_1rsb
+from .phases.breaking import linear_crossing_1rsb as linear_crossing_1rsb
 from .phases.diagram import REGIONS as REGIONS
 from .phases.diagram import PhaseDiagram as PhaseDiagram
 from .phases.ends import BranchEnd as BranchEnd

@@ -9,6 +9,7 @@ import pytest
 
 import tiedattn_jax as ta
 from tiedattn_jax.phases import breaking
+from tiedattn_jax.phases.events import Zero
 from tiedattn_jax.theory.rsb.fixed_points import BrokenState
 
 
@@ -33,6 +34,7 @@ def _state(elevation: list[float], by_alpha: float, by_sigma: float = 0.0) -> Br
         s=ones,
         train_loss=ones,
         elevation=jnp.asarray(elevation),
+        gen_error=ones,
         loss_by_model=_numbers(by_sigma * ones),
         loss_by_alpha=by_alpha * ones,
         loss_by_log_s=0 * ones,
@@ -104,6 +106,80 @@ def test_sensitivities_are_those_at_the_broken_alpha_c(monkeypatch):
         jax.hessian(lambda m: ta.critical_alpha_1rsb(m, rs).alpha)(ta.dot_product())
 
 
+_LIFT = 3e-3
+
+
+def _baseline(monkeypatch, early, late):
+    """Semantic states that beat the baseline by alpha^2 - 5 sigma, with breaking by _LIFT sigma more; an RS alpha_c at .5."""
+    beaten, rs = 1.0, made.fixed_point(scatter=(0.0, 0.0))
+    model, root = ta.dot_product(sigma=0.05), 0.25**0.5
+
+    def solved(model, alpha, branch, **rule):
+        assert branch == ("positional" if early else "semantic") and rule["order"] == 7
+        excess = alpha**2 - 5 * model.sigma + _LIFT * model.sigma
+        state = eqx.tree_at(lambda s: s.gen_error, _state([0.0, 0.0], 0.0), beaten - excess * jnp.ones(2))
+        linear = eqx.tree_at(lambda p: p.replicates.gen_error_linear, rs, beaten * jnp.ones(2))
+        return ta.BrokenPoint(model, alpha, linear, state, branch, True)
+
+    def zero_near(event, model, near, nodes, settings, **rest):
+        assert event.name == ("positional baseline" if early else "semantic baseline")
+        by_alpha = 2 * root * jnp.ones(2)
+        return Zero(jnp.asarray(root), (), jnp.zeros(2), _numbers(-5.0 * jnp.ones(2)), by_alpha)
+
+    def crossing(model, transition):
+        unnamed = ta.FixedPoint(rs.model, rs.alpha, rs.replicates, None)
+        return made.transition(alpha=root, event="alpha_l", branches=(unnamed,))
+
+    def state(beats):
+        errors = (0.5 if beats else 2.0) * jnp.ones(4)
+        return made.fixed_point(gen_error=errors, gen_error_linear=jnp.ones(4))
+
+    monkeypatch.setattr(breaking, "solve_1rsb", solved)
+    monkeypatch.setattr(breaking, "zero_near", zero_near)
+    monkeypatch.setattr(breaking, "linear_crossing", crossing)
+    return model, made.transition(alpha=0.5, branches=(state(early), state(late)))
+
+
+@pytest.mark.parametrize("early", [False, True], ids=["semantic", "positional"])
+def test_where_a_broken_branch_beats_the_baseline(monkeypatch, early):
+    """alpha_l is the root of the 1RSB excess, and moves with the numbers as that does."""
+    model, transition = _baseline(monkeypatch, early, early)
+    found = ta.linear_crossing_1rsb(model, transition, order=7)
+    root = (0.05 * (5 - _LIFT)) ** 0.5
+    np.testing.assert_allclose(found.shifts, root - 0.5, rtol=1e-3)
+    np.testing.assert_allclose(found.alpha, root, rtol=1e-7)
+    by_sigma = (5 - _LIFT) / (2 * root) - 5 / (2 * 0.5)
+    np.testing.assert_allclose(found.sensitivities.sigma - found.rs.sensitivities.sigma, by_sigma, rtol=1e-3)
+    assert found.ok and len(found.branches) == 1
+    assert "alpha_l, RS" in str(found) and found.to_dict()["alpha_l"] == found.alpha
+    gradient = jax.grad(lambda m: ta.linear_crossing_1rsb(m, transition, order=7).alpha)(model)
+    np.testing.assert_allclose(gradient.sigma, found.sensitivities.sigma, rtol=1e-12)
+
+
+def test_the_exchange_of_the_minima_beats_the_baseline(monkeypatch):
+    """alpha_l is then alpha_c, in both theories."""
+    model, transition = _baseline(monkeypatch, False, True)
+    states = {"positional": _state([3e-7, 5e-7], 0.8e-3), "semantic": _state([0.0, 0.0], 0.5e-3)}
+    rs = _rs_state(0.8e-3, 0.0)
+    monkeypatch.setattr(
+        breaking,
+        "solve_1rsb",
+        lambda m, alpha, branch, **rule: ta.BrokenPoint(m, alpha, rs, states[branch], branch, True),
+    )
+    monkeypatch.setattr(breaking, "solve", lambda *args, **rest: rs)
+    found, critical = (fn(model, transition, order=7) for fn in (ta.linear_crossing_1rsb, ta.critical_alpha_1rsb))
+    assert found.alpha == critical.alpha and len(found.branches) == 2
+    assert found.rs.event == "alpha_l" and critical.rs.event == "alpha_c"
+
+
+def test_an_alpha_l_that_was_not_found_is_refused(monkeypatch):
+    model, transition = _baseline(monkeypatch, False, False)
+    absent = made.transition(status=int(ta.Status.absent), event="alpha_l")
+    monkeypatch.setattr(breaking, "linear_crossing", lambda *args: absent)
+    with pytest.raises(ta.InputError, match=r"^transition must have an alpha_l beside alpha_c, got status absent"):
+        ta.linear_crossing_1rsb(model, transition)
+
+
 def test_estimated_shift(model, transition):
     """By the estimates of the two states, and beside the shift that `critical_alpha_1rsb` gives on these lines."""
     positional, semantic = (branch.mean for branch in transition.branches)
@@ -132,7 +208,8 @@ def test_a_replicate_without_a_state_has_no_share_in_the_shift(transition):
     assert failed.rs_shift.value != transition.rs_shift.value
 
 
-@pytest.mark.parametrize("bad", [1.25, "alpha_c"])
-def test_bad_transition(model, bad):
+@pytest.mark.parametrize("bad", [1.25, "alpha_c", made.transition(event="alpha_l"), made.transition(status=6)])
+@pytest.mark.parametrize("solve", [ta.critical_alpha_1rsb, ta.linear_crossing_1rsb])
+def test_bad_transition(model, solve, bad):
     with pytest.raises(ta.InputError, match="transition"):
-        ta.critical_alpha_1rsb(model, bad)
+        solve(model, bad)

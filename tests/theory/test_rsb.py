@@ -5,6 +5,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from jax.flatten_util import ravel_pytree
 from jax.scipy.special import log_ndtr
 from scipy.optimize import fsolve
 
@@ -13,10 +14,12 @@ from tiedattn_jax.averages.rule import sum_of_weighted
 from tiedattn_jax.overlaps import Conjugates
 from tiedattn_jax.theory import potentials as rs_potentials
 from tiedattn_jax.theory.rsb import fixed_points as rsb
+from tiedattn_jax.theory.rsb import newton
 from tiedattn_jax.theory.rsb.fixed_points import BrokenState, with_derivatives
-from tiedattn_jax.theory.rsb.newton import Found, corrected_matrix
+from tiedattn_jax.theory.rsb.newton import Found, Moving, corrected_matrix
 from tiedattn_jax.theory.rsb.nodes import _in_blocks
 from tiedattn_jax.theory.rsb.potentials import Averages, BrokenOverlaps, Outer, free_energy, overlaps, prior
+from tiedattn_jax.theory.state_evolution import value_and_columns
 
 S = jnp.asarray(500.0)
 
@@ -88,21 +91,173 @@ def test_prior_by_the_ridge_is_the_norm_of_the_weights():
 
 
 def test_derivatives_of_a_state():
-    """Those of the loss are the partial ones that came with it; what has none says so, and does not spoil the others."""
+    """Of the loss the partial ones that came with it, of the rest the implicit ones; what has none says so, and spoils nothing."""
     model, hats, one = ta.dot_product(), _hats(), jnp.ones(())
     slopes = jax.tree.map(lambda a: 3 * jnp.ones_like(a), model)
     status = jnp.zeros((), int)
-    state = BrokenState(hats, hats, one, one, one, slopes, 2 * one, one, one, status)
+    state = BrokenState(hats, hats, one, one, one, one, slopes, 2 * one, one, one, status)
+    count = ravel_pytree((model, one))[0].size
+    each = jnp.arange(1.0, count + 1)
+    x, number = jax.tree.map(lambda a: a[..., None] * each, hats), each
+    moving = Moving(x, 5 * number, x, 7 * number, 11 * number)
 
     def of(name):
-        return lambda model, alpha: getattr(with_derivatives((model, alpha), state), name)
+        return lambda model, alpha: getattr(with_derivatives((model, alpha), state, moving), name)
 
     by_model, by_alpha = jax.grad(of("train_loss"), (0, 1))(model, one)
     jax.tree.map(np.testing.assert_array_equal, by_model, slopes)
     assert by_alpha == 2 and jax.jvp(of("train_loss"), (model, one), (model, one))[1] > 2
-    assert np.isnan(jax.grad(of("s"), 1)(model, one)) and np.isnan(jax.jvp(of("s"), (model, one), (model, one))[1])
+    for name, factor in (("s", 5), ("loss_by_alpha", 7), ("loss_by_log_s", 11)):
+        got = ravel_pytree(jax.grad(of(name), (0, 1))(model, one))[0]
+        np.testing.assert_allclose(got, factor * each)
+    for name in ("overlaps", "conjugates"):
+        moved = jax.jvp(of(name), (model, one), (jax.tree.map(jnp.zeros_like, model), one))[1]
+        jax.tree.map(lambda a, b: np.testing.assert_allclose(a, count * b), moved, hats)
+    assert np.isnan(jax.grad(of("residual"), 1)(model, one))
     with pytest.raises(TypeError, match="first derivatives only"):
         jax.hessian(of("train_loss"), 1)(model, one)
+
+
+class TwoColumns(ta.Model):
+    """``(|z_1| - 1)^2 / 2 + k (z_2 - c z_1)^2 / 2``: a sign for each sample, and a second column that follows the first."""
+
+    k: float = eqx.field(static=True, default=2.0)
+    c: float = eqx.field(static=True, default=1.0)
+    shape = (1, 2, 1)
+
+    def loss(self, Z, Y):
+        first, second = Z[0]
+        return 0.5 * (jnp.sqrt(first**2 + 1e-10) - 1) ** 2 + 0.5 * self.k * (second - self.c * first) ** 2
+
+    def law(self):
+        one = jnp.ones((1, 1, 1))
+        return ta.SpectralLaw(one[0, 0], one[0], one, one, 0 * one)
+
+
+def _two_columns(model):
+    """Of `TwoColumns`: B = (K^{-1} + V)^{-1} of the envelope ``(h -+ a)^T B (h -+ a) / 2`` of either sign, and a."""
+    k, c = model.k, model.c
+    K = jnp.array([[1 + k * c**2, -k * c], [-k * c, k]])
+    return lambda V: jnp.linalg.inv(jnp.linalg.inv(K) + V), jnp.array([1.0, c])
+
+
+def _channel_of_two_columns(model, q1, q0, V, s):
+    """M_s: the inner average is Gaussian on either side of the plane ``h^T B a = 0``, on which both signs are as good."""
+    xi, weight = np.polynomial.hermite_e.hermegauss(60)
+    weight = np.outer(weight, weight).ravel() / weight.sum() ** 2
+    h = jnp.linalg.cholesky(q0) @ np.stack(np.meshgrid(xi, xi)).reshape(2, -1)
+    envelope, a = _two_columns(model)
+    B, inner = envelope(V), jnp.linalg.inv(q1 - q0)
+    precision, across = inner + s * B, B @ a
+    sides = []
+    for sign in (1, -1):
+        centre = jnp.linalg.solve(precision, inner @ h + sign * s * across[:, None])
+        exponent = jnp.sum(h * (inner @ h), 0) + s * a @ across - jnp.sum(centre * (precision @ centre), 0)
+        size = jnp.linalg.slogdet((q1 - q0) @ precision)[1]
+        spread = jnp.sqrt(across @ jnp.linalg.solve(precision, across))
+        sides.append(-0.5 * (exponent + size) + log_ndtr(sign * across @ centre / spread))
+    return -weight @ jnp.logaddexp(*sides) / s
+
+
+def _losses_of_two_columns(model, alpha):
+    """Training losses by hand: RS of (q, V), and 1RSB of (q1, q0, V, log s), with the conjugates eliminated."""
+    eye, inv = jnp.eye(2), jnp.linalg.inv
+
+    def unbroken(q, V):
+        envelope, a = _two_columns(model)
+        B = envelope(V)
+        along = a @ B @ q @ B @ a
+        M = 0.5 * jnp.trace(B @ q) + 0.5 * a @ B @ a - jnp.sqrt(2 * along / jnp.pi)
+        Lam = inv(V)
+        return -(0.5 * jnp.trace((Lam - model.lam * eye) @ q) - alpha * M)
+
+    def broken(q1, q0, V, log_s):
+        s, Lam = jnp.exp(log_s), inv(V)
+        D = inv(V + s * (q1 - q0))
+        q0hat, apart = D @ q0 @ D, (Lam - D) / s
+        pairing = 0.5 * jnp.trace((Lam - model.lam * eye) @ q1 - (q0hat + apart) @ V)
+        pairing -= 0.5 * s * jnp.trace((q0hat + apart) @ q1 - q0hat @ q0)
+        psi = 0.5 * jnp.trace(inv(D) @ q0hat) - jnp.linalg.slogdet(eye - s * V @ apart)[1] / (2 * s)
+        return -(pairing + psi - alpha * _channel_of_two_columns(model, q1, q0, V, s))
+
+    return unbroken, broken
+
+
+# The ground state at alpha = .05, lam = 1, by iteration of the equations by hand.
+_GROUND = (
+    jnp.array([[0.0070888, 0.00517499], [0.00517499, 0.00378604]]),
+    jnp.array([[0.0033409, 0.0024919], [0.0024919, 0.00185922]]),
+    jnp.array([[1.00570229, 0.03708718], [0.03708718, 0.99187765]]),
+    jnp.log(30.8478),
+)
+
+
+@pytest.fixture
+def in_closed_form(monkeypatch):
+    """Newton's method with the channel potential of `TwoColumns` in closed form instead of averages."""
+
+    def expansion(setting, averages, u, wanted):
+        def at(u):
+            model, _, x, s = setting(u)
+            M, (by_x, by_s) = jax.value_and_grad(channel, (0, 1))(x, s, model)
+            return (M, by_x, by_s), jax.tree.map(jnp.zeros_like, model)
+
+        def channel(x, s, model):
+            return _channel_of_two_columns(model, x.q1[0], x.q0[0], x.V[0], s)
+
+        return value_and_columns(at, u)
+
+    monkeypatch.setattr(newton, "channel_expansion", expansion)
+    monkeypatch.setattr(newton, "_TOL", 1e-9)
+
+    def solved(lam=1.0, alpha=0.05, s=None):
+        model, (q1, q0, V, log_s) = TwoColumns(lam=jnp.asarray(lam)), _GROUND
+        x = BrokenOverlaps(q1[None], q0[None], V[None], jnp.zeros((1, 2, 1)), jnp.zeros((1, 2)))
+        problem = newton.Problem(model, jnp.asarray(alpha), None, jnp.zeros(2), s is None, 0.013919103)
+        return newton.fixed_point(problem, x, jnp.exp(log_s) if s is None else jnp.asarray(s), None)
+
+    return solved
+
+
+def test_equations_of_two_columns(in_closed_form):
+    """Matrices of order parameters: what Newton's method finds is stationary in a potential written by hand, and has its loss."""
+    found = in_closed_form()
+    at = found.x.q1[0], found.x.q0[0], found.x.V[0], jnp.log(found.s)
+    loss, slopes = jax.value_and_grad(_losses_of_two_columns(found.problem.model, 0.05)[1], (0, 1, 2, 3))(*at)
+    np.testing.assert_allclose(found.seen.loss, loss, rtol=1e-9)
+    for a, slope in zip(at[:3], slopes[:3], strict=True):
+        assert np.max(np.abs((slope + slope.T) @ a)) < 1e-9 * loss / 0.05
+    assert abs(slopes[3]) < 1e-6 * (loss - 0.013919103) and found.residual < 1e-7
+    for a, want in zip(at, _GROUND, strict=True):
+        np.testing.assert_allclose(a, want, rtol=2e-3)
+
+
+@pytest.mark.parametrize("s", [None, 25.0], ids=["ground state", "at a given s"])
+def test_derivatives_of_the_solution(in_closed_form, s):
+    """In lambda and alpha, against differences of solutions."""
+    moving, step = in_closed_form(s=s).moving(), 1e-3
+    for k, (name, size) in enumerate((("lam", 1.0), ("alpha", 0.05))):
+        up, down = (in_closed_form(s=s, **{name: size * (1 + sign * step)}) for sign in (1, -1))
+        told = [(f.x, f.s, f.seen.hats, f.seen.loss_by_alpha, f.seen.loss_by_log_s) for f in (up, down)]
+        want = jax.tree.map(lambda a, b, size=size: (a - b) / (2 * step * size), *told)
+        for got, other in zip(jax.tree.leaves(tuple(moving)), jax.tree.leaves(want), strict=True):
+            np.testing.assert_allclose(got[..., k], other, atol=3e-4 * np.max(np.abs(other)) + 1e-7)
+
+
+def test_newton_ends_where_the_equations_are_not_finite(monkeypatch):
+    """And comes back to the last place, with its matrix."""
+    x = BrokenOverlaps(*(jnp.ones((1, 1, 1)) * a for a in (2.0, 1.0, 1.0, 0.0)), jnp.zeros((1, 1)))
+    looks = iter([0.5, np.nan])
+
+    def look(self, x, s, wanted):
+        v = np.asarray(newton._pack(x, s, jnp.log(s)))
+        residual, one = np.full(len(v), next(looks)), np.asarray(1.0)
+        return newton.Look(v, residual, residual * np.eye(len(v)), 1 + 0 * v, 1 + 0 * v, one, None, one, 0 * one, x)
+
+    monkeypatch.setattr(newton.Problem, "look", look)
+    monkeypatch.setattr(newton.Problem, "moved", lambda self, x, s, move: (x, s))
+    found = newton.fixed_point(newton.Problem(ta.dot_product(), S, None, jnp.zeros(2), True, 0.5), x, S, None)
+    assert found.residual == 0.5 and np.all(np.isfinite(found.matrix))
 
 
 def test_replicates_start_where_one_was_found(solved, nodes, monkeypatch):
@@ -191,7 +346,30 @@ def test_where_a_search_starts(solved, mass, without):
         expected = min(limit, estimated) if estimated > 0 else limit
         np.testing.assert_allclose(s, expected, rtol=1e-9)
         np.testing.assert_allclose(x.V, own, rtol=1e-9)
-        np.testing.assert_allclose(s * jnp.sum(x.q1 - x.q0), part * jnp.sum(state.overlaps.V), rtol=1e-6)
+        q, share = state.overlaps.q, 1.2 * jnp.abs(state.overlaps.V - own) / (s * state.overlaps.q)
+        np.testing.assert_allclose(x.q1 - x.q0, q * jnp.minimum(share, 0.5), rtol=1e-6)
+
+
+def test_clusters_of_a_start_lie_within_the_state(solved, monkeypatch):
+    """Half as wide as the state at most, and of two columns a tenth as wide in one direction as in the other, at least."""
+    state = jax.tree.map(lambda a: a[0], solved(2.0, "positional").replicates)
+    x, _ = rsb._start(ta.dot_product(), state, jnp.asarray(1e-3), jnp.ones(2))
+    np.testing.assert_allclose(x.q0, 0.5 * x.q1, rtol=1e-9)
+    model, hats = ta.dot_product(rank=2), _hats(2)
+    told = eqx.tree_at(lambda d: d.jump_mass, state.diagnostics, jnp.asarray(1.5))
+    q = jnp.array([[[2.0, 1.9], [1.9, 2.0]]] * 2)
+    V = jnp.array([[[1.0, 0.5], [0.5, 1.0]]] * 2)
+    between = ta.Overlaps(q, V, jnp.zeros((2, 2, 1)), jnp.zeros((2, 2)))
+    rank_two = eqx.tree_at(
+        lambda s: (s.overlaps, s.conjugates, s.diagnostics),
+        state,
+        (between, Conjugates(hats.q0, hats.V, hats.theta, hats.m), told),
+    )
+    for s in (1.0, 1e3):
+        x, _ = rsb._start(model, rank_two, jnp.asarray(s), jnp.ones(2))
+        shares = np.linalg.eigvals(np.linalg.solve(q, x.q1 - x.q0)).real
+        assert np.all(shares > 0) and np.all(shares <= 0.5 + 1e-9)
+        assert np.all(shares.min(1) >= 0.1 * shares.max(1) * (1 - 1e-9))
 
 
 def test_corrected_matrix_knows_the_last_move():
@@ -256,7 +434,40 @@ def test_ground_state():
     np.testing.assert_allclose(jax.grad(lambda sigma: at(sigma).train_loss)(0.5), each.loss_by_model.sigma.mean())
     slope = (at(0.505).replicates.train_loss - at(0.495).replicates.train_loss) / 0.01
     np.testing.assert_allclose(each.loss_by_model.sigma, slope, rtol=1e-3)
+
+
+@pytest.mark.slow
+def test_derivatives_of_a_ground_state():
+    """Of what was solved at other alphas, on other nodes; s is found to a percent."""
+
+    def numbers(alpha):
+        each = ta.solve_1rsb(ta.dot_product(), alpha, "positional", order=3, replicates=2).replicates
+        x = each.overlaps
+        return jnp.stack([x.q1[:, 0, 0, 0], x.V[:, 0, 0, 0], x.m[:, 0, 0], each.gen_error, each.energy])
+
+    alpha, step = jnp.asarray(1.2515), 5e-3
+    _, slopes = jax.jvp(numbers, (alpha,), (jnp.ones(()),))
+    np.testing.assert_allclose(slopes, (numbers(alpha + step) - numbers(alpha - step)) / (2 * step), rtol=5e-3)
+
+
+@pytest.mark.slow
+def test_a_ground_state_prints():
+    ground = ta.solve_1rsb(ta.dot_product(), 1.2515, "positional", order=3, replicates=2)
     assert "1RSB" in str(ground) and ground.to_dict()["status"] == ground.status_name
+    assert "gen_error" in str(ground) and ground.to_dict()["gen_error"] == ground.gen_error
+
+
+@pytest.mark.slow
+def test_ground_state_of_two_columns():
+    """Far from RS, in matrices, from a start of its own: against equations in closed form."""
+    unbroken, broken = _losses_of_two_columns(TwoColumns(lam=jnp.asarray(1.0)), 0.05)
+    ground = ta.solve_1rsb(TwoColumns(lam=jnp.asarray(1.0)), 0.05, "uninformed", order=3, lines=1024, replicates=2)
+    rs = unbroken(ground.rs.overlaps.q[0], ground.rs.overlaps.V[0])
+    assert ground.ok and abs(ground.elevation / (broken(*_GROUND) - rs) - 1) < 1e-3
+    x = ground.overlaps
+    for got, want in zip((x.q1, x.q0, x.V), _GROUND[:3], strict=True):
+        np.testing.assert_allclose(got[0], want, rtol=2e-3)
+    np.testing.assert_allclose(jnp.log(ground.s), _GROUND[3], rtol=1e-3)
 
 
 class RandomSigns(ta.Model):

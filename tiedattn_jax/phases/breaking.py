@@ -1,4 +1,4 @@
-"""How far replica symmetry breaking moves the transition."""
+"""How far replica symmetry breaking moves the transitions."""
 
 from __future__ import annotations
 
@@ -16,34 +16,36 @@ from ..model import Model
 from ..overlaps import PAIR
 from ..parameters import numbers_of
 from ..printing import Description, with_error
-from ..results import Result, Status, error_bar
+from ..results import Result, Settings, Status, error_bar
 from ..theory.fixed_points import FixedPoint, solve
 from ..theory.rsb.fixed_points import ORDER, BrokenPoint, lines_1rsb, solve_1rsb
-from .events import Transition, root_derivatives, with_sensitivities
-from .transitions import critical_alpha
+from .events import EVENTS, Transition, near_of, root_derivatives, with_sensitivities, zero_near
+from .transitions import baseline_owner, critical_alpha, linear_crossing
+
+_FINAL = 1e-7  # last step in alpha, relative: sensitivities of both theories are taken at their own roots
 
 
 class BrokenTransition(Result):
-    """alpha_c with one step of replica symmetry breaking (1RSB), beside that of the replica-symmetric (RS) theory.
+    """alpha_c or alpha_l with one step of replica symmetry breaking (1RSB), beside that of the replica-symmetric (RS) theory.
 
     Attributes:
         rs: the RS transition.
-        branches: the positional and the semantic 1RSB ground state at the RS alpha_c.
-        shifts: of alpha_c by the breaking, in every replicate of the averages, (R,).
+        branches: the 1RSB ground states that it looks at: at the RS alpha_c, or at alpha_l with 1RSB.
+        shifts: of the transition by the breaking, in every replicate of the averages, (R,).
         sensitivities: d alpha / d (every number of the model), a pytree like the model; those of the RS theory are
             `rs.sensitivities`.
         sensitivities_stderr: their error bars.
     """
 
     rs: Transition
-    branches: tuple[BrokenPoint, BrokenPoint]
+    branches: tuple[BrokenPoint, ...]
     shifts: jax.Array
     sensitivities: Model
     sensitivities_stderr: Model
 
     @property
     def shift(self) -> jax.Array:
-        """By how much alpha_c moves; its error bar is `shift_stderr`."""
+        """By how much the transition moves; its error bar is `shift_stderr`."""
         return jnp.mean(self.shifts)
 
     @property
@@ -53,7 +55,7 @@ class BrokenTransition(Result):
 
     @property
     def alpha(self) -> jax.Array:
-        """alpha_c with 1RSB."""
+        """The transition with 1RSB."""
         return self.rs.alpha + self.shift
 
     @property
@@ -63,7 +65,7 @@ class BrokenTransition(Result):
 
     @property
     def status(self) -> jax.Array:
-        """The worst `Status` of the RS transition and of both 1RSB states, as an integer."""
+        """The worst `Status` of the RS transition and of the 1RSB states, as an integer."""
         return jnp.max(jnp.stack([self.rs.status, *(b.status for b in self.branches)]))
 
     @property
@@ -72,12 +74,13 @@ class BrokenTransition(Result):
         return self.status <= Status.stalled
 
     def to_dict(self) -> dict[str, Any]:
-        """alpha_c of both theories, its derivatives, the shift between them and both states, ready for JSON."""
+        """The transition in both theories, its derivatives, the shift between them and the states, ready for JSON."""
+        name = self.rs.event
         return {
-            "alpha_c": float(self.alpha),
-            "alpha_c_stderr": float(self.stderr),
-            "alpha_c_rs": float(self.rs.alpha),
-            "alpha_c_rs_stderr": float(self.rs.stderr),
+            name: float(self.alpha),
+            f"{name}_stderr": float(self.stderr),
+            f"{name}_rs": float(self.rs.alpha),
+            f"{name}_rs_stderr": float(self.rs.stderr),
             "shift": float(self.shift),
             "shift_stderr": float(self.shift_stderr),
             **{name: numbers_of(tree) for name, tree in self._derivatives().items()},
@@ -94,8 +97,8 @@ class BrokenTransition(Result):
             "transition with 1RSB",
             self.status_name,
             [
-                ("alpha_c", with_error(self.alpha, self.stderr), "with one step of replica symmetry breaking"),
-                ("alpha_c, RS", with_error(self.rs.alpha, self.rs.stderr), "of the replica-symmetric theory"),
+                (self.rs.event, with_error(self.alpha, self.stderr), "with one step of replica symmetry breaking"),
+                (f"{self.rs.event}, RS", with_error(self.rs.alpha, self.rs.stderr), "of the replica-symmetric theory"),
                 ("shift", with_error(self.shift, self.shift_stderr), "between them"),
                 *self._sensitivity_rows(),
             ],
@@ -143,13 +146,7 @@ def critical_alpha_1rsb(
         InputError: as `solve_1rsb`; a transition of another kind, or one that was not found.
     """
     held = lax.stop_gradient(model)
-    if transition is None:
-        transition = critical_alpha(held)
-    require_kind(transition, "transition", Transition, "the result of critical_alpha")
-    require_choice(transition.event, "transition.event", ["alpha_c"])
-    transition = lax.stop_gradient(transition)
-    if not transition.ok or transition.sensitivities is None:
-        raise InputError("transition", f"must have been found, got status {transition.status_name}")
+    transition = _alpha_c(held, transition)
     rule: dict[str, Any] = {"order": order, "lines": lines, "replicates": replicates, "seed": seed}
     positional, semantic = (solve_1rsb(held, transition.alpha, branch, **rule) for branch in PAIR)
     a, b = positional.replicates, semantic.replicates
@@ -157,16 +154,84 @@ def critical_alpha_1rsb(
     alpha, nodes = transition.alpha + jnp.mean(shifts), lines_1rsb(held, **rule)
     there = [solve(held, alpha, point.branch, nodes, start=point.rs) for point in (positional, semantic)]
     each = _shift_sensitivities((positional, semantic), there)
-    own = jax.tree.map(lambda a: a[None], transition.sensitivities)
-    moving = with_sensitivities(transition.alpha[None], own, model)[0]
+    return _moved(model, transition, (positional, semantic), shifts, each)
+
+
+def linear_crossing_1rsb(
+    model: Model,
+    transition: Transition | None = None,
+    *,
+    order: int = ORDER,
+    lines: int | None = None,
+    replicates: int = REPLICATES,
+    seed: int = 0,
+) -> BrokenTransition:
+    """alpha_l with one step of replica symmetry breaking: where the global minimum starts to beat the linear baseline.
+
+    What crosses, a branch or alpha_c itself, is what does in the RS theory, see `linear_crossing`. On a branch it is found
+    by two steps of Newton's method, the first with the RS slope, and its sensitivities by the implicit function theorem. The
+    shift is the difference to the RS alpha_l on the same lines.
+
+    Args:
+        model: attention layer and data.
+        transition: the result of `critical_alpha` for the same model; by default it is found first.
+        order, lines, replicates, seed: as in `solve_1rsb`.
+
+    Raises:
+        InputError: as `critical_alpha_1rsb`; a model without `target`.
+    """
+    held = lax.stop_gradient(model)
+    transition = _alpha_c(held, transition)
+    rs = lax.stop_gradient(linear_crossing(held, transition))
+    rule: dict[str, Any] = {"order": order, "lines": lines, "replicates": replicates, "seed": seed}
+    early, late = (bool(b.gen_error < b.gen_error_linear) for b in transition.branches)
+    owner = baseline_owner(early, late)
+    if owner == 1:
+        exchanged = critical_alpha_1rsb(model, transition, **rule)
+        return eqx.tree_at(lambda t: t.rs, exchanged, Transition(**{**vars(exchanged.rs), "event": rs.event}))
+    if not rs.ok:
+        raise InputError("transition", f"must have an alpha_l beside alpha_c, got status {rs.status_name}")
+    branch = PAIR[0] if owner == 0 else PAIR[1]
+    event = EVENTS[f"{branch} baseline"]
+    near = near_of(event, rs.branches)
+    assert near is not None
+    zero = zero_near(event, held, near, lines_1rsb(held, **rule), Settings(), exact=True, tol=_FINAL)
+
+    def excess(model: Model, alpha: jax.Array) -> tuple[jax.Array, BrokenPoint]:
+        point = solve_1rsb(model, alpha, branch, **rule)
+        return point.rs.replicates.gen_error_linear - point.replicates.gen_error, point
+
+    alpha = zero.alpha - jnp.mean(excess(held, zero.alpha)[0] / zero.by_alpha)
+    (by_model, by_alpha), point = jax.jacrev(excess, (0, 1), has_aux=True)(held, alpha)
+    value = point.rs.replicates.gen_error_linear - point.replicates.gen_error
+    shifts = alpha - value / by_alpha - (zero.alpha - zero.value / zero.by_alpha)
+    each, of_rs = (root_derivatives(*slopes)[0] for slopes in ((by_model, by_alpha), (zero.by_model, zero.by_alpha)))
+    return _moved(model, rs, (point,), shifts, jax.tree.map(jnp.subtract, each, of_rs))
+
+
+def _alpha_c(model: Model, transition: Transition | None) -> Transition:
+    """The RS alpha_c that was given, or found, without derivatives."""
+    if transition is None:
+        transition = critical_alpha(model)
+    require_kind(transition, "transition", Transition, "the result of critical_alpha")
+    require_choice(transition.event, "transition.event", ["alpha_c"])
+    if not transition.ok or transition.sensitivities is None:
+        raise InputError("transition", f"must have been found, got status {transition.status_name}")
+    return lax.stop_gradient(transition)
+
+
+def _moved(
+    model: Model, rs: Transition, branches: tuple[BrokenPoint, ...], shifts: jax.Array, each: Model
+) -> BrokenTransition:
+    """An RS transition that moves by `shifts`, which have the sensitivities `each` in every replicate."""
+    own = jax.tree.map(lambda a: a[None], rs.sensitivities)
+    moving = with_sensitivities(rs.alpha[None], own, model)[0]
     return BrokenTransition(
-        rs=eqx.tree_at(lambda t: t.alpha, transition, moving),
-        branches=(positional, semantic),
+        rs=eqx.tree_at(lambda t: t.alpha, rs, moving),
+        branches=branches,
         shifts=with_sensitivities(shifts, each, model),
-        sensitivities=jax.tree.map(lambda a, d: a + jnp.mean(d, 0), transition.sensitivities, each),
-        sensitivities_stderr=jax.tree.map(
-            lambda a, d: jnp.hypot(a, error_bar(d)), transition.sensitivities_stderr, each
-        ),
+        sensitivities=jax.tree.map(lambda a, d: a + jnp.mean(d, 0), rs.sensitivities, each),
+        sensitivities_stderr=jax.tree.map(lambda a, d: jnp.hypot(a, error_bar(d)), rs.sensitivities_stderr, each),
     )
 
 

@@ -17,6 +17,7 @@ from ...averages.program import at_once, program
 from ...averages.rule import Replicate, Rule
 from ...averages.sizes import REPLICATES
 from ...errors import InputError, is_concrete, require_choice, require_count, require_number
+from ...linalg import cholesky, inverse
 from ...model import Model
 from ...overlaps import PAIR, Overlaps, branch_of
 from ...printing import Description, rows_of
@@ -34,6 +35,7 @@ _POINTS = 64  # on a line: the RS potential has to be exact along them
 _SEEN = 0.02  # jump mass above which jumps are broken at although the averages cannot tell them from their error
 _SHARE = 1e-3, 0.5  # range of the jumps' share of the response that a start is made of
 _START = 1.2  # times the part of the response that the jumps carry, at which q1 - q0 starts
+_WIDEST, _NARROWEST = 0.5, 0.1  # q1 - q0 there: over q, at most, and over its widest direction, at least
 _LAID, _WIDER = 3, 1.1  # times that nodes are laid, at most; by how much wider clusters ask for it
 _GROUND = 2.0  # over the training loss, where s starts
 
@@ -314,7 +316,7 @@ def _search(rs: FixedPoint, s: jax.Array | None, near: _Near | None, item: tuple
             laid = _lay_at(model, state, laid.averages.lines, x, first)
         problem = Problem(model, rs.alpha, laid.averages, free, s is None, float(state.train_loss))
         found = fixed_point(problem, x, first, matrix)
-        if found is None or jnp.sum(found.x.q1 - found.x.q0) <= _WIDER * jnp.sum(laid.x.q1 - laid.x.q0):
+        if found is None or _trace(found.x.q1 - found.x.q0) <= _WIDER * _trace(laid.x.q1 - laid.x.q0):
             break
         x, first, matrix = found.x, found.s, found.matrix
     return found
@@ -394,10 +396,21 @@ def _start(model: Model, state: Any, s: jax.Array | None, free: jax.Array) -> tu
     apart = _START * (x.V - V)
     if s is None:
         s = _first_s(state, s)
-        v = jnp.sum(apart) / jnp.sum(x.V)
+        v = _trace(apart) / _trace(x.V)
         from_elevation = v**2 * (1 - told.replicon) / (8 * told.rs_error)
         s = jnp.where(from_elevation > 0, jnp.minimum(s, from_elevation), s)
-    return BrokenOverlaps(x.q, x.q - apart / s, V, free[0] * x.theta, free[1] * x.m), s
+    # In units of q, for q0 to be positive; with several columns the jumps may carry part of the response in one direction.
+    root = cholesky(x.q)
+    inside = inverse(root)
+    values, vectors = jnp.linalg.eigh(inside @ (apart / s) @ jnp.swapaxes(inside, -1, -2))
+    widest = jnp.minimum(jnp.max(jnp.abs(values), -1, keepdims=True), _WIDEST)
+    ends = root @ (vectors * jnp.sqrt(jnp.clip(jnp.abs(values), _NARROWEST * widest, widest))[..., None, :])
+    return BrokenOverlaps(x.q, x.q - ends @ jnp.swapaxes(ends, -1, -2), V, free[0] * x.theta, free[1] * x.m), s
+
+
+def _trace(a: jax.Array) -> jax.Array:
+    """Of a matrix of every token, (L, r, r), summed."""
+    return jnp.sum(jnp.trace(a, axis1=1, axis2=2))
 
 
 def _unbroken_overlaps(x: Overlaps) -> BrokenOverlaps:

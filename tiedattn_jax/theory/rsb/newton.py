@@ -247,20 +247,22 @@ def fixed_point(problem: Problem, x: BrokenOverlaps, s: jax.Array, matrix: Any) 
     waiting, residual, size, half = 0, np.inf, np.inf, np.inf
     for step in range(_STEPS):
         seen: Any = problem.look(x, s, renew)
+        before, size = size, float(np.max(np.abs((seen.residual / seen.rows)[:-1])))
+        if not np.isfinite(size):
+            break
         vary = problem.ground and step >= first
         if renew or matrix is None:
             matrix = seen.matrix
         elif last is not None and np.max(np.abs(seen.v - last.v) / seen.columns) > _FAR:
             matrix = corrected_matrix(matrix, seen.v - last.v, last.residual - seen.residual, seen.columns)
-        before, size = size, float(np.max(np.abs((seen.residual / seen.rows)[:-1])))
         steep = problem.steepness(seen) if vary else 0.0
         size = max(size, _SLOPE * abs(steep) * max(1.0, abs(steep) / _STEEP))
         anew = vary and step == first
-        if np.isfinite(size) and (size < residual or anew):
+        if size < residual or anew:
             best, residual = Found(problem, x, s, seen, size, matrix), size
         waiting, half = (0, 0.5 * size) if size < half or anew else (waiting + 1, half)
         done = residual <= _TOL and vary == problem.ground
-        if done or not np.isfinite(size) or waiting > _PATIENCE[residual <= _STALLED]:
+        if done or waiting > _PATIENCE[residual <= _STALLED]:
             break
         renew = step > first and size > max(_SLOW * before, _STALLED)
         last = seen
