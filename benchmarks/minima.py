@@ -1,0 +1,150 @@
+"""The lowest of many minima of one instance, around the positional state, against the theory.
+
+    python -m benchmarks.minima [--d 250 500 1000] [--instances 8] [--alpha 2] [--rounds 4] [--lanes 50]
+
+L-BFGS runs from the positional start (*training*), then from many starts at once: in the first round its mean part along
+the encodings and a random rest of one to two times the state's size, in later rounds the lowest minimum so far, moved by
+.03 to .8 of its own size. What ends on the positional branch counts. Teachers have exactly the model's norm. One table: the
+lowest minimum and that of training against the replica-symmetric (RS) state, in percent, with error bars over instances;
+how many runs end at the lowest one, and how far above it the others lie. Half an hour on two cores with the defaults.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+import tiedattn_jax as ta
+from tiedattn_jax.finite.data import start
+from tiedattn_jax.printing import with_error
+from tiedattn_jax.results import error_bar
+from tiedattn_jax.theory.observables import gen_error_in
+
+SIZES = 1.0, 2.0  # of the random rest of a start, over that of the state
+KICKS = 0.03, 0.8  # by how much the lowest minimum is moved, over its own size
+SAME = 1e-6  # losses that are closer, relative, are those of one minimum
+LEAST = 0.8, 0.3  # of the state's m, at least, and of its q^(1/2), theta at most, is the positional branch
+
+
+class Minima(NamedTuple):
+    """Where runs of one instance ended: one entry a run."""
+
+    Q: jax.Array
+    loss: jax.Array
+    q: jax.Array
+    m: jax.Array
+    on_branch: jax.Array
+
+    def only(self, k: Any) -> Minima:
+        return Minima(*(a[k] for a in self))
+
+
+@eqx.filter_jit
+def trained(model: ta.Model, data: ta.Data, starts: jax.Array, state: ta.Overlaps) -> Minima:
+    """L-BFGS from every start, (k, d, 1), on one instance."""
+    run = jax.vmap(lambda Q: ta.train(model, data, Q, optimizer="lbfgs", steps=3000, tol=1e-8))(starts)
+    x = run.overlaps
+    q, m, theta = x.q[:, 0, 0, 0], jnp.abs(x.m[:, 0, 0]), jnp.abs(x.theta[:, 0, 0, 0])
+    there = (m > LEAST[0] * jnp.abs(state.m[0, 0])) & (theta < LEAST[1] * jnp.sqrt(state.q[0, 0, 0] / model.trace[0]))
+    return Minima(run.Q, run.train_loss, q, m, run.ok & there)
+
+
+def search(model: ta.Model, data: ta.Data, state: ta.Overlaps, rounds: int, lanes: int, key: jax.Array) -> list[Minima]:
+    """Rounds of minima of one instance; the first is that of training alone."""
+    mean, along = jnp.abs(state.m[0, 0]), start(model, data, "positional", scale=1.0)
+    rest = jnp.sqrt(state.q[0, 0, 0] / model.trace[0] - mean**2)
+    found = [trained(model, data, start(model, data, "positional")[None], state)]
+    for k in range(rounds):
+        noise = jax.random.normal(jax.random.fold_in(key, k), (lanes, *along.shape))
+        if k == 0:
+            starts = mean * along + rest * jnp.linspace(*SIZES, lanes)[:, None, None] * noise
+        else:
+            best = lowest(found).Q
+            size = jnp.linalg.norm(best) / jnp.sqrt(best.size)
+            starts = best + size * jnp.geomspace(*KICKS, lanes)[:, None, None] * noise
+        found.append(trained(model, data, starts, state))
+    return found
+
+
+def lowest(found: list[Minima]) -> Minima:
+    """The minimum on the branch of the lowest loss."""
+    together = Minima(*(jnp.concatenate(a) for a in zip(*found, strict=True)))
+    return together.only(jnp.argmin(jnp.where(together.on_branch, together.loss, jnp.inf)))
+
+
+def row(model: ta.Model, rs: ta.FixedPoint, lines: Any, d: int, args: argparse.Namespace, key: jax.Array) -> dict:
+    """Numbers of one instance, relative to the RS state."""
+    data = ta.sample_data(model, d, args.alpha, key, normalise=True)
+    found = search(model, data, rs.overlaps, args.rounds, args.lanes, jax.random.fold_in(key, 1))
+    best, first = lowest(found), found[0].only(0)
+
+    def relative(one: Minima) -> dict[str, float]:
+        x = eqx.tree_at(
+            lambda x: (x.q, x.m), rs.overlaps, (one.q * jnp.ones_like(rs.q), one.m * jnp.sign(rs.overlaps.m))
+        )
+        test = gen_error_in(model, x, lines) / gen_error_in(model, rs.overlaps, lines)
+        parts = {"loss": one.loss / rs.train_loss, "q": one.q / rs.overlaps.q[0, 0, 0], "eps_g": test}
+        return {name: 100 * (float(value) - 1) for name, value in parts.items()}
+
+    losses = np.concatenate([np.asarray(r.loss[r.on_branch]) for r in found[1:]])
+    last = found[-1]
+    above = np.sort(losses / float(best.loss) - 1)
+    others = above[above > SAME]
+    return {
+        "training": relative(first) if bool(first.on_branch) else None,
+        "lowest": relative(best),
+        "lowest after one round": relative(lowest(found[:2])) if bool(lowest(found[:2]).on_branch) else None,
+        "runs on the branch": len(losses),
+        "runs at the lowest, last round": int(jnp.sum(last.on_branch & (last.loss < (1 + SAME) * best.loss))),
+        "distinct minima": 1 + int(np.sum(np.diff(above) > SAME)),
+        "next above the lowest, relative": float(others[0]) if len(others) else None,
+    }
+
+
+def table(rows: dict[int, list[dict]]) -> str:
+    """Means over the instances whose training ends on the branch, one row a dimension."""
+    lines = ["| d (instances) | quantity | training, % from RS | lowest | lowest - training |", "|---|---|---|---|---|"]
+    for d, found in rows.items():
+        kept = [r for r in found if r["training"] is not None]
+        for name in ("loss", "q", "eps_g"):
+            of = {which: np.array([r[which][name] for r in kept]) for which in ("training", "lowest")}
+            values = (of["training"], of["lowest"], of["lowest"] - of["training"])
+            cells = (with_error(np.mean(v), error_bar(v)) for v in values)
+            lines.append(" | ".join((f"| {d} ({len(kept)})", name, *cells)) + " |")
+    return "\n".join(lines)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--d", type=int, nargs="+", default=[250, 500, 1000])
+    parser.add_argument("--instances", type=int, default=8)
+    parser.add_argument("--alpha", type=float, default=2.0)
+    parser.add_argument("--rounds", type=int, default=4)
+    parser.add_argument("--lanes", type=int, default=50, help="starts of a round")
+    parser.add_argument("--out", type=Path, help="a JSON file for the numbers of every instance")
+    args = parser.parse_args()
+    jax.config.update("jax_enable_x64", True)
+    model = ta.dot_product()
+    rule = ta.line_nodes(model, 7)
+    rs = ta.solve(model, args.alpha, "positional", rule)
+    print(rs, flush=True)
+    rows: dict[int, list[dict]] = {}
+    for d in args.d:
+        rows[d] = []
+        for k in range(args.instances):
+            rows[d].append(row(model, rs, rule.replicate(0), d, args, jax.random.key(k)))
+            print(f"d = {d}, instance {k}: {json.dumps(rows[d][-1])}", flush=True)
+            if args.out:
+                args.out.write_text(json.dumps({str(d): r for d, r in rows.items()}, indent=1))
+    print(table(rows))
+
+
+if __name__ == "__main__":
+    main()
