@@ -424,23 +424,17 @@ def _made(
         for name, value, default in (("sigma", sigma, 0.5), ("encodings", encodings, None), ("teacher", teacher, 1.0)):
             if not (value is default or (isinstance(value, float) and value == default)):
                 raise InputError(name, f"must be left out beside law, which says what it is, got {name}={value!r}")
-        spectrum = jax.tree.map(lambda a: jnp.asarray(a, dtype), law)
-        nothing: dict[str, Any] = dict.fromkeys(("sigma", "encodings", "teacher"))
-        return kind(**numbers, **nothing, mixing=mixing, rank=rank, penalty=penalty, spectrum=spectrum, **own)
-    if encodings is None:
-        if mixing.shape[0] != 2:
-            raise InputError("encodings", f"must be given for L = {mixing.shape[0]} tokens: an (L, e) matrix")
-        encodings = ((1.0,), (-1.0,))
-    teacher = as_array(teacher, "teacher", dtype)
-    if not teacher.ndim and kind is UntiedDotProduct and not own["tied_teacher"]:
-        teacher = teacher * jnp.eye(2, dtype=dtype)
-    return kind(
-        **numbers,
-        sigma=as_number(sigma, "sigma", dtype),
-        mixing=mixing,
-        encodings=as_array(encodings, "encodings", dtype),
-        teacher=jnp.atleast_2d(teacher),
-        rank=rank,
-        penalty=penalty,
-        **own,
-    )
+        sigma = encodings = teacher = None
+        law = jax.tree.map(lambda a: jnp.asarray(a, dtype), law)
+    else:
+        if encodings is None:
+            if mixing.shape[0] != 2:
+                raise InputError("encodings", f"must be given for L = {mixing.shape[0]} tokens: an (L, e) matrix")
+            encodings = ((1.0,), (-1.0,))
+        teacher = as_array(teacher, "teacher", dtype)
+        if not teacher.ndim and kind is UntiedDotProduct and not own["tied_teacher"]:
+            teacher = teacher * jnp.eye(2, dtype=dtype)
+        teacher = jnp.atleast_2d(teacher)
+        sigma, encodings = as_number(sigma, "sigma", dtype), as_array(encodings, "encodings", dtype)
+    data = {"sigma": sigma, "encodings": encodings, "teacher": teacher, "spectrum": law}
+    return kind(**numbers, **data, mixing=mixing, rank=rank, penalty=penalty, **own)

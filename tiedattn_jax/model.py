@@ -204,7 +204,7 @@ class SpectralLaw(Printed):
             tau=mean(tau[:, :, None] * tau[:, None]),
             pi=mean(pi[:, :, None] * pi[:, None]),
             cross=mean(tau[:, :, None] * pi[:, None]),
-            sentences=kinds and eqx.tree_at(lambda k: k.weights, kinds, kinds.weights.astype(dtype)),
+            sentences=jax.tree.map(lambda a: a.astype(dtype), kinds),
         )
 
     @classmethod
@@ -247,10 +247,9 @@ class SpectralLaw(Printed):
             shift = floats(given[:, None] if given.ndim == 1 else given, "teacher_means", "S t", sizes)
         vectors = np.concatenate([encodings, means])
         cross = np.concatenate([np.zeros((len(encodings), len(gram))), shift])
-        kinds = eqx.tree_at(lambda k: k.weights, kinds, kinds.weights.astype(dtype))
-        made = partial(jnp.asarray, dtype=dtype)
-        tau, pi = made(vectors @ vectors.T)[None], made(gram)[None]
-        return cls(made(np.ones(1)), made(gamma)[None], tau, pi, made(cross)[None], sentences=kinds)
+        atom = {"weights": 1.0, "gamma": gamma, "tau": vectors @ vectors.T, "pi": gram, "cross": cross}
+        arrays = {name: jnp.asarray(a, dtype)[None] for name, a in atom.items()}
+        return cls(**arrays, sentences=jax.tree.map(lambda a: a.astype(dtype), kinds))
 
     def with_teacher(self, gram: jax.Array) -> SpectralLaw:
         """The law of a teacher with another ``Q*^T Q* / d``, (t, t), whose columns are mixed to have it."""
@@ -455,11 +454,8 @@ class Model(Printed):
 
 def rotations_of(r: int) -> np.ndarray:
     """Generators of the rotations of r columns, one for each pair of them, (r (r - 1) / 2, r, r)."""
-    pairs = [(a, b) for a in range(r) for b in range(a)]
-    out = np.zeros((len(pairs), r, r))
-    for k, (a, b) in enumerate(pairs):
-        out[k, a, b], out[k, b, a] = 1.0, -1.0
-    return out
+    later, earlier = (np.eye(r)[k] for k in np.tril_indices(r, -1))
+    return later[:, :, None] * earlier[:, None] - earlier[:, :, None] * later[:, None]
 
 
 def over_kinds(model: Model, fn: Callable[[Model], Any]) -> Any:
@@ -512,19 +508,18 @@ def check(model: Model, *, even: bool = True) -> None:
 
 
 def _check_fields(model: Model) -> None:
-    numbers = {f.name: getattr(model, f.name) for f in dataclasses.fields(model) if not f.metadata.get("static", False)}
-    for name, value in numbers.items():
-        for leaf in jax.tree.leaves(value):
-            if not hasattr(leaf, "dtype"):
-                raise InputError(name, f"must hold jax arrays, got {leaf!r}: write jnp.asarray({leaf!r}, float)")
+    names = [f.name for f in dataclasses.fields(model) if not f.metadata.get("static", False)]
+    leaves = [(name, leaf) for name in names for leaf in jax.tree.leaves(getattr(model, name))]
+    for name, leaf in leaves:
+        if not hasattr(leaf, "dtype"):
+            raise InputError(name, f"must hold jax arrays, got {leaf!r}: write jnp.asarray({leaf!r}, float)")
     dtype = model.lam.dtype
     if dtype not in (jnp.float32, jnp.float64):
         raise InputError("lam", f"must be float32 or float64, got {dtype}: write jnp.asarray(lam, float)")
-    for name, value in numbers.items():
-        for leaf in jax.tree.leaves(value):
-            if leaf.dtype != dtype:
-                text = f"must be {dtype} like lam, got {leaf.dtype}: what is no number is eqx.field(static=True)"
-                raise InputError(name, text)
+    for name, leaf in leaves:
+        if leaf.dtype != dtype:
+            text = f"must be {dtype} like lam, got {leaf.dtype}: what is no number is eqx.field(static=True)"
+            raise InputError(name, text)
     lam = np.asarray(model.lam)
     held = np.all(lam >= 0 if model.penalty is not None else lam > 0)
     require(lam.shape == () and held and lam < np.inf, "lam", lam, "one positive number")
@@ -646,9 +641,8 @@ def _computed(name: str, function: Callable[..., Any], *fields: jax.Array) -> An
     except Exception as problem:
         shapes = f", for fields of shapes {', '.join(str(a.shape) for a in fields)}" if fields else ""
         want = f"must be written in jax.numpy, with derivatives{shapes}"
-        raise InputError(
-            name, f"{want}, got {type(problem).__name__}: {str(problem).partition(chr(10))[0]}"
-        ) from problem
+        first_line = str(problem).partition("\n")[0]
+        raise InputError(name, f"{want}, got {type(problem).__name__}: {first_line}") from problem
 
 
 @eqx.filter_jit

@@ -120,8 +120,7 @@ def check_penalty(penalty: Any, lam: Any, rank: int, even: bool) -> None:
     def cost(at: jax.Array) -> np.ndarray:
         return np.asarray(0.5 * (at - w) ** 2 + c * penalty.value(at))
 
-    around = jnp.concatenate([nearest[:, None] + s for s in (-0.1, -0.01, 0.01, 0.1)], 1).T
-    if np.any(np.stack([cost(at) for at in around]) < cost(nearest) - rounding):
+    if any(np.any(cost(nearest + s) < cost(nearest) - rounding) for s in (-0.1, -0.01, 0.01, 0.1)):
         raise InputError("penalty", f"must have prox(v, c) = argmin_w (w - v)^2 / 2 + c value(w), got {name}")
     hold = float(lam) + float(penalty.value(jnp.full((1,), 10.0, dtype))[0] - penalty.value(jnp.zeros(1, dtype))[0])
     require(hold > 0, "lam", lam, "positive where the penalty does not grow")

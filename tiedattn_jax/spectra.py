@@ -9,7 +9,6 @@ import numpy as np
 from .errors import InputError, require
 
 _SAME = 1e-9  # eigenvalues, relative to the largest, that are one
-_SEED = 0
 
 
 def floats(value: Any, argument: str, axes: str, sizes: dict[str, int]) -> np.ndarray:
@@ -46,7 +45,7 @@ def eigenbasis(covariances: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
             "covariances", f"must be symmetric, got Sigma_{np.argmax(skew)} with an asymmetry of {skew.max():.1e}"
         )
     # A mixture at random has the common eigenvectors, and no other.
-    share = np.random.default_rng(_SEED).uniform(0.5, 1.5, len(covariances))
+    share = np.random.default_rng(0).uniform(0.5, 1.5, len(covariances))
     vectors = np.linalg.eigh(np.einsum("l,lij->ij", share, covariances / size))[1]
     rotated = vectors.T @ covariances @ vectors
     values = np.diagonal(rotated, axis1=1, axis2=2)
@@ -72,11 +71,9 @@ def positive(gamma: np.ndarray, argument: str) -> np.ndarray:
 
 def atoms(gamma: np.ndarray) -> np.ndarray:
     """For each row of eigenvalues (N, L) the number of its atom, (N,): rows alike to rounding are one."""
-    labels = []
-    for column in gamma.T:
-        order = np.argsort(column, kind="stable")
-        jumps = np.diff(column[order], prepend=column[order[0]]) > _SAME * column.max()
-        label = np.empty(len(column), int)
-        label[order] = np.cumsum(jumps)
-        labels.append(label)
-    return np.unique(np.stack(labels, 1), axis=0, return_inverse=True)[1].ravel()
+    order = np.argsort(gamma, 0, kind="stable")
+    rising = np.take_along_axis(gamma, order, 0)
+    jumps = np.diff(rising, axis=0, prepend=rising[:1]) > _SAME * gamma.max(0)
+    labels = np.empty(gamma.shape, int)
+    np.put_along_axis(labels, order, np.cumsum(jumps, 0), 0)
+    return np.unique(labels, axis=0, return_inverse=True)[1].ravel()

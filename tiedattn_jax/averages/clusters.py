@@ -8,7 +8,6 @@ across it. The place of the jump moves with the state; derivatives contain that.
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
@@ -17,11 +16,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
-from scipy import special
 
-from ..linalg import apply, inverse, total
+from ..linalg import apply, inverse, matvec, total
 from ..model import Model
-from .lines import vectors_across
+from .lines import legendre, vectors_across
+from .nodes import hermite_grid
 from .prox import Prox, attach, local_minima, moreau, pick, prox_jacobian, reference_axis, search, well_axis
 
 _SMOOTH = 4  # nodes in each direction where there is no jump
@@ -31,40 +30,27 @@ _FAR = 14.0  # beyond which a jump plays no role
 _LEAST = 0.3  # curvature of the weight, relative to that of the Gaussian law, below which it is taken for this
 _PROBES = (-4.0, -2.0, 0.0, 2.0, 4.0)  # places along a line at which a second minimum is looked for
 _HALVINGS = 5  # of the section between two of them in which the minimiser changes most
-_STEP = (
-    0.045  # share of the change in that section, from which on it is a step in the last piece; of an even change 1/32
-)
+# Share of the change in that section, from which on it is a step in the last piece; of an even change 1/32.
+_STEP = 0.045
 _ROOT_STEPS = 4  # of Newton's method for the place of the jump
 
 
 class Cluster(eqx.Module):
-    """Nodes of the inner average at N student fields, K at each.
+    """Nodes of the inner average at N student fields, K at each."""
 
-    Attributes:
-        normals: standard normals xi, (L, r, K N).
-        log_weight: logarithms of their weights, (K, N).
-        z: minimisers of the proximal problem there, (L, r, K N).
-    """
-
-    normals: jax.Array
-    log_weight: jax.Array
-    z: jax.Array
+    normals: jax.Array  # standard normals xi, (L, r, K N)
+    log_weight: jax.Array  # logarithms of their weights, (K, N)
+    z: jax.Array  # minimisers of the proximal problem there, (L, r, K N)
 
 
 class _Around(NamedTuple):
-    """N fields, and those of the minima of their clusters at standard normals around them; n = L r.
-
-    Attributes:
-        V: response, (L, r, r).
-        spread: Cholesky root C of q1 - q0, (L, r, r).
-        h, y: student and teacher fields, (L, r, N) and (L, t, N).
-    """
+    """N fields, and those of the minima of their clusters at standard normals around them; n = L r."""
 
     model: Model
-    V: jax.Array
-    spread: jax.Array
-    h: jax.Array
-    y: jax.Array
+    V: jax.Array  # response, (L, r, r)
+    spread: jax.Array  # Cholesky root C of q1 - q0, (L, r, r)
+    h: jax.Array  # student fields, (L, r, N)
+    y: jax.Array  # teacher fields, (L, t, N)
 
     def at(self, xi: jax.Array) -> tuple[jax.Array, jax.Array]:
         """Fields at standard normals (n, K N), and the teacher's."""
@@ -99,7 +85,7 @@ class _Around(NamedTuple):
         def power(exponent: float) -> jax.Array:
             return jnp.moveaxis((vectors * values[:, None] ** exponent) @ jnp.swapaxes(vectors, 1, 2), 0, -1)
 
-        centre = -s * _times(power(-1.0), self.pull(self.h - low))
+        centre = -s * matvec(power(-1.0), self.pull(self.h - low))
         return _Weight(centre, power(-0.5), power(0.5), -0.5 * jnp.sum(jnp.log(values), 1))
 
 
@@ -115,18 +101,17 @@ class _Weight(NamedTuple):
         """xi at eta (n, ..., N)."""
         n, N = self.centre.shape
         axes = (1,) * (eta.ndim - 2)
-        root = self.root.reshape(n, n, *axes, N)
-        return self.centre.reshape(n, *axes, N) + total(root[:, k] * eta[k] for k in range(n))
+        return self.centre.reshape(n, *axes, N) + matvec(self.root.reshape(n, n, *axes, N), eta)
 
     def along(self, u: jax.Array, xi: jax.Array) -> jax.Array:
         """Where standard normals (n, ..., N) lie along directions u of eta, (..., N)."""
         n, N = self.centre.shape
         axes = (1,) * (xi.ndim - 2)
-        return total(_times(self.inverse_root, u).reshape(n, *axes, N) * (xi - self.centre.reshape(n, *axes, N)))
+        return total(matvec(self.inverse_root, u).reshape(n, *axes, N) * (xi - self.centre.reshape(n, *axes, N)))
 
     def pulled(self, force: jax.Array) -> jax.Array:
         """A force (n, N) on xi as one on eta."""
-        return _times(self.root, force)
+        return matvec(self.root, force)
 
 
 class Beside(NamedTuple):
@@ -175,9 +160,9 @@ def _smooth(around: _Around, low: jax.Array, z: jax.Array, s: jax.Array) -> Smoo
     n = low.shape[0] * low.shape[1]
     low = around.follow(low, jnp.zeros((n, low.shape[-1]), low.dtype))[0]
     weight = around.weight_of(low, s)
-    places, shares = _places(n + 1, _SMOOTH)
-    xi = weight.normals(jnp.asarray(places.T, low.dtype)[..., None])
-    size = jnp.asarray(np.log(shares) + 0.5 * np.sum(places**2, 1), low.dtype)
+    places, shares = hermite_grid(_SMOOTH, n)
+    xi = weight.normals(jnp.asarray(places, low.dtype)[..., None])
+    size = jnp.asarray(np.log(shares) + 0.5 * np.sum(places**2, 0), low.dtype)
     log_weight = size[:, None] + weight.log_det - 0.5 * total(xi**2)
     xi = xi.reshape(n, -1)
     return Smooth(low, xi, log_weight, around.follow(z, xi)[0])
@@ -201,31 +186,31 @@ class Found(NamedTuple):
 
     def normals(self, x: jax.Array) -> jax.Array:
         """Standard normals at places x along the lines, (K, J, N), as (n, K J N)."""
-        n, N = self.direction.shape
+        n = len(self.direction)
         axis = jnp.asarray(reference_axis(n), x.dtype)[:, None]
         v = jnp.where(total(self.direction * axis) < 0, -self.direction, self.direction)
-        across = [vectors_across(v, jnp.broadcast_to(p[:, None], (n - 1, N))) for p in _places(n)[0]]
+        across = [vectors_across(v, p[:, None]) for p in hermite_grid(_ACROSS, n - 1)[0].T]
         xi = self.weight.normals(jnp.stack(across, 1)[:, None] + x * self.direction[:, None, None])
         return xi.reshape(n, -1)
 
     @property
     def log_weight(self) -> jax.Array:
         """Logarithms of the weights of the places across, (J, N)."""
-        places, shares = _places(len(self.direction))
-        size = 0.5 * places.shape[1] * np.log(2 * np.pi) + 0.5 * np.sum(places**2, 1) + np.log(shares)
+        places, shares = hermite_grid(_ACROSS, len(self.direction) - 1)
+        size = 0.5 * len(places) * np.log(2 * np.pi) + 0.5 * np.sum(places**2, 0) + np.log(shares)
         return jnp.asarray(size, self.jump.dtype)[:, None] + self.weight.log_det
 
     @property
     def along(self) -> jax.Array:
         """The direction of the lines in the standard normals, (n, N)."""
-        return _times(self.weight.root, self.direction)
+        return matvec(self.weight.root, self.direction)
 
 
 def find(
     model: Model, V: jax.Array, spread: jax.Array, h: jax.Array, y: jax.Array, s: jax.Array, beside: Beside
 ) -> Found:
     """The jumps on the lines through each field and beside it, and the minimisers at all nodes; arguments as `look_beside`."""
-    around, J = _Around(model, V, spread, h, y), len(_places(h.shape[0] * h.shape[1])[0])
+    around, J = _Around(model, V, spread, h, y), _ACROSS ** (h.shape[0] * h.shape[1] - 1)
     left, right = (jnp.where(beside.breaks, side, beside.low) for side in beside.sides)
     left = jnp.where(jnp.abs(beside.jump) <= 2 * _REACH, left, beside.low)
     z = jnp.concatenate([jnp.tile(side, J * _ALONG) for side in (left, right)], -1)
@@ -378,11 +363,6 @@ def _unit(v: jax.Array) -> tuple[jax.Array, jax.Array]:
     return v / jnp.where(size > 0, size, 1.0), size
 
 
-def _times(matrix: jax.Array, v: jax.Array) -> jax.Array:
-    """Products of matrices (n, n, N) and vectors (n, N)."""
-    return total(matrix[:, k] * v[k] for k in range(len(v)))
-
-
 def points(model: Model, V: jax.Array, spread: jax.Array, h: jax.Array, y: jax.Array, found: Found | Smooth) -> Cluster:
     """The nodes of the inner average, and how they move with the state."""
     around = _Around(model, V, spread, h, y)
@@ -410,7 +390,7 @@ def _moving_jump(around: _Around, found: Found) -> jax.Array:
 
 def _nodes(found: Found, jump: jax.Array) -> tuple[jax.Array, jax.Array]:
     """Places along the lines, (K, J, N), half of them on each side of the jump, and their weights."""
-    t, w = (jnp.asarray(a, jump.dtype)[:, None, None] for a in _legendre())
+    t, w = (jnp.asarray(a, jump.dtype)[:, None, None] for a in legendre(_ALONG))
     sides = (
         (jnp.minimum(0.0, jump) - _REACH, jnp.minimum(jump, _REACH)),
         (jnp.maximum(jump, found.other - _REACH), jnp.maximum(jump, found.other) + _REACH),
@@ -419,16 +399,3 @@ def _nodes(found: Found, jump: jax.Array) -> tuple[jax.Array, jax.Array]:
         jnp.concatenate([lo + (hi - lo) * t for lo, hi in sides]),
         jnp.concatenate([(hi - lo) * w for lo, hi in sides]),
     )
-
-
-def _legendre() -> tuple[np.ndarray, np.ndarray]:
-    x, w = np.polynomial.legendre.leggauss(_ALONG)
-    return 0.5 * (x + 1), 0.5 * w
-
-
-def _places(n: int, order: int = _ACROSS) -> tuple[np.ndarray, np.ndarray]:
-    """Gauss-Hermite places across a line, (J, n - 1), and their weights."""
-    x, w = special.roots_hermitenorm(order)
-    grid = list(itertools.product(x, repeat=n - 1))
-    weight = list(itertools.product(w / w.sum(), repeat=n - 1))
-    return np.array(grid), np.prod(weight, 1)

@@ -23,7 +23,7 @@ from jax import lax
 from scipy import special
 
 from ..errors import InputError, array_of, require, require_kind
-from ..linalg import apply, inverse
+from ..linalg import apply, inverse, matvec
 from ..model import Model
 from ..overlaps import Overlaps
 from .fields import conditional, log_volume, teacher_fields, whiten
@@ -54,29 +54,18 @@ class Block(NamedTuple):
 
 
 class LineNodes(Replicate):
-    """Lines with their places, in standard normals.
+    """Lines with their places, in standard normals."""
 
-    Attributes:
-        teacher: standard normals of the teacher's fields, (L, t, N).
-        across: those of the student's fields across the line, (L r - 1, N).
-        weight: (N,), summing to one.
-        offset: of nodes from the middles of parts of equal weight, on a line that is not resolved, in (-1/2, 1/2), (N,).
-        reach: how far a line goes to either side, in standard deviations, (2,).
-        direction: of the lines in the space of the student's fields, (L, r); None is the axis of the double well.
-        points_per_line: nodes of a line.
-        jumps: of a line, at most.
-        block: nodes in a block.
-    """
-
-    teacher: jax.Array
-    across: jax.Array
-    weight: jax.Array
+    teacher: jax.Array  # standard normals of the teacher's fields, (L, t, N)
+    across: jax.Array  # those of the student's fields across the line, (L r - 1, N)
+    weight: jax.Array  # (N,), summing to one
+    # Of nodes from the middles of parts of equal weight, on a line that is not resolved, in (-1/2, 1/2), (N,).
     offset: jax.Array
-    reach: jax.Array
-    direction: jax.Array | None
+    reach: jax.Array  # how far a line goes to either side, in standard deviations, (2,)
+    direction: jax.Array | None  # of lines in the space of the student's fields, (L, r); None: axis of the double well
     points_per_line: int = eqx.field(static=True)
-    jumps: int = eqx.field(static=True)
-    block: int = eqx.field(static=True)
+    jumps: int = eqx.field(static=True)  # of a line, at most
+    block: int = eqx.field(static=True)  # nodes in a block
 
     @property
     def size(self) -> int:
@@ -92,9 +81,8 @@ class LineNodes(Replicate):
         return self.size > self.block
 
     def blocks(self) -> Any:
-        split = in_blocks(
-            (self.teacher, self.across, self.weight, self.offset), max(1, self.block // self.points_per_line)
-        )
+        width = max(1, self.block // self.points_per_line)
+        split = in_blocks((self.teacher, self.across, self.weight, self.offset), width)
         count = split[0].shape[0]
         shared = jax.tree.map(lambda a: jnp.broadcast_to(a, (count, *a.shape)), (self.reach, self.direction))
         return Block(*split, *shared)
@@ -198,7 +186,7 @@ def _nodes(
         jnp.take_along_axis(a, piece, 0, mode="clip")
         for a in (cut[:-1], jnp.diff(cut, axis=0), starts.t, jnp.append(jnp.where(gaps.real, gaps.left.t, end), end, 0))
     )
-    node, share = (jnp.asarray(a, end.dtype)[count, number - begin] for a in _legendre(total))
+    node, share = (jnp.asarray(a, end.dtype)[count, number - begin] for a in _legendre_rules(total))
     section = trace(model, V, lines, starts, lo + (hi - lo) * node, jnp.where(number == begin, piece, -1))
     s = jax.scipy.special.ndtri((number + 0.5 + offset) / total)
     weight = (hi - lo) * share * section.slope * jnp.exp(-0.5 * section.s**2) / (2 * np.pi) ** 0.5
@@ -222,13 +210,18 @@ def cuts(s: jax.Array, real: jax.Array, reach: jax.Array, total: int) -> jax.Arr
     return jnp.concatenate([jnp.zeros_like(cut[:1]), cut, jnp.full_like(cut[:1], total)])
 
 
-def _legendre(most: int) -> list[np.ndarray]:
-    """Gauss-Legendre nodes and weights on [0, 1] for up to `most` points: row n holds the rule of n points."""
-    nodes, weights = np.zeros((2, most + 1, most))
+def legendre(count: int) -> tuple[np.ndarray, np.ndarray]:
+    """Gauss-Legendre nodes and weights on [0, 1]."""
+    x, w = np.polynomial.legendre.leggauss(count)
+    return 0.5 * (x + 1), 0.5 * w
+
+
+def _legendre_rules(most: int) -> np.ndarray:
+    """Those of up to `most` points, (2, most + 1, most): row n holds the rule of n points."""
+    rules = np.zeros((2, most + 1, most))
     for n in range(1, most + 1):
-        x, w = np.polynomial.legendre.leggauss(n)
-        nodes[n, :n], weights[n, :n] = 0.5 * (x + 1), 0.5 * w
-    return [nodes, weights]
+        rules[:, n, :n] = legendre(n)
+    return rules
 
 
 def shifts(model: Model, x: Overlaps, lines: Lines, gaps: Gaps, s: jax.Array) -> tuple[jax.Array, jax.Array]:
@@ -262,9 +255,8 @@ def vectors_across(u: jax.Array, w: jax.Array) -> jax.Array:
     axis = reference_axis(n)
     basis = np.linalg.qr(np.concatenate([axis[:, None], np.eye(n)[:, : n - 1]], 1))[0][:, 1:]
     v = u + jnp.asarray(axis, u.dtype)[:, None]
-    a = [sum(float(basis[i, k]) * w[k] for k in range(n - 1)) for i in range(n)]
-    along = 2 * sum(v[i] * a[i] for i in range(n)) / sum(v[i] ** 2 for i in range(n))
-    return jnp.stack([a[i] - v[i] * along for i in range(n)])
+    a = matvec(jnp.asarray(basis, u.dtype)[..., None], w)
+    return a - v * (2 * jnp.sum(v * a, 0) / jnp.sum(v**2, 0))
 
 
 def directions(model: Model, x: Overlaps, y: jax.Array, direction: jax.Array | None) -> jax.Array:
@@ -331,13 +323,17 @@ def line_nodes(
     least = 2 * jumps + 2
     require(least <= points <= _MOST_POINTS, "points", points, f"from {least} to {_MOST_POINTS}, with jumps={jumps}")
     if direction is not None:
-        direction = _checked_direction(model, direction)
+        want = f"finite, not zero and of shape {(L, r)}"
+        direction = array_of(direction, "direction", want, lambda a: a.shape == (L, r) and np.any(a), ndim=2)
     block = block or block_size()
     width = max(1, block // points)
     if product:
         # Averages over teacher's fields around means of their own are no even functions of them.
         whole = even or model.teacher_mean is not None
-        size = _check_size(order, whole, across, points)
+        size = _number(order, whole, across)
+        if size * points > MOST_NODES:
+            text = f"must be smaller, or lines=2048 given, got order={order} with {size * points} nodes, over 2^24"
+            raise InputError("order", text)
         check_memory(size * (L * t + across), replicates, "order", order)
         rng = np.random.default_rng([seed, 1])
         fitting = (k for k in range(1, order + 1) if _number(k, whole, across) <= block_width(size, width))
@@ -356,39 +352,20 @@ def line_nodes(
     reach = np.random.default_rng([seed, 2]).uniform(*_REACH, (len(sets), 2))
     if even:
         reach = np.mean(reach, 1, keepdims=True).repeat(2, 1)
-
-    offset = np.random.default_rng([seed, 3]).uniform(-0.49, 0.49, weight.shape) * (not even)
+    arrays = {
+        "teacher": normals[:, : L * t].reshape(len(sets), L, t, size),
+        "across": normals[:, L * t :],
+        "weight": weight,
+        "offset": np.random.default_rng([seed, 3]).uniform(-0.49, 0.49, weight.shape) * (not even),
+        "reach": reach,
+        "direction": None if direction is None else np.broadcast_to(direction, (len(sets), L, r)),
+    }
 
     def some(which: slice | int) -> LineNodes:
-        return LineNodes(
-            teacher=jnp.asarray(normals[:, : L * t].reshape(len(sets), L, t, -1)[which], dtype),
-            across=jnp.asarray(normals[which, L * t :], dtype),
-            weight=jnp.asarray(weight[which], dtype),
-            offset=jnp.asarray(offset[which], dtype),
-            reach=jnp.asarray(reach[which], dtype),
-            direction=None if direction is None else jnp.broadcast_to(direction, (len(sets), L, r))[which],
-            points_per_line=points,
-            jumps=jumps,
-            block=block,
-        )
+        own = jax.tree.map(lambda a: jnp.asarray(a[which], dtype), arrays)
+        return LineNodes(**own, points_per_line=points, jumps=jumps, block=block)
 
     return Rule(some(slice(replicates)), some(replicates))
-
-
-def _checked_direction(model: Model, direction: Any) -> jax.Array:
-    shape = model.shape[:2]
-    want = f"finite, not zero and of shape {shape}"
-    given = array_of(direction, "direction", want, lambda a: a.shape == shape and np.any(a), ndim=2)
-    return jnp.asarray(given, model.lam.dtype)
-
-
-def _check_size(order: int, whole: bool, across: int, points: int) -> int:
-    """Number of lines of the product rule, if their nodes are not too many."""
-    count = _number(order, whole, across)
-    if count * points > MOST_NODES:
-        text = f"must be smaller, or lines=2048 given, got order={order} with {count * points} nodes, over 2^24"
-        raise InputError("order", text)
-    return count
 
 
 def _number(order: int, whole: bool, across: int) -> int:
@@ -413,8 +390,7 @@ def _polar(order: int, across: int, whole: bool, even: bool, rng: np.random.Gene
     angles, radii, places = _counts(order, whole)
     angle = 2 * np.pi * (np.arange(angles) + rng.random()) / angles
     end = rng.uniform(5.7, 7.2)
-    x, w = np.polynomial.legendre.leggauss(radii)
-    radius, w_radius = 0.5 * end * (x + 1), 0.5 * end * w
+    radius, w_radius = (end * a for a in legendre(radii))
     w_radius = w_radius * radius * np.exp(-0.5 * radius**2)
     x, w = special.roots_hermitenorm(places)
     # A quarter of a spacing, or of a standard deviation if that is less, turns the sign of the error and makes it

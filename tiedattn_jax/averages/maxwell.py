@@ -12,7 +12,6 @@ another, and near the cusp at which a jump ends, where z is as singular as the c
 
 from __future__ import annotations
 
-from functools import partial
 from typing import Any
 
 import equinox as eqx
@@ -37,9 +36,6 @@ class Lines(eqx.Module):
     normal: jax.Array  # V^{-1} direction, (n, N)
     y: jax.Array  # (L, t, N)
 
-    def repeat(self, count: int) -> Lines:
-        return jax.tree.map(lambda a: jnp.tile(a, count), self)
-
 
 class Section(eqx.Module):
     """The constrained minimiser at t, and the derivatives of its energy A(t).
@@ -58,39 +54,13 @@ class Section(eqx.Module):
         numbers = (a[..., None, :] for a in (t, energy, s, slope, error))
         return cls(jnp.concatenate([*numbers, z, tangent], -2))
 
-    @property
-    def t(self) -> jax.Array:
-        return self.rows[..., 0, :]
-
-    @property
-    def energy(self) -> jax.Array:
-        """A."""
-        return self.rows[..., 1, :]
-
-    @property
-    def s(self) -> jax.Array:
-        """A'."""
-        return self.rows[..., 2, :]
-
-    @property
-    def slope(self) -> jax.Array:
-        """A''."""
-        return self.rows[..., 3, :]
-
-    @property
-    def error(self) -> jax.Array:
-        """Last Newton step."""
-        return self.rows[..., 4, :]
-
-    @property
-    def z(self) -> jax.Array:
-        """(..., n, N)."""
-        return jnp.split(self.rows[..., 5:, :], 2, -2)[0]
-
-    @property
-    def tangent(self) -> jax.Array:
-        """dz/dt, (..., n, N)."""
-        return jnp.split(self.rows[..., 5:, :], 2, -2)[1]
+    t = property(lambda self: self.rows[..., 0, :])
+    energy = property(lambda self: self.rows[..., 1, :])  # A
+    s = property(lambda self: self.rows[..., 2, :])  # A'
+    slope = property(lambda self: self.rows[..., 3, :])  # A''
+    error = property(lambda self: self.rows[..., 4, :])  # last Newton step
+    z = property(lambda self: jnp.split(self.rows[..., 5:, :], 2, -2)[0])  # (..., n, N)
+    tangent = property(lambda self: jnp.split(self.rows[..., 5:, :], 2, -2)[1])  # dz/dt, (..., n, N)
 
     @property
     def settled(self) -> jax.Array:
@@ -215,14 +185,13 @@ def common_tangents(model: Model, V: jax.Array, lines: Lines, profile: Section, 
     j = jnp.sort(jnp.stack(starts), 0)
     real = j < last
     k = jnp.where(real, jnp.take_along_axis(following, jnp.minimum(j, last - 1), 0, mode="clip"), last)
-    double = partial(jax.tree.map, lambda a: jnp.concatenate([a, a], -1))
-    both, edge, there = double(profile), jnp.concatenate([j, k], -1), double(real)
+    both, edge, there = _twice(profile), jnp.concatenate([j, k], -1), _twice(real)
     low, high = (_at((both.t, both.slope), jnp.clip(edge + i, 0, last)) for i in (-1, 1))
     found = _at(both, edge)
 
     def touch(state: tuple) -> tuple:
         p, found = state
-        new = _touch(model, V, double(lines), *jax.tree.map(lambda a: a[p], (found, low, high)))
+        new = _touch(model, V, _twice(lines), *jax.tree.map(lambda a: a[p], (found, low, high)))
         return p + 1, jax.tree.map(lambda a, b: a.at[p].set(jnp.where(there[p], b, a[p])), found, new)
 
     # Few lines have more than one jump: only as many tangents as the line with the most jumps has are solved for.
@@ -258,6 +227,11 @@ def _touch(model: Model, V: jax.Array, lines: Lines, pair: Section, low: tuple, 
     return lax.fori_loop(0, _TANGENT_STEPS, body, pair)
 
 
+def _twice(tree: Any) -> Any:
+    """All lanes twice: a first and a second half for the two ends of what they have."""
+    return jax.tree.map(lambda a: jnp.tile(a, 2), tree)
+
+
 def _sides(pair: Any) -> tuple[Any, Any]:
     """The first and the second half of the lanes."""
     half = pair.t.shape[-1] // 2
@@ -268,9 +242,9 @@ def energy_profile(model: Model, V: jax.Array, lines: Lines, reach: jax.Array) -
     """A(t) at `_GRID` places (leading axis), traced from both ends; where the two differ, the lower one."""
     L, r = V.shape[:2]
     size = lines.y.shape[-1]
-    both = lines.repeat(2)
+    both = _twice(lines)
     far = jnp.concatenate([lines.origin + s * lines.direction for s in (-reach[0], reach[1])], -1)
-    z = lowest_minima(model, far.reshape(L, r, -1), V, both.y).reshape(L * r, -1)
+    z = lowest_minima(model, far.reshape(L, r, -1), V, both.y)[0].reshape(L * r, -1)
     t, zero = jnp.sum(both.normal * z, 0), jnp.zeros_like(z[0])
     ends = Section.of(t, z, jnp.zeros_like(z), zero, zero, zero, zero)
     grid = t[:size] + (t[size:] - t[:size]) * jnp.linspace(0.0, 1.0, _GRID, dtype=t.dtype)[:, None]

@@ -16,7 +16,7 @@ import numpy as np
 from ..model import Model
 from ..overlaps import Overlaps
 from .fields import teacher_fields, whiten
-from .lines import LineNodes, directions, lay
+from .lines import LineNodes, directions, lay, legendre
 from .maxwell import Lines, common_tangents, energy_profile
 
 _REACH = 6.0  # times the distance: how far the dense nodes go to either side of a jump
@@ -70,10 +70,8 @@ def nodes_on_line(jumps: np.ndarray, low: float, high: float, distance: float) -
     ends = np.unique(np.clip([low, high, *inside, *(inside - wide), *(inside + wide)], low, high))
     nodes, weights = [], []
     for a, b in itertools.pairwise(ends):
-        middle = 0.5 * (a + b)
-        dense = np.any(np.abs(inside - middle) < wide)
-        count = _DENSE if dense else 2 + int(np.ceil(_DENSITY * (b - a)))
-        x, w = np.polynomial.legendre.leggauss(count)
-        nodes.append(middle + 0.5 * (b - a) * x)
-        weights.append(0.5 * (b - a) * w)
+        dense = np.any(np.abs(inside - 0.5 * (a + b)) < wide)
+        x, w = legendre(_DENSE if dense else 2 + int(np.ceil(_DENSITY * (b - a))))
+        nodes.append(a + (b - a) * x)
+        weights.append((b - a) * w)
     return np.concatenate(nodes), np.concatenate(weights)

@@ -122,7 +122,26 @@ class _Arrays(NamedTuple):
         )
 
     def apply(self, eqn: Any, xs: list[_Array]) -> list[_Array]:
-        return _apply_whole(eqn, xs, self)
+        name, params, spread = eqn.primitive.name, eqn.params, [x.spread for x in xs]
+        values, out = [x.value for x in xs], eqn.outvars[0].aval
+        run = functools.partial(eqn.primitive.bind, **params)
+        if not any(spread):
+            outs = run(*values)
+        elif name in _ELEMENTWISE:
+            outs = run(*(self.at_nodes(x, out.shape) for x in xs))
+        elif name in _MOVED:
+            outs = _MOVED[name](values[0], (*out.shape, self.size), params)
+        elif name in _FOLDS and all(values[0].shape[a] for a in params["axes"]):
+            outs = values[0]
+            for axis in sorted(params["axes"], reverse=True):
+                outs = functools.reduce(_FOLDS[name][1], _slices(outs, axis))
+        elif name == "dot_general" and values[0].size and values[1].size:
+            a, b = (self.at_nodes(x, v.aval.shape).astype(out.dtype) for x, v in zip(xs, eqn.invars, strict=True))
+            a, b = _aligned(a, b, params["dimension_numbers"])
+            outs = functools.reduce(lax.add, (p * q for p, q in zip(_slices(a, 0), _slices(b, 0), strict=True)))
+        else:
+            outs = jax.vmap(run, [-1 if s else None for s in spread], -1)(*values)
+        return [_Array(o, any(spread)) for o in (outs if eqn.primitive.multiple_results else [outs])]
 
 
 def nodewise(fn: Callable[..., Any]) -> Callable[..., Any]:
@@ -262,17 +281,11 @@ def _fill(shape: tuple, entry: Callable[[tuple], Any]) -> np.ndarray:
 
 
 def _dot(nodes: _Entries, xs: list[np.ndarray], dims: Any, out: Any) -> np.ndarray:
-    (ca, cb), (ba, bb) = dims
-    a, b = (_fill(x.shape, functools.partial(_cast, nodes, x, out.dtype)) for x in xs)
-    free_a = [k for k in range(a.ndim) if k not in (*ca, *ba)]
-    free_b = [k for k in range(b.ndim) if k not in (*cb, *bb)]
-    a = a.transpose(*ba, *free_a, *ca).reshape(*(a.shape[k] for k in (*ba, *free_a)), -1)
-    b = b.transpose(*bb, *free_b, *cb).reshape(*(b.shape[k] for k in (*bb, *free_b)), -1)
-    nb, na = len(ba), len(free_a)
+    a, b = (_fill(x.shape, functools.partial(_cast, nodes, x, out.dtype))[..., None] for x in xs)
+    a, b = (np.broadcast_to(x[..., 0], (len(x), *out.shape)) for x in _aligned(a, b, dims))
 
     def entry(i: tuple) -> Any:
-        row, column = a[i[: nb + na]], b[i[:nb] + i[nb + na :]]
-        terms = [_bind(nodes, "mul", lax.mul, x, y) for x, y in zip(row, column, strict=True)]
+        terms = [_bind(nodes, "mul", lax.mul, x[i], y[i]) for x, y in zip(a, b, strict=True)]
         return functools.reduce(functools.partial(_bind, nodes, "add", lax.add), terms)
 
     return _fill(out.shape, entry)
@@ -301,28 +314,6 @@ def _by_vmap(eqn: Any, xs: list[np.ndarray], nodes: _Entries) -> list[np.ndarray
     return [_split(o, int(-1 in axes)) for o in (outs if eqn.primitive.multiple_results else [outs])]
 
 
-def _apply_whole(eqn: Any, xs: list[_Array], nodes: _Arrays) -> list[_Array]:
-    name, params, spread = eqn.primitive.name, eqn.params, [x.spread for x in xs]
-    values, out = [x.value for x in xs], eqn.outvars[0].aval
-    run = functools.partial(eqn.primitive.bind, **params)
-    if not any(spread):
-        outs = run(*values)
-    elif name in _ELEMENTWISE:
-        outs = run(*(nodes.at_nodes(x, out.shape) for x in xs))
-    elif name in _MOVED:
-        outs = _MOVED[name](values[0], (*out.shape, nodes.size), params)
-    elif name in _FOLDS and all(values[0].shape[a] for a in params["axes"]):
-        outs = values[0]
-        for axis in sorted(params["axes"], reverse=True):
-            outs = functools.reduce(_FOLDS[name][1], _slices(outs, axis))
-    elif name == "dot_general" and values[0].size and values[1].size:
-        a, b = (nodes.at_nodes(x, v.aval.shape).astype(out.dtype) for x, v in zip(xs, eqn.invars, strict=True))
-        outs = _dot_whole(a, b, params["dimension_numbers"])
-    else:
-        outs = jax.vmap(run, [-1 if s else None for s in spread], -1)(*values)
-    return [_Array(o, any(spread)) for o in (outs if eqn.primitive.multiple_results else [outs])]
-
-
 # Of `_MOVES` those that a loss is full of, of arrays to arrays of a shape (..., N).
 _MOVED: dict[str, Callable[..., Any]] = {
     "broadcast_in_dim": lambda a, shape, p: lax.broadcast_in_dim(
@@ -338,15 +329,15 @@ def _slices(a: jax.Array, axis: int) -> list[jax.Array]:
     return [lax.index_in_dim(a, k, axis, keepdims=False) for k in range(a.shape[axis])]
 
 
-def _dot_whole(a: jax.Array, b: jax.Array, dims: Any) -> jax.Array:
+def _aligned(a: Any, b: Any, dims: Any) -> tuple[Any, Any]:
+    """Operands (..., N) of a product: what is summed over first, then the axes of the result, of size one if missing."""
     (ca, cb), (ba, bb) = dims
     free_a = [k for k in range(a.ndim - 1) if k not in (*ca, *ba)]
     free_b = [k for k in range(b.ndim - 1) if k not in (*cb, *bb)]
-    # What is summed over first; then the axes of the result, of size one where an operand has none.
     a = a.transpose(*ca, *ba, *free_a, a.ndim - 1).reshape(
         -1, *(a.shape[k] for k in (*ba, *free_a)), *[1] * len(free_b), a.shape[-1]
     )
     b = b.transpose(*cb, *bb, *free_b, b.ndim - 1).reshape(
         -1, *(b.shape[k] for k in bb), *[1] * len(free_a), *(b.shape[k] for k in free_b), b.shape[-1]
     )
-    return functools.reduce(lax.add, (p * q for p, q in zip(_slices(a, 0), _slices(b, 0), strict=True)))
+    return a, b

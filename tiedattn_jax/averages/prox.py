@@ -16,7 +16,6 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
-from functools import partial
 from typing import Any
 
 import equinox as eqx
@@ -54,30 +53,19 @@ def _expansion(model: Model, Z: jax.Array, Y: jax.Array) -> tuple[jax.Array, jax
     return value, gradient, hessian.reshape(*Z.shape, *Z.shape)
 
 
-def _hessian(model: Model, Z: jax.Array, Y: jax.Array) -> jax.Array:
-    return _expansion(model, Z, Y)[2]
-
-
 loss_at_nodes = nodewise(_loss)
 gradient_at_nodes = nodewise(jax.grad(_loss, 1))
-hessian_at_nodes = nodewise(_hessian)
+hessian_at_nodes = nodewise(lambda model, Z, Y: _expansion(model, Z, Y)[2])
 _expansion_at_nodes = nodewise(_expansion)
 
 
 class Prox(eqx.Module):
-    """Global minimisers at N nodes.
+    """Global minimisers at N nodes."""
 
-    Attributes:
-        z: the proximal operator, (L, r, N).
-        converged: whether Newton's method met its tolerance, (N,).
-        other: the best other minimum, (L, r, N); the proximal operator itself where none was found.
-        gap: its energy above the global minimum, (N,); infinite where there is none.
-    """
-
-    z: jax.Array
-    converged: jax.Array
-    other: jax.Array
-    gap: jax.Array
+    z: jax.Array  # the proximal operator, (L, r, N)
+    converged: jax.Array  # whether Newton's method met its tolerance, (N,)
+    other: jax.Array  # the best other minimum, (L, r, N); the proximal operator itself where none was found
+    gap: jax.Array  # its energy above the global minimum, (N,); infinite where there is none
 
 
 def moreau(model: Model, z: jax.Array, h: jax.Array, V: jax.Array, y: jax.Array) -> jax.Array:
@@ -93,7 +81,7 @@ def moreau(model: Model, z: jax.Array, h: jax.Array, V: jax.Array, y: jax.Array)
         (N,) values.
     """
     d = z - h
-    return 0.5 * _sum(d * apply(inverse(V), d)) + loss_at_nodes(model, z, y)
+    return 0.5 * total(total(d * apply(inverse(V), d))) + loss_at_nodes(model, z, y)
 
 
 def prox_gradient(model: Model, z: jax.Array, h: jax.Array, V: jax.Array, y: jax.Array) -> jax.Array:
@@ -134,18 +122,12 @@ def moreau_hessian(model: Model, z: jax.Array, V: jax.Array, y: jax.Array) -> tu
 
 
 class Expansion(eqx.Module):
-    """`moreau` at points z to second order; n = L r.
+    """`moreau` at points z to second order; n = L r."""
 
-    Attributes:
-        loss, quadratic: its two parts, (N,).
-        slope: (n, N).
-        hessian: (n, n, N).
-    """
-
-    loss: jax.Array
-    quadratic: jax.Array
-    slope: jax.Array
-    hessian: jax.Array
+    loss: jax.Array  # one of its two parts, (N,)
+    quadratic: jax.Array  # the other one, (N,)
+    slope: jax.Array  # (n, N)
+    hessian: jax.Array  # (n, n, N)
 
 
 def expand(model: Model, z: jax.Array, h: jax.Array, V: jax.Array, y: jax.Array) -> Expansion:
@@ -185,7 +167,7 @@ def attach(z: jax.Array, model: Model, h: jax.Array, V: jax.Array, y: jax.Array)
     return z
 
 
-@partial(attach.defjvp, symbolic_zeros=True)
+@functools.partial(attach.defjvp, symbolic_zeros=True)
 def _attach_jvp(primals: Any, tangents: Any) -> tuple[jax.Array, jax.Array]:
     _, model, _, V, y = primals
     z = attach(*primals)
@@ -199,18 +181,13 @@ def _attach_jvp(primals: Any, tangents: Any) -> tuple[jax.Array, jax.Array]:
 def search(model: Model, h: jax.Array, V: jax.Array, y: jax.Array, near: jax.Array | None = None) -> Prox:
     """`prox` without derivatives."""
     # Which minimum is the lowest is settled in single precision, at half the cost; its place is then refined.
-    top, second, gap = _lowest_minima(model, h, V, y, near)
+    top, second, gap = lowest_minima(model, h, V, y, near)
     z, _, converged = descend(model, top, h, V, y, _tolerance(h.dtype))
     return Prox(z, converged, jnp.where(jnp.isfinite(gap), second, z), gap)
 
 
-def lowest_minima(model: Model, h: jax.Array, V: jax.Array, y: jax.Array) -> jax.Array:
-    """The proximal operator (L, r, N) to about three digits, without a derivative."""
-    return _lowest_minima(model, h, V, y, None)[0]
-
-
 def proximal(model: Model, h: jax.Array, V: jax.Array, y: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """The same to full precision, and whether the search converged, (N,)."""
+    """The proximal operator (L, r, N) alone, and whether the search converged, (N,); without derivatives."""
     z, energy, done = _minima(model, h, V, y, None, _tolerance(h.dtype))
     lowest = jnp.argmin(energy, 0)
     return pick(z, lowest), pick(done, lowest)
@@ -236,28 +213,22 @@ def _tolerance(dtype: Any) -> float:
     return 4 * float(jnp.finfo(dtype).eps) ** 0.5
 
 
-def _lowest_minima(
-    model: Model, h: jax.Array, V: jax.Array, y: jax.Array, near: jax.Array | None
+def lowest_minima(
+    model: Model, h: jax.Array, V: jax.Array, y: jax.Array, near: jax.Array | None = None
 ) -> tuple[jax.Array, jax.Array, jax.Array]:
-    """The lowest minimum at each node, the next one, and how much higher it lies (infinite: there is none).
+    """The lowest minimum at each node, the next one elsewhere, and how much higher it lies (infinite: there is none).
 
-    In single precision, to about three digits.
+    In single precision, to about three digits, without derivatives.
     """
     dtype = h.dtype
     model, h, V, y, near = jax.tree.map(
         lambda a: a.astype(jnp.float32) if jnp.issubdtype(a.dtype, jnp.floating) else a, (model, h, V, y, near)
     )
     z, energy, _ = _minima(model, h, V, y, near, 1e-3)
-    top, second, gap = _two_lowest(z, energy)
-    return top.astype(dtype), second.astype(dtype), gap.astype(dtype)
-
-
-def _two_lowest(z: jax.Array, energy: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array]:
-    """Of minima (K, L, r, N) the lowest, the next one that is elsewhere, and how much higher it lies."""
-    lowest = jnp.min(energy, 0)
     top = pick(z, jnp.argmin(energy, 0))
-    above = jnp.where(jnp.max(jnp.abs(z - top), (1, 2)) > 1e-2, energy - lowest, jnp.inf)
-    return top, pick(z, jnp.argmin(above, 0)), jnp.min(above, 0)
+    above = jnp.where(jnp.max(jnp.abs(z - top), (1, 2)) > 1e-2, energy - jnp.min(energy, 0), jnp.inf)
+    second = pick(z, jnp.argmin(above, 0))
+    return top.astype(dtype), second.astype(dtype), jnp.min(above, 0).astype(dtype)
 
 
 def _minima(
@@ -285,7 +256,8 @@ def _minima(
 
     blank = jnp.full((len(starts) - 1) * size, jnp.inf, energy.dtype)
     old = lanes, jnp.concatenate([energy, blank]), jnp.tile(done, len(starts))
-    z, energy, done = in_groups(finish, old, left, _group(h))
+    group = max(256 if L * r == 2 else 64, 3 * size // 16)  # so few lanes that the slowest keeps few waiting
+    z, energy, done = in_groups(finish, old, left, group)
     return jnp.moveaxis(z.reshape(L, r, -1, size), 2, 0), energy.reshape(-1, size), done.reshape(-1, size)
 
 
@@ -334,12 +306,6 @@ def _flips_matter(model: Model, h: jax.Array, V: jax.Array, energy: jax.Array) -
 def _large(model: Model, h: jax.Array, bound: float) -> jax.Array:
     """Whether the square of a token's fields, its score with itself, is above a bound, (N,); always for a loss with kinks."""
     return jnp.max(jnp.sum(h**2, 1), 0) > (0 if model.kinked else bound * jnp.asarray(model.field_scale, h.dtype) ** 2)
-
-
-def _group(h: jax.Array) -> int:
-    """How many lanes are finished together, of nodes (L, r, N): so few that the slowest keeps few waiting."""
-    L, r, size = h.shape
-    return max(256 if L * r == 2 else 64, 3 * size // 16)
 
 
 def reference_axis(n: int) -> np.ndarray:
@@ -403,12 +369,6 @@ def descend(
         The minimisers (L, r, N), their energies (N,), and whether they converged, (N,).
     """
     centre, floor = h.reshape(-1, h.shape[-1]), least_pivots(V)
-    rounding = 64 * jnp.finfo(z.dtype).eps
-
-    def evaluate(z: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array]:
-        e = expand(model, z, centre, V, y)
-        step = ldl_solve(e.hessian, -e.slope, floor)
-        return e.loss + e.quadratic, rounding * (jnp.abs(e.loss) + e.quadratic), step
 
     def small(z: jax.Array, step: jax.Array) -> jax.Array:
         return jnp.max(jnp.abs(step), 0) <= tol * (0.1 + jnp.max(jnp.abs(z), 0))
@@ -416,12 +376,13 @@ def descend(
     def body(state: tuple) -> tuple:
         z, energy, step, cut, k = state
         trial = z + cut * step
-        e, noise, s = evaluate(trial)
-        down = e <= energy + noise  # energies equal to rounding say nothing against a step
+        at = expand(model, trial, centre, V, y)
+        reached, rounding = at.loss + at.quadratic, 64 * jnp.finfo(z.dtype).eps * (jnp.abs(at.loss) + at.quadratic)
+        down = reached <= energy + rounding  # energies equal to rounding say nothing against a step
         return (
             jnp.where(down, trial, z),
-            jnp.where(down, e, energy),
-            jnp.where(down, s, step),
+            jnp.where(down, reached, energy),
+            jnp.where(down, ldl_solve(at.hessian, -at.slope, floor), step),
             jnp.where(down, 1.0, 0.25 * cut).astype(z.dtype),
             k + 1,
         )
@@ -438,7 +399,3 @@ def descend(
     done = small(flat, step)
     flat = flat + jnp.where(done, step, 0.0)  # the last step is free, and squares the error
     return flat.reshape(z.shape), energy, done
-
-
-def _sum(a: jax.Array) -> jax.Array:
-    return functools.reduce(jnp.add, (a[i, j] for i in range(a.shape[0]) for j in range(a.shape[1])))

@@ -26,37 +26,22 @@ from ..printing import Description, Printed
 
 
 class Jumps(eqx.Module):
-    """The surface on which the minimiser jumps, as a sum: averages of delta(energy difference) times a function of it.
+    """The surface on which the minimiser jumps, for averages of delta(energy difference) times a function of it."""
 
-    Attributes:
-        density: weights of the places, (P,), of the delta function of the energies' difference; zero where there is none.
-        step: by which the minimiser jumps there, (L, r, P).
-    """
-
-    density: jax.Array
-    step: jax.Array
+    density: jax.Array  # weights of the places, (P,), of that delta function; zero where there is none
+    step: jax.Array  # by which the minimiser jumps there, (L, r, P)
 
 
 class Points(eqx.Module):
-    """One block of an average.
+    """One block of an average."""
 
-    Attributes:
-        student: standard normal fields of the student given the teacher, (L, r, N).
-        teacher: standard normal fields of the teacher, (L, t, N).
-        weight: weights, (N,).
-        z: proximal minimisers, (L, r, N).
-        resolved: whether each proximal solve met its tolerance, and so did what the rule makes of its node, (N,).
-        gap: energy of the next minimum above the global one, (N,), infinite where there is none.
-        jumps: where the minimiser jumps; not differentiated.
-    """
-
-    student: jax.Array
-    teacher: jax.Array
-    weight: jax.Array
-    z: jax.Array
-    resolved: jax.Array
-    gap: jax.Array
-    jumps: Jumps
+    student: jax.Array  # standard normal fields of the student given the teacher, (L, r, N)
+    teacher: jax.Array  # standard normal fields of the teacher, (L, t, N)
+    weight: jax.Array  # (N,)
+    z: jax.Array  # proximal minimisers, (L, r, N)
+    resolved: jax.Array  # whether the proximal solve, and what the rule makes of its node, met their tolerance, (N,)
+    gap: jax.Array  # energy of the next minimum above the global one, (N,), infinite where there is none
+    jumps: Jumps  # where the minimiser jumps; not differentiated
 
 
 class Replicate(eqx.Module):
