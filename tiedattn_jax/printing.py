@@ -50,6 +50,11 @@ class Description(NamedTuple):
         """What it is, and how it ended."""
         return ": ".join(filter(None, (self.what, self.status)))
 
+    @property
+    def page(self) -> list[tuple[str, Sequence[Row]]]:
+        """All tables of the page, the numbers without a head first."""
+        return [("", [*self.numbers, *self.details]), *self.tables]
+
 
 class Printed(eqx.Module):
     """What prints itself where its numbers are known: `repr` in one line, `print` and notebooks as a page.
@@ -71,8 +76,8 @@ class Printed(eqx.Module):
         if not self.readable:
             return eqx.tree_pformat(self)
         said = self.describe()
-        tables = [("", [*said.numbers, *said.details]), *said.tables]
-        parts = [said.title or type(self).__name__, *(part for head, rows in tables for part in (head, table(rows)))]
+        tables = (part for head, rows in said.page for part in (head, table(rows)))
+        parts = [said.title or type(self).__name__, *tables]
         return "\n".join(filter(None, parts))
 
     def __str__(self) -> str:
@@ -93,7 +98,7 @@ class Printed(eqx.Module):
             return f"<pre>{html.escape(eqx.tree_pformat(self))}</pre>"
         said = self.describe()
         parts = [f"<b>{type(self).__name__}</b> {html.escape(said.title)}"]
-        for head, rows in [("", [*said.numbers, *said.details]), *said.tables]:
+        for head, rows in said.page:
             cells = ("".join(f"<td style='text-align:left'>{html.escape(c)}</td>" for c in row) for row in rows)
             body = "".join(f"<tr>{row}</tr>" for row in cells)
             parts.append(f"{html.escape(head)}<table>{body}</table>" if body else "")
@@ -120,14 +125,16 @@ def by_token(values: Any, *others: Any) -> list[np.ndarray]:
     """Arrays (L, ...) over the tokens without what repeats itself: the first token's, where all are alike up to sign.
 
     Args:
-        values: decide that.
+        values: decide that; scalars stay what they are.
         others: of the same shape, treated alike, such as error bars.
     """
-    values = np.asarray(values)
+    arrays = values, *_ = [np.asarray(a) for a in (values, *others)]
+    if not values.ndim:
+        return arrays
     near = math.sqrt(np.finfo(values.dtype).eps)
     alike = np.allclose(np.abs(values), np.abs(values[:1]), rtol=near, atol=0, equal_nan=True)
     shape = () if math.prod(values.shape[1:]) == 1 else values.shape[1:]  # a student and a teacher of rank one
-    return [a[0].reshape(shape) if alike else a.reshape(-1, *shape) for a in map(np.asarray, (values, *others))]
+    return [a[0].reshape(shape) if alike else a.reshape(-1, *shape) for a in arrays]
 
 
 def entries(values: Any, errors: Any = None) -> str:
@@ -143,8 +150,7 @@ def entries(values: Any, errors: Any = None) -> str:
 def rows_of(values: dict[str, Any], errors: dict[str, Any] | None = None) -> list[Row]:
     """Rows of numbers by name, scalars or arrays (L, ...) over the tokens, with their meanings."""
     bars = errors or {name: np.zeros(np.shape(a)) for name, a in values.items()}
-    shown = {name: by_token(a, bars[name]) if np.ndim(a) else (a, bars[name]) for name, a in values.items()}
-    return [(name, entries(*pair), WORDS.get(name, "")) for name, pair in shown.items()]
+    return [(name, entries(*by_token(a, bars[name])), WORDS.get(name, "")) for name, a in values.items()]
 
 
 def table(rows: Iterable[Sequence[Any]]) -> str:
