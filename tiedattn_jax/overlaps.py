@@ -271,11 +271,8 @@ class Coordinates:
         turns = [jnp.asarray(A, x.q.dtype) for A in model.generators]
         if not turns:
             return jnp.zeros((0, scale.shape[0]), scale.dtype)
-        rows = jnp.stack([self.pack(_turned(x, A)) / scale for A in turns])
+        # An infinitesimal rotation of the student's columns.
+        moves = (Overlaps(A @ x.q - x.q @ A, A @ x.V - x.V @ A, A @ x.theta, x.m @ A.T) for A in turns)
+        rows = jnp.stack([self.pack(move) / scale for move in moves])
         size = jnp.linalg.norm(rows, axis=1, keepdims=True)
         return jnp.where(size > 1e-6, rows / jnp.maximum(size, 1e-6), 0.0)
-
-
-def _turned(x: Overlaps, A: jax.Array) -> Overlaps:
-    """What an infinitesimal rotation of the student's columns does to a state."""
-    return Overlaps(A @ x.q - x.q @ A, A @ x.V - x.V @ A, A @ x.theta, x.m @ A.T)

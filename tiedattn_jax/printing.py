@@ -50,11 +50,6 @@ class Description(NamedTuple):
         """What it is, and how it ended."""
         return ": ".join(filter(None, (self.what, self.status)))
 
-    @property
-    def page(self) -> list[tuple[str, Sequence[Row]]]:
-        """All tables of the page, the numbers without a head first."""
-        return [("", [*self.numbers, *self.details]), *self.tables]
-
 
 class Printed(eqx.Module):
     """What prints itself where its numbers are known: `repr` in one line, `print` and notebooks as a page.
@@ -76,8 +71,8 @@ class Printed(eqx.Module):
         if not self.readable:
             return eqx.tree_pformat(self)
         said = self.describe()
-        tables = (part for head, rows in said.page for part in (head, table(rows)))
-        parts = [said.title or type(self).__name__, *tables]
+        tables = [("", [*said.numbers, *said.details]), *said.tables]
+        parts = [said.title or type(self).__name__, *(part for head, rows in tables for part in (head, table(rows)))]
         return "\n".join(filter(None, parts))
 
     def __str__(self) -> str:
@@ -98,7 +93,7 @@ class Printed(eqx.Module):
             return f"<pre>{html.escape(eqx.tree_pformat(self))}</pre>"
         said = self.describe()
         parts = [f"<b>{type(self).__name__}</b> {html.escape(said.title)}"]
-        for head, rows in said.page:
+        for head, rows in [("", [*said.numbers, *said.details]), *said.tables]:
             cells = ("".join(f"<td style='text-align:left'>{html.escape(c)}</td>" for c in row) for row in rows)
             body = "".join(f"<tr>{row}</tr>" for row in cells)
             parts.append(f"{html.escape(head)}<table>{body}</table>" if body else "")
@@ -128,7 +123,8 @@ def by_token(values: Any, *others: Any) -> list[np.ndarray]:
         values: decide that; scalars stay what they are.
         others: of the same shape, treated alike, such as error bars.
     """
-    arrays = values, *_ = [np.asarray(a) for a in (values, *others)]
+    arrays = [np.asarray(a) for a in (values, *others)]
+    values = arrays[0]
     if not values.ndim:
         return arrays
     near = math.sqrt(np.finfo(values.dtype).eps)

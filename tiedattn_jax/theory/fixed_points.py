@@ -321,7 +321,7 @@ def solve(
     if nodes is None:
         nodes = default_nodes(model)
         point = solve(model, alpha, branch, nodes, start=start, settings=settings)
-        if _of_lines(nodes) and is_concrete(point.replicates) and point.status == Status.unresolved:
+        if isinstance(nodes.stack, LineNodes) and is_concrete(point.replicates) and point.status == Status.unresolved:
             point = solve(model, alpha, branch, sobol_nodes(model), start=start, settings=settings)
         return point
     if start is None:
@@ -329,10 +329,6 @@ def solve(
     else:
         point = solve_from(model, alpha, branch, nodes, start, settings)
     return _without_noise(point, nodes, settings) if is_concrete(point.replicates) else point
-
-
-def _of_lines(nodes: Rule) -> bool:
-    return isinstance(nodes.stack, LineNodes)
 
 
 def _without_noise(point: FixedPoint, nodes: Rule, settings: Settings) -> FixedPoint:
@@ -372,7 +368,7 @@ def _refined(
         nodes = rule(model, n)
         point = solve(model, alpha, branch, nodes, start=start, settings=settings)
         error = _relative_error(point)
-        if _of_lines(nodes) and error > max(rtol, _POOR * LADDER[n]):
+        if isinstance(nodes.stack, LineNodes) and error > max(rtol, _POOR * LADDER[n]):
             other = solve(model, alpha, branch, sobol_nodes(model, n), start=start, settings=settings)
             other_error = _relative_error(other)
             if other_error < error:

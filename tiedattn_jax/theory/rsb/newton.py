@@ -20,7 +20,7 @@ from ...linalg import positive_definite
 from ...model import Model
 from ...overlaps import admissible
 from ...results import Status
-from .potentials import Averages, BrokenOverlaps, channel_expansion, conjugates, free_energy, overlaps, prior
+from .potentials import Averages, BrokenOverlaps, Setting, channel_expansion, conjugates, free_energy, overlaps, prior
 
 _TOL, _STALLED = 1e-4, 3e-3  # residuals at which a state has converged, and at which the nodes resolve it no further
 _SLOPE = 0.01  # weight, in the residual, of d loss / d log s over the elevation, which is off by the square of that
@@ -67,9 +67,6 @@ class Look(NamedTuple):
     hats: BrokenOverlaps
 
 
-Setting = Callable[[jax.Array], tuple[Model, jax.Array, BrokenOverlaps, jax.Array]]
-
-
 class _Seen(NamedTuple):
     """What the equations give at one place."""
 
@@ -100,16 +97,9 @@ def _expansion(
 
 
 @program
-def _look(
-    model: Model,
-    alpha: jax.Array,
-    averages: Averages,
-    free: jax.Array,
-    x: BrokenOverlaps,
-    s: jax.Array,
-    wanted: jax.Array,
-) -> Look:
+def _look(problem: Problem, x: BrokenOverlaps, s: jax.Array, wanted: jax.Array) -> Look:
     """The equations around a place, to first order where that is `wanted`."""
+    model, alpha, averages, free, *_ = problem
     v, unpack = _pack(x, s, jnp.log(s)), _unpacker(x, s)
     (image, channel, loss, hats), slopes, M_by_model = _expansion(
         lambda v: (model, alpha, *unpack(v)), averages, v, free, wanted
@@ -147,16 +137,9 @@ class Moving(NamedTuple):
 
 
 @program
-def _moving(
-    model: Model,
-    alpha: jax.Array,
-    averages: Averages,
-    free: jax.Array,
-    x: BrokenOverlaps,
-    s: jax.Array,
-    ground: jax.Array,
-) -> Moving:
-    """By the implicit function theorem, with all of the matrix; s moves where the state is a `ground` state."""
+def _moving(problem: Problem, x: BrokenOverlaps, s: jax.Array) -> Moving:
+    """By the implicit function theorem, with all of the matrix; s moves where the state is a ground state."""
+    model, alpha, averages, free, ground, _ = problem
     (p, numbers), v, unpack = ravel_pytree((model, alpha)), _pack(x, s, jnp.log(s)), _unpacker(x, s)
     n, last = len(v), jnp.zeros_like(v).at[-1].set(1.0)
     _, slopes, _ = _expansion(
@@ -189,17 +172,16 @@ class Problem(NamedTuple):
     alpha: jax.Array
     averages: Averages
     free: jax.Array
-    ground: bool
-    rs_loss: float
+    ground: jax.Array
+    rs_loss: jax.Array
 
     def look(self, x: BrokenOverlaps, s: jax.Array, wanted: bool) -> Look:
         """The equations at a place, with their derivatives where they are `wanted`."""
-        seen = _look(self.model, self.alpha, self.averages, self.free, x, s, jnp.asarray(wanted))
-        return jax.tree.map(np.asarray, seen)
+        return jax.tree.map(np.asarray, _look(self, x, s, jnp.asarray(wanted)))
 
     def steepness(self, seen: Look) -> float:
         """d loss / d log s over the elevation."""
-        return float(seen.loss_by_log_s / max(abs(seen.loss - self.rs_loss), _NOISE * seen.loss))
+        return float(seen.loss_by_log_s / max(abs(seen.loss - float(self.rs_loss)), _NOISE * seen.loss))
 
     def moved(self, x: BrokenOverlaps, s: jax.Array, move: np.ndarray) -> tuple[BrokenOverlaps, jax.Array]:
         """The place after a Newton step, cut until it lies in the domain; the old one where it never does."""
@@ -232,8 +214,7 @@ class Found(NamedTuple):
 
     def moving(self) -> Moving:
         """How the state moves with the numbers of the model and alpha."""
-        at = self.problem
-        return _moving(at.model, at.alpha, at.averages, at.free, self.x, self.s, jnp.asarray(at.ground))
+        return _moving(self.problem, self.x, self.s)
 
 
 def fixed_point(problem: Problem, x: BrokenOverlaps, s: jax.Array, matrix: Any) -> Found | None:
@@ -242,6 +223,7 @@ def fixed_point(problem: Problem, x: BrokenOverlaps, s: jax.Array, matrix: Any) 
     Args:
         matrix: that of another replicate, or None; s does not move in the first step without it.
     """
+    ground = bool(problem.ground)
     first, renew = (_FIRST, True) if matrix is None else (0, False)
     best, last = None, None
     waiting, residual, size, half = 0, np.inf, np.inf, np.inf
@@ -250,7 +232,7 @@ def fixed_point(problem: Problem, x: BrokenOverlaps, s: jax.Array, matrix: Any) 
         before, size = size, float(np.max(np.abs((seen.residual / seen.rows)[:-1])))
         if not np.isfinite(size):
             break
-        vary = problem.ground and step >= first
+        vary = ground and step >= first
         if renew or matrix is None:
             matrix = seen.matrix
         elif last is not None and np.max(np.abs(seen.v - last.v) / seen.columns) > _FAR:
@@ -261,7 +243,7 @@ def fixed_point(problem: Problem, x: BrokenOverlaps, s: jax.Array, matrix: Any) 
         if size < residual or anew:
             best, residual = Found(problem, x, s, seen, size, matrix), size
         waiting, half = (0, 0.5 * size) if size < half or anew else (waiting + 1, half)
-        done = residual <= _TOL and vary == problem.ground
+        done = residual <= _TOL and vary == ground
         if done or waiting > _PATIENCE[residual <= _STALLED]:
             break
         renew = step > first and size > max(_SLOW * before, _STALLED)
