@@ -76,6 +76,18 @@ AFFECTED = ("replicon", "d overlaps", "d gen_error", "d alpha_l", "spinodals")
 DIAGNOSTICS = tuple(field.name for field in dataclasses.fields(Diagnostics))
 
 
+class _Scalar(OfMean[jax.Array]):
+    """An order parameter of two tokens and rank one as one number: mean over the tokens, but m of the first one."""
+
+    def __get__(self, point: Any, owner: type) -> jax.Array:
+        batch, x = jnp.shape(point.alpha), point.overlaps
+        if (shape := x.theta.shape[len(batch) :]) != (2, 1, 1):
+            want = f"of shape (2, 1, 1) for the scalar {self.name}, got {shape}: use overlaps.{self.name}"
+            raise InputError("model", f"must be {want}")
+        values = jnp.reshape(getattr(x, self.name), (*batch, 2))
+        return values[..., 0] if self.name == "m" else jnp.mean(values, -1)
+
+
 class FixedPoint(Result):
     """A fixed point of state evolution.
 
@@ -91,6 +103,8 @@ class FixedPoint(Result):
         gen_error: test error eps_g.
         gen_error_linear: test error of the linear baseline; NaN for a model without `target`.
         diagnostics: stability, jumps and the health of the proximal solves.
+        q, V, theta, m: of two tokens and rank one, scalars: means over the tokens, m of the first one. In general see
+            `overlaps`.
     """
 
     model: Model
@@ -103,6 +117,7 @@ class FixedPoint(Result):
     gen_error = OfMean[jax.Array]()
     gen_error_linear = OfMean[jax.Array]()
     diagnostics = OfMean[Diagnostics]()
+    q, V, theta, m = _Scalar(), _Scalar(), _Scalar(), _Scalar()
 
     @property
     def mean(self) -> State:
@@ -159,34 +174,6 @@ class FixedPoint(Result):
     def label(self) -> str:
         """Name of the branch found, for a concrete state; see `overlaps.label`."""
         return ov.label(self.model, self.overlaps)
-
-    @property
-    def q(self) -> jax.Array:
-        """q of two tokens and rank one, a scalar: mean over the tokens. In general see `overlaps`."""
-        return self._scalar("q")
-
-    @property
-    def V(self) -> jax.Array:
-        """V, likewise."""
-        return self._scalar("V")
-
-    @property
-    def theta(self) -> jax.Array:
-        """theta, likewise."""
-        return self._scalar("theta")
-
-    @property
-    def m(self) -> jax.Array:
-        """m of the first one of two tokens, of rank one, a scalar. In general see `overlaps`."""
-        return self._scalar("m")
-
-    def _scalar(self, name: str) -> jax.Array:
-        batch, x = jnp.shape(self.alpha), self.overlaps
-        if (shape := x.theta.shape[len(batch) :]) != (2, 1, 1):
-            want = f"of shape (2, 1, 1) for the scalar {name}, got {shape}: use overlaps.{name}"
-            raise InputError("model", f"must be {want}")
-        values = jnp.reshape(getattr(x, name), (*batch, 2))
-        return values[..., 0] if name == "m" else jnp.mean(values, -1)
 
     def to_dict(self) -> dict[str, Any]:
         """Setting, all that is kept of a state, and `stderr` with the error bars: JSON, where numbers are finite.

@@ -144,11 +144,10 @@ class BrokenPoint(Result):
         return {"alpha": float(self.alpha), "branch": self.branch, **means, "status": self.status_name, "stderr": bars}
 
     def describe(self) -> Description:
-        what = "ground state" if self.ground else "state"
+        kind = "ground state" if self.ground else "state"
+        what = f"{self.branch} branch at alpha = {self.alpha:g}, 1RSB {kind}"
         status = f"{self.status_name}, residual {float(jnp.max(self.replicates.residual)):.1e}"
-        return Description(
-            f"{self.branch} branch at alpha = {self.alpha:g}, 1RSB {what}", status, rows_of(*self.numbers())
-        )
+        return Description(what, status, rows_of(*self.numbers()))
 
 
 def solve_1rsb(

@@ -33,23 +33,22 @@ _LONGEST = 0.5  # relative, of a Newton step
 _FAR = 0.02  # likewise, above which it says more of the matrix than of how rough the averages are
 
 
-def _pack(x: BrokenOverlaps, s: jax.Array, last: Any) -> jax.Array:
-    """A state as one vector: q1, s (q1 - q0), V, theta, m, and log s or what takes its place.
+Unpack = Callable[[jax.Array], tuple[BrokenOverlaps, jax.Array]]
+
+
+def coordinates(x: BrokenOverlaps, s: jax.Array) -> tuple[jax.Array, Unpack]:
+    """A state as one vector: q1, s (q1 - q0), V, theta, m and log s; and the way back.
 
     s (q1 - q0) is the response of the clusters, which hardly depends on s.
     """
-    return ravel_pytree((x.q1, s * (x.q1 - x.q0), x.V, x.theta, x.m, last))[0]
-
-
-def _unpacker(like: BrokenOverlaps, s: jax.Array) -> Callable[[jax.Array], tuple[BrokenOverlaps, jax.Array]]:
-    back = ravel_pytree((like.q1, like.q1, like.V, like.theta, like.m, s))[1]
+    v, back = ravel_pytree((x.q1, s * (x.q1 - x.q0), x.V, x.theta, x.m, jnp.log(s)))
 
     def unpack(v: jax.Array) -> tuple[BrokenOverlaps, jax.Array]:
         q1, response, V, theta, m, log_s = back(v)
         s = jnp.exp(log_s)
         return BrokenOverlaps(q1, q1 - response / s, V, theta, m), s
 
-    return unpack
+    return v, unpack
 
 
 class Look(NamedTuple):
@@ -86,7 +85,7 @@ def _expansion(
         model, alpha, x, s = setting(u)
         hats = conjugates(alpha, s, by_x, free)
         explicit = jax.grad(lambda s: free_energy(model, alpha, x, hats, s, 0 * M))(s)
-        image = _pack(overlaps(model, hats, s), s, s * (explicit - alpha * by_s))
+        image = coordinates(overlaps(model, hats, s), s)[0].at[-1].set(s * (explicit - alpha * by_s))
         return _Seen(image, M, -free_energy(model, alpha, x, hats, s, M), hats)
 
     def column(*d: Any) -> Any:
@@ -100,7 +99,7 @@ def _expansion(
 def _look(problem: Problem, x: BrokenOverlaps, s: jax.Array, wanted: jax.Array) -> Look:
     """The equations around a place, to first order where that is `wanted`."""
     model, alpha, averages, free, *_ = problem
-    v, unpack = _pack(x, s, jnp.log(s)), _unpacker(x, s)
+    v, unpack = coordinates(x, s)
     (image, channel, loss, hats), slopes, M_by_model = _expansion(
         lambda v: (model, alpha, *unpack(v)), averages, v, free, wanted
     )
@@ -140,7 +139,7 @@ class Moving(NamedTuple):
 def _moving(problem: Problem, x: BrokenOverlaps, s: jax.Array) -> Moving:
     """By the implicit function theorem, with all of the matrix; s moves where the state is a ground state."""
     model, alpha, averages, free, ground, _ = problem
-    (p, numbers), v, unpack = ravel_pytree((model, alpha)), _pack(x, s, jnp.log(s)), _unpacker(x, s)
+    (p, numbers), (v, unpack) = ravel_pytree((model, alpha)), coordinates(x, s)
     n, last = len(v), jnp.zeros_like(v).at[-1].set(1.0)
     _, slopes, _ = _expansion(
         lambda u: (*numbers(u[n:]), *unpack(u[:n])), averages, jnp.concatenate([v, p]), free, jnp.asarray(True)
@@ -185,7 +184,7 @@ class Problem(NamedTuple):
 
     def moved(self, x: BrokenOverlaps, s: jax.Array, move: np.ndarray) -> tuple[BrokenOverlaps, jax.Array]:
         """The place after a Newton step, cut until it lies in the domain; the old one where it never does."""
-        v, unpack = _pack(x, s, jnp.log(s)), _unpacker(x, s)
+        v, unpack = coordinates(x, s)
         for cut in 0.5 ** np.arange(6):
             trial, t = unpack(v + cut * move)
             kept = self.free[0] * trial.theta, self.free[1] * trial.m
