@@ -83,15 +83,19 @@ def elevation(alpha: jax.Array, x: Overlaps, hats: Conjugates, to_delta: jax.Arr
     b = beta * a
     table = jnp.interp(jnp.log(b), jnp.asarray(np.log(_COSTS), a.dtype), jnp.asarray(_costs(), a.dtype))
     jumps = jnp.sum(weight * table, 1, keepdims=True) * beta**2
-    low, high = sums["soft"]
-    soft = low + (high - low) * jnp.log(jnp.maximum(v, _LEAST) / _SOFT[0]) / np.log(_SOFT[1] / _SOFT[0])
-    smooth = 0.25 * v**2 * (1 / (X**2 - 2 / 3 * v * X) - alpha * soft)
+    smooth = 0.25 * v**2 * (1 / (X**2 - 2 / 3 * v * X) - alpha * softened(sums["soft"], v))
     values = v / beta**2 * (alpha * v / beta * jumps - smooth)
     best = jnp.max(values)
     # Largest at an end of the range: without jumps, too, v grows, and s falls to zero.
     inside = best > jnp.max(jnp.append(values[0], values[:, -1]))
     known = ~jnp.any(jnp.isnan(values)) & (inside | (best <= 0))  # XLA's maximum of NaN may be -inf
     return jnp.where(known, jnp.maximum(best, 0.0), jnp.nan)
+
+
+def softened(soft: jax.Array, v: jax.Array) -> jax.Array:
+    """k(v), between and beside the two v at which it was averaged."""
+    low, high = soft
+    return low + (high - low) * jnp.log(jnp.maximum(v, _LEAST) / _SOFT[0]) / np.log(_SOFT[1] / _SOFT[0])
 
 
 def two_values(moments: jax.Array) -> tuple[jax.Array, jax.Array]:

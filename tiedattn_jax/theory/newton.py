@@ -86,7 +86,7 @@ class Look(NamedTuple):
 
 class Iterate(NamedTuple):
     here: Look  # where the next step starts
-    best: Look
+    best: Look  # that with the smallest residual so far
     cut: jax.Array
     damping: jax.Array  # share of a damped step
     mark: jax.Array  # half of it is what the residual has to fall to next

@@ -223,7 +223,7 @@ def growths(
     n = S * r * to_theta.shape[2]
     spread = inverse(model.rho)
     spread = jnp.pad(spread, ((0, 0), *[(0, to_theta.shape[2] - spread.shape[1])] * 2))
-    # Vhat rho^{-1}, token by token, comes from the spread of h given y.
+    # The part of d thetahat / d theta that comes from the spread of h given y: Vhat rho^{-1}, token by token.
     own = jax.scipy.linalg.block_diag(*(jnp.kron(v, p) for v, p in zip(hats.V, spread, strict=True)))
     curvature = alpha * sums["gy_score"] + own
     return (
