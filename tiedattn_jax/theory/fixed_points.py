@@ -368,7 +368,7 @@ def _refined(
 
 def _relative_error(point: FixedPoint) -> float:
     """Largest error bar of the order parameters and of the training loss, relative; infinite where nothing settled."""
-    numbers, bars = (jax.tree.leaves((s.overlaps, s.train_loss)) for s in (point.mean, point.stderr))
+    numbers, bars = (jax.tree.leaves((s.train_loss, s.overlaps)) for s in (point.mean, point.stderr))
     relative = (jnp.where(a == 0, 0.0, bar / jnp.abs(a)) for a, bar in zip(numbers, bars, strict=True))
     error = max(float(jnp.max(a)) for a in relative)
     return error if point.ok else np.inf
