@@ -23,8 +23,13 @@ ZERO = 0.02
 class _Order(Printed):
     """Arrays over the tokens, by the names of the order parameters."""
 
+    q: jax.Array
+    V: jax.Array
+    theta: jax.Array
+    m: jax.Array
+
     @property
-    def readable(self: Any) -> bool:
+    def readable(self) -> bool:
         return super().readable and np.ndim(self.m) == 2
 
     def describe(self) -> Description:
@@ -44,11 +49,6 @@ class Overlaps(_Order):
         m: Q^T p_l / sqrt(d), (L, r).
     """
 
-    q: jax.Array
-    V: jax.Array
-    theta: jax.Array
-    m: jax.Array
-
     @property
     def encoded(self) -> jax.Array:
         """Overlaps with the encodings alone, (..., L, r)."""
@@ -57,11 +57,6 @@ class Overlaps(_Order):
 
 class Conjugates(_Order):
     """Conjugate order parameters, the paper's hats; shapes as in `Overlaps`."""
-
-    q: jax.Array
-    V: jax.Array
-    theta: jax.Array
-    m: jax.Array
 
 
 class Branch(NamedTuple):
@@ -98,9 +93,8 @@ class Branch(NamedTuple):
         semantic, positional = model.start_columns(both=bool(self.theta))
         m = 0.25 * self.m * direction[:, None] * positional
         theta = jnp.broadcast_to(0.5 * self.theta * scale * semantic, (S, r, t))
-        if (
-            model.teacher_mean is not None
-        ):  # a student along the teacher sees the means of the classes as the teacher does
+        if model.teacher_mean is not None:
+            # A student along the teacher sees the means of the classes as the teacher does.
             m = jnp.concatenate([m, (theta @ solve(model.rho, model.teacher_mean[..., None]))[..., 0]])
         return Overlaps(self.size * scale * eye, 15.0 * eye, theta, m)
 
@@ -277,11 +271,8 @@ class Coordinates:
         turns = [jnp.asarray(A, x.q.dtype) for A in model.generators]
         if not turns:
             return jnp.zeros((0, scale.shape[0]), scale.dtype)
-        rows = jnp.stack([self.pack(_turned(x, A)) / scale for A in turns])
+        # An infinitesimal rotation of the student's columns.
+        moves = (Overlaps(A @ x.q - x.q @ A, A @ x.V - x.V @ A, A @ x.theta, x.m @ A.T) for A in turns)
+        rows = jnp.stack([self.pack(move) / scale for move in moves])
         size = jnp.linalg.norm(rows, axis=1, keepdims=True)
         return jnp.where(size > 1e-6, rows / jnp.maximum(size, 1e-6), 0.0)
-
-
-def _turned(x: Overlaps, A: jax.Array) -> Overlaps:
-    """What an infinitesimal rotation of the student's columns does to a state."""
-    return Overlaps(A @ x.q - x.q @ A, A @ x.V - x.V @ A, A @ x.theta, x.m @ A.T)

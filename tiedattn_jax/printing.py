@@ -120,14 +120,17 @@ def by_token(values: Any, *others: Any) -> list[np.ndarray]:
     """Arrays (L, ...) over the tokens without what repeats itself: the first token's, where all are alike up to sign.
 
     Args:
-        values: decide that.
+        values: decide that; scalars stay what they are.
         others: of the same shape, treated alike, such as error bars.
     """
-    values = np.asarray(values)
+    arrays = [np.asarray(a) for a in (values, *others)]
+    values = arrays[0]
+    if not values.ndim:
+        return arrays
     near = math.sqrt(np.finfo(values.dtype).eps)
     alike = np.allclose(np.abs(values), np.abs(values[:1]), rtol=near, atol=0, equal_nan=True)
     shape = () if math.prod(values.shape[1:]) == 1 else values.shape[1:]  # a student and a teacher of rank one
-    return [a[0].reshape(shape) if alike else a.reshape(-1, *shape) for a in map(np.asarray, (values, *others))]
+    return [a[0].reshape(shape) if alike else a.reshape(-1, *shape) for a in arrays]
 
 
 def entries(values: Any, errors: Any = None) -> str:
@@ -143,8 +146,7 @@ def entries(values: Any, errors: Any = None) -> str:
 def rows_of(values: dict[str, Any], errors: dict[str, Any] | None = None) -> list[Row]:
     """Rows of numbers by name, scalars or arrays (L, ...) over the tokens, with their meanings."""
     bars = errors or {name: np.zeros(np.shape(a)) for name, a in values.items()}
-    shown = {name: by_token(a, bars[name]) if np.ndim(a) else (a, bars[name]) for name, a in values.items()}
-    return [(name, entries(*pair), WORDS.get(name, "")) for name, pair in shown.items()]
+    return [(name, entries(*by_token(a, bars[name])), WORDS.get(name, "")) for name, a in values.items()]
 
 
 def table(rows: Iterable[Sequence[Any]]) -> str:

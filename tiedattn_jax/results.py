@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import enum
-from typing import Any
+from typing import Any, Generic, TypeVar
 
 import equinox as eqx
 import jax
@@ -42,11 +42,20 @@ class Result(Printed):
     @property
     def status_name(self: Any) -> Any:
         """The status in words; a list of them where there are several."""
-        return _names(np.asarray(self.status).tolist())
+        return np.vectorize(Status.name_of, otypes=[object])(self.status).tolist()
 
 
-def _names(status: Any) -> Any:
-    return [_names(one) for one in status] if isinstance(status, list) else Status.name_of(status)
+Value = TypeVar("Value")
+
+
+class OfMean(Generic[Value]):
+    """A field of the `mean` of a result, as one of the result itself: ``s = OfMean[jax.Array]()``."""
+
+    def __set_name__(self, owner: type, name: str) -> None:
+        self.name = name
+
+    def __get__(self, result: Any, owner: type) -> Value:
+        return getattr(result.mean, self.name)
 
 
 class Settings(Printed):

@@ -1,6 +1,5 @@
 """How Newton's method names its end; what it finds is the subject of the other tests of the theory."""
 
-import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -10,7 +9,7 @@ from cases import CASES, state
 import tiedattn_jax as ta
 from tiedattn_jax.overlaps import BRANCHES, Coordinates, residual_covariance
 from tiedattn_jax.theory.fixed_points import solve_from
-from tiedattn_jax.theory.newton import Iterate, Problem
+from tiedattn_jax.theory.newton import Problem, begin
 from tiedattn_jax.theory.state_evolution import deflated_solve, no_sums
 
 FREE = jnp.array([1.0, 0.0])
@@ -26,12 +25,16 @@ def ended(problem, **found):
     return ta.Status(int(problem.ending(iterate(**values))))
 
 
+BEST, HERE = {"best_residual": "residual", "best_length": "length"}, ("v", "image", "damped", "singular")
+
+
 def iterate(**values):
-    """An iterate of the semantic branch with some of its fields."""
-    blank, names = Iterate(*[jnp.zeros(())] * len(Iterate.__dataclass_fields__)), list(values)
-    here = Coordinates(ta.dot_product(), FREE).pack(state(CASES[0]))
-    blank = eqx.tree_at(lambda s: (s.v, s.image, s.damping), blank, (here, here, jnp.ones(())))
-    return eqx.tree_at(lambda s: [getattr(s, n) for n in names], blank, [jnp.asarray(values[n]) for n in names])
+    """An iterate of the semantic branch with some of its numbers: of the best place, of this one, or of neither."""
+    s = begin(Coordinates(ta.dot_product(), FREE).pack(state(CASES[0])), jnp.zeros(()))
+    values = {name: jnp.asarray(value) for name, value in values.items()}
+    best = {BEST[name]: values.pop(name) for name in list(values) if name in BEST}
+    here = {name: values.pop(name) for name in list(values) if name in HERE}
+    return s._replace(best=s.best._replace(**best), here=s.here._replace(**here), **values)
 
 
 def test_endings(problem):
@@ -68,7 +71,7 @@ def test_damped_steps(problem):
 
     def limited(v, factor, **more):
         """Of an explicit step to `factor v`."""
-        return problem.limited_step(iterate(v=v, image=factor * v, damped_step=0.2 * (factor - 1) * v, **more))
+        return problem.limited_step(iterate(v=v, image=factor * v, damped=0.2 * (factor - 1) * v, **more))
 
     step = limited(v, 1.1)
     np.testing.assert_allclose(step, 0.02 * v, rtol=1e-12)
@@ -98,7 +101,7 @@ def test_damped_steps_are_implicit(problem):
 
 def test_steps_are_straight_where_the_domain_is(problem):
     """q - theta rho^{-1} theta^T changes by twice as much in twice the step, and by what the step says to first order."""
-    v = iterate().v
+    v = iterate().here.v
     step = jnp.linspace(0.1, 0.2, len(v))
 
     def changed(factor):

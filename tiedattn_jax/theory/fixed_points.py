@@ -25,9 +25,9 @@ from ..model import Model, check
 from ..overlaps import Conjugates, Coordinates, Overlaps, admissible, branch_of, magnitudes
 from ..parameters import numbers_of
 from ..printing import WORDS, Description, by_token, rows_of, with_error
-from ..results import Result, Settings, Status, error_bar, has_state, mean_of_found, quorum, settled
+from ..results import OfMean, Result, Settings, Status, error_bar, has_state, mean_of_found, quorum, settled
 from .implicit import followed
-from .newton import fixed_point
+from .newton import either, fixed_point
 from .observables import Diagnostics, diagnose, gen_error_in, gen_error_linear_in, moments
 from .potentials import channel_by_model, train_loss_partials
 
@@ -59,7 +59,7 @@ class State(eqx.Module):
         """Everything that is kept of a state, by name: what grids, paths, tables and reports list."""
         own = ("train_loss", "gen_error", "gen_error_linear", "residual", "status")
         return {
-            **{field.name: getattr(self.overlaps, field.name) for field in dataclasses.fields(Overlaps)},
+            **vars(self.overlaps),
             **{name: getattr(self, name) for name in own},
             **{name: getattr(self.diagnostics, name) for name in DIAGNOSTICS},
             "train_loss_by_alpha": self.train_loss_partials[1],
@@ -76,6 +76,18 @@ AFFECTED = ("replicon", "d overlaps", "d gen_error", "d alpha_l", "spinodals")
 DIAGNOSTICS = tuple(field.name for field in dataclasses.fields(Diagnostics))
 
 
+class _Scalar(OfMean[jax.Array]):
+    """An order parameter of two tokens and rank one as one number: mean over the tokens, but m of the first one."""
+
+    def __get__(self, point: Any, owner: type) -> jax.Array:
+        batch, x = jnp.shape(point.alpha), point.overlaps
+        if (shape := x.theta.shape[len(batch) :]) != (2, 1, 1):
+            want = f"of shape (2, 1, 1) for the scalar {self.name}, got {shape}: use overlaps.{self.name}"
+            raise InputError("model", f"must be {want}")
+        values = jnp.reshape(getattr(x, self.name), (*batch, 2))
+        return values[..., 0] if self.name == "m" else jnp.mean(values, -1)
+
+
 class FixedPoint(Result):
     """A fixed point of state evolution.
 
@@ -85,12 +97,27 @@ class FixedPoint(Result):
     Attributes:
         model, alpha, branch: what was asked for.
         replicates: the fixed point of every replicate.
+        overlaps: order parameters q, V (L, r, r), theta (L, r, t), m (L, r).
+        conjugates: conjugate order parameters, shapes as the overlaps.
+        train_loss: training loss / d, minus the free energy.
+        gen_error: test error eps_g.
+        gen_error_linear: test error of the linear baseline; NaN for a model without `target`.
+        diagnostics: stability, jumps and the health of the proximal solves.
+        q, V, theta, m: of two tokens and rank one, scalars: means over the tokens, m of the first one. In general see
+            `overlaps`.
     """
 
     model: Model
     alpha: jax.Array
     replicates: State
     branch: str | None = eqx.field(static=True)
+    overlaps = OfMean[Overlaps]()
+    conjugates = OfMean[Conjugates]()
+    train_loss = OfMean[jax.Array]()
+    gen_error = OfMean[jax.Array]()
+    gen_error_linear = OfMean[jax.Array]()
+    diagnostics = OfMean[Diagnostics]()
+    q, V, theta, m = _Scalar(), _Scalar(), _Scalar(), _Scalar()
 
     @property
     def mean(self) -> State:
@@ -109,39 +136,9 @@ class FixedPoint(Result):
         return summary(self.replicates)
 
     @property
-    def overlaps(self) -> Overlaps:
-        """Order parameters q, V (L, r, r), theta (L, r, t), m (L, r)."""
-        return self.mean.overlaps
-
-    @property
-    def conjugates(self) -> Conjugates:
-        """Conjugate order parameters, shapes as the overlaps."""
-        return self.mean.conjugates
-
-    @property
-    def train_loss(self) -> jax.Array:
-        """Training loss / d, minus the free energy."""
-        return self.mean.train_loss
-
-    @property
-    def gen_error(self) -> jax.Array:
-        """Test error eps_g."""
-        return self.mean.gen_error
-
-    @property
-    def gen_error_linear(self) -> jax.Array:
-        """Test error of the linear baseline; NaN for a model without `target`."""
-        return self.mean.gen_error_linear
-
-    @property
     def free_energy(self) -> jax.Array:
         """Free energy Phi."""
         return -self.train_loss
-
-    @property
-    def diagnostics(self) -> Diagnostics:
-        """Stability, jumps and the health of the proximal solves."""
-        return self.mean.diagnostics
 
     @property
     def status(self) -> jax.Array:
@@ -178,41 +175,13 @@ class FixedPoint(Result):
         """Name of the branch found, for a concrete state; see `overlaps.label`."""
         return ov.label(self.model, self.overlaps)
 
-    @property
-    def q(self) -> jax.Array:
-        """q of two tokens and rank one, a scalar: mean over the tokens. In general see `overlaps`."""
-        return self._scalar("q")
-
-    @property
-    def V(self) -> jax.Array:
-        """V, likewise."""
-        return self._scalar("V")
-
-    @property
-    def theta(self) -> jax.Array:
-        """theta, likewise."""
-        return self._scalar("theta")
-
-    @property
-    def m(self) -> jax.Array:
-        """m of the first one of two tokens, of rank one, a scalar. In general see `overlaps`."""
-        return self._scalar("m")
-
-    def _scalar(self, name: str) -> jax.Array:
-        batch, x = jnp.shape(self.alpha), self.overlaps
-        if (shape := x.theta.shape[len(batch) :]) != (2, 1, 1):
-            want = f"of shape (2, 1, 1) for the scalar {name}, got {shape}: use overlaps.{name}"
-            raise InputError("model", f"must be {want}")
-        values = jnp.reshape(getattr(x, name), (*batch, 2))
-        return values[..., 0] if name == "m" else jnp.mean(values, -1)
-
     def to_dict(self) -> dict[str, Any]:
         """Setting, all that is kept of a state, and `stderr` with the error bars: JSON, where numbers are finite.
 
         Order parameters are numbers where all tokens have the same up to sign, that of the first one, else nested lists.
         """
         numbers, bars = self.mean.numbers(), self.stderr.numbers()
-        pairs = {name: by_token(a, bars[name]) if a.ndim else (a, bars[name]) for name, a in numbers.items()}
+        pairs = {name: by_token(a, bars[name]) for name, a in numbers.items()}
         worst = {"status": self.status_name, "residual": float(self.residual)}
         return {
             "alpha": float(self.alpha),
@@ -230,33 +199,25 @@ class FixedPoint(Result):
 
     def describe(self) -> Description:
         mean, bars = self.mean.numbers(), self.stderr.numbers()
-        shown = [field.name for field in dataclasses.fields(Overlaps)] + ["train_loss", "gen_error"]
+        shown = (*vars(self.overlaps), "train_loss", "gen_error")
         numbers = rows_of(*({name: a[name] for name in shown} for a in (mean, bars)))
         formal = "; formally infinite with the jumps" if self.jumps else ""
-        linear = [("gen_error_linear", f"{mean['gen_error_linear']:.7f}", WORDS["gen_error_linear"])]
-        value, bar = mean["rs_error"], bars["rs_error"]
-        rs_error = "" if np.isnan(value) else with_error(value, bar) if value > _NOTHING else "0"
-        details = [
-            *(linear if self.model.provides("target") else []),
+        details = []
+        if self.model.provides("target"):
+            details += [("gen_error_linear", f"{mean['gen_error_linear']:.7f}", WORDS["gen_error_linear"])]
+        details += [
             ("replicon", f"{mean['replicon']:.2f}", f"below 1: stable{formal}"),
             ("jump mass", f"{abs(mean['jump_mass']):.1%}", "of Vhat, the share of the jumps of the proximal operator"),
-            *(
-                [("rs_error", rs_error, "what replica symmetry breaking adds to train_loss, estimated")]
-                if rs_error
-                else []
-            ),
-            ("second minimum", f"{mean['second_minimum']:.2%}", "of the nodes have one"),
         ]
+        if not np.isnan(mean["rs_error"]):
+            estimate = with_error(mean["rs_error"], bars["rs_error"]) if mean["rs_error"] > _NOTHING else "0"
+            details += [("rs_error", estimate, "what replica symmetry breaking adds to train_loss, estimated")]
+        details += [("second minimum", f"{mean['second_minimum']:.2%}", "of the nodes have one")]
         if self.jumps:
             details += [("jumps matter", "", "derivatives and spinodals contain them, the replicon does not")]
         if mean["unresolved"] > 0:
-            details += [
-                (
-                    "unresolved",
-                    f"{mean['unresolved']:.1%}",
-                    "of the nodes (Sobol points resolve more than lines)",
-                )
-            ]
+            share = f"{mean['unresolved']:.1%}"
+            details += [("unresolved", share, "of the nodes (Sobol points resolve more than lines)")]
         what = f"{self.branch or self.label} branch at alpha = {self.alpha:g}"
         status = f"{self.status_name}, residual {self.residual:.1e}"
         if self.status == Status.absent:
@@ -347,7 +308,7 @@ def solve(
     if nodes is None:
         nodes = default_nodes(model)
         point = solve(model, alpha, branch, nodes, start=start, settings=settings)
-        if _of_lines(nodes) and is_concrete(point.replicates) and point.status == Status.unresolved:
+        if isinstance(nodes.stack, LineNodes) and is_concrete(point.replicates) and point.status == Status.unresolved:
             point = solve(model, alpha, branch, sobol_nodes(model), start=start, settings=settings)
         return point
     if start is None:
@@ -355,10 +316,6 @@ def solve(
     else:
         point = solve_from(model, alpha, branch, nodes, start, settings)
     return _without_noise(point, nodes, settings) if is_concrete(point.replicates) else point
-
-
-def _of_lines(nodes: Rule) -> bool:
-    return isinstance(nodes.stack, LineNodes)
 
 
 def _without_noise(point: FixedPoint, nodes: Rule, settings: Settings) -> FixedPoint:
@@ -398,7 +355,7 @@ def _refined(
         nodes = rule(model, n)
         point = solve(model, alpha, branch, nodes, start=start, settings=settings)
         error = _relative_error(point)
-        if _of_lines(nodes) and error > max(rtol, _POOR * LADDER[n]):
+        if isinstance(nodes.stack, LineNodes) and error > max(rtol, _POOR * LADDER[n]):
             other = solve(model, alpha, branch, sobol_nodes(model, n), start=start, settings=settings)
             other_error = _relative_error(other)
             if other_error < error:
@@ -411,12 +368,9 @@ def _refined(
 
 def _relative_error(point: FixedPoint) -> float:
     """Largest error bar of the order parameters and of the training loss, relative; infinite where nothing settled."""
-    bars = point.stderr
-    pairs = [
-        (point.train_loss, bars.train_loss),
-        *zip(jax.tree.leaves(point.overlaps), jax.tree.leaves(bars.overlaps), strict=True),
-    ]
-    error = max(float(jnp.max(jnp.where(a == 0, 0.0, bar / jnp.abs(a)))) for a, bar in pairs)
+    numbers, bars = (jax.tree.leaves((s.train_loss, s.overlaps)) for s in (point.mean, point.stderr))
+    relative = (jnp.where(a == 0, 0.0, bar / jnp.abs(a)) for a, bar in zip(numbers, bars, strict=True))
+    error = max(float(jnp.max(a)) for a in relative)
     return error if point.ok else np.inf
 
 
@@ -452,8 +406,7 @@ def solve_from(
     """
     alpha = jnp.asarray(alpha, model.lam.dtype)
     free = branch_of(branch).free(model) if free is None else free
-    starts = for_each(start, nodes.replicates)
-    states = solve_replicates(model, alpha, nodes, starts, free, settings or Settings())
+    states = solve_replicates(model, alpha, nodes, start, free, settings or Settings())
     return FixedPoint(model, alpha, states, branch)
 
 
@@ -472,8 +425,8 @@ def solve_anew(
     model: Model, alpha: jax.Array, branch: str | None, nodes: Rule, free: jax.Array, settings: Settings
 ) -> State:
     """`solve_replicates` from the start of a branch: on the coarse replicate, and from there on the others."""
-    starts = for_each(branch_start(lax.stop_gradient(model), branch), nodes.replicates)
-    states = _held_phases((model, alpha, nodes, starts, free), settings, coarsely=True, finely=True)
+    start = branch_start(lax.stop_gradient(model), branch)
+    states = _held_phases((model, alpha, nodes, start, free), settings, coarsely=True, finely=True)
     return _followed(model, alpha, nodes, free, states)
 
 
@@ -481,15 +434,14 @@ def solve_coarsely(
     model: Model, alpha: jax.Array, nodes: Rule, start: Overlaps, free: jax.Array, settings: Settings
 ) -> State:
     """A state on the coarse replicate alone, from a start that may be far; it has no derivatives."""
-    starts = for_each(start, nodes.replicates)
-    return _held_phases((model, alpha, nodes, starts, free), settings, coarsely=True, finely=False)
+    return _held_phases((model, alpha, nodes, start, free), settings, coarsely=True, finely=False)
 
 
 def solve_replicates(
-    model: Model, alpha: jax.Array, nodes: Rule, starts: Overlaps, free: jax.Array, settings: Settings
+    model: Model, alpha: jax.Array, nodes: Rule, start: Overlaps, free: jax.Array, settings: Settings
 ) -> State:
-    """The fixed point of every replicate, from its own start near it, with all that it predicts."""
-    states = _held_phases((model, alpha, nodes, starts, free), settings, coarsely=False, finely=True)
+    """The fixed point of every replicate, with all that it predicts, from a start near it, of its own or for all."""
+    states = _held_phases((model, alpha, nodes, start, free), settings, coarsely=False, finely=True)
     return _followed(model, alpha, nodes, free, states)
 
 
@@ -498,9 +450,11 @@ def _held_phases(numbers: tuple, settings: Settings, *, coarsely: bool, finely: 
 
     Of known numbers one program does all, called for the coarse replicate and then for each of the others.
     """
-    model, alpha, nodes, starts, free = numbers = lax.stop_gradient(numbers)
+    model, alpha, nodes, start, free = numbers = lax.stop_gradient(numbers)
+    starts = for_each(start, nodes.replicates)
     if not at_top_level(numbers):
-        near, states = _phases(*numbers, settings, *(jnp.asarray(True) if w else None for w in (coarsely, finely)))
+        wanted = (jnp.asarray(True) if w else None for w in (coarsely, finely))
+        near, states = _phases(model, alpha, nodes, starts, free, settings, *wanted)
         return states if finely else near
 
     def call(coarsely: bool, nodes: Rule, starts: Overlaps) -> State:
@@ -529,7 +483,7 @@ def _(primals: Any, tangents: Any) -> tuple[State, State]:
     *along, _, _, still = tangents
     states = _followed(*primals)
     moving = _tangents(model, alpha, nodes, free, states.overlaps, tuple(along))
-    return states, eqx.tree_at(lambda s: [getattr(s, name) for name in moving], still, list(moving.values()))
+    return states, dataclasses.replace(still, **moving)
 
 
 @program
@@ -554,9 +508,9 @@ def _tangents(
 
 def no_state(like: State) -> State:
     """A state of which nothing is known, of the shapes of another."""
-    zeros = jax.tree.map(lambda a: jnp.zeros(a.shape, a.dtype), like)
-    bad = jnp.full_like(zeros.status, Status.nonfinite), jnp.full_like(zeros.residual, jnp.inf)
-    return eqx.tree_at(lambda s: (s.status, s.residual), zeros, bad)
+    zero = jax.tree.map(lambda a: jnp.zeros(a.shape, a.dtype), like)
+    status, residual = jnp.full_like(zero.status, Status.nonfinite), jnp.full_like(zero.residual, jnp.inf)
+    return dataclasses.replace(zero, status=status, residual=residual)
 
 
 @program
@@ -605,11 +559,11 @@ def _phases(
 
     def phase(flat: jax.Array, k: jax.Array) -> tuple[jax.Array, jax.Array]:
         near, first, own = unflatten(flat), k < attempts, jnp.maximum(k - attempts, 0)
-        replicate = _either(first, nodes.coarse, jax.tree.map(lambda a: a[own], nodes.stack))
+        replicate = either(first, nodes.coarse, jax.tree.map(lambda a: a[own], nodes.stack))
         x0, wanted = jax.tree.map(lambda a: a[own], starts), jnp.asarray(False if finely is None else finely)
         if coarsely is not None:
             less = eqx.tree_at(lambda x: x.V, x0, x0.V * jnp.asarray(_LESS, x0.V.dtype) ** k)
-            x0 = _either(first, less, _either(coarsely, near.overlaps, x0))
+            x0 = either(first, less, either(coarsely, near.overlaps, x0))
             wanted = jnp.where(first, coarsely & ~_ended(near), wanted & ~(coarsely & _lost(near)))
         found = lax.cond(wanted, traced, lambda *_: flat, replicate, x0)
         state = unflatten(found)
@@ -629,10 +583,6 @@ def _lost(near: State) -> jax.Array:
 
 def _ended(state: State) -> jax.Array:
     return (state.status <= Status.stalled) | (state.status == Status.absent)
-
-
-def _either(condition: jax.Array, a: Any, b: Any) -> Any:
-    return jax.tree.map(lambda a, b: jnp.where(condition, a, b), a, b)
 
 
 def _sums(model: Model, x: Overlaps, points: Points) -> tuple[dict[str, jax.Array], Model]:

@@ -70,9 +70,14 @@ def find_states(
         reached = sorted((s for s in states if s.status <= Status.max_steps), key=lambda s: float(s.train_loss))
         return [(branch, state) for state in reached]
 
+    try:
+        check_model(model, "uninformed")
+        branches = [name for name in BRANCHES if name is not None]
+    except InputError:  # the loss is not even: no symmetry defines a branch
+        branches = []
     damped = eqx.tree_at(lambda s: s.warm_steps, settings, Settings().warm_steps)  # the starts of branches are rough
     starts = [x for x in (draw() for _ in range(4 * count)) if bool(admissible(model, x))][:count]
-    reached = [pair for branch in _symmetric(model) for pair in near(branch, [branch_start(model, branch)], damped)]
+    reached = [pair for branch in branches for pair in near(branch, [branch_start(model, branch)], damped)]
     found: list[FixedPoint] = []
     for branch, state in [*reached, *near(None, starts, settings)]:
         if any(_alike(model, state.overlaps, f.overlaps, _SAME_COARSE) for f in found):
@@ -81,15 +86,6 @@ def find_states(
         if point.exists and not any(_alike(model, point.overlaps, f.overlaps, _SAME) for f in found):
             found.append(point)
     return sorted(found, key=lambda p: float(p.train_loss))
-
-
-def _symmetric(model: Model) -> list[str]:
-    """The branches that a symmetry defines, of a model whose loss has it."""
-    try:
-        check_model(model, "uninformed")
-    except InputError:  # the loss is not even
-        return []
-    return [name for name in BRANCHES if name is not None]
 
 
 def _alike(model: Model, x: Overlaps, y: Overlaps, tol: float) -> bool:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import equinox as eqx
 import jax
@@ -61,20 +61,20 @@ def fixed_point(
         The overlaps, the undamped relative residual, the evaluation of the map there, the status as an integer:
             `absent` where the one order parameter that the branch leaves free has vanished, or the whole student.
     """
-    coordinates = Coordinates(model, free)
     problem = Problem(model, alpha, replicate, free, settings, sums)
-    v0 = coordinates.pack(x0)
+    v0 = problem.coordinates.pack(x0)
     like = jax.eval_shape(lambda v: problem.at(v)[2], v0)
     nothing, unflatten = ravel_pytree(jax.tree.map(lambda a: jnp.full(a.shape, jnp.nan, a.dtype), like))
-    s = lax.while_loop(problem.unfinished, problem.advance, problem.begin(v0, nothing))
-    x, status = coordinates.unpack(s.best), problem.ending(s)
+    s = lax.while_loop(problem.unfinished, problem.advance, begin(v0, nothing))
+    x, status = problem.coordinates.unpack(s.best.v), problem.ending(s)
     gone = (status <= Status.stalled) & vanished(model, x, free)
-    return x, s.best_residual, unflatten(s.best_seen), jnp.where(gone, Status.absent, status)
+    return x, s.best.residual, unflatten(s.best.seen), jnp.where(gone, Status.absent, status)
 
 
-class _Look(NamedTuple):
+class Look(NamedTuple):
     """What the map says at one place; an infinite residual and no step where it says nothing."""
 
+    v: jax.Array  # the place
     image: jax.Array  # F(v)
     residual: jax.Array
     step: jax.Array  # Newton's
@@ -84,30 +84,35 @@ class _Look(NamedTuple):
     seen: jax.Array  # the `Evaluation` as one vector
 
 
-class Iterate(eqx.Module):
-    v: jax.Array
-    residual: jax.Array  # of v
-    step: jax.Array  # Newton's, from v
-    damped_step: jax.Array  # from v
-    image: jax.Array  # F(v)
+class Iterate(NamedTuple):
+    here: Look  # where the next step starts
+    best: Look  # that with the smallest residual so far
     cut: jax.Array
     damping: jax.Array  # share of a damped step
-    best: jax.Array
-    best_residual: jax.Array
-    best_length: jax.Array  # how far Newton's method still wants to go from the best state, relative
-    best_seen: jax.Array
     mark: jax.Array  # half of it is what the residual has to fall to next
     quiet: jax.Array  # steps since it did
     k: jax.Array
     warm: jax.Array
     far: jax.Array  # still in the damped phase
-    singular: jax.Array
     outside: jax.Array
 
     @property
     def damped(self) -> jax.Array:
         """Whether the next step is one of the damped map."""
         return (self.cut < _LEAST_CUT) | self.far
+
+
+def begin(v0: jax.Array, nothing: jax.Array) -> Iterate:
+    """The first pass of the loop only evaluates: its step is zero, and any residual is below infinity."""
+    inf, one = jnp.full((), jnp.inf, v0.dtype), jnp.ones((), v0.dtype)
+    no, count, still = jnp.array(False), jnp.array(0), jnp.zeros_like(v0)
+    unseen = Look(v0, v0, inf, still, still, inf, no, nothing)
+    return Iterate(unseen, unseen, one, one, inf, count, count, count, no, no)
+
+
+def either(condition: jax.Array, a: Any, b: Any) -> Any:
+    """One of two trees."""
+    return jax.tree.map(lambda a, b: jnp.where(condition, a, b), a, b)
 
 
 class Problem(NamedTuple):
@@ -135,8 +140,8 @@ class Problem(NamedTuple):
     def at(self, v: jax.Array) -> tuple[jax.Array, jax.Array, Evaluation]:
         return image_and_jacobian(self.model, self.alpha, self.replicate, v, self.free, self.sums)
 
-    def look(self, v: jax.Array, v_before: jax.Array, r_before: jax.Array) -> _Look:
-        """The map at v, and Newton's step from there, given the place before and its residual F(v) - v."""
+    def look(self, v: jax.Array, before: Look) -> Look:
+        """The map at v, and Newton's step from there."""
         eps = jnp.finfo(v.dtype).eps
         x = self.coordinates.unpack(v)
         scale = self.coordinates.scale(self.model, x)
@@ -145,8 +150,8 @@ class Problem(NamedTuple):
         r = (F - v) / scale
         # The Jacobian is that of the averages' limit; a secant correction (Broyden's) makes it the frozen nodes' own
         # along the last step.
-        last = (v - v_before) / scale
-        missed = (r_before / scale - r) - matrix @ last
+        last = (v - before.v) / scale
+        missed = ((before.image - before.v) / scale - r) - matrix @ last
         matrix = matrix + jnp.outer(missed, last) / jnp.maximum(jnp.sum(last**2), eps)
         gauge = self.coordinates.gauge(self.model, x, scale)
         # Along the orbit of the gauge nothing but the scatter of the nodes pulls.
@@ -156,7 +161,8 @@ class Problem(NamedTuple):
         ok = jnp.isfinite(residual) & admissible(self.model, x) & jnp.all(jnp.isfinite(step))
         length = jnp.max(jnp.abs(step / scale))
         singular = ok & (length > _SINGULAR * residual) & (residual > self.tol)
-        return _Look(
+        return Look(
+            v=v,
             image=F,
             residual=jnp.where(ok, residual, jnp.inf),
             step=jnp.where(ok, step, 0.0),
@@ -178,44 +184,25 @@ class Problem(NamedTuple):
         newton, damped = jax.vmap(deflated_solve, (0, None, 0))(matrices, gauge, sides)
         return newton, jnp.where(jnp.vdot(damped, r) > 0, damped, a * r)
 
-    def begin(self, v0: jax.Array, nothing: jax.Array) -> Iterate:
-        """The first pass of the loop only evaluates: its step is zero, and any residual is below infinity."""
-        inf, one = jnp.full((), jnp.inf, v0.dtype), jnp.ones((), v0.dtype)
-        no, count, still = jnp.array(False), jnp.array(0), jnp.zeros_like(v0)
-        return Iterate(v0, inf, still, still, v0, one, one, v0, inf, inf, nothing, inf, count, count, count, no, no, no)
-
     def advance(self, s: Iterate) -> Iterate:
-        trial = jnp.where(s.damped, s.v + self.limited_step(s), self.moved(s.v, s.cut * s.step))
+        here = s.here
+        trial = jnp.where(s.damped, here.v + self.limited_step(s), self.moved(here.v, s.cut * here.step))
         inside = admissible(self.model, self.coordinates.unpack(trial))
-        safe = jnp.where(inside, trial, s.v)
-        here = self.look(safe, s.v, s.image - s.v)
-        residual = here.residual
-        good = inside & jnp.isfinite(residual) & ((residual < _FALL * s.residual) | s.damped)
-        better = inside & ((residual < s.best_residual) | self.gone(safe, here.image))
-        halved = inside & (residual < 0.5 * s.mark)
+        there = self.look(jnp.where(inside, trial, here.v), here)
+        good = inside & jnp.isfinite(there.residual) & ((there.residual < _FALL * here.residual) | s.damped)
+        better = inside & ((there.residual < s.best.residual) | self.gone(there))
+        halved = inside & (there.residual < 0.5 * s.mark)
         cut = jnp.where(good, 1.0, jnp.where(s.damped, s.cut, _CUT * s.cut))
-
-        def pick(new: jax.Array, old: jax.Array) -> jax.Array:
-            return jnp.where(good, new, old)
-
         return Iterate(
-            v=pick(safe, s.v),
-            residual=pick(residual, s.residual),
-            step=pick(here.step, s.step),
-            damped_step=pick(here.damped, s.damped_step),
-            image=pick(here.image, s.image),
+            here=either(good, there, here),
+            best=either(better, there, s.best),
             cut=jnp.where(s.far, 1.0, cut),
             damping=jnp.where(good, 1.0, jnp.where(s.damped, _CUT * s.damping, s.damping)),
-            best=jnp.where(better, safe, s.best),
-            best_residual=jnp.where(better, residual, s.best_residual),
-            best_length=jnp.where(better, here.length, s.best_length),
-            best_seen=jnp.where(better, here.seen, s.best_seen),
-            mark=jnp.where(halved, residual, s.mark),
+            mark=jnp.where(halved, there.residual, s.mark),
             quiet=jnp.where(halved | s.far, 0, s.quiet + 1),
             k=s.k + ~s.far,
             warm=s.warm + s.far,
-            far=(residual > _NEAR) & (s.warm < self.settings.warm_steps) & (s.far | (s.k == 0)),
-            singular=pick(here.singular, s.singular),
+            far=(there.residual > _NEAR) & (s.warm < self.settings.warm_steps) & (s.far | (s.k == 0)),
             outside=~inside,
         )
 
@@ -231,34 +218,35 @@ class Problem(NamedTuple):
     def limited_step(self, s: Iterate) -> jax.Array:
         """The damped step; more of it along a small order parameter that moves slowly, less of a long one."""
         order = self.coordinates.order
-        before, after = (jnp.sum((order * v) ** 2) for v in (s.v, s.image))
-        x = self.coordinates.unpack(s.v)
+        before, after = (jnp.sum((order * v) ** 2) for v in (s.here.v, s.here.image))
+        x = self.coordinates.unpack(s.here.v)
         small = (jnp.sum(self.free) == 1) & (own_size(self.model, x, self.free) < _SMALL)
         slow = small & ((1 - _SLOW) ** 2 * before < after) & (after < (1 + _SLOW) ** 2 * before)
-        step = jnp.where(slow & (order > 0), _AHEAD, 1.0) * s.damped_step
+        step = jnp.where(slow & (order > 0), _AHEAD, 1.0) * s.here.damped
         longest = _LONGEST * self.coordinates.scale(self.model, x)
         return s.damping * jnp.clip(step, -longest, longest)
 
-    def gone(self, v: jax.Array, image: jax.Array) -> jax.Array:
+    def gone(self, look: Look) -> jax.Array:
         """Whether the student has shrunk to nothing, and still shrinks."""
         (_, r, t), rho = self.model.shape, jnp.sum(jnp.trace(self.model.rho, axis1=1, axis2=2))
-        before, after = (jnp.sum(jnp.trace(self.coordinates.unpack(a).q, axis1=1, axis2=2)) for a in (v, image))
+        qs = (self.coordinates.unpack(v).q for v in (look.v, look.image))
+        before, after = (jnp.sum(jnp.trace(q, axis1=1, axis2=2)) for q in qs)
         return (before / r < _GONE * rho / t) & (after < before)
 
     def unfinished(self, s: Iterate) -> jax.Array:
-        stalled = (s.quiet >= _QUIET) & (s.best_residual < self.stall) & (s.best_length < _FAR)
-        dead = jnp.isinf(s.residual) | (s.damping < _LEAST_DAMPING) | self.gone(s.v, s.image)
-        going = (s.k <= self.settings.max_steps) & (s.best_residual > self.tol) & ~stalled & ~dead
+        stalled = (s.quiet >= _QUIET) & (s.best.residual < self.stall) & (s.best.length < _FAR)
+        dead = jnp.isinf(s.here.residual) | (s.damping < _LEAST_DAMPING) | self.gone(s.here)
+        going = (s.k <= self.settings.max_steps) & (s.best.residual > self.tol) & ~stalled & ~dead
         return (s.k == 0) & ~s.far | going
 
     def ending(self, s: Iterate) -> jax.Array:
         """The status: the first condition that holds names the end."""
         ends = (
-            (self.gone(s.v, s.image), Status.absent),
-            (s.best_residual <= self.tol, Status.converged),
-            ((s.best_residual < self.stall) & (s.best_length < _FAR), Status.stalled),
-            (jnp.isinf(s.best_residual), Status.nonfinite),
-            (s.singular, Status.singular),
+            (self.gone(s.here), Status.absent),
+            (s.best.residual <= self.tol, Status.converged),
+            ((s.best.residual < self.stall) & (s.best.length < _FAR), Status.stalled),
+            (jnp.isinf(s.best.residual), Status.nonfinite),
+            (s.here.singular, Status.singular),
             (s.outside, Status.left_domain),
             (jnp.array(True), Status.max_steps),
         )

@@ -15,22 +15,21 @@ from jax import lax
 from ..averages.fields import fields
 from ..averages.nodewise import nodewise
 from ..averages.prox import loss_at_nodes, prox_jacobian
-from ..averages.rule import Points, Replicate, Rule, average
+from ..averages.rule import Points, Replicate, Rule
 from ..errors import InputError, require
 from ..linalg import apply, cholesky, inverse
-from ..model import Model, over_kinds
+from ..model import Model
 from ..overlaps import Conjugates, Coordinates, Overlaps, impose, of_sentence, residual_covariance
 from ..penalties import Penalty, minimiser_and_slope
 from ..results import Average, error_bar
 from .elevation import elevation, elevation_moments
-from .potentials import channel_gradient, conjugates, points_in, prior, weight_fields
+from .potentials import channel_gradient, conjugates, over_nodes, points_in, prior, weight_fields
 
 
-def _target(model: Model, Y: jax.Array) -> jax.Array:
+@nodewise
+def target_at_nodes(model: Model, Y: jax.Array) -> jax.Array:
+    """Target attention matrices of the teacher's fields, (L, L, N)."""
     return model.target(*model.label(Y))
-
-
-target_at_nodes = nodewise(_target)
 
 
 class Diagnostics(eqx.Module):
@@ -106,12 +105,7 @@ def second_minimum_share(model: Model, x: Overlaps, nodes: Rule, gap: float) -> 
         points = points_in(model, x, replicate, block)
         return model.share * jnp.sum(points.weight * (points.gap < gap))
 
-    return _over(nodes, lambda replicate: _average(model, replicate, partial(share, replicate)))
-
-
-def _average(model: Model, replicate: Replicate, fn: Callable[[Model, Any], Any]) -> Any:
-    """Sum of ``fn(model, block)`` over the blocks, and over the kinds of sentences that the model is given."""
-    return over_kinds(model, lambda model: average(replicate, partial(fn, model)))
+    return _over(nodes, lambda replicate: over_nodes(model, replicate, partial(share, replicate)))
 
 
 def _over(nodes: Rule, number: Callable[[Replicate], jax.Array]) -> Average:
@@ -127,7 +121,7 @@ def gen_error_in(model: Model, x: Overlaps, replicate: Replicate) -> jax.Array:
         student, teacher, weight = replicate.quadrature(model, tokens, block)
         return model.share * jnp.sum(weight * loss_at_nodes(model, *fields(model, tokens, student, teacher)))
 
-    return _average(model, replicate, block_error)
+    return over_nodes(model, replicate, block_error)
 
 
 def gen_error_linear_in(model: Model, replicate: Replicate) -> jax.Array:
@@ -146,7 +140,7 @@ def gen_error_linear_in(model: Model, replicate: Replicate) -> jax.Array:
         D = model.share * model.trace
         return D * jnp.sum(weight * T, -1), D * jnp.sum(weight * T**2, -1), D * jnp.sum(weight)
 
-    mean, square, D = _average(model, replicate, moments)
+    mean, square, D = over_nodes(model, replicate, moments)
     return 0.5 * jnp.sum(square - mean**2 / D)
 
 
@@ -229,7 +223,9 @@ def growths(
     n = S * r * to_theta.shape[2]
     spread = inverse(model.rho)
     spread = jnp.pad(spread, ((0, 0), *[(0, to_theta.shape[2] - spread.shape[1])] * 2))
-    curvature = alpha * sums["gy_score"] + _block(hats.V, spread)
+    # The part of d thetahat / d theta that comes from the spread of h given y: Vhat rho^{-1}, token by token.
+    own = jax.scipy.linalg.block_diag(*(jnp.kron(v, p) for v, p in zip(hats.V, spread, strict=True)))
+    curvature = alpha * sums["gy_score"] + own
     return (
         _largest(to_theta.reshape(n, n), curvature),
         _largest(to_m.reshape(L * r, L * r), alpha * sums["g_score"]),
@@ -267,8 +263,10 @@ def diagnose(model: Model, alpha: jax.Array, x: Overlaps, hats: Conjugates, sums
     else:
         responses, mean_penalty = _penalised(model, model.penalty, hats)
     to_delta = jnp.einsum("n,nk,nl,nab,ncd->kadlbc", law.weights, law.gamma, law.gamma, responses, responses)
-    replicon = to_delta.reshape(n * r, n * r) @ (alpha * sums["replicon"]).reshape(n * r, n * r)
-    size = -2.0 * prior_slope(model, hats)
+    to_delta = to_delta.reshape(n * r, n * r)
+    replicon = to_delta @ (alpha * sums["replicon"]).reshape(n * r, n * r)
+    # A ridge adds to Lam: the derivative of psi in it is minus half of tr(Q^T Q) / d.
+    size = -2.0 * jax.grad(lambda lam: prior(eqx.tree_at(lambda m: m.lam, model, lam), hats))(model.lam)
     stein = jnp.sum(jnp.trace(hats.V, axis1=1, axis2=2))
     response = -alpha * sums["response"]
     growth_theta, growth_m = growths(model, alpha, hats, sums)
@@ -280,26 +278,13 @@ def diagnose(model: Model, alpha: jax.Array, x: Overlaps, hats: Conjugates, sums
         growth_m=growth_m,
         growth_theta=growth_theta,
         train_loss_direct=alpha * sums["loss"] + 0.5 * model.lam * size + mean_penalty,
-        rs_error=elevation(alpha, x, hats, to_delta.reshape(n * r, n * r), sums)
-        if r == 1
-        else jnp.full_like(size, jnp.nan),
+        rs_error=elevation(alpha, x, hats, to_delta, sums) if r == 1 else jnp.full_like(size, jnp.nan),
     )
-
-
-def prior_slope(model: Model, hats: Conjugates) -> jax.Array:
-    """Derivative of psi in a uniform addition to Lam, which is minus half of ``tr(Q^T Q) / d``."""
-    return jax.grad(lambda lam: prior(eqx.tree_at(lambda m: m.lam, model, lam), hats))(model.lam)
 
 
 def _gram(a: jax.Array, b: jax.Array, w: jax.Array) -> jax.Array:
     a, b = (c.reshape(-1, c.shape[-1]) for c in (a, b))
     return jnp.stack([jnp.sum(w * p * b, -1) for p in a])
-
-
-def _block(V: jax.Array, inverse_rho: jax.Array) -> jax.Array:
-    """The part of d thetahat / d theta that comes from the spread of h given y: Vhat rho^{-1}, token by token."""
-    blocks = [jnp.kron(v, p) for v, p in zip(V, inverse_rho, strict=True)]
-    return jax.scipy.linalg.block_diag(*blocks)
 
 
 def _largest(positive: jax.Array, symmetric: jax.Array) -> jax.Array:
@@ -319,7 +304,7 @@ def _largest(positive: jax.Array, symmetric: jax.Array) -> jax.Array:
     return value + moving - lax.stop_gradient(moving)
 
 
-def _radius(positive_map: jax.Array, start: jax.Array, steps: int = 100) -> jax.Array:
+def _radius(positive_map: jax.Array, start: jax.Array) -> jax.Array:
     """Spectral radius of a map of the cone of positive matrices into itself, by power iteration from inside it."""
     tiny = jnp.finfo(start.dtype).tiny
 
@@ -329,4 +314,4 @@ def _radius(positive_map: jax.Array, start: jax.Array, steps: int = 100) -> jax.
         return image / (size + tiny), size
 
     unit = start / jnp.linalg.norm(start)
-    return lax.fori_loop(0, steps, body, (unit, jnp.zeros((), start.dtype)))[1]
+    return lax.fori_loop(0, 100, body, (unit, jnp.zeros((), start.dtype)))[1]

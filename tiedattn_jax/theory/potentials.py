@@ -39,13 +39,17 @@ def stationary(fn: Callable[[Any, Any], jax.Array]) -> Callable[[Any, Any], jax.
     return value
 
 
-def _block_energy(points: Points, args: tuple[Model, Overlaps]) -> jax.Array:
+@stationary
+def block_envelope(points: Points, args: tuple[Model, Overlaps]) -> jax.Array:
+    """One block's share of the channel potential, at its minimisers."""
     model, x = args[0], of_sentence(*args)
     h, y = fields(model, x, points.student, points.teacher)
     return model.share * jnp.sum(points.weight * moreau(model, points.z, h, x.V, y))
 
 
-block_envelope = stationary(_block_energy)
+def over_nodes(model: Model, replicate: Replicate, fn: Callable[[Model, Any], Any]) -> Any:
+    """Sum of ``fn(model, block)`` over the blocks, and over the kinds of sentences that the model is given."""
+    return over_kinds(model, lambda model: average(replicate, partial(fn, model)))
 
 
 def channel(model: Model, x: Overlaps, replicate: Replicate) -> jax.Array:
@@ -54,15 +58,12 @@ def channel(model: Model, x: Overlaps, replicate: Replicate) -> jax.Array:
     ``M = E min_Z { sum_l 1/2 (z_l - h_l)^T V_l^{-1} (z_l - h_l) + loss(Z, Y) }`` with
     ``(h_l - m_l, y_l) ~ N(0, [[q_l, theta_l], [theta_l^T, rho_l]])`` independent over the tokens; and the mean of that over
     the kinds of sentences, where there are several.
-
-    Args:
-        replicate: of an averaging rule.
     """
 
     def energy(model: Model, block: Any) -> jax.Array:
         return block_envelope(points_in(model, x, replicate, block), (model, x))
 
-    return over_kinds(model, lambda model: average(replicate, partial(energy, model)))
+    return over_nodes(model, replicate, energy)
 
 
 def points_in(model: Model, x: Overlaps, replicate: Replicate, block: Any) -> Points:
@@ -85,14 +86,13 @@ def channel_gradient(
     """Channel potential M, its gradient in the overlaps (symmetrised), and more sums, from one pass over the nodes.
 
     Args:
-        replicate: of an averaging rule.
         also: further sums over the nodes of a block, for the kind of sentences that the model is given.
     """
 
-    def of_kind(model: Model) -> Any:
-        return average(replicate, lambda block: gradient_at(points_in(model, x, replicate, block), model, x, also))
+    def of_block(model: Model, block: Any) -> Any:
+        return gradient_at(points_in(model, x, replicate, block), model, x, also)
 
-    return over_kinds(model, of_kind)
+    return over_nodes(model, replicate, of_block)
 
 
 def gradient_at(points: Points, model: Model, x: Overlaps, also: Sums) -> tuple[jax.Array, Overlaps, Any]:
@@ -164,12 +164,10 @@ def weight_fields(model: Model, penalty: Penalty, hats: Conjugates) -> tuple[jax
     return Lam, mean + spread * zeta, share
 
 
-def _gain_at(w: jax.Array, args: tuple[Penalty, jax.Array, jax.Array]) -> jax.Array:
+@stationary
+def _gain(w: jax.Array, args: tuple[Penalty, jax.Array, jax.Array]) -> jax.Array:
     penalty, Lam, b = args
     return b * w - 0.5 * Lam * w**2 - penalty.value(w)
-
-
-_gain = stationary(_gain_at)
 
 
 def conjugates(alpha: jax.Array, gradient: Overlaps) -> Conjugates:

@@ -39,7 +39,6 @@ def saddle_map(
     """One undamped step of state evolution, eqs. (7)-(8): new overlaps, and what was seen on the way.
 
     Args:
-        replicate: of an averaging rule.
         free: what the branch leaves free, (2,); what it sets to zero in the overlaps is zero in the conjugates, too.
     """
     return after_averages(model, alpha, x, free, *channel_gradient(model, x, replicate))

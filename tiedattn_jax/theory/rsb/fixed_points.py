@@ -12,16 +12,16 @@ import numpy as np
 from jax import lax
 from jax.flatten_util import ravel_pytree
 
-from ...averages.lines import LineNodes, line_nodes
+from ...averages.lines import line_nodes
 from ...averages.program import at_once, program
 from ...averages.rule import Replicate, Rule
 from ...averages.sizes import REPLICATES
 from ...errors import InputError, is_concrete, require_choice, require_count, require_number
 from ...linalg import cholesky, inverse
 from ...model import Model
-from ...overlaps import PAIR, Overlaps, branch_of
+from ...overlaps import PAIR, Conjugates, Overlaps, branch_of
 from ...printing import Description, rows_of
-from ...results import Result, Status, error_bar
+from ...results import OfMean, Result, Status, error_bar
 from .. import potentials
 from ..fixed_points import FixedPoint, check_alpha, check_model, solve
 from ..implicit import first_order
@@ -84,6 +84,11 @@ class BrokenPoint(Result):
         ground: whether s is that of the ground state.
         rs: the RS state, on the same lines.
         replicates: the state in every replicate.
+        overlaps: order parameters.
+        s: Parisi parameter, an inverse energy.
+        train_loss: training loss / d.
+        elevation: by how much the training loss lies above that of the RS state on the same averages.
+        gen_error: test error eps_g of the minima that s selects; that of the linear baseline is `rs.gen_error_linear`.
     """
 
     model: Model
@@ -92,6 +97,11 @@ class BrokenPoint(Result):
     replicates: BrokenState
     branch: str = eqx.field(static=True)
     ground: bool = eqx.field(static=True)
+    overlaps = OfMean[BrokenOverlaps]()
+    s = OfMean[jax.Array]()
+    train_loss = OfMean[jax.Array]()
+    elevation = OfMean[jax.Array]()
+    gen_error = OfMean[jax.Array]()
 
     @property
     def mean(self) -> BrokenState:
@@ -114,31 +124,6 @@ class BrokenPoint(Result):
         return self.status <= Status.stalled
 
     @property
-    def overlaps(self) -> BrokenOverlaps:
-        """Order parameters."""
-        return self.mean.overlaps
-
-    @property
-    def s(self) -> jax.Array:
-        """Parisi parameter, an inverse energy."""
-        return self.mean.s
-
-    @property
-    def train_loss(self) -> jax.Array:
-        """Training loss / d."""
-        return self.mean.train_loss
-
-    @property
-    def elevation(self) -> jax.Array:
-        """By how much the training loss lies above that of the RS state on the same averages."""
-        return self.mean.elevation
-
-    @property
-    def gen_error(self) -> jax.Array:
-        """Test error eps_g of the minima that s selects; that of the linear baseline is `rs.gen_error_linear`."""
-        return self.mean.gen_error
-
-    @property
     def energy(self) -> jax.Array:
         """Training loss / d of the minima that s selects; see `BrokenState`."""
         return jnp.mean(self.replicates.energy)
@@ -159,11 +144,10 @@ class BrokenPoint(Result):
         return {"alpha": float(self.alpha), "branch": self.branch, **means, "status": self.status_name, "stderr": bars}
 
     def describe(self) -> Description:
-        what = "ground state" if self.ground else "state"
+        kind = "ground state" if self.ground else "state"
+        what = f"{self.branch} branch at alpha = {self.alpha:g}, 1RSB {kind}"
         status = f"{self.status_name}, residual {float(jnp.max(self.replicates.residual)):.1e}"
-        return Description(
-            f"{self.branch} branch at alpha = {self.alpha:g}, 1RSB {what}", status, rows_of(*self.numbers())
-        )
+        return Description(what, status, rows_of(*self.numbers()))
 
 
 def solve_1rsb(
@@ -255,27 +239,16 @@ def _solve_replicates(moving: FixedPoint, rule: Rule, s: jax.Array | None) -> li
             every = [one for one in (found.get(k), again) if one is not None]
             found[k] = min(every, key=lambda one: one.residual, default=None)
     ends = {k: one for k, one in found.items() if one is not None}
-    moves = dict(zip(ends, _moving(moving, list(ends.values())), strict=True))
+    differentiated = not is_concrete((moving.model, moving.alpha))
+    moves = dict(zip(ends, at_once(Found.moving, list(ends.values())), strict=True)) if differentiated else {}
     states = []
     for k in range(rule.replicates):
         part = jax.tree.map(lambda a, k=k: a[k], moving.replicates)
         if k in ends:
-            states.append(_broken(moving, part, rule.replicate(k), ends[k], moves[k]))
+            states.append(_broken(moving, part, rule.replicate(k), ends[k], moves.get(k)))
         else:
             states.append(_unbroken(part, s, not breaks))
     return states
-
-
-def _moving(rs: FixedPoint, found: list[Found]) -> list[Moving | None]:
-    """The derivatives of what was found in the replicates, if they are asked for: an RS state that is differentiated."""
-    if is_concrete((rs.model, rs.alpha)):
-        return [None] * len(found)
-    return at_once(Found.moving, found)
-
-
-def _first_s(state: Any, s: jax.Array | None) -> jax.Array:
-    """The Parisi parameter that is given, or the one that a search for the ground state starts from."""
-    return _GROUND / lax.stop_gradient(state.train_loss) if s is None else s
 
 
 class _Laid(NamedTuple):
@@ -291,11 +264,7 @@ def _lay(rs: FixedPoint, s: jax.Array | None, item: tuple[int, Any]) -> _Laid:
     k, lines = item
     state = jax.tree.map(lambda a: a[k], rs.replicates)
     x, first = _start(rs.model, state, s, branch_of(rs.branch).free(rs.model))
-    return _lay_at(rs.model, state, lines, x, first)
-
-
-def _lay_at(model: Model, state: Any, lines: LineNodes, x: BrokenOverlaps, s: jax.Array) -> _Laid:
-    return _Laid(x, s, averages_at(model, state.overlaps, x, s, lines))
+    return _Laid(x, first, averages_at(rs.model, state.overlaps, x, first, lines))
 
 
 def _search(rs: FixedPoint, s: jax.Array | None, near: _Near | None, item: tuple[int, _Laid]) -> Found | None:
@@ -313,8 +282,8 @@ def _search(rs: FixedPoint, s: jax.Array | None, near: _Near | None, item: tuple
     free = branch_of(rs.branch).free(model)
     for again in range(_LAID):
         if again:
-            laid = _lay_at(model, state, laid.averages.lines, x, first)
-        problem = Problem(model, rs.alpha, laid.averages, free, s is None, float(state.train_loss))
+            laid = _Laid(x, first, averages_at(model, state.overlaps, x, first, laid.averages.lines))
+        problem = Problem(model, rs.alpha, laid.averages, free, jnp.asarray(s is None), state.train_loss)
         found = fixed_point(problem, x, first, matrix)
         if found is None or _trace(found.x.q1 - found.x.q0) <= _WIDER * _trace(laid.x.q1 - laid.x.q0):
             break
@@ -354,7 +323,7 @@ def _broken(rs: FixedPoint, part: Any, lines: Replicate, found: Found, moving: M
 
 @program
 def _test_error(model: Model, x: BrokenOverlaps, lines: Replicate) -> jax.Array:
-    return gen_error_in(model, x.within, lines)
+    return gen_error_in(model, Overlaps(x.q1, x.V, x.theta, x.m), lines)
 
 
 @jax.custom_jvp
@@ -395,7 +364,7 @@ def _start(model: Model, state: Any, s: jax.Array | None, free: jax.Array) -> tu
     V = potentials.overlaps(model, hats).V
     apart = _START * (x.V - V)
     if s is None:
-        s = _first_s(state, s)
+        s = _GROUND / state.train_loss
         v = _trace(apart) / _trace(x.V)
         from_elevation = v**2 * (1 - told.replicon) / (8 * told.rs_error)
         s = jnp.where(from_elevation > 0, jnp.minimum(s, from_elevation), s)
@@ -413,18 +382,18 @@ def _trace(a: jax.Array) -> jax.Array:
     return jnp.sum(jnp.trace(a, axis1=1, axis2=2))
 
 
-def _unbroken_overlaps(x: Overlaps) -> BrokenOverlaps:
-    """RS order parameters as those of 1RSB without breaking."""
+def _unbroken_overlaps(x: Overlaps | Conjugates) -> BrokenOverlaps:
+    """RS order parameters, or hats, as those of 1RSB without breaking."""
     return BrokenOverlaps(x.q, x.q, x.V, x.theta, x.m)
 
 
 def _unbroken(state: Any, s: jax.Array | None, ok: bool) -> BrokenState:
     """The RS state as one without breaking, with its own status; `max_steps` where breaking was not found."""
-    hats, zero = state.conjugates, jnp.zeros_like(state.train_loss)
+    zero = jnp.zeros_like(state.train_loss)
     return BrokenState(
         overlaps=_unbroken_overlaps(state.overlaps),
-        conjugates=BrokenOverlaps(hats.q, hats.q, hats.V, hats.theta, hats.m),
-        s=_first_s(state, s),
+        conjugates=_unbroken_overlaps(state.conjugates),
+        s=_GROUND / lax.stop_gradient(state.train_loss) if s is None else s,
         train_loss=state.train_loss,
         elevation=zero,
         gen_error=state.gen_error,

@@ -20,7 +20,7 @@ from ...linalg import positive_definite
 from ...model import Model
 from ...overlaps import admissible
 from ...results import Status
-from .potentials import Averages, BrokenOverlaps, channel_expansion, conjugates, free_energy, overlaps, prior
+from .potentials import Averages, BrokenOverlaps, Setting, channel_expansion, conjugates, free_energy, overlaps, prior
 
 _TOL, _STALLED = 1e-4, 3e-3  # residuals at which a state has converged, and at which the nodes resolve it no further
 _SLOPE = 0.01  # weight, in the residual, of d loss / d log s over the elevation, which is off by the square of that
@@ -33,23 +33,22 @@ _LONGEST = 0.5  # relative, of a Newton step
 _FAR = 0.02  # likewise, above which it says more of the matrix than of how rough the averages are
 
 
-def _pack(x: BrokenOverlaps, s: jax.Array, last: Any) -> jax.Array:
-    """A state as one vector: q1, s (q1 - q0), V, theta, m, and log s or what takes its place.
+Unpack = Callable[[jax.Array], tuple[BrokenOverlaps, jax.Array]]
+
+
+def coordinates(x: BrokenOverlaps, s: jax.Array) -> tuple[jax.Array, Unpack]:
+    """A state as one vector: q1, s (q1 - q0), V, theta, m and log s; and the way back.
 
     s (q1 - q0) is the response of the clusters, which hardly depends on s.
     """
-    return ravel_pytree((x.q1, s * (x.q1 - x.q0), x.V, x.theta, x.m, last))[0]
-
-
-def _unpacker(like: BrokenOverlaps, s: jax.Array) -> Callable[[jax.Array], tuple[BrokenOverlaps, jax.Array]]:
-    back = ravel_pytree((like.q1, like.q1, like.V, like.theta, like.m, s))[1]
+    v, back = ravel_pytree((x.q1, s * (x.q1 - x.q0), x.V, x.theta, x.m, jnp.log(s)))
 
     def unpack(v: jax.Array) -> tuple[BrokenOverlaps, jax.Array]:
         q1, response, V, theta, m, log_s = back(v)
         s = jnp.exp(log_s)
         return BrokenOverlaps(q1, q1 - response / s, V, theta, m), s
 
-    return unpack
+    return v, unpack
 
 
 class Look(NamedTuple):
@@ -65,9 +64,6 @@ class Look(NamedTuple):
     loss_by_alpha: jax.Array
     loss_by_log_s: jax.Array
     hats: BrokenOverlaps
-
-
-Setting = Callable[[jax.Array], tuple[Model, jax.Array, BrokenOverlaps, jax.Array]]
 
 
 class _Seen(NamedTuple):
@@ -89,7 +85,7 @@ def _expansion(
         model, alpha, x, s = setting(u)
         hats = conjugates(alpha, s, by_x, free)
         explicit = jax.grad(lambda s: free_energy(model, alpha, x, hats, s, 0 * M))(s)
-        image = _pack(overlaps(model, hats, s), s, s * (explicit - alpha * by_s))
+        image = coordinates(overlaps(model, hats, s), s)[0].at[-1].set(s * (explicit - alpha * by_s))
         return _Seen(image, M, -free_energy(model, alpha, x, hats, s, M), hats)
 
     def column(*d: Any) -> Any:
@@ -100,17 +96,10 @@ def _expansion(
 
 
 @program
-def _look(
-    model: Model,
-    alpha: jax.Array,
-    averages: Averages,
-    free: jax.Array,
-    x: BrokenOverlaps,
-    s: jax.Array,
-    wanted: jax.Array,
-) -> Look:
+def _look(problem: Problem, x: BrokenOverlaps, s: jax.Array, wanted: jax.Array) -> Look:
     """The equations around a place, to first order where that is `wanted`."""
-    v, unpack = _pack(x, s, jnp.log(s)), _unpacker(x, s)
+    model, alpha, averages, free, *_ = problem
+    v, unpack = coordinates(x, s)
     (image, channel, loss, hats), slopes, M_by_model = _expansion(
         lambda v: (model, alpha, *unpack(v)), averages, v, free, wanted
     )
@@ -147,17 +136,10 @@ class Moving(NamedTuple):
 
 
 @program
-def _moving(
-    model: Model,
-    alpha: jax.Array,
-    averages: Averages,
-    free: jax.Array,
-    x: BrokenOverlaps,
-    s: jax.Array,
-    ground: jax.Array,
-) -> Moving:
-    """By the implicit function theorem, with all of the matrix; s moves where the state is a `ground` state."""
-    (p, numbers), v, unpack = ravel_pytree((model, alpha)), _pack(x, s, jnp.log(s)), _unpacker(x, s)
+def _moving(problem: Problem, x: BrokenOverlaps, s: jax.Array) -> Moving:
+    """By the implicit function theorem, with all of the matrix; s moves where the state is a ground state."""
+    model, alpha, averages, free, ground, _ = problem
+    (p, numbers), (v, unpack) = ravel_pytree((model, alpha)), coordinates(x, s)
     n, last = len(v), jnp.zeros_like(v).at[-1].set(1.0)
     _, slopes, _ = _expansion(
         lambda u: (*numbers(u[n:]), *unpack(u[:n])), averages, jnp.concatenate([v, p]), free, jnp.asarray(True)
@@ -189,21 +171,20 @@ class Problem(NamedTuple):
     alpha: jax.Array
     averages: Averages
     free: jax.Array
-    ground: bool
-    rs_loss: float
+    ground: jax.Array
+    rs_loss: jax.Array
 
     def look(self, x: BrokenOverlaps, s: jax.Array, wanted: bool) -> Look:
         """The equations at a place, with their derivatives where they are `wanted`."""
-        seen = _look(self.model, self.alpha, self.averages, self.free, x, s, jnp.asarray(wanted))
-        return jax.tree.map(np.asarray, seen)
+        return jax.tree.map(np.asarray, _look(self, x, s, jnp.asarray(wanted)))
 
     def steepness(self, seen: Look) -> float:
         """d loss / d log s over the elevation."""
-        return float(seen.loss_by_log_s / max(abs(seen.loss - self.rs_loss), _NOISE * seen.loss))
+        return float(seen.loss_by_log_s / max(abs(seen.loss - float(self.rs_loss)), _NOISE * seen.loss))
 
     def moved(self, x: BrokenOverlaps, s: jax.Array, move: np.ndarray) -> tuple[BrokenOverlaps, jax.Array]:
         """The place after a Newton step, cut until it lies in the domain; the old one where it never does."""
-        v, unpack = _pack(x, s, jnp.log(s)), _unpacker(x, s)
+        v, unpack = coordinates(x, s)
         for cut in 0.5 ** np.arange(6):
             trial, t = unpack(v + cut * move)
             kept = self.free[0] * trial.theta, self.free[1] * trial.m
@@ -232,8 +213,7 @@ class Found(NamedTuple):
 
     def moving(self) -> Moving:
         """How the state moves with the numbers of the model and alpha."""
-        at = self.problem
-        return _moving(at.model, at.alpha, at.averages, at.free, self.x, self.s, jnp.asarray(at.ground))
+        return _moving(self.problem, self.x, self.s)
 
 
 def fixed_point(problem: Problem, x: BrokenOverlaps, s: jax.Array, matrix: Any) -> Found | None:
@@ -242,6 +222,7 @@ def fixed_point(problem: Problem, x: BrokenOverlaps, s: jax.Array, matrix: Any) 
     Args:
         matrix: that of another replicate, or None; s does not move in the first step without it.
     """
+    ground = bool(problem.ground)
     first, renew = (_FIRST, True) if matrix is None else (0, False)
     best, last = None, None
     waiting, residual, size, half = 0, np.inf, np.inf, np.inf
@@ -250,7 +231,7 @@ def fixed_point(problem: Problem, x: BrokenOverlaps, s: jax.Array, matrix: Any) 
         before, size = size, float(np.max(np.abs((seen.residual / seen.rows)[:-1])))
         if not np.isfinite(size):
             break
-        vary = problem.ground and step >= first
+        vary = ground and step >= first
         if renew or matrix is None:
             matrix = seen.matrix
         elif last is not None and np.max(np.abs(seen.v - last.v) / seen.columns) > _FAR:
@@ -261,7 +242,7 @@ def fixed_point(problem: Problem, x: BrokenOverlaps, s: jax.Array, matrix: Any) 
         if size < residual or anew:
             best, residual = Found(problem, x, s, seen, size, matrix), size
         waiting, half = (0, 0.5 * size) if size < half or anew else (waiting + 1, half)
-        done = residual <= _TOL and vary == problem.ground
+        done = residual <= _TOL and vary == ground
         if done or waiting > _PATIENCE[residual <= _STALLED]:
             break
         renew = step > first and size > max(_SLOW * before, _STALLED)

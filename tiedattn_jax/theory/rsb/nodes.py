@@ -32,7 +32,8 @@ def averages_at(model: Model, rs: Overlaps, x: BrokenOverlaps, s: jax.Array, lin
     h, log_density = _fields(model, rs, *map(jnp.asarray, laid[:2]))
     outer = Outer(h, jnp.asarray(laid.teacher), jnp.asarray(laid.weight), log_density)
     blocks = _in_blocks(outer, _WIDE)
-    flat = _flat(blocks._replace(found=_searched(model, x, s, blocks, look_beside)))
+    blocks = blocks._replace(found=_searched(model, x, s, blocks, look_beside))
+    flat = jax.tree.map(lambda a: np.moveaxis(np.asarray(a), 0, -2).reshape(*a.shape[1:-1], -1), blocks)
     near, real = np.any(flat.found[0].jump != 0, (0, 1)), flat.weight > 0
 
     def group(find: Callable[..., Any], keep: np.ndarray, width: int) -> Outer:
@@ -40,11 +41,6 @@ def averages_at(model: Model, rs: Overlaps, x: BrokenOverlaps, s: jax.Array, lin
         return some._replace(found=_searched(model, x, s, some, find))
 
     return Averages(group(find_jumps, near & real, _BLOCK), group(find_smooth, ~near & real, _WIDE), lines)
-
-
-def _flat(blocks: Any) -> Any:
-    """Arrays (B, ..., W) as (..., B W)."""
-    return jax.tree.map(lambda a: np.moveaxis(np.asarray(a), 0, -2).reshape(*a.shape[1:-1], -1), blocks)
 
 
 @eqx.filter_jit

@@ -59,11 +59,6 @@ class BrokenOverlaps(eqx.Module):
         """What clusters share."""
         return Overlaps(self.q0, self.V, self.theta, self.m)
 
-    @property
-    def within(self) -> Overlaps:
-        """Those of one minimum."""
-        return Overlaps(self.q1, self.V, self.theta, self.m)
-
     def joined(self, s: jax.Array) -> Overlaps:
         """The RS order parameters that these become where nothing jumps: V + s (q1 - q0) is the whole response."""
         return Overlaps(self.q1, self.V + s * (self.q1 - self.q0), self.theta, self.m)
@@ -105,6 +100,7 @@ def inner(points: Any, p: tuple[Model, BrokenOverlaps, jax.Array]) -> tuple[jax.
     return tilted, jnp.sum(share * energies(plain, x.joined(s).V), 0) / jnp.sum(share, 0)
 
 
+@stationary
 def _rest(points: Any, p: tuple[Model, BrokenOverlaps, jax.Array]) -> jax.Array:
     """One block's share of M_s less the RS potential at `BrokenOverlaps.joined`.
 
@@ -116,9 +112,6 @@ def _rest(points: Any, p: tuple[Model, BrokenOverlaps, jax.Array]) -> jax.Array:
     tilted, whole = inner(points, p)
     log_density = whiten(model, x.between, outer.h, y)[1]
     return jnp.sum(outer.weight * jnp.exp(log_density - outer.log_density) * (tilted - whole))
-
-
-_rest_envelope = stationary(_rest)
 
 
 def searched(model: Model, x: BrokenOverlaps, s: jax.Array, block: Outer, find: Callable[..., Any]) -> Any:
@@ -146,11 +139,11 @@ def _responses(x: BrokenOverlaps, s: jax.Array) -> tuple[jax.Array, jax.Array]:
     return jnp.stack([x.V, x.joined(s).V]), jnp.stack([s, jnp.zeros_like(s)])
 
 
+Setting = Callable[[jax.Array], tuple[Model, jax.Array, BrokenOverlaps, jax.Array]]
+
+
 def channel_expansion(
-    setting: Callable[[jax.Array], tuple[Model, jax.Array, BrokenOverlaps, jax.Array]],
-    averages: Averages,
-    u: jax.Array,
-    wanted: jax.Array,
+    setting: Setting, averages: Averages, u: jax.Array, wanted: jax.Array
 ) -> tuple[tuple, tuple, Model]:
     """M_s with its gradients in the order parameters and in s, the derivatives of these in u, and dM_s / d model.
 
@@ -159,14 +152,15 @@ def channel_expansion(
         wanted: whether the derivatives in u, (..., k), are; they are zero otherwise, and most of the work.
     """
 
-    def sums(find: Callable[..., Any], share: Callable[..., Any]) -> Callable[[Any], Any]:
+    def sums(find: Callable[..., Any], points: Callable[..., Any], share: Callable[..., Any]) -> Callable[[Any], Any]:
         def block_sums(block: Any) -> Any:
             model, _, x, s = lax.stop_gradient(setting(u))
             found = find(model, x, s, block)
 
             def at(u: jax.Array) -> Any:
                 model, _, x, s = setting(u)
-                M, (by_model, *gradients) = jax.value_and_grad(share(model, x, s, block, found), (0, 1, 2))(model, x, s)
+                here = points(model, x, s, block, found)
+                M, (by_model, *gradients) = jax.value_and_grad(lambda *p: share(here, p), (0, 1, 2))(model, x, s)
                 return (M, *gradients), by_model
 
             def alone(u: jax.Array) -> Any:
@@ -177,24 +171,16 @@ def channel_expansion(
 
         return block_sums
 
-    def of_rest(model: Model, x: BrokenOverlaps, s: jax.Array, block: Outer, found: tuple) -> Any:
-        points = cluster_points(model, x, s, block, found)
-        return lambda model, x, s: _rest_envelope(points, (model, x, s))
-
-    def found_again(model: Model, x: BrokenOverlaps, s: jax.Array, block: Outer) -> Any:
-        return searched(model, x, s, block, clusters.found_again)
-
-    def of_lines(model: Model, x: BrokenOverlaps, s: jax.Array, block: Any, found: Any) -> Any:
-        points = averages.lines.points(model, x.joined(s), block, found)
-        return lambda model, x, s: block_envelope(points, (model, x.joined(s)))
-
-    def lines_found(model: Model, x: BrokenOverlaps, s: jax.Array, block: Any) -> Any:
-        return averages.lines.search(model, x.joined(s), block)
-
+    of_rest = sums(partial(searched, find=clusters.found_again), cluster_points, _rest)
+    of_lines = sums(
+        lambda model, x, s, block: averages.lines.search(model, x.joined(s), block),
+        lambda model, x, s, block, found: averages.lines.points(model, x.joined(s), block, found),
+        lambda points, p: block_envelope(points, (p[0], p[1].joined(p[2]))),
+    )
     shares = (
-        sum_of_weighted(averages.near, sums(found_again, of_rest)),
-        sum_of_weighted(averages.smooth, sums(found_again, of_rest)),
-        average_of_weighted(averages.lines, sums(lines_found, of_lines)),
+        sum_of_weighted(averages.near, of_rest),
+        sum_of_weighted(averages.smooth, of_rest),
+        average_of_weighted(averages.lines, of_lines),
     )
     return jax.tree.map(lambda *parts: sum(parts), *shares)
 
@@ -208,12 +194,9 @@ def prior(model: Model, hats: BrokenOverlaps, s: jax.Array) -> jax.Array:
     law = model.law()
     Lam, square = weight_moments(model, Conjugates(hats.q0, hats.V, hats.theta, hats.m))
     D = Lam - s * jnp.einsum("nk,kab->nab", law.gamma, hats.q1 - hats.q0)
-    ratio = 2 * jnp.sum(jnp.log(_diagonal(cholesky(D))) - jnp.log(_diagonal(cholesky(Lam))), -1)
+    logs = (jnp.log(jnp.diagonal(cholesky(a), axis1=-2, axis2=-1)) for a in (D, Lam))
+    ratio = 2 * jnp.sum(jnp.subtract(*logs), -1)
     return law.weights @ (0.5 * jnp.trace(solve(D, square), axis1=1, axis2=2) - 0.5 * ratio / s)
-
-
-def _diagonal(a: jax.Array) -> jax.Array:
-    return jnp.diagonal(a, axis1=-2, axis2=-1)
 
 
 def free_energy(
