@@ -24,7 +24,6 @@ Found = dict[str, Transition | None]  # by name, None where there is none
 
 
 def register(commands: Any) -> None:
-    """Add the subcommand."""
     text = "find the transition, draw both branches"
     subcommand(commands, "transition", run, text, {**MODEL, **averages("transition")})
 
@@ -50,8 +49,7 @@ def run(args: argparse.Namespace) -> Report:
         "alpha_c": critical if critical.ok else None,
         "alpha_l": crossing if critical.ok and crossing.ok else None,
     }
-    transitions = "\n\n".join(t.summary() for t in (critical, crossing))
-    text = "\n".join([transitions, "", *_end_lines(ends, curves)])
+    text = "\n\n".join([critical.summary(), crossing.summary(), "\n".join(_end_lines(ends, curves))])
     files = {}
     if args.out is not None:
         whole = [_to_its_ends(curve, ends[str(curve.branch)]) for curve in curves]
@@ -68,17 +66,17 @@ def _to_its_ends(curve: Curve, ends: list[BranchEnd]) -> Curve:
 
 def transition_report(critical: Transition, found: Found, ends: dict[str, list[BranchEnd]]) -> dict[str, Any]:
     """The JSON object of `tiedattn transition`."""
+    told = {name: {} if t is None else t.to_dict() for name, t in found.items()}
     report: dict[str, Any] = {}
-    for name, t in found.items():
-        report[name], report[f"{name}_stderr"] = (None, None) if t is None else (float(t.alpha), float(t.stderr))
-    shift = None if found["alpha_c"] is None else found["alpha_c"].rs_shift
-    report["alpha_c_rs_shift"] = None if shift is None else float(shift.value)
-    report["alpha_c_rs_shift_stderr"] = None if shift is None else float(shift.stderr)
+    for name, numbers in told.items():
+        report |= {name: numbers.get("alpha"), f"{name}_stderr": numbers.get("stderr")}
+    for kind in ("rs_shift", "rs_shift_stderr"):
+        report[f"alpha_c_{kind}"] = told["alpha_c"].get(kind)
     main = {branch: main_end(several) for branch, several in ends.items()}
     report["spinodals"] = {branch: None if end is None else end.to_dict() for branch, end in main.items()}
     report["ends"] = {branch: [end.to_dict() for end in several] for branch, several in ends.items()}
     for kind in ("sensitivities", "sensitivities_stderr"):
-        report[kind] = {name: None if t is None else t.to_dict()[kind] for name, t in found.items()}
+        report[kind] = {name: numbers.get(kind) for name, numbers in told.items()}
     report["at_alpha_c"] = {b.branch: b.to_dict() for b in critical.branches}
     report["status"], report["reason"] = critical.status_name, critical.reason
     return report
