@@ -18,6 +18,7 @@ from matplotlib.lines import Line2D
 from matplotlib.patches import Patch, Rectangle
 from matplotlib.ticker import MaxNLocator
 from scipy.interpolate import CubicHermiteSpline, PchipInterpolator
+from scipy.ndimage import binary_dilation
 
 from .overlaps import BRANCHES, PAIR
 
@@ -142,9 +143,7 @@ def line(
     """A line, dotted up to the next stable points where it is not stable, with the band of its error bars."""
     stable = np.full(np.shape(y), True) if stable is None else stable
     axis.plot(x, np.where(stable, y, np.nan), color=colour, lw=1.6, ls=dash, label=label)
-    beside = ~stable
-    beside[1:] |= ~stable[:-1]
-    beside[:-1] |= ~stable[1:]
+    beside = binary_dilation(~stable)
     if beside.any():
         axis.plot(x, np.where(beside, y, np.nan), color=colour, gid="unstable", **_UNSTABLE)
     if bar is not None and np.all(np.isfinite(bar[np.isfinite(y)])):
@@ -285,13 +284,12 @@ def boundary_figure(boundaries: Sequence[Any]) -> Figure:
 
 def _smooth(boundary: Any) -> np.ndarray:
     """Many points on a smooth line through those of a boundary, (2, n), NaN where one of them was not found."""
-    found = np.flatnonzero(np.isfinite(boundary.alpha))
     parts = [np.empty((2, 0))]
-    for run in np.split(found, np.flatnonzero(np.diff(found) > 1) + 1):
-        if run.size > 1:
-            x, y, slope = (a[run] for a in (boundary.values, boundary.alpha, boundary.slope))
+    for run in np.ma.clump_unmasked(np.ma.masked_invalid(boundary.alpha)):
+        x, y, slope = (a[run] for a in (boundary.values, boundary.alpha, boundary.slope))
+        if x.size > 1:
             curve = CubicHermiteSpline(x, y, slope) if boundary.exact[run].all() else PchipInterpolator(x, y)
-            fine = np.linspace(x[0], x[-1], 20 * (run.size - 1) + 1)
+            fine = np.linspace(x[0], x[-1], 20 * (x.size - 1) + 1)
             parts += [np.array([fine, curve(fine)]), np.full((2, 1), np.nan)]
     return np.concatenate(parts, axis=1)
 
