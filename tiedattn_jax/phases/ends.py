@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from itertools import pairwise
 from typing import Any
 
@@ -109,10 +110,11 @@ class _Ends:
         self.resolved = [p for p in curve.points if bool(p.ok)]  # elsewhere growth means little
 
     def all(self) -> list[BranchEnd]:
-        found = []
-        for near in crossings(self.losing, [self.curve]):
-            below = next(p for p in self.resolved if float(p.alpha) == near.low)
-            found.append(self.instability(near, "lower" if self.growth(below, self.other) > 1 else "upper"))
+        # The number of the event rises with alpha where the branch is unstable below.
+        found = [
+            self.instability(near, "lower" if near.slope > 0 else "upper")
+            for near in crossings(self.losing, [self.curve])
+        ]
         points = self.curve.points
         for p, q in pairwise(points):
             if bool(p.exists) != bool(q.exists):
@@ -164,8 +166,8 @@ class _Ends:
         found = self.locate("fold", Near(float(inside.alpha), (inside.replicates.overlaps,), low=low, high=high))
         if bool(found.ok):
             return found
-        values = (lambda t: (t.alpha, t.stderr, t.status)), (jnp.array(0.5 * (a + b)), jnp.array(margin))
-        return eqx.tree_at(values[0], found, (*values[1], jnp.asarray(int(Status.max_steps))))
+        middle, status = jnp.array(0.5 * (a + b)), jnp.asarray(int(Status.max_steps))
+        return dataclasses.replace(found, alpha=middle, stderr=jnp.array(margin), status=status)
 
     def growth(self, point: FixedPoint, order: str) -> float:
         return float(getattr(point.diagnostics, f"growth_{order}"))

@@ -26,7 +26,7 @@ from ..errors import array_of, is_concrete
 from ..model import Model
 from ..overlaps import BRANCHES, PAIR, Overlaps, admissible, branch_of, of_order, own_size
 from ..printing import Description, Printed
-from ..results import Settings, Status, quorum, settled
+from ..results import Settings, Status, mean_of_found, quorum, settled
 from ..theory.fixed_points import (
     FixedPoint,
     State,
@@ -95,21 +95,15 @@ def learn(warm: Warm, place: jax.Array, state: State) -> Warm:
     """
     x = state.overlaps
     found, absent = state.has_state, jnp.all(state.status == Status.absent)
-    share = found / jnp.maximum(jnp.sum(found), 1)
-    mean = jax.tree.map(lambda a: jnp.einsum("r,r...->...", share, jnp.where(_wide(found, a), a, 0.0)), x)
+    mean = jax.tree.map(lambda a: mean_of_found(a, found), x)
     own = found | absent
 
     def pick(a: jax.Array, b: jax.Array, c: jax.Array) -> jax.Array:
-        return jnp.where(_wide(own, a), a, jnp.where(jnp.any(found), b, c))
+        return jnp.where(own.reshape(-1, *[1] * (a.ndim - 1)), a, jnp.where(jnp.any(found), b, c))
 
     places, one = jnp.broadcast_to(place, found.shape), jnp.ones_like(warm.count)
     fresh = Warm(warm.last, x, warm.place, places, jnp.where(absent, 0, jnp.minimum(warm.count + 1, 2)))
     return jax.tree.map(pick, fresh, Warm(warm.last, mean, warm.place, places, one), warm)
-
-
-def _wide(a: jax.Array, like: jax.Array) -> jax.Array:
-    """(R,) to (R, 1, ...), to go with an array that leads with the replicate axis."""
-    return a.reshape(-1, *[1] * (like.ndim - 1))
 
 
 _BRANCH, _UNINFORMED, _ANEW, _DONE = range(4)
@@ -284,8 +278,7 @@ def sweep(
     Raises:
         InputError: alphas that are not positive and finite, an unknown branch, nodes or settings of another kind.
     """
-    even = branch is not None
-    nodes, settings = prepared(model, nodes, settings, CURVE_SETTINGS, size=SIZES["curve"], even=even)
+    nodes, settings = prepared(model, nodes, settings, CURVE_SETTINGS, size=SIZES["curve"], even=branch is not None)
     branch_of(branch)
     grid = np.sort(array_of(alphas, "alphas", "one or more positive, finite numbers", lambda a: a > 0))
     points: list[FixedPoint] = []
@@ -307,8 +300,7 @@ class Track(eqx.Module):
         alphas: (C,).
         places: where the cells lie along the row, (C,), strictly monotonic.
         near: overlaps near the branch at the first cell, or what is left of it where it is absent there.
-        start: overlaps from which damped iteration reaches the branch, where it has to be looked for anew.
-        free: what the branch leaves free, (2,).
+        start, free: as in `Follower`.
     """
 
     models: Model
@@ -426,7 +418,7 @@ def _unstacked(tree: Any) -> list[Any]:
 @eqx.filter_jit
 def pair_start(model: Model) -> Overlaps:
     """Starts of the two branches that compete, leaves (branches, ...)."""
-    return jax.tree.map(lambda *a: jnp.stack(a), *(BRANCHES[b].start(model) for b in PAIR))
+    return _stacked([BRANCHES[b].start(model) for b in PAIR])
 
 
 def pair_free(model: Model) -> jax.Array:
