@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from typing import Any
 
 import jax
@@ -102,7 +103,7 @@ def linear_crossing(
     require_choice(transition.event, "transition.event", ["alpha_c"])
     held, known = lax.stop_gradient((model, transition))
     if is_concrete(known.status) and not known.ok:  # which minimum is global is not known
-        return Transition(**{**vars(transition), "event": ALPHA_L})
+        return dataclasses.replace(transition, event=ALPHA_L)
     early, late = (b.gen_error < b.gen_error_linear for b in known.branches)
 
     def choose(a: Any, b: Any) -> Any:
@@ -126,7 +127,7 @@ def linear_crossing(
 
     picked = {k: pick(k) for k in ("alpha", "stderr", "sensitivities", "sensitivities_stderr", "status")}
     picked["status"] = jnp.where(known.ok, picked["status"], known.status)  # as above
-    return Transition(**picked, branches=crossing.branches, event=ALPHA_L)
+    return dataclasses.replace(crossing, event=ALPHA_L, **picked)
 
 
 def baseline_owner(early: Any, late: Any) -> Any:
