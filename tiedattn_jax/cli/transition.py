@@ -20,7 +20,6 @@ from .report import Report, png, progress_bars
 
 CURVE_POINTS = 23
 CURVE_RANGE = (0.05, 2.25)
-Found = dict[str, Transition | None]  # by name, None where there is none
 
 
 def register(commands: Any) -> None:
@@ -44,18 +43,13 @@ def run(args: argparse.Namespace) -> Report:
         critical = critical_alpha(model, nodes, start=curves)
         stage("alpha_l")(0, 1)
         crossing = linear_crossing(model, critical, nodes, start=curves)
-    # Without alpha_c nothing is known about alpha_l.
-    found: Found = {
-        "alpha_c": critical if critical.ok else None,
-        "alpha_l": crossing if critical.ok and crossing.ok else None,
-    }
     text = "\n\n".join([critical.summary(), crossing.summary(), "\n".join(_end_lines(ends, curves))])
     files = {}
     if args.out is not None:
         whole = [_to_its_ends(curve, ends[str(curve.branch)]) for curve in curves]
         files = {"transition.png": png(branch_figure(whole, critical, crossing)), "curves.csv": _table(curves)}
         text += f"\nFigure, table and JSON: {args.out / 'transition.png'}, curves.csv, transition.json"
-    return Report(transition_report(critical, found, ends), text, files, bool(critical.ok), nodes)
+    return Report(transition_report(critical, crossing, ends), text, files, bool(critical.ok), nodes)
 
 
 def _to_its_ends(curve: Curve, ends: list[BranchEnd]) -> Curve:
@@ -64,9 +58,13 @@ def _to_its_ends(curve: Curve, ends: list[BranchEnd]) -> Curve:
     return Curve(curve.branch, tuple(sorted((*curve.points, *states), key=lambda point: float(point.alpha))))
 
 
-def transition_report(critical: Transition, found: Found, ends: dict[str, list[BranchEnd]]) -> dict[str, Any]:
+def transition_report(critical: Transition, crossing: Transition, ends: dict[str, list[BranchEnd]]) -> dict[str, Any]:
     """The JSON object of `tiedattn transition`."""
-    told = {name: {} if t is None else t.to_dict() for name, t in found.items()}
+    # Without alpha_c nothing is known about alpha_l.
+    told = {
+        "alpha_c": critical.to_dict() if critical.ok else {},
+        "alpha_l": crossing.to_dict() if critical.ok and crossing.ok else {},
+    }
     report: dict[str, Any] = {}
     for name, numbers in told.items():
         report |= {name: numbers.get("alpha"), f"{name}_stderr": numbers.get("stderr")}
