@@ -162,13 +162,10 @@ class PhaseDiagram(Result):
         return self._boundaries[0]
 
     def alpha_l(self) -> Boundary:
-        """Where the global minimum starts to beat the linear baseline.
+        """Where the global minimum starts to beat the linear baseline; raises as `alpha_c`.
 
         On the positional branch below alpha_c, or at alpha_c itself, or on the semantic branch above it; by cubic
         splines through the test errors of each branch.
-
-        Raises:
-            InputError: alpha is not an axis.
         """
         return self._boundaries[1]
 

@@ -101,7 +101,6 @@ def _growth(name: str, branch: str, *along: float) -> Event:
 EVENTS = {
     event.name: event
     for event in (  # numbers rise with alpha where the branch comes from below
-        # The losses cross.
         Event(
             "alpha_c",
             PAIR,
@@ -117,7 +116,6 @@ EVENTS = {
         # The branch leaves the uninformed state.
         _growth("semantic pitchfork", "uninformed", 1, 0),
         _growth("positional pitchfork", "uninformed", 0, 1),
-        # The branch turns back.
         Event("semantic fold", ("semantic",), None, meaning="the semantic branch turns back"),
         Event("positional fold", ("positional",), None, meaning="the positional branch turns back"),
     )

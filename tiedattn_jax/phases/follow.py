@@ -352,25 +352,19 @@ def tracks_of(models: Model, alphas: np.ndarray, places: np.ndarray, nodes: Rule
         nodes: on whose coarse replicate the start of every row is looked for.
         settings: of that search.
     """
-    rows, columns = alphas.shape
-    dtype = models.lam.dtype
+    rows, dtype = len(alphas), models.lam.dtype
     every = jnp.asarray(alphas, dtype)
     first = jax.tree.map(lambda a: a[:, 0], models)
-    near, start = _first_cells(first, every[:, 0], nodes, settings), jax.vmap(pair_start, out_axes=1)(first)
-
-    def rows_first(a: jax.Array) -> jax.Array:
-        """(branches, rows, ...) as (rows x branches, ...)."""
-        return jnp.swapaxes(a, 0, 1).reshape(-1, *a.shape[2:])
-
-    def both(tree: Any) -> Any:
-        return jax.tree.map(lambda a: jnp.repeat(a, len(PAIR), 0), tree)
-
+    starts = _first_cells(first, every[:, 0], nodes, settings), jax.vmap(pair_start, out_axes=1)(first)
+    # From (branches, rows, ...) and (rows, ...) to (rows x branches, ...).
+    near, start = jax.tree.map(lambda a: jnp.swapaxes(a, 0, 1).reshape(-1, *a.shape[2:]), starts)
+    models_twice, alphas_twice = jax.tree.map(lambda a: jnp.repeat(a, len(PAIR), 0), (models, every))
     return Track(
-        models=both(models),
-        alphas=both(every),
-        places=jnp.broadcast_to(jnp.asarray(places, dtype), (rows * len(PAIR), columns)),
-        near=jax.tree.map(rows_first, near),
-        start=jax.tree.map(rows_first, start),
+        models=models_twice,
+        alphas=alphas_twice,
+        places=jnp.broadcast_to(jnp.asarray(places, dtype), alphas_twice.shape),
+        near=near,
+        start=start,
         free=jnp.tile(pair_free(models), (rows, 1)),
     )
 
@@ -400,7 +394,7 @@ def map_each(fn: Callable[[Any], Any], args: Any) -> Any:
     """`lax.map` in traced code; a Python loop, with programs that are compiled, where all numbers are known."""
     if not is_concrete(args):
         return lax.map(fn, args)
-    return _stacked([fn(one) for one in _unstacked(args)])
+    return _stacked([fn(one) for one in unstacked(args)])
 
 
 @jax.jit
@@ -410,8 +404,8 @@ def _stacked(trees: Sequence[Any]) -> Any:
 
 
 @jax.jit
-def _unstacked(tree: Any) -> list[Any]:
-    """The inverse."""
+def unstacked(tree: Any) -> list[Any]:
+    """A tree whose arrays lead with one more axis, as the trees along it."""
     return [jax.tree.map(lambda a, k=k: a[k], tree) for k in range(len(jax.tree.leaves(tree)[0]))]
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -231,19 +231,18 @@ class _Grid(NamedTuple):
         def absent(at: Place) -> bool:
             return bool(np.all(cells["status"][at] == Status.absent))
 
-        def sources(at: Place, has: np.ndarray) -> list[Place | None]:
-            """Where to start from in a cell: neighbours, None for the default start."""
-            near: list[Place | None] = [c for c in _neighbours(at, has.shape) if has[c]]
-            return [c for c in (near[:1] if absent(at) else [*near, None]) if (at, c) not in tried]
-
-        def untried() -> list[tuple[Place, list[Place | None]]]:
+        def untried() -> Iterator[tuple[Place, list[Place | None]]]:
+            """Cells without a state, and where to start from in them: neighbours, None for the default start."""
             has = _has(cells)
-            return [(at, near) for at in map(Place, *np.nonzero(~has)) if (near := sources(at, has))]
+            for at in map(Place, *np.nonzero(~has)):
+                near: list[Place | None] = [c for c in _neighbours(at, has.shape) if has[c]]
+                if sources := [c for c in (near[:1] if absent(at) else [*near, None]) if (at, c) not in tried]:
+                    yield at, sources
 
-        while todo := untried():
-            for at, near in todo:
+        while todo := list(untried()):
+            for at, sources in todo:
                 was_absent = absent(at)
-                for source in near:
+                for source in sources:
                     tried.add((at, source))
                     name = f"{_RETRY}{len(tried):05d}"
                     if name not in known:
