@@ -159,8 +159,7 @@ def branch_figure(curves: Sequence[Any], alpha_c: Any = None, alpha_l: Any = Non
         curves: `phases.follow.Curve`, one for each branch.
         alpha_c, alpha_l: `phases.events.Transition` to mark, where they were found.
     """
-    ylabels = ORDERS, LOSS, ERROR
-    with panels(11, 3.6, [""] * 3, xlabel=LABELS["alpha"], ylabels=ylabels) as (figure, axes):
+    with panels(11, 3.6, [""] * 3, xlabel=LABELS["alpha"], ylabels=(ORDERS, LOSS, ERROR)) as (figure, axes):
         orders, losses, errors = axes[0]
         for curve in curves:
             name = curve.branch or "any state"
@@ -357,8 +356,7 @@ def training_figure(trainings: dict[str, Any]) -> Figure:
     Args:
         trainings: `finite.training.Training` by name; those called as a branch have its colour.
     """
-    ylabels = LOSS, "largest entry of the gradient"
-    with panels(8, 3.6, ["", ""], xlabel="step", ylabels=ylabels) as (figure, axes):
+    with panels(8, 3.6, ["", ""], xlabel="step", ylabels=(LOSS, "largest entry of the gradient")) as (figure, axes):
         loss, gradient = axes[0]
         for name, training in trainings.items():
             _by_step(loss, training.losses, name)

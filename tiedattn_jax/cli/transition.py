@@ -83,8 +83,7 @@ def transition_report(critical: Transition, crossing: Transition, ends: dict[str
 def main_end(ends: list[BranchEnd]) -> BranchEnd | None:
     """The end that is met first on leaving the stable range: the highest lower end, else the lowest upper one."""
     lower = [e for e in ends if e.side == "lower"]
-    upper = [e for e in ends if e.side == "upper"]
-    return max(lower, key=lambda e: e.alpha) if lower else min(upper, key=lambda e: e.alpha, default=None)
+    return max(lower, key=lambda e: e.alpha) if lower else min(ends, key=lambda e: e.alpha, default=None)
 
 
 def _end_lines(ends: dict[str, list[BranchEnd]], curves: list[Curve]) -> list[str]:

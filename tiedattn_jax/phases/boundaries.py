@@ -86,7 +86,7 @@ class Boundary(Result):
         values, alpha, stderr, slope, exact, status = columns
         good = np.isfinite(alpha)
         if good.sum() > 1 and not np.all(np.isfinite(slope[good])):
-            slope, exact = slope.copy(), np.zeros_like(exact)
+            exact[:] = False
             slope[good] = CubicSpline(values[good], alpha[good])(values[good], 1)
         return cls(event, parameter, values, alpha, stderr, slope, exact, status.astype(int))
 

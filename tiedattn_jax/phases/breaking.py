@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 import jax
@@ -239,10 +240,7 @@ def _shift_sensitivities(broken: Sequence[BrokenPoint], there: Sequence[FixedPoi
         broken: both branches at the RS alpha_c.
         there: both RS states at alpha_c with 1RSB, which say how derivatives change on the way.
     """
-
-    def apart(a: Any, b: Any) -> Any:
-        return jax.tree.map(jnp.subtract, a, b)
-
+    apart = partial(jax.tree.map, jnp.subtract)
     of_rs = apart(*(b.rs.replicates.train_loss_partials for b in broken))
     moved = apart(*(state.replicates.train_loss_partials for state in there))
     of_broken = apart(*((b.replicates.loss_by_model, b.replicates.loss_by_alpha) for b in broken))

@@ -135,8 +135,7 @@ class _Ends:
         beyond, before = (self.uninformed(e, inside) for e in (outside, inside))
         forks = []
         if self.growth(beyond, self.own) < 1 < self.growth(before, self.own):
-            pair = (beyond, before) if side == "lower" else (before, beyond)
-            forks = crossings(EVENTS[f"{self.name} pitchfork"], [Curve("uninformed", pair)])
+            forks = crossings(EVENTS[f"{self.name} pitchfork"], [Curve("uninformed", (beyond, before))])
         fork = self.locate("pitchfork", forks[0]) if forks else None
         if fork is None or self.size(inside) > _NOT_SMALL * max(self.size(e) for e in self.curve.points if e.exists):
             # The order parameter is not small next to the end: does the branch turn back, and further out than the
