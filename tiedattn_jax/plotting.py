@@ -369,7 +369,7 @@ def training_figure(trainings: dict[str, Any]) -> Figure:
 
 
 def _by_step(axis: Any, values: Any, name: str, first: int = 0) -> None:
-    """A number of every step that was taken, (n,), NaN of the others; `first` counts the first one."""
+    """A number of every step, (n,), NaN of steps that were not taken; the first of them has the number `first`."""
     known = np.flatnonzero(np.isfinite(values))
     line(axis, first + known, np.asarray(values)[known], COLOURS.get(name, OTHER), name)
 

@@ -110,11 +110,10 @@ class _Ends:
         self.resolved = [p for p in curve.points if bool(p.ok)]  # elsewhere growth means little
 
     def all(self) -> list[BranchEnd]:
-        # The number of the event rises with alpha where the branch is unstable below.
-        found = [
-            self.instability(near, "lower" if near.slope > 0 else "upper")
-            for near in crossings(self.losing, [self.curve])
-        ]
+        found = []
+        for near in crossings(self.losing, [self.curve]):
+            # The number of the event rises with alpha where the branch is unstable below.
+            found.append(self.instability(near, "lower" if near.slope > 0 else "upper"))
         points = self.curve.points
         for p, q in pairwise(points):
             if bool(p.exists) != bool(q.exists):

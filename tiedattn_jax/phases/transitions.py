@@ -106,7 +106,7 @@ def linear_crossing(
     if is_concrete(known.status) and not known.ok:  # which minimum is global is not known
         return dataclasses.replace(transition, event=ALPHA_L)
     early, late = (b.gen_error < b.gen_error_linear for b in known.branches)
-    choose = partial(jax.tree.map, partial(jnp.where, early))
+    choose = partial(jax.tree.map, partial(jnp.where, early))  # of two trees, the first one where `early`
     ends = choose((low, known.alpha), (known.alpha, jnp.maximum(high, 1.01 * known.alpha)))
     free = choose(*pair_free(held))
     near, met = None, jnp.array(True)
