@@ -18,6 +18,7 @@ from matplotlib.lines import Line2D
 from matplotlib.patches import Patch, Rectangle
 from matplotlib.ticker import MaxNLocator
 from scipy.interpolate import CubicHermiteSpline, PchipInterpolator
+from scipy.ndimage import binary_dilation
 
 from .overlaps import BRANCHES, PAIR
 
@@ -65,6 +66,7 @@ MARKS: dict[str, Any] = {
 }
 _BASELINE: Any = {"color": COLOURS["baseline"], "lw": 1.2, "ls": "-.", "label": "linear baseline"}
 _UNSTABLE: Any = {"lw": 1.2, "ls": ":"}
+_LEGEND: Any = {"loc": "outside lower center", "frameon": False, "fontsize": 8}
 _ROOM = 0.05  # between the data and the frame, relative
 
 
@@ -124,8 +126,7 @@ def _legend(figure: Figure, axes: Any, width: float) -> None:
     if shown:
         longest = max(len(label.replace("\\", "")) for label in shown)
         columns = int(np.clip((width - 0.4) / (0.55 + 0.07 * longest), 1, len(shown)))
-        place: Any = {"loc": "outside lower center", "frameon": False, "fontsize": 8}
-        figure.legend(shown.values(), shown.keys(), ncols=columns, **place)
+        figure.legend(shown.values(), shown.keys(), ncols=columns, **_LEGEND)
 
 
 def line(
@@ -142,9 +143,7 @@ def line(
     """A line, dotted up to the next stable points where it is not stable, with the band of its error bars."""
     stable = np.full(np.shape(y), True) if stable is None else stable
     axis.plot(x, np.where(stable, y, np.nan), color=colour, lw=1.6, ls=dash, label=label)
-    beside = ~stable
-    beside[1:] |= ~stable[:-1]
-    beside[:-1] |= ~stable[1:]
+    beside = binary_dilation(~stable)
     if beside.any():
         axis.plot(x, np.where(beside, y, np.nan), color=colour, gid="unstable", **_UNSTABLE)
     if bar is not None and np.all(np.isfinite(bar[np.isfinite(y)])):
@@ -160,8 +159,7 @@ def branch_figure(curves: Sequence[Any], alpha_c: Any = None, alpha_l: Any = Non
         curves: `phases.follow.Curve`, one for each branch.
         alpha_c, alpha_l: `phases.events.Transition` to mark, where they were found.
     """
-    ylabels = ORDERS, LOSS, ERROR
-    with panels(11, 3.6, [""] * 3, xlabel=LABELS["alpha"], ylabels=ylabels) as (figure, axes):
+    with panels(11, 3.6, [""] * 3, xlabel=LABELS["alpha"], ylabels=(ORDERS, LOSS, ERROR)) as (figure, axes):
         orders, losses, errors = axes[0]
         for curve in curves:
             name = curve.branch or "any state"
@@ -219,14 +217,13 @@ def path_figure(paths: Sequence[Any]) -> Figure:
         paths: `phases.arclength.BranchPath` of one branch.
     """
     parameter = paths[0].parameter
-    how: Any = {"xlabel": LABELS.get(parameter, parameter), "ylabels": (ORDERS, LOSS)}
-    with panels(7.6, 3.6, ("", ""), **how) as (figure, axes):
+    xlabel = LABELS.get(parameter, parameter)
+    with panels(7.6, 3.6, ("", ""), xlabel=xlabel, ylabels=(ORDERS, LOSS)) as (figure, axes):
         orders, losses = axes[0]
         labels: set[Any] = set()
         for path in paths:
-            stable = (
-                path.eigenvalues[:, 0].real < 1 + 1e-6
-            )  # rotations of the student's columns have one, up to rounding
+            # Rotations of the student's columns have the eigenvalue one, up to rounding.
+            stable = path.eigenvalues[:, 0].real < 1 + 1e-6
             shown: list[Any] = [(losses, path.states.train_loss, [s.train_loss for s in path.fold_states], OTHER, None)]
             kinds = ["fold"] * len(path.folds)
             for order, colour in ORDER_COLOURS.items():
@@ -271,8 +268,8 @@ def boundary_figure(boundaries: Sequence[Any]) -> Figure:
         boundaries: `phases.boundaries.Boundary` in one parameter.
     """
     parameter = boundaries[0].parameter
-    how: Any = {"xlabel": LABELS.get(parameter, parameter), "ylabels": (LABELS["alpha"],)}
-    with panels(5.5, 3.8, **how) as (figure, ((axis,),)):
+    xlabel = LABELS.get(parameter, parameter)
+    with panels(5.5, 3.8, xlabel=xlabel, ylabels=(LABELS["alpha"],)) as (figure, ((axis,),)):
         for boundary in boundaries:
             branch, kind = boundary.event.split()[0], boundary.event.split()[-1]
             bars = np.where(np.isfinite(boundary.stderr), 2 * boundary.stderr, 0.0)
@@ -286,13 +283,12 @@ def boundary_figure(boundaries: Sequence[Any]) -> Figure:
 
 def _smooth(boundary: Any) -> np.ndarray:
     """Many points on a smooth line through those of a boundary, (2, n), NaN where one of them was not found."""
-    found = np.flatnonzero(np.isfinite(boundary.alpha))
     parts = [np.empty((2, 0))]
-    for run in np.split(found, np.flatnonzero(np.diff(found) > 1) + 1):
-        if run.size > 1:
-            x, y, slope = (a[run] for a in (boundary.values, boundary.alpha, boundary.slope))
+    for run in np.ma.clump_unmasked(np.ma.masked_invalid(boundary.alpha)):
+        x, y, slope = (a[run] for a in (boundary.values, boundary.alpha, boundary.slope))
+        if x.size > 1:
             curve = CubicHermiteSpline(x, y, slope) if boundary.exact[run].all() else PchipInterpolator(x, y)
-            fine = np.linspace(x[0], x[-1], 20 * (run.size - 1) + 1)
+            fine = np.linspace(x[0], x[-1], 20 * (x.size - 1) + 1)
             parts += [np.array([fine, curve(fine)]), np.full((2, 1), np.nan)]
     return np.concatenate(parts, axis=1)
 
@@ -307,21 +303,15 @@ def transition_figure(transition: Any) -> Figure:
     Args:
         transition: `phases.events.Transition`.
     """
-    alpha, points = float(transition.alpha), transition.branches
+    alpha, bar, points = float(transition.alpha), float(transition.stderr), transition.branches
     symbol = SYMBOLS.get(transition.event, r"$\alpha$")
     event = "" if transition.event in SYMBOLS else f"{transition.event}: "
     rows = _relative(transition) if transition.sensitivities is not None else []
-    shown = ["crossing"] * (len(points) == 2) + ["moves"] * bool(rows)
-    with panels(4.6 * max(len(shown), 1), 3.6, [""] * max(len(shown), 1)) as (figure, axes):
-        for axis, what in zip(axes[0], shown, strict=False):
-            if what == "moves":
-                names, values, bars = zip(*rows, strict=True)
-                axis.barh(names, values, xerr=2 * np.array(bars), color=OTHER, height=0.6, capsize=2)
-                axis.invert_yaxis()
-                axis.axvline(0, color="k", lw=0.8)
-                axis.set_xlabel(rf"relative sensitivity $(p / \alpha)\, \partial \alpha / \partial p$ of {symbol}")
-                axis.set_ylabel("number $p$ of the model")
-                continue
+    crossing = len(points) == 2
+    count = max(crossing + bool(rows), 1)
+    with panels(4.6 * count, 3.6, [""] * count) as (figure, axes):
+        if crossing:
+            axis = axes[0, 0]
             around = alpha * np.linspace(0.9, 1.1, 21)
             common = float(np.mean([float(point.train_loss) for point in points]))
             for point in points:
@@ -329,12 +319,17 @@ def transition_figure(transition: Any) -> Figure:
                 level = float(point.train_loss) - common + slope * (around - alpha)
                 line(axis, around, level, COLOURS.get(point.branch, OTHER), point.branch or "any state")
             axis.axvline(alpha, label=symbol, **{**MARKS["alpha_c"], "lw": 0.9})
-            axis.axvspan(
-                alpha - 2 * float(transition.stderr), alpha + 2 * float(transition.stderr), color="k", alpha=0.2
-            )
+            axis.axvspan(alpha - 2 * bar, alpha + 2 * bar, color="k", alpha=0.2)
             axis.set_xlabel(LABELS["alpha"])
             axis.set_ylabel(f"{LOSS} minus that at {symbol}")
-        bar = float(transition.stderr)
+        if rows:
+            axis = axes[0, -1]
+            names, values, bars = zip(*rows, strict=True)
+            axis.barh(names, values, xerr=2 * np.array(bars), color=OTHER, height=0.6, capsize=2)
+            axis.invert_yaxis()
+            axis.axvline(0, color="k", lw=0.8)
+            axis.set_xlabel(rf"relative sensitivity $(p / \alpha)\, \partial \alpha / \partial p$ of {symbol}")
+            axis.set_ylabel("number $p$ of the model")
         figure.suptitle(rf"{event}{symbol} = {alpha:.6g} $\pm$ {bar:.1g}", x=0.02, ha="left")
     return figure
 
@@ -361,18 +356,22 @@ def training_figure(trainings: dict[str, Any]) -> Figure:
     Args:
         trainings: `finite.training.Training` by name; those called as a branch have its colour.
     """
-    ylabels = LOSS, "largest entry of the gradient"
-    with panels(8, 3.6, ["", ""], xlabel="step", ylabels=ylabels) as (figure, axes):
+    with panels(8, 3.6, ["", ""], xlabel="step", ylabels=(LOSS, "largest entry of the gradient")) as (figure, axes):
         loss, gradient = axes[0]
         for name, training in trainings.items():
-            for axis, values in ((loss, training.losses), (gradient, training.gradient_norms)):
-                known = np.isfinite(values)
-                line(axis, np.flatnonzero(known), np.asarray(values)[known], COLOURS.get(name, OTHER), name)
+            _by_step(loss, training.losses, name)
+            _by_step(gradient, training.gradient_norms, name)
         gradient.set_yscale("log")
         for axis in axes[0]:
             axis.set_xscale("symlog", linthresh=1)
             axis.set_xlim(left=0)
     return figure
+
+
+def _by_step(axis: Any, values: Any, name: str, first: int = 0) -> None:
+    """A number of every step, (n,), NaN of steps that were not taken; the first of them has the number `first`."""
+    known = np.flatnonzero(np.isfinite(values))
+    line(axis, first + known, np.asarray(values)[known], COLOURS.get(name, OTHER), name)
 
 
 def gamp_figure(runs: dict[str, Any]) -> Figure:
@@ -383,25 +382,16 @@ def gamp_figure(runs: dict[str, Any]) -> Figure:
     Args:
         runs: `finite.message_passing.GAMP` by name; those called as a branch have its colour in the last panel.
     """
-    names = "q", "theta", "m"
     ylabels = [LABELS["q"], LABELS["theta"], LABELS["m"], "residual of the step"]
     with panels(12, 3.6, [""] * 4, xlabel="iteration", ylabels=ylabels) as (figure, axes):
+        q, theta, m, residual = axes[0]
         for name, run in runs.items():
-            colour = COLOURS.get(name, OTHER)
-            for axis, order in zip(axes[0], names, strict=False):
-                values = np.asarray(getattr(run.history, order))
-                values = np.trace(values, axis1=2, axis2=3) if order == "q" else _sizes(values)
-                known = np.isfinite(values).all(axis=1)
-                line(axis, np.flatnonzero(known), values[known].mean(axis=1), colour, name)
-            known = np.isfinite(run.residuals)
-            line(axes[0, 3], 1 + np.flatnonzero(known), np.asarray(run.residuals)[known], colour, name)
-        axes[0, 3].set_yscale("log")
+            _by_step(q, np.trace(run.history.q, axis1=2, axis2=3).mean(axis=1), name)
+            _by_step(theta, np.linalg.norm(run.history.theta, axis=(2, 3)).mean(axis=1), name)
+            _by_step(m, np.linalg.norm(run.history.m, axis=2).mean(axis=1), name)
+            _by_step(residual, run.residuals, name, first=1)
+        residual.set_yscale("log")
     return figure
-
-
-def _sizes(values: np.ndarray) -> np.ndarray:
-    """Norm of every token's order parameter, (n, L, ...) to (n, L)."""
-    return np.sqrt(np.sum(values.reshape(*values.shape[:2], -1) ** 2, axis=-1))
 
 
 def instances_figure(instances: Any) -> Figure:
@@ -559,8 +549,7 @@ def diagram_figure(diagram: Any) -> Figure:
             legend["unsolved, or not decided by the averages"] = Patch(**_HATCHED)
         handles, labels = left.get_legend_handles_labels()
         legend |= dict(zip(labels, handles, strict=True))
-        place: Any = {"loc": "outside lower center", "ncols": 5, "frameon": False, "fontsize": 8}
-        figure.legend(legend.values(), legend.keys(), **place)
+        figure.legend(legend.values(), legend.keys(), ncols=5, **_LEGEND)
     return figure
 
 

@@ -21,7 +21,6 @@ _CELL_BYTES = 20_000  # two states, their replicates and a row of the table
 
 
 def register(commands: Any) -> None:
-    """Add the subcommand."""
     form = {"nargs": 4, "metavar": ("NAME", "LOW", "HIGH", "POINTS")}
     text = f"samples per dimension, when it is not an axis, else {ALPHA['alpha']['default']}"
     own = {

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-from functools import partial
 from typing import Any
 
 import jax
@@ -26,7 +25,6 @@ _INSTANCE_BYTES = 10_000  # its numbers and the fixed point of the theory beside
 
 
 def register(commands: Any) -> None:
-    """Add both subcommands."""
     own = {
         "d": {"type": integer(), "default": 1000, "help": "dimension"},
         "init": {"choices": INITS, "default": "semantic", "help": "start"},
@@ -37,18 +35,18 @@ def register(commands: Any) -> None:
     optimizer = {"optimizer": {"choices": OPTIMIZERS, "help": text}}
     commons = {**ALPHA, **MODEL, **averages(), **own}
     text = "on sampled data, next to the theory"
-    subcommand(commands, "gamp", partial(run, name="gamp"), f"message passing {text}", commons)
-    subcommand(commands, "train", partial(run, name="train"), f"train the layer {text}", {**commons, **optimizer})
+    subcommand(commands, "gamp", run, f"message passing {text}", commons)
+    subcommand(commands, "train", run, f"train the layer {text}", {**commons, **optimizer})
 
 
-def run(args: argparse.Namespace, name: str) -> Report:
+def run(args: argparse.Namespace) -> Report:
     """Draw the instances, run them, solve the theory for each."""
     model = model_of(args)
-    method = name if name == "gamp" else args.optimizer or ("lbfgs" if model.penalty is None else "gd")
+    method = "gamp" if args.command == "gamp" else args.optimizer or ("lbfgs" if model.penalty is None else "gd")
     steps = args.steps or STEPS[method]
 
     def one(data: Data, key: jax.Array) -> GAMP | Training:
-        if name == "gamp":
+        if method == "gamp":
             return gamp(model, data, args.init, steps=steps, tol=1e-10, key=key)
         return train(model, data, args.init, optimizer=method, steps=steps, key=key)
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import time
-from collections.abc import Callable
 from dataclasses import fields
 from typing import Any
 
@@ -38,7 +37,6 @@ OPTIONS = {"n": ("samples", ""), "train_share": ("samples", ""), "checkpoint": (
 
 
 def register(commands: Any) -> None:
-    """Add the subcommand."""
     options = {name: {"type": kind, "default": default, "help": text} for name, (kind, default, text) in COUNTS.items()}
     form = {"choices": MECHANISMS, "default": "semantic", "help": "what attention may read"}
     text, kept = "train transformers to count tokens", "the same call resumes from {out}"
@@ -96,7 +94,13 @@ def _trained(args: argparse.Namespace) -> tuple[Data, Training, Training, float 
 
         def options(name: str, kept: str) -> dict[str, Any]:
             path = None if args.out is None else args.out / f"{args.mechanism}_{kept}.checkpoint"
-            return {"checkpoint": path, "progress": _timed(stage(f"{args.mechanism}, {name}"), times)}
+            show = stage(f"{args.mechanism}, {name}")
+
+            def progress(done: int, total: int) -> None:
+                times.append(time.perf_counter())
+                show(done, total)
+
+            return {"checkpoint": path, "progress": progress}
 
         sizes = {"width": args.width, "hidden": args.hidden}
         frozen = train(keys, data, args.mechanism, epochs=args.epochs, **sizes, **options("frozen", "frozen"))
@@ -107,16 +111,6 @@ def _trained(args: argparse.Namespace) -> tuple[Data, Training, Training, float 
             name = "free_epochs" if problem.argument == "epochs" else problem.argument
             raise InputError(name, problem.problem) from None
     return data, frozen, free, float(np.median(seconds)) / args.runs if seconds.size else None
-
-
-def _timed(progress: Callable[[int, int], None], times: list[float]) -> Callable[[int, int], None]:
-    """A callback that also notes when it is called."""
-
-    def noted(done: int, total: int) -> None:
-        times.append(time.perf_counter())
-        progress(done, total)
-
-    return noted
 
 
 def _files(mechanism: str, frozen: Training, free: Training, data: Data, text: str) -> dict[str, bytes]:

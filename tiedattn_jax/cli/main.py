@@ -44,7 +44,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     use_compilation_cache()
     try:
         report = _with_provenance(args, args.run(args))
-        _write(args, report)
+        if args.out is not None:
+            whole = json.dumps(report.numbers, indent=1).encode()
+            for name, content in {**report.files, f"{report.name or args.command}.json": whole}.items():
+                write_whole(args.out / name, content)
     except InputError as problem:
         parser.error(_line(problem, args))
     except KeyboardInterrupt:
@@ -90,14 +93,6 @@ def _with_provenance(args: argparse.Namespace, report: Report) -> Report:
         origin["nodes"] = {"rule": rule, "size": size, "replicates": replicates}
         text += f"\naverages: {size} nodes in each of {replicates} replicates ({rule})"
     return report._replace(numbers=_null_for_nan({**origin, **report.numbers}), text=text)
-
-
-def _write(args: argparse.Namespace, report: Report) -> None:
-    """The files of a report and its JSON, in the folder of `--out`."""
-    if args.out is not None:
-        files = {**report.files, f"{report.name or args.command}.json": json.dumps(report.numbers, indent=1).encode()}
-        for name, content in files.items():
-            write_whole(args.out / name, content)
 
 
 def _null_for_nan(value: Any) -> Any:

@@ -15,7 +15,6 @@ _ANY = "any"  # a branch without a name
 
 
 def register(commands: Any) -> None:
-    """Add the subcommand."""
     text = "refine the averages, instead of choosing them, until the error bars are so small"
     own = {
         "branch": {
@@ -34,9 +33,8 @@ def run(args: argparse.Namespace) -> Report:
     Raises:
         InputError: an option of the averages beside `--rtol`, which chooses them.
     """
-    model, nodes = model_of(args), None
-    if args.rtol is None:
-        nodes = nodes_of(args, model)
+    model = model_of(args)
+    nodes = nodes_of(args, model) if args.rtol is None else None
     for name, default in {**{k: form["default"] for k, form in averages().items()}, "seed": 0}.items():
         if args.rtol is not None and (value := getattr(args, name)) != default:
             raise InputError(name, f"must be left out beside --rtol, which chooses the averages, got --{name} {value}")

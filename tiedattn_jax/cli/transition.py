@@ -20,11 +20,9 @@ from .report import Report, png, progress_bars
 
 CURVE_POINTS = 23
 CURVE_RANGE = (0.05, 2.25)
-Found = dict[str, Transition | None]  # by name, None where there is none
 
 
 def register(commands: Any) -> None:
-    """Add the subcommand."""
     text = "find the transition, draw both branches"
     subcommand(commands, "transition", run, text, {**MODEL, **averages("transition")})
 
@@ -45,19 +43,13 @@ def run(args: argparse.Namespace) -> Report:
         critical = critical_alpha(model, nodes, start=curves)
         stage("alpha_l")(0, 1)
         crossing = linear_crossing(model, critical, nodes, start=curves)
-    # Without alpha_c nothing is known about alpha_l.
-    found: Found = {
-        "alpha_c": critical if critical.ok else None,
-        "alpha_l": crossing if critical.ok and crossing.ok else None,
-    }
-    transitions = "\n\n".join(t.summary() for t in (critical, crossing))
-    text = "\n".join([transitions, "", *_end_lines(ends, curves)])
+    text = "\n\n".join([critical.summary(), crossing.summary(), "\n".join(_end_lines(ends, curves))])
     files = {}
     if args.out is not None:
         whole = [_to_its_ends(curve, ends[str(curve.branch)]) for curve in curves]
         files = {"transition.png": png(branch_figure(whole, critical, crossing)), "curves.csv": _table(curves)}
         text += f"\nFigure, table and JSON: {args.out / 'transition.png'}, curves.csv, transition.json"
-    return Report(transition_report(critical, found, ends), text, files, bool(critical.ok), nodes)
+    return Report(transition_report(critical, crossing, ends), text, files, bool(critical.ok), nodes)
 
 
 def _to_its_ends(curve: Curve, ends: list[BranchEnd]) -> Curve:
@@ -66,19 +58,23 @@ def _to_its_ends(curve: Curve, ends: list[BranchEnd]) -> Curve:
     return Curve(curve.branch, tuple(sorted((*curve.points, *states), key=lambda point: float(point.alpha))))
 
 
-def transition_report(critical: Transition, found: Found, ends: dict[str, list[BranchEnd]]) -> dict[str, Any]:
+def transition_report(critical: Transition, crossing: Transition, ends: dict[str, list[BranchEnd]]) -> dict[str, Any]:
     """The JSON object of `tiedattn transition`."""
+    # Without alpha_c nothing is known about alpha_l.
+    told = {
+        "alpha_c": critical.to_dict() if critical.ok else {},
+        "alpha_l": crossing.to_dict() if critical.ok and crossing.ok else {},
+    }
     report: dict[str, Any] = {}
-    for name, t in found.items():
-        report[name], report[f"{name}_stderr"] = (None, None) if t is None else (float(t.alpha), float(t.stderr))
-    shift = None if found["alpha_c"] is None else found["alpha_c"].rs_shift
-    report["alpha_c_rs_shift"] = None if shift is None else float(shift.value)
-    report["alpha_c_rs_shift_stderr"] = None if shift is None else float(shift.stderr)
+    for name, numbers in told.items():
+        report |= {name: numbers.get("alpha"), f"{name}_stderr": numbers.get("stderr")}
+    for kind in ("rs_shift", "rs_shift_stderr"):
+        report[f"alpha_c_{kind}"] = told["alpha_c"].get(kind)
     main = {branch: main_end(several) for branch, several in ends.items()}
     report["spinodals"] = {branch: None if end is None else end.to_dict() for branch, end in main.items()}
     report["ends"] = {branch: [end.to_dict() for end in several] for branch, several in ends.items()}
     for kind in ("sensitivities", "sensitivities_stderr"):
-        report[kind] = {name: None if t is None else t.to_dict()[kind] for name, t in found.items()}
+        report[kind] = {name: numbers.get(kind) for name, numbers in told.items()}
     report["at_alpha_c"] = {b.branch: b.to_dict() for b in critical.branches}
     report["status"], report["reason"] = critical.status_name, critical.reason
     return report
@@ -87,8 +83,7 @@ def transition_report(critical: Transition, found: Found, ends: dict[str, list[B
 def main_end(ends: list[BranchEnd]) -> BranchEnd | None:
     """The end that is met first on leaving the stable range: the highest lower end, else the lowest upper one."""
     lower = [e for e in ends if e.side == "lower"]
-    upper = [e for e in ends if e.side == "upper"]
-    return max(lower, key=lambda e: e.alpha) if lower else min(upper, key=lambda e: e.alpha, default=None)
+    return max(lower, key=lambda e: e.alpha) if lower else min(ends, key=lambda e: e.alpha, default=None)
 
 
 def _end_lines(ends: dict[str, list[BranchEnd]], curves: list[Curve]) -> list[str]:

@@ -133,10 +133,7 @@ class _Continuation:
         ones = jax.tree.map(jnp.ones_like, x)
         self.on = np.flatnonzero(np.append(np.asarray(self.coordinates.pack(ones)), 1.0))  # not zero by symmetry
         self.scale = np.append(np.asarray(self.coordinates.scale(setting.model, x)), abs(value) or 1.0)
-        self.start = self.scaled(np.append(np.asarray(self.coordinates.pack(x)), value))
-
-    def scaled(self, u: np.ndarray) -> np.ndarray:
-        return (u / self.scale)[self.on]
+        self.start = (np.append(np.asarray(self.coordinates.pack(x)), value) / self.scale)[self.on]
 
     def plain(self, w: np.ndarray) -> np.ndarray:
         u = np.zeros(len(self.scale))
@@ -206,17 +203,17 @@ class _Continuation:
 
     def turning(self, a: _Point, b: _Point) -> np.ndarray:
         """Coordinates where the parameter has an extremum along the curve, between two of its points."""
-        best = [a]
+        best = a
 
         def slope(s: float) -> float:
-            found = self.correct(a.w + s * a.tangent, a.tangent)
-            best[0] = found or best[0]
-            return float(best[0].tangent[-1])
+            nonlocal best
+            best = self.correct(a.w + s * a.tangent, a.tangent) or best
+            return float(best.tangent[-1])
 
         length = float((b.w - a.w) @ a.tangent)
         with contextlib.suppress(ValueError):  # no change of sign between points that are this close
             brentq(slope, 0.0, length, xtol=1e-6 * length)
-        return best[0].w
+        return best.w
 
 
 def trace_branch(
@@ -252,8 +249,7 @@ def trace_branch(
         InputError: an unknown parameter or branch, limits that do not contain the start, no state at the start, an
             alpha, nodes, a start, settings, a step or points of another kind.
     """
-    even = branch is not None
-    nodes, settings = prepared(model, nodes, settings, size=SIZES["path"], replicates=2, even=even)
+    nodes, settings = prepared(model, nodes, settings, size=SIZES["path"], replicates=2, even=branch is not None)
     free, a = branch_of(branch).free(model), check_alpha(model, alpha)
     require_kind(parameter, "parameter", str, "the name of a number, for instance alpha or sigma")
     here = Parameter(parameter).read(model, alpha, "parameter")

@@ -86,7 +86,7 @@ class Boundary(Result):
         values, alpha, stderr, slope, exact, status = columns
         good = np.isfinite(alpha)
         if good.sum() > 1 and not np.all(np.isfinite(slope[good])):
-            slope, exact = slope.copy(), np.zeros_like(exact)
+            exact[:] = False
             slope[good] = CubicSpline(values[good], alpha[good])(values[good], 1)
         return cls(event, parameter, values, alpha, stderr, slope, exact, status.astype(int))
 
@@ -129,11 +129,9 @@ class Boundary(Result):
         found = int(np.isfinite(self.alpha).sum())
         what = f"{self.event} at {len(self.values)} values of {self.parameter}"
         rows = [(self.parameter, self.event, "slope", "status")]
-        for value, alpha, bar, slope, exact, status in zip(
-            self.values, self.alpha, self.stderr, self.slope, self.exact, self.status_name, strict=True
-        ):
-            shown = f"{slope:#.5g}" if exact or np.isnan(slope) else f"{slope:.2g} (spline)"
-            rows.append((f"{value:.4g}", with_error(alpha, bar), shown, status))
+        for k, (slope, status) in enumerate(zip(self.slope, self.status_name, strict=True)):
+            shown = f"{slope:#.5g}" if self.exact[k] or np.isnan(slope) else f"{slope:.2g} (spline)"
+            rows.append((f"{self.values[k]:.4g}", with_error(self.alpha[k], self.stderr[k]), shown, status))
         return Description(what, f"found at {found}", tables=[("", rows)])
 
     def plot(self) -> Any:

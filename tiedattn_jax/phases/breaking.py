@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
-import equinox as eqx
 import jax
 import jax.numpy as jnp
 from jax import lax
@@ -83,7 +84,7 @@ class BrokenTransition(Result):
             f"{name}_rs_stderr": float(self.rs.stderr),
             "shift": float(self.shift),
             "shift_stderr": float(self.shift_stderr),
-            **{name: numbers_of(tree) for name, tree in self._derivatives().items()},
+            **self._derivatives(),
             "status": self.status_name,
             "branches": {b.branch: b.to_dict() for b in self.branches},
         }
@@ -93,6 +94,11 @@ class BrokenTransition(Result):
             (f"elevation, {b.branch}", with_error(b.elevation, b.stderr.elevation), "of the loss above the RS state's")
             for b in self.branches
         ]
+        values, bars, of_rs, rs_bars = self._derivatives().values()
+        sensitivities = [
+            (f"d/d{name}", with_error(a, bars[name]), f"RS: {with_error(of_rs[name], rs_bars[name])}")
+            for name, a in values.items()
+        ]
         return Description(
             "transition with 1RSB",
             self.status_name,
@@ -100,25 +106,20 @@ class BrokenTransition(Result):
                 (self.rs.event, with_error(self.alpha, self.stderr), "with one step of replica symmetry breaking"),
                 (f"{self.rs.event}, RS", with_error(self.rs.alpha, self.rs.stderr), "of the replica-symmetric theory"),
                 ("shift", with_error(self.shift, self.shift_stderr), "between them"),
-                *self._sensitivity_rows(),
+                *sensitivities,
             ],
             elevations,
         )
 
-    def _derivatives(self) -> dict[str, Any]:
-        return {
+    def _derivatives(self) -> dict[str, dict[str, float]]:
+        """The derivatives in both theories and their error bars, each by the names of the numbers."""
+        trees: dict[str, Any] = {
             "sensitivities": self.sensitivities,
             "sensitivities_stderr": self.sensitivities_stderr,
             "sensitivities_rs": self.rs.sensitivities,
             "sensitivities_rs_stderr": self.rs.sensitivities_stderr,
         }
-
-    def _sensitivity_rows(self) -> list[tuple[str, ...]]:
-        values, bars, of_rs, rs_bars = map(numbers_of, self._derivatives().values())
-        return [
-            (f"d/d{name}", with_error(a, bars[name]), f"RS: {with_error(of_rs[name], rs_bars[name])}")
-            for name, a in values.items()
-        ]
+        return {name: numbers_of(tree) for name, tree in trees.items()}
 
 
 def critical_alpha_1rsb(
@@ -148,13 +149,12 @@ def critical_alpha_1rsb(
     held = lax.stop_gradient(model)
     transition = _alpha_c(held, transition)
     rule: dict[str, Any] = {"order": order, "lines": lines, "replicates": replicates, "seed": seed}
-    positional, semantic = (solve_1rsb(held, transition.alpha, branch, **rule) for branch in PAIR)
-    a, b = positional.replicates, semantic.replicates
+    pair = tuple(solve_1rsb(held, transition.alpha, branch, **rule) for branch in PAIR)
+    a, b = (point.replicates for point in pair)
     shifts = -(a.elevation - b.elevation) / (a.loss_by_alpha - b.loss_by_alpha)
     alpha, nodes = transition.alpha + jnp.mean(shifts), lines_1rsb(held, **rule)
-    there = [solve(held, alpha, point.branch, nodes, start=point.rs) for point in (positional, semantic)]
-    each = _shift_sensitivities((positional, semantic), there)
-    return _moved(model, transition, (positional, semantic), shifts, each)
+    there = [solve(held, alpha, point.branch, nodes, start=point.rs) for point in pair]
+    return _moved(model, transition, pair, shifts, _shift_sensitivities(pair, there))
 
 
 def linear_crossing_1rsb(
@@ -173,12 +173,10 @@ def linear_crossing_1rsb(
     shift is the difference to the RS alpha_l on the same lines.
 
     Args:
-        model: attention layer and data.
-        transition: the result of `critical_alpha` for the same model; by default it is found first.
-        order, lines, replicates, seed: as in `solve_1rsb`.
+        model, transition, order, lines, replicates, seed: as in `critical_alpha_1rsb`.
 
     Raises:
-        InputError: as `critical_alpha_1rsb`; a model without `target`.
+        InputError: as there; a model without `target`.
     """
     held = lax.stop_gradient(model)
     transition = _alpha_c(held, transition)
@@ -188,7 +186,7 @@ def linear_crossing_1rsb(
     owner = baseline_owner(early, late)
     if owner == 1:
         exchanged = critical_alpha_1rsb(model, transition, **rule)
-        return eqx.tree_at(lambda t: t.rs, exchanged, Transition(**{**vars(exchanged.rs), "event": rs.event}))
+        return dataclasses.replace(exchanged, rs=dataclasses.replace(exchanged.rs, event=rs.event))
     if not rs.ok:
         raise InputError("transition", f"must have an alpha_l beside alpha_c, got status {rs.status_name}")
     branch = PAIR[0] if owner == 0 else PAIR[1]
@@ -227,7 +225,7 @@ def _moved(
     own = jax.tree.map(lambda a: a[None], rs.sensitivities)
     moving = with_sensitivities(rs.alpha[None], own, model)[0]
     return BrokenTransition(
-        rs=eqx.tree_at(lambda t: t.alpha, rs, moving),
+        rs=dataclasses.replace(rs, alpha=moving),
         branches=branches,
         shifts=with_sensitivities(shifts, each, model),
         sensitivities=jax.tree.map(lambda a, d: a + jnp.mean(d, 0), rs.sensitivities, each),
@@ -242,10 +240,7 @@ def _shift_sensitivities(broken: Sequence[BrokenPoint], there: Sequence[FixedPoi
         broken: both branches at the RS alpha_c.
         there: both RS states at alpha_c with 1RSB, which say how derivatives change on the way.
     """
-
-    def apart(a: Any, b: Any) -> Any:
-        return jax.tree.map(jnp.subtract, a, b)
-
+    apart = partial(jax.tree.map, jnp.subtract)
     of_rs = apart(*(b.rs.replicates.train_loss_partials for b in broken))
     moved = apart(*(state.replicates.train_loss_partials for state in there))
     of_broken = apart(*((b.replicates.loss_by_model, b.replicates.loss_by_alpha) for b in broken))

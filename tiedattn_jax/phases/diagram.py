@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -110,7 +109,7 @@ class PhaseDiagram(Result):
     def loss_difference(self) -> tuple[np.ndarray, np.ndarray]:
         """Training loss, positional minus semantic, and its error bar, (y, x); NaN where one of them is missing."""
         both = np.all(self.exists, 0)[..., None]
-        return _summary(np.where(both, _minus(self._found("train_loss")), np.nan))
+        return _summary(np.where(both, np.subtract(*self._found("train_loss")), np.nan))
 
     @property
     def gen_difference(self) -> tuple[np.ndarray, np.ndarray]:
@@ -154,14 +153,6 @@ class PhaseDiagram(Result):
 
     # Curves read from it
 
-    def _along_alpha(self) -> tuple[np.ndarray, tuple[str, np.ndarray], Callable[[np.ndarray], np.ndarray]]:
-        """alpha, the other axis, and how to turn (branch, y, x, R) into (branch, other, alpha, R)."""
-        if self.x[0] == "alpha":
-            return self.x[1], self.y, lambda a: a
-        if self.y[0] == "alpha":
-            return self.y[1], self.x, lambda a: np.swapaxes(a, 1, 2)
-        raise InputError("alpha", f"must be one of the axes for curves in alpha, got axes={(self.x[0], self.y[0])}")
-
     def alpha_c(self) -> Boundary:
         """Where the losses of the branches cross, by cubic interpolation of their difference with its exact slopes.
 
@@ -171,25 +162,27 @@ class PhaseDiagram(Result):
         return self._boundaries[0]
 
     def alpha_l(self) -> Boundary:
-        """Where the global minimum starts to beat the linear baseline.
+        """Where the global minimum starts to beat the linear baseline; raises as `alpha_c`.
 
         On the positional branch below alpha_c, or at alpha_c itself, or on the semantic branch above it; by cubic
         splines through the test errors of each branch.
-
-        Raises:
-            InputError: alpha is not an axis.
         """
         return self._boundaries[1]
 
     @cached_property
     def _boundaries(self) -> tuple[Boundary, Boundary]:
-        alpha, other, turn = self._along_alpha()
+        names = self.x[0], self.y[0]
+        if "alpha" not in names:
+            raise InputError("alpha", f"must be one of the axes for curves in alpha, got axes={names}")
+        (_, alpha), other = (self.x, self.y) if names[0] == "alpha" else (self.y, self.x)
         gain = self._found("gen_error_linear") - self._found("gen_error")
         every = self._found("train_loss"), self._found("train_loss_by_alpha"), gain
-        loss, slope, gain = (turn(np.where(self.exists[..., None], a, np.nan)) for a in every)
+        there = (np.where(self.exists[..., None], a, np.nan) for a in every)
+        loss, slope, gain = (a if names[0] == "alpha" else np.swapaxes(a, 1, 2) for a in there)
+        difference, rate = np.subtract(*loss), np.subtract(*slope)
         critical, linear = np.full((2, len(other[1]), loss.shape[-1]), np.nan)
         for i, j in np.ndindex(critical.shape):
-            critical[i, j] = _rise(_spline(alpha, _minus(loss)[i, :, j], _minus(slope)[i, :, j]))
+            critical[i, j] = _rise(_spline(alpha, difference[i, :, j], rate[i, :, j]))
         first = Boundary.of("alpha_c", *other, *_summary(critical))
         for i, j in np.ndindex(linear.shape):
             splines, exchange = [_spline(alpha, branch[i, :, j]) for branch in gain], first.alpha[i]
@@ -225,9 +218,9 @@ class PhaseDiagram(Result):
     def table(self) -> list[dict[str, Any]]:
         """One row for every cell: settings, region, and the numbers of both branches with their error bars."""
         difference, bar = self.loss_difference
-        names = [k for k in self.cells if k not in ("status", "q", "V", "theta", "m")]
+        names = [k for k in self.cells if k not in ("status", *_AXES)]
         value, error = ({k: get(k) for k in names} for get in (self.mean, self.stderr))
-        orders = {k: self.mean(k) for k in ("q", "V", "theta", "m")}
+        orders = {k: self.mean(k) for k in _AXES}
         region, beats, trusted, status = self.region, self.beats_linear, self.trusted, self.status
         rows = []
         for j, i in np.ndindex(difference.shape):
@@ -308,11 +301,6 @@ class PhaseDiagram(Result):
         from ..plotting import diagram_figure  # not at the top: only pictures need matplotlib
 
         return diagram_figure(self)
-
-
-def _minus(a: np.ndarray) -> np.ndarray:
-    """Positional minus semantic."""
-    return a[0] - a[1]
 
 
 def _spline(alpha: np.ndarray, values: np.ndarray, slopes: np.ndarray | None = None) -> PPoly | None:

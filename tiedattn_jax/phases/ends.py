@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from itertools import pairwise
 from typing import Any
 
@@ -111,8 +112,8 @@ class _Ends:
     def all(self) -> list[BranchEnd]:
         found = []
         for near in crossings(self.losing, [self.curve]):
-            below = next(p for p in self.resolved if float(p.alpha) == near.low)
-            found.append(self.instability(near, "lower" if self.growth(below, self.other) > 1 else "upper"))
+            # The number of the event rises with alpha where the branch is unstable below.
+            found.append(self.instability(near, "lower" if near.slope > 0 else "upper"))
         points = self.curve.points
         for p, q in pairwise(points):
             if bool(p.exists) != bool(q.exists):
@@ -133,8 +134,7 @@ class _Ends:
         beyond, before = (self.uninformed(e, inside) for e in (outside, inside))
         forks = []
         if self.growth(beyond, self.own) < 1 < self.growth(before, self.own):
-            pair = (beyond, before) if side == "lower" else (before, beyond)
-            forks = crossings(EVENTS[f"{self.name} pitchfork"], [Curve("uninformed", pair)])
+            forks = crossings(EVENTS[f"{self.name} pitchfork"], [Curve("uninformed", (beyond, before))])
         fork = self.locate("pitchfork", forks[0]) if forks else None
         if fork is None or self.size(inside) > _NOT_SMALL * max(self.size(e) for e in self.curve.points if e.exists):
             # The order parameter is not small next to the end: does the branch turn back, and further out than the
@@ -164,8 +164,8 @@ class _Ends:
         found = self.locate("fold", Near(float(inside.alpha), (inside.replicates.overlaps,), low=low, high=high))
         if bool(found.ok):
             return found
-        values = (lambda t: (t.alpha, t.stderr, t.status)), (jnp.array(0.5 * (a + b)), jnp.array(margin))
-        return eqx.tree_at(values[0], found, (*values[1], jnp.asarray(int(Status.max_steps))))
+        middle, status = jnp.array(0.5 * (a + b)), jnp.asarray(int(Status.max_steps))
+        return dataclasses.replace(found, alpha=middle, stderr=jnp.array(margin), status=status)
 
     def growth(self, point: FixedPoint, order: str) -> float:
         return float(getattr(point.diagnostics, f"growth_{order}"))

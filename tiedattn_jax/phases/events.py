@@ -101,7 +101,6 @@ def _growth(name: str, branch: str, *along: float) -> Event:
 EVENTS = {
     event.name: event
     for event in (  # numbers rise with alpha where the branch comes from below
-        # The losses cross.
         Event(
             "alpha_c",
             PAIR,
@@ -117,7 +116,6 @@ EVENTS = {
         # The branch leaves the uninformed state.
         _growth("semantic pitchfork", "uninformed", 1, 0),
         _growth("positional pitchfork", "uninformed", 0, 1),
-        # The branch turns back.
         Event("semantic fold", ("semantic",), None, meaning="the semantic branch turns back"),
         Event("positional fold", ("positional",), None, meaning="the positional branch turns back"),
     )
@@ -136,8 +134,7 @@ def event_of(name: str, model: Model) -> Event:
     """
     require_choice(name, "event", EVENTS)
     if "baseline" in name and not model.provides("target"):
-        text = f"must have a method `target(Y)` for the linear baseline, got {type(model).__name__}"
-        raise InputError("model", text)
+        raise InputError("model", f"must have a method `target(Y)` for the linear baseline, got {type(model).__name__}")
     return EVENTS[name]
 
 
@@ -194,12 +191,12 @@ class Transition(Result):
         if not self.branches:
             return "there is none near the start"
         where = f"at alpha = {self.branches[0].alpha:.4g}, where the search ended"
-        absent = [state.branch for state in self.branches if not state.exists and state.status == Status.absent]
-        lost = [state for state in self.branches if not state.exists and state.status != Status.absent]
-        if lost:
-            return f"the {lost[0].branch} branch was not settled {where}: {lost[0].status_name}"
-        if absent:
-            return f"there is {' and '.join(f'no {name} branch' for name in absent)} {where}"
+        missing = [state for state in self.branches if not state.exists]
+        for state in missing:
+            if state.status != Status.absent:
+                return f"the {state.branch} branch was not settled {where}: {state.status_name}"
+        if missing:
+            return f"there is {' and '.join(f'no {state.branch} branch' for state in missing)} {where}"
         if len(self.branches) == len(PAIR):
             lower = min(self.branches, key=lambda state: float(state.train_loss))
             return f"the losses do not cross in the range: that of the {lower.branch} branch is lower {where}"
@@ -239,17 +236,12 @@ class Transition(Result):
         if self.sensitivities is not None and self.sensitivities_stderr is not None:
             values, bars = map(numbers_of, (self.sensitivities, self.sensitivities_stderr))
             numbers = [(f"d/d{name}", with_error(value, bars[name])) for name, value in values.items()]
-        shift = self.rs_shift
-        details = [
-            (
-                "rs_shift",
-                with_error(shift.value, shift.stderr),
-                "by which replica symmetry breaking moves it, estimated",
-            )
-        ]
+        shift, text = self.rs_shift, "by which replica symmetry breaking moves it, estimated"
+        known = jnp.isfinite(shift.value)
+        details = [("rs_shift", with_error(shift.value, shift.stderr), text)] if known else []
         tables = [(f"{meaning}; the states there:", states_table(self.branches, "branch"))]
         what = f"{self.event} = {with_error(self.alpha, self.stderr)}"
-        return Description(what, self.status_name, numbers, details if jnp.isfinite(shift.value) else [], tables)
+        return Description(what, self.status_name, numbers, details, tables)
 
 
 class Near(NamedTuple):

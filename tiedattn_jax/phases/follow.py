@@ -26,7 +26,7 @@ from ..errors import array_of, is_concrete
 from ..model import Model
 from ..overlaps import BRANCHES, PAIR, Overlaps, admissible, branch_of, of_order, own_size
 from ..printing import Description, Printed
-from ..results import Settings, Status, quorum, settled
+from ..results import Settings, Status, mean_of_found, quorum, settled
 from ..theory.fixed_points import (
     FixedPoint,
     State,
@@ -95,21 +95,15 @@ def learn(warm: Warm, place: jax.Array, state: State) -> Warm:
     """
     x = state.overlaps
     found, absent = state.has_state, jnp.all(state.status == Status.absent)
-    share = found / jnp.maximum(jnp.sum(found), 1)
-    mean = jax.tree.map(lambda a: jnp.einsum("r,r...->...", share, jnp.where(_wide(found, a), a, 0.0)), x)
+    mean = jax.tree.map(lambda a: mean_of_found(a, found), x)
     own = found | absent
 
     def pick(a: jax.Array, b: jax.Array, c: jax.Array) -> jax.Array:
-        return jnp.where(_wide(own, a), a, jnp.where(jnp.any(found), b, c))
+        return jnp.where(own.reshape(-1, *[1] * (a.ndim - 1)), a, jnp.where(jnp.any(found), b, c))
 
     places, one = jnp.broadcast_to(place, found.shape), jnp.ones_like(warm.count)
     fresh = Warm(warm.last, x, warm.place, places, jnp.where(absent, 0, jnp.minimum(warm.count + 1, 2)))
     return jax.tree.map(pick, fresh, Warm(warm.last, mean, warm.place, places, one), warm)
-
-
-def _wide(a: jax.Array, like: jax.Array) -> jax.Array:
-    """(R,) to (R, 1, ...), to go with an array that leads with the replicate axis."""
-    return a.reshape(-1, *[1] * (like.ndim - 1))
 
 
 _BRANCH, _UNINFORMED, _ANEW, _DONE = range(4)
@@ -284,8 +278,7 @@ def sweep(
     Raises:
         InputError: alphas that are not positive and finite, an unknown branch, nodes or settings of another kind.
     """
-    even = branch is not None
-    nodes, settings = prepared(model, nodes, settings, CURVE_SETTINGS, size=SIZES["curve"], even=even)
+    nodes, settings = prepared(model, nodes, settings, CURVE_SETTINGS, size=SIZES["curve"], even=branch is not None)
     branch_of(branch)
     grid = np.sort(array_of(alphas, "alphas", "one or more positive, finite numbers", lambda a: a > 0))
     points: list[FixedPoint] = []
@@ -307,8 +300,7 @@ class Track(eqx.Module):
         alphas: (C,).
         places: where the cells lie along the row, (C,), strictly monotonic.
         near: overlaps near the branch at the first cell, or what is left of it where it is absent there.
-        start: overlaps from which damped iteration reaches the branch, where it has to be looked for anew.
-        free: what the branch leaves free, (2,).
+        start, free: as in `Follower`.
     """
 
     models: Model
@@ -360,25 +352,19 @@ def tracks_of(models: Model, alphas: np.ndarray, places: np.ndarray, nodes: Rule
         nodes: on whose coarse replicate the start of every row is looked for.
         settings: of that search.
     """
-    rows, columns = alphas.shape
-    dtype = models.lam.dtype
+    rows, dtype = len(alphas), models.lam.dtype
     every = jnp.asarray(alphas, dtype)
     first = jax.tree.map(lambda a: a[:, 0], models)
-    near, start = _first_cells(first, every[:, 0], nodes, settings), jax.vmap(pair_start, out_axes=1)(first)
-
-    def rows_first(a: jax.Array) -> jax.Array:
-        """(branches, rows, ...) as (rows x branches, ...)."""
-        return jnp.swapaxes(a, 0, 1).reshape(-1, *a.shape[2:])
-
-    def both(tree: Any) -> Any:
-        return jax.tree.map(lambda a: jnp.repeat(a, len(PAIR), 0), tree)
-
+    starts = _first_cells(first, every[:, 0], nodes, settings), jax.vmap(pair_start, out_axes=1)(first)
+    # From (branches, rows, ...) and (rows, ...) to (rows x branches, ...).
+    near, start = jax.tree.map(lambda a: jnp.swapaxes(a, 0, 1).reshape(-1, *a.shape[2:]), starts)
+    models_twice, alphas_twice = jax.tree.map(lambda a: jnp.repeat(a, len(PAIR), 0), (models, every))
     return Track(
-        models=both(models),
-        alphas=both(every),
-        places=jnp.broadcast_to(jnp.asarray(places, dtype), (rows * len(PAIR), columns)),
-        near=jax.tree.map(rows_first, near),
-        start=jax.tree.map(rows_first, start),
+        models=models_twice,
+        alphas=alphas_twice,
+        places=jnp.broadcast_to(jnp.asarray(places, dtype), alphas_twice.shape),
+        near=near,
+        start=start,
         free=jnp.tile(pair_free(models), (rows, 1)),
     )
 
@@ -408,7 +394,7 @@ def map_each(fn: Callable[[Any], Any], args: Any) -> Any:
     """`lax.map` in traced code; a Python loop, with programs that are compiled, where all numbers are known."""
     if not is_concrete(args):
         return lax.map(fn, args)
-    return _stacked([fn(one) for one in _unstacked(args)])
+    return _stacked([fn(one) for one in unstacked(args)])
 
 
 @jax.jit
@@ -418,15 +404,15 @@ def _stacked(trees: Sequence[Any]) -> Any:
 
 
 @jax.jit
-def _unstacked(tree: Any) -> list[Any]:
-    """The inverse."""
+def unstacked(tree: Any) -> list[Any]:
+    """A tree whose arrays lead with one more axis, as the trees along it."""
     return [jax.tree.map(lambda a, k=k: a[k], tree) for k in range(len(jax.tree.leaves(tree)[0]))]
 
 
 @eqx.filter_jit
 def pair_start(model: Model) -> Overlaps:
     """Starts of the two branches that compete, leaves (branches, ...)."""
-    return jax.tree.map(lambda *a: jnp.stack(a), *(BRANCHES[b].start(model) for b in PAIR))
+    return _stacked([BRANCHES[b].start(model) for b in PAIR])
 
 
 def pair_free(model: Model) -> jax.Array:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -186,8 +186,14 @@ class _Grid(NamedTuple):
         shapes = eqx.filter_eval_shape(follow, few, self.nodes, self.settings, mesh, 1)
         found = {k: np.full((total, *s.shape[1:]), np.nan) for k, s in shapes.items()}
         done = np.zeros(total, bool)
+
+        def put(number: int, arrays: dict[str, np.ndarray]) -> None:
+            done[number] = True
+            for k, a in arrays.items():
+                found[k][number] = a
+
         for name, arrays in kept.items():
-            _put(found, done, int(name.removeprefix(_TRACK)), arrays)
+            put(int(name.removeprefix(_TRACK)), arrays)
         processes, here = jax.process_count(), jax.process_index()
         if processes > 1:  # all see what process 0 found in its folder
             done, found = _together(multihost_utils.broadcast_one_to_all, (done, found), store)
@@ -202,7 +208,7 @@ class _Grid(NamedTuple):
             for slot, number in enumerate(batch):
                 arrays = {k: a[slot] for k, a in part.items()}
                 store.put(f"{_TRACK}{number:05d}", arrays)
-                _put(found, done, int(number), arrays)
+                put(number, arrays)
             finished += processes * len(batch)
             progress(min(finished, total) * width, total * width)
         if processes > 1:
@@ -225,19 +231,18 @@ class _Grid(NamedTuple):
         def absent(at: Place) -> bool:
             return bool(np.all(cells["status"][at] == Status.absent))
 
-        def sources(at: Place, has: np.ndarray) -> list[Place | None]:
-            """Where to start from in a cell: neighbours, None for the default start."""
-            near: list[Place | None] = [c for c in _neighbours(at, has.shape) if has[c]]
-            return [c for c in (near[:1] if absent(at) else [*near, None]) if (at, c) not in tried]
-
-        def untried() -> list[tuple[Place, list[Place | None]]]:
+        def untried() -> Iterator[tuple[Place, list[Place | None]]]:
+            """Cells without a state, and where to start from in them: neighbours, None for the default start."""
             has = _has(cells)
-            return [(at, near) for at in map(Place, *np.nonzero(~has)) if (near := sources(at, has))]
+            for at in map(Place, *np.nonzero(~has)):
+                near: list[Place | None] = [c for c in _neighbours(at, has.shape) if has[c]]
+                if sources := [c for c in (near[:1] if absent(at) else [*near, None]) if (at, c) not in tried]:
+                    yield at, sources
 
-        while todo := untried():
-            for at, near in todo:
+        while todo := list(untried()):
+            for at, sources in todo:
                 was_absent = absent(at)
-                for source in near:
+                for source in sources:
                     tried.add((at, source))
                     name = f"{_RETRY}{len(tried):05d}"
                     if name not in known:
@@ -277,12 +282,6 @@ def _together(exchange: Callable[[Any], Any], share: Any, store: Store) -> Any:
         if store.folder is not None:
             kept = f"finished tracks are in out='{store.folder}': start all processes again with resume=True"
         raise RuntimeError(f"another process ended before the grid was done; {kept}") from problem
-
-
-def _put(found: dict[str, np.ndarray], done: np.ndarray, number: int, arrays: dict[str, np.ndarray]) -> None:
-    done[number] = True
-    for k, a in arrays.items():
-        found[k][number] = a
 
 
 def _has(cells: dict[str, Any]) -> np.ndarray:

@@ -105,10 +105,9 @@ def zero_between(
         search, trial, _, k = loop
         return (k < _LOOKS) & ~search.done(trial, tol)
 
-    middle = jnp.sqrt(low * high)
     # The last place is not a number before the first look, so that the loop goes on.
-    first = Secant.begin(jnp.nan, jnp.nan, low, high, low.dtype)
-    loop = first, middle, state, jnp.array(0)
+    search = Secant.begin(jnp.nan, jnp.nan, low, high, low.dtype)
+    loop = search, jnp.sqrt(low * high), state, jnp.array(0)
     if is_concrete((bracket, state)):  # with programs that are compiled
         while unfinished(loop):
             loop = look(loop)

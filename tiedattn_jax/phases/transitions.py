@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+from functools import partial
 from typing import Any
 
 import jax
@@ -15,7 +17,7 @@ from ..overlaps import PAIR, Overlaps
 from ..results import Settings
 from ..theory.fixed_points import solve_coarsely
 from .events import EVENTS, LOOKS, Near, Start, Transition, event_of, near_of, transition_of, zero_near
-from .follow import found_or, map_each, pair_free, pair_start
+from .follow import found_or, map_each, pair_free, pair_start, unstacked
 from .inputs import prepared
 from .secant import zero_between
 
@@ -102,12 +104,9 @@ def linear_crossing(
     require_choice(transition.event, "transition.event", ["alpha_c"])
     held, known = lax.stop_gradient((model, transition))
     if is_concrete(known.status) and not known.ok:  # which minimum is global is not known
-        return Transition(**{**vars(transition), "event": ALPHA_L})
+        return dataclasses.replace(transition, event=ALPHA_L)
     early, late = (b.gen_error < b.gen_error_linear for b in known.branches)
-
-    def choose(a: Any, b: Any) -> Any:
-        return jax.tree.map(lambda a, b: jnp.where(early, a, b), a, b)
-
+    choose = partial(jax.tree.map, partial(jnp.where, early))  # of two trees, the first one where `early`
     ends = choose((low, known.alpha), (known.alpha, jnp.maximum(high, 1.01 * known.alpha)))
     free = choose(*pair_free(held))
     near, met = None, jnp.array(True)
@@ -120,13 +119,11 @@ def linear_crossing(
     zero = zero_near(event, held, near, nodes, settings, exact=True, tol=_FINAL, frees=[free], looks=_looks(met))
     crossing = transition_of(event._replace(branches=(None,)), model, zero._replace(met=zero.met & met))
     exchanged = baseline_owner(early, late) == 1
-
-    def pick(name: str) -> Any:
-        return jax.tree.map(lambda a, b: jnp.where(exchanged, a, b), getattr(transition, name), getattr(crossing, name))
-
-    picked = {k: pick(k) for k in ("alpha", "stderr", "sensitivities", "sensitivities_stderr", "status")}
+    names = "alpha", "stderr", "sensitivities", "sensitivities_stderr", "status"
+    both = ({name: getattr(t, name) for name in names} for t in (transition, crossing))
+    picked = jax.tree.map(partial(jnp.where, exchanged), *both)
     picked["status"] = jnp.where(known.ok, picked["status"], known.status)  # as above
-    return Transition(**picked, branches=crossing.branches, event=ALPHA_L)
+    return dataclasses.replace(crossing, event=ALPHA_L, **picked)
 
 
 def baseline_owner(early: Any, late: Any) -> Any:
@@ -170,7 +167,7 @@ def _coarse_alpha_c(
         return _difference(loss, there), xs
 
     alpha, xs, met = zero_between(difference, bracket, starts, _COARSE)
-    return Near(alpha, tuple(jax.tree.map(lambda a, i=i: a[i], xs) for i in range(len(PAIR)))), met
+    return Near(alpha, tuple(unstacked(xs))), met
 
 
 @jax.jit
