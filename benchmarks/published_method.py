@@ -105,18 +105,17 @@ def stroud_secrest_7() -> tuple[np.ndarray, np.ndarray]:
     return nodes, weights
 
 
-def exact_degree(nodes: np.ndarray, weights: np.ndarray, up_to: int = 12) -> int:
-    """Largest degree, at most `up_to`, up to which all monomials are averaged exactly under exp(-|x|^2) / pi."""
+def exact_degree(nodes: np.ndarray, weights: np.ndarray) -> int:
+    """Largest degree up to which all monomials are averaged exactly under exp(-|x|^2) / pi."""
 
     def moment(k: int) -> float:  # E x^k for x ~ N(0, 1/2)
         return 0.0 if k % 2 else math.prod(range(1, k, 2)) / 2 ** (k // 2)
 
-    for degree in range(up_to + 1):
+    for degree in itertools.count():
         for k in range(degree + 1):
             value = weights @ (nodes[:, 0] ** k * nodes[:, 1] ** (degree - k))
             if abs(value - moment(k) * moment(degree - k)) > 1e-12:
                 return degree - 1
-    return up_to
 
 
 def attention(z: np.ndarray) -> np.ndarray:

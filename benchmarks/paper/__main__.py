@@ -47,7 +47,9 @@ def main(argv: list[str] | None = None) -> int:
         entries = chosen(args.figures)
     except KeyError as unknown:
         parser.error(f"argument figure: must be among {names}, got {unknown}")
-    _set_up()
+    jax.config.update("jax_enable_x64", True)
+    if "JAX_COMPILATION_CACHE_DIR" not in os.environ:
+        use_compilation_cache()
     data = args.out / "data" / ("full" if args.full else "reduced")
     for entry in entries:
         began = time.perf_counter()
@@ -59,12 +61,6 @@ def main(argv: list[str] | None = None) -> int:
             parser.error(str(problem))
         print(f"{entry.title}: {time.perf_counter() - began:.0f} s", flush=True)
     return 0
-
-
-def _set_up() -> None:
-    jax.config.update("jax_enable_x64", True)
-    if "JAX_COMPILATION_CACHE_DIR" not in os.environ:
-        use_compilation_cache()
 
 
 def _draw(entry: Entry, data: Path, out: Path, full: bool) -> None:

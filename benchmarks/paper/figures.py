@@ -46,11 +46,11 @@ class Entry(NamedTuple):
 
 
 def _own(module: Any, name: str, title: str, text: str, names: Sequence[str] | None = None, **of: str) -> Entry:
-    """A figure from a module with all the functions.
+    """A figure from a module that has functions `compute`, `load`, `draw` and `rows`, and both sizes.
 
     Args:
-        names: of the quantities, for those that draw and tabulate and take some.
-        of: given to those that compute and load.
+        names: of the quantities to draw and to tabulate, where the module asks.
+        of: which one to compute and to load, likewise.
     """
     compute, load = (partial(f, **of) for f in (module.compute, module.load))
     draw, rows = (f if names is None else partial(f, names=names) for f in (module.draw, module.rows))
