@@ -41,23 +41,23 @@ def child(what: str) -> dict:
     jax.monitoring.register_event_duration_secs_listener(listen)
     model = ta.dot_product()
 
-    def call() -> None:
-        if what == "solve":
-            ta.solve(model, 2.0).theta.block_until_ready()
-        elif what == "gradient":
-            jax.grad(lambda sigma: ta.solve(ta.dot_product(sigma=sigma), 2.0).theta)(0.5).block_until_ready()
-        elif what == "critical_alpha":
-            ta.critical_alpha(model).alpha.block_until_ready()
-        elif what == "transition":
-            from tiedattn_jax.cli.main import main
+    def transition() -> None:
+        from tiedattn_jax.cli.main import main
 
-            with tempfile.TemporaryDirectory() as out:
-                main(["transition", "--out", out])
+        with tempfile.TemporaryDirectory() as out:
+            main(["transition", "--out", out])
 
+    calls = {
+        "import": lambda: None,
+        "solve": lambda: ta.solve(model, 2.0).theta,
+        "gradient": lambda: jax.grad(lambda sigma: ta.solve(ta.dot_product(sigma=sigma), 2.0).theta)(0.5),
+        "critical_alpha": lambda: ta.critical_alpha(model).alpha,
+        "transition": transition,
+    }
     times = []
     for _ in range(1 if what == "transition" else 2):
         start = time.perf_counter()
-        call()
+        jax.block_until_ready(calls[what]())
         times.append(time.perf_counter() - start)
     return {
         "import jax": jax_time,

@@ -13,6 +13,7 @@ import json
 import os
 import platform
 import time
+from typing import Any
 
 import jax
 import numpy as np
@@ -31,27 +32,19 @@ def main() -> None:
     data = histogram.sample(jax.random.key(0), args.samples)
     keys = jax.random.split(jax.random.key(1), args.runs)
 
-    def timed(stage: str) -> dict[str, float]:
-        ticks: list[float] = []
-
-        def clock(done: int, total: int) -> None:
-            ticks.append(time.perf_counter())
-
-        nonlocal frozen
-        if stage == "adam":
-            frozen = histogram.train(keys, data, args.mechanism, epochs=1 + args.epochs, progress=clock)
-        else:
-            histogram.unfreeze(keys, frozen, data, epochs=1 + args.epochs, progress=clock)
-        first, *rest = np.diff(ticks).tolist()
-        return {
+    ticks: list[float] = []
+    how: Any = {"epochs": 1 + args.epochs, "progress": lambda done, total: ticks.append(time.perf_counter())}
+    frozen = histogram.train(keys, data, args.mechanism, **how)
+    histogram.unfreeze(keys, frozen, data, **how)
+    times = {}
+    for stage, own in zip(("adam", "sgd"), np.split(np.array(ticks), 2), strict=True):
+        first, *rest = np.diff(own).tolist()
+        times[stage] = {
             "compile_s": first - min(rest),
             "epoch_s_best": min(rest),
             "epoch_s_median": float(np.median(rest)),
             "epoch_s_per_run": float(np.median(rest)) / args.runs,
         }
-
-    frozen: histogram.Training | None = None
-    times = {stage: timed(stage) for stage in ("adam", "sgd")}
     about = {
         "device": jax.devices()[0].device_kind,
         "machine": platform.processor() or platform.machine(),

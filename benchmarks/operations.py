@@ -30,16 +30,13 @@ def operations(fn: Callable[..., Any], *args: Any) -> Operations:
     What moves numbers only is no operation; of a matrix factorisation only its results count.
     """
     counted: Operations = Counter()
-    closed = jax.make_jaxpr(fn)(*args)
-    _run(closed.jaxpr, closed.consts, jax.tree.leaves(args), counted)
+    _run(jax.make_jaxpr(fn)(*args), jax.tree.leaves(args), counted)
     return counted
 
 
-def _run(jaxpr: core.Jaxpr, consts: Sequence[Any], args: Sequence[Any], counted: Operations) -> list[Any]:
-    known: dict[Any, Any] = {
-        **dict(zip(jaxpr.constvars, consts, strict=True)),
-        **dict(zip(jaxpr.invars, args, strict=True)),
-    }
+def _run(closed: core.ClosedJaxpr, args: Sequence[Any], counted: Operations) -> list[Any]:
+    jaxpr = closed.jaxpr
+    known: dict[Any, Any] = dict(zip([*jaxpr.constvars, *jaxpr.invars], [*closed.consts, *args], strict=True))
 
     def value(v: Any) -> Any:
         return v.val if isinstance(v, core.Literal) else known[v]
@@ -56,19 +53,19 @@ def _step(eqn: Any, args: list[Any], counted: Operations) -> Sequence[Any]:
     if name == "while":
         cond, body = p["cond_nconsts"], p["cond_nconsts"] + p["body_nconsts"]
         state = args[body:]
-        while _closed(p["cond_jaxpr"], [*args[:cond], *state], counted)[0]:
-            state = _closed(p["body_jaxpr"], [*args[cond:body], *state], counted)
+        while _run(p["cond_jaxpr"], [*args[:cond], *state], counted)[0]:
+            state = _run(p["body_jaxpr"], [*args[cond:body], *state], counted)
         return state
     if name == "scan":
         return _scan(p, args, counted)
     if name == "cond":
         branch = int(np.clip(args[0], 0, len(p["branches"]) - 1))
-        return _closed(p["branches"][branch], args[1:], counted)
+        return _run(p["branches"][branch], args[1:], counted)
     inner = p.get("jaxpr", p.get("call_jaxpr"))
-    if isinstance(inner, core.ClosedJaxpr):
-        return _closed(inner, args, counted)
     if isinstance(inner, core.Jaxpr):
-        return _run(inner, (), args, counted)
+        inner = core.ClosedJaxpr(inner, ())
+    if isinstance(inner, core.ClosedJaxpr):
+        return _run(inner, args, counted)
     counted.update(_of(eqn))
     results = eqn.primitive.bind(*args, **p)
     return results if eqn.primitive.multiple_results else [results]
@@ -80,17 +77,13 @@ def _scan(p: dict[str, Any], args: list[Any], counted: Operations) -> list[Any]:
     order = range(p["length"])
     kept = []
     for k in reversed(order) if p["reverse"] else order:
-        out = _closed(p["jaxpr"], [*consts, *state, *(row[k] for row in rows)], counted)
+        out = _run(p["jaxpr"], [*consts, *state, *(row[k] for row in rows)], counted)
         state = out[: p["num_carry"]]
         kept.append(out[p["num_carry"] :])
     if p["reverse"]:
         kept.reverse()
     columns = zip(*kept, strict=True) if kept[0] else ()
     return [*state, *(jax.numpy.stack(column) for column in columns)]
-
-
-def _closed(jaxpr: Any, args: Sequence[Any], counted: Operations) -> list[Any]:
-    return _run(jaxpr.jaxpr, jaxpr.consts, args, counted)
 
 
 def _of(eqn: Any) -> Operations:

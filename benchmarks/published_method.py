@@ -36,7 +36,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
-from scipy.optimize import minimize
+from scipy.optimize import OptimizeResult, minimize
 
 Objective = Callable[[np.ndarray], float]
 
@@ -70,14 +70,12 @@ class Result(NamedTuple):
     converged: bool
 
 
-STANDARD = ((0.6, 0.4), (0.4, 0.6))
-
-
-def problem(alpha: float, omega: float = 0.3, sigma: float = 0.5, lam: float = 0.01, mixing: Any = STANDARD) -> Problem:
+def problem(alpha: float, omega: float = 0.3, sigma: float = 0.5, lam: float = 0.01) -> Problem:
     """A problem at the paper's setting, but for what is given."""
-    return Problem(alpha, omega, sigma, lam, np.asarray(mixing, dtype=float))
+    return Problem(alpha, omega, sigma, lam, np.array([[0.6, 0.4], [0.4, 0.6]]))
 
 
+DAMPING = 0.8  # share of the old state
 STARTS = {
     "semantic": Overlaps(q=0.9, m=0.0, V=14.6, theta=0.35),
     "positional": Overlaps(q=0.02, m=0.2, V=14.6, theta=0.0),
@@ -107,18 +105,17 @@ def stroud_secrest_7() -> tuple[np.ndarray, np.ndarray]:
     return nodes, weights
 
 
-def exact_degree(nodes: np.ndarray, weights: np.ndarray, up_to: int = 12) -> int:
-    """Largest degree, at most `up_to`, up to which all monomials are averaged exactly under exp(-|x|^2) / pi."""
+def exact_degree(nodes: np.ndarray, weights: np.ndarray) -> int:
+    """Largest degree up to which all monomials are averaged exactly under exp(-|x|^2) / pi."""
 
     def moment(k: int) -> float:  # E x^k for x ~ N(0, 1/2)
         return 0.0 if k % 2 else math.prod(range(1, k, 2)) / 2 ** (k // 2)
 
-    for degree in range(up_to + 1):
+    for degree in itertools.count():
         for k in range(degree + 1):
             value = weights @ (nodes[:, 0] ** k * nodes[:, 1] ** (degree - k))
             if abs(value - moment(k) * moment(degree - k)) > 1e-12:
                 return degree - 1
-    return up_to
 
 
 def attention(z: np.ndarray) -> np.ndarray:
@@ -166,34 +163,31 @@ def gaussian_average(integrand: Callable[[np.ndarray, np.ndarray], Any]) -> Any:
     return sum(w_xi * w_u * integrand(xi, u) for (xi, w_xi), (u, w_u) in pairs)
 
 
-def conjugates(x: Overlaps, p: Problem, economical: bool = False) -> Overlaps:
-    """Conjugates of the overlaps by their Stein forms.
+def proximal(x: Overlaps, p: Problem, build: Any, xi: np.ndarray, u: np.ndarray) -> tuple[np.ndarray, OptimizeResult]:
+    """The student's fields h at a node, and the minimum of the proximal problem there.
 
-    notation: h = sqrt(q) xi + m (1, -1), y = theta / sqrt(q) xi + c u, c^2 = rho - theta^2 / q, g = (prox - h) / V.
+    notation: h = sqrt(q) xi + m (1, -1), y = theta / sqrt(q) xi + c u, c^2 = rho - theta^2 / q.
+
+    Args:
+        build: `matrix_objective` or `scalar_objective`.
     """
-    c = math.sqrt(p.sigma**2 - x.theta**2 / x.q)
-    build = scalar_objective if economical else matrix_objective
+    h = math.sqrt(x.q) * xi + x.m * np.array([1.0, -1.0])
+    y = x.theta / math.sqrt(x.q) * xi + math.sqrt(p.sigma**2 - x.theta**2 / x.q) * u
+    return h, minimize(build(h, y, x.V, p), h, method="BFGS")
 
-    def g(xi: np.ndarray, u: np.ndarray) -> np.ndarray:
-        h = math.sqrt(x.q) * xi + x.m * np.array([1.0, -1.0])
-        y = x.theta / math.sqrt(x.q) * xi + c * u
-        return (minimize(build(h, y, x.V, p), h, method="BFGS").x - h) / x.V
 
-    moments = (
-        lambda g, xi, u: g @ g,
-        lambda g, xi, u: g[0] - g[1],
-        lambda g, xi, u: g @ xi,
-        lambda g, xi, u: g @ u,
-    )
+def conjugates(x: Overlaps, p: Problem, economical: bool = False) -> Overlaps:
+    """Conjugates of the overlaps by their Stein forms."""
+
+    def moments(xi: np.ndarray, u: np.ndarray) -> np.ndarray:
+        h, minimum = proximal(x, p, scalar_objective if economical else matrix_objective, xi, u)
+        g = (minimum.x - h) / x.V
+        return np.array([g @ g, g[0] - g[1], g @ xi, g @ u])
+
     if economical:
-
-        def all_moments(xi: np.ndarray, u: np.ndarray) -> np.ndarray:
-            value = g(xi, u)
-            return np.array([moment(value, xi, u) for moment in moments])
-
-        averages = gaussian_average(all_moments)
+        averages = gaussian_average(moments)
     else:
-        averages = [gaussian_average(lambda xi, u, f=moment: f(g(xi, u), xi, u)) for moment in moments]
+        averages = [gaussian_average(lambda xi, u, k=k: moments(xi, u)[k]) for k in range(4)]
     return stein(x, p, *map(float, averages))
 
 
@@ -207,16 +201,12 @@ def stein(x: Overlaps, p: Problem, gg: float, gp: float, gxi: float, gu: float) 
 
 def train_loss(x: Overlaps, p: Problem) -> float:
     """Training loss / d, minus the free energy, on the same nodes."""
-    hats, c = conjugates(x, p, economical=True), math.sqrt(p.sigma**2 - x.theta**2 / x.q)
-
-    def moreau(xi: np.ndarray, u: np.ndarray) -> float:
-        h = math.sqrt(x.q) * xi + x.m * np.array([1.0, -1.0])
-        return minimize(scalar_objective(h, x.theta / math.sqrt(x.q) * xi + c * u, x.V, p), h, method="BFGS").fun
-
+    hats = conjugates(x, p, economical=True)
+    envelope = gaussian_average(lambda xi, u: proximal(x, p, scalar_objective, xi, u)[1].fun)
     s2 = rho = p.sigma**2
     prior = 0.5 * (s2 * hats.q + hats.m**2 + s2 * rho * hats.theta**2) / (p.lam + s2 * hats.V)
     pairing = 0.5 * (hats.V * x.q - hats.q * x.V) - hats.m * x.m - hats.theta * x.theta
-    return p.alpha * float(gaussian_average(moreau)) - pairing - prior
+    return p.alpha * float(envelope) - pairing - prior
 
 
 def critical_alpha(
@@ -264,9 +254,7 @@ def solve(
     lam: float = 0.01,
     branch: str = "semantic",
     *,
-    mixing: Any = STANDARD,
     start: Overlaps | None = None,
-    damping: float = 0.8,
     tol: float = 1e-4,
     max_steps: int = 500,
     economical: bool = False,
@@ -276,17 +264,16 @@ def solve(
 
     Args:
         alpha: samples per dimension.
-        omega, sigma, lam, mixing: the model.
+        omega, sigma, lam: the model.
         branch: "semantic" or "positional", which chooses the start.
         start: overlaps to start from instead.
-        damping: share of the old state in the next one.
         tol: undamped change of q, m and theta below which the iteration stops.
         max_steps: iterations at most.
         economical: solve each proximal problem once per iteration, with the cheaper objective.
         hats: gives the conjugates of overlaps, by default `conjugates`.
     """
     hats = hats or partial(conjugates, economical=economical)
-    p = problem(alpha, omega, sigma, lam, mixing)
+    p = problem(alpha, omega, sigma, lam)
     x = STARTS[branch] if start is None else start
     began = time.perf_counter()
     change = Overlaps(*[math.inf] * 4)
@@ -294,7 +281,7 @@ def solve(
     while not converged and iterations < max_steps:
         new = overlaps(hats(x, p), p)
         change = Overlaps(*(abs(a - b) for a, b in zip(new, x, strict=True)))
-        x = Overlaps(*(damping * old + (1 - damping) * value for old, value in zip(x, new, strict=True)))
+        x = Overlaps(*(DAMPING * old + (1 - DAMPING) * value for old, value in zip(x, new, strict=True)))
         converged = max(change.q, change.m, change.theta) < tol
         iterations += 1
     return Result(x, iterations, time.perf_counter() - began, change, converged)
@@ -355,20 +342,20 @@ def machine() -> dict[str, Any]:
 def main() -> None:
     """Run both methods and print what they give."""
     parser = argparse.ArgumentParser(description="The published method against the library.")
-    parser.add_argument("--alpha", type=float, default=2.0)
-    parser.add_argument("--omega", type=float, default=0.3)
-    parser.add_argument("--sigma", type=float, default=0.5)
-    parser.add_argument("--lam", type=float, default=0.01)
+    numbers = {"alpha": 2.0, "omega": 0.3, "sigma": 0.5, "lam": 0.01}
+    for name, default in numbers.items():
+        parser.add_argument(f"--{name}", type=float, default=default)
     parser.add_argument("--branch", choices=STARTS, action="append", help="default: both")
     parser.add_argument("--max-steps", type=int, default=500)
     parser.add_argument("--economical", action="store_true", help="each proximal problem once, scalar objective")
     args = parser.parse_args()
-    parameters = (args.alpha, args.omega, args.sigma, args.lam)
-
+    setting = {name: getattr(args, name) for name in numbers}
     branches = {}
     for branch in args.branch or STARTS:
-        library = library_solve(*parameters, branch)  # before the comparator, so that a missing one is said at once
-        published = solve(*parameters, branch, max_steps=args.max_steps, economical=args.economical)
+        library = library_solve(
+            **setting, branch=branch
+        )  # before the comparator, so that a missing one is said at once
+        published = solve(**setting, branch=branch, max_steps=args.max_steps, economical=args.economical)
         row: dict[str, Any] = {
             "published_method": published._asdict()
             | {"overlaps": published.overlaps._asdict(), "change": published.change._asdict()},
@@ -382,9 +369,7 @@ def main() -> None:
             }
             row["seconds_ratio"] = published.seconds / library["seconds"]
         branches[branch] = row
-    names = ("alpha", "omega", "sigma", "lam")
-    report = dict(zip(names, parameters, strict=True))
-    report |= {"economical": args.economical, "branches": branches, "machine": machine()}
+    report = {**setting, "economical": args.economical, "branches": branches, "machine": machine()}
     print(json.dumps(report, indent=2))
 
 

@@ -68,7 +68,7 @@ def _solve(sizes: Sequence[int], repeat: int) -> Measured:
     against = list(_comparators(min(sizes)))
     yield from against
     for rule, nodes in rules:
-        yield _state("solve", rule, nodes, ALPHA, "semantic", repeat, against)
+        yield _state("solve", rule, model, nodes, ALPHA, "semantic", repeat, against=against)
 
 
 def _rules(sizes: Sequence[int], repeat: int) -> Measured:
@@ -77,7 +77,7 @@ def _rules(sizes: Sequence[int], repeat: int) -> Measured:
     rules = [(rule, make(model, size)) for size in sizes for rule, make in RULES.items()]
     for alpha, branch in ((ALPHA, "semantic"), (ALPHA, "positional"), (1.0, "semantic")):
         for rule, nodes in rules:
-            yield _state("rules", f"{rule}, {branch}, {alpha:g}", nodes, alpha, branch, repeat)
+            yield _state("rules", f"{rule}, {branch}, {alpha:g}", model, nodes, alpha, branch, repeat)
 
 
 def _wide(sizes: Sequence[int], repeat: int) -> Measured:
@@ -85,6 +85,10 @@ def _wide(sizes: Sequence[int], repeat: int) -> Measured:
     for name, model in _wide_models().items():
         finer = ta.solve(model, ALPHA, "semantic", ta.sobol_nodes(model, _WIDE_FINER, seed=1))
         truth = np.mean(invariants(finer), 0)
+
+        def off(point: ta.FixedPoint, truth: np.ndarray = truth) -> float:
+            return worst(invariants(point), truth)
+
         for size in sizes:
             rules = {
                 "Sobol": ta.sobol_nodes(model, size),
@@ -92,20 +96,7 @@ def _wide(sizes: Sequence[int], repeat: int) -> Measured:
                 "Monte Carlo": ta.monte_carlo_nodes(model, size),
             }
             for rule, nodes in rules.items():
-                yield measure(
-                    "wide",
-                    f"{name}, {rule}",
-                    nodes.size,
-                    ta.solve,
-                    model,
-                    ALPHA,
-                    "semantic",
-                    nodes,
-                    repeat=repeat,
-                    unit="replicate",
-                    units=nodes.replicates,
-                    error=lambda point, truth=truth: worst(invariants(point), truth),
-                )
+                yield _state("wide", f"{name}, {rule}", model, nodes, ALPHA, "semantic", repeat, off)
 
 
 def _wide_models() -> dict[str, ta.Model]:
@@ -127,28 +118,26 @@ def invariants(point: ta.FixedPoint) -> np.ndarray:
 def _state(
     name: str,
     case: str,
+    model: ta.Model,
     nodes: ta.Rule,
     alpha: float,
     branch: str,
     repeat: int,
+    off: Callable[[ta.FixedPoint], float] | None = None,
     against: Sequence[Measurement] = (),
 ) -> Measurement:
-    """A fixed point."""
-    return measure(
-        name,
-        case,
-        nodes.size,
-        ta.solve,
-        ta.dot_product(),
-        alpha,
-        branch,
-        nodes,
-        repeat=repeat,
-        unit="replicate",
-        units=nodes.replicates,
-        error=lambda point: worst(order_parameters(point), _truth(alpha, branch)),
-        against=against,
-    )
+    """A fixed point.
+
+    Args:
+        off: its error; by default that of the order parameters, for the standard setting.
+    """
+    off = off or (lambda point: worst(order_parameters(point), _truth(alpha, branch)))
+    solve, how = (ta.solve, model, alpha, branch, nodes), _each_replicate(nodes, repeat)
+    return measure(name, case, nodes.size, *solve, error=off, against=against, **how)
+
+
+def _each_replicate(nodes: ta.Rule, repeat: int) -> dict[str, Any]:
+    return {"repeat": repeat, "unit": "replicate", "units": nodes.replicates}
 
 
 def _comparators(draws: int) -> Measured:
@@ -177,20 +166,11 @@ def _gradient(sizes: Sequence[int], repeat: int) -> Measured:
     slope = float(loss(sigma + _STEP, nodes) - loss(sigma - _STEP, nodes)) / (2 * _STEP)
     for size in sizes:
         nodes = ta.default_nodes(model, size)
-        how: dict[str, Any] = {"repeat": repeat, "unit": "replicate", "units": nodes.replicates}
+        how = _each_replicate(nodes, repeat)
         solve = measure("gradient", "solve", nodes.size, loss, sigma, nodes, **how)
         yield solve
-        yield measure(
-            "gradient",
-            "jax.grad",
-            nodes.size,
-            jax.grad(loss),
-            sigma,
-            nodes,
-            error=lambda value: abs(value / slope - 1),
-            against=[solve],
-            **how,
-        )
+        how |= {"error": lambda value: abs(value / slope - 1), "against": [solve]}
+        yield measure("gradient", "jax.grad", nodes.size, jax.grad(loss), sigma, nodes, **how)
 
 
 def _critical_alpha(sizes: Sequence[int], repeat: int) -> Measured:

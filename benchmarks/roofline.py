@@ -126,7 +126,7 @@ def peaks() -> dict[tuple[str, int], float]:
 def bandwidth() -> float:
     """Bytes a second and core that are read, all cores at work."""
     x = jnp.ones(_READ, jnp.float32)
-    return x.nbytes / seconds(jax.jit(lambda x: jnp.max(x)), x)
+    return x.nbytes / seconds(jax.jit(jnp.max), x)
 
 
 def loops() -> list[Loop]:

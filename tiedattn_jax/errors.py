@@ -114,13 +114,13 @@ def require_not_negative(value: Any, argument: str) -> None:
     require_number(value, argument, "zero or positive, and finite", lambda v: v >= 0)
 
 
-def require_key(key: Any, argument: str = "key") -> None:
-    """Raise an `InputError` unless `key` is one key of random numbers, of either kind that jax has."""
+def require_key(key: Any) -> None:
+    """Raise an `InputError` unless the argument `key` is one key of random numbers, of either kind that jax has."""
     typed = isinstance(key, jax.Array) and jnp.issubdtype(key.dtype, jax.dtypes.prng_key) and key.ndim == 0
     raw = isinstance(key, (np.ndarray, jax.Array)) and key.dtype == np.uint32 and key.ndim == 1
     if not (typed or raw):
         got = " ".join(str(key).split())
-        raise InputError(argument, f"must be one key, as jax.random.key(0) is, got {argument}={got:.80}")
+        raise InputError("key", f"must be one key, as jax.random.key(0) is, got key={got:.80}")
 
 
 def require_keys(keys: Any) -> None:
@@ -131,9 +131,7 @@ def require_keys(keys: Any) -> None:
         raise InputError("keys", f"{want}, got shape {np.shape(keys)}")
 
 
-def array_of(
-    values: Any, argument: str, want: str, holds: Callable[[np.ndarray], Any] = lambda a: True, ndim: int = 1
-) -> np.ndarray:
+def array_of(values: Any, argument: str, want: str, holds: Callable[[np.ndarray], Any], ndim: int = 1) -> np.ndarray:
     """Finite numbers as an array that is not empty.
 
     Raises:

@@ -202,8 +202,8 @@ class Training(Result):
 
     def describe(self) -> Description:
         runs, epochs = self.history.train_loss.shape
-        last = {name: getattr(self.history, name)[:, -1] for name in ("train_loss", "test_loss", "test_accuracy")}
-        numbers = [(name, _spread(*_mean_and_std(a))) for name, a in last.items()]
+        names = "train_loss", "test_loss", "test_accuracy"
+        numbers = [(name, _spread(getattr(self.history, name)[:, -1])) for name in names]
         return Description(f"{runs} runs of {epochs} epochs, mean ± standard deviation", _counted(self.status), numbers)
 
     def run(self, k: int) -> Transformer:
@@ -237,16 +237,19 @@ class Comparison(Result):
     semantic_share_after_unfreezing: np.ndarray
     status: np.ndarray
 
+    def _numbers(self) -> dict[str, np.ndarray]:
+        """Every field but `status`."""
+        return {name: values for name, values in vars(self).items() if name != "status"}
+
     def to_dict(self) -> dict[str, float]:
         """Mean over the runs, and standard deviation (NaN for one run), of every field but `status`."""
         out = {}
-        for name, value in vars(self).items():
-            if name != "status":
-                out[f"{name}_mean"], out[f"{name}_std"] = _mean_and_std(value)
+        for name, values in self._numbers().items():
+            out[f"{name}_mean"], out[f"{name}_std"] = _mean_and_std(values)
         return out
 
     def describe(self) -> Description:
-        return Description(f"{len(self.status)} runs", _counted(self.status), tables=[("", _rows({"": self}))])
+        return Description(f"{len(self.status)} runs", _counted(self.status), tables=[("", _rows([self]))])
 
 
 def _counted(status: np.ndarray) -> str:
@@ -409,8 +412,7 @@ def train(
     # Weights, their start, and two moments of the gradient.
     weights = 4.0 * len(keys) * width * (3 * width + hidden) * jnp.dtype(dtype).itemsize
     require_memory(weights, "width", width, f"{len(keys)} transformers of {hidden} hidden units")
-    runs = [_masked_start(key, name, sizes, dtype) for key, name in zip(first, names, strict=True)]
-    start, masks = _stacked(runs)
+    start, masks = _stacked([_masked_start(key, name, sizes, dtype) for key, name in zip(first, names, strict=True)])
     return _run(start, masks, shuffle, plan, {"optimizer": "adam", "mechanism": names})
 
 
@@ -453,11 +455,11 @@ def unfreeze(
     require_kind(frozen, "frozen", Training, "a Training of `train`")
     runs = len(frozen.status)
     require(len(keys) == runs, "keys", keys.shape, f"one for each of the {runs} runs")
-    own, L, T = (data.train.shape[1], data.tokens), *(a.shape[1] for a in (frozen.start.positions, frozen.start.tokens))
+    L, T = (a.shape[1] for a in (frozen.start.positions, frozen.start.tokens))
+    own = data.train.shape[1], data.tokens
     want = f"sequences of {L} out of {T} tokens, as `frozen` was trained on"
     require(own == (L, T), "data", "sequences of {} out of {}".format(*own), want)
     require_not_negative(noise, "noise")
-
     start, ones = _shaken(frozen.weights, shaking, float(noise))
     return _run(start, ones, shuffle, plan, {"optimizer": "sgd", "noise": float(noise)})
 
@@ -483,49 +485,50 @@ def compare(frozen: Training, free: Training) -> Comparison:
     """
     runs = len(frozen.status)
     require(len(free.status) == runs, "free", f"{len(free.status)} runs", f"what became of the {runs} frozen runs")
-
+    before, after = (jax.tree.map(lambda curve: curve[:, -1], training.history) for training in (frozen, free))
     return Comparison(
-        accuracy=frozen.history.test_accuracy[:, -1],
-        accuracy_after_unfreezing=free.history.test_accuracy[:, -1],
+        accuracy=before.test_accuracy,
+        accuracy_after_unfreezing=after.test_accuracy,
         distance_frozen_to_sgd=np.asarray(_distance(free.weights, frozen.weights)),
         distance_formerly_zero=np.asarray(_distance(free.weights, frozen.weights, frozen.mask)),
         distance_init_to_frozen=np.asarray(_distance(frozen.weights, frozen.start)),
-        positional_share=frozen.history.positional_share[:, -1],
-        positional_share_after_unfreezing=free.history.positional_share[:, -1],
-        semantic_share=frozen.history.semantic_share[:, -1],
-        semantic_share_after_unfreezing=free.history.semantic_share[:, -1],
+        positional_share=before.positional_share,
+        positional_share_after_unfreezing=after.positional_share,
+        semantic_share=before.semantic_share,
+        semantic_share_after_unfreezing=after.semantic_share,
         status=np.maximum(frozen.status, free.status),
     )
 
 
-@eqx.filter_jit
+@jax.jit
+@jax.vmap
 def _distance(a: Transformer, b: Transformer, mask: Transformer | None = None) -> jax.Array:
     """Between the weights of every run, or between those that a mask freezes."""
     change = jax.tree.map(jnp.subtract, a, b)
     if mask is not None:
         change = jax.tree.map(lambda a, m: a * (1 - m), change, mask)
-    return jnp.asarray(sum(jax.vmap(lambda a: jnp.sqrt(jnp.sum(a**2)))(a) for a in jax.tree.leaves(change)))
+    return jnp.asarray(sum(jnp.sqrt(jnp.sum(a**2)) for a in jax.tree.leaves(change)))
 
 
 def table(comparisons: dict[str, Comparison]) -> str:
     """Mean and standard deviation over the runs as a Markdown table (the paper's Table 1, and more)."""
     heads = [f"{name}, {len(comparison.status)} runs" for name, comparison in comparisons.items()]
-    rows = [("", *heads), ("---",) * (1 + len(heads)), *_rows(comparisons)]
+    rows = [("", *heads), ("---",) * (1 + len(heads)), *_rows([*comparisons.values()])]
     return "\n".join(f"| {' | '.join(row)} |" for row in rows)
 
 
-def _rows(comparisons: dict[str, Comparison]) -> list[tuple[str, ...]]:
+def _rows(comparisons: list[Comparison]) -> list[tuple[str, ...]]:
     """A row of cells for each number that is compared."""
-    found = [comparison.to_dict() for comparison in comparisons.values()]
-    names = [key.removesuffix("_mean") for key in found[0] if key.endswith("_mean")]
-    return [(name.replace("_", " "), *(_spread(s[f"{name}_mean"], s[f"{name}_std"]) for s in found)) for name in names]
+    names = comparisons[0]._numbers()
+    return [(name.replace("_", " "), *(_spread(getattr(c, name)) for c in comparisons)) for name in names]
 
 
 def _mean_and_std(values: np.ndarray) -> tuple[float, float]:
     return float(np.mean(values)), float(np.std(values, ddof=1)) if len(values) > 1 else math.nan
 
 
-def _spread(mean: float, std: float) -> str:
+def _spread(values: np.ndarray) -> str:
+    mean, std = _mean_and_std(values)
     return f"{mean:.4f} ± {std:.4f}".removesuffix(" ± nan")
 
 
@@ -545,7 +548,7 @@ def _check_tokens(name: str, x: Any, tokens: int) -> None:
 def _roles(keys: jax.Array, *roles: int) -> list[jax.Array]:
     """Independent keys of each run for different purposes."""
     require_keys(keys)
-    return [jax.vmap(lambda k, role=role: jax.random.fold_in(k, role))(keys) for role in roles]
+    return [jax.vmap(jax.random.fold_in, (0, None))(keys, role) for role in roles]
 
 
 OPTIMIZERS = {"adam": optax.scale_by_adam(b1=0.9, b2=0.98, eps=1e-9), "sgd": optax.identity()}
@@ -585,7 +588,8 @@ def _run(start: Transformer, masks: Transformer, keys: jax.Array, plan: _Plan, a
         **{"hidden": start.hidden.weight.shape[1], "start": fingerprint(start)},
         **{"keys": fingerprint(jax.random.key_data(keys)), "data": fingerprint(data)},
     }
-    fresh = (start, _memory(start, optimizer)), History(*[np.zeros((len(keys), 0), dtype)] * 5)
+    memory = jax.jit(jax.vmap(OPTIMIZERS[optimizer].init))(start)
+    fresh = (start, memory), History(*[np.zeros((len(keys), 0), dtype)] * 5)
     kept = Checkpoint(plan.checkpoint, about)
     done, (state, history) = kept.load(fresh)
     want = f"at least the {done} that the checkpoint {plan.checkpoint} has, or name another file"
@@ -598,11 +602,6 @@ def _run(start: Transformer, masks: Transformer, keys: jax.Array, plan: _Plan, a
         kept.save(epoch + 1, (state, history))
         progress(epoch + 1, epochs)
     return Training(start, state[0], masks, history, history.status())
-
-
-@eqx.filter_jit
-def _memory(start: Transformer, optimizer: str) -> Any:
-    return jax.vmap(OPTIMIZERS[optimizer].init)(start)
 
 
 @eqx.filter_jit

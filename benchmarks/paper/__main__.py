@@ -24,7 +24,7 @@ from PIL import Image
 from tqdm import tqdm
 
 from tiedattn_jax.errors import InputError
-from tiedattn_jax.store import write_whole
+from tiedattn_jax.store import use_compilation_cache, write_whole
 
 from .data import Bar, Task
 from .figures import FIGURES, Entry, chosen
@@ -47,7 +47,9 @@ def main(argv: list[str] | None = None) -> int:
         entries = chosen(args.figures)
     except KeyError as unknown:
         parser.error(f"argument figure: must be among {names}, got {unknown}")
-    _set_up()
+    jax.config.update("jax_enable_x64", True)
+    if "JAX_COMPILATION_CACHE_DIR" not in os.environ:
+        use_compilation_cache()
     data = args.out / "data" / ("full" if args.full else "reduced")
     for entry in entries:
         began = time.perf_counter()
@@ -59,14 +61,6 @@ def main(argv: list[str] | None = None) -> int:
             parser.error(str(problem))
         print(f"{entry.title}: {time.perf_counter() - began:.0f} s", flush=True)
     return 0
-
-
-def _set_up() -> None:
-    jax.config.update("jax_enable_x64", True)
-    where = os.environ.get("TIEDATTN_CACHE", str(Path.home() / ".cache" / "tiedattn_jax"))
-    if where != "0" and "JAX_COMPILATION_CACHE_DIR" not in os.environ:
-        jax.config.update("jax_compilation_cache_dir", where)
-        jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.5)
 
 
 def _draw(entry: Entry, data: Path, out: Path, full: bool) -> None:

@@ -101,7 +101,7 @@ def rows(runs: Columns) -> list[Row]:
             # With one run more of either outcome, so that it is not zero where all runs agree.
             smooth = (share * found.size + 1) / (found.size + 2)
             error = float(np.sqrt(smooth * (1 - smooth) / found.size))
-            text = f"share of runs that end {'in the ' if name in BRANCHES else ''}{name}"
-            text += f"{' minimum' if name in BRANCHES else ''}, d = {d:.0f}, alpha = 2"
+            place = f"in the {name} minimum" if name in BRANCHES else name
+            text = f"share of runs that end {place}, d = {d:.0f}, alpha = 2"
             out.append(Row(text, None, None, share, error, f"{found.size} runs; the paper gives no number"))
     return out

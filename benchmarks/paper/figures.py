@@ -15,10 +15,6 @@ from .data import Task
 from .page import Row
 
 
-def _nothing(data: Any) -> list[Row]:
-    return []
-
-
 class Entry(NamedTuple):
     """A figure, or a part of one.
 
@@ -37,7 +33,7 @@ class Entry(NamedTuple):
     compute: Callable[[Task], None]
     load: Callable[[Path], Any]
     draw: Callable[[Any], Figure] | None
-    rows: Callable[[Any], Sequence[Row]] = _nothing
+    rows: Callable[[Any], Sequence[Row]] = lambda found: ()
     sizes: tuple[dict[str, Any], dict[str, Any]] | None = None
 
     def said(self, full: bool) -> str:
@@ -49,9 +45,24 @@ class Entry(NamedTuple):
         return f"{self.text}\n\nSimulations at {size}."
 
 
+def _own(module: Any, name: str, title: str, text: str, names: Sequence[str] | None = None, **of: str) -> Entry:
+    """A figure from a module that has functions `compute`, `load`, `draw` and `rows`, and both sizes.
+
+    Args:
+        names: of the quantities to draw and to tabulate, where the module asks.
+        of: which one to compute and to load, likewise.
+    """
+    compute, load = (partial(f, **of) for f in (module.compute, module.load))
+    draw, rows = (f if names is None else partial(f, names=names) for f in (module.draw, module.rows))
+    return Entry(name, title, text, compute, load, draw, rows, (module.REDUCED, module.SIZES))
+
+
+_PLANES = {"3": plane_module.STANDARD, "9": plane_module.OTHER}
+
+
 def _both_planes(name: str) -> Entry:
     """Fig. 3 or 9: theory."""
-    plane = {"3": plane_module.STANDARD, "9": plane_module.OTHER}[name]
+    plane = _PLANES[name]
     what = "" if name == "3" else " for A = [[.3, .7], [.8, .2]]"
     more = "" if name == "3" else OTHER_TARGET
     return Entry(
@@ -68,7 +79,7 @@ def _both_planes(name: str) -> Entry:
 
 def _simulated(name: str) -> Entry:
     """Fig. 3 or 9: simulation."""
-    plane = {"3": plane_module.STANDARD, "9": plane_module.OTHER}[name]
+    plane = _PLANES[name]
     return Entry(
         f"{name}-simulation",
         f"Fig. {name} (centre, right): the same from training",
@@ -99,19 +110,6 @@ def _unfrozen(mechanism: str) -> dict[str, tuple[str, str]]:
     return {stage: (mechanism, stage) for stage in ("frozen", "free")}
 
 
-def _layer(name: str, kind: str, title: str, text: str) -> Entry:
-    return Entry(
-        name,
-        title,
-        text,
-        partial(layers.compute, kind=kind),
-        partial(layers.load, kind=kind),
-        layers.draw,
-        layers.rows,
-        (layers.REDUCED, layers.SIZES),
-    )
-
-
 _LAYERS = {
     "tied": plane_module.STANDARD,
     "query and key of their own": plane_module.UNTIED,
@@ -125,10 +123,6 @@ def _compute_layers(task: Task) -> None:
         plane.simulate(task)
 
 
-def _load_layers(folder: Path) -> dict[str, Any]:
-    return {name: plane.simulated(folder) for name, plane in _LAYERS.items()}
-
-
 FIGURES = (
     _attention(
         "1",
@@ -137,28 +131,21 @@ FIGURES = (
         _FROZEN,
         1,
     ),
-    Entry(
+    _own(
+        minimum,
         "2",
         "Fig. 2: the global minimum",
         "Training loss, order parameters and test error against the sample complexity. Lines are theory, down to where "
         "each branch ends; dotted where it is unstable towards the order parameter of the other. Points are means over "
         "instances trained from both starts, hollow where the start leads to the higher loss.",
-        minimum.compute,
-        minimum.load,
-        minimum.draw,
-        minimum.rows,
-        (minimum.REDUCED, minimum.SIZES),
     ),
-    Entry(
+    _own(
+        scaling,
         "3-left",
         "Fig. 3 (left): overlaps against the dimension",
         "Above, means over instances against theory; below, their scatter and a power of d fitted to it, small "
         "d included; alpha = 1.5. There are more instances the smaller d is, up to 200.",
-        scaling.compute,
-        scaling.load,
-        partial(scaling.draw, names=scaling.LEFT),
-        partial(scaling.rows, names=scaling.LEFT),
-        (scaling.REDUCED, scaling.SIZES),
+        scaling.LEFT,
     ),
     _both_planes("3"),
     _simulated("3"),
@@ -190,15 +177,12 @@ FIGURES = (
         None,
         counting.rows,
     ),
-    Entry(
+    _own(
+        scaling,
         "7",
         "Fig. 7: losses against the dimension",
         "As Fig. 3 (left), for the training loss and the test error.",
-        scaling.compute,
-        scaling.load,
-        partial(scaling.draw, names=scaling.LOSSES),
-        partial(scaling.rows, names=scaling.LOSSES),
-        (scaling.REDUCED, scaling.SIZES),
+        scaling.LOSSES,
     ),
     Entry(
         "8",
@@ -210,34 +194,37 @@ FIGURES = (
     ),
     _both_planes("9"),
     _simulated("9"),
-    _layer(
+    _own(
+        layers,
         "10",
-        "correlated",
         "Fig. 10: correlated tokens",
         "Two classes of tokens with the means +mu and -mu, |mu| = 1, orthogonal to the encodings, so that the teacher's fields "
         "have the means +.3 and -.3; both tokens of a sentence are of one class with probability .9 (Result C.2; the paper's "
         "choice is not in its text). A student that attends by position cannot see the class, on which the target depends: the "
         "minima exchange at fewer samples, alpha_c = .7827(5), than with independent tokens, 1.2515. The paper's do at more.",
+        kind="correlated",
     ),
-    _layer(
+    _own(
+        layers,
         "11",
-        "rank",
         "Fig. 11: a student of rank two",
         "Two columns, started both positional, both semantic, or one of each. To zero gradient all starts end in the "
         "same minimum, with one positional and one semantic direction, which is the line; the published gradient descent "
         "stops before.",
+        kind="rank",
     ),
-    _layer(
+    _own(
+        layers,
         "12",
-        "untied",
         "Fig. 12: query and key of their own",
         "S = softmax(z^Q (z^K)^T), started with query and key alike, beside the tied layer. Where the semantic branch is "
         "unstable towards m (dotted) training leaves it. The exchange of the minima is beyond alpha = 2 here: both weights "
         "are penalised, so that the ridge is twice as strong.",
+        kind="untied",
     ),
-    _layer(
+    _own(
+        layers,
         "13",
-        "value",
         "Fig. 13: a trained value matrix",
         "f = S(Z) (x + p) W, trained on the exact labels along with the weights. W starts at the identity, where a ridge of "
         "strength lambda holds it; the paper says of neither what it takes. There is no theory of it. Hollow points are the "
@@ -245,6 +232,7 @@ FIGURES = (
         "attention leaves over, which is more in the positional minimum, so that the minima exchange at more samples, the "
         "more so the weaker its ridge: at alpha = 1.25(12) with W held at the identity, 1.45(14), 1.74(10) and 1.87(9) at ridges "
         "of 1, .1 and .01 (d = 100, 12 instances, exact labels). The test error rises, as the d^2 entries of W see L n d labels.",
+        kind="value",
     ),
     Entry(
         "14",
@@ -254,23 +242,19 @@ FIGURES = (
         "correlated tokens of Fig. 10 at fewer. For a student of rank two all starts end in one minimum, so that there is no "
         "difference.",
         _compute_layers,
-        _load_layers,
+        lambda folder: {name: plane.simulated(folder) for name, plane in _LAYERS.items()},
         plane_module.draw_layers,
         lambda found: [row for one in found.values() for row in plane_module.rows_simulation(one)],
         (plane_module.REDUCED, plane_module.SIMULATED),
     ),
-    Entry(
+    _own(
+        adam,
         "15",
         "Fig. 15: Adam from random starts",
         "Overlaps at the end of every run at alpha = 2, one instance each, and how many end in the positional minimum, in "
         "the semantic one, or elsewhere: farther than 5 % in loss, or .05 in an overlap, from both. The paper, too, finds "
         "both minima and many runs that end in neither; there the semantic one becomes the rarer of the two, here the "
         "positional one. Its rate and its number of steps are not in its text: here .03, and as said below.",
-        adam.compute,
-        adam.load,
-        adam.draw,
-        adam.rows,
-        (adam.REDUCED, adam.SIZES),
     ),
 )
 

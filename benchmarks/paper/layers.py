@@ -16,7 +16,7 @@ from tiedattn_jax.plotting import COLOURS, LABELS, OTHER, line, panels
 
 from .data import Task, filled, read, where
 from .page import Row
-from .simulation import BRANCHES, MEASURED, NUMBERS, Start, exchange, informed, measured, numbers, standard_error
+from .simulation import BRANCHES, MEASURED, NUMBERS, exchange, informed, measured, numbers, stable, standard_error
 
 SIZES: dict[str, Any] = {"alphas": 25, "d": 1000, "instances": 4}
 REDUCED: dict[str, Any] = {"alphas": 7, "d": 200, "instances": 3}
@@ -40,12 +40,11 @@ def both(data: ta.Data, key: jax.Array) -> jax.Array:
     return jnp.concatenate([informed(branch)(data, key) for branch in BRANCHES], axis=1)
 
 
-STARTS: dict[str, tuple[Start, ...]] = {
-    "tied": tuple(informed(branch) for branch in BRANCHES),
-    "rank": (*(informed(branch, 2) for branch in BRANCHES), both),
+# Of every layer the starts, from an instance and a key to weights.
+STARTS = {
+    **dict.fromkeys(("tied", "value", "correlated"), tuple(informed(branch) for branch in BRANCHES)),
     "untied": tuple(informed(branch, 2) for branch in BRANCHES),
-    "value": tuple(informed(branch) for branch in BRANCHES),
-    "correlated": tuple(informed(branch) for branch in BRANCHES),
+    "rank": (*(informed(branch, 2) for branch in BRANCHES), both),
 }
 NAMES = (*(f"{branch} start" for branch in BRANCHES), "start with one of each")
 _COLOURS = (*(COLOURS[branch] for branch in BRANCHES), COLOURS["mixed"])
@@ -101,19 +100,12 @@ def _theory(task: Task, kind: str) -> None:
         if not bool(point.exists):
             return [k, alpha, *np.full(len(names) - 2, np.nan)]
         last[k] = point.overlaps
-        grown = [_grows_not(point)] if "stable" in names else []
-        return [k, alpha, *numbers(point), *grown]
+        return [k, alpha, *numbers(point), *([stable(point)] if "stable" in names else [])]
 
     # Where nothing is imposed nothing is left to grow.
     names = ("branch", "alpha", *NUMBERS, *(() if kind == "rank" else ("stable",)))
     path, bar = task.folder / f"layer_{kind}_theory.npz", task.bar(f"theory, {kind}")
     filled(path, {"layer": kind, "nodes": NODES}, names, points, one, bar)
-
-
-def _grows_not(point: ta.FixedPoint) -> bool:
-    """Whether a state of a branch does not grow the order parameter that the branch lacks."""
-    growth = point.diagnostics.growth_theta if point.branch == "positional" else point.diagnostics.growth_m
-    return bool(growth < 1)
 
 
 def _columns(model: ta.AttentionLayer, alpha: float, branch: str | None) -> ta.Overlaps:
@@ -164,8 +156,8 @@ def draw(data: dict[str, Any]) -> Figure:
                 any_start = data["kind"] == "rank"
                 colour = OTHER if any_start else COLOURS[BRANCHES[k]]
                 label = "theory" if any_start else f"theory, {BRANCHES[k]}"
-                stable = rows["stable"] > 0 if "stable" in rows else None
-                line(axis, rows["alpha"], rows[name], colour, label, stable=stable)
+                solid = rows["stable"] > 0 if "stable" in rows else None
+                line(axis, rows["alpha"], rows[name], colour, label, stable=solid)
             axis.set(xlim=(0, 2.05), ylim=(0, None))
     return figure
 
@@ -188,8 +180,6 @@ def rows(data: dict[str, Any]) -> list[Row]:
         names = {"theory": theory} if theory else {}
         names |= {"simulation": data["layer"], "simulation, tied": data["tied"]}
         for what, columns in names.items():
-            crossing = exchange(columns)
-            out.append(
-                Row(f"alpha_c, {what}", None, None, crossing, None, f"where the losses cross, interpolated; {here}")
-            )
+            reason = f"where the losses cross, interpolated; {here}"
+            out.append(Row(f"alpha_c, {what}", None, None, exchange(columns), None, reason))
     return out

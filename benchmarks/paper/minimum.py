@@ -9,13 +9,12 @@ import numpy as np
 from matplotlib.figure import Figure
 
 import tiedattn_jax as ta
-from tiedattn_jax.overlaps import BRANCHES as ALL
 from tiedattn_jax.phases.ends import branch_ends
 from tiedattn_jax.plotting import COLOURS, ERROR, LABELS, LOSS, MARKS, ORDERS, SYMBOLS, line, panels
 
 from .data import Columns, Task, filled, keep, known, read, where
 from .page import Row
-from .simulation import BRANCHES, MEASURED, NUMBERS, informed, measured, numbers, standard_error
+from .simulation import BRANCHES, MEASURED, NUMBERS, informed, measured, numbers, stable, standard_error
 
 SIZES: dict[str, Any] = {"d": 1000, "instances": 4, "alphas": 25}
 REDUCED: dict[str, Any] = {"d": 200, "instances": 4, "alphas": 9}
@@ -53,11 +52,7 @@ def _curves(task: Task, model: ta.DotProduct) -> None:
         # Order parameters grow like the square root of the distance to the pitchfork.
         alphas = least + (HIGHEST - least) * np.linspace(0, 1, CURVE_POINTS)[1:] ** 2
         curve = ta.sweep(model, alphas, branch, progress=task.bar(branch))
-        other = "growth_theta" if ALL[branch].order == "m" else "growth_m"
-        for point in curve.points:
-            if bool(point.exists):
-                stable = float(getattr(point.diagnostics, other)) < 1
-                rows.append([k, float(point.alpha), *numbers(point), stable])
+        rows += [[k, float(p.alpha), *numbers(p), stable(p)] for p in curve.points if bool(p.exists)]
     keep(path, about, dict(zip(CURVE, np.array(rows).T, strict=True)))
 
 
@@ -93,12 +88,11 @@ def load(folder: Path) -> dict[str, Any]:
 def draw(data: dict[str, Any]) -> Figure:
     """Lines are theory; points simulations from both starts, hollow from the one that leads to the higher loss."""
     transitions = data["transitions"]
-    shown = (("train_loss",), ("m", "theta"), ("gen_error",))
+    shown = (("train_loss", "train_loss"), ("m", "theta"), ("gen_error", "gen_error"))  # of either branch
     with panels(11, 3.8, [""] * 3, xlabel=LABELS["alpha"], ylabels=(LOSS, ORDERS, ERROR)) as (figure, axes):
         for axis, names in zip(axes[0], shown, strict=True):
-            for k, branch in enumerate(BRANCHES):
-                name = names[k] if len(names) > 1 else names[0]
-                label = branch if len(names) == 1 else f"{SYMBOLS[name]}, {branch}"
+            for k, (branch, name) in enumerate(zip(BRANCHES, names, strict=True)):
+                label = f"{SYMBOLS[name]}, {branch}" if name in SYMBOLS else branch
                 curve, points = (where(data[part], branch=k) for part in ("curves", "simulation"))
                 line(axis, curve["alpha"], curve[name], COLOURS[branch], label, stable=curve["stable"] > 0)
                 lower = (points["alpha"] > transitions["alpha_c"][0]) == (branch == "semantic")
@@ -135,9 +129,8 @@ def rows(data: dict[str, Any]) -> list[Row]:
         Row(name, value, None, transitions[name][0], transitions[name][1], read_off)
         for name, value in (("alpha_c", 1.241), ("alpha_l", 1.451))
     ]
-    out += [
-        Row("test error of the baseline", 0.0019905, None, transitions["baseline"][0], None, "published: read off"),
-    ]
+    baseline = transitions["baseline"][0]
+    out.append(Row("test error of the baseline", 0.0019905, None, baseline, None, "published: read off"))
     names = [*NUMBERS, "V", "V_stderr"]
     for branch, published in _THEORY.items():
         state = dict(zip(names, transitions[branch], strict=True))
@@ -148,11 +141,9 @@ def rows(data: dict[str, Any]) -> list[Row]:
         last: Columns = where(data["simulation"], branch=k, alpha=HIGHEST)
         if not len(last["alpha"]):
             continue
+        here = f"here: d = {data['about']['d']}, {int(last['instances'][0])} instances"
+        reason = f"published: gradient descent, d = 1000, random norm of the teacher; {here}"
         for name, (value, scatter) in _DESCENT[branch].items():
-            d, count = data["about"]["d"], int(last["instances"][0])
             text = f"{_WORDS.get(name, name)}, {branch} start, alpha = 2, simulation (scatter)"
-            reason = (
-                f"published: gradient descent, d = 1000, random norm of the teacher; here: d = {d}, {count} instances"
-            )
             out.append(Row(text, value, scatter, last[name][0], last[f"{name}_scatter"][0], reason))
     return out

@@ -7,7 +7,6 @@ model's norm exactly, so that the scatter is that of the sentences alone.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
 
 import equinox as eqx
 import jax
@@ -16,6 +15,7 @@ import numpy as np
 
 import tiedattn_jax as ta
 from tiedattn_jax.finite.data import start as start_of
+from tiedattn_jax.finite.instances import Compared
 
 from .data import Columns, where
 
@@ -38,18 +38,13 @@ def informed(branch: str, columns: int = 1) -> Start:
 
     def weights(data: ta.Data, key: jax.Array) -> jax.Array:
         single = ta.dot_product(dtype=data.x.dtype)
-        one = start_of(
-            single, eqx.tree_at(lambda s: (s.means, s.classes), data, (None, None), is_leaf=_is_none), branch
-        )
+        tokens = eqx.tree_at(lambda s: (s.means, s.classes), data, (None, None), is_leaf=lambda leaf: leaf is None)
+        one = start_of(single, tokens, branch)
         if columns == 1:
             return one
         return jnp.tile(one, (1, columns)) + 0.01 * jax.random.normal(key, (len(one), columns), one.dtype)
 
     return weights
-
-
-def _is_none(leaf: Any) -> bool:
-    return leaf is None
 
 
 def measured(
@@ -80,14 +75,14 @@ def standard_error(columns: dict[str, np.ndarray], name: str) -> np.ndarray:
 
 def numbers(point: ta.FixedPoint) -> list[float]:
     """Losses and sizes of the order parameters of a fixed point, with their error bars: the columns `NUMBERS`."""
+    both = (Compared.of(state.train_loss, state.gen_error, state.overlaps) for state in (point, point.stderr))
+    return [float(getattr(state, name)) for state in both for name in QUANTITIES]
 
-    def five(state: Any) -> list[float]:
-        x = state.overlaps
-        q = jnp.mean(jnp.trace(x.q, axis1=1, axis2=2))
-        theta, m = jnp.mean(jnp.linalg.norm(x.theta, axis=(1, 2))), jnp.mean(jnp.linalg.norm(x.encoded, axis=1))
-        return [float(v) for v in (state.train_loss, state.gen_error, q, theta, m)]
 
-    return [*five(point), *five(point.stderr)]
+def stable(point: ta.FixedPoint) -> bool:
+    """Whether a state of a branch does not grow the order parameter that the branch lacks."""
+    growth = point.diagnostics.growth_theta if point.branch == "positional" else point.diagnostics.growth_m
+    return bool(growth < 1)
 
 
 def exchange(columns: Columns) -> float:

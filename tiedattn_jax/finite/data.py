@@ -227,7 +227,8 @@ class Data(Printed):
         Raises:
             InputError: the teacher is not known.
         """
-        return _gram(self.known_teacher("for its norm"))
+        teacher = self.known_teacher("for its norm")
+        return teacher.T @ teacher / len(teacher)
 
     @property
     def fields(self) -> jax.Array:
@@ -293,12 +294,7 @@ def of_kind(model: Model, classes: jax.Array | None) -> jax.Array | float:
 
 def each_kind(model: Model, classes: jax.Array | None, fn: Callable[[Model], jax.Array]) -> jax.Array:
     """A function of all sentences, (..., n), for each of them with the model given its kind."""
-
-    def own(model: Model) -> jax.Array:
-        values = fn(model)
-        return values if model.kind is None else jnp.where(of_kind(model, classes), values, 0.0)
-
-    return over_kinds(model, own)
+    return over_kinds(model, lambda model: jnp.where(of_kind(model, classes), fn(model), 0.0))
 
 
 def _classes(classes: Any, n: int, L: int, S: int) -> jax.Array:
@@ -311,43 +307,44 @@ def _classes(classes: Any, n: int, L: int, S: int) -> jax.Array:
 
 
 class Estimate(Result):
-    """Weights that a run on data ended at: what message passing and training say of them."""
+    """Weights that a run on data ended at: what message passing and training both say of them."""
+
+    Q: jax.Array
+    overlaps: Overlaps
+    train_loss: jax.Array
+    gradient_norm: jax.Array
+    iterations: jax.Array
+    status: jax.Array
 
     @property
-    def ok(self: Any) -> jax.Array:
+    def ok(self) -> jax.Array:
         """Whether they are a fixed point, or a critical point of the risk."""
         return self.status == Status.converged
 
-    def _numbers(self: Any) -> dict[str, jax.Array]:
+    def _numbers(self) -> dict[str, jax.Array]:
         """What is known of them by name: weights of training have no V, and without a teacher there is no theta."""
         numbers = {**vars(self.overlaps), "train_loss": self.train_loss, "gradient_norm": self.gradient_norm}
         return {name: a for name, a in numbers.items() if not np.all(np.isnan(a))}
 
-    def to_dict(self: Any) -> dict[str, Any]:
+    def to_dict(self) -> dict[str, Any]:
         """Overlaps, losses, iterations and status: JSON, where numbers are finite; arrays as in `FixedPoint.to_dict`."""
         numbers = {name: (by_token(a)[0] if a.ndim else a).tolist() for name, a in self._numbers().items()}
         return {**numbers, "iterations": int(self.iterations), "status": self.status_name}
 
     @property
-    def readable(self: Any) -> bool:
+    def readable(self) -> bool:
         return super().readable and self.train_loss.ndim == 0
 
-    def describe(self: Any) -> Description:
+    def describe(self) -> Description:
         d, r = self.Q.shape
         what = f"Q of shape ({d}, {r}) after {self.iterations} iterations"
         return Description(what, self.status_name, rows_of(self._numbers()))
 
 
 @jax.jit
-def _gram(teacher: jax.Array) -> jax.Array:
-    return teacher.T @ teacher / len(teacher)
-
-
-@jax.jit
 def covariances(gamma: jax.Array, a: jax.Array, b: jax.Array) -> jax.Array:
     """``a^T Sigma_l b / d`` of every token: variances (L, d) or (L, 1), (d, i), (d, j) -> (L, i, j)."""
-    d = a.shape[0]
-    return jnp.einsum("ia,li,ib->lab", a, jnp.broadcast_to(gamma, (gamma.shape[0], d)), b) / d
+    return jnp.einsum("ia,li,ib->lab", a, gamma, b) / len(a)
 
 
 @jax.jit
@@ -388,15 +385,10 @@ def shard(data: Data) -> Data:
     def put(a: jax.Array, axis: int) -> jax.Array:
         return lax.with_sharding_constraint(a, NamedSharding(mesh, PartitionSpec(*(None,) * axis, "sentences")))
 
-    return eqx.tree_at(
-        lambda s: (s.x, *jax.tree.leaves((s.y, s.noise)), *jax.tree.leaves(s.labels)),
-        data,
-        (
-            put(data.x, 1),
-            *(put(a, 0) for a in jax.tree.leaves((data.y, data.noise))),
-            *(put(a, a.ndim - 1) for a in jax.tree.leaves(data.labels)),
-        ),
-    )
+    noise = None if data.noise is None else put(data.noise, 0)
+    labels = jax.tree.map(lambda a: put(a, a.ndim - 1), data.labels)
+    spread = put(data.x, 1), put(data.y, 0), noise, labels
+    return eqx.tree_at(lambda s: (s.x, s.y, s.noise, s.labels), data, spread, is_leaf=lambda leaf: leaf is None)
 
 
 def start(model: Model, data: Data, init: Any, key: jax.Array | None = None, scale: float | None = None) -> jax.Array:
@@ -419,15 +411,13 @@ def start(model: Model, data: Data, init: Any, key: jax.Array | None = None, sca
     check_fit(model, data)
     if is_concrete(model):
         check(model, even=False)
-    if key is not None:
-        require_key(key)
-    if scale is not None:
-        require_positive(scale, "scale")
+    key = jax.random.key(0) if key is None else key
+    require_key(key)
     size = scale if scale is not None else 0.25 if init == "positional" else 1.0
+    require_positive(size, "scale")
     if init == "positional" and is_concrete(data.encodings):
         some = np.any(np.asarray(data.encodings) != 0)
         require(some, "init", init, "'semantic', 'random' or an array for data without encodings")
-    key = jax.random.key(0) if key is None else key
     return _named_start(model, data, init, key, jnp.asarray(size, data.x.dtype))
 
 

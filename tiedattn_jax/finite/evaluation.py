@@ -24,12 +24,10 @@ from .sampling import draw_classes, draw_sentences, noise_fields, raw_labels
 _TEST_BLOCK = 256  # sentences in memory at a time: 256 x 2 x 1000 normals are 4 MB in float64
 
 
-def _exact_loss(model: Model, Z: jax.Array, energy: jax.Array, cross: jax.Array, gram: jax.Array) -> jax.Array:
+@nodewise
+def _exact_losses(model: Model, Z: jax.Array, energy: jax.Array, cross: jax.Array, gram: jax.Array) -> jax.Array:
     S = model.student(Z)
     return 0.5 * energy - jnp.sum(S * cross) + 0.5 * jnp.sum((S @ gram) * S)
-
-
-_exact_at_nodes = nodewise(_exact_loss)
 
 
 def sentence_losses(model: Model, data: Data, Z: jax.Array, exact: bool = False) -> jax.Array:
@@ -46,7 +44,7 @@ def sentence_losses(model: Model, data: Data, Z: jax.Array, exact: bool = False)
         return each_kind(model, data.classes, lambda model: loss_at_nodes(model, Z, data.fields))
     labels = data.known_labels("for exact=True")
     check_provides(model, "student", "for exact=True")
-    return _exact_at_nodes(model, Z, labels.energy, labels.cross, labels.gram)
+    return _exact_losses(model, Z, labels.energy, labels.cross, labels.gram)
 
 
 def valued(data: Data, labels: jax.Array, W: jax.Array) -> Data:
@@ -74,9 +72,8 @@ class LinearBaseline(Printed):
 
     def describe(self) -> Description:
         test = entries(self.gen_error.value, self.gen_error.stderr)
-        return Description(
-            "", numbers=[("W", entries(self.W)), ("train_loss", entries(self.train_loss)), ("gen_error", test)]
-        )
+        numbers = [("W", entries(self.W)), ("train_loss", entries(self.train_loss)), ("gen_error", test)]
+        return Description("", numbers=numbers)
 
 
 def linear_baseline(data: Data, *, ridge: Any = 0.0, test: Data | None = None) -> LinearBaseline:
@@ -160,7 +157,8 @@ def heldout_error(
     require(sentences < 2**31, "sentences", sentences, "below 2^31")
     if W is not None:
         W = shaped_array("W", W, "d d", {"d": len(Q)}, Q.dtype)
-    if exact or W is not None:
+    exact = exact or W is not None
+    if exact:
         check_provides(model, "target", "for exact=True")
     block = min(int(sentences), _TEST_BLOCK)
     return _heldout(model, teacher, data.population, Q, W, key, block, -(-int(sentences) // block), exact)
@@ -185,7 +183,7 @@ def _heldout(
     m = jnp.pad(population.encodings @ Q / d**0.5, ((0, 0), (0, teacher.shape[1])))[..., None]
 
     def losses(key: jax.Array) -> jax.Array:
-        if exact or W is not None:
+        if exact:
             fresh = draw_sentences(model, teacher, population, block, key)
             if W is not None:
                 fresh = valued(fresh, raw_labels(model, fresh), W)
@@ -197,15 +195,14 @@ def _heldout(
         else:
             own = (population.means @ both / d**0.5)[classes]  # (n, L, a)
             fields = m + jnp.einsum("nlab,lbn->lan", root[classes], normal) + jnp.transpose(own, (1, 2, 0))
-        Z, Y = fields[:, :r], jnp.concatenate([fields[:, r:], *noise_fields(model, block, key)], 1)
+        Z, Y = fields[:, :r], jnp.concatenate([fields[:, r:], noise_fields(model, block, key)], 1)
         return each_kind(model, classes, lambda model: loss_at_nodes(model, Z, Y))
 
-    def body(k: jax.Array, sums: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, jax.Array]:
+    def sums(k: jax.Array) -> tuple[jax.Array, jax.Array]:
         loss = losses(jax.random.fold_in(key, k))
-        return sums[0] + jnp.sum(loss), sums[1] + jnp.sum(loss**2)
+        return jnp.sum(loss), jnp.sum(loss**2)
 
-    zero = jnp.zeros((), Q.dtype)
-    total, square = lax.fori_loop(0, count, body, (zero, zero))
+    total, square = map(jnp.sum, lax.map(sums, jnp.arange(count)))
     return _average(total, square, count * block)
 
 

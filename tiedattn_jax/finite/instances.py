@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import fields
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any
 
 import equinox as eqx
 import jax
@@ -88,13 +88,12 @@ def distance(found: Compared, d: int, point: FixedPoint) -> float:
         return np.inf if point.status == Status.absent else np.nan
     theory, bars = _compared(point)
     rho = jnp.mean(jnp.trace(point.model.rho, axis1=1, axis2=2))
-    size = {"train_loss": theory.train_loss, "q": theory.q, "V": theory.V}
-    size |= {"theta": jnp.sqrt(theory.q * rho), "m": jnp.sqrt(theory.q)}
+    sizes = {**vars(theory), "theta": jnp.sqrt(theory.q * rho), "m": jnp.sqrt(theory.q)}
     far = []
-    for name, of in size.items():
+    for name in ("train_loss", "q", "V", "theta", "m"):
         other = name in ("theta", "m") and name != BRANCHES[point.branch].order
-        bar = jnp.where(jnp.isfinite(getattr(bars, name)), getattr(bars, name), 0.0)  # infinite for one replicate
-        unit = jnp.hypot((_SCATTER_OF_OTHER if other else _SCATTER) * of / d**0.5, bar)
+        bar = jnp.nan_to_num(getattr(bars, name), posinf=0.0)  # infinite for one replicate
+        unit = jnp.hypot((_SCATTER_OF_OTHER if other else _SCATTER) * sizes[name] / d**0.5, bar)
         far.append(abs(getattr(found, name) - getattr(theory, name)) / unit)
     return float(np.nanmax(far))
 
@@ -166,11 +165,10 @@ class Instances(Result):
         out = {}
         for name in NAMES:
             each = np.stack([getattr(n, name) for n in (self.found, self.theory, self.theory_stderr)])[:, use]
-            found, theory, bar = each[:, np.isfinite(each[0])]
-            mean = (np.mean(found), np.mean(theory)) if found.size else (np.nan, np.nan)
-            scatter = error_bar(found - theory) if found.size > 1 else np.nan
-            common = np.mean(bar) if found.size else np.nan  # the same nodes for all instances
-            out[name] = (*map(float, mean), float(mean[0] - mean[1]), float(np.hypot(scatter, common)))
+            each = each[:, np.isfinite(each[0])]
+            scatter = error_bar(each[0] - each[1]) if each.shape[1] > 1 else np.nan
+            found, theory, common = np.mean(each, 1) if each.size else [np.nan] * 3  # the same nodes for all instances
+            out[name] = tuple(map(float, (found, theory, found - theory, np.hypot(scatter, common))))
         return out
 
     def to_dict(self) -> dict[str, Any]:
@@ -180,10 +178,9 @@ class Instances(Result):
         means of each. Those of the theory are over the instances for which it has a state; its status is the worst.
         """
         points = [point.to_dict() if point else None for point in self.points]
-        groups = {name: {"instances": count, **self._means(name, points)} for name, count in self.groups.items()}
-        known = [name for name in groups if name != UNSETTLED] or [UNSETTLED]
+        means = {name: self._means(name, points) for name in self.groups}
+        known = [name for name in means if name != UNSETTLED] or [UNSETTLED]
         blank = dict.fromkeys(NAMES)
-        own = groups[known[0]] if len(known) == 1 else {**blank, "stderr": blank}
         each = [
             {
                 **{name: float(getattr(self.found, name)[k]) for name in NAMES},
@@ -197,12 +194,12 @@ class Instances(Result):
         ]
         return {
             "branch": known[0] if len(known) == 1 else "several",
-            **{name: value for name, value in own.items() if name != "instances"},
+            **(means[known[0]] if len(known) == 1 else {**blank, "stderr": blank}),
             "gradient_norm": float(self.gradient_norm.max()),
             "iterations": int(self.iterations.max()),
             "rho": float(np.mean(self.rho)),
             "status": Status.name_of(self.status.max()),
-            "groups": groups,
+            "groups": {name: {"instances": count, **means[name]} for name, count in self.groups.items()},
             "instances": each,
         }
 
@@ -212,10 +209,11 @@ class Instances(Result):
         numbers = {key: np.asarray(getattr(self.found, key))[here & self.usable] for key in NAMES}
         settled = here & (self.theory_status <= Status.stalled)
         theory = [p for k, p in enumerate(points) if p and here[k] and (settled[k] or not settled.any())]
+        worst = Status.name_of(self.theory_status[here].max())
         return {
             **{key: float(np.mean(a)) if a.size else None for key, a in numbers.items()},
             "stderr": {key: float(error_bar(a)) if a.size > 1 else None for key, a in numbers.items()},
-            **({"theory": _mean_theory(theory, self.theory_status[here])} if theory else {}),
+            **({"theory": {**_mean(theory), "status": worst}} if theory else {}),
         }
 
     def plot(self) -> Any:
@@ -260,15 +258,12 @@ class Instances(Result):
         return rows
 
 
-def _mean_theory(points: list[dict], status: np.ndarray) -> dict[str, Any]:
-    """Means over fixed points, and the worst status."""
-    bars = _mean([point["stderr"] for point in points])
-    return {**_mean(points), "status": Status.name_of(status.max()), "stderr": bars}
-
-
-def _mean(rows: list[dict]) -> dict[str, Any]:
-    """Means of the numbers of several objects alike, with the other entries of the first."""
-    return {k: float(np.mean([r[k] for r in rows])) if isinstance(v, float) else v for k, v in rows[0].items()}
+def _mean(objects: list[Any]) -> Any:
+    """Means of the numbers of several objects alike, also of those within them, with the other entries of the first."""
+    first = objects[0]
+    if isinstance(first, dict):
+        return {name: _mean([one[name] for one in objects]) for name in first}
+    return float(np.mean(objects)) if isinstance(first, float) else first
 
 
 def run_instances(
@@ -313,9 +308,7 @@ def run_instances(
     sentence_count(model, d, alpha, min(batch, len(keys)))
     nodes = default_nodes(model, SIZES["instances"]) if nodes is None else nodes
 
-    def one(key: jax.Array) -> dict[str, Any]:
-        return _outcome(model, d, alpha, run, key, sentences, normalise, theory)
-
+    one = partial(_outcome, model, d, alpha, run, sentences, normalise, theory)
     outcomes, named = [], []
     progress(0, len(keys))
     for k in range(0, len(keys), batch):
@@ -333,10 +326,10 @@ def _outcome(
     d: int,
     alpha: float,
     run: Callable[[Data, jax.Array], GAMP | Training],
-    key: jax.Array,
     sentences: int,
     normalise: bool,
     theory: bool,
+    key: jax.Array,
 ) -> dict[str, Any]:
     """One instance, drawn, run, finished if need be, and measured: fields of `Instances`, and what theory asks for."""
     key_data, key_run, key_test = jax.random.split(key, 3)
@@ -375,42 +368,40 @@ def _finished(model: Model, data: Data, result: GAMP | Training) -> tuple[GAMP |
     return end, status, end.ok & (end.iterations > 0)
 
 
-class _Named(NamedTuple):
-    """What one instance ended in, and the theory behind that."""
+def _named(
+    outcome: dict[str, Any], d: int, theory: Callable[[str], FixedPoint] | None
+) -> tuple[str, list[float], FixedPoint | None, int]:
+    """The name of one instance's end, by its distance to the theory on the branches, where that is asked.
 
-    branch: str
-    distance: list[float]
-    point: FixedPoint | None = None
-    theory_status: int = int(Status.absent)
-
-
-def _named(outcome: dict[str, Any], d: int, theory: Callable[[str], FixedPoint] | None) -> _Named:
-    """The name of one instance's end, by its distance to the theory on the branches, where that is asked."""
+    Returns:
+        `branch`, `distance`, the one of `points` and `theory_status` of `Instances`.
+    """
     first = "positional" if outcome["positional"] else "semantic"
     far, status = dict.fromkeys(PAIR, np.nan), int(Status.converged)
     if theory is None or not outcome["settled"]:
-        return _Named(first if outcome["settled"] else UNSETTLED, [*far.values()])
+        return first if outcome["settled"] else UNSETTLED, [*far.values()], None, int(Status.absent)
     for branch in (first, *(b for b in PAIR if b != first)):
         point = theory(branch)
         far[branch], status = distance(outcome["found"], d, point), max(status, int(point.status))
         if far[branch] <= FAR or (branch == first and np.isnan(far[branch])):
-            return _Named(branch, [*far.values()], point, int(point.status))
-    return _Named(NEITHER, [*far.values()], None, status)
+            return branch, [*far.values()], point, int(point.status)
+    return NEITHER, [*far.values()], None, status
 
 
-def _gathered(runs: dict[str, Any], named: list[_Named], theory: bool) -> Instances:
-    """The outcomes of K runs, arrays (K, ...), with their names and next to the theory."""
+def _gathered(runs: dict[str, Any], named: list[Any], theory: bool) -> Instances:
+    """The outcomes of K runs, arrays (K, ...), with what `_named` says of each and next to the theory."""
+    branch, far, points, status = zip(*named, strict=True)
     for key in ("positional", "gram", "settled"):
         del runs[key]
     blank = Compared(*[jnp.full((), jnp.nan)] * len(NAMES))
-    pairs = [_compared(n.point) if n.point else (blank, blank) for n in named]
+    pairs = [_compared(point) if point else (blank, blank) for point in points]
     predicted, bars = (jax.tree.map(lambda *a: np.array(a, float), *several) for several in zip(*pairs, strict=True))
     return Instances(
         theory=predicted,
         theory_stderr=bars,
-        branch=np.array([n.branch for n in named]),
-        distance=np.array([n.distance for n in named]),
-        theory_status=np.array([n.theory_status for n in named]),
-        points=[n.point for n in named] if theory else [],
+        branch=np.array(branch),
+        distance=np.array(far),
+        theory_status=np.array(status),
+        points=list(points) if theory else [],
         **runs,
     )

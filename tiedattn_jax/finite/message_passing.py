@@ -22,13 +22,11 @@ from ..averages.prox import descend, gradient_at_nodes, prox, prox_jacobian
 from ..errors import require_choice, require_count, require_memory, require_number, require_positive, shaped_array
 from ..linalg import apply, inverse, positive_definite
 from ..model import Model, over_kinds
-from ..overlaps import Coordinates, Overlaps, symmetric
+from ..overlaps import Overlaps, symmetric
 from ..penalties import minimiser_and_slope
 from ..results import Status
 from .data import Data, Estimate, back_project, check_estimate, each_kind, of_kind, start, student_fields
 from .training import gradient_norm, risk, smooth_risk
-
-RESPONSES = ("regression", "derivative")
 
 # Minimisers are searched for globally in the first steps only; then each sentence stays in its well. Sentences near the
 # surface where the minimiser jumps would otherwise go to and fro between two wells for ever: on the positional branch
@@ -68,12 +66,6 @@ class GAMP(Estimate):
         residuals: residual of every step, (steps,); NaN after the last one.
     """
 
-    Q: jax.Array
-    overlaps: Overlaps
-    train_loss: jax.Array
-    gradient_norm: jax.Array
-    iterations: jax.Array
-    status: jax.Array
     residual: jax.Array
     damping: jax.Array
     C: jax.Array
@@ -111,8 +103,9 @@ class _State(eqx.Module):
 
 
 class _Options(eqx.Module):
-    """Numbers of a run, as arrays: one program for all of their values."""
+    """How to run. The numbers are arrays: one program for all of their values."""
 
+    steps: int = eqx.field(static=True)
     tol: jax.Array
     damping: jax.Array  # in the first step
     automatic: jax.Array  # whether the damping is found
@@ -217,35 +210,32 @@ def gamp(
     if damping is not None:
         want = "in (0, 1], or None for an automatic choice"
         require_number(damping, "damping", want, lambda v: 0 < v <= 1)
-    require_choice(response, "response", RESPONSES)
+    require_choice(response, "response", ("regression", "derivative"))
     earlier = None
     if isinstance(init, GAMP):
         Q, (L, r, _) = check_estimate("init.Q", model, data, init.Q), model.shape
         alike = data.gamma.shape[1] if model.penalty is None else data.shape[2]
         sizes = {"L": L, "n": data.shape[1], "r": r, "i": alike}
-        C, g = (
-            shaped_array(f"init.{k}", getattr(init, k), axes, sizes, Q.dtype)
-            for k, axes in (("C", "i r r"), ("g", "L r n"))
-        )
+        C = shaped_array("init.C", init.C, "i r r", sizes, Q.dtype)
+        g = shaped_array("init.g", init.g, "L r n", sizes, Q.dtype)
         earlier = C, g
     else:
         Q = start(model, data, init, key, scale)
     L, r, t = model.shape
     require_memory(float(steps) * L * (2 * r * r + r * t + r) * Q.dtype.itemsize, "steps", steps, "their history")
     options = _Options(
+        steps=int(steps),
         tol=jnp.asarray(tol, Q.dtype),
         damping=jnp.asarray(_FIRST_DAMPING if damping is None else damping, Q.dtype),
         automatic=jnp.asarray(damping is None),
         derivative=jnp.asarray(response == "derivative"),
     )
-    return _run(model, data, Q, earlier, int(steps), options)
+    return _run(model, data, Q, earlier, options)
 
 
 def responses(data: Data, C: jax.Array) -> jax.Array:
     """``V_l = sum_i Var(X_li) C_i``: (1 or d, r, r) -> (L, r, r)."""
-    size = max(C.shape[0], data.gamma.shape[1])
-    gamma = jnp.broadcast_to(data.gamma, (data.gamma.shape[0], size))
-    return jnp.einsum("li,iab->lab", gamma, jnp.broadcast_to(C, (size, *C.shape[1:]))) / size
+    return jnp.mean(data.gamma[:, :, None, None] * C, 1)
 
 
 def _regression_slope(data: Data, h: jax.Array, g: jax.Array, own: jax.Array | float) -> jax.Array:
@@ -298,12 +288,12 @@ def _step(model: Model, data: Data, s: _State, search: jax.Array, derivative: ja
     slope = over_kinds(model, slope_of)
     A = -jnp.einsum("li,lab->iab", data.gamma, symmetric(slope)) / d
     Lam = model.lam * jnp.eye(r, dtype=h.dtype) + A
-    b = back_project(data.x, g) + jnp.einsum("iab,ib->ia", jnp.broadcast_to(A, (d, r, r)), s.Q)
+    b = back_project(data.x, g) + jnp.einsum("iab,ib->ia", A, s.Q)
     if model.penalty is not None:
         Q, C = minimiser_and_slope(model.penalty, jnp.broadcast_to(Lam[..., 0], (d, 1)), b)
         return _State(Q, C[..., None], g, z)
     C = inverse(Lam)
-    return _State(jnp.einsum("iab,ib->ia", jnp.broadcast_to(C, (d, r, r)), b), C, g, z)
+    return _State(jnp.einsum("iab,ib->ia", C, b), C, g, z)
 
 
 def _recorded(history: Overlaps, k: jax.Array, data: Data, s: _State) -> Overlaps:
@@ -313,7 +303,7 @@ def _recorded(history: Overlaps, k: jax.Array, data: Data, s: _State) -> Overlap
 
 
 def _first(
-    model: Model, data: Data, Q: jax.Array, earlier: tuple[jax.Array, jax.Array] | None, steps: int, damping: jax.Array
+    model: Model, data: Data, Q: jax.Array, earlier: tuple[jax.Array, jax.Array] | None, options: _Options
 ) -> _Loop:
     """Before the first step from an estimate: with the variances and messages of an earlier run, or some that fit it.
 
@@ -329,33 +319,26 @@ def _first(
         C = jnp.broadcast_to(jnp.eye(r, dtype=dtype) / (2 * hold), (alike, r, r))
         earlier = C, -each_kind(model, data.classes, lambda m: gradient_at_nodes(m, Z, data.fields))
     first = _State(Q, *earlier, Z)
-    shapes = Coordinates.shapes(model)
-    blank = Overlaps(**{name: jnp.full((steps + 1, *shape), jnp.nan, dtype) for name, shape in shapes.items()})
+    blank = jax.tree.map(lambda a: jnp.full((options.steps + 1, *a.shape), jnp.nan, dtype), data.overlaps(Q))
     inf, zero = jnp.asarray(jnp.inf, dtype), jnp.array(0, jnp.int32)
     return _Loop(
         now=first,
         safe=first,
-        damping=Damping(damping, jnp.asarray(_MOST_DAMPING, dtype), inf, inf, zero),
+        damping=Damping(options.damping, jnp.asarray(_MOST_DAMPING, dtype), inf, inf, zero),
         steps=zero,
         failure=jnp.asarray(Status.converged, jnp.int32),
         history=_recorded(blank, zero, data, first),
-        residuals=jnp.full(steps, jnp.nan, dtype),
+        residuals=jnp.full(options.steps, jnp.nan, dtype),
     )
 
 
 @eqx.filter_jit
 def _run(
-    model: Model,
-    data: Data,
-    Q: jax.Array,
-    earlier: tuple[jax.Array, jax.Array] | None,
-    steps: int,
-    options: _Options,
+    model: Model, data: Data, Q: jax.Array, earlier: tuple[jax.Array, jax.Array] | None, options: _Options
 ) -> GAMP:
     tol = jnp.maximum(options.tol, 20 * jnp.finfo(Q.dtype).eps)
     burn_in, collinear = (_BURN_IN, _COLLINEAR) if earlier is None else (0, 0)
-    objective = partial(risk, model, data)
-    most = jnp.maximum(objective(Q), objective(0 * Q))
+    most = jnp.maximum(risk(model, data, Q), risk(model, data, 0 * Q))
 
     def cost(Q: jax.Array) -> jax.Array:
         return 0.5 * model.lam * jnp.sum(Q**2) + model.penalty_of(Q)
@@ -383,9 +366,9 @@ def _run(
         )
 
     def unfinished(p: _Loop) -> jax.Array:
-        return (p.failure == Status.converged) & ~(p.damping.residual <= tol) & (p.steps < steps)
+        return (p.failure == Status.converged) & ~(p.damping.residual <= tol) & (p.steps < options.steps)
 
-    p = lax.while_loop(unfinished, body, _first(model, data, Q, earlier, steps, options.damping))
+    p = lax.while_loop(unfinished, body, _first(model, data, Q, earlier, options))
     s = p.now
     smooth = jax.value_and_grad(partial(smooth_risk, model, data))
     value, gradient = smooth(s.Q)

@@ -91,8 +91,7 @@ def _shares(law: SpectralLaw, d: int) -> tuple[int, ...]:
 
 def _moments(tau: jax.Array, pi: jax.Array, cross: jax.Array) -> jax.Array:
     """Second moments of encodings and teacher, (..., L + t, L + t)."""
-    across = jnp.concatenate([jnp.swapaxes(cross, -1, -2), pi], -1)
-    return jnp.concatenate([jnp.concatenate([tau, cross], -1), across], -2)
+    return jnp.block([[tau, cross], [jnp.swapaxes(cross, -1, -2), pi]])
 
 
 @eqx.filter_jit
@@ -165,8 +164,8 @@ def draw_sentences(model: Model, teacher: jax.Array, population: Population, n: 
     y = student_fields(tokens, teacher)
     x = tokens + encodings[:, None] / d**0.5
     own = noise_fields(model, n, key)
-    labels = _labels(model, x, jnp.concatenate([y, *own], 1), encodings)
-    of_labels = jnp.transpose(own[0], (2, 0, 1)) if own else None
+    labels = _labels(model, x, jnp.concatenate([y, own], 1), encodings)
+    of_labels = jnp.transpose(own, (2, 0, 1)) if model.noise else None
     return Data(x, jnp.transpose(y, (2, 0, 1)), teacher, encodings, gamma, labels, of_labels, means, classes)
 
 
@@ -180,10 +179,9 @@ def draw_classes(model: Model, n: int, key: jax.Array) -> jax.Array | None:
     return jnp.asarray(sentences.classes)[jnp.searchsorted(ends, place, side="right")]
 
 
-def noise_fields(model: Model, n: int, key: jax.Array) -> list[jax.Array]:
-    """The fields of noise of n sentences, one array (L, noise, n), or none for a model without."""
-    size = model.shape[0], model.noise, n
-    return [jax.random.normal(jax.random.fold_in(key, 1), size, model.lam.dtype)] if model.noise else []
+def noise_fields(model: Model, n: int, key: jax.Array) -> jax.Array:
+    """The fields of noise of n sentences, (L, noise, n)."""
+    return jax.random.normal(jax.random.fold_in(key, 1), (model.shape[0], model.noise, n), model.lam.dtype)
 
 
 def _labels(model: Model, x: jax.Array, fields: jax.Array, encodings: jax.Array) -> Labels | None:

@@ -27,7 +27,6 @@ from jax import lax
 
 from ..errors import InputError, require_choice, require_count, require_memory, require_not_negative, require_positive
 from ..model import Model
-from ..overlaps import Overlaps
 from ..results import Status
 from .data import Data, Estimate, check_estimate, start, student_fields
 from .evaluation import sentence_losses
@@ -51,12 +50,6 @@ class Training(Estimate):
         gradient_norms: likewise.
     """
 
-    Q: jax.Array
-    overlaps: Overlaps
-    train_loss: jax.Array
-    gradient_norm: jax.Array
-    iterations: jax.Array
-    status: jax.Array
     losses: jax.Array
     gradient_norms: jax.Array
 
@@ -102,19 +95,28 @@ def gradient_norm(model: Model, weights: Any, gradient: Any) -> jax.Array:
     return jnp.max(jnp.stack([jnp.max(jnp.abs(g)) for g in jax.tree.leaves(gradient)]))
 
 
-def checked_rate(optimizer: str, steps: Any, rate: Any, tol: Any, dtype: Any) -> jax.Array:
-    """The learning rate of a run, by default that of its optimiser.
+class Descent(eqx.Module):
+    """How to minimise: arguments of `train`."""
 
-    Raises:
-        InputError: one of the arguments is unknown or out of range.
-    """
-    require_choice(optimizer, "optimizer", OPTIMIZERS)
-    require_count(steps, "steps")
-    rate = RATES[optimizer] if rate is None else rate
-    require_positive(rate, "rate")
-    require_not_negative(tol, "tol")
-    require_memory(2.0 * steps * jnp.dtype(dtype).itemsize, "steps", steps, "their history")
-    return jnp.asarray(rate, dtype)
+    optimizer: str = eqx.field(static=True)
+    steps: int = eqx.field(static=True)
+    rate: jax.Array
+    tol: jax.Array
+
+    @classmethod
+    def checked(cls, optimizer: str, steps: Any, rate: Any, tol: Any, dtype: Any) -> Descent:
+        """With numbers of a dtype; the rate is by default that of the optimiser.
+
+        Raises:
+            InputError: one of the arguments is unknown or out of range.
+        """
+        require_choice(optimizer, "optimizer", OPTIMIZERS)
+        require_count(steps, "steps")
+        rate = RATES[optimizer] if rate is None else rate
+        require_positive(rate, "rate")
+        require_not_negative(tol, "tol")
+        require_memory(2.0 * steps * jnp.dtype(dtype).itemsize, "steps", steps, "their history")
+        return cls(optimizer, int(steps), jnp.asarray(rate, dtype), jnp.asarray(tol, dtype))
 
 
 def train(
@@ -159,118 +161,97 @@ def train(
         InputError: naming the argument that is unknown, out of range or of the wrong shape.
     """
     Q = start(model, data, init, key, scale)
-    rate = checked_rate(optimizer, steps, rate, tol, Q.dtype)
+    how = Descent.checked(optimizer, steps, rate, tol, Q.dtype)
     if model.penalty is not None and optimizer != "gd":
         raise InputError("optimizer", f"must be gd for a model with a penalty, got optimizer={optimizer!r}")
-    return _run(model, data, Q, optimizer, int(steps), rate, jnp.asarray(tol, Q.dtype), exact)
+    return _run(model, data, Q, how, exact)
 
 
-class _Loop(eqx.Module):
+class _Point(eqx.Module):
     weights: Any  # an array (d, k), or several in a tree
     value: jax.Array
     gradient: Any  # of the smooth risk
     norm: jax.Array
+
+    @property
+    def finite(self) -> jax.Array:
+        return jnp.all(jnp.stack([jnp.all(jnp.isfinite(a)) for a in jax.tree.leaves(self)]))
+
+    @property
+    def per_dimension(self) -> jax.Array:
+        return self.value / jax.tree.leaves(self.weights)[0].shape[0]
+
+
+class _Loop(eqx.Module):
+    at: _Point
     inner: Any  # state of the optimiser
     steps: jax.Array
     failure: jax.Array  # what ended the run, or `converged` while nothing has
     losses: jax.Array
     norms: jax.Array
 
-    @property
-    def finite(self) -> jax.Array:
-        numbers = self.value, self.gradient, self.weights
-        return jnp.all(jnp.stack([jnp.all(jnp.isfinite(a)) for a in jax.tree.leaves(numbers)]))
 
-    @property
-    def per_dimension(self) -> jax.Array:
-        return self.value / jax.tree.leaves(self.weights)[0].shape[0]
-
-    def recorded(self) -> _Loop:
-        """With the risk and the gradient at these steps in the histories."""
-        losses = self.losses.at[self.steps].set(self.per_dimension)
-        return eqx.tree_at(lambda p: (p.losses, p.norms), self, (losses, self.norms.at[self.steps].set(self.norm)))
-
-    def followed(self, new: _Loop) -> _Loop:
-        """By one step more; of one that is not finite nothing is kept but its failure."""
-
-        def places(p: _Loop) -> tuple[Any, ...]:
-            return p.weights, p.value, p.gradient, p.norm
-
-        finite = new.finite
-        same = [jnp.all(a == b) for a, b in zip(*map(jax.tree.leaves, (new.weights, self.weights)), strict=True)]
-        still = jnp.where(jnp.all(jnp.stack(same)), Status.stalled, Status.converged)
-        kept = jax.tree.map(lambda a, b: jnp.where(finite, a, b), places(new), places(self))
-        failure = jnp.where(finite, still, Status.nonfinite).astype(jnp.int32)
-        return eqx.tree_at(lambda p: (*places(p), p.failure), new, (*kept, failure)).recorded()
+def _recorded(
+    at: _Point, inner: Any, steps: jax.Array, failure: jax.Array, losses: jax.Array, norms: jax.Array
+) -> _Loop:
+    """After so many steps, with the risk and the gradient there in the histories."""
+    losses, norms = losses.at[steps].set(at.per_dimension), norms.at[steps].set(at.norm)
+    return _Loop(at, inner, steps, failure.astype(jnp.int32), losses, norms)
 
 
 @eqx.filter_jit
-def _run(
-    model: Model,
-    data: Data,
-    Q: jax.Array,
-    optimizer: str,
-    steps: int,
-    rate: jax.Array,
-    tol: jax.Array,
-    exact: bool,
-) -> Training:
-    objective = partial(smooth_risk, model, data, exact=exact)
-    Q, ended = descend(model, objective, Q, optimizer, steps, rate, tol)
+def _run(model: Model, data: Data, Q: jax.Array, how: Descent, exact: bool) -> Training:
+    Q, ended = descend(model, partial(smooth_risk, model, data, exact=exact), Q, how)
     return Training(Q=Q, overlaps=data.overlaps(Q), **ended)
 
 
 def descend(
-    model: Model,
-    objective: Callable[[Any], jax.Array],
-    weights: Any,
-    optimizer: str,
-    steps: int,
-    rate: jax.Array,
-    tol: jax.Array,
+    model: Model, objective: Callable[[Any], jax.Array], weights: Any, how: Descent
 ) -> tuple[Any, dict[str, jax.Array]]:
     """Minimise a function of weights, an array or several in a tree, each of shape (d, k).
 
     Args:
         model: its penalty is that of the weights.
         objective: without the penalty.
-        optimizer, steps, rate, tol: as in `train`.
 
     Returns:
         The weights at the end, and the fields of a `Training` that say how it was reached.
     """
-    tool = optax.with_extra_args_support(OPTIMIZERS[optimizer](rate))
+    tool = optax.with_extra_args_support(OPTIMIZERS[how.optimizer](how.rate))
 
-    def evaluated(weights: Any, inner: Any) -> tuple[jax.Array, Any, jax.Array]:
-        if optimizer == "lbfgs" and inner is not None:  # it has them from the end of its line search
+    def evaluated(weights: Any, inner: Any) -> _Point:
+        if how.optimizer == "lbfgs" and inner is not None:  # it has them from the end of its line search
             value, gradient = optax.value_and_grad_from_state(objective)(weights, state=inner)
         else:
             value, gradient = jax.value_and_grad(objective)(weights)
-        return value + model.penalty_of(weights), gradient, gradient_norm(model, weights, gradient)
+        return _Point(weights, value + model.penalty_of(weights), gradient, gradient_norm(model, weights, gradient))
 
     def advanced(p: _Loop) -> _Loop:
-        along = {"value": p.value, "grad": p.gradient, "value_fn": objective}
-        update, inner = tool.update(p.gradient, p.inner, p.weights, **along)
-        weights = optax.apply_updates(p.weights, update)
+        along = {"value": p.at.value, "grad": p.at.gradient, "value_fn": objective}
+        update, inner = tool.update(p.at.gradient, p.inner, p.at.weights, **along)
+        weights = optax.apply_updates(p.at.weights, update)
         if model.penalty is not None:
-            weights = model.penalty.prox(weights, jnp.full_like(weights, rate))
-        new = _Loop(weights, *evaluated(weights, inner), inner, p.steps + 1, p.failure, p.losses, p.norms)
-        return p.followed(new)
+            weights = model.penalty.prox(weights, jnp.full_like(weights, how.rate))
+        new = evaluated(weights, inner)
+        still = jnp.where(eqx.tree_equal(weights, p.at.weights), Status.stalled, Status.converged)
+        failure = jnp.where(new.finite, still, Status.nonfinite)
+        # Of a step that is not finite nothing is kept but its failure.
+        at = jax.tree.map(lambda a, b: jnp.where(new.finite, a, b), new, p.at)
+        return _recorded(at, inner, p.steps + 1, failure, p.losses, p.norms)
 
     def unfinished(p: _Loop) -> jax.Array:
-        return (p.failure == Status.converged) & (p.norm > tol) & (p.steps < steps)
+        return (p.failure == Status.converged) & (p.at.norm > how.tol) & (p.steps < how.steps)
 
-    blank, zero = jnp.full(steps + 1, jnp.nan, rate.dtype), jnp.array(0, jnp.int32)
-    first = _Loop(weights, *evaluated(weights, None), tool.init(weights), zero, zero, blank, blank)
-    failure = jnp.where(first.finite, Status.converged, Status.nonfinite).astype(jnp.int32)
-    first = eqx.tree_at(lambda p: p.failure, first, failure).recorded()
-    p = lax.while_loop(unfinished, advanced, first)
+    blank, zero = jnp.full(how.steps + 1, jnp.nan, how.rate.dtype), jnp.array(0, jnp.int32)
+    first = evaluated(weights, None)
+    failure = jnp.where(first.finite, Status.converged, Status.nonfinite)
+    p = lax.while_loop(unfinished, advanced, _recorded(first, tool.init(weights), zero, failure, blank, blank))
     # A run without a failure that is not at its tolerance has had its steps.
     ended = jnp.where(p.failure == Status.converged, Status.max_steps, p.failure)
-    converged = (p.norm <= tol) & (p.failure != Status.nonfinite)
-    return p.weights, {
-        "train_loss": p.per_dimension,
-        "gradient_norm": p.norm,
+    converged = (p.at.norm <= how.tol) & (p.failure != Status.nonfinite)
+    return p.at.weights, {
+        "train_loss": p.at.per_dimension,
+        "gradient_norm": p.at.norm,
         "iterations": p.steps,
         "status": jnp.where(converged, Status.converged, ended).astype(jnp.int32),
         "losses": p.losses,

@@ -26,7 +26,7 @@ from ..model import Model, check_provides
 from .data import Data, check_fit, start
 from .evaluation import valued
 from .sampling import raw_labels
-from .training import Training, checked_rate, descend, smooth_risk
+from .training import Descent, Training, descend, smooth_risk
 
 # Arrays in memory together, of the size of the sentences and of W, as compiled for L-BFGS, which keeps twenty of the latter.
 _OF_SENTENCES, _OF_W = 8, 32
@@ -101,32 +101,17 @@ def train_value(
     size = (_OF_SENTENCES * L * n * d + _OF_W * d**2) * data.x.dtype.itemsize
     require_memory(size, "data", data.shape, "training a value matrix on them")
     Q = start(model, data, init, key, scale)
-    rate = checked_rate(optimizer, steps, rate, tol, Q.dtype)
-    if ridge is not None:
-        require_not_negative(ridge, "ridge")
-    kappa = jnp.asarray(model.lam if ridge is None else ridge, Q.dtype)
+    how = Descent.checked(optimizer, steps, rate, tol, Q.dtype)
+    ridge = model.lam if ridge is None else ridge
+    require_not_negative(ridge, "ridge")
     if labels is None:
         labels = raw_labels(model, data)
     labels = shaped_array("labels", labels, "n L d", {"n": n, "L": L, "d": d}, Q.dtype)
-    return _run(model, data, labels, Q, kappa, optimizer, int(steps), rate, jnp.asarray(tol, Q.dtype))
+    return _run(model, data, labels, Q, jnp.asarray(ridge, Q.dtype), how)
 
 
 @eqx.filter_jit
-def _run(
-    model: Model,
-    data: Data,
-    labels: jax.Array,
-    Q: jax.Array,
-    ridge: jax.Array,
-    optimizer: str,
-    steps: int,
-    rate: jax.Array,
-    tol: jax.Array,
-) -> ValueTraining:
+def _run(model: Model, data: Data, labels: jax.Array, Q: jax.Array, ridge: jax.Array, how: Descent) -> ValueTraining:
     weights = Q, jnp.eye(len(Q), dtype=Q.dtype)
-
-    def objective(weights: tuple[jax.Array, jax.Array]) -> jax.Array:
-        return value_risk(model, data, labels, *weights, ridge)
-
-    (Q, W), ended = descend(model, objective, weights, optimizer, steps, rate, tol)
+    (Q, W), ended = descend(model, lambda at: value_risk(model, data, labels, at[0], at[1], ridge), weights, how)
     return ValueTraining(Q=Q, overlaps=data.overlaps(Q), W=W, **ended)
