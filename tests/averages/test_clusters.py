@@ -1,5 +1,7 @@
 """The inner average of one step of replica symmetry breaking, against dense quadrature and against differences."""
 
+from functools import partial
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -37,21 +39,24 @@ def _energies(model, cluster, h, V, spread):
     return moreau(model, cluster.z, at, V, jnp.tile(Y, count)).reshape(count, -1)
 
 
+# Programs of their own, which the tests share: most of their time is compiling.
+@partial(jax.jit, static_argnames="find")
 def _found(model, h, V, spread, s, find=clusters.find):
-    setting = model, V, spread, h, Y, jnp.asarray(s)
+    setting = model, V, spread, h, Y, s
     return find(*setting, clusters.look_beside(*setting))
 
 
+@jax.jit
 def _tilted(model, h, V, spread, s, found):
     cluster = clusters.points(model, V, spread, h, Y, found)
     exponents = cluster.log_weight - s * _energies(model, cluster, h, V, spread)
     return -jax.scipy.special.logsumexp(exponents, axis=0) / s
 
 
-@jax.jit
-def _average(model, h, V, spread, s):
-    found = _found(model, h, V, spread, s)
-    return _tilted(model, h, V, spread, s, found), found
+@pytest.fixture(scope="module")
+def found(model):
+    """What is found around the fields at s = S."""
+    return _found(model, H, V, SPREAD, S)
 
 
 @jax.jit
@@ -70,8 +75,9 @@ def _dense(model, h, V, spread, s):
 
 @pytest.mark.parametrize("s", [S, 50.0])
 def test_against_dense_quadrature(model, s):
-    value, found = _average(model, H, V, SPREAD, s)
+    found = _found(model, H, V, SPREAD, s)
     assert np.any(found.breaks) and not np.all(found.breaks)
+    value = _tilted(model, H, V, SPREAD, s, found)
     assert np.max(np.abs(value - _dense(model, H, V, SPREAD, s))) < 5e-8 + 2e-5 / s
 
 
@@ -79,45 +85,35 @@ def test_without_tilt_it_is_the_average_envelope(model):
     """At s = 0 the nodes, which are broken at the jumps, average the envelope itself."""
 
     @jax.jit
-    def averaged(model):
-        cluster = clusters.points(model, V, SPREAD, H, Y, _found(model, H, V, SPREAD, 0.0))
+    def averaged(model, found):
+        cluster = clusters.points(model, V, SPREAD, H, Y, found)
         share = jnp.exp(cluster.log_weight)
         return jnp.sum(share, 0), jnp.sum(share * _energies(model, cluster, H, V, SPREAD), 0) / jnp.sum(share, 0)
 
-    total, mean = averaged(model)
+    total, mean = averaged(model, _found(model, H, V, SPREAD, 0.0))
     np.testing.assert_allclose(total, 1.0, atol=3e-5)
     np.testing.assert_allclose(mean, _dense(model, H, V, SPREAD, 1e-3), atol=2e-7)
 
 
-def test_smooth_rule_where_nothing_jumps(model):
+def test_smooth_rule_where_nothing_jumps(model, found):
     """The cheaper rule agrees at the fields without a jump within reach, and not at the others."""
-    value, _ = _average(model, H, V, SPREAD, S)
-
-    @jax.jit
-    def smooth(model):
-        return _tilted(model, H, V, SPREAD, S, _found(model, H, V, SPREAD, S, clusters.find_smooth))
-
-    error = np.abs(smooth(model) - value)
+    rules = found, _found(model, H, V, SPREAD, S, clusters.find_smooth)
+    value, smooth = (_tilted(model, H, V, SPREAD, S, f) for f in rules)
+    error = np.abs(smooth - value)
     assert error[-1] < 1e-7 and np.max(error) > 1e-5
 
 
 @pytest.mark.parametrize("find", [clusters.find, clusters.find_smooth])
 def test_found_again(model, find):
     """Going on from what was found at a neighbouring state gives what a new search gives."""
-
-    @jax.jit
-    def both(model):
-        new = 1.01 * V, 0.7 * SPREAD, 1.2 * S
-        found = _found(model, H, V, SPREAD, S, find)
-        again = clusters.found_again(model, *new[:2], H, Y, jnp.asarray(new[2]), found)
-        return [_tilted(model, H, *new, f) for f in (again, _found(model, H, *new, find))]
-
-    again, anew = both(model)
+    new = 1.01 * V, 0.7 * SPREAD, 1.2 * S
+    again = jax.jit(clusters.found_again)(model, *new[:2], H, Y, new[2], _found(model, H, V, SPREAD, S, find))
+    again, anew = (_tilted(model, H, *new, f) for f in (again, _found(model, H, *new, find)))
     kept = np.array([9]) if find is clusters.find_smooth else np.arange(10)
     np.testing.assert_allclose(again[kept], anew[kept], atol=8e-9, rtol=0)
 
 
-def test_derivatives_contain_the_moving_jump(model):
+def test_derivatives_contain_the_moving_jump(model, found):
     """The gradient in the fields, differentiated, is that of differences: jumps move with the fields."""
 
     def total(cluster, h):
@@ -125,13 +121,13 @@ def test_derivatives_contain_the_moving_jump(model):
         return -jnp.sum(jax.scipy.special.logsumexp(exponents, axis=0)) / S
 
     @jax.jit
-    def gradient(h):
-        found = _found(model, jax.lax.stop_gradient(h), V, SPREAD, S)
+    def gradient(h, found):
         return jax.grad(lambda h: stationary(total)(clusters.points(model, V, SPREAD, h, Y, found), h))(h)
 
     direction = jnp.array([1.0, -0.5])[:, None, None] * jnp.ones_like(H)
-    _, moving = jax.jvp(gradient, (H,), (direction,))
+    _, moving = jax.jvp(lambda h: gradient(h, found), (H,), (direction,))
     step = 1e-4
-    differences = (gradient(H + step * direction) - gradient(H - step * direction)) / (2 * step)
+    ahead, behind = (gradient(h, _found(model, h, V, SPREAD, S)) for h in (H + step * direction, H - step * direction))
+    differences = (ahead - behind) / (2 * step)
     kept = np.arange(H.shape[-1]) != 5  # close to the cusp neither is accurate
     np.testing.assert_allclose(moving[..., kept], differences[..., kept], atol=2e-3 * float(jnp.max(jnp.abs(moving))))
