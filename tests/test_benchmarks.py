@@ -21,7 +21,7 @@ from tiedattn_jax.theory.elevation import jump_cost
 sys.path.insert(0, str(Path(__file__).parents[1]))  # the benchmarks are not part of the package
 
 from benchmarks import __main__ as command
-from benchmarks import float32, further_steps, monte_carlo, roofline, suite
+from benchmarks import float32, further_steps, minima, monte_carlo, roofline, suite
 from benchmarks import published_method as published
 from benchmarks.operations import operations
 from benchmarks.registry import BENCHMARKS, Benchmark, invariants, order_parameters, worst
@@ -308,3 +308,25 @@ def test_float32_is_held_against_float64():
     first, second = float32.differences(part, 3, 7)
     assert first.split() == ["sigma", "+0.5", "2.0e-03"]
     assert second.split() == ["zero", "+0", "0.0e+00", "0.0e+00"]
+
+
+def test_minima_of_an_instance(solved, nodes):
+    """The lowest on the branch counts; those that are not on it, and copies of one minimum, do not."""
+    rs = solved(2.0, "positional")
+    loss, q = float(rs.train_loss), float(rs.q)
+
+    def ends(*losses, on_branch=True):
+        each = jnp.asarray(losses) * loss
+        return minima.Minima(each, each, 0 * each + 1.1 * q, 0 * each + abs(rs.m), each > 0 if on_branch else each < 0)
+
+    found = [ends(1.02), ends(1.03, 1.01, 1.01), ends(0.9, on_branch=False), ends(1.01, 1.02)]
+    told = minima.row(rs, nodes.replicate(0), found)
+    np.testing.assert_allclose([told["training"]["loss"], told["lowest"]["loss"], told["lowest"]["q"]], [2, 1, 10])
+    assert told["lowest"]["eps_g"] > 1 and told["lowest after one round"] == told["lowest"]
+    counts = ("runs on the branch", "runs at the lowest, last round", "distinct minima")
+    assert [told[name] for name in counts] == [5, 1, 3]
+    np.testing.assert_allclose(told["next above the lowest, relative"], 0.01 / 1.01)
+    lost = {**told, "training": None}
+    assert "| 100 (2) | loss | 2 | 1 | -1 |" in minima.table({100: [told, told, lost]})
+    with pytest.raises(RuntimeError, match="no run ended on the positional branch"):
+        minima.lowest([ends(0.9, on_branch=False)])

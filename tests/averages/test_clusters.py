@@ -81,6 +81,14 @@ def test_against_dense_quadrature(model, s):
     assert np.max(np.abs(value - _dense(model, H, V, SPREAD, s))) < 5e-8 + 2e-5 / s
 
 
+def test_a_flip_of_the_student_changes_nothing(model, found):
+    """The loss is even: fields of the other sign have the same average, by the mirrored jumps."""
+    mirrored = _found(model, -H, V, SPREAD, S)
+    np.testing.assert_array_equal(mirrored.breaks, found.breaks)
+    values = (_tilted(model, h, V, SPREAD, S, f) for h, f in ((H, found), (-H, mirrored)))
+    np.testing.assert_allclose(*values, rtol=1e-8)
+
+
 def test_without_tilt_it_is_the_average_envelope(model):
     """At s = 0 the nodes, which are broken at the jumps, average the envelope itself."""
 

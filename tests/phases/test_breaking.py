@@ -43,6 +43,17 @@ def _state(elevation: list[float], by_alpha: float, by_sigma: float = 0.0) -> Br
     )
 
 
+def test_a_state_without_breaking_says_that_rs_is_exact():
+    """Not where the breaking was not found."""
+    point = ta.BrokenPoint(
+        ta.dot_product(), jnp.asarray(1.2), made.fixed_point(), _state([0, 0], 1.0), "semantic", True
+    )
+    lost = eqx.tree_at(lambda p: p.replicates.status, point, jnp.array([0, int(ta.Status.max_steps)]))
+    assert "replica-symmetric state is exact" in str(point) and "exact" not in str(lost)
+    wide = eqx.tree_at(lambda p: p.replicates.overlaps.q1, point, 2 * point.replicates.overlaps.q1)
+    assert wide.broken and not point.broken and "exact" not in str(wide)
+
+
 def test_shift_is_elevation_over_slope(transition, monkeypatch):
     """Losses that cross with the slope .8e-3 - .5e-3, the first one lifted by 3e-7 and 5e-7: alpha_c falls."""
     states = {"positional": _state([3e-7, 5e-7], 0.8e-3), "semantic": _state([0.0, 0.0], 0.5e-3)}

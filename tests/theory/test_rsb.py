@@ -10,6 +10,8 @@ from jax.scipy.special import log_ndtr
 from scipy.optimize import fsolve
 
 import tiedattn_jax as ta
+from tiedattn_jax.averages.fields import fields
+from tiedattn_jax.averages.prox import moreau, search
 from tiedattn_jax.averages.rule import sum_of_weighted
 from tiedattn_jax.overlaps import Conjugates
 from tiedattn_jax.theory import potentials as rs_potentials
@@ -412,6 +414,7 @@ def test_without_jumps_there_is_nothing_to_break():
     point = ta.solve_1rsb(ta.dot_product(), 4.0, "semantic", order=3, replicates=2)
     assert not point.rs.jumps and point.elevation == 0 and point.complexity == 0
     np.testing.assert_array_equal(point.overlaps.q1, point.overlaps.q0)
+    assert not point.broken and not point.to_dict()["broken"]
 
 
 @pytest.mark.slow
@@ -451,9 +454,53 @@ def test_derivatives_of_a_ground_state():
 
 
 @pytest.mark.slow
+def test_conjugates_are_tilted_averages():
+    """Of g = V^{-1} (prox - h) over random fields and a grid within clusters, by nothing that `solve_1rsb` averages with."""
+    model, alpha, N = ta.dot_product(), 1.2515, 20_000
+    state = jax.tree.map(lambda a: a[0], ta.solve_1rsb(model, alpha, "positional", order=3, replicates=2).replicates)
+    x, hats, s = state.overlaps, state.conjugates, state.s
+    xi, weight = np.polynomial.hermite_e.hermegauss(24)
+    within = jnp.asarray(np.stack(np.meshgrid(xi, xi)).reshape(2, 1, -1))
+    log_weight = jnp.log(jnp.outer(weight, weight).ravel() / (2 * np.pi))
+    normals, teacher = jax.random.normal(jax.random.key(0), (2, 2, 1, N))
+
+    @jax.jit
+    def means(normal, teacher):
+        """E_V tilted: <g>, <g^2>."""
+        h, y = fields(model, x.between, normal[..., None], teacher[..., None])
+        h, y = h + jnp.sqrt(x.q1 - x.q0) * within, jnp.broadcast_to(y, (2, 1, within.shape[-1]))
+        z = search(model, h, x.V, y).z
+        share = jax.nn.softmax(log_weight - s * moreau(model, z, h, x.V, y))
+        g = (z - h) / x.V
+        return g[:, 0] @ share, g[:, 0] ** 2 @ share
+
+    first, second = (
+        jnp.moveaxis(a, 0, -1)
+        for a in jax.lax.map(
+            lambda p: means(*p), tuple(jnp.moveaxis(a, -1, 0) for a in (normals, teacher)), batch_size=50
+        )
+    )  # (2, N)
+    q1, q0, m = alpha * second, alpha * first**2, alpha * first
+    # By parts in xi_0; theta is zero, and so is the mean of g times that.
+    V = -alpha * first * normals[:, 0] / jnp.sqrt(x.q0[:, 0]) + s * (q1 - q0)
+    for name, each in (("q1", q1), ("q0", q0), ("m", m), ("V", V)):
+        bar = np.std(each, axis=1) / N**0.5
+        want = np.asarray(getattr(hats, name)).ravel()
+        assert np.all(np.abs(np.mean(each, 1) - want) < 4 * bar), (name, np.mean(each, 1), bar, want)
+    apart, bar = np.mean(q1 - q0, 1), np.std(q1 - q0, axis=1) / N**0.5
+    want = np.ravel(hats.q1 - hats.q0)
+    assert np.all(bar < 0.05 * want) and np.all(np.abs(apart - want) < 4 * bar + 0.02 * want)
+
+
+@pytest.mark.slow
 def test_a_ground_state_prints():
     ground = ta.solve_1rsb(ta.dot_product(), 1.2515, "positional", order=3, replicates=2)
-    assert "1RSB" in str(ground) and ground.to_dict()["status"] == ground.status_name
+    assert (
+        "1RSB" in str(ground)
+        and "exact" not in str(ground)
+        and ground.broken
+        and ground.to_dict()["status"] == ground.status_name
+    )
     assert "gen_error" in str(ground) and ground.to_dict()["gen_error"] == ground.gen_error
 
 

@@ -124,6 +124,12 @@ class BrokenPoint(Result):
         return self.status <= Status.stalled
 
     @property
+    def broken(self) -> jax.Array:
+        """Whether minima fall into clusters; if not, and the state is `ok`, q1 = q0 and the RS state is exact."""
+        each = self.replicates.overlaps
+        return jnp.any(each.q1 != each.q0)
+
+    @property
     def energy(self) -> jax.Array:
         """Training loss / d of the minima that s selects; see `BrokenState`."""
         return jnp.mean(self.replicates.energy)
@@ -141,13 +147,17 @@ class BrokenPoint(Result):
     def to_dict(self) -> dict[str, Any]:
         """Setting, numbers and error bars, ready for JSON."""
         means, bars = ({k: np.asarray(a).tolist() for k, a in part.items()} for part in self.numbers())
-        return {"alpha": float(self.alpha), "branch": self.branch, **means, "status": self.status_name, "stderr": bars}
+        ends = {"broken": bool(self.broken), "status": self.status_name, "stderr": bars}
+        return {"alpha": float(self.alpha), "branch": self.branch, **means, **ends}
 
     def describe(self) -> Description:
         kind = "ground state" if self.ground else "state"
         what = f"{self.branch} branch at alpha = {self.alpha:g}, 1RSB {kind}"
         status = f"{self.status_name}, residual {float(jnp.max(self.replicates.residual)):.1e}"
-        return Description(what, status, rows_of(*self.numbers()))
+        exact = (
+            [] if self.broken or not self.ok else [("not broken", "", "q1 = q0: the replica-symmetric state is exact")]
+        )
+        return Description(what, status, rows_of(*self.numbers()), exact)
 
 
 def solve_1rsb(
