@@ -154,10 +154,9 @@ class BrokenPoint(Result):
         kind = "ground state" if self.ground else "state"
         what = f"{self.branch} branch at alpha = {self.alpha:g}, 1RSB {kind}"
         status = f"{self.status_name}, residual {float(jnp.max(self.replicates.residual)):.1e}"
-        exact = (
-            [] if self.broken or not self.ok else [("not broken", "", "q1 = q0: the replica-symmetric state is exact")]
-        )
-        return Description(what, status, rows_of(*self.numbers()), exact)
+        row = ("not broken", "", "q1 = q0: the replica-symmetric state is exact")
+        details = [row] if self.ok and not self.broken else []
+        return Description(what, status, rows_of(*self.numbers()), details)
 
 
 def solve_1rsb(
