@@ -14,6 +14,7 @@ import jax
 import pytest
 
 import tiedattn_jax as ta
+from tiedattn_jax import compiled
 
 FAST = "--xla_cpu_use_fusion_emitters=false"
 if "PYTEST_XDIST_WORKER" not in os.environ and "XLA_FLAGS" not in os.environ:
@@ -43,6 +44,12 @@ def few_programs():
     maps = Path("/proc/self/maps")
     if maps.exists() and maps.read_bytes().count(b"\n") > 30_000:
         jax.clear_caches()
+
+
+@pytest.fixture(autouse=True)
+def traced_anew(monkeypatch):
+    """Here programs are traced by the process that needs them: a test may have patched what they are made of."""
+    monkeypatch.setattr(compiled, "traced_in", lambda *_: None)
 
 
 @pytest.fixture(scope="session")

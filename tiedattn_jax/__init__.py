@@ -33,6 +33,7 @@ from .averages.nodes import sobol_nodes as sobol_nodes
 from .averages.rule import Replicate as Replicate
 from .averages.rule import Rule as Rule
 from .averages.sizes import SIZES as SIZES
+from .compiled import use_compilation_cache as use_compilation_cache
 from .errors import InputError as InputError
 from .finite.data import Data as Data
 from .finite.data import shard as shard
@@ -100,7 +101,6 @@ from .results import Average as Average
 from .results import Settings as Settings
 from .results import Status as Status
 from .store import VERSION as VERSION
-from .store import use_compilation_cache as use_compilation_cache
 from .theory.fixed_points import FixedPoint as FixedPoint
 from .theory.fixed_points import solve as solve
 from .theory.multistart import find_states as find_states

@@ -1,4 +1,4 @@
-"""Files that are whole or not there at all, the state of a long computation kept in them, and compiled programs kept.
+"""Files that are whole or not there at all, and the state of a long computation kept in them.
 
 A file of arrays is an .npz whose comment is the SHA-256 of all that stands before it: a single flipped bit is found. One
 that a computation resumes from has a line of JSON among its arrays, `about`, that says what they belong to. A `Store`
@@ -289,19 +289,3 @@ def _filled(like: Any, arrays: dict[str, np.ndarray]) -> Any:
 
     leaves = [leaf(name, old) for name, old in _named(like).items()]
     return jax.tree.unflatten(jax.tree.structure(like), leaves)
-
-
-def use_compilation_cache(folder: Path | str | None = None) -> None:
-    """Keep compiled programs in a folder, for this process to leave and for later ones to find.
-
-    Compiling and not computing is what the first solve of a process takes its time for. The command line does this by
-    itself. jax keeps it for the rest of the process, and for other programs than this library's.
-
-    Args:
-        folder: by default the value of the environment variable TIEDATTN_CACHE, where "0" means to keep nothing, or
-            ``~/.cache/tiedattn_jax``.
-    """
-    where = folder or os.environ.get("TIEDATTN_CACHE") or Path.home() / ".cache" / "tiedattn_jax"
-    if str(where) != "0":
-        jax.config.update("jax_compilation_cache_dir", str(where))
-        jax.config.update("jax_persistent_cache_min_compile_time_secs", 0)

@@ -78,7 +78,7 @@ class LineNodes(Replicate):
 
     @property
     def quick(self) -> bool:
-        return self.size > self.block
+        return True
 
     def blocks(self) -> Any:
         width = max(1, self.block // self.points_per_line)

@@ -12,6 +12,7 @@ import equinox as eqx
 import jax
 import jax.numpy as jnp
 
+from ..compiled import kept, settings
 from ..errors import is_concrete, is_tracing
 from .rule import Replicate, Rule, part
 
@@ -21,18 +22,17 @@ _QUICK = {"xla_cpu_use_fusion_emitters": False}
 def program(fn: Callable[..., Any]) -> Callable[..., Any]:
     """`eqx.filter_jit` of a function that averages.
 
-    At top level on a CPU, and for replicates that say so, without XLA's emitters of fused kernels: that takes a third
-    less time to compile. Programs of lines in several blocks take 8 % longer to run then, those of one block, which are
-    for many settings, 10 to 30 %, those of single nodes 70 %.
+    At top level on a CPU, and for replicates that say so, without XLA's emitters of fused kernels: that takes a third to
+    a half less time to compile. Programs of lines take up to 8 % longer to run then, those of single nodes 70 %.
     """
-    options: Any = {"compiler_options": _QUICK}
-    full, quick = eqx.filter_jit(fn), eqx.filter_jit(fn, **options)
+    inner, full, quick = eqx.filter_jit(fn), kept(fn), kept(fn, compiler_options=_QUICK)
 
     @functools.wraps(fn)
     def call(*args: Any) -> Any:
         every = jax.tree.leaves(args, is_leaf=lambda a: isinstance(a, Replicate))
         lean = all(a.quick for a in every if isinstance(a, Replicate))
-        return (quick if lean and at_top_level(args) and _known() else full)(*jax.tree.map(_strong, args))
+        run = (quick if lean and _known() else full) if at_top_level(args) else inner
+        return run(*jax.tree.map(_strong, args))
 
     return call
 
@@ -78,28 +78,9 @@ def at_once(fn: Callable[[Any], Any], items: Sequence[Any]) -> list[Any]:
     if len(items) < 2 or [d.platform for d in devices] != ["cpu"]:
         return [fn(item) for item in items]
     with ThreadPoolExecutor(min(len(items), os.cpu_count() or 1)) as pool:
-        if pool.submit(_contexts).result() != _contexts():
+        if pool.submit(settings).result() != settings():
             return [fn(item) for item in items]
         return list(pool.map(lambda item: jax.block_until_ready(fn(item)), items))
-
-
-def _contexts() -> list[Any]:
-    """What context managers of jax have set in this thread; other threads do not see it."""
-    return [getattr(jax.config, name, None) for name in _CONTEXTS]
-
-
-_CONTEXTS = (
-    "jax_enable_x64",
-    "jax_default_device",
-    "jax_default_matmul_precision",
-    "jax_numpy_dtype_promotion",
-    "jax_numpy_rank_promotion",
-    "jax_debug_nans",
-    "jax_debug_infs",
-    "jax_disable_jit",
-    "jax_log_compiles",
-    "jax_transfer_guard",
-)
 
 
 @functools.cache

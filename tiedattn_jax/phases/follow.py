@@ -19,7 +19,6 @@ import numpy as np
 from jax import lax
 from jax.sharding import Mesh, PartitionSpec
 
-from ..averages.program import program
 from ..averages.rule import Rule
 from ..averages.sizes import SIZES
 from ..errors import array_of, is_concrete
@@ -311,7 +310,7 @@ class Track(eqx.Module):
     free: jax.Array
 
 
-@program
+@eqx.filter_jit  # of hundreds of cells, for which all effort of the compiler pays
 def follow(tracks: Track, nodes: Rule, settings: Settings, mesh: Mesh, lanes: int) -> dict[str, jax.Array]:
     """Solve every cell of many tracks, spread over the devices of a mesh.
 
