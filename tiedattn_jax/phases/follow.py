@@ -19,6 +19,7 @@ import numpy as np
 from jax import lax
 from jax.sharding import Mesh, PartitionSpec
 
+from ..averages.program import at_once
 from ..averages.rule import Rule
 from ..averages.sizes import SIZES
 from ..errors import array_of, is_concrete
@@ -390,10 +391,10 @@ def found_or(start: Overlaps, found: State) -> Overlaps:
 
 
 def map_each(fn: Callable[[Any], Any], args: Any) -> Any:
-    """`lax.map` in traced code; a Python loop, with programs that are compiled, where all numbers are known."""
+    """`lax.map` in traced code; calls of programs that are compiled, `at_once`, where all numbers are known."""
     if not is_concrete(args):
         return lax.map(fn, args)
-    return _stacked([fn(one) for one in unstacked(args)])
+    return _stacked(at_once(fn, unstacked(args)))
 
 
 @jax.jit
