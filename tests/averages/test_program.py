@@ -72,6 +72,20 @@ def test_replicates_one_by_one(model):
     assert how.at_once(str, []) == [] and how.at_once(str, [1, 2]) == ["1", "2"]
 
 
+def test_a_failure_ends_the_rest():
+    """Of many calls those are waited for that are in progress: an interrupt, too, ends soon."""
+    begun = []
+
+    def fail(item):
+        begun.append(item)
+        time.sleep(0.05)
+        raise ValueError
+
+    with pytest.raises(ValueError):
+        how.at_once(fail, [jnp.zeros(1)] * 50 * (os.cpu_count() or 1))
+    assert len(begun) <= 5 * (os.cpu_count() or 1)
+
+
 def test_of_several_threads_one_compiles(model):
     traced = []
 

@@ -77,10 +77,13 @@ def at_once(fn: Callable[[Any], Any], items: Sequence[Any]) -> list[Any]:
     devices = {d for a in jax.tree.leaves(items) if hasattr(a, "devices") for d in a.devices()}
     if len(items) < 2 or [d.platform for d in devices] != ["cpu"]:
         return [fn(item) for item in items]
-    with ThreadPoolExecutor(min(len(items), os.cpu_count() or 1)) as pool:
+    pool = ThreadPoolExecutor(min(len(items), os.cpu_count() or 1))
+    try:
         if pool.submit(settings).result() != settings():
             return [fn(item) for item in items]
         return list(pool.map(lambda item: jax.block_until_ready(fn(item)), items))
+    finally:
+        pool.shutdown(cancel_futures=True)  # an interrupt waits for what is in progress only
 
 
 @functools.cache

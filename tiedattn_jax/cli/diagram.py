@@ -3,11 +3,8 @@
 from __future__ import annotations
 
 import argparse
-import contextlib
-import os
 from typing import Any
 
-import jax
 import numpy as np
 
 from ..errors import InputError, require_memory
@@ -26,7 +23,7 @@ def register(commands: Any) -> None:
     own = {
         **{k: {**form, "default": axis.split(), "help": f"axis, by default {axis}"} for k, axis in AXES.items()},
         "alpha": {"type": positive, "help": text},
-        "devices": {"type": integer(), "help": "devices to spread the grid over, by default all; on a CPU, its cores"},
+        "devices": {"type": integer(), "help": "devices to spread the grid over, by default all; a CPU is one"},
         "resume": {"action": "store_true", "help": "go on with the finished tracks in the folder of --out"},
     }
     text = "phase diagram: both branches on a grid of settings"
@@ -59,7 +56,6 @@ def run(args: argparse.Namespace) -> Report:
     require_memory(_CELL_BYTES * cells, larger, " ".join(getattr(args, larger)), f"{cells} cells")
     x, y = ((name, np.linspace(low, high, size)) for name, low, high, size in axes.values())
     free = "alpha" not in (x[0], y[0])
-    _use_cores(args.devices)
     nodes = nodes_of(args, model)
     with progress_bars(args, "solve") as stage:
         diagram = phase_diagram(
@@ -78,11 +74,3 @@ def run(args: argparse.Namespace) -> Report:
         files = {"diagram.png": png(diagram.plot()), "diagram.csv": diagram.to_csv().encode()}
         files["diagram.npz"] = diagram.pack()
     return Report(diagram.to_dict(), diagram.summary(), files, bool(diagram.solved.any()), nodes)
-
-
-def _use_cores(devices: int | None) -> None:
-    """Make each core of the machine a device of jax, or as many as are asked for."""
-    cores = os.cpu_count() or 1
-    if devices is None or devices <= cores:
-        with contextlib.suppress(RuntimeError):  # devices exist already
-            jax.config.update("jax_num_cpu_devices", devices or cores)

@@ -19,7 +19,7 @@ import numpy as np
 from jax import lax
 from jax.sharding import Mesh, PartitionSpec
 
-from ..averages.program import at_once
+from ..averages.program import at_once, program
 from ..averages.rule import Rule
 from ..averages.sizes import SIZES
 from ..errors import array_of, is_concrete
@@ -311,9 +311,9 @@ class Track(eqx.Module):
     free: jax.Array
 
 
-@eqx.filter_jit  # of hundreds of cells, for which all effort of the compiler pays
-def follow(tracks: Track, nodes: Rule, settings: Settings, mesh: Mesh, lanes: int) -> dict[str, jax.Array]:
-    """Solve every cell of many tracks, spread over the devices of a mesh.
+@program
+def follow(tracks: Track, nodes: Rule, settings: Settings, mesh: Mesh | None, lanes: int) -> dict[str, jax.Array]:
+    """Solve every cell of many tracks, on one device or spread over those of a mesh.
 
     Args:
         tracks: T of them, T a multiple of the mesh's size.
@@ -337,6 +337,8 @@ def follow(tracks: Track, nodes: Rule, settings: Settings, mesh: Mesh, lanes: in
     def share(tracks: Track, nodes: Rule) -> dict[str, jax.Array]:
         return lax.map(lambda track: one(track, nodes), tracks, batch_size=lanes if lanes > 1 else None)
 
+    if mesh is None:
+        return share(tracks, nodes)
     rows, everywhere = PartitionSpec(*mesh.axis_names), PartitionSpec()
     spread = jax.shard_map(share, mesh=mesh, in_specs=(rows, everywhere), out_specs=rows, check_vma=False)
     return spread(tracks, nodes)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -13,6 +14,7 @@ import numpy as np
 from jax.experimental import multihost_utils
 from jax.sharding import Mesh
 
+from ..averages.program import at_once
 from ..averages.rule import Rule
 from ..averages.sizes import SIZES
 from ..errors import InputError, require, require_count, require_kind
@@ -69,8 +71,8 @@ def phase_diagram(
         alpha: samples per dimension, when it is not an axis.
         settings: tolerances; by default `GRID_SETTINGS`. Where a start may be far, in the first cells of tracks and in
             cells that are tried again, steps are added to them.
-        devices: how many of this process's devices to use; by default all. A CPU is one device unless
-            ``jax.config.update("jax_num_cpu_devices", cores)`` came before any computation.
+        devices: how many of this process's devices to use; by default all. A CPU is one, on which tracks run in as many
+            threads as there are cores.
         lanes: tracks that a device solves in lockstep; by default 1 on a CPU, up to 64 elsewhere.
         out: folder in which finished tracks, and cells that were tried again, are kept.
         resume: whether to go on with what `out` holds.
@@ -182,35 +184,46 @@ class _Grid(NamedTuple):
         if lanes is None:
             cpu = mesh.devices.flat[0].platform == "cpu"
             lanes = 1 if cpu else min(_ACCELERATOR_LANES, -(-total // mesh.size))
-        few = jax.tree.map(lambda a: a[: mesh.size], tracks)
-        shapes = eqx.filter_eval_shape(follow, few, self.nodes, self.settings, mesh, 1)
-        found = {k: np.full((total, *s.shape[1:]), np.nan) for k, s in shapes.items()}
-        done = np.zeros(total, bool)
+        several, chunk = mesh if mesh.size > 1 else None, mesh.size * lanes
+        done, found = np.zeros(total, bool), {}
+        processes, here = jax.process_count(), jax.process_index()
+        if processes > 1:  # all have arrays of the same shapes, before any has a track
+            some = jax.tree.map(lambda a: a[: mesh.size], tracks)
+            shapes = eqx.filter_eval_shape(follow, some, self.nodes, self.settings, several, 1)
+            found = {k: np.full((total, *s.shape[1:]), np.nan) for k, s in shapes.items()}
 
         def put(number: int, arrays: dict[str, np.ndarray]) -> None:
             done[number] = True
             for k, a in arrays.items():
-                found[k][number] = a
+                found.setdefault(k, np.full((total, *a.shape), np.nan))[number] = a
 
         for name, arrays in kept.items():
             put(int(name.removeprefix(_TRACK)), arrays)
-        processes, here = jax.process_count(), jax.process_index()
         if processes > 1:  # all see what process 0 found in its folder
             done, found = _together(multihost_utils.broadcast_one_to_all, (done, found), store)
         open_ = np.flatnonzero(~done)
-        mine, chunk, finished = open_[here::processes], mesh.size * lanes, int(done.sum())
+        mine, finished, one_by_one = open_[here::processes], int(done.sum()), threading.Lock()
+
+        def solve(some: jax.Array) -> None:
+            nonlocal finished
+            padded = np.resize(some, chunk)  # the last chunk is filled up with copies
+            part = follow(jax.tree.map(lambda a: a[padded], tracks), self.nodes, self.settings, several, lanes)
+            part = jax.tree.map(np.asarray, part)
+            with one_by_one:
+                for slot, number in enumerate(np.asarray(some)):
+                    arrays = {k: a[slot] for k, a in part.items()}
+                    store.put(f"{_TRACK}{number:05d}", arrays)
+                    put(number, arrays)
+                finished += processes * len(some)
+                progress(min(finished, total) * width, total * width)
+
         progress(finished * width, total * width)
-        for first in range(0, len(mine), chunk):
-            batch = mine[first : first + chunk]
-            padded = np.resize(batch, chunk)  # the last chunk is filled up with copies
-            some = jax.tree.map(lambda a, i=padded: a[i], tracks)
-            part = jax.tree.map(np.asarray, follow(some, self.nodes, self.settings, mesh, lanes))
-            for slot, number in enumerate(batch):
-                arrays = {k: a[slot] for k, a in part.items()}
-                store.put(f"{_TRACK}{number:05d}", arrays)
-                put(number, arrays)
-            finished += processes * len(batch)
-            progress(min(finished, total) * width, total * width)
+        chunks = [jnp.asarray(mine[k : k + chunk]) for k in range(0, len(mine), chunk)]
+        if several is None:
+            at_once(solve, chunks)
+        else:
+            for some in chunks:
+                solve(some)
         if processes > 1:
             shares = _together(multihost_utils.process_allgather, found, store)
             owner = np.zeros(total, int)
