@@ -320,9 +320,10 @@ def test_a_full_disk(diagram, model, lines, small_disk):
     page = os.sysconf("SC_PAGESIZE")
     track = max(-(-p.stat().st_size // page) * page for p in kept.glob("track-*.npz"))
     resize(2 * track + page)
-    with pytest.raises(OSError, match=r"No space left on device.*track-00002\.npz"):
+    with pytest.raises(OSError, match="No space left on device") as raised:
         go(model, lines, out=folder)
-    assert sorted(p.name for p in folder.glob("track-*")) == ["track-00000.npz", "track-00001.npz"]
+    there = {p.name for p in folder.glob("track-*")}  # in the order in which threads end
+    assert len(there) == 2 and Path(raised.value.filename).name in {p.name for p in kept.glob("track-*")} - there
     assert not list(folder.glob(".*.part"))
     resize(2**24)
     same(go(model, lines, out=folder, resume=True), whole, 1e-12)

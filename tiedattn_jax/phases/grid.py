@@ -194,8 +194,10 @@ class _Grid(NamedTuple):
 
         def put(number: int, arrays: dict[str, np.ndarray]) -> None:
             done[number] = True
+            if not found:
+                found.update({k: np.full((total, *a.shape), np.nan) for k, a in arrays.items()})
             for k, a in arrays.items():
-                found.setdefault(k, np.full((total, *a.shape), np.nan))[number] = a
+                found[k][number] = a
 
         for name, arrays in kept.items():
             put(int(name.removeprefix(_TRACK)), arrays)
