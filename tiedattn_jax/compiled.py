@@ -109,7 +109,8 @@ def traced_in(
     leaves, tree = jax.tree.flatten(arrays)
     try:
         fixed, around = jax.tree.flatten(static)
-        of = [Traced.source, jax.__version__, _name(fn), described(tree), described(around), *map(_static, fixed)]
+        versions = jax.__version__, eqx.__version__
+        of = [Traced.source, *versions, _name(fn), described(tree), described(around), *map(_static, fixed)]
     except TypeError:
         return None
     path = folder / f"{hashlib.sha256(json.dumps([of, about]).encode()).hexdigest()}.npz"
