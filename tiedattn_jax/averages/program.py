@@ -72,18 +72,15 @@ def at_once(fn: Callable[[Any], Any], items: Sequence[Any]) -> list[Any]:
     """`fn` of every item: on one CPU in as many threads as there are cores.
 
     XLA's own threads gain little on the arrays of a block: on two cores four replicates take half the time. Of threads that
-    need the same program jax lets one compile it.
+    need the same program jax lets one compile it. A failure or an interrupt waits for what is in progress only.
     """
     devices = {d for a in jax.tree.leaves(items) if hasattr(a, "devices") for d in a.devices()}
     if len(items) < 2 or [d.platform for d in devices] != ["cpu"]:
         return [fn(item) for item in items]
-    pool = ThreadPoolExecutor(min(len(items), os.cpu_count() or 1))
-    try:
+    with ThreadPoolExecutor(min(len(items), os.cpu_count() or 1)) as pool:
         if pool.submit(settings).result() != settings():
             return [fn(item) for item in items]
         return list(pool.map(lambda item: jax.block_until_ready(fn(item)), items))
-    finally:
-        pool.shutdown(cancel_futures=True)  # an interrupt waits for what is in progress only
 
 
 @functools.cache
