@@ -4,7 +4,7 @@
 so that a setting costs two or three Newton steps, and `Follower.search` says whether the branch is there. It runs as a
 Python loop over one branch (`walk`, `sweep`), and as a traced scan over many rows of a grid at once, spread over many
 devices (`follow`). There a *track* is one branch along one row; tracks do not know of each other, so that what is found
-does not depend on how they are spread over lanes, devices and processes.
+does not depend, but for rounding, on how they are spread over lanes, devices and processes.
 """
 
 from __future__ import annotations
