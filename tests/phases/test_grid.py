@@ -207,10 +207,12 @@ def test_tracks_run_along_alpha_from_the_largest(canned, model, lines, turned):
         np.testing.assert_array_equal(q[:, row], cells["q"])
 
 
-def test_a_track_is_the_loop_over_its_cells(solved_grid, lines):
+def test_a_track_is_the_loop_over_its_cells(solved_grid, model, lines):
     """The traced scan over a row of the grid and the loop over concrete settings make the same steps."""
     found, _, solved = solved_grid
-    track = jax.tree.map(lambda a: a[0], solved[1])
+    free = BRANCHES["semantic"].free(model)
+    each = [jax.tree.map(lambda a: a[0], tracks) for tracks in solved]  # in the order in which threads took them
+    (track,) = (t for t in each if jnp.array_equal(t.free, free) and t.models.omega[0] == OMEGAS[0])
     follower = Follower(lines, GIVEN, track.free, track.start)
     warm = Warm.begin(track.near, track.places[0], lines.replicates)
     for k, column in enumerate(reversed(range(len(ALPHAS)))):
