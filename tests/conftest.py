@@ -16,7 +16,7 @@ import pytest
 import tiedattn_jax as ta
 from tiedattn_jax import compiled
 
-FAST = "--xla_cpu_use_fusion_emitters=false"
+FAST = "--xla_cpu_use_fusion_emitters=false --xla_disable_hlo_passes=while-loop-invariant-code-motion"
 if "PYTEST_XDIST_WORKER" not in os.environ and "XLA_FLAGS" not in os.environ:
     # A flag that this jaxlib does not know ends the process.
     probe = [sys.executable, "-c", "import jax; jax.devices()"]
@@ -46,10 +46,22 @@ def few_programs():
         jax.clear_caches()
 
 
-@pytest.fixture(autouse=True)
-def traced_anew(monkeypatch):
-    """Here programs are traced by the process that needs them: a test may have patched what they are made of."""
-    monkeypatch.setattr(compiled, "traced_in", lambda *_: None)
+_FOLDER = compiled.Traced.folder
+
+
+@pytest.fixture
+def monkeypatch(monkeypatch):
+    """While a test replaces something it traces its programs itself: it takes no kept ones, and leaves none of its own."""
+    patch = monkeypatch.setattr
+
+    def and_trace_anew(*args, **options):
+        if compiled.Traced.folder == _FOLDER:
+            patch(compiled, "traced_in", lambda *_: None)
+            patch(compiled.Traced, "folder", None)
+        patch(*args, **options)
+
+    monkeypatch.setattr = and_trace_anew
+    return monkeypatch
 
 
 @pytest.fixture(scope="session")

@@ -10,6 +10,7 @@ from jax import export
 from jax.sharding import Mesh
 
 import tiedattn_jax as ta
+from tiedattn_jax.compiled import Traced
 from tiedattn_jax.phases.follow import Track, follow, pair_free, pair_start
 
 pytestmark = pytest.mark.usefixtures("quick_programs")
@@ -41,8 +42,9 @@ def calls_on(nodes):
 
 
 @pytest.fixture
-def compiled(caplog):
-    """Names of the programs that a function compiles."""
+def compiled(caplog, monkeypatch):
+    """Names of the programs that a function compiles, where none are kept."""
+    monkeypatch.setattr(Traced, "folder", None)
 
     def names(fn, *args):
         caplog.clear()

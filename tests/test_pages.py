@@ -22,7 +22,6 @@ import pytest
 import tiedattn_jax as ta
 from tiedattn_jax import compiled
 
-TRACED_IN = compiled.traced_in
 ROOT = Path(__file__).parents[1]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
 BLOCK = re.compile(r"(?P<skip><!-- not run: .+ -->\n+)?^```(?P<kind>\w*)\n(?P<text>.*?)^```$", re.M | re.S)
@@ -93,15 +92,13 @@ def near(printed: re.Match, shown: re.Match) -> bool:
 
 @pytest.fixture
 def alone(tmp_path, monkeypatch):
-    """A folder and a home of its own; programs are kept as for a user, and where they are stays as it was."""
-    cache = jax.config.jax_compilation_cache_dir
-    monkeypatch.setattr(compiled, "traced_in", TRACED_IN)
-    ta.use_compilation_cache()
+    """A folder and a home of its own; where programs are kept stays as it was."""
+    cache, traced = jax.config.jax_compilation_cache_dir, compiled.Traced.folder
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("HOME", str(tmp_path))
     yield
     jax.config.update("jax_compilation_cache_dir", cache)
-    compiled.Traced.folder = None
+    compiled.Traced.folder = traced
 
 
 @pytest.mark.slow

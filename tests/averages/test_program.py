@@ -3,6 +3,7 @@
 import os
 import threading
 import time
+from functools import partial
 
 import equinox as eqx
 import jax
@@ -28,18 +29,20 @@ def compiled(monkeypatch):
 
     monkeypatch.setattr(how, "eqx", type("", (), {"filter_jit": staticmethod(filter_jit)}))
     monkeypatch.setattr(how, "kept", filter_jit)
-    return how.program(lambda rule, scale: scale * jnp.sum(rule.stack.weight)), seen
+    return partial(how.program, lambda rule, scale: scale * jnp.sum(rule.stack.weight)), seen
 
 
-def test_what_is_compiled_with_less_effort(compiled, model, monkeypatch):
-    """Lines, at top level, where the compiler has the option; single nodes would run slower."""
-    total, seen = compiled
+@pytest.mark.parametrize("nested", [True, False])
+def test_what_is_compiled_with_less_effort(compiled, model, monkeypatch, nested):
+    """Lines, at top level, where the compiler has the option; single nodes would run slower. Loops around a solve."""
+    total, seen = compiled[0](nested=nested), compiled[1]
     monkeypatch.setattr(how, "_known", lambda: True)
     lines = ta.line_nodes(model, 1, replicates=2)
     single = ta.sobol_nodes(model, 4, replicates=2)
-    less, all_of_it = {"compiler_options": {"xla_cpu_use_fusion_emitters": False}}, {}
-    for rule, options in ((lines, less), (single, all_of_it)):
-        assert float(total(rule, 1.0)) == pytest.approx(2) and seen.pop() == options
+    emitters, all_of_it = {"xla_cpu_use_fusion_emitters": False}, {}
+    loops = {"xla_disable_hlo_passes": "while-loop-invariant-code-motion"} if nested else {}
+    for rule, options in ((lines, emitters | loops), (single, loops)):
+        assert float(total(rule, 1.0)) == pytest.approx(2) and seen.pop() == {"compiler_options": options}
     jax.jit(lambda scale: total(lines, scale))(1.0)
     assert seen.pop() == all_of_it
     jax.jit(lambda: total(lines, 1.0))()  # every argument has its value, but a program around it is being traced
@@ -100,11 +103,12 @@ def test_of_several_threads_one_compiles(model):
 
 
 def test_an_option_that_the_compiler_does_not_know(monkeypatch):
+    for name in ("_QUICK", "_AS_WRITTEN"):
+        how._known.cache_clear()
+        monkeypatch.setattr(how, name, {"xla_no_such_option": True})
+        assert not how._known()
+        monkeypatch.undo()
     how._known.cache_clear()
-    monkeypatch.setattr(how, "_QUICK", {"xla_no_such_option": True})
-    assert not how._known()
-    how._known.cache_clear()
-    monkeypatch.undo()
     assert how._known() == (jax.default_backend() == "cpu" and _works())
     how._known.cache_clear()
 

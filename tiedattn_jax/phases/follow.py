@@ -10,6 +10,7 @@ does not depend, but for rounding, on how they are spread over lanes, devices an
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from typing import Any
 
 import equinox as eqx
@@ -311,7 +312,7 @@ class Track(eqx.Module):
     free: jax.Array
 
 
-@program
+@partial(program, nested=True)
 def follow(tracks: Track, nodes: Rule, settings: Settings, mesh: Mesh | None, lanes: int) -> dict[str, jax.Array]:
     """Solve every cell of many tracks, on one device or spread over those of a mesh.
 
