@@ -25,11 +25,11 @@ def calls_on(nodes):
     def state(sigma, alpha):
         return ta.solve(ta.dot_product(sigma=sigma), alpha, "semantic", nodes).theta
 
-    def row(sigma, alpha):
-        """Both branches in one cell."""
+    def row(sigma, alpha, cells=1):
+        """Both branches in one cell, or in some."""
         model = ta.dot_product(sigma=sigma)
-        start, each = pair_start(model), jnp.stack([alpha[None]] * 2)
-        models = jax.tree.map(lambda a: jnp.stack([a[None]] * 2), model)
+        start, each = pair_start(model), jnp.stack([alpha + jnp.arange(cells)] * 2)
+        models = jax.tree.map(lambda a: jnp.broadcast_to(a, (2, cells, *a.shape)), model)
         return follow(Track(models, each, each, start, start, pair_free(model)), nodes, ta.Settings(), mesh, 1)["theta"]
 
     return {
@@ -61,6 +61,13 @@ def test_a_second_model_of_the_same_shape_compiles_nothing(name, model, compiled
     call = calls_on(ta.line_nodes(model, 3, replicates=2))[name]
     jax.block_until_ready(call(jnp.asarray(0.5), jnp.asarray(2.0)))
     assert compiled(call, jnp.asarray(0.51), jnp.asarray(1.9)) == []
+
+
+def test_rows_of_several_lengths_share_a_program(model, compiled):
+    row = calls_on(ta.line_nodes(model, 3, replicates=2))["a row of a grid"]
+    row(jnp.asarray(0.5), jnp.asarray(2.0))
+    assert "jit(_follow)" not in compiled(lambda: row(jnp.asarray(0.5), jnp.asarray(2.0), 3))
+    assert row(jnp.asarray(0.5), jnp.asarray(2.0), 3).shape[1] == 3
 
 
 def test_branches_share_the_program_that_solves_and_its_gradient_uses_it(model, compiled):

@@ -72,7 +72,12 @@ def printed(book) -> str:
     [
         ("quick_start", "ORDER = 5\nSIZE = 4", 2, ["d alpha_c / d sigma = -13.0", "4 x 4 cells"]),
         ("sensitivities", "ORDER = 5\nPOINTS = 3\nSTEPS = 3", 4, ["d log alpha_c / d log sigma = -5.2", "slope"]),
-        ("finite_size", "DIMENSIONS = (60, 80)\nINSTANCES = 2\nORDER = 5", 3, ["d = 80, 2 instances: converged"]),
+        (
+            "finite_size",
+            "DIMENSIONS = (60, 80)\nINSTANCES = 2\nORDER = 5\nALPHAS = 2",
+            3,
+            ["d = 80, 2 instances: converged"],
+        ),
         ("your_own_attention", "ORDER = 5\nD = 60\nINSTANCES = 2", 1, ["beta = 1.5: Transition(alpha_c = "]),
     ],
 )

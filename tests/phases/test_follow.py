@@ -193,3 +193,16 @@ def test_a_sweep_stops_beyond_the_end(model, lines, monkeypatch):
     curve = ta.sweep(model, list(there), "semantic", lines)
     np.testing.assert_array_equal(curve.alphas, [2.0, 3.0, 4.0, 5.0, 6.0])
     np.testing.assert_array_equal(curve.values(lambda p: p.size), [np.nan, 30.0, 40.0, np.nan, np.nan])
+
+
+def test_the_room_of_a_track(model):
+    """Sixteen cells, or the next power of two; what is behind the last cell is a copy of it."""
+    for cells, room in ((1, 16), (16, 16), (17, 32), (33, 64)):
+        each = jnp.arange(2.0 * cells).reshape(2, cells)
+        models = jax.tree.map(lambda a, cells=cells: jnp.broadcast_to(a, (2, cells, *a.shape)), model)
+        longer = how._with_room(
+            how.Track(models, each, each, pair_start(model), pair_start(model), pair_free(model)), cells
+        )
+        assert longer.alphas.shape == longer.models.sigma.shape == (2, room)
+        np.testing.assert_array_equal(longer.places[:, :cells], each)
+        np.testing.assert_array_equal(longer.places[:, cells:], np.repeat(each[:, -1:], room - cells, 1))

@@ -43,6 +43,7 @@ from .inputs import prepared
 CURVE_SETTINGS = Settings(tol=1e-4, max_steps=20)
 _SMALL = 0.2  # share of its largest possible size that few nodes may leave of an order parameter where there is none
 _NOTHING = 0.01  # share of rho in q below which a student that does not settle is on its way to zero
+_ROOM = 16  # cells of a track at least that its program has room for: shorter ones share it
 _DAMPED_STEPS = 60  # at least, of a search from the start of a branch that has appeared again
 
 Progress = Callable[[int, int], None]
@@ -312,7 +313,6 @@ class Track(eqx.Module):
     free: jax.Array
 
 
-@partial(program, nested=True)
 def follow(tracks: Track, nodes: Rule, settings: Settings, mesh: Mesh | None, lanes: int) -> dict[str, jax.Array]:
     """Solve every cell of many tracks, on one device or spread over those of a mesh.
 
@@ -324,25 +324,62 @@ def follow(tracks: Track, nodes: Rule, settings: Settings, mesh: Mesh | None, la
     Returns:
         The `State.numbers` of the cells, (T, C, R, ...).
     """
+    cells = tracks.alphas.shape[1]
+    found = _follow(_with_room(tracks, cells), jnp.asarray(cells), nodes, settings, mesh, lanes)
+    return _first(found, cells)
 
-    def one(track: Track, nodes: Rule) -> dict[str, jax.Array]:
-        follower = Follower(nodes, settings, track.free, track.start)
 
-        def cell(warm: Warm, at: tuple[Model, jax.Array, jax.Array]) -> tuple[Warm, dict[str, jax.Array]]:
-            warm, state = follower.advance(*at, warm)
+def _by_cell(track: Track) -> tuple[Model, jax.Array, jax.Array]:
+    return track.models, track.alphas, track.places
+
+
+@partial(jax.jit, static_argnums=1)
+def _with_room(tracks: Track, cells: int) -> Track:
+    """Tracks of so many cells, followed by copies of the last one."""
+    room = max(_ROOM, 1 << (cells - 1).bit_length())
+
+    def longer(a: jax.Array) -> jax.Array:
+        return jnp.concatenate([a, jnp.repeat(a[:, -1:], room - cells, 1)], 1)
+
+    return eqx.tree_at(_by_cell, tracks, jax.tree.map(longer, _by_cell(tracks)))
+
+
+@partial(jax.jit, static_argnums=1)
+def _first(found: dict[str, jax.Array], cells: int) -> dict[str, jax.Array]:
+    return {name: a[:, :cells] for name, a in found.items()}
+
+
+@partial(program, nested=True)
+def _follow(
+    tracks: Track, cells: jax.Array, nodes: Rule, settings: Settings, mesh: Mesh | None, lanes: int
+) -> dict[str, jax.Array]:
+    """`follow` of tracks with room for more cells than they have; the first `cells` are solved."""
+
+    def one(track: Track, cells: jax.Array, nodes: Rule) -> dict[str, jax.Array]:
+        follower, along = Follower(nodes, settings, track.free, track.start), _by_cell(track)
+
+        def step(k: jax.Array | int, warm: Warm) -> tuple[Warm, dict[str, jax.Array]]:
+            model, alpha, place = jax.tree.map(lambda a: a[k], along)
+            warm, state = follower.advance(model, alpha, place, warm)
             return warm, state.numbers()
 
-        warm = Warm.begin(track.near, track.places[0], nodes.replicates)
-        return lax.scan(cell, warm, (track.models, track.alphas, track.places))[1]
+        def cell(k: jax.Array, so_far: tuple[Warm, dict[str, jax.Array]]) -> tuple[Warm, dict[str, jax.Array]]:
+            warm, numbers = step(k, so_far[0])
+            return warm, jax.tree.map(lambda every, a: every.at[k].set(a), so_far[1], numbers)
 
-    def share(tracks: Track, nodes: Rule) -> dict[str, jax.Array]:
-        return lax.map(lambda track: one(track, nodes), tracks, batch_size=lanes if lanes > 1 else None)
+        warm = Warm.begin(track.near, track.places[0], nodes.replicates)
+        like = jax.eval_shape(step, 0, warm)[1]
+        found = jax.tree.map(lambda a: jnp.zeros((*track.alphas.shape, *a.shape), a.dtype), like)
+        return lax.fori_loop(0, cells, cell, (warm, found))[1]
+
+    def share(tracks: Track, cells: jax.Array, nodes: Rule) -> dict[str, jax.Array]:
+        return lax.map(lambda track: one(track, cells, nodes), tracks, batch_size=lanes if lanes > 1 else None)
 
     if mesh is None:
-        return share(tracks, nodes)
+        return share(tracks, cells, nodes)
     rows, everywhere = PartitionSpec(*mesh.axis_names), PartitionSpec()
-    spread = jax.shard_map(share, mesh=mesh, in_specs=(rows, everywhere), out_specs=rows, check_vma=False)
-    return spread(tracks, nodes)
+    specs = rows, everywhere, everywhere
+    return jax.shard_map(share, mesh=mesh, in_specs=specs, out_specs=rows, check_vma=False)(tracks, cells, nodes)
 
 
 def tracks_of(models: Model, alphas: np.ndarray, places: np.ndarray, nodes: Rule, settings: Settings) -> Track:
