@@ -24,7 +24,10 @@ from ..model import Model
 from .prox import expand, in_groups, least_pivots, lowest_minima, proximal
 
 _GRID = 24  # points of the profile that is searched for common tangents
-_NEWTON, _MOST_NEWTON = 2, 8  # steps at each point: the tangent of the one before leaves little to do at most of them
+# Newton steps at each point, at least, and the last one, relative, at most; the tangent of the point before leaves little to
+# do. A profile says where the jumps are, by energies that are right to second order.
+_NODES, _PROFILE = (2, 1e-4), (1, 1e-2)
+_MOST_NEWTON = 8
 _TANGENT_STEPS = 16  # slow only where a jump is about to end
 
 
@@ -65,7 +68,11 @@ class Section(eqx.Module):
     @property
     def settled(self) -> jax.Array:
         """Whether that step was small."""
-        return self.error < 1e-4 * (1 + jnp.max(jnp.abs(self.z), -2))
+        return self.within(_NODES[1])
+
+    def within(self, share: float) -> jax.Array:
+        """Whether that step was a small share of the place."""
+        return self.error < share * (1 + jnp.max(jnp.abs(self.z), -2))
 
     def but(self, **parts: jax.Array) -> Section:
         """With other parts."""
@@ -99,15 +106,22 @@ def section(model: Model, V: jax.Array, lines: Lines, t: jax.Array, z: jax.Array
 
 
 def trace(
-    model: Model, V: jax.Array, lines: Lines, starts: Section, ts: jax.Array, fresh: jax.Array | None = None
+    model: Model,
+    V: jax.Array,
+    lines: Lines,
+    starts: Section,
+    ts: jax.Array,
+    fresh: jax.Array | None = None,
+    effort: tuple[int, float] = _NODES,
 ) -> Section:
     """Sections at one t after the other, (K, N), each from the tangent of the one before.
 
     Args:
         starts: sections to start from, (S, N): the first, and each later one where `fresh` (K, N) names it.
         fresh: index of the start to use instead of the section before, or -1.
+        effort: Newton steps at least, and what the last one may be at most.
     """
-    fresh = jnp.full(ts.shape, -1) if fresh is None else fresh
+    fresh, (least, enough) = jnp.full(ts.shape, -1) if fresh is None else fresh, effort
 
     def body(last: Section, at: tuple[jax.Array, jax.Array]) -> tuple[Section, Section]:
         t, which = at
@@ -117,7 +131,7 @@ def trace(
 
         def unfinished(state: tuple[Any, Section]) -> Any:
             k, e = state
-            return (k < _NEWTON) | ((k < _MOST_NEWTON) & ~jnp.all(e.settled))
+            return (k < least) | ((k < _MOST_NEWTON) & ~jnp.all(e.within(enough)))
 
         here = lax.while_loop(unfinished, lambda s: (s[0] + 1, section(model, V, lines, t, s[1].z)), (0, last))[1]
         return here, here
@@ -248,7 +262,8 @@ def energy_profile(model: Model, V: jax.Array, lines: Lines, reach: jax.Array) -
     t, zero = jnp.sum(both.normal * z, 0), jnp.zeros_like(z[0])
     ends = Section.of(t, z, jnp.zeros_like(z), zero, zero, zero, zero)
     grid = t[:size] + (t[size:] - t[:size]) * jnp.linspace(0.0, 1.0, _GRID, dtype=t.dtype)[:, None]
-    traced = trace(model, V, both, jax.tree.map(lambda a: a[None], ends), jnp.concatenate([grid, grid[::-1]], -1))
+    starts, ts = jax.tree.map(lambda a: a[None], ends), jnp.concatenate([grid, grid[::-1]], -1)
+    traced = trace(model, V, both, starts, ts, effort=_PROFILE)
     up, down = _sides(traced)
     down = jax.tree.map(lambda a: a[::-1], down)
     lower = down.energy < up.energy - _rounding(up.energy)

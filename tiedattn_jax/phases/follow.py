@@ -54,10 +54,10 @@ def silent(done: int, total: int) -> None:
 
 
 class Warm(eqx.Module):
-    """What a replicate goes on from: its last two states, their places, and how many there are; none where the branch
-    is absent.
+    """What a replicate goes on from: its last two states, their places, and how many of them are on one line.
 
-    Every array has a leading replicate axis.
+    The count is negative where the branch is absent: they are uninformed states then. Every array has a leading
+    replicate axis.
     """
 
     before: Overlaps
@@ -82,7 +82,7 @@ def predict(model: Model, warm: Warm, place: jax.Array) -> Overlaps:
         ratio = (place - warm.place) / (warm.place - warm.place_before)
         ahead = jax.tree.map(lambda a, b: a + ratio * (a - b), warm.last, warm.before)
         along = jnp.sum(ahead.theta * warm.last.theta) + jnp.sum(ahead.m * warm.last.m)
-        use = (warm.count >= 2) & admissible(model, ahead) & (along >= 0)
+        use = (jnp.abs(warm.count) >= 2) & admissible(model, ahead) & (along >= 0)
         return jax.tree.map(lambda a, b: jnp.where(use, a, b), ahead, warm.last)
 
     return jax.vmap(one)(warm)
@@ -104,7 +104,9 @@ def learn(warm: Warm, place: jax.Array, state: State) -> Warm:
         return jnp.where(own.reshape(-1, *[1] * (a.ndim - 1)), a, jnp.where(jnp.any(found), b, c))
 
     places, one = jnp.broadcast_to(place, found.shape), jnp.ones_like(warm.count)
-    fresh = Warm(warm.last, x, warm.place, places, jnp.where(absent, 0, jnp.minimum(warm.count + 1, 2)))
+    alike = (warm.count < 0) == absent
+    count = jnp.where(alike, jnp.minimum(jnp.abs(warm.count) + 1, 2), 1)
+    fresh = Warm(warm.last, x, warm.place, places, jnp.where(absent, -count, count))
     return jax.tree.map(pick, fresh, Warm(warm.last, mean, warm.place, places, one), warm)
 
 
@@ -159,7 +161,7 @@ class Follower(eqx.Module):
 
     def advance(self, model: Model, alpha: jax.Array, place: jax.Array, warm: Warm) -> tuple[Warm, State]:
         """The step: the branch at the next setting, at a place along the way, and what to go on from."""
-        state = self.search(model, alpha, predict(model, warm, place), jnp.any(warm.count == 0))
+        state = self.search(model, alpha, predict(model, warm, place), jnp.any(warm.count < 0))
         return learn(warm, place, state), state
 
     def search(self, model: Model, alpha: jax.Array, near: Overlaps, lost: jax.Array) -> State:
@@ -411,18 +413,19 @@ def tracks_of(models: Model, alphas: np.ndarray, places: np.ndarray, nodes: Rule
 
 def _first_cells(models: Model, alphas: jax.Array, nodes: Rule, settings: Settings) -> Overlaps:
     """Overlaps near both branches in the first cell of every row, on coarse averages: leaves (branches, rows, ...)."""
-    near = []
-    for branch in PAIR:
-        model = jax.tree.map(lambda a: a[0], models)
-        free, start = branch_of(branch).free(model), branch_start(model, branch)
-        row, x = [], start
+
+    def along(branch: tuple[jax.Array, Overlaps]) -> Overlaps:
+        (free, start), row = branch, []
+        x = start
         for i, alpha in enumerate(alphas):
             model = jax.tree.map(lambda a, i=i: a[i], models)
             found = solve_coarsely(model, alpha, nodes, x, free, settings)
             x = found_or(start, found)
             row.append(found.overlaps if found.status == Status.absent else x)
-        near.append(_stacked(row))
-    return _stacked(near)
+        return _stacked(row)
+
+    first = jax.tree.map(lambda a: a[0], models)
+    return map_each(along, (pair_free(first), pair_start(first)))
 
 
 def found_or(start: Overlaps, found: State) -> Overlaps:
