@@ -7,11 +7,12 @@ from cases import CASES, state
 
 import tiedattn_jax as ta
 from tiedattn_jax import linalg
+from tiedattn_jax.averages import nodes
 from tiedattn_jax.averages.fields import fields, whiten
 from tiedattn_jax.averages.rule import average, average_of_weighted
 from tiedattn_jax.averages.sizes import WIDE_COARSE
 from tiedattn_jax.linalg import apply, ldl_solve
-from tiedattn_jax.theory.potentials import channel, points_in
+from tiedattn_jax.theory.potentials import channel, channel_gradient, points_in
 
 pytestmark = pytest.mark.usefixtures("quick_programs")
 
@@ -160,3 +161,31 @@ def test_nodes_near_a_jump_share_their_weight():
     order = np.argsort(near)[: int(np.sum(kept < 1))]
     assert 10 < order.size < 100 and kept[order[0]] < 0.6
     np.testing.assert_allclose(np.sum(1 - kept), np.sum(crossed), rtol=1e-9)
+
+
+@pytest.mark.parametrize(("V", "tol"), [(2.0, 1e-7), (12.7, 0.2)], ids=["nothing jumps", "jumps"])
+def test_derivatives_of_averages_where_nothing_jumps_are_those_of_the_nodes(model, V, tol):
+    """There a difference at the same nodes gives the same; where minimisers jump it scatters, and the derivative does not."""
+    replicate = ta.sobol_nodes(model, 2**10, replicates=1).replicate(0)
+    x = ta.Overlaps(*(jnp.full((2, 1, 1), v) for v in (0.05, V, 0.0)), 0.19 * jnp.array([[1.0], [-1.0]]))
+
+    @jax.jit
+    def response(q):
+        moved = eqx.tree_at(lambda x: x.q, x, q * jnp.ones((2, 1, 1)))
+        return channel_gradient(model, moved, replicate)[1].q[0, 0, 0]
+
+    step = 1e-5
+    difference = (response(0.05 + step) - response(0.05 - step)) / (2 * step)
+    slope = jax.jit(jax.jacfwd(response))(0.05)
+    np.testing.assert_allclose(slope, difference, rtol=tol)
+    assert tol < 1e-3 or abs(slope / difference - 1) > 1e-3
+
+
+def test_how_much_nodes_carry():
+    """All of the motion where none is near a jump, hardly any where one in a thousand is; nodes without weight do not count."""
+    weight, width = jnp.where(jnp.arange(2000) < 1000, 1e-3, 0.0), jnp.asarray(0.1)
+    for near, share in ((0, 1.0), (1, 1 / (1 + 3.0**2))):
+        found = nodes._carried(jnp.arange(2000) < near, weight, width)
+        np.testing.assert_allclose(found, share, rtol=1e-12)
+    np.testing.assert_allclose(nodes._carried(jnp.arange(2000) > 1000, weight, width), 1.0)
+    assert nodes._carried(jnp.ones(4, bool), jnp.zeros(4), width) == 1  # a block that fills up the last one
