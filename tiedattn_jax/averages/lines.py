@@ -289,7 +289,7 @@ def line_nodes(
     With two teacher fields (L t = 2) the lines form a product rule in the other dimensions: `order` + 2 angles and 3
     `order` radii of the teacher's fields, order / 2 + 1 places across the lines in each dimension. At the standard
     setting order 5 is right to 5e-4, 7 to 2e-4, 9 to 4e-5, 15 to 4e-6. Otherwise, or with `lines`, they are scrambled
-    Sobol points, with errors 3 to 12 times those of as many single ones (`sobol_nodes`): a check of these.
+    Sobol points, with errors 4 to 12 times those of as many single ones (`sobol_nodes`): a check of these.
 
     Args:
         model: gives the number of fields of a node, and the dtype.

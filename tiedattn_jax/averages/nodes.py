@@ -95,7 +95,7 @@ def _carried(near: jax.Array, weight: jax.Array, bandwidth: jax.Array) -> jax.Ar
 
     The average moves alike for any share. Weights know where the minimiser jumps, and scatter with every field; nodes that
     move follow what is smooth, and know of a jump from those `near` it only, within a bandwidth. What is squared is about the
-    variance of the second way over that of the first where there are jumps; where there are none it is a hundredth or less.
+    variance of the second way over that of the first where there are jumps; where there are none it is .03 or less.
     """
     share = jnp.sum(jnp.where(near, weight, 0.0)) / jnp.maximum(jnp.sum(weight), jnp.finfo(weight.dtype).tiny)
     return 1 / (1 + (_JUMPS * share / bandwidth**2) ** 2)

@@ -2,7 +2,7 @@
 
 `Follower.advance` is the step: every replicate of the averages starts from the secant through its own last two states,
 so that a setting costs two or three Newton steps, and `Follower.search` says whether the branch is there. It runs as a
-Python loop over one branch (`walk`, `sweep`), and as a traced scan over many rows of a grid at once, spread over many
+Python loop over one branch (`walk`, `sweep`), and as a traced loop over many rows of a grid at once, spread over many
 devices (`follow`). There a *track* is one branch along one row; tracks do not know of each other, so that what is found
 does not depend, but for rounding, on how they are spread over lanes, devices and processes.
 """
@@ -415,8 +415,8 @@ def _first_cells(models: Model, alphas: jax.Array, nodes: Rule, settings: Settin
     """Overlaps near both branches in the first cell of every row, on coarse averages: leaves (branches, rows, ...)."""
 
     def along(branch: tuple[jax.Array, Overlaps]) -> Overlaps:
-        (free, start), row = branch, []
-        x = start
+        free, start = branch
+        row, x = [], start
         for i, alpha in enumerate(alphas):
             model = jax.tree.map(lambda a, i=i: a[i], models)
             found = solve_coarsely(model, alpha, nodes, x, free, settings)
