@@ -32,12 +32,15 @@ def cases() -> dict[str, tuple[ta.Model, float, str]]:
     """Model, alpha and branch, by name."""
     l1 = ta.dot_product(lam=0.0, penalty=ta.L1(0.01))
     net = ta.dot_product(lam=0.01, penalty=ta.L1(0.01))
+    untied = ta.untied_dot_product(lam=0.01, penalty=ta.L1(0.01), tied_teacher=True)
     return {
         "l1, semantic": (l1, 4.0, "semantic"),
         "l1, positional": (l1, 4.0, "positional"),
         "elastic net, semantic": (net, 3.0, "semantic"),
         "elastic net, positional": (net, 3.0, "positional"),
         "l1, sparse teacher, semantic": (SparseTeacher(**vars(l1)), 3.0, "semantic"),
+        "elastic net, query and key of their own, semantic": (untied, 5.0, "semantic"),
+        "elastic net, query and key of their own, positional": (untied, 5.0, "positional"),
     }
 
 
@@ -52,7 +55,7 @@ def main() -> None:
     for name, (model, alpha, branch) in ((k, v) for k, v in cases().items() if args.case in k):
         keys = jax.random.split(jax.random.key(0), args.instances)
         run = partial(critical_point, model, branch)
-        nodes = ta.line_nodes(model, 15)
+        nodes = ta.line_nodes(model, 15) if model.shape[1] == 1 else ta.sobol_nodes(model, 2**15)
         found = ta.run_instances(model, args.d, alpha, run, keys, nodes=nodes, normalise=True)
         settled = f"{(found.ok & (found.branch == branch)).sum()} of {args.instances}"
         for what, (mean, theory, gap, bar) in found.difference(branch).items():

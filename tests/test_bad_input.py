@@ -13,6 +13,7 @@ import tiedattn_jax as ta
 from tiedattn_jax.model import check
 from tiedattn_jax.overlaps import BRANCHES
 from tiedattn_jax.parameters import Parameter, axis_of
+from tiedattn_jax.theory.potentials import prior
 
 MODEL = ta.dot_product()
 NAN = float("nan")
@@ -246,9 +247,9 @@ MODELS = {
         lambda: penalised(value=lambda self, w: jnp.maximum(w, 0)),
         "penalty must be even for a branch by name",
     ),
-    "penalty of rank 2": (
-        lambda: penalised(rank=2),
-        "penalty must be None for a student of rank r > 1, got Own and rank 2",
+    "penalty of rank 3": (
+        lambda: prior(penalised(rank=3), ta.Conjugates(*(jnp.ones((2, 3, k)) for k in (3, 3, 1)), jnp.ones((2, 3)))),
+        "penalty must be None for a student of more than two columns, got 3",
     ),
     "nothing holds": (
         lambda: penalised(0.0, value=lambda self, w: 0 * w, prox=lambda self, v, c: v),

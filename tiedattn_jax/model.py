@@ -502,7 +502,7 @@ def check(model: Model, *, even: bool = True) -> None:
         _check_arguments(model)
         check_numbers(model)
         if model.penalty is not None:
-            check_penalty(model.penalty, model.lam, model.shape[1], even)
+            check_penalty(model.penalty, model.lam, even)
         _check_law(model)
         _check_functions(model, even)
 

@@ -267,9 +267,12 @@ class Coordinates:
         return ravel_pytree(Overlaps(*full))[0]
 
     def gauge(self, model: Model, x: Overlaps, scale: jax.Array) -> jax.Array:
-        """Unit tangents, in scaled coordinates, of the orbit of a state under Q -> Q O: (generators, n)."""
+        """Unit tangents, in scaled coordinates, of the orbit of a state under Q -> Q O: (generators, n).
+
+        None with a penalty, which is another one for columns that are turned.
+        """
         turns = [jnp.asarray(A, x.q.dtype) for A in model.generators]
-        if not turns:
+        if not turns or model.penalty is not None:
             return jnp.zeros((0, scale.shape[0]), scale.dtype)
         # An infinitesimal rotation of the student's columns.
         moves = (Overlaps(A @ x.q - x.q @ A, A @ x.V - x.V @ A, A @ x.theta, x.m @ A.T) for A in turns)

@@ -8,15 +8,19 @@ import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax import lax
 
 from .errors import InputError, as_number, is_concrete, require, require_kind, require_not_negative, require_takes
+from .linalg import inverse
 from .printing import Description, Printed, entries
+
+_MOST_SWEEPS = 500
 
 
 class Penalty(Printed):
     """A convex penalty ``sum_i p(Q_i)`` of the weights besides the ridge. Subclass it, and write `value` and `prox`.
 
-    Numbers that theory should be differentiable in are array fields of the subclass. Students have rank one.
+    Numbers that theory should be differentiable in are array fields of the subclass.
     """
 
     def value(self, w: jax.Array) -> jax.Array:
@@ -64,34 +68,99 @@ class L1(Penalty):
 
 
 def minimiser(penalty: Penalty, Lam: jax.Array, b: jax.Array) -> jax.Array:
-    """``argmin_w Lam w^2 / 2 - b w + p(w)`` for every entry of b."""
-    return penalty.prox(b / Lam, 1 / Lam)
+    """``argmin_w w^T Lam w / 2 - b . w + sum_a p(w_a)`` of the columns of a weight, differentiable.
+
+    Args:
+        Lam: positive definite, (..., r, r).
+        b: fields, (..., r).
+    """
+    return _minimised(penalty, Lam, b)[0]
 
 
-def minimiser_and_slope(penalty: Penalty, Lam: jax.Array, b: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """`minimiser` and its derivative in b, the variance of a weight in message passing."""
-    return jax.jvp(lambda b: minimiser(penalty, Lam, b), (b,), (jnp.ones_like(b),))
+def minimiser_and_response(penalty: Penalty, Lam: jax.Array, b: jax.Array) -> tuple[jax.Array, jax.Array]:
+    """`minimiser` and its derivative in b, (..., r, r), the variance of a weight in message passing."""
+    w, u = _minimised(penalty, Lam, b)
+    slope = _prox_and_slope(penalty, u, Lam)[1]
+    return w, slope[..., None] * inverse(_by_u(slope, Lam))
 
 
-def require_rank_one(penalty: Penalty, rank: int) -> None:
-    """Raise an `InputError` unless the student has rank one: its columns would share one minimisation."""
-    if rank > 1:
-        name = type(penalty).__name__
-        raise InputError("penalty", f"must be None for a student of rank r > 1, got {name} and rank {rank}")
+def _minimised(penalty: Penalty, Lam: jax.Array, b: jax.Array) -> tuple[jax.Array, jax.Array]:
+    """The minimiser, and u with ``w_a = prox(u_a, 1 / Lam_aa)``: what is left of the field of a column beside the others."""
+    u = b / _diagonal(Lam)
+    if b.shape[-1] > 1:
+        u = _attach(_found(*lax.stop_gradient((penalty, Lam, b))), penalty, Lam, b)
+    return _prox(penalty, u, Lam), u
 
 
-def check_penalty(penalty: Any, lam: Any, rank: int, even: bool) -> None:
+def _diagonal(Lam: jax.Array) -> jax.Array:
+    return jnp.diagonal(Lam, axis1=-2, axis2=-1)
+
+
+def _prox(penalty: Penalty, u: jax.Array, Lam: jax.Array) -> jax.Array:
+    return penalty.prox(u, jnp.broadcast_to(1 / _diagonal(Lam), u.shape))
+
+
+def _prox_and_slope(penalty: Penalty, u: jax.Array, Lam: jax.Array) -> tuple[jax.Array, jax.Array]:
+    return jax.jvp(lambda u: _prox(penalty, u, Lam), (u,), (jnp.ones_like(u),))
+
+
+def _field(u: jax.Array, penalty: Penalty, Lam: jax.Array) -> jax.Array:
+    """The field b that u belongs to."""
+    w, stiff = _prox(penalty, u, Lam), _diagonal(Lam)
+    return stiff * (u - w) + jnp.sum(Lam * w[..., None, :], -1)
+
+
+def _by_u(slope: jax.Array, Lam: jax.Array) -> jax.Array:
+    """Derivative of the field b in u, given that of w."""
+    own = _diagonal(Lam) * (1 - slope)
+    return Lam * slope[..., None, :] + own[..., None] * jnp.eye(slope.shape[-1], dtype=slope.dtype)
+
+
+def _found(penalty: Penalty, Lam: jax.Array, b: jax.Array) -> jax.Array:
+    """u by minimising one column after the other, again and again until none moves."""
+    stiff, columns = _diagonal(Lam), range(b.shape[-1])
+
+    def sweep(u: jax.Array) -> jax.Array:
+        for a in columns:
+            others = _prox(penalty, u, Lam).at[..., a].set(0.0)
+            u = u.at[..., a].set((b[..., a] - jnp.sum(Lam[..., a, :] * others, -1)) / stiff[..., a])
+        return u
+
+    def moves(state: tuple[jax.Array, jax.Array, jax.Array]) -> jax.Array:
+        u, before, k = state
+        return (jnp.max(jnp.abs(u - before)) > 4 * jnp.finfo(b.dtype).eps * jnp.max(jnp.abs(u))) & (k < _MOST_SWEEPS)
+
+    start = b / stiff
+    return lax.while_loop(moves, lambda s: (sweep(s[0]), s[0], s[2] + 1), (sweep(start), start, jnp.asarray(0)))[0]
+
+
+@jax.custom_jvp
+def _attach(u: jax.Array, penalty: Penalty, Lam: jax.Array, b: jax.Array) -> jax.Array:
+    """u that was found, given its derivatives by the implicit function theorem."""
+    return u
+
+
+@_attach.defjvp
+def _(primals: Any, tangents: Any) -> tuple[jax.Array, jax.Array]:
+    _, penalty, Lam, _ = primals
+    u = _attach(*primals)
+    moved = jax.jvp(lambda *given: _field(u, *given), (penalty, Lam), tangents[1:3])[1]
+    push = jnp.broadcast_to(tangents[3] - moved, u.shape)
+    by_u = _by_u(_prox_and_slope(penalty, u, Lam)[1], Lam)
+    return u, jnp.sum(inverse(by_u) * push[..., None, :], -1)
+
+
+def check_penalty(penalty: Any, lam: Any, even: bool) -> None:
     """Check a penalty whose numbers are concrete.
 
     Args:
         lam: ridge strength beside it.
-        rank: of the student.
         even: whether ``p(-w) = p(w)`` is asked for.
 
     Raises:
         InputError: no `Penalty`; one without `value` or `prox`, or of other arguments; values of another shape than the
             argument, not finite, not convex or not even; a `prox` that is not the minimiser; weights that nothing
-            holds; a rank above one.
+            holds.
     """
     require_kind(penalty, "penalty", Penalty, "a tiedattn_jax.Penalty, such as L1(0.01), or None")
     if not is_concrete(penalty):
@@ -102,7 +171,6 @@ def check_penalty(penalty: Any, lam: Any, rank: int, even: bool) -> None:
             raise InputError("penalty", f"must have a method `{form}`, got {name} without it: see tiedattn_jax.Penalty")
     require_takes(penalty.value, "penalty.value", ("w",))
     require_takes(penalty.prox, "penalty.prox", ("v", "c"))
-    require_rank_one(penalty, rank)
     dtype = jnp.result_type(lam)
     w = jnp.asarray(np.concatenate([3 * np.random.default_rng(0).standard_normal(30), [0.0]]), dtype)
     c = jnp.full_like(w, 0.7)

@@ -66,6 +66,19 @@ def test_training_by_proximal_steps(net, data, found):
     np.testing.assert_array_equal(full.Q == 0, found.Q == 0)
 
 
+def test_two_columns():
+    """Message passing ends where training stays; the columns of a weight are zero one by one."""
+    model = ta.untied_dot_product(lam=0.01, penalty=ta.L1(STRENGTH), tied_teacher=True)
+    data = sample_data(model, 60, 4.0, jax.random.key(1))
+    found = gamp(model, data, "positional")
+    assert bool(found.ok) and float(found.gradient_norm) < 1e-10
+    zero = found.Q == 0
+    assert 0 < jnp.sum(zero[:, 0] & ~zero[:, 1]) and 0 < jnp.sum(zero[:, 0] & zero[:, 1])
+    assert np.all(np.abs(np.where(zero[:, :, None] | zero[:, None, :], found.C, 0)) < 1e-10)
+    still = train(model, data, found.Q, steps=3)
+    np.testing.assert_allclose(still.Q, found.Q, atol=1e-10)
+
+
 @pytest.mark.parametrize("optimizer", ["adam", "lbfgs"])
 def test_optimisers_without_proximal_steps_are_refused(net, data, optimizer):
     with pytest.raises(ta.InputError, match="optimizer must be gd for a model with a penalty, got optimizer="):

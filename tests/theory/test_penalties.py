@@ -11,10 +11,11 @@ from jax.scipy.stats import norm
 from penalties import Quadratic, sparse
 
 import tiedattn_jax as ta
-from tiedattn_jax.overlaps import BRANCHES
+from tiedattn_jax.overlaps import BRANCHES, Coordinates
+from tiedattn_jax.penalties import minimiser, minimiser_and_response
 from tiedattn_jax.theory.fixed_points import solve_from
 from tiedattn_jax.theory.observables import diagnose
-from tiedattn_jax.theory.potentials import overlaps, prior
+from tiedattn_jax.theory.potentials import overlaps, prior, weight_fields
 
 pytestmark = pytest.mark.usefixtures("quick_programs")
 HATS = ta.Conjugates(
@@ -90,6 +91,92 @@ def test_ridge_as_a_penalty():
     for got in others:
         for a, b in zip(jax.tree.leaves(got), jax.tree.leaves(want), strict=True):
             np.testing.assert_allclose(a, b, rtol=1e-10)
+
+
+def hats_of(correlation, theta=(0.011, 0.006), m=(3e-3, 1e-3)):
+    """Conjugates of two columns whose fields have this correlation, besides what theta adds."""
+    alike = jnp.array([[1.0, correlation], [correlation, 1.0]])
+    q, V = (jnp.stack([scale * alike] * 2) for scale in (1.3e-4, 0.024))
+    V = V * jnp.array([[1.0, -0.2], [-0.2, 1.0]])
+    m = jnp.array([m, [-x for x in m]])
+    return ta.Conjugates(q, V, jnp.stack([jnp.asarray(theta)[:, None]] * 2), m)
+
+
+untied = ta.untied_dot_product(tied_teacher=True, penalty=ta.L1(4e-3))
+
+
+def test_columns_apart_are_weights_of_their_own():
+    """One column knows of the teacher, the other one of the encodings, and their fields are independent."""
+    hats = hats_of(0.0, (0.011, 0.0), (0.0, 3e-3))
+    parts = [jax.tree.map(lambda a, k=k: a[:, k : k + 1], hats) for k in range(2)]
+    parts = [ta.Conjugates(*(a[:, :, k : k + 1] for a in (x.q, x.V)), x.theta, x.m) for k, x in enumerate(parts)]
+    single = ta.dot_product(penalty=ta.L1(4e-3))
+    np.testing.assert_allclose(prior(untied, hats), sum(prior(single, part) for part in parts), rtol=1e-10)
+    found = overlaps(untied, hats)
+    for k, part in enumerate(parts):
+        own = overlaps(single, part)
+        np.testing.assert_allclose(found.q[:, k, k], own.q[:, 0, 0], rtol=1e-7)
+        np.testing.assert_allclose(found.V[:, k, k], own.V[:, 0, 0], rtol=1e-7)
+        np.testing.assert_allclose(found.theta[:, k], own.theta[:, 0], atol=1e-9)
+        np.testing.assert_allclose(found.m[:, k], own.m[:, 0], atol=1e-9)
+
+
+@pytest.mark.parametrize("correlation", [-0.9, 0.0, 0.5, 0.98])
+def test_averages_over_two_columns(correlation):
+    """V by Stein's identity: the mean response of a weight. It is a second derivative of psi here, too, the first of `prior`."""
+    hats, still = hats_of(correlation), jax.tree.map(jnp.zeros_like, hats_of(correlation))
+    Lam, b, share = weight_fields(untied, untied.penalty, hats)
+    w, R = minimiser_and_response(untied.penalty, Lam[:, None], b)
+    np.testing.assert_allclose(jnp.sum(share), 1, rtol=1e-9)
+    np.testing.assert_allclose(jnp.einsum("kn,knab->ab", share, R) * 0.25, overlaps(untied, hats).V[0], atol=1e-8)
+    assert 0.05 < jnp.sum(share * jnp.all(w == 0, -1)) < jnp.sum(share * jnp.any(w == 0, -1)) < 0.95
+    along = dataclasses.replace(still, q=hats.q, theta=0.3 * hats.theta, V=0.5 * hats.V)
+    slope = jax.jvp(lambda h: overlaps(untied, h), (hats,), (along,))[1]
+    up, down = (overlaps(untied, jax.tree.map(lambda a, d, s=s: a + s * d, hats, along)) for s in (1e-4, -1e-4))
+    for a, b, c in zip(*map(jax.tree.leaves, (slope, up, down)), strict=True):
+        np.testing.assert_allclose(a, (b - c) / 2e-4, rtol=1e-5, atol=1e-9)
+
+
+def test_a_quadratic_penalty_of_two_columns_is_a_ridge():
+    hats = hats_of(0.5)
+    ridge = ta.untied_dot_product(lam=0.014, tied_teacher=True)
+    own = ta.untied_dot_product(lam=0.01, tied_teacher=True, penalty=Quadratic(jnp.asarray(0.004)))
+    for got, want in zip(*(jax.tree.leaves((prior(m, hats), overlaps(m, hats))) for m in (own, ridge)), strict=True):
+        np.testing.assert_allclose(got, want, rtol=1e-8)
+
+
+def test_columns_that_are_turned_have_another_penalty():
+    for penalty, turns in ((None, 1), (ta.L1(0.01), 0)):
+        model = ta.dot_product(rank=2, penalty=penalty)
+        both = BRANCHES["semantic"]
+        coordinates = Coordinates(model, both.free(model))
+        x = both.start(model)
+        gauge = coordinates.gauge(model, x, jnp.ones_like(coordinates.pack(x)))
+        assert len(gauge) == turns and np.all(np.linalg.norm(gauge, axis=1) > 0.9)
+
+
+def test_minimiser_of_several_columns():
+    """Its subgradient is zero; its derivatives, in the field and in the numbers, against differences."""
+    rng = np.random.default_rng(0)
+    root = rng.standard_normal((20, 3, 3))
+    Lam, b, penalty = jnp.asarray(root @ root.swapaxes(1, 2) + np.eye(3)), 2 * rng.standard_normal((20, 3)), ta.L1(0.7)
+    b = jnp.asarray(b)
+    w, R = minimiser_and_response(penalty, Lam, b)
+    pull = b - jnp.einsum("nab,nb->na", Lam, w)
+    zero = w == 0
+    assert 0.2 < zero.mean() < 0.8 and jnp.all(jnp.abs(pull) <= 0.7 + 1e-12)
+    np.testing.assert_allclose(jnp.where(zero, 0, pull - 0.7 * jnp.sign(w)), 0, atol=1e-12)
+    push = jnp.asarray(rng.standard_normal(b.shape))
+    move = jnp.asarray(rng.standard_normal(Lam.shape))
+    move = move + jnp.swapaxes(move, 1, 2)
+
+    def at(s):
+        return minimiser(ta.L1(0.7 + 0.5 * s), Lam + s * move, b + s * push)
+
+    slope = jax.jvp(at, (0.0,), (1.0,))[1]
+    np.testing.assert_allclose(slope, (at(1e-6) - at(-1e-6)) / 2e-6, atol=1e-7)
+    only = jax.jvp(lambda b: minimiser(penalty, Lam, b), (b,), (push,))[1]
+    np.testing.assert_allclose(jnp.einsum("nab,nb->na", R, push), only, atol=1e-12)
 
 
 def test_a_law_of_samples_is_the_law_that_they_are_drawn_from():

@@ -87,7 +87,7 @@ MODEL: dict[str, dict[str, Any]] = {
     "l1": {
         "type": positive,
         "metavar": "STRENGTH",
-        "help": "penalty STRENGTH |w| of every weight, with the ridge the elastic net; for students of rank one",
+        "help": "penalty STRENGTH |w| of every weight, with the ridge the elastic net",
     },
     "mixing": {
         "type": share,
@@ -144,7 +144,7 @@ def model_of(args: argparse.Namespace) -> AttentionLayer:
 
     Raises:
         InputError: a mixing matrix whose rows do not sum to one, or that the layer does not take; an option that the
-            layer does not have; a penalty for a student of rank above one, or nothing that holds the weights.
+            layer does not have; nothing that holds the weights.
     """
     given: dict[str, Any] = {} if args.mixing is None else {"mixing": np.reshape(args.mixing, (2, 2))}
     make = LAYERS[args.layer]
@@ -155,11 +155,7 @@ def model_of(args: argparse.Namespace) -> AttentionLayer:
                 raise InputError(name, f"{want}, got {value if value is True else format(value, 'g')}")
             given[name] = value
     penalty = None if args.l1 is None else L1(args.l1)
-    model = make(args.omega, args.sigma, args.lam, **given, rank=args.rank, teacher=args.teacher, penalty=penalty)
-    if penalty is not None and (r := model.shape[1]) > 1:
-        want = "must be left out for a student of rank r > 1, such as that of --rank 2 or untied_dot_product"
-        raise InputError("l1", f"{want}, got {args.l1:g} and r = {r}")
-    return model
+    return make(args.omega, args.sigma, args.lam, **given, rank=args.rank, teacher=args.teacher, penalty=penalty)
 
 
 def nodes_of(args: argparse.Namespace, model: AttentionLayer, most: int = _MOST_NODES) -> Rule:

@@ -23,7 +23,7 @@ from ..errors import require_choice, require_count, require_memory, require_numb
 from ..linalg import apply, inverse, positive_definite
 from ..model import Model, over_kinds
 from ..overlaps import Overlaps, symmetric
-from ..penalties import minimiser_and_slope
+from ..penalties import minimiser_and_response
 from ..results import Status
 from .data import Data, Estimate, back_project, check_estimate, each_kind, of_kind, start, student_fields
 from .training import gradient_norm, risk, smooth_risk
@@ -92,7 +92,8 @@ class _State(eqx.Module):
     def positive(self, model: Model) -> jax.Array:
         """Whether the variances are positive definite; a weight that a penalty holds has none."""
         if model.penalty is not None:
-            return jnp.all(self.C >= 0) & jnp.any(self.C > 0)
+            own = jnp.diagonal(self.C, axis1=1, axis2=2)
+            return jnp.all(own >= 0) & jnp.any(own > 0)
         return positive_definite(self.C)
 
     def distance(self, other: _State) -> jax.Array:
@@ -176,7 +177,7 @@ def gamp(
         A_i = - sum_l Var(X_li) sum_mu dg_l/dh_l    b_i = sum_l X_li^T g_l + A_i Q_i
         C_i = (lambda I + A_i)^{-1}      Q_i = C_i b_i
 
-    or, with a penalty p, ``Q_i = argmin_w (lambda + A_i) w^2 / 2 - b_i w + p(w)`` and ``C_i = dQ_i / db_i``;
+    or, with a penalty p, ``Q_i = argmin_w w^T (lambda + A_i) w / 2 - b_i . w + sum_a p(w_a)`` and ``C_i = dQ_i / db_i``;
     and then Q, C and g move by a share of the way, the damping. Works under `jit` and under `vmap` over instances.
 
     Args:
@@ -290,8 +291,7 @@ def _step(model: Model, data: Data, s: _State, search: jax.Array, derivative: ja
     Lam = model.lam * jnp.eye(r, dtype=h.dtype) + A
     b = back_project(data.x, g) + jnp.einsum("iab,ib->ia", A, s.Q)
     if model.penalty is not None:
-        Q, C = minimiser_and_slope(model.penalty, jnp.broadcast_to(Lam[..., 0], (d, 1)), b)
-        return _State(Q, C[..., None], g, z)
+        return _State(*minimiser_and_response(model.penalty, Lam, b), g, z)
     C = inverse(Lam)
     return _State(jnp.einsum("iab,ib->ia", C, b), C, g, z)
 

@@ -20,7 +20,7 @@ from ..errors import InputError, require
 from ..linalg import apply, cholesky, inverse
 from ..model import Model
 from ..overlaps import Conjugates, Coordinates, Overlaps, impose, of_sentence, residual_covariance
-from ..penalties import Penalty, minimiser_and_slope
+from ..penalties import minimiser_and_response
 from ..results import Average, error_bar
 from .elevation import elevation, elevation_moments
 from .potentials import channel_gradient, conjugates, over_nodes, points_in, prior, weight_fields
@@ -246,23 +246,23 @@ def _resolvents(model: Model, hats: Conjugates) -> jax.Array:
     return inverse(model.lam * eye + jnp.einsum("kl,lab->kab", law.gamma, hats.V))
 
 
-def _penalised(model: Model, penalty: Penalty, hats: Conjugates) -> tuple[jax.Array, jax.Array]:
-    """Of weights with a penalty: root mean square of their response at every atom, (K, 1, 1); their mean penalty."""
-    Lam, b, share = weight_fields(model, penalty, hats)
-    w, slope = minimiser_and_slope(penalty, Lam, b)
-    mean_penalty = model.law().weights @ jnp.sum(share * penalty.value(w), 1)
-    return jnp.sqrt(jnp.sum(share * slope**2, 1))[:, None, None], mean_penalty
+def _squares(model: Model, hats: Conjugates) -> tuple[jax.Array, jax.Array]:
+    """Of a weight: its squared response to a field at every atom, E[R_ab R_cd] as (K, r, r, r, r); its mean penalty."""
+    if model.penalty is None:
+        R = _resolvents(model, hats)
+        return jnp.einsum("nab,ncd->nabcd", R, R), jnp.zeros((), R.dtype)
+    Lam, b, share = weight_fields(model, model.penalty, hats)
+    w, R = minimiser_and_response(model.penalty, Lam[:, None], b)
+    mean_penalty = model.law().weights @ jnp.sum(share * jnp.sum(model.penalty.value(w), -1), 1)
+    return jnp.einsum("nk,nkab,nkcd->nabcd", share, R, R), mean_penalty
 
 
 def diagnose(model: Model, alpha: jax.Array, x: Overlaps, hats: Conjugates, sums: dict[str, jax.Array]) -> Diagnostics:
     """All `Diagnostics` of a state from its averaged `moments`."""
     (S, r, _), law = hats.q.shape, model.law()
     n = S * r
-    if model.penalty is None:
-        responses, mean_penalty = _resolvents(model, hats), jnp.zeros((), x.q.dtype)
-    else:
-        responses, mean_penalty = _penalised(model, model.penalty, hats)
-    to_delta = jnp.einsum("n,nk,nl,nab,ncd->kadlbc", law.weights, law.gamma, law.gamma, responses, responses)
+    squares, mean_penalty = _squares(model, hats)
+    to_delta = jnp.einsum("n,nk,nl,nabcd->kadlbc", law.weights, law.gamma, law.gamma, squares)
     to_delta = to_delta.reshape(n * r, n * r)
     replicon = to_delta @ (alpha * sums["replicon"]).reshape(n * r, n * r)
     # A ridge adds to Lam: the derivative of psi in it is minus half of tr(Q^T Q) / d.

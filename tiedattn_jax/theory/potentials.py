@@ -13,10 +13,11 @@ import numpy as np
 from ..averages.fields import fields
 from ..averages.prox import derivative_along, moreau
 from ..averages.rule import Points, Replicate, average, found_in
+from ..errors import InputError
 from ..linalg import solve
 from ..model import Model, over_kinds
 from ..overlaps import Conjugates, Overlaps, of_sentence, symmetric
-from ..penalties import Penalty, minimiser, require_rank_one
+from ..penalties import Penalty, minimiser
 
 
 def stationary(fn: Callable[[Any, Any], jax.Array]) -> Callable[[Any, Any], jax.Array]:
@@ -105,14 +106,15 @@ def prior(model: Model, hats: Conjugates) -> jax.Array:
     """Prior potential psi of the ridge, ``1/2 E tr[Lam^{-1} (sum_k gamma_k qhat_k + b b^T)]``.
 
     ``Lam = lambda I + sum_k gamma_k Vhat_k`` and ``b = sum_k tau_k mhat_k + sum_k gamma_k thetahat_k pi``, averaged over
-    the joint spectral law. With a penalty p besides, and one column, ``psi = E max_w { b~ w - Lam w^2 / 2 - p(w) }``
-    with ``b~ = b + (sum_k gamma_k qhat_k)^{1/2} zeta``, zeta a standard normal.
+    the joint spectral law. With a penalty p besides ``psi = E max_w { b~ . w - w^T Lam w / 2 - sum_a p(w_a) }`` with
+    ``b~ = b + (sum_k gamma_k qhat_k)^{1/2} zeta``, zeta standard normals.
     """
     if model.penalty is None:
         Lam, square = weight_moments(model, hats)
         each = 0.5 * jnp.trace(solve(Lam, square), axis1=1, axis2=2)
     else:
         Lam, b, share = weight_fields(model, model.penalty, hats)
+        Lam = Lam[:, None]
         each = jnp.sum(share * _gain(minimiser(model.penalty, Lam, b), (model.penalty, Lam, b)), 1)
     return model.law().weights @ each
 
@@ -132,42 +134,97 @@ def weight_moments(model: Model, hats: Conjugates) -> tuple[jax.Array, jax.Array
     return jax.vmap(atom)(law.gamma, law.tau, law.pi, law.cross)
 
 
-_RANGE, _ORDER = 9.0, 48  # of the averages over zeta: standard deviations, nodes on a piece
+_RANGE = 9.0  # of the averages over zeta, in standard deviations
+_ORDERS = 48, 18  # nodes on a piece, for one and two columns: right to rounding, and to 1e-8
 
 
 def weight_fields(model: Model, penalty: Penalty, hats: Conjugates) -> tuple[jax.Array, jax.Array, jax.Array]:
-    """Nodes of the averages over the Gaussian field b~ of one weight at every atom, with a penalty and rank one.
+    """Nodes of the averages over the Gaussian fields b~ of the columns of one weight, at every atom, with a penalty.
 
-    The line of b~ is broken where the minimiser comes to a kink of the penalty or leaves it,
-    ``b~ = Lam w + p'(w -+ 0)``, with Gauss-Legendre nodes on every piece.
+    They lie on lines: one for one column, and for two columns parallel ones, along which both fields change alike in
+    units of their standard deviations. A line is broken where the minimiser of a column comes to a kink of the penalty
+    or leaves it, and the sequence of lines where both do at once, with Gauss-Legendre nodes on every piece.
 
     Returns:
-        Lam (K, 1); b~ (K, N); shares of the nodes (K, N), which sum to one at every atom.
+        Lam (K, r, r); b~ (K, N, r); shares of the nodes (K, N), which sum to one at every atom.
+
+    Raises:
+        InputError: more than two columns.
     """
-    require_rank_one(penalty, hats.m.shape[-1])
-    law, dtype = model.law(), hats.m.dtype
+    if (r := hats.m.shape[-1]) > 2:
+        raise InputError("penalty", f"must be None for a student of more than two columns, got {r}")
+    law = model.law()
     tau_mean, pi_mean = law.means
-    Lam, square = (a[:, 0] for a in weight_moments(model, hats))
-    theta = jnp.einsum("nk,kt->nt", law.gamma, hats.theta[:, 0])
-    mean = tau_mean @ hats.m + jnp.sum(pi_mean * theta, 1, keepdims=True)
-    spread = jnp.sqrt(square - mean**2)
-    edges = [jnp.full_like(mean, -_RANGE), jnp.full_like(mean, _RANGE)]
+    Lam, square = weight_moments(model, hats)
+    theta = jnp.einsum("nk,kat->nat", law.gamma, hats.theta)
+    mean = tau_mean @ hats.m + jnp.einsum("nt,nat->na", pi_mean, theta)
+    covariance = square - mean[:, :, None] * mean[:, None, :]
+    edges = _edges(penalty, mean.dtype)
+    along, middle, share = _lines(Lam, mean, covariance, edges)
+    zeta, of_line = _pieces([_crossing(penalty, Lam, along, middle, a, *e) for e in edges for a in range(r)], share, r)
+    fields = middle[:, :, None] + zeta[..., None] * along[:, None, None]
+    return Lam, fields.reshape(len(mean), -1, r), (share[..., None] * of_line).reshape(len(mean), -1)
+
+
+def _lines(
+    Lam: jax.Array, mean: jax.Array, covariance: jax.Array, edges: list[tuple[jax.Array, jax.Array]]
+) -> tuple[jax.Array, jax.Array, jax.Array]:
+    """Lines of Gaussian fields: a standard deviation along them (K, r), their middles (K, M, r), their shares (K, M)."""
+    spread = jnp.sqrt(jnp.diagonal(covariance, axis1=1, axis2=2))
+    one = jnp.ones_like(mean[:, 0])
+    if mean.shape[1] == 1:
+        return spread, mean[:, None], one[:, None]
+    correlation = covariance[:, 0, 1] / jnp.prod(spread, 1)
+    sign = jnp.where(correlation < 0, -one, one)
+    size = sign * correlation
+    along = spread * jnp.stack([one, sign], 1) * jnp.sqrt(0.5 * (1 + size))[:, None]
+    across = spread * jnp.stack([one, -sign], 1) * jnp.sqrt(0.5 * (1 - size))[:, None]
+    corners = (Lam @ jnp.stack([k, l]) + jnp.stack([s, t]) - mean for k, s in edges for l, t in edges)
+    places, share = _pieces([0.5 * jnp.sum(corner / across, 1) for corner in corners], one, 2)
+    return along, mean[:, None] + places[..., None] * across[:, None], share
+
+
+def _edges(penalty: Penalty, dtype: Any) -> list[tuple[jax.Array, jax.Array]]:
+    """The kinks of a penalty with its slope on either side."""
+    found = []
     for kink in (jnp.asarray(w, dtype) for w in penalty.kinks):
         aside = jnp.finfo(dtype).eps * jnp.maximum(jnp.abs(kink), 1e-9)
-        slopes = (jax.grad(penalty.value)(kink + side) for side in (-aside, aside))
-        edges += [jnp.clip((Lam * kink + slope - mean) / spread, -_RANGE, _RANGE) for slope in slopes]
-    ends = jnp.sort(jnp.concatenate(edges, 1), 1)
-    nodes, shares = (jnp.asarray(a, dtype) for a in np.polynomial.legendre.leggauss(_ORDER))
-    middle, half = 0.5 * (ends[:, 1:] + ends[:, :-1]), 0.5 * (ends[:, 1:] - ends[:, :-1])
-    zeta = (middle[..., None] + half[..., None] * nodes).reshape(len(mean), -1)
-    share = (half[..., None] * shares).reshape(len(mean), -1) * jnp.exp(-0.5 * zeta**2) / (2 * np.pi) ** 0.5
-    return Lam, mean + spread * zeta, share
+        found += [(kink, jax.grad(penalty.value)(kink + side)) for side in (-aside, aside)]
+    return found
+
+
+def _pieces(places: list[jax.Array], like: jax.Array, columns: int) -> tuple[jax.Array, jax.Array]:
+    """Standard normals (..., N) and their shares on lines, of the shape of `like` (...), that are broken at some places."""
+    inside = (jnp.clip(jnp.where(jnp.isnan(place), _RANGE, place), -_RANGE, _RANGE) for place in places)
+    ends = jnp.sort(jnp.stack([*(jnp.full_like(like, side * _RANGE) for side in (-1, 0, 1)), *inside], -1), -1)
+    nodes, shares = (jnp.asarray(a, like.dtype) for a in np.polynomial.legendre.leggauss(_ORDERS[columns - 1]))
+    centre, half = 0.5 * (ends[..., 1:] + ends[..., :-1]), 0.5 * (ends[..., 1:] - ends[..., :-1])
+    zeta = (centre[..., None] + half[..., None] * nodes).reshape(*like.shape, -1)
+    return zeta, (half[..., None] * shares).reshape(zeta.shape) * jnp.exp(-0.5 * zeta**2) / (2 * np.pi) ** 0.5
+
+
+def _crossing(
+    penalty: Penalty, Lam: jax.Array, along: jax.Array, middle: jax.Array, a: int, kink: jax.Array, slope: jax.Array
+) -> jax.Array:
+    """Where on the lines a column comes to a kink or leaves it, (K, M): there ``(Lam w)_a + slope = b~_a``, w_a the kink.
+
+    With two columns the place is linear in the other weight, which makes that the minimiser of a problem of its own.
+    """
+    own = Lam[:, a, a, None] * kink + slope - middle[..., a]
+    if along.shape[1] == 1:
+        return own / along[:, a, None]
+    b, ratio = 1 - a, along[:, 1 - a, None] / along[:, a, None]
+    stiff = Lam[:, b, b, None] - ratio * Lam[:, a, b, None]
+    field = middle[..., b] + ratio * own - Lam[:, a, b, None] * kink
+    other = penalty.prox(field / stiff, jnp.broadcast_to(1 / stiff, field.shape))
+    return (own + Lam[:, a, b, None] * other) / along[:, a, None]
 
 
 @stationary
 def _gain(w: jax.Array, args: tuple[Penalty, jax.Array, jax.Array]) -> jax.Array:
     penalty, Lam, b = args
-    return b * w - 0.5 * Lam * w**2 - penalty.value(w)
+    pull = 0.5 * jnp.einsum("...ab,...b->...a", Lam, w)
+    return jnp.sum((b - pull) * w - penalty.value(w), -1)
 
 
 def conjugates(alpha: jax.Array, gradient: Overlaps) -> Conjugates:
