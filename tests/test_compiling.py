@@ -4,33 +4,29 @@ import logging
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 import pytest
 from jax import export
-from jax.sharding import Mesh
 
 import tiedattn_jax as ta
-from tiedattn_jax.compiled import Traced
 from tiedattn_jax.phases.follow import Track, follow, pair_free, pair_start
 
-pytestmark = pytest.mark.usefixtures("quick_programs")
 CALLS = ("the gradient of solve", "critical_alpha", "a row of a grid", "gamp", "train")
 
 
 def calls_on(nodes):
     """Public functions of two numbers, sigma and alpha."""
     data = ta.sample_data(ta.dot_product(), 16, 2.0, jax.random.key(0))
-    mesh = Mesh(np.array(jax.devices()[:1]), ("tracks",))
 
     def state(sigma, alpha):
         return ta.solve(ta.dot_product(sigma=sigma), alpha, "semantic", nodes).theta
 
     def row(sigma, alpha, cells=1):
-        """Both branches in one cell, or in some."""
+        """The positional branch in one cell, or in some, as `phase_diagram` follows it."""
         model = ta.dot_product(sigma=sigma)
-        start, each = pair_start(model), jnp.stack([alpha + jnp.arange(cells)] * 2)
-        models = jax.tree.map(lambda a: jnp.broadcast_to(a, (2, cells, *a.shape)), model)
-        return follow(Track(models, each, each, start, start, pair_free(model)), nodes, ta.Settings(), mesh, 1)["theta"]
+        start, free = jax.tree.map(lambda a: a[:1], (pair_start(model), pair_free(model)))
+        models = jax.tree.map(lambda a: jnp.broadcast_to(a, (1, cells, *a.shape)), model)
+        each = alpha + jnp.arange(cells)[None]
+        return follow(Track(models, each, each, start, start, free), nodes, ta.Settings(), None, 1)["theta"]
 
     return {
         "the gradient of solve": jax.grad(state),
@@ -42,13 +38,12 @@ def calls_on(nodes):
 
 
 @pytest.fixture
-def compiled(caplog, monkeypatch):
-    """Names of the programs that a function compiles, where none are kept."""
-    monkeypatch.setattr(Traced, "folder", None)
+def compiled(caplog):
+    """Names of the programs that a function compiles, or takes from those of earlier processes."""
 
     def names(fn, *args):
         caplog.clear()
-        with caplog.at_level(logging.WARNING, "jax"), jax.log_compiles(True):
+        with caplog.at_level(logging.DEBUG, "jax._src.interpreters.pxla"):
             jax.block_until_ready(fn(*args))
         words = (record.getMessage().split() for record in caplog.records)
         return [said[1] for said in words if said[0] == "Compiling"]
@@ -57,19 +52,20 @@ def compiled(caplog, monkeypatch):
 
 
 @pytest.mark.parametrize("name", CALLS)
-def test_a_second_model_of_the_same_shape_compiles_nothing(name, model, compiled):
-    call = calls_on(ta.line_nodes(model, 3, replicates=2))[name]
-    jax.block_until_ready(call(jnp.asarray(0.5), jnp.asarray(2.0)))
+def test_a_second_model_of_the_same_shape_compiles_nothing(name, lines, compiled):
+    call = calls_on(lines)[name]
+    assert compiled(call, jnp.asarray(0.5), jnp.asarray(2.0))
     assert compiled(call, jnp.asarray(0.51), jnp.asarray(1.9)) == []
 
 
-def test_rows_of_several_lengths_share_a_program(model, compiled):
-    row = calls_on(ta.line_nodes(model, 3, replicates=2))["a row of a grid"]
+def test_rows_of_several_lengths_share_a_program(lines, compiled):
+    row = calls_on(lines)["a row of a grid"]
     row(jnp.asarray(0.5), jnp.asarray(2.0))
     assert "jit(_follow)" not in compiled(lambda: row(jnp.asarray(0.5), jnp.asarray(2.0), 3))
     assert row(jnp.asarray(0.5), jnp.asarray(2.0), 3).shape[1] == 3
 
 
+@pytest.mark.usefixtures("quick_programs")
 def test_branches_share_the_program_that_solves_and_its_gradient_uses_it(model, compiled):
     nodes = ta.sobol_nodes(model, 16, replicates=1)  # of no other test
 
