@@ -50,7 +50,8 @@ def require_kind(value: Any, argument: str, kind: Any, want: str) -> None:
     """Raise an `InputError` unless `value` is an instance of a class."""
     if not isinstance(value, kind):
         shown = " ".join(repr(value).split())
-        raise InputError(argument, f"must be {want}, got {argument}={shown:.80} of {type(value)}")
+        shown = shown if len(shown) <= 80 else shown[:77] + "..."
+        raise InputError(argument, f"must be {want}, got {argument}={shown} of {type(value)}")
 
 
 def require_takes(function: Callable[..., Any], argument: str, wanted: tuple[str, ...], why: str = "") -> None:

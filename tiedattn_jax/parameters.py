@@ -71,7 +71,8 @@ class Parameter:
         except (AttributeError, ValueError, IndexError):
             value = np.nan
         if np.ndim(value) or not np.isfinite(value):
-            want = "alpha, a scalar number of the model or an entry like mixing[0,1]"
+            names = ", ".join(("alpha", *numbers_of(model)))
+            want = f"one of {names}, or an entry like mixing[0,1]"
             raise InputError(argument, f"must name {want}, got {argument}={self.name!r}")
         return float(value)
 

@@ -26,7 +26,7 @@ def made(turned: bool = False) -> ta.PhaseDiagram:
     cells = {
         "train_loss": np.stack([2e-3 * a + difference, 2e-3 * a + zero]),
         "train_loss_by_alpha": np.stack([2e-3 + slope, 2e-3 * one]),
-        "gen_error": np.stack([3e-3 * one, 2e-3 - 1e-3 * (a - linear)]),
+        "gen_error": np.stack([3e-3 * one, 2e-3 - 1e-3 * (1 - linear / a)]),
         "gen_error_linear": np.stack([2e-3 * one, 2e-3 * one]),
         "status": np.stack([zero, np.where(a < 0.5, 6.0, zero)]),
         "growth_m": np.stack([one, np.where(a < 0.7, 1.2, 0.5 * one)]),
@@ -49,8 +49,18 @@ def test_curves(turned):
     critical, linear = diagram.alpha_c(), diagram.alpha_l()
     assert critical.parameter == "omega" and critical.event == "alpha_c"
     np.testing.assert_allclose(critical.alpha, CRITICAL, rtol=1e-9)  # cubic, so exact
-    np.testing.assert_allclose(linear.alpha, LINEAR, rtol=1e-9)
+    np.testing.assert_allclose(linear.alpha, LINEAR, rtol=1e-9)  # a line in 1 / alpha
     assert np.all((critical.stderr > 0.005) & (critical.stderr < linear.stderr))
+
+
+def test_error_bars_contain_what_cells_are_too_few_for():
+    """A test error that is no cubic in 1 / alpha, read from every other cell."""
+    diagram, r = made(), np.arange(2)
+    diagram.cells["gen_error"][1] = 2e-3 - 1e-3 * (ALPHA[None, :, None] ** 2 - LINEAR[:, None, None] ** 2 + 0 * r)
+    few = ta.PhaseDiagram(("alpha", ALPHA[1::2]), diagram.y, {k: a[:, :, 1::2] for k, a in diagram.cells.items()}, {})
+    found = few.alpha_l()
+    off = np.abs(found.alpha - LINEAR)
+    assert np.all(off > 1e-6) and np.all(off < 2 * found.stderr) and np.all(found.stderr < 0.1)
 
 
 def test_alpha_l_at_the_exchange():

@@ -495,7 +495,7 @@ def _check_scale(model: Model, data: Data) -> None:
         want = f"must have encodings with |p_l|^2 of order one, as the model's law has them ({own:.3g})"
         raise InputError("data", f"{want}, got {norm:.3g}: divide encodings of entries of order one by sqrt(d)")
     if off(inputs, L * n * d):
-        want = "must have inputs x divided by sqrt(d) once, of the model's variance / d"
+        want = "must have inputs of the model's variance / d: x / sqrt(d) in Data, which from_sentences makes of x"
         raise InputError("data", f"{want}, got {inputs:.3g} times that")
     if off(fields, min(L * n, d) * t):
         want = "must have fields y = Q*^T x / sqrt(d) of tokens x that are not divided yet"

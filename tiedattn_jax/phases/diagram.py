@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -165,7 +166,8 @@ class PhaseDiagram(Result):
         """Where the global minimum starts to beat the linear baseline; raises as `alpha_c`.
 
         On the positional branch below alpha_c, or at alpha_c itself, or on the semantic branch above it; by cubic
-        splines through the test errors of each branch.
+        splines in 1 / alpha through the test errors of each branch. Error bars contain by how much splines in alpha
+        say otherwise: what cells are too few for.
         """
         return self._boundaries[1]
 
@@ -180,16 +182,23 @@ class PhaseDiagram(Result):
         there = (np.where(self.exists[..., None], a, np.nan) for a in every)
         loss, slope, gain = (a if names[0] == "alpha" else np.swapaxes(a, 1, 2) for a in there)
         difference, rate = np.subtract(*loss), np.subtract(*slope)
-        critical, linear = np.full((2, len(other[1]), loss.shape[-1]), np.nan)
+        critical, linear, again = np.full((3, len(other[1]), loss.shape[-1]), np.nan)
         for i, j in np.ndindex(critical.shape):
             critical[i, j] = _rise(_spline(alpha, difference[i, :, j], rate[i, :, j]))
         first = Boundary.of("alpha_c", *other, *_summary(critical))
+
+        def beats(i: int, j: int, scale: Callable[[Any], Any], back: Callable[[Any], Any]) -> float:
+            splines, exchange = [_spline(scale(alpha), branch[i, :, j]) for branch in gain], first.alpha[i]
+            early, late = (spline is not None and spline(scale(exchange)) >= 0 for spline in splines)
+            before, after = (back(_rise(spline)) for spline in splines)
+            return (before, exchange, after)[int(baseline_owner(early, late))]
+
         for i, j in np.ndindex(linear.shape):
-            splines, exchange = [_spline(alpha, branch[i, :, j]) for branch in gain], first.alpha[i]
-            early, late = (spline is not None and spline(exchange) >= 0 for spline in splines)
-            before, after = map(_rise, splines)
-            linear[i, j] = (before, exchange, after)[int(baseline_owner(early, late))]
-        return first, Boundary.of(ALPHA_L, *other, *_summary(linear))
+            linear[i, j] = beats(i, j, lambda a: -1 / a, lambda u: -1 / u)
+            again[i, j] = beats(i, j, lambda a: a, lambda u: u)
+        found, bar = _summary(linear)
+        bar = np.hypot(bar, np.nan_to_num(np.abs(_summary(again)[0] - found)))
+        return first, Boundary.of(ALPHA_L, *other, found, bar)
 
     # Files
 
@@ -210,7 +219,8 @@ class PhaseDiagram(Result):
         Raises:
             InputError: the file is missing, damaged or of another kind.
         """
-        text = f"must be a whole file that PhaseDiagram.save wrote, got path='{path}'"
+        missing = "" if Path(path).exists() else ", where there is no file"
+        text = f"must be a whole file that PhaseDiagram.save wrote, got path='{path}'{missing}"
         about, cells = unpacked(Path(path), InputError("path", text))
         x, y = ((about[k], cells.pop(f"axis_{k}")) for k in ("x", "y"))
         return cls(x, y, cells, about["attrs"])

@@ -205,9 +205,11 @@ class FixedPoint(Result):
         details = []
         if self.model.provides("target"):
             details += [("gen_error_linear", f"{mean['gen_error_linear']:.7f}", WORDS["gen_error_linear"])]
+        share, bar = 100 * abs(mean["jump_mass"]), 100 * bars["jump_mass"]
+        mass = with_error(share, bar) if bar > 0 else f"{share:.1f}"
         details += [
             ("replicon", f"{mean['replicon']:.2f}", f"below 1: stable{formal}"),
-            ("jump mass", f"{abs(mean['jump_mass']):.1%}", "of Vhat, the share of the jumps of the proximal operator"),
+            ("jump mass", f"{mass}%", "of Vhat, the share of the jumps of the proximal operator"),
         ]
         if not np.isnan(mean["rs_error"]):
             estimate = with_error(mean["rs_error"], bars["rs_error"]) if mean["rs_error"] > _NOTHING else "0"
@@ -216,8 +218,8 @@ class FixedPoint(Result):
         if self.jumps:
             details += [("jumps matter", "", "derivatives and spinodals contain them, the replicon does not")]
         if mean["unresolved"] > 0:
-            share = f"{mean['unresolved']:.1%}"
-            details += [("unresolved", share, "of the nodes (Sobol points resolve more than lines)")]
+            missed = f"{mean['unresolved']:.1%}"
+            details += [("unresolved", missed, "of the nodes (Sobol points resolve more than lines)")]
         what = f"{self.branch or self.label} branch at alpha = {self.alpha:g}"
         status = f"{self.status_name}, residual {self.residual:.1e}"
         if self.status == Status.absent:
