@@ -15,7 +15,8 @@ from tiedattn_jax.overlaps import BRANCHES, Coordinates
 from tiedattn_jax.penalties import minimiser, minimiser_and_response
 from tiedattn_jax.theory.fixed_points import solve_from
 from tiedattn_jax.theory.observables import diagnose
-from tiedattn_jax.theory.potentials import overlaps, prior, weight_fields
+from tiedattn_jax.theory.potentials import overlaps, prior
+from tiedattn_jax.theory.weights import weight_fields
 
 pytestmark = pytest.mark.usefixtures("quick_programs")
 HATS = ta.Conjugates(

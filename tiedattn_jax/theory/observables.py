@@ -23,7 +23,8 @@ from ..overlaps import Conjugates, Coordinates, Overlaps, impose, of_sentence, r
 from ..penalties import minimiser_and_response
 from ..results import Average, error_bar
 from .elevation import elevation, elevation_moments
-from .potentials import channel_gradient, conjugates, over_nodes, points_in, prior, weight_fields
+from .potentials import channel_gradient, conjugates, over_nodes, points_in, prior
+from .weights import weight_fields
 
 
 @nodewise
