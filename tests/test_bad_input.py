@@ -363,9 +363,12 @@ CALLS = {
     "dtype int": (lambda: ta.dot_product(dtype=int), "dtype must be float32 or float64"),
     "parameter rank": (
         lambda: axis_of(("rank", [1.0, 2.0]), "alpha", "x", MODEL),
-        "x must name alpha, a scalar number",
+        "x must name one of alpha, lam, omega, sigma, or an entry",
     ),
-    "parameter lam": (lambda: Parameter("lamda").read(MODEL, 1.0, "x"), "x must name alpha, a scalar number"),
+    "parameter lam": (
+        lambda: Parameter("lamda").read(MODEL, 1.0, "x"),
+        "x must name one of alpha, lam, omega, sigma, or an entry",
+    ),
     "gap": (lambda: ta.second_minimum_share(MODEL, ta.Overlaps(*_START), ta.sobol_nodes(MODEL, 64), 0.0), "gap"),
 }
 _START = jnp.full((2, 1, 1), 0.1), jnp.full((2, 1, 1), 10.0), jnp.zeros((2, 1, 1)), jnp.zeros((2, 1))

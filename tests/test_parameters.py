@@ -20,7 +20,7 @@ def test_a_number_of_the_penalty():
     assert number.read(net, 2.0, "x") == 0.02 and numbers_of(net)["penalty.strength"] == 0.02
     moved = number.set(net, 2.0, 0.03)[0]
     assert float(moved.penalty.strength) == 0.03 and moved.omega == net.omega
-    with pytest.raises(ta.InputError, match="x must name alpha, a scalar number of the model"):
+    with pytest.raises(ta.InputError, match="x must name one of alpha, lam, omega, sigma, or an entry"):
         number.read(ta.dot_product(), 2.0, "x")
 
 
@@ -65,7 +65,7 @@ def test_axes(model):
         (("alpha",), "x must be .name, values."),
         ([1.0, 0.5], "x must be one or more finite, increasing"),
         ([0.0, 1.0], "x must be positive for alpha"),
-        (("mixing", [0.1]), "x must name alpha, a scalar number"),
+        (("mixing", [0.1]), "x must name one of alpha, lam, omega, sigma, or an entry"),
         (("mixing[0,2]", [0.1]), "x must name"),
         (("omega", [0.1, 1.2]), "omega must be in"),
     ],
