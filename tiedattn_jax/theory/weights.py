@@ -89,7 +89,10 @@ def _edges(penalty: Penalty, dtype: Any) -> list[tuple[jax.Array, jax.Array]]:
 
 
 def _pieces(places: list[jax.Array], like: jax.Array, columns: int) -> tuple[jax.Array, jax.Array]:
-    """Standard normals (..., N) and their shares on lines, of the shape of `like` (...), that are broken at some places."""
+    """Standard normals (..., N) and their shares on lines, of the shape of `like` (...), that are broken at some places.
+
+    And in the middle: where nothing else breaks a line, its nodes would be too few for all of the range.
+    """
     inside = (jnp.clip(jnp.where(jnp.isnan(place), _RANGE, place), -_RANGE, _RANGE) for place in places)
     ends = jnp.sort(jnp.stack([*(jnp.full_like(like, side * _RANGE) for side in (-1, 0, 1)), *inside], -1), -1)
     nodes, shares = (jnp.asarray(a, like.dtype) for a in np.polynomial.legendre.leggauss(_ORDERS[columns - 1]))
