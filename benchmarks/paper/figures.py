@@ -237,7 +237,7 @@ FIGURES = (
     Entry(
         "14",
         "Fig. 14: the plane of Fig. 3 for other layers",
-        "The difference of the training losses from both starts, for the tied layer, for query and key of their own, for a "
+        "The difference of the training losses from both starts, for the tied layer (in the cells of Fig. 3), for query and key of their own, for a "
         "trained value matrix, and for correlated tokens. With a trained value matrix, whose ridge is lambda too, the line has the same shape and lies at more samples; with the "
         "correlated tokens of Fig. 10 at fewer. For a student of rank two all starts end in one minimum, so that there is no "
         "difference.",
@@ -245,7 +245,7 @@ FIGURES = (
         lambda folder: {name: plane.simulated(folder) for name, plane in _LAYERS.items()},
         plane_module.draw_layers,
         lambda found: [row for one in found.values() for row in plane_module.rows_simulation(one)],
-        (plane_module.REDUCED, plane_module.SIMULATED),
+        (plane_module.REDUCED, plane_module.SIMULATED_LAYERS),
     ),
     _own(
         adam,

@@ -16,7 +16,19 @@ from tiedattn_jax.plotting import COLOURS, LABELS, OTHER, line, panels
 
 from .data import Task, filled, read, where
 from .page import Row
-from .simulation import BRANCHES, MEASURED, NUMBERS, exchange, informed, measured, numbers, stable, standard_error
+from .simulation import (
+    BRANCHES,
+    MEASURED,
+    NUMBERS,
+    TRAIN,
+    TRAIN_VALUE,
+    exchange,
+    informed,
+    measured,
+    numbers,
+    stable,
+    standard_error,
+)
 
 SIZES: dict[str, Any] = {"alphas": 25, "d": 1000, "instances": 4}
 REDUCED: dict[str, Any] = {"alphas": 7, "d": 200, "instances": 3}
@@ -60,7 +72,7 @@ def model_of(kind: str, omega: float = 0.3) -> ta.AttentionLayer:
 
 def train_of(kind: str) -> Callable[..., ta.Training]:
     """What trains the layer of a name in `STARTS`."""
-    return ta.train_value if kind == "value" else ta.train
+    return TRAIN_VALUE if kind == "value" else TRAIN
 
 
 def compute(task: Task, kind: str) -> None:

@@ -12,7 +12,7 @@ from tiedattn_jax.finite.evaluation import heldout_error
 from tiedattn_jax.finite.instances import run_instances
 from tiedattn_jax.finite.sampling import raw_labels, sample_data
 from tiedattn_jax.finite.training import risk, train
-from tiedattn_jax.finite.value import train_value, value_risk
+from tiedattn_jax.finite.value import best_value, train_value, value_risk
 from tiedattn_jax.results import Status
 
 pytestmark = pytest.mark.usefixtures("quick_programs")
@@ -91,6 +91,43 @@ def test_the_value_matrix_is_a_ridge_regression(model, data, found):
     gram, cross = (mixed.T @ b + 0.05 * np.eye(D) for b in (mixed, labels))
     np.testing.assert_allclose(found.W, np.linalg.solve(gram, cross), atol=2e-9)
     assert float(found.shift) == pytest.approx(np.linalg.norm(found.W - np.eye(D)) / D**0.5) and found.shift > 0.03
+
+
+@pytest.mark.parametrize(("alpha", "ridge"), [(1.5, 0.3), (1.5, 0.0), (0.25, 0.3)])
+def test_the_best_value_matrix_of_any_weights(model, alpha, ridge):
+    """The risk is flat there, with more rows than dimensions and with fewer."""
+    data = sample_data(model, D, alpha, jax.random.key(0))
+    labels, Q = raw_labels(model, data) + 0.1, matrices()[0]
+    W = jax.jit(best_value)(model, data, labels, Q, ridge)
+    gradient = jax.jit(jax.grad(raw_risk, 4))(model, data, labels, Q, W, ridge)
+    assert float(jnp.max(jnp.abs(gradient))) < 1e-11 < 1e-4 * float(jnp.max(jnp.abs(W - jnp.eye(D))))
+
+
+def test_l_bfgs_has_the_value_matrix_at_its_best_after_any_step(model, data):
+    end = train_value(model, data, ridge=0.05, steps=2)
+    best = jax.jit(best_value)(model, data, raw_labels(model, data), end.Q, 0.05)
+    np.testing.assert_allclose(end.W, best, atol=1e-12)
+
+
+@pytest.mark.parametrize("times", [1, 2])
+def test_without_a_ridge_the_best_value_matrix_is_the_one_nearest_to_the_identity(model, times):
+    """With fewer rows than dimensions, and with every sentence twice: the pseudo-inverse."""
+    few = sample_data(model, D, 0.2, jax.random.key(0))
+    few = ta.Data.from_sentences(jnp.tile(few.inputs(), (times, 1, 1)), teacher=few.teacher, encodings=few.encodings)
+    labels, Q = raw_labels(model, few) + 0.1, D**0.5 * np.asarray(few.encodings)[:1].T  # tokens attend to themselves
+    W = jax.jit(best_value)(model, few, labels, Q, 0.0)
+    inputs = np.asarray(few.inputs() + few.encodings)
+    S = np.asarray(jax.jit(jax.vmap(model.student))(inputs @ Q / D**0.5))
+    mixed, y = (np.reshape(a, (-1, D)) for a in (S @ inputs, np.asarray(labels)))
+    assert len(mixed) < D
+    np.testing.assert_allclose(W, np.eye(D) + np.linalg.pinv(mixed, rcond=1e-10) @ (y - mixed), atol=1e-11)
+
+
+def test_l_bfgs_ends_in_the_minimum_that_gradient_descent_finds(model, data, found):
+    by_hand = train_value(model, data, "semantic", ridge=0.05, optimizer="gd", rate=0.4, steps=20_000, tol=1e-7)
+    assert bool(by_hand.ok)
+    np.testing.assert_allclose(found.W, by_hand.W, atol=1e-5)
+    np.testing.assert_allclose(found.Q, by_hand.Q, atol=1e-4)
 
 
 def test_a_strong_ridge_holds_the_layer_without(model, data):
