@@ -53,12 +53,14 @@ def matvec(matrix: jax.Array, v: jax.Array) -> jax.Array:
 
 def definite(matrix: jax.Array) -> jax.Array:
     """Whether symmetric matrices (n, n, N) are positive definite, (N,): whether all pivots are positive."""
-    positive = matrix[0, 0] > 0
-    while len(matrix) > 1:
-        row = matrix[:1, 1:]
-        matrix = matrix[1:, 1:] - jnp.swapaxes(row, 0, 1) * (row / matrix[0, 0])
-        positive &= matrix[0, 0] > 0
-    return positive
+
+    def clear(k: jax.Array, state: tuple) -> tuple:
+        matrix, positive = state
+        row = lax.dynamic_index_in_dim(matrix, k, 0)
+        pivot = lax.dynamic_index_in_dim(row, k, 1)
+        return matrix - lax.dynamic_index_in_dim(matrix, k, 1) * (row / pivot), positive & (pivot[0, 0] > 0)
+
+    return lax.fori_loop(0, len(matrix), clear, (matrix, jnp.ones(matrix.shape[-1:], bool)))[1]
 
 
 _UNROLLED = 4  # order up to which the solver is written entry by entry, one kernel; beyond, that compiles for long

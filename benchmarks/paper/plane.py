@@ -22,7 +22,7 @@ from .simulation import BRANCHES, MEASURED, exchange, measured
 MIXINGS = {"standard": ((0.6, 0.4), (0.4, 0.6)), "other": ((0.3, 0.7), (0.8, 0.2))}
 CELLS, REDUCED_CELLS = (25, 25), (13, 9)  # alphas and omegas of the theory
 SIMULATED: dict[str, Any] = {"alphas": 25, "omegas": 25, "d": 1000, "instances": 1}
-SIMULATED_LAYERS: dict[str, Any] = {"alphas": 13, "omegas": 13, "d": 1000, "instances": 1}  # but the tied one
+SIMULATED_LAYERS: dict[str, Any] = {"alphas": 13, "omegas": 13, "d": 500, "instances": 1}  # but the tied one
 REDUCED: dict[str, Any] = {"alphas": 10, "omegas": 9, "d": 200, "instances": 2}
 ALPHAS, OMEGAS = (0.05, 2.0), (0.02, 0.5)
 SLICES, ROWS = 5, 8  # omegas of pictures, and of tables

@@ -294,13 +294,13 @@ def _flips_matter(model: Model, h: jax.Array, V: jax.Array, energy: jax.Array) -
     """The nodes, (N,), where a minimum may lie beyond such a plane, given the energy of one that is known.
 
     Where the student's fields are large, attention is hard and the loss flat but for steps, beyond which Newton's
-    method does not look. A minimum beyond a step costs at least the way there.
+    method does not look. A minimum beyond a step costs at least the way of one column there. If one plane is near all of
+    them give starts: from the nearest one alone other minima are found at 0.3 % of the nodes of four large tokens.
     """
     normals = jnp.asarray(_normals(h.shape[0]), h.dtype)
-    away = jnp.einsum("kl,lrn->krn", normals, h)
-    stiffness = jnp.einsum("kl,lab->kab", normals**2, inverse(V))
-    cost = 0.5 * jnp.sum(away * apply(stiffness, away), 1)
-    return _large(model, h, 3.0) & jnp.any(cost < energy, 0)
+    away, spread = jnp.einsum("kl,lrn->krn", normals, h), jnp.einsum("kl,lrr->kr", normals**2, V)
+    cost = 0.5 * away**2 / spread[..., None]
+    return _large(model, h, 3.0) & jnp.any(cost < energy, (0, 1))
 
 
 def _large(model: Model, h: jax.Array, bound: float) -> jax.Array:
