@@ -31,6 +31,7 @@ from .simulation import (
 )
 
 SIZES: dict[str, Any] = {"alphas": 25, "d": 1000, "instances": 4}
+SIZES_VALUE: dict[str, Any] = {**SIZES, "alphas": 13}  # with a value matrix, which takes an hour
 REDUCED: dict[str, Any] = {"alphas": 7, "d": 200, "instances": 3}
 CURVE_ALPHAS, NODES = 16, 2**13  # of the theory
 
@@ -77,12 +78,12 @@ def train_of(kind: str) -> Callable[..., ta.Training]:
 
 def compute(task: Task, kind: str) -> None:
     """Simulations from every start, for a layer and for the tied one of rank one."""
-    sizes = SIZES if task.full else REDUCED
-    alphas = np.linspace(0.01 if task.full else 0.5, 2.0, sizes["alphas"])
     for name in ("tied", kind):
+        sizes = (SIZES_VALUE if name == "value" else SIZES) if task.full else REDUCED
+        alphas = np.linspace(0.01 if task.full else 0.5, 2.0, sizes["alphas"])
         points = [(alpha, start) for alpha in alphas for start in range(len(STARTS[name]))]
 
-        def one(alpha: float, start: int, name: str = name) -> list[float]:
+        def one(alpha: float, start: int, name: str = name, sizes: dict[str, Any] = sizes) -> list[float]:
             run = STARTS[name][start], sizes["instances"], train_of(name)
             return [alpha, start, *measured(model_of(name), sizes["d"], alpha, *run)]
 

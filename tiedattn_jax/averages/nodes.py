@@ -120,7 +120,7 @@ def _beyond_jumps(
 ) -> Points:
     """Append the nodes within a width of a jump, in energy, once more, at their other minimum, and share their weight."""
     size = h.shape[-1]
-    count = max(size // 8, min(size, 64))  # a small block may have many close to a jump
+    count = max(size // 8, min(size, 16))  # up to 3 % are close to a jump, of a small block by chance more
     lanes = jnp.nonzero(points.gap < width, size=count, fill_value=size)[0]
     pick = partial(jnp.take, indices=lanes, axis=-1, mode="clip")
     h, y, other, z, width = map(pick, (h, y, other, lax.stop_gradient(points.z), width))
