@@ -394,3 +394,13 @@ def test_alpha_l_is_alpha_c_where_the_exchange_beats_the_baseline(model, lines):
     lost = eqx.tree_at(lambda t: t.status, critical, jnp.asarray(int(ta.Status.max_steps)))
     near = ta.Near(ALPHA_L, (states[1].replicates.overlaps,))
     assert int(ta.linear_crossing(model, lost, lines, start=near).status) == ta.Status.max_steps
+
+
+@pytest.mark.slow
+def test_without_alpha_c_a_traced_alpha_l_says_so(model, lines):
+    states = [ta.solve(model, 1.25, b, lines) for b in PAIR]
+    lost = ta.critical_alpha(model, lines, start=states)
+    lost = eqx.tree_at(lambda t: t.status, lost, jnp.asarray(int(ta.Status.max_steps)))
+    near = ta.Near(ALPHA_L, (states[1].replicates.overlaps,))
+    found = eqx.filter_jit(ta.linear_crossing)(model, lost, lines, start=near)
+    assert int(found.status) == ta.Status.max_steps and np.isfinite(found.alpha)
