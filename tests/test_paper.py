@@ -151,7 +151,8 @@ def plane_rows():
     points = [(alpha, omega, k) for alpha in (1.0, 2.0) for omega in (0.1, 0.2) for k in (0, 1)]
     alpha, omega, branch = np.array(points).T
     loss = np.where(branch == 0, alpha, 1.25 + 0.5 * omega)
-    return {"alpha": alpha, "omega": omega, "branch": branch, "train_loss": loss, "gen_error": branch, "linear": omega}
+    losses = {"train_loss": loss, "gen_error": branch, "linear": omega}
+    return {"alpha": alpha, "omega": omega, "branch": branch, **losses, "theta": branch, "m": 1 - branch}
 
 
 def test_simulated_plane():
@@ -179,13 +180,16 @@ def test_numbers_of_a_grid():
 
 
 def test_exchange_of_the_minima():
-    columns = {name: plane_rows()[name][[0, 1, 4, 5]] for name in ("alpha", "branch", "train_loss")}
+    columns = {name: plane_rows()[name][[0, 1, 4, 5]] for name in ("alpha", "branch", "train_loss", "theta", "m")}
     assert exchange(columns) == pytest.approx(1.3)
     alphas, gaps = np.arange(5.0), np.array([-1.0, 3.0, 0.0, -1e-9, 1e-9])
-    twice = {"alpha": np.tile(alphas, 2), "branch": np.repeat([0, 1], 5), "train_loss": np.append(gaps, 0 * gaps)}
+    branch = np.repeat([0, 1], 5)
+    ends = {"train_loss": np.append(gaps, 0 * gaps), "theta": branch, "m": 1 - branch}
+    twice = {"alpha": np.tile(alphas, 2), "branch": branch, **ends}
     assert exchange(twice) == pytest.approx(0.25)  # not where it is next to nothing
     nearly = {**twice, "train_loss": twice["train_loss"] + 10_000}
-    assert np.isnan(exchange(nearly))  # minima of one kind
+    assert np.isnan(exchange(nearly))  # minima of one kind by their losses
+    assert np.isnan(exchange({**columns, "theta": columns["theta"] / 3, "m": np.ones(4)}))  # and by their overlaps
     assert np.isnan(exchange({name: values[:2] for name, values in columns.items()}))
 
 

@@ -170,7 +170,7 @@ def rows_simulation(found: Found) -> list[Row]:
     reason = f"{about['layer']}; d = {about['d']}, instances: {about['instances']}; interpolated"
     out = []
     omegas = np.unique(columns["omega"])
-    for omega in omegas[:: max(1, len(omegas) // ROWS)]:
+    for omega in omegas[:: max(1, round(len(omegas) / ROWS))]:
         crossing = exchange(where(columns, omega=omega))
         out.append(Row(f"alpha_c at omega = {omega:.2g}, training", None, None, crossing, None, reason))
     return out

@@ -93,13 +93,17 @@ def exchange(columns: Columns) -> float:
     """alpha where the training loss from the semantic start falls below that from the positional one; NaN if nowhere.
 
     Where both starts end in one minimum, or in two of one kind, their difference changes its sign by chance: differences
-    below `ONE_KIND` are left out, and the steepest change counts.
+    below `ONE_KIND` are left out, and ends whose overlaps theta and m are nearer than half the larger ones; the steepest
+    change counts.
     """
     one, other = (where(columns, branch=k) for k in range(2))
     alphas = np.intersect1d(one["alpha"], other["alpha"])
-    losses = np.array([[where(rows, alpha=a)["train_loss"][0] for rows in (one, other)] for a in alphas])
-    gap = losses[:, 0] - losses[:, 1]
-    known = np.isfinite(gap) & (np.abs(gap) > ONE_KIND * losses.mean(axis=1))
+    names = "train_loss", "theta", "m"
+    ends = np.array([[[where(rows, alpha=a)[name][0] for name in names] for rows in (one, other)] for a in alphas])
+    losses, overlaps = ends[..., 0], ends[..., 1:]
+    gap, sizes = losses[:, 0] - losses[:, 1], np.linalg.norm(overlaps, axis=2)
+    apart = np.linalg.norm(overlaps[:, 0] - overlaps[:, 1], axis=1) > 0.5 * sizes.max(axis=1)
+    known = np.isfinite(gap) & (np.abs(gap) > ONE_KIND * losses.mean(axis=1)) & apart
     alphas, gap = alphas[known], gap[known]
     up = np.flatnonzero((gap[:-1] < 0) & (gap[1:] >= 0))
     if not up.size:
