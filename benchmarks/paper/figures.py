@@ -226,12 +226,12 @@ FIGURES = (
         layers,
         "13",
         "Fig. 13: a trained value matrix",
-        "f = S(Z) (x + p) W, trained on the exact labels along with the weights. W starts at the identity, where a ridge of "
-        "strength lambda holds it; the paper says of neither what it takes. There is no theory of it. Hollow points are the "
+        "f = S(Z) (x + p) W, trained on the exact labels along with the weights. A ridge of strength lambda holds W at the "
+        "identity; the paper does not say what it takes. There is no theory of it. Hollow points are the "
         "tied layer without. The transition is there, as the paper finds, but not in the same place: W fits part of what "
         "attention leaves over, which is more in the positional minimum, so that the minima exchange at more samples, the "
         "more so the weaker its ridge: at alpha = 1.25(12) with W held at the identity, 1.45(14), 1.74(10) and 1.87(9) at ridges "
-        "of 1, .1 and .01 (d = 100, 12 instances, exact labels). The test error rises, as the d^2 entries of W see L n d labels.",
+        "of 1, .1 and .01 (d = 100, 12 instances, exact labels). At full size with thirteen alphas. The test error rises, as the d^2 entries of W see L n d labels.",
         kind="value",
     ),
     Entry(
@@ -239,7 +239,7 @@ FIGURES = (
         "Fig. 14: the plane of Fig. 3 for other layers",
         "The difference of the training losses from both starts, for the tied layer (in the cells of Fig. 3), for query and key of their own, for a "
         "trained value matrix, and for correlated tokens. With a trained value matrix, whose ridge is lambda too, the line has the same shape and lies at more samples; with the "
-        "correlated tokens of Fig. 10 at fewer. For a student of rank two all starts end in one minimum, so that there is no "
+        "correlated tokens of Fig. 10 at fewer. White: both starts end in one minimum. For a student of rank two all starts end in one minimum, so that there is no "
         "difference.",
         _compute_layers,
         lambda folder: {name: plane.simulated(folder) for name, plane in _LAYERS.items()},
