@@ -281,7 +281,7 @@ def test_eight_devices_equal_one(model, tmp_path):
     found = ta.gamp(model, data, "semantic", tol=1e-10)
     trained = ta.train(model, data, "positional", optimizer="lbfgs", steps=2000)
     error = ta.heldout_error(model, data, data.teacher, jax.random.key(1)).value
-    np.testing.assert_array_equal(eight["x"], data.x)
+    np.testing.assert_allclose(eight["x"], data.x, rtol=0, atol=1e-15)  # a kept program may round the other way
     np.testing.assert_allclose(eight["w"], found.Q, atol=1e-8)
     np.testing.assert_allclose(eight["V"], found.overlaps.V, rtol=1e-8)
     np.testing.assert_allclose(eight["Q"], trained.Q, atol=1e-8)
