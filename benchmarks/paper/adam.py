@@ -14,7 +14,7 @@ from tiedattn_jax.plotting import COLOURS, LABELS, panels
 
 from .data import Columns, Task, filled, read, where
 from .page import Row
-from .simulation import BRANCHES, STEPS
+from .simulation import BRANCHES, TRAIN
 
 ALPHA = 2.0
 SIZES: dict[str, Any] = {"d": [50, 100, 200, 500], "runs": 40, "steps": 3000}
@@ -37,7 +37,7 @@ def compute(task: Task) -> None:
         key, start = jax.random.split(jax.random.key(seed))
         data = ta.sample_data(model, d, ALPHA, key, normalise=True)
         end = ta.train(model, data, "random", optimizer="adam", key=start, rate=RATE, steps=sizes["steps"], tol=1e-7)
-        minima = [ta.train(model, data, branch, optimizer="lbfgs", steps=STEPS, tol=1e-8) for branch in BRANCHES]
+        minima = [TRAIN(model, data, branch) for branch in BRANCHES]
         return [d, seed, *(value for run in (end, *minima) for value in _numbers(run))]
 
     path, bar = task.folder / "adam.npz", task.bar("Adam from random starts")

@@ -45,16 +45,25 @@ class Entry(NamedTuple):
         return f"{self.text}\n\nSimulations at {size}."
 
 
-def _own(module: Any, name: str, title: str, text: str, names: Sequence[str] | None = None, **of: str) -> Entry:
+def _own(
+    module: Any,
+    name: str,
+    title: str,
+    text: str,
+    names: Sequence[str] | None = None,
+    full: dict[str, Any] | None = None,
+    **of: str,
+) -> Entry:
     """A figure from a module that has functions `compute`, `load`, `draw` and `rows`, and both sizes.
 
     Args:
+        full: the full size, where it is not the module's.
         names: of the quantities to draw and to tabulate, where the module asks.
         of: which one to compute and to load, likewise.
     """
     compute, load = (partial(f, **of) for f in (module.compute, module.load))
     draw, rows = (f if names is None else partial(f, names=names) for f in (module.draw, module.rows))
-    return Entry(name, title, text, compute, load, draw, rows, (module.REDUCED, module.SIZES))
+    return Entry(name, title, text, compute, load, draw, rows, (module.REDUCED, full or module.SIZES))
 
 
 _PLANES = {"3": plane_module.STANDARD, "9": plane_module.OTHER}
@@ -231,13 +240,14 @@ FIGURES = (
         "tied layer without. The transition is there, as the paper finds, but not in the same place: W fits part of what "
         "attention leaves over, which is more in the positional minimum, so that the minima exchange at more samples, the "
         "more so the weaker its ridge: at alpha = 1.25(12) with W held at the identity, 1.45(14), 1.74(10) and 1.87(9) at ridges "
-        "of 1, .1 and .01 (d = 100, 12 instances, exact labels). At full size with thirteen alphas. The test error rises, as the d^2 entries of W see L n d labels.",
+        "of 1, .1 and .01 (d = 100, 12 instances, exact labels). The test error rises, as the d^2 entries of W see L n d labels.",
+        full=layers.SIZES_VALUE,
         kind="value",
     ),
     Entry(
         "14",
         "Fig. 14: the plane of Fig. 3 for other layers",
-        "The difference of the training losses from both starts, for the tied layer (in the cells of Fig. 3), for query and key of their own, for a "
+        "The difference of the training losses from both starts, for the tied layer (as in Fig. 3, of its size), for query and key of their own, for a "
         "trained value matrix, and for correlated tokens. With a trained value matrix, whose ridge is lambda too, the line has the same shape and lies at more samples; with the "
         "correlated tokens of Fig. 10 at fewer. White: both starts end in one minimum. For a student of rank two all starts end in one minimum, so that there is no "
         "difference.",

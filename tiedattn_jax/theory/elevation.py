@@ -21,7 +21,7 @@ import numpy as np
 from scipy import special
 
 from ..averages.rule import Points
-from ..linalg import apply, inverse, total
+from ..linalg import apply, inverse
 from ..overlaps import Conjugates, Overlaps
 
 _SOFT = (0.01, 0.1)  # v at which k(v) is averaged; between and beside them it is linear in log v
@@ -57,7 +57,7 @@ def elevation_moments(x: Overlaps, points: Points, e: jax.Array) -> dict[str, ja
     Args:
         e: dz/dh - 1, (n, n, N).
     """
-    square = total(e[:, j, None] * e[j] for j in range(len(e)))
+    square = jnp.einsum("ijn,jkn->ikn", e, e)
     second, third = jnp.einsum("iin->n", square), jnp.einsum("ijn,jin->n", square, e)
     # Eigenvalues below -1 are rounding, next to the end of a jump, where they are large.
     third = jnp.where(third < -1.001 * second, -third, third)
