@@ -247,9 +247,9 @@ MODELS = {
         lambda: penalised(value=lambda self, w: jnp.maximum(w, 0)),
         "penalty must be even for a branch by name",
     ),
-    "penalty of rank 3": (
-        lambda: prior(penalised(rank=3), ta.Conjugates(*(jnp.ones((2, 3, k)) for k in (3, 3, 1)), jnp.ones((2, 3)))),
-        "penalty must be None for a student of more than two columns, got 3",
+    "penalty of rank 5": (
+        lambda: prior(penalised(rank=5), ta.Conjugates(*(jnp.ones((2, 5, k)) for k in (5, 5, 1)), jnp.ones((2, 5)))),
+        "penalty must be None for a student of more than 4 columns, got 5",
     ),
     "nothing holds": (
         lambda: penalised(0.0, value=lambda self, w: 0 * w, prox=lambda self, v, c: v),

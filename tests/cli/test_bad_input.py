@@ -40,7 +40,7 @@ ROWS = [
     ("solve --rank 0", "--rank", "'0'", "from 1"),
     ("solve --lam 0", "--lam", "0.0", "positive"),
     ("solve --l1 0", "--l1", "'0'", "from 1e-30"),
-    ("solve --l1 .01 --rank 3", "penalty", "got 3", "more than two columns"),
+    ("solve --l1 .01 --rank 5", "penalty", "got 5", "more than 4 columns"),
     ("solve --nodes 1000", "--nodes", "'1000'", "a power of two"),
     ("solve --nodes 0", "--nodes", "'0'", "a power of two"),
     ("solve --nodes 33554432", "--nodes", "'33554432'", "from 1 to 16777216"),

@@ -16,7 +16,7 @@ from tiedattn_jax.penalties import minimiser, minimiser_and_response
 from tiedattn_jax.theory.fixed_points import solve_from
 from tiedattn_jax.theory.observables import diagnose
 from tiedattn_jax.theory.potentials import overlaps, prior
-from tiedattn_jax.theory.weights import weight_fields
+from tiedattn_jax.theory.weights import weight_fields, weight_law
 
 pytestmark = pytest.mark.usefixtures("quick_programs")
 HATS = ta.Conjugates(
@@ -126,7 +126,8 @@ def test_columns_apart_are_weights_of_their_own():
 def test_averages_over_two_columns(correlation):
     """V by Stein's identity: the mean response of a weight. It is a second derivative of psi here, too, the first of `prior`."""
     hats, still = hats_of(correlation), jax.tree.map(jnp.zeros_like, hats_of(correlation))
-    Lam, b, share = weight_fields(untied, untied.penalty, hats)
+    Lam, *field = weight_law(untied, hats)
+    b, share = weight_fields(untied.penalty, Lam, *field)
     w, R = minimiser_and_response(untied.penalty, Lam[:, None], b)
     np.testing.assert_allclose(jnp.sum(share), 1, rtol=1e-9)
     np.testing.assert_allclose(jnp.einsum("kn,knab->ab", share, R) * 0.25, overlaps(untied, hats).V[0], atol=1e-8)
@@ -144,6 +145,37 @@ def test_a_quadratic_penalty_of_two_columns_is_a_ridge():
     own = ta.untied_dot_product(lam=0.01, tied_teacher=True, penalty=Quadratic(jnp.asarray(0.004)))
     for got, want in zip(*(jax.tree.leaves((prior(m, hats), overlaps(m, hats))) for m in (own, ridge)), strict=True):
         np.testing.assert_allclose(got, want, rtol=1e-8)
+
+
+def with_another(hats, m):
+    """One more column, of independent fields and of no share in the teacher."""
+    wider = [(0, 0), (0, 1), (0, 1)]
+    q, V = (jnp.pad(a, wider) + jnp.diag(jnp.array([0.0, 0.0, a[0, 0, 0]])) for a in (hats.q, hats.V))
+    return ta.Conjugates(q, V, jnp.pad(hats.theta, [*wider[:2], (0, 0)]), jnp.column_stack([hats.m, m]))
+
+
+@pytest.mark.parametrize("correlation", [-0.9, 0.5])
+def test_a_column_apart_of_three(correlation):
+    """Two columns as they are by themselves, and the third one as a weight of its own, in prior and overlaps."""
+    pair, m = hats_of(correlation), jnp.zeros(2)
+    three, single = (ta.dot_product(rank=k, penalty=ta.L1(4e-3)) for k in (3, 1))
+    hats = with_another(pair, m)
+    alone = ta.Conjugates(hats.q[:, 2:, 2:], hats.V[:, 2:, 2:], hats.theta[:, 2:], hats.m[:, 2:])
+    two = ta.dot_product(rank=2, penalty=ta.L1(4e-3))
+    np.testing.assert_allclose(prior(three, hats), prior(two, pair) + prior(single, alone), rtol=1e-5)
+    found, a, b = overlaps(three, hats), overlaps(two, pair), overlaps(single, alone)
+    for got, of_two, of_one in ((found.q, a.q, b.q), (found.V, a.V, b.V)):
+        want = jnp.pad(of_two, [(0, 0), (0, 1), (0, 1)]).at[:, 2, 2].set(of_one[:, 0, 0])
+        np.testing.assert_allclose(got, want, atol=1e-4 * jnp.max(want))
+    np.testing.assert_allclose(found.theta, jnp.concatenate([a.theta, b.theta], 1), atol=1e-5)
+    np.testing.assert_allclose(found.m, jnp.concatenate([a.m, b.m], 1), atol=1e-5)
+
+
+def test_quadratic_penalty_of_three_columns():
+    hats = with_another(hats_of(0.5), jnp.array([2e-3, -2e-3]))
+    ridge, own = ta.dot_product(rank=3, lam=0.014), ta.dot_product(rank=3, penalty=Quadratic(jnp.asarray(0.004)))
+    for got, want in zip(*(jax.tree.leaves((prior(m, hats), overlaps(m, hats))) for m in (own, ridge)), strict=True):
+        np.testing.assert_allclose(got, want, atol=3e-6 * jnp.max(jnp.abs(want)))
 
 
 def test_columns_that_are_turned_have_another_penalty():

@@ -24,7 +24,7 @@ from ..penalties import minimiser_and_response
 from ..results import Average, error_bar
 from .elevation import elevation, elevation_moments
 from .potentials import channel_gradient, conjugates, over_nodes, points_in, prior
-from .weights import weight_fields
+from .weights import weight_fields, weight_law
 
 
 @nodewise
@@ -252,7 +252,8 @@ def _squares(model: Model, hats: Conjugates) -> tuple[jax.Array, jax.Array]:
     if model.penalty is None:
         R = _resolvents(model, hats)
         return jnp.einsum("nab,ncd->nabcd", R, R), jnp.zeros((), R.dtype)
-    Lam, b, share = weight_fields(model, model.penalty, hats)
+    Lam, *field = weight_law(model, hats)
+    b, share = weight_fields(model.penalty, Lam, *field)
     w, R = minimiser_and_response(model.penalty, Lam[:, None], b)
     mean_penalty = model.law().weights @ jnp.sum(share * jnp.sum(model.penalty.value(w), -1), 1)
     return jnp.einsum("nk,nkab,nkcd->nabcd", share, R, R), mean_penalty

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from functools import partial
 from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from ..averages.fields import fields
 from ..averages.prox import derivative_along, moreau
@@ -16,7 +18,7 @@ from ..linalg import solve
 from ..model import Model, over_kinds
 from ..overlaps import Conjugates, Overlaps, of_sentence, symmetric
 from ..penalties import Penalty, minimiser
-from .weights import weight_fields, weight_moments
+from .weights import weight_fields, weight_law, weight_moments
 
 
 def stationary(fn: Callable[[Any, Any], jax.Array]) -> Callable[[Any, Any], jax.Array]:
@@ -112,10 +114,61 @@ def prior(model: Model, hats: Conjugates) -> jax.Array:
         Lam, square = weight_moments(model, hats)
         each = 0.5 * jnp.trace(solve(Lam, square), axis1=1, axis2=2)
     else:
-        Lam, b, share = weight_fields(model, model.penalty, hats)
-        Lam = Lam[:, None]
-        each = jnp.sum(share * _gain(minimiser(model.penalty, Lam, b), (model.penalty, Lam, b)), 1)
+        law = weight_law(model, hats)
+        # Second derivatives at once take longer to compile, which pays where there are many nodes.
+        each = _gains(model.penalty, _packed(*law)) if hats.m.shape[1] > 2 else _mean_gain(model.penalty, *law)
     return model.law().weights @ each
+
+
+def _packed(Lam: jax.Array, mean: jax.Array, covariance: jax.Array) -> jax.Array:
+    """The numbers that a weight's gain depends on, (K, r (r + 2))."""
+    rows, columns = np.tril_indices(mean.shape[1])
+    return jnp.concatenate([symmetric(Lam)[:, rows, columns], mean, symmetric(covariance)[:, rows, columns]], 1)
+
+
+def _unpacked(packed: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array]:
+    r = math.isqrt(packed.shape[1] + 1) - 1
+    half = r * (r + 1) // 2
+    place = np.zeros((r, r), int)
+    place[np.tril_indices(r)] = np.arange(half)
+    place = np.maximum(place, place.T)
+    return packed[:, place], packed[:, half : half + r], packed[:, half + r + place]
+
+
+def _mean_gain(penalty: Penalty, Lam: jax.Array, mean: jax.Array, covariance: jax.Array) -> jax.Array:
+    """``E max_w { b~ . w - w^T Lam w / 2 - sum_a p(w_a) }`` at every atom, (K,)."""
+    b, share = weight_fields(penalty, Lam, mean, covariance)
+    Lam = Lam[:, None]
+    return jnp.sum(share * _gain(minimiser(penalty, Lam, b), (penalty, Lam, b)), 1)
+
+
+@jax.custom_jvp
+def _gains(penalty: Penalty, packed: jax.Array) -> jax.Array:
+    """`_mean_gain` whose derivatives in what is packed are of all second ones, taken once."""
+    return _mean_gain(penalty, *_unpacked(packed))
+
+
+@partial(_gains.defjvp, symbolic_zeros=True)
+def _(primals: Any, tangents: Any) -> tuple[jax.Array, jax.Array]:
+    moved = derivative_along(lambda packed: jnp.sum(_slopes(*primals) * packed, 1), primals[1:], tangents[1:])
+    return _gains(*primals), moved + derivative_along(lambda p: _gains.fun(p, primals[1]), primals[:1], tangents[:1])
+
+
+@jax.custom_jvp
+def _slopes(penalty: Penalty, packed: jax.Array) -> jax.Array:
+    """Derivatives of `_gains` in what is packed, (K, n)."""
+    return jax.grad(lambda packed: jnp.sum(_gains.fun(penalty, packed)))(packed)
+
+
+@partial(_slopes.defjvp, symbolic_zeros=True)
+def _(primals: Any, tangents: Any) -> tuple[jax.Array, jax.Array]:
+    """By all second derivatives at once: the conjugates and numbers of a model, which move what is packed, are many more."""
+    penalty, packed = primals
+    slopes, along = jax.linearize(lambda packed: _slopes.fun(penalty, packed), packed)
+    axes = jnp.broadcast_to(jnp.eye(packed.shape[1], dtype=packed.dtype)[:, None], (packed.shape[1], *packed.shape))
+    hessian = jax.vmap(along)(axes)
+    moved = derivative_along(lambda packed: jnp.einsum("jki,kj->ki", hessian, packed), primals[1:], tangents[1:])
+    return slopes, moved + derivative_along(lambda p: _slopes.fun(p, packed), primals[:1], tangents[:1])
 
 
 @stationary
