@@ -211,7 +211,7 @@ class Store:
                 raise InputError(
                     "out",
                     f"must hold pieces of the same model, nodes, axes and version only, got out='{self.folder}' "
-                    f"with {path.name} of others: use another folder",
+                    "with pieces of others: use another folder",
                 )
         return pieces
 
