@@ -166,7 +166,8 @@ def branch_figure(curves: Sequence[Any], alpha_c: Any = None, alpha_l: Any = Non
             colour = COLOURS.get(name, OTHER)
             for order, own in ORDER_COLOURS.items():
                 if getattr(BRANCHES[curve.branch], order):
-                    _along_alpha(orders, curve, _first_of(order), own, f"{SYMBOLS[order]}, {name}")
+                    label = name if own == colour else f"{SYMBOLS[order]}, {name}"
+                    _along_alpha(orders, curve, _first_of(order), own, label)
             _along_alpha(losses, curve, lambda s: s.train_loss, colour, name)
             _along_alpha(errors, curve, lambda s: s.gen_error, colour, name)
         baseline = float(curves[0].points[-1].gen_error_linear)
@@ -503,9 +504,10 @@ def learning_figure(trainings: dict[str, Sequence[Any]]) -> Figure:
 # Of the regions in which fewer than two branches are stable, by their place in `phases.diagram.REGIONS`; both are from
 # 4 on.
 _NEITHER: Any = ("neither is stable", "0.8")
-_ALONE: dict[int, Any] = {2: ("only positional is stable", "#f3d9cd"), 3: ("only semantic is stable", "#cfe0f0")}
+_ALONE: dict[int, Any] = {2: ("only positional is stable", "#f0cdbb"), 3: ("only semantic is stable", "#bcd5ea")}
 _BISTABLE = 4
 _HATCHED: Any = {"hatch": "/////", "facecolor": "none", "edgecolor": "0.45", "lw": 0}
+_DOTTED: Any = {"hatch": "...", "edgecolor": "white", "lw": 0}  # what no colour of a scale can be taken for
 
 
 def diagram_figure(diagram: Any) -> Figure:
@@ -537,11 +539,11 @@ def diagram_figure(diagram: Any) -> Figure:
             picture = axis.pcolormesh(*edges, masked, cmap=colours, vmin=-limit, vmax=limit)
             figure.colorbar(picture, ax=axis, shrink=0.9, label=label)
             for code, (name, colour) in {**(_ALONE if axis is left else {}), 1: _NEITHER}.items():
-                only = np.ma.masked_where(region != code, np.ones(region.shape))
-                axis.pcolormesh(*edges, only, cmap=matplotlib.colors.ListedColormap([colour]))
-                if only.count():
-                    legend[name] = Patch(color=colour)
-            _hatch(axis, *edges, ~diagram.trusted)
+                how = {"facecolor": colour, **(_DOTTED if code in _ALONE else {"lw": 0})}
+                _mark(axis, *edges, region == code, how)
+                if np.any(region == code):
+                    legend[name] = Patch(**how)
+            _mark(axis, *edges, ~diagram.trusted, _HATCHED)
             for boundary in boundaries:
                 _boundary_line(axis, boundary, across=x_name == "alpha")
             axis.set(xlim=edges[0][[0, -1]], ylim=edges[1][[0, -1]])
@@ -590,10 +592,10 @@ def _boundary_line(axis: Any, boundary: Any, *, across: bool) -> None:
     fill(boundary.values, boundary.alpha - width, boundary.alpha + width, color="k", alpha=0.2, lw=0)
 
 
-def _hatch(axis: Any, x: np.ndarray, y: np.ndarray, cells: np.ndarray) -> None:
-    """Hatch the cells (y, x) that are marked."""
+def _mark(axis: Any, x: np.ndarray, y: np.ndarray, cells: np.ndarray, how: dict[str, Any]) -> None:
+    """Fill or hatch the cells (y, x) that are marked."""
     corners = [Rectangle((x[i], y[j]), x[i + 1] - x[i], y[j + 1] - y[j]) for j, i in np.argwhere(cells)]
-    axis.add_collection(PatchCollection(corners, **_HATCHED))
+    axis.add_collection(PatchCollection(corners, **how))
 
 
 def _edges(centres: np.ndarray) -> np.ndarray:

@@ -184,6 +184,7 @@ def test_what_is_tried_again_and_with_what(canned, model, lines):
     np.testing.assert_array_equal(found.cells["status"][:, 0], cells["status"])
     assert [numbers(settings) for settings in asked["tracks"]] == [same, same]
     assert [numbers(settings) for settings in asked["first"]] == [[1e-3, 32, 300, 0.21]]  # coarse averages, from far
+    assert "omega" not in found.attrs["numbers"] and found.attrs["numbers"]["sigma"] == 0.5
     assert found.attrs["settings"] == {"tol": 4e-4, "max_steps": 16, "warm_steps": 1, "damping": 0.21}
     patient = grid.patient(ta.Settings(tol=1e-4, max_steps=7, warm_steps=400, damping=0.1))
     assert numbers(patient) == [1e-4, 14, 400, 0.1]

@@ -107,7 +107,7 @@ def phase_diagram(
         cells = {k: np.swapaxes(a, 1, 2) for k, a in cells.items()}
     attrs = {
         "model": type(model).__name__,
-        "numbers": _by_name(model),
+        "numbers": {name: value for name, value in _by_name(model).items() if name not in names},
         "alpha": None if alpha is None else float(alpha),
         "nodes": {"rule": type(nodes.stack).__name__, "size": nodes.size, "replicates": nodes.replicates},
         "settings": _by_name(settings),
