@@ -21,6 +21,12 @@ def kept_programs(monkeypatch):
     monkeypatch.setenv("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0.2")
 
 
+@pytest.fixture
+def quick_kernel(monkeypatch):
+    """For notebooks whose programs take longer to compile than to run."""
+    monkeypatch.setenv("JAX_DISABLE_MOST_OPTIMIZATIONS", "1")
+
+
 def execute(name: str, folder: Path, parameters: str):
     """The notebook after a run in `folder`, with other values in its cell of parameters."""
     book = nbformat.read(NOTEBOOKS / name, as_version=4)
@@ -39,8 +45,7 @@ def outputs(book, kind: str) -> list[str]:
     return [output["data"][kind] for output in shown if kind in output["data"]]
 
 
-def test_histogram_task(tmp_path, monkeypatch):
-    monkeypatch.setenv("JAX_DISABLE_MOST_OPTIMIZATIONS", "1")  # it runs shorter than it compiles
+def test_histogram_task(tmp_path, quick_kernel):
     small = 'RUNS = 2\nEPOCHS = 2\nFREE_EPOCHS = 2\nSTANDARD_EPOCHS = 2\nSAMPLES = 200\nCHECKPOINTS = "some"'
     book = execute("histogram_task.ipynb", tmp_path, small)
     pictures = [base64.b64decode(picture) for picture in outputs(book, "image/png")]
@@ -50,12 +55,12 @@ def test_histogram_task(tmp_path, monkeypatch):
     assert len(list((tmp_path / "some").iterdir())) == 5
 
 
-def test_jumps(tmp_path):
+def test_jumps(tmp_path, quick_kernel):
     book = execute("jumps.ipynb", tmp_path, "ORDERS = (5,)\nPOWERS = (10,)\nTRUTH = 7")
     assert len(outputs(book, "image/png")) == 2
 
 
-def test_breaking(tmp_path):
+def test_breaking(tmp_path, quick_kernel):
     """The ground state alone, on coarse lines: the programs of other s are the same."""
     small = "S = ()\nORDER = 3\nREPLICATES = 2\nDIMENSIONS = (100, 120)\nINSTANCES = (2, 2)\nSTARTS = 2"
     book = execute("breaking.ipynb", tmp_path, small)
