@@ -99,11 +99,17 @@ def alone(tmp_path, monkeypatch):
     yield
     jax.config.update("jax_compilation_cache_dir", cache)
     compiled.Traced.folder = traced
+    jax.config.update("jax_disable_most_optimizations", False)
+
+
+# Pages whose programs take longer to compile than to run.
+QUICK = "docs/howto/own_layer.md", "docs/howto/penalties.md"
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("page", [page for page in PAGES if programs(page.read_text())], ids=name_of)
 def test_programs_print_what_the_page_shows(page, alone):
+    jax.config.update("jax_disable_most_optimizations", name_of(page) in QUICK)
     for program, printed in run(page):
         if program.shown is not None:
             assert alike(printed, program.shown), f"{name_of(page)}:{program.line} prints\n{printed}"
