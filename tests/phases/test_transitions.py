@@ -77,6 +77,14 @@ def test_linear_crossing_finds_the_transition_itself(model, lines, critical, mon
     assert given is lines and named["bracket"] == (0.5, 3.0) and abs(found.alpha - ALPHA_L) <= 3 * found.stderr
 
 
+def test_a_crossing_outside_the_range_is_absent(model, lines, critical, monkeypatch):
+    """Where the search on coarse averages says so, also if all nodes have a zero at the end where it stopped."""
+    near = transitions.near_of(transitions.EVENTS["alpha_c"], critical.branches, 0.1, 4.0)
+    for met, status in ((True, critical.status), (False, ta.Status.absent)):
+        monkeypatch.setattr(transitions, "_coarse_alpha_c", lambda *_, met=met: (near, jax.numpy.array(met)))
+        assert int(ta.critical_alpha(model, lines).status) == int(status)
+
+
 def test_no_crossing_in_the_range(model, lines):
     found = ta.critical_alpha(model, lines, bracket=(1.6, 3.0))
     assert int(found.status) == ta.Status.absent
