@@ -171,6 +171,19 @@ def test_a_column_apart_of_three(correlation):
     np.testing.assert_allclose(found.m, jnp.concatenate([a.m, b.m], 1), atol=1e-5)
 
 
+def test_derivatives_of_three_columns():
+    """Of the overlaps, in conjugates and in the strength, against differences: they are taken from second derivatives of psi."""
+    hats = with_another(hats_of(0.5), jnp.array([2e-3, -2e-3]))
+
+    def at(s):
+        moved = jax.tree.map(lambda a: (1 + s) * a, hats)
+        return overlaps(ta.dot_product(rank=3, penalty=ta.L1(4e-3 * (1 - 2 * s))), moved)
+
+    slope = jax.jvp(at, (0.0,), (1.0,))[1]
+    for got, up, down in zip(*map(jax.tree.leaves, (slope, at(1e-3), at(-1e-3))), strict=True):
+        np.testing.assert_allclose(got, (up - down) / 2e-3, atol=1e-3 * jnp.max(jnp.abs(got)))
+
+
 def test_quadratic_penalty_of_three_columns():
     hats = with_another(hats_of(0.5), jnp.array([2e-3, -2e-3]))
     ridge, own = ta.dot_product(rank=3, lam=0.014), ta.dot_product(rank=3, penalty=Quadratic(jnp.asarray(0.004)))
