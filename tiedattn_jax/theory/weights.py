@@ -148,6 +148,7 @@ def _crossings(penalty: Penalty, Lam: jax.Array, along: jax.Array, middle: jax.A
     given = Lam, along, middle
     held = lax.stop_gradient(given)
     high = jnp.full((len(kinks), along.shape[1], *middle.shape[:2]), _RANGE, Lam.dtype)
+    rising = beyond(high, *held) > 0
 
     def halve(_: int, ends: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, jax.Array]:
         low, top = ends
@@ -155,7 +156,6 @@ def _crossings(penalty: Penalty, Lam: jax.Array, along: jax.Array, middle: jax.A
         above = (beyond(at, *held) > 0) == rising
         return jnp.where(above, low, at), jnp.where(above, at, top)
 
-    rising = beyond(high, *held) > 0
     at = lax.stop_gradient(0.5 * sum(lax.fori_loop(0, _HALVINGS, halve, (-high, high))))
     _, slope = jax.jvp(lambda zeta: beyond(zeta, *held), (at,), (jnp.ones_like(at),))
     step = beyond(at, *given) / lax.stop_gradient(jnp.where(slope == 0, 1.0, slope))
