@@ -107,8 +107,10 @@ def test_axis_of_the_double_well(model, nodes):
     for case in (model, ta.dot_product(omega=0.0), Paraboloid(**vars(model))):
         axis = px.well_axis(case, y, 1, 32)
         np.testing.assert_allclose(jnp.sum(axis**2, (0, 1)), 1, rtol=1e-12)
-        curvature = jnp.einsum("ian,iajbn,jbn->n", axis, px.hessian_at_nodes(case, 0 * axis, y), axis)
-        n = np.moveaxis(np.asarray(px.hessian_at_nodes(case, 0 * axis, y)).reshape(2, 2, -1), -1, 0)
+        hessian = px.expansion_at_nodes(case, 0 * axis, y)[2]
+        flat = axis.reshape(2, -1)
+        curvature = jnp.einsum("in,ijn,jn->n", flat, hessian, flat)
+        n = np.moveaxis(np.asarray(hessian), -1, 0)
         np.testing.assert_allclose(curvature, np.linalg.eigvalsh(n)[:, 0], rtol=1e-3, atol=1e-9)
 
 
@@ -183,6 +185,18 @@ def test_arrays_and_entries_agree(monkeypatch, r):
 
     for a, b in zip(*(jax.tree.leaves(results(*sizes)) for sizes in ((99, 99), (0, 0))), strict=True):
         np.testing.assert_allclose(a, b, rtol=1e-9, atol=1e-11)
+
+
+def test_a_hessian_column_by_column(monkeypatch):
+    L, size = px._ALL_COLUMNS + 1, 5
+    model = ta.dot_product(mixing=np.full((L, L), 1 / L), encodings=np.linspace(-1, 1, L)[:, None])
+    Z, Y = 0.7 * jax.random.normal(jax.random.key(3), (2, L, 1, size))
+    columns = jax.jit(px.expansion_at_nodes)(model, Z, Y)
+    monkeypatch.setattr(px, "_ALL_COLUMNS", L)
+    for one, all_ in zip(columns, px.expansion_at_nodes(model, Z, Y), strict=True):
+        np.testing.assert_allclose(one, all_, rtol=1e-12, atol=1e-14)
+    node = jax.hessian(lambda z: model.loss(z[:, None], Y[..., 2]))(Z[:, 0, 2])
+    np.testing.assert_allclose(columns[2][..., 2], node, rtol=1e-12, atol=1e-14)
 
 
 def test_second_minimum_is_a_minimum_above(model, nodes):

@@ -15,6 +15,7 @@ Arrays carry the node axis last, `(L, r, N)`; see `nodewise`.
 from __future__ import annotations
 
 import functools
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -35,6 +36,7 @@ _SLOW = 128  # lanes next to given minima that are finished together
 # small fields, in 47 states of two to six tokens, two had two minima where it was positive with .89 and .86.
 _NEARLY = 0.75
 _MAX_STEPS = 60
+_ALL_COLUMNS = 8  # of a Hessian: those of more fields are computed one by one, for the caches hold no more than one
 
 
 def _loss(model: Model, Z: jax.Array, Y: jax.Array) -> jax.Array:
@@ -42,21 +44,43 @@ def _loss(model: Model, Z: jax.Array, Y: jax.Array) -> jax.Array:
     return jnp.asarray(model.loss(Z, *model.label(Y))).astype(Z.dtype)
 
 
+def _along(model: Model, Z: jax.Array, Y: jax.Array, d: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array]:
+    """Loss, gradient, and the derivative of the gradient along d, all but the loss (L, r)."""
+    (value, gradient), (_, change) = jax.jvp(lambda Z: jax.value_and_grad(_loss, 1)(model, Z, Y), (Z,), (d,))
+    return value, gradient, change
+
+
 def _expansion(model: Model, Z: jax.Array, Y: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array]:
-    """Loss, gradient (L, r) and Hessian (L, r, L, r), from one pass."""
+    """Loss, gradient (L, r) and Hessian (n, L, r), from one pass."""
+    along = functools.partial(_along, model, Z, Y)
+    return jax.vmap(along, out_axes=(None, None, 0))(_basis(Z))
 
-    def column(d: jax.Array) -> Any:
-        return jax.jvp(lambda Z: jax.value_and_grad(_loss, 1)(model, Z, Y), (Z,), (d,))
 
-    basis = jnp.eye(Z.size, dtype=Z.dtype).reshape(-1, *Z.shape)
-    (value, gradient), (_, hessian) = jax.vmap(column, out_axes=(None, 0))(basis)
-    return value, gradient, hessian.reshape(*Z.shape, *Z.shape)
+def _basis(Z: jax.Array) -> jax.Array:
+    """Of fields (L, r, ...), all along one entry each, (n, L, r)."""
+    shape = Z.shape[:2]
+    return jnp.eye(math.prod(shape), dtype=Z.dtype).reshape(-1, *shape)
 
 
 loss_at_nodes = nodewise(_loss)
 gradient_at_nodes = nodewise(jax.grad(_loss, 1))
-hessian_at_nodes = nodewise(lambda model, Z, Y: _expansion(model, Z, Y)[2])
-_expansion_at_nodes = nodewise(_expansion)
+_along_at_nodes = nodewise(_along)
+_all_at_nodes = nodewise(_expansion)
+
+
+def expansion_at_nodes(model: Model, Z: jax.Array, Y: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array]:
+    """Loss (N,), gradient (L, r, N) and Hessian (n, n, N) with n = L r; column by column where n is large."""
+    n = Z.shape[0] * Z.shape[1]
+    if n <= _ALL_COLUMNS:
+        value, gradient, hessian = _all_at_nodes(model, Z, Y)
+        return value, gradient, hessian.reshape(n, n, -1)
+
+    def column(_: Any, d: jax.Array) -> tuple[tuple[jax.Array, jax.Array], jax.Array]:
+        value, gradient, change = _along_at_nodes(model, Z, Y, jnp.broadcast_to(d[..., None], Z.shape))
+        return (value, gradient), change.reshape(n, -1)
+
+    (value, gradient), hessian = lax.scan(column, (jnp.zeros_like(Z[0, 0]), jnp.zeros_like(Z)), _basis(Z))
+    return value, gradient, hessian
 
 
 class Prox(eqx.Module):
@@ -117,8 +141,8 @@ def prox_jacobian(model: Model, z: jax.Array, V: jax.Array, y: jax.Array) -> jax
 
 def moreau_hessian(model: Model, z: jax.Array, V: jax.Array, y: jax.Array) -> tuple[jax.Array, jax.Array]:
     """Hessian of `moreau` in z, (n, n, N) with n = L r, and the part of it that is V^{-1}, (n, n, 1)."""
-    n, precision = z.shape[0] * z.shape[1], _precision(V)
-    return hessian_at_nodes(model, z, y).reshape(n, n, -1) + precision, precision
+    precision = _precision(V)
+    return expansion_at_nodes(model, z, y)[2] + precision, precision
 
 
 class Expansion(eqx.Module):
@@ -137,10 +161,10 @@ def expand(model: Model, z: jax.Array, h: jax.Array, V: jax.Array, y: jax.Array)
         z, h: flattened over tokens and columns, (n, N).
     """
     L, r, n = V.shape[0], V.shape[1], z.shape[0]
-    value, grad, hess = _expansion_at_nodes(model, z.reshape(L, r, -1), y)
+    value, grad, hess = expansion_at_nodes(model, z.reshape(L, r, -1), y)
     precision, d = _precision(V), z - h
     pull = matvec(precision, d)
-    return Expansion(value, 0.5 * total(pull * d), grad.reshape(n, -1) + pull, hess.reshape(n, n, -1) + precision)
+    return Expansion(value, 0.5 * total(pull * d), grad.reshape(n, -1) + pull, hess + precision)
 
 
 def least_pivots(V: jax.Array) -> jax.Array:
@@ -242,11 +266,16 @@ def _minima(
     """
     L, r, size = h.shape
     z, energy, done = descend(model, h, h, V, y, tol, _COMMON_STEPS)
-    unit = jnp.asarray(model.field_scale, h.dtype)
-    well, flips = unit * well_axis(model, y, r, _POWER_STEPS), _flips(model, h)
+    _, slope, curvature = expansion_at_nodes(model, jnp.zeros_like(h), y)
+    well = jnp.asarray(model.field_scale, h.dtype) * _lowest_axis(curvature, _POWER_STEPS).reshape(h.shape)
+    flips = _flips(model, h)
     near = jnp.zeros((0, *h.shape), h.dtype) if near is None else near
     starts = jnp.concatenate([z[None], jnp.stack([well, -well]), flips, near])
-    matter = ~done[None], jnp.tile(_wells_matter(model, h, V, y), (2, 1)), _flips_matter(model, h, V, energy)
+    matter = (
+        ~done[None],
+        jnp.tile(_wells_matter(model, h, V, slope, curvature), (2, 1)),
+        _flips_matter(model, h, V, energy),
+    )
     left = jnp.concatenate([*matter, jnp.ones((len(near), size), bool)]).ravel()
     lanes = jnp.moveaxis(starts, 0, 2).reshape(L, r, -1)
 
@@ -256,7 +285,7 @@ def _minima(
 
     blank = jnp.full((len(starts) - 1) * size, jnp.inf, energy.dtype)
     old = lanes, jnp.concatenate([energy, blank]), jnp.tile(done, len(starts))
-    group = max(256 if L * r == 2 else 64, 3 * size // 16)  # so few lanes that the slowest keeps few waiting
+    group = max(256 if L * r == 2 else 16, 3 * size // 16)  # so few lanes that the slowest keeps few waiting
     z, energy, done = in_groups(finish, old, left, group)
     return jnp.moveaxis(z.reshape(L, r, -1, size), 2, 0), energy.reshape(-1, size), done.reshape(-1, size)
 
@@ -279,15 +308,14 @@ def _flips(model: Model, h: jax.Array) -> jax.Array:
     return jnp.concatenate([h - 2 * away, -h[None]]) if model.kinked else h - away
 
 
-def _wells_matter(model: Model, h: jax.Array, V: jax.Array, y: jax.Array) -> jax.Array:
-    """The nodes, (N,), where there may be a second well.
+def _wells_matter(model: Model, h: jax.Array, V: jax.Array, slope: jax.Array, curvature: jax.Array) -> jax.Array:
+    """The nodes, (N,), where there may be a second well, from the loss's gradient and Hessian at zero.
 
-    A well of an even loss splits in two around zero: there is one where the Hessian is positive there, and by some
-    margin, unless the student's fields are large. A loss whose slope at zero is not zero is not even.
+    A well of an even loss splits in two around zero: there is one where the Hessian of `moreau` is positive there, and by
+    some margin, unless the student's fields are large. A loss whose slope at zero is not zero is not even.
     """
-    zero = jnp.zeros((h.shape[0] * h.shape[1], h.shape[2]), h.dtype)
-    at_zero = expand(model, zero, zero, V / _NEARLY, y)
-    return ~definite(at_zero.hessian) | jnp.any(at_zero.slope != 0, 0) | _large(model, h, 1.5)
+    split = ~definite(curvature + _precision(V / _NEARLY))
+    return split | jnp.any(slope != 0, (0, 1)) | _large(model, h, 1.5)
 
 
 def _flips_matter(model: Model, h: jax.Array, V: jax.Array, energy: jax.Array) -> jax.Array:
@@ -328,10 +356,12 @@ def well_axis(model: Model, y: jax.Array, rank: int, steps: int) -> jax.Array:
         rank: r.
         steps: of the power method.
     """
-    L, size = y.shape[0], y.shape[-1]
-    n = L * rank
-    hess = hessian_at_nodes(model, jnp.zeros((L, rank, size), y.dtype), y).reshape(n, n, size)
+    origin = jnp.zeros((y.shape[0], rank, y.shape[-1]), y.dtype)
+    return _lowest_axis(expansion_at_nodes(model, origin, y)[2], steps).reshape(origin.shape)
 
+
+def _lowest_axis(hess: jax.Array, steps: int) -> jax.Array:
+    """Lowest eigenvectors (n, N) of symmetric matrices (n, n, N), by the power method."""
     # The spectral radius is at most the largest row sum.
     norm = jnp.max(total(jnp.abs(hess)), 0)
     # Any axis will do where the Hessian vanishes, as for a purely semantic target at y = 0.
@@ -341,10 +371,10 @@ def well_axis(model: Model, y: jax.Array, rank: int, steps: int) -> jax.Array:
         moved = norm * v - matvec(hess, v)
         square = total(moved**2)
         # Where all eigenvalues are alike nothing is left, and any axis will do again.
-        return jnp.where(square > 0, moved / jnp.sqrt(square + jnp.finfo(y.dtype).tiny), v)
+        return jnp.where(square > 0, moved / jnp.sqrt(square + jnp.finfo(hess.dtype).tiny), v)
 
-    start = jnp.asarray(reference_axis(n), y.dtype)[:, None]
-    return lax.fori_loop(0, steps, step, jnp.broadcast_to(start, (n, size))).reshape(L, rank, size)
+    start = jnp.asarray(reference_axis(len(hess)), hess.dtype)[:, None]
+    return lax.fori_loop(0, steps, step, jnp.broadcast_to(start, hess.shape[1:]))
 
 
 def in_groups(finish: Callable[[jax.Array], tuple], old: tuple, left: jax.Array, group: int) -> tuple:
