@@ -55,6 +55,22 @@ def test_starts_have_the_dtype_of_the_model():
     assert {a.dtype for a in jax.tree.leaves(start)} == {jnp.dtype("float32")}
 
 
+class OneTeacher(ta.DotProduct):
+    """Columns that all start along the one of the teacher."""
+
+    def start_columns(self, both):
+        return jnp.ones(self.shape[1:]), jnp.ones(self.shape[1])
+
+
+@pytest.mark.parametrize("name", ["semantic", None])
+@pytest.mark.parametrize("rank", [2, 3, 4])
+def test_starts_of_columns_with_one_teacher_are_states(name, rank):
+    x = branch_start(OneTeacher(**vars(ta.dot_product(rank=rank))), name)
+    noise = x.q - x.theta @ jnp.swapaxes(x.theta, 1, 2) / ta.dot_product().rho
+    assert np.linalg.eigvalsh(noise).min() > 0
+    assert bool(jnp.all(x.theta == x.theta[0, 0]))
+
+
 def test_starts_of_a_student_of_rank_two_use_both_columns():
     model = ta.dot_product(rank=2)
     theta, m = (np.asarray(a) for a in (branch_start(model, None).theta, branch_start(model, None).m))

@@ -91,6 +91,9 @@ class Branch(NamedTuple):
         direction = jnp.where(direction[0] < 0, -direction, direction)
         eye = jnp.broadcast_to(jnp.eye(r, dtype=dtype), (S, r, r))
         semantic, positional = model.start_columns(both=bool(self.theta))
+        # Columns that are all along one column of the teacher have it in common: q - theta rho^{-1} theta^T is positive.
+        size = jnp.max(jnp.sum(jnp.abs(semantic), 0)) * jnp.max(jnp.sum(jnp.abs(semantic), 1))  # above |semantic|^2
+        semantic = semantic / jnp.sqrt(jnp.maximum(size / 2, 1.0))
         m = 0.25 * self.m * direction[:, None] * positional
         theta = jnp.broadcast_to(0.5 * self.theta * scale * semantic, (S, r, t))
         if model.teacher_mean is not None:

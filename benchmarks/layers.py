@@ -1,0 +1,126 @@
+"""Theory next to training for every layer and option, two states each: the table of `docs/howto/own_layer.md`.
+
+    python benchmarks/layers.py [--instances 12] [--d 800] [--case WORDS]
+
+Training is L-BFGS from the start named after the branch. Teachers have exactly the model's norm and are exactly orthogonal
+to the encodings. Takes about half an hour on one core. Classes of tokens are in `correlated.py`, penalties in `penalties.py`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from functools import partial
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+import tiedattn_jax as ta
+from tiedattn_jax.printing import with_error
+
+COLUMNS = {"training loss": "train_loss", "test error": "gen_error", "q": "q"}
+
+
+class Noisy(ta.DotProduct):
+    """The target sees the teacher's fields with noise on them."""
+
+    noise = 1
+
+    def target(self, Y: jax.Array, noise: jax.Array) -> jax.Array:
+        return super().target(Y + 0.3 * noise)
+
+
+class Sampled(ta.DotProduct):
+    """Cross-entropy on one token that each token draws from its row of the target."""
+
+    noise = 1
+
+    def loss(self, Z: jax.Array, Y: jax.Array, noise: jax.Array) -> jax.Array:
+        uniform = jax.scipy.special.ndtr(noise)
+        named = jnp.sum(jnp.cumsum(self.target(Y), 1)[:, :-1] < uniform, 1)
+        return -0.25 * jnp.sum(jax.nn.log_softmax(Z @ Z.T) * jax.nn.one_hot(named, len(Z)))
+
+
+def tokens(L: int, omega: float) -> ta.DotProduct:
+    """L tokens, of which a token attends to itself with .6."""
+    mixing = np.full((L, L), 0.4 / (L - 1)) + (0.6 - 0.4 / (L - 1)) * np.eye(L)
+    return ta.dot_product(omega, mixing=mixing, encodings=np.linspace(-1, 1, L)[:, None])
+
+
+def matrices(omega: float) -> ta.CausalDotProduct:
+    """Covariances of two tokens that commute, with spectra of their own."""
+    d, rng = 200, np.random.default_rng(0)
+    spectra = np.stack([0.5 * np.exp(-1.5 * np.arange(d) / d), rng.uniform(0.1, 0.4, d)])
+    encodings = np.stack([np.ones(d), -np.ones(d)]) / d**0.5
+    covariances = np.stack([np.diag(spectrum) for spectrum in spectra])
+    law = ta.SpectralLaw.from_matrices(covariances, encodings, rng.standard_normal((d, 1)))
+    return ta.causal_dot_product(omega, law=law)
+
+
+def cases() -> list[tuple[str, ta.Model, str, float]]:
+    """Name, model, branch and alpha."""
+    untied = partial(ta.untied_dot_product, mixing=[[0.3, 0.7], [0.8, 0.2]], teacher=np.eye(2))
+    tied = partial(ta.untied_dot_product, tied_teacher=True)
+    sampled = {"lam": 0.3, "teacher": 4.0}
+    return [
+        ("temperature 2", ta.tempered_dot_product(temperature=2.0), "positional", 2.0),
+        ("temperature 2", ta.tempered_dot_product(temperature=2.0), "semantic", 3.0),
+        ("causal", ta.causal_dot_product(), "semantic", 2.0),
+        ("causal", ta.causal_dot_product(0.6), "positional", 4.0),
+        ("linear", ta.linear_attention(), "semantic", 2.0),
+        ("linear", ta.linear_attention(0.6), "positional", 4.0),
+        ("untied", untied(0.1), "semantic", 5.0),
+        ("untied", untied(0.6), "positional", 4.0),
+        ("untied, tied target", tied(0.1), "semantic", 4.0),
+        ("untied, tied target", tied(0.6), "positional", 4.0),
+        ("ReLU", ta.relu_attention(), "semantic", 20.0),
+        ("ReLU", ta.relu_attention(), "semantic", 5.0),
+        ("rank 2", ta.dot_product(0.1, rank=2, teacher=np.eye(2)), "semantic", 4.0),
+        ("rank 2", ta.dot_product(0.6, rank=2, teacher=np.eye(2)), "positional", 4.0),
+        ("3 tokens", tokens(3, 0.3), "semantic", 3.0),
+        ("3 tokens", tokens(3, 0.6), "positional", 4.0),
+        ("4 tokens", tokens(4, 0.3), "semantic", 3.0),
+        ("4 tokens", tokens(4, 0.6), "positional", 4.0),
+        ("given matrices, causal", matrices(0.3), "semantic", 3.0),
+        ("given matrices, causal", matrices(0.6), "positional", 4.0),
+        ("noisy fields", Noisy(**vars(ta.dot_product())), "semantic", 3.0),
+        ("noisy fields", Noisy(**vars(ta.dot_product(0.6))), "positional", 4.0),
+        ("sampled tokens", Sampled(**vars(ta.dot_product(0.1, **sampled))), "semantic", 10.0),
+        ("sampled tokens", Sampled(**vars(ta.dot_product(0.6, **sampled))), "positional", 10.0),
+    ]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--instances", type=int, default=12)
+    parser.add_argument("--d", type=int, default=800)
+    parser.add_argument("--case", default="", help="those whose name contains it")
+    args = parser.parse_args()
+    jax.config.update("jax_enable_x64", True)
+    print("| layer, state | in this branch | " + " | ".join([*COLUMNS, "overlap"]) + " |", "|---" * 6 + "|", sep="\n")
+    for name, model, branch, alpha in (case for case in cases() if args.case in case[0]):
+        run = partial(train, model, branch)
+        keys = jax.random.split(jax.random.key(0), args.instances)
+        found = ta.run_instances(model, args.d, alpha, run, keys, normalise=True)
+        gaps = found.difference(branch)
+        cells = []
+        for quantity in (*COLUMNS.values(), "m" if branch == "positional" else "theta"):
+            mean, theory, gap, bar = gaps[quantity]
+            theory_bar = float(np.mean(getattr(found.theory_stderr, quantity)[found.branch == branch]))
+            of_mean = max(bar**2 - theory_bar**2, 0.0) ** 0.5
+            cells.append(f"{with_error(theory, theory_bar)}; {with_error(mean, of_mean)} ({gap / bar:+.1f})")
+        state = f"{name}, $\\omega = {float(model.omega):g}$, {branch}, $\\alpha = {alpha:g}$"
+        print(
+            "|", " | ".join([state, f"{(found.branch == branch).sum()} of {args.instances}", *cells]), "|", flush=True
+        )
+        print(f"{name}: {found.groups}, largest gradient {found.gradient_norm.max():.1e}", file=sys.stderr)
+
+
+def train(model: ta.Model, branch: str, data: ta.Data, key: jax.Array) -> ta.Training:
+    """To a critical point of the risk."""
+    return ta.train(model, data, branch, optimizer="lbfgs", steps=3000, tol=1e-8, key=key)
+
+
+if __name__ == "__main__":
+    main()
