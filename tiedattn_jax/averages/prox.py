@@ -271,11 +271,8 @@ def _minima(
     flips = _flips(model, h)
     near = jnp.zeros((0, *h.shape), h.dtype) if near is None else near
     starts = jnp.concatenate([z[None], jnp.stack([well, -well]), flips, near])
-    matter = (
-        ~done[None],
-        jnp.tile(_wells_matter(model, h, V, slope, curvature), (2, 1)),
-        _flips_matter(model, h, V, energy),
-    )
+    wells = jnp.tile(_wells_matter(model, h, V, slope, curvature), (2, 1))
+    matter = ~done[None], wells, _flips_matter(model, h, V, energy)
     left = jnp.concatenate([*matter, jnp.ones((len(near), size), bool)]).ravel()
     lanes = jnp.moveaxis(starts, 0, 2).reshape(L, r, -1)
 
