@@ -129,12 +129,12 @@ def test_a_violent_map(lines):
         # Damped steps leave the domain from V = 15. Found from V / 10 of the start.
         (
             {"omega": 0.55, "sigma": 0.36, "lam": 0.0012, "mixing": [[0.2, 0.8], [0.15, 0.85]]}, 16.5, "semantic",
-            {"q": 0.1071, "theta": 0.0578},
+            {"q": (0.1071, 0.01), "theta": (0.0578, 0.05)},
         ),
-        # A small order parameter grows slowly near a pitchfork. Found by lines of order 11 from a state of order 5.
+        # A small order parameter grows slowly near a pitchfork. Lines of order 15: .062628(26), 2^16 Sobol points .0623(15).
         (
             {"omega": 0.19, "sigma": 0.481, "lam": 0.00077, "mixing": [[0.56, 0.44], [0.12, 0.88]]}, 0.0859,
-            "positional", {"m": 0.06498},
+            "positional", {"m": (0.06263, 0.01)},
         ),
         # A student close to its teacher: q - theta^2 / rho is a thousandth of q.
         (
@@ -142,7 +142,7 @@ def test_a_violent_map(lines):
                 "omega": 0.045885131, "sigma": 3.0594143, "lam": 0.020732636,
                 "mixing": [[0.0963201506, 0.9036798494], [0.5365711661, 0.4634288339]],
             },
-            14.9368379664, "semantic", {"q": 8.39, "theta": 8.86},
+            14.9368379664, "semantic", {"q": (8.39, 0.01), "theta": (8.86, 0.01)},
         ),
     ],
     ids=["no student", "V of the start", "pitchfork", "close"],
@@ -153,8 +153,8 @@ def test_starts_far_from_the_state(lines, numbers, alpha, branch, expected):
         assert int(point.status) == ta.Status.absent
         return
     assert bool(point.ok)
-    for name, value in expected.items():
-        np.testing.assert_allclose(abs(getattr(point.overlaps, name)), value, rtol=0.05)
+    for name, (value, rtol) in expected.items():
+        np.testing.assert_allclose(abs(getattr(point.overlaps, name)), value, rtol=rtol)
 
 
 def test_an_order_parameter_that_scatter_keeps_alive(lines, nodes):
@@ -170,10 +170,11 @@ def test_damped_steps_end_near_the_solution(problem):
 
 
 def test_the_start_does_not_matter(model, nodes):
-    tight = ta.Settings(tol=1e-8)
+    tight = ta.Settings(tol=1e-10)
     starts = state(CASES[0]), BRANCHES["semantic"].start(model)
     one, other = (solve_from(model, 2.0, "semantic", nodes, x, tight) for x in starts)
     assert int(one.status) == int(other.status) == ta.Status.converged
+    assert max(float(jnp.max(a.residual)) for a in (one, other)) <= tight.tol
     np.testing.assert_allclose(one.overlaps.q, other.overlaps.q, rtol=1e-6)
 
 
