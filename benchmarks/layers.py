@@ -77,7 +77,7 @@ def cases() -> list[tuple[str, ta.Model, str, float]]:
         ("ReLU", ta.relu_attention(), "semantic", 20.0),
         ("ReLU", ta.relu_attention(), "semantic", 5.0),
         ("rank 2", ta.dot_product(0.1, rank=2, teacher=np.eye(2)), "semantic", 4.0),
-        ("rank 2", ta.dot_product(0.6, rank=2, teacher=np.eye(2)), "positional", 4.0),
+        ("rank 2", ta.dot_product(0.1, rank=2, teacher=np.eye(2)), "semantic", 6.0),
         ("3 tokens", tokens(3, 0.3), "semantic", 3.0),
         ("3 tokens", tokens(3, 0.6), "positional", 4.0),
         ("4 tokens", tokens(4, 0.3), "semantic", 3.0),

@@ -157,6 +157,16 @@ def test_starts_far_from_the_state(lines, numbers, alpha, branch, expected):
         np.testing.assert_allclose(abs(getattr(point.overlaps, name)), value, rtol=rtol)
 
 
+def test_a_student_that_cut_steps_shrink_is_not_absent():
+    """At small q the map makes V negative; training (d = 800) ends at m = .482, .491, .490 and losses .0495, .0496, .0491."""
+    mixing = 0.4 * np.eye(3) + 0.2
+    model = ta.dot_product(0.6, mixing=mixing, encodings=np.linspace(-1, 1, 3)[:, None])
+    point = ta.solve(model, 4.0, "positional", ta.sobol_nodes(model, 2**10, replicates=1))
+    assert bool(point.ok)
+    np.testing.assert_allclose(abs(point.overlaps.m[0]), 0.486, rtol=0.01)
+    np.testing.assert_allclose(point.train_loss, 0.0494, rtol=0.01)
+
+
 def test_an_order_parameter_that_scatter_keeps_alive(lines, nodes):
     """theta vanishes; and lines of order 5, of which half have too many jumps, do not say that it does."""
     model = ta.dot_product(0.47121183, 0.470216305, 0.003503289, ((0.75582889, 0.24417111), (0.074889422, 0.925110578)))

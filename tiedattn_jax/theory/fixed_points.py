@@ -34,7 +34,9 @@ from .potentials import channel_by_model, train_loss_partials
 _SMALL = 0.3  # of its largest possible size: an order parameter that the nodes' scatter may keep alive
 _NOTHING = 1e-12  # an estimate below it is not worth digits: rounding of the loss
 _LOST = 0.01  # residual of an unresolved coarse state from which on the other replicates are not tried
-_LESS, _ATTEMPTS = 0.03, 2  # by which V of a start that led nowhere is multiplied, and how often one is tried
+# Factors of V and q of a start: as it is, and, where that led nowhere, with less V, and with more q: where the loss is
+# steeply concave at zero, the map of a small student has negative V.
+_ATTEMPTS = np.array([[1.0, 1.0], [0.03, 1.0], [1.0, 4.0]])
 
 
 class State(eqx.Module):
@@ -529,7 +531,7 @@ def _phases(
     """The program that solves: fixed points one after the other, all by the same instructions.
 
     First the coarse replicate, from which the others then need two or three steps. A start leads nowhere where its V is
-    far too large: then it is tried again with less.
+    far too large, or its q too small: then it is tried again with other ones.
 
     Args:
         starts: near the state, with a leading replicate axis; the first one is the start on the coarse replicate.
@@ -538,7 +540,7 @@ def _phases(
     Returns:
         The state on the coarse replicate, and those of the replicates.
     """
-    attempts = 0 if coarsely is None else _ATTEMPTS
+    attempts = 0 if coarsely is None else len(_ATTEMPTS)
 
     def one(replicate: Replicate, x0: Overlaps) -> State:
         x, residual, seen, status = fixed_point(model, alpha, replicate, x0, free, settings, _sums)
@@ -564,8 +566,9 @@ def _phases(
         replicate = either(first, nodes.coarse, jax.tree.map(lambda a: a[own], nodes.stack))
         x0, wanted = jax.tree.map(lambda a: a[own], starts), jnp.asarray(False if finely is None else finely)
         if coarsely is not None:
-            less = eqx.tree_at(lambda x: x.V, x0, x0.V * jnp.asarray(_LESS, x0.V.dtype) ** k)
-            x0 = either(first, less, either(coarsely, near.overlaps, x0))
+            by_V, by_q = jnp.asarray(_ATTEMPTS, x0.V.dtype)[jnp.minimum(k, attempts - 1)]
+            other = eqx.tree_at(lambda x: (x.V, x.q), x0, (by_V * x0.V, by_q * x0.q))
+            x0 = either(first, other, either(coarsely, near.overlaps, x0))
             wanted = jnp.where(first, coarsely & ~_ended(near), wanted & ~(coarsely & _lost(near)))
         found = lax.cond(wanted, traced, lambda *_: flat, replicate, x0)
         state = unflatten(found)

@@ -229,11 +229,15 @@ class Problem(NamedTuple):
         return s.damping * jnp.clip(step, -longest, longest)
 
     def gone(self, look: Look) -> jax.Array:
-        """Whether the student has shrunk to nothing, and still shrinks."""
+        """Whether the student has shrunk to nothing, and still shrinks, at a V that stays.
+
+        Where the map makes V negative, cut steps lead to V = 0, and to q = 0 with it: there is no state there.
+        """
         (_, r, t), rho = self.model.shape, jnp.sum(jnp.trace(self.model.rho, axis1=1, axis2=2))
-        qs = (self.coordinates.unpack(v).q for v in (look.v, look.image))
-        before, after = (jnp.sum(jnp.trace(q, axis1=1, axis2=2)) for q in qs)
-        return (before / r < _GONE * rho / t) & (after < before)
+        here, image = (self.coordinates.unpack(v) for v in (look.v, look.image))
+        (q, V), (next_q, next_V) = ((jnp.trace(a, axis1=1, axis2=2) for a in (x.q, x.V)) for x in (here, image))
+        shrinks = (jnp.sum(q) / r < _GONE * rho / t) & (jnp.sum(next_q) < jnp.sum(q))
+        return shrinks & jnp.all(jnp.abs(next_V - V) < 0.5 * V)
 
     def unfinished(self, s: Iterate) -> jax.Array:
         stalled = (s.quiet >= _QUIET) & (s.best.residual < self.stall) & (s.best.length < _FAR)
