@@ -1,9 +1,9 @@
-"""Theory next to training for every layer and option, two states each: the table of `docs/howto/own_layer.md`.
+"""Theory next to training for every layer and option, two states or three of each: the table of `docs/howto/own_layer.md`.
 
     python benchmarks/layers.py [--instances 12] [--d 800] [--case WORDS]
 
 Training is L-BFGS from the start named after the branch. Teachers have exactly the model's norm and are exactly orthogonal
-to the encodings. Takes about half an hour on one core. Classes of tokens are in `correlated.py`, penalties in `penalties.py`.
+to the encodings. Takes about twenty minutes on one core. Classes of tokens are in `correlated.py`, penalties in `penalties.py`.
 """
 
 from __future__ import annotations
@@ -80,8 +80,10 @@ def cases() -> list[tuple[str, ta.Model, str, float]]:
         ("rank 2", ta.dot_product(0.1, rank=2, teacher=np.eye(2)), "semantic", 6.0),
         ("3 tokens", tokens(3, 0.3), "semantic", 3.0),
         ("3 tokens", tokens(3, 0.6), "positional", 4.0),
+        ("3 tokens", tokens(3, 0.3), "semantic", 5.0),
         ("4 tokens", tokens(4, 0.3), "semantic", 3.0),
         ("4 tokens", tokens(4, 0.6), "positional", 4.0),
+        ("4 tokens", tokens(4, 0.3), "semantic", 5.0),
         ("given matrices, causal", matrices(0.3), "semantic", 3.0),
         ("given matrices, causal", matrices(0.6), "positional", 4.0),
         ("noisy fields", Noisy(**vars(ta.dot_product())), "semantic", 3.0),
