@@ -85,13 +85,8 @@ def main() -> None:
         nodes = ta.line_nodes(model, 15) if model.shape[1] == 1 else ta.sobol_nodes(model, 2**15)
         found = ta.run_instances(model, args.d, alpha, run, keys, nodes=nodes, normalise=True)
         settled = f"{(found.ok & (found.branch == branch)).sum()} of {args.instances}"
-        for what, (mean, theory, gap, bar) in found.difference(branch).items():
-            if theory != 0:
-                cells = f"{theory:.6g}", f"{mean:.6g}", f"{gap:+.2g}({bar:.1g})", f"{gap / bar:+.1f}"
-                print("|", " | ".join((name, settled, what, *cells)), "|")
-                name = settled = ""
+        print_rows(name, settled, {what: row for what, row in found.difference(branch).items() if row[1] != 0})
         print(f"largest proximal gradient {found.gradient_norm.max():.1e}", file=sys.stderr)
-        sys.stdout.flush()
     if args.case in (name := "elastic net, three heads"):
         three_heads(name, args.d, args.instances)
 
@@ -114,26 +109,21 @@ def three_heads(name: str, d: int, instances: int) -> None:
     state = ta.solve(model, alpha, None, ta.sobol_nodes(model, 2**13))
     mean, bars = (Compared.of(p.train_loss, p.gen_error, p.overlaps) for p in (state.mean, state.stderr))
     settled = f"{found.ok.sum()} of {instances}"
+    rows = {}
     for what, each in vars(found.found).items():
-        theory, values = float(getattr(mean, what)), each[found.ok]
-        gap, bar = values.mean() - theory, np.hypot(values.std(ddof=1) / len(values) ** 0.5, getattr(bars, what))
-        print(
-            "|",
-            " | ".join(
-                (
-                    name,
-                    settled,
-                    what,
-                    f"{theory:.6g}",
-                    f"{values.mean():.6g}",
-                    f"{gap:+.2g}({bar:.1g})",
-                    f"{gap / bar:+.1f}",
-                )
-            ),
-            "|",
-        )
-        name = settled = ""
+        values, theory = each[found.ok], float(getattr(mean, what))
+        bar = float(np.hypot(values.std(ddof=1) / len(values) ** 0.5, getattr(bars, what)))
+        rows[what] = float(values.mean()), theory, float(values.mean()) - theory, bar
+    print_rows(name, settled, rows)
     print(f"theory: {state.status_name}; largest proximal gradient {found.gradient_norm.max():.1e}", file=sys.stderr)
+
+
+def print_rows(name: str, settled: str, rows: dict[str, tuple[float, ...]]) -> None:
+    """Rows of the table: simulation, theory, their difference and its error bar, of every quantity by name."""
+    for what, (mean, theory, gap, bar) in rows.items():
+        cells = f"{theory:.6g}", f"{mean:.6g}", f"{gap:+.2g}({bar:.1g})", f"{gap / bar:+.1f}"
+        print("|", " | ".join((name, settled, what, *cells)), "|", flush=True)
+        name = settled = ""
 
 
 def critical_point(model: ta.Model, branch: str, data: ta.Data, key: jax.Array) -> ta.GAMP | ta.Training:
