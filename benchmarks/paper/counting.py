@@ -97,8 +97,8 @@ def rows(runs: dict[str, list[Columns]]) -> list[Row]:
     for name, found in runs.items():
         count = f"{len(found)} run{'s' if len(found) > 1 else ''}; in brackets standard deviations over the runs"
         for quantity, published in {**_PUBLISHED[name], f"{name}_share": (None, None)}.items():
-            values = np.array([float(run[quantity]) for run in found])
-            spread = float(values.std(ddof=1)) if values.size > 1 else None
+            values = np.array([float(run[quantity]) for run in found]).round(6)  # of single precision
+            spread = (float(values.std(ddof=1)) or None) if values.size > 1 else None
             reason = "; ".join(filter(None, (_REASONS.get(quantity), count)))
             text = f"{quantity.replace('_', ' ')}, {name}"
             out.append(Row(text, *published, float(values.mean()), spread, reason))

@@ -191,6 +191,27 @@ def test_a_small_order_parameter_is_held_at_zero(model, nodes, monkeypatch, size
     assert ta.solve(model, 2.0, "semantic", nodes).status == status and asked == frees
 
 
+@pytest.mark.parametrize(
+    ("scatter", "growth", "status", "frees"),
+    [
+        ((0.5, -2.0, -2.5, 0.0), 0.95, Status.absent, [1.0, 0.0]),  # theta of either sign
+        ((0.5, -2.0, -2.5, 0.0), 1.05, Status.converged, [1.0, 0.0]),
+        ((0.1, -0.1, -0.1, 0.1), 0.95, Status.converged, [1.0]),  # a state beside a stable uninformed one
+        ((0.0,), 0.95, Status.converged, [1.0]),  # a single replicate, whose error bar is not known
+    ],
+)
+def test_an_order_parameter_within_its_error_bar(model, monkeypatch, scatter, growth, status, frees):
+    asked = []
+
+    def anew(model, alpha, branch, nodes, free, settings):
+        asked.append(float(free[0]))
+        return made.states(model, scatter=scatter, growth_theta=[growth] * len(scatter))
+
+    monkeypatch.setattr(fixed_points, "solve_anew", anew)
+    rule = ta.sobol_nodes(model, 64, replicates=len(scatter))
+    assert ta.solve(model, 2.0, "semantic", rule).status == status and asked == frees
+
+
 def test_starts_under_vmap(model, nodes, monkeypatch):
     """What a concrete state is tried for besides is left out of lanes."""
     solved = made.fixed_point()

@@ -288,9 +288,9 @@ def solve(
 
     Returns:
         A `FixedPoint`, whose `status` tells whether it is one. A branch that does not exist at this alpha comes back
-        with status `absent`, never as another branch under its name. Where nothing settles with small order parameters,
-        as their scatter over the nodes can make it, they are held at zero if they do not grow there (concrete numbers
-        only).
+        with status `absent`, never as another branch under its name. Order parameters that the scatter of the nodes
+        can explain, small ones where nothing settles and those within their error bars, are held at zero if they do not
+        grow there (concrete numbers only).
 
     Raises:
         InputError: `alpha` not positive, unknown `branch`, shapes that do not fit, a loss that is not even, an `rtol`
@@ -323,15 +323,19 @@ def solve(
 
 
 def _without_noise(point: FixedPoint, nodes: Rule, settings: Settings) -> FixedPoint:
-    """A state that is not settled, with its small order parameters held at zero if they do not grow there.
+    """A state with its order parameters that may be noise held at zero, if they do not grow there.
 
-    The scatter of the nodes keeps an order parameter alive that vanishes, and no residual is small relative to it.
+    The scatter of the nodes keeps an order parameter alive that vanishes: no residual is small relative to it, so that
+    nothing settles, or every replicate settles at another value of it.
     """
-    if point.ok or np.all(point.replicates.status == Status.absent):
+    if np.all(point.replicates.status == Status.absent):
         return point
     model, alpha, branch = point.model, point.alpha, point.branch
     free = branch_of(branch).free(model)
-    kept = jnp.where(jnp.stack(magnitudes(model, point.overlaps)) < _SMALL, 0.0, free)
+    if point.ok and free.sum() != 1:
+        return point
+    noise = _within_bars(point) if point.ok else jnp.stack(magnitudes(model, point.overlaps)) < _SMALL
+    kept = jnp.where(noise, 0.0, free)
     if np.all(kept == free):
         return point
     other = FixedPoint(model, alpha, solve_anew(model, alpha, branch, nodes, kept, settings), branch)
@@ -342,6 +346,15 @@ def _without_noise(point: FixedPoint, nodes: Rule, settings: Settings) -> FixedP
         return other
     status = jnp.full_like(other.replicates.status, Status.absent)
     return eqx.tree_at(lambda p: p.replicates.status, other, status)
+
+
+def _within_bars(point: FixedPoint) -> jax.Array:
+    """Whether theta and m cannot be told from zero, (2,): known error bars are more than half as large."""
+    size, bar = (
+        jnp.stack([jnp.linalg.norm(x.theta), jnp.linalg.norm(x.encoded)])
+        for x in (point.overlaps, point.stderr.overlaps)
+    )
+    return jnp.isfinite(bar) & (size < 2 * bar)
 
 
 # Nodes in a replicate, and the relative error bars that lines of so many leave at most at the standard setting.
