@@ -203,6 +203,10 @@ MODELS = {
         lambda: offering(tagret=lambda Y: Y @ Y.T),
         "tagret must be called target if it is what a Model calls so",
     ),
+    "targt of a layer that has a target": (
+        lambda: ta.check(type("Mine", (ta.DotProduct,), {"targt": lambda self, Y: Y @ Y.T})(**vars(ta.dot_product()))),
+        "targt must be called target if it is what a Model calls so",
+    ),
     "not invariant": (
         lambda: taking(
             shape=(2, 2, 1),

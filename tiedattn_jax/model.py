@@ -543,12 +543,13 @@ def _check_arguments(model: Model) -> None:
 
 
 def _check_names(model: Model) -> None:
-    kinds = [kind for kind in type(model).__mro__ if kind not in Model.__mro__]
-    own = [name for kind in kinds for name in vars(kind) if not name.startswith("_")]
-    for name in ("target", "student", "with_teacher", "rotation_invariant"):
-        meant = difflib.get_close_matches(name, [other for other in own if other != name], 1, cutoff=0.8)
-        if meant and not model.provides(name):
-            raise InputError(meant[0], f"must be called {name} if it is what a Model calls so, else by another name")
+    for kind in (kind for kind in type(model).__mro__ if kind not in Model.__mro__):
+        own = [name for name in vars(kind) if not name.startswith("_")]
+        for name in {"target", "student", "with_teacher", "rotation_invariant", "start_columns"} - {*own}:
+            if meant := difflib.get_close_matches(name, own, 1, cutoff=0.8):
+                raise InputError(
+                    meant[0], f"must be called {name} if it is what a Model calls so, else by another name"
+                )
 
 
 def _check_law(model: Model) -> None:
