@@ -107,7 +107,7 @@ def three_heads(name: str, d: int, instances: int) -> None:
     found = ta.run_instances(
         model, d, alpha, run, jax.random.split(jax.random.key(0), instances), theory=False, normalise=True
     )
-    state = ta.solve(model, alpha, None, ta.sobol_nodes(model, 2**13))
+    state = ta.solve(model, alpha, None, ta.sobol_nodes(model, 2**15))
     mean, bars = (Compared.of(p.train_loss, p.gen_error, p.overlaps) for p in (state.mean, state.stderr))
     settled = f"{found.ok.sum()} of {instances}"
     rows = {}
