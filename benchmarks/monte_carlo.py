@@ -11,8 +11,7 @@ from functools import partial
 
 import numpy as np
 
-from .published_method import Overlaps, Problem, Result, stein
-from .published_method import solve as damped
+from .published_method import Overlaps, Problem, Result, solve as damped, stein
 
 _STEPS = 30
 _CURVATURE = np.array([[[2.0, -1.0], [-1.0, 0.0]], [[0.0, -1.0], [-1.0, 2.0]]])[..., None]  # of z_k (z_k - z_l)

@@ -20,9 +20,16 @@ from tiedattn_jax.theory.elevation import jump_cost
 
 sys.path.insert(0, str(Path(__file__).parents[1]))  # the benchmarks are not part of the package
 
-from benchmarks import __main__ as command
-from benchmarks import float32, further_steps, minima, monte_carlo, roofline, suite
-from benchmarks import published_method as published
+from benchmarks import (
+    __main__ as command,
+    float32,
+    further_steps,
+    minima,
+    monte_carlo,
+    published_method as published,
+    roofline,
+    suite,
+)
 from benchmarks.operations import operations
 from benchmarks.registry import BENCHMARKS, Benchmark, invariants, order_parameters, worst
 

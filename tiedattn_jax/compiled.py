@@ -33,13 +33,8 @@ _LOCK = threading.Lock()
 _LOOK_INSIDE = ("jax_debug_nans", "jax_debug_infs", "jax_disable_jit")  # settings that take a function apart
 _SETTINGS = (
     *_LOOK_INSIDE,
-    "jax_enable_x64",
-    "jax_default_device",
-    "jax_default_matmul_precision",
-    "jax_numpy_dtype_promotion",
-    "jax_numpy_rank_promotion",
-    "jax_log_compiles",
-    "jax_transfer_guard",
+    *"jax_enable_x64 jax_default_device jax_default_matmul_precision jax_log_compiles jax_transfer_guard".split(),
+    *"jax_numpy_dtype_promotion jax_numpy_rank_promotion".split(),
 )
 
 

@@ -45,7 +45,7 @@ from .errors import (
     require_number,
     require_positive,
 )
-from .printing import Description
+from .printing import Description, pictures
 from .results import Result, Status
 from .store import Checkpoint, fingerprint
 
@@ -196,9 +196,7 @@ class Training(Result):
 
     def plot(self) -> Any:
         """Losses, accuracy and shares epoch by epoch; see `plotting.learning_figure`."""
-        from .plotting import learning_figure  # not at the top: only pictures need matplotlib
-
-        return learning_figure({"training": [self]})
+        return pictures().learning_figure({"training": [self]})
 
     def describe(self) -> Description:
         runs, epochs = self.history.train_loss.shape

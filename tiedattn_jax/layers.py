@@ -315,11 +315,7 @@ def tempered_dot_product(
 
 
 def causal_dot_product(
-    omega: Any = 0.3,
-    sigma: Any = 0.5,
-    lam: Any = 0.01,
-    mixing: Any = ((1.0, 0.0), (0.4, 0.6)),
-    **more: Any,
+    omega: Any = 0.3, sigma: Any = 0.5, lam: Any = 0.01, mixing: Any = ((1.0, 0.0), (0.4, 0.6)), **more: Any
 ) -> CausalDotProduct:
     """`CausalDotProduct`: dot-product attention with a causal mask.
 
@@ -350,11 +346,7 @@ def untied_dot_product(
 
 
 def linear_attention(
-    omega: Any = 0.3,
-    sigma: Any = 0.5,
-    lam: Any = 0.01,
-    mixing: Any = ((0.6, 0.4), (0.4, 0.6)),
-    **more: Any,
+    omega: Any = 0.3, sigma: Any = 0.5, lam: Any = 0.01, mixing: Any = ((0.6, 0.4), (0.4, 0.6)), **more: Any
 ) -> LinearAttention:
     """`LinearAttention`, normalised.
 
@@ -364,11 +356,7 @@ def linear_attention(
 
 
 def relu_attention(
-    omega: Any = 0.3,
-    sigma: Any = 0.5,
-    lam: Any = 0.01,
-    mixing: Any = ((0.6, 0.4), (0.4, 0.6)),
-    **more: Any,
+    omega: Any = 0.3, sigma: Any = 0.5, lam: Any = 0.01, mixing: Any = ((0.6, 0.4), (0.4, 0.6)), **more: Any
 ) -> ReLUAttention:
     """`ReLUAttention`, not normalised.
 
@@ -377,17 +365,8 @@ def relu_attention(
     return _made(ReLUAttention, omega, sigma, lam, mixing, **more)
 
 
-LAYERS = {
-    make.__name__: make
-    for make in (
-        dot_product,
-        tempered_dot_product,
-        causal_dot_product,
-        untied_dot_product,
-        linear_attention,
-        relu_attention,
-    )
-}
+_MAKERS = dot_product, tempered_dot_product, causal_dot_product, untied_dot_product, linear_attention, relu_attention
+LAYERS = {make.__name__: make for make in _MAKERS}
 
 
 def _made(

@@ -275,13 +275,10 @@ class Model(Printed):
         kind: of the sentences at hand where the law has several kinds, a unit vector (C,); see `given`.
     """
 
+    of_one = "lam", 0
     lam: jax.Array = eqx.field(kw_only=True)
     penalty: Penalty | None = eqx.field(kw_only=True, default=None)
     kind: jax.Array | None = eqx.field(kw_only=True, default=None)
-
-    @property
-    def readable(self) -> bool:
-        return super().readable and np.ndim(self.lam) == 0
 
     def describe(self) -> Description:
         shown = {name: entries(a) if eqx.is_array(a) else repr(a) for name, a in vars(self).items() if a is not None}

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple, TypeVar
+from typing import NamedTuple, TypeVar
 
 import equinox as eqx
 import jax
@@ -23,14 +23,11 @@ ZERO = 0.02
 class _Order(Printed):
     """Arrays over the tokens, by the names of the order parameters."""
 
+    of_one = "m", 2
     q: jax.Array
     V: jax.Array
     theta: jax.Array
     m: jax.Array
-
-    @property
-    def readable(self) -> bool:
-        return super().readable and np.ndim(self.m) == 2
 
     def describe(self) -> Description:
         return Description("", numbers=[row[:2] for row in rows_of(vars(self))])
@@ -114,12 +111,7 @@ BRANCHES = {
 # The two minima that compete.
 PAIR = ("positional", "semantic")
 # What a direction of a student does, by whether it has theta and whether it has m.
-_NAMES = {
-    (True, False): "semantic",
-    (False, True): "positional",
-    (True, True): "mixed",
-    (False, False): "uninformed",
-}
+_NAMES = {(True, False): "semantic", (False, True): "positional", (True, True): "mixed", (False, False): "uninformed"}
 
 
 def branch_of(name: str | None) -> Branch:
@@ -130,15 +122,6 @@ def branch_of(name: str | None) -> Branch:
     """
     require_choice(name, "branch", BRANCHES)
     return BRANCHES[name]
-
-
-def of_order(free: jax.Array, theta: Any, m: Any) -> Any:
-    """That one of two numbers, about theta and about m, which belongs to a branch's own order parameter.
-
-    Args:
-        free: of a branch that leaves one of them free, (2,).
-    """
-    return free[0] * theta + free[1] * m
 
 
 def symmetric(a: jax.Array) -> jax.Array:
@@ -186,15 +169,13 @@ def magnitudes(model: Model, x: Overlaps) -> tuple[jax.Array, jax.Array]:
     """How semantic and how positional a state is: |theta| / sqrt(tr q tr rho) and |m| / sqrt(tr q), of order one."""
     q = jnp.sum(jnp.trace(x.q, axis1=-2, axis2=-1), -1)
     rho = jnp.sum(jnp.trace(model.rho, axis1=-2, axis2=-1), -1) / x.q.shape[-3]
-    return (
-        jnp.sqrt(jnp.sum(x.theta**2, (-1, -2, -3)) / (q * rho)),
-        jnp.sqrt(jnp.sum(x.encoded**2, (-1, -2)) / q),
-    )
+    return (jnp.sqrt(jnp.sum(x.theta**2, (-1, -2, -3)) / (q * rho)), jnp.sqrt(jnp.sum(x.encoded**2, (-1, -2)) / q))
 
 
 def own_size(model: Model, x: Overlaps, free: jax.Array) -> jax.Array:
     """Size of the order parameter of a branch that leaves one free, (2,), relative to the largest possible one."""
-    return of_order(free, *magnitudes(model, x))
+    theta, m = magnitudes(model, x)
+    return free[0] * theta + free[1] * m
 
 
 def vanished(model: Model, x: Overlaps, free: jax.Array) -> jax.Array:

@@ -6,7 +6,7 @@ import abc
 import html
 import math
 from collections.abc import Iterable, Sequence
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import equinox as eqx
 import jax
@@ -61,10 +61,13 @@ class Printed(eqx.Module):
     def describe(self) -> Description:
         """What it says of itself; asked for only where `readable`."""
 
+    of_one: ClassVar[tuple[str, int] | None] = None  # an array of it, and how many axes that has but in a batch
+
     @property
     def readable(self) -> bool:
         """Whether it has numbers, and those of one result rather than of a batch."""
-        return all(map(_known, jax.tree.leaves(self)))
+        known = all(map(_known, jax.tree.leaves(self)))
+        return known and (self.of_one is None or np.ndim(getattr(self, self.of_one[0])) == self.of_one[1])
 
     def summary(self) -> str:
         """A page of text: how it ended, its numbers with error bars in units of the last digits, its tables."""
@@ -105,6 +108,13 @@ def _known(leaf: Any) -> bool:
     if isinstance(leaf, jax.Array):
         return not isinstance(leaf, jax.core.Tracer) and leaf.is_fully_addressable and not leaf.is_deleted()
     return isinstance(leaf, (np.ndarray, np.generic, bool, int, float, str))
+
+
+def pictures() -> Any:
+    """The module `plotting`, which is imported here only: of all that results do, pictures alone need matplotlib."""
+    from . import plotting
+
+    return plotting
 
 
 def with_error(value: Any, error: Any = 0.0) -> str:

@@ -44,6 +44,11 @@ class Result(Printed):
         """The status in words; a list of them where there are several."""
         return np.vectorize(Status.name_of, otypes=[object])(self.status).tolist()
 
+    @property
+    def ok(self: Any) -> Any:
+        """Whether it can be used: converged, or stalled at the accuracy of the averages, in all of its parts."""
+        return self.status <= Status.stalled
+
 
 Value = TypeVar("Value")
 

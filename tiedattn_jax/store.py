@@ -11,6 +11,7 @@ import contextlib
 import csv
 import hashlib
 import io
+import itertools
 import json
 import os
 import secrets
@@ -258,14 +259,14 @@ class Checkpoint:
             other = ", ".join(f"{name}={found.get(name)!r} instead of {self.about.get(name)!r}" for name in names)
             text = f"must be of this configuration, or another file, got checkpoint={self.path} with {other}"
             raise InputError("checkpoint", text)
-        if done is None or set(arrays) != set(_named(fresh)):
+        if done is None or set(arrays) != set(named(fresh)):
             raise refusal
         return done, _filled(fresh, arrays)
 
     def save(self, done: int, state: Any) -> None:
         """Keep a state, in the place of an earlier one."""
         if self.path is not None:
-            _save(self.path, {**self.about, "done": done}, _named(state))
+            _save(self.path, {**self.about, "done": done}, named(state))
 
 
 def _save(path: Path, about: dict[str, Any], arrays: dict[str, Any]) -> None:
@@ -273,7 +274,7 @@ def _save(path: Path, about: dict[str, Any], arrays: dict[str, Any]) -> None:
     write_whole(path, packed({_ABOUT: np.array(json.dumps(about)), **arrays}, compressed=False))  # compressing is slow
 
 
-def _named(tree: Any) -> dict[str, Any]:
+def named(tree: Any) -> dict[str, Any]:
     """The leaves of a pytree by their path in it."""
     leaves = jax.tree_util.tree_leaves_with_path(tree)
     return {jax.tree_util.keystr(path, simple=True, separator="."): leaf for path, leaf in leaves}
@@ -287,5 +288,4 @@ def _filled(like: Any, arrays: dict[str, np.ndarray]) -> Any:
         array = arrays[name].view(old.dtype) if arrays[name].dtype.kind == "V" else arrays[name]
         return (jnp if isinstance(old, jax.Array) else np).asarray(array)
 
-    leaves = [leaf(name, old) for name, old in _named(like).items()]
-    return jax.tree.unflatten(jax.tree.structure(like), leaves)
+    return jax.tree.unflatten(jax.tree.structure(like), itertools.starmap(leaf, named(like).items()))

@@ -9,8 +9,7 @@ from typing import Any, NamedTuple
 
 from matplotlib.figure import Figure
 
-from . import adam, counting, layers, minimum, scaling
-from . import plane as plane_module
+from . import adam, counting, layers, minimum, plane as plane_module, scaling
 from .data import Task
 from .page import Row
 

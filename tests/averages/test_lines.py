@@ -272,7 +272,7 @@ def test_default_rule_is_as_large_as_asked(model):
 def test_smooth_averages(model):
     rule, block = one_block(ta.line_nodes(model, 7, replicates=1, block=2**15))
     x = state(CASES[0])
-    student, teacher, weight = rule.quadrature(model, x, block)
+    student, teacher, weight = rule.quadrature(block)
     h, y = fields(model, x, student, teacher)
     for a, b, exact in ((h, h, x.q), (h, y, x.theta), (y, y, model.rho)):
         for token in range(2):

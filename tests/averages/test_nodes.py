@@ -80,7 +80,7 @@ def test_the_coarse_replicate_is_a_rule(model, make):
     )
 
     def square(block):  # not a number in blocks without weight, were they computed
-        student, _, weight = coarse.quadrature(model, state(CASES[0]), block)
+        student, _, weight = coarse.quadrature(block)
         return jnp.sum(weight * student[0, 0] ** 2) / jnp.any(block.weight > 0)
 
     np.testing.assert_allclose(average_of_weighted(coarse, square), 1, rtol=0.1)

@@ -6,8 +6,7 @@ from cases import CASES, state
 
 import tiedattn_jax as ta
 from tiedattn_jax import linalg
-from tiedattn_jax.averages import nodewise
-from tiedattn_jax.averages import prox as px
+from tiedattn_jax.averages import nodewise, prox as px
 from tiedattn_jax.averages.fields import fields
 from tiedattn_jax.linalg import ldl_solve
 

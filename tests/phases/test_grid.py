@@ -18,8 +18,7 @@ from cases import CASES
 import tiedattn_jax as ta
 from tiedattn_jax.errors import is_concrete
 from tiedattn_jax.overlaps import BRANCHES
-from tiedattn_jax.phases import follow as how
-from tiedattn_jax.phases import grid
+from tiedattn_jax.phases import follow as how, grid
 from tiedattn_jax.phases.follow import Follower, Warm
 
 ALPHAS, OMEGAS = [0.5, 1.0, 1.25, 2.0], [0.3, 0.35]

@@ -112,7 +112,7 @@ def test_smooth_averages_of_either_rule_agree(model, nodes, lines):
     x = state(CASES[2])
     a, b = (ta.gen_error(model, x, rule) for rule in (nodes, lines))
     assert abs(a.value - b.value) < 3 * np.hypot(a.stderr, b.stderr)
-    weight = average(lines.replicate(0), lambda block: jnp.sum(lines.stack.quadrature(model, x, block)[2]))
+    weight = average(lines.replicate(0), lambda block: jnp.sum(lines.stack.quadrature(block)[2]))
     np.testing.assert_allclose(weight, 1, rtol=1e-12)
 
 
@@ -136,7 +136,7 @@ def test_the_baseline_is_weighted_by_the_traces(model, nodes):
     one = ta.line_nodes(model, 5, replicates=1)
     replicate = one.replicate(0)
     blocks = [jax.tree.map(lambda a, k=k: a[k], replicate.blocks()) for k in range(len(replicate.blocks()[0]))]
-    parts = [replicate.quadrature(model, state(CASES[0]), block)[1:] for block in blocks]
+    parts = [replicate.quadrature(block)[1:] for block in blocks]
     teacher, weight = (jnp.concatenate(a, -1) for a in zip(*parts, strict=True))
     T = jax.vmap(model.target, in_axes=-1)(0.5 * teacher)
     mean, square = (jnp.tensordot(weight, a, 1) for a in (T, T**2))

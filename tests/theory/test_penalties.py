@@ -13,7 +13,7 @@ from penalties import Quadratic, sparse
 import tiedattn_jax as ta
 from tiedattn_jax.overlaps import BRANCHES, Coordinates
 from tiedattn_jax.penalties import minimiser, minimiser_and_response
-from tiedattn_jax.theory.fixed_points import solve_from
+from tiedattn_jax.theory.fixed_points import solve_replicates
 from tiedattn_jax.theory.observables import diagnose
 from tiedattn_jax.theory.potentials import overlaps, prior
 from tiedattn_jax.theory.weights import weight_fields, weight_law
@@ -250,7 +250,8 @@ def test_a_law_of_samples_is_the_law_that_they_are_drawn_from():
 def numbers(model, nodes, start):
     """Numbers of the semantic state at alpha = 3, and what else it says."""
     free = BRANCHES["semantic"].free(model)
-    fp = solve_from(model, 3.0, None, nodes, start, ta.Settings(tol=1e-10, max_steps=8), free=free)
+    settings, alpha = ta.Settings(tol=1e-10, max_steps=8), jnp.array(3.0)
+    fp = ta.FixedPoint(model, alpha, solve_replicates(model, alpha, nodes, start, free, settings), None)
     x = fp.overlaps
     return jnp.stack([x.q[0, 0, 0], x.V[0, 0, 0], x.theta[0, 0, 0], fp.train_loss, fp.gen_error]), fp
 

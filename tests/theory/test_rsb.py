@@ -15,8 +15,7 @@ from tiedattn_jax.averages.prox import moreau, search
 from tiedattn_jax.averages.rule import sum_of_weighted
 from tiedattn_jax.overlaps import Conjugates
 from tiedattn_jax.theory import potentials as rs_potentials
-from tiedattn_jax.theory.rsb import fixed_points as rsb
-from tiedattn_jax.theory.rsb import newton
+from tiedattn_jax.theory.rsb import fixed_points as rsb, newton
 from tiedattn_jax.theory.rsb.fixed_points import BrokenState, with_derivatives
 from tiedattn_jax.theory.rsb.newton import Found, Moving, corrected_matrix
 from tiedattn_jax.theory.rsb.nodes import _in_blocks

@@ -11,12 +11,7 @@ from .sizes import REPLICATES, SIZES
 
 
 def default_nodes(
-    model: Model,
-    n: int = SIZES["solve"],
-    *,
-    seed: int = 0,
-    replicates: int = REPLICATES,
-    block: int | None = None,
+    model: Model, n: int = SIZES["solve"], *, seed: int = 0, replicates: int = REPLICATES, block: int | None = None
 ) -> Rule:
     """The rule that is used unless another is given, of about `n` nodes in a replicate.
 

@@ -87,9 +87,9 @@ class LineNodes(Replicate):
         shared = jax.tree.map(lambda a: jnp.broadcast_to(a, (count, *a.shape)), (self.reach, self.direction))
         return Block(*split, *shared)
 
-    def quadrature(self, model: Model, x: Overlaps, block: Any) -> tuple[jax.Array, jax.Array, jax.Array]:
+    def quadrature(self, block: Any) -> tuple[jax.Array, jax.Array, jax.Array]:
         teacher, across, weight, *_ = block
-        L, r, _ = model.shape
+        L, r, _ = self.shape
         u = jnp.asarray(reference_axis(L * r), weight.dtype)[:, None] + 0 * weight
         s, share = np.polynomial.hermite_e.hermegauss(self.points_per_line // 2)
         student = vectors_across(u, across)[:, None] - u[:, None] * jnp.asarray(s, weight.dtype)[:, None]
@@ -186,7 +186,10 @@ def _nodes(
         jnp.take_along_axis(a, piece, 0, mode="clip")
         for a in (cut[:-1], jnp.diff(cut, axis=0), starts.t, jnp.append(jnp.where(gaps.real, gaps.left.t, end), end, 0))
     )
-    node, share = (jnp.asarray(a, end.dtype)[count, number - begin] for a in _legendre_rules(total))
+    rules = np.zeros((2, total + 1, total))
+    for n in range(1, total + 1):
+        rules[:, n, :n] = legendre(n)
+    node, share = (jnp.asarray(a, end.dtype)[count, number - begin] for a in rules)
     section = trace(model, V, lines, starts, lo + (hi - lo) * node, jnp.where(number == begin, piece, -1))
     s = jax.scipy.special.ndtri((number + 0.5 + offset) / total)
     weight = (hi - lo) * share * section.slope * jnp.exp(-0.5 * section.s**2) / (2 * np.pi) ** 0.5
@@ -214,14 +217,6 @@ def legendre(count: int) -> tuple[np.ndarray, np.ndarray]:
     """Gauss-Legendre nodes and weights on [0, 1]."""
     x, w = np.polynomial.legendre.leggauss(count)
     return 0.5 * (x + 1), 0.5 * w
-
-
-def _legendre_rules(most: int) -> np.ndarray:
-    """Those of up to `most` points, (2, most + 1, most): row n holds the rule of n points."""
-    rules = np.zeros((2, most + 1, most))
-    for n in range(1, most + 1):
-        rules[:, n, :n] = legendre(n)
-    return rules
 
 
 def shifts(model: Model, x: Overlaps, lines: Lines, gaps: Gaps, s: jax.Array) -> tuple[jax.Array, jax.Array]:

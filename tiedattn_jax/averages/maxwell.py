@@ -94,15 +94,8 @@ def section(model: Model, V: jax.Array, lines: Lines, t: jax.Array, z: jax.Array
     stiffness = total(c * along)
     s = total(c * force) / stiffness
     step = s * along - force
-    return Section.of(
-        t=t,
-        z=z + step,
-        tangent=along / stiffness,
-        energy=e.loss + e.quadratic,
-        s=s,
-        slope=1 / stiffness - stiff,
-        error=jnp.max(jnp.abs(step), 0),
-    )
+    energy, slope, error = e.loss + e.quadratic, 1 / stiffness - stiff, jnp.max(jnp.abs(step), 0)
+    return Section.of(t, z + step, along / stiffness, energy, s, slope, error)
 
 
 def trace(
@@ -213,10 +206,7 @@ def common_tangents(model: Model, V: jax.Array, lines: Lines, profile: Section, 
     left, right = _sides(found)
     apart = jnp.abs(left.s - right.s) >= max(1e-5, 30 * float(jnp.finfo(left.s.dtype).eps) ** 0.5)
     inside = (place >= j[:, None]) & (place <= k[:, None])
-    fold = (
-        jnp.min(jnp.where(inside, profile.s, jnp.inf), 1),
-        jnp.max(jnp.where(inside, profile.s, -jnp.inf), 1),
-    )
+    fold = (jnp.min(jnp.where(inside, profile.s, jnp.inf), 1), jnp.max(jnp.where(inside, profile.s, -jnp.inf), 1))
     return Gaps(left, right, real, fold), resolved & ~jnp.any(real & apart, 0)
 
 

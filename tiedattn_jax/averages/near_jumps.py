@@ -7,7 +7,6 @@ state and stay where they are; jumps may then move by a part of that distance.
 from __future__ import annotations
 
 import itertools
-from typing import NamedTuple
 
 import equinox as eqx
 import jax
@@ -18,22 +17,15 @@ from ..overlaps import Overlaps
 from .fields import teacher_fields, whiten
 from .lines import LineNodes, directions, lay, legendre
 from .maxwell import Lines, common_tangents, energy_profile
+from .nodes import Block
 
 _REACH = 6.0  # times the distance: how far the dense nodes go to either side of a jump
 _DENSE = 10  # of them on each side
 _DENSITY = 4.0  # of the others, per standard deviation: next to the end of a jump the minimiser is steep, too
 
 
-class Laid(NamedTuple):
-    """Standard normals (L, r, N) and (L, t, N), and weights (N,), that sum to one."""
-
-    student: np.ndarray
-    teacher: np.ndarray
-    weight: np.ndarray
-
-
-def lay_nodes(model: Model, x: Overlaps, replicate: LineNodes, distance: float) -> Laid:
-    """Gauss-Legendre nodes on the lines of a replicate, in pieces that end at the jumps and around them.
+def lay_nodes(model: Model, x: Overlaps, replicate: LineNodes, distance: float) -> Block:
+    """Gauss-Legendre nodes on the lines of a replicate, in pieces that end at the jumps and around them; weights sum to one.
 
     Args:
         x: overlaps at which the jumps are looked for.
@@ -50,7 +42,7 @@ def lay_nodes(model: Model, x: Overlaps, replicate: LineNodes, distance: float) 
     which, s = which[kept], s[kept]
     h = (lines.origin[:, which] + s * lines.direction[:, which]).reshape(*model.shape[:2], -1)
     student, _ = whiten(model, x, h, lines.y[..., which])
-    return Laid(np.asarray(student), np.asarray(teacher[..., which]), weight[kept])
+    return Block(np.asarray(student), np.asarray(teacher[..., which]), weight[kept])
 
 
 @eqx.filter_jit

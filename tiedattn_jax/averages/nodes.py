@@ -36,11 +36,11 @@ _JUMPS = 30.0
 
 
 class Block(NamedTuple):
-    """A part of `Nodes`."""
+    """A part of `Nodes`, or other nodes: standard normals (L, r, N) and (L, t, N), and weights (N,)."""
 
-    student: jax.Array
-    teacher: jax.Array
-    weight: jax.Array
+    student: Any
+    teacher: Any
+    weight: Any
 
 
 class Nodes(Replicate):
@@ -67,7 +67,7 @@ class Nodes(Replicate):
     def blocks(self) -> Any:
         return Block(*in_blocks((self.student, self.teacher, self.weight), self.block))
 
-    def quadrature(self, model: Model, x: Overlaps, block: Any) -> tuple[jax.Array, jax.Array, jax.Array]:
+    def quadrature(self, block: Any) -> tuple[jax.Array, jax.Array, jax.Array]:
         return block
 
     def search(self, model: Model, x: Overlaps, block: Any) -> Prox:
@@ -158,12 +158,7 @@ def _delta(gap: jax.Array, width: jax.Array) -> jax.Array:
 
 
 def sobol_nodes(
-    model: Model,
-    n: int = NODES,
-    *,
-    seed: int = 0,
-    replicates: int = REPLICATES,
-    block: int | None = None,
+    model: Model, n: int = NODES, *, seed: int = 0, replicates: int = REPLICATES, block: int | None = None
 ) -> Rule:
     """Scrambled Sobol points mapped to Gaussians by the inverse cumulative distribution.
 
@@ -204,12 +199,7 @@ def sobol_normals(dimension: int, n: int, seed: int, replicates: int, name: str 
 
 
 def monte_carlo_nodes(
-    model: Model,
-    n: int = NODES,
-    *,
-    seed: int = 0,
-    replicates: int = REPLICATES,
-    block: int | None = None,
+    model: Model, n: int = NODES, *, seed: int = 0, replicates: int = REPLICATES, block: int | None = None
 ) -> Rule:
     """Plain Monte Carlo: `n` independent Gaussian draws in each replicate. Arguments and errors as in `sobol_nodes`."""
     check_arguments(model, block, n=n, replicates=replicates, seed=seed)

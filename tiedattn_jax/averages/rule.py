@@ -78,8 +78,8 @@ class Replicate(eqx.Module):
         """A named tuple with a `weight`, whose arrays lead with the block axis."""
 
     @abc.abstractmethod
-    def quadrature(self, model: Model, x: Overlaps, block: Any) -> tuple[jax.Array, jax.Array, jax.Array]:
-        """For one block at the state `x`: normals (L, r, N) and (L, t, N) and weights (N,), for smooth averages."""
+    def quadrature(self, block: Any) -> tuple[jax.Array, jax.Array, jax.Array]:
+        """For one block: normals (L, r, N) and (L, t, N) and weights (N,), for smooth averages."""
 
     @abc.abstractmethod
     def search(self, model: Model, x: Overlaps, block: Any) -> Any:

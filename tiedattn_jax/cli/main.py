@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import math
 import os
 import signal
 import sys
@@ -93,13 +92,6 @@ def _with_provenance(args: argparse.Namespace, report: Report) -> Report:
         rule, size, replicates = type(report.nodes.stack).__name__, report.nodes.size, report.nodes.replicates
         origin["nodes"] = {"rule": rule, "size": size, "replicates": replicates}
         text += f"\naverages: {size} nodes in each of {replicates} replicates ({rule})"
-    return report._replace(numbers=_null_for_nan({**origin, **report.numbers}), text=text)
-
-
-def _null_for_nan(value: Any) -> Any:
-    """JSON has no NaN and no infinity: null."""
-    if isinstance(value, dict):
-        return {k: _null_for_nan(v) for k, v in value.items()}
-    if isinstance(value, list):
-        return [_null_for_nan(v) for v in value]
-    return None if isinstance(value, float) and not math.isfinite(value) else value
+    # JSON has no NaN and no infinity: null.
+    numbers = json.loads(json.dumps({**origin, **report.numbers}), parse_constant=lambda _: None)
+    return report._replace(numbers=numbers, text=text)

@@ -309,6 +309,7 @@ def _classes(classes: Any, n: int, L: int, S: int) -> jax.Array:
 class Estimate(Result):
     """Weights that a run on data ended at: what message passing and training both say of them."""
 
+    of_one = "train_loss", 0
     Q: jax.Array
     overlaps: Overlaps
     train_loss: jax.Array
@@ -330,10 +331,6 @@ class Estimate(Result):
         """Overlaps, losses, iterations and status: JSON, where numbers are finite; arrays as in `FixedPoint.to_dict`."""
         numbers = {name: (by_token(a)[0] if a.ndim else a).tolist() for name, a in self._numbers().items()}
         return {**numbers, "iterations": int(self.iterations), "status": self.status_name}
-
-    @property
-    def readable(self) -> bool:
-        return super().readable and self.train_loss.ndim == 0
 
     def describe(self) -> Description:
         d, r = self.Q.shape

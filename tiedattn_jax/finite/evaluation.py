@@ -125,14 +125,7 @@ def _fit_linear(labels: Labels, ridge: jax.Array, test: Labels | None) -> Linear
 
 
 def heldout_error(
-    model: Model,
-    data: Data,
-    Q: Any,
-    key: jax.Array,
-    *,
-    sentences: int = 50_000,
-    exact: bool = False,
-    W: Any = None,
+    model: Model, data: Data, Q: Any, key: jax.Array, *, sentences: int = 50_000, exact: bool = False, W: Any = None
 ) -> Average:
     """Test error of an estimate on fresh sentences of the population the data came from: eps_g, with its error bar.
 

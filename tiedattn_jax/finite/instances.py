@@ -26,7 +26,7 @@ from ..averages.sizes import SIZES
 from ..errors import InputError, require_count, require_keys
 from ..model import Model, check_provides
 from ..overlaps import BRANCHES, PAIR, Overlaps, magnitudes
-from ..printing import Description, Row
+from ..printing import Description, Row, pictures
 from ..results import Result, Status, error_bar
 from ..theory.fixed_points import FixedPoint, solve
 from .data import Data
@@ -218,9 +218,7 @@ class Instances(Result):
 
     def plot(self) -> Any:
         """Every instance against the theory; see `plotting.instances_figure`."""
-        from ..plotting import instances_figure  # not at the top: only pictures need matplotlib
-
-        return instances_figure(self)
+        return pictures().instances_figure(self)
 
     def describe(self) -> Description:
         tables = []

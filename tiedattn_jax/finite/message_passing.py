@@ -24,6 +24,7 @@ from ..linalg import apply, inverse, positive_definite
 from ..model import Model, over_kinds
 from ..overlaps import Overlaps, symmetric
 from ..penalties import minimiser_and_response
+from ..printing import pictures
 from ..results import Status
 from .data import Data, Estimate, back_project, check_estimate, each_kind, of_kind, start, student_fields
 from .training import gradient_norm, risk, smooth_risk
@@ -75,9 +76,7 @@ class GAMP(Estimate):
 
     def plot(self) -> Any:
         """Order parameters and residual, iteration by iteration; see `plotting.gamp_figure`."""
-        from ..plotting import gamp_figure  # not at the top: only pictures need matplotlib
-
-        return gamp_figure({"message passing": self})
+        return pictures().gamp_figure({"message passing": self})
 
 
 class _State(eqx.Module):

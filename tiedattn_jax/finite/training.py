@@ -27,6 +27,7 @@ from jax import lax
 
 from ..errors import InputError, require_choice, require_count, require_memory, require_not_negative, require_positive
 from ..model import Model
+from ..printing import pictures
 from ..results import Status
 from .data import Data, Estimate, check_estimate, start, student_fields
 from .evaluation import sentence_losses
@@ -55,9 +56,7 @@ class Training(Estimate):
 
     def plot(self) -> Any:
         """Training loss and gradient, step by step; see `plotting.training_figure`."""
-        from ..plotting import training_figure  # not at the top: only pictures need matplotlib
-
-        return training_figure({"training": self})
+        return pictures().training_figure({"training": self})
 
 
 def risk(model: Model, data: Data, Q: Any, *, exact: bool = False) -> jax.Array:

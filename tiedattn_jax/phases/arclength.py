@@ -19,7 +19,7 @@ from ..errors import InputError, array_of, require, require_count, require_kind
 from ..model import Model
 from ..overlaps import Coordinates, Overlaps, admissible, branch_of, label
 from ..parameters import Parameter
-from ..printing import Description, Printed, entries
+from ..printing import Description, Printed, entries, pictures
 from ..results import Settings, Status, error_bar
 from ..theory.fixed_points import FixedPoint, State, branch_start, check_alpha, solve_coarsely, solve_replicates
 from ..theory.state_evolution import expansion
@@ -78,9 +78,7 @@ class BranchPath(Printed):
 
     def plot(self) -> Any:
         """Order parameters and training loss along the path; see `plotting.path_figure`."""
-        from ..plotting import path_figure  # not at the top: only pictures need matplotlib
-
-        return path_figure([self])
+        return pictures().path_figure([self])
 
 
 class Setting(NamedTuple):

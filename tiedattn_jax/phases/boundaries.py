@@ -18,7 +18,7 @@ from ..averages.rule import Rule
 from ..errors import InputError, array_of, require, require_choice, require_kind
 from ..model import Model
 from ..parameters import Parameter
-from ..printing import Description, with_error
+from ..printing import Description, pictures, with_error
 from ..results import Result, Settings, Status
 from ..theory.fixed_points import FixedPoint
 from .events import EVENTS, Event, Near, Start, Zero, changes, event_of, near_of, number_of, transition_of, zero_near
@@ -136,9 +136,7 @@ class Boundary(Result):
 
     def plot(self) -> Any:
         """alpha against the parameter; see `plotting.boundary_figure`."""
-        from ..plotting import boundary_figure  # not at the top: only pictures need matplotlib
-
-        return boundary_figure([self])
+        return pictures().boundary_figure([self])
 
 
 class Meeting(NamedTuple):

@@ -17,7 +17,7 @@ from ..model import Model
 from ..overlaps import PAIR
 from ..parameters import numbers_of
 from ..printing import Description, with_error
-from ..results import Result, Settings, Status, error_bar
+from ..results import Result, Settings, error_bar
 from ..theory.fixed_points import FixedPoint, solve
 from ..theory.rsb.fixed_points import ORDER, BrokenPoint, lines_1rsb, solve_1rsb
 from .events import EVENTS, Transition, near_of, root_derivatives, with_sensitivities, zero_near
@@ -68,11 +68,6 @@ class BrokenTransition(Result):
     def status(self) -> jax.Array:
         """The worst `Status` of the RS transition and of the 1RSB states, as an integer."""
         return jnp.max(jnp.stack([self.rs.status, *(b.status for b in self.branches)]))
-
-    @property
-    def ok(self) -> jax.Array:
-        """Whether all of them can be used: converged, or stalled at the accuracy of the averages."""
-        return self.status <= Status.stalled
 
     def to_dict(self) -> dict[str, Any]:
         """The transition in both theories, its derivatives, the shift between them and the states, ready for JSON."""

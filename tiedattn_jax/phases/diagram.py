@@ -13,7 +13,7 @@ from scipy.interpolate import CubicHermiteSpline, CubicSpline, PPoly
 
 from ..errors import InputError, require_choice
 from ..overlaps import PAIR
-from ..printing import Description, with_error
+from ..printing import Description, pictures, with_error
 from ..results import Result, Status, error_bar, has_state, quorum
 from ..store import csv_of, packed, unpacked, write_whole
 from .boundaries import Boundary
@@ -308,9 +308,7 @@ class PhaseDiagram(Result):
 
     def plot(self) -> Any:
         """The diagram as a figure; see `plotting.diagram_figure`."""
-        from ..plotting import diagram_figure  # not at the top: only pictures need matplotlib
-
-        return diagram_figure(self)
+        return pictures().diagram_figure(self)
 
 
 def _spline(alpha: np.ndarray, values: np.ndarray, slopes: np.ndarray | None = None) -> PPoly | None:

@@ -71,11 +71,7 @@ class BranchEnd(Printed):
 
 
 def branch_ends(
-    curve: Curve,
-    nodes: Rule | None = None,
-    *,
-    settings: Settings | None = None,
-    sensitivities: bool = False,
+    curve: Curve, nodes: Rule | None = None, *, settings: Settings | None = None, sensitivities: bool = False
 ) -> list[BranchEnd]:
     """All ends of a branch, and losses of its stability, between neighbouring points of its curve.
 

@@ -25,11 +25,11 @@ from ..errors import InputError, is_concrete, require_choice
 from ..model import Model
 from ..overlaps import PAIR, Overlaps, branch_of
 from ..parameters import Parameter, numbers_of
-from ..printing import Description, with_error
+from ..printing import Description, pictures, with_error
 from ..results import Average, Result, Settings, Status, error_bar, quorum
 from ..theory.fixed_points import FixedPoint, State, for_each, solve_replicates, states_table
 from ..theory.implicit import first_order, fold_gradient, implicit_gradient
-from ..theory.observables import excess_in, growths_in
+from ..theory.observables import gen_error_in, gen_error_linear_in, growths_in
 from .arclength import Setting, fold_near
 from .follow import Curve
 from .inputs import prepared
@@ -69,7 +69,7 @@ def _baseline(branch: str) -> Event:
 
 
 def _excess(model: Model, alpha: jax.Array, x: Overlaps, replicate: Replicate, free: jax.Array) -> jax.Array:
-    return excess_in(model, x, replicate)
+    return gen_error_linear_in(model, replicate) - gen_error_in(model, x, replicate)
 
 
 class _Growth(eqx.Module):
@@ -153,6 +153,7 @@ class Transition(Result):
         event: its name in `EVENTS`.
     """
 
+    of_one = "alpha", 0
     alpha: jax.Array
     stderr: jax.Array
     sensitivities: Model | None
@@ -160,11 +161,6 @@ class Transition(Result):
     status: jax.Array
     branches: tuple[FixedPoint, ...]
     event: str = eqx.field(static=True)
-
-    @property
-    def ok(self) -> jax.Array:
-        """Whether it was found, between usable states."""
-        return self.status <= Status.stalled
 
     @property
     def rs_shift(self) -> Average:
@@ -218,15 +214,9 @@ class Transition(Result):
             "reason": self.reason,
         }
 
-    @property
-    def readable(self) -> bool:
-        return super().readable and jnp.ndim(self.alpha) == 0
-
     def plot(self) -> Any:
         """The losses that cross, and how far every number moves it; see `plotting.transition_figure`."""
-        from ..plotting import transition_figure  # not at the top: only pictures need matplotlib
-
-        return transition_figure(self)
+        return pictures().transition_figure(self)
 
     def describe(self) -> Description:
         meaning = EVENTS[self.event].meaning if self.event in EVENTS else BEATS_BASELINE

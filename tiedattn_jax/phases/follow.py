@@ -25,8 +25,8 @@ from ..averages.rule import Rule
 from ..averages.sizes import SIZES
 from ..errors import array_of, is_concrete
 from ..model import Model
-from ..overlaps import BRANCHES, PAIR, Overlaps, admissible, branch_of, of_order, own_size
-from ..printing import Description, Printed
+from ..overlaps import BRANCHES, PAIR, Overlaps, admissible, branch_of, own_size
+from ..printing import Description, Printed, pictures
 from ..results import Settings, Status, mean_of_found, quorum, settled
 from ..theory.fixed_points import (
     FixedPoint,
@@ -130,7 +130,7 @@ def settle(model: Model, s: Searching, state: State, free: jax.Array) -> Searchi
     kept = jax.tree.map(lambda a, b: jnp.where(uninformed, a, b), s.found, state)
     known, size = quorum(state.has_state), jnp.mean(jnp.trace(state.overlaps.q, axis1=2, axis2=3))
     collapsed = ~known & (size < _NOTHING * jnp.mean(jnp.trace(model.rho, axis1=1, axis2=2)))
-    growth = jnp.mean(of_order(free, state.diagnostics.growth_theta, state.diagnostics.growth_m))
+    growth = jnp.mean(free[0] * state.diagnostics.growth_theta + free[1] * state.diagnostics.growth_m)
     seen = ~quorum(settled(Status.converged, state.diagnostics.unresolved) == Status.unresolved)
     gone = own & seen & (uninformed & known & (growth < 1) | (uninformed | again) & collapsed)
     absent = eqx.tree_at(lambda a: a.status, state, jnp.full_like(state.status, Status.absent))
@@ -139,8 +139,7 @@ def settle(model: Model, s: Searching, state: State, free: jax.Array) -> Searchi
     done = jnp.select([uninformed, again], [gone | there, jnp.array(True)], there & ~small)
     following = jnp.where(own | uninformed, s.stage + 1, _ANEW)
     return Searching(
-        stage=jnp.where(done, _DONE, following),
-        found=jax.tree.map(lambda a, b: jnp.where(gone, a, b), absent, kept),
+        stage=jnp.where(done, _DONE, following), found=jax.tree.map(lambda a, b: jnp.where(gone, a, b), absent, kept)
     )
 
 
@@ -239,9 +238,7 @@ class Curve(Printed):
 
     def plot(self) -> Any:
         """Order parameters, training loss and test error against alpha; see `plotting.branch_figure`."""
-        from ..plotting import branch_figure  # not at the top: only pictures need matplotlib
-
-        return branch_figure([self])
+        return pictures().branch_figure([self])
 
 
 def walk(
@@ -401,14 +398,8 @@ def tracks_of(models: Model, alphas: np.ndarray, places: np.ndarray, nodes: Rule
     # From (branches, rows, ...) and (rows, ...) to (rows x branches, ...).
     near, start = jax.tree.map(lambda a: jnp.swapaxes(a, 0, 1).reshape(-1, *a.shape[2:]), starts)
     models_twice, alphas_twice = jax.tree.map(lambda a: jnp.repeat(a, len(PAIR), 0), (models, every))
-    return Track(
-        models=models_twice,
-        alphas=alphas_twice,
-        places=jnp.broadcast_to(jnp.asarray(places, dtype), alphas_twice.shape),
-        near=near,
-        start=start,
-        free=jnp.tile(pair_free(models), (rows, 1)),
-    )
+    along = jnp.broadcast_to(jnp.asarray(places, dtype), alphas_twice.shape)
+    return Track(models_twice, alphas_twice, along, near, start, jnp.tile(pair_free(models), (rows, 1)))
 
 
 def _first_cells(models: Model, alphas: jax.Array, nodes: Rule, settings: Settings) -> Overlaps:

@@ -22,7 +22,7 @@ from ..model import Model
 from ..overlaps import PAIR, Overlaps
 from ..parameters import Axis, axis_of
 from ..results import Settings, Status, has_state, quorum
-from ..store import VERSION, Store, fingerprint
+from ..store import VERSION, Store, fingerprint, named
 from ..theory.fixed_points import check_alpha, for_each
 from .diagram import PhaseDiagram
 from .follow import Follower, Progress, follow, pair_free, pair_start, silent, tracks_of
@@ -107,21 +107,15 @@ def phase_diagram(
         cells = {k: np.swapaxes(a, 1, 2) for k, a in cells.items()}
     attrs = {
         "model": type(model).__name__,
-        "numbers": {name: value for name, value in _by_name(model).items() if name not in names},
+        "numbers": {name: np.asarray(a).tolist() for name, a in named(model).items() if name not in names},
         "alpha": None if alpha is None else float(alpha),
         "nodes": {"rule": type(nodes.stack).__name__, "size": nodes.size, "replicates": nodes.replicates},
-        "settings": _by_name(settings),
+        "settings": {name: a.tolist() for name, a in named(settings).items()},
         "version": VERSION,
         "fingerprint": mark,
     }
     x_axis, y_axis = ((axis.parameter.name, axis.values) for axis in axes)
     return PhaseDiagram(x_axis, y_axis, cells, attrs)
-
-
-def _by_name(tree: Any) -> dict[str, Any]:
-    """The numbers of a model or of settings, for a file."""
-    leaves = jax.tree_util.tree_leaves_with_path(tree)
-    return {jax.tree_util.keystr(path).lstrip("."): np.asarray(leaf).tolist() for path, leaf in leaves}
 
 
 def _mesh(devices: int | None) -> Mesh:

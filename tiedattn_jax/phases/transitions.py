@@ -178,12 +178,7 @@ def _difference(loss: jax.Array, there: jax.Array) -> jax.Array:
 
 
 def _coarse_alpha_l(
-    model: Model,
-    nodes: Rule,
-    x0: Overlaps,
-    free: jax.Array,
-    bracket: tuple[jax.Array, jax.Array],
-    settings: Settings,
+    model: Model, nodes: Rule, x0: Overlaps, free: jax.Array, bracket: tuple[jax.Array, jax.Array], settings: Settings
 ) -> tuple[Near, jax.Array]:
     """Where a branch starts to beat the linear baseline on cheap averages, its state there, and whether it does."""
 

@@ -109,6 +109,7 @@ class FixedPoint(Result):
             `overlaps`.
     """
 
+    of_one = "alpha", 0
     model: Model
     alpha: jax.Array
     replicates: State
@@ -138,11 +139,6 @@ class FixedPoint(Result):
         return summary(self.replicates)
 
     @property
-    def free_energy(self) -> jax.Array:
-        """Free energy Phi."""
-        return -self.train_loss
-
-    @property
     def status(self) -> jax.Array:
         """The worst `Status` over the replicates, as an integer."""
         return jnp.max(self.replicates.status, -1)
@@ -151,11 +147,6 @@ class FixedPoint(Result):
     def residual(self) -> jax.Array:
         """The largest undamped relative residual over the replicates."""
         return jnp.max(self.replicates.residual, -1)
-
-    @property
-    def ok(self) -> jax.Array:
-        """Whether every replicate can be used: converged, or stalled at the accuracy of the averages."""
-        return self.status <= Status.stalled
 
     @property
     def exists(self) -> jax.Array:
@@ -194,10 +185,6 @@ class FixedPoint(Result):
             "affected_by_jumps": list(AFFECTED) if self.jumps else [],
             "stderr": {name: bar.tolist() for name, (_, bar) in pairs.items() if name not in worst},
         }
-
-    @property
-    def readable(self) -> bool:
-        return super().readable and jnp.ndim(self.alpha) == 0
 
     def describe(self) -> Description:
         mean, bars = self.mean.numbers(), self.stderr.numbers()
@@ -406,24 +393,15 @@ def _check_rtol(model: Model, alpha: jax.Array, nodes: Rule | None, rtol: float)
 
 
 def solve_from(
-    model: Model,
-    alpha: Any,
-    branch: str | None,
-    nodes: Rule,
-    start: Overlaps,
-    settings: Settings | None = None,
-    *,
-    free: jax.Array | None = None,
+    model: Model, alpha: Any, branch: str | None, nodes: Rule, start: Overlaps, settings: Settings | None = None
 ) -> FixedPoint:
     """`solve` without its checks and without the coarse averages first: from a start near the state.
 
     Args:
         start: overlaps, one for all replicates or with a leading replicate axis.
-        free: what is free, (2,), where the branch is data; by default that of `branch`.
     """
     alpha = jnp.asarray(alpha, model.lam.dtype)
-    free = branch_of(branch).free(model) if free is None else free
-    states = solve_replicates(model, alpha, nodes, start, free, settings or Settings())
+    states = solve_replicates(model, alpha, nodes, start, branch_of(branch).free(model), settings or Settings())
     return FixedPoint(model, alpha, states, branch)
 
 

@@ -12,14 +12,14 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from ..averages.fields import fields
+from ..averages.fields import fields, teacher_fields
 from ..averages.nodewise import nodewise
 from ..averages.prox import loss_at_nodes, prox_jacobian
 from ..averages.rule import Points, Replicate, Rule
 from ..errors import InputError, require
 from ..linalg import apply, cholesky, inverse
 from ..model import Model
-from ..overlaps import Conjugates, Coordinates, Overlaps, impose, of_sentence, residual_covariance
+from ..overlaps import Conjugates, Overlaps, impose, of_sentence, residual_covariance
 from ..penalties import minimiser_and_response
 from ..results import Average, error_bar
 from .elevation import elevation, elevation_moments
@@ -119,7 +119,7 @@ def gen_error_in(model: Model, x: Overlaps, replicate: Replicate) -> jax.Array:
 
     def block_error(model: Model, block: Any) -> jax.Array:
         tokens = of_sentence(model, x)
-        student, teacher, weight = replicate.quadrature(model, tokens, block)
+        student, teacher, weight = replicate.quadrature(block)
         return model.share * jnp.sum(weight * loss_at_nodes(model, *fields(model, tokens, student, teacher)))
 
     return over_nodes(model, replicate, block_error)
@@ -127,27 +127,17 @@ def gen_error_in(model: Model, x: Overlaps, replicate: Replicate) -> jax.Array:
 
 def gen_error_linear_in(model: Model, replicate: Replicate) -> jax.Array:
     """`gen_error_linear` in one replicate of the averages; NaN for a model without a target."""
-    dtype = model.lam.dtype
     if not model.provides("target"):
-        return jnp.full((), jnp.nan, dtype)
-    zero = {name: jnp.zeros(shape, dtype) for name, shape in Coordinates.shapes(model).items()}
-    eye = jnp.eye(model.shape[1], dtype=dtype) + zero["q"]
-    x = Overlaps(**zero | {"q": eye, "V": eye})
+        return jnp.full((), jnp.nan, model.lam.dtype)
 
     def moments(model: Model, block: Any) -> tuple[jax.Array, jax.Array, jax.Array]:
-        tokens = of_sentence(model, x)
-        student, teacher, weight = replicate.quadrature(model, tokens, block)
-        T = target_at_nodes(model, fields(model, tokens, student, teacher)[1])
+        _, teacher, weight = replicate.quadrature(block)
+        T = target_at_nodes(model, teacher_fields(model, teacher))
         D = model.share * model.trace
         return D * jnp.sum(weight * T, -1), D * jnp.sum(weight * T**2, -1), D * jnp.sum(weight)
 
     mean, square, D = over_nodes(model, replicate, moments)
     return 0.5 * jnp.sum(square - mean**2 / D)
-
-
-def excess_in(model: Model, x: Overlaps, replicate: Replicate) -> jax.Array:
-    """By how much a state beats the linear baseline, in one replicate of the averages."""
-    return gen_error_linear_in(model, replicate) - gen_error_in(model, x, replicate)
 
 
 def moments(model: Model, x: Overlaps, points: Points) -> dict[str, jax.Array]:
@@ -227,10 +217,7 @@ def growths(
     # The part of d thetahat / d theta that comes from the spread of h given y: Vhat rho^{-1}, token by token.
     own = jax.scipy.linalg.block_diag(*(jnp.kron(v, p) for v, p in zip(hats.V, spread, strict=True)))
     curvature = alpha * sums["gy_score"] + own
-    return (
-        _largest(to_theta.reshape(n, n), curvature),
-        _largest(to_m.reshape(L * r, L * r), alpha * sums["g_score"]),
-    )
+    return (_largest(to_theta.reshape(n, n), curvature), _largest(to_m.reshape(L * r, L * r), alpha * sums["g_score"]))
 
 
 def growths_in(

@@ -119,11 +119,6 @@ class BrokenPoint(Result):
         return jnp.max(self.replicates.status)
 
     @property
-    def ok(self) -> jax.Array:
-        """Whether every replicate can be used: converged, or stalled at the accuracy of the averages."""
-        return self.status <= Status.stalled
-
-    @property
     def broken(self) -> jax.Array:
         """Whether minima fall into clusters; if not, and the state is `ok`, q1 = q0 and the RS state is exact."""
         each = self.replicates.overlaps

@@ -11,8 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from ...averages.clusters import by_field, find_smooth, look_beside
-from ...averages.clusters import find as find_jumps
+from ...averages.clusters import by_field, find as find_jumps, find_smooth, look_beside
 from ...averages.fields import fields, whiten
 from ...averages.lines import LineNodes
 from ...averages.near_jumps import lay_nodes

@@ -216,13 +216,8 @@ def free_energy(
 def conjugates(alpha: jax.Array, s: jax.Array, g: BrokenOverlaps, free: jax.Array) -> BrokenOverlaps:
     """The conjugates as gradients of M_s."""
     q1 = -2 * alpha * symmetric(g.V)
-    return BrokenOverlaps(
-        q1=q1,
-        q0=2 * alpha / s * symmetric(g.q0),
-        V=2 * alpha * symmetric(g.q1) + s * q1,
-        theta=-alpha * free[0] * g.theta,
-        m=-alpha * free[1] * g.m,
-    )
+    q0, V = 2 * alpha / s * symmetric(g.q0), 2 * alpha * symmetric(g.q1) + s * q1
+    return BrokenOverlaps(q1, q0, V, -alpha * free[0] * g.theta, -alpha * free[1] * g.m)
 
 
 def overlaps(model: Model, hats: BrokenOverlaps, s: jax.Array) -> BrokenOverlaps:
