@@ -26,9 +26,7 @@ class Status(enum.IntEnum):
     singular = 5  # I - DF is singular: a fold or another bifurcation
     absent = 6  # the branch asked for does not exist here: its order parameter vanished, or the whole student
     imprecise = 7  # a fixed point, but the largest averages tried leave error bars above the rtol asked for
-    unresolved = (
-        8  # the averages miss too much of what the proximal operator does: neither a state nor its absence can be told
-    )
+    unresolved = 8  # the averages miss too much of what the proximal operator does to tell a state from its absence
 
     @classmethod
     def name_of(cls, value: Any) -> str:

@@ -41,9 +41,7 @@ def eigenbasis(covariances: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     require(size > 0, "covariances", size.ravel(), "not zero")
     skew = np.abs(covariances - covariances.swapaxes(1, 2)).max(axis=(1, 2)) / size.ravel()
     if np.any(skew > 1e-8):
-        raise InputError(
-            "covariances", f"must be symmetric, got Sigma_{np.argmax(skew)} with an asymmetry of {skew.max():.1e}"
-        )
+        raise InputError("covariances", f"must be symmetric, got Sigma_{np.argmax(skew)} off by {skew.max():.1e}")
     # A mixture at random has the common eigenvectors, and no other.
     share = np.random.default_rng(0).uniform(0.5, 1.5, len(covariances))
     vectors = np.linalg.eigh(np.einsum("l,lij->ij", share, covariances / size))[1]

@@ -192,11 +192,8 @@ class Store:
         if jax.process_index() == 0:
             self._claim = claim(self.folder)
         if not resume and (found := len(self._paths())):
-            raise InputError(
-                "out",
-                f"must not hold the pieces of an earlier run unless resume is asked for, got out='{folder}' "
-                f"with {found} of them",
-            )
+            text = "must not hold the pieces of an earlier run unless resume is asked for"
+            raise InputError("out", f"{text}, got out='{folder}' with {found} of them")
 
     def load(self) -> dict[str, dict[str, np.ndarray]]:
         """The finished pieces, by name: arrays by name.
@@ -209,11 +206,8 @@ class Store:
             text = f"must hold whole pieces only, got out='{self.folder}' with {path.name} damaged: delete this file"
             about, pieces[path.stem] = unpacked(path, InputError("out", text))
             if about != self.about:
-                raise InputError(
-                    "out",
-                    f"must hold pieces of the same model, nodes, axes and version only, got out='{self.folder}' "
-                    "with pieces of others: use another folder",
-                )
+                text = "must hold pieces of the same model, nodes, axes and version only"
+                raise InputError("out", f"{text}, got out='{self.folder}' with pieces of others: use another folder")
         return pieces
 
     def put(self, name: str, arrays: dict[str, Any]) -> None:

@@ -117,9 +117,7 @@ class _Arrays(NamedTuple):
     def at_nodes(self, x: _Array, shape: tuple) -> jax.Array:
         """A value, or a number, at all nodes, (*shape, N)."""
         value = x.value if x.spread else x.value[..., None]
-        return lax.broadcast_in_dim(
-            value, (*shape, self.size), tuple(range(1 + len(shape) - value.ndim, 1 + len(shape)))
-        )
+        return lax.broadcast_in_dim(value, (*shape, self.size), tuple(range(1 + len(shape)))[-value.ndim :])
 
     def apply(self, eqn: Any, xs: list[_Array]) -> list[_Array]:
         name, params, spread = eqn.primitive.name, eqn.params, [x.spread for x in xs]

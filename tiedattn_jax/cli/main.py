@@ -59,9 +59,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             full = _line(not_a_folder(args.out, defect), args)
             parser.error(f"{full}: free space or use another one, what was finished is there")
         if isinstance(defect, MemoryError) or "RESOURCE_EXHAUSTED" in str(defect):
-            parser.error(
-                "the memory is not enough, ask for less: fewer nodes, replicates, cells, samples or dimensions"
-            )
+            parser.error("the memory is not enough, ask for less: fewer nodes, replicates, cells, samples, dimensions")
         if os.environ.get("TIEDATTN_TRACEBACK"):
             raise
         first = (str(defect).splitlines() or [""])[0]

@@ -116,9 +116,7 @@ _OUTPUT: dict[str, dict[str, Any]] = {
 
 def averages(size: str = "solve") -> dict[str, Any]:
     """`--rule --nodes --replicates`, with the nodes that `SIZES` gives to such averages."""
-    text = (
-        "averaging rule: lines, which are broken where the proximal operator jumps (beyond two fields sobol), or sobol"
-    )
+    text = "averaging rule: lines, broken where the proximal operator jumps (beyond two fields sobol), or sobol"
     return {
         "rule": {"choices": RULES, "default": "lines", "help": text},
         "nodes": {"type": _power_of_two, "default": SIZES[size], "help": "nodes in a replicate, about"},

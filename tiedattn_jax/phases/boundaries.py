@@ -33,9 +33,7 @@ MEETINGS = {
     frozenset(("alpha_c", "semantic instability")): "the semantic state is stable only where it is global",
     frozenset(("alpha_c", "positional instability")): "the positional state is stable only where it is global",
     frozenset(("semantic instability", "positional instability")): "end of the bistable region",
-    frozenset(
-        ("semantic pitchfork", "positional pitchfork")
-    ): "the uninformed state turns unstable towards both at once",
+    frozenset(("semantic pitchfork", "positional pitchfork")): "the uninformed state turns unstable to both at once",
 }
 SEARCH = np.geomspace(3.0, 0.05, 19)  # alphas at which the first point is looked for
 _FURTHER = np.geomspace(1.8, 0.4, 9)  # where a prediction has failed, relative to the last alpha

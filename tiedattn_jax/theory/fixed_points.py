@@ -387,9 +387,7 @@ def _check_rtol(model: Model, alpha: jax.Array, nodes: Rule | None, rtol: float)
     if nodes is not None:
         raise InputError("rtol", f"chooses the averages: give either nodes or rtol, got rtol={rtol} beside nodes")
     if not is_concrete((model, alpha)):
-        raise InputError(
-            "rtol", f"needs concrete numbers, got rtol={rtol} under a jax transformation: give nodes instead"
-        )
+        raise InputError("rtol", f"needs concrete numbers, got rtol={rtol} under a jax transformation: give nodes")
 
 
 def solve_from(

@@ -192,9 +192,7 @@ def solve_1rsb(
     alpha = check_alpha(model, alpha)
     held = lax.stop_gradient((model, alpha))
     if not is_concrete(held):
-        raise InputError(
-            "model", "must have concrete numbers for solve_1rsb, got traced ones: call it outside of jax.jit"
-        )
+        raise InputError("model", "must have concrete numbers for solve_1rsb, got traced ones: call it outside jax.jit")
     if model.lam.dtype != jnp.float64:
         want = "must be in float64 for solve_1rsb: use jax.config.update('jax_enable_x64', True)"
         raise InputError("model", f"{want}, got {model.lam.dtype}")
