@@ -2,6 +2,8 @@
 
 from types import SimpleNamespace
 
+import dataclasses
+
 import equinox as eqx
 import jax
 import jax.numpy as jnp
@@ -90,7 +92,7 @@ def scaled(c, x=1.0, y=1.0, teacher=True):
 
 def earlier(c, n):
     """A result of message passing on n sentences."""
-    zeros = dict.fromkeys(GAMP.__dataclass_fields__, jnp.zeros(()))
+    zeros = dict.fromkeys((field.name for field in dataclasses.fields(GAMP)), jnp.zeros(()))
     overlaps = Overlaps(*(jnp.zeros((1, 1, 1)),) * 3, m=jnp.zeros((1, 1)))
     return GAMP(**{**zeros, "Q": c.teacher, "C": jnp.ones((1, 1, 1)), "g": jnp.ones((2, 1, n)), "overlaps": overlaps})
 
