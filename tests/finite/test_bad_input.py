@@ -1,8 +1,7 @@
 """Bad input to finite size and to the counting task: one sentence that names the argument, before anything is compiled."""
 
-from types import SimpleNamespace
-
 import dataclasses
+from types import SimpleNamespace
 
 import equinox as eqx
 import jax
