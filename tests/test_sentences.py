@@ -236,7 +236,7 @@ def test_message_passing_ends_in_a_minimum_of_the_risk():
 
 def test_fresh_sentences_come_from_all_kinds():
     """The test error of zero weights with the two ways of drawing: fields from their law, and sentences in full."""
-    model = of()
+    model = of(variances=(0.09, 0.81))
     data = ta.sample_data(model, 400, 1.0, jax.random.key(3), normalise=True)
     Q = 0.3 * data.teacher + 0.2 * 400**0.5 * data.encodings[:1].T
     short, full = (

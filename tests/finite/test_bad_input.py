@@ -261,6 +261,11 @@ ROWS = [
     (lambda c: run_instances(c.model, 60, 1.0, None, c.key), "keys", "must be typed PRNG keys of shape"),
     (lambda c: run_instances(c.model, 60, 1.0, None, [0, 1]), "keys", "must be typed PRNG keys of shape"),
     (lambda c: run_instances(c.model, 10**7, 1e3, None, c.keys), "d", "must be smaller"),
+    (
+        lambda c: run_instances(c.model, 999, 9, None, jax.random.split(c.key, 10**6), batch=10**6),
+        "d",
+        "must be smaller",
+    ),
     (lambda c: run_instances(c.model, 60, NAN, None, c.keys), "alpha", "must be positive"),
     (lambda c: run_instances(c.other, 60, 1.0, None, c.keys), "model", "must have a method `with_teacher`"),
     # the counting task
