@@ -104,7 +104,7 @@ def test_the_expansion_of_the_averages_is_that_of_the_gradient():
 def test_test_error_and_baseline():
     model, x = of(Linear), point()
     np.testing.assert_allclose(jax.jit(gen_error_in)(model, x, grid(model)), jax.jit(exact)(model, x), rtol=1e-9)
-    model = of()
+    model = of(variances=(0.09, 0.81), sentences={(0, 0): 0.1, (1, 1): 0.1, (0, 1): 0.4, (1, 0): 0.4})
     data = ta.sample_data(model, 20, 2500.0, jax.random.key(0), normalise=True)
     fields, D = np.asarray(data.y)[..., 0], np.asarray(model.trace)[np.asarray(data.classes)]
     T = np.asarray(jax.jit(jax.vmap(model.target))(fields[..., None]))
