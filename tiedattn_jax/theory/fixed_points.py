@@ -318,14 +318,16 @@ def _without_noise(point: FixedPoint, nodes: Rule, settings: Settings) -> FixedP
     if np.all(point.replicates.status == Status.absent):
         return point
     model, alpha, branch = point.model, point.alpha, point.branch
-    free = branch_of(branch).free(model)
+    free = np.asarray(branch_of(branch).free(model))
     if point.ok and free.sum() != 1:
         return point
-    noise = _within_bars(point) if point.ok else jnp.stack(magnitudes(model, point.overlaps)) < _SMALL
-    kept = jnp.where(noise, 0.0, free)
+    noise = _within_bars(point) if point.ok else np.array(magnitudes(model, point.overlaps)) < _SMALL
+    kept = np.where(noise, 0.0, free)
     if np.all(kept == free):
         return point
-    other = FixedPoint(model, alpha, solve_anew(model, alpha, branch, nodes, kept, settings), branch)
+    other = FixedPoint(
+        model, alpha, solve_anew(model, alpha, branch, nodes, jnp.asarray(kept, free.dtype), settings), branch
+    )
     growth = jnp.stack([other.diagnostics.growth_theta, other.diagnostics.growth_m])
     if not other.ok or np.any((free > kept) & (growth >= 1)):
         return point
@@ -335,13 +337,11 @@ def _without_noise(point: FixedPoint, nodes: Rule, settings: Settings) -> FixedP
     return eqx.tree_at(lambda p: p.replicates.status, other, status)
 
 
-def _within_bars(point: FixedPoint) -> jax.Array:
+def _within_bars(point: FixedPoint) -> np.ndarray:
     """Whether theta and m cannot be told from zero, (2,): known error bars are more than half as large."""
-    size, bar = (
-        jnp.stack([jnp.linalg.norm(x.theta), jnp.linalg.norm(x.encoded)])
-        for x in (point.overlaps, point.stderr.overlaps)
-    )
-    return jnp.isfinite(bar) & (size < 2 * bar)
+    both = jax.tree.map(np.asarray, (point.overlaps, point.stderr.overlaps))
+    size, bar = (np.array([np.linalg.norm(a) for a in (x.theta, x.encoded)]) for x in both)
+    return np.isfinite(bar) & (size < 2 * bar)
 
 
 # Nodes in a replicate, and the relative error bars that lines of so many leave at most at the standard setting.
