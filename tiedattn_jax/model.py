@@ -542,11 +542,10 @@ def _check_arguments(model: Model) -> None:
 def _check_names(model: Model) -> None:
     for kind in (kind for kind in type(model).__mro__ if kind not in Model.__mro__):
         own = [name for name in vars(kind) if not name.startswith("_")]
-        for name in {"target", "student", "with_teacher", "rotation_invariant", "start_columns"} - {*own}:
-            if meant := difflib.get_close_matches(name, own, 1, cutoff=0.8):
-                raise InputError(
-                    meant[0], f"must be called {name} if it is what a Model calls so, else by another name"
-                )
+        for name in ("target", "student", "with_teacher", "rotation_invariant", "start_columns"):
+            meant = difflib.get_close_matches(name, own, 1, cutoff=0.8)
+            if meant and name not in own:
+                raise InputError(meant[0], f"must be called {name} if it is what a Model calls so, else another name")
 
 
 def _check_law(model: Model) -> None:

@@ -25,7 +25,7 @@ _DENSITY = 4.0  # of the others, per standard deviation: next to the end of a ju
 
 
 def lay_nodes(model: Model, x: Overlaps, replicate: LineNodes, distance: float) -> Block:
-    """Gauss-Legendre nodes on the lines of a replicate, in pieces that end at the jumps and around them; weights sum to one.
+    """Gauss-Legendre nodes on the lines of a replicate, in pieces that end at the jumps and around them; weights sum to 1.
 
     Args:
         x: overlaps at which the jumps are looked for.
