@@ -102,7 +102,7 @@ def three_heads(name: str, d: int, instances: int) -> None:
         Q = 0.2 * semantic + positional
         # Message passing leaves its domain from there: a thousand steps of training bring it near.
         near = ta.train(model, data, Q, steps=1000, rate=0.5)
-        return ta.gamp(model, data, near.Q, damping=0.1, steps=3000, tol=1e-6)
+        return ta.gamp(model, data, near.Q, damping=0.1, steps=6000, tol=1e-7)
 
     found = ta.run_instances(
         model, d, alpha, run, jax.random.split(jax.random.key(0), instances), theory=False, normalise=True

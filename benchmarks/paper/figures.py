@@ -120,6 +120,7 @@ def _unfrozen(mechanism: str) -> dict[str, tuple[str, str]]:
 
 _LAYERS = {
     "tied": plane_module.STANDARD,
+    "a student of rank two": plane_module.RANK,
     "query and key of their own": plane_module.UNTIED,
     "a value matrix": plane_module.VALUE,
     "correlated tokens": plane_module.CORRELATED,
@@ -246,10 +247,10 @@ FIGURES = (
     Entry(
         "14",
         "Fig. 14: the plane of Fig. 3 for other layers",
-        "The difference of the training losses from both starts, for the tied layer (as in Fig. 3, of its size), for query and key of their own, for a "
-        "trained value matrix, and for correlated tokens. With a trained value matrix, whose ridge is lambda too, the line has the same shape and lies at more samples; with the "
-        "correlated tokens of Fig. 10 at fewer. White: both starts end in one minimum. For a student of rank two all starts end in one minimum, so that there is no "
-        "difference.",
+        "The difference of the training losses from both starts, for the tied layer (as in Fig. 3, of its size), for a student of rank two, for query and key of "
+        "their own, for a trained value matrix, and for correlated tokens. With a trained value matrix, whose ridge is lambda too, the line has the same shape and lies at more samples; "
+        "with the correlated tokens of Fig. 10 at fewer. White: both starts end in one minimum, as nearly everywhere for a student of rank two, so that it has no line. The "
+        "paper's text calls its own picture of that student noisy, and does not say of which size it is.",
         _compute_layers,
         lambda folder: {name: plane.simulated(folder) for name, plane in _LAYERS.items()},
         plane_module.draw_layers,

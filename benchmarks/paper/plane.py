@@ -17,7 +17,7 @@ from tiedattn_jax.plotting import LABELS, MARKS, SYMBOLS, panels, slice_figure
 from .data import Columns, Task, filled, missing, read, where
 from .layers import STARTS, model_of, train_of
 from .page import Row
-from .simulation import BRANCHES, MEASURED, exchange, measured
+from .simulation import BRANCHES, MEASURED, ONE_KIND, exchange, measured
 
 MIXINGS = {"standard": ((0.6, 0.4), (0.4, 0.6)), "other": ((0.3, 0.7), (0.8, 0.2))}
 CELLS, REDUCED_CELLS = (25, 25), (13, 9)  # alphas and omegas of the theory
@@ -141,9 +141,9 @@ def _gap(found: Found) -> np.ndarray:
 
 
 def _coloured(figure: Figure, axis: Any, found: Found, values: np.ndarray, colours: str, label: str) -> None:
-    """Cells in colours around zero, with their scale."""
+    """Cells in colours around zero, with their scale: white where minima are of one kind."""
     alphas, omegas = np.unique(found[1]["alpha"]), np.unique(found[1]["omega"])
-    limit = float(np.nanmax(np.abs(values)))
+    limit = max(np.nanmax(np.abs(values)), ONE_KIND * np.nanmax(found[1]["train_loss"]))
     picture = axis.pcolormesh(alphas, omegas, values, cmap=colours, vmin=-limit, vmax=limit, shading="nearest")
     figure.colorbar(picture, ax=axis, shrink=0.9, label=label)
 
@@ -177,4 +177,4 @@ def rows_simulation(found: Found) -> list[Row]:
 
 
 STANDARD, OTHER = Plane("standard"), Plane("other")
-UNTIED, VALUE, CORRELATED = (Plane("standard", layer) for layer in ("untied", "value", "correlated"))
+RANK, UNTIED, VALUE, CORRELATED = (Plane("standard", layer) for layer in ("rank", "untied", "value", "correlated"))
