@@ -106,10 +106,9 @@ def program(setup: str, body: str) -> str:
     return f"""
 import sys, time, jax
 jax.config.update("jax_enable_x64", True)
-jax.config.update("jax_compilation_cache_dir", {os.environ["TIEDATTN_CACHE"]!r})
-jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.2)
 {setup}
 import tiedattn_jax as ta
+ta.use_compilation_cache()
 model = ta.dot_product()
 nodes = ta.line_nodes(model, 5)
 settings = ta.Settings({GIVEN.tol}, {GIVEN.max_steps}, {GIVEN.warm_steps}, {GIVEN.damping})
@@ -153,15 +152,16 @@ def test_a_killed_run_goes_on_where_it_was(diagram, model, lines, tmp_path):
     same(again, whole, 1e-9)  # the other process may have compiled its programs with other options
 
 
-def test_cells_tried_again_are_kept(diagram, model, lines, monkeypatch):
+def test_cells_tried_again_are_kept(diagram, model, lines):
     whole, out = diagram
     assert list(out.glob("retry-*.npz"))
 
     def forbidden(*_):
         raise AssertionError("a cell was tried again that had been before")
 
-    monkeypatch.setattr(grid, "Follower", forbidden)
-    again = go(model, lines, out=out, resume=True)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(grid, "Follower", forbidden)
+        again = go(model, lines, out=out, resume=True)
     for name, values in whole.cells.items():
         np.testing.assert_array_equal(again.cells[name], values)
 

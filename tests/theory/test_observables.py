@@ -54,7 +54,7 @@ def test_replicon_is_the_mean_square_of_the_response(model, nodes, solved):
 
 def test_growths_are_eigenvalues_of_the_map(model):
     """On the uninformed state theta and m decouple: their growths, by the score, against the Jacobian of the map."""
-    nodes = ta.line_nodes(model, 5, replicates=1, even=True)
+    nodes = ta.line_nodes(model, 9, replicates=1, even=True)
     alpha, free = jnp.array(1.0), BRANCHES[None].free(model)
     fp = solve_from(model, alpha, "uninformed", nodes, BRANCHES["uninformed"].start(model))
     v = Coordinates(model, free).pack(fp.overlaps)
@@ -91,7 +91,7 @@ def test_derivatives_of_growths(model, case):
 def test_implicit_gradient_of_a_function_of_the_state(model):
     """d (alpha V) / d omega along the semantic branch, against central differences of solves."""
     case, alpha, free = CASES[0], jnp.array(2.0), BRANCHES["semantic"].free(model)
-    one = ta.line_nodes(model, 9, replicates=1)
+    one = ta.line_nodes(model, 9, replicates=1, even=True)
     tight = ta.Settings(tol=1e-9)
 
     def V(omega):
@@ -99,9 +99,8 @@ def test_implicit_gradient_of_a_function_of_the_state(model):
         return solve_from(here, alpha, "semantic", one, state(case), tight).overlaps
 
     x = V(0.3)
-    value, by_model, by_alpha = implicit_gradient(
-        model, alpha, one.replicate(0), x, free, lambda m, a, x: a * x.V[0, 0, 0]
-    )
+    gradient = jax.jit(lambda *at: implicit_gradient(*at, lambda m, a, x: a * x.V[0, 0, 0]))
+    value, by_model, by_alpha = gradient(model, alpha, one.replicate(0), x, free)
     np.testing.assert_allclose(value, 2 * x.V[0, 0, 0])
     slope = 2 * (V(0.301).V - V(0.299).V)[0, 0, 0] / 2e-3
     np.testing.assert_allclose(by_model.omega, slope, rtol=1e-3)
@@ -118,7 +117,7 @@ def test_smooth_averages_of_either_rule_agree(model, nodes, lines):
 
 def test_second_minima_below_a_gap(model, nodes):
     x, gap = state(CASES[4]), 3e-3
-    points = points_in(model, x, nodes.coarse, jax.tree.map(lambda a: a[0], nodes.coarse.blocks()))
+    points = jax.jit(points_in)(model, x, nodes.coarse, jax.tree.map(lambda a: a[0], nodes.coarse.blocks()))
     counted = (points.gap < gap) @ points.weight
     one = ta.Rule(jax.tree.map(lambda a: a[None], nodes.coarse), nodes.coarse)
     found = ta.second_minimum_share(model, x, one, gap).value

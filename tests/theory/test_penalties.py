@@ -41,7 +41,7 @@ def exact_prior(model, hats):
 def test_single_precision():
     model = ta.dot_product(penalty=ta.L1(8e-3))
     single = jax.tree.map(lambda a: a.astype(jnp.float32), (model, HATS))
-    for a, b in zip(*(jax.tree.leaves((overlaps(*t), prior(*t))) for t in (single, (model, HATS))), strict=True):
+    for a, b in zip(*(jax.tree.leaves(averages(*t)) for t in (single, (model, HATS))), strict=True):
         assert a.dtype == jnp.float32
         np.testing.assert_allclose(a, b, rtol=1e-4)
 
@@ -88,7 +88,7 @@ def test_ridge_as_a_penalty():
     ridge, none = ta.dot_product(lam=0.014), ta.dot_product(lam=0.014, penalty=ta.L1(0.0))
     own = ta.dot_product(lam=0.01, penalty=Quadratic(jnp.asarray(0.004)))
     ta.check(own)
-    want, *others = ((prior(m, HATS), overlaps(m, HATS), diagnosed(m, HATS)) for m in (ridge, own, none))
+    want, *others = ((averages(m, HATS), diagnosed(m, HATS)) for m in (ridge, own, none))
     for got in others:
         for a, b in zip(jax.tree.leaves(got), jax.tree.leaves(want), strict=True):
             np.testing.assert_allclose(a, b, rtol=1e-10)
@@ -104,6 +104,7 @@ def hats_of(correlation, theta=(0.011, 0.006), m=(3e-3, 1e-3)):
 
 
 untied = ta.untied_dot_product(tied_teacher=True, penalty=ta.L1(4e-3))
+averages = jax.jit(lambda model, hats: (prior(model, hats), overlaps(model, hats)))
 
 
 def test_columns_apart_are_weights_of_their_own():
@@ -112,14 +113,19 @@ def test_columns_apart_are_weights_of_their_own():
     parts = [jax.tree.map(lambda a, k=k: a[:, k : k + 1], hats) for k in range(2)]
     parts = [ta.Conjugates(*(a[:, :, k : k + 1] for a in (x.q, x.V)), x.theta, x.m) for k, x in enumerate(parts)]
     single = ta.dot_product(penalty=ta.L1(4e-3))
-    np.testing.assert_allclose(prior(untied, hats), sum(prior(single, part) for part in parts), rtol=1e-10)
-    found = overlaps(untied, hats)
-    for k, part in enumerate(parts):
-        own = overlaps(single, part)
+    psi, found = averages(untied, hats)
+    each = [averages(single, part) for part in parts]
+    np.testing.assert_allclose(psi, sum(one for one, _ in each), rtol=1e-10)
+    for k, (_, own) in enumerate(each):
         np.testing.assert_allclose(found.q[:, k, k], own.q[:, 0, 0], rtol=1e-7)
         np.testing.assert_allclose(found.V[:, k, k], own.V[:, 0, 0], rtol=1e-7)
         np.testing.assert_allclose(found.theta[:, k], own.theta[:, 0], atol=1e-9)
         np.testing.assert_allclose(found.m[:, k], own.m[:, 0], atol=1e-9)
+
+
+@jax.jit
+def slope_of_overlaps(model, hats, along):
+    return jax.jvp(lambda h: overlaps(model, h), (hats,), (along,))[1]
 
 
 @pytest.mark.parametrize("correlation", [-0.9, 0.0, 0.5, 0.98])
@@ -130,11 +136,11 @@ def test_averages_over_two_columns(correlation):
     b, share = weight_fields(untied.penalty, Lam, *field)
     w, R = minimiser_and_response(untied.penalty, Lam[:, None], b)
     np.testing.assert_allclose(jnp.sum(share), 1, rtol=1e-9)
-    np.testing.assert_allclose(jnp.einsum("kn,knab->ab", share, R) * 0.25, overlaps(untied, hats).V[0], atol=1e-8)
+    np.testing.assert_allclose(jnp.einsum("kn,knab->ab", share, R) * 0.25, averages(untied, hats)[1].V[0], atol=1e-8)
     assert 0.05 < jnp.sum(share * jnp.all(w == 0, -1)) < jnp.sum(share * jnp.any(w == 0, -1)) < 0.95
     along = dataclasses.replace(still, q=hats.q, theta=0.3 * hats.theta, V=0.5 * hats.V)
-    slope = jax.jvp(lambda h: overlaps(untied, h), (hats,), (along,))[1]
-    up, down = (overlaps(untied, jax.tree.map(lambda a, d, s=s: a + s * d, hats, along)) for s in (1e-4, -1e-4))
+    slope = slope_of_overlaps(untied, hats, along)
+    up, down = (averages(untied, jax.tree.map(lambda a, d, s=s: a + s * d, hats, along))[1] for s in (1e-4, -1e-4))
     for a, b, c in zip(*map(jax.tree.leaves, (slope, up, down)), strict=True):
         np.testing.assert_allclose(a, (b - c) / 2e-4, rtol=1e-5, atol=1e-9)
 
@@ -143,7 +149,7 @@ def test_a_quadratic_penalty_of_two_columns_is_a_ridge():
     hats = hats_of(0.5)
     ridge = ta.untied_dot_product(lam=0.014, tied_teacher=True)
     own = ta.untied_dot_product(lam=0.01, tied_teacher=True, penalty=Quadratic(jnp.asarray(0.004)))
-    for got, want in zip(*(jax.tree.leaves((prior(m, hats), overlaps(m, hats))) for m in (own, ridge)), strict=True):
+    for got, want in zip(*(jax.tree.leaves(averages(m, hats)) for m in (own, ridge)), strict=True):
         np.testing.assert_allclose(got, want, rtol=1e-8)
 
 
@@ -162,8 +168,8 @@ def test_a_column_apart_of_three(correlation):
     hats = with_another(pair, m)
     alone = ta.Conjugates(hats.q[:, 2:, 2:], hats.V[:, 2:, 2:], hats.theta[:, 2:], hats.m[:, 2:])
     two = ta.dot_product(rank=2, penalty=ta.L1(4e-3))
-    np.testing.assert_allclose(prior(three, hats), prior(two, pair) + prior(single, alone), rtol=1e-5)
-    found, a, b = overlaps(three, hats), overlaps(two, pair), overlaps(single, alone)
+    (psi, found), (of_pair, a), (of_alone, b) = (averages(*c) for c in ((three, hats), (two, pair), (single, alone)))
+    np.testing.assert_allclose(psi, of_pair + of_alone, rtol=1e-5)
     for got, of_two, of_one in ((found.q, a.q, b.q), (found.V, a.V, b.V)):
         want = jnp.pad(of_two, [(0, 0), (0, 1), (0, 1)]).at[:, 2, 2].set(of_one[:, 0, 0])
         np.testing.assert_allclose(got, want, atol=1e-4 * jnp.max(want))
@@ -175,19 +181,27 @@ def test_derivatives_of_three_columns():
     """Of the overlaps, in conjugates and in the strength, against differences: they are taken from second derivatives of psi."""
     hats = with_another(hats_of(0.5), jnp.array([2e-3, -2e-3]))
 
-    def at(s):
-        moved = jax.tree.map(lambda a: (1 + s) * a, hats)
-        return overlaps(ta.dot_product(rank=3, penalty=ta.L1(4e-3 * (1 - 2 * s))), moved)
+    model = ta.dot_product(rank=3, penalty=ta.L1(4e-3))
 
-    slope = jax.jvp(at, (0.0,), (1.0,))[1]
-    for got, up, down in zip(*map(jax.tree.leaves, (slope, at(1e-3), at(-1e-3))), strict=True):
+    @jax.jit
+    def at(s):
+        """Overlaps, and their derivative in s."""
+
+        def moved(s):
+            other = eqx.tree_at(lambda m: m.penalty.strength, model, 4e-3 * (1 - 2 * s))
+            return overlaps(other, jax.tree.map(lambda a: (1 + s) * a, hats))
+
+        return jax.jvp(moved, (s,), (jnp.ones_like(s),))
+
+    (_, slope), (up, _), (down, _) = (at(jnp.asarray(s)) for s in (0.0, 1e-3, -1e-3))
+    for got, up, down in zip(*map(jax.tree.leaves, (slope, up, down)), strict=True):
         np.testing.assert_allclose(got, (up - down) / 2e-3, atol=1e-3 * jnp.max(jnp.abs(got)))
 
 
 def test_quadratic_penalty_of_three_columns():
     hats = with_another(hats_of(0.5), jnp.array([2e-3, -2e-3]))
     ridge, own = ta.dot_product(rank=3, lam=0.014), ta.dot_product(rank=3, penalty=Quadratic(jnp.asarray(0.004)))
-    for got, want in zip(*(jax.tree.leaves((prior(m, hats), overlaps(m, hats))) for m in (own, ridge)), strict=True):
+    for got, want in zip(*(jax.tree.leaves(averages(m, hats)) for m in (own, ridge)), strict=True):
         np.testing.assert_allclose(got, want, atol=3e-6 * jnp.max(jnp.abs(want)))
 
 
@@ -241,7 +255,7 @@ def test_a_law_of_samples_is_the_law_that_they_are_drawn_from():
     model = ta.dot_product(penalty=ta.L1(8e-3))
     sampled = Sampled(**vars(model))
     ta.check(sampled)
-    found, want, other = (overlaps(m, HATS) for m in (sampled, sparse(model), model))
+    found, want, other = (averages(m, HATS)[1] for m in (sampled, sparse(model), model))
     for a, b, c in zip(*map(jax.tree.leaves, (found, want, other)), strict=True):
         np.testing.assert_allclose(a, b, rtol=1e-7)
         assert np.all(np.abs(c / b - 1) > 0.01)  # a Gaussian teacher is another law
