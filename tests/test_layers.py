@@ -166,13 +166,14 @@ def test_minima_of_a_loss_with_kinks_are_found():
     model, rng = ta.relu_attention(), np.random.default_rng(0)
     h, y = (jnp.asarray(s * rng.standard_normal((2, 1, 500))) for s in (0.35, 0.5))
     V = jnp.full((2, 1, 1), 12.0)
-    found = prox(model, h, V, y)
+    found = jax.jit(prox)(model, h, V, y)
     grid = jnp.stack(jnp.meshgrid(*[jnp.linspace(-2, 2, 81)] * 2)).reshape(2, 1, -1)
-    least = jax.lax.map(
-        lambda a: jnp.min(moreau(model, grid, *(jnp.broadcast_to(b[..., None], grid.shape) for b in a[:1]), V,
-                                 jnp.broadcast_to(a[1][..., None], grid.shape))),
-        (jnp.moveaxis(h, -1, 0), jnp.moveaxis(y, -1, 0)),
-    )  # fmt: skip
+
+    def lowest(fields):
+        h, y = (jnp.broadcast_to(a[..., None], grid.shape) for a in fields)
+        return jnp.min(moreau(model, grid, h, V, y))
+
+    least = jax.lax.map(lowest, (jnp.moveaxis(h, -1, 0), jnp.moveaxis(y, -1, 0)))
     assert np.mean(moreau(model, found.z, h, V, y) > least + 1e-12) < 0.01 and np.all(found.converged)
 
 

@@ -124,6 +124,14 @@ def test_columns_apart_are_weights_of_their_own():
 
 
 @jax.jit
+def weights(model, hats):
+    """Shares of the nodes of the weights' fields, and the weights and their responses there."""
+    Lam, *field = weight_law(model, hats)
+    b, share = weight_fields(model.penalty, Lam, *field)
+    return share, *minimiser_and_response(model.penalty, Lam[:, None], b)
+
+
+@jax.jit
 def slope_of_overlaps(model, hats, along):
     return jax.jvp(lambda h: overlaps(model, h), (hats,), (along,))[1]
 
@@ -132,9 +140,7 @@ def slope_of_overlaps(model, hats, along):
 def test_averages_over_two_columns(correlation):
     """V by Stein's identity: the mean response of a weight. It is a second derivative of psi here, too, the first of `prior`."""
     hats, still = hats_of(correlation), jax.tree.map(jnp.zeros_like, hats_of(correlation))
-    Lam, *field = weight_law(untied, hats)
-    b, share = weight_fields(untied.penalty, Lam, *field)
-    w, R = minimiser_and_response(untied.penalty, Lam[:, None], b)
+    share, w, R = weights(untied, hats)
     np.testing.assert_allclose(jnp.sum(share), 1, rtol=1e-9)
     np.testing.assert_allclose(jnp.einsum("kn,knab->ab", share, R) * 0.25, averages(untied, hats)[1].V[0], atol=1e-8)
     assert 0.05 < jnp.sum(share * jnp.all(w == 0, -1)) < jnp.sum(share * jnp.any(w == 0, -1)) < 0.95
@@ -193,8 +199,8 @@ def test_derivatives_of_three_columns():
 
         return jax.jvp(moved, (s,), (jnp.ones_like(s),))
 
-    (_, slope), (up, _), (down, _) = (at(jnp.asarray(s)) for s in (0.0, 1e-3, -1e-3))
-    for got, up, down in zip(*map(jax.tree.leaves, (slope, up, down)), strict=True):
+    (_, slope), (above, _), (below, _) = (at(jnp.asarray(s)) for s in (0.0, 1e-3, -1e-3))
+    for got, up, down in zip(*map(jax.tree.leaves, (slope, above, below)), strict=True):
         np.testing.assert_allclose(got, (up - down) / 2e-3, atol=1e-3 * jnp.max(jnp.abs(got)))
 
 

@@ -224,7 +224,7 @@ def test_equations_of_two_columns(in_closed_form):
     """Matrices of order parameters: what Newton's method finds is stationary in a potential written by hand, and has its loss."""
     found = in_closed_form()
     at = found.x.q1[0], found.x.q0[0], found.x.V[0], jnp.log(found.s)
-    loss, slopes = jax.value_and_grad(_losses_of_two_columns(found.problem.model, 0.05)[1], (0, 1, 2, 3))(*at)
+    loss, slopes = jax.jit(jax.value_and_grad(_losses_of_two_columns(found.problem.model, 0.05)[1], (0, 1, 2, 3)))(*at)
     np.testing.assert_allclose(found.seen.loss, loss, rtol=1e-9)
     for a, slope in zip(at[:3], slopes[:3], strict=True):
         assert np.max(np.abs((slope + slope.T) @ a)) < 1e-9 * loss / 0.05
