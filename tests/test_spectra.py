@@ -185,5 +185,6 @@ def test_theory_on_matrices_agrees_with_training():
     found = ta.run_instances(model, d, 2.0, run, keys, nodes=ta.line_nodes(model, 5))
     assert np.all(found.ok)
     for k, (_, theory, gap, bar) in found.difference("semantic").items():
-        if k != "V" and theory != 0:
-            assert bar < 0.05 * theory and abs(gap) < 3 * bar + 0.02 * theory, k
+        if k not in ("V", "m"):
+            assert bar < 0.05 * theory and abs(gap) < 3 * bar, k
+    assert np.all(found.theory.m > 0.005)  # a teacher that was drawn overlaps with the encodings

@@ -11,7 +11,7 @@ error bar together with what it scatters by from instance to instance, which fal
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import fields
+from dataclasses import fields, replace
 from functools import partial
 from typing import Any
 
@@ -282,7 +282,8 @@ def run_instances(
 
     The theory is solved at the realised rho of every instance, not corrected to it: its accuracy is that of `nodes`,
     which all instances share. It is solved on the branch of the larger overlap, and on the other one where the end is
-    not on the first; an end that is on neither stands beside none.
+    not on the first; an end that is on neither stands beside none. Where a law of matrices says that the teacher overlaps
+    with the encodings, both order parameters are free from there.
 
     Args:
         model: attention layer and data, with a method `with_teacher`, see `tiedattn_jax.finite.sampling.realised`.
@@ -314,7 +315,7 @@ def run_instances(
         outcomes.append(jax.device_get(several))
         for outcome in (jax.tree.map(lambda a, i=i: a[i], outcomes[-1]) for i in range(len(outcomes[-1]["rho"]))):
             own = model.with_teacher(jnp.asarray(outcome["gram"]))
-            named.append(_named(outcome, d, partial(solve, own, alpha, nodes=nodes) if theory else None))
+            named.append(_named(outcome, d, partial(_state, own, alpha, nodes) if theory else None))
         progress(min(k + batch, len(keys)), len(keys))
     return _gathered(jax.tree.map(lambda *a: np.concatenate(a), *outcomes), named, theory)
 
@@ -364,6 +365,14 @@ def _finished(model: Model, data: Data, result: GAMP | Training) -> tuple[GAMP |
     end = train(model, data, result.Q, optimizer="lbfgs", steps=_FINISH_STEPS, tol=tol)
     status = jnp.where(end.ok | result.ok, end.status, result.status)
     return end, status, end.ok & (end.iterations > 0)
+
+
+def _state(model: Model, alpha: float, nodes: Rule, branch: str) -> FixedPoint:
+    """The state of a branch; where the teacher overlaps with the encodings, nothing that the branch leaves out is zero."""
+    point = solve(model, alpha, branch, nodes)
+    if not (point.ok and np.any(np.asarray(model.law().cross[:, : model.shape[0]]))):
+        return point
+    return replace(solve(model, alpha, None, nodes, start=point), branch=branch)
 
 
 def _named(
