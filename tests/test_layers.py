@@ -179,11 +179,18 @@ def test_minima_of_a_loss_with_kinks_are_found():
 
 def test_a_layer_of_one_s_own_is_its_attention():
     class Uniform(ta.AttentionLayer):
-        def attention(self, fields):
-            return jnp.full(2 * fields.shape[:1], 1 / len(fields))
+        part: jax.Array = eqx.field(kw_only=True)
+        form: str = eqx.field(static=True, default="plain")
 
-    model = Uniform(**vars(ta.dot_product()))
+        def attention(self, fields):
+            return jnp.full(2 * fields.shape[:1], self.part)
+
+    model = Uniform.of(0.3, part=0.5, form="other", dtype="float32")
+    assert model.part.dtype == jnp.float32 and model.form == "other"
+    model = Uniform.of(0.3, part=0.5)
     check(model)
+    with pytest.raises(ta.InputError, match="part must be one number"):
+        Uniform.of(part=[0.5, 0.4])
     np.testing.assert_allclose(model.loss(*fields(model)), 0.125 * np.sum((0.3 * (0.5 - model.mixing)) ** 2))
 
 

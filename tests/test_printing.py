@@ -23,6 +23,8 @@ def test_numbers_with_error_bars():
     assert with_error(1.251537, 0.000123) == "1.25154(12)"
     assert with_error(1.251537) == "1.25154" == with_error(1.251537, math.inf) == with_error(1.251537, 0.0)
     assert with_error(-12.3, 4.56) == "-12.3(46)"
+    assert with_error(0.00024622, 4.9e-7) == "0.00024622(49)"
+    assert with_error(-3.14e-7, 1.4e-8) == "-3.14(14)e-7" and with_error(0.0, 2e-9) == "0.0(20)e-9"
     assert with_error(2.0, 0.0996) == "2.00(10)" and with_error(2.0, 0.0994) == "2.000(99)"
     assert with_error(1234.5, 567.8) == "1234(568)" and with_error(2.0, 9.97) == "2(10)"
     assert with_error(math.nan, math.nan) == "nan"
@@ -137,11 +139,14 @@ def test_a_transition():
         == "Transition(alpha_c = 1.250(10); d/dlam=3.000(30), d/domega=1.000(10), d/dsigma=2.000(20); converged)"
     )
     page = at.summary().splitlines()
-    assert page[0] == "alpha_c = 1.250(10): converged" and "the global minimum is positional below" in page[4]
-    assert page[5].split()[:3] == ["branch", "q", "V"] and page[6].split()[0] == "positional"
-    assert page[6].split()[1] == f"{CASES[3].q:.6g}"
+    assert page[0] == "alpha_c = 1.250(10): converged" and "the global minimum is positional below" in page[7]
+    assert page[4].split() == "d/dmixing [[0.6000(60), 0.4000(40)], [0.4000(40), 0.6000(60)]]".split()
+    assert page[8].split()[:3] == ["branch", "q", "V"] and page[9].split()[0] == "positional"
+    assert page[9].split()[1] == f"{CASES[3].q:.6g}"
     numbers = at.to_dict()
-    assert numbers["sensitivities"] == {"lam": 3.0, "omega": 1.0, "sigma": 2.0} and numbers["status"] == "converged"
+    arrays = {"mixing": [[0.6, 0.4], [0.4, 0.6]], "encodings": [[1.0], [-1.0]], "teacher": [[1.0]]}
+    assert numbers["sensitivities"] == {"lam": 3.0, "omega": 1.0, "sigma": 2.0, **arrays}
+    assert numbers["status"] == "converged"
     assert [b["branch"] for b in numbers["branches"]] == ["positional", "semantic"]
     json.dumps(numbers)
     lost = made.transition(status=6, event="alpha_l")
@@ -275,7 +280,7 @@ def test_runs_on_data(model):
     }  # fmt: skip
     assert not run.ok
     mean = ta.Average(jnp.array(0.5), jnp.array(0.01))
-    assert repr(mean) == "Average(0.500(10))"
+    assert repr(mean) == "Average(0.500(10))" and f"{mean:.2f} {mean}" == "0.50 0.500(10)"
     line = repr(ta.LinearBaseline(jnp.eye(2), jnp.array(0.1), mean))
     assert line == "LinearBaseline(W=[[1, 0], [0, 1]], train_loss=0.1, gen_error=0.500(10))"
 

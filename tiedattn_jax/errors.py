@@ -129,7 +129,8 @@ def require_keys(keys: Any) -> None:
     typed = isinstance(keys, jax.Array) and jnp.issubdtype(keys.dtype, jax.dtypes.prng_key)
     if not (typed and keys.ndim == 1 and len(keys)):
         want = "must be typed PRNG keys of shape (K,), as jax.random.split(key, K) gives"
-        raise InputError("keys", f"{want}, got shape {np.shape(keys)}")
+        got = "one key" if typed and not keys.ndim else f"shape {np.shape(keys)}" if np.ndim(keys) else repr(keys)
+        raise InputError("keys", f"{want}, got {got}")
 
 
 def array_of(values: Any, argument: str, want: str, holds: Callable[[np.ndarray], Any], ndim: int = 1) -> np.ndarray:

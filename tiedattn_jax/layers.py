@@ -6,7 +6,8 @@ A layer is what it makes of fields, `AttentionLayer.attention`; the data and the
 from __future__ import annotations
 
 import abc
-from typing import Any, TypeVar
+import dataclasses
+from typing import Any, Self
 
 import equinox as eqx
 import jax
@@ -19,7 +20,7 @@ from .penalties import Penalty
 
 
 class AttentionLayer(Model):
-    """A layer whose target is one of its own kind: subclass it, and write `attention`.
+    """A layer whose target is one of its own kind: subclass it, and write `attention`; `of` then makes a model.
 
     The student is ``S(Z) = attention(Z)``, the target ``T(Y) = (1 - omega) attention(Y) + omega A``. Tokens have isotropic
     covariances ``Sigma_l = sigma^2 I``; positional encodings span a few directions orthogonal to the teacher.
@@ -43,6 +44,61 @@ class AttentionLayer(Model):
     teacher: jax.Array
     rank: int = eqx.field(static=True, default=1)
     spectrum: SpectralLaw | None = None
+
+    @classmethod
+    def of(
+        cls,
+        omega: Any = 0.3,
+        sigma: Any = 0.5,
+        lam: Any = 0.01,
+        mixing: Any = ((0.6, 0.4), (0.4, 0.6)),
+        *,
+        encodings: Any = None,
+        teacher: Any = 1.0,
+        rank: int = 1,
+        penalty: Penalty | None = None,
+        law: SpectralLaw | None = None,
+        dtype: Any = None,
+        **own: Any,
+    ) -> Self:
+        """A layer of this kind, at the paper's standard setting but for what is given.
+
+        Args:
+            omega, sigma, lam, mixing, encodings, teacher, rank, penalty, law, dtype: as in `dot_product`.
+            own: further fields of a subclass, by name; numbers become arrays of the dtype.
+
+        Raises:
+            InputError: naming the argument that is out of range.
+        """
+        dtype = jnp.dtype(dtype or jnp.result_type(float))
+        if dtype not in (jnp.float32, jnp.float64):
+            raise InputError("dtype", f"must be float32 or float64, got dtype={dtype}")
+        fixed = {field.name for field in dataclasses.fields(cls) if field.metadata.get("static")}
+        own = {name: value if name in fixed else as_number(value, name, dtype) for name, value in own.items()}
+        numbers: dict[str, Any] = {"omega": as_number(omega, "omega", dtype), "lam": as_number(lam, "lam", dtype)}
+        mixing = as_array(mixing, "mixing", dtype)
+        if mixing.ndim != 2 or mixing.shape[0] != mixing.shape[1] or mixing.shape[0] < 2:
+            raise InputError("mixing", f"must be a square L x L matrix with L >= 2, got shape {mixing.shape}")
+        if penalty is not None:
+            require_kind(penalty, "penalty", Penalty, "a tiedattn_jax.Penalty, such as L1(0.01), or None")
+            penalty = jax.tree.map(lambda a: as_array(a, "penalty", dtype), penalty)
+        if law is not None:
+            require_kind(law, "law", SpectralLaw, "a SpectralLaw, such as SpectralLaw.from_matrices(...)")
+            left_out = ("sigma", sigma, 0.5), ("encodings", encodings, None), ("teacher", teacher, 1.0)
+            for name, value, default in left_out:
+                if not (value is default or (isinstance(value, float) and value == default)):
+                    raise InputError(name, f"must be left out beside law, which says what it is, got {name}={value!r}")
+            sigma = encodings = teacher = None
+            law = jax.tree.map(lambda a: jnp.asarray(a, dtype), law)
+        else:
+            if encodings is None:
+                if mixing.shape[0] != 2:
+                    raise InputError("encodings", f"must be given for L = {mixing.shape[0]} tokens: an (L, e) matrix")
+                encodings = ((1.0,), (-1.0,))
+            teacher = jnp.atleast_2d(as_array(teacher, "teacher", dtype))
+            sigma, encodings = as_number(sigma, "sigma", dtype), as_array(encodings, "encodings", dtype)
+        data: dict[str, Any] = {"sigma": sigma, "encodings": encodings, "teacher": teacher, "spectrum": law}
+        return cls(**numbers, **data, mixing=mixing, rank=rank, penalty=penalty, **own)
 
     def __check_init__(self) -> None:
         require_count(self.rank, "rank")
@@ -258,9 +314,6 @@ class ReLUAttention(AttentionLayer):
         return jnp.maximum(fields @ fields.T, 0) / fields.shape[0]
 
 
-Layer = TypeVar("Layer", bound=AttentionLayer)
-
-
 def dot_product(
     omega: Any = 0.3,
     sigma: Any = 0.5,
@@ -295,7 +348,7 @@ def dot_product(
         ValueError: naming the argument that is out of range.
     """
     more = {"encodings": encodings, "teacher": teacher, "rank": rank, "penalty": penalty, "law": law, "dtype": dtype}
-    return _made(DotProduct, omega, sigma, lam, mixing, **more)
+    return DotProduct.of(omega, sigma, lam, mixing, **more)
 
 
 def tempered_dot_product(
@@ -311,7 +364,7 @@ def tempered_dot_product(
 
     Arguments and errors as in `dot_product`, and the `temperature`, positive.
     """
-    return _made(TemperedDotProduct, omega, sigma, lam, mixing, temperature=temperature, **more)
+    return TemperedDotProduct.of(omega, sigma, lam, mixing, temperature=temperature, **more)
 
 
 def causal_dot_product(
@@ -321,7 +374,7 @@ def causal_dot_product(
 
     Arguments and errors as in `dot_product`; `mixing` is lower triangular.
     """
-    return _made(CausalDotProduct, omega, sigma, lam, mixing, **more)
+    return CausalDotProduct.of(omega, sigma, lam, mixing, **more)
 
 
 def untied_dot_product(
@@ -331,6 +384,7 @@ def untied_dot_product(
     mixing: Any = ((0.6, 0.4), (0.4, 0.6)),
     *,
     tied_teacher: bool = False,
+    teacher: Any = 1.0,
     **more: Any,
 ) -> UntiedDotProduct:
     """`UntiedDotProduct`: dot-product attention with queries and keys of their own.
@@ -338,11 +392,14 @@ def untied_dot_product(
     Arguments and errors as in `dot_product`, but for these.
 
     Args:
-        tied_teacher: whether the target is tied. If not, a number for `teacher` is the norm of each of its columns, one
-            query and one key, and a matrix has the queries first.
+        tied_teacher: whether the target is tied.
+        teacher: where the target is not tied, a number is the norm of each of its columns, one query and one key, and a
+            matrix has the queries first.
         more: `rank` is that of the queries, and of the keys.
     """
-    return _made(UntiedDotProduct, omega, sigma, lam, mixing, tied_teacher=tied_teacher, **more)
+    if not np.ndim(teacher) and not tied_teacher and more.get("law") is None:
+        teacher = as_array(teacher, "teacher", None) * np.eye(2)
+    return UntiedDotProduct.of(omega, sigma, lam, mixing, tied_teacher=tied_teacher, teacher=teacher, **more)
 
 
 def linear_attention(
@@ -352,7 +409,7 @@ def linear_attention(
 
     Arguments and errors as in `dot_product`.
     """
-    return _made(LinearAttention, omega, sigma, lam, mixing, **more)
+    return LinearAttention.of(omega, sigma, lam, mixing, **more)
 
 
 def relu_attention(
@@ -362,58 +419,8 @@ def relu_attention(
 
     Arguments and errors as in `dot_product`.
     """
-    return _made(ReLUAttention, omega, sigma, lam, mixing, **more)
+    return ReLUAttention.of(omega, sigma, lam, mixing, **more)
 
 
 _MAKERS = dot_product, tempered_dot_product, causal_dot_product, untied_dot_product, linear_attention, relu_attention
 LAYERS = {make.__name__: make for make in _MAKERS}
-
-
-def _made(
-    kind: type[Layer],
-    omega: Any,
-    sigma: Any,
-    lam: Any,
-    mixing: Any,
-    *,
-    encodings: Any = None,
-    teacher: Any = 1.0,
-    rank: int = 1,
-    penalty: Penalty | None = None,
-    law: SpectralLaw | None = None,
-    dtype: Any = None,
-    **own: Any,
-) -> Layer:
-    """A layer of the arguments that all constructors have, and its own."""
-    dtype = jnp.dtype(dtype or jnp.result_type(float))
-    if dtype not in (jnp.float32, jnp.float64):
-        raise InputError("dtype", f"must be float32 or float64, got dtype={dtype}")
-    numbers = {"omega": omega, "lam": lam}
-    if "temperature" in own:
-        numbers["temperature"] = own.pop("temperature")
-    numbers = {name: as_number(value, name, dtype) for name, value in numbers.items()}
-    mixing = as_array(mixing, "mixing", dtype)
-    if mixing.ndim != 2 or mixing.shape[0] != mixing.shape[1] or mixing.shape[0] < 2:
-        raise InputError("mixing", f"must be a square L x L matrix with L >= 2, got shape {mixing.shape}")
-    if penalty is not None:
-        require_kind(penalty, "penalty", Penalty, "a tiedattn_jax.Penalty, such as L1(0.01), or None")
-        penalty = jax.tree.map(lambda a: as_array(a, "penalty", dtype), penalty)
-    if law is not None:
-        require_kind(law, "law", SpectralLaw, "a SpectralLaw, such as SpectralLaw.from_matrices(...)")
-        for name, value, default in (("sigma", sigma, 0.5), ("encodings", encodings, None), ("teacher", teacher, 1.0)):
-            if not (value is default or (isinstance(value, float) and value == default)):
-                raise InputError(name, f"must be left out beside law, which says what it is, got {name}={value!r}")
-        sigma = encodings = teacher = None
-        law = jax.tree.map(lambda a: jnp.asarray(a, dtype), law)
-    else:
-        if encodings is None:
-            if mixing.shape[0] != 2:
-                raise InputError("encodings", f"must be given for L = {mixing.shape[0]} tokens: an (L, e) matrix")
-            encodings = ((1.0,), (-1.0,))
-        teacher = as_array(teacher, "teacher", dtype)
-        if not teacher.ndim and kind is UntiedDotProduct and not own["tied_teacher"]:
-            teacher = teacher * jnp.eye(2, dtype=dtype)
-        teacher = jnp.atleast_2d(teacher)
-        sigma, encodings = as_number(sigma, "sigma", dtype), as_array(encodings, "encodings", dtype)
-    data = {"sigma": sigma, "encodings": encodings, "teacher": teacher, "spectrum": law}
-    return kind(**numbers, **data, mixing=mixing, rank=rank, penalty=penalty, **own)

@@ -107,6 +107,8 @@ def axis_of(given: Any, default: str, argument: str, model: Model) -> Axis:
         InputError: values that are empty, not finite, not increasing or out of the model's range, or an unknown name.
     """
     parameter, values = Parameter(default), given
+    if isinstance(given, str):
+        raise InputError(argument, f'must come with values, such as ("{given}", [0.2, 0.3]), got {argument}={given!r}')
     if isinstance(given, tuple) and given and isinstance(given[0], str):
         if len(given) not in (2, 3):
             raise InputError(argument, f"must be (name, values) or (name, values, put), got {argument}={given!r}")
@@ -123,6 +125,11 @@ def numbers_of(model: Model) -> dict[str, float]:
     penalty = {} if model.penalty is None else {f"penalty.{name}": a for name, a in vars(model.penalty).items()}
     fields = vars(model) | penalty
     return {name: float(a) for name, a in fields.items() if eqx.is_inexact_array(a) and not a.ndim}
+
+
+def arrays_of(model: Model) -> dict[str, np.ndarray]:
+    """The fields of a concrete model that are arrays of several numbers, by name."""
+    return {name: np.asarray(a) for name, a in vars(model).items() if eqx.is_inexact_array(a) and a.ndim}
 
 
 def _entry(name: str) -> tuple[str, tuple[int, ...]]:

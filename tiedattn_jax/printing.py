@@ -13,6 +13,7 @@ import jax
 import numpy as np
 
 _ENTRIES = 4  # of an axis that are shown
+_LEAST_POWER = -4  # of ten, of numbers with an error bar that are written without it
 # What the names mean that tables show.
 WORDS = {
     "q": "overlap of the student with itself",
@@ -118,10 +119,13 @@ def pictures() -> Any:
 
 
 def with_error(value: Any, error: Any = 0.0) -> str:
-    """A number with its error bar in two digits of the last places: 1.25154(12); without one, six digits."""
+    """A number with its error bar in two digits of the last places: 1.25154(12), 3.1(1.4)e-7; without one, six digits."""
     value, error = float(value), float(error)
     if not math.isfinite(error) or error <= 0:
         return f"{value:.6g}"
+    power = math.floor(math.log10(max(abs(value), error)))
+    if power < _LEAST_POWER:
+        return f"{with_error(value / 10.0**power, error / 10.0**power)}e{power}"
     digits = max(0, 1 - int(f"{error:.1e}".partition("e")[2]))
     return f"{value:.{digits}f}({round(error * 10**digits)})"
 

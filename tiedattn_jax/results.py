@@ -159,3 +159,6 @@ class Average(Printed):
 
     def describe(self) -> Description:
         return Description(entries(self.value, self.stderr))
+
+    def __format__(self, spec: str) -> str:
+        return format(float(self.value), spec) if spec else str(self)

@@ -90,7 +90,7 @@ def test_what_is_told(capsys, without_solving):
     assert main(["transition"]) == 0
     out = capsys.readouterr().out
     assert out.startswith("alpha_c = 1.250(10): converged\n") and "the global minimum is positional below" in out
-    assert "alpha_l = 1.500(10): converged\n" in out and "d/dsigma  2.000(20)" in out
+    assert "alpha_l = 1.500(10): converged\n" in out and "d/dsigma      2.000(20)" in out
     assert "semantic branch, lower end: ends at alpha = 0.700(10): m falls continuously to zero" in out
     assert "positional branch: neither end nor loss of stability in 0.05 <= alpha <= 2.25" in out
     (rough,) = set(without_solving["rough"])

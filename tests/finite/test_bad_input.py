@@ -67,6 +67,7 @@ def encoded(c, entries):
     return Data(c.x, c.y, c.teacher, encodings=np.full((2, D), entries), gamma=np.full((2, 1), 0.25))
 
 
+@pytest.mark.filterwarnings("ignore:data have")
 def test_strong_encodings_fit_a_model_that_has_them(case):
     check_fit(case.model, encoded(case, 3 * D**-0.5))
     check_fit(ta.dot_product(encodings=[[D**0.5], [0.0]]), encoded(case, 1.0))

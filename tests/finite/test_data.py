@@ -7,7 +7,7 @@ import pytest
 
 import tiedattn_jax as ta
 from tiedattn_jax.errors import InputError
-from tiedattn_jax.finite.data import Data, back_project, check_estimate, start, student_fields, token_gram
+from tiedattn_jax.finite.data import Data, back_project, check_estimate, check_fit, start, student_fields, token_gram
 from tiedattn_jax.finite.sampling import raw_labels
 
 pytestmark = pytest.mark.usefixtures("quick_programs")
@@ -21,6 +21,14 @@ def test_shapes_and_fields(data):
     # 480,000 independent entries of variance sigma^2 = .25; the relative error of a variance is sqrt(2 / N) = .2 %
     np.testing.assert_allclose(jnp.var(x), 0.25, rtol=0.01)
     assert abs(np.mean(x)) < 5 * 0.5 / x.size**0.5
+
+
+def test_another_variance_than_the_model_s_is_told(model, data):
+    x, teacher = data.inputs(), data.teacher
+    with pytest.warns(UserWarning, match="data have 3.99 times the model's variance of inputs"):
+        check_fit(model, Data.from_sentences(2 * x, teacher=teacher))
+    check_fit(model, Data.from_sentences(1.1 * x, teacher=teacher))
+    check_fit(model, Data.from_sentences(2 * x[:1, :, :9], teacher=teacher[:9]))  # of so few numbers it says nothing
 
 
 def test_products_equal_those_of_the_whole_arrays(data):

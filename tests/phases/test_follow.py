@@ -200,7 +200,8 @@ def test_a_sweep_stops_beyond_the_end(model, lines, monkeypatch):
     monkeypatch.setattr(how, "walk", walk)
     curve = ta.sweep(model, list(there), "semantic", lines)
     np.testing.assert_array_equal(curve.alphas, [2.0, 3.0, 4.0, 5.0, 6.0])
-    np.testing.assert_array_equal(curve.values(lambda p: p.size), [np.nan, 30.0, 40.0, np.nan, np.nan])
+    for size in (lambda p: p.size, "size"):
+        np.testing.assert_array_equal(curve.values(size), [np.nan, 30.0, 40.0, np.nan, np.nan])
 
 
 def test_the_room_of_a_track(model):

@@ -119,7 +119,7 @@ def averages(size: str = "solve") -> dict[str, Any]:
     text = "averaging rule: lines, broken where the proximal operator jumps (beyond two fields sobol), or sobol"
     return {
         "rule": {"choices": RULES, "default": "lines", "help": text},
-        "nodes": {"type": _power_of_two, "default": SIZES[size], "help": "nodes in a replicate, about"},
+        "nodes": {"type": _power_of_two, "default": SIZES[size], "help": "nodes in a replicate, about: a power of two"},
         "replicates": {"type": integer(), "default": REPLICATES, "help": "replicates for error bars"},
     }
 

@@ -74,10 +74,15 @@ def transition_report(critical: Transition, crossing: Transition, ends: dict[str
     report["spinodals"] = {branch: None if end is None else end.to_dict() for branch, end in main.items()}
     report["ends"] = {branch: [end.to_dict() for end in several] for branch, several in ends.items()}
     for kind in ("sensitivities", "sensitivities_stderr"):
-        report[kind] = {name: numbers.get(kind) for name, numbers in told.items()}
+        report[kind] = {name: _scalars(numbers.get(kind)) for name, numbers in told.items()}
     report["at_alpha_c"] = {b.branch: b.to_dict() for b in critical.branches}
     report["status"], report["reason"] = critical.status_name, critical.reason
     return report
+
+
+def _scalars(numbers: dict[str, Any] | None) -> dict[str, float] | None:
+    """What is one number: options of the command line."""
+    return numbers and {name: value for name, value in numbers.items() if isinstance(value, float)}
 
 
 def main_end(ends: list[BranchEnd]) -> BranchEnd | None:

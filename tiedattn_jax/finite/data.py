@@ -11,6 +11,7 @@ of the size of the inputs.
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable
 from functools import partial
 from typing import Any
@@ -36,6 +37,9 @@ from ..model import Model, check, over_kinds
 from ..overlaps import Overlaps
 from ..printing import Description, Printed, by_token, rows_of
 from ..results import Result, Status
+
+_FAR = 1.5  # ratio of the inputs' variance to the model's from which on they are said to be different
+_MANY = 1000  # numbers whose variance is not a matter of chance
 
 
 class Labels(eqx.Module):
@@ -451,7 +455,7 @@ def check_fit(model: Model, data: Data) -> None:
     (L, _, t), got = model.shape, (data.shape[0], data.shape[3])
     if got != (L, t):
         want = f"must have L = {L} tokens and t = {t} teacher fields as the model has"
-        raise InputError("data", f"{want}, got L = {got[0]}, t = {got[1]}")
+        raise InputError("data", f"{want}, got L = {got[0]}, t = {got[1]}: inputs of from_sentences are (n, L, d)")
     if (noise := 0 if data.noise is None else data.noise.shape[2]) != model.noise:
         raise InputError("data", f"must have {model.noise} fields of noise a token as the model has, got {noise}")
     _check_classes(model, data)
@@ -478,7 +482,8 @@ def _check_classes(model: Model, data: Data) -> None:
 def _check_scale(model: Model, data: Data) -> None:
     """Raise an `InputError` where a factor sqrt(d) is missing or is one too many: a variance is then d times off.
 
-    Other variances than the model's pass, within max(10, sqrt(d)), and so does what chance does to few numbers.
+    Other variances than the model's pass, within max(10, sqrt(d)), and so does what chance does to few numbers; from a
+    factor `_FAR` on they are told, as such data are of another model.
     """
     L, n, d, t = data.shape
     much = max(10, d**0.5)
@@ -498,6 +503,9 @@ def _check_scale(model: Model, data: Data) -> None:
         want = "must have fields y = Q*^T x / sqrt(d) of tokens x that are not divided yet"
         whose = "the model" if data.teacher is None else "those of its teacher"
         raise InputError("data", f"{want}, got {fields:.3g} times the variance of {whose}")
+    if n * d > _MANY and not 1 / _FAR < inputs < _FAR:
+        text = f"data have {inputs:.3g} times the model's variance of inputs: theory and simulation are then of two settings"
+        warnings.warn(text, stacklevel=2)
 
 
 @eqx.filter_jit

@@ -24,8 +24,8 @@ from ..averages.rule import Replicate, Rule
 from ..errors import InputError, is_concrete, require_choice
 from ..model import Model
 from ..overlaps import PAIR, Overlaps, branch_of
-from ..parameters import Parameter, numbers_of
-from ..printing import Description, pictures, with_error
+from ..parameters import Parameter, arrays_of, numbers_of
+from ..printing import Description, Row, entries, pictures, with_error
 from ..results import Average, Result, Settings, Status, error_bar, quorum
 from ..theory.fixed_points import FixedPoint, State, for_each, solve_replicates, states_table
 from ..theory.implicit import first_order, fold_gradient, implicit_gradient
@@ -208,11 +208,18 @@ class Transition(Result):
             "stderr": float(self.stderr),
             "rs_shift": float(shift.value),
             "rs_shift_stderr": float(shift.stderr),
-            **{name: None if tree is None else numbers_of(tree) for name, tree in found.items()},
+            **{name: None if tree is None else _by_name(tree) for name, tree in found.items()},
             "branches": [branch.to_dict() for branch in self.branches],
             "status": self.status_name,
             "reason": self.reason,
         }
+
+    def _sensitivities(self, named: Callable[[Model], dict[str, Any]]) -> list[Row]:
+        """Rows of those that `named` names, none where they were not asked for."""
+        if self.sensitivities is None or self.sensitivities_stderr is None:
+            return []
+        values, bars = map(named, (self.sensitivities, self.sensitivities_stderr))
+        return [(f"d/d{name}", entries(value, bars[name])) for name, value in values.items()]
 
     def plot(self) -> Any:
         """The losses that cross, and how far every number moves it; see `plotting.transition_figure`."""
@@ -222,16 +229,18 @@ class Transition(Result):
         meaning = EVENTS[self.event].meaning if self.event in EVENTS else BEATS_BASELINE
         if reason := self.reason:
             return Description(f"{self.event}, where {meaning}", f"not found, as {reason}")
-        numbers: list[tuple[str, ...]] = []
-        if self.sensitivities is not None and self.sensitivities_stderr is not None:
-            values, bars = map(numbers_of, (self.sensitivities, self.sensitivities_stderr))
-            numbers = [(f"d/d{name}", with_error(value, bars[name])) for name, value in values.items()]
+        numbers, details = self._sensitivities(numbers_of), self._sensitivities(arrays_of)
         shift, text = self.rs_shift, "by which replica symmetry breaking moves it, estimated"
-        known = jnp.isfinite(shift.value)
-        details = [("rs_shift", with_error(shift.value, shift.stderr), text)] if known else []
+        if jnp.isfinite(shift.value):
+            details += [("rs_shift", with_error(shift.value, shift.stderr), text)]
         tables = [(f"{meaning}; the states there:", states_table(self.branches, "branch"))]
         what = f"{self.event} = {with_error(self.alpha, self.stderr)}"
         return Description(what, self.status_name, numbers, details, tables)
+
+
+def _by_name(model: Model) -> dict[str, Any]:
+    """All numbers of a model, arrays as lists."""
+    return numbers_of(model) | {name: a.tolist() for name, a in arrays_of(model).items()}
 
 
 class Near(NamedTuple):

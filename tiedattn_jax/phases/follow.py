@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
+from operator import attrgetter
 from typing import Any
 
 import equinox as eqx
@@ -218,8 +219,9 @@ class Curve(Printed):
         """Whether there is a state at each alpha; see `FixedPoint.exists`."""
         return np.array([bool(p.exists) for p in self.points])
 
-    def values(self, get: Callable[[FixedPoint], jax.Array]) -> np.ndarray:
-        """A number of every point, NaN where the branch does not exist."""
+    def values(self, get: str | Callable[[FixedPoint], jax.Array]) -> np.ndarray:
+        """A number of every point, by its name such as "gen_error" or by a function; NaN where the branch does not exist."""
+        get = attrgetter(get) if isinstance(get, str) else get
         return np.array([float(get(p)) if e else np.nan for p, e in zip(self.points, self.exists, strict=True)])
 
     def to_dict(self) -> dict[str, Any]:

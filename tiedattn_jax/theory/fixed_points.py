@@ -33,6 +33,7 @@ from .potentials import channel_by_model, train_loss_partials
 
 _SMALL = 0.3  # of its largest possible size: an order parameter that the nodes' scatter may keep alive
 _NOTHING = 1e-12  # an estimate below it is not worth digits: rounding of the loss
+_SHOWN = 5e-4  # share of unresolved nodes that a state prints
 _LOST = 0.01  # residual of an unresolved coarse state from which on the other replicates are not tried
 # Factors of V and q of a start: as it is, and, where that led nowhere, with less V, and with more q: where the loss is
 # steeply concave at zero, the map of a small student has negative V.
@@ -206,7 +207,7 @@ class FixedPoint(Result):
         details += [("second minimum", f"{mean['second_minimum']:.2%}", "of the nodes have one")]
         if self.jumps:
             details += [("jumps matter", "", "derivatives and spinodals contain them, the replicon does not")]
-        if mean["unresolved"] > 0:
+        if mean["unresolved"] >= _SHOWN:
             missed = f"{mean['unresolved']:.1%}"
             details += [("unresolved", missed, "of the nodes (Sobol points resolve more than lines)")]
         what = f"{self.branch or self.label} branch at alpha = {self.alpha:g}"
