@@ -90,10 +90,10 @@ def cases() -> list[tuple[str, ta.Model, str, float]]:
         ("4 tokens", tokens(4, 0.3), "semantic", 5.0),
         ("given matrices, causal", matrices(0.3), "semantic", 3.0),
         ("given matrices, causal", matrices(0.6), "positional", 4.0),
-        ("noisy fields", Noisy(**vars(ta.dot_product())), "semantic", 3.0),
-        ("noisy fields", Noisy(**vars(ta.dot_product(0.6))), "positional", 4.0),
-        ("sampled tokens", Sampled(**vars(ta.dot_product(0.1, **sampled))), "semantic", 10.0),
-        ("sampled tokens", Sampled(**vars(ta.dot_product(0.6, **sampled))), "positional", 10.0),
+        ("noisy fields", Noisy.of(), "semantic", 3.0),
+        ("noisy fields", Noisy.of(0.6), "positional", 4.0),
+        ("sampled tokens", Sampled.of(0.1, **sampled), "semantic", 10.0),
+        ("sampled tokens", Sampled.of(0.6, **sampled), "positional", 10.0),
     ]
 
 
