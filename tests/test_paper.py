@@ -163,8 +163,16 @@ def test_simulated_plane():
     np.testing.assert_allclose(excess, [[-0.1, 0.9], [-0.2, 0.8]])  # test error 0 on the positional branch, else 1
     table = plane.rows_simulation((about, plane_rows()))
     np.testing.assert_allclose([row.ours for row in table], [1.3, 1.35])
-    layers_side_by_side = plane.draw_layers({"one": (about, plane_rows()), "other": (about, plane_rows())}).axes
-    np.testing.assert_allclose(layers_side_by_side[1].lines[0].get_xydata(), [[1.3, 0.1], [1.35, 0.2]])
+    theory = {"omega": np.array([0.1, 0.2]), "alpha": np.array([1.31, np.nan])}
+    beside = plane.rows_simulation((about, plane_rows()), theory)
+    assert beside[0].reason.endswith("the theory here: 1.3100") and "theory" not in beside[1].reason
+    found = (about, plane_rows())
+    side_by_side = plane.draw_layers({"one": (found, {}), "other": (found, theory)}).axes
+    assert len(side_by_side[0].lines) == 1
+    for drawn, points in zip(
+        side_by_side[1].lines, ([[1.3, 0.1], [1.35, 0.2]], [[1.31, 0.1], [np.nan, 0.2]]), strict=True
+    ):
+        np.testing.assert_allclose(drawn.get_xydata(), points)
     unfinished = {name: values[:-1] for name, values in plane_rows().items()}
     assert (
         np.ma.masked_invalid(plane.draw_simulation((about, unfinished)).axes[0].collections[0].get_array()).count() == 3

@@ -130,6 +130,8 @@ _LAYERS = {
 def _compute_layers(task: Task) -> None:
     for plane in _LAYERS.values():
         plane.simulate(task)
+        if plane.layer in plane_module.EXCHANGES:
+            plane.exchange(task)
 
 
 FIGURES = (
@@ -248,14 +250,14 @@ FIGURES = (
         "14",
         "Fig. 14: the plane of Fig. 3 for other layers",
         "The difference of the training losses from both starts, for the tied layer (as in Fig. 3, of its size), for a student of rank two, for query and key of "
-        "their own, for a trained value matrix, and for correlated tokens. With a trained value matrix, whose ridge is lambda too, the line has the same shape and lies at more samples; "
+        "their own, for a trained value matrix, and for correlated tokens, with alpha_c of the theory where it has one. With a trained value matrix, whose ridge is lambda too, the line has the same shape and lies at more samples; "
         "with the correlated tokens of Fig. 10 at fewer. White: both starts end in one minimum. So they do in five sixths of the cells for a student of rank two, which has "
         "no line: in the others, mostly of one instance at alpha = 1.19, the positional start ends in a minimum above, by up to 12 % of the loss. The paper, too, calls its "
         "picture of that student not entirely clean.",
         _compute_layers,
-        lambda folder: {name: plane.simulated(folder) for name, plane in _LAYERS.items()},
+        lambda folder: {name: (plane.simulated(folder), plane.exchanged(folder)) for name, plane in _LAYERS.items()},
         plane_module.draw_layers,
-        lambda found: [row for one in found.values() for row in plane_module.rows_simulation(one)],
+        lambda found: [row for both in found.values() for row in plane_module.rows_simulation(*both)],
         (plane_module.REDUCED, plane_module.SIMULATED_LAYERS),
     ),
     _own(

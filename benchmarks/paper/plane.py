@@ -21,11 +21,14 @@ from .simulation import BRANCHES, MEASURED, ONE_KIND, exchange, measured
 
 MIXINGS = {"standard": ((0.6, 0.4), (0.4, 0.6)), "other": ((0.3, 0.7), (0.8, 0.2))}
 CELLS, REDUCED_CELLS = (25, 25), (13, 9)  # alphas and omegas of the theory
+NODES = 2**13  # of the theory's line in Fig. 14
 SIMULATED: dict[str, Any] = {"alphas": 25, "omegas": 25, "d": 1000, "instances": 1}
 SIMULATED_LAYERS: dict[str, Any] = {"alphas": 13, "omegas": 13, "d": 500, "instances": 1}  # but the tied one
 REDUCED: dict[str, Any] = {"alphas": 10, "omegas": 9, "d": 200, "instances": 2}
 ALPHAS, OMEGAS = (0.05, 2.0), (0.02, 0.5)
 SLICES, ROWS = 5, 8  # omegas of pictures, and of tables
+# Layers of which theory has both branches, and so their exchange: with rank two one state has both mechanisms.
+EXCHANGES = ("tied", "untied", "correlated")
 Found = tuple[dict[str, Any], Columns]  # a simulation: what it is about, and its columns
 
 
@@ -52,10 +55,39 @@ class Plane(NamedTuple):
             raise missing(path)
         return ta.PhaseDiagram.load(path)
 
+    def model(self, omega: float) -> ta.AttentionLayer:
+        """The layer with this target."""
+        return eqx.tree_at(lambda m: m.mixing, model_of(self.layer, omega), jnp.asarray(MIXINGS[self.name]))
+
+    def sizes(self, task: Task) -> dict[str, Any]:
+        """Of the simulation."""
+        full = SIMULATED if self.layer == "tied" else SIMULATED_LAYERS
+        return full if task.full else REDUCED
+
+    def exchange(self, task: Task) -> None:
+        """alpha_c of the theory at the omegas of the simulation, each from the one before; NaN from the first without."""
+        last: list[ta.Transition] = []
+
+        def one(omega: float) -> list[float]:
+            model = self.model(omega)
+            if not last or last[-1].ok:
+                start = last[-1].branches if last else None
+                last.append(ta.critical_alpha(model, ta.default_nodes(model, NODES), bracket=ALPHAS, start=start))
+            found = last[-1]
+            return [omega, float(found.alpha), float(found.stderr)] if found.ok else [omega, np.nan, np.nan]
+
+        omegas = np.linspace(*OMEGAS, self.sizes(task)["omegas"])
+        path, bar = task.folder / f"plane_{self.name}_{self.layer}_exchange.npz", task.bar(f"theory, {self.layer}")
+        about = {"mixing": self.name, "layer": self.layer, "nodes": NODES}
+        filled(path, about, ("omega", "alpha", "stderr"), omegas[:, None], one, bar)
+
+    def exchanged(self, folder: Path) -> Columns:
+        """What `exchange` found, nothing for a layer that has none."""
+        return read(folder / f"plane_{self.name}_{self.layer}_exchange.npz")[1] if self.layer in EXCHANGES else {}
+
     def simulate(self, task: Task) -> None:
         """Training from both starts in every cell, along omega first: programs depend on alpha alone."""
-        full = SIMULATED if self.layer == "tied" else SIMULATED_LAYERS
-        sizes = full if task.full else REDUCED
+        sizes = self.sizes(task)
         alphas = np.linspace(0.2 if not task.full else ALPHAS[0], ALPHAS[1], sizes["alphas"])
         points = [
             (alpha, omega, branch)
@@ -64,17 +96,15 @@ class Plane(NamedTuple):
             for branch in range(len(BRANCHES))
         ]
 
-        def model(omega: float) -> ta.AttentionLayer:
-            return eqx.tree_at(lambda m: m.mixing, model_of(self.layer, omega), jnp.asarray(MIXINGS[self.name]))
-
         def one(alpha: float, omega: float, branch: int) -> list[float]:
             start = STARTS[self.layer][branch]
-            found = measured(model(omega), sizes["d"], alpha, start, sizes["instances"], train_of(self.layer))
+            found = measured(self.model(omega), sizes["d"], alpha, start, sizes["instances"], train_of(self.layer))
             return [alpha, omega, branch, linear(omega), *found]
 
         @cache
         def linear(omega: float) -> float:
-            return float(ta.gen_error_linear(model(omega), ta.sobol_nodes(model(omega), 2**14)).value)
+            model = self.model(omega)
+            return float(ta.gen_error_linear(model, ta.sobol_nodes(model, 2**14)).value)
 
         names, bar = (
             ("alpha", "omega", "branch", "linear", *MEASURED),
@@ -108,14 +138,19 @@ def draw_simulation(found: Found) -> Figure:
     return figure
 
 
-def draw_layers(found: dict[str, Found]) -> Figure:
-    """The loss difference of both starts, for some layers by name, and where it changes its sign."""
+def draw_layers(found: dict[str, tuple[Found, Columns]]) -> Figure:
+    """The loss difference of both starts, for some layers by name, where it changes its sign, and alpha_c of the theory."""
     with panels(4.8 * len(found), 4.2, list(found), **_AXES) as (figure, axes):
-        for axis, one in zip(axes[0], found.values(), strict=True):
+        for axis, (one, theory) in zip(axes[0], found.values(), strict=True):
             _coloured(figure, axis, one, _gap(one), "RdBu", _GAP)
+            axis.autoscale(False)  # theory has the line at larger alphas, too
             omegas = np.unique(one[1]["omega"])
             crossings = [exchange(where(one[1], omega=omega)) for omega in omegas]
-            axis.plot(crossings, omegas, marker="o", ms=3, label=SYMBOLS["alpha_c"], **MARKS["alpha_c"])
+            axis.plot(
+                crossings, omegas, "o", ms=3, color=MARKS["alpha_c"]["color"], label=f"{SYMBOLS['alpha_c']}, training"
+            )
+            if theory:
+                axis.plot(theory["alpha"], theory["omega"], label=f"{SYMBOLS['alpha_c']}, theory", **MARKS["alpha_c"])
     return figure
 
 
@@ -164,15 +199,17 @@ def rows_theory(diagram: ta.PhaseDiagram) -> list[Row]:
     return out
 
 
-def rows_simulation(found: Found) -> list[Row]:
-    """alpha at which the training losses of both starts cross, at some nine of the omegas that were simulated."""
+def rows_simulation(found: Found, theory: Columns | None = None) -> list[Row]:
+    """alpha at which the training losses of both starts cross, at some nine of the omegas, beside the theory's if given."""
     about, columns = found
     reason = f"{about['layer']}; d = {about['d']}, instances: {about['instances']}; interpolated"
     out = []
     omegas = np.unique(columns["omega"])
     for omega in omegas[:: max(1, round(len(omegas) / ROWS))]:
         crossing = exchange(where(columns, omega=omega))
-        out.append(Row(f"alpha_c at omega = {omega:.2g}, training", None, None, crossing, None, reason))
+        known = float(where(theory, omega=omega)["alpha"][0]) if theory else np.nan
+        beside = f"{reason}; the theory here: {known:.4f}" if np.isfinite(known) else reason
+        out.append(Row(f"alpha_c at omega = {omega:.2g}, training", None, None, crossing, None, beside))
     return out
 
 
