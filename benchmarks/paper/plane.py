@@ -143,7 +143,7 @@ def draw_layers(found: dict[str, tuple[Found, Columns]]) -> Figure:
     with panels(4.8 * len(found), 4.2, list(found), **_AXES) as (figure, axes):
         for axis, (one, theory) in zip(axes[0], found.values(), strict=True):
             _coloured(figure, axis, one, _gap(one), "RdBu", _GAP)
-            axis.autoscale(False)  # theory has the line at larger alphas, too
+            axis.set(xlim=axis.get_xlim(), ylim=axis.get_ylim())  # theory has the line at larger alphas, too
             omegas = np.unique(one[1]["omega"])
             crossings = [exchange(where(one[1], omega=omega)) for omega in omegas]
             axis.plot(
