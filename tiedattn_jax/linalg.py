@@ -16,8 +16,9 @@ from jax import lax
 
 
 def inverse(a: jax.Array) -> jax.Array:
-    """Inverse over the last two axes."""
-    return jnp.reciprocal(a) if a.shape[-1] == 1 else jnp.linalg.inv(a)
+    """Inverse over the last two axes, of matrices as in `solve`."""
+    n = a.shape[-1]
+    return jnp.reciprocal(a) if n == 1 else solve(a, jnp.broadcast_to(jnp.eye(n, dtype=a.dtype), a.shape))
 
 
 def cholesky(a: jax.Array) -> jax.Array:
@@ -31,8 +32,17 @@ def positive_definite(a: jax.Array) -> jax.Array:
 
 
 def solve(a: jax.Array, b: jax.Array) -> jax.Array:
-    """``a^{-1} b`` over the last two axes."""
-    return b / a if a.shape[-1] == 1 else jnp.linalg.solve(a, b)
+    """``a^{-1} b`` over the last two axes, of matrices of positive leading minors, or triangular ones: rows stay in order.
+
+    Small ones without LAPACK, also because two batches of its solver at once, in one program, can wait for each other
+    for ever where there are two cores or more (jaxlib 0.10.2).
+    """
+    if a.shape[-1] == 1:
+        return b / a
+    if a.shape[-1] > _UNROLLED:
+        return jnp.linalg.solve(a, b)
+    rows, sides = (jnp.moveaxis(m, (-2, -1), (0, 1)) for m in (a, jnp.broadcast_to(b, (*a.shape[:-2], *b.shape[-2:]))))
+    return jnp.moveaxis(_solve_entries(rows, sides, None), (0, 1), (-2, -1))
 
 
 def apply(matrix: jax.Array, v: jax.Array) -> jax.Array:
