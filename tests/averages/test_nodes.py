@@ -131,16 +131,19 @@ def test_small_linear_algebra(monkeypatch, unrolled):
     np.testing.assert_allclose(apply(jnp.asarray(matrix), jnp.asarray(v)), matrix @ v, rtol=1e-12)
 
 
-@pytest.mark.parametrize("r", [1, 2])
+@pytest.mark.parametrize("r", [1, 2, 3, 4, 5])
 def test_matrices_of_order_parameters(r):
+    """Those of up to four columns by arithmetic, also a triangular root and one of positive minors that is not symmetric."""
     rng = np.random.default_rng(r)
     root, b = np.tril(rng.normal(size=(3, r, r))), rng.normal(size=(3, r, 2))
     diagonal = np.arange(r)
     root[:, diagonal, diagonal] = np.abs(root[:, diagonal, diagonal]) + 0.1
     a = root @ root.swapaxes(1, 2)
     np.testing.assert_allclose(linalg.cholesky(jnp.asarray(a)), root, rtol=1e-9, atol=1e-12)
-    np.testing.assert_allclose(linalg.inverse(jnp.asarray(a)), np.linalg.inv(a), rtol=1e-9)
-    np.testing.assert_allclose(linalg.solve(jnp.asarray(a), jnp.asarray(b)), np.linalg.solve(a, b), rtol=1e-9)
+    for matrix in (a, root, np.eye(r) + a * rng.uniform(size=(3, 1, r))):
+        np.testing.assert_allclose(linalg.inverse(jnp.asarray(matrix)), np.linalg.inv(matrix), rtol=1e-9, atol=1e-12)
+        want = np.linalg.solve(matrix, b)
+        np.testing.assert_allclose(linalg.solve(jnp.asarray(matrix), jnp.asarray(b)), want, rtol=1e-9)
     assert linalg.positive_definite(jnp.asarray(a))
     for spoilt in (-1.0, 0.0, np.nan):
         a[1, -1, -1] = spoilt
