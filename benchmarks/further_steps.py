@@ -1,10 +1,11 @@
-"""What further steps of replica symmetry breaking add to the training loss, to leading order.
+"""What further steps of replica symmetry breaking add to the training loss.
 
     python benchmarks/further_steps.py [--steps 4] [--order 5]
 
 The estimate of `theory/elevation.py` has one step; here it has k, by docs/theory/breaking.md. Prints the largest elevation
 for jumps of one slope and constant curvature, where its growth with k is universal, and of one and two steps at three states
-of the standard model. Five minutes on two cores.
+of the standard model, both to leading order; and the whole solution of up to three steps where every sample chooses a sign.
+Five minutes on two cores.
 """
 
 from __future__ import annotations
@@ -14,9 +15,10 @@ from collections.abc import Callable
 
 import equinox as eqx
 import jax
+import jax.numpy as jnp
 import numpy as np
 from scipy.interpolate import CubicSpline
-from scipy.optimize import minimize
+from scipy.optimize import minimize, root
 from scipy.special import log_ndtr
 
 import tiedattn_jax as ta
@@ -29,6 +31,7 @@ NORMALS, SHARES = np.polynomial.legendre.leggauss(80)
 INSIDE, WITHIN = np.polynomial.legendre.leggauss(24)
 ONE = 2.109  # s times the slope of a jump, in units of the spread, where one step is largest
 STATES = ((1.2515, "positional"), (2.0, "positional"), (1.0, "semantic"))
+SIGNS = (0.01, 1e-4, 1e-5)  # samples per dimension, each of which chooses a sign
 
 
 def absolute(spread: float) -> np.ndarray:
@@ -127,6 +130,84 @@ def at_a_state(alpha: float, branch: str, order: int) -> tuple[float, float, flo
     return found[0], found[1], float(state.replicates.diagnostics.rs_error[0])
 
 
+def signs_loss(alpha: float, q0: jax.Array, widths: jax.Array, s: jax.Array, V: jax.Array) -> jax.Array:
+    """Training loss of (|z| - 1)^2 / 2 with one token and ridge 1, stationary in all its arguments but `alpha`.
+
+    Args:
+        q0: overlap of two minima of different clusters.
+        widths: what each step adds to it, from the outermost to the innermost one, (k,).
+        s: their Parisi parameters, rising, (k,).
+        V: response within the smallest clusters.
+    """
+    normals, weight = np.polynomial.hermite_e.hermegauss(60)
+    log_weight = jnp.log(weight / weight.sum())
+    W = V + jnp.append(jnp.cumsum((s * widths)[::-1])[::-1], 0.0)  # responses, from the whole one to V
+
+    def energy(h: jax.Array, step: int) -> jax.Array:
+        """Of a sample, averaged over the clusters from a step inwards; the conjugates are eliminated."""
+        width, parisi = widths[step], s[step]
+        if step < len(s) - 1:
+            inside = energy(h[..., None] + jnp.sqrt(width) * normals, step + 1)
+            return -jax.scipy.special.logsumexp(log_weight - parisi * inside, axis=-1) / parisi
+        b = parisi / (1 + V)
+        precision = 1 / width + b
+        sides = []
+        for sign in (1, -1):
+            centre = (sign * h / width + b) / precision
+            exponent = -0.5 * (h**2 / width + b - centre**2 * precision) - 0.5 * jnp.log(width * precision)
+            sides.append(exponent + jax.scipy.special.log_ndtr(centre * jnp.sqrt(precision)))
+        return -jnp.logaddexp(*sides) / parisi
+
+    entropy = 0.5 * q0 / W[0] + jnp.sum(jnp.log(W[:-1] / W[1:]) / (2 * s))
+    mean = jnp.exp(log_weight) @ energy(jnp.sqrt(q0) * normals, 0)
+    return 0.5 * (q0 + jnp.sum(widths)) - entropy + alpha * mean
+
+
+@jax.jit
+def _scaled(u: jax.Array, alpha: jax.Array) -> jax.Array:
+    """`signs_loss` over alpha^{3/2}, of numbers of order one.
+
+    Args:
+        u: the logarithm of the norm, over that of no correlation; V; logarithms of the shares of the steps over that of q0;
+            those of the Parisi parameters, times alpha^{1/2}.
+    """
+    (size, V), (shares, s) = u[:2], u[2:].reshape(2, -1)
+    q0, *widths = jnp.exp(size) * alpha / 4 * jax.nn.softmax(jnp.append(0.0, shares))
+    return signs_loss(alpha, q0, jnp.stack(widths), jnp.exp(s) / alpha**0.5, V) / alpha**1.5
+
+
+_slope = jax.jit(jax.grad(_scaled))
+
+
+def signs(alpha: float, steps: int) -> list[float]:
+    """Training losses of `signs_loss`, replica-symmetric and with one step of breaking to `steps` of them, at most three.
+
+    Raises:
+        RuntimeError: a solution was not found.
+    """
+    size = np.sqrt(2 / np.pi)
+
+    def unbroken(u: np.ndarray) -> list[float]:
+        """What the loss q / 2 - q / (2 V) + alpha M loses with q, and what M gains with V."""
+        q, V = u[0] * alpha / 4, u[1]
+        by_q = (1 - size / np.sqrt(q)) / (2 * (1 + V))
+        by_V = -(1 + q - 2 * size * np.sqrt(q)) / (2 * (1 + V) ** 2)
+        return [0.5 - 0.5 / V + alpha * by_q, (0.5 * q / V**2 + alpha * by_V) / alpha]
+
+    share, V = root(unbroken, [1.0, 1.0 + alpha**0.5 / 4], tol=1e-13).x
+    q = share * alpha / 4
+    losses = [0.5 * q - 0.5 * q / V + alpha * (1 + q - 2 * size * np.sqrt(q)) / (2 * (1 + V))]
+
+    # Shares and Parisi parameters as `_scaled` takes them: near the solution for few samples.
+    starts = [([0.1], [1.7]), ([0.5, -0.76], [1.2, 2.4]), ([0.63, 0.0, -1.4], [0.93, 1.8, 2.87])]
+    for k, (widths, parisi) in enumerate(starts[:steps], 1):
+        found = root(lambda u: np.asarray(_slope(u, alpha)), np.array([np.log(share), V, *widths, *parisi]), tol=1e-11)
+        if np.max(np.abs(found.fun)) > 1e-9:
+            raise RuntimeError(f"{k} steps at alpha = {alpha:g} end at a slope of {np.max(np.abs(found.fun)):.1e}")
+        losses.append(float(_scaled(found.x, alpha)) * alpha**1.5)
+    return losses
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--steps", type=int, default=4, metavar="K", help="of breaking, at most")
@@ -141,6 +222,12 @@ def main() -> None:
     for alpha, branch in STATES:
         one, two, told = at_a_state(alpha, branch, args.order)
         print(f"{alpha:>6} {branch:<10} {one:.3e} {two:.3e} {two / one:.4f} {told:.3e}")
+    print("\nEvery sample chooses a sign: alpha, elevation of one step, of two and three over it, energies of a spin from RS on")
+    for alpha in SIGNS:
+        rs, *losses = signs(alpha, 3)
+        ratios = " ".join(f"{(loss - rs) / (losses[0] - rs):.4f}" for loss in losses[1:])
+        spins = " ".join(f"{(4 * loss / alpha - 1) / alpha**0.5:.5f}" for loss in (rs, *losses))
+        print(f"{alpha:>6g} {losses[0] - rs:.5e} {ratios}   {spins}")
 
 
 if __name__ == "__main__":

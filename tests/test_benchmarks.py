@@ -276,6 +276,17 @@ def test_further_steps_of_breaking():
         assert elevation(s, [width, 1 - width]) < best
 
 
+def test_two_steps_where_every_sample_chooses_a_sign():
+    """For few samples energies of the SK model: -.7636 with two steps (Parisi, J. Phys. A 13, L115, 1980); one as by hand."""
+    alphas = np.array([[1e-4], [1e-5]])
+    few, fewer = (4 * np.array([further_steps.signs(alpha, 2) for alpha in alphas[:, 0]]) / alphas - 1) / alphas**0.5
+    limit = fewer + (fewer - few) / (10**0.5 - 1)  # corrections are of order alpha^{1/2}
+    np.testing.assert_allclose(limit, [-((2 / np.pi) ** 0.5), -0.7652, -0.7636], atol=1e-4)
+    rs, one, two = further_steps.signs(0.01, 2)
+    assert one - rs == pytest.approx(8.1990e-6, rel=1e-5)  # the elevation that `test_rsb` has with conjugates
+    assert (two - rs) / (one - rs) == pytest.approx(1.0482, abs=1e-4)
+
+
 # Operations and their limit
 
 
