@@ -321,7 +321,7 @@ def line_nodes(
         want = f"finite, not zero and of shape {(L, r)}"
         direction = array_of(direction, "direction", want, lambda a: a.shape == (L, r) and np.any(a), ndim=2)
     block = block or block_size()
-    width = max(1, block // points)
+    fields, width = L * t + across, max(1, block // points)
     if product:
         # Averages over teacher's fields around means of their own are no even functions of them.
         whole = even or model.teacher_mean is not None
@@ -329,38 +329,46 @@ def line_nodes(
         if size * points > MOST_NODES:
             text = f"must be smaller, or lines=2048 given, got order={order} with {size * points} nodes, over 2^24"
             raise InputError("order", text)
-        check_memory(size * (L * t + across), replicates, "order", order)
+        check_memory(size * fields, replicates, "order", order)
         rng = np.random.default_rng([seed, 1])
         fitting = (k for k in range(1, order + 1) if _number(k, whole, across) <= block_width(size, width))
         orders = [order] * replicates + [max(fitting, default=1)]
         sets = [_polar(k, across, whole, even, rng) for k in orders]
     else:
         size = lines or _SOBOL_LINES
-        sets = [(a, np.full(size, 1 / size)) for a in sobol_normals(L * t + across, size, seed, replicates, "lines")]
         few = 2 ** (block_width(size, width).bit_length() - 1)
-        sets.append((sets[0][0][:, :few], np.full(few, 1 / few)))
-    # The coarse replicate comes last, its lines filled up with others that have no weight.
-    normals, weight = (
-        np.stack([np.pad(a, [(0, 0)] * (a.ndim - 1) + [(0, size - a.shape[-1])]) for a in arrays])
-        for arrays in zip(*sets, strict=True)
-    )
-    reach = np.random.default_rng([seed, 2]).uniform(*_REACH, (len(sets), 2))
-    if even:
-        reach = np.mean(reach, 1, keepdims=True).repeat(2, 1)
-    arrays = {
-        "teacher": normals[:, : L * t].reshape(len(sets), L, t, size),
-        "across": normals[:, L * t :],
-        "weight": weight,
-        "offset": np.random.default_rng([seed, 3]).uniform(-0.49, 0.49, weight.shape) * (not even),
-        "reach": reach,
-        "direction": None if direction is None else np.broadcast_to(direction, (len(sets), L, r)),
-    }
+        normals = [*sobol_normals(fields, size, seed, replicates, "lines")]
+        sets = [(a, np.full(a.shape[-1], 1 / a.shape[-1])) for a in (*normals, normals[0][:, :few])]
+    arrays = _arrays(model, sets, seed, even, direction)
 
     def some(which: slice | int) -> LineNodes:
         own = jax.tree.map(lambda a: jnp.asarray(a[which], dtype), arrays)
         return LineNodes(**own, points_per_line=points, jumps=jumps, block=block)
 
     return Rule(some(slice(replicates)), some(replicates))
+
+
+def _arrays(
+    model: Model, sets: list[tuple[np.ndarray, np.ndarray]], seed: int, even: bool, direction: np.ndarray | None
+) -> dict[str, np.ndarray | None]:
+    """Of `LineNodes`, by name, of normals and weights of every replicate, and of the coarse one, the last.
+
+    Its lines are filled up with others that have no weight.
+    """
+    (L, (_, t)), size = (model.shape[0], model.columns), max(w.size for _, w in sets)
+    normals, weight = (
+        np.stack([np.pad(a, [(0, 0)] * (a.ndim - 1) + [(0, size - a.shape[-1])]) for a in each])
+        for each in zip(*sets, strict=True)
+    )
+    reach = np.random.default_rng([seed, 2]).uniform(*_REACH, (len(sets), 2))
+    return {
+        "teacher": normals[:, : L * t].reshape(len(sets), L, t, size),
+        "across": normals[:, L * t :],
+        "weight": weight,
+        "offset": np.random.default_rng([seed, 3]).uniform(-0.49, 0.49, weight.shape) * (not even),
+        "reach": np.mean(reach, 1, keepdims=True).repeat(2, 1) if even else reach,
+        "direction": None if direction is None else np.broadcast_to(direction, (len(sets), *direction.shape)),
+    }
 
 
 def _number(order: int, whole: bool, across: int) -> int:
