@@ -222,7 +222,9 @@ def main() -> None:
     for alpha, branch in STATES:
         one, two, told = at_a_state(alpha, branch, args.order)
         print(f"{alpha:>6} {branch:<10} {one:.3e} {two:.3e} {two / one:.4f} {told:.3e}")
-    print("\nEvery sample chooses a sign: alpha, elevation of one step, of two and three over it, energies of a spin from RS on")
+    print(
+        "\nEvery sample chooses a sign: alpha, elevation of one step, of two and three over it, energies of a spin from RS on"
+    )
     for alpha in SIGNS:
         rs, *losses = signs(alpha, 3)
         ratios = " ".join(f"{(loss - rs) / (losses[0] - rs):.4f}" for loss in losses[1:])

@@ -167,9 +167,9 @@ MODELS = {
         lambda: taking(law=lambda self: None),
         "law must be a method that returns a SpectralLaw, got law=None",
     ),
-    "law of lists": (
-        lambda: taking(law=lambda self: dataclasses.replace(MODEL.law(), gamma=[[0.25, 0.25]])),
-        r"law\(\).gamma must be an array, got one of <class 'list'>: write jnp.asarray\(gamma, float\)",
+    "law of numbers": (
+        lambda: taking(law=lambda self: dataclasses.replace(MODEL.law(), gamma=0.25)),
+        r"law\(\).gamma must be an array, got one of <class 'float'>: write jnp.asarray\(gamma, float\)",
     ),
     "shape 2": (lambda: taking(shape=2), r"shape must be a tuple \(L, r, t\), got shape=2"),
     "loss of three tokens": (

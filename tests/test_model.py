@@ -22,6 +22,11 @@ def test_law_of_the_preset(model):
     np.testing.assert_allclose(model.law().tau[0], [[1, -1], [-1, 1]])
 
 
+def test_a_law_of_lists(model):
+    of_lists = ta.SpectralLaw(*(a.tolist() for a in jax.tree.leaves(model.law())))
+    jax.tree.map(np.testing.assert_array_equal, of_lists, model.law())
+
+
 def test_teacher_scales_rho():
     np.testing.assert_allclose(ta.dot_product(teacher=1.06).rho[:, 0, 0], 0.25 * 1.06)
 

@@ -65,7 +65,10 @@ def test_breaking(tmp_path, quick_kernel):
     small = "S = ()\nORDER = 3\nREPLICATES = 2\nDIMENSIONS = (100, 120)\nINSTANCES = (2, 2)\nSTARTS = 2"
     book = execute("breaking.ipynb", tmp_path, small)
     assert len(outputs(book, "image/png")) == 2
-    assert all(word in printed(book) for word in ("1RSB ground state", "(ground state), ", "complexity ", "d = 120, 2 instances"))
+    assert all(
+        word in printed(book)
+        for word in ("1RSB ground state", "(ground state), ", "complexity ", "d = 120, 2 instances")
+    )
 
 
 def printed(book) -> str:

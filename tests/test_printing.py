@@ -79,6 +79,12 @@ def test_a_fixed_point(capsys):
     )
 
 
+def test_a_state_in_single_precision_says_so():
+    point = made.fixed_point()
+    single = eqx.tree_at(lambda p: p.model.lam, point, point.model.lam.astype(jnp.float32))
+    assert "about six digits" in single.summary() and "six digits" not in point.summary()
+
+
 def test_a_state_that_is_not_there_says_whose_numbers_these_are():
     assert "absent; the numbers are of the state in which" in made.fixed_point(status=[6] * 4).summary()
 

@@ -67,6 +67,11 @@ class Sentences(Printed):
         return Description("", numbers=[(str(k), entries(w)) for k, w in zip(self.classes, self.weights, strict=True)])
 
 
+def _array(value: Any) -> Any:
+    """A list of numbers as an array; `check` tells of what else is none."""
+    return jnp.asarray(value, float) if isinstance(value, (list, tuple)) else value
+
+
 class SpectralLaw(Printed):
     """Joint law of (gamma_l, tau_l, pi) over the common eigenvectors of the covariances (Assumption 4.1), by its atoms.
 
@@ -83,6 +88,8 @@ class SpectralLaw(Printed):
     projections of J = L + S vectors, of the encodings and then of the classes' means, which the teacher sees as well:
     ``cross`` contains the means of its fields, ``Q*^T mu_s / sqrt(d)``. Otherwise S = J = L.
 
+    Lists of numbers become arrays.
+
     Attributes:
         weights: (K,) shares of the spectrum, summing to one.
         gamma: (K, S) eigenvalues at each atom.
@@ -94,13 +101,13 @@ class SpectralLaw(Printed):
         sentences: kinds of sentences, or None where the tokens are independent.
     """
 
-    weights: jax.Array
-    gamma: jax.Array
-    tau: jax.Array
-    pi: jax.Array
-    cross: jax.Array
-    tau_mean: jax.Array | None = None
-    pi_mean: jax.Array | None = None
+    weights: jax.Array = eqx.field(converter=_array)
+    gamma: jax.Array = eqx.field(converter=_array)
+    tau: jax.Array = eqx.field(converter=_array)
+    pi: jax.Array = eqx.field(converter=_array)
+    cross: jax.Array = eqx.field(converter=_array)
+    tau_mean: jax.Array | None = eqx.field(converter=_array, default=None)
+    pi_mean: jax.Array | None = eqx.field(converter=_array, default=None)
     sentences: Sentences | None = None
 
     @property

@@ -178,6 +178,8 @@ def test_xarray():
     grid = "branch", "omega", "alpha"
     assert data.q.dims == data.V_stderr.dims == (*grid, "token", "column", "other_column")
     assert data.theta.dims == (*grid, "token", "column", "teacher_column") and data.m.dims == (*grid, "token", "column")
+    names = dict(zip(data.status.flag_values, data.status.flag_meanings.split(), strict=True))
+    assert names[0] == "converged" and names[8] == "unresolved" and data.status.dims == grid
     assert data.train_loss.dims == grid and float(cell.theta.isel(token=1).squeeze()) == 0.2
 
 

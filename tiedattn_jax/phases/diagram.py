@@ -284,7 +284,7 @@ class PhaseDiagram(Result):
     def to_xarray(self) -> Any:
         """Means, error bars (suffix _stderr) and labels as a labelled dataset; needs the extra `xarray`.
 
-        Dimensions are `branch` and the axes of the grid; of order parameters also `token`, `column` (of the student; of
+        What the integers of `status` mean is among its attributes, as CF conventions have it. Dimensions are `branch` and the axes of the grid; of order parameters also `token`, `column` (of the student; of
         the second one in q and V, `other_column`) and `teacher_column`.
         """
         try:
@@ -298,7 +298,8 @@ class PhaseDiagram(Result):
             if k != "status":
                 own = dims + _AXES.get(k, ())
                 data |= {k: (own, self.mean(k)), f"{k}_stderr": (own, self.stderr(k))}
-        data |= {k: (dims, getattr(self, k)) for k in ("status", "exists", "stable")}
+        meaning = {"flag_values": [*map(int, Status)], "flag_meanings": " ".join(s.name for s in Status)}
+        data |= {k: (dims, getattr(self, k)) for k in ("exists", "stable")} | {"status": (dims, self.status, meaning)}
         difference, bar = self.loss_difference
         data |= {"loss_difference": (dims[1:], difference), "loss_difference_stderr": (dims[1:], bar)}
         data["region"] = (dims[1:], np.array(REGIONS)[self.region])

@@ -210,6 +210,8 @@ class FixedPoint(Result):
         if mean["unresolved"] >= _SHOWN:
             missed = f"{mean['unresolved']:.1%}"
             details += [("unresolved", missed, "of the nodes (Sobol points resolve more than lines)")]
+        if self.model.lam.dtype == jnp.float32:
+            details += [("float32", "", "about six digits; jax_enable_x64 gives the others")]
         what = f"{self.branch or self.label} branch at alpha = {self.alpha:g}"
         status = f"{self.status_name}, residual {self.residual:.1e}"
         if self.status == Status.absent:
