@@ -68,6 +68,25 @@ def test_the_first_place_may_lie_past_the_end_of_the_branch(monkeypatch, model, 
     assert seen == [near]
 
 
+def test_what_is_missing_says_why(monkeypatch, model, lines, known):
+    """The event is there at the first value, the branch is gone at the next one, and nothing is found by a search."""
+
+    def nowhere(*args):
+        raise ta.InputError("values", "must begin where the event happens")
+
+    here = Zero(np.array(0.7), (known,), np.zeros(4), None, np.full(4, np.nan), 1.0, True)
+    gone = eqx.tree_at(lambda s: s.status, known, known.status + int(ta.Status.absent))
+    ends = iter([here, here._replace(alpha=np.array(0.55), states=(gone,), met=False)])
+    monkeypatch.setattr(boundaries, "zero_near", lambda *args, **options: next(ends))
+    monkeypatch.setattr(boundaries, "walk", lambda model, alphas, *rest: [])
+    monkeypatch.setattr(boundaries, "first_change", nowhere)
+    near = ta.Near(0.7, (BRANCHES["semantic"].start(model),))
+    found = ta.trace_boundary(model, "semantic instability", "omega", [0.3, 0.2], lines, start=near)
+    why = "there is no semantic branch at alpha = 0.55, where the search ended"
+    assert found.reason.tolist() == [why, ""] and found.status_name == ["absent", "converged"]
+    assert found.to_dict()["reason"] == [why, ""] and f"  absent: {why}\n" in found.summary()
+
+
 def test_an_entry_of_the_mixing(model, lines, critical):
     values = [0.38, 0.4, 0.42]
     start = [ta.solve(model, 1.25, b, lines, start=BRANCHES[b].start(model)) for b in ("positional", "semantic")]
@@ -146,7 +165,8 @@ def test_alpha_l_is_one_of_three(model, monkeypatch):
     values, calls = np.array([0.1, 0.2, 0.3]), []
 
     def boundary(event, alpha):
-        return ta.Boundary.of(event, "omega", values, np.array(alpha), np.full(3, 0.1), np.array(alpha) / 2)
+        why = np.array([f"{event} {k}" for k in range(3)])
+        return ta.Boundary.of(event, "omega", values, np.array(alpha), np.full(3, 0.1), np.array(alpha) / 2, reason=why)
 
     made = {
         "alpha_c": boundary("alpha_c", [1.0, 1.0, 1.0]),
@@ -168,6 +188,7 @@ def test_alpha_l_is_one_of_three(model, monkeypatch):
     np.testing.assert_array_equal(found.alpha, [1.5, 1.0, 0.7])  # the semantic state, the exchange, the positional one
     np.testing.assert_array_equal(found.slope, [0.75, 0.5, 0.35])
     np.testing.assert_array_equal(found.exact, [True, True, False])
+    assert found.reason.tolist() == ["semantic baseline 0", "alpha_c 1", "positional baseline 2"]
     del made["positional baseline"]  # the positional state beats it nowhere
     np.testing.assert_array_equal(whole(model, "alpha_l", "omega", values).alpha, [1.5, 1.0, 1.0])
     with pytest.raises(ta.InputError, match='start must be None for "alpha_l"'):

@@ -52,6 +52,7 @@ class Boundary(Result):
         exact: whether the slope is exact, as for alpha_c and where sensitivities were asked for, (n,); else it is that
             of a spline through the points, which may be far off where they are few.
         status: the worst `Status` of the states, (n,).
+        reason: why it was not found, in one sentence, (n,); empty where it was found.
     """
 
     event: str
@@ -62,6 +63,7 @@ class Boundary(Result):
     slope: np.ndarray
     exact: np.ndarray
     status: np.ndarray
+    reason: np.ndarray
 
     @classmethod
     def of(
@@ -73,20 +75,22 @@ class Boundary(Result):
         stderr: np.ndarray,
         slope: np.ndarray | None = None,
         status: np.ndarray | None = None,
+        reason: np.ndarray | None = None,
         exact: np.ndarray | None = None,
     ) -> Boundary:
-        """From points in any order; slopes, whether they are exact, and status where they are known."""
+        """From points in any order; slopes, status, reasons, and whether slopes are exact where that is known."""
         order = np.argsort(values)
         slope = np.full(len(values), np.nan) if slope is None else slope
         exact = np.isfinite(slope) if exact is None else exact
         status = np.where(np.isfinite(alpha), Status.converged, Status.absent) if status is None else status
-        columns = (np.asarray(a)[order] for a in (values, alpha, stderr, slope, exact, status))
-        values, alpha, stderr, slope, exact, status = columns
+        reason = np.full(len(values), "") if reason is None else reason
+        columns = (np.asarray(a)[order] for a in (values, alpha, stderr, slope, exact, status, reason))
+        values, alpha, stderr, slope, exact, status, reason = columns
         good = np.isfinite(alpha)
         if good.sum() > 1 and not np.all(np.isfinite(slope[good])):
             exact[:] = False
             slope[good] = CubicSpline(values[good], alpha[good])(values[good], 1)
-        return cls(event, parameter, values, alpha, stderr, slope, exact, status.astype(int))
+        return cls(event, parameter, values, alpha, stderr, slope, exact, status.astype(int), reason)
 
     @cached_property
     def interpolant(self) -> PPoly:
@@ -129,7 +133,8 @@ class Boundary(Result):
         rows = [(self.parameter, self.event, "slope", "status")]
         for k, (slope, status) in enumerate(zip(self.slope, self.status_name, strict=True)):
             shown = f"{slope:#.5g}" if self.exact[k] or np.isnan(slope) else f"{slope:.2g} (spline)"
-            rows.append((f"{self.values[k]:.4g}", with_error(self.alpha[k], self.stderr[k]), shown, status))
+            said = f"{status}: {self.reason[k]}" if self.reason[k] else status
+            rows.append((f"{self.values[k]:.4g}", with_error(self.alpha[k], self.stderr[k]), shown, said))
         return Description(what, f"found at {found}", tables=[("", rows)])
 
     def plot(self) -> Any:
@@ -227,7 +232,7 @@ def _first_to_beat_the_baseline(follow: Callable[..., Boundary]) -> Boundary:
         early = eqx.tree_at(lambda b: b.alpha, critical, np.full_like(critical.alpha, np.nan))
     owner = baseline_owner(early.alpha <= critical.alpha, late.alpha <= critical.alpha)
     parts = (early, critical, late)
-    names = "alpha", "stderr", "slope", "status", "exact"
+    names = "alpha", "stderr", "slope", "status", "reason", "exact"
     columns = (np.choose(owner, [getattr(b, k) for b in parts]) for k in names)
     return Boundary.of(ALPHA_L, critical.parameter, critical.values, *columns)
 
@@ -240,6 +245,7 @@ class _Point(NamedTuple):
     stderr: float
     slope: float  # d alpha / d parameter
     status: int
+    reason: str  # why it was not found
 
 
 class _Tracer:
@@ -262,7 +268,7 @@ class _Tracer:
         """
         zero = self.settled(value, near)
         if not zero.met:
-            missing = transition_of(self.event, self.at(value), zero).reason
+            missing = self.missing(value, zero)
             place = f"got none at the first near alpha = {near.alpha:.4g}"
             raise InputError("values", f"must begin where the event happens, {place}: {missing}")
         self.warms = [Warm.begin(x, self.place(value), self.nodes.replicates) for x in near.overlaps]
@@ -292,7 +298,7 @@ class _Tracer:
                 zero = self.settled(value, self.searched(value, self.found[-1].alpha * _FURTHER))
         if not zero.met:
             worst = max(int(s.status.max()) for s in zero.states)
-            self.points.append(_Point(value, np.nan, np.nan, np.nan, worst))
+            self.points.append(_Point(value, np.nan, np.nan, np.nan, worst, self.missing(value, zero)))
         else:
             self.learn(value, zero)
 
@@ -304,7 +310,11 @@ class _Tracer:
             slope = float(sum(jax.tree.leaves(terms)))
         self.steepness = zero.slope  # of the event's number in alpha
         self.warms = [learn(w, self.place(value), s) for w, s in zip(self.warms, zero.states, strict=True)]
-        self.points.append(_Point(value, float(at.alpha), float(at.stderr), slope, int(at.status)))
+        self.points.append(_Point(value, float(at.alpha), float(at.stderr), slope, int(at.status), ""))
+
+    def missing(self, value: float, zero: Zero) -> str:
+        """Why the event was not found."""
+        return transition_of(self.event, self.at(value), zero).reason
 
     def settled(self, value: float, near: Near) -> Zero:
         return zero_near(self.event, self.at(value), near, self.nodes, self.settings, exact=self.exact)
