@@ -185,18 +185,14 @@ def signs(alpha: float, steps: int) -> list[float]:
     Raises:
         RuntimeError: a solution was not found.
     """
-    size = np.sqrt(2 / np.pi)
 
-    def unbroken(u: np.ndarray) -> list[float]:
-        """What the loss q / 2 - q / (2 V) + alpha M loses with q, and what M gains with V."""
+    def unbroken(u: jax.Array) -> jax.Array:
+        """The loss of RS, over alpha."""
         q, V = u[0] * alpha / 4, u[1]
-        by_q = (1 - size / np.sqrt(q)) / (2 * (1 + V))
-        by_V = -(1 + q - 2 * size * np.sqrt(q)) / (2 * (1 + V) ** 2)
-        return [0.5 - 0.5 / V + alpha * by_q, (0.5 * q / V**2 + alpha * by_V) / alpha]
+        return (q / 2 - q / (2 * V)) / alpha + (1 + q - 2 * jnp.sqrt(2 * q / jnp.pi)) / (2 * (1 + V))
 
-    share, V = root(unbroken, [1.0, 1.0 + alpha**0.5 / 4], tol=1e-13).x
-    q = share * alpha / 4
-    losses = [0.5 * q - 0.5 * q / V + alpha * (1 + q - 2 * size * np.sqrt(q)) / (2 * (1 + V))]
+    share, V = found = root(jax.jit(jax.grad(unbroken)), [1.0, 1.0 + alpha**0.5 / 4], tol=1e-13).x
+    losses = [float(unbroken(found)) * alpha]
 
     # Shares and Parisi parameters as `_scaled` takes them: near the solution for few samples.
     starts = [([0.1], [1.7]), ([0.5, -0.76], [1.2, 2.4]), ([0.63, 0.0, -1.4], [0.93, 1.8, 2.87])]
@@ -223,7 +219,7 @@ def main() -> None:
         one, two, told = at_a_state(alpha, branch, args.order)
         print(f"{alpha:>6} {branch:<10} {one:.3e} {two:.3e} {two / one:.4f} {told:.3e}")
     print(
-        "\nEvery sample chooses a sign: alpha, elevation of one step, of two and three over it, energies of a spin from RS on"
+        "\nEvery sample chooses a sign: alpha, elevation of one step, of two and three over it, energies of a spin from RS"
     )
     for alpha in SIGNS:
         rs, *losses = signs(alpha, 3)

@@ -52,7 +52,7 @@ class Boundary(Result):
         exact: whether the slope is exact, as for alpha_c and where sensitivities were asked for, (n,); else it is that
             of a spline through the points, which may be far off where they are few.
         status: the worst `Status` of the states, (n,).
-        reason: why it was not found, in one sentence, (n,); empty where it was found.
+        reason: why it was not found, in one sentence, (n,); empty where it was found, and for boundaries of a grid.
     """
 
     event: str

@@ -284,8 +284,9 @@ class PhaseDiagram(Result):
     def to_xarray(self) -> Any:
         """Means, error bars (suffix _stderr) and labels as a labelled dataset; needs the extra `xarray`.
 
-        What the integers of `status` mean is among its attributes, as CF conventions have it. Dimensions are `branch` and the axes of the grid; of order parameters also `token`, `column` (of the student; of
-        the second one in q and V, `other_column`) and `teacher_column`.
+        Dimensions are `branch` and the axes of the grid; of order parameters also `token`, `column` (of the student; of
+        the second one in q and V, `other_column`) and `teacher_column`. What the integers of `status` mean is among its
+        attributes, as CF conventions have it.
         """
         try:
             import xarray
