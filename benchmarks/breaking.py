@@ -3,8 +3,8 @@
     python benchmarks/breaking.py [--alphas 24] [--omegas 12] [--order 5] [--out DIR]
 
 Of every cell of a grid what breaking adds to the training loss of a branch (`Diagnostics.rs_error`), relative; of every
-omega by how much it moves alpha_c (`Transition.rs_shift`). Prints a table and writes DIR/rs_error.png, and the grid, from
-which it goes on. Five minutes on two cores.
+omega by how much it moves alpha_c (`Transition.rs_shift`). Prints a table and writes DIR/rs_error.png, and the grid,
+from which it goes on. Five minutes on two cores.
 """
 
 from __future__ import annotations

@@ -2,9 +2,9 @@
 
     python benchmarks/correlated.py [--d 1000] [--instances 16] [--starts 1] [--case WORDS]
 
-Two classes with unequal covariances and opposite means. With several starts each instance is trained from its named start
-and from points around the state of the theory, and its lowest minimum on the branch stands beside that of the named one.
-Teachers have exactly the model's norm and means. Ten minutes on two cores with 17 starts of 16 instances.
+Two classes with unequal covariances and opposite means. With several starts each instance is trained from its named
+start and from points around the state of the theory, and its lowest minimum on the branch stands beside that of the
+named one. Teachers have exactly the model's norm and means. Ten minutes on two cores with 17 starts of 16 instances.
 """
 
 from __future__ import annotations

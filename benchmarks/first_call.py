@@ -1,4 +1,5 @@
-"""Where the time of the first call goes: import, tracing, lowering, compiling, running; with an empty cache and a full one.
+"""Where the time of the first call goes: import, tracing, lowering, compiling, running; with an empty cache and a full
+one.
 
     python benchmarks/first_call.py [import|solve|gradient|critical_alpha|transition ...] [--programs 3]
 

@@ -2,10 +2,10 @@
 
     python benchmarks/further_steps.py [--steps 4] [--order 5]
 
-The estimate of `theory/elevation.py` has one step; here it has k, by docs/theory/breaking.md. Prints the largest elevation
-for jumps of one slope and constant curvature, where its growth with k is universal, and of one and two steps at three states
-of the standard model, both to leading order; and the whole solution of up to three steps where every sample chooses a sign.
-Five minutes on two cores.
+The estimate of `theory/elevation.py` has one step; here it has k, by docs/theory/breaking.md. Prints the largest
+elevation for jumps of one slope and constant curvature, where its growth with k is universal, and of one and two steps
+at three states of the standard model, both to leading order; and the whole solution of up to three steps where every
+sample chooses a sign. Five minutes on two cores.
 """
 
 from __future__ import annotations
@@ -41,7 +41,8 @@ def absolute(spread: float) -> np.ndarray:
 
 
 def cost(s: np.ndarray, widths: np.ndarray) -> float:
-    """By how much the steps lift the average energy of a jump -|x|/2, over its replica-symmetric value at their response.
+    """By how much the steps lift the average energy of a jump -|x|/2, over its replica-symmetric value at their
+    response.
 
     Args:
         s: Parisi parameters, from the innermost step to the outermost one, falling.
@@ -65,7 +66,9 @@ def cost(s: np.ndarray, widths: np.ndarray) -> float:
 
 
 def curvature(s: np.ndarray, widths: np.ndarray, weight: Callable[[np.ndarray], np.ndarray]) -> float:
-    """``1/2 int v(u) weight(v(u)) du``, where v(u) is the response of the steps outside of u, the outermost one first."""
+    """``1/2 int v(u) weight(v(u)) du``, where v(u) is the response of the steps outside of u,
+    the outermost one first.
+    """
     total, v = 0.0, 0.0
     for parisi, width in zip(s[::-1], widths[::-1], strict=True):
         inside = v + parisi * width * 0.5 * (INSIDE + 1)
@@ -168,8 +171,8 @@ def _scaled(u: jax.Array, alpha: jax.Array) -> jax.Array:
     """`signs_loss` over alpha^{3/2}, of numbers of order one.
 
     Args:
-        u: the logarithm of the norm, over that of no correlation; V; logarithms of the shares of the steps over that of q0;
-            those of the Parisi parameters, times alpha^{1/2}.
+        u: the logarithm of the norm, over that of no correlation; V; logarithms of the shares of the steps over that of
+            q0; those of the Parisi parameters, times alpha^{1/2}.
     """
     (size, V), (shares, s) = u[:2], u[2:].reshape(2, -1)
     q0, *widths = jnp.exp(size) * alpha / 4 * jax.nn.softmax(jnp.append(0.0, shares))
@@ -180,7 +183,8 @@ _slope = jax.jit(jax.grad(_scaled))
 
 
 def signs(alpha: float, steps: int) -> list[float]:
-    """Training losses of `signs_loss`, replica-symmetric and with one step of breaking to `steps` of them, at most three.
+    """Training losses of `signs_loss`, replica-symmetric and with one step of breaking to `steps` of them, at most
+    three.
 
     Raises:
         RuntimeError: a solution was not found.
@@ -219,7 +223,7 @@ def main() -> None:
         one, two, told = at_a_state(alpha, branch, args.order)
         print(f"{alpha:>6} {branch:<10} {one:.3e} {two:.3e} {two / one:.4f} {told:.3e}")
     print(
-        "\nEvery sample chooses a sign: alpha, elevation of one step, of two and three over it, energies of a spin from RS"
+        "\nEvery sample chooses a sign: alpha, elevation of one step, two and three over it, energies of a spin from RS"
     )
     for alpha in SIGNS:
         rs, *losses = signs(alpha, 3)

@@ -1,9 +1,11 @@
-"""Theory next to training for every layer and option, two states or three of each: the table of `docs/howto/own_layer.md`.
+"""Theory next to training for every layer and option, two states or three of each: the table of
+`docs/howto/own_layer.md`.
 
     python benchmarks/layers.py [--instances 50] [--d 800] [--case WORDS]
 
-Training is L-BFGS from the start named after the branch. Teachers have exactly the model's norm and are exactly orthogonal
-to the encodings. Takes about forty minutes on one core. Classes of tokens are in `correlated.py`, penalties in `penalties.py`.
+Training is L-BFGS from the start named after the branch. Teachers have exactly the model's norm and are exactly
+orthogonal to the encodings. Takes about forty minutes on one core. Classes of tokens are in `correlated.py`, penalties
+in `penalties.py`.
 """
 
 from __future__ import annotations

@@ -2,10 +2,12 @@
 
     python -m benchmarks.minima [--d 250 500 1000] [--instances 8] [--alpha 2] [--rounds 4] [--lanes 50]
 
-L-BFGS runs from the positional start (*training*), then from many starts at once: in the first round its mean part along
-the encodings and a random rest of one to two times the state's size, in later rounds the lowest minimum so far, moved by
-.03 to .8 of its own size. What ends on the positional branch counts. Teachers have exactly the model's norm. One line an
-instance: its lowest minimum and that of training against the replica-symmetric (RS) state, in percent, how many runs end at
+L-BFGS runs from the positional start (*training*), then from many starts at once: in the first round its mean part
+along the encodings and a random rest of one to two times the state's size, in later rounds the lowest minimum so far,
+moved by .03 to .8 of its own size. What ends on the positional branch counts. Teachers have exactly the model's norm.
+One line an
+instance: its lowest minimum and that of training against the replica-symmetric (RS) state, in percent, how many runs
+    end at
 the lowest one, and how far above it the next one lies; then a table of the means. On two cores an instance takes half a
 minute at d = 250 and two at 500; on one, a quarter of an hour at 1000.
 """

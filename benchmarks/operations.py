@@ -1,4 +1,6 @@
-"""How many operations a function does: its jaxpr is run step by step, so that loops and branches count as they are taken."""
+"""How many operations a function does: its jaxpr is run step by step,
+so that loops and branches count as they are taken.
+"""
 
 from __future__ import annotations
 
@@ -25,7 +27,8 @@ Operations = Counter[tuple[str, int]]  # by class and by the bits of a number
 
 
 def operations(fn: Callable[..., Any], *args: Any) -> Operations:
-    """Operations of ``fn(*args)`` on floating-point numbers, by class, "simple", "division" or "transcendental", and bits.
+    """Operations of ``fn(*args)`` on floating-point numbers, by class, "simple", "division" or "transcendental", and
+    bits.
 
     What moves numbers only is no operation; of a matrix factorisation only its results count.
     """

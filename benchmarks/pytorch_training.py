@@ -1,4 +1,6 @@
-"""The published way of training the dot-product model, full batches and the exact labels in PyTorch, as a comparator."""
+"""The published way of training the dot-product model, full batches and the exact labels in PyTorch,
+as a comparator.
+"""
 
 from __future__ import annotations
 

@@ -51,7 +51,9 @@ _FOLDER = compiled.Traced.folder
 
 @pytest.fixture
 def monkeypatch(monkeypatch):
-    """While a test replaces something it traces its programs itself: it takes no kept ones, and leaves none of its own."""
+    """While a test replaces something it traces its programs itself: it takes no kept ones,
+    and leaves none of its own.
+    """
     patch = monkeypatch.setattr
 
     def and_trace_anew(*args, **options):

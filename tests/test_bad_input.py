@@ -1,4 +1,6 @@
-"""Bad input to models and solves: one sentence that names the argument and what to give, before anything is compiled."""
+"""Bad input to models and solves: one sentence that names the argument and what to give,
+before anything is compiled.
+"""
 
 import dataclasses
 from functools import partial

@@ -260,7 +260,9 @@ def test_published_iteration_takes_other_conjugates():
 
 
 def test_further_steps_of_breaking():
-    """One step is `jump_cost`; a step that is split into two alike is one; a second one, where it is best, adds 2.7 %."""
+    """One step is `jump_cost`; a step that is split into two alike is one; a second one, where it is best,
+    adds 2.7 %.
+    """
     one = further_steps.cost(np.array([2.1]), np.ones(1))
     np.testing.assert_allclose(one, jump_cost(2.1) / 2.1, rtol=1e-4)
     np.testing.assert_allclose(further_steps.cost(np.array([2.1, 2.1]), np.array([0.3, 0.7])), one, rtol=1e-4)
@@ -277,7 +279,9 @@ def test_further_steps_of_breaking():
 
 
 def test_two_steps_where_every_sample_chooses_a_sign():
-    """For few samples energies of the SK model: -.7636 with two steps (Parisi, J. Phys. A 13, L115, 1980); one as by hand."""
+    """For few samples energies of the SK model: -.7636 with two steps (Parisi, J. Phys. A 13, L115, 1980);
+    one as by hand.
+    """
     alphas = np.array([[1e-4], [1e-5]])
     few, fewer = (4 * np.array([further_steps.signs(alpha, 2) for alpha in alphas[:, 0]]) / alphas - 1) / alphas**0.5
     limit = fewer + (fewer - few) / (10**0.5 - 1)  # corrections are of order alpha^{1/2}

@@ -1,4 +1,6 @@
-"""Figures of results made by hand. Those of solved diagrams and trained transformers are tested with their results, too."""
+"""Figures of results made by hand. Those of solved diagrams and trained transformers are tested with their results,
+too.
+"""
 
 from types import SimpleNamespace as Some
 

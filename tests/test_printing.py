@@ -282,7 +282,8 @@ def test_runs_on_data(model):
         "Training(Q of shape (60, 1) after 7 iterations; q=0.5, theta=0.25, m=1, train_loss=0.5,"
     )
     assert run.to_dict() == {  # weights of training have no V
-        "q": 0.5, "theta": 0.25, "m": 1.0, "train_loss": 0.5, "gradient_norm": 1e-9, "iterations": 7, "status": "max steps"
+        "q": 0.5, "theta": 0.25, "m": 1.0, "train_loss": 0.5, "gradient_norm": 1e-9, "iterations": 7,
+        "status": "max steps"
     }  # fmt: skip
     assert not run.ok
     mean = ta.Average(jnp.array(0.5), jnp.array(0.01))

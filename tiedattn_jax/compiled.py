@@ -1,9 +1,9 @@
 """Compiled programs, kept in a folder from one process to the next.
 
-jax keeps what the compiler makes of a program's text. To find it there, it has to write the text: to trace a function of
-Python, which takes two to five seconds for a program that averages, again in every process. So the text is kept here too
-(`jax.export`), under the hash of all that it depends on: the source of this library, the function, the structure and the
-shapes of its arguments, versions and the settings of jax.
+jax keeps what the compiler makes of a program's text. To find it there, it has to write the text: to trace a function
+of Python, which takes two to five seconds for a program that averages, again in every process. So the text is kept here
+too (`jax.export`), under the hash of all that it depends on: the source of this library, the function, the structure
+and the shapes of its arguments, versions and the settings of jax.
 """
 
 from __future__ import annotations

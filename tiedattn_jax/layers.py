@@ -22,8 +22,8 @@ from .penalties import Penalty
 class AttentionLayer(Model):
     """A layer whose target is one of its own kind: subclass it, and write `attention`; `of` then makes a model.
 
-    The student is ``S(Z) = attention(Z)``, the target ``T(Y) = (1 - omega) attention(Y) + omega A``. Tokens have isotropic
-    covariances ``Sigma_l = sigma^2 I``; positional encodings span a few directions orthogonal to the teacher.
+    The student is ``S(Z) = attention(Z)``, the target ``T(Y) = (1 - omega) attention(Y) + omega A``. Tokens have
+    isotropic covariances ``Sigma_l = sigma^2 I``; positional encodings span a few directions orthogonal to the teacher.
 
     Attributes:
         omega: positional share of the target, in [0, 1].
@@ -239,8 +239,8 @@ class UntiedDotProduct(AttentionLayer):
     """Dot-product attention with queries and keys of their own, ``softmax(Z^Q (Z^K)^T)``.
 
     The columns of the student are those of the queries, then those of the keys, `rank` of each, so that r = 2 `rank`.
-    Those of the teacher likewise, unless it is tied. A rotation of queries and keys alike changes nothing. Attributes as
-    in `AttentionLayer`, and
+    Those of the teacher likewise, unless it is tied. A rotation of queries and keys alike changes nothing. Attributes
+    as in `AttentionLayer`, and
 
     Attributes:
         tied_teacher: whether the target is tied, ``(1 - omega) softmax(Y Y^T) + omega A``.

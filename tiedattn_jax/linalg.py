@@ -32,7 +32,8 @@ def positive_definite(a: jax.Array) -> jax.Array:
 
 
 def solve(a: jax.Array, b: jax.Array) -> jax.Array:
-    """``a^{-1} b`` over the last two axes, of matrices of positive leading minors, or triangular ones: rows stay in order.
+    """``a^{-1} b`` over the last two axes, of matrices of positive leading minors, or triangular ones: rows stay in
+    order.
 
     Small ones without LAPACK, also because two batches of its solver at once, in one program, can wait for each other
     for ever where there are two cores or more (jaxlib 0.10.2).

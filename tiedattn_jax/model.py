@@ -27,8 +27,8 @@ _CHANCE = 0.2  # cosine of the angle between a drawn mean of a class and an enco
 class Sentences(Printed):
     """Kinds of sentences whose tokens are of several classes, and so are correlated (Result C.2).
 
-    Given the kind the tokens are independent: that at position l has the mean ``mu_s`` and the covariance ``Sigma_s`` of
-    its class s. Where a covariance depends on the position, classes are not shared between positions.
+    Given the kind the tokens are independent: that at position l has the mean ``mu_s`` and the covariance ``Sigma_s``
+    of its class s. Where a covariance depends on the position, classes are not shared between positions.
 
     Attributes:
         weights: shares of the kinds, (C,), summing to one.
@@ -43,7 +43,8 @@ class Sentences(Printed):
         """Of the shares of the kinds, such as ``{(0, 0): 0.45, (1, 1): 0.45, (0, 1): 0.05, (1, 0): 0.05}``.
 
         Raises:
-            InputError: no such dictionary, classes that are no indices, shares that are not positive or do not sum to one.
+            InputError: no such dictionary, classes that are no indices, shares that are not positive or do not sum to
+                one.
         """
         if isinstance(shares, Sentences):
             return shares
@@ -82,7 +83,8 @@ class SpectralLaw(Printed):
     atoms may have the same gamma: of a sparse teacher, one for the entries that are zero; of samples, one for each.
 
     All of them are of order one: encodings have norm O(1), entries O(1 / sqrt(d)), and the teacher has entries O(1).
-    The law does not know d, and cannot tell moments of encodings that were not divided by sqrt(d) from strong encodings.
+    The law does not know d, and cannot tell moments of encodings that were not divided by sqrt(d) from strong
+    encodings.
 
     With `sentences` the tokens are of S classes: there is a gamma for each class instead of each token, and tau are the
     projections of J = L + S vectors, of the encodings and then of the classes' means, which the teacher sees as well:
@@ -135,8 +137,8 @@ class SpectralLaw(Printed):
     ) -> SpectralLaw:
         """The law of given matrices: an atom for each distinct set of eigenvalues, with the second moments there.
 
-        A teacher that was drawn overlaps with the encodings by chance, which leaves no symmetry for the branches by name:
-        these hold m or theta at zero, and `branch=None` does not.
+        A teacher that was drawn overlaps with the encodings by chance, which leaves no symmetry for the branches by
+        name: these hold m or theta at zero, and `branch=None` does not.
 
         Args:
             covariances: Sigma_l, (L, d, d), which commute; or their eigenvalues, (L, d), where the coordinates are the
@@ -144,8 +146,8 @@ class SpectralLaw(Printed):
             encodings: the vectors p_l, (L, d), of norm O(1).
             teacher: Q*, (d, t), entries O(1).
             means: of the classes of tokens, mu_s, (S, d), of norm O(1); the covariances are then those of the classes.
-            sentences: shares of the kinds of sentences by the classes of their tokens, see `Sentences.of`; given together
-                with `means`.
+            sentences: shares of the kinds of sentences by the classes of their tokens, see `Sentences.of`; given
+                together with `means`.
             dtype: of the law; by default what jax gives to Python floats.
 
         Raises:
@@ -177,8 +179,8 @@ class SpectralLaw(Printed):
 
         Args:
             gamma: eigenvalues, (N, L), or (N, S) of the classes.
-            tau: projections of the encodings, ``sqrt(d) e_i . p_l``, (N, L); with those of the means of the classes behind
-                them, (N, L + S).
+            tau: projections of the encodings, ``sqrt(d) e_i . p_l``, (N, L); with those of the means of the classes
+                behind them, (N, L + S).
             pi: projections of the teacher, ``e_i . Q*``, (N, t).
             weights: shares of the samples, (N,), summing to one; by default equal.
             sentences: as in `from_matrices`.
@@ -238,9 +240,9 @@ class SpectralLaw(Printed):
             dtype: of the law; by default what jax gives to Python floats.
 
         Raises:
-            InputError: shapes that do not fit, variances that are not positive, or shares as in `Sentences.of`. That the
-                moments are possible, the teacher's means no larger than its norm and the means allow, is checked with the
-                model.
+            InputError: shapes that do not fit, variances that are not positive, or shares as in `Sentences.of`. That
+                the moments are possible, the teacher's means no larger than its norm and the means allow, is checked
+                with the model.
         """
         dtype = jnp.dtype(dtype or jnp.result_type(float))
         kinds, sizes = Sentences.of(sentences), {"S": len(np.atleast_1d(np.asarray(variances)))}
@@ -320,8 +322,8 @@ class Model(Printed):
         """Loss of one sentence as a function of its local fields.
 
         For student and teacher attention matrices S and T it is ``1/2 Tr[(S(Z) - T(Y)) D (S(Z) - T(Y))^T]`` with
-        ``D = diag(Tr Sigma_l / d)``. It must not change under ``Z -> -Z`` nor under ``Y -> -Y``. A model with `noise` has
-        ``loss(Z, Y, noise)``, even in Y alone or in Y and the noise together.
+        ``D = diag(Tr Sigma_l / d)``. It must not change under ``Z -> -Z`` nor under ``Y -> -Y``. A model with `noise`
+        has ``loss(Z, Y, noise)``, even in Y alone or in Y and the noise together.
 
         Args:
             Z: student fields, (L, r).
@@ -357,7 +359,9 @@ class Model(Printed):
         return None if sentences is None else jnp.asarray(np.eye(len(sentences.classes), dtype=self.lam.dtype))
 
     def given(self, kind: jax.Array | None) -> Model:
-        """The model of one kind of sentences: `rho`, `trace`, `teacher_mean` and `share` are then those of its tokens."""
+        """The model of one kind of sentences: `rho`, `trace`, `teacher_mean` and `share` are then those of its
+        tokens.
+        """
         return self if kind is None else eqx.tree_at(lambda m: m.kind, self, kind, is_leaf=lambda a: a is None)
 
     def of_all(self) -> Model:
@@ -379,7 +383,9 @@ class Model(Printed):
         return jnp.tensordot(self.kind, jnp.asarray(sentences.table, self.kind.dtype), 1)
 
     def of_tokens(self, classes: jax.Array) -> jax.Array:
-        """Of arrays over the classes, (S, ...), what the tokens of the given kind have, (L, ...); unchanged without one."""
+        """Of arrays over the classes, (S, ...), what the tokens of the given kind have, (L, ...);
+        unchanged without one.
+        """
         drawn = self.drawn
         return classes if drawn is None else jnp.tensordot(drawn, classes, 1)
 

@@ -88,7 +88,8 @@ class Branch(NamedTuple):
         direction = jnp.where(direction[0] < 0, -direction, direction)
         eye = jnp.broadcast_to(jnp.eye(r, dtype=dtype), (S, r, r))
         semantic, positional = model.start_columns(both=bool(self.theta))
-        # Columns that are all along one column of the teacher have it in common: q - theta rho^{-1} theta^T is positive.
+        # Columns that are all along one column of the teacher have it in common: q - theta rho^{-1} theta^T is
+        # positive.
         size = jnp.max(jnp.sum(jnp.abs(semantic), 0)) * jnp.max(jnp.sum(jnp.abs(semantic), 1))  # above |semantic|^2
         semantic = semantic / jnp.sqrt(jnp.maximum(size / 2, 1.0))
         m = 0.25 * self.m * direction[:, None] * positional
@@ -150,7 +151,9 @@ def _positions(x: Overlaps | Conjugates) -> int:
 
 
 def explained_covariance(model: Model, theta: jax.Array) -> jax.Array:
-    """The part of the covariance of the student fields that the teacher's explain, ``theta rho^{-1} theta^T``, (L, r, r)."""
+    """The part of the covariance of the student fields that the teacher's explain, ``theta rho^{-1} theta^T``, (L,
+    r, r).
+    """
     return theta @ solve(model.rho, jnp.swapaxes(theta, -1, -2))
 
 
@@ -209,7 +212,8 @@ State = TypeVar("State", Overlaps, Conjugates)
 def impose(x: State, free: jax.Array) -> State:
     """Set to zero what the symmetry of a branch sets to zero.
 
-    On conjugates it does to frozen nodes what symmetrising them would do. The overlaps with the means of classes belong to
+    On conjugates it does to frozen nodes what symmetrising them would do. The overlaps with the means of classes belong
+    to
     theta: the teacher sees them.
     """
     rows = np.arange(x.m.shape[-2])[:, None] < _positions(x)

@@ -85,7 +85,9 @@ def minimiser_and_response(penalty: Penalty, Lam: jax.Array, b: jax.Array) -> tu
 
 
 def _minimised(penalty: Penalty, Lam: jax.Array, b: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """The minimiser, and u with ``w_a = prox(u_a, 1 / Lam_aa)``: what is left of the field of a column beside the others."""
+    """The minimiser, and u with ``w_a = prox(u_a, 1 / Lam_aa)``: what is left of the field of a column beside the
+    others.
+    """
     u = b / _diagonal(Lam)
     if b.shape[-1] > 1:
         u = _attach(_found(*lax.stop_gradient((penalty, Lam, b))), penalty, Lam, b)

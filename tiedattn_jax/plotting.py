@@ -396,7 +396,8 @@ def gamp_figure(runs: dict[str, Any]) -> Figure:
 
 
 def instances_figure(instances: Any) -> Figure:
-    """Every instance against the theory at the teacher that it has drawn, in its branch's colour; on the line they agree.
+    """Every instance against the theory at the teacher that it has drawn, in its branch's colour; on the line they
+    agree.
 
     Bars are two error bars of the theory. Hollow points ran out of steps. Instances that came to no rest, or ended on
     neither branch, have no theory to be drawn against and are left out.

@@ -119,7 +119,9 @@ def pictures() -> Any:
 
 
 def with_error(value: Any, error: Any = 0.0) -> str:
-    """A number with its error bar in two digits of the last places: 1.25154(12), 3.14(14)e-7; without one, six digits."""
+    """A number with its error bar in two digits of the last places: 1.25154(12), 3.14(14)e-7; without one,
+    six digits.
+    """
     value, error = float(value), float(error)
     if not math.isfinite(error) or error <= 0:
         return f"{value:.6g}"

@@ -1,8 +1,8 @@
 """Files that are whole or not there at all, and the state of a long computation kept in them.
 
-A file of arrays is an .npz whose comment is the SHA-256 of all that stands before it: a single flipped bit is found. One
-that a computation resumes from has a line of JSON among its arrays, `about`, that says what they belong to. A `Store`
-keeps the finished pieces of a computation, one file each; a `Checkpoint` keeps its latest state.
+A file of arrays is an .npz whose comment is the SHA-256 of all that stands before it: a single flipped bit is found.
+One that a computation resumes from has a line of JSON among its arrays, `about`, that says what they belong to. A
+`Store` keeps the finished pieces of a computation, one file each; a `Checkpoint` keeps its latest state.
 """
 
 from __future__ import annotations
@@ -39,7 +39,8 @@ _DIGEST = 64  # characters
 
 
 def write_whole(path: Path, content: bytes) -> None:
-    """Write a file under a name of its own and move it into place: no reader, no crash and no other writer meets a part.
+    """Write a file under a name of its own and move it into place: no reader, no crash and no other writer meets a
+    part.
 
     Raises:
         OSError: naming `path`, which is then what it was.

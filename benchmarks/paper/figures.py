@@ -163,8 +163,8 @@ FIGURES = (
     _attention(
         "4",
         "Fig. 4: attention of the counting task",
-        "Three held-out sequences, with few, more and many repetitions. The positional solution has the same matrix for "
-        "all of them; in the semantic one equal tokens attend to each other.",
+        "Three held-out sequences, with few, more and many repetitions. The positional solution has the same matrix "
+        "for all of them; in the semantic one equal tokens attend to each other.",
         _FROZEN,
     ),
     _attention(
@@ -209,10 +209,11 @@ FIGURES = (
         layers,
         "10",
         "Fig. 10: correlated tokens",
-        "Two classes of tokens with the means +mu and -mu, |mu| = 1, orthogonal to the encodings, so that the teacher's fields "
-        "have the means +.3 and -.3; both tokens of a sentence are of one class with probability .9 (Result C.2; the paper's "
-        "choice is not in its text). A student that attends by position cannot see the class, on which the target depends: the "
-        "minima exchange at fewer samples, alpha_c = .7827(5), than with independent tokens, 1.2515. The paper's do at more.",
+        "Two classes of tokens with the means +mu and -mu, |mu| = 1, orthogonal to the encodings, so that the "
+        "teacher's fields have the means +.3 and -.3; both tokens of a sentence are of one class with probability .9 "
+        "(Result C.2; the paper's choice is not in its text). A student that attends by position cannot see the "
+        "class, on which the target depends: the minima exchange at fewer samples, alpha_c = .7827(5), than with "
+        "independent tokens, 1.2515. The paper's do at more.",
         kind="correlated",
     ),
     _own(
@@ -220,40 +221,43 @@ FIGURES = (
         "11",
         "Fig. 11: a student of rank two",
         "Two columns, started both positional, both semantic, or one of each. To zero gradient all starts end in the "
-        "same minimum, with one positional and one semantic direction, which is the line; the published gradient descent "
-        "stops before.",
+        "same minimum, with one positional and one semantic direction, which is the line; the published gradient "
+        "descent stops before.",
         kind="rank",
     ),
     _own(
         layers,
         "12",
         "Fig. 12: query and key of their own",
-        "S = softmax(z^Q (z^K)^T), started with query and key alike, beside the tied layer. Where the semantic branch is "
-        "unstable towards m (dotted) training leaves it. The exchange of the minima is beyond alpha = 2 here: both weights "
-        "are penalised, so that the ridge is twice as strong.",
+        "S = softmax(z^Q (z^K)^T), started with query and key alike, beside the tied layer. Where the semantic branch "
+        "is unstable towards m (dotted) training leaves it. The exchange of the minima is beyond alpha = 2 here: both "
+        "weights are penalised, so that the ridge is twice as strong.",
         kind="untied",
     ),
     _own(
         layers,
         "13",
         "Fig. 13: a trained value matrix",
-        "f = S(Z) (x + p) W, trained on the exact labels along with the weights. A ridge of strength lambda holds W at the "
-        "identity; the paper does not say what it takes. There is no theory of it. Hollow points are the "
-        "tied layer without. The transition is there, as the paper finds, but not in the same place: W fits part of what "
-        "attention leaves over, which is more in the positional minimum, so that the minima exchange at more samples, the "
-        "more so the weaker its ridge: at alpha = 1.25(12) with W held at the identity, 1.45(14), 1.74(10) and 1.87(9) at ridges "
-        "of 1, .1 and .01 (d = 100, 12 instances, exact labels). The test error rises, as the d^2 entries of W see L n d labels.",
+        "f = S(Z) (x + p) W, trained on the exact labels along with the weights. A ridge of strength lambda holds W "
+        "at the identity; the paper does not say what it takes. There is no theory of it. Hollow points are the "
+        "tied layer without. The transition is there, as the paper finds, but not in the same place: W fits part of "
+        "what attention leaves over, which is more in the positional minimum, so that the minima exchange at more "
+        "samples, the more so the weaker its ridge: at alpha = 1.25(12) with W held at the identity, 1.45(14), "
+        "1.74(10) and 1.87(9) at ridges of 1, .1 and .01 (d = 100, 12 instances, exact labels). The test error rises, "
+        "as the d^2 entries of W see L n d labels.",
         full=layers.SIZES_VALUE,
         kind="value",
     ),
     Entry(
         "14",
         "Fig. 14: the plane of Fig. 3 for other layers",
-        "The difference of the training losses from both starts, for the tied layer (as in Fig. 3, of its size), for a student of rank two, for query and key of "
-        "their own, for a trained value matrix, and for correlated tokens, with alpha_c of the theory where it has one. With a trained value matrix, whose ridge is lambda too, the line has the same shape and lies at more samples; "
-        "with the correlated tokens of Fig. 10 at fewer. White: both starts end in one minimum. So they do in five sixths of the cells for a student of rank two, which has "
-        "no line: in the others, mostly of one instance at alpha = 1.19, the positional start ends in a minimum above, by up to 12 % of the loss. The paper, too, calls its "
-        "picture of that student not entirely clean.",
+        "The difference of the training losses from both starts, for the tied layer (as in Fig. 3, of its size), for "
+        "a student of rank two, for query and key of their own, for a trained value matrix, and for correlated "
+        "tokens, with alpha_c of the theory where it has one. With a trained value matrix, whose ridge is lambda too, "
+        "the line has the same shape and lies at more samples; with the correlated tokens of Fig. 10 at fewer. White: "
+        "both starts end in one minimum. So they do in five sixths of the cells for a student of rank two, which has "
+        "no line: in the others, mostly of one instance at alpha = 1.19, the positional start ends in a minimum "
+        "above, by up to 12 % of the loss. The paper, too, calls its picture of that student not entirely clean.",
         _compute_layers,
         lambda folder: {name: (plane.simulated(folder), plane.exchanged(folder)) for name, plane in _LAYERS.items()},
         plane_module.draw_layers,
@@ -264,10 +268,11 @@ FIGURES = (
         adam,
         "15",
         "Fig. 15: Adam from random starts",
-        "Overlaps at the end of every run at alpha = 2, one instance each, and how many end in the positional minimum, in "
-        "the semantic one, or elsewhere: farther than 5 % in loss, or .05 in an overlap, from both. The paper, too, finds "
-        "both minima and many runs that end in neither; there the semantic one becomes the rarer of the two, here the "
-        "positional one. Its rate and its number of steps are not in its text: here .03, and as said below.",
+        "Overlaps at the end of every run at alpha = 2, one instance each, and how many end in the positional "
+        "minimum, in the semantic one, or elsewhere: farther than 5 % in loss, or .05 in an overlap, from both. The "
+        "paper, too, finds both minima and many runs that end in neither; there the semantic one becomes the rarer of "
+        "the two, here the positional one. Its rate and its number of steps are not in its text: here .03, and as "
+        "said below.",
     ),
 )
 

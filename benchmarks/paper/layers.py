@@ -42,7 +42,9 @@ def untied(omega: float = 0.3) -> ta.UntiedDotProduct:
 
 
 def correlated() -> ta.SpectralLaw:
-    """Two classes of tokens with opposite means of unit norm, which the teacher sees; nine tenths of the pairs are of one."""
+    """Two classes of tokens with opposite means of unit norm, which the teacher sees;
+    nine tenths of the pairs are of one.
+    """
     shares = {(0, 0): 0.45, (1, 1): 0.45, (0, 1): 0.05, (1, 0): 0.05}
     vectors = {"encodings": [[1.0, 0.0], [-1.0, 0.0]], "means": [[0.0, 1.0], [0.0, -1.0]]}
     return ta.SpectralLaw.of_classes([0.25, 0.25], shares, **vectors, teacher_means=[0.3, -0.3])

@@ -33,7 +33,9 @@ Found = tuple[dict[str, Any], Columns]  # a simulation: what it is about, and it
 
 
 class Plane(NamedTuple):
-    """A target by its name in `MIXINGS`, and a layer by its name in `layers.STARTS`; the theory is that of the tied one."""
+    """A target by its name in `MIXINGS`, and a layer by its name in `layers.STARTS`;
+    the theory is that of the tied one.
+    """
 
     name: str
     layer: str = "tied"
@@ -65,7 +67,9 @@ class Plane(NamedTuple):
         return full if task.full else REDUCED
 
     def exchange(self, task: Task) -> None:
-        """alpha_c of the theory at the omegas of the simulation, each from the one before; NaN from the first without."""
+        """alpha_c of the theory at the omegas of the simulation, each from the one before;
+        NaN from the first without.
+        """
         last: list[ta.Transition] = []
 
         def one(omega: float) -> list[float]:
@@ -139,7 +143,9 @@ def draw_simulation(found: Found) -> Figure:
 
 
 def draw_layers(found: dict[str, tuple[Found, Columns]]) -> Figure:
-    """The loss difference of both starts, for some layers by name, where it changes its sign, and alpha_c of the theory."""
+    """The loss difference of both starts, for some layers by name, where it changes its sign,
+    and alpha_c of the theory.
+    """
     with panels(4.8 * len(found), 4.2, list(found), **_AXES) as (figure, axes):
         for axis, (one, theory) in zip(axes[0], found.values(), strict=True):
             _coloured(figure, axis, one, _gap(one), "RdBu", _GAP)
@@ -200,7 +206,9 @@ def rows_theory(diagram: ta.PhaseDiagram) -> list[Row]:
 
 
 def rows_simulation(found: Found, theory: Columns | None = None) -> list[Row]:
-    """alpha at which the training losses of both starts cross, at some nine of the omegas, beside the theory's if given."""
+    """alpha at which the training losses of both starts cross, at some nine of the omegas,
+    beside the theory's if given.
+    """
     about, columns = found
     reason = f"{about['layer']}; d = {about['d']}, instances: {about['instances']}; interpolated"
     out = []

@@ -26,8 +26,8 @@ STEPS = 2000
 TRAIN = partial(ta.train, optimizer="lbfgs", steps=STEPS, tol=1e-8)
 # Steps take linear algebra of the size of W; the training loss at the end is right to 1e-4 (d = 1000, alpha = 1).
 TRAIN_VALUE = partial(ta.train_value, optimizer="lbfgs", steps=STEPS, tol=1e-5)
-# Relative difference in loss of minima of one kind: those that training finds from different starts on one branch, where
-# the proximal operator jumps, differ by .2 %.
+# Relative difference in loss of minima of one kind: those that training finds from different starts on one branch,
+# where the proximal operator jumps, differ by .2 %.
 ONE_KIND = 2e-3
 SENTENCES = 20_000  # fresh ones, for the test error of an instance
 # Columns of `measured`, and of `numbers`.
@@ -92,9 +92,9 @@ def stable(point: ta.FixedPoint) -> bool:
 def exchange(columns: Columns) -> float:
     """alpha where the training loss from the semantic start falls below that from the positional one; NaN if nowhere.
 
-    Where both starts end in one minimum, or in two of one kind, their difference changes its sign by chance: differences
-    below `ONE_KIND` are left out, and ends whose overlaps theta and m are nearer than half the larger ones; the steepest
-    change counts.
+    Where both starts end in one minimum, or in two of one kind, their difference changes its sign by chance:
+    differences below `ONE_KIND` are left out, and ends whose overlaps theta and m are nearer than half the larger ones;
+    the steepest change counts.
     """
     one, other = (where(columns, branch=k) for k in range(2))
     alphas = np.intersect1d(one["alpha"], other["alpha"])

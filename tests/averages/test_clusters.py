@@ -16,8 +16,8 @@ from tiedattn_jax.theory.potentials import stationary
 S = 700.0
 V = jnp.full((2, 1, 1), 14.0)
 SPREAD = jnp.full((2, 1, 1), 0.0013**0.5)
-# Fields with a jump at up to five standard deviations, two close to a cusp; one whose second minimum is there only in a small
-# part of the line; one with a steep step, two without a jump.
+# Fields with a jump at up to five standard deviations, two close to a cusp; one whose second minimum is there only in a
+# small part of the line; one with a steep step, two without a jump.
 H = jnp.array([
     [-0.1153, 0.0410, 0.3214, 0.2601, 0.2178, 0.0822, 0.3460, 0.0915, 0.2501, 0.5],
     [-0.1263, -0.0538, 0.2370, -0.1623, 0.0248, -0.0314, 0.2667, 0.0926, -0.0281, 0.4],

@@ -356,7 +356,9 @@ def test_a_jump_that_is_just_about_to_end_moves_nothing(model):
 
 
 def test_one_field():
-    """E min_z (|z| - 1)^2 / 2 + (z - h)^2 / (2 V) is E (|h| - 1)^2 / (2 (1 + V)), and lines have it to the rounding of |z|."""
+    """E min_z (|z| - 1)^2 / 2 + (z - h)^2 / (2 V) is E (|h| - 1)^2 / (2 (1 + V)),
+    and lines have it to the rounding of |z|.
+    """
     model, q, V = OneToken(lam=jnp.asarray(1.0)), 0.3, 0.8
     x = ta.Overlaps(*(jnp.full((1, 1, 1), v, float) for v in (q, V, 0.0)), jnp.zeros((1, 1)))
     M = channel_gradient(model, x, ta.line_nodes(model, 5, lines=4).replicate(0))[0]

@@ -133,7 +133,9 @@ def test_small_linear_algebra(monkeypatch, unrolled):
 
 @pytest.mark.parametrize("r", [1, 2, 3, 4, 5])
 def test_matrices_of_order_parameters(r):
-    """Those of up to four columns by arithmetic, also a triangular root and one of positive minors that is not symmetric."""
+    """Those of up to four columns by arithmetic, also a triangular root and one of positive minors that is not
+    symmetric.
+    """
     rng = np.random.default_rng(r)
     root, b = np.tril(rng.normal(size=(3, r, r))), rng.normal(size=(3, r, 2))
     diagonal = np.arange(r)
@@ -168,7 +170,9 @@ def test_nodes_near_a_jump_share_their_weight():
 
 @pytest.mark.parametrize(("V", "tol"), [(2.0, 1e-7), (12.7, 0.2)], ids=["nothing jumps", "jumps"])
 def test_derivatives_of_averages_where_nothing_jumps_are_those_of_the_nodes(model, V, tol):
-    """There a difference at the same nodes gives the same; where minimisers jump it scatters, and the derivative does not."""
+    """There a difference at the same nodes gives the same; where minimisers jump it scatters,
+    and the derivative does not.
+    """
     replicate = ta.sobol_nodes(model, 2**10, replicates=1).replicate(0)
     x = ta.Overlaps(*(jnp.full((2, 1, 1), v) for v in (0.05, V, 0.0)), 0.19 * jnp.array([[1.0], [-1.0]]))
 
@@ -185,7 +189,9 @@ def test_derivatives_of_averages_where_nothing_jumps_are_those_of_the_nodes(mode
 
 
 def test_how_much_nodes_carry():
-    """All of the motion where none is near a jump, hardly any where one in a thousand is; nodes without weight do not count."""
+    """All of the motion where none is near a jump, hardly any where one in a thousand is;
+    nodes without weight do not count.
+    """
     weight, width = jnp.where(jnp.arange(2000) < 1000, 1e-3, 0.0), jnp.asarray(0.1)
     for near, share in ((0, 1.0), (1, 1 / (1 + 3.0**2))):
         found = nodes._carried(jnp.arange(2000) < near, weight, width)

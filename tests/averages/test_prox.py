@@ -52,7 +52,9 @@ def test_global_minimum_against_brute_force(model, nodes, case):
     ],
 )
 def test_the_minima_of_a_large_student_are_found(numbers, q, V):
-    """Its fields lie where the softmax is saturated: from there and from the wells 3 % or 12 % of the nodes are missed."""
+    """Its fields lie where the softmax is saturated: from there and from the wells 3 % or 12 % of the nodes are
+    missed.
+    """
     model = ta.dot_product(*numbers)
     x = ta.Overlaps(*(jnp.full((2, 1, 1), v, float) for v in (q, V, 0.0)), jnp.zeros((2, 1)))
     one = ta.sobol_nodes(model, 2**10, replicates=1).replicate(0)
@@ -67,7 +69,9 @@ def test_the_minima_of_a_large_student_are_found(numbers, q, V):
 
 @pytest.mark.parametrize("model", [ta.untied_dot_product(0.3), ta.dot_product(0.3, rank=2, teacher=np.eye(2))])
 def test_starts_of_large_columns_are_left_out_only_where_they_find_nothing_lower(model):
-    """As if every start were tried: with the way of both columns as the bound .9 % of the nodes of untied weights are missed."""
+    """As if every start were tried: with the way of both columns as the bound .9 % of the nodes of untied weights are
+    missed.
+    """
     L, r, t = model.shape
     keys, V = jax.random.split(jax.random.key(0)), jnp.broadcast_to(20.0 * jnp.eye(r), (L, r, r))
     h, y = 2**0.5 * jax.random.normal(keys[0], (L, r, 1024)), 0.5 * jax.random.normal(keys[1], (L, t, 1024))

@@ -1,4 +1,6 @@
-"""Bad input of every subcommand: exit code 2 and one sentence that names the option, its value and what to give instead."""
+"""Bad input of every subcommand: exit code 2 and one sentence that names the option,
+its value and what to give instead.
+"""
 
 import os
 

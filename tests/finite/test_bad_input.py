@@ -1,4 +1,6 @@
-"""Bad input to finite size and to the counting task: one sentence that names the argument, before anything is compiled."""
+"""Bad input to finite size and to the counting task: one sentence that names the argument,
+before anything is compiled.
+"""
 
 import dataclasses
 from types import SimpleNamespace

@@ -205,7 +205,9 @@ def test_distance_with_error_bars_and_without_a_state():
 
 
 def test_ends_are_named_for_what_they_are(model, lines):
-    """Weights given the numbers of the semantic state, of one halfway between both states, and of the positional one."""
+    """Weights given the numbers of the semantic state, of one halfway between both states,
+    and of the positional one.
+    """
     states = [ta.solve(model, 2.0, b, lines) for b in ("semantic", "positional")]
     semantic, positional = ((s.overlaps, s.train_loss) for s in states)
     halfway = jax.tree.map(lambda a, b: 0.52 * a + 0.48 * b, semantic, positional)  # the larger overlap is theta

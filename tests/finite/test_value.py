@@ -1,4 +1,6 @@
-"""Training with a value matrix: its risk against the raw arrays, its minimum against ridge regression in closed form."""
+"""Training with a value matrix: its risk against the raw arrays, its minimum against ridge regression in closed
+form.
+"""
 
 import equinox as eqx
 import jax

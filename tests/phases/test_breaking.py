@@ -121,7 +121,9 @@ _LIFT = 3e-3
 
 
 def _baseline(monkeypatch, early, late):
-    """Semantic states that beat the baseline by alpha^2 - 5 sigma, with breaking by _LIFT sigma more; an RS alpha_c at .5."""
+    """Semantic states that beat the baseline by alpha^2 - 5 sigma, with breaking by _LIFT sigma more;
+    an RS alpha_c at .5.
+    """
     beaten, rs = 1.0, made.fixed_point(scatter=(0.0, 0.0))
     model, root = ta.dot_product(sigma=0.05), 0.25**0.5
 

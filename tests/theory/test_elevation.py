@@ -64,7 +64,9 @@ def test_few_jumps_in_closed_form():
 
 
 def test_units_of_energy():
-    """With energies c times as large delta functions of their difference are 1/c of what they were; V, too, and a^2 c."""
+    """With energies c times as large delta functions of their difference are 1/c of what they were; V, too,
+    and a^2 c.
+    """
     for density in (1e-3, 1.0):
         np.testing.assert_allclose(_elevation(density / 7, 7**0.5 * 0.3), 7 * _elevation(density, 0.3), rtol=1e-12)
 
@@ -122,7 +124,9 @@ def test_jumps_are_those_of_the_response(request, model, name):
     ],
 )
 def test_against_the_broken_states(model, lines, alpha, branch, broken, bar):
-    """The elevations that `solve_1rsb` gives on these lines (docs/results.md): a fifth less than the estimate, at most."""
+    """The elevations that `solve_1rsb` gives on these lines (docs/results.md): a fifth less than the estimate,
+    at most.
+    """
     state = ta.solve(model, alpha, branch, lines)
     found, own = state.diagnostics.rs_error, state.stderr.diagnostics.rs_error
     assert broken - 3 * bar < found < 1.2 * broken + 3 * np.hypot(bar, own)

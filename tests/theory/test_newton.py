@@ -100,7 +100,9 @@ def test_damped_steps_are_implicit(problem):
 
 
 def test_steps_are_straight_where_the_domain_is(problem):
-    """q - theta rho^{-1} theta^T changes by twice as much in twice the step, and by what the step says to first order."""
+    """q - theta rho^{-1} theta^T changes by twice as much in twice the step,
+    and by what the step says to first order.
+    """
     v = iterate().here.v
     step = jnp.linspace(0.1, 0.2, len(v))
 
@@ -131,7 +133,8 @@ def test_a_violent_map(lines):
             {"omega": 0.55, "sigma": 0.36, "lam": 0.0012, "mixing": [[0.2, 0.8], [0.15, 0.85]]}, 16.5, "semantic",
             {"q": (0.1071, 0.01), "theta": (0.0578, 0.05)},
         ),
-        # A small order parameter grows slowly near a pitchfork. Lines of order 15: .062628(26), 2^16 Sobol points .0623(15).
+        # A small order parameter grows slowly near a pitchfork. Lines of order 15: .062628(26), 2^16 Sobol points
+        # .0623(15).
         (
             {"omega": 0.19, "sigma": 0.481, "lam": 0.00077, "mixing": [[0.56, 0.44], [0.12, 0.88]]}, 0.0859,
             "positional", {"m": (0.06263, 0.01)},
@@ -158,7 +161,9 @@ def test_starts_far_from_the_state(lines, numbers, alpha, branch, expected):
 
 
 def test_a_student_that_cut_steps_shrink_is_not_absent():
-    """At small q the map makes V negative; training (d = 800) ends at m = .482, .491, .490 and losses .0495, .0496, .0491."""
+    """At small q the map makes V negative; training (d = 800) ends at m = .482, .491, .490 and losses .0495,
+    .0496, .0491.
+    """
     mixing = 0.4 * np.eye(3) + 0.2
     model = ta.dot_product(0.6, mixing=mixing, encodings=np.linspace(-1, 1, 3)[:, None])
     point = ta.solve(model, 4.0, "positional", ta.sobol_nodes(model, 2**10, replicates=1))

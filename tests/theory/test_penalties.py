@@ -138,7 +138,9 @@ def slope_of_overlaps(model, hats, along):
 
 @pytest.mark.parametrize("correlation", [-0.9, 0.0, 0.5, 0.98])
 def test_averages_over_two_columns(correlation):
-    """V by Stein's identity: the mean response of a weight. It is a second derivative of psi here, too, the first of `prior`."""
+    """V by Stein's identity: the mean response of a weight. It is a second derivative of psi here, too,
+    the first of `prior`.
+    """
     hats, still = hats_of(correlation), jax.tree.map(jnp.zeros_like, hats_of(correlation))
     share, w, R = weights(untied, hats)
     np.testing.assert_allclose(jnp.sum(share), 1, rtol=1e-9)
@@ -184,7 +186,9 @@ def test_a_column_apart_of_three(correlation):
 
 
 def test_derivatives_of_three_columns():
-    """Of the overlaps, in conjugates and in the strength, against differences: they are taken from second derivatives of psi."""
+    """Of the overlaps, in conjugates and in the strength, against differences:
+    they are taken from second derivatives of psi.
+    """
     hats = with_another(hats_of(0.5), jnp.array([2e-3, -2e-3]))
 
     model = ta.dot_product(rank=3, penalty=ta.L1(4e-3))

@@ -92,7 +92,9 @@ def test_prior_by_the_ridge_is_the_norm_of_the_weights():
 
 
 def test_derivatives_of_a_state():
-    """Of the loss the partial ones that came with it, of the rest the implicit ones; what has none says so, and spoils nothing."""
+    """Of the loss the partial ones that came with it, of the rest the implicit ones; what has none says so,
+    and spoils nothing.
+    """
     model, hats, one = ta.dot_product(), _hats(), jnp.ones(())
     slopes = jax.tree.map(lambda a: 3 * jnp.ones_like(a), model)
     status = jnp.zeros((), int)
@@ -120,7 +122,9 @@ def test_derivatives_of_a_state():
 
 
 class TwoColumns(ta.Model):
-    """``(|z_1| - 1)^2 / 2 + k (z_2 - c z_1)^2 / 2``: a sign for each sample, and a second column that follows the first."""
+    """``(|z_1| - 1)^2 / 2 + k (z_2 - c z_1)^2 / 2``: a sign for each sample,
+    and a second column that follows the first.
+    """
 
     k: float = eqx.field(static=True, default=2.0)
     c: float = eqx.field(static=True, default=1.0)
@@ -143,7 +147,9 @@ def _two_columns(model):
 
 
 def _channel_of_two_columns(model, q1, q0, V, s):
-    """M_s: the inner average is Gaussian on either side of the plane ``h^T B a = 0``, on which both signs are as good."""
+    """M_s: the inner average is Gaussian on either side of the plane ``h^T B a = 0``,
+    on which both signs are as good.
+    """
     xi, weight = np.polynomial.hermite_e.hermegauss(60)
     weight = np.outer(weight, weight).ravel() / weight.sum() ** 2
     h = jnp.linalg.cholesky(q0) @ np.stack(np.meshgrid(xi, xi)).reshape(2, -1)
@@ -221,7 +227,9 @@ def in_closed_form(monkeypatch):
 
 
 def test_equations_of_two_columns(in_closed_form):
-    """Matrices of order parameters: what Newton's method finds is stationary in a potential written by hand, and has its loss."""
+    """Matrices of order parameters: what Newton's method finds is stationary in a potential written by hand,
+    and has its loss.
+    """
     found = in_closed_form()
     at = found.x.q1[0], found.x.q0[0], found.x.V[0], jnp.log(found.s)
     loss, slopes = jax.jit(jax.value_and_grad(_losses_of_two_columns(found.problem.model, 0.05)[1], (0, 1, 2, 3)))(*at)
@@ -262,7 +270,9 @@ def test_newton_ends_where_the_equations_are_not_finite(monkeypatch):
 
 
 def test_replicates_start_where_one_was_found(solved, nodes, monkeypatch):
-    """One after the other until one is found; from there the others and those that failed, of which the better stays."""
+    """One after the other until one is found; from there the others and those that failed,
+    of which the better stays.
+    """
     rs, asked = solved(2.0, "positional"), []
     x = BrokenOverlaps(
         *(rs.replicates.overlaps.q[0],) * 2, *(a[0] for a in list(vars(rs.replicates.overlaps).values())[1:])
@@ -352,7 +362,9 @@ def test_where_a_search_starts(solved, mass, without):
 
 
 def test_clusters_of_a_start_lie_within_the_state(solved, monkeypatch):
-    """Half as wide as the state at most, and of two columns a tenth as wide in one direction as in the other, at least."""
+    """Half as wide as the state at most, and of two columns a tenth as wide in one direction as in the other,
+    at least.
+    """
     state = jax.tree.map(lambda a: a[0], solved(2.0, "positional").replicates)
     x, _ = rsb._start(ta.dot_product(), state, jnp.asarray(1e-3), jnp.ones(2))
     np.testing.assert_allclose(x.q0, 0.5 * x.q1, rtol=1e-9)
@@ -454,7 +466,9 @@ def test_derivatives_of_a_ground_state():
 
 @pytest.mark.slow
 def test_conjugates_are_tilted_averages():
-    """Of g = V^{-1} (prox - h) over random fields and a grid within clusters, by nothing that `solve_1rsb` averages with."""
+    """Of g = V^{-1} (prox - h) over random fields and a grid within clusters,
+    by nothing that `solve_1rsb` averages with.
+    """
     model, alpha, N = ta.dot_product(), 1.2515, 40_000
     state = jax.tree.map(lambda a: a[0], ta.solve_1rsb(model, alpha, "positional", order=3, replicates=2).replicates)
     x, hats, s = state.overlaps, state.conjugates, state.s
@@ -527,10 +541,12 @@ def test_ground_state_of_two_columns():
 
 
 class RandomSigns(ta.Model):
-    """``min_w sum_mu (|z_mu| - 1)^2 / 2 + lam |w|^2 / 2``: every sample picks a sign s_mu, and the weights are its best ridge.
+    """``min_w sum_mu (|z_mu| - 1)^2 / 2 + lam |w|^2 / 2``: every sample picks a sign s_mu, and the weights are its best
+    ridge.
 
-    Over w the minimum is ``s^T (1 + X X^T / lam)^{-1} s / 2``. Few samples, alpha -> 0, have nearly orthogonal inputs, and
-    the signs are the ground state of the Sherrington-Kirkpatrick (SK) model. A second token, if there is one, has a convex loss.
+    Over w the minimum is ``s^T (1 + X X^T / lam)^{-1} s / 2``. Few samples, alpha -> 0, have nearly orthogonal inputs,
+    and the signs are the ground state of the Sherrington-Kirkpatrick (SK) model. A second token, if there is one, has a
+    convex loss.
     """
 
     stiffness: float = eqx.field(static=True, default=0.0)
@@ -548,7 +564,9 @@ class RandomSigns(ta.Model):
 
 
 def _signs_by_hand(alpha, stiffness):
-    """Training losses of `RandomSigns` at lam = 1, RS and 1RSB, and (q1, q0 / q1, V, log s), by integrals in closed form."""
+    """Training losses of `RandomSigns` at lam = 1, RS and 1RSB, and (q1, q0 / q1, V, log s),
+    by integrals in closed form.
+    """
     xi, weight = np.polynomial.hermite_e.hermegauss(150)
     weight = weight / weight.sum()
 
@@ -587,7 +605,8 @@ def _signs_by_hand(alpha, stiffness):
 
 
 def test_few_samples_with_free_signs_are_the_sk_model():
-    """The loss is ``alpha (1 - alpha^{1/2} |e|) / 4`` at lam = 1, e the energy of a spin: -.798 with RS, -.765 with 1RSB.
+    """The loss is ``alpha (1 - alpha^{1/2} |e|) / 4`` at lam = 1, e the energy of a spin: -.798 with RS, -.765 with
+    1RSB.
 
     G. Parisi, J. Phys. A 13, L115 (1980): -.7652.
     """
@@ -604,7 +623,9 @@ def test_few_samples_with_free_signs_are_the_sk_model():
 @pytest.mark.slow
 @pytest.mark.parametrize(("stiffness", "lines", "exact"), [(0.0, 4, 1e-3), (20.0, 32, 0.02)])
 def test_ground_state_of_random_signs(stiffness, lines, exact):
-    """Far from RS: clusters are half as wide as the state. Beside the line of the jumps there is a field to average over, or none."""
+    """Far from RS: clusters are half as wide as the state. Beside the line of the jumps there is a field to average
+    over, or none.
+    """
     *losses, (q1, share, V, log_s) = _signs_by_hand(0.01, stiffness)
     model = RandomSigns(stiffness, lam=jnp.asarray(1.0))
     ground = ta.solve_1rsb(model, 0.01, "uninformed", order=3, lines=lines, replicates=2)

@@ -209,7 +209,9 @@ class Found(NamedTuple):
 def find(
     model: Model, V: jax.Array, spread: jax.Array, h: jax.Array, y: jax.Array, s: jax.Array, beside: Beside
 ) -> Found:
-    """The jumps on the lines through each field and beside it, and the minimisers at all nodes; arguments as `look_beside`."""
+    """The jumps on the lines through each field and beside it, and the minimisers at all nodes;
+    arguments as `look_beside`.
+    """
     around, J = _Around(model, V, spread, h, y), _ACROSS ** (h.shape[0] * h.shape[1] - 1)
     left, right = (jnp.where(beside.breaks, side, beside.low) for side in beside.sides)
     left = jnp.where(jnp.abs(beside.jump) <= 2 * _REACH, left, beside.low)
@@ -254,11 +256,12 @@ class _Pair(NamedTuple):
 def _jump_beside(
     around: _Around, weight: _Weight, origin: Prox
 ) -> tuple[jax.Array, jax.Array, tuple[jax.Array, jax.Array], jax.Array]:
-    """The line on which the two lowest minima are closest, at a field itself or beside it; without two, on which there is a step.
+    """The line on which the two lowest minima are closest, at a field itself or beside it; without two, on which there
+    is a step.
 
     Returns:
-        Its direction in eta, (n, N); about where on it their energies are equal, or the step is, (N,); the minimiser of the
-        sheet of the field, which is on the left, and the other one; whether there are two, (N,).
+        Its direction in eta, (n, N); about where on it their energies are equal, or the step is, (N,); the minimiser of
+        the sheet of the field, which is on the left, and the other one; whether there are two, (N,).
     """
     direct = around.pull(origin.other - origin.z)
     axis = around.pull(well_axis(around.model, around.y, around.h.shape[1], 12))

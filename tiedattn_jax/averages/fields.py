@@ -13,8 +13,8 @@ from ..overlaps import Overlaps, residual_covariance
 def fields(model: Model, x: Overlaps, student: jax.Array, teacher: jax.Array) -> tuple[jax.Array, jax.Array]:
     """Fields h (L, r, N) and y (L, t, N) of standard normals: first the teacher's, then the student's given it.
 
-    ``y = rho^{1/2} v``, plus its mean where tokens have classes, and ``h = m + theta rho^{-1} y + (q - theta rho^{-1} theta^T)^{1/2} eta``, Cholesky roots. The
-    target attention of a node is then the same for every state.
+    ``y = rho^{1/2} v``, plus its mean where tokens have classes, and ``h = m + theta rho^{-1} y + (q - theta rho^{-1}
+    theta^T)^{1/2} eta``, Cholesky roots. The target attention of a node is then the same for every state.
     """
     y = teacher_fields(model, teacher)
     slope, spread = conditional(model, x)
@@ -22,7 +22,9 @@ def fields(model: Model, x: Overlaps, student: jax.Array, teacher: jax.Array) ->
 
 
 def teacher_fields(model: Model, teacher: jax.Array) -> jax.Array:
-    """Fields y (L, t, N) of standard normals; those of noise, where a model has them, stay what they are behind them."""
+    """Fields y (L, t, N) of standard normals; those of noise, where a model has them,
+    stay what they are behind them.
+    """
     t, mean = model.shape[2], model.teacher_mean
     y = apply(cholesky(model.rho), teacher[:, :t])
     y = y if mean is None else y + mean[..., None]

@@ -140,7 +140,9 @@ class LineNodes(Replicate):
 
 
 def _jumps(gaps: Gaps, weight: jax.Array, L: int) -> Jumps:
-    """The jumps of lines of given weights: along a line the energies of the two sides differ by t_right - t_left per s."""
+    """The jumps of lines of given weights: along a line the energies of the two sides differ by t_right - t_left per
+    s.
+    """
     apart = gaps.right.t - gaps.left.t
     density = weight * jnp.exp(-0.5 * gaps.left.s**2) / (2 * np.pi) ** 0.5 / jnp.where(apart > 0, apart, jnp.inf)
     step = jnp.moveaxis(gaps.right.z - gaps.left.z, 1, 0)

@@ -5,9 +5,10 @@ Along a line h(s) = o + s g and with c = V^{-1} g, the energy constrained to the
     A(t) = min { 1/2 (z - o)^T V^{-1} (z - o) + loss(z) : c . z = t },
 
 is a smooth function of one variable, A'(t) = s is the field at which that z is stationary, and the Moreau envelope
-along the line is min_t A(t) - s (t - c . o) + 1/2 s^2 c . g. The proximal operator jumps where A is not convex, from one
-end of a common tangent to the other: Maxwell's construction. So everything happens in t: no branch has to be told from
-another, and near the cusp at which a jump ends, where z is as singular as the cube root of s, s(t) is still smooth.
+along the line is min_t A(t) - s (t - c . o) + 1/2 s^2 c . g. The proximal operator jumps where A is not convex, from
+one end of a common tangent to the other: Maxwell's construction. So everything happens in t: no branch has to be told
+from another, and near the cusp at which a jump ends, where z is as singular as the cube root of s, s(t) is still
+smooth.
 """
 
 from __future__ import annotations
@@ -24,8 +25,8 @@ from ..model import Model
 from .prox import expand, in_groups, least_pivots, lowest_minima, proximal
 
 _GRID = 24  # points of the profile that is searched for common tangents
-# Newton steps at each point, at least, and the last one, relative, at most; the tangent of the point before leaves little to
-# do. A profile says where the jumps are, by energies that are right to second order.
+# Newton steps at each point, at least, and the last one, relative, at most; the tangent of the point before leaves
+# little to do. A profile says where the jumps are, by energies that are right to second order.
 _NODES, _PROFILE = (2, 1e-4), (1, 1e-2)
 _MOST_NEWTON = 8
 _TANGENT_STEPS = 16  # slow only where a jump is about to end

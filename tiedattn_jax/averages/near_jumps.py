@@ -1,7 +1,7 @@
 """Nodes on lines that are dense where the proximal operator jumps.
 
-An average whose integrand is smooth, but changes within a short distance of each jump, needs them. They are laid for one
-state and stay where they are; jumps may then move by a part of that distance.
+An average whose integrand is smooth, but changes within a short distance of each jump, needs them. They are laid for
+one state and stay where they are; jumps may then move by a part of that distance.
 """
 
 from __future__ import annotations
@@ -25,7 +25,8 @@ _DENSITY = 4.0  # of the others, per standard deviation: next to the end of a ju
 
 
 def lay_nodes(model: Model, x: Overlaps, replicate: LineNodes, distance: float) -> Block:
-    """Gauss-Legendre nodes on the lines of a replicate, in pieces that end at the jumps and around them; weights sum to 1.
+    """Gauss-Legendre nodes on the lines of a replicate, in pieces that end at the jumps and around them; weights sum to
+    1.
 
     Args:
         x: overlaps at which the jumps are looked for.

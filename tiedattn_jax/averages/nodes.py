@@ -4,8 +4,8 @@ The minimiser jumps on a surface in the space of the fields, and an average that
 what that surface contributes when it moves. Here the derivative is made whole. Where nothing jumps, nodes move with the
 law of the fields: at frozen normals, so that derivatives are those of the average itself. Where minimisers jump, the
 fields are held, as q, theta and m enter only their law, and the *weights* carry the derivative (the score function).
-V and the numbers of the model do move the surface: nodes close to it carry a second point beyond the jump and share their
-weight with it, smoothly in the energy gap.
+V and the numbers of the model do move the surface: nodes close to it carry a second point beyond the jump and share
+their weight with it, smoothly in the energy gap.
 """
 
 from __future__ import annotations
@@ -30,8 +30,9 @@ from .prox import Prox, attach, moreau, search
 from .rule import Jumps, Points, Replicate, Rule, block_width, check_arguments, check_memory, in_blocks
 from .sizes import NODES, REPLICATES, block_size, coarse_size
 
-# Share of nodes near a jump, in squared bandwidths, at which those that move have the variance of those whose weights change: of
-# derivatives in sigma on 2^12 Sobol points twice and four times as much where 7e-4 and 1.2e-3 are within a bandwidth of .1.
+# Share of nodes near a jump, in squared bandwidths, at which those that move have the variance of those whose weights
+# change: of derivatives in sigma on 2^12 Sobol points twice and four times as much where 7e-4 and 1.2e-3 are within a
+# bandwidth of .1.
 _JUMPS = 30.0
 
 
@@ -93,23 +94,28 @@ class Nodes(Replicate):
 def _carried(near: jax.Array, weight: jax.Array, bandwidth: jax.Array) -> jax.Array:
     """How much of their law's motion the nodes make themselves; by the rest their weights change, at held fields.
 
-    The average moves alike for any share. Weights know where the minimiser jumps, and scatter with every field; nodes that
-    move follow what is smooth, and know of a jump from those `near` it only, within a bandwidth. What is squared is about the
-    variance of the second way over that of the first where there are jumps; where there are none it is .03 or less.
+    The average moves alike for any share. Weights know where the minimiser jumps, and scatter with every field; nodes
+    that move follow what is smooth, and know of a jump from those `near` it only, within a bandwidth. What is squared
+    is about the variance of the second way over that of the first where there are jumps; where there are none it is .03
+    or less.
     """
     share = jnp.sum(jnp.where(near, weight, 0.0)) / jnp.maximum(jnp.sum(weight), jnp.finfo(weight.dtype).tiny)
     return 1 / (1 + (_JUMPS * share / bandwidth**2) ** 2)
 
 
 def _moved(model: Model, x: Overlaps, h: jax.Array, y: jax.Array, carried: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """Fields that make a share of their law's motion, and the logarithm of what that leaves to the weights, which is zero."""
+    """Fields that make a share of their law's motion, and the logarithm of what that leaves to the weights,
+    which is zero.
+    """
     held = lax.stop_gradient(h)
     log_density = (1 - carried) * whiten(model, x, held, y)[1]
     return held + carried * (h - held), log_density - lax.stop_gradient(log_density)
 
 
 def _slope_of_gap(model: Model, x: Overlaps, found: Prox) -> jax.Array:
-    """Slope of the gap in the standard normals of the student, by which the gap becomes a distance to the jump, (N,)."""
+    """Slope of the gap in the standard normals of the student, by which the gap becomes a distance to the jump,
+    (N,).
+    """
     spread = jnp.swapaxes(cholesky(residual_covariance(model, x)), -1, -2)
     push = apply(spread, apply(inverse(x.V), found.other - found.z))
     return jnp.sqrt(jnp.sum(push**2, (0, 1)))
@@ -118,7 +124,9 @@ def _slope_of_gap(model: Model, x: Overlaps, found: Prox) -> jax.Array:
 def _beyond_jumps(
     model: Model, x: Overlaps, points: Points, h: jax.Array, y: jax.Array, other: jax.Array, width: jax.Array
 ) -> Points:
-    """Append the nodes within a width of a jump, in energy, once more, at their other minimum, and share their weight."""
+    """Append the nodes within a width of a jump, in energy, once more, at their other minimum,
+    and share their weight.
+    """
     size = h.shape[-1]
     count = max(size // 8, min(size, 16))  # up to 3 % are close to a jump, of a small block by chance more
     lanes = jnp.nonzero(points.gap < width, size=count, fill_value=size)[0]

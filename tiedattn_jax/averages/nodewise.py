@@ -328,7 +328,9 @@ def _slices(a: jax.Array, axis: int) -> list[jax.Array]:
 
 
 def _aligned(a: Any, b: Any, dims: Any) -> tuple[Any, Any]:
-    """Operands (..., N) of a product: what is summed over first, then the axes of the result, of size one if missing."""
+    """Operands (..., N) of a product: what is summed over first, then the axes of the result,
+    of size one if missing.
+    """
     (ca, cb), (ba, bb) = dims
     free_a = [k for k in range(a.ndim - 1) if k not in (*ca, *ba)]
     free_b = [k for k in range(b.ndim - 1) if k not in (*cb, *bb)]

@@ -23,8 +23,8 @@ _AS_WRITTEN = {"xla_disable_hlo_passes": "while-loop-invariant-code-motion"}
 def program(fn: Callable[..., Any], *, nested: bool = False) -> Callable[..., Any]:
     """`eqx.filter_jit` of a function that averages; at top level its programs are `kept`.
 
-    At top level on a CPU, and for replicates that say so, without XLA's emitters of fused kernels: that takes a third to
-    a half less time to compile. Programs of lines take up to 8 % longer to run then, those of single nodes 70 %.
+    At top level on a CPU, and for replicates that say so, without XLA's emitters of fused kernels: that takes a third
+    to a half less time to compile. Programs of lines take up to 8 % longer to run then, those of single nodes 70 %.
 
     Args:
         nested: whether solving is itself within loops. XLA would carry what does not change out of them, one after the
@@ -44,7 +44,9 @@ def program(fn: Callable[..., Any], *, nested: bool = False) -> Callable[..., An
 
 
 def _strong(a: Any) -> Any:
-    """An array of a strong type: of a weak one, such as `jnp.full` of a number has, the program would be another one."""
+    """An array of a strong type: of a weak one, such as `jnp.full` of a number has,
+    the program would be another one.
+    """
     return jnp.asarray(a, a.dtype) if getattr(a, "weak_type", False) else a
 
 
@@ -54,7 +56,8 @@ def at_top_level(*values: Any) -> bool:
 
 
 def over_replicates(fn: Callable[..., Any], nodes: Rule, own: Any, *shared: Any) -> Any:
-    """`fn(nodes, own, *shared)` of a function that maps over the replicates of a rule: at top level by one call for each.
+    """`fn(nodes, own, *shared)` of a function that maps over the replicates of a rule: at top level by one call for
+    each.
 
     One program then serves any number of replicates, and they run `at_once`.
 
@@ -77,8 +80,8 @@ def _joined(parts: Sequence[Any]) -> Any:
 def at_once(fn: Callable[[Any], Any], items: Sequence[Any]) -> list[Any]:
     """`fn` of every item: on one CPU in as many threads as there are cores.
 
-    XLA's own threads gain little on the arrays of a block: on two cores four replicates take half the time. Of threads that
-    need the same program jax lets one compile it. A failure or an interrupt waits for what is in progress only.
+    XLA's own threads gain little on the arrays of a block: on two cores four replicates take half the time. Of threads
+    that need the same program jax lets one compile it. A failure or an interrupt waits for what is in progress only.
     """
     devices = {d for a in jax.tree.leaves(items) if hasattr(a, "devices") for d in a.devices()}
     if len(items) < 2 or [d.platform for d in devices] != ["cpu"]:

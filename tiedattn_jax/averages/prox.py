@@ -32,8 +32,8 @@ from .nodewise import nodewise
 _POWER_STEPS = 4  # of the power method for a start: Newton's method finds the well from a rough axis
 _COMMON_STEPS = 4  # of Newton's method, which all nodes take together and which serve nearly every one
 _SLOW = 128  # lanes next to given minima that are finished together
-# Share of V^{-1} with which a Hessian at zero counts as positive. Wells may part before it is not: of 400,000 nodes with
-# small fields, in 47 states of two to six tokens, two had two minima where it was positive with .89 and .86.
+# Share of V^{-1} with which a Hessian at zero counts as positive. Wells may part before it is not: of 400,000 nodes
+# with small fields, in 47 states of two to six tokens, two had two minima where it was positive with .89 and .86.
 _NEARLY = 0.75
 _MAX_STEPS = 60
 _ALL_COLUMNS = 8  # of a Hessian: those of more fields are computed one by one, for the caches hold no more than one
@@ -308,8 +308,8 @@ def _flips(model: Model, h: jax.Array) -> jax.Array:
 def _wells_matter(model: Model, h: jax.Array, V: jax.Array, slope: jax.Array, curvature: jax.Array) -> jax.Array:
     """The nodes, (N,), where there may be a second well, from the loss's gradient and Hessian at zero.
 
-    A well of an even loss splits in two around zero: there is one where the Hessian of `moreau` is positive there, and by
-    some margin, unless the student's fields are large. A loss whose slope at zero is not zero is not even.
+    A well of an even loss splits in two around zero: there is one where the Hessian of `moreau` is positive there, and
+    by some margin, unless the student's fields are large. A loss whose slope at zero is not zero is not even.
     """
     split = ~definite(curvature + _precision(V / _NEARLY))
     return split | jnp.any(slope != 0, (0, 1)) | _large(model, h, 1.5)
@@ -319,10 +319,10 @@ def _flips_matter(model: Model, h: jax.Array, V: jax.Array, energy: jax.Array) -
     """From which of `_flips` a lower minimum may be found than one whose energy is known, (K, N).
 
     Where the student's fields are large, attention is hard and the loss flat but for steps, beyond which Newton's
-    method does not look. A minimum beyond a step costs at least the way of one column to the plane. Where one plane costs
-    less than is known, others find minima, too: those up to four times as far in cost, and on the way to which a score
-    changes by more than one, as there is no step otherwise. That tries half as many starts as all planes, and of 4,096
-    nodes each at ten settings of two to eight tokens loses none.
+    method does not look. A minimum beyond a step costs at least the way of one column to the plane. Where one plane
+    costs less than is known, others find minima, too: those up to four times as far in cost, and on the way to which a
+    score changes by more than one, as there is no step otherwise. That tries half as many starts as all planes, and of
+    4,096 nodes each at ten settings of two to eight tokens loses none.
     """
     normals, hard = jnp.asarray(_normals(h.shape[0]), h.dtype), jnp.asarray(model.field_scale, h.dtype) ** 2
     away, spread = jnp.einsum("kl,lrn->krn", normals, h), jnp.einsum("kl,lrr->kr", normals**2, V)
@@ -335,7 +335,9 @@ def _flips_matter(model: Model, h: jax.Array, V: jax.Array, energy: jax.Array) -
 
 
 def _large(model: Model, h: jax.Array, bound: float) -> jax.Array:
-    """Whether the square of a token's fields, its score with itself, is above a bound, (N,); always for a loss with kinks."""
+    """Whether the square of a token's fields, its score with itself, is above a bound, (N,);
+    always for a loss with kinks.
+    """
     return jnp.max(jnp.sum(h**2, 1), 0) > (0 if model.kinked else bound * jnp.asarray(model.field_scale, h.dtype) ** 2)
 
 

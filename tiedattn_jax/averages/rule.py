@@ -83,7 +83,9 @@ class Replicate(eqx.Module):
 
     @abc.abstractmethod
     def search(self, model: Model, x: Overlaps, block: Any) -> Any:
-        """What has to be looked for in one block at the state `x`, and has no derivative by itself: minimisers, jumps."""
+        """What has to be looked for in one block at the state `x`, and has no derivative by itself: minimisers,
+        jumps.
+        """
 
     @abc.abstractmethod
     def points(self, model: Model, x: Overlaps, block: Any, found: Any) -> Points:
@@ -162,7 +164,9 @@ def average_of_weighted(replicate: Replicate, fn: Callable[[Any], Any]) -> Any:
 
 
 def sum_of_weighted(blocks: Any, fn: Callable[[Any], Any]) -> Any:
-    """Sum of `fn(block)` over blocks, a tree of arrays that lead with the block axis, but for the last without weight."""
+    """Sum of `fn(block)` over blocks, a tree of arrays that lead with the block axis,
+    but for the last without weight.
+    """
     count = jnp.sum(jnp.any(blocks.weight != 0, 1))
     traced, zero, unflatten = flattened(fn, jax.tree.map(lambda a: a[0], blocks))
 
@@ -175,7 +179,8 @@ def sum_of_weighted(blocks: Any, fn: Callable[[Any], Any]) -> Any:
 def flattened(
     fn: Callable[..., Any], *args: Any
 ) -> tuple[Callable[..., jax.Array], jax.Array, Callable[[jax.Array], Any]]:
-    """A function as one that returns a vector, a vector of zeros, and the way back; traced once, at arguments like these.
+    """A function as one that returns a vector, a vector of zeros, and the way back; traced once, at arguments like
+    these.
 
     Results of loops travel as one vector because every array of a loop takes kernels to compile.
     """

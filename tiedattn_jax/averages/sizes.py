@@ -5,11 +5,12 @@ from __future__ import annotations
 import jax
 
 REPLICATES = 4  # the fewest whose error bars are of use: by Student's law 1.65 standard errors wide
-# Nodes in memory together. On a CPU what its caches hold: twice as many take 20 % longer. Elsewhere a guess: no accelerator
-# was at hand.
+# Nodes in memory together. On a CPU what its caches hold: twice as many take 20 % longer. Elsewhere a guess: no
+# accelerator was at hand.
 BLOCK, ACCELERATOR_BLOCK = 2**13, 2**17
 WIDE_BLOCK = 2**10  # beyond two fields, over their number: Hessians have to stay in the caches
-# Nodes of the coarse replicate. Beyond two fields its 25 evaluations, far from the state, cost more than all the others.
+# Nodes of the coarse replicate. Beyond two fields its 25 evaluations, far from the state, cost more than all the
+# others.
 COARSE, WIDE_COARSE = 2**13, 2**10
 NODES = 2**16  # of a rule of single nodes: 5e-4 in q and 3e-3 in V where the proximal operator jumps
 

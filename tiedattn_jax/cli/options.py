@@ -93,7 +93,8 @@ MODEL: dict[str, dict[str, Any]] = {
         "type": share,
         "nargs": 4,
         "metavar": ("A11", "A12", "A21", "A22"),
-        "help": "positional part of the target, rows summing to 1; by default .6 .4 .4 .6, and 1 0 .4 .6 with a causal mask",
+        "help": "positional part of the target, rows summing to 1; by default .6 .4 .4 .6, and 1 0 .4 .6 "
+        "with a causal mask",
     },
     "rank": {"type": integer(), "default": _MODEL["rank"], "help": "columns of the student; of its queries if untied"},
     "teacher": {"type": positive, "default": _MODEL["teacher"], "help": "Q*^T Q* / d of each column of the teacher"},

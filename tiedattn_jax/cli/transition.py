@@ -104,7 +104,9 @@ def _end_lines(ends: dict[str, list[BranchEnd]], curves: list[Curve]) -> list[st
 
 
 def _table(curves: list[Curve]) -> bytes:
-    """The curves as CSV: what `FixedPoint.to_dict` says of their points, under the name of the branch that was followed."""
+    """The curves as CSV: what `FixedPoint.to_dict` says of their points,
+    under the name of the branch that was followed.
+    """
     rows = []
     for curve in curves:
         for report in curve.to_dict()["points"]:

@@ -82,8 +82,8 @@ class Data(Printed):
         classes: the class of every token, (n, L), integers below S; given together with `means`.
 
     Raises:
-        InputError: shapes that do not fit, entries that are not finite, variances that are not positive, classes that are
-            no integers or beyond the means.
+        InputError: shapes that do not fit, entries that are not finite, variances that are not positive, classes that
+            are no integers or beyond the means.
     """
 
     x: jax.Array
@@ -291,7 +291,9 @@ class Population(eqx.Module):
 
 
 def of_kind(model: Model, classes: jax.Array | None) -> jax.Array | float:
-    """Which sentences, by the classes of their tokens, are of the kind that a model is given, (n,); one without kinds."""
+    """Which sentences, by the classes of their tokens, are of the kind that a model is given, (n,);
+    one without kinds.
+    """
     drawn = model.drawn
     return 1.0 if drawn is None or classes is None else jnp.all(classes == jnp.argmax(drawn, 1), 1)
 
@@ -332,7 +334,9 @@ class Estimate(Result):
         return {name: a for name, a in numbers.items() if not np.all(np.isnan(a))}
 
     def to_dict(self) -> dict[str, Any]:
-        """Overlaps, losses, iterations and status: JSON, where numbers are finite; arrays as in `FixedPoint.to_dict`."""
+        """Overlaps, losses, iterations and status: JSON, where numbers are finite;
+        arrays as in `FixedPoint.to_dict`.
+        """
         numbers = {name: (by_token(a)[0] if a.ndim else a).tolist() for name, a in self._numbers().items()}
         return {**numbers, "iterations": int(self.iterations), "status": self.status_name}
 
@@ -504,13 +508,16 @@ def _check_scale(model: Model, data: Data) -> None:
         whose = "the model" if data.teacher is None else "those of its teacher"
         raise InputError("data", f"{want}, got {fields:.3g} times the variance of {whose}")
     if n * d > _MANY and not 1 / _FAR < inputs < _FAR:
-        text = f"data have {inputs:.3g} times the model's variance of inputs: theory and simulation are then of two settings"
+        text = f"data have {inputs:.3g} times the model's variance of inputs: "
+        text += "theory and simulation are then of two settings"
         warnings.warn(text, stacklevel=2)
 
 
 @eqx.filter_jit
 def _scales(model: Model, data: Data) -> tuple[jax.Array, ...]:
-    """The largest ``|p_l|^2`` of the data and of the law; variances of x and y over what they should be, one if that is zero."""
+    """The largest ``|p_l|^2`` of the data and of the law; variances of x and y over what they should be,
+    one if that is zero.
+    """
     (L, n, d, t), law = data.shape, model.law()
     norm, own = jnp.max(jnp.sum(data.encodings**2, 1)), jnp.max(jnp.einsum("k,kll->l", law.weights, law.tau))
     p = data.encodings / d**0.5

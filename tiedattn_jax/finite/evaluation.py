@@ -140,8 +140,8 @@ def heldout_error(
         W: value matrix, (d, d), of `train_value`; the error is then that of the exact labels.
 
     Raises:
-        InputError: `Q` or `W` of the wrong shape, no teacher, `sentences` below two, `exact` for a model without `target` or
-            `student`.
+        InputError: `Q` or `W` of the wrong shape, no teacher, `sentences` below two, `exact` for a model without
+            `target` or `student`.
     """
     Q = check_estimate("Q", model, data, Q)
     teacher = data.known_teacher("to label fresh sentences")

@@ -4,8 +4,8 @@
 # and |m|: neither the signs of a state nor the rotation of a student's columns matters.
 
 A run may end in a local minimum that is on no branch, and then there is no theory to hold it against. It is on a branch
-if loss, q, V, theta and m are all within `FAR` units of what the theory says of it. The unit of a quantity is the theory's
-error bar together with what it scatters by from instance to instance, which falls like 1 / sqrt(d).
+if loss, q, V, theta and m are all within `FAR` units of what the theory says of it. The unit of a quantity is the
+theory's error bar together with what it scatters by from instance to instance, which falls like 1 / sqrt(d).
 """
 
 from __future__ import annotations
@@ -109,22 +109,23 @@ class Instances(Result):
 
     Attributes:
         found: on the instances. V is NaN after training, and after message passing that did not converge.
-        theory: at each instance's realised rho, on the branch that the instance ended in; NaN where it ended in neither or
-            is unsettled, where theory has no such state, or where it was not asked.
+        theory: at each instance's realised rho, on the branch that the instance ended in; NaN where it ended in neither
+            or is unsettled, where theory has no such state, or where it was not asked.
         theory_stderr: error bars of the averages behind it.
         branch: what each instance ended in, (K,): "positional" or "semantic"; "neither", where the distance to both is
-            above `FAR`; or "unsettled", where message passing, or L-BFGS after it, came to no rest, or training diverged.
-            Without the theory, and where it failed, only the larger of the two overlaps is known, and names the branch.
-        distance: to the theory on both branches of `PAIR`, (K, 2), see `distance`; NaN where that was not asked for: the
-            branch of the smaller overlap is where the end is not on the other one.
+            above `FAR`; or "unsettled", where message passing, or L-BFGS after it, came to no rest, or training
+            diverged. Without the theory, and where it failed, only the larger of the two overlaps is known, and names
+            the branch.
+        distance: to the theory on both branches of `PAIR`, (K, 2), see `distance`; NaN where that was not asked for:
+            the branch of the smaller overlap is where the end is not on the other one.
         rho: realised ``tr(Q*^T Sigma Q*) / d``, mean over the tokens, (K,).
         status: `Status` of every run, (K,): that of message passing where finishing it did not help.
         finished: whether it took L-BFGS, after message passing, to reach a critical point, (K,).
         gradient_norm: largest entry of the gradient of the empirical risk, (K,).
         iterations: of message passing or of the optimiser, without those of finishing, (K,).
         theory_status: `Status` of the theory, the worst of both branches where both were solved, (K,).
-        points: the fixed points behind `theory`, K of them, None for an end that is on neither branch or unsettled; empty
-            where the theory was not asked.
+        points: the fixed points behind `theory`, K of them, None for an end that is on neither branch or unsettled;
+            empty where the theory was not asked.
     """
 
     found: Compared
@@ -282,8 +283,8 @@ def run_instances(
 
     The theory is solved at the realised rho of every instance, not corrected to it: its accuracy is that of `nodes`,
     which all instances share. It is solved on the branch of the larger overlap, and on the other one where the end is
-    not on the first; an end that is on neither stands beside none. Where a law of matrices says that the teacher overlaps
-    with the encodings, both order parameters are free from there.
+    not on the first; an end that is on neither stands beside none. Where a law of matrices says that the teacher
+    overlaps with the encodings, both order parameters are free from there.
 
     Args:
         model: attention layer and data, with a method `with_teacher`, see `tiedattn_jax.finite.sampling.realised`.
@@ -368,7 +369,9 @@ def _finished(model: Model, data: Data, result: GAMP | Training) -> tuple[GAMP |
 
 
 def _state(model: Model, alpha: float, nodes: Rule, branch: str) -> FixedPoint:
-    """The state of a branch; where the teacher overlaps with the encodings, nothing that the branch leaves out is zero."""
+    """The state of a branch; where the teacher overlaps with the encodings,
+    nothing that the branch leaves out is zero.
+    """
     point = solve(model, alpha, branch, nodes)
     if not (point.ok and np.any(np.asarray(model.law().cross[:, : model.shape[0]]))):
         return point

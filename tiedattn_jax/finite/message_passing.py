@@ -176,8 +176,9 @@ def gamp(
         A_i = - sum_l Var(X_li) sum_mu dg_l/dh_l    b_i = sum_l X_li^T g_l + A_i Q_i
         C_i = (lambda I + A_i)^{-1}      Q_i = C_i b_i
 
-    or, with a penalty p, ``Q_i = argmin_w w^T (lambda + A_i) w / 2 - b_i . w + sum_a p(w_a)`` and ``C_i = dQ_i / db_i``;
-    and then Q, C and g move by a share of the way, the damping. Works under `jit` and under `vmap` over instances.
+    or, with a penalty p, ``Q_i = argmin_w w^T (lambda + A_i) w / 2 - b_i . w + sum_a p(w_a)`` and ``C_i = dQ_i /
+    db_i``; and then Q, C and g move by a share of the way, the damping. Works under `jit` and under `vmap` over
+    instances.
 
     Args:
         model: loss and ridge, and penalty.

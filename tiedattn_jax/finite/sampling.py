@@ -33,15 +33,15 @@ def sample_data(model: Model, d: int, alpha: Any, key: jax.Array, *, normalise: 
 
     Args:
         model: its law says what is drawn. Exact labels are kept where the model has `target`.
-        d: dimension, at least L + t + 1 for every atom of the law; or that of the matrices that the law is made of, or a
-            multiple, and encodings and teacher are then those of the matrices, in the basis of the eigenvectors.
+        d: dimension, at least L + t + 1 for every atom of the law; or that of the matrices that the law is made of, or
+            a multiple, and encodings and teacher are then those of the matrices, in the basis of the eigenvectors.
         alpha: samples per dimension: n is the integer nearest to ``alpha d``. A Python number.
         key: of the draw; `vmap` over keys gives several instances.
         normalise: whether ``Q*^T Q* / d`` is exactly the model's.
 
     Raises:
-        InputError: `d` or `alpha` too small or not a number, or coordinates that cannot be shared out among the atoms of
-            the spectral law; sentences that do not fit into memory.
+        InputError: `d` or `alpha` too small or not a number, or coordinates that cannot be shared out among the atoms
+            of the spectral law; sentences that do not fit into memory.
     """
     if is_concrete(model):
         check(model, even=False)
@@ -84,7 +84,10 @@ def _shares(law: SpectralLaw, d: int) -> tuple[int, ...]:
     least = moments.shape[1] + 1
     few = counts < least
     if np.any(few & ((counts < np.maximum(rank, 1)) | (np.abs(exact - counts) > 0.01))):
-        want = f"must leave L + t + 1 = {least} coordinates to every atom of the spectral law, or be that of the matrices that it is made of"
+        want = (
+            f"must leave L + t + 1 = {least} coordinates to every atom of the spectral law, or be that of the matrices"
+        )
+        want += " that it is made of"
         raise InputError("d", f"{want}, got d={d}")
     return tuple(map(int, counts))
 

@@ -8,9 +8,10 @@
 A value matrix maps what attention mixes, so that the risk is the exact one of the layer without it on other inner
 products, `evaluation.valued`. As W is of the size of the inputs, arrays (n, L, d) are built here.
 
-The ridge holds W at the identity, where the layer is the one without a value matrix, and not at zero, which would shrink
-the tokens that the target copies. Each entry of W sees ``alpha L sigma^2`` of curvature from the data, of the order of
-that of an entry of Q: kappa has the meaning of lambda, which it is by default. For large kappa W is held at the identity.
+The ridge holds W at the identity, where the layer is the one without a value matrix, and not at zero, which would
+shrink the tokens that the target copies. Each entry of W sees ``alpha L sigma^2`` of curvature from the data, of the
+order of that of an entry of Q: kappa has the meaning of lambda, which it is by default. For large kappa W is held at
+the identity.
 
 Of given weights the best W is a ridge regression of y on S x~. L-BFGS therefore runs over Q alone, on the risk with the
 best W, whose gradient is that at fixed W (variable projection): in the standard model at d = 300, alpha = 1 it takes 58
@@ -117,10 +118,12 @@ def train_value(
         init: start of the weights, as in `train`.
         ridge: of the value matrix around the identity, zero or more; the model's `lam` by default.
         labels: the exact labels, (n, L, d); those of the model, `raw_labels`, by default.
-        optimizer, steps, rate, tol, key, scale: as in `train`; `tol` is asked of W, too, which L-BFGS has at its minimum.
+        optimizer, steps, rate, tol, key, scale: as in `train`; `tol` is asked of W, too, which L-BFGS has at its
+            minimum.
 
     Raises:
-        InputError: naming the argument that is unknown, out of range or of the wrong shape; what does not fit into memory.
+        InputError: naming the argument that is unknown, out of range or of the wrong shape; what does not fit into
+            memory.
     """
     check_fit(model, data)
     check_provides(model, "student", "for a value matrix")

@@ -27,7 +27,8 @@ _FINAL = 1e-7  # last step in alpha, relative: sensitivities of both theories ar
 
 
 class BrokenTransition(Result):
-    """alpha_c or alpha_l with one step of replica symmetry breaking (1RSB), beside that of the replica-symmetric (RS) theory.
+    """alpha_c or alpha_l with one step of replica symmetry breaking (1RSB), beside that of the replica-symmetric (RS)
+    theory.
 
     Attributes:
         rs: the RS transition.
@@ -128,10 +129,10 @@ def critical_alpha_1rsb(
 ) -> BrokenTransition:
     """alpha_c with one step of replica symmetry breaking: how far off the replica-symmetric one is.
 
-    The ground states of both branches are solved at the RS alpha_c. The shift is the difference of their elevations over
-    the slope of the difference of their losses, to first order. The sensitivities are the envelope formula
-    ``-(d_p Delta Phi_s) / (d_alpha Delta Phi_s)`` at fixed order parameters and s, at alpha_c with 1RSB; RS states there
-    say by how much that differs from the RS alpha_c.
+    The ground states of both branches are solved at the RS alpha_c. The shift is the difference of their elevations
+    over the slope of the difference of their losses, to first order. The sensitivities are the envelope formula
+    ``-(d_p Delta Phi_s) / (d_alpha Delta Phi_s)`` at fixed order parameters and s, at alpha_c with 1RSB; RS states
+    there say by how much that differs from the RS alpha_c.
 
     Args:
         model: attention layer and data.
@@ -163,9 +164,9 @@ def linear_crossing_1rsb(
 ) -> BrokenTransition:
     """alpha_l with one step of replica symmetry breaking: where the global minimum starts to beat the linear baseline.
 
-    What crosses, a branch or alpha_c itself, is what does in the RS theory, see `linear_crossing`. On a branch it is found
-    by two steps of Newton's method, the first with the RS slope, and its sensitivities by the implicit function theorem. The
-    shift is the difference to the RS alpha_l on the same lines.
+    What crosses, a branch or alpha_c itself, is what does in the RS theory, see `linear_crossing`. On a branch it is
+    found by two steps of Newton's method, the first with the RS slope, and its sensitivities by the implicit function
+    theorem. The shift is the difference to the RS alpha_l on the same lines.
 
     Args:
         model, transition, order, lines, replicates, seed: as in `critical_alpha_1rsb`.

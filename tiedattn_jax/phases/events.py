@@ -166,8 +166,8 @@ class Transition(Result):
     def rs_shift(self) -> Average:
         """By how much one step of replica symmetry breaking moves alpha_c, estimated; NaN for other events.
 
-        The difference of the branches' `Diagnostics.rs_error` over the slope of the difference of their losses. It has no
-        derivatives.
+        The difference of the branches' `Diagnostics.rs_error` over the slope of the difference of their losses. It has
+        no derivatives.
         """
         if self.event != "alpha_c" or len(self.branches) != len(PAIR):
             nan = jnp.full_like(self.alpha, jnp.nan)

@@ -220,7 +220,9 @@ class Curve(Printed):
         return np.array([bool(p.exists) for p in self.points])
 
     def values(self, get: str | Callable[[FixedPoint], jax.Array]) -> np.ndarray:
-        """A number of every point, by its name such as "gen_error" or by a function; NaN where the branch does not exist."""
+        """A number of every point, by its name such as "gen_error" or by a function;
+        NaN where the branch does not exist.
+        """
         get = attrgetter(get) if isinstance(get, str) else get
         return np.array([float(get(p)) if e else np.nan for p, e in zip(self.points, self.exists, strict=True)])
 

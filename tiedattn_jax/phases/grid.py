@@ -59,8 +59,8 @@ def phase_diagram(
     Under `jax.distributed` every process computes a share of the tracks and all of them return the whole diagram. If
     one ends early, the others finish their shares and say so; with `out`, all tracks that were finished are kept. For
     that ``jax.config.update("jax_enable_recoverability", True)`` has to come before ``jax.distributed.initialize``:
-    otherwise JAX aborts the others, without an exception, some 100 s after a process has ended. It may do so at once when
-    process 0 ends, which coordinates them; the tracks are kept then, too.
+    otherwise JAX aborts the others, without an exception, some 100 s after a process has ended. It may do so at once
+    when process 0 ends, which coordinates them; the tracks are kept then, too.
 
     Args:
         model: attention layer and data; the numbers that are not axes.

@@ -24,8 +24,8 @@ from .secant import zero_between
 ALPHA_L = "alpha_l"  # no name of `EVENTS`, but one of its baselines or alpha_c
 RANGE = (0.1, 4.0)
 _COARSE = 1e-3  # relative accuracy of a transition on coarse averages, which are themselves right to about that
-# A Newton step, relative, that is the last: the next one would be of the size of what `Settings.tol` leaves of the states,
-# which start so near then that they are not solved again.
+# A Newton step, relative, that is the last: the next one would be of the size of what `Settings.tol` leaves of the
+# states, which start so near then that they are not solved again.
 _FINAL = 1e-5
 
 

@@ -1,7 +1,8 @@
 """By how much one step of replica symmetry breaking lifts the training loss, to leading order, from the RS state alone.
 
-With q1 - q0 = delta V and the whole response V + s (q1 - q0) held at its replica-symmetric (RS) value, the free energy of
-`rsb` differs from the RS one, which is stationary, by functions of s and delta. In v = s delta and beta = s delta^{1/2},
+With q1 - q0 = delta V and the whole response V + s (q1 - q0) held at its replica-symmetric (RS) value, the free energy
+of `rsb` differs from the RS one, which is stationary, by functions of s and delta. In v = s delta and beta = s
+delta^{1/2},
 
     elevation = (v / beta^2) [ alpha (v / beta) K(beta) - v^2 / 4 (1 / (X^2 - 2 v X / 3) - alpha k(v)) ]
 
@@ -34,8 +35,8 @@ _B, _V = np.geomspace(0.5, 10.0, 24), np.geomspace(1e-8, 0.8, 400)
 def jump_cost(b: np.ndarray) -> np.ndarray:
     """What a jump costs: of an energy -(a/2)|x| with b = s a, on a line x that is measured in the inner spread.
 
-    ``j(b) = int dx { b/2 E|x + xi| + b^2 / 8 - log E exp(b/2 |x + xi|) }``, b^2 / (3 pi^{1/2}) where b is small, b / 2 where
-    it is large.
+    ``j(b) = int dx { b/2 E|x + xi| + b^2 / 8 - log E exp(b/2 |x + xi|) }``, b^2 / (3 pi^{1/2}) where b is small, b / 2
+    where it is large.
     """
     t, w = np.polynomial.legendre.leggauss(400)
     b = np.asarray(b)[..., None]

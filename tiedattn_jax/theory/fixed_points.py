@@ -172,7 +172,8 @@ class FixedPoint(Result):
     def to_dict(self) -> dict[str, Any]:
         """Setting, all that is kept of a state, and `stderr` with the error bars: JSON, where numbers are finite.
 
-        Order parameters are numbers where all tokens have the same up to sign, that of the first one, else nested lists.
+        Order parameters are numbers where all tokens have the same up to sign, that of the first one, else nested
+        lists.
         """
         numbers, bars = self.mean.numbers(), self.stderr.numbers()
         pairs = {name: by_token(a, bars[name]) for name, a in numbers.items()}
@@ -231,8 +232,8 @@ def states_table(points: Sequence[FixedPoint], by: str) -> list[tuple[str, ...]]
     return rows
 
 
-# Two programs: at a number that is zero in all replicates the error bar has no derivative, and a reverse pass through both
-# would hand its NaN to the mean.
+# Two programs: at a number that is zero in all replicates the error bar has no derivative, and a reverse pass through
+# both would hand its NaN to the mean.
 @eqx.filter_jit
 def _means(states: State) -> State:
     return jax.tree.map(lambda a: mean_of_found(a, states.has_state), states)
@@ -261,8 +262,8 @@ def solve(
     """Fixed point of the saddle-point equations (7)-(8) on a branch.
 
     Works under `jit`, `vmap` over the numbers of the model and `alpha`, and `grad` in both modes; second derivatives in
-    forward mode of either, such as `jax.hessian`. Derivatives contain the jumps of the proximal operator; how much there
-    is of them says `diagnostics.jump_mass`.
+    forward mode of either, such as `jax.hessian`. Derivatives contain the jumps of the proximal operator; how much
+    there is of them says `diagnostics.jump_mass`.
 
     Args:
         model: attention layer and data.

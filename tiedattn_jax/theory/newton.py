@@ -17,8 +17,8 @@ from ..results import Settings, Status
 from .potentials import Sums, no_sums
 from .state_evolution import Evaluation, deflated_solve, image_and_jacobian
 
-# Residual from which on Newton's method takes over from damped steps. Of 300 branches at random settings .03 and .06 settle
-# the same but for two that neither settles; with .1 one that is absent ends as a state of q = 1e-5.
+# Residual from which on Newton's method takes over from damped steps. Of 300 branches at random settings .03 and .06
+# settle the same but for two that neither settles; with .1 one that is absent ends as a state of q = 1e-5.
 _NEAR = 0.06
 # A stalled state from which Newton's method still wants to go further than this, relative, is not a fixed point: near
 # a bifurcation the residual is small far from the solution.
@@ -30,8 +30,8 @@ _CUT = 0.4
 _LEAST_CUT = 0.2  # below it, a damped step of the map is taken instead
 _LONGEST = 0.5  # part of its size by which a damped step moves a coordinate: the map can have eigenvalues of -30
 _LEAST_DAMPING = 1e-3  # share of a damped step below which there is no way on
-# Near a pitchfork a small order parameter grows, or decays, by a few per cent in a step of the map, and a damped one goes
-# further:
+# Near a pitchfork a small order parameter grows, or decays, by a few per cent in a step of the map, and a damped one
+# goes further:
 _SMALL = 0.3  # of its largest possible size
 _SLOW = 0.1
 _AHEAD = 50.0
@@ -175,10 +175,11 @@ class Problem(NamedTuple):
         )
 
     def steps(self, matrix: jax.Array, gauge: jax.Array, r: jax.Array) -> tuple[jax.Array, jax.Array]:
-        """For a residual r and I - DF: Newton's step, and one of the damped map, ``a (I - a DF)^{-1} r``, a the damping.
+        """For a residual r and I - DF: Newton's step, and one of the damped map, ``a (I - a DF)^{-1} r``, a the
+        damping.
 
-        The second is implicit: where the map has eigenvalues of -30, it goes to the solution instead of beyond. Where an
-        eigenvalue above 1 / a turns it round, the explicit step ``a r`` is taken.
+        The second is implicit: where the map has eigenvalues of -30, it goes to the solution instead of beyond. Where
+        an eigenvalue above 1 / a turns it round, the explicit step ``a r`` is taken.
         """
         a = jnp.asarray(self.settings.damping, r.dtype)
         eye = jnp.eye(r.shape[0], dtype=r.dtype)

@@ -45,8 +45,8 @@ class Diagnostics(eqx.Module):
         jump_mass: the jumps' share of Vhat: the excess of the response form of Vhat, which averages dz/dh node by node,
             over the Stein form, which averages z alone, relative to the larger of the two.
         second_minimum: share of the nodes with another minimum of the proximal problem.
-        unresolved: share of the nodes whose proximal solve missed its tolerance or whose line is not resolved; above 5 %
-            the status is `unresolved`.
+        unresolved: share of the nodes whose proximal solve missed its tolerance or whose line is not resolved; above 5
+            % the status is `unresolved`.
         growth_m: largest eigenvalue of the map in the direction of m at m = 0; one is where m starts to grow.
         growth_theta: likewise for theta at theta = 0. Both are exact in the presence of jumps.
         train_loss_direct: alpha E[loss(prox)] + lambda/2 tr(Q^T Q)/d, and the mean penalty of a weight, equal to the

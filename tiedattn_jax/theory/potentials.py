@@ -58,8 +58,8 @@ def channel(model: Model, x: Overlaps, replicate: Replicate) -> jax.Array:
     """Channel potential M(q, V, theta, m): the Gaussian average of the Moreau envelope of the loss.
 
     ``M = E min_Z { sum_l 1/2 (z_l - h_l)^T V_l^{-1} (z_l - h_l) + loss(Z, Y) }`` with
-    ``(h_l - m_l, y_l) ~ N(0, [[q_l, theta_l], [theta_l^T, rho_l]])`` independent over the tokens; and the mean of that over
-    the kinds of sentences, where there are several.
+    ``(h_l - m_l, y_l) ~ N(0, [[q_l, theta_l], [theta_l^T, rho_l]])`` independent over the tokens; and the mean of that
+    over the kinds of sentences, where there are several.
     """
 
     def energy(model: Model, block: Any) -> jax.Array:
@@ -106,9 +106,9 @@ def gradient_at(points: Points, model: Model, x: Overlaps, also: Sums) -> tuple[
 def prior(model: Model, hats: Conjugates) -> jax.Array:
     """Prior potential psi of the ridge, ``1/2 E tr[Lam^{-1} (sum_k gamma_k qhat_k + b b^T)]``.
 
-    ``Lam = lambda I + sum_k gamma_k Vhat_k`` and ``b = sum_k tau_k mhat_k + sum_k gamma_k thetahat_k pi``, averaged over
-    the joint spectral law. With a penalty p besides ``psi = E max_w { b~ . w - w^T Lam w / 2 - sum_a p(w_a) }`` with
-    ``b~ = b + (sum_k gamma_k qhat_k)^{1/2} zeta``, zeta standard normals.
+    ``Lam = lambda I + sum_k gamma_k Vhat_k`` and ``b = sum_k tau_k mhat_k + sum_k gamma_k thetahat_k pi``, averaged
+    over the joint spectral law. With a penalty p besides ``psi = E max_w { b~ . w - w^T Lam w / 2 - sum_a p(w_a) }``
+    with ``b~ = b + (sum_k gamma_k qhat_k)^{1/2} zeta``, zeta standard normals.
     """
     if model.penalty is None:
         Lam, square = weight_moments(model, hats)
@@ -162,7 +162,9 @@ def _slopes(penalty: Penalty, packed: jax.Array) -> jax.Array:
 
 @partial(_slopes.defjvp, symbolic_zeros=True)
 def _(primals: Any, tangents: Any) -> tuple[jax.Array, jax.Array]:
-    """By all second derivatives at once: the conjugates and numbers of a model, which move what is packed, are many more."""
+    """By all second derivatives at once: the conjugates and numbers of a model, which move what is packed,
+    are many more.
+    """
     penalty, packed = primals
     slopes, along = jax.linearize(lambda packed: _slopes.fun(penalty, packed), packed)
     axes = jnp.broadcast_to(jnp.eye(packed.shape[1], dtype=packed.dtype)[:, None], (packed.shape[1], *packed.shape))
@@ -194,7 +196,8 @@ def overlaps(model: Model, hats: Conjugates) -> Overlaps:
 def free_energy(model: Model, alpha: jax.Array, x: Overlaps, hats: Conjugates, M: jax.Array) -> jax.Array:
     """Free energy Phi at overlaps, conjugates and channel potential `M`; minus the training loss at a saddle point.
 
-    ``Phi = 1/2 sum_l tr(Vhat_l q_l - qhat_l V_l) - sum_l mhat_l . m_l - sum_l tr(thetahat_l theta_l^T) + psi - alpha M``
+    ``Phi = 1/2 sum_l tr(Vhat_l q_l - qhat_l V_l) - sum_l mhat_l . m_l - sum_l tr(thetahat_l theta_l^T) + psi - alpha
+    M``
     """
     pairing = 0.5 * jnp.sum(hats.V * x.q - hats.q * x.V) - jnp.sum(hats.m * x.m) - jnp.sum(hats.theta * x.theta)
     return pairing + prior(model, hats) - alpha * M

@@ -1,4 +1,6 @@
-"""The fields that one weight feels: their moments at every atom of the spectral law, and nodes of averages over them."""
+"""The fields that one weight feels: their moments at every atom of the spectral law,
+and nodes of averages over them.
+"""
 
 from __future__ import annotations
 
@@ -53,10 +55,11 @@ def weight_fields(
 ) -> tuple[jax.Array, jax.Array]:
     """Nodes of the averages over the Gaussian fields b~ of the columns of one weight, at every atom, with a penalty.
 
-    They lie on lines: one for one column, and for several columns parallel ones, along which their sum changes, in units of
-    their standard deviations and with the signs of their correlations. A line is broken where the minimiser of a column
-    comes to a kink of the penalty or leaves it, with Gauss-Legendre nodes on every piece. Lines of two columns are at such
-    nodes themselves, of an axis that is broken where both columns do; those of three and four are equally spaced.
+    They lie on lines: one for one column, and for several columns parallel ones, along which their sum changes, in
+    units of their standard deviations and with the signs of their correlations. A line is broken where the minimiser of
+    a column comes to a kink of the penalty or leaves it, with Gauss-Legendre nodes on every piece. Lines of two columns
+    are at such nodes themselves, of an axis that is broken where both columns do; those of three and four are equally
+    spaced.
 
     Args:
         Lam, mean, covariance: as `weight_law` gives them.
@@ -79,7 +82,9 @@ def weight_fields(
 
 
 def _root(covariance: jax.Array) -> jax.Array:
-    """A root of covariances (K, r, r), whose first column has the covariances of the fields with the sum that lines follow."""
+    """A root of covariances (K, r, r), whose first column has the covariances of the fields with the sum that lines
+    follow.
+    """
     root = cholesky(covariance)
     if root.shape[1] == 1:
         return root
@@ -117,7 +122,8 @@ def _edges(penalty: Penalty, dtype: Any) -> jax.Array:
 
 
 def _pieces(places: Iterable[jax.Array], like: jax.Array, columns: int) -> tuple[jax.Array, jax.Array]:
-    """Standard normals (..., N) and their shares on lines, of the shape of `like` (...), that are broken at some places.
+    """Standard normals (..., N) and their shares on lines, of the shape of `like` (...), that are broken at some
+    places.
 
     And in the middle: where nothing else breaks a line, its nodes would be too few for all of the range.
     """
@@ -130,7 +136,9 @@ def _pieces(places: Iterable[jax.Array], like: jax.Array, columns: int) -> tuple
 
 
 def _crossings(penalty: Penalty, Lam: jax.Array, along: jax.Array, middle: jax.Array, edges: jax.Array) -> jax.Array:
-    """Where on the lines a column comes to a kink or leaves it, (places, K, M): ``(Lam w)_a + slope = b~_a``, w_a the kink."""
+    """Where on the lines a column comes to a kink or leaves it, (places, K, M): ``(Lam w)_a + slope = b~_a``,
+    w_a the kink.
+    """
     if not edges.size:
         return jnp.zeros((0, *middle.shape[:2]), middle.dtype)
     kinks, slopes = edges[..., None, None, None, None]

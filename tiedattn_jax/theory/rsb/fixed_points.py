@@ -224,7 +224,9 @@ class _Near(NamedTuple):
 
 
 def _solve_replicates(moving: FixedPoint, rule: Rule, s: jax.Array | None) -> list[BrokenState]:
-    """All replicates: one after the other until one is found, and from there at once the others and those that failed."""
+    """All replicates: one after the other until one is found, and from there at once the others and those that
+    failed.
+    """
     rs, found = lax.stop_gradient(moving), {}
     breaks = bool(rs.jumps) or float(rs.diagnostics.jump_mass) > _SEEN
     left = [k for k in range(rule.replicates) if breaks and rs.replicates.status[k] <= Status.stalled]
@@ -262,7 +264,9 @@ class _Laid(NamedTuple):
 
 
 def _lay(rs: FixedPoint, s: jax.Array | None, item: tuple[int, Any]) -> _Laid:
-    """The nodes of a replicate, given with its number, for a start of its own, of clusters that are wider than the state's."""
+    """The nodes of a replicate, given with its number, for a start of its own,
+    of clusters that are wider than the state's.
+    """
     k, lines = item
     state = jax.tree.map(lambda a: a[k], rs.replicates)
     x, first = _start(rs.model, state, s, branch_of(rs.branch).free(rs.model))
@@ -273,8 +277,8 @@ def _search(rs: FixedPoint, s: jax.Array | None, near: _Near | None, item: tuple
     """Where Newton's method ends in a replicate, given by its number and nodes.
 
     Args:
-        near: where to start, if not where the nodes were laid. Where clusters become wider than they were there, nodes are
-            laid again, since jumps have come near to other fields.
+        near: where to start, if not where the nodes were laid. Where clusters become wider than they were there, nodes
+            are laid again, since jumps have come near to other fields.
     """
     k, laid = item
     model, state = rs.model, jax.tree.map(lambda a: a[k], rs.replicates)
@@ -370,7 +374,8 @@ def _start(model: Model, state: Any, s: jax.Array | None, free: jax.Array) -> tu
         v = _trace(apart) / _trace(x.V)
         from_elevation = v**2 * (1 - told.replicon) / (8 * told.rs_error)
         s = jnp.where(from_elevation > 0, jnp.minimum(s, from_elevation), s)
-    # In units of q, for q0 to be positive; with several columns the jumps may carry part of the response in one direction.
+    # In units of q, for q0 to be positive; with several columns the jumps may carry part of the response in one
+    # direction.
     root = cholesky(x.q)
     inside = inverse(root)
     values, vectors = jnp.linalg.eigh(inside @ (apart / s) @ jnp.swapaxes(inside, -1, -2))

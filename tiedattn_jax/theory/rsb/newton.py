@@ -1,7 +1,7 @@
 """Newton's method for the equations of 1RSB, with s as a coordinate.
 
-Derivatives of the averages are most of the work: the matrix is corrected by Broyden's formula, and laid anew where that does
-not do.
+Derivatives of the averages are most of the work: the matrix is corrected by Broyden's formula, and laid anew where that
+does not do.
 """
 
 from __future__ import annotations

@@ -5,8 +5,8 @@ With the Moreau envelope E_V of the loss,
     M_s = -(1/s) E_{y, xi0} log E_{xi1} exp(-s E_V(h, y))
     h = m + theta rho^{-1} y + (q0 - theta rho^{-1} theta^T)^{1/2} xi0 + (q1 - q0)^{1/2} xi1
 
-M_s is written as the RS potential at the response V + s (q1 - q0), which is what it is without jumps to the first order in
-q1 - q0, and a rest: the rule of lines gives the first one to many digits, and the rest is small.
+M_s is written as the RS potential at the response V + s (q1 - q0), which is what it is without jumps to the first order
+in q1 - q0, and a rest: the rule of lines gives the first one to many digits, and the rest is small.
 """
 
 from __future__ import annotations
@@ -105,8 +105,8 @@ def inner(points: Any, p: tuple[Model, BrokenOverlaps, jax.Array]) -> tuple[jax.
 def _rest(points: Any, p: tuple[Model, BrokenOverlaps, jax.Array]) -> jax.Array:
     """One block's share of M_s less the RS potential at `BrokenOverlaps.joined`.
 
-    The latter is the average over xi0 and xi1 of the envelope at the response V + s (q1 - q0); at each field its average
-    over xi1 is taken off.
+    The latter is the average over xi0 and xi1 of the envelope at the response V + s (q1 - q0); at each field its
+    average over xi1 is taken off.
     """
     outer, (model, x, _) = points[0], p
     y = teacher_fields(model, outer.teacher)
