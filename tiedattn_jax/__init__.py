@@ -79,12 +79,12 @@ from .phases.breaking import (
 from .phases.diagram import REGIONS as REGIONS, PhaseDiagram as PhaseDiagram
 from .phases.ends import BranchEnd as BranchEnd, branch_ends as branch_ends
 from .phases.events import EVENTS as EVENTS, Event as Event, Near as Near, Transition as Transition, locate as locate
-from .phases.follow import Curve as Curve, sweep as sweep
+from .phases.follow import Curve as Curve
 from .phases.grid import phase_diagram as phase_diagram
+from .phases.sweep import sweep as sweep
 from .phases.transitions import critical_alpha as critical_alpha, linear_crossing as linear_crossing
 from .results import Average as Average, Settings as Settings, Status as Status
 from .store import VERSION as VERSION
-from .theory.fixed_points import FixedPoint as FixedPoint, solve as solve
 from .theory.multistart import find_states as find_states
 from .theory.observables import (
     Diagnostics as Diagnostics,
@@ -94,6 +94,8 @@ from .theory.observables import (
 )
 from .theory.rsb.fixed_points import BrokenPoint as BrokenPoint, solve_1rsb as solve_1rsb
 from .theory.rsb.potentials import BrokenOverlaps as BrokenOverlaps
+from .theory.solve import solve as solve
+from .theory.states import FixedPoint as FixedPoint
 
 __version__ = VERSION
 

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple, TypeVar
+import math
+from typing import Any, NamedTuple, Protocol, TypeVar
 
 import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.flatten_util import ravel_pytree
 
 from .errors import require_choice
 from .linalg import positive_definite, solve
@@ -150,38 +150,46 @@ def _positions(x: Overlaps | Conjugates) -> int:
     return rows if rows == classes else rows - classes
 
 
-def explained_covariance(model: Model, theta: jax.Array) -> jax.Array:
+class HasTeacher(Protocol):
+    """A model, or `Coordinates` made of one: what knows the covariance of the teacher's fields."""
+
+    @property
+    def rho(self) -> Any:
+        """Covariance of the teacher's fields, (S, t, t)."""
+
+
+def explained_covariance(model: HasTeacher, theta: jax.Array) -> jax.Array:
     """The part of the covariance of the student fields that the teacher's explain, ``theta rho^{-1} theta^T``, (L,
     r, r).
     """
     return theta @ solve(model.rho, jnp.swapaxes(theta, -1, -2))
 
 
-def residual_covariance(model: Model, x: Overlaps) -> jax.Array:
+def residual_covariance(model: HasTeacher, x: Overlaps) -> jax.Array:
     """Covariance of the student fields given the teacher's, ``q - theta rho^{-1} theta^T``, (L, r, r)."""
     return x.q - explained_covariance(model, x.theta)
 
 
-def admissible(model: Model, x: Overlaps) -> jax.Array:
+def admissible(model: HasTeacher, x: Overlaps) -> jax.Array:
     """Whether q, V and ``q - theta rho^{-1} theta^T`` are positive definite for every token: a boolean scalar."""
     return positive_definite(jnp.concatenate([x.q, x.V, residual_covariance(model, x)]))
 
 
 @eqx.filter_jit
-def magnitudes(model: Model, x: Overlaps) -> tuple[jax.Array, jax.Array]:
+def magnitudes(model: HasTeacher, x: Overlaps) -> tuple[jax.Array, jax.Array]:
     """How semantic and how positional a state is: |theta| / sqrt(tr q tr rho) and |m| / sqrt(tr q), of order one."""
     q = jnp.sum(jnp.trace(x.q, axis1=-2, axis2=-1), -1)
     rho = jnp.sum(jnp.trace(model.rho, axis1=-2, axis2=-1), -1) / x.q.shape[-3]
     return (jnp.sqrt(jnp.sum(x.theta**2, (-1, -2, -3)) / (q * rho)), jnp.sqrt(jnp.sum(x.encoded**2, (-1, -2)) / q))
 
 
-def own_size(model: Model, x: Overlaps, free: jax.Array) -> jax.Array:
+def own_size(model: HasTeacher, x: Overlaps, free: jax.Array) -> jax.Array:
     """Size of the order parameter of a branch that leaves one free, (2,), relative to the largest possible one."""
     theta, m = magnitudes(model, x)
     return free[0] * theta + free[1] * m
 
 
-def vanished(model: Model, x: Overlaps, free: jax.Array) -> jax.Array:
+def vanished(model: HasTeacher, x: Overlaps, free: jax.Array) -> jax.Array:
     """Whether the one order parameter that a branch leaves free is zero, so that the branch does not exist."""
     return (jnp.sum(free) == 1) & (own_size(model, x, free) < ZERO)
 
@@ -220,28 +228,48 @@ def impose(x: State, free: jax.Array) -> State:
     return type(x)(x.q, x.V, free[0] * x.theta, jnp.where(rows, free[1], free[0]) * x.m)
 
 
-class Coordinates:
-    """Order parameters as one vector, with those that a branch sets to zero by symmetry held at zero."""
+class Coordinates(eqx.Module):
+    """Order parameters as one vector, with those that a branch sets to zero by symmetry held at zero.
+
+    It knows of a model only what Newton's method has to: shapes, the teacher's covariance, and the gauge.
+
+    Attributes:
+        rho: covariance of the teacher's fields, (S, t, t).
+        free: what the branch leaves free of (theta, m), (2,).
+        generators: tangents of the rotations that change no state, (G, r, r).
+        shapes: of q, V, theta and m.
+    """
+
+    rho: jax.Array
+    free: jax.Array
+    generators: jax.Array
+    shapes: tuple[tuple[int, ...], ...] = eqx.field(static=True)
 
     def __init__(self, model: Model, free: jax.Array):
-        self.dtype = model.lam.dtype
-        zero = Overlaps(**{name: jnp.zeros(shape, self.dtype) for name, shape in self.shapes(model).items()})
-        self.free = free
-        self.unpack = ravel_pytree(zero)[1]
-        # One for every coordinate of theta and m that is free.
-        self.order = self.pack(Overlaps(zero.q, zero.V, zero.theta + 1, zero.m + 1))
+        dtype = model.lam.dtype
+        self.rho, self.free = model.rho.astype(dtype), free
+        # A penalty is another one for columns that are turned.
+        self.generators = jnp.asarray(model.generators[: 0 if model.penalty is not None else None], dtype)
+        self.shapes = tuple(shapes_of(model).values())
 
-    @staticmethod
-    def shapes(model: Model) -> dict[str, tuple[int, ...]]:
-        """Shapes of the order parameters."""
-        (_, r, t), law = model.shape, model.law()
-        S, J = law.gamma.shape[1], law.tau.shape[1]
-        return {"q": (S, r, r), "V": (S, r, r), "theta": (S, r, t), "m": (J, r)}
+    @property
+    def order(self) -> jax.Array:
+        """One for every coordinate of theta and m that is free, zero for the others."""
+        zero, one = (Overlaps(*(jnp.full(shape, v, self.rho.dtype) for shape in self.shapes)) for v in (0.0, 1.0))
+        return self.pack(Overlaps(zero.q, zero.V, one.theta, one.m))
 
     def pack(self, x: Overlaps) -> jax.Array:
-        return ravel_pytree(impose(x, self.free))[0].astype(self.dtype)
+        """Overlaps as a vector."""
+        parts = impose(x, self.free)
+        return jnp.concatenate([jnp.ravel(a) for a in (parts.q, parts.V, parts.theta, parts.m)]).astype(self.rho.dtype)
 
-    def scale(self, model: Model, x: Overlaps) -> jax.Array:
+    def unpack(self, v: jax.Array) -> Overlaps:
+        """A vector as overlaps."""
+        ends = np.cumsum([math.prod(shape) for shape in self.shapes])[:-1]
+        parts = zip(jnp.split(v, ends), self.shapes, strict=True)
+        return Overlaps(*(part.reshape(shape) for part, shape in parts))
+
+    def scale(self, x: Overlaps) -> jax.Array:
         """Size of every coordinate, by which residuals are made relative.
 
         That of theta and m is their own, not the larger one they could have: near a pitchfork, where they fall to
@@ -249,21 +277,23 @@ class Coordinates:
         """
         q = jnp.sqrt(jnp.mean(jnp.trace(x.q, axis1=1, axis2=2)))
         V = jnp.mean(jnp.trace(x.V, axis1=1, axis2=2))
-        rho = jnp.sqrt(jnp.mean(jnp.trace(model.rho, axis1=1, axis2=2)))
+        rho = jnp.sqrt(jnp.mean(jnp.trace(self.rho, axis1=1, axis2=2)))
         theta, m = (jnp.maximum(jnp.sqrt(jnp.mean(a**2)), ZERO * s) for a, s in ((x.theta, q * rho), (x.m, q)))
-        full = [jnp.full_like(a, s) for a, s in ((x.q, q**2), (x.V, V), (x.theta, theta), (x.m, m))]
-        return ravel_pytree(Overlaps(*full))[0]
+        return jnp.concatenate([jnp.full(a.size, s) for a, s in ((x.q, q**2), (x.V, V), (x.theta, theta), (x.m, m))])
 
-    def gauge(self, model: Model, x: Overlaps, scale: jax.Array) -> jax.Array:
-        """Unit tangents, in scaled coordinates, of the orbit of a state under Q -> Q O: (generators, n).
-
-        None with a penalty, which is another one for columns that are turned.
-        """
-        turns = [jnp.asarray(A, x.q.dtype) for A in model.generators]
-        if not turns or model.penalty is not None:
+    def gauge(self, x: Overlaps, scale: jax.Array) -> jax.Array:
+        """Unit tangents, in scaled coordinates, of the orbit of a state under Q -> Q O: (generators, n)."""
+        if not len(self.generators):
             return jnp.zeros((0, scale.shape[0]), scale.dtype)
         # An infinitesimal rotation of the student's columns.
-        moves = (Overlaps(A @ x.q - x.q @ A, A @ x.V - x.V @ A, A @ x.theta, x.m @ A.T) for A in turns)
+        moves = (Overlaps(A @ x.q - x.q @ A, A @ x.V - x.V @ A, A @ x.theta, x.m @ A.T) for A in self.generators)
         rows = jnp.stack([self.pack(move) / scale for move in moves])
         size = jnp.linalg.norm(rows, axis=1, keepdims=True)
         return jnp.where(size > 1e-6, rows / jnp.maximum(size, 1e-6), 0.0)
+
+
+def shapes_of(model: Model) -> dict[str, tuple[int, ...]]:
+    """Shapes of the order parameters, by name."""
+    (_, r, t), law = model.shape, model.law()
+    S, J = law.gamma.shape[1], law.tau.shape[1]
+    return {"q": (S, r, r), "V": (S, r, r), "theta": (S, r, t), "m": (J, r)}

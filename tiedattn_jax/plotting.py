@@ -153,13 +153,17 @@ def line(
 def branch_figure(curves: Sequence[Any], alpha_c: Any = None, alpha_l: Any = None) -> Figure:
     """Order parameters, training loss and test error of branches against alpha (the content of the paper's Fig. 2).
 
+    Or against the number that changes along the curves, where that is another one.
+
     Dotted stretches are unstable towards an order parameter that the branch lacks.
 
     Args:
         curves: `phases.follow.Curve`, one for each branch.
         alpha_c, alpha_l: `phases.events.Transition` to mark, where they were found.
     """
-    with panels(11, 3.6, [""] * 3, xlabel=LABELS["alpha"], ylabels=(ORDERS, LOSS, ERROR)) as (figure, axes):
+    parameter = curves[0].parameter
+    xlabel = LABELS.get(parameter, parameter)
+    with panels(11, 3.6, [""] * 3, xlabel=xlabel, ylabels=(ORDERS, LOSS, ERROR)) as (figure, axes):
         orders, losses, errors = axes[0]
         for curve in curves:
             name = curve.branch or "any state"
@@ -197,7 +201,7 @@ def _along_alpha(axis: Any, curve: Any, get: Callable[[Any], Any], colour: str, 
     for order in ORDER_COLOURS:
         if not getattr(BRANCHES[curve.branch], order):
             stable &= curve.values(lambda point, k=order: getattr(point.diagnostics, f"growth_{k}")) < 1
-    line(axis, curve.alphas, value, colour, label, bar=bar, stable=stable, dash=DASHES.get(curve.branch, "-"))
+    line(axis, curve.at, value, colour, label, bar=bar, stable=stable, dash=DASHES.get(curve.branch, "-"))
 
 
 def _first_of(order: str) -> Callable[[Any], Any]:

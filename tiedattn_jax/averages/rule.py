@@ -95,6 +95,9 @@ class Replicate(eqx.Module):
         """
 
 
+COARSE = -1  # number of a rule's coarse replicate
+
+
 class Rule(Printed):
     """An averaging rule, as `solve` takes it.
 
@@ -122,12 +125,8 @@ class Rule(Printed):
         return Description(f"{each} for (L, r, t) = {self.stack.shape}")
 
     def replicate(self, k: int) -> Replicate:
-        """One of them."""
-        return jax.tree.map(lambda a: a[k], self.stack)
-
-    def only(self, k: int) -> Rule:
-        """One of them, as a rule."""
-        return Rule(part(self.stack, k), self.coarse)
+        """One of them; the coarse one where k is `COARSE`."""
+        return self.coarse if k == COARSE else _one(self.stack, k)
 
     def each(self, fn: Callable[[Replicate], Any]) -> Any:
         """`fn` of every replicate, one after the other: leaves lead with the replicate axis."""
@@ -135,9 +134,8 @@ class Rule(Printed):
 
 
 @jax.jit
-def part(tree: Any, k: jax.Array | int) -> Any:
-    """Of arrays that lead with the replicate axis what belongs to one replicate, with that axis."""
-    return jax.tree.map(lambda a: lax.dynamic_slice_in_dim(a, k, 1), tree)
+def _one(stack: Replicate, k: Any) -> Replicate:
+    return jax.tree.map(lambda a: lax.dynamic_index_in_dim(a, k, keepdims=False), stack)
 
 
 def average(replicate: Replicate, fn: Callable[[Any], Any]) -> Any:

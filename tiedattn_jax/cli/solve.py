@@ -7,7 +7,7 @@ from typing import Any
 
 from ..errors import InputError
 from ..overlaps import BRANCHES
-from ..theory.fixed_points import solve
+from ..theory.solve import solve
 from .options import ALPHA, MODEL, averages, model_of, nodes_of, positive, subcommand
 from .report import Report
 

@@ -11,7 +11,8 @@ from ..averages.sizes import SIZES
 from ..overlaps import PAIR
 from ..phases.ends import BranchEnd, branch_ends
 from ..phases.events import Transition
-from ..phases.follow import Curve, sweep
+from ..phases.follow import Curve
+from ..phases.sweep import sweep
 from ..phases.transitions import critical_alpha, linear_crossing
 from ..plotting import branch_figure
 from ..store import csv_of
@@ -36,7 +37,9 @@ def run(args: argparse.Namespace) -> Report:
     ends: dict[str, list[BranchEnd]] = {}
     with progress_bars(args, "solve") as stage:
         for branch in PAIR:
-            curves.append(sweep(model, alphas, branch, rough, progress=stage(f"{branch} branch")))
+            curve = sweep(model, alphas, branch, rough, progress=stage(f"{branch} branch"))
+            assert isinstance(curve, Curve)
+            curves.append(curve)
             stage(f"ends of the {branch} branch")(0, 1)
             ends[branch] = branch_ends(curves[-1], rough)
         stage("alpha_c")(0, 1)

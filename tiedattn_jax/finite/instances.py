@@ -28,7 +28,8 @@ from ..model import Model, check_provides
 from ..overlaps import BRANCHES, PAIR, Overlaps, magnitudes
 from ..printing import Description, Row, pictures
 from ..results import Result, Status, error_bar
-from ..theory.fixed_points import FixedPoint, solve
+from ..theory.solve import solve
+from ..theory.states import FixedPoint
 from .data import Data
 from .evaluation import heldout_error
 from .message_passing import GAMP

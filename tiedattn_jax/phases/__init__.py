@@ -3,7 +3,7 @@
 inputs         what the others are given, checked
 follow         a branch from one setting to the next
 arclength      around folds
-secant         the zero of a number in alpha
+secant         the zero of a number
 events         a table of what can happen at one alpha, and one way to find any of it
 transitions    alpha_c and alpha_l
 breaking       what replica symmetry breaking does to alpha_c

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from itertools import pairwise
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-from scipy.optimize import brentq
 
 from ..averages.program import program
 from ..averages.rule import Replicate, Rule
@@ -21,9 +19,12 @@ from ..overlaps import Coordinates, Overlaps, admissible, branch_of, label
 from ..parameters import Parameter
 from ..printing import Description, Printed, entries, pictures
 from ..results import Settings, Status, error_bar
-from ..theory.fixed_points import FixedPoint, State, branch_start, check_alpha, solve_coarsely, solve_replicates
-from ..theory.state_evolution import expansion
+from ..theory.equations import expansion
+from ..theory.pool import Call, Path, run, run_one, stacked, together
+from ..theory.solve import Problem, branch_start, check_alpha
+from ..theory.states import FixedPoint, State
 from .inputs import prepared
+from .secant import Secant
 
 _TOLERANCE = 1e-6  # of the residual, relative: the averages of lines are smooth to that
 _STEPS = 8  # of Newton's method; more say that the arc was too long
@@ -32,6 +33,7 @@ _LEAST_STEP = 1e-4
 _LONGEST_STEP = 0.2  # relative to the sizes of overlaps and parameter at the start
 _SHARPEST_TURN = 0.7  # cosine between two tangents: a sharper one is more likely a jump to another branch
 _FOLD_POINTS = 200
+_TURN, _TURN_LOOKS = 1e-6, 20  # relative accuracy of a fold along the arc, and evaluations at most
 _OBSERVE = Settings(tol=1e-4, max_steps=0, warm_steps=0)
 
 
@@ -93,10 +95,10 @@ class Setting(NamedTuple):
         """Model and alpha at another value of the parameter."""
         return self.parameter.set(self.model, self.alpha, value)
 
-    def solve(self, one: Rule, x: Overlaps, settings: Settings, value: Any = None) -> State:
-        """The state near some overlaps in a single replicate, leaves (1, ...)."""
-        here = (self.model, self.alpha) if value is None else self.at(value)
-        return solve_replicates(*here, one, jax.tree.map(lambda v: v[None], x), self.free, settings)
+    def solve(self, nodes: Rule, number: int, x: Overlaps, settings: Settings, value: Any = None) -> Path:
+        """Path of the state near some overlaps in one replicate."""
+        model, alpha = (self.model, self.alpha) if value is None else self.at(value)
+        return (yield Problem(model, alpha, nodes, self.free, settings).lane(x, number))
 
 
 @program
@@ -122,15 +124,15 @@ class _Point(NamedTuple):
 
 
 class _Continuation:
-    """The solution curve of one replicate in scaled coordinates, the parameter last."""
+    """The solution curve of one replicate in scaled coordinates, the parameter last. What takes long is a path."""
 
-    def __init__(self, setting: Setting, one: Rule, x: Overlaps):
-        self.setting, self.one, self.replicate = setting, one, one.replicate(0)
+    def __init__(self, setting: Setting, nodes: Rule, number: int, x: Overlaps):
+        self.setting, self.nodes, self.number, self.replicate = setting, nodes, number, nodes.replicate(number)
         self.coordinates = Coordinates(setting.model, setting.free)
         value = setting.parameter.read(setting.model, setting.alpha, "parameter")
         ones = jax.tree.map(jnp.ones_like, x)
         self.on = np.flatnonzero(np.append(np.asarray(self.coordinates.pack(ones)), 1.0))  # not zero by symmetry
-        self.scale = np.append(np.asarray(self.coordinates.scale(setting.model, x)), abs(value) or 1.0)
+        self.scale = np.append(np.asarray(self.coordinates.scale(x)), abs(value) or 1.0)
         self.start = (np.append(np.asarray(self.coordinates.pack(x)), value) / self.scale)[self.on]
 
     def plain(self, w: np.ndarray) -> np.ndarray:
@@ -138,11 +140,11 @@ class _Continuation:
         u[self.on] = w * self.scale[self.on]
         return u
 
-    def correct(self, w: np.ndarray, along: np.ndarray) -> _Point | None:
-        """Newton's method in the plane through `w` normal to `along`; None if it fails."""
+    def correct(self, w: np.ndarray, along: np.ndarray) -> Path:
+        """Path of Newton's method in the plane through `w` normal to `along`: to a `_Point`, or None if it fails."""
         guess, rows = w, self.on[:-1]
         for k in range(_STEPS):
-            r, J, inside = _expand(self.setting, self.replicate, jnp.asarray(self.plain(w)))
+            r, J, inside = yield Call(_expand, (self.setting, self.replicate, jnp.asarray(self.plain(w))))
             r = np.asarray(r)[rows] / self.scale[rows]
             J = np.asarray(J)[np.ix_(rows, self.on)] * self.scale[self.on] / self.scale[rows, None]
             size = float(np.max(np.abs(r)))
@@ -161,16 +163,16 @@ class _Continuation:
     def overlaps(self, w: np.ndarray) -> Overlaps:
         return self.coordinates.unpack(jnp.asarray(self.plain(w)[:-1]))
 
-    def seen(self, w: np.ndarray) -> State:
-        """Observables at a solution, leaves (1, ...)."""
-        return self.setting.solve(self.one, self.overlaps(w), _OBSERVE, self.value(w))
+    def seen(self, w: np.ndarray) -> Path:
+        """Path of the state at a solution."""
+        return self.setting.solve(self.nodes, self.number, self.overlaps(w), _OBSERVE, self.value(w))
 
-    def march(self, first: _Point, step: float, limits: tuple[float, float], count: int) -> tuple[list[_Point], str]:
-        """Points from `first` on in the direction of its tangent, and why they end."""
+    def march(self, first: _Point, step: float, limits: tuple[float, float], count: int) -> Path:
+        """Path of the points from `first` on in the direction of its tangent, and why they end."""
         points = [first]
         while len(points) < count:
             last = points[-1]
-            found = self.correct(last.w + step * last.tangent, last.tangent)
+            found = yield from self.correct(last.w + step * last.tangent, last.tangent)
             if found is None or found.tangent @ last.tangent < _SHARPEST_TURN:
                 step /= 2
                 if step < _LEAST_STEP:
@@ -182,35 +184,37 @@ class _Continuation:
             step = min(step * (1.5 if found.steps <= 3 else 0.7 if found.steps > 5 else 1.0), _LONGEST_STEP)
         return points, "number of points"
 
-    def both_ways(self, limits: tuple[float, float], step: float, count: int) -> tuple[list[_Point], tuple[str, str]]:
-        """Points on both sides of the start, in the order along the curve, and why they end.
+    def both_ways(self, limits: tuple[float, float], step: float, count: int) -> Path:
+        """Path of the points on both sides of the start, in the order along the curve, and why they end.
 
         Raises:
             InputError: Newton's method finds no state from the start.
         """
-        first = self.correct(self.start, np.eye(len(self.start))[-1])
+        first = yield from self.correct(self.start, np.eye(len(self.start))[-1])
         if first is None:
             raise InputError("start", "must be near a state, Newton's method found none from it")
-        ahead, last = self.march(first, step, limits, count)
-        behind, end = self.march(first._replace(tangent=-first.tangent), step, limits, count)
+        backwards = first._replace(tangent=-first.tangent)
+        (ahead, last), (behind, end) = yield [self.march(p, step, limits, count) for p in (first, backwards)]
         return [*(p._replace(tangent=-p.tangent) for p in behind[:0:-1]), *ahead], (end, last)
 
-    def turns(self, points: list[_Point]) -> list[np.ndarray]:
-        """Coordinates of all folds between neighbouring points."""
-        return [self.turning(p, q) for p, q in pairwise(points) if p.tangent[-1] * q.tangent[-1] < 0]
+    def turns(self, points: list[_Point]) -> Path:
+        """Path of the coordinates of all folds between neighbouring points."""
+        turns = [self.turning(p, q) for p, q in pairwise(points) if p.tangent[-1] * q.tangent[-1] < 0]
+        return (yield turns)
 
-    def turning(self, a: _Point, b: _Point) -> np.ndarray:
-        """Coordinates where the parameter has an extremum along the curve, between two of its points."""
-        best = a
-
-        def slope(s: float) -> float:
-            nonlocal best
-            best = self.correct(a.w + s * a.tangent, a.tangent) or best
-            return float(best.tangent[-1])
-
-        length = float((b.w - a.w) @ a.tangent)
-        with contextlib.suppress(ValueError):  # no change of sign between points that are this close
-            brentq(slope, 0.0, length, xtol=1e-6 * length)
+    def turning(self, a: _Point, b: _Point) -> Path:
+        """Path of the coordinates where the parameter has an extremum along the curve, between two of its points."""
+        length, best = float((b.w - a.w) @ a.tangent), a
+        side = -np.sign(a.tangent[-1])  # so that the slope of the parameter rises through zero from a to b
+        # Places are counted from -length, as a bracket has to be positive.
+        search = Secant(length, side * a.tangent[-1], np.nan, length, 2 * length, 1.0)
+        search = search.learn(2 * length, side * float(b.tangent[-1]))
+        for _ in range(_TURN_LOOKS):
+            trial = search.next()
+            if abs(trial - search.place) <= _TURN * length:
+                break
+            best = (yield from self.correct(a.w + (trial - length) * a.tangent, a.tangent)) or best
+            search = search.learn(trial, side * float(best.tangent[-1]))
         return best.w
 
 
@@ -257,25 +261,27 @@ def trace_branch(
     require_count(points, "points")
     require_kind(start, "start", (FixedPoint, Overlaps, type(None)), "a FixedPoint or Overlaps near the state")
     if start is None:
-        start = solve_coarsely(model, a, nodes.only(0), branch_start(model, branch), free, settings).overlaps
+        coarse = Problem(model, a, nodes, free, settings).coarsely(branch_start(model, branch))
+        start = run_one(together([coarse]))[0].overlaps
     elif isinstance(start, FixedPoint):
         start = start.overlaps
-    curves = _continuations(Setting(model, a, Parameter(parameter), free), nodes, start, settings)
-    return [_path(curve, (low, high), step, points) for curve in curves]
+    assert isinstance(start, Overlaps)
+    setting = Setting(model, a, Parameter(parameter), free)
+    return run(
+        _branch_path(setting, nodes, k, start, settings, (low, high), step, points) for k in range(nodes.replicates)
+    )
 
 
-def _continuations(setting: Setting, nodes: Rule, start: Overlaps, settings: Settings) -> Iterator[_Continuation]:
-    """The solution curve of every replicate, from a state near the start.
+def _continuation(setting: Setting, nodes: Rule, number: int, start: Overlaps, settings: Settings) -> Path:
+    """Path of the solution curve of a replicate, from a state near the start.
 
     Raises:
         InputError: there is none.
     """
-    for k in range(nodes.replicates):
-        one = nodes.only(k)
-        found = setting.solve(one, start, settings)
-        if not found.has_state[0]:
-            raise InputError("start", f"must be near a state, got one with status {Status.name_of(found.status[0])}")
-        yield _Continuation(setting, one, jax.tree.map(lambda v: v[0], found.overlaps))
+    state = yield from setting.solve(nodes, number, start, settings)
+    if not state.has_state:
+        raise InputError("start", f"must be near a state, got one with status {Status.name_of(state.status)}")
+    return _Continuation(setting, nodes, number, state.overlaps)
 
 
 def folds_of(paths: Sequence[BranchPath]) -> list[tuple[float, float]]:
@@ -290,48 +296,65 @@ def folds_of(paths: Sequence[BranchPath]) -> list[tuple[float, float]]:
     return [(float(np.mean(v)), float(error_bar(jnp.array(v)))) for v in alike]
 
 
-def _path(curve: _Continuation, limits: tuple[float, float], step: float, count: int) -> BranchPath:
-    points, ends = curve.both_ways(limits, step, count)
-    turns = curve.turns(points)
+def _branch_path(
+    setting: Setting,
+    nodes: Rule,
+    number: int,
+    start: Overlaps,
+    settings: Settings,
+    limits: tuple[float, float],
+    step: float,
+    count: int,
+) -> Path:
+    """Path of `trace_branch` in one replicate, to a `BranchPath`."""
+    curve = yield from _continuation(setting, nodes, number, start, settings)
+    points, ends = yield from curve.both_ways(limits, step, count)
+    turns = yield from curve.turns(points)
+    states = yield [curve.seen(w) for w in [*(p.w for p in points), *turns]]
     crossings = [
         0.5 * (curve.value(p.w) + curve.value(q.w))
         for p, q in pairwise(points)
         if p.tangent[-1] * q.tangent[-1] > 0 and np.linalg.det(p.J[:, :-1]) * np.linalg.det(q.J[:, :-1]) < 0
     ]
-    states = jax.tree.map(lambda *a: np.concatenate(a), *(curve.seen(p.w) for p in points))
     # The Jacobian is that of F(x) - x, in scaled coordinates, which have the same eigenvalues.
     eigenvalues = np.array([1 + np.linalg.eigvals(p.J[:, :-1]) for p in points])
     return BranchPath(
         parameter=curve.setting.parameter.name,
         values=np.array([curve.value(p.w) for p in points]),
-        states=states,
+        states=stacked(states[: len(points)]),
         eigenvalues=np.take_along_axis(eigenvalues, np.argsort(-eigenvalues.real, 1), 1),
         labels=tuple(label(curve.setting.model, curve.overlaps(p.w)) for p in points),
         folds=tuple(map(curve.value, turns)),
-        fold_states=tuple(map(curve.seen, turns)),
+        fold_states=tuple(stacked([state]) for state in states[len(points) :]),
         crossings=tuple(crossings),
         ends=ends,
     )
 
 
-def fold_near(
-    setting: Setting, nodes: Rule, start: Overlaps, settings: Settings, limits: tuple[float, float]
-) -> tuple[jax.Array, State] | None:
-    """The fold that is nearest to a state, between limits: in every replicate.
+def fold_near(setting: Setting, nodes: Rule, start: Overlaps, settings: Settings, limits: tuple[float, float]) -> Path:
+    """Path of the fold that is nearest to a state, between limits, in every replicate.
 
     Returns:
-        alpha (R,) and the states there; None where a path has no fold, or there is no state with these nodes.
+        alpha (R,) and the states there; None where a replicate has no fold, or no state.
     """
-    found = []
-    with contextlib.suppress(InputError):
-        for curve in _continuations(setting, nodes, start, settings):
-            points, _ = curve.both_ways(limits, _STEP, _FOLD_POINTS)
-            inside = [w for w in curve.turns(points) if limits[0] < curve.value(w) < limits[1]]
-            if not inside:
-                return None
-            turn = min(inside, key=lambda w: abs(curve.value(w) - float(setting.alpha)))
-            found.append((jnp.asarray(curve.value(turn), setting.alpha.dtype), curve.seen(turn)))
-    if len(found) < nodes.replicates:
+    folds = yield [_nearest_fold(setting, nodes, k, start, settings, limits) for k in range(nodes.replicates)]
+    if any(fold is None for fold in folds):
         return None
-    alphas, states = zip(*found, strict=True)
-    return jnp.stack(alphas), jax.tree.map(lambda *a: jnp.concatenate(a), *states)
+    return np.array([alpha for alpha, _ in folds], setting.alpha.dtype), stacked([state for _, state in folds])
+
+
+def _nearest_fold(
+    setting: Setting, nodes: Rule, number: int, start: Overlaps, settings: Settings, limits: tuple[float, float]
+) -> Path:
+    """Path of `fold_near` in one replicate."""
+    try:
+        curve = yield from _continuation(setting, nodes, number, start, settings)
+        points, _ = yield from curve.both_ways(limits, _STEP, _FOLD_POINTS)
+    except InputError:  # there is no state
+        return None
+    turns = yield from curve.turns(points)
+    inside = [w for w in turns if limits[0] < curve.value(w) < limits[1]]
+    if not inside:
+        return None
+    turn = min(inside, key=lambda w: abs(curve.value(w) - float(setting.alpha)))
+    return curve.value(turn), (yield from curve.seen(turn))

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterable, Sequence
-from functools import cached_property, partial
+from collections.abc import Iterable, Sequence
+from functools import cached_property
 from itertools import combinations, pairwise
 from typing import Any, NamedTuple
 
@@ -20,9 +20,10 @@ from ..model import Model
 from ..parameters import Parameter
 from ..printing import Description, pictures, with_error
 from ..results import Result, Settings, Status
-from ..theory.fixed_points import FixedPoint
+from ..theory.pool import Path, run_one
+from ..theory.states import FixedPoint
 from .events import EVENTS, Event, Near, Start, Zero, changes, event_of, near_of, number_of, transition_of, zero_near
-from .follow import Progress, Warm, learn, predict, silent, walk
+from .follow import Progress, WarmStart, predict, silent, update, walk
 from .inputs import prepared
 from .transitions import ALPHA_L, baseline_owner
 
@@ -201,36 +202,49 @@ def trace_boundary(
     require_choice(event, "event", [*EVENTS, ALPHA_L])
     if event == ALPHA_L:
         require_kind(start, "start", type(None), 'None for "alpha_l"')
-        follow = partial(trace_boundary, model, parameter=parameter, values=values, nodes=nodes, settings=settings)
-        return _first_to_beat_the_baseline(partial(follow, sensitivities=sensitivities, progress=progress))
-    what = event_of(event, model)
-    if what.value is None:
-        raise InputError("event", f"must be one that can be followed, got event={event!r}: use trace_branch for folds")
     require_kind(parameter, "parameter", str, "the name of a number, for instance sigma")
     require(parameter != "alpha", "parameter", parameter, "another one than alpha")
     number = Parameter(parameter)
     number.read(model, None, "parameter")
     places = array_of(values, "values", "finite and monotonic", lambda a: abs(np.sign(np.diff(a)).sum()) == a.size - 1)
     number.check(model, places, "values")
-    near = None if start is None else near_of(what, start)
-    tracer = _Tracer(what, model, number, nodes, settings, sensitivities or what.observable is None)
-    progress(0, len(places))
-    tracer.begin(places[0], tracer.searched(places[0], SEARCH) if near is None else near)
-    progress(1, len(places))
-    for k, value in enumerate(places[1:], 2):
-        tracer.add(value)
-        progress(k, len(places))
-    return Boundary.of(event, parameter, *map(np.array, zip(*tracer.points, strict=True)))
+
+    events = ("alpha_c", "semantic baseline", "positional baseline") if event == ALPHA_L else (event,)
+    finished = dict.fromkeys(events, 0)
+
+    def traced(event: str) -> Path:
+        """Path of the boundary of one event."""
+
+        def report(done: int, total: int) -> None:
+            finished[event] = done
+            progress(sum(finished.values()), total * len(events))
+
+        what = event_of(event, model)
+        if what.value is None:
+            text = f"must be one that can be followed, got event={event!r}: use trace_branch for folds"
+            raise InputError("event", text)
+        near = None if start is None else near_of(what, start)
+        tracer = _Tracer(what, model, number, nodes, settings, sensitivities or what.observable is None)
+        return tracer.boundary(places, near, report)
+
+    paths = [traced(name) for name in events]
+    return run_one(_first_to_beat_the_baseline(*paths) if event == ALPHA_L else paths[0])
 
 
-def _first_to_beat_the_baseline(follow: Callable[..., Boundary]) -> Boundary:
-    """alpha_l: where the global minimum beats the linear baseline, from the boundaries of which it is a part."""
-    critical, late = follow(event="alpha_c"), follow(event="semantic baseline")
-    try:
-        early = follow(event="positional baseline")
-    except InputError:  # that the positional state beats the baseline nowhere
+def _first_to_beat_the_baseline(*boundaries: Path) -> Path:
+    """Path of alpha_l, which lies on one of three boundaries: alpha_c and the baselines of both branches."""
+
+    def or_nowhere() -> Path:
+        """The boundary of the positional baseline, or None where the positional state beats the baseline nowhere."""
+        try:
+            return (yield boundaries[2])
+        except InputError:
+            return None
+
+    critical, late, early = yield [*boundaries[:2], or_nowhere()]
+    if early is None:
         early = eqx.tree_at(lambda b: b.alpha, critical, np.full_like(critical.alpha, np.nan))
-    owner = baseline_owner(early.alpha <= critical.alpha, late.alpha <= critical.alpha)
+    owner = np.asarray(baseline_owner(early.alpha <= critical.alpha, late.alpha <= critical.alpha))
     parts = (early, critical, late)
     names = "alpha", "stderr", "slope", "status", "reason", "exact"
     columns = (np.choose(owner, [getattr(b, k) for b in parts]) for k in names)
@@ -260,22 +274,32 @@ class _Tracer:
     def found(self) -> list[_Point]:
         return [p for p in self.points if np.isfinite(p.alpha)]
 
-    def begin(self, value: float, near: Near) -> None:
-        """The boundary at the first value, from where it is expected.
+    def boundary(self, values: np.ndarray, near: Near | None, progress: Progress) -> Path:
+        """Path of the boundary through the values of the parameter, from where it is expected at the first one."""
+        progress(0, len(values))
+        yield from self.begin(values[0], near)
+        progress(1, len(values))
+        for k, value in enumerate(values[1:], 2):
+            yield from self.add(value)
+            progress(k, len(values))
+        columns = map(np.array, zip(*self.points, strict=True))
+        return Boundary.of(self.event.name, self.parameter.name, *columns)
+
+    def begin(self, value: float, near: Near | None) -> Path:
+        """Path of the boundary at the first value, from where it is expected.
 
         Raises:
             InputError: it is not there.
         """
-        zero = self.settled(value, near)
+        if near is None:
+            near = yield from self.searched(value, SEARCH)
+        zero = yield from self.settled(value, near)
         if not zero.met:
             missing = self.missing(value, zero)
             place = f"got none at the first near alpha = {near.alpha:.4g}"
             raise InputError("values", f"must begin where the event happens, {place}: {missing}")
-        self.warms = [Warm.begin(x, self.place(value), self.nodes.replicates) for x in near.overlaps]
+        self.warms = [WarmStart.begin(x, value, self.nodes.replicates) for x in near.overlaps]
         self.learn(value, zero)
-
-    def place(self, value: float) -> jax.Array:
-        return jnp.asarray(value, self.model.lam.dtype)
 
     def at(self, value: float) -> Model:
         return self.parameter.set(self.model, None, value)[0]
@@ -287,15 +311,16 @@ class _Tracer:
             alpha = last[0].alpha + last[0].slope * (value - last[0].value)
         else:
             alpha = float(KroghInterpolator([p.value for p in last], [p.alpha for p in last])(value))
-        here, place = self.at(value), self.place(value)
-        return Near(alpha, tuple(predict(here, warm, place) for warm in self.warms), self.steepness)
+        here = self.at(value)
+        return Near(alpha, tuple(predict(here, warm, value) for warm in self.warms), self.steepness)
 
-    def add(self, value: float) -> None:
-        """The boundary at the next value."""
-        zero = self.settled(value, self.predicted(value))
+    def add(self, value: float) -> Path:
+        """Path of the boundary at the next value."""
+        zero = yield from self.settled(value, self.predicted(value))
         if not zero.met:
             with contextlib.suppress(InputError):
-                zero = self.settled(value, self.searched(value, self.found[-1].alpha * _FURTHER))
+                near = yield from self.searched(value, self.found[-1].alpha * _FURTHER)
+                zero = yield from self.settled(value, near)
         if not zero.met:
             worst = max(int(s.status.max()) for s in zero.states)
             self.points.append(_Point(value, np.nan, np.nan, np.nan, worst, self.missing(value, zero)))
@@ -309,25 +334,22 @@ class _Tracer:
             terms = jax.tree.map(jnp.vdot, at.sensitivities, self.parameter.direction(self.model, value))
             slope = float(sum(jax.tree.leaves(terms)))
         self.steepness = zero.slope  # of the event's number in alpha
-        self.warms = [learn(w, self.place(value), s) for w, s in zip(self.warms, zero.states, strict=True)]
+        self.warms = [update(w, value, s) for w, s in zip(self.warms, zero.states, strict=True)]
         self.points.append(_Point(value, float(at.alpha), float(at.stderr), slope, int(at.status), ""))
 
     def missing(self, value: float, zero: Zero) -> str:
         """Why the event was not found."""
         return transition_of(self.event, self.at(value), zero).reason
 
-    def settled(self, value: float, near: Near) -> Zero:
+    def settled(self, value: float, near: Near) -> Path:
         return zero_near(self.event, self.at(value), near, self.nodes, self.settings, exact=self.exact)
 
-    def searched(self, value: float, alphas: np.ndarray) -> Near:
-        """Where the event's number changes its sign in a list of alphas; see `first_change`."""
-        here = self.at(value)
-        walks = [walk(here, list(alphas), b, self.nodes, self.settings) for b in self.event.branches]
-        return first_change(self.event, zip(*walks, strict=True))
+    def searched(self, value: float, alphas: np.ndarray) -> Path:
+        return first_change(self.event, self.at(value), alphas, self.nodes, self.settings)
 
 
-def first_change(event: Event, looks: Iterable[Sequence[FixedPoint]]) -> Near:
-    """The first place where the number of an event changes its sign among states at one alpha after the other.
+def first_change(event: Event, model: Model, alphas: np.ndarray, nodes: Rule, settings: Settings) -> Path:
+    """Path of the first place where the number of an event changes its sign at one alpha after the other: to a `Near`.
 
     If it does so nowhere, it may between an alpha at which there are states and one at which there are none.
 
@@ -335,7 +357,8 @@ def first_change(event: Event, looks: Iterable[Sequence[FixedPoint]]) -> Near:
         InputError: it does not.
     """
     seen: list[tuple[Sequence[FixedPoint], float]] = []
-    for points in looks:
+    for steps in zip(*(walk(model, list(alphas), b, nodes, settings) for b in event.branches), strict=True):
+        points = yield list(steps)
         seen.append((points, number_of(event, points)))
         if near := changes(seen[-2:]):
             return near[0]

@@ -18,8 +18,10 @@ from ..overlaps import PAIR
 from ..parameters import numbers_of
 from ..printing import Description, with_error
 from ..results import Result, Settings, error_bar
-from ..theory.fixed_points import FixedPoint, solve
+from ..theory.pool import run_one
 from ..theory.rsb.fixed_points import ORDER, BrokenPoint, lines_1rsb, solve_1rsb
+from ..theory.solve import solve
+from ..theory.states import FixedPoint
 from .events import EVENTS, Transition, near_of, root_derivatives, with_sensitivities, zero_near
 from .transitions import baseline_owner, critical_alpha, linear_crossing
 
@@ -189,7 +191,7 @@ def linear_crossing_1rsb(
     event = EVENTS[f"{branch} baseline"]
     near = near_of(event, rs.branches)
     assert near is not None
-    zero = zero_near(event, held, near, lines_1rsb(held, **rule), Settings(), exact=True, tol=_FINAL)
+    zero = run_one(zero_near(event, held, near, lines_1rsb(held, **rule), Settings(), exact=True, tol=_FINAL))
 
     def excess(model: Model, alpha: jax.Array) -> tuple[jax.Array, BrokenPoint]:
         point = solve_1rsb(model, alpha, branch, **rule)

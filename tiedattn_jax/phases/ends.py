@@ -13,11 +13,13 @@ import numpy as np
 from ..averages.rule import Rule
 from ..averages.sizes import SIZES
 from ..errors import require, require_choice, require_kind
-from ..overlaps import BRANCHES, PAIR
+from ..overlaps import BRANCHES, PAIR, branch_of
 from ..printing import Description, Printed, with_error
 from ..results import Settings, Status
-from ..theory.fixed_points import FixedPoint, solve_from
-from .events import EVENTS, Near, Transition, crossings, locate, number_of
+from ..theory.pool import Path, run_one
+from ..theory.solve import Problem
+from ..theory.states import FixedPoint
+from .events import EVENTS, Near, Transition, crossings, located, number_of, transition_of
 from .follow import CURVE_SETTINGS, Curve
 from .inputs import prepared
 
@@ -93,7 +95,7 @@ def branch_ends(
     require_choice(curve.branch, "curve.branch", PAIR)
     require(len(curve.points) > 0, "curve.points", [], "one or more")
     nodes, settings = prepared(curve.points[0].model, nodes, settings, CURVE_SETTINGS, size=SIZES["curve"])
-    return _Ends(curve, nodes, settings, sensitivities).all()
+    return run_one(_Ends(curve, nodes, settings, sensitivities).all())
 
 
 class _Ends:
@@ -105,37 +107,38 @@ class _Ends:
         self.losing = EVENTS[f"{self.name} instability"]
         self.resolved = [p for p in curve.points if bool(p.ok)]  # elsewhere growth means little
 
-    def all(self) -> list[BranchEnd]:
-        found = []
-        for near in crossings(self.losing, [self.curve]):
-            # The number of the event rises with alpha where the branch is unstable below.
-            found.append(self.instability(near, "lower" if near.slope > 0 else "upper"))
-        points = self.curve.points
-        for p, q in pairwise(points):
+    def all(self) -> Path:
+        """Path of all ends, in the order of alpha."""
+        # The number of the event rises with alpha where the branch is unstable below.
+        losses = crossings(self.losing, [self.curve])
+        paths = [self.instability(near, "lower" if near.slope > 0 else "upper") for near in losses]
+        for p, q in pairwise(self.curve.points):
             if bool(p.exists) != bool(q.exists):
-                found += self.disappearance(*((q, p, "lower") if q.exists else (p, q, "upper")))
-        return sorted(found, key=lambda end: end.alpha)
+                paths.append(self.disappearance(*((q, p, "lower") if q.exists else (p, q, "upper"))))
+        ends = yield paths
+        return sorted((end for several in ends for end in several), key=lambda end: end.alpha)
 
-    def instability(self, near: Near, side: str) -> BranchEnd:
-        """Where the other order parameter starts to grow."""
-        return BranchEnd(self.locate("instability", near), "instability", self.other, side)
+    def instability(self, near: Near, side: str) -> Path:
+        """Path of where the other order parameter starts to grow."""
+        transition = yield from self.locate("instability", near)
+        return [BranchEnd(transition, "instability", self.other, side)]
 
-    def locate(self, kind: str, near: Near) -> Transition:
-        model = self.curve.points[0].model
-        event = f"{self.name} {kind}"
-        return locate(model, event, self.nodes, start=near, settings=self.settings, sensitivities=self.sensitivities)
+    def locate(self, kind: str, near: Near) -> Path:
+        model, event = self.curve.points[0].model, EVENTS[f"{self.name} {kind}"]
+        zero = yield from located(event, model, near, self.nodes, self.settings, self.sensitivities)
+        return transition_of(event, model, zero)
 
-    def disappearance(self, inside: FixedPoint, outside: FixedPoint, side: str) -> list[BranchEnd]:
-        """What happens between a state and an alpha at which the branch has none."""
-        beyond, before = (self.uninformed(e, inside) for e in (outside, inside))
+    def disappearance(self, inside: FixedPoint, outside: FixedPoint, side: str) -> Path:
+        """Path of what happens between a state and an alpha at which the branch has none."""
+        beyond, before = yield [self.uninformed(e, inside) for e in (outside, inside)]
         forks = []
         if self.growth(beyond, self.own) < 1 < self.growth(before, self.own):
             forks = crossings(EVENTS[f"{self.name} pitchfork"], [Curve("uninformed", (beyond, before))])
-        fork = self.locate("pitchfork", forks[0]) if forks else None
+        fork = (yield from self.locate("pitchfork", forks[0])) if forks else None
         if fork is None or self.size(inside) > _NOT_SMALL * max(self.size(e) for e in self.curve.points if e.exists):
             # The order parameter is not small next to the end: does the branch turn back, and further out than the
             # fork?
-            fold = self.fold(inside, outside)
+            fold = yield from self.fold(inside, outside)
             outward = 1 if side == "upper" else -1
             if fork is None or outward * (fold.alpha - fork.alpha) > 3 * np.hypot(fold.stderr, fork.stderr):
                 return [BranchEnd(fold, "fold", self.own, side)]
@@ -147,17 +150,21 @@ class _Ends:
             g, h = (number_of(self.losing, [p]) for p in (beyond, nearest))
             low, high = sorted((a, b))
             near = Near(a + g / (g - h) * (b - a), (nearest.replicates.overlaps,), (h - g) / (b - a), low, high, b)
-            ends.append(self.instability(near, side))
+            ends += yield from self.instability(near, side)
         return ends
 
-    def uninformed(self, at: FixedPoint, near: FixedPoint) -> FixedPoint:
-        return solve_from(at.model, at.alpha, "uninformed", self.nodes, near.replicates.overlaps, self.settings)
+    def uninformed(self, at: FixedPoint, near: FixedPoint) -> Path:
+        free = branch_of("uninformed").free(at.model)
+        problem = Problem(at.model, at.alpha, self.nodes, free, self.settings)
+        states = yield from problem.finely(near.replicates.overlaps)
+        return FixedPoint(at.model, at.alpha, states, "uninformed")
 
-    def fold(self, inside: FixedPoint, outside: FixedPoint) -> Transition:
+    def fold(self, inside: FixedPoint, outside: FixedPoint) -> Path:
         a, b = sorted((float(inside.alpha), float(outside.alpha)))
         margin = 0.5 * (b - a)
         low, high = max(a - margin, 0.5 * a), b + margin
-        found = self.locate("fold", Near(float(inside.alpha), (inside.replicates.overlaps,), low=low, high=high))
+        near = Near(float(inside.alpha), (inside.replicates.overlaps,), low=low, high=high)
+        found = yield from self.locate("fold", near)
         if bool(found.ok):
             return found
         middle, status = jnp.array(0.5 * (a + b)), jnp.asarray(int(Status.max_steps))

@@ -19,24 +19,25 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from ..averages.program import over_replicates, program
+from ..averages.program import program
 from ..averages.rule import Replicate, Rule
-from ..errors import InputError, is_concrete, require_choice
+from ..errors import InputError, require_choice
 from ..model import Model
 from ..overlaps import PAIR, Overlaps, branch_of
 from ..parameters import Parameter, arrays_of, numbers_of
 from ..printing import Description, Row, entries, pictures, with_error
 from ..results import Average, Result, Settings, Status, error_bar, quorum
-from ..theory.fixed_points import FixedPoint, State, for_each, solve_replicates, states_table
-from ..theory.implicit import first_order, fold_gradient, implicit_gradient
+from ..theory.equations import Equations, first_order
 from ..theory.observables import gen_error_in, gen_error_linear_in, growths_in
+from ..theory.pool import Call, Path, run_one, stacked
+from ..theory.solve import Problem, for_each
+from ..theory.states import FixedPoint, State, states_table
 from .arclength import Setting, fold_near
 from .follow import Curve
 from .inputs import prepared
 from .secant import Secant
 
 LOOKS = 12  # places at which states are solved, at most
-_NEWTON_LOOKS = 2  # under a jax transformation, from a good start: the second step moves by 1e-6
 _TOLERANCE = 1e-3  # a step in alpha, relative, after which one more is final: it is good to the square of this
 _MET = 0.1  # a last step, relative, that is too long: it came to no rest
 
@@ -285,7 +286,7 @@ def near_of(event: Event, start: Start, low: Any = 0.0, high: Any = np.inf) -> N
         return next((near for near in found if low <= near.alpha <= high), None)
     states = [points[b] for b in event.branches if b in points]
     places = [p.alpha for p in states]
-    if len(states) == len(event.branches) and (not is_concrete(places) or np.ptp(places) == 0):
+    if len(states) == len(event.branches) and np.ptp(places) == 0:
         return Near(places[0], tuple(p.replicates.overlaps for p in states))
     want = f"a FixedPoint for each of {list(event.branches)} at one alpha, or curves of these branches, or a Near"
     raise InputError("start", f"must be {want}, got {[type(s).__name__ for s in given]}")
@@ -324,16 +325,10 @@ def _numbers(event: Event, states: Sequence[State]) -> jax.Array:
 
 
 @program
-def _implicit(
-    nodes: Rule, xs: Overlaps, observable: Observable, model: Model, alpha: jax.Array, free: jax.Array
-) -> tuple[jax.Array, Model, jax.Array]:
-    """In every replicate, at its own fixed point: an event's number, its derivatives in the model and in alpha."""
-
-    def one(args: tuple[Replicate, Overlaps]) -> Any:
-        replicate, x = args
-        return implicit_gradient(model, alpha, replicate, x, free, lambda m, a, x: observable(m, a, x, replicate, free))
-
-    return lax.map(one, (nodes.stack, xs))
+def _implicit(equations: Equations, x: Overlaps, observable: Observable) -> tuple[jax.Array, Model, jax.Array]:
+    """An event's number at the fixed point of a replicate, and its derivatives in the model and in alpha."""
+    replicate, free = equations.replicate, equations.free
+    return equations.gradient(x, lambda model, alpha, x: observable(model, alpha, x, replicate, free))
 
 
 class Zero(NamedTuple):
@@ -348,11 +343,11 @@ class Zero(NamedTuple):
         met: whether the search came to rest.
     """
 
-    alpha: jax.Array
+    alpha: Any
     states: tuple[State, ...]
-    value: jax.Array
+    value: Any
     by_model: Model | None
-    by_alpha: jax.Array
+    by_alpha: Any
     slope: Any = jnp.nan
     met: Any = False
 
@@ -366,50 +361,59 @@ def zero_near(
     *,
     exact: bool,
     tol: float = _TOLERANCE,
-    frees: Sequence[jax.Array] | None = None,
+    frees: Sequence[Any] | None = None,
     looks: int = LOOKS,
-) -> Zero:
-    """Newton's method, or the secant method where not `exact`, from where an event is expected.
-
-    One loop serves the compiled solves of concrete numbers, until a step is below `tol`, and traced code, which takes
-    two steps.
+) -> Path:
+    """Path of Newton's method, or of the secant method where not `exact`, from where an event is expected: to a `Zero`.
 
     Args:
+        tol: relative step that is the last one.
         frees: what the branches leave free, (2,) each; by default those of the event.
-        looks: places at which concrete states are solved, at most.
+        looks: places at which states are solved, at most.
     """
     free = [branch_of(b).free(model) for b in event.branches] if frees is None else frees
 
-    def look(alpha: jax.Array, xs: Sequence[Overlaps]) -> Zero:
+    def look(place: float, xs: Sequence[Overlaps]) -> Path:
         """The states at one alpha, and the event's number with the derivatives that are asked for, or free."""
-        states = tuple(solve_replicates(model, alpha, nodes, x, f, settings) for x, f in zip(xs, free, strict=True))
-        value, by_model = _numbers(event, states), None
-        by_alpha = jnp.full_like(value, jnp.nan)
+        alpha = np.asarray(place, model.lam.dtype)
+        problems = [Problem(model, alpha, nodes, f, settings) for f in free]
+        states = tuple((yield [p.finely(x) for p, x in zip(problems, xs, strict=True)]))
+        value, by_model = np.asarray(_numbers(event, states)), None
+        by_alpha = np.full_like(value, np.nan)
         if event.observable is None:
-            by_model, by_alpha = jax.tree.map(jnp.subtract, *(s.train_loss_partials for s in states))
+            by_model, by_alpha = jax.tree.map(np.subtract, *(s.train_loss_partials for s in states))
         elif exact:
-            shared = event.observable, model, alpha, free[0]
-            _, by_model, by_alpha = over_replicates(_implicit, nodes, states[0].overlaps, *shared)
+            _, by_model, by_alpha = yield from _derivatives(problems[0], states[0].overlaps, event.observable)
         return Zero(alpha, states, value, by_model, by_alpha)
 
-    concrete = is_concrete((model, near))
-    search = Secant.begin(near.there, near.slope, near.low, near.high, model.lam.dtype)
-    trial, xs = jnp.asarray(near.alpha, model.lam.dtype), tuple(for_each(x, nodes.replicates) for x in near.overlaps)
+    search = Secant.begin(near.there, near.slope, near.low, near.high)
+    trial, xs = float(near.alpha), tuple(for_each(x, nodes.replicates) for x in near.overlaps)
     last: Zero | None = None
-    for _ in range(looks if concrete else _NEWTON_LOOKS):
-        here = look(trial, xs)
-        if concrete and jnp.all(jnp.isnan(here.value)):
-            if last is None and not np.isfinite(search.alpha):  # no state at the start
+    for _ in range(looks):
+        here = yield from look(trial, xs)
+        if np.all(np.isnan(here.value)):
+            if last is None and not np.isfinite(search.place):  # no state at the start
                 return here
             search = search.blocked(trial)
         else:
-            search = search.learn(trial, jnp.nanmean(here.value), jnp.nanmean(here.by_alpha))
-            met = jnp.isfinite(search.value) & (jnp.abs(search.step) < _MET * search.alpha)
+            by_alpha = np.nan if np.all(np.isnan(here.by_alpha)) else float(np.nanmean(here.by_alpha))
+            search = search.learn(trial, float(np.nanmean(here.value)), by_alpha)
+            met = np.isfinite(search.value) and abs(search.step) < _MET * search.place
             last, xs = here._replace(slope=search.slope, met=met), tuple(s.overlaps for s in here.states)
-            if concrete and abs(search.step) < tol * search.alpha:
+            if abs(search.step) < tol * search.place:
                 break
         trial = search.next()
     return here if last is None else last
+
+
+def _derivatives(problem: Problem, xs: Overlaps, observable: Observable) -> Path:
+    """Path of `_implicit` in every replicate, arrays (R, ...)."""
+    model, alpha, nodes, free, _ = problem
+    calls = []
+    for k in range(nodes.replicates):
+        equations = Equations(model, alpha, nodes.replicate(k), jnp.asarray(free))
+        calls.append(Call(_implicit, (equations, jax.tree.map(lambda a, k=k: a[k], xs), observable)))
+    return stacked((yield calls))
 
 
 def locate(
@@ -439,20 +443,29 @@ def locate(
     Raises:
         InputError: an unknown event, or a start that does not belong to it.
     """
-    nodes, settings = prepared(model, nodes, settings, traced=True)
+    nodes, settings = prepared(model, nodes, settings)
     what = event_of(event, model)
     near = near_of(what, start)
     if near is None:
         text = f"must enclose the event, got curves between whose points {event} does not change sign"
         raise InputError("start", text)
-    if what.value is None:
-        return _fold(what, model, near, nodes, settings, sensitivities)
-    zero = zero_near(what, lax.stop_gradient(model), near, nodes, settings, exact=sensitivities)
+    zero = run_one(located(what, lax.stop_gradient(model), near, nodes, settings, sensitivities))
     return transition_of(what, model, zero)
 
 
-def transition_of(event: Event, model: Model, zero: Zero) -> Transition:
-    """What `zero_near` found, as a result; `model` is the caller's, in which it can be differentiated."""
+def located(event: Event, model: Model, near: Near, nodes: Rule, settings: Settings, sensitivities: bool) -> Path:
+    """Path of `locate`: to a `Zero`, or to None where there is no fold."""
+    if event.value is None:
+        return (yield from _fold(event, model, near, nodes, settings, sensitivities))
+    return (yield from zero_near(event, model, near, nodes, settings, exact=sensitivities))
+
+
+def transition_of(event: Event, model: Model, zero: Zero | None) -> Transition:
+    """What `located` found, as a result; `model` is the caller's, in which it can be differentiated."""
+    if zero is None:
+        nan = jnp.full((), jnp.nan, model.lam.dtype)
+        return Transition(nan, nan, None, None, jnp.asarray(int(Status.absent)), (), event.name)
+    zero = jax.tree.map(jnp.asarray, zero)
     roots = zero.alpha - zero.value / (zero.slope if zero.by_model is None else zero.by_alpha)
     sensitivities = bars = None
     if zero.by_model is not None:
@@ -497,33 +510,26 @@ def _(primals: Any, tangents: Any) -> tuple[jax.Array, jax.Array]:
     return alphas, sum(jax.tree.leaves(terms), jnp.zeros_like(alphas))
 
 
-def _fold(event: Event, model: Model, near: Near, nodes: Rule, settings: Settings, sensitivities: bool) -> Transition:
-    """A fold, by continuation in arclength."""
-    held = lax.stop_gradient(model)
-    if not is_concrete((held, near)):
-        raise InputError("event", f"must be no fold under a jax transformation such as jit, got event={event.name!r}")
-    alpha, free = float(near.alpha), branch_of(event.branches[0]).free(held)
-    setting = Setting(held, jnp.asarray(alpha, model.lam.dtype), Parameter("alpha"), free)
-    x = jax.tree.map(lambda a: a.mean(0), for_each(near.overlaps[0], nodes.replicates))
+def _fold(event: Event, model: Model, near: Near, nodes: Rule, settings: Settings, sensitivities: bool) -> Path:
+    """Path of a fold, by continuation in arclength: to a `Zero`, or to None where there is none."""
+    alpha, free = float(near.alpha), branch_of(event.branches[0]).free(model)
+    setting = Setting(model, jnp.asarray(alpha, model.lam.dtype), Parameter("alpha"), free)
+    x = jax.tree.map(lambda a: np.mean(a, 0), for_each(near.overlaps[0], nodes.replicates))
     limits = float(near.low) or 0.5 * alpha, float(near.high) if np.isfinite(near.high) else 1.5 * alpha
-    found = fold_near(setting, nodes, x, settings, limits)
+    found = yield from fold_near(setting, nodes, x, settings, limits)
     if found is None:
-        nan = jnp.full((), jnp.nan, model.lam.dtype)
-        return Transition(nan, nan, None, None, jnp.asarray(int(Status.absent)), (), event.name)
+        return None
     alphas, state = found
-    by_model, by_alpha = None, jnp.full_like(alphas, jnp.nan)
+    by_model, by_alpha = None, np.full_like(alphas, np.nan)
     if sensitivities:
-        by_model, by_alpha = over_replicates(_fold_gradients, nodes, (alphas, state.overlaps), held, free)
-    zero = Zero(alphas, (state,), jnp.zeros_like(alphas), by_model, by_alpha, 1.0, True)
-    return transition_of(event, model, zero)
+        calls = []
+        for k, a in enumerate(alphas):
+            equations = Equations(model, a, nodes.replicate(k), free)
+            calls.append(Call(_fold_gradient, (equations, jax.tree.map(lambda v, k=k: v[k], state.overlaps))))
+        by_model, by_alpha = stacked((yield calls))
+    return Zero(alphas, (state,), np.zeros_like(alphas), by_model, by_alpha, 1.0, True)
 
 
 @program
-def _fold_gradients(
-    nodes: Rule, at: tuple[jax.Array, Overlaps], model: Model, free: jax.Array
-) -> tuple[Model, jax.Array]:
-    def one(args: tuple[Replicate, tuple[jax.Array, Overlaps]]) -> tuple[Model, jax.Array]:
-        replicate, (alpha, x) = args
-        return fold_gradient(model, alpha, replicate, x, free)
-
-    return lax.map(one, (nodes.stack, at))
+def _fold_gradient(equations: Equations, x: Overlaps) -> tuple[Model, jax.Array]:
+    return equations.fold_gradient(x)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -12,9 +11,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.experimental import multihost_utils
-from jax.sharding import Mesh
 
-from ..averages.program import at_once
 from ..averages.rule import Rule
 from ..averages.sizes import SIZES
 from ..errors import InputError, require, require_count, require_kind
@@ -23,15 +20,16 @@ from ..overlaps import PAIR, Overlaps
 from ..parameters import Axis, axis_of
 from ..results import Settings, Status, has_state, quorum
 from ..store import VERSION, Store, fingerprint, named
-from ..theory.fixed_points import check_alpha, for_each
+from ..theory import pool
+from ..theory.solve import Problem, check_alpha, for_each
+from ..theory.states import number_shapes
 from .diagram import PhaseDiagram
-from .follow import Follower, Progress, follow, pair_free, pair_start, silent, tracks_of
+from .follow import Follower, Progress, WarmStart, pair_free, pair_start, silent
 from .inputs import prepared
 
 # Losses are stationary in the overlaps: an error of 5e-4 there is none in them.
 GRID_SETTINGS = Settings(tol=5e-4, max_steps=15, warm_steps=0)
 _COARSE = 1e-3  # tolerance at least of the search for the first cells, on coarse averages
-_ACCELERATOR_LANES = 64  # tracks in lockstep, at most; a guess: no accelerator was at hand
 _PATIENCE = 2  # times as many Newton steps in the first cells, and when a cell is tried again
 _WARM_STEPS = 300  # and as many damped steps at least, from a start that may be far
 
@@ -45,7 +43,7 @@ def phase_diagram(
     alpha: float | None = None,
     settings: Settings | None = None,
     devices: int | None = None,
-    lanes: int | None = None,
+    width: int | None = None,
     out: Path | str | None = None,
     resume: bool = False,
     progress: Progress = silent,
@@ -71,9 +69,9 @@ def phase_diagram(
         alpha: samples per dimension, when it is not an axis.
         settings: tolerances; by default `GRID_SETTINGS`. Where a start may be far, in the first cells of tracks and in
             cells that are tried again, steps are added to them.
-        devices: how many of this process's devices to use; by default all. A CPU is one, on which tracks run in as many
-            threads as there are cores.
-        lanes: tracks that a device solves in lockstep; by default 1 on a CPU, up to 64 elsewhere.
+        devices: how many of this process's devices to use; by default all. A CPU is one, whose cores work on one
+            search each.
+        width: searches at once; by default the cores of a CPU, and elsewhere as many as fill the devices.
         out: folder in which finished tracks, and cells that were tried again, are kept.
         resume: whether to go on with what `out` holds.
         progress: called with the number of cells that are done, and of all, both branches counted.
@@ -82,7 +80,7 @@ def phase_diagram(
         RuntimeError: another process ended early.
         InputError: an axis that is empty, not increasing, not finite or out of the model's range; alpha given twice or
             never; more devices than there are; an `out` that cannot be written, or with tracks of other settings;
-            nodes, settings, lanes or `out` of another kind.
+            nodes, settings, a width or `out` of another kind.
     """
     nodes, settings = prepared(model, nodes, settings, GRID_SETTINGS, size=SIZES["grid"])
     axes = axis_of(x, "alpha", "x", model), axis_of(y, "omega", "y", model)
@@ -93,16 +91,17 @@ def phase_diagram(
         raise InputError("alpha", f"must be given if and only if it is not an axis, got alpha={alpha}")
     if alpha is not None:
         check_alpha(model, alpha)
-    if lanes is not None:
-        require_count(lanes, "lanes")
+    if width is not None:
+        require_count(width, "width")
     require_kind(out, "out", (str, Path, type(None)), "a folder")
     if resume and out is None:
         raise InputError("out", "must name the folder of the run to resume, got out=None with resume=True")
-    mesh = _mesh(devices)
+    engine = _Engine(_devices(devices), width)
     grid = _Grid.of(model, *(axes if names[1] == "alpha" else axes[::-1]), alpha, nodes, settings)
     mark = fingerprint(grid.models, grid.alphas, nodes, settings, VERSION)
     store = Store(out, mark, resume)
-    cells = grid.retried(grid.solved(mesh, lanes, store, progress), store)
+    cells = grid.solved(engine, store, progress)
+    (cells,) = engine.run([grid.retried(cells, store)])
     if names[1] == "alpha":
         cells = {k: np.swapaxes(a, 1, 2) for k, a in cells.items()}
     attrs = {
@@ -118,12 +117,23 @@ def phase_diagram(
     return PhaseDiagram(x_axis, y_axis, cells, attrs)
 
 
-def _mesh(devices: int | None) -> Mesh:
+def _devices(count: int | None) -> list[Any]:
     there = jax.local_devices()
-    count = len(there) if devices is None else devices
+    count = len(there) if count is None else count
     require_count(count, "devices")
     require(count <= len(there), "devices", count, f"between 1 and {len(there)}")
-    return Mesh(np.array(there[:count]), ("tracks",))
+    return there[:count]
+
+
+class _Engine(NamedTuple):
+    """The devices, and how many searches they do at once."""
+
+    devices: list[Any]
+    width: int | None
+
+    def run(self, paths: Any, **options: Any) -> list[Any]:
+        """`pool.run` on them."""
+        return pool.run(paths, width=self.width, devices=self.devices, **options)
 
 
 def patient(settings: Settings) -> Settings:
@@ -159,77 +169,101 @@ class _Grid(NamedTuple):
         dtype = model.lam.dtype
         start = jnp.asarray(1.0 if alpha is None else alpha, dtype)
         values = jnp.meshgrid(*(jnp.asarray(a.values, dtype) for a in (rows, columns)), indexing="ij")
-        models, alphas = jax.vmap(jax.vmap(cell))(*values)
-        return cls(models, np.asarray(alphas), columns, nodes, settings)
+        models, alphas = jax.tree.map(np.asarray, jax.vmap(jax.vmap(cell))(*values))
+        return cls(models, alphas, columns, nodes, settings)
 
     @property
     def onward(self) -> slice:
         """The order of a track's cells: from the largest alpha down."""
         return slice(None, None, -1 if self.columns.parameter.name == "alpha" else 1)
 
-    def solved(self, mesh: Mesh, lanes: int | None, store: Store, progress: Progress) -> dict[str, np.ndarray]:
+    def solved(self, engine: _Engine, store: Store, progress: Progress) -> dict[str, np.ndarray]:
         """All tracks, those in the store excepted: arrays (branch, row, column, replicate, ...)."""
-        kept = {k: a for k, a in store.load().items() if k.startswith(_TRACK)}
-        ahead = jax.tree.map(lambda a: a[:, self.onward], self.models)
-        places = self.columns.values[self.onward]
-        rough = eqx.tree_at(lambda s: s.tol, patient(self.settings), np.maximum(self.settings.tol, _COARSE))
-        tracks = tracks_of(ahead, self.alphas[:, self.onward], places, self.nodes, rough)
-        total, width = tracks.alphas.shape
-        if lanes is None:
-            cpu = mesh.devices.flat[0].platform == "cpu"
-            lanes = 1 if cpu else min(_ACCELERATOR_LANES, -(-total // mesh.size))
-        several, chunk = mesh if mesh.size > 1 else None, mesh.size * lanes
-        done, found = np.zeros(total, bool), {}
-        processes, here = jax.process_count(), jax.process_index()
-        if processes > 1:  # all have arrays of the same shapes, before any has a track
-            some = jax.tree.map(lambda a: a[: mesh.size], tracks)
-            shapes = eqx.filter_eval_shape(follow, some, self.nodes, self.settings, several, 1)
-            found = {k: np.full((total, *s.shape[1:]), np.nan) for k, s in shapes.items()}
-
-        def put(number: int, arrays: dict[str, np.ndarray]) -> None:
-            done[number] = True
-            if not found:
-                found.update({k: np.full((total, *a.shape), np.nan) for k, a in arrays.items()})
-            for k, a in arrays.items():
-                found[k][number] = a
-
-        for name, arrays in kept.items():
-            put(int(name.removeprefix(_TRACK)), arrays)
+        rows, width = self.alphas.shape
+        total, processes, here = rows * len(PAIR), jax.process_count(), jax.process_index()
+        kept = {int(k.removeprefix(_TRACK)): a for k, a in store.load().items() if k.startswith(_TRACK)}
         if processes > 1:  # all see what process 0 found in its folder
-            done, found = _together(multihost_utils.broadcast_one_to_all, (done, found), store)
-        open_ = np.flatnonzero(~done)
-        mine, finished, one_by_one = open_[here::processes], int(done.sum()), threading.Lock()
+            kept = self._shared(kept, total, store)
+        unsolved = [number for number in range(total) if number not in kept]
+        mine, cells = unsolved[here::processes], len(kept) * width
 
-        def solve(some: jax.Array) -> None:
-            nonlocal finished
-            padded = np.resize(some, chunk)  # the last chunk is filled up with copies
-            part = follow(jax.tree.map(lambda a: a[padded], tracks), self.nodes, self.settings, several, lanes)
-            part = jax.tree.map(np.asarray, part)
-            with one_by_one:
-                for slot, number in enumerate(np.asarray(some)):
-                    arrays = {k: a[slot] for k, a in part.items()}
-                    store.put(f"{_TRACK}{number:05d}", arrays)
-                    put(number, arrays)
-                finished += processes * len(some)
-                progress(min(finished, total) * width, total * width)
+        def cell_done() -> None:
+            nonlocal cells
+            cells += processes
+            progress(min(cells, total * width), total * width)
 
-        progress(finished * width, total * width)
-        chunks = [jnp.asarray(mine[k : k + chunk]) for k in range(0, len(mine), chunk)]
-        if several is None:
-            at_once(solve, chunks)
-        else:
-            for some in chunks:
-                solve(some)
+        def keep(place: int, arrays: dict[str, np.ndarray]) -> None:
+            store.put(f"{_TRACK}{mine[place]:05d}", arrays)
+            kept[mine[place]] = arrays
+
+        progress(cells, total * width)
+        firsts = engine.run([self.first_cells(branch) for branch in range(len(PAIR))]) if mine else []
+        tracks = (self.track(k % len(PAIR), k // len(PAIR), firsts[k % len(PAIR)], cell_done) for k in mine)
+        engine.run(tracks, done=keep, names=[self.name_of(k % len(PAIR), k // len(PAIR)) for k in mine])
         if processes > 1:
-            shares = _together(multihost_utils.process_allgather, found, store)
+            share = self._filled(kept, total)
+            parts = _together(multihost_utils.process_allgather, share, store)
             owner = np.zeros(total, int)
-            owner[open_] = np.arange(len(open_)) % processes
-            found = {k: a[owner, np.arange(total)] for k, a in shares.items()}
-        shape = total // len(PAIR), len(PAIR)
-        return {k: np.swapaxes(a.reshape(*shape, *a.shape[1:]), 0, 1)[:, :, self.onward] for k, a in found.items()}
+            owner[unsolved] = np.arange(len(unsolved)) % processes
+            every = {k: a[owner, np.arange(total)] for k, a in parts.items()}
+        else:
+            every = self._filled(kept, total)
+        shape = rows, len(PAIR)
+        return {k: np.swapaxes(a.reshape(*shape, *a.shape[1:]), 0, 1)[:, :, self.onward] for k, a in every.items()}
 
-    def retried(self, cells: dict[str, np.ndarray], store: Store) -> dict[str, np.ndarray]:
-        """Try again the cells that are not solved, and those where a branch is absent that a neighbour has.
+    def _filled(self, kept: dict[int, dict[str, np.ndarray]], total: int) -> dict[str, np.ndarray]:
+        """Arrays of all tracks, NaN where one is not there: of the same shapes in every process."""
+        R, width = self.nodes.replicates, self.alphas.shape[1]
+        shapes = {name: (R, *shape) for name, shape in number_shapes(self.at(0, 0)[0]).items()}
+        arrays = {name: np.full((total, width, *shape), np.nan) for name, shape in shapes.items()}
+        for number, track in kept.items():
+            for name, a in track.items():
+                arrays[name][number] = a
+        return arrays
+
+    def _shared(self, kept: dict[int, Any], total: int, store: Store) -> dict[int, Any]:
+        """The finished tracks of process 0, in every process."""
+        done = np.isin(np.arange(total), list(kept))
+        done, arrays = _together(multihost_utils.broadcast_one_to_all, (done, self._filled(kept, total)), store)
+        return {int(k): {name: a[k] for name, a in arrays.items()} for k in np.flatnonzero(done)}
+
+    def at(self, row: int, column: int) -> tuple[Model, np.ndarray]:
+        """Model and alpha of a cell, the columns in the order in which tracks run."""
+        column = np.arange(self.alphas.shape[1])[self.onward][column]
+        alpha = np.asarray(self.alphas[row, column], self.models.lam.dtype)
+        return jax.tree.map(lambda a: a[row, column], self.models), alpha
+
+    def name_of(self, branch: int, row: int) -> str:
+        """What an exception calls a track."""
+        return f"the {PAIR[branch]} branch in row {row}, alpha = {self.alphas[row, 0]:g} to {self.alphas[row, -1]:g}"
+
+    def first_cells(self, branch: int) -> pool.Path:
+        """Path of the overlaps near a branch in the first cell of every row, on coarse averages."""
+        rough = eqx.tree_at(lambda s: s.tol, patient(self.settings), np.maximum(self.settings.tol, _COARSE))
+        start = x = pair_start(self.at(0, 0)[0])[branch]
+        every = []
+        for row in range(len(self.alphas)):
+            model, alpha = self.at(row, 0)
+            state = yield Problem(model, alpha, self.nodes, pair_free(model)[branch], rough).coarsely(x)
+            # What is left of an absent branch is near the uninformed state of that row.
+            x = state.overlaps if state.status <= Status.stalled else start
+            every.append(state.overlaps if state.status == Status.absent else x)
+        return every
+
+    def track(self, branch: int, row: int, firsts: list[Overlaps], cell_done: Callable[[], None]) -> pool.Path:
+        """Path of one branch along one row: the `State.numbers` of its cells, arrays (columns, replicate, ...)."""
+        first = self.at(row, 0)[0]
+        follower = Follower(self.nodes, self.settings, pair_free(first)[branch], pair_start(first)[branch])
+        places = self.columns.values[self.onward]
+        warm, cells = WarmStart.begin(firsts[row], places[0], self.nodes.replicates), []
+        for column, place in enumerate(places):
+            warm, state = yield from follower.advance(*self.at(row, column), place, warm)
+            cells.append(state.numbers())
+            cell_done()
+        return pool.stacked(cells)
+
+    def retried(self, cells: dict[str, np.ndarray], store: Store) -> pool.Path:
+        """Path that tries again the cells that are not solved, and those where a branch is absent that a neighbour has.
 
         The first from the states of the neighbours and from the default start; the others, which may lie between a fold
         and a pitchfork, from the neighbours only. What was tried is kept in the store, too.
@@ -255,7 +289,8 @@ class _Grid(NamedTuple):
                     tried.add((at, source))
                     name = f"{_RETRY}{len(tried):05d}"
                     if name not in known:
-                        known[name] = self.attempt(at, None if source is None else _state_of(cells, source), was_absent)
+                        near = None if source is None else _state_of(cells, source)
+                        known[name] = yield from self.attempt(at, near, was_absent)
                         if jax.process_index() == 0:
                             store.put(name, known[name])
                     found = known[name]
@@ -267,16 +302,15 @@ class _Grid(NamedTuple):
                         break
         return cells
 
-    def attempt(self, at: Place, source: Overlaps | None, was_absent: bool) -> dict[str, np.ndarray]:
-        """`search` in a cell from one state for all replicates, or from the default start."""
-        b, i, j = at
-        model, first = (jax.tree.map(lambda a, at=at: a[at], self.models) for at in ((i, j), (0, 0)))
-        default, free = (jax.tree.map(lambda a: a[b], of(first)) for of in (pair_start, pair_free))
+    def attempt(self, at: Place, source: Overlaps | None, was_absent: bool) -> pool.Path:
+        """Path of `Follower.search` in a cell from one state for all replicates, or from the default start."""
+        model, first = (jax.tree.map(lambda a, at=at: a[at], self.models) for at in ((at.row, at.column), (0, 0)))
+        default, free = pair_start(first)[at.branch], pair_free(first)[at.branch]
         near = for_each(default if source is None else source, self.nodes.replicates)
         settings = self.settings if was_absent else patient(self.settings)
-        alpha = jnp.asarray(self.alphas[i, j], model.lam.dtype)
-        state = Follower(self.nodes, settings, free, default).search(model, alpha, near, jnp.array(False))
-        return jax.tree.map(np.asarray, state.numbers())
+        alpha = np.asarray(self.alphas[at.row, at.column], model.lam.dtype)
+        state = yield from Follower(self.nodes, settings, free, default).search(model, alpha, near, False)
+        return {name: np.asarray(a) for name, a in state.numbers().items()}
 
 
 _TRACK, _RETRY = "track-", "retry-"

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+from typing import Any
+
+from jax import lax
+
 from ..averages.default import default_nodes
 from ..averages.rule import Rule, check_rule
 from ..averages.sizes import REPLICATES, SIZES
@@ -18,13 +22,11 @@ def prepared(
     *,
     size: int = SIZES["solve"],
     replicates: int = REPLICATES,
-    traced: bool = False,
     even: bool = True,
 ) -> tuple[Rule, Settings]:
     """The averaging rule and the tolerances that a caller gave for a model, or the defaults.
 
     Args:
-        traced: whether the caller can work under a jax transformation.
         even: whether the model's loss must be even, as for branches by name.
 
     Raises:
@@ -32,10 +34,18 @@ def prepared(
     """
     require_kind(model, "model", Model, "a Model such as dot_product()")
     require_kind(settings, "settings", (Settings, type(None)), "Settings, for instance Settings(tol=1e-4)")
-    if not traced and (is_tracing() or not is_concrete(model)):
-        raise InputError("model", "must have concrete numbers here, got one under a jax transformation such as jit")
-    if is_concrete(model):
-        check(model, even=even)
+    check_top_level(model)
+    check(lax.stop_gradient(model), even=even)
     rule = default_nodes(model, size, replicates=replicates) if nodes is None else nodes
     check_rule(rule, model)
     return rule, settings or default or Settings()
+
+
+def check_top_level(*values: Any) -> None:
+    """Raise an `InputError` unless numbers have values: searches over settings are loops of Python.
+
+    `jax.grad` and `jax.jvp` of a search work, as its sensitivities are known when it returns.
+    """
+    if is_tracing() or not is_concrete(lax.stop_gradient(values)):
+        text = "must have concrete numbers here, got one under a jax transformation such as jit or vmap"
+        raise InputError("model", f"{text}: call this function outside of it, or sweep for many models at once")

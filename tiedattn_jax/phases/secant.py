@@ -1,118 +1,92 @@
-"""The zero of a number in alpha, by the secant method inside a bracket that shrinks; the same step traced or not."""
+"""The root search of this wing: the secant method in a bracket that shrinks, Newton's where slopes are known."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass, replace
 from typing import Any
 
-import equinox as eqx
-import jax
-import jax.numpy as jnp
-from jax import lax
+import numpy as np
 
-from ..errors import is_concrete
+from ..theory.pool import Path
 
-_REACH = 0.2  # of a step without a bracket, relative
-_FIRST_STEP = 0.02  # where no slope is known, relative
+_REACH = 0.2  # longest step without a bracket, relative
+_FIRST_STEP = 0.02  # step where no slope is known, relative
 _LOOKS = 40
 
 
-class Secant(eqx.Module):
-    """Where a search stands.
+@dataclass(frozen=True)
+class Secant:
+    """Where a search for the zero of a number stands.
 
     Attributes:
-        alpha, value: the last place where there were states, and the number there; NaN where it is not known.
+        place, value: the last place where there were states, and the number there; NaN where it is not known.
         slope: of the number there; NaN where it is not known.
         low, high: the zero lies between; the ends are not evaluated.
         rising: the sign of the slope at the zero.
     """
 
-    alpha: jax.Array
-    value: jax.Array
-    slope: jax.Array
-    low: jax.Array
-    high: jax.Array
-    rising: jax.Array
+    place: float
+    value: float
+    slope: float
+    low: float
+    high: float
+    rising: float
 
     @classmethod
-    def begin(cls, alpha: Any, slope: Any, low: Any, high: Any, dtype: Any) -> Secant:
-        """Before the first look."""
-        alpha, slope, low, high = (jnp.asarray(a, dtype) for a in (alpha, slope, low, high))
-        return cls(alpha, jnp.full_like(alpha, jnp.nan), slope, low, high, jnp.where(slope < 0, -1, 1).astype(dtype))
+    def begin(cls, place: Any, slope: Any, low: Any, high: Any) -> Secant:
+        """Before the first evaluation."""
+        return cls(float(place), np.nan, float(slope), float(low), float(high), -1.0 if slope < 0 else 1.0)
 
     @property
-    def step(self) -> jax.Array:
+    def step(self) -> float:
         """To where the tangent, or the secant, is zero."""
-        return -self.value / self.slope
+        return -self.value / self.slope if self.slope else np.nan
 
-    @eqx.filter_jit
-    def next(self) -> jax.Array:
-        """Where to look next: half-way to an end that the step would pass, in the middle where there is no step."""
-        bracketed = (self.low > 0) & jnp.isfinite(self.high)
-        known = (self.slope * self.rising > 0) & jnp.isfinite(self.value)
-        down = jnp.sign(self.value * self.rising)
-        middle = jnp.where(bracketed, jnp.sqrt(self.low * self.high), (1 - _FIRST_STEP * down) * self.alpha)
-        reach = jnp.where(bracketed, jnp.inf, _REACH * self.alpha)
-        trial = jnp.where(known, self.alpha + jnp.clip(self.step, -reach, reach), middle)
-        trial = jnp.where(trial >= self.high, 0.5 * (self.alpha + self.high), trial)
-        return jnp.where(trial <= self.low, 0.5 * (self.alpha + self.low), trial)
+    def next(self) -> float:
+        """The next place: half-way to an end that the step would pass, in the middle where there is no step."""
+        bracketed = self.low > 0 and np.isfinite(self.high)
+        if self.slope * self.rising > 0 and np.isfinite(self.value):
+            reach = np.inf if bracketed else _REACH * self.place
+            trial = self.place + float(np.clip(self.step, -reach, reach))
+        elif bracketed:
+            trial = float(np.sqrt(self.low * self.high))
+        else:
+            trial = (1 - _FIRST_STEP * np.sign(self.value * self.rising)) * self.place
+        trial = 0.5 * (self.place + self.high) if trial >= self.high else trial
+        return 0.5 * (self.place + self.low) if trial <= self.low else trial
 
-    @eqx.filter_jit
-    def learn(self, alpha: jax.Array, value: jax.Array, slope: Any = jnp.nan) -> Secant:
-        """After a look; without a slope, that of the secant through the last two."""
-        secant = (value - self.value) / (alpha - self.alpha)
-        slope = jnp.where(jnp.isfinite(slope), slope, jnp.where(jnp.isfinite(secant), secant, self.slope))
-        free = (self.low == 0) & jnp.isinf(self.high) & jnp.isfinite(slope)
-        rising = jnp.where(free, jnp.sign(slope), self.rising)
-        below = value * rising < 0
-        low, high = jnp.where(below, alpha, self.low), jnp.where(below, self.high, alpha)
-        return Secant(alpha, value, slope, low, high, rising)
+    def learn(self, place: float, value: float, slope: float = np.nan) -> Secant:
+        """After an evaluation; without a slope, that of the secant through the last two places."""
+        if not np.isfinite(slope):
+            secant = (value - self.value) / (place - self.place) if place != self.place else np.nan
+            slope = secant if np.isfinite(secant) else self.slope
+        unbracketed = self.low == 0 and np.isinf(self.high) and np.isfinite(slope)
+        rising = float(np.sign(slope)) if unbracketed else self.rising
+        low, high = (place, self.high) if value * rising < 0 else (self.low, place)
+        return Secant(place, value, slope, low, high, rising)
 
-    @eqx.filter_jit
-    def done(self, trial: jax.Array, tol: float) -> jax.Array:
-        """Whether the next place to look at is as near as asked for, or the last one is the zero."""
-        return (self.value == 0) | (jnp.abs(trial - self.alpha) <= tol * trial)
-
-    @eqx.filter_jit
-    def blocked(self, alpha: jax.Array) -> Secant:
-        """After a look at a place where there is no state: the zero, if any, is on this side of it."""
-        above = alpha > self.alpha
-        low, high = jnp.where(above, self.low, alpha), jnp.where(above, alpha, self.high)
-        return Secant(self.alpha, self.value, self.slope, low, high, self.rising)
+    def blocked(self, place: float) -> Secant:
+        """After a place that turned out to have no state: a zero can only lie between there and the last state."""
+        return replace(self, high=place) if place > self.place else replace(self, low=place)
 
 
-def zero_between(
-    fn: Callable[[jax.Array, Any], tuple[jax.Array, Any]], bracket: tuple[jax.Array, jax.Array], state: Any, tol: float
-) -> tuple[jax.Array, Any, jax.Array]:
-    """Zero of an increasing function of alpha in a bracket, in traced code as in Python.
+def zero_between(number: Callable[[float, Any], Path], low: float, high: float, state: Any, tol: float) -> Path:
+    """Path of the zero of an increasing number in a bracket.
 
     Args:
-        fn: (alpha, state) -> (value, state), the state being a warm start.
-        tol: step, relative, that is small enough.
+        number: a path for a place and a warm start, to the number there and the next warm start.
+        tol: relative step that is small enough.
 
     Returns:
         The zero, the state next to it, and whether it is one rather than an end of the bracket.
     """
-    low, high = bracket
-
-    def look(loop: tuple) -> tuple:
-        search, trial, state, k = loop
-        value, state = fn(trial, state)
-        search = search.learn(trial, value)
-        return search, search.next(), state, k + 1
-
-    def unfinished(loop: tuple) -> jax.Array:
-        search, trial, _, k = loop
-        return (k < _LOOKS) & ~search.done(trial, tol)
-
-    # The last place is not a number before the first look, so that the loop goes on.
-    search = Secant.begin(jnp.nan, jnp.nan, low, high, low.dtype)
-    loop = search, jnp.sqrt(low * high), state, jnp.array(0)
-    if is_concrete((bracket, state)):  # with programs that are compiled
-        while unfinished(loop):
-            loop = look(loop)
-    else:
-        loop = lax.while_loop(unfinished, look, loop)
-    search, zero, state, k = loop
-    inside = (zero > low * (1 + 1e-3)) & (zero < high * (1 - 1e-3)) & jnp.isfinite(search.value)
-    return zero, state, inside & (k < _LOOKS)
+    search, trial = Secant.begin(np.nan, np.nan, low, high), float(np.sqrt(low * high))
+    for _ in range(_LOOKS):
+        value, state = yield from number(trial, state)
+        search = search.learn(trial, float(value))
+        trial = search.next()
+        if search.value == 0 or abs(trial - search.place) <= tol * trial:
+            inside = low * (1 + 1e-3) < trial < high * (1 - 1e-3) and np.isfinite(search.value)
+            return trial, state, inside
+    return trial, state, False

@@ -3,29 +3,30 @@
 from __future__ import annotations
 
 import dataclasses
-from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import lax
 
 from ..averages.rule import Rule
-from ..errors import array_of, is_concrete, require_choice, require_kind
+from ..errors import array_of, require_choice, require_kind
 from ..model import Model
 from ..overlaps import PAIR, Overlaps
-from ..results import Settings
-from ..theory.fixed_points import solve_coarsely
-from .events import EVENTS, LOOKS, Near, Start, Transition, event_of, near_of, transition_of, zero_near
-from .follow import found_or, map_each, pair_free, pair_start, unstacked
+from ..results import Settings, Status
+from ..theory.pool import Path, run_one
+from ..theory.solve import Problem
+from .events import EVENTS, LOOKS, Event, Near, Start, Transition, Zero, event_of, near_of, transition_of, zero_near
+from .follow import pair_free, pair_start
 from .inputs import prepared
 from .secant import zero_between
 
 ALPHA_L = "alpha_l"  # no name of `EVENTS`, but one of its baselines or alpha_c
 RANGE = (0.1, 4.0)
 _COARSE = 1e-3  # relative accuracy of a transition on coarse averages, which are themselves right to about that
-# A Newton step, relative, that is the last: the next one would be of the size of what `Settings.tol` leaves of the
-# states, which start so near then that they are not solved again.
+# Stop when the relative Newton step in alpha is below this: the next step would be smaller than the error that
+# `Settings.tol` leaves in the states.
 _FINAL = 1e-5
 
 
@@ -39,8 +40,8 @@ def critical_alpha(
 ) -> Transition:
     """Sample complexity alpha_c at which the positional and the semantic branch have the same training loss.
 
-    Below it the global minimum is positional, above it semantic. Works under `jit`, `vmap` and `grad` (first
-    derivatives); the derivative in any number p of the model is the envelope formula
+    Below it the global minimum is positional, above it semantic. `jax.grad` of it works (first derivatives). It does not
+    run under `jit` or `vmap`: `sweep` finds it for many models at once. The derivative in any number p of the model is the envelope formula
     ``-(d_p Delta Phi) / (d_alpha Delta Phi)`` at fixed overlaps, which the jumps of the proximal operator leave exact.
 
     Args:
@@ -60,12 +61,22 @@ def critical_alpha(
         InputError: a bracket that is not 0 < low < high; nodes, settings or a start of another kind.
     """
     nodes, settings, ends = _prepared(model, nodes, bracket, settings)
-    held, event = lax.stop_gradient(model), EVENTS["alpha_c"]
-    near, met = None if start is None else near_of(event, start, *bracket), jnp.array(True)
+    near = None if start is None else near_of(EVENTS["alpha_c"], start, *ends)
+    zero = run_one(critical_path(lax.stop_gradient(model), nodes, ends, near, settings))
+    return transition_of(EVENTS["alpha_c"], model, zero)
+
+
+def critical_path(
+    model: Model, nodes: Rule, bracket: tuple[float, float], near: Near | None, settings: Settings
+) -> Path:
+    """Path of `critical_alpha`, to a `Zero`."""
+    met = True
     if near is None:
-        near, met = _coarse_alpha_c(held, nodes, ends, settings)
-    zero = zero_near(event, held, near, nodes, settings, exact=True, tol=_FINAL, looks=_looks(met))
-    return transition_of(event, model, zero._replace(met=zero.met & met))
+        near, met = yield from _coarse_alpha_c(model, nodes, bracket, settings)
+    zero = yield from zero_near(
+        EVENTS["alpha_c"], model, near, nodes, settings, exact=True, tol=_FINAL, looks=_looks(met)
+    )
+    return zero._replace(met=zero.met and met)
 
 
 def linear_crossing(
@@ -81,8 +92,8 @@ def linear_crossing(
 
     It lies on the semantic branch when the test error there still exceeds the baseline at alpha_c, on the positional
     one when the baseline is beaten before alpha_c, and equals alpha_c when the exchange of the minima itself crosses
-    it. Works under `jit` and `grad` (first derivatives); the derivatives are those of the implicit function
-    theorem and contain the jumps of the proximal operator.
+    it. `jax.grad` of it works (first derivatives). The derivatives are those of the implicit function theorem and
+    contain the jumps of the proximal operator.
 
     Args:
         transition: the result of `critical_alpha` for the same model; by default it is found first.
@@ -96,34 +107,74 @@ def linear_crossing(
     Raises:
         InputError: as there; a transition of another kind, a model without `target`.
     """
-    nodes, settings, (low, high) = _prepared(model, nodes, bracket, settings)
-    event = event_of("semantic baseline", model)  # whichever the branch is, it is data here
+    nodes, settings, bracket = _prepared(model, nodes, bracket, settings)
+    event_of("semantic baseline", model)  # the model must have a target
     if transition is None:
         transition = critical_alpha(model, nodes, bracket=bracket, settings=settings)
     require_kind(transition, "transition", Transition, "the result of critical_alpha")
     require_choice(transition.event, "transition.event", ["alpha_c"])
     held, known = lax.stop_gradient((model, transition))
-    if is_concrete(known.status) and not known.ok:  # which minimum is global is not known
+    if not known.ok:  # which minimum is global is not known
         return dataclasses.replace(transition, event=ALPHA_L)
-    early, late = (b.gen_error < b.gen_error_linear for b in known.branches)
-    choose = partial(jax.tree.map, partial(jnp.where, early))  # of two trees, the first one where `early`
-    ends = choose((low, known.alpha), (known.alpha, jnp.maximum(high, 1.01 * known.alpha)))
-    free = choose(*pair_free(held))
-    near, met = None, jnp.array(True)
-    if start is not None:
-        name = PAIR[0 if is_concrete(early) and early else 1]
-        near = near_of(EVENTS[f"{name} baseline"], start, *ends)
-    if near is None:
-        x0 = choose(*(b.overlaps for b in known.branches))
-        near, met = _coarse_alpha_l(held, nodes, x0, free, ends, settings)
-    zero = zero_near(event, held, near, nodes, settings, exact=True, tol=_FINAL, frees=[free], looks=_looks(met))
-    crossing = transition_of(event._replace(branches=(None,)), model, zero._replace(met=zero.met & met))
-    exchanged = baseline_owner(early, late) == 1
-    names = "alpha", "stderr", "sensitivities", "sensitivities_stderr", "status"
-    both = ({name: getattr(t, name) for name in names} for t in (transition, crossing))
-    picked = jax.tree.map(partial(jnp.where, exchanged), *both)
-    picked["status"] = jnp.where(known.ok, picked["status"], known.status)  # as above
-    return dataclasses.replace(crossing, event=ALPHA_L, **picked)
+    crossing = _Crossing.of(held, known, bracket)
+    near = None if start is None else near_of(crossing.event, start, *crossing.bracket)
+    zero = run_one(crossing.path(held, nodes, near, settings))
+    return crossing.transition(model, transition, zero)
+
+
+def crossing_path(
+    model: Model, transition: Transition, nodes: Rule, bracket: tuple[float, float], settings: Settings
+) -> Path:
+    """Path of `linear_crossing` of concrete numbers, to a `Transition`."""
+    if not transition.ok:
+        return dataclasses.replace(transition, event=ALPHA_L)
+    crossing = _Crossing.of(model, transition, bracket)
+    zero = yield from crossing.path(model, nodes, None, settings)
+    return crossing.transition(model, transition, zero)
+
+
+class _Crossing(NamedTuple):
+    """Where alpha_l lies: on a branch, whose state at alpha_c is `start`, or at alpha_c itself.
+
+    Attributes:
+        owner: see `baseline_owner`.
+        event: of the branch.
+        start: overlaps of the branch at alpha_c.
+        free: what the branch leaves free.
+        bracket: range of alpha.
+    """
+
+    owner: int
+    event: Event
+    start: Overlaps
+    free: Any
+    bracket: tuple[float, float]
+
+    @classmethod
+    def of(cls, model: Model, transition: Transition, bracket: tuple[float, float]) -> _Crossing:
+        """By which of the two states at alpha_c beats the baseline."""
+        early, late = (bool(b.gen_error < b.gen_error_linear) for b in transition.branches)
+        alpha, k = float(transition.alpha), 0 if early else 1
+        ends = (bracket[0], alpha) if early else (alpha, max(bracket[1], 1.01 * alpha))
+        start = jax.tree.map(np.asarray, transition.branches[k].overlaps)
+        return cls(int(baseline_owner(early, late)), EVENTS[f"{PAIR[k]} baseline"], start, pair_free(model)[k], ends)
+
+    def path(self, model: Model, nodes: Rule, near: Near | None, settings: Settings) -> Path:
+        """Path to where the branch starts to beat the baseline."""
+        met = True
+        if near is None:
+            near, met = yield from _coarse_alpha_l(model, nodes, self.start, self.free, self.bracket, settings)
+        zero = yield from zero_near(self.event, model, near, nodes, settings, exact=True, tol=_FINAL, looks=_looks(met))
+        return zero._replace(met=zero.met and met)
+
+    def transition(self, model: Model, critical: Transition, zero: Zero) -> Transition:
+        """alpha_l, with the state of the branch."""
+        crossing = transition_of(self.event._replace(branches=(None,)), model, zero)
+        if self.owner != 1:
+            return dataclasses.replace(crossing, event=ALPHA_L)
+        names = "alpha", "stderr", "sensitivities", "sensitivities_stderr", "status"
+        exchanged = {name: getattr(critical, name) for name in names}
+        return dataclasses.replace(crossing, event=ALPHA_L, **exchanged)
 
 
 def baseline_owner(early: Any, late: Any) -> Any:
@@ -137,54 +188,45 @@ def baseline_owner(early: Any, late: Any) -> Any:
 
 def _prepared(
     model: Model, nodes: Rule | None, bracket: tuple, settings: Settings | None
-) -> tuple[Rule, Settings, tuple[jax.Array, jax.Array]]:
-    nodes, settings = prepared(model, nodes, settings, traced=True)
-    if is_concrete(bracket):
-        array_of(bracket, "bracket", "two numbers 0 < low < high", lambda a: a.size == 2 and 0 < a[0] < a[1])
-    low, high = (jnp.asarray(a, model.lam.dtype) for a in bracket)
-    return nodes, settings, (low, high)
+) -> tuple[Rule, Settings, tuple[float, float]]:
+    nodes, settings = prepared(model, nodes, settings)
+    low, high = array_of(bracket, "bracket", "two numbers 0 < low < high", lambda a: a.size == 2 and 0 < a[0] < a[1])
+    return nodes, settings, (float(low), float(high))
 
 
-def _looks(met: jax.Array) -> int:
-    """Places at which a zero is looked for on all nodes: only the end of the range where coarse ones found none."""
-    return 1 if is_concrete(met) and not met else LOOKS
+def _looks(met: bool) -> int:
+    """Maximum number of evaluations on the full rule: only the end of the bracket if there was no coarse zero."""
+    return LOOKS if met else 1
 
 
-def _coarse_alpha_c(
-    model: Model, nodes: Rule, bracket: tuple[jax.Array, jax.Array], settings: Settings
-) -> tuple[Near, jax.Array]:
-    """alpha_c and both branches there on cheap averages, and whether it lies in the bracket."""
-    frees, starts = pair_free(model), pair_start(model)
+def _coarse_alpha_c(model: Model, nodes: Rule, bracket: tuple[float, float], settings: Settings) -> Path:
+    """Path of alpha_c and both branches there on cheap averages, and whether it lies in the bracket."""
+    frees, starts = pair_free(model), [jax.tree.map(np.asarray, start) for start in pair_start(model)]
 
-    def difference(alpha: jax.Array, xs: Overlaps) -> tuple[jax.Array, Overlaps]:
-        def one(args: Any) -> Any:
-            x0, start, free = args
-            found = solve_coarsely(model, alpha, nodes, x0, free, settings)
-            # A branch that is not here is looked for from its start the next time.
-            return found.train_loss, found.has_state, found_or(start, found)
+    def difference(alpha: float, xs: list[Overlaps]) -> Path:
+        """Positional minus semantic loss; where only one of the branches exists, that one wins."""
+        place = np.asarray(alpha, model.lam.dtype)
+        problems = [Problem(model, place, nodes, free, settings) for free in frees]
+        states = yield [p.coarsely(x) for p, x in zip(problems, xs, strict=True)]
+        loss, there = np.array([s.train_loss for s in states]), [bool(s.has_state) for s in states]
+        alone = (1.0 if there[1] and not there[0] else -1.0) * np.mean(np.abs(loss))
+        # A branch that is not here is looked for from its start the next time.
+        settled = [s.status <= Status.stalled for s in states]
+        xs = [s.overlaps if ok else x for s, ok, x in zip(states, settled, starts, strict=True)]
+        return loss[0] - loss[1] if all(there) else alone, xs
 
-        loss, there, xs = map_each(one, (xs, starts, frees))
-        return _difference(loss, there), xs
-
-    alpha, xs, met = zero_between(difference, bracket, starts, _COARSE)
-    return Near(alpha, tuple(unstacked(xs))), met
-
-
-@jax.jit
-def _difference(loss: jax.Array, there: jax.Array) -> jax.Array:
-    """Positional minus semantic loss; where only one of them exists, that one wins."""
-    alone = jnp.where(there[1] & ~there[0], 1.0, -1.0) * jnp.mean(jnp.abs(loss))
-    return jnp.where(jnp.all(there), loss[0] - loss[1], alone)
+    alpha, xs, met = yield from zero_between(difference, *bracket, starts, _COARSE)
+    return Near(alpha, tuple(xs)), met
 
 
 def _coarse_alpha_l(
-    model: Model, nodes: Rule, x0: Overlaps, free: jax.Array, bracket: tuple[jax.Array, jax.Array], settings: Settings
-) -> tuple[Near, jax.Array]:
-    """Where a branch starts to beat the linear baseline on cheap averages, its state there, and whether it does."""
+    model: Model, nodes: Rule, x0: Overlaps, free: Any, bracket: tuple[float, float], settings: Settings
+) -> Path:
+    """Path of where a branch starts to beat the linear baseline on cheap averages, its state there, and if it does."""
 
-    def excess(alpha: jax.Array, x: Overlaps) -> tuple[jax.Array, Overlaps]:
-        found = solve_coarsely(model, alpha, nodes, x, free, settings)
-        return found.gen_error_linear - found.gen_error, found.overlaps
+    def excess(alpha: float, x: Overlaps) -> Path:
+        state = yield Problem(model, np.asarray(alpha, model.lam.dtype), nodes, free, settings).coarsely(x)
+        return state.gen_error_linear - state.gen_error, state.overlaps
 
-    alpha, x, met = zero_between(excess, bracket, x0, _COARSE)
+    alpha, x, met = yield from zero_between(excess, *bracket, x0, _COARSE)
     return Near(alpha, (x,)), met

@@ -2,11 +2,12 @@
 
 potentials         the two scalars that everything follows from
 weights            the fields that one weight feels, and averages over them with a penalty
-state_evolution    the saddle-point equations as their gradients: a map of the overlaps, and its Jacobian
-newton             fixed points of the map
-implicit           their derivatives
+equations          the saddle-point equations as their gradients: a map of the overlaps, and its derivatives
+newton             one step towards a fixed point of the map
+pool               the engine: many root searches at once
 observables        what a state predicts
-fixed_points       `solve`, and its result
+states             states as results
+solve              `solve`
 multistart         all states that there are
 rsb/               states with one step of replica symmetry breaking
 """

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import equinox as eqx
-import jax.numpy as jnp
 import numpy as np
 
 from ..averages.default import default_nodes
@@ -13,7 +12,9 @@ from ..errors import InputError, is_concrete, require_count
 from ..model import Model
 from ..overlaps import BRANCHES, Overlaps, admissible, branch_of, magnitudes
 from ..results import Settings, Status
-from .fixed_points import FixedPoint, State, branch_start, check_alpha, check_model, solve_coarsely, solve_from
+from .pool import Path, run_one, together
+from .solve import Problem, branch_start, check_alpha, check_model
+from .states import FixedPoint, State
 
 # Damped steps lead to minima, and past saddles.
 NEWTON = Settings(max_steps=60, warm_steps=0)
@@ -63,32 +64,45 @@ def find_states(
         q, V, theta, m = rng.lognormal(-1.5, 1.0), rng.lognormal(0, 0.5), rng.uniform(-1.2, 1.2), rng.uniform(-1.2, 1.2)
         return Overlaps(q * base.q, V * base.V, q**0.5 * theta * base.theta, q**0.5 * m * base.m)
 
-    def near(branch: str | None, starts: list[Overlaps], settings: Settings) -> list[tuple[str | None, State]]:
-        """States on the coarse averages, each with the branch whose symmetry was imposed, the lowest loss first."""
-        free = branch_of(branch).free(model)
-        states = (solve_coarsely(model, a, nodes, x, free, settings) for x in starts)
-        reached = sorted((s for s in states if s.status <= Status.max_steps), key=lambda s: float(s.train_loss))
-        return [(branch, state) for state in reached]
-
-    try:
-        check_model(model, "uninformed")
-        branches = [name for name in BRANCHES if name is not None]
-    except InputError:  # the loss is not even: no symmetry defines a branch
-        branches = []
     damped = eqx.tree_at(lambda s: s.warm_steps, settings, Settings().warm_steps)  # the starts of branches are rough
     starts = [x for x in (draw() for _ in range(4 * count)) if bool(admissible(model, x))][:count]
-    reached = [pair for branch in branches for pair in near(branch, [branch_start(model, branch)], damped)]
-    found: list[FixedPoint] = []
-    for branch, state in [*reached, *near(None, starts, settings)]:
-        if any(_alike(model, state.overlaps, f.overlaps, _SAME_COARSE) for f in found):
-            continue
-        point = solve_from(model, a, branch, nodes, state.overlaps, settings)
-        if point.exists and not any(_alike(model, point.overlaps, f.overlaps, _SAME) for f in found):
-            found.append(point)
-    return sorted(found, key=lambda p: float(p.train_loss))
+    searches: list[_Searches] = [(Problem(model, a, nodes, branch_of(None).free(model), settings), None, starts)]
+    try:
+        check_model(model, "uninformed")
+    except InputError:  # the loss is not even: no symmetry defines a branch
+        pass
+    else:
+        for name in BRANCHES:
+            problem = Problem(model, a, nodes, branch_of(name).free(model), damped)
+            searches += [(problem, name, [branch_start(model, name)])] if name is not None else []
+    return run_one(_distinct(searches[1:] + searches[:1], settings))
+
+
+# A problem on the coarse averages, the branch whose symmetry it imposes, and its starts.
+_Searches = tuple[Problem, str | None, list[Overlaps]]
+
+
+def _distinct(searches: list[_Searches], settings: Settings) -> Path:
+    """Path of the states that are reached on coarse averages, each solved once on all of them, the lowest loss first.
+
+    Args:
+        settings: tolerances of the solves on all averages.
+    """
+    tries = yield [together([problem.coarsely(x) for x in starts]) for problem, _, starts in searches]
+    points: list[FixedPoint] = []
+    for (problem, branch, _), states in zip(searches, tries, strict=True):
+        reached: list[State] = [s for s in states if s.status <= Status.max_steps]
+        for state in sorted(reached, key=lambda s: float(s.train_loss)):
+            if any(_alike(problem.model, state.overlaps, p.overlaps, _SAME_COARSE) for p in points):
+                continue
+            replicates = yield from problem._replace(settings=settings).finely(state.overlaps)
+            point = FixedPoint(problem.model, problem.alpha, replicates, branch)
+            if point.exists and not any(_alike(problem.model, point.overlaps, p.overlaps, _SAME) for p in points):
+                points.append(point)
+    return sorted(points, key=lambda p: float(p.train_loss))
 
 
 def _alike(model: Model, x: Overlaps, y: Overlaps, tol: float) -> bool:
     """Whether two states are the same up to the symmetries."""
-    sizes = [np.array([float(jnp.trace(s.q.mean(0))), *map(float, magnitudes(model, s))]) for s in (x, y)]
+    sizes = [np.array([float(np.trace(s.q.mean(0))), *map(float, magnitudes(model, s))]) for s in (x, y)]
     return bool(np.all(np.abs(sizes[0] - sizes[1]) < tol * np.array([sizes[1][0], 1.0, 1.0])))

@@ -1,4 +1,8 @@
-"""Fixed points of state evolution: Newton's method on the undamped residual."""
+"""Newton's method for the fixed points of a map F: one step of one search, or of many searches under `jax.vmap`.
+
+The map is evaluated elsewhere, where its averages run fastest. A `Search` names the place `trial` at which it asks for
+the map; `Newton.advance` takes the `Answer`, decides on the next trial, and says when the search has ended and how.
+"""
 
 from __future__ import annotations
 
@@ -7,96 +11,85 @@ from typing import Any, NamedTuple
 import equinox as eqx
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import lax
-from jax.flatten_util import ravel_pytree
 
-from ..averages.rule import Replicate
-from ..model import Model
-from ..overlaps import Coordinates, Overlaps, admissible, explained_covariance, own_size, vanished
-from ..results import Settings, Status
-from .potentials import Sums, no_sums
-from .state_evolution import Evaluation, deflated_solve, image_and_jacobian
+from ..overlaps import Coordinates, admissible, explained_covariance, own_size, vanished
+from ..results import Settings, Status, settled
 
-# Residual from which on Newton's method takes over from damped steps. Of 300 branches at random settings .03 and .06
-# settle the same but for two that neither settles; with .1 one that is absent ends as a state of q = 1e-5.
+# The residual below which Newton's method takes over from damped steps. Chosen on 300 branches at random settings: .03
+# and .06 give the same outcome for 298 (two fail with both); .1 turns one absent branch into a state of q = 1e-5.
 _NEAR = 0.06
-# A stalled state from which Newton's method still wants to go further than this, relative, is not a fixed point: near
-# a bifurcation the residual is small far from the solution.
+# A stalled state is no fixed point if the relative Newton step from it is longer than this: near a bifurcation the
+# residual is small far from the solution.
 _FAR = 0.05
-_QUIET = 6  # steps in which the residual has not halved: it will not
-_SINGULAR = 1e4  # length of a Newton step over its residual from which on I - DF counts as singular
-_FALL = 0.9  # of the residual that a Newton step has to bring; otherwise it is cut
+_QUIET = 6  # steps without halving the residual after which it will not fall further
+_SINGULAR = 1e4  # ratio of a Newton step to its residual from which on I - DF counts as singular
+_FALL = 0.9  # factor by which a Newton step must reduce the residual; otherwise the step is cut
 _CUT = 0.4
-_LEAST_CUT = 0.2  # below it, a damped step of the map is taken instead
+_LEAST_CUT = 0.2  # below this cut a damped step of the map is taken instead
 _LONGEST = 0.5  # part of its size by which a damped step moves a coordinate: the map can have eigenvalues of -30
-_LEAST_DAMPING = 1e-3  # share of a damped step below which there is no way on
-# Near a pitchfork a small order parameter grows, or decays, by a few per cent in a step of the map, and a damped one
-# goes further:
-_SMALL = 0.3  # of its largest possible size
+_LEAST_DAMPING = 1e-3  # share of a damped step below which the search gives up
+# Near a pitchfork a small order parameter grows or decays by a few per cent in a step of the map. A damped step then
+# goes further by the factor `_AHEAD`.
+_SMALL = 0.3  # share of its largest possible size
 _SLOW = 0.1
 _AHEAD = 50.0
-_GONE = 1e-6  # of tr q / tr rho, below which a student that shrinks is gone: its minimum is Q = 0; states go to 3e-4
+_GONE = 1e-6  # tr q / tr rho below which a shrinking student counts as Q = 0; the smallest states have 3e-4
+# Scale factors (V, q) of the start that are tried in turn: unchanged, small V, large q. The map gives a negative V for
+# a small student where the loss is strongly concave at zero.
+ATTEMPTS = np.array([[1.0, 1.0], [0.03, 1.0], [1.0, 4.0]])
 
 
-def fixed_point(
-    model: Model,
-    alpha: jax.Array,
-    replicate: Replicate,
-    x0: Overlaps,
-    free: jax.Array,
-    settings: Settings,
-    sums: Sums = no_sums,
-) -> tuple[Overlaps, jax.Array, Evaluation, jax.Array]:
-    """Fixed point of one replicate of the averages by Newton's method on the undamped residual F(x) - x.
+class Answer(NamedTuple):
+    """The map at one place, as Newton's method asks for it."""
 
-    Far from the solution the map is damped. Near it, a Newton step that leaves the domain or does not reduce the
-    residual is cut; when cutting does not help, a damped step of the map is taken instead. A damped step that leaves
-    the domain is cut, too. At frozen nodes the map has steps of the size of a node's weight wherever the proximal
-    operator jumps, so the residual may stop falling: such a state is `stalled`, and its error bar says how far it can
-    be off. Not to be differentiated: see `implicit`.
-
-    Args:
-        free: what the branch leaves free, (2,).
-        sums: further sums over the nodes at the fixed point.
-
-    Returns:
-        The overlaps, the undamped relative residual, the evaluation of the map there, the status as an integer:
-            `absent` where the one order parameter that the branch leaves free has vanished, or the whole student.
-    """
-    problem = Problem(model, alpha, replicate, free, settings, sums)
-    v0 = problem.coordinates.pack(x0)
-    like = jax.eval_shape(lambda v: problem.at(v)[2], v0)
-    nothing, unflatten = ravel_pytree(jax.tree.map(lambda a: jnp.full(a.shape, jnp.nan, a.dtype), like))
-    s = lax.while_loop(problem.unfinished, problem.advance, begin(v0, nothing))
-    x, status = problem.coordinates.unpack(s.best.v), problem.ending(s)
-    gone = (status <= Status.stalled) & vanished(model, x, free)
-    return x, s.best.residual, unflatten(s.best.seen), jnp.where(gone, Status.absent, status)
+    image: jax.Array  # F(v), (n,)
+    jacobian: jax.Array  # DF, (n, n)
+    unresolved: jax.Array  # share of the nodes whose proximal problem is not resolved
 
 
 class Look(NamedTuple):
-    """What the map says at one place; an infinite residual and no step where it says nothing."""
+    """What Newton's method makes of an answer; an infinite residual and no step where the answer is of no use."""
 
     v: jax.Array  # the place
     image: jax.Array  # F(v)
-    residual: jax.Array
+    residual: jax.Array  # relative, undamped
     step: jax.Array  # Newton's
-    damped: jax.Array  # step
+    damped: jax.Array  # step of the damped map
     length: jax.Array  # of Newton's step, relative
     singular: jax.Array
-    seen: jax.Array  # the `Evaluation` as one vector
+    unresolved: jax.Array
 
 
-class Iterate(NamedTuple):
+class Outcome(NamedTuple):
+    """Where a search came to: the place, its residual and its `Status`."""
+
+    v: jax.Array
+    residual: jax.Array
+    status: jax.Array
+
+
+class Search(NamedTuple):
+    """A search on its way."""
+
+    trial: jax.Array  # the place at which the map is asked for
+    ended: jax.Array
+    outcome: Outcome  # the best of the attempts that ended
+    start: jax.Array
+    attempt: jax.Array  # index of the start that is tried
     here: Look  # where the next step starts
-    best: Look  # that with the smallest residual so far
+    best: Look  # the place with the smallest residual of this attempt
     cut: jax.Array
     damping: jax.Array  # share of a damped step
-    mark: jax.Array  # half of it is what the residual has to fall to next
+    mark: jax.Array  # the residual has to fall to half of it next
     quiet: jax.Array  # steps since it did
-    k: jax.Array
-    warm: jax.Array
-    far: jax.Array  # still in the damped phase
-    outside: jax.Array
+    steps: jax.Array
+    warm: jax.Array  # damped steps of the first phase
+    far: jax.Array  # whether the search is still in the damped phase
+    outside: jax.Array  # whether the last step left the domain
+    improved: jax.Array  # whether the last answer was that of `best`
+    replaced: jax.Array  # whether the attempt that just ended gave the `outcome`
 
     @property
     def damped(self) -> jax.Array:
@@ -104,63 +97,86 @@ class Iterate(NamedTuple):
         return (self.cut < _LEAST_CUT) | self.far
 
 
-def begin(v0: jax.Array, nothing: jax.Array) -> Iterate:
-    """The first pass of the loop only evaluates: its step is zero, and any residual is below infinity."""
-    inf, one = jnp.full((), jnp.inf, v0.dtype), jnp.ones((), v0.dtype)
-    no, count, still = jnp.array(False), jnp.array(0), jnp.zeros_like(v0)
-    unseen = Look(v0, v0, inf, still, still, inf, no, nothing)
-    return Iterate(unseen, unseen, one, one, inf, count, count, count, no, no)
+class Newton(eqx.Module):
+    """Newton's method on the undamped residual F(v) - v, safeguarded.
 
+    Far from the solution the map is damped. Near it, a Newton step that leaves the domain or does not reduce the
+    residual is cut; where cutting does not help, a damped step of the map is taken instead. A damped step that leaves
+    the domain is cut, too. At frozen nodes the map has steps of the size of a node's weight wherever the proximal
+    operator jumps, so the residual may stop falling: such a state is `stalled`, and its error bar says how far it can
+    be off. A search from a rough start that leads nowhere is tried again from other starts.
 
-def either(condition: jax.Array, a: Any, b: Any) -> Any:
-    """One of two trees."""
-    return jax.tree.map(lambda a, b: jnp.where(condition, a, b), a, b)
+    Attributes:
+        coordinates: of the order parameters.
+        settings: tolerances.
+        stall: the residual that the scatter of the nodes may leave, see `stall_of`.
+        attempts: number of starts that are tried.
+    """
 
-
-class Problem(NamedTuple):
-    model: Model
-    alpha: jax.Array
-    replicate: Replicate
-    free: jax.Array
+    coordinates: Coordinates
     settings: Settings
-    sums: Sums
-
-    @property
-    def coordinates(self) -> Coordinates:
-        return Coordinates(self.model, self.free)
+    stall: Any
+    attempts: Any
 
     @property
     def tol(self) -> jax.Array:
-        dtype = self.model.lam.dtype
+        """Residual at which a search has converged."""
+        dtype = self.coordinates.rho.dtype
         return jnp.maximum(jnp.asarray(self.settings.tol, dtype), 20 * jnp.finfo(dtype).eps)
 
-    @property
-    def stall(self) -> float:
-        """A residual no larger than the Monte Carlo error of an average over as many nodes may be all there is."""
-        return 2.0 / self.replicate.size**0.5
+    def begin(self, start: jax.Array) -> Search:
+        """A search from a place, before the first answer."""
+        outcome = Outcome(start, jnp.full((), jnp.inf, start.dtype), jnp.asarray(int(Status.nonfinite)))
+        return self._attempt(start, jnp.asarray(0), outcome)
 
-    def at(self, v: jax.Array) -> tuple[jax.Array, jax.Array, Evaluation]:
-        return image_and_jacobian(self.model, self.alpha, self.replicate, v, self.free, self.sums)
+    def _attempt(self, start: jax.Array, attempt: jax.Array, outcome: Outcome) -> Search:
+        """The search from one of the starts: any residual is below the first one, which is infinite."""
+        x = self.coordinates.unpack(start)
+        by_V, by_q = jnp.asarray(ATTEMPTS, start.dtype)[attempt]
+        trial = self.coordinates.pack(eqx.tree_at(lambda x: (x.V, x.q), x, (by_V * x.V, by_q * x.q)))
+        inf, one, zero = jnp.full((), jnp.inf, start.dtype), jnp.ones((), start.dtype), jnp.zeros((), start.dtype)
+        no, count, still = jnp.array(False), jnp.array(0), jnp.zeros_like(start)
+        unseen = Look(trial, trial, inf, still, still, inf, no, zero)
+        return Search(
+            trial, no, outcome, start, attempt, unseen, unseen, one, one, inf, count, count, count, no, no, no, no
+        )  # fmt: skip
 
-    def look(self, v: jax.Array, before: Look) -> Look:
-        """The map at v, and Newton's step from there."""
-        eps = jnp.finfo(v.dtype).eps
-        x = self.coordinates.unpack(v)
-        scale = self.coordinates.scale(self.model, x)
-        F, DF, seen = self.at(v)
+    def advance(self, s: Search, answer: Answer) -> Search:
+        """The search after an answer: with its next trial, or ended."""
+        s = self._taken(s, self.look(s.trial, answer, s.here), jnp.array(True))
+        improved = s.improved
+
+        def outside(s: Search) -> jax.Array:
+            return self.unfinished(s) & ~admissible(self.coordinates, self.coordinates.unpack(self.next_trial(s)))
+
+        # A trial outside of the domain costs no evaluation.
+        s = lax.while_loop(outside, lambda s: self._taken(s, s.here, jnp.array(False)), s)
+        going, new = self.unfinished(s), self._outcome(s)
+        replaced = ~going & (settled_well(new.status) | (new.residual <= s.outcome.residual))
+        outcome = either(replaced, new, s.outcome)
+        more = ~going & ~settled_well(outcome.status) & (s.attempt + 1 < self.attempts)
+        again = self._attempt(s.start, s.attempt + more, outcome)
+        s = either(more, again, s._replace(trial=self.next_trial(s), ended=~going, outcome=outcome))
+        return s._replace(improved=improved, replaced=replaced)
+
+    def look(self, v: jax.Array, answer: Answer, before: Look) -> Look:
+        """An answer at v, and Newton's step from there."""
+        eps, x = jnp.finfo(v.dtype).eps, self.coordinates.unpack(v)
+        scale = self.coordinates.scale(x)
+        F, DF, unresolved = answer
         matrix = jnp.eye(v.shape[0], dtype=v.dtype) - DF * scale[None, :] / scale[:, None]
         r = (F - v) / scale
-        # The Jacobian is that of the averages' limit; a secant correction (Broyden's) makes it the frozen nodes' own
+        # The Jacobian is that of the averages' limit. A secant correction (Broyden's) makes it that of the frozen nodes
         # along the last step.
         last = (v - before.v) / scale
         missed = ((before.image - before.v) / scale - r) - matrix @ last
         matrix = matrix + jnp.outer(missed, last) / jnp.maximum(jnp.sum(last**2), eps)
-        gauge = self.coordinates.gauge(self.model, x, scale)
+        gauge = self.coordinates.gauge(x, scale)
         # Along the orbit of the gauge nothing but the scatter of the nodes pulls.
         across = r - gauge.T @ jnp.linalg.lstsq(gauge.T, r)[0] if len(gauge) else r
         step, damped = (scale * d for d in self.steps(matrix, gauge, across))
         residual = jnp.max(jnp.abs(across))
-        ok = jnp.isfinite(residual) & admissible(self.model, x) & jnp.all(jnp.isfinite(step))
+        ok = jnp.isfinite(residual) & admissible(self.coordinates, x) & jnp.all(jnp.isfinite(step))
         length = jnp.max(jnp.abs(step / scale))
         singular = ok & (length > _SINGULAR * residual) & (residual > self.tol)
         return Look(
@@ -171,7 +187,7 @@ class Problem(NamedTuple):
             damped=jnp.where(ok, damped, 0.0),
             length=length,
             singular=singular,
-            seen=ravel_pytree(seen)[0],
+            unresolved=unresolved,
         )
 
     def steps(self, matrix: jax.Array, gauge: jax.Array, r: jax.Array) -> tuple[jax.Array, jax.Array]:
@@ -187,26 +203,28 @@ class Problem(NamedTuple):
         newton, damped = jax.vmap(deflated_solve, (0, None, 0))(matrices, gauge, sides)
         return newton, jnp.where(jnp.vdot(damped, r) > 0, damped, a * r)
 
-    def advance(self, s: Iterate) -> Iterate:
-        here = s.here
-        trial = jnp.where(s.damped, here.v + self.limited_step(s), self.moved(here.v, s.cut * here.step))
-        inside = admissible(self.model, self.coordinates.unpack(trial))
-        there = self.look(jnp.where(inside, trial, here.v), here)
-        good = inside & jnp.isfinite(there.residual) & ((there.residual < _FALL * here.residual) | s.damped)
+    def next_trial(self, s: Search) -> jax.Array:
+        """Where the next step leads."""
+        return jnp.where(s.damped, s.here.v + self.limited_step(s), self.moved(s.here.v, s.cut * s.here.step))
+
+    def _taken(self, s: Search, there: Look, inside: jax.Array) -> Search:
+        """The search after a step to a place inside of the domain, or one outside that was not looked at."""
+        good = inside & jnp.isfinite(there.residual) & ((there.residual < _FALL * s.here.residual) | s.damped)
         better = inside & ((there.residual < s.best.residual) | self.gone(there))
         halved = inside & (there.residual < 0.5 * s.mark)
         cut = jnp.where(good, 1.0, jnp.where(s.damped, s.cut, _CUT * s.cut))
-        return Iterate(
-            here=either(good, there, here),
+        return s._replace(
+            here=either(good, there, s.here),
             best=either(better, there, s.best),
             cut=jnp.where(s.far, 1.0, cut),
             damping=jnp.where(good, 1.0, jnp.where(s.damped, _CUT * s.damping, s.damping)),
             mark=jnp.where(halved, there.residual, s.mark),
             quiet=jnp.where(halved | s.far, 0, s.quiet + 1),
-            k=s.k + ~s.far,
+            steps=s.steps + ~s.far,
             warm=s.warm + s.far,
-            far=(there.residual > _NEAR) & (s.warm < self.settings.warm_steps) & (s.far | (s.k == 0)),
+            far=(there.residual > _NEAR) & (s.warm < self.settings.warm_steps) & (s.far | (s.steps == 0)),
             outside=~inside,
+            improved=better,
         )
 
     def moved(self, v: jax.Array, step: jax.Array) -> jax.Array:
@@ -214,19 +232,19 @@ class Problem(NamedTuple):
 
         To first order it is the step in q; a student close to its teacher would leave the domain by the second.
         """
-        bend = explained_covariance(self.model, self.coordinates.unpack(step).theta)
+        bend = explained_covariance(self.coordinates, self.coordinates.unpack(step).theta)
         zero = self.coordinates.unpack(jnp.zeros_like(v))
         return v + step + self.coordinates.pack(eqx.tree_at(lambda x: x.q, zero, bend))
 
-    def limited_step(self, s: Iterate) -> jax.Array:
+    def limited_step(self, s: Search) -> jax.Array:
         """The damped step; more of it along a small order parameter that moves slowly, less of a long one."""
         order = self.coordinates.order
-        before, after = (jnp.sum((order * v) ** 2) for v in (s.here.v, s.here.image))
-        x = self.coordinates.unpack(s.here.v)
-        small = (jnp.sum(self.free) == 1) & (own_size(self.model, x, self.free) < _SMALL)
+        before, after = jnp.sum((order * s.here.v) ** 2), jnp.sum((order * s.here.image) ** 2)
+        x, free = self.coordinates.unpack(s.here.v), self.coordinates.free
+        small = (jnp.sum(free) == 1) & (own_size(self.coordinates, x, free) < _SMALL)
         slow = small & ((1 - _SLOW) ** 2 * before < after) & (after < (1 + _SLOW) ** 2 * before)
         step = jnp.where(slow & (order > 0), _AHEAD, 1.0) * s.here.damped
-        longest = _LONGEST * self.coordinates.scale(self.model, x)
+        longest = _LONGEST * self.coordinates.scale(x)
         return s.damping * jnp.clip(step, -longest, longest)
 
     def gone(self, look: Look) -> jax.Array:
@@ -234,19 +252,19 @@ class Problem(NamedTuple):
 
         Where the map makes V negative, cut steps lead to V = 0, and to q = 0 with it: there is no state there.
         """
-        (_, r, t), rho = self.model.shape, jnp.sum(jnp.trace(self.model.rho, axis1=1, axis2=2))
-        here, image = (self.coordinates.unpack(v) for v in (look.v, look.image))
-        (q, V), (next_q, next_V) = ((jnp.trace(a, axis1=1, axis2=2) for a in (x.q, x.V)) for x in (here, image))
-        shrinks = (jnp.sum(q) / r < _GONE * rho / t) & (jnp.sum(next_q) < jnp.sum(q))
+        here, image = self.coordinates.unpack(look.v), self.coordinates.unpack(look.image)
+        q, V, next_q, next_V = (jnp.trace(a, axis1=1, axis2=2) for a in (here.q, here.V, image.q, image.V))
+        share = jnp.sum(q) / here.theta.shape[1] / jnp.sum(jnp.trace(self.coordinates.rho, axis1=1, axis2=2))
+        shrinks = (here.theta.shape[2] * share < _GONE) & (jnp.sum(next_q) < jnp.sum(q))
         return shrinks & jnp.all(jnp.abs(next_V - V) < 0.5 * V)
 
-    def unfinished(self, s: Iterate) -> jax.Array:
+    def unfinished(self, s: Search) -> jax.Array:
+        """Whether this attempt goes on."""
         stalled = (s.quiet >= _QUIET) & (s.best.residual < self.stall) & (s.best.length < _FAR)
         dead = jnp.isinf(s.here.residual) | (s.damping < _LEAST_DAMPING) | self.gone(s.here)
-        going = (s.k <= self.settings.max_steps) & (s.best.residual > self.tol) & ~stalled & ~dead
-        return (s.k == 0) & ~s.far | going
+        return (s.steps <= self.settings.max_steps) & (s.best.residual > self.tol) & ~stalled & ~dead
 
-    def ending(self, s: Iterate) -> jax.Array:
+    def ending(self, s: Search) -> jax.Array:
         """The status: the first condition that holds names the end."""
         ends = (
             (self.gone(s.here), Status.absent),
@@ -258,3 +276,36 @@ class Problem(NamedTuple):
             (jnp.array(True), Status.max_steps),
         )
         return jnp.select([c for c, _ in ends], [jnp.asarray(int(n)) for _, n in ends])
+
+    def _outcome(self, s: Search) -> Outcome:
+        """Where this attempt came to: `absent` where the one free order parameter has vanished, or the student."""
+        x, status = self.coordinates.unpack(s.best.v), self.ending(s)
+        gone = (status <= Status.stalled) & vanished(self.coordinates, x, self.coordinates.free)
+        status = settled(jnp.where(gone, Status.absent, status), s.best.unresolved)
+        return Outcome(s.best.v, s.best.residual, status)
+
+
+def settled_well(status: jax.Array) -> jax.Array:
+    """Whether an attempt found a state, or that there is none."""
+    return (status <= Status.stalled) | (status == Status.absent)
+
+
+def stall_of(size: int) -> float:
+    """The Monte Carlo error of an average over so many nodes: a residual below it may be all that there is."""
+    return 2.0 / size**0.5
+
+
+def either(condition: jax.Array, a: Any, b: Any) -> Any:
+    """One of two trees."""
+    return jax.tree.map(lambda a, b: jnp.where(condition, a, b), a, b)
+
+
+def deflated_solve(matrix: jax.Array, gauge: jax.Array, b: jax.Array) -> jax.Array:
+    """Solve ``(I - DF + sum_a tau_a tau_a^T) d = b``: I - DF is singular along the orbit of a gauge, tau its tangents.
+
+    A matrix with entries that are not finite is replaced by the identity: the derivatives of a lane that failed are
+    then finite, and cannot spoil the sum that another lane's gradient is taken of.
+    """
+    matrix = matrix + gauge.T @ gauge
+    matrix = jnp.where(jnp.all(jnp.isfinite(matrix)), matrix, jnp.eye(matrix.shape[0], dtype=matrix.dtype))
+    return jnp.linalg.solve(matrix, b)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from functools import partial
 from typing import Any, NamedTuple
 
 import equinox as eqx
@@ -13,7 +12,7 @@ from jax import lax
 from jax.flatten_util import ravel_pytree
 
 from ...averages.lines import line_nodes
-from ...averages.program import at_once, program
+from ...averages.program import program
 from ...averages.rule import Replicate, Rule
 from ...averages.sizes import REPLICATES
 from ...errors import InputError, is_concrete, require_choice, require_count, require_number
@@ -23,9 +22,11 @@ from ...overlaps import PAIR, Conjugates, Overlaps, branch_of
 from ...printing import Description, rows_of
 from ...results import OfMean, Result, Status, error_bar
 from .. import potentials
-from ..fixed_points import FixedPoint, check_alpha, check_model, solve
-from ..implicit import first_order
+from ..equations import first_order
 from ..observables import gen_error_in
+from ..pool import Call, Path, run_one
+from ..solve import check_alpha, check_model, solve
+from ..states import FixedPoint
 from .newton import Found, Moving, Problem, fixed_point
 from .nodes import averages_at
 from .potentials import Averages, BrokenOverlaps
@@ -206,8 +207,16 @@ def solve_1rsb(
         s = jnp.asarray(s, model.lam.dtype)
     rule = lines_1rsb(model, order, lines, replicates, seed)
     rs = solve(model, alpha, branch, rule)
-    stacked = jax.tree.map(lambda *a: jnp.stack(a), *_solve_replicates(rs, rule, s))
-    return BrokenPoint(model, alpha, rs, stacked, branch, s is None)
+    searched, differentiated = lax.stop_gradient(rs), not is_concrete((model, alpha))
+    found = run_one(_replicates(searched, rule, s, differentiated))
+    states = []
+    for k in range(replicates):
+        part = jax.tree.map(lambda a, k=k: a[k], rs.replicates)
+        if k in found:
+            states.append(_broken(rs, part, rule.replicate(k), *found[k]))
+        else:
+            states.append(_unbroken(part, s, not _breaks(searched)))
+    return BrokenPoint(model, alpha, rs, jax.tree.map(lambda *a: jnp.stack(a), *states), branch, s is None)
 
 
 def lines_1rsb(model: Model, order: int, lines: int | None, replicates: int, seed: int) -> Rule:
@@ -223,36 +232,34 @@ class _Near(NamedTuple):
     matrix: np.ndarray  # of Newton's method there
 
 
-def _solve_replicates(moving: FixedPoint, rule: Rule, s: jax.Array | None) -> list[BrokenState]:
-    """All replicates: one after the other until one is found, and from there at once the others and those that
-    failed.
+def _breaks(rs: FixedPoint) -> bool:
+    """Whether the proximal operator jumps, so that there may be something to break."""
+    return bool(rs.jumps) or float(rs.diagnostics.jump_mass) > _SEEN
+
+
+def _replicates(rs: FixedPoint, rule: Rule, s: jax.Array | None, differentiated: bool) -> Path:
+    """Path of the searches in all replicates: what was found, and how it moves if that is asked for, by replicate.
+
+    They run one after the other until one is found, and from there at once the others and those that failed.
     """
-    rs, found = lax.stop_gradient(moving), {}
-    breaks = bool(rs.jumps) or float(rs.diagnostics.jump_mass) > _SEEN
-    left = [k for k in range(rule.replicates) if breaks and rs.replicates.status[k] <= Status.stalled]
-    laid = dict(zip(left, at_once(partial(_lay, rs, s), [(k, rule.replicate(k)) for k in left]), strict=True))
+    found: dict[int, Found | None] = {}
+    left = [k for k in range(rule.replicates) if _breaks(rs) and rs.replicates.status[k] <= Status.stalled]
+    laid = dict(zip(left, (yield [Call(_lay, (rs, s, k, rule.replicate(k))) for k in left]), strict=True))
     near = None
     while left and near is None:
         k = left.pop(0)
-        found[k] = _search(rs, s, None, (k, laid[k]))
+        found[k] = yield from _search(rs, s, None, k, laid[k])
         near = _near(rs, k, found[k])
     if near is not None:
-        failed = [k for k in found if _near(rs, k, found[k]) is None]
-        items = [(k, laid[k]) for k in [*left, *failed]]
-        for (k, _), again in zip(items, at_once(partial(_search, rs, s, near), items), strict=True):
-            every = [one for one in (found.get(k), again) if one is not None]
+        again = [*left, *(k for k in found if _near(rs, k, found[k]) is None)]
+        for k, new in zip(again, (yield [_search(rs, s, near, k, laid[k]) for k in again]), strict=True):
+            every = [one for one in (found.get(k), new) if one is not None]
             found[k] = min(every, key=lambda one: one.residual, default=None)
     ends = {k: one for k, one in found.items() if one is not None}
-    differentiated = not is_concrete((moving.model, moving.alpha))
-    moves = dict(zip(ends, at_once(Found.moving, list(ends.values())), strict=True)) if differentiated else {}
-    states = []
-    for k in range(rule.replicates):
-        part = jax.tree.map(lambda a, k=k: a[k], moving.replicates)
-        if k in ends:
-            states.append(_broken(moving, part, rule.replicate(k), ends[k], moves.get(k)))
-        else:
-            states.append(_unbroken(part, s, not breaks))
-    return states
+    moves = [None] * len(ends)
+    if differentiated:
+        moves = yield [Call(Found.moving, (one,)) for one in ends.values()]
+    return dict(zip(ends, zip(ends.values(), moves, strict=True), strict=True))
 
 
 class _Laid(NamedTuple):
@@ -263,24 +270,20 @@ class _Laid(NamedTuple):
     averages: Averages
 
 
-def _lay(rs: FixedPoint, s: jax.Array | None, item: tuple[int, Any]) -> _Laid:
-    """The nodes of a replicate, given with its number, for a start of its own,
-    of clusters that are wider than the state's.
-    """
-    k, lines = item
+def _lay(rs: FixedPoint, s: jax.Array | None, k: int, lines: Any) -> _Laid:
+    """The nodes of replicate k for a start of its own, of clusters that are wider than the state's."""
     state = jax.tree.map(lambda a: a[k], rs.replicates)
     x, first = _start(rs.model, state, s, branch_of(rs.branch).free(rs.model))
     return _Laid(x, first, averages_at(rs.model, state.overlaps, x, first, lines))
 
 
-def _search(rs: FixedPoint, s: jax.Array | None, near: _Near | None, item: tuple[int, _Laid]) -> Found | None:
-    """Where Newton's method ends in a replicate, given by its number and nodes.
+def _search(rs: FixedPoint, s: jax.Array | None, near: _Near | None, k: int, laid: _Laid) -> Path:
+    """Path to where Newton's method ends in replicate k, from its nodes: to a `Found`, or to None.
 
     Args:
         near: where to start, if not where the nodes were laid. Where clusters become wider than they were there, nodes
             are laid again, since jumps have come near to other fields.
     """
-    k, laid = item
     model, state = rs.model, jax.tree.map(lambda a: a[k], rs.replicates)
     x, first, matrix = laid.x, laid.s, None
     if near is not None:
@@ -288,9 +291,10 @@ def _search(rs: FixedPoint, s: jax.Array | None, near: _Near | None, item: tuple
     free = branch_of(rs.branch).free(model)
     for again in range(_LAID):
         if again:
-            laid = _Laid(x, first, averages_at(model, state.overlaps, x, first, laid.averages.lines))
+            averages = yield Call(averages_at, (model, state.overlaps, x, first, laid.averages.lines))
+            laid = _Laid(x, first, averages)
         problem = Problem(model, rs.alpha, laid.averages, free, jnp.asarray(s is None), state.train_loss)
-        found = fixed_point(problem, x, first, matrix)
+        found = yield from fixed_point(problem, x, first, matrix)
         if found is None or _trace(found.x.q1 - found.x.q0) <= _WIDER * _trace(laid.x.q1 - laid.x.q0):
             break
         x, first, matrix = found.x, found.s, found.matrix

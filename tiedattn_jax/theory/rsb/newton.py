@@ -20,6 +20,7 @@ from ...linalg import positive_definite
 from ...model import Model
 from ...overlaps import admissible
 from ...results import Status
+from ..pool import Call, Path
 from .potentials import Averages, BrokenOverlaps, Setting, channel_expansion, conjugates, free_energy, overlaps, prior
 
 _TOL, _STALLED = 1e-4, 3e-3  # residuals at which a state has converged, and at which the nodes resolve it no further
@@ -174,9 +175,9 @@ class Problem(NamedTuple):
     ground: jax.Array
     rs_loss: jax.Array
 
-    def look(self, x: BrokenOverlaps, s: jax.Array, wanted: bool) -> Look:
-        """The equations at a place, with their derivatives where they are `wanted`."""
-        return jax.tree.map(np.asarray, _look(self, x, s, jnp.asarray(wanted)))
+    def look(self, x: BrokenOverlaps, s: jax.Array, wanted: bool) -> Path:
+        """Path of the equations at a place, with their derivatives where they are `wanted`."""
+        return jax.tree.map(np.asarray, (yield Call(_look, (self, x, s, jnp.asarray(wanted)))))
 
     def steepness(self, seen: Look) -> float:
         """d loss / d log s over the elevation."""
@@ -216,8 +217,8 @@ class Found(NamedTuple):
         return _moving(self.problem, self.x, self.s)
 
 
-def fixed_point(problem: Problem, x: BrokenOverlaps, s: jax.Array, matrix: Any) -> Found | None:
-    """The place with the smallest residual that Newton's method comes to; None: there is none.
+def fixed_point(problem: Problem, x: BrokenOverlaps, s: jax.Array, matrix: Any) -> Path:
+    """Path to the place with the smallest residual that Newton's method comes to; to None if there is none.
 
     Args:
         matrix: that of another replicate, or None; s does not move in the first step without it.
@@ -227,7 +228,7 @@ def fixed_point(problem: Problem, x: BrokenOverlaps, s: jax.Array, matrix: Any) 
     best, last = None, None
     waiting, residual, size, half = 0, np.inf, np.inf, np.inf
     for step in range(_STEPS):
-        seen: Any = problem.look(x, s, renew)
+        seen: Any = yield from problem.look(x, s, renew)
         before, size = size, float(np.max(np.abs((seen.residual / seen.rows)[:-1])))
         if not np.isfinite(size):
             break

@@ -28,8 +28,8 @@ from ...averages.rule import average_of_weighted, sum_of_weighted
 from ...linalg import apply, cholesky, solve
 from ...model import Model
 from ...overlaps import Conjugates, Overlaps, symmetric
+from ..equations import value_and_columns
 from ..potentials import block_envelope, stationary
-from ..state_evolution import value_and_columns
 from ..weights import weight_moments
 
 

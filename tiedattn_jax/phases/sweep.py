@@ -1,0 +1,227 @@
+"""Many settings at once: a branch through many alphas, and states or events of many models, all in one pool."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from ..averages.default import default_nodes
+from ..averages.rule import Rule
+from ..averages.sizes import SIZES
+from ..errors import InputError, array_of, require, require_choice, require_kind
+from ..model import Model
+from ..overlaps import branch_of
+from ..parameters import Parameter
+from ..results import Settings, Status
+from ..theory.pool import Path, run
+from ..theory.solve import check_alpha, default_path
+from ..theory.states import FixedPoint
+from .boundaries import SEARCH, Boundary, first_change
+from .events import EVENTS, Near, Transition, event_of, located, transition_of
+from .follow import CURVE_SETTINGS, Curve, Progress, silent, walk
+from .inputs import prepared
+from .transitions import ALPHA_L, RANGE, critical_path, crossing_path
+
+MODELS = "model"  # the parameter of a list of models: their number in it
+
+
+def sweep(
+    model: Model | Sequence[Model],
+    along: Any = None,
+    values: Any = None,
+    nodes: Rule | None = None,
+    *,
+    branch: str | None = "semantic",
+    alpha: Any = None,
+    event: str | None = None,
+    settings: Settings | None = None,
+    progress: Progress = silent,
+) -> Curve | Boundary:
+    """States or events of many settings, all of them in one pool.
+
+        sweep(model, [0.5, 1.0, 2.0], "positional")          a branch through alpha: a `Curve`
+        sweep(model, "sigma", values, alpha=2.0)             states through another number: a `Curve`
+        sweep(model, "sigma", values, event="alpha_c")       an event through it: a `Boundary`
+        sweep(models, alpha=2.0)                             states of a list of models, or of events
+
+    Through alpha a branch is followed from the largest one down to where it ends. Alphas below the end are left out,
+    but for the first. In all other sweeps every setting is solved by itself, as by `solve`, `critical_alpha` or
+    `linear_crossing`, so that what fails at one of them says nothing about the others.
+
+    Args:
+        model: attention layer and data, or a list of models of one kind.
+        along: alphas, sorted by the call; or the name of a number of the model, such as "sigma" or "mixing[0,1]". A
+            list of models has none.
+        values: of that number, increasing. With alphas, the name of the branch may stand here.
+        nodes: averaging rule; by default `default_nodes`, through alpha that of `SIZES["curve"]`.
+        branch: of the states.
+        alpha: samples per dimension of the states, one for all settings or one for each.
+        event: a name in `EVENTS`, or "alpha_l".
+        settings: tolerances; by default `CURVE_SETTINGS` through alpha, else `Settings()`.
+        progress: called with the number of settings that are done, and of all.
+
+    Raises:
+        InputError: alphas or values that are not finite, increasing and in range; an unknown branch, event or number;
+            models of different kinds; an alpha beside an event, or none for states; nodes or settings of another kind.
+    """
+    if isinstance(model, Model) and not isinstance(along, str):
+        return _through_alpha(model, along, branch if values is None else values, nodes, settings, progress)
+    if isinstance(model, Model):
+        parameter, places, models = _of_number(model, along, values)
+    else:
+        parameter, places, models = MODELS, *_of_list(model, along, values)
+    nodes = None if nodes is None else prepared(models[0], nodes, settings)[0]
+    even = branch is not None or event is not None
+    tolerances = [prepared(each, nodes, settings, even=even)[1] for each in models][0]
+    rule = default_nodes(models[0]) if nodes is None else nodes
+    if event is None:
+        alphas = _alphas(models[0], alpha, len(models))
+        paths = [
+            _state(m, a, branch_of(branch).name, rule, tolerances, nodes is None)
+            for m, a in zip(models, alphas, strict=True)
+        ]
+    else:
+        require_choice(event, "event", [*EVENTS, ALPHA_L])
+        if alpha is not None:
+            raise InputError("alpha", f"is what the event is looked for in, got alpha={alpha} beside event={event!r}")
+        paths = [_event(m, event, rule, tolerances) for m in models]
+    names = [f"{parameter} = {place:g}" for place in places]
+    results = _run(paths, names, progress)
+    if event is None:
+        return Curve(branch, tuple(results), parameter, places)
+    return _boundary(event, parameter, places, results)
+
+
+def _run(paths: list[Path], names: list[str], progress: Progress) -> list[Any]:
+    done = 0
+
+    def count(number: int, result: Any) -> None:
+        nonlocal done
+        done += 1
+        progress(done, len(paths))
+
+    progress(0, len(paths))
+    return run(paths, names=names, done=count)
+
+
+def _through_alpha(
+    model: Model, alphas: Any, branch: Any, nodes: Rule | None, settings: Settings | None, progress: Progress
+) -> Curve:
+    """The curve of a branch, from the largest alpha down to where it ends."""
+    branch = branch_of(branch).name
+    nodes, settings = prepared(model, nodes, settings, CURVE_SETTINGS, size=SIZES["curve"], even=branch is not None)
+    grid = np.sort(array_of(alphas, "alphas", "one or more positive, finite numbers", lambda a: a > 0))
+    points: list[FixedPoint] = []
+
+    def follow() -> Path:
+        for step in walk(model, list(grid[::-1]), branch, nodes, settings):
+            points.append((yield step))
+            progress(len(points), grid.size)
+            if not points[-1].exists and len(points) > 1 and points[-2].exists:
+                break
+
+    progress(0, grid.size)
+    run([follow()])
+    progress(grid.size, grid.size)
+    return Curve(branch, tuple(points[::-1]))
+
+
+def _of_number(model: Model, name: str, values: Any) -> tuple[str, np.ndarray, list[Model]]:
+    """The models of a sweep through one of their numbers."""
+    number = Parameter(name)
+    if name == "alpha":
+        raise InputError("along", 'must be the alphas themselves, or another number than "alpha"')
+    number.read(model, None, "along")
+    places = array_of(values, "values", "one or more finite, increasing values", lambda a: np.diff(a) > 0)
+    number.check(model, places, "values")
+    return name, places, [number.set(model, None, value)[0] for value in places]
+
+
+def _of_list(models: Any, along: Any, values: Any) -> tuple[np.ndarray, list[Model]]:
+    """The models of a list, checked to be of one kind, and their numbers."""
+    require_kind(models, "model", (list, tuple), "a Model or a list of models")
+    require(len(models) > 0, "model", list(models), "one model or more")
+    if along is not None or values is not None:
+        raise InputError("along", "must be left out with a list of models, which says what changes")
+    shapes = []
+    for model in models:
+        require_kind(model, "model", Model, "a list of models, such as [dot_product(), dot_product(sigma=0.4)]")
+        leaves, structure = jax.tree.flatten(model)
+        shapes.append((structure, [(jnp.shape(a), jnp.result_type(a)) for a in leaves]))
+    for k, shape in enumerate(shapes):
+        if shape != shapes[0]:
+            text = f"must be a list of models of one class with arrays of the same shapes, number {k} differs"
+            raise InputError("model", f"{text} from number 0: sweep them apart")
+    return np.arange(len(models), dtype=float), list(models)
+
+
+def _alphas(model: Model, alpha: Any, count: int) -> list[Any]:
+    """One alpha for every setting."""
+    if alpha is None:
+        raise InputError("alpha", "must be given for states, or event for an event, got neither")
+    each = np.broadcast_to(alpha, count) if np.ndim(alpha) == 0 else np.asarray(alpha)
+    require(each.shape == (count,), "alpha", alpha, f"one number, or one for each of {count} settings")
+    return [check_alpha(model, a) for a in each]
+
+
+def _state(model: Model, alpha: Any, branch: str | None, rule: Rule, settings: Settings, fallback: bool) -> Path:
+    """Path of `solve` of one setting, to a `FixedPoint`."""
+    states, _, _ = yield from default_path(model, alpha, branch, rule, None, settings, fallback=fallback)
+    return FixedPoint(model, alpha, jax.tree.map(jnp.asarray, states), branch)
+
+
+def _event(model: Model, event: str, nodes: Rule, settings: Settings) -> Path:
+    """Path of an event of one model, looked for from nothing: to a `Transition`, or why there is none."""
+    if event in ("alpha_c", ALPHA_L):
+        zero = yield from critical_path(model, nodes, RANGE, None, settings)
+        critical = transition_of(EVENTS["alpha_c"], model, zero)
+        return (yield from crossing_path(model, critical, nodes, RANGE, settings)) if event == ALPHA_L else critical
+    what = event_of(event, model)
+    try:
+        if what.value is None:
+            near = yield from _end(what.branches[0], model, nodes, settings)
+        else:
+            near = yield from first_change(what, model, SEARCH, nodes, settings)
+    except InputError as problem:
+        return problem
+    zero = yield from located(what, model, near, nodes, settings, True)
+    return transition_of(what, model, zero)
+
+
+def _end(branch: str | None, model: Model, nodes: Rule, settings: Settings) -> Path:
+    """Path of the place where a branch is lost on the way down in alpha, as one where a fold is expected.
+
+    Raises:
+        InputError: it is not lost.
+    """
+    last: FixedPoint | None = None
+    for step in walk(model, list(SEARCH), branch, nodes, settings):
+        point = yield step
+        if last is not None and last.exists and not point.exists:
+            low, high = float(point.alpha), float(last.alpha)
+            return Near(high, (last.replicates.overlaps,), low=0.5 * low, high=1.5 * high)
+        last = point
+    where = f"for alpha from {SEARCH[-1]:g} to {SEARCH[0]:g}"
+    raise InputError("event", f"must happen, the {branch} branch does not end {where}")
+
+
+def _boundary(event: str, parameter: str, places: np.ndarray, results: list[Transition | InputError]) -> Boundary:
+    """The events of all settings, with their slopes where one number changes."""
+    rows = []
+    for value, result in zip(places, results, strict=True):
+        if isinstance(result, Exception):
+            rows.append((value, np.nan, np.nan, np.nan, int(Status.absent), str(result)))
+            continue
+        place, bar, slope = float(result.alpha), float(result.stderr), np.nan
+        if result.reason:
+            place, bar = np.nan, np.nan
+        elif result.sensitivities is not None and parameter != MODELS:
+            direction = Parameter(parameter).direction(result.branches[0].model, value)
+            slope = float(sum(jax.tree.leaves(jax.tree.map(jnp.vdot, result.sensitivities, direction))))
+        rows.append((value, place, bar, slope, int(result.status), result.reason))
+    value, alpha, stderr, slope, status, reason = (np.array(column) for column in zip(*rows, strict=True))
+    return Boundary.of(event, parameter, value, alpha, stderr, slope, status, reason, np.isfinite(slope))

@@ -1,0 +1,295 @@
+"""The saddle-point equations (7)-(8) at one setting, on one replicate of the averages: a map of the overlaps.
+
+`Equations` holds a model, an alpha, a replicate and what a branch leaves free. Its methods give the map and its
+Jacobian to Newton's method, and everything that follows from a fixed point: what it predicts, how it moves with the
+numbers of the model, and the derivatives of any function of it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any, NamedTuple
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+from jax import lax
+from jax.flatten_util import ravel_pytree
+
+from ..averages.program import program
+from ..averages.rule import Points, Replicate, average, average_of_weighted, found_in
+from ..model import Model, over_kinds
+from ..overlaps import Conjugates, Coordinates, Overlaps, impose, of_sentence
+from .newton import Answer, Outcome, deflated_solve
+from .observables import diagnose, gen_error_in, gen_error_linear_in, moments
+from .potentials import (
+    Sums,
+    channel_by_model,
+    conjugates,
+    free_energy,
+    gradient_at,
+    no_sums,
+    overlaps,
+    train_loss_partials,
+)
+from .states import State
+
+
+class Evaluation(eqx.Module):
+    """What an evaluation of the map gives besides the new overlaps.
+
+    Attributes:
+        conjugates: hats at the overlaps.
+        channel: channel potential M.
+        train_loss: minus the free energy; the training loss where the overlaps are a fixed point.
+        sums: further sums over the nodes that were asked for.
+    """
+
+    conjugates: Conjugates
+    channel: jax.Array
+    train_loss: jax.Array
+    sums: Any
+
+
+Setting = Callable[[jax.Array], tuple[Model, jax.Array, Overlaps]]
+
+
+class Equations(eqx.Module):
+    """The map F of the overlaps at one setting.
+
+    Attributes:
+        model, alpha: the setting.
+        replicate: of the averages.
+        free: what the branch leaves free, (2,); what it sets to zero in the overlaps is zero in the conjugates, too.
+    """
+
+    model: Model
+    alpha: jax.Array
+    replicate: Replicate
+    free: jax.Array
+
+    @property
+    def coordinates(self) -> Coordinates:
+        """Of the overlaps."""
+        return Coordinates(self.model, self.free)
+
+    def image(self, x: Overlaps, averages: tuple[jax.Array, Overlaps], sums: Any = ()) -> tuple[Overlaps, Evaluation]:
+        """New overlaps, of the averages at x: the channel potential and its gradient."""
+        M, gradient = averages
+        hats = impose(conjugates(self.alpha, gradient), self.free)
+        return overlaps(self.model, hats), Evaluation(hats, M, -free_energy(self.model, self.alpha, x, hats, M), sums)
+
+    def answer(self, v: jax.Array) -> tuple[Answer, jax.Array]:
+        """The map at coordinates v, for Newton's method, and the `Evaluation` of the same pass, as a vector."""
+        F, DF, seen = _image_and_jacobian(self, v)
+        return Answer(F, DF, seen.sums[0]["unresolved"]), ravel_pytree(seen)[0]
+
+    def state(self, outcome: Outcome, seen: jax.Array) -> State:
+        """All that is predicted where a search came to, of what `answer` gave there besides."""
+        like = jax.eval_shape(lambda v: _image_and_jacobian(self, v)[2], outcome.v)
+        unravel = ravel_pytree(jax.tree.map(lambda a: jnp.zeros(a.shape, a.dtype), like))[1]
+        x, at = self.coordinates.unpack(outcome.v), unravel(seen)
+        sums, M_by_model = at.sums
+        return State(
+            overlaps=x,
+            conjugates=at.conjugates,
+            train_loss=at.train_loss,
+            gen_error=gen_error_in(self.model, x, self.replicate),
+            gen_error_linear=gen_error_linear_in(self.model, self.replicate),
+            residual=outcome.residual,
+            status=outcome.status,
+            diagnostics=diagnose(self.model, self.alpha, x, at.conjugates, sums),
+            train_loss_partials=train_loss_partials(self.model, self.alpha, at.channel, M_by_model, at.conjugates),
+        )
+
+    def tangent(self, x: Overlaps, along: tuple[Model, jax.Array]) -> tuple[Overlaps, Evaluation]:
+        """Derivatives of a fixed point x, and of what the map gives there, along a direction in (model, alpha).
+
+        ``dv = (I - DF)^{-1} d_p F dp`` with the dense Jacobian. Linear in the direction, and can be transposed.
+        """
+        coordinates = self.coordinates
+        v = coordinates.pack(x)
+
+        def derive(at: Callable[[Any], Any], _: tuple[Model, jax.Array]) -> tuple[Any, Any, Any]:
+            """The averages, their derivatives in v, and those along the direction, which alone have a transpose."""
+            value, columns, _ = value_and_columns(lambda v: at((self.model, v)), v)
+            return value, columns, jax.jvp(lambda m: at((m, v))[0], (self.model,), along[:1])[1]
+
+        averages, slopes, explicit = averages_expansion(
+            lambda u: (u[0], self.alpha, coordinates.unpack(u[1])),
+            self.replicate,
+            (self.model, v),
+            derive=derive,
+            over=average,
+        )
+
+        def image(model: Model, alpha: jax.Array, v: jax.Array, *averages: Any) -> tuple[jax.Array, Evaluation]:
+            here = Equations(model, alpha, self.replicate, self.free)
+            new, seen = here.image(coordinates.unpack(v), averages)
+            return coordinates.pack(new), seen
+
+        def moved(along: tuple[Model, jax.Array], dv: jax.Array, by_averages: Any) -> Any:
+            return jax.jvp(image, (self.model, self.alpha, v, *averages), (*along, dv, *by_averages))[1]
+
+        eye = jnp.eye(v.shape[0], dtype=v.dtype)
+        still = jax.tree.map(jnp.zeros_like, (self.model, self.alpha))
+        DF = jax.vmap(lambda e, s: moved(still, e, s)[0], (0, -1), -1)(eye, slopes)
+        force, _ = moved(along, jnp.zeros_like(v), explicit)
+        dv = deflated_solve(eye - DF, coordinates.gauge(x, jnp.ones_like(v)), force)
+        _, d_seen = moved(along, dv, jax.tree.map(lambda e, s: e + s @ dv, explicit, slopes))
+        return coordinates.unpack(dv), d_seen
+
+    def gradient(
+        self, x: Overlaps, fn: Callable[[Model, jax.Array, Overlaps], jax.Array]
+    ) -> tuple[jax.Array, Model, jax.Array]:
+        """Value of `fn(model, alpha, x)` at a fixed point x, and its total derivatives in the model and in alpha.
+
+        The overlaps move along the branch, by the implicit function theorem with the dense Jacobian of the residual.
+        """
+        at = self._linearised(x, fn)
+        return at.value, *at.numbers(at.by_numbers + at.by_overlaps @ deflated_solve(at.matrix, at.gauge, at.columns))
+
+    def fold_gradient(self, x: Overlaps) -> tuple[Model, jax.Array]:
+        """At a fold: l . d_p F in the model and in alpha, l the left null vector of I - DF.
+
+        Both vanish along the fold.
+        """
+        at = self._linearised(x, lambda *_: jnp.zeros((), self.model.lam.dtype))
+        left = jnp.linalg.svd(at.matrix + at.gauge.T @ at.gauge)[0][:, -1]
+        return at.numbers(left @ at.columns)
+
+    def _linearised(self, x: Overlaps, fn: Callable[..., jax.Array]) -> _Linearised:
+        coordinates = self.coordinates
+        v, (p, numbers) = coordinates.pack(x), ravel_pytree((self.model, self.alpha))
+        n = v.shape[0]
+
+        def setting(u: jax.Array) -> tuple[Model, jax.Array, Overlaps]:
+            return *numbers(u[n:]), coordinates.unpack(u[:n])
+
+        u = jnp.concatenate([v, p])
+        _, columns, _ = expansion(setting, self.replicate, u, self.free)
+        value, slopes, _ = value_and_columns(lambda u: (fn(*setting(u)), ()), u)
+        matrix = jnp.eye(n, dtype=v.dtype) - columns[:, :n]
+        gauge = coordinates.gauge(x, jnp.ones_like(v))
+        return _Linearised(value, matrix, gauge, columns[:, n:], slopes[:n], slopes[n:], numbers)
+
+
+class _Linearised(NamedTuple):
+    """The map F and a function of a fixed point to first order in the n overlaps and in the k numbers of a setting."""
+
+    value: jax.Array  # of the function
+    matrix: jax.Array  # I - DF, (n, n)
+    gauge: jax.Array  # (pairs, n)
+    columns: jax.Array  # dF / d numbers, (n, k)
+    by_overlaps: jax.Array  # of the function, (n,)
+    by_numbers: jax.Array  # (k,)
+    numbers: Callable[[jax.Array], tuple[Model, jax.Array]]  # a vector (k,) as (model, alpha)
+
+
+@program
+def evaluate(equations: Equations, v: jax.Array) -> tuple[Answer, jax.Array]:
+    """The map, its Jacobian and the sums over the nodes: nearly all of the time of a solve."""
+    return equations.answer(v)
+
+
+@program
+def observe(equations: Equations, outcome: Outcome, seen: jax.Array) -> State:
+    """All that a state predicts, once, where a search has ended."""
+    return equations.state(outcome, seen)
+
+
+def expansion(
+    setting: Setting, replicate: Replicate, u: jax.Array, free: jax.Array, sums: Sums = no_sums
+) -> tuple[jax.Array, jax.Array, Evaluation]:
+    """The undamped map on coordinates F(u), its derivatives dF/du, and what the evaluation sees.
+
+    Args:
+        setting: model, alpha and overlaps as a function of some numbers u, (k,).
+        sums: further sums over the nodes; they carry no derivative.
+
+    Returns:
+        F (n,), dF/du (n, k), and the `Evaluation`.
+    """
+    averages, slopes, more = averages_expansion(setting, replicate, u, sums)
+
+    def finish(u: jax.Array, *averages: Any) -> Any:
+        model, alpha, x = setting(u)
+        here = Equations(model, alpha, replicate, free)
+        new, seen = here.image(x, averages, more)
+        return here.coordinates.pack(new), seen
+
+    eye = jnp.eye(u.shape[0], dtype=u.dtype)
+    return jax.vmap(
+        lambda *d: jax.jvp(finish, (u, *averages), d, has_aux=True), in_axes=(0, -1, -1), out_axes=(None, -1, None)
+    )(eye, *slopes)
+
+
+def value_and_columns(fn: Callable[[jax.Array], Any], u: jax.Array) -> Any:
+    """Value of ``fn(u) = value, aux``, its derivatives in u (leaves (..., k)), and aux."""
+
+    def column(d: jax.Array) -> Any:
+        return jax.jvp(fn, (u,), (d,), has_aux=True)
+
+    return jax.vmap(column, out_axes=(None, -1, None))(jnp.eye(u.shape[0], dtype=u.dtype))
+
+
+def averages_expansion(
+    setting: Callable[[Any], tuple[Model, jax.Array, Overlaps]],
+    replicate: Replicate,
+    u: Any,
+    sums: Sums = no_sums,
+    *,
+    derive: Callable[[Callable[[Any], Any], Any], Any] = value_and_columns,
+    over: Callable[[Replicate, Callable[[Any], Any]], Any] = average_of_weighted,
+) -> Any:
+    """The averages in `expansion`: channel potential M and its gradient in the overlaps; derivatives, (..., k); sums.
+
+    Every block is differentiated by itself: what jax then transforms is small.
+
+    Args:
+        derive: gives what is averaged, of a function ``fn(u) = (M, gradient), sums`` of one block and of u.
+        over: averages over the blocks.
+    """
+
+    def block_sums(kind: jax.Array | None, block: Any) -> Any:
+        def given(u: Any) -> tuple[Model, Overlaps, Overlaps]:
+            model, _, x = setting(u)
+            model = model.given(kind)
+            return model, x, of_sentence(model, x)
+
+        model, x, tokens = lax.stop_gradient(given(u))
+        found = found_in(replicate, model, tokens, block)
+
+        def at(u: Any) -> Any:
+            moving, y, tokens = given(u)
+            points = replicate.points(moving, tokens, block, found)
+            M, gradient, more = gradient_at(points, moving, y, lambda *_: sums(model, x, lax.stop_gradient(points)))
+            return (M, gradient), more
+
+        return derive(at, u)
+
+    return over_kinds(setting(u)[0], lambda model: over(replicate, partial(block_sums, model.kind)))
+
+
+@jax.jit  # traced once for all its uses
+def _image_and_jacobian(equations: Equations, v: jax.Array) -> tuple[jax.Array, jax.Array, Evaluation]:
+    """The undamped map on coordinates, its Jacobian DF, and what the evaluation sees."""
+    model, alpha, unpack = equations.model, equations.alpha, equations.coordinates.unpack
+    return expansion(lambda v: (model, alpha, unpack(v)), equations.replicate, v, equations.free, _moments)
+
+
+def _moments(model: Model, x: Overlaps, points: Points) -> tuple[dict[str, jax.Array], Model]:
+    return moments(model, x, points), channel_by_model(model, x, points)
+
+
+@jax.custom_jvp
+def first_order(tree: Any, numbers: Any) -> Any:
+    """A function of some numbers, as a tree that refuses to be differentiated rather than to pass for a constant."""
+    return tree
+
+
+@first_order.defjvp
+def _(primals: Any, tangents: Any) -> Any:
+    text = "transitions and states with 1RSB have first derivatives only"
+    raise TypeError(f"{text}: take differences of `sensitivities` or `loss_by_model` for the second")

@@ -1,0 +1,515 @@
+"""The engine: many root searches at once, none of which waits for the slowest.
+
+A `Lane` is one root search: a model, an alpha, a replicate of the averages, what the branch leaves free, a start. A
+*path* is a Python generator that yields lanes, other paths, or calls, one or a list of them, and is sent what became of
+them: a `State` for a lane, what the path returned for a path. Everything that needs several states is a path: a branch
+followed through alpha, a transition, a row of a diagram.
+
+    def difference(model, alpha, starts):
+        positional, semantic = yield [Lane(...), Lane(...)]
+        return positional.train_loss - semantic.train_loss
+
+`run` runs many paths; their lanes share the pool. On a CPU every core works on one lane at a time. On accelerators, and
+on several devices, all lanes of one kind are evaluated in one call, which the lanes' axis spreads over the devices;
+lanes that ended leave, and lanes that wait take their places. Newton's method itself is a few numbers a lane, and runs
+on the host's CPU.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import os
+import threading
+from collections import deque
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
+from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
+
+from ..averages.rule import Rule
+from ..averages.sizes import block_size
+from ..compiled import settings as jax_settings
+from ..errors import InputError, require_count
+from ..model import Model
+from ..overlaps import Coordinates, Overlaps
+from ..results import Settings
+from .equations import Equations, evaluate, observe
+from .newton import Answer, Newton, Search, stall_of
+from .states import State
+
+# Lanes in one call on an accelerator: few sizes, so that few programs are compiled. The smallest serves the replicates
+# of one state, the largest fills the device.
+WIDTHS = 4, 32, 256, 1024
+_NODE_BYTES = 4096  # memory that an evaluation takes for each of its nodes
+_SHARE = 0.5  # of the device's memory that an evaluation may take
+
+Path = Generator[Any, Any, Any]
+
+
+class Lane(NamedTuple):
+    """One root search.
+
+    Attributes:
+        model, alpha: the setting, of concrete numbers.
+        rule: averaging rule.
+        replicate: number of its replicate, or `COARSE`.
+        free: what the branch leaves free, (2,).
+        start: overlaps to start from.
+        settings: tolerances.
+        attempts: number of starts that are tried, made from this one.
+    """
+
+    model: Model
+    alpha: Any
+    rule: Rule
+    replicate: int
+    free: Any
+    start: Overlaps
+    settings: Settings
+    attempts: int = 1
+
+    @property
+    def equations(self) -> Equations:
+        """The equations that the lane solves."""
+        return Equations(self.model, self.alpha, self.rule.replicate(self.replicate), self.free)
+
+    @property
+    def search(self) -> tuple:
+        """The arguments of Newton's method."""
+        stall = np.asarray(stall_of(self.rule.size), self.model.lam.dtype)
+        return self.model, self.free, self.start, self.settings, np.asarray(self.attempts), stall
+
+
+class Call(NamedTuple):
+    """A function of arrays that takes long: its arguments have values, and its result is sent to the path."""
+
+    function: Callable[..., Any]
+    arguments: tuple
+
+
+class Failure(NamedTuple):
+    """The exception that ended a path."""
+
+    error: Exception
+
+
+def run(
+    paths: Iterable[Path],
+    *,
+    width: int | None = None,
+    devices: Sequence[Any] | None = None,
+    names: Sequence[str] | None = None,
+    done: Callable[[int, Any], None] = lambda number, result: None,
+) -> list[Any]:
+    """Run paths to their ends, their lanes in one pool.
+
+    Paths start in the order in which they are given, as soon as there is room in the pool. An exception ends its own
+    path; when the others have ended, the first one is raised, with the name of its path.
+
+    Args:
+        paths: generators.
+        width: lanes at once; by default the cores of a CPU, and elsewhere as many as fill the device.
+        devices: to compute on; by default the default one.
+        names: what a path is called in an exception.
+        done: called with the number and the result of every path that ends, in the thread of the caller.
+
+    Returns:
+        What the paths return.
+
+    Raises:
+        InputError: a width that is not a positive integer; a path that yields something else.
+    """
+    if width is not None:
+        require_count(width, "width")
+    devices = [_default_device()] if devices is None else list(devices)
+    scheduler = _Scheduler(paths, done)
+    several = len(devices) > 1 or devices[0].platform != "cpu"
+    work = functools.partial(_in_slots if several else _in_threads, scheduler, width, devices)
+    with jax.default_device(_host()) if several else contextlib.nullcontext():
+        work()
+    for number, result in enumerate(scheduler.results):
+        if isinstance(result, Failure):
+            if names is not None:
+                result.error.add_note(f"This happened at {names[number]}.")
+            raise result.error
+    return scheduler.results
+
+
+def run_one(path: Path) -> Any:
+    """The result of one path.
+
+    Raises:
+        InputError: jax traces a function here, so that no number has a value.
+    """
+    return run([path])[0]
+
+
+def together(wanted: Sequence[Lane | Call | Path]) -> Path:
+    """A path of several lanes, calls or paths that run at once; returns the list of their results."""
+    return (yield list(wanted))
+
+
+def replicates_of(lane: Lane, starts: Overlaps | None = None) -> list[Lane]:
+    """A lane in every replicate of its rule.
+
+    Args:
+        starts: of every replicate, with a leading axis; by default that of the lane.
+    """
+    parts = [lane.start] * lane.rule.replicates if starts is None else _unstacked(starts, lane.rule.replicates)
+    return [lane._replace(replicate=k, start=start) for k, start in enumerate(parts)]
+
+
+def _unstacked(tree: Any, count: int) -> list[Any]:
+    leaves, structure = jax.tree.flatten(tree)
+    arrays = [np.asarray(a) for a in leaves]
+    return [jax.tree.unflatten(structure, [a[k] for a in arrays]) for k in range(count)]
+
+
+def stacked(trees: Sequence[Any]) -> Any:
+    """Trees of arrays as one, whose arrays have a leading axis more; on the host."""
+    return jax.tree.map(lambda *leaves: np.stack([np.asarray(a) for a in leaves]), *trees)
+
+
+class _Task:
+    """A path on its way, and where its result goes."""
+
+    def __init__(self, path: Path, parent: _Task | None, place: int):
+        self.path, self.parent, self.place = path, parent, place
+        self.several, self.missing = False, 0
+        self.answers: list[Any] = []
+
+    def expects(self, count: int, several: bool) -> None:
+        """Wait for so many answers."""
+        self.several, self.answers, self.missing = several, [None] * count, count
+
+
+class _Waiting(NamedTuple):
+    """A lane or a call, and whose answer it is."""
+
+    request: Any
+    task: _Task
+    place: int
+
+
+class _Scheduler:
+    """Steps paths; hands out the lanes and calls that they wait for, in order."""
+
+    def __init__(self, paths: Iterable[Path], done: Callable[[int, Any], None]):
+        self.unstarted: Iterator[tuple[int, Path]] = iter(enumerate(paths))
+        self.done = done
+        self.ready: deque[tuple[_Task, Any]] = deque()
+        self.waiting: deque[_Waiting] = deque()
+        self.results: list[Any] = []
+
+    def next(self) -> _Waiting | None:
+        """The next lane or call; None where all paths have ended, or wait for what was handed out."""
+        while not self.waiting:
+            if self.ready:
+                self._step(*self.ready.popleft())
+            elif not self._start():
+                return None
+        return self.waiting.popleft()
+
+    def _start(self) -> bool:
+        """Start one more path, if there is one."""
+        for number, path in self.unstarted:
+            self.results.append(None)
+            self.ready.append((_Task(path, None, number), None))
+            return True
+        return False
+
+    def _step(self, task: _Task, answer: Any) -> None:
+        try:
+            if isinstance(answer, Failure):
+                wanted = task.path.throw(answer.error)
+            else:
+                wanted = task.path.send(answer)
+            several = isinstance(wanted, list)
+            requests = wanted if several else [wanted]
+            for request in requests:
+                if not isinstance(request, (Lane, Call, Generator)):
+                    text = f"must yield lanes, calls or paths, got {type(request).__name__}: {request!r:.60}"
+                    raise InputError("path", text)
+        except StopIteration as stop:
+            self._end(task, stop.value)
+        except Exception as error:  # it ends this path only
+            task.path.close()
+            self._end(task, Failure(error))
+        else:
+            task.expects(len(requests), several)
+            if not requests:
+                self.ready.append((task, []))
+            for place, request in enumerate(requests):
+                if isinstance(request, Generator):
+                    self.ready.append((_Task(request, task, place), None))
+                else:
+                    self.waiting.append(_Waiting(request, task, place))
+
+    def _end(self, task: _Task, result: Any) -> None:
+        if task.parent is None:
+            self.results[task.place] = result
+            if not isinstance(result, Failure):
+                self.done(task.place, result)
+        else:
+            self.answer(task.parent, task.place, result)
+
+    def answer(self, task: _Task, place: int, result: Any) -> None:
+        """Deliver what a path waits for. It goes on when nothing is missing, with the first failure if there is one."""
+        task.answers[place] = result
+        task.missing -= 1
+        if task.missing == 0:
+            failures = [a for a in task.answers if isinstance(a, Failure)]
+            self.ready.append((task, failures[0] if failures else task.answers if task.several else task.answers[0]))
+
+
+def _in_threads(scheduler: _Scheduler, width: int | None, devices: Sequence[Any]) -> None:
+    """On one CPU: in as many threads as there are cores, each with one lane at a time.
+
+    XLA's own threads gain little on the arrays of a block: on two cores four replicates take half the time in two
+    threads. A failure or an interrupt waits for the evaluations that are in progress only.
+    """
+    stop = threading.Event()
+    running: dict[Future, _Waiting] = {}
+    with ThreadPoolExecutor(width or os.cpu_count() or 1) as pool:
+        # Context managers that change a setting of jax are not seen by other threads.
+        alike = pool.submit(jax_settings).result() == jax_settings()
+        room = (width or os.cpu_count() or 1) if alike else 1
+        try:
+            while True:
+                while len(running) < room and (item := scheduler.next()) is not None:
+                    if alike:
+                        running[pool.submit(_work, item.request, stop)] = item
+                    else:
+                        scheduler.answer(item.task, item.place, _work(item.request, stop))
+                if not running:
+                    return
+                ended, _ = wait(running, return_when=FIRST_COMPLETED)
+                for future in [f for f in list(running) if f in ended]:  # in the order in which they began
+                    item = running.pop(future)
+                    scheduler.answer(item.task, item.place, future.result())
+        finally:
+            stop.set()
+
+
+def _work(request: Lane | Call, stop: threading.Event) -> Any:
+    """The state at the end of a lane, or the result of a call."""
+    try:
+        if isinstance(request, Call):
+            return jax.block_until_ready(request.function(*request.arguments))
+        equations = request.equations
+        newton, search = _begin(*request.search)
+        best = seen = None
+        while not search.ended and not stop.is_set():
+            answer, now = evaluate(equations, search.trial)
+            search = _advance(newton, search, answer)
+            best = now if search.improved or best is None else best
+            seen = best if search.replaced or seen is None else seen
+        return jax.tree.map(np.asarray, observe(equations, search.outcome, seen))
+    except Exception as error:
+        return Failure(error)
+
+
+@jax.jit
+def _begin(
+    model: Model, free: jax.Array, start: Overlaps, settings: Settings, attempts: Any, stall: Any
+) -> tuple[Newton, Search]:
+    """Newton's method of a lane, and its search before the first answer."""
+    newton = Newton(Coordinates(model, free), settings, stall, attempts)
+    return newton, newton.begin(newton.coordinates.pack(start))
+
+
+@jax.jit
+def _advance(newton: Newton, search: Search, answer: Answer) -> Search:
+    """One step of a lane's search."""
+    return newton.advance(search, answer)
+
+
+def _in_slots(scheduler: _Scheduler, width: int | None, devices: Sequence[Any]) -> None:
+    """On accelerators, or several devices: all lanes of one kind in one call; calls one after the other.
+
+    A kind is a class of models, shapes and a rule. While lanes of one kind are on their way those of others wait.
+    """
+    groups: dict[Any, _Slots] = {}
+    while True:
+        item = scheduler.next()
+        if item is not None:
+            if isinstance(item.request, Call):
+                scheduler.answer(item.task, item.place, _work(item.request, threading.Event()))
+                continue
+            kind = _kind(item.request)
+            if kind not in groups:
+                groups[kind] = _Slots(item.request, width, devices)
+            groups[kind].waiting.append(item)
+            if len(groups[kind].waiting) < groups[kind].room:
+                continue
+        busy = [group for group in groups.values() if group.waiting or group.lanes]
+        if not busy:
+            return
+        for item, result in max(busy, key=lambda group: len(group.waiting) + len(group.lanes)).turn():
+            scheduler.answer(item.task, item.place, result)
+
+
+def _kind(lane: Lane) -> Any:
+    """What lanes must share to be evaluated in one call."""
+    leaves, structure = jax.tree.flatten((lane.model, lane.start, lane.settings))
+    return structure, tuple(np.shape(a) for a in leaves), id(lane.rule)
+
+
+class _Slots:
+    """The lanes of one kind: their numbers in arrays of the host whose first axis counts the lanes."""
+
+    def __init__(self, like: Lane, width: int | None, devices: Sequence[Any]):
+        self.rule = like.rule
+        self.waiting: deque[_Waiting] = deque()
+        self.lanes: list[_Waiting] = []
+        mesh = Mesh(np.array(devices), ("lanes",))
+        self.spread, everywhere = NamedSharding(mesh, PartitionSpec("lanes")), NamedSharding(mesh, PartitionSpec())
+        every = jax.tree.map(lambda one, each: jnp.concatenate([each, one[None]]), like.rule.coarse, like.rule.stack)
+        self.parts = jax.device_put(every, everywhere)  # the coarse replicate is the last one
+        most = width or _most(like, devices)
+        sizes = [w for w in WIDTHS if w <= most] or [most]
+        self.widths = sorted({-(-w // len(devices)) * len(devices) for w in ([width] if width else sizes)})
+        self.numbers: Any = None  # (model, alpha, free, number of the replicate)
+        self.newton: Any = None
+        self.search: Any = None
+        self.seen: Any = None  # at the best places of the attempts, and of the searches
+
+    @property
+    def room(self) -> int:
+        """Lanes that the largest call still has room for."""
+        return self.widths[-1] - len(self.lanes)
+
+    def turn(self) -> list[tuple[_Waiting, Any]]:
+        """One evaluation of all lanes, and one step of their searches; the lanes that ended, with their states."""
+        try:
+            return self._turn()
+        except Exception as error:  # of the evaluation of all of them
+            ended = [(item, Failure(error)) for item in [*self.lanes, *self.waiting]]
+            self.lanes, self.waiting = [], deque()
+            return ended
+
+    def _turn(self) -> list[tuple[_Waiting, Any]]:
+        self._enter()
+        count = len(self.lanes)
+        trial = self._padded(self.search.trial)
+        answer, now = _evaluate_all(self.parts, *self._put((*self._padded(self.numbers), trial)))
+        answer, now = jax.tree.map(np.asarray, (answer, now))
+        search = _advance_all(*self._padded((self.newton, self.search)), answer)
+        self.search = jax.tree.map(lambda a: np.array(a)[:count], search)
+        now = now[:count]
+        best, seen = (now, now) if self.seen is None else self.seen
+        best = np.where(self.search.improved[:, None], now, best)
+        self.seen = best, np.where(self.search.replaced[:, None], best, seen)
+        return self._leave()
+
+    def _enter(self) -> None:
+        """Take in lanes that wait, as many as there is room for."""
+        new = [self.waiting.popleft() for _ in range(min(self.room, len(self.waiting)))]
+        if not new:
+            return
+        lanes = [item.request for item in new]
+        numbers = [(lane.model, lane.alpha, lane.free, np.asarray(lane.replicate)) for lane in lanes]
+        begun = [_begin(*lane.search) for lane in lanes]
+        arrays = stacked([(*n, *b) for n, b in zip(numbers, begun, strict=True)])
+        model, alpha, free, number, newton, search = arrays
+        self.numbers = self._joined(self.numbers, (model, alpha, free, number))
+        self.newton, self.search = self._joined(self.newton, newton), self._joined(self.search, search)
+        if self.seen is not None:
+            blank = np.full((len(new), self.seen[0].shape[1]), np.nan, self.seen[0].dtype)
+            self.seen = self._joined(self.seen, (blank, blank))
+        self.lanes += new
+
+    def _leave(self) -> list[tuple[_Waiting, Any]]:
+        """Take out the lanes that ended, with their states."""
+        ended = np.flatnonzero(self.search.ended)
+        if not len(ended):
+            return []
+        arrays = jax.tree.map(lambda a: a[ended], (self.numbers, self.search.outcome, self.seen[1]))
+        numbers, outcome, seen = self._padded(arrays)
+        states = _observe_all(self.parts, *self._put((*numbers, outcome, seen)))
+        states = _unstacked(states, len(ended))
+        left = [(self.lanes[k], state) for k, state in zip(ended, states, strict=True)]
+        stay = np.flatnonzero(~self.search.ended)
+        self.lanes = [self.lanes[k] for k in stay]
+        kept = (self.numbers, self.newton, self.search, self.seen)
+        self.numbers, self.newton, self.search, self.seen = jax.tree.map(lambda a: a[stay], kept)
+        return left
+
+    def _joined(self, old: Any, new: Any) -> Any:
+        return new if old is None else jax.tree.map(lambda a, b: np.concatenate([a, b]), old, new)
+
+    def _padded(self, tree: Any) -> Any:
+        """Arrays of lanes, filled up with copies of the last one to the next width."""
+        count = len(jax.tree.leaves(tree)[0])
+        width = next(w for w in self.widths if w >= count)
+        index = np.minimum(np.arange(width), count - 1)
+        return jax.tree.map(lambda a: np.asarray(a)[index], tree)
+
+    def _put(self, tree: Any) -> Any:
+        return jax.device_put(tree, self.spread)
+
+
+def _most(like: Lane, devices: Sequence[Any]) -> int:
+    """Lanes that the memory of the devices has room for.
+
+    Raises:
+        InputError: it has no room for one.
+    """
+    stats = [device.memory_stats() or {} for device in devices]
+    if not all("bytes_limit" in one for one in stats):
+        return WIDTHS[-1]
+    nodes = min(like.rule.size, block_size())
+    rule = sum(a.nbytes for a in jax.tree.leaves(like.rule.stack))
+    each = _NODE_BYTES * nodes + rule / like.rule.replicates
+    room = _SHARE * sum(one["bytes_limit"] for one in stats) - rule
+    if room < each:
+        text = f"must fit into the memory of the device, one lane takes {each / 2**30:.3g} GiB"
+        raise InputError("nodes", f"{text} of {max(room, 0) / 2**30:.3g}: use fewer nodes, or a smaller block")
+    return int(room // each)
+
+
+def _graphs() -> dict[str, str]:
+    """Options of the compiler: on GPUs the loops of a program run without the host, as graphs of kernels."""
+    kinds = "FUSION,CUBLAS,CUBLASLT,CUSTOM_CALL,CUDNN,CONDITIONAL,WHILE"
+    if jax.default_backend() != "gpu":
+        return {}
+    return {"xla_gpu_enable_command_buffer": kinds, "xla_gpu_graph_min_graph_size": "1"}
+
+
+def _of_lane(parts: Any, model: Model, alpha: jax.Array, free: jax.Array, number: jax.Array) -> Equations:
+    return Equations(model, alpha, jax.tree.map(lambda a: a[number], parts), free)
+
+
+@jax.jit
+def _evaluate_all(parts: Any, *lanes: Any) -> tuple[Answer, jax.Array]:
+    """`evaluate` of many lanes, of the replicates of their rule and their numbers."""
+    return jax.vmap(lambda *lane: _of_lane(parts, *lane[:-1]).answer(lane[-1]))(*lanes)
+
+
+@jax.jit
+def _observe_all(parts: Any, *lanes: Any) -> State:
+    """`observe` of many lanes."""
+    return jax.vmap(lambda *lane: _of_lane(parts, *lane[:-2]).state(*lane[-2:]))(*lanes)
+
+
+@jax.jit
+@jax.vmap
+def _advance_all(newton: Newton, search: Search, answer: Answer) -> Search:
+    """One step of the searches of many lanes."""
+    return newton.advance(search, answer)
+
+
+def _default_device() -> Any:
+    chosen = jax.config.values["jax_default_device"]
+    return chosen if isinstance(chosen, jax.Device) else jax.local_devices(backend=chosen)[0]
+
+
+@functools.cache
+def _host() -> Any:
+    """The CPU of the host, also where the default device is another one."""
+    return jax.local_devices(backend="cpu")[0]
