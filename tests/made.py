@@ -1,14 +1,18 @@
 """Results made by hand, without a solve: the semantic state at alpha = 2, and what is given in its place."""
 
+from collections.abc import Generator
+
 import jax
 import jax.numpy as jnp
 import numpy as np
 from cases import CASES, state
+from jax import lax
 
 import tiedattn_jax as ta
 from tiedattn_jax.overlaps import Conjugates
-from tiedattn_jax.theory.fixed_points import DIAGNOSTICS, State
 from tiedattn_jax.theory.observables import Diagnostics
+from tiedattn_jax.theory.solve import followed, traced_states
+from tiedattn_jax.theory.states import DIAGNOSTICS, State
 
 
 def states(model, case=CASES[0], scatter=(0.0,) * 4, **given) -> State:
@@ -39,6 +43,13 @@ def states(model, case=CASES[0], scatter=(0.0,) * 4, **given) -> State:
     )
 
 
+def states_near(model, alpha, nodes, start, free, settings) -> State:
+    """The states that `solve` finds near a start under `jax.jit`, where the branch is data."""
+    starts = jax.tree.map(lambda a: jnp.broadcast_to(a, (nodes.replicates, *jnp.shape(a))), start)
+    states = traced_states(*lax.stop_gradient((model, alpha)), nodes, free, settings, starts, False)
+    return followed(model, alpha, nodes, free, states)
+
+
 def fixed_point(case=CASES[0], **given) -> ta.FixedPoint:
     """A `FixedPoint` of the standard model; `given` as in `states`."""
     model = ta.dot_product()
@@ -50,3 +61,27 @@ def transition(alpha=1.25, status=0, event="alpha_c", branches=()) -> ta.Transit
     model = ta.dot_product(omega=1.0, sigma=2.0, lam=3.0)
     bars = jax.tree.map(lambda a: a / 100, model)
     return ta.Transition(jnp.asarray(alpha), jnp.asarray(0.01), model, bars, np.asarray(status), branches, event)
+
+
+def ended(result):
+    """A path that waits for nothing."""
+    return result
+    yield
+
+
+def drive(path, answer):
+    """What a path returns whose lanes and calls get made-up answers, in the order in which it asks.
+
+    Args:
+        answer: of a lane or a call. Paths that it yields are driven in the same way.
+    """
+
+    def to(request):
+        return drive(request, answer) if isinstance(request, Generator) else answer(request)
+
+    try:
+        wanted = next(path)
+        while True:
+            wanted = path.send([to(r) for r in wanted] if isinstance(wanted, list) else to(wanted))
+    except StopIteration as stop:
+        return stop.value

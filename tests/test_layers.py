@@ -13,7 +13,7 @@ from tiedattn_jax.layers import LAYERS
 from tiedattn_jax.model import check
 from tiedattn_jax.overlaps import BRANCHES, admissible, label
 from tiedattn_jax.parameters import axis_of
-from tiedattn_jax.theory.fixed_points import branch_start
+from tiedattn_jax.theory.solve import branch_start
 
 THREE = {"mixing": [[1, 0, 0], [0.3, 0.7, 0], [0.2, 0.3, 0.5]], "encodings": [[1.0], [0.0], [-1.0]]}
 SWAPPED = [[0.3, 0.7], [0.8, 0.2]]  # a positional part that looks at the other token

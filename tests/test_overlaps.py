@@ -19,7 +19,7 @@ from tiedattn_jax.overlaps import (
     own_size,
     vanished,
 )
-from tiedattn_jax.theory.fixed_points import branch_start
+from tiedattn_jax.theory.solve import branch_start
 
 
 def with_sizes(model, theta, m):
@@ -156,7 +156,7 @@ def test_coordinates_round_trip(model):
     coordinates = Coordinates(model, free)
     for a, b in zip(jax.tree.leaves(coordinates.unpack(coordinates.pack(x))), jax.tree.leaves(x), strict=True):
         np.testing.assert_array_equal(a, b)
-    scale = coordinates.unpack(coordinates.scale(model, x))
+    scale = coordinates.unpack(coordinates.scale(x))
     np.testing.assert_allclose(scale.m, np.abs(x.m))
     np.testing.assert_allclose(scale.theta, 0.02 * np.sqrt(x.q * 0.25))  # of zero: its own size is not a scale
 
@@ -176,7 +176,7 @@ def test_gauge_directions_are_those_of_rotations():
 
     coordinates = Coordinates(model, free)
     size = coordinates.pack(x).shape[0]
-    (tangent,) = coordinates.gauge(model, x, jnp.ones(size))
+    (tangent,) = coordinates.gauge(x, jnp.ones(size))
     expected = coordinates.pack(jax.jvp(turned, (0.0,), (1.0,))[1])
     np.testing.assert_allclose(jnp.abs(tangent @ expected), jnp.linalg.norm(expected), rtol=1e-12)
-    assert Coordinates(ta.dot_product(), free).gauge(ta.dot_product(), state(CASES[0]), jnp.ones(8)).shape == (0, 8)
+    assert Coordinates(ta.dot_product(), free).gauge(state(CASES[0]), jnp.ones(8)).shape == (0, 8)

@@ -11,10 +11,10 @@ from tiedattn_jax.errors import InputError
 from tiedattn_jax.finite.data import of_kind
 from tiedattn_jax.model import check
 from tiedattn_jax.overlaps import Overlaps, impose, label, of_sentence
-from tiedattn_jax.theory.fixed_points import branch_start
+from tiedattn_jax.theory.solve import branch_start
+from tiedattn_jax.theory.equations import Equations, averages_expansion
 from tiedattn_jax.theory.observables import gen_error_in, gen_error_linear_in, growths_in, moments
 from tiedattn_jax.theory.potentials import channel, channel_gradient
-from tiedattn_jax.theory.state_evolution import averages_expansion, saddle_map
 
 pytestmark = pytest.mark.usefixtures("quick_programs")
 
@@ -129,7 +129,7 @@ def test_growth_is_the_slope_of_the_map_in_the_sector_that_is_zero(free):
 
     def image(v):
         own = Overlaps(x.q, x.V, x.theta + v[:2].reshape(2, 1, 1), x.m + v[2:][:, None])
-        new = saddle_map(model, alpha, own, replicate, jnp.ones(2))[0]
+        new = Equations(model, alpha, replicate, jnp.ones(2)).step(own)[0]
         return jnp.concatenate([new.theta.ravel(), new.m.ravel()])
 
     slopes = np.asarray(jax.jit(jax.jacobian(image))(jnp.zeros(6)))
@@ -147,9 +147,9 @@ def test_classes_that_are_alike_are_one():
     x = Overlaps(y.q, y.V, y.theta, jnp.concatenate([y.m, 0 * y.m]))
     alpha, free = jnp.asarray(1.5), jnp.ones(2)
     nodes = ta.sobol_nodes(plain, 2**8, replicates=1).replicate(0)
-    step = jax.jit(saddle_map)
-    found, seen = step(apart, alpha, x, nodes, free)
-    want, wanted = step(plain, alpha, y, nodes, free)
+    step = jax.jit(Equations.step)
+    found, seen = step(Equations(apart, alpha, nodes, free), x)
+    want, wanted = step(Equations(plain, alpha, nodes, free), y)
     np.testing.assert_allclose(seen.train_loss, wanted.train_loss, rtol=1e-9)
     for name in ("q", "V", "theta"):
         np.testing.assert_allclose(getattr(found, name), getattr(want, name), rtol=1e-9, err_msg=name)

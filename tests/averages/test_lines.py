@@ -15,7 +15,7 @@ from tiedattn_jax.averages.lines import cuts, directions, lay, shifts, vectors_a
 from tiedattn_jax.averages.maxwell import Gaps, Lines, Section, common_tangents, energy_profile
 from tiedattn_jax.averages.prox import loss_at_nodes, moreau, prox, prox_gradient
 from tiedattn_jax.results import error_bar
-from tiedattn_jax.theory import fixed_points
+from tiedattn_jax.theory import solve as solving
 from tiedattn_jax.theory.potentials import channel_gradient, points_in
 
 pytestmark = pytest.mark.usefixtures("quick_programs")
@@ -297,7 +297,7 @@ def test_sobol_lines_and_a_fixed_direction(model):
     """Other lines through the same space, in a direction that the wells hardly have."""
     case = CASES[4]
     rule = ta.line_nodes(model, lines=2**9, replicates=4, direction=[[1.0], [0.2]], jumps=2)
-    fp = fixed_points.solve_from(model, case.alpha, case.branch, rule, state(case))
+    fp = ta.solve(model, case.alpha, case.branch, rule, start=state(case))
     assert bool(fp.ok)
     value, bar = numbers(fp.replicates).mean(0), error_bar(numbers(fp.replicates))
     for i, k in enumerate(NAMES):
@@ -314,7 +314,7 @@ def test_single_precision():
 
 def test_precision_on_request(model, monkeypatch):
     case = CASES[1]
-    monkeypatch.setattr(fixed_points, "LADDER", {2**12: 2e-3, 2**14: 1e-3})
+    monkeypatch.setattr(solving, "LADDER", {2**12: 2e-3, 2**14: 1e-3})
     fp = ta.solve(model, case.alpha, case.branch, rtol=1e-3, start=state(case))
     assert int(fp.status) == ta.Status.converged
     assert fp.replicates.status.shape == (4,)

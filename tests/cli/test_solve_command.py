@@ -8,7 +8,7 @@ from cases import CASES
 from tiedattn_jax.cli import solve
 from tiedattn_jax.cli.main import main
 from tiedattn_jax.errors import InputError
-from tiedattn_jax.theory.fixed_points import DIAGNOSTICS
+from tiedattn_jax.theory.states import DIAGNOSTICS
 
 KEYS = (
     "alpha omega sigma lam branch q V theta m train_loss gen_error gen_error_linear status residual affected_by_jumps"

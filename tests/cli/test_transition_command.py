@@ -12,7 +12,7 @@ from cases import CASES
 import tiedattn_jax as ta
 from tiedattn_jax.cli import transition
 from tiedattn_jax.cli.main import main
-from tiedattn_jax.theory.fixed_points import DIAGNOSTICS
+from tiedattn_jax.theory.states import DIAGNOSTICS
 
 PAIR = {"positional", "semantic"}
 NUMBERS = {"omega", "sigma", "lam"}

@@ -1,7 +1,7 @@
 import made
 import pytest
 
-from tiedattn_jax.theory.fixed_points import State
+from tiedattn_jax.theory.states import State
 
 
 @pytest.fixture(scope="session")

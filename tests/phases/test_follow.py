@@ -1,35 +1,20 @@
 """A branch from one setting to the next: the step that grids and curves share."""
 
 import operator
-from types import SimpleNamespace
 
 import equinox as eqx
 import jax
 import jax.numpy as jnp
+import made
 import numpy as np
 import pytest
 
 import tiedattn_jax as ta
-from tiedattn_jax.errors import is_concrete
 from tiedattn_jax.overlaps import BRANCHES, own_size
-from tiedattn_jax.phases import follow as how
-from tiedattn_jax.phases.follow import Follower, Searching, Warm, learn, pair_free, pair_start, predict, settle
+from tiedattn_jax.phases.follow import Follower, WarmStart, pair_free, pair_start, predict, update
 from tiedattn_jax.results import Status
-
-
-@pytest.fixture(scope="module")
-def curve(model, lines):
-    return ta.sweep(model, [0.6, 0.7, 0.8, 1.1, 2.0], "semantic", lines)
-
-
-def test_curve(curve, model, lines):
-    np.testing.assert_allclose(curve.alphas, [0.7, 0.8, 1.1, 2.0])  # the end is met at .7, and nothing sought below
-    np.testing.assert_array_equal(curve.exists, [False, True, True, True])
-    assert int(curve.points[0].status) == ta.Status.absent
-    assert np.all(np.diff(curve.values(lambda p: p.train_loss)[1:]) > 0)
-    direct = ta.solve(model, 2.0, "semantic", lines)
-    np.testing.assert_allclose(curve.points[-1].overlaps.q, direct.overlaps.q, rtol=1e-4)
-    assert len(curve.plot().axes) == 3
+from tiedattn_jax.theory.pool import run_one
+from tiedattn_jax.theory.solve import Problem
 
 
 @pytest.fixture
@@ -37,17 +22,15 @@ def state(known):
     return known
 
 
-SEMANTIC = jnp.array([1.0, 0.0])
-BRANCH, BARE, ANEW, DONE = range(4)
+SEMANTIC, UNINFORMED = np.array([1.0, 0.0]), np.zeros(2)
 
 
-def settled(model, state, stage, *, before=None, **changes):
-    """The stage after a solve at one stage ended in a state with some numbers changed."""
+def changed(state, **changes):
+    """A state with some of its numbers changed, in all replicates."""
     for name, value in changes.items():
         part = operator.attrgetter(f"diagnostics.{name}" if hasattr(state.diagnostics, name) else name)
         state = eqx.tree_at(part, state, jnp.full_like(part(state), value))
-    after = settle(model, Searching(jnp.array(stage), before or state), state, SEMANTIC)
-    return int(after.stage), int(after.found.status[0])
+    return state
 
 
 def scaled(state, theta=1.0, q=1.0):
@@ -56,162 +39,196 @@ def scaled(state, theta=1.0, q=1.0):
     )
 
 
-def test_what_a_search_settles(model, state):
-    lost = {"status": Status.max_steps, "residual": 1.0}
-    assert settled(model, state, BRANCH) == (DONE, Status.converged)
-    assert settled(model, state, BRANCH, **lost)[0] == BARE
+@pytest.fixture
+def search(model, state, monkeypatch):
+    """The state that a search returns, and the problems that it solves with their starts.
+
+    Each ends in a given state: near the expected one, on the uninformed branch, and anew from the branch's start.
+    """
+
+    def go(near, bare=None, anew=None, *, free=SEMANTIC, lost=False, settings=None):
+        start, given, asked = BRANCHES["semantic"].start(model), ta.Settings() if settings is None else settings, []
+
+        def finely(problem, x):
+            asked.append((problem, x))
+            if x is start:
+                return made.ended(anew)
+            own = len(asked) == 1 and not lost
+            np.testing.assert_array_equal(problem.free, free if own else UNINFORMED)
+            assert x is state.overlaps and problem.settings is given
+            return made.ended(near if own else bare)
+
+        monkeypatch.setattr(Problem, "finely", finely)
+        path = Follower("rule", given, free, start).search(model, 2.0, state.overlaps, lost)
+        found = run_one(path)
+        assert all(p.model is model and p.alpha == 2.0 and p.nodes == "rule" for p, _ in asked)
+        return found, asked
+
+    return go
+
+
+@pytest.fixture
+def settled(search):
+    """The status that a search ends with, and the number of states that it takes."""
+
+    def go(*states, **options):
+        found, asked = search(*states, **options)
+        return int(found.status[0]), len(asked)
+
+    return go
+
+
+LOST = {"status": Status.max_steps, "residual": 1.0}
+
+
+def test_what_is_found_near_is_it(model, state, search, settled):
+    assert search(state)[0] is state
+    assert settled(state) == (Status.converged, 1)
+    lost = changed(state, **LOST)
+    assert settled(lost, changed(state, growth_theta=0.95)) == (Status.absent, 2)
+    half = eqx.tree_at(lambda s: (s.status, s.residual), state, (jnp.array([0, 0, 2, 2]), jnp.array([0.0, 0, 1, 1])))
+    assert search(half)[0] is half and len(search(half)[1]) == 1  # one half of the replicates is enough
+    most = eqx.tree_at(lambda s: (s.status, s.residual), state, (jnp.array([0, 2, 2, 2]), jnp.array([0.0, 1, 1, 1])))
+    assert settled(most, changed(state, growth_theta=0.95)) == (Status.absent, 2)
+
+
+def test_a_small_order_parameter_is_compared_with_the_uninformed_state(model, state, search, settled):
     size = float(jnp.mean(jax.vmap(lambda x: own_size(model, x, SEMANTIC))(state.overlaps)))
-    for share, stage in ((0.22, DONE), (0.18, BARE)):  # of the largest possible order parameter
-        assert settled(model, scaled(state, theta=share / size), BRANCH)[0] == stage
-    missing = eqx.tree_at(lambda s: (s.status, s.residual), state, (state.status + 2, state.residual + 1))
-    for growth, status in ((0.99, Status.absent), (1.01, None)):  # of theta on the uninformed state
-        stage, found = settled(model, state, BARE, before=missing, growth_theta=growth)
-        assert (stage, found) == ((DONE, status) if status else (ANEW, Status.max_steps))
+    stable, unstable = (changed(state, growth_theta=growth) for growth in (0.99, 1.01))
+    for share, looks in ((0.22, 1), (0.18, 2)):  # of the largest possible order parameter
+        small = scaled(state, theta=share / size)
+        assert settled(small, unstable) == (Status.converged, looks)
+        assert search(small, unstable)[0] is small
+        assert settled(small, stable) == (Status.absent if looks == 2 else Status.converged, looks)
+
+
+def test_absent_where_nothing_grows_on_the_uninformed_state(state, search, settled):
+    lost = changed(state, **LOST)
+    for growth, expected in ((0.99, (Status.absent, 2)), (1.01, (Status.converged, 3))):  # of theta
+        assert settled(lost, changed(state, growth_theta=growth), state) == expected
+    found, _ = search(lost, changed(state, growth_theta=0.5), state)
+    np.testing.assert_array_equal(found.diagnostics.growth_theta, 0.5)  # the uninformed state under that name
+    assert settled(lost, changed(state, growth_m=0.5, growth_theta=1.5), state)[1] == 3  # m is another order parameter
     # Nodes that see nothing say nothing about growth.
-    for missed, stage in ((0.04, DONE), (0.06, ANEW)):
-        assert settled(model, state, BARE, before=missing, growth_theta=0.95, unresolved=missed)[0] == stage
-    rho = float(model.rho.mean())
-    for q, status in ((0.008, Status.absent), (0.012, Status.max_steps)):  # a student that shrinks to nothing
-        small = eqx.tree_at(lambda s: s.overlaps.q, state, jnp.full_like(state.overlaps.q, q * rho))
-        assert settled(model, small, ANEW, **lost) == (DONE, status)
+    for missed, looks in ((0.04, 2), (0.06, 3)):
+        assert settled(lost, changed(state, growth_theta=0.95, unresolved=missed), state)[1] == looks
+    # An uninformed state that does not settle says nothing about growth, either.
+    assert settled(lost, changed(state, growth_theta=0.5, **LOST), state) == (Status.converged, 3)
+
+
+def test_a_student_that_shrinks_to_nothing_is_absent(model, state, settled):
+    lost, rho = changed(state, **LOST), float(model.rho.mean())
+    grows = changed(state, growth_theta=1.5)
+
+    def small(q, **changes):
+        return changed(eqx.tree_at(lambda s: s.overlaps.q, state, jnp.full_like(state.overlaps.q, q * rho)), **changes)
+
+    for q, status in ((0.008, Status.absent), (0.012, Status.max_steps)):
+        assert settled(lost, grows, small(q, **LOST)) == (status, 3)
+        assert settled(lost, small(q, growth_theta=1.5, **LOST), lost) == (status, 2 if q < 0.01 else 3)
+    assert settled(lost, grows, small(0.008)) == (Status.converged, 3)  # a state of its own, however small
+    assert settled(lost, grows, small(0.008, unresolved=0.06, **LOST)) == (Status.max_steps, 3)
+
+
+def test_where_the_branch_is_not_expected_the_uninformed_state_comes_first(state, search, settled):
+    assert settled(None, changed(state, growth_theta=0.5), lost=True) == (Status.absent, 1)
+    assert settled(None, changed(state, growth_theta=1.5), state, lost=True) == (Status.converged, 2)
+    assert settled(None, changed(state, growth_theta=1.5), state, lost=True, free=UNINFORMED) == (Status.converged, 2)
+
+
+def test_a_branch_without_an_order_parameter_is_never_absent(state, settled):
+    """It is not compared with the uninformed state, which it is, or may be."""
+    lost = changed(state, **LOST)
+    gone = changed(eqx.tree_at(lambda s: s.overlaps.q, state, 0 * state.overlaps.q), growth_theta=0.5, **LOST)
+    for free in (UNINFORMED, np.ones(2)):
+        assert settled(scaled(state, theta=0.01), free=free) == (Status.converged, 1)
+        assert settled(lost, None, state, free=free) == (Status.converged, 2)
+        assert settled(lost, None, gone, free=free) == (Status.max_steps, 2)
+
+
+def test_the_stages_of_a_search(model, state, search):
+    """Near, then the uninformed state, then anew from the start with damped steps; what each is solved with."""
+    lost, grows = changed(state, **LOST), changed(state, growth_theta=1.05)
+    for given, steps in ((5, 60), (200, 200)):
+        settings = ta.Settings(tol=3e-4, max_steps=11, warm_steps=given, damping=0.3)
+        _, asked = search(lost, grows, state, settings=settings)
+        assert [p.free.tolist() for p, _ in asked] == [[1.0, 0.0], [0.0, 0.0], [1.0, 0.0]]
+        assert [int(p.settings.warm_steps) for p, _ in asked] == [given, given, steps]
+        for p, _ in asked:
+            assert [float(a) for a in (p.settings.tol, p.settings.max_steps, p.settings.damping)] == [3e-4, 11, 0.3]
+
+
+def test_a_step_starts_from_the_prediction_and_is_learnt(model, state, monkeypatch):
+    """`Follower.advance`: the secant goes in, whether the branch was lost, and the state that is found comes out."""
+    asked = []
+
+    def finder(self, *given):
+        asked.append(given)
+        return made.ended(state)
+
+    monkeypatch.setattr(Follower, "search", finder)
+    warm = WarmStart(scaled(state, theta=0.98).overlaps, state.overlaps, np.zeros(4), np.ones(4), np.full(4, 2))
+    for count in (2, -2):
+        warm = warm._replace(count=np.full(4, count))
+        after, found = run_one(Follower("rule", ta.Settings(), SEMANTIC, None).advance(model, 1.7, 2.0, warm))
+        assert found is state and asked[-1][:2] == (model, 1.7) and asked[-1][3] is (count < 0)
+        np.testing.assert_allclose(asked[-1][2].theta, 1.02 * state.overlaps.theta)
+        np.testing.assert_array_equal((after.place_before, after.place), [[1.0] * 4, [2.0] * 4])
+        np.testing.assert_array_equal(after.before.theta, state.overlaps.theta)
 
 
 def test_the_pair(model):
     np.testing.assert_array_equal(pair_free(model), [[0.0, 1.0], [1.0, 0.0]])
-    starts = pair_start(model)
-    assert not starts.theta[0].any() and starts.m[0].all() and starts.theta[1].all() and not starts.m[1].any()
+    positional, semantic = pair_start(model)
+    assert not positional.theta.any() and positional.m.all() and semantic.theta.all() and not semantic.m.any()
 
 
-def test_the_uninformed_branch_is_never_absent(model, lines):
+def test_the_uninformed_branch_is_there_at_every_alpha(model, lines):
     curve = ta.sweep(model, [0.3, 0.5], "uninformed", lines)
     assert curve.exists.all() and {p.label for p in curve.points} == {"uninformed"}
 
 
 def test_prediction_is_the_secant(model, state):
     x = state.overlaps
-    warm = Warm(scaled(state, theta=0.98).overlaps, x, jnp.zeros(4), jnp.ones(4), jnp.full(4, 2))
-    ahead = predict(model, warm, jnp.array(2.0))
+    warm = WarmStart(scaled(state, theta=0.98).overlaps, x, jnp.zeros(4), jnp.ones(4), jnp.full(4, 2))
+    ahead = predict(model, warm, 2.0)
     np.testing.assert_allclose(ahead.theta, 1.02 * x.theta)
-    absent = eqx.tree_at(lambda w: w.count, warm, jnp.full(4, -2))  # two uninformed states in a row
-    np.testing.assert_array_equal(predict(model, absent, jnp.array(2.0)).theta, ahead.theta)
+    absent = warm._replace(count=jnp.full(4, -2))  # two uninformed states in a row
+    np.testing.assert_array_equal(predict(model, absent, 2.0).theta, ahead.theta)
     for other in (
-        eqx.tree_at(lambda w: w.count, warm, jnp.ones(4, int)),  # one state only
-        eqx.tree_at(lambda w: w.count, warm, -jnp.ones(4, int)),
-        eqx.tree_at(lambda w: w.before, warm, scaled(state, theta=3.0).overlaps),  # theta would change its sign
-        eqx.tree_at(lambda w: w.before, warm, scaled(state, q=3.0).overlaps),  # q would be negative
+        warm._replace(count=jnp.ones(4, int)),  # one state only
+        warm._replace(count=-jnp.ones(4, int)),
+        warm._replace(before=scaled(state, theta=3.0).overlaps),  # theta would change its sign
+        warm._replace(before=scaled(state, q=3.0).overlaps),  # q would be negative
     ):
-        np.testing.assert_array_equal(predict(model, other, jnp.array(2.0)).theta, x.theta)
+        np.testing.assert_array_equal(predict(model, other, 2.0).theta, x.theta)
+    mixed = predict(model, warm._replace(count=np.array([2, 1, 2, -1])), 2.0).theta  # every replicate by itself
+    np.testing.assert_allclose(mixed, x.theta * np.array([1.02, 1, 1.02, 1])[:, None, None, None])
 
 
 def test_a_replicate_that_lost_the_branch_joins_the_others(model, state):
-    warm = Warm.begin(BRANCHES["semantic"].start(model), jnp.array(0.0), 4)
+    warm = WarmStart.begin(BRANCHES["semantic"].start(model), 0.0, 4)
     one = eqx.tree_at(lambda s: s.status, state, jnp.array([0, 0, 0, int(Status.left_domain)]))
-    after = learn(warm, jnp.array(1.0), one)
+    after = update(warm, 1.0, one)
     np.testing.assert_allclose(after.last.q[3], one.overlaps.q[:3].mean(0))
     np.testing.assert_array_equal(after.count, [2, 2, 2, 1])
     gone = eqx.tree_at(lambda s: s.status, state, jnp.full(4, int(Status.absent)))
-    once = learn(warm, jnp.array(1.0), gone)
-    twice = learn(once, jnp.array(2.0), gone)
-    back = learn(twice, jnp.array(3.0), state)
-    for after, count in ((once, -1), (twice, -2), (learn(twice, jnp.array(3.0), gone), -2), (back, 1)):
+    once = update(warm, 1.0, gone)
+    twice = update(once, 2.0, gone)
+    back = update(twice, 3.0, state)
+    for after, count in ((once, -1), (twice, -2), (update(twice, 3.0, gone), -2), (back, 1)):
         np.testing.assert_array_equal(after.count, count)
+        assert after.lost is (count < 0)
     none = eqx.tree_at(lambda s: s.status, state, jnp.full(4, int(Status.nonfinite)))
-    np.testing.assert_array_equal(learn(warm, jnp.array(1.0), none).place, warm.place)
+    np.testing.assert_array_equal(update(warm, 1.0, none).place, warm.place)
 
 
 def test_a_learnt_state_is_the_last(model, state):
     start = BRANCHES["semantic"].start(model)
-    after = learn(Warm.begin(start, jnp.array(0.5), 4), jnp.array(1.0), state)
+    first = WarmStart.begin(start, 0.5, 4)
+    np.testing.assert_array_equal((first.place_before, first.place, first.count), [[-0.5] * 4, [0.5] * 4, [1] * 4])
+    assert WarmStart.begin(state.overlaps, 0.5, 4).last is state.overlaps  # one start for each replicate
+    after = update(first, 1.0, state)
     np.testing.assert_array_equal(after.last.q, state.overlaps.q)
     np.testing.assert_array_equal(after.before.q, jnp.broadcast_to(start.q, after.before.q.shape))
     np.testing.assert_array_equal((after.place_before, after.place, after.count), [[0.5] * 4, [1.0] * 4, [2] * 4])
-
-
-def test_the_stages_of_a_search(model, state, monkeypatch):
-    """Near, then the uninformed state, then anew from the start with damped steps; what each is solved with."""
-    lost = eqx.tree_at(lambda s: (s.status, s.residual), state, (state.status + 2, state.residual + 1))
-    start = BRANCHES["semantic"].start(model)
-
-    def searched(found, expected, settings):
-        growth = jnp.full(4, 1.05 if expected == 3 else 0.95)
-        bare = eqx.tree_at(lambda s: s.diagnostics.growth_theta, state, growth)
-        calls = []
-
-        def solve(model, alpha, nodes, xs, free, settings):
-            if not is_concrete(alpha):
-                return state
-            calls.append((float(xs.q.mean()), float(free[0]), int(settings.warm_steps)))
-            return {0.0: bare, 1.0: found if len(calls) == 3 else lost}[calls[-1][1]]
-
-        monkeypatch.setattr(how, "solve_replicates", solve)
-        follower = Follower(None, settings, SEMANTIC, jax.tree.map(lambda a: jnp.stack([a] * 4), start))
-        after = follower.search(model, jnp.array(2.0), state.overlaps, jnp.array(False))
-        assert len(calls) == expected
-        near, far = float(state.overlaps.q.mean()), float(start.q.mean())
-        steps = int(settings.warm_steps)
-        assert calls == [(near, 1.0, steps), (near, 0.0, steps), (far, 1.0, max(60, steps))][:expected]
-        return int(after.status[0])
-
-    few, many = ta.Settings(warm_steps=5), ta.Settings(warm_steps=200)
-    assert searched(state, 3, few) == searched(state, 3, many) == Status.converged
-    assert searched(lost, 3, few) == Status.max_steps
-    assert searched(state, 2, few) == Status.absent
-
-
-def test_where_tracks_begin(model, lines, monkeypatch):
-    """At what the coarse search found, the vanished state of an absent branch included; else at the branch's start."""
-    start = BRANCHES["positional"].start(model)
-    asked = []
-
-    def coarsely(model, alpha, nodes, x, free, settings):
-        if free[1] == 1:  # the positional branch; they come in threads
-            asked.append(float(x.q.mean()) / float(start.q.mean()))
-        moved = jax.tree.map(lambda a: 2 * a, start)
-        return SimpleNamespace(status=jnp.array([0, 2, 6, 0])[int(alpha)], overlaps=moved)
-
-    monkeypatch.setattr(how, "solve_coarsely", coarsely)
-    models = jax.tree.map(lambda a: jnp.stack([a] * 4), model)
-    near = how._first_cells(models, jnp.arange(4.0), lines, ta.Settings())
-    np.testing.assert_allclose(near.q[0].mean((1, 2, 3)) / start.q.mean(), [2, 1, 2, 2])
-    np.testing.assert_allclose(asked, [1, 2, 1, 1])  # from the row before, if the branch was there
-
-
-def test_damped_steps_are_for_the_first_point(model, state, lines, monkeypatch):
-    seen = []
-
-    def search(self, model, alpha, near, lost):
-        seen.append((int(self.settings.warm_steps), float(self.settings.tol), float(near.theta.mean())))
-        return state
-
-    monkeypatch.setattr(Follower, "search", search)
-    curve = ta.sweep(model, [1.0, 3.0, 2.0], "semantic", lines, settings=ta.Settings(tol=1e-3, warm_steps=7))
-    np.testing.assert_array_equal(curve.alphas, [1.0, 2.0, 3.0])
-    first, last = (float(x.theta.mean()) for x in (BRANCHES["semantic"].start(model), state.overlaps))
-    np.testing.assert_allclose(seen, [(7, 1e-3, first), (0, 1e-3, last), (0, 1e-3, last)])
-
-
-def test_a_sweep_stops_beyond_the_end(model, lines, monkeypatch):
-    """Not before the branch was met, and with the first point at which it is not there any more."""
-    there = {6.0: False, 5.0: False, 4.0: True, 3.0: True, 2.0: False, 1.0: True}
-
-    def walk(model, alphas, *_):
-        return (SimpleNamespace(alpha=a, exists=there[a], size=10 * a) for a in alphas)
-
-    monkeypatch.setattr(how, "walk", walk)
-    curve = ta.sweep(model, list(there), "semantic", lines)
-    np.testing.assert_array_equal(curve.alphas, [2.0, 3.0, 4.0, 5.0, 6.0])
-    for size in (lambda p: p.size, "size"):
-        np.testing.assert_array_equal(curve.values(size), [np.nan, 30.0, 40.0, np.nan, np.nan])
-
-
-def test_the_room_of_a_track(model):
-    """Sixteen cells, or the next power of two; what is behind the last cell is a copy of it."""
-    for cells, room in ((1, 16), (16, 16), (17, 32), (33, 64)):
-        each = jnp.arange(2.0 * cells).reshape(2, cells)
-        models = jax.tree.map(lambda a, cells=cells: jnp.broadcast_to(a, (2, cells, *a.shape)), model)
-        longer = how._with_room(
-            how.Track(models, each, each, pair_start(model), pair_start(model), pair_free(model)), cells
-        )
-        assert longer.alphas.shape == longer.models.sigma.shape == (2, room)
-        np.testing.assert_array_equal(longer.places[:, :cells], each)
-        np.testing.assert_array_equal(longer.places[:, cells:], np.repeat(each[:, -1:], room - cells, 1))

@@ -2,6 +2,7 @@ import operator
 
 import equinox as eqx
 import jax
+import made
 import numpy as np
 import pytest
 from cases import ALPHA_C, ALPHA_C_SENSITIVITIES, ALPHA_L
@@ -52,6 +53,8 @@ def test_gradient_is_the_sensitivity(model, lines, critical, start):
 
     _, tangent = jax.jvp(lambda sigma: near(sigma).alpha, (model.sigma,), (1.0,))
     np.testing.assert_allclose(tangent, near(model.sigma).sensitivities.sigma, rtol=1e-9)
+    for derive in (jax.grad, jax.jacfwd):
+        np.testing.assert_allclose(derive(lambda sigma: near(sigma).alpha)(model.sigma), tangent, rtol=1e-9)
     with pytest.raises(TypeError, match="first derivatives"):
         jax.grad(jax.grad(lambda sigma: near(sigma).alpha))(model.sigma)
 
@@ -68,6 +71,16 @@ def test_linear_crossing(model, lines, critical, start):
     slope = 0.5 * (crossing.sensitivities.omega + other.sensitivities.omega)
     np.testing.assert_allclose((other.alpha - crossing.alpha) / step, slope, rtol=3e-2)
 
+    def near(sigma):
+        here = eqx.tree_at(lambda m: m.sigma, model, sigma)
+        return ta.linear_crossing(here, critical, lines, start=[state])
+
+    known = near(model.sigma).sensitivities.sigma
+    _, tangent = jax.jvp(lambda sigma: near(sigma).alpha, (model.sigma,), (1.0,))
+    np.testing.assert_allclose(tangent, known, rtol=1e-9)
+    for derive in (jax.grad, jax.jacfwd):
+        np.testing.assert_allclose(derive(lambda sigma: near(sigma).alpha)(model.sigma), known, rtol=1e-9)
+
 
 def test_linear_crossing_finds_the_transition_itself(model, lines, critical, monkeypatch):
     asked = []
@@ -81,7 +94,7 @@ def test_a_crossing_outside_the_range_is_absent(model, lines, critical, monkeypa
     """Where the search on coarse averages says so, also if all nodes have a zero at the end where it stopped."""
     near = transitions.near_of(transitions.EVENTS["alpha_c"], critical.branches, 0.1, 4.0)
     for met, status in ((True, critical.status), (False, ta.Status.absent)):
-        monkeypatch.setattr(transitions, "_coarse_alpha_c", lambda *_, met=met: (near, jax.numpy.array(met)))
+        monkeypatch.setattr(transitions, "_coarse_alpha_c", lambda *_, met=met: made.ended((near, met)))
         assert int(ta.critical_alpha(model, lines).status) == int(status)
 
 

@@ -9,10 +9,10 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from cases import CASES, DERIVATIVES, state
+from made import states_near
 
 import tiedattn_jax as ta
 from tiedattn_jax.overlaps import BRANCHES
-from tiedattn_jax.theory.fixed_points import solve_replicates
 
 pytestmark = pytest.mark.usefixtures("quick_programs")
 JUMPS = [c for c in CASES if (c.alpha, c.branch) in DERIVATIVES]
@@ -34,7 +34,7 @@ def forward(at, along, free, start, nodes, settings):
     """Numbers at (model, alpha), and their derivatives along a direction of these."""
 
     def values(model, alpha):
-        return numbers(ta.FixedPoint(model, alpha, solve_replicates(model, alpha, nodes, start, free, settings), None))
+        return numbers(ta.FixedPoint(model, alpha, states_near(model, alpha, nodes, start, free, settings), None))
 
     return jax.jvp(values, at, along)
 

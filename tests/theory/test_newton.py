@@ -7,22 +7,27 @@ import pytest
 from cases import CASES, state
 
 import tiedattn_jax as ta
-from tiedattn_jax.overlaps import BRANCHES, Coordinates, residual_covariance
-from tiedattn_jax.theory.fixed_points import solve_from
-from tiedattn_jax.theory.newton import Problem, begin
-from tiedattn_jax.theory.state_evolution import deflated_solve, no_sums
+from tiedattn_jax.overlaps import BRANCHES, Coordinates, admissible, residual_covariance
+from tiedattn_jax.theory.newton import Answer, Newton, deflated_solve, stall_of
 
 FREE = jnp.array([1.0, 0.0])
 
 
 @pytest.fixture(scope="module")
-def problem(model, nodes):
-    return Problem(model, jnp.array(2.0), nodes.replicate(0), FREE, ta.Settings(), no_sums)
+def newton(model):
+    return newton_for(model)
 
 
-def ended(problem, **found):
+def newton_for(model, attempts=1, **settings):
+    """Newton's method of the semantic branch, on 2^13 nodes."""
+    return Newton(
+        Coordinates(model, FREE), ta.Settings(**settings), jnp.asarray(stall_of(2**13)), jnp.asarray(attempts)
+    )
+
+
+def ended(newton, **found):
     values = {"best_residual": 1.0, "best_length": 1.0, "singular": False, "outside": False} | found
-    return ta.Status(int(problem.ending(iterate(**values))))
+    return ta.Status(int(newton.ending(iterate(**values))))
 
 
 BEST, HERE = {"best_residual": "residual", "best_length": "length"}, ("v", "image", "damped", "singular")
@@ -30,30 +35,30 @@ BEST, HERE = {"best_residual": "residual", "best_length": "length"}, ("v", "imag
 
 def iterate(**values):
     """An iterate of the semantic branch with some of its numbers: of the best place, of this one, or of neither."""
-    s = begin(Coordinates(ta.dot_product(), FREE).pack(state(CASES[0])), jnp.zeros(()))
+    s = newton_for(ta.dot_product()).begin(Coordinates(ta.dot_product(), FREE).pack(state(CASES[0])))
     values = {name: jnp.asarray(value) for name, value in values.items()}
     best = {BEST[name]: values.pop(name) for name in list(values) if name in BEST}
     here = {name: values.pop(name) for name in list(values) if name in HERE}
     return s._replace(best=s.best._replace(**best), here=s.here._replace(**here), **values)
 
 
-def test_endings(problem):
+def test_endings(newton):
     stall = 2 / 2**6.5  # of 2^13 nodes
-    assert problem.stall == pytest.approx(stall)
-    assert ended(problem, best_residual=0.99e-5) == ta.Status.converged
-    assert ended(problem, best_residual=1.01e-5, best_length=0.0) == ta.Status.stalled
-    assert ended(problem, best_residual=0.99 * stall, best_length=0.049) == ta.Status.stalled
+    assert newton.stall == pytest.approx(stall)
+    assert ended(newton, best_residual=0.99e-5) == ta.Status.converged
+    assert ended(newton, best_residual=1.01e-5, best_length=0.0) == ta.Status.stalled
+    assert ended(newton, best_residual=0.99 * stall, best_length=0.049) == ta.Status.stalled
     # Near a bifurcation the residual is small far from the solution.
-    assert ended(problem, best_residual=0.99 * stall, best_length=0.051) == ta.Status.max_steps
-    assert ended(problem, best_residual=1.01 * stall, best_length=0.01) == ta.Status.max_steps
-    assert ended(problem, best_residual=jnp.inf, outside=True) == ta.Status.nonfinite
-    assert ended(problem, singular=True, outside=True) == ta.Status.singular
-    assert ended(problem, outside=True) == ta.Status.left_domain
-    faint = Coordinates(problem.model, FREE).pack(ta.Overlaps(*shrunk(1e-7)))
-    assert ended(problem, v=faint, image=0.9 * faint, best_residual=0.0) == ta.Status.absent
-    assert ended(problem, v=faint, image=1.1 * faint, best_residual=0.0) == ta.Status.converged  # it grows again
-    small = Coordinates(problem.model, FREE).pack(ta.Overlaps(*shrunk(1e-5)))
-    assert ended(problem, v=small, image=0.9 * small, best_residual=0.0) == ta.Status.converged
+    assert ended(newton, best_residual=0.99 * stall, best_length=0.051) == ta.Status.max_steps
+    assert ended(newton, best_residual=1.01 * stall, best_length=0.01) == ta.Status.max_steps
+    assert ended(newton, best_residual=jnp.inf, outside=True) == ta.Status.nonfinite
+    assert ended(newton, singular=True, outside=True) == ta.Status.singular
+    assert ended(newton, outside=True) == ta.Status.left_domain
+    faint = newton.coordinates.pack(ta.Overlaps(*shrunk(1e-7)))
+    assert ended(newton, v=faint, image=0.9 * faint, best_residual=0.0) == ta.Status.absent
+    assert ended(newton, v=faint, image=1.1 * faint, best_residual=0.0) == ta.Status.converged  # it grows again
+    small = newton.coordinates.pack(ta.Overlaps(*shrunk(1e-5)))
+    assert ended(newton, v=small, image=0.9 * small, best_residual=0.0) == ta.Status.converged
 
 
 def shrunk(share):
@@ -63,15 +68,15 @@ def shrunk(share):
     return x.q * size**2, x.V, x.theta * size, x.m
 
 
-def test_damped_steps(problem):
+def test_damped_steps(newton):
     """At most half of a coordinate's size, and more along a small order parameter."""
-    coordinates = Coordinates(problem.model, FREE)
+    coordinates = newton.coordinates
     x = state(CASES[0])
     v = coordinates.pack(x)
 
     def limited(v, factor, **more):
         """Of an explicit step to `factor v`."""
-        return problem.limited_step(iterate(v=v, image=factor * v, damped=0.2 * (factor - 1) * v, **more))
+        return newton.limited_step(iterate(v=v, image=factor * v, damped=0.2 * (factor - 1) * v, **more))
 
     step = limited(v, 1.1)
     np.testing.assert_allclose(step, 0.02 * v, rtol=1e-12)
@@ -88,18 +93,18 @@ def test_damped_steps(problem):
         np.testing.assert_allclose(limited(v, factor), 0.2 * (factor - 1) * v)
 
 
-def test_damped_steps_are_implicit(problem):
+def test_damped_steps_are_implicit(model):
     """Along an eigenvector of the map: a r / (1 - a lambda); the explicit a r where that would go backwards."""
     values = jnp.array([0.0, 0.5, 1.0, 1.5, -40.0])
     r, none = jnp.array([1.0, -2.0, 0.3, 0.1, 5.0]), jnp.zeros((0, 5))
     for a in (0.2, 0.4):
-        here = problem._replace(settings=ta.Settings(damping=a))
+        here = newton_for(model, damping=a)
         step = here.steps(jnp.diag(1 - values), none, r)[1]
         np.testing.assert_allclose(step, a * r / (1 - a * values), rtol=1e-12)
         np.testing.assert_allclose(here.steps(-9 * jnp.eye(5), none, r)[1], a * r, rtol=1e-12)  # lambda = 10
 
 
-def test_steps_are_straight_where_the_domain_is(problem):
+def test_steps_are_straight_where_the_domain_is(model, newton):
     """q - theta rho^{-1} theta^T changes by twice as much in twice the step,
     and by what the step says to first order.
     """
@@ -107,11 +112,11 @@ def test_steps_are_straight_where_the_domain_is(problem):
     step = jnp.linspace(0.1, 0.2, len(v))
 
     def changed(factor):
-        after, before = (problem.coordinates.unpack(a) for a in (problem.moved(v, factor * step), v))
-        return residual_covariance(problem.model, after) - residual_covariance(problem.model, before)
+        after, before = (newton.coordinates.unpack(a) for a in (newton.moved(v, factor * step), v))
+        return residual_covariance(model, after) - residual_covariance(model, before)
 
     np.testing.assert_allclose(changed(2.0), 2 * changed(1.0), rtol=1e-9)
-    _, slope = jax.jvp(lambda v: residual_covariance(problem.model, problem.coordinates.unpack(v)), (v,), (step,))
+    _, slope = jax.jvp(lambda v: residual_covariance(model, newton.coordinates.unpack(v)), (v,), (step,))
     np.testing.assert_allclose(changed(1.0), slope, rtol=1e-9)
 
 
@@ -179,7 +184,7 @@ def test_an_order_parameter_that_scatter_keeps_alive(lines, nodes):
         assert ta.solve(model, 1.4717455734, "semantic", rule).status == status
 
 
-def test_damped_steps_end_near_the_solution(problem):
+def test_damped_steps_end_near_the_solution():
     for far, cut, damped in ((True, 1.0, True), (False, 0.21, False), (False, 0.19, True)):
         assert bool(iterate(far=far, cut=cut).damped) is damped
 
@@ -187,7 +192,7 @@ def test_damped_steps_end_near_the_solution(problem):
 def test_the_start_does_not_matter(model, nodes):
     tight = ta.Settings(tol=1e-10)
     starts = state(CASES[0]), BRANCHES["semantic"].start(model)
-    one, other = (solve_from(model, 2.0, "semantic", nodes, x, tight) for x in starts)
+    one, other = (ta.solve(model, 2.0, "semantic", nodes, start=x, settings=tight) for x in starts)
     assert int(one.status) == int(other.status) == ta.Status.converged
     assert max(float(jnp.max(a.residual)) for a in (one, other)) <= tight.tol
     np.testing.assert_allclose(one.overlaps.q, other.overlaps.q, rtol=1e-6)
@@ -199,3 +204,72 @@ def test_a_lane_that_failed_has_finite_derivatives():
     gauge = jnp.array([[0.6, 0.8]])
     singular = jnp.eye(2) - gauge.T @ gauge
     np.testing.assert_allclose(deflated_solve(singular, gauge, jnp.array([0.8, -0.6])), [0.8, -0.6])
+
+
+def searched(newton, image, start, share=0.0):
+    """Newton's method on a map of the coordinates, to its end: the search, and the places that it asks for."""
+    jacobian, advance = jax.jacfwd(image), jax.jit(lambda *a: newton.advance(*a))
+    s, places = newton.begin(start), []
+    while not s.ended:
+        places.append(np.asarray(s.trial))
+        s = advance(s, Answer(image(s.trial), jacobian(s.trial), jnp.asarray(share)))
+        assert len(places) < 400
+    return s, np.array(places)
+
+
+def test_a_search_by_hand(newton):
+    """A map whose fixed point is known, from a start within reach of Newton's method."""
+    target = newton.coordinates.pack(state(CASES[0]))
+    s, places = searched(newton, lambda v: target + 0.3 * (v - target) ** 2, 1.02 * target)
+    assert int(s.outcome.status) == ta.Status.converged and len(places) < 8
+    np.testing.assert_allclose(s.outcome.v, target, rtol=1e-5)
+    np.testing.assert_array_equal(places[0], 1.02 * target)
+
+
+def test_nodes_that_are_not_resolved_settle_nothing(newton):
+    target = newton.coordinates.pack(state(CASES[0]))
+    for share, status in ((0.04, ta.Status.converged), (0.06, ta.Status.unresolved)):
+        s, _ = searched(newton, lambda v: target + 0.3 * (v - target), 1.02 * target, share)
+        assert int(s.outcome.status) == status
+
+
+def test_a_trial_outside_of_the_domain_is_not_asked_for(newton):
+    """A step that would make V negative is cut before the map is evaluated there."""
+    x = state(CASES[0])
+    target = newton.coordinates.pack(x)
+    beyond = newton.coordinates.pack(ta.Overlaps(x.q, -x.V, x.theta, x.m))
+    s, places = searched(newton, lambda v: beyond + 0.99 * (v - target), target)
+    inside = [bool(admissible(newton.coordinates, newton.coordinates.unpack(v))) for v in places]
+    assert all(inside) and int(s.outcome.status) != ta.Status.converged
+
+
+@pytest.mark.parametrize("attempts", [1, 3])
+def test_other_starts_are_tried_where_the_first_led_nowhere(model, attempts):
+    """The map says nothing but near the second start, where V is .03 of the first one's."""
+    newton = newton_for(model, attempts)
+    x = state(CASES[0])
+    target = newton.coordinates.pack(ta.Overlaps(x.q, 0.03 * x.V, x.theta, x.m))
+
+    def image(v):
+        near = newton.coordinates.unpack(v).V[0, 0, 0] < 0.1 * x.V[0, 0, 0]
+        return jnp.where(near, target + 0.3 * (v - target), jnp.nan)
+
+    s, places = searched(newton, image, newton.coordinates.pack(x))
+    assert int(s.outcome.status) == (ta.Status.converged if attempts == 3 else ta.Status.nonfinite)
+    assert len(places) == (1 if attempts == 1 else 2) and bool(s.replaced)
+
+
+def test_many_searches_at_once_are_as_each_alone(newton):
+    """`jax.vmap` of a step changes no number."""
+    target = newton.coordinates.pack(state(CASES[0]))
+    starts = jnp.stack([1.02 * target, 0.9 * target])
+
+    def step(start):
+        answer = Answer(target + 0.3 * (start - target) ** 2, jnp.diag(0.6 * (start - target)), jnp.asarray(0.0))
+        return newton.advance(newton.begin(start), answer)
+
+    both = jax.vmap(step)(starts)
+    for k in range(2):
+        jax.tree.map(
+            lambda a, b, k=k: np.testing.assert_allclose(a[k], b, rtol=1e-12, atol=1e-14), both, step(starts[k])
+        )

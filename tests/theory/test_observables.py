@@ -11,11 +11,10 @@ from tiedattn_jax.averages.fields import fields
 from tiedattn_jax.averages.prox import prox
 from tiedattn_jax.averages.rule import average
 from tiedattn_jax.overlaps import BRANCHES, Coordinates
-from tiedattn_jax.theory.fixed_points import DIAGNOSTICS, solve_from
-from tiedattn_jax.theory.implicit import implicit_gradient
+from tiedattn_jax.theory.equations import Equations
 from tiedattn_jax.theory.observables import growths_in
 from tiedattn_jax.theory.potentials import points_in
-from tiedattn_jax.theory.state_evolution import image_and_jacobian
+from tiedattn_jax.theory.states import DIAGNOSTICS
 
 pytestmark = pytest.mark.usefixtures("quick_programs")
 
@@ -56,9 +55,9 @@ def test_growths_are_eigenvalues_of_the_map(model):
     """On the uninformed state theta and m decouple: their growths, by the score, against the Jacobian of the map."""
     nodes = ta.line_nodes(model, 9, replicates=1, even=True)
     alpha, free = jnp.array(1.0), BRANCHES[None].free(model)
-    fp = solve_from(model, alpha, "uninformed", nodes, BRANCHES["uninformed"].start(model))
+    fp = ta.solve(model, alpha, "uninformed", nodes, start=BRANCHES["uninformed"].start(model))
     v = Coordinates(model, free).pack(fp.overlaps)
-    DF = np.asarray(image_and_jacobian(model, alpha, nodes.replicate(0), v, free)[1])
+    DF = np.asarray(Equations(model, alpha, nodes.replicate(0), free).answer(v)[0].jacobian)
     theta, m = DF[4:6, 4:6], DF[6:8, 6:8]
     np.testing.assert_allclose(np.linalg.eigvals(theta).real.max(), fp.diagnostics.growth_theta, rtol=3e-3)
     np.testing.assert_allclose(np.linalg.eigvals(m).real.max(), fp.diagnostics.growth_m, rtol=3e-3)
@@ -96,11 +95,11 @@ def test_implicit_gradient_of_a_function_of_the_state(model):
 
     def V(omega):
         here = ta.dot_product(omega=omega)
-        return solve_from(here, alpha, "semantic", one, state(case), tight).overlaps
+        return ta.solve(here, alpha, "semantic", one, start=state(case), settings=tight).overlaps
 
     x = V(0.3)
-    gradient = jax.jit(lambda *at: implicit_gradient(*at, lambda m, a, x: a * x.V[0, 0, 0]))
-    value, by_model, by_alpha = gradient(model, alpha, one.replicate(0), x, free)
+    gradient = jax.jit(lambda equations, x: equations.gradient(x, lambda m, a, x: a * x.V[0, 0, 0]))
+    value, by_model, by_alpha = gradient(Equations(model, alpha, one.replicate(0), free), x)
     np.testing.assert_allclose(value, 2 * x.V[0, 0, 0])
     slope = 2 * (V(0.301).V - V(0.299).V)[0, 0, 0] / 2e-3
     np.testing.assert_allclose(by_model.omega, slope, rtol=1e-3)

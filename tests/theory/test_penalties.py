@@ -8,12 +8,12 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from jax.scipy.stats import norm
+from made import states_near
 from penalties import Quadratic, sparse
 
 import tiedattn_jax as ta
 from tiedattn_jax.overlaps import BRANCHES, Coordinates
 from tiedattn_jax.penalties import minimiser, minimiser_and_response
-from tiedattn_jax.theory.fixed_points import solve_replicates
 from tiedattn_jax.theory.observables import diagnose
 from tiedattn_jax.theory.potentials import overlaps, prior
 from tiedattn_jax.theory.weights import weight_fields, weight_law
@@ -275,7 +275,7 @@ def numbers(model, nodes, start):
     """Numbers of the semantic state at alpha = 3, and what else it says."""
     free = BRANCHES["semantic"].free(model)
     settings, alpha = ta.Settings(tol=1e-10, max_steps=8), jnp.array(3.0)
-    fp = ta.FixedPoint(model, alpha, solve_replicates(model, alpha, nodes, start, free, settings), None)
+    fp = ta.FixedPoint(model, alpha, states_near(model, alpha, nodes, start, free, settings), None)
     x = fp.overlaps
     return jnp.stack([x.q[0, 0, 0], x.V[0, 0, 0], x.theta[0, 0, 0], fp.train_loss, fp.gen_error]), fp
 

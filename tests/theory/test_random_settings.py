@@ -9,7 +9,8 @@ import pytest
 
 import tiedattn_jax as ta
 from tiedattn_jax.overlaps import BRANCHES, magnitudes
-from tiedattn_jax.theory.fixed_points import solve_coarsely, solve_from
+from tiedattn_jax.theory.pool import run_one, together
+from tiedattn_jax.theory.solve import Problem
 
 pytestmark = pytest.mark.slow
 COUNT = 200
@@ -29,7 +30,7 @@ def draws():
 def confirmed(point, witness):
     """Whether a state is one on a rule of another kind, with the same numbers, and its two losses agree."""
     model, x = point.model, point.overlaps
-    other = solve_from(model, point.alpha, point.branch, witness, x)
+    other = ta.solve(model, point.alpha, point.branch, witness, start=x)
     if not bool(other.exists):
         return False
     pairs = zip(jax.tree.leaves((x.q, x.V)), jax.tree.leaves((other.overlaps.q, other.overlaps.V)), strict=True)
@@ -55,8 +56,9 @@ def confirmed_absent(point, rule):
     start = BRANCHES[point.branch].start(model)
     for q, V in ((3.0, 1.0), (0.3, 0.3), (1.0, 0.03)):
         here = ta.Overlaps(q * start.q, V * start.V, q**0.5 * start.theta, q**0.5 * start.m)
-        near = solve_coarsely(model, alpha, rule, here, free, ta.Settings()).overlaps
-        found = solve_from(model, alpha, point.branch, rule, near)
+        coarse = Problem(model, alpha, rule, free, ta.Settings()).coarsely(here)
+        near = run_one(together([coarse]))[0].overlaps
+        found = ta.solve(model, alpha, point.branch, rule, start=jax.tree.map(jnp.asarray, near))
         bars = found.stderr.overlaps
         seen = [
             jnp.any(jnp.abs(a) > 2 * b) for a, b in ((found.overlaps.theta, bars.theta), (found.overlaps.m, bars.m))

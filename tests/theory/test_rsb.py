@@ -15,12 +15,13 @@ from tiedattn_jax.averages.prox import moreau, search
 from tiedattn_jax.averages.rule import sum_of_weighted
 from tiedattn_jax.overlaps import Conjugates
 from tiedattn_jax.theory import potentials as rs_potentials
+from tiedattn_jax.theory.equations import value_and_columns
+from tiedattn_jax.theory.pool import run_one
 from tiedattn_jax.theory.rsb import fixed_points as rsb, newton
 from tiedattn_jax.theory.rsb.fixed_points import BrokenState, with_derivatives
 from tiedattn_jax.theory.rsb.newton import Found, Moving, corrected_matrix
 from tiedattn_jax.theory.rsb.nodes import _in_blocks
 from tiedattn_jax.theory.rsb.potentials import Averages, BrokenOverlaps, Outer, free_energy, overlaps, prior
-from tiedattn_jax.theory.state_evolution import value_and_columns
 
 S = jnp.asarray(500.0)
 
@@ -221,7 +222,7 @@ def in_closed_form(monkeypatch):
         model, (q1, q0, V, log_s) = TwoColumns(lam=jnp.asarray(lam)), _GROUND
         x = BrokenOverlaps(q1[None], q0[None], V[None], jnp.zeros((1, 2, 1)), jnp.zeros((1, 2)))
         problem = newton.Problem(model, jnp.asarray(alpha), None, jnp.zeros(2), s is None, 0.013919103)
-        return newton.fixed_point(problem, x, jnp.exp(log_s) if s is None else jnp.asarray(s), None)
+        return run_one(newton.fixed_point(problem, x, jnp.exp(log_s) if s is None else jnp.asarray(s), None))
 
     return solved
 
@@ -262,10 +263,12 @@ def test_newton_ends_where_the_equations_are_not_finite(monkeypatch):
         v = np.asarray(newton.coordinates(x, s)[0])
         residual, one = np.full(len(v), next(looks)), np.asarray(1.0)
         return newton.Look(v, residual, residual * np.eye(len(v)), 1 + 0 * v, 1 + 0 * v, one, None, one, 0 * one, x)
+        yield
 
     monkeypatch.setattr(newton.Problem, "look", look)
     monkeypatch.setattr(newton.Problem, "moved", lambda self, x, s, move: (x, s))
-    found = newton.fixed_point(newton.Problem(ta.dot_product(), S, None, jnp.zeros(2), True, 0.5), x, S, None)
+    problem = newton.Problem(ta.dot_product(), S, None, jnp.zeros(2), True, 0.5)
+    found = run_one(newton.fixed_point(problem, x, S, None))
     assert found.residual == 0.5 and np.all(np.isfinite(found.matrix))
 
 
@@ -279,20 +282,24 @@ def test_replicates_start_where_one_was_found(solved, nodes, monkeypatch):
     )
     residuals = {(0, False): 0.1, (1, False): 1e-5, (2, True): 1e-3, (3, True): 0.2, (0, True): 0.05}
 
-    def found(rs, s, near, item):
-        what = item[0], near is not None
+    def found(rs, s, near, k, laid):
+        what = k, near is not None
         asked.append(what)
         return Found(None, x, S, None, residuals[what], None)
+        yield
 
-    monkeypatch.setattr(rsb, "_lay", lambda rs, s, item: None)
+    monkeypatch.setattr(rsb, "_lay", lambda rs, s, k, lines: None)
     monkeypatch.setattr(rsb, "_search", found)
-    monkeypatch.setattr(rsb, "_broken", lambda rs, part, lines, one, moving: one.residual)
-    assert rsb._solve_replicates(rs, nodes, None) == [0.05, 1e-5, 1e-3, 0.2]
+
+    def ended():
+        return [one.residual for _, (one, _) in sorted(run_one(rsb._replicates(rs, nodes, None, False)).items())]
+
+    assert ended() == [0.05, 1e-5, 1e-3, 0.2]
     assert asked[:2] == [(0, False), (1, False)] and set(asked) == set(residuals) and len(asked) == 5
     residuals[0, True] = 0.5
-    assert rsb._solve_replicates(rs, nodes, None)[0] == 0.1
+    assert ended()[0] == 0.1
     residuals[1, False] = residuals[2, False] = residuals[3, False] = 0.2
-    assert rsb._solve_replicates(rs, nodes, None) == [0.1, 0.2, 0.2, 0.2]
+    assert ended() == [0.1, 0.2, 0.2, 0.2]
 
 
 def test_nodes_are_laid_again_where_clusters_become_wider(solved, nodes, monkeypatch):
@@ -313,10 +320,13 @@ def test_nodes_are_laid_again_where_clusters_become_wider(solved, nodes, monkeyp
         left = iter(widths)
         monkeypatch.setattr(rsb, "_start", lambda *_: (of(0.1), S))
         monkeypatch.setattr(rsb, "averages_at", averages_at)
-        monkeypatch.setattr(
-            rsb, "fixed_point", lambda problem, x, s, m: Found(problem, of(next(left)), s + 1, None, 1e-5, None)
-        )
-        return rsb._search(rs, None, None, (0, rsb._lay(rs, None, (0, nodes.replicate(0)))))
+
+        def found(problem, x, s, matrix):
+            return Found(problem, of(next(left)), s + 1, None, 1e-5, None)
+            yield
+
+        monkeypatch.setattr(rsb, "fixed_point", found)
+        return run_one(rsb._search(rs, None, None, 0, rsb._lay(rs, None, 0, nodes.replicate(0))))
 
     assert search(0.105).s == S + 1 and len(laid) == 1
     assert search(0.2, 0.21).s == S + 2 and len(laid) == 2

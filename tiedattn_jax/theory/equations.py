@@ -26,6 +26,7 @@ from .observables import diagnose, gen_error_in, gen_error_linear_in, moments
 from .potentials import (
     Sums,
     channel_by_model,
+    channel_gradient,
     conjugates,
     free_energy,
     gradient_at,
@@ -79,6 +80,11 @@ class Equations(eqx.Module):
         M, gradient = averages
         hats = impose(conjugates(self.alpha, gradient), self.free)
         return overlaps(self.model, hats), Evaluation(hats, M, -free_energy(self.model, self.alpha, x, hats, M), sums)
+
+    def step(self, x: Overlaps) -> tuple[Overlaps, Evaluation]:
+        """One undamped step of state evolution from overlaps x."""
+        M, gradient, _ = channel_gradient(self.model, x, self.replicate)
+        return self.image(x, (M, gradient))
 
     def answer(self, v: jax.Array) -> tuple[Answer, jax.Array]:
         """The map at coordinates v, for Newton's method, and the `Evaluation` of the same pass, as a vector."""

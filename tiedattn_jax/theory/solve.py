@@ -138,7 +138,7 @@ def _states_of(
     if begin.m.ndim == 2:
         begin = jax.tree.map(lambda a: jnp.broadcast_to(a, (rule.replicates, *jnp.shape(a))), begin)
     numbers = model, alpha, rule, free, settings, begin
-    return lane_by_lane(partial(_traced_states, coarsely=start is None))(*numbers), rule, free
+    return lane_by_lane(partial(traced_states, coarsely=start is None))(*numbers), rule, free
 
 
 def _solved(problem: Problem, branch: str | None, start: Overlaps | None) -> Path:
@@ -272,7 +272,7 @@ class _Queue(NamedTuple):
     all_seen: jax.Array  # (R, k)
 
 
-def _traced_states(
+def traced_states(
     model: Model, alpha: jax.Array, nodes: Rule, free: jax.Array, settings: Settings, starts: Overlaps, coarsely: bool
 ) -> State:
     """The states of all replicates where jax traces: `Problem.anew`, or `Problem.finely`, as one loop.

@@ -9,9 +9,9 @@ from cases import CASES, state
 import tiedattn_jax as ta
 from tiedattn_jax.overlaps import BRANCHES
 from tiedattn_jax.results import Status
-from tiedattn_jax.theory import fixed_points
-from tiedattn_jax.theory.fixed_points import solve_from
-from tiedattn_jax.theory.newton import fixed_point
+from tiedattn_jax.theory import solve as solving
+from tiedattn_jax.theory.pool import run_one, together
+from tiedattn_jax.theory.solve import Problem
 
 names = ("q", "V", "theta", "m")
 
@@ -41,7 +41,7 @@ def test_error_bars_are_honest(model, case):
     """Twenty independent runs of four replicates: the truth lies within two error bars nine times in ten."""
     inside = []
     for seed in range(20):
-        fp = solve_from(model, case.alpha, case.branch, ta.line_nodes(model, 5, seed=seed), state(case))
+        fp = ta.solve(model, case.alpha, case.branch, ta.line_nodes(model, 5, seed=seed), start=state(case))
         found = [
             *((numbers(fp.overlaps)[k], numbers(fp.stderr.overlaps)[k], getattr(case, k)) for k in names),
             (fp.train_loss, fp.stderr.train_loss, case.train_loss),
@@ -127,16 +127,16 @@ def answers(monkeypatch, lines, points=(0, 0.0)):
         scatter = 1.05 * bar / len(asked) * np.array([1, -1, 1, -1])
         return made.fixed_point(scatter=scatter, status=[int(status)] * 4)
 
-    monkeypatch.setattr(fixed_points, "solve", solve)
+    monkeypatch.setattr(solving, "solve", solve)
     return asked
 
 
 def test_rtol_refines_until_the_bars_are_small(model, monkeypatch):
     asked = answers(monkeypatch, lines=(0, 1e-3))
-    point = fixed_points._refined(model, jnp.array(2.0), "semantic", 4e-4, None, ta.Settings(tol=4e-5))
+    point = solving._refined(model, jnp.array(2.0), "semantic", 4e-4, None, ta.Settings(tol=4e-5))
     assert [size for _, size, *_ in asked] == [ta.default_nodes(model, n).size for n in (2**14, 2**15, 2**16)]
     assert asked[0][2] is None and asked[1][2] is not None and point.ok
-    monkeypatch.setattr(fixed_points, "_refined", lambda *a: a[-1])
+    monkeypatch.setattr(solving, "_refined", lambda *a: a[-1])
     assert float(ta.solve(model, 2.0, rtol=1e-6).tol) == 1e-7 and float(ta.solve(model, 2.0, rtol=1e-3).tol) == 1e-5
 
 
@@ -152,21 +152,62 @@ def test_rtol_refines_until_the_bars_are_small(model, monkeypatch):
 )
 def test_rtol_takes_sobol_points_where_they_do_better(model, monkeypatch, lines, points, kinds, status):
     asked = answers(monkeypatch, lines, points)
-    point = fixed_points._refined(model, jnp.array(2.0), "semantic", 3e-4, None, ta.Settings())
+    point = solving._refined(model, jnp.array(2.0), "semantic", 3e-4, None, ta.Settings())
     assert "".join(kind for kind, *_ in asked) == kinds and point.status == status
 
 
-def test_sobol_points_where_the_default_lines_are_not_resolved(model, monkeypatch):
-    solve = ta.solve
-    for status, kinds, end in ((Status.unresolved, "LS", 1), (Status.max_steps, "L", 2)):
-        asked = answers(monkeypatch, lines=(status, 0.0), points=(1, 0.0))
-        found = solve(model, 2.0, start=state(CASES[0]))
-        assert "".join(kind for kind, *_ in asked) == kinds and found.status == end
-        assert all(start is not None for _, _, start, _ in asked)
+def driven(monkeypatch, answer):
+    """`solve` whose lanes are answered by hand: `answer(lane)` makes the `State` of its replicate."""
+    asked = []
 
-    asked = answers(monkeypatch, lines=(0, 0.0), points=(Status.unresolved, 0.0))
-    assert solve(WIDE, 2.0).status == solve(WIDE, 2.0, rtol=1e-3).status == Status.unresolved
-    assert "".join(kind for kind, *_ in asked) == "SS"  # the default of three tokens: the same is not tried again
+    def run_one(path):
+        wanted = None
+        while True:
+            try:
+                wanted = path.send(wanted)
+            except StopIteration as stop:
+                return stop.value
+            several = isinstance(wanted, list)
+            lanes = wanted if several else [wanted]
+            asked.append([lane.replicate for lane in lanes])
+            answers = [answer(lane) for lane in lanes]
+            wanted = answers if several else answers[0]
+
+    monkeypatch.setattr(solving, "run_one", run_one)
+    return asked
+
+
+def one_of(states, k=0):
+    """The state of one replicate, on the host."""
+    return jax.tree.map(lambda a: np.asarray(a)[k], states)
+
+
+@pytest.mark.parametrize(("status", "kinds", "end"), [(Status.unresolved, "LS", 1), (Status.max_steps, "L", 2)])
+def test_sobol_points_where_the_default_lines_are_not_resolved(model, monkeypatch, status, kinds, end):
+    seen = []
+
+    def answer(lane):
+        kind = {"LineNodes": "L", "Nodes": "S"}[type(lane.rule.stack).__name__]
+        seen.append(kind)
+        return one_of(made.states(model, scatter=(0.0,), status=[int(status) if kind == "L" else 1]))
+
+    driven(monkeypatch, answer)
+    found = ta.solve(model, 2.0, start=state(CASES[0]))
+    assert "".join(dict.fromkeys(seen)) == kinds and found.status == end
+
+
+def test_the_same_points_are_not_tried_again(monkeypatch):
+    """The default rule of three tokens is of Sobol points: an unresolved state stays what it is."""
+    seen = []
+
+    def answer(lane):
+        seen.append(type(lane.rule.stack).__name__)
+        return one_of(made.states(WIDE, scatter=(0.0,), status=[int(Status.unresolved)]))
+
+    driven(monkeypatch, answer)
+    start = ta.Overlaps(*(jnp.full((3, 1, 1), v) for v in (0.1, 12.0, 0.1)), jnp.zeros((3, 1)))
+    assert ta.solve(WIDE, 2.0, start=start).status == Status.unresolved
+    assert seen == ["Nodes"] * 4
 
 
 @pytest.mark.parametrize(
@@ -180,15 +221,15 @@ def test_sobol_points_where_the_default_lines_are_not_resolved(model, monkeypatc
 def test_a_small_order_parameter_is_held_at_zero(model, nodes, monkeypatch, size, growth, status, frees):
     asked = []
 
-    def anew(model, alpha, branch, nodes, free, settings):
-        asked.append(float(free[0]))
-        if free[0] == 0:
-            return made.states(model, growth_theta=[growth] * 4)
+    def answer(lane):
+        asked.append(float(lane.free[0]))
+        if lane.free[0] == 0:
+            return one_of(made.states(model, growth_theta=[growth] * 4))
         lost = made.states(model, status=[2] * 4)
-        return eqx.tree_at(lambda s: s.overlaps.theta, lost, size * lost.overlaps.theta)
+        return one_of(eqx.tree_at(lambda s: s.overlaps.theta, lost, size * lost.overlaps.theta))
 
-    monkeypatch.setattr(fixed_points, "solve_anew", anew)
-    assert ta.solve(model, 2.0, "semantic", nodes).status == status and asked == frees
+    driven(monkeypatch, answer)
+    assert ta.solve(model, 2.0, "semantic", nodes).status == status and list(dict.fromkeys(asked)) == frees
 
 
 @pytest.mark.parametrize(
@@ -202,29 +243,15 @@ def test_a_small_order_parameter_is_held_at_zero(model, nodes, monkeypatch, size
 )
 def test_an_order_parameter_within_its_error_bar(model, monkeypatch, scatter, growth, status, frees):
     asked = []
+    states = made.states(model, scatter=scatter, growth_theta=[growth] * len(scatter))
 
-    def anew(model, alpha, branch, nodes, free, settings):
-        asked.append(float(free[0]))
-        return made.states(model, scatter=scatter, growth_theta=[growth] * len(scatter))
+    def answer(lane):
+        asked.append(float(lane.free[0]))
+        return one_of(states, max(lane.replicate, 0))
 
-    monkeypatch.setattr(fixed_points, "solve_anew", anew)
+    driven(monkeypatch, answer)
     rule = ta.sobol_nodes(model, 64, replicates=len(scatter))
-    assert ta.solve(model, 2.0, "semantic", rule).status == status and asked == frees
-
-
-def test_starts_under_vmap(model, nodes, monkeypatch):
-    """What a concrete state is tried for besides is left out of lanes."""
-    solved = made.fixed_point()
-
-    def lane(model, alpha, branch, nodes, start, settings):
-        return eqx.tree_at(
-            lambda p: p.replicates.status, solved, jnp.where(start.m[0, 0] >= 0, 2, 0) * jnp.ones(4, int)
-        )
-
-    monkeypatch.setattr(fixed_points, "solve_from", lane)
-    starts = jax.tree.map(lambda a: a[None], state(CASES[0]))
-    status = jax.vmap(lambda start: ta.solve(model, 2.0, "semantic", nodes, start=start).status)(starts)
-    np.testing.assert_array_equal(status, Status.max_steps)
+    assert ta.solve(model, 2.0, "semantic", rule).status == status and list(dict.fromkeys(asked)) == frees
 
 
 def test_a_coarse_state_that_is_lost_ends_the_search(lines):
@@ -241,50 +268,72 @@ def test_a_coarse_state_that_is_lost_ends_the_search(lines):
         assert found.diagnostics.unresolved[0] > 0.3 and found.residual[0] > 0.01
 
 
-def test_the_coarse_search_uses_the_settings(model, nodes, monkeypatch):
-    seen, phases = [], fixed_points._phases
-    monkeypatch.setattr(fixed_points, "_phases", lambda *a: seen.append(a) or phases(*a))
-    mine, free = ta.Settings(damping=0.1), jnp.array([1.0, 0.0])
-    solved = ta.solve(model, 2.0, "semantic", nodes, settings=mine).overlaps
-    fixed_points.solve_coarsely(model, jnp.array(2.0), nodes, solved, free, mine)
-    fixed_points.solve_from(model, 2.0, "semantic", nodes, solved, mine)
-    assert all(settings is mine for *_, settings, _, _ in seen)
-    each = [(False, True)] * nodes.replicates
-    assert [tuple(map(bool, a[-2:])) for a in seen] == [(True, False), *each, (True, False), *each]
+def test_which_searches_a_solve_makes(model, nodes, monkeypatch):
+    """The coarse replicate first, from several starts; then all others, from its state; with the settings given."""
+    lanes = []
+    near = made.states(model, CASES[1], scatter=(0.0,))
+
+    def answer(lane):
+        lanes.append(lane)
+        return one_of(near)
+
+    asked = driven(monkeypatch, answer)
+    mine = ta.Settings(damping=0.1)
+    ta.solve(model, 2.0, "semantic", nodes, settings=mine)
+    assert asked == [[-1], [0, 1, 2, 3]] and all(lane.settings is mine for lane in lanes)
+    assert [lane.attempts for lane in lanes] == [3, 1, 1, 1, 1]
+    np.testing.assert_array_equal(lanes[1].start.V, near.overlaps.V[0])
+    asked.clear()
+    ta.solve(model, 2.0, "semantic", nodes, start=state(CASES[0]), settings=mine)
+    assert asked == [[0, 1, 2, 3]] and lanes[-1].settings is mine
 
 
 def test_a_start_whose_V_is_far_too_large(model, nodes):
     """The replicates start from the coarse state; that is looked for with less V only where it was not found."""
-    alpha, free, settings = jnp.array(2.0), BRANCHES["semantic"].free(model), ta.Settings()
+    free = BRANCHES["semantic"].free(model)
     start = BRANCHES["semantic"].start(model)
 
-    def coarse(start, settings=settings):
-        return fixed_points.solve_coarsely(model, alpha, nodes, start, free, settings)
+    def coarse(start, settings=None, attempts=3):
+        problem = Problem(model, jnp.array(2.0), nodes, free, settings or ta.Settings())
+        return run_one(together([problem.lane(start, attempts=attempts)]))[0]
 
-    def once(start, settings=settings):
-        x, residual, _, status = jax.jit(fixed_point)(model, alpha, nodes.coarse, start, free, settings)
-        return x, float(residual), int(status)
+    def once(start, settings=None):
+        return coarse(start, settings, 1)
 
-    near, (x, _, status) = coarse(start), once(start)
-    assert near.status == status == Status.converged
-    np.testing.assert_allclose(near.overlaps.V, x.V, rtol=1e-11)
-    anew = fixed_points.solve_anew(model, alpha, "semantic", nodes, free, settings)
-    from_there = fixed_points.solve_from(model, alpha, "semantic", nodes, near.overlaps, settings).replicates
+    near = coarse(start)
+    assert near.status == once(start).status == Status.converged
+    np.testing.assert_array_equal(near.overlaps.V, once(start).overlaps.V)
+    anew = ta.solve(model, 2.0, "semantic", nodes)
+    from_there = ta.solve(model, 2.0, "semantic", nodes, start=jax.tree.map(jnp.asarray, near.overlaps))
     np.testing.assert_array_equal(anew.overlaps.V, from_there.overlaps.V)
-    traced = jax.jit(lambda alpha: fixed_points.solve_anew(model, alpha, "semantic", nodes, free, settings))(alpha)
-    np.testing.assert_allclose(traced.overlaps.V, anew.overlaps.V, rtol=1e-12)
+    traced = jax.jit(lambda alpha: ta.solve(model, alpha, "semantic", nodes))(2.0)
+    np.testing.assert_allclose(traced.overlaps.V, anew.overlaps.V, rtol=1e-9)
 
     few = ta.Settings(max_steps=1, warm_steps=0)  # too few for any of the starts: the best one is kept
-    off = eqx.tree_at(lambda x: x.V, x, 3 * x.V)
-    _, residual, status = once(off, few)
-    assert status == Status.max_steps
-    np.testing.assert_allclose(coarse(off, few).residual, residual, rtol=1e-6)
+    off = eqx.tree_at(lambda x: x.V, near.overlaps, 3 * near.overlaps.V)
+    assert once(off, few).status == Status.max_steps
+    np.testing.assert_allclose(coarse(off, few).residual, once(off, few).residual, rtol=1e-6)
     far = eqx.tree_at(lambda x: x.V, start, 100 * start.V)
     some = ta.Settings(max_steps=6, warm_steps=10)
-    assert once(far, some)[2] > Status.stalled
+    assert once(far, some).status > Status.stalled
     found, less = coarse(far, some), once(eqx.tree_at(lambda x: x.V, far, 0.03 * far.V), some)
-    assert found.status == less[2] == Status.converged
-    np.testing.assert_allclose(found.overlaps.V, less[0].V, rtol=1e-11)
+    assert found.status == less.status == Status.converged
+    np.testing.assert_allclose(found.overlaps.V, less.overlaps.V, rtol=1e-11)
+
+
+def test_lanes_of_a_batch_are_as_each_alone(model, nodes):
+    """Under `jax.vmap`, on a CPU one after the other; one that is absent changes nothing in the others."""
+    one = ta.sobol_nodes(model, 2**8, replicates=1)
+    alphas = jnp.array([2.0, 0.05, 1.5])
+
+    def lane(alpha):
+        return ta.solve(model, alpha, "semantic", one).replicates
+
+    together_, apart = jax.jit(jax.vmap(lane))(alphas), [jax.jit(lane)(alpha) for alpha in alphas]
+    for k, each in enumerate(apart):
+        np.testing.assert_array_equal(together_.status[k], each.status)
+        np.testing.assert_allclose(together_.overlaps.q[k], each.overlaps.q, rtol=1e-9)
+    assert together_.status.ravel().tolist()[0] <= Status.stalled
 
 
 def test_a_loss_that_is_not_even_is_refused(nodes):

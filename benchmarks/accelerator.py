@@ -1,0 +1,212 @@
+"""What the library does on the device at hand, in at most five minutes: times, each with its accuracy.
+
+    python -m benchmarks.accelerator                    # every row that there is time for
+    python -m benchmarks.accelerator solve gamp --budget 120
+    python -m benchmarks.accelerator --small            # small sizes, to see that it runs
+
+Every row is printed as one line of JSON when it is done, and all are written to DIR/DATE-DEVICE-accelerator.json. A row
+that does not fit into the time that is left says how long it would take. The rows:
+"""
+
+from __future__ import annotations
+
+import argparse
+import datetime
+import json
+import re
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+import tiedattn_jax as ta
+from tiedattn_jax.finite.data import back_project, student_fields
+from tiedattn_jax.store import write_whole
+
+ALPHA_C = 1.2515373  # of lines of order 15, to 1e-6
+STATE = {"q": 0.11481726, "V": 12.66853, "theta": 0.15815827}  # semantic, alpha = 2: of another rule, to 3e-6
+_STEPS = 40  # of message passing, in one call
+
+Row = dict[str, Any]
+BEGAN = time.perf_counter()
+
+
+def clock(fn: Callable[[], Any], repeat: int) -> tuple[float, float, Any]:
+    """Seconds of the first call, the median of some more, and the last result."""
+    times = []
+    for _ in range(1 + repeat):
+        began = time.perf_counter()
+        result = jax.block_until_ready(fn())
+        times.append(time.perf_counter() - began)
+    return times[0], float(np.median(times[1:] or times)), result
+
+
+def off(state: ta.FixedPoint) -> float:
+    """Largest relative error of the order parameters of the semantic state at alpha = 2."""
+    return max(abs(float(getattr(state, name)) / value - 1) for name, value in STATE.items())
+
+
+def solve(small: bool) -> Iterator[Row]:
+    """A state on the default averages, from no start."""
+    model = ta.dot_product()
+    nodes = ta.line_nodes(model, 3 if small else 9)
+    first, seconds, state = clock(lambda: ta.solve(model, 2.0, "semantic", nodes), 1 if small else 5)
+    yield {"case": "solve", "first": first, "seconds": seconds, "error": off(state), "status": state.status_name}
+
+
+def gradient(small: bool) -> Iterator[Row]:
+    """Its derivative in sigma."""
+    nodes = ta.line_nodes(ta.dot_product(), 3 if small else 9)
+
+    def theta(sigma: jax.Array) -> jax.Array:
+        return ta.solve(ta.dot_product(sigma=sigma), 2.0, "semantic", nodes).theta
+
+    first, seconds, slope = clock(lambda: jax.grad(theta)(jnp.asarray(0.5)), 1 if small else 3)
+    yield {"case": "gradient of a solve", "first": first, "seconds": seconds, "value": float(slope)}
+
+
+def transition(small: bool) -> Iterator[Row]:
+    """alpha_c with its sensitivities, from nothing."""
+    model = ta.dot_product()
+    nodes = ta.line_nodes(model, 3 if small else 9)
+    first, seconds, found = clock(lambda: ta.critical_alpha(model, nodes), 1 if small else 3)
+    row = {"case": "critical_alpha", "first": first, "seconds": seconds, "error": float(found.alpha) - ALPHA_C}
+    yield row | {"stderr": float(found.stderr), "by_sigma": float(found.sensitivities.sigma)}
+
+
+def states(small: bool) -> Iterator[Row]:
+    """States of many settings, of which about a quarter are absent, one replicate of order 5."""
+    count = 8 if small else 1000
+    rng = np.random.default_rng(0)
+    omegas, alphas = rng.uniform(0.05, 0.9, count), rng.uniform(0.3, 2.5, count)
+    models = [ta.dot_product(omega=omega) for omega in omegas]
+    nodes = ta.line_nodes(models[0], 3 if small else 5, replicates=1)
+    first, seconds, curve = clock(lambda: ta.sweep(models, alpha=alphas, nodes=nodes), 1)
+    absent = float(np.mean([int(p.status) == ta.Status.absent for p in curve.points]))
+    exist = float(np.mean(curve.exists))
+    yield {"case": "states", "count": count, "first": first, "a second": count / seconds, "exist": exist} | {
+        "absent": absent
+    }
+
+
+def diagram(small: bool) -> Iterator[Row]:
+    """Both branches on a grid of alpha and omega, four replicates of order 5."""
+    side = 3 if small else 25
+    model = ta.dot_product()
+    nodes = ta.line_nodes(model, 3 if small else 5)
+    x, y = np.linspace(0.25, 2.5, side), np.linspace(0.05, 0.8, side)
+    first, seconds, cells = clock(lambda: ta.phase_diagram(model, x, y, nodes).cells, 1)
+    loss = float(np.nanmean(cells["train_loss"]))
+    yield {"case": "diagram", "cells": side**2, "first": first, "seconds": seconds, "mean loss": loss}
+
+
+def gamp(small: bool) -> Iterator[Row]:
+    """An iteration of message passing beside its two passes over X, and the memory that it takes."""
+    for d in (50,) if small else (4000, 10000):
+        for wide in (True, False):
+            with jax.enable_x64(wide):
+                yield _gamp(d)
+
+
+def _gamp(d: int) -> Row:
+    model = ta.dot_product()
+    data = ta.sample_data(model, d, 2.0, jax.random.key(0))
+    size = sum(a.nbytes for a in jax.tree.leaves(data))
+
+    def iterations(steps: int) -> Callable[[], Any]:
+        return lambda: ta.gamp(model, data, steps=steps, damping=0.5).Q
+
+    @jax.jit
+    def passes(x: jax.Array, Q: jax.Array) -> jax.Array:
+        with jax.default_matmul_precision("highest"):
+            return jax.lax.fori_loop(0, _STEPS, lambda _, Q: 1e-6 * back_project(x, student_fields(x, Q)), Q)
+
+    _, long, Q = clock(iterations(2 * _STEPS), 2)
+    _, short, _ = clock(iterations(_STEPS), 2)
+    peak = (jax.local_devices()[0].memory_stats() or {}).get("peak_bytes_in_use", np.nan)
+    _, bare, _ = clock(lambda: passes(data.x, Q), 2)
+    found = ta.gamp(model, data, steps=400)
+    one, two = (long - short) / _STEPS, bare / _STEPS
+    dtype = str(Q.dtype)
+    row = {"case": "gamp", "d": d, "dtype": dtype, "iteration": one, "two passes": two, "ratio": one / two}
+    ended = {"status": found.status_name, "iterations": int(found.iterations)}
+    return row | {"peak over data": float(peak) / size} | ended
+
+
+def train(small: bool) -> Iterator[Row]:
+    """A gradient step, and the memory that training takes."""
+    d = 50 if small else 10000
+    model = ta.dot_product()
+    data = ta.sample_data(model, d, 2.0, jax.random.key(0))
+    size = sum(a.nbytes for a in jax.tree.leaves(data))
+    before = (jax.local_devices()[0].memory_stats() or {}).get("peak_bytes_in_use", np.nan)
+    _, long, _ = clock(lambda: ta.train(model, data, steps=2 * _STEPS).Q, 2)
+    _, short, _ = clock(lambda: ta.train(model, data, steps=_STEPS).Q, 2)
+    peak = (jax.local_devices()[0].memory_stats() or {}).get("peak_bytes_in_use", np.nan)
+    row = {"case": "train", "d": d, "step": (long - short) / _STEPS, "peak over data": float(peak) / size}
+    yield row | {"peak over data before": float(before) / size}
+
+
+# Seconds that each row takes on an H100 with nothing compiled, about; rows that take memory come in the order of it.
+ROWS: dict[str, tuple[Callable[[bool], Iterator[Row]], float]] = {
+    "solve": (solve, 40),
+    "transition": (transition, 15),
+    "states": (states, 60),
+    "diagram": (diagram, 60),
+    "gamp": (gamp, 60),
+    "train": (train, 20),
+    "gradient": (gradient, 40),
+}
+
+
+def run(names: list[str], small: bool, budget: float, out: Path) -> Path:
+    """Measure, print every row, and write the file."""
+    device = jax.local_devices()[0]
+    about = {"device": device.device_kind, "platform": device.platform, "jax": jax.__version__}
+    about |= {"version": ta.VERSION, "date": datetime.date.today().isoformat(), "x64": bool(jax.config.jax_enable_x64)}
+    name = re.sub(r"\W+", "-", device.device_kind.lower()).strip("-")
+    path, rows = out / f"{about['date']}-{name}-accelerator.json", []
+    for key in names:
+        fn, needed = ROWS[key]
+        left = budget - (time.perf_counter() - BEGAN)
+        if not small and needed > left:
+            rows.append({"case": key, "left out": f"it takes about {needed:g} s, {max(left, 0):.0f} s are left"})
+            print(json.dumps(rows[-1]), flush=True)
+            continue
+        try:
+            for row in fn(small):
+                rows.append(row | {"at": time.perf_counter() - BEGAN})
+                print(json.dumps(rows[-1]), flush=True)
+        except Exception as problem:  # the other rows are still of use
+            rows.append({"case": key, "failed": f"{type(problem).__name__}: {str(problem)[:500]}"})
+            print(json.dumps(rows[-1]), flush=True)
+        write_whole(path, json.dumps({"about": about, "rows": rows}, indent=1).encode())
+    return path
+
+
+def main(argv: list[str] | None = None) -> int:
+    """The exit code."""
+    listed = "".join(f"    {name:11} {fn.__doc__}\n" for name, (fn, _) in ROWS.items())
+    form = argparse.RawDescriptionHelpFormatter
+    parser = argparse.ArgumentParser(
+        "python -m benchmarks.accelerator", description=__doc__ + listed, formatter_class=form
+    )
+    parser.add_argument("rows", nargs="*", metavar="row", help="all by default")
+    parser.add_argument("--budget", type=float, default=300, metavar="S", help="seconds, 300 by default")
+    parser.add_argument("--small", action="store_true", help="small sizes")
+    here = Path(__file__).parent / "results"
+    parser.add_argument("--out", type=Path, default=here, metavar="DIR", help="benchmarks/results by default")
+    args = parser.parse_args(argv)
+    if unknown := [name for name in args.rows if name not in ROWS]:
+        parser.error(f"row must be one of {', '.join(ROWS)}, got {unknown[0]!r}")
+    print(run(args.rows or list(ROWS), args.small, args.budget, args.out))
+    return 0
+
+
+if __name__ == "__main__":
+    jax.config.update("jax_enable_x64", True)
+    raise SystemExit(main())

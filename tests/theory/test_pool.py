@@ -1,0 +1,177 @@
+"""The pool: paths are run to their ends, and no lane waits for another."""
+
+import itertools
+import threading
+import time
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import tiedattn_jax as ta
+from tiedattn_jax.overlaps import BRANCHES
+from tiedattn_jax.theory import pool
+from tiedattn_jax.theory.pool import Call, run, run_one, together
+from tiedattn_jax.theory.solve import Problem, branch_start
+
+
+def called(value, wait=0.0):
+    """A call that gives a value after a while."""
+
+    def give(a):
+        time.sleep(wait)
+        return a
+
+    return Call(give, (value,))
+
+
+def test_what_a_path_is_sent():
+    """A result for one request, a list for a list, in order; what a path returns for a path."""
+
+    def child(value):
+        return (yield called(value)) + 1
+
+    def path():
+        one = yield called(1)
+        several = yield [called(2, 0.05), child(3), called(4)]
+        nothing = yield []
+        return one, several, nothing, (yield child(5)), (yield from together([called(6)]))
+
+    assert run_one(path()) == (1, [2, 4, 4], [], 6, [6])
+
+
+def test_results_come_in_the_order_of_the_paths():
+    """A path that takes long holds up no other; `done` tells of each when it ends."""
+    ended = []
+
+    def path(k):
+        yield called(k, 0.2 if k == 0 else 0.0)
+        return k
+
+    assert run((path(k) for k in range(4)), width=2, done=lambda number, result: ended.append(number)) == [0, 1, 2, 3]
+    assert sorted(ended) == [0, 1, 2, 3] and ended[0] != 0
+
+
+def test_paths_start_when_there_is_room():
+    started = []
+
+    def path(k):
+        started.append(k)
+        return (yield called(k, 0.05))
+
+    paths = (path(k) for k in range(50))
+    with pytest.raises(KeyboardInterrupt):
+        run(paths, width=2, done=lambda number, _: interrupt(number))
+    assert len(started) < 10
+
+
+def interrupt(number):
+    if number == 3:
+        raise KeyboardInterrupt
+
+
+def test_an_exception_ends_its_own_path():
+    """The others go on; the exception then says which path it was."""
+    ended = []
+
+    def path(k):
+        if k == 1:
+            yield Call(fail, (k,))
+        yield called(k)
+        return k
+
+    with pytest.raises(ZeroDivisionError) as caught:
+        run(map(path, range(4)), names=[f"sigma = {k}" for k in range(4)], done=lambda n, _: ended.append(n))
+    assert sorted(ended) == [0, 2, 3] and "sigma = 1" in caught.value.__notes__[0]
+
+
+def fail(k):
+    raise ZeroDivisionError(k)
+
+
+def test_a_path_may_go_on_after_an_exception():
+    def path():
+        try:
+            yield [called(1), Call(fail, (0,))]
+        except ZeroDivisionError:
+            return (yield called("after"))
+
+    assert run_one(path()) == "after"
+
+
+def test_bad_input():
+    def path():
+        yield "a string"
+
+    with pytest.raises(ta.InputError, match="must yield lanes, calls or paths, got str"):
+        run_one(path())
+    for width in (0, -1, 1.5):
+        with pytest.raises(ta.InputError, match="width"):
+            run([], width=width)
+
+
+def test_settings_of_context_managers_are_kept():
+    """Threads would not see them: calls are then made in the thread of the caller."""
+    seen = []
+
+    def look():
+        seen.append(threading.get_ident())
+        return 0
+
+    with jax.debug_infs(True):
+        run_one(together([Call(look, ())] * 3))
+    assert set(seen) == {threading.get_ident()}
+
+
+@pytest.fixture(scope="module")
+def problem(model):
+    rule = ta.line_nodes(model, 3, replicates=2)
+    return Problem(model, jnp.array(2.0), rule, BRANCHES["semantic"].free(model), ta.Settings())
+
+
+def branches(problem):
+    """Paths of a state, of an absent one and of another model."""
+    for sigma, alpha in ((0.5, 2.0), (0.5, 0.05), (0.45, 1.5)):
+        model = ta.dot_product(sigma=sigma)
+        here = problem._replace(model=model, alpha=jnp.asarray(alpha))
+        yield here.anew(branch_start(model, "semantic"))
+
+
+def test_slots_do_as_threads_do(problem, monkeypatch):
+    """All lanes in one call, as on accelerators, give the states that each gives alone, whatever the width."""
+    apart = run(branches(problem))
+    monkeypatch.setattr(pool, "_in_threads", pool._in_slots)
+    for width in (None, 3):
+        monkeypatch.setattr(pool, "WIDTHS", (2, 4))
+        at_once = run(branches(problem), width=width)
+        for one, other in zip(apart, at_once, strict=True):
+            np.testing.assert_array_equal(one.status, other.status)
+            for a, b in zip(jax.tree.leaves(one.overlaps), jax.tree.leaves(other.overlaps), strict=True):
+                np.testing.assert_allclose(a, b, rtol=1e-6, atol=1e-9)
+            np.testing.assert_allclose(one.train_loss, other.train_loss, rtol=1e-8)
+
+
+def test_lanes_that_end_leave_and_others_enter(problem, monkeypatch):
+    """A lane that takes long is not alone at the end: the widths of the calls stay filled while lanes wait."""
+    monkeypatch.setattr(pool, "_in_threads", pool._in_slots)
+    monkeypatch.setattr(pool, "WIDTHS", (2, 4))
+    counts, turn = [], pool._Slots.turn
+
+    def counted(self):
+        result = turn(self)
+        counts.append(len(self.lanes) + len(result))
+        return result
+
+    monkeypatch.setattr(pool._Slots, "turn", counted)
+    run(itertools.chain(branches(problem), branches(problem)), width=2)
+    assert max(counts) == 2 and np.mean(counts) > 1.5
+
+
+def test_memory_that_one_lane_does_not_fit_in(problem):
+    class Device:
+        def memory_stats(self):
+            return {"bytes_limit": 1000}
+
+    with pytest.raises(ta.InputError, match="must fit into the memory of the device"):
+        pool._most(problem.lane(branch_start(problem.model, "semantic")), [Device()])
