@@ -64,6 +64,8 @@ def matvec(matrix: jax.Array, v: jax.Array) -> jax.Array:
 
 def definite(matrix: jax.Array) -> jax.Array:
     """Whether symmetric matrices (n, n, N) are positive definite, (N,): whether all pivots are positive."""
+    if len(matrix) <= _UNROLLED:
+        return functools.reduce(operator.and_, (pivot > 0 for pivot in _pivots([list(row) for row in matrix])))
 
     def clear(k: jax.Array, state: tuple) -> tuple:
         matrix, positive = state
@@ -81,15 +83,30 @@ def ldl_solve(rows: Any, b: Any, floor: jax.Array | None = None) -> jax.Array:
     """Solve symmetric n x n systems at N nodes; with a `floor`, with pivots max(|pivot|, floor).
 
     Args:
-        rows: matrices, (n, n, N).
+        rows: matrices, (n, n, N); of small ones only entries on and below the diagonal are used, so that the others
+            need not be computed.
         b: right-hand sides, (n, N) or (n, K, N).
         floor: (n,).
     """
-    return (_solve_entries if len(b) <= _UNROLLED else _solve_arrays)(rows, b, floor)
+    n = len(b)
+    if n > _UNROLLED:
+        return _solve_arrays(rows, b, floor)
+    return _solve_entries([[rows[max(i, j)][min(i, j)] for j in range(n)] for i in range(n)], b, floor)
 
 
 def _pivot(diagonal: jax.Array, floor: jax.Array | None, k: Any) -> jax.Array:
     return diagonal if floor is None else jnp.maximum(jnp.abs(diagonal), floor[k])
+
+
+def _pivots(a: list[list[jax.Array]]) -> list[jax.Array]:
+    """Pivots of symmetric matrices by entries, of which only those on and below the diagonal are used."""
+    pivots, n = [], len(a)
+    for k in range(n):
+        pivots.append(a[k][k])
+        for i in range(k + 1, n):
+            for j in range(k + 1, i + 1):
+                a[i][j] = a[i][j] - a[i][k] / a[k][k] * a[j][k]
+    return pivots
 
 
 def _solve_entries(rows: Any, b: Any, floor: jax.Array | None) -> jax.Array:

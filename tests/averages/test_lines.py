@@ -51,7 +51,7 @@ class OneToken(ta.Model):
 def laid(model, x, one):
     """All lines of a replicate."""
     y = teacher_fields(model, one.teacher)
-    return lay(model, x, y, one.across, directions(model, x, y, one.direction))
+    return lay(model, x, y, one.across, *directions(model, x, y, one.direction))
 
 
 def one_block(rule):

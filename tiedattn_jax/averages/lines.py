@@ -27,9 +27,9 @@ from ..linalg import apply, inverse, matvec
 from ..model import Model
 from ..overlaps import Overlaps
 from .fields import conditional, log_volume, teacher_fields, whiten
-from .maxwell import Gaps, Lines, Section, common_tangents, energy_gap, energy_profile, searched, trace
+from .maxwell import Gaps, Lines, Section, between, common_tangents, energy_gap, energy_profile, searched
 from .nodes import sobol_normals
-from .prox import attach, moreau, reference_axis, well_axis
+from .prox import Origin, attach, moreau, origin_of, reference_axis
 from .rule import Jumps, Points, Replicate, Rule, block_width, check_arguments, check_memory, in_blocks
 from .sizes import REPLICATES, block_size
 
@@ -104,8 +104,8 @@ class LineNodes(Replicate):
         """Directions of the lines, their jumps, their nodes with their share of the weight, and which are resolved."""
         teacher, across, _, offset, reach, direction = block
         y = teacher_fields(model, teacher)
-        u = directions(model, x, y, direction)
-        lines = lay(model, x, y, across, u)
+        u, origin = directions(model, x, y, direction)
+        lines = lay(model, x, y, across, u, origin)
         profile = energy_profile(model, x.V, lines, reach)
         gaps, resolved = common_tangents(model, x.V, lines, profile, self.jumps)
         section, share, resolved = _nodes(
@@ -149,7 +149,9 @@ def _jumps(gaps: Gaps, weight: jax.Array, L: int) -> Jumps:
     return Jumps(jnp.where(gaps.real, density, 0.0).ravel(), step.reshape(L, step.shape[0] // L, -1))
 
 
-def lay(model: Model, x: Overlaps, y: jax.Array, across: jax.Array, u: jax.Array) -> Lines:
+def lay(
+    model: Model, x: Overlaps, y: jax.Array, across: jax.Array, u: jax.Array, origin_of_loss: Origin | None = None
+) -> Lines:
     """Lines in given directions of the standard normals, (n, N), through given places across them, (n - 1, N)."""
     L, r, _ = model.shape
     slope, spread = conditional(model, x)
@@ -159,7 +161,7 @@ def lay(model: Model, x: Overlaps, y: jax.Array, across: jax.Array, u: jax.Array
 
     origin = (x.m[..., None] + apply(slope, y)).reshape(L * r, -1) + scale(spread, vectors_across(u, across))
     g = scale(spread, u)
-    return Lines(origin, g, scale(inverse(x.V), g), y)
+    return Lines(origin, g, scale(inverse(x.V), g), y, origin_of_loss)
 
 
 def _nodes(
@@ -182,17 +184,21 @@ def _nodes(
     cut = cuts(gaps.left.s, gaps.real, reach, total)
     number = jnp.arange(total)[:, None]
     piece = sum((number >= c).astype(int) for c in cut[1:-1])
-    starts = jax.tree.map(lambda a, b: jnp.concatenate([a[:1], b]), profile, gaps.right)
-    end = profile.t[-1:]
+    first, last = profile.t[:1], profile.t[-1:]
     begin, count, lo, hi = (
         jnp.take_along_axis(a, piece, 0, mode="clip")
-        for a in (cut[:-1], jnp.diff(cut, axis=0), starts.t, jnp.append(jnp.where(gaps.real, gaps.left.t, end), end, 0))
+        for a in (
+            cut[:-1],
+            jnp.diff(cut, axis=0),
+            jnp.concatenate([first, gaps.right.t]),
+            jnp.concatenate([jnp.where(gaps.real, gaps.left.t, last), last]),
+        )
     )
     rules = np.zeros((2, total + 1, total))
     for n in range(1, total + 1):
         rules[:, n, :n] = legendre(n)
-    node, share = (jnp.asarray(a, end.dtype)[count, number - begin] for a in rules)
-    section = trace(model, V, lines, starts, lo + (hi - lo) * node, jnp.where(number == begin, piece, -1))
+    node, share = (jnp.asarray(a, lo.dtype)[count, number - begin] for a in rules)
+    section = between(model, V, lines, profile, lo + (hi - lo) * node)
     s = jax.scipy.special.ndtri((number + 0.5 + offset) / total)
     weight = (hi - lo) * share * section.slope * jnp.exp(-0.5 * section.s**2) / (2 * np.pi) ** 0.5
     resolved &= jnp.all(section.settled, 0) & (jnp.abs(jnp.sum(weight, 0) - 1) < _MISSED)
@@ -256,16 +262,17 @@ def vectors_across(u: jax.Array, w: jax.Array) -> jax.Array:
     return a - v * (2 * jnp.sum(v * a, 0) / jnp.sum(v**2, 0))
 
 
-def directions(model: Model, x: Overlaps, y: jax.Array, direction: jax.Array | None) -> jax.Array:
-    """Directions of the lines in the space of the standard normals, (n, N): in which the two wells differ in energy."""
+def directions(model: Model, x: Overlaps, y: jax.Array, direction: jax.Array | None) -> tuple[jax.Array, Origin]:
+    """Directions of the lines in the space of the standard normals, (n, N): in which the two wells differ in energy.
+
+    And the loss at zero, from which they come unless a `direction` is given.
+    """
     L, r, _ = model.shape
-    n, size, spread = L * r, y.shape[-1], conditional(model, x)[1]
-    if direction is None:
-        e = well_axis(model, y, r, _AXIS_STEPS).reshape(n, size)
-    else:
-        e = jnp.broadcast_to(direction.reshape(n, 1), (n, size))
-    u = apply(jnp.swapaxes(spread, -1, -2), apply(inverse(x.V), e.reshape(L, r, -1))).reshape(n, -1)
-    return u / jnp.sqrt(jnp.sum(u**2, 0))
+    n, spread = L * r, conditional(model, x)[1]
+    origin = origin_of(model, y, r, _AXIS_STEPS)
+    e = origin.axis if direction is None else jnp.broadcast_to(direction[..., None], origin.axis.shape)
+    u = apply(jnp.swapaxes(spread, -1, -2), apply(inverse(x.V), e)).reshape(n, -1)
+    return u / jnp.sqrt(jnp.sum(u**2, 0)), origin
 
 
 def line_nodes(

@@ -13,6 +13,7 @@ smooth.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import equinox as eqx
@@ -22,12 +23,14 @@ from jax import lax
 
 from ..linalg import ldl_solve, total
 from ..model import Model
-from .prox import expand, in_groups, least_pivots, lowest_minima, proximal
+from .loops import counted, repeat
+from .prox import Origin, expand, in_groups, least_pivots, lowest_minima, proximal
 
 _GRID = 24  # points of the profile that is searched for common tangents
-# Newton steps at each point, at least, and the last one, relative, at most; the tangent of the point before leaves
-# little to do. A profile says where the jumps are, by energies that are right to second order.
-_NODES, _PROFILE = (2, 1e-4), (1, 1e-2)
+# Newton steps at each point, at least; the last one, relative, at most; and the steps of loops that are counted. The
+# tangent of a point nearby leaves little to do. A profile says where the jumps are, by energies that are right to
+# second order.
+_NODES, _PROFILE = (2, 1e-4, 3), (1, 1e-2, 2)
 _MOST_NEWTON = 8
 _TANGENT_STEPS = 16  # slow only where a jump is about to end
 
@@ -39,6 +42,7 @@ class Lines(eqx.Module):
     direction: jax.Array  # (n, N)
     normal: jax.Array  # V^{-1} direction, (n, N)
     y: jax.Array  # (L, t, N)
+    origin_of_loss: Origin | None = None  # where it is known: it serves all points of a line
 
 
 class Section(eqx.Module):
@@ -99,38 +103,44 @@ def section(model: Model, V: jax.Array, lines: Lines, t: jax.Array, z: jax.Array
     return Section.of(t, z + step, along / stiffness, energy, s, slope, error)
 
 
-def trace(
-    model: Model,
-    V: jax.Array,
-    lines: Lines,
-    starts: Section,
-    ts: jax.Array,
-    fresh: jax.Array | None = None,
-    effort: tuple[int, float] = _NODES,
+def settle(
+    model: Model, V: jax.Array, lines: Lines, start: Section, t: jax.Array, effort: tuple[int, float, int] = _NODES
 ) -> Section:
-    """Sections at one t after the other, (K, N), each from the tangent of the one before.
+    """Sections at t (N,), from the tangents of others.
 
     Args:
-        starts: sections to start from, (S, N): the first, and each later one where `fresh` (K, N) names it.
-        fresh: index of the start to use instead of the section before, or -1.
-        effort: Newton steps at least, and what the last one may be at most.
+        effort: Newton steps at least, what the last one may be at most, and steps of loops that are counted.
     """
-    fresh, (least, enough) = jnp.full(ts.shape, -1) if fresh is None else fresh, effort
+    least, enough, count = effort
+    return repeat(
+        lambda e: section(model, V, lines, t, e.z),
+        start.but(z=start.z + start.tangent * (t - start.t)),
+        lambda e: ~e.within(enough),
+        _MOST_NEWTON,
+        count=count,
+        least=least,
+    )
 
-    def body(last: Section, at: tuple[jax.Array, jax.Array]) -> tuple[Section, Section]:
-        t, which = at
-        new = _at(starts, jnp.maximum(which, 0))
-        last = jax.tree.map(lambda a, b: jnp.where(which >= 0, a, b), new, last)
-        last = last.but(z=last.z + last.tangent * (t - last.t))
 
-        def unfinished(state: tuple[Any, Section]) -> Any:
-            k, e = state
-            return (k < least) | ((k < _MOST_NEWTON) & ~jnp.all(e.within(enough)))
+def trace(model: Model, V: jax.Array, lines: Lines, start: Section, ts: jax.Array) -> Section:
+    """The profile: sections at one t after the other, (K, N), each from the tangent of the one before."""
 
-        here = lax.while_loop(unfinished, lambda s: (s[0] + 1, section(model, V, lines, t, s[1].z)), (0, last))[1]
+    def body(last: Section, t: jax.Array) -> tuple[Section, Section]:
+        here = settle(model, V, lines, last, t, _PROFILE)
         return here, here
 
-    return lax.scan(body, jax.tree.map(lambda a: a[0], starts), (ts, fresh))[1]
+    return lax.scan(body, start, ts)[1]
+
+
+def between(model: Model, V: jax.Array, lines: Lines, profile: Section, t: jax.Array) -> Section:
+    """Sections at any t within the profile, (K, N), all at once, each from the nearest place of the profile."""
+    count, size = t.shape
+    first, last = profile.t[0], profile.t[-1]
+    place = jnp.round((t - first) / (last - first) * (len(profile.t) - 1))
+    near = _at(profile, jnp.clip(place, 0, len(profile.t) - 1).astype(int))
+    flat = Section(jnp.moveaxis(near.rows, 0, 1).reshape(-1, count * size))
+    flat = settle(model, V, jax.tree.map(lambda a: jnp.tile(a, count), lines), flat, t.ravel())
+    return Section(jnp.moveaxis(flat.rows.reshape(-1, count, size), 1, 0))
 
 
 def searched(model: Model, V: jax.Array, lines: Lines, sections: Section) -> Section:
@@ -139,10 +149,10 @@ def searched(model: Model, V: jax.Array, lines: Lines, sections: Section) -> Sec
     lanes = count * size
     group = max(256, lanes // 16)
 
-    def finish(lane: jax.Array) -> tuple[jax.Array, jax.Array]:
-        s = jnp.take(sections.s.ravel(), lane, mode="clip")
-        some = jax.tree.map(lambda a: jnp.take(a, lane % size, axis=-1), lines)
-        z, done = proximal(model, (some.origin + s * some.direction).reshape(L, r, -1), V, some.y)
+    def finish(at: Callable[[jax.Array], jax.Array]) -> tuple[jax.Array, jax.Array]:
+        s, some = at(sections.s.ravel()), jax.tree.map(at, lines)
+        h = (some.origin + s * some.direction).reshape(L, r, -1)
+        z, done = proximal(model, h, V, some.y, some.origin_of_loss)
         return z.reshape(n, -1), done
 
     settled = sections.settled.ravel()
@@ -202,8 +212,13 @@ def common_tangents(model: Model, V: jax.Array, lines: Lines, profile: Section, 
         new = _touch(model, V, _twice(lines), *jax.tree.map(lambda a: a[p], (found, low, high)))
         return p + 1, jax.tree.map(lambda a, b: a.at[p].set(jnp.where(there[p], b, a[p])), found, new)
 
-    # Few lines have more than one jump: only as many tangents as the line with the most jumps has are solved for.
-    _, found = lax.while_loop(lambda s: (s[0] < count) & jnp.any(real[s[0]]), touch, (0, found))
+    if counted():
+        all_lines = _twice(jax.tree.map(lambda a: jnp.tile(a, count), lines))
+        new = _touch(model, V, all_lines, *jax.tree.map(_side_by_side, (found, low, high)))
+        found = jax.tree.map(lambda a, b: jnp.where(there[:, None], b, a), found, _one_by_one(new, count))
+    else:
+        # Few lines have more than one jump: only as many tangents as the line with the most jumps has are solved for.
+        _, found = lax.while_loop(lambda s: (s[0] < count) & jnp.any(real[s[0]]), touch, (0, found))
     left, right = _sides(found)
     apart = jnp.abs(left.s - right.s) >= max(1e-5, 30 * float(jnp.finfo(left.s.dtype).eps) ** 0.5)
     inside = (place >= j[:, None]) & (place <= k[:, None])
@@ -243,18 +258,30 @@ def _sides(pair: Any) -> tuple[Any, Any]:
     return jax.tree.map(lambda a: a[..., :half], pair), jax.tree.map(lambda a: a[..., half:], pair)
 
 
+def _side_by_side(a: jax.Array) -> jax.Array:
+    """Arrays (P, ..., 2 N) of the two ends of P jumps as (..., 2 P N), the first ends of all before the second ones."""
+    halves = a.reshape(*a.shape[:-1], 2, -1)
+    return jnp.moveaxis(halves, 0, -2).reshape(*a.shape[1:-1], -1)
+
+
+def _one_by_one(tree: Any, count: int) -> Any:
+    """The inverse of `_side_by_side`."""
+    return jax.tree.map(
+        lambda a: jnp.moveaxis(a.reshape(*a.shape[:-1], 2, count, -1), -2, 0).reshape(count, *a.shape[:-1], -1), tree
+    )
+
+
 def energy_profile(model: Model, V: jax.Array, lines: Lines, reach: jax.Array) -> Section:
     """A(t) at `_GRID` places (leading axis), traced from both ends; where the two differ, the lower one."""
     L, r = V.shape[:2]
     size = lines.y.shape[-1]
     both = _twice(lines)
     far = jnp.concatenate([lines.origin + s * lines.direction for s in (-reach[0], reach[1])], -1)
-    z = lowest_minima(model, far.reshape(L, r, -1), V, both.y)[0].reshape(L * r, -1)
+    z = lowest_minima(model, far.reshape(L, r, -1), V, both.y, origin=both.origin_of_loss)[0].reshape(L * r, -1)
     t, zero = jnp.sum(both.normal * z, 0), jnp.zeros_like(z[0])
     ends = Section.of(t, z, jnp.zeros_like(z), zero, zero, zero, zero)
     grid = t[:size] + (t[size:] - t[:size]) * jnp.linspace(0.0, 1.0, _GRID, dtype=t.dtype)[:, None]
-    starts, ts = jax.tree.map(lambda a: a[None], ends), jnp.concatenate([grid, grid[::-1]], -1)
-    traced = trace(model, V, both, starts, ts, effort=_PROFILE)
+    traced = trace(model, V, both, ends, jnp.concatenate([grid, grid[::-1]], -1))
     up, down = _sides(traced)
     down = jax.tree.map(lambda a: a[::-1], down)
     lower = down.energy < up.energy - _rounding(up.energy)

@@ -50,7 +50,7 @@ def lay_nodes(model: Model, x: Overlaps, replicate: LineNodes, distance: float) 
 def _jumps(model: Model, x: Overlaps, replicate: LineNodes) -> tuple[Lines, jax.Array, jax.Array, jax.Array]:
     """All lines of a replicate with their teachers, and where they jump, (P, lines), if they do."""
     y = teacher_fields(model, replicate.teacher)
-    lines = lay(model, x, y, replicate.across, directions(model, x, y, replicate.direction))
+    lines = lay(model, x, y, replicate.across, *directions(model, x, y, replicate.direction))
     profile = energy_profile(model, x.V, lines, replicate.reach)
     gaps, _ = common_tangents(model, x.V, lines, profile, replicate.jumps)
     return lines, replicate.teacher, gaps.left.s, gaps.real

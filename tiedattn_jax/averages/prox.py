@@ -17,7 +17,7 @@ from __future__ import annotations
 import functools
 import math
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import equinox as eqx
 import jax
@@ -27,6 +27,7 @@ from jax import lax
 
 from ..linalg import apply, definite, inverse, ldl_solve, matvec, total
 from ..model import Model
+from .loops import counted, repeat
 from .nodewise import nodewise
 
 _POWER_STEPS = 4  # of the power method for a start: Newton's method finds the well from a rough axis
@@ -35,7 +36,11 @@ _SLOW = 128  # lanes next to given minima that are finished together
 # Share of V^{-1} with which a Hessian at zero counts as positive. Wells may part before it is not: of 400,000 nodes
 # with small fields, in 47 states of two to six tokens, two had two minima where it was positive with .89 and .86.
 _NEARLY = 0.75
-_MAX_STEPS = 60
+_MAX_STEPS = 60  # of Newton's method, where loops have a condition; `_COUNTED` where they have none
+# Of those that all nodes take, from any start and for the refinement of a minimum in single precision. At 14 states
+# (alpha from .5 to 3, both branches, 8,192 nodes) the slowest of 688,128 starts took 26 and 27 steps in single and
+# double precision, and a refinement one.
+_COUNTED, _REFINED = 32, 4
 _ALL_COLUMNS = 8  # of a Hessian: those of more fields are computed one by one, for the caches hold no more than one
 
 
@@ -206,13 +211,19 @@ def search(model: Model, h: jax.Array, V: jax.Array, y: jax.Array, near: jax.Arr
     """`prox` without derivatives."""
     # Which minimum is the lowest is settled in single precision, at half the cost; its place is then refined.
     top, second, gap = lowest_minima(model, h, V, y, near)
-    z, _, converged = descend(model, top, h, V, y, _tolerance(h.dtype))
+    z, _, converged = descend(model, top, h, V, y, _tolerance(h.dtype), count=_REFINED)
     return Prox(z, converged, jnp.where(jnp.isfinite(gap), second, z), gap)
 
 
-def proximal(model: Model, h: jax.Array, V: jax.Array, y: jax.Array) -> tuple[jax.Array, jax.Array]:
+def proximal(
+    model: Model, h: jax.Array, V: jax.Array, y: jax.Array, origin: Origin | None = None
+) -> tuple[jax.Array, jax.Array]:
     """The proximal operator (L, r, N) alone, and whether the search converged, (N,); without derivatives."""
-    z, energy, done = _minima(model, h, V, y, None, _tolerance(h.dtype))
+    if counted():  # from every start in single precision, the lowest minimum in full
+        top = lowest_minima(model, h, V, y, origin=origin)[0]
+        z, _, done = descend(model, top, h, V, y, _tolerance(h.dtype), count=_REFINED)
+        return z, done
+    z, energy, done = _minima(model, h, V, y, None, _tolerance(h.dtype), origin)
     lowest = jnp.argmin(energy, 0)
     return pick(z, lowest), pick(done, lowest)
 
@@ -223,11 +234,12 @@ def local_minima(model: Model, z: jax.Array, h: jax.Array, V: jax.Array, y: jax.
     To ten digits: the last step of Newton's method squares the error.
     """
     tol = 1e-5
+    if counted():
+        return descend(model, z, h, V, y, tol)[:2]
     z, energy, done = descend(model, z, h, V, y, tol, _COMMON_STEPS)
 
-    def finish(lane: jax.Array) -> tuple[jax.Array, ...]:
-        start, field, teacher = (jnp.take(a, lane, axis=-1, mode="clip") for a in (z, h, y))
-        return descend(model, start, field, V, teacher, tol)[:2]
+    def finish(at: Callable[[jax.Array], jax.Array]) -> tuple[jax.Array, ...]:
+        return descend(model, at(z), at(h), V, at(y), tol)[:2]
 
     return in_groups(finish, (z, energy), ~done, _SLOW)
 
@@ -237,18 +249,43 @@ def _tolerance(dtype: Any) -> float:
     return 4 * float(jnp.finfo(dtype).eps) ** 0.5
 
 
+class Origin(NamedTuple):
+    """The loss to second order where the student's fields are zero, which depends on the teacher's only; n = L r."""
+
+    slope: jax.Array  # (L, r, N)
+    curvature: jax.Array  # (n, n, N)
+    axis: jax.Array  # unit vectors along which there is the double well, (L, r, N)
+
+
+def origin_of(model: Model, y: jax.Array, rank: int, steps: int) -> Origin:
+    """The `Origin` at teacher fields (L, t, N), its axis from so many steps of the power method."""
+    zero = jnp.zeros((y.shape[0], rank, y.shape[-1]), y.dtype)
+    _, slope, curvature = expansion_at_nodes(model, zero, y)
+    return Origin(slope, curvature, _lowest_axis(curvature, steps).reshape(zero.shape))
+
+
 def lowest_minima(
-    model: Model, h: jax.Array, V: jax.Array, y: jax.Array, near: jax.Array | None = None
+    model: Model,
+    h: jax.Array,
+    V: jax.Array,
+    y: jax.Array,
+    near: jax.Array | None = None,
+    origin: Origin | None = None,
 ) -> tuple[jax.Array, jax.Array, jax.Array]:
     """The lowest minimum at each node, the next one elsewhere, and how much higher it lies (infinite: there is none).
 
     In single precision, to about three digits, without derivatives.
+
+    Args:
+        near: extra starts, (K, L, r, N).
+        origin: where it is known.
     """
     dtype = h.dtype
-    model, h, V, y, near = jax.tree.map(
-        lambda a: a.astype(jnp.float32) if jnp.issubdtype(a.dtype, jnp.floating) else a, (model, h, V, y, near)
+    model, h, V, y, near, origin = jax.tree.map(
+        lambda a: a.astype(jnp.float32) if jnp.issubdtype(a.dtype, jnp.floating) else a,
+        (model, h, V, y, near, origin),
     )
-    z, energy, _ = _minima(model, h, V, y, near, 1e-3)
+    z, energy, _ = _minima(model, h, V, y, near, 1e-3, origin)
     top = pick(z, jnp.argmin(energy, 0))
     above = jnp.where(jnp.max(jnp.abs(z - top), (1, 2)) > 1e-2, energy - jnp.min(energy, 0), jnp.inf)
     second = pick(z, jnp.argmin(above, 0))
@@ -256,35 +293,57 @@ def lowest_minima(
 
 
 def _minima(
-    model: Model, h: jax.Array, V: jax.Array, y: jax.Array, near: jax.Array | None, tol: float
+    model: Model,
+    h: jax.Array,
+    V: jax.Array,
+    y: jax.Array,
+    near: jax.Array | None,
+    tol: float,
+    origin: Origin | None,
 ) -> tuple[jax.Array, jax.Array, jax.Array]:
     """Minima from K starts at each node, (K, L, r, N), their energies and whether they converged, (K, N).
 
     A few steps from the field itself serve nearly every node. What is left is gathered, one lane for every start and
     node, and finished in small groups, because otherwise one slow lane would keep all of them waiting: the nodes that
     need more steps, and the other starts where they matter. Elsewhere their energy is infinite.
+
+    With `counted` loops all starts are finished, side by side.
     """
     L, r, size = h.shape
+    origin = origin_of(model, y, r, _POWER_STEPS) if origin is None else origin
+    well = jnp.asarray(model.field_scale, h.dtype) * origin.axis
+    others = jnp.concatenate([jnp.stack([well, -well]), _flips(model, h), *([] if near is None else [near])])
+
+    def matter(energy: jax.Array) -> jax.Array:
+        """Whether the other starts matter, where the energies (N,) of the minima from the fields are known."""
+        wells = jnp.tile(_wells_matter(model, h, V, origin), (2, 1))
+        rest = () if near is None else (jnp.ones((len(near), size), bool),)
+        return jnp.concatenate([wells, _flips_matter(model, h, V, energy), *rest])
+
+    def split(z: jax.Array, *numbers: jax.Array) -> tuple[jax.Array, ...]:
+        return jnp.moveaxis(z.reshape(L, r, -1, size), 2, 0), *(a.reshape(-1, size) for a in numbers)
+
+    def joined(starts: jax.Array) -> jax.Array:
+        return jnp.moveaxis(starts, 0, 2).reshape(L, r, -1)
+
+    if counted():
+        count = 1 + len(others)
+        lanes = joined(jnp.concatenate([h[None], others]))
+        fields, teacher = jnp.tile(h, count), jnp.tile(y, count)
+        z, energy, done = split(*descend(model, lanes, fields, V, teacher, tol))
+        return z, energy.at[1:].set(jnp.where(matter(energy[0]), energy[1:], jnp.inf)), done
+
     z, energy, done = descend(model, h, h, V, y, tol, _COMMON_STEPS)
-    _, slope, curvature = expansion_at_nodes(model, jnp.zeros_like(h), y)
-    well = jnp.asarray(model.field_scale, h.dtype) * _lowest_axis(curvature, _POWER_STEPS).reshape(h.shape)
-    flips = _flips(model, h)
-    near = jnp.zeros((0, *h.shape), h.dtype) if near is None else near
-    starts = jnp.concatenate([z[None], jnp.stack([well, -well]), flips, near])
-    wells = jnp.tile(_wells_matter(model, h, V, slope, curvature), (2, 1))
-    matter = ~done[None], wells, _flips_matter(model, h, V, energy)
-    left = jnp.concatenate([*matter, jnp.ones((len(near), size), bool)]).ravel()
-    lanes = jnp.moveaxis(starts, 0, 2).reshape(L, r, -1)
 
-    def finish(lane: jax.Array) -> tuple[jax.Array, ...]:
-        start = jnp.take(lanes, lane, axis=-1, mode="clip")
-        return descend(model, start, jnp.take(h, lane % size, axis=-1), V, jnp.take(y, lane % size, axis=-1), tol)
+    def finish(at: Callable[[jax.Array], jax.Array]) -> tuple[jax.Array, ...]:
+        return descend(model, at(lanes), at(h), V, at(y), tol)
 
-    blank = jnp.full((len(starts) - 1) * size, jnp.inf, energy.dtype)
-    old = lanes, jnp.concatenate([energy, blank]), jnp.tile(done, len(starts))
+    lanes = joined(jnp.concatenate([z[None], others]))
+    left = jnp.concatenate([~done[None], matter(energy)]).ravel()
+    blank = jnp.full(len(others) * size, jnp.inf, energy.dtype)
+    old = lanes, jnp.concatenate([energy, blank]), jnp.tile(done, 1 + len(others))
     group = max(256 if L * r == 2 else 16, 3 * size // 16)  # so few lanes that the slowest keeps few waiting
-    z, energy, done = in_groups(finish, old, left, group)
-    return jnp.moveaxis(z.reshape(L, r, -1, size), 2, 0), energy.reshape(-1, size), done.reshape(-1, size)
+    return split(*in_groups(finish, old, left, group))
 
 
 def pick(z: jax.Array, which: jax.Array) -> jax.Array:
@@ -305,14 +364,14 @@ def _flips(model: Model, h: jax.Array) -> jax.Array:
     return jnp.concatenate([h - 2 * away, -h[None]]) if model.kinked else h - away
 
 
-def _wells_matter(model: Model, h: jax.Array, V: jax.Array, slope: jax.Array, curvature: jax.Array) -> jax.Array:
+def _wells_matter(model: Model, h: jax.Array, V: jax.Array, origin: Origin) -> jax.Array:
     """The nodes, (N,), where there may be a second well, from the loss's gradient and Hessian at zero.
 
     A well of an even loss splits in two around zero: there is one where the Hessian of `moreau` is positive there, and
     by some margin, unless the student's fields are large. A loss whose slope at zero is not zero is not even.
     """
-    split = ~definite(curvature + _precision(V / _NEARLY))
-    return split | jnp.any(slope != 0, (0, 1)) | _large(model, h, 1.5)
+    split = ~definite(origin.curvature + _precision(V / _NEARLY))
+    return split | jnp.any(origin.slope != 0, (0, 1)) | _large(model, h, 1.5)
 
 
 def _flips_matter(model: Model, h: jax.Array, V: jax.Array, energy: jax.Array) -> jax.Array:
@@ -355,8 +414,7 @@ def well_axis(model: Model, y: jax.Array, rank: int, steps: int) -> jax.Array:
         rank: r.
         steps: of the power method.
     """
-    origin = jnp.zeros((y.shape[0], rank, y.shape[-1]), y.dtype)
-    return _lowest_axis(expansion_at_nodes(model, origin, y)[2], steps).reshape(origin.shape)
+    return origin_of(model, y, rank, steps).axis
 
 
 def _lowest_axis(hess: jax.Array, steps: int) -> jax.Array:
@@ -376,29 +434,53 @@ def _lowest_axis(hess: jax.Array, steps: int) -> jax.Array:
     return lax.fori_loop(0, steps, step, jnp.broadcast_to(start, hess.shape[1:]))
 
 
-def in_groups(finish: Callable[[jax.Array], tuple], old: tuple, left: jax.Array, group: int) -> tuple:
-    """Arrays (..., N) with what `finish(lanes)` gives at the lanes that are `left`, (N,), so many of them at a time.
+def in_groups(
+    finish: Callable[[Callable[[jax.Array], jax.Array]], tuple], old: tuple, left: jax.Array, group: int
+) -> tuple:
+    """Arrays (..., N) with what `finish` gives at the lanes that are `left`, (N,), so many of them at a time.
 
-    A group that is not full asks for lanes beyond the last one, whose values are dropped.
+    A group that is not full takes lanes beyond the last one, whose values are dropped. With `counted` loops all lanes
+    are one group.
+
+    Args:
+        finish: of a function that takes the lanes of a group out of arrays (..., M), where lane k of N has the value
+            at k modulo M.
     """
-    size, count = left.shape[-1], jnp.sum(left)
+    size = left.shape[-1]
+    if counted():
+        every = finish(lambda a: jnp.tile(a, size // a.shape[-1]))
+        return tuple(jnp.where(left, b, a) for a, b in zip(old, every, strict=True))
+    count = jnp.sum(left)
     lanes = jnp.pad(jnp.nonzero(left, size=size, fill_value=size)[0], (0, group), constant_values=size)
 
     def body(state: tuple) -> tuple:
         k, old = state
         some = lax.dynamic_slice_in_dim(lanes, k, group)
-        return k + group, tuple(a.at[..., some].set(b, mode="drop") for a, b in zip(old, finish(some), strict=True))
+        new = finish(lambda a: jnp.take(a, some % a.shape[-1], axis=-1))
+        return k + group, tuple(a.at[..., some].set(b, mode="drop") for a, b in zip(old, new, strict=True))
 
     return lax.while_loop(lambda state: state[0] < count, body, (jnp.zeros_like(count), old))[1]
 
 
 def descend(
-    model: Model, z: jax.Array, h: jax.Array, V: jax.Array, y: jax.Array, tol: float, steps: int = _MAX_STEPS
+    model: Model,
+    z: jax.Array,
+    h: jax.Array,
+    V: jax.Array,
+    y: jax.Array,
+    tol: float,
+    steps: int = _MAX_STEPS,
+    *,
+    count: int | None = None,
 ) -> tuple[jax.Array, jax.Array, jax.Array]:
     """Local minima of `moreau` by safeguarded Newton steps, all lanes together.
 
     A step solves with the Hessian's pivots made positive, so that it always descends, and is cut by four at the nodes
     where the energy rose. One evaluation of the loss, its gradient and its Hessian a step.
+
+    Args:
+        steps: at most, where loops have a condition.
+        count: steps where they are `counted`.
 
     Returns:
         The minimisers (L, r, N), their energies (N,), and whether they converged, (N,).
@@ -409,7 +491,7 @@ def descend(
         return jnp.max(jnp.abs(step), 0) <= tol * (0.1 + jnp.max(jnp.abs(z), 0))
 
     def body(state: tuple) -> tuple:
-        z, energy, step, cut, k = state
+        z, energy, step, cut = state
         trial = z + cut * step
         at = expand(model, trial, centre, V, y)
         reached, rounding = at.loss + at.quadratic, 64 * jnp.finfo(z.dtype).eps * (jnp.abs(at.loss) + at.quadratic)
@@ -419,18 +501,18 @@ def descend(
             jnp.where(down, reached, energy),
             jnp.where(down, ldl_solve(at.hessian, -at.slope, floor), step),
             jnp.where(down, 1.0, 0.25 * cut).astype(z.dtype),
-            k + 1,
         )
 
     def unfinished(state: tuple) -> jax.Array:
-        z, _, step, _, k = state
-        return (k == 0) | ((k <= steps) & ~jnp.all(small(z, step)))
+        z, _, step, _ = state
+        return ~small(z, step)
 
     # The first pass of the loop only evaluates: its step is zero, and any energy is below infinity.
     flat = z.reshape(centre.shape)
     blank = jnp.full_like(flat[0], jnp.inf)
-    state = (flat, blank, jnp.zeros_like(flat), jnp.ones_like(blank), 0)
-    flat, energy, step, _, _ = lax.while_loop(unfinished, body, state)
+    state = (flat, blank, jnp.zeros_like(flat), jnp.ones_like(blank))
+    count = _COUNTED if count is None else count
+    flat, energy, step, _ = repeat(body, state, unfinished, steps + 1, count=count + 1, least=1)
     done = small(flat, step)
     flat = flat + jnp.where(done, step, 0.0)  # the last step is free, and squares the error
     return flat.reshape(z.shape), energy, done

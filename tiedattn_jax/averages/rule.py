@@ -23,6 +23,7 @@ from ..errors import InputError, require, require_count, require_kind, require_m
 from ..model import Model
 from ..overlaps import Overlaps
 from ..printing import Description, Printed
+from .loops import counted
 
 
 class Jumps(eqx.Module):
@@ -165,7 +166,7 @@ def sum_of_weighted(blocks: Any, fn: Callable[[Any], Any]) -> Any:
     """Sum of `fn(block)` over blocks, a tree of arrays that lead with the block axis,
     but for the last without weight.
     """
-    count = jnp.sum(jnp.any(blocks.weight != 0, 1))
+    count = len(blocks.weight) if counted() else jnp.sum(jnp.any(blocks.weight != 0, 1))
     traced, zero, unflatten = flattened(fn, jax.tree.map(lambda a: a[0], blocks))
 
     def add(k: jax.Array, sums: jax.Array) -> jax.Array:
