@@ -6,6 +6,7 @@ import jax
 import jax.numpy as jnp
 import pytest
 from jax import export
+from lowering import products
 
 import tiedattn_jax as ta
 from tiedattn_jax.phases.follow import Track, follow, pair_free, pair_start
@@ -95,3 +96,4 @@ def test_lowers_for_gpu_and_tpu(name, wide):
         program = export.export(jax.jit(call), platforms=("cuda", "tpu"))(*numbers(0.5, 2.0))
     text = program.mlir_module()
     assert "callback" not in text and ("f64" in text) == wide
+    assert not products(text)[1]

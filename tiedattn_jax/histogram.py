@@ -45,6 +45,7 @@ from .errors import (
     require_number,
     require_positive,
 )
+from .linalg import precise
 from .printing import Description, pictures
 from .results import Result, Status
 from .store import Checkpoint, fingerprint
@@ -130,6 +131,7 @@ class Transformer(eqx.Module):
         self.hidden = eqx.nn.Linear(width, hidden, dtype=dtype, key=keys[3])
         self.readout = eqx.nn.Linear(hidden, length + 1, dtype=dtype, key=keys[4])
 
+    @precise
     def __call__(self, x: jax.Array) -> tuple[jax.Array, jax.Array]:
         """Logits and attention matrix of one sequence.
 
@@ -325,6 +327,7 @@ def attention(transformer: Transformer, x: Any) -> jax.Array:
 
 
 @eqx.filter_jit
+@precise
 def _attention(transformer: Transformer, x: jax.Array) -> jax.Array:
     return jnp.vectorize(lambda x: transformer(x)[1], signature="(l)->(l,m)")(x)
 
@@ -603,6 +606,7 @@ def _run(start: Transformer, masks: Transformer, keys: jax.Array, plan: _Plan, a
 
 
 @eqx.filter_jit
+@precise
 def _epoch(
     state: tuple[Transformer, Any],
     masks: Transformer,

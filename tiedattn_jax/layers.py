@@ -15,6 +15,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from .errors import InputError, as_array, as_number, is_concrete, require, require_count, require_kind
+from .linalg import precise
 from .model import Model, SpectralLaw, rotations_of
 from .penalties import Penalty
 
@@ -151,10 +152,12 @@ class AttentionLayer(Model):
     def rotation_invariant(self) -> bool:
         return True
 
+    @precise
     def student(self, Z: jax.Array) -> jax.Array:
         """Attention matrix of the student, (L, L)."""
         return self.attention(Z)
 
+    @precise
     def target(self, Y: jax.Array, *noise: jax.Array) -> jax.Array:
         """Attention matrix of the target, (L, L), which leaves fields of noise alone."""
         return (1 - self.omega) * self.attention(Y) + self.omega * self.mixing
@@ -164,11 +167,13 @@ class AttentionLayer(Model):
             return eqx.tree_at(lambda m: m.teacher, self, gram.astype(self.lam.dtype))
         return eqx.tree_at(lambda m: m.spectrum, self, self.spectrum.with_teacher(gram))
 
+    @precise
     def loss(self, Z: jax.Array, Y: jax.Array, *noise: jax.Array) -> jax.Array:
         error = (self.student(Z) - self.target(Y, *noise)) ** 2
         return 0.5 * self.sigma**2 * jnp.sum(error) if self.spectrum is None else 0.5 * jnp.sum(self.trace * error)
 
     @eqx.filter_jit
+    @precise
     def law(self) -> SpectralLaw:
         if self.spectrum is not None:
             return self.spectrum
@@ -266,6 +271,7 @@ class UntiedDotProduct(AttentionLayer):
     def generators(self) -> np.ndarray:
         return np.kron(np.eye(2), rotations_of(self.rank))
 
+    @precise
     def start_columns(self, both: bool) -> tuple[jax.Array, jax.Array]:
         k, t, law = self.rank, self._teachers, self.law()
         query = np.eye(k, t if self.tied_teacher else t // 2)

@@ -17,6 +17,7 @@ import numpy as np
 from jax import lax
 
 from .errors import InputError, require, require_count, require_kind, require_takes, with_values
+from .linalg import precise
 from .penalties import Penalty, check_penalty
 from .printing import Description, Printed, entries
 from .spectra import atoms, eigenbasis, floats, positive
@@ -260,6 +261,7 @@ class SpectralLaw(Printed):
         arrays = {name: jnp.asarray(a, dtype)[None] for name, a in atom.items()}
         return cls(**arrays, sentences=jax.tree.map(lambda a: a.astype(dtype), kinds))
 
+    @precise
     def with_teacher(self, gram: jax.Array) -> SpectralLaw:
         """The law of a teacher with another ``Q*^T Q* / d``, (t, t), whose columns are mixed to have it."""
         own = jnp.einsum("k,kst->st", self.weights, self.pi)
@@ -335,18 +337,21 @@ class Model(Printed):
         """Joint spectral law of covariances, encodings and teacher."""
 
     @property
+    @precise
     def rho(self) -> jax.Array:
         """Covariance of the teacher's fields, ``Q*^T Sigma_l Q* / d``, (L, t, t), or (S, t, t) of the classes."""
         law = self.law()
         return self.of_tokens(jnp.einsum("k,kl,kst->lst", law.weights, law.gamma, law.pi))
 
     @property
+    @precise
     def trace(self) -> jax.Array:
         """``Tr Sigma_l / d``, the diagonal of D, (L,), or (S,) of the classes; in `loss` it is that of the tokens."""
         law = self.law()
         return self.of_tokens(law.weights @ law.gamma)
 
     @property
+    @precise
     def teacher_mean(self) -> jax.Array | None:
         """Means of the teacher's fields, ``Q*^T mu_s / sqrt(d)``, (L, t), or (S, t) of the classes; None is zero."""
         law, L = self.law(), self.shape[0]
@@ -369,12 +374,14 @@ class Model(Printed):
         return self if self.kind is None else eqx.tree_at(lambda m: m.kind, self, None)
 
     @property
+    @precise
     def share(self) -> jax.Array | float:
         """Share of the kind that the model is given; one where there is one kind only."""
         sentences = self.law().sentences
         return 1.0 if self.kind is None or sentences is None else self.kind @ sentences.weights
 
     @property
+    @precise
     def drawn(self) -> jax.Array | None:
         """Ones at the class of every token of the kind that the model is given, (L, S); None without one."""
         sentences = self.law().sentences
@@ -382,6 +389,7 @@ class Model(Printed):
             return None
         return jnp.tensordot(self.kind, jnp.asarray(sentences.table, self.kind.dtype), 1)
 
+    @precise
     def of_tokens(self, classes: jax.Array) -> jax.Array:
         """Of arrays over the classes, (S, ...), what the tokens of the given kind have, (L, ...);
         unchanged without one.
@@ -389,6 +397,7 @@ class Model(Printed):
         drawn = self.drawn
         return classes if drawn is None else jnp.tensordot(drawn, classes, 1)
 
+    @precise
     def to_classes(self, tokens: jax.Array, axis: int = 0) -> jax.Array:
         """The transpose of `of_tokens` along an axis: sums over the tokens of each class."""
         drawn = self.drawn
@@ -655,6 +664,7 @@ def _computed(name: str, function: Callable[..., Any], *fields: jax.Array) -> An
 
 
 @eqx.filter_jit
+@precise
 def _losses(model: Model, turn: jax.Array | None, Z: jax.Array, Y: jax.Array, *noise: jax.Array) -> tuple[Any, ...]:
     """The loss of fields; of a turned Z, if it is to be turned; of Z, of Y, and of Y and the noise mirrored."""
     fields = [(Z, Y, *noise), (-Z, Y, *noise), (Z, -Y, *noise)]

@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from .errors import require_choice
-from .linalg import positive_definite, solve
+from .linalg import positive_definite, precise, solve
 from .model import Model
 from .printing import Description, Printed, rows_of
 
@@ -76,6 +76,7 @@ class Branch(NamedTuple):
         """What it leaves free of (theta, m), (2,): the branch as data."""
         return jnp.asarray([self.theta, self.m], model.lam.dtype)
 
+    @precise
     def start(self, model: Model) -> Overlaps:
         """A point from which damped iteration reaches the branch, for models whose scores are of order one."""
         L, r, t = model.shape
@@ -130,6 +131,7 @@ def symmetric(a: jax.Array) -> jax.Array:
     return 0.5 * (a + jnp.swapaxes(a, -1, -2))
 
 
+@precise
 def of_sentence(model: Model, x: Overlaps) -> Overlaps:
     """Overlaps of the tokens of the kind that a model is given: with m at ``y = 0``, so that h - m is linear in y.
 
@@ -158,6 +160,7 @@ class HasTeacher(Protocol):
         """Covariance of the teacher's fields, (S, t, t)."""
 
 
+@precise
 def explained_covariance(model: HasTeacher, theta: jax.Array) -> jax.Array:
     """The part of the covariance of the student fields that the teacher's explain, ``theta rho^{-1} theta^T``, (L,
     r, r).
@@ -281,6 +284,7 @@ class Coordinates(eqx.Module):
         theta, m = (jnp.maximum(jnp.sqrt(jnp.mean(a**2)), ZERO * s) for a, s in ((x.theta, q * rho), (x.m, q)))
         return jnp.concatenate([jnp.full(a.size, s) for a, s in ((x.q, q**2), (x.V, V), (x.theta, theta), (x.m, m))])
 
+    @precise
     def gauge(self, x: Overlaps, scale: jax.Array) -> jax.Array:
         """Unit tangents, in scaled coordinates, of the orbit of a state under Q -> Q O: (generators, n)."""
         if not len(self.generators):

@@ -11,7 +11,7 @@ import numpy as np
 from jax import lax
 
 from .errors import InputError, as_number, is_concrete, require, require_kind, require_not_negative, require_takes
-from .linalg import inverse
+from .linalg import inverse, precise
 from .printing import Description, Printed, entries
 
 _MOST_SWEEPS = 500
@@ -143,6 +143,7 @@ def _attach(u: jax.Array, penalty: Penalty, Lam: jax.Array, b: jax.Array) -> jax
 
 
 @_attach.defjvp
+@precise
 def _(primals: Any, tangents: Any) -> tuple[jax.Array, jax.Array]:
     _, penalty, Lam, _ = primals
     u = _attach(*primals)

@@ -17,7 +17,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from ..linalg import apply, inverse, matvec, total
+from ..linalg import apply, inverse, matvec, precise, total
 from ..model import Model
 from .lines import legendre, vectors_across
 from .nodes import hermite_grid
@@ -72,6 +72,7 @@ class _Around(NamedTuple):
         fields, teacher = self.at(xi)
         return local_minima(self.model, z, fields, self.V, teacher)
 
+    @precise
     def weight_of(self, low: jax.Array, s: jax.Array) -> _Weight:
         """The weight of the sheet of the minimisers `low` to second order."""
         (L, r, N), n = self.h.shape, low.shape[0] * low.shape[1]

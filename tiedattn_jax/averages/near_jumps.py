@@ -12,6 +12,7 @@ import equinox as eqx
 import jax
 import numpy as np
 
+from ..linalg import precise
 from ..model import Model
 from ..overlaps import Overlaps
 from .fields import teacher_fields, whiten
@@ -47,6 +48,7 @@ def lay_nodes(model: Model, x: Overlaps, replicate: LineNodes, distance: float) 
 
 
 @eqx.filter_jit
+@precise
 def _jumps(model: Model, x: Overlaps, replicate: LineNodes) -> tuple[Lines, jax.Array, jax.Array, jax.Array]:
     """All lines of a replicate with their teachers, and where they jump, (P, lines), if they do."""
     y = teacher_fields(model, replicate.teacher)

@@ -12,6 +12,7 @@ import jax.numpy as jnp
 
 from ..compiled import kept
 from ..errors import is_concrete, is_tracing
+from ..linalg import precise
 from .rule import Replicate
 
 _QUICK = {"xla_cpu_use_fusion_emitters": False}
@@ -28,6 +29,7 @@ def program(fn: Callable[..., Any], *, nested: bool = False) -> Callable[..., An
         nested: whether solving is itself within loops. XLA would carry what does not change out of them, one after the
             other, which is a third of compiling and gains nothing; where there is but the solve it gains up to 15 %.
     """
+    fn = precise(fn)
     inner, full, loops = eqx.filter_jit(fn), kept(fn), _AS_WRITTEN if nested else {}
     on_cpu = {quick: kept(fn, compiler_options=loops | (_QUICK if quick else {})) for quick in (True, False)}
 

@@ -25,7 +25,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from ..linalg import apply, definite, inverse, ldl_solve, matvec, total
+from ..linalg import apply, definite, inverse, ldl_solve, matvec, precise, total
 from ..model import Model
 from .loops import counted, repeat
 from .nodewise import nodewise
@@ -197,6 +197,7 @@ def attach(z: jax.Array, model: Model, h: jax.Array, V: jax.Array, y: jax.Array)
 
 
 @functools.partial(attach.defjvp, symbolic_zeros=True)
+@precise
 def _attach_jvp(primals: Any, tangents: Any) -> tuple[jax.Array, jax.Array]:
     _, model, _, V, y = primals
     z = attach(*primals)
@@ -357,6 +358,7 @@ def _normals(L: int) -> np.ndarray:
     return np.stack([*eye, *((eye[k] - eye[l]) / 2**0.5 for k in range(L) for l in range(k))])
 
 
+@precise
 def _flips(model: Model, h: jax.Array) -> jax.Array:
     """The projections of h to these planes, (K, L, r, N); its reflections there, and -h, for a loss with kinks."""
     normals = jnp.asarray(_normals(h.shape[0]), h.dtype)
@@ -374,6 +376,7 @@ def _wells_matter(model: Model, h: jax.Array, V: jax.Array, origin: Origin) -> j
     return split | jnp.any(origin.slope != 0, (0, 1)) | _large(model, h, 1.5)
 
 
+@precise
 def _flips_matter(model: Model, h: jax.Array, V: jax.Array, energy: jax.Array) -> jax.Array:
     """From which of `_flips` a lower minimum may be found than one whose energy is known, (K, N).
 

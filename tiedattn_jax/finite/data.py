@@ -33,6 +33,7 @@ from ..errors import (
     shaped_array,
     with_values,
 )
+from ..linalg import inner_products, precise, total
 from ..model import Model, check, over_kinds
 from ..overlaps import Overlaps
 from ..printing import Description, Printed, by_token, rows_of
@@ -58,6 +59,7 @@ class Labels(eqx.Module):
     gram: jax.Array
 
     @classmethod
+    @precise
     def of(cls, labels: jax.Array, x: jax.Array) -> Labels:
         """Of labels (n, L, d) and the rows ``x~_l / sqrt(d)`` that attention mixes, (L, n, d)."""
         d = x.shape[2]
@@ -137,6 +139,7 @@ class Data(Printed):
         self.noise = None if noise is None else fit("noise", noise, "n L k")
 
     @classmethod
+    @precise
     def from_sentences(
         cls,
         inputs: Any,
@@ -225,6 +228,7 @@ class Data(Printed):
         return covariances(self.gamma, teacher, teacher)
 
     @property
+    @precise
     def teacher_gram(self) -> jax.Array:
         """``Q*^T Q* / d``, (t, t).
 
@@ -238,7 +242,7 @@ class Data(Printed):
     def fields(self) -> jax.Array:
         """Local fields of the teacher, and of noise, in the layout of `prox`, (L, t + noise, n)."""
         y = self.y if self.noise is None else jnp.concatenate([self.y, self.noise], 2)
-        return jnp.transpose(y, (1, 2, 0))
+        return jnp.stack([y[:, l].T for l in range(y.shape[1])])
 
     def inputs(self) -> jax.Array:
         """Raw sentences x without their positional encodings, (n, L, d)."""
@@ -257,7 +261,7 @@ class Data(Printed):
             q=q,
             V=jnp.full_like(q, jnp.nan) if V is None else V,
             theta=unknown if self.teacher is None else covariances(self.gamma, Q, self.teacher),
-            m=vectors @ Q / d**0.5,
+            m=student_fields(vectors[:, None], Q)[:, :, 0] / d**0.5,
         )
 
     @property
@@ -349,22 +353,40 @@ class Estimate(Result):
 @jax.jit
 def covariances(gamma: jax.Array, a: jax.Array, b: jax.Array) -> jax.Array:
     """``a^T Sigma_l b / d`` of every token: variances (L, d) or (L, 1), (d, i), (d, j) -> (L, i, j)."""
-    return jnp.einsum("ia,li,ib->lab", a, gamma, b) / len(a)
+    return inner_products(gamma[:, None] * a.T, jnp.broadcast_to(b.T, (len(gamma), *b.T.shape))) / len(a)
 
 
 @jax.jit
+@precise
 def student_fields(x: jax.Array, Q: jax.Array) -> jax.Array:
     """Local fields of the student, ``x_l Q``: (L, n, d), (d, r) -> (L, r, n), in one pass over `x`.
 
     Column by column: a product of a matrix and a vector runs at the speed of memory, a batched product of thin
-    matrices at a fraction of it.
+    matrices at a fraction of it. GPUs have no fast product of a matrix and a vector in XLA: it may pad the vector to a
+    matrix of 16 columns. There the product is written as a sum, which one kernel computes for all columns.
     """
-    return jnp.stack([jnp.tensordot(x, Q[:, a], 1) for a in range(Q.shape[1])], 1)
+
+    def products(x: jax.Array, Q: jax.Array) -> jax.Array:
+        return jnp.stack([jnp.tensordot(x, Q[:, a], 1) for a in range(Q.shape[1])], 1)
+
+    def by_sums(x: jax.Array, Q: jax.Array) -> jax.Array:
+        return jnp.stack([jnp.stack([jnp.sum(rows * Q[:, a], 1) for a in range(Q.shape[1])]) for rows in x])
+
+    return lax.platform_dependent(x, Q, cpu=products, default=by_sums)
 
 
+@precise
 def back_project(x: jax.Array, g: jax.Array) -> jax.Array:
     """The transpose of `student_fields`, ``sum_l x_l^T g_l``: (L, n, d), (L, r, n) -> (d, r)."""
-    return jnp.stack([jnp.tensordot(g[:, a], x, 2) for a in range(g.shape[1])], 1)
+
+    def products(x: jax.Array, g: jax.Array) -> jax.Array:
+        return jnp.stack([jnp.tensordot(g[:, a], x, 2) for a in range(g.shape[1])], 1)
+
+    def by_sums(x: jax.Array, g: jax.Array) -> jax.Array:
+        tokens = range(len(x))
+        return jnp.stack([total(g[l, a, :, None] * x[l] for l in tokens).sum(0) for a in range(g.shape[1])], 1)
+
+    return lax.platform_dependent(x, g, cpu=products, default=by_sums)
 
 
 @jax.jit
@@ -427,6 +449,7 @@ def start(model: Model, data: Data, init: Any, key: jax.Array | None = None, sca
 
 
 @eqx.filter_jit
+@precise
 def _named_start(model: Model, data: Data, init: str, key: jax.Array, size: jax.Array) -> jax.Array:
     d, r = data.shape[2], model.shape[1]
     noise = jax.random.normal(key, (d, r), data.x.dtype)
@@ -514,6 +537,7 @@ def _check_scale(model: Model, data: Data) -> None:
 
 
 @eqx.filter_jit
+@precise
 def _scales(model: Model, data: Data) -> tuple[jax.Array, ...]:
     """The largest ``|p_l|^2`` of the data and of the law; variances of x and y over what they should be,
     one if that is zero.

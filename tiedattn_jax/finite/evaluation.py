@@ -15,6 +15,7 @@ from jax import lax
 from ..averages.nodewise import nodewise
 from ..averages.prox import loss_at_nodes
 from ..errors import InputError, require, require_count, require_key, require_kind, require_not_negative, shaped_array
+from ..linalg import precise
 from ..model import Model, check_provides
 from ..printing import Description, Printed, entries
 from ..results import Average
@@ -25,6 +26,7 @@ _TEST_BLOCK = 256  # sentences in memory at a time: 256 x 2 x 1000 normals are 4
 
 
 @nodewise
+@precise
 def _exact_losses(model: Model, Z: jax.Array, energy: jax.Array, cross: jax.Array, gram: jax.Array) -> jax.Array:
     S = model.student(Z)
     return 0.5 * energy - jnp.sum(S * cross) + 0.5 * jnp.sum((S @ gram) * S)
@@ -47,6 +49,7 @@ def sentence_losses(model: Model, data: Data, Z: jax.Array, exact: bool = False)
     return _exact_losses(model, Z, labels.energy, labels.cross, labels.gram)
 
 
+@precise
 def valued(data: Data, labels: jax.Array, W: jax.Array) -> Data:
     """The data with `Labels` of attention that mixes ``W^T x~`` instead of ``x~``, which ``exact=True`` then means.
 
@@ -102,6 +105,7 @@ def linear_baseline(data: Data, *, ridge: Any = 0.0, test: Data | None = None) -
 
 
 @eqx.filter_jit
+@precise
 def _fit_linear(labels: Labels, ridge: jax.Array, test: Labels | None) -> LinearBaseline:
     n = labels.energy.shape[0]
 
@@ -158,6 +162,7 @@ def heldout_error(
 
 
 @eqx.filter_jit
+@precise
 def _heldout(
     model: Model,
     teacher: jax.Array,

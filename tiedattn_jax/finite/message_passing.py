@@ -20,14 +20,15 @@ from jax import lax
 
 from ..averages.prox import descend, gradient_at_nodes, prox, prox_jacobian
 from ..errors import require_choice, require_count, require_memory, require_number, require_positive, shaped_array
-from ..linalg import apply, inverse, positive_definite
+from ..linalg import apply, inner_products, inverse, positive_definite, precise, solve
 from ..model import Model, over_kinds
 from ..overlaps import Overlaps, symmetric
 from ..penalties import minimiser_and_response
 from ..printing import pictures
 from ..results import Status
 from .data import Data, Estimate, back_project, check_estimate, each_kind, of_kind, start, student_fields
-from .training import gradient_norm, risk, smooth_risk
+from .evaluation import sentence_losses
+from .training import gradient_norm, smooth_risk
 
 # Minimisers are searched for globally in the first steps only; then each sentence stays in its well. Sentences near the
 # surface where the minimiser jumps would otherwise go to and fro between two wells for ever: on the positional branch
@@ -251,8 +252,8 @@ def _regression_slope(data: Data, h: jax.Array, g: jax.Array, own: jax.Array | f
     r, n = h.shape[1], jnp.sum(own * jnp.ones_like(h[0, 0]))
     regressors = jnp.concatenate([h, data.fields], 1)
     regressors, g = (own * (a - jnp.sum(own * a, -1, keepdims=True) / n) for a in (regressors, g))
-    gram = jnp.einsum("lan,lbn->lab", regressors, regressors)
-    return n * jnp.swapaxes(jnp.linalg.solve(gram, jnp.einsum("lan,lbn->lab", regressors, g))[:, :r], 1, 2)
+    gram = inner_products(regressors, regressors)
+    return n * jnp.swapaxes(solve(gram, inner_products(regressors, g))[:, :r], 1, 2)
 
 
 def _derivative_slope(model: Model, data: Data, z: jax.Array, V: jax.Array, own: jax.Array | float) -> jax.Array:
@@ -303,7 +304,12 @@ def _recorded(history: Overlaps, k: jax.Array, data: Data, s: _State) -> Overlap
 
 
 def _first(
-    model: Model, data: Data, Q: jax.Array, earlier: tuple[jax.Array, jax.Array] | None, options: _Options
+    model: Model,
+    data: Data,
+    Q: jax.Array,
+    Z: jax.Array,
+    earlier: tuple[jax.Array, jax.Array] | None,
+    options: _Options,
 ) -> _Loop:
     """Before the first step from an estimate: with the variances and messages of an earlier run, or some that fit it.
 
@@ -311,7 +317,6 @@ def _first(
     the risk stays where it is. These variances are the prior's, halved by as much data.
     """
     r, dtype = Q.shape[1], Q.dtype
-    Z = student_fields(data.x, Q)
     if earlier is None:
         hold, alike = model.lam, data.gamma.shape[1]
         if model.penalty is not None:  # its curvature over weights of order one
@@ -333,15 +338,21 @@ def _first(
 
 
 @eqx.filter_jit
+@precise
 def _run(
     model: Model, data: Data, Q: jax.Array, earlier: tuple[jax.Array, jax.Array] | None, options: _Options
 ) -> GAMP:
     tol = jnp.maximum(options.tol, 20 * jnp.finfo(Q.dtype).eps)
     burn_in, collinear = (_BURN_IN, _COLLINEAR) if earlier is None else (0, 0)
-    most = jnp.maximum(risk(model, data, Q), risk(model, data, 0 * Q))
+    Z = student_fields(data.x, Q)
 
     def cost(Q: jax.Array) -> jax.Array:
         return 0.5 * model.lam * jnp.sum(Q**2) + model.penalty_of(Q)
+
+    def risk(Q: jax.Array, Z: jax.Array) -> jax.Array:
+        return jnp.sum(sentence_losses(model, data, Z)) + cost(Q)
+
+    most = jnp.maximum(risk(Q, Z), risk(0 * Q, 0 * Z))
 
     def body(p: _Loop) -> _Loop:
         search = p.steps < burn_in
@@ -368,7 +379,7 @@ def _run(
     def unfinished(p: _Loop) -> jax.Array:
         return (p.failure == Status.converged) & ~(p.damping.residual <= tol) & (p.steps < options.steps)
 
-    p = lax.while_loop(unfinished, body, _first(model, data, Q, earlier, options))
+    p = lax.while_loop(unfinished, body, _first(model, data, Q, Z, earlier, options))
     s = p.now
     smooth = jax.value_and_grad(partial(smooth_risk, model, data))
     value, gradient = smooth(s.Q)

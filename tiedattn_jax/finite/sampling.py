@@ -14,6 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from ..errors import InputError, is_concrete, require, require_count, require_key, require_memory, require_positive
+from ..linalg import precise
 from ..model import Model, SpectralLaw, check, check_provides
 from ..theory.observables import target_at_nodes
 from .data import Data, Labels, Population, shard, student_fields, token_gram
@@ -98,6 +99,7 @@ def _moments(tau: jax.Array, pi: jax.Array, cross: jax.Array) -> jax.Array:
 
 
 @eqx.filter_jit
+@precise
 def _draw(model: Model, counts: tuple[int, ...], n: int, key: jax.Array, normalise: bool) -> Data:
     d, law = sum(counts), model.law()
     key_teacher, key_tokens = jax.random.split(key)
@@ -155,6 +157,7 @@ def _principal(moments: jax.Array) -> tuple[jax.Array, jax.Array]:
     return jnp.maximum(values[::-1], 0.0), vectors * jnp.where(vectors[0] < 0, -1.0, 1.0)
 
 
+@precise
 def draw_sentences(model: Model, teacher: jax.Array, population: Population, n: int, key: jax.Array) -> Data:
     """n sentences with the model's labels, of a given teacher (d, t)."""
     encodings, gamma, means = population.encodings, population.gamma, population.means
@@ -164,8 +167,9 @@ def draw_sentences(model: Model, teacher: jax.Array, population: Population, n: 
         tokens = tokens * jnp.sqrt(gamma[:, None] / d)
     else:
         tokens = tokens * jnp.sqrt(gamma / d)[classes.T] + (means / d**0.5)[classes.T]
-    y = student_fields(tokens, teacher)
+    # The fields come from x, less those of the encodings: with products of the tokens both arrays would be in memory.
     x = tokens + encodings[:, None] / d**0.5
+    y = student_fields(x, teacher) - student_fields(encodings[:, None], teacher) / d**0.5
     own = noise_fields(model, n, key)
     labels = _labels(model, x, jnp.concatenate([y, own], 1), encodings)
     of_labels = jnp.transpose(own, (2, 0, 1)) if model.noise else None
@@ -187,6 +191,7 @@ def noise_fields(model: Model, n: int, key: jax.Array) -> jax.Array:
     return jax.random.normal(jax.random.fold_in(key, 1), (model.shape[0], model.noise, n), model.lam.dtype)
 
 
+@precise
 def _labels(model: Model, x: jax.Array, fields: jax.Array, encodings: jax.Array) -> Labels | None:
     """`Labels` of ``y = T(Y) x``, from inner products alone; None for a model without `target`.
 
@@ -210,6 +215,7 @@ def _labels(model: Model, x: jax.Array, fields: jax.Array, encodings: jax.Array)
 
 
 @eqx.filter_jit
+@precise
 def raw_labels(model: Model, data: Data) -> jax.Array:
     """Exact labels ``T(Y) x`` of the sentences, (n, L, d).
 

@@ -26,6 +26,7 @@ import optax
 from jax import lax
 
 from ..errors import InputError, require_choice, require_count, require_memory, require_not_negative, require_positive
+from ..linalg import precise
 from ..model import Model
 from ..printing import pictures
 from ..results import Status
@@ -76,6 +77,7 @@ def risk(model: Model, data: Data, Q: Any, *, exact: bool = False) -> jax.Array:
     return smooth_risk(model, data, Q, exact) + model.penalty_of(Q)
 
 
+@precise
 def smooth_risk(model: Model, data: Data, Q: jax.Array, exact: bool = False) -> jax.Array:
     """`risk` without the penalty."""
     losses = sentence_losses(model, data, student_fields(data.x, Q), exact)
@@ -199,6 +201,7 @@ def _recorded(
 
 
 @eqx.filter_jit
+@precise
 def _run(model: Model, data: Data, Q: jax.Array, how: Descent, exact: bool) -> Training:
     Q, ended = descend(model, partial(smooth_risk, model, data, exact=exact), Q, how)
     return Training(Q=Q, overlaps=data.overlaps(Q), **ended)

@@ -29,6 +29,7 @@ from jax import lax
 
 from ..averages.nodewise import nodewise
 from ..errors import InputError, require_memory, require_not_negative, shaped_array
+from ..linalg import precise
 from ..model import Model, check_provides
 from .data import Data, check_fit, start, student_fields
 from .evaluation import valued
@@ -56,6 +57,7 @@ class ValueTraining(Training):
         return {**super()._numbers(), "shift": self.shift}
 
 
+@precise
 def value_risk(model: Model, data: Data, labels: jax.Array, Q: jax.Array, W: jax.Array, ridge: Any) -> jax.Array:
     """``sum_mu ||y - S (x + p) W||_F^2 / (2 d) + lambda / 2 ||Q||_F^2 + ridge / 2 ||W - 1||_F^2``.
 
@@ -72,6 +74,7 @@ def _attention(model: Model, Z: jax.Array) -> jax.Array:
     return model.student(Z)
 
 
+@precise
 def best_value(model: Model, data: Data, labels: jax.Array, Q: jax.Array, ridge: Any) -> jax.Array:
     """The value matrix of least `value_risk` at weights Q, (d, d), by the smaller of two linear systems.
 
@@ -143,6 +146,7 @@ def train_value(
 
 
 @eqx.filter_jit
+@precise
 def _run(model: Model, data: Data, labels: jax.Array, Q: jax.Array, ridge: jax.Array, how: Descent) -> ValueTraining:
     if how.optimizer == "lbfgs":
 

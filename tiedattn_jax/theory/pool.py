@@ -35,6 +35,7 @@ from ..averages.rule import Rule
 from ..averages.sizes import block_size
 from ..compiled import settings as jax_settings
 from ..errors import InputError, require_count
+from ..linalg import precise
 from ..model import Model
 from ..overlaps import Coordinates, Overlaps
 from ..results import Settings
@@ -315,6 +316,7 @@ def _work(request: Lane | Call, stop: threading.Event) -> Any:
 
 
 @jax.jit
+@precise
 def _begin(
     model: Model, free: jax.Array, start: Overlaps, settings: Settings, attempts: Any, stall: Any
 ) -> tuple[Newton, Search]:
@@ -324,6 +326,7 @@ def _begin(
 
 
 @jax.jit
+@precise
 def _advance(newton: Newton, search: Search, answer: Answer) -> Search:
     """One step of a lane's search."""
     return newton.advance(search, answer)
@@ -486,18 +489,21 @@ def _of_lane(parts: Any, model: Model, alpha: jax.Array, free: jax.Array, number
 
 
 @jax.jit
+@precise
 def _evaluate_all(parts: Any, *lanes: Any) -> tuple[Answer, jax.Array]:
     """`evaluate` of many lanes, of the replicates of their rule and their numbers."""
     return jax.vmap(lambda *lane: _of_lane(parts, *lane[:-1]).answer(lane[-1]))(*lanes)
 
 
 @jax.jit
+@precise
 def _observe_all(parts: Any, *lanes: Any) -> State:
     """`observe` of many lanes."""
     return jax.vmap(lambda *lane: _of_lane(parts, *lane[:-2]).state(*lane[-2:]))(*lanes)
 
 
 @jax.jit
+@precise
 @jax.vmap
 def _advance_all(newton: Newton, search: Search, answer: Answer) -> Search:
     """One step of the searches of many lanes."""

@@ -14,7 +14,7 @@ import numpy as np
 from ..averages.fields import fields
 from ..averages.prox import derivative_along, moreau
 from ..averages.rule import Points, Replicate, average, found_in
-from ..linalg import solve
+from ..linalg import precise, solve
 from ..model import Model, over_kinds
 from ..overlaps import Conjugates, Overlaps, of_sentence, symmetric
 from ..penalties import Penalty, minimiser
@@ -33,6 +33,7 @@ def stationary(fn: Callable[[Any, Any], jax.Array]) -> Callable[[Any, Any], jax.
         return fn(z, p)
 
     @partial(value.defjvp, symbolic_zeros=True)
+    @precise
     def rule(primals: Any, tangents: Any) -> Any:
         z, p = primals
         # The value again as a stationary one: an outer derivative of it must not see z either.
@@ -149,6 +150,7 @@ def _gains(penalty: Penalty, packed: jax.Array) -> jax.Array:
 
 
 @partial(_gains.defjvp, symbolic_zeros=True)
+@precise
 def _(primals: Any, tangents: Any) -> tuple[jax.Array, jax.Array]:
     moved = derivative_along(lambda packed: jnp.sum(_slopes(*primals) * packed, 1), primals[1:], tangents[1:])
     return _gains(*primals), moved + derivative_along(lambda p: _gains.fun(p, primals[1]), primals[:1], tangents[:1])
@@ -161,6 +163,7 @@ def _slopes(penalty: Penalty, packed: jax.Array) -> jax.Array:
 
 
 @partial(_slopes.defjvp, symbolic_zeros=True)
+@precise
 def _(primals: Any, tangents: Any) -> tuple[jax.Array, jax.Array]:
     """By all second derivatives at once: the conjugates and numbers of a model, which move what is packed,
     are many more.

@@ -18,6 +18,7 @@ from ..averages.nodes import sobol_nodes
 from ..averages.program import at_top_level, lane_by_lane, program
 from ..averages.rule import COARSE, Replicate, Rule, check_rule
 from ..errors import InputError, as_number, is_concrete, require, require_kind, require_number
+from ..linalg import precise
 from ..model import Model, check
 from ..overlaps import Coordinates, Overlaps, admissible, branch_of, magnitudes, shapes_of
 from ..results import Settings, Status
@@ -272,6 +273,7 @@ class _Queue(NamedTuple):
     all_seen: jax.Array  # (R, k)
 
 
+@precise
 def traced_states(
     model: Model, alpha: jax.Array, nodes: Rule, free: jax.Array, settings: Settings, starts: Overlaps, coarsely: bool
 ) -> State:
@@ -333,6 +335,7 @@ def followed(model: Model, alpha: jax.Array, nodes: Rule, free: jax.Array, state
 
 
 @followed.defjvp
+@precise
 def _(primals: Any, tangents: Any) -> tuple[State, State]:
     model, alpha, nodes, free, _ = primals
     *along, _, _, still = tangents

@@ -16,7 +16,7 @@ from ...averages.program import program
 from ...averages.rule import Replicate, Rule
 from ...averages.sizes import REPLICATES
 from ...errors import InputError, is_concrete, require_choice, require_count, require_number
-from ...linalg import cholesky, inverse
+from ...linalg import cholesky, inverse, precise
 from ...model import Model
 from ...overlaps import PAIR, Conjugates, Overlaps, branch_of
 from ...printing import Description, rows_of
@@ -343,6 +343,7 @@ def with_derivatives(numbers: tuple[Model, jax.Array], state: BrokenState, movin
 
 
 @with_derivatives.defjvp
+@precise
 def _(primals: Any, tangents: Any) -> tuple[BrokenState, BrokenState]:
     numbers, state, moving = primals
     slopes, moving = first_order(((state.loss_by_model, state.loss_by_alpha), moving), numbers)
@@ -361,6 +362,7 @@ def _(primals: Any, tangents: Any) -> tuple[BrokenState, BrokenState]:
     return with_derivatives(*primals), moved
 
 
+@precise
 def _start(model: Model, state: Any, s: jax.Array | None, free: jax.Array) -> tuple[BrokenOverlaps, jax.Array]:
     """Where the first replicate starts: within a cluster jumps do not respond.
 

@@ -1,0 +1,317 @@
+"""Many settings in one pool: through alpha, through another number, and a list of models; states and events."""
+
+import importlib
+from types import SimpleNamespace
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import made
+import numpy as np
+import pytest
+
+import tiedattn_jax as ta
+from tiedattn_jax.overlaps import BRANCHES
+from tiedattn_jax.phases.events import EVENTS, Zero
+from tiedattn_jax.phases.follow import Follower
+
+how = importlib.import_module("tiedattn_jax.phases.sweep")  # `sweep` is the function
+
+SIGMAS = [0.5, 0.55]
+
+
+def with_sigma(model, sigma):
+    return eqx.tree_at(lambda m: m.sigma, model, jnp.asarray(sigma))
+
+
+@pytest.fixture(scope="module")
+def curve(model, lines):
+    return ta.sweep(model, [0.6, 0.7, 0.8, 1.1, 2.0], "semantic", lines)
+
+
+def test_through_alpha(curve, model, lines):
+    np.testing.assert_allclose(curve.alphas, [0.7, 0.8, 1.1, 2.0])  # the end is met at .7, and nothing sought below
+    np.testing.assert_array_equal(curve.exists, [False, True, True, True])
+    np.testing.assert_array_equal(curve.at, curve.alphas)
+    assert int(curve.points[0].status) == ta.Status.absent and curve.parameter == "alpha"
+    assert np.all(np.diff(curve.values(lambda p: p.train_loss)[1:]) > 0)
+    direct = ta.solve(model, 2.0, "semantic", lines)
+    np.testing.assert_allclose(curve.points[-1].overlaps.q, direct.overlaps.q, rtol=1e-4)
+    assert len(curve.plot().axes) == 3
+
+
+def test_damped_steps_are_for_the_first_point(model, known, lines, monkeypatch):
+    seen = []
+
+    def search(self, model, alpha, near, lost):
+        seen.append((float(alpha), int(self.settings.warm_steps), float(self.settings.tol), float(near.theta.mean())))
+        return made.ended(known)
+
+    monkeypatch.setattr(Follower, "search", search)
+    curve = ta.sweep(model, [1.0, 3.0, 2.0], "semantic", lines, settings=ta.Settings(tol=1e-3, warm_steps=7))
+    np.testing.assert_array_equal(curve.alphas, [1.0, 2.0, 3.0])
+    first, last = (float(x.theta.mean()) for x in (BRANCHES["semantic"].start(model), known.overlaps))
+    np.testing.assert_allclose(seen, [(3.0, 7, 1e-3, first), (2.0, 0, 1e-3, last), (1.0, 0, 1e-3, last)])
+
+
+def test_through_alpha_it_stops_beyond_the_end(model, lines, monkeypatch):
+    """Not before the branch was met, and with the first point at which it is not there any more."""
+    there = {6.0: False, 5.0: False, 4.0: True, 3.0: True, 2.0: False, 1.0: True}
+
+    def walk(model, alphas, branch, nodes, settings):
+        assert branch == "semantic" and nodes is lines and float(settings.tol) == 1e-4
+        return (made.ended(SimpleNamespace(alpha=a, exists=there[a], size=10 * a)) for a in alphas)
+
+    monkeypatch.setattr(how, "walk", walk)
+    calls = []
+    curve = ta.sweep(model, list(there), "semantic", lines, progress=lambda *c: calls.append(c))
+    np.testing.assert_array_equal(curve.alphas, [2.0, 3.0, 4.0, 5.0, 6.0])
+    assert calls == [(k, 6) for k in (0, 1, 2, 3, 4, 5, 6)]
+    for size in (lambda p: p.size, "size"):
+        np.testing.assert_array_equal(curve.values(size), [np.nan, 30.0, 40.0, np.nan, np.nan])
+    assert ta.sweep(model, list(there), None, lines, branch="semantic").branch == "semantic"
+
+
+@pytest.fixture(scope="module")
+def states(model, lines):
+    calls = []
+    found = ta.sweep(model, "sigma", SIGMAS, lines, alpha=2.0, progress=lambda *c: calls.append(c))
+    assert calls == [(0, 2), (1, 2), (2, 2)]
+    return found
+
+
+def test_states_through_a_number(states, model, lines):
+    assert (states.branch, states.parameter) == ("semantic", "sigma")
+    np.testing.assert_array_equal(states.at, SIGMAS)
+    np.testing.assert_array_equal(states.alphas, 2.0)
+    for sigma, point in zip(SIGMAS, states.points, strict=True):
+        direct = ta.solve(with_sigma(model, sigma), 2.0, "semantic", lines)
+        for a, b in zip(jax.tree.leaves(point), jax.tree.leaves(direct), strict=True):
+            np.testing.assert_array_equal(a, b)  # the same searches
+    report = states.to_dict()
+    assert (report["parameter"], report["values"]) == ("sigma", SIGMAS) and len(report["points"]) == 2
+    assert states.summary().startswith("semantic branch at 2 values of sigma from 0.5 to 0.55")
+    assert "from 0.5 to 0.55" in states.describe().status and states.describe().tables[0][1][0][0] == "sigma"
+
+
+def test_states_of_a_list_of_models(states, model, lines):
+    found = ta.sweep([with_sigma(model, s) for s in SIGMAS], nodes=lines, alpha=[2.0, 2.0], settings=ta.Settings())
+    assert found.parameter == "model" and found.at.tolist() == [0.0, 1.0]
+    for a, b in zip(found.points, states.points, strict=True):
+        np.testing.assert_array_equal(a.overlaps.q, b.overlaps.q)
+
+
+@pytest.fixture
+def canned(known, monkeypatch):
+    """States that nobody solves; what was asked for: sigma, alpha, the branch, and the other arguments by name."""
+    asked = []
+
+    def path(model, alpha, branch, rule, start, settings, *, fallback):
+        asked.append((float(model.sigma), float(alpha), branch, rule, settings, fallback))
+        return made.ended((known, rule, None))
+
+    monkeypatch.setattr(how, "default_path", path)
+    return asked
+
+
+def test_what_states_are_solved_with(canned, model, lines):
+    settings = ta.Settings(tol=1e-3)
+    found = ta.sweep(model, "sigma", SIGMAS, lines, branch="positional", alpha=[1.0, 2.0], settings=settings)
+    assert canned == [(s, a, "positional", lines, settings, False) for s, a in zip(SIGMAS, (1.0, 2.0), strict=True)]
+    assert [float(p.alpha) for p in found.points] == [1.0, 2.0] and found.branch == "positional"
+    assert [float(p.model.sigma) for p in found.points] == SIGMAS
+    canned.clear()
+    ta.sweep(model, "mixing[0,1]", [0.4], branch=None, alpha=3.0)
+    ((_, alpha, branch, rule, given, fallback),) = canned
+    assert (alpha, branch, fallback) == (3.0, None, True) and rule.size == ta.default_nodes(model).size
+    assert float(given.tol) == float(ta.Settings().tol)
+
+
+def test_a_setting_that_fails_is_named_when_the_others_are_done(model, lines, known, monkeypatch):
+    def path(model, alpha, branch, rule, start, settings, *, fallback):
+        if model.sigma == 0.4:
+            raise ZeroDivisionError("of the loss")
+        yield from ()
+        return known, rule, None
+
+    monkeypatch.setattr(how, "default_path", path)
+    calls = []
+    with pytest.raises(ZeroDivisionError, match="of the loss") as raised:
+        ta.sweep(model, "sigma", [0.3, 0.4, 0.5], lines, alpha=2.0, progress=lambda *c: calls.append(c))
+    assert raised.value.__notes__ == ["This happened at sigma = 0.4."]
+    assert calls == [(0, 3), (1, 3), (2, 3)]
+
+
+@pytest.fixture(scope="module")
+def critical(model, lines):
+    return ta.sweep(model, "sigma", SIGMAS, lines, event="alpha_c")
+
+
+@pytest.fixture(scope="module")
+def one_by_one(model, lines):
+    return [ta.critical_alpha(with_sigma(model, sigma), lines) for sigma in SIGMAS]
+
+
+def test_an_event_through_a_number(critical, one_by_one):
+    assert (critical.event, critical.parameter) == ("alpha_c", "sigma") and critical.exact.all()
+    np.testing.assert_array_equal(critical.values, SIGMAS)
+    for k, single in enumerate(one_by_one):
+        assert critical.alpha[k] == single.alpha and critical.stderr[k] == single.stderr
+        np.testing.assert_allclose(critical.slope[k], single.sensitivities.sigma, rtol=1e-12)
+        assert critical.status[k] == single.status and critical.reason[k] == ""
+
+
+def test_alpha_l_of_a_list_of_models(model, lines, one_by_one):
+    models = [with_sigma(model, sigma) for sigma in SIGMAS]
+    found = ta.sweep(models, nodes=lines, event="alpha_l")
+    assert (found.event, found.parameter) == ("alpha_l", "model") and not found.exact.any()
+    for k, (each, single) in enumerate(zip(models, one_by_one, strict=True)):
+        np.testing.assert_allclose(found.alpha[k], ta.linear_crossing(each, single, lines).alpha, rtol=1e-12)
+
+
+@pytest.fixture
+def located(known, monkeypatch):
+    """Events that nobody looks for, at alpha = .7, .8 and so on; what each search was told."""
+    asked = []
+
+    def path(event, model, near, nodes, settings, exact):
+        asked.append((event.name, float(model.sigma), near, nodes, settings, exact))
+        zeros = jax.tree.map(lambda a: jnp.zeros((4, *a.shape)), model)
+        by_model = eqx.tree_at(lambda m: m.sigma, zeros, jnp.full(4, -6.0))
+        zero = Zero(np.array(0.6 + 0.1 * len(asked)), (known,), np.zeros(4), by_model, np.full(4, 2.0), 2.0, True)
+        return made.ended(zero)
+
+    monkeypatch.setattr(how, "located", path)
+    return asked
+
+
+def test_other_events_are_looked_for_from_nothing(located, model, lines, monkeypatch):
+    near, settings = ta.Near(0.9, ()), ta.Settings(tol=1e-3)
+
+    def first_change(event, model, alphas, nodes, settings):
+        if model.sigma > 0.58:
+            raise ta.InputError("values", "must begin where the event happens")
+        return made.ended(near._replace(alpha=float(model.sigma)))
+
+    monkeypatch.setattr(how, "first_change", first_change)
+    name = "semantic instability"
+    found = ta.sweep(model, "sigma", [*SIGMAS, 0.6], lines, event=name, settings=settings)
+    assert located == [(name, s, near._replace(alpha=s), lines, settings, True) for s in SIGMAS]
+    np.testing.assert_allclose(found.alpha, [0.7, 0.8, np.nan])
+    np.testing.assert_allclose(found.slope, [3.0, 3.0, np.nan])
+    assert found.status.tolist() == [0, 0, ta.Status.absent] and found.exact.tolist() == [True, True, False]
+    assert found.reason.tolist() == ["", "", "values must begin where the event happens"]
+
+
+def test_a_fold_is_looked_for_where_the_branch_is_lost(located, model, lines, monkeypatch):
+    """On the way down in alpha; where it is lost nowhere, that is what is said."""
+    ends = {0.5: 1.0, 0.55: 0.0, 0.6: 9.0}
+
+    def walk(model, alphas, branch, nodes, settings):
+        end = ends[round(float(model.sigma), 9)]
+        assert branch == "positional" and list(alphas) == list(how.SEARCH)
+
+        def point(alpha):
+            overlaps = ta.Overlaps(*(np.full(4, alpha) for _ in range(4)))
+            return SimpleNamespace(alpha=alpha, exists=alpha > end, replicates=SimpleNamespace(overlaps=overlaps))
+
+        return (made.ended(point(alpha)) for alpha in alphas)
+
+    monkeypatch.setattr(how, "walk", walk)
+    found = ta.sweep(model, "sigma", list(ends), lines, event="positional fold")
+    ((name, sigma, near, *_),) = located
+    above, below = min(a for a in how.SEARCH if a > 1.0), max(a for a in how.SEARCH if a <= 1.0)
+    assert (name, sigma) == ("positional fold", 0.5) and np.all(near.overlaps[0].q == above)
+    assert (near.alpha, near.low, near.high) == (above, 0.5 * below, 1.5 * above)
+    np.testing.assert_allclose(found.alpha, [0.7, np.nan, np.nan])
+    why = "event must happen, the positional branch does not end for alpha from 0.05 to 3"
+    assert found.reason.tolist() == ["", why, why] and found.status.tolist() == [0, 6, 6]
+
+
+def test_an_event_that_is_not_found_has_no_place(model, lines, known, monkeypatch):
+    gone = eqx.tree_at(lambda s: s.status, known, known.status + int(ta.Status.absent))
+    zero = Zero(np.array(0.55), (gone, known), np.full(4, np.nan), None, np.full(4, np.nan))
+    monkeypatch.setattr(how, "critical_path", lambda *_: made.ended(zero))
+    for event in ("alpha_c", "alpha_l"):
+        found = ta.sweep([model], nodes=lines, event=event)
+        assert np.isnan(found.alpha).all() and found.status.tolist() == [ta.Status.absent]
+        assert found.reason.tolist() == ["there is no positional branch at alpha = 0.55, where the search ended"]
+
+
+def test_every_event_can_be_asked_for(model, lines, monkeypatch):
+    asked = []
+
+    def path(model, event, nodes, settings):
+        asked.append(event)
+        return made.ended(ta.InputError("event", "must happen"))
+
+    monkeypatch.setattr(how, "_event", path)
+    for event in (*EVENTS, "alpha_l"):
+        ta.sweep(model, "sigma", [0.5], lines, event=event)
+    assert asked == [*EVENTS, "alpha_l"]
+
+
+def test_a_number_with_a_bar_in_every_search():
+    """Curves print and plot along what changes."""
+    points = tuple(made.fixed_point() for _ in range(2))
+    along = ta.Curve("semantic", points, "sigma", np.array([0.4, 0.5]))
+    assert along.plot().axes[-1].get_xlabel() == made_label("sigma")
+
+
+def made_label(name):
+    from tiedattn_jax.plotting import branch_figure
+
+    return branch_figure([ta.Curve("semantic", (made.fixed_point(),), name, np.array([0.5]))]).axes[-1].get_xlabel()
+
+
+BAD = [
+    ({"along": "sigma", "values": [0.5]}, "alpha must be given for states, or event for an event"),
+    ({"along": "sigma", "values": [0.5], "alpha": 2.0, "event": "alpha_c"}, "alpha must "),
+    ({"along": "sigma", "values": [0.5], "alpha": -1.0}, "alpha must be"),
+    ({"along": "sigma", "values": [0.5], "alpha": [1.0, 2.0]}, "alpha must be one number, or one for each of 1"),
+    ({"along": "sigma", "values": [0.5], "event": "alpha"}, "event must be one of"),
+    ({"along": "sigma", "values": [0.5], "alpha": 2.0, "branch": "lexical"}, "branch must be"),
+    ({"along": "alpha", "values": [0.5], "alpha": 2.0}, "along must be the alphas themselves"),
+    ({"along": "rank", "values": [0.5], "alpha": 2.0}, "along must name one of"),
+    ({"along": "mixing", "values": [0.5], "alpha": 2.0}, "along must name one of"),
+    ({"along": "sigma", "values": [0.5, 0.4], "alpha": 2.0}, "values must be one or more finite, increasing"),
+    ({"along": "sigma", "values": [0.5, np.nan], "alpha": 2.0}, "values must be"),
+    ({"along": "sigma", "values": None, "alpha": 2.0}, "values must be"),
+    ({"along": "omega", "values": [0.5, 1.2], "alpha": 2.0}, "omega must be"),
+    ({"model": [], "alpha": 2.0}, "model must be one model or more"),
+    ({"model": [0.3], "alpha": 2.0}, "model must be a list of models"),
+    ({"model": "models", "alpha": 2.0}, "model must be a Model or a list of models"),
+]
+
+
+@pytest.mark.parametrize(("change", "sentence"), BAD)
+def test_one_sentence_about_the_argument(model, lines, change, sentence):
+    with pytest.raises(ta.InputError) as caught:
+        ta.sweep(**{"model": model, "nodes": lines, **change})
+    assert str(caught.value).startswith(sentence) and "\n" not in str(caught.value)
+
+
+def test_models_of_a_list_are_of_one_kind(model, lines):
+    others = (
+        ta.dot_product(mixing=[[0.5, 0.3, 0.2]] * 3),
+        eqx.tree_at(lambda m: m.lam, model, model.lam.astype(jnp.float32)),
+    )
+    for other in others:
+        with pytest.raises(ta.InputError, match="model must be a list of models of one class .* number 1 differs"):
+            ta.sweep([model, other], nodes=lines, alpha=2.0)
+    for given in ({"along": "sigma"}, {"values": [0.5]}, {"along": [1.0]}):
+        with pytest.raises(ta.InputError, match="along must be left out with a list of models"):
+            ta.sweep([model], nodes=lines, alpha=2.0, **given)
+    bad = eqx.tree_at(lambda m: m.lam, model, -model.lam)
+    with pytest.raises(ta.InputError, match="lam must be one positive number"):
+        ta.sweep([model, bad], nodes=lines, alpha=2.0)
+
+
+def test_a_baseline_of_models_without_target_is_refused(model, lines):
+    class WithoutTarget(ta.DotProduct):
+        target = ta.Model.target
+
+    fields = {k: getattr(model, k) for k in ("omega", "sigma", "lam", "mixing", "encodings", "teacher")}
+    for event in ("semantic baseline", "alpha_l"):
+        with pytest.raises(ta.InputError, match="model must have a method `target"):
+            ta.sweep([WithoutTarget(**fields)], nodes=lines, event=event)

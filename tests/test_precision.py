@@ -1,0 +1,146 @@
+"""Every product of matrices has the precision of its dtype, on GPUs and TPUs, too, which round the factors by default.
+
+jax writes the precision into a program while it traces it: the tests read the text of the programs.
+"""
+
+import jax
+import jax.numpy as jnp
+import pytest
+from jax import export
+from lowering import products
+
+import tiedattn_jax as ta
+from tiedattn_jax import histogram
+from tiedattn_jax.linalg import precise
+
+PLATFORMS = ("cpu", "cuda", "tpu")
+D = 24
+
+
+def text_of(fn, *args):
+    return export.export(jax.jit(fn), platforms=PLATFORMS)(*args).mlir_module()
+
+
+def two_columns(**options):
+    return ta.dot_product(rank=2, teacher=[[1.0, 0.3], [0.3, 1.0]], **options)
+
+
+def data_of(model):
+    return ta.sample_data(model, D, 2.0, jax.random.key(0))
+
+
+def baseline(ridge):
+    data = data_of(ta.dot_product())
+    return ta.linear_baseline(data, ridge=ridge).train_loss
+
+
+def heldout(exact):
+    def error(scale):
+        model = two_columns()
+        data = data_of(model)
+        return ta.heldout_error(model, data, scale * data.teacher, jax.random.key(1), sentences=8, exact=exact).value
+
+    return error
+
+
+def trained(optimizer, **options):
+    def loss(scale):
+        model = two_columns()
+        data = data_of(model)
+        return ta.train(model, data, scale * data.teacher, optimizer=optimizer, steps=3, **options).train_loss
+
+    return loss
+
+
+def trained_with_values(optimizer):
+    def loss(scale):
+        model = ta.dot_product()
+        data = data_of(model)
+        return ta.train_value(model, data, scale * data.teacher, optimizer=optimizer, steps=3).train_loss
+
+    return loss
+
+
+def message_passing(**options):
+    def loss(scale):
+        model = two_columns(**options)
+        data = data_of(model)
+        return ta.gamp(model, data, scale * data.teacher, steps=3).train_loss
+
+    return loss
+
+
+def from_sentences(scale):
+    """What is computed outside of programs at top level."""
+    model, fresh = ta.dot_product(), data_of(ta.dot_product())
+    data = ta.Data.from_sentences(
+        fresh.inputs(), jnp.ones_like(fresh.inputs()), teacher=scale * fresh.teacher, encodings=fresh.encodings
+    )
+    Z = jnp.ones((2, 1), scale.dtype)
+    numbers = data.overlaps(scale * data.teacher), data.teacher_gram, data.labels, data.rho, data.y
+    return numbers, model.rho, model.trace, model.student(Z), model.target(Z), model.loss(Z, Z)
+
+
+CALLS = {
+    "data": lambda scale: data_of(two_columns()).y * scale,
+    "data of sentences": from_sentences,
+    "gamp": message_passing(),
+    "gamp with a penalty": message_passing(penalty=ta.L1(0.01)),
+    "train gd": trained("gd"),
+    "train adam": trained("adam", exact=True),
+    "train lbfgs": trained("lbfgs"),
+    "train_value adam": trained_with_values("adam"),
+    "train_value lbfgs": trained_with_values("lbfgs"),
+    "linear_baseline": baseline,
+    "heldout_error": heldout(False),
+    "heldout_error exact": heldout(True),
+}
+
+
+@pytest.mark.parametrize("name", CALLS)  # the theory's: see test_compiling
+def test_products_in_single_precision_are_not_rounded(name):
+    with jax.enable_x64(False):
+        found, rounded = products(text_of(CALLS[name], jnp.float32(1.0)))
+    assert found and not rounded
+
+
+@pytest.mark.slow
+def test_products_of_the_theory_with_a_penalty_are_not_rounded():
+    """In the gradient, for which jax traces the rules of functions that have their own."""
+
+    def theta(sigma):
+        model = ta.dot_product(sigma=sigma, penalty=ta.L1(0.01))
+        return ta.solve(model, 2.0, "semantic", ta.line_nodes(model, 3, replicates=1)).theta.sum()
+
+    with jax.enable_x64(False):
+        found, rounded = products(text_of(jax.value_and_grad(theta), jnp.float32(0.5)))
+    assert found and not rounded
+
+
+def test_products_of_the_transformer_are_not_rounded(tmp_path):
+    """Of every program that training compiles; sizes that no other test has, which jax would not compile again."""
+    data = histogram.sample(jax.random.key(0), 11, length=3, tokens=5)
+    jax.config.update("jax_dump_ir_to", str(tmp_path))
+    try:
+        with jax.enable_x64(False):
+            trained = histogram.train(
+                jax.random.split(jax.random.key(1), 2), data, width=4, hidden=7, epochs=1, batch=3
+            )
+            histogram.attention(jax.tree.map(lambda a: a[0], trained.weights), data.test)
+    finally:
+        jax.config.update("jax_dump_ir_to", "")
+    found, rounded = products("\n".join(path.read_text() for path in tmp_path.rglob("*.mlir")))
+    assert len(found) > 10 and not rounded
+
+
+def test_a_product_is_rounded_unless_it_is_precise():
+    """The tests above can fail; and the decorator changes nothing outside of its function."""
+
+    def square(a):
+        return a @ a
+
+    eye = jnp.eye(3, dtype=jnp.float32)
+    found, rounded = products(text_of(square, eye))
+    assert found and found == rounded
+    found, rounded = products(text_of(lambda a: (precise(square)(a), square(a)), eye))
+    assert len(found) == 2 * len(rounded) > 0
