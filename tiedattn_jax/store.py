@@ -17,7 +17,6 @@ import os
 import secrets
 import weakref
 import zipfile
-from importlib import metadata
 from pathlib import Path
 from typing import Any
 
@@ -32,7 +31,7 @@ try:
 except ImportError:  # Windows has no locks on folders
     fcntl = None  # type: ignore[assignment]
 
-VERSION = metadata.version("tiedattn_jax")
+VERSION = "0.1.0"  # of the package: pyproject.toml reads it here
 _ABOUT = "about"  # name of the JSON among the arrays
 _KINDS = ("track", "retry")  # of pieces: a folder may hold other files
 _DIGEST = 64  # characters

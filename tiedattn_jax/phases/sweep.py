@@ -9,7 +9,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from ..averages.default import default_nodes
 from ..averages.rule import Rule
 from ..averages.sizes import SIZES
 from ..errors import InputError, array_of, require, require_choice, require_kind
@@ -74,10 +73,10 @@ def sweep(
         parameter, places, models = _of_number(model, along, values)
     else:
         parameter, places, models = MODELS, *_of_list(model, along, values)
-    nodes = None if nodes is None else prepared(models[0], nodes, settings)[0]
     even = branch is not None or event is not None
-    tolerances = [prepared(each, nodes, settings, even=even)[1] for each in models][0]
-    rule = default_nodes(models[0]) if nodes is None else nodes
+    rule, tolerances = prepared(models[0], nodes, settings, even=even)
+    for each in models[1:]:
+        prepared(each, rule, settings, even=even)
     if event is None:
         alphas = _alphas(models[0], alpha, len(models))
         paths = [
@@ -86,8 +85,9 @@ def sweep(
         ]
     else:
         require_choice(event, "event", [*EVENTS, ALPHA_L])
+        event_of("semantic baseline" if event == ALPHA_L else event, models[0])
         if alpha is not None:
-            raise InputError("alpha", f"is what the event is looked for in, got alpha={alpha} beside event={event!r}")
+            raise InputError("alpha", f"must be left out where an event is looked for in it, got alpha={alpha}")
         paths = [_event(m, event, rule, tolerances) for m in models]
     names = [f"{parameter} = {place:g}" for place in places]
     results = _run(paths, names, progress)

@@ -40,8 +40,9 @@ def critical_alpha(
 ) -> Transition:
     """Sample complexity alpha_c at which the positional and the semantic branch have the same training loss.
 
-    Below it the global minimum is positional, above it semantic. `jax.grad` of it works (first derivatives). It does not
-    run under `jit` or `vmap`: `sweep` finds it for many models at once. The derivative in any number p of the model is the envelope formula
+    Below it the global minimum is positional, above it semantic. `jax.grad` of it works (first derivatives). It does
+    not run under `jit` or `vmap`: `sweep` finds it for many models at once. The derivative in any number p of the model
+    is the envelope formula
     ``-(d_p Delta Phi) / (d_alpha Delta Phi)`` at fixed overlaps, which the jumps of the proximal operator leave exact.
 
     Args:

@@ -488,15 +488,19 @@ def _of_lane(parts: Any, model: Model, alpha: jax.Array, free: jax.Array, number
     return Equations(model, alpha, jax.tree.map(lambda a: a[number], parts), free)
 
 
-@jax.jit
-@precise
+def _on_device(fn: Callable[..., Any]) -> Callable[..., Any]:
+    """`jax.jit` of a function, for the devices that there are."""
+    compiled = functools.cache(lambda: jax.jit(precise(fn), compiler_options=_graphs()))
+    return functools.wraps(fn)(lambda *args: compiled()(*args))
+
+
+@_on_device
 def _evaluate_all(parts: Any, *lanes: Any) -> tuple[Answer, jax.Array]:
     """`evaluate` of many lanes, of the replicates of their rule and their numbers."""
     return jax.vmap(lambda *lane: _of_lane(parts, *lane[:-1]).answer(lane[-1]))(*lanes)
 
 
-@jax.jit
-@precise
+@_on_device
 def _observe_all(parts: Any, *lanes: Any) -> State:
     """`observe` of many lanes."""
     return jax.vmap(lambda *lane: _of_lane(parts, *lane[:-2]).state(*lane[-2:]))(*lanes)
