@@ -515,8 +515,10 @@ def check(model: Model, *, even: bool = True) -> None:
     """
     if not isinstance(model, Model):
         raise InputError("model", f"must be a tiedattn_jax.Model, such as dot_product(), got {model!r}")
-    with with_values():  # also inside a jitted function, as long as the model itself is concrete
+    # Also inside a jitted function, as long as the model itself is concrete; on the host, whatever the device.
+    with with_values(), jax.default_device(jax.local_devices(backend="cpu")[0]):
         _check_fields(model)
+        model = jax.tree.map(jnp.asarray, jax.device_get(model))
         _check_names(model)
         _check_arguments(model)
         check_numbers(model)

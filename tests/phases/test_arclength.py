@@ -6,7 +6,6 @@ import numpy as np
 import pytest
 
 import tiedattn_jax as ta
-from tiedattn_jax.theory.fixed_points import solve_from
 
 
 @pytest.fixture(scope="module")
@@ -83,11 +82,11 @@ def test_branch_born_where_the_semantic_one_turns_unstable(model, rule):
     near = ta.Overlaps(*full, 0.05 * jnp.array([[1.0], [-1.0]]))
     found = {}
     for alpha in (0.9, 0.85):
-        fp = solve_from(model, alpha, None, rule, near, ta.Settings(warm_steps=0))
+        fp = ta.solve(model, alpha, None, rule, start=near, settings=ta.Settings(warm_steps=0))
         assert int(fp.status) == ta.Status.converged and fp.label == "mixed"
         np.testing.assert_allclose(fp.overlaps.m[0], -fp.overlaps.m[1], rtol=1e-3)
         near, found[alpha] = fp.overlaps, fp
-        semantic = solve_from(model, alpha, "semantic", rule, fp.overlaps)
+        semantic = ta.solve(model, alpha, "semantic", rule, start=fp.overlaps)
         assert fp.train_loss > semantic.train_loss and float(semantic.diagnostics.growth_m) < 1
     square = {alpha: float(fp.overlaps.m[0, 0]) ** 2 for alpha, fp in found.items()}  # linear in alpha
     birth = 0.85 - 0.05 * square[0.85] / (square[0.9] - square[0.85])

@@ -10,7 +10,8 @@ import pytest
 
 import tiedattn_jax as ta
 from tiedattn_jax.overlaps import BRANCHES
-from tiedattn_jax.phases import arclength, follow, transitions
+from tiedattn_jax.phases import arclength, follow, grid, transitions
+from tiedattn_jax.theory.solve import Problem
 
 
 @pytest.fixture(scope="module")
@@ -21,7 +22,7 @@ def given(model, lines, known):
     states = [ta.FixedPoint(model, at, known, b) for b in ("positional", "semantic")]
     transition = ta.Transition(at, at, None, None, jnp.array(0), tuple(states), "alpha_c")
     return {
-        "sweep": {"model": model, "alphas": [1.0], "branch": "semantic", "nodes": lines},
+        "sweep": {"model": model, "along": [1.0], "branch": "semantic", "nodes": lines},
         "phase_diagram": {"model": model, "x": [1.0, 2.0], "y": [0.3], "nodes": lines},
         "trace_branch": {"model": model, "parameter": "alpha", "limits": (1.0, 3.0), "nodes": lines},
         "trace_boundary": {
@@ -48,11 +49,11 @@ class WithoutTarget(ta.DotProduct):
 
 BAD = [
     # alpha
-    ("sweep", {"alphas": []}, "alphas"),
-    ("sweep", {"alphas": [1.0, -1.0]}, "alphas"),
-    ("sweep", {"alphas": [np.nan]}, "alphas"),
-    ("sweep", {"alphas": [[1.0], [2.0]]}, "alphas"),
-    ("sweep", {"alphas": ["one"]}, "alphas"),
+    ("sweep", {"along": []}, "alphas"),
+    ("sweep", {"along": [1.0, -1.0]}, "alphas"),
+    ("sweep", {"along": [np.nan]}, "alphas"),
+    ("sweep", {"along": [[1.0], [2.0]]}, "alphas"),
+    ("sweep", {"along": ["one"]}, "alphas"),
     ("phase_diagram", {"alpha": np.nan, "x": ("sigma", [0.5])}, "alpha"),
     ("phase_diagram", {"alpha": -1.0, "x": ("sigma", [0.5])}, "alpha"),
     ("phase_diagram", {"alpha": [1.0, 2.0], "x": ("sigma", [0.5])}, "alpha"),
@@ -130,8 +131,8 @@ BAD = [
     ("phase_diagram", {"devices": 99}, "devices"),
     ("phase_diagram", {"devices": 0}, "devices"),
     ("phase_diagram", {"devices": "all"}, "devices"),
-    ("phase_diagram", {"lanes": 0}, "lanes"),
-    ("phase_diagram", {"lanes": 1.5}, "lanes"),
+    ("phase_diagram", {"width": 0}, "width"),
+    ("phase_diagram", {"width": 1.5}, "width"),
     ("phase_diagram", {"out": "/dev/null/here"}, "out"),
     ("phase_diagram", {"out": 5}, "out"),
     ("phase_diagram", {"resume": True}, "out"),
@@ -150,8 +151,9 @@ def nothing_is_compiled(monkeypatch):
     def forbidden(*_):
         raise AssertionError("a program was compiled before the input was checked")
 
-    for module in (arclength, follow, transitions):
-        for name in ("solve_replicates", "solve_coarsely", "branch_start", "_first_cells"):
+    monkeypatch.setattr(Problem, "lane", forbidden)
+    for module in (arclength, follow, grid, transitions):
+        for name in ("branch_start", "pair_start"):
             if hasattr(module, name):
                 monkeypatch.setattr(module, name, forbidden)
 
@@ -193,11 +195,38 @@ def test_any_state_asks_for_no_even_loss(given, model, nothing_is_compiled, func
         getattr(ta, function)(**{**given[function], "branch": None, "model": Odd(**vars(model))})
 
 
-@pytest.mark.parametrize("function", ["sweep", "phase_diagram", "trace_branch", "trace_boundary"])
-def test_concrete_numbers_are_asked_for(given, function):
-    others = {k: v for k, v in given[function].items() if k != "model"}
-    with pytest.raises(ta.InputError, match="model must have concrete numbers"):
-        jax.jit(lambda m: getattr(ta, function)(m, **others))(given[function]["model"])
+ONE_SENTENCE = (
+    "model must have concrete numbers here, got one under a jax transformation such as jit or vmap: "
+    "call this function outside of it, or sweep for many models at once"
+)
+
+
+@pytest.mark.parametrize("function", FUNCTIONS)
+@pytest.mark.parametrize("transform", [jax.jit, jax.vmap], ids=["jit", "vmap"])
+def test_concrete_numbers_are_asked_for(given, nothing_is_compiled, function, transform):
+    """Of what jax traces, whether the numbers of the model are traced or others are."""
+    model, others = given[function]["model"], {k: v for k, v in given[function].items() if k != "model"}
+
+    def of_models(m):
+        return getattr(ta, function)(m, **others)
+
+    two = jax.tree.map(lambda a: jnp.stack([a, a]), model)
+    with pytest.raises(ta.InputError) as caught:
+        transform(of_models)(model if transform is jax.jit else two)
+    assert str(caught.value) == ONE_SENTENCE
+    if transform is jax.jit:
+        with pytest.raises(ta.InputError) as caught:
+            jax.jit(lambda x: x * len(of_models(model)))(1.0)
+        assert str(caught.value) == ONE_SENTENCE
+        with pytest.raises(ta.InputError) as caught:  # derivatives are fine, but not those of compiled functions
+            jax.jit(jax.grad(lambda m: of_models(m).alpha))(model)
+        assert str(caught.value) == ONE_SENTENCE
+
+
+def test_ends_of_a_branch_ask_for_concrete_numbers(given, nothing_is_compiled):
+    with pytest.raises(ta.InputError) as caught:
+        jax.jit(lambda x: x * len(ta.branch_ends(**given["branch_ends"])))(1.0)
+    assert str(caught.value) == ONE_SENTENCE
 
 
 def test_states_to_start_from_belong_to_the_event(given, model, lines):

@@ -1,15 +1,17 @@
 from types import SimpleNamespace
 
 import equinox as eqx
+import made
 import numpy as np
 import pytest
 from cases import ALPHA_C, ALPHA_C_SENSITIVITIES, ALPHA_L
 
 import tiedattn_jax as ta
-from tiedattn_jax.overlaps import BRANCHES
+from tiedattn_jax.overlaps import BRANCHES, PAIR
 from tiedattn_jax.phases import boundaries
 from tiedattn_jax.phases.boundaries import first_change
 from tiedattn_jax.phases.events import Event, Zero
+from tiedattn_jax.theory.pool import run_one
 
 OMEGAS = [0.3, 0.33, 0.36]
 
@@ -58,7 +60,7 @@ def test_the_first_place_may_lie_past_the_end_of_the_branch(monkeypatch, model, 
     def search(event, model, near, nodes, settings, *, exact):
         seen.append(near)
         gone = eqx.tree_at(lambda s: s.status, known, known.status + int(ta.Status.absent))
-        return Zero(np.array(0.55), (gone,), np.full(4, np.nan), None, np.full(4, np.nan))
+        return made.ended(Zero(np.array(0.55), (gone,), np.full(4, np.nan), None, np.full(4, np.nan)))
 
     monkeypatch.setattr(boundaries, "zero_near", search)
     near = ta.Near(0.6, (BRANCHES["semantic"].start(model),), low=0.5, high=0.7, there=0.7)
@@ -77,8 +79,7 @@ def test_what_is_missing_says_why(monkeypatch, model, lines, known):
     here = Zero(np.array(0.7), (known,), np.zeros(4), None, np.full(4, np.nan), 1.0, True)
     gone = eqx.tree_at(lambda s: s.status, known, known.status + int(ta.Status.absent))
     ends = iter([here, here._replace(alpha=np.array(0.55), states=(gone,), met=False)])
-    monkeypatch.setattr(boundaries, "zero_near", lambda *args, **options: next(ends))
-    monkeypatch.setattr(boundaries, "walk", lambda model, alphas, *rest: [])
+    monkeypatch.setattr(boundaries, "zero_near", lambda *args, **options: made.ended(next(ends)))
     monkeypatch.setattr(boundaries, "first_change", nowhere)
     near = ta.Near(0.7, (BRANCHES["semantic"].start(model),))
     found = ta.trace_boundary(model, "semantic instability", "omega", [0.3, 0.2], lines, start=near)
@@ -140,56 +141,98 @@ def test_points_in_any_order_and_slopes_of_a_spline():
     assert known.exact.all() and not found.exact.any() and not gap.exact.any()
 
 
-def looks(crossing):
-    """States at 3, 2, 1.5 and 1.2 of a branch that ends at 1.6, and an event that happens at `crossing`."""
-    for alpha in (3.0, 2.0, 1.5, 1.2):
-        there = alpha < 1.6
-        state = SimpleNamespace(overlaps=np.array([alpha]), has_state=np.array([there]))
-        yield (SimpleNamespace(alpha=alpha, exists=there, replicates=state),)
+def test_between_neighbours_and_between_the_last_state_and_the_next_alpha(monkeypatch):
+    """States at 3, 2, 1.5 and 1.2 of a branch that ends at 1.6; nothing is solved behind the place that is found."""
+    alphas, solved = np.array([3.0, 2.0, 1.5, 1.2, 1.1]), []
 
+    def walk(model, places, branch, nodes, settings):
+        assert (model, places, branch, nodes, settings) == ("model", list(alphas), "semantic", "nodes", "settings")
 
-def test_between_neighbours_and_between_the_last_state_and_the_next_alpha():
+        def step(alpha):
+            solved.append(alpha)
+            there = alpha < 1.6
+            state = SimpleNamespace(overlaps=np.array([alpha]), has_state=np.array([there]))
+            return made.ended(SimpleNamespace(alpha=alpha, exists=there, replicates=state))
+
+        return (step(alpha) for alpha in places)
+
+    monkeypatch.setattr(boundaries, "walk", walk)
+
     def search(crossing):
         event = Event("an event", ("semantic",), lambda s: s.overlaps - crossing)
-        return first_change(event, looks(crossing))
+        solved.clear()
+        return run_one(first_change(event, "model", alphas, "nodes", "settings"))
 
     near = search(1.3)
     np.testing.assert_allclose((near.alpha, near.slope, near.low, near.high), (1.3, 1.0, 1.2, 1.5))
+    assert solved == [3.0, 2.0, 1.5, 1.2]
     near = search(1.55)  # no neighbours in the list enclose it, because the branch ends at 1.6
     assert (near.low, near.high, near.there) == (1.5, 2.0, 1.5) and np.isnan(near.slope)
-    with pytest.raises(ta.InputError, match="values must begin where"):
+    with pytest.raises(ta.InputError, match=r"values must begin where .* for alpha from 1\.1 to 3"):
         search(1.0)
 
 
-def test_alpha_l_is_one_of_three(model, monkeypatch):
+def test_the_branches_of_an_event_are_walked_at_once(monkeypatch):
+    asked = []
+
+    def walk(model, places, branch, nodes, settings):
+        return (made.ended(asked.append((branch, alpha))) for alpha in places)
+
+    monkeypatch.setattr(boundaries, "walk", walk)
+    path = first_change(boundaries.EVENTS["alpha_c"], "model", np.array([3.0, 2.0]), "nodes", "settings")
+    wanted = next(path)
+    assert isinstance(wanted, list) and len(wanted) == 2 and asked == [("positional", 3.0), ("semantic", 3.0)]
+    path.close()
+    for step in wanted:
+        step.close()
+
+
+def test_alpha_l_is_one_of_three(model, lines, monkeypatch):
     values, calls = np.array([0.1, 0.2, 0.3]), []
 
     def boundary(event, alpha):
         why = np.array([f"{event} {k}" for k in range(3)])
         return ta.Boundary.of(event, "omega", values, np.array(alpha), np.full(3, 0.1), np.array(alpha) / 2, reason=why)
 
-    made = {
+    whole = {
         "alpha_c": boundary("alpha_c", [1.0, 1.0, 1.0]),
         "semantic baseline": boundary("semantic baseline", [1.5, 0.5, 0.4]),
         "positional baseline": boundary("positional baseline", [1.2, 1.3, 0.7]),
     }
-    made["positional baseline"] = eqx.tree_at(lambda b: b.exact, made["positional baseline"], np.zeros(3, bool))
-    whole = boundaries.trace_boundary
+    whole["positional baseline"] = eqx.tree_at(lambda b: b.exact, whole["positional baseline"], np.zeros(3, bool))
 
-    def follow(model, event, **options):
-        calls.append((event, options["parameter"], options["sensitivities"]))
-        if event not in made:
-            raise ta.InputError("event", "must happen")
-        return made[event]
+    class Tracer:
+        def __init__(self, event, model, parameter, nodes, settings, exact):
+            calls.append((event.name, parameter.name, exact))
+            self.event = event.name
 
-    monkeypatch.setattr(boundaries, "trace_boundary", follow)
-    found = whole(model, "alpha_l", "omega", values, sensitivities=True)
-    assert found.event == "alpha_l" and calls[0] == ("alpha_c", "omega", True) and len(calls) == 3
+        def boundary(self, places, near, report):
+            assert near is None
+            np.testing.assert_array_equal(places, values)
+            report(0, 3)
+            if self.event not in whole:
+                raise ta.InputError("event", "must happen")
+            report(3, 3)
+            yield from ()
+            return whole[self.event]
+
+    monkeypatch.setattr(boundaries, "_Tracer", Tracer)
+    reports = []
+    found = ta.trace_boundary(
+        model, "alpha_l", "omega", values, lines, sensitivities=True, progress=lambda *c: reports.append(c)
+    )
+    assert calls == [(name, "omega", True) for name in whole]
+    assert reports[0] == (0, 9) and reports[-1] == (9, 9) and sorted(reports) == reports
+    assert found.event == "alpha_l"
     np.testing.assert_array_equal(found.alpha, [1.5, 1.0, 0.7])  # the semantic state, the exchange, the positional one
     np.testing.assert_array_equal(found.slope, [0.75, 0.5, 0.35])
     np.testing.assert_array_equal(found.exact, [True, True, False])
     assert found.reason.tolist() == ["semantic baseline 0", "alpha_c 1", "positional baseline 2"]
-    del made["positional baseline"]  # the positional state beats it nowhere
-    np.testing.assert_array_equal(whole(model, "alpha_l", "omega", values).alpha, [1.5, 1.0, 1.0])
+    del whole["positional baseline"]  # the positional state beats it nowhere
+    np.testing.assert_array_equal(ta.trace_boundary(model, "alpha_l", "omega", values, lines).alpha, [1.5, 1.0, 1.0])
+    assert calls[-3:] == [("alpha_c", "omega", True), *((f"{b} baseline", "omega", False) for b in PAIR[::-1])]
+    del whole["semantic baseline"]
+    with pytest.raises(ta.InputError, match="event must happen"):
+        ta.trace_boundary(model, "alpha_l", "omega", values, lines)
     with pytest.raises(ta.InputError, match='start must be None for "alpha_l"'):
-        whole(model, "alpha_l", "omega", values, start=ta.Near(1.5, ()))
+        ta.trace_boundary(model, "alpha_l", "omega", values, lines, start=ta.Near(1.5, ()))

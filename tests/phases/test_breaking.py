@@ -137,7 +137,7 @@ def _baseline(monkeypatch, early, late):
     def zero_near(event, model, near, nodes, settings, **rest):
         assert event.name == ("positional baseline" if early else "semantic baseline")
         by_alpha = 2 * root * jnp.ones(2)
-        return Zero(jnp.asarray(root), (), jnp.zeros(2), _numbers(-5.0 * jnp.ones(2)), by_alpha)
+        return made.ended(Zero(jnp.asarray(root), (), jnp.zeros(2), _numbers(-5.0 * jnp.ones(2)), by_alpha))
 
     def crossing(model, transition):
         unnamed = ta.FixedPoint(rs.model, rs.alpha, rs.replicates, None)

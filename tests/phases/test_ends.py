@@ -2,6 +2,8 @@ from types import SimpleNamespace
 
 import jax
 import jax.numpy as jnp
+import made
+import numpy as np
 import pytest
 
 import tiedattn_jax as ta
@@ -57,18 +59,27 @@ def located(monkeypatch, lines, curve, growth_m, **places):
     """The ends of a curve, events lying at given places, and which were asked for, in this order."""
     asked = []
 
-    def locate(model, event, nodes, *, start, settings, sensitivities):
-        asked.append((event.removeprefix("semantic "), start))
-        alpha = places[asked[-1][0]]
-        return SimpleNamespace(alpha=alpha, stderr=1e-3, ok=True)
+    def locate(event, model, near, nodes, settings, sensitivities):
+        assert model is curve.points[0].model and nodes is lines and settings is given and sensitivities is True
+        asked.append((event.name.removeprefix("semantic "), near))
+        return made.ended(places[asked[-1][0]])
 
-    monkeypatch.setattr(how, "locate", locate)
-    monkeypatch.setattr(how, "solve_from", lambda model, alpha, *_: synthetic([alpha], [1.0], [growth_m]).points[0])
-    return ta.branch_ends(curve, lines), asked
+    def uninformed(self, at, near):
+        assert near.exists and float(at.alpha) in curve.alphas
+        return made.ended(synthetic([float(at.alpha)], [1.0], [growth_m]).points[0])
+
+    def found(event, model, alpha):
+        return made.transition(alpha, event=event.name) if alpha else made.transition(np.nan, status=6)
+
+    given = ta.Settings(tol=3e-4)
+    monkeypatch.setattr(how, "located", locate)
+    monkeypatch.setattr(how, "transition_of", found)
+    monkeypatch.setattr(how._Ends, "uninformed", uninformed)
+    return ta.branch_ends(curve, lines, settings=given, sensitivities=True), asked
 
 
 @pytest.mark.parametrize(
-    ("last", "fold", "kind"), [(0.6, 0.65, "pitchfork"), (0.8, 0.65, "fold"), (0.8, 0.72, "pitchfork")]
+    ("last", "fold", "kind"), [(0.6, 0.6, "pitchfork"), (0.8, 0.6, "fold"), (0.8, 0.72, "pitchfork")]
 )
 def test_a_fold_is_looked_for_next_to_a_large_order_parameter(monkeypatch, lines, last, fold, kind):
     """The order parameter next to the end is .6 or .8 of the largest along the curve; a fork at .7 in any case.
@@ -81,6 +92,27 @@ def test_a_fold_is_looked_for_next_to_a_large_order_parameter(monkeypatch, lines
     assert [name for name, _ in asked] == ["pitchfork"] + ["fold"] * (last == 0.8)
     if last == 0.8:
         assert (asked[1][1].low, asked[1][1].high) == pytest.approx((0.5, 0.9))
+
+
+def test_a_fold_that_is_not_found_lies_in_the_bracket(monkeypatch, lines):
+    """Where the uninformed state is unstable on neither side there is no fork, and a fold is looked for."""
+    curve = synthetic([0.2, 0.6, 2.0], [0.0, 0.3, 1.0], [0.5, 0.5, 0.5])
+    (end,), asked = located(monkeypatch, lines, curve, 0.5, fold=0.5)
+    assert (end.kind, end.alpha, end.transition.status_name) == ("fold", 0.5, "converged")
+    (end,), asked = located(monkeypatch, lines, curve, 0.5, fold=None)
+    assert [name for name, _ in asked] == ["fold"] and (asked[0][1].low, asked[0][1].high) == pytest.approx((0.1, 0.8))
+    assert asked[0][1].alpha == 0.6
+    assert (end.kind, end.side, end.direction) == ("fold", "lower", "theta")
+    assert (end.alpha, end.stderr, end.transition.status) == pytest.approx((0.4, 0.2, ta.Status.max_steps))
+
+
+def test_a_branch_may_end_on_both_sides(monkeypatch, lines):
+    """Ends come in the order of alpha; an upper fold counts where it lies above the fork."""
+    curve = synthetic([0.2, 0.6, 1.0, 2.0], [0.0, 0.8, 1.0, 0.0], [0.5] * 4)
+    ends, asked = located(monkeypatch, lines, curve, 0.5, fold=0.5)
+    assert [(e.side, e.kind) for e in ends] == [("lower", "fold"), ("upper", "fold")]
+    assert [name for name, _ in asked] == ["fold", "fold"]
+    np.testing.assert_allclose([(n.alpha, n.low, n.high) for _, n in asked], [(0.6, 0.1, 0.8), (1.0, 0.5, 2.5)])
 
 
 def test_where_stability_is_lost(monkeypatch, lines):

@@ -1,10 +1,12 @@
 """Events: the search for a zero, and sensitivities against central differences."""
 
-from types import SimpleNamespace
+from itertools import pairwise
+from types import MappingProxyType, SimpleNamespace
 
 import equinox as eqx
 import jax
 import jax.numpy as jnp
+import made
 import numpy as np
 import pytest
 from cases import ALPHA_C, ALPHA_L
@@ -16,23 +18,25 @@ from tiedattn_jax.phases.events import EVENTS, Zero, crossings, near_of, number_
 from tiedattn_jax.phases.secant import Secant, zero_between
 from tiedattn_jax.phases.transitions import baseline_owner
 from tiedattn_jax.results import error_bar
+from tiedattn_jax.theory.pool import Call, run_one
+from tiedattn_jax.theory.solve import Problem
 
 
 def find(fn, alpha, exists=lambda a: True, **near):
     """The places that a search looks at, until its step is below 1e-9."""
     near = ta.Near(alpha, (), **near)
-    s = Secant.begin(near.there, near.slope, near.low, near.high, jnp.float64)
-    trial, places = jnp.asarray(alpha, float), []
+    s = Secant.begin(near.there, near.slope, near.low, near.high)
+    trial, places = float(alpha), []
     for _ in range(60):
-        places.append(float(trial))
-        if not exists(float(trial)):
+        places.append(trial)
+        if not exists(trial):
             s = s.blocked(trial)
         else:
-            s = s.learn(trial, jnp.asarray(fn(float(trial))))
-            if abs(float(s.step)) < 1e-9:
+            s = s.learn(trial, float(fn(trial)))
+            if abs(s.step) < 1e-9:
                 break
         trial = s.next()
-    return float(s.alpha), places
+    return s.place, places
 
 
 @pytest.mark.parametrize(
@@ -76,23 +80,71 @@ def test_steps_without_a_bracket_are_short():
     assert max(abs(np.diff(places)) / places[:-1]) < 0.2 + 1e-9
 
 
-def test_traced_in_a_bracket():
-    @jax.jit
-    def run(place):
-        return zero_between(lambda a, k: (a**3 - place**3, k + 1), (jnp.array(0.1), jnp.array(4.0)), 0, 1e-9)
+def test_a_step_from_where_nothing_is_known():
+    """Without a slope: to the middle of a bracket on the scale of logarithms, or 2 % to the side that the sign says."""
+    for rising, side in ((1.0, -1), (-1.0, 1)):
+        s = Secant(2.0, 0.5, np.nan, 0.0, np.inf, rising)
+        np.testing.assert_allclose(s.next(), (1 + 0.02 * side) * 2.0)
+    np.testing.assert_allclose(Secant(2.0, 0.5, np.nan, 1.0, 4.0, 1.0).next(), 2.0)
+    s = Secant(2.0, 0.5, -1.0, 1.0, 4.0, 1.0)  # a slope of the wrong sign is none
+    np.testing.assert_allclose(s.next(), 2.0)
+    np.testing.assert_allclose(Secant(2.0, -0.5, 0.1, 1.0, 4.0, 1.0).next(), 3.0)  # half-way to the end
+    np.testing.assert_allclose(Secant(2.0, 0.5, 0.1, 1.0, 4.0, 1.0).next(), 1.5)
 
-    root, looks, met = run(1.55)
+
+def test_what_a_search_learns():
+    s = Secant.begin(np.nan, np.nan, 1.0, 4.0)
+    first = s.learn(2.0, -0.5)
+    assert (first.place, first.value, first.low, first.high) == (2.0, -0.5, 2.0, 4.0) and np.isnan(first.slope)
+    second = first.learn(3.0, 0.5)
+    assert (second.slope, second.low, second.high) == (1.0, 2.0, 3.0)
+    assert second.learn(3.0, 0.5).slope == 1.0  # the same place once more tells nothing of the slope
+    assert first.learn(3.0, 0.5, 7.0).slope == 7.0
+    falling = Secant.begin(np.nan, np.nan, 0.0, np.inf).learn(2.0, 0.5, -1.0)  # without a bracket the slope decides
+    assert (falling.rising, falling.low, falling.high) == (-1.0, 2.0, np.inf)
+    assert Secant.begin(np.nan, np.nan, 1.0, 4.0).learn(2.0, 0.5, -1.0).high == 2.0
+    assert (second.blocked(2.5).low, second.blocked(2.5).high) == (2.5, 3.0)
+    assert (first.blocked(2.5).low, first.blocked(2.5).high) == (2.0, 2.5)
+
+
+def test_in_a_bracket():
+    def search(place, low=0.1, high=4.0, tol=1e-9):
+        def number(alpha, looks):
+            places.append(alpha)
+            return made.ended((alpha**3 - place**3, looks + 1))
+
+        places = []
+        root, looks, met = run_one(zero_between(number, low, high, 0, tol))
+        assert looks == len(places) and places[0] == np.sqrt(low * high)
+        return root, looks, met
+
+    root, looks, met = search(1.55)
     np.testing.assert_allclose(root, 1.55, rtol=1e-8)
-    assert bool(met) and int(looks) < 16
-    assert not bool(run(5.0)[2]) and not bool(run(0.05)[2])  # beyond the bracket
+    assert met and looks < 16
+    assert not search(5.0)[2] and not search(0.05)[2]  # beyond the bracket
+    assert search(np.sqrt(0.4), tol=1e-9)[1] == 1  # exactly there
+    root, looks, met = run_one(zero_between(lambda a, k: made.ended((np.nan, k + 1)), 0.1, 4.0, 0, 1e-9))
+    assert not met and looks <= 40
+
+
+@jax.tree_util.register_pytree_node_class
+class Some(SimpleNamespace):
+    """Some attributes of a state, as a tree."""
+
+    def tree_flatten(self):
+        return tuple(vars(self).values()), tuple(vars(self))
+
+    @classmethod
+    def tree_unflatten(cls, names, values):
+        return cls(**dict(zip(names, values, strict=True)))
 
 
 def state_with(alpha=1.0, theta=1.0, m=1.0, loss=0.0, error=0.0, linear=0.0, there=(True, True, True)):
     """What events look at in a state."""
     three = jnp.ones(3)
-    return SimpleNamespace(
+    return Some(
         overlaps=ta.Overlaps(*(alpha * jnp.ones((3, 2, 1, 1)),) * 3, alpha * jnp.ones((3, 2, 1))),
-        diagnostics=SimpleNamespace(growth_theta=theta * three, growth_m=m * three),
+        diagnostics=Some(growth_theta=theta * three, growth_m=m * three),
         train_loss=loss * three,
         gen_error=error * three,
         gen_error_linear=linear * three,
@@ -129,7 +181,7 @@ def test_what_most_replicates_lack_has_no_number():
 def test_roots_and_sensitivities_of_the_replicates():
     """Each replicate's zero is one Newton step away from the place that they share."""
     event = EVENTS["alpha_c"]
-    good = SimpleNamespace(status=jnp.zeros(3, int), has_state=jnp.ones(3, bool))
+    good = Some(status=jnp.zeros(3, int), has_state=jnp.ones(3, bool))
     value, by_alpha = jnp.array([0.1, 0.3, 0.2]), jnp.array([2.0, 2.0, 4.0])
     zero = Zero(jnp.array(1.0), (state_with(), good), value, None, by_alpha, slope=2.0, met=jnp.array(True))
     found = transition_of(event, ta.dot_product(), zero)
@@ -138,10 +190,10 @@ def test_roots_and_sensitivities_of_the_replicates():
     assert int(found.status) == 2 and found.sensitivities is None and found.event == event.name
     lost = transition_of(event, ta.dot_product(), zero._replace(met=jnp.array(False)))
     assert int(lost.status) == ta.Status.absent and float(lost.alpha) == 1.0
-    failed = SimpleNamespace(status=jnp.full(3, ta.Status.unresolved), has_state=jnp.zeros(3, bool))
+    failed = Some(status=jnp.full(3, ta.Status.unresolved), has_state=jnp.zeros(3, bool))
     unknown = transition_of(event, ta.dot_product(), zero._replace(states=(state_with(), failed), met=False))
     assert int(unknown.status) == ta.Status.unresolved and jnp.isnan(unknown.alpha)
-    gone = SimpleNamespace(status=jnp.full(3, ta.Status.absent), has_state=jnp.zeros(3, bool))
+    gone = Some(status=jnp.full(3, ta.Status.absent), has_state=jnp.zeros(3, bool))
     for pair in ((gone, state_with()), (gone, gone)):
         assert transition_of(event, ta.dot_product(), zero._replace(states=pair, met=False)).status == ta.Status.absent
     exact = transition_of(event, ta.dot_product(), zero._replace(by_model={"sigma": jnp.array([4.0, 6.0, 8.0])}))
@@ -150,20 +202,22 @@ def test_roots_and_sensitivities_of_the_replicates():
     np.testing.assert_allclose(exact.sensitivities_stderr["sigma"], error_bar(jnp.array([-2.0, -3.0, -2.0])))
 
 
-def searched(monkeypatch, number, alpha, exists=lambda a: True, **near):
+def searched(monkeypatch, number, alpha, exists=lambda a: True, options=MappingProxyType({}), **near):
     """`zero_near` of a number of alpha, with states that cost nothing, and the places that it looks at."""
     places = []
 
-    def solve(model, alpha, nodes, x, free, settings):
-        assert settings == "tight" and nodes.replicates == 3
-        places.append(float(alpha))
-        there = exists(float(alpha))
-        return state_with(float(alpha), linear=number(float(alpha)), there=(there,) * 3)
+    def finely(problem, x):
+        assert problem.settings == "tight" and problem.nodes.replicates == 3 and problem.free.tolist() == [1.0, 0.0]
+        alpha = float(problem.alpha)
+        places.append(alpha)
+        there = exists(alpha)
+        return made.ended(state_with(alpha, linear=number(alpha), there=(there,) * 3))
 
-    monkeypatch.setattr(how, "solve_replicates", solve)
+    monkeypatch.setattr(Problem, "finely", finely)
     here, model = ta.Near(alpha, (state_with().overlaps,), **near), ta.dot_product()
     rule = SimpleNamespace(replicates=3)
-    return zero_near(EVENTS["semantic baseline"], model, here, rule, "tight", exact=False, tol=1e-5), places
+    path = zero_near(EVENTS["semantic baseline"], model, here, rule, "tight", exact=False, tol=1e-5, **options)
+    return run_one(path), places
 
 
 def test_a_zero_of_states(monkeypatch):
@@ -175,8 +229,70 @@ def test_a_zero_of_states(monkeypatch):
     assert not bool(zero.met) and len(places) == 12
     zero, places = searched(monkeypatch, lambda a: a - 1.55, 1.4, lambda a: False)
     assert zero.met is False and len(places) == 1
+    zero, places = searched(monkeypatch, lambda a: a**3 - 1.55**3, 1.4, options={"looks": 2})
+    assert len(places) == 2 and zero.alpha == places[1] and bool(zero.met)
     zero, _ = searched(monkeypatch, lambda a: a - 1.55, 1.7, lambda a: a < 1.6, low=1.5, high=2.0, there=1.5)
     np.testing.assert_allclose(zero.alpha, 1.55, rtol=1e-4)
+
+
+def test_the_states_of_a_pair_are_asked_for_at_once(monkeypatch):
+    """Each goes on from its own last state, with what its branch leaves free; slopes come with the losses."""
+    asked = []
+
+    def finely(problem, x):
+        asked.append((float(problem.alpha), problem.free.tolist(), float(jnp.mean(x.q))))
+        alpha, semantic = float(problem.alpha), problem.free[0] == 1
+        state = state_with(alpha + 10 * semantic, loss=(0.0 if semantic else (alpha - 1.25) ** 3 + alpha - 1.25))
+        by_alpha = jnp.full(3, 0.0 if semantic else 3 * (alpha - 1.25) ** 2 + 1)
+        state.train_loss_partials = ({"sigma": jnp.full(3, 2.0 * semantic)}, by_alpha)
+        return made.ended(state)
+
+    monkeypatch.setattr(Problem, "finely", finely)
+    x = state_with().overlaps
+    near, rule = ta.Near(1.4, (x, jax.tree.map(lambda a: 2 * a, x))), SimpleNamespace(replicates=3)
+    path = zero_near(EVENTS["alpha_c"], ta.dot_product(), near, rule, "tight", exact=True)
+    (wanted := next(path)) and path.close()
+    assert len(wanted) == 2  # in one list
+    asked.clear()
+    zero = run_one(zero_near(EVENTS["alpha_c"], ta.dot_product(), near, rule, "tight", exact=True))
+    np.testing.assert_allclose(zero.alpha, 1.25, atol=1e-5)
+    np.testing.assert_allclose(zero.by_model["sigma"], -2.0)
+    np.testing.assert_allclose(zero.by_alpha, 1.0, atol=1e-5)
+    assert asked[:2] == [(1.4, [0.0, 1.0], 1.0), (1.4, [1.0, 0.0], 2.0)]
+    for k in (2, 3):
+        np.testing.assert_allclose(asked[k][2], (1.4, 11.4)[k - 2])
+
+
+def test_exact_slopes_are_asked_for_in_every_replicate_at_once(monkeypatch, model, lines, known):
+    """As calls, one for each replicate, with its own state; without them the secant does."""
+    monkeypatch.setattr(Problem, "finely", lambda problem, x: made.ended(known))
+    near, asked = ta.Near(1.4, (known.overlaps,)), []
+
+    def answer(call):
+        asked.append(call)
+        k = len(asked) - 1
+        return jnp.asarray(0.1), eqx.tree_at(lambda m: m.sigma, model, jnp.asarray(2.0 + k)), jnp.asarray(3.0 + k)
+
+    event = EVENTS["semantic instability"]
+    path = zero_near(event, model, near, lines, ta.Settings(), exact=True, looks=1)
+    next(path)  # the states
+    wanted = path.send([known])
+    assert isinstance(wanted, list) and len(wanted) == 4 and all(isinstance(call, Call) for call in wanted)
+    path.close()
+    zero = made.drive(zero_near(event, model, near, lines, ta.Settings(), exact=True, looks=1), answer)
+    np.testing.assert_array_equal(zero.by_alpha, [3.0, 4.0, 5.0, 6.0])
+    np.testing.assert_array_equal(zero.by_model.sigma, [2.0, 3.0, 4.0, 5.0])
+    np.testing.assert_allclose(zero.slope, 4.5)
+    for k, call in enumerate(asked):
+        equations, x, observable = call.arguments
+        assert observable is event.observable and float(equations.alpha) == 1.4
+        np.testing.assert_array_equal(equations.free, [1.0, 0.0])
+        for a, b in zip(jax.tree.leaves(equations.replicate), jax.tree.leaves(lines.replicate(k)), strict=True):
+            np.testing.assert_array_equal(a, b)
+        np.testing.assert_array_equal(x.q, known.overlaps.q[k])
+    asked.clear()
+    zero = made.drive(zero_near(event, model, near, lines, ta.Settings(), exact=False, looks=1), answer)
+    assert not asked and zero.by_model is None and np.isnan(zero.by_alpha).all()
 
 
 def curve_with(numbers, branch="semantic", name="error"):
@@ -222,23 +338,31 @@ def test_where_alpha_c_is_looked_for(monkeypatch, model, lines):
 def test_alpha_c_between_the_ends_of_branches(monkeypatch, model):
     """On coarse averages, where one branch exists only that one wins: here the semantic one from .8 on."""
 
-    def coarsely(model, alpha, nodes, x0, free, settings):
-        semantic = free[0] == 1
-        loss = jnp.where(semantic, 2.25 - alpha, 1.0)
-        there = ~(semantic & (alpha < 0.8))
-        status = jnp.where(there, 0, int(ta.Status.absent))
-        return SimpleNamespace(train_loss=loss, has_state=there, status=status, overlaps=x0)
+    def coarsely(problem, x0):
+        alpha, semantic = float(problem.alpha), problem.free[0] == 1
+        loss = 2.25 - alpha if semantic else 1.0
+        there = not (semantic and alpha < 0.8)
+        starts[bool(semantic)].append((alpha, float(x0.q[0, 0, 0])))
+        status = 0 if there else int(ta.Status.absent)
+        moved = jax.tree.map(lambda a: a + 1, x0)
+        return made.ended(SimpleNamespace(train_loss=loss, has_state=there, status=status, overlaps=moved))
 
-    def stop(event, model, near, *_, **__):
-        found.append(float(near.alpha))
+    def stop(event, model, near, *_, looks, **__):
+        found.append((float(near.alpha), looks))
         raise InterruptedError
 
-    found = []
-    monkeypatch.setattr(transitions, "solve_coarsely", coarsely)
+    found, starts = [], {False: [], True: []}
+    monkeypatch.setattr(Problem, "coarsely", coarsely)
     monkeypatch.setattr(transitions, "zero_near", stop)
-    with pytest.raises(InterruptedError):
-        ta.critical_alpha(model, ta.sobol_nodes(model, 64, replicates=3))
-    np.testing.assert_allclose(found, 1.25, rtol=2e-3)
+    for bracket in ((0.1, 4.0), (0.1, 0.9), (1.4, 4.0)):
+        with pytest.raises(InterruptedError):
+            ta.critical_alpha(model, ta.sobol_nodes(model, 64, replicates=3), bracket=bracket)
+    np.testing.assert_allclose([alpha for alpha, _ in found], [1.25, 0.9, 1.4], rtol=2e-3)
+    assert [looks for _, looks in found] == [12, 1, 1]  # at the end of a bracket one look says what is there
+    # A branch goes on from its last state, or from its start where it was absent before.
+    first = float(BRANCHES["semantic"].start(model).q[0, 0, 0])
+    for (before, x), (_, y) in pairwise(starts[True][:4]):
+        assert y == (x + 1 if before >= 0.8 else first)
 
 
 def test_where_alpha_l_is_looked_for(monkeypatch, model, lines, known):
@@ -341,7 +465,7 @@ def one_replicate(model, order):
 
 def test_a_fold_is_looked_for_on_both_sides(monkeypatch, model, lines):
     seen = []
-    monkeypatch.setattr(how, "fold_near", lambda *arguments: seen.append(arguments))
+    monkeypatch.setattr(how, "fold_near", lambda *arguments: made.ended(seen.append(arguments)))
     settings, x = ta.Settings(tol=1e-9), BRANCHES["semantic"].start(model)
     for limits, expected in (({}, (1.0, 3.0)), ({"low": 1.5, "high": 2.1}, (1.5, 2.1))):
         found = ta.locate(model, "semantic fold", lines, start=ta.Near(2.0, (x,), **limits), settings=settings)
@@ -395,11 +519,11 @@ def test_alpha_l_is_alpha_c_where_the_exchange_beats_the_baseline(model, lines):
     assert int(ta.linear_crossing(model, lost, lines, start=near).status) == ta.Status.max_steps
 
 
-@pytest.mark.slow
-def test_without_alpha_c_a_traced_alpha_l_says_so(model, lines):
-    states = [ta.solve(model, 1.25, b, lines) for b in PAIR]
-    lost = ta.critical_alpha(model, lines, start=states)
-    lost = eqx.tree_at(lambda t: t.status, lost, jnp.asarray(int(ta.Status.max_steps)))
-    near = ta.Near(ALPHA_L, (states[1].replicates.overlaps,))
-    found = eqx.filter_jit(ta.linear_crossing)(model, lost, lines, start=near)
-    assert int(found.status) == ta.Status.max_steps and np.isfinite(found.alpha)
+def test_without_alpha_c_there_is_no_alpha_l(model, lines):
+    """Nothing is solved then, in a sweep neither."""
+    lost = made.transition(status=int(ta.Status.max_steps))
+    for found in (
+        ta.linear_crossing(model, lost, lines),
+        run_one(transitions.crossing_path(model, lost, lines, (0.1, 4.0), ta.Settings())),
+    ):
+        assert (found.event, int(found.status), float(found.alpha)) == ("alpha_l", ta.Status.max_steps, 1.25)

@@ -11,15 +11,19 @@ from types import SimpleNamespace
 import equinox as eqx
 import jax
 import jax.numpy as jnp
+import made
 import numpy as np
 import pytest
 from cases import CASES
 
 import tiedattn_jax as ta
-from tiedattn_jax.errors import is_concrete
+from tiedattn_jax.averages.rule import COARSE
 from tiedattn_jax.overlaps import BRANCHES
-from tiedattn_jax.phases import follow as how, grid
-from tiedattn_jax.phases.follow import Follower, Warm
+from tiedattn_jax.parameters import Axis, Parameter
+from tiedattn_jax.phases import grid
+from tiedattn_jax.phases.follow import Follower
+from tiedattn_jax.theory.pool import Lane, run, run_one
+from tiedattn_jax.theory.solve import Problem
 
 ALPHAS, OMEGAS = [0.5, 1.0, 1.25, 2.0], [0.3, 0.35]
 GIVEN = ta.Settings(tol=4e-4, max_steps=16, warm_steps=1, damping=0.21)
@@ -32,26 +36,13 @@ def go(model, nodes, **options):
 
 
 @pytest.fixture(scope="module")
-def solved_grid(model, lines, tmp_path_factory):
-    """A diagram, its folder, and the tracks that were solved for it."""
+def diagram(model, lines, tmp_path_factory):
+    """A diagram and its folder."""
     out = tmp_path_factory.mktemp("grid")
-    progress, solved, follow = [], [], grid.follow
-
-    def noting(tracks, *others):
-        if is_concrete(tracks):
-            solved.append(tracks)
-        return follow(tracks, *others)
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(grid, "follow", noting)
-        found = go(model, lines, out=out, progress=lambda *c: progress.append(c))
-    assert progress == [(4 * k, 16) for k in range(5)]
-    return found, out, solved
-
-
-@pytest.fixture
-def diagram(solved_grid):
-    return solved_grid[:2]
+    progress = []
+    found = go(model, lines, out=out, progress=lambda *c: progress.append(c))
+    assert progress == [(k, 16) for k in range(17)]
+    return found, out
 
 
 @pytest.fixture
@@ -60,30 +51,31 @@ def canned(known, model, monkeypatch):
     cells = {k: np.array(jnp.broadcast_to(v, (2, len(ALPHAS), *v.shape))) for k, v in known.numbers().items()}
     asked = {"first": [], "tracks": [], "again": []}
 
-    def near(models, alphas, coarse, settings):
-        asked["first"].append(settings)
-        return jax.tree.map(
-            lambda a: jnp.broadcast_to(a, (2, len(alphas), *a.shape)), BRANCHES["semantic"].start(model)
-        )
+    def coarsely(problem, x):
+        asked["first"].append(problem.settings)
+        return made.ended(SimpleNamespace(status=0, overlaps=x))
 
-    def follow(tracks, nodes, settings, mesh, lanes):
-        track = int(tracks.free[0, 0])  # they come in threads
-        asked["tracks"].append(settings)
-        return {k: jnp.asarray(v[track, ::-1])[None] for k, v in cells.items()}
+    class Follower:
+        def __init__(self, nodes, settings, free, start):
+            self.settings, self.branch, self.start, self.cells = settings, int(free[0]), start, 0
 
-    def follower(nodes, settings, free, start):
-        def search(here, alpha, near, lost):
-            default = bool(jnp.all(near.q == start.q))
-            asked["again"].append((float(alpha), None if default else float(near.q[0, 0, 0, 0]), settings))
+        def advance(self, here, alpha, place, warm):
+            if not self.cells:
+                asked["tracks"].append(self.settings)
+            self.cells += 1
+            values = {k: v[self.branch, ALPHAS.index(float(alpha))] for k, v in cells.items()}
+            return made.ended((warm, SimpleNamespace(numbers=lambda: values)))
+
+        def search(self, here, alpha, near, lost):
+            default = bool(jnp.all(near.q == self.start.q))
+            asked["again"].append((float(alpha), None if default else float(near.q[0, 0, 0, 0]), self.settings))
+            assert near.q.shape[0] == 4 and lost is False
             values = {k: jnp.asarray(v[1, 2]) for k, v in cells.items()}
             values["residual"] = values["residual"] * (1.0 if alpha > 1 else 0.05)  # not resolved, if it is a state
-            return SimpleNamespace(numbers=lambda: values)
+            return made.ended(SimpleNamespace(numbers=lambda: values))
 
-        return SimpleNamespace(search=search)
-
-    monkeypatch.setattr(how, "_first_cells", near)
-    monkeypatch.setattr(grid, "follow", follow)
-    monkeypatch.setattr(grid, "Follower", follower)
+    monkeypatch.setattr(Problem, "coarsely", coarsely)
+    monkeypatch.setattr(grid, "Follower", Follower)
     return cells, asked
 
 
@@ -118,7 +110,7 @@ def go(**options):
 """
 
 
-def run(script: str, *arguments: str, stderr: int | None = None, **environment: str) -> subprocess.Popen:
+def launch(script: str, *arguments: str, stderr: int | None = None, **environment: str) -> subprocess.Popen:
     where = str(Path(ta.__file__).parent.parent)
     env = {**os.environ, "PYTHONPATH": where, "JAX_PLATFORMS": "cpu", **environment}
     return subprocess.Popen([sys.executable, "-c", script, *arguments], env=env, stderr=stderr)
@@ -135,7 +127,7 @@ def same(a: ta.PhaseDiagram, b: ta.PhaseDiagram, rtol: float) -> None:
 def test_a_killed_run_goes_on_where_it_was(diagram, model, lines, tmp_path):
     whole, _ = diagram
     slow = program("", f"go(devices=1, out={str(tmp_path)!r}, progress=lambda done, total: time.sleep(0.3))")
-    process = run(slow)
+    process = launch(slow)
     deadline = time.monotonic() + 300
     while not (kept := sorted(tmp_path.glob("track-*.npz"))) and time.monotonic() < deadline:
         time.sleep(0.01)
@@ -146,7 +138,7 @@ def test_a_killed_run_goes_on_where_it_was(diagram, model, lines, tmp_path):
     stamps = [p.stat().st_mtime_ns for p in kept]
     calls = []
     again = go(model, lines, out=tmp_path, resume=True, progress=lambda *c: calls.append(c))
-    assert calls[0] == (4 * len(kept), 16) and len(calls) == 5 - len(kept)
+    assert calls == [(k, 16) for k in range(4 * len(kept), 17)]
     assert stamps == [p.stat().st_mtime_ns for p in kept]
     assert not list(tmp_path.glob(".*"))
     same(again, whole, 1e-9)  # the other process may have compiled its programs with other options
@@ -182,7 +174,8 @@ def test_what_is_tried_again_and_with_what(canned, model, lines):
     assert [(alpha, near, numbers(settings)) for alpha, near, settings in asked["again"]] == expected
     np.testing.assert_array_equal(found.cells["status"][:, 0], cells["status"])
     assert [numbers(settings) for settings in asked["tracks"]] == [same, same]
-    assert [numbers(settings) for settings in asked["first"]] == [[1e-3, 32, 300, 0.21]]  # coarse averages, from far
+    first = [[1e-3, 32, 300, 0.21]] * 2  # of both branches, on coarse averages, from far
+    assert [numbers(settings) for settings in asked["first"]] == first
     assert "omega" not in found.attrs["numbers"] and found.attrs["numbers"]["sigma"] == 0.5
     assert found.attrs["settings"] == {"tol": 4e-4, "max_steps": 16, "warm_steps": 1, "damping": 0.21}
     patient = grid.patient(ta.Settings(tol=1e-4, max_steps=7, warm_steps=400, damping=0.1))
@@ -193,7 +186,7 @@ def test_the_default_settings(canned, model, lines):
     _, asked = canned
     ta.phase_diagram(model, ALPHAS, [0.3], lines, devices=1)
     assert [numbers(settings) for settings in asked["tracks"]] == [[5e-4, 15, 0, 0.2]] * 2
-    assert [numbers(settings) for settings in asked["first"]] == [[1e-3, 30, 300, 0.2]]
+    assert [numbers(settings) for settings in asked["first"]] == [[1e-3, 30, 300, 0.2]] * 2
 
 
 @pytest.mark.parametrize("turned", [False, True])
@@ -207,21 +200,94 @@ def test_tracks_run_along_alpha_from_the_largest(canned, model, lines, turned):
         np.testing.assert_array_equal(q[:, row], cells["q"])
 
 
-def test_a_track_is_the_loop_over_its_cells(solved_grid, model, lines):
-    """The traced scan over a row of the grid and the loop over concrete settings make the same steps."""
-    found, _, solved = solved_grid
-    free = BRANCHES["semantic"].free(model)
-    each = [jax.tree.map(lambda a: a[0], tracks) for tracks in solved]  # in the order in which threads took them
-    (track,) = (t for t in each if jnp.array_equal(t.free, free) and t.models.omega[0] == OMEGAS[0])
-    follower = Follower(lines, GIVEN, track.free, track.start)
-    warm = Warm.begin(track.near, track.places[0], lines.replicates)
-    for k, column in enumerate(reversed(range(len(ALPHAS)))):
-        here = jax.tree.map(lambda a, k=k: a[k], track.models)
-        warm, state = follower.advance(here, track.alphas[k], track.places[k], warm)
-        cell = {name: values[1, 0, column] for name, values in found.cells.items()}
-        np.testing.assert_array_equal(state.status, cell["status"])
-        for name in ("train_loss", "gen_error", "q", "theta", "growth_m", "train_loss_by_alpha"):
-            np.testing.assert_allclose(state.numbers()[name], cell[name], rtol=1e-6)
+@pytest.fixture
+def rows(model, lines):
+    """The grid of these tests before anything is solved."""
+    axes = Axis(Parameter("omega"), np.array(OMEGAS)), Axis(Parameter("alpha"), np.array(ALPHAS))
+    return grid._Grid.of(model, *axes, None, lines, GIVEN)
+
+
+def test_a_track_alone_gives_the_same(diagram, rows):
+    """In a pool of its own: bit by bit what it gives among the others."""
+    found, _ = diagram
+    calls = []
+    firsts = run_one(rows.first_cells(1))
+    track = run_one(rows.track(1, 0, firsts, lambda: calls.append(1)))
+    assert len(calls) == 4
+    for name, values in track.items():
+        kept = found.cells["status"][1, 0, ::-1] <= ta.Status.stalled  # others may have been tried again
+        np.testing.assert_array_equal(values[kept], found.cells[name][1, 0, ::-1][kept])
+
+
+def test_the_steps_of_a_track(rows, known, monkeypatch):
+    """From the largest alpha, where it begins near the first cell, and on from each cell to the next."""
+    seen, settings = [], []
+
+    def advance(self, model, alpha, place, warm):
+        seen.append((float(alpha), float(place), float(model.omega), warm))
+        settings.append(self.settings)
+        return made.ended((len(seen), known))
+
+    monkeypatch.setattr(Follower, "advance", advance)
+    firsts = [BRANCHES["semantic"].start(ta.dot_product()), known.overlaps]
+    done = []
+    cells = run_one(rows.track(1, 1, firsts, lambda: done.append(len(seen))))
+    assert [step[:3] for step in seen] == [(a, a, 0.35) for a in ALPHAS[::-1]] and done == [1, 2, 3, 4]
+    assert [step[3] for step in seen[1:]] == [1, 2, 3] and all(given is GIVEN for given in settings)
+    begun = seen[0][3]
+    assert begun.last is known.overlaps and begun.place.tolist() == [2.0] * 4 and begun.count.tolist() == [1] * 4
+    assert cells["q"].shape == (4, *known.overlaps.q.shape)
+
+
+def test_where_tracks_begin(rows, model, lines):
+    """At what the coarse search found, the vanished state of an absent branch included; else at the branch's start."""
+    start, asked = BRANCHES["positional"].start(model), []
+    statuses = iter([0, 2, 6, 0])
+
+    def coarsely(lane):
+        assert isinstance(lane, Lane) and lane.replicate == COARSE and lane.attempts > 1 and lane.rule is lines
+        assert lane.free.tolist() == [0.0, 1.0] and float(lane.alpha) == 2.0
+        asked.append((float(lane.model.omega), float(lane.start.q.mean() / start.q.mean())))
+        return SimpleNamespace(status=next(statuses), overlaps=jax.tree.map(lambda a: 2 * a, start))
+
+    omegas = np.array([0.3, 0.35, 0.4, 0.45])
+    axes = Axis(Parameter("omega"), omegas), Axis(Parameter("alpha"), np.array(ALPHAS))
+    longer = grid._Grid.of(model, *axes, None, lines, GIVEN)
+    near = made.drive(longer.first_cells(0), coarsely)
+    np.testing.assert_allclose([x.q.mean() / start.q.mean() for x in near], [2, 1, 2, 2])
+    np.testing.assert_allclose(asked, np.stack([omegas, [1, 2, 1, 1]], 1))  # from the row before, if it was there
+
+
+def test_a_track_that_fails_is_named_and_the_others_are_kept(canned, model, lines, tmp_path, monkeypatch):
+    advance = grid.Follower.advance
+
+    def fails(self, here, alpha, place, warm):
+        if self.branch == 1 and here.omega == 0.35 and alpha == 1.0:
+            raise ZeroDivisionError("of the loss")
+        return advance(self, here, alpha, place, warm)
+
+    monkeypatch.setattr(grid.Follower, "advance", fails)
+    with pytest.raises(ZeroDivisionError, match="of the loss") as raised:
+        go(model, lines, out=tmp_path)
+    said = "This happened at the semantic branch in row 1, alpha = 0.5 to 2."
+    assert raised.value.__notes__ == [said]
+    assert sorted(p.name for p in tmp_path.glob("*.npz")) == [f"track-{k:05d}.npz" for k in (0, 1, 2)]
+    monkeypatch.setattr(grid.Follower, "advance", advance)
+    calls = []
+    go(model, lines, out=tmp_path, resume=True, progress=lambda *c: calls.append(c))
+    assert calls == [(k, 16) for k in (12, 13, 14, 15, 16)]
+
+
+def test_searches_at_once_and_devices_arrive(canned, model, lines, monkeypatch):
+    seen = []
+
+    def runs(paths, *, width, devices, **options):
+        seen.append((width, devices))
+        return run(paths, **options)
+
+    monkeypatch.setattr(grid.pool, "run", runs)
+    go(model, lines, width=3)
+    assert seen == [(3, jax.local_devices()[:1])] * 3  # first cells, tracks, and what is tried again
 
 
 def test_other_settings_are_not_mixed_in(canned, model, lines, tmp_path):
@@ -242,7 +308,7 @@ def test_other_settings_are_not_mixed_in(canned, model, lines, tmp_path):
     ):
         with pytest.raises(ValueError, match="out must hold pieces of the same"):
             go(changed, nodes, out=tmp_path, resume=True, **options)
-    assert len(asked["first"]) == 2  # nothing was solved before the folder was looked at
+    assert len(asked["first"]) == 4  # nothing was solved before the folder was looked at, nor where all is kept
 
 
 FIELDS = [operator.attrgetter(name) for name in ("tol", "max_steps", "warm_steps", "damping")]
@@ -253,7 +319,7 @@ def test_eight_devices_give_the_same(diagram, tmp_path):
     whole, _ = diagram
     file = str(tmp_path / "eight.npz")
     body = f"assert jax.device_count() == 8\ngo(devices=8).save({file!r})"
-    assert run(program("", body), XLA_FLAGS="--xla_force_host_platform_device_count=8").wait(300) == 0
+    assert launch(program("", body), XLA_FLAGS="--xla_force_host_platform_device_count=8").wait(300) == 0
     same(ta.PhaseDiagram.load(file), whole, 1e-9)
 
 
@@ -265,7 +331,7 @@ def test_two_processes_give_the_same(diagram, tmp_path):
         address = f"127.0.0.1:{free.getsockname()[1]}"
     setup = f"jax.distributed.initialize({address!r}, 2, int(sys.argv[1]))"
     body = f"go(devices=1).save({str(tmp_path)!r} + '/' + sys.argv[1] + '.npz')"
-    both = [run(program(setup, body), str(i)) for i in range(2)]
+    both = [launch(program(setup, body), str(i)) for i in range(2)]
     assert [p.wait(300) for p in both] == [0, 0]
     for i in range(2):
         same(ta.PhaseDiagram.load(tmp_path / f"{i}.npz"), whole, 1e-9)
@@ -284,10 +350,10 @@ jax.config.update("jax_enable_recoverability", True)
 jax.distributed.initialize({address!r}, 2, int(sys.argv[1]))"""
     body = f"""
 def progress(done, total):
-    if sys.argv[1] == "1" and done:
+    if sys.argv[1] == "1" and os.path.exists({str(tmp_path / "track-00001.npz")!r}):
         os.kill(os.getpid(), 9)
 go(devices=1, out={str(tmp_path)!r}, progress=progress)"""
-    both = [run(program(setup, body), str(i), stderr=subprocess.PIPE) for i in range(2)]
+    both = [launch(program(setup, body), str(i), stderr=subprocess.PIPE) for i in range(2)]
     said = [p.communicate(timeout=300)[1].decode() for p in both]
     assert [p.returncode for p in both] == [1, -signal.SIGKILL]
     sentence = f"another process ended before the grid was done; finished tracks are in out='{tmp_path}'"
@@ -332,7 +398,5 @@ def test_a_full_disk(diagram, model, lines, small_disk):
 
 
 @pytest.mark.slow
-def test_lanes_in_lockstep_give_the_same(diagram, model, lines):
-    whole, _ = diagram
-    found = go(model, lines, lanes=4)
-    same(found, whole, 1e-6)
+def test_one_search_at_a_time_gives_the_same(diagram, model, lines):
+    same(go(model, lines, width=1), diagram[0], 1e-12)

@@ -289,11 +289,11 @@ def test_one_sentence_about_the_argument(model, lines, change, sentence):
 
 def test_models_of_a_list_are_of_one_kind(model, lines):
     others = (
-        ta.dot_product(mixing=[[0.5, 0.3, 0.2]] * 3),
+        ta.dot_product(rank=2),
         eqx.tree_at(lambda m: m.lam, model, model.lam.astype(jnp.float32)),
     )
     for other in others:
-        with pytest.raises(ta.InputError, match="model must be a list of models of one class .* number 1 differs"):
+        with pytest.raises(ta.InputError, match=r"model must be a list of models of one class .* number 1 differs"):
             ta.sweep([model, other], nodes=lines, alpha=2.0)
     for given in ({"along": "sigma"}, {"values": [0.5]}, {"along": [1.0]}):
         with pytest.raises(ta.InputError, match="along must be left out with a list of models"):
@@ -306,6 +306,9 @@ def test_models_of_a_list_are_of_one_kind(model, lines):
 def test_a_baseline_of_models_without_target_is_refused(model, lines):
     class WithoutTarget(ta.DotProduct):
         target = ta.Model.target
+
+        def loss(self, Z, Y):
+            return jnp.sum(Z**2) + jnp.sum(Y**2)
 
     fields = {k: getattr(model, k) for k in ("omega", "sigma", "lam", "mixing", "encodings", "teacher")}
     for event in ("semantic baseline", "alpha_l"):

@@ -82,10 +82,11 @@ def test_linear_crossing(model, lines, critical, start):
         np.testing.assert_allclose(derive(lambda sigma: near(sigma).alpha)(model.sigma), known, rtol=1e-9)
 
 
-def test_linear_crossing_finds_the_transition_itself(model, lines, critical, monkeypatch):
+def test_linear_crossing_finds_the_transition_itself(model, lines, critical):
     asked = []
-    monkeypatch.setattr(transitions, "critical_alpha", lambda *a, **named: asked.append((a, named)) or critical)
-    found = ta.linear_crossing(model, nodes=lines, bracket=(0.5, 3.0))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(transitions, "critical_alpha", lambda *a, **named: asked.append((a, named)) or critical)
+        found = ta.linear_crossing(model, nodes=lines, bracket=(0.5, 3.0))
     ((_, given), named) = asked[0]
     assert given is lines and named["bracket"] == (0.5, 3.0) and abs(found.alpha - ALPHA_L) <= 3 * found.stderr
 

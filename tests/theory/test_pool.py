@@ -83,7 +83,11 @@ def test_an_exception_ends_its_own_path():
 
     with pytest.raises(ZeroDivisionError) as caught:
         run(map(path, range(4)), names=[f"sigma = {k}" for k in range(4)], done=lambda n, _: ended.append(n))
-    assert sorted(ended) == [0, 2, 3] and "sigma = 1" in caught.value.__notes__[0]
+    assert sorted(ended) == [0, 1, 2, 3] and "sigma = 1" in caught.value.__notes__[0]
+    kept = run(map(path, range(4)), keep=True)
+    assert kept[0] == 0 and kept[1].reason == "ZeroDivisionError: 1" and kept[2:] == [2, 3]
+    with pytest.raises(ZeroDivisionError):
+        run([path(1)], keep=True)
 
 
 def fail(k):

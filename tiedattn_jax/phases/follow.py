@@ -184,12 +184,14 @@ class Curve(Printed):
             says that it is not there.
         parameter: the number that changes: "alpha", one of the model, or "model" for a list of models.
         places: its values, where it is not alpha.
+        failures: exceptions that ended the search at single places, with the place.
     """
 
     branch: str | None = eqx.field(static=True)
     points: tuple[FixedPoint, ...]
     parameter: str = eqx.field(static=True, default="alpha")
     places: np.ndarray | None = None
+    failures: tuple[str, ...] = eqx.field(static=True, default=())
 
     @property
     def alphas(self) -> np.ndarray:
@@ -227,6 +229,8 @@ class Curve(Printed):
         solved = f"states at {there.sum()}"
         if there.any():
             solved += f", from {places[there].min():g} to {places[there].max():g}"
+        if self.failures:
+            solved += f"; failed at {len(self.failures)}, the first: {self.failures[0]}"
         return Description(what, solved, tables=[("", states_table(self.points, self.parameter, places))])
 
     def plot(self) -> Any:

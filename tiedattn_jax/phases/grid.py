@@ -192,7 +192,9 @@ class _Grid(NamedTuple):
             cells += processes
             progress(min(cells, total * width), total * width)
 
-        def keep(place: int, arrays: dict[str, np.ndarray]) -> None:
+        def keep(place: int, arrays: Any) -> None:
+            if isinstance(arrays, pool.Failure):
+                return
             store.put(f"{_TRACK}{mine[place]:05d}", arrays)
             kept[mine[place]] = arrays
 

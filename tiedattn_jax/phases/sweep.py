@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Sequence
 from typing import Any
 
@@ -12,17 +13,17 @@ import numpy as np
 from ..averages.rule import Rule
 from ..averages.sizes import SIZES
 from ..errors import InputError, array_of, require, require_choice, require_kind
-from ..model import Model
+from ..model import Model, check_numbers
 from ..overlaps import branch_of
 from ..parameters import Parameter
 from ..results import Settings, Status
-from ..theory.pool import Path, run
+from ..theory.pool import Failure, Path, run
 from ..theory.solve import check_alpha, default_path
 from ..theory.states import FixedPoint
 from .boundaries import SEARCH, Boundary, first_change
 from .events import EVENTS, Near, Transition, event_of, located, transition_of
 from .follow import CURVE_SETTINGS, Curve, Progress, silent, walk
-from .inputs import prepared
+from .inputs import check_top_level, prepared
 from .transitions import ALPHA_L, RANGE, critical_path, crossing_path
 
 MODELS = "model"  # the parameter of a list of models: their number in it
@@ -73,10 +74,11 @@ def sweep(
         parameter, places, models = _of_number(model, along, values)
     else:
         parameter, places, models = MODELS, *_of_list(model, along, values)
-    even = branch is not None or event is not None
-    rule, tolerances = prepared(models[0], nodes, settings, even=even)
+    # Models of one kind differ in their numbers only: the first one is checked in full.
+    rule, tolerances = prepared(models[0], nodes, settings, even=branch is not None or event is not None)
+    check_top_level(models)
     for each in models[1:]:
-        prepared(each, rule, settings, even=even)
+        check_numbers(each)
     if event is None:
         alphas = _alphas(models[0], alpha, len(models))
         paths = [
@@ -92,8 +94,19 @@ def sweep(
     names = [f"{parameter} = {place:g}" for place in places]
     results = _run(paths, names, progress)
     if event is None:
-        return Curve(branch, tuple(results), parameter, places)
+        like = next(point for point in results if not isinstance(point, Failure))
+        states = [_unknown(like, r, m) if isinstance(r, Failure) else r for r, m in zip(results, models, strict=True)]
+        failures = [f"{name}: {r.reason}" for name, r in zip(names, results, strict=True) if isinstance(r, Failure)]
+        return Curve(branch, tuple(states), parameter, places, tuple(failures))
     return _boundary(event, parameter, places, results)
+
+
+def _unknown(like: FixedPoint, failure: Failure, model: Model) -> FixedPoint:
+    """A state of which nothing is known, of the shapes of another one."""
+    nothing = jax.tree.map(lambda a: np.full(a.shape, np.nan, a.dtype) if a.dtype.kind == "f" else a, like.replicates)
+    status = np.full_like(nothing.status, Status.nonfinite)
+    states = dataclasses.replace(nothing, status=status, residual=np.full_like(nothing.residual, np.inf))
+    return FixedPoint(model, like.alpha, states, like.branch)
 
 
 def _run(paths: list[Path], names: list[str], progress: Progress) -> list[Any]:
@@ -105,7 +118,7 @@ def _run(paths: list[Path], names: list[str], progress: Progress) -> list[Any]:
         progress(done, len(paths))
 
     progress(0, len(paths))
-    return run(paths, names=names, done=count)
+    return run(paths, names=names, done=count, keep=True)
 
 
 def _through_alpha(
@@ -171,23 +184,24 @@ def _alphas(model: Model, alpha: Any, count: int) -> list[Any]:
 def _state(model: Model, alpha: Any, branch: str | None, rule: Rule, settings: Settings, fallback: bool) -> Path:
     """Path of `solve` of one setting, to a `FixedPoint`."""
     states, _, _ = yield from default_path(model, alpha, branch, rule, None, settings, fallback=fallback)
-    return FixedPoint(model, alpha, jax.tree.map(jnp.asarray, states), branch)
+    return FixedPoint(model, alpha, states, branch)
 
 
 def _event(model: Model, event: str, nodes: Rule, settings: Settings) -> Path:
-    """Path of an event of one model, looked for from nothing: to a `Transition`, or why there is none."""
+    """Path of an event of one model, looked for from nothing: to a `Transition`.
+
+    Raises:
+        InputError: it does not happen.
+    """
     if event in ("alpha_c", ALPHA_L):
         zero = yield from critical_path(model, nodes, RANGE, None, settings)
         critical = transition_of(EVENTS["alpha_c"], model, zero)
         return (yield from crossing_path(model, critical, nodes, RANGE, settings)) if event == ALPHA_L else critical
     what = event_of(event, model)
-    try:
-        if what.value is None:
-            near = yield from _end(what.branches[0], model, nodes, settings)
-        else:
-            near = yield from first_change(what, model, SEARCH, nodes, settings)
-    except InputError as problem:
-        return problem
+    if what.value is None:
+        near = yield from _end(what.branches[0], model, nodes, settings)
+    else:
+        near = yield from first_change(what, model, SEARCH, nodes, settings)
     zero = yield from located(what, model, near, nodes, settings, True)
     return transition_of(what, model, zero)
 
@@ -209,12 +223,13 @@ def _end(branch: str | None, model: Model, nodes: Rule, settings: Settings) -> P
     raise InputError("event", f"must happen, the {branch} branch does not end {where}")
 
 
-def _boundary(event: str, parameter: str, places: np.ndarray, results: list[Transition | InputError]) -> Boundary:
+def _boundary(event: str, parameter: str, places: np.ndarray, results: list[Transition | Failure]) -> Boundary:
     """The events of all settings, with their slopes where one number changes."""
-    rows = []
+    rows: list[tuple] = []
     for value, result in zip(places, results, strict=True):
-        if isinstance(result, Exception):
-            rows.append((value, np.nan, np.nan, np.nan, int(Status.absent), str(result)))
+        if isinstance(result, Failure):
+            status = Status.absent if isinstance(result.error, InputError) else Status.nonfinite
+            rows.append((value, np.nan, np.nan, np.nan, int(status), result.reason))
             continue
         place, bar, slope = float(result.alpha), float(result.stderr), np.nan
         if result.reason:
@@ -223,5 +238,5 @@ def _boundary(event: str, parameter: str, places: np.ndarray, results: list[Tran
             direction = Parameter(parameter).direction(result.branches[0].model, value)
             slope = float(sum(jax.tree.leaves(jax.tree.map(jnp.vdot, result.sensitivities, direction))))
         rows.append((value, place, bar, slope, int(result.status), result.reason))
-    value, alpha, stderr, slope, status, reason = (np.array(column) for column in zip(*rows, strict=True))
-    return Boundary.of(event, parameter, value, alpha, stderr, slope, status, reason, np.isfinite(slope))
+    values, alphas, bars, slopes, statuses, reasons = (np.array(column) for column in zip(*rows, strict=True))
+    return Boundary.of(event, parameter, values, alphas, bars, slopes, statuses, reasons, np.isfinite(slopes))

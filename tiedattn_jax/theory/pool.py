@@ -31,7 +31,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from ..averages.rule import Rule
+from ..averages.rule import COARSE, Rule
 from ..averages.sizes import block_size
 from ..compiled import settings as jax_settings
 from ..errors import InputError, require_count
@@ -40,13 +40,13 @@ from ..model import Model
 from ..overlaps import Coordinates, Overlaps
 from ..results import Settings
 from .equations import Equations, evaluate, observe
-from .newton import Answer, Newton, Search, stall_of
+from .newton import Answer, Newton, Search, either, stall_of
 from .states import State
 
 # Lanes in one call on an accelerator: few sizes, so that few programs are compiled. The smallest serves the replicates
 # of one state, the largest fills the device.
 WIDTHS = 4, 32, 256, 1024
-_NODE_BYTES = 4096  # memory that an evaluation takes for each of its nodes
+_NODE_BYTES = 1024  # memory that an evaluation takes for each of its nodes: 870 on an H100, order 9
 _SHARE = 0.5  # of the device's memory that an evaluation may take
 
 Path = Generator[Any, Any, Any]
@@ -98,6 +98,12 @@ class Failure(NamedTuple):
 
     error: Exception
 
+    @property
+    def reason(self) -> str:
+        """What it says; bad input speaks for itself."""
+        name = "" if isinstance(self.error, InputError) else f"{type(self.error).__name__}: "
+        return f"{name}{self.error}"
+
 
 def run(
     paths: Iterable[Path],
@@ -105,6 +111,7 @@ def run(
     width: int | None = None,
     devices: Sequence[Any] | None = None,
     names: Sequence[str] | None = None,
+    keep: bool = False,
     done: Callable[[int, Any], None] = lambda number, result: None,
 ) -> list[Any]:
     """Run paths to their ends, their lanes in one pool.
@@ -117,7 +124,9 @@ def run(
         width: lanes at once; by default the cores of a CPU, and elsewhere as many as fill the device.
         devices: to compute on; by default the default one.
         names: what a path is called in an exception.
-        done: called with the number and the result of every path that ends, in the thread of the caller.
+        keep: whether a `Failure` is returned for a path that an exception ended, as long as another one did not fail.
+        done: called with the number and the result of every path that ends, or its `Failure`, in the thread of the
+            caller.
 
     Returns:
         What the paths return.
@@ -133,8 +142,9 @@ def run(
     work = functools.partial(_in_slots if several else _in_threads, scheduler, width, devices)
     with jax.default_device(_host()) if several else contextlib.nullcontext():
         work()
+    kept = keep and not all(isinstance(result, Failure) for result in scheduler.results)
     for number, result in enumerate(scheduler.results):
-        if isinstance(result, Failure):
+        if isinstance(result, Failure) and not kept:
             if names is not None:
                 result.error.add_note(f"This happened at {names[number]}.")
             raise result.error
@@ -254,8 +264,7 @@ class _Scheduler:
     def _end(self, task: _Task, result: Any) -> None:
         if task.parent is None:
             self.results[task.place] = result
-            if not isinstance(result, Failure):
-                self.done(task.place, result)
+            self.done(task.place, result)
         else:
             self.answer(task.parent, task.place, result)
 
@@ -372,8 +381,7 @@ class _Slots:
         self.lanes: list[_Waiting] = []
         mesh = Mesh(np.array(devices), ("lanes",))
         self.spread, everywhere = NamedSharding(mesh, PartitionSpec("lanes")), NamedSharding(mesh, PartitionSpec())
-        every = jax.tree.map(lambda one, each: jnp.concatenate([each, one[None]]), like.rule.coarse, like.rule.stack)
-        self.parts = jax.device_put(every, everywhere)  # the coarse replicate is the last one
+        self.on_devices = jax.device_put(like.rule, everywhere)
         most = width or _most(like, devices)
         sizes = [w for w in WIDTHS if w <= most] or [most]
         self.widths = sorted({-(-w // len(devices)) * len(devices) for w in ([width] if width else sizes)})
@@ -381,6 +389,7 @@ class _Slots:
         self.newton: Any = None
         self.search: Any = None
         self.seen: Any = None  # at the best places of the attempts, and of the searches
+        self.placed: Any = None  # the numbers on the devices, until a lane enters or leaves
 
     @property
     def room(self) -> int:
@@ -399,9 +408,10 @@ class _Slots:
     def _turn(self) -> list[tuple[_Waiting, Any]]:
         self._enter()
         count = len(self.lanes)
-        trial = self._padded(self.search.trial)
-        answer, now = _evaluate_all(self.parts, *self._put((*self._padded(self.numbers), trial)))
-        answer, now = jax.tree.map(np.asarray, (answer, now))
+        if self.placed is None:
+            self.placed = self._put(self._padded(self.numbers))
+        trial = self._put(self._padded(self.search.trial))
+        answer, now = jax.device_get(_evaluate_all(self.on_devices, *self.placed, trial))
         search = _advance_all(*self._padded((self.newton, self.search)), answer)
         self.search = jax.tree.map(lambda a: np.array(a)[:count], search)
         now = now[:count]
@@ -426,6 +436,7 @@ class _Slots:
             blank = np.full((len(new), self.seen[0].shape[1]), np.nan, self.seen[0].dtype)
             self.seen = self._joined(self.seen, (blank, blank))
         self.lanes += new
+        self.placed = None
 
     def _leave(self) -> list[tuple[_Waiting, Any]]:
         """Take out the lanes that ended, with their states."""
@@ -434,10 +445,10 @@ class _Slots:
             return []
         arrays = jax.tree.map(lambda a: a[ended], (self.numbers, self.search.outcome, self.seen[1]))
         numbers, outcome, seen = self._padded(arrays)
-        states = _observe_all(self.parts, *self._put((*numbers, outcome, seen)))
+        states = jax.device_get(_observe_all(self.on_devices, *self._put((*numbers, outcome, seen))))
         states = _unstacked(states, len(ended))
         left = [(self.lanes[k], state) for k, state in zip(ended, states, strict=True)]
-        stay = np.flatnonzero(~self.search.ended)
+        stay, self.placed = np.flatnonzero(~self.search.ended), None
         self.lanes = [self.lanes[k] for k in stay]
         kept = (self.numbers, self.newton, self.search, self.seen)
         self.numbers, self.newton, self.search, self.seen = jax.tree.map(lambda a: a[stay], kept)
@@ -484,8 +495,9 @@ def _graphs() -> dict[str, str]:
     return {"xla_gpu_enable_command_buffer": kinds, "xla_gpu_graph_min_graph_size": "1"}
 
 
-def _of_lane(parts: Any, model: Model, alpha: jax.Array, free: jax.Array, number: jax.Array) -> Equations:
-    return Equations(model, alpha, jax.tree.map(lambda a: a[number], parts), free)
+def _of_lane(rule: Rule, model: Model, alpha: jax.Array, free: jax.Array, number: jax.Array) -> Equations:
+    replicate = jax.tree.map(lambda a: a[jnp.maximum(number, 0)], rule.stack)
+    return Equations(model, alpha, either(number == COARSE, rule.coarse, replicate), free)
 
 
 def _on_device(fn: Callable[..., Any]) -> Callable[..., Any]:
@@ -495,15 +507,15 @@ def _on_device(fn: Callable[..., Any]) -> Callable[..., Any]:
 
 
 @_on_device
-def _evaluate_all(parts: Any, *lanes: Any) -> tuple[Answer, jax.Array]:
-    """`evaluate` of many lanes, of the replicates of their rule and their numbers."""
-    return jax.vmap(lambda *lane: _of_lane(parts, *lane[:-1]).answer(lane[-1]))(*lanes)
+def _evaluate_all(rule: Rule, *lanes: Any) -> tuple[Answer, jax.Array]:
+    """`evaluate` of many lanes of one rule."""
+    return jax.vmap(lambda *lane: _of_lane(rule, *lane[:-1]).answer(lane[-1]))(*lanes)
 
 
 @_on_device
-def _observe_all(parts: Any, *lanes: Any) -> State:
+def _observe_all(rule: Rule, *lanes: Any) -> State:
     """`observe` of many lanes."""
-    return jax.vmap(lambda *lane: _of_lane(parts, *lane[:-2]).state(*lane[-2:]))(*lanes)
+    return jax.vmap(lambda *lane: _of_lane(rule, *lane[:-2]).state(*lane[-2:]))(*lanes)
 
 
 @jax.jit

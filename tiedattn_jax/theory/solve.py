@@ -21,7 +21,7 @@ from ..errors import InputError, as_number, is_concrete, require, require_kind, 
 from ..linalg import precise
 from ..model import Model, check
 from ..overlaps import Coordinates, Overlaps, admissible, branch_of, magnitudes, shapes_of
-from ..results import Settings, Status
+from ..results import Settings, Status, error_bar
 from .equations import Equations
 from .newton import ATTEMPTS, Newton, Outcome, Search, either, stall_of
 from .observables import gen_error_in, gen_error_linear_in
@@ -133,7 +133,7 @@ def _states_of(
     if at_top_level(model, alpha, nodes, start):
         path = default_path(model, alpha, branch, rule, start, settings, fallback=nodes is None)
         states, rule, free = run_one(path)
-        return jax.tree.map(jnp.asarray, states), rule, jnp.asarray(free)
+        return jax.device_put(states), rule, jnp.asarray(free)
     free = branch_of(branch).free(model)
     begin = branch_start(model, branch) if start is None else start
     if begin.m.ndim == 2:
@@ -146,37 +146,34 @@ def _solved(problem: Problem, branch: str | None, start: Overlaps | None) -> Pat
     """Path of `solve` on given averages: the states, and what is left free in them."""
     begin = branch_start(problem.model, branch) if start is None else start
     states = yield from (problem.anew if start is None else problem.finely)(begin)
-    point = FixedPoint(problem.model, problem.alpha, states, branch)
     free = np.asarray(problem.free)
-    kept = np.where(_noise(point, free), 0.0, free)
+    kept = np.where(_noise(problem.model, states, free), 0.0, free)
     if np.all(kept == free):
         return states, problem.free
     # The scatter of the nodes keeps an order parameter alive that vanishes: no residual is small relative to it, so
     # that nothing settles, or every replicate settles at another value of it. It is held at zero if it does not grow.
     held = problem._replace(free=kept)
-    states = yield from held.anew(branch_start(problem.model, branch))
-    other = FixedPoint(problem.model, problem.alpha, states, branch)
+    replicates = yield from held.anew(branch_start(problem.model, branch))
+    other = FixedPoint(problem.model, problem.alpha, replicates, branch)
     growth = np.stack([other.diagnostics.growth_theta, other.diagnostics.growth_m])
     if not other.ok or np.any((free > kept) & (growth >= 1)):
-        return point.replicates, problem.free
+        return states, problem.free
     if free.sum() == 1:
-        states = dataclasses.replace(states, status=np.full_like(states.status, Status.absent))
-    return states, held.free
+        replicates = dataclasses.replace(replicates, status=np.full_like(replicates.status, Status.absent))
+    return replicates, held.free
 
 
-def _noise(point: FixedPoint, free: np.ndarray) -> np.ndarray:
+def _noise(model: Model, states: State, free: np.ndarray) -> np.ndarray:
     """Which of theta and m may be noise, (2,): small ones where nothing settled, else those within their error bars."""
-    if np.all(point.replicates.status == Status.absent) or (point.ok and free.sum() != 1):
+    usable = bool(np.all(states.status <= Status.stalled))
+    if np.all(states.status == Status.absent) or (usable and free.sum() != 1):
         return np.zeros(2, bool)
-    return _within_bars(point) if point.ok else np.array(magnitudes(point.model, point.overlaps)) < _SMALL
-
-
-def _within_bars(point: FixedPoint) -> np.ndarray:
-    """Whether theta and m cannot be told from zero, (2,): known error bars are more than half as large."""
-    x, bars = point.overlaps, point.stderr.overlaps
-    size = np.array([np.linalg.norm(x.theta), np.linalg.norm(x.encoded)])
-    bar = np.array([np.linalg.norm(bars.theta), np.linalg.norm(bars.encoded)])
-    return np.isfinite(bar) & (size < 2 * bar)
+    if not usable:
+        return np.array(magnitudes(model, FixedPoint(model, jnp.zeros(()), states, None).overlaps)) < _SMALL
+    pair = states.overlaps.theta, states.overlaps.encoded
+    size = np.array([np.linalg.norm(np.mean(a, 0)) for a in pair])
+    bar = np.array([np.linalg.norm(error_bar(a)) for a in pair])
+    return np.isfinite(bar) & (size < 2 * bar)  # those that cannot be told from zero
 
 
 def default_path(
