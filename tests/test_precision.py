@@ -13,6 +13,8 @@ import tiedattn_jax as ta
 from tiedattn_jax import histogram
 from tiedattn_jax.linalg import precise
 
+pytestmark = pytest.mark.usefixtures("quick_programs")
+
 PLATFORMS = ("cpu", "cuda", "tpu")
 D = 24
 

@@ -55,20 +55,23 @@ def test_exact_and_limiting_risk_agree_for_large_d(model):
 
 @pytest.mark.parametrize("exact", [False, True])
 def test_a_gradient_touches_the_data_twice_and_builds_no_prediction(model, data, exact):
-    jaxpr = jax.make_jaxpr(jax.value_and_grad(lambda Q: risk(model, data, Q, exact=exact)))(data.teacher)
-    size, products, made = data.x.size, 0, []
+    both = jax.value_and_grad(lambda data, Q: risk(model, data, Q, exact=exact), 1)
+    jaxpr, products = jax.make_jaxpr(both)(data, data.teacher).jaxpr, 0
 
     def visit(jaxpr):
         nonlocal products
         for eqn in jaxpr.eqns:
-            for inner in jaxprs_in_params(eqn.params):
+            platforms = eqn.params.get("branches_platforms")  # the first one is the CPU
+            for inner in list(jaxprs_in_params(eqn.params))[: 1 if platforms else None]:
                 visit(inner)
-            products += eqn.primitive.name == "dot_general" and any(v.aval.size == size for v in eqn.invars)
-            if eqn.primitive.name not in ("reshape", "transpose", "jit", "pjit"):
-                made.extend(v.aval.size for v in eqn.outvars)
+            products += eqn.primitive.name == "dot_general" and any(v.aval.size == data.x.size for v in eqn.invars)
 
-    visit(jaxpr.jaxpr)
-    assert products == 2 and max(made) < size / 10
+    visit(jaxpr)
+    used = jax.jit(both).lower(data, data.teacher).compile().memory_analysis()
+    assert products == 2 and used.temp_size_in_bytes < data.x.nbytes / 5
+    # Outside of programs nothing of the size of x is made, either: they may return x itself.
+    made = {eqn.primitive.name for eqn in jaxpr.eqns if any(v.aval.size >= data.x.size / 2 for v in eqn.outvars)}
+    assert made <= {"jit", "pjit"}
 
 
 def test_gradient_descent_is_the_paper_s_rule(model, data):

@@ -362,10 +362,30 @@ def student_fields(x: jax.Array, Q: jax.Array) -> jax.Array:
     """Local fields of the student, ``x_l Q``: (L, n, d), (d, r) -> (L, r, n), in one pass over `x`.
 
     Column by column: a product of a matrix and a vector runs at the speed of memory, a batched product of thin
-    matrices at a fraction of it. GPUs have no fast product of a matrix and a vector in XLA: it may pad the vector to a
-    matrix of 16 columns. There the product is written as a sum, which one kernel computes for all columns.
+    matrices at a fraction of it. GPUs have no fast product of a matrix and a vector in XLA, which may pad the vector to
+    a matrix of 16 columns. There the product is written as sums, token by token, which XLA computes in one kernel. XLA
+    would copy x if it met other arrays with a token axis: it gives such arrays another order of axes in memory.
     """
+    return _fields(x, Q)
 
+
+@jax.custom_jvp
+def _fields(x: jax.Array, Q: jax.Array) -> jax.Array:
+    """`student_fields` with a rule for derivatives: by default jax would keep copies of x for a gradient."""
+    return _fields_by_platform(x, Q)
+
+
+@partial(_fields.defjvp, symbolic_zeros=True)
+@precise
+def _fields_jvp(primals: Any, tangents: Any) -> tuple[jax.Array, jax.Array]:
+    (x, Q), (dx, dQ) = primals, tangents
+    value, zero = _fields(x, Q), jax.custom_derivatives.SymbolicZero
+    pairs = [pair for pair, moved in (((dx, Q), dx), ((x, dQ), dQ)) if not isinstance(moved, zero)]
+    of_inputs = jax.jit(jax.checkpoint(_fields_by_platform, prevent_cse=False))  # keeps its arguments alone
+    return value, total([of_inputs(*pair) for pair in pairs]) if pairs else jnp.zeros_like(value)
+
+
+def _fields_by_platform(x: jax.Array, Q: jax.Array) -> jax.Array:
     def products(x: jax.Array, Q: jax.Array) -> jax.Array:
         return jnp.stack([jnp.tensordot(x, Q[:, a], 1) for a in range(Q.shape[1])], 1)
 
