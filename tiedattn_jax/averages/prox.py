@@ -174,7 +174,8 @@ def expand(model: Model, z: jax.Array, h: jax.Array, V: jax.Array, y: jax.Array)
 
 def least_pivots(V: jax.Array) -> jax.Array:
     """Below these, (n,), pivots of a Hessian of `moreau` are raised where a step has to descend."""
-    return 1e-3 * jnp.diagonal(_precision(V)[..., 0])
+    precision = _precision(V)[..., 0]
+    return 1e-3 * jnp.stack([precision[k, k] for k in range(len(precision))])
 
 
 def _precision(V: jax.Array) -> jax.Array:
@@ -321,8 +322,8 @@ def _minima(
         rest = () if near is None else (jnp.ones((len(near), size), bool),)
         return jnp.concatenate([wells, _flips_matter(model, h, V, energy), *rest])
 
-    def split(z: jax.Array, *numbers: jax.Array) -> tuple[jax.Array, ...]:
-        return jnp.moveaxis(z.reshape(L, r, -1, size), 2, 0), *(a.reshape(-1, size) for a in numbers)
+    def split(z: jax.Array, energy: jax.Array, done: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array]:
+        return jnp.moveaxis(z.reshape(L, r, -1, size), 2, 0), energy.reshape(-1, size), done.reshape(-1, size)
 
     def joined(starts: jax.Array) -> jax.Array:
         return jnp.moveaxis(starts, 0, 2).reshape(L, r, -1)

@@ -1,0 +1,140 @@
+"""The two ways in which loops inside an evaluation end."""
+
+import re
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from cases import CASES, state
+from jax import export
+
+import tiedattn_jax as ta
+from tiedattn_jax.averages import loops
+from tiedattn_jax.averages.prox import descend, local_minima
+from tiedattn_jax.overlaps import Coordinates
+from tiedattn_jax.theory.state_evolution import image_and_jacobian
+
+pytestmark = pytest.mark.usefixtures("quick_programs")
+
+STANDARD = ta.dot_product()
+APART = ta.dot_product(mixing=((1.0, 0.0), (0.0, 1.0)))
+THREE = ta.dot_product(0.3, 0.5, mixing=0.4 * np.eye(3) + 0.2, encodings=[[1.0], [0.0], [-1.0]])
+
+
+def overlaps(L, q, V, theta):
+    return ta.Overlaps(*(jnp.full((L, 1, 1), v, float) for v in (q, V, theta)), jnp.zeros((L, 1)))
+
+
+SETTINGS = {
+    "lines": (STANDARD, lambda m: ta.line_nodes(m, 3, replicates=1, block=600), state(CASES[1])),
+    "lines, several jumps": (APART, lambda m: ta.line_nodes(m, 3, replicates=1), overlaps(2, 0.33, 18.85, 0.025)),
+    "lines, no jumps": (STANDARD, lambda m: ta.line_nodes(m, 3, replicates=1), overlaps(2, 0.1, 0.5, 0.05)),
+    "lines, searched": (APART, lambda m: ta.line_nodes(m, 3, replicates=1, jumps=1), overlaps(2, 0.33, 18.85, 0.025)),
+    "nodes": (STANDARD, lambda m: ta.sobol_nodes(m, 2**10, replicates=1), state(CASES[0])),
+    "nodes, no jumps": (STANDARD, lambda m: ta.sobol_nodes(m, 2**10, replicates=1), overlaps(2, 0.1, 0.5, 0.05)),
+    "three tokens": (THREE, lambda m: ta.sobol_nodes(m, 2**9, replicates=1), overlaps(3, 0.1, 15.0, 0.1)),
+}
+
+
+def evaluation(name):
+    """A function that evaluates the averages, and its arguments."""
+    model, make, x = SETTINGS[name]
+    free = jnp.ones(2, bool)
+    v = Coordinates(model, free).pack(x)
+
+    def evaluate(model, alpha, replicate, v):
+        return image_and_jacobian(model, alpha, replicate, v, free)[:2]
+
+    return evaluate, (model, jnp.asarray(2.0), make(model).replicate(0), v)
+
+
+@pytest.mark.parametrize("name", SETTINGS)
+def test_both_ways_give_the_same_numbers(name):
+    evaluate, args = evaluation(name)
+    results = []
+    for counted in (False, True):
+        with loops.counted_loops(counted):
+            results.append(jax.tree.map(np.asarray, jax.jit(lambda *a: evaluate(*a))(*args)))
+    for one, other in zip(*results, strict=True):
+        assert np.all(np.isfinite(one))
+        np.testing.assert_allclose(one, other, rtol=1e-9, atol=1e-10 * np.max(np.abs(one)))
+
+
+def primitives(jaxpr):
+    """Names of all primitives of a program and the programs in it."""
+    for eqn in jaxpr.eqns:
+        yield eqn.primitive.name
+        for value in eqn.params.values():
+            for inner in value if isinstance(value, (tuple, list)) else (value,):
+                inner = getattr(inner, "jaxpr", inner)
+                if hasattr(inner, "eqns"):
+                    yield from primitives(inner)
+
+
+@pytest.mark.parametrize("name", ["lines", "nodes", "three tokens"])
+def test_counted_loops_ask_no_condition(name):
+    """No loop in one evaluation waits for a condition, and nothing is decided at run time; on CPUs some do."""
+    evaluate, args = evaluation(name)
+    for counted in (True, False):
+        with loops.counted_loops(counted):
+            names = set(primitives(jax.make_jaxpr(evaluate)(*args).jaxpr))
+        assert bool({"while", "cond"} & names) is not counted
+
+
+def conditions(text):
+    """Conditions of the loops of a StableHLO program: the texts of their blocks."""
+    return re.findall(r"stablehlo\.while\(.*?\bcond \{(.*?)\} do \{", text, re.DOTALL)
+
+
+@pytest.mark.parametrize("name", ["lines", "nodes"])
+def test_lowered_for_an_accelerator_every_loop_has_a_constant_count(name):
+    evaluate, args = evaluation(name)
+    with loops.counted_loops():
+        text = export.export(jax.jit(evaluate), platforms=("cuda",))(*args).mlir_module()
+    found = conditions(text)
+    assert len(found) == text.count("stablehlo.while(") > 0
+    for condition in found:
+        # A counter of the loop below a number: %c = constant dense<24>, %k = compare LT, %iterArg, %c.
+        names = re.findall(r"%(\w+) = stablehlo\.constant dense<\d+> : tensor<i\d+>", condition)
+        compared = re.search(r"stablehlo\.compare\s+LT, %iterArg\w*, %(\w+)", condition)
+        assert compared and compared.group(1) in names, condition
+
+
+def test_what_is_done_keeps_its_value():
+    """Nodes that need 0 to 5 halvings: both ways each takes its own, at least one, and no more than are allowed."""
+    start = 2.0 ** jnp.arange(6)
+
+    def halved(**options):
+        return loops.repeat(lambda x: 0.5 * x, start, lambda x: x > 1, 4, count=3, **options)
+
+    with loops.counted_loops(False):
+        np.testing.assert_array_equal(halved(), [1, 1, 1, 1, 1, 2])
+        np.testing.assert_array_equal(halved(least=1), [0.5, 1, 1, 1, 1, 2])
+        np.testing.assert_array_equal(halved(least=5), start / 32)
+    with loops.counted_loops(True):
+        np.testing.assert_array_equal(halved(), [1, 1, 1, 1, 2, 4])
+        np.testing.assert_array_equal(halved(least=1), [0.5, 1, 1, 1, 2, 4])
+
+
+def test_the_device_decides():
+    assert loops.counted() is (jax.default_backend() != "cpu")
+    with loops.counted_loops():
+        assert loops.counted()
+        with loops.counted_loops(False):
+            assert not loops.counted()
+        assert loops.counted()
+
+
+def test_counted_steps_do_for_the_slowest_starts():
+    """From far away, and next to a minimum: as many nodes as with a condition converge."""
+    model, make, x = SETTINGS["nodes"]
+    one = make(model).replicate(0)
+    h, y = 3 * one.student, 0.5 * one.teacher
+    for counted in (False, True):
+        with loops.counted_loops(counted):
+            z, energy, done = jax.jit(lambda h, y: descend(model, 5.0 * h, h, x.V, y, 1e-7))(h, y)
+            assert bool(jnp.all(done))
+            near, lower = jax.jit(lambda z, h, y: local_minima(model, z + 0.01, h, x.V, y))(z, h, y)
+        np.testing.assert_allclose(jnp.median(jnp.abs(near - z)), 0, atol=1e-9)
+        assert float(jnp.mean(lower <= energy + 1e-9)) > 0.99
