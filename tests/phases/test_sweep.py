@@ -128,19 +128,29 @@ def test_what_states_are_solved_with(canned, model, lines):
     assert float(given.tol) == float(ta.Settings().tol)
 
 
-def test_a_setting_that_fails_is_named_when_the_others_are_done(model, lines, known, monkeypatch):
+def test_a_setting_that_fails_leaves_the_others(model, lines, known, monkeypatch):
+    """It says which one and why. Where all of them fail, the first exception is raised, with the setting's name."""
+
     def path(model, alpha, branch, rule, start, settings, *, fallback):
-        if model.sigma == 0.4:
+        if round(float(model.sigma), 6) in bad:
             raise ZeroDivisionError("of the loss")
-        yield from ()
-        return known, rule, None
+        return made.ended((jax.tree.map(np.asarray, known), rule, None))
 
     monkeypatch.setattr(how, "default_path", path)
-    calls = []
+    bad, calls = {0.4}, []
+    found = ta.sweep(model, "sigma", [0.3, 0.4, 0.5], lines, alpha=[1.0, 2.0, 3.0], progress=lambda *c: calls.append(c))
+    assert calls == [(0, 3), (1, 3), (2, 3), (3, 3)]
+    assert found.failures == ("sigma = 0.4: ZeroDivisionError: of the loss",)
+    assert found.exists.tolist() == [True, False, True] and found.alphas.tolist() == [1.0, 2.0, 3.0]
+    np.testing.assert_allclose([float(p.model.sigma) for p in found.points], [0.3, 0.4, 0.5])
+    assert [p.status_name for p in found.points] == ["converged", "nonfinite", "converged"]
+    np.testing.assert_array_equal(np.isnan(found.values("train_loss")), [False, True, False])
+    assert found.points[1].branch == "semantic" and np.isnan(found.points[1].overlaps.q).all()
+    assert "failed at 1, the first: sigma = 0.4: ZeroDivisionError: of the loss" in found.summary()
+    bad |= {0.3, 0.5}
     with pytest.raises(ZeroDivisionError, match="of the loss") as raised:
-        ta.sweep(model, "sigma", [0.3, 0.4, 0.5], lines, alpha=2.0, progress=lambda *c: calls.append(c))
-    assert raised.value.__notes__ == ["This happened at sigma = 0.4."]
-    assert calls == [(0, 3), (1, 3), (2, 3)]
+        ta.sweep(model, "sigma", [0.3, 0.4, 0.5], lines, alpha=2.0)
+    assert raised.value.__notes__ == ["This happened at sigma = 0.3."]
 
 
 @pytest.fixture(scope="module")
@@ -190,18 +200,22 @@ def test_other_events_are_looked_for_from_nothing(located, model, lines, monkeyp
     near, settings = ta.Near(0.9, ()), ta.Settings(tol=1e-3)
 
     def first_change(event, model, alphas, nodes, settings):
+        if model.sigma > 0.68:
+            raise ZeroDivisionError("of the loss")
         if model.sigma > 0.58:
             raise ta.InputError("values", "must begin where the event happens")
         return made.ended(near._replace(alpha=float(model.sigma)))
 
     monkeypatch.setattr(how, "first_change", first_change)
     name = "semantic instability"
-    found = ta.sweep(model, "sigma", [*SIGMAS, 0.6], lines, event=name, settings=settings)
+    found = ta.sweep(model, "sigma", [*SIGMAS, 0.6, 0.7], lines, event=name, settings=settings)
     assert located == [(name, s, near._replace(alpha=s), lines, settings, True) for s in SIGMAS]
-    np.testing.assert_allclose(found.alpha, [0.7, 0.8, np.nan])
-    np.testing.assert_allclose(found.slope, [3.0, 3.0, np.nan])
-    assert found.status.tolist() == [0, 0, ta.Status.absent] and found.exact.tolist() == [True, True, False]
-    assert found.reason.tolist() == ["", "", "values must begin where the event happens"]
+    np.testing.assert_allclose(found.alpha, [0.7, 0.8, np.nan, np.nan])
+    np.testing.assert_allclose(found.slope, [3.0, 3.0, np.nan, np.nan])
+    assert found.status_name == ["converged", "converged", "absent", "nonfinite"]
+    assert found.exact.tolist() == [True, True, False, False]
+    why = ["values must begin where the event happens", "ZeroDivisionError: of the loss"]
+    assert found.reason.tolist() == ["", "", *why]
 
 
 def test_a_fold_is_looked_for_where_the_branch_is_lost(located, model, lines, monkeypatch):
@@ -244,7 +258,7 @@ def test_every_event_can_be_asked_for(model, lines, monkeypatch):
 
     def path(model, event, nodes, settings):
         asked.append(event)
-        return made.ended(ta.InputError("event", "must happen"))
+        return made.ended(made.transition(status=int(ta.Status.absent)))
 
     monkeypatch.setattr(how, "_event", path)
     for event in (*EVENTS, "alpha_l"):
@@ -299,8 +313,11 @@ def test_models_of_a_list_are_of_one_kind(model, lines):
         with pytest.raises(ta.InputError, match="along must be left out with a list of models"):
             ta.sweep([model], nodes=lines, alpha=2.0, **given)
     bad = eqx.tree_at(lambda m: m.lam, model, -model.lam)
-    with pytest.raises(ta.InputError, match="lam must be one positive number"):
-        ta.sweep([model, bad], nodes=lines, alpha=2.0)
+    for models in ([model, bad], [bad, model]):
+        with pytest.raises(ta.InputError, match="lam must be "):
+            ta.sweep(models, nodes=lines, alpha=2.0)
+    with pytest.raises(ta.InputError, match="model must have concrete numbers here"):
+        jax.jit(lambda s: ta.sweep([model, with_sigma(model, s)], nodes=lines, alpha=2.0).at)(0.5)
 
 
 def test_a_baseline_of_models_without_target_is_refused(model, lines):

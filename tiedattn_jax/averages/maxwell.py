@@ -27,9 +27,10 @@ from .loops import counted, repeat
 from .prox import Origin, expand, in_groups, least_pivots, lowest_minima, proximal
 
 _GRID = 24  # points of the profile that is searched for common tangents
-# The profile takes one Newton step at each point: the tangent of the point before leaves little to do, and it says where
-# the jumps are, by energies that are right to second order. All points take as many, for those with more steps than
-# their neighbours have better energies, and look like jumps: that left 2.6 % of the lines of one setting unresolved.
+# The profile takes one Newton step at each point: the tangent of the point before leaves little to do, and it says
+# where the jumps are, by energies that are right to second order. All points take as many, for those with more steps
+# than their neighbours have better energies, and look like jumps: that left 2.6 % of the lines of one setting
+# unresolved.
 # The nodes take at least two steps, and stop where the last one is a small share of the place.
 _LEAST_NEWTON, _MOST_NEWTON, _SETTLED = 2, 8, 1e-4
 _TANGENT_STEPS = 16  # slow only where a jump is about to end

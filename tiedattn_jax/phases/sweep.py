@@ -95,18 +95,21 @@ def sweep(
     results = _run(paths, names, progress)
     if event is None:
         like = next(point for point in results if not isinstance(point, Failure))
-        states = [_unknown(like, r, m) if isinstance(r, Failure) else r for r, m in zip(results, models, strict=True)]
+        states = [
+            _unknown(like, m, a) if isinstance(r, Failure) else r
+            for r, m, a in zip(results, models, alphas, strict=True)
+        ]
         failures = [f"{name}: {r.reason}" for name, r in zip(names, results, strict=True) if isinstance(r, Failure)]
         return Curve(branch, tuple(states), parameter, places, tuple(failures))
     return _boundary(event, parameter, places, results)
 
 
-def _unknown(like: FixedPoint, failure: Failure, model: Model) -> FixedPoint:
+def _unknown(like: FixedPoint, model: Model, alpha: Any) -> FixedPoint:
     """A state of which nothing is known, of the shapes of another one."""
     nothing = jax.tree.map(lambda a: np.full(a.shape, np.nan, a.dtype) if a.dtype.kind == "f" else a, like.replicates)
     status = np.full_like(nothing.status, Status.nonfinite)
     states = dataclasses.replace(nothing, status=status, residual=np.full_like(nothing.residual, np.inf))
-    return FixedPoint(model, like.alpha, states, like.branch)
+    return FixedPoint(model, alpha, states, like.branch)
 
 
 def _run(paths: list[Path], names: list[str], progress: Progress) -> list[Any]:

@@ -324,9 +324,7 @@ def _work(request: Lane | Call, stop: threading.Event) -> Any:
         return Failure(error)
 
 
-@jax.jit
-@precise
-def _begin(
+def begin(
     model: Model, free: jax.Array, start: Overlaps, settings: Settings, attempts: Any, stall: Any
 ) -> tuple[Newton, Search]:
     """Newton's method of a lane, and its search before the first answer."""
@@ -334,11 +332,9 @@ def _begin(
     return newton, newton.begin(newton.coordinates.pack(start))
 
 
-@jax.jit
-@precise
-def _advance(newton: Newton, search: Search, answer: Answer) -> Search:
-    """One step of a lane's search."""
-    return newton.advance(search, answer)
+# On the host's CPU: for one lane, and for many, whose axis leads all arrays.
+_begin, _begin_all = jax.jit(precise(begin)), jax.jit(jax.vmap(precise(begin)))
+_advance, _advance_all = jax.jit(precise(Newton.advance)), jax.jit(jax.vmap(precise(Newton.advance)))
 
 
 def _in_slots(scheduler: _Scheduler, width: int | None, devices: Sequence[Any]) -> None:
@@ -403,6 +399,7 @@ class _Slots:
         except Exception as error:  # of the evaluation of all of them
             ended = [(item, Failure(error)) for item in [*self.lanes, *self.waiting]]
             self.lanes, self.waiting = [], deque()
+            self.numbers = self.newton = self.search = self.seen = self.placed = None
             return ended
 
     def _turn(self) -> list[tuple[_Waiting, Any]]:
@@ -426,11 +423,10 @@ class _Slots:
         if not new:
             return
         lanes = [item.request for item in new]
-        numbers = [(lane.model, lane.alpha, lane.free, np.asarray(lane.replicate)) for lane in lanes]
-        begun = [_begin(*lane.search) for lane in lanes]
-        arrays = stacked([(*n, *b) for n, b in zip(numbers, begun, strict=True)])
-        model, alpha, free, number, newton, search = arrays
-        self.numbers = self._joined(self.numbers, (model, alpha, free, number))
+        numbers = stacked([(lane.model, lane.alpha, lane.free, np.asarray(lane.replicate)) for lane in lanes])
+        begun = _begin_all(*self._padded(stacked([lane.search for lane in lanes])))
+        newton, search = jax.tree.map(lambda a: np.asarray(a)[: len(new)], begun)
+        self.numbers = self._joined(self.numbers, numbers)
         self.newton, self.search = self._joined(self.newton, newton), self._joined(self.search, search)
         if self.seen is not None:
             blank = np.full((len(new), self.seen[0].shape[1]), np.nan, self.seen[0].dtype)
@@ -516,14 +512,6 @@ def _evaluate_all(rule: Rule, *lanes: Any) -> tuple[Answer, jax.Array]:
 def _observe_all(rule: Rule, *lanes: Any) -> State:
     """`observe` of many lanes."""
     return jax.vmap(lambda *lane: _of_lane(rule, *lane[:-2]).state(*lane[-2:]))(*lanes)
-
-
-@jax.jit
-@precise
-@jax.vmap
-def _advance_all(newton: Newton, search: Search, answer: Answer) -> Search:
-    """One step of the searches of many lanes."""
-    return newton.advance(search, answer)
 
 
 def _default_device() -> Any:
