@@ -44,8 +44,8 @@ from .newton import Answer, Newton, Search, either, stall_of
 from .states import State
 
 # Lanes in one call on an accelerator: few sizes, so that few programs are compiled. The smallest serves the replicates
-# of one state, the largest fills the device.
-WIDTHS = 4, 32, 256, 1024
+# of one state, the largest fills the device: on an H100 a lane of order 5 takes .95 ms of 4, and .13 of 256 or 1024.
+WIDTHS = 4, 32, 256
 _NODE_BYTES = 1024  # memory that an evaluation takes for each of its nodes: 870 on an H100, order 9
 _SHARE = 0.5  # of the device's memory that an evaluation may take
 
@@ -385,7 +385,7 @@ class _Slots:
         self.newton: Any = None
         self.search: Any = None
         self.seen: Any = None  # at the best places of the attempts, and of the searches
-        self.placed: Any = None  # the numbers on the devices, until a lane enters or leaves
+        self.placed: Any = None  # the equations on the devices, until a lane enters or leaves
 
     @property
     def room(self) -> int:
@@ -406,9 +406,9 @@ class _Slots:
         self._enter()
         count = len(self.lanes)
         if self.placed is None:
-            self.placed = self._put(self._padded(self.numbers))
+            self.placed = self._equations(self.numbers)
         trial = self._put(self._padded(self.search.trial))
-        answer, now = jax.device_get(_evaluate_all(self.on_devices, *self.placed, trial))
+        answer, now = jax.device_get(_on_devices(Equations.answer)(self.placed, trial))
         search = _advance_all(*self._padded((self.newton, self.search)), answer)
         self.search = jax.tree.map(lambda a: np.array(a)[:count], search)
         now = now[:count]
@@ -440,8 +440,8 @@ class _Slots:
         if not len(ended):
             return []
         arrays = jax.tree.map(lambda a: a[ended], (self.numbers, self.search.outcome, self.seen[1]))
-        numbers, outcome, seen = self._padded(arrays)
-        states = jax.device_get(_observe_all(self.on_devices, *self._put((*numbers, outcome, seen))))
+        outcome, seen = self._put(self._padded(arrays[1:]))
+        states = jax.device_get(_on_devices(Equations.state)(self._equations(arrays[0]), outcome, seen))
         states = _unstacked(states, len(ended))
         left = [(self.lanes[k], state) for k, state in zip(ended, states, strict=True)]
         stay, self.placed = np.flatnonzero(~self.search.ended), None
@@ -462,6 +462,10 @@ class _Slots:
 
     def _put(self, tree: Any) -> Any:
         return jax.device_put(tree, self.spread)
+
+    def _equations(self, numbers: Any) -> Equations:
+        """The equations of lanes, on the devices."""
+        return _equations_all(self.on_devices, *self._put(self._padded(numbers)))
 
 
 def _most(like: Lane, devices: Sequence[Any]) -> int:
@@ -491,27 +495,18 @@ def _graphs() -> dict[str, str]:
     return {"xla_gpu_enable_command_buffer": kinds, "xla_gpu_graph_min_graph_size": "1"}
 
 
-def _of_lane(rule: Rule, model: Model, alpha: jax.Array, free: jax.Array, number: jax.Array) -> Equations:
-    replicate = jax.tree.map(lambda a: a[jnp.maximum(number, 0)], rule.stack)
-    return Equations(model, alpha, either(number == COARSE, rule.coarse, replicate), free)
+@jax.jit
+def _equations_all(rule: Rule, model: Model, alpha: jax.Array, free: jax.Array, number: jax.Array) -> Equations:
+    """The equations of many lanes, whose axis leads all arrays."""
+    coarse = jax.tree.map(lambda a: jnp.broadcast_to(a, (len(number), *a.shape)), rule.coarse)
+    own = jax.tree.map(lambda a: a[jnp.maximum(number, 0)], rule.stack)
+    return Equations(model, alpha, jax.vmap(either)(number == COARSE, coarse, own), free)
 
 
-def _on_device(fn: Callable[..., Any]) -> Callable[..., Any]:
-    """`jax.jit` of a function, for the devices that there are."""
-    compiled = functools.cache(lambda: jax.jit(precise(fn), compiler_options=_graphs()))
-    return functools.wraps(fn)(lambda *args: compiled()(*args))
-
-
-@_on_device
-def _evaluate_all(rule: Rule, *lanes: Any) -> tuple[Answer, jax.Array]:
-    """`evaluate` of many lanes of one rule."""
-    return jax.vmap(lambda *lane: _of_lane(rule, *lane[:-1]).answer(lane[-1]))(*lanes)
-
-
-@_on_device
-def _observe_all(rule: Rule, *lanes: Any) -> State:
-    """`observe` of many lanes."""
-    return jax.vmap(lambda *lane: _of_lane(rule, *lane[:-2]).state(*lane[-2:]))(*lanes)
+@functools.cache
+def _on_devices(method: Callable[..., Any]) -> Callable[..., Any]:
+    """A method of `Equations` for many lanes at once, compiled for the devices that there are."""
+    return jax.jit(jax.vmap(precise(method)), compiler_options=_graphs())
 
 
 def _default_device() -> Any:
