@@ -2,10 +2,15 @@ from types import SimpleNamespace
 
 import jax
 import jax.numpy as jnp
+import made
 import numpy as np
 import pytest
 
 import tiedattn_jax as ta
+from tiedattn_jax.overlaps import BRANCHES
+from tiedattn_jax.parameters import Parameter
+from tiedattn_jax.phases import arclength
+from tiedattn_jax.theory.pool import run_one
 
 
 @pytest.fixture(scope="module")
@@ -98,3 +103,35 @@ def test_folds_of_unequal_paths():
     (first, bar), (second, _) = ta.folds_of(paths)
     assert (first, second) == pytest.approx((1.1, 2.1)) and bar > 0.1
     assert ta.folds_of([SimpleNamespace(folds=())]) == []
+
+
+def test_where_there_is_no_state_there_is_neither_path_nor_fold(model, lines):
+    asked = []
+
+    def answer(lane):
+        asked.append((lane.replicate, float(lane.alpha), lane.attempts))
+        return SimpleNamespace(has_state=False, status=int(ta.Status.max_steps))
+
+    settings, x = ta.Settings(), BRANCHES["semantic"].start(model)
+    setting = arclength.Setting(model, jnp.asarray(2.0), Parameter("alpha"), np.array([1.0, 0.0]))
+    assert made.drive(arclength.fold_near(setting, lines, x, settings, (1.0, 3.0)), answer) is None
+    assert asked == [(k, 2.0, 1) for k in range(4)]
+    with pytest.raises(ta.InputError, match="start must be near a state, got one with status max steps"):
+        made.drive(arclength._continuation(setting, lines, 0, x, settings), answer)
+
+
+def test_a_fold_is_that_of_all_replicates(model, lines, known, monkeypatch):
+    setting = arclength.Setting(model, jnp.asarray(2.0), Parameter("alpha"), np.array([1.0, 0.0]))
+    states = [jax.tree.map(lambda a, k=k: a[k], known) for k in range(4)]
+
+    def near(lacking):
+        def path(setting, nodes, number, *_):
+            return made.ended(None if number == lacking else (2.0 + number, states[number]))
+
+        monkeypatch.setattr(arclength, "_nearest_fold", path)
+        return run_one(arclength.fold_near(setting, lines, known.overlaps, ta.Settings(), (1.0, 3.0)))
+
+    alphas, found = near(None)
+    np.testing.assert_array_equal(alphas, [2.0, 3.0, 4.0, 5.0])
+    np.testing.assert_array_equal(found.overlaps.q, known.overlaps.q)
+    assert near(2) is None

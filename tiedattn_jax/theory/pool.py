@@ -40,8 +40,7 @@ from ..model import Model
 from ..overlaps import Coordinates, Overlaps
 from ..results import Settings
 from .equations import Equations, evaluate, observe
-from .newton import Answer, Newton, Search, either, stall_of
-from .states import State
+from .newton import Newton, Search, either, stall_of
 
 # Lanes in one call on an accelerator: few sizes, so that few programs are compiled. The smallest serves the replicates
 # of one state, the largest fills the device: on an H100 a lane of order 5 takes .95 ms of 4, and .13 of 256 or 1024.
