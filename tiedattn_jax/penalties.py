@@ -10,8 +10,9 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
+from .derivatives import derivative_along, with_tangent
 from .errors import InputError, as_number, is_concrete, require, require_kind, require_not_negative, require_takes
-from .linalg import inverse, precise
+from .linalg import inverse
 from .printing import Description, Printed, entries
 
 _MOST_SWEEPS = 500
@@ -136,21 +137,13 @@ def _found(penalty: Penalty, Lam: jax.Array, b: jax.Array) -> jax.Array:
     return lax.while_loop(moves, lambda s: (sweep(s[0]), s[0], s[2] + 1), (sweep(start), start, jnp.asarray(0)))[0]
 
 
-@jax.custom_jvp
-def _attach(u: jax.Array, penalty: Penalty, Lam: jax.Array, b: jax.Array) -> jax.Array:
+@with_tangent
+def _attach(primals: Any, tangents: Any) -> jax.Array:
     """u that was found, given its derivatives by the implicit function theorem."""
-    return u
-
-
-@_attach.defjvp
-@precise
-def _(primals: Any, tangents: Any) -> tuple[jax.Array, jax.Array]:
-    _, penalty, Lam, _ = primals
-    u = _attach(*primals)
-    moved = jax.jvp(lambda *given: _field(u, *given), (penalty, Lam), tangents[1:3])[1]
-    push = jnp.broadcast_to(tangents[3] - moved, u.shape)
+    u, penalty, Lam, _ = primals
+    push = derivative_along(lambda penalty, Lam, b: b - _field(u, penalty, Lam), primals[1:], tangents[1:])
     by_u = _by_u(_prox_and_slope(penalty, u, Lam)[1], Lam)
-    return u, jnp.sum(inverse(by_u) * push[..., None, :], -1)
+    return jnp.sum(inverse(by_u) * push[..., None, :], -1)
 
 
 def check_penalty(penalty: Any, lam: Any, even: bool) -> None:

@@ -1,6 +1,7 @@
 """`tiedattn transition`."""
 
 import csv
+import dataclasses
 import json
 from types import SimpleNamespace
 
@@ -62,11 +63,12 @@ def test_the_end_that_is_met_first():
 @pytest.fixture
 def without_solving(monkeypatch):
     """`tiedattn transition` with results made by hand, and what it has asked for."""
-    asked = {"rough": [], "starts": []}
+    asked, known = {"rough": [], "starts": []}, made.fixed_point()
 
     def sweep(model, alphas, branch, nodes, progress):
         asked["rough"].append(nodes.size)
-        return SimpleNamespace(branch=branch, alphas=alphas, points=[], to_dict=lambda: {"points": []})
+        assert len(alphas) == transition.CURVE_POINTS
+        return ta.Curve(branch, tuple(dataclasses.replace(known, alpha=alpha) for alpha in (alphas[0], alphas[-1])))
 
     def critical_alpha(model, nodes, start):
         asked["full"] = nodes.size

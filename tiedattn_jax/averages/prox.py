@@ -25,6 +25,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
+from ..derivatives import derivative_along, with_tangent
 from ..linalg import apply, definite, inverse, ldl_solve, matvec, precise, total
 from ..model import Model
 from .loops import counted, repeat
@@ -183,30 +184,15 @@ def _precision(V: jax.Array) -> jax.Array:
     return jax.scipy.linalg.block_diag(*inverse(V))[..., None]
 
 
-def derivative_along(fn: Callable[..., jax.Array], primals: tuple, tangents: tuple) -> jax.Array:
-    """Derivative of an array in a rule with symbolic zeros: what does not move is not differentiated."""
-    zero = jax.custom_derivatives.SymbolicZero
-    moving = jax.tree.map(lambda d: None if isinstance(d, zero) else d, tangents, is_leaf=lambda d: isinstance(d, zero))
-    value, derivative = eqx.filter_jvp(fn, primals, moving)
-    return jnp.zeros_like(value) if derivative is None else derivative
-
-
-@jax.custom_jvp
-def attach(z: jax.Array, model: Model, h: jax.Array, V: jax.Array, y: jax.Array) -> jax.Array:
+@with_tangent
+def attach(primals: Any, tangents: Any) -> jax.Array:
     """Solved minimisers `z` (L, r, N), given their derivative in the model's numbers, `h`, `V` and `y`."""
-    return z
-
-
-@functools.partial(attach.defjvp, symbolic_zeros=True)
-@precise
-def _attach_jvp(primals: Any, tangents: Any) -> tuple[jax.Array, jax.Array]:
-    _, model, _, V, y = primals
-    z = attach(*primals)
+    z, model, _, V, y = primals
     force = derivative_along(lambda model, *p: prox_gradient(model, z, *p), primals[1:], tangents[1:])
     hess, _ = moreau_hessian(model, z, V, y)
     # The inverse, and not a solve: where there are many tangents, all take the same one.
     unit = jnp.broadcast_to(jnp.eye(len(hess), dtype=z.dtype)[..., None], hess.shape)
-    return z, -matvec(ldl_solve(hess, unit), force.reshape(len(hess), -1)).reshape(z.shape)
+    return -matvec(ldl_solve(hess, unit), force.reshape(len(hess), -1)).reshape(z.shape)
 
 
 def search(model: Model, h: jax.Array, V: jax.Array, y: jax.Array, near: jax.Array | None = None) -> Prox:

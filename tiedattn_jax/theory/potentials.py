@@ -12,8 +12,9 @@ import jax.numpy as jnp
 import numpy as np
 
 from ..averages.fields import fields
-from ..averages.prox import derivative_along, moreau
+from ..averages.prox import moreau
 from ..averages.rule import Points, Replicate, average, found_in
+from ..derivatives import derivative_along
 from ..linalg import precise, solve
 from ..model import Model, over_kinds
 from ..overlaps import Conjugates, Overlaps, of_sentence, symmetric

@@ -1,0 +1,92 @@
+"""Derivatives of one's own, for values that were searched for, of any order and in loops.
+
+In a reverse pass through `lax.scan`, and so through `lax.map`, jax (0.10.2) puts the body of a `jax.custom_jvp` in the
+place of the call: what the loop hands on still has its value, but no longer its rule, and a further derivative of that
+pass takes a searched value for a constant. A checkpoint around the call defers that by one pass. A primitive keeps its
+rule.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+from jax.custom_derivatives import SymbolicZero
+from jax.extend.core import Primitive
+from jax.interpreters import ad, batching, mlir
+
+from .linalg import precise
+
+Tangents = Callable[[list, list], Any]  # tangent of the value, of all leaves and of their tangents, None where zero
+
+
+def with_tangent(rule: Callable[[tuple, tuple], jax.Array]) -> Callable[..., jax.Array]:
+    """A function ``attach(z, *args)`` that is the array `z`, and whose derivative is given by a rule.
+
+    Args:
+        rule: the tangent of `z`, of `primals` ``(z, *args)`` and of `tangents`, in which None stands for each leaf that
+            does not move; see `derivative_along`. The z in `primals` has this derivative again.
+    """
+
+    exact = precise(rule)
+
+    def attach(z: jax.Array, *args: Any) -> jax.Array:
+        leaves, tree = jax.tree.flatten((z, *args))
+        return _attach.bind(*map(jnp.asarray, leaves), tangents=_OfTrees(exact, tree))
+
+    attach.__doc__ = rule.__doc__
+    return attach
+
+
+def derivative_along(fn: Callable[..., jax.Array], primals: tuple, tangents: tuple) -> jax.Array:
+    """Derivative of an array in a rule: what does not move, with a tangent None or symbolic, is not differentiated."""
+    moving = jax.tree.map(
+        lambda d: None if isinstance(d, SymbolicZero) else d, tangents, is_leaf=lambda d: isinstance(d, SymbolicZero)
+    )
+    value, derivative = eqx.filter_jvp(fn, primals, moving)
+    return jnp.zeros_like(value) if derivative is None else derivative
+
+
+class _OfTrees(NamedTuple):
+    """A rule as a function of leaves."""
+
+    rule: Callable[[tuple, tuple], jax.Array]
+    tree: Any
+
+    def __call__(self, leaves: list, tangents: list) -> jax.Array:
+        return self.rule(jax.tree.unflatten(self.tree, leaves), jax.tree.unflatten(self.tree, tangents))
+
+
+class _OfBatch(NamedTuple):
+    """A rule of leaves some of which have one more axis, in which z has its first one."""
+
+    each: Tangents
+    axes: tuple
+
+    def __call__(self, leaves: list, tangents: list) -> jax.Array:
+        moving = [None if d is None else axis for axis, d in zip(self.axes, tangents, strict=True)]
+        return jax.vmap(self.each, (list(self.axes), moving))(leaves, tangents)
+
+
+_attach = Primitive("attach")
+_attach.def_impl(lambda z, *_, tangents: z)
+_attach.def_abstract_eval(lambda z, *_, tangents: z)
+mlir.register_lowering(_attach, lambda ctx, z, *_, tangents: [z])
+
+
+def _jvp(primals: Any, moving: Any, *, tangents: Tangents) -> tuple[jax.Array, jax.Array]:
+    z = _attach.bind(*primals, tangents=tangents)
+    return z, tangents([z, *primals[1:]], [None if isinstance(d, ad.Zero) else d for d in moving])
+
+
+def _batched(leaves: Any, axes: Any, *, tangents: Tangents) -> tuple[jax.Array, int]:
+    z, size = leaves[0], next(a.shape[k] for a, k in zip(leaves, axes, strict=True) if k is not None)
+    z = jnp.broadcast_to(z, (size, *z.shape)) if axes[0] is None else jnp.moveaxis(z, axes[0], 0)
+    return _attach.bind(z, *leaves[1:], tangents=_OfBatch(tangents, (0, *axes[1:]))), 0
+
+
+ad.primitive_jvps[_attach] = _jvp
+batching.primitive_batchers[_attach] = _batched
