@@ -17,7 +17,7 @@ import jax.numpy as jnp
 import numpy as np
 
 import tiedattn_jax as ta
-from tiedattn_jax.theory.state_evolution import saddle_map
+from tiedattn_jax.theory.equations import Equations
 
 FOLLOWED = [name for name, event in ta.EVENTS.items() if event.value is not None]
 ALPHA_C = 1.25154  # at omega = .3; see tests/cases.py
@@ -81,7 +81,7 @@ def boundaries(a: argparse.Namespace) -> None:
             one = jnp.ones((2, 1, 1))
             here = ta.Overlaps(x.q * one, x.V * one, x.theta * one, x.m * jnp.array([[1.0], [-1.0]]))
             m = ta.dot_product(omega=p.omega)
-            return float(saddle_map(m, jnp.asarray(p.alpha), here, replicate, jnp.ones(2))[1].train_loss)
+            return float(Equations(m, jnp.asarray(p.alpha), replicate, jnp.ones(2)).step(here)[1].train_loss)
 
         for omega, alpha in list(zip(found["alpha_c"].values, found["alpha_c"].alpha, strict=True))[:: a.points // 4]:
             coarse, fine = (published.critical_alpha(omega, alpha, loss) for loss in (published.train_loss, exact))

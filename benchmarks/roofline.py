@@ -22,9 +22,9 @@ import jax.numpy as jnp
 import numpy as np
 
 import tiedattn_jax as ta
-from tiedattn_jax.averages.program import at_once
 from tiedattn_jax.overlaps import Coordinates, branch_of
-from tiedattn_jax.theory.state_evolution import image_and_jacobian
+from tiedattn_jax.theory.equations import Equations
+from tiedattn_jax.theory.pool import Call, run_one, together
 
 from .operations import Operations, operations
 from .published_method import machine
@@ -91,7 +91,7 @@ def seconds(fn: Callable[..., Any], *args: Any) -> float:
     times = []
     for _ in range(_REPEAT + 1):
         began = time.perf_counter()
-        jax.block_until_ready(at_once(lambda args: fn(*args), [args] * _CORES))
+        run_one(together([Call(fn, tuple(args))] * _CORES))
         times.append(time.perf_counter() - began)
     return float(np.median(times[1:]))
 
@@ -147,7 +147,7 @@ def loops() -> list[Loop]:
     found_prox, found_lines = searched(single), searched(lines)
 
     def evaluation(v: jax.Array) -> Any:
-        return image_and_jacobian(model, found.alpha, lines, v, free)
+        return Equations(model, found.alpha, lines, free).answer(v)
 
     return [
         Loop("prox search, Sobol points", "node", single.size, *found_prox),
