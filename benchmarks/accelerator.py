@@ -151,14 +151,14 @@ def train(small: bool) -> Iterator[Row]:
     yield row | {"peak over data before": float(before) / size}
 
 
-# Seconds that each row takes on an H100 with nothing compiled, about; rows that take memory come in the order of it.
+# Seconds that each row takes on an H100 with nothing compiled, about.
 ROWS: dict[str, tuple[Callable[[bool], Iterator[Row]], float]] = {
-    "solve": (solve, 40),
-    "transition": (transition, 15),
-    "states": (states, 60),
-    "diagram": (diagram, 60),
-    "gamp": (gamp, 60),
-    "train": (train, 20),
+    "solve": (solve, 25),
+    "transition": (transition, 10),
+    "gamp": (gamp, 50),
+    "train": (train, 15),
+    "states": (states, 90),
+    "diagram": (diagram, 40),
     "gradient": (gradient, 40),
 }
 
