@@ -1,6 +1,7 @@
 """Gaussian averages of what a proximal operator gives, from small to large.
 
 nodewise    a function of a few numbers at very many nodes
+loops       how loops of an evaluation end, on CPUs and elsewhere
 fields      the Gaussian law of the local fields
 prox        the proximal operator: global minimum, derivative
 rule        what an averaging rule is

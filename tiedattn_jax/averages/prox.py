@@ -42,6 +42,7 @@ _MAX_STEPS = 60  # of Newton's method, where loops have a condition; `_COUNTED` 
 # (alpha from .5 to 3, both branches, 8,192 nodes) the slowest of 688,128 starts took 26 and 27 steps in single and
 # double precision, and a refinement one.
 _COUNTED, _REFINED = 32, 4
+_UNROLL = 8  # steps of the power method, a few products each, in one pass of a counted loop
 _ALL_COLUMNS = 8  # of a Hessian: those of more fields are computed one by one, for the caches hold no more than one
 
 
@@ -421,7 +422,8 @@ def _lowest_axis(hess: jax.Array, steps: int) -> jax.Array:
         return jnp.where(square > 0, moved / jnp.sqrt(square + jnp.finfo(hess.dtype).tiny), v)
 
     start = jnp.asarray(reference_axis(len(hess)), hess.dtype)[:, None]
-    return lax.fori_loop(0, steps, step, jnp.broadcast_to(start, hess.shape[1:]))
+    unroll = min(_UNROLL, steps) if counted() else 1
+    return lax.fori_loop(0, steps, step, jnp.broadcast_to(start, hess.shape[1:]), unroll=unroll)
 
 
 def in_groups(

@@ -5,8 +5,9 @@ from __future__ import annotations
 import jax
 
 REPLICATES = 4  # the fewest whose error bars are of use: by Student's law 1.65 standard errors wide
-# Nodes in memory together. On a CPU what its caches hold: twice as many take 20 % longer. Elsewhere a guess: no
-# accelerator was at hand.
+# Nodes in memory together. On a CPU what its caches hold: twice as many take 20 % longer. Elsewhere a guess, to be
+# measured by the time of one `image_and_jacobian` per node, of `sobol_nodes(model, 2**20)`, for blocks of 2^15 to 2^20:
+# the smallest block that is within 10 % of the fastest.
 BLOCK, ACCELERATOR_BLOCK = 2**13, 2**17
 WIDE_BLOCK = 2**10  # beyond two fields, over their number: Hessians have to stay in the caches
 # Nodes of the coarse replicate. Beyond two fields its 25 evaluations, far from the state, cost more than all the
