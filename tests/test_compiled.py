@@ -14,8 +14,8 @@ from tiedattn_jax.compiled import kept
 from tiedattn_jax.linalg import inverse
 from tiedattn_jax.overlaps import BRANCHES, admissible, symmetric
 from tiedattn_jax.phases.follow import map_each
-from tiedattn_jax.theory.solve import branch_start
 from tiedattn_jax.theory.observables import gen_error_in
+from tiedattn_jax.theory.solve import branch_start
 
 TRACED_IN = compiled.traced_in
 

@@ -11,10 +11,10 @@ from tiedattn_jax.errors import InputError
 from tiedattn_jax.finite.data import of_kind
 from tiedattn_jax.model import check
 from tiedattn_jax.overlaps import Overlaps, impose, label, of_sentence
-from tiedattn_jax.theory.solve import branch_start
 from tiedattn_jax.theory.equations import Equations, averages_expansion
 from tiedattn_jax.theory.observables import gen_error_in, gen_error_linear_in, growths_in, moments
 from tiedattn_jax.theory.potentials import channel, channel_gradient
+from tiedattn_jax.theory.solve import branch_start
 
 pytestmark = pytest.mark.usefixtures("quick_programs")
 

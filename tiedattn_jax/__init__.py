@@ -9,7 +9,7 @@ passing and training follow from it. The public functions, by task:
                     value and prox, besides the ridge
     one state       solve, find_states                 its numbers: FixedPoint, Overlaps, Conjugates, Diagnostics
     transitions     critical_alpha, linear_crossing, branch_ends, locate, EVENTS
-    many settings   sweep (through alpha, or any models at once), trace_branch, folds_of, trace_boundary, meetings, phase_diagram, PhaseDiagram.load
+    many settings   sweep, trace_branch, folds_of, trace_boundary, meetings, phase_diagram, PhaseDiagram.load
     averages        default_nodes, line_nodes, sobol_nodes, gauss_hermite_nodes, monte_carlo_nodes
     breaking of replica symmetry    solve_1rsb, critical_alpha_1rsb, linear_crossing_1rsb
     observables     gen_error, gen_error_linear, second_minimum_share
