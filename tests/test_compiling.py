@@ -9,9 +9,9 @@ from jax import export
 from lowering import products
 
 import tiedattn_jax as ta
-from tiedattn_jax.phases.follow import Track, follow, pair_free, pair_start
 
-CALLS = ("the gradient of solve", "critical_alpha", "a row of a grid", "gamp", "train")
+CALLS = ("the gradient of solve", "critical_alpha", "a diagram", "gamp", "train")
+TRACED = ("the gradient of solve", "gamp", "train")
 
 
 def calls_on(nodes):
@@ -21,18 +21,14 @@ def calls_on(nodes):
     def state(sigma, alpha):
         return ta.solve(ta.dot_product(sigma=sigma), alpha, "semantic", nodes).theta
 
-    def row(sigma, alpha, cells=1):
-        """The positional branch in one cell, or in some, as `phase_diagram` follows it."""
+    def diagram(sigma, alpha):
         model = ta.dot_product(sigma=sigma)
-        start, free = jax.tree.map(lambda a: a[:1], (pair_start(model), pair_free(model)))
-        models = jax.tree.map(lambda a: jnp.broadcast_to(a, (1, cells, *a.shape)), model)
-        each = alpha + jnp.arange(cells)[None]
-        return follow(Track(models, each, each, start, start, free), nodes, ta.Settings(), None, 1)["theta"]
+        return ta.phase_diagram(model, [float(alpha), float(alpha) + 0.1], [0.3], nodes).cells["theta"]
 
     return {
         "the gradient of solve": jax.grad(state),
         "critical_alpha": lambda sigma, alpha: ta.critical_alpha(ta.dot_product(sigma=sigma), nodes=nodes).alpha,
-        "a row of a grid": row,
+        "a diagram": diagram,
         "gamp": lambda sigma, alpha: ta.gamp(ta.dot_product(sigma=sigma), data, steps=10).train_loss,
         "train": lambda sigma, alpha: ta.train(ta.dot_product(sigma=sigma), data, steps=10).train_loss,
     }
@@ -63,33 +59,40 @@ def test_a_second_model_of_the_same_shape_compiles_nothing(name, lines, compiled
     assert compiled(call, *numbers(0.51, 1.9)) == []
 
 
-def test_rows_of_several_lengths_share_a_program(lines, compiled):
-    row = calls_on(lines)["a row of a grid"]
-    row(*numbers(0.5, 2.0))
-    assert "jit(_follow)" not in compiled(lambda: row(*numbers(0.5, 2.0), 3))
-    assert row(*numbers(0.5, 2.0), 3).shape[1] == 3
+ENGINE = {"jit(evaluate)", "jit(observe)", "jit(begin)", "jit(advance)"}
 
 
 @pytest.mark.usefixtures("quick_programs")
-def test_branches_share_the_program_that_solves_and_its_gradient_uses_it(model, compiled):
+def test_everything_shares_the_programs_of_the_engine(model, compiled):
+    """States, branches, transitions, diagrams and their gradients: what `solve` compiled serves them all."""
     nodes = ta.sobol_nodes(model, 16, replicates=1)  # of no other test
 
     def theta(alpha, branch="semantic"):
         return ta.solve(model, alpha, branch, nodes).theta
 
-    assert "jit(_phases)" in compiled(theta, 2.0)
+    def engine(fn, *args):
+        return [name for name in compiled(fn, *args) if name in ENGINE]
+
+    assert {"jit(evaluate)", "jit(observe)"} <= set(engine(theta, 2.0))
     for branch in ("positional", "uninformed"):
-        assert "jit(_phases)" not in compiled(theta, 1.9, branch)
-    gradient = calls_on(nodes)["the gradient of solve"]
-    assert "jit(_phases)" not in compiled(gradient, *numbers(0.5, 2.0))
-    assert compiled(gradient, *numbers(0.51, 1.9)) == []
+        assert engine(theta, 1.9, branch) == []
+    calls = calls_on(nodes)
+    for name in ("critical_alpha", "a diagram", "the gradient of solve"):
+        assert engine(calls[name], *numbers(0.5, 2.0)) == [], name
+    assert compiled(calls["the gradient of solve"], *numbers(0.51, 1.9)) == []
     # Arrays made of Python numbers, of weak types, are no other arguments.
     weak = ta.Overlaps(*(jnp.full((2, 1, 1), v) for v in (0.1, 16.0, 0.1)), jnp.full((2, 1), 0.0))
-    assert weak.q.weak_type and "jit(_phases)" not in compiled(lambda: ta.solve(model, 2.0, start=weak, nodes=nodes).q)
+    assert weak.q.weak_type and engine(lambda: ta.solve(model, 2.0, start=weak, nodes=nodes).q) == []
+
+
+def test_searches_over_settings_do_not_run_inside_of_jit(lines):
+    for transform in (jax.jit, lambda fn: lambda *a: jax.vmap(fn)(*(jnp.stack([x]) for x in a))):
+        with pytest.raises(ta.InputError, match="sweep for many models at once"):
+            transform(calls_on(lines)["critical_alpha"])(*numbers(0.5, 2.0))
 
 
 @pytest.mark.parametrize("wide", [True, False], ids=["float64", "float32"])
-@pytest.mark.parametrize("name", CALLS)
+@pytest.mark.parametrize("name", TRACED)
 def test_lowers_for_gpu_and_tpu(name, wide):
     with jax.enable_x64(wide):
         call = calls_on(ta.line_nodes(ta.dot_product(), 3, replicates=2))[name]

@@ -8,12 +8,12 @@ import numpy as np
 import pytest
 from cases import CASES, state
 from jax import export
-from tiedattn_jax.theory.equations import Equations
 
 import tiedattn_jax as ta
 from tiedattn_jax.averages import loops
 from tiedattn_jax.averages.prox import descend, local_minima
 from tiedattn_jax.overlaps import Coordinates
+from tiedattn_jax.theory.equations import Equations
 
 pytestmark = pytest.mark.usefixtures("quick_programs")
 

@@ -1,4 +1,4 @@
-"""Programs that average: what jax compiles, as fast as it runs no slower for it, and the cores that it runs on."""
+"""Compilation of the functions that average over nodes: as fast as possible without slowing the run."""
 
 from __future__ import annotations
 
@@ -16,37 +16,29 @@ from ..linalg import precise
 from .rule import Replicate
 
 _QUICK = {"xla_cpu_use_fusion_emitters": False}
-_AS_WRITTEN = {"xla_disable_hlo_passes": "while-loop-invariant-code-motion"}
 
 
-def program(fn: Callable[..., Any], *, nested: bool = False) -> Callable[..., Any]:
+def program(fn: Callable[..., Any]) -> Callable[..., Any]:
     """`eqx.filter_jit` of a function that averages; at top level its programs are `kept`.
 
-    At top level on a CPU, and for replicates that say so, without XLA's emitters of fused kernels: that takes a third
-    to a half less time to compile. Programs of lines take up to 8 % longer to run then, those of single nodes 70 %.
-
-    Args:
-        nested: whether solving is itself within loops. XLA would carry what does not change out of them, one after the
-            other, which is a third of compiling and gains nothing; where there is but the solve it gains up to 15 %.
+    At top level on a CPU, and for replicates that say so, XLA compiles it without its emitters of fused kernels: that
+    takes a third to a half less time. Programs of lines take up to 8 % longer to run then, those of single nodes 70 %.
     """
     fn = precise(fn)
-    inner, full, loops = eqx.filter_jit(fn), kept(fn), _AS_WRITTEN if nested else {}
-    on_cpu = {quick: kept(fn, compiler_options=loops | (_QUICK if quick else {})) for quick in (True, False)}
+    inner, full, quickly = eqx.filter_jit(fn), kept(fn), kept(fn, compiler_options=_QUICK)
 
     @functools.wraps(fn)
     def call(*args: Any) -> Any:
         every = jax.tree.leaves(args, is_leaf=lambda a: isinstance(a, Replicate))
         quick = all(a.quick for a in every if isinstance(a, Replicate))
-        run = (on_cpu[quick] if _known() else full) if at_top_level(args) else inner
+        run = (quickly if quick and _known() else full) if at_top_level(args) else inner
         return run(*jax.tree.map(_strong, args))
 
     return call
 
 
 def _strong(a: Any) -> Any:
-    """An array of a strong type: of a weak one, such as `jnp.full` of a number has,
-    the program would be another one.
-    """
+    """Remove the weak type of an array, as `jnp.full(shape, 1.0)` returns: it would trigger a second compilation."""
     return jnp.asarray(a, a.dtype) if getattr(a, "weak_type", False) else a
 
 
@@ -74,11 +66,11 @@ def lane_by_lane(fn: Callable[..., Any]) -> Callable[..., Any]:
 
 @functools.cache
 def _known() -> bool:
-    """Whether this is a CPU, and its compiler knows the options."""
+    """Whether this is a CPU, and its compiler knows the option."""
     if jax.default_backend() != "cpu":
         return False
     try:
-        jax.jit(lambda: 0, compiler_options=_QUICK | _AS_WRITTEN)()
+        jax.jit(lambda: 0, compiler_options=_QUICK)()
     except jax.errors.JaxRuntimeError:
         return False
     return True

@@ -82,7 +82,9 @@ class Lane(NamedTuple):
     def search(self) -> tuple:
         """The arguments of Newton's method."""
         stall = np.asarray(stall_of(self.rule.size), self.model.lam.dtype)
-        return self.model, self.free, self.start, self.settings, np.asarray(self.attempts), stall
+        # On the host, where no array has a weak type, which would ask for another program.
+        start = jax.tree.map(np.asarray, self.start)
+        return self.model, self.free, start, self.settings, np.asarray(self.attempts), stall
 
 
 class Call(NamedTuple):
