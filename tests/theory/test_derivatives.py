@@ -3,18 +3,27 @@
 One program gives values and forward derivatives, in any direction and on any branch: it takes long to compile.
 """
 
+from functools import partial
+
 import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 from cases import CASES, DERIVATIVES, state
+from jax import lax
 from made import states_near
 
 import tiedattn_jax as ta
+from tiedattn_jax.averages import prox
+from tiedattn_jax.averages.fields import fields
+from tiedattn_jax.derivatives import derivative_along, with_tangent
 from tiedattn_jax.overlaps import BRANCHES
+from tiedattn_jax.theory.equations import Equations
+from tiedattn_jax.theory.potentials import points_in
 
 pytestmark = pytest.mark.usefixtures("quick_programs")
+MODES = jax.jacfwd, jax.jacrev
 JUMPS = [c for c in CASES if (c.alpha, c.branch) in DERIVATIVES]
 NAMES = ("q", "V", "theta", "m", "train_loss", "gen_error")
 TIGHT, FEW = ta.Settings(tol=1e-10, max_steps=8), ta.Settings(warm_steps=0, max_steps=4)
@@ -116,15 +125,165 @@ def test_reverse_mode_under_vmap_and_a_bad_lane_spoils_nothing(model, nodes):
     np.testing.assert_allclose(gradient, slope.mean(0) @ weights, rtol=1e-6)
 
 
+@with_tangent
+def root(primals, tangents):
+    """z of z + z^3 = p."""
+    return derivative_along(lambda p: p, primals[1:], tangents[1:]) / (1 + 3 * primals[0] ** 2)
+
+
+@pytest.mark.parametrize("checkpoints", [0, 1])
+def test_a_searched_value_keeps_its_derivative_in_loops(checkpoints):
+    """In all modes, also where a loop hands it on; a `jax.custom_jvp` loses its rule there."""
+
+    def slope(p, dp, over=lax.map):
+        def block(scale, shift):
+            at = scale * p + shift
+            z = lax.stop_gradient(lax.fori_loop(0, 40, lambda _, z: z - (z + z**3 - at) / (1 + 3 * z**2), at))
+            return root(z, at), jax.jvp(lambda p: root(z, scale * p + shift) ** 2, (p,), (dp,))[1]
+
+        def replicate(scale):
+            fn = partial(block, scale)
+            handed_on, each = over(jax.checkpoint(fn) if checkpoints else fn, jnp.array([0.625, 2.0, 10.0]))
+            return jnp.sum(handed_on) * jnp.sum(each)
+
+        return jnp.sum(over(replicate, jnp.array([1.0, 2.0])))
+
+    @jax.custom_jvp
+    def fn(p):
+        return p
+
+    fn.defjvp(lambda primals, tangents: (primals[0], slope(*primals, *tangents)))
+
+    def exact(p):
+        return slope(p, 1.0, lambda fn, xs: jax.vmap(fn)(xs))
+
+    @jax.jit
+    @jax.vmap
+    def derivatives(p):
+        seconds = jax.jacfwd(exact), *(a(b(fn)) for a in MODES for b in MODES)
+        return jnp.stack([jnp.stack(jax.jvp(second, (p,), (1.0,))) for second in seconds])
+
+    exactly, *others = derivatives(jnp.array([0.3, 0.1])).swapaxes(0, 1)
+    for other in others:
+        np.testing.assert_allclose(other, exactly, rtol=1e-10)
+
+
+class OneToken(ta.Model):
+    """A token alone: one field, so that programs are small."""
+
+    shape = (1, 1, 1)
+    width: jax.Array
+
+    def loss(self, Z, Y):
+        return 0.5 * jnp.sum((jnp.tanh(self.width * Z) - Y) ** 2)
+
+    def law(self):
+        one = jnp.ones((1, 1, 1))
+        return ta.SpectralLaw(one[0, 0], one[0], one, one, 0.3 * one)
+
+
+class Tilted(OneToken):
+    """Wells at -1 and 1 of which one is lower: the minimiser jumps by 2 V / (1 + V), where h = width V."""
+
+    def loss(self, Z, Y):
+        return jnp.sum(0.5 * (jnp.sqrt(Z**2 + 1e-8) - 1) ** 2 + self.width * Z)
+
+
+class Descending(type(ta.sobol_nodes(ta.dot_product(), 2).stack)):
+    """Nodes at the minimum that a descent from the field finds: a search that takes little to compile."""
+
+    def search(self, model, x, block):
+        h, y = fields(model, x, block.student, block.teacher)
+        z, _, done = prox.descend(model, h, h, x.V, y, 1e-10)
+        return prox.Prox(z, done, z, jnp.full(z.shape[-1], jnp.inf))
+
+
+def test_second_derivatives_in_all_modes():
+    """Of the training loss, q and theta of a state that moves, in two blocks, against central differences."""
+    model = OneToken(lam=jnp.asarray(0.1), width=jnp.asarray(0.7))
+    some = ta.sobol_nodes(model, 2**5, replicates=1, block=2**4).replicate(0)
+    replicate = Descending(student=some.student, teacher=some.teacher, weight=some.weight, block=some.block)
+    x = ta.Overlaps(*(jnp.full((1, 1, 1), v, float) for v in (0.6, 1.3, 0.5)), jnp.zeros((1, 1)))
+
+    def setting(p):
+        return eqx.tree_at(lambda m: (m.width, m.lam), model, (p, 0.2 * p**2)), 2 * p
+
+    def along(p, dp):
+        at, direction = jax.jvp(setting, (p,), (dp,))
+        moving = jax.tree.map(lambda a: a * p**0.5, x)  # whatever its equations are
+        dx, seen = Equations(*at, replicate, BRANCHES["semantic"].free(model)).tangent(moving, direction)
+        return jnp.stack([seen.train_loss, dx.q[0, 0, 0], dx.theta[0, 0, 0]])
+
+    def forward(p):
+        return along(p, 1.0)
+
+    def reverse(p):
+        value, back = jax.vjp(partial(along, p), 1.0)
+        return jax.vmap(back)(jnp.eye(value.size))[0]
+
+    @jax.jit
+    def first_and_second(p):
+        return [fn(p) for fn in (forward, reverse)], [mode(fn)(p) for fn in (forward, reverse) for mode in MODES]
+
+    p, step = model.width, 1e-4
+    (first, second), (up, _), (down, _) = map(first_and_second, (p, p + step, p - step))
+    np.testing.assert_allclose(first[1], first[0], rtol=1e-10)
+    for got in second:
+        np.testing.assert_allclose(got, (up[0] - down[0]) / (2 * step), rtol=1e-6)
+
+
+def test_second_derivative_of_an_average_over_jumps():
+    """Of the mean of z and of z^2 on lines, against the exact means over the two sides."""
+    model = Tilted(lam=jnp.asarray(0.1), width=jnp.asarray(0.2))
+    one = ta.line_nodes(model, lines=2, points=24, replicates=1).replicate(0)
+    block = jax.tree.map(lambda a: a[0], one.blocks())
+
+    def setting(p):
+        tilt, q, V, m = p
+        x = ta.Overlaps(q.reshape(1, 1, 1), V.reshape(1, 1, 1), jnp.zeros((1, 1, 1)), m.reshape(1, 1))
+        return eqx.tree_at(lambda m: m.width, model, tilt), x
+
+    def exact(p):
+        """z = (h - V tilt + V sign(h - V tilt)) / (1 + V), h normal of mean m and variance q."""
+        tilt, q, V, m = p
+        mean = m - V * tilt
+        share, density = jax.scipy.stats.norm.cdf(mean / q**0.5), jax.scipy.stats.norm.pdf(mean / q**0.5)
+        size = mean * (2 * share - 1) + 2 * q**0.5 * density  # of the field less V tilt
+        return jnp.stack([mean + V * (2 * share - 1), (q + mean**2 + 2 * V * size + V**2) / (1 + V)]) / (1 + V)
+
+    def on_lines(p):
+        points = points_in(*setting(p), one, block)
+        return jnp.stack([jnp.sum(points.weight * points.z[0, 0] ** k) for k in (1, 2)])
+
+    p = jnp.array([0.2, 0.4, 0.8, 0.1])
+
+    @jax.jit
+    def derivatives(p):
+        return [(fn(p), jax.jacfwd(fn)(p), jax.hessian(fn)(p)) for fn in (on_lines, exact)]
+
+    for got, want in zip(*derivatives(p), strict=True):
+        np.testing.assert_allclose(got, want, rtol=1e-3, atol=1e-4)
+
+
 @pytest.mark.slow
-def test_second_derivative(model):
-    """Forward over reverse, against the difference of first derivatives."""
+@pytest.mark.parametrize("modes", [(a, b) for a in MODES for b in MODES], ids=["ff", "fr", "rf", "rr"])
+def test_second_derivative(model, modes):
+    """Of a solve, in sigma and alpha, against the difference of first derivatives."""
     nodes, start = ta.line_nodes(model, 5, replicates=1), state(CASES[0])
-
-    def loss(alpha):
-        return ta.solve(model, alpha, "semantic", nodes, start=start, settings=TIGHT).train_loss
-
-    at, along = (model, jnp.array(2.0)), direction(model, alpha=1.0)
     rest = BRANCHES["semantic"].free(model), start, nodes, TIGHT
-    up, down = (forward(moved(at, along, 0.02 * s), along, *rest)[1][0, 4] for s in (1, -1))
-    np.testing.assert_allclose(jax.jit(jax.hessian(loss))(at[1]), (up - down) / 0.04, rtol=1e-2)
+
+    def loss(numbers):
+        sigma, alpha = numbers
+        at = eqx.tree_at(lambda m: m.sigma, model, sigma)
+        return ta.solve(at, alpha, "semantic", nodes, start=start, settings=TIGHT).train_loss
+
+    second = jax.jit(modes[0](modes[1](loss)))(jnp.array([model.sigma, 2.0]))
+    at = model, jnp.array(2.0)
+    for along, step, got in (
+        (direction(model, "sigma"), 2e-3, second[0]),
+        (direction(model, alpha=1.0), 0.02, second[1]),
+    ):
+        there = [moved(at, along, s * step) for s in (1, -1)]
+        for other, value in ((direction(model, "sigma"), got[0]), (direction(model, alpha=1.0), got[1])):
+            up, down = (forward(point, other, *rest)[1][0, 4] for point in there)
+            np.testing.assert_allclose(value, (up - down) / (2 * step), rtol=1e-2)

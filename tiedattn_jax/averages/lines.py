@@ -22,8 +22,9 @@ import numpy as np
 from jax import lax
 from scipy import special
 
+from ..derivatives import derivative_along, with_tangent
 from ..errors import InputError, array_of, require, require_kind
-from ..linalg import apply, inverse, matvec
+from ..linalg import apply, inverse, matvec, total
 from ..model import Model
 from ..overlaps import Overlaps
 from .fields import conditional, log_volume, teacher_fields, whiten
@@ -227,20 +228,38 @@ def legendre(count: int) -> tuple[np.ndarray, np.ndarray]:
     return 0.5 * (x + 1), 0.5 * w
 
 
+@with_tangent
+def _place(primals: Any, tangents: Any) -> jax.Array:
+    """Fields s (N,) at which lines jump between minimisers `low` and `high`, (n, N): where their energies are equal.
+
+    They move by what the energies come apart, over t_right - t_left, which is the slope of that difference in s.
+    """
+    s, model, V, lines, low, high, real = primals
+    shape = *V.shape[:2], -1
+
+    def fields(lines: Lines) -> jax.Array:
+        return (lines.origin + s * lines.direction).reshape(shape)
+
+    sides = [attach(z.reshape(shape), model, fields(lines), V, lines.y) for z in (low, high)]
+
+    def rise(model: Model, V: jax.Array, lines: Lines) -> jax.Array:
+        below, above = (moreau(model, z, fields(lines), V, lines.y) for z in sides)
+        return above - below
+
+    apart = total(lines.normal * (sides[1] - sides[0]).reshape(low.shape))  # zero where a jump is just about to end
+    return derivative_along(rise, primals[1:4], tangents[1:4]) / jnp.where(real & (apart > 0), apart, jnp.inf)
+
+
 def shifts(model: Model, x: Overlaps, lines: Lines, gaps: Gaps, s: jax.Array) -> tuple[jax.Array, jax.Array]:
     """By how much nodes at fields s (K, N) move along their line, and their intervals stretch: zero, with derivatives.
 
-    A jump moves by what the energies of its two sides, at held minimisers, come apart, over t_right - t_left, which is
-    the slope of that difference in s. Nodes between two jumps move by linear interpolation, the others rigidly.
+    Nodes between two jumps move with these by linear interpolation, the others rigidly.
     """
-    L, r, _ = model.shape
     count = gaps.real.shape[0]
-    h = (lines.origin[:, None] + gaps.left.s * lines.direction[:, None]).reshape(L, r, -1)
-    sides = (jnp.moveaxis(e.z, 0, 1).reshape(L, r, -1) for e in (gaps.left, gaps.right))
-    low, high = (moreau(model, z, h, x.V, jnp.tile(lines.y, count)).reshape(count, -1) for z in sides)
-    rise = high - low
-    apart = gaps.right.t - gaps.left.t  # zero where a jump is just about to end
-    move = (rise - lax.stop_gradient(rise)) / jnp.where(gaps.real & (apart > 0), apart, jnp.inf)
+    every = jax.tree.map(lambda a: jnp.tile(a, count), lines)
+    low, high = (jnp.moveaxis(e.z, 0, 1).reshape(every.origin.shape) for e in (gaps.left, gaps.right))
+    place = _place(gaps.left.s.ravel(), model, x.V, every, low, high, gaps.real.ravel())
+    move = (place - lax.stop_gradient(place)).reshape(count, -1)
     # From each jump to the next one, (P - 1, K, N).
     width = jnp.diff(gaps.left.s, axis=0)
     width = jnp.where(gaps.real[1:] & (width > 0), width, jnp.inf)[:, None]
