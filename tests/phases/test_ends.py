@@ -62,7 +62,8 @@ def located(monkeypatch, lines, curve, growth_m, **places):
     def locate(event, model, near, nodes, settings, sensitivities):
         assert model is curve.points[0].model and nodes is lines and settings is given and sensitivities is True
         asked.append((event.name.removeprefix("semantic "), near))
-        return made.ended(places[asked[-1][0]])
+        alpha = places[asked[-1][0]]
+        return made.ended(near.alpha if alpha == "near" else alpha)
 
     def uninformed(self, at, near):
         assert near.exists and float(at.alpha) in curve.alphas
@@ -109,8 +110,8 @@ def test_a_fold_that_is_not_found_lies_in_the_bracket(monkeypatch, lines):
 def test_a_branch_may_end_on_both_sides(monkeypatch, lines):
     """Ends come in the order of alpha; an upper fold counts where it lies above the fork."""
     curve = synthetic([0.2, 0.6, 1.0, 2.0], [0.0, 0.8, 1.0, 0.0], [0.5] * 4)
-    ends, asked = located(monkeypatch, lines, curve, 0.5, fold=0.5)
-    assert [(e.side, e.kind) for e in ends] == [("lower", "fold"), ("upper", "fold")]
+    ends, asked = located(monkeypatch, lines, curve, 0.5, fold="near")
+    assert [(e.side, e.kind, e.alpha) for e in ends] == [("lower", "fold", 0.6), ("upper", "fold", 1.0)]
     assert [name for name, _ in asked] == ["fold", "fold"]
     np.testing.assert_allclose([(n.alpha, n.low, n.high) for _, n in asked], [(0.6, 0.1, 0.8), (1.0, 0.5, 2.5)])
 
