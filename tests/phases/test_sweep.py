@@ -214,7 +214,7 @@ def test_other_events_are_looked_for_from_nothing(located, model, lines, monkeyp
     np.testing.assert_allclose(found.slope, [3.0, 3.0, np.nan, np.nan])
     assert found.status_name == ["converged", "converged", "absent", "nonfinite"]
     assert found.exact.tolist() == [True, True, False, False]
-    why = ["values must begin where the event happens", "ZeroDivisionError: of the loss"]
+    why = ["event must happen, there is none for alpha from 0.05 to 3", "ZeroDivisionError: of the loss"]
     assert found.reason.tolist() == ["", "", *why]
 
 

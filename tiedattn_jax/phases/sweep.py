@@ -26,6 +26,7 @@ from .follow import CURVE_SETTINGS, Curve, Progress, silent, walk
 from .inputs import check_top_level, prepared
 from .transitions import ALPHA_L, RANGE, critical_path, crossing_path
 
+_SEARCHED = f"for alpha from {SEARCH[-1]:g} to {SEARCH[0]:g}"
 MODELS = "model"  # the parameter of a list of models: their number in it
 
 
@@ -204,7 +205,10 @@ def _event(model: Model, event: str, nodes: Rule, settings: Settings) -> Path:
     if what.value is None:
         near = yield from _end(what.branches[0], model, nodes, settings)
     else:
-        near = yield from first_change(what, model, SEARCH, nodes, settings)
+        try:
+            near = yield from first_change(what, model, SEARCH, nodes, settings)
+        except InputError:
+            raise InputError("event", f"must happen, there is none {_SEARCHED}") from None
     zero = yield from located(what, model, near, nodes, settings, True)
     return transition_of(what, model, zero)
 
@@ -222,8 +226,7 @@ def _end(branch: str | None, model: Model, nodes: Rule, settings: Settings) -> P
             low, high = float(point.alpha), float(last.alpha)
             return Near(high, (last.replicates.overlaps,), low=0.5 * low, high=1.5 * high)
         last = point
-    where = f"for alpha from {SEARCH[-1]:g} to {SEARCH[0]:g}"
-    raise InputError("event", f"must happen, the {branch} branch does not end {where}")
+    raise InputError("event", f"must happen, the {branch} branch does not end {_SEARCHED}")
 
 
 def _boundary(event: str, parameter: str, places: np.ndarray, results: list[Transition | Failure]) -> Boundary:
@@ -242,4 +245,6 @@ def _boundary(event: str, parameter: str, places: np.ndarray, results: list[Tran
             slope = float(sum(jax.tree.leaves(jax.tree.map(jnp.vdot, result.sensitivities, direction))))
         rows.append((value, place, bar, slope, int(result.status), result.reason))
     values, alphas, bars, slopes, statuses, reasons = (np.array(column) for column in zip(*rows, strict=True))
-    return Boundary.of(event, parameter, values, alphas, bars, slopes, statuses, reasons, np.isfinite(slopes))
+    boundary = Boundary.of(event, parameter, values, alphas, bars, slopes, statuses, reasons, np.isfinite(slopes))
+    # The numbers of the models in a list are no places on a line.
+    return boundary if parameter != MODELS else dataclasses.replace(boundary, slope=np.full(len(values), np.nan))

@@ -84,9 +84,9 @@ def solve(
 
     Works under `jit`, `vmap` over the numbers of the model and `alpha`, and `grad` in both modes and of second order.
     On a CPU the lanes of a `vmap` are solved one after the other; `sweep` runs many settings at once. Derivatives
-    contain the jumps of the proximal operator; `diagnostics.jump_mass` says how much there is of them. Second derivatives
-    of order parameters at a state with jumps are as rough as the averages: those of q and m of the positional state at
-    alpha = 2 on lines of order 5 are 10 % from differences, those of the training loss .6 %.
+    contain the jumps of the proximal operator; `diagnostics.jump_mass` says how much there is of them. At a state with
+    jumps second derivatives of order parameters are as rough as the averages: those of q and m of the positional state
+    at alpha = 2 on lines of order 5 are 10 % from differences, those of the training loss .6 %.
 
     Args:
         model: attention layer and data.
