@@ -9,12 +9,12 @@ import pytest
 
 import tiedattn_jax as ta
 from tiedattn_jax import compiled
-from tiedattn_jax.averages.program import at_once
 from tiedattn_jax.compiled import kept
+from tiedattn_jax.derivatives import derivative_along
 from tiedattn_jax.linalg import inverse
 from tiedattn_jax.overlaps import BRANCHES, admissible, symmetric
-from tiedattn_jax.phases.follow import map_each
 from tiedattn_jax.theory.observables import gen_error_in
+from tiedattn_jax.theory.pool import Call, run_one, together
 from tiedattn_jax.theory.solve import branch_start
 
 TRACED_IN = compiled.traced_in
@@ -102,10 +102,10 @@ def test_functions_and_static_arguments(folder, traced, model, state):
         found, want = kept(branch_start)(model, branch), BRANCHES[branch].start(model)
         jax.tree.map(np.testing.assert_array_equal, found, want)
     assert len(traced) == 3
-    for fn, want in ((symmetric, x.V), (inverse, 1 / x.V)):
-        np.testing.assert_allclose(kept(map_each)(fn, x.V), want, 1e-12)
+    for fn, want in ((symmetric, x.V), (inverse, -1 / x.V)):
+        np.testing.assert_allclose(kept(derivative_along)(fn, (x.V,), (x.V,)), want, 1e-12)
     assert len(traced) == 5
-    kept(map_each)(lambda a: a, x.V)
+    kept(derivative_along)(lambda a: a, (x.V,), (x.V,))
     assert len(traced) == 5 == len(list(folder.iterdir()))
 
 
@@ -178,7 +178,7 @@ def test_the_source(monkeypatch, tmp_path):
 
 def test_threads_share_a_program(folder, traced, state):
     fn = kept(gen_error_in)
-    found = at_once(lambda args: fn(*args), [state] * 4)
+    found = run_one(together([Call(fn, tuple(state))] * 4))
     assert found == [found[0]] * 4 and len(traced) == 1
 
 
