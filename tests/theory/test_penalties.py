@@ -221,7 +221,7 @@ def test_columns_that_are_turned_have_another_penalty():
         both = BRANCHES["semantic"]
         coordinates = Coordinates(model, both.free(model))
         x = both.start(model)
-        gauge = coordinates.gauge(model, x, jnp.ones_like(coordinates.pack(x)))
+        gauge = coordinates.gauge(x, jnp.ones_like(coordinates.pack(x)))
         assert len(gauge) == turns and np.all(np.linalg.norm(gauge, axis=1) > 0.9)
 
 
