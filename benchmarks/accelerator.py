@@ -1,4 +1,4 @@
-"""What the library does on the device at hand, in at most five minutes: times, each with its accuracy.
+"""Time the library on the device at hand, in at most five minutes, and print the accuracy beside each time.
 
     python -m benchmarks.accelerator                    # every row that there is time for
     python -m benchmarks.accelerator solve gamp --budget 120

@@ -39,7 +39,7 @@ def silent(done: int, total: int) -> None:
 
 
 class WarmStart(NamedTuple):
-    """What the next setting starts from in every replicate; every array leads with the replicate axis.
+    """The warm start of every replicate at the next setting; every array leads with the replicate axis.
 
     Attributes:
         before, last: its last two states.
@@ -264,5 +264,5 @@ def pair_start(model: Model) -> list[Overlaps]:
 
 
 def pair_free(model: Model) -> list[np.ndarray]:
-    """What these branches leave free, (2,) each."""
+    """The free order parameters of these branches, (2,) each."""
     return [np.asarray(BRANCHES[b].free(model)) for b in PAIR]

@@ -236,7 +236,7 @@ class _Grid(NamedTuple):
         return jax.tree.map(lambda a: a[row, column], self.models), alpha
 
     def name_of(self, branch: int, row: int) -> str:
-        """What an exception calls a track."""
+        """The name of a track in an exception."""
         return f"the {PAIR[branch]} branch in row {row}, alpha = {self.alphas[row, 0]:g} to {self.alphas[row, -1]:g}"
 
     def first_cells(self, branch: int) -> pool.Path:
@@ -247,7 +247,7 @@ class _Grid(NamedTuple):
         for row in range(len(self.alphas)):
             model, alpha = self.at(row, 0)
             state = yield Problem(model, alpha, self.nodes, pair_free(model)[branch], rough).coarsely(x)
-            # What is left of an absent branch is near the uninformed state of that row.
+            # An absent branch ends near the uninformed state of that row.
             x = state.overlaps if state.status <= Status.stalled else start
             every.append(state.overlaps if state.status == Status.absent else x)
         return every

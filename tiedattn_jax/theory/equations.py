@@ -38,7 +38,7 @@ from .states import State
 
 
 class Evaluation(eqx.Module):
-    """What an evaluation of the map gives besides the new overlaps.
+    """The results of an evaluation of the map besides the new overlaps.
 
     Attributes:
         conjugates: hats at the overlaps.
@@ -72,7 +72,7 @@ class Equations(eqx.Module):
 
     @property
     def coordinates(self) -> Coordinates:
-        """Of the overlaps."""
+        """The coordinates of the overlaps."""
         return Coordinates(self.model, self.free)
 
     def image(self, x: Overlaps, averages: tuple[jax.Array, Overlaps], sums: Any = ()) -> tuple[Overlaps, Evaluation]:
