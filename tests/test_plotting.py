@@ -47,7 +47,12 @@ def curve(branch, growths=(1.5, 1.2, 0.8, 0.7)):
     alphas = 1.0 + np.arange(len(growths))
     points = [point(a, g) for a, g in zip(alphas, growths, strict=True)]
     return Some(
-        branch=branch, alphas=alphas, points=points, values=lambda get: np.array([float(get(p)) for p in points])
+        branch=branch,
+        parameter="alpha",
+        at=alphas,
+        alphas=alphas,
+        points=points,
+        values=lambda get: np.array([float(get(p)) for p in points]),
     )
 
 

