@@ -24,7 +24,7 @@ from scipy.sparse.linalg import LinearOperator, eigsh
 
 import tiedattn_jax as ta
 from tiedattn_jax.overlaps import BRANCHES, PAIR, Coordinates
-from tiedattn_jax.theory.equations import Equations, evaluate
+from tiedattn_jax.theory.equations import Equations
 
 
 def theory(d: int, alpha: float, instances: int, branch: str, order: int, response: str) -> dict[str, Any]:
@@ -129,7 +129,7 @@ def undamped(d: int) -> list[dict[str, Any]]:
             fp = ta.solve(model, alpha, branch, nodes)
             replicate, free = nodes.replicate(0), BRANCHES[None].free(model)
             v = Coordinates(model, free).pack(fp.overlaps)
-            jacobian = evaluate(Equations(model, jnp.asarray(alpha), replicate, free), v)[0].jacobian
+            jacobian = jax.jit(Equations.answer)(Equations(model, jnp.asarray(alpha), replicate, free), v).jacobian
             eigenvalues = np.linalg.eigvals(np.asarray(jacobian))
             rows.append(
                 {

@@ -44,7 +44,7 @@ def evaluation(name):
     v = Coordinates(model, free).pack(x)
 
     def evaluate(model, alpha, replicate, v):
-        answer, _ = Equations(model, alpha, replicate, free).answer(v)
+        answer = Equations(model, alpha, replicate, free).answer(v)
         return answer.image, answer.jacobian
 
     return evaluate, (model, jnp.asarray(2.0), make(model).replicate(0), v)

@@ -80,6 +80,27 @@ def test_lanes_of_a_batch(monkeypatch, device):
     assert ("scan" in str(jax.make_jaxpr(batch)(jnp.ones(2)))) == (device == "cpu")
 
 
+def test_a_lane_inside_other_transformations():
+    """Derivatives, batches of batches and batches of a part of the arguments are those of the function itself."""
+
+    def fn(x, tree):
+        return {"sum": jnp.sum(x * tree["a"] ** 2), "both": (jnp.sin(x), x * len(tree["b"]))}
+
+    lane, x, tree = how.lane_by_lane(fn), jnp.arange(3.0), {"a": jnp.asarray(2.0), "b": "not an array"}
+    xs = jnp.stack([x, x + 1])
+    for transform in (
+        lambda f: lambda x: f(x, tree)["sum"],
+        lambda f: jax.vmap(lambda x: f(x, tree)["both"][0]),
+        lambda f: jax.vmap(jax.vmap(lambda a: f(a, tree)["sum"])),
+        lambda f: jax.vmap(lambda a: f(x, tree | {"a": a[0]})["sum"]),
+        lambda f: jax.vmap(jax.grad(lambda x: f(x, tree)["sum"])),
+        lambda f: jax.grad(lambda x: jnp.sum(jax.vmap(lambda a: f(a, tree)["sum"])(x) ** 2)),
+        lambda f: jax.jacfwd(jax.jacrev(lambda x: f(x**2, tree)["both"][0])),
+        lambda f: jax.jit(jax.jacrev(jax.jacrev(lambda x: f(x**2, tree)["both"][0]))),
+    ):
+        np.testing.assert_allclose(transform(lane)(xs), transform(fn)(xs), rtol=1e-12)
+
+
 def test_an_option_that_the_compiler_does_not_know(monkeypatch):
     how._known.cache_clear()
     monkeypatch.setattr(how, "_QUICK", {"xla_no_such_option": True})

@@ -57,7 +57,7 @@ def test_growths_are_eigenvalues_of_the_map(model):
     alpha, free = jnp.array(1.0), BRANCHES[None].free(model)
     fp = ta.solve(model, alpha, "uninformed", nodes, start=BRANCHES["uninformed"].start(model))
     v = Coordinates(model, free).pack(fp.overlaps)
-    DF = np.asarray(Equations(model, alpha, nodes.replicate(0), free).answer(v)[0].jacobian)
+    DF = np.asarray(Equations(model, alpha, nodes.replicate(0), free).answer(v).jacobian)
     theta, m = DF[4:6, 4:6], DF[6:8, 6:8]
     np.testing.assert_allclose(np.linalg.eigvals(theta).real.max(), fp.diagnostics.growth_theta, rtol=3e-3)
     np.testing.assert_allclose(np.linalg.eigvals(m).real.max(), fp.diagnostics.growth_m, rtol=3e-3)

@@ -21,7 +21,8 @@ from ..averages.program import program
 from ..averages.rule import Points, Replicate, average, average_of_weighted, found_in
 from ..model import Model, over_kinds
 from ..overlaps import Conjugates, Coordinates, Overlaps, impose, of_sentence
-from .newton import Answer, Outcome, deflated_solve
+from ..results import Settings
+from .newton import Answer, Newton, Outcome, deflated_solve
 from .observables import diagnose, gen_error_in, gen_error_linear_in, moments
 from .potentials import (
     Sums,
@@ -86,16 +87,21 @@ class Equations(eqx.Module):
         M, gradient, _ = channel_gradient(self.model, x, self.replicate)
         return self.image(x, (M, gradient))
 
-    def answer(self, v: jax.Array) -> tuple[Answer, jax.Array]:
-        """The map at coordinates v, for Newton's method, and the `Evaluation` of the same pass, as a vector."""
+    def answer(self, v: jax.Array) -> Answer:
+        """The map at coordinates v, for Newton's method; the `Evaluation` of the same pass as a vector."""
         F, DF, seen = _image_and_jacobian(self, v)
-        return Answer(F, DF, seen.sums[0]["unresolved"]), ravel_pytree(seen)[0]
+        return Answer(F, DF, seen.sums[0]["unresolved"], ravel_pytree(seen)[0])
 
-    def state(self, outcome: Outcome, seen: jax.Array) -> State:
-        """All that is predicted where a search came to, of what `answer` gave there besides."""
+    def unseen(self, v: jax.Array) -> jax.Array:
+        """NaN in the place of the `Answer.seen` at coordinates v, where there is no answer yet."""
+        like = jax.eval_shape(self.answer, v).seen
+        return jnp.full(like.shape, jnp.nan, like.dtype)
+
+    def state(self, outcome: Outcome) -> State:
+        """All that is predicted where a search came to, of what was seen there."""
         like = jax.eval_shape(lambda v: _image_and_jacobian(self, v)[2], outcome.v)
         unravel = ravel_pytree(jax.tree.map(lambda a: jnp.zeros(a.shape, a.dtype), like))[1]
-        x, at = self.coordinates.unpack(outcome.v), unravel(seen)
+        x, at = self.coordinates.unpack(outcome.v), unravel(outcome.seen)
         sums, M_by_model = at.sums
         return State(
             overlaps=x,
@@ -109,43 +115,6 @@ class Equations(eqx.Module):
             train_loss_partials=train_loss_partials(self.model, self.alpha, at.channel, M_by_model, at.conjugates),
         )
 
-    def tangent(self, x: Overlaps, along: tuple[Model, jax.Array]) -> tuple[Overlaps, Evaluation]:
-        """Derivatives of a fixed point x, and of what the map gives there, along a direction in (model, alpha).
-
-        ``dv = (I - DF)^{-1} d_p F dp`` with the dense Jacobian. Linear in the direction, and can be transposed.
-        """
-        coordinates = self.coordinates
-        v = coordinates.pack(x)
-
-        def derive(at: Callable[[Any], Any], _: tuple[Model, jax.Array]) -> tuple[Any, Any, Any]:
-            """The averages, their derivatives in v, and those along the direction, which alone have a transpose."""
-            value, columns, _ = value_and_columns(lambda v: at((self.model, v)), v)
-            return value, columns, jax.jvp(lambda m: at((m, v))[0], (self.model,), along[:1])[1]
-
-        averages, slopes, explicit = averages_expansion(
-            lambda u: (u[0], self.alpha, coordinates.unpack(u[1])),
-            self.replicate,
-            (self.model, v),
-            derive=derive,
-            over=average,
-        )
-
-        def image(model: Model, alpha: jax.Array, v: jax.Array, *averages: Any) -> tuple[jax.Array, Evaluation]:
-            here = Equations(model, alpha, self.replicate, self.free)
-            new, seen = here.image(coordinates.unpack(v), averages)
-            return coordinates.pack(new), seen
-
-        def moved(along: tuple[Model, jax.Array], dv: jax.Array, by_averages: Any) -> Any:
-            return jax.jvp(image, (self.model, self.alpha, v, *averages), (*along, dv, *by_averages))[1]
-
-        eye = jnp.eye(v.shape[0], dtype=v.dtype)
-        still = jax.tree.map(jnp.zeros_like, (self.model, self.alpha))
-        DF = jax.vmap(lambda e, s: moved(still, e, s)[0], (0, -1), -1)(eye, slopes)
-        force, _ = moved(along, jnp.zeros_like(v), explicit)
-        dv = deflated_solve(eye - DF, coordinates.gauge(x, jnp.ones_like(v)), force)
-        _, d_seen = moved(along, dv, jax.tree.map(lambda e, s: e + s @ dv, explicit, slopes))
-        return coordinates.unpack(dv), d_seen
-
     def gradient(
         self, x: Overlaps, fn: Callable[[Model, jax.Array, Overlaps], jax.Array]
     ) -> tuple[jax.Array, Model, jax.Array]:
@@ -153,56 +122,101 @@ class Equations(eqx.Module):
 
         The overlaps move along the branch, by the implicit function theorem with the dense Jacobian of the residual.
         """
-        at = self._linearised(x, fn)
-        return at.value, *at.numbers(at.by_numbers + at.by_overlaps @ deflated_solve(at.matrix, at.gauge, at.columns))
+        at = self._linearised(x)
+        value, columns, _ = value_and_columns(lambda u: (fn(*at.setting(u)), ()), at.u)
+        return value, *at.numbers(at.total(columns))
+
+    def derivatives(self, x: Overlaps) -> dict[str, Any]:
+        """Derivatives of a fixed point and of what is predicted there, by the fields of `State`; arrays (..., k).
+
+        They are those in the k numbers of the setting: of the model, flattened, and alpha.
+        """
+        at = self._linearised(x)
+
+        def errors(u: jax.Array) -> tuple[dict[str, jax.Array], tuple]:
+            model, _, x = at.setting(u)
+            both = gen_error_in(model, x, self.replicate), gen_error_linear_in(model, self.replicate)
+            return dict(zip(("gen_error", "gen_error_linear"), both, strict=True)), ()
+
+        _, columns, _ = value_and_columns(errors, at.u)
+        seen = {"conjugates": at.seen.conjugates, "train_loss": at.seen.train_loss}
+        overlaps = jax.vmap(self.coordinates.unpack, -1, -1)(at.moved)
+        return {"overlaps": overlaps} | jax.tree.map(at.total, columns | seen)
 
     def fold_gradient(self, x: Overlaps) -> tuple[Model, jax.Array]:
         """At a fold: l . d_p F in the model and in alpha, l the left null vector of I - DF.
 
         Both vanish along the fold.
         """
-        at = self._linearised(x, lambda *_: jnp.zeros((), self.model.lam.dtype))
+        at = self._linearised(x)
         left = jnp.linalg.svd(at.matrix + at.gauge.T @ at.gauge)[0][:, -1]
         return at.numbers(left @ at.columns)
 
-    def _linearised(self, x: Overlaps, fn: Callable[..., jax.Array]) -> _Linearised:
+    def _linearised(self, x: Overlaps) -> _Linearised:
         coordinates = self.coordinates
         v, (p, numbers) = coordinates.pack(x), ravel_pytree((self.model, self.alpha))
-        n = v.shape[0]
+        n, u = v.shape[0], jnp.concatenate([v, p])
 
         def setting(u: jax.Array) -> tuple[Model, jax.Array, Overlaps]:
             return *numbers(u[n:]), coordinates.unpack(u[:n])
 
-        u = jnp.concatenate([v, p])
-        _, columns, _ = expansion(setting, self.replicate, u, self.free)
-        value, slopes, _ = value_and_columns(lambda u: (fn(*setting(u)), ()), u)
-        matrix = jnp.eye(n, dtype=v.dtype) - columns[:, :n]
+        # Derivatives of the average, which have derivatives in their turn, in both modes.
+        averages, slopes, _ = averages_expansion(setting, self.replicate, u, over=average)
+
+        def image(u: jax.Array, *averages: Any) -> tuple[jax.Array, Evaluation]:
+            model, alpha, x = setting(u)
+            new, seen = Equations(model, alpha, self.replicate, self.free).image(x, averages)
+            return coordinates.pack(new), seen
+
+        def column(*d: Any) -> tuple[jax.Array, Evaluation]:
+            return jax.jvp(image, (u, *averages), d)[1]
+
+        columns, seen = jax.vmap(column, (0, -1, -1), -1)(jnp.eye(u.shape[0], dtype=u.dtype), *slopes)
         gauge = coordinates.gauge(x, jnp.ones_like(v))
-        return _Linearised(value, matrix, gauge, columns[:, n:], slopes[:n], slopes[n:], numbers)
+        return _Linearised(u, jnp.eye(n, dtype=v.dtype) - columns[:, :n], gauge, columns[:, n:], seen, setting, numbers)
 
 
 class _Linearised(NamedTuple):
-    """The map F and a function of a fixed point to first order in the n overlaps and in the k numbers of a setting."""
+    """The map F at a fixed point to first order in the n overlaps and in the k numbers of a setting.
 
-    value: jax.Array  # of the function
-    matrix: jax.Array  # I - DF, (n, n)
-    gauge: jax.Array  # (pairs, n)
-    columns: jax.Array  # dF / d numbers, (n, k)
-    by_overlaps: jax.Array  # of the function, (n,)
-    by_numbers: jax.Array  # (k,)
-    numbers: Callable[[jax.Array], tuple[Model, jax.Array]]  # a vector (k,) as (model, alpha)
+    Attributes:
+        u: the overlaps and the numbers, (n + k,).
+        matrix: I - DF, (n, n).
+        gauge: tangents of the orbit on which it is singular, (pairs, n).
+        columns: dF / d numbers, (n, k).
+        seen: derivatives of the `Evaluation` in u, (..., n + k).
+        setting: the numbers and the overlaps of u.
+        numbers: a vector (k,) as (model, alpha).
+    """
+
+    u: jax.Array
+    matrix: jax.Array
+    gauge: jax.Array
+    columns: jax.Array
+    seen: Evaluation
+    setting: Setting
+    numbers: Callable[[jax.Array], tuple[Model, jax.Array]]
+
+    @property
+    def moved(self) -> jax.Array:
+        """How the fixed point moves with the numbers: ``(I - DF)^{-1} d_p F``, (n, k)."""
+        return deflated_solve(self.matrix, self.gauge, self.columns)
+
+    def total(self, by_u: jax.Array) -> jax.Array:
+        """The derivatives in the numbers alone, (..., k), of a function of u, (..., n + k), at the fixed point."""
+        n = len(self.matrix)
+        return by_u[..., n:] + by_u[..., :n] @ self.moved
 
 
 @program
-def evaluate(equations: Equations, v: jax.Array) -> tuple[Answer, jax.Array]:
-    """The map, its Jacobian and the sums over the nodes: nearly all of the time of a solve."""
-    return equations.answer(v)
-
-
-@program
-def observe(equations: Equations, outcome: Outcome, seen: jax.Array) -> State:
-    """All that a state predicts, once, where a search has ended."""
-    return equations.state(outcome, seen)
+def search(equations: Equations, start: Overlaps, settings: Settings, attempts: jax.Array, stall: jax.Array) -> State:
+    """A whole search from a start, see `Newton`, to its state: what a CPU does of a lane."""
+    coordinates = equations.coordinates
+    newton, v = Newton(coordinates, settings, stall, attempts), coordinates.pack(start)
+    end = lax.while_loop(
+        lambda s: ~s.ended, lambda s: newton.advance(s, equations.answer(s.trial)), newton.begin(v, equations.unseen(v))
+    )
+    return equations.state(end.outcome)
 
 
 def expansion(
@@ -246,7 +260,6 @@ def averages_expansion(
     u: Any,
     sums: Sums = no_sums,
     *,
-    derive: Callable[[Callable[[Any], Any], Any], Any] = value_and_columns,
     over: Callable[[Replicate, Callable[[Any], Any]], Any] = average_of_weighted,
 ) -> Any:
     """The averages in `expansion`: channel potential M and its gradient in the overlaps; derivatives, (..., k); sums.
@@ -254,7 +267,6 @@ def averages_expansion(
     Every block is differentiated by itself: what jax then transforms is small.
 
     Args:
-        derive: gives what is averaged, of a function ``fn(u) = (M, gradient), sums`` of one block and of u.
         over: averages over the blocks.
     """
 
@@ -273,7 +285,7 @@ def averages_expansion(
             M, gradient, more = gradient_at(points, moving, y, lambda *_: sums(model, x, lax.stop_gradient(points)))
             return (M, gradient), more
 
-        return derive(at, u)
+        return value_and_columns(at, u)
 
     return over_kinds(setting(u)[0], lambda model: over(replicate, partial(block_sums, model.kind)))
 

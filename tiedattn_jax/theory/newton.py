@@ -47,6 +47,7 @@ class Answer(NamedTuple):
     image: jax.Array  # F(v), (n,)
     jacobian: jax.Array  # DF, (n, n)
     unresolved: jax.Array  # share of the nodes whose proximal problem is not resolved
+    seen: jax.Array  # all else that the evaluation gives, (k,): it goes where the place goes
 
 
 class Look(NamedTuple):
@@ -60,14 +61,16 @@ class Look(NamedTuple):
     length: jax.Array  # of Newton's step, relative
     singular: jax.Array
     unresolved: jax.Array
+    seen: jax.Array
 
 
 class Outcome(NamedTuple):
-    """Where a search came to: the place, its residual and its `Status`."""
+    """Where a search came to: the place, its residual, its `Status`, and what was seen there."""
 
     v: jax.Array
     residual: jax.Array
     status: jax.Array
+    seen: jax.Array
 
 
 class Search(NamedTuple):
@@ -88,8 +91,6 @@ class Search(NamedTuple):
     warm: jax.Array  # damped steps of the first phase
     far: jax.Array  # whether the search is still in the damped phase
     outside: jax.Array  # whether the last step left the domain
-    improved: jax.Array  # whether the last answer was that of `best`
-    replaced: jax.Array  # whether the attempt that just ended gave the `outcome`
 
     @property
     def damped(self) -> jax.Array:
@@ -124,9 +125,9 @@ class Newton(eqx.Module):
         dtype = self.coordinates.rho.dtype
         return jnp.maximum(jnp.asarray(self.settings.tol, dtype), 20 * jnp.finfo(dtype).eps)
 
-    def begin(self, start: jax.Array) -> Search:
-        """A search from a place, before the first answer."""
-        outcome = Outcome(start, jnp.full((), jnp.inf, start.dtype), jnp.asarray(int(Status.nonfinite)))
+    def begin(self, start: jax.Array, unseen: jax.Array) -> Search:
+        """A search from a place, before the first answer, with `unseen` in the place of `Answer.seen`."""
+        outcome = Outcome(start, jnp.full((), jnp.inf, start.dtype), jnp.asarray(int(Status.nonfinite)), unseen)
         return self._attempt(start, jnp.asarray(0), outcome)
 
     def _attempt(self, start: jax.Array, attempt: jax.Array, outcome: Outcome) -> Search:
@@ -136,15 +137,14 @@ class Newton(eqx.Module):
         trial = self.coordinates.pack(eqx.tree_at(lambda x: (x.V, x.q), x, (by_V * x.V, by_q * x.q)))
         inf, one, zero = jnp.full((), jnp.inf, start.dtype), jnp.ones((), start.dtype), jnp.zeros((), start.dtype)
         no, count, still = jnp.array(False), jnp.array(0), jnp.zeros_like(start)
-        unseen = Look(trial, trial, inf, still, still, inf, no, zero)
+        nothing = Look(trial, trial, inf, still, still, inf, no, zero, jnp.full_like(outcome.seen, jnp.nan))
         return Search(
-            trial, no, outcome, start, attempt, unseen, unseen, one, one, inf, count, count, count, no, no, no, no
+            trial, no, outcome, start, attempt, nothing, nothing, one, one, inf, count, count, count, no, no
         )  # fmt: skip
 
     def advance(self, s: Search, answer: Answer) -> Search:
         """The search after an answer: with its next trial, or ended."""
         s = self._taken(s, self.look(s.trial, answer, s.here), jnp.array(True))
-        improved = s.improved
 
         def outside(s: Search) -> jax.Array:
             return self.unfinished(s) & ~admissible(self.coordinates, self.coordinates.unpack(self.next_trial(s)))
@@ -156,14 +156,13 @@ class Newton(eqx.Module):
         outcome = either(replaced, new, s.outcome)
         more = ~going & ~settled_well(outcome.status) & (s.attempt + 1 < self.attempts)
         again = self._attempt(s.start, s.attempt + more, outcome)
-        s = either(more, again, s._replace(trial=self.next_trial(s), ended=~going, outcome=outcome))
-        return s._replace(improved=improved, replaced=replaced)
+        return either(more, again, s._replace(trial=self.next_trial(s), ended=~going, outcome=outcome))
 
     def look(self, v: jax.Array, answer: Answer, before: Look) -> Look:
         """An answer at v, and Newton's step from there."""
         eps, x = jnp.finfo(v.dtype).eps, self.coordinates.unpack(v)
         scale = self.coordinates.scale(x)
-        F, DF, unresolved = answer
+        F, DF, unresolved, seen = answer
         matrix = jnp.eye(v.shape[0], dtype=v.dtype) - DF * scale[None, :] / scale[:, None]
         r = (F - v) / scale
         # The Jacobian is that of the averages' limit. A secant correction (Broyden's) makes it that of the frozen nodes
@@ -188,6 +187,7 @@ class Newton(eqx.Module):
             length=length,
             singular=singular,
             unresolved=unresolved,
+            seen=seen,
         )
 
     def steps(self, matrix: jax.Array, gauge: jax.Array, r: jax.Array) -> tuple[jax.Array, jax.Array]:
@@ -224,7 +224,6 @@ class Newton(eqx.Module):
             warm=s.warm + s.far,
             far=(there.residual > _NEAR) & (s.warm < self.settings.warm_steps) & (s.far | (s.steps == 0)),
             outside=~inside,
-            improved=better,
         )
 
     def moved(self, v: jax.Array, step: jax.Array) -> jax.Array:
@@ -282,7 +281,7 @@ class Newton(eqx.Module):
         x, status = self.coordinates.unpack(s.best.v), self.ending(s)
         gone = (status <= Status.stalled) & vanished(self.coordinates, x, self.coordinates.free)
         status = settled(jnp.where(gone, Status.absent, status), s.best.unresolved)
-        return Outcome(s.best.v, s.best.residual, status)
+        return Outcome(s.best.v, s.best.residual, status, s.best.seen)
 
 
 def settled_well(status: jax.Array) -> jax.Array:

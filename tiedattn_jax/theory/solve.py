@@ -11,6 +11,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
+from jax.flatten_util import ravel_pytree
 
 from ..averages.default import default_nodes
 from ..averages.lines import LineNodes
@@ -24,7 +25,6 @@ from ..overlaps import Coordinates, Overlaps, admissible, branch_of, magnitudes,
 from ..results import Settings, Status, error_bar
 from .equations import Equations
 from .newton import ATTEMPTS, Newton, Outcome, Search, either, stall_of
-from .observables import gen_error_in, gen_error_linear_in
 from .pool import Lane, Path, replicates_of, run_one, stacked
 from .states import FixedPoint, State
 
@@ -265,11 +265,8 @@ class _Queue(NamedTuple):
 
     number: jax.Array  # of the search that is on its way
     search: Search
-    best: jax.Array  # what was seen at the best place of this attempt
-    seen: jax.Array  # and of this search
     near: jax.Array  # where the replicates start, (R, n)
     outcomes: Outcome  # of the replicates, (R, ...)
-    all_seen: jax.Array  # (R, k)
 
 
 @precise
@@ -293,10 +290,7 @@ def traced_states(
         return Equations(model, alpha, either(number < first, nodes.coarse, own) if coarsely else own, free)
 
     def turn(q: _Queue) -> _Queue:
-        answer, now = equations(q.number).answer(q.search.trial)
-        search = newton(q.number).advance(q.search, answer)
-        best = jnp.where(search.improved, now, q.best)
-        seen = jnp.where(search.replaced, best, q.seen)
+        search = newton(q.number).advance(q.search, equations(q.number).answer(q.search.trial))
         coarse, k = q.number < first, jnp.maximum(q.number - first, 0)
         outcome = search.outcome
         near = jnp.where(search.ended & coarse, outcome.v, q.near)
@@ -306,25 +300,23 @@ def traced_states(
         outcomes = jax.tree.map(
             lambda every, a: jnp.where(mine.reshape(-1, *[1] * a.ndim), a, every), q.outcomes, outcome
         )
-        all_seen = jnp.where(mine[:, None], seen, q.all_seen)
         number = jnp.where(search.ended, jnp.where(lost, R + first, q.number + 1), q.number)
         start = near[jnp.clip(number - first, 0, R - 1)]
-        search = either(search.ended, newton(number).begin(start), search)
-        return _Queue(number, search, best, seen, near, outcomes, all_seen)
+        search = either(search.ended, newton(number).begin(start, unseen), search)
+        return _Queue(number, search, near, outcomes)
 
     near = jax.vmap(coordinates.pack)(starts)
-    search = newton(jnp.asarray(0)).begin(near[0])
-    nothing = jnp.full(jax.eval_shape(lambda v: equations(jnp.asarray(0)).answer(v)[1], near[0]).shape, jnp.nan)
-    nothing = nothing.astype(near.dtype)
-    outcomes, all_seen = jax.tree.map(lambda a: jnp.broadcast_to(a, (R, *a.shape)), (search.outcome, nothing))
-    queue = _Queue(jnp.asarray(0), search, nothing, nothing, near, outcomes, all_seen)
+    unseen = equations(jnp.asarray(0)).unseen(near[0])
+    search = newton(jnp.asarray(0)).begin(near[0], unseen)
+    outcomes = jax.tree.map(lambda a: jnp.broadcast_to(a, (R, *a.shape)), search.outcome)
+    queue = _Queue(jnp.asarray(0), search, near, outcomes)
     queue = lax.while_loop(lambda q: q.number < R + first, turn, queue)
 
-    def state(own: tuple[Replicate, Outcome, jax.Array]) -> State:
-        replicate, outcome, seen = own
-        return Equations(model, alpha, replicate, free).state(outcome, seen)
+    def state(own: tuple[Replicate, Outcome]) -> State:
+        replicate, outcome = own
+        return Equations(model, alpha, replicate, free).state(outcome)
 
-    return lax.map(state, (nodes.stack, queue.outcomes, queue.all_seen))
+    return lax.map(state, (nodes.stack, queue.outcomes))
 
 
 @jax.custom_jvp
@@ -339,26 +331,18 @@ def _(primals: Any, tangents: Any) -> tuple[State, State]:
     model, alpha, nodes, free, _ = primals
     *along, _, _, still = tangents
     states = followed(*primals)
-    moving = _tangents(model, alpha, nodes, free, states.overlaps, tuple(along))
-    return states, dataclasses.replace(still, **moving)
+    each = lane_by_lane(_derivatives)(model, alpha, nodes, free, states.overlaps)
+    direction = ravel_pytree(tuple(along))[0]
+    return states, dataclasses.replace(still, **jax.tree.map(lambda by_numbers: by_numbers @ direction, each))
 
 
 @program
-def _tangents(
-    model: Model, alpha: jax.Array, nodes: Rule, free: jax.Array, xs: Overlaps, along: tuple[Model, jax.Array]
-) -> dict[str, Any]:
-    """Derivatives of the fields of `State` that have one, along a direction in (model, alpha)."""
+def _derivatives(model: Model, alpha: jax.Array, nodes: Rule, free: jax.Array, xs: Overlaps) -> dict[str, Any]:
+    """`Equations.derivatives` in every replicate."""
 
-    def one(args: tuple[Replicate, Overlaps]) -> dict[str, Any]:
-        replicate, x = args
-        dx, d_seen = Equations(model, alpha, replicate, free).tangent(x, along)
-        return {
-            "overlaps": dx,
-            "conjugates": d_seen.conjugates,
-            "train_loss": d_seen.train_loss,
-            "gen_error": jax.jvp(lambda m, x: gen_error_in(m, x, replicate), (model, x), (along[0], dx))[1],
-            "gen_error_linear": jax.jvp(lambda m: gen_error_linear_in(m, replicate), (model,), along[:1])[1],
-        }
+    def one(own: tuple[Replicate, Overlaps]) -> dict[str, Any]:
+        replicate, x = own
+        return Equations(model, alpha, replicate, free).derivatives(x)
 
     return lax.map(one, (nodes.stack, xs))
 
