@@ -1,4 +1,4 @@
-"""What all subcommands share: bad input prints one line and gives exit code 2, an interrupt leaves nothing."""
+"""Behaviour shared by all subcommands: bad input prints one line and gives exit code 2, an interrupt leaves nothing."""
 
 import errno
 import json

@@ -1,4 +1,4 @@
-"""What a diagram says of cells whose curves are known."""
+"""Reading a diagram, from cells whose curves are known."""
 
 import csv
 import json
