@@ -110,7 +110,7 @@ def test_functions_and_static_arguments(folder, traced, model, state):
 
 
 class Own(ta.DotProduct):
-    """A model that its user may change at any time."""
+    """A model that its user may change."""
 
 
 def test_what_is_not_kept(folder, traced, state, monkeypatch):

@@ -14,7 +14,7 @@ MIXING = np.array([[0.6, 0.4], [0.4, 0.6]])
 
 
 class Own(ta.Model):
-    """The standard layer as a user may write it who does not think of float types."""
+    """The standard layer as written by a user who does not think of float types."""
 
     omega: jax.Array
 

@@ -103,7 +103,10 @@ def test_lowered_for_an_accelerator_every_loop_has_a_constant_count(name):
 
 
 def test_what_is_done_keeps_its_value():
-    """Nodes that need 0 to 5 halvings stop after their own number, at least `least`, and at the allowed number."""
+    """A node keeps its value once it is done, in both kinds of loops.
+
+    Nodes need 0 to 5 halvings; each takes its own number, at least `least` and at most the number allowed.
+    """
     start = 2.0 ** jnp.arange(6)
 
     def halved(**options):

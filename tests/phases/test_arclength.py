@@ -47,7 +47,7 @@ def test_eigenvalues(path):
 
 
 def test_another_branch_is_born(path, model, rule):
-    """The path crosses another branch at .827, where the semantic one turns unstable towards m.
+    """Another branch is born at .827, where the semantic one turns unstable towards m.
 
     The crossing shows only when both order parameters are free.
     """
@@ -82,10 +82,9 @@ def test_through_a_fold(rule):
 
 
 def test_branch_born_where_the_semantic_one_turns_unstable(model, rule):
-    """A mixed state is born at alpha = .827 with m = 0, subcritically: it exists above, with a higher loss.
+    """A mixed state is born at alpha = .827 with m = 0, subcritically: above it, with a loss above the semantic one.
 
-    Its loss exceeds that of the semantic state. The nodes keep the parity of the loss, so the fork stays a fork; the
-    state is a saddle, which Newton's method finds.
+    The nodes keep the parity of the loss, so the fork stays a fork. The state is a saddle, which Newton's method finds.
     """
     full = [jnp.full((2, 1, 1), v, float) for v in (0.0598, 25.1, 0.0660)]
     near = ta.Overlaps(*full, 0.05 * jnp.array([[1.0], [-1.0]]))

@@ -369,7 +369,10 @@ def test_alpha_c_between_the_ends_of_branches(monkeypatch, model):
 
 
 def test_where_alpha_l_is_looked_for(monkeypatch, model, lines, known):
-    """alpha_l is below alpha_c if the positional state beats the baseline there, else above on the semantic branch."""
+    """alpha_l is looked for on the positional branch below alpha_c, or on the semantic one above.
+
+    The first holds if the positional state beats the baseline at alpha_c.
+    """
     seen = []
 
     def stop(model, coarse, x0, free, ends, settings):

@@ -164,7 +164,7 @@ def test_the_stages_of_a_search(model, state, search):
 def test_a_step_starts_from_the_prediction_and_is_learnt(model, state, monkeypatch):
     """`Follower.advance` starts from the secant prediction and learns the state that is found.
 
-    It also says whether the branch was lost.
+    It also tells the search whether the branch was lost.
     """
     asked = []
 

@@ -72,7 +72,10 @@ def test_hats_are_the_gradient_of_the_discretised_potential(model, nodes):
 
 
 def test_single_precision(model, nodes):
-    """M and its gradient agree in single and double precision on single nodes; `test_lines` solves in single precision."""
+    """M and its gradient on single nodes agree in single and double precision.
+
+    `test_lines` solves in single precision.
+    """
     rule, x = nodes.coarse, state(CASES[1])
     single = jax.tree.map(lambda a: a.astype(jnp.float32), (model, x, rule))
     for a, b in zip(
