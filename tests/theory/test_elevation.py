@@ -66,7 +66,7 @@ def test_few_jumps_in_closed_form():
 def test_units_of_energy():
     """The elevation scales with the unit of energy.
 
-    With energies c times as large, delta functions of their difference and V are 1/c as large, and a^2 is c times.
+    If energies are c times as large, so is a^2; V and delta functions of energy differences are 1/c as large.
     """
     for density in (1e-3, 1.0):
         np.testing.assert_allclose(_elevation(density / 7, 7**0.5 * 0.3), 7 * _elevation(density, 0.3), rtol=1e-12)
