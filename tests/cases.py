@@ -1,7 +1,7 @@
 """Reference states of the standard model (omega = .3, sigma = .5, lambda = .01, A = [[.6, .4], [.4, .6]]).
 
-Values to 3e-6 relative (V at alpha = 2 semantic: 2.4e-5), from an integration rule of another kind than any in the
-library: lines through the student's fields, broken where the proximal operator jumps.
+Values are accurate to 3e-6 relative (V at alpha = 2 semantic: 2.4e-5). They come from an integration rule of another
+kind than any in the library: lines through the student's fields, broken where the proximal operator jumps.
 """
 
 from typing import NamedTuple
@@ -42,5 +42,6 @@ ALPHA_L = 1.492272
 
 def state(case: Case) -> ta.Overlaps:
     """Overlaps of a case in the library's shapes."""
-    full = [jnp.full((2, 1, 1), v, float) for v in (case.q, case.V, case.theta)]  # without a dtype: another program
+    # A weak type, which `jnp.full` gives without a dtype, would need another program.
+    full = [jnp.full((2, 1, 1), v, float) for v in (case.q, case.V, case.theta)]
     return ta.Overlaps(*full, case.m * jnp.array([[1.0], [-1.0]]))

@@ -1,4 +1,4 @@
-"""Double precision, programs that compile fast and are kept, and the averages that most tests share.
+"""Settings and fixtures of all tests: double precision, fast compilation, stored programs and shared averages.
 
 Most of the time of the suite goes into compiling. Programs of equal shapes are compiled once for all tests, so a test
 takes the averages `nodes` or `lines` unless other averages are its subject.
@@ -25,13 +25,13 @@ if "PYTEST_XDIST_WORKER" not in os.environ and "XLA_FLAGS" not in os.environ:
 
 jax.config.update("jax_enable_x64", True)
 _CACHE = os.environ.get("TIEDATTN_CACHE", str(Path(tempfile.gettempdir()) / "tiedattn_jax_tests"))
-os.environ["TIEDATTN_CACHE"] = _CACHE  # the command line in the tests keeps its programs here too
+os.environ["TIEDATTN_CACHE"] = _CACHE  # the command line in the tests stores its programs here too
 ta.use_compilation_cache()
 
 
 @pytest.fixture(scope="module")
 def quick_programs():
-    """For modules whose programs take longer to compile than to run."""
+    """Switch most optimisations off, for modules whose programs take longer to compile than to run."""
     jax.config.update("jax_disable_most_optimizations", True)
     yield
     jax.config.update("jax_disable_most_optimizations", False)
@@ -39,7 +39,7 @@ def quick_programs():
 
 @pytest.fixture(scope="module", autouse=True)
 def few_programs():
-    """Every program takes maps of memory, of which Linux gives a process 65,530: half of them are given back."""
+    """Clear the compiled programs if they use half of the 65,530 memory maps that Linux gives a process."""
     yield
     maps = Path("/proc/self/maps")
     if maps.exists() and maps.read_bytes().count(b"\n") > 30_000:
@@ -51,9 +51,7 @@ _FOLDER = compiled.Traced.folder
 
 @pytest.fixture
 def monkeypatch(monkeypatch):
-    """While a test replaces something it traces its programs itself: it takes no kept ones,
-    and leaves none of its own.
-    """
+    """Trace programs anew while a test replaces something: stored ones are neither used nor added to."""
     patch = monkeypatch.setattr
 
     def and_trace_anew(*args, **options):
@@ -78,7 +76,7 @@ def nodes(model) -> ta.Rule:
 
 @pytest.fixture(scope="session")
 def lines(model) -> ta.Rule:
-    """The default rule at its smallest, as the command line has it with `--nodes 4096`."""
+    """The smallest form of the default rule, which the command line uses with `--nodes 4096`."""
     return ta.line_nodes(model, 5)
 
 

@@ -1,9 +1,9 @@
-"""What tests read in the text of a program."""
+"""Matrix products in the text of a lowered program."""
 
 import re
 
 
 def products(text: str) -> tuple[list[str], list[str]]:
-    """The products of matrices, and those among them that do not ask for the highest precision."""
+    """The matrix products of a program, and those among them that do not ask for the highest precision."""
     found = re.findall(r"stablehlo\.(?:dot_general|dot|convolution)\b[^\n]*", text)
     return found, [line for line in found if "precision = [HIGHEST, HIGHEST]" not in line]

@@ -1,4 +1,4 @@
-"""Results made by hand, without a solve: the semantic state at alpha = 2, and what is given in its place."""
+"""Results made by hand, without a solve: the semantic state at alpha = 2, with given numbers in place of its own."""
 
 from collections.abc import Generator
 
@@ -16,11 +16,11 @@ from tiedattn_jax.theory.states import DIAGNOSTICS, State
 
 
 def states(model, case=CASES[0], scatter=(0.0,) * 4, **given) -> State:
-    """A `State` of several replicates; what is not known is zero.
+    """A `State` of several replicates, whose unknown numbers are zero.
 
     Args:
-        scatter: of the replicates: theta, m and both losses are so much larger in each, relative.
-        given: diagnostics and other arrays of it, (R,).
+        scatter: relative increase of theta, m and both losses in every replicate.
+        given: diagnostics and other arrays of the state, (R,).
     """
     zero = jnp.zeros(len(scatter))
     factor = 1 + jnp.asarray(scatter)
@@ -57,23 +57,23 @@ def fixed_point(case=CASES[0], **given) -> ta.FixedPoint:
 
 
 def transition(alpha=1.25, status=0, event="alpha_c", branches=()) -> ta.Transition:
-    """A `Transition`, whose sensitivities are 1, 2 and 3 in omega, sigma and lambda, with error bars of a hundredth."""
+    """A `Transition` with sensitivities 1, 2 and 3 in omega, sigma and lambda, and error bars of a hundredth."""
     model = ta.dot_product(omega=1.0, sigma=2.0, lam=3.0)
     bars = jax.tree.map(lambda a: a / 100, model)
     return ta.Transition(jnp.asarray(alpha), jnp.asarray(0.01), model, bars, np.asarray(status), branches, event)
 
 
 def ended(result):
-    """A path that waits for nothing."""
+    """A path that returns `result` without waiting for anything."""
     return result
     yield
 
 
 def drive(path, answer):
-    """What a path returns whose lanes and calls get made-up answers, in the order in which it asks.
+    """Run a path, answer its lanes and calls in the order in which it asks, and return its result.
 
     Args:
-        answer: of a lane or a call. Paths that it yields are driven in the same way.
+        answer: gives the answer to a lane or a call. Paths that the path yields are driven in the same way.
     """
 
     def to(request):

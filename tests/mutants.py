@@ -27,11 +27,11 @@ _LIMIT_S = 900
 
 
 class Mutant(NamedTuple):
-    file: str  # in the package
-    was: str  # occurs once there
+    file: str  # path in the package
+    was: str  # text that occurs once in the file
     now: str
     why: str  # what is wrong then
-    tests: str  # arguments of pytest
+    tests: str  # arguments for pytest
 
     @property
     def text(self) -> str:
@@ -39,7 +39,7 @@ class Mutant(NamedTuple):
 
 
 def mutants() -> list[Mutant]:
-    """All changes."""
+    """Read all changes."""
     found = []
     for table in sorted((ROOT / "tests").rglob("mutants.toml")):
         found += [Mutant(**entry) for entry in tomllib.loads(table.read_text())["mutant"]]

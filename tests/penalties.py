@@ -9,7 +9,7 @@ import tiedattn_jax as ta
 
 
 class Quadratic(ta.Penalty):
-    """A ridge of the caller's own, ``k w^2 / 2``: whatever it does, a larger lambda does too."""
+    """A user's own ridge, ``k w^2 / 2``, which acts as a larger lambda does."""
 
     k: jax.Array
 

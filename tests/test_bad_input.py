@@ -1,6 +1,4 @@
-"""Bad input to models and solves: one sentence that names the argument and what to give,
-before anything is compiled.
-"""
+"""Bad input to models and solves raises one sentence: the argument and what to give, before anything is compiled."""
 
 import dataclasses
 from functools import partial
@@ -22,7 +20,7 @@ NAN = float("nan")
 
 
 class Plain(ta.Model):
-    """A layer of few lines, with a law and methods put in by tests."""
+    """A short layer whose law and methods the tests replace."""
 
     changed: tuple = eqx.field(static=True, default=())
     shape = (2, 1, 1)
@@ -66,12 +64,12 @@ def taking(**methods):
 
 
 def having(**numbers):
-    """The preset with numbers that its constructor refuses."""
+    """The preset with numbers that its constructor would refuse."""
     return eqx.tree_at(lambda m: [getattr(m, k) for k in numbers], MODEL, [jnp.asarray(v) for v in numbers.values()])
 
 
 def penalised(lam=0.01, rank=1, **methods):
-    """The preset with a penalty of some methods; by default |w|, which is right."""
+    """The preset with a penalty of the given methods; by default it is |w|, which is valid."""
     good = {
         "value": lambda self, w: jnp.abs(w),
         "prox": lambda self, v, c: jnp.sign(v) * jnp.maximum(jnp.abs(v) - c, 0),
@@ -82,7 +80,7 @@ def penalised(lam=0.01, rank=1, **methods):
 
 
 def lawful(**means):
-    """The preset with a penalty and other means of its law."""
+    """The preset with a penalty, and with other means in its law."""
     numbers = {k: None if v is None else jnp.asarray(v) for k, v in means.items()}
     law = lambda self: dataclasses.replace(ta.DotProduct.law(self), **numbers)  # noqa: E731
     return type("Lawful", (ta.DotProduct,), {"law": law})(**vars(ta.dot_product(penalty=ta.L1(0.01))))
@@ -279,7 +277,7 @@ MODELS = {
 def test_models(name):
     make, message = MODELS[name]
     calls = [check, partial(ta.solve, alpha=1.0)]
-    if "odd" not in name:  # only branches by name ask for an even loss
+    if "odd" not in name:  # only named branches need an even loss
         calls.append(partial(ta.find_states, alpha=1.0))
     for call in calls:
         with pytest.raises(ta.InputError, match=message):

@@ -1,4 +1,4 @@
-"""The suite of benchmarks: what it writes, prints and refuses; its comparators. No time is asserted."""
+"""The benchmark suite: what it writes, prints and refuses, and its comparators. No time is asserted."""
 
 import json
 import sys
@@ -38,7 +38,7 @@ TINY |= {"wide": 1024, "gamp": 30, "gamp_run": 30, "train": 30}
 
 
 class Clock:
-    """A clock that stands still but for calls of `fn`, each of which takes as many seconds as is told."""
+    """A clock that moves only in calls of `fn`: each takes the number of seconds given for it."""
 
     def __init__(self, *calls):
         self.now, self.calls = 0.0, list(calls)
@@ -137,7 +137,7 @@ def test_pictures(tmp_path, monkeypatch):
 
 @pytest.fixture
 def stub(monkeypatch):
-    """A benchmark that is cheap, and the calls of it."""
+    """A cheap benchmark, and the record of its calls."""
     asked = []
 
     def run(sizes, repeat):
@@ -198,7 +198,7 @@ def test_benchmark(name):
 
 
 def test_error_of_the_worst_order_parameter():
-    q, V, theta, m = (k + np.array([[0.0], [0.5]]) * np.ones(2) for k in range(1, 5))  # replicate, token
+    q, V, theta, m = (k + np.array([[0.0], [0.5]]) * np.ones(2) for k in range(1, 5))  # axes: replicate, token
     x = ta.Overlaps(*(a[..., None, None] for a in (q, V, theta)), m[..., None])
     for branch, last in (("semantic", 2), ("positional", 3)):
         values = order_parameters(Some(replicates=Some(overlaps=x), branch=branch))
@@ -207,7 +207,7 @@ def test_error_of_the_worst_order_parameter():
 
 
 def test_invariants_do_not_see_a_rotation():
-    """Of two columns of weights; the means over two tokens are in closed form."""
+    """Invariants do not change if two columns of weights are rotated; their means over tokens equal closed forms."""
     rng = np.random.default_rng(0)
     q, V = (a @ np.swapaxes(a, -1, -2) for a in rng.standard_normal((2, 3, 2, 2, 2)))
     theta, m, turn = (
@@ -238,7 +238,7 @@ def test_numpy_monte_carlo_finds_the_lowest_minimum():
 
 
 def test_numpy_monte_carlo_iterates_the_same_map():
-    """The image of a known fixed point is itself, up to the scatter of the draws."""
+    """The Monte Carlo in numpy iterates the same map: a known fixed point is its own image, up to scatter."""
     case, p = CASES[0], published.problem(2.0)
     x = published.Overlaps(case.q, case.m, case.V, case.theta)
     images = []
@@ -251,7 +251,7 @@ def test_numpy_monte_carlo_iterates_the_same_map():
 
 
 def test_published_iteration_takes_other_conjugates():
-    """It ends where they send everything, and counts its damped steps."""
+    """The published iteration takes other conjugates, ends where they send every state, and counts its damped steps."""
     p, asked = published.problem(2.0), []
     hats = published.Overlaps(0.1, 0.0, 0.05, 0.2)
     found = published.solve(2.0, tol=1e-6, hats=lambda x, p: asked.append(x) or hats)
@@ -260,9 +260,7 @@ def test_published_iteration_takes_other_conjugates():
 
 
 def test_further_steps_of_breaking():
-    """One step is `jump_cost`; a step that is split into two alike is one; a second one, where it is best,
-    adds 2.7 %.
-    """
+    """One step of breaking is `jump_cost`, two equal steps count as one, and the best second step adds 2.7 %."""
     one = further_steps.cost(np.array([2.1]), np.ones(1))
     np.testing.assert_allclose(one, jump_cost(2.1) / 2.1, rtol=1e-4)
     np.testing.assert_allclose(further_steps.cost(np.array([2.1, 2.1]), np.array([0.3, 0.7])), one, rtol=1e-4)
@@ -279,15 +277,16 @@ def test_further_steps_of_breaking():
 
 
 def test_two_steps_where_every_sample_chooses_a_sign():
-    """For few samples energies of the SK model: -.7636 with two steps (Parisi, J. Phys. A 13, L115, 1980);
-    one as by hand.
+    """For few samples, steps of breaking give energies of the SK model; one step equals the result by hand.
+
+    The energy with two steps is -.7636 (Parisi, J. Phys. A 13, L115, 1980).
     """
     alphas = np.array([[1e-4], [1e-5]])
     few, fewer = (4 * np.array([further_steps.signs(alpha, 2) for alpha in alphas[:, 0]]) / alphas - 1) / alphas**0.5
     limit = fewer + (fewer - few) / (10**0.5 - 1)  # corrections are of order alpha^{1/2}
     np.testing.assert_allclose(limit, [-((2 / np.pi) ** 0.5), -0.7652, -0.7636], atol=1e-4)
     rs, one, two = further_steps.signs(0.01, 2)
-    assert one - rs == pytest.approx(8.1990e-6, rel=1e-5)  # the elevation that `test_rsb` has with conjugates
+    assert one - rs == pytest.approx(8.1990e-6, rel=1e-5)  # the elevation that `test_rsb` computes with conjugates
     assert (two - rs) / (one - rs) == pytest.approx(1.0482, abs=1e-4)
 
 
@@ -301,13 +300,13 @@ def test_operations_are_counted_as_they_are_taken():
     assert operations(lambda x: jnp.exp(x) / jnp.sqrt(x), x) == {transcendental: 10, division: 20}
     assert operations(lambda x: x.astype(jnp.float32) ** 3, x) == {("simple", 32): 20}
     assert operations(lambda a, b: a @ b, jnp.ones((3, 4)), jnp.ones((4, 5))) == {simple: 2 * 3 * 4 * 5}
-    assert operations(lambda x: jnp.sum(x[:4].reshape(2, 2), 0), x) == {simple: 4}  # moves are none
-    # Loops by their rounds, branches by the one that is taken.
+    assert operations(lambda x: jnp.sum(x[:4].reshape(2, 2), 0), x) == {simple: 4}  # moving data is no operation
+    # Loops count by their rounds, branches by the one that is taken.
     assert operations(lambda x: lax.fori_loop(0, 5, lambda k, x: x + 1, x), x) == {simple: 50}
     assert operations(lambda x: lax.while_loop(lambda x: x < 4, lambda x: 2 * x, x), 1.0) == {simple: 3 + 2}
     assert operations(lambda x: lax.cond(x[0] > 1, jnp.exp, lambda x: -x, x), x) == {simple: 1 + 10}
 
-    # In reverse the first row comes last; it is carried on.
+    # In reverse the first row comes last, and is carried on.
     def last(x):
         return lax.scan(lambda carry, row: (row, row), 0 * x[0], x, reverse=True)[0]
 
@@ -333,7 +332,7 @@ def test_float32_is_held_against_float64():
 
 
 def test_minima_of_an_instance(solved, nodes):
-    """The lowest on the branch counts; those that are not on it, and copies of one minimum, do not."""
+    """The lowest minimum on the branch counts; minima off the branch and copies of one minimum do not."""
     rs = solved(2.0, "positional")
     loss, q = float(rs.train_loss), float(rs.q)
 

@@ -1,4 +1,4 @@
-"""Programs that a folder keeps from one process to the next. `kept` anew is what another process would make of it."""
+"""Programs that a folder stores from one process to the next; a new `kept` stands for another process."""
 
 import dataclasses
 
@@ -22,7 +22,7 @@ TRACED_IN = compiled.traced_in
 
 @pytest.fixture
 def folder(monkeypatch, tmp_path):
-    """An empty folder for traced programs; compiled ones are where those of all tests are."""
+    """An empty folder for traced programs; compiled ones stay in the folder of all tests."""
     monkeypatch.setattr(compiled, "traced_in", TRACED_IN)
     monkeypatch.setattr(compiled.Traced, "folder", tmp_path / "traced")
     return tmp_path / "traced"
@@ -30,7 +30,7 @@ def folder(monkeypatch, tmp_path):
 
 @pytest.fixture
 def traced(monkeypatch):
-    """The programs that were traced to be kept."""
+    """The programs that were traced in order to be stored."""
     seen, export = [], compiled.export.export
     monkeypatch.setattr(compiled.export, "export", lambda fn: seen.append(fn) or export(fn))
     return seen
@@ -38,7 +38,7 @@ def traced(monkeypatch):
 
 @pytest.fixture(scope="module")
 def state(model):
-    """What `gen_error_in` takes."""
+    """The arguments of `gen_error_in`."""
     return model, BRANCHES["semantic"].start(model), ta.monte_carlo_nodes(model, 64, replicates=1).replicate(0)
 
 
@@ -46,7 +46,7 @@ def test_another_process_does_not_trace(folder, traced, state):
     first, again, plain = kept(gen_error_in)(*state), kept(gen_error_in)(*state), gen_error_in(*state)
     assert len(traced) == len(list(folder.iterdir())) == 1
     assert first == again == pytest.approx(float(plain), rel=1e-12)
-    assert first.dtype == plain.dtype and not first.committed  # to a device
+    assert first.dtype == plain.dtype and not first.committed  # not committed to a device
 
 
 def test_one_program_for_all_numbers(folder, traced, state):
@@ -95,7 +95,7 @@ def test_what_a_program_depends_on(folder, traced, state, monkeypatch, other):
 
 
 def test_functions_and_static_arguments(folder, traced, model, state):
-    """Each is another program: another function, and a function or a text among its arguments."""
+    """Another function makes another program, and so does another function or text among the arguments."""
     _, x, _ = state
     assert kept(admissible)(model, x) and len(traced) == 1
     for branch in ("positional", "semantic"):
@@ -114,7 +114,7 @@ class Own(ta.DotProduct):
 
 
 def test_what_is_not_kept(folder, traced, state, monkeypatch):
-    """What others than this library may change, and what looks into a function."""
+    """Programs are not stored if their code is not this library's, or if jax checks inside them (`debug_nans`)."""
     model, x, replicate = state
     want = pytest.approx(float(gen_error_in(*state)), rel=1e-12)
     assert kept(gen_error_in)(Own(**vars(model)), x, replicate) == want
@@ -146,7 +146,10 @@ def test_a_full_disk(folder, traced, state, monkeypatch):
 
 
 def test_structures(model):
-    """Modules with what is static in them, named tuples, dictionaries, lists, nothing."""
+    """Trees that can be stored: modules with static parts, named tuples, dictionaries, lists and None.
+
+    A user's module cannot.
+    """
     moving = ta.Near(1.0, (BRANCHES["semantic"].start(model),))
     structure = jax.tree.structure({"b": (model, None, [1.0]), "a": moving})
     assert jax.tree.structure(compiled.example(compiled.described(structure))) == structure
@@ -184,7 +187,7 @@ def test_threads_share_a_program(folder, traced, state):
 
 @pytest.mark.slow
 def test_a_solve(folder, traced, model):
-    """Its replicates in threads; the same state as of programs that are not kept, and one program for all of them."""
+    """A solve stores one program for all replicates, which run in threads, and gives the same state as without."""
     rule = ta.line_nodes(model, 1, replicates=3)
     point = ta.solve(model, 2.0, nodes=rule)
     assert len(traced) == 1

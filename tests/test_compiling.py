@@ -1,4 +1,4 @@
-"""What is compiled when, and that it lowers for accelerators."""
+"""When programs are compiled, and whether they lower for accelerators."""
 
 import logging
 
@@ -15,7 +15,7 @@ TRACED = ("the gradient of solve", "gamp", "train")
 
 
 def calls_on(nodes):
-    """Public functions of two numbers, sigma and alpha."""
+    """Public functions of two numbers, sigma and alpha, by name."""
     data = ta.sample_data(ta.dot_product(), 16, 2.0, jax.random.key(0))
 
     def state(sigma, alpha):
@@ -36,7 +36,7 @@ def calls_on(nodes):
 
 @pytest.fixture
 def compiled(caplog):
-    """Names of the programs that a function compiles, or takes from those of earlier processes."""
+    """A function that names the programs which a call compiles, or takes from earlier processes."""
 
     def names(fn, *args):
         caplog.clear()
@@ -52,7 +52,7 @@ def numbers(sigma, alpha):
     return jnp.asarray(sigma), jnp.asarray(alpha)
 
 
-@pytest.mark.parametrize("name", CALLS[1:])  # the first one below, on fewer nodes
+@pytest.mark.parametrize("name", CALLS[1:])  # the test below has the first one, on fewer nodes
 def test_a_second_model_of_the_same_shape_compiles_nothing(name, lines, compiled):
     call = calls_on(lines)[name]
     jax.block_until_ready(call(*numbers(0.5, 2.0)))
@@ -64,8 +64,8 @@ ENGINE = {"jit(search)"}
 
 @pytest.mark.usefixtures("quick_programs")
 def test_everything_shares_the_programs_of_the_engine(model, compiled):
-    """States, branches, transitions, diagrams and their gradients: what `solve` compiled serves them all."""
-    nodes = ta.sobol_nodes(model, 16, replicates=1)  # of no other test
+    """States, branches, transitions, diagrams and their gradients share the programs that `solve` has compiled."""
+    nodes = ta.sobol_nodes(model, 16, replicates=1)  # used in no other test
 
     def theta(alpha, branch="semantic"):
         return ta.solve(model, alpha, branch, nodes).theta
@@ -80,7 +80,7 @@ def test_everything_shares_the_programs_of_the_engine(model, compiled):
     for name in ("critical_alpha", "a diagram", "the gradient of solve"):
         assert engine(calls[name], *numbers(0.5, 2.0)) == [], name
     assert compiled(calls["the gradient of solve"], *numbers(0.51, 1.9)) == []
-    # Arrays made of Python numbers, of weak types, are no other arguments.
+    # Weak types, as of arrays made from Python numbers, compile nothing new.
     weak = ta.Overlaps(*(jnp.full((2, 1, 1), v) for v in (0.1, 16.0, 0.1)), jnp.full((2, 1), 0.0))
     assert weak.q.weak_type and engine(lambda: ta.solve(model, 2.0, start=weak, nodes=nodes).q) == []
 

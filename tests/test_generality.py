@@ -1,4 +1,4 @@
-"""Other attention layers than the preset, each a model of a few lines on the unchanged core."""
+"""Attention layers other than the preset: each is a model of a few lines on the unchanged core."""
 
 import jax
 import jax.numpy as jnp
@@ -29,7 +29,7 @@ class RankTwo(ta.Model):
 
 
 class ThreeTokens(ta.Model):
-    """Three tokens, encodings p = (1, 0, -1) times one direction."""
+    """Three tokens with encodings p = (1, 0, -1) times one direction."""
 
     omega: jax.Array
     sigma: jax.Array
@@ -56,7 +56,7 @@ def make(kind, mixing):
 
 
 def solve(model, branch, nodes):
-    """From the branch's start on all nodes at once, rather than on coarse ones first: one program instead of two."""
+    """Solve from the branch's start on all nodes at once, which needs one program; a coarse search first needs two."""
     return ta.solve(model, 2.0, branch, nodes, start=BRANCHES[branch].start(model))
 
 
@@ -73,8 +73,8 @@ def test_rank_two_student_learns_both_mechanisms():
     assert abs(m @ theta) < 1e-2 * np.linalg.norm(m) * np.linalg.norm(theta)
 
 
-# L-BFGS on the exact-field risk at d = 600, n = 1200, teacher exactly normalised and orthogonal to p, eight instances,
-# |gradient| < 1e-10: means and standard errors. Starts along p end in this same state.
+# From L-BFGS on the exact-field risk at d = 600, n = 1200, with the teacher exactly normalised and orthogonal to p:
+# means and standard errors of eight instances with |gradient| < 1e-10. Starts along p end in this same state.
 SIMULATED = {"train_loss": (5.3731e-3, 1.0e-5), "q": (0.15033, 9.9e-4), "theta": (0.18965, 7.7e-4)}
 
 
@@ -89,7 +89,7 @@ def test_three_tokens_against_training():
 
 
 def test_three_token_positional_state_is_unstable_towards_theta():
-    """Which is why training that starts along the encodings ends in the semantic state."""
+    """The positional state is unstable towards theta, so training from the encodings ends in the semantic state."""
     model = make(ThreeTokens, [[0.5, 0.3, 0.2], [0.3, 0.4, 0.3], [0.2, 0.3, 0.5]])
     fp = solve(model, "positional", ta.sobol_nodes(model, 2**13, replicates=2))
     assert bool(fp.ok)

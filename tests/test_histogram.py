@@ -53,7 +53,7 @@ def test_sample():
     assert len(np.unique(x, axis=0)) == len(x)
     frequency = np.bincount(x.ravel(), minlength=15) / x.size
     assert np.all(np.abs(frequency - 1 / 15) < 5 * (14 / 15**2 / x.size) ** 0.5)
-    assert not np.array_equal(x, np.sort(x, axis=0))  # the split is not along the sorted sequences
+    assert not np.array_equal(x, np.sort(x, axis=0))  # the split does not follow the sorted sequences
     assert abs(np.mean(data.train[:, 0]) - 7) < 1
     assert not np.array_equal(x, np.concatenate([(other := task.sample(jax.random.key(1), 3000)).train, other.test]))
 
@@ -156,12 +156,12 @@ def test_shares_of_pure_mechanisms():
     positional, semantic = task.shares(by_place, x)
     assert abs(positional - 1) < 1e-12 and semantic < 1e-3
     positional, semantic = task.shares(by_token, x)
-    assert positional < 1e-3 and 0.8 < semantic < 1  # rows with more equal tokens give less to each
+    assert positional < 1e-3 and 0.8 < semantic < 1  # a row with more equal tokens gives less to each of them
     assert [float(s) for s in task.shares(jnp.full((4000, 6, 6), 1 / 6), x)] == [0, 0]
 
 
 def test_one_step_of_each_optimiser_by_hand(data, keys):
-    everything = {"batch": len(data.train), "epochs": 1}  # one batch: the order plays no role
+    everything = {"batch": len(data.train), "epochs": 1}  # with one batch the order plays no role
     frozen = task.train(keys[:1], data, "semantic", dtype=jnp.float64, **everything, **SIZES)
 
     @jax.jit
@@ -204,7 +204,7 @@ def test_every_sequence_once_and_a_small_last_batch(data, keys):
     alone = [(losses[k] + (losses.sum() - losses[k]) / 4) / 2 for k in range(5)]  # k is the last batch
     nearest = [int(np.argmin(np.abs(np.array(alone) - value))) for value in found.history.train_loss[0]]
     np.testing.assert_allclose(found.history.train_loss[0], np.array(alone)[nearest], rtol=1e-9)
-    assert len(set(nearest)) > 1  # another order in every epoch
+    assert len(set(nearest)) > 1  # the order differs between epochs
 
 
 def test_frozen_weights_stay_zero_and_all_others_move(frozen, free):
@@ -256,7 +256,7 @@ def test_a_rate_is_no_new_program(data, keys, monkeypatch):
     task.train(keys[:1], data, epochs=2, **SIZES)
     before = len(traced)
     task.train(keys[:1], data, epochs=2, rate=2e-3, **SIZES)
-    assert len(traced) == before <= 3  # a batch, and the test twice
+    assert len(traced) == before <= 3  # traced for a batch, and twice for the test
 
 
 def test_interrupted_training_resumes_bit_by_bit(data, keys, frozen, free, tmp_path):

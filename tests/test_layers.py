@@ -16,7 +16,7 @@ from tiedattn_jax.parameters import axis_of
 from tiedattn_jax.theory.solve import branch_start
 
 THREE = {"mixing": [[1, 0, 0], [0.3, 0.7, 0], [0.2, 0.3, 0.5]], "encodings": [[1.0], [0.0], [-1.0]]}
-SWAPPED = [[0.3, 0.7], [0.8, 0.2]]  # a positional part that looks at the other token
+SWAPPED = [[0.3, 0.7], [0.8, 0.2]]  # the positional part looks at the other token
 
 
 def fields(model, seed=0, scale=1.0):
@@ -28,7 +28,7 @@ def fields(model, seed=0, scale=1.0):
 
 @pytest.mark.parametrize("name", LAYERS)
 def test_layers_are_models(name):
-    """Even, finite where fields vanish or are large, differentiable twice, of any number of tokens, rank and dtype."""
+    """Layers are even, finite at small and large fields, and twice differentiable, for any tokens, rank and dtype."""
     for given in ({}, {**THREE, "rank": 2}):
         model = LAYERS[name](0.2, **given)
         check(model)
@@ -106,7 +106,7 @@ def test_untied_layers():
     (turn,) = wide.generators
     slope = jax.jvp(lambda Z: wide.loss(Z, Y), (Z,), (Z @ turn.T,))[1]
     other = jax.jvp(lambda Z: wide.loss(Z, Y), (Z,), (Z @ np.diag([1.0, 1.0, -1.0, -1.0]),))[1]
-    # Queries and keys turn together; a scaling of the one against the other changes nothing either, but for the ridge.
+    # Turning queries and keys together changes nothing; scaling one against the other changes only the ridge.
     assert abs(slope) < 1e-14 and abs(other) < 1e-14 and np.linalg.norm(turn + turn.T) == 0
     one_side = np.zeros((4, 4))
     one_side[:2, :2] = turn[:2, :2]
@@ -135,7 +135,7 @@ def test_starts_of_untied_weights():
     data = ta.sample_data(model, 50, 1.0, jax.random.key(0))
     np.testing.assert_array_equal(start(model, data, "semantic"), data.teacher)
     Q = np.asarray(start(model, data, "positional"))
-    np.testing.assert_allclose(Q[:, 0], -Q[:, 1])  # queries look for what is unlike them
+    np.testing.assert_allclose(Q[:, 0], -Q[:, 1])  # queries look for tokens unlike themselves
     tied = ta.untied_dot_product(tied_teacher=True, rank=2)
     data = ta.sample_data(tied, 50, 1.0, jax.random.key(0))
     Q = np.asarray(start(tied, data, "semantic"))
@@ -149,7 +149,7 @@ def test_linear_attention_is_an_inner_product_of_features():
     features = np.stack([np.r_[1.0, z, np.outer(z, z).ravel() / 2**0.5] for z in np.asarray(Z)])
     kernel = features @ features.T
     np.testing.assert_allclose(model.student(Z), kernel / kernel.sum(1, keepdims=True), rtol=1e-12)
-    # Scores of a tenth: the softmax to third order.
+    # For scores of a tenth the layer is the softmax, to third order.
     small = 0.1**0.5 * Z / np.abs(np.asarray(Z)).max()
     np.testing.assert_allclose(model.student(small), ta.dot_product(rank=2, **THREE).student(small), atol=1e-3 / 3)
 
@@ -162,7 +162,10 @@ def test_relu_attention():
 
 
 def test_minima_of_a_loss_with_kinks_are_found():
-    """Against all points of a grid. Of 4000 such nodes .15 % are missed; without reflected starts 3 %."""
+    """`prox` finds the minima of a loss with kinks: .15 % of 4000 nodes miss the lowest point of a grid.
+
+    Without reflected starts 3 % miss it.
+    """
     model, rng = ta.relu_attention(), np.random.default_rng(0)
     h, y = (jnp.asarray(s * rng.standard_normal((2, 1, 500))) for s in (0.35, 0.5))
     V = jnp.full((2, 1, 1), 12.0)
@@ -194,7 +197,7 @@ def test_a_layer_of_one_s_own_is_its_attention():
     np.testing.assert_allclose(model.loss(*fields(model)), 0.125 * np.sum((0.3 * (0.5 - model.mixing)) ** 2))
 
 
-# A state of each layer, in which the proximal operator jumps little.
+# A state of each layer at which the proximal operator jumps little.
 STATES = {
     "tempered_dot_product": ({"temperature": 2.0}, 2.0, "positional"),
     "causal_dot_product": ({}, 2.0, "semantic"),
@@ -223,7 +226,7 @@ def test_theory_agrees_with_training(name):
 
 @pytest.mark.slow
 def test_untied_layer_as_known():
-    """Values that were found by an independent implementation of the theory, to their last digit."""
+    """The untied layer gives the values of an independent implementation of the theory, to their last digit."""
     model = ta.untied_dot_product(0.1, mixing=SWAPPED)
     point = ta.solve(model, 5.0, "semantic", ta.sobol_nodes(model, 2**13))
     np.testing.assert_allclose([point.train_loss, point.gen_error], [0.007668, 0.000816], atol=1e-6)

@@ -62,7 +62,7 @@ def test_what_a_layer_offers_is_declared(model):
 
     class Misspelt(ta.DotProduct):
         def target(self, Y):
-            return self.omga * Y  # a mistake inside an optional method is not taken for its absence
+            return self.omga * Y  # an error inside an optional method is not taken for its absence
 
     bare = Bare(lam=jnp.array(0.01))
     offered = ("target", "student", "with_teacher")

@@ -1,4 +1,4 @@
-"""Labels with noise: any loss of Z, Y and fields of noise, in theory, data, message passing and training."""
+"""Labels with noise: a loss may depend on Z, Y and noise, in theory, data, message passing and training."""
 
 import dataclasses
 
@@ -33,7 +33,7 @@ class Noisy(ta.DotProduct):
 
 
 class Sampled(ta.DotProduct):
-    """Every token names one token, drawn from its row of the target, and the student pays cross-entropy."""
+    """Every token is labelled by one token, drawn from its row of the target, and the student pays cross-entropy."""
 
     noise = 1
 
@@ -57,7 +57,7 @@ def point():
 
 
 def test_noise_on_the_fields_of_the_teacher_is_a_teacher_of_larger_fields(noisy):
-    """The channel potential, the test error and the baseline know the teacher by the law of its fields alone."""
+    """Noise on the teacher's fields acts as larger fields: the theory knows the teacher by its fields' law alone."""
     x, larger = point(), ta.dot_product(teacher=1 + SIZE**2 / 0.25)
 
     def numbers(model):
@@ -71,7 +71,7 @@ def test_noise_on_the_fields_of_the_teacher_is_a_teacher_of_larger_fields(noisy)
     found, want = numbers(noisy), numbers(larger)
     bar = np.hypot(found.std(0), want.std(0)) / 7**0.5
     assert np.all(np.abs(found.mean(0) - want.mean(0)) < 3 * bar) and np.all(bar < 2e-3 * want.mean(0))
-    assert np.all(SIZE**2 * want.mean(0) > 30 * bar)  # what the noise adds is not hidden in the error bars
+    assert np.all(SIZE**2 * want.mean(0) > 30 * bar)  # the noise changes the numbers by more than their error bars
 
 
 def test_fields_of_noise_are_independent_of_all(noisy):
@@ -86,7 +86,7 @@ def test_fields_of_noise_are_independent_of_all(noisy):
 
 
 def test_labels_drawn_from_a_row():
-    """The mean of the sampled loss over its noise is the cross-entropy of the target's rows."""
+    """The sampled loss, averaged over its noise, is the cross-entropy of the target's rows."""
     model, rng = (
         of(Sampled, mixing=[[0.5, 0.3, 0.2], [0.3, 0.4, 0.3], [0.1, 0.2, 0.7]], encodings=np.eye(3)),
         np.random.default_rng(0),

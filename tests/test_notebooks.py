@@ -16,19 +16,19 @@ pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore::DeprecationW
 
 @pytest.fixture(autouse=True)
 def kept_programs(monkeypatch):
-    """The kernels find the programs of the tests, and of each other."""
+    """Let the kernels use the programs of the tests, and of each other."""
     monkeypatch.setenv("JAX_COMPILATION_CACHE_DIR", jax.config.jax_compilation_cache_dir or "")
     monkeypatch.setenv("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0.2")
 
 
 @pytest.fixture
 def quick_kernel(monkeypatch):
-    """For notebooks whose programs take longer to compile than to run."""
+    """Switch most optimisations off, for notebooks whose programs take longer to compile than to run."""
     monkeypatch.setenv("JAX_DISABLE_MOST_OPTIMIZATIONS", "1")
 
 
 def execute(name: str, folder: Path, parameters: str):
-    """The notebook after a run in `folder`, with other values in its cell of parameters."""
+    """Run a notebook in `folder` with other values in its cell of parameters, and return it."""
     book = nbformat.read(NOTEBOOKS / name, as_version=4)
     (cell,) = [c for c in book.cells if "parameters" in c.metadata.get("tags", [])]
     names = [line.split(" = ")[0] for line in cell.source.splitlines()]
@@ -61,7 +61,7 @@ def test_jumps(tmp_path, quick_kernel):
 
 
 def test_breaking(tmp_path, quick_kernel):
-    """The ground state alone, on coarse lines: the programs of other s are the same."""
+    """The notebook on 1RSB runs with the ground state alone, on coarse lines; other s would use the same programs."""
     small = "S = ()\nORDER = 3\nREPLICATES = 2\nDIMENSIONS = (100, 120)\nINSTANCES = (2, 2)\nSTARTS = 2"
     book = execute("breaking.ipynb", tmp_path, small)
     assert len(outputs(book, "image/png")) == 2
@@ -101,5 +101,5 @@ def test_phase_diagram(tmp_path):
     book = execute("phase_diagram.ipynb", tmp_path, small)
     assert len(outputs(book, "image/png")) == 6
     assert "the positional branch folds at omega = 0.23" in printed(book)
-    assert printed(book).count(" cells  ") > 1  # the regions
+    assert printed(book).count(" cells  ") > 1  # the table of regions
     assert all(f"{name} " in printed(book) for name in ("positional", "semantic", "mixed", "uninformed"))

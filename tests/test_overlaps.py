@@ -23,7 +23,7 @@ from tiedattn_jax.theory.solve import branch_start
 
 
 def with_sizes(model, theta, m):
-    """A state whose order parameters have given shares of their largest possible sizes."""
+    """A state whose theta and m are given shares of their largest possible sizes."""
     one = jnp.ones((2, 1, 1))
     q, rho = 0.1, float(model.rho[0, 0, 0])
     return ta.Overlaps(q * one, 12.0 * one, theta * (q * rho) ** 0.5 * one, m * q**0.5 * jnp.array([[1.0], [-1.0]]))
@@ -56,7 +56,7 @@ def test_starts_have_the_dtype_of_the_model():
 
 
 class OneTeacher(ta.DotProduct):
-    """Columns that all start along the one of the teacher."""
+    """A layer whose columns all start along the single teacher."""
 
     def start_columns(self, both):
         return jnp.ones(self.shape[1:]), jnp.ones(self.shape[1])
@@ -113,7 +113,10 @@ def test_what_counts_as_zero(model, theta, m, name):
     ],
 )
 def test_what_the_directions_of_a_student_do(theta, m, name):
-    """In shares of the largest possible sizes, of two directions of very different size, in any gauge."""
+    """The label names what every direction of a student does, however different their sizes are, in any gauge.
+
+    theta and m are shares of their largest possible sizes.
+    """
     model = ta.dot_product(rank=2)
     size, rho = np.array([0.1, 0.001]), float(model.rho[0, 0, 0])
     for angle in (0.0, 0.4, 2.0):
@@ -158,7 +161,7 @@ def test_coordinates_round_trip(model):
         np.testing.assert_array_equal(a, b)
     scale = coordinates.unpack(coordinates.scale(x))
     np.testing.assert_allclose(scale.m, np.abs(x.m))
-    np.testing.assert_allclose(scale.theta, 0.02 * np.sqrt(x.q * 0.25))  # of zero: its own size is not a scale
+    np.testing.assert_allclose(scale.theta, 0.02 * np.sqrt(x.q * 0.25))  # theta is zero, which is no scale
 
 
 def test_gauge_directions_are_those_of_rotations():

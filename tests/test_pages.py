@@ -26,14 +26,14 @@ ROOT = Path(__file__).parents[1]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
 BLOCK = re.compile(r"(?P<skip><!-- not run: .+ -->\n+)?^```(?P<kind>\w*)\n(?P<text>.*?)^```$", re.M | re.S)
 LINK = re.compile(r"\[[^\]]*\]\((?P<target>[^)\s]+)\)")
-# What is rounding: the number behind these words says nothing.
+# Numbers behind these words are rounding errors.
 NOISE = re.compile(r"(?<=\bresidual |\bgradient )\S+")
 # A number with a point, and its error bar: "1.2515(10)", "-8.1e-05".
 NUMBER = re.compile(r"(?P<value>[-+]?\d*\.\d+(?:e[-+]?\d+)?)(?:\((?P<bar>\d+)\))?")
 
 
 class Program(NamedTuple):
-    """A block of code, the line of the page before it, what it prints, and where that stands in the page."""
+    """A block of code, the number of lines before it, what it prints, and where that output stands in the page."""
 
     code: str
     line: int
@@ -59,7 +59,7 @@ def programs(text: str) -> list[Program]:
 
 
 def run(page: Path) -> list[tuple[Program, str]]:
-    """Every block of a page with what it prints."""
+    """Run every block of a page; return the blocks with what they print."""
     namespace: dict = {"__name__": "__page__"}
     results = []
     for program in programs(page.read_text()):
@@ -72,10 +72,10 @@ def run(page: Path) -> list[tuple[Program, str]]:
 
 
 def alike(printed: str, shown: str) -> bool:
-    """Whether two texts are equal, but for numbers with a point.
+    """Whether two texts are equal, up to small differences of numbers with a point.
 
-    Those may differ by one in their last digit, or by their error bar if that is more; the error bars by one. What is
-    left of a residual or a gradient is not compared.
+    The numbers may differ by one in their last digit, or by their error bar if that is more; error bars may differ by
+    one. Residuals and gradients are not compared.
     """
     printed, shown = (NOISE.sub("", text) for text in (printed, shown))
     pairs = zip(NUMBER.finditer(printed), NUMBER.finditer(shown), strict=False)
@@ -92,7 +92,7 @@ def near(printed: re.Match, shown: re.Match) -> bool:
 
 @pytest.fixture
 def alone(tmp_path, monkeypatch):
-    """A folder and a home of its own; where programs are kept stays as it was."""
+    """A working folder and a home of the test's own; programs are stored where they were."""
     cache, traced = jax.config.jax_compilation_cache_dir, compiled.Traced.folder
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("HOME", str(tmp_path))
@@ -134,7 +134,7 @@ def test_what_counts_as_the_same_output():
 
 
 def anchors(page: Path) -> set[str]:
-    """The names that a link into a page can have: of its headings, and those that are given."""
+    """The anchors that a link into a page can have: those of its headings, and explicit ones."""
     text = BLOCK.sub("", page.read_text())
     plain = [
         re.sub(r"[^\w\s-]", "", title).strip().lower() for title in re.findall(r"^#+ (.+?)(?: \{.*\})?$", text, re.M)
@@ -155,7 +155,7 @@ def test_links_lead_somewhere(page):
 
 @pytest.mark.parametrize("page", PAGES, ids=name_of)
 def test_names_exist(page):
-    """What a page calls `ta.NAME` is public, and what it refers to by its full name is there."""
+    """Every name on a page exists: `ta.NAME` is public, and full names can be imported."""
     text = page.read_text()
     for chain in re.findall(r"\bta((?:\.[A-Za-z_]\w*)+)", text):
         first, *rest = chain[1:].split(".")
@@ -168,7 +168,7 @@ def test_names_exist(page):
 
 
 def public() -> set[str]:
-    """The names of the API."""
+    """The public names of the API."""
     return {name for name in dir(ta) if not name.startswith("_")}
 
 
@@ -178,7 +178,7 @@ def test_api_page_names_everything_once():
 
 
 def write(page: Path) -> None:
-    """Put what the blocks of a page print into the text blocks behind them, and the pictures they save beside it."""
+    """Write what the blocks of a page print into the text blocks behind them, and the pictures they save beside it."""
     with tempfile.TemporaryDirectory() as folder, contextlib.chdir(folder):
         results = run(page)
         for file in Path(folder).iterdir():

@@ -42,7 +42,7 @@ def test_rows_are_kept_and_gone_on_with(tmp_path):
     points = [(1, 5), (2, 6), (3, 7)]
     with pytest.raises(KeyboardInterrupt):
         filled(path, {"size": 1}, ("a", "product"), points, one, silent)
-    assert read(path)[1]["product"].tolist() == [5, 12]  # as far as it has come
+    assert read(path)[1]["product"].tolist() == [5, 12]  # the points finished before the interrupt
     seen = []
     filled(path, {"size": 1}, ("a", "product"), points, lambda a, b: [a, 100.0], lambda *at: seen.append(at))
     about, columns = read(path)
@@ -90,7 +90,7 @@ def test_page():
 
 
 def rows_of(points, first):
-    """Rows of simulations at some (value, branch), all of whose means are the value, and scatters a tenth of it."""
+    """Rows of simulations at some (value, branch): all means are the value, and all scatters a tenth of it."""
     values, branches = np.array(points, float).T
     measured = dict.fromkeys(MEASURED, values) | {f"{name}_scatter": values / 10 for name in QUANTITIES}
     return {**measured, "instances": np.full(len(values), 4.0), first: values, "branch": branches}
@@ -117,7 +117,7 @@ def test_minimum():
     figure = minimum.draw(data)
     losses, orders, errors = figure.axes
     filled_points = losses.containers[0][0].get_xdata(), losses.containers[2][0].get_xdata()
-    assert [x.tolist() for x in filled_points] == [[0.5, 1.0], [1.5, 2.0]]  # of the branch of lower loss
+    assert [x.tolist() for x in filled_points] == [[0.5, 1.0], [1.5, 2.0]]  # where the branch's loss is lower
     np.testing.assert_allclose(losses.containers[0][2][0].get_segments()[0][:, 1], [0.45, 0.55])  # two standard errors
     assert any(line.get_gid() == "unstable" for line in orders.lines)
     assert errors.lines[-1].get_ydata()[0] == 0.3 and losses.get_ylim()[0] == 0
@@ -147,7 +147,7 @@ def test_fitted_power():
 
 
 def plane_rows():
-    """Two alphas and two omegas; the positional loss is the lower one at the lower alpha."""
+    """Two alphas and two omegas, with the lower positional loss at the lower alpha."""
     points = [(alpha, omega, k) for alpha in (1.0, 2.0) for omega in (0.1, 0.2) for k in (0, 1)]
     alpha, omega, branch = np.array(points).T
     loss = np.where(branch == 0, alpha, 1.25 + 0.5 * omega)
@@ -194,9 +194,9 @@ def test_exchange_of_the_minima():
     branch = np.repeat([0, 1], 5)
     ends = {"train_loss": np.append(gaps, 0 * gaps), "theta": branch, "m": 1 - branch}
     twice = {"alpha": np.tile(alphas, 2), "branch": branch, **ends}
-    assert exchange(twice) == pytest.approx(0.25)  # not where it is next to nothing
+    assert exchange(twice) == pytest.approx(0.25)  # a gap next to nothing does not count
     nearly = {**twice, "train_loss": twice["train_loss"] + 10_000}
-    assert np.isnan(exchange(nearly))  # minima of one kind by their losses
+    assert np.isnan(exchange(nearly))  # all minima are of one kind by their losses
     assert np.isnan(exchange({**columns, "theta": columns["theta"] / 3, "m": np.ones(4)}))  # and by their overlaps
     assert np.isnan(exchange({name: values[:2] for name, values in columns.items()}))
 
@@ -218,7 +218,7 @@ def test_layers():
 
 
 def test_a_value_matrix_stands_beside_the_layer_without():
-    """There is no theory of it, and what trains it is told which layer that is."""
+    """A value matrix has no theory: its simulation stands beside that without, and each is trained as its own layer."""
     data = {
         "about": {"d": 5, "instances": 4},
         "layer": rows_of(PAIRS, "alpha"),
@@ -321,7 +321,7 @@ def test_a_figure_from_end_to_end(tmp_path, monkeypatch):
     assert "paper/figure_15.png" in text and "d = 30, alpha = 2" in text
     assert (
         "Simulations at reduced size" in text and "runs = 40" in text
-    )  # as the entry was made before the sizes were changed
+    )  # the sizes are those of the entry before they were changed
     assert main(["15", "--full", "--out", str(tmp_path)]) == 0
     assert read(tmp_path / "data" / "full" / "adam.npz")[1]["d"].tolist() == [40]
     text = (tmp_path / "paper.md").read_text()
@@ -329,7 +329,7 @@ def test_a_figure_from_end_to_end(tmp_path, monkeypatch):
 
 
 def test_page_of_the_documentation():
-    """Every figure has its section, every picture is there and small."""
+    """Every figure has its section, and every picture exists and is small."""
     docs = Path(__file__).parents[1] / "docs"
     text = (docs / "paper.md").read_text()
     for entry in FIGURES:

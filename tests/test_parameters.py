@@ -35,7 +35,7 @@ def test_rows_stay_stochastic(model):
     last = Parameter("mixing[-1,-1]").set(model, None, 0.5)[0].mixing
     np.testing.assert_allclose(last, [[0.6, 0.4], [0.5, 0.5]], rtol=1e-15)
     identity = ta.dot_product(mixing=np.eye(3), encodings=[[1.0], [0.0], [-1.0]])
-    number = Parameter("mixing[0,0]")  # the others were zero: they share equally
+    number = Parameter("mixing[0,0]")  # the other entries were zero, so they share equally
     np.testing.assert_allclose(number.set(identity, None, 0.5)[0].mixing[0], [0.5, 0.25, 0.25])
     np.testing.assert_allclose(number.direction(identity, 1.0).mixing[0], [1.0, -0.5, -0.5])
 

@@ -1,6 +1,4 @@
-"""Figures of results made by hand. Those of solved diagrams and trained transformers are tested with their results,
-too.
-"""
+"""Figures of results made by hand; those of solved diagrams and trained transformers are tested with these."""
 
 from types import SimpleNamespace as Some
 
@@ -28,7 +26,7 @@ from tiedattn_jax.plotting import (
 
 
 def point(value, growth, *, bar=False):
-    """A fixed point whose numbers are all `value`, and its error bars a tenth of that."""
+    """A fixed point whose theta, m and training loss are `value`, with error bars of a tenth of that."""
     array = np.full((2, 1), value)
     numbers = Some(
         overlaps=Some(theta=array[..., None], m=array),
@@ -43,7 +41,7 @@ def point(value, growth, *, bar=False):
 
 
 def curve(branch, growths=(1.5, 1.2, 0.8, 0.7)):
-    """A curve along which the numbers are the alphas."""
+    """A curve whose points have their alpha as `value`."""
     alphas = 1.0 + np.arange(len(growths))
     points = [point(a, g) for a, g in zip(alphas, growths, strict=True)]
     return Some(
@@ -61,7 +59,7 @@ def labels(axis):
 
 
 def explained(figure):
-    """The legend of a figure, which stands outside its panels."""
+    """The texts of a figure's legend, which stands outside its panels."""
     assert all(axis.get_legend() is None for axis in figure.axes)
     (legend,) = figure.legends
     return [text.get_text() for text in legend.get_texts()]
@@ -80,7 +78,7 @@ def test_legend_is_one_and_outside():
 
 
 def test_colours_are_told_apart():
-    """As seen without red or green receptors, by the lightness and the blue-yellow axis of every two of them."""
+    """Every two colours differ in lightness or on the blue-yellow axis, as seen without red or green receptors."""
     import matplotlib.colors
 
     # Vienot, Brettel and Mollon (1999): what protanopes and deuteranopes see, in linear RGB.
@@ -106,7 +104,7 @@ def test_branches():
     assert labels(orders) == ["positional", "semantic", r"$\alpha_c$"]  # alpha_l was not found
     assert labels(errors) == ["positional", "semantic", "linear baseline", r"$\alpha_c$"]
     assert orders.lines[0].get_color() == COLOURS["positional"] and orders.lines[2].get_color() == COLOURS["semantic"]
-    np.testing.assert_array_equal(errors.lines[0].get_ydata(), [np.nan, np.nan, 6, 8])  # not the loss
+    np.testing.assert_array_equal(errors.lines[0].get_ydata(), [np.nan, np.nan, 6, 8])  # test errors, not losses
     assert errors.lines[4].get_ydata()[0] == 0.5 and errors.lines[5].get_xdata()[0] == 1.5
     solid, dotted, *_ = losses.lines
     assert solid.get_color() == COLOURS["positional"]
@@ -151,8 +149,8 @@ def test_boundaries_are_smooth_between_points_that_were_found():
     np.testing.assert_allclose(cubic[:-1, 1], cubic[:-1, 0] ** 3, atol=1e-9)
     assert len(cubic) > 50
     x, y = steps[np.isfinite(steps[:, 1])].T
-    assert not np.any((x > 2) & (x < 4)) and set(values) - {3.0} <= set(x)  # nothing across the point that is missing
-    assert y.min() == 1 and y.max() == 9  # no turn between points
+    assert not np.any((x > 2) & (x < 4)) and set(values) - {3.0} <= set(x)  # no line across the missing point
+    assert y.min() == 1 and y.max() == 9  # no extremum between points
 
 
 def path(theta, values, turn):
@@ -166,7 +164,7 @@ def path(theta, values, turn):
             overlaps=Some(theta=np.tile(np.reshape(theta, (count, 1, 1, 1)), (1, 2, 1, 1)), m=np.zeros((count, 2, 1))),
             train_loss=values / 10,
         ),
-        eigenvalues=np.linspace(0.5, 1.5, count + 1)[:-1, None] + 0j,  # one of them is one
+        eigenvalues=np.linspace(0.5, 1.5, count + 1)[:-1, None] + 0j,  # one of the eigenvalues is one
         folds=(0.99,),
         fold_states=(state,),
     )
@@ -203,7 +201,7 @@ def test_a_path_that_turns(theta, turn, kind):
 
 
 def test_there_is_room_between_lines_and_frame():
-    """Also where a narrow range of alphas, or of numbers, lies far from zero."""
+    """There is room between lines and frame, also if a narrow range of alphas or numbers lies far from zero."""
     one = curve("semantic", [0.5] * 2)
     one.alphas, one.points = np.array([10.0, 10.1]), [point(5.0, 0.5), point(5.01, 0.5)]
     one.values = lambda get: np.array([float(get(p)) for p in one.points])
@@ -211,12 +209,12 @@ def test_there_is_room_between_lines_and_frame():
         (left, right), (bottom, top) = axis.get_xlim(), axis.get_ylim()
         assert 9.9 < left < 9.999 and 10.101 < right < 10.2
         assert bottom == 0 and top > 1.04 * axis.dataLim.y1
-    one.points[0].overlaps.theta -= 15.0  # a number below zero is in the frame, too
+    one.points[0].overlaps.theta -= 15.0  # a negative number is in the frame, too
     assert branch_figure([one]).axes[0].get_ylim()[0] < -10
 
 
 def test_a_pole_of_error_bars_leaves_the_line():
-    """A single replicate has infinite error bars: then there is no band."""
+    """An infinite error bar, as of a single replicate, leaves the line without a band."""
     one = curve("semantic")
     one.points[1].stderr.train_loss = np.inf
     _, losses, errors = branch_figure([one]).axes
@@ -224,7 +222,7 @@ def test_a_pole_of_error_bars_leaves_the_line():
 
 
 def diagram():
-    """Three alphas and two omegas: unsolved, only positional, only semantic; both, and which one is lower."""
+    """A diagram of three alphas and two omegas, in which every kind of region occurs once."""
     region = np.array([[0, 2, 3], [4, 5, 1]])
     values = np.arange(6.0).reshape(2, 3)
     boundary = Boundary.of("alpha_c", "omega", np.array([0.1, 0.3]), np.array([1.0, 2.0]), np.array([0.1, np.inf]))
@@ -247,7 +245,7 @@ def diagram():
 
 
 def marked(cells):
-    """Lower left corners."""
+    """Lower left corners of the marked cells."""
     return [tuple(map(float, path.vertices.min(0).round(9))) for path in cells.get_paths()]
 
 
@@ -257,10 +255,10 @@ def test_diagram():
     difference, positional, semantic = left.collections[:3]
     assert difference.get_array().mask.tolist() == [[True, True, True], [False, False, True]]
     assert marked(positional) == [(1.5, 0.0)] and marked(semantic) == [(3.0, 0.0)]
-    assert positional.get_hatch() == semantic.get_hatch() == "..."  # no colour of the scale looks like it
+    assert positional.get_hatch() == semantic.get_hatch() == "..."  # no colour of the scale looks like the hatching
     excess = right.collections[0]
     assert excess.get_array().mask.tolist() == [[True, False, False], [False, False, True]]
-    # Blue is semantic, and better than the baseline; white is no difference.
+    # Blue means semantic, and better than the baseline; white means no difference.
     assert (difference.get_cmap().name, excess.get_cmap().name) == ("RdBu", "RdBu_r")
     assert difference.get_clim() == (-0.5, 0.5) and excess.get_clim() == (-3, 3)
     assert left.get_xlim() == (0.5, 5.0) and left.get_ylim() == (0.0, pytest.approx(0.4))
@@ -321,7 +319,7 @@ def test_attention():
     assert [text.get_color() for text in first.texts] == ["0.15", "0.15", "0.15", "white"]
     assert [t.get_text() for t in first.get_xticklabels()] == ["A", "B"] and first.images[0].get_clim() == (0, 1)
     faint, _, _ = attention_figure({"frozen": S / 4}, np.array([[0, 1], [2, 2]])).axes
-    assert faint.images[0].get_clim() == (0, 0.25)  # fit to the values
+    assert faint.images[0].get_clim() == (0, 0.25)  # the scale fits the values
     assert [text.get_color() for text in faint.texts] == ["0.15", "0.15", "0.15", "white"]
     assert [token_name(k) for k in (0, 25, 26)] == ["A", "Z", "26"]
 
@@ -351,7 +349,7 @@ def test_learning():
     axes = learning_figure({"semantic": [stage(1.0)]}).axes  # one epoch is a point
     assert all(line.get_marker() == "o" for axis in axes for line in axis.lines)
     ticks = axes[0].xaxis.get_major_locator().tick_values(*axes[0].get_xlim())
-    np.testing.assert_array_equal(ticks, np.round(ticks))  # whole epochs
+    np.testing.assert_array_equal(ticks, np.round(ticks))  # ticks lie at whole epochs
 
 
 def test_transition():
@@ -410,7 +408,7 @@ def test_message_passing():
     run = Some(history=history, residuals=np.array([0.1, np.nan]))
     q, theta, m, residual = gamp_figure({"semantic": run}).axes
     np.testing.assert_array_equal(q.lines[0].get_xydata(), [[0, 3], [1, 6]])  # means over the tokens
-    np.testing.assert_array_equal(theta.lines[0].get_ydata(), [3, 3])  # of sizes
+    np.testing.assert_array_equal(theta.lines[0].get_ydata(), [3, 3])  # means of absolute values
     np.testing.assert_array_equal(m.lines[0].get_ydata(), [1.5, 1.5])
     np.testing.assert_array_equal(residual.lines[0].get_xydata(), [[1, 0.1]])
     assert residual.lines[0].get_color() == COLOURS["semantic"]
@@ -431,7 +429,7 @@ def test_instances():
     assert explained(figure) == ["positional", "semantic", "semantic, out of steps"]
     axis = figure.axes[0]
     positional, semantic, hollow = axis.containers
-    np.testing.assert_array_equal(positional[0].get_xydata(), [[3.1, 3.0]])  # without those that have no theory
+    np.testing.assert_array_equal(positional[0].get_xydata(), [[3.1, 3.0]])  # without instances that have no theory
     np.testing.assert_array_equal(hollow[0].get_xydata(), [[2.1, 2.0]])
     assert hollow[0].get_markerfacecolor() == "white" and semantic[0].get_color() == COLOURS["semantic"]
     ((whisker,),) = (bars.get_segments() for bars in semantic[2])

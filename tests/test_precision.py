@@ -1,6 +1,6 @@
-"""Every product of matrices has the precision of its dtype, on GPUs and TPUs, too, which round the factors by default.
+"""Every product of matrices has the precision of its dtype, also on GPUs and TPUs, which round factors by default.
 
-jax writes the precision into a program while it traces it: the tests read the text of the programs.
+jax writes the precision into a program while it traces it, so the tests read the text of the programs.
 """
 
 import jax
@@ -73,7 +73,7 @@ def message_passing(**options):
 
 
 def from_sentences(scale):
-    """What is computed outside of programs at top level."""
+    """Numbers that are computed outside of programs, at top level."""
     model, fresh = ta.dot_product(), data_of(ta.dot_product())
     data = ta.Data.from_sentences(
         fresh.inputs(), jnp.ones_like(fresh.inputs()), teacher=scale * fresh.teacher, encodings=fresh.encodings
@@ -99,7 +99,7 @@ CALLS = {
 }
 
 
-@pytest.mark.parametrize("name", CALLS)  # the theory's: see test_compiling
+@pytest.mark.parametrize("name", CALLS)  # calls of the theory are in test_compiling
 def test_products_in_single_precision_are_not_rounded(name):
     with jax.enable_x64(False):
         found, rounded = products(text_of(CALLS[name], jnp.float32(1.0)))
@@ -108,7 +108,7 @@ def test_products_in_single_precision_are_not_rounded(name):
 
 @pytest.mark.slow
 def test_products_of_the_theory_with_a_penalty_are_not_rounded():
-    """In the gradient, for which jax traces the rules of functions that have their own."""
+    """Products are not rounded in the gradient with a penalty, where jax traces functions' own derivative rules."""
 
     def theta(sigma):
         model = ta.dot_product(sigma=sigma, penalty=ta.L1(0.01))
@@ -120,7 +120,10 @@ def test_products_of_the_theory_with_a_penalty_are_not_rounded():
 
 
 def test_products_of_the_transformer_are_not_rounded(tmp_path):
-    """Of every program that training compiles; sizes that no other test has, which jax would not compile again."""
+    """Products are not rounded in any program that training the transformer compiles.
+
+    The sizes occur in no other test, because jax would not compile the same programs again.
+    """
     data = histogram.sample(jax.random.key(0), 11, length=3, tokens=5)
     jax.config.update("jax_dump_ir_to", str(tmp_path))
     try:
@@ -136,7 +139,10 @@ def test_products_of_the_transformer_are_not_rounded(tmp_path):
 
 
 def test_a_product_is_rounded_unless_it_is_precise():
-    """The tests above can fail; and the decorator changes nothing outside of its function."""
+    """A product is rounded unless it is `precise`, so the tests above can fail.
+
+    The decorator changes nothing outside of its function.
+    """
 
     def square(a):
         return a @ a

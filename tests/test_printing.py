@@ -33,11 +33,11 @@ def test_numbers_with_error_bars():
 def test_what_repeats_itself_is_told_once():
     alike, bars = np.array([[[0.5]], [[-0.5]]]), np.array([[[0.1]], [[0.2]]])
     values, errors = by_token(alike, bars)
-    assert values.shape == () and values == 0.5 and errors == 0.1  # the first token's, the error bar with it
+    assert values.shape == () and values == 0.5 and errors == 0.1  # the first token's value and error bar
     assert by_token(np.array([[1.0], [2.0]]))[0].tolist() == [1.0, 2.0]
     matrices = np.stack([np.eye(2), np.eye(2)])
     assert np.array_equal(by_token(matrices)[0], np.eye(2))
-    assert by_token(np.array([0.5, 0.5 + 1e-6], np.float32))[0].shape == ()  # equal to rounding of this type
+    assert by_token(np.array([0.5, 0.5 + 1e-6], np.float32))[0].shape == ()  # equal up to rounding of float32
     assert by_token(np.array([0.5, 0.5 + 1e-6]))[0].shape == (2,)
 
 
@@ -95,7 +95,7 @@ def test_numbers_of_a_fixed_point_for_json():
     assert (numbers["alpha"], numbers["omega"], numbers["lam"], numbers["branch"]) == (2.0, 0.3, 0.01, "positional")
     assert numbers["q"] == CASES[1].q and numbers["m"] == pytest.approx(CASES[1].m)  # m of the first token
     assert numbers["stderr"]["m"] == pytest.approx(float(point.stderr.overlaps.m[0, 0])) != 0
-    # The worst of the replicates, not the mean over them.
+    # The report has the worst of the replicates, not their mean.
     assert numbers["residual"] == 2e-3 and numbers["status"] == "stalled at the accuracy of the averages"
     assert "residual" not in numbers["stderr"] and "status" not in numbers["stderr"]
     assert numbers["affected_by_jumps"] == []
@@ -162,7 +162,7 @@ def test_a_transition():
 
 
 def test_why_a_transition_was_not_found():
-    """No branch, no crossing, or states that were not settled: told apart in one sentence."""
+    """A transition that was not found says why in a sentence: no branch, no crossing, or states that did not settle."""
 
     def reason(positional, semantic, alpha=2.0, status=6):
         points = [
@@ -240,7 +240,7 @@ def test_what_is_told_of_instances():
     assert groups["semantic"]["q"] == 1.5 and groups["semantic"]["stderr"]["q"] == pytest.approx(
         float(ta.results.error_bar(np.array([1.0, 2.0])))
     )
-    # Only of the instances for which theory has a state; but the worst status.
+    # The numbers are of the instances for which the theory has a state, but the status is the worst of all.
     assert groups["semantic"]["theory"]["q"] == pytest.approx(CASES[0].q)
     assert groups["semantic"]["theory"]["status"] == "max steps"
     assert groups["neither"]["q"] == 5.0 and "theory" not in groups["neither"]
@@ -248,7 +248,7 @@ def test_what_is_told_of_instances():
     assert [one["finished_by_lbfgs"] for one in numbers["instances"]] == [False, False, True, False]
     assert [one.get("theory", {}).get("alpha") for one in numbers["instances"]] == [2.0, None, 1.0, None]
     assert numbers["instances"][3]["distance"] == {"positional": 7.0, "semantic": 9.0}
-    # What came to no rest is in no mean.
+    # Instances that came to no rest enter no mean.
     one = instances(branch=np.array(["semantic", "unsettled", "semantic", "unsettled"])).to_dict()
     assert (one["branch"], one["q"]) == ("semantic", 1.5) and one["theory"]["q"] == pytest.approx(CASES[0].q)
     none = instances(theory_status=np.full(4, 2)).to_dict()["groups"]["semantic"]
@@ -281,7 +281,7 @@ def test_runs_on_data(model):
     assert repr(run).startswith(
         "Training(Q of shape (60, 1) after 7 iterations; q=0.5, theta=0.25, m=1, train_loss=0.5,"
     )
-    assert run.to_dict() == {  # weights of training have no V
+    assert run.to_dict() == {  # training weights have no V
         "q": 0.5, "theta": 0.25, "m": 1.0, "train_loss": 0.5, "gradient_norm": 1e-9, "iterations": 7,
         "status": "max steps"
     }  # fmt: skip

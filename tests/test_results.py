@@ -9,7 +9,7 @@ from tiedattn_jax.results import error_bar, has_state, mean_of_found, quorum, se
 
 
 def test_error_bars_cover():
-    """The half-interval of Student's law: 95 % of two error bars, at any number of replicates."""
+    """Two error bars contain the true mean in 95.4 % of draws at any number of replicates, by Student's law."""
     rng = np.random.default_rng(0)
     for r in (2, 4, 16):
         draws = rng.standard_normal((r, 20000))

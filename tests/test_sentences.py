@@ -23,7 +23,7 @@ DIRECTIONS = {"encodings": [[1.0, 0.0], [-1.0, 0.0]], "means": [[0.0, 1.0], [0.0
 
 
 class Linear(ta.DotProduct):
-    """The squared error of the fields themselves: every average is known in closed form."""
+    """A layer with the squared error of the fields as loss, so that every average is known in closed form."""
 
     def loss(self, Z, Y):
         return 0.5 * jnp.sum(self.trace[:, None] * (Z - Y) ** 2)
@@ -48,7 +48,7 @@ def point():
 
 
 def exact(model, x, V=None):
-    """E (h - y)^2 D / 2, or the Moreau envelope of that with responses V, of sentences of all kinds."""
+    """E (h - y)^2 D / 2 over sentences of all kinds, or the Moreau envelope of that loss with responses V."""
     rho, D, nu, total = model.rho[:, 0, 0], model.trace, model.teacher_mean[:, 0], 0.0
     for share, classes in zip(model.spectrum.sentences.weights, model.spectrum.sentences.classes, strict=True):
         for l, s in enumerate(classes):
@@ -63,7 +63,10 @@ def grid(model):
 
 
 def test_the_channel_of_a_squared_error_is_known():
-    """Its gradient too, whose slopes in q, theta and m come from the weights, and those in the law."""
+    """For a squared error the channel potential and its gradient equal closed forms.
+
+    The slopes in q, theta, m and in the law come from the weights of the nodes.
+    """
     model, x = of(Linear), point()
     M, gradient, _ = channel_gradient(model, x, grid(model))
     value, (wanted, want) = jax.jit(jax.value_and_grad(lambda m, x: exact(m, x, x.V), (0, 1)))(model, x)
@@ -116,7 +119,10 @@ def test_test_error_and_baseline():
 
 @pytest.mark.parametrize("free", [(1.0, 0.0), (0.0, 1.0)])
 def test_growth_is_the_slope_of_the_map_in_the_sector_that_is_zero(free):
-    """Of theta with the overlaps with the classes' means, and of m, each in a state without it; for a smooth loss."""
+    """The growth is an eigenvalue of the map's Jacobian, in the sector that vanishes in the state, for a smooth loss.
+
+    The sector is theta with the overlaps with the classes' means, or m.
+    """
     shares = {(0, 0): 0.4, (1, 1): 0.4, (0, 1): 0.1, (1, 0): 0.1}
     means = {"means": [[0.0, 0.5], [0.0, -0.5]], "teacher_means": (0.15, -0.15)}
     model = of(Smooth, sentences=shares, variances=(0.25, 0.3), **means)
@@ -140,7 +146,7 @@ def test_growth_is_the_slope_of_the_map_in_the_sector_that_is_zero(free):
 
 
 def test_classes_that_are_alike_are_one():
-    """With one variance and no means the kinds say nothing, and the sums over the classes are those over the tokens."""
+    """Classes of equal law act as one: without means, sums over the classes are those over the tokens."""
     apart = of(variances=(0.25, 0.25), means=[[0.0, 0.0]] * 2, teacher_means=(0.0, 0.0))
     plain = ta.dot_product()
     y = branch_start(plain, None)
@@ -169,14 +175,14 @@ def test_classes_that_are_alike_are_one():
 
 def test_a_kind_gives_the_fields_of_its_tokens():
     model, x = of(), point()
-    given = model.given(model.kinds[2])  # (0, 1)
+    given = model.given(model.kinds[2])  # kind (0, 1)
     tokens = of_sentence(given, x)
     np.testing.assert_array_equal(tokens.q, x.q)
     np.testing.assert_allclose(given.share, 0.1)
     np.testing.assert_allclose(given.teacher_mean[:, 0], [0.3, -0.18], rtol=1e-6)
     slope = x.theta[:, 0, 0] / model.rho[:, 0, 0]
     np.testing.assert_allclose(tokens.m[:, 0], [0.35 - slope[0] * 0.3, -0.15 + slope[1] * 0.18], rtol=1e-6)
-    both = of_sentence(model.given(model.kinds[1]), x)  # (1, 1)
+    both = of_sentence(model.given(model.kinds[1]), x)  # kind (1, 1)
     np.testing.assert_array_equal(both.V, np.asarray(x.V)[[1, 1]])
     np.testing.assert_array_equal(model.given(model.kinds[1]).to_classes(jnp.array([3.0, 4.0])), [0.0, 7.0])
 
@@ -218,7 +224,7 @@ def test_sentences_are_drawn_from_their_law():
 
 
 def test_message_passing_ends_in_a_minimum_of_the_risk():
-    """Its fixed point is a critical point, in which the losses of both kinds of tokens have their own D."""
+    """Message passing ends at a critical point, where tokens of each class have their own D in the loss."""
     model = eqx.tree_at(lambda m: m.omega, of(), jnp.asarray(0.1))
     data = ta.sample_data(model, 100, 4.0, jax.random.key(2), normalise=True)
     found = ta.gamp(model, data, "semantic")
@@ -235,7 +241,7 @@ def test_message_passing_ends_in_a_minimum_of_the_risk():
 
 
 def test_fresh_sentences_come_from_all_kinds():
-    """The test error of zero weights with the two ways of drawing: fields from their law, and sentences in full."""
+    """The held-out error with fields drawn from their law, or with full sentences, equals the theory's test error."""
     model = of(variances=(0.09, 0.81))
     data = ta.sample_data(model, 400, 1.0, jax.random.key(3), normalise=True)
     Q = 0.3 * data.teacher + 0.2 * 400**0.5 * data.encodings[:1].T
@@ -250,7 +256,7 @@ def test_fresh_sentences_come_from_all_kinds():
 @pytest.mark.slow
 @pytest.mark.parametrize(("omega", "alpha", "branch"), [(0.1, 3.0, "semantic"), (0.6, 4.0, "positional")])
 def test_theory_and_training_agree(omega, alpha, branch):
-    """Unequal covariances, where the prox does not jump: means over instances within their error bars."""
+    """Means over instances agree with the theory for unequal covariances, at states without jumps."""
     shares = {(0, 0): 0.45, (1, 1): 0.45, (0, 1): 0.05, (1, 0): 0.05}
     given = {"means": [[0.0, 1.0], [0.0, -1.0]], "teacher_means": (0.3, -0.3)}
     model = ta.dot_product(omega, law=law(sentences=shares, **given))

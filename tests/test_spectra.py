@@ -1,4 +1,4 @@
-"""Spectral laws of matrices and of samples: what they keep of them, and the models and data on them."""
+"""Spectral laws of matrices and of samples: what they keep, and the models and data made with them."""
 
 import equinox as eqx
 import jax
@@ -33,7 +33,7 @@ def test_a_law_keeps_what_matrices_say(law, on_matrices):
     for l, covariance in enumerate(COVARIANCES):
         np.testing.assert_allclose(on_matrices.rho[l], TEACHER.T @ covariance @ TEACHER / D, rtol=1e-12)
         np.testing.assert_allclose(on_matrices.trace[l], np.trace(covariance) / D, rtol=1e-12)
-        # Moments of each covariance, too, as the prior potential asks for them.
+        # Moments of each covariance, too, which the prior potential needs.
         weighted = np.einsum("k,k,kij->ij", law.weights, law.gamma[:, l], law.tau)
         np.testing.assert_allclose(weighted, ENCODINGS @ covariance @ ENCODINGS.T, rtol=1e-11)
         cross = np.einsum("k,k,klt->lt", law.weights, law.gamma[:, l], law.cross)
@@ -88,7 +88,7 @@ def test_a_teacher_of_another_norm(on_matrices):
 
 
 def test_the_loss_weighs_tokens_by_their_trace(on_matrices):
-    """And a law of many atoms is summed over before the nodes, not once for each of its entries."""
+    """The loss weights tokens by their trace; it sums over a law of many atoms once, not at every node."""
     model = eqx.tree_at(lambda m: m.mixing, on_matrices, jnp.array([[0.3, 0.7], [0.8, 0.2]]))
     rng = np.random.default_rng(1)
     Z, Y = (jnp.asarray(rng.standard_normal((2, 2, 7))) for _ in range(2))
@@ -121,7 +121,7 @@ def test_data_have_the_matrices(on_matrices):
 
 
 def rotated(k):
-    """Covariances of which the last has other eigenvectors."""
+    """Covariances, the last of which has other eigenvectors."""
     turn = np.linalg.qr(np.random.default_rng(k).standard_normal((D, D)))[0]
     return np.stack([COVARIANCES[0], turn @ COVARIANCES[1] @ turn.T])
 
@@ -187,4 +187,4 @@ def test_theory_on_matrices_agrees_with_training():
     for k, (_, theory, gap, bar) in found.difference("semantic").items():
         if k not in ("V", "m"):
             assert bar < 0.05 * theory and abs(gap) < 3 * bar, k
-    assert np.all(found.theory.m > 0.005)  # a teacher that was drawn overlaps with the encodings
+    assert np.all(found.theory.m > 0.005)  # the drawn teacher overlaps with the encodings

@@ -1,4 +1,4 @@
-"""Files that are whole or absent, pieces and checkpoints that computations resume from."""
+"""Files are whole or absent, and computations resume from pieces and checkpoints."""
 
 import errno
 import hashlib
@@ -104,14 +104,14 @@ def test_a_folder_that_cannot_be_used(tmp_path):
 
 
 def damaged(whole):
-    """Contents that are not what was written: empty, of other kinds, cut off, with more at the end, a bit flipped."""
+    """Yield contents that were not written so: empty, of other kinds, cut off, too long, or with a flipped bit."""
     npy, other, rng = io.BytesIO(), io.BytesIO(), random.Random(0)
     np.save(npy, np.ones(3))
     np.savez(other, q=np.ones(3))
     objects = io.BytesIO()
     np.savez(objects, about=np.array("{}"), q=np.array([{"a": 1}], object))
     body = objects.getvalue()[:-2] + bytes([64, 0])
-    yield body + hashlib.sha256(body).hexdigest().encode()  # what only a pickle could read, with its checksum
+    yield body + hashlib.sha256(body).hexdigest().encode()  # with its checksum, but only a pickle could read it
     yield from (
         b"",
         b"text",
@@ -121,7 +121,7 @@ def damaged(whole):
         objects.getvalue(),
         whole + b"0",
     )
-    yield packed({"a": np.ones(2)})  # this library's, of another kind
+    yield packed({"a": np.ones(2)})  # a file of this library, but of another kind
     yield from (whole[:k] for k in range(0, len(whole), 40))
     for _ in range(100):
         content = bytearray(whole)
@@ -154,7 +154,7 @@ def test_a_file_is_whole_or_the_old_one(tmp_path, monkeypatch):
     write_whole(path, b"old")
 
     def full(file):
-        assert [p.name for p in path.parent.glob(".*.part")]  # beside the file, not in its place
+        assert [p.name for p in path.parent.glob(".*.part")]  # the part lies beside the file, not in its place
         raise OSError(errno.ENOSPC, "No space left on device")
 
     monkeypatch.setattr("tiedattn_jax.store.os.fsync", full)
@@ -165,7 +165,7 @@ def test_a_file_is_whole_or_the_old_one(tmp_path, monkeypatch):
     monkeypatch.undo()
     write_whole(path, b"new")
     assert path.read_bytes() == b"new" and list(path.parent.iterdir()) == [path]
-    assert path.stat().st_mode & 0o777 == 0o666 & ~umask()  # as any other file
+    assert path.stat().st_mode & 0o777 == 0o666 & ~umask()  # the same permissions as any other file
 
 
 def umask():
@@ -208,7 +208,7 @@ while True:
 
 @pytest.fixture(scope="module")
 def other_process(tmp_path_factory):
-    """A folder that another process fills, writing one file over and over; ended by SIGKILL."""
+    """A folder that another process fills by writing one file over and over, until it is killed."""
     folder = tmp_path_factory.mktemp("shared") / "folder"
     process = subprocess.Popen([sys.executable, "-c", WRITER, str(folder)], stdout=subprocess.PIPE, text=True)
     assert process.stdout.readline() == "filling\n"
@@ -219,7 +219,7 @@ def other_process(tmp_path_factory):
 
 
 def test_two_writers_of_one_file(other_process):
-    """Each reader sees what one of them wrote, whole, and no write fails."""
+    """With two writers of one file every read gives the whole content of one of them, and no write fails."""
     path, seen = other_process[0] / "both", set()
     deadline = time.monotonic() + 60
     while len(seen) < 2 and time.monotonic() < deadline:
@@ -243,15 +243,15 @@ def test_a_folder_that_another_process_fills(other_process):
     process.wait()
     whole = (folder / "both").read_bytes()
     assert whole in (b"a" * 2_000_000, b"b" * 3_000_000)
-    (folder / ".0123.part").write_bytes(b"b")  # as a process leaves that is killed while it writes
-    store = Store(folder, "mark", resume=False)  # a dead process fills nothing
+    (folder / ".0123.part").write_bytes(b"b")  # left by a process that was killed while it wrote
+    store = Store(folder, "mark", resume=False)  # a dead process holds no claim
     store.put("track-00000", {"q": np.ones(2)})
     assert [p.name for p in folder.iterdir() if p.name.startswith(".")] == []
 
 
 def test_a_claim_ends_with_its_last_holder(tmp_path):
     first, second = claim(tmp_path), claim(tmp_path / "." / "")
-    assert first is second and first.locked  # one process may have several
+    assert first is second and first.locked  # one process may hold several claims
     test = "import fcntl, os, sys; fcntl.flock(os.open(sys.argv[1], os.O_RDONLY), fcntl.LOCK_EX | fcntl.LOCK_NB)"
     asked = [sys.executable, "-c", test, str(tmp_path)]
     del first
@@ -267,12 +267,12 @@ def test_a_file_system_without_locks(tmp_path, monkeypatch):
     monkeypatch.setattr("tiedattn_jax.store.fcntl.flock", refuse)
     (tmp_path / ".0123.part").write_bytes(b"b")
     assert not claim(tmp_path).locked
-    assert len(list(tmp_path.iterdir())) == 1  # it may be another run's
+    assert len(list(tmp_path.iterdir())) == 1  # the part may be another run's
 
 
 @pytest.mark.parametrize("compressed", [True, False])
 def test_packed_arrays(compressed, monkeypatch):
-    def older(write):  # numpy 2.0 takes every other argument for an array
+    def older(write):  # numpy 2.0 stores every other keyword as an array
         return lambda file, **arrays: (
             write(file, **arrays) if set(arrays) == {"a", "name"} else pytest.fail(str(arrays))
         )
@@ -365,4 +365,4 @@ def test_damaged_checkpoints_are_named(tmp_path, state):
     with pytest.raises(InputError, match=message):
         kept.load(state)
     with pytest.raises(InputError, match="checkpoint must be one that this library wrote"):
-        Checkpoint(tmp_path, ABOUT).load(state)  # a folder
+        Checkpoint(tmp_path, ABOUT).load(state)  # the path is a folder

@@ -1,4 +1,4 @@
-"""Bad input of averaging rules: one sentence that names the argument."""
+"""Bad input to averaging rules raises one sentence that names the argument."""
 
 import equinox as eqx
 import jax
@@ -76,7 +76,7 @@ def test_other_models_need_powers_of_two():
 
 @pytest.mark.parametrize("rule", [lambda m: SOBOL(m, 16), lambda m: LINES(m, 2), lambda m: LINES(m, lines=4)])
 def test_a_rule_fits_its_model(model, rule):
-    """As solves ask for: kind, shape and float type, each told in one sentence."""
+    """A rule must fit its model in kind, shape and float type, as `solve` requires; a misfit raises one sentence."""
     other, single = ta.dot_product(rank=2), ta.dot_product(dtype=jnp.float32)
     check_rule(rule(model), model)
     check_rule(rule(other), other)

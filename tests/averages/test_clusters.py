@@ -1,4 +1,4 @@
-"""The inner average of one step of replica symmetry breaking, against dense quadrature and against differences."""
+"""The average within a cluster of one step of replica symmetry breaking, against dense quadrature and differences."""
 
 from functools import partial
 
@@ -16,8 +16,8 @@ from tiedattn_jax.theory.potentials import stationary
 S = 700.0
 V = jnp.full((2, 1, 1), 14.0)
 SPREAD = jnp.full((2, 1, 1), 0.0013**0.5)
-# Fields with a jump at up to five standard deviations, two close to a cusp; one whose second minimum is there only in a
-# small part of the line; one with a steep step, two without a jump.
+# Fields with a jump within five standard deviations, two of them close to a cusp; one field whose second minimum
+# exists only in a small part of the line; one with a steep step; two without a jump.
 H = jnp.array([
     [-0.1153, 0.0410, 0.3214, 0.2601, 0.2178, 0.0822, 0.3460, 0.0915, 0.2501, 0.5],
     [-0.1263, -0.0538, 0.2370, -0.1623, 0.0248, -0.0314, 0.2667, 0.0926, -0.0281, 0.4],
@@ -39,7 +39,7 @@ def _energies(model, cluster, h, V, spread):
     return moreau(model, cluster.z, at, V, jnp.tile(Y, count)).reshape(count, -1)
 
 
-# Programs of their own, which the tests share: most of their time is compiling.
+# The tests share these jitted functions, because most of their time goes into compiling.
 @partial(jax.jit, static_argnames="find")
 def _found(model, h, V, spread, s, find=clusters.find):
     setting = model, V, spread, h, Y, s
@@ -55,7 +55,7 @@ def _tilted(model, h, V, spread, s, found):
 
 @pytest.fixture(scope="module")
 def found(model):
-    """What is found around the fields at s = S."""
+    """The clusters that `find` returns around the fields `H` at s = S."""
     return _found(model, H, V, SPREAD, S)
 
 
@@ -82,7 +82,7 @@ def test_against_dense_quadrature(model, s):
 
 
 def test_a_flip_of_the_student_changes_nothing(model, found):
-    """The loss is even: fields of the other sign have the same average, by the mirrored jumps."""
+    """The loss is even, so fields of opposite sign have the same average, with mirrored jumps."""
     mirrored = _found(model, -H, V, SPREAD, S)
     np.testing.assert_array_equal(mirrored.breaks, found.breaks)
     values = (_tilted(model, h, V, SPREAD, S, f) for h, f in ((H, found), (-H, mirrored)))
@@ -90,7 +90,7 @@ def test_a_flip_of_the_student_changes_nothing(model, found):
 
 
 def test_without_tilt_it_is_the_average_envelope(model):
-    """At s = 0 the nodes, which are broken at the jumps, average the envelope itself."""
+    """At s = 0 the nodes, whose rule is broken at the jumps, average the Moreau envelope itself."""
 
     @jax.jit
     def averaged(model, found):
@@ -104,7 +104,7 @@ def test_without_tilt_it_is_the_average_envelope(model):
 
 
 def test_smooth_rule_where_nothing_jumps(model, found):
-    """The cheaper rule agrees at the fields without a jump within reach, and not at the others."""
+    """The cheaper smooth rule agrees at fields without a jump within reach, and not at the others."""
     rules = found, _found(model, H, V, SPREAD, S, clusters.find_smooth)
     value, smooth = (_tilted(model, H, V, SPREAD, S, f) for f in rules)
     error = np.abs(smooth - value)
@@ -113,7 +113,7 @@ def test_smooth_rule_where_nothing_jumps(model, found):
 
 @pytest.mark.parametrize("find", [clusters.find, clusters.find_smooth])
 def test_found_again(model, find):
-    """Going on from what was found at a neighbouring state gives what a new search gives."""
+    """Continuing from the clusters of a neighbouring state gives the averages of a new search."""
     new = 1.01 * V, 0.7 * SPREAD, 1.2 * S
     again = jax.jit(clusters.found_again)(model, *new[:2], H, Y, new[2], _found(model, H, V, SPREAD, S, find))
     again, anew = (_tilted(model, H, *new, f) for f in (again, _found(model, H, *new, find)))
@@ -122,7 +122,7 @@ def test_found_again(model, find):
 
 
 def test_derivatives_contain_the_moving_jump(model, found):
-    """The gradient in the fields, differentiated, is that of differences: jumps move with the fields."""
+    """The derivative of the gradient in the fields equals finite differences, because jumps move with the fields."""
 
     def total(cluster, h):
         exponents = cluster.log_weight - S * _energies(model, cluster, h, V, SPREAD)
@@ -137,5 +137,5 @@ def test_derivatives_contain_the_moving_jump(model, found):
     step = 1e-4
     ahead, behind = (gradient(h, _found(model, h, V, SPREAD, S)) for h in (H + step * direction, H - step * direction))
     differences = (ahead - behind) / (2 * step)
-    kept = np.arange(H.shape[-1]) != 5  # close to the cusp neither is accurate
+    kept = np.arange(H.shape[-1]) != 5  # close to the cusp neither derivative is accurate
     np.testing.assert_allclose(moving[..., kept], differences[..., kept], atol=2e-3 * float(jnp.max(jnp.abs(moving))))

@@ -1,4 +1,4 @@
-"""Whatever constants jax promotes may stand in a layer: the first search for minima runs in single precision."""
+"""A layer may hold any constant that jax promotes, although the first search for minima runs in single precision."""
 
 import jax
 import jax.numpy as jnp
@@ -14,7 +14,7 @@ MIXING = np.array([[0.6, 0.4], [0.4, 0.6]])
 
 
 class Own(ta.Model):
-    """The standard layer, as somebody may write it who does not think of float types."""
+    """The standard layer as written by a user who does not think of float types."""
 
     omega: jax.Array
 

@@ -21,7 +21,7 @@ from tiedattn_jax.theory.potentials import channel_gradient, points_in
 pytestmark = pytest.mark.usefixtures("quick_programs")
 JUMPS = [c for c in CASES if (c.alpha, c.branch) in DERIVATIVES]
 NAMES = ("q", "V", "theta", "m", "train_loss")
-# Where most lines have two or three jumps: a target that never looks at the other token.
+# The target never looks at the other token: with the overlaps below most lines have two or three jumps.
 APART = ta.dot_product(mixing=((1.0, 0.0), (0.0, 1.0)))
 MANY_JUMPS = ta.Overlaps(*(jnp.full((2, 1, 1), v, float) for v in (0.33, 18.85, 0.025)), jnp.zeros((2, 1)))
 
@@ -30,13 +30,13 @@ LARGE_STUDENT = ta.Overlaps(*(jnp.full((2, 1, 1), v, float) for v in (6.0, 24.0,
 
 
 def numbers(s):
-    """Of every replicate of a `State`, (R, 5)."""
+    """q, V, theta, m and training loss of every replicate of a `State`, (R, 5)."""
     x = s.overlaps
     return jnp.stack([x.q[:, 0, 0, 0], x.V[:, 0, 0, 0], x.theta[:, 0, 0, 0], x.m[:, 0, 0], s.train_loss], 1)
 
 
 class OneToken(ta.Model):
-    """A token alone, with wells at -1 and 1: one field, and nothing across a line."""
+    """One token with wells at -1 and 1: its only field lies along the line, and none lies across."""
 
     shape = (1, 1, 1)
 
@@ -61,7 +61,7 @@ def one_block(rule):
 
 @jax.jit
 def at_nodes(model, x, rule, block):
-    """Points of a rule, their fields, and the minima there that are found from several starts."""
+    """Points of a rule, their fields, and the global minima there, searched from several starts."""
     points = points_in(model, x, rule, block)
     h, y = fields(model, x, points.student, points.teacher)
     return points, h, y, prox(model, h, x.V, y)
@@ -69,7 +69,7 @@ def at_nodes(model, x, rule, block):
 
 @pytest.mark.parametrize("case", JUMPS, ids=lambda c: f"{c.branch} {c.alpha}")
 def test_every_node_is_at_the_global_minimum(model, case):
-    """Against the search from several starts at the same fields; so no line is broken in the wrong place."""
+    """Every node lies at the global minimum of a search from several starts, so no line is broken in a wrong place."""
     nodes, x = ta.line_nodes(model, 7, points=24, replicates=1, block=2**15), state(case)
     points, h, y, found = at_nodes(model, x, *one_block(nodes))
     np.testing.assert_allclose(points.z, found.z, atol=1e-7)
@@ -88,17 +88,18 @@ def test_every_node_is_at_the_global_minimum(model, case):
 
 @pytest.mark.parametrize(("jumps", "resolved"), [(None, 0.93), (1, 0.14)], ids=["jumps found", "nodes searched for"])
 def test_lines_with_several_jumps(jumps, resolved):
-    """All nodes are at the global minimum, also on lines with more jumps than Maxwell's construction is allowed."""
+    """All nodes lie at the global minimum, also on lines with more jumps than Maxwell's construction is allowed."""
     rule, block = one_block(ta.line_nodes(APART, 5, points=24, replicates=1, jumps=jumps))
     points, h, y, found = at_nodes(APART, MANY_JUMPS, rule, block)
     np.testing.assert_allclose(jnp.sum(points.weight * points.resolved), resolved, atol=0.01)
     energy = moreau(APART, points.z, h, MANY_JUMPS.V, y)
-    excess = energy - moreau(APART, found.z, h, MANY_JUMPS.V, y)  # of a few nodes in the tails
+    excess = energy - moreau(APART, found.z, h, MANY_JUMPS.V, y)  # nonzero at a few nodes in the tails
     assert jnp.sum(points.weight * jnp.abs(excess)) < 1e-12 and jnp.mean(excess > 1e-9) < 1e-3
-    np.testing.assert_allclose(jnp.sum(points.weight), 1, rtol=1e-3)  # those of a resolved line miss up to 1 %
-    for token in range(2):  # of 300 lines, on some of which nodes have random offsets
+    np.testing.assert_allclose(jnp.sum(points.weight), 1, rtol=1e-3)  # the weights of a resolved line miss up to 1 %
+    for token in range(2):  # 300 lines, some of which have nodes at random offsets
         np.testing.assert_allclose(jnp.sum(points.weight * points.student[token, 0] ** 2), 1, rtol=1e-2)
-    np.testing.assert_allclose(jnp.sum(points.weight * energy), 9.08e-3, rtol=0.01)  # one jump 9.03e-3, three 9.14e-3
+    # With one jump allowed the mean is 9.03e-3, with three 9.14e-3.
+    np.testing.assert_allclose(jnp.sum(points.weight * energy), 9.08e-3, rtol=0.01)
 
 
 @pytest.mark.parametrize(
@@ -109,8 +110,8 @@ def test_lines_with_several_jumps(jumps, resolved):
             0.28,
             3.5,
             0.995,
-        ),  # two Newton steps settle 17 % of the lines
-        ((0.4, 1.54, 0.31, ((0.57, 0.43), (0.1, 0.9))), 0.74, 0.556, 0.85),  # where fields change too fast for 24 nodes
+        ),  # two Newton steps converge on 17 % of the lines
+        ((0.4, 1.54, 0.31, ((0.57, 0.43), (0.1, 0.9))), 0.74, 0.556, 0.85),  # the fields change too fast for 24 nodes
     ],
 )
 def test_a_line_is_resolved_if_its_weights_sum_to_one(setting, q, V, share):
@@ -123,9 +124,9 @@ def test_a_line_is_resolved_if_its_weights_sum_to_one(setting, q, V, share):
     np.testing.assert_array_equal(resolved.any(0), resolved.all(0))
     np.testing.assert_allclose(weight.sum(0), 1, atol=0.01)
     np.testing.assert_allclose(weight[:, ~resolved[0]], 1 / 24)
-    if share > 0.99:  # two lines are not
+    if share > 0.99:  # only two lines are unresolved
         return
-    # There nodes lie in parts of equal weight, all at the offset of their line, which differs from line to line.
+    # On unresolved lines nodes lie in parts of equal weight, at an offset that differs from line to line.
     place = np.asarray(points.student).reshape(2, 24, -1)[..., ~resolved[0] & (block.weight > 0)]
     ahead = place[:, 1] - place[:, 0]
     s = np.sum(place * (ahead / np.linalg.norm(ahead, axis=0))[:, None], 0)
@@ -147,7 +148,7 @@ def test_a_line_is_resolved_if_its_tangents_converged(steps, monkeypatch):
 
 
 def test_lines_that_are_not_resolved_give_no_bias():
-    """The mean energy of random offsets against that of many nodes a line; fixed nodes were .7 % off."""
+    """Unresolved lines with random offsets give the mean energy of single nodes; fixed nodes were .7 % off."""
     model = ta.dot_product(0.33, 2.54, 4e-4, ((0.85, 0.15), (0.63, 0.37)))
     x = ta.Overlaps(*(jnp.full((2, 1, 1), v, float) for v in (0.3, 1.0, 0.0)), jnp.zeros((2, 1)))
 
@@ -163,9 +164,9 @@ def test_lines_that_are_not_resolved_give_no_bias():
 
 
 def test_a_profile_is_the_lower_one_of_two(model):
-    """The profile of a student much larger than its teacher is the lowest energy in the plane at three places of four.
+    """The energy profile is never below the lowest energy in the plane, and reaches it at three places of four.
 
-    It is never below that.
+    The student is much larger than its teacher.
     """
     one = ta.line_nodes(LARGE, 3, points=24, replicates=1).replicate(0)
     lines = laid(LARGE, LARGE_STUDENT, one)
@@ -184,7 +185,7 @@ def test_a_profile_is_the_lower_one_of_two(model):
 
 
 def test_every_piece_of_a_line_has_its_nodes():
-    """However short it is: next to the ends and between neighbours."""
+    """Every piece of a line has at least two nodes however short it is, next to the ends and between jumps."""
     reach, total = jnp.array([6.0, 6.0]), 10
     for at, real in (
         ((-9.0, 0.0, 0.0), 3),
@@ -202,9 +203,9 @@ def test_every_piece_of_a_line_has_its_nodes():
 
 
 def test_nodes_move_with_the_jumps(model):
-    """The fields' law does not know of V: nodes that move take their weight along, also between two jumps.
+    """Nodes that move with jumps carry their weight along, so moments of the fields do not depend on V.
 
-    What does depend on V changes as central differences say, also through a jump from one well to a shallower one.
+    What does depend on V changes as central differences do, also at a jump from one well to a shallower one.
     """
     rule, block = one_block(ta.line_nodes(APART, 3, points=48, replicates=1))
 
@@ -224,13 +225,13 @@ def test_nodes_move_with_the_jumps(model):
 
 
 def as_rows(*columns):
-    """Numbers of nodes as a set of rows, for comparison: (N, k), sorted and rounded."""
+    """The numbers of nodes as sorted and rounded rows (N, k), to compare nodes as sets."""
     table = np.concatenate([np.asarray(c).reshape(-1, np.shape(c)[-1]) for c in columns]).T.round(9) + 0.0
     return table[np.lexsort(table.T)]
 
 
 def test_parity_of_the_product_rule(model):
-    """An even rule is invariant under y -> -y, and under reflection of the places across and of the lines."""
+    """An even rule is invariant under y -> -y and under reflections of the places across the lines and along them."""
     for even in (True, False):
         one = ta.line_nodes(model, 3, even=even, replicates=2).replicate(1)
         rows = as_rows(one.teacher, one.across, one.weight)
@@ -241,7 +242,7 @@ def test_parity_of_the_product_rule(model):
 
 
 def test_size_of_the_product_rule(model):
-    """Angles, radii and places, each integrated exactly to a degree that grows with the order."""
+    """Angles, radii and places across are integrated exactly up to a degree that grows with the order."""
     for order, even, count in (
         (5, False, 7 * 15 * 3),
         (4, False, 7 * 12 * 3),
@@ -285,19 +286,19 @@ def test_smooth_averages(model):
 
 @pytest.mark.parametrize("given", [{}, {"even": True}, {"lines": 2**10}, {"block": 24}], ids=str)
 def test_the_coarse_lines_fill_one_block(model, given):
-    """A product rule of a lower order, or fewer Sobol lines; the others have no weight."""
+    """The coarse rule, of lower order or fewer Sobol lines, fills one block; its other lines have no weight."""
     rule = ta.line_nodes(model, 7, replicates=2, points=24, **{"block": 2**12, **given})
     first, *others = rule.coarse.blocks().weight
     used = np.count_nonzero(rule.coarse.weight)
     assert rule.coarse.weight.shape == rule.stack.weight[0].shape and used == rule.coarse.weighted / 24
     np.testing.assert_allclose(jnp.sum(rule.coarse.weight), 1, rtol=1e-12)
-    if given != {"block": 24}:  # a line a block: there is no smaller rule than order one
+    if given != {"block": 24}:  # with one line a block no rule is smaller than order one
         assert not np.any(others) and used > 0.3 * first.size
         assert not np.array_equal(rule.coarse.reach, rule.stack.reach[0])
 
 
 def test_sobol_lines_and_a_fixed_direction(model):
-    """Other lines through the same space, in a direction that the wells hardly have."""
+    """Other lines, along a direction that the wells hardly have, give the reference state within error bars."""
     case = CASES[4]
     rule = ta.line_nodes(model, lines=2**9, replicates=4, direction=[[1.0], [0.2]], jumps=2)
     fp = ta.solve(model, case.alpha, case.branch, rule, start=state(case))
@@ -344,7 +345,7 @@ def test_bad_precision(model):
 
 
 def test_a_jump_that_is_just_about_to_end_moves_nothing(model):
-    """A jump of zero width between its two sides: 0 / 0 in how far it moves."""
+    """A jump of zero width between its two sides moves nothing, although its motion is 0 / 0."""
     one, z = jnp.ones((1, 1)), jnp.full((1, 2, 1), 0.3)
     side = Section.of(one, z, z, one, one, one, one)
     lines = Lines(jnp.zeros((2, 1)), jnp.ones((2, 1)), jnp.ones((2, 1)), jnp.full((2, 1, 1), 0.2))
@@ -359,8 +360,9 @@ def test_a_jump_that_is_just_about_to_end_moves_nothing(model):
 
 
 def test_one_field():
-    """E min_z (|z| - 1)^2 / 2 + (z - h)^2 / (2 V) is E (|h| - 1)^2 / (2 (1 + V)),
-    and lines have it to the rounding of |z|.
+    """Lines average the Moreau envelope of one field exactly, up to the rounding of |z|.
+
+    ``E min_z (|z| - 1)^2 / 2 + (z - h)^2 / (2 V) = E (|h| - 1)^2 / (2 (1 + V))``.
     """
     model, q, V = OneToken(lam=jnp.asarray(1.0)), 0.3, 0.8
     x = ta.Overlaps(*(jnp.full((1, 1, 1), v, float) for v in (q, V, 0.0)), jnp.zeros((1, 1)))

@@ -1,4 +1,4 @@
-"""The two ways in which loops inside an evaluation end."""
+"""The two kinds of loops in an evaluation: with a condition, or with a fixed count of steps."""
 
 import re
 
@@ -38,7 +38,7 @@ SETTINGS = {
 
 
 def evaluation(name):
-    """A function that evaluates the averages, and its arguments."""
+    """The function that evaluates the averages of a setting, and its arguments."""
     model, make, x = SETTINGS[name]
     free = jnp.ones(2)
     v = Coordinates(model, free).pack(x)
@@ -52,7 +52,7 @@ def evaluation(name):
 
 @pytest.mark.parametrize("name", SETTINGS)
 def test_both_ways_give_the_same_numbers(name):
-    """Minimisers agree to the tolerance of the search, 6e-8, and sums over many nodes to less than that."""
+    """Both kinds of loops give the same minimisers to the search's tolerance, 6e-8, and sums over nodes closer."""
     evaluate, args = evaluation(name)
     results = []
     for counted in (False, True):
@@ -64,7 +64,7 @@ def test_both_ways_give_the_same_numbers(name):
 
 
 def primitives(jaxpr):
-    """Names of all primitives of a program and the programs in it."""
+    """Yield the names of all primitives of a program and of the programs in it."""
     for eqn in jaxpr.eqns:
         yield eqn.primitive.name
         for value in eqn.params.values():
@@ -76,7 +76,7 @@ def primitives(jaxpr):
 
 @pytest.mark.parametrize("name", ["lines", "nodes", "three tokens"])
 def test_counted_loops_ask_no_condition(name):
-    """One loop in an evaluation waits for a condition, that over groups of stragglers on lines; on CPUs more do."""
+    """With counted loops only the loop over groups of stragglers on lines has a condition; otherwise more loops do."""
     evaluate, args = evaluation(name)
     asked = []
     for counted in (True, False):
@@ -90,7 +90,7 @@ def conditions(text):
     return re.findall(r"stablehlo\.while\(.*?\bcond \{(.*?)\} do \{", text, re.DOTALL)
 
 
-@pytest.mark.parametrize("name", ["nodes", "three tokens"])  # on lines one loop over groups has a condition
+@pytest.mark.parametrize("name", ["nodes", "three tokens"])  # on lines the loop over groups has a condition
 def test_lowered_for_an_accelerator_every_loop_has_a_constant_count(name):
     evaluate, args = evaluation(name)
     with loops.counted_loops():
@@ -98,12 +98,15 @@ def test_lowered_for_an_accelerator_every_loop_has_a_constant_count(name):
     found = conditions(text)
     assert len(found) == text.count("stablehlo.while(") > 0
     for condition in found:
-        # A counter of the loop below a constant, whose names begin with c: compare LT, %iterArg, %c_7.
+        # Every condition compares a counter with a constant, whose name begins with c: compare LT, %iterArg, %c_7.
         assert re.search(r"stablehlo\.compare\s+LT, %iterArg\w*, %c(_\d+)?,", condition), condition
 
 
 def test_what_is_done_keeps_its_value():
-    """Nodes that need 0 to 5 halvings: both ways each takes its own, at least one, and no more than are allowed."""
+    """A node keeps its value once it is done, in both kinds of loops.
+
+    Nodes need 0 to 5 halvings; each takes its own number, at least `least` and at most the number allowed.
+    """
     start = 2.0 ** jnp.arange(6)
 
     def halved(**options):
@@ -128,7 +131,7 @@ def test_the_device_decides():
 
 
 def test_counted_steps_do_for_the_slowest_starts():
-    """From far away, and next to a minimum: as many nodes as with a condition converge."""
+    """A fixed count of steps converges at every node, from starts far away, and finds the minimum next to a start."""
     model, make, x = SETTINGS["nodes"]
     one = make(model).replicate(0)
     h, y = 3 * one.student, 0.5 * one.teacher

@@ -40,7 +40,7 @@ def test_moments_of_the_fields(model, rule, tol):
 
 
 def test_two_rules_agree_on_the_channel(model):
-    case = CASES[0]  # no jump: both converge fast
+    case = CASES[0]  # without jumps both rules converge fast
     values = []
     for rule in (ta.sobol_nodes(model, 2**13, replicates=2), ta.gauss_hermite_nodes(model, 10, replicates=1)):
         run = jax.jit(lambda r: channel(model, state(case), r.replicate(0)))
@@ -50,7 +50,7 @@ def test_two_rules_agree_on_the_channel(model):
 
 def test_blocks_do_not_change_the_average(model):
     values = []
-    for block, width in ((2**10, 2**10), (300, 2**8), (2**14, 2**10)):  # the fewest blocks, all of one width
+    for block, width in ((2**10, 2**10), (300, 2**8), (2**14, 2**10)):  # as few blocks as possible, of equal width
         rule = ta.sobol_nodes(model, 2**10, replicates=1, block=block).replicate(0)
         assert rule.blocks().weight.shape[1] == width
         for total in (average, average_of_weighted):
@@ -79,7 +79,7 @@ def test_the_coarse_replicate_is_a_rule(model, make):
         np.mean(np.asarray(blocks[0]) > 0) * coarse.size / len(blocks)
     )
 
-    def square(block):  # not a number in blocks without weight, were they computed
+    def square(block):  # NaN in blocks without weight, if they were evaluated
         student, _, weight = coarse.quadrature(block)
         return jnp.sum(weight * student[0, 0] ** 2) / jnp.any(block.weight > 0)
 
@@ -102,7 +102,7 @@ def test_gauss_hermite_is_exact_in_every_rotation(model):
 
 
 def test_whitening_undoes_fields(model):
-    """Their density is the normal one: its change when q doubles is that of the formula."""
+    """`whiten` inverts `fields` and returns their normal log density given the teacher's, up to a constant."""
     one = ta.sobol_nodes(model, 64, replicates=1).replicate(0)
     x = eqx.tree_at(lambda x: x.m, state(CASES[0]), jnp.array([[0.2], [-0.1]]))
     h, y = fields(model, x, one.student, one.teacher)
@@ -116,7 +116,7 @@ def test_whitening_undoes_fields(model):
 
 @pytest.mark.parametrize("unrolled", [0, 4])
 def test_small_linear_algebra(monkeypatch, unrolled):
-    """Entry by entry, and in a loop over the pivots."""
+    """`ldl_solve` and `apply` agree with numpy, entry by entry and with a loop over the pivots."""
     monkeypatch.setattr(linalg, "_UNROLLED", unrolled)
     rng = np.random.default_rng(0)
     A, b = rng.normal(size=(3, 3, 5)), rng.normal(size=(3, 5))
@@ -133,8 +133,9 @@ def test_small_linear_algebra(monkeypatch, unrolled):
 
 @pytest.mark.parametrize("r", [1, 2, 3, 4, 5])
 def test_matrices_of_order_parameters(r):
-    """Those of up to four columns by arithmetic, also a triangular root and one of positive minors that is not
-    symmetric.
+    """Cholesky factors, inverses and solves agree with numpy; up to four columns they are done by arithmetic.
+
+    The matrices are symmetric, triangular, or unsymmetric with positive leading minors.
     """
     rng = np.random.default_rng(r)
     root, b = np.tril(rng.normal(size=(3, r, r))), rng.normal(size=(3, r, 2))
@@ -153,8 +154,8 @@ def test_matrices_of_order_parameters(r):
 
 
 def test_nodes_near_a_jump_share_their_weight():
-    """No weight is lost, a node at the jump itself gives half of it away, and nothing beyond the bandwidth."""
-    model = ta.dot_product(mixing=((1.0, 0.0), (0.0, 1.0)))  # jumps at many nodes
+    """A node within the bandwidth of a jump gives up to half of its weight to the other side, and no weight is lost."""
+    model = ta.dot_product(mixing=((1.0, 0.0), (0.0, 1.0)))  # a model with jumps at many nodes
     replicate = ta.sobol_nodes(model, 2**10, replicates=1).replicate(0)
     x = ta.Overlaps(*(jnp.full((2, 1, 1), v, float) for v in (0.33, 18.85, 0.025)), jnp.zeros((2, 1)))
     block = jax.tree.map(lambda a: a[0], replicate.blocks())
@@ -170,8 +171,9 @@ def test_nodes_near_a_jump_share_their_weight():
 
 @pytest.mark.parametrize(("V", "tol"), [(2.0, 1e-7), (12.7, 0.2)], ids=["nothing jumps", "jumps"])
 def test_derivatives_of_averages_where_nothing_jumps_are_those_of_the_nodes(model, V, tol):
-    """There a difference at the same nodes gives the same; where minimisers jump it scatters,
-    and the derivative does not.
+    """Without jumps, derivatives of averages equal differences at the same nodes.
+
+    With jumps the difference scatters, and the derivative does not.
     """
     replicate = ta.sobol_nodes(model, 2**10, replicates=1).replicate(0)
     x = ta.Overlaps(*(jnp.full((2, 1, 1), v) for v in (0.05, V, 0.0)), 0.19 * jnp.array([[1.0], [-1.0]]))
@@ -189,12 +191,13 @@ def test_derivatives_of_averages_where_nothing_jumps_are_those_of_the_nodes(mode
 
 
 def test_how_much_nodes_carry():
-    """All of the motion where none is near a jump, hardly any where one in a thousand is;
-    nodes without weight do not count.
+    """Nodes carry the whole derivative if none is near a jump, and a tenth of it if one in a thousand is.
+
+    Nodes without weight do not count.
     """
     weight, width = jnp.where(jnp.arange(2000) < 1000, 1e-3, 0.0), jnp.asarray(0.1)
     for near, share in ((0, 1.0), (1, 1 / (1 + 3.0**2))):
         found = nodes._carried(jnp.arange(2000) < near, weight, width)
         np.testing.assert_allclose(found, share, rtol=1e-12)
     np.testing.assert_allclose(nodes._carried(jnp.arange(2000) > 1000, weight, width), 1.0)
-    assert nodes._carried(jnp.ones(4, bool), jnp.zeros(4), width) == 1  # a block that fills up the last one
+    assert nodes._carried(jnp.ones(4, bool), jnp.zeros(4), width) == 1  # a block of padding without weight

@@ -1,4 +1,4 @@
-"""Functions of a few numbers at many nodes: the same as `jax.vmap`, whatever they are made of."""
+"""Functions of a few numbers at many nodes give what `jax.vmap` gives, whatever they are made of."""
 
 from functools import partial
 
@@ -24,7 +24,7 @@ doubled.defvjp(lambda z: (2.0 * z, None), lambda _, g: (2.0 * g,))
 softplus = jax.custom_jvp(lambda z: jnp.log1p(jnp.exp(z)))
 softplus.defjvps(lambda g, _, z: jax.nn.sigmoid(z) * g)
 
-# Of Z (2, 2), entries between .1 and 1, and a shared number s = 1.3; smooth there.
+# Functions of Z (2, 2), with entries between .1 and 1, and of a shared number s = 1.3; all are smooth there.
 MATHS = {
     "abs": lambda Z, s: abs(Z - 2), "acos": lambda Z, s: jnp.arccos(Z * 0.9),
     "acosh": lambda Z, s: jnp.arccosh(1.5 + Z), "asin": lambda Z, s: jnp.arcsin(Z * 0.9),
@@ -93,7 +93,7 @@ DIRECTION = jnp.array([[1.0, -0.4], [0.7, 0.2]])
 
 
 def to_second_order(fn, shared, Z):
-    """A function, the gradient of its squares, and their Hessian's product with `DIRECTION`."""
+    """A function's value, the gradient of its sum of squares, and their Hessian's product with `DIRECTION`."""
 
     def total(Z):
         return jnp.sum(jnp.asarray(fn(Z, shared), float) ** 2)
@@ -103,9 +103,9 @@ def to_second_order(fn, shared, Z):
 
 @pytest.mark.parametrize("names", GROUPS, ids=lambda names: f"{names[0]} to {names[-1]}")
 def test_any_function_to_second_order(names, monkeypatch):
-    """Each of them, its gradient and its Hessian, traced inside, as the proximal operator has them of a loss.
+    """Every function, its gradient and its Hessian, traced inside as for the proximal operator, equal those of `vmap`.
 
-    Entry by entry, as for two fields, and in whole arrays, as for more.
+    Both forms are checked: entry by entry, as for two fields, and whole arrays, as for more.
     """
     Z, shared = jnp.asarray(np.random.default_rng(0).uniform(0.1, 1.0, (2, 2, 3))), jnp.array(1.3)
 
@@ -114,7 +114,7 @@ def test_any_function_to_second_order(names, monkeypatch):
 
     def run(most, *args):
         monkeypatch.setattr(module, "_MOST_ENTRIES", most)
-        return nodewise(partial(every))(*args)  # a function of its own, to be traced anew
+        return nodewise(partial(every))(*args)  # a new function object, so that it is traced anew
 
     *both, want = jax.jit(lambda *a: (run(4, *a), run(0, *a), jax.vmap(every, (None, -1), -1)(*a)))(shared, Z)
     for form, got in zip(("entries", "arrays"), both, strict=True):
@@ -125,7 +125,7 @@ def test_any_function_to_second_order(names, monkeypatch):
 
 
 def test_derivatives_reach_shared_and_nodes():
-    """Taken outside, in both modes."""
+    """Derivatives taken outside reach shared arguments and nodes, in both modes."""
     shared, Z = (
         {"scale": jnp.array(0.7), "mix": jnp.eye(2)},
         jnp.asarray(np.random.default_rng(0).normal(size=(2, 1, 5))),
@@ -149,7 +149,7 @@ def test_derivatives_reach_shared_and_nodes():
     "constant", [np.eye(2), np.eye(2, dtype=int), jnp.eye(2, dtype=jnp.float16), np.eye(2, dtype=bool)]
 )
 def test_constants_are_promoted_as_jax_does(constant):
-    """Also in a product of matrices, which jax does not convert the operands of."""
+    """Constants are promoted as jax does, also in a matrix product, whose operands jax does not convert."""
     Z = jnp.ones((2, 1, 3), jnp.float32)
 
     def fn(_, Z):
@@ -162,7 +162,7 @@ def test_constants_are_promoted_as_jax_does(constant):
 
 
 def test_known_numbers_make_the_program_shorter():
-    """Zeros and ones drop out, equal operations are done once; the numbers stay those of vmap."""
+    """Zeros and ones drop out and equal operations are done once, which saves work; values stay those of `vmap`."""
     Z, K = jnp.asarray(np.random.default_rng(0).uniform(0.1, 1.0, (2, 2, 3))), np.array([[0.0, 1.0], [1.0, 0.0]])
 
     def fn(_, Z):

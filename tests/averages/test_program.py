@@ -1,4 +1,4 @@
-"""How programs that average are compiled."""
+"""Compilation of the programs that average, and how they run in batches."""
 
 import time
 from functools import partial
@@ -17,7 +17,7 @@ from tiedattn_jax.theory.pool import Call, run_one, together
 
 @pytest.fixture
 def compiled(monkeypatch):
-    """`program` of a function that sums weights, and with which options it was called."""
+    """`program` of a function that sums weights, and the compiler options of each of its calls."""
     seen = []
 
     def filter_jit(fn, **options):
@@ -33,7 +33,7 @@ def compiled(monkeypatch):
 
 
 def test_what_is_compiled_with_less_effort(compiled, model, monkeypatch):
-    """Lines, at top level, where the compiler has the option; single nodes would run slower."""
+    """Lines compile with less effort at top level, where the compiler has the option; single nodes would run slower."""
     total, seen = compiled[0](), compiled[1]
     monkeypatch.setattr(how, "_known", lambda: True)
     lines = ta.line_nodes(model, 1, replicates=2)
@@ -43,7 +43,7 @@ def test_what_is_compiled_with_less_effort(compiled, model, monkeypatch):
         assert float(total(rule, 1.0)) == pytest.approx(2) and seen.pop() == options
     jax.jit(lambda scale: total(lines, scale))(1.0)
     assert seen.pop() == all_of_it
-    jax.jit(lambda: total(lines, 1.0))()  # every argument has its value, but a program around it is being traced
+    jax.jit(lambda: total(lines, 1.0))()  # all arguments are concrete, but an outer program is being traced
     assert seen.pop() == all_of_it
     for transform in (jax.grad, lambda fn: lambda scale: jax.vmap(fn)(jnp.stack([scale]))):
         transform(lambda scale: total(lines, scale))(1.0)
@@ -59,7 +59,7 @@ def test_of_several_threads_one_compiles(model):
     @how.program
     def total(replicate):
         traced.append(replicate)
-        time.sleep(0.1)  # for the others to come
+        time.sleep(0.1)  # time for the other threads to arrive
         return jnp.sum(replicate.student)
 
     rule = ta.monte_carlo_nodes(model, 5, replicates=8)
@@ -81,7 +81,7 @@ def test_lanes_of_a_batch(monkeypatch, device):
 
 
 def test_a_lane_inside_other_transformations():
-    """Derivatives, batches of batches and batches of a part of the arguments are those of the function itself."""
+    """Derivatives, nested batches and batches over a part of the arguments equal those of the function itself."""
 
     def fn(x, tree):
         return {"sum": jnp.sum(x * tree["a"] ** 2), "both": (jnp.sin(x), x * len(tree["b"]))}

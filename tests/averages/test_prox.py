@@ -18,7 +18,7 @@ prox, moreau, gradient = map(jax.jit, (px.prox, px.moreau, px.prox_gradient))
 
 @jax.jit
 def descend(model, start, h, V, y):
-    """Newton's method from one start at all nodes."""
+    """Run Newton's method from one start at all nodes."""
     return px.descend(model, jnp.broadcast_to(start[:, None, None], h.shape), h, V, y, 1e-7)
 
 
@@ -52,8 +52,9 @@ def test_global_minimum_against_brute_force(model, nodes, case):
     ],
 )
 def test_the_minima_of_a_large_student_are_found(numbers, q, V):
-    """Its fields lie where the softmax is saturated: from there and from the wells 3 % or 12 % of the nodes are
-    missed.
+    """`prox` misses the global minimum at less than .2 % of the nodes if large fields saturate the softmax.
+
+    Starts at the fields and at the wells alone would miss it at 3 % or 12 % of the nodes.
     """
     model = ta.dot_product(*numbers)
     x = ta.Overlaps(*(jnp.full((2, 1, 1), v, float) for v in (q, V, 0.0)), jnp.zeros((2, 1)))
@@ -69,8 +70,9 @@ def test_the_minima_of_a_large_student_are_found(numbers, q, V):
 
 @pytest.mark.parametrize("model", [ta.untied_dot_product(0.3), ta.dot_product(0.3, rank=2, teacher=np.eye(2))])
 def test_starts_of_large_columns_are_left_out_only_where_they_find_nothing_lower(model):
-    """As if every start were tried: with the way of both columns as the bound .9 % of the nodes of untied weights are
-    missed.
+    """Starts left out for large columns lose the minimum at less than .2 % of the nodes, compared with all starts.
+
+    With the cost of both columns as the bound, .9 % of the nodes of untied weights would lose it.
     """
     L, r, t = model.shape
     keys, V = jax.random.split(jax.random.key(0)), jnp.broadcast_to(20.0 * jnp.eye(r), (L, r, r))
@@ -80,7 +82,7 @@ def test_starts_of_large_columns_are_left_out_only_where_they_find_nothing_lower
 
 
 def test_every_start_is_finished(model, nodes):
-    """To full precision without a refinement afterwards, also where the common steps do not get there."""
+    """`proximal` finishes every start to full precision without refinement, also where common steps do not suffice."""
     h, V, y = problem(model, nodes, CASES[1])
     z, done = jax.jit(px.proximal)(model, h, V, y)
     assert bool(jnp.all(done))
@@ -88,7 +90,7 @@ def test_every_start_is_finished(model, nodes):
 
 
 def test_newton_descends(model, nodes):
-    """From wherever it starts: no minimum is higher than its start."""
+    """Newton's method never ends above its start, wherever it starts."""
     h, V, y = problem(model, nodes, CASES[4])
     for a, b in ((0.3, -0.2), (1.2, -1.2), (-0.8, 0.1), (0.05, 0.0)):
         start = jnp.array([a, b])
@@ -98,7 +100,7 @@ def test_newton_descends(model, nodes):
 
 
 class Paraboloid(ta.DotProduct):
-    """The loss |Z|^2 / 2."""
+    """The loss ``|Z|^2 / 2``."""
 
     def loss(self, Z, Y):
         return 0.5 * jnp.sum(Z**2)
@@ -106,7 +108,7 @@ class Paraboloid(ta.DotProduct):
 
 def test_axis_of_the_double_well(model, nodes):
     y = problem(model, nodes, CASES[0], 64)[2].at[..., 0].set(0.0)
-    # At y = 0 a purely semantic target leaves no curvature at all; that of a paraboloid is the same along all axes.
+    # At y = 0 the Hessian of a purely semantic target is zero; that of a paraboloid is the same along all axes.
     for case in (model, ta.dot_product(omega=0.0), Paraboloid(**vars(model))):
         axis = px.well_axis(case, y, 1, 32)
         np.testing.assert_allclose(jnp.sum(axis**2, (0, 1)), 1, rtol=1e-12)
@@ -118,7 +120,7 @@ def test_axis_of_the_double_well(model, nodes):
 
 
 def test_a_start_at_the_origin_alone_would_spoil_mhat(model, nodes):
-    """Newton from the origin alone ends in wrong wells, and mhat is off by more than itself."""
+    """Newton's method from the origin alone ends in wrong wells, with an error of mhat larger than mhat itself."""
     h, V, y = problem(model, nodes, CASES[1])
 
     def mhat(z):
@@ -135,7 +137,7 @@ def test_a_start_at_the_origin_alone_would_spoil_mhat(model, nodes):
     for _ in range(40):
         z = newton(z)
     wrong = np.abs(np.asarray(z - right)).max((0, 1)) > 1e-2
-    np.testing.assert_allclose(mhat(right), 5.675e-3, rtol=5e-2)  # 4096 nodes
+    np.testing.assert_allclose(mhat(right), 5.675e-3, rtol=5e-2)  # on 4096 nodes
     assert wrong.mean() > 0.01
     assert abs(mhat(z) - mhat(right)) > mhat(right)
 
@@ -170,7 +172,7 @@ def test_jacobian_is_the_derivative_in_h(model, nodes):
 
 @pytest.mark.parametrize("r", [1, 2])
 def test_arrays_and_entries_agree(monkeypatch, r):
-    """Three fields or four, with whole arrays and a loop over the pivots, and entry by entry."""
+    """Whole arrays with a loop over the pivots agree with entry-by-entry code, for three and for four fields."""
     L = 4 - r
     model = ta.dot_product(mixing=np.full((L, L), 1 / L), encodings=np.linspace(-1, 1, L)[:, None], rank=r)
     normals = jnp.asarray(np.random.default_rng(0).normal(size=(2 * r + 1, L, 64)))
@@ -214,7 +216,7 @@ def test_second_minimum_is_a_minimum_above(model, nodes):
 
 
 class TwoWells(ta.DotProduct):
-    """A loss of the first token that is not even: wells at .1 and -1.2, and one at zero is no barrier."""
+    """A loss that is not even in the first token: wells at .1 and -1.2, and no barrier at zero."""
 
     def loss(self, Z, Y):
         a, b = Z[:, 0]

@@ -1,6 +1,4 @@
-"""Bad input of every subcommand: exit code 2 and one sentence that names the option,
-its value and what to give instead.
-"""
+"""Bad input to a subcommand gives exit code 2 and one sentence: the option, its value and what to give instead."""
 
 import os
 
@@ -9,7 +7,7 @@ import pytest
 from tiedattn_jax.cli.main import main
 
 LONG = "a" * 300
-# What is called, the option that the sentence names, and words of it: the value and the remedy.
+# Rows: the command line, the option that the sentence names, and words of it (the value and the remedy).
 ROWS = [
     ("", "command", "required"),
     ("lines", "command", "'lines'", "choose from"),
@@ -117,7 +115,7 @@ ROWS = [
 
 @pytest.fixture(autouse=True)
 def a_machine(monkeypatch):
-    """One with 64 GB of memory, for the sentences about sizes that do not fit."""
+    """Make the machine one with 64 GB of memory, for the sentences about sizes that do not fit."""
     monkeypatch.setattr(os, "sysconf", lambda name: {"SC_PAGE_SIZE": 1000, "SC_PHYS_PAGES": 64_000_000}[name])
 
 
@@ -133,4 +131,4 @@ def test_bad_input_is_one_sentence_and_code_two(capsys, row):
         assert word in err
     assert (
         "got " not in err or "=" not in err.partition("got ")[2].partition(" ")[0]
-    )  # the value, not a name of Python's
+    )  # the value, without a Python name before it

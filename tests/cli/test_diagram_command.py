@@ -1,4 +1,4 @@
-"""`tiedattn diagram`."""
+"""The command `tiedattn diagram`."""
 
 import csv
 import json
@@ -12,7 +12,7 @@ import tiedattn_jax as ta
 from tiedattn_jax.cli import diagram as command
 from tiedattn_jax.cli.main import main
 
-# Four alphas and the smallest lines: the shapes, and so the compiled programs, of test_grid.
+# Four alphas and the smallest lines share the shapes, and so the compiled programs, of test_grid.
 GRID = ["diagram", "--x", "alpha", "0.6", "1.8", "4", "--y", "omega", "0.3", "0.4", "3", "--nodes", "1024"]
 
 
@@ -31,7 +31,7 @@ def test_files_json_and_resume(capsys, tmp_path):
     assert len(list(csv.DictReader((out / "diagram.csv").read_text().splitlines()))) == 12
     found = ta.PhaseDiagram.load(out / "diagram.npz")
     np.testing.assert_allclose(found.alpha_c().alpha, report["alpha_c"])
-    # The same again needs to be told to go on; then it is all there already.
+    # A second run must be told to go on; then everything is already there.
     with pytest.raises(SystemExit) as stop:
         main([*GRID, "--json", "--out", str(out)])
     assert stop.value.code == 2 and "--out" in capsys.readouterr().err

@@ -64,12 +64,12 @@ def test_what_is_asked_for(capsys, monkeypatch):
     assert (d, alpha) == (60, 3.0) and size == ta.default_nodes(ta.dot_product(), ta.SIZES["instances"]).size
     assert np.array_equal(jax.random.key_data(keys), jax.random.key_data(jax.random.split(jax.random.key(5), 2)))
     asked["theory_status"] = np.array([0, 0, Status.absent])
-    assert main("train --optimizer adam --steps 7 --json".split()) == 1  # theory has no state there
+    assert main("train --optimizer adam --steps 7 --json".split()) == 1  # the theory has no state there
     (_, data, init), named = asked["train"]
     assert (init, named["optimizer"], named["steps"]) == ("semantic", "adam", 7)
     d, alpha, _, size = asked["instances"]
     assert (d, alpha) == (1000, 2.0) and size == ta.default_nodes(ta.dot_product()).size
     main(["train", "--json"])
     assert asked["train"][1]["optimizer"] == "lbfgs" and asked["train"][1]["steps"] == 2000
-    main(["train", "--l1", ".01", "--json"])  # L-BFGS knows no penalty
+    main(["train", "--l1", ".01", "--json"])  # L-BFGS supports no penalty
     assert asked["train"][1]["optimizer"] == "gd" and asked["train"][1]["steps"] == 5000

@@ -36,7 +36,7 @@ def test_command(capsys, tmp_path):
     assert report["status"] == "max steps"
     written = "attention.png curves.csv histogram.json learning.png table.md".split()
     left = ["free_from_3.checkpoint", "frozen.checkpoint"]
-    # The files of the other mechanism may lie beside them.
+    # The files of the other mechanism may lie beside these.
     assert sorted(p.name for p in tmp_path.iterdir()) == sorted(f"positional_{name}" for name in written + left)
     rows = (tmp_path / "positional_curves.csv").read_text().splitlines()
     assert len(rows) == 1 + 2 * 5 and rows[-1].startswith("free,1,2,")
@@ -51,7 +51,7 @@ def test_command(capsys, tmp_path):
     with pytest.raises(SystemExit):
         command(capsys, *options, "--free-epochs", "1")
     assert "argument --free-epochs: must be at least the 2 that the checkpoint" in capsys.readouterr().err
-    more = command(capsys, *options[:-3], "--out", str(tmp_path), "--epochs", "4")  # goes on, unfreezes again
+    more = command(capsys, *options[:-3], "--out", str(tmp_path), "--epochs", "4")  # goes on, and unfreezes again
     assert more[0] == 0 and more[1].startswith("positional: 2 runs: 2 max steps\n  accuracy  ")
     assert (tmp_path / "positional_free_from_4.checkpoint").exists()
     assert "| accuracy |" in (tmp_path / "positional_table.md").read_text()
@@ -92,7 +92,7 @@ def test_a_folder_that_another_run_fills(capsys, tmp_path, monkeypatch):
     assert end.value.code == 2
     assert capsys.readouterr().err == f"tiedattn: argument --out: must be another, got '{tmp_path}'\n"
     monkeypatch.setattr("tiedattn_jax.cli.histogram.train", lambda *_, **__: 1 / 0)
-    assert command(capsys)[0] == 70  # no folder, nothing to ask for
+    assert command(capsys)[0] == 70  # without a folder there is nothing to ask for
 
 
 def test_the_memory_of_the_weights(monkeypatch):
@@ -108,7 +108,10 @@ def test_the_memory_of_the_weights(monkeypatch):
 
 
 def test_the_time_of_an_epoch_is_without_compiling(monkeypatch):
-    """The median after the first epoch, for one of the runs; none where nothing was trained."""
+    """The time of an epoch excludes compiling: it is the median after the first epoch, for one of the runs.
+
+    It is absent if nothing was trained.
+    """
     clock = iter([0.0, 10.0, 13.0, 16.0, 20.0, 21.0])
 
     def train(*_, progress, **__):

@@ -1,4 +1,4 @@
-"""What all subcommands share: bad input is one line and exit code 2, an interrupt leaves nothing."""
+"""Behaviour shared by all subcommands: bad input prints one line and gives exit code 2, an interrupt leaves nothing."""
 
 import errno
 import json
@@ -19,7 +19,7 @@ from tiedattn_jax.errors import InputError
 
 
 def failed(capsys, *arguments):
-    """The line on stderr of a call that ends with exit code 2."""
+    """Return the line on stderr of a call that ends with exit code 2."""
     with pytest.raises(SystemExit) as stop:
         main(arguments)
     out, err = capsys.readouterr()
@@ -36,7 +36,7 @@ def test_an_error_is_told_by_its_argument(capsys, monkeypatch):
 
     refuse(InputError("omega", "must not be named sigma"))
     assert failed(capsys, "solve") == "tiedattn: argument --omega: must not be named sigma\n"
-    for name in ("penalty", "run", "command"):  # no options
+    for name in ("penalty", "run", "command"):  # these are not options
         refuse(InputError(name, "must be another one"))
         assert failed(capsys, "solve") == f"tiedattn: {name} must be another one\n"
     refuse(InputError("omega", "must be less, got omega=0.5"))
@@ -70,7 +70,7 @@ def test_too_little_memory_is_no_defect(capsys, monkeypatch, problem):
 
 @pytest.fixture
 def report(monkeypatch):
-    """A `solve` that solves nothing."""
+    """Replace `solve` by a stub that solves nothing and returns a fixed report."""
     fixed = Report({"alpha": 2.0, "stderr": {"q": math.nan}, "ends": [math.inf]}, "in words", {"a.txt": b"a"}, True)
     monkeypatch.setattr(solve, "run", lambda args: fixed)
     return fixed
@@ -83,7 +83,7 @@ def test_report_and_files(capsys, tmp_path, monkeypatch, report):
     assert (out / "a.txt").read_bytes() == b"a"
     numbers = {"version": metadata.version("tiedattn_jax"), "seed": 3, "layer": "dot_product", "alpha": 2.0}
     numbers |= {"rank": 1, "teacher": 1.0, "tied_teacher": False}
-    numbers |= {"stderr": {"q": None}, "ends": [None]}  # what JSON can say
+    numbers |= {"stderr": {"q": None}, "ends": [None]}  # JSON has no infinity and no NaN
     assert json.loads((out / "solve.json").read_text()) == numbers
     assert main(["solve", "--json", "--seed", "3"]) == 0
     assert json.loads(capsys.readouterr().out) == numbers
@@ -124,7 +124,7 @@ def test_a_disk_that_is_full(capsys, tmp_path, monkeypatch, report):
     assert "free space or use another one, what was finished is there" in err
     assert [p.name for p in tmp_path.iterdir()] == ["a.txt"]
     monkeypatch.setattr(solve, "run", full_disk_elsewhere)
-    assert main(["solve"]) == 70  # without --out it is another file
+    assert main(["solve"]) == 70  # without --out the full disk holds another file
 
 
 def full_disk_elsewhere(args):
@@ -143,7 +143,10 @@ def test_interrupt_leaves_nothing(capsys, tmp_path, monkeypatch):
 
 @pytest.mark.skipif(os.name != "posix", reason="signals")
 def test_an_interrupt_while_the_library_is_imported():
-    """The first thing that is imported sends the signal, as Ctrl-C would within the seconds that it takes."""
+    """An interrupt while the library is imported prints one line and gives exit code 130.
+
+    Importing equinox sends the signal, as Ctrl-C would within the seconds that the import takes.
+    """
     code = (
         "import os, signal, sys\n"
         "class Interrupt:\n"

@@ -1,4 +1,4 @@
-"""Progress bars, and defaults that are the library's."""
+"""Progress bars, and defaults that equal the library's."""
 
 import argparse
 import sys
@@ -14,7 +14,7 @@ from tiedattn_jax.layers import LAYERS
 
 
 def counted(capsys, **given):
-    """What three stages leave on stderr: one that is resumed, one that is not called, one that is called once."""
+    """Stderr of three stages: one that is resumed, one that is not called, one that is called once."""
     with report.progress_bars(argparse.Namespace(**given), "solve") as stage:
         progress = stage("one")
         progress(3, 10)
@@ -35,8 +35,8 @@ def test_progress_bars(capsys, monkeypatch):
     err = counted(capsys, json=False)
     assert err.index("one:  30%") < err.index("3/10") < err.index("three:   0%") < err.index("0/7")
     assert "two" not in err
-    assert "?solve/s" in err  # what was done before says nothing about the rate
-    assert err.endswith("\r") and "\n" not in err  # one bar in the place of the one before, the last is wiped away
+    assert "?solve/s" in err  # earlier work says nothing about the rate
+    assert err.endswith("\r") and "\n" not in err  # a bar replaces the one before, and the last one is wiped away
     assert counted(capsys, json=True) == ""
 
 
@@ -50,7 +50,7 @@ def test_an_interrupt_wipes_the_bar_away(capsys, monkeypatch):
 
 @pytest.fixture
 def read():
-    """What a subcommand with the options of a state makes of words."""
+    """A parser of words for a subcommand with the options of a state."""
 
     def parsed(*words, size="solve"):
         parser = options.Parser()

@@ -1,4 +1,4 @@
-"""`tiedattn solve`."""
+"""The command `tiedattn solve`."""
 
 import json
 
@@ -37,7 +37,7 @@ def test_json(capsys):
 
 
 def test_a_branch_without_a_name(capsys, monkeypatch):
-    """`any` is None in Python, and other names are what they are."""
+    """`--branch any` becomes None in Python, and other names stay as they are."""
     asked = []
 
     def spy(model, alpha, branch, nodes, *, rtol):

@@ -1,4 +1,4 @@
-"""`tiedattn transition`."""
+"""The command `tiedattn transition`."""
 
 import csv
 import dataclasses
@@ -43,7 +43,7 @@ def test_json_and_files(capsys, tmp_path, monkeypatch):
     rows = list(csv.DictReader((out_dir / "curves.csv").read_text().splitlines()))
     alphas = {b: [float(r["alpha"]) for r in rows if r["branch"] == b] for b in PAIR}
     np.testing.assert_allclose(alphas["positional"], np.linspace(0.6, 1.6, 6))
-    np.testing.assert_allclose(alphas["semantic"], np.linspace(0.6, 1.6, 6))  # ends near .72
+    np.testing.assert_allclose(alphas["semantic"], np.linspace(0.6, 1.6, 6))  # the branch ends near .72
     assert np.isfinite(float(rows[-1]["train_loss_stderr"]))
     assert {name for k in DIAGNOSTICS for name in (k, f"{k}_stderr")} < set(rows[0])
     assert json.loads((out_dir / "transition.json").read_text()) == report
@@ -62,7 +62,7 @@ def test_the_end_that_is_met_first():
 
 @pytest.fixture
 def without_solving(monkeypatch):
-    """`tiedattn transition` with results made by hand, and what it has asked for."""
+    """`tiedattn transition` with results made by hand, and the record of what it asked for."""
     asked, known = {"rough": [], "starts": []}, made.fixed_point()
 
     def sweep(model, alphas, branch, nodes, progress):

@@ -1,4 +1,4 @@
-"""What the tests of finite size share: one instance, and a model without the optional methods."""
+"""Fixtures of the tests at finite size: one instance, and a model without the optional methods."""
 
 import jax
 import jax.numpy as jnp

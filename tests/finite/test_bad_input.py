@@ -1,6 +1,4 @@
-"""Bad input to finite size and to the counting task: one sentence that names the argument,
-before anything is compiled.
-"""
+"""Bad input at finite size or to the counting task raises one sentence that names the argument, before compiling."""
 
 import dataclasses
 from types import SimpleNamespace
@@ -33,7 +31,7 @@ D, N = 200, 40
 
 @pytest.fixture(scope="module")
 def case(model, two_atoms):
-    """Good input, to spoil."""
+    """Good input, which every row spoils in its own way."""
     key = jax.random.key(0)
     rng = np.random.default_rng(0)
     x, y, teacher = (rng.standard_normal(shape) for shape in ((2, N, D), (N, 2, 1), (D, 1)))
@@ -65,7 +63,7 @@ def case(model, two_atoms):
 
 
 def encoded(c, entries):
-    """Good data whose encodings have such entries."""
+    """Good data, but with encodings whose entries all equal `entries`."""
     return Data(c.x, c.y, c.teacher, encodings=np.full((2, D), entries), gamma=np.full((2, 1), 0.25))
 
 
@@ -77,17 +75,17 @@ def test_strong_encodings_fit_a_model_that_has_them(case):
 
 @pytest.mark.parametrize("layer", LAYERS)
 def test_sampled_data_have_the_model_s_scale(layer):
-    """One sentence in few dimensions, with strong encodings, with its teacher and without."""
+    """Sampled data fit their model, even one sentence in few dimensions with strong encodings, or without a teacher."""
     model = LAYERS[layer](sigma=0.1, encodings=[[3.0, 1.0], [9.0, -1.0]])
     for seed in range(5):
         data = sample_data(model, 6, 1 / 6, jax.random.key(seed))
         check_fit(model, data)
         small = eqx.tree_at(lambda s: (s.teacher, s.y), data, (None, 0.05 * data.y))
-        check_fit(model, small)  # two numbers may be that small by chance
+        check_fit(model, small)  # with two numbers y may be that small by chance
 
 
 def scaled(c, x=1.0, y=1.0, teacher=True):
-    """Good data of the model, but for a factor of the inputs and one of the fields."""
+    """Good data of the model, with inputs scaled by `x` and fields by `y`."""
     own = jnp.einsum("lnd,dt->nlt", c.x, c.teacher)
     return Data(x * c.x, y * own, c.teacher if teacher else None)
 
@@ -111,7 +109,7 @@ def traced(call):
 
 
 ROWS = [
-    # sentences of one's own
+    # the user's own sentences
     (lambda c: Data(c.x[0], c.y), "x", r"must have shape \(L, n, d\), got shape \(40, 200\)"),
     (lambda c: Data(np.swapaxes(c.x, 0, 1), c.y), "x", "tokens first, .* got sentences first, .* Data.from_sentences"),
     (lambda c: Data(c.x, c.y[:-1]), "y", r"must have shape \(n, L, t\) with n = 40, L = 2, got"),
@@ -133,7 +131,7 @@ ROWS = [
     (lambda c: Data.from_sentences(c.data.inputs(), c.y, fields=c.y), "labels", "must have shape"),
     (lambda c: c.nameless.rho, "teacher", "must be known for its overlaps"),
     (lambda c: c.nameless.teacher_gram, "teacher", "must be known for its norm"),
-    # sentences of a model
+    # sentences sampled from a model
     (lambda c: sample_data(c.model, 2, 1.0, c.key), "d", "must be an integer of at least 4"),
     (lambda c: sample_data(c.model, 0, 1.0, c.key), "d", "must be an integer of at least 4"),
     (lambda c: sample_data(c.model, -5, 1.0, c.key), "d", "must be an integer of at least 4, got d=-5"),
@@ -244,7 +242,7 @@ ROWS = [
     (lambda c: gamp(c.model, c.data, valued(c)), "init", "must be an array of real numbers, .* of type ValueTraining"),
     (lambda c: heldout_error(c.model, c.data, c.teacher, c.key, W=np.eye(3)), "W", r"shape \(d, d\) with d = 200"),
     (lambda c: heldout_error(c.other, c.data, c.teacher, c.key, W=np.eye(D)), "model", "a method `target`"),
-    # what is measured
+    # measurements
     (lambda c: linear_baseline(c.plain), "data", "must have labels for the linear baseline"),
     (lambda c: linear_baseline(c.x), "data", "must be a tiedattn_jax.Data"),
     (lambda c: linear_baseline(c.data, test=c.plain), "test", "must have labels for the linear baseline"),

@@ -1,4 +1,4 @@
-"""Shapes and fields of data, their two ways in, and starts."""
+"""Shapes and fields of data, the two ways to make them, and starts."""
 
 import jax
 import jax.numpy as jnp
@@ -28,7 +28,7 @@ def test_another_variance_than_the_model_s_is_told(model, data):
     with pytest.warns(UserWarning, match="data have 3.99 times the model's variance of inputs"):
         check_fit(model, Data.from_sentences(2 * x, teacher=teacher))
     check_fit(model, Data.from_sentences(1.1 * x, teacher=teacher))
-    check_fit(model, Data.from_sentences(2 * x[:1, :, :9], teacher=teacher[:9]))  # of so few numbers it says nothing
+    check_fit(model, Data.from_sentences(2 * x[:1, :, :9], teacher=teacher[:9]))  # so few numbers say nothing
 
 
 def test_products_equal_those_of_the_whole_arrays(data):
@@ -69,7 +69,7 @@ def test_starts(model, data):
     np.testing.assert_allclose(start(model, data, "semantic", scale=0.5), 0.5 * data.teacher, rtol=1e-14)
     wide = start(ta.dot_product(rank=2), data, "semantic", scale=1.0)
     np.testing.assert_array_equal(wide[:, :1], data.teacher)
-    np.testing.assert_allclose(jnp.std(wide[:, 1]), 0.1, rtol=0.2)  # of 400 normals: 3.5 %
+    np.testing.assert_allclose(jnp.std(wide[:, 1]), 0.1, rtol=0.2)  # 400 normals scatter by 3.5 %
 
 
 def test_estimates_are_cast_and_checked(model, data):

@@ -1,4 +1,4 @@
-"""Losses and errors on sentences against the raw arrays, Gaussian averages and least squares."""
+"""Losses and errors on sentences, checked against raw arrays, Gaussian averages and least squares."""
 
 import jax
 import jax.numpy as jnp
@@ -40,7 +40,7 @@ def test_exact_and_limiting_losses_differ_by_one_over_root_d(model):
         gap = sentence_losses(model, data, Z, exact=True) - sentence_losses(model, data, Z)
         return float(jnp.sqrt(jnp.mean(gap**2)))
 
-    # A factor of 16 in d: 4 in the difference, +- 10 % from 1000 sentences and from corrections of higher order.
+    # d grows by 16, so the difference falls by 4, +- 10 % from 1000 sentences and from corrections of higher order.
     assert rms(250) / rms(4000) == pytest.approx(4.0, rel=0.25)
 
 
@@ -84,7 +84,7 @@ def test_linear_baseline(model, data, rule):
 
 
 def test_cross_validation_of_the_linear_baseline(data):
-    """Ten sentences in eight folds, each fitted without its own by hand."""
+    """The cross-validated baseline of ten sentences in eight folds equals fits that leave out each fold by hand."""
     few = jax.tree.map(lambda a: np.asarray(a)[..., :10], data.labels)
     found = linear_baseline(Data(data.x[:, :10], data.y[:10], labels=few), ridge=0.2)
     errors = np.zeros(10)

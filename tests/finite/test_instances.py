@@ -1,4 +1,4 @@
-"""Instances against the theory at the teacher that each has drawn."""
+"""Instances are compared with the theory at the teacher that each one has drawn."""
 
 import os
 import subprocess
@@ -43,7 +43,7 @@ def test_message_passing_agrees_with_theory(eight):
     for name, (found, theory, gap, bar) in gaps.items():
         if name != "m":
             assert gap == pytest.approx(found - theory)
-            limit = 1.22 * 0.04 * theory  # 4 % for a standard error; Student's factor of eight instances
+            limit = 1.22 * 0.04 * theory  # 4 % for a standard error, times Student's factor for eight instances
             assert bar < limit and abs(gap) < 3.5 * bar + 0.02 * theory, name
 
 
@@ -66,7 +66,10 @@ def test_table(eight):
 
 
 def test_differences_are_those_of_the_usable_instances():
-    """Eight instances by hand: means of three, the scatter of their differences, and the error bar of the theory."""
+    """Differences use only usable instances, here three of eight made by hand.
+
+    Means, the scatter of the differences and the theory's error bar are checked.
+    """
     q, theory = np.array([1.0, 2.0, 4.0, 50.0, 60.0, 70.0, 80.0, 90.0]), np.array([1.5, 2.5, 3.0, *[np.nan] * 5])
     status = np.array([0, 1, 2, 3, 4, 0, 0, 0])
     several = [Compared(*[a] * 6) for a in (q, theory, np.full(8, 0.3))]
@@ -150,7 +153,7 @@ def test_message_passing_that_does_not_settle_is_finished(model):
 
 
 def test_what_message_passing_stopped_at_is_no_state(model, monkeypatch):
-    """Out of steps, and not finished by L-BFGS either: in no group that is held against the theory."""
+    """Message passing that runs out of steps, and is not finished by L-BFGS either, is not compared with the theory."""
     monkeypatch.setattr("tiedattn_jax.finite.instances._FINISH_STEPS", 1)
 
     def stopped(data, key):
@@ -184,7 +187,7 @@ CASE = CASES[0]  # semantic, at alpha = 2
     ],
 )
 def test_distance_to_a_branch(name, size, scatter):
-    """One quantity off by five units, beside smaller gaps of others; the test error does not count."""
+    """A quantity off by five units sets the distance to a branch; smaller gaps and the test error do not count."""
     theory = {k: jnp.asarray(getattr(CASE, k)) for k in ("train_loss", "gen_error", "q", "V", "theta", "m")}
     near = Compared(**{**theory, "train_loss": theory["train_loss"] * 1.1, "V": jnp.array(jnp.nan)})
     far = eqx.tree_at(lambda c: getattr(c, name), near, theory[name] + 5 * scatter * (size or 1.0) / 100**0.5)
@@ -199,18 +202,16 @@ def test_distance_with_error_bars_and_without_a_state():
     scattered = made.fixed_point(scatter=(-0.3, -0.1, 0.1, 0.3))
     bar = float(scattered.stderr.train_loss) / CASE.train_loss
     assert distance(found, 10**8, scattered) == pytest.approx(1 / bar, rel=1e-4) and bar > 0.05
-    assert distance(found, 400, made.fixed_point(scatter=(0.0,))) == pytest.approx(10.0)  # no error bar is known
+    assert distance(found, 400, made.fixed_point(scatter=(0.0,))) == pytest.approx(10.0)  # the error bar is unknown
     assert distance(found, 100, made.fixed_point(status=[int(ta.Status.absent)] * 4)) == np.inf
     assert np.isnan(distance(found, 100, made.fixed_point(status=[int(ta.Status.max_steps)] * 4)))
 
 
 def test_ends_are_named_for_what_they_are(model, lines):
-    """Weights given the numbers of the semantic state, of one halfway between both states,
-    and of the positional one.
-    """
+    """Ends are named after the branch whose numbers they match: semantic, positional, or neither if halfway between."""
     states = [ta.solve(model, 2.0, b, lines) for b in ("semantic", "positional")]
     semantic, positional = ((s.overlaps, s.train_loss) for s in states)
-    halfway = jax.tree.map(lambda a, b: 0.52 * a + 0.48 * b, semantic, positional)  # the larger overlap is theta
+    halfway = jax.tree.map(lambda a, b: 0.52 * a + 0.48 * b, semantic, positional)  # theta is the larger overlap
     given = iter([semantic, halfway, positional, semantic])
 
     def run(data, key):
@@ -225,7 +226,7 @@ def test_ends_are_named_for_what_they_are(model, lines):
         model, 400, 2.0, run, jax.random.split(jax.random.key(0), 4), nodes=lines, normalise=True, sentences=256
     )
     assert found.branch.tolist() == ["semantic", "neither", "positional", "unsettled"]
-    # The other branch is asked for only where the first is too far.
+    # The other branch is solved only where the first one is too far.
     assert np.isnan(found.distance).tolist() == [[True, False], [False, False], [False, True], [True, True]]
     assert found.distance[0, 1] < 0.01 and found.distance[2, 0] < 0.01 and np.all(found.distance[1] > 3)
     assert [p and p.branch for p in found.points] == ["semantic", None, "positional", None]
@@ -239,7 +240,7 @@ def test_ends_are_named_for_what_they_are(model, lines):
 @pytest.mark.parametrize(
     ("semantic", "positional", "name", "worst"),
     [
-        ("max_steps", "converged", "semantic", "max_steps"),  # nothing is known but the larger overlap
+        ("max_steps", "converged", "semantic", "max_steps"),  # only the larger overlap is known
         ("absent", "absent", "neither", "absent"),
         ("absent", "max_steps", "neither", "absent"),
     ],
@@ -283,7 +284,7 @@ def test_eight_devices_equal_one(model, tmp_path):
     found = ta.gamp(model, data, "semantic", tol=1e-10)
     trained = ta.train(model, data, "positional", optimizer="lbfgs", steps=2000)
     error = ta.heldout_error(model, data, data.teacher, jax.random.key(1)).value
-    np.testing.assert_allclose(eight["x"], data.x, rtol=0, atol=1e-15)  # a kept program may round the other way
+    np.testing.assert_allclose(eight["x"], data.x, rtol=0, atol=1e-15)  # a program from the store may round differently
     np.testing.assert_allclose(eight["w"], found.Q, atol=1e-8)
     np.testing.assert_allclose(eight["V"], found.overlaps.V, rtol=1e-8)
     np.testing.assert_allclose(eight["Q"], trained.Q, atol=1e-8)

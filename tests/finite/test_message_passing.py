@@ -1,4 +1,4 @@
-"""GAMP against the risk it must be a critical point of; see test_instances for the theory."""
+"""GAMP ends at critical points of the risk; see test_instances for the theory."""
 
 from functools import partial
 
@@ -58,7 +58,7 @@ def test_training_ends_where_message_passing_does(model, data, semantic):
 
 
 def test_variances_and_messages_satisfy_their_equations(model, data, semantic):
-    """A by regression and by a dense derivative of the prox of every sentence, without the code of the step."""
+    """Variances and messages satisfy their equations, with A from a regression and without the code of the step."""
     V = np.asarray(semantic.overlaps.V)
     np.testing.assert_allclose(V, responses(data, semantic.C), rtol=1e-12)
     Z = np.swapaxes((data.x @ semantic.Q)[..., 0], 0, 1)
@@ -72,7 +72,7 @@ def test_variances_and_messages_satisfy_their_equations(model, data, semantic):
 
 
 def test_responses_by_derivatives(model, data, semantic):
-    """By Algorithm 1 V is another estimate of the same number; the critical point is the same."""
+    """The responses of Algorithm 1 give another estimate of V, and the same critical point."""
     found = gamp(model, data, "semantic", response="derivative")
     assert bool(found.ok) and float(found.gradient_norm) < 1e-10
     np.testing.assert_allclose(found.Q, semantic.Q, atol=1e-8)
@@ -128,7 +128,7 @@ def test_undamped_runs_diverge_and_say_so(model, data):
     found = gamp(model, data, "semantic", damping=1.0)
     assert int(found.status) == Status.left_domain and np.isinf(found.residual) and float(found.gradient_norm) > 1e-3
     assert np.all(np.isfinite(found.Q)) and np.isfinite(found.train_loss) and np.all(np.isfinite(found.overlaps.V))
-    # No minimum has a ridge above the risk at zero.
+    # At a minimum the ridge term is at most the risk of zero weights.
     least = max(float(risk(model, data, Q)) for Q in (0 * data.teacher, data.teacher))
     assert 0.5 * float(model.lam) * float(jnp.sum(found.Q**2)) <= least
 
@@ -139,7 +139,7 @@ def test_a_run_that_blew_up_says_so(model, data):
 
 
 def test_the_first_steps_search_for_the_lowest_minimisers(model, data):
-    """One step from a random start, whose own wells are the wrong ones for some sentences."""
+    """The first steps search for the lowest minimisers, as wells near a random start are wrong for some sentences."""
     begin = start(model, data, "random", jax.random.key(1))
     found = gamp(model, data, begin, tol=1e300, damping=0.1)
     assert int(found.iterations) == 1 and bool(found.ok)
@@ -154,7 +154,7 @@ def test_the_first_steps_search_for_the_lowest_minimisers(model, data):
 
 
 def test_sentences_stay_in_their_wells(model):
-    """Two instances that diverge where sentences take single steps of Newton's method, unguarded."""
+    """Guarded Newton steps keep sentences in their wells; with single unguarded ones these two instances diverge."""
     settles, rests_not = (gamp(model, sample_data(model, 250, 2.0, jax.random.key(k)), "positional") for k in (9, 21))
     assert bool(settles.ok) and float(settles.gradient_norm) < 1e-10
     assert int(rests_not.status) == Status.max_steps and 1e-12 < float(rests_not.residual) < 0.2
@@ -173,7 +173,7 @@ def test_a_fixed_damping_is_used(model, data, semantic):
 def test_given_starts(model, data, semantic):
     stays = gamp(model, data, semantic.Q, tol=1e-9)
     np.testing.assert_allclose(stays.Q, semantic.Q, atol=1e-7)
-    # From the critical point only the variances move, not the estimate.
+    # At the critical point only the variances move, not the estimate.
     np.testing.assert_allclose(stays.history.q, jnp.where(jnp.isnan(stays.history.q), jnp.nan, semantic.overlaps.q))
     one, two = (gamp(model, data, "random", key=jax.random.key(k), steps=60) for k in (1, 2))
     assert float(jnp.max(jnp.abs(one.Q - two.Q))) > 1e-3

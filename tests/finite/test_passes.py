@@ -1,4 +1,4 @@
-"""How often message passing and training read the sentences, and how much memory they take besides; nothing is run."""
+"""How often message passing and training read the sentences, and how much extra memory they need; nothing is run."""
 
 from functools import partial
 
@@ -20,18 +20,18 @@ RUNS = {
 
 @pytest.fixture(scope="module")
 def instance(model):
-    """The shapes of an instance."""
+    """Shapes of an instance."""
     return jax.eval_shape(lambda key: ta.sample_data(model, 500, 2.0, key), jax.random.key(0))
 
 
 def inner(eqn):
-    """The programs inside of an equation."""
+    """Programs inside of an equation."""
     leaves = jax.tree.leaves(list(eqn.params.values()), is_leaf=lambda a: hasattr(a, "eqns") or hasattr(a, "jaxpr"))
     return [getattr(a, "jaxpr", a) for a in leaves if hasattr(a, "eqns") or hasattr(a, "jaxpr")]
 
 
 def passes(jaxpr, L, tokens, cpu):
-    """How often a program reads L arrays of so many entries: in products, or in sums as accelerators take them."""
+    """Count how often a program reads L arrays of `tokens` entries, in products or in the sums used on accelerators."""
     count = 0.0
     for eqn in jaxpr.eqns:
         programs = inner(eqn)
@@ -49,7 +49,7 @@ def passes(jaxpr, L, tokens, cpu):
 
 
 def loops(jaxpr):
-    """The outermost loops of a program."""
+    """Yield the bodies of the outermost loops of a program."""
     for eqn in jaxpr.eqns:
         if eqn.primitive.name == "while":
             yield eqn.params["body_jaxpr"].jaxpr
@@ -65,7 +65,7 @@ def test_a_step_reads_the_sentences_twice(model, instance, name, cpu):
     program = jax.make_jaxpr(partial(RUNS[name], model))(instance, jax.ShapeDtypeStruct((d, 1), jnp.float64)).jaxpr
     in_loops = [count for loop in loops(program) if (count := passes(loop, L, n * d, cpu))]
     assert in_loops == [2]
-    assert passes(program, L, n * d, cpu) == (5 if name == "gamp" else 4)  # and before and after the loop
+    assert passes(program, L, n * d, cpu) == (5 if name == "gamp" else 4)  # with those before and after it
 
 
 @pytest.mark.parametrize("name", RUNS)

@@ -1,4 +1,4 @@
-"""Penalties of the weights besides the ridge, at finite size."""
+"""Penalties on the weights besides the ridge, at finite size."""
 
 import jax
 import jax.numpy as jnp
@@ -30,12 +30,12 @@ def found(net, data):
 
 
 def slope_without_l1(data, Q):
-    """Gradient of the rest of the risk, by a model that is that rest."""
+    """Gradient of the risk without the L1 term, from a model without it."""
     return jax.grad(lambda Q: risk(ta.dot_product(lam=0.005), data, Q))(Q)
 
 
 def test_message_passing_ends_at_a_critical_point(net, data, found):
-    """The subgradient of |w| is its sign, and between -1 and 1 where w = 0, exactly."""
+    """GAMP ends at a critical point: the subgradient of |w| is its sign, or in [-1, 1] where w is exactly 0."""
     assert bool(found.ok) and float(found.gradient_norm) < 1e-10
     slope, zero = slope_without_l1(data, found.Q), found.Q == 0
     assert 0.1 < jnp.mean(zero) < 0.9
@@ -46,7 +46,7 @@ def test_message_passing_ends_at_a_critical_point(net, data, found):
 
 
 def test_variances_of_the_weights(net, data, found):
-    """Those that are zero have none, the others 1 / (lambda + A): V is their mean."""
+    """Weights that are zero have no variance, the others 1 / (lambda + A), and V is their mean times sigma^2."""
     C, zero = found.C[:, 0, 0], found.Q[:, 0] == 0
     assert np.all(C[zero] < 1e-10) and np.ptp(C[~zero]) < 1e-10
     np.testing.assert_allclose(found.overlaps.V[:, 0, 0], 0.25 * jnp.mean(C), rtol=1e-10)
@@ -67,7 +67,7 @@ def test_training_by_proximal_steps(net, data, found):
 
 
 def test_two_columns():
-    """Message passing ends where training stays; the columns of a weight are zero one by one."""
+    """With two columns, message passing ends where training stays, and the columns of a weight vanish one by one."""
     model = ta.untied_dot_product(lam=0.01, penalty=ta.L1(STRENGTH), tied_teacher=True)
     data = sample_data(model, 60, 4.0, jax.random.key(1))
     found = gamp(model, data, "positional")
@@ -87,7 +87,7 @@ def test_optimisers_without_proximal_steps_are_refused(net, data, optimizer):
 
 @pytest.mark.slow
 def test_theory():
-    """Twelve instances at d = 800."""
+    """Twelve instances at d = 800 agree with the theory of an L1 penalty within error bars."""
     model = ta.dot_product(lam=0.01, penalty=ta.L1(0.01))
     keys = jax.random.split(jax.random.key(0), 12)
     found = ta.run_instances(

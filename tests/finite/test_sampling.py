@@ -1,4 +1,4 @@
-"""Sampled sentences against the law that they are drawn from."""
+"""Sampled sentences follow the law that they are drawn from."""
 
 import dataclasses
 
@@ -44,7 +44,7 @@ def test_second_moments_of_a_law_with_two_atoms(two_atoms):
 
 
 def test_means_of_a_law():
-    """Encodings with a mean and two random directions; a teacher with entries that are exactly zero."""
+    """Sampled encodings and teacher have the exact moments of a law with a mean, random directions and zero entries."""
 
     class Mixed(ta.DotProduct):
         def law(self):

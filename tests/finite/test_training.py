@@ -1,4 +1,4 @@
-"""The risk and its gradient against the raw arrays; the optimisers against each other and against steps by hand."""
+"""The risk and its gradient against raw arrays; the optimisers against each other and against steps by hand."""
 
 import jax
 import jax.numpy as jnp
@@ -20,7 +20,7 @@ def data(model):
 
 
 def raw_risk(model, data, Q, exact):
-    """The risk from the raw arrays, sentence by sentence."""
+    """The risk from raw arrays, sentence by sentence."""
     x, d = data.inputs(), data.x.shape[2]
     p = data.encodings
 
@@ -61,7 +61,7 @@ def test_a_gradient_touches_the_data_twice_and_builds_no_prediction(model, data,
     def visit(jaxpr):
         nonlocal products
         for eqn in jaxpr.eqns:
-            platforms = eqn.params.get("branches_platforms")  # the first one is the CPU
+            platforms = eqn.params.get("branches_platforms")  # the first branch is the CPU's
             for inner in list(jaxprs_in_params(eqn.params))[: 1 if platforms else None]:
                 visit(inner)
             products += eqn.primitive.name == "dot_general" and any(v.aval.size == data.x.size for v in eqn.invars)
@@ -69,7 +69,7 @@ def test_a_gradient_touches_the_data_twice_and_builds_no_prediction(model, data,
     visit(jaxpr)
     used = jax.jit(both).lower(data, data.teacher).compile().memory_analysis()
     assert products == 2 and used.temp_size_in_bytes < data.x.nbytes / 5
-    # Outside of programs nothing of the size of x is made, either: they may return x itself.
+    # Outside of programs nothing as large as x is made, either; programs may return x itself.
     made = {eqn.primitive.name for eqn in jaxpr.eqns if any(v.aval.size >= data.x.size / 2 for v in eqn.outvars)}
     assert made <= {"jit", "pjit"}
 

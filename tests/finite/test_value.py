@@ -1,6 +1,4 @@
-"""Training with a value matrix: its risk against the raw arrays, its minimum against ridge regression in closed
-form.
-"""
+"""Training with a value matrix: its risk against raw arrays, its minimum against closed-form ridge regression."""
 
 import equinox as eqx
 import jax
@@ -39,7 +37,7 @@ def matrices(seed=1):
 
 @eqx.filter_jit
 def raw_risk(model, data, labels, Q, W, ridge):
-    """The risk from the raw arrays, sentence by sentence."""
+    """The risk from raw arrays, sentence by sentence."""
 
     def one(x, label):
         inputs = x + data.encodings
@@ -50,7 +48,7 @@ def raw_risk(model, data, labels, Q, W, ridge):
 
 
 def test_risk_and_gradients_equal_those_of_the_raw_arrays(model, data):
-    labels = raw_labels(model, data) + 0.1  # others than the model's
+    labels = raw_labels(model, data) + 0.1  # not the model's own labels
     each = (jax.jit(jax.value_and_grad(f, (3, 4))) for f in (value_risk, raw_risk))
     pairs = [both(model, data, labels, *matrices(), 0.3) for both in each]
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-11, atol=1e-11), *pairs)
@@ -86,7 +84,7 @@ def test_the_minimum_is_a_critical_point_of_the_raw_risk(model, data, found):
 
 
 def test_the_value_matrix_is_a_ridge_regression(model, data, found):
-    """The minimum over W of weights Q, in closed form."""
+    """The trained value matrix is the ridge regression at the weights Q, in closed form."""
     inputs, labels = np.asarray(data.inputs() + data.encodings), np.asarray(raw_labels(model, data))
     S = np.asarray(jax.jit(jax.vmap(model.student))(inputs @ np.asarray(found.Q) / D**0.5))
     mixed, labels = (np.reshape(a, (-1, D)) / D**0.5 for a in (S @ inputs, labels))
@@ -97,7 +95,7 @@ def test_the_value_matrix_is_a_ridge_regression(model, data, found):
 
 @pytest.mark.parametrize(("alpha", "ridge"), [(1.5, 0.3), (1.5, 0.0), (0.25, 0.3)])
 def test_the_best_value_matrix_of_any_weights(model, alpha, ridge):
-    """The risk is flat there, with more rows than dimensions and with fewer."""
+    """The risk is flat at the best value matrix of any weights, with more rows than dimensions and with fewer."""
     data = sample_data(model, D, alpha, jax.random.key(0))
     labels, Q = raw_labels(model, data) + 0.1, matrices()[0]
     W = jax.jit(best_value)(model, data, labels, Q, ridge)
@@ -113,7 +111,10 @@ def test_l_bfgs_has_the_value_matrix_at_its_best_after_any_step(model, data):
 
 @pytest.mark.parametrize("times", [1, 2])
 def test_without_a_ridge_the_best_value_matrix_is_the_one_nearest_to_the_identity(model, times):
-    """With fewer rows than dimensions, and with every sentence twice: the pseudo-inverse."""
+    """Without a ridge the best value matrix is the one nearest to the identity, by the pseudo-inverse.
+
+    There are fewer rows than dimensions, and every sentence occurs `times` times.
+    """
     few = sample_data(model, D, 0.2, jax.random.key(0))
     few = ta.Data.from_sentences(jnp.tile(few.inputs(), (times, 1, 1)), teacher=few.teacher, encodings=few.encodings)
     labels, Q = raw_labels(model, few) + 0.1, D**0.5 * np.asarray(few.encodings)[:1].T  # tokens attend to themselves
@@ -133,7 +134,7 @@ def test_l_bfgs_ends_in_the_minimum_that_gradient_descent_finds(model, data, fou
 
 
 def test_a_strong_ridge_holds_the_layer_without(model, data):
-    """The weights differ from those of the layer without a value matrix by the inverse of the ridge."""
+    """With a strong ridge on W, weights differ from those of the layer without W by the inverse of the ridge."""
     without = train(model, data, "semantic", optimizer="lbfgs", exact=True)
     gaps, shifts = [], []
     for ridge in (100.0, 1000.0):
@@ -175,7 +176,7 @@ def test_held_out_error_against_sentences_at_hand(model, data):
 
 
 def test_instances(model):
-    """Their test error is that of the value matrix, under vmap and one by one."""
+    """The test error of instances is that with their value matrix, under vmap and one by one."""
 
     def run(data, key):
         return train_value(model, data, "semantic", steps=20)

@@ -39,7 +39,7 @@ def test_points_are_fixed_points(path, model, rule):
 
 
 def test_eigenvalues(path):
-    """At alpha = 2 those of q, V and theta that keep the symmetry of the tokens are -.983, .345 and .160."""
+    """At alpha = 2 the eigenvalues of q, V and theta that keep the symmetry of the tokens are -.983, .345 and .160."""
     k = np.argmin(np.abs(path.values - 2.0))
     real = path.eigenvalues[k].real
     for expected in (-0.983, 0.345, 0.160):
@@ -47,7 +47,10 @@ def test_eigenvalues(path):
 
 
 def test_another_branch_is_born(path, model, rule):
-    """Where the semantic branch turns unstable towards m, at .827, seen once both order parameters are free."""
+    """Another branch is born at .827, where the semantic one turns unstable towards m.
+
+    The crossing shows only when both order parameters are free.
+    """
     assert path.crossings == ()
     near = ta.solve(model, 0.85, "semantic", rule, start=jax.tree.map(lambda a: a[0], path.overlaps))
     (found,) = ta.trace_branch(model, "alpha", (0.81, 0.86), None, alpha=0.85, nodes=rule, start=near, step=0.01)
@@ -71,7 +74,7 @@ def test_through_a_fold(rule):
     (path,) = ta.trace_branch(model, "alpha", (1.8, 2.4), "positional", alpha=1.9, nodes=rule, points=30)
     folds = [alpha for alpha, _ in ta.folds_of([path])]
     np.testing.assert_allclose([folds[0], min(folds)], [2.174, 1.978], rtol=0.03)
-    np.testing.assert_allclose(folds[-1], folds[0], rtol=3e-3)  # the path goes on with -m
+    np.testing.assert_allclose(folds[-1], folds[0], rtol=3e-3)  # the path continues with -m
     m = path.overlaps.m[:, 0, 0]
     assert m[0] * m[-1] < 0 and abs(m[np.argmax(path.values[: len(m) // 2])]) > 0.15
     leading = path.eigenvalues[:, 0].real
@@ -79,9 +82,9 @@ def test_through_a_fold(rule):
 
 
 def test_branch_born_where_the_semantic_one_turns_unstable(model, rule):
-    """Subcritical: a mixed state above alpha = .827, higher in loss than the semantic one; m is zero at its birth.
+    """A mixed state is born at alpha = .827 with m = 0, subcritically: above it, with a loss above the semantic one.
 
-    With the parity of the loss kept by the nodes the fork is a fork; found by Newton's method, as it is a saddle.
+    The nodes keep the parity of the loss, so the fork stays a fork. The state is a saddle, which Newton's method finds.
     """
     full = [jnp.full((2, 1, 1), v, float) for v in (0.0598, 25.1, 0.0660)]
     near = ta.Overlaps(*full, 0.05 * jnp.array([[1.0], [-1.0]]))
@@ -93,7 +96,7 @@ def test_branch_born_where_the_semantic_one_turns_unstable(model, rule):
         near, found[alpha] = fp.overlaps, fp
         semantic = ta.solve(model, alpha, "semantic", rule, start=fp.overlaps)
         assert fp.train_loss > semantic.train_loss and float(semantic.diagnostics.growth_m) < 1
-    square = {alpha: float(fp.overlaps.m[0, 0]) ** 2 for alpha, fp in found.items()}  # linear in alpha
+    square = {alpha: float(fp.overlaps.m[0, 0]) ** 2 for alpha, fp in found.items()}  # m^2 is linear in alpha
     birth = 0.85 - 0.05 * square[0.85] / (square[0.9] - square[0.85])
     np.testing.assert_allclose(birth, 0.827, atol=4e-3)
 

@@ -1,4 +1,4 @@
-"""What every function of the wing answers to input that it cannot use: one sentence, before anything is compiled."""
+"""Every function of the wing answers unusable input with one sentence, before anything is compiled."""
 
 import inspect
 
@@ -16,7 +16,7 @@ from tiedattn_jax.theory.solve import Problem
 
 @pytest.fixture(scope="module")
 def given(model, lines, known):
-    """Arguments that every function accepts, by its name."""
+    """Arguments that every function accepts, by the function's name."""
     x, at = BRANCHES["semantic"].start(model), jnp.asarray(1.0)
     start = ta.Near(1.0, (x,))
     states = [ta.FixedPoint(model, at, known, b) for b in ("positional", "semantic")]
@@ -115,7 +115,7 @@ BAD = [
     # where to start
     ("locate", {"start": 1.25}, "start"),
     ("locate", {"start": []}, "start"),
-    ("locate", {"event": "alpha_c"}, "start"),  # two states are needed
+    ("locate", {"event": "alpha_c"}, "start"),  # alpha_c needs two states
     ("locate", {"start": "curves"}, "start"),
     ("critical_alpha", {"start": 1.25}, "start"),
     ("critical_alpha", {"start": {"semantic": 1.25}}, "start"),
@@ -146,7 +146,7 @@ BAD += [(f, {"model": 0.3}, "model") for f in FUNCTIONS]
 
 @pytest.fixture
 def nothing_is_compiled(monkeypatch):
-    """Any program of states is an error."""
+    """Make it an error to run any program of states."""
 
     def forbidden(*_):
         raise AssertionError("a program was compiled before the input was checked")
@@ -182,7 +182,7 @@ class Odd(ta.DotProduct):
 
 @pytest.mark.parametrize("function", FUNCTIONS)
 def test_the_model_is_checked(given, model, nothing_is_compiled, function):
-    """Where a branch has a name the loss must be even, too."""
+    """The model is checked; where a branch has a name the loss must be even, too."""
     refused = eqx.tree_at(lambda m: m.lam, model, -model.lam), Odd(**vars(model))
     for changed, message in zip(refused, ("lam must be one positive number", "loss must be even"), strict=True):
         with pytest.raises(ta.InputError, match=message):
@@ -204,7 +204,7 @@ ONE_SENTENCE = (
 @pytest.mark.parametrize("function", FUNCTIONS)
 @pytest.mark.parametrize("transform", [jax.jit, jax.vmap], ids=["jit", "vmap"])
 def test_concrete_numbers_are_asked_for(given, nothing_is_compiled, function, transform):
-    """Of what jax traces, whether the numbers of the model are traced or others are."""
+    """Functions ask for concrete numbers in one sentence if jax traces numbers of the model or others."""
     model, others = given[function]["model"], {k: v for k, v in given[function].items() if k != "model"}
 
     def of_models(m):
@@ -218,7 +218,7 @@ def test_concrete_numbers_are_asked_for(given, nothing_is_compiled, function, tr
         with pytest.raises(ta.InputError) as caught:
             jax.jit(lambda x: x * len(of_models(model)))(1.0)
         assert str(caught.value) == ONE_SENTENCE
-        with pytest.raises(ta.InputError) as caught:  # derivatives are fine, but not those of compiled functions
+        with pytest.raises(ta.InputError) as caught:  # derivatives work, but not those inside compiled functions
             jax.jit(jax.grad(lambda m: of_models(m).alpha))(model)
         assert str(caught.value) == ONE_SENTENCE
 

@@ -33,7 +33,7 @@ def critical(trace):
 def test_alpha_c(critical):
     assert abs(critical.alpha[0] - ALPHA_C) < 3 * critical.stderr[0]
     np.testing.assert_allclose(critical.slope[0], ALPHA_C_SENSITIVITIES["omega"], rtol=1e-2)
-    # The slopes are those of the curve on the same nodes: Hermite against Simpson.
+    # The slopes are those of the curve on the same nodes: its rise agrees with Simpson's rule.
     rise = 0.06 / 6 * (critical.slope[0] + 4 * critical.slope[1] + critical.slope[2])
     np.testing.assert_allclose(critical.alpha[2] - critical.alpha[0], rise, rtol=2e-3)
     np.testing.assert_allclose(critical.interpolant(0.33), critical.alpha[1])
@@ -54,7 +54,10 @@ def test_the_others(trace, critical, name, guess, alpha, tolerance):
 
 
 def test_the_first_place_may_lie_past_the_end_of_the_branch(monkeypatch, model, lines, known):
-    """The search then knows an alpha at which there is a state; what it finds in the end is said if that is nothing."""
+    """The first place may lie past the branch's end, as `there` is an alpha with a state.
+
+    If the search ends without a state, the error says so.
+    """
     seen = []
 
     def search(event, model, near, nodes, settings, *, exact):
@@ -71,7 +74,7 @@ def test_the_first_place_may_lie_past_the_end_of_the_branch(monkeypatch, model, 
 
 
 def test_what_is_missing_says_why(monkeypatch, model, lines, known):
-    """The event is there at the first value, the branch is gone at the next one, and nothing is found by a search."""
+    """A boundary says why a value is missing: the branch is gone at the second value, and a search finds nothing."""
 
     def nowhere(*args):
         raise ta.InputError("values", "must begin where the event happens")
@@ -142,7 +145,10 @@ def test_points_in_any_order_and_slopes_of_a_spline():
 
 
 def test_between_neighbours_and_between_the_last_state_and_the_next_alpha(monkeypatch):
-    """States at 3, 2, 1.5 and 1.2 of a branch that ends at 1.6; nothing is solved behind the place that is found."""
+    """A first change lies between neighbours in the list, or between the last state and the next alpha.
+
+    The branch ends at 1.6 and has states at 1.5, 1.2 and 1.1; nothing is solved beyond the place that is found.
+    """
     alphas, solved = np.array([3.0, 2.0, 1.5, 1.2, 1.1]), []
 
     def walk(model, places, branch, nodes, settings):
@@ -224,11 +230,11 @@ def test_alpha_l_is_one_of_three(model, lines, monkeypatch):
     assert calls == [(name, "omega", True) for name in whole]
     assert reports[0] == (0, 9) and reports[-1] == (9, 9) and sorted(reports) == reports
     assert found.event == "alpha_l"
-    np.testing.assert_array_equal(found.alpha, [1.5, 1.0, 0.7])  # the semantic state, the exchange, the positional one
+    np.testing.assert_array_equal(found.alpha, [1.5, 1.0, 0.7])  # semantic baseline, alpha_c, positional baseline
     np.testing.assert_array_equal(found.slope, [0.75, 0.5, 0.35])
     np.testing.assert_array_equal(found.exact, [True, True, False])
     assert found.reason.tolist() == ["semantic baseline 0", "alpha_c 1", "positional baseline 2"]
-    del whole["positional baseline"]  # the positional state beats it nowhere
+    del whole["positional baseline"]  # the positional state nowhere beats the baseline
     np.testing.assert_array_equal(ta.trace_boundary(model, "alpha_l", "omega", values, lines).alpha, [1.5, 1.0, 1.0])
     assert calls[-3:] == [("alpha_c", "omega", True), *((f"{b} baseline", "omega", False) for b in PAIR[::-1])]
     del whole["semantic baseline"]

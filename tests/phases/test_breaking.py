@@ -19,7 +19,7 @@ def transition(model, lines) -> ta.Transition:
 
 
 def _numbers(sigma: jax.Array) -> ta.Model:
-    """Derivatives in the numbers of the model: zero, but for sigma."""
+    """Derivatives in the numbers of the model, zero except for sigma."""
     zeros = jax.tree.map(lambda a: jnp.zeros((*sigma.shape, *a.shape)), ta.dot_product())
     return eqx.tree_at(lambda m: m.sigma, zeros, sigma)
 
@@ -44,7 +44,7 @@ def _state(elevation: list[float], by_alpha: float, by_sigma: float = 0.0) -> Br
 
 
 def test_a_state_without_breaking_says_that_rs_is_exact():
-    """Not where the breaking was not found."""
+    """A state without breaking says that RS is exact, but not where the search for breaking failed."""
     point = ta.BrokenPoint(
         ta.dot_product(), jnp.asarray(1.2), made.fixed_point(), _state([0, 0], 1.0), "semantic", True
     )
@@ -55,7 +55,10 @@ def test_a_state_without_breaking_says_that_rs_is_exact():
 
 
 def test_shift_is_elevation_over_slope(transition, monkeypatch):
-    """Losses that cross with the slope .8e-3 - .5e-3, the first one lifted by 3e-7 and 5e-7: alpha_c falls."""
+    """The shift of alpha_c is minus elevation over slope.
+
+    Losses cross with the slope .8e-3 - .5e-3, and the first one is lifted by 3e-7 and 5e-7: alpha_c falls.
+    """
     states = {"positional": _state([3e-7, 5e-7], 0.8e-3), "semantic": _state([0.0, 0.0], 0.5e-3)}
 
     rs = _rs_state(0.8e-3, 0.0)
@@ -75,7 +78,7 @@ def test_shift_is_elevation_over_slope(transition, monkeypatch):
 
 
 def _rs_state(by_alpha: float, by_sigma: float) -> ta.FixedPoint:
-    """An RS state of two replicates, of which only the derivatives of the loss are known."""
+    """An RS state of two replicates that agree, with given derivatives of the loss."""
     ones = jnp.ones(2)
     partials = _numbers(by_sigma * ones), by_alpha * ones
     point = made.fixed_point(scatter=(0.0, 0.0))
@@ -83,7 +86,10 @@ def _rs_state(by_alpha: float, by_sigma: float) -> ta.FixedPoint:
 
 
 def test_sensitivities_are_those_at_the_broken_alpha_c(monkeypatch):
-    """Losses whose difference is alpha^2 - 5 sigma, with breaking that lifts it by 3e-4 sigma^4 (at sigma = .5)."""
+    """Sensitivities are those at the 1RSB alpha_c.
+
+    The losses differ by alpha^2 - 5 sigma, and breaking lifts the difference by 3e-4 sigma^4 (at sigma = .5).
+    """
     lift, sigma = 3e-4, 0.5
 
     def roots(sigma):
@@ -121,8 +127,9 @@ _LIFT = 3e-3
 
 
 def _baseline(monkeypatch, early, late):
-    """Semantic states that beat the baseline by alpha^2 - 5 sigma, with breaking by _LIFT sigma more;
-    an RS alpha_c at .5.
+    """States that beat the baseline by alpha^2 - 5 sigma in RS, and by _LIFT sigma more in 1RSB.
+
+    The RS alpha_c and alpha_l lie at .5.
     """
     beaten, rs = 1.0, made.fixed_point(scatter=(0.0, 0.0))
     model, root = ta.dot_product(sigma=0.05), 0.25**0.5
@@ -155,7 +162,7 @@ def _baseline(monkeypatch, early, late):
 
 @pytest.mark.parametrize("early", [False, True], ids=["semantic", "positional"])
 def test_where_a_broken_branch_beats_the_baseline(monkeypatch, early):
-    """alpha_l is the root of the 1RSB excess, and moves with the numbers as that does."""
+    """alpha_l of a 1RSB branch is the root of its excess over the baseline, and has the root's sensitivities."""
     model, transition = _baseline(monkeypatch, early, early)
     found = ta.linear_crossing_1rsb(model, transition, order=7)
     root = (0.05 * (5 - _LIFT)) ** 0.5
@@ -170,7 +177,7 @@ def test_where_a_broken_branch_beats_the_baseline(monkeypatch, early):
 
 
 def test_the_exchange_of_the_minima_beats_the_baseline(monkeypatch):
-    """alpha_l is then alpha_c, in both theories."""
+    """If the exchange of the minima beats the baseline, alpha_l is alpha_c, in both theories."""
     model, transition = _baseline(monkeypatch, False, True)
     states = {"positional": _state([3e-7, 5e-7], 0.8e-3), "semantic": _state([0.0, 0.0], 0.5e-3)}
     rs = _rs_state(0.8e-3, 0.0)
@@ -194,7 +201,7 @@ def test_an_alpha_l_that_was_not_found_is_refused(monkeypatch):
 
 
 def test_estimated_shift(model, transition):
-    """By the estimates of the two states, and beside the shift that `critical_alpha_1rsb` gives on these lines."""
+    """The shift estimated from the two states agrees with that of `critical_alpha_1rsb` on these lines."""
     positional, semantic = (branch.mean for branch in transition.branches)
     lift = positional.diagnostics.rs_error - semantic.diagnostics.rs_error
     slope = positional.train_loss_partials[1] - semantic.train_loss_partials[1]
@@ -216,7 +223,7 @@ def test_a_replicate_without_a_state_has_no_share_in_the_shift(transition):
         failed = eqx.tree_at(
             lambda t: t.branches[0].replicates.status, transition, status.at[k].set(int(ta.Status.nonfinite))
         )
-        others -= failed.rs_shift.value / len(status)  # every replicate is in the mean of all but one so often
+        others -= failed.rs_shift.value / len(status)  # every replicate is in this many of the means over all but one
     np.testing.assert_allclose(others, 0, atol=1e-12)
     assert failed.rs_shift.value != transition.rs_shift.value
 

@@ -1,4 +1,4 @@
-"""Reading a diagram, with cells whose curves are known."""
+"""Reading a diagram, from cells whose curves are known."""
 
 import csv
 import json
@@ -15,7 +15,7 @@ CRITICAL, LINEAR = 0.6 + 2 * OMEGA, 0.9 + 2 * OMEGA  # in the middle row alpha_l
 
 
 def made(turned: bool = False) -> ta.PhaseDiagram:
-    """Losses that cross at `CRITICAL`, test errors that cross the baseline at `LINEAR` on the semantic branch."""
+    """Losses that cross at `CRITICAL`, and test errors that cross the baseline at `LINEAR` on the semantic branch."""
     a, r = ALPHA[None, :, None], np.arange(2)
     zero = np.zeros((3, 10, 2))
     critical = CRITICAL[:, None, None] + 0.01 * (r - 0.5)
@@ -48,13 +48,16 @@ def test_curves(turned):
     diagram = made(turned)
     critical, linear = diagram.alpha_c(), diagram.alpha_l()
     assert critical.parameter == "omega" and critical.event == "alpha_c"
-    np.testing.assert_allclose(critical.alpha, CRITICAL, rtol=1e-9)  # cubic, so exact
-    np.testing.assert_allclose(linear.alpha, LINEAR, rtol=1e-9)  # a line in 1 / alpha
+    np.testing.assert_allclose(critical.alpha, CRITICAL, rtol=1e-9)  # exact, because the difference is cubic
+    np.testing.assert_allclose(linear.alpha, LINEAR, rtol=1e-9)  # exact, because the test error is linear in 1 / alpha
     assert np.all((critical.stderr > 0.005) & (critical.stderr < linear.stderr))
 
 
 def test_error_bars_contain_what_cells_are_too_few_for():
-    """A test error that is no cubic in 1 / alpha, read from every other cell."""
+    """Error bars contain the error of too few cells.
+
+    The test error is no cubic in 1 / alpha, and every other cell is read.
+    """
     diagram, r = made(), np.arange(2)
     diagram.cells["gen_error"][1] = 2e-3 - 1e-3 * (ALPHA[None, :, None] ** 2 - LINEAR[:, None, None] ** 2 + 0 * r)
     few = ta.PhaseDiagram(("alpha", ALPHA[1::2]), diagram.y, {k: a[:, :, 1::2] for k, a in diagram.cells.items()}, {})
@@ -64,7 +67,7 @@ def test_error_bars_contain_what_cells_are_too_few_for():
 
 
 def test_alpha_l_at_the_exchange():
-    """A semantic branch that beats the baseline wherever it exists: alpha_l is alpha_c."""
+    """If the semantic branch beats the baseline wherever it exists, alpha_l is alpha_c."""
     diagram = made()
     diagram.cells["gen_error"][1] = 1e-3
     np.testing.assert_allclose(diagram.alpha_l().alpha, CRITICAL)
@@ -73,7 +76,7 @@ def test_alpha_l_at_the_exchange():
 def test_regions():
     diagram = made()
     names = np.array(REGIONS)[diagram.region]
-    assert np.all(names[:, ALPHA < 0.7] == "unique positional")  # absent, or unstable towards m
+    assert np.all(names[:, ALPHA < 0.7] == "unique positional")  # the semantic branch is absent, or unstable towards m
     for row, critical in zip(names, CRITICAL, strict=True):
         assert np.all(row[(ALPHA > 0.7) & (critical > ALPHA)] == "bistable, positional global")
         assert np.all(row[critical < ALPHA] == "bistable, semantic global")
@@ -82,7 +85,7 @@ def test_regions():
 
 def test_cells_that_failed_are_marked():
     diagram = made()
-    diagram.cells["status"][0, 1, 3, 1] = 3  # one replicate of two: a state that is not trusted
+    diagram.cells["status"][0, 1, 3, 1] = 3  # one replicate of two failed: the state is not trusted
     assert diagram.region[1, 3] == 4 and not diagram.trusted[1, 3] and diagram.trusted[1, 4]
     diagram.cells["status"][0, 1, 4] = 3
     assert diagram.region[1, 4] == 0 and not diagram.trusted[1, 4]
@@ -103,7 +106,7 @@ def test_what_trusted_asks_for():
     def trusted(name, where, value):
         diagram = made()
         diagram.cells[name][where] = value
-        return diagram.trusted[1, 6]  # alpha = 1.4 and omega = .3: both branches are there, the semantic one is global
+        return diagram.trusted[1, 6]  # alpha = 1.4, omega = .3: both branches exist, and the semantic one is global
 
     spread = 1e-5 * np.array([-1.0, 1.0])
     for bars, decided in ((1.9, False), (2.1, True)):
@@ -114,14 +117,17 @@ def test_what_trusted_asks_for():
 
 def test_nodes_that_see_nothing_settle_nothing():
     diagram = made()
-    diagram.cells["status"][1, 1, [1, 5]] = ta.Status.unresolved  # absent in the first of them before
+    diagram.cells["status"][1, 1, [1, 5]] = ta.Status.unresolved  # the first of them was absent before
     assert diagram.region[1, 1] == diagram.region[1, 5] == 0 and not diagram.trusted[1, [1, 5]].any()
     np.testing.assert_array_equal(diagram.status[1, 1, :6], [6, 8, 0, 0, 0, 8])
     assert not diagram.absent[1, 1, 1] and diagram.absent[1, 1, 0] and not diagram.solved[1, 1]
 
 
 def test_a_difference_that_rises_twice():
-    """The last time counts: beyond it the semantic branch stays the global minimum."""
+    """If the difference of the losses rises through zero twice, the last time counts.
+
+    The semantic branch stays the global minimum beyond it.
+    """
     diagram = made()
     for name, values in (("train_loss", np.sin(8 * ALPHA)), ("train_loss_by_alpha", 8 * np.cos(8 * ALPHA))):
         diagram.cells[name][:] = np.stack([values, 0 * values])[:, None, :, None]
@@ -134,7 +140,7 @@ def test_error_bars_are_those_of_the_library():
     expected = error_bar(np.moveaxis(diagram.cells["train_loss"], 3, 0))[0]
     np.testing.assert_allclose(diagram.stderr("train_loss")[0], expected)
     diagram.cells["status"][0, 1, 3, 1] = 3
-    assert diagram.stderr("train_loss")[0, 1, 3] == np.inf  # one replicate is left
+    assert diagram.stderr("train_loss")[0, 1, 3] == np.inf  # only one replicate is left
     assert diagram.mean("train_loss")[0, 1, 3] == diagram.cells["train_loss"][0, 1, 3, 0]
 
 
@@ -190,7 +196,7 @@ def test_figures():
     left, right = diagram.plot().axes[:2]
     assert [line.get_label() for line in right.get_lines()] == [r"$\alpha_c$", r"$\alpha_l$"]
     np.testing.assert_allclose(left.get_lines()[-2].get_xdata(), CRITICAL)
-    assert len(left.collections[-3].get_paths()) == (~diagram.trusted).sum()  # hatched
+    assert len(left.collections[-3].get_paths()) == (~diagram.trusted).sum()  # hatched cells are not trusted
     assert len(slice_figure(diagram, [0, 2]).axes) == 4
 
 

@@ -21,7 +21,10 @@ def ends(curve, lines):
 
 
 def test_how_the_semantic_branch_ends(ends):
-    """Unstable towards m below .826469(4), pitchfork at .719178(23): lines of order 15."""
+    """The semantic branch is unstable towards m below .826469(4) and ends in a pitchfork at .719178(23).
+
+    The values come from lines of order 15.
+    """
     fork, loss = ends["pitchfork"], ends["instability"]
     assert (fork.direction, loss.direction) == ("theta", "m") and fork.side == loss.side == "lower"
     assert abs(fork.alpha - 0.719178) <= 3 * fork.stderr < 0.01
@@ -30,7 +33,7 @@ def test_how_the_semantic_branch_ends(ends):
 
 
 def synthetic(alphas, theta, growth_m):
-    """A curve with given order parameters and stability; states only where theta is positive."""
+    """A curve with given order parameters and stability; states exist only where theta is positive."""
     model = ta.dot_product()
     one = jnp.ones((2, 2, 1, 1))
 
@@ -56,7 +59,7 @@ def synthetic(alphas, theta, growth_m):
 
 
 def located(monkeypatch, lines, curve, growth_m, **places):
-    """The ends of a curve, events lying at given places, and which were asked for, in this order."""
+    """The ends of a curve if events lie at given places, and the events that were asked for, in this order."""
     asked = []
 
     def locate(event, model, near, nodes, settings, sensitivities):
@@ -83,9 +86,9 @@ def located(monkeypatch, lines, curve, growth_m, **places):
     ("last", "fold", "kind"), [(0.6, 0.6, "pitchfork"), (0.8, 0.6, "fold"), (0.8, 0.72, "pitchfork")]
 )
 def test_a_fold_is_looked_for_next_to_a_large_order_parameter(monkeypatch, lines, last, fold, kind):
-    """The order parameter next to the end is .6 or .8 of the largest along the curve; a fork at .7 in any case.
+    """A fold is looked for if the order parameter next to the end is .8 of the largest along the curve, but not if .6.
 
-    A branch that turns back reaches further than the fork: else it is another one.
+    There is a fork at .7 in any case. A branch that turns back reaches further than the fork: else it is another one.
     """
     curve = synthetic([0.6, 0.8, 2.0], [0.0, last, 1.0], [0.5, 0.5, 0.5])
     (end,), asked = located(monkeypatch, lines, curve, 0.5, pitchfork=0.7, fold=fold)
@@ -96,7 +99,10 @@ def test_a_fold_is_looked_for_next_to_a_large_order_parameter(monkeypatch, lines
 
 
 def test_a_fold_that_is_not_found_lies_in_the_bracket(monkeypatch, lines):
-    """Where the uninformed state is unstable on neither side there is no fork, and a fold is looked for."""
+    """A fold that is not found is reported midway between two points, with half their distance as the error bar.
+
+    The uninformed state is unstable on neither side, so there is no fork and a fold is looked for.
+    """
     curve = synthetic([0.2, 0.6, 2.0], [0.0, 0.3, 1.0], [0.5, 0.5, 0.5])
     (end,), asked = located(monkeypatch, lines, curve, 0.5, fold=0.5)
     assert (end.kind, end.alpha, end.transition.status_name) == ("fold", 0.5, "converged")
@@ -108,7 +114,7 @@ def test_a_fold_that_is_not_found_lies_in_the_bracket(monkeypatch, lines):
 
 
 def test_a_branch_may_end_on_both_sides(monkeypatch, lines):
-    """Ends come in the order of alpha; an upper fold counts where it lies above the fork."""
+    """A branch may end on both sides: ends come in the order of alpha, and an upper fold counts above the fork."""
     curve = synthetic([0.2, 0.6, 1.0, 2.0], [0.0, 0.8, 1.0, 0.0], [0.5] * 4)
     ends, asked = located(monkeypatch, lines, curve, 0.5, fold="near")
     assert [(e.side, e.kind, e.alpha) for e in ends] == [("lower", "fold", 0.6), ("upper", "fold", 1.0)]
@@ -117,7 +123,10 @@ def test_a_branch_may_end_on_both_sides(monkeypatch, lines):
 
 
 def test_where_stability_is_lost(monkeypatch, lines):
-    """Between two points of the curve, or between the fork at .7, where the uninformed state is unstable, and .8."""
+    """Stability is lost between two points of the curve, or between the fork at .7 and the first point at .8.
+
+    In the second case the uninformed state is unstable at the fork.
+    """
     curve = synthetic([0.6, 0.8, 1.0, 2.0], [0.0, 0.3, 0.5, 1.0], [0.5, 1.5, 0.5, 0.5])
     ends, asked = located(monkeypatch, lines, curve, 0.5, pitchfork=0.7, instability=0.9)
     assert [(e.kind, e.side, e.direction) for e in ends] == [
@@ -130,4 +139,4 @@ def test_where_stability_is_lost(monkeypatch, lines):
     assert [e.kind for e in ends] == ["pitchfork", "instability"]
     near = asked[1][1]
     assert (near.alpha, near.low, near.high, near.there) == pytest.approx((0.76, 0.7, 0.8, 0.8))
-    assert near.slope == pytest.approx(12.5)  # from -.75 to .5
+    assert near.slope == pytest.approx(12.5)  # the number of the event rises from -.75 to .5

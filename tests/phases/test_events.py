@@ -23,7 +23,7 @@ from tiedattn_jax.theory.solve import Problem
 
 
 def find(fn, alpha, exists=lambda a: True, **near):
-    """The places that a search looks at, until its step is below 1e-9."""
+    """The end of a search and the places that it looks at, until its step is below 1e-9."""
     near = ta.Near(alpha, (), **near)
     s = Secant.begin(near.there, near.slope, near.low, near.high)
     trial, places = float(alpha), []
@@ -67,7 +67,7 @@ def test_the_bracket_shrinks_where_the_secant_would_leave_it():
 
 
 def test_beyond_the_end_of_a_branch():
-    """States exist below 1.6 only; the search comes back from the places where there are none."""
+    """A search comes back from places beyond the end of the branch, here above 1.6, where there is no state."""
     root, places = find(lambda a: a - 1.55, 1.8, lambda a: a < 1.6, low=1.5, high=2.0, there=1.5)
     np.testing.assert_allclose(root, 1.55, rtol=1e-8)
     assert places[0] == 1.8 and max(places[2:]) <= 1.7
@@ -81,14 +81,14 @@ def test_steps_without_a_bracket_are_short():
 
 
 def test_a_step_from_where_nothing_is_known():
-    """Without a slope: to the middle of a bracket on the scale of logarithms, or 2 % to the side that the sign says."""
+    """Without a slope the step goes to the middle of a bracket in logarithms, or 2 % to the side that the sign says."""
     for rising, side in ((1.0, -1), (-1.0, 1)):
         s = Secant(2.0, 0.5, np.nan, 0.0, np.inf, rising)
         np.testing.assert_allclose(s.next(), (1 + 0.02 * side) * 2.0)
     np.testing.assert_allclose(Secant(2.0, 0.5, np.nan, 1.0, 4.0, 1.0).next(), 2.0)
-    s = Secant(2.0, 0.5, -1.0, 1.0, 4.0, 1.0)  # a slope of the wrong sign is none
+    s = Secant(2.0, 0.5, -1.0, 1.0, 4.0, 1.0)  # a slope of the wrong sign is ignored
     np.testing.assert_allclose(s.next(), 2.0)
-    np.testing.assert_allclose(Secant(2.0, -0.5, 0.1, 1.0, 4.0, 1.0).next(), 3.0)  # half-way to the end
+    np.testing.assert_allclose(Secant(2.0, -0.5, 0.1, 1.0, 4.0, 1.0).next(), 3.0)  # half the way to the end
     np.testing.assert_allclose(Secant(2.0, 0.5, 0.1, 1.0, 4.0, 1.0).next(), 1.5)
 
 
@@ -98,7 +98,7 @@ def test_what_a_search_learns():
     assert (first.place, first.value, first.low, first.high) == (2.0, -0.5, 2.0, 4.0) and np.isnan(first.slope)
     second = first.learn(3.0, 0.5)
     assert (second.slope, second.low, second.high) == (1.0, 2.0, 3.0)
-    assert second.learn(3.0, 0.5).slope == 1.0  # the same place once more tells nothing of the slope
+    assert second.learn(3.0, 0.5).slope == 1.0  # a second look at the same place tells nothing about the slope
     assert first.learn(3.0, 0.5, 7.0).slope == 7.0
     falling = Secant.begin(np.nan, np.nan, 0.0, np.inf).learn(2.0, 0.5, -1.0)  # without a bracket the slope decides
     assert (falling.rising, falling.low, falling.high) == (-1.0, 2.0, np.inf)
@@ -121,15 +121,15 @@ def test_in_a_bracket():
     root, looks, met = search(1.55)
     np.testing.assert_allclose(root, 1.55, rtol=1e-8)
     assert met and looks < 16
-    assert not search(5.0)[2] and not search(0.05)[2]  # beyond the bracket
-    assert search(np.sqrt(0.4), tol=1e-9)[1] == 1  # exactly there
+    assert not search(5.0)[2] and not search(0.05)[2]  # the zeros lie beyond the bracket
+    assert search(np.sqrt(0.4), tol=1e-9)[1] == 1  # exactly at the first look
     root, looks, met = run_one(zero_between(lambda a, k: made.ended((np.nan, k + 1)), 0.1, 4.0, 0, 1e-9))
     assert not met and looks <= 40
 
 
 @jax.tree_util.register_pytree_node_class
 class Some(SimpleNamespace):
-    """Some attributes of a state, as a tree."""
+    """A pytree with some attributes of a state."""
 
     def tree_flatten(self):
         return tuple(vars(self).values()), tuple(vars(self))
@@ -140,7 +140,7 @@ class Some(SimpleNamespace):
 
 
 def state_with(alpha=1.0, theta=1.0, m=1.0, loss=0.0, error=0.0, linear=0.0, there=(True, True, True)):
-    """What events look at in a state."""
+    """The numbers of a state that events look at."""
     three = jnp.ones(3)
     return Some(
         overlaps=ta.Overlaps(*(alpha * jnp.ones((3, 2, 1, 1)),) * 3, alpha * jnp.ones((3, 2, 1))),
@@ -158,7 +158,7 @@ def test_the_number_of_every_event():
     numbers = {
         "semantic baseline": 0.1,
         "positional baseline": 0.1,
-        "semantic instability": 0.3,  # stable, as is above it
+        "semantic instability": 0.3,  # positive: the state is stable, as it is above the event
         "positional instability": 0.2,
         "semantic pitchfork": 0.2,
         "positional pitchfork": -0.3,
@@ -179,7 +179,7 @@ def test_what_most_replicates_lack_has_no_number():
 
 
 def test_roots_and_sensitivities_of_the_replicates():
-    """Each replicate's zero is one Newton step away from the place that they share."""
+    """Each replicate's zero lies one Newton step away from the common place."""
     event = EVENTS["alpha_c"]
     good = Some(status=jnp.zeros(3, int), has_state=jnp.ones(3, bool))
     value, by_alpha = jnp.array([0.1, 0.3, 0.2]), jnp.array([2.0, 2.0, 4.0])
@@ -203,7 +203,7 @@ def test_roots_and_sensitivities_of_the_replicates():
 
 
 def searched(monkeypatch, number, alpha, exists=lambda a: True, options=MappingProxyType({}), **near):
-    """`zero_near` of a number of alpha, with states that cost nothing, and the places that it looks at."""
+    """`zero_near` for a number as a function of alpha, with states that cost nothing, and the places it looks at."""
     places = []
 
     def finely(problem, x):
@@ -236,7 +236,10 @@ def test_a_zero_of_states(monkeypatch):
 
 
 def test_the_states_of_a_pair_are_asked_for_at_once(monkeypatch):
-    """Each goes on from its own last state, with what its branch leaves free; slopes come with the losses."""
+    """A pair's states are requested together, each from its last state and with its branch's free order parameters.
+
+    Exact slopes come with the losses.
+    """
     asked = []
 
     def finely(problem, x):
@@ -252,7 +255,7 @@ def test_the_states_of_a_pair_are_asked_for_at_once(monkeypatch):
     near, rule = ta.Near(1.4, (x, jax.tree.map(lambda a: 2 * a, x))), SimpleNamespace(replicates=3)
     path = zero_near(EVENTS["alpha_c"], ta.dot_product(), near, rule, "tight", exact=True)
     (wanted := next(path)) and path.close()
-    assert len(wanted) == 2  # in one list
+    assert len(wanted) == 2  # both in one list
     asked.clear()
     zero = run_one(zero_near(EVENTS["alpha_c"], ta.dot_product(), near, rule, "tight", exact=True))
     np.testing.assert_allclose(zero.alpha, 1.25, atol=1e-5)
@@ -264,7 +267,7 @@ def test_the_states_of_a_pair_are_asked_for_at_once(monkeypatch):
 
 
 def test_exact_slopes_are_asked_for_in_every_replicate_at_once(monkeypatch, model, lines, known):
-    """As calls, one for each replicate, with its own state; without them the secant does."""
+    """Exact slopes are requested together, one call per replicate with its state; else the secant gives the slope."""
     monkeypatch.setattr(Problem, "finely", lambda problem, x: made.ended(known))
     near, asked = ta.Near(1.4, (known.overlaps,)), []
 
@@ -296,7 +299,7 @@ def test_exact_slopes_are_asked_for_in_every_replicate_at_once(monkeypatch, mode
 
 
 def curve_with(numbers, branch="semantic", name="error"):
-    """A curve with test errors or losses at alpha = 1, 2, ...; states only where they are finite."""
+    """A curve with test errors or losses at alpha = 1, 2, ...; states exist only where the numbers are finite."""
 
     def point(alpha, number):
         there = bool(np.isfinite(number))
@@ -313,13 +316,13 @@ def test_the_first_place_on_a_curve_within_limits():
     np.testing.assert_allclose(first.overlaps[0].q, 1.25)
     second = near_of(event, curve, 2.0, 5.0)
     np.testing.assert_allclose((second.alpha, second.there), (3.5, 4.0))
-    third = near_of(event, curve, 4.0)  # between points that are no neighbours: the state between them is left out
+    third = near_of(event, curve, 4.0)  # between points that are not neighbours the state between them is left out
     np.testing.assert_allclose((third.alpha, third.low, third.high), (5.0, 4.0, 6.0))
     assert near_of(event, curve, 5.5) is None
 
 
 def test_where_alpha_c_is_looked_for(monkeypatch, model, lines):
-    """The first crossing of the curves in the range; if there is none, anywhere in the range."""
+    """alpha_c is looked for at the first crossing of the curves in the range; without one, anywhere in the range."""
     seen = []
 
     def stop(*arguments, **_):
@@ -336,7 +339,7 @@ def test_where_alpha_c_is_looked_for(monkeypatch, model, lines):
 
 
 def test_alpha_c_between_the_ends_of_branches(monkeypatch, model):
-    """On coarse averages, where one branch exists only that one wins: here the semantic one from .8 on."""
+    """On coarse averages a branch wins where the other one does not exist: here the semantic one starts at .8."""
 
     def coarsely(problem, x0):
         alpha, semantic = float(problem.alpha), problem.free[0] == 1
@@ -358,15 +361,18 @@ def test_alpha_c_between_the_ends_of_branches(monkeypatch, model):
         with pytest.raises(InterruptedError):
             ta.critical_alpha(model, ta.sobol_nodes(model, 64, replicates=3), bracket=bracket)
     np.testing.assert_allclose([alpha for alpha, _ in found], [1.25, 0.9, 1.4], rtol=2e-3)
-    assert [looks for _, looks in found] == [12, 1, 1]  # at the end of a bracket one look says what is there
-    # A branch goes on from its last state, or from its start where it was absent before.
+    assert [looks for _, looks in found] == [12, 1, 1]  # at the end of a bracket one look is enough
+    # A branch continues from its last state, or from its start if it was absent before.
     first = float(BRANCHES["semantic"].start(model).q[0, 0, 0])
     for (before, x), (_, y) in pairwise(starts[True][:4]):
         assert y == (x + 1 if before >= 0.8 else first)
 
 
 def test_where_alpha_l_is_looked_for(monkeypatch, model, lines, known):
-    """On the positional branch below alpha_c where it beats the baseline there, on the semantic one above it else."""
+    """alpha_l is looked for on the positional branch below alpha_c, or on the semantic one above.
+
+    The first holds if the positional state beats the baseline at alpha_c.
+    """
     seen = []
 
     def stop(model, coarse, x0, free, ends, settings):
@@ -388,7 +394,7 @@ def test_where_alpha_l_is_looked_for(monkeypatch, model, lines, known):
 
 
 def test_the_options_of_a_search_arrive(monkeypatch, model, lines):
-    """Settings, limits and what is exact, in every function that looks for an event."""
+    """Settings, limits and the choice of exact slopes reach the search from every function that looks for an event."""
     seen = []
 
     class Stop(Exception):
@@ -443,7 +449,7 @@ def test_places_on_curves(curves, model, lines):
 
 @pytest.mark.parametrize(("event", "alpha"), [("semantic instability", 0.8265), ("semantic pitchfork", 0.7192)])
 def test_sensitivities_of_growth_events(model, lines, event, alpha):
-    """Where the proximal operator jumps: implicit derivatives against central differences."""
+    """Implicit derivatives of growth events equal central differences where the proximal operator jumps."""
     (branch,) = EVENTS[event].branches
     start = [ta.solve(model, 1.01 * alpha, branch, lines, start=BRANCHES["semantic"].start(model))]
     tight = ta.Settings(tol=1e-8, warm_steps=20)
@@ -459,7 +465,7 @@ def test_sensitivities_of_growth_events(model, lines, event, alpha):
 
 
 def one_replicate(model, order):
-    """The averages of test_arclength.py, for its programs."""
+    """The averages of test_arclength.py, in order to share its programs."""
     return ta.line_nodes(model, order, replicates=1, even=True)
 
 
@@ -473,10 +479,10 @@ def test_a_fold_is_looked_for_on_both_sides(monkeypatch, model, lines):
     np.testing.assert_array_equal(seen[-1][0].free, [1.0, 0.0])
 
 
-# Derivatives are those of many nodes, differences those of these: lines of order 5 leave 12 % at a fold.
+# Derivatives estimate many nodes, differences belong to these: lines of order 5 differ by 12 % at a fold.
 @pytest.mark.parametrize(("order", "tol"), [(5, 0.15), pytest.param(7, 0.03, marks=pytest.mark.slow)])
 def test_a_fold_and_its_sensitivities(order, tol):
-    """The positional branch at omega = .235 turns back at alpha = 2.174(1)."""
+    """The positional branch at omega = .235 turns back at alpha = 2.174(1), and its derivatives equal differences."""
     model = ta.dot_product(omega=0.235)
     rule = one_replicate(model, order)
     x = ta.solve(model, 2.1, "positional", rule, start=START).overlaps
@@ -505,7 +511,10 @@ def test_which_state_beats_the_baseline_first(early, late, owner):
 
 
 def test_alpha_l_is_alpha_c_where_the_exchange_beats_the_baseline(model, lines):
-    """At omega = .5 the semantic state is below the baseline already where it becomes global."""
+    """If the exchange of the minima beats the baseline, alpha_l is alpha_c.
+
+    In the model this happens at omega = .5, where the semantic state beats the baseline as soon as it becomes global.
+    """
     critical = ta.critical_alpha(model, lines, start=[ta.solve(model, 1.25, b, lines) for b in PAIR])
     states = list(critical.branches)
     better = eqx.tree_at(lambda s: s.replicates.gen_error, states[1], 0.5 * states[1].replicates.gen_error)
@@ -513,14 +522,14 @@ def test_alpha_l_is_alpha_c_where_the_exchange_beats_the_baseline(model, lines):
     found = ta.linear_crossing(model, known, lines, start=[states[1]])
     np.testing.assert_array_equal(found.alpha, critical.alpha)
     np.testing.assert_array_equal(found.sensitivities.omega, critical.sensitivities.omega)
-    # Where no alpha_c was found, nobody knows which minimum is global.
+    # Without alpha_c nobody knows which minimum is global.
     lost = eqx.tree_at(lambda t: t.status, critical, jnp.asarray(int(ta.Status.max_steps)))
     near = ta.Near(ALPHA_L, (states[1].replicates.overlaps,))
     assert int(ta.linear_crossing(model, lost, lines, start=near).status) == ta.Status.max_steps
 
 
 def test_without_alpha_c_there_is_no_alpha_l(model, lines):
-    """Nothing is solved then, in a sweep neither."""
+    """Without alpha_c there is no alpha_l: nothing is solved, neither here nor in a sweep."""
     lost = made.transition(status=int(ta.Status.max_steps))
     for found in (
         ta.linear_crossing(model, lost, lines),

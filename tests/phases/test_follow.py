@@ -1,4 +1,4 @@
-"""A branch from one setting to the next: the step that grids and curves share."""
+"""A branch followed from one setting to the next: the step that grids and curves share."""
 
 import operator
 
@@ -41,9 +41,9 @@ def scaled(state, theta=1.0, q=1.0):
 
 @pytest.fixture
 def search(model, state, monkeypatch):
-    """The state that a search returns, and the problems that it solves with their starts.
+    """A search with given states: it returns the state and the problems that it solves with their starts.
 
-    Each ends in a given state: near the expected one, on the uninformed branch, and anew from the branch's start.
+    The states are `near` (from the expected one), `bare` (uninformed) and `anew` (from the branch's start).
     """
 
     def go(near, bare=None, anew=None, *, free=SEMANTIC, lost=False, settings=None):
@@ -69,7 +69,7 @@ def search(model, state, monkeypatch):
 
 @pytest.fixture
 def settled(search):
-    """The status that a search ends with, and the number of states that it takes."""
+    """The status of a search with given states, and the number of states that it takes."""
 
     def go(*states, **options):
         found, asked = search(*states, **options)
@@ -87,7 +87,7 @@ def test_what_is_found_near_is_it(model, state, search, settled):
     lost = changed(state, **LOST)
     assert settled(lost, changed(state, growth_theta=0.95)) == (Status.absent, 2)
     half = eqx.tree_at(lambda s: (s.status, s.residual), state, (jnp.array([0, 0, 2, 2]), jnp.array([0.0, 0, 1, 1])))
-    assert search(half)[0] is half and len(search(half)[1]) == 1  # one half of the replicates is enough
+    assert search(half)[0] is half and len(search(half)[1]) == 1  # half of the replicates is enough
     most = eqx.tree_at(lambda s: (s.status, s.residual), state, (jnp.array([0, 2, 2, 2]), jnp.array([0.0, 1, 1, 1])))
     assert settled(most, changed(state, growth_theta=0.95)) == (Status.absent, 2)
 
@@ -95,7 +95,7 @@ def test_what_is_found_near_is_it(model, state, search, settled):
 def test_a_small_order_parameter_is_compared_with_the_uninformed_state(model, state, search, settled):
     size = float(jnp.mean(jax.vmap(lambda x: own_size(model, x, SEMANTIC))(state.overlaps)))
     stable, unstable = (changed(state, growth_theta=growth) for growth in (0.99, 1.01))
-    for share, looks in ((0.22, 1), (0.18, 2)):  # of the largest possible order parameter
+    for share, looks in ((0.22, 1), (0.18, 2)):  # as a share of the largest possible order parameter
         small = scaled(state, theta=share / size)
         assert settled(small, unstable) == (Status.converged, looks)
         assert search(small, unstable)[0] is small
@@ -104,12 +104,12 @@ def test_a_small_order_parameter_is_compared_with_the_uninformed_state(model, st
 
 def test_absent_where_nothing_grows_on_the_uninformed_state(state, search, settled):
     lost = changed(state, **LOST)
-    for growth, expected in ((0.99, (Status.absent, 2)), (1.01, (Status.converged, 3))):  # of theta
+    for growth, expected in ((0.99, (Status.absent, 2)), (1.01, (Status.converged, 3))):  # growth of theta
         assert settled(lost, changed(state, growth_theta=growth), state) == expected
     found, _ = search(lost, changed(state, growth_theta=0.5), state)
     np.testing.assert_array_equal(found.diagnostics.growth_theta, 0.5)  # the uninformed state under that name
     assert settled(lost, changed(state, growth_m=0.5, growth_theta=1.5), state)[1] == 3  # m is another order parameter
-    # Nodes that see nothing say nothing about growth.
+    # Unresolved nodes say nothing about growth.
     for missed, looks in ((0.04, 2), (0.06, 3)):
         assert settled(lost, changed(state, growth_theta=0.95, unresolved=missed), state)[1] == looks
     # An uninformed state that does not settle says nothing about growth, either.
@@ -126,7 +126,7 @@ def test_a_student_that_shrinks_to_nothing_is_absent(model, state, settled):
     for q, status in ((0.008, Status.absent), (0.012, Status.max_steps)):
         assert settled(lost, grows, small(q, **LOST)) == (status, 3)
         assert settled(lost, small(q, growth_theta=1.5, **LOST), lost) == (status, 2 if q < 0.01 else 3)
-    assert settled(lost, grows, small(0.008)) == (Status.converged, 3)  # a state of its own, however small
+    assert settled(lost, grows, small(0.008)) == (Status.converged, 3)  # a state in its own right, however small
     assert settled(lost, grows, small(0.008, unresolved=0.06, **LOST)) == (Status.max_steps, 3)
 
 
@@ -137,7 +137,7 @@ def test_where_the_branch_is_not_expected_the_uninformed_state_comes_first(state
 
 
 def test_a_branch_without_an_order_parameter_is_never_absent(state, settled):
-    """It is not compared with the uninformed state, which it is, or may be."""
+    """A branch without an order parameter is never absent: it is, or may be, the uninformed state itself."""
     lost = changed(state, **LOST)
     gone = changed(eqx.tree_at(lambda s: s.overlaps.q, state, 0 * state.overlaps.q), growth_theta=0.5, **LOST)
     for free in (UNINFORMED, np.ones(2)):
@@ -147,7 +147,10 @@ def test_a_branch_without_an_order_parameter_is_never_absent(state, settled):
 
 
 def test_the_stages_of_a_search(model, state, search):
-    """Near, then the uninformed state, then anew from the start with damped steps; what each is solved with."""
+    """A search tries three starts: near, then the uninformed state, then anew with damped steps.
+
+    The settings of each are checked.
+    """
     lost, grows = changed(state, **LOST), changed(state, growth_theta=1.05)
     for given, steps in ((5, 60), (200, 200)):
         settings = ta.Settings(tol=3e-4, max_steps=11, warm_steps=given, damping=0.3)
@@ -159,7 +162,10 @@ def test_the_stages_of_a_search(model, state, search):
 
 
 def test_a_step_starts_from_the_prediction_and_is_learnt(model, state, monkeypatch):
-    """`Follower.advance`: the secant goes in, whether the branch was lost, and the state that is found comes out."""
+    """`Follower.advance` starts from the secant prediction and learns the state that is found.
+
+    It also tells the search whether the branch was lost.
+    """
     asked = []
 
     def finder(self, *given):
@@ -196,13 +202,13 @@ def test_prediction_is_the_secant(model, state):
     absent = warm._replace(count=jnp.full(4, -2))  # two uninformed states in a row
     np.testing.assert_array_equal(predict(model, absent, 2.0).theta, ahead.theta)
     for other in (
-        warm._replace(count=jnp.ones(4, int)),  # one state only
+        warm._replace(count=jnp.ones(4, int)),  # only one state
         warm._replace(count=-jnp.ones(4, int)),
-        warm._replace(before=scaled(state, theta=3.0).overlaps),  # theta would change its sign
-        warm._replace(before=scaled(state, q=3.0).overlaps),  # q would be negative
+        warm._replace(before=scaled(state, theta=3.0).overlaps),  # theta would change sign
+        warm._replace(before=scaled(state, q=3.0).overlaps),  # q would become negative
     ):
         np.testing.assert_array_equal(predict(model, other, 2.0).theta, x.theta)
-    mixed = predict(model, warm._replace(count=np.array([2, 1, 2, -1])), 2.0).theta  # every replicate by itself
+    mixed = predict(model, warm._replace(count=np.array([2, 1, 2, -1])), 2.0).theta  # every replicate for itself
     np.testing.assert_allclose(mixed, x.theta * np.array([1.02, 1, 1.02, 1])[:, None, None, None])
 
 
@@ -227,7 +233,7 @@ def test_a_learnt_state_is_the_last(model, state):
     start = BRANCHES["semantic"].start(model)
     first = WarmStart.begin(start, 0.5, 4)
     np.testing.assert_array_equal((first.place_before, first.place, first.count), [[-0.5] * 4, [0.5] * 4, [1] * 4])
-    assert WarmStart.begin(state.overlaps, 0.5, 4).last is state.overlaps  # one start for each replicate
+    assert WarmStart.begin(state.overlaps, 0.5, 4).last is state.overlaps  # one start per replicate
     after = update(first, 1.0, state)
     np.testing.assert_array_equal(after.last.q, state.overlaps.q)
     np.testing.assert_array_equal(after.before.q, jnp.broadcast_to(start.q, after.before.q.shape))

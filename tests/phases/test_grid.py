@@ -37,7 +37,7 @@ def go(model, nodes, **options):
 
 @pytest.fixture(scope="module")
 def diagram(model, lines, tmp_path_factory):
-    """A diagram and its folder."""
+    """A solved diagram and its folder."""
     out = tmp_path_factory.mktemp("grid")
     progress = []
     found = go(model, lines, out=out, progress=lambda *c: progress.append(c))
@@ -47,7 +47,7 @@ def diagram(model, lines, tmp_path_factory):
 
 @pytest.fixture
 def canned(known, model, monkeypatch):
-    """A row of cells that nobody solves, a known state in each, to be changed by tests; and what was asked for."""
+    """A row of cells without solves: a known state in each, which tests change, and a record of what was asked for."""
     cells = {k: np.array(jnp.broadcast_to(v, (2, len(ALPHAS), *v.shape))) for k, v in known.numbers().items()}
     asked = {"first": [], "tracks": [], "again": []}
 
@@ -94,7 +94,7 @@ def test_cells_are_the_states_of_the_theory(diagram):
 
 
 def program(setup: str, body: str) -> str:
-    """A script that solves the grid of these tests on its own."""
+    """A script that solves the grid of these tests in its own process."""
     return f"""
 import sys, time, jax
 jax.config.update("jax_enable_x64", True)
@@ -141,7 +141,7 @@ def test_a_killed_run_goes_on_where_it_was(diagram, model, lines, tmp_path):
     assert calls == [(k, 16) for k in range(4 * len(kept), 17)]
     assert stamps == [p.stat().st_mtime_ns for p in kept]
     assert not list(tmp_path.glob(".*"))
-    same(again, whole, 1e-9)  # the other process may have compiled its programs with other options
+    same(again, whole, 1e-9)  # the other process may have compiled with other options
 
 
 def test_cells_tried_again_are_kept(diagram, model, lines):
@@ -163,7 +163,7 @@ def numbers(settings):
 
 
 def test_what_is_tried_again_and_with_what(canned, model, lines):
-    """A cell that failed, from its neighbours and from the default start; an absent one, from one neighbour only."""
+    """A failed cell is tried again from its neighbours and the default start, an absent one from one neighbour."""
     cells, asked = canned
     cells["q"] *= np.arange(1.0, 5.0)[:, None, None, None, None]
     cells["status"][1, 0] = ta.Status.absent
@@ -174,7 +174,7 @@ def test_what_is_tried_again_and_with_what(canned, model, lines):
     assert [(alpha, near, numbers(settings)) for alpha, near, settings in asked["again"]] == expected
     np.testing.assert_array_equal(found.cells["status"][:, 0], cells["status"])
     assert [numbers(settings) for settings in asked["tracks"]] == [same, same]
-    first = [[1e-3, 32, 300, 0.21]] * 2  # of both branches, on coarse averages, from far
+    first = [[1e-3, 32, 300, 0.21]] * 2  # for both branches, on coarse averages, from far away
     assert [numbers(settings) for settings in asked["first"]] == first
     assert "omega" not in found.attrs["numbers"] and found.attrs["numbers"]["sigma"] == 0.5
     assert found.attrs["settings"] == {"tol": 4e-4, "max_steps": 16, "warm_steps": 1, "damping": 0.21}
@@ -208,19 +208,19 @@ def rows(model, lines):
 
 
 def test_a_track_alone_gives_the_same(diagram, rows):
-    """In a pool of its own: bit by bit what it gives among the others."""
+    """A track in a pool of its own gives the same numbers, bit by bit, as among other tracks."""
     found, _ = diagram
     calls = []
     firsts = run_one(rows.first_cells(1))
     track = run_one(rows.track(1, 0, firsts, lambda: calls.append(1)))
     assert len(calls) == 4
     for name, values in track.items():
-        kept = found.cells["status"][1, 0, ::-1] <= ta.Status.stalled  # others may have been tried again
+        kept = found.cells["status"][1, 0, ::-1] <= ta.Status.stalled  # other cells may have been tried again
         np.testing.assert_array_equal(values[kept], found.cells[name][1, 0, ::-1][kept])
 
 
 def test_the_steps_of_a_track(rows, known, monkeypatch):
-    """From the largest alpha, where it begins near the first cell, and on from each cell to the next."""
+    """A track starts at the largest alpha near the first cell, and goes on from each cell to the next."""
     seen, settings = [], []
 
     def advance(self, model, alpha, place, warm):
@@ -240,7 +240,7 @@ def test_the_steps_of_a_track(rows, known, monkeypatch):
 
 
 def test_where_tracks_begin(rows, model, lines):
-    """At what the coarse search found, the vanished state of an absent branch included; else at the branch's start."""
+    """A track begins at the state of the coarse search, even a vanished one of an absent branch, else at the start."""
     start, asked = BRANCHES["positional"].start(model), []
     statuses = iter([0, 2, 6, 0])
 
@@ -255,7 +255,7 @@ def test_where_tracks_begin(rows, model, lines):
     longer = grid._Grid.of(model, *axes, None, lines, GIVEN)
     near = made.drive(longer.first_cells(0), coarsely)
     np.testing.assert_allclose([x.q.mean() / start.q.mean() for x in near], [2, 1, 2, 2])
-    np.testing.assert_allclose(asked, np.stack([omegas, [1, 2, 1, 1]], 1))  # from the row before, if it was there
+    np.testing.assert_allclose(asked, np.stack([omegas, [1, 2, 1, 1]], 1))  # starts from the row before, if found
 
 
 def test_a_track_that_fails_is_named_and_the_others_are_kept(canned, model, lines, tmp_path, monkeypatch):
@@ -287,7 +287,7 @@ def test_searches_at_once_and_devices_arrive(canned, model, lines, monkeypatch):
 
     monkeypatch.setattr(grid.pool, "run", runs)
     go(model, lines, width=3)
-    assert seen == [(3, jax.local_devices()[:1])] * 3  # first cells, tracks, and what is tried again
+    assert seen == [(3, jax.local_devices()[:1])] * 3  # first cells, tracks and retries
 
 
 def test_other_settings_are_not_mixed_in(canned, model, lines, tmp_path):
@@ -308,7 +308,7 @@ def test_other_settings_are_not_mixed_in(canned, model, lines, tmp_path):
     ):
         with pytest.raises(ValueError, match="out must hold pieces of the same"):
             go(changed, nodes, out=tmp_path, resume=True, **options)
-    assert len(asked["first"]) == 4  # nothing was solved before the folder was looked at, nor where all is kept
+    assert len(asked["first"]) == 4  # nothing was solved before the folder was checked, nor where all is kept
 
 
 FIELDS = [operator.attrgetter(name) for name in ("tol", "max_steps", "warm_steps", "damping")]
@@ -339,7 +339,7 @@ def test_two_processes_give_the_same(diagram, tmp_path):
 
 @pytest.mark.slow
 def test_one_of_two_processes_killed(diagram, model, lines, tmp_path):
-    """The other one finishes its share, says in one sentence what happened and how to go on, and that works."""
+    """If one of two processes is killed, the other one finishes its share and says how to go on, and that works."""
     whole, _ = diagram
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
@@ -359,7 +359,7 @@ go(devices=1, out={str(tmp_path)!r}, progress=progress)"""
     sentence = f"another process ended before the grid was done; finished tracks are in out='{tmp_path}'"
     assert said[0].strip().endswith(f"RuntimeError: {sentence}: start all processes again with resume=True")
     kept = sorted(p.name for p in tmp_path.glob("track-*.npz"))
-    assert len(kept) == 3  # two of this one, one of the other
+    assert len(kept) == 3  # two of this process, one of the other
     calls = []
     same(go(model, lines, out=tmp_path, resume=True, progress=lambda *c: calls.append(c)), whole, 1e-9)
     assert calls[0] == (12, 16)
@@ -367,7 +367,7 @@ go(devices=1, out={str(tmp_path)!r}, progress=progress)"""
 
 @pytest.fixture
 def small_disk(tmp_path):
-    """A folder that is a file system of its own, and how to set its size in bytes."""
+    """A folder that is a file system of its own, and a function that sets its size in bytes."""
 
     def resize(size, *options):
         command = ["mount", "-t", "tmpfs", "-o", ",".join([*options, f"size={size}"]), "tmpfs", str(tmp_path)]
@@ -376,13 +376,13 @@ def small_disk(tmp_path):
 
     resize(2**20)
     yield tmp_path, lambda size: resize(size, "remount")
-    subprocess.run(["umount", "--lazy", str(tmp_path)], check=True)  # the run holds its lock
+    subprocess.run(["umount", "--lazy", str(tmp_path)], check=True)  # lazily, because the run holds its lock
 
 
 @pytest.mark.slow
 @pytest.mark.skipif(sys.platform != "linux", reason="tmpfs is of Linux")
 def test_a_full_disk(diagram, model, lines, small_disk):
-    """What was finished is kept, nothing is half-written, the error names the file, and the run goes on with space."""
+    """On a full disk finished tracks stay, nothing is half-written, the error names the file, and a rerun goes on."""
     whole, kept = diagram
     folder, resize = small_disk
     page = os.sysconf("SC_PAGESIZE")
@@ -390,7 +390,7 @@ def test_a_full_disk(diagram, model, lines, small_disk):
     resize(2 * track + page)
     with pytest.raises(OSError, match="No space left on device") as raised:
         go(model, lines, out=folder)
-    there = {p.name for p in folder.glob("track-*")}  # in the order in which threads end
+    there = {p.name for p in folder.glob("track-*")}  # which two depends on the order in which threads end
     assert len(there) == 2 and Path(raised.value.filename).name in {p.name for p in kept.glob("track-*")} - there
     assert not list(folder.glob(".*.part"))
     resize(2**24)

@@ -1,4 +1,4 @@
-"""Many settings in one pool: through alpha, through another number, and a list of models; states and events."""
+"""Sweeps of many settings in one pool, through alpha, another number, or a list of models: states and events."""
 
 import importlib
 from types import SimpleNamespace
@@ -16,7 +16,7 @@ from tiedattn_jax.phases.events import EVENTS, Zero
 from tiedattn_jax.phases.follow import Follower
 from tiedattn_jax.plotting import LABELS
 
-how = importlib.import_module("tiedattn_jax.phases.sweep")  # `sweep` is the function
+how = importlib.import_module("tiedattn_jax.phases.sweep")  # `sweep` itself is the function
 
 SIGMAS = [0.5, 0.55]
 
@@ -31,7 +31,7 @@ def curve(model, lines):
 
 
 def test_through_alpha(curve, model, lines):
-    np.testing.assert_allclose(curve.alphas, [0.7, 0.8, 1.1, 2.0])  # the end is met at .7, and nothing sought below
+    np.testing.assert_allclose(curve.alphas, [0.7, 0.8, 1.1, 2.0])  # the branch ends at .7, nothing below is tried
     np.testing.assert_array_equal(curve.exists, [False, True, True, True])
     np.testing.assert_array_equal(curve.at, curve.alphas)
     assert int(curve.points[0].status) == ta.Status.absent and curve.parameter == "alpha"
@@ -56,7 +56,7 @@ def test_damped_steps_are_for_the_first_point(model, known, lines, monkeypatch):
 
 
 def test_through_alpha_it_stops_beyond_the_end(model, lines, monkeypatch):
-    """Not before the branch was met, and with the first point at which it is not there any more."""
+    """A sweep through alpha stops beyond the end of a branch once it was met, with one point where it is absent."""
     there = {6.0: False, 5.0: False, 4.0: True, 3.0: True, 2.0: False, 1.0: True}
 
     def walk(model, alphas, branch, nodes, settings):
@@ -88,7 +88,7 @@ def test_states_through_a_number(states, model, lines):
     for sigma, point in zip(SIGMAS, states.points, strict=True):
         direct = ta.solve(with_sigma(model, sigma), 2.0, "semantic", lines)
         for a, b in zip(jax.tree.leaves(point), jax.tree.leaves(direct), strict=True):
-            np.testing.assert_array_equal(a, b)  # the same searches
+            np.testing.assert_array_equal(a, b)  # the same searches were done
     report = states.to_dict()
     assert (report["parameter"], report["values"]) == ("sigma", SIGMAS) and len(report["points"]) == 2
     assert states.summary().startswith("semantic branch at 2 values of sigma from 0.5 to 0.55")
@@ -104,7 +104,7 @@ def test_states_of_a_list_of_models(states, model, lines):
 
 @pytest.fixture
 def canned(known, monkeypatch):
-    """States that nobody solves; what was asked for: sigma, alpha, the branch, and the other arguments by name."""
+    """States without solves, and what was asked for: sigma, alpha, the branch, and the other arguments by name."""
     asked = []
 
     def path(model, alpha, branch, rule, start, settings, *, fallback):
@@ -129,7 +129,10 @@ def test_what_states_are_solved_with(canned, model, lines):
 
 
 def test_a_setting_that_fails_leaves_the_others(model, lines, known, monkeypatch):
-    """It says which one and why. Where all of them fail, the first exception is raised, with the setting's name."""
+    """A setting that fails leaves the others and says why.
+
+    If all of them fail, the first exception is raised, with the setting's name.
+    """
 
     def path(model, alpha, branch, rule, start, settings, *, fallback):
         if round(float(model.sigma), 6) in bad:
@@ -182,7 +185,7 @@ def test_alpha_l_of_a_list_of_models(model, lines, one_by_one):
 
 @pytest.fixture
 def located(known, monkeypatch):
-    """Events that nobody looks for, at alpha = .7, .8 and so on; what each search was told."""
+    """Events without searches, at alpha = .7, .8 and so on, and what each search was told."""
     asked = []
 
     def path(event, model, near, nodes, settings, exact):
@@ -219,7 +222,7 @@ def test_other_events_are_looked_for_from_nothing(located, model, lines, monkeyp
 
 
 def test_a_fold_is_looked_for_where_the_branch_is_lost(located, model, lines, monkeypatch):
-    """On the way down in alpha; where it is lost nowhere, that is what is said."""
+    """A fold is looked for where the branch is lost on the way down in alpha; if it never is, the result says so."""
     ends = {0.5: 1.0, 0.55: 0.0, 0.6: 9.0}
 
     def walk(model, alphas, branch, nodes, settings):

@@ -18,7 +18,7 @@ def critical(model, lines):
 
 @pytest.fixture(scope="module")
 def start(critical):
-    """Near the transition: what it takes to find it again without the search on coarse averages."""
+    """The states at the transition, which make the search on coarse averages unnecessary."""
     return critical.branches
 
 
@@ -34,7 +34,7 @@ def test_critical_alpha(critical):
 
 
 def test_sensitivities_are_those_of_differences(model, lines, critical, start):
-    """The envelope formula is exact at frozen nodes: central differences of alpha_c on the same nodes."""
+    """Sensitivities equal central differences on the same nodes: the envelope formula is exact at frozen nodes."""
     for name, step in (("omega", 0.01), ("lam", 2e-4)):
         at = []
         for s in (step, -step):
@@ -92,7 +92,10 @@ def test_linear_crossing_finds_the_transition_itself(model, lines, critical):
 
 
 def test_a_crossing_outside_the_range_is_absent(model, lines, critical, monkeypatch):
-    """Where the search on coarse averages says so, also if all nodes have a zero at the end where it stopped."""
+    """A crossing outside the range is absent if the search on coarse averages says so.
+
+    This holds also if all nodes have a zero at the end where it stopped.
+    """
     near = transitions.near_of(transitions.EVENTS["alpha_c"], critical.branches, 0.1, 4.0)
     for met, status in ((True, critical.status), (False, ta.Status.absent)):
         monkeypatch.setattr(transitions, "_coarse_alpha_c", lambda *_, met=met: made.ended((near, met)))
@@ -102,7 +105,7 @@ def test_a_crossing_outside_the_range_is_absent(model, lines, critical, monkeypa
 def test_no_crossing_in_the_range(model, lines):
     found = ta.critical_alpha(model, lines, bracket=(1.6, 3.0))
     assert int(found.status) == ta.Status.absent
-    np.testing.assert_allclose(found.alpha, 1.6, rtol=2e-3)  # the end beyond which it lies
+    np.testing.assert_allclose(found.alpha, 1.6, rtol=2e-3)  # the end of the range beyond which it lies
     assert "the losses do not cross in the range: that of the semantic branch is lower at alpha = 1.60" in found.reason
     crossing = ta.linear_crossing(model, found, lines)
     assert crossing.event == "alpha_l" and not crossing.ok and crossing.reason == found.reason

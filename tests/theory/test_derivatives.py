@@ -1,6 +1,6 @@
-"""Derivatives of fixed points, which contain the jumps, on both kinds of averages and in both modes.
+"""Derivatives of fixed points contain the motion of the jumps, on both kinds of averages and in both modes.
 
-One program gives values and forward derivatives, in any direction and on any branch: it takes long to compile.
+One program gives values and forward derivatives in any direction and on any branch, because it takes long to compile.
 """
 
 from functools import partial
@@ -31,7 +31,7 @@ TIGHT, FEW = ta.Settings(tol=1e-10, max_steps=8), ta.Settings(warm_steps=0, max_
 
 
 def numbers(fp):
-    """Of every replicate of a fixed point, (R, 6)."""
+    """q, V, theta, m, training loss and test error of every replicate of a fixed point, (R, 6)."""
     s = fp.replicates
     x = s.overlaps
     return jnp.stack(
@@ -41,7 +41,7 @@ def numbers(fp):
 
 @jax.jit
 def forward(at, along, free, start, nodes, settings):
-    """Numbers at (model, alpha), and their derivatives along a direction of these."""
+    """Numbers at (model, alpha), and their derivatives along a direction in both."""
 
     def values(model, alpha):
         return numbers(ta.FixedPoint(model, alpha, states_near(model, alpha, nodes, start, free, settings), None))
@@ -50,7 +50,7 @@ def forward(at, along, free, start, nodes, settings):
 
 
 def direction(model, name=None, alpha=0.0):
-    """One number of the model, or alpha."""
+    """The direction of one number of the model, or of alpha."""
     zero = jax.tree.map(jnp.zeros_like, model)
     along = zero if name is None else eqx.tree_at(lambda m: getattr(m, name), zero, jnp.ones(()))
     return along, jnp.asarray(alpha, float)
@@ -62,7 +62,7 @@ def moved(at, along, step):
 
 @pytest.mark.parametrize("case", [CASES[0], *JUMPS], ids=lambda c: f"{c.branch} {c.alpha}")
 def test_lines(model, case):
-    """Fixed points to 1e-5; derivatives against the reference, and against central differences."""
+    """On lines fixed points equal the reference to 1e-5, and derivatives the reference and central differences."""
     nodes = ta.line_nodes(model, 15, replicates=1)
     at, along = (model, jnp.asarray(case.alpha, float)), direction(model, alpha=1.0)
     rest = BRANCHES[case.branch].free(model), state(case), nodes, ta.Settings()
@@ -74,14 +74,14 @@ def test_lines(model, case):
     up, down = (forward(moved(at, along, s * step), along, *rest)[0][0] for s in (1, -1))
     for k, exact in DERIVATIVES[case.alpha, case.branch].items():
         i = NAMES.index(k)
-        tol = 5e-3 if k == "q" and case.branch == "positional" else 1e-3  # 80 times smaller than q / alpha
+        tol = 5e-3 if k == "q" and case.branch == "positional" else 1e-3  # dq/dalpha is 80 times smaller than q / alpha
         np.testing.assert_allclose(got[i], exact, rtol=tol)
         np.testing.assert_allclose(got[i], (up[i] - down[i]) / (2 * step), rtol=tol)
 
 
 @pytest.mark.parametrize("case", JUMPS, ids=lambda c: f"{c.branch} {c.alpha}")
 def test_jumps_on_single_nodes(model, nodes, case):
-    """Against the exact derivatives: node by node, dV/dalpha at alpha = 1 would come out at -8."""
+    """Derivatives on single nodes equal the exact ones; node by node, dV/dalpha at alpha = 1 would be -8."""
     at, along = (model, jnp.asarray(case.alpha, float)), direction(model, alpha=1.0)
     each = forward(at, along, BRANCHES[case.branch].free(model), state(case), nodes, ta.Settings())[1]
     for k, exact in DERIVATIVES[case.alpha, case.branch].items():
@@ -92,7 +92,10 @@ def test_jumps_on_single_nodes(model, nodes, case):
 
 
 def test_a_smooth_state(model, nodes):
-    """Against central differences: the derivative is that of many nodes, the difference that of these."""
+    """Derivatives of a state without jumps equal central differences to 2 %.
+
+    The derivative estimates that of many nodes, the difference that of the nodes at hand.
+    """
     at = model, jnp.asarray(2.0, float)
     rest = BRANCHES["semantic"].free(model), state(CASES[0]), nodes, TIGHT
     smooth = jnp.array([NAMES.index(k) for k in ("q", "train_loss", "gen_error")])
@@ -100,12 +103,12 @@ def test_a_smooth_state(model, nodes):
         up, down = (forward(moved(at, along, s * step), along, *rest)[0].mean(0) for s in (1, -1))
         got, difference = forward(at, along, *rest)[1].mean(0), (up - down) / (2 * step)
         np.testing.assert_allclose(got[smooth], difference[smooth], rtol=2e-2)
-        if step == 1e-4:  # the training loss is stationary: its derivative is that of the frozen nodes
+        if step == 1e-4:  # the training loss is stationary, so its derivative is that of the frozen nodes
             np.testing.assert_allclose(got[4], difference[4], rtol=1e-4)
 
 
 def test_reverse_mode_under_vmap_and_a_bad_lane_spoils_nothing(model, nodes):
-    alphas = jnp.array([1e-9, 2.0])  # no fixed point worth the name at the first
+    alphas = jnp.array([1e-9, 2.0])  # there is no proper fixed point at the first
     weights = jnp.array([1.0, 1e-3, 1.0, 0.0, 30.0, 30.0])
 
     def lane(lam, alpha):
@@ -128,13 +131,16 @@ def test_reverse_mode_under_vmap_and_a_bad_lane_spoils_nothing(model, nodes):
 
 @with_tangent
 def root(primals, tangents):
-    """z of z + z^3 = p."""
+    """Solution z of z + z^3 = p; the body returns its tangent."""
     return derivative_along(lambda p: p, primals[1:], tangents[1:]) / (1 + 3 * primals[0] ** 2)
 
 
 @pytest.mark.parametrize("checkpoints", [0, 1])
 def test_a_searched_value_keeps_its_derivative_in_loops(checkpoints):
-    """In all modes, also where a loop hands it on; a `jax.custom_jvp` loses its rule there."""
+    """A searched value keeps its derivative in loops, in all modes, where a `jax.custom_jvp` would lose its rule.
+
+    This holds also for a value that a loop hands on.
+    """
 
     def slope(p, dp, over=lax.map):
         def block(scale, shift):
@@ -170,7 +176,7 @@ def test_a_searched_value_keeps_its_derivative_in_loops(checkpoints):
 
 
 class OneToken(ta.Model):
-    """A token alone: one field, so that programs are small."""
+    """A layer of one token with one field, so that programs are small."""
 
     shape = (1, 1, 1)
     width: jax.Array
@@ -184,14 +190,14 @@ class OneToken(ta.Model):
 
 
 class Tilted(OneToken):
-    """Wells at -1 and 1 of which one is lower: the minimiser jumps by 2 V / (1 + V), where h = width V."""
+    """A layer with unequal wells at -1 and 1: the minimiser jumps by 2 V / (1 + V), where h = width V."""
 
     def loss(self, Z, Y):
         return jnp.sum(0.5 * (jnp.sqrt(Z**2 + 1e-8) - 1) ** 2 + self.width * Z)
 
 
 class Descending(type(ta.sobol_nodes(ta.dot_product(), 2).stack)):
-    """Nodes at the minimum that a descent from the field finds: a search that takes little to compile."""
+    """Nodes at the minimum that a descent from the field finds: a search that compiles quickly."""
 
     def search(self, model, x, block):
         h, y = fields(model, x, block.student, block.teacher)
@@ -200,7 +206,10 @@ class Descending(type(ta.sobol_nodes(ta.dot_product(), 2).stack)):
 
 
 def test_second_derivatives_in_all_modes():
-    """Of the training loss, q and theta of a state that moves, in two blocks, against central differences."""
+    """Second derivatives of training loss, q and theta of a moving state equal central differences, in all modes.
+
+    The nodes lie in two blocks.
+    """
     model = OneToken(lam=jnp.asarray(0.1), width=jnp.asarray(0.7))
     some = ta.sobol_nodes(model, 2**5, replicates=1, block=2**4).replicate(0)
     replicate = Descending(student=some.student, teacher=some.teacher, weight=some.weight, block=some.block)
@@ -212,7 +221,7 @@ def test_second_derivatives_in_all_modes():
     @jax.jit
     def first(p):
         at, direction = jax.jvp(setting, (p,), (jnp.ones(()),))
-        moving = jax.tree.map(lambda a: a * p**0.5, x)  # whatever its equations are
+        moving = jax.tree.map(lambda a: a * p**0.5, x)  # any motion of the state will do
         each = Equations(*at, replicate, BRANCHES["semantic"].free(model)).derivatives(moving)
         by = jax.tree.map(lambda a: a @ ravel_pytree(direction)[0], each)
         return jnp.stack([by["train_loss"], by["overlaps"].q[0, 0, 0], by["overlaps"].theta[0, 0, 0]])
@@ -224,7 +233,7 @@ def test_second_derivatives_in_all_modes():
 
 
 def test_second_derivative_of_an_average_over_jumps():
-    """Of the mean of z and of z^2 on lines, against the exact means over the two sides."""
+    """Second derivatives of the means of z and z^2 on lines equal those of the exact means over the two sides."""
     model = Tilted(lam=jnp.asarray(0.1), width=jnp.asarray(0.2))
     one = ta.line_nodes(model, lines=2, points=24, replicates=1).replicate(0)
     block = jax.tree.map(lambda a: a[0], one.blocks())
@@ -235,11 +244,11 @@ def test_second_derivative_of_an_average_over_jumps():
         return eqx.tree_at(lambda m: m.width, model, tilt), x
 
     def exact(p):
-        """z = (h - V tilt + V sign(h - V tilt)) / (1 + V), h normal of mean m and variance q."""
+        """Means of z and z^2: z = (h - V tilt + V sign(h - V tilt)) / (1 + V), h normal of mean m and variance q."""
         tilt, q, V, m = p
         mean = m - V * tilt
         share, density = jax.scipy.stats.norm.cdf(mean / q**0.5), jax.scipy.stats.norm.pdf(mean / q**0.5)
-        size = mean * (2 * share - 1) + 2 * q**0.5 * density  # of the field less V tilt
+        size = mean * (2 * share - 1) + 2 * q**0.5 * density  # E |h - V tilt|
         return jnp.stack([mean + V * (2 * share - 1), (q + mean**2 + 2 * V * size + V**2) / (1 + V)]) / (1 + V)
 
     def on_lines(p):
@@ -259,7 +268,7 @@ def test_second_derivative_of_an_average_over_jumps():
 @pytest.mark.slow
 @pytest.mark.parametrize("modes", [(a, b) for a in MODES for b in MODES], ids=["ff", "fr", "rf", "rr"])
 def test_second_derivative(model, modes):
-    """Of a solve, in sigma and alpha, against the difference of first derivatives."""
+    """Second derivatives of a solve in sigma and alpha equal differences of first derivatives."""
     nodes, start = ta.line_nodes(model, 5, replicates=1), state(CASES[0])
     rest = BRANCHES["semantic"].free(model), start, nodes, TIGHT
 

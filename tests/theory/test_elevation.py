@@ -1,4 +1,4 @@
-"""The estimate of what one step of breaking adds to the training loss."""
+"""The estimate of the elevation, which one step of replica symmetry breaking adds to the training loss."""
 
 import jax
 import jax.numpy as jnp
@@ -19,7 +19,7 @@ HATS = Conjugates(1e-3 * TOKENS, 0.05 * TOKENS, 0 * TOKENS, 0 * TOKENS[..., 0])
 
 @pytest.mark.parametrize("b", [0.3, 2.0, 7.0])
 def test_cost_of_a_jump_is_its_definition(b):
-    """The inner average by dense sums, as it stands."""
+    """`jump_cost` equals dense sums of its definition."""
     xi, x = np.linspace(-12, 12, 4801), np.linspace(-16, 16, 3201)
     density = np.exp(-0.5 * xi**2) / np.exp(-0.5 * xi**2).sum()
     size = np.abs(np.add.outer(x, xi))
@@ -48,13 +48,13 @@ def test_two_values_have_the_moments():
 
 
 def _elevation(density=1e-3, slope=0.3, soft=0.0, response=1.0, alpha=ALPHA):
-    """Of jumps that are all alike, with X = 1 / response."""
+    """The elevation for jumps that are all alike, with X = 1 / response."""
     sums = {"slopes": density * slope ** jnp.arange(3.0, 7.0), "soft": soft * jnp.ones(2)}
     return float(elevation(jnp.asarray(alpha), X, HATS, (response * V) ** 2 * jnp.ones((2, 2)), sums))
 
 
 def test_few_jumps_in_closed_form():
-    """Where v is small: (64 / 27) (alpha n a^2)^3 a^2 / kappa^2 times the maximum of j(b)^3 / b^5."""
+    """At small v the elevation is (64 / 27) (alpha n a^2)^3 a^2 / kappa^2 times the maximum of j(b)^3 / b^5."""
     b = np.linspace(1.5, 3.0, 301)
     most = np.max(jump_cost(b) ** 3 / b**5)
     for soft, response in ((0.0, 1.0), (0.4, 1.0), (0.0, 1.3)):
@@ -64,8 +64,9 @@ def test_few_jumps_in_closed_form():
 
 
 def test_units_of_energy():
-    """With energies c times as large delta functions of their difference are 1/c of what they were; V, too,
-    and a^2 c.
+    """The elevation scales with the unit of energy.
+
+    If energies are c times as large, so is a^2; V and delta functions of energy differences are 1/c as large.
     """
     for density in (1e-3, 1.0):
         np.testing.assert_allclose(_elevation(density / 7, 7**0.5 * 0.3), 7 * _elevation(density, 0.3), rtol=1e-12)
@@ -78,7 +79,7 @@ def test_without_jumps_it_is_zero_and_without_stability_unknown():
 
 
 def test_large_responses_count_for_less():
-    """k(v) of one node with eigenvalues e: ``2 / v^2 sum_e e v - log(1 + e v)``, where e v is not too large."""
+    """k(v) of one node with eigenvalues e is ``2 / v^2 sum_e e v - log(1 + e v)``, as long as e v is not too large."""
     eigenvalues = np.array([-0.6, 8.0])
     turn = np.array([[0.8, -0.6], [0.6, 0.8]])
     e = jnp.asarray(turn @ np.diag(eigenvalues) @ turn.T)[..., None]
@@ -95,7 +96,7 @@ def test_large_responses_count_for_less():
 
 @pytest.mark.parametrize("name", ["lines", "nodes"])
 def test_jumps_are_those_of_the_response(request, model, name):
-    """They carry the part of Vhat that derivatives at single nodes miss: alpha E[delta(gap) |V^{-1} step|^2]."""
+    """Jumps carry the part of Vhat that derivatives at single nodes miss: alpha E[delta(gap) |V^{-1} step|^2]."""
     rule, alpha = request.getfixturevalue(name), 1.2515
     state = ta.solve(model, alpha, "positional", rule)
 
@@ -124,9 +125,7 @@ def test_jumps_are_those_of_the_response(request, model, name):
     ],
 )
 def test_against_the_broken_states(model, lines, alpha, branch, broken, bar):
-    """The elevations that `solve_1rsb` gives on these lines (docs/results.md): a fifth less than the estimate,
-    at most.
-    """
+    """The estimate exceeds the elevation of `solve_1rsb` on these lines (docs/results.md) by at most a fifth."""
     state = ta.solve(model, alpha, branch, lines)
     found, own = state.diagnostics.rs_error, state.stderr.diagnostics.rs_error
     assert broken - 3 * bar < found < 1.2 * broken + 3 * np.hypot(bar, own)

@@ -20,14 +20,14 @@ def test_random_starts_find_both_branches(model):
 
 
 def reached(model, x, status=0, loss=0.0):
-    """What a search ends with: overlaps, a status and a training loss."""
+    """The end of a search: overlaps, a status and a training loss."""
     one = jax.tree.map(lambda a: np.asarray(a)[0], made.states(model, scatter=(0.0,)))
     parts = (jax.tree.map(np.asarray, x), np.asarray(loss), np.asarray(int(status)))
     return eqx.tree_at(lambda s: (s.overlaps, s.train_loss, s.status), one, parts)
 
 
 def test_states_count_once_and_failures_do_not(model, lines, monkeypatch):
-    """What the starts find: one state twice up to its sign, another one, one that failed, and one lost on all nodes."""
+    """A state counts once, up to its sign; failed starts and states that are lost on all nodes do not count."""
     one = state(CASES[0])
     mirrored = ta.Overlaps(1.001 * one.q, one.V, -one.theta, one.m)
     other = ta.Overlaps(1.1 * one.q, one.V, one.theta, one.m)
@@ -38,7 +38,7 @@ def test_states_count_once_and_failures_do_not(model, lines, monkeypatch):
 
     def answer(lane):
         x = lane.start
-        if lane.replicate >= 0:  # on all nodes; the first one is lost there
+        if lane.replicate >= 0:  # on the full rule; the first state is lost there
             solved.append(float(x.q[0, 0, 0]))
             return reached(model, x, 4 if len(solved) <= lines.replicates else 0, -float(x.q[0, 0, 0]))
         if lane.settings.warm_steps == 0:  # from a random start
@@ -51,12 +51,12 @@ def test_states_count_once_and_failures_do_not(model, lines, monkeypatch):
     states = ta.find_states(model, 2.0, lines, count=5)
     q, p = CASES[0].q, 1.1 * CASES[0].q
     np.testing.assert_allclose(solved[:: lines.replicates], [3 * q, q, p])
-    np.testing.assert_allclose([float(s.overlaps.q[0, 0, 0]) for s in states], [p, q])  # the lowest loss first
-    assert named == [([0, 1], 0.1), ([1, 0], 0.6), ([0, 0], 0.4)]  # the branches, each from its own start
+    np.testing.assert_allclose([float(s.overlaps.q[0, 0, 0]) for s in states], [p, q])  # lowest loss first
+    assert named == [([0, 1], 0.1), ([1, 0], 0.6), ([0, 0], 0.4)]  # every branch from its own start
 
 
 def test_branches_are_found_whatever_the_random_starts_reach(model, lines, monkeypatch):
-    """On each branch its state, with the symmetry imposed; where the loss has none, nothing is imposed."""
+    """Each branch's start finds its state, with the symmetry imposed; a loss without symmetry has no such starts."""
 
     def answer(lane):
         rough = lane.settings.warm_steps == Settings().warm_steps

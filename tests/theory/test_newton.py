@@ -1,4 +1,4 @@
-"""How Newton's method names its end; what it finds is the subject of the other tests of the theory."""
+"""How Newton's method steps and classifies its end; other tests of the theory check the states it finds."""
 
 import jax
 import jax.numpy as jnp
@@ -19,7 +19,7 @@ def newton(model):
 
 
 def newton_for(model, attempts=1, **settings):
-    """Newton's method of the semantic branch, on 2^13 nodes."""
+    """Newton's method for the semantic branch, with the stall threshold of 2^13 nodes."""
     return Newton(
         Coordinates(model, FREE), ta.Settings(**settings), jnp.asarray(stall_of(2**13)), jnp.asarray(attempts)
     )
@@ -35,7 +35,7 @@ BEST, HERE = {"best_residual": "residual", "best_length": "length"}, ("v", "imag
 
 
 def iterate(**values):
-    """An iterate of the semantic branch with some of its numbers: of the best place, of this one, or of neither."""
+    """An iterate of the semantic branch with some numbers set: of the best place, of the current one, or of neither."""
     s = newton_for(ta.dot_product()).begin(Coordinates(ta.dot_product(), FREE).pack(state(CASES[0])), UNSEEN)
     values = {name: jnp.asarray(value) for name, value in values.items()}
     best = {BEST[name]: values.pop(name) for name in list(values) if name in BEST}
@@ -44,7 +44,7 @@ def iterate(**values):
 
 
 def test_endings(newton):
-    stall = 2 / 2**6.5  # of 2^13 nodes
+    stall = 2 / 2**6.5  # for 2^13 nodes
     assert newton.stall == pytest.approx(stall)
     assert ended(newton, best_residual=0.99e-5) == ta.Status.converged
     assert ended(newton, best_residual=1.01e-5, best_length=0.0) == ta.Status.stalled
@@ -70,13 +70,13 @@ def shrunk(share):
 
 
 def test_damped_steps(newton):
-    """At most half of a coordinate's size, and more along a small order parameter."""
+    """A damped step is at most half of a coordinate, and longer along a small order parameter."""
     coordinates = newton.coordinates
     x = state(CASES[0])
     v = coordinates.pack(x)
 
     def limited(v, factor, **more):
-        """Of an explicit step to `factor v`."""
+        """Limit an explicit step from v to `factor v`."""
         return newton.limited_step(iterate(v=v, image=factor * v, damped=0.2 * (factor - 1) * v, **more))
 
     step = limited(v, 1.1)
@@ -88,14 +88,17 @@ def test_damped_steps(newton):
     step, order = limited(v, 1.04), coordinates.order > 0
     np.testing.assert_allclose(step[order], 50 * 0.008 * v[order], rtol=1e-12)
     np.testing.assert_allclose(step[~order], 0.008 * v[~order], rtol=1e-12)
-    # It decays: as far as a step goes.
+    # An order parameter that decays steps as far as one that grows.
     np.testing.assert_allclose(limited(v, 0.96), np.where(order, 50, 1) * -0.008 * v, rtol=1e-12)
-    for factor in (1.12, 0.88):  # it grows by itself, or falls
+    for factor in (1.12, 0.88):  # it grows or falls fast by itself
         np.testing.assert_allclose(limited(v, factor), 0.2 * (factor - 1) * v)
 
 
 def test_damped_steps_are_implicit(model):
-    """Along an eigenvector of the map: a r / (1 - a lambda); the explicit a r where that would go backwards."""
+    """Damped steps are implicit: a r / (1 - a lambda) along an eigenvector of the map.
+
+    Where that would go backwards, the step is the explicit a r.
+    """
     values = jnp.array([0.0, 0.5, 1.0, 1.5, -40.0])
     r, none = jnp.array([1.0, -2.0, 0.3, 0.1, 5.0]), jnp.zeros((0, 5))
     for a in (0.2, 0.4):
@@ -106,8 +109,9 @@ def test_damped_steps_are_implicit(model):
 
 
 def test_steps_are_straight_where_the_domain_is(model, newton):
-    """q - theta rho^{-1} theta^T changes by twice as much in twice the step,
-    and by what the step says to first order.
+    """Steps are straight in q - theta rho^{-1} theta^T, which must stay positive inside the domain.
+
+    It changes by twice as much in twice the step, and by its first-order change.
     """
     v = iterate().here.v
     step = jnp.linspace(0.1, 0.2, len(v))
@@ -122,7 +126,10 @@ def test_steps_are_straight_where_the_domain_is(model, newton):
 
 
 def test_a_violent_map(lines):
-    """Its eigenvalue along m is -50; explicit damped steps, .2 of the way, go back and forth for ever."""
+    """Implicit damped steps settle on a map whose eigenvalue along m is -50.
+
+    Explicit ones, .2 of the way, go back and forth for ever.
+    """
     model = ta.dot_product(0.897, 0.154, 0.000546, [[0.55, 0.45], [0.42, 0.58]])
     point = ta.solve(model, 13.9, None, lines)
     assert int(point.status) == ta.Status.converged and float(point.diagnostics.growth_m) < -30
@@ -134,12 +141,12 @@ def test_a_violent_map(lines):
     [
         # The student shrinks to nothing.
         ({"lam": 1.0}, 1.0, "semantic", None),
-        # Damped steps leave the domain from V = 15. Found from V / 10 of the start.
+        # Damped steps leave the domain from V = 15; the state is found from V / 10 of the start.
         (
             {"omega": 0.55, "sigma": 0.36, "lam": 0.0012, "mixing": [[0.2, 0.8], [0.15, 0.85]]}, 16.5, "semantic",
             {"q": (0.1071, 0.01), "theta": (0.0578, 0.05)},
         ),
-        # A small order parameter grows slowly near a pitchfork. Lines of order 15: .062628(26), 2^16 Sobol points
+        # A small order parameter grows slowly near a pitchfork. Lines of order 15 give .062628(26), 2^16 Sobol points
         # .0623(15).
         (
             {"omega": 0.19, "sigma": 0.481, "lam": 0.00077, "mixing": [[0.56, 0.44], [0.12, 0.88]]}, 0.0859,
@@ -167,8 +174,9 @@ def test_starts_far_from_the_state(lines, numbers, alpha, branch, expected):
 
 
 def test_a_student_that_cut_steps_shrink_is_not_absent():
-    """At small q the map makes V negative; training (d = 800) ends at m = .482, .491, .490 and losses .0495,
-    .0496, .0491.
+    """A student that cut steps shrink is not absent: at small q the map makes V negative, but the state exists.
+
+    Training (d = 800) ends at m = .482, .491, .490 and losses .0495, .0496, .0491.
     """
     mixing = 0.4 * np.eye(3) + 0.2
     model = ta.dot_product(0.6, mixing=mixing, encodings=np.linspace(-1, 1, 3)[:, None])
@@ -179,7 +187,10 @@ def test_a_student_that_cut_steps_shrink_is_not_absent():
 
 
 def test_an_order_parameter_that_scatter_keeps_alive(lines, nodes):
-    """theta vanishes; and lines of order 5, of which half have too many jumps, do not say that it does."""
+    """The scatter of the nodes keeps theta alive, although it vanishes: single nodes must report it as absent.
+
+    Lines of order 5, half of which have too many jumps, report an unresolved state.
+    """
     model = ta.dot_product(0.47121183, 0.470216305, 0.003503289, ((0.75582889, 0.24417111), (0.074889422, 0.925110578)))
     for rule, status in ((lines, ta.Status.unresolved), (nodes, ta.Status.absent)):
         assert ta.solve(model, 1.4717455734, "semantic", rule).status == status
@@ -208,9 +219,9 @@ def test_a_lane_that_failed_has_finite_derivatives():
 
 
 def searched(newton, image, start, share=0.0):
-    """Newton's method on a map of the coordinates, to its end: the search, and the places that it asks for.
+    """Run Newton's method on a map of the coordinates to its end; return the search and the places it asked for.
 
-    What an evaluation sees is the first coordinate of its place.
+    An evaluation observes the first coordinate of its place.
     """
     jacobian, advance = jax.jacfwd(image), jax.jit(lambda *a: newton.advance(*a))
     s, places = newton.begin(start, UNSEEN), []
@@ -222,7 +233,7 @@ def searched(newton, image, start, share=0.0):
 
 
 def test_a_search_by_hand(newton):
-    """A map whose fixed point is known, from a start within reach of Newton's method."""
+    """From a start within reach of Newton's method a search finds the known fixed point of a map."""
     target = newton.coordinates.pack(state(CASES[0]))
     s, places = searched(newton, lambda v: target + 0.3 * (v - target) ** 2, 1.02 * target)
     assert int(s.outcome.status) == ta.Status.converged and len(places) < 8
@@ -250,7 +261,7 @@ def test_a_trial_outside_of_the_domain_is_not_asked_for(newton):
 
 @pytest.mark.parametrize("attempts", [1, 3])
 def test_other_starts_are_tried_where_the_first_led_nowhere(model, attempts):
-    """The map says nothing but near the second start, where V is .03 of the first one's."""
+    """Other starts are tried if the first one leads nowhere: the map is finite only at small V, near .03 of its V."""
     newton = newton_for(model, attempts)
     x = state(CASES[0])
     target = newton.coordinates.pack(ta.Overlaps(x.q, 0.03 * x.V, x.theta, x.m))
@@ -266,7 +277,7 @@ def test_other_starts_are_tried_where_the_first_led_nowhere(model, attempts):
 
 
 def test_many_searches_at_once_are_as_each_alone(newton):
-    """`jax.vmap` of a step changes no number."""
+    """A step under `jax.vmap` gives the numbers of single steps."""
     target = newton.coordinates.pack(state(CASES[0]))
     starts = jnp.stack([1.02 * target, 0.9 * target])
 

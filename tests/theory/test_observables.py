@@ -1,4 +1,4 @@
-"""What a state predicts, each against a second route."""
+"""Predictions of a state, each checked by a second route."""
 
 import jax
 import jax.numpy as jnp
@@ -36,7 +36,7 @@ def test_errors_against_plain_monte_carlo(model, nodes, solved):
 
 
 def test_replicon_is_the_mean_square_of_the_response(model, nodes, solved):
-    """For one column and equal tokens: alpha E ||dz/dh - I||^2, the derivatives by central differences."""
+    """The replicon of one column and equal tokens is alpha E ||dz/dh - I||^2, here with central differences."""
     fp = solved(2.0, "semantic")
     one = nodes.replicate(0)
     x = jax.tree.map(lambda a: a[0], fp.replicates.overlaps)
@@ -52,7 +52,10 @@ def test_replicon_is_the_mean_square_of_the_response(model, nodes, solved):
 
 
 def test_growths_are_eigenvalues_of_the_map(model):
-    """On the uninformed state theta and m decouple: their growths, by the score, against the Jacobian of the map."""
+    """Growths of theta and m by the score are eigenvalues of the map's Jacobian on the uninformed state.
+
+    theta and m decouple there.
+    """
     nodes = ta.line_nodes(model, 9, replicates=1, even=True)
     alpha, free = jnp.array(1.0), BRANCHES[None].free(model)
     fp = ta.solve(model, alpha, "uninformed", nodes, start=BRANCHES["uninformed"].start(model))
@@ -65,7 +68,7 @@ def test_growths_are_eigenvalues_of_the_map(model):
 
 @jax.jit
 def moved_growths(s, x, alpha, replicate):
-    """Growths at overlaps and numbers that are moved by shares s: of sigma, q, V and alpha."""
+    """Growths with sigma, q, V and alpha multiplied by 1 + s, where s has shape (4,)."""
     here = ta.dot_product(sigma=0.5 * (1 + s[0]))
     near = ta.Overlaps(x.q * (1 + s[1]), x.V * (1 + s[2]), x.theta, x.m)
     return jnp.stack(growths_in(here, alpha * (1 + s[3]), near, replicate, jnp.array([1.0, 0.0])))
@@ -78,7 +81,7 @@ def growth_slopes(*arguments):
 
 @pytest.mark.parametrize("case", [CASES[0], CASES[4]], ids=lambda c: f"{c.branch} {c.alpha}")
 def test_derivatives_of_growths(model, case):
-    """At held overlaps, jumps included: against central differences."""
+    """Derivatives of growths at fixed overlaps, jumps included, equal central differences."""
     arguments = state(case), jnp.asarray(case.alpha, float), ta.line_nodes(model, 9, replicates=1).replicate(0)
     slopes = growth_slopes(*arguments)
     for k in range(4):
@@ -88,7 +91,7 @@ def test_derivatives_of_growths(model, case):
 
 
 def test_implicit_gradient_of_a_function_of_the_state(model):
-    """d (alpha V) / d omega along the semantic branch, against central differences of solves."""
+    """The implicit gradient d (alpha V) / d omega along the semantic branch equals central differences of solves."""
     case, alpha, free = CASES[0], jnp.array(2.0), BRANCHES["semantic"].free(model)
     one = ta.line_nodes(model, 9, replicates=1, even=True)
     tight = ta.Settings(tol=1e-9)
@@ -125,7 +128,7 @@ def test_second_minima_below_a_gap(model, nodes):
 
 
 def test_the_baseline_is_weighted_by_the_traces(model, nodes):
-    """Tokens of unequal variance, and nodes of unequal weight."""
+    """The linear baseline weights tokens by their traces and nodes by their weights, when both are unequal."""
 
     class Unequal(ta.DotProduct):
         trace = property(lambda self: jnp.array([0.1, 0.2]))

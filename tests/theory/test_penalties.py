@@ -1,4 +1,4 @@
-"""Penalties of the weights besides the ridge, in the theory."""
+"""The theory of penalties on the weights besides the ridge."""
 
 import dataclasses
 
@@ -25,7 +25,7 @@ HATS = ta.Conjugates(
 
 
 def exact_prior(model, hats):
-    """Of the elastic net for the dot product: a soft threshold of a Gaussian field of mean tau . mhat."""
+    """The elastic net's prior for the dot product: a soft threshold of a Gaussian field of mean tau . mhat."""
     gamma, t = model.sigma**2, model.penalty.strength
     Lam, mean = model.lam + gamma * hats.V.sum(), model.encodings[:, 0] @ hats.m[:, 0]
     variance = gamma * hats.q.sum() + model.teacher[0, 0] * (gamma * hats.theta.sum()) ** 2
@@ -48,7 +48,7 @@ def test_single_precision():
 
 @jax.jit
 def slopes(model, hats):
-    """Values, gradients in model and hats, and their derivatives along the hats, of both forms."""
+    """Values and gradients in model and hats, and their derivatives along the hats, of `prior` and `exact_prior`."""
     out = []
     for form in (prior, exact_prior):
         gradient = jax.value_and_grad(form, (0, 1))
@@ -57,7 +57,7 @@ def slopes(model, hats):
 
 
 def made_sums():
-    """Averages over the channel for `diagnose`, of no particular state."""
+    """Made-up averages over the channel for `diagnose`, of no particular state."""
     rng = np.random.default_rng(0)
     g, gy = (rng.standard_normal((2, 2)) for _ in range(2))
     replicon = jnp.eye(2).reshape(2, 1, 1, 2, 1, 1)
@@ -71,7 +71,10 @@ diagnosed = jax.jit(lambda model, hats: diagnose(model, jnp.asarray(2.0), overla
 
 @pytest.mark.parametrize("strength", [1e-3, 8e-3, 0.02])
 def test_closed_form_of_the_elastic_net(strength):
-    """With gradients and second derivatives, which Newton's method asks for; a fifth to nearly all weights are zero."""
+    """Values, gradients and the second derivatives that Newton's method needs equal the closed form of the elastic net.
+
+    A fifth to nearly all of the weights are zero.
+    """
     model = ta.dot_product(penalty=ta.L1(strength))
     ours, exact = slopes(model, HATS)
     for a, b in zip(jax.tree.leaves(ours), jax.tree.leaves(exact), strict=True):
@@ -84,7 +87,7 @@ def test_closed_form_of_the_elastic_net(strength):
 
 
 def test_ridge_as_a_penalty():
-    """A quadratic penalty is a larger ridge, in everything that a state predicts; so is an l1 of strength zero."""
+    """A quadratic penalty acts as a larger ridge in every prediction; an L1 penalty of strength zero does nothing."""
     ridge, none = ta.dot_product(lam=0.014), ta.dot_product(lam=0.014, penalty=ta.L1(0.0))
     own = ta.dot_product(lam=0.01, penalty=Quadratic(jnp.asarray(0.004)))
     ta.check(own)
@@ -95,7 +98,7 @@ def test_ridge_as_a_penalty():
 
 
 def hats_of(correlation, theta=(0.011, 0.006), m=(3e-3, 1e-3)):
-    """Conjugates of two columns whose fields have this correlation, besides what theta adds."""
+    """Conjugates of two columns whose fields have this correlation, apart from what theta adds."""
     alike = jnp.array([[1.0, correlation], [correlation, 1.0]])
     q, V = (jnp.stack([scale * alike] * 2) for scale in (1.3e-4, 0.024))
     V = V * jnp.array([[1.0, -0.2], [-0.2, 1.0]])
@@ -108,7 +111,7 @@ averages = jax.jit(lambda model, hats: (prior(model, hats), overlaps(model, hats
 
 
 def test_columns_apart_are_weights_of_their_own():
-    """One column knows of the teacher, the other one of the encodings, and their fields are independent."""
+    """Columns with independent fields behave as separate weights: one sees the teacher, the other one the encodings."""
     hats = hats_of(0.0, (0.011, 0.0), (0.0, 3e-3))
     parts = [jax.tree.map(lambda a, k=k: a[:, k : k + 1], hats) for k in range(2)]
     parts = [ta.Conjugates(*(a[:, :, k : k + 1] for a in (x.q, x.V)), x.theta, x.m) for k, x in enumerate(parts)]
@@ -138,8 +141,9 @@ def slope_of_overlaps(model, hats, along):
 
 @pytest.mark.parametrize("correlation", [-0.9, 0.0, 0.5, 0.98])
 def test_averages_over_two_columns(correlation):
-    """V by Stein's identity: the mean response of a weight. It is a second derivative of psi here, too,
-    the first of `prior`.
+    """V is the mean response of a weight (Stein's identity), and the slopes of the overlaps equal differences.
+
+    V is a second derivative of psi in the fields, and a first one of `prior` in the conjugates.
     """
     hats, still = hats_of(correlation), jax.tree.map(jnp.zeros_like, hats_of(correlation))
     share, w, R = weights(untied, hats)
@@ -162,7 +166,7 @@ def test_a_quadratic_penalty_of_two_columns_is_a_ridge():
 
 
 def with_another(hats, m):
-    """One more column, of independent fields and of no share in the teacher."""
+    """Add a column with independent fields and without a share in the teacher."""
     wider = [(0, 0), (0, 1), (0, 1)]
     q, V = (jnp.pad(a, wider) + jnp.diag(jnp.array([0.0, 0.0, a[0, 0, 0]])) for a in (hats.q, hats.V))
     return ta.Conjugates(q, V, jnp.pad(hats.theta, [*wider[:2], (0, 0)]), jnp.column_stack([hats.m, m]))
@@ -170,7 +174,7 @@ def with_another(hats, m):
 
 @pytest.mark.parametrize("correlation", [-0.9, 0.5])
 def test_a_column_apart_of_three(correlation):
-    """Two columns as they are by themselves, and the third one as a weight of its own, in prior and overlaps."""
+    """A third, independent column leaves the other two unchanged and acts as a single weight, in prior and overlaps."""
     pair, m = hats_of(correlation), jnp.zeros(2)
     three, single = (ta.dot_product(rank=k, penalty=ta.L1(4e-3)) for k in (3, 1))
     hats = with_another(pair, m)
@@ -186,8 +190,9 @@ def test_a_column_apart_of_three(correlation):
 
 
 def test_derivatives_of_three_columns():
-    """Of the overlaps, in conjugates and in the strength, against differences:
-    they are taken from second derivatives of psi.
+    """Derivatives of the overlaps of three columns, in conjugates and strength, equal differences.
+
+    They are taken from second derivatives of psi.
     """
     hats = with_another(hats_of(0.5), jnp.array([2e-3, -2e-3]))
 
@@ -226,7 +231,10 @@ def test_columns_that_are_turned_have_another_penalty():
 
 
 def test_minimiser_of_several_columns():
-    """Its subgradient is zero; its derivatives, in the field and in the numbers, against differences."""
+    """The subgradient is zero at the minimiser of several columns, and its derivatives equal differences.
+
+    The derivatives are those in the field and in the numbers of the penalty.
+    """
     rng = np.random.default_rng(0)
     root = rng.standard_normal((20, 3, 3))
     Lam, b, penalty = jnp.asarray(root @ root.swapaxes(1, 2) + np.eye(3)), 2 * rng.standard_normal((20, 3)), ta.L1(0.7)
@@ -250,7 +258,7 @@ def test_minimiser_of_several_columns():
 
 
 def test_a_law_of_samples_is_the_law_that_they_are_drawn_from():
-    """Teacher entries as atoms, the nodes of a Gauss-Hermite rule, against a Gaussian teacher; sparse ones likewise."""
+    """A sparse teacher given by atoms, the nodes of a Gauss-Hermite rule, has the overlaps of the sparse law itself."""
 
     class Sampled(ta.DotProduct):
         def law(self):
@@ -268,11 +276,11 @@ def test_a_law_of_samples_is_the_law_that_they_are_drawn_from():
     found, want, other = (averages(m, HATS)[1] for m in (sampled, sparse(model), model))
     for a, b, c in zip(*map(jax.tree.leaves, (found, want, other)), strict=True):
         np.testing.assert_allclose(a, b, rtol=1e-7)
-        assert np.all(np.abs(c / b - 1) > 0.01)  # a Gaussian teacher is another law
+        assert np.all(np.abs(c / b - 1) > 0.01)  # a Gaussian teacher gives other overlaps
 
 
 def numbers(model, nodes, start):
-    """Numbers of the semantic state at alpha = 3, and what else it says."""
+    """Numbers of the semantic state at alpha = 3, and the fixed point."""
     free = BRANCHES["semantic"].free(model)
     settings, alpha = ta.Settings(tol=1e-10, max_steps=8), jnp.array(3.0)
     fp = ta.FixedPoint(model, alpha, states_near(model, alpha, nodes, start, free, settings), None)
@@ -281,7 +289,7 @@ def numbers(model, nodes, start):
 
 
 def solved(nodes, program):
-    """A model, a start that is its state on `nodes`, and a change of each of its two strengths."""
+    """A model, a start at its state on `nodes`, and a unit change of each of its two strengths."""
     net = ta.dot_product(lam=0.005, penalty=ta.L1(0.005))
     first = program(net, nodes, BRANCHES["semantic"].start(net))[0]
     start = ta.Overlaps(*(jnp.full((2, 1, 1), v) for v in first[:3]), jnp.zeros((2, 1)))
@@ -291,7 +299,7 @@ def solved(nodes, program):
 
 
 def test_training_loss_of_a_solved_state():
-    """Two ways; and its derivatives in both strengths, partial ones, against central differences."""
+    """Two routes give the same training loss; its partial derivatives in both strengths equal central differences."""
     nodes, program = ta.sobol_nodes(ta.dot_product(), 2**12, replicates=1), jax.jit(numbers)
     net, start, changes = solved(nodes, program)
     value, fp = program(net, nodes, start)
@@ -303,7 +311,7 @@ def test_training_loss_of_a_solved_state():
 
 @pytest.mark.slow
 def test_derivatives_of_a_fixed_point():
-    """In both strengths, against central differences."""
+    """Derivatives of a fixed point in both strengths equal central differences."""
     nodes = ta.line_nodes(ta.dot_product(), 15, replicates=1)
     program = jax.jit(lambda *a: (numbers(*a)[0],))
     net, start, changes = solved(nodes, program)

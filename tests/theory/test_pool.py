@@ -1,4 +1,4 @@
-"""The pool: paths are run to their ends, and no lane waits for another."""
+"""The pool runs paths to their ends, and no lane waits for another one."""
 
 import itertools
 import threading
@@ -27,7 +27,7 @@ def called(value, wait=0.0):
 
 
 def test_what_a_path_is_sent():
-    """A result for one request, a list for a list, in order; what a path returns for a path."""
+    """A path is sent a result for a request, an ordered list for a list, and for a path what that path returns."""
 
     def child(value):
         return (yield called(value)) + 1
@@ -42,7 +42,7 @@ def test_what_a_path_is_sent():
 
 
 def test_results_come_in_the_order_of_the_paths():
-    """A path that takes long holds up no other; `done` tells of each when it ends."""
+    """Results come in the order of the paths; a slow path holds up no other, and `done` reports each one as it ends."""
     ended = []
 
     def path(k):
@@ -72,7 +72,7 @@ def interrupt(number):
 
 
 def test_an_exception_ends_its_own_path():
-    """The others go on; the exception then says which path it was."""
+    """An exception ends only its own path and then says which path it was; the others go on."""
     ended = []
 
     def path(k):
@@ -116,7 +116,7 @@ def test_bad_input():
 
 
 def test_settings_of_context_managers_are_kept():
-    """Threads would not see them: calls are then made in the thread of the caller."""
+    """Settings of context managers keep their effect: calls run in the caller's thread, the only one that sees them."""
     seen = []
 
     def look():
@@ -135,7 +135,7 @@ def problem(model):
 
 
 def branches(problem):
-    """Paths of a state, of an absent one and of another model."""
+    """Paths of a state that exists, of an absent one and of another model."""
     for sigma, alpha in ((0.5, 2.0), (0.5, 0.05), (0.45, 1.5)):
         model = ta.dot_product(sigma=sigma)
         here = problem._replace(model=model, alpha=jnp.asarray(alpha))
@@ -143,7 +143,7 @@ def branches(problem):
 
 
 def test_slots_do_as_threads_do(problem, monkeypatch):
-    """All lanes in one call, as on accelerators, give the states that each gives alone, whatever the width."""
+    """Slots, which evaluate all lanes in one call as on accelerators, give the states of single lanes, at any width."""
     apart = run(branches(problem))
     monkeypatch.setattr(pool, "_in_threads", pool._in_slots)
     for width in (None, 3):
@@ -157,7 +157,7 @@ def test_slots_do_as_threads_do(problem, monkeypatch):
 
 
 def test_lanes_that_end_leave_and_others_enter(problem, monkeypatch):
-    """A lane that takes long is not alone at the end: the widths of the calls stay filled while lanes wait."""
+    """Lanes that wait replace lanes that end, so calls stay filled and a slow lane is not alone at the end."""
     monkeypatch.setattr(pool, "_in_threads", pool._in_slots)
     monkeypatch.setattr(pool, "WIDTHS", (2, 4))
     counts, turn = [], pool._Slots.turn

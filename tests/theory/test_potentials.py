@@ -14,7 +14,7 @@ pytestmark = pytest.mark.usefixtures("quick_programs")
 
 
 def stein(model, x, alpha, student, teacher):
-    """Oracle: the conjugates by Stein's lemma, the student's field drawn first, y = theta/sqrt(q) xi + ... u."""
+    """Conjugates by Stein's lemma, with the student's field drawn first: y = theta/sqrt(q) xi + ... u."""
     q, theta, rho = x.q[0, 0, 0], x.theta[0, 0, 0], 0.25
     xi, u = student, teacher
     h = jnp.sqrt(q) * xi + x.m[..., None]
@@ -49,7 +49,7 @@ def test_gradient_is_the_stein_form(model, case):
 
 
 def test_a_reverse_pass_searches_no_more(model):
-    """It keeps what was found: only the search has loops that end by themselves."""
+    """A reverse pass reuses the minimisers: it adds no loop with a condition, which only the search has."""
     x, one = state(CASES[0]), ta.sobol_nodes(model, 64).coarse
 
     def value(model):
@@ -60,7 +60,7 @@ def test_a_reverse_pass_searches_no_more(model):
 
 
 def test_hats_are_the_gradient_of_the_discretised_potential(model, nodes):
-    """At frozen nodes the reported gradient is that of the reported M: central differences of M itself."""
+    """At frozen nodes the reported gradient is that of the reported M, by central differences of M itself."""
     rule, x = nodes.coarse, state(CASES[0])
     _, g, _ = jax.jit(channel_gradient)(model, x, rule)
     rng = np.random.default_rng(0)
@@ -72,7 +72,10 @@ def test_hats_are_the_gradient_of_the_discretised_potential(model, nodes):
 
 
 def test_single_precision(model, nodes):
-    """On single nodes; `test_lines` solves in single precision."""
+    """M and its gradient on single nodes agree in single and double precision.
+
+    `test_lines` solves in single precision.
+    """
     rule, x = nodes.coarse, state(CASES[1])
     single = jax.tree.map(lambda a: a.astype(jnp.float32), (model, x, rule))
     for a, b in zip(
@@ -96,7 +99,10 @@ def test_ridge_prior_is_the_written_out_form(model):
 
 
 def test_a_teacher_along_the_encodings(model):
-    """One column: E b^2 of b = sum_k mhat_k tau_k + sum_k gamma_k thetahat_k pi, the cross moments included."""
+    """The prior contains the cross moments of teacher and encodings, here for one column.
+
+    It needs E b^2 of b = sum_k mhat_k tau_k + sum_k gamma_k thetahat_k pi.
+    """
 
     class Crossed(ta.DotProduct):
         def law(self):

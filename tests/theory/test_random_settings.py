@@ -1,4 +1,4 @@
-"""Every status at 200 random settings against independent witnesses; `-s` prints the table."""
+"""Every status at 200 random settings, checked by independent witnesses; `-s` prints the table."""
 
 import time
 
@@ -17,7 +17,7 @@ COUNT = 200
 
 
 def draws():
-    """Settings over all of omega, a factor of 30 in sigma, four decades of lambda, any mixing, alpha in [.05, 20]."""
+    """Draw settings: all omega, a factor of 30 in sigma, four decades of lambda, any mixing, alpha in [.05, 20]."""
     rng = np.random.default_rng(7)
     for _ in range(COUNT):
         omega, sigma, lam = rng.uniform(), 10 ** rng.uniform(-1, 0.5), 10 ** rng.uniform(-4, 0)
@@ -28,7 +28,7 @@ def draws():
 
 
 def confirmed(point, witness):
-    """Whether a state is one on a rule of another kind, with the same numbers, and its two losses agree."""
+    """Whether a rule of another kind finds this state with the same numbers, and its two losses agree."""
     model, x = point.model, point.overlaps
     other = ta.solve(model, point.alpha, point.branch, witness, start=x)
     if not bool(other.exists):
@@ -42,7 +42,7 @@ def confirmed(point, witness):
 
 
 def confirmed_absent(point, rule):
-    """Whether an order parameter falls on the uninformed state, and no other start finds the branch.
+    """Whether an order parameter decays on the uninformed state, and no other start finds the branch.
 
     Just beyond the end of a branch the scatter of the nodes keeps its order parameter alive in every replicate, with
     either sign: that is not the branch.

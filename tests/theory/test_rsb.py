@@ -1,4 +1,4 @@
-"""One step of replica symmetry breaking: potentials, equations, limits."""
+"""One step of replica symmetry breaking (1RSB): potentials, equations, limits and ground states."""
 
 import equinox as eqx
 import jax
@@ -48,7 +48,7 @@ def test_prior_without_breaking_is_that_of_replica_symmetry(rank):
 
 
 def test_prior_is_a_gaussian_average():
-    """psi_s = (1/s) E log E exp(s (b + g)^2 / (2 Lam)), with g split into what clusters share and what they do not."""
+    """psi_s = (1/s) E log E exp(s (b + g)^2 / (2 Lam)), where g splits into a part that clusters share and the rest."""
     model, hats = ta.dot_product(), _hats()
     x, w = np.polynomial.hermite_e.hermegauss(80)
     w = w / w.sum()
@@ -61,7 +61,7 @@ def test_prior_is_a_gaussian_average():
 
 
 def test_order_parameters_of_isotropic_data():
-    """V = gamma / Lam, q0 = gamma (b^2 + gamma qhat0) / D^2, q1 - q0 = gamma c2 / (Lam D)."""
+    """For isotropic data V = gamma / Lam, q0 = gamma (b^2 + gamma qhat0) / D^2 and q1 - q0 = gamma c2 / (Lam D)."""
     model, hats = ta.dot_product(), _hats()
     x = overlaps(model, hats, S)
     gamma = 0.25
@@ -86,15 +86,16 @@ def test_free_energy_without_breaking():
 
 
 def test_prior_by_the_ridge_is_the_norm_of_the_weights():
-    """d psi_s / d lam = -tr(Q^T Q) / (2 d), which is q1 / (2 sigma^2) of one token, whatever the conjugates."""
+    """d psi_s / d lam is -tr(Q^T Q) / (2 d), or -q1 / (2 sigma^2) for one token, whatever the conjugates."""
     model, hats = ta.dot_product(sigma=0.6), _hats()
     slope = jax.grad(prior)(model, hats, S).lam
     np.testing.assert_allclose(slope, -overlaps(model, hats, S).q1[0, 0, 0] / (2 * 0.36), rtol=1e-9)
 
 
 def test_derivatives_of_a_state():
-    """Of the loss the partial ones that came with it, of the rest the implicit ones; what has none says so,
-    and spoils nothing.
+    """Derivatives of the loss are the stored partial ones, those of other numbers the implicit ones.
+
+    A number without a derivative says so and spoils no other.
     """
     model, hats, one = ta.dot_product(), _hats(), jnp.ones(())
     slopes = jax.tree.map(lambda a: 3 * jnp.ones_like(a), model)
@@ -123,8 +124,9 @@ def test_derivatives_of_a_state():
 
 
 class TwoColumns(ta.Model):
-    """``(|z_1| - 1)^2 / 2 + k (z_2 - c z_1)^2 / 2``: a sign for each sample,
-    and a second column that follows the first.
+    """Loss ``(|z_1| - 1)^2 / 2 + k (z_2 - c z_1)^2 / 2``.
+
+    Every sample has a sign, and the second column follows the first.
     """
 
     k: float = eqx.field(static=True, default=2.0)
@@ -141,15 +143,16 @@ class TwoColumns(ta.Model):
 
 
 def _two_columns(model):
-    """Of `TwoColumns`: B = (K^{-1} + V)^{-1} of the envelope ``(h -+ a)^T B (h -+ a) / 2`` of either sign, and a."""
+    """B = (K^{-1} + V)^{-1} and a of `TwoColumns`, whose envelope is ``(h -+ a)^T B (h -+ a) / 2`` for either sign."""
     k, c = model.k, model.c
     K = jnp.array([[1 + k * c**2, -k * c], [-k * c, k]])
     return lambda V: jnp.linalg.inv(jnp.linalg.inv(K) + V), jnp.array([1.0, c])
 
 
 def _channel_of_two_columns(model, q1, q0, V, s):
-    """M_s: the inner average is Gaussian on either side of the plane ``h^T B a = 0``,
-    on which both signs are as good.
+    """M_s of `TwoColumns` in closed form.
+
+    The inner average is Gaussian on either side of the plane ``h^T B a = 0``, where both signs are equally good.
     """
     xi, weight = np.polynomial.hermite_e.hermegauss(60)
     weight = np.outer(weight, weight).ravel() / weight.sum() ** 2
@@ -191,7 +194,7 @@ def _losses_of_two_columns(model, alpha):
     return unbroken, broken
 
 
-# The ground state at alpha = .05, lam = 1, by iteration of the equations by hand.
+# The ground state at alpha = .05, lam = 1, by iteration of equations derived by hand.
 _GROUND = (
     jnp.array([[0.0070888, 0.00517499], [0.00517499, 0.00378604]]),
     jnp.array([[0.0033409, 0.0024919], [0.0024919, 0.00185922]]),
@@ -228,9 +231,7 @@ def in_closed_form(monkeypatch):
 
 
 def test_equations_of_two_columns(in_closed_form):
-    """Matrices of order parameters: what Newton's method finds is stationary in a potential written by hand,
-    and has its loss.
-    """
+    """Newton's method on matrices finds a stationary point of a potential derived by hand, and its loss."""
     found = in_closed_form()
     at = found.x.q1[0], found.x.q0[0], found.x.V[0], jnp.log(found.s)
     loss, slopes = jax.jit(jax.value_and_grad(_losses_of_two_columns(found.problem.model, 0.05)[1], (0, 1, 2, 3)))(*at)
@@ -244,7 +245,7 @@ def test_equations_of_two_columns(in_closed_form):
 
 @pytest.mark.parametrize("s", [None, 25.0], ids=["ground state", "at a given s"])
 def test_derivatives_of_the_solution(in_closed_form, s):
-    """In lambda and alpha, against differences of solutions."""
+    """Derivatives of the solution in lambda and alpha equal differences of solutions."""
     moving, step = in_closed_form(s=s).moving(), 1e-3
     for k, (name, size) in enumerate((("lam", 1.0), ("alpha", 0.05))):
         up, down = (in_closed_form(s=s, **{name: size * (1 + sign * step)}) for sign in (1, -1))
@@ -255,7 +256,7 @@ def test_derivatives_of_the_solution(in_closed_form, s):
 
 
 def test_newton_ends_where_the_equations_are_not_finite(monkeypatch):
-    """And comes back to the last place, with its matrix."""
+    """Newton's method ends where the equations are not finite, and returns to the last place with its matrix."""
     x = BrokenOverlaps(*(jnp.ones((1, 1, 1)) * a for a in (2.0, 1.0, 1.0, 0.0)), jnp.zeros((1, 1)))
     looks = iter([0.5, np.nan])
 
@@ -273,8 +274,9 @@ def test_newton_ends_where_the_equations_are_not_finite(monkeypatch):
 
 
 def test_replicates_start_where_one_was_found(solved, nodes, monkeypatch):
-    """One after the other until one is found; from there the others and those that failed,
-    of which the better stays.
+    """Replicates are solved in turn until one is found; the others and the failed ones then start from it.
+
+    Of two results for a replicate the better one stays.
     """
     rs, asked = solved(2.0, "positional"), []
     x = BrokenOverlaps(
@@ -303,7 +305,7 @@ def test_replicates_start_where_one_was_found(solved, nodes, monkeypatch):
 
 
 def test_nodes_are_laid_again_where_clusters_become_wider(solved, nodes, monkeypatch):
-    """By more than a tenth, and three times at most; the search goes on from where it was."""
+    """Nodes are laid again if clusters widen by over a tenth, three times at most; the search goes on from there."""
     rs, laid = solved(2.0, "positional"), []
     q = rs.replicates.overlaps.q[0]
 
@@ -336,7 +338,7 @@ def test_nodes_are_laid_again_where_clusters_become_wider(solved, nodes, monkeyp
 
 
 def test_a_group_of_fields_may_be_empty():
-    """Where all fields are near a jump, or none is: blocks without weight add nothing."""
+    """A group of fields may be empty (all fields are near a jump, or none is): blocks without weight add nothing."""
     none = Outer(jnp.zeros((2, 1, 0)), jnp.zeros((2, 1, 0)), jnp.zeros(0), jnp.zeros(0))
     blocks = _in_blocks(none, 4)
     assert blocks.weight.shape[1] == 4 and not np.any(blocks.weight)
@@ -345,9 +347,9 @@ def test_a_group_of_fields_may_be_empty():
 
 @pytest.mark.parametrize(("mass", "without"), [(0.1, 1 / 0.9), (0.9, 2.0), (1.07, -0.07), (-0.1, 1 / 0.999)])
 def test_where_a_search_starts(solved, mass, without):
-    """The response within clusters is that without jumps; clusters take a fifth more than the rest of it.
+    """A search starts with the response without jumps in clusters, which take 1.2 times the rest of the response.
 
-    s is that of the estimated elevation, at most.
+    s is that of the estimated elevation, but at most 2 / loss.
     """
     state = jax.tree.map(lambda a: a[0], solved(2.0, "positional").replicates)
     hats, model = state.conjugates, ta.dot_product()
@@ -372,8 +374,9 @@ def test_where_a_search_starts(solved, mass, without):
 
 
 def test_clusters_of_a_start_lie_within_the_state(solved, monkeypatch):
-    """Half as wide as the state at most, and of two columns a tenth as wide in one direction as in the other,
-    at least.
+    """Clusters of a start are at most half as wide as the state.
+
+    With two columns the narrower direction is at least a tenth as wide as the other one.
     """
     state = jax.tree.map(lambda a: a[0], solved(2.0, "positional").replicates)
     x, _ = rsb._start(ta.dot_product(), state, jnp.asarray(1e-3), jnp.ones(2))
@@ -396,7 +399,10 @@ def test_clusters_of_a_start_lie_within_the_state(solved, monkeypatch):
 
 
 def test_corrected_matrix_knows_the_last_move():
-    """Along the move it gives the change that was seen; across it, in units of the coordinates, what it gave before."""
+    """The corrected matrix maps the last move to the change that was seen, and moves across it as before.
+
+    "Across" is measured in units of the coordinates.
+    """
     matrix, sizes = np.arange(9.0).reshape(3, 3), np.array([1.0, 10.0, 0.1])
     move, change = np.array([0.5, 2.0, 0.03]), np.array([1.0, -1.0, 2.0])
     found = corrected_matrix(matrix, move, change, sizes)
@@ -431,7 +437,7 @@ def test_refuses_traced_numbers():
 
 @pytest.mark.slow
 def test_without_jumps_there_is_nothing_to_break():
-    """A weak mixing at large alpha: the semantic state of the standard model has no jumps at alpha = 4."""
+    """Without jumps 1RSB equals RS: the standard model's semantic state has none at alpha = 4."""
     point = ta.solve_1rsb(ta.dot_product(), 4.0, "semantic", order=3, replicates=2)
     assert not point.rs.jumps and point.elevation == 0 and point.complexity == 0
     np.testing.assert_array_equal(point.overlaps.q1, point.overlaps.q0)
@@ -440,7 +446,7 @@ def test_without_jumps_there_is_nothing_to_break():
 
 @pytest.mark.slow
 def test_ground_state():
-    """It lies above the RS state, and its loss is stationary in s."""
+    """The ground state lies above the RS state, and its loss is stationary in s."""
     model = ta.dot_product()
     ground = ta.solve_1rsb(model, 1.2515, "positional", order=3, replicates=2)
     assert np.all(ground.replicates.elevation > 1e-7)
@@ -448,7 +454,7 @@ def test_ground_state():
     estimated = ground.rs.replicates.diagnostics.rs_error
     np.testing.assert_allclose(estimated, ground.replicates.elevation, rtol=0.2)
     each = ground.replicates
-    # Half the square of the weights, up to what is left of the equation for q1.
+    # d loss / d lam is half the square of the weights, up to the residual of the equation for q1.
     half_square = each.overlaps.q1.mean((1, 2, 3)) / (2 * 0.25)
     assert np.all(np.abs(each.loss_by_model.lam / half_square - 1) <= each.residual)
 
@@ -462,7 +468,7 @@ def test_ground_state():
 
 @pytest.mark.slow
 def test_derivatives_of_a_ground_state():
-    """Of what was solved at other alphas, on other nodes; s is found to a percent."""
+    """Derivatives of a ground state equal differences of solves on other nodes; s is found to a percent."""
 
     def numbers(alpha):
         each = ta.solve_1rsb(ta.dot_product(), alpha, "positional", order=3, replicates=2).replicates
@@ -476,8 +482,9 @@ def test_derivatives_of_a_ground_state():
 
 @pytest.mark.slow
 def test_conjugates_are_tilted_averages():
-    """Of g = V^{-1} (prox - h) over random fields and a grid within clusters,
-    by nothing that `solve_1rsb` averages with.
+    """Conjugates are tilted averages of g = V^{-1} (prox - h), here over random fields and a grid within clusters.
+
+    The averages of `solve_1rsb` are not used.
     """
     model, alpha, N = ta.dot_product(), 1.2515, 40_000
     state = jax.tree.map(lambda a: a[0], ta.solve_1rsb(model, alpha, "positional", order=3, replicates=2).replicates)
@@ -489,7 +496,7 @@ def test_conjugates_are_tilted_averages():
 
     @jax.jit
     def means(normal, teacher):
-        """E_V tilted: <g>, <g^2>."""
+        """Tilted averages within a cluster: <g>, <g^2>."""
         h, y = fields(model, x.between, normal[..., None], teacher[..., None])
         h, y = h + jnp.sqrt(x.q1 - x.q0) * within, jnp.broadcast_to(y, (2, 1, within.shape[-1]))
         z = search(model, h, x.V, y).z
@@ -504,7 +511,7 @@ def test_conjugates_are_tilted_averages():
         )
     )  # (2, N)
     q1, q0, m = alpha * second, alpha * first**2, alpha * first
-    # By parts in xi_0; theta is zero, and so is the mean of g times that.
+    # Integration by parts in xi_0; the term with theta vanishes, because theta is zero.
     V = -alpha * first * normals[:, 0] / jnp.sqrt(x.q0[:, 0]) + s * (q1 - q0)
     for name, each in (("q1", q1), ("q0", q0), ("m", m), ("V", V)):
         bar = np.std(each, axis=1) / N**0.5
@@ -529,9 +536,9 @@ def test_a_ground_state_prints():
 
 @pytest.mark.slow
 def test_ground_state_of_two_columns():
-    """Far from RS, in matrices, from a start of its own: against equations in closed form.
+    """The ground state of `TwoColumns`, with matrices far from RS, agrees with equations in closed form.
 
-    Two fields across the lines are coarse at this order: residuals end at 5e-3.
+    The search starts by itself. Two fields across the lines are coarse at this order: residuals end at 5e-3.
     """
     unbroken, broken = _losses_of_two_columns(TwoColumns(lam=jnp.asarray(1.0)), 0.05)
     ground = ta.solve_1rsb(TwoColumns(lam=jnp.asarray(1.0)), 0.05, "uninformed", order=3, lines=1024, replicates=2)
@@ -542,7 +549,7 @@ def test_ground_state_of_two_columns():
     pairs = {name: (getattr(ground, name), getattr(bars, name), want) for name, want in exact.items()}
     for name, want in zip(("q1", "q0", "V"), _GROUND, strict=False):
         pairs[name] = getattr(x, name)[0], getattr(bar, name)[0], want
-    # The loss is flat in s, and with s the width of a cluster moves.
+    # The loss is flat in s, and the width of a cluster moves with s.
     known = {"elevation": 0.01, "q1": 0.01, "s": 0.3, "q0": 0.3, "V": 0.1}
     for name, (got, error, want) in pairs.items():
         size = np.max(np.abs(want))
@@ -551,12 +558,11 @@ def test_ground_state_of_two_columns():
 
 
 class RandomSigns(ta.Model):
-    """``min_w sum_mu (|z_mu| - 1)^2 / 2 + lam |w|^2 / 2``: every sample picks a sign s_mu, and the weights are its best
-    ridge.
+    """Ridge regression on free signs: ``min_w sum_mu (|z_mu| - 1)^2 / 2 + lam |w|^2 / 2``.
 
-    Over w the minimum is ``s^T (1 + X X^T / lam)^{-1} s / 2``. Few samples, alpha -> 0, have nearly orthogonal inputs,
-    and the signs are the ground state of the Sherrington-Kirkpatrick (SK) model. A second token, if there is one, has a
-    convex loss.
+    Every sample picks a sign s_mu. The minimum over w is ``s^T (1 + X X^T / lam)^{-1} s / 2``. Few samples, alpha -> 0,
+    have nearly orthogonal inputs, and the signs are the ground state of the Sherrington-Kirkpatrick (SK) model. A
+    second token, if there is one, has a convex loss.
     """
 
     stiffness: float = eqx.field(static=True, default=0.0)
@@ -574,9 +580,7 @@ class RandomSigns(ta.Model):
 
 
 def _signs_by_hand(alpha, stiffness):
-    """Training losses of `RandomSigns` at lam = 1, RS and 1RSB, and (q1, q0 / q1, V, log s),
-    by integrals in closed form.
-    """
+    """Training losses of `RandomSigns`, RS and 1RSB, at lam = 1, and (q1, q0 / q1, V, log s), in closed form."""
     xi, weight = np.polynomial.hermite_e.hermegauss(150)
     weight = weight / weight.sum()
 
@@ -615,10 +619,9 @@ def _signs_by_hand(alpha, stiffness):
 
 
 def test_few_samples_with_free_signs_are_the_sk_model():
-    """The loss is ``alpha (1 - alpha^{1/2} |e|) / 4`` at lam = 1, e the energy of a spin: -.798 with RS, -.765 with
-    1RSB.
+    """Few samples with free signs are the SK model: at lam = 1 the loss is ``alpha (1 - alpha^{1/2} |e|) / 4``.
 
-    G. Parisi, J. Phys. A 13, L115 (1980): -.7652.
+    The energy e of a spin is -.798 with RS and -.765 with 1RSB (-.7652: G. Parisi, J. Phys. A 13, L115, 1980).
     """
     found = []
     for alpha in (1e-4, 1e-6):
@@ -633,8 +636,9 @@ def test_few_samples_with_free_signs_are_the_sk_model():
 @pytest.mark.slow
 @pytest.mark.parametrize(("stiffness", "lines", "exact"), [(0.0, 4, 1e-3), (20.0, 32, 0.02)])
 def test_ground_state_of_random_signs(stiffness, lines, exact):
-    """Far from RS: clusters are half as wide as the state. Beside the line of the jumps there is a field to average
-    over, or none.
+    """The ground state of `RandomSigns`, far from RS, agrees with integrals in closed form.
+
+    Clusters are half as wide as the state. Beside the line of the jumps there is a field to average over, or none.
     """
     *losses, (q1, share, V, log_s) = _signs_by_hand(0.01, stiffness)
     model = RandomSigns(stiffness, lam=jnp.asarray(1.0))

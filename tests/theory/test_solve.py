@@ -27,7 +27,7 @@ def test_reference_states(solved, case):
     value, bar = numbers(fp.overlaps), numbers(fp.stderr.overlaps)
     for k in names:
         assert abs(value[k] - getattr(case, k)) <= 4 * bar[k] + 1e-12, k
-        assert bar[k] <= 0.03 * abs(value[k]), k  # 2^13 nodes
+        assert bar[k] <= 0.03 * abs(value[k]), k  # on 2^13 nodes
     for name in {"semantic": ("m",), "positional": ("theta",)}[case.branch]:
         assert not np.any(getattr(fp.overlaps, name)) and not np.any(getattr(fp.conjugates, name))
     for k in ("train_loss", "gen_error"):
@@ -38,7 +38,7 @@ def test_reference_states(solved, case):
 
 @pytest.mark.parametrize("case", [CASES[0], CASES[1], CASES[4]], ids=lambda c: f"{c.branch} {c.alpha}")
 def test_error_bars_are_honest(model, case):
-    """Twenty independent runs of four replicates: the truth lies within two error bars nine times in ten."""
+    """In twenty independent runs of four replicates the truth lies within two error bars nine times in ten."""
     inside = []
     for seed in range(20):
         fp = ta.solve(model, case.alpha, case.branch, ta.line_nodes(model, 5, seed=seed), start=state(case))
@@ -52,7 +52,7 @@ def test_error_bars_are_honest(model, case):
 
 
 def test_absent_branch_is_said_to_be_absent(model, lines):
-    """Below the pitchfork at alpha = .72 the semantic branch does not exist."""
+    """A branch that does not exist is reported absent: the semantic one below the pitchfork at alpha = .72."""
     fp = ta.solve(model, 0.3, "semantic", lines)
     assert not bool(fp.ok)
     positional = ta.solve(model, 0.03, "positional", lines)
@@ -66,7 +66,7 @@ def test_uninformed_branch(solved):
 
 
 def test_sign_quotient(model, nodes, solved):
-    """Starts that differ by (m, theta) -> (-m, -theta) are the same state with the same losses within error bars."""
+    """Starts that differ by (m, theta) -> (-m, -theta) give the same state, with equal losses within error bars."""
     fp = solved(2.0, "positional")
     x = fp.overlaps
     mirrored = ta.solve(model, 2.0, "positional", nodes, start=ta.Overlaps(x.q, x.V, x.theta, -x.m))
@@ -75,7 +75,7 @@ def test_sign_quotient(model, nodes, solved):
 
 
 def test_swapping_the_tokens(nodes):
-    """Relabelling the tokens with A's rows and columns leaves the losses and negates the roles of the encodings."""
+    """Relabelling the tokens, with A's rows and columns, changes no loss; only the encodings change their sign."""
     a = ta.dot_product(mixing=[[0.3, 0.7], [0.8, 0.2]])
     b = ta.dot_product(mixing=[[0.2, 0.8], [0.7, 0.3]])
     f, g = (ta.solve(m, 2.0, "positional", nodes) for m in (a, b))
@@ -107,9 +107,9 @@ def test_what_replicates_say_together(solved):
     assert bool(four.exists) and not bool(four.ok) and int(four.status) == 3 and float(four.residual) == 0.5
     found = np.asarray(point.replicates.overlaps.q)[[0, 3]]
     np.testing.assert_allclose(four.overlaps.q, found.mean(0), rtol=1e-12)
-    bar = 0.5 * np.tan(np.pi * 0.47725) * 0.005  # Student's law with one degree of freedom is Cauchy's
+    bar = 0.5 * np.tan(np.pi * 0.47725) * 0.005  # Student's law with one degree of freedom is the Cauchy law
     np.testing.assert_allclose(four.stderr.diagnostics.jump_mass, bar, rtol=1e-3)
-    assert not bool(four.jumps)  # .005 is within the error bar
+    assert not bool(four.jumps)  # .005 is less than the error bar
     assert not bool(eqx.tree_at(lambda p: p.replicates.status, four, jnp.array([0, 3, 3, 3])).exists)
 
 
@@ -117,7 +117,7 @@ WIDE = ta.dot_product(mixing=np.full((3, 3), 1 / 3), encodings=np.array([[-1.0],
 
 
 def answers(monkeypatch, lines, points=(0, 0.0)):
-    """`solve` as one that notes what it is asked, and returns a status and a relative error bar by the rule's kind."""
+    """Replace `solve` by a stub that notes requests and returns a status and relative error bar by kind of rule."""
     asked = []
 
     def solve(model, alpha, branch, nodes, *, start, settings):
@@ -143,10 +143,10 @@ def test_rtol_refines_until_the_bars_are_small(model, monkeypatch):
 @pytest.mark.parametrize(
     ("lines", "points", "kinds", "status"),
     [
-        ((Status.unresolved, 1e-5), (0, 1e-3), "LSSS", 0),  # whatever their bars
+        ((Status.unresolved, 1e-5), (0, 1e-3), "LSSS", 0),  # whatever their error bars
         ((0, 0.1), (0, 1e-3), "LSSS", 0),
-        ((0, 0.05), (0, 0.5), "LS" * 5, Status.imprecise),  # bars that a bifurcation enlarges: points do worse
-        ((0, 0.0011), (0, 0.0), "LLLL", 0),  # not so bad
+        ((0, 0.05), (0, 0.5), "LS" * 5, Status.imprecise),  # a bifurcation enlarges the error bars, and points do worse
+        ((0, 0.0011), (0, 0.0), "LLLL", 0),  # an error bar small enough to go on with lines
         ((Status.max_steps, 0.0), (Status.max_steps, 0.0), "LS", Status.max_steps),
     ],
 )
@@ -157,7 +157,7 @@ def test_rtol_takes_sobol_points_where_they_do_better(model, monkeypatch, lines,
 
 
 def driven(monkeypatch, answer):
-    """`solve` whose lanes are answered by hand: `answer(lane)` makes the `State` of its replicate."""
+    """Answer the lanes of `solve` by hand: `answer(lane)` makes the `State` of its replicate."""
     asked = []
 
     def run_one(path):
@@ -197,7 +197,7 @@ def test_sobol_points_where_the_default_lines_are_not_resolved(model, monkeypatc
 
 
 def test_the_same_points_are_not_tried_again(monkeypatch):
-    """The default rule of three tokens is of Sobol points: an unresolved state stays what it is."""
+    """An unresolved state on Sobol points, the default rule of three tokens, is not tried again on the same points."""
     seen = []
 
     def answer(lane):
@@ -214,8 +214,8 @@ def test_the_same_points_are_not_tried_again(monkeypatch):
     ("size", "growth", "status", "frees"),
     [
         (0.1, 0.95, Status.absent, [1.0, 0.0]),
-        (0.1, 1.05, Status.max_steps, [1.0, 0.0]),  # it grows there: it was not scatter
-        (1.0, 0.95, Status.max_steps, [1.0]),  # too large to be scatter: not tried
+        (0.1, 1.05, Status.max_steps, [1.0, 0.0]),  # it grows there, so it was no scatter
+        (1.0, 0.95, Status.max_steps, [1.0]),  # too large to be scatter, so the uninformed state is not tried
     ],
 )
 def test_a_small_order_parameter_is_held_at_zero(model, nodes, monkeypatch, size, growth, status, frees):
@@ -235,10 +235,10 @@ def test_a_small_order_parameter_is_held_at_zero(model, nodes, monkeypatch, size
 @pytest.mark.parametrize(
     ("scatter", "growth", "status", "frees"),
     [
-        ((0.5, -2.0, -2.5, 0.0), 0.95, Status.absent, [1.0, 0.0]),  # theta of either sign
+        ((0.5, -2.0, -2.5, 0.0), 0.95, Status.absent, [1.0, 0.0]),  # theta has either sign
         ((0.5, -2.0, -2.5, 0.0), 1.05, Status.converged, [1.0, 0.0]),
         ((0.1, -0.1, -0.1, 0.1), 0.95, Status.converged, [1.0]),  # a state beside a stable uninformed one
-        ((0.0,), 0.95, Status.converged, [1.0]),  # a single replicate, whose error bar is not known
+        ((0.0,), 0.95, Status.converged, [1.0]),  # a single replicate has no error bar
     ],
 )
 def test_an_order_parameter_within_its_error_bar(model, monkeypatch, scatter, growth, status, frees):
@@ -255,7 +255,7 @@ def test_an_order_parameter_within_its_error_bar(model, monkeypatch, scatter, gr
 
 
 def test_a_coarse_state_that_is_lost_ends_the_search(lines):
-    """The replicates do not look for a state of which the coarse one resolves nothing."""
+    """A coarse state that is lost ends the search: replicates do not look for what the coarse rule cannot resolve."""
     model = ta.dot_product(0.33, 2.54, 4e-4, ((0.85, 0.15), (0.63, 0.37)))
     few = ta.Settings(max_steps=1, warm_steps=20)
 
@@ -269,7 +269,7 @@ def test_a_coarse_state_that_is_lost_ends_the_search(lines):
 
 
 def test_which_searches_a_solve_makes(model, nodes, monkeypatch):
-    """The coarse replicate first, from several starts; then all others, from its state; with the settings given."""
+    """`solve` searches the coarse replicate from several starts, then the others from its state, as settings say."""
     lanes = []
     near = made.states(model, CASES[1], scatter=(0.0,))
 
@@ -289,7 +289,7 @@ def test_which_searches_a_solve_makes(model, nodes, monkeypatch):
 
 
 def test_a_start_whose_V_is_far_too_large(model, nodes):
-    """The replicates start from the coarse state; that is looked for with less V only where it was not found."""
+    """Replicates start from the coarse state, which is searched with a smaller V only if it was not found."""
     free = BRANCHES["semantic"].free(model)
     start = BRANCHES["semantic"].start(model)
 
@@ -309,7 +309,7 @@ def test_a_start_whose_V_is_far_too_large(model, nodes):
     traced = jax.jit(lambda alpha: ta.solve(model, alpha, "semantic", nodes))(2.0)
     np.testing.assert_allclose(traced.overlaps.V, anew.overlaps.V, rtol=1e-9)
 
-    few = ta.Settings(max_steps=1, warm_steps=0)  # too few for any of the starts: the best one is kept
+    few = ta.Settings(max_steps=1, warm_steps=0)  # too few steps for any start: the best one is kept
     off = eqx.tree_at(lambda x: x.V, near.overlaps, 3 * near.overlaps.V)
     assert once(off, few).status == Status.max_steps
     np.testing.assert_allclose(coarse(off, few).residual, once(off, few).residual, rtol=1e-6)
@@ -322,7 +322,10 @@ def test_a_start_whose_V_is_far_too_large(model, nodes):
 
 
 def test_lanes_of_a_batch_are_as_each_alone(model, nodes):
-    """Under `jax.vmap`, on a CPU one after the other; one that is absent changes nothing in the others."""
+    """Lanes under `jax.vmap` give what each gives alone, and an absent one changes nothing in the others.
+
+    On a CPU they run one after the other.
+    """
     one = ta.sobol_nodes(model, 2**8, replicates=1)
     alphas = jnp.array([2.0, 0.05, 1.5])
 
