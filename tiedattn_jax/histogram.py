@@ -156,9 +156,9 @@ class History(eqx.Module):
     """Measurements after every epoch, (K, epochs) each.
 
     Attributes:
-        train_loss: mean over the epoch's batches, before their steps.
-        test_loss, test_accuracy: over all places of the held-out sequences.
-        positional_share, semantic_share: of the attention matrices of the held-out sequences; see `shares`.
+        train_loss: mean over the batches of the epoch; the loss of a batch is that before its step.
+        test_loss, test_accuracy: means over all places of the held-out sequences.
+        positional_share, semantic_share: shares for the attention matrices of the held-out sequences; see `shares`.
     """
 
     train_loss: Any

@@ -444,7 +444,7 @@ def attention_figure(attention: dict[str, Any], sequences: Any) -> Figure:
     side = 0.28 * L + 0.3
     most = max(float(np.max(matrices)) for matrices in attention.values())
     with panels(side * n + 1.3, side * rows + 0.7, [""] * n, rows=rows, xlabel="attended token $j$") as (figure, axes):
-        figure.set_layout_engine("compressed")  # the panels are squares
+        figure.set_layout_engine("compressed")  # keeps square panels close together
         for row, (name, matrices) in zip(axes, attention.items(), strict=True):
             row[0].set_ylabel(f"{name}\nattending token $i$")
             for axis, x, S in zip(row, np.asarray(sequences), np.asarray(matrices), strict=True):

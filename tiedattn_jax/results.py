@@ -129,12 +129,12 @@ def mean_of_found(values: jax.Array, found: jax.Array) -> jax.Array:
 
 @jax.jit
 def error_bar(values: Any) -> jax.Array:
-    """Return the error bar of a mean over the leading replicate axis: half the half-width of its 95.4 % interval.
+    """Return the error bar of the mean over the leading replicate axis; entries that are NaN do not count.
 
-    Entries that are NaN do not count. For many replicates the error bar is the standard error of the mean. For few
-    replicates Student's law makes it larger, so that the true value lies within two error bars in 95.4 % of the cases
-    for any number of replicates. The error bar is infinite for a single replicate and NaN for none. This is the meaning
-    of every `stderr` of the library.
+    It is half of the half-width of the 95.4 % confidence interval. For many replicates it is the standard error of the
+    mean. For few replicates Student's law makes it larger, so that the true value lies within two error bars in 95.4 %
+    of the cases for any number of replicates. It is infinite for a single replicate and NaN for none. This is the
+    meaning of every `stderr` of the library.
     """
     values = jnp.asarray(values)
     known = ~jnp.isnan(values)

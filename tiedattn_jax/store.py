@@ -31,7 +31,7 @@ try:
 except ImportError:  # Windows has no locks on folders
     fcntl = None  # type: ignore[assignment]
 
-VERSION = "0.1.0"  # of the package: pyproject.toml reads it here
+VERSION = "0.1.0"  # version of the package, which pyproject.toml reads here
 _ABOUT = "about"  # name of the JSON among the arrays
 _KINDS = ("track", "retry")  # kinds of pieces, which begin the file names: a folder may hold other files
 _DIGEST = 64  # length of the checksum in characters

@@ -55,9 +55,9 @@ def progress_bars(
             bars: list[tqdm] = []
 
             def progress(done: int, total: int) -> None:
-                if not bars:  # `initial=done`: what was done before the first call says nothing about the rate
+                if not bars:  # work done before the first call says nothing about the rate
                     shown.close()
-                    off = args.json or None  # None: on a terminal only
+                    off = args.json or None  # None shows the bar on a terminal only
                     form = {"desc": name, "unit": unit, "file": sys.stderr, "leave": False, "delay": delay}
                     bars.append(shown.enter_context(tqdm(total=total, initial=done, disable=off, **form)))
                 bars[0].update(done - bars[0].n)

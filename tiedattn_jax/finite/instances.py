@@ -1,7 +1,7 @@
 """Several instances of finite size, each compared with the theory at the teacher that was drawn for it.
 
 # notation: K instances. Order parameters are compared by their invariants: the means over the tokens of tr q, tr V,
-# |theta| and |m|. These do not depend on the signs of a state or on a rotation of the student's columns.
+|theta| and |m|. These do not depend on the signs of a state or on a rotation of the student's columns.
 
 A run may end in a local minimum that is on no branch; the theory then makes no prediction for it. A run is on a branch
 if its loss, q, V, theta and m are all within `FAR` units of the theory's values. The unit of a quantity combines the
@@ -296,8 +296,8 @@ def run_instances(
         model: attention layer and data, with a method `with_teacher`, see `tiedattn_jax.finite.sampling.realised`.
         d, alpha: as in `sample_data`.
         run: function of one instance and a key that returns a result, for instance
-            ``lambda data, key: gamp(model, data, "semantic")``. The result of message passing is handed on to L-BFGS on
-            the risk, which takes no step from a critical point; a model with a penalty is excepted.
+            ``lambda data, key: gamp(model, data, "semantic")``. L-BFGS on the risk continues from the result of message
+            passing, unless the model has a penalty; from a critical point it takes no step.
         keys: one key for each instance.
         nodes: averaging rule of the theory; by default `default_nodes` of 2^14, 4 replicates.
         theory: whether to solve the theory; must be False for a value matrix, which has no theory.

@@ -111,7 +111,7 @@ class _Options(eqx.Module):
 
     steps: int = eqx.field(static=True)
     tol: jax.Array
-    damping: jax.Array  # in the first step
+    damping: jax.Array  # share of the new state in the first step
     automatic: jax.Array  # whether the damping is chosen automatically
     derivative: jax.Array  # whether A is computed from derivatives
 

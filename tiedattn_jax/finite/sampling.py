@@ -27,11 +27,10 @@ def sample_data(model: Model, d: int, alpha: Any, key: jax.Array, *, normalise: 
     """Draw sentences, positional encodings, teacher and labels of a model in d dimensions.
 
     Tokens are Gaussian with the covariances of the model. The inner products of the encodings with each other and with
-    the teacher are exactly those of the model's spectral law; zero inner products are thus exactly zero. The norm of
-    the teacher is random, as in the paper, unless `normalise` is set. It causes most of the scatter between instances,
-    see `realised`. The mean projections `tau_mean` and `pi_mean` of the law are those on the vector of ones; for a law
-    without them the first principal direction of the encodings lies along that vector. With several devices the
-    sentences are spread over them, see `shard`.
+    the teacher are exactly those of the model's spectral law. The norm of the teacher is random, as in the paper,
+    unless `normalise` is set. It causes most of the scatter between instances, see `realised`. The means `tau_mean` and
+    `pi_mean` of the law lie along the vector of ones; for a law without them the first principal direction of the
+    encodings lies along it. With several devices the sentences are spread over them, see `shard`.
 
     Args:
         model: model whose law is drawn from. Exact labels are kept if the model has `target`.
