@@ -1,9 +1,9 @@
-"""Compiled programs, kept in a folder from one process to the next.
+"""Compiled programs that are kept in a folder from one process to the next.
 
-jax keeps what the compiler makes of a program's text. To find it there, it has to write the text: to trace a function
-of Python, which takes two to five seconds for a program that averages, again in every process. So the text is kept here
-too (`jax.export`), under the hash of all that it depends on: the source of this library, the function, the structure
-and the shapes of its arguments, versions and the settings of jax.
+jax caches compiled programs under a hash of their text (StableHLO). To look one up it has to produce the text by
+tracing a Python function, which takes two to five seconds for a program that averages, in every process. This module
+therefore stores the text too (`jax.export`). It is stored under a hash of everything it depends on: the source of this
+library, the function, the structure and the shapes of its arguments, versions, and the settings of jax.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from .errors import InputError
 from .store import packed, unpacked, write_whole
 
 _LOCK = threading.Lock()
-_LOOK_INSIDE = ("jax_debug_nans", "jax_debug_infs", "jax_disable_jit")  # settings that take a function apart
+_LOOK_INSIDE = ("jax_debug_nans", "jax_debug_infs", "jax_disable_jit")  # jax then runs a function step by step
 _SETTINGS = (
     *_LOOK_INSIDE,
     *"jax_enable_x64 jax_default_device jax_default_matmul_precision jax_log_compiles jax_transfer_guard".split(),
@@ -39,23 +39,23 @@ _SETTINGS = (
 
 
 class Traced:
-    """Where traced programs are kept, once that is asked for, and the hash of the files that they come from."""
+    """Folder of the traced programs, None if they are not kept, and the hash of this library's source."""
 
     folder: Path | None = None
     source = ""
 
 
 def use_compilation_cache(folder: Path | str | None = None) -> None:
-    """Keep compiled programs in a folder, for this process to leave and for later ones to find.
+    """Keep compiled programs in a folder, so that later processes need not compile them again.
 
-    Compiling and not computing is what the first solve of a process takes its time for. The command line does this by
-    itself. jax does it for the rest of the process, and for other programs than this library's. Programs that average,
-    for models and rules of this library, are kept as they are before compiling, too, so that later processes need not
-    trace them; that notices when a file of this library changes, but not what is put in its place at run time.
+    The first solve of a process spends its time compiling, not computing. The command line calls this function. The
+    setting is one of jax: it holds for the rest of the process, and for programs outside this library as well. For this
+    library's models and rules, programs that average are also stored as traced text, so that later processes skip
+    tracing. A changed source file invalidates the stored text; code that is replaced at run time does not.
 
     Args:
-        folder: by default the value of the environment variable TIEDATTN_CACHE, where "0" means to keep nothing, or
-            ``~/.cache/tiedattn_jax``.
+        folder: folder of the programs; by default the value of the environment variable TIEDATTN_CACHE, where "0" means
+            to keep nothing, or ``~/.cache/tiedattn_jax`` if it is not set.
     """
     where = folder or os.environ.get("TIEDATTN_CACHE") or Path.home() / ".cache" / "tiedattn_jax"
     if str(where) != "0":
@@ -65,17 +65,18 @@ def use_compilation_cache(folder: Path | str | None = None) -> None:
 
 
 def settings() -> dict[str, str]:
-    """Settings of jax in this thread, those of context managers with them, which other threads do not see."""
+    """Return the settings of jax in this thread; those of context managers are not visible in other threads."""
     return {name: str(getattr(jax.config, name, None)) for name in _SETTINGS}
 
 
 def kept(fn: Callable[..., Any], **options: Any) -> Callable[..., Any]:
-    """`eqx.filter_jit` of a function of a module, for calls at top level, which is traced in one process for all.
+    """Return a module-level function as by `eqx.filter_jit`, with the traced program shared by the cache folder.
 
-    Where nothing is kept, for types that are not this library's and on several devices it is no more than that.
+    One process traces the program for all. Calls must be outside `jit`. If no folder is set, for types of other
+    libraries, and on several devices, the function is plain `eqx.filter_jit`.
 
     Args:
-        options: of `jax.jit`.
+        options: options of `jax.jit`.
     """
     plain, found = eqx.filter_jit(fn, **options), {}
 
@@ -100,7 +101,10 @@ def kept(fn: Callable[..., Any], **options: Any) -> Callable[..., Any]:
 def traced_in(
     folder: Path, about: tuple, fn: Callable[..., Any], arrays: Any, static: Any, options: dict[str, Any]
 ) -> Callable[[list[Any]], Any] | None:
-    """The program from a folder, or traced and left there; None for what is not kept."""
+    """Read a program from a folder, or trace it and write it there; None if it cannot be kept.
+
+    The returned function maps the leaves of `arrays` to the result of `fn`.
+    """
     leaves, tree = jax.tree.flatten(arrays)
     try:
         fixed, around = jax.tree.flatten(static)
@@ -128,14 +132,14 @@ def traced_in(
     def run(*leaves: Any) -> Any:
         return traced.call(*leaves)
 
-    run.__name__ = fn.__name__  # that of the compiled program
+    run.__name__ = fn.__name__  # the name of the compiled program
     compiled = jax.jit(run, **options)
-    # jax commits what it gives to a device. Once more through numpy it is free again, as other results are.
+    # Results of an exported program are committed to a device. A copy through numpy is uncommitted, like other results.
     return lambda leaves: jax.tree.unflatten(out, [jnp.asarray(np.asarray(a)) for a in compiled(*leaves)])
 
 
 def source() -> str:
-    """Hash of this library's files."""
+    """Hash the Python files of this library."""
     digest = hashlib.sha256()
     for file in sorted(Path(__file__).parent.rglob("*.py")):
         digest.update(file.read_bytes())
@@ -143,10 +147,10 @@ def source() -> str:
 
 
 def _name(thing: Any) -> str:
-    """Where a function or class of this library, or a type of Python's, is found.
+    """Return "module:name" of a function or class of this library, or of a built-in type of Python.
 
     Raises:
-        TypeError: it is of another kind.
+        TypeError: if it is defined elsewhere, or inside a function.
     """
     module, name = getattr(thing, "__module__", None) or "", getattr(thing, "__qualname__", "<")
     if module.partition(".")[0] not in ("builtins", __package__) or "<" in name:
@@ -159,7 +163,11 @@ def _static(value: Any) -> Any:
 
 
 def described(tree: Any) -> Any:
-    """The structure of a tree as JSON: 0 for a leaf; the type of a node, what is static in it, and its children."""
+    """Return a tree structure as JSON: 0 for a leaf; for a node its type, its static fields and its children.
+
+    Raises:
+        TypeError: if a type or a static field is not of this library or of Python.
+    """
     node = tree.node_data()
     if node is None:
         return 0
@@ -173,7 +181,7 @@ def described(tree: Any) -> Any:
 
 
 def example(structure: Any) -> Any:
-    """A tree of a structure."""
+    """Make a tree that has the structure which `described` wrote, with 0 for every leaf."""
     if structure == 0:
         return 0
     (module, _, name), about, values = structure[0].partition(":"), structure[1], map(example, structure[2])

@@ -5,15 +5,16 @@
 
     X_i = E[x_i] + P_i,    S = softmax(X Q (X K)^T / sqrt(d)),    logits = W_2 relu(W_1 norm(S X V) + b_1) + b_2
 
-The target at a place is how often its token occurs in the sequence, the loss the cross-entropy averaged over the
-places. The first half of the coordinates is the tokens', the second half the positions'. A mask of zeros and ones,
-shaped as the weights, says which weights exist; "free" is the mask of ones:
+The target at a place is the number of times that its token occurs in the sequence. The loss is the cross-entropy
+averaged over the places. The first half of the coordinates belongs to the tokens, the second half to the positions. A
+mask of zeros and ones with the shapes of the weights says which weights exist. The mask "free" is all ones; the others:
 
     semantic      E, P in their own halves; Q and K read the tokens' half
     positional    E, P in their own halves; Q and K read the positions' half
 
-A masked weight starts at zero and its gradient is zeroed, so it stays there under any optimiser, and frozen and free
-training are one code path. An epoch (shuffling, batches, test) is one compiled scan, and runs are its vmap.
+A masked weight starts at zero and its gradient is set to zero, so that it stays zero under any optimiser. Frozen and
+free training therefore share one code path. An epoch (shuffling, batches, test) is one compiled scan, and several runs
+are its `vmap`.
 """
 
 from __future__ import annotations
@@ -51,20 +52,20 @@ from .results import Result, Status
 from .store import Checkpoint, fingerprint
 
 MECHANISMS = ("semantic", "positional", "free")
-# Test accuracy from which on a run counts as converged: the task is solved.
+# Smallest test accuracy at which a run counts as converged: it solves the task.
 SOLVED = 0.99
 
 
 class Data(eqx.Module):
-    """Sequences of tokens 0, ..., T - 1; targets follow from them, see `counts`.
+    """Sequences of tokens 0, ..., T - 1. The targets follow from them, see `counts`.
 
     Attributes:
-        train: (n, L), int32.
-        test: held out, (m, L); no sequence is in both, or twice in one.
+        train: training sequences, (n, L), int32.
+        test: held-out sequences, (m, L). Data of `sample` have no sequence in both sets or twice in one.
         tokens: T.
 
     Raises:
-        InputError: arrays of another shape, or with tokens that are not in the alphabet.
+        InputError: if an array has another shape, or tokens that are not in the alphabet.
     """
 
     train: jax.Array
@@ -79,14 +80,14 @@ class Data(eqx.Module):
             _check_tokens(name, x, self.tokens)
 
     def examples(self, n: int = 3) -> jax.Array:
-        """Held-out sequences to show, (n, L), from an ordinary one to one with the most repetitions."""
+        """Return held-out sequences to show, (n, L), from one with the median number of repetitions to the maximum."""
         repetitions = jnp.sum(counts(self.test), axis=1)
         ranks = jnp.linspace(0.5, 1, n) * (len(self.test) - 1)
         return self.test[jnp.argsort(repetitions)[ranks.astype(int)]]
 
 
 class Transformer(eqx.Module):
-    """The weights, drawn from PyTorch's standard initialisation of embeddings and linear layers.
+    """Weights of the transformer, initialised as PyTorch initialises embeddings and linear layers by default.
 
     Attributes:
         tokens: E, (T, d), standard normal.
@@ -119,7 +120,7 @@ class Transformer(eqx.Module):
         """Draw the weights.
 
         Raises:
-            InputError: a length or an alphabet below 2, an odd width, no hidden units.
+            InputError: if the length or the alphabet is below 2, the width is odd, or there are no hidden units.
         """
         _check_sizes(length=length, tokens=tokens, width=width, hidden=hidden)
         keys = jax.random.split(key, 7)
@@ -133,16 +134,16 @@ class Transformer(eqx.Module):
 
     @precise
     def __call__(self, x: jax.Array) -> tuple[jax.Array, jax.Array]:
-        """Logits and attention matrix of one sequence.
+        """Return logits and attention matrix of one sequence.
 
         Args:
             x: tokens, (L,).
 
         Returns:
-            Logits (L, L + 1) and S (L, L), its rows summing to one.
+            Logits (L, L + 1) and attention matrix S (L, L), whose rows sum to one.
         """
         T, d = self.tokens.shape
-        # X Q = (E Q)[x] + P Q, and so for K and V: products of T + L rows do for a whole batch.
+        # X Q = (E Q)[x] + P Q, and likewise for K and V. Products of T + L rows thus suffice for a whole batch.
         embeddings = jnp.concatenate([self.tokens, self.positions])
         table = embeddings @ jnp.concatenate([self.query, self.key, self.value], axis=1)
         q, k, v = jnp.split(table[x] + table[T:], 3, axis=-1)
@@ -152,12 +153,12 @@ class Transformer(eqx.Module):
 
 
 class History(eqx.Module):
-    """What is measured after every epoch; each (K, epochs).
+    """Measurements after every epoch, (K, epochs) each.
 
     Attributes:
-        train_loss: mean over the epoch's batches, before their steps.
-        test_loss, test_accuracy: over all places of the held-out sequences.
-        positional_share, semantic_share: of the attention matrices of the held-out sequences; see `shares`.
+        train_loss: mean over the batches of the epoch; the loss of a batch is that before its step.
+        test_loss, test_accuracy: means over all places of the held-out sequences.
+        positional_share, semantic_share: shares for the attention matrices of the held-out sequences; see `shares`.
     """
 
     train_loss: Any
@@ -167,7 +168,7 @@ class History(eqx.Module):
     semantic_share: Any
 
     def status(self) -> np.ndarray:
-        """How every run ended, (K,); see `Training`."""
+        """Return the status of every run, (K,); see `Training`."""
         finite = np.all([np.isfinite(c).all(axis=1) for c in jax.tree.leaves(self)], axis=0)
         solved = np.where(self.test_accuracy[:, -1] >= SOLVED, Status.converged, Status.max_steps)
         return np.where(finite, solved, Status.nonfinite)
@@ -179,10 +180,10 @@ class Training(Result):
     Attributes:
         start: weights before the first step.
         weights: weights after the last one.
-        mask: ones, and zeros at the weights that are frozen at zero.
+        mask: zero for every weight that is frozen at zero, one for the others.
         history: `History`.
-        status: (K,), a `Status` each, as integers: `converged` with a test accuracy of at least `SOLVED`, `max_steps`
-            when the epochs were over before, `nonfinite` when the run diverged.
+        status: a `Status` for every run, as integers, (K,): `converged` if the final test accuracy is at least
+            `SOLVED`, `max_steps` if it is lower, `nonfinite` if the run diverged.
     """
 
     start: Transformer
@@ -197,7 +198,7 @@ class Training(Result):
         return self.status == Status.converged
 
     def plot(self) -> Any:
-        """Losses, accuracy and shares epoch by epoch; see `plotting.learning_figure`."""
+        """Plot losses, accuracy and shares epoch by epoch; see `plotting.learning_figure`."""
         return pictures().learning_figure({"training": [self]})
 
     def describe(self) -> Description:
@@ -207,23 +208,24 @@ class Training(Result):
         return Description(f"{runs} runs of {epochs} epochs, mean ± standard deviation", _counted(self.status), numbers)
 
     def run(self, k: int) -> Transformer:
-        """The trained transformer of run k."""
+        """Return the trained transformer of run k."""
         return jax.tree.map(lambda a: a[k], self.weights)
 
 
 class Comparison(Result):
-    """A frozen solution and what it becomes when all weights are free; each (K,).
+    """Comparison of K frozen solutions with the solutions after training with all weights free; each (K,).
 
     A distance is ``sum over arrays of ||change||_2``.
 
     Attributes:
         accuracy: test accuracy.
-        distance_frozen_to_sgd: from the frozen solution to the end of the unfrozen training, noise included.
-        distance_formerly_zero: the same over the entries that were frozen at zero. The noise alone makes it .13: .09
-            in Q and K, .04 in the embeddings, whose formerly frozen entries Table 1 leaves out.
-        distance_init_to_frozen: from the initialisation to the frozen solution, for scale.
+        distance_frozen_to_sgd: distance from the frozen solution to the end of the unfrozen training, noise included.
+        distance_formerly_zero: the same distance over the entries that were frozen at zero. The initial noise alone
+            contributes .13: .09 in Q and K, and .04 in the embeddings, whose formerly frozen entries Table 1 leaves
+            out.
+        distance_init_to_frozen: distance from the initialisation to the frozen solution, for scale.
         positional_share, semantic_share: see `shares`.
-        status: the worse one of the two trainings'.
+        status: the worse status of the two trainings.
     """
 
     accuracy: np.ndarray
@@ -238,11 +240,11 @@ class Comparison(Result):
     status: np.ndarray
 
     def _numbers(self) -> dict[str, np.ndarray]:
-        """Every field but `status`."""
+        """Return every field but `status`."""
         return {name: values for name, values in vars(self).items() if name != "status"}
 
     def to_dict(self) -> dict[str, float]:
-        """Mean over the runs, and standard deviation (NaN for one run), of every field but `status`."""
+        """Return the mean and the standard deviation over the runs (NaN for one run) of every field but `status`."""
         out = {}
         for name, values in self._numbers().items():
             out[f"{name}_mean"], out[f"{name}_std"] = _mean_and_std(values)
@@ -253,21 +255,22 @@ class Comparison(Result):
 
 
 def _counted(status: np.ndarray) -> str:
-    """How many runs ended how."""
+    """Describe how many runs ended with which status."""
     return ", ".join(f"{np.sum(status == s)} {Status.name_of(s)}" for s in np.unique(status))
 
 
 def sample(key: jax.Array, n: int = 50_000, *, length: int = 10, tokens: int = 15, train_share: float = 0.7) -> Data:
-    """Draw sequences of uniform independent tokens, drop duplicates, split at random.
+    """Draw sequences of uniform independent tokens, drop duplicates, and split them at random.
 
     Args:
-        n: sequences before duplicates are dropped.
+        n: number of sequences before duplicates are dropped.
         length: L.
         tokens: T.
-        train_share: of the sequences, rounded down.
+        train_share: share of the sequences to train on; their number is rounded down.
 
     Raises:
-        InputError: a length or an alphabet below 2, or so few sequences that one part of the split is empty.
+        InputError: if the length or the alphabet is below 2, or so few sequences are left that one part of the split is
+            empty.
     """
     _check_sizes(length=length, tokens=tokens, n=n)
     require_key(key)
@@ -282,15 +285,15 @@ def sample(key: jax.Array, n: int = 50_000, *, length: int = 10, tokens: int = 1
 
 
 def counts(x: jax.Array) -> jax.Array:
-    """The target: how often the token at each place occurs in its sequence, (..., L) to (..., L)."""
+    """Return the target, the number of times that each token occurs in its sequence: (..., L) -> (..., L)."""
     return jnp.sum(x[..., :, None] == x[..., None, :], axis=-1, dtype=x.dtype)
 
 
 def mask(transformer: Transformer, mechanism: str) -> Transformer:
-    """Ones where a weight exists and zeros where it is frozen at zero, for one transformer.
+    """Return the mask of one transformer: one if a weight exists, zero if it is frozen at zero.
 
     Raises:
-        InputError: an unknown mechanism.
+        InputError: if the mechanism is unknown.
     """
     require_choice(mechanism, "mechanism", MECHANISMS)
     ones = jax.tree.map(jnp.ones_like, transformer)
@@ -304,12 +307,12 @@ def mask(transformer: Transformer, mechanism: str) -> Transformer:
 
 
 def _masked(transformer: Transformer) -> tuple[jax.Array, ...]:
-    """The arrays that have frozen entries."""
+    """Return the arrays that have frozen entries under some mask: E, P, Q, K."""
     return transformer.tokens, transformer.positions, transformer.query, transformer.key
 
 
 def attention(transformer: Transformer, x: Any) -> jax.Array:
-    """Attention matrices of one transformer.
+    """Return attention matrices of one transformer.
 
     Args:
         x: tokens, (..., L).
@@ -318,7 +321,7 @@ def attention(transformer: Transformer, x: Any) -> jax.Array:
         S, (..., L, L).
 
     Raises:
-        InputError: `x` of the wrong length or with tokens that are not in the alphabet.
+        InputError: if `x` has the wrong length or tokens that are not in the alphabet.
     """
     x, T, L = jnp.asarray(x), transformer.tokens.shape[0], transformer.positions.shape[0]
     require(x.ndim and x.shape[-1] == L, "x", x.shape, f"of a shape that ends with L = {L}")
@@ -333,7 +336,7 @@ def _attention(transformer: Transformer, x: jax.Array) -> jax.Array:
 
 
 def shares(S: jax.Array, x: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """How positional and how semantic attention matrices are: shares of their variance off the diagonal.
+    """Return the positional and the semantic share of the variance of attention matrices off the diagonal.
 
     With averages < > over the sequences mu and the pairs of different places i != j, s = <S_ij^mu>, and
 
@@ -342,13 +345,14 @@ def shares(S: jax.Array, x: jax.Array) -> tuple[jax.Array, jax.Array]:
         semantic   = <(e(x_i == x_j) - s)^2> / var,  e(1) and e(0) = the means of S_ij^mu over the pairs of equal
                                                     tokens, and over the pairs of different tokens
 
-    Each is the R^2 of the best prediction of S from the pair of places alone, and from equality of the tokens alone.
-    The diagonal is left out because position and equality cannot be told apart there. Attention that depends on
-    positions alone has a positional share of 1, one that depends on equality alone a semantic share of 1; places that
-    play no role give a positional share of about 1 / n, its noise. Both are zero for attention without variance.
+    Each share is the R^2 of the best prediction of S: from the pair of places alone, or from equality of the tokens
+    alone. The diagonal is left out because there equality of the tokens and of the places cannot be told apart.
+    Attention that depends on positions alone has a positional share of 1; attention that depends on equality alone has
+    a semantic share of 1. If places play no role, noise still gives a positional share of about 1 / n. Both shares are
+    zero for attention without variance.
 
     Args:
-        S: (n, L, L).
+        S: attention matrices, (n, L, L).
         x: tokens, (n, L).
     """
     L = x.shape[-1]
@@ -364,7 +368,7 @@ def shares(S: jax.Array, x: jax.Array) -> tuple[jax.Array, jax.Array]:
         size = jnp.mean(group, axis=0, dtype=S.dtype).sum() / pairs
         mean = jnp.mean(jnp.where(group, deviation, 0), axis=0).sum() / pairs
         semantic += mean**2 / jnp.maximum(size, jnp.finfo(S.dtype).tiny)
-    some = jnp.where(var > 0, var, 1)  # without variance the numerators vanish, too
+    some = jnp.where(var > 0, var, 1)  # without variance the numerators are zero as well
     return positional / some, semantic / some
 
 
@@ -384,22 +388,22 @@ def train(
 ) -> Training:
     """Train K transformers from their masked initialisation with Adam (betas .9 and .98, eps 1e-9), Appendix A.4.
 
-    The last batch of an epoch is as small as it comes out.
+    The last batch of an epoch holds the remaining sequences and may be smaller.
 
     Args:
-        keys: one per run, (K,): of initialisation and shuffling. A run does not depend on the others.
-        mechanism: "semantic", "positional", "free", or one of them for each run.
+        keys: random keys of initialisation and shuffling, one per run, (K,). A run does not depend on the others.
+        mechanism: "semantic", "positional", "free", or a list with one of them for each run.
         width: d_m, even.
         hidden: p.
-        batch: sequences in a step.
+        batch: number of sequences in a step.
         rate: learning rate.
-        checkpoint: file to write after every epoch and to continue from where it exists: the results are those of an
-            uninterrupted run, bit by bit on the same machine. More epochs than it was meant for may be asked for.
-        progress: called with the number of epochs that are done and of all, before the first and after each.
+        checkpoint: file to write after every epoch, and to continue from if it exists. The results are then those of an
+            uninterrupted run, bit by bit on the same machine. `epochs` may be larger than in the interrupted call.
+        progress: called with the numbers of finished and of all epochs, before the first and after each.
 
     Raises:
-        InputError: naming the argument that is unknown, out of range or of the wrong shape; a checkpoint of another
-            configuration or with more epochs.
+        InputError: if an argument is unknown, out of range or of the wrong shape (the error names it), or the
+            checkpoint has another configuration or more epochs.
     """
     plan = _Plan(data, epochs, batch, rate, checkpoint, progress)
     first, shuffle = _roles(keys, 0, 1)
@@ -410,7 +414,7 @@ def train(
     require(jnp.issubdtype(dtype, jnp.floating), "dtype", str(dtype), "a type of floats")
     sizes = {"length": data.train.shape[1], "tokens": data.tokens, "width": width, "hidden": hidden}
     _check_sizes(**sizes)
-    # Weights, their start, and two moments of the gradient.
+    # Memory for the weights, their start, and two moments of the gradient.
     weights = 4.0 * len(keys) * width * (3 * width + hidden) * jnp.dtype(dtype).itemsize
     require_memory(weights, "width", width, f"{len(keys)} transformers of {hidden} hidden units")
     start, masks = _stacked([_masked_start(key, name, sizes, dtype) for key, name in zip(first, names, strict=True)])
@@ -419,7 +423,7 @@ def train(
 
 @eqx.filter_jit
 def _masked_start(key: jax.Array, mechanism: str, sizes: dict[str, int], dtype: Any) -> tuple[Transformer, Transformer]:
-    """The masked initialisation of a run, and its mask."""
+    """Return the masked initialisation of a run, and its mask."""
     fresh = Transformer(key, **sizes, dtype=dtype)
     own = mask(fresh, mechanism)
     return jax.tree.map(jnp.multiply, fresh, own), own
@@ -442,12 +446,13 @@ def unfreeze(
     checkpoint: str | os.PathLike | None = None,
     progress: Callable[[int, int], None] = lambda done, total: None,
 ) -> Training:
-    """Train frozen solutions on with all weights free, by plain stochastic gradient descent, Appendix A.5.
+    """Continue to train frozen solutions with all weights free, by plain stochastic gradient descent, Appendix A.5.
 
     Args:
-        keys: one per run, (K,): of noise and shuffling; may be those that `train` had.
-        noise: standard deviation of the Gaussian noise that is added first, to the arrays with frozen entries (E, P, Q,
-            K), as in the published code.
+        keys: random keys of noise and shuffling, one per run, (K,). They may be the keys given to `train`.
+        frozen: result of `train`.
+        noise: standard deviation of the Gaussian noise that is added before training to the arrays with frozen entries
+            (E, P, Q, K), as in the published code.
 
     The other arguments, and the errors, are those of `train`.
     """
@@ -468,21 +473,21 @@ def unfreeze(
 @jax.jit
 @partial(jax.vmap, in_axes=(0, 0, None))
 def _shaken(weights: Transformer, key: jax.Array, noise: float) -> tuple[Transformer, Transformer]:
-    """Weights with noise on the arrays with frozen entries, and a mask of ones."""
+    """Add noise to the arrays with frozen entries. Return these weights, and a mask of ones."""
     draws = zip(_masked(weights), jax.random.split(key, 4), strict=True)
     moved = [a + noise * jax.random.normal(k, a.shape, a.dtype) for a, k in draws]
     return eqx.tree_at(_masked, weights, moved), mask(weights, "free")
 
 
 def compare(frozen: Training, free: Training) -> Comparison:
-    """What unfreezing changed: see `Comparison`.
+    """Compare solutions before and after unfreezing.
 
     Args:
-        frozen: of `train`.
-        free: of `unfreeze`, from `frozen`.
+        frozen: result of `train`.
+        free: result of `unfreeze` on `frozen`.
 
     Raises:
-        InputError: different numbers of runs.
+        InputError: if the numbers of runs differ.
     """
     runs = len(frozen.status)
     require(len(free.status) == runs, "free", f"{len(free.status)} runs", f"what became of the {runs} frozen runs")
@@ -504,7 +509,7 @@ def compare(frozen: Training, free: Training) -> Comparison:
 @jax.jit
 @jax.vmap
 def _distance(a: Transformer, b: Transformer, mask: Transformer | None = None) -> jax.Array:
-    """Between the weights of every run, or between those that a mask freezes."""
+    """Return the distance between the weights of every run, or between the weights that a mask freezes."""
     change = jax.tree.map(jnp.subtract, a, b)
     if mask is not None:
         change = jax.tree.map(lambda a, m: a * (1 - m), change, mask)
@@ -512,14 +517,14 @@ def _distance(a: Transformer, b: Transformer, mask: Transformer | None = None) -
 
 
 def table(comparisons: dict[str, Comparison]) -> str:
-    """Mean and standard deviation over the runs as a Markdown table (the paper's Table 1, and more)."""
+    """Return means and standard deviations over the runs as a Markdown table (the paper's Table 1, and more)."""
     heads = [f"{name}, {len(comparison.status)} runs" for name, comparison in comparisons.items()]
     rows = [("", *heads), ("---",) * (1 + len(heads)), *_rows([*comparisons.values()])]
     return "\n".join(f"| {' | '.join(row)} |" for row in rows)
 
 
 def _rows(comparisons: list[Comparison]) -> list[tuple[str, ...]]:
-    """A row of cells for each number that is compared."""
+    """Return a row of cells for each number that is compared."""
     names = comparisons[0]._numbers()
     return [(name.replace("_", " "), *(_spread(getattr(c, name)) for c in comparisons)) for name in names]
 
@@ -547,7 +552,7 @@ def _check_tokens(name: str, x: Any, tokens: int) -> None:
 
 
 def _roles(keys: jax.Array, *roles: int) -> list[jax.Array]:
-    """Independent keys of each run for different purposes."""
+    """Return for each role, such as noise or shuffling, an array of independent keys of the runs."""
     require_keys(keys)
     return [jax.vmap(jax.random.fold_in, (0, None))(keys, role) for role in roles]
 
@@ -556,7 +561,7 @@ OPTIMIZERS = {"adam": optax.scale_by_adam(b1=0.9, b2=0.98, eps=1e-9), "sgd": opt
 
 
 class _Plan(eqx.Module):
-    """What both trainings are told."""
+    """Checked arguments that `train` and `unfreeze` have in common."""
 
     data: Data
     epochs: int
@@ -575,10 +580,10 @@ class _Plan(eqx.Module):
 
 
 def _run(start: Transformer, masks: Transformer, keys: jax.Array, plan: _Plan, about: dict[str, Any]) -> Training:
-    """Train from a start, or go on from the checkpoint.
+    """Train from a start, or continue from the checkpoint.
 
     Args:
-        about: what the checkpoint belongs to, besides the plan: with the name of the optimizer.
+        about: configuration of the run besides the plan, which identifies the checkpoint; it names the optimizer.
     """
     data, epochs, batch, progress = plan.data, plan.epochs, plan.batch, plan.progress
     dtype, optimizer = start.query.dtype, about["optimizer"]
@@ -617,7 +622,7 @@ def _epoch(
     optimizer: str,
     batch: int,
 ) -> tuple[tuple[Transformer, Any], History]:
-    """One epoch of all runs, and its measures, (K,) each."""
+    """Train all runs for one epoch. Return their state and the measurements, (K,) each."""
     n = len(data.train)
     steps = -(-n // batch)
     tool = OPTIMIZERS[optimizer]
@@ -644,13 +649,13 @@ def _epoch(
 
 
 def _cross_entropy(logits: jax.Array, x: jax.Array) -> jax.Array:
-    """Mean over the places of a sequence: logits (..., L, L + 1), x (..., L) to (...)."""
+    """Return the cross-entropy averaged over the places of a sequence: logits (..., L, L + 1), x (..., L) -> (...)."""
     target = jax.nn.one_hot(counts(x), logits.shape[-1], dtype=logits.dtype)
     return jnp.mean(optax.softmax_cross_entropy(logits, target), axis=-1)
 
 
 def _test(weights: Transformer, x: jax.Array) -> tuple[jax.Array, ...]:
-    """Loss, accuracy, positional and semantic share on held-out sequences, some at a time: they stay in cache."""
+    """Return loss, accuracy, positional and semantic share on held-out sequences, in batches that fit into cache."""
 
     def each(x: jax.Array) -> tuple[jax.Array, ...]:
         logits, S = weights(x)

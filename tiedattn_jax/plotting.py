@@ -1,7 +1,7 @@
 """Pictures of results: functions from results to matplotlib figures.
 
-They know the fields of the results, which each docstring names, and import none of their modules; nothing is computed
-here. A band or a bar around a number reaches two error bars to either side.
+The docstrings name the types of the results. The functions read fields of these types but do not import them, and they
+compute no results. A band or a bar around a number reaches two error bars to either side.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from scipy.ndimage import binary_dilation
 
 from .overlaps import BRANCHES, PAIR
 
-# Colours that are told apart with any colour vision (Okabe and Ito), the same for the same thing in every picture.
+# Colours that can be told apart with any colour vision (Okabe and Ito). A branch has the same colour in every picture.
 COLOURS = {
     "positional": "#D55E00",
     "semantic": "#0072B2",
@@ -30,9 +30,10 @@ COLOURS = {
     "uninformed": "0.55",
     "baseline": "#009E73",
 }
-# Of states that are no minimum anywhere; the others have solid lines. Dotted is what is unstable, on any branch.
+# Line styles of branches that are no minimum anywhere; other branches are solid. Unstable stretches of any branch are
+# dotted.
 DASHES: dict[str | None, Any] = {"mixed": (0, (6, 2)), "uninformed": (0, (4, 2, 1, 2))}
-OTHER = "0.35"  # of what has no colour of its own
+OTHER = "0.35"  # colour of everything that has no colour of its own
 ORDER_COLOURS = {str(BRANCHES[name].order): COLOURS[name] for name in PAIR}
 SYMBOLS = {
     "alpha": r"$\alpha$",
@@ -46,7 +47,7 @@ SYMBOLS = {
     "alpha_c": r"$\alpha_c$",
     "alpha_l": r"$\alpha_l$",
 }
-# Of axes: the word and the symbol.
+# Labels of axes: words and symbol.
 LABELS = {
     "alpha": r"sample complexity $\alpha = n/d$",
     "omega": r"positional share of the target $\omega$",
@@ -67,7 +68,7 @@ MARKS: dict[str, Any] = {
 _BASELINE: Any = {"color": COLOURS["baseline"], "lw": 1.2, "ls": "-.", "label": "linear baseline"}
 _UNSTABLE: Any = {"lw": 1.2, "ls": ":"}
 _LEGEND: Any = {"loc": "outside lower center", "frameon": False, "fontsize": 8}
-_ROOM = 0.05  # between the data and the frame, relative
+_ROOM = 0.05  # margin between the data and the frame, relative
 
 
 @contextlib.contextmanager
@@ -82,16 +83,16 @@ def panels(
     legends: bool = True,
     **how: Any,
 ) -> Iterator[tuple[Figure, Any]]:
-    """A figure in the house's style and its axes, (rows, columns).
+    """Yield a figure in the library's style and its axes, (rows, columns).
 
-    Every column has a title, every lowest panel the label. What was drawn is explained in one legend below the panels,
-    where it covers nothing.
+    Every column has a title, and its lowest panel has the x label. One legend below the panels explains all of them and
+    covers nothing.
 
     Args:
-        width, height: in inches.
-        ylabels: of the panels, row by row, as far as they go.
+        width, height: size in inches.
+        ylabels: y labels of the first panels, row by row.
         legends: whether to draw the legend.
-        how: what else `Figure.subplots` takes.
+        how: further arguments of `Figure.subplots`.
     """
     style: Any = {
         "font.size": 9,
@@ -116,7 +117,7 @@ def panels(
 
 
 def _legend(figure: Figure, axes: Any, width: float) -> None:
-    """One legend of all panels below them, each label once; dotted stretches are explained last."""
+    """Draw one legend for all panels below them, with each label once and dotted stretches explained last."""
     shown: dict[str, Any] = {}
     for axis in axes.flat:
         for handle, label in zip(*axis.get_legend_handles_labels(), strict=True):
@@ -140,7 +141,7 @@ def line(
     stable: Any = None,
     dash: Any = "-",
 ) -> None:
-    """A line, dotted up to the next stable points where it is not stable, with the band of its error bars."""
+    """Draw a line with the band of its error bars. Unstable stretches are dotted up to the next stable points."""
     stable = np.full(np.shape(y), True) if stable is None else stable
     axis.plot(x, np.where(stable, y, np.nan), color=colour, lw=1.6, ls=dash, label=label)
     beside = binary_dilation(~stable)
@@ -151,15 +152,15 @@ def line(
 
 
 def branch_figure(curves: Sequence[Any], alpha_c: Any = None, alpha_l: Any = None) -> Figure:
-    """Order parameters, training loss and test error of branches against alpha (the content of the paper's Fig. 2).
+    """Plot order parameters, training loss and test error of branches against alpha (content of the paper's Fig. 2).
 
-    Or against the number that changes along the curves, where that is another one.
+    If another number changes along the curves, the x axis shows that number.
 
     Dotted stretches are unstable towards an order parameter that the branch lacks.
 
     Args:
         curves: `phases.follow.Curve`, one for each branch.
-        alpha_c, alpha_l: `phases.events.Transition` to mark, where they were found.
+        alpha_c, alpha_l: `phases.events.Transition` to mark; one that was not found is left out.
     """
     parameter = curves[0].parameter
     xlabel = LABELS.get(parameter, parameter)
@@ -186,7 +187,7 @@ def branch_figure(curves: Sequence[Any], alpha_c: Any = None, alpha_l: Any = Non
 
 
 def _frame(axis: Any) -> None:
-    """Limits with room beyond the data: of alpha, which is positive, and of numbers from zero on, if none is below."""
+    """Set the limits of an axis: x is not negative, and y starts at zero if no number lies clearly below zero."""
     axis.set_xlim(left=max(0.0, axis.get_xlim()[0]))
     low, high = axis.dataLim.intervaly
     if 0 < high < np.inf and low > -_ROOM * high:
@@ -194,7 +195,7 @@ def _frame(axis: Any) -> None:
 
 
 def _along_alpha(axis: Any, curve: Any, get: Callable[[Any], Any], colour: str, label: str) -> None:
-    """A number of every `FixedPoint` of a curve, with the same number of its error bars."""
+    """Draw a number of every `FixedPoint` of a curve, with its error bar; `get` reads the number from a state."""
     value = curve.values(get)
     bar = np.array([float(get(point.stderr)) for point in curve.points])
     stable = np.ones(len(value), bool)
@@ -205,21 +206,21 @@ def _along_alpha(axis: Any, curve: Any, get: Callable[[Any], Any], colour: str, 
 
 
 def _first_of(order: str) -> Callable[[Any], Any]:
-    """The first entry of an order parameter, of a state."""
+    """Return a function that reads the first entry of an order parameter from a state."""
     return lambda state: getattr(state.overlaps, order).ravel()[0]
 
 
-# Where a path turns: a fold, or a pitchfork, in which it goes on into its mirror state.
+# Markers of the points where a path turns: a fold, or a pitchfork, from which it continues into its mirror state.
 _TURNS: Any = {"fold": {"marker": "o", "ms": 4}, "pitchfork": {"marker": "D", "ms": 5, "mfc": "white"}}
 
 
 def path_figure(paths: Sequence[Any]) -> Figure:
-    """Order parameters and training loss along a branch that may turn back, its folds and pitchforks marked.
+    """Plot order parameters and training loss along a branch that may turn back, and mark its folds and pitchforks.
 
-    There is one line for every replicate of the averages. It is dotted where the branch is unstable.
+    There is one line for every replicate of the averages. Unstable stretches are dotted.
 
     Args:
-        paths: `phases.arclength.BranchPath` of one branch.
+        paths: `phases.arclength.BranchPath` of one branch, one for each replicate.
     """
     parameter = paths[0].parameter
     xlabel = LABELS.get(parameter, parameter)
@@ -227,7 +228,7 @@ def path_figure(paths: Sequence[Any]) -> Figure:
         orders, losses = axes[0]
         labels: set[Any] = set()
         for path in paths:
-            # Rotations of the student's columns have the eigenvalue one, up to rounding.
+            # Rotations of the student's columns have eigenvalue one up to rounding, and do not make a state unstable.
             stable = path.eigenvalues[:, 0].real < 1 + 1e-6
             shown: list[Any] = [(losses, path.states.train_loss, [s.train_loss for s in path.fold_states], OTHER, None)]
             kinds = ["fold"] * len(path.folds)
@@ -247,30 +248,30 @@ def path_figure(paths: Sequence[Any]) -> Figure:
 
 
 def _first_of_each(states: Any, order: str) -> np.ndarray:
-    """The first entry of an order parameter in every state, (n,)."""
+    """Return the first entry of an order parameter in every state, (n,)."""
     values = getattr(states.overlaps, order)
     return np.reshape(values, (len(values), -1))[:, 0]
 
 
 def _mirrored(along: np.ndarray, turn: np.ndarray) -> bool:
-    """Whether an order parameter changes its sign along a path, (n,), within two steps that contain its turn, (1,)."""
+    """Return whether an order parameter (n,) changes sign along a path within two steps that contain a turn (1,)."""
     near = np.stack([along[:-2], along[1:-1], along[2:]])
     low, high = near.min(0), near.max(0)
     return bool(np.any((low <= 0) & (0 <= high) & (low <= turn) & (turn <= high)))
 
 
-# Lines of boundaries: in the colour of the branch that their event is about, by what happens.
+# Line styles of boundaries by the kind of the event; the colour is that of the branch of the event.
 _EVENT_STYLES = {"baseline": MARKS["alpha_l"]["ls"], "instability": ":", "pitchfork": "-."}
 
 
 def boundary_figure(boundaries: Sequence[Any]) -> Figure:
-    """alpha at which something happens against the other parameter, with error bars.
+    """Plot the alpha of events against another parameter, with error bars.
 
-    Between neighbouring points that were found the lines follow the exact slopes, or, where these are not known, turn
-    only at points.
+    Between neighbouring points that were found, the lines follow the exact slopes. If these are not known, the lines
+    have maxima and minima only at points.
 
     Args:
-        boundaries: `phases.boundaries.Boundary` in one parameter.
+        boundaries: `phases.boundaries.Boundary`, all in the same parameter.
     """
     parameter = boundaries[0].parameter
     xlabel = LABELS.get(parameter, parameter)
@@ -287,7 +288,7 @@ def boundary_figure(boundaries: Sequence[Any]) -> Figure:
 
 
 def _smooth(boundary: Any) -> np.ndarray:
-    """Many points on a smooth line through those of a boundary, (2, n), NaN where one of them was not found."""
+    """Return many points on smooth lines through the points of a boundary, (2, n), with NaN between separate lines."""
     parts = [np.empty((2, 0))]
     for run in np.ma.clump_unmasked(np.ma.masked_invalid(boundary.alpha)):
         x, y, slope = (a[run] for a in (boundary.values, boundary.alpha, boundary.slope))
@@ -299,11 +300,11 @@ def _smooth(boundary: Any) -> np.ndarray:
 
 
 def transition_figure(transition: Any) -> Figure:
-    """An event in alpha: the training losses that cross there, and how far every number of the model moves it.
+    """Plot an event in alpha: the training losses that cross there, and how every number of the model moves it.
 
-    Left, where the event looks at two states, the tangents of their training losses, minus the loss at which they
-    cross. Right, where sensitivities were asked for, the relative ones, ``(p / alpha) d alpha / d p``, with bars of two
-    error bars; numbers that are zero, or do not move it, are left out.
+    If the event compares two states, the left panel shows the tangents of their training losses minus the loss at which
+    they cross. If the transition has sensitivities, the right panel shows the relative ones, ``(p / alpha) d alpha / d
+    p``, with bars of two error bars. Numbers p that are zero or do not move the event are left out.
 
     Args:
         transition: `phases.events.Transition`.
@@ -340,11 +341,11 @@ def transition_figure(transition: Any) -> Figure:
 
 
 def _relative(transition: Any) -> list[tuple[str, float, float]]:
-    """Relative sensitivities of an event: names of the model's numbers, values and error bars, the largest first."""
+    """Return the relative sensitivities of an event, largest first: names of numbers, values and error bars."""
     found = []
     for name, value in vars(transition.branches[0].model).items():
         if not hasattr(value, "dtype"):
-            continue  # part of the model's structure
+            continue  # not a number but a part of the model's structure
         slopes, bars = (getattr(t, name) for t in (transition.sensitivities, transition.sensitivities_stderr))
         for index in np.ndindex(np.shape(value)):
             ratio, entry = float(value[index]) / float(transition.alpha), ",".join(map(str, index))
@@ -356,10 +357,10 @@ def _relative(transition: Any) -> list[tuple[str, float, float]]:
 
 
 def training_figure(trainings: dict[str, Any]) -> Figure:
-    """Training loss and gradient, step by step.
+    """Plot training loss and gradient, step by step.
 
     Args:
-        trainings: `finite.training.Training` by name; those called as a branch have its colour.
+        trainings: `finite.training.Training` by name; one with the name of a branch has the colour of the branch.
     """
     with panels(8, 3.6, ["", ""], xlabel="step", ylabels=(LOSS, "largest entry of the gradient")) as (figure, axes):
         loss, gradient = axes[0]
@@ -374,18 +375,18 @@ def training_figure(trainings: dict[str, Any]) -> Figure:
 
 
 def _by_step(axis: Any, values: Any, name: str, first: int = 0) -> None:
-    """A number of every step, (n,), NaN of steps that were not taken; the first of them has the number `first`."""
+    """Draw a number of every step, (n,), with NaN for steps that were not taken; the first step has index `first`."""
     known = np.flatnonzero(np.isfinite(values))
     line(axis, first + known, np.asarray(values)[known], COLOURS.get(name, OTHER), name)
 
 
 def gamp_figure(runs: dict[str, Any]) -> Figure:
-    """Message passing: order parameters of the estimate, and residual, iteration by iteration.
+    """Plot order parameters of the estimate and residual of message passing, iteration by iteration.
 
-    Means over the tokens of the student's size and of the sizes of both overlaps.
+    The order parameters are means over the tokens of tr q and of the norms of theta and m.
 
     Args:
-        runs: `finite.message_passing.GAMP` by name; those called as a branch have its colour in the last panel.
+        runs: `finite.message_passing.GAMP` by name; one with the name of a branch has the colour of the branch.
     """
     ylabels = [LABELS["q"], LABELS["theta"], LABELS["m"], "residual of the step"]
     with panels(12, 3.6, [""] * 4, xlabel="iteration", ylabels=ylabels) as (figure, axes):
@@ -400,11 +401,10 @@ def gamp_figure(runs: dict[str, Any]) -> Figure:
 
 
 def instances_figure(instances: Any) -> Figure:
-    """Every instance against the theory at the teacher that it has drawn, in its branch's colour; on the line they
-    agree.
+    """Plot every instance against the theory at its own teacher, in the colour of its branch.
 
-    Bars are two error bars of the theory. Hollow points ran out of steps. Instances that came to no rest, or ended on
-    neither branch, have no theory to be drawn against and are left out.
+    Points on the diagonal line agree with the theory. Bars are two error bars of the theory. Hollow points ran out of
+    steps. Instances that are unsettled or ended on neither branch have no theory and are left out.
 
     Args:
         instances: `finite.instances.Instances`, with its theory.
@@ -434,17 +434,17 @@ def instances_figure(instances: Any) -> Figure:
 
 
 def attention_figure(attention: dict[str, Any], sequences: Any) -> Figure:
-    """Attention matrices with their values, equal tokens framed (the paper's Figs. 1, 4, 5 and 6).
+    """Plot attention matrices with their values, and frame pairs of equal tokens (the paper's Figs. 1, 4, 5 and 6).
 
     Args:
-        attention: matrices (n, L, L) for every row of the figure, by name, as from `histogram.attention`.
-        sequences: its columns, tokens (n, L).
+        attention: matrices (n, L, L) of every row of the figure, by name, as from `histogram.attention`.
+        sequences: tokens of the columns of the figure, (n, L).
     """
     rows, (n, L) = len(attention), np.shape(sequences)
     side = 0.28 * L + 0.3
     most = max(float(np.max(matrices)) for matrices in attention.values())
     with panels(side * n + 1.3, side * rows + 0.7, [""] * n, rows=rows, xlabel="attended token $j$") as (figure, axes):
-        figure.set_layout_engine("compressed")  # the panels are squares
+        figure.set_layout_engine("compressed")  # keeps square panels close together
         for row, (name, matrices) in zip(axes, attention.items(), strict=True):
             row[0].set_ylabel(f"{name}\nattending token $i$")
             for axis, x, S in zip(row, np.asarray(sequences), np.asarray(matrices), strict=True):
@@ -464,20 +464,20 @@ def attention_figure(attention: dict[str, Any], sequences: Any) -> Figure:
     return figure
 
 
-_FRAME: Any = {"fill": False, "ec": COLOURS["positional"], "lw": 1}  # of a pair of equal tokens
+_FRAME: Any = {"fill": False, "ec": COLOURS["positional"], "lw": 1}  # frame of a pair of equal tokens
 
 
 def token_name(token: int) -> str:
-    """A letter; a number in alphabets longer than the letters."""
+    """Return the letter of a token, or its number if there are not enough letters."""
     return chr(ord("A") + int(token)) if token < 26 else str(int(token))
 
 
 def learning_figure(trainings: dict[str, Sequence[Any]]) -> Figure:
-    """Training loss, test error and what attention depends on, epoch by epoch, one line per run.
+    """Plot training loss, test error and the shares of attention, epoch by epoch, with one line per run.
 
     Args:
-        trainings: `histogram.Training` of stages that followed each other, by name; a dotted line marks where the next
-            one began.
+        trainings: successive stages, `histogram.Training`, by name; a dotted line marks the beginning of the next
+            stage.
     """
     ylabels = "training loss, cross-entropy", "test error, 1 - accuracy", "share of the variance of attention $S$"
     with panels(11, 3.6, [""] * 3, xlabel="epoch", ylabels=ylabels) as (figure, axes):
@@ -491,7 +491,7 @@ def learning_figure(trainings: dict[str, Sequence[Any]]) -> Figure:
             ):
                 values = np.concatenate([get(stage.history) for stage in stages], axis=1)
                 how: Any = {"color": COLOURS.get(name, OTHER), "lw": 1}
-                if values.shape[1] == 1:  # one epoch makes no line
+                if values.shape[1] == 1:  # a single epoch is a marker, as it makes no line
                     how |= {"marker": "o", "ms": 4, "mfc": "none" if style == "--" else None}
                 lines = axis.plot(1 + np.arange(values.shape[1]), values.T, style, **how)
                 lines[0].set_label(label)
@@ -506,21 +506,22 @@ def learning_figure(trainings: dict[str, Sequence[Any]]) -> Figure:
     return figure
 
 
-# Of the regions in which fewer than two branches are stable, by their place in `phases.diagram.REGIONS`; both are from
-# 4 on.
+# Labels and colours of the regions in which at most one branch is stable, by their index in `phases.diagram.REGIONS`.
+# Both branches are stable from index 4 on.
 _NEITHER: Any = ("neither is stable", "0.8")
 _ALONE: dict[int, Any] = {2: ("only positional is stable", "#f0cdbb"), 3: ("only semantic is stable", "#bcd5ea")}
 _BISTABLE = 4
 _HATCHED: Any = {"hatch": "/////", "facecolor": "none", "edgecolor": "0.45", "lw": 0}
-_DOTTED: Any = {"hatch": "...", "edgecolor": "white", "lw": 0}  # what no colour of a scale can be taken for
+_DOTTED: Any = {"hatch": "...", "edgecolor": "white", "lw": 0}  # dots tell these regions from a colour of the scale
 
 
 def diagram_figure(diagram: Any) -> Figure:
-    """The phase diagram (the paper's Figs. 3 and 9): which minimum is global, and whether it beats the baseline.
+    """Plot the phase diagram (the paper's Figs. 3 and 9): which minimum is global, and whether it beats the baseline.
 
-    Left, the difference of the training losses, positional minus semantic; plain colour where only one of the two is a
-    minimum, grey where neither is. Right, the test error of the global minimum minus that of the linear baseline. Cells
-    that are unsolved, or where the averages do not tell which minimum is lower, are hatched.
+    The left panel shows the difference of the training losses, positional minus semantic. Cells in which only one of
+    the two is a minimum have a light colour with dots; cells in which neither is are grey. The right panel shows the
+    test error of the global minimum minus that of the linear baseline. Cells that are unsolved, or in which the
+    averages do not decide which minimum is lower, are hatched.
 
     Args:
         diagram: `phases.diagram.PhaseDiagram`.
@@ -533,7 +534,7 @@ def diagram_figure(diagram: Any) -> Figure:
     edges = _edges(x), _edges(y)
     with panels(9.5, 4.5, titles, legends=False, **how) as (figure, axes):
         left, right = axes[0]
-        figure.set_layout_engine("constrained", wspace=0.1)  # the label of the left scale is not that of the right axis
+        figure.set_layout_engine("constrained", wspace=0.1)  # keeps the label of the left scale off the right axis
         legend: dict[str, Any] = {}
         for axis, (values, _), shown, colours, label in (
             (left, diagram.loss_difference, region >= _BISTABLE, "RdBu", colour_labels[0]),
@@ -561,13 +562,13 @@ def diagram_figure(diagram: Any) -> Figure:
 
 
 def slice_figure(diagram: Any, rows: Sequence[int]) -> Figure:
-    """Training loss and test error of both branches along x, at some rows of the diagram (the content of Fig. 8).
+    """Plot training loss and test error of both branches along x, at some rows of the diagram (the content of Fig. 8).
 
     Dotted stretches are unstable towards the order parameter that the branch lacks.
 
     Args:
         diagram: `phases.diagram.PhaseDiagram`.
-        rows: indices into its y.
+        rows: indices into the y axis of the diagram.
     """
     (x_name, x), (y_name, y), exists = diagram.x, diagram.y, diagram.exists
     titles = [f"{SYMBOLS.get(y_name, y_name)} = {y[row]:.3g}" for row in rows]
@@ -577,7 +578,7 @@ def slice_figure(diagram: Any, rows: Sequence[int]) -> Figure:
             value, bar = np.where(exists, diagram.mean(name), np.nan), diagram.stderr(name)
             across[0].set_ylabel(LABELS[name])
             for axis, row in zip(across, rows, strict=True):
-                first = axis is axes[1, 0]  # the only one with a legend
+                first = axis is axes[1, 0]  # the only panel that adds labels to the legend
                 for b, branch in enumerate(PAIR):
                     label, stable = branch if first else None, diagram.stable[b, row] | ~exists[b, row]
                     line(axis, x, value[b, row], COLOURS[branch], label, bar=bar[b, row], stable=stable)
@@ -588,7 +589,7 @@ def slice_figure(diagram: Any, rows: Sequence[int]) -> Figure:
 
 
 def _boundary_line(axis: Any, boundary: Any, *, across: bool) -> None:
-    """A boundary on a diagram, whose alpha runs to the right (`across`) or upwards."""
+    """Draw a boundary on a diagram whose alpha axis points to the right (`across`) or upwards."""
     width = np.where(np.isfinite(boundary.stderr), 2 * boundary.stderr, 0.0)
     place = (boundary.alpha, boundary.values) if across else (boundary.values, boundary.alpha)
     fill = axis.fill_betweenx if across else axis.fill_between
@@ -598,13 +599,13 @@ def _boundary_line(axis: Any, boundary: Any, *, across: bool) -> None:
 
 
 def _mark(axis: Any, x: np.ndarray, y: np.ndarray, cells: np.ndarray, how: dict[str, Any]) -> None:
-    """Fill or hatch the cells (y, x) that are marked."""
+    """Fill or hatch the cells that are True in `cells` (y, x), between the edges `x` and `y`."""
     corners = [Rectangle((x[i], y[j]), x[i + 1] - x[i], y[j + 1] - y[j]) for j, i in np.argwhere(cells)]
     axis.add_collection(PatchCollection(corners, **how))
 
 
 def _edges(centres: np.ndarray) -> np.ndarray:
-    """Edges of the cells around increasing centres."""
+    """Return the edges of cells around increasing centres."""
     if len(centres) == 1:
         return centres[0] + np.array([-0.5, 0.5])
     middle = 0.5 * (centres[1:] + centres[:-1])

@@ -1,4 +1,4 @@
-"""How results print themselves: numbers with error bars, tables, and for each result one line and one page."""
+"""Printing of results: numbers with error bars, tables, and for each result one line and one page."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ import equinox as eqx
 import jax
 import numpy as np
 
-_ENTRIES = 4  # of an axis that are shown
-_LEAST_POWER = -4  # of ten, of numbers with an error bar that are written without it
-# What the names mean that tables show.
+_ENTRIES = 4  # number of entries of an axis that are shown
+_LEAST_POWER = -4  # smallest power of ten of a number with an error bar that is written without an exponent
+# Meanings of the names, as tables show them.
 WORDS = {
     "q": "overlap of the student with itself",
     "V": "response of the student",
@@ -30,14 +30,14 @@ Row = tuple[str, ...]
 
 
 class Description(NamedTuple):
-    """What a result says of itself.
+    """Contents of the printed line and page of a result.
 
     Attributes:
-        what: it is, in a few words.
-        status: how it ended, in words, if it can fail.
-        numbers: rows (name, number) or (name, number, meaning) of its line and of its page.
-        details: more of them, for the page only.
-        tables: headed tables of the page.
+        what: kind of the result, in a few words.
+        status: how the computation ended, in words, if it can fail.
+        numbers: rows (name, number) or (name, number, meaning) of the line and of the page.
+        details: further rows, for the page only.
+        tables: tables of the page, each with a heading.
     """
 
     what: str
@@ -48,30 +48,30 @@ class Description(NamedTuple):
 
     @property
     def title(self) -> str:
-        """What it is, and how it ended."""
+        """The kind of the result, and how the computation ended."""
         return ": ".join(filter(None, (self.what, self.status)))
 
 
 class Printed(eqx.Module):
-    """What prints itself where its numbers are known: `repr` in one line, `print` and notebooks as a page.
+    """Base of modules that print their numbers: `repr` gives one line, `print` and notebooks a page.
 
-    While jax traces, and for a batch of results, it prints the shapes of its arrays.
+    While jax traces, and for a batch of results, the shapes of the arrays are printed instead.
     """
 
     @abc.abstractmethod
     def describe(self) -> Description:
-        """What it says of itself; asked for only where `readable`."""
+        """Return the contents of the line and the page; called only if `readable`."""
 
-    of_one: ClassVar[tuple[str, int] | None] = None  # an array of it, and how many axes that has but in a batch
+    of_one: ClassVar[tuple[str, int] | None] = None  # (field name, ndim) that tells one result from a vmapped batch
 
     @property
     def readable(self) -> bool:
-        """Whether it has numbers, and those of one result rather than of a batch."""
+        """Whether the numbers are known, and those of one result rather than of a batch."""
         known = all(map(_known, jax.tree.leaves(self)))
         return known and (self.of_one is None or np.ndim(getattr(self, self.of_one[0])) == self.of_one[1])
 
     def summary(self) -> str:
-        """A page of text: how it ended, its numbers with error bars in units of the last digits, its tables."""
+        """Return a page of text: how it ended, numbers with error bars in units of the last digits, tables."""
         if not self.readable:
             return eqx.tree_pformat(self)
         said = self.describe()
@@ -85,7 +85,7 @@ class Printed(eqx.Module):
     def __repr__(self) -> str:
         try:
             said = self.describe() if self.readable else None
-        except Exception:  # jax keeps all kinds of things in trees of this form, and they have to print, too
+        except Exception:  # jax puts other objects into modules of this structure, and these must print, too
             said = None
         if said is None:
             return eqx.tree_pformat(self)
@@ -105,23 +105,21 @@ class Printed(eqx.Module):
 
 
 def _known(leaf: Any) -> bool:
-    """Whether a leaf has values here: not while jax traces, nor where other processes have a part of them."""
+    """Return whether the values of a leaf are known: not while jax traces, nor if other processes hold part of them."""
     if isinstance(leaf, jax.Array):
         return not isinstance(leaf, jax.core.Tracer) and leaf.is_fully_addressable and not leaf.is_deleted()
     return isinstance(leaf, (np.ndarray, np.generic, bool, int, float, str))
 
 
 def pictures() -> Any:
-    """The module `plotting`, which is imported here only: of all that results do, pictures alone need matplotlib."""
+    """Import and return the module `plotting`. It is imported only here, because only pictures need matplotlib."""
     from . import plotting
 
     return plotting
 
 
 def with_error(value: Any, error: Any = 0.0) -> str:
-    """A number with its error bar in two digits of the last places: 1.25154(12), 3.14(14)e-7; without one,
-    six digits.
-    """
+    """Write a number with its error bar as two last digits, 1.25154(12) or 3.14(14)e-7; without one, in six digits."""
     value, error = float(value), float(error)
     if not math.isfinite(error) or error <= 0:
         return f"{value:.6g}"
@@ -133,11 +131,13 @@ def with_error(value: Any, error: Any = 0.0) -> str:
 
 
 def by_token(values: Any, *others: Any) -> list[np.ndarray]:
-    """Arrays (L, ...) over the tokens without what repeats itself: the first token's, where all are alike up to sign.
+    """Reduce arrays (L, ...) to their first token if all tokens have the same values up to sign.
+
+    Axes of a student and a teacher of rank one are dropped.
 
     Args:
-        values: decide that; scalars stay what they are.
-        others: of the same shape, treated alike, such as error bars.
+        values: array that decides whether the tokens are alike; a scalar is not changed.
+        others: arrays of the same shape, such as error bars, which are reduced in the same way.
     """
     arrays = [np.asarray(a) for a in (values, *others)]
     values = arrays[0]
@@ -150,7 +150,7 @@ def by_token(values: Any, *others: Any) -> list[np.ndarray]:
 
 
 def entries(values: Any, errors: Any = None) -> str:
-    """An array as text, with error bars if they are given, the first entries of long axes."""
+    """Write an array as text, with error bars if they are given, and only the first entries of long axes."""
     values = np.asarray(values)
     errors = np.zeros(values.shape) if errors is None else np.asarray(errors)
     if not values.ndim:
@@ -160,13 +160,13 @@ def entries(values: Any, errors: Any = None) -> str:
 
 
 def rows_of(values: dict[str, Any], errors: dict[str, Any] | None = None) -> list[Row]:
-    """Rows of numbers by name, scalars or arrays (L, ...) over the tokens, with their meanings."""
+    """Return rows (name, numbers, meaning) for scalars or arrays (L, ...) over the tokens."""
     bars = errors or {name: np.zeros(np.shape(a)) for name, a in values.items()}
     return [(name, entries(*by_token(a, bars[name])), WORDS.get(name, "")) for name, a in values.items()]
 
 
 def table(rows: Iterable[Sequence[Any]]) -> str:
-    """Rows of cells as lines, each column as wide as its widest cell; missing cells at the end are empty."""
+    """Write rows of cells as lines, each column as wide as its widest cell; missing cells at the end are empty."""
     cells = [[str(cell) for cell in row] for row in rows]
     count = max(map(len, cells), default=0)
     cells = [row + [""] * (count - len(row)) for row in cells]

@@ -1,4 +1,4 @@
-"""What every solve shares: how it ended, its settings, whether there is a state, and its error bar."""
+"""Definitions that every solve shares: status, settings, the test whether a state exists, and the error bar."""
 
 from __future__ import annotations
 
@@ -16,35 +16,35 @@ from .printing import Description, Printed, entries, rows_of
 
 
 class Status(enum.IntEnum):
-    """How a solve ended. `converged` and `stalled` are usable; the number is what a jitted result carries."""
+    """How a solve ended. Results that `converged` or `stalled` are usable. Jitted results carry the number."""
 
     converged = 0
-    stalled = 1  # at the accuracy of the averages: the residual is one that independent nodes would scatter by
+    stalled = 1  # at the accuracy of the averages: independent nodes would change the residual by as much
     max_steps = 2
     left_domain = 3
     nonfinite = 4
     singular = 5  # I - DF is singular: a fold or another bifurcation
-    absent = 6  # the branch asked for does not exist here: its order parameter vanished, or the whole student
-    imprecise = 7  # a fixed point, but the largest averages tried leave error bars above the rtol asked for
-    unresolved = 8  # the averages miss too much of what the proximal operator does to tell a state from its absence
+    absent = 6  # the requested branch does not exist here: its order parameter, or the whole student, vanished
+    imprecise = 7  # a fixed point, but with error bars above the requested rtol even for the largest averages tried
+    unresolved = 8  # the proximal operator is not resolved at too many nodes to tell whether a state exists
 
     @classmethod
     def name_of(cls, value: Any) -> str:
-        """Readable name of a (concrete) status."""
+        """Return the readable name of a concrete status."""
         return {1: "stalled at the accuracy of the averages"}.get(int(value), cls(int(value)).name.replace("_", " "))
 
 
 class Result(Printed):
-    """What a computation that can fail hands back, with its `status`: a `Status` as an integer, or an array of them."""
+    """Result of a computation that can fail. Its `status` is a `Status` as an integer, or an array of them."""
 
     @property
     def status_name(self: Any) -> Any:
-        """The status in words; a list of them where there are several."""
+        """The status in words; a list if `status` is an array."""
         return np.vectorize(Status.name_of, otypes=[object])(self.status).tolist()
 
     @property
     def ok(self: Any) -> Any:
-        """Whether it can be used: converged, or stalled at the accuracy of the averages, in all of its parts."""
+        """Whether the result can be used: it converged, or stalled at the accuracy of the averages."""
         return self.status <= Status.stalled
 
 
@@ -52,7 +52,7 @@ Value = TypeVar("Value")
 
 
 class OfMean(Generic[Value]):
-    """A field of the `mean` of a result, as one of the result itself: ``s = OfMean[jax.Array]()``."""
+    """Descriptor that makes a field of ``result.mean`` a field of the result itself: ``s = OfMean[jax.Array]()``."""
 
     def __set_name__(self, owner: type, name: str) -> None:
         self.name = name
@@ -62,16 +62,17 @@ class OfMean(Generic[Value]):
 
 
 class Settings(Printed):
-    """Tolerances of a solve: numbers, of which none asks for a new compilation.
+    """Tolerances of a solve. Other values do not need a new compilation.
 
     Attributes:
-        tol: undamped residual, relative, below which a fixed point has converged.
-        max_steps: Newton steps.
-        warm_steps: damped steps that may bring a rough start near the branch.
-        damping: share of the new state in a damped step, which is implicit: less of it along fast directions.
+        tol: undamped relative residual below which a fixed point has converged.
+        max_steps: largest number of Newton steps.
+        warm_steps: largest number of damped steps that bring a rough start near the branch.
+        damping: share of the new state in a damped step. The steps are implicit, so the share is smaller along fast
+            directions.
 
     Raises:
-        InputError: one of them is no number or out of range.
+        InputError: if one of them is not a number or is out of range.
     """
 
     tol: Any = eqx.field(converter=np.asarray, default=1e-5)
@@ -95,32 +96,32 @@ class Settings(Printed):
         return Description("", numbers=rows_of(vars(self)))
 
 
-# A residual below which the nodes fail to resolve a state that is there: its losses, being stationary, are then still
-# good to the square of this.
+# A search that runs out of steps with a residual below this still counts as a state, which the nodes do not resolve.
+# Its losses are stationary in the overlaps, so their error is of second order in the residual.
 UNRESOLVED = 0.1
 
 
 @jax.jit
 def has_state(status: Any, residual: Any) -> Any:
-    """Whether there is a state in a replicate: a usable one, or one that its nodes do not resolve."""
+    """Return whether a replicate has a state: a usable one, or one that its nodes do not resolve, see `UNRESOLVED`."""
     return (status <= Status.stalled) | (status == Status.max_steps) & (residual < UNRESOLVED)
 
 
-_MISSED = 0.05  # share of the nodes that are not resolved from which on they settle nothing
+_MISSED = 0.05  # share of unresolved nodes above which a replicate is inconclusive
 
 
 def settled(status: Any, missed: Any) -> Any:
-    """A status of a replicate in which a share `missed` of the nodes is not resolved: too many settle nothing."""
+    """Return the status of a replicate: `unresolved` if the share `missed` of unresolved nodes exceeds `_MISSED`."""
     return jnp.where(missed > _MISSED, Status.unresolved, status)
 
 
 def quorum(found: Any) -> Any:
-    """Whether half of the replicates or more, along the last axis, agree: then there is a state, or there is none."""
+    """Return whether at least half of the replicates, along the last axis, agree; this decides if there is a state."""
     return found.mean(-1) >= 0.5
 
 
 def mean_of_found(values: jax.Array, found: jax.Array) -> jax.Array:
-    """Mean over the leading replicate axis, of the replicates that have a state, (R,); of all where none has one."""
+    """Average over the leading axis of R replicates, those with a state (`found`, (R,)) only; over all if none has."""
     weight = jnp.where(jnp.any(found), found, True)
     weight = weight.reshape(-1, *[1] * (values.ndim - 1))
     return jnp.sum(jnp.where(weight, values, 0.0), 0) / jnp.sum(weight)
@@ -128,11 +129,12 @@ def mean_of_found(values: jax.Array, found: jax.Array) -> jax.Array:
 
 @jax.jit
 def error_bar(values: Any) -> jax.Array:
-    """Half of the 95.4 % confidence interval of the mean over the leading replicate axis, of what is not NaN.
+    """Return the error bar of the mean over the leading replicate axis; entries that are NaN do not count.
 
-    With many replicates this is the standard error of the mean; with a few, Student's law makes it larger, so that
-    the truth lies within two error bars 95 % of the time whatever their number. Infinite for a single replicate, NaN
-    for none. This is the meaning of every `stderr` of the library.
+    It is half of the half-width of the 95.4 % confidence interval. For many replicates it is the standard error of the
+    mean. For few replicates Student's law makes it larger, so that the true value lies within two error bars in 95.4 %
+    of the cases for any number of replicates. It is infinite for a single replicate and NaN for none. This is the
+    meaning of every `stderr` of the library.
     """
     values = jnp.asarray(values)
     known = ~jnp.isnan(values)
@@ -140,7 +142,7 @@ def error_bar(values: Any) -> jax.Array:
     some = jnp.maximum(count, 2)
     mean = jnp.sum(jnp.where(known, values, 0.0), 0) / jnp.maximum(count, 1)
     square = jnp.sum(jnp.where(known, values - mean, 0.0) ** 2, 0)
-    # Of one, two, ... degrees of freedom; the first entries are never used.
+    # Factors by the number of replicates. The entries for zero and one replicate are not used.
     student = np.concatenate([[np.inf, np.inf], special.stdtrit(np.arange(1, max(values.shape[0], 2)), 0.97725) / 2])
     bar = jnp.sqrt(square / (some - 1) / some) * jnp.asarray(student, mean.dtype)[some]
     return jnp.where(count > 1, bar, jnp.where(count == 1, jnp.inf, jnp.nan))
@@ -151,7 +153,7 @@ class Average(Printed):
 
     Attributes:
         value: the mean.
-        stderr: its error bar, see `error_bar`.
+        stderr: error bar of the mean, see `error_bar`.
     """
 
     value: jax.Array

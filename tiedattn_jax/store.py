@@ -1,8 +1,8 @@
-"""Files that are whole or not there at all, and the state of a long computation kept in them.
+"""Files that are written whole or not at all, and that keep the state of a long computation.
 
-A file of arrays is an .npz whose comment is the SHA-256 of all that stands before it: a single flipped bit is found.
-One that a computation resumes from has a line of JSON among its arrays, `about`, that says what they belong to. A
-`Store` keeps the finished pieces of a computation, one file each; a `Checkpoint` keeps its latest state.
+A file of arrays is an .npz whose comment is the SHA-256 of everything before it, so that a single flipped bit is
+detected. A file from which a computation resumes also has a line of JSON among its arrays, `about`, that identifies the
+computation. A `Store` keeps the finished pieces of a computation, one file each. A `Checkpoint` keeps its latest state.
 """
 
 from __future__ import annotations
@@ -31,18 +31,19 @@ try:
 except ImportError:  # Windows has no locks on folders
     fcntl = None  # type: ignore[assignment]
 
-VERSION = "0.1.0"  # of the package: pyproject.toml reads it here
+VERSION = "0.1.0"  # version of the package, which pyproject.toml reads here
 _ABOUT = "about"  # name of the JSON among the arrays
-_KINDS = ("track", "retry")  # of pieces: a folder may hold other files
-_DIGEST = 64  # characters
+_KINDS = ("track", "retry")  # kinds of pieces, which begin the file names: a folder may hold other files
+_DIGEST = 64  # length of the checksum in characters
 
 
 def write_whole(path: Path, content: bytes) -> None:
-    """Write a file under a name of its own and move it into place: no reader, no crash and no other writer meets a
-    part.
+    """Write a file under a unique temporary name and move it into place.
+
+    No reader or other writer meets a part of the file, and no crash leaves a part under its name.
 
     Raises:
-        OSError: naming `path`, which is then what it was.
+        OSError: if the file cannot be written; the error names `path`, which is then unchanged.
     """
     part = path.with_name(f".{secrets.token_hex(8)}.part")
     try:
@@ -57,31 +58,31 @@ def write_whole(path: Path, content: bytes) -> None:
             part.unlink()
         if isinstance(problem, OSError) and problem.errno:
             problem.filename = str(path)
-            del problem.filename2  # set to None, it would be told
+            del problem.filename2  # if it were None, the message would show it
         raise
 
 
 def packed(arrays: dict[str, Any], *, compressed: bool = True) -> bytes:
-    """Arrays as the content of one .npz file, with its checksum, without pickle.
+    """Return the content of one .npz file of arrays with its checksum; pickle is not used.
 
     Raises:
-        TypeError: an array of Python objects.
+        TypeError: if an array holds Python objects.
     """
     for name, array in arrays.items():
         if np.asarray(array).dtype.hasobject:
             raise TypeError(f"{name} must be an array of numbers or of text, got {array!r}")
     out = io.BytesIO()
     (np.savez_compressed if compressed else np.savez)(out, **arrays)
-    # A zip file ends with its comment, here the checksum, and before it two bytes with the comment's length.
+    # A zip file ends with its comment, here the checksum. Two bytes before the comment hold its length.
     body = out.getvalue()[:-2] + _DIGEST.to_bytes(2, "little")
     return body + _digest(body)
 
 
 def unpacked(path: Path, refusal: InputError) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
-    """What `packed` arrays belong to, the JSON of `about`, and the arrays by name.
+    """Read a file of `packed` arrays. Return the JSON of `about`, which says what they belong to, and arrays by name.
 
     Args:
-        refusal: raised where the file cannot be read, is damaged or of another kind.
+        refusal: error to raise if the file cannot be read, is damaged or of another kind.
     """
     try:
         content = path.read_bytes()
@@ -99,7 +100,7 @@ def _digest(content: bytes) -> bytes:
 
 
 def csv_of(rows: list[dict[str, Any]]) -> bytes:
-    """Rows, dictionaries, as the content of a CSV file; what a row lacks stays empty."""
+    """Return rows, dictionaries by column, as the content of a CSV file; missing entries stay empty."""
     out = io.StringIO()
     writer = csv.DictWriter(out, list(dict.fromkeys(name for row in rows for name in row)), lineterminator="\n")
     writer.writeheader()
@@ -108,7 +109,7 @@ def csv_of(rows: list[dict[str, Any]]) -> bytes:
 
 
 def fingerprint(*parts: Any) -> str:
-    """Hash of pytrees: their structure, shapes, dtypes and every bit of their arrays."""
+    """Hash pytrees: their structure, shapes, dtypes and every bit of their arrays."""
     digest = hashlib.sha256()
     for part in parts:
         leaves, structure = jax.tree.flatten(part)
@@ -120,7 +121,7 @@ def fingerprint(*parts: Any) -> str:
 
 
 class Claim:
-    """That this process fills a folder. The system ends it with the process, however that dies."""
+    """Lock by which this process claims a folder; the system releases it when the process ends, however it ends."""
 
     def __init__(self, folder: Path):
         self.locked = False
@@ -134,7 +135,7 @@ class Claim:
         except BlockingIOError:
             text = f"must be a folder that no other run is filling: wait for it or use another, got out='{folder}'"
             raise InputError("out", text) from None
-        except OSError:  # a file system without locks on folders, as NFS: then nothing is promised
+        except OSError:  # a file system without locks on folders, such as NFS: the folder stays unprotected
             pass
 
 
@@ -142,12 +143,12 @@ _CLAIMS: weakref.WeakValueDictionary[Path, Claim] = weakref.WeakValueDictionary(
 
 
 def claim(folder: Path) -> Claim:
-    """Make a folder and keep other processes from filling it, for as long as what comes back is kept.
+    """Make a folder and lock it against other processes while the caller keeps the returned `Claim`.
 
-    Parts of files that a process left there when it was killed are removed.
+    Partial files that a killed process left there are removed.
 
     Raises:
-        InputError: about the argument `out`: it cannot be made or written, or another process fills it.
+        InputError: if the folder cannot be made or written, or another process fills it; the error names `out`.
     """
     try:
         folder.mkdir(parents=True, exist_ok=True)
@@ -165,7 +166,7 @@ def claim(folder: Path) -> Claim:
 
 
 def not_a_folder(folder: Path, why: Exception) -> InputError:
-    """The error about an `out` that cannot be written."""
+    """Return the error for a folder `out` that cannot be written."""
     reason = getattr(why, "strerror", None) or why
     return InputError("out", f"must be a folder that can be written, got out='{folder}' ({reason})")
 
@@ -173,15 +174,17 @@ def not_a_folder(folder: Path, why: Exception) -> InputError:
 class Store:
     """Finished pieces of one computation in a folder, each a file of its own that carries the fingerprint.
 
-    While it lives no other process can have one in the same folder; the processes of one computation share it.
+    While the store exists no other computation can open one in the same folder. The processes of one computation share
+    the folder.
 
     Args:
-        folder: where; None keeps nothing.
+        folder: folder of the pieces; None keeps nothing.
         mark: fingerprint of the computation.
-        resume: whether pieces that are there already are taken over.
+        resume: whether to take over pieces that are there already.
 
     Raises:
-        InputError: pieces are there and `resume` is not asked for, nothing can be written there, or another run does.
+        InputError: if the folder has pieces and `resume` is False, the folder cannot be written, or another run fills
+            it.
     """
 
     def __init__(self, folder: str | os.PathLike | None, mark: str, resume: bool):
@@ -196,10 +199,10 @@ class Store:
             raise InputError("out", f"{text}, got out='{folder}' with {found} of them")
 
     def load(self) -> dict[str, dict[str, np.ndarray]]:
-        """The finished pieces, by name: arrays by name.
+        """Return the finished pieces by name; each is a dictionary of arrays by name.
 
         Raises:
-            InputError: one of them is damaged, or of another computation.
+            InputError: if a piece is damaged or belongs to another computation.
         """
         pieces = {}
         for path in self._paths():
@@ -211,7 +214,7 @@ class Store:
         return pieces
 
     def put(self, name: str, arrays: dict[str, Any]) -> None:
-        """Keep a finished piece; its name starts with "track-" or "retry-"."""
+        """Write a finished piece; its name must start with "track-" or "retry-"."""
         assert name.partition("-")[0] in _KINDS, name
         if self.folder is not None:
             _save(self.folder / f"{name}.npz", self.about, arrays)
@@ -224,8 +227,8 @@ class Checkpoint:
     """The latest state of one computation, a pytree of arrays, in one file.
 
     Args:
-        path: the file; None keeps nothing.
-        about: the configuration that the state belongs to, of values that JSON keeps as they are.
+        path: path of the file; None keeps nothing.
+        about: configuration that the state belongs to; its values must survive a round trip through JSON.
     """
 
     def __init__(self, path: str | os.PathLike | None, about: dict[str, Any]):
@@ -233,14 +236,14 @@ class Checkpoint:
         self.about = {**about, "version": VERSION}
 
     def load(self, fresh: Any) -> tuple[int, Any]:
-        """How far the computation had come, and its state; zero and `fresh` where there is no file.
+        """Return the number of finished steps and the state after them; zero and `fresh` if there is no file.
 
         Args:
-            fresh: the state before the computation; every state has its structure and types.
+            fresh: state before the computation, with the structure and types of every later state.
 
         Raises:
-            InputError: about the argument `checkpoint`: the file is damaged or no checkpoint, or one of another
-                configuration or version; says in what they differ.
+            InputError: if the file is damaged or no checkpoint, or has another configuration or version. The error
+                names `checkpoint` and says what differs.
         """
         if self.path is None or not os.path.exists(self.path):
             return 0, fresh
@@ -258,27 +261,27 @@ class Checkpoint:
         return done, _filled(fresh, arrays)
 
     def save(self, done: int, state: Any) -> None:
-        """Keep a state, in the place of an earlier one."""
+        """Write the state after `done` steps in place of an earlier one."""
         if self.path is not None:
             _save(self.path, {**self.about, "done": done}, named(state))
 
 
 def _save(path: Path, about: dict[str, Any], arrays: dict[str, Any]) -> None:
-    """Write named arrays and what they belong to, whole."""
+    """Write named arrays, with the JSON of what they belong to, as one whole file."""
     write_whole(path, packed({_ABOUT: np.array(json.dumps(about)), **arrays}, compressed=False))  # compressing is slow
 
 
 def named(tree: Any) -> dict[str, Any]:
-    """The leaves of a pytree by their path in it."""
+    """Return the leaves of a pytree by their path in it."""
     leaves = jax.tree_util.tree_leaves_with_path(tree)
     return {jax.tree_util.keystr(path, simple=True, separator="."): leaf for path, leaf in leaves}
 
 
 def _filled(like: Any, arrays: dict[str, np.ndarray]) -> Any:
-    """A pytree of the structure and types of another one, with named arrays as its leaves."""
+    """Return a pytree with the structure and types of `like` and with named arrays as its leaves."""
 
     def leaf(name: str, old: Any) -> Any:
-        # Types that numpy does not know come back as plain bytes.
+        # Types that numpy does not know, such as bfloat16, are read back as plain bytes.
         array = arrays[name].view(old.dtype) if arrays[name].dtype.kind == "V" else arrays[name]
         return (jnp if isinstance(old, jax.Array) else np).asarray(array)
 

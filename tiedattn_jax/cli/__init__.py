@@ -1,6 +1,7 @@
-"""The subcommands of `tiedattn`, one module each: `register` adds its options, `run` does its work and reports.
+"""The subcommands of `tiedattn`, one module each: `register` adds the options, `run` does the work and reports.
 
-This file comes before the rest of the library, whose import takes seconds: an interrupt in them ends the command, too.
+This file is imported before the rest of the library, whose import takes seconds. It installs a handler by which an
+interrupt during these seconds ends the command as well.
 """
 
 import os
@@ -11,7 +12,7 @@ from typing import Any
 
 
 def ended(*_: Any) -> None:
-    """End the process as an interrupted command ends."""
+    """End the process with the message and the exit code of an interrupted command."""
     os.write(2, b"tiedattn: interrupted, nothing was written\n")
     os._exit(130)
 

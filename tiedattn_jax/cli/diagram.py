@@ -14,7 +14,7 @@ from .report import Report, png, progress_bars
 
 NAMES = ("alpha", *NUMBERS)
 AXES = {"x": "alpha 0.1 2.0 25", "y": "omega 0.02 0.5 25"}
-_CELL_BYTES = 20_000  # two states, their replicates and a row of the table
+_CELL_BYTES = 20_000  # memory of a cell: two states, their replicates and a row of the table
 
 
 def register(commands: Any) -> None:
@@ -32,10 +32,10 @@ def register(commands: Any) -> None:
 
 
 def _axis(option: str, words: list[str]) -> tuple[str, float, float, int]:
-    """`NAME LOW HIGH POINTS`, read.
+    """Parse the words `NAME LOW HIGH POINTS` of an axis.
 
     Raises:
-        InputError: they are not that.
+        InputError: if the words do not have this form.
     """
     name, *limits, points = words
     try:
@@ -50,7 +50,7 @@ def _axis(option: str, words: list[str]) -> tuple[str, float, float, int]:
 
 
 def run(args: argparse.Namespace) -> Report:
-    """Solve the grid, read alpha_c and alpha_l from it, draw it."""
+    """Solve both branches on the grid; with `--out`, draw the diagram and write its table and arrays."""
     model, axes = model_of(args), {option: _axis(option, getattr(args, option)) for option in AXES}
     larger, cells = max(AXES, key=lambda option: axes[option][3]), axes["x"][3] * axes["y"][3]
     require_memory(_CELL_BYTES * cells, larger, " ".join(getattr(args, larger)), f"{cells} cells")

@@ -1,4 +1,4 @@
-"""`tiedattn gamp` and `tiedattn train`: instances of finite size next to the theory at their realised teacher."""
+"""`tiedattn gamp` and `tiedattn train`: instances of finite size, and the theory at their realised teacher."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from .report import Report, progress_bars
 
 INITS = ("semantic", "positional", "random")
 STEPS = {"gamp": 1000, "gd": 5000, "adam": 5000, "lbfgs": 2000}
-_INSTANCE_BYTES = 10_000  # its numbers and the fixed point of the theory beside it
+_INSTANCE_BYTES = 10_000  # memory of the results of an instance: its numbers and the fixed point of the theory
 
 
 def register(commands: Any) -> None:
@@ -40,7 +40,7 @@ def register(commands: Any) -> None:
 
 
 def run(args: argparse.Namespace) -> Report:
-    """Draw the instances, run them, solve the theory for each."""
+    """Draw the instances, run message passing or training on them, and solve the theory for each."""
     model = model_of(args)
     method = "gamp" if args.command == "gamp" else args.optimizer or ("lbfgs" if model.penalty is None else "gd")
     steps = args.steps or STEPS[method]

@@ -1,4 +1,4 @@
-"""`tiedattn histogram`: the counting task of Appendix A, one mechanism, several runs."""
+"""`tiedattn histogram`: several runs of the counting task of Appendix A with one mechanism."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from .report import Report, png, progress_bars
 
 _SAMPLED, _TRAINED, _UNFROZEN = defaults_of(sample), defaults_of(train), defaults_of(unfreeze)
 _EVEN = integer(2, also=", even", ok=lambda v: v % 2 == 0)
-# Options that count: what reads them, default, help.
+# Options that are numbers: type, default, help.
 COUNTS = {
     "runs": (integer(), 10, "independent trainings, at once"),
     "epochs": (integer(), _TRAINED["epochs"], "epochs of Adam, frozen"),
@@ -32,7 +32,7 @@ COUNTS = {
     "hidden": (integer(), _TRAINED["hidden"], "hidden units"),
 }
 
-# Arguments of the library under the names that the options have, and what is said of them first.
+# Arguments of the library whose option has another name: that name, and a prefix for the error message.
 OPTIONS = {"n": ("samples", ""), "train_share": ("samples", ""), "checkpoint": ("out", "its checkpoint ")}
 
 
@@ -44,9 +44,9 @@ def register(commands: Any) -> None:
 
 
 def run(args: argparse.Namespace) -> Report:
-    """Train, unfreeze, compare.
+    """Train frozen solutions, train them on with all weights free, and compare.
 
-    With `--out`, every epoch leaves a checkpoint there, from which the same call resumes.
+    With `--out`, a checkpoint is written there after every epoch; the same call resumes from it.
     """
     _check_memory(args)
     try:
@@ -75,7 +75,7 @@ def run(args: argparse.Namespace) -> Report:
 
 
 def _check_memory(args: argparse.Namespace) -> None:
-    """Raise an InputError for the size that is to blame where the weights do not fit into the memory."""
+    """Raise an `InputError` that names the largest size if the weights do not fit into memory."""
     d, p, L, T = args.width, args.hidden, args.length, args.tokens
     weights = {"tokens": T * d, "length": L * (d + p), "width": 3 * d * d, "hidden": p * d}
     largest = max(weights, key=lambda name: weights[name])
@@ -85,7 +85,10 @@ def _check_memory(args: argparse.Namespace) -> None:
 
 
 def _trained(args: argparse.Namespace) -> tuple[Data, Training, Training, float | None]:
-    """Data, both trainings, and the seconds that an epoch of the first took for each run; None if it took none."""
+    """Return the data, both trainings, and the median seconds per epoch and run of the frozen one.
+
+    The first epoch is not timed, because it compiles. The seconds are None if no other epoch ran.
+    """
     sampling, running = jax.random.split(jax.random.key(args.seed))
     data = sample(sampling, args.samples, length=args.length, tokens=args.tokens)
     keys = jax.random.split(running, args.runs)
@@ -104,7 +107,7 @@ def _trained(args: argparse.Namespace) -> tuple[Data, Training, Training, float 
 
         sizes = {"width": args.width, "hidden": args.hidden}
         frozen = train(keys, data, args.mechanism, epochs=args.epochs, **sizes, **options("frozen", "frozen"))
-        seconds = np.diff(times)[1:]  # the first epoch compiles
+        seconds = np.diff(times)[1:]  # without the first epoch, which compiles
         try:
             free = unfreeze(keys, frozen, data, epochs=args.free_epochs, **options("free", f"free_from_{args.epochs}"))
         except InputError as problem:
@@ -126,7 +129,7 @@ def _files(mechanism: str, frozen: Training, free: Training, data: Data, text: s
 
 
 def _rows(stages: dict[str, Training]) -> list[dict[str, Any]]:
-    """What was measured after every epoch of every run."""
+    """Return the table of what was measured after every epoch of every run."""
     rows = []
     for stage, training in stages.items():
         measured = {field.name: getattr(training.history, field.name) for field in fields(History)}

@@ -1,4 +1,4 @@
-"""The command `tiedattn`: parses, runs a subcommand, writes what it hands back."""
+"""The command `tiedattn`: it parses the options, runs a subcommand and writes its report."""
 
 from __future__ import annotations
 
@@ -26,13 +26,13 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run the command line.
 
     Returns:
-        The exit code: 0; 1 for a solve that failed; 130 for an interrupt; 70 for a defect of the program, which is told
-        in two lines on stderr, and raised instead where the environment variable TIEDATTN_TRACEBACK is set.
+        The exit code: 0; 1 for a solve that failed; 130 for an interrupt; 70 for a defect of the program. A defect is
+        reported in two lines on stderr; it is raised instead if the environment variable TIEDATTN_TRACEBACK is set.
 
     Raises:
-        SystemExit: with exit code 2 after bad input, which is told in one line on stderr.
+        SystemExit: with exit code 2 after bad input, which is reported in one line on stderr.
     """
-    if signal.getsignal(signal.SIGINT) is ended:  # while the library was imported
+    if signal.getsignal(signal.SIGINT) is ended:  # this handler was for the import of the library only
         signal.signal(signal.SIGINT, signal.default_int_handler)
     parser = Parser(prog="tiedattn", description="Positional and semantic learning in dot-product attention.")
     parser.add_argument("--version", action="version", version=f"tiedattn_jax {VERSION}")
@@ -71,7 +71,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _line(problem: InputError, args: argparse.Namespace) -> str:
-    """Bad input in one line: under the name of the option that it is about, if it is one of this subcommand."""
+    """Return bad input as one line, under the name of its option if this subcommand has one."""
     name = problem.argument
     if name not in set(vars(args)) - {"command", "run", "kept"}:
         return str(problem)
@@ -79,7 +79,7 @@ def _line(problem: InputError, args: argparse.Namespace) -> str:
 
 
 def _with_provenance(args: argparse.Namespace, report: Report) -> Report:
-    """A report that also says what made it: version, seed, layer, ranks, teacher and averages."""
+    """Return the report with its provenance: version, seed, layer, ranks, teacher and averages."""
     origin: dict[str, Any] = {"version": VERSION, "seed": args.seed}
     text = report.text
     if "layer" in args:
@@ -90,6 +90,6 @@ def _with_provenance(args: argparse.Namespace, report: Report) -> Report:
         rule, size, replicates = type(report.nodes.stack).__name__, report.nodes.size, report.nodes.replicates
         origin["nodes"] = {"rule": rule, "size": size, "replicates": replicates}
         text += f"\naverages: {size} nodes in each of {replicates} replicates ({rule})"
-    # JSON has no NaN and no infinity: null.
+    # JSON has no NaN and no infinity; they become null.
     numbers = json.loads(json.dumps({**origin, **report.numbers}), parse_constant=lambda _: None)
     return report._replace(numbers=numbers, text=text)

@@ -1,4 +1,4 @@
-"""The options of the subcommands as data, how they are read and checked, and what they describe."""
+"""The options of the subcommands as data, their parsers and checks, and the model and averages that they describe."""
 
 from __future__ import annotations
 
@@ -20,23 +20,23 @@ from ..layers import LAYERS, AttentionLayer, dot_product
 from ..penalties import L1
 from .report import Report
 
-NUMBERS = ("omega", "sigma", "lam")  # of the model, as options and in reports
+NUMBERS = ("omega", "sigma", "lam")  # numbers of the model that are options and can be axes of a diagram
 RULES = {"lines": default_nodes, "sobol": sobol_nodes}
-_MOST = 2**31 - 1  # of what is counted: compiled programs count so far
-_MOST_NODES = 2**24  # of a product rule
-_NODE_BYTES = {"lines": 2, "sobol": 100}  # a line, of twenty nodes or more, keeps four numbers; a Sobol point is copied
-_SMALLEST, _LARGEST = 1e-30, 1e30  # numbers whose products are still numbers
+_MOST = 2**31 - 1  # largest integer option: compiled programs count in 32 bits
+_MOST_NODES = 2**24  # largest number of nodes of a product rule
+_NODE_BYTES = {"lines": 2, "sobol": 100}  # four numbers for a line of twenty nodes or more; Sobol points are copied
+_SMALLEST, _LARGEST = 1e-30, 1e30  # range of numbers whose products neither vanish nor overflow
 
 
 class Parser(argparse.ArgumentParser):
-    """One line on stderr and exit code 2 for bad input."""
+    """Parser that reports bad input in one line on stderr and exits with code 2."""
 
     def error(self, message: str) -> NoReturn:
         self.exit(2, f"{self.prog}: {message}\n")
 
 
 def checked(kind: Callable[[str], Any], want: str, ok: Callable[[Any], bool]) -> Callable[[str], Any]:
-    """What reads an option: a `kind` of which `ok` holds, else "must be `want`"."""
+    """Return a parser of an option: it converts the text by `kind` and reports "must be `want`" unless `ok` holds."""
 
     def read(text: str) -> Any:
         try:
@@ -52,12 +52,12 @@ def checked(kind: Callable[[str], Any], want: str, ok: Callable[[Any], bool]) ->
 
 
 def integer(least: int = 1, most: int = _MOST, also: str = "", ok: Callable[[int], bool] = lambda v: True) -> Any:
-    """What reads an integer between two; `also` says what else `ok` asks for."""
+    """Return a parser of an integer between `least` and `most`; `also` describes in words what `ok` requires."""
     return checked(int, f"an integer from {least} to {most}{also}", lambda v: least <= v <= most and ok(v))
 
 
 def _can_be_filled(text: str) -> bool:
-    """Whether a folder can be written, or made where it would be."""
+    """Return whether a folder can be written, or can be made if it does not exist."""
     there = next(p for p in (Path(text), *Path(text).parents) if p.exists())
     return bool(text) and "\0" not in text and there.is_dir() and os.access(there, os.W_OK)
 
@@ -72,11 +72,11 @@ _power_of_two = integer(1, _MOST_NODES, ", a power of two, for instance 65536", 
 
 
 def defaults_of(function: Callable[..., Any]) -> dict[str, Any]:
-    """What a function of the library takes for the arguments that are left out: the options' defaults are no others."""
+    """Return the default arguments of a function of the library; they are the defaults of the options, too."""
     return {name: p.default for name, p in inspect.signature(function).parameters.items()}
 
 
-# Options: what `add_argument` takes, by name. Their defaults are told in the help.
+# Options: keywords of `add_argument`, by name. The help text shows the defaults.
 _MODEL = defaults_of(dot_product)
 ALPHA: dict[str, dict[str, Any]] = {"alpha": {"type": positive, "default": 2.0, "help": "samples per dimension n/d"}}
 MODEL: dict[str, dict[str, Any]] = {
@@ -101,7 +101,7 @@ MODEL: dict[str, dict[str, Any]] = {
     "temperature": {"type": positive, "help": "of the layer tempered_dot_product, by default 1"},
     "tied-teacher": {"action": "store_true", "help": "the target of the layer untied_dot_product is tied"},
 }
-# By what they are when left out: options that reports say besides the model's numbers, and those of one layer.
+# Defaults of the options that reports repeat besides the model's numbers, and of the options that one layer has.
 ORIGIN = {**{name: MODEL[name]["default"] for name in ("layer", "rank", "teacher")}, "tied_teacher": False}
 _OWN = {"temperature": None, "tied_teacher": False}
 _OUTPUT: dict[str, dict[str, Any]] = {
@@ -116,7 +116,7 @@ _OUTPUT: dict[str, dict[str, Any]] = {
 
 
 def averages(size: str = "solve") -> dict[str, Any]:
-    """`--rule --nodes --replicates`, with the nodes that `SIZES` gives to such averages."""
+    """Return the options `--rule --nodes --replicates`; `size` is the entry of `SIZES` with the default nodes."""
     text = "averaging rule: lines, broken where the proximal operator jumps (beyond two fields sobol), or sobol"
     return {
         "rule": {"choices": RULES, "default": "lines", "help": text},
@@ -131,7 +131,8 @@ def subcommand(
     """Add a subcommand with its own options and `--seed --json --out`.
 
     Args:
-        kept: how an interrupted call with `--out` goes on, where {out} is; by default it has written nothing.
+        kept: message after an interrupted call with `--out`; it says how to go on, with {out} for the folder. By
+            default the message says that nothing was written.
     """
     parser = commands.add_parser(name, help=text, description=text)
     for option, form in {**options, **_OUTPUT}.items():
@@ -141,11 +142,11 @@ def subcommand(
 
 
 def model_of(args: argparse.Namespace) -> AttentionLayer:
-    """The model that the options describe.
+    """Return the model that the options describe.
 
     Raises:
-        InputError: a mixing matrix whose rows do not sum to one, or that the layer does not take; an option that the
-            layer does not have; nothing that holds the weights.
+        InputError: if the rows of the mixing matrix do not sum to one, the layer does not take the matrix, the layer
+            does not have an option, or there is neither a ridge nor a penalty.
     """
     given: dict[str, Any] = {} if args.mixing is None else {"mixing": np.reshape(args.mixing, (2, 2))}
     make = LAYERS[args.layer]
@@ -160,10 +161,10 @@ def model_of(args: argparse.Namespace) -> AttentionLayer:
 
 
 def nodes_of(args: argparse.Namespace, model: AttentionLayer, most: int = _MOST_NODES) -> Rule:
-    """The averaging rule that the options describe, with about `most` nodes at most.
+    """Return the averaging rule that the options describe, with about `most` nodes or fewer.
 
     Raises:
-        InputError: nodes and replicates that do not fit into the memory.
+        InputError: if nodes and replicates do not fit into memory.
     """
     size = min(args.nodes, most)
     need = float(args.replicates) * max(size, SIZES["grid"]) * _NODE_BYTES[args.rule]

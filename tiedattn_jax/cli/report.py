@@ -1,4 +1,4 @@
-"""What the subcommands hand back and show: reports, progress bars, pictures."""
+"""Output of the subcommands: reports, progress bars, pictures."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ from ..averages.rule import Rule
 
 
 class Report(NamedTuple):
-    """What a subcommand hands back.
+    """The report that a subcommand returns.
 
     Attributes:
         numbers: the JSON object.
         text: the readable summary.
-        files: names and contents for the folder of `--out`.
-        ok: False when a solve failed.
-        nodes: the averages that were used, where the command has chosen them.
-        name: of the JSON file; by default the subcommand's.
+        files: contents of the files in the folder of `--out`, by name.
+        ok: False if a solve failed.
+        nodes: averaging rule that was used, if the command chose it; None otherwise.
+        name: name of the JSON file; by default that of the subcommand.
     """
 
     numbers: dict[str, Any]
@@ -38,16 +38,16 @@ class Report(NamedTuple):
 def progress_bars(
     args: argparse.Namespace, unit: str, delay: float = 0.0
 ) -> Iterator[Callable[[str], Callable[[int, int], None]]]:
-    """Progress on stderr, nothing with `--json` or where nobody looks: one bar for each stage of a command.
+    """Show a progress bar on stderr for each stage of a command; none with `--json` or if stderr is no terminal.
 
     Args:
-        unit: what is counted.
-        delay: seconds before a bar is shown, where input may still turn out to be bad after the first call.
+        unit: name of the unit that is counted.
+        delay: seconds before a bar is shown, for commands that may find bad input after the first call.
 
     Yields:
-        A function of the stage's name, which returns the callback ``progress(done, total)`` that shows and moves its
-        bar, in the place of the bar before. Nothing is shown before its first call, so that bad input is told in one
-        line.
+        A function of the stage's name. It returns the callback ``progress(done, total)``, which shows and moves the bar
+        of the stage in place of the previous bar. Nothing is shown before the first call, so that bad input is reported
+        in one line.
     """
     with contextlib.ExitStack() as shown:
 
@@ -55,9 +55,9 @@ def progress_bars(
             bars: list[tqdm] = []
 
             def progress(done: int, total: int) -> None:
-                if not bars:  # what is done before the first call says nothing about the rate
+                if not bars:  # work done before the first call says nothing about the rate
                     shown.close()
-                    off = args.json or None  # None: on a terminal only
+                    off = args.json or None  # None shows the bar on a terminal only
                     form = {"desc": name, "unit": unit, "file": sys.stderr, "leave": False, "delay": delay}
                     bars.append(shown.enter_context(tqdm(total=total, initial=done, disable=off, **form)))
                 bars[0].update(done - bars[0].n)
@@ -68,7 +68,7 @@ def progress_bars(
 
 
 def png(figure: Any) -> bytes:
-    """A figure as the content of a file."""
+    """Return a figure as the content of a PNG file."""
     content = io.BytesIO()
     figure.savefig(content, format="png", dpi=150)
     return content.getvalue()

@@ -11,7 +11,7 @@ from ..theory.solve import solve
 from .options import ALPHA, MODEL, averages, model_of, nodes_of, positive, subcommand
 from .report import Report
 
-_ANY = "any"  # a branch without a name
+_ANY = "any"  # option value for the branch None, which imposes no symmetry
 
 
 def register(commands: Any) -> None:
@@ -31,7 +31,7 @@ def run(args: argparse.Namespace) -> Report:
     """Solve one branch at one alpha.
 
     Raises:
-        InputError: an option of the averages beside `--rtol`, which chooses them.
+        InputError: if an option of the averages is given together with `--rtol`, which chooses the averages.
     """
     model = model_of(args)
     nodes = nodes_of(args, model) if args.rtol is None else None

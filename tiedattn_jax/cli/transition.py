@@ -1,4 +1,4 @@
-"""`tiedattn transition`: where the global minimum changes its mechanism, and both branches around it."""
+"""`tiedattn transition`: alpha at which the global minimum changes its mechanism, and both branches around it."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def register(commands: Any) -> None:
 
 
 def run(args: argparse.Namespace) -> Report:
-    """Find alpha_c and alpha_l, follow both branches, find where they end."""
+    """Follow both branches, find their ends, alpha_c and alpha_l."""
     model = model_of(args)
     nodes, rough = nodes_of(args, model), nodes_of(args, model, SIZES["curve"])
     alphas = np.linspace(*CURVE_RANGE, CURVE_POINTS)
@@ -56,14 +56,14 @@ def run(args: argparse.Namespace) -> Report:
 
 
 def _to_its_ends(curve: Curve, ends: list[BranchEnd]) -> Curve:
-    """A curve with the states at its ends, for a picture."""
+    """Add the states at its ends to a curve, for a picture."""
     states = [state for end in ends if end.transition.ok for state in end.transition.branches]
     return Curve(curve.branch, tuple(sorted((*curve.points, *states), key=lambda point: float(point.alpha))))
 
 
 def transition_report(critical: Transition, crossing: Transition, ends: dict[str, list[BranchEnd]]) -> dict[str, Any]:
-    """The JSON object of `tiedattn transition`."""
-    # Without alpha_c nothing is known about alpha_l.
+    """Return the JSON object of `tiedattn transition`."""
+    # alpha_l depends on which minimum is global, and that is not known without alpha_c.
     told = {
         "alpha_c": critical.to_dict() if critical.ok else {},
         "alpha_l": crossing.to_dict() if critical.ok and crossing.ok else {},
@@ -84,18 +84,18 @@ def transition_report(critical: Transition, crossing: Transition, ends: dict[str
 
 
 def _scalars(numbers: dict[str, Any] | None) -> dict[str, float] | None:
-    """What is one number: options of the command line."""
+    """Keep the entries that are single numbers; these are the options of the command line."""
     return numbers and {name: value for name, value in numbers.items() if isinstance(value, float)}
 
 
 def main_end(ends: list[BranchEnd]) -> BranchEnd | None:
-    """The end that is met first on leaving the stable range: the highest lower end, else the lowest upper one."""
+    """Return the end next to the stable range: the highest lower end, else the lowest upper end; None without ends."""
     lower = [e for e in ends if e.side == "lower"]
     return max(lower, key=lambda e: e.alpha) if lower else min(ends, key=lambda e: e.alpha, default=None)
 
 
 def _end_lines(ends: dict[str, list[BranchEnd]], curves: list[Curve]) -> list[str]:
-    """How the branches end, a line for each end."""
+    """Describe how the branches end, in one line for each end."""
     lines = []
     for curve in curves:
         several = ends[str(curve.branch)]
@@ -107,9 +107,7 @@ def _end_lines(ends: dict[str, list[BranchEnd]], curves: list[Curve]) -> list[st
 
 
 def _table(curves: list[Curve]) -> bytes:
-    """The curves as CSV: what `FixedPoint.to_dict` says of their points,
-    under the name of the branch that was followed.
-    """
+    """Return the curves as CSV: `FixedPoint.to_dict` of every point, under the name of the branch that was followed."""
     rows = []
     for curve in curves:
         for report in curve.to_dict()["points"]:

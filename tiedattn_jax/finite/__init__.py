@@ -1,4 +1,4 @@
-"""Finite size.
+"""Simulations at finite size.
 
 data               sentences, and estimates on them
 sampling           sentences drawn from a model
@@ -6,5 +6,5 @@ evaluation         losses, held-out errors, the linear baseline
 message_passing    GAMP
 training           gradient descent, Adam, L-BFGS
 value              training with a value matrix
-instances          several of them beside the theory
+instances          several instances, compared with the theory
 """

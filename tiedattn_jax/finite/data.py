@@ -1,12 +1,12 @@
-"""Sentences of finite dimension, sampled from a model or the caller's own, and estimates of the teacher on them.
+"""Sentences of finite dimension, sampled from a model or given by the caller, and estimates of the teacher on them.
 
 # notation: d dimension, n = alpha d sentences, L tokens, r and t ranks of student and teacher, Q (d, r) an estimate,
 # Q* (d, t) the teacher, p_l the positional encodings. Coordinates are the common eigenvectors of the covariances.
 
 A sentence enters the learning problem through two things only: the rows ``(x_l + p_l) / sqrt(d)``, whose products with
-Q are the student's local fields, and the teacher's local fields. `Data` holds these two. What the *exact* labels need
-on top of them is a few inner products of vectors of each sentence, `Labels`, so nothing here ever builds a prediction
-of the size of the inputs.
+Q are the student's local fields, and the teacher's local fields. `Data` holds these two. The squared error on the
+*exact* labels needs in addition a few inner products of vectors of each sentence, `Labels`. No function in this module
+therefore builds a prediction of the size of the inputs.
 """
 
 from __future__ import annotations
@@ -39,12 +39,12 @@ from ..overlaps import Overlaps
 from ..printing import Description, Printed, by_token, rows_of
 from ..results import Result, Status
 
-_FAR = 1.5  # ratio of the inputs' variance to the model's from which on they are said to be different
-_MANY = 1000  # numbers whose variance is not a matter of chance
+_FAR = 1.5  # warn when the variance of the inputs and that of the model differ by more than this factor
+_MANY = 1000  # with more numbers than this, chance does not change their variance noticeably
 
 
 class Labels(eqx.Module):
-    """All that the squared error of an attention layer asks of the exact labels ``y``, (n, L, d), of n sentences.
+    """Inner products by which the squared error of an attention layer depends on exact labels ``y``, (n, L, d).
 
     With ``x~ = x + p`` the inputs of the student, ``||y - S x~||_F^2 / d = energy - 2 tr(S^T cross) + tr(S gram S^T)``.
 
@@ -61,7 +61,7 @@ class Labels(eqx.Module):
     @classmethod
     @precise
     def of(cls, labels: jax.Array, x: jax.Array) -> Labels:
-        """Of labels (n, L, d) and the rows ``x~_l / sqrt(d)`` that attention mixes, (L, n, d)."""
+        """Compute the inner products from labels (n, L, d) and the rows ``x~_l / sqrt(d)`` of the inputs, (L, n, d)."""
         d = x.shape[2]
         cross = jnp.einsum("nki,lni->kln", labels, x) / d**0.5
         return cls(energy=jnp.sum(labels**2, (1, 2)) / d, cross=cross, gram=token_gram(x))
@@ -73,19 +73,20 @@ class Data(Printed):
     Attributes:
         x: standardised inputs of the student, ``(x_l + p_l) / sqrt(d)``, (L, n, d).
         y: local fields of the teacher, ``Q*^T x_l / sqrt(d)``, (n, L, t).
-        teacher: Q*, (d, t), or None where it is not known: the overlap theta is then NaN.
-        encodings: the vectors p_l, (L, d), of norm O(1), which is entries O(1 / sqrt(d)). Zero unless given.
-        gamma: variances of the coordinates of a token, the eigenvalues of Sigma_l, (L, d), or (L, 1) where Sigma_l is a
-            multiple of the identity; of the classes, (S, d) or (S, 1), where there are some. By default the latter,
-            estimated from `x`.
-        labels: inner products of the exact labels, or None where there are none.
-        noise: fields of noise, (n, L, k), for a model whose labels have some; None otherwise.
-        means: of the classes of tokens, mu_s, (S, d), of norm O(1), or None; `x` contains them.
-        classes: the class of every token, (n, L), integers below S; given together with `means`.
+        teacher: Q*, (d, t), or None if it is not known; the overlap theta is then NaN.
+        encodings: the positional encodings p_l, (L, d), of norm O(1): their entries are O(1 / sqrt(d)). Zero by
+            default.
+        gamma: variances of the coordinates of a token, the eigenvalues of Sigma_l: (L, d), or (L, 1) if Sigma_l is a
+            multiple of the identity. If the tokens have classes, the variances of the classes: (S, d) or (S, 1). By
+            default (L, 1) or (S, 1), estimated from `x`.
+        labels: inner products of the exact labels, or None if there are no exact labels.
+        noise: fields of noise, (n, L, k), for a model with noisy labels; None otherwise.
+        means: mean mu_s of every class of tokens, (S, d), of norm O(1), or None; `x` contains the means.
+        classes: class of every token, (n, L), integers below S; given together with `means`.
 
     Raises:
-        InputError: shapes that do not fit, entries that are not finite, variances that are not positive, classes that
-            are no integers or beyond the means.
+        InputError: if shapes do not fit, entries are not finite, variances are not positive, or classes are not
+            integers from 0 to S - 1.
     """
 
     x: jax.Array
@@ -153,17 +154,17 @@ class Data(Printed):
         means: Any = None,
         classes: Any = None,
     ) -> Data:
-        """Data from raw sentences, as the paper writes them.
+        """Make data from raw sentences, in the notation of the paper.
 
         Args:
-            inputs: the sentences x without their positional encodings, (n, L, d), with the means of their classes.
-            labels: the exact labels, (n, L, d), if there are any.
+            inputs: sentences x without their positional encodings, (n, L, d). They contain the means of their classes.
+            labels: exact labels, (n, L, d), if there are any.
             teacher: Q*, (d, t).
             fields: local fields of the teacher, (n, L, t); by default ``x Q* / sqrt(d)``.
             encodings, gamma, noise, means, classes: as in `Data`.
 
         Raises:
-            InputError: shapes that do not fit, entries that are not finite, or neither `teacher` nor `fields`.
+            InputError: if shapes do not fit, entries are not finite, or both `teacher` and `fields` are missing.
         """
         sizes: dict[str, int] = {}
         inputs = shaped_array("inputs", inputs, "n L d", sizes)
@@ -185,7 +186,7 @@ class Data(Printed):
 
     @property
     def shape(self) -> tuple[int, int, int, int]:
-        """(L, n, d, t)."""
+        """Sizes (L, n, d, t)."""
         L, n, d = self.x.shape
         return L, n, d, self.y.shape[-1]
 
@@ -195,23 +196,27 @@ class Data(Printed):
         return self.x.shape[1] / self.x.shape[2]
 
     def known_teacher(self, why: str) -> jax.Array:
-        """The teacher, (d, t).
+        """Return the teacher, (d, t).
+
+        Args:
+            why: reason why the teacher is needed, for the error message.
 
         Raises:
-            InputError: it is not known; says why it is asked for.
+            InputError: if the teacher is not known.
         """
         if self.teacher is None:
             raise InputError("teacher", f"must be known {why}, got teacher=None: give Data(..., teacher=...)")
         return self.teacher
 
     def known_labels(self, why: str, argument: str = "data") -> Labels:
-        """What is kept of the exact labels.
+        """Return the inner products of the exact labels.
 
         Args:
-            argument: name of these data where they were passed.
+            why: reason why the labels are needed, for the error message.
+            argument: name under which the caller received these data, for the error message.
 
         Raises:
-            InputError: there are none; says why they are asked for.
+            InputError: if there are no exact labels.
         """
         if self.labels is None:
             raise InputError(argument, f"must have labels {why}: see Data.from_sentences(inputs, labels, ...)")
@@ -219,10 +224,10 @@ class Data(Printed):
 
     @property
     def rho(self) -> jax.Array:
-        """Realised covariance of the teacher's fields, ``Q*^T Sigma_l Q* / d``, (L, t, t), or (S, t, t) of the classes.
+        """Realised covariance of the teacher's fields, ``Q*^T Sigma_l Q* / d``, (L, t, t); (S, t, t) with classes.
 
         Raises:
-            InputError: the teacher is not known.
+            InputError: if the teacher is not known.
         """
         teacher = self.known_teacher("for its overlaps")
         return covariances(self.gamma, teacher, teacher)
@@ -230,29 +235,29 @@ class Data(Printed):
     @property
     @precise
     def teacher_gram(self) -> jax.Array:
-        """``Q*^T Q* / d``, (t, t).
+        """Gram matrix of the teacher, ``Q*^T Q* / d``, (t, t).
 
         Raises:
-            InputError: the teacher is not known.
+            InputError: if the teacher is not known.
         """
         teacher = self.known_teacher("for its norm")
         return teacher.T @ teacher / len(teacher)
 
     @property
     def fields(self) -> jax.Array:
-        """Local fields of the teacher, and of noise, in the layout of `prox`, (L, t + noise, n)."""
+        """Local fields of the teacher, followed by those of the noise, in the layout of `prox`, (L, t + noise, n)."""
         y = self.y if self.noise is None else jnp.concatenate([self.y, self.noise], 2)
         return jnp.stack([y[:, l].T for l in range(y.shape[1])])
 
     def inputs(self) -> jax.Array:
-        """Raw sentences x without their positional encodings, (n, L, d)."""
+        """Return the raw sentences x without their positional encodings, (n, L, d)."""
         return jnp.swapaxes(self.x, 0, 1) * self.x.shape[2] ** 0.5 - self.encodings
 
     def overlaps(self, Q: jax.Array, V: jax.Array | None = None) -> Overlaps:
-        """Order parameters of an estimate Q (d, r), eq. (6).
+        """Return the order parameters of an estimate Q (d, r), eq. (6).
 
         Args:
-            V: response, (L, r, r), where the estimate comes with one. An estimate alone has none: NaN.
+            V: response, (L, r, r), if the algorithm provides one; otherwise the V of the result is NaN.
         """
         (_, _, d, t), q = self.shape, covariances(self.gamma, Q, Q)
         unknown = jnp.full((*q.shape[:2], t), jnp.nan, Q.dtype)
@@ -266,11 +271,11 @@ class Data(Printed):
 
     @property
     def population(self) -> Population:
-        """What the sentences are drawn from."""
+        """Encodings, variances and means of the law of the sentences."""
         return Population(self.encodings, self.gamma, self.means)
 
     def _variances(self) -> jax.Array:
-        """Estimates of the variances of a token, (L, 1), or of one of each class, (S, 1)."""
+        """Estimate the variance of a coordinate of every token, (L, 1), or of every class of tokens, (S, 1)."""
         token = self.x * self.x.shape[2] ** 0.5 - self.encodings[:, None]
         if self.means is None or self.classes is None:
             return jnp.mean(token**2, (1, 2))[:, None]
@@ -287,7 +292,7 @@ class Data(Printed):
 
 
 class Population(eqx.Module):
-    """What fresh sentences are drawn from, besides a teacher: encodings, variances and means as in `Data`."""
+    """Encodings, variances and means, as in `Data`: with a teacher they determine the law of fresh sentences."""
 
     encodings: jax.Array
     gamma: jax.Array
@@ -295,15 +300,16 @@ class Population(eqx.Module):
 
 
 def of_kind(model: Model, classes: jax.Array | None) -> jax.Array | float:
-    """Which sentences, by the classes of their tokens, are of the kind that a model is given, (n,);
-    one without kinds.
+    """Return a mask (n,) of the sentences of the kind that `model` is conditioned on; 1.0 if there is one kind only.
+
+    The classes of its tokens, (n, L), determine the kind of a sentence.
     """
     drawn = model.drawn
     return 1.0 if drawn is None or classes is None else jnp.all(classes == jnp.argmax(drawn, 1), 1)
 
 
 def each_kind(model: Model, classes: jax.Array | None, fn: Callable[[Model], jax.Array]) -> jax.Array:
-    """A function of all sentences, (..., n), for each of them with the model given its kind."""
+    """Evaluate `fn`, a function of all sentences (..., n), for each sentence with the model conditioned on its kind."""
     return over_kinds(model, lambda model: jnp.where(of_kind(model, classes), fn(model), 0.0))
 
 
@@ -317,7 +323,7 @@ def _classes(classes: Any, n: int, L: int, S: int) -> jax.Array:
 
 
 class Estimate(Result):
-    """Weights that a run on data ended at: what message passing and training both say of them."""
+    """Weights at the end of a run on data, with the fields that message passing and training have in common."""
 
     of_one = "train_loss", 0
     Q: jax.Array
@@ -329,17 +335,18 @@ class Estimate(Result):
 
     @property
     def ok(self) -> jax.Array:
-        """Whether they are a fixed point, or a critical point of the risk."""
+        """Whether the run converged: to a fixed point of message passing, or a critical point of the risk."""
         return self.status == Status.converged
 
     def _numbers(self) -> dict[str, jax.Array]:
-        """What is known of them by name: weights of training have no V, and without a teacher there is no theta."""
+        """Return the known numbers by name. Weights of training have no V; without a teacher there is no theta."""
         numbers = {**vars(self.overlaps), "train_loss": self.train_loss, "gradient_norm": self.gradient_norm}
         return {name: a for name, a in numbers.items() if not np.all(np.isnan(a))}
 
     def to_dict(self) -> dict[str, Any]:
-        """Overlaps, losses, iterations and status: JSON, where numbers are finite;
-        arrays as in `FixedPoint.to_dict`.
+        """Return overlaps, loss, gradient, iterations and status, as JSON if all numbers are finite.
+
+        Arrays are written as in `FixedPoint.to_dict`.
         """
         numbers = {name: (by_token(a)[0] if a.ndim else a).tolist() for name, a in self._numbers().items()}
         return {**numbers, "iterations": int(self.iterations), "status": self.status_name}
@@ -352,26 +359,27 @@ class Estimate(Result):
 
 @jax.jit
 def covariances(gamma: jax.Array, a: jax.Array, b: jax.Array) -> jax.Array:
-    """``a^T Sigma_l b / d`` of every token: variances (L, d) or (L, 1), (d, i), (d, j) -> (L, i, j)."""
+    """Return ``a^T Sigma_l b / d`` for every token: variances (L, d) or (L, 1), (d, i), (d, j) -> (L, i, j)."""
     return inner_products(gamma[:, None] * a.T, jnp.broadcast_to(b.T, (len(gamma), *b.T.shape))) / len(a)
 
 
 @jax.jit
 @precise
 def student_fields(x: jax.Array, Q: jax.Array) -> jax.Array:
-    """Local fields of the student, ``x_l Q``: (L, n, d), (d, r) -> (L, r, n), in one pass over `x`.
+    """Return the local fields of the student, ``x_l Q``: (L, n, d), (d, r) -> (L, r, n), in one pass over `x`.
 
-    Column by column: a product of a matrix and a vector runs at the speed of memory, a batched product of thin
-    matrices at a fraction of it. GPUs have no fast product of a matrix and a vector in XLA, which may pad the vector to
-    a matrix of 16 columns. There the product is written as sums, token by token, which XLA computes in one kernel. XLA
-    would copy x if it met other arrays with a token axis: it gives such arrays another order of axes in memory.
+    The product is computed column by column. A product of a matrix and a vector runs at the speed of memory, a batched
+    product of thin matrices at a fraction of it. On GPUs XLA has no fast product of a matrix and a vector: it may pad
+    the vector to a matrix of 16 columns. There the product is written as sums, token by token, which XLA computes in
+    one kernel. The sums are not written with a token axis, because XLA gives such arrays another order of axes in
+    memory and would then copy x.
     """
     return _fields(x, Q)
 
 
 @jax.custom_jvp
 def _fields(x: jax.Array, Q: jax.Array) -> jax.Array:
-    """`student_fields` with a rule for derivatives: by default jax would keep copies of x for a gradient."""
+    """Return `student_fields` with its own derivative rule; the default rule would keep copies of x for a gradient."""
     return _fields_by_platform(x, Q)
 
 
@@ -381,7 +389,7 @@ def _fields_jvp(primals: Any, tangents: Any) -> tuple[jax.Array, jax.Array]:
     (x, Q), (dx, dQ) = primals, tangents
     value, zero = _fields(x, Q), jax.custom_derivatives.SymbolicZero
     pairs = [pair for pair, moved in (((dx, Q), dx), ((x, dQ), dQ)) if not isinstance(moved, zero)]
-    of_inputs = jax.jit(jax.checkpoint(_fields_by_platform, prevent_cse=False))  # keeps its arguments alone
+    of_inputs = jax.jit(jax.checkpoint(_fields_by_platform, prevent_cse=False))  # a gradient keeps the arguments only
     return value, total([of_inputs(*pair) for pair in pairs]) if pairs else jnp.zeros_like(value)
 
 
@@ -397,7 +405,7 @@ def _fields_by_platform(x: jax.Array, Q: jax.Array) -> jax.Array:
 
 @precise
 def back_project(x: jax.Array, g: jax.Array) -> jax.Array:
-    """The transpose of `student_fields`, ``sum_l x_l^T g_l``: (L, n, d), (L, r, n) -> (d, r)."""
+    """Apply the transpose of `student_fields`, ``sum_l x_l^T g_l``: (L, n, d), (L, r, n) -> (d, r)."""
 
     def products(x: jax.Array, g: jax.Array) -> jax.Array:
         return jnp.stack([jnp.tensordot(g[:, a], x, 2) for a in range(g.shape[1])], 1)
@@ -411,17 +419,17 @@ def back_project(x: jax.Array, g: jax.Array) -> jax.Array:
 
 @jax.jit
 def token_gram(x: jax.Array) -> jax.Array:
-    """``x_k . x_l`` for every sentence: (L, n, d) -> (L, L, n)."""
+    """Return the inner products ``x_k . x_l`` of the tokens of every sentence: (L, n, d) -> (L, L, n)."""
     L = x.shape[0]
     upper = {(k, l): jnp.sum(x[k] * x[l], -1) for k in range(L) for l in range(k, L)}
     return jnp.stack([jnp.stack([upper[min(k, l), max(k, l)] for l in range(L)]) for k in range(L)])
 
 
 def shard(data: Data) -> Data:
-    """The same data with the sentences, the rows of X, spread over all devices that jax sees.
+    """Spread the sentences of data, the rows of X, over the devices that jax sees.
 
-    Over as many of them as divide the number of sentences; with one device nothing changes. All that takes `Data` then
-    runs on these devices, each on its own rows, and sums over them.
+    The number of devices used is the largest that divides the number of sentences. With one device nothing changes.
+    Functions that take the returned `Data` run on these devices, each on its own rows, and sum over the devices.
     """
     n, devices = data.shape[1], jax.devices()
     count = max(k for k in range(1, len(devices) + 1) if n % k == 0)
@@ -439,17 +447,18 @@ def shard(data: Data) -> Data:
 
 
 def start(model: Model, data: Data, init: Any, key: jax.Array | None = None, scale: float | None = None) -> jax.Array:
-    """A start for GAMP or training, (d, r).
+    """Return a start for GAMP or training, (d, r).
 
     Args:
         init: "semantic", the teacher; "positional", along the first principal direction of the encodings; "random",
-            Gaussian; or an array (d, r). Columns that a named start leaves open are small and random.
-        key: of the random numbers; by default that of seed 0.
-        scale: norm of the columns divided by sqrt(d), .25 ("positional") or 1 (otherwise) by default. The published
-            positional start, of norm one, is ``scale=d**-0.5``.
+            Gaussian; or an array (d, r). Columns that a named start does not set are small and random.
+        key: random key; by default that of seed 0.
+        scale: norm of the columns divided by sqrt(d); by default .25 for "positional" and 1 otherwise. The published
+            positional start has norm one: ``scale=d**-0.5``.
 
     Raises:
-        InputError: an unknown name, an array of the wrong shape, a start without the teacher or encodings it needs.
+        InputError: if the name is unknown, the array has the wrong shape, or the start needs a teacher or encodings
+            that the data lack.
     """
     if not isinstance(init, str):
         return check_estimate("init", model, data, init)
@@ -486,17 +495,20 @@ def _named_start(model: Model, data: Data, init: str, key: jax.Array, size: jax.
 
 
 def check_estimate(name: str, model: Model, data: Data, Q: Any) -> jax.Array:
-    """An estimate as an array of the data's dtype.
+    """Return an estimate as an array of the data's dtype.
+
+    Args:
+        name: name of the argument, for the error message.
 
     Raises:
-        InputError: not of shape (d, r), or not finite, or data that do not fit the model.
+        InputError: if the estimate does not have shape (d, r) or is not finite, or the data do not fit the model.
     """
     check_fit(model, data)
     return shaped_array(name, Q, "d r", {"d": data.shape[2], "r": model.shape[1]}, data.x.dtype)
 
 
 def check_fit(model: Model, data: Data) -> None:
-    """Raise an `InputError` unless the data have the model's numbers of tokens and fields, its type, and its scale."""
+    """Raise an `InputError` if the data differ from the model in tokens, fields, token classes, dtype or scale."""
     require_kind(model, "model", Model, "a tiedattn_jax.Model, such as dot_product()")
     require_kind(data, "data", Data, "a tiedattn_jax.Data")
     (L, _, t), got = model.shape, (data.shape[0], data.shape[3])
@@ -527,10 +539,11 @@ def _check_classes(model: Model, data: Data) -> None:
 
 
 def _check_scale(model: Model, data: Data) -> None:
-    """Raise an `InputError` where a factor sqrt(d) is missing or is one too many: a variance is then d times off.
+    """Raise an `InputError` if a factor sqrt(d) is missing or one too many, so that a variance is wrong by a factor d.
 
-    Other variances than the model's pass, within max(10, sqrt(d)), and so does what chance does to few numbers; from a
-    factor `_FAR` on they are told, as such data are of another model.
+    A variance may differ from the model's by a factor of max(10, sqrt(d)), or more if it is estimated from few numbers.
+    If the variance of many inputs differs by more than `_FAR`, a warning says that theory and data have different
+    settings.
     """
     L, n, d, t = data.shape
     much = max(10, d**0.5)
@@ -559,8 +572,9 @@ def _check_scale(model: Model, data: Data) -> None:
 @eqx.filter_jit
 @precise
 def _scales(model: Model, data: Data) -> tuple[jax.Array, ...]:
-    """The largest ``|p_l|^2`` of the data and of the law; variances of x and y over what they should be,
-    one if that is zero.
+    """Return the largest ``|p_l|^2`` of the data and of the law, and the variances of x and y over the expected ones.
+
+    The last ratio is one if the expected variance of y is zero.
     """
     (L, n, d, t), law = data.shape, model.law()
     norm, own = jnp.max(jnp.sum(data.encodings**2, 1)), jnp.max(jnp.einsum("k,kll->l", law.weights, law.tau))

@@ -1,4 +1,4 @@
-"""What is measured on sentences: their losses, the test error of an estimate, the best linear attention.
+"""Measurements on sentences: their losses, the test error of an estimate, the best linear attention.
 
 # notation: as in `data`.
 """
@@ -22,7 +22,7 @@ from ..results import Average
 from .data import Data, Labels, Population, check_estimate, covariances, each_kind, student_fields
 from .sampling import draw_classes, draw_sentences, noise_fields, raw_labels
 
-_TEST_BLOCK = 256  # sentences in memory at a time: 256 x 2 x 1000 normals are 4 MB in float64
+_TEST_BLOCK = 256  # sentences in memory at a time; 256 x 2 x 1000 normals take 4 MB in float64
 
 
 @nodewise
@@ -33,14 +33,14 @@ def _exact_losses(model: Model, Z: jax.Array, energy: jax.Array, cross: jax.Arra
 
 
 def sentence_losses(model: Model, data: Data, Z: jax.Array, exact: bool = False) -> jax.Array:
-    """Loss of every sentence at the student's fields `Z` (L, r, n): (n,).
+    """Return the loss of every sentence, (n,), at the student's fields `Z` (L, r, n).
 
     Args:
-        exact: the squared error ``||y - f||_F^2 / (2 d)`` on the exact labels, instead of the model's `loss`, which is
-            its limit for large d.
+        exact: whether to return the squared error ``||y - f||_F^2 / (2 d)`` on the exact labels instead of the model's
+            `loss`, which is its limit for large d.
 
     Raises:
-        InputError: `exact` without labels in the data, or for a model without a method `student`.
+        InputError: if `exact` is set but the data have no labels, or the model has no method `student`.
     """
     if not exact:
         return each_kind(model, data.classes, lambda model: loss_at_nodes(model, Z, data.fields))
@@ -51,11 +51,13 @@ def sentence_losses(model: Model, data: Data, Z: jax.Array, exact: bool = False)
 
 @precise
 def valued(data: Data, labels: jax.Array, W: jax.Array) -> Data:
-    """The data with `Labels` of attention that mixes ``W^T x~`` instead of ``x~``, which ``exact=True`` then means.
+    """Return the data with `Labels` for a layer with a value matrix: attention mixes ``W^T x~`` instead of ``x~``.
+
+    Losses with ``exact=True`` on the returned data are those of the layer with the value matrix.
 
     Args:
-        labels: the exact ones, (n, L, d).
-        W: value matrix, (d, d); a sentence is ``(x + p) W`` behind it.
+        labels: exact labels, (n, L, d).
+        W: value matrix, (d, d); it maps a sentence to ``(x + p) W``.
     """
     return eqx.tree_at(lambda s: s.labels, data, Labels.of(labels, data.x @ W), is_leaf=lambda leaf: leaf is None)
 
@@ -64,9 +66,10 @@ class LinearBaseline(Printed):
     """The best linear attention ``f(x) = W (x + p)`` on the data, eqs. (17)-(18).
 
     Attributes:
-        W: (L, L) weights, the minimiser of ``sum ||y - W (x + p)||_F^2 / (2 d) + ridge / 2 ||W||_F^2``.
-        train_loss: ``||y - f||_F^2 / (2 d)`` per sentence on the data, without the ridge.
-        gen_error: the same on sentences that W has not seen: those of `test`, or by cross-validation in eight folds.
+        W: weights (L, L), the minimiser of ``sum ||y - W (x + p)||_F^2 / (2 d) + ridge / 2 ||W||_F^2``.
+        train_loss: mean of ``||y - f||_F^2 / (2 d)`` over the sentences of the data, without the ridge.
+        gen_error: the same mean over sentences that W has not seen: those of `test`, or the data themselves by
+            cross-validation in at most eight folds.
     """
 
     W: jax.Array
@@ -80,15 +83,16 @@ class LinearBaseline(Printed):
 
 
 def linear_baseline(data: Data, *, ridge: Any = 0.0, test: Data | None = None) -> LinearBaseline:
-    """Linear attention fitted to the exact labels; its W tends to E T(Y), its error to Result 5.1.
+    """Fit linear attention to the exact labels. For large d its W tends to E T(Y) and its error to Result 5.1.
 
     Args:
-        data: at least two sentences, with labels.
+        data: sentences with labels; at least two unless `test` is given.
         ridge: strength of the penalty on W, zero or more.
         test: other sentences to test on.
 
     Raises:
-        InputError: no labels, a single sentence and no `test`, a `test` of other sentences, or a negative `ridge`.
+        InputError: if the data or `test` have no labels, there is a single sentence and no `test`, `test` has another
+            number of tokens or dtype than the data, or `ridge` is negative.
     """
     require_kind(data, "data", Data, "a tiedattn_jax.Data")
     labels = data.known_labels("for the linear baseline")
@@ -131,21 +135,21 @@ def _fit_linear(labels: Labels, ridge: jax.Array, test: Labels | None) -> Linear
 def heldout_error(
     model: Model, data: Data, Q: Any, key: jax.Array, *, sentences: int = 50_000, exact: bool = False, W: Any = None
 ) -> Average:
-    """Test error of an estimate on fresh sentences of the population the data came from: eps_g, with its error bar.
+    """Estimate the test error eps_g of an estimate, with its error bar, on fresh sentences from the law of the data.
 
-    Sentences are drawn in blocks of a few hundred, and only sums are kept.
+    Sentences are drawn in blocks of a few hundred, and only sums over them are kept in memory.
 
     Args:
         Q: estimate, (d, r).
-        key: of the fresh sentences.
-        sentences: how many, rounded up to whole blocks.
-        exact: the squared error ``||y - f||_F^2 / (2 d)`` of every sentence in full, instead of the model's `loss`.
-            The latter needs the local fields only, which are drawn from their exact Gaussian law.
-        W: value matrix, (d, d), of `train_value`; the error is then that of the exact labels.
+        key: random key of the fresh sentences.
+        sentences: number of fresh sentences, rounded up to whole blocks.
+        exact: whether to average the squared error ``||y - f||_F^2 / (2 d)`` of fully drawn sentences instead of the
+            model's `loss`. The `loss` needs the local fields only, which are drawn from their exact Gaussian law.
+        W: value matrix, (d, d), from `train_value`; it implies ``exact=True``.
 
     Raises:
-        InputError: `Q` or `W` of the wrong shape, no teacher, `sentences` below two, `exact` for a model without
-            `target` or `student`.
+        InputError: if `Q` or `W` has the wrong shape, the teacher is not known, `sentences` is below two, or the model
+            lacks `target` or `student` where the error is exact.
     """
     Q = check_estimate("Q", model, data, Q)
     teacher = data.known_teacher("to label fresh sentences")
@@ -205,6 +209,6 @@ def _heldout(
 
 
 def _average(total: jax.Array, square: jax.Array, n: int) -> Average:
-    """Mean and standard error of n independent numbers, from their sum and the sum of their squares."""
+    """Return the mean and the standard error of n independent numbers, from their sum and the sum of their squares."""
     mean = total / n
     return Average(mean, jnp.sqrt(jnp.maximum(square / n - mean**2, 0.0) / (n - 1)))

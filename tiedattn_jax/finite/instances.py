@@ -1,11 +1,11 @@
-"""Several instances of finite size, next to the theory at the teacher that each of them has drawn.
+"""Several instances of finite size, each compared with the theory at the teacher that was drawn for it.
 
-# notation: K instances. Order parameters are compared by their invariants, means over the tokens of tr q, tr V, |theta|
-# and |m|: neither the signs of a state nor the rotation of a student's columns matters.
+# notation: K instances. Order parameters are compared by their invariants: the means over the tokens of tr q, tr V,
+|theta| and |m|. These do not depend on the signs of a state or on a rotation of the student's columns.
 
-A run may end in a local minimum that is on no branch, and then there is no theory to hold it against. It is on a branch
-if loss, q, V, theta and m are all within `FAR` units of what the theory says of it. The unit of a quantity is the
-theory's error bar together with what it scatters by from instance to instance, which falls like 1 / sqrt(d).
+A run may end in a local minimum that is on no branch; the theory then makes no prediction for it. A run is on a branch
+if its loss, q, V, theta and m are all within `FAR` units of the theory's values. The unit of a quantity combines the
+theory's error bar with the scatter from instance to instance, which falls like 1 / sqrt(d).
 """
 
 from __future__ import annotations
@@ -38,16 +38,17 @@ from .training import Training, train
 from .value import ValueTraining
 
 _FINISH_STEPS = 1000
-NEITHER, UNSETTLED = "neither", "unsettled"  # what an end is called that is on no branch, or that is no end
-FAR = 3.0
-# Scatter of the instances times sqrt(d), relative: theta and m to sqrt(q rho) and sqrt(q). Of message passing and of
-# L-BFGS on both branches, alpha = 1 and 2, d = 250 and 1000, it is .3 to 2.3, and .5 to 3.4 for theta on the positional
-# branch and m on the semantic one.
+NEITHER, UNSETTLED = "neither", "unsettled"  # names for a run that ends on no branch, or that does not settle
+FAR = 3.0  # largest distance, in units, at which a run counts as on a branch
+# Assumed scatter between instances, times sqrt(d). It is relative to the quantity itself, but for theta relative to
+# sqrt(q rho) and for m relative to sqrt(q). The second value is for theta on the positional branch and m on the
+# semantic one. Measured for message passing and L-BFGS on both branches, at alpha = 1 and 2, d = 250 and 1000: .3 to
+# 2.3, and .5 to 3.4 for the second value.
 _SCATTER, _SCATTER_OF_OTHER = 2.0, 3.0
 
 
 class Compared(eqx.Module):
-    """The quantities that simulation and theory are compared in, (K,) each."""
+    """The quantities in which simulation and theory are compared, (K,) each."""
 
     train_loss: jax.Array
     gen_error: jax.Array
@@ -58,7 +59,7 @@ class Compared(eqx.Module):
 
     @classmethod
     def of(cls, train_loss: Any, gen_error: Any, x: Overlaps) -> Compared:
-        """Of one state: its losses, and the invariants of its order parameters."""
+        """Make the quantities from the losses of one state and the invariants of its order parameters."""
         return cls(
             train_loss=train_loss,
             gen_error=gen_error,
@@ -73,17 +74,18 @@ NAMES = tuple(field.name for field in fields(Compared))
 
 
 def distance(found: Compared, d: int, point: FixedPoint) -> float:
-    """How far the end of one instance is from a branch: the largest of the gaps, each in its own unit.
+    """Return the distance of one instance from a branch: the largest gap between quantities, each in its own unit.
 
-    Training loss, q, V where it is known, theta and m count; the test error follows from them.
+    The quantities are the training loss, q, V if it is known, theta and m. The test error follows from them and is left
+    out.
 
     Args:
-        found: of one instance, scalars.
+        found: quantities of the instance, scalars.
         d: dimension.
-        point: the theory on that branch, at the teacher of this instance.
+        point: state of the theory on the branch, at the teacher of the instance.
 
     Returns:
-        Infinity where theory has no such state; NaN where it was not solved.
+        The distance; infinity if the theory has no such state, NaN if its solve failed.
     """
     if not point.ok:
         return np.inf if point.status == Status.absent else np.nan
@@ -100,33 +102,34 @@ def distance(found: Compared, d: int, point: FixedPoint) -> float:
 
 
 def _compared(point: FixedPoint) -> tuple[Compared, Compared]:
-    """A state of the theory, and its error bars."""
+    """Return the quantities of a state of the theory, and their error bars."""
     one, other = (Compared.of(p.train_loss, p.gen_error, p.overlaps) for p in (point.mean, point.stderr))
     return one, other
 
 
 class Instances(Result):
-    """What K instances gave.
+    """Results of K instances, with the theory at the teacher of each.
 
     Attributes:
-        found: on the instances. V is NaN after training, and after message passing that did not converge.
-        theory: at each instance's realised rho, on the branch that the instance ended in; NaN where it ended in neither
-            or is unsettled, where theory has no such state, or where it was not asked.
-        theory_stderr: error bars of the averages behind it.
-        branch: what each instance ended in, (K,): "positional" or "semantic"; "neither", where the distance to both is
-            above `FAR`; or "unsettled", where message passing, or L-BFGS after it, came to no rest, or training
-            diverged. Without the theory, and where it failed, only the larger of the two overlaps is known, and names
-            the branch.
-        distance: to the theory on both branches of `PAIR`, (K, 2), see `distance`; NaN where that was not asked for:
-            the branch of the smaller overlap is where the end is not on the other one.
+        found: quantities of the instances. V is NaN after training, and after message passing that did not converge.
+        theory: quantities of the theory at each instance's realised rho, on the branch that the instance ended in; NaN
+            if the instance ended on neither branch or is unsettled, if the theory has no such state, or if the theory
+            was not solved.
+        theory_stderr: error bars of `theory`, from its averages.
+        branch: the branch that each instance ended in, (K,): "positional" or "semantic"; "neither", if the distance to
+            both is above `FAR`; or "unsettled", if neither message passing nor L-BFGS after it converged, or training
+            diverged. If the theory was not solved or failed, the larger of the two overlaps names the branch.
+        distance: distance to the theory on both branches of `PAIR`, (K, 2), see `distance`. NaN for a branch that was
+            not solved: the branch of the smaller overlap is solved only if the instance is not on the other one.
         rho: realised ``tr(Q*^T Sigma Q*) / d``, mean over the tokens, (K,).
-        status: `Status` of every run, (K,): that of message passing where finishing it did not help.
-        finished: whether it took L-BFGS, after message passing, to reach a critical point, (K,).
+        status: `Status` of every run, (K,); that of message passing if L-BFGS after it did not converge either.
+        finished: whether L-BFGS after message passing was needed to reach a critical point, (K,).
         gradient_norm: largest entry of the gradient of the empirical risk, (K,).
-        iterations: of message passing or of the optimiser, without those of finishing, (K,).
-        theory_status: `Status` of the theory, the worst of both branches where both were solved, (K,).
-        points: the fixed points behind `theory`, K of them, None for an end that is on neither branch or unsettled;
-            empty where the theory was not asked.
+        iterations: iterations of message passing or of the optimiser, without those of L-BFGS afterwards, (K,).
+        theory_status: `Status` of the theory, (K,): the worse one of both branches for an instance on neither;
+            `absent` if the theory was not solved.
+        points: the K fixed points behind `theory`, None for an instance that is on neither branch or unsettled; empty
+            if the theory was not solved.
     """
 
     found: Compared
@@ -144,24 +147,24 @@ class Instances(Result):
 
     @property
     def ok(self) -> np.ndarray:
-        """Which instances are critical points of their risk, (K,)."""
+        """Whether each instance ended at a critical point of its risk, (K,)."""
         return self.status == Status.converged
 
     @property
     def usable(self) -> np.ndarray:
-        """Which instances count in means: all but the unsettled. Training may have run out of steps. (K,)."""
+        """Whether each instance counts in means, (K,): all but the unsettled. Training may have run out of steps."""
         return self.branch != UNSETTLED
 
     @property
     def groups(self) -> dict[str, int]:
-        """How many instances ended in what."""
+        """Number of instances by the branch that they ended in."""
         return {str(name): int(count) for name, count in zip(*np.unique(self.branch, return_counts=True), strict=True)}
 
     def difference(self, branch: str) -> dict[str, tuple[float, ...]]:
-        """Simulation, theory, their difference and its error bar, of every quantity, by name.
+        """Return simulation, theory, their difference and its error bar for every quantity, by name.
 
-        Means over the instances that ended in this branch and whose theory has a state there. The error bar is
-        that of the difference, instance by instance, together with that of the theory.
+        All are means over the instances that ended in this branch and for which the theory has a state there. The error
+        bar combines that of the mean difference over the instances with that of the theory.
         """
         use = (self.branch == branch) & (self.theory_status <= Status.stalled)
         out = {}
@@ -169,15 +172,16 @@ class Instances(Result):
             each = np.stack([getattr(n, name) for n in (self.found, self.theory, self.theory_stderr)])[:, use]
             each = each[:, np.isfinite(each[0])]
             scatter = error_bar(each[0] - each[1]) if each.shape[1] > 1 else np.nan
-            found, theory, common = np.mean(each, 1) if each.size else [np.nan] * 3  # the same nodes for all instances
+            found, theory, common = np.mean(each, 1) if each.size else [np.nan] * 3  # all instances share the nodes
             out[name] = tuple(map(float, (found, theory, found - theory, np.hypot(scatter, common))))
         return out
 
     def to_dict(self) -> dict[str, Any]:
-        """Means over the usable instances with `stderr`, the mean of the theory, and every instance: JSON.
+        """Return means over the usable instances with `stderr`, the mean of the theory, and every instance, as JSON.
 
-        The means are null where the instances did not all end in the same: `groups` says how many in what, and has the
-        means of each. Those of the theory are over the instances for which it has a state; its status is the worst.
+        The means are null if the instances ended in different branches. `groups` has the number of instances in each
+        branch and their means. Means of the theory are over the instances for which it has a state; its status is the
+        worst of them.
         """
         points = [point.to_dict() if point else None for point in self.points]
         means = {name: self._means(name, points) for name in self.groups}
@@ -206,7 +210,7 @@ class Instances(Result):
         }
 
     def _means(self, name: str, points: list[dict | None]) -> dict[str, Any]:
-        """Means over the usable instances of a group, their error bars, and the mean of the theory that they have."""
+        """Return means and error bars over the usable instances of a group, and the mean of their theory."""
         here = self.branch == name
         numbers = {key: np.asarray(getattr(self.found, key))[here & self.usable] for key in NAMES}
         settled = here & (self.theory_status <= Status.stalled)
@@ -219,7 +223,7 @@ class Instances(Result):
         }
 
     def plot(self) -> Any:
-        """Every instance against the theory; see `plotting.instances_figure`."""
+        """Plot every instance against the theory; see `plotting.instances_figure`."""
         return pictures().instances_figure(self)
 
     def describe(self) -> Description:
@@ -239,13 +243,13 @@ class Instances(Result):
         rows: list[Row] = [("", "simulation", "theory", "difference", "error bar", "in bars")]
         for name, (found, theory, gap, bar) in self.difference(branch).items():
             if np.isfinite(found):
-                # The size of what vanishes for large d is no deviation.
+                # An order parameter that vanishes for large d is not zero at finite d, so no deviation is shown.
                 sigmas = f"{gap / bar:+.1f}" if np.isfinite(bar) and theory != 0 else ""
                 rows.append((name, f"{found:.6g}", f"{theory:.6g}", f"{gap:+.2g}", f"{bar:.2g}", sigmas))
         return rows if len(rows) > 1 else []
 
     def _rows_alone(self, branch: str) -> list[Row]:
-        """What was found, beside no theory, and how far that is from either branch."""
+        """Return rows with the quantities of the instances without theory, and their distance to either branch."""
         here = self.usable & (self.branch == branch)
         rows: list[Row] = [("", "simulation", "lowest", "highest")]
         columns = {name: np.asarray(getattr(self.found, name)) for name in NAMES}
@@ -259,7 +263,7 @@ class Instances(Result):
 
 
 def _mean(objects: list[Any]) -> Any:
-    """Means of the numbers of several objects alike, also of those within them, with the other entries of the first."""
+    """Average the floats of (nested) dictionaries of the same structure; other entries are those of the first."""
     first = objects[0]
     if isinstance(first, dict):
         return {name: _mean([one[name] for one in objects]) for name in first}
@@ -282,26 +286,30 @@ def run_instances(
 ) -> Instances:
     """Draw instances, run message passing or training on each, and solve the theory for each.
 
-    The theory is solved at the realised rho of every instance, not corrected to it: its accuracy is that of `nodes`,
-    which all instances share. It is solved on the branch of the larger overlap, and on the other one where the end is
-    not on the first; an end that is on neither stands beside none. Where a law of matrices says that the teacher
-    overlaps with the encodings, both order parameters are free from there.
+    The theory is solved anew at the realised rho of every instance, not corrected to it to first order. Its accuracy is
+    that of `nodes`, which all instances share. It is solved on the branch of the larger overlap first, and on the other
+    branch if the instance is not on the first. An instance that is on neither branch is compared with no theory. If a
+    law of matrices lets the teacher overlap with the encodings, the state of a branch is solved again with theta and m
+    both free.
 
     Args:
         model: attention layer and data, with a method `with_teacher`, see `tiedattn_jax.finite.sampling.realised`.
         d, alpha: as in `sample_data`.
-        run: from one instance and a key to a result, for instance ``lambda data, key: gamp(model, data, "semantic")``.
-            Message passing that does not settle is finished by L-BFGS on the risk, but for a model with a penalty.
-        keys: one for each instance.
+        run: function of one instance and a key that returns a result, for instance
+            ``lambda data, key: gamp(model, data, "semantic")``. L-BFGS on the risk continues from the result of message
+            passing, unless the model has a penalty; from a critical point it takes no step.
+        keys: one key for each instance.
         nodes: averaging rule of the theory; by default `default_nodes` of 2^14, 4 replicates.
-        theory: whether to solve the theory at all; not for a value matrix, of which there is none.
+        theory: whether to solve the theory; must be False for a value matrix, which has no theory.
         normalise: as in `sample_data`.
-        sentences: fresh ones for the test error of every instance.
-        batch: instances that run together, by `vmap`; their data are in memory together, and all wait for the slowest.
-        progress: called with the number of instances that are done and of all, before the first and after each batch.
+        sentences: number of fresh sentences for the test error of every instance.
+        batch: number of instances that run together, by `vmap`. Their data are in memory together, and all wait for the
+            slowest.
+        progress: called with the numbers of finished and of all instances, before the first and after each batch.
 
     Raises:
-        InputError: naming the argument that is out of range; a model without `with_teacher`; theory of a value matrix.
+        InputError: if an argument is out of range (the error names it), the model has no `with_teacher`, or `theory` is
+            True for a value matrix.
     """
     require_count(batch, "batch")
     require_keys(keys)
@@ -332,7 +340,7 @@ def _outcome(
     theory: bool,
     key: jax.Array,
 ) -> dict[str, Any]:
-    """One instance, drawn, run, finished if need be, and measured: fields of `Instances`, and what theory asks for."""
+    """Draw, run, finish if needed and measure one instance: fields of `Instances`, and the inputs of the theory."""
     key_data, key_run, key_test = jax.random.split(key, 3)
     data = sample_data(model, d, alpha, key_data, normalise=normalise)
     result = run(data, key_run)
@@ -340,7 +348,7 @@ def _outcome(
     if W is not None and theory:
         raise InputError("theory", "must be False for a value matrix, of which there is none, got theory=True")
     end, status, finished = _finished(model, data, result)
-    V = jnp.where(result.ok, result.overlaps.V, jnp.nan)  # of an algorithm that did not settle it is no response
+    V = jnp.where(result.ok, result.overlaps.V, jnp.nan)  # V means the response only at a fixed point
     x = eqx.tree_at(lambda o: o.V, end.overlaps, V)
     semantic, positional = magnitudes(realised(model, data), x)
     test = heldout_error(model, data, end.Q, key_test, sentences=sentences, W=W)
@@ -348,7 +356,8 @@ def _outcome(
         "found": Compared.of(end.train_loss, test.value, x),
         "rho": jnp.mean(jnp.trace(data.rho, axis1=1, axis2=2)),
         "status": status,
-        # Training that is out of steps has gone so far; message passing has not gone anywhere.
+        # Training that ran out of steps has come closer to a minimum and counts; message passing without a fixed point
+        # need not be close to anything.
         "settled": end.ok | result.ok if isinstance(result, GAMP) else status <= Status.max_steps,
         "finished": finished,
         "gradient_norm": end.gradient_norm,
@@ -359,10 +368,10 @@ def _outcome(
 
 
 def _finished(model: Model, data: Data, result: GAMP | Training) -> tuple[GAMP | Training, jax.Array, jax.Array]:
-    """Where a run ended, with L-BFGS after message passing; its status, and whether L-BFGS made it a critical point."""
+    """Finish message passing by L-BFGS. Return the end, its status, and whether L-BFGS reached a critical point."""
     if not isinstance(result, GAMP) or model.penalty is not None:
         return result, result.status, jnp.zeros((), bool)
-    # From a critical point this takes no step.
+    # L-BFGS takes no step if it starts at a critical point.
     tol = 1e-10 if data.x.dtype == jnp.float64 else 1e-5
     end = train(model, data, result.Q, optimizer="lbfgs", steps=_FINISH_STEPS, tol=tol)
     status = jnp.where(end.ok | result.ok, end.status, result.status)
@@ -370,9 +379,7 @@ def _finished(model: Model, data: Data, result: GAMP | Training) -> tuple[GAMP |
 
 
 def _state(model: Model, alpha: float, nodes: Rule, branch: str) -> FixedPoint:
-    """The state of a branch; where the teacher overlaps with the encodings,
-    nothing that the branch leaves out is zero.
-    """
+    """Solve a branch. If the teacher overlaps with the encodings no symmetry is exact, so theta and m are left free."""
     point = solve(model, alpha, branch, nodes)
     if not (point.ok and np.any(np.asarray(model.law().cross[:, : model.shape[0]]))):
         return point
@@ -382,10 +389,13 @@ def _state(model: Model, alpha: float, nodes: Rule, branch: str) -> FixedPoint:
 def _named(
     outcome: dict[str, Any], d: int, theory: Callable[[str], FixedPoint] | None
 ) -> tuple[str, list[float], FixedPoint | None, int]:
-    """The name of one instance's end, by its distance to the theory on the branches, where that is asked.
+    """Name the branch that one instance ended in, by its distance to the theory on the branches if that is solved.
+
+    Args:
+        theory: function that solves a branch, by its name; None to solve no theory.
 
     Returns:
-        `branch`, `distance`, the one of `points` and `theory_status` of `Instances`.
+        `branch`, `distance`, the entry of `points` and `theory_status` of `Instances`.
     """
     first = "positional" if outcome["positional"] else "semantic"
     far, status = dict.fromkeys(PAIR, np.nan), int(Status.converged)
@@ -400,7 +410,7 @@ def _named(
 
 
 def _gathered(runs: dict[str, Any], named: list[Any], theory: bool) -> Instances:
-    """The outcomes of K runs, arrays (K, ...), with what `_named` says of each and next to the theory."""
+    """Collect the outcomes of K runs, arrays (K, ...), and the K results of `_named` in `Instances`."""
     branch, far, points, status = zip(*named, strict=True)
     for key in ("positional", "gram", "settled"):
         del runs[key]

@@ -3,9 +3,9 @@
 # notation: Q (d, r) the estimate, the paper's w, C its variance, V_l the responses,
 # g_l = V_l^{-1} (prox(h_l) - h_l) the messages.
 
-The algorithm runs on the same `loss` and the same `prox` as the theory. Where it stands still, ``g`` is minus the
-gradient of the loss in the fields and ``lambda Q = sum_l X_l^T g_l``: its fixed points are exactly the critical points
-of the empirical risk, and its V and overlaps are what state evolution predicts for large d.
+The algorithm uses the same `loss` and the same `prox` as the theory. At a fixed point ``g`` is minus the gradient of
+the loss with respect to the fields, and ``lambda Q = sum_l X_l^T g_l``. The fixed points are therefore exactly the
+critical points of the empirical risk. State evolution predicts their V and overlaps for large d.
 """
 
 from __future__ import annotations
@@ -30,18 +30,20 @@ from .data import Data, Estimate, back_project, check_estimate, each_kind, of_ki
 from .evaluation import sentence_losses
 from .training import gradient_norm, smooth_risk
 
-# Minimisers are searched for globally in the first steps only; then each sentence stays in its well. Sentences near the
-# surface where the minimiser jumps would otherwise go to and fro between two wells for ever: on the positional branch
-# at d = 1000, alpha = 2, about one sentence in a thousand does, which keeps the residual at 1e-2 .. 1e-1.
-# In its well a sentence descends to the bottom, every time: of 40 runs at d = 500 and 1000 (both branches, alpha from 1
-# to 2) 37 settle and none diverges. With one unguarded step of Newton's method instead, 33 settle, 6 diverge, and one
-# rests at what is no critical point.
+# Number of first steps in which the minimisers are searched for globally; afterwards each sentence stays in its well.
+# A sentence near the surface where the minimiser jumps could otherwise alternate between two wells for ever. On the
+# positional branch at d = 1000, alpha = 2, about one sentence in a thousand does, which keeps the residual at 1e-2 to
+# 1e-1.
+# After these steps each sentence descends to the bottom of its well in every step. Of 40 runs at d = 500 and 1000 (both
+# branches, alpha from 1 to 2) 37 settle and none diverges. With one unguarded step of Newton's method in its place, 33
+# settle, 6 diverge, and one stops at a point that is not critical.
 _BURN_IN = 20
-_RISES = 3  # of the residual in a row are an instability; one is a sentence that changes wells
-_COLLINEAR = 10  # steps in which the student's fields may still be a multiple of the teacher's
-# The automatic damping. Undamped, the eigenvalues reach -5.5 on the positional branch at alpha = 2, where any share
-# above .3 must fail, and in the first steps leads away from it. Slow recovery after these finds the largest that works.
-# An order parameter growing out of an unstable state makes the residual grow at any damping: hence a floor.
+_RISES = 3  # so many rises of the residual in a row mean an instability; one rise is a sentence that changes wells
+_COLLINEAR = 10  # first steps take derivatives: fields of the student may be multiples of the teacher's (singular fit)
+# Constants of the automatic damping. Without damping the eigenvalues reach -5.5 on the positional branch at alpha = 2;
+# there a share above .3 must fail, and in the first steps it leads away from the branch. The share starts lower and
+# grows slowly until it finds the largest value that works. The floor is needed because an order parameter that grows
+# out of an unstable state makes the residual grow at any damping.
 _FIRST_DAMPING = 0.2
 _MOST_DAMPING = 0.5
 _FLOOR = 0.05
@@ -50,7 +52,7 @@ _RECOVERY = 1.03
 
 
 class GAMP(Estimate):
-    """Where GAMP ended.
+    """The last state of a run of GAMP, and its history.
 
     Attributes:
         Q: estimate, (d, r).
@@ -58,13 +60,14 @@ class GAMP(Estimate):
         train_loss: empirical risk / d at `Q`.
         gradient_norm: largest entry of the gradient of the empirical risk at `Q`; with a penalty, of the proximal
             gradient.
-        iterations: steps taken.
+        iterations: number of steps taken.
         status: a `Status`, as an integer.
         residual: undamped relative change of Q, C and g in the last step.
-        damping: share of the new state in the last step.
-        C: variance of the estimate, (d, r, r), or (1, r, r) where all coordinates are alike and without a penalty.
-        g: the messages of the sentences, (L, r, n).
-        history: overlaps before every step, arrays of leading size steps + 1; NaN after the last one.
+        damping: share of the new state for the next step.
+        C: variance of the estimate, (d, r, r), or (1, r, r) if all coordinates have one variance and there is no
+            penalty.
+        g: messages of the sentences, (L, r, n).
+        history: overlaps before every step and at the end, arrays of leading size steps + 1; NaN after the end.
         residuals: residual of every step, (steps,); NaN after the last one.
     """
 
@@ -76,7 +79,7 @@ class GAMP(Estimate):
     residuals: jax.Array
 
     def plot(self) -> Any:
-        """Order parameters and residual, iteration by iteration; see `plotting.gamp_figure`."""
+        """Plot order parameters and residual, iteration by iteration; see `plotting.gamp_figure`."""
         return pictures().gamp_figure({"message passing": self})
 
 
@@ -84,52 +87,52 @@ class _State(eqx.Module):
     Q: jax.Array
     C: jax.Array
     g: jax.Array
-    z: jax.Array  # minimisers of the last step, from which the next ones start
+    z: jax.Array  # minimisers of the last step, the starts of the next search
 
     def finite(self) -> jax.Array:
         return jnp.all(jnp.isfinite(self.Q)) & jnp.all(jnp.isfinite(self.C)) & jnp.all(jnp.isfinite(self.g))
 
     def positive(self, model: Model) -> jax.Array:
-        """Whether the variances are positive definite; a weight that a penalty holds has none."""
+        """Return whether the variances are positive definite; a weight that a penalty holds at zero may have none."""
         if model.penalty is not None:
             own = jnp.diagonal(self.C, axis1=1, axis2=2)
             return jnp.all(own >= 0) & jnp.any(own > 0)
         return positive_definite(self.C)
 
     def distance(self, other: _State) -> jax.Array:
-        """Largest change of Q, C and g to another state, relative to this one."""
+        """Return the largest change of Q, C and g from this state to another one, relative to this one."""
         pairs = ((self.Q, other.Q), (self.C, other.C), (self.g, other.g))
         tiny = jnp.finfo(self.Q.dtype).tiny
         return jnp.max(jnp.stack([jnp.sqrt(jnp.sum((a - b) ** 2) / (jnp.sum(a**2) + tiny)) for a, b in pairs]))
 
 
 class _Options(eqx.Module):
-    """How to run. The numbers are arrays: one program for all of their values."""
+    """Options of a run. The numbers are arrays, so that one compiled program serves all values."""
 
     steps: int = eqx.field(static=True)
     tol: jax.Array
-    damping: jax.Array  # in the first step
-    automatic: jax.Array  # whether the damping is found
-    derivative: jax.Array  # whether responses are found from derivatives
+    damping: jax.Array  # share of the new state in the first step
+    automatic: jax.Array  # whether the damping is chosen automatically
+    derivative: jax.Array  # whether A is computed from derivatives
 
 
 class Damping(eqx.Module):
     """The damping, and the residuals by which it is chosen."""
 
-    share: jax.Array  # of the new state in the next step
-    ceiling: jax.Array  # it has failed above
-    residual: jax.Array  # of the last step
-    least: jax.Array  # residual since the last cut
-    rises: jax.Array  # steps in a row in which the residual rose
+    share: jax.Array  # share of the new state in the next step
+    ceiling: jax.Array  # largest share allowed, because larger ones failed
+    residual: jax.Array  # residual of the last step
+    least: jax.Array  # smallest residual since the share was last cut
+    rises: jax.Array  # number of steps in a row in which the residual rose
 
     def after(self, residual: jax.Array, possible: jax.Array, search: jax.Array, automatic: jax.Array) -> Damping:
-        """The damping of the next step.
+        """Return the damping of the next step.
 
         Args:
-            residual: of this step, infinite if it was impossible.
-            possible: whether it could be taken.
-            search: whether minimisers are still searched for globally, during which the damping does not grow.
-            automatic: whether the damping may change.
+            residual: residual of this step, infinite if the step was impossible.
+            possible: whether this step could be taken.
+            search: whether minimisers are still searched for globally; the share does not grow during that search.
+            automatic: whether the share may change.
         """
         rises = jnp.where(residual > self.residual, self.rises + 1, 0)
         grown = possible & (rises >= _RISES) & (residual > 1.5 * self.least)
@@ -152,7 +155,7 @@ class _Loop(eqx.Module):
     safe: _State  # the last state from which a step was possible
     damping: Damping
     steps: jax.Array
-    failure: jax.Array  # what ended the run, or `converged` while nothing has
+    failure: jax.Array  # status that ended the run; `converged` while the run goes on
     history: Overlaps
     residuals: jax.Array
 
@@ -177,35 +180,35 @@ def gamp(
         A_i = - sum_l Var(X_li) sum_mu dg_l/dh_l    b_i = sum_l X_li^T g_l + A_i Q_i
         C_i = (lambda I + A_i)^{-1}      Q_i = C_i b_i
 
-    or, with a penalty p, ``Q_i = argmin_w w^T (lambda + A_i) w / 2 - b_i . w + sum_a p(w_a)`` and ``C_i = dQ_i /
-    db_i``; and then Q, C and g move by a share of the way, the damping. Works under `jit` and under `vmap` over
-    instances.
+    With a penalty p, the last line is ``Q_i = argmin_w w^T (lambda + A_i) w / 2 - b_i . w + sum_a p(w_a)`` and
+    ``C_i = dQ_i / db_i``. Then Q, C and g move a share of the way to their new values; this share is the damping. Works
+    under `jit` and under `vmap` over instances.
 
     Args:
-        model: loss and ridge, and penalty.
+        model: loss, ridge and penalty.
         data: the instance.
         init: "semantic", "positional", "random", or an array (d, r), see `tiedattn_jax.finite.data.start`; or an
             earlier `GAMP` on the same data, to go on from its estimate, variances and messages.
-        steps: at most so many.
-        tol: undamped relative residual at which to stop; not below twenty roundings of the dtype.
-        damping: share of the new state in a step, in (0, 1], kept fixed; 1 is the undamped algorithm. By default it is
-            found: it starts at .2 and grows, until the residual rises several times in a row or a step is impossible;
-            then it is halved, and kept below what failed.
-        response: how A is found: "regression", from the linear regression of g on the fields; or "derivative", from
-            dg/dh sentence by sentence, as in Algorithm 1. They are equal for large d unless the proximal operator
-            jumps: derivatives miss the jumps, and the theory's V includes them. Either way the fixed points are
-            critical points of the risk; but V decides which well a sentence is in, and derivatives diverge where a
-            sentence comes to the end of its well, so that not every instance has a fixed point then.
-        key: of random starts.
-        scale: of a named start.
+        steps: largest number of steps.
+        tol: undamped relative residual at which to stop; at least twenty roundings of the dtype.
+        damping: share of the new state in a step, in (0, 1], kept fixed; 1 is the undamped algorithm. By default the
+            share is chosen automatically. It starts at .2 and grows until the residual rises several times in a row or
+            a step is impossible; it is then halved and stays below the value that failed.
+        response: how to compute A: "regression", from the linear regression of g on the fields; or "derivative", from
+            dg/dh sentence by sentence, as in Algorithm 1. Both agree for large d unless the proximal operator jumps:
+            derivatives miss the jumps, and the theory's V includes them. With either, the fixed points are critical
+            points of the risk. But V decides which well a sentence is in, and derivatives diverge at a sentence that
+            comes to the end of its well, so with "derivative" some instances have no fixed point.
+        key: random key of the start.
+        scale: norm of a named start, as in `tiedattn_jax.finite.data.start`.
 
     Returns:
-        A `GAMP`. When a run diverges, its status is `nonfinite` or `left_domain` and the state is the last possible
-        one: variances stay positive, and ridge and penalty of Q alone stay below the risk at zero or that at the start,
-        for no minimum lies farther out.
+        A `GAMP`. If a run diverges, its status is `nonfinite` or `left_domain` and the state is the last one that was
+        possible. A state is possible if it is finite, its variances are positive, and the ridge and penalty of its Q
+        alone do not exceed the larger of the risk at zero and the risk at the start; no minimum lies farther out.
 
     Raises:
-        InputError: naming the argument that is out of range or of the wrong shape.
+        InputError: if an argument is out of range or of the wrong shape; the error names it.
     """
     require_count(steps, "steps")
     require_positive(tol, "tol")
@@ -236,18 +239,18 @@ def gamp(
 
 
 def responses(data: Data, C: jax.Array) -> jax.Array:
-    """``V_l = sum_i Var(X_li) C_i``: (1 or d, r, r) -> (L, r, r)."""
+    """Return the responses ``V_l = sum_i Var(X_li) C_i``: (1 or d, r, r) -> (L, r, r)."""
     return jnp.mean(data.gamma[:, :, None, None] * C, 1)
 
 
 def _regression_slope(data: Data, h: jax.Array, g: jax.Array, own: jax.Array | float) -> jax.Array:
-    """``sum_mu dg_l/dh_l`` without a derivative, (L, r, r): n times the coefficient of h_l in a regression on h_l, y_l.
+    """Estimate ``sum_mu dg_l/dh_l``, (L, r, r), as n times the coefficient of h_l in a regression of g_l on h_l, y_l.
 
-    By Gaussian integration by parts the coefficients of the linear regression of a function of Gaussian fields are the
+    By Gaussian integration by parts, the coefficients of the linear regression of a function of Gaussian fields are the
     means of its derivatives, jumps included.
 
     Args:
-        own: which sentences count, (n,): those of one kind; or one, where they are alike.
+        own: mask (n,) of the sentences that count, those of one kind; 1.0 if all count.
     """
     r, n = h.shape[1], jnp.sum(own * jnp.ones_like(h[0, 0]))
     regressors = jnp.concatenate([h, data.fields], 1)
@@ -257,7 +260,7 @@ def _regression_slope(data: Data, h: jax.Array, g: jax.Array, own: jax.Array | f
 
 
 def _derivative_slope(model: Model, data: Data, z: jax.Array, V: jax.Array, own: jax.Array | float) -> jax.Array:
-    """``sum_mu dg_l/dh_l`` from the derivative of the proximal operator at every sentence that counts, (L, r, r)."""
+    """Return ``sum_mu dg_l/dh_l``, (L, r, r), from derivatives of the proximal operator at the sentences that count."""
     (L, r, _), n = z.shape, jnp.sum(own * jnp.ones_like(z[0, 0]))
     jacobian = prox_jacobian(model, z, V, data.fields).reshape(L, r, L, r, -1)
     slope = jnp.stack([jnp.sum(own * jacobian[l, :, l], -1) for l in range(L)]) - n * jnp.eye(r, dtype=z.dtype)
@@ -265,7 +268,7 @@ def _derivative_slope(model: Model, data: Data, z: jax.Array, V: jax.Array, own:
 
 
 def _step(model: Model, data: Data, s: _State, search: jax.Array, derivative: jax.Array) -> _State:
-    """The undamped image of a state: with the lowest minimisers if `search`, else with those of the same wells."""
+    """Return the undamped image of a state, with the lowest minimisers if `search`, else those of the same wells."""
     d, r = s.Q.shape
     V, y = responses(data, s.C), data.fields
     each = partial(each_kind, model, data.classes)
@@ -298,7 +301,7 @@ def _step(model: Model, data: Data, s: _State, search: jax.Array, derivative: ja
 
 
 def _recorded(history: Overlaps, k: jax.Array, data: Data, s: _State) -> Overlaps:
-    """The history with the overlaps of a state as those before step k."""
+    """Write the overlaps of a state into entry k of the history, those before step k."""
     measured = data.overlaps(s.Q, responses(data, s.C))
     return jax.tree.map(lambda a, v: a.at[k].set(v), history, measured)
 
@@ -311,15 +314,16 @@ def _first(
     earlier: tuple[jax.Array, jax.Array] | None,
     options: _Options,
 ) -> _Loop:
-    """Before the first step from an estimate: with the variances and messages of an earlier run, or some that fit it.
+    """Return the loop before the first step, with the variances and messages of an earlier run if given.
 
-    These messages are such that h is the point whose proximal operator is X Q, and a start that is a critical point of
-    the risk stays where it is. These variances are the prior's, halved by as much data.
+    Otherwise the messages are minus the gradient of the loss at X Q. The proximal operator then maps h to X Q, so a
+    start that is a critical point of the risk does not move. The variances are half the prior's, as if the data added
+    as much curvature as the ridge.
     """
     r, dtype = Q.shape[1], Q.dtype
     if earlier is None:
         hold, alike = model.lam, data.gamma.shape[1]
-        if model.penalty is not None:  # its curvature over weights of order one
+        if model.penalty is not None:  # add its average curvature over weights of order one
             hold, alike = hold + jax.grad(model.penalty.value)(jnp.ones((), dtype)), Q.shape[0]
         C = jnp.broadcast_to(jnp.eye(r, dtype=dtype) / (2 * hold), (alike, r, r))
         earlier = C, -each_kind(model, data.classes, lambda m: gradient_at_nodes(m, Z, data.fields))
@@ -383,7 +387,7 @@ def _run(
     s = p.now
     smooth = jax.value_and_grad(partial(smooth_risk, model, data))
     value, gradient = smooth(s.Q)
-    if model.penalty is not None:  # damped weights come to a kink, but for rounding: a proximal step takes them there
+    if model.penalty is not None:  # damped weights reach a kink up to rounding only; a proximal step puts them on it
         settled = model.penalty.prox(s.Q - gradient, jnp.ones_like(s.Q))
         s = eqx.tree_at(lambda s: s.Q, s, jnp.where(p.damping.residual <= tol, settled, s.Q))
         value, gradient = smooth(s.Q)

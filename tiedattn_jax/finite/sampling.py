@@ -19,30 +19,31 @@ from ..model import Model, SpectralLaw, check, check_provides
 from ..theory.observables import target_at_nodes
 from .data import Data, Labels, Population, shard, student_fields, token_gram
 
-# Of the inputs x, in memory together while they are drawn: on CPUs as measured, on others at the least.
+# Peak number of copies of the inputs x in memory while they are drawn: measured on CPUs; 2, a lower bound, elsewhere.
 _COPIES = {"cpu": 6}
 
 
 def sample_data(model: Model, d: int, alpha: Any, key: jax.Array, *, normalise: bool = False) -> Data:
-    """Sentences, positional encodings, teacher and labels of a model in d dimensions.
+    """Draw sentences, positional encodings, teacher and labels of a model in d dimensions.
 
-    Tokens are Gaussian with the covariances of the model. Encodings and teacher have exactly the inner products of the
-    model's spectral law, and the teacher is exactly orthogonal to the encodings where the law says so. The means of the
-    law lie along the vector of ones; where it says none, the first principal direction of the encodings does. The norm
-    of the teacher is left to chance, as in the paper, unless `normalise`; most of the scatter between instances comes
-    from it, see `realised`. With several devices the sentences are spread over them, see `shard`.
+    Tokens are Gaussian with the covariances of the model. The inner products of the encodings with each other and with
+    the teacher are exactly those of the model's spectral law. The norm of the teacher is random, as in the paper,
+    unless `normalise` is set. It causes most of the scatter between instances, see `realised`. The means `tau_mean` and
+    `pi_mean` of the law lie along the vector of ones; for a law without them the first principal direction of the
+    encodings lies along it. With several devices the sentences are spread over them, see `shard`.
 
     Args:
-        model: its law says what is drawn. Exact labels are kept where the model has `target`.
-        d: dimension, at least L + t + 1 for every atom of the law; or that of the matrices that the law is made of, or
-            a multiple, and encodings and teacher are then those of the matrices, in the basis of the eigenvectors.
-        alpha: samples per dimension: n is the integer nearest to ``alpha d``. A Python number.
-        key: of the draw; `vmap` over keys gives several instances.
+        model: model whose law is drawn from. Exact labels are kept if the model has `target`.
+        d: dimension. Every atom of the law must get L + t + 1 coordinates or more. If the law was made from matrices,
+            their dimension or a multiple of it will do as well; encodings and teacher are then those of the matrices,
+            in the basis of the eigenvectors.
+        alpha: samples per dimension, a Python number; n is the integer nearest to ``alpha d``.
+        key: random key; `vmap` over keys gives several instances.
         normalise: whether ``Q*^T Q* / d`` is exactly the model's.
 
     Raises:
-        InputError: `d` or `alpha` too small or not a number, or coordinates that cannot be shared out among the atoms
-            of the spectral law; sentences that do not fit into memory.
+        InputError: if `d` or `alpha` is too small or not a number, the coordinates cannot be shared out among the atoms
+            of the spectral law, or the sentences do not fit into memory.
     """
     if is_concrete(model):
         check(model, even=False)
@@ -52,10 +53,13 @@ def sample_data(model: Model, d: int, alpha: Any, key: jax.Array, *, normalise: 
 
 
 def sentence_count(model: Model, d: int, alpha: Any, instances: int = 1) -> int:
-    """The integer nearest to ``alpha d``.
+    """Return the number of sentences, the integer nearest to ``alpha d``.
+
+    Args:
+        instances: number of instances that are in memory together.
 
     Raises:
-        InputError: as `sample_data`, also where so many instances together do not fit into memory.
+        InputError: as `sample_data`, also if so many instances together do not fit into memory.
     """
     L, _, t = model.shape
     require_count(d, "d", L + t + 1)
@@ -70,7 +74,7 @@ def sentence_count(model: Model, d: int, alpha: Any, instances: int = 1) -> int:
 
 
 def _shares(law: SpectralLaw, d: int) -> tuple[int, ...]:
-    """How many of d coordinates each atom of the spectral law gets."""
+    """Return the number of the d coordinates that each atom of the spectral law gets."""
     if law.weights.shape[0] == 1:
         return (d,)
     if not is_concrete(law):
@@ -78,7 +82,7 @@ def _shares(law: SpectralLaw, d: int) -> tuple[int, ...]:
     exact = np.asarray(law.weights, float) * d
     edges = np.round(np.cumsum(exact)).astype(int)
     counts = np.diff(edges, prepend=0)
-    # An atom of few coordinates, as a law of matrices has them, must have as many as it has vectors.
+    # Laws made from matrices have atoms of few coordinates. Such an atom needs as many coordinates as its vectors span.
     moments = np.asarray(_moments(law.tau, law.pi, law.cross), float)
     values = np.linalg.eigvalsh(moments)
     rank = np.sum(values > 1e-6 * np.maximum(values[:, -1:], np.finfo(float).tiny), 1)
@@ -94,7 +98,7 @@ def _shares(law: SpectralLaw, d: int) -> tuple[int, ...]:
 
 
 def _moments(tau: jax.Array, pi: jax.Array, cross: jax.Array) -> jax.Array:
-    """Second moments of encodings and teacher, (..., L + t, L + t)."""
+    """Return the second moments of encodings and teacher, (..., L + t, L + t)."""
     return jnp.block([[tau, cross], [jnp.swapaxes(cross, -1, -2), pi]])
 
 
@@ -106,7 +110,7 @@ def _draw(model: Model, counts: tuple[int, ...], n: int, key: jax.Array, normali
     atoms = jax.random.split(key_teacher, len(counts)), law
     sizes, begin = np.array(counts), np.cumsum(counts) - counts
     tau, teacher = (jnp.zeros((d, a.shape[-1]), a.dtype) for a in (law.tau, law.pi))
-    for size in sorted(set(counts)):  # those of one size together
+    for size in sorted(set(counts)):  # atoms with the same number of coordinates are drawn together
         which = np.flatnonzero(sizes == size)
         parts = jax.vmap(partial(_directions, size, normalise))(*jax.tree.map(lambda a, which=which: a[which], atoms))
         rows = (begin[which][:, None] + np.arange(size)).ravel()
@@ -118,16 +122,17 @@ def _draw(model: Model, counts: tuple[int, ...], n: int, key: jax.Array, normali
 
 
 def _directions(size: int, normalise: bool, key: jax.Array, atom: SpectralLaw) -> tuple[jax.Array, jax.Array]:
-    """Projections of encodings (size, L) and teacher (size, t) on the `size` eigenvectors of one atom of the law."""
+    """Draw the projections of encodings (size, L) and teacher (size, t) on the `size` eigenvectors of one atom."""
     L, t = atom.cross.shape
-    if size < L + t + 1:  # then the moments have a rank of at most `size`, and nothing is left to chance but a rotation
+    if size < L + t + 1:  # then the moments have rank `size` or less, and only a rotation is random
         values, vectors = jnp.linalg.eigh(_moments(atom.tau, atom.pi, atom.cross))
         root = vectors[:, -size:] * jnp.sqrt(jnp.maximum(values[-size:], 0.0))
         turn = jnp.linalg.qr(jax.random.normal(key, (size, size), atom.tau.dtype))[0]
         rows = size**0.5 * turn @ root.T
         return rows[:, :L], rows[:, L:]
     normal = jax.random.normal(key, (size, L + t), atom.tau.dtype)
-    # Ones, L - 1 normals for the encodings, t for the teacher, and one more for encodings with L random directions.
+    # The columns are ones, L - 1 normals for the encodings, t for the teacher, and one more normal for encodings that
+    # need L random directions.
     columns = jnp.concatenate([jnp.ones((size, 1), normal.dtype), normal[:, 1:], normal[:, :1]], 1)
     basis, triangle = jnp.linalg.qr(columns)
     basis = basis * jnp.sign(jnp.diagonal(triangle)) * size**0.5
@@ -145,13 +150,13 @@ def _directions(size: int, normalise: bool, key: jax.Array, atom: SpectralLaw) -
     span = basis[:, :L]
     free = normal[:, L:] - span @ (span.T @ normal[:, L:]) / size
     values, vectors = _principal(atom.pi - jnp.outer(pi_mean, pi_mean) - slope.T @ cross)
-    root = jnp.linalg.qr((vectors * jnp.sqrt(values)).T)[1]  # Cholesky's, also of a singular matrix
+    root = jnp.linalg.qr((vectors * jnp.sqrt(values)).T)[1]  # Cholesky factor, also of a singular matrix
     own = (basis[:, L:-1] if normalise else free) @ (jnp.sign(jnp.diagonal(root))[:, None] * root)
     return tau_mean + random, pi_mean + random @ slope + own
 
 
 def _principal(moments: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """Principal values, the largest first, and directions of a positive semidefinite matrix."""
+    """Return the eigenvalues, largest first, and eigenvectors of a positive semidefinite matrix."""
     values, vectors = jnp.linalg.eigh(moments)
     vectors = vectors[:, ::-1]
     return jnp.maximum(values[::-1], 0.0), vectors * jnp.where(vectors[0] < 0, -1.0, 1.0)
@@ -159,7 +164,7 @@ def _principal(moments: jax.Array) -> tuple[jax.Array, jax.Array]:
 
 @precise
 def draw_sentences(model: Model, teacher: jax.Array, population: Population, n: int, key: jax.Array) -> Data:
-    """n sentences with the model's labels, of a given teacher (d, t)."""
+    """Draw n sentences of a population, with the model's labels for a given teacher (d, t)."""
     encodings, gamma, means = population.encodings, population.gamma, population.means
     (L, d), classes = encodings.shape, draw_classes(model, n, key)
     tokens = jax.random.normal(key, (L, n, d), gamma.dtype)
@@ -167,7 +172,8 @@ def draw_sentences(model: Model, teacher: jax.Array, population: Population, n: 
         tokens = tokens * jnp.sqrt(gamma[:, None] / d)
     else:
         tokens = tokens * jnp.sqrt(gamma / d)[classes.T] + (means / d**0.5)[classes.T]
-    # The fields come from x, less those of the encodings: with products of the tokens both arrays would be in memory.
+    # The teacher's fields are those of x minus those of the encodings. Fields of `tokens` would keep both large arrays
+    # in memory.
     x = tokens + encodings[:, None] / d**0.5
     y = student_fields(x, teacher) - student_fields(encodings[:, None], teacher) / d**0.5
     own = noise_fields(model, n, key)
@@ -177,7 +183,10 @@ def draw_sentences(model: Model, teacher: jax.Array, population: Population, n: 
 
 
 def draw_classes(model: Model, n: int, key: jax.Array) -> jax.Array | None:
-    """Classes of the tokens of n sentences, (n, L), or None: of each kind as many as its share says, up to one."""
+    """Draw the classes of the tokens of n sentences, (n, L); None for a law without classes.
+
+    The number of sentences of each kind is its share of n, up to one.
+    """
     sentences = model.law().sentences
     if sentences is None:
         return None
@@ -187,23 +196,23 @@ def draw_classes(model: Model, n: int, key: jax.Array) -> jax.Array | None:
 
 
 def noise_fields(model: Model, n: int, key: jax.Array) -> jax.Array:
-    """The fields of noise of n sentences, (L, noise, n)."""
+    """Draw the fields of noise of n sentences, (L, noise, n)."""
     return jax.random.normal(jax.random.fold_in(key, 1), (model.shape[0], model.noise, n), model.lam.dtype)
 
 
 @precise
 def _labels(model: Model, x: jax.Array, fields: jax.Array, encodings: jax.Array) -> Labels | None:
-    """`Labels` of ``y = T(Y) x``, from inner products alone; None for a model without `target`.
+    """Compute the `Labels` of ``y = T(Y) x`` from inner products alone; None for a model without `target`.
 
     Args:
-        fields: of teacher and noise, (L, t + noise, n).
+        fields: fields of teacher and noise, (L, t + noise, n).
     """
     if not model.provides("target"):
         return None
     target = target_at_nodes(model, fields)
     d = x.shape[2]
     gram = token_gram(x)
-    # p_k . x~_l / d, with the encodings in the place of an estimate.
+    # p_k . x~_l / d: the encodings take the place of an estimate.
     shift = jnp.swapaxes(student_fields(x, encodings.T), 0, 1) / d**0.5
     inner = gram - shift  # x_k . x~_l / d
     tokens = inner - jnp.swapaxes(shift, 0, 1) + (encodings @ encodings.T / d)[..., None]  # x_k . x_l / d
@@ -217,10 +226,10 @@ def _labels(model: Model, x: jax.Array, fields: jax.Array, encodings: jax.Array)
 @eqx.filter_jit
 @precise
 def raw_labels(model: Model, data: Data) -> jax.Array:
-    """Exact labels ``T(Y) x`` of the sentences, (n, L, d).
+    """Return the exact labels ``T(Y) x`` of the sentences, (n, L, d).
 
     Raises:
-        InputError: the model has no `target`.
+        InputError: if the model has no `target`.
     """
     check_provides(model, "target", "for exact labels")
     target = target_at_nodes(model, data.fields)
@@ -228,12 +237,12 @@ def raw_labels(model: Model, data: Data) -> jax.Array:
 
 
 def realised(model: Model, data: Data) -> Model:
-    """The model with the teacher's norm that was drawn: what theory is to be compared with on this one instance.
+    """Return the model with the teacher's Gram matrix that was drawn; its theory is the one to compare with these data.
 
     Overlaps of one instance fluctuate mostly through ``rho = Q*^T Sigma Q* / d``.
 
     Raises:
-        InputError: the model has no `with_teacher`, or the data have no teacher.
+        InputError: if the model has no `with_teacher`, or the teacher of the data is not known.
     """
     check_provides(model, "with_teacher", "to be given the teacher that was drawn")
     return model.with_teacher(data.teacher_gram)

@@ -1,16 +1,16 @@
 """Training the attention layer on the empirical risk: gradient descent, Adam, L-BFGS.
 
-# notation: Q (d, r) the weights, X_l (n, d) the rows (x_l + p_l) / sqrt(d), lambda the ridge, p a penalty besides.
+# notation: Q (d, r) the weights, X_l (n, d) the rows (x_l + p_l) / sqrt(d), lambda the ridge, p a further penalty.
 
     risk(Q) = sum_mu loss(Z^mu, Y^mu) + lambda / 2 ||Q||_F^2 + sum_i p(Q_i),    z_l = X_l Q
     gradient of all but p = sum_l X_l^T dloss/dz_l + lambda Q
 
-With a penalty, a step of gradient descent is followed by the proximal operator of p, and the gradient of the risk means
-the proximal gradient ``Q - prox_p(Q - gradient)``: zero at critical points, and the gradient itself without a penalty.
+With a penalty, the proximal operator of p follows every step of gradient descent. "Gradient of the risk" then means the
+proximal gradient ``Q - prox_p(Q - gradient)``, which is zero at critical points and is the gradient if there is no
+penalty.
 
-Only products of X with Q and of X^T with a field occur, one of each for a gradient; a prediction of the size of the
-inputs, (n, L, d), is never built, not even for the exact labels. Training losses are given per dimension, risk / d, as
-in the theory.
+A gradient takes one product of X with Q and one of X^T with a field. A prediction of the size of the inputs, (n, L, d),
+is never built, not even for the exact labels. Training losses are per dimension, risk / d, as in the theory.
 """
 
 from __future__ import annotations
@@ -34,44 +34,44 @@ from .data import Data, Estimate, check_estimate, start, student_fields
 from .evaluation import sentence_losses
 
 OPTIMIZERS = {"gd": optax.sgd, "adam": optax.adam, "lbfgs": optax.lbfgs}
-# Of gradient descent the paper's; L-BFGS finds its own.
+# Default learning rates: gradient descent has the paper's; L-BFGS finds its step by a line search.
 RATES = {"gd": 0.15, "adam": 0.01, "lbfgs": 1.0}
 
 
 class Training(Estimate):
-    """Where training ended.
+    """The weights at the end of training, and the history of the run.
 
     Attributes:
         Q: weights, (d, r).
         overlaps: q (L, r, r), theta (L, r, t), m (L, r) of the weights on this instance. V is NaN: weights have none.
         train_loss: empirical risk / d.
         gradient_norm: largest entry of the gradient of the empirical risk; with a penalty, of the proximal gradient.
-        iterations: steps taken.
-        status: a `Status`, as an integer. `stalled`: a step was too small to change the weights.
-        losses: train_loss before every step, (steps + 1,); NaN after the last one.
-        gradient_norms: likewise.
+        iterations: number of steps taken.
+        status: a `Status`, as an integer. `stalled` means that a step was too small to change the weights.
+        losses: train_loss before every step and at the end, (steps + 1,); NaN after the end.
+        gradient_norms: gradient_norm at the same points.
     """
 
     losses: jax.Array
     gradient_norms: jax.Array
 
     def plot(self) -> Any:
-        """Training loss and gradient, step by step; see `plotting.training_figure`."""
+        """Plot training loss and gradient, step by step; see `plotting.training_figure`."""
         return pictures().training_figure({"training": self})
 
 
 def risk(model: Model, data: Data, Q: Any, *, exact: bool = False) -> jax.Array:
-    """Empirical risk of weights Q: ``sum_mu loss(Z^mu, Y^mu) + lambda / 2 ||Q||_F^2``, and the model's penalty.
+    """Return the empirical risk of Q: ``sum_mu loss(Z^mu, Y^mu) + lambda / 2 ||Q||_F^2`` plus the model's penalty.
 
-    Differentiable, but for the penalty; its value and gradient together touch X twice.
+    The risk without the penalty is differentiable; its value and gradient together read X twice.
 
     Args:
         Q: weights, (d, r).
-        exact: the loss of a sentence is ``||y - f||_F^2 / (2 d)`` on its exact labels. The model's `loss` is its limit
-            for large d, from which a sentence deviates by O(1 / sqrt(d)).
+        exact: whether the loss of a sentence is ``||y - f||_F^2 / (2 d)`` on its exact labels. The model's `loss` is
+            its limit for large d; a sentence deviates from the limit by O(1 / sqrt(d)).
 
     Raises:
-        InputError: `Q` of the wrong shape, or `exact` for data without labels.
+        InputError: if `Q` has the wrong shape, or `exact` is set but the data have no labels.
     """
     Q = check_estimate("Q", model, data, Q)
     return smooth_risk(model, data, Q, exact) + model.penalty_of(Q)
@@ -79,17 +79,17 @@ def risk(model: Model, data: Data, Q: Any, *, exact: bool = False) -> jax.Array:
 
 @precise
 def smooth_risk(model: Model, data: Data, Q: jax.Array, exact: bool = False) -> jax.Array:
-    """`risk` without the penalty."""
+    """Return the `risk` without the penalty."""
     losses = sentence_losses(model, data, student_fields(data.x, Q), exact)
     return jnp.sum(losses) + 0.5 * model.lam * jnp.sum(Q**2)
 
 
 def gradient_norm(model: Model, weights: Any, gradient: Any) -> jax.Array:
-    """Largest entry of the gradient of the risk, or of the proximal gradient where there is a penalty.
+    """Return the largest entry of the gradient of the risk, or of the proximal gradient if there is a penalty.
 
     Args:
-        weights: an array, or several in a tree; with a penalty Q alone.
-        gradient: of the `smooth_risk`, alike.
+        weights: an array, or several in a tree; with a penalty only the array Q.
+        gradient: gradient of the `smooth_risk`, of the same structure.
     """
     if model.penalty is not None:
         gradient = weights - model.penalty.prox(weights - gradient, jnp.ones_like(weights))
@@ -97,7 +97,7 @@ def gradient_norm(model: Model, weights: Any, gradient: Any) -> jax.Array:
 
 
 class Descent(eqx.Module):
-    """How to minimise: arguments of `train`."""
+    """Options of a minimisation, as arguments of `train`."""
 
     optimizer: str = eqx.field(static=True)
     steps: int = eqx.field(static=True)
@@ -106,10 +106,10 @@ class Descent(eqx.Module):
 
     @classmethod
     def checked(cls, optimizer: str, steps: Any, rate: Any, tol: Any, dtype: Any) -> Descent:
-        """With numbers of a dtype; the rate is by default that of the optimiser.
+        """Check the options and convert the numbers to a dtype. The default rate is that of the optimiser.
 
         Raises:
-            InputError: one of the arguments is unknown or out of range.
+            InputError: if an argument is unknown or out of range.
         """
         require_choice(optimizer, "optimizer", OPTIMIZERS)
         require_count(steps, "steps")
@@ -135,31 +135,31 @@ def train(
 ) -> Training:
     """Minimise the empirical risk from a start, with full batches.
 
-    With a penalty every step of gradient descent is followed by the penalty's proximal operator (ISTA).
+    With a penalty, the penalty's proximal operator follows every step of gradient descent (ISTA).
 
     Works under `jit` and under `vmap` over instances.
 
     Args:
-        model: loss and ridge; the ridge is the weight decay.
+        model: loss, ridge and penalty; the ridge is the weight decay.
         data: the instance.
         init: "semantic", "positional", "random", or an array (d, r); see `tiedattn_jax.finite.data.start`.
-        optimizer: "gd", plain gradient descent; "adam"; or "lbfgs", L-BFGS with a zoom line search. With a penalty of
-            the model only "gd", whose rate must stay below the inverse of the risk's largest curvature. Gradient
-            descent is far from a minimum after the published 5000 steps wherever the ridge holds the weights, at a rate
-            of ``lambda rate`` a step; L-BFGS is the one to run to zero gradient.
-        steps: at most so many.
-        rate: learning rate, the paper's .15 for gradient descent and .01 for Adam by default; for L-BFGS the factor of
-            its steps before the line search, 1.
+        optimizer: "gd", plain gradient descent; "adam"; or "lbfgs", L-BFGS with a zoom line search. A model with a
+            penalty allows only "gd", with a rate below the inverse of the risk's largest curvature. In directions where
+            only the ridge determines the weights, gradient descent converges at a rate of ``lambda rate`` a step and is
+            far from a minimum after the published 5000 steps. Use L-BFGS to reach zero gradient.
+        steps: largest number of steps.
+        rate: learning rate; by default the paper's .15 for gradient descent, .01 for Adam, and 1 for L-BFGS, where it
+            is the factor of a step before the line search.
         tol: largest entry of the gradient at which to stop.
-        exact: train on the exact labels; see `risk`.
-        key: of random starts.
-        scale: of a named start.
+        exact: whether to train on the exact labels; see `risk`.
+        key: random key of the start.
+        scale: norm of a named start, as in `tiedattn_jax.finite.data.start`.
 
     Returns:
         A `Training`. A run that diverges has the last finite weights and the status `nonfinite`.
 
     Raises:
-        InputError: naming the argument that is unknown, out of range or of the wrong shape.
+        InputError: if an argument is unknown, out of range or of the wrong shape; the error names it.
     """
     Q = start(model, data, init, key, scale)
     how = Descent.checked(optimizer, steps, rate, tol, Q.dtype)
@@ -171,7 +171,7 @@ def train(
 class _Point(eqx.Module):
     weights: Any  # an array (d, k), or several in a tree
     value: jax.Array
-    gradient: Any  # of the smooth risk
+    gradient: Any  # gradient of the smooth risk
     norm: jax.Array
 
     @property
@@ -187,7 +187,7 @@ class _Loop(eqx.Module):
     at: _Point
     inner: Any  # state of the optimiser
     steps: jax.Array
-    failure: jax.Array  # what ended the run, or `converged` while nothing has
+    failure: jax.Array  # status that ended the run; `converged` while the run goes on
     losses: jax.Array
     norms: jax.Array
 
@@ -195,7 +195,7 @@ class _Loop(eqx.Module):
 def _recorded(
     at: _Point, inner: Any, steps: jax.Array, failure: jax.Array, losses: jax.Array, norms: jax.Array
 ) -> _Loop:
-    """After so many steps, with the risk and the gradient there in the histories."""
+    """Return the loop after so many steps, with the risk and the gradient norm written into the histories."""
     losses, norms = losses.at[steps].set(at.per_dimension), norms.at[steps].set(at.norm)
     return _Loop(at, inner, steps, failure.astype(jnp.int32), losses, norms)
 
@@ -213,16 +213,16 @@ def descend(
     """Minimise a function of weights, an array or several in a tree, each of shape (d, k).
 
     Args:
-        model: its penalty is that of the weights.
-        objective: without the penalty.
+        model: model whose penalty applies to the weights.
+        objective: function to minimise, without the penalty.
 
     Returns:
-        The weights at the end, and the fields of a `Training` that say how it was reached.
+        The weights at the end, and the other fields of a `Training` but the overlaps.
     """
     tool = optax.with_extra_args_support(OPTIMIZERS[how.optimizer](how.rate))
 
     def evaluated(weights: Any, inner: Any) -> _Point:
-        if how.optimizer == "lbfgs" and inner is not None:  # it has them from the end of its line search
+        if how.optimizer == "lbfgs" and inner is not None:  # the line search has computed value and gradient here
             value, gradient = optax.value_and_grad_from_state(objective)(weights, state=inner)
         else:
             value, gradient = jax.value_and_grad(objective)(weights)
@@ -237,7 +237,7 @@ def descend(
         new = evaluated(weights, inner)
         still = jnp.where(eqx.tree_equal(weights, p.at.weights), Status.stalled, Status.converged)
         failure = jnp.where(new.finite, still, Status.nonfinite)
-        # Of a step that is not finite nothing is kept but its failure.
+        # A step that is not finite is dropped; only its failure is recorded.
         at = jax.tree.map(lambda a, b: jnp.where(new.finite, a, b), new, p.at)
         return _recorded(at, inner, p.steps + 1, failure, p.losses, p.norms)
 
@@ -248,7 +248,7 @@ def descend(
     first = evaluated(weights, None)
     failure = jnp.where(first.finite, Status.converged, Status.nonfinite)
     p = lax.while_loop(unfinished, advanced, _recorded(first, tool.init(weights), zero, failure, blank, blank))
-    # A run without a failure that is not at its tolerance has had its steps.
+    # A run without a failure that has not reached its tolerance ran out of steps.
     ended = jnp.where(p.failure == Status.converged, Status.max_steps, p.failure)
     converged = (p.at.norm <= how.tol) & (p.failure != Status.nonfinite)
     return p.at.weights, {

@@ -1,21 +1,21 @@
-"""Training with a value matrix. There is no theory of it: it exists in finite dimension only.
+"""Training with a value matrix. There is no theory for it, only simulation in finite dimension.
 
 # notation: x~ = x + p the inputs, Q (d, r) the weights of attention, W (d, d) the value matrix, kappa its ridge.
 
     f(x) = S(Z) (x + p) W,    Z = (x + p) Q / sqrt(d)
     risk(Q, W) = sum_mu ||y - f||_F^2 / (2 d) + lambda / 2 ||Q||_F^2 + kappa / 2 ||W - 1||_F^2
 
-A value matrix maps what attention mixes, so that the risk is the exact one of the layer without it on other inner
-products, `evaluation.valued`. As W is of the size of the inputs, arrays (n, L, d) are built here.
+A value matrix maps the tokens that attention mixes. The risk is therefore the exact risk of the layer without it, with
+other inner products: see `evaluation.valued`. Arrays (n, L, d) are built here, because W mixes all d coordinates.
 
-The ridge holds W at the identity, where the layer is the one without a value matrix, and not at zero, which would
-shrink the tokens that the target copies. Each entry of W sees ``alpha L sigma^2`` of curvature from the data, of the
-order of that of an entry of Q: kappa has the meaning of lambda, which it is by default. For large kappa W is held at
-the identity.
+The ridge pulls W to the identity, where the layer is the one without a value matrix. A ridge that pulls W to zero would
+shrink the tokens that the target copies. The data give each entry of W a curvature ``alpha L sigma^2``, of the order of
+that of an entry of Q. So kappa means for W what lambda means for Q, and lambda is its default. For large kappa W stays
+at the identity.
 
-Of given weights the best W is a ridge regression of y on S x~. L-BFGS therefore runs over Q alone, on the risk with the
-best W, whose gradient is that at fixed W (variable projection): in the standard model at d = 300, alpha = 1 it takes 58
-steps from either start to a gradient of 1e-8, where over both it takes 187 and 241.
+For given Q the best W is a ridge regression of y on S x~. L-BFGS therefore runs over Q alone, on the risk at the best
+W; its gradient is the one at fixed W (variable projection). In the standard model at d = 300, alpha = 1, this takes 58
+steps from either start to a gradient of 1e-8; L-BFGS over Q and W takes 187 and 241.
 """
 
 from __future__ import annotations
@@ -36,11 +36,11 @@ from .evaluation import valued
 from .sampling import raw_labels
 from .training import Descent, Training, descend, smooth_risk
 
-_ARRAYS = 8  # of the size of the sentences, and of W, in memory together, as compiled
+_ARRAYS = 8  # peak number of arrays of the size of the sentences, and of W, in the memory of the compiled program
 
 
 class ValueTraining(Training):
-    """Where training with a value matrix ended: a `Training`, whose risk is the exact one, and
+    """A `Training` with a value matrix; its losses and gradients are those of the risk on exact labels.
 
     Attributes:
         W: value matrix, (d, d).
@@ -50,7 +50,7 @@ class ValueTraining(Training):
 
     @property
     def shift(self) -> jax.Array:
-        """How far W is from the identity, ``||W - 1||_F / sqrt(d)``."""
+        """Distance of W from the identity, ``||W - 1||_F / sqrt(d)``."""
         return jnp.linalg.norm(self.W - jnp.eye(len(self.W), dtype=self.W.dtype)) / len(self.W) ** 0.5
 
     def _numbers(self) -> dict[str, jax.Array]:
@@ -59,11 +59,12 @@ class ValueTraining(Training):
 
 @precise
 def value_risk(model: Model, data: Data, labels: jax.Array, Q: jax.Array, W: jax.Array, ridge: Any) -> jax.Array:
-    """``sum_mu ||y - S (x + p) W||_F^2 / (2 d) + lambda / 2 ||Q||_F^2 + ridge / 2 ||W - 1||_F^2``.
+    """Return ``sum_mu ||y - S (x + p) W||_F^2 / (2 d) + lambda / 2 ||Q||_F^2 + ridge / 2 ||W - 1||_F^2``.
 
     Args:
-        labels: y, (n, L, d).
+        labels: exact labels y, (n, L, d).
         Q, W: weights (d, r) and value matrix (d, d).
+        ridge: kappa.
     """
     held = jnp.sum((W - jnp.eye(len(W), dtype=W.dtype)) ** 2)
     return smooth_risk(model, valued(data, labels, W), Q, exact=True) + 0.5 * ridge * held
@@ -76,7 +77,7 @@ def _attention(model: Model, Z: jax.Array) -> jax.Array:
 
 @precise
 def best_value(model: Model, data: Data, labels: jax.Array, Q: jax.Array, ridge: Any) -> jax.Array:
-    """The value matrix of least `value_risk` at weights Q, (d, d), by the smaller of two linear systems.
+    """Return the value matrix, (d, d), that minimises `value_risk` at weights Q, by the smaller of two linear systems.
 
     W = 1 + (F^T F + ridge)^-1 F^T (y / sqrt(d) - F) = 1 + F^T (F F^T + ridge)^-1 (y / sqrt(d) - F),
     F = S (x + p) / sqrt(d),    with a row for every token of every sentence
@@ -85,7 +86,7 @@ def best_value(model: Model, data: Data, labels: jax.Array, Q: jax.Array, ridge:
     left = labels.reshape(F.shape) / len(Q) ** 0.5 - F
     few = len(F) < len(Q)
     gram = F @ F.T if few else F.T @ F
-    least = jnp.finfo(gram.dtype).eps * jnp.trace(gram)  # so that no ridge has a solution, too
+    least = jnp.finfo(gram.dtype).eps * jnp.trace(gram)  # keeps the system solvable without a ridge
     factor = jax.scipy.linalg.cho_factor(gram + jnp.maximum(ridge, least) * jnp.eye(len(gram), dtype=gram.dtype))
     solved = F.T @ jax.scipy.linalg.cho_solve(factor, left) if few else jax.scipy.linalg.cho_solve(factor, F.T @ left)
     return jnp.eye(len(Q), dtype=gram.dtype) + solved
@@ -107,26 +108,27 @@ def train_value(
 ) -> ValueTraining:
     """Minimise the empirical risk on exact labels over the weights and a value matrix.
 
-    L-BFGS has the value matrix at its minimum for the weights at every step, `best_value`; gradient descent and Adam
-    train it along with the weights, from the identity.
+    L-BFGS sets the value matrix to its minimum at the weights of every step, see `best_value`. Gradient descent and
+    Adam train it together with the weights, starting from the identity.
 
-    There is no theory of a value matrix: neither message passing nor any other function but `heldout_error` and
-    `run_instances` with ``theory=False`` knows of it.
+    There is no theory of a value matrix. Of the other functions only `heldout_error` and `run_instances` with
+    ``theory=False`` support it; message passing does not.
 
-    Works under `jit` and under `vmap` over instances. A step takes two products of the sentences with W or more.
+    Works under `jit` and under `vmap` over instances. A step takes at least two products of the sentences with W.
 
     Args:
-        model: attention and ridge of the weights; it has a method `student`, and no penalty.
+        model: attention, and ridge of the weights; it must have a method `student` and no penalty.
         data: the instance.
         init: start of the weights, as in `train`.
-        ridge: of the value matrix around the identity, zero or more; the model's `lam` by default.
-        labels: the exact labels, (n, L, d); those of the model, `raw_labels`, by default.
-        optimizer, steps, rate, tol, key, scale: as in `train`; `tol` is asked of W, too, which L-BFGS has at its
-            minimum.
+        ridge: strength of the ridge that pulls the value matrix to the identity, zero or more; by default the model's
+            `lam`.
+        labels: exact labels, (n, L, d); by default those of the model, `raw_labels`.
+        optimizer, steps, rate, tol, key, scale: as in `train`. With gradient descent and Adam `tol` also applies to the
+            gradient in W; with L-BFGS W is at its minimum.
 
     Raises:
-        InputError: naming the argument that is unknown, out of range or of the wrong shape; what does not fit into
-            memory.
+        InputError: if an argument is unknown, out of range or of the wrong shape (the error names it), or the arrays do
+            not fit into memory.
     """
     check_fit(model, data)
     check_provides(model, "student", "for a value matrix")
