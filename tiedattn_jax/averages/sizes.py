@@ -21,7 +21,7 @@ SIZES = {
     "solve": 2**15,  # one state, and alpha_c to 8e-6
     "transition": 2**14,  # alpha_c on the command line: to 6e-5, in half the time
     "instances": 2**14,  # comparison with instances of finite size, whose scatter is larger
-    "path": 2**13,  # a path in arclength, whose Newton steps use dense derivatives
+    "path": 2**13,  # a path in arclength, whose Newton steps all need the full Jacobian
     "curve": 2**12,  # curves for plots
     "grid": 2**11,  # hundreds of cells; losses are stationary, so their error is of second order
 }
