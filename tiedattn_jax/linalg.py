@@ -88,7 +88,7 @@ def apply(matrix: jax.Array, v: jax.Array) -> jax.Array:
 
 
 def total(terms: Any) -> jax.Array:
-    """Sum terms, or an array over its short leading axis, one by one, so that XLA fuses the sum with its operands."""
+    """Sum terms, or an array over its short leading axis, one by one: XLA fuses this with the operations around it."""
     return functools.reduce(operator.add, terms)
 
 

@@ -40,7 +40,9 @@ _SOBOL_LINES = 2**11  # about as many nodes as the product rule of order 9 has
 _REACH = (5.4, 6.6)  # the ends of a line are drawn from this range, in standard deviations
 _AXIS_STEPS = 32  # power iterations for the axis of the double well
 _MOST_POINTS = 256  # most nodes on a line
-_MISSED = 0.01  # a line whose weights miss their sum by more is not resolved; order 5 misses .001 at standard states
+# A line whose weights miss their sum by more than this is not resolved. At standard states order 5 misses it by less
+# than .001.
+_MISSED = 0.01
 MOST_NODES = 2**24  # most nodes of a product rule
 
 
@@ -334,8 +336,8 @@ def line_nodes(
         jumps: most jumps of a line; on a line with more, nodes at fixed places are searched for one by one. By default
             L r + 1, or fewer if the points do not give two to each piece.
         direction: direction of all lines, (L, r), in the space of the student's fields; by default each line follows
-            the axis of the double well at its teacher's fields. The lines do not cross a jump surface that is parallel
-            to them, and resolve it like single nodes.
+            the axis of the double well at its teacher's fields. A jump surface parallel to the lines is resolved only
+            as well as by a rule of single nodes.
         even: whether the product rule has the parity (h, y) -> (-h, -y) and y -> -y of the loss exactly, at twice the
             nodes. Where both m and theta are free, a rule without it turns a pitchfork into an imperfect one.
         block: nodes that are solved together; bounds the memory.
