@@ -1,26 +1,26 @@
 """Theory of positional and semantic learning in tied attention, on JAX.
 
-A model is a loss of the local fields and a law of the data; fixed points of state evolution, phase diagrams, message
-passing and training follow from it. The public functions, by task:
+A model is a loss of the local fields and a law of the data. Fixed points of state evolution, phase diagrams, message
+passing and training follow from it. The public functions by task:
 
     a model         dot_product, tempered_dot_product, causal_dot_product, untied_dot_product, linear_attention,
                     relu_attention; a subclass of AttentionLayer with `attention`, or of Model with shape, loss and law
-                    (SpectralLaw), also of correlated tokens (Sentences); L1, or a subclass of Penalty with
-                    value and prox, besides the ridge
-    one state       solve, find_states                 its numbers: FixedPoint, Overlaps, Conjugates, Diagnostics
+    its data        SpectralLaw; Sentences for correlated tokens
+    its penalty     L1, or a subclass of Penalty with value and prox, besides the ridge
+    one state       solve, find_states; results: FixedPoint, Overlaps, Conjugates, Diagnostics
     transitions     critical_alpha, linear_crossing, branch_ends, locate, EVENTS
     many settings   sweep, trace_branch, folds_of, trace_boundary, meetings, phase_diagram, PhaseDiagram.load
     averages        default_nodes, line_nodes, sobol_nodes, gauss_hermite_nodes, monte_carlo_nodes
-    breaking of replica symmetry    solve_1rsb, critical_alpha_1rsb, linear_crossing_1rsb
+    replica symmetry breaking       solve_1rsb, critical_alpha_1rsb, linear_crossing_1rsb
     observables     gen_error, gen_error_linear, second_minimum_share
     finite size     sample_data, Data, realised, raw_labels, shard, gamp, train, risk, run_instances
                     train_value, heldout_error, linear_baseline
     counting task   histogram
     housekeeping    Settings, Status, InputError, check, use_compilation_cache
 
-Every result prints itself: `print(result)` is a table with error bars, `result.to_dict()` is ready for JSON, and
-`result.plot()` draws what has a picture. Numbers follow the dtype of their arguments: call
-``jax.config.update("jax_enable_x64", True)`` first for double precision.
+Every result prints itself: `print(result)` shows a table with error bars, and `result.to_dict()` is ready for JSON.
+Results that have a picture draw it with `result.plot()`. Numbers follow the dtype of their arguments; for double
+precision, call ``jax.config.update("jax_enable_x64", True)`` first.
 """
 
 from . import cli as cli, histogram as histogram
@@ -101,6 +101,6 @@ __version__ = VERSION
 
 
 def __dir__() -> list[str]:
-    """The public names; of the modules only the one that is used as such."""
+    """Return the public names. Of the modules only `histogram` is public."""
     rooms = {k for k, v in globals().items() if isinstance(v, type(histogram))} - {"histogram"}
     return [*sorted(k for k in globals() if k not in rooms and k[0] != "_"), "__doc__", "__version__"]

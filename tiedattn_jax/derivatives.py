@@ -1,9 +1,9 @@
-"""Derivatives of one's own, for values that were searched for, of any order and in loops.
+"""Custom derivatives of values that a search found: of any order, and inside loops.
 
-In a reverse pass through `lax.scan`, and so through `lax.map`, jax (0.10.2) puts the body of a `jax.custom_jvp` in the
-place of the call: what the loop hands on still has its value, but no longer its rule, and a further derivative of that
-pass takes a searched value for a constant. A checkpoint around the call defers that by one pass. A primitive keeps its
-rule.
+The rule is attached by a primitive, because `jax.custom_jvp` can lose it. In a reverse pass through `lax.scan`, and so
+through `lax.map`, jax (0.10.2) replaces the call of a `custom_jvp` by its body. The outputs of the loop keep their
+values but lose the rule, and a further derivative of that pass treats a searched value as a constant. A checkpoint
+around the call defers the loss by one pass. A primitive keeps its rule.
 """
 
 from __future__ import annotations
@@ -20,15 +20,15 @@ from jax.interpreters import ad, batching, mlir
 
 from .linalg import precise
 
-Tangents = Callable[[list, list], Any]  # tangent of the value, of all leaves and of their tangents, None where zero
+Tangents = Callable[[list, list], Any]  # (leaves, their tangents, None for zero) -> tangent of the value
 
 
 def with_tangent(rule: Callable[[tuple, tuple], jax.Array]) -> Callable[..., jax.Array]:
-    """A function ``attach(z, *args)`` that is the array `z`, and whose derivative is given by a rule.
+    """Return a function ``attach(z, *args)`` that returns the array `z` and whose derivative is given by `rule`.
 
     Args:
-        rule: the tangent of `z`, of `primals` ``(z, *args)`` and of `tangents`, in which None stands for each leaf that
-            does not move; see `derivative_along`. The z in `primals` has this derivative again.
+        rule: returns the tangent of `z` from `primals` ``(z, *args)`` and `tangents`, which are None for leaves that do
+            not move; see `derivative_along`. The z in `primals` carries the same rule, for higher derivatives.
     """
 
     exact = precise(rule)
@@ -42,7 +42,7 @@ def with_tangent(rule: Callable[[tuple, tuple], jax.Array]) -> Callable[..., jax
 
 
 def derivative_along(fn: Callable[..., jax.Array], primals: tuple, tangents: tuple) -> jax.Array:
-    """Derivative of an array in a rule: what does not move, with a tangent None or symbolic, is not differentiated."""
+    """Return the derivative of `fn` along tangents of a rule; leaves whose tangent is None or symbolic do not move."""
     moving = jax.tree.map(
         lambda d: None if isinstance(d, SymbolicZero) else d, tangents, is_leaf=lambda d: isinstance(d, SymbolicZero)
     )
@@ -51,7 +51,7 @@ def derivative_along(fn: Callable[..., jax.Array], primals: tuple, tangents: tup
 
 
 class _OfTrees(NamedTuple):
-    """A rule as a function of leaves."""
+    """A rule of trees as a function of their leaves."""
 
     rule: Callable[[tuple, tuple], jax.Array]
     tree: Any
@@ -61,7 +61,7 @@ class _OfTrees(NamedTuple):
 
 
 class _OfBatch(NamedTuple):
-    """A rule of leaves some of which have one more axis, in which z has its first one."""
+    """A rule under `jax.vmap`: some leaves have a batch axis, and that of z comes first."""
 
     each: Tangents
     axes: tuple

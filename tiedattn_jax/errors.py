@@ -1,4 +1,4 @@
-"""Bad input: one form of error, which knows the argument that it is about, and what is asked of arguments."""
+"""Bad input: the error that names the argument at fault, and the checks of arguments that raise it."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-_MANY = 12  # names, more than which are not listed
+_MANY = 12  # a message lists at most this many names; of more, it lists the closest matches
 
 
 class InputError(ValueError):
-    """An argument that cannot be used; the message names it, its value, and what to give instead.
+    """An argument that cannot be used. The message names it, its value, and what to give instead.
 
     Attributes:
-        argument: its name.
+        argument: name of the argument.
         problem: the message after the name.
     """
 
@@ -37,7 +37,7 @@ def require(ok: Any, argument: str, value: Any, want: str) -> None:
 
 
 def require_choice(value: Any, argument: str, choices: Any) -> None:
-    """Raise an `InputError` unless `value` is one of some names; of many names it tells the nearest."""
+    """Raise an `InputError` unless `value` is one of `choices`; if these are many, the message lists the closest."""
     if not isinstance(value, (str, type(None))) or value not in choices:
         names, many = [str(c) for c in choices], ""
         if len(names) > _MANY:
@@ -47,7 +47,7 @@ def require_choice(value: Any, argument: str, choices: Any) -> None:
 
 
 def require_kind(value: Any, argument: str, kind: Any, want: str) -> None:
-    """Raise an `InputError` unless `value` is an instance of a class."""
+    """Raise an `InputError` unless `value` is an instance of `kind`."""
     if not isinstance(value, kind):
         shown = " ".join(repr(value).split())
         shown = shown if len(shown) <= 80 else shown[:77] + "..."
@@ -55,7 +55,7 @@ def require_kind(value: Any, argument: str, kind: Any, want: str) -> None:
 
 
 def require_takes(function: Callable[..., Any], argument: str, wanted: tuple[str, ...], why: str = "") -> None:
-    """Raise an `InputError` unless a function that was given takes what is wanted, by position; says why it must."""
+    """Raise an `InputError` unless `function` takes the `wanted` positional arguments; the message says `why`."""
     got = "one that cannot be called so"
     try:
         signature = inspect.signature(function)
@@ -66,10 +66,10 @@ def require_takes(function: Callable[..., Any], argument: str, wanted: tuple[str
 
 
 def as_array(value: Any, argument: str, dtype: Any) -> jax.Array:
-    """Real numbers as an array of a dtype, traced or not.
+    """Return real numbers as an array of `dtype`; they may be traced.
 
     Raises:
-        InputError: they are none.
+        InputError: `value` does not consist of real numbers.
     """
     try:
         if np.iscomplexobj(value) or isinstance(value, (str, bytes)):
@@ -80,10 +80,10 @@ def as_array(value: Any, argument: str, dtype: Any) -> jax.Array:
 
 
 def as_number(value: Any, argument: str, dtype: Any) -> jax.Array:
-    """One real number as an array of a dtype, traced or not.
+    """Return one real number as an array of `dtype`; it may be traced.
 
     Raises:
-        InputError: it is none, or several.
+        InputError: `value` is not a real number, or is several.
     """
     number = as_array(value, argument, dtype)
     if number.shape != ():
@@ -99,7 +99,7 @@ def require_count(value: Any, argument: str, least: int = 1) -> None:
 
 
 def require_number(value: Any, argument: str, want: str, holds: Callable[[Any], Any]) -> None:
-    """Raise an `InputError` unless `value` is one real number and, if it is known, finite and such that it `holds`."""
+    """Raise an `InputError` unless `value` is one real number; a concrete one must be finite and satisfy `holds`."""
     as_number(value, argument, float)
     if is_concrete(value):
         require(np.isfinite(value) and holds(value), argument, value, want)
@@ -116,7 +116,7 @@ def require_not_negative(value: Any, argument: str) -> None:
 
 
 def require_key(key: Any) -> None:
-    """Raise an `InputError` unless the argument `key` is one key of random numbers, of either kind that jax has."""
+    """Raise an `InputError` unless `key` is one random key: a typed one, or a raw uint32 vector."""
     typed = isinstance(key, jax.Array) and jnp.issubdtype(key.dtype, jax.dtypes.prng_key) and key.ndim == 0
     raw = isinstance(key, (np.ndarray, jax.Array)) and key.dtype == np.uint32 and key.ndim == 1
     if not (typed or raw):
@@ -125,7 +125,7 @@ def require_key(key: Any) -> None:
 
 
 def require_keys(keys: Any) -> None:
-    """Raise an `InputError` unless the argument `keys` is an array of one key or more."""
+    """Raise an `InputError` unless `keys` is a vector of one or more typed random keys."""
     typed = isinstance(keys, jax.Array) and jnp.issubdtype(keys.dtype, jax.dtypes.prng_key)
     if not (typed and keys.ndim == 1 and len(keys)):
         want = "must be typed PRNG keys of shape (K,), as jax.random.split(key, K) gives"
@@ -134,10 +134,10 @@ def require_keys(keys: Any) -> None:
 
 
 def array_of(values: Any, argument: str, want: str, holds: Callable[[np.ndarray], Any], ndim: int = 1) -> np.ndarray:
-    """Finite numbers as an array that is not empty.
+    """Return finite numbers as an array with `ndim` axes that is not empty.
 
     Raises:
-        InputError: they are none, or something else that is wanted does not hold of them.
+        InputError: `values` is not such an array, or does not satisfy `holds`.
     """
     try:
         array = np.asarray(values, float)
@@ -149,16 +149,16 @@ def array_of(values: Any, argument: str, want: str, holds: Callable[[np.ndarray]
 
 
 def shaped_array(name: str, a: Any, axes: str, sizes: dict[str, int], dtype: Any = None) -> jax.Array:
-    """An argument as an array of floats.
+    """Return an argument as an array of floats.
 
     Args:
-        name: of the argument.
+        name: name of the argument.
         axes: names of its axes, as in "L n d".
-        sizes: those that are known, by axis; the others are added.
-        dtype: its type; by default its own, or jax's default for what are no floats.
+        sizes: known sizes by axis; the sizes of the other axes are added to it.
+        dtype: dtype of the result; by default that of the argument, or jax's default float for integers.
 
     Raises:
-        InputError: not an array of real numbers, of another shape, or not finite.
+        InputError: the argument is not an array of real numbers, has another shape, or is not finite.
     """
     try:
         given = jnp.asarray(a)
@@ -172,7 +172,7 @@ def shaped_array(name: str, a: Any, axes: str, sizes: dict[str, int], dtype: Any
     if given.ndim != len(names) or any(sizes.setdefault(k, s) != s for k, s in zip(names, given.shape, strict=True)):
         want = f"({', '.join(names)})" + (f" with {known}" if known else "")
         raise InputError(name, f"must have shape {want}, got shape {given.shape}")
-    with with_values():  # known numbers are checked inside of programs, too
+    with with_values():  # concrete arrays are checked while jax traces, too
         if is_concrete(given) and (bad := int(_not_finite(given))):
             raise InputError(name, f"must be finite, got {bad} entries that are not")
     if dtype is None and not jnp.issubdtype(given.dtype, jnp.floating):
@@ -181,7 +181,7 @@ def shaped_array(name: str, a: Any, axes: str, sizes: dict[str, int], dtype: Any
 
 
 def require_memory(size: float, argument: str, value: Any, what: str) -> None:
-    """Raise an `InputError` unless so many bytes fit into the memory that there is; says what would take them."""
+    """Raise an `InputError` unless `size` bytes fit into the memory; `what` names the objects that would take them."""
     room = _memory()
     if size > room:
         there = f"{what} would take {size / 2**30:.3g} GiB of memory, of which there are {room / 2**30:.3g}"
@@ -189,7 +189,7 @@ def require_memory(size: float, argument: str, value: Any, what: str) -> None:
 
 
 def _memory() -> float:
-    """Bytes of memory of all devices, or of this machine where they have none of their own; infinite if unknown."""
+    """Return the memory of all devices in bytes, or that of this machine if they report none; infinite if unknown."""
     stats = [device.memory_stats() or {} for device in jax.local_devices()]
     if all("bytes_limit" in one for one in stats):
         return float(sum(one["bytes_limit"] for one in stats))
@@ -199,21 +199,21 @@ def _memory() -> float:
 
 @jax.jit
 def _not_finite(a: jax.Array) -> jax.Array:
-    """How many entries are not: counted where the array lies, which may be large."""
+    """Count the entries that are not finite, on the device of the array, which may be large."""
     return jnp.sum(~jnp.isfinite(a))
 
 
 def is_concrete(*values: Any) -> bool:
-    """Whether all arrays have values, so that they can be checked: not while jax traces."""
+    """Return whether all arrays have values that can be checked, that is, none is traced."""
     return not any(isinstance(leaf, jax.core.Tracer) for leaf in jax.tree.leaves(values))
 
 
 def is_tracing() -> bool:
-    """Whether jax traces a function: what is computed then has no value, even of numbers that have one."""
+    """Return whether jax is tracing a function: even operations on concrete arrays then return no values."""
     return not is_concrete(jnp.zeros(()) + 1)
 
 
 def with_values() -> AbstractContextManager[None]:
-    """A context in which what is computed of known numbers has a value, also while jax traces a function."""
-    # At top level it would only make jax compile the constants of every program operation by operation.
+    """Return a context in which operations on concrete arrays return values, also while jax traces a function."""
+    # Outside a trace, the context would only make jax compile the constants of every program one by one.
     return jax.ensure_compile_time_eval() if is_tracing() else nullcontext()

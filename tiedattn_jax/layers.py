@@ -1,6 +1,7 @@
 """The attention layers that the library ships, each a `Model`.
 
-A layer is what it makes of fields, `AttentionLayer.attention`; the data and the form of the target are common to all.
+A layer defines its attention as a function of the fields, `AttentionLayer.attention`. The data and the form of the
+target are common to all layers.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from .penalties import Penalty
 
 
 class AttentionLayer(Model):
-    """A layer whose target is one of its own kind: subclass it, and write `attention`; `of` then makes a model.
+    """A layer whose target has the same kind of attention. Subclass it, and write `attention`; `of` makes a model.
 
     The student is ``S(Z) = attention(Z)``, the target ``T(Y) = (1 - omega) attention(Y) + omega A``. Tokens have
     isotropic covariances ``Sigma_l = sigma^2 I``; positional encodings span a few directions orthogonal to the teacher.
@@ -30,12 +31,12 @@ class AttentionLayer(Model):
         omega: positional share of the target, in [0, 1].
         sigma: standard deviation of the tokens.
         lam: ridge strength.
-        penalty: of the weights besides the ridge, or None.
+        penalty: penalty of the weights besides the ridge, or None.
         mixing: the positional part A of the target, (L, L), rows summing to one.
         encodings: coefficients of p_l on orthonormal directions, (L, e).
         teacher: ``Q*^T Q* / d``, (t, t).
         rank: rank r of the student.
-        spectrum: the law of the data, where it is given instead of sigma, encodings and teacher, which are None then.
+        spectrum: law of the data, if it is given instead of sigma, encodings and teacher, which are then None.
     """
 
     omega: jax.Array
@@ -62,14 +63,14 @@ class AttentionLayer(Model):
         dtype: Any = None,
         **own: Any,
     ) -> Self:
-        """A layer of this kind, at the paper's standard setting but for what is given.
+        """Return a layer of this kind; by default at the paper's standard setting.
 
         Args:
             omega, sigma, lam, mixing, encodings, teacher, rank, penalty, law, dtype: as in `dot_product`.
             own: further fields of a subclass, by name; numbers become arrays of the dtype.
 
         Raises:
-            InputError: naming the argument that is out of range.
+            InputError: an argument is out of range; the error names it.
         """
         dtype = jnp.dtype(dtype or jnp.result_type(float))
         if dtype not in (jnp.float32, jnp.float64):
@@ -110,7 +111,7 @@ class AttentionLayer(Model):
             raise InputError("law", f"{want}, got L = {self.spectrum.gamma.shape[-1]}")
         if not is_concrete(self):
             return
-        omega, lam = np.asarray(self.omega), np.asarray(self.lam)  # comparisons of numpy compile nothing
+        omega, lam = np.asarray(self.omega), np.asarray(self.lam)  # numpy compiles nothing for a comparison
         require(np.isfinite(omega) & (0 <= omega) & (omega <= 1), "omega", omega, "in [0, 1]")
         held = lam >= 0 if self.penalty is not None else lam > 0
         require(np.isfinite(lam) & held, "lam", lam, "positive and finite")
@@ -137,7 +138,7 @@ class AttentionLayer(Model):
 
     @abc.abstractmethod
     def attention(self, fields: jax.Array) -> jax.Array:
-        """Attention matrix, (L, L), of the fields of a sentence, (L, k); even in them."""
+        """Return the attention matrix, (L, L), of the fields of a sentence, (L, k); it must be even in the fields."""
 
     @property
     def shape(self) -> tuple[int, int, int]:
@@ -145,7 +146,7 @@ class AttentionLayer(Model):
 
     @property
     def _teachers(self) -> int:
-        """Columns of the teacher."""
+        """Number of columns of the teacher."""
         return (self.teacher if self.spectrum is None else self.spectrum.pi).shape[-1]
 
     @property
@@ -154,12 +155,12 @@ class AttentionLayer(Model):
 
     @precise
     def student(self, Z: jax.Array) -> jax.Array:
-        """Attention matrix of the student, (L, L)."""
+        """Return the attention matrix of the student, (L, L)."""
         return self.attention(Z)
 
     @precise
     def target(self, Y: jax.Array, *noise: jax.Array) -> jax.Array:
-        """Attention matrix of the target, (L, L), which leaves fields of noise alone."""
+        """Return the attention matrix of the target, (L, L); it does not depend on fields of noise."""
         return (1 - self.omega) * self.attention(Y) + self.omega * self.mixing
 
     def with_teacher(self, gram: jax.Array) -> Model:
@@ -184,7 +185,7 @@ class AttentionLayer(Model):
             tau=(self.encodings @ self.encodings.T)[None],
             pi=self.teacher[None],
             cross=jnp.zeros((1, L, t), self.sigma.dtype),
-            # The first direction of the encodings is 1_d / sqrt(d), the others and the teacher are Gaussian.
+            # The first direction of the encodings is 1_d / sqrt(d); the others and the teacher are Gaussian.
             tau_mean=None if self.penalty is None else self.encodings[None, :, 0],
             pi_mean=None if self.penalty is None else jnp.zeros((1, t), self.sigma.dtype),
         )
@@ -204,9 +205,9 @@ class DotProduct(AttentionLayer):
 class TemperedDotProduct(AttentionLayer):
     """Dot-product attention at a temperature, ``softmax(Z Z^T / temperature)``, in student and target.
 
-    It is the dot product at the ridge ``lam temperature`` of a teacher whose ``Q*^T Q* / d`` is divided by the
-    temperature, with weights larger by the root of the temperature. Attributes as in `AttentionLayer`, and the
-    `temperature`.
+    It is equivalent to the dot product with the ridge ``lam temperature`` and with the teacher's ``Q*^T Q* / d``
+    divided by the temperature; its weights are larger by the root of the temperature. Attributes as in
+    `AttentionLayer`, and the `temperature`.
     """
 
     temperature: jax.Array = eqx.field(kw_only=True)
@@ -225,7 +226,7 @@ class TemperedDotProduct(AttentionLayer):
 
 
 class CausalDotProduct(AttentionLayer):
-    """Dot-product attention in which a token attends to itself and to those before it, in student and target.
+    """Dot-product attention with a causal mask, in student and target: a token attends to itself and to earlier ones.
 
     The positional part A of the target is causal as well: lower triangular. Attributes as in `AttentionLayer`.
     """
@@ -244,8 +245,8 @@ class UntiedDotProduct(AttentionLayer):
     """Dot-product attention with queries and keys of their own, ``softmax(Z^Q (Z^K)^T)``.
 
     The columns of the student are those of the queries, then those of the keys, `rank` of each, so that r = 2 `rank`.
-    Those of the teacher likewise, unless it is tied. A rotation of queries and keys alike changes nothing. Attributes
-    as in `AttentionLayer`, and
+    The columns of the teacher have the same order, unless it is tied. A common rotation of queries and keys changes
+    nothing. Attributes as in `AttentionLayer`, and
 
     Attributes:
         tied_teacher: whether the target is tied, ``(1 - omega) softmax(Y Y^T) + omega A``.
@@ -277,7 +278,7 @@ class UntiedDotProduct(AttentionLayer):
         query = np.eye(k, t if self.tied_teacher else t // 2)
         semantic = np.concatenate([query, query]) if self.tied_teacher else np.kron(np.eye(2), query)
         column = np.eye(k)[k - 1 if both else 0]
-        # Query and key have opposite signs where the target looks at other positions rather than its own.
+        # Query and key get opposite signs if the target attends to other positions rather than to its own.
         gram = jnp.einsum("k,kij->ij", law.weights, law.tau)
         likes = jnp.sum((self.mixing - 1 / len(gram)) * gram)
         sign = jnp.where(likes < 0, -1.0, 1.0).astype(self.lam.dtype)
@@ -294,9 +295,9 @@ class UntiedDotProduct(AttentionLayer):
 class LinearAttention(AttentionLayer):
     """Normalised linear attention: the softmax's exponential expanded to second order.
 
-    ``S_kl = k(s_kl) / sum_j k(s_kj)`` of the scores ``s = Z Z^T``, with the kernel ``k(s) = 1 + s + s^2 / 2``. It is an
-    inner product of features of single tokens, ``(1, z, z z^T / sqrt(2))``, hence the name, and at least one half: rows
-    sum to one, and no denominator vanishes. Attributes as in `AttentionLayer`.
+    ``S_kl = k(s_kl) / sum_j k(s_kj)`` with the scores ``s = Z Z^T`` and the kernel ``k(s) = 1 + s + s^2 / 2``. The
+    kernel is an inner product of features of single tokens, ``(1, z, z z^T / sqrt(2))``, hence the name. It is at least
+    one half, so no denominator vanishes, and rows sum to one. Attributes as in `AttentionLayer`.
     """
 
     def attention(self, fields: jax.Array) -> jax.Array:
@@ -333,25 +334,25 @@ def dot_product(
     law: SpectralLaw | None = None,
     dtype: Any = None,
 ) -> DotProduct:
-    """The dot-product attention of Section 5 of the paper; by default its standard setting.
+    """Return the dot-product attention of Section 5 of the paper; by default at its standard setting.
 
     Args:
         omega: positional share of the target, in [0, 1].
         sigma: standard deviation of the tokens, positive.
-        lam: ridge strength, positive; it may be zero beside a penalty.
+        lam: ridge strength, positive; it may be zero if there is a penalty.
         mixing: positional part A of the target, L x L, entries in [0, 1], rows summing to one.
         encodings: (L, e) coefficients of the positional encodings p_l on e orthonormal directions, of norm O(1) like
             p_l itself: vectors (L, d) of entries O(1) must be divided by sqrt(d). By default (1, -1) for two tokens,
             the paper's p_1 = -p_2 of unit norm.
-        teacher: Q*^T Q* / d: a number, or a (t, t) positive definite matrix. One in the paper; the realised value when
-            the theory is compared with one finite instance.
-        rank: columns of the student.
-        penalty: of the weights besides the ridge, for instance ``L1(0.02)``; with the ridge that is the elastic net.
-        law: of the data, instead of sigma, encodings and teacher; for instance `SpectralLaw.from_matrices`.
-        dtype: of all numbers; by default what jax gives to Python floats (float32 unless x64 is enabled).
+        teacher: Q*^T Q* / d: a number, or a (t, t) positive definite matrix. It is one in the paper. To compare the
+            theory with one finite instance, give the realised value.
+        rank: number of columns of the student.
+        penalty: penalty of the weights besides the ridge; ``L1(0.02)``, for instance, makes the elastic net.
+        law: law of the data, instead of sigma, encodings and teacher; for instance `SpectralLaw.from_matrices`.
+        dtype: dtype of all numbers; by default that of jax for Python floats (float32 unless x64 is enabled).
 
     Raises:
-        ValueError: naming the argument that is out of range.
+        ValueError: an argument is out of range; the error names it.
     """
     more = {"encodings": encodings, "teacher": teacher, "rank": rank, "penalty": penalty, "law": law, "dtype": dtype}
     return DotProduct.of(omega, sigma, lam, mixing, **more)
@@ -366,9 +367,9 @@ def tempered_dot_product(
     temperature: Any = 1.0,
     **more: Any,
 ) -> TemperedDotProduct:
-    """`TemperedDotProduct`: dot-product attention at a temperature.
+    """Return a `TemperedDotProduct`: dot-product attention at a temperature.
 
-    Arguments and errors as in `dot_product`, and the `temperature`, positive.
+    Arguments and errors are those of `dot_product`, and the `temperature`, which is positive.
     """
     return TemperedDotProduct.of(omega, sigma, lam, mixing, temperature=temperature, **more)
 
@@ -376,9 +377,9 @@ def tempered_dot_product(
 def causal_dot_product(
     omega: Any = 0.3, sigma: Any = 0.5, lam: Any = 0.01, mixing: Any = ((1.0, 0.0), (0.4, 0.6)), **more: Any
 ) -> CausalDotProduct:
-    """`CausalDotProduct`: dot-product attention with a causal mask.
+    """Return a `CausalDotProduct`: dot-product attention with a causal mask.
 
-    Arguments and errors as in `dot_product`; `mixing` is lower triangular.
+    Arguments and errors are those of `dot_product`; `mixing` is lower triangular.
     """
     return CausalDotProduct.of(omega, sigma, lam, mixing, **more)
 
@@ -393,15 +394,15 @@ def untied_dot_product(
     teacher: Any = 1.0,
     **more: Any,
 ) -> UntiedDotProduct:
-    """`UntiedDotProduct`: dot-product attention with queries and keys of their own.
+    """Return an `UntiedDotProduct`: dot-product attention with queries and keys of their own.
 
-    Arguments and errors as in `dot_product`, but for these.
+    Arguments and errors are those of `dot_product`, except for these.
 
     Args:
         tied_teacher: whether the target is tied.
-        teacher: where the target is not tied, a number is the norm of each of its columns, one query and one key, and a
-            matrix has the queries first.
-        more: `rank` is that of the queries, and of the keys.
+        teacher: if the target is not tied, a number is ``|q|^2 / d`` of each of its two columns, one query and one key;
+            a matrix has the queries first.
+        more: `rank` is the number of columns of the queries, and of the keys.
     """
     if not np.ndim(teacher) and not tied_teacher and more.get("law") is None:
         teacher = as_array(teacher, "teacher", None) * np.eye(2)
@@ -411,9 +412,9 @@ def untied_dot_product(
 def linear_attention(
     omega: Any = 0.3, sigma: Any = 0.5, lam: Any = 0.01, mixing: Any = ((0.6, 0.4), (0.4, 0.6)), **more: Any
 ) -> LinearAttention:
-    """`LinearAttention`, normalised.
+    """Return a `LinearAttention`: normalised linear attention.
 
-    Arguments and errors as in `dot_product`.
+    Arguments and errors are those of `dot_product`.
     """
     return LinearAttention.of(omega, sigma, lam, mixing, **more)
 
@@ -421,9 +422,9 @@ def linear_attention(
 def relu_attention(
     omega: Any = 0.3, sigma: Any = 0.5, lam: Any = 0.01, mixing: Any = ((0.6, 0.4), (0.4, 0.6)), **more: Any
 ) -> ReLUAttention:
-    """`ReLUAttention`, not normalised.
+    """Return a `ReLUAttention`: ReLU attention that is not normalised.
 
-    Arguments and errors as in `dot_product`.
+    Arguments and errors are those of `dot_product`.
     """
     return ReLUAttention.of(omega, sigma, lam, mixing, **more)
 

@@ -1,7 +1,7 @@
-"""Small linear algebra.
+"""Linear algebra of small matrices, of two kinds.
 
-Matrices (..., r, r) of the order parameters, which are numbers where r = 1: LAPACK would take most of the time that a
-program needs to compile. Then matrices at very many nodes, the node axis last: batched products of tiny ones are slow.
+Order parameters are matrices (..., r, r), and plain numbers for r = 1; calls to LAPACK would dominate the compile time.
+Matrices at N nodes have the node axis last, (n, n, N); batched products of tiny matrices are slow.
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ T = TypeVar("T")
 
 
 def precise(fn: Callable[P, T]) -> Callable[P, T]:
-    """Compute all products of matrices inside of a function with the precision of their dtype.
+    """Compute all matrix products inside a function with the precision of their dtype.
 
     By default GPUs round the factors of a product in float32 to TF32 and TPUs round them to bfloat16. jax reads the
-    precision while it traces a product, so this decorator belongs inside of `jit`, and on every rule of a `custom_jvp`:
+    precision while it traces a product, so this decorator belongs inside `jit`, and on every rule of a `custom_jvp`:
     jax traces the rule on its own.
     """
 
@@ -36,10 +36,10 @@ def precise(fn: Callable[P, T]) -> Callable[P, T]:
 
 
 def inner_products(a: jax.Array, b: jax.Array) -> jax.Array:
-    """Inner products over a long last axis: (..., i, n), (..., j, n) -> (..., i, j).
+    """Return inner products over a long last axis: (..., i, n), (..., j, n) -> (..., i, j).
 
-    GPUs compute a product of matrices with a small result on few of their cores, one step of n after the other; a sum
-    uses all cores. CPUs are faster with the product.
+    A GPU computes a matrix product with a small result on few of its cores, one step of n after the other; a sum uses
+    all cores. CPUs are faster with the product.
     """
 
     def product(a: jax.Array, b: jax.Array) -> jax.Array:
@@ -52,27 +52,26 @@ def inner_products(a: jax.Array, b: jax.Array) -> jax.Array:
 
 
 def inverse(a: jax.Array) -> jax.Array:
-    """Inverse over the last two axes, of matrices as in `solve`."""
+    """Return the inverse over the last two axes; `a` must be as in `solve`."""
     n = a.shape[-1]
     return jnp.reciprocal(a) if n == 1 else solve(a, jnp.broadcast_to(jnp.eye(n, dtype=a.dtype), a.shape))
 
 
 def cholesky(a: jax.Array) -> jax.Array:
-    """Lower Cholesky root over the last two axes; NaN where there is none."""
+    """Return the lower Cholesky root over the last two axes; NaN where there is none."""
     return jnp.sqrt(a) if a.shape[-1] == 1 else jnp.linalg.cholesky(a)
 
 
 def positive_definite(a: jax.Array) -> jax.Array:
-    """Whether all matrices over the last two axes are, a boolean scalar."""
+    """Return whether all matrices over the last two axes are positive definite, as a boolean scalar."""
     return jnp.all(jnp.diagonal(cholesky(a), axis1=-2, axis2=-1) > 0)  # also False for NaN
 
 
 def solve(a: jax.Array, b: jax.Array) -> jax.Array:
-    """``a^{-1} b`` over the last two axes, of matrices of positive leading minors, or triangular ones: rows stay in
-    order.
+    """Solve ``a x = b`` over the last two axes without pivoting.
 
-    Small ones without LAPACK, also because two batches of its solver at once, in one program, can wait for each other
-    for ever where there are two cores or more (jaxlib 0.10.2).
+    `a` must have positive leading minors or be triangular. Matrices up to 4 x 4 are solved entry by entry: LAPACK
+    compiles slowly, and two batched LAPACK solves in one program can deadlock on two or more cores (jaxlib 0.10.2).
     """
     if a.shape[-1] == 1:
         return b / a
@@ -83,23 +82,23 @@ def solve(a: jax.Array, b: jax.Array) -> jax.Array:
 
 
 def apply(matrix: jax.Array, v: jax.Array) -> jax.Array:
-    """``matrix_l v_l`` for every token and node: (L, a, b), (L, b, N) -> (L, a, N)."""
+    """Return ``matrix_l v_l`` for every token and node: (L, a, b), (L, b, N) -> (L, a, N)."""
     rows, columns = matrix.shape[1:]
     return jnp.stack([sum(matrix[:, i, j, None] * v[:, j] for j in range(columns)) for i in range(rows)], 1)
 
 
 def total(terms: Any) -> jax.Array:
-    """Sum of terms, or over a leading axis that is short, term by term: XLA fuses it with what is around."""
+    """Sum terms, or an array over its short leading axis, one by one: XLA fuses this with the operations around it."""
     return functools.reduce(operator.add, terms)
 
 
 def matvec(matrix: jax.Array, v: jax.Array) -> jax.Array:
-    """Matrices (n, n, N), or one (n, n, 1) that all nodes share, times vectors (n, N)."""
+    """Multiply matrices (n, n, N), or one matrix (n, n, 1) that all nodes share, with vectors (n, N)."""
     return total(matrix[:, j] * v[j] for j in range(v.shape[0]))
 
 
 def definite(matrix: jax.Array) -> jax.Array:
-    """Whether symmetric matrices (n, n, N) are positive definite, (N,): whether all pivots are positive."""
+    """Return whether symmetric matrices (n, n, N) are positive definite, (N,): whether all pivots are positive."""
     if len(matrix) <= _UNROLLED:
         return functools.reduce(operator.and_, (pivot > 0 for pivot in _pivots([list(row) for row in matrix])))
 
@@ -112,17 +111,17 @@ def definite(matrix: jax.Array) -> jax.Array:
     return lax.fori_loop(0, len(matrix), clear, (matrix, jnp.ones(matrix.shape[-1:], bool)))[1]
 
 
-_UNROLLED = 4  # order up to which the solver is written entry by entry, one kernel; beyond, that compiles for long
+_UNROLLED = 4  # largest order that is solved entry by entry, in one kernel; larger ones would compile slowly
 
 
 def ldl_solve(rows: Any, b: Any, floor: jax.Array | None = None) -> jax.Array:
-    """Solve symmetric n x n systems at N nodes; with a `floor`, with pivots max(|pivot|, floor).
+    """Solve symmetric n x n systems at N nodes; a `floor` replaces each pivot by max(|pivot|, floor).
 
     Args:
-        rows: matrices, (n, n, N); of small ones only entries on and below the diagonal are used, so that the others
-            need not be computed.
+        rows: matrices, (n, n, N). Up to 4 x 4 only the entries on and below the diagonal are read, so the others need
+            not be computed.
         b: right-hand sides, (n, N) or (n, K, N).
-        floor: (n,).
+        floor: least pivots, (n,).
     """
     n = len(b)
     if n > _UNROLLED:
@@ -135,7 +134,7 @@ def _pivot(diagonal: jax.Array, floor: jax.Array | None, k: Any) -> jax.Array:
 
 
 def _pivots(a: list[list[jax.Array]]) -> list[jax.Array]:
-    """Pivots of symmetric matrices by entries, of which only those on and below the diagonal are used."""
+    """Return the pivots of symmetric matrices given by entries; only those on and below the diagonal are read."""
     pivots, n = [], len(a)
     for k in range(n):
         pivots.append(a[k][k])
@@ -165,7 +164,7 @@ def _solve_entries(rows: Any, b: Any, floor: jax.Array | None) -> jax.Array:
 
 
 def _solve_arrays(a: jax.Array, b: jax.Array, floor: jax.Array | None) -> jax.Array:
-    """The same pivots in a loop, which clears whole columns (Gauss and Jordan): nothing is left to go back for."""
+    """Solve with the same pivots in a loop that clears whole columns (Gauss-Jordan): no back substitution is needed."""
     n, sides = a.shape[0], b.reshape(b.shape[0], -1, b.shape[-1])
     row_of = jnp.arange(n)[:, None, None]
 

@@ -22,14 +22,15 @@ from .penalties import Penalty, check_penalty
 from .printing import Description, Printed, entries
 from .spectra import atoms, eigenbasis, floats, positive
 
-_CHANCE = 0.2  # cosine of the angle between a drawn mean of a class and an encoding, at most: three errors at d = 225
+_CHANCE = 0.2  # largest cosine of a drawn class mean with an encoding: three standard deviations at d = 225
 
 
 class Sentences(Printed):
     """Kinds of sentences whose tokens are of several classes, and so are correlated (Result C.2).
 
-    Given the kind the tokens are independent: that at position l has the mean ``mu_s`` and the covariance ``Sigma_s``
-    of its class s. Where a covariance depends on the position, classes are not shared between positions.
+    The kind of a sentence fixes the classes of its tokens, which are then independent. The token at position l has the
+    mean ``mu_s`` and the covariance ``Sigma_s`` of its class s. If a covariance depends on the position, positions do
+    not share classes.
 
     Attributes:
         weights: shares of the kinds, (C,), summing to one.
@@ -41,11 +42,11 @@ class Sentences(Printed):
 
     @classmethod
     def of(cls, shares: Any) -> Sentences:
-        """Of the shares of the kinds, such as ``{(0, 0): 0.45, (1, 1): 0.45, (0, 1): 0.05, (1, 0): 0.05}``.
+        """Make kinds from their shares, such as ``{(0, 0): 0.45, (1, 1): 0.45, (0, 1): 0.05, (1, 0): 0.05}``.
 
         Raises:
-            InputError: no such dictionary, classes that are no indices, shares that are not positive or do not sum to
-                one.
+            InputError: `shares` is no such dictionary, a class is no index, or the shares are not positive or do not
+                sum to one.
         """
         if isinstance(shares, Sentences):
             return shares
@@ -61,7 +62,7 @@ class Sentences(Printed):
 
     @property
     def table(self) -> np.ndarray:
-        """Ones at the class of every token in every kind, (C, L, S); zeros elsewhere."""
+        """Indicator of the class of every token in every kind, (C, L, S): one at the class, zero elsewhere."""
         classes = np.asarray(self.classes)
         return (classes[..., None] == np.arange(classes.max() + 1)).astype(float)
 
@@ -70,7 +71,7 @@ class Sentences(Printed):
 
 
 def _array(value: Any) -> Any:
-    """A list of numbers as an array; `check` tells of what else is none."""
+    """Return a list of numbers as an array, and anything else unchanged; `check` refuses it if it is no array."""
     return jnp.asarray(value, float) if isinstance(value, (list, tuple)) else value
 
 
@@ -78,18 +79,18 @@ class SpectralLaw(Printed):
     """Joint law of (gamma_l, tau_l, pi) over the common eigenvectors of the covariances (Assumption 4.1), by its atoms.
 
     ``gamma_l`` are the eigenvalues of Sigma_l, ``tau_l = sqrt(d) e_i . p_l`` the projections of the encodings and
-    ``pi = e_i . Q*`` those of the teacher. A ridge asks only for their second moments at each atom. A penalty asks for
-    their law: Gaussian at each atom, with these second moments and with the means `tau_mean` and `pi_mean`. Zero means
-    are a Gaussian teacher; a projection that is one number has that mean, and its square as second moment. Several
-    atoms may have the same gamma: of a sparse teacher, one for the entries that are zero; of samples, one for each.
+    ``pi = e_i . Q*`` those of the teacher. A ridge needs only their second moments at each atom. A penalty needs their
+    law, which is Gaussian at each atom, with these second moments and the means `tau_mean` and `pi_mean`. A Gaussian
+    teacher has zero means. A projection that is a single number has this number as its mean, and its square as second
+    moment. Several atoms may have the same gamma: a sparse teacher has one for the entries that are zero, and samples
+    have one each.
 
-    All of them are of order one: encodings have norm O(1), entries O(1 / sqrt(d)), and the teacher has entries O(1).
-    The law does not know d, and cannot tell moments of encodings that were not divided by sqrt(d) from strong
-    encodings.
+    All these numbers are of order one: encodings have norm O(1) and entries O(1 / sqrt(d)), and the teacher has entries
+    O(1). The law does not contain d. It cannot tell encodings that were not divided by sqrt(d) from strong ones.
 
-    With `sentences` the tokens are of S classes: there is a gamma for each class instead of each token, and tau are the
-    projections of J = L + S vectors, of the encodings and then of the classes' means, which the teacher sees as well:
-    ``cross`` contains the means of its fields, ``Q*^T mu_s / sqrt(d)``. Otherwise S = J = L.
+    With `sentences` the tokens are of S classes. There is then a gamma for each class instead of each token, and tau
+    are the projections of J = L + S vectors: the encodings, followed by the means of the classes. The teacher sees
+    these means as well: ``cross`` contains the means of its fields, ``Q*^T mu_s / sqrt(d)``. Otherwise S = J = L.
 
     Lists of numbers become arrays.
 
@@ -99,9 +100,9 @@ class SpectralLaw(Printed):
         tau: (K, J, J) second moments E[tau_k tau_l]; their mean over the spectrum is p_k . p_l.
         pi: (K, t, t) second moments E[pi pi^T]; their mean over the spectrum is Q*^T Q* / d.
         cross: (K, J, t) moments E[tau_l pi]; zero for a teacher orthogonal to the encodings.
-        tau_mean: (K, J) means E[tau_l], or None where they are not said.
-        pi_mean: (K, t) means E[pi], likewise.
-        sentences: kinds of sentences, or None where the tokens are independent.
+        tau_mean: (K, J) means E[tau_l], or None if they are not given.
+        pi_mean: (K, t) means E[pi], or None.
+        sentences: kinds of sentences, or None if the tokens are independent.
     """
 
     weights: jax.Array = eqx.field(converter=_array)
@@ -115,10 +116,10 @@ class SpectralLaw(Printed):
 
     @property
     def means(self) -> tuple[jax.Array, jax.Array]:
-        """(`tau_mean`, `pi_mean`), which a penalty asks for.
+        """(`tau_mean`, `pi_mean`), which a penalty needs.
 
         Raises:
-            InputError: the law does not say them.
+            InputError: the law does not have both.
         """
         if self.tau_mean is None or self.pi_mean is None:
             missing = "tau_mean" if self.tau_mean is None else "pi_mean"
@@ -136,24 +137,25 @@ class SpectralLaw(Printed):
         sentences: Any = None,
         dtype: Any = None,
     ) -> SpectralLaw:
-        """The law of given matrices: an atom for each distinct set of eigenvalues, with the second moments there.
+        """Return the law of given matrices: an atom for each distinct set of eigenvalues, with its second moments.
 
-        A teacher that was drawn overlaps with the encodings by chance, which leaves no symmetry for the branches by
-        name: these hold m or theta at zero, and `branch=None` does not.
+        A drawn teacher overlaps with the encodings by chance. Named branches, which hold m or theta at zero, then have
+        no exact symmetry; `branch=None` holds neither.
 
         Args:
-            covariances: Sigma_l, (L, d, d), which commute; or their eigenvalues, (L, d), where the coordinates are the
+            covariances: Sigma_l, (L, d, d), which commute; or their eigenvalues, (L, d), if the coordinates are the
                 common eigenvectors.
             encodings: the vectors p_l, (L, d), of norm O(1).
             teacher: Q*, (d, t), entries O(1).
-            means: of the classes of tokens, mu_s, (S, d), of norm O(1); the covariances are then those of the classes.
+            means: means of the token classes, mu_s, (S, d), of norm O(1); the covariances are then those of the
+                classes.
             sentences: shares of the kinds of sentences by the classes of their tokens, see `Sentences.of`; given
                 together with `means`.
-            dtype: of the law; by default what jax gives to Python floats.
+            dtype: dtype of the law; by default that of jax for Python floats.
 
         Raises:
-            InputError: shapes that do not fit; covariances that are not symmetric, do not commute or are not positive;
-                encodings that were not divided by sqrt(d).
+            InputError: shapes do not fit; covariances are not symmetric, do not commute or are not positive; or
+                encodings were not divided by sqrt(d).
         """
         sizes: dict[str, int] = {}
         whole = np.ndim(covariances) == 3
@@ -176,20 +178,19 @@ class SpectralLaw(Printed):
     def from_samples(
         cls, gamma: Any, tau: Any, pi: Any, weights: Any = None, *, sentences: Any = None, dtype: Any = None
     ) -> SpectralLaw:
-        """The law of N samples of (gamma, tau, pi): an atom for each distinct gamma, with the second moments there.
+        """Return the law of N samples of (gamma, tau, pi): an atom for each distinct gamma, with its second moments.
 
         Args:
-            gamma: eigenvalues, (N, L), or (N, S) of the classes.
-            tau: projections of the encodings, ``sqrt(d) e_i . p_l``, (N, L); with those of the means of the classes
-                behind them, (N, L + S).
+            gamma: eigenvalues, (N, L), or (N, S) for classes.
+            tau: projections of the encodings, ``sqrt(d) e_i . p_l``, (N, L); for classes followed by those of the class
+                means, (N, L + S).
             pi: projections of the teacher, ``e_i . Q*``, (N, t).
             weights: shares of the samples, (N,), summing to one; by default equal.
             sentences: as in `from_matrices`.
-            dtype: of the law; by default what jax gives to Python floats.
+            dtype: dtype of the law; by default that of jax for Python floats.
 
         Raises:
-            InputError: shapes that do not fit, numbers that are not finite, negative eigenvalues, weights that are not
-                shares.
+            InputError: shapes do not fit, numbers are not finite, eigenvalues are negative, or weights are not shares.
         """
         sizes: dict[str, int] = {}
         gamma = positive(floats(gamma, "gamma", "N L" if sentences is None else "N S", sizes), "gamma")
@@ -203,7 +204,7 @@ class SpectralLaw(Printed):
         dtype = jnp.dtype(dtype or jnp.result_type(float))
 
         def mean(values: np.ndarray) -> jax.Array:
-            """At every atom, of values (N, ...)."""
+            """Return the mean of values (N, ...) at every atom."""
             total = np.zeros((len(own), *values.shape[1:]))
             np.add.at(total, which, shares.reshape(-1, *[1] * (values.ndim - 1)) * values)
             return jnp.asarray(total / own.reshape(-1, *[1] * (values.ndim - 1)), dtype)
@@ -229,21 +230,21 @@ class SpectralLaw(Printed):
         teacher_means: Any = None,
         dtype: Any = None,
     ) -> SpectralLaw:
-        """The law of correlated tokens (Result C.2): of S classes with covariances ``variance_s I``.
+        """Return the law of correlated tokens (Result C.2): S classes with covariances ``variance_s I``.
 
         Args:
-            variances: of the classes, (S,), positive.
+            variances: variances of the classes, (S,), positive.
             sentences: shares of the kinds of sentences by the classes of their tokens, see `Sentences.of`.
             encodings: (L, e) coefficients on e orthonormal directions, of norm O(1), as in `dot_product`.
             means: mu_s, (S, e), on the same directions; by default zero.
             teacher: Q*^T Q* / d: a number, or a (t, t) positive definite matrix.
-            teacher_means: of the teacher's fields, ``Q*^T mu_s / sqrt(d)``, (S, t), or (S,) for t = 1; by default zero.
-            dtype: of the law; by default what jax gives to Python floats.
+            teacher_means: means of the teacher's fields, ``Q*^T mu_s / sqrt(d)``, (S, t), or (S,) for t = 1; by default
+                zero.
+            dtype: dtype of the law; by default that of jax for Python floats.
 
         Raises:
-            InputError: shapes that do not fit, variances that are not positive, or shares as in `Sentences.of`. That
-                the moments are possible, the teacher's means no larger than its norm and the means allow, is checked
-                with the model.
+            InputError: shapes do not fit, variances are not positive, or shares are refused by `Sentences.of`. The
+                check of the model refuses impossible moments: teacher means larger than its norm and the means allow.
         """
         dtype = jnp.dtype(dtype or jnp.result_type(float))
         kinds, sizes = Sentences.of(sentences), {"S": len(np.atleast_1d(np.asarray(variances)))}
@@ -263,7 +264,7 @@ class SpectralLaw(Printed):
 
     @precise
     def with_teacher(self, gram: jax.Array) -> SpectralLaw:
-        """The law of a teacher with another ``Q*^T Q* / d``, (t, t), whose columns are mixed to have it."""
+        """Return the law of a teacher whose columns are mixed so that ``Q*^T Q* / d`` is `gram`, (t, t)."""
         own = jnp.einsum("k,kst->st", self.weights, self.pi)
         mix = jnp.linalg.cholesky(gram.astype(own.dtype)) @ jnp.linalg.inv(jnp.linalg.cholesky(own))
         pi_mean = None if self.pi_mean is None else self.pi_mean @ mix.T
@@ -278,12 +279,13 @@ class SpectralLaw(Printed):
 class Model(Printed):
     """A tied attention layer and its data. Subclass it, and write `shape`, `loss` and `law`.
 
-    Numbers that theory should be differentiable in are array fields of the subclass.
+    Numbers that theory should be differentiable in must be array fields of the subclass.
 
     Attributes:
         lam: ridge strength lambda of the empirical risk; given by keyword.
-        penalty: of the weights besides the ridge, ``lam / 2 ||Q||_F^2 + sum_i p(Q_i)``, or None; given by keyword.
-        kind: of the sentences at hand where the law has several kinds, a unit vector (C,); see `given`.
+        penalty: penalty p of the weights besides the ridge, or None; given by keyword. The risk contains
+            ``lam / 2 ||Q||_F^2 + sum_i p(Q_i)``.
+        kind: the kind of sentences that the model is restricted to, as a unit vector (C,), or None; see `given`.
     """
 
     of_one = "lam", 0
@@ -302,20 +304,20 @@ class Model(Printed):
 
     @property
     def noise(self) -> int:
-        """How many fields of noise a token has: standard normals, independent of everything.
+        """Number of noise fields of a token: standard normals, independent of everything else.
 
-        Where there are some, `loss` and `target` take them as a last argument, (L, noise).
+        If there are any, `loss` and `target` take them as their last argument, (L, noise).
         """
         return 0
 
     @property
     def columns(self) -> tuple[int, int]:
-        """How many fields of a token are the student's, and how many the labels': the teacher's and those of noise."""
+        """Numbers of student fields and of label fields of a token; label fields are those of teacher and noise."""
         _, r, t = self.shape
         return r, t + self.noise
 
     def label(self, fields: jax.Array) -> tuple[jax.Array, ...]:
-        """The teacher's fields, and those of noise if there are some, of a sentence's (L, t + noise)."""
+        """Split a sentence's label fields (L, t + noise) into those of the teacher and, if there are any, of noise."""
         t = self.shape[2]
         return (fields[:, :t], fields[:, t:]) if self.noise else (fields,)
 
@@ -339,51 +341,52 @@ class Model(Printed):
     @property
     @precise
     def rho(self) -> jax.Array:
-        """Covariance of the teacher's fields, ``Q*^T Sigma_l Q* / d``, (L, t, t), or (S, t, t) of the classes."""
+        """Covariance of the teacher's fields, ``Q*^T Sigma_l Q* / d``, (L, t, t), or (S, t, t) for classes."""
         law = self.law()
         return self.of_tokens(jnp.einsum("k,kl,kst->lst", law.weights, law.gamma, law.pi))
 
     @property
     @precise
     def trace(self) -> jax.Array:
-        """``Tr Sigma_l / d``, the diagonal of D, (L,), or (S,) of the classes; in `loss` it is that of the tokens."""
+        """``Tr Sigma_l / d``, the diagonal of D, (L,), or (S,) for classes; inside `loss` it is that of the tokens."""
         law = self.law()
         return self.of_tokens(law.weights @ law.gamma)
 
     @property
     @precise
     def teacher_mean(self) -> jax.Array | None:
-        """Means of the teacher's fields, ``Q*^T mu_s / sqrt(d)``, (L, t), or (S, t) of the classes; None is zero."""
+        """Means of the teacher's fields, ``Q*^T mu_s / sqrt(d)``, (L, t), or (S, t) for classes; None means zero."""
         law, L = self.law(), self.shape[0]
         return None if law.sentences is None else self.of_tokens(jnp.tensordot(law.weights, law.cross[:, L:], 1))
 
     @property
     def kinds(self) -> jax.Array | None:
-        """Unit vectors of the kinds of sentences, (C, C); None where there is one kind only."""
+        """Unit vectors of the kinds of sentences, (C, C); None if there is only one kind."""
         sentences = self.law().sentences
         return None if sentences is None else jnp.asarray(np.eye(len(sentences.classes), dtype=self.lam.dtype))
 
     def given(self, kind: jax.Array | None) -> Model:
-        """The model of one kind of sentences: `rho`, `trace`, `teacher_mean` and `share` are then those of its
-        tokens.
+        """Return the model restricted to one kind of sentences.
+
+        Its `rho`, `trace` and `teacher_mean` are those of the kind's tokens, and `share` is that of the kind.
         """
         return self if kind is None else eqx.tree_at(lambda m: m.kind, self, kind, is_leaf=lambda a: a is None)
 
     def of_all(self) -> Model:
-        """The model of all kinds of sentences, as before `given`."""
+        """Return the model of all kinds of sentences, as before `given`."""
         return self if self.kind is None else eqx.tree_at(lambda m: m.kind, self, None)
 
     @property
     @precise
     def share(self) -> jax.Array | float:
-        """Share of the kind that the model is given; one where there is one kind only."""
+        """Share of the kind of sentences that the model is restricted to; one without such a kind."""
         sentences = self.law().sentences
         return 1.0 if self.kind is None or sentences is None else self.kind @ sentences.weights
 
     @property
     @precise
     def drawn(self) -> jax.Array | None:
-        """Ones at the class of every token of the kind that the model is given, (L, S); None without one."""
+        """Indicator of the class of every token of the given kind, (L, S); None without a kind."""
         sentences = self.law().sentences
         if self.kind is None or sentences is None:
             return None
@@ -391,80 +394,85 @@ class Model(Printed):
 
     @precise
     def of_tokens(self, classes: jax.Array) -> jax.Array:
-        """Of arrays over the classes, (S, ...), what the tokens of the given kind have, (L, ...);
-        unchanged without one.
+        """Turn arrays over the classes, (S, ...), into arrays over the tokens of the given kind, (L, ...).
+
+        Without a kind they are returned unchanged.
         """
         drawn = self.drawn
         return classes if drawn is None else jnp.tensordot(drawn, classes, 1)
 
     @precise
     def to_classes(self, tokens: jax.Array, axis: int = 0) -> jax.Array:
-        """The transpose of `of_tokens` along an axis: sums over the tokens of each class."""
+        """Apply the transpose of `of_tokens` along an axis: sum over the tokens of each class."""
         drawn = self.drawn
         return tokens if drawn is None else jnp.moveaxis(jnp.tensordot(drawn, tokens, ((0,), (axis,))), 0, axis)
 
     @property
     def rotation_invariant(self) -> bool:
-        """Whether loss(Z O, Y) = loss(Z, Y) for rotations O of the student's columns: a gauge that solvers must fix."""
+        """Whether loss(Z O, Y) = loss(Z, Y) for rotations O of the student's columns; solvers must fix this gauge."""
         return False
 
     def penalty_of(self, Q: jax.Array) -> jax.Array | float:
-        """The penalty of weights besides the ridge, ``sum_i p(Q_i)``; zero without one."""
+        """Return the penalty of weights besides the ridge, ``sum_i p(Q_i)``; zero without a penalty."""
         return 0.0 if self.penalty is None else jnp.sum(self.penalty.value(Q))
 
     @property
     def kinked(self) -> bool:
         """Whether the gradient of the loss jumps where a token's fields change their sign.
 
-        Proximal minima are then searched for on the other side of these places, at every node, and the default averages
-        are single nodes.
+        The proximal minima are then also searched for beyond these places, at every node, and the default rule has
+        single nodes instead of lines.
         """
         return False
 
     @property
     def field_scale(self) -> Any:
-        """Size of a token's fields at which attention is neither flat nor hard, where it is not one.
+        """Size of a token's fields at which attention is neither flat nor hard; one unless a layer says otherwise.
 
-        The search for the minima of the proximal problem takes it as its unit.
+        The search for the minima of the proximal problem uses it as its unit.
         """
         return 1.0
 
     @property
     def generators(self) -> np.ndarray:
-        """Antisymmetric matrices (G, r, r), the tangents of the rotations of columns that leave the loss as it is.
+        """Antisymmetric generators (G, r, r) of the rotations of columns that leave the loss unchanged.
 
-        All of them for a loss that is `rotation_invariant`, else none; a layer with fewer says which.
+        These are all rotations if the loss is `rotation_invariant`, and none otherwise; a layer with only some of them
+        overrides this.
         """
         every = rotations_of(self.shape[1])
         return every if self.rotation_invariant else every[:0]
 
     def start_columns(self, both: bool) -> tuple[jax.Array, jax.Array]:
-        """Which columns of the student a named start gives to the teacher's, (r, t), and to the encodings, (r,).
+        """Return the student's columns that a named start aligns with the teacher, (r, t), and the encodings, (r,).
 
         Args:
-            both: whether it uses both; the encodings then have a column of their own if there is one.
+            both: whether the start uses both; the encodings then get a column of their own if there is one.
         """
         _, r, t = self.shape
         column = r - 1 if both and r > 1 else 0
         return jnp.eye(r, t, dtype=self.lam.dtype), jnp.eye(r, dtype=self.lam.dtype)[column]
 
-    # What a layer may offer besides, by writing the method; `provides` says whether it does.
+    # Optional methods of a layer; `provides` says whether a class has written one.
 
     def target(self, Y: jax.Array) -> jax.Array:
-        """Target attention matrix T(Y), (L, L). Its mean is the linear baseline; sampled data get exact labels."""
+        """Return the target attention matrix T(Y), (L, L).
+
+        Its mean is the linear baseline, and sampled data take their exact labels from it.
+        """
         raise NotImplementedError(self._missing("target(Y)"))
 
     def student(self, Z: jax.Array) -> jax.Array:
-        """Attention matrix S(Z) of the student, (L, L), for the squared error on exact labels."""
+        """Return the attention matrix S(Z) of the student, (L, L), for the squared error on exact labels."""
         raise NotImplementedError(self._missing("student(Z)"))
 
     def with_teacher(self, gram: jax.Array) -> Model:
-        """The model at another ``Q*^T Q* / d``, (t, t): the one that an instance of finite size has drawn."""
+        """Return the model at another ``Q*^T Q* / d``, (t, t), such as that drawn by an instance of finite size."""
         raise NotImplementedError(self._missing("with_teacher(gram)"))
 
     @classmethod
     def provides(cls, method: str) -> bool:
-        """Whether the layer has written an optional method, such as "target", "student" or "with_teacher"."""
+        """Return whether the layer has written an optional method, such as "target", "student" or "with_teacher"."""
         return getattr(cls, method) is not getattr(Model, method)
 
     def _missing(self, method: str) -> str:
@@ -472,50 +480,53 @@ class Model(Printed):
 
 
 def rotations_of(r: int) -> np.ndarray:
-    """Generators of the rotations of r columns, one for each pair of them, (r (r - 1) / 2, r, r)."""
+    """Return the generators of the rotations of r columns, one for each pair of them, (r (r - 1) / 2, r, r)."""
     later, earlier = (np.eye(r)[k] for k in np.tril_indices(r, -1))
     return later[:, :, None] * earlier[:, None] - earlier[:, :, None] * later[:, None]
 
 
 def over_kinds(model: Model, fn: Callable[[Model], Any]) -> Any:
-    """Sum of `fn` of the model given each kind of its sentences, one after the other; `fn(model)` without kinds."""
+    """Sum `fn` of the model given each kind of its sentences, one kind at a time; without kinds return `fn(model)`."""
     if model.kinds is None:
         return fn(model)
     return jax.tree.map(lambda a: jnp.sum(a, 0), lax.map(lambda kind: fn(model.given(kind)), model.kinds))
 
 
 def check_numbers(model: Model) -> None:
-    """Check the numbers of a model as its class and those that it is made from check theirs."""
+    """Check the numbers of a model by `__check_init__` of its class and of all base classes."""
     for base in type(model).__mro__:
         base.__dict__.get("__check_init__", lambda model: None)(model)
 
 
 def check_provides(model: Model, method: str, why: str) -> None:
-    """Raise an `InputError` unless the model has written one of its optional methods; says why it is asked for."""
+    """Raise an `InputError` unless the model has written an optional method; the message says `why` it is needed."""
     if not model.provides(method):
         name = type(model).__name__
         raise InputError("model", f"must have a method `{method}` {why}, got {name} without it: see tiedattn_jax.Model")
 
 
 def check(model: Model, *, even: bool = True) -> None:
-    """Check a model whose numbers are concrete, as every solve does: what a first layer of one's own gets wrong.
+    """Check a model whose numbers are concrete, as every solve does, for the usual mistakes in a new layer.
 
     Args:
         model: a layer and its data.
         even: whether the loss must be even in Z and in Y, as it must for the branches that a symmetry defines.
 
     Raises:
-        InputError: a field that is no array of the dtype of `lam`, or that the model itself refuses; a shape that is
-            not three counts; a method that takes other arguments than it is given, as where `noise` is declared and
-            `loss` does not take it, or whose name is almost that of one of `Model`; a law of other shapes, with weights
-            that do not sum to one, or that no matrices have; a loss that is not a finite real number, not even, without
-            a second derivative, or changed by rotations that are declared to leave it alone; a target or student that
-            is not a finite (L, L) matrix; a penalty that is not convex, without its proximal operator, or without the
-            means of the law.
+        InputError: one of these is wrong.
+            Fields: one is no array of the dtype of `lam`, or the model itself refuses its value.
+            `shape`: it is not three counts.
+            Methods: one takes other arguments than it is given (for instance `loss` does not take the declared
+            `noise`), or has almost the name of a method of `Model`.
+            `law`: it has other shapes, its weights do not sum to one, or no matrices have such a law.
+            `loss`: it is not a finite real number, is not even, has no second derivative, or changes under rotations
+            that are declared to leave it unchanged.
+            `target`, `student`: it is not a finite (L, L) matrix.
+            `penalty`: it is not convex, lacks its proximal operator, or the law lacks the means.
     """
     if not isinstance(model, Model):
         raise InputError("model", f"must be a tiedattn_jax.Model, such as dot_product(), got {model!r}")
-    # Also inside a jitted function, as long as the model itself is concrete; on the host, whatever the device.
+    # The check also works inside a jitted function if the model is concrete. It runs on the host, whatever the device.
     with with_values(), jax.default_device(jax.local_devices(backend="cpu")[0]):
         _check_fields(model)
         model = jax.tree.map(jnp.asarray, jax.device_get(model))
@@ -611,7 +622,7 @@ def _check_law(model: Model) -> None:
 
 
 def _check_sentences(sentences: Any, L: int) -> tuple[int, int]:
-    """The number of classes S, and that of vectors in the law, L + S."""
+    """Check the kinds of sentences; return the number of classes S, and that of vectors in the law, L + S."""
     require_kind(sentences, "law().sentences", Sentences, "Sentences.of({(0, 0): 0.5, (1, 1): 0.5}), or None")
     classes, weights = np.asarray(sentences.classes), np.asarray(sentences.weights)
     S = int(classes.max()) + 1
@@ -624,9 +635,10 @@ def _check_sentences(sentences: Any, L: int) -> tuple[int, int]:
 
 
 def _check_exchange(model: Model, Z: jax.Array, *labels: jax.Array) -> None:
-    """Branches by name need a symmetry: where classes have means, an exchange of tokens that turns the encodings' sign.
+    """Check that named branches have their symmetry: an exchange of tokens that changes the sign of the encodings.
 
-    The means must not lie along the encodings then, but for what chance does in matrices.
+    The check concerns classes with means. These must then be orthogonal to the encodings, up to the overlaps that drawn
+    matrices have by chance.
     """
     L, law = model.shape[0], model.law()
     tau = np.asarray(law.tau, float)
@@ -653,7 +665,7 @@ def _check_exchange(model: Model, Z: jax.Array, *labels: jax.Array) -> None:
 
 
 def _computed(name: str, function: Callable[..., Any], *fields: jax.Array) -> Any:
-    """What a method gives of fields; an `InputError` that says what it stopped at instead."""
+    """Return what a method computes from fields; if it fails, raise an `InputError` with the reason."""
     try:
         return function(*fields)
     except InputError:
@@ -668,14 +680,14 @@ def _computed(name: str, function: Callable[..., Any], *fields: jax.Array) -> An
 @eqx.filter_jit
 @precise
 def _losses(model: Model, turn: jax.Array | None, Z: jax.Array, Y: jax.Array, *noise: jax.Array) -> tuple[Any, ...]:
-    """The loss of fields; of a turned Z, if it is to be turned; of Z, of Y, and of Y and the noise mirrored."""
+    """Return the loss of the fields; of a Z rotated by `turn`, if given; and of Z, Y, and Y with the noise mirrored."""
     fields = [(Z, Y, *noise), (-Z, Y, *noise), (Z, -Y, *noise)]
     if noise:
         fields.append((Z, -Y, *(-a for a in noise)))
     values = tuple(model.loss(*each) for each in fields)
     turned = values[0] if turn is None else model.loss(Z @ turn, Y, *noise)
     if isinstance(values[0], jax.Array) and values[0].shape == () and jnp.issubdtype(values[0].dtype, jnp.floating):
-        jax.eval_shape(jax.hessian(lambda Z: model.loss(Z, Y, *noise)), Z)  # raises where there is none
+        jax.eval_shape(jax.hessian(lambda Z: model.loss(Z, Y, *noise)), Z)  # raises if there is no Hessian
     return values[0], turned, *values[1:]
 
 

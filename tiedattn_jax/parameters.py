@@ -1,8 +1,8 @@
-"""A named number of a setting: "alpha", a field of the model ("sigma"), an entry of one ("mixing[0,1]"), a number of
-its penalty ("penalty.strength"), or a caller's own.
+"""Named numbers of a setting, which is a model and an alpha.
 
-A setting is a model and an alpha. Whatever walks through settings, a boundary, a path or a grid, names what it changes
-by a `Parameter`.
+A number is "alpha", a field of the model ("sigma"), an entry of a field ("mixing[0,1]"), a number of the penalty
+("penalty.strength"), or a caller's own. Boundaries, paths and grids use a `Parameter` to name the number that they
+change.
 """
 
 from __future__ import annotations
@@ -25,18 +25,21 @@ Put = Callable[[Model, Any], Model]
 
 @dataclass(frozen=True)
 class Parameter:
-    """One number of a setting.
+    """One named number of a setting.
 
     Attributes:
         name: "alpha", a scalar field of the model or of its penalty, or an entry such as "mixing[0,1]".
-        put: a caller's own way to give a model a value of it, ``put(model, value)``.
+        put: a caller's own function ``put(model, value)`` that returns the model with this value, or None.
     """
 
     name: str
     put: Put | None = None
 
     def set(self, model: Model, alpha: Any, value: Any) -> tuple[Model, Any]:
-        """The setting with this number at another value; the rest of a row of `mixing` makes room in proportion."""
+        """Return the setting with this number at another value.
+
+        If the number is an entry of `mixing`, the other entries of its row are rescaled so that the row sums to one.
+        """
         if self.put is not None:
             return self.put(model, value), alpha
         value = jnp.asarray(value, model.lam.dtype)
@@ -48,19 +51,19 @@ class Parameter:
         if field == "mixing" and index:
             i, j = index
             others = old[i].at[j].set(0.0)
-            total = jnp.sum(others)  # zero where the entry was all of the row: the others then share equally
+            total = jnp.sum(others)  # zero if the entry was the whole row; the others then share equally
             part = jnp.where(total > 0, others / jnp.where(total > 0, total, 1.0), 1 / (old.shape[1] - 1))
             new = old.at[i].set(((1 - value) * part).at[j].set(value))
         return eqx.tree_at(attrgetter(field), model, new), alpha
 
     def read(self, model: Model, alpha: Any, argument: str) -> float:
-        """Its value in a concrete setting.
+        """Return the value of the number in a concrete setting.
 
         Args:
-            argument: of the caller, which named it.
+            argument: the caller's argument that named the number; errors say it.
 
         Raises:
-            InputError: the setting has no such number, or it is a caller's own.
+            InputError: the setting has no such number, or the number is a caller's own.
         """
         if self.name == "alpha":
             return float(alpha)
@@ -77,34 +80,35 @@ class Parameter:
         return float(value)
 
     def direction(self, model: Model, value: float) -> Model:
-        """d model / d value, for a number of the model."""
+        """Return d model / d value, for a number of the model."""
         one = jnp.ones((), model.lam.dtype)
         return jax.jvp(lambda v: self.set(model, None, v)[0], (value * one,), (one,))[1]
 
     def check(self, model: Model, values: np.ndarray, argument: str) -> None:
-        """Raise an `InputError` unless the model takes the ends of a range of values."""
+        """Raise an `InputError` unless the model accepts both ends of the range of `values`."""
         if self.name == "alpha":
             require(values.min() > 0, argument, values, "positive for alpha")
             return
         if self.put is None:
             self.read(model, None, argument)
-        for end in (values.min(), values.max()):  # as the model checks its own numbers
+        for end in (values.min(), values.max()):  # the model checks its own numbers
             check_numbers(self.set(model, None, end)[0])
 
 
 @dataclass(frozen=True)
 class Axis:
-    """A parameter and the values that it takes along one side of a grid, increasing."""
+    """A parameter and its increasing values along one side of a grid."""
 
     parameter: Parameter
     values: np.ndarray
 
 
 def axis_of(given: Any, default: str, argument: str, model: Model) -> Axis:
-    """What a caller gave for an axis: values of the parameter `default`, (name, values), or (name, values, put).
+    """Return the axis that a caller gave: values of the parameter `default`, (name, values), or (name, values, put).
 
     Raises:
-        InputError: values that are empty, not finite, not increasing or out of the model's range, or an unknown name.
+        InputError: the values are empty, not finite, not increasing or out of the model's range, or the name is
+            unknown.
     """
     parameter, values = Parameter(default), given
     if isinstance(given, str):
@@ -121,18 +125,18 @@ def axis_of(given: Any, default: str, argument: str, model: Model) -> Axis:
 
 
 def numbers_of(model: Model) -> dict[str, float]:
-    """The fields of a concrete model, and of its penalty, that are one number, by name."""
+    """Return the fields of a concrete model, and of its penalty, that are a single number, by name."""
     penalty = {} if model.penalty is None else {f"penalty.{name}": a for name, a in vars(model.penalty).items()}
     fields = vars(model) | penalty
     return {name: float(a) for name, a in fields.items() if eqx.is_inexact_array(a) and not a.ndim}
 
 
 def arrays_of(model: Model) -> dict[str, np.ndarray]:
-    """The fields of a concrete model that are arrays of several numbers, by name."""
+    """Return the fields of a concrete model that are arrays with axes, by name."""
     return {name: np.asarray(a) for name, a in vars(model).items() if eqx.is_inexact_array(a) and a.ndim}
 
 
 def _entry(name: str) -> tuple[str, tuple[int, ...]]:
-    """Field and index that a name like "sigma" or "mixing[0,1]" means."""
+    """Return the field and the index of a name such as "sigma" or "mixing[0,1]"."""
     field, _, index = name.partition("[")
     return field, tuple(int(k) for k in index.removesuffix("]").split(",")) if index else ()

@@ -1,4 +1,4 @@
-"""Penalties of the weights besides the ridge: separable and convex, by their value and their proximal operator."""
+"""Penalties of the weights besides the ridge: separable, convex, and given by their value and proximal operator."""
 
 from __future__ import annotations
 
@@ -21,20 +21,20 @@ _MOST_SWEEPS = 500
 class Penalty(Printed):
     """A convex penalty ``sum_i p(Q_i)`` of the weights besides the ridge. Subclass it, and write `value` and `prox`.
 
-    Numbers that theory should be differentiable in are array fields of the subclass.
+    Numbers that theory should be differentiable in must be array fields of the subclass.
     """
 
     def value(self, w: jax.Array) -> jax.Array:
-        """p of every entry of `w`, of its shape; convex, and even for branches by name."""
+        """Return p of every entry of `w`, in its shape; p must be convex, and even for named branches."""
         raise NotImplementedError
 
     def prox(self, v: jax.Array, c: jax.Array) -> jax.Array:
-        """``argmin_w (w - v)^2 / 2 + c p(w)`` for every entry of `v` and `c` > 0, of their shape; differentiable."""
+        """Return ``argmin_w (w - v)^2 / 2 + c p(w)`` for each entry of `v` and `c` > 0; it must be differentiable."""
         raise NotImplementedError
 
     @property
     def kinks(self) -> tuple[Any, ...]:
-        """The weights at which p or its derivatives jump: averages are broken where the minimiser comes to them."""
+        """Weights at which p or its derivatives jump; averages are broken where the minimiser reaches them."""
         return ()
 
     def describe(self) -> Description:
@@ -42,13 +42,13 @@ class Penalty(Printed):
 
 
 class L1(Penalty):
-    """``p(w) = strength |w|``; with the ridge of the model it is the elastic net.
+    """The penalty ``p(w) = strength |w|``; together with the ridge of the model it is the elastic net.
 
     Attributes:
         strength: zero or positive.
 
     Raises:
-        InputError: a strength that is not one number, or negative.
+        InputError: the strength is not one number, or is negative.
     """
 
     strength: jax.Array
@@ -69,7 +69,7 @@ class L1(Penalty):
 
 
 def minimiser(penalty: Penalty, Lam: jax.Array, b: jax.Array) -> jax.Array:
-    """``argmin_w w^T Lam w / 2 - b . w + sum_a p(w_a)`` of the columns of a weight, differentiable.
+    """Return ``argmin_w w^T Lam w / 2 - b . w + sum_a p(w_a)`` over the columns of a weight; it is differentiable.
 
     Args:
         Lam: positive definite, (..., r, r).
@@ -79,15 +79,16 @@ def minimiser(penalty: Penalty, Lam: jax.Array, b: jax.Array) -> jax.Array:
 
 
 def minimiser_and_response(penalty: Penalty, Lam: jax.Array, b: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """`minimiser` and its derivative in b, (..., r, r), the variance of a weight in message passing."""
+    """Return `minimiser` and its derivative in b, (..., r, r), the variance of a weight in message passing."""
     w, u = _minimised(penalty, Lam, b)
     slope = _prox_and_slope(penalty, u, Lam)[1]
     return w, slope[..., None] * inverse(_by_u(slope, Lam))
 
 
 def _minimised(penalty: Penalty, Lam: jax.Array, b: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """The minimiser, and u with ``w_a = prox(u_a, 1 / Lam_aa)``: what is left of the field of a column beside the
-    others.
+    """Return the minimiser, and u with ``w_a = prox(u_a, 1 / Lam_aa)``.
+
+    u_a is the field of column a minus the contributions of the other columns, divided by Lam_aa.
     """
     u = b / _diagonal(Lam)
     if b.shape[-1] > 1:
@@ -108,19 +109,19 @@ def _prox_and_slope(penalty: Penalty, u: jax.Array, Lam: jax.Array) -> tuple[jax
 
 
 def _field(u: jax.Array, penalty: Penalty, Lam: jax.Array) -> jax.Array:
-    """The field b that u belongs to."""
+    """Return the field b that belongs to u."""
     w, stiff = _prox(penalty, u, Lam), _diagonal(Lam)
     return stiff * (u - w) + jnp.sum(Lam * w[..., None, :], -1)
 
 
 def _by_u(slope: jax.Array, Lam: jax.Array) -> jax.Array:
-    """Derivative of the field b in u, given that of w."""
+    """Return the derivative of the field b in u, given that of w."""
     own = _diagonal(Lam) * (1 - slope)
     return Lam * slope[..., None, :] + own[..., None] * jnp.eye(slope.shape[-1], dtype=slope.dtype)
 
 
 def _found(penalty: Penalty, Lam: jax.Array, b: jax.Array) -> jax.Array:
-    """u by minimising one column after the other, again and again until none moves."""
+    """Find u by minimising over one column after the other, again and again until none moves."""
     stiff, columns = _diagonal(Lam), range(b.shape[-1])
 
     def sweep(u: jax.Array) -> jax.Array:
@@ -139,7 +140,7 @@ def _found(penalty: Penalty, Lam: jax.Array, b: jax.Array) -> jax.Array:
 
 @with_tangent
 def _attach(primals: Any, tangents: Any) -> jax.Array:
-    """u that was found, given its derivatives by the implicit function theorem."""
+    """Return a u that was found, with its derivatives by the implicit function theorem."""
     u, penalty, Lam, _ = primals
     push = derivative_along(lambda penalty, Lam, b: b - _field(u, penalty, Lam), primals[1:], tangents[1:])
     by_u = _by_u(_prox_and_slope(penalty, u, Lam)[1], Lam)
@@ -150,13 +151,13 @@ def check_penalty(penalty: Any, lam: Any, even: bool) -> None:
     """Check a penalty whose numbers are concrete.
 
     Args:
-        lam: ridge strength beside it.
-        even: whether ``p(-w) = p(w)`` is asked for.
+        lam: ridge strength beside the penalty.
+        even: whether ``p(-w) = p(w)`` must hold.
 
     Raises:
-        InputError: no `Penalty`; one without `value` or `prox`, or of other arguments; values of another shape than the
-            argument, not finite, not convex or not even; a `prox` that is not the minimiser; weights that nothing
-            holds.
+        InputError: it is no `Penalty`; it lacks `value` or `prox`, or they take other arguments; its values do not have
+            the shape of the argument, are not finite, not convex or not even; its `prox` is not the minimiser; or
+            neither ridge nor penalty bounds the weights.
     """
     require_kind(penalty, "penalty", Penalty, "a tiedattn_jax.Penalty, such as L1(0.01), or None")
     if not is_concrete(penalty):

@@ -8,14 +8,14 @@ import numpy as np
 
 from .errors import InputError, require
 
-_SAME = 1e-9  # eigenvalues, relative to the largest, that are one
+_SAME = 1e-9  # eigenvalues that differ by less than this, relative to the largest, are one atom
 
 
 def floats(value: Any, argument: str, axes: str, sizes: dict[str, int]) -> np.ndarray:
-    """An argument as an array of double precision; `sizes` of axes are taken from those that are known, or added.
+    """Return an argument as an array of doubles. Its axes must have the known `sizes`; the other sizes are added.
 
     Raises:
-        InputError: not an array of real, finite numbers, or of another shape.
+        InputError: the argument is not an array of real, finite numbers, is empty, or has another shape.
     """
     try:
         array = np.asarray(value, float)
@@ -32,17 +32,17 @@ def floats(value: Any, argument: str, axes: str, sizes: dict[str, int]) -> np.nd
 
 
 def eigenbasis(covariances: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Eigenvalues (d, L) of covariances (L, d, d) that commute, and their common eigenvectors, (d, d), in columns.
+    """Return the eigenvalues (d, L) of commuting covariances (L, d, d) and, in columns, their eigenvectors (d, d).
 
     Raises:
-        InputError: they are zero, are not symmetric, or do not commute.
+        InputError: a covariance is zero or not symmetric, or they do not commute.
     """
     size = np.abs(covariances).max(axis=(1, 2), keepdims=True)
     require(size > 0, "covariances", size.ravel(), "not zero")
     skew = np.abs(covariances - covariances.swapaxes(1, 2)).max(axis=(1, 2)) / size.ravel()
     if np.any(skew > 1e-8):
         raise InputError("covariances", f"must be symmetric, got Sigma_{np.argmax(skew)} off by {skew.max():.1e}")
-    # A mixture at random has the common eigenvectors, and no other.
+    # A random mixture of the covariances has the common eigenvectors and no others.
     share = np.random.default_rng(0).uniform(0.5, 1.5, len(covariances))
     vectors = np.linalg.eigh(np.einsum("l,lij->ij", share, covariances / size))[1]
     rotated = vectors.T @ covariances @ vectors
@@ -55,10 +55,10 @@ def eigenbasis(covariances: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
 
 
 def positive(gamma: np.ndarray, argument: str) -> np.ndarray:
-    """Eigenvalues (N, L), those that are negative by rounding set to zero.
+    """Return eigenvalues (N, L) with those that are negative by rounding set to zero.
 
     Raises:
-        InputError: some are negative, or all of a token are zero.
+        InputError: an eigenvalue is negative by more than rounding, or all eigenvalues of a token are zero.
     """
     size = np.abs(gamma).max(0)
     require(size > 0, argument, size, "not zero")
@@ -68,7 +68,7 @@ def positive(gamma: np.ndarray, argument: str) -> np.ndarray:
 
 
 def atoms(gamma: np.ndarray) -> np.ndarray:
-    """For each row of eigenvalues (N, L) the number of its atom, (N,): rows alike to rounding are one."""
+    """Return the index of the atom of each row of eigenvalues (N, L), (N,); rows equal to rounding share an atom."""
     order = np.argsort(gamma, 0, kind="stable")
     rising = np.take_along_axis(gamma, order, 0)
     jumps = np.diff(rising, axis=0, prepend=rising[:1]) > _SAME * gamma.max(0)

@@ -1,16 +1,16 @@
-"""Gaussian averages of what a proximal operator gives, from small to large.
+"""Gaussian averages of functions of the proximal operator. The modules, from small to large:
 
-nodewise    a function of a few numbers at very many nodes
-loops       how loops of an evaluation end, on CPUs and elsewhere
+nodewise    functions of a few numbers, evaluated at very many nodes
+loops       loops of an evaluation, on CPUs and elsewhere
 fields      the Gaussian law of the local fields
 prox        the proximal operator: global minimum, derivative
-rule        what an averaging rule is
+rule        averaging rules: replicates, blocks, points
 nodes       rules of single nodes
-maxwell     where the proximal operator jumps along a line
-lines       the rule of lines that are broken there
+maxwell     the jumps of the proximal operator along a line
+lines       the rule of lines that are broken at the jumps
 near_jumps  nodes on these lines that are dense at the jumps
 clusters    the inner average of one step of replica symmetry breaking
-sizes       how large averages are, each with its reason
-default     which rule is used unless another is given
-program     how functions that average are compiled
+sizes       default sizes of the averages, each with its reason
+default     the default rule
+program     compilation of the functions that average
 """

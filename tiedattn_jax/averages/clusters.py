@@ -1,9 +1,9 @@
 """Averages within a cluster of minima: the inner average of one step of replica symmetry breaking.
 
-Around a student field h the minima of one cluster see fields h + C xi, with C C^T = q1 - q0, and weigh them with
-exp(-s E), E the Moreau envelope. The envelope is smooth on the two sides of a jump of the proximal operator, and so the
-average is broken there: Gauss-Legendre nodes on either side along the line that crosses the jump, Gauss-Hermite nodes
-across it. The place of the jump moves with the state; derivatives contain that.
+Around a student field h the minima of one cluster see fields h + C xi, with C C^T = q1 - q0, and have the weight
+exp(-s E), where E is the Moreau envelope. The envelope is smooth on either side of a jump of the proximal operator. The
+average is therefore broken at the jump: it takes Gauss-Legendre nodes on either side, along the line that crosses the
+jump, and Gauss-Hermite nodes across this line. The jump moves with the state, and derivatives contain this motion.
 """
 
 from __future__ import annotations
@@ -24,27 +24,28 @@ from .nodes import hermite_grid
 from .prox import Prox, attach, local_minima, moreau, pick, prox_jacobian, reference_axis, search, well_axis
 
 _SMOOTH = 4  # nodes in each direction where there is no jump
-_ALONG, _ACROSS = 12, 3  # nodes on each side of the jump, and places in each direction across it
-_REACH = 4.5  # standard deviations that the nodes reach beyond the centre of their weight
-_FAR = 14.0  # beyond which a jump plays no role
-_LEAST = 0.3  # curvature of the weight, relative to that of the Gaussian law, below which it is taken for this
-_PROBES = (-4.0, -2.0, 0.0, 2.0, 4.0)  # places along a line at which a second minimum is looked for
-_HALVINGS = 5  # of the section between two of them in which the minimiser changes most
-# Share of the change in that section, from which on it is a step in the last piece; of an even change 1/32.
+_ALONG, _ACROSS = 12, 3  # nodes on each side of the jump along a line, and places in each direction across the line
+_REACH = 4.5  # how far the nodes reach beyond the centre of their weight, in standard deviations
+_FAR = 14.0  # largest distance of a jump along a line; further out it plays no role
+_LEAST = 0.3  # least curvature of the weight, relative to that of the Gaussian law; smaller ones are raised to it
+_PROBES = (-4.0, -2.0, 0.0, 2.0, 4.0)  # places along a line that are searched for a second minimum
+_HALVINGS = 5  # halvings of the section between two probes in which the minimiser changes most
+# The minimiser makes a step if it does at least this share of that section's change in the last piece. The share is
+# 1/32 for an even change.
 _STEP = 0.045
-_ROOT_STEPS = 4  # of Newton's method for the place of the jump
+_ROOT_STEPS = 4  # Newton steps for the place of the jump
 
 
 class Cluster(eqx.Module):
     """Nodes of the inner average at N student fields, K at each."""
 
     normals: jax.Array  # standard normals xi, (L, r, K N)
-    log_weight: jax.Array  # logarithms of their weights, (K, N)
-    z: jax.Array  # minimisers of the proximal problem there, (L, r, K N)
+    log_weight: jax.Array  # logarithms of the weights, (K, N)
+    z: jax.Array  # minimisers of the proximal problem at the nodes, (L, r, K N)
 
 
 class _Around(NamedTuple):
-    """N fields, and those of the minima of their clusters at standard normals around them; n = L r."""
+    """N fields, and the law of the fields in the clusters around them; n = L r."""
 
     model: Model
     V: jax.Array  # response, (L, r, r)
@@ -53,28 +54,28 @@ class _Around(NamedTuple):
     y: jax.Array  # teacher fields, (L, t, N)
 
     def at(self, xi: jax.Array) -> tuple[jax.Array, jax.Array]:
-        """Fields at standard normals (n, K N), and the teacher's."""
+        """Return the student fields at standard normals (n, K N), and the teacher fields."""
         count = xi.shape[-1] // self.h.shape[-1]
         shift = apply(self.spread, xi.reshape(*self.h.shape[:2], -1))
         return jnp.tile(self.h, count) + shift, jnp.tile(self.y, count)
 
     def pull(self, z: jax.Array) -> jax.Array:
-        """C^T V^{-1} z, (n, N)."""
+        """Return C^T V^{-1} z, (n, N)."""
         return apply(jnp.swapaxes(self.spread, -1, -2), apply(inverse(self.V), z)).reshape(-1, z.shape[-1])
 
     def search(self, xi: jax.Array) -> Prox:
-        """The global minimisers at standard normals."""
+        """Search for the global minimisers at standard normals."""
         fields, teacher = self.at(xi)
         return search(self.model, fields, self.V, teacher)
 
     def follow(self, z: jax.Array, xi: jax.Array) -> tuple[jax.Array, jax.Array]:
-        """The minimisers next to z at standard normals, and their energies."""
+        """Return the minimisers next to z at standard normals, and their energies."""
         fields, teacher = self.at(xi)
         return local_minima(self.model, z, fields, self.V, teacher)
 
     @precise
     def weight_of(self, low: jax.Array, s: jax.Array) -> _Weight:
-        """The weight of the sheet of the minimisers `low` to second order."""
+        """Return the weight of the sheet of the minimisers `low`, expanded to second order."""
         (L, r, N), n = self.h.shape, low.shape[0] * low.shape[1]
         eye, block = jnp.eye(n, dtype=low.dtype), jax.scipy.linalg.block_diag(*self.spread)[..., None]
         slope = eye[..., None] - prox_jacobian(self.model, low, self.V, self.y)
@@ -91,7 +92,7 @@ class _Around(NamedTuple):
 
 
 class _Weight(NamedTuple):
-    """A Gaussian weight of the standard normals, xi = c + R eta with eta standard normal."""
+    """A Gaussian weight of the standard normals: xi = c + R eta with eta standard normal."""
 
     centre: jax.Array  # c, (n, N)
     root: jax.Array  # R, symmetric, (n, n, N)
@@ -99,34 +100,34 @@ class _Weight(NamedTuple):
     log_det: jax.Array  # log det R, (N,)
 
     def normals(self, eta: jax.Array) -> jax.Array:
-        """xi at eta (n, ..., N)."""
+        """Return xi at eta (n, ..., N)."""
         n, N = self.centre.shape
         axes = (1,) * (eta.ndim - 2)
         return self.centre.reshape(n, *axes, N) + matvec(self.root.reshape(n, n, *axes, N), eta)
 
     def along(self, u: jax.Array, xi: jax.Array) -> jax.Array:
-        """Where standard normals (n, ..., N) lie along directions u of eta, (..., N)."""
+        """Return the coordinate (..., N) of standard normals (n, ..., N) along directions u of eta."""
         n, N = self.centre.shape
         axes = (1,) * (xi.ndim - 2)
         return total(matvec(self.inverse_root, u).reshape(n, *axes, N) * (xi - self.centre.reshape(n, *axes, N)))
 
     def pulled(self, force: jax.Array) -> jax.Array:
-        """A force (n, N) on xi as one on eta."""
+        """Turn a force (n, N) on xi into a force on eta."""
         return matvec(self.root, force)
 
 
 class Beside(NamedTuple):
-    """What is next to N fields, n = L r."""
+    """Rough place of the jump or step next to N fields, n = L r."""
 
     low: jax.Array  # minimisers at the fields, (L, r, N)
-    direction: jax.Array  # of a line through the centre of the weight, as in `Found`
-    jump: jax.Array  # about where on it there is a jump or a step, or zero, (N,)
-    sides: tuple[jax.Array, jax.Array]  # minimisers on both sides of that, (L, r, N)
+    direction: jax.Array  # direction of a line through the centre of the weight, as in `Found`
+    jump: jax.Array  # rough place of a jump or a step on this line, zero without one, (N,)
+    sides: tuple[jax.Array, jax.Array]  # minimisers on both sides of it, (L, r, N)
     breaks: jax.Array  # whether there are two minima, (N,)
 
 
 def look_beside(model: Model, V: jax.Array, spread: jax.Array, h: jax.Array, y: jax.Array, s: jax.Array) -> Beside:
-    """The jump or step next to each field.
+    """Find the rough place of the jump or step next to each field.
 
     Args:
         V: response, (L, r, r).
@@ -140,24 +141,24 @@ def look_beside(model: Model, V: jax.Array, spread: jax.Array, h: jax.Array, y: 
 
 
 class Smooth(NamedTuple):
-    """What is looked for at fields without a jump within reach; n = L r."""
+    """Search results at fields without a jump within reach; n = L r."""
 
     low: jax.Array  # minimisers at the fields, (L, r, N)
-    normals: jax.Array  # (n, K N)
-    log_weight: jax.Array  # (K, N)
+    normals: jax.Array  # standard normals xi of the nodes, (n, K N)
+    log_weight: jax.Array  # logarithms of the weights, (K, N)
     z: jax.Array  # minimisers at the nodes, (L, r, K N)
 
 
 def find_smooth(
     model: Model, V: jax.Array, spread: jax.Array, h: jax.Array, y: jax.Array, s: jax.Array, beside: Beside
 ) -> Smooth:
-    """`find` where there is no jump within reach: a product of Gauss-Hermite rules."""
+    """Replace `find` at fields without a jump within reach: the nodes are a product of Gauss-Hermite rules."""
     z = jnp.tile(beside.low, _SMOOTH ** (h.shape[0] * h.shape[1]))
     return _smooth(_Around(model, V, spread, h, y), beside.low, z, s)
 
 
 def _smooth(around: _Around, low: jax.Array, z: jax.Array, s: jax.Array) -> Smooth:
-    """The rule at minimisers near `low`, with those at the nodes near z."""
+    """Return the smooth rule, given minimisers close to `low` at the fields and close to z at the nodes."""
     n = low.shape[0] * low.shape[1]
     low = around.follow(low, jnp.zeros((n, low.shape[-1]), low.dtype))[0]
     weight = around.weight_of(low, s)
@@ -170,23 +171,23 @@ def _smooth(around: _Around, low: jax.Array, z: jax.Array, s: jax.Array) -> Smoo
 
 
 class Found(NamedTuple):
-    """What has to be looked for, and has no derivative by itself; J places across, n = L r.
+    """Search results at fields with a jump, without derivatives; J places across, n = L r.
 
-    Around a field the weight of the lower sheet is nearly the Gaussian c + R eta, and the nodes lie in eta.
+    Around a field the weight of the lower sheet is nearly the Gaussian c + R eta. The nodes are placed in eta.
     """
 
     low: jax.Array  # minimisers at the fields, (L, r, N)
     weight: _Weight
     direction: jax.Array  # unit vectors of the lines in eta, (n, N)
-    jump: jax.Array  # where along the line the two minima have equal energy, or there is a step, (J, N)
-    place: jax.Array  # by how much the student fields there differ from those of the cluster, (L, r, J N)
-    sides: tuple[jax.Array, jax.Array]  # the two minimisers there, (L, r, J N)
+    jump: jax.Array  # place along the line where the two minima have equal energy, or of a step, (J, N)
+    place: jax.Array  # student fields at the jump minus h, (L, r, J N)
+    sides: tuple[jax.Array, jax.Array]  # the two minimisers at the jump, (L, r, J N)
     breaks: jax.Array  # whether there is a jump, (J, N)
-    other: jax.Array  # place of the centre of the weight of the other sheet, (J, N)
+    other: jax.Array  # place along the line of the centre of the other sheet's weight, (J, N)
     z: jax.Array  # minimisers at the nodes, (L, r, K J N)
 
     def normals(self, x: jax.Array) -> jax.Array:
-        """Standard normals at places x along the lines, (K, J, N), as (n, K J N)."""
+        """Return the standard normals (n, K J N) at places x (K, J, N) along the lines."""
         n = len(self.direction)
         axis = jnp.asarray(reference_axis(n), x.dtype)[:, None]
         v = jnp.where(total(self.direction * axis) < 0, -self.direction, self.direction)
@@ -203,15 +204,16 @@ class Found(NamedTuple):
 
     @property
     def along(self) -> jax.Array:
-        """The direction of the lines in the standard normals, (n, N)."""
+        """Direction of the lines in the standard normals xi, (n, N)."""
         return matvec(self.weight.root, self.direction)
 
 
 def find(
     model: Model, V: jax.Array, spread: jax.Array, h: jax.Array, y: jax.Array, s: jax.Array, beside: Beside
 ) -> Found:
-    """The jumps on the lines through each field and beside it, and the minimisers at all nodes;
-    arguments as `look_beside`.
+    """Find the jumps on the lines through each field and beside it, and the minimisers at all nodes.
+
+    The arguments are those of `look_beside`, and its result.
     """
     around, J = _Around(model, V, spread, h, y), _ACROSS ** (h.shape[0] * h.shape[1] - 1)
     left, right = (jnp.where(beside.breaks, side, beside.low) for side in beside.sides)
@@ -225,20 +227,20 @@ def find(
 
 
 def by_field(found: Any, N: int) -> Any:
-    """What was found at N fields, with all last axes (N,): the nodes around a field have one of their own before it."""
+    """Reshape results at N fields so that all last axes are (N,); nodes around a field get an axis before it."""
     return jax.tree.map(lambda a: a.reshape(*a.shape[:-1], -1, N), found)
 
 
 def found_again(
     model: Model, V: jax.Array, spread: jax.Array, h: jax.Array, y: jax.Array, s: jax.Array, found: Found | Smooth
 ) -> Found | Smooth:
-    """What `find` or `find_smooth` would see next to what it saw at other order parameters."""
+    """Update results of `find` or `find_smooth` from other order parameters to these, by following the minima."""
     around = _Around(model, V, spread, h, y)
     if isinstance(found, Smooth):
         return _smooth(around, found.low, found.z, s)
     low = around.follow(found.low, jnp.zeros_like(found.direction))[0]
     weight = around.weight_of(low, s)
-    # Jumps stay about where they are in the fields, while the nodes move with the weight.
+    # In the fields a jump stays about where it is, while the nodes move with the weight.
     xi = apply(inverse(spread), found.place).reshape(len(found.direction), *found.jump.shape)
     jump = jnp.clip(weight.along(found.direction, xi), -_FAR, _FAR)
     held = found._replace(low=low, weight=weight, jump=jnp.where(found.jump == 0, 0.0, jump))
@@ -248,7 +250,7 @@ def found_again(
 class _Pair(NamedTuple):
     """Two minima at one place; leaves may lead with an axis of places."""
 
-    gap: jax.Array  # by how much b lies higher, (N,); infinite where there is only one
+    gap: jax.Array  # energy of b above that of a, (N,); infinite where there is only one minimum
     place: jax.Array  # standard normals, (n, N)
     a: jax.Array  # (L, r, N)
     b: jax.Array  # (L, r, N)
@@ -257,12 +259,14 @@ class _Pair(NamedTuple):
 def _jump_beside(
     around: _Around, weight: _Weight, origin: Prox
 ) -> tuple[jax.Array, jax.Array, tuple[jax.Array, jax.Array], jax.Array]:
-    """The line on which the two lowest minima are closest, at a field itself or beside it; without two, on which there
-    is a step.
+    """Find the line, at a field or beside it, on which the energies of the two lowest minima are closest.
+
+    Where there is a single minimum, find a line on which it makes a step.
 
     Returns:
-        Its direction in eta, (n, N); about where on it their energies are equal, or the step is, (N,); the minimiser of
-        the sheet of the field, which is on the left, and the other one; whether there are two, (N,).
+        The direction of the line in eta, (n, N); the rough place on it where the energies are equal, or of the step,
+        (N,); the minimiser of the sheet of the field, which is on the left, and the other one; whether there are two
+        minima, (N,).
     """
     direct = around.pull(origin.other - origin.z)
     axis = around.pull(well_axis(around.model, around.y, around.h.shape[1], 12))
@@ -286,15 +290,15 @@ def _jump_beside(
 
 
 def _probe(around: _Around, weight: _Weight, u: jax.Array) -> tuple[_Pair, _Pair]:
-    """Minima along lines u through the centre of the weight, denser where the lowest one changes most.
+    """Search for minima along lines u through the centre of the weight, at more places where the lowest changes most.
 
     Returns:
-        The two lowest at all places, which may both be there only next to the jump; and the lowest on both sides of the
-        place of the steepest change, whose gap is zero if it is a step.
+        The two lowest minima at all places (there may be two only next to the jump). The lowest minima on both sides of
+        the steepest change; their gap is zero if this is a step, and infinite otherwise.
     """
 
     def at(x: jax.Array) -> _Pair:
-        """At places (P, N) along the lines."""
+        """Return the minima at places (P, N) along the lines."""
         xi = weight.normals(x * u[:, None]).reshape(len(u), -1)
         found = around.search(xi)
         split = (a.reshape(*a.shape[:-1], *x.shape) for a in (found.gap, xi, found.z, found.other))
@@ -304,7 +308,7 @@ def _probe(around: _Around, weight: _Weight, u: jax.Array) -> tuple[_Pair, _Pair
         return jnp.max(jnp.abs(jnp.diff(a, axis=0)), (1, 2))
 
     def steepest(x: jax.Array, z: jax.Array) -> tuple[jax.Array, jax.Array]:
-        """The ends (2, ..., N) of the section with the largest change."""
+        """Return the ends (2, ..., N) of the section with the largest change."""
         widest = jnp.argmax(change(z), 0)
 
         def ends(a: jax.Array) -> jax.Array:
@@ -329,18 +333,18 @@ def _probe(around: _Around, weight: _Weight, u: jax.Array) -> tuple[_Pair, _Pair
 
 
 def _settled(around: _Around, held: Found, s: jax.Array) -> Found:
-    """`held` with the jump on each of the lines, by Newton's method, and the minimisers at the nodes."""
+    """Return `held` with the jump on each of the lines, found by Newton's method, and the minimisers at the nodes."""
     J, N = held.jump.shape
 
     def differ(a: jax.Array, b: jax.Array) -> jax.Array:
         return (jnp.max(jnp.abs(a - b), (0, 1)) > 1e-2).reshape(J, N)
 
     def rate(a: jax.Array, b: jax.Array) -> jax.Array:
-        """How fast the energy of the sheet of b falls below that of a, along the lines, (J, N)."""
+        """Return how fast the energy of b's sheet falls below that of a's along the lines, (J, N)."""
         return total(jnp.tile(held.along, J) * around.pull(b - a)).reshape(J, N)
 
     def followed(x: jax.Array, sides: Sequence[jax.Array]) -> tuple[list[jax.Array], list[jax.Array]]:
-        """Both minimisers at x, and their energies."""
+        """Return both minimisers at x, and their energies."""
         xi = held.normals(x[None])
         both, energy = around.follow(jnp.concatenate(sides, -1), jnp.tile(xi, 2))
         return jnp.split(both, 2, -1), jnp.split(energy, 2)
@@ -362,13 +366,13 @@ def _settled(around: _Around, held: Found, s: jax.Array) -> Found:
 
 
 def _unit(v: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """Unit vectors (n, N) and lengths."""
+    """Return unit vectors (n, N) and lengths (N,)."""
     size = jnp.sqrt(total(v**2))
     return v / jnp.where(size > 0, size, 1.0), size
 
 
 def points(model: Model, V: jax.Array, spread: jax.Array, h: jax.Array, y: jax.Array, found: Found | Smooth) -> Cluster:
-    """The nodes of the inner average, and how they move with the state."""
+    """Return the nodes of the inner average, with the derivatives of their motion with the state."""
     around = _Around(model, V, spread, h, y)
     if isinstance(found, Smooth):
         xi, log_weight = found.normals, found.log_weight
@@ -382,7 +386,7 @@ def points(model: Model, V: jax.Array, spread: jax.Array, h: jax.Array, y: jax.A
 
 
 def _moving_jump(around: _Around, found: Found) -> jax.Array:
-    """Where the jumps are, (J, N), with their derivatives: the energies of the two sides stay equal."""
+    """Return the places of the jumps, (J, N), with derivatives that keep the energies of the two sides equal."""
     fields, teacher = around.at(found.normals(found.jump[None]))
     low, high = (moreau(around.model, z, fields, around.V, teacher) for z in found.sides)
     pull = around.pull(found.sides[1] - found.sides[0])
@@ -393,7 +397,7 @@ def _moving_jump(around: _Around, found: Found) -> jax.Array:
 
 
 def _nodes(found: Found, jump: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """Places along the lines, (K, J, N), half of them on each side of the jump, and their weights."""
+    """Return places along the lines, (K, J, N), half of them on each side of the jump, and their weights."""
     t, w = (jnp.asarray(a, jump.dtype)[:, None, None] for a in legendre(_ALONG))
     sides = (
         (jnp.minimum(0.0, jump) - _REACH, jnp.minimum(jump, _REACH)),

@@ -1,4 +1,4 @@
-"""Which averaging rule is used unless another is given."""
+"""The default averaging rule."""
 
 from __future__ import annotations
 
@@ -13,12 +13,13 @@ from .sizes import REPLICATES, SIZES
 def default_nodes(
     model: Model, n: int = SIZES["solve"], *, seed: int = 0, replicates: int = REPLICATES, block: int | None = None
 ) -> Rule:
-    """The rule that is used unless another is given, of about `n` nodes in a replicate.
+    """Return the default rule, with about `n` nodes in a replicate.
 
-    `line_nodes` of order 5 at least for a student and a teacher of two fields each, `sobol_nodes` for other models.
+    It is `line_nodes` of order 5 or more if student and teacher have two fields each and the loss has no kinks, and
+    `sobol_nodes` for other models.
 
     Raises:
-        InputError: as those two; `n` above 2^24 for lines.
+        InputError: as for these two; `n` is above 2^24 for lines.
     """
     check_arguments(model, block, n=n, replicates=replicates, seed=seed)
     L, (r, t) = model.shape[0], model.columns

@@ -11,10 +11,11 @@ from ..overlaps import Overlaps, residual_covariance
 
 
 def fields(model: Model, x: Overlaps, student: jax.Array, teacher: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """Fields h (L, r, N) and y (L, t, N) of standard normals: first the teacher's, then the student's given it.
+    """Return fields h (L, r, N) and y (L, t, N) from standard normals: the teacher's, and the student's given these.
 
-    ``y = rho^{1/2} v``, plus its mean where tokens have classes, and ``h = m + theta rho^{-1} y + (q - theta rho^{-1}
-    theta^T)^{1/2} eta``, Cholesky roots. The target attention of a node is then the same for every state.
+    They are ``y = rho^{1/2} v``, plus its mean where tokens have classes, and
+    ``h = m + theta rho^{-1} y + (q - theta rho^{-1} theta^T)^{1/2} eta``, with Cholesky roots. The target attention of
+    a node is then the same for every state.
     """
     y = teacher_fields(model, teacher)
     slope, spread = conditional(model, x)
@@ -22,9 +23,7 @@ def fields(model: Model, x: Overlaps, student: jax.Array, teacher: jax.Array) ->
 
 
 def teacher_fields(model: Model, teacher: jax.Array) -> jax.Array:
-    """Fields y (L, t, N) of standard normals; those of noise, where a model has them,
-    stay what they are behind them.
-    """
+    """Return teacher fields (L, t, N) from standard normals; fields of noise, if any, follow them unchanged."""
     t, mean = model.shape[2], model.teacher_mean
     y = apply(cholesky(model.rho), teacher[:, :t])
     y = y if mean is None else y + mean[..., None]
@@ -32,19 +31,25 @@ def teacher_fields(model: Model, teacher: jax.Array) -> jax.Array:
 
 
 def conditional(model: Model, x: Overlaps) -> tuple[jax.Array, jax.Array]:
-    """Regression theta rho^{-1} of h on y, (L, r, t), zero on noise, and Cholesky root of what it leaves, (L, r, r)."""
+    """Return the regression theta rho^{-1} of h on y, (L, r, t), and the root of the residual covariance, (L, r, r).
+
+    The root is that of Cholesky. The regression is zero on fields of noise.
+    """
     slope = jnp.swapaxes(solve(model.rho, jnp.swapaxes(x.theta, -1, -2)), -1, -2)
     slope = jnp.pad(slope, ((0, 0), (0, 0), (0, model.noise))) if model.noise else slope
     return slope, cholesky(residual_covariance(model, x))
 
 
 def whiten(model: Model, x: Overlaps, h: jax.Array, y: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """Standard normals of given student fields, and the log density of these fields given the teacher's, (N,)."""
+    """Return the standard normals of student fields, and the log density of these given the teacher's, (N,).
+
+    The log density lacks its constant, a power of 2 pi.
+    """
     slope, spread = conditional(model, x)
     student = apply(inverse(spread), h - x.m[..., None] - apply(slope, y))
     return student, -0.5 * jnp.sum(student**2, (0, 1)) - log_volume(model, x)
 
 
 def log_volume(model: Model, x: Overlaps) -> jax.Array:
-    """Logarithm of the volume in the space of the student's fields that a unit of standard normals takes."""
+    """Return the logarithm of the volume of student fields that corresponds to a unit volume of standard normals."""
     return jnp.sum(jnp.log(jnp.diagonal(conditional(model, x)[1], axis1=1, axis2=2)))

@@ -1,13 +1,14 @@
 """The default rule: lines through the space of the student's fields, broken where the proximal operator jumps.
 
-Given the teacher's fields, the student's are a Gaussian vector, and one direction of it, the one in which the loss is a
-double well, is integrated along a line h(s) = o + s g with s standard normal. The pieces of the line outside the common
-tangents of Maxwell's construction are integrated by Gauss-Legendre in t = c . z, with weight s'(t) times the normal
-density; see `maxwell`.
+Given the teacher's fields, the student's are a Gaussian vector. The direction in which the loss is a double well is
+integrated along a line h(s) = o + s g with s standard normal. The pieces of the line outside the common tangents of
+Maxwell's construction are integrated by Gauss-Legendre in t = c . z, with weight s'(t) times the normal density; see
+`maxwell`.
 
-For an outer derivative lines keep their standard normals, and their fields move with the state and the model; the ends
-of the pieces move as the jumps do, and the nodes with them, so that what a jump contributes is contained. On lines that
-are not resolved nodes stay where they are, and q, theta and m enter through the density, as they do for frozen `Nodes`.
+Under differentiation the lines keep their standard normals, and their fields move with the state and the model. The
+ends of the pieces move with the jumps, and the nodes with the ends, so the derivative contains the contribution of the
+jumps. On lines that are not resolved the nodes stay where they are, and q, theta and m enter through the density, as
+they do for frozen `Nodes`.
 """
 
 from __future__ import annotations
@@ -35,16 +36,18 @@ from .rule import Jumps, Points, Replicate, Rule, block_width, check_arguments, 
 from .sizes import REPLICATES, block_size
 
 DEFAULT_ORDER = 9
-_SOBOL_LINES = 2**11  # as many nodes as the product rule of order 9
-_REACH = (5.4, 6.6)  # range of the two ends of a line, in standard deviations
-_AXIS_STEPS = 32  # of the power method for the axis of the double well
-_MOST_POINTS = 256  # on a line
-_MISSED = 0.01  # of its weight, from which on a line is not resolved: at standard states less than .001 of order 5
-MOST_NODES = 2**24  # of the product rule
+_SOBOL_LINES = 2**11  # about as many nodes as the product rule of order 9 has
+_REACH = (5.4, 6.6)  # the ends of a line are drawn from this range, in standard deviations
+_AXIS_STEPS = 32  # power iterations for the axis of the double well
+_MOST_POINTS = 256  # most nodes on a line
+# A line whose weights miss their sum by more than this is not resolved. At standard states order 5 misses it by less
+# than .001.
+_MISSED = 0.01
+MOST_NODES = 2**24  # most nodes of a product rule
 
 
 class Block(NamedTuple):
-    """A part of `LineNodes`."""
+    """A block of lines of `LineNodes`; the attributes are explained there."""
 
     teacher: jax.Array
     across: jax.Array
@@ -55,17 +58,17 @@ class Block(NamedTuple):
 
 
 class LineNodes(Replicate):
-    """Lines with their places, in standard normals."""
+    """Lines, placed in the space of the standard normals."""
 
     teacher: jax.Array  # standard normals of the teacher's fields, (L, t, N)
     across: jax.Array  # those of the student's fields across the line, (L r - 1, N)
     weight: jax.Array  # (N,), summing to one
-    # Of nodes from the middles of parts of equal weight, on a line that is not resolved, in (-1/2, 1/2), (N,).
+    # On a line that is not resolved, nodes lie in parts of equal weight: offset from the middles, in (-1/2, 1/2), (N,).
     offset: jax.Array
     reach: jax.Array  # how far a line goes to either side, in standard deviations, (2,)
-    direction: jax.Array | None  # of lines in the space of the student's fields, (L, r); None: axis of the double well
+    direction: jax.Array | None  # direction of all lines in the student's fields, (L, r); None: axis of the double well
     points_per_line: int = eqx.field(static=True)
-    jumps: int = eqx.field(static=True)  # of a line, at most
+    jumps: int = eqx.field(static=True)  # most jumps of a line
     block: int = eqx.field(static=True)  # nodes in a block
 
     @property
@@ -102,7 +105,7 @@ class LineNodes(Replicate):
         )
 
     def search(self, model: Model, x: Overlaps, block: Any) -> tuple[jax.Array, Gaps, Section, jax.Array, jax.Array]:
-        """Directions of the lines, their jumps, their nodes with their share of the weight, and which are resolved."""
+        """Return directions of the lines, their jumps, their nodes with weights, and which lines are resolved."""
         teacher, across, _, offset, reach, direction = block
         y = teacher_fields(model, teacher)
         u, origin = directions(model, x, y, direction)
@@ -121,7 +124,7 @@ class LineNodes(Replicate):
         L, r, _ = model.shape
         y = teacher_fields(model, teacher)
         lines = lay(model, x, y, across, u)
-        # No jump is known of the others.
+        # Lines that are not resolved do not move, because their jumps are unknown.
         lines = jax.tree.map(lambda a: jnp.where(resolved, a, lax.stop_gradient(a)), lines)
         shift, stretch = shifts(model, x, lines, gaps, section.s)
         h = lines.origin[:, None] + (section.s + shift) * lines.direction[:, None]
@@ -141,8 +144,9 @@ class LineNodes(Replicate):
 
 
 def _jumps(gaps: Gaps, weight: jax.Array, L: int) -> Jumps:
-    """The jumps of lines of given weights: along a line the energies of the two sides differ by t_right - t_left per
-    s.
+    """Return the jumps of lines with given weights.
+
+    Along a line the energies of the two sides come apart by t_right - t_left per unit of s.
     """
     apart = gaps.right.t - gaps.left.t
     density = weight * jnp.exp(-0.5 * gaps.left.s**2) / (2 * np.pi) ** 0.5 / jnp.where(apart > 0, apart, jnp.inf)
@@ -153,7 +157,7 @@ def _jumps(gaps: Gaps, weight: jax.Array, L: int) -> Jumps:
 def lay(
     model: Model, x: Overlaps, y: jax.Array, across: jax.Array, u: jax.Array, origin_of_loss: Origin | None = None
 ) -> Lines:
-    """Lines in given directions of the standard normals, (n, N), through given places across them, (n - 1, N)."""
+    """Lay lines in directions `u` (n, N) of the standard normals, through places `across` (n - 1, N) across them."""
     L, r, _ = model.shape
     slope, spread = conditional(model, x)
 
@@ -176,11 +180,12 @@ def _nodes(
     reach: jax.Array,
     offset: jax.Array,
 ) -> tuple[Section, jax.Array, jax.Array]:
-    """Nodes (total, N), their weights, and which lines are resolved: Gauss-Legendre in t, shared out by length in s.
+    """Return nodes (total, N), their weights, and which lines are resolved.
 
-    On the other lines, which Maxwell's construction did not resolve, on which a node did not settle or whose weights do
-    not sum to one, they are searched for one by one, and lie in parts of equal weight of the line, at an offset of its
-    own: whatever jumps there, the average along the line is unbiased.
+    On a resolved line the nodes are Gauss-Legendre in t, and the pieces get them in proportion to their length in s. A
+    line is not resolved if Maxwell's construction failed on it, a node did not settle, or its weights do not sum to
+    one. Its nodes are then searched for one by one. They lie in parts of equal weight, at the line's own offset, so
+    the average along the line is unbiased whatever jumps there.
     """
     cut = cuts(gaps.left.s, gaps.real, reach, total)
     number = jnp.arange(total)[:, None]
@@ -209,10 +214,10 @@ def _nodes(
 
 
 def cuts(s: jax.Array, real: jax.Array, reach: jax.Array, total: int) -> jax.Array:
-    """Where the pieces between jumps at s (P, N) begin among the nodes of a line, and the end, (P + 2, N).
+    """Return the first node of each piece of a line, between jumps at s (P, N), and the end of the nodes, (P + 2, N).
 
-    In proportion to their lengths, but at least two nodes for each piece; jumps that are not `real` come last, and have
-    none beyond them.
+    A piece gets nodes in proportion to its length, but at least two. Jumps that are not `real` come last, and get no
+    nodes beyond them.
     """
     least = 2 * jnp.cumsum(real, 0)
     most = total - 2 * jnp.sum(real, 0) - 2 + least
@@ -223,16 +228,17 @@ def cuts(s: jax.Array, real: jax.Array, reach: jax.Array, total: int) -> jax.Arr
 
 
 def legendre(count: int) -> tuple[np.ndarray, np.ndarray]:
-    """Gauss-Legendre nodes and weights on [0, 1]."""
+    """Return Gauss-Legendre nodes and weights on [0, 1]."""
     x, w = np.polynomial.legendre.leggauss(count)
     return 0.5 * (x + 1), 0.5 * w
 
 
 @with_tangent
 def _place(primals: Any, tangents: Any) -> jax.Array:
-    """Fields s (N,) at which lines jump between minimisers `low` and `high`, (n, N): where their energies are equal.
+    """Return the fields s (N,) at which lines jump between minimisers `low` and `high`, (n, N), with derivatives.
 
-    They move by what the energies come apart, over t_right - t_left, which is the slope of that difference in s.
+    A jump stays where the two energies are equal. It moves by the change of their difference, divided by the slope of
+    this difference in s, which is t_right - t_left.
     """
     s, model, V, lines, low, high, real = primals
     shape = *V.shape[:2], -1
@@ -251,16 +257,17 @@ def _place(primals: Any, tangents: Any) -> jax.Array:
 
 
 def shifts(model: Model, x: Overlaps, lines: Lines, gaps: Gaps, s: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """By how much nodes at fields s (K, N) move along their line, and their intervals stretch: zero, with derivatives.
+    """Return how far nodes at fields s (K, N) move along their line, and how much their intervals stretch.
 
-    Nodes between two jumps move with these by linear interpolation, the others rigidly.
+    Both are zero, with derivatives. Nodes between two jumps move by linear interpolation between these; all others move
+    rigidly with the nearest jump.
     """
     count = gaps.real.shape[0]
     every = jax.tree.map(lambda a: jnp.tile(a, count), lines)
     low, high = (jnp.moveaxis(e.z, 0, 1).reshape(every.origin.shape) for e in (gaps.left, gaps.right))
     place = _place(gaps.left.s.ravel(), model, x.V, every, low, high, gaps.real.ravel())
     move = (place - lax.stop_gradient(place)).reshape(count, -1)
-    # From each jump to the next one, (P - 1, K, N).
+    # Intervals from each jump to the next one, (P - 1, K, N).
     width = jnp.diff(gaps.left.s, axis=0)
     width = jnp.where(gaps.real[1:] & (width > 0), width, jnp.inf)[:, None]
     part = jnp.clip((s - gaps.left.s[:-1, None]) / width, 0.0, 1.0)
@@ -270,7 +277,10 @@ def shifts(model: Model, x: Overlaps, lines: Lines, gaps: Gaps, s: jax.Array) ->
 
 
 def vectors_across(u: jax.Array, w: jax.Array) -> jax.Array:
-    """Vectors (n, N) of coordinates `w` (n - 1, N) in a frame across unit vectors `u` that turns smoothly with them."""
+    """Return vectors (n, N) orthogonal to unit vectors `u`, with coordinates `w` (n - 1, N) in a frame across `u`.
+
+    The frame turns smoothly with `u`.
+    """
     n = u.shape[0]
     if n == 1:
         return jnp.zeros_like(u)
@@ -282,9 +292,10 @@ def vectors_across(u: jax.Array, w: jax.Array) -> jax.Array:
 
 
 def directions(model: Model, x: Overlaps, y: jax.Array, direction: jax.Array | None) -> tuple[jax.Array, Origin]:
-    """Directions of the lines in the space of the standard normals, (n, N): in which the two wells differ in energy.
+    """Return the directions of the lines in the standard normals, (n, N), and the loss at zero student fields.
 
-    And the loss at zero, from which they come unless a `direction` is given.
+    In these directions the energies of the two wells come apart. They follow from the double well of the loss at zero,
+    unless a `direction` is given.
     """
     L, r, _ = model.shape
     n, spread = L * r, conditional(model, x)[1]
@@ -307,32 +318,34 @@ def line_nodes(
     even: bool = False,
     block: int | None = None,
 ) -> Rule:
-    """Lines broken where the proximal operator jumps: the precise rule, and for two teacher fields the default one.
+    """Return a rule of lines that are broken where the proximal operator jumps: the precise rule.
 
-    With two teacher fields (L t = 2) the lines form a product rule in the other dimensions: `order` + 2 angles and 3
-    `order` radii of the teacher's fields, order / 2 + 1 places across the lines in each dimension. At the standard
-    setting order 5 is right to 5e-4, 7 to 2e-4, 9 to 4e-5, 15 to 4e-6. Otherwise, or with `lines`, they are scrambled
-    Sobol points, with errors 4 to 12 times those of as many single ones (`sobol_nodes`): a check of these.
+    With two teacher fields (L t = 2) and no noise, the lines form a product rule in the other dimensions. It has
+    `order` + 2 angles and 3 `order` radii of the teacher's fields, and order / 2 + 1 places across the lines in each
+    dimension. At the standard setting order 5 is right to 5e-4, 7 to 2e-4, 9 to 4e-5, 15 to 4e-6. Otherwise, or with
+    `lines`, the lines are scrambled Sobol points. Their errors are 4 to 12 times those of as many single nodes
+    (`sobol_nodes`), so they serve as a check of these.
 
     Args:
         model: gives the number of fields of a node, and the dtype.
-        order: of the product rule.
+        order: order of the product rule.
         lines: Sobol lines in a replicate, a power of two, instead of the product rule.
         points: nodes on a line; by default order + 15, and 24 with Sobol lines.
-        seed: of what differs between the replicates: angles, places and lengths of the lines, or the scrambles.
-        replicates: whose scatter is the error bar.
-        jumps: at most so many on a line; on a line with more, nodes at fixed places are searched for one by one. By
-            default L r + 1, or as many as two points for each piece allow.
-        direction: of all lines, (L, r), in the space of the student's fields; by default each line follows the axis of
-            the double well at its teacher's fields. A jump along the lines is met as by a rule of single nodes.
+        seed: seed of all that differs between replicates: angles, places and lengths of the lines, or the scrambles.
+        replicates: independent copies; their scatter gives the error bar.
+        jumps: most jumps of a line; on a line with more, nodes at fixed places are searched for one by one. By default
+            L r + 1, or fewer if the points do not give two to each piece.
+        direction: direction of all lines, (L, r), in the space of the student's fields; by default each line follows
+            the axis of the double well at its teacher's fields. A jump surface parallel to the lines is resolved only
+            as well as by a rule of single nodes.
         even: whether the product rule has the parity (h, y) -> (-h, -y) and y -> -y of the loss exactly, at twice the
             nodes. Where both m and theta are free, a rule without it turns a pitchfork into an imperfect one.
         block: nodes that are solved together; bounds the memory.
 
     Raises:
-        InputError: a count that is not a positive integer, `lines` not a power of two, fewer than two points for each
-            piece of a line or more than 256, a product rule of more than 2^24 nodes, a direction that is zero or not of
-            shape (L, r), or too many lines for the memory.
+        InputError: a count is not a positive integer; `lines` is not a power of two; a piece of a line has fewer than
+            two points, or a line more than 256; the product rule has more than 2^24 nodes; the direction is zero or not
+            of shape (L, r); or there are too many lines for the memory.
     """
     counts = {"order": order, "lines": lines, "points": points, "jumps": jumps}
     given = {name: count for name, count in counts.items() if count is not None}
@@ -351,7 +364,7 @@ def line_nodes(
     block = block or block_size()
     fields, width = L * t + across, max(1, block // points)
     if product:
-        # Averages over teacher's fields around means of their own are no even functions of them.
+        # If the teacher's fields have means, averages are not even functions of their standard normals.
         whole = even or model.teacher_mean is not None
         size = _number(order, whole, across)
         if size * points > MOST_NODES:
@@ -379,9 +392,9 @@ def line_nodes(
 def _arrays(
     model: Model, sets: list[tuple[np.ndarray, np.ndarray]], seed: int, even: bool, direction: np.ndarray | None
 ) -> dict[str, np.ndarray | None]:
-    """Of `LineNodes`, by name, of normals and weights of every replicate, and of the coarse one, the last.
+    """Return the arrays of `LineNodes` by name, given the normals and weights of all replicates, the coarse one last.
 
-    Its lines are filled up with others that have no weight.
+    The coarse replicate is padded with lines of zero weight.
     """
     (L, (_, t)), size = (model.shape[0], model.columns), max(w.size for _, w in sets)
     normals, weight = (
@@ -400,23 +413,24 @@ def _arrays(
 
 
 def _number(order: int, whole: bool, across: int) -> int:
-    """Number of lines of the product rule."""
+    """Return the number of lines of the product rule."""
     angles, radii, places = _counts(order, whole)
     return angles * radii * places**across
 
 
 def _counts(order: int, whole: bool) -> tuple[int, int, int]:
-    """Angles and radii of the teacher's fields, and places across the lines in each dimension: errors of equal size."""
+    """Return numbers of equal accuracy: of angles and radii of the teacher, and of places in each dimension across."""
     return ((order | 1) + 2) * (1 + whole), 3 * order, order // 2 + 1
 
 
 def _polar(order: int, across: int, whole: bool, even: bool, rng: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:
-    """Normals and weights: equal angles and Gauss-Legendre radii for the teacher's two fields, Gauss-Hermite across.
+    """Return normals and weights of the product rule.
 
-    An odd number of angles sees every function that is even under y -> -y as twice as many would.
+    It has equal angles and Gauss-Legendre radii for the teacher's two fields, and is Gauss-Hermite across the lines. An
+    odd number of angles integrates functions that are even under y -> -y as precisely as twice as many would.
 
     Args:
-        whole: whether other functions are to be seen as well, with twice as many.
+        whole: whether to integrate other functions, too, with twice as many angles.
     """
     angles, radii, places = _counts(order, whole)
     angle = 2 * np.pi * (np.arange(angles) + rng.random()) / angles
@@ -424,8 +438,8 @@ def _polar(order: int, across: int, whole: bool, even: bool, rng: np.random.Gene
     radius, w_radius = (end * a for a in legendre(radii))
     w_radius = w_radius * radius * np.exp(-0.5 * radius**2)
     x, w = special.roots_hermitenorm(places)
-    # A quarter of a spacing, or of a standard deviation if that is less, turns the sign of the error and makes it
-    # hardly larger.
+    # A shift by a quarter of a spacing, or of a standard deviation if that is less, changes the sign of the error and
+    # hardly its size.
     shift = 0.0 if even else rng.uniform(-0.25, 0.25) * np.min(np.diff(x), initial=1.0)
     w = w * np.exp(-shift * x - 0.5 * shift**2)
     x, w = x + shift, w / w.sum()

@@ -1,12 +1,12 @@
-"""How loops inside an evaluation of the averages end.
+"""Loops inside an evaluation of the averages: with a condition on CPUs, with a fixed number of steps elsewhere.
 
-On a CPU a loop stops when its slowest node is done, and the few nodes that are slow are gathered and finished apart. An
-accelerator would wait for the host to read the condition of every step: of a default `solve` on an H200 that was 6,231
-times, while the device computed a fifth of the time. There every loop has a number of steps that is known when it is
+On a CPU a loop stops when its slowest node is done; the few slow nodes are gathered and finished apart. An accelerator
+would wait for the host to read the condition of every step: in a default `solve` on an H200 this happened 6,231 times,
+and the device computed for a fifth of the time. There, every loop has a number of steps that is fixed when it is
 compiled, and all nodes take all of them side by side.
 
-Either way a node that is done keeps its values, so that both ways agree to rounding, and a node does not depend on the
-others in its block.
+Either way a node that is done keeps its values. Both ways therefore agree to rounding, and a node does not depend on
+the others in its block.
 """
 
 from __future__ import annotations
@@ -19,20 +19,20 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-_forced: list[bool] = []  # the innermost `counted_loops` last
+_forced: list[bool] = []  # choices of the open `counted_loops`, the innermost last
 
 
 def counted() -> bool:
-    """Whether loops have a number of steps that is known when they are compiled: everywhere but on CPUs."""
+    """Return whether loops have a number of steps that is fixed when they are compiled: everywhere but on CPUs."""
     return _forced[-1] if _forced else jax.default_backend() != "cpu"
 
 
 @contextlib.contextmanager
 def counted_loops(counted: bool = True) -> Iterator[None]:
-    """Within this context functions are traced with counted loops, or without, whatever the device.
+    """Trace functions with counted loops, or without them, inside this context, whatever the device.
 
-    For tests, and to lower a program for another device than that of this process. What was traced before is forgotten
-    on entry and on exit.
+    This serves tests, and lowers a program for another device than that of this process. Entry and exit clear the
+    functions that jax has traced.
     """
     jax.clear_caches()
     _forced.append(counted)
@@ -52,15 +52,15 @@ def repeat(
     count: int,
     least: int = 0,
 ) -> Any:
-    """Apply `body` to the nodes that are `unfinished`.
+    """Apply `body` again and again to the nodes that are `unfinished`.
 
     Args:
-        body: a step of all nodes.
+        body: returns the state after one step of all nodes.
         state: a tree of arrays (..., N).
-        unfinished: the nodes, (N,), that the next step is for; the others keep their state.
-        most: steps where loops have a condition.
-        count: steps where they have none.
-        least: steps that all nodes take.
+        unfinished: returns the nodes (N,) that take the next step; the others keep their state.
+        most: most steps of a loop with a condition.
+        count: number of steps of a loop without one.
+        least: first steps, which all nodes take.
     """
 
     def step(k: Any, state: Any) -> Any:

@@ -1,14 +1,14 @@
-"""Maxwell's construction: where the proximal operator jumps along a line, and what is left of the line.
+"""Maxwell's construction of the jumps of the proximal operator along a line, and of the pieces between them.
 
-Along a line h(s) = o + s g and with c = V^{-1} g, the energy constrained to the plane c . z = t,
+Along a line h(s) = o + s g, with c = V^{-1} g, the energy is constrained to the plane c . z = t:
 
-    A(t) = min { 1/2 (z - o)^T V^{-1} (z - o) + loss(z) : c . z = t },
+    A(t) = min { 1/2 (z - o)^T V^{-1} (z - o) + loss(z) : c . z = t }.
 
-is a smooth function of one variable, A'(t) = s is the field at which that z is stationary, and the Moreau envelope
-along the line is min_t A(t) - s (t - c . o) + 1/2 s^2 c . g. The proximal operator jumps where A is not convex, from
-one end of a common tangent to the other: Maxwell's construction. So everything happens in t: no branch has to be told
-from another, and near the cusp at which a jump ends, where z is as singular as the cube root of s, s(t) is still
-smooth.
+A is a smooth function of one variable. Its derivative A'(t) = s is the field at which that z is stationary. The Moreau
+envelope along the line is min_t A(t) - s (t - c . o) + 1/2 s^2 c . g. The proximal operator jumps where A is not
+convex, from one end of a common tangent to the other: Maxwell's construction. All computations use t as the variable.
+No branch then has to be told from another. Near the cusp at which a jump ends, z is singular like the cube root of s,
+but s(t) is still smooth.
 """
 
 from __future__ import annotations
@@ -27,13 +27,13 @@ from .loops import counted, repeat
 from .prox import Origin, expand, in_groups, least_pivots, lowest_minima, proximal
 
 _GRID = 24  # points of the profile that is searched for common tangents
-# The profile takes one Newton step at each point: the tangent of the point before leaves little to do, and it says
-# where the jumps are, by energies that are right to second order. All points take as many, for those with more steps
-# than their neighbours have better energies, and look like jumps: that left 2.6 % of the lines of one setting
-# unresolved.
-# The nodes take at least two steps, and stop where the last one is a small share of the place.
+# Each point of the profile takes one Newton step, from the tangent of the point before. One step is enough, because the
+# profile only locates the jumps and its energies are right to second order. All points take the same number of steps: a
+# point with more steps than its neighbours has a better energy, and looks like a jump. Uneven steps left 2.6 % of the
+# lines of one setting unresolved.
+# The nodes take at least two steps, and stop when the last one is small, relative to z.
 _LEAST_NEWTON, _MOST_NEWTON, _SETTLED = 2, 8, 1e-4
-_TANGENT_STEPS = 16  # slow only where a jump is about to end
+_TANGENT_STEPS = 16  # convergence is slow only where a jump is about to end
 
 
 class Lines(eqx.Module):
@@ -43,13 +43,13 @@ class Lines(eqx.Module):
     direction: jax.Array  # (n, N)
     normal: jax.Array  # V^{-1} direction, (n, N)
     y: jax.Array  # (L, t, N)
-    origin_of_loss: Origin | None = None  # where it is known: it serves all points of a line
+    origin_of_loss: Origin | None = None  # if it is known; it serves all points of a line
 
 
 class Section(eqx.Module):
     """The constrained minimiser at t, and the derivatives of its energy A(t).
 
-    In one array: every array that a loop carries, or that is picked from, takes kernels to compile.
+    All numbers are rows of one array, because each array that a loop carries or indexes costs kernels to compile.
 
     Attributes:
         rows: (..., 5 + 2 n, N).
@@ -59,7 +59,7 @@ class Section(eqx.Module):
 
     @classmethod
     def of(cls, t: Any, z: Any, tangent: Any, energy: Any, s: Any, slope: Any, error: Any) -> Section:
-        """From arrays (..., N), `z` and `tangent` (..., n, N)."""
+        """Make a section from arrays (..., N), with `z` and `tangent` (..., n, N)."""
         numbers = (a[..., None, :] for a in (t, energy, s, slope, error))
         return cls(jnp.concatenate([*numbers, z, tangent], -2))
 
@@ -67,23 +67,23 @@ class Section(eqx.Module):
     energy = property(lambda self: self.rows[..., 1, :])  # A
     s = property(lambda self: self.rows[..., 2, :])  # A'
     slope = property(lambda self: self.rows[..., 3, :])  # A''
-    error = property(lambda self: self.rows[..., 4, :])  # last Newton step
+    error = property(lambda self: self.rows[..., 4, :])  # size of the last Newton step
     z = property(lambda self: jnp.split(self.rows[..., 5:, :], 2, -2)[0])  # (..., n, N)
     tangent = property(lambda self: jnp.split(self.rows[..., 5:, :], 2, -2)[1])  # dz/dt, (..., n, N)
 
     @property
     def settled(self) -> jax.Array:
-        """Whether that step was small."""
+        """Whether the last Newton step was small."""
         return self.error < _SETTLED * (1 + jnp.max(jnp.abs(self.z), -2))
 
     def but(self, **parts: jax.Array) -> Section:
-        """With other parts."""
+        """Return the section with some parts replaced."""
         names = ("t", "z", "tangent", "energy", "s", "slope", "error")
         return Section.of(**{name: getattr(self, name) for name in names} | parts)
 
 
 def section(model: Model, V: jax.Array, lines: Lines, t: jax.Array, z: jax.Array) -> Section:
-    """One Newton step within the plane through z; s and A are then exact to second order of the error of z."""
+    """Take one Newton step within the plane through z; s and A are then exact to second order in the error of z."""
     c = lines.normal
     e = expand(model, z, lines.origin, V, lines.y)
     # Adding a multiple of c c^T changes no step within the plane, and makes the matrix positive definite there.
@@ -101,7 +101,7 @@ def section(model: Model, V: jax.Array, lines: Lines, t: jax.Array, z: jax.Array
 
 
 def trace(model: Model, V: jax.Array, lines: Lines, start: Section, ts: jax.Array) -> Section:
-    """The profile: sections at one t after the other, (K, N), each from the tangent of the one before."""
+    """Trace the profile: sections at one t after the other, (K, N), each from the tangent of the one before."""
 
     def body(last: Section, t: jax.Array) -> tuple[Section, Section]:
         here = section(model, V, lines, t, last.z + last.tangent * (t - last.t))
@@ -111,7 +111,7 @@ def trace(model: Model, V: jax.Array, lines: Lines, start: Section, ts: jax.Arra
 
 
 def between(model: Model, V: jax.Array, lines: Lines, profile: Section, t: jax.Array) -> Section:
-    """Sections at any t within the profile, (K, N), each from the nearest place of the profile."""
+    """Return sections at any t within the profile, (K, N), each started from the nearest point of the profile."""
     count, size = t.shape
     first, last = profile.t[0], profile.t[-1]
     place = jnp.round((t - first) / (last - first) * (len(profile.t) - 1))
@@ -127,7 +127,7 @@ def between(model: Model, V: jax.Array, lines: Lines, profile: Section, t: jax.A
             least=_LEAST_NEWTON,
         )
 
-    if not counted():  # one place of all lines after the other, which the caches hold
+    if not counted():  # one place of all lines at a time, which the caches hold
         return lax.map(lambda at: settle(lines, *at), (near, t))
     flat = Section(jnp.moveaxis(near.rows, 0, 1).reshape(-1, count * size))
     flat = settle(jax.tree.map(lambda a: jnp.tile(a, count), lines), flat, t.ravel())
@@ -135,7 +135,7 @@ def between(model: Model, V: jax.Array, lines: Lines, profile: Section, t: jax.A
 
 
 def searched(model: Model, V: jax.Array, lines: Lines, sections: Section) -> Section:
-    """Sections (K, N), those that are not `settled` replaced by the proximal operator at their field s, in groups."""
+    """Replace sections (K, N) that are not `settled` by the proximal operator at their field s, in groups."""
     (count, n, size), L, r = sections.z.shape, *V.shape[:2]
     lanes = count * size
     group = max(256, lanes // 16)
@@ -154,7 +154,7 @@ def searched(model: Model, V: jax.Array, lines: Lines, sections: Section) -> Sec
 
 
 def _at(sections: Any, index: jax.Array) -> Any:
-    """A tree of arrays (K, ..., N) at an index (N,) or (P, N) into the leading axis."""
+    """Return a tree of arrays (K, ..., N) at an index (N,) or (P, N) into the leading axis."""
 
     def pick(a: jax.Array) -> jax.Array:
         shaped = index.reshape(-1, *[1] * (a.ndim - 2), index.shape[-1])
@@ -164,16 +164,16 @@ def _at(sections: Any, index: jax.Array) -> Any:
 
 
 class Gaps(eqx.Module):
-    """The intervals of t over which the proximal operator jumps, P on every line in increasing order; (P, N)."""
+    """The intervals of t over which the proximal operator jumps: P on every line, in increasing order, (P, N)."""
 
     left: Section
     right: Section
-    real: jax.Array  # the others do not exist, and come last
+    real: jax.Array  # whether the interval exists; those that do not come last
     fold: tuple[jax.Array, jax.Array]  # range of s in which there is a second minimum
 
 
 def common_tangents(model: Model, V: jax.Array, lines: Lines, profile: Section, count: int) -> tuple[Gaps, jax.Array]:
-    """Maxwell's construction on a traced profile: where the convex hull of A leaves it; which lines are resolved."""
+    """Return the intervals where the convex hull of a traced profile A leaves it, and which lines are resolved."""
     last = profile.t.shape[0] - 1
     # A point is on the hull if its tangent lies below the whole profile.
     above = profile.energy[:, None] - profile.energy - profile.s * (profile.t[:, None] - profile.t)
@@ -186,7 +186,7 @@ def common_tangents(model: Model, V: jax.Array, lines: Lines, profile: Section, 
     opens = touches[:-1] & ~touches[1:]
     width = jnp.where(opens, jnp.take_along_axis(profile.t, following, 0, mode="clip") - profile.t[:-1], 0.0)
     starts = []
-    for _ in range(count):  # the widest ones
+    for _ in range(count):  # the widest intervals first
         starts.append(jnp.where(jnp.max(width, 0) > 0, jnp.argmax(width, 0), last))
         width = jnp.where(place[:-1] == starts[-1], 0.0, width)
     resolved &= ~jnp.any(width > 0, 0)
@@ -208,7 +208,7 @@ def common_tangents(model: Model, V: jax.Array, lines: Lines, profile: Section, 
         new = _touch(model, V, all_lines, *jax.tree.map(_side_by_side, (found, low, high)))
         found = jax.tree.map(lambda a, b: jnp.where(there[:, None], b, a), found, _one_by_one(new, count))
     else:
-        # Few lines have more than one jump: only as many tangents as the line with the most jumps has are solved for.
+        # Few lines have more than one jump: solve for as many tangents as the line with the most jumps has.
         _, found = lax.while_loop(lambda s: (s[0] < count) & jnp.any(real[s[0]]), touch, (0, found))
     left, right = _sides(found)
     apart = jnp.abs(left.s - right.s) >= max(1e-5, 30 * float(jnp.finfo(left.s.dtype).eps) ** 0.5)
@@ -218,15 +218,15 @@ def common_tangents(model: Model, V: jax.Array, lines: Lines, profile: Section, 
 
 
 def _rounding(energy: jax.Array) -> jax.Array:
-    """Differences of energies (K, N) that say nothing, (N,)."""
+    """Return the size (N,) of differences of energies (K, N) that are only rounding."""
     return 100 * jnp.finfo(energy.dtype).eps * jnp.max(jnp.abs(energy), 0)
 
 
 def _touch(model: Model, V: jax.Array, lines: Lines, pair: Section, low: tuple, high: tuple) -> Section:
-    """Where one tangent touches twice: in the first and in the second half of the lanes.
+    """Find the two places where one tangent touches: they are in the first and in the second half of the lanes.
 
     Args:
-        low, high: t, and the slope there, between which each of the two places lies.
+        low, high: t and the slope at the profile points between which each of the two places lies.
     """
 
     def body(_: int, pair: Section) -> Section:
@@ -239,31 +239,31 @@ def _touch(model: Model, V: jax.Array, lines: Lines, pair: Section, low: tuple, 
 
 
 def _twice(tree: Any) -> Any:
-    """All lanes twice: a first and a second half for the two ends of what they have."""
+    """Repeat all lanes: the first half is for the left ends of intervals, the second half for the right ends."""
     return jax.tree.map(lambda a: jnp.tile(a, 2), tree)
 
 
 def _sides(pair: Any) -> tuple[Any, Any]:
-    """The first and the second half of the lanes."""
+    """Return the first and the second half of the lanes."""
     half = pair.t.shape[-1] // 2
     return jax.tree.map(lambda a: a[..., :half], pair), jax.tree.map(lambda a: a[..., half:], pair)
 
 
 def _side_by_side(a: jax.Array) -> jax.Array:
-    """Arrays (P, ..., 2 N) of the two ends of P jumps as (..., 2 P N), the first ends of all before the second ones."""
+    """Turn arrays (P, ..., 2 N) of the two ends of P jumps into (..., 2 P N), all left ends before all right ends."""
     halves = a.reshape(*a.shape[:-1], 2, -1)
     return jnp.moveaxis(halves, 0, -2).reshape(*a.shape[1:-1], -1)
 
 
 def _one_by_one(tree: Any, count: int) -> Any:
-    """The inverse of `_side_by_side`."""
+    """Invert `_side_by_side`."""
     return jax.tree.map(
         lambda a: jnp.moveaxis(a.reshape(*a.shape[:-1], 2, count, -1), -2, 0).reshape(count, *a.shape[:-1], -1), tree
     )
 
 
 def energy_profile(model: Model, V: jax.Array, lines: Lines, reach: jax.Array) -> Section:
-    """A(t) at `_GRID` places (leading axis), traced from both ends; where the two differ, the lower one."""
+    """Return A(t) at `_GRID` places (leading axis), traced from both ends; where the traces differ, the lower one."""
     L, r = V.shape[:2]
     size = lines.y.shape[-1]
     both = _twice(lines)
@@ -280,7 +280,7 @@ def energy_profile(model: Model, V: jax.Array, lines: Lines, reach: jax.Array) -
 
 
 def energy_gap(gaps: Gaps, s: jax.Array) -> jax.Array:
-    """Energy of the next minimum above the lowest at fields (K, N), to first order in the distance from the jump."""
+    """Return the energy of the next minimum above the lowest at fields (K, N), to first order around the jump."""
     at, wide, (lowest, highest), real = (
         jax.tree.map(lambda a: a[:, None], part)
         for part in (gaps.left.s, gaps.right.t - gaps.left.t, gaps.fold, gaps.real)

@@ -1,7 +1,7 @@
 """Nodes on lines that are dense where the proximal operator jumps.
 
-An average whose integrand is smooth, but changes within a short distance of each jump, needs them. They are laid for
-one state and stay where they are; jumps may then move by a part of that distance.
+They serve averages whose integrand is smooth but changes within a short distance of each jump. The nodes are laid for
+one state and then stay where they are; the jumps may move by a part of that distance.
 """
 
 from __future__ import annotations
@@ -20,18 +20,19 @@ from .lines import LineNodes, directions, lay, legendre
 from .maxwell import Lines, common_tangents, energy_profile
 from .nodes import Block
 
-_REACH = 6.0  # times the distance: how far the dense nodes go to either side of a jump
-_DENSE = 10  # of them on each side
-_DENSITY = 4.0  # of the others, per standard deviation: next to the end of a jump the minimiser is steep, too
+_REACH = 6.0  # how far the dense nodes go to either side of a jump, in units of the distance
+_DENSE = 10  # dense nodes on each side
+_DENSITY = 4.0  # other nodes per standard deviation; the minimiser is also steep beyond the end of a jump
 
 
 def lay_nodes(model: Model, x: Overlaps, replicate: LineNodes, distance: float) -> Block:
-    """Gauss-Legendre nodes on the lines of a replicate, in pieces that end at the jumps and around them; weights sum to
-    1.
+    """Lay Gauss-Legendre nodes on the lines of a replicate, in pieces that end at the jumps and around them.
+
+    The weights sum to one.
 
     Args:
-        x: overlaps at which the jumps are looked for.
-        distance: over which the integrand changes at a jump, in standard deviations of the student's fields.
+        x: overlaps at which the jumps are located.
+        distance: distance over which the integrand changes at a jump, in standard deviations of the student's fields.
     """
     lines, teacher, at, real = _jumps(model, x, replicate)
     low, high = -float(replicate.reach[0]), float(replicate.reach[1])
@@ -50,7 +51,7 @@ def lay_nodes(model: Model, x: Overlaps, replicate: LineNodes, distance: float) 
 @eqx.filter_jit
 @precise
 def _jumps(model: Model, x: Overlaps, replicate: LineNodes) -> tuple[Lines, jax.Array, jax.Array, jax.Array]:
-    """All lines of a replicate with their teachers, and where they jump, (P, lines), if they do."""
+    """Return all lines of a replicate, their teacher normals, where they jump, (P, lines), and whether they do."""
     y = teacher_fields(model, replicate.teacher)
     lines = lay(model, x, y, replicate.across, *directions(model, x, y, replicate.direction))
     profile = energy_profile(model, x.V, lines, replicate.reach)
@@ -59,7 +60,7 @@ def _jumps(model: Model, x: Overlaps, replicate: LineNodes) -> tuple[Lines, jax.
 
 
 def nodes_on_line(jumps: np.ndarray, low: float, high: float, distance: float) -> tuple[np.ndarray, np.ndarray]:
-    """Nodes and weights on [low, high]."""
+    """Return nodes and weights on [low, high], dense around the `jumps`."""
     wide = _REACH * distance
     inside = jumps[(low < jumps) & (jumps < high)]
     ends = np.unique(np.clip([low, high, *inside, *(inside - wide), *(inside + wide)], low, high))

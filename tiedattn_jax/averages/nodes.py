@@ -1,9 +1,9 @@
 """Rules of single nodes: Sobol points, Monte Carlo, Gauss-Hermite.
 
-The minimiser jumps on a surface in the space of the fields, and an average that is differentiated node by node misses
-what that surface contributes when it moves. Here the derivative is made whole. Where nothing jumps, nodes move with the
-law of the fields: at frozen normals, so that derivatives are those of the average itself. Where minimisers jump, the
-fields are held, as q, theta and m enter only their law, and the *weights* carry the derivative (the score function).
+The minimiser jumps on a surface in the space of the fields. An average that is differentiated node by node misses the
+contribution of this surface when it moves; this module adds it. Where nothing jumps, the nodes move with the law of the
+fields at frozen normals, so their derivatives are those of the average itself. Where minimisers jump, the fields are
+held and the *weights* carry the derivative (the score function), as q, theta and m enter only the law of the fields.
 V and the numbers of the model do move the surface: nodes close to it carry a second point beyond the jump and share
 their weight with it, smoothly in the energy gap.
 """
@@ -30,14 +30,14 @@ from .prox import Prox, attach, moreau, search
 from .rule import Jumps, Points, Replicate, Rule, block_width, check_arguments, check_memory, in_blocks
 from .sizes import NODES, REPLICATES, block_size, coarse_size
 
-# Share of nodes near a jump, in squared bandwidths, at which those that move have the variance of those whose weights
-# change: of derivatives in sigma on 2^12 Sobol points twice and four times as much where 7e-4 and 1.2e-3 are within a
-# bandwidth of .1.
+# Variance of the pathwise estimator (nodes move) over that of the score-function estimator (weights change), per
+# fraction of nodes near a jump divided by bandwidth^2. Measured for d/d sigma on 2^12 Sobol points with a bandwidth of
+# .1: the ratio is 2 at a fraction of 7e-4 and 4 at 1.2e-3.
 _JUMPS = 30.0
 
 
 class Block(NamedTuple):
-    """A part of `Nodes`, or other nodes: standard normals (L, r, N) and (L, t, N), and weights (N,)."""
+    """A block of `Nodes`, or other nodes: standard normals (L, r, N) and (L, t, N), and weights (N,)."""
 
     student: Any
     teacher: Any
@@ -58,7 +58,10 @@ class Nodes(Replicate):
 
     @property
     def quick(self) -> bool:
-        """Beyond two fields: there XLA's emitters take twice as long, and make slow kernels of six or seven fields."""
+        """Whether there are more than two fields: XLA's emitters then compile twice as long, and kernels get slow.
+
+        The slow kernels are those of six or seven fields.
+        """
         return math.prod(self.student.shape[-3:-1]) > 2
 
     @property
@@ -78,8 +81,8 @@ class Nodes(Replicate):
     def points(self, model: Model, x: Overlaps, block: Any, found: Prox) -> Points:
         student, teacher, weight = block
         h, y = fields(model, x, student, teacher)
-        # In standard deviations of a student field: .1 for 2^12 nodes, .05 for 2^16. The bias, of second order in the
-        # bandwidth, then falls with the number of nodes as fast as their error does.
+        # The bandwidth is in standard deviations of a student field: .1 for 2^12 nodes, .05 for 2^16. The bias is of
+        # second order in it, and so falls with the number of nodes as fast as their error does.
         bandwidth = 0.8 * self.weighted**-0.25
         width = lax.stop_gradient(bandwidth * _slope_of_gap(model, x, found))
         h, log_density = _moved(model, x, h, y, _carried(found.gap < width, weight, bandwidth))
@@ -92,20 +95,22 @@ class Nodes(Replicate):
 
 
 def _carried(near: jax.Array, weight: jax.Array, bandwidth: jax.Array) -> jax.Array:
-    """How much of their law's motion the nodes make themselves; by the rest their weights change, at held fields.
+    """Return the fraction of the derivative that moving nodes carry; the weights carry the rest at fixed fields.
 
-    The average moves alike for any share. Weights know where the minimiser jumps, and scatter with every field; nodes
-    that move follow what is smooth, and know of a jump from those `near` it only, within a bandwidth. What is squared
-    is about the variance of the second way over that of the first where there are jumps; where there are none it is .03
-    or less.
+    The derivative of the average is the same for any fraction, but its variance is not. The score function (weights)
+    contains the jumps, but scatters with every field. The pathwise derivative (moving nodes) is good for the smooth
+    part, and sees a jump only through the nodes `near` it, within a bandwidth. The number that is squared here is about
+    the variance of the pathwise estimator over that of the score function where there are jumps; where there are none,
+    the true ratio is .03 or less.
     """
     share = jnp.sum(jnp.where(near, weight, 0.0)) / jnp.maximum(jnp.sum(weight), jnp.finfo(weight.dtype).tiny)
     return 1 / (1 + (_JUMPS * share / bandwidth**2) ** 2)
 
 
 def _moved(model: Model, x: Overlaps, h: jax.Array, y: jax.Array, carried: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """Fields that make a share of their law's motion, and the logarithm of what that leaves to the weights,
-    which is zero.
+    """Return fields that carry a fraction of the derivative, and the logarithm of the weights that carry the rest.
+
+    This logarithm is zero; it only has a derivative.
     """
     held = lax.stop_gradient(h)
     log_density = (1 - carried) * whiten(model, x, held, y)[1]
@@ -113,9 +118,7 @@ def _moved(model: Model, x: Overlaps, h: jax.Array, y: jax.Array, carried: jax.A
 
 
 def _slope_of_gap(model: Model, x: Overlaps, found: Prox) -> jax.Array:
-    """Slope of the gap in the standard normals of the student, by which the gap becomes a distance to the jump,
-    (N,).
-    """
+    """Return the slope (N,) of the gap in the student's standard normals: gap / slope is the distance to the jump."""
     spread = jnp.swapaxes(cholesky(residual_covariance(model, x)), -1, -2)
     push = apply(spread, apply(inverse(x.V), found.other - found.z))
     return jnp.sqrt(jnp.sum(push**2, (0, 1)))
@@ -124,11 +127,9 @@ def _slope_of_gap(model: Model, x: Overlaps, found: Prox) -> jax.Array:
 def _beyond_jumps(
     model: Model, x: Overlaps, points: Points, h: jax.Array, y: jax.Array, other: jax.Array, width: jax.Array
 ) -> Points:
-    """Append the nodes within a width of a jump, in energy, once more, at their other minimum,
-    and share their weight.
-    """
+    """Append a copy, at the other minimum, of each node whose gap is below `width`; the two share the node's weight."""
     size = h.shape[-1]
-    count = max(size // 8, min(size, 16))  # up to 3 % are close to a jump, of a small block by chance more
+    count = max(size // 8, min(size, 16))  # up to 3 % of the nodes are near a jump, and more in a small block by chance
     lanes = jnp.nonzero(points.gap < width, size=count, fill_value=size)[0]
     pick = partial(jnp.take, indices=lanes, axis=-1, mode="clip")
     h, y, other, z, width = map(pick, (h, y, other, lax.stop_gradient(points.z), width))
@@ -150,31 +151,31 @@ def _beyond_jumps(
 
 
 def _beyond(gap: jax.Array, width: jax.Array) -> jax.Array:
-    """Share of a node that lies beyond the jump: from one half where two minima have equal energy to zero at `width`.
+    """Return the share of a node that lies beyond the jump: one half at a gap of zero, zero at a gap of `width`.
 
-    The average is then a smooth function of the state although every minimiser jumps, and its derivative contains the
-    boundary term of the jump, which the derivatives at single nodes do not. The kernel is symmetric about the jump: its
-    bias is of second order in the width.
+    The average is then a smooth function of the state although every minimiser jumps. Its derivative contains the
+    boundary term of the jump, which the derivatives at single nodes lack. The kernel is symmetric about the jump, so
+    its bias is of second order in the width.
     """
     u = jnp.clip(gap / width, 0.0, 1.0)
     return 0.5 - 0.75 * u + 0.25 * u**3
 
 
 def _delta(gap: jax.Array, width: jax.Array) -> jax.Array:
-    """The delta function of the gap with the same kernel: minus the slope of `_beyond`."""
+    """Return the delta function of the gap with the same kernel: minus the slope of `_beyond`."""
     return 0.75 * (1 - jnp.clip(gap / width, 0.0, 1.0) ** 2) / width
 
 
 def sobol_nodes(
     model: Model, n: int = NODES, *, seed: int = 0, replicates: int = REPLICATES, block: int | None = None
 ) -> Rule:
-    """Scrambled Sobol points mapped to Gaussians by the inverse cumulative distribution.
+    """Return a rule of scrambled Sobol points, mapped to Gaussians by the inverse cumulative distribution.
 
     Args:
         model: gives the number of fields of a node, L (r + t), and the dtype.
         n: nodes in a replicate, a power of two.
-        seed: of the scrambles.
-        replicates: independent scrambles; their scatter is the error bar.
+        seed: seed of the scrambles.
+        replicates: independent scrambles; their scatter gives the error bar.
         block: nodes that are solved together; bounds the memory.
 
     Raises:
@@ -187,7 +188,10 @@ def sobol_nodes(
 
 
 def sobol_normals(dimension: int, n: int, seed: int, replicates: int, name: str = "n") -> np.ndarray:
-    """Scrambled Sobol points as normals, (replicates, dimension, n).
+    """Return scrambled Sobol points as standard normals, (replicates, dimension, n).
+
+    Args:
+        name: name of the argument `n` in errors.
 
     Raises:
         InputError: `n` not a power of two, above 2^30, or more points than fit into the memory.
@@ -209,7 +213,10 @@ def sobol_normals(dimension: int, n: int, seed: int, replicates: int, name: str 
 def monte_carlo_nodes(
     model: Model, n: int = NODES, *, seed: int = 0, replicates: int = REPLICATES, block: int | None = None
 ) -> Rule:
-    """Plain Monte Carlo: `n` independent Gaussian draws in each replicate. Arguments and errors as in `sobol_nodes`."""
+    """Return a Monte Carlo rule: `n` independent Gaussian draws in each replicate.
+
+    Arguments and errors are those of `sobol_nodes`, but `n` need not be a power of two.
+    """
     check_arguments(model, block, n=n, replicates=replicates, seed=seed)
     check_memory(n * _dimension(model), replicates, "n", n)
     rng = np.random.default_rng(seed)
@@ -220,13 +227,13 @@ def monte_carlo_nodes(
 def gauss_hermite_nodes(
     model: Model, order: int = 16, *, seed: int = 0, replicates: int = REPLICATES, block: int | None = None
 ) -> Rule:
-    """Tensor Gauss-Hermite rule with `order` points in each of the L (r + t) fields.
+    """Return a tensor Gauss-Hermite rule with `order` points in each of the L (r + t) fields.
 
-    The Gaussian law is invariant under rotations, so the replicates are the grid itself and randomly rotated copies:
-    their scatter measures what the grid does not resolve. Exact for polynomials up to degree 2 order - 1.
+    The Gaussian law is invariant under rotations, so the replicates are the grid itself and randomly rotated copies.
+    Their scatter measures what the grid does not resolve. The rule is exact for polynomials up to degree 2 order - 1.
 
     Raises:
-        InputError: `order` below one or a grid of more than 2^24 nodes; others as in `sobol_nodes`.
+        InputError: `order` is below one, or the grid has more than 2^24 nodes; otherwise as in `sobol_nodes`.
     """
     check_arguments(model, block, order=order, replicates=replicates, seed=seed)
     dim = _dimension(model)
@@ -243,7 +250,7 @@ def gauss_hermite_nodes(
 
 
 def hermite_grid(order: int, dimension: int) -> tuple[np.ndarray, np.ndarray]:
-    """Standard normals (dimension, order^dimension) of a tensor Gauss-Hermite rule, and weights that sum to one."""
+    """Return the normals (dimension, order^dimension) of a tensor Gauss-Hermite rule, and weights that sum to one."""
     x, w = special.roots_hermitenorm(order)
     place = np.indices((order,) * dimension).reshape(dimension, order**dimension)
     return x[place], np.prod((w / w.sum())[place], 0)
@@ -254,10 +261,11 @@ def _dimension(model: Model) -> int:
 
 
 def _rule(model: Model, normals: np.ndarray, weight: np.ndarray, block: int | None, part: bool = True) -> Rule:
-    """The rule of normals (R, L (t + r), N) and weights (R, N).
+    """Return the rule with normals (R, L (t + r), N) and weights (R, N).
 
     Args:
-        part: whether the first nodes are a rule, too: its coarse replicate.
+        part: whether the first nodes are a rule by themselves, as Sobol points are. They then form the coarse
+            replicate; otherwise all nodes of the first replicate do.
     """
     L, (r, t) = model.shape[0], model.columns
     dtype = model.lam.dtype

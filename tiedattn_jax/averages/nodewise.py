@@ -6,8 +6,9 @@ Hessian of the dot-product loss take 17-21 ms on two CPU cores. Here every *entr
 array over the nodes, so that what is left is a chain of elementwise operations that XLA fuses into a single vectorised
 loop: .7 ms for the same numbers.
 
-Programs of entries grow as the cube of the number of fields, and take minutes to compile beyond a few. There whole
-arrays (..., N) are computed with; only sums over small axes, which XLA would not vectorise, are written term by term.
+Programs of entries grow as the cube of the number of fields, and take minutes to compile beyond a few fields. Functions
+of more fields are therefore computed with whole arrays (..., N). Only sums over small axes, which XLA would not
+vectorise, are written term by term.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ def _slice(x: np.ndarray, start_indices: tuple, limit_indices: tuple, strides: t
     return x[tuple(map(slice, start_indices, limit_indices, strides or (1,) * x.ndim))]
 
 
-# Operations that only move entries about.
+# Operations that only rearrange entries.
 _MOVES: dict[str, Callable[..., Any]] = {
     "broadcast_in_dim": _broadcast,
     "copy": lambda x: x,
@@ -58,31 +59,32 @@ _FOLDS = {
     "reduce_and": ("and", lax.bitwise_and),
     "reduce_or": ("or", lax.bitwise_or),
 }
-# Primitives that stand for the program that they carry.
+# Primitives that wrap a program, with the parameter that contains it.
 _CALLS = {
     "checkpoint": "jaxpr", "closed_call": "call_jaxpr", "core_call": "call_jaxpr", "custom_jvp_call": "call_jaxpr",
     "custom_vjp_call": "call_jaxpr", "custom_vjp_call_jaxpr": "fun_jaxpr", "jit": "jaxpr", "pjit": "jaxpr",
     "remat2": "jaxpr",
 }  # fmt: skip
-_MOST_SPLIT = 64  # entries of an array that all nodes share for it to be taken apart before it is used
-_MOST_ENTRIES = 4  # that a node may have for its entries to be computed with one by one: two fields of each kind
-# What a known operand, by its place, spares: the operation (the result is the other operand), or both (it is zero).
+_MOST_SPLIT = 64  # largest array, shared by all nodes, that is split into entries before a node needs them
+_MOST_ENTRIES = 4  # most numbers of a node that are computed with entry by entry: two student and two teacher fields
+# Constant folding by operand position: a neutral element (x + 0, x * 1) returns the other operand, an absorbing one
+# (0 * x) returns itself.
 _NEUTRAL = ({"add": 0, "add_any": 0, "mul": 1}, {"add": 0, "add_any": 0, "sub": 0, "mul": 1, "div": 1})
 _ABSORBING = ({"mul": 0, "div": 0}, {"mul": 0})
 _COMMUTING = {"add", "add_any", "and", "max", "min", "mul", "or", "xor"}
 
 
 class _Whole(NamedTuple):
-    """A large array that all nodes share, of which no node may need the entries: a law of many atoms, say."""
+    """A large array that all nodes share, such as a law of many atoms; it is split only where entries are needed."""
 
     value: Any
 
 
 class _Entries(NamedTuple):
-    """Values as object arrays of their entries; what has been computed, so that no entry is computed twice."""
+    """Values as object arrays of their entries, with a cache so that no entry is computed twice."""
 
     size: int
-    made: dict[Any, tuple[Any, tuple]]  # with the operands, which must live as long as their ids serve as keys
+    made: dict[Any, tuple[Any, tuple]]  # results and their operands, which must live as long as their ids are keys
 
     def lift(self, constant: Any) -> Any:
         return _split(constant, 0) if np.size(constant) <= _MOST_SPLIT else _Whole(constant)
@@ -115,7 +117,7 @@ class _Arrays(NamedTuple):
         return _Array(jnp.asarray(constant), False)
 
     def at_nodes(self, x: _Array, shape: tuple) -> jax.Array:
-        """A value, or a number, at all nodes, (*shape, N)."""
+        """Return a value at all nodes, (*shape, N); a single number is broadcast to the shape."""
         value = x.value if x.spread else x.value[..., None]
         return lax.broadcast_in_dim(value, (*shape, self.size), tuple(range(1 + len(shape)))[-value.ndim :])
 
@@ -146,8 +148,8 @@ def nodewise(fn: Callable[..., Any]) -> Callable[..., Any]:
     """Vectorise `fn(shared, *arrays)` over a trailing node axis of the arrays.
 
     Args:
-        fn: a function of a pytree and of arrays of a few entries each, returning a pytree of such arrays. Traced once
-            for its identity and all shapes: give a function of a module, not one made at the call.
+        fn: a function of a pytree and of arrays of a few entries each that returns a pytree of such arrays. It is
+            traced once for each function object and set of shapes: pass a function of a module, not a new closure.
 
     Returns:
         A function of the pytree, which all nodes share, and of arrays (..., N), that returns the same pytree as `fn`
@@ -175,7 +177,7 @@ def _run(fn: Callable[..., Any], shared: Any, *args: jax.Array) -> Any:
 
 
 def _split(array: Any, batch_axes: int) -> np.ndarray:
-    """The entries of an array, as an object array of its leading shape; those of a known array as numpy scalars."""
+    """Return the entries of an array as an object array of its leading shape; a known array gives numpy scalars."""
     if batch_axes == 0 and not isinstance(array, jax.core.Tracer):
         array = np.asarray(array)
         return _fill(array.shape, array.__getitem__)
@@ -189,13 +191,14 @@ def _split(array: Any, batch_axes: int) -> np.ndarray:
 
 
 def _bind(nodes: _Entries, name: str, operation: Callable[..., Any], *ops: Any, key: Any = ()) -> Any:
-    """An elementwise operation on entries, some shared by all nodes and some not.
+    """Apply an elementwise operation to entries, some of them shared by all nodes.
 
-    Known entries are computed with while tracing, zeros and ones drop out, and what was computed before is taken: the
-    derivative of a small function has many, and what is not in the program need not be compiled.
+    Operations on known entries are evaluated while tracing, zeros and ones are folded, and a repeated operation returns
+    its earlier result. The derivative of a small function has many of all three, and an operation that is not in the
+    program need not be compiled.
 
     Args:
-        key: what the operation depends on besides its name.
+        key: parameters that the operation depends on besides its name.
     """
     known = [isinstance(o, np.generic) for o in ops]
     if all(known):
@@ -222,7 +225,7 @@ def _bind(nodes: _Entries, name: str, operation: Callable[..., Any], *ops: Any, 
 
 
 def _join(entries: np.ndarray, batch: tuple, dtype: Any) -> jax.Array:
-    """The inverse of `_split`, with trailing axes `batch`: (N,), or none for entries that all nodes share."""
+    """Invert `_split`, with trailing axes `batch`: (N,), or none for entries that all nodes share."""
     if entries.size == 0:
         return jnp.zeros((*entries.shape, *batch), dtype)
     flat = [jnp.asarray(e) for e in entries.ravel()]
@@ -231,7 +234,7 @@ def _join(entries: np.ndarray, batch: tuple, dtype: Any) -> jax.Array:
 
 
 def _interpret(nodes: _Entries | _Arrays, jaxpr: Any, consts: Any, args: list) -> list:
-    """The values of a program at the nodes, which `nodes` represents and computes."""
+    """Return the values of a program at the nodes; `nodes` represents them and applies the operations."""
     env: dict[Any, Any] = {}
 
     def read(atom: Any) -> Any:
@@ -290,7 +293,7 @@ def _dot(nodes: _Entries, xs: list[np.ndarray], dims: Any, out: Any) -> np.ndarr
 
 
 def _cast(nodes: _Entries, entries: np.ndarray, dtype: Any, index: tuple) -> Any:
-    """One product may have operands of two kinds; all other operations have them converted before."""
+    """Return an entry in the dtype of a product. Only products may have operands of two dtypes."""
     entry = entries[index]
     if entry.dtype == dtype:
         return entry
@@ -298,7 +301,7 @@ def _cast(nodes: _Entries, entries: np.ndarray, dtype: Any, index: tuple) -> Any
 
 
 def _by_vmap(eqn: Any, xs: list[np.ndarray], nodes: _Entries) -> list[np.ndarray]:
-    """Anything else (a sort, a loop, a gather, ...): the operation itself, batched by jax over what differs."""
+    """Apply any other operation (a sort, a loop, a gather, ...), batched by jax over operands that differ by node."""
     run = functools.partial(eqn.primitive.bind, **eqn.params)
     axes = [-1 if any(np.ndim(e) for e in x.flat) else None for x in xs]
     joined = [_join(x, (nodes.size,) if a else (), v.aval.dtype) for x, a, v in zip(xs, axes, eqn.invars, strict=True)]
@@ -312,7 +315,7 @@ def _by_vmap(eqn: Any, xs: list[np.ndarray], nodes: _Entries) -> list[np.ndarray
     return [_split(o, int(-1 in axes)) for o in (outs if eqn.primitive.multiple_results else [outs])]
 
 
-# Of `_MOVES` those that a loss is full of, of arrays to arrays of a shape (..., N).
+# The most common of `_MOVES`, for arrays with the node axis last; the second argument is the new shape (..., N).
 _MOVED: dict[str, Callable[..., Any]] = {
     "broadcast_in_dim": lambda a, shape, p: lax.broadcast_in_dim(
         a, shape, (*p["broadcast_dimensions"], len(shape) - 1)
@@ -328,8 +331,9 @@ def _slices(a: jax.Array, axis: int) -> list[jax.Array]:
 
 
 def _aligned(a: Any, b: Any, dims: Any) -> tuple[Any, Any]:
-    """Operands (..., N) of a product: what is summed over first, then the axes of the result,
-    of size one if missing.
+    """Return operands (..., N) of a product with the summed axes first, as one, and then the axes of the result.
+
+    Axes of the result that an operand lacks have size one.
     """
     (ca, cb), (ba, bb) = dims
     free_a = [k for k in range(a.ndim - 1) if k not in (*ca, *ba)]

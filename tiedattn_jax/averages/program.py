@@ -21,10 +21,10 @@ _QUICK = {"xla_cpu_use_fusion_emitters": False}
 
 
 def program(fn: Callable[..., Any]) -> Callable[..., Any]:
-    """`eqx.filter_jit` of a function that averages; at top level its programs are `kept`.
+    """Like `eqx.filter_jit`, for a function that averages; outside a trace its programs are `kept`.
 
-    At top level on a CPU, and for replicates that say so, XLA compiles it without its emitters of fused kernels: that
-    takes a third to a half less time. Programs of lines take up to 8 % longer to run then, those of single nodes 70 %.
+    Outside a trace on a CPU, and if all replicates are `quick`, XLA compiles it without its emitters of fused kernels.
+    Compiling takes a third to a half less time then. Programs of lines run up to 8 % longer, those of single nodes 70%.
     """
     fn = precise(fn)
     inner, full, quickly = eqx.filter_jit(fn), kept(fn), kept(fn, compiler_options=_QUICK)
@@ -45,16 +45,16 @@ def _strong(a: Any) -> Any:
 
 
 def at_top_level(*values: Any) -> bool:
-    """Whether arrays have values and what is computed of them has, too: jax traces no function."""
+    """Return whether jax traces no function: the arrays have values, and so have results computed from them."""
     return is_concrete(values) and not is_tracing()
 
 
 def lane_by_lane(fn: Callable[..., Any]) -> Callable[..., Any]:
-    """A function with a rule of its own for `jax.vmap`: on a CPU one lane is computed after the other.
+    """Return `fn` with its own rule for `jax.vmap`: on a CPU one lane is computed after the other.
 
-    Batched control flow makes every lane wait for the slowest one, and runs both sides of every condition: on a CPU 16
-    solves in one batch take seven times as long as one after the other. Accelerators compute the lanes together. Its
-    derivatives are those of the function, without that rule.
+    Batched control flow makes every lane wait for the slowest one, and runs both sides of every condition. On a CPU 16
+    solves in one batch take seven times as long as one after the other. Accelerators compute the lanes together. The
+    derivatives are those of `fn`, without this rule.
     """
 
     @functools.wraps(fn)
@@ -113,7 +113,7 @@ ad.primitive_jvps[_lane] = _without_the_rule
 
 @functools.cache
 def _known() -> bool:
-    """Whether this is a CPU, and its compiler knows the option."""
+    """Return whether this is a CPU whose compiler knows the option of `_QUICK`."""
     if jax.default_backend() != "cpu":
         return False
     try:

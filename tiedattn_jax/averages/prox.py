@@ -4,10 +4,10 @@ For a node with student field ``h`` and teacher field ``Y`` the Moreau envelope 
 
     min_Z  1/2 sum_l (z_l - h_l)^T V_l^{-1} (z_l - h_l) + loss(Z, Y)
 
-and its minimiser is the proximal operator, the resolvent of eq. (9) of the paper. The loss is not convex: it is a
-double well wherever the target attends to itself more than the quadratic can hold. There a node is solved from several
-starts, and the lowest minimum wins. The minimiser therefore *jumps* where two minima have equal energy; the envelope
-stays continuous.
+and its minimiser is the proximal operator, the resolvent of eq. (9) of the paper. The loss is not convex. The sum is a
+double well where the target attends to itself so strongly that the quadratic term does not make it convex. Such a node
+is solved from several starts, and the lowest minimum wins. The minimiser therefore *jumps* where two minima have
+equal energy; the envelope stays continuous.
 
 Arrays carry the node axis last, `(L, r, N)`; see `nodewise`.
 """
@@ -31,40 +31,42 @@ from ..model import Model
 from .loops import counted, repeat
 from .nodewise import nodewise
 
-_POWER_STEPS = 4  # of the power method for a start: Newton's method finds the well from a rough axis
-_COMMON_STEPS = 4  # of Newton's method, which all nodes take together and which serve nearly every one
-_SLOW = 128  # lanes next to given minima that are finished together
-# Share of V^{-1} with which a Hessian at zero counts as positive. Wells may part before it is not: of 400,000 nodes
-# with small fields, in 47 states of two to six tokens, two had two minima where it was positive with .89 and .86.
+_POWER_STEPS = 4  # power iterations for a start: Newton's method finds the well from a rough axis
+_COMMON_STEPS = 4  # Newton steps that all nodes take together; they suffice for nearly every node
+_SLOW = 128  # lanes that `local_minima` finishes together
+# A node has a single well if its Hessian at zero is positive definite with this share of V^{-1}. The full V^{-1} would
+# not do, because a well can split while the Hessian is still positive definite. Measured on 400,000 nodes with small
+# fields, in 47 states of two to six tokens: two nodes had two minima although the Hessian was positive definite with
+# shares of .89 and .86.
 _NEARLY = 0.75
-_MAX_STEPS = 60  # of Newton's method, where loops have a condition; `_COUNTED` where they have none
-# Of those that all nodes take, from any start and for the refinement of a minimum in single precision. At 14 states
-# (alpha from .5 to 3, both branches, 8,192 nodes) the slowest of 688,128 starts took 26 and 27 steps in single and
-# double precision, and a refinement one.
+_MAX_STEPS = 60  # most Newton steps where loops have a condition; counted loops take `_COUNTED`
+# Newton steps of counted loops: from any start, and to refine a minimum from single precision. Measured at 14 states
+# (alpha from .5 to 3, both branches, 8,192 nodes): the slowest of 688,128 starts took 26 steps in single precision and
+# 27 in double precision; a refinement took one.
 _COUNTED, _REFINED = 32, 4
-_UNROLL = 8  # steps of the power method, a few products each, in one pass of a counted loop
-_ALL_COLUMNS = 8  # of a Hessian: those of more fields are computed one by one, for the caches hold no more than one
+_UNROLL = 8  # power iterations in one pass of a counted loop; an iteration is only a few products
+_ALL_COLUMNS = 8  # most columns of a Hessian that are computed at once; of a larger one the caches hold one column only
 
 
 def _loss(model: Model, Z: jax.Array, Y: jax.Array) -> jax.Array:
-    # Constants of a layer may be of another precision than the fields.
+    # Constants of a layer may have another precision than the fields.
     return jnp.asarray(model.loss(Z, *model.label(Y))).astype(Z.dtype)
 
 
 def _along(model: Model, Z: jax.Array, Y: jax.Array, d: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array]:
-    """Loss, gradient, and the derivative of the gradient along d, all but the loss (L, r)."""
+    """Return the loss, its gradient (L, r), and the derivative of the gradient along d, (L, r)."""
     (value, gradient), (_, change) = jax.jvp(lambda Z: jax.value_and_grad(_loss, 1)(model, Z, Y), (Z,), (d,))
     return value, gradient, change
 
 
 def _expansion(model: Model, Z: jax.Array, Y: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array]:
-    """Loss, gradient (L, r) and Hessian (n, L, r), from one pass."""
+    """Return the loss, its gradient (L, r) and its Hessian (n, L, r), from one pass."""
     along = functools.partial(_along, model, Z, Y)
     return jax.vmap(along, out_axes=(None, None, 0))(_basis(Z))
 
 
 def _basis(Z: jax.Array) -> jax.Array:
-    """Of fields (L, r, ...), all along one entry each, (n, L, r)."""
+    """Return the n = L r unit vectors of the space of the fields (L, r, ...), as (n, L, r)."""
     shape = Z.shape[:2]
     return jnp.eye(math.prod(shape), dtype=Z.dtype).reshape(-1, *shape)
 
@@ -76,7 +78,7 @@ _all_at_nodes = nodewise(_expansion)
 
 
 def expansion_at_nodes(model: Model, Z: jax.Array, Y: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array]:
-    """Loss (N,), gradient (L, r, N) and Hessian (n, n, N) with n = L r; column by column where n is large."""
+    """Return the loss (N,), its gradient (L, r, N) and its Hessian (n, n, N), n = L r; a large one column by column."""
     n = Z.shape[0] * Z.shape[1]
     if n <= _ALL_COLUMNS:
         value, gradient, hessian = _all_at_nodes(model, Z, Y)
@@ -95,12 +97,12 @@ class Prox(eqx.Module):
 
     z: jax.Array  # the proximal operator, (L, r, N)
     converged: jax.Array  # whether Newton's method met its tolerance, (N,)
-    other: jax.Array  # the best other minimum, (L, r, N); the proximal operator itself where none was found
-    gap: jax.Array  # its energy above the global minimum, (N,); infinite where there is none
+    other: jax.Array  # second lowest minimum, (L, r, N); the proximal operator itself where none was found
+    gap: jax.Array  # energy of `other` above the global minimum, (N,); infinite where none was found
 
 
 def moreau(model: Model, z: jax.Array, h: jax.Array, V: jax.Array, y: jax.Array) -> jax.Array:
-    """The objective whose minimum over `z` is the Moreau envelope.
+    """Return the objective whose minimum over `z` is the Moreau envelope.
 
     Args:
         model: gives `loss`.
@@ -116,15 +118,15 @@ def moreau(model: Model, z: jax.Array, h: jax.Array, V: jax.Array, y: jax.Array)
 
 
 def prox_gradient(model: Model, z: jax.Array, h: jax.Array, V: jax.Array, y: jax.Array) -> jax.Array:
-    """Gradient of `moreau` in `z`, (L, r, N): zero at the proximal operator."""
+    """Return the gradient of `moreau` in `z`, (L, r, N); it is zero at the proximal operator."""
     return apply(inverse(V), z - h) + gradient_at_nodes(model, z, y)
 
 
 def prox(model: Model, h: jax.Array, V: jax.Array, y: jax.Array, near: jax.Array | None = None) -> Prox:
-    """Proximal operator of the loss at `N` nodes, with its derivative by the implicit function theorem.
+    """Return the proximal operator of the loss at `N` nodes, with its derivative by the implicit function theorem.
 
-    The derivative is that of the minimum on its own sheet. Where the minimiser jumps between two sheets, an average
-    over nodes has one more term in its derivative, which no derivative taken node by node contains.
+    The derivative follows the minimum on its own sheet. Where the minimiser jumps between two sheets, the derivative of
+    an average has one more term, which no derivative taken node by node contains.
 
     Args:
         model: gives `loss(Z, Y)`.
@@ -141,28 +143,28 @@ def prox(model: Model, h: jax.Array, V: jax.Array, y: jax.Array, near: jax.Array
 
 
 def prox_jacobian(model: Model, z: jax.Array, V: jax.Array, y: jax.Array) -> jax.Array:
-    """Derivative dz/dh of the proximal operator on its own sheet, (n, n, N) with n = L r and tokens outermost."""
+    """Return dz/dh of the proximal operator on its own sheet, (n, n, N) with n = L r and tokens outermost."""
     hess, precision = moreau_hessian(model, z, V, y)
     return ldl_solve(hess, jnp.broadcast_to(precision, hess.shape))
 
 
 def moreau_hessian(model: Model, z: jax.Array, V: jax.Array, y: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """Hessian of `moreau` in z, (n, n, N) with n = L r, and the part of it that is V^{-1}, (n, n, 1)."""
+    """Return the Hessian of `moreau` in z, (n, n, N) with n = L r, and its part V^{-1}, (n, n, 1)."""
     precision = _precision(V)
     return expansion_at_nodes(model, z, y)[2] + precision, precision
 
 
 class Expansion(eqx.Module):
-    """`moreau` at points z to second order; n = L r."""
+    """Expansion of `moreau` to second order at points z; n = L r."""
 
-    loss: jax.Array  # one of its two parts, (N,)
-    quadratic: jax.Array  # the other one, (N,)
-    slope: jax.Array  # (n, N)
+    loss: jax.Array  # loss, (N,); `moreau` is the sum of it and `quadratic`
+    quadratic: jax.Array  # quadratic part, (N,)
+    slope: jax.Array  # gradient, (n, N)
     hessian: jax.Array  # (n, n, N)
 
 
 def expand(model: Model, z: jax.Array, h: jax.Array, V: jax.Array, y: jax.Array) -> Expansion:
-    """`moreau` to second order, from one evaluation of the loss, its gradient and its Hessian.
+    """Expand `moreau` to second order, by one evaluation of the loss, its gradient and its Hessian.
 
     Args:
         z, h: flattened over tokens and columns, (n, N).
@@ -175,30 +177,30 @@ def expand(model: Model, z: jax.Array, h: jax.Array, V: jax.Array, y: jax.Array)
 
 
 def least_pivots(V: jax.Array) -> jax.Array:
-    """Below these, (n,), pivots of a Hessian of `moreau` are raised where a step has to descend."""
+    """Return the least pivots (n,) of a Hessian of `moreau`: smaller ones are raised so that a step descends."""
     precision = _precision(V)[..., 0]
     return 1e-3 * jnp.stack([precision[k, k] for k in range(len(precision))])
 
 
 def _precision(V: jax.Array) -> jax.Array:
-    """V^{-1} of all tokens, (n, n, 1) with n = L r."""
+    """Return V^{-1} of all tokens as one block-diagonal matrix, (n, n, 1) with n = L r."""
     return jax.scipy.linalg.block_diag(*inverse(V))[..., None]
 
 
 @with_tangent
 def attach(primals: Any, tangents: Any) -> jax.Array:
-    """Solved minimisers `z` (L, r, N), given their derivative in the model's numbers, `h`, `V` and `y`."""
+    """Return solved minimisers `z` (L, r, N) with their derivative in the model's numbers, `h`, `V` and `y`."""
     z, model, _, V, y = primals
     force = derivative_along(lambda model, *p: prox_gradient(model, z, *p), primals[1:], tangents[1:])
     hess, _ = moreau_hessian(model, z, V, y)
-    # The inverse, and not a solve: where there are many tangents, all take the same one.
+    # Invert rather than solve: many tangents then share one inverse.
     unit = jnp.broadcast_to(jnp.eye(len(hess), dtype=z.dtype)[..., None], hess.shape)
     return -matvec(ldl_solve(hess, unit), force.reshape(len(hess), -1)).reshape(z.shape)
 
 
 def search(model: Model, h: jax.Array, V: jax.Array, y: jax.Array, near: jax.Array | None = None) -> Prox:
-    """`prox` without derivatives."""
-    # Which minimum is the lowest is settled in single precision, at half the cost; its place is then refined.
+    """Return `prox` without derivatives."""
+    # The search for the lowest minimum runs in single precision, at half the cost; the minimum is then refined.
     top, second, gap = lowest_minima(model, h, V, y, near)
     z, _, converged = descend(model, top, h, V, y, _tolerance(h.dtype), count=_REFINED)
     return Prox(z, converged, jnp.where(jnp.isfinite(gap), second, z), gap)
@@ -207,8 +209,8 @@ def search(model: Model, h: jax.Array, V: jax.Array, y: jax.Array, near: jax.Arr
 def proximal(
     model: Model, h: jax.Array, V: jax.Array, y: jax.Array, origin: Origin | None = None
 ) -> tuple[jax.Array, jax.Array]:
-    """The proximal operator (L, r, N) alone, and whether the search converged, (N,); without derivatives."""
-    if counted():  # from every start in single precision, the lowest minimum in full
+    """Return only the proximal operator (L, r, N), without derivatives, and whether the search converged, (N,)."""
+    if counted():  # search from every start in single precision, then refine the lowest minimum
         top = lowest_minima(model, h, V, y, origin=origin)[0]
         z, _, done = descend(model, top, h, V, y, _tolerance(h.dtype), count=_REFINED)
         return z, done
@@ -218,9 +220,10 @@ def proximal(
 
 
 def local_minima(model: Model, z: jax.Array, h: jax.Array, V: jax.Array, y: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """The minima (L, r, N) next to z, and their energies: a few steps for all, and small groups of what needs more.
+    """Return the minima (L, r, N) next to z, and their energies.
 
-    To ten digits: the last step of Newton's method squares the error.
+    All nodes take a few Newton steps; those that need more are finished in small groups. The minima have ten digits,
+    because the last Newton step squares the error.
     """
     tol = 1e-5
     if counted():
@@ -234,20 +237,20 @@ def local_minima(model: Model, z: jax.Array, h: jax.Array, V: jax.Array, y: jax.
 
 
 def _tolerance(dtype: Any) -> float:
-    """Of a Newton step, whose square is then rounding."""
+    """Return the tolerance of a Newton step; its square is of the size of rounding."""
     return 4 * float(jnp.finfo(dtype).eps) ** 0.5
 
 
 class Origin(NamedTuple):
-    """The loss to second order where the student's fields are zero, which depends on the teacher's only; n = L r."""
+    """The loss to second order at zero student fields, where it depends on the teacher's fields only; n = L r."""
 
-    slope: jax.Array  # (L, r, N)
-    curvature: jax.Array  # (n, n, N)
-    axis: jax.Array  # unit vectors along which there is the double well, (L, r, N)
+    slope: jax.Array  # gradient, (L, r, N)
+    curvature: jax.Array  # Hessian, (n, n, N)
+    axis: jax.Array  # unit vectors along the double well, (L, r, N)
 
 
 def origin_of(model: Model, y: jax.Array, rank: int, steps: int) -> Origin:
-    """The `Origin` at teacher fields (L, t, N), its axis from so many steps of the power method."""
+    """Return the `Origin` at teacher fields (L, t, N), with its axis from `steps` power iterations."""
     zero = jnp.zeros((y.shape[0], rank, y.shape[-1]), y.dtype)
     _, slope, curvature = expansion_at_nodes(model, zero, y)
     return Origin(slope, curvature, _lowest_axis(curvature, steps).reshape(zero.shape))
@@ -261,13 +264,13 @@ def lowest_minima(
     near: jax.Array | None = None,
     origin: Origin | None = None,
 ) -> tuple[jax.Array, jax.Array, jax.Array]:
-    """The lowest minimum at each node, the next one elsewhere, and how much higher it lies (infinite: there is none).
+    """Return the lowest minimum at each node, the second lowest, and the energy gap (infinite if there is only one).
 
-    In single precision, to about three digits, without derivatives.
+    The search runs in single precision, to about three digits. The result has no derivatives.
 
     Args:
         near: extra starts, (K, L, r, N).
-        origin: where it is known.
+        origin: the `Origin`, if it is known already.
     """
     dtype = h.dtype
     model, h, V, y, near, origin = jax.tree.map(
@@ -290,13 +293,13 @@ def _minima(
     tol: float,
     origin: Origin | None,
 ) -> tuple[jax.Array, jax.Array, jax.Array]:
-    """Minima from K starts at each node, (K, L, r, N), their energies and whether they converged, (K, N).
+    """Return minima from K starts at each node, (K, L, r, N), their energies and whether they converged, (K, N).
 
-    A few steps from the field itself serve nearly every node. What is left is gathered, one lane for every start and
-    node, and finished in small groups, because otherwise one slow lane would keep all of them waiting: the nodes that
-    need more steps, and the other starts where they matter. Elsewhere their energy is infinite.
+    A few steps from the field itself suffice at nearly every node. Nodes that need more steps, and the other starts
+    where they matter, are gathered, one lane for each start and node. These lanes are finished in small groups, because
+    in a large one a single slow lane keeps all others waiting. Starts that do not matter have infinite energy.
 
-    With `counted` loops all starts are finished, side by side.
+    With `counted` loops all starts are finished side by side.
     """
     L, r, size = h.shape
     origin = origin_of(model, y, r, _POWER_STEPS) if origin is None else origin
@@ -304,7 +307,7 @@ def _minima(
     others = jnp.concatenate([jnp.stack([well, -well]), _flips(model, h), *([] if near is None else [near])])
 
     def matter(energy: jax.Array) -> jax.Array:
-        """Whether the other starts matter, where the energies (N,) of the minima from the fields are known."""
+        """Return which other starts matter, (K - 1, N), given the energies (N,) of the minima from the fields."""
         wells = jnp.tile(_wells_matter(model, h, V, origin), (2, 1))
         rest = () if near is None else (jnp.ones((len(near), size), bool),)
         return jnp.concatenate([wells, _flips_matter(model, h, V, energy), *rest])
@@ -331,34 +334,35 @@ def _minima(
     left = jnp.concatenate([~done[None], matter(energy)]).ravel()
     blank = jnp.full(len(others) * size, jnp.inf, energy.dtype)
     old = lanes, jnp.concatenate([energy, blank]), jnp.tile(done, 1 + len(others))
-    group = max(256 if L * r == 2 else 16, 3 * size // 16)  # so few lanes that the slowest keeps few waiting
+    group = max(256 if L * r == 2 else 16, 3 * size // 16)  # small, so that a slow lane keeps few others waiting
     return split(*in_groups(finish, old, left, group))
 
 
 def pick(z: jax.Array, which: jax.Array) -> jax.Array:
-    """One of K values (K, ..., N) at every node."""
+    """Return value number `which`, (N,), of K values (K, ..., N) at every node."""
     return functools.reduce(lambda a, k: jnp.where(which == k, z[k], a), range(1, z.shape[0]), z[0])
 
 
 def _normals(L: int) -> np.ndarray:
-    """Of the planes where one token vanishes, or two are equal, (K, L): there hard attention flips."""
+    """Return unit normals (K, L) of the planes z_l = 0 and z_k = z_l, on which hard attention changes its argmax."""
     eye = np.eye(L)
     return np.stack([*eye, *((eye[k] - eye[l]) / 2**0.5 for k in range(L) for l in range(k))])
 
 
 @precise
 def _flips(model: Model, h: jax.Array) -> jax.Array:
-    """The projections of h to these planes, (K, L, r, N); its reflections there, and -h, for a loss with kinks."""
+    """Return the projections of h onto the planes of `_normals`, (K, L, r, N); with kinks its reflections, and -h."""
     normals = jnp.asarray(_normals(h.shape[0]), h.dtype)
     away = jnp.einsum("kl,krn->klrn", normals, jnp.einsum("kl,lrn->krn", normals, h))
     return jnp.concatenate([h - 2 * away, -h[None]]) if model.kinked else h - away
 
 
 def _wells_matter(model: Model, h: jax.Array, V: jax.Array, origin: Origin) -> jax.Array:
-    """The nodes, (N,), where there may be a second well, from the loss's gradient and Hessian at zero.
+    """Return the nodes (N,) that may have a second well, judged by the loss's gradient and Hessian at zero.
 
-    A well of an even loss splits in two around zero: there is one where the Hessian of `moreau` is positive there, and
-    by some margin, unless the student's fields are large. A loss whose slope at zero is not zero is not even.
+    The well of an even loss splits in two around zero. If the Hessian of `moreau` at zero is positive definite by some
+    margin, there is a single well, unless the student's fields are large. A loss with a slope at zero is not even, and
+    its nodes always count.
     """
     split = ~definite(origin.curvature + _precision(V / _NEARLY))
     return split | jnp.any(origin.slope != 0, (0, 1)) | _large(model, h, 1.5)
@@ -366,13 +370,18 @@ def _wells_matter(model: Model, h: jax.Array, V: jax.Array, origin: Origin) -> j
 
 @precise
 def _flips_matter(model: Model, h: jax.Array, V: jax.Array, energy: jax.Array) -> jax.Array:
-    """From which of `_flips` a lower minimum may be found than one whose energy is known, (K, N).
+    """Return which starts of `_flips` may lead to a minimum lower than the known `energy`, (K, N).
 
-    Where the student's fields are large, attention is hard and the loss flat but for steps, beyond which Newton's
-    method does not look. A minimum beyond a step costs at least the way of one column to the plane. Where one plane
-    costs less than is known, others find minima, too: those up to four times as far in cost, and on the way to which a
-    score changes by more than one, as there is no step otherwise. That tries half as many starts as all planes, and of
-    4,096 nodes each at ten settings of two to eight tokens loses none.
+    For large student fields the attention is nearly an argmax and the loss is piecewise constant, so Newton's method
+    cannot see beyond the next step. A minimum beyond a step costs at least the quadratic energy of moving one column to
+    its plane. A start is tried if all of these hold:
+
+    - The cheapest plane costs less than the known energy.
+    - Its own plane costs less than four times that energy: once one plane is cheap, others lead to minima, too.
+    - The fields are large, and a score changes by more than one on the way to the plane; otherwise there is no step.
+
+    For a loss with kinks the third condition is dropped. Checked on 4,096 nodes at each of ten settings of two to eight
+    tokens: this tries half as many starts as all planes do, and loses no minimum.
     """
     normals, hard = jnp.asarray(_normals(h.shape[0]), h.dtype), jnp.asarray(model.field_scale, h.dtype) ** 2
     away, spread = jnp.einsum("kl,lrn->krn", normals, h), jnp.einsum("kl,lrr->kr", normals**2, V)
@@ -385,31 +394,32 @@ def _flips_matter(model: Model, h: jax.Array, V: jax.Array, energy: jax.Array) -
 
 
 def _large(model: Model, h: jax.Array, bound: float) -> jax.Array:
-    """Whether the square of a token's fields, its score with itself, is above a bound, (N,);
-    always for a loss with kinks.
+    """Return whether a token's score with itself, the square of its fields, exceeds `bound`, (N,).
+
+    The unit of the score is the square of the model's `field_scale`. For a loss with kinks the bound is zero.
     """
     return jnp.max(jnp.sum(h**2, 1), 0) > (0 if model.kinked else bound * jnp.asarray(model.field_scale, h.dtype) ** 2)
 
 
 def reference_axis(n: int) -> np.ndarray:
-    """A unit vector to the side of which all well axes lie: the start of `well_axis`."""
+    """Return the unit vector that `well_axis` starts from; all well axes have a positive product with it."""
     v = np.linspace(1.0, -0.8, n)
     return v / np.linalg.norm(v)
 
 
 def well_axis(model: Model, y: jax.Array, rank: int, steps: int) -> jax.Array:
-    """Unit vectors (L, r, N) along which the loss has its double well: the lowest eigenvector of its Hessian at zero.
+    """Return unit vectors (L, r, N) along the double well of the loss: the lowest eigenvectors of its Hessian at zero.
 
     Args:
         y: teacher fields, (L, t, N).
         rank: r.
-        steps: of the power method.
+        steps: power iterations.
     """
     return origin_of(model, y, rank, steps).axis
 
 
 def _lowest_axis(hess: jax.Array, steps: int) -> jax.Array:
-    """Lowest eigenvectors (n, N) of symmetric matrices (n, n, N), by the power method."""
+    """Return the lowest eigenvectors (n, N) of symmetric matrices (n, n, N), by the power method."""
     # The spectral radius is at most the largest row sum.
     norm = jnp.max(total(jnp.abs(hess)), 0)
     # Any axis will do where the Hessian vanishes, as for a purely semantic target at y = 0.
@@ -418,7 +428,7 @@ def _lowest_axis(hess: jax.Array, steps: int) -> jax.Array:
     def step(_: int, v: jax.Array) -> jax.Array:
         moved = norm * v - matvec(hess, v)
         square = total(moved**2)
-        # Where all eigenvalues are alike nothing is left, and any axis will do again.
+        # If all eigenvalues are equal the product may vanish; then, too, any axis will do.
         return jnp.where(square > 0, moved / jnp.sqrt(square + jnp.finfo(hess.dtype).tiny), v)
 
     start = jnp.asarray(reference_axis(len(hess)), hess.dtype)[:, None]
@@ -429,15 +439,17 @@ def _lowest_axis(hess: jax.Array, steps: int) -> jax.Array:
 def in_groups(
     finish: Callable[[Callable[[jax.Array], jax.Array]], tuple], old: tuple, left: jax.Array, group: int
 ) -> tuple:
-    """Arrays (..., N) with what `finish` gives at the lanes that are `left`, (N,), so many of them at a time.
+    """Replace the values of arrays (..., N) at the lanes that are `left`, (N,), by those of `finish`, group by group.
 
     A group that is not full takes lanes beyond the last one, whose values are dropped. The loop over the groups has a
-    condition on accelerators, too: it mostly ends after one group, and on an H100 to finish all lanes instead was three
-    quarters of an evaluation.
+    condition on accelerators, too, because it mostly ends after one group. On an H100, finishing all lanes instead took
+    three quarters of an evaluation.
 
     Args:
-        finish: of a function that takes the lanes of a group out of arrays (..., M), where lane k of N has the value
-            at k modulo M.
+        finish: returns the new values of one group. Its argument is a function that takes the lanes of the group out of
+            an array (..., M), where lane k of N has the value at k modulo M.
+        old: the arrays.
+        group: lanes in a group.
     """
     size = left.shape[-1]
     count = jnp.sum(left)
@@ -463,14 +475,14 @@ def descend(
     *,
     count: int | None = None,
 ) -> tuple[jax.Array, jax.Array, jax.Array]:
-    """Local minima of `moreau` by safeguarded Newton steps, all lanes together.
+    """Find local minima of `moreau` by safeguarded Newton steps, all lanes together.
 
-    A step solves with the Hessian's pivots made positive, so that it always descends, and is cut by four at the nodes
-    where the energy rose. One evaluation of the loss, its gradient and its Hessian a step.
+    A step uses the Hessian with its pivots made positive, so it always points downhill. At nodes where the energy rose,
+    the step is cut by four. Each step evaluates the loss, its gradient and its Hessian once.
 
     Args:
-        steps: at most, where loops have a condition.
-        count: steps where they are `counted`.
+        steps: most steps where loops have a condition.
+        count: steps where loops are `counted`; by default `_COUNTED`.
 
     Returns:
         The minimisers (L, r, N), their energies (N,), and whether they converged, (N,).
@@ -485,7 +497,7 @@ def descend(
         trial = z + cut * step
         at = expand(model, trial, centre, V, y)
         reached, rounding = at.loss + at.quadratic, 64 * jnp.finfo(z.dtype).eps * (jnp.abs(at.loss) + at.quadratic)
-        down = reached <= energy + rounding  # energies equal to rounding say nothing against a step
+        down = reached <= energy + rounding  # a rise within rounding is no reason to reject a step
         return (
             jnp.where(down, trial, z),
             jnp.where(down, reached, energy),
@@ -504,5 +516,5 @@ def descend(
     count = _COUNTED if count is None else count
     flat, energy, step, _ = repeat(body, state, unfinished, steps + 1, count=count + 1, least=1)
     done = small(flat, step)
-    flat = flat + jnp.where(done, step, 0.0)  # the last step is free, and squares the error
+    flat = flat + jnp.where(done, step, 0.0)  # the last step needs no evaluation, and squares the error
     return flat.reshape(z.shape), energy, done

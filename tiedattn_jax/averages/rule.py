@@ -1,9 +1,9 @@
-"""What an averaging rule is: replicates of a set of nodes, and the points that each gives at a state.
+"""Averaging rules: independent replicates of a set of nodes, and the points that each replicate gives at a state.
 
-A `Rule` holds independent replicates, whose scatter is the error bar. One `Replicate` answers two questions: into which
-blocks its nodes fall (memory is bounded by a block, not by the number of nodes), and, for one block at one state, the
-`Points`: standard normal fields, weights and proximal minimisers. All of `Points` may depend on the state, and what a
-fixed point differentiates is that dependence: a replicate of a new kind has to say how its points move.
+A `Rule` holds independent replicates, whose scatter gives the error bar. A `Replicate` splits its nodes into blocks, so
+that a block bounds the memory and not the number of nodes. For one block at one state it gives the `Points`: standard
+normal fields, weights and proximal minimisers. All of `Points` may depend on the state, and the derivative of a fixed
+point contains this dependence. A new kind of replicate therefore has to say how its points move.
 """
 
 from __future__ import annotations
@@ -27,29 +27,29 @@ from .loops import counted
 
 
 class Jumps(eqx.Module):
-    """The surface on which the minimiser jumps, for averages of delta(energy difference) times a function of it."""
+    """Points on the surface where the minimiser jumps, for averages of delta(energy difference) times a function."""
 
-    density: jax.Array  # weights of the places, (P,), of that delta function; zero where there is none
-    step: jax.Array  # by which the minimiser jumps there, (L, r, P)
+    density: jax.Array  # weights of the points in the delta function, (P,); zero where there is no jump
+    step: jax.Array  # by how much the minimiser jumps there, (L, r, P)
 
 
 class Points(eqx.Module):
-    """One block of an average."""
+    """Points of one block of an average."""
 
     student: jax.Array  # standard normal fields of the student given the teacher, (L, r, N)
     teacher: jax.Array  # standard normal fields of the teacher, (L, t, N)
     weight: jax.Array  # (N,)
     z: jax.Array  # proximal minimisers, (L, r, N)
-    resolved: jax.Array  # whether the proximal solve, and what the rule makes of its node, met their tolerance, (N,)
-    gap: jax.Array  # energy of the next minimum above the global one, (N,), infinite where there is none
-    jumps: Jumps  # where the minimiser jumps; not differentiated
+    resolved: jax.Array  # whether the proximal solve and the rule's own treatment of the node met their tolerance, (N,)
+    gap: jax.Array  # energy of the next minimum above the global one, (N,); infinite where there is none
+    jumps: Jumps  # jumps of the minimiser; not differentiated
 
 
 class Replicate(eqx.Module):
-    """One set of nodes. In a `Rule` every array has a leading axis more.
+    """One set of nodes. In a `Rule` every array has one more leading axis.
 
     Attributes:
-        weight: of nodes, or of lines of them, (N,), summing to one.
+        weight: weights of the nodes, or of lines of nodes, (N,), summing to one.
     """
 
     weight: eqx.AbstractVar[jax.Array]
@@ -61,7 +61,7 @@ class Replicate(eqx.Module):
 
     @property
     def weighted(self) -> jax.Array:
-        """Number of nodes that have a weight."""
+        """Number of nodes whose weight is not zero."""
         return self.size * jnp.mean(self.weight != 0, dtype=self.weight.dtype)
 
     @property
@@ -72,31 +72,29 @@ class Replicate(eqx.Module):
     @property
     @abc.abstractmethod
     def shape(self) -> tuple[int, int, int]:
-        """(L, r, t) of the models that they are for."""
+        """(L, r, t) of the models that the nodes are for."""
 
     @abc.abstractmethod
     def blocks(self) -> Any:
-        """A named tuple with a `weight`, whose arrays lead with the block axis."""
+        """Return the blocks: a named tuple with a `weight`, whose arrays lead with the block axis."""
 
     @abc.abstractmethod
     def quadrature(self, block: Any) -> tuple[jax.Array, jax.Array, jax.Array]:
-        """For one block: normals (L, r, N) and (L, t, N) and weights (N,), for smooth averages."""
+        """Return normals (L, r, N) and (L, t, N) and weights (N,) of one block, for smooth averages."""
 
     @abc.abstractmethod
     def search(self, model: Model, x: Overlaps, block: Any) -> Any:
-        """What has to be looked for in one block at the state `x`, and has no derivative by itself: minimisers,
-        jumps.
-        """
+        """Search one block at the state `x` for minimisers and jumps; the result has no derivative by itself."""
 
     @abc.abstractmethod
     def points(self, model: Model, x: Overlaps, block: Any, found: Any) -> Points:
-        """Nodes, weights and minimisers of one block at the state `x`, of what `search` found there.
+        """Return nodes, weights and minimisers of one block at the state `x`, given what `search` found there.
 
-        Their derivatives are whole: how they move with the state and with the model's numbers.
+        Their derivatives are complete: they contain how the points move with the state and the model's numbers.
         """
 
 
-COARSE = -1  # number of a rule's coarse replicate
+COARSE = -1  # index of a rule's coarse replicate
 
 
 class Rule(Printed):
@@ -104,8 +102,8 @@ class Rule(Printed):
 
     Attributes:
         stack: independent replicates; every array leads with the replicate axis.
-        coarse: one cheap replicate, to come near a fixed point with: of the shape of the others, for one program to
-            serve both, but beyond its first nodes nothing has weight.
+        coarse: one cheap replicate, used to come near a fixed point. It has the shape of the others, so that one
+            program serves both, but only its first nodes have weight.
     """
 
     stack: Replicate
@@ -118,7 +116,7 @@ class Rule(Printed):
 
     @property
     def size(self) -> int:
-        """Nodes in a replicate."""
+        """Number of nodes in a replicate."""
         return self.stack.size
 
     def describe(self) -> Description:
@@ -126,11 +124,11 @@ class Rule(Printed):
         return Description(f"{each} for (L, r, t) = {self.stack.shape}")
 
     def replicate(self, k: int) -> Replicate:
-        """One of them; the coarse one where k is `COARSE`."""
+        """Return replicate `k`; the coarse one if `k` is `COARSE`."""
         return self.coarse if k == COARSE else _one(self.stack, k)
 
     def each(self, fn: Callable[[Replicate], Any]) -> Any:
-        """`fn` of every replicate, one after the other: leaves lead with the replicate axis."""
+        """Apply `fn` to one replicate after the other; leaves of the result lead with the replicate axis."""
         return lax.map(fn, self.stack)
 
 
@@ -140,9 +138,9 @@ def _one(stack: Replicate, k: Any) -> Replicate:
 
 
 def average(replicate: Replicate, fn: Callable[[Any], Any]) -> Any:
-    """Sum of `fn(block)` over the blocks of a replicate, one block in memory at a time, in both modes.
+    """Sum `fn(block)` over the blocks of a replicate, with one block in memory at a time, also in a reverse pass.
 
-    A reverse pass keeps what was `found_in` the blocks, about a dozen numbers a node, and computes the rest again.
+    A reverse pass stores what was `found_in` the blocks, about a dozen numbers a node, and recomputes the rest.
     """
     sums = lax.map(jax.checkpoint(fn, policy=_KEEP), replicate.blocks())
     return jax.tree.map(lambda a: jnp.sum(a, 0), sums)
@@ -153,18 +151,20 @@ _KEEP = jax.checkpoint_policies.save_only_these_names(_FOUND)
 
 
 def found_in(replicate: Replicate, model: Model, x: Overlaps, block: Any) -> Any:
-    """What a replicate's `search` finds in a block at the state `x`; it has no derivative."""
+    """Return what a replicate's `search` finds in a block at the state `x`; it has no derivative."""
     return checkpoint_name(replicate.search(*lax.stop_gradient((model, x)), block), _FOUND)
 
 
 def average_of_weighted(replicate: Replicate, fn: Callable[[Any], Any]) -> Any:
-    """`average`, without the last blocks if they have no weight, and not differentiable in reverse."""
+    """Return `average` without trailing blocks of zero weight; it has no reverse-mode derivative."""
     return sum_of_weighted(replicate.blocks(), fn)
 
 
 def sum_of_weighted(blocks: Any, fn: Callable[[Any], Any]) -> Any:
-    """Sum of `fn(block)` over blocks, a tree of arrays that lead with the block axis,
-    but for the last without weight.
+    """Sum `fn(block)` over blocks; blocks of zero weight come last and are skipped, except by counted loops.
+
+    Args:
+        blocks: a tree of arrays that lead with the block axis.
     """
     count = len(blocks.weight) if counted() else jnp.sum(jnp.any(blocks.weight != 0, 1))
     traced, zero, unflatten = flattened(fn, jax.tree.map(lambda a: a[0], blocks))
@@ -178,19 +178,22 @@ def sum_of_weighted(blocks: Any, fn: Callable[[Any], Any]) -> Any:
 def flattened(
     fn: Callable[..., Any], *args: Any
 ) -> tuple[Callable[..., jax.Array], jax.Array, Callable[[jax.Array], Any]]:
-    """A function as one that returns a vector, a vector of zeros, and the way back; traced once, at arguments like
-    these.
+    """Return `fn` with its result flattened to a vector, a zero vector of that size, and the inverse of the flattening.
 
-    Results of loops travel as one vector because every array of a loop takes kernels to compile.
+    `fn` is traced once, at arguments like `args`. Loops carry their results as one vector because each array of a loop
+    costs kernels to compile.
     """
     traced = eqx.filter_closure_convert(fn, *args)
-    like = jax.eval_shape(lambda *args: traced(*args), *args)  # of a bare closure jax would print the program
+    like = jax.eval_shape(lambda *args: traced(*args), *args)  # jax would print the program of a bare closure
     zero, unflatten = ravel_pytree(jax.tree.map(lambda a: jnp.zeros(a.shape, a.dtype), like))
     return lambda *args: ravel_pytree(traced(*args))[0], zero, unflatten
 
 
 def in_blocks(arrays: tuple[jax.Array, ...], width: int) -> tuple[jax.Array, ...]:
-    """Arrays (..., N), padded with zeros, as (B, ..., W) with W of at most `width`, and no larger than it has to be."""
+    """Split arrays (..., N), padded with zeros, into blocks (B, ..., W) of the least width W for this number of blocks.
+
+    The number of blocks B is the fewest with W of at most `width`.
+    """
     size = arrays[0].shape[-1]
     width = block_width(size, width)
     count = -(-size // width)
@@ -203,12 +206,12 @@ def in_blocks(arrays: tuple[jax.Array, ...], width: int) -> tuple[jax.Array, ...
 
 
 def block_width(size: int, most: int) -> int:
-    """Width of the fewest blocks, all of one width, of at most `most` each."""
+    """Return the width of the fewest equal blocks for `size` nodes, with at most `most` nodes each."""
     return -(-size // -(-size // most))
 
 
 def check_rule(rule: Any, model: Model) -> None:
-    """Raise an InputError, about "nodes", unless an averaging rule is one and is made for such a model."""
+    """Raise an `InputError` about "nodes" unless `rule` is an averaging rule that is made for such a model."""
     require_kind(rule, "nodes", Rule, "an averaging rule, such as default_nodes(model)")
     got, want = rule.stack.shape, (model.shape[0], *model.columns)
     if got != want:
@@ -219,10 +222,11 @@ def check_rule(rule: Any, model: Model) -> None:
 
 
 def check_arguments(model: Any, block: Any, **counts: Any) -> None:
-    """Raise an InputError for what all rules are asked for.
+    """Check the arguments that all rules have.
 
-    That is: no `model`; a count that is not a positive integer, or a seed not in [0, 2^63); a `block` that is neither
-    None nor a positive integer.
+    Raises:
+        InputError: `model` is no `Model`; a count is not a positive integer; the seed is not in [0, 2^63); `block` is
+            neither None nor a positive integer.
     """
     require_kind(model, "model", Model, "a tiedattn_jax.Model, such as dot_product()")
     for name, value in counts.items():
@@ -233,7 +237,7 @@ def check_arguments(model: Any, block: Any, **counts: Any) -> None:
 
 
 def check_memory(numbers: int, replicates: int, argument: str, value: int) -> None:
-    """Raise an InputError, about an argument or the replicates, unless so many numbers in each can be drawn."""
+    """Raise an `InputError` about `argument` or the replicates unless memory can hold `numbers` for each replicate."""
     each = 32.0 * numbers  # four copies
     require_memory(each, argument, value, "the nodes of a replicate")
     require_memory(each * replicates, "replicates", replicates, "the nodes")
