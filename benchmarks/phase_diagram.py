@@ -79,7 +79,7 @@ def boundaries(a: argparse.Namespace) -> None:
         replicate = ta.line_nodes(model, a.order, replicates=1).replicate(0)
 
         def exact(x: published.Overlaps, p: published.Problem) -> float:
-            """The training loss that precise averages give at the published method's overlaps."""
+            """Return the training loss that precise averages give at the published method's overlaps."""
             one = jnp.ones((2, 1, 1))
             here = ta.Overlaps(x.q * one, x.V * one, x.theta * one, x.m * jnp.array([[1.0], [-1.0]]))
             m = ta.dot_product(omega=p.omega)

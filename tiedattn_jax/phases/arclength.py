@@ -92,7 +92,7 @@ class Setting(NamedTuple):
     free: jax.Array
 
     def at(self, value: Any) -> tuple[Model, jax.Array]:
-        """Model and alpha at another value of the parameter."""
+        """Return model and alpha at another value of the parameter."""
         return self.parameter.set(self.model, self.alpha, value)
 
     def solve(self, nodes: Rule, number: int, x: Overlaps, settings: Settings, value: Any = None) -> Path:

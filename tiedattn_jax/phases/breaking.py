@@ -1,4 +1,4 @@
-"""How far replica symmetry breaking moves the transitions."""
+"""Shift of the transitions by replica symmetry breaking."""
 
 from __future__ import annotations
 
