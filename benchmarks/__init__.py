@@ -1,1 +1,1 @@
-"""The suite of times and errors, and every figure of the paper; none of it is imported by the package."""
+"""Benchmarks of time and accuracy, and every figure of the paper. The package imports none of this."""

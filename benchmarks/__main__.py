@@ -1,13 +1,13 @@
-"""Times, accuracy and comparators of the library on this machine.
+"""Measure time and accuracy of the library on this machine, next to other programs.
 
     python -m benchmarks                            # all benchmarks
     python -m benchmarks gamp train --repeat 9
-    python -m benchmarks solve --sizes 8192 65536   # instead of the default ones
+    python -m benchmarks solve --sizes 8192 65536   # other sizes than the default ones
 
 Prints a table and writes DIR/DATE-MACHINE.json, with a picture of error against time and one of time against size
-beside it. A later run of the same day replaces the benchmarks that it measures. Ratios are run times of comparators
-over that of the line: above one, this one is faster. Programs are compiled anew in every benchmark, for its first case
-that needs them.
+beside it. A later run of the same day replaces the benchmarks that it measures. Ratios are the run time of a comparator
+over that of the line; above one, the line's case is faster. Every benchmark compiles its programs anew, in the first
+case that needs them.
 
 The benchmarks, what a size is, and the default sizes:
 """
@@ -27,7 +27,7 @@ from .registry import BENCHMARKS
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Measure; the exit code. Bad input ends with exit code 2 and one line on stderr."""
+    """Measure and return the exit code. Bad input ends with exit code 2 and one line on stderr."""
     form: Any = argparse.RawDescriptionHelpFormatter
     listed = "".join(
         f"    {name:15} {b.what}; {b.size}: {' '.join(map(str, b.sizes))}\n" for name, b in BENCHMARKS.items()
@@ -47,7 +47,7 @@ def main(argv: list[str] | None = None) -> int:
 
 
 def run(names: list[str], sizes: list[int] | None, repeat: int, out: Path) -> None:
-    """Measure benchmarks, print the table, and write the file and the pictures after each of them."""
+    """Run benchmarks and print the table; write the file and the pictures after each benchmark."""
     for name in names:
         require_choice(name, "benchmark", BENCHMARKS)
     require_count(repeat, "repeat")
@@ -62,7 +62,7 @@ def run(names: list[str], sizes: list[int] | None, repeat: int, out: Path) -> No
     measured: list[suite.Measurement] = []
     print(suite.HEADER, flush=True)
     for name in dict.fromkeys(names):
-        jax.clear_caches()  # so that what is compiled does not depend on what was measured before
+        jax.clear_caches()  # makes compile times independent of earlier benchmarks
         for measurement in BENCHMARKS[name].run(sizes or BENCHMARKS[name].sizes, repeat):
             print(measurement, flush=True)
             measured.append(measurement)

@@ -1,11 +1,11 @@
 """Time the library on the device at hand, in at most five minutes, and print the accuracy beside each time.
 
-    python -m benchmarks.accelerator                    # every row that there is time for
+    python -m benchmarks.accelerator                    # every row that fits into the budget
     python -m benchmarks.accelerator solve gamp --budget 120
-    python -m benchmarks.accelerator --small            # small sizes, to see that it runs
+    python -m benchmarks.accelerator --small            # small sizes, as a test of the script
 
-Every row is printed as one line of JSON when it is done, and all are written to DIR/DATE-DEVICE-accelerator.json. A row
-that does not fit into the time that is left says how long it would take. The rows:
+Every row is printed as one line of JSON when it is done, and all rows are written to DIR/DATE-DEVICE-accelerator.json.
+A row that does not fit into the remaining time is left out and says how long it would take. The rows:
 """
 
 from __future__ import annotations
@@ -27,16 +27,16 @@ import tiedattn_jax as ta
 from tiedattn_jax.finite.data import back_project, student_fields
 from tiedattn_jax.store import write_whole
 
-ALPHA_C = 1.2515373  # of lines of order 15, to 1e-6
-STATE = {"q": 0.11481726, "V": 12.66853, "theta": 0.15815827}  # semantic, alpha = 2: of another rule, to 3e-6
-_STEPS = 16  # of message passing, in one call: twice as many are fewer than it takes to converge
+ALPHA_C = 1.2515373  # on lines of order 15, accurate to 1e-6
+STATE = {"q": 0.11481726, "V": 12.66853, "theta": 0.15815827}  # semantic, alpha = 2; another rule, accurate to 3e-6
+_STEPS = 16  # iterations of message passing in a call; even twice as many do not converge
 
 Row = dict[str, Any]
 BEGAN = time.perf_counter()
 
 
 def clock(fn: Callable[[], Any], repeat: int) -> tuple[float, float, Any]:
-    """Seconds of the first call, the median of some more, and the last result."""
+    """Return the seconds of the first call, the median of `repeat` more, and the last result."""
     times = []
     for _ in range(1 + repeat):
         began = time.perf_counter()
@@ -46,12 +46,12 @@ def clock(fn: Callable[[], Any], repeat: int) -> tuple[float, float, Any]:
 
 
 def off(state: ta.FixedPoint) -> float:
-    """Largest relative error of the order parameters of the semantic state at alpha = 2."""
+    """Return the largest relative error of the order parameters of the semantic state at alpha = 2."""
     return max(abs(float(getattr(state, name)) / value - 1) for name, value in STATE.items())
 
 
 def solve(small: bool) -> Iterator[Row]:
-    """A state on the default averages, from no start."""
+    """Solve a state on lines of order 9, without a given start."""
     model = ta.dot_product()
     nodes = ta.line_nodes(model, 3 if small else 9)
     first, seconds, state = clock(lambda: ta.solve(model, 2.0, "semantic", nodes), 1 if small else 5)
@@ -59,7 +59,7 @@ def solve(small: bool) -> Iterator[Row]:
 
 
 def gradient(small: bool) -> Iterator[Row]:
-    """Its derivative in sigma."""
+    """Differentiate theta of a solved state in sigma."""
     nodes = ta.line_nodes(ta.dot_product(), 3 if small else 9)
 
     def theta(sigma: jax.Array) -> jax.Array:
@@ -70,7 +70,7 @@ def gradient(small: bool) -> Iterator[Row]:
 
 
 def transition(small: bool) -> Iterator[Row]:
-    """alpha_c with its sensitivities, from nothing."""
+    """Find alpha_c with its sensitivities, without a given start."""
     model = ta.dot_product()
     nodes = ta.line_nodes(model, 3 if small else 9)
     first, seconds, found = clock(lambda: ta.critical_alpha(model, nodes), 1 if small else 3)
@@ -79,7 +79,7 @@ def transition(small: bool) -> Iterator[Row]:
 
 
 def states(small: bool) -> Iterator[Row]:
-    """States of many settings, of which about a quarter are absent, one replicate of order 5."""
+    """Solve states at 1000 settings, about a quarter of them absent, on one replicate of order 5."""
     count = 8 if small else 1000
     rng = np.random.default_rng(0)
     omegas, alphas = rng.uniform(0.05, 0.9, count), rng.uniform(0.3, 2.5, count)
@@ -94,7 +94,7 @@ def states(small: bool) -> Iterator[Row]:
 
 
 def diagram(small: bool) -> Iterator[Row]:
-    """Both branches on a grid of alpha and omega, four replicates of order 5."""
+    """Solve both branches on a grid of alpha and omega, on four replicates of order 5."""
     side = 3 if small else 25
     model = ta.dot_product()
     nodes = ta.line_nodes(model, 3 if small else 5)
@@ -105,7 +105,7 @@ def diagram(small: bool) -> Iterator[Row]:
 
 
 def gamp(small: bool) -> Iterator[Row]:
-    """An iteration of message passing beside its two passes over X, and the memory that it takes."""
+    """Time an iteration of message passing next to its two passes over X, and measure its peak memory."""
     for d in (50,) if small else (4000, 10000):
         for wide in (True, False):
             with jax.enable_x64(wide):
@@ -138,7 +138,7 @@ def _gamp(d: int) -> Row:
 
 
 def train(small: bool) -> Iterator[Row]:
-    """A gradient step, and the memory that training takes."""
+    """Time a gradient step, and measure the peak memory of training."""
     d = 50 if small else 10000
     model = ta.dot_product()
     data = ta.sample_data(model, d, 2.0, jax.random.key(0))
@@ -151,7 +151,7 @@ def train(small: bool) -> Iterator[Row]:
     yield row | {"peak over data before": float(before) / size}
 
 
-# Seconds that each row takes on an H100 with nothing compiled, about.
+# Rows, each with the approximate seconds that it takes on an H100 with nothing compiled.
 ROWS: dict[str, tuple[Callable[[bool], Iterator[Row]], float]] = {
     "solve": (solve, 25),
     "transition": (transition, 10),
@@ -164,7 +164,7 @@ ROWS: dict[str, tuple[Callable[[bool], Iterator[Row]], float]] = {
 
 
 def run(names: list[str], small: bool, budget: float, out: Path) -> Path:
-    """Measure, print every row, and write the file."""
+    """Measure and print the rows, write them to a file, and return its path."""
     device = jax.local_devices()[0]
     about = {"device": device.device_kind, "platform": device.platform, "jax": jax.__version__}
     about |= {"version": ta.VERSION, "date": datetime.date.today().isoformat(), "x64": bool(jax.config.jax_enable_x64)}
@@ -181,7 +181,7 @@ def run(names: list[str], small: bool, budget: float, out: Path) -> Path:
             for row in fn(small):
                 rows.append(row | {"at": time.perf_counter() - BEGAN})
                 print(json.dumps(rows[-1]), flush=True)
-        except Exception as problem:  # the other rows are still of use
+        except Exception as problem:  # one failure must not lose the other rows
             rows.append({"case": key, "failed": f"{type(problem).__name__}: {str(problem)[:500]}"})
             print(json.dumps(rows[-1]), flush=True)
         write_whole(path, json.dumps({"about": about, "rows": rows}, indent=1).encode())
@@ -189,7 +189,7 @@ def run(names: list[str], small: bool, budget: float, out: Path) -> Path:
 
 
 def main(argv: list[str] | None = None) -> int:
-    """The exit code."""
+    """Parse the arguments, run, and return the exit code."""
     listed = "".join(f"    {name:11} {fn.__doc__}\n" for name, (fn, _) in ROWS.items())
     form = argparse.RawDescriptionHelpFormatter
     parser = argparse.ArgumentParser(

@@ -1,10 +1,11 @@
-"""How far replica symmetry is off over the plane of sample complexity and omega, as one step of breaking is estimated.
+"""Estimate the error of replica symmetry over the plane of sample complexity and omega.
 
     python benchmarks/breaking.py [--alphas 24] [--omegas 12] [--order 5] [--out DIR]
 
-Of every cell of a grid what breaking adds to the training loss of a branch (`Diagnostics.rs_error`), relative; of every
-omega by how much it moves alpha_c (`Transition.rs_shift`). Prints a table and writes DIR/rs_error.png, and the grid,
-from which it goes on. Five minutes on two cores.
+The estimate has one step of replica symmetry breaking. For every cell of a grid it gives the relative increase of the
+training loss of a branch (`Diagnostics.rs_error`), and for every omega the shift of alpha_c (`Transition.rs_shift`).
+Prints a table and writes DIR/rs_error.png. The grid is kept in DIR, and an interrupted run resumes from it. Takes five
+minutes on two cores.
 """
 
 from __future__ import annotations
@@ -21,11 +22,11 @@ from tiedattn_jax.overlaps import PAIR
 from tiedattn_jax.plotting import panels
 from tiedattn_jax.printing import with_error
 
-LEAST = 1e-7  # of the loss: below, the estimate is of the size of its error, or exactly zero
+LEAST = 1e-7  # fraction of the loss below which the estimate is comparable to its error, or exactly zero
 
 
 def transitions(omegas: np.ndarray, nodes: ta.Rule) -> list[ta.Transition]:
-    """alpha_c at every omega, each from the one before."""
+    """Find alpha_c at every omega, each search starting from the previous transition."""
     found: list[ta.Transition] = []
     for omega in omegas:
         near = found[-1].branches if found and found[-1].ok else None

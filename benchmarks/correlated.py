@@ -1,10 +1,11 @@
-"""Correlated tokens: theory next to the minima of training, where the proximal operator jumps and where it does not.
+"""Compare theory and training for correlated tokens, with and without jumps of the proximal operator.
 
     python benchmarks/correlated.py [--d 1000] [--instances 16] [--starts 1] [--case WORDS]
 
-Two classes with unequal covariances and opposite means. With several starts each instance is trained from its named
-start and from points around the state of the theory, and its lowest minimum on the branch stands beside that of the
-named one. Teachers have exactly the model's norm and means. Ten minutes on two cores with 17 starts of 16 instances.
+The tokens have two classes with unequal covariances and opposite means. With several starts, each instance is trained
+from its named start and from points around the state of the theory; the table shows the minimum from the named start
+and the lowest minimum on the branch. Teachers have exactly the model's norm and means. Takes ten minutes on two cores
+with 17 starts of 16 instances.
 """
 
 from __future__ import annotations
@@ -22,18 +23,18 @@ from tiedattn_jax.overlaps import magnitudes
 CASES = {"smooth, semantic": (0.1, 3.0), "smooth, positional": (0.6, 4.0), "jumps, positional": (0.6, 1.5)}
 SHARES = {(0, 0): 0.45, (1, 1): 0.45, (0, 1): 0.05, (1, 0): 0.05}
 VECTORS = {"encodings": [[1.0, 0.0], [-1.0, 0.0]], "means": [[0.0, 1.0], [0.0, -1.0]]}
-LEAST = 0.1  # size of its own order parameter, relative, of a minimum on a branch
+LEAST = 0.1  # least relative size of the branch's order parameter at a minimum that counts as on the branch
 
 
 def model_of(omega: float) -> ta.DotProduct:
-    """The model of a case: classes with sigma^2 = .25 and .36."""
+    """Return the model at an omega; the classes have sigma^2 = .25 and .36."""
     return ta.dot_product(
         omega, law=ta.SpectralLaw.of_classes([0.25, 0.36], SHARES, **VECTORS, teacher_means=[0.3, -0.3])
     )
 
 
 def row(model: ta.Model, x: ta.Overlaps, train_loss: jax.Array, gen_error: jax.Array) -> dict[str, float]:
-    """Numbers of a state or an estimate by name, without signs."""
+    """Return the numbers of a state or an estimate by name, order parameters without signs."""
     each = {f"{name} of class {k + 1}": np.abs(getattr(x, name)[k]).item() for name in ("q", "theta") for k in range(2)}
     m = {"m, encodings": abs(x.m[0, 0].item()), "m, means": abs(x.m[2, 0].item())}
     return {"training loss": float(train_loss), "test error": float(gen_error), **each, **m}
@@ -42,7 +43,7 @@ def row(model: ta.Model, x: ta.Overlaps, train_loss: jax.Array, gen_error: jax.A
 def minima(
     model: ta.Model, branch: str, state: ta.FixedPoint, d: int, alpha: float, key: jax.Array, starts: int
 ) -> list:
-    """The minimum from the named start of one instance, and the lowest one on the branch of all starts."""
+    """Train one instance; return the minimum from the named start, and the lowest one on the branch from any start."""
     data = ta.sample_data(model, d, alpha, key, normalise=True)
     named = start_of(model, data, branch)
     mean = named * float(jnp.abs(state.overlaps.m[0, 0]) / 0.25 if branch == "positional" else 1.0)

@@ -1,13 +1,14 @@
-"""Finite size: instances against the theory at their realised teacher, what runs end at, and undamped message passing.
+"""Check finite instances: against the theory at their realised teacher, where runs end, undamped message passing.
 
     python benchmarks/finite_size.py theory    [--d 2000] [--alpha 2.0] [--instances 20] [--branch semantic]
     python benchmarks/finite_size.py ends      [--d 1000] [--alpha 1.0] [--instances 20] [--start random] [--scale 1]
     python benchmarks/finite_size.py undamped  [--d 1000]
 
-Each prints one JSON object. `theory` gives, for every observable, the mean over instances next to that of the theory at
-their realised rho. `ends` names what each run ended at, and says whether it is a minimum: the lowest eigenvalue of the
-risk's Hessian, and where L-BFGS goes from there after random kicks. `undamped` compares the growth of undamped message
-passing, started next to its fixed point, with the eigenvalues of the state-evolution Jacobian and the replicon.
+Each prints JSON. `theory` gives, for every observable, the mean over instances and the mean of the theory at their
+realised rho. `ends` names the state at which each run ended and tests whether it is a minimum: it computes the lowest
+eigenvalue of the risk's Hessian, and where L-BFGS goes from there after random kicks. `undamped` starts undamped
+message passing next to its fixed point and compares its growth with the eigenvalues of the state-evolution Jacobian and
+the replicon.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ from tiedattn_jax.theory.equations import Equations
 
 
 def theory(d: int, alpha: float, instances: int, branch: str, order: int, response: str) -> dict[str, Any]:
-    """Instances of message passing against the theory, both at the realised norm of each teacher."""
+    """Compare message passing on instances with the theory at the realised norm of each teacher."""
     model = ta.dot_product()
     found = ta.run_instances(
         model,
@@ -58,11 +59,11 @@ def theory(d: int, alpha: float, instances: int, branch: str, order: int, respon
     }
 
 
-KICKS = (1e-3, 1e-2, 1e-1, 5e-1)  # relative to the weights
+KICKS = (1e-3, 1e-2, 1e-1, 5e-1)  # sizes of the random kicks, relative to the weights
 
 
 def lowest_curvature(model: ta.Model, data: ta.Data, Q: jax.Array) -> float:
-    """Lowest eigenvalue of the risk's Hessian, by Lanczos on its products with vectors."""
+    """Return the lowest eigenvalue of the risk's Hessian, by the Lanczos method on Hessian-vector products."""
 
     @jax.jit
     def product(v: jax.Array) -> jax.Array:
@@ -74,7 +75,7 @@ def lowest_curvature(model: ta.Model, data: ta.Data, Q: jax.Array) -> float:
 
 
 def ends(d: int, alpha: float, instances: int, start: str, method: str, scale: float | None) -> dict[str, Any]:
-    """What each run ends at, whether that is a minimum, and whether others are near it."""
+    """Find where each run ends, whether that is a minimum, and whether other minima are near."""
     model, rows = ta.dot_product(), []
 
     def lbfgs(data: ta.Data, Q: Any, **given: Any) -> ta.Training:
@@ -113,7 +114,7 @@ def ends(d: int, alpha: float, instances: int, start: str, method: str, scale: f
 
 
 def undamped(d: int) -> list[dict[str, Any]]:
-    """Growth per step of rounding errors at GAMP's fixed point, next to what theory says of the fixed point."""
+    """Measure the growth per step of rounding errors at GAMP's fixed point, next to the stability in the theory."""
     rows = []
     for alpha in (0.9, 1.2, 2.0, 3.0):
         for branch in ("semantic", "positional"):

@@ -1,9 +1,9 @@
-"""Where the time of the first call goes: import, tracing, lowering, compiling, running; with an empty cache and a full
-one.
+"""Split the time of the first call into import, tracing, lowering, compiling and running, without and with a cache.
 
     python benchmarks/first_call.py [import|solve|gradient|critical_alpha|transition ...] [--programs 3]
 
-Every row is a process of its own, which starts with an empty folder for compiled programs; the next row finds it full.
+Every row is a separate process. The first row of a call starts with an empty folder for compiled programs, the second
+one with the folder that the first one filled.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ import time
 from collections import Counter
 
 CALLS = ("import", "solve", "gradient", "critical_alpha", "transition")
-PARTS = ("jaxpr_trace", "jaxpr_to_mlir_module", "backend_compile")  # as jax names them
+PARTS = ("jaxpr_trace", "jaxpr_to_mlir_module", "backend_compile")  # jax's names of tracing, lowering and compiling
 
 
 def child(what: str) -> dict:
-    """One call in this process: seconds by part, and by program."""
+    """Make one call in this process; return its seconds by part and by program."""
     start = time.perf_counter()
     import jax
 

@@ -1,8 +1,9 @@
-"""What float32 costs in accuracy: public numbers in both precisions, on the same nodes and the same data.
+"""Measure the accuracy of float32: public numbers in both precisions, on the same nodes and the same data.
 
     python benchmarks/float32.py [--order 9] [--d 500]
 
-For each number its value in float64, the relative difference in float32, and the relative error bar of the averages.
+Prints for each number its value in float64, the relative difference of float32, and the relative error bar of the
+averages.
 """
 
 from __future__ import annotations
@@ -16,12 +17,12 @@ import numpy as np
 
 import tiedattn_jax as ta
 
-Row = tuple[str, np.ndarray, np.ndarray | None]  # what it is, its values, their error bars
+Row = tuple[str, np.ndarray, np.ndarray | None]  # name, values, error bars
 STATES = (("semantic", 2.0), ("positional", 2.0), ("semantic", 1.0))
 
 
 def states(model: ta.Model, nodes: ta.Rule, d: int) -> Iterator[Row]:
-    """Everything that is kept of three fixed points."""
+    """Yield all stored numbers of three fixed points."""
     for branch, alpha in STATES:
         found = ta.solve(model, alpha, branch, nodes)
         bars = found.stderr.numbers()
@@ -31,7 +32,7 @@ def states(model: ta.Model, nodes: ta.Rule, d: int) -> Iterator[Row]:
 
 
 def transitions(model: ta.Model, nodes: ta.Rule, d: int) -> Iterator[Row]:
-    """alpha_c and alpha_l with what moves them."""
+    """Yield alpha_c and alpha_l with their sensitivities."""
     alpha_c = ta.critical_alpha(model, nodes)
     for name, found in (("alpha_c", alpha_c), ("alpha_l", ta.linear_crossing(model, alpha_c, nodes))):
         yield name, np.asarray(found.alpha), np.asarray(found.stderr)
@@ -41,7 +42,7 @@ def transitions(model: ta.Model, nodes: ta.Rule, d: int) -> Iterator[Row]:
 
 
 def derivatives(model: ta.Model, nodes: ta.Rule, d: int) -> Iterator[Row]:
-    """Derivatives of the semantic state at alpha = 2."""
+    """Yield derivatives of the semantic state at alpha = 2."""
 
     def numbers(model: ta.Model) -> tuple[jax.Array, jax.Array]:
         found = ta.solve(model, 2.0, "semantic", nodes)
@@ -53,7 +54,7 @@ def derivatives(model: ta.Model, nodes: ta.Rule, d: int) -> Iterator[Row]:
 
 
 def instances(model: ta.Model, nodes: ta.Rule, d: int) -> Iterator[Row]:
-    """Message passing and training on one instance."""
+    """Yield results of message passing and training on one instance."""
     data = ta.sample_data(ta.dot_product(), d, 2.0, jax.random.key(0))
     data = jax.tree.map(lambda a: a.astype(model.lam.dtype) if a.dtype == np.float64 else a, data)
     runs = {"message passing": ta.gamp, "L-BFGS": lambda *a: ta.train(*a, optimizer="lbfgs")}
@@ -68,7 +69,7 @@ PARTS: tuple[Callable[[ta.Model, ta.Rule, int], Iterator[Row]], ...] = (states, 
 
 
 def differences(part: Callable[[ta.Model, ta.Rule, int], Iterator[Row]], order: int, d: int) -> Iterator[str]:
-    """A line for each number."""
+    """Yield a line of the table for each number."""
     models = [ta.dot_product(dtype=dtype) for dtype in ("float64", "float32")]
     both = (part(model, ta.line_nodes(model, order), d) for model in models)
     for (name, value, bar), (_, other, _) in zip(*both, strict=True):

@@ -1,11 +1,15 @@
-"""What further steps of replica symmetry breaking add to the training loss.
+"""Compute how much further steps of replica symmetry breaking add to the training loss.
 
     python benchmarks/further_steps.py [--steps 4] [--order 5]
 
-The estimate of `theory/elevation.py` has one step; here it has k, by docs/theory/breaking.md. Prints the largest
-elevation for jumps of one slope and constant curvature, where its growth with k is universal, and of one and two steps
-at three states of the standard model, both to leading order; and the whole solution of up to three steps where every
-sample chooses a sign. Five minutes on two cores.
+The estimate of `theory/elevation.py` has one step; here it has k steps, after docs/theory/breaking.md. The script
+prints three tables. The first two are to leading order:
+
+1. the largest elevation for jumps of one slope and constant curvature, where its growth with k is universal;
+2. the elevations of one and two steps at three states of the standard model;
+3. the full solution with up to three steps for a loss by which every sample chooses a sign.
+
+Takes five minutes on two cores.
 """
 
 from __future__ import annotations
@@ -26,27 +30,26 @@ from tiedattn_jax.theory.elevation import softened, two_values
 from tiedattn_jax.theory.observables import moments
 from tiedattn_jax.theory.potentials import channel_gradient
 
-PLACES, REACH = np.linspace(-14.0, 14.0, 1401), 9.0  # on the line across a jump; of the normals
+PLACES, REACH = np.linspace(-14.0, 14.0, 1401), 9.0  # positions across a jump; largest normal deviate
 NORMALS, SHARES = np.polynomial.legendre.leggauss(80)
 INSIDE, WITHIN = np.polynomial.legendre.leggauss(24)
-ONE = 2.109  # s times the slope of a jump, in units of the spread, where one step is largest
+ONE = 2.109  # s times the slope of a jump, in units of the spread, at which the elevation of one step is largest
 STATES = ((1.2515, "positional"), (2.0, "positional"), (1.0, "semantic"))
-SIGNS = (0.01, 1e-4, 1e-5)  # samples per dimension, each of which chooses a sign
+SIGNS = (0.01, 1e-4, 1e-5)  # alphas of the third table
 
 
 def absolute(spread: float) -> np.ndarray:
-    """E|x + spread xi| at `PLACES`."""
+    """Return E|x + spread xi| at `PLACES`."""
     x = PLACES / spread
     return PLACES * (1 - 2 * np.exp(log_ndtr(-x))) + spread * np.sqrt(2 / np.pi) * np.exp(-0.5 * x**2)
 
 
 def cost(s: np.ndarray, widths: np.ndarray) -> float:
-    """By how much the steps lift the average energy of a jump -|x|/2, over its replica-symmetric value at their
-    response.
+    """Return the average energy of a jump -|x|/2 with the steps, minus the replica-symmetric one at their response.
 
     Args:
-        s: Parisi parameters, from the innermost step to the outermost one, falling.
-        widths: what each of them adds to the overlap; one, together.
+        s: Parisi parameters from the innermost step to the outermost one, decreasing.
+        widths: increment of the overlap at each step; they sum to one.
     """
     tilt, width = 0.5 * s[0], widths[0]
     sides = [
@@ -59,16 +62,14 @@ def cost(s: np.ndarray, widths: np.ndarray) -> float:
     for parisi, width in zip(s[1:], widths[1:], strict=True):
         at = PLACES[:, None] + np.sqrt(width) * normals
         inside = np.clip(at, PLACES[0], PLACES[-1])
-        outer = CubicSpline(PLACES, energy)(inside) - 0.5 * np.abs(at - inside)  # a straight line beyond
+        outer = CubicSpline(PLACES, energy)(inside) - 0.5 * np.abs(at - inside)  # continued by a straight line
         energy = -np.logaddexp.reduce(log_weight - parisi * outer, axis=1) / parisi
     excess = energy + 0.5 * absolute(widths.sum() ** 0.5) + 0.125 * (s @ widths)
     return float(np.sum(excess) * (PLACES[1] - PLACES[0]))
 
 
 def curvature(s: np.ndarray, widths: np.ndarray, weight: Callable[[np.ndarray], np.ndarray]) -> float:
-    """``1/2 int v(u) weight(v(u)) du``, where v(u) is the response of the steps outside of u,
-    the outermost one first.
-    """
+    """Return ``1/2 int v(u) weight(v(u)) du``, where v(u) is the response of the steps outside of u."""
     total, v = 0.0, 0.0
     for parisi, width in zip(s[::-1], widths[::-1], strict=True):
         inside = v + parisi * width * 0.5 * (INSIDE + 1)
@@ -78,7 +79,10 @@ def curvature(s: np.ndarray, widths: np.ndarray, weight: Callable[[np.ndarray], 
 
 
 def steps_of(parameters: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """s, falling, and widths that sum to one, of any numbers: log s_1, k - 1 ratios, and k - 1 logarithms of ratios."""
+    """Map 2 k - 1 free numbers to decreasing s (k,) and widths (k,) that sum to one.
+
+    The numbers are log s_1, then k - 1 that set the ratios of s, then k - 1 logarithms of ratios of widths.
+    """
     k = (len(parameters) + 1) // 2
     s = np.exp(parameters[0] - np.append(0.0, np.cumsum(np.exp(parameters[1:k]))))
     widths = np.exp(np.append(0.0, parameters[k:]))
@@ -86,10 +90,10 @@ def steps_of(parameters: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
 
 
 def universal(steps: int) -> list[float]:
-    """Largest elevation of 1, 2, ... steps in units of ``(alpha rho a^2)^3 a^2 / (X^{-2} - alpha k)^2``."""
+    """Return the largest elevations of 1, 2, ... steps in units of ``(alpha rho a^2)^3 a^2 / (X^{-2} - alpha k)^2``."""
     found, values = np.array([np.log(ONE)]), []
     for k in range(1, steps + 1):
-        if k > 1:  # a step within the innermost one
+        if k > 1:  # add a step inside the innermost one
             found = np.concatenate([[found[0] + 0.7], [-0.5], found[1 : k - 1], [1.4], found[k - 1 :] + 1.4])
 
         def falls(parameters: np.ndarray) -> float:
@@ -103,7 +107,7 @@ def universal(steps: int) -> list[float]:
 
 
 def at_a_state(alpha: float, branch: str, order: int) -> tuple[float, float, float]:
-    """Elevations of one and of two steps at a state of the standard model, and the estimate that it carries."""
+    """Return the elevations of one and two steps at a state of the standard model, and the state's own `rs_error`."""
     model = ta.dot_product()
     rule = ta.line_nodes(model, order)
     state = ta.solve(model, alpha, branch, rule)
@@ -112,12 +116,15 @@ def at_a_state(alpha: float, branch: str, order: int) -> tuple[float, float, flo
     slopes, weights = map(np.asarray, two_values(sums["slopes"]))
 
     def weight(v: np.ndarray) -> np.ndarray:
-        """Of the isotropic prior less that of the smooth parts: e^2 / (1 + v e) is what `softened` has at 3 v / 2."""
+        """Return the weight in `curvature`: that of the isotropic prior minus that of the smooth parts.
+
+        The latter is an average of e^2 / (1 + v e), which `softened` returns at 3 v / 2.
+        """
         return 1 / (1 - v) - alpha * np.asarray(softened(sums["soft"], 1.5 * v))
 
     def elevation(parameters: np.ndarray) -> float:
-        size = np.exp(parameters[0])  # the whole of q1 - q0, in units of V
-        s, widths = steps_of(parameters[1:])  # s in units of size^{-1/2}
+        size = np.exp(parameters[0])  # total q1 - q0 in units of V
+        s, widths = steps_of(parameters[1:])  # s is in units of size^{-1/2}
         if s @ widths * size**0.5 > 0.8:
             return -1.0
         jumps = sum(w / a * size * cost(a * s, widths) for a, w in zip(slopes, weights, strict=True))
@@ -134,12 +141,12 @@ def at_a_state(alpha: float, branch: str, order: int) -> tuple[float, float, flo
 
 
 def signs_loss(alpha: float, q0: jax.Array, widths: jax.Array, s: jax.Array, V: jax.Array) -> jax.Array:
-    """Training loss of (|z| - 1)^2 / 2 with one token and ridge 1, stationary in all its arguments but `alpha`.
+    """Return the training loss of (|z| - 1)^2 / 2 with one token and ridge 1; it is stationary in all but `alpha`.
 
     Args:
-        q0: overlap of two minima of different clusters.
-        widths: what each step adds to it, from the outermost to the innermost one, (k,).
-        s: their Parisi parameters, rising, (k,).
+        q0: overlap of two minima in different outermost clusters.
+        widths: increment of the overlap at each step, from the outermost to the innermost one, (k,).
+        s: Parisi parameters of the steps, increasing, (k,).
         V: response within the smallest clusters.
     """
     normals, weight = np.polynomial.hermite_e.hermegauss(60)
@@ -147,7 +154,7 @@ def signs_loss(alpha: float, q0: jax.Array, widths: jax.Array, s: jax.Array, V: 
     W = V + jnp.append(jnp.cumsum((s * widths)[::-1])[::-1], 0.0)  # responses, from the whole one to V
 
     def energy(h: jax.Array, step: int) -> jax.Array:
-        """Of a sample, averaged over the clusters from a step inwards; the conjugates are eliminated."""
+        """Return the energy of a sample, averaged over the clusters from a step inwards; conjugates are eliminated."""
         width, parisi = widths[step], s[step]
         if step < len(s) - 1:
             inside = energy(h[..., None] + jnp.sqrt(width) * normals, step + 1)
@@ -168,11 +175,11 @@ def signs_loss(alpha: float, q0: jax.Array, widths: jax.Array, s: jax.Array, V: 
 
 @jax.jit
 def _scaled(u: jax.Array, alpha: jax.Array) -> jax.Array:
-    """`signs_loss` over alpha^{3/2}, of numbers of order one.
+    """Return `signs_loss` over alpha^{3/2} as a function of numbers of order one.
 
     Args:
-        u: the logarithm of the norm, over that of no correlation; V; logarithms of the shares of the steps over that of
-            q0; those of the Parisi parameters, times alpha^{1/2}.
+        u: log of the total overlap over alpha / 4; V; logs of the shares of the steps relative to that of q0, (k,);
+            logs of the Parisi parameters times alpha^{1/2}, (k,).
     """
     (size, V), (shares, s) = u[:2], u[2:].reshape(2, -1)
     q0, *widths = jnp.exp(size) * alpha / 4 * jax.nn.softmax(jnp.append(0.0, shares))
@@ -183,22 +190,21 @@ _slope = jax.jit(jax.grad(_scaled))
 
 
 def signs(alpha: float, steps: int) -> list[float]:
-    """Training losses of `signs_loss`, replica-symmetric and with one step of breaking to `steps` of them, at most
-    three.
+    """Return the stationary values of `signs_loss` with 0 (replica-symmetric), 1, ..., `steps` steps, at most three.
 
     Raises:
         RuntimeError: a solution was not found.
     """
 
     def unbroken(u: jax.Array) -> jax.Array:
-        """The loss of RS, over alpha."""
+        """Return the replica-symmetric loss over alpha."""
         q, V = u[0] * alpha / 4, u[1]
         return (q / 2 - q / (2 * V)) / alpha + (1 + q - 2 * jnp.sqrt(2 * q / jnp.pi)) / (2 * (1 + V))
 
     share, V = found = root(jax.jit(jax.grad(unbroken)), [1.0, 1.0 + alpha**0.5 / 4], tol=1e-13).x
     losses = [float(unbroken(found)) * alpha]
 
-    # Shares and Parisi parameters as `_scaled` takes them: near the solution for few samples.
+    # Shares and Parisi parameters as `_scaled` takes them, near the solution for small alpha.
     starts = [([0.1], [1.7]), ([0.5, -0.76], [1.2, 2.4]), ([0.63, 0.0, -1.4], [0.93, 1.8, 2.87])]
     for k, (widths, parisi) in enumerate(starts[:steps], 1):
         found = root(lambda u: np.asarray(_slope(u, alpha)), np.array([np.log(share), V, *widths, *parisi]), tol=1e-11)

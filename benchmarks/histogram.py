@@ -1,9 +1,9 @@
-"""The counting task: seconds per epoch, compilation apart.
+"""Time an epoch of the counting task, and its compilation.
 
     python benchmarks/histogram.py [--runs 1] [--epochs 5] [--samples 50000] [--mechanism semantic]
 
-Prints one JSON object. An epoch is 35,000 sequences in batches of 32, and the test on 15,000; times are those of all
-runs together, and per run. `XLA_FLAGS=--xla_cpu_multi_thread_eigen=false` shows what one core does.
+Prints one JSON object. An epoch is 35,000 sequences in batches of 32, and the test on 15,000 others. Times are given
+for all runs together and per run. `XLA_FLAGS=--xla_cpu_multi_thread_eigen=false` restricts the run to one core.
 """
 
 from __future__ import annotations

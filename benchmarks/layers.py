@@ -1,11 +1,10 @@
-"""Theory next to training for every layer and option, two states or three of each: the table of
-`docs/howto/own_layer.md`.
+"""Compare theory and training for every layer and option: the table of `docs/howto/own_layer.md`.
 
     python benchmarks/layers.py [--instances 50] [--d 800] [--case WORDS]
 
-Training is L-BFGS from the start named after the branch. Teachers have exactly the model's norm and are exactly
-orthogonal to the encodings. Takes about forty minutes on one core. Classes of tokens are in `correlated.py`, penalties
-in `penalties.py`.
+Every layer is compared at two or three states. Training is L-BFGS from the start named after the branch. Teachers have
+exactly the model's norm and are exactly orthogonal to the encodings. Takes about forty minutes on one core.
+`correlated.py` does the same for classes of tokens, `penalties.py` for penalties.
 """
 
 from __future__ import annotations
@@ -25,7 +24,7 @@ COLUMNS = {"training loss": "train_loss", "test error": "gen_error", "q": "q"}
 
 
 class Noisy(ta.DotProduct):
-    """The target sees the teacher's fields with noise on them."""
+    """A layer whose target sees the teacher's fields with added noise."""
 
     noise = 1
 
@@ -34,7 +33,7 @@ class Noisy(ta.DotProduct):
 
 
 class Sampled(ta.DotProduct):
-    """Cross-entropy on one token that each token draws from its row of the target."""
+    """A layer with cross-entropy loss: every token draws one token from its row of the target as a label."""
 
     noise = 1
 
@@ -45,15 +44,16 @@ class Sampled(ta.DotProduct):
 
 
 def tokens(L: int, omega: float) -> ta.DotProduct:
-    """L tokens, of which a token attends to itself with .6."""
+    """Return a layer with L tokens whose positional target gives .6 to the token itself."""
     mixing = np.full((L, L), 0.4 / (L - 1)) + (0.6 - 0.4 / (L - 1)) * np.eye(L)
     return ta.dot_product(omega, mixing=mixing, encodings=np.linspace(-1, 1, L)[:, None])
 
 
 def matrices(omega: float) -> ta.CausalDotProduct:
-    """Covariances of two tokens that commute, with spectra of their own; each eigenvalue twice, with opposite teachers.
+    """Return a causal layer whose two tokens have commuting covariances with different spectra.
 
-    So the teacher has no overlap with the encodings by chance, and the branches are what their names say.
+    Every eigenvalue occurs twice, with opposite teachers. The teacher thus has no accidental overlap with the
+    encodings, and the branches have exactly the symmetry of their names.
     """
     d, rng = 100, np.random.default_rng(0)
     spectra = np.tile(np.stack([0.5 * np.exp(-1.5 * np.arange(d) / d), rng.uniform(0.1, 0.4, d)]), 2)
@@ -65,7 +65,7 @@ def matrices(omega: float) -> ta.CausalDotProduct:
 
 
 def cases() -> list[tuple[str, ta.Model, str, float]]:
-    """Name, model, branch and alpha."""
+    """Return name, model, branch and alpha of every case."""
     untied = partial(ta.untied_dot_product, mixing=[[0.3, 0.7], [0.8, 0.2]], teacher=np.eye(2))
     tied = partial(ta.untied_dot_product, tied_teacher=True)
     sampled = {"lam": 0.3, "teacher": 4.0}
@@ -126,7 +126,7 @@ def main() -> None:
 
 
 def train(model: ta.Model, branch: str, data: ta.Data, key: jax.Array) -> ta.Training:
-    """To a critical point of the risk."""
+    """Train to a critical point of the risk."""
     return ta.train(model, data, branch, optimizer="lbfgs", steps=3000, tol=1e-8, key=key)
 
 

@@ -1,15 +1,16 @@
-"""The lowest of many minima of one instance, around the positional state, against the theory.
+"""Compare the lowest of many positional minima of an instance with the theory.
 
     python -m benchmarks.minima [--d 250 500 1000] [--instances 8] [--alpha 2] [--rounds 4] [--lanes 50]
 
-L-BFGS runs from the positional start (*training*), then from many starts at once: in the first round its mean part
-along the encodings and a random rest of one to two times the state's size, in later rounds the lowest minimum so far,
-moved by .03 to .8 of its own size. What ends on the positional branch counts. Teachers have exactly the model's norm.
-One line an
-instance: its lowest minimum and that of training against the replica-symmetric (RS) state, in percent, how many runs
-    end at
-the lowest one, and how far above it the next one lies; then a table of the means. On two cores an instance takes half a
-minute at d = 250 and two at 500; on one, a quarter of an hour at 1000.
+L-BFGS runs from the positional start (*training*), then from many starts at once. Starts of the first round have the
+state's mean part along the encodings and a random rest of one to two times the state's size. Starts of later rounds are
+the lowest minimum so far, moved by .03 to .8 of its own size. Only runs that end on the positional branch count.
+Teachers have exactly the model's norm.
+
+Prints one line per instance: the lowest minimum and that of training relative to the replica-symmetric (RS) state in
+percent, the number of runs that end at the lowest minimum, and how far above it the next one lies. A table of the means
+follows. An instance takes half a minute at d = 250 and two minutes at 500 on two cores, and a quarter of an hour at
+1000 on one core.
 """
 
 from __future__ import annotations
@@ -30,14 +31,14 @@ from tiedattn_jax.printing import with_error
 from tiedattn_jax.results import error_bar
 from tiedattn_jax.theory.observables import gen_error_in
 
-SIZES = 1.0, 2.0  # of the random rest of a start, over that of the state
-KICKS = 0.03, 0.8  # by how much the lowest minimum is moved, over its own size
-SAME = 1e-6  # losses that are closer, relative, are those of one minimum
-LEAST = 0.8, 0.3  # of the state's m, at least, and of its q^(1/2), theta at most, is the positional branch
+SIZES = 1.0, 2.0  # range of the random rest of a start, relative to that of the state
+KICKS = 0.03, 0.8  # range of the kicks of the lowest minimum, relative to its own size
+SAME = 1e-6  # relative difference in loss below which two runs ended in the same minimum
+LEAST = 0.8, 0.3  # on the positional branch, m exceeds .8 of the state's m and theta is below .3 of its q^(1/2)
 
 
 class Minima(NamedTuple):
-    """Where runs of one instance ended: one entry a run."""
+    """Minima at which the runs of one instance ended; the leading axis is the run."""
 
     Q: jax.Array
     loss: jax.Array
@@ -51,7 +52,7 @@ class Minima(NamedTuple):
 
 @eqx.filter_jit
 def trained(model: ta.Model, data: ta.Data, starts: jax.Array, state: ta.Overlaps) -> Minima:
-    """L-BFGS from every start, (k, d, 1), on one instance."""
+    """Run L-BFGS from every start, (k, d, 1), on one instance."""
     run = jax.vmap(lambda Q: ta.train(model, data, Q, optimizer="lbfgs", steps=3000, tol=1e-8))(starts)
     x = run.overlaps
     q, m, theta = x.q[:, 0, 0, 0], jnp.abs(x.m[:, 0, 0]), jnp.abs(x.theta[:, 0, 0, 0])
@@ -60,7 +61,7 @@ def trained(model: ta.Model, data: ta.Data, starts: jax.Array, state: ta.Overlap
 
 
 def search(model: ta.Model, data: ta.Data, state: ta.Overlaps, rounds: int, lanes: int, key: jax.Array) -> list[Minima]:
-    """Rounds of minima of one instance; the first is that of training alone."""
+    """Return the minima of every round on one instance; the first entry is that of training alone."""
     mean, along = jnp.abs(state.m[0, 0]), start(model, data, "positional", scale=1.0)
     rest = jnp.sqrt(state.q[0, 0, 0] / model.trace[0] - mean**2)
     found = [trained(model, data, start(model, data, "positional")[None], state)]
@@ -77,7 +78,7 @@ def search(model: ta.Model, data: ta.Data, state: ta.Overlaps, rounds: int, lane
 
 
 def lowest(found: list[Minima]) -> Minima:
-    """The minimum on the branch of the lowest loss."""
+    """Return the minimum of lowest loss on the branch."""
     together = Minima(*(jnp.concatenate(a) for a in zip(*found, strict=True)))
     if not np.any(together.on_branch):
         raise RuntimeError("no run ended on the positional branch: give more --lanes, or a larger --d")
@@ -85,7 +86,7 @@ def lowest(found: list[Minima]) -> Minima:
 
 
 def row(rs: ta.FixedPoint, lines: Any, found: list[Minima]) -> dict[str, Any]:
-    """Numbers of one instance, relative to the RS state."""
+    """Return the numbers of one instance, relative to the RS state."""
     best, first = lowest(found), found[0].only(0)
 
     def relative(one: Minima) -> dict[str, float]:
@@ -111,7 +112,7 @@ def row(rs: ta.FixedPoint, lines: Any, found: list[Minima]) -> dict[str, Any]:
 
 
 def table(rows: dict[int, list[dict]]) -> str:
-    """Means over the instances whose training ends on the branch, one row a dimension."""
+    """Return a table of means over the instances whose training ends on the branch, three rows per dimension."""
     lines = ["| d (instances) | quantity | training, % from RS | lowest | lowest - training |", "|---|---|---|---|---|"]
     for d, found in rows.items():
         kept = [r for r in found if r["training"] is not None]

@@ -1,7 +1,7 @@
-"""The theory of the dot-product model by plain Monte Carlo in NumPy, as a comparator for this library.
+"""Solve the theory of the dot-product model by plain Monte Carlo in NumPy, as a comparator for this library.
 
-The damped iteration of `published_method`, with its equations, stop test and starts, but averages over frozen Gaussian
-draws, and all proximal problems in one array: Newton's method with a Levenberg shift, from several starts.
+The damped iteration, equations, stop test and starts are those of `published_method`. Averages are over frozen Gaussian
+draws. All proximal problems are solved in one array, by Newton's method with a Levenberg shift from several starts.
 """
 
 from __future__ import annotations
@@ -14,17 +14,17 @@ import numpy as np
 from .published_method import Overlaps, Problem, Result, solve as damped, stein
 
 _STEPS = 30
-_CURVATURE = np.array([[[2.0, -1.0], [-1.0, 0.0]], [[0.0, -1.0], [-1.0, 2.0]]])[..., None]  # of z_k (z_k - z_l)
+_CURVATURE = np.array([[[2.0, -1.0], [-1.0, 0.0]], [[0.0, -1.0], [-1.0, 2.0]]])[..., None]  # second derivatives of a_k
 
 
 def solve(alpha: float, branch: str = "semantic", draws: int = 2**13, seed: int = 0) -> Result:
-    """Fixed point at the standard setting, with so many draws of the fields."""
+    """Solve for the fixed point at the standard setting, with `draws` samples of the fields."""
     normals = np.random.default_rng(seed).standard_normal((2, 2, draws))
     return damped(alpha, branch=branch, hats=partial(conjugates, normals=normals))
 
 
 def conjugates(x: Overlaps, p: Problem, normals: np.ndarray) -> Overlaps:
-    """Conjugates of the overlaps from draws of xi and u, (2, 2, n); see `published_method.conjugates`."""
+    """Return the conjugates of the overlaps from draws of xi and u, (2, 2, n); see `published_method.conjugates`."""
     xi, u = normals
     h = math.sqrt(x.q) * xi + x.m * np.array([[1.0], [-1.0]])
     y = x.theta / math.sqrt(x.q) * xi + math.sqrt(p.sigma**2 - x.theta**2 / x.q) * u
@@ -34,8 +34,8 @@ def conjugates(x: Overlaps, p: Problem, normals: np.ndarray) -> Overlaps:
 
 
 def prox(h: np.ndarray, y: np.ndarray, V: float, p: Problem) -> np.ndarray:
-    """Minimisers of `energy` at fields of the student and of the teacher, (2, n)."""
-    # Minima are near h and near the teacher's fields of either sign; axes: token, start and node.
+    """Return the minimisers of `energy` at fields of the student and of the teacher, (2, n)."""
+    # Minima lie near h and near the teacher's fields of either sign. The axes are token, start and node.
     starts = np.stack([h, y, -y, np.zeros_like(h)], 1)
     T = (1 - p.omega) * attention(y) + p.omega * np.diag(p.mixing)[:, None]
     count, shape = starts.shape[1], starts.reshape(2, -1).shape
@@ -50,8 +50,8 @@ def prox(h: np.ndarray, y: np.ndarray, V: float, p: Problem) -> np.ndarray:
         slope = (z - h) / V + 2 * p.sigma**2 * np.sum((off * first)[:, None] * inner, 0)
         bent = (first**2 + off * second)[:, None, None] * outer + (off * first)[:, None, None] * _CURVATURE
         H = np.eye(2)[..., None] / V + 2 * p.sigma**2 * np.sum(bent, 0)
-        least = (H[0, 0] + H[1, 1]) / 2 - np.hypot((H[0, 0] - H[1, 1]) / 2, H[0, 1])  # eigenvalue
-        more = np.maximum(shift, 1e-3 / V - least)  # what makes the matrix positive
+        least = (H[0, 0] + H[1, 1]) / 2 - np.hypot((H[0, 0] - H[1, 1]) / 2, H[0, 1])  # lowest eigenvalue of H
+        more = np.maximum(shift, 1e-3 / V - least)  # shift that makes H positive definite
         a, d, b = H[0, 0] + more, H[1, 1] + more, H[0, 1]
         new = z - np.stack([d * slope[0] - b * slope[1], a * slope[1] - b * slope[0]]) / (a * d - b * b)
         lower = energy(new, h, T, V, p)
@@ -63,10 +63,10 @@ def prox(h: np.ndarray, y: np.ndarray, V: float, p: Problem) -> np.ndarray:
 
 
 def energy(z: np.ndarray, h: np.ndarray, T: np.ndarray, V: float, p: Problem) -> np.ndarray:
-    """|z - h|^2 / (2 V) + sigma^2 sum_k (S(z)_kk - T_k)^2 of fields (2, n); T is the diagonal of the target."""
+    """Return |z - h|^2 / (2 V) + sigma^2 sum_k (S(z)_kk - T_k)^2 of fields (2, n); T is the diagonal of the target."""
     return np.sum((z - h) ** 2 / (2 * V) + p.sigma**2 * (attention(z) - T) ** 2, 0)
 
 
 def attention(z: np.ndarray) -> np.ndarray:
-    """Diagonal of softmax(z z^T), (2, n): of two tokens it says all, as rows sum to one."""
+    """Return the diagonal of softmax(z z^T), (2, n); for two tokens it determines the rest, as rows sum to one."""
     return 0.5 + 0.5 * np.tanh(z * (z - z[::-1]) / 2)

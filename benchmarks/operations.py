@@ -1,6 +1,4 @@
-"""How many operations a function does: its jaxpr is run step by step,
-so that loops and branches count as they are taken.
-"""
+"""Count the operations of a function by running its jaxpr step by step, with the actual loops and branches."""
 
 from __future__ import annotations
 
@@ -13,7 +11,7 @@ import jax
 import numpy as np
 from jax.extend import core
 
-# Classes of operations that take alike long; a fused multiply-add is two simple ones.
+# Classes of operations that take similar times. A fused multiply-add counts as two simple ones.
 _DIVISIONS = {"div", "sqrt", "rsqrt", "rem"}
 _TRANSCENDENTAL = {"exp", "exp2", "expm1", "log", "log1p", "logistic", "tanh", "sin", "cos", "tan", "pow", "erf"}
 _TRANSCENDENTAL |= {"erf_inv", "erfc", "atan2", "lgamma", "cbrt", "asin", "acos", "atan", "sinh", "cosh"}
@@ -23,14 +21,13 @@ _MOVES = {"broadcast_in_dim", "reshape", "transpose", "slice", "dynamic_slice", 
 _MOVES |= {"scatter", "concatenate", "pad", "iota", "copy", "squeeze", "rev", "stop_gradient", "copy_p", "name"}
 _MOVES |= {"convert_element_type", "split", "expand_dims", "bitcast_convert_type", "device_put"}
 
-Operations = Counter[tuple[str, int]]  # by class and by the bits of a number
+Operations = Counter[tuple[str, int]]  # counts by class and by bits of a number
 
 
 def operations(fn: Callable[..., Any], *args: Any) -> Operations:
-    """Operations of ``fn(*args)`` on floating-point numbers, by class, "simple", "division" or "transcendental", and
-    bits.
+    """Count the floating-point operations of ``fn(*args)`` by class ("simple", "division", "transcendental") and bits.
 
-    What moves numbers only is no operation; of a matrix factorisation only its results count.
+    Moving numbers does not count. A matrix factorisation counts one operation per number of its result.
     """
     counted: Operations = Counter()
     _run(jax.make_jaxpr(fn)(*args), jax.tree.leaves(args), counted)
@@ -51,7 +48,7 @@ def _run(closed: core.ClosedJaxpr, args: Sequence[Any], counted: Operations) -> 
 
 
 def _step(eqn: Any, args: list[Any], counted: Operations) -> Sequence[Any]:
-    """The results of an equation of a jaxpr."""
+    """Evaluate an equation of a jaxpr, count its operations, and return its results."""
     p, name = eqn.params, eqn.primitive.name
     if name == "while":
         cond, body = p["cond_nconsts"], p["cond_nconsts"] + p["body_nconsts"]
@@ -90,7 +87,7 @@ def _scan(p: dict[str, Any], args: list[Any], counted: Operations) -> list[Any]:
 
 
 def _of(eqn: Any) -> Operations:
-    """What one primitive does."""
+    """Return the operations of one primitive."""
     name, out = eqn.primitive.name, eqn.outvars[0].aval
     given = [v.aval for v in eqn.invars]
     kind = next((a.dtype for a in [out, *given] if np.issubdtype(a.dtype, np.floating)), None)
@@ -103,7 +100,7 @@ def _of(eqn: Any) -> Operations:
     if name in _REDUCTIONS:
         return Counter({("simple", bits): math.prod(given[0].shape)})
     if name == "integer_pow":
-        power = abs(eqn.params["y"])  # by squaring
+        power = abs(eqn.params["y"])  # computed by repeated squaring
         return Counter({("simple", bits): size * max(1, power.bit_length() + power.bit_count() - 2)})
     division, transcendental = name in _DIVISIONS, name in _TRANSCENDENTAL
     return Counter({("division" if division else "transcendental" if transcendental else "simple", bits): size})

@@ -1,9 +1,9 @@
-"""Theory next to message passing with penalties besides the ridge: the table of `docs/howto/penalties.md`.
+"""Compare theory and message passing with penalties besides the ridge: the table of `docs/howto/penalties.md`.
 
     python benchmarks/penalties.py [--instances 20] [--d 1000] [--case WORDS]
 
-Message passing that does not settle is finished by training. Teachers have exactly the model's norm and are exactly
-orthogonal to the encodings. Takes about ten minutes on two cores.
+Training continues the runs of message passing that do not converge. Teachers have exactly the model's norm and are
+exactly orthogonal to the encodings. Takes about ten minutes on two cores.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from tiedattn_jax.overlaps import PAIR
 
 
 class SparseTeacher(ta.DotProduct):
-    """A fifth of the teacher's entries are N(0, 5), the others are zero."""
+    """A layer with a sparse teacher: a fifth of its entries are N(0, 5) for unit variance, the others zero."""
 
     def law(self) -> ta.SpectralLaw:
         two = jax.tree.map(lambda a: jnp.repeat(a, 2, 0), super().law())
@@ -33,11 +33,12 @@ class SparseTeacher(ta.DotProduct):
 
 
 class Heads(ta.DotProduct):
-    """A head each for the two parts of a teacher of two columns, and one for positions: a student of three columns.
+    """A student of three columns: one head for each column of a teacher of two columns, and one for positions.
 
-    The heads' attention is weighed by 4/7 and 3/7 of 1 - omega, and by omega, so that no turn of the columns leaves the
-    loss as it is. With omega = .3 the last two weights are equal: there is a state in which each of these heads does
-    one thing, but the loss is lower where both do some of either, with one sign or the other. So does the start.
+    The weights of the heads are 4/7 (1 - omega), 3/7 (1 - omega) and omega, so that no rotation of the columns leaves
+    the loss unchanged. With omega = .3 the last two weights are equal. There is then a state in which each of these two
+    heads has one mechanism, but the loss is lower where both heads mix both mechanisms, with either relative sign. The
+    start has such a mixture.
     """
 
     @property
@@ -57,7 +58,7 @@ class Heads(ta.DotProduct):
 
 
 def cases() -> dict[str, tuple[ta.Model, float, str]]:
-    """Model, alpha and branch, by name."""
+    """Return model, alpha and branch by name."""
     l1 = ta.dot_product(lam=0.0, penalty=ta.L1(0.01))
     net = ta.dot_product(lam=0.01, penalty=ta.L1(0.01))
     untied = ta.untied_dot_product(lam=0.01, penalty=ta.L1(0.01), tied_teacher=True)
@@ -93,14 +94,14 @@ def main() -> None:
 
 
 def three_heads(name: str, d: int, instances: int) -> None:
-    """The state in which two heads attend by meaning and one by position; theory at the model's rho."""
+    """Print the rows of the student with three heads; the theory is at the model's rho."""
     net = ta.dot_product(lam=0.005, penalty=ta.L1(0.002), teacher=jnp.eye(2), rank=3)
     model, alpha = Heads(**vars(net)), 6.0
 
     def run(data: ta.Data, key: jax.Array) -> ta.GAMP:
         semantic, positional = (start(model, data, init, key) for init in PAIR[::-1])
         Q = 0.2 * semantic + positional
-        # Message passing leaves its domain from there: a thousand steps of training bring it near.
+        # Message passing from this start leaves its domain, so a thousand steps of training come first.
         near = ta.train(model, data, Q, steps=1000, rate=0.5)
         return ta.gamp(model, data, near.Q, damping=0.1, steps=6000, tol=1e-7)
 
@@ -120,7 +121,11 @@ def three_heads(name: str, d: int, instances: int) -> None:
 
 
 def print_rows(name: str, settled: str, rows: dict[str, tuple[float, ...]]) -> None:
-    """Rows of the table: simulation, theory, their difference and its error bar, of every quantity by name."""
+    """Print rows of the table.
+
+    Args:
+        rows: simulation, theory, difference and its error bar, for every quantity by name.
+    """
     for what, (mean, theory, gap, bar) in rows.items():
         cells = f"{theory:.6g}", f"{mean:.6g}", f"{gap:+.2g}({bar:.1g})", f"{gap / bar:+.1f}"
         print("|", " | ".join((name, settled, what, *cells)), "|", flush=True)
@@ -128,7 +133,7 @@ def print_rows(name: str, settled: str, rows: dict[str, tuple[float, ...]]) -> N
 
 
 def critical_point(model: ta.Model, branch: str, data: ta.Data, key: jax.Array) -> ta.GAMP | ta.Training:
-    """Of the risk, by message passing, or by training from where that did not settle."""
+    """Find a critical point of the risk by message passing; if that does not converge, train from where it ended."""
     found = ta.gamp(model, data, branch)
     return found if found.ok else ta.train(model, data, found.Q, steps=50_000, rate=0.5, tol=1e-8)
 

@@ -1,8 +1,10 @@
-"""Phase diagrams: time and accuracy of grids and of boundary curves, and their check against simulation.
+"""Measure time and accuracy of phase diagrams and boundary curves, and check them against simulations.
 
-python benchmarks/phase_diagram.py grid 5 25
-python benchmarks/phase_diagram.py boundaries --published
-python benchmarks/phase_diagram.py simulation --d 1000
+    python benchmarks/phase_diagram.py grid 5 25
+    python benchmarks/phase_diagram.py boundaries --published
+    python benchmarks/phase_diagram.py simulation --d 1000
+
+Each command prints its results as lines of text.
 """
 
 from __future__ import annotations
@@ -21,12 +23,12 @@ from tiedattn_jax.theory.equations import Equations
 
 FOLLOWED = [name for name, event in ta.EVENTS.items() if event.value is not None]
 ALPHA_C = 1.25154  # at omega = .3; see tests/cases.py
-# (alpha, omega): on either side of alpha_c, near it and far from it.
+# (alpha, omega) on either side of alpha_c, near it and far from it.
 POINTS = ((1.2, 0.4), (0.9, 0.2), (1.15, 0.3), (1.35, 0.3), (2.0, 0.3), (2.0, 0.4))
 
 
 def grid(a: argparse.Namespace) -> None:
-    """Seconds per cell after compilation, alpha_c at omega = .3 as read from the grid."""
+    """Print seconds per cell after compilation, and alpha_c at omega = .3 as read from the grid."""
     model = ta.dot_product()
     for size in a.sizes:
         ticks: list[tuple[float, int]] = []
@@ -54,7 +56,7 @@ def grid(a: argparse.Namespace) -> None:
 
 
 def boundaries(a: argparse.Namespace) -> None:
-    """Boundaries over omega, where they meet, and alpha_c by the published method's quadrature."""
+    """Trace boundaries over omega; print them, their intersections, and alpha_c by the published quadrature."""
     model = ta.dot_product()
     omegas = np.linspace(0.43, 0.0, a.points)
     found: dict[str, ta.Boundary] = {}
@@ -77,7 +79,7 @@ def boundaries(a: argparse.Namespace) -> None:
         replicate = ta.line_nodes(model, a.order, replicates=1).replicate(0)
 
         def exact(x: published.Overlaps, p: published.Problem) -> float:
-            """The training loss that precise averages give at the published method's overlaps."""
+            """Return the training loss that precise averages give at the published method's overlaps."""
             one = jnp.ones((2, 1, 1))
             here = ta.Overlaps(x.q * one, x.V * one, x.theta * one, x.m * jnp.array([[1.0], [-1.0]]))
             m = ta.dot_product(omega=p.omega)
@@ -93,7 +95,7 @@ def boundaries(a: argparse.Namespace) -> None:
 
 
 def simulation(a: argparse.Namespace) -> None:
-    """Sign of the loss difference of the branches, theory against training from both starts on common instances."""
+    """Print the loss difference of the branches: theory, and training from both starts on common instances."""
     for alpha, omega in POINTS:
         model = ta.dot_product(omega=omega)
         points = {b: ta.solve(model, alpha, b) for b in ("positional", "semantic")}

@@ -1,22 +1,25 @@
-"""The published way of solving the theory of the dot-product model, as a comparator for this library.
+"""Solve the theory of the dot-product model by the published method, as a comparator for this library.
 
-Damped state evolution for L = 2 tokens, rank one and isotropic covariances:
+The method is damped state evolution for L = 2 tokens, rank one and isotropic covariances:
 
 - averages over the fields by the rule of Stroud and Secrest (1963) for the weight exp(-r^2) on the plane, degree 7 with
   12 nodes, once for xi and, nested in it, once for u: 144 fixed nodes;
-- one proximal problem per node, each handed to `scipy.optimize.minimize` (BFGS, differences for gradients) from h;
+- one proximal problem per node, solved by `scipy.optimize.minimize` (BFGS, finite differences for gradients) from h;
 - conjugates from their Stein forms;
-- damping .8, the share of the *old* state. The converse (.8 of the new state) diverges on the positional branch at
-  alpha = 2, where the undamped map has an eigenvalue of -5.4 on these nodes, and on the semantic one it passes the stop
-  test after 12 iterations only because the instability towards m (-2.7) has not had the time to grow;
-- stop once the undamped change of q, m and theta is below 1e-4. V is not looked at, and still changes by 1e-2 then.
+- damping .8, which is the share of the *old* state. The converse (.8 of the new state) diverges on the positional
+  branch at alpha = 2, where the undamped map has an eigenvalue of -5.4 on these nodes. On the semantic branch the
+  converse passes the stop test after 12 iterations, but only because the instability towards m (-2.7) has no time to
+  grow;
+- a stop test on the undamped change of q, m and theta, which must be below 1e-4. V is not tested and still changes by
+  1e-2 then.
 
-With these choices the published points at alpha = 2 come out to 3e-4, relative. Two variants have equal results:
-by default every integral solves its proximal problems anew, so each four times per iteration as the published runs do,
-with numpy arrays in the objective; `economical` solves each once, with scalar arithmetic in the objective.
+With these choices the published points at alpha = 2 are reproduced to a relative accuracy of 3e-4. Two variants have
+equal results. By default every integral solves its proximal problems anew with numpy arrays in the objective, thus each
+problem four times per iteration, like the published runs. `economical` solves each problem once, with scalar arithmetic
+in the objective.
 
-As a script it prints one JSON object: order parameters, time and accuracy of this method, of the library on the same
-problem where `tiedattn_jax` can be imported, the machine and the versions.
+As a script it prints one JSON object: order parameters, time and accuracy of this method and, if `tiedattn_jax` can be
+imported, of the library on the same problem; the machine and the versions.
 """
 
 from __future__ import annotations
@@ -42,7 +45,7 @@ Objective = Callable[[np.ndarray], float]
 
 
 class Overlaps(NamedTuple):
-    """Order parameters of one token: both tokens share q, V and theta, and have means m and -m. Likewise conjugates."""
+    """Order parameters of one token, or their conjugates: both tokens share q, V and theta, and have means m and -m."""
 
     q: float
     m: float
@@ -51,7 +54,7 @@ class Overlaps(NamedTuple):
 
 
 class Problem(NamedTuple):
-    """The numbers of the model, and alpha."""
+    """Numbers of the model, and alpha."""
 
     alpha: float
     omega: float
@@ -61,17 +64,17 @@ class Problem(NamedTuple):
 
 
 class Result(NamedTuple):
-    """What a run of the iteration gives."""
+    """Result of a run of the iteration."""
 
     overlaps: Overlaps
     iterations: int
     seconds: float
-    change: Overlaps  # undamped, in the last iteration
+    change: Overlaps  # undamped change in the last iteration
     converged: bool
 
 
 def problem(alpha: float, omega: float = 0.3, sigma: float = 0.5, lam: float = 0.01) -> Problem:
-    """A problem at the paper's setting, but for what is given."""
+    """Return a problem; the defaults are the paper's setting."""
     return Problem(alpha, omega, sigma, lam, np.array([[0.6, 0.4], [0.4, 0.6]]))
 
 
@@ -83,10 +86,10 @@ STARTS = {
 
 
 def stroud_secrest_7() -> tuple[np.ndarray, np.ndarray]:
-    """Rule of degree 7 with 12 nodes for averages with density exp(-|x|^2) / pi on the plane.
+    """Return the rule of degree 7 with 12 nodes for averages with density exp(-|x|^2) / pi on the plane.
 
-    Three squares of four nodes, one on the axes and two on the diagonals. All odd moments vanish by symmetry; those of
-    1, x^2, x^4, x^2 y^2, x^6 and x^4 y^2 fix the three radii and the three weights.
+    The nodes are three squares of four, one on the axes and two on the diagonals. All odd moments vanish by symmetry.
+    The moments of 1, x^2, x^4, x^2 y^2, x^6 and x^4 y^2 fix the three radii and the three weights.
 
     Returns:
         Nodes (12, 2) and weights (12,), which sum to one.
@@ -106,7 +109,7 @@ def stroud_secrest_7() -> tuple[np.ndarray, np.ndarray]:
 
 
 def exact_degree(nodes: np.ndarray, weights: np.ndarray) -> int:
-    """Largest degree up to which all monomials are averaged exactly under exp(-|x|^2) / pi."""
+    """Return the largest degree up to which all monomials are averaged exactly under exp(-|x|^2) / pi."""
 
     def moment(k: int) -> float:  # E x^k for x ~ N(0, 1/2)
         return 0.0 if k % 2 else math.prod(range(1, k, 2)) / 2 ** (k // 2)
@@ -119,19 +122,19 @@ def exact_degree(nodes: np.ndarray, weights: np.ndarray) -> int:
 
 
 def attention(z: np.ndarray) -> np.ndarray:
-    """Row-wise softmax(z z^T) of two tokens, (2, 2)."""
+    """Return the row-wise softmax(z z^T) of two tokens, (2, 2)."""
     scores = np.outer(z, z)
     scores = np.exp(scores - scores.max(axis=1, keepdims=True))
     return scores / scores.sum(axis=1, keepdims=True)
 
 
 def target(y: np.ndarray, p: Problem) -> np.ndarray:
-    """Attention matrix of the teacher, (2, 2)."""
+    """Return the attention matrix of the teacher, (2, 2)."""
     return (1 - p.omega) * attention(y) + p.omega * p.mixing
 
 
 def matrix_objective(h: np.ndarray, y: np.ndarray, V: float, p: Problem) -> Objective:
-    """|z - h|^2 / (2 V) + sigma^2 / 2 |S(z) - T(y)|_F^2 as a function of z, as one writes it down."""
+    """Return |z - h|^2 / (2 V) + sigma^2 / 2 |S(z) - T(y)|_F^2 as a function of z, written with matrices."""
     T = target(y, p)
 
     def objective(z: np.ndarray) -> float:
@@ -141,7 +144,7 @@ def matrix_objective(h: np.ndarray, y: np.ndarray, V: float, p: Problem) -> Obje
 
 
 def scalar_objective(h: np.ndarray, y: np.ndarray, V: float, p: Problem) -> Objective:
-    """The same function, with the rows' sums used up by hand and without arrays."""
+    """Return the function of `matrix_objective` in scalar arithmetic, simplified because rows of S and T sum to one."""
     t1, t2 = map(float, np.diag(target(y, p)))
     h1, h2 = map(float, h)
     variance = p.sigma**2
@@ -156,7 +159,7 @@ def scalar_objective(h: np.ndarray, y: np.ndarray, V: float, p: Problem) -> Obje
 
 
 def gaussian_average(integrand: Callable[[np.ndarray, np.ndarray], Any]) -> Any:
-    """Average of integrand(xi, u) over standard normal xi and u in the plane, on the nested rule."""
+    """Return the average of integrand(xi, u) over standard normal xi and u in the plane, by the nested rule."""
     nodes, weights = stroud_secrest_7()
     nodes = math.sqrt(2) * nodes  # from density exp(-r^2) / pi to exp(-r^2 / 2) / (2 pi)
     pairs = itertools.product(zip(nodes, weights, strict=True), repeat=2)
@@ -164,7 +167,7 @@ def gaussian_average(integrand: Callable[[np.ndarray, np.ndarray], Any]) -> Any:
 
 
 def proximal(x: Overlaps, p: Problem, build: Any, xi: np.ndarray, u: np.ndarray) -> tuple[np.ndarray, OptimizeResult]:
-    """The student's fields h at a node, and the minimum of the proximal problem there.
+    """Return the student's fields h at a node, and the minimum of the proximal problem there.
 
     notation: h = sqrt(q) xi + m (1, -1), y = theta / sqrt(q) xi + c u, c^2 = rho - theta^2 / q.
 
@@ -177,7 +180,7 @@ def proximal(x: Overlaps, p: Problem, build: Any, xi: np.ndarray, u: np.ndarray)
 
 
 def conjugates(x: Overlaps, p: Problem, economical: bool = False) -> Overlaps:
-    """Conjugates of the overlaps by their Stein forms."""
+    """Return the conjugates of the overlaps by their Stein forms."""
 
     def moments(xi: np.ndarray, u: np.ndarray) -> np.ndarray:
         h, minimum = proximal(x, p, scalar_objective if economical else matrix_objective, xi, u)
@@ -192,7 +195,7 @@ def conjugates(x: Overlaps, p: Problem, economical: bool = False) -> Overlaps:
 
 
 def stein(x: Overlaps, p: Problem, gg: float, gp: float, gxi: float, gu: float) -> Overlaps:
-    """Conjugates from the averages of g.g, of g_1 - g_2, of g.xi and of g.u."""
+    """Return the conjugates from the averages of g.g, g_1 - g_2, g.xi and g.u."""
     theta = p.alpha * gu / math.sqrt(p.sigma**2 - x.theta**2 / x.q)
     return Overlaps(
         q=p.alpha * gg, m=p.alpha * gp, V=-p.alpha * gxi / math.sqrt(x.q) + x.theta * theta / x.q, theta=theta
@@ -200,7 +203,7 @@ def stein(x: Overlaps, p: Problem, gg: float, gp: float, gxi: float, gu: float) 
 
 
 def train_loss(x: Overlaps, p: Problem) -> float:
-    """Training loss / d, minus the free energy, on the same nodes."""
+    """Return the training loss / d, which is minus the free energy, on the same nodes."""
     hats = conjugates(x, p, economical=True)
     envelope = gaussian_average(lambda xi, u: proximal(x, p, scalar_objective, xi, u)[1].fun)
     s2 = rho = p.sigma**2
@@ -212,10 +215,10 @@ def train_loss(x: Overlaps, p: Problem) -> float:
 def critical_alpha(
     omega: float, guess: float, loss: Callable[[Overlaps, Problem], float] = train_loss, tol: float = 1e-3
 ) -> float:
-    """Where the training losses of the two branches cross, by the secant method from a guess.
+    """Find where the training losses of the two branches cross, by the secant method from a guess.
 
     Args:
-        loss: how to average the training loss at the method's overlaps; the published curves take more nodes for it.
+        loss: function that averages the training loss at the method's overlaps; the published curves use more nodes.
     """
     starts: dict[str, Overlaps] = dict(STARTS)
 
@@ -236,7 +239,7 @@ def critical_alpha(
 
 
 def overlaps(hats: Overlaps, p: Problem) -> Overlaps:
-    """Overlaps of the ridge estimator in the effective problem that the conjugates describe."""
+    """Return the overlaps of the ridge estimator in the effective problem that the conjugates describe."""
     s2 = rho = p.sigma**2
     stiffness = p.lam + s2 * hats.V
     return Overlaps(
@@ -260,17 +263,17 @@ def solve(
     economical: bool = False,
     hats: Callable[[Overlaps, Problem], Overlaps] | None = None,
 ) -> Result:
-    """Fixed point of state evolution on a branch, by the published method.
+    """Find the fixed point of state evolution on a branch by the published method.
 
     Args:
         alpha: samples per dimension.
-        omega, sigma, lam: the model.
-        branch: "semantic" or "positional", which chooses the start.
+        omega, sigma, lam: numbers of the model.
+        branch: "semantic" or "positional"; chooses the start.
         start: overlaps to start from instead.
         tol: undamped change of q, m and theta below which the iteration stops.
-        max_steps: iterations at most.
-        economical: solve each proximal problem once per iteration, with the cheaper objective.
-        hats: gives the conjugates of overlaps, by default `conjugates`.
+        max_steps: maximum number of iterations.
+        economical: whether to solve each proximal problem once per iteration, with the cheaper objective.
+        hats: function from overlaps to conjugates; by default `conjugates`.
     """
     hats = hats or partial(conjugates, economical=economical)
     p = problem(alpha, omega, sigma, lam)
@@ -288,7 +291,7 @@ def solve(
 
 
 def library_solve(alpha: float, omega: float, sigma: float, lam: float, branch: str) -> dict[str, Any] | None:
-    """The same fixed point from the library: values, error bars, time of the first and of a warm call."""
+    """Solve for the same fixed point with the library: values, error bars, time of the first and of a warm call."""
     try:
         import jax
 
@@ -321,7 +324,7 @@ def library_solve(alpha: float, omega: float, sigma: float, lam: float, branch: 
 
 
 def machine() -> dict[str, Any]:
-    """What the times depend on."""
+    """Return what the times depend on: CPU, cores, system and versions."""
     cpuinfo = Path("/proc/cpuinfo")
     lines = cpuinfo.read_text().splitlines() if cpuinfo.exists() else []
     names = [line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")]
@@ -340,7 +343,7 @@ def machine() -> dict[str, Any]:
 
 
 def main() -> None:
-    """Run both methods and print what they give."""
+    """Run both methods and print their results."""
     parser = argparse.ArgumentParser(description="The published method against the library.")
     numbers = {"alpha": 2.0, "omega": 0.3, "sigma": 0.5, "lam": 0.01}
     for name, default in numbers.items():
@@ -352,9 +355,7 @@ def main() -> None:
     setting = {name: getattr(args, name) for name in numbers}
     branches = {}
     for branch in args.branch or STARTS:
-        library = library_solve(
-            **setting, branch=branch
-        )  # before the comparator, so that a missing one is said at once
+        library = library_solve(**setting, branch=branch)  # first, so that a missing library is reported at once
         published = solve(**setting, branch=branch, max_steps=args.max_steps, economical=args.economical)
         row: dict[str, Any] = {
             "published_method": published._asdict()

@@ -1,6 +1,4 @@
-"""The published way of training the dot-product model, full batches and the exact labels in PyTorch,
-as a comparator.
-"""
+"""Train the dot-product model in PyTorch as published, on full batches and exact labels, as a comparator."""
 
 from __future__ import annotations
 
@@ -14,16 +12,16 @@ from tiedattn_jax.finite.training import RATES
 
 
 class Plain:
-    """Gradient descent as PyTorch's own layers do it: the output of every sentence, (n, L, d), and its squared error.
+    """Gradient descent in plain PyTorch: the output of every sentence, (n, L, d), and its squared error.
 
     Args:
-        model: of `dot_product`.
-        data: with the teacher's fields and the encodings, from which the labels are made.
-        Q: weights that every run starts from, (d, 1).
+        model: a model from `dot_product`.
+        data: instance whose teacher's fields and encodings give the labels.
+        Q: weights from which every run starts, (d, 1).
     """
 
     def __init__(self, model: ta.DotProduct, data: ta.Data, Q: Any):
-        import torch  # not at the top: it is in no extra that the suite needs
+        import torch  # imported here, because the suite also runs without it
 
         self.torch = torch
         sentences, labels = np.array(data.x).swapaxes(0, 1), raw_labels(model, data) / data.x.shape[2] ** 0.5
@@ -31,7 +29,7 @@ class Plain:
         self.rate = {"lr": RATES["gd"], "weight_decay": float(model.lam)}
 
     def run(self, steps: int) -> np.ndarray:
-        """Weights after so many steps."""
+        """Return the weights after `steps` steps."""
         torch, Q = self.torch, self.start.clone().requires_grad_()
         optimizer = torch.optim.SGD([Q], **self.rate)
         for _ in range(steps):

@@ -1,4 +1,4 @@
-"""What the suite measures: every benchmark by name."""
+"""All benchmarks of the suite, by name."""
 
 from __future__ import annotations
 
@@ -27,9 +27,9 @@ RULES: dict[str, Callable[[ta.Model, int], ta.Rule]] = {
     "Gauss-Hermite": lambda model, n: ta.gauss_hermite_nodes(model, int((n + 0.5) ** 0.25)),  # four fields
 }
 ALPHA = 2.0
-_FINER = 15  # order of the lines that errors are measured by: right to 4e-6
-_WIDE_FINER, _ON_A_LINE = 2**16, 32  # nodes that errors are measured by beyond two fields, and of a line there
-_STEP = 1e-3  # in sigma, of the difference that the derivative is compared with
+_FINER = 15  # order of the lines of the reference values, which are accurate to 4e-6
+_WIDE_FINER, _ON_A_LINE = 2**16, 32  # beyond two fields: nodes of the reference values, and nodes on a line
+_STEP = 1e-3  # step in sigma of the central difference that is the reference of the derivative
 
 
 def _finer(model: ta.Model) -> ta.Rule:
@@ -38,31 +38,31 @@ def _finer(model: ta.Model) -> ta.Rule:
 
 @functools.cache
 def _truth(alpha: float, branch: str) -> np.ndarray:
-    """Order parameters at the standard setting, (1, 3)."""
+    """Return the reference order parameters at the standard setting, (1, 3)."""
     model = ta.dot_product()
     return order_parameters(ta.solve(model, alpha, branch, _finer(model), settings=ta.Settings(tol=1e-7)))
 
 
 @functools.cache
 def _alpha_c() -> float:
-    """alpha_c at the standard setting."""
+    """Return the reference alpha_c at the standard setting."""
     model = ta.dot_product()
     return float(ta.critical_alpha(model, _finer(model)).alpha)
 
 
 def order_parameters(point: ta.FixedPoint) -> np.ndarray:
-    """Those of the branch, of the first token, of every replicate: (R, 3)."""
+    """Return the order parameters `NUMBERS` of the first token in every replicate, (R, 3)."""
     x = point.replicates.overlaps
     return np.stack([np.asarray(getattr(x, name)[:, 0]).reshape(-1) for name in NUMBERS[point.branch]], 1)
 
 
 def worst(values: Any, truth: Any) -> float:
-    """Relative error of order parameters (R, k), root mean square over the replicates, of the worst of them."""
+    """Return the largest relative error of order parameters (R, k), each the root mean square over the replicates."""
     return float(np.max(np.sqrt(np.mean((values / truth - 1) ** 2, 0))))
 
 
 def _solve(sizes: Sequence[int], repeat: int) -> Measured:
-    """A replicate of the semantic branch, next to other programs that find it."""
+    """Time a replicate of the semantic branch, next to other programs that find it."""
     model = ta.dot_product()
     rules = [(rule, RULES[rule](model, size)) for size in sizes for rule in ("lines", "Sobol")]
     against = list(_comparators(min(sizes)))
@@ -72,7 +72,7 @@ def _solve(sizes: Sequence[int], repeat: int) -> Measured:
 
 
 def _rules(sizes: Sequence[int], repeat: int) -> Measured:
-    """A replicate on every averaging rule, at a state without jumps of the proximal operator and at two with."""
+    """Time a replicate on every averaging rule, at one state without and two with jumps of the proximal operator."""
     model = ta.dot_product()
     rules = [(rule, make(model, size)) for size in sizes for rule, make in RULES.items()]
     for alpha, branch in ((ALPHA, "semantic"), (ALPHA, "positional"), (1.0, "semantic")):
@@ -81,7 +81,7 @@ def _rules(sizes: Sequence[int], repeat: int) -> Measured:
 
 
 def _wide(sizes: Sequence[int], repeat: int) -> Measured:
-    """A replicate beyond two fields of the student, on the rules that there are for it."""
+    """Time a replicate beyond two fields of the student, on the averaging rules that support it."""
     for name, model in _wide_models().items():
         finer = ta.solve(model, ALPHA, "semantic", ta.sobol_nodes(model, _WIDE_FINER, seed=1))
         truth = np.mean(invariants(finer), 0)
@@ -100,7 +100,7 @@ def _wide(sizes: Sequence[int], repeat: int) -> Measured:
 
 
 def _wide_models() -> dict[str, ta.Model]:
-    """Three and four tokens, .6 on the diagonal of A and their encodings on a line, and two columns of weights."""
+    """Return models with three and four tokens (.6 on the diagonal of A, encodings on a line), and of rank two."""
     models: dict[str, ta.Model] = {}
     for L in (3, 4):
         mixing = np.full((L, L), 0.4 / (L - 1)) + (0.6 - 0.4 / (L - 1)) * np.eye(L)
@@ -109,7 +109,7 @@ def _wide_models() -> dict[str, ta.Model]:
 
 
 def invariants(point: ta.FixedPoint) -> np.ndarray:
-    """tr q, tr V and tr theta theta^T, means over the tokens, and the training loss, of every replicate: (R, 4)."""
+    """Return mean tr q and tr V over tokens, tr theta theta^T summed over them, and the training loss, (R, 4)."""
     x, loss = point.replicates.overlaps, np.asarray(point.replicates.train_loss)
     q, V = (np.trace(np.asarray(a), axis1=2, axis2=3).mean(1) for a in (x.q, x.V))
     return np.stack([q, V, np.sum(np.asarray(x.theta) ** 2, (1, 2, 3)), loss], 1)
@@ -126,10 +126,10 @@ def _state(
     off: Callable[[ta.FixedPoint], float] | None = None,
     against: Sequence[Measurement] = (),
 ) -> Measurement:
-    """A fixed point.
+    """Measure the solve of a fixed point.
 
     Args:
-        off: its error; by default that of the order parameters, for the standard setting.
+        off: error of the fixed point; by default that of the order parameters at the standard setting.
     """
     off = off or (lambda point: worst(order_parameters(point), _truth(alpha, branch)))
     solve, how = (ta.solve, model, alpha, branch, nodes), _each_replicate(nodes, repeat)
@@ -141,7 +141,7 @@ def _each_replicate(nodes: ta.Rule, repeat: int) -> dict[str, Any]:
 
 
 def _comparators(draws: int) -> Measured:
-    """The published method, and Monte Carlo in NumPy, on the semantic branch; each once, for they take long."""
+    """Time the published method and Monte Carlo in NumPy on the semantic branch, once each because they are slow."""
 
     def off(found: published_method.Result) -> float:
         x = np.array([[getattr(found.overlaps, name) for name in NUMBERS["semantic"]]])
@@ -156,7 +156,7 @@ def _comparators(draws: int) -> Measured:
 
 
 def _gradient(sizes: Sequence[int], repeat: int) -> Measured:
-    """d (training loss) / d sigma on the semantic branch, next to the solve that it contains."""
+    """Time d (training loss) / d sigma on the semantic branch, next to the solve that it contains."""
 
     def loss(sigma: Any, nodes: ta.Rule) -> jax.Array:
         return ta.solve(ta.dot_product(sigma=sigma), ALPHA, "semantic", nodes).train_loss
@@ -174,7 +174,7 @@ def _gradient(sizes: Sequence[int], repeat: int) -> Measured:
 
 
 def _critical_alpha(sizes: Sequence[int], repeat: int) -> Measured:
-    """alpha_c with its derivatives in every number of the model, four replicates."""
+    """Time alpha_c with its derivatives in every number of the model, on four replicates."""
     model = ta.dot_product()
     for size in sizes:
         nodes = ta.default_nodes(model, size)
@@ -191,7 +191,7 @@ def _critical_alpha(sizes: Sequence[int], repeat: int) -> Measured:
 
 
 def _grid(sizes: Sequence[int], repeat: int) -> Measured:
-    """A row of a phase diagram at the standard omega, both branches; the error is that of alpha_c read from it."""
+    """Time a row of a phase diagram at the standard omega; the error is that of alpha_c as read from the row."""
     model = ta.dot_product()
     nodes, omega = ta.line_nodes(model, 5), [float(model.omega)]
     for size in sizes:
@@ -215,10 +215,10 @@ def _instance(
     repeat: int,
     beside: Callable[[ta.Model, ta.Data, int], Measured] = lambda *_: iter(()),
 ) -> Measured:
-    """An iteration on an instance of finite size, next to the two passes over the data that it cannot do without.
+    """Time an iteration on an instance of finite size, next to the two passes over the data that it needs at least.
 
     Args:
-        beside: measures other programs.
+        beside: measures other programs on the same instance.
     """
     for dtype in ("float64", "float32"):
         model = ta.dot_product(dtype=dtype)
@@ -242,13 +242,13 @@ def _instance(
             )
 
 
-_PASSES = 20  # times two, in one measurement
-_STEPS = 100  # of training, in one
+_PASSES = 20  # pairs of passes in one measurement
+_STEPS = 100  # steps of training in one measurement
 
 
 @jax.jit
 def _two_passes(rows: jax.Array, v: jax.Array) -> jax.Array:
-    """The products of the data, (L n, d), with a vector (d,), and of their transpose with that: so many times."""
+    """Multiply a vector (d,) by the data, (L n, d), and then by their transpose, `_PASSES` times."""
 
     def both(_: Any, v: jax.Array) -> jax.Array:
         v = (rows @ v) @ rows
@@ -258,18 +258,21 @@ def _two_passes(rows: jax.Array, v: jax.Array) -> jax.Array:
 
 
 def _gamp(model: ta.Model, data: ta.Data) -> Callable[[], ta.GAMP]:
-    """Steps of message passing after the first ones, which search for the proximal operator from several starts."""
+    """Return a function that runs 100 iterations of message passing.
+
+    The first iterations, which search for the proximal operator from several starts, run here and are not timed.
+    """
     first = ta.gamp(model, data, steps=20)
     return lambda: ta.gamp(model, data, first, steps=100, damping=0.02)
 
 
 def _train(model: ta.Model, data: ta.Data) -> Callable[[], ta.Training]:
-    """Steps of gradient descent."""
+    """Return a function that runs `_STEPS` steps of gradient descent."""
     return lambda: ta.train(model, data, steps=_STEPS, tol=0.0)
 
 
 def _pytorch(model: ta.Model, data: ta.Data, repeat: int) -> Measured:
-    """Gradient descent in PyTorch, where there is one; its error is the distance to our weights on the exact labels."""
+    """Time gradient descent in PyTorch if installed; the error is the distance to our weights on exact labels."""
     if importlib.util.find_spec("torch") is None:
         return
     ours = np.asarray(ta.train(model, data, steps=_STEPS, tol=0.0, exact=True).Q)
@@ -288,7 +291,7 @@ def _pytorch(model: ta.Model, data: ta.Data, repeat: int) -> Measured:
 
 
 def _gamp_run(sizes: Sequence[int], repeat: int) -> Measured:
-    """Message passing from either start until it converges."""
+    """Time message passing from both starts until it converges."""
     model = ta.dot_product()
     for d in sizes:
         data = ta.sample_data(model, d, ALPHA, jax.random.key(3))
@@ -297,13 +300,13 @@ def _gamp_run(sizes: Sequence[int], repeat: int) -> Measured:
 
 
 class Benchmark(NamedTuple):
-    """One of the suite.
+    """A benchmark of the suite.
 
     Attributes:
-        run: measures at sizes, with so many repeats.
-        what: it measures.
-        size: what a size is.
-        sizes: the default ones.
+        run: function of sizes and a number of repeats that yields measurements.
+        what: what the benchmark measures, in words.
+        size: meaning of a size, in words.
+        sizes: default sizes.
     """
 
     run: Callable[[Sequence[int], int], Measured]

@@ -1,12 +1,13 @@
-"""The hot loops beside what this machine can do at most, and what the same work takes on another device.
+"""Compare the hot loops with the limits of this machine (roofline), and estimate their times on another device.
 
-    python -m benchmarks.roofline                    # the loops here
-    python -m benchmarks.roofline --device h100      # and a plan for a device, from its data sheet
+    python -m benchmarks.roofline                    # the loops on this machine
+    python -m benchmarks.roofline --device h100      # and an estimate for a device, from its data sheet
 
-Operations are counted, loop by loop as they are taken (`operations`); the peaks are those of kernels that XLA compiles,
-one for each class of operation, in the same run, on all cores. A loop's limit is the time that its operations take at
-these peaks, or its bytes at that of reading, if that is more. The plan takes a loop's share of its limit from this
-machine: it is a guess for a device that was not tried. Takes some minutes, for the counting.
+`operations` counts the operations of every loop. The peak rates are measured in the same run, on all cores, with one
+kernel compiled by XLA for each class of operation. The limit of a loop is the larger of two times: that of its
+operations at these peak rates, and that of reading its bytes at the peak bandwidth. The estimate for another device
+assumes that a loop reaches the same share of its limit there as here; no such device was measured. The counting takes
+some minutes.
 """
 
 from __future__ import annotations
@@ -32,21 +33,21 @@ from .published_method import machine
 _ALPHA, _BRANCH = 2.0, "semantic"
 _CORES = machine()["cores"] or 1
 _REPEAT = 5
-_CHAIN, _CHAINS = 16, 8  # operations one after another in a kernel, so many times side by side
-_ROUNDS, _WIDTH = 200, 4096  # calls of it, and numbers: they fit a cache
-_READ = 2**25  # numbers that are read
+_CHAIN, _CHAINS = 16, 8  # dependent operations in a chain of a kernel, and independent chains
+_ROUNDS, _WIDTH = 200, 4096  # iterations of the kernel, and numbers that it works on, which fit into a cache
+_READ = 2**25  # numbers that are read to measure the bandwidth
 
 
 class Device(NamedTuple):
-    """What a data sheet says: simple operations a second by bits, bytes a second, bytes."""
+    """Data sheet of a device: simple operations per second by bits, bytes per second, bytes of memory."""
 
     simple: dict[int, float]
     bandwidth: float
     memory: float
 
 
-# Vector units, not matrix units, which these loops do not use. A division counts as 16 simple operations, a
-# transcendental function as 40: about what their instructions are on a GPU.
+# Rates of the vector units, because these loops do not use matrix units. A division counts as 16 simple operations and
+# a transcendental function as 40, which is about the number of their instructions on a GPU.
 DEVICES = {
     "a100": Device({64: 9.7e12, 32: 19.5e12}, 2.04e12, 80e9),  # NVIDIA A100 80GB SXM
     "h100": Device({64: 34e12, 32: 67e12}, 3.35e12, 80e9),  # NVIDIA H100 SXM
@@ -55,11 +56,11 @@ _COST = {"simple": 1, "division": 16, "transcendental": 40}
 
 
 class Loop(NamedTuple):
-    """A hot loop, of which every core runs one copy at once.
+    """A hot loop; every core runs one copy at the same time.
 
     Attributes:
-        units: what it does in a copy, such as nodes.
-        bytes: that it reads at least.
+        unit, units: what a copy processes, such as nodes, and how many.
+        bytes: least number of bytes that a copy reads.
     """
 
     name: str
@@ -71,7 +72,7 @@ class Loop(NamedTuple):
 
 
 class Timed(NamedTuple):
-    """A loop with its operations, the seconds of a copy, and those of its limit; all cores at work."""
+    """A loop with its operations, the seconds of a copy with all cores at work, and the limit of these seconds."""
 
     loop: Loop
     operations: Operations
@@ -87,7 +88,7 @@ class Timed(NamedTuple):
 
 
 def seconds(fn: Callable[..., Any], *args: Any) -> float:
-    """Median time of a call on every core at once, after a first one."""
+    """Return the median seconds of simultaneous calls, one per core, after a first round."""
     times = []
     for _ in range(_REPEAT + 1):
         began = time.perf_counter()
@@ -97,7 +98,7 @@ def seconds(fn: Callable[..., Any], *args: Any) -> float:
 
 
 def peaks() -> dict[tuple[str, int], float]:
-    """Operations a second and core, by class and bits, all cores at work."""
+    """Measure operations per second and core, by class and bits, with all cores at work."""
     steps: dict[str, tuple[int, Callable[[jax.Array], jax.Array]]] = {
         "simple": (2, lambda x: 0.5 * x + 0.25),
         "division": (1, lambda x: 1.5 / (0.5 + x)),
@@ -109,7 +110,7 @@ def peaks() -> dict[tuple[str, int], float]:
         @jax.jit
         def kernel(x: jax.Array, step: Callable[[jax.Array], jax.Array] = step) -> jax.Array:
             def body(_: int, x: jax.Array) -> jax.Array:
-                # Chains that do not wait for each other.
+                # The chains are independent, so that their operations overlap.
                 chains = [x + 0.1 * k for k in range(_CHAINS)]
                 for _ in range(_CHAIN):
                     chains = [step(one) for one in chains]
@@ -124,13 +125,13 @@ def peaks() -> dict[tuple[str, int], float]:
 
 
 def bandwidth() -> float:
-    """Bytes a second and core that are read, all cores at work."""
+    """Measure bytes read per second and core, with all cores at work."""
     x = jnp.ones(_READ, jnp.float32)
     return x.nbytes / seconds(jax.jit(jnp.max), x)
 
 
 def loops() -> list[Loop]:
-    """Prox search, line tracing, an evaluation of Newton's method, and the two passes over the data."""
+    """Return the loops: prox search, line tracing, an evaluation of Newton's method, and two passes over the data."""
     model = ta.dot_product()
     found = ta.solve(model, _ALPHA, _BRANCH, ta.line_nodes(model, 5))
     free, x = branch_of(_BRANCH).free(model), found.overlaps
@@ -163,12 +164,12 @@ def _passes(rows: jax.Array, v: jax.Array) -> jax.Array:
 
 
 def limit(counted: Operations, read: int, rates: dict[tuple[str, int], float], bytes_a_second: float) -> float:
-    """Seconds that operations take at their peaks, or bytes at theirs, if that is more."""
+    """Return the larger of the seconds for the operations and for the bytes, each at its peak rate."""
     return max(sum(count / rates[key] for key, count in counted.items()), read / bytes_a_second)
 
 
 def timed() -> list[Timed]:
-    """Every loop, measured."""
+    """Measure and print the peak rates and every loop."""
     rates, reading = peaks(), bandwidth()
     for (kind, bits), rate in rates.items():
         print(f"peak of a core: {rate / 1e9:7.2f} e9 {kind} operations a second, {bits} bits")
@@ -182,7 +183,7 @@ def timed() -> list[Timed]:
 
 
 def plan(device: Device, found: Sequence[Timed]) -> list[str]:
-    """Lines of a table: bytes, operations and expected seconds of what the library is used for."""
+    """Return lines of a table: bytes, operations and expected seconds of typical tasks on a device."""
     rates = {(kind, bits): rate / _COST[kind] for bits, rate in device.simple.items() for kind in _COST}
     *_, evaluation, passes = found
     model = ta.dot_product()

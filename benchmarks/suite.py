@@ -1,4 +1,4 @@
-"""What the suite measures with: one call's times, the file of a machine and a date, the pictures."""
+"""Tools of the suite: timing of a call, files of results, and pictures."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _LINE = "{:15} {:27} {:>7}  {:>9}  {:24} {:>19}  {}"
 HEADER = _LINE.format(
     "benchmark", "case", "size", "compile s", "median s per", "quartiles s", "error; times as fast as"
 )
-_COLUMNS = 4  # of panels
+_COLUMNS = 4  # columns of panels in a picture
 
 
 @dataclass(frozen=True)
@@ -36,17 +36,17 @@ class Measurement:
     """Times of one call.
 
     Attributes:
-        benchmark: its name in `BENCHMARKS`.
+        benchmark: name in `BENCHMARKS`.
         case: what is called.
-        size: as the benchmark counts it.
-        unit: what the run times are for, such as "iteration".
-        compile: seconds of the first call beyond those of a run; None for what is not compiled.
-        seconds: run time, median over the repeats.
-        lower, upper: its quartiles.
-        repeat: how many repeats.
-        error: relative, where there is a better value.
-        ratios: run time of comparators over this one's, in the same unit and the same run, by their case: above one
-            this one is faster.
+        size: size as the benchmark defines it.
+        unit: what the run times refer to, such as "iteration".
+        compile: seconds of the first call minus the median of the later ones; None if nothing is compiled.
+        seconds: run time per unit, median over the repeats.
+        lower, upper: quartiles of the run time per unit.
+        repeat: number of repeats.
+        error: relative error, if there is a reference value.
+        ratios: run time of comparators over that of this case, by the comparator's case, in the same unit and run.
+            Above one, this case is faster.
         load: average number of busy processes in the minute before.
     """
 
@@ -64,7 +64,7 @@ class Measurement:
     load: float = 0.0
 
     def __str__(self) -> str:
-        """One line of the table, below `HEADER`."""
+        """Return a line of the table below `HEADER`."""
         compiled, error = (f"{v:.2g}" if v is not None else "-" for v in (self.compile, self.error))
         run, spread = f"{self.seconds:.3g} {self.unit}", f"{self.lower:.3g} to {self.upper:.3g}"
         ratios = "".join(f"; {ratio:.3g} x {name}" for name, ratio in self.ratios.items())
@@ -84,15 +84,15 @@ def measure(
     error: Callable[[Any], float] | None = None,
     against: Sequence[Measurement] = (),
 ) -> Measurement:
-    """Times of `fn(*args)`, each until all of its arrays are there.
+    """Time `fn(*args)`, each call until all arrays of its result are ready.
 
     Args:
         benchmark, case, size, unit: see `Measurement`.
-        repeat: calls that are measured, after a first one.
-        units: how many of them one call does, or what tells it from the result.
-        compiled: whether the first call is another; if not, it is the first one measured.
-        error: of the result.
-        against: what was measured of comparators.
+        repeat: number of measured calls; a first call that compiles is not among them.
+        units: number of units in one call, or a function that returns it for the result.
+        compiled: whether the first call compiles; if not, it is measured like the others.
+        error: function that returns the relative error of the result.
+        against: measurements of comparators.
     """
     load = os.getloadavg()[0]
     times = []
@@ -120,23 +120,23 @@ def measure(
 
 
 def about() -> dict[str, Any]:
-    """What the times depend on, and the date."""
+    """Return what the times depend on (machine, versions, device), and the date."""
     device = {"device": jax.devices()[0].device_kind, "devices": jax.device_count()}
     return {"date": datetime.date.today().isoformat(), **machine(), **device}
 
 
 def path_in(folder: Path, about: dict[str, Any]) -> Path:
-    """The file of a machine and a date."""
+    """Return the path of the file for a machine and a date."""
     name = about["cpu"] if about["device"] == "cpu" else about["device"]
     slug = re.sub(r"[^a-z0-9]+", "-", f"{name} {about['cores']} cores".lower())
     return folder / f"{about['date']}-{slug}.json"
 
 
 def write(path: Path, about: dict[str, Any], measured: Sequence[Measurement]) -> list[Measurement]:
-    """Write measurements; of those in the file, the ones of other benchmarks stay if all that they depend on is equal.
+    """Write measurements to a file; it keeps those of other benchmarks if its `about` is the same.
 
     Returns:
-        What the file then holds.
+        All measurements in the file.
     """
     names = {m.benchmark for m in measured}
     found, earlier = read(path) if path.exists() else (None, [])
@@ -147,21 +147,21 @@ def write(path: Path, about: dict[str, Any], measured: Sequence[Measurement]) ->
 
 
 def read(path: Path) -> tuple[dict[str, Any], list[Measurement]]:
-    """What a file is about, and its measurements."""
+    """Return the `about` of a file and its measurements."""
     content = json.loads(path.read_text())
     return content["about"], [Measurement(**row) for row in content["measurements"]]
 
 
 def draw(path: Path, measured: Sequence[Measurement], sizes: dict[str, str]) -> list[Path]:
-    """Two pictures beside the file: error against time where there are errors, and time against size.
+    """Draw two pictures beside the file: error against time, if any errors are known, and time against size.
 
     Args:
-        path: of the file.
-        measured: what it holds.
-        sizes: what a size is, by benchmark.
+        path: path of the file.
+        measured: measurements in the file.
+        sizes: meaning of a size, by benchmark.
 
     Returns:
-        Their files.
+        Paths of the pictures.
     """
     pictures = {}
     if known := [m for m in measured if m.error]:
@@ -173,7 +173,7 @@ def draw(path: Path, measured: Sequence[Measurement], sizes: dict[str, str]) -> 
 
 
 def _picture(measured: Sequence[Measurement], x: str, y: str, labels: dict[str, str]) -> bytes:
-    """A PNG with a panel for each benchmark, a line for each case; `labels` are of the axis that is no time."""
+    """Return a PNG with a panel for each benchmark and a line for each case; `labels` are of the axis without time."""
     names = list(dict.fromkeys(m.benchmark for m in measured))
     columns = min(len(names), _COLUMNS)
     rows = math.ceil(len(names) / columns)

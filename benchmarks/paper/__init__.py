@@ -1,1 +1,1 @@
-"""Every figure of the paper, recomputed: `python -m benchmarks.paper --help`."""
+"""Recompute every figure of the paper: see `python -m benchmarks.paper --help`."""

@@ -1,12 +1,12 @@
-"""Every figure of the paper, recomputed.
+"""Recompute every figure of the paper.
 
-    python -m benchmarks.paper                      # all of them, at reduced size
+    python -m benchmarks.paper                      # all figures, at reduced size
     python -m benchmarks.paper 2 3 --full           # Figs. 2 and 3, simulations at the published size
-    python -m benchmarks.paper 2 --full --draw      # draw again what was computed
+    python -m benchmarks.paper 2 --full --draw      # draw Fig. 2 again from its files
 
-Computing writes files to DIR/data/reduced or DIR/data/full, and goes on where an earlier call was interrupted; drawing
-reads them and writes DIR/paper/figure_NAME.png and .pdf and the page DIR/paper.md, which has a section for every figure
-drawn into this folder so far.
+Computing writes files to DIR/data/reduced or DIR/data/full and resumes where an earlier call was interrupted. Drawing
+reads these files and writes DIR/paper/figure_NAME.png and .pdf. It also writes the page DIR/paper.md, which has a
+section for every figure that was drawn into this folder so far.
 """
 
 from __future__ import annotations
@@ -31,11 +31,11 @@ from .data import Bar, Task
 from .figures import FIGURES, Entry, chosen
 from .page import page, section
 
-_LARGE = 110_000  # bytes of a PNG
+_LARGE = 110_000  # bytes above which a PNG is reduced to a palette
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Compute and draw figures; the exit code. Bad input ends with exit code 2 and one line on stderr."""
+    """Compute and draw figures; return the exit code. Bad input ends with exit code 2 and one line on stderr."""
     form: Any = argparse.RawDescriptionHelpFormatter
     parser = argparse.ArgumentParser("python -m benchmarks.paper", description=__doc__, formatter_class=form)
     names = ", ".join(entry.name for entry in FIGURES)
@@ -65,7 +65,7 @@ def main(argv: list[str] | None = None) -> int:
 
 
 def _draw(entry: Entry, data: Path, out: Path, full: bool) -> None:
-    """The picture and the section of a figure, and the page of all sections that are there."""
+    """Write the picture and the section of a figure, and the page of all existing sections."""
     picture, found = None, entry.load(data)
     if entry.draw is not None:
         figure, picture = entry.draw(found), f"figure_{entry.name}"
@@ -79,7 +79,7 @@ def _draw(entry: Entry, data: Path, out: Path, full: bool) -> None:
 
 
 def _content(figure: Any, kind: str) -> bytes:
-    """A picture as the content of a file; a large PNG gets a palette, which takes two thirds off its size."""
+    """Return a picture as the content of a file; a large PNG gets a palette, which reduces its size by two thirds."""
     content = io.BytesIO()
     figure.savefig(content, format=kind, dpi=110)
     if kind != "png" or content.tell() < _LARGE:
@@ -90,7 +90,7 @@ def _content(figure: Any, kind: str) -> bytes:
 
 
 def _bars(name: str) -> Callable[[str], Bar]:
-    """Progress bars on a terminal, one for each thing that is computed."""
+    """Return a function that makes a progress bar for each computation; bars show on a terminal only."""
 
     def of(what: str) -> Bar:
         bar = tqdm(desc=f"Fig. {name}, {what}", disable=None, leave=False)

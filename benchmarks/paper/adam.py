@@ -20,16 +20,16 @@ ALPHA = 2.0
 SIZES: dict[str, Any] = {"d": [50, 100, 200, 500], "runs": 40, "steps": 3000}
 REDUCED: dict[str, Any] = {"d": [50, 100, 200], "runs": 12, "steps": 3000}
 RATE = 0.03
-NEAR = 0.05  # relative distance in loss, and distance in the overlaps, within which a run has found a minimum
+NEAR = 0.05  # largest relative distance in loss, and distance in an overlap, from a minimum that a run has found
 ELSEWHERE = "0.65"
 NUMBERS = ("theta", "m", "train_loss")
-# Of the end of a run, and of the minima from both informed starts on its instance.
+# Numbers of the end of a run, and of the minima from both informed starts on its instance.
 COLUMNS = ("d", "seed", *NUMBERS, *(f"{branch}_{name}" for branch in BRANCHES for name in NUMBERS))
 ENDS = (*BRANCHES, "elsewhere")
 
 
 def compute(task: Task) -> None:
-    """One instance after the other: Adam from a random start, and L-BFGS from both informed ones."""
+    """Train every instance: Adam from a random start, and L-BFGS from both informed starts."""
     sizes, model = SIZES if task.full else REDUCED, ta.dot_product()
     points = [(d, seed) for d in sizes["d"] for seed in range(sizes["runs"])]
 
@@ -45,7 +45,7 @@ def compute(task: Task) -> None:
 
 
 def load(folder: Path) -> Columns:
-    """A row for every run."""
+    """Read the runs, one row each."""
     return read(folder / "adam.npz")[1]
 
 
@@ -55,7 +55,7 @@ def _numbers(run: ta.Training) -> list[float]:
 
 
 def ends(runs: Columns) -> np.ndarray:
-    """Where every run ended: "positional", "semantic" or "elsewhere", by loss and overlaps of its instance's minima."""
+    """Classify the end of every run as "positional", "semantic" or "elsewhere", by loss and overlaps of the minima."""
     out = np.full(len(runs["d"]), "elsewhere", object)
     for branch in BRANCHES:
         near = np.abs(runs["train_loss"] / runs[f"{branch}_train_loss"] - 1) < NEAR
@@ -66,7 +66,7 @@ def ends(runs: Columns) -> np.ndarray:
 
 
 def draw(runs: Columns) -> Figure:
-    """Overlaps at the end of every run, and the share of runs that end in each minimum, for every dimension."""
+    """Plot the overlaps at the end of every run, and the share of runs in each minimum, for every dimension."""
     sizes = np.unique(runs["d"])
     titles = [*(f"$d$ = {d:.0f}" for d in sizes), ""]
     colours = {**COLOURS, "elsewhere": ELSEWHERE}
@@ -92,13 +92,13 @@ def draw(runs: Columns) -> Figure:
 
 
 def rows(runs: Columns) -> list[Row]:
-    """Shares with their binomial standard errors."""
+    """Return the shares with their binomial standard errors."""
     out = []
     for d in np.unique(runs["d"]):
         found = ends(where(runs, d=d))
         for name in ENDS:
             share = float(np.mean(found == name))
-            # With one run more of either outcome, so that it is not zero where all runs agree.
+            # One additional run of either outcome keeps the error from vanishing when all runs agree.
             smooth = (share * found.size + 1) / (found.size + 2)
             error = float(np.sqrt(smooth * (1 - smooth) / found.size))
             place = f"in the {name} minimum" if name in BRANCHES else name

@@ -1,4 +1,4 @@
-"""Figs. 1, 4, 5 and 6, Table 1: attention of the transformer that counts, and what unfreezing changes (Appendix A)."""
+"""Figs. 1, 4, 5, 6 and Table 1: attention in the counting task, and the effect of unfreezing weights (Appendix A)."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ SEED = 0
 
 
 def compute(task: Task) -> None:
-    """Train every run with frozen weights, then with all weights free: one file for a run and a mechanism.
+    """Train every run with frozen weights, then with all weights free; write one file per run and mechanism.
 
-    An interrupted training goes on from its last epoch.
+    An interrupted training resumes from its last epoch.
     """
     sizes = SIZES if task.full else REDUCED
     sampling, running = jax.random.split(jax.random.key(SEED))
@@ -52,10 +52,10 @@ def compute(task: Task) -> None:
 
 
 def load(folder: Path) -> dict[str, list[Columns]]:
-    """The runs that are finished, by mechanism.
+    """Read the finished runs, by mechanism.
 
     Raises:
-        InputError: there is none.
+        InputError: the first run of a mechanism is not finished.
     """
     found = {}
     for name in MECHANISMS:
@@ -65,17 +65,17 @@ def load(folder: Path) -> dict[str, list[Columns]]:
 
 
 def draw(runs: dict[str, list[Columns]], parts: dict[str, tuple[str, str]], count: int = 3) -> Figure:
-    """Attention of the first run on some held-out sequences, those with the most repetitions last.
+    """Plot the attention of the first run on held-out sequences, those with the most repetitions last.
 
     Args:
-        parts: rows of the picture by name: mechanism and stage.
-        count: sequences.
+        parts: rows of the picture by name, each a mechanism and a stage.
+        count: number of sequences.
     """
     matrices = {name: runs[which][0][f"attention_{stage}"][-count:] for name, (which, stage) in parts.items()}
     return attention_figure(matrices, runs[MECHANISMS[0]][0]["examples"][-count:])
 
 
-# Table 1, mean and standard deviation over ten runs.
+# Values of Table 1, mean and standard deviation over ten runs.
 _PUBLISHED = {
     "positional": {
         "distance_formerly_zero": (0.115, None),
@@ -92,12 +92,12 @@ _REASONS = {"distance_formerly_zero": "published: without the embeddings, of whi
 
 
 def rows(runs: dict[str, list[Columns]]) -> list[Row]:
-    """Table 1, and the shares of the variance of attention that positions and tokens explain."""
+    """Return Table 1, and the fractions of the variance of attention that positions and tokens explain."""
     out = []
     for name, found in runs.items():
         count = f"{len(found)} run{'s' if len(found) > 1 else ''}; in brackets standard deviations over the runs"
         for quantity, published in {**_PUBLISHED[name], f"{name}_share": (None, None)}.items():
-            values = np.array([float(run[quantity]) for run in found]).round(6)  # of single precision
+            values = np.array([float(run[quantity]) for run in found]).round(6)  # numbers are of single precision
             spread = (float(values.std(ddof=1)) or None) if values.size > 1 else None
             reason = "; ".join(filter(None, (_REASONS.get(quantity), count)))
             text = f"{quantity.replace('_', ' ')}, {name}"

@@ -1,4 +1,4 @@
-"""Numbers of a figure in files: columns of equal length, written whole, and gone on with after an interruption."""
+"""Files with the numbers of a figure: columns of equal length, written atomically, resumed after an interruption."""
 
 from __future__ import annotations
 
@@ -15,16 +15,16 @@ from tiedattn_jax.store import Checkpoint, packed, unpacked, write_whole
 
 Columns = dict[str, np.ndarray]
 _MAPS = Path("/proc/self/maps")
-Bar = Callable[[int, int], None]  # called with how much is done, and of how much
+Bar = Callable[[int, int], None]  # called with the amount that is done and the total
 
 
 class Task(NamedTuple):
-    """What a computation is told.
+    """Options of a computation.
 
     Attributes:
         full: whether simulations have the published size.
-        folder: where its files are.
-        bar: a progress bar, made from what is being done.
+        folder: folder of its files.
+        bar: function that makes a progress bar from the name of what is computed.
     """
 
     full: bool
@@ -33,10 +33,10 @@ class Task(NamedTuple):
 
 
 def read(path: Path) -> tuple[dict[str, Any], Columns]:
-    """What a file says about itself, and its columns; those of `filled` as far as they have come.
+    """Return the `about` of a file and its columns; for an unfinished file of `filled`, the rows that are done.
 
     Raises:
-        InputError: it is missing, damaged or of another kind.
+        InputError: the file is missing, damaged or of another kind.
     """
     about, columns = unpacked(path, missing(path))
     if "done" in about:
@@ -45,17 +45,17 @@ def read(path: Path) -> tuple[dict[str, Any], Columns]:
 
 
 def missing(path: Path) -> InputError:
-    """The error about a file of numbers that is not there, or no such file."""
+    """Return the error for a file of numbers that is missing or of another kind."""
     return InputError("out", f"must hold the whole file {path.name}: compute the figure first, without --draw")
 
 
 def keep(path: Path, about: dict[str, Any], columns: dict[str, Any]) -> None:
-    """Write columns and what they are about."""
+    """Write columns and their `about`."""
     write_whole(path, packed({**columns, "about": np.array(json.dumps(about))}))
 
 
 def known(path: Path, about: dict[str, Any]) -> bool:
-    """Whether a file is there that `keep` wrote about the same."""
+    """Return whether there is a file that `keep` wrote with the same `about`."""
     return path.exists() and read(path)[0] == about
 
 
@@ -67,12 +67,12 @@ def filled(
     one: Callable[..., Sequence[float]],
     bar: Bar,
 ) -> None:
-    """Rows of numbers, each kept as soon as it is there; goes on after the rows that the file has.
+    """Compute rows of numbers and save each as soon as it is done; resume after the rows in the file.
 
     Args:
-        names: of the columns.
-        points: what `one` is called with, row by row.
-        one: the numbers of a row.
+        names: names of the columns.
+        points: arguments of `one`, row by row.
+        one: function that returns the numbers of a row.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     kept = Checkpoint(path, {**about, "points": [list(map(float, p)) for p in points]})
@@ -87,12 +87,12 @@ def filled(
 
 
 def _few_programs() -> None:
-    """Every program takes maps of memory, of which Linux gives a process 65,530: before that they are given back."""
+    """Clear jax's caches before a process reaches Linux's limit of 65,530 memory maps, which every program uses up."""
     if _MAPS.exists() and _MAPS.read_bytes().count(b"\n") > 30_000:
         jax.clear_caches()
 
 
 def where(columns: Columns, **equal: float) -> Columns:
-    """The rows in which some columns have some values."""
+    """Return the rows in which the named columns have the given values."""
     on = np.all([np.isclose(columns[name], value) for name, value in equal.items()], axis=0)
     return {name: values[on] for name, values in columns.items()}

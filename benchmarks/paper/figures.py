@@ -1,4 +1,4 @@
-"""The list of the paper's figures: what each shows, and the functions that compute, read, draw and tabulate it."""
+"""Table of the paper's figures: what each shows, and the functions that compute, read, draw and tabulate it."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ class Entry(NamedTuple):
     """A figure, or a part of one.
 
     Attributes:
-        name: of the paper's figure; parts have a suffix, "3-left".
-        title, text: of its section on the page.
-        compute: writes its files.
-        load: reads them.
-        draw, rows: the picture and the table of what was read.
-        sizes: of its simulations, reduced and full.
+        name: name of the paper's figure; parts have a suffix, such as "3-left".
+        title, text: title and text of its section on the page.
+        compute: function that writes its files.
+        load: function that reads them.
+        draw, rows: functions that make the picture and the table from what `load` returns.
+        sizes: sizes of its simulations, reduced and full.
     """
 
     name: str
@@ -36,7 +36,7 @@ class Entry(NamedTuple):
     sizes: tuple[dict[str, Any], dict[str, Any]] | None = None
 
     def said(self, full: bool) -> str:
-        """The text with the size of the simulations."""
+        """Return the text with the size of the simulations."""
         if self.sizes is None:
             return self.text
         reduced, published = (", ".join(f"{k} = {v}" for k, v in one.items()) for one in self.sizes)
@@ -53,12 +53,12 @@ def _own(
     full: dict[str, Any] | None = None,
     **of: str,
 ) -> Entry:
-    """A figure from a module that has functions `compute`, `load`, `draw` and `rows`, and both sizes.
+    """Return a figure from a module with functions `compute`, `load`, `draw` and `rows`, and both sizes.
 
     Args:
-        full: the full size, where it is not the module's.
-        names: of the quantities to draw and to tabulate, where the module asks.
-        of: which one to compute and to load, likewise.
+        full: full size, if it is not the module's.
+        names: quantities to draw and to tabulate, if `draw` and `rows` take them.
+        of: further arguments of `compute` and `load`.
     """
     compute, load = (partial(f, **of) for f in (module.compute, module.load))
     draw, rows = (f if names is None else partial(f, names=names) for f in (module.draw, module.rows))
@@ -69,7 +69,7 @@ _PLANES = {"3": plane_module.STANDARD, "9": plane_module.OTHER}
 
 
 def _both_planes(name: str) -> Entry:
-    """Fig. 3 or 9: theory."""
+    """Return the theory part of Fig. 3 or 9."""
     plane = _PLANES[name]
     what = "" if name == "3" else " for A = [[.3, .7], [.8, .2]]"
     more = "" if name == "3" else OTHER_TARGET
@@ -86,7 +86,7 @@ def _both_planes(name: str) -> Entry:
 
 
 def _simulated(name: str) -> Entry:
-    """Fig. 3 or 9: simulation."""
+    """Return the simulation part of Fig. 3 or 9."""
     plane = _PLANES[name]
     return Entry(
         f"{name}-simulation",
@@ -110,7 +110,7 @@ _FROZEN = {name: (name, "frozen") for name in counting.MECHANISMS}
 
 
 def _attention(name: str, title: str, text: str, parts: dict[str, tuple[str, str]], count: int = 3) -> Entry:
-    """A figure of attention matrices of the counting task."""
+    """Return a figure of attention matrices of the counting task."""
     return Entry(name, title, text, counting.compute, counting.load, partial(counting.draw, parts=parts, count=count))
 
 
@@ -278,10 +278,10 @@ FIGURES = (
 
 
 def chosen(names: Sequence[str]) -> list[Entry]:
-    """The entries of some figures, all for none; "3" stands for all parts of Fig. 3.
+    """Return the entries of the named figures, or of all if no name is given; "3" stands for all parts of Fig. 3.
 
     Raises:
-        KeyError: a name that is none.
+        KeyError: no figure has one of the names.
     """
     for name in names:
         if not any(_is(entry, name) for entry in FIGURES):

@@ -31,19 +31,20 @@ from .simulation import (
 )
 
 SIZES: dict[str, Any] = {"alphas": 25, "d": 1000, "instances": 4}
-SIZES_VALUE: dict[str, Any] = {**SIZES, "alphas": 13}  # with a value matrix, which takes an hour
+SIZES_VALUE: dict[str, Any] = {**SIZES, "alphas": 13}  # for a value matrix, which takes an hour
 REDUCED: dict[str, Any] = {"alphas": 7, "d": 200, "instances": 3}
-CURVE_ALPHAS, NODES = 16, 2**13  # of the theory
+CURVE_ALPHAS, NODES = 16, 2**13  # alphas of the theory's curves, and nodes of a replicate
 
 
 def untied(omega: float = 0.3) -> ta.UntiedDotProduct:
-    """The standard setting with untied weights, and the paper's tied target."""
+    """Return the standard setting with untied weights and the paper's tied target."""
     return ta.untied_dot_product(omega, tied_teacher=True)
 
 
 def correlated() -> ta.SpectralLaw:
-    """Two classes of tokens with opposite means of unit norm, which the teacher sees;
-    nine tenths of the pairs are of one.
+    """Return a law with two classes of tokens; both tokens of a sentence share a class with probability .9.
+
+    The classes have opposite means of unit norm, with which the teacher overlaps.
     """
     shares = {(0, 0): 0.45, (1, 1): 0.45, (0, 1): 0.05, (1, 0): 0.05}
     vectors = {"encodings": [[1.0, 0.0], [-1.0, 0.0]], "means": [[0.0, 1.0], [0.0, -1.0]]}
@@ -51,11 +52,11 @@ def correlated() -> ta.SpectralLaw:
 
 
 def both(data: ta.Data, key: jax.Array) -> jax.Array:
-    """One column at each of the two starts."""
+    """Return weights with one column at each of the two starts."""
     return jnp.concatenate([informed(branch)(data, key) for branch in BRANCHES], axis=1)
 
 
-# Of every layer the starts, from an instance and a key to weights.
+# Starts of every layer, functions from an instance and a key to weights.
 STARTS = {
     **dict.fromkeys(("tied", "value", "correlated"), tuple(informed(branch) for branch in BRANCHES)),
     "untied": tuple(informed(branch, 2) for branch in BRANCHES),
@@ -63,23 +64,23 @@ STARTS = {
 }
 NAMES = (*(f"{branch} start" for branch in BRANCHES), "start with one of each")
 _COLOURS = (*(COLOURS[branch] for branch in BRANCHES), COLOURS["mixed"])
-_APART = 0.02  # in alpha, between points of different starts that may hide each other
+_APART = 0.02  # shift in alpha between points of different starts, so that they do not hide each other
 
 
 def model_of(kind: str, omega: float = 0.3) -> ta.AttentionLayer:
-    """The layer of a name in `STARTS`; with a value matrix it is the tied one, see `train_of`."""
+    """Return the layer of a name in `STARTS`; for "value" it is the tied one, see `train_of`."""
     if kind == "correlated":
         return ta.dot_product(omega=omega, law=correlated())
     return untied(omega) if kind == "untied" else ta.dot_product(omega=omega, rank=2 if kind == "rank" else 1)
 
 
 def train_of(kind: str) -> Callable[..., ta.Training]:
-    """What trains the layer of a name in `STARTS`."""
+    """Return the function that trains the layer of a name in `STARTS`."""
     return TRAIN_VALUE if kind == "value" else TRAIN
 
 
 def compute(task: Task, kind: str) -> None:
-    """Simulations from every start, for a layer and for the tied one of rank one."""
+    """Simulate a layer and the tied layer of rank one from every start, and compute the theory of the layer."""
     for name in ("tied", kind):
         sizes = (SIZES_VALUE if name == "value" else SIZES) if task.full else REDUCED
         alphas = np.linspace(0.01 if task.full else 0.5, 2.0, sizes["alphas"])
@@ -91,15 +92,16 @@ def compute(task: Task, kind: str) -> None:
 
         names, bar = ("alpha", "branch", *MEASURED), task.bar(f"simulation, {name}")
         filled(task.folder / f"layer_{name}.npz", {**sizes, "layer": name}, names, points, one, bar)
-    if kind != "value":  # there is no theory of it
+    if kind != "value":  # there is no theory of a value matrix
         _theory(task, kind)
 
 
 def _theory(task: Task, kind: str) -> None:
-    """States of the layer from the largest alpha down, each from the one before.
+    """Solve the states of the layer from the largest alpha down, each starting from the previous state.
 
-    A student of rank two is started with one positional and one semantic column, as all starts end there; untied
-    weights with query and key alike, in the state of either branch; and the others from the start of the branch.
+    The first state starts as follows. A student of rank two has one positional and one semantic column, because all
+    simulations end there. Untied weights have query and key alike, in the state of either branch. The other layers use
+    the start of the branch.
     """
     model = model_of(kind)
     nodes = ta.sobol_nodes(model, NODES)
@@ -117,14 +119,14 @@ def _theory(task: Task, kind: str) -> None:
         last[k] = point.overlaps
         return [k, alpha, *numbers(point), *([stable(point)] if "stable" in names else [])]
 
-    # Where nothing is imposed nothing is left to grow.
+    # For rank two no symmetry is imposed, so that no direction of growth is left to test for stability.
     names = ("branch", "alpha", *NUMBERS, *(() if kind == "rank" else ("stable",)))
     path, bar = task.folder / f"layer_{kind}_theory.npz", task.bar(f"theory, {kind}")
     filled(path, {"layer": kind, "nodes": NODES}, names, points, one, bar)
 
 
 def _columns(model: ta.AttentionLayer, alpha: float, branch: str | None) -> ta.Overlaps:
-    """A start for two columns: both near the state of a branch of the tied layer, or one near each of its states."""
+    """Return overlaps of two columns: both near the state of one branch of the tied layer, or one near each state."""
     single = ta.dot_product(omega=model.omega)
     rough = ta.line_nodes(single, 5, replicates=1)
     states = [ta.solve(single, alpha, b, rough).overlaps for b in (BRANCHES if branch is None else (branch, branch))]
@@ -134,14 +136,14 @@ def _columns(model: ta.AttentionLayer, alpha: float, branch: str | None) -> ta.O
         return jnp.stack([getattr(x, name)[:, 0, 0] for x in states], axis=-1)[:, :, None] * eye
 
     q = diagonal("q")
-    if branch is not None:  # query and key alike, up to a little of their own
+    if branch is not None:  # query and key have the correlation .8
         q = q + 0.8 * q[:, :1, :1] * (1 - eye)
     theta = jnp.stack([x.theta[:, 0] for x in states], axis=1)
     return ta.Overlaps(q=q, V=diagonal("V"), theta=theta, m=jnp.stack([x.m[:, 0] for x in states], axis=1))
 
 
 def load(folder: Path, kind: str) -> dict[str, Any]:
-    """Simulations of both layers and the theory of the one."""
+    """Read the simulations of both layers and the theory of the layer."""
     about, simulation = read(folder / f"layer_{kind}.npz")
     tied = read(folder / "layer_tied.npz")[1]
     theory = {} if kind == "value" else read(folder / f"layer_{kind}_theory.npz")[1]
@@ -149,9 +151,10 @@ def load(folder: Path, kind: str) -> dict[str, Any]:
 
 
 def draw(data: dict[str, Any]) -> Figure:
-    """Training loss, test error and overlaps; hollow points are the tied layer of rank one, on independent tokens.
+    """Plot training loss, test error and overlaps against alpha.
 
-    Points of different starts stand a little apart in alpha.
+    Hollow points are the tied layer of rank one on independent tokens. Points of different starts are shifted a little
+    in alpha.
     """
     shown = ("train_loss", "gen_error", "m", "theta")
     plain = {"value": "no value matrix", "correlated": "independent tokens"}.get(data["kind"], "rank one, tied")
@@ -178,7 +181,7 @@ def draw(data: dict[str, Any]) -> Figure:
 
 
 def rows(data: dict[str, Any]) -> list[Row]:
-    """Losses at the largest alpha, and where the minima exchange."""
+    """Return the losses at the largest alpha, and the alpha at which the minima exchange."""
     out = []
     about, theory = data["about"], data["theory"]
     here = f"d = {about['d']}, {about['instances']} instances"

@@ -18,13 +18,13 @@ from .simulation import BRANCHES, MEASURED, NUMBERS, informed, measured, numbers
 
 SIZES: dict[str, Any] = {"d": 1000, "instances": 4, "alphas": 25}
 REDUCED: dict[str, Any] = {"d": 200, "instances": 4, "alphas": 9}
-HIGHEST = 2.0  # of alpha
+HIGHEST = 2.0  # largest alpha
 CURVE_POINTS = 40
 CURVE = ("branch", "alpha", *NUMBERS, "stable")
 
 
 def compute(task: Task) -> None:
-    """Both branches down to where they end, the transitions, the states at alpha = 2, and simulations."""
+    """Compute both branches down to their ends, the transitions, the states at alpha = 2, and simulations."""
     model = ta.dot_product()
     _curves(task, model)
     _transitions(task, model)
@@ -49,7 +49,7 @@ def _curves(task: Task, model: ta.DotProduct) -> None:
         rough = ta.sweep(model, np.linspace(0.02, HIGHEST, 12), branch, progress=task.bar(f"{branch}, roughly"))
         ends = [end.alpha for end in branch_ends(rough) if end.kind == "pitchfork" and end.side == "lower"]
         least = max(ends, default=0.0)
-        # Order parameters grow like the square root of the distance to the pitchfork.
+        # Order parameters grow like the square root of the distance to the pitchfork, so points are denser there.
         alphas = least + (HIGHEST - least) * np.linspace(0, 1, CURVE_POINTS)[1:] ** 2
         curve = ta.sweep(model, alphas, branch, progress=task.bar(branch))
         rows += [[k, float(p.alpha), *numbers(p), stable(p)] for p in curve.points if bool(p.exists)]
@@ -79,14 +79,14 @@ def _transitions(task: Task, model: ta.DotProduct) -> None:
 
 
 def load(folder: Path) -> dict[str, Any]:
-    """Curves, transitions and simulations, and what the last are about."""
+    """Read curves, transitions and simulations, and the sizes of the simulations."""
     about, simulation = read(folder / "minimum_simulation.npz")
     curves, transitions = (read(folder / f"minimum_{name}.npz")[1] for name in ("curves", "transitions"))
     return {"about": about, "simulation": simulation, "curves": curves, "transitions": transitions}
 
 
 def draw(data: dict[str, Any]) -> Figure:
-    """Lines are theory; points simulations from both starts, hollow from the one that leads to the higher loss."""
+    """Plot theory (lines) and simulations from both starts (points; hollow if the start leads to the higher loss)."""
     transitions = data["transitions"]
     shown = (("train_loss", "train_loss"), ("m", "theta"), ("gen_error", "gen_error"))  # of either branch
     with panels(11, 3.8, [""] * 3, xlabel=LABELS["alpha"], ylabels=(LOSS, ORDERS, ERROR)) as (figure, axes):
@@ -109,7 +109,7 @@ def draw(data: dict[str, Any]) -> Figure:
     return figure
 
 
-# Of the published theory at alpha = 2 and of the published gradient descent there, mean and scatter over its instances.
+# Published theory at alpha = 2, and published gradient descent there (mean and scatter over its instances).
 _THEORY = {
     "positional": {"q": 0.05001, "V": 11.036, "m": 0.25857, "train_loss": 0.0045153, "gen_error": 0.0034905},
     "semantic": {"q": 0.11415, "V": 12.328, "theta": 0.15856, "train_loss": 0.0035994, "gen_error": 0.0013965},
@@ -122,7 +122,7 @@ _WORDS = {"train_loss": "training loss / d", "gen_error": "test error"}
 
 
 def rows(data: dict[str, Any]) -> list[Row]:
-    """Transitions, states at alpha = 2, simulations there."""
+    """Return the transitions, and the states and simulations at alpha = 2."""
     transitions = data["transitions"]
     read_off, nodes = "published: read off its curves, of 12 x 12 nodes", "published: 12 x 12 nodes, stopped at 1e-4"
     out = [

@@ -1,4 +1,4 @@
-"""The page of all figures: sections of text, a picture, and a table beside the published values."""
+"""The page of all figures; each section has a text, a picture, and a table with the published values."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ class Row(NamedTuple):
     """One number of a figure.
 
     Attributes:
-        quantity: what it is.
-        published, published_error: as far as they are known.
-        ours, error: with its error bar, if it has one.
-        reason: of the difference, or of there being nothing to compare with.
+        quantity: name of the number.
+        published, published_error: published value and error, None if unknown.
+        ours, error: our value and its error bar, None if it has none.
+        reason: why the values differ, or why there is no published value.
     """
 
     quantity: str
@@ -27,7 +27,7 @@ class Row(NamedTuple):
     reason: str = ""
 
     def cells(self) -> list[str]:
-        """As text: quantity, published, here, difference, reason."""
+        """Return the row as text: quantity, published, here, difference, reason."""
         if self.published is None or math.isnan(self.ours):
             published, difference = "-", "-"
         else:
@@ -44,7 +44,7 @@ def _number(value: float, error: float | None) -> str:
 
 
 def section(title: str, text: str, picture: str | None, rows: Sequence[Row]) -> str:
-    """A figure's part of the page, in Markdown."""
+    """Return a figure's section of the page, in Markdown."""
     lines = [f"## {title}", "", text, ""]
     if picture is not None:
         lines += [f"![{title}]({picture})", ""]
@@ -70,5 +70,5 @@ text, its figures or its public data give.
 
 
 def page(sections: Iterable[str]) -> str:
-    """The whole page."""
+    """Return the whole page, in Markdown."""
     return "\n".join([HEAD, *sections])

@@ -1,4 +1,4 @@
-"""Figs. 3 (centre, right), 8, 9 and 14: both branches over alpha and omega, theory beside simulation."""
+"""Figs. 3 (centre, right), 8, 9 and 14: both branches over alpha and omega, in theory and simulation."""
 
 from __future__ import annotations
 
@@ -20,28 +20,29 @@ from .page import Row
 from .simulation import BRANCHES, MEASURED, ONE_KIND, exchange, measured
 
 MIXINGS = {"standard": ((0.6, 0.4), (0.4, 0.6)), "other": ((0.3, 0.7), (0.8, 0.2))}
-CELLS, REDUCED_CELLS = (25, 25), (13, 9)  # alphas and omegas of the theory
-NODES = 2**13  # of the theory's line in Fig. 14
+CELLS, REDUCED_CELLS = (25, 25), (13, 9)  # numbers of alphas and omegas of the theory
+NODES = 2**13  # nodes of a replicate, for alpha_c of the theory in Fig. 14
 SIMULATED: dict[str, Any] = {"alphas": 25, "omegas": 25, "d": 1000, "instances": 1}
-SIMULATED_LAYERS: dict[str, Any] = {"alphas": 13, "omegas": 13, "d": 500, "instances": 1}  # but the tied one
+SIMULATED_LAYERS: dict[str, Any] = {"alphas": 13, "omegas": 13, "d": 500, "instances": 1}  # layers but the tied one
 REDUCED: dict[str, Any] = {"alphas": 10, "omegas": 9, "d": 200, "instances": 2}
 ALPHAS, OMEGAS = (0.05, 2.0), (0.02, 0.5)
-SLICES, ROWS = 5, 8  # omegas of pictures, and of tables
-# Layers of which theory has both branches, and so their exchange: with rank two one state has both mechanisms.
+SLICES, ROWS = 5, 8  # numbers of omegas in pictures and in tables
+# Layers for which the theory has both branches and thus alpha_c. With rank two, a single state has both mechanisms.
 EXCHANGES = ("tied", "untied", "correlated")
-Found = tuple[dict[str, Any], Columns]  # a simulation: what it is about, and its columns
+Found = tuple[dict[str, Any], Columns]  # a simulation: its `about` and its columns
 
 
 class Plane(NamedTuple):
-    """A target by its name in `MIXINGS`, and a layer by its name in `layers.STARTS`;
-    the theory is that of the tied one.
+    """A plane of alpha and omega for a target in `MIXINGS` and a layer in `layers.STARTS`.
+
+    The method `theory` is for the tied layer only.
     """
 
     name: str
     layer: str = "tied"
 
     def theory(self, task: Task) -> None:
-        """The phase diagram; rows that are finished are kept."""
+        """Compute the phase diagram; an interrupted run resumes from its finished rows."""
         alphas, omegas = CELLS if task.full else REDUCED_CELLS
         pieces = task.folder / f"plane_{self.name}_pieces"
         done = task.bar(f"theory, {self.name} A")
@@ -51,24 +52,25 @@ class Plane(NamedTuple):
         diagram.save(task.folder / f"plane_{self.name}.npz")
 
     def diagram(self, folder: Path) -> ta.PhaseDiagram:
-        """What `theory` found."""
+        """Read the result of `theory`."""
         path = folder / f"plane_{self.name}.npz"
         if not path.exists():
             raise missing(path)
         return ta.PhaseDiagram.load(path)
 
     def model(self, omega: float) -> ta.AttentionLayer:
-        """The layer with this target."""
+        """Return the layer with this target."""
         return eqx.tree_at(lambda m: m.mixing, model_of(self.layer, omega), jnp.asarray(MIXINGS[self.name]))
 
     def sizes(self, task: Task) -> dict[str, Any]:
-        """Of the simulation."""
+        """Return the sizes of the simulation."""
         full = SIMULATED if self.layer == "tied" else SIMULATED_LAYERS
         return full if task.full else REDUCED
 
     def exchange(self, task: Task) -> None:
-        """alpha_c of the theory at the omegas of the simulation, each from the one before;
-        NaN from the first without.
+        """Compute alpha_c of the theory at the omegas of the simulation, each starting from the previous one.
+
+        After the first omega without alpha_c, all values are NaN.
         """
         last: list[ta.Transition] = []
 
@@ -86,11 +88,11 @@ class Plane(NamedTuple):
         filled(path, about, ("omega", "alpha", "stderr"), omegas[:, None], one, bar)
 
     def exchanged(self, folder: Path) -> Columns:
-        """What `exchange` found, nothing for a layer that has none."""
+        """Read the result of `exchange`; empty for a layer without alpha_c in the theory."""
         return read(folder / f"plane_{self.name}_{self.layer}_exchange.npz")[1] if self.layer in EXCHANGES else {}
 
     def simulate(self, task: Task) -> None:
-        """Training from both starts in every cell, along omega first: programs depend on alpha alone."""
+        """Train from both starts in every cell; omega varies fastest, because programs depend on alpha only."""
         sizes = self.sizes(task)
         alphas = np.linspace(0.2 if not task.full else ALPHAS[0], ALPHAS[1], sizes["alphas"])
         points = [
@@ -118,7 +120,7 @@ class Plane(NamedTuple):
         filled(self._simulation(task.folder), about, names, points, one, bar)
 
     def simulated(self, folder: Path) -> Found:
-        """What `simulate` found, and what it is about."""
+        """Read the result of `simulate`: its `about` and its columns."""
         return read(self._simulation(folder))
 
     def _simulation(self, folder: Path) -> Path:
@@ -126,12 +128,12 @@ class Plane(NamedTuple):
 
 
 def draw_slices(diagram: ta.PhaseDiagram) -> Figure:
-    """Training loss and test error of both branches along alpha, at some omegas."""
+    """Plot training loss and test error of both branches along alpha, at `SLICES` omegas."""
     return slice_figure(diagram, list(np.linspace(0, len(diagram.y[1]) - 1, SLICES).astype(int)))
 
 
 def draw_simulation(found: Found) -> Figure:
-    """The loss difference of both starts, and the test error of the lower one minus the baseline, cell by cell."""
+    """Plot the loss difference of both starts, and the test error of the lower one minus the baseline, cell by cell."""
     (positional, semantic), gap = (_cells(found, k) for k in range(2)), _gap(found)
     lower = np.where(gap < 0, positional["gen_error"], semantic["gen_error"])
     titles = "lower training loss: positional or semantic start", "lower minimum: worse or better than the baseline"
@@ -143,13 +145,11 @@ def draw_simulation(found: Found) -> Figure:
 
 
 def draw_layers(found: dict[str, tuple[Found, Columns]]) -> Figure:
-    """The loss difference of both starts, for some layers by name, where it changes its sign,
-    and alpha_c of the theory.
-    """
+    """Plot the loss difference of both starts for every layer, its sign changes, and alpha_c of the theory."""
     with panels(4.8 * len(found), 4.2, list(found), **_AXES) as (figure, axes):
         for axis, (one, theory) in zip(axes[0], found.values(), strict=True):
             _coloured(figure, axis, one, _gap(one), "RdBu", _GAP)
-            axis.set(xlim=axis.get_xlim(), ylim=axis.get_ylim())  # theory has the line at larger alphas, too
+            axis.set(xlim=axis.get_xlim(), ylim=axis.get_ylim())  # the theory's line extends beyond the cells
             omegas = np.unique(one[1]["omega"])
             crossings = [exchange(where(one[1], omega=omega)) for omega in omegas]
             axis.plot(
@@ -165,7 +165,7 @@ _GAP = "positional minus semantic training loss / d"
 
 
 def _cells(found: Found, branch: int) -> Columns:
-    """Columns as arrays (omega, alpha), NaN in cells that are not there yet."""
+    """Return the columns as arrays (omega, alpha), NaN in cells that are not simulated yet."""
     columns = found[1]
     alphas, omegas = np.unique(columns["alpha"]), np.unique(columns["omega"])
     rows = where(columns, branch=branch)
@@ -177,12 +177,12 @@ def _cells(found: Found, branch: int) -> Columns:
 
 
 def _gap(found: Found) -> np.ndarray:
-    """Positional minus semantic training loss, (omega, alpha)."""
+    """Return the positional minus the semantic training loss, (omega, alpha)."""
     return _cells(found, 0)["train_loss"] - _cells(found, 1)["train_loss"]
 
 
 def _coloured(figure: Figure, axis: Any, found: Found, values: np.ndarray, colours: str, label: str) -> None:
-    """Cells in colours around zero, with their scale: white where minima are of one kind."""
+    """Plot cells in colours centred at zero, with a colour bar; cells whose minima are of one kind are nearly white."""
     alphas, omegas = np.unique(found[1]["alpha"]), np.unique(found[1]["omega"])
     limit = max(np.nanmax(np.abs(values)), ONE_KIND * np.nanmax(found[1]["train_loss"]))
     picture = axis.pcolormesh(alphas, omegas, values, cmap=colours, vmin=-limit, vmax=limit, shading="nearest")
@@ -190,7 +190,7 @@ def _coloured(figure: Figure, axis: Any, found: Found, values: np.ndarray, colou
 
 
 def rows_theory(diagram: ta.PhaseDiagram) -> list[Row]:
-    """Both transitions at some omegas, as read from the grid."""
+    """Return both transitions at some omegas, as read from the grid."""
     out = []
     for name, boundary in (("alpha_c", diagram.alpha_c()), ("alpha_l", diagram.alpha_l())):
         for omega in (0.1, 0.2, 0.3, 0.4):
@@ -206,8 +206,10 @@ def rows_theory(diagram: ta.PhaseDiagram) -> list[Row]:
 
 
 def rows_simulation(found: Found, theory: Columns | None = None) -> list[Row]:
-    """alpha at which the training losses of both starts cross, at some nine of the omegas,
-    beside the theory's if given.
+    """Return the alpha at which the training losses of both starts cross, at about `ROWS` omegas.
+
+    Args:
+        theory: columns of `Plane.exchange`, which are mentioned beside if given.
     """
     about, columns = found
     reason = f"{about['layer']}; d = {about['d']}, instances: {about['instances']}; interpolated"

@@ -1,4 +1,4 @@
-"""Fig. 3 (left) and Fig. 7: how simulations approach the theory with the dimension, at alpha = 1.5."""
+"""Fig. 3 (left) and Fig. 7: convergence of simulations to the theory with the dimension, at alpha = 1.5."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ from .simulation import BRANCHES, MEASURED, NUMBERS, QUANTITIES, informed, measu
 ALPHA = 1.5
 SIZES: dict[str, Any] = {"d": [10, 15, 23, 36, 56, 87, 135, 209, 323, 500, 1000], "instances": 10}
 REDUCED: dict[str, Any] = {"d": [10, 23, 56, 135, 323], "instances": 6}
-MOST = 200  # instances, of the smallest dimensions
+MOST = 200  # largest number of instances, used at the smallest dimensions
 
 
 def compute(task: Task) -> None:
-    """The theory, and instances of every dimension: the more, the smaller it is."""
+    """Compute the theory, and simulate instances of every dimension; smaller dimensions have more instances."""
     model = ta.dot_product()
     path, about = task.folder / "scaling_theory.npz", {"alpha": ALPHA}
     if not known(path, about):
@@ -42,12 +42,12 @@ def compute(task: Task) -> None:
 
 
 def load(folder: Path) -> dict[str, Any]:
-    """Theory, a row for every branch, and simulation."""
+    """Read the theory, one row per branch, and the simulation."""
     return {name: read(folder / f"scaling_{name}.npz")[1] for name in ("theory", "simulation")}
 
 
 def draw(data: dict[str, Any], names: Sequence[str]) -> Figure:
-    """Means against theory above, the scatter over instances with its fitted power of d below."""
+    """Plot means and theory above, and the scatter over instances with a fitted power of d below."""
     scatters = [rf"scatter of {SYMBOLS.get(name, LABELS[name])}" for name in names]
     how: Any = {"rows": 2, "xlabel": "dimension $d$", "ylabels": [*(LABELS[name] for name in names), *scatters]}
     with panels(4.2 * len(names), 5.6, [""] * len(names), **how) as (figure, axes):
@@ -72,12 +72,12 @@ def draw(data: dict[str, Any], names: Sequence[str]) -> Figure:
 
 
 def _error(scatter: np.ndarray, count: np.ndarray) -> np.ndarray:
-    """Standard error of a standard deviation."""
+    """Return the standard error of a standard deviation."""
     return scatter / np.sqrt(2 * np.maximum(count - 1, 1))
 
 
 def power(d: np.ndarray, size: np.ndarray, error: np.ndarray) -> tuple[float, float, float]:
-    """Amplitude, exponent and its standard error of ``size = amplitude d^exponent``, weighted, in logarithms."""
+    """Fit ``size = amplitude d^exponent`` in logarithms; return amplitude, exponent and the exponent's error."""
     weight = size / error
     rows = np.stack([np.ones_like(d), np.log(d)], 1) * weight[:, None]
     (log_amplitude, slope), *_ = np.linalg.lstsq(rows, np.log(size) * weight, rcond=None)
@@ -85,7 +85,7 @@ def power(d: np.ndarray, size: np.ndarray, error: np.ndarray) -> tuple[float, fl
 
 
 def rows(data: dict[str, Any], names: Sequence[str]) -> list[Row]:
-    """Exponents of the scatter, and the largest dimension minus the theory."""
+    """Return the exponents of the scatter, and the differences to the theory at the largest dimension."""
     out = []
     for name in names:
         for k, branch in enumerate(BRANCHES):
@@ -105,5 +105,5 @@ def rows(data: dict[str, Any], names: Sequence[str]) -> list[Row]:
     return out
 
 
-LEFT, LOSSES = ("m", "theta"), ("train_loss", "gen_error")  # of Fig. 3 (left) and of Fig. 7
+LEFT, LOSSES = ("m", "theta"), ("train_loss", "gen_error")  # quantities of Fig. 3 (left) and of Fig. 7
 assert set(LEFT) | set(LOSSES) < set(QUANTITIES)

@@ -1,7 +1,7 @@
-"""Training on sampled data, as rows of numbers: what the figures of finite size share.
+"""Training on sampled data, as rows of numbers for the figures of finite size.
 
-Runs go to zero gradient with L-BFGS, where the published gradient descent stops after 5000 steps. Teachers have the
-model's norm exactly, so that the scatter is that of the sentences alone.
+Runs go to zero gradient with L-BFGS, whereas the published gradient descent stops after 5000 steps. Teachers have
+exactly the model's norm, so that the scatter comes from the sentences alone.
 """
 
 from __future__ import annotations
@@ -20,17 +20,18 @@ from tiedattn_jax.finite.instances import Compared
 
 from .data import Columns, where
 
-BRANCHES = ("positional", "semantic")  # a column `branch` holds the place in this list
+BRANCHES = ("positional", "semantic")  # a column `branch` holds the index in this list
 QUANTITIES = ("train_loss", "gen_error", "q", "theta", "m")
 STEPS = 2000
 TRAIN = partial(ta.train, optimizer="lbfgs", steps=STEPS, tol=1e-8)
-# Steps take linear algebra of the size of W; the training loss at the end is right to 1e-4 (d = 1000, alpha = 1).
+# The tolerance is loose because every step needs linear algebra of the size of W. The training loss at the end is
+# accurate to 1e-4 (d = 1000, alpha = 1).
 TRAIN_VALUE = partial(ta.train_value, optimizer="lbfgs", steps=STEPS, tol=1e-5)
-# Relative difference in loss of minima of one kind: those that training finds from different starts on one branch,
-# where the proximal operator jumps, differ by .2 %.
+# Relative difference in loss below which two minima are of one kind. Where the proximal operator jumps, training finds
+# different minima of one branch from different starts, and their losses differ by .2 %.
 ONE_KIND = 2e-3
-SENTENCES = 20_000  # fresh ones, for the test error of an instance
-# Columns of `measured`, and of `numbers`.
+SENTENCES = 20_000  # fresh sentences for the test error of an instance
+# Columns of `measured` and of `numbers`.
 MEASURED = ("instances", *QUANTITIES, *(f"{name}_scatter" for name in QUANTITIES))
 NUMBERS = (*QUANTITIES, *(f"{name}_stderr" for name in QUANTITIES))
 
@@ -38,7 +39,7 @@ Start = Callable[[ta.Data, jax.Array], jax.Array]  # weights (d, r) from an inst
 
 
 def informed(branch: str, columns: int = 1) -> Start:
-    """All columns of the student at the teacher, or along the positional encodings; several are told apart by noise."""
+    """Return a start with all columns at the teacher or along the encodings; noise distinguishes several columns."""
 
     def weights(data: ta.Data, key: jax.Array) -> jax.Array:
         single = ta.dot_product(dtype=data.x.dtype)
@@ -54,10 +55,10 @@ def informed(branch: str, columns: int = 1) -> Start:
 def measured(
     model: ta.Model, d: int, alpha: float, start: Start, instances: int, train: Callable[..., ta.Training] = TRAIN
 ) -> list[float]:
-    """Mean and scatter over instances, those that diverged left out: the columns `MEASURED`.
+    """Return mean and scatter over instances that did not diverge: the columns `MEASURED`.
 
     Args:
-        train: what is run, `TRAIN` or one like it.
+        train: function that trains, such as `TRAIN`.
     """
 
     def run(data: ta.Data, key: jax.Array) -> ta.Training:
@@ -73,28 +74,29 @@ def measured(
 
 
 def standard_error(columns: dict[str, np.ndarray], name: str) -> np.ndarray:
-    """Of the mean of a quantity in rows of `measured`."""
+    """Return the standard error of the mean of a quantity in rows of `measured`."""
     return columns[f"{name}_scatter"] / np.sqrt(columns["instances"])
 
 
 def numbers(point: ta.FixedPoint) -> list[float]:
-    """Losses and sizes of the order parameters of a fixed point, with their error bars: the columns `NUMBERS`."""
+    """Return losses and sizes of order parameters of a fixed point, with error bars: the columns `NUMBERS`."""
     both = (Compared.of(state.train_loss, state.gen_error, state.overlaps) for state in (point, point.stderr))
     return [float(getattr(state, name)) for state in both for name in QUANTITIES]
 
 
 def stable(point: ta.FixedPoint) -> bool:
-    """Whether a state of a branch does not grow the order parameter that the branch lacks."""
+    """Return whether the order parameter that a branch lacks does not grow on its state."""
     growth = point.diagnostics.growth_theta if point.branch == "positional" else point.diagnostics.growth_m
     return bool(growth < 1)
 
 
 def exchange(columns: Columns) -> float:
-    """alpha where the training loss from the semantic start falls below that from the positional one; NaN if nowhere.
+    """Return the alpha where the semantic start's training loss falls below the positional one's; NaN if nowhere.
 
-    Where both starts end in one minimum, or in two of one kind, their difference changes its sign by chance:
-    differences below `ONE_KIND` are left out, and ends whose overlaps theta and m are nearer than half the larger ones;
-    the steepest change counts.
+    If both starts end in one minimum, or in two of one kind, their difference changes its sign by chance. Two kinds of
+    points are therefore left out: those with a relative difference below `ONE_KIND`, and those where the ends are
+    closer in (theta, m) than half the larger norm. Among the remaining sign changes the one with the largest change
+    counts.
     """
     one, other = (where(columns, branch=k) for k in range(2))
     alphas = np.intersect1d(one["alpha"], other["alpha"])

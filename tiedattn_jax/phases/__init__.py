@@ -1,14 +1,15 @@
-"""The theory over many settings.
+"""The theory over many settings: branches, transitions, and phase diagrams.
 
-inputs         what the others are given, checked
-follow         a branch from one setting to the next
-arclength      around folds
-secant         the zero of a number
-events         a table of what can happen at one alpha, and one way to find any of it
+inputs         checks of the arguments
+follow         natural continuation: a branch from one setting to the next
+arclength      pseudo-arclength continuation, around folds
+secant         root search in one number
+events         table of the events in alpha, and the search for any of them
 transitions    alpha_c and alpha_l
-breaking       what replica symmetry breaking does to alpha_c
+breaking       shift of the transitions by replica symmetry breaking
 ends           how branches end
-boundaries     events through a second parameter
-grid           both branches in every cell
-diagram        reading and saving these cells
+sweep          states or events of many models
+boundaries     events followed through a second parameter
+grid           both branches in every cell of a grid
+diagram        the result: regions, curves, files
 """

@@ -26,30 +26,30 @@ from ..theory.states import FixedPoint, State
 from .inputs import prepared
 from .secant import Secant
 
-_TOLERANCE = 1e-6  # of the residual, relative: the averages of lines are smooth to that
-_STEPS = 8  # of Newton's method; more say that the arc was too long
-_STEP = 0.05  # the first one
+_TOLERANCE = 1e-6  # largest relative residual of a point; averages on lines are smooth to this accuracy
+_STEPS = 8  # Newton steps at most; a point that needs more is too far along the arc
+_STEP = 0.05  # first step along the arc
 _LEAST_STEP = 1e-4
 _LONGEST_STEP = 0.2  # relative to the sizes of overlaps and parameter at the start
-_SHARPEST_TURN = 0.7  # cosine between two tangents: a sharper one is more likely a jump to another branch
+_SHARPEST_TURN = 0.7  # least cosine between two tangents: a sharper turn is more likely a jump to another branch
 _FOLD_POINTS = 200
 _TURN, _TURN_LOOKS = 1e-6, 20  # relative accuracy of a fold along the arc, and evaluations at most
 _OBSERVE = Settings(tol=1e-4, max_steps=0, warm_steps=0)
 
 
 class BranchPath(Printed):
-    """A branch along its arclength, in one replicate of the averages.
+    """A branch as a curve in arclength, on one replicate of the averages.
 
     Attributes:
-        parameter: its name.
-        values: of the parameter at every point, (n,); not monotonic when there are folds.
+        parameter: name of the parameter.
+        values: parameter at every point, (n,); not monotonic when there are folds.
         states: the `State` at every point, leaves (n, ...).
-        eigenvalues: of DF, (n, k), complex, largest real part first.
-        labels: of the branches the points belong to.
-        folds: values of the parameter at which the branch turns back; with their error bars in `folds_of`.
-        fold_states: the states there, leaves (1, ...).
-        crossings: values at which an eigenvalue passes one elsewhere: another branch is born.
-        ends: why the path ends on either side.
+        eigenvalues: eigenvalues of DF, (n, k), complex, largest real part first.
+        labels: branch that every point belongs to.
+        folds: values of the parameter at which the branch turns back; `folds_of` adds their error bars.
+        fold_states: the states at the folds, leaves (1, ...).
+        crossings: values at which an eigenvalue passes one away from a fold, so that another branch is born.
+        ends: why the path ends, on either side.
     """
 
     parameter: str
@@ -79,12 +79,12 @@ class BranchPath(Printed):
         return Description(what, "", numbers, details)
 
     def plot(self) -> Any:
-        """Order parameters and training loss along the path; see `plotting.path_figure`."""
+        """Plot order parameters and training loss along the path; see `plotting.path_figure`."""
         return pictures().path_figure([self])
 
 
 class Setting(NamedTuple):
-    """Where a path starts: a model and an alpha, what it leads through, and what the branch leaves free, (2,)."""
+    """Start of a path: model, alpha, the parameter that varies, and the mask (2,) of the free order parameters."""
 
     model: Model
     alpha: jax.Array
@@ -92,18 +92,18 @@ class Setting(NamedTuple):
     free: jax.Array
 
     def at(self, value: Any) -> tuple[Model, jax.Array]:
-        """Model and alpha at another value of the parameter."""
+        """Return model and alpha at another value of the parameter."""
         return self.parameter.set(self.model, self.alpha, value)
 
     def solve(self, nodes: Rule, number: int, x: Overlaps, settings: Settings, value: Any = None) -> Path:
-        """Path of the state near some overlaps in one replicate."""
+        """Path that solves for the state near given overlaps, on one replicate."""
         model, alpha = (self.model, self.alpha) if value is None else self.at(value)
         return (yield Problem(model, alpha, nodes, self.free, settings).lane(x, number))
 
 
 @program
 def _expand(setting: Setting, replicate: Replicate, u: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array]:
-    """At ``u = (overlaps, parameter)``: F(x) - x, its derivatives in u (k, k + 1), and whether x is admissible."""
+    """Return F(x) - x, its Jacobian (k, k + 1), and whether x is admissible, at ``u = (overlaps, parameter)``."""
     coordinates = Coordinates(setting.model, setting.free)
 
     def at(u: jax.Array) -> tuple[Model, jax.Array, Overlaps]:
@@ -115,7 +115,7 @@ def _expand(setting: Setting, replicate: Replicate, u: jax.Array) -> tuple[jax.A
 
 
 class _Point(NamedTuple):
-    """A solution: scaled coordinates, Jacobian (k, k + 1), unit tangent (k + 1,), Newton steps."""
+    """A solution: scaled coordinates (k + 1,), Jacobian (k, k + 1), unit tangent (k + 1,), number of Newton steps."""
 
     w: np.ndarray
     J: np.ndarray
@@ -124,24 +124,26 @@ class _Point(NamedTuple):
 
 
 class _Continuation:
-    """The solution curve of one replicate in scaled coordinates, the parameter last. What takes long is a path."""
+    """Solution curve of one replicate in scaled coordinates, the parameter last. Methods that solve are paths."""
 
     def __init__(self, setting: Setting, nodes: Rule, number: int, x: Overlaps):
         self.setting, self.nodes, self.number, self.replicate = setting, nodes, number, nodes.replicate(number)
         self.coordinates = Coordinates(setting.model, setting.free)
         value = setting.parameter.read(setting.model, setting.alpha, "parameter")
         ones = jax.tree.map(jnp.ones_like, x)
-        self.on = np.flatnonzero(np.append(np.asarray(self.coordinates.pack(ones)), 1.0))  # not zero by symmetry
+        # Coordinates that are not zero by symmetry.
+        self.on = np.flatnonzero(np.append(np.asarray(self.coordinates.pack(ones)), 1.0))
         self.scale = np.append(np.asarray(self.coordinates.scale(x)), abs(value) or 1.0)
         self.start = (np.append(np.asarray(self.coordinates.pack(x)), value) / self.scale)[self.on]
 
     def plain(self, w: np.ndarray) -> np.ndarray:
+        # All coordinates in their own units, with zeros where symmetry imposes them.
         u = np.zeros(len(self.scale))
         u[self.on] = w * self.scale[self.on]
         return u
 
     def correct(self, w: np.ndarray, along: np.ndarray) -> Path:
-        """Path of Newton's method in the plane through `w` normal to `along`: to a `_Point`, or None if it fails."""
+        """Path of Newton's method in the plane through `w` normal to `along`; returns a `_Point`, None on failure."""
         guess, rows = w, self.on[:-1]
         for k in range(_STEPS):
             r, J, inside = yield Call(_expand, (self.setting, self.replicate, jnp.asarray(self.plain(w))))
@@ -157,18 +159,18 @@ class _Continuation:
         return None
 
     def value(self, w: np.ndarray) -> float:
-        """Of the parameter."""
+        """Return the parameter at a point."""
         return float(self.plain(w)[-1])
 
     def overlaps(self, w: np.ndarray) -> Overlaps:
         return self.coordinates.unpack(jnp.asarray(self.plain(w)[:-1]))
 
     def seen(self, w: np.ndarray) -> Path:
-        """Path of the state at a solution."""
+        """Path that evaluates the state at a point of the curve."""
         return self.setting.solve(self.nodes, self.number, self.overlaps(w), _OBSERVE, self.value(w))
 
     def march(self, first: _Point, step: float, limits: tuple[float, float], count: int) -> Path:
-        """Path of the points from `first` on in the direction of its tangent, and why they end."""
+        """Path that follows the curve from `first` along its tangent; returns the points and why they end."""
         points = [first]
         while len(points) < count:
             last = points[-1]
@@ -185,10 +187,10 @@ class _Continuation:
         return points, "number of points"
 
     def both_ways(self, limits: tuple[float, float], step: float, count: int) -> Path:
-        """Path of the points on both sides of the start, in the order along the curve, and why they end.
+        """Path that follows the curve in both directions; returns the points in order, and why either side ends.
 
         Raises:
-            InputError: Newton's method finds no state from the start.
+            InputError: Newton's method does not converge from the start.
         """
         first = yield from self.correct(self.start, np.eye(len(self.start))[-1])
         if first is None:
@@ -198,15 +200,15 @@ class _Continuation:
         return [*(p._replace(tangent=-p.tangent) for p in behind[:0:-1]), *ahead], (end, last)
 
     def turns(self, points: list[_Point]) -> Path:
-        """Path of the coordinates of all folds between neighbouring points."""
+        """Path that locates every fold between neighbouring points; returns their coordinates."""
         turns = [self.turning(p, q) for p, q in pairwise(points) if p.tangent[-1] * q.tangent[-1] < 0]
         return (yield turns)
 
     def turning(self, a: _Point, b: _Point) -> Path:
-        """Path of the coordinates where the parameter has an extremum along the curve, between two of its points."""
+        """Path that locates the extremum of the parameter between two points; returns its coordinates."""
         length, best = float((b.w - a.w) @ a.tangent), a
-        side = -np.sign(a.tangent[-1])  # so that the slope of the parameter rises through zero from a to b
-        # Places are counted from -length, as a bracket has to be positive.
+        side = -np.sign(a.tangent[-1])  # makes the slope of the parameter rise through zero from a to b
+        # `Secant` takes positive places only, so the arc from a to b is numbered from length to 2 length.
         search = Secant(length, side * a.tangent[-1], np.nan, length, 2 * length, 1.0)
         search = search.learn(2 * length, side * float(b.tangent[-1]))
         for _ in range(_TURN_LOOKS):
@@ -231,25 +233,25 @@ def trace_branch(
     step: float = _STEP,
     points: int = 200,
 ) -> list[BranchPath]:
-    """Follow a fixed point through a parameter in both directions, around folds, in every replicate of the averages.
+    """Follow a branch through a parameter in both directions and around folds, on every replicate of the averages.
 
     Args:
-        model, alpha: where the path starts.
+        model, alpha: setting at which the path starts.
         parameter: "alpha", the name of a scalar field of the model, or an entry such as "mixing[0,1]".
-        limits: range of the parameter in which it is followed.
+        limits: range of the parameter in which the branch is followed.
         branch: symmetry that is imposed, as in `solve`; None imposes none.
         nodes: averaging rule; by default `default_nodes` of `SIZES["path"]`, 2 replicates.
-        start: near the state at the start; by default the branch is looked for on coarse averages.
+        start: state or overlaps near the first state; by default the branch is searched for on the coarse replicate.
         settings: tolerances of the solve at the start; by default `Settings()`.
         step: first step of the arclength, relative to the sizes of overlaps and parameter at the start.
-        points: at most so many in each direction.
+        points: maximum number of points in each direction.
 
     Returns:
-        A `BranchPath` for every replicate; their scatter is the error of its numbers.
+        A `BranchPath` for every replicate; the scatter between them gives the error bars.
 
     Raises:
-        InputError: an unknown parameter or branch, limits that do not contain the start, no state at the start, an
-            alpha, nodes, a start, settings, a step or points of another kind.
+        InputError: the parameter or branch is unknown, the limits do not contain the start, there is no state at the
+            start, or alpha, nodes, start, settings, step or points are of the wrong kind.
     """
     nodes, settings = prepared(model, nodes, settings, size=SIZES["path"], replicates=2, even=branch is not None)
     free, a = branch_of(branch).free(model), check_alpha(model, alpha)
@@ -273,10 +275,10 @@ def trace_branch(
 
 
 def _continuation(setting: Setting, nodes: Rule, number: int, start: Overlaps, settings: Settings) -> Path:
-    """Path of the solution curve of a replicate, from a state near the start.
+    """Path that solves for the state near the start on one replicate; returns the `_Continuation` from there.
 
     Raises:
-        InputError: there is none.
+        InputError: there is no state near the start.
     """
     state = yield from setting.solve(nodes, number, start, settings)
     if not state.has_state:
@@ -285,9 +287,9 @@ def _continuation(setting: Setting, nodes: Rule, number: int, start: Overlaps, s
 
 
 def folds_of(paths: Sequence[BranchPath]) -> list[tuple[float, float]]:
-    """Folds of a branch with their error bars, in the order along it, out of the paths of `trace_branch`.
+    """Return the folds of a branch, (mean, error bar) in the order along it, from the paths of `trace_branch`.
 
-    Paths that do not have the usual number of folds, being shorter, are left out.
+    Paths with another number of folds than most, for instance shorter ones, are left out.
     """
     require(len(paths) > 0, "paths", list(paths), "one or more")
     counts = [len(p.folds) for p in paths]
@@ -306,7 +308,7 @@ def _branch_path(
     step: float,
     count: int,
 ) -> Path:
-    """Path of `trace_branch` in one replicate, to a `BranchPath`."""
+    """Path of `trace_branch` on one replicate; returns a `BranchPath`."""
     curve = yield from _continuation(setting, nodes, number, start, settings)
     points, ends = yield from curve.both_ways(limits, step, count)
     turns = yield from curve.turns(points)
@@ -316,7 +318,7 @@ def _branch_path(
         for p, q in pairwise(points)
         if p.tangent[-1] * q.tangent[-1] > 0 and np.linalg.det(p.J[:, :-1]) * np.linalg.det(q.J[:, :-1]) < 0
     ]
-    # The Jacobian is that of F(x) - x, in scaled coordinates, which have the same eigenvalues.
+    # The Jacobian is that of F(x) - x in scaled coordinates; scaling leaves its eigenvalues unchanged.
     eigenvalues = np.array([1 + np.linalg.eigvals(p.J[:, :-1]) for p in points])
     return BranchPath(
         parameter=curve.setting.parameter.name,
@@ -332,10 +334,10 @@ def _branch_path(
 
 
 def fold_near(setting: Setting, nodes: Rule, start: Overlaps, settings: Settings, limits: tuple[float, float]) -> Path:
-    """Path of the fold that is nearest to a state, between limits, in every replicate.
+    """Path that locates the fold nearest to a state, between limits, on every replicate.
 
     Returns:
-        alpha (R,) and the states there; None where a replicate has no fold, or no state.
+        alpha (R,) and the states there; None if any replicate has no fold or no state.
     """
     folds = yield [_nearest_fold(setting, nodes, k, start, settings, limits) for k in range(nodes.replicates)]
     if any(fold is None for fold in folds):
@@ -346,7 +348,7 @@ def fold_near(setting: Setting, nodes: Rule, start: Overlaps, settings: Settings
 def _nearest_fold(
     setting: Setting, nodes: Rule, number: int, start: Overlaps, settings: Settings, limits: tuple[float, float]
 ) -> Path:
-    """Path of `fold_near` in one replicate."""
+    """Path of `fold_near` on one replicate; returns alpha and the state, or None."""
     try:
         curve = yield from _continuation(setting, nodes, number, start, settings)
         points, _ = yield from curve.both_ways(limits, _STEP, _FOLD_POINTS)

@@ -27,7 +27,7 @@ from .follow import Progress, WarmStart, predict, silent, update, walk
 from .inputs import prepared
 from .transitions import ALPHA_L, baseline_owner
 
-# What it means that two boundaries meet.
+# Meaning of the points where two boundaries intersect.
 MEETINGS = {
     frozenset(("alpha_c", "semantic baseline")): "from here on attention beats the linear baseline at alpha_c",
     frozenset(("alpha_c", "positional baseline")): "from here on attention beats the linear baseline before alpha_c",
@@ -36,24 +36,25 @@ MEETINGS = {
     frozenset(("semantic instability", "positional instability")): "end of the bistable region",
     frozenset(("semantic pitchfork", "positional pitchfork")): "the uninformed state turns unstable to both at once",
 }
-SEARCH = np.geomspace(3.0, 0.05, 19)  # alphas at which the first point is looked for
-_FURTHER = np.geomspace(1.8, 0.4, 9)  # where a prediction has failed, relative to the last alpha
-_SETTINGS = Settings(tol=1e-4, warm_steps=20)  # losses are stationary, and starts are predicted
-_POINTS = 3  # of the extrapolation of alpha
+SEARCH = np.geomspace(3.0, 0.05, 19)  # alphas that are searched for the first point
+_FURTHER = np.geomspace(1.8, 0.4, 9)  # alphas that are searched after a failed prediction, relative to the last alpha
+_SETTINGS = Settings(tol=1e-4, warm_steps=20)  # loose, because losses are stationary and starts are predicted
+_POINTS = 3  # points that the extrapolation of alpha uses
 
 
 class Boundary(Result):
-    """alpha as a function of a parameter.
+    """The alpha of an event as a function of a second parameter.
 
     Attributes:
-        event: of `EVENTS`, or "alpha_l".
-        parameter, values: the second parameter and where it was solved, (n,), increasing.
-        alpha, stderr: the boundary and its error bar, (n,); NaN from where it could not be followed.
+        event: a name in `EVENTS`, or "alpha_l".
+        parameter, values: name and values of the second parameter, (n,), increasing.
+        alpha, stderr: the boundary and its error bar, (n,); NaN where the event was not found.
         slope: d alpha / d parameter, (n,).
-        exact: whether the slope is exact, as for alpha_c and where sensitivities were asked for, (n,); else it is that
-            of a spline through the points, which may be far off where they are few.
+        exact: whether the slope is exact, (n,), as for alpha_c and where sensitivities were requested. Other slopes are
+            those of a spline through the points and may be far off where the points are few.
         status: the worst `Status` of the states, (n,).
-        reason: why it was not found, in one sentence, (n,); empty where it was found, and for boundaries of a grid.
+        reason: why the event was not found, in one sentence, (n,); empty where it was found and for boundaries of a
+            grid.
     """
 
     event: str
@@ -79,7 +80,7 @@ class Boundary(Result):
         reason: np.ndarray | None = None,
         exact: np.ndarray | None = None,
     ) -> Boundary:
-        """From points in any order; slopes, status, reasons, and whether slopes are exact where that is known."""
+        """Build a boundary from points in any order; missing slopes are taken from a cubic spline."""
         order = np.argsort(values)
         slope = np.full(len(values), np.nan) if slope is None else slope
         exact = np.isfinite(slope) if exact is None else exact
@@ -95,7 +96,7 @@ class Boundary(Result):
 
     @cached_property
     def interpolant(self) -> PPoly:
-        """Cubic interpolation with the slopes, between the ends of what was found.
+        """Cubic Hermite interpolant through the points that were found, without extrapolation.
 
         Raises:
             InputError: fewer than two points were found.
@@ -106,10 +107,10 @@ class Boundary(Result):
         return CubicHermiteSpline(self.values[good], self.alpha[good], self.slope[good], extrapolate=False)
 
     def meets(self, other: Boundary) -> list[tuple[float, float]]:
-        """Where two boundaries have the same alpha: pairs (parameter, alpha), increasing.
+        """Return the intersections with another boundary as pairs (parameter, alpha), the parameter increasing.
 
         Raises:
-            InputError: they are boundaries in different parameters.
+            InputError: the two boundaries are in different parameters.
         """
         require(other.parameter == self.parameter, "parameter", other.parameter, f"{self.parameter} as in the other")
         if min(np.isfinite(self.alpha).sum(), np.isfinite(other.alpha).sum()) < 2:
@@ -124,7 +125,7 @@ class Boundary(Result):
         return [(float(v), float(first(v))) for v in np.unique(places[np.isfinite(places)])]
 
     def to_dict(self) -> dict[str, Any]:
-        """All of it by name, arrays as lists."""
+        """Return all fields by name, arrays as lists."""
         status = {"status": self.status_name}
         return {name: a.tolist() if isinstance(a, np.ndarray) else a for name, a in vars(self).items()} | status
 
@@ -139,12 +140,12 @@ class Boundary(Result):
         return Description(what, f"found at {found}", tables=[("", rows)])
 
     def plot(self) -> Any:
-        """alpha against the parameter; see `plotting.boundary_figure`."""
+        """Plot alpha against the parameter; see `plotting.boundary_figure`."""
         return pictures().boundary_figure([self])
 
 
 class Meeting(NamedTuple):
-    """Where two boundaries have the same alpha: their events, the parameter's value, alpha, and what that means."""
+    """Intersection of two boundaries (a codimension-two point): both events, parameter value, alpha, and meaning."""
 
     events: tuple[str, str]
     value: float
@@ -153,7 +154,7 @@ class Meeting(NamedTuple):
 
 
 def meetings(boundaries: Iterable[Boundary]) -> list[Meeting]:
-    """All points where two of some boundaries in the same parameter meet, in the order of its values."""
+    """Return all pairwise intersections of boundaries in the same parameter, in the order of its values."""
     return sorted(
         (
             Meeting((a.event, b.event), *place, MEETINGS.get(frozenset((a.event, b.event)), ""))
@@ -178,25 +179,27 @@ def trace_boundary(
 ) -> Boundary:
     """Follow an event through the values of a parameter, in the order in which they are given.
 
-    Every point starts from a prediction out of the points before it, of alpha and of the states of every replicate; one
-    evaluation is then enough where the prediction was good.
+    The points before it predict alpha and the states of every replicate at the next point. A good prediction takes a
+    single evaluation.
 
     Args:
-        event: a name in `EVENTS`, but no fold: for folds, see `trace_branch`. Or "alpha_l", which costs as much as
-            "alpha_c" and both baselines, of which it is one or the other; it takes no `start`.
+        event: a name in `EVENTS` other than a fold (`trace_branch` finds folds), or "alpha_l". The latter costs as much
+            as "alpha_c" and both baselines together, because it coincides with one of the three; it takes no `start`.
         parameter: name of a scalar field of the model, or an entry such as "mixing[0,1]".
-        values: monotonic.
+        values: values of the parameter, monotonic.
         nodes: averaging rule; by default `default_nodes`.
-        start: where the event is expected at the first value, as in `locate`; by default it is searched for in
-            `SEARCH`.
-        settings: tolerances; by default fewer than usual, as losses are stationary and starts are predicted.
-        sensitivities: whether to find the exact slope of every point, for events other than alpha_c at the price of one
-            more program.
-        progress: called with the number of values that are done, and of all.
+        start: where the event is expected at the first value, as in `locate`; by default the alphas `SEARCH` are
+            searched.
+        settings: tolerances; the default is looser than `Settings()`, because losses are stationary and starts are
+            predicted.
+        sensitivities: whether to compute the exact slope at every point. For events other than alpha_c this compiles
+            one more program.
+        progress: called with the number of finished values and the number of all values.
 
     Raises:
-        InputError: unknown event or parameter, a fold, values that are not monotonic, finite and in the model's range,
-            no event at the first value, with what was found there instead; nodes, a start or settings of another kind.
+        InputError: the event or parameter is unknown; the event is a fold; the values are not monotonic, finite and in
+            the model's range; there is no event at the first value (the message says what was found instead); nodes,
+            start or settings are of the wrong kind.
     """
     nodes, settings = prepared(model, nodes, settings, _SETTINGS)
     require_choice(event, "event", [*EVENTS, ALPHA_L])
@@ -213,7 +216,7 @@ def trace_boundary(
     finished = dict.fromkeys(events, 0)
 
     def traced(event: str) -> Path:
-        """Path of the boundary of one event."""
+        """Return the path that traces the boundary of one event."""
 
         def report(done: int, total: int) -> None:
             finished[event] = done
@@ -232,10 +235,10 @@ def trace_boundary(
 
 
 def _first_to_beat_the_baseline(*boundaries: Path) -> Path:
-    """Path of alpha_l, which lies on one of three boundaries: alpha_c and the baselines of both branches."""
+    """Path that traces alpha_l, which lies on one of three boundaries: alpha_c and the baselines of both branches."""
 
     def or_nowhere() -> Path:
-        """The boundary of the positional baseline, or None where the positional state beats the baseline nowhere."""
+        """Path that traces the positional baseline; returns None if the positional state never beats the baseline."""
         try:
             return (yield boundaries[2])
         except InputError:
@@ -252,18 +255,18 @@ def _first_to_beat_the_baseline(*boundaries: Path) -> Path:
 
 
 class _Point(NamedTuple):
-    """A point of a boundary, NaN where it was not found."""
+    """A point of a boundary; alpha, its error bar and slope are NaN if it was not found."""
 
-    value: float  # of the parameter
+    value: float  # the parameter
     alpha: float
     stderr: float
     slope: float  # d alpha / d parameter
     status: int
-    reason: str  # why it was not found
+    reason: str  # why the point was not found, or ""
 
 
 class _Tracer:
-    """A boundary on the way: its points, and what every state goes on from."""
+    """A boundary that is being traced: its points so far, and the warm start of every state."""
 
     def __init__(self, event: Event, model: Model, parameter: Parameter, nodes: Rule, settings: Settings, exact: bool):
         self.event, self.model, self.parameter = event, model, parameter
@@ -275,7 +278,7 @@ class _Tracer:
         return [p for p in self.points if np.isfinite(p.alpha)]
 
     def boundary(self, values: np.ndarray, near: Near | None, progress: Progress) -> Path:
-        """Path of the boundary through the values of the parameter, from where it is expected at the first one."""
+        """Path that traces the boundary through the values, starting near a guess for the first one."""
         progress(0, len(values))
         yield from self.begin(values[0], near)
         progress(1, len(values))
@@ -286,10 +289,10 @@ class _Tracer:
         return Boundary.of(self.event.name, self.parameter.name, *columns)
 
     def begin(self, value: float, near: Near | None) -> Path:
-        """Path of the boundary at the first value, from where it is expected.
+        """Path that finds the first point, near a guess if there is one.
 
         Raises:
-            InputError: it is not there.
+            InputError: the event does not happen there.
         """
         if near is None:
             near = yield from self.searched(value, SEARCH)
@@ -305,7 +308,7 @@ class _Tracer:
         return self.parameter.set(self.model, None, value)[0]
 
     def predicted(self, value: float) -> Near:
-        """alpha by extrapolation of the last points, along the slope if there is one; the states by the secant."""
+        """Predict alpha by extrapolating the last points (one point: along its slope), and the states by the secant."""
         last = self.found[-_POINTS:]
         if len(last) == 1 and np.isfinite(last[0].slope):
             alpha = last[0].alpha + last[0].slope * (value - last[0].value)
@@ -315,7 +318,7 @@ class _Tracer:
         return Near(alpha, tuple(predict(here, warm, value) for warm in self.warms), self.steepness)
 
     def add(self, value: float) -> Path:
-        """Path of the boundary at the next value."""
+        """Path that finds the next point, near its prediction or by a wider search if that fails."""
         zero = yield from self.settled(value, self.predicted(value))
         if not zero.met:
             with contextlib.suppress(InputError):
@@ -328,17 +331,17 @@ class _Tracer:
             self.learn(value, zero)
 
     def learn(self, value: float, zero: Zero) -> None:
-        """A point that was found, from which the next ones are predicted."""
+        """Record a point that was found, so that it serves to predict the next ones."""
         at, slope = transition_of(self.event, self.at(value), zero), np.nan
         if at.sensitivities is not None:
             terms = jax.tree.map(jnp.vdot, at.sensitivities, self.parameter.direction(self.model, value))
             slope = float(sum(jax.tree.leaves(terms)))
-        self.steepness = zero.slope  # of the event's number in alpha
+        self.steepness = zero.slope  # d (event's number) / d alpha
         self.warms = [update(w, value, s) for w, s in zip(self.warms, zero.states, strict=True)]
         self.points.append(_Point(value, float(at.alpha), float(at.stderr), slope, int(at.status), ""))
 
     def missing(self, value: float, zero: Zero) -> str:
-        """Why the event was not found."""
+        """Say why the event was not found."""
         return transition_of(self.event, self.at(value), zero).reason
 
     def settled(self, value: float, near: Near) -> Path:
@@ -349,12 +352,13 @@ class _Tracer:
 
 
 def first_change(event: Event, model: Model, alphas: np.ndarray, nodes: Rule, settings: Settings) -> Path:
-    """Path of the first place where the number of an event changes its sign at one alpha after the other: to a `Near`.
+    """Path that visits alphas in turn until the number of an event changes its sign; returns a `Near`.
 
-    If it does so nowhere, it may between an alpha at which there are states and one at which there are none.
+    If the sign never changes, the event is expected between an alpha with states and a neighbour without, provided that
+    the sign of the number at the states is compatible with a zero on that side.
 
     Raises:
-        InputError: it does not.
+        InputError: the event happens nowhere between the alphas.
     """
     seen: list[tuple[Sequence[FixedPoint], float]] = []
     for steps in zip(*(walk(model, list(alphas), b, nodes, settings) for b in event.branches), strict=True):

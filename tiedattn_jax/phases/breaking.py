@@ -1,4 +1,4 @@
-"""How far replica symmetry breaking moves the transitions."""
+"""Shift of the transitions by replica symmetry breaking."""
 
 from __future__ import annotations
 
@@ -25,20 +25,20 @@ from ..theory.states import FixedPoint
 from .events import EVENTS, Transition, near_of, root_derivatives, with_sensitivities, zero_near
 from .transitions import baseline_owner, critical_alpha, linear_crossing
 
-_FINAL = 1e-7  # last step in alpha, relative: sensitivities of both theories are taken at their own roots
+_FINAL = 1e-7  # last relative step in alpha: the sensitivities of each theory are taken at its own root
 
 
 class BrokenTransition(Result):
-    """alpha_c or alpha_l with one step of replica symmetry breaking (1RSB), beside that of the replica-symmetric (RS)
-    theory.
+    """alpha_c or alpha_l with one step of replica symmetry breaking (1RSB), and its replica-symmetric (RS) value.
 
     Attributes:
         rs: the RS transition.
-        branches: the 1RSB ground states that it looks at: at the RS alpha_c, or at alpha_l with 1RSB.
-        shifts: of the transition by the breaking, in every replicate of the averages, (R,).
+        branches: the 1RSB ground states that define the transition. Those of alpha_c are solved at the RS alpha_c, that
+            of alpha_l at the 1RSB alpha_l.
+        shifts: 1RSB minus RS transition in every replicate of the averages, (R,).
         sensitivities: d alpha / d (every number of the model), a pytree like the model; those of the RS theory are
             `rs.sensitivities`.
-        sensitivities_stderr: their error bars.
+        sensitivities_stderr: error bars of the sensitivities.
     """
 
     rs: Transition
@@ -49,7 +49,7 @@ class BrokenTransition(Result):
 
     @property
     def shift(self) -> jax.Array:
-        """By how much the transition moves; its error bar is `shift_stderr`."""
+        """Shift of the transition, 1RSB minus RS; its error bar is `shift_stderr`."""
         return jnp.mean(self.shifts)
 
     @property
@@ -59,21 +59,21 @@ class BrokenTransition(Result):
 
     @property
     def alpha(self) -> jax.Array:
-        """The transition with 1RSB."""
+        """Transition with 1RSB."""
         return self.rs.alpha + self.shift
 
     @property
     def stderr(self) -> jax.Array:
-        """Error bar of `alpha`: that of the averages. What further steps of breaking would change is not in it."""
+        """Error bar of `alpha` from the averages; it does not cover the effect of further steps of breaking."""
         return jnp.hypot(self.rs.stderr, self.shift_stderr)
 
     @property
     def status(self) -> jax.Array:
-        """The worst `Status` of the RS transition and of the 1RSB states, as an integer."""
+        """Worst `Status` of the RS transition and of the 1RSB states, as an integer."""
         return jnp.max(jnp.stack([self.rs.status, *(b.status for b in self.branches)]))
 
     def to_dict(self) -> dict[str, Any]:
-        """The transition in both theories, its derivatives, the shift between them and the states, ready for JSON."""
+        """Return the transition in both theories, its derivatives, the shift and the states, ready for JSON."""
         name = self.rs.event
         return {
             name: float(self.alpha),
@@ -110,7 +110,7 @@ class BrokenTransition(Result):
         )
 
     def _derivatives(self) -> dict[str, dict[str, float]]:
-        """The derivatives in both theories and their error bars, each by the names of the numbers."""
+        """Return the sensitivities of both theories and their error bars, each by the names of the numbers."""
         trees: dict[str, Any] = {
             "sensitivities": self.sensitivities,
             "sensitivities_stderr": self.sensitivities_stderr,
@@ -129,20 +129,20 @@ def critical_alpha_1rsb(
     replicates: int = REPLICATES,
     seed: int = 0,
 ) -> BrokenTransition:
-    """alpha_c with one step of replica symmetry breaking: how far off the replica-symmetric one is.
+    """Compute alpha_c with one step of replica symmetry breaking, and its shift from the replica-symmetric value.
 
-    The ground states of both branches are solved at the RS alpha_c. The shift is the difference of their elevations
-    over the slope of the difference of their losses, to first order. The sensitivities are the envelope formula
-    ``-(d_p Delta Phi_s) / (d_alpha Delta Phi_s)`` at fixed order parameters and s, at alpha_c with 1RSB; RS states
-    there say by how much that differs from the RS alpha_c.
+    The 1RSB ground states of both branches are solved at the RS alpha_c. To first order, the shift is minus the
+    difference of their elevations over the slope in alpha of the difference of their losses. The sensitivities are the
+    envelope formula ``-(d_p Delta Phi_s) / (d_alpha Delta Phi_s)`` at fixed order parameters and s. They refer to the
+    1RSB alpha_c: the change of the derivatives on the way there from the RS alpha_c is that of the RS states.
 
     Args:
         model: attention layer and data.
-        transition: the result of `critical_alpha` for the same model; by default it is found first.
+        transition: the result of `critical_alpha` for the same model; by default it is computed first.
         order, lines, replicates, seed: as in `solve_1rsb`.
 
     Raises:
-        InputError: as `solve_1rsb`; a transition of another kind, or one that was not found.
+        InputError: as `solve_1rsb`; the transition is of the wrong kind or was not found.
     """
     held = lax.stop_gradient(model)
     transition = _alpha_c(held, transition)
@@ -164,17 +164,17 @@ def linear_crossing_1rsb(
     replicates: int = REPLICATES,
     seed: int = 0,
 ) -> BrokenTransition:
-    """alpha_l with one step of replica symmetry breaking: where the global minimum starts to beat the linear baseline.
+    """Compute alpha_l, where the global minimum starts to beat the linear baseline, with one step of breaking.
 
-    What crosses, a branch or alpha_c itself, is what does in the RS theory, see `linear_crossing`. On a branch it is
-    found by two steps of Newton's method, the first with the RS slope, and its sensitivities by the implicit function
-    theorem. The shift is the difference to the RS alpha_l on the same lines.
+    The RS theory decides whether alpha_l lies on a branch or at alpha_c itself; see `linear_crossing`. On a branch, two
+    steps of Newton's method find it, the first with the RS slope, and the implicit function theorem gives its
+    sensitivities. The shift is the difference to the RS alpha_l on the same lines.
 
     Args:
         model, transition, order, lines, replicates, seed: as in `critical_alpha_1rsb`.
 
     Raises:
-        InputError: as there; a model without `target`.
+        InputError: as `critical_alpha_1rsb`; there is no RS alpha_l; the model has no `target`.
     """
     held = lax.stop_gradient(model)
     transition = _alpha_c(held, transition)
@@ -206,7 +206,7 @@ def linear_crossing_1rsb(
 
 
 def _alpha_c(model: Model, transition: Transition | None) -> Transition:
-    """The RS alpha_c that was given, or found, without derivatives."""
+    """Return the RS alpha_c without derivatives: the caller's, or that of `critical_alpha`."""
     if transition is None:
         transition = critical_alpha(model)
     require_kind(transition, "transition", Transition, "the result of critical_alpha")
@@ -219,7 +219,7 @@ def _alpha_c(model: Model, transition: Transition | None) -> Transition:
 def _moved(
     model: Model, rs: Transition, branches: tuple[BrokenPoint, ...], shifts: jax.Array, each: Model
 ) -> BrokenTransition:
-    """An RS transition that moves by `shifts`, which have the sensitivities `each` in every replicate."""
+    """Return the RS transition moved by `shifts` (R,), whose sensitivities are `each` (R, ...)."""
     own = jax.tree.map(lambda a: a[None], rs.sensitivities)
     moving = with_sensitivities(rs.alpha[None], own, model)[0]
     return BrokenTransition(
@@ -232,11 +232,11 @@ def _moved(
 
 
 def _shift_sensitivities(broken: Sequence[BrokenPoint], there: Sequence[FixedPoint]) -> Model:
-    """Derivatives of the shift in the model, (R, ...): of alpha_c in both theories, on the same lines.
+    """Return the derivatives of the shift of alpha_c in the model, (R, ...), both theories on the same lines.
 
     Args:
-        broken: both branches at the RS alpha_c.
-        there: both RS states at alpha_c with 1RSB, which say how derivatives change on the way.
+        broken: 1RSB states of both branches at the RS alpha_c.
+        there: RS states of both branches at the 1RSB alpha_c; they give the change of the derivatives on the way.
     """
     apart = partial(jax.tree.map, jnp.subtract)
     of_rs = apart(*(b.rs.replicates.train_loss_partials for b in broken))

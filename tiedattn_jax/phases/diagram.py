@@ -1,4 +1,4 @@
-"""Phase diagrams as results: regions, curves read from them, files."""
+"""Phase diagrams as results: regions, boundaries and files."""
 
 from __future__ import annotations
 
@@ -39,13 +39,13 @@ _AXES = {
 
 
 class PhaseDiagram(Result):
-    """Both branches on a grid of settings.
+    """The positional and the semantic branch on a grid of settings.
 
     Attributes:
         x, y: names and values of the two parameters.
         cells: the `State.numbers` of every cell by name, arrays (branch, y, x, replicate, ...), the branches in the
             order of `PAIR`. NaN where there is no state.
-        attrs: all settings: model and its numbers, nodes, version, and the fingerprint of them all.
+        attrs: all settings: the model and its numbers, alpha, nodes, tolerances, version, and their fingerprint.
     """
 
     x: tuple[str, np.ndarray]
@@ -54,7 +54,7 @@ class PhaseDiagram(Result):
     attrs: dict[str, Any]
 
     def _found(self, name: str) -> np.ndarray:
-        """A number of the cells, NaN in the replicates that have no state."""
+        """Return a number of the cells, NaN in the replicates that have no state."""
         require_choice(name, "name", self.cells)
         values = self.cells[name]
         if name in ("status", "residual", "gen_error_linear"):
@@ -62,35 +62,35 @@ class PhaseDiagram(Result):
         return np.where(self._has.reshape(*self._has.shape, *[1] * (values.ndim - 4)), values, np.nan)
 
     def mean(self, name: str) -> np.ndarray:
-        """Mean of a number of the cells over the replicates that have a state, (branch, y, x, ...).
+        """Return the mean of a number of the cells over the replicates that have a state, (branch, y, x, ...).
 
         Raises:
-            InputError: there is none of this name.
+            InputError: there is no number of this name.
         """
         return _mean(self._found(name), 3)
 
     def stderr(self, name: str) -> np.ndarray:
-        """Error bar of the mean, (branch, y, x, ...); raises as `mean`."""
+        """Return the error bar of the mean, (branch, y, x, ...); raises as `mean`."""
         return np.asarray(error_bar(np.moveaxis(self._found(name), 3, 0)))
 
     @property
     def _has(self) -> np.ndarray:
-        """Whether each replicate has a state, (branch, y, x, R)."""
+        """Whether a replicate has a state, (branch, y, x, R)."""
         return np.asarray(has_state(self.cells["status"], self.cells["residual"]))
 
     @property
     def exists(self) -> np.ndarray:
-        """Whether a branch has a state in a cell, resolved by the nodes or not, (branch, y, x)."""
+        """Whether a branch has a state in a cell, whether or not the nodes resolve it, (branch, y, x)."""
         return np.asarray(quorum(self._has))
 
     @property
     def absent(self) -> np.ndarray:
-        """Whether a branch was looked for in a cell and is not there, (branch, y, x)."""
+        """Whether the search established that a cell lacks a branch, (branch, y, x)."""
         return np.asarray(~quorum(~(self._has | (self.cells["status"] == Status.absent)))) & ~self.exists
 
     @property
     def solved(self) -> np.ndarray:
-        """Whether both branches were settled in a cell, found or found absent, (y, x)."""
+        """Whether each branch of a cell is known to exist or to be absent, (y, x)."""
         return np.all(self.exists | self.absent, 0)
 
     @property
@@ -102,13 +102,13 @@ class PhaseDiagram(Result):
 
     @property
     def stable(self) -> np.ndarray:
-        """Whether a branch exists and does not grow the other one's order parameter, (branch, y, x)."""
+        """Whether a branch exists and the other branch's order parameter does not grow on it, (branch, y, x)."""
         growth = np.stack([self.mean("growth_theta")[0], self.mean("growth_m")[1]])
         return self.exists & (growth < 1)
 
     @property
     def loss_difference(self) -> tuple[np.ndarray, np.ndarray]:
-        """Training loss, positional minus semantic, and its error bar, (y, x); NaN where one of them is missing."""
+        """Training loss, positional minus semantic, and its error bar, (y, x); NaN where a branch is missing."""
         both = np.all(self.exists, 0)[..., None]
         return _summary(np.where(both, np.subtract(*self._found("train_loss")), np.nan))
 
@@ -121,7 +121,7 @@ class PhaseDiagram(Result):
 
     @property
     def winner(self) -> np.ndarray:
-        """The branch of lowest training loss, 0 positional, 1 semantic, -1 none, (y, x)."""
+        """Branch with the lower training loss: 0 positional, 1 semantic, -1 none, (y, x)."""
         loss = np.where(self.exists, self.mean("train_loss"), np.inf)
         return np.where(np.isfinite(loss).any(0), loss.argmin(0), -1)
 
@@ -142,8 +142,8 @@ class PhaseDiagram(Result):
     def trusted(self) -> np.ndarray:
         """Whether a cell can be relied on, (y, x).
 
-        Solved to the accuracy of the nodes in most replicates, the global minimum told apart by more than two error
-        bars, its replicon below one.
+        Three conditions hold: most replicates are solved to the accuracy of the nodes, the losses of the branches
+        differ by more than two error bars, and the replicon of the global minimum is below one.
         """
         difference, bar = self.loss_difference
         replicon = np.take_along_axis(self.mean("replicon"), np.maximum(self.winner, 0)[None], 0)[0]
@@ -152,10 +152,10 @@ class PhaseDiagram(Result):
         decided = ~np.all(self.exists, 0) | ~np.isfinite(bar) | (np.abs(difference) > 2 * bar)
         return self.solved & np.all(resolved, 0) & decided & ~(replicon >= 1)
 
-    # Curves read from it
+    # Boundaries
 
     def alpha_c(self) -> Boundary:
-        """Where the losses of the branches cross, by cubic interpolation of their difference with its exact slopes.
+        """Return where the losses of the branches cross, by cubic Hermite interpolation with exact slopes.
 
         Raises:
             InputError: alpha is not an axis.
@@ -163,11 +163,11 @@ class PhaseDiagram(Result):
         return self._boundaries[0]
 
     def alpha_l(self) -> Boundary:
-        """Where the global minimum starts to beat the linear baseline; raises as `alpha_c`.
+        """Return where the global minimum starts to beat the linear baseline; raises as `alpha_c`.
 
-        On the positional branch below alpha_c, or at alpha_c itself, or on the semantic branch above it; by cubic
-        splines in 1 / alpha through the test errors of each branch. Error bars contain by how much splines in alpha
-        say otherwise: what cells are too few for.
+        The crossing lies on the positional branch below alpha_c, at alpha_c itself, or on the semantic branch above it.
+        It is the root of cubic splines in 1 / alpha through the test errors of each branch. The error bars include the
+        difference to splines in alpha, which estimates the error of interpolating between too few cells.
         """
         return self._boundaries[1]
 
@@ -203,13 +203,13 @@ class PhaseDiagram(Result):
     # Files
 
     def pack(self) -> bytes:
-        """The content of an .npz file that `load` reads."""
+        """Return the content of an .npz file that `load` reads."""
         axes = {"axis_x": self.x[1], "axis_y": self.y[1]}
         about = json.dumps({"x": self.x[0], "y": self.y[0], "attrs": self.attrs})
         return packed({**self.cells, **axes, "about": np.array(about)})
 
     def save(self, path: Path | str) -> None:
-        """Write one .npz file, whole or not at all."""
+        """Write one .npz file atomically."""
         write_whole(Path(path), self.pack())
 
     @classmethod
@@ -217,7 +217,7 @@ class PhaseDiagram(Result):
         """Read what `save` wrote.
 
         Raises:
-            InputError: the file is missing, damaged or of another kind.
+            InputError: the file is missing, damaged or was not written by `save`.
         """
         missing = "" if Path(path).exists() else ", where there is no file"
         text = f"must be a whole file that PhaseDiagram.save wrote, got path='{path}'{missing}"
@@ -226,7 +226,7 @@ class PhaseDiagram(Result):
         return cls(x, y, cells, about["attrs"])
 
     def table(self) -> list[dict[str, Any]]:
-        """One row for every cell: settings, region, and the numbers of both branches with their error bars."""
+        """Return one row per cell: settings, region, and the numbers of both branches with their error bars."""
         difference, bar = self.loss_difference
         names = [k for k in self.cells if k not in ("status", *_AXES)]
         value, error = ({k: get(k) for k in names} for get in (self.mean, self.stderr))
@@ -248,7 +248,7 @@ class PhaseDiagram(Result):
         return rows
 
     def to_dict(self) -> dict[str, Any]:
-        """Settings, axes, alpha_c and alpha_l where alpha is an axis, and the number of cells in each region."""
+        """Return settings, axes, cells per region, and, if alpha is an axis, alpha_c and alpha_l."""
         found: dict[str, Any] = {**self.attrs, **{name: values.tolist() for name, values in (self.x, self.y)}}
         for boundary in self._boundaries_if_any():
             found |= {boundary.event: boundary.alpha.tolist(), f"{boundary.event}_stderr": boundary.stderr.tolist()}
@@ -268,25 +268,25 @@ class PhaseDiagram(Result):
         return [self.alpha_c(), self.alpha_l()] if "alpha" in (self.x[0], self.y[0]) else []
 
     def _shares(self) -> dict[str, int]:
-        """How many cells lie in each region."""
+        """Return the number of cells in each region."""
         return {name: int(np.sum(self.region == code)) for code, name in enumerate(REGIONS)}
 
     def _end(self) -> str:
         return "converged" if self.solved.all() else "some cells unsolved"
 
     def to_csv(self, path: Path | str | None = None) -> str:
-        """The `table` as CSV; also written to `path` if given."""
+        """Return the `table` as CSV, and write it to `path` if given."""
         content = csv_of(self.table())
         if path is not None:
             write_whole(Path(path), content)
         return content.decode()
 
     def to_xarray(self) -> Any:
-        """Means, error bars (suffix _stderr) and labels as a labelled dataset; needs the extra `xarray`.
+        """Return means, error bars (suffix _stderr) and labels as an xarray dataset; needs the extra `xarray`.
 
-        Dimensions are `branch` and the axes of the grid; of order parameters also `token`, `column` (of the student; of
-        the second one in q and V, `other_column`) and `teacher_column`. What the integers of `status` mean is among its
-        attributes, as CF conventions have it.
+        The dimensions are `branch` and the axes of the grid. Order parameters also have `token`, `column` (a column of
+        the student), `other_column` (the second one in q and V) and `teacher_column`. The attributes of `status`
+        explain its integers as the CF conventions prescribe.
         """
         try:
             import xarray
@@ -309,12 +309,12 @@ class PhaseDiagram(Result):
         return xarray.Dataset(data, coords, {k: json.dumps(v) for k, v in self.attrs.items()})
 
     def plot(self) -> Any:
-        """The diagram as a figure; see `plotting.diagram_figure`."""
+        """Plot the diagram; see `plotting.diagram_figure`."""
         return pictures().diagram_figure(self)
 
 
 def _spline(alpha: np.ndarray, values: np.ndarray, slopes: np.ndarray | None = None) -> PPoly | None:
-    """Cubic interpolation of a function, with its slopes if they are known, where it is known itself."""
+    """Interpolate the finite values of a function by cubics, with its slopes if given; None if there are too few."""
     on = np.isfinite(values)
     if on.sum() < (4 if slopes is None else 2):
         return None
@@ -324,7 +324,7 @@ def _spline(alpha: np.ndarray, values: np.ndarray, slopes: np.ndarray | None = N
 
 
 def _rise(spline: PPoly | None) -> float:
-    """Where a function turns positive for good, NaN if nowhere."""
+    """Return the last root at which a function rises, NaN if there is none."""
     if spline is None:
         return np.nan
     roots = spline.roots(extrapolate=False)
@@ -333,10 +333,10 @@ def _rise(spline: PPoly | None) -> float:
 
 
 def _mean(values: np.ndarray, axis: int) -> np.ndarray:
-    """Mean of what is not NaN, NaN if nothing is."""
+    """Return the mean over an axis, ignoring NaN; NaN where all values are."""
     return np.ma.masked_invalid(values).mean(axis).filled(np.nan)
 
 
 def _summary(values: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Mean over the last axis, the replicates, and its error bar."""
+    """Return the mean over the last axis (replicates) and its error bar."""
     return _mean(values, -1), np.asarray(error_bar(np.moveaxis(values, -1, 0)))

@@ -1,4 +1,4 @@
-"""How branches end: in a pitchfork, in a fold, or by loss of stability."""
+"""Ends of branches: pitchforks, folds, and losses of stability."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ from .events import EVENTS, Near, Transition, crossings, located, number_of, tra
 from .follow import CURVE_SETTINGS, Curve
 from .inputs import prepared
 
-# Share of the largest order parameter along a curve above which the one next to an end is not small: it has not fallen
-# to zero like a square root, and a fold is looked for.
+# Fraction of the largest order parameter along a curve. If the last one before an end exceeds it, the order parameter
+# does not fall to zero like a square root there, and we search for a fold.
 _NOT_SMALL = 0.7
 
 
-# How a branch ends, in words.
+# Descriptions of the kinds of ends.
 ENDS = {
     "pitchfork": "ends at {where}: {order} falls continuously to zero",
     "instability": "turns unstable towards {order} at {where}",
@@ -37,12 +37,13 @@ ENDS = {
 
 
 class BranchEnd(Printed):
-    """Where a branch, followed in alpha from where it is stable, ends or loses its stability.
+    """End of a branch in alpha, or the point where it loses its stability.
 
     Attributes:
-        transition: where, with its sensitivities if they were asked for. For a fold that continuation did not find, the
-            middle of the bracket and half of its width, with status `max_steps`.
-        kind: "pitchfork" (its order parameter falls continuously to zero), "instability" (another order parameter
+        transition: the place, with its sensitivities if they were requested. If continuation did not find a fold, this
+            is the middle between the neighbouring points, its error bar is half their distance, and its status is
+            `max_steps`.
+        kind: "pitchfork" (the order parameter falls continuously to zero), "instability" (the other order parameter
             starts to grow), or "fold" (the solution is lost at a finite order parameter).
         direction: the order parameter concerned, "m" or "theta".
         side: "lower" or "upper" end of the stable range.
@@ -55,16 +56,16 @@ class BranchEnd(Printed):
 
     @property
     def alpha(self) -> float:
-        """Where."""
+        """Place of the end."""
         return float(self.transition.alpha)
 
     @property
     def stderr(self) -> float:
-        """Its error bar."""
+        """Error bar of `alpha`."""
         return float(self.transition.stderr)
 
     def to_dict(self) -> dict[str, Any]:
-        """All of it, ready for JSON."""
+        """Return all fields, ready for JSON."""
         return {name: getattr(self, name) for name in ("alpha", "stderr", "kind", "direction", "side")}
 
     def describe(self) -> Description:
@@ -75,21 +76,22 @@ class BranchEnd(Printed):
 def branch_ends(
     curve: Curve, nodes: Rule | None = None, *, settings: Settings | None = None, sensitivities: bool = False
 ) -> list[BranchEnd]:
-    """All ends of a branch, and losses of its stability, between neighbouring points of its curve.
+    """Find all ends of a branch, and its losses of stability, between neighbouring points of its curve.
 
-    A branch that disappears does so in a pitchfork where its own order parameter starts to grow on the uninformed
-    branch m = theta = 0 in between, or, if it reaches further than that, in a fold, which continuation in arclength
-    locates. It turns unstable where the other order parameter starts to grow on it. Growth is read off the linearised
-    map with the score function of the Gaussian fields, which jumps of the proximal operator leave exact.
+    A branch disappears in one of two ways. It ends in a pitchfork where its own order parameter starts to grow on the
+    uninformed branch m = theta = 0. If it reaches further than that, it ends in a fold, which continuation in arclength
+    locates. A branch turns unstable where the other order parameter starts to grow on it. The growth is an eigenvalue
+    of the linearised map; it uses the score function of the Gaussian fields and thus stays exact when the proximal
+    operator jumps.
 
     Args:
         curve: the positional or the semantic branch.
         nodes: averaging rule; by default `default_nodes` of `SIZES["curve"]`.
         settings: tolerances; by default `CURVE_SETTINGS`.
-        sensitivities: whether to derive the ends in the numbers of the model, see `locate`.
+        sensitivities: whether to differentiate the ends in the numbers of the model, see `locate`.
 
     Raises:
-        InputError: a curve of another branch or without points; nodes or settings of another kind.
+        InputError: the curve is of another branch or has no points; nodes or settings are of the wrong kind.
     """
     require_kind(curve, "curve", Curve, "what sweep returns")
     require_choice(curve.branch, "curve.branch", PAIR)
@@ -105,11 +107,11 @@ class _Ends:
         self.own = str(BRANCHES[curve.branch].order)
         self.other = "m" if self.own == "theta" else "theta"
         self.losing = EVENTS[f"{self.name} instability"]
-        self.resolved = [p for p in curve.points if bool(p.ok)]  # elsewhere growth means little
+        self.resolved = [p for p in curve.points if bool(p.ok)]  # growth is unreliable at the other points
 
     def all(self) -> Path:
-        """Path of all ends, in the order of alpha."""
-        # The number of the event rises with alpha where the branch is unstable below.
+        """Path that finds all ends; returns them in the order of alpha."""
+        # The event's number rises with alpha where the branch is unstable below the event.
         losses = crossings(self.losing, [self.curve])
         paths = [self.instability(near, "lower" if near.slope > 0 else "upper") for near in losses]
         for p, q in pairwise(self.curve.points):
@@ -119,7 +121,7 @@ class _Ends:
         return sorted((end for several in ends for end in several), key=lambda end: end.alpha)
 
     def instability(self, near: Near, side: str) -> Path:
-        """Path of where the other order parameter starts to grow."""
+        """Path that finds where the other order parameter starts to grow; returns a list of one `BranchEnd`."""
         transition = yield from self.locate("instability", near)
         return [BranchEnd(transition, "instability", self.other, side)]
 
@@ -129,21 +131,20 @@ class _Ends:
         return transition_of(event, model, zero)
 
     def disappearance(self, inside: FixedPoint, outside: FixedPoint, side: str) -> Path:
-        """Path of what happens between a state and an alpha at which the branch has none."""
+        """Path that finds the ends between a state and an alpha at which the branch does not exist."""
         beyond, before = yield [self.uninformed(e, inside) for e in (outside, inside)]
         forks = []
         if self.growth(beyond, self.own) < 1 < self.growth(before, self.own):
             forks = crossings(EVENTS[f"{self.name} pitchfork"], [Curve("uninformed", (beyond, before))])
         fork = (yield from self.locate("pitchfork", forks[0])) if forks else None
         if fork is None or self.size(inside) > _NOT_SMALL * max(self.size(e) for e in self.curve.points if e.exists):
-            # The order parameter is not small next to the end: does the branch turn back, and further out than the
-            # fork?
+            # The order parameter is not small next to the end, so the branch may turn back in a fold beyond the fork.
             fold = yield from self.fold(inside, outside)
             outward = 1 if side == "upper" else -1
             if fork is None or outward * (fold.alpha - fork.alpha) > 3 * np.hypot(fold.stderr, fork.stderr):
                 return [BranchEnd(fold, "fold", self.own, side)]
         ends = [BranchEnd(fork, "pitchfork", self.own, side)]
-        # At the pitchfork the branch is as unstable as the uninformed state.
+        # At the pitchfork the branch coincides with the uninformed state and is as unstable.
         nearest = min(self.resolved, key=lambda e: abs(float(e.alpha) - float(fork.alpha)), default=inside)
         if self.growth(nearest, self.other) < 1 < self.growth(beyond, self.other):
             a, b = float(fork.alpha), float(nearest.alpha)

@@ -1,10 +1,10 @@
-"""What can happen at one alpha, and where: a table of events, and one way to find any of them.
+"""Events in alpha: a table of all events, and one search for any of them.
 
-An event is a zero, in alpha, of a number of one or two states. `locate` finds it near a place where it is expected, by
-Newton's method with the exact slope where that is asked for or free, and by the secant method elsewhere, inside a
-bracket that shrinks. Its sensitivities are exact: for alpha_c by the envelope formula ``-(d_p Delta Phi) / (d_alpha
-Delta Phi)`` at fixed overlaps, else by the implicit function theorem along the branch. Both contain the jumps of the
-proximal operator.
+An event is a zero, in alpha, of a number computed from one or two states. `locate` finds it near a guess, inside a
+bracket that shrinks. It uses Newton's method if the exact slope is requested or free, and the secant method otherwise.
+The sensitivities are exact. For alpha_c they are the envelope formula ``-(d_p Delta Phi) / (d_alpha Delta Phi)`` at
+fixed overlaps, for other events they follow from the implicit function theorem along the branch. Both contain the jumps
+of the proximal operator.
 """
 
 from __future__ import annotations
@@ -37,23 +37,24 @@ from .follow import Curve
 from .inputs import prepared
 from .secant import Secant
 
-LOOKS = 12  # places at which states are solved, at most
-_TOLERANCE = 1e-3  # a step in alpha, relative, after which one more is final: it is good to the square of this
-_MET = 0.1  # a last step, relative, that is too long: it came to no rest
+LOOKS = 12  # maximum number of alphas at which states are solved
+_TOLERANCE = 1e-3  # relative step in alpha that is the last one; the extrapolated zero is accurate to its square
+_MET = 0.1  # relative step above which the search has not converged
 
 Observable = Callable[[Model, jax.Array, Overlaps, Replicate, jax.Array], jax.Array]
 
 
 class Event(NamedTuple):
-    """Something that happens where a number of states crosses zero.
+    """An event: a number computed from states of one or two branches crosses zero.
 
     Attributes:
-        name: in `EVENTS`.
-        branches: the states that it looks at.
-        value: of one `State` for each of them: the number in every replicate, (R,). None: the branch turns back there.
-        observable: the same number of one state's overlaps, to be differentiated: ``(model, alpha, overlaps, replicate,
-            free)``. None: the training losses of two states, whose derivatives come with them.
-        meaning: what changes there, in words.
+        name: key in `EVENTS`.
+        branches: branches whose states define the event.
+        value: function of one `State` per branch that returns the number in every replicate, (R,). None for a fold.
+        observable: the same number as a differentiable function ``(model, alpha, overlaps, replicate, free)`` of the
+            overlaps of one state. None if the number is a difference of training losses, whose derivatives the states
+            contain.
+        meaning: what changes at the event, in words.
     """
 
     name: str
@@ -64,7 +65,7 @@ class Event(NamedTuple):
 
 
 def _baseline(branch: str) -> Event:
-    """The test error falls below that of the linear baseline."""
+    """Return the event at which a branch's test error falls below that of the linear baseline."""
     meaning = f"the {branch} state beats the linear baseline above"
     return Event(f"{branch} baseline", (branch,), lambda s: s.gen_error_linear - s.gen_error, _excess, meaning)
 
@@ -74,9 +75,12 @@ def _excess(model: Model, alpha: jax.Array, x: Overlaps, replicate: Replicate, f
 
 
 class _Growth(eqx.Module):
-    """The largest eigenvalue of the map in the direction of theta or m, above one; which is data, for one program."""
+    """Largest eigenvalue of the map in the direction of theta or m, minus one.
 
-    along: np.ndarray  # what it counts with in these directions, (2,)
+    The direction is data, so that all events of growth share one compiled program.
+    """
+
+    along: np.ndarray  # weights of theta and m, (2,)
 
     def __call__(self, model: Model, alpha: jax.Array, x: Overlaps, replicate: Replicate, free: jax.Array) -> jax.Array:
         return self.of(*growths_in(model, alpha, x, replicate, free))
@@ -87,7 +91,7 @@ class _Growth(eqx.Module):
 
 
 def _growth(name: str, branch: str, *along: float) -> Event:
-    """The largest eigenvalue of the map in the direction of an order parameter passes one."""
+    """Return the event at which the largest eigenvalue of the map along an order parameter passes one."""
     growth = _Growth(np.array(along))
     side, order = "below" if sum(along) < 0 else "above", "theta" if along[0] else "m"
     return Event(
@@ -101,20 +105,20 @@ def _growth(name: str, branch: str, *along: float) -> Event:
 
 EVENTS = {
     event.name: event
-    for event in (  # numbers rise with alpha where the branch comes from below
+    for event in (  # signs are such that the numbers usually rise with alpha
         Event(
             "alpha_c",
             PAIR,
             lambda p, s: p.train_loss - s.train_loss,
             meaning="the global minimum is positional below, semantic above",
         ),
-        # The branch's test error falls below that of the linear baseline; alpha_l is such a place.
+        # The branch's test error falls below that of the linear baseline; alpha_l may be one of these.
         _baseline("semantic"),
         _baseline("positional"),
-        # The branch stops being a minimum: the other order parameter grows on it.
+        # The branch stops being a minimum, because the other order parameter grows on it.
         _growth("semantic instability", "semantic", 0, -1),
         _growth("positional instability", "positional", 1, 0),
-        # The branch leaves the uninformed state.
+        # The branch bifurcates from the uninformed state.
         _growth("semantic pitchfork", "uninformed", 1, 0),
         _growth("positional pitchfork", "uninformed", 0, 1),
         Event("semantic fold", ("semantic",), None, meaning="the semantic branch turns back"),
@@ -123,15 +127,15 @@ EVENTS = {
 }
 
 
-# Of alpha_l, which is one of three such places.
+# Meaning of alpha_l, which is alpha_c or the baseline of a branch.
 BEATS_BASELINE = "the global minimum beats the linear baseline above"
 
 
 def event_of(name: str, model: Model) -> Event:
-    """The event of a name.
+    """Return the event of a name.
 
     Raises:
-        InputError: there is none, or the model lacks what it asks for.
+        InputError: there is no such event, or the model lacks the `target` that it needs.
     """
     require_choice(name, "event", EVENTS)
     if "baseline" in name and not model.provides("target"):
@@ -143,15 +147,15 @@ class Transition(Result):
     """An event in alpha.
 
     Attributes:
-        alpha: mean over the replicates of the averages; where nothing was found, where the search ended, or NaN.
-        stderr: its error bar.
-        sensitivities: d alpha / d (every number of the model), a pytree like the model; None where they were not asked
-            for.
-        sensitivities_stderr: their error bars.
-        status: `Status` as an integer: `absent` when nothing crosses where it was looked for. If that is not known, as
-            a branch was not settled there, the status of this branch, and alpha is NaN; see `reason`.
-        branches: the states at `alpha` that the event looks at.
-        event: its name in `EVENTS`.
+        alpha: mean over the replicates of the averages. If no event was found: the alpha where the search ended, or
+            NaN.
+        stderr: error bar of `alpha`.
+        sensitivities: d alpha / d (every number of the model), a pytree like the model; None if not requested.
+        sensitivities_stderr: error bars of the sensitivities.
+        status: `Status` as an integer; `absent` if there is no event where the search looked. If a branch was not
+            settled there, the question is open: this is then the status of that branch, and alpha is NaN. See `reason`.
+        branches: the states at `alpha` that define the event.
+        event: name in `EVENTS`, or "alpha_l".
     """
 
     of_one = "alpha", 0
@@ -165,10 +169,10 @@ class Transition(Result):
 
     @property
     def rs_shift(self) -> Average:
-        """By how much one step of replica symmetry breaking moves alpha_c, estimated; NaN for other events.
+        """Estimated shift of alpha_c by one step of replica symmetry breaking; NaN for other events.
 
-        The difference of the branches' `Diagnostics.rs_error` over the slope of the difference of their losses. It has
-        no derivatives.
+        It is minus the difference of the branches' `Diagnostics.rs_error` over the slope in alpha of the difference of
+        their losses. It has no derivatives.
         """
         if self.event != "alpha_c" or len(self.branches) != len(PAIR):
             nan = jnp.full_like(self.alpha, jnp.nan)
@@ -182,7 +186,7 @@ class Transition(Result):
 
     @property
     def reason(self) -> str:
-        """Why it was not found, in one sentence, of a concrete result; empty where it was found."""
+        """Why the event was not found, in one sentence; empty if it was found. Needs a concrete result."""
         if self.status != Status.absent and jnp.isfinite(self.alpha):
             return ""
         if not self.branches:
@@ -200,7 +204,7 @@ class Transition(Result):
         return f"nothing changes in the range, up to the state {where}"
 
     def to_dict(self) -> dict[str, Any]:
-        """All numbers, with the `FixedPoint.to_dict` of every branch: JSON, where numbers are finite."""
+        """Return all numbers and the `FixedPoint.to_dict` of every branch; valid JSON if all numbers are finite."""
         found = {name: getattr(self, name) for name in ("sensitivities", "sensitivities_stderr")}
         shift = self.rs_shift
         return {
@@ -216,14 +220,14 @@ class Transition(Result):
         }
 
     def _sensitivities(self, named: Callable[[Model], dict[str, Any]]) -> list[Row]:
-        """Rows of those that `named` names, none where they were not asked for."""
+        """Return rows of the sensitivities to the numbers that `named` names; none if they were not requested."""
         if self.sensitivities is None or self.sensitivities_stderr is None:
             return []
         values, bars = map(named, (self.sensitivities, self.sensitivities_stderr))
         return [(f"d/d{name}", entries(value, bars[name])) for name, value in values.items()]
 
     def plot(self) -> Any:
-        """The losses that cross, and how far every number moves it; see `plotting.transition_figure`."""
+        """Plot the losses that cross, and how far every number moves the event; see `plotting.transition_figure`."""
         return pictures().transition_figure(self)
 
     def describe(self) -> Description:
@@ -240,18 +244,18 @@ class Transition(Result):
 
 
 def _by_name(model: Model) -> dict[str, Any]:
-    """All numbers of a model, arrays as lists."""
+    """Return all numbers of a model by name, arrays as lists."""
     return numbers_of(model) | {name: a.tolist() for name, a in arrays_of(model).items()}
 
 
 class Near(NamedTuple):
-    """Where an event is expected.
+    """Guess for an event.
 
     Attributes:
-        alpha: the place.
-        overlaps: of every state that the event looks at, one for all replicates or with a leading replicate axis.
-        slope: of the event's number in alpha, NaN where it is not known.
-        low, high: a bracket.
+        alpha: where the event is expected.
+        overlaps: guess for every state that defines the event, for all replicates or with a leading replicate axis.
+        slope: d (event's number) / d alpha, NaN if unknown.
+        low, high: bracket of alpha.
         there: an alpha at which the states are known to exist, NaN for `alpha` itself.
     """
 
@@ -263,21 +267,21 @@ class Near(NamedTuple):
     there: Any = np.nan
 
 
-# Where to start from: a place, states at one alpha (such as `Transition.branches`), or curves of the branches.
+# Start of a search: a guess, states at one alpha (such as `Transition.branches`), or curves of the branches.
 Start = Near | FixedPoint | Sequence[FixedPoint] | Sequence[Curve]
 
 
 def near_of(event: Event, start: Start, low: Any = 0.0, high: Any = np.inf) -> Near | None:
-    """What a caller gave to start from, as the place where an event is expected, between two alphas if on curves.
+    """Convert a caller's start to a `Near`; None if curves have no sign change at an alpha between `low` and `high`.
 
     Raises:
-        InputError: it is neither of the kinds, or not of the branches that the event looks at.
+        InputError: the start is of the wrong kind, or of other branches than those of the event.
     """
     if isinstance(start, Near) and len(start.overlaps) == len(event.branches):
         return start
     several = isinstance(start, (list, tuple)) and not isinstance(start, Near)
     given: Any = start if several else [start]
-    # One state of any name may be that of an event's only branch.
+    # A state without a name may stand for the event's only branch.
     names: dict[Any, Any] = {None: event.branches[0]} if len(event.branches) == 1 else {}
     curves = {names.get(s.branch, s.branch): s for s in given if isinstance(s, Curve)}
     points = {names.get(s.branch, s.branch): s for s in given if isinstance(s, FixedPoint)}
@@ -293,14 +297,15 @@ def near_of(event: Event, start: Start, low: Any = 0.0, high: Any = np.inf) -> N
 
 
 def crossings(event: Event, curves: Sequence[Curve]) -> list[Near]:
-    """All places between neighbouring points of the curves of an event's branches where its number changes sign."""
-    resolved = [{float(p.alpha): p for p in curve.points if bool(p.ok)} for curve in curves]  # else growth means little
+    """Find all sign changes of an event's number between neighbouring points of the curves of its branches."""
+    # Only usable states count, because growth is unreliable at the others.
+    resolved = [{float(p.alpha): p for p in curve.points if bool(p.ok)} for curve in curves]
     every = ([points[a] for points in resolved] for a in sorted(set.intersection(*map(set, resolved))))
     return changes([(points, number_of(event, points)) for points in every])
 
 
 def changes(looks: Sequence[tuple[Sequence[FixedPoint], float]]) -> list[Near]:
-    """Where a number changes its sign between states and the next, by linear interpolation; the states likewise."""
+    """Locate sign changes between neighbouring points by linear interpolation; the states are interpolated too."""
     found = []
     for (p, g), (q, h) in pairwise(looks):
         if g * h < 0:
@@ -313,12 +318,12 @@ def changes(looks: Sequence[tuple[Sequence[FixedPoint], float]]) -> list[Near]:
 
 
 def number_of(event: Event, points: Sequence[FixedPoint]) -> float:
-    """The number of an event at concrete states, mean over the replicates that have all of them; NaN where few have."""
+    """Return an event's number at concrete states: the mean of `_numbers` over the replicates that have all states."""
     return float(jnp.nanmean(_numbers(event, [p.replicates for p in points])))
 
 
 def _numbers(event: Event, states: Sequence[State]) -> jax.Array:
-    """The number of an event in every replicate, (R,), NaN in those that lack a state, and in all where most do."""
+    """Return an event's number in every replicate, (R,): NaN in those that lack a state, and in all if most do."""
     assert event.value is not None
     there = jnp.all(jnp.stack([s.has_state for s in states]), 0)
     return jnp.where(there & quorum(there), event.value(*states), jnp.nan)
@@ -326,21 +331,21 @@ def _numbers(event: Event, states: Sequence[State]) -> jax.Array:
 
 @program
 def _implicit(equations: Equations, x: Overlaps, observable: Observable) -> tuple[jax.Array, Model, jax.Array]:
-    """An event's number at the fixed point of a replicate, and its derivatives in the model and in alpha."""
+    """Return an event's number at the fixed point of a replicate, and its derivatives in the model and in alpha."""
     replicate, free = equations.replicate, equations.free
     return equations.gradient(x, lambda model, alpha, x: observable(model, alpha, x, replicate, free))
 
 
 class Zero(NamedTuple):
-    """Where a search for an event ended.
+    """Outcome of a search for an event.
 
     Attributes:
-        alpha: the last place.
-        states: there.
-        value: the event's number in every replicate, (R,), NaN where one has no state.
-        by_model, by_alpha: its derivatives, (R, ...); None and NaN where they were not asked for.
-        slope: in alpha, exact or of the secant.
-        met: whether the search came to rest.
+        alpha: last alpha at which the states were solved.
+        states: the states at that alpha.
+        value: the event's number in every replicate, (R,), NaN in those that lack a state.
+        by_model, by_alpha: derivatives of the number, (R, ...); None and NaN if not requested.
+        slope: d (mean number) / d alpha, exact or from the secant.
+        met: whether the search converged.
     """
 
     alpha: Any
@@ -364,17 +369,17 @@ def zero_near(
     frees: Sequence[Any] | None = None,
     looks: int = LOOKS,
 ) -> Path:
-    """Path of Newton's method, or of the secant method where not `exact`, from where an event is expected: to a `Zero`.
+    """Path of Newton's method from a guess for an event, or of the secant method if not `exact`; returns a `Zero`.
 
     Args:
-        tol: relative step that is the last one.
-        frees: what the branches leave free, (2,) each; by default those of the event.
-        looks: places at which states are solved, at most.
+        tol: the search stops when the relative step in alpha is below this.
+        frees: masks (2,) of the free order parameters of the branches; by default those of the event.
+        looks: maximum number of alphas at which states are solved.
     """
     free = [branch_of(b).free(model) for b in event.branches] if frees is None else frees
 
     def look(place: float, xs: Sequence[Overlaps]) -> Path:
-        """The states at one alpha, and the event's number with the derivatives that are asked for, or free."""
+        """Path that solves the states at one alpha; returns a `Zero` with those derivatives that are wanted or free."""
         alpha = np.asarray(place, model.lam.dtype)
         problems = [Problem(model, alpha, nodes, f, settings) for f in free]
         states = tuple((yield [p.finely(x) for p, x in zip(problems, xs, strict=True)]))
@@ -407,7 +412,7 @@ def zero_near(
 
 
 def _derivatives(problem: Problem, xs: Overlaps, observable: Observable) -> Path:
-    """Path of `_implicit` in every replicate, arrays (R, ...)."""
+    """Path that evaluates `_implicit` in every replicate; returns arrays (R, ...)."""
     model, alpha, nodes, free, _ = problem
     calls = []
     for k in range(nodes.replicates):
@@ -425,23 +430,23 @@ def locate(
     settings: Settings | None = None,
     sensitivities: bool = True,
 ) -> Transition:
-    """An event near a place where it is expected, with its exact derivatives in every number of the model.
+    """Find an event near a guess, with its exact derivatives in every number of the model.
 
     Args:
         model: attention layer and data.
         event: a name in `EVENTS`.
         nodes: averaging rule; by default `default_nodes`.
-        start: a `FixedPoint` of every branch that the event looks at, at one alpha; or curves of these branches,
-            between whose points it lies; or a `Near`.
+        start: a `FixedPoint` of every branch of the event, all at one alpha; or curves of these branches with the event
+            between two of their points; or a `Near`.
         settings: tolerances.
-        sensitivities: whether to derive the event in the numbers of the model, and use the exact slope in alpha to find
-            it; otherwise it is found by the secant method, which has less to compile.
+        sensitivities: whether to differentiate the event in the numbers of the model and to search with the exact slope
+            in alpha. Otherwise the secant method finds the event, with less to compile.
 
     Returns:
         A `Transition`; status `absent` when there is no such event near the start.
 
     Raises:
-        InputError: an unknown event, or a start that does not belong to it.
+        InputError: the event is unknown, or the start does not belong to it.
     """
     nodes, settings = prepared(model, nodes, settings)
     what = event_of(event, model)
@@ -454,14 +459,14 @@ def locate(
 
 
 def located(event: Event, model: Model, near: Near, nodes: Rule, settings: Settings, sensitivities: bool) -> Path:
-    """Path of `locate`: to a `Zero`, or to None where there is no fold."""
+    """Path of `locate`; returns a `Zero`, or None if the event is a fold and there is none."""
     if event.value is None:
         return (yield from _fold(event, model, near, nodes, settings, sensitivities))
     return (yield from zero_near(event, model, near, nodes, settings, exact=sensitivities))
 
 
 def transition_of(event: Event, model: Model, zero: Zero | None) -> Transition:
-    """What `located` found, as a result; `model` is the caller's, in which it can be differentiated."""
+    """Convert what `located` returned to a result that is differentiable in `model`, the caller's model."""
     if zero is None:
         nan = jnp.full((), jnp.nan, model.lam.dtype)
         return Transition(nan, nan, None, None, jnp.asarray(int(Status.absent)), (), event.name)
@@ -490,14 +495,14 @@ def transition_of(event: Event, model: Model, zero: Zero | None) -> Transition:
 
 @eqx.filter_jit
 def root_derivatives(by_model: Model, by_alpha: jax.Array) -> tuple[Model, Model, Model]:
-    """d alpha / d model of every replicate, its mean and its error bar, of the derivatives of what is zero."""
+    """Return d alpha / d model in every replicate, its mean and its error bar, from the derivatives of the number."""
     each = jax.tree.map(lambda g: -g / by_alpha.reshape(-1, *[1] * (g.ndim - 1)), by_model)
     return each, jax.tree.map(lambda a: jnp.nanmean(a, 0), each), jax.tree.map(error_bar, each)
 
 
 @jax.custom_jvp
 def with_sensitivities(alphas: jax.Array, sensitivities: Model, model: Model) -> jax.Array:
-    """Roots (R,), whose first derivatives in the model are the `sensitivities` (leading axis R) found with them."""
+    """Return the roots (R,) with the `sensitivities` (leading axis R) as their first derivatives in the model."""
     return alphas
 
 
@@ -511,7 +516,7 @@ def _(primals: Any, tangents: Any) -> tuple[jax.Array, jax.Array]:
 
 
 def _fold(event: Event, model: Model, near: Near, nodes: Rule, settings: Settings, sensitivities: bool) -> Path:
-    """Path of a fold, by continuation in arclength: to a `Zero`, or to None where there is none."""
+    """Path that finds a fold by continuation in arclength; returns a `Zero`, or None if there is no fold."""
     alpha, free = float(near.alpha), branch_of(event.branches[0]).free(model)
     setting = Setting(model, jnp.asarray(alpha, model.lam.dtype), Parameter("alpha"), free)
     x = jax.tree.map(lambda a: np.mean(a, 0), for_each(near.overlaps[0], nodes.replicates))

@@ -1,8 +1,8 @@
-"""A branch from one setting to the next: one predictor, one test whether the branch is there.
+"""Natural continuation: a branch from one setting to the next, with one predictor and one test of existence.
 
-`Follower.advance` is the step, as a path of the pool. Every replicate of the averages starts from the secant through
-its own last two states, so that a setting costs two or three Newton steps. `Follower.search` says whether the branch is
-there. A curve, a row of a diagram and a boundary are made of such steps.
+`Follower.advance` is the step, as a path of the pool. The predictor is the secant through the last two states, in every
+replicate of the averages, so that a setting costs two or three Newton steps. `Follower.search` decides whether the
+branch exists. Curves and rows of a diagram are made of such steps; boundaries use the same predictor.
 """
 
 from __future__ import annotations
@@ -27,25 +27,25 @@ from ..theory.solve import Problem, branch_start, for_each
 from ..theory.states import FixedPoint, State, states_table
 
 CURVE_SETTINGS = Settings(tol=1e-4, max_steps=20)
-_SMALL = 0.2  # share of its largest possible size that few nodes may leave of an order parameter where there is none
-_NOTHING = 0.01  # share of rho in q below which a student that does not settle is on its way to zero
-_DAMPED_STEPS = 60  # at least, of a search from the start of a branch that has appeared again
+_SMALL = 0.2  # relative size of an order parameter below which it may be an artefact of few nodes
+_NOTHING = 0.01  # tr q / tr rho below which a student that does not settle is shrinking to zero
+_DAMPED_STEPS = 60  # least number of damped steps of a search from the start of the branch
 
 Progress = Callable[[int, int], None]
 
 
 def silent(done: int, total: int) -> None:
-    """No progress is shown."""
+    """Show no progress."""
 
 
 class WarmStart(NamedTuple):
-    """The warm start of every replicate at the next setting; every array leads with the replicate axis.
+    """Warm start of every replicate at the next setting; the leading axis of every array is the replicate.
 
     Attributes:
-        before, last: its last two states.
-        place_before, place: where they were found.
-        count: how many of the two lie on the current branch; negative where the branch is absent, as they are
-            uninformed states then.
+        before, last: the last two states of the replicate.
+        place_before, place: parameter values at these states.
+        count: how many of the two lie on the current branch; negative if the branch is absent, because the states are
+            uninformed then.
     """
 
     before: Overlaps
@@ -56,7 +56,7 @@ class WarmStart(NamedTuple):
 
     @classmethod
     def begin(cls, start: Overlaps, place: float, replicates: int) -> WarmStart:
-        """Before the first setting: from overlaps, one for all replicates or with a leading replicate axis."""
+        """Return the warm start of the first setting, from overlaps for all replicates or with a leading axis (R,)."""
         start, places = for_each(start, replicates), np.full(replicates, place)
         return cls(start, start, places - 1, places, np.ones(replicates, int))
 
@@ -68,7 +68,11 @@ class WarmStart(NamedTuple):
 
 @jax.jit
 def predict(model: Model, warm: WarmStart, place: Any) -> Overlaps:
-    """The secant through the last two states of every replicate, or the last one where that leads nowhere."""
+    """Extrapolate the last two states of every replicate; return the last state if the secant is not usable.
+
+    The secant is usable if both states lie on the branch, the extrapolation is admissible, and its order parameters do
+    not point against those of the last state.
+    """
 
     def one(warm: WarmStart) -> Overlaps:
         ratio = (place - warm.place) / (warm.place - warm.place_before)
@@ -82,10 +86,10 @@ def predict(model: Model, warm: WarmStart, place: Any) -> Overlaps:
 
 @jax.jit
 def update(warm: WarmStart, place: Any, state: State) -> WarmStart:
-    """The warm start after a setting.
+    """Return the warm start after a setting.
 
-    A replicate that lost the branch joins the mean of those that have it. Where none has it, the next search is from
-    the uninformed state that was found instead, or, if nothing was found, from the last setting that was solved.
+    A replicate that lost the branch continues from the mean of those that have it. If none has it, the next search
+    starts from the uninformed state that was found instead, or, if nothing was found, from the last solved setting.
     """
     x, there, absent = state.overlaps, state.has_state, jnp.all(state.status == Status.absent)
     mean = jax.tree.map(lambda a: mean_of_found(a, there), x)
@@ -103,7 +107,7 @@ def update(warm: WarmStart, place: Any, state: State) -> WarmStart:
 
 @jax.jit
 def _sizes(model: Model, state: State, free: Any) -> tuple[jax.Array, jax.Array, jax.Array]:
-    """Means over the replicates: size of the branch's order parameter, its growth, and tr q / tr rho."""
+    """Return means over the replicates: size of the branch's order parameter, its growth, and tr q / tr rho."""
     size = jnp.mean(jax.vmap(lambda x: own_size(model, x, free))(state.overlaps))
     growth = jnp.mean(free[0] * state.diagnostics.growth_theta + free[1] * state.diagnostics.growth_m)
     q = jnp.mean(jnp.trace(state.overlaps.q, axis1=2, axis2=3))
@@ -112,13 +116,13 @@ def _sizes(model: Model, state: State, free: Any) -> tuple[jax.Array, jax.Array,
 
 @dataclass(frozen=True)
 class Follower:
-    """How a branch is solved for, at one setting after the other.
+    """Solver of a branch at a sequence of settings.
 
     Attributes:
         nodes: averaging rule.
         settings: tolerances.
-        free: what the branch leaves free, (2,).
-        start: overlaps from which damped iteration reaches the branch, where it has to be looked for anew.
+        free: mask of the free order parameters of the branch, (2,).
+        start: overlaps from which damped iteration reaches the branch if it has to be found anew.
     """
 
     nodes: Rule
@@ -127,23 +131,26 @@ class Follower:
     start: Overlaps
 
     def advance(self, model: Model, alpha: Any, place: float, warm: WarmStart) -> Path:
-        """Path of the step: the branch at the next setting, at a place along the way, and the next warm start."""
+        """Path of one step: solves the setting at parameter `place`; returns the next warm start and the state."""
         state = yield from self.search(model, alpha, predict(model, warm, place), warm.lost)
         return update(warm, place, state), state
 
     def search(self, model: Model, alpha: Any, near: Overlaps, lost: bool) -> Path:
-        """Path of the branch at one setting, or of the uninformed state with status `absent`.
+        """Path that solves one setting; returns the branch, or the uninformed state with status `absent`.
 
-        The branch is looked for near where it is expected. Where it is not found, or with a small order parameter,
-        which few nodes may leave where there is none, the uninformed state is asked whether that order parameter grows
-        on it. If not, the branch is absent: it has ended in a pitchfork, or in a fold beyond it. If so, a branch that
-        was not found is looked for again from its start, with damped steps. A student that shrinks to nothing all the
-        while is absent, too. Only a branch with an order parameter of its own can be absent, and only where the nodes
-        resolve what there is.
+        1. The search near the guess is accepted if it finds a state with an order parameter that is not small. With few
+           nodes, a small one may be an artefact.
+        2. Otherwise we solve for the uninformed state. If the branch's order parameter does not grow on it, the branch
+           is absent: it has ended in a pitchfork, or in a fold beyond it.
+        3. If the order parameter grows, a state of step 1 is accepted. Without one, a search with damped steps begins
+           at the start of the branch.
+
+        The branch is also absent if step 2 or 3 settles on no state while q shrinks to zero. Only a branch with an
+        order parameter of its own can be absent, and only where the nodes resolve the state.
 
         Args:
             near: overlaps of every replicate near the state.
-            lost: whether the branch is not expected at all; then the uninformed state comes first.
+            lost: whether the branch is not expected here; step 1 is then skipped.
         """
         problem, has_order = Problem(model, alpha, self.nodes, self.free, self.settings), np.sum(self.free) == 1
         state = None
@@ -164,7 +171,7 @@ class Follower:
         return _with_status(state, Status.absent) if has_order and self._absent(model, state, False) else state
 
     def _absent(self, model: Model, state: State, uninformed: bool) -> bool:
-        """Whether a state says that the branch is absent: it shrinks to nothing, or nothing grows on the uninformed."""
+        """Return whether the branch is absent: q shrinks to zero, or nothing grows on the uninformed state."""
         _, growth, q = _sizes(model, state, self.free)
         resolved = not quorum(settled(Status.converged, state.diagnostics.unresolved) == Status.unresolved)
         known = quorum(state.has_state)
@@ -176,15 +183,15 @@ def _with_status(state: State, status: Status) -> State:
 
 
 class Curve(Printed):
-    """A branch at increasing alphas, or values of another number.
+    """A branch at increasing values of alpha or of another number.
 
     Attributes:
-        branch: its name.
-        points: a `FixedPoint` at every place it was looked for at, the first one beyond its end included, whose status
-            says that it is not there.
-        parameter: the number that changes: "alpha", one of the model, or "model" for a list of models.
-        places: its values, where it is not alpha.
-        failures: exceptions that ended the search at single places, with the place.
+        branch: name of the branch.
+        points: a `FixedPoint` at every value that was tried. This includes the first value beyond the end of the
+            branch, where the status says that there is no state.
+        parameter: the number that changes: "alpha", a number of the model, or "model" for a list of models.
+        places: values of the parameter if it is not alpha, else None.
+        failures: values at which an exception ended the search, each with its message.
     """
 
     branch: str | None = eqx.field(static=True)
@@ -195,28 +202,26 @@ class Curve(Printed):
 
     @property
     def alphas(self) -> np.ndarray:
-        """The alphas of its points, increasing where alpha is what changes."""
+        """Alphas of the points, increasing if alpha is the parameter."""
         return np.array([float(p.alpha) for p in self.points])
 
     @property
     def at(self) -> np.ndarray:
-        """The values of its parameter, increasing."""
+        """Values of the parameter, increasing."""
         return self.alphas if self.places is None else self.places
 
     @property
     def exists(self) -> np.ndarray:
-        """Whether there is a state at each alpha; see `FixedPoint.exists`."""
+        """Whether there is a state at each point; see `FixedPoint.exists`."""
         return np.array([bool(p.exists) for p in self.points])
 
     def values(self, get: str | Callable[[FixedPoint], jax.Array]) -> np.ndarray:
-        """A number of every point, by its name such as "gen_error" or by a function;
-        NaN where the branch does not exist.
-        """
+        """Return a number of every point, given by name or by a function; NaN where the branch does not exist."""
         get = attrgetter(get) if isinstance(get, str) else get
         return np.array([float(get(p)) if e else np.nan for p, e in zip(self.points, self.exists, strict=True)])
 
     def to_dict(self) -> dict[str, Any]:
-        """The branch's name, its parameter with its values, and the `FixedPoint.to_dict` of every point."""
+        """Return the branch's name, the values of another parameter than alpha, and every `FixedPoint.to_dict`."""
         along = {} if self.places is None else {"parameter": self.parameter, "values": self.at.tolist()}
         return {"branch": self.branch, **along, "points": [point.to_dict() for point in self.points]}
 
@@ -234,14 +239,14 @@ class Curve(Printed):
         return Description(what, solved, tables=[("", states_table(self.points, self.parameter, places))])
 
     def plot(self) -> Any:
-        """Order parameters, training loss and test error against the parameter; see `plotting.branch_figure`."""
+        """Plot order parameters, training loss and test error against the parameter; see `plotting.branch_figure`."""
         return pictures().branch_figure([self])
 
 
 def walk(model: Model, alphas: Sequence[float], branch: str | None, nodes: Rule, settings: Settings) -> Iterator[Path]:
-    """Paths of a branch at one alpha after the other, in the order in which they are given: each to a `FixedPoint`.
+    """Return one path per alpha that solves a branch there; they run in the order given, each returns a `FixedPoint`.
 
-    Damped steps, which `settings` allows, are for the rough start at the first one: the others start near the branch.
+    Only the first alpha uses the damped steps of `settings`, because only its start may be far from the branch.
     """
     start, free = branch_start(model, branch), np.asarray(branch_of(branch).free(model))
     warm = WarmStart.begin(start, alphas[0], nodes.replicates)
@@ -259,10 +264,10 @@ def walk(model: Model, alphas: Sequence[float], branch: str | None, nodes: Rule,
 
 @eqx.filter_jit
 def pair_start(model: Model) -> list[Overlaps]:
-    """Starts of the two branches that compete."""
+    """Return the starts of the positional and the semantic branch."""
     return [BRANCHES[b].start(model) for b in PAIR]
 
 
 def pair_free(model: Model) -> list[np.ndarray]:
-    """The free order parameters of these branches, (2,) each."""
+    """Return the masks (2,) of the free order parameters of both branches."""
     return [np.asarray(BRANCHES[b].free(model)) for b in PAIR]

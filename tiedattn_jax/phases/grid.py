@@ -27,11 +27,11 @@ from .diagram import PhaseDiagram
 from .follow import Follower, Progress, WarmStart, pair_free, pair_start, silent
 from .inputs import prepared
 
-# Losses are stationary in the overlaps: an error of 5e-4 there is none in them.
+# An error of 5e-4 in the overlaps is negligible in the losses, which are stationary in the overlaps.
 GRID_SETTINGS = Settings(tol=5e-4, max_steps=15, warm_steps=0)
-_COARSE = 1e-3  # tolerance at least of the search for the first cells, on coarse averages
-_PATIENCE = 2  # times as many Newton steps in the first cells, and when a cell is tried again
-_WARM_STEPS = 300  # and as many damped steps at least, from a start that may be far
+_COARSE = 1e-3  # least tolerance of the search for the first cells, on the coarse replicate
+_PATIENCE = 2  # factor of the Newton steps in the first cells and when a cell is tried again
+_WARM_STEPS = 300  # least number of damped steps from a start that may be far
 
 
 def phase_diagram(
@@ -48,39 +48,40 @@ def phase_diagram(
     resume: bool = False,
     progress: Progress = silent,
 ) -> PhaseDiagram:
-    """Positional and semantic branch on a grid of any two numbers of the model, or of one and alpha.
+    """Compute the positional and the semantic branch on a grid of two numbers of the model, or of one and alpha.
 
-    Tracks run along alpha, from the largest, where it is an axis; else along x. Cells that a track did not solve are
-    tried again from the states of their neighbours and from the default starts, and marked by their status if that
-    fails, too.
+    A track is one branch along one row of cells. Tracks run along alpha, downwards from the largest, if alpha is an
+    axis, and along x otherwise. Cells that a track did not solve are tried again from the states of their neighbours
+    and from the default starts. If that fails as well, their status says so.
 
-    Under `jax.distributed` every process computes a share of the tracks and all of them return the whole diagram. If
-    one ends early, the others finish their shares and say so; with `out`, all tracks that were finished are kept. For
-    that ``jax.config.update("jax_enable_recoverability", True)`` has to come before ``jax.distributed.initialize``:
-    otherwise JAX aborts the others, without an exception, some 100 s after a process has ended. It may do so at once
-    when process 0 ends, which coordinates them; the tracks are kept then, too.
+    Under `jax.distributed` every process computes a share of the tracks, and all processes return the whole diagram. If
+    one process ends early, the others finish their shares and raise a RuntimeError; with `out`, all finished tracks are
+    kept. This requires ``jax.config.update("jax_enable_recoverability", True)`` before ``jax.distributed.initialize``.
+    Otherwise JAX aborts the other processes, without an exception, about 100 s after one has ended. JAX may abort them
+    at once if process 0 ends, which coordinates them; the finished tracks are kept in that case, too.
 
     Args:
-        model: attention layer and data; the numbers that are not axes.
+        model: attention layer and data; supplies the numbers that are not axes.
         x, y: axes, ``(name, values)`` with "alpha", the name of a scalar field of the model or an entry such as
-            "mixing[0,1]", or ``(name, values, put)`` with ``put(model, value)`` giving the model that value; plain
-            values mean alpha for x and omega for y.
+            "mixing[0,1]"; or ``(name, values, put)``, where ``put(model, value)`` returns the model with that value.
+            Plain values mean alpha for x and omega for y.
         nodes: averaging rule; by default `default_nodes` of `SIZES["grid"]`.
-        alpha: samples per dimension, when it is not an axis.
-        settings: tolerances; by default `GRID_SETTINGS`. Where a start may be far, in the first cells of tracks and in
-            cells that are tried again, steps are added to them.
-        devices: how many of this process's devices to use; by default all. A CPU is one, whose cores work on one
-            search each.
-        width: searches at once; by default the cores of a CPU, and elsewhere as many as fill the devices.
-        out: folder in which finished tracks, and cells that were tried again, are kept.
-        resume: whether to go on with what `out` holds.
-        progress: called with the number of cells that are done, and of all, both branches counted.
+        alpha: samples per dimension, if alpha is not an axis.
+        settings: tolerances; by default `GRID_SETTINGS`. More steps are allowed where a start may be far: in the first
+            cells of tracks and in cells that are tried again.
+        devices: number of this process's devices to use; by default all. A CPU counts as one device, each of whose
+            cores works on one search.
+        width: number of simultaneous searches; by default the number of cores on a CPU, and on other devices as many as
+            fill them.
+        out: folder in which finished tracks and repeated cells are kept.
+        resume: whether to continue from the content of `out`.
+        progress: called with the number of finished cells and the number of all cells, counting both branches.
 
     Raises:
         RuntimeError: another process ended early.
-        InputError: an axis that is empty, not increasing, not finite or out of the model's range; alpha given twice or
-            never; more devices than there are; an `out` that cannot be written, or with tracks of other settings;
-            nodes, settings, a width or `out` of another kind.
+        InputError: an axis is empty, not increasing, not finite or out of the model's range; alpha is given twice or
+            not at all; there are fewer devices than requested; `out` cannot be written or holds tracks of other
+            settings; nodes, settings, width or `out` are of the wrong kind.
     """
     nodes, settings = prepared(model, nodes, settings, GRID_SETTINGS, size=SIZES["grid"])
     axes = axis_of(x, "alpha", "x", model), axis_of(y, "omega", "y", model)
@@ -126,24 +127,24 @@ def _devices(count: int | None) -> list[Any]:
 
 
 class _Engine(NamedTuple):
-    """The devices, and how many searches they do at once."""
+    """The devices and the number of searches that run on them at once."""
 
     devices: list[Any]
     width: int | None
 
     def run(self, paths: Any, **options: Any) -> list[Any]:
-        """`pool.run` on them."""
+        """Run paths on the devices; see `pool.run`."""
         return pool.run(paths, width=self.width, devices=self.devices, **options)
 
 
 def patient(settings: Settings) -> Settings:
-    """A caller's settings with more steps, for starts that may be far."""
+    """Return a caller's settings with more steps, for starts that may be far."""
     warm_steps = np.maximum(settings.warm_steps, _WARM_STEPS)
     return Settings(settings.tol, _PATIENCE * settings.max_steps, warm_steps, settings.damping)
 
 
 class Place(NamedTuple):
-    """A cell of one branch."""
+    """Index of a branch in a cell."""
 
     branch: int
     row: int
@@ -151,7 +152,7 @@ class Place(NamedTuple):
 
 
 class _Grid(NamedTuple):
-    """All settings: models (leaves (rows, columns, ...)) and alphas (rows, columns); tracks run along the columns."""
+    """All settings: models (leaves (rows, columns, ...)) and alphas (rows, columns); a track runs along a row."""
 
     models: Model
     alphas: np.ndarray
@@ -161,7 +162,7 @@ class _Grid(NamedTuple):
 
     @classmethod
     def of(cls, model: Model, rows: Axis, columns: Axis, alpha: float | None, nodes: Rule, settings: Settings) -> _Grid:
-        """The settings of two axes; `alpha` where it is none of them."""
+        """Build the settings from two axes; `alpha` holds everywhere if it is not an axis."""
 
         def cell(row: jax.Array, column: jax.Array) -> tuple[Model, Any]:
             return columns.parameter.set(*rows.parameter.set(model, start, row), column)
@@ -174,15 +175,15 @@ class _Grid(NamedTuple):
 
     @property
     def onward(self) -> slice:
-        """The order of a track's cells: from the largest alpha down."""
+        """Order in which a track visits its cells: downwards in alpha, upwards in any other parameter."""
         return slice(None, None, -1 if self.columns.parameter.name == "alpha" else 1)
 
     def solved(self, engine: _Engine, store: Store, progress: Progress) -> dict[str, np.ndarray]:
-        """All tracks, those in the store excepted: arrays (branch, row, column, replicate, ...)."""
+        """Solve the tracks that are not in the store; return all cells, arrays (branch, row, column, R, ...)."""
         rows, width = self.alphas.shape
         total, processes, here = rows * len(PAIR), jax.process_count(), jax.process_index()
         kept = {int(k.removeprefix(_TRACK)): a for k, a in store.load().items() if k.startswith(_TRACK)}
-        if processes > 1:  # all see what process 0 found in its folder
+        if processes > 1:  # every process uses the tracks in the folder of process 0
             kept = self._shared(kept, total, store)
         unsolved = [number for number in range(total) if number not in kept]
         mine, cells = unsolved[here::processes], len(kept) * width
@@ -214,7 +215,7 @@ class _Grid(NamedTuple):
         return {k: np.swapaxes(a.reshape(*shape, *a.shape[1:]), 0, 1)[:, :, self.onward] for k, a in every.items()}
 
     def _filled(self, kept: dict[int, dict[str, np.ndarray]], total: int) -> dict[str, np.ndarray]:
-        """Arrays of all tracks, NaN where one is not there: of the same shapes in every process."""
+        """Return arrays of all tracks, NaN for missing ones, so that shapes are the same in every process."""
         R, width = self.nodes.replicates, self.alphas.shape[1]
         shapes = {name: (R, *shape) for name, shape in number_shapes(self.at(0, 0)[0]).items()}
         arrays = {name: np.full((total, width, *shape), np.nan) for name, shape in shapes.items()}
@@ -224,36 +225,36 @@ class _Grid(NamedTuple):
         return arrays
 
     def _shared(self, kept: dict[int, Any], total: int, store: Store) -> dict[int, Any]:
-        """The finished tracks of process 0, in every process."""
+        """Return the finished tracks of process 0 in every process."""
         done = np.isin(np.arange(total), list(kept))
         done, arrays = _together(multihost_utils.broadcast_one_to_all, (done, self._filled(kept, total)), store)
         return {int(k): {name: a[k] for name, a in arrays.items()} for k in np.flatnonzero(done)}
 
     def at(self, row: int, column: int) -> tuple[Model, np.ndarray]:
-        """Model and alpha of a cell, the columns in the order in which tracks run."""
+        """Return model and alpha of a cell; `column` counts in the order in which a track runs."""
         column = np.arange(self.alphas.shape[1])[self.onward][column]
         alpha = np.asarray(self.alphas[row, column], self.models.lam.dtype)
         return jax.tree.map(lambda a: a[row, column], self.models), alpha
 
     def name_of(self, branch: int, row: int) -> str:
-        """The name of a track in an exception."""
+        """Return the name of a track for an exception."""
         return f"the {PAIR[branch]} branch in row {row}, alpha = {self.alphas[row, 0]:g} to {self.alphas[row, -1]:g}"
 
     def first_cells(self, branch: int) -> pool.Path:
-        """Path of the overlaps near a branch in the first cell of every row, on coarse averages."""
+        """Path that finds overlaps near a branch in the first cell of every row, on the coarse replicate."""
         rough = eqx.tree_at(lambda s: s.tol, patient(self.settings), np.maximum(self.settings.tol, _COARSE))
         start = x = pair_start(self.at(0, 0)[0])[branch]
         every = []
         for row in range(len(self.alphas)):
             model, alpha = self.at(row, 0)
             state = yield Problem(model, alpha, self.nodes, pair_free(model)[branch], rough).coarsely(x)
-            # An absent branch ends near the uninformed state of that row.
+            # An absent branch returns overlaps near the uninformed state, which fit this row but no other one.
             x = state.overlaps if state.status <= Status.stalled else start
             every.append(state.overlaps if state.status == Status.absent else x)
         return every
 
     def track(self, branch: int, row: int, firsts: list[Overlaps], cell_done: Callable[[], None]) -> pool.Path:
-        """Path of one branch along one row: the `State.numbers` of its cells, arrays (columns, replicate, ...)."""
+        """Path that follows a branch along a row; returns `State.numbers` of the cells, arrays (columns, R, ...)."""
         first = self.at(row, 0)[0]
         follower = Follower(self.nodes, self.settings, pair_free(first)[branch], pair_start(first)[branch])
         places = self.columns.values[self.onward]
@@ -265,10 +266,10 @@ class _Grid(NamedTuple):
         return pool.stacked(cells)
 
     def retried(self, cells: dict[str, np.ndarray], store: Store) -> pool.Path:
-        """Path that tries again the cells that are not solved, and those where a branch is absent that a neighbour has.
+        """Path that repeats cells that are not solved, and cells that lack a branch which a neighbour has.
 
-        The first from the states of the neighbours and from the default start; the others, which may lie between a fold
-        and a pitchfork, from the neighbours only. What was tried is kept in the store, too.
+        Unsolved cells start from the states of their neighbours and from the default start. Cells that lack a branch
+        may lie between a fold and a pitchfork; they start from one neighbour only. The store keeps all attempts.
         """
         cells, known = {k: a.copy() for k, a in cells.items()}, store.load()
         tried: set[tuple[Place, Place | None]] = set()
@@ -277,7 +278,7 @@ class _Grid(NamedTuple):
             return bool(np.all(cells["status"][at] == Status.absent))
 
         def untried() -> Iterator[tuple[Place, list[Place | None]]]:
-            """Cells without a state, and where to start from in them: neighbours, None for the default start."""
+            """Yield cells without a state and their untried starts: neighbours, or None for the default start."""
             has = _has(cells)
             for at in map(Place, *np.nonzero(~has)):
                 near: list[Place | None] = [c for c in _neighbours(at, has.shape) if has[c]]
@@ -305,7 +306,7 @@ class _Grid(NamedTuple):
         return cells
 
     def attempt(self, at: Place, source: Overlaps | None, was_absent: bool) -> pool.Path:
-        """Path of `Follower.search` in a cell from one state for all replicates, or from the default start."""
+        """Path of `Follower.search` in a cell, from a state for all replicates or from the default start."""
         model, first = (jax.tree.map(lambda a, at=at: a[at], self.models) for at in ((at.row, at.column), (0, 0)))
         default, free = pair_start(first)[at.branch], pair_free(first)[at.branch]
         near = for_each(default if source is None else source, self.nodes.replicates)
@@ -319,10 +320,14 @@ _TRACK, _RETRY = "track-", "retry-"
 
 
 def _together(exchange: Callable[[Any], Any], share: Any, store: Store) -> Any:
-    """What all processes have, from the share of each, as numpy arrays; a RuntimeError if one of them has ended."""
+    """Exchange the shares of all processes; return numpy arrays.
+
+    Raises:
+        RuntimeError: a process has ended.
+    """
     try:
         return jax.tree.map(np.array, exchange(share))
-    except (ValueError, RuntimeError) as problem:  # of the layer that carries the numbers: gloo, NCCL
+    except (ValueError, RuntimeError) as problem:  # raised by the communication layer: gloo, NCCL
         kept = "nothing is kept: start all processes again, with a folder out"
         if store.folder is not None:
             kept = f"finished tracks are in out='{store.folder}': start all processes again with resume=True"
@@ -330,18 +335,18 @@ def _together(exchange: Callable[[Any], Any], share: Any, store: Store) -> Any:
 
 
 def _has(cells: dict[str, Any]) -> np.ndarray:
-    """Whether there is a state."""
+    """Return whether half of the replicates or more have a state."""
     return np.asarray(quorum(has_state(cells["status"], cells["residual"])))
 
 
 def _neighbours(at: Place, shape: tuple[int, ...]) -> list[Place]:
-    """The cells beside a cell, those of its track last."""
+    """Return the adjacent cells, those of the same track last."""
     _, rows, columns = shape
     beside = [at._replace(row=at.row + d) for d in (1, -1)] + [at._replace(column=at.column + d) for d in (1, -1)]
     return [c for c in beside if 0 <= c.row < rows and 0 <= c.column < columns]
 
 
 def _state_of(cells: dict[str, np.ndarray], at: Place) -> Overlaps:
-    """Mean overlaps of the replicates that have a state."""
+    """Return the mean overlaps over the replicates that have a state."""
     found = np.asarray(has_state(cells["status"][at], cells["residual"][at]))
     return Overlaps(*(jnp.asarray(cells[k][at][found].mean(0)) for k in ("q", "V", "theta", "m")))

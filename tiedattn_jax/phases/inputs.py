@@ -1,4 +1,4 @@
-"""What the functions of this wing are given: checked before anything is compiled."""
+"""Checks and defaults of the arguments of this subpackage, before anything is compiled."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ def prepared(
     replicates: int = REPLICATES,
     even: bool = True,
 ) -> tuple[Rule, Settings]:
-    """The averaging rule and the tolerances that a caller gave for a model, or the defaults.
+    """Check a model; return the averaging rule and the tolerances that the caller gave, or the defaults.
 
     Args:
-        even: whether the model's loss must be even, as for branches by name.
+        even: whether the model's loss must be even, as the named branches require.
 
     Raises:
-        InputError: one of the three is of another kind, or the model has no values where it must, or fails its `check`.
+        InputError: one of the three is of the wrong kind, or the model is traced by jax or fails its `check`.
     """
     require_kind(model, "model", Model, "a Model such as dot_product()")
     require_kind(settings, "settings", (Settings, type(None)), "Settings, for instance Settings(tol=1e-4)")
@@ -42,9 +42,9 @@ def prepared(
 
 
 def check_top_level(*values: Any) -> None:
-    """Raise an `InputError` unless numbers have values: searches over settings are loops of Python.
+    """Raise an `InputError` if numbers are traced: searches over settings are Python loops and need their values.
 
-    `jax.grad` and `jax.jvp` of a search work, as its sensitivities are known when it returns.
+    `jax.grad` and `jax.jvp` of a search work, because its sensitivities are known when it returns.
     """
     if is_tracing() or not is_concrete(lax.stop_gradient(values)):
         text = "must have concrete numbers here, got one under a jax transformation such as jit or vmap"

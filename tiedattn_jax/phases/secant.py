@@ -1,4 +1,4 @@
-"""The root search of this wing: the secant method in a bracket that shrinks, Newton's where slopes are known."""
+"""Root search in one number: the secant method in a shrinking bracket, or Newton's method if slopes are known."""
 
 from __future__ import annotations
 
@@ -10,20 +10,20 @@ import numpy as np
 
 from ..theory.pool import Path
 
-_REACH = 0.2  # longest step without a bracket, relative
-_FIRST_STEP = 0.02  # step where no slope is known, relative
-_LOOKS = 40
+_REACH = 0.2  # longest relative step without a bracket
+_FIRST_STEP = 0.02  # relative step if neither slope nor bracket is known
+_LOOKS = 40  # maximum number of evaluations
 
 
 @dataclass(frozen=True)
 class Secant:
-    """Where a search for the zero of a number stands.
+    """State of a search for the zero of a function of a positive number.
 
     Attributes:
-        place, value: the last place where there were states, and the number there; NaN where it is not known.
-        slope: of the number there; NaN where it is not known.
-        low, high: the zero lies between; the ends are not evaluated.
-        rising: the sign of the slope at the zero.
+        place, value: last place that had a state, and the function there; NaN if unknown.
+        slope: slope of the function there; NaN if unknown.
+        low, high: bracket of the zero; its ends are not evaluated.
+        rising: sign of the slope at the zero.
     """
 
     place: float
@@ -35,16 +35,21 @@ class Secant:
 
     @classmethod
     def begin(cls, place: Any, slope: Any, low: Any, high: Any) -> Secant:
-        """Before the first evaluation."""
+        """Return the search before its first evaluation."""
         return cls(float(place), np.nan, float(slope), float(low), float(high), -1.0 if slope < 0 else 1.0)
 
     @property
     def step(self) -> float:
-        """To where the tangent, or the secant, is zero."""
+        """Step to the zero of the tangent or secant; NaN if the slope is zero."""
         return -self.value / self.slope if self.slope else np.nan
 
     def next(self) -> float:
-        """The next place: half-way to an end that the step would pass, in the middle where there is no step."""
+        """Return the next place to evaluate.
+
+        The step leads to the zero of the tangent or secant. A step that would pass an end of the bracket goes half-way
+        to that end. Without a usable slope, the next place is the geometric middle of the bracket or, without a
+        bracket, a short step towards the zero.
+        """
         bracketed = self.low > 0 and np.isfinite(self.high)
         if self.slope * self.rising > 0 and np.isfinite(self.value):
             reach = np.inf if bracketed else _REACH * self.place
@@ -57,7 +62,7 @@ class Secant:
         return 0.5 * (self.place + self.low) if trial <= self.low else trial
 
     def learn(self, place: float, value: float, slope: float = np.nan) -> Secant:
-        """After an evaluation; without a slope, that of the secant through the last two places."""
+        """Return the search after an evaluation; a missing slope is that of the secant through the last two places."""
         if not np.isfinite(slope):
             secant = (value - self.value) / (place - self.place) if place != self.place else np.nan
             slope = secant if np.isfinite(secant) else self.slope
@@ -67,19 +72,22 @@ class Secant:
         return Secant(place, value, slope, low, high, rising)
 
     def blocked(self, place: float) -> Secant:
-        """After a place that turned out to have no state: a zero can only lie between there and the last state."""
+        """Shrink the bracket after `place` turned out to have no state.
+
+        A zero can only lie between there and the last state.
+        """
         return replace(self, high=place) if place > self.place else replace(self, low=place)
 
 
 def zero_between(number: Callable[[float, Any], Path], low: float, high: float, state: Any, tol: float) -> Path:
-    """Path of the zero of an increasing number in a bracket.
+    """Path that finds the zero of an increasing function in a bracket.
 
     Args:
-        number: a path for a place and a warm start, to the number there and the next warm start.
-        tol: relative step that is small enough.
+        number: function of a place and a warm start; its path returns the value there and the next warm start.
+        tol: the search stops when the relative step is below this.
 
     Returns:
-        The zero, the state next to it, and whether it is one rather than an end of the bracket.
+        The zero, the last warm start, and whether the zero is one rather than an end of the bracket.
     """
     search, trial = Secant.begin(np.nan, np.nan, low, high), float(np.sqrt(low * high))
     for _ in range(_LOOKS):

@@ -1,4 +1,4 @@
-"""Many settings at once: a branch through many alphas, and states or events of many models, all in one pool."""
+"""Sweeps: a branch through many alphas, and states or events of many models, all in one pool."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from .inputs import check_top_level, prepared
 from .transitions import ALPHA_L, RANGE, critical_path, crossing_path
 
 _SEARCHED = f"for alpha from {SEARCH[-1]:g} to {SEARCH[0]:g}"
-MODELS = "model"  # the parameter of a list of models: their number in it
+MODELS = "model"  # parameter of a sweep over a list of models: the index in the list
 
 
 def sweep(
@@ -42,32 +42,34 @@ def sweep(
     settings: Settings | None = None,
     progress: Progress = silent,
 ) -> Curve | Boundary:
-    """States or events of many settings, all of them in one pool.
+    """Compute states or events of many settings, all in one pool.
 
         sweep(model, [0.5, 1.0, 2.0], "positional")          a branch through alpha: a `Curve`
         sweep(model, "sigma", values, alpha=2.0)             states through another number: a `Curve`
-        sweep(model, "sigma", values, event="alpha_c")       an event through it: a `Boundary`
-        sweep(models, alpha=2.0)                             states of a list of models, or of events
+        sweep(model, "sigma", values, event="alpha_c")       an event through another number: a `Boundary`
+        sweep(models, alpha=2.0)                             states of a list of models: a `Curve`
+        sweep(models, event="alpha_c")                       an event of a list of models: a `Boundary`
 
-    Through alpha a branch is followed from the largest one down to where it ends. Alphas below the end are left out,
-    but for the first. In all other sweeps every setting is solved by itself, as by `solve`, `critical_alpha` or
-    `linear_crossing`, so that what fails at one of them says nothing about the others.
+    In a sweep through alpha the branch is followed from the largest alpha down to where it ends. The first alpha below
+    the end is kept, all smaller ones are left out. In all other sweeps every setting is solved independently, as by
+    `solve`, `critical_alpha` or `linear_crossing`; a failure at one setting does not affect the others.
 
     Args:
         model: attention layer and data, or a list of models of one kind.
-        along: alphas, sorted by the call; or the name of a number of the model, such as "sigma" or "mixing[0,1]". A
-            list of models has none.
-        values: of that number, increasing. With alphas, the name of the branch may stand here.
-        nodes: averaging rule; by default `default_nodes`, through alpha that of `SIZES["curve"]`.
-        branch: of the states.
+        along: alphas in any order; or the name of a number of the model, such as "sigma" or "mixing[0,1]". Leave it out
+            for a list of models.
+        values: values of that number, increasing. After alphas, this may be the name of the branch.
+        nodes: averaging rule; by default `default_nodes`, in a sweep through alpha that of `SIZES["curve"]`.
+        branch: branch of the states.
         alpha: samples per dimension of the states, one for all settings or one for each.
         event: a name in `EVENTS`, or "alpha_l".
-        settings: tolerances; by default `CURVE_SETTINGS` through alpha, else `Settings()`.
-        progress: called with the number of settings that are done, and of all.
+        settings: tolerances; by default `CURVE_SETTINGS` in a sweep through alpha, otherwise `Settings()`.
+        progress: called with the number of finished settings and the number of all settings.
 
     Raises:
-        InputError: alphas or values that are not finite, increasing and in range; an unknown branch, event or number;
-            models of different kinds; an alpha beside an event, or none for states; nodes or settings of another kind.
+        InputError: alphas or values are not finite and in range, or values are not increasing; the branch, event or
+            number is unknown; the models are of different kinds; alpha is given beside an event, or is missing for
+            states; nodes or settings are of the wrong kind.
     """
     if isinstance(model, Model) and not isinstance(along, str):
         return _through_alpha(model, along, branch if values is None else values, nodes, settings, progress)
@@ -75,7 +77,7 @@ def sweep(
         parameter, places, models = _of_number(model, along, values)
     else:
         parameter, places, models = MODELS, *_of_list(model, along, values)
-    # Models of one kind differ in their numbers only: the first one is checked in full.
+    # Models of one kind differ in their numbers only, so that only the first one is checked in full.
     rule, tolerances = prepared(models[0], nodes, settings, even=branch is not None or event is not None)
     check_top_level(models)
     for each in models[1:]:
@@ -106,7 +108,7 @@ def sweep(
 
 
 def _unknown(like: FixedPoint, model: Model, alpha: Any) -> FixedPoint:
-    """A state of which nothing is known, of the shapes of another one."""
+    """Return a `FixedPoint` full of NaN, with the shapes of another one and status `nonfinite`."""
     nothing = jax.tree.map(lambda a: np.full(a.shape, np.nan, a.dtype) if a.dtype.kind == "f" else a, like.replicates)
     status = np.full_like(nothing.status, Status.nonfinite)
     states = dataclasses.replace(nothing, status=status, residual=np.full_like(nothing.residual, np.inf))
@@ -128,7 +130,7 @@ def _run(paths: list[Path], names: list[str], progress: Progress) -> list[Any]:
 def _through_alpha(
     model: Model, alphas: Any, branch: Any, nodes: Rule | None, settings: Settings | None, progress: Progress
 ) -> Curve:
-    """The curve of a branch, from the largest alpha down to where it ends."""
+    """Follow a branch from the largest alpha down to where it ends."""
     branch = branch_of(branch).name
     nodes, settings = prepared(model, nodes, settings, CURVE_SETTINGS, size=SIZES["curve"], even=branch is not None)
     grid = np.sort(array_of(alphas, "alphas", "one or more positive, finite numbers", lambda a: a > 0))
@@ -148,7 +150,7 @@ def _through_alpha(
 
 
 def _of_number(model: Model, name: str, values: Any) -> tuple[str, np.ndarray, list[Model]]:
-    """The models of a sweep through one of their numbers."""
+    """Return name, values and models of a sweep through a number of the model."""
     number = Parameter(name)
     if name == "alpha":
         raise InputError("along", 'must be the alphas themselves, or another number than "alpha"')
@@ -159,7 +161,7 @@ def _of_number(model: Model, name: str, values: Any) -> tuple[str, np.ndarray, l
 
 
 def _of_list(models: Any, along: Any, values: Any) -> tuple[np.ndarray, list[Model]]:
-    """The models of a list, checked to be of one kind, and their numbers."""
+    """Check that the models of a list are of one kind; return their indices and the list."""
     require_kind(models, "model", (list, tuple), "a Model or a list of models")
     require(len(models) > 0, "model", list(models), "one model or more")
     if along is not None or values is not None:
@@ -177,7 +179,7 @@ def _of_list(models: Any, along: Any, values: Any) -> tuple[np.ndarray, list[Mod
 
 
 def _alphas(model: Model, alpha: Any, count: int) -> list[Any]:
-    """One alpha for every setting."""
+    """Return one alpha for every setting."""
     if alpha is None:
         raise InputError("alpha", "must be given for states, or event for an event, got neither")
     each = np.broadcast_to(alpha, count) if np.ndim(alpha) == 0 else np.asarray(alpha)
@@ -186,16 +188,16 @@ def _alphas(model: Model, alpha: Any, count: int) -> list[Any]:
 
 
 def _state(model: Model, alpha: Any, branch: str | None, rule: Rule, settings: Settings, fallback: bool) -> Path:
-    """Path of `solve` of one setting, to a `FixedPoint`."""
+    """Path of `solve` at one setting; returns a `FixedPoint`."""
     states, _, _ = yield from default_path(model, alpha, branch, rule, None, settings, fallback=fallback)
     return FixedPoint(model, alpha, states, branch)
 
 
 def _event(model: Model, event: str, nodes: Rule, settings: Settings) -> Path:
-    """Path of an event of one model, looked for from nothing: to a `Transition`.
+    """Path that finds an event of one model without a guess; returns a `Transition`.
 
     Raises:
-        InputError: it does not happen.
+        InputError: the event does not happen.
     """
     if event in ("alpha_c", ALPHA_L):
         zero = yield from critical_path(model, nodes, RANGE, None, settings)
@@ -214,10 +216,10 @@ def _event(model: Model, event: str, nodes: Rule, settings: Settings) -> Path:
 
 
 def _end(branch: str | None, model: Model, nodes: Rule, settings: Settings) -> Path:
-    """Path of the place where a branch is lost on the way down in alpha, as one where a fold is expected.
+    """Path that follows a branch down in alpha until it is lost; returns a `Near` for the fold expected there.
 
     Raises:
-        InputError: it is not lost.
+        InputError: the branch is not lost.
     """
     last: FixedPoint | None = None
     for step in walk(model, list(SEARCH), branch, nodes, settings):
@@ -230,7 +232,7 @@ def _end(branch: str | None, model: Model, nodes: Rule, settings: Settings) -> P
 
 
 def _boundary(event: str, parameter: str, places: np.ndarray, results: list[Transition | Failure]) -> Boundary:
-    """The events of all settings, with their slopes where one number changes."""
+    """Collect the events of all settings; slopes are finite if a number of the model is the parameter."""
     rows: list[tuple] = []
     for value, result in zip(places, results, strict=True):
         if isinstance(result, Failure):
@@ -246,5 +248,5 @@ def _boundary(event: str, parameter: str, places: np.ndarray, results: list[Tran
         rows.append((value, place, bar, slope, int(result.status), result.reason))
     values, alphas, bars, slopes, statuses, reasons = (np.array(column) for column in zip(*rows, strict=True))
     boundary = Boundary.of(event, parameter, values, alphas, bars, slopes, statuses, reasons, np.isfinite(slopes))
-    # The numbers of the models in a list are no places on a line.
+    # Indices of a list are no coordinate, so that slopes between models mean nothing.
     return boundary if parameter != MODELS else dataclasses.replace(boundary, slope=np.full(len(values), np.nan))

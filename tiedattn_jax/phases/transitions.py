@@ -1,4 +1,4 @@
-"""The paper's transitions: where the global minimum changes its mechanism, and where it beats the baseline."""
+"""The paper's transitions: alpha_c, where the global minimum changes its mechanism, and alpha_l of the baseline."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ from .follow import pair_free, pair_start
 from .inputs import prepared
 from .secant import zero_between
 
-ALPHA_L = "alpha_l"  # no name of `EVENTS`, but one of its baselines or alpha_c
-RANGE = (0.1, 4.0)
-_COARSE = 1e-3  # relative accuracy of a transition on coarse averages, which are themselves right to about that
+ALPHA_L = "alpha_l"  # not in `EVENTS`, because it coincides with a baseline or with alpha_c
+RANGE = (0.1, 4.0)  # default bracket of alpha
+_COARSE = 1e-3  # relative tolerance of alpha on the coarse replicate, whose own error is about as large
 # Stop when the relative Newton step in alpha is below this: the next step would be smaller than the error that
 # `Settings.tol` leaves in the states.
 _FINAL = 1e-5
@@ -38,28 +38,28 @@ def critical_alpha(
     start: Start | None = None,
     settings: Settings | None = None,
 ) -> Transition:
-    """Sample complexity alpha_c at which the positional and the semantic branch have the same training loss.
+    """Find the sample complexity alpha_c at which the positional and the semantic branch have the same training loss.
 
-    Below it the global minimum is positional, above it semantic. `jax.grad` of it works (first derivatives). It does
-    not run under `jit` or `vmap`: `sweep` finds it for many models at once. The derivative in any number p of the model
-    is the envelope formula
-    ``-(d_p Delta Phi) / (d_alpha Delta Phi)`` at fixed overlaps, which the jumps of the proximal operator leave exact.
+    The global minimum is positional below alpha_c and semantic above it. `jax.grad` of this function works (first
+    derivatives). `jit` and `vmap` do not; `sweep` treats many models at once. The derivative in any number p of the
+    model is the envelope formula ``-(d_p Delta Phi) / (d_alpha Delta Phi)`` at fixed overlaps, which stays exact when
+    the proximal operator jumps.
 
     Args:
         model: attention layer and data.
         nodes: averaging rule; by default `default_nodes`.
-        bracket: range of alpha in which the crossing is looked for.
-        start: where it is expected: the positional and the semantic `FixedPoint` at one alpha near it, such as the
-            `branches` of a neighbouring model's transition, or both branches as curves; by default it is looked for in
-            the bracket, on coarse averages.
+        bracket: range of alpha that is searched.
+        start: guess for the crossing: the positional and the semantic `FixedPoint` at one alpha near it, such as the
+            `branches` of a neighbouring model's transition, or both branches as curves. By default the bracket is
+            searched on the coarse replicate.
         settings: tolerances; by default `Settings()`.
 
     Returns:
-        A `Transition` with both branches at alpha_c. Status `absent` when no crossing lies in the bracket; `alpha` is
-        then the end that it would lie beyond, and `reason` says what is there instead.
+        A `Transition` with both branches at alpha_c. If no crossing lies in the bracket, its status is `absent`,
+        `alpha` is the end of the bracket beyond which the crossing would lie, and `reason` says what was found there.
 
     Raises:
-        InputError: a bracket that is not 0 < low < high; nodes, settings or a start of another kind.
+        InputError: the bracket is not 0 < low < high; nodes, settings or start are of the wrong kind.
     """
     nodes, settings, ends = _prepared(model, nodes, bracket, settings)
     near = None if start is None else near_of(EVENTS["alpha_c"], start, *ends)
@@ -70,7 +70,7 @@ def critical_alpha(
 def critical_path(
     model: Model, nodes: Rule, bracket: tuple[float, float], near: Near | None, settings: Settings
 ) -> Path:
-    """Path of `critical_alpha`, to a `Zero`."""
+    """Path of `critical_alpha`; returns a `Zero`."""
     met = True
     if near is None:
         near, met = yield from _coarse_alpha_c(model, nodes, bracket, settings)
@@ -89,24 +89,25 @@ def linear_crossing(
     start: Start | None = None,
     settings: Settings | None = None,
 ) -> Transition:
-    """Sample complexity alpha_l at which the global minimum starts to beat the linear baseline (Result 5.1).
+    """Find the sample complexity alpha_l at which the global minimum starts to beat the linear baseline (Result 5.1).
 
-    It lies on the semantic branch when the test error there still exceeds the baseline at alpha_c, on the positional
-    one when the baseline is beaten before alpha_c, and equals alpha_c when the exchange of the minima itself crosses
-    it. `jax.grad` of it works (first derivatives). The derivatives are those of the implicit function theorem and
-    contain the jumps of the proximal operator.
+    There are three cases. If the positional state beats the baseline at alpha_c, alpha_l lies on the positional branch
+    below alpha_c. If only the semantic state does, alpha_l equals alpha_c. If neither does, alpha_l lies on the
+    semantic branch above alpha_c. `jax.grad` of this function works (first derivatives). On a branch, the implicit
+    function theorem gives the derivatives, which contain the jumps of the proximal operator.
 
     Args:
-        transition: the result of `critical_alpha` for the same model; by default it is found first.
-        start: where it is expected: the `FixedPoint` of the branch that it lies on, or both branches as curves; by
-            default looked for.
-        model, nodes, bracket, settings: as there.
+        transition: the result of `critical_alpha` for the same model; by default it is computed first.
+        start: guess for the crossing: the `FixedPoint` of the branch that alpha_l lies on, or that branch as a curve.
+            By default the bracket is searched on the coarse replicate.
+        model, nodes, bracket, settings: as in `critical_alpha`.
 
     Returns:
-        A `Transition` with the one branch that crosses; without alpha_c, what is known of alpha_c.
+        A `Transition` with the branch that crosses the baseline. If alpha_c was not found, the `transition` itself,
+        renamed to alpha_l.
 
     Raises:
-        InputError: as there; a transition of another kind, a model without `target`.
+        InputError: as `critical_alpha`; the transition is of the wrong kind, or the model has no `target`.
     """
     nodes, settings, bracket = _prepared(model, nodes, bracket, settings)
     event_of("semantic baseline", model)  # the model must have a target
@@ -115,7 +116,7 @@ def linear_crossing(
     require_kind(transition, "transition", Transition, "the result of critical_alpha")
     require_choice(transition.event, "transition.event", ["alpha_c"])
     held, known = lax.stop_gradient((model, transition))
-    if not known.ok:  # which minimum is global is not known
+    if not known.ok:  # without alpha_c, the global minimum is unknown
         return dataclasses.replace(transition, event=ALPHA_L)
     crossing = _Crossing.of(held, known, bracket)
     near = None if start is None else near_of(crossing.event, start, *crossing.bracket)
@@ -126,7 +127,7 @@ def linear_crossing(
 def crossing_path(
     model: Model, transition: Transition, nodes: Rule, bracket: tuple[float, float], settings: Settings
 ) -> Path:
-    """Path of `linear_crossing` of concrete numbers, to a `Transition`."""
+    """Path of `linear_crossing` for concrete numbers; returns a `Transition`."""
     if not transition.ok:
         return dataclasses.replace(transition, event=ALPHA_L)
     crossing = _Crossing.of(model, transition, bracket)
@@ -135,14 +136,14 @@ def crossing_path(
 
 
 class _Crossing(NamedTuple):
-    """Where alpha_l lies: on a branch, whose state at alpha_c is `start`, or at alpha_c itself.
+    """The search for alpha_l, which lies on a branch or at alpha_c itself.
 
     Attributes:
         owner: see `baseline_owner`.
-        event: of the branch.
+        event: baseline event of the branch.
         start: overlaps of the branch at alpha_c.
-        free: what the branch leaves free.
-        bracket: range of alpha.
+        free: mask of the free order parameters of the branch, (2,).
+        bracket: range of alpha that is searched.
     """
 
     owner: int
@@ -153,7 +154,7 @@ class _Crossing(NamedTuple):
 
     @classmethod
     def of(cls, model: Model, transition: Transition, bracket: tuple[float, float]) -> _Crossing:
-        """By which of the two states at alpha_c beats the baseline."""
+        """Choose the branch and the bracket by which of the two states at alpha_c beat the baseline."""
         early, late = (bool(b.gen_error < b.gen_error_linear) for b in transition.branches)
         alpha, k = float(transition.alpha), 0 if early else 1
         ends = (bracket[0], alpha) if early else (alpha, max(bracket[1], 1.01 * alpha))
@@ -161,7 +162,7 @@ class _Crossing(NamedTuple):
         return cls(int(baseline_owner(early, late)), EVENTS[f"{PAIR[k]} baseline"], start, pair_free(model)[k], ends)
 
     def path(self, model: Model, nodes: Rule, near: Near | None, settings: Settings) -> Path:
-        """Path to where the branch starts to beat the baseline."""
+        """Path that finds where the branch starts to beat the baseline; returns a `Zero`."""
         met = True
         if near is None:
             near, met = yield from _coarse_alpha_l(model, nodes, self.start, self.free, self.bracket, settings)
@@ -169,7 +170,7 @@ class _Crossing(NamedTuple):
         return zero._replace(met=zero.met and met)
 
     def transition(self, model: Model, critical: Transition, zero: Zero) -> Transition:
-        """alpha_l, with the state of the branch."""
+        """Return alpha_l as a `Transition` with the state of the branch."""
         crossing = transition_of(self.event._replace(branches=(None,)), model, zero)
         if self.owner != 1:
             return dataclasses.replace(crossing, event=ALPHA_L)
@@ -179,10 +180,10 @@ class _Crossing(NamedTuple):
 
 
 def baseline_owner(early: Any, late: Any) -> Any:
-    """Where the global minimum starts to beat the linear baseline: 0 positional, 1 at alpha_c itself, 2 semantic.
+    """Return where alpha_l lies: 0 on the positional branch, 1 at alpha_c itself, 2 on the semantic branch.
 
     Args:
-        early, late: whether the positional and the semantic state beat it at alpha_c.
+        early, late: whether the positional and the semantic state beat the linear baseline at alpha_c.
     """
     return jnp.where(early, 0, jnp.where(late, 1, 2))
 
@@ -201,17 +202,17 @@ def _looks(met: bool) -> int:
 
 
 def _coarse_alpha_c(model: Model, nodes: Rule, bracket: tuple[float, float], settings: Settings) -> Path:
-    """Path of alpha_c and both branches there on cheap averages, and whether it lies in the bracket."""
+    """Path that finds alpha_c on the coarse replicate; returns a `Near`, and whether it lies in the bracket."""
     frees, starts = pair_free(model), [jax.tree.map(np.asarray, start) for start in pair_start(model)]
 
     def difference(alpha: float, xs: list[Overlaps]) -> Path:
-        """Positional minus semantic loss; where only one of the branches exists, that one wins."""
+        """Path to the positional minus the semantic loss; its sign favours the only branch if one is missing."""
         place = np.asarray(alpha, model.lam.dtype)
         problems = [Problem(model, place, nodes, free, settings) for free in frees]
         states = yield [p.coarsely(x) for p, x in zip(problems, xs, strict=True)]
         loss, there = np.array([s.train_loss for s in states]), [bool(s.has_state) for s in states]
         alone = (1.0 if there[1] and not there[0] else -1.0) * np.mean(np.abs(loss))
-        # A branch that is not here is looked for from its start the next time.
+        # The next search for a branch that was not found begins at the start of that branch.
         settled = [s.status <= Status.stalled for s in states]
         xs = [s.overlaps if ok else x for s, ok, x in zip(states, settled, starts, strict=True)]
         return loss[0] - loss[1] if all(there) else alone, xs
@@ -223,7 +224,7 @@ def _coarse_alpha_c(model: Model, nodes: Rule, bracket: tuple[float, float], set
 def _coarse_alpha_l(
     model: Model, nodes: Rule, x0: Overlaps, free: Any, bracket: tuple[float, float], settings: Settings
 ) -> Path:
-    """Path of where a branch starts to beat the linear baseline on cheap averages, its state there, and if it does."""
+    """Path that finds the baseline event of a branch on the coarse replicate; returns as `_coarse_alpha_c`."""
 
     def excess(alpha: float, x: Overlaps) -> Path:
         state = yield Problem(model, np.asarray(alpha, model.lam.dtype), nodes, free, settings).coarsely(x)
