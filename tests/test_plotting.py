@@ -203,7 +203,7 @@ def test_a_path_that_turns(theta, turn, kind):
 def test_there_is_room_between_lines_and_frame():
     """There is room between lines and frame, also if a narrow range of alphas or numbers lies far from zero."""
     one = curve("semantic", [0.5] * 2)
-    one.alphas, one.points = np.array([10.0, 10.1]), [point(5.0, 0.5), point(5.01, 0.5)]
+    one.at, one.points = np.array([10.0, 10.1]), [point(5.0, 0.5), point(5.01, 0.5)]
     one.values = lambda get: np.array([float(get(p)) for p in one.points])
     for axis in branch_figure([one]).axes:
         (left, right), (bottom, top) = axis.get_xlim(), axis.get_ylim()
