@@ -3,10 +3,10 @@
 The derivatives of the averages are most of the work. The matrix is therefore corrected by Broyden's formula, and
 computed anew where the correction does not suffice.
 
-The method is not that of `theory.newton`, which accepts a step only if the largest residual falls. The equation of s has
-a small weight in that norm, so the search creeps along a narrow valley. In the standard ground state (1.2515, positional,
-four replicates) it needs 2 evaluations with derivatives and 8 to 25 without them, and s moves by up to .9 of its error
-bar; here it needs 2 and 9.
+The method is not that of `theory.newton`, which accepts a step only if the largest residual falls. The equation of s
+has a small weight in that norm, so the search creeps along a narrow valley. In the standard ground state (1.2515,
+positional, four replicates) it needs 2 evaluations with derivatives and 8 to 25 without them, and s moves by up to .9
+of its error bar. Here it needs 2 and 9.
 """
 
 from __future__ import annotations
