@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
+from itertools import compress
 from typing import Any
 
 import equinox as eqx
@@ -97,14 +98,14 @@ def _one_after_the_other(leaves: Any, axes: Any, *, fn: Callable[..., list]) -> 
 
 
 def _without_the_rule(primals: Any, tangents: Any, *, fn: Callable[..., list]) -> tuple[list, list]:
-    moving = [not isinstance(d, ad.Zero) for d in tangents]
+    moves = [not isinstance(d, ad.Zero) for d in tangents]
 
-    def at(some: list) -> list:
-        rest = iter(some)
-        return fn(*(next(rest) if moves else a for a, moves in zip(primals, moving, strict=True)))
+    def of_moving(moving: list) -> list:
+        rest = iter(moving)
+        return fn(*(next(rest) if m else a for a, m in zip(primals, moves, strict=True)))
 
-    some = [[a for a, moves in zip(part, moving, strict=True) if moves] for part in (primals, tangents)]
-    return jax.jvp(at, (some[0],), (some[1],))
+    values, directions = (list(compress(part, moves)) for part in (primals, tangents))
+    return jax.jvp(of_moving, (values,), (directions,))
 
 
 batching.primitive_batchers[_lane] = _one_after_the_other
