@@ -20,7 +20,7 @@ from typing import Any
 
 import jax
 
-from tiedattn_jax.errors import InputError, require_choice, require_count
+from tiedattn_jax.base.errors import InputError, require_choice, require_count
 
 from . import suite
 from .registry import BENCHMARKS

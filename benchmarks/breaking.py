@@ -18,9 +18,9 @@ import numpy as np
 from matplotlib.colors import LogNorm
 
 import tiedattn_jax as ta
-from tiedattn_jax.overlaps import PAIR
-from tiedattn_jax.plotting import panels
-from tiedattn_jax.printing import with_error
+from tiedattn_jax.base.printing import with_error
+from tiedattn_jax.model.overlaps import PAIR
+from tiedattn_jax.plotting.style import panels
 
 LEAST = 1e-7  # fraction of the loss below which the estimate is comparable to its error, or exactly zero
 

@@ -18,7 +18,7 @@ import numpy as np
 
 import tiedattn_jax as ta
 from tiedattn_jax.finite.data import start as start_of
-from tiedattn_jax.overlaps import magnitudes
+from tiedattn_jax.model.overlaps import magnitudes
 
 CASES = {"smooth, semantic": (0.1, 3.0), "smooth, positional": (0.6, 4.0), "jumps, positional": (0.6, 1.5)}
 SHARES = {(0, 0): 0.45, (1, 1): 0.45, (0, 1): 0.05, (1, 0): 0.05}

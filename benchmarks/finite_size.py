@@ -24,7 +24,7 @@ import numpy as np
 from scipy.sparse.linalg import LinearOperator, eigsh
 
 import tiedattn_jax as ta
-from tiedattn_jax.overlaps import BRANCHES, PAIR, Coordinates
+from tiedattn_jax.model.overlaps import BRANCHES, PAIR, Coordinates
 from tiedattn_jax.theory.equations import Equations
 
 

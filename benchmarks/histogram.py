@@ -18,7 +18,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from tiedattn_jax import histogram
+from tiedattn_jax.counting import histogram
 
 
 def main() -> None:

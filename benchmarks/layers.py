@@ -18,7 +18,7 @@ import jax.numpy as jnp
 import numpy as np
 
 import tiedattn_jax as ta
-from tiedattn_jax.printing import with_error
+from tiedattn_jax.base.printing import with_error
 
 COLUMNS = {"training loss": "train_loss", "test error": "gen_error", "q": "q"}
 

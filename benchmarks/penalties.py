@@ -20,7 +20,7 @@ import numpy as np
 import tiedattn_jax as ta
 from tiedattn_jax.finite.data import start
 from tiedattn_jax.finite.instances import Compared
-from tiedattn_jax.overlaps import PAIR
+from tiedattn_jax.model.overlaps import PAIR
 
 
 class SparseTeacher(ta.DotProduct):

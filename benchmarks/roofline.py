@@ -23,7 +23,7 @@ import jax.numpy as jnp
 import numpy as np
 
 import tiedattn_jax as ta
-from tiedattn_jax.overlaps import Coordinates, branch_of
+from tiedattn_jax.model.overlaps import Coordinates, branch_of
 from tiedattn_jax.theory.equations import Equations
 from tiedattn_jax.theory.pool import Call, run_one, together
 

@@ -19,8 +19,8 @@ import jax
 import numpy as np
 from matplotlib.ticker import LogLocator, MaxNLocator, NullLocator
 
-from tiedattn_jax.plotting import panels
-from tiedattn_jax.store import write_whole
+from tiedattn_jax.base.store import write_whole
+from tiedattn_jax.plotting.style import panels
 
 from .published_method import machine
 

@@ -14,7 +14,7 @@ import jax
 import pytest
 
 import tiedattn_jax as ta
-from tiedattn_jax import compiled
+from tiedattn_jax.base import programs as compiled
 
 FAST = "--xla_cpu_use_fusion_emitters=false --xla_disable_hlo_passes=while-loop-invariant-code-motion"
 if "PYTEST_XDIST_WORKER" not in os.environ and "XLA_FLAGS" not in os.environ:

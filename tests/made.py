@@ -9,7 +9,7 @@ from cases import CASES, state
 from jax import lax
 
 import tiedattn_jax as ta
-from tiedattn_jax.overlaps import Conjugates
+from tiedattn_jax.model.overlaps import Conjugates
 from tiedattn_jax.theory.observables import Diagnostics
 from tiedattn_jax.theory.solve import followed, traced_states
 from tiedattn_jax.theory.states import DIAGNOSTICS, State

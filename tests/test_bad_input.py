@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 
 import tiedattn_jax as ta
-from tiedattn_jax.model import check
-from tiedattn_jax.overlaps import BRANCHES
-from tiedattn_jax.parameters import Parameter, axis_of
+from tiedattn_jax.model.checks import check
+from tiedattn_jax.model.overlaps import BRANCHES
+from tiedattn_jax.model.parameters import Parameter, axis_of
 from tiedattn_jax.theory.potentials import prior
 
 MODEL = ta.dot_product()

@@ -286,7 +286,7 @@ def test_two_steps_where_every_sample_chooses_a_sign():
     limit = fewer + (fewer - few) / (10**0.5 - 1)  # corrections are of order alpha^{1/2}
     np.testing.assert_allclose(limit, [-((2 / np.pi) ** 0.5), -0.7652, -0.7636], atol=1e-4)
     rs, one, two = further_steps.signs(0.01, 2)
-    assert one - rs == pytest.approx(8.1990e-6, rel=1e-5)  # the elevation that `test_rsb` computes with conjugates
+    assert one - rs == pytest.approx(8.1990e-6, rel=1e-5)  # the elevation that `tests/rsb` computes with conjugates
     assert (two - rs) / (one - rs) == pytest.approx(1.0482, abs=1e-4)
 
 

@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 
 import tiedattn_jax as ta
-from tiedattn_jax.overlaps import BRANCHES
+from tiedattn_jax.model.overlaps import BRANCHES
 
 
 class RankTwo(ta.Model):

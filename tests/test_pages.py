@@ -20,7 +20,7 @@ import jax
 import pytest
 
 import tiedattn_jax as ta
-from tiedattn_jax import compiled
+from tiedattn_jax.base import programs as compiled
 
 ROOT = Path(__file__).parents[1]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]

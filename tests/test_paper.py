@@ -7,9 +7,9 @@ from types import SimpleNamespace as Some
 import numpy as np
 import pytest
 
-from tiedattn_jax.errors import InputError
+from tiedattn_jax.base.errors import InputError
 from tiedattn_jax.phases.boundaries import Boundary
-from tiedattn_jax.plotting import COLOURS
+from tiedattn_jax.plotting.style import COLOURS
 
 sys.path.insert(0, str(Path(__file__).parents[1]))  # the benchmarks are not part of the package
 

@@ -10,8 +10,8 @@ from jax import export
 from lowering import products
 
 import tiedattn_jax as ta
-from tiedattn_jax import histogram
-from tiedattn_jax.linalg import precise
+from tiedattn_jax.base.linalg import precise
+from tiedattn_jax.counting import histogram
 
 pytestmark = pytest.mark.usefixtures("quick_programs")
 

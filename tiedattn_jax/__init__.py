@@ -23,7 +23,7 @@ Results that have a picture draw it with `result.plot()`. Numbers follow the dty
 precision, call ``jax.config.update("jax_enable_x64", True)`` first.
 """
 
-from . import cli as cli, histogram as histogram
+from . import cli as cli, counting as histogram
 from .averages.default import default_nodes as default_nodes
 from .averages.lines import line_nodes as line_nodes
 from .averages.nodes import (
@@ -33,8 +33,10 @@ from .averages.nodes import (
 )
 from .averages.rule import Replicate as Replicate, Rule as Rule
 from .averages.sizes import SIZES as SIZES
-from .compiled import use_compilation_cache as use_compilation_cache
-from .errors import InputError as InputError
+from .base.errors import InputError as InputError
+from .base.programs import use_compilation_cache as use_compilation_cache
+from .base.results import Average as Average, Settings as Settings, Status as Status
+from .base.store import VERSION as VERSION
 from .finite.data import Data as Data, shard as shard
 from .finite.evaluation import (
     LinearBaseline as LinearBaseline,
@@ -46,7 +48,9 @@ from .finite.message_passing import GAMP as GAMP, gamp as gamp
 from .finite.sampling import raw_labels as raw_labels, realised as realised, sample_data as sample_data
 from .finite.training import Training as Training, risk as risk, train as train
 from .finite.value import ValueTraining as ValueTraining, train_value as train_value
-from .layers import (
+from .model.checks import check as check
+from .model.law import Sentences as Sentences, SpectralLaw as SpectralLaw
+from .model.layers import (
     AttentionLayer as AttentionLayer,
     CausalDotProduct as CausalDotProduct,
     DotProduct as DotProduct,
@@ -61,20 +65,15 @@ from .layers import (
     tempered_dot_product as tempered_dot_product,
     untied_dot_product as untied_dot_product,
 )
-from .model import Model as Model, Sentences as Sentences, SpectralLaw as SpectralLaw, check as check
-from .overlaps import Conjugates as Conjugates, Overlaps as Overlaps
-from .penalties import L1 as L1, Penalty as Penalty
+from .model.model import Model as Model
+from .model.overlaps import Conjugates as Conjugates, Overlaps as Overlaps
+from .model.penalties import L1 as L1, Penalty as Penalty
 from .phases.arclength import BranchPath as BranchPath, folds_of as folds_of, trace_branch as trace_branch
 from .phases.boundaries import (
     Boundary as Boundary,
     Meeting as Meeting,
     meetings as meetings,
     trace_boundary as trace_boundary,
-)
-from .phases.breaking import (
-    BrokenTransition as BrokenTransition,
-    critical_alpha_1rsb as critical_alpha_1rsb,
-    linear_crossing_1rsb as linear_crossing_1rsb,
 )
 from .phases.diagram import REGIONS as REGIONS, PhaseDiagram as PhaseDiagram
 from .phases.ends import BranchEnd as BranchEnd, branch_ends as branch_ends
@@ -83,8 +82,13 @@ from .phases.follow import Curve as Curve
 from .phases.grid import phase_diagram as phase_diagram
 from .phases.sweep import sweep as sweep
 from .phases.transitions import critical_alpha as critical_alpha, linear_crossing as linear_crossing
-from .results import Average as Average, Settings as Settings, Status as Status
-from .store import VERSION as VERSION
+from .rsb.fixed_points import BrokenPoint as BrokenPoint, solve_1rsb as solve_1rsb
+from .rsb.potentials import BrokenOverlaps as BrokenOverlaps
+from .rsb.transitions import (
+    BrokenTransition as BrokenTransition,
+    critical_alpha_1rsb as critical_alpha_1rsb,
+    linear_crossing_1rsb as linear_crossing_1rsb,
+)
 from .theory.multistart import find_states as find_states
 from .theory.observables import (
     Diagnostics as Diagnostics,
@@ -92,8 +96,6 @@ from .theory.observables import (
     gen_error_linear as gen_error_linear,
     second_minimum_share as second_minimum_share,
 )
-from .theory.rsb.fixed_points import BrokenPoint as BrokenPoint, solve_1rsb as solve_1rsb
-from .theory.rsb.potentials import BrokenOverlaps as BrokenOverlaps
 from .theory.solve import solve as solve
 from .theory.states import FixedPoint as FixedPoint
 

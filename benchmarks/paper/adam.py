@@ -10,7 +10,7 @@ import numpy as np
 from matplotlib.figure import Figure
 
 import tiedattn_jax as ta
-from tiedattn_jax.plotting import COLOURS, LABELS, panels
+from tiedattn_jax.plotting.style import COLOURS, LABELS, panels
 
 from .data import Columns, Task, filled, read, where
 from .page import Row

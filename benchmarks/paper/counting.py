@@ -9,8 +9,8 @@ import jax
 import numpy as np
 from matplotlib.figure import Figure
 
-from tiedattn_jax import histogram
-from tiedattn_jax.plotting import attention_figure
+from tiedattn_jax.counting import histogram
+from tiedattn_jax.plotting.counting import attention_figure
 
 from .data import Columns, Task, keep, known, read
 from .page import Row

@@ -10,8 +10,8 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
-from tiedattn_jax.errors import InputError
-from tiedattn_jax.store import Checkpoint, packed, unpacked, write_whole
+from tiedattn_jax.base.errors import InputError
+from tiedattn_jax.base.store import Checkpoint, packed, unpacked, write_whole
 
 Columns = dict[str, np.ndarray]
 _MAPS = Path("/proc/self/maps")

@@ -12,7 +12,7 @@ import numpy as np
 from matplotlib.figure import Figure
 
 import tiedattn_jax as ta
-from tiedattn_jax.plotting import COLOURS, LABELS, OTHER, line, panels
+from tiedattn_jax.plotting.style import COLOURS, LABELS, OTHER, line, panels
 
 from .data import Task, filled, read, where
 from .page import Row

@@ -12,7 +12,8 @@ import numpy as np
 from matplotlib.figure import Figure
 
 import tiedattn_jax as ta
-from tiedattn_jax.plotting import LABELS, MARKS, SYMBOLS, panels, slice_figure
+from tiedattn_jax.plotting.diagrams import slice_figure
+from tiedattn_jax.plotting.style import LABELS, MARKS, SYMBOLS, panels
 
 from .data import Columns, Task, filled, missing, read, where
 from .layers import STARTS, model_of, train_of

@@ -11,7 +11,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import NullFormatter
 
 import tiedattn_jax as ta
-from tiedattn_jax.plotting import COLOURS, LABELS, SYMBOLS, panels
+from tiedattn_jax.plotting.style import COLOURS, LABELS, SYMBOLS, panels
 
 from .data import Task, filled, keep, known, read, where
 from .page import Row

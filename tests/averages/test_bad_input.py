@@ -8,7 +8,7 @@ import pytest
 
 import tiedattn_jax as ta
 from tiedattn_jax.averages.rule import check_rule
-from tiedattn_jax.errors import InputError
+from tiedattn_jax.base.errors import InputError
 
 SOBOL, PLAIN, GRID, LINES, DEFAULT = (
     ta.sobol_nodes, ta.monte_carlo_nodes, ta.gauss_hermite_nodes, ta.line_nodes, ta.default_nodes,

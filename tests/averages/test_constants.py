@@ -7,7 +7,7 @@ import pytest
 
 import tiedattn_jax as ta
 from tiedattn_jax.averages import prox as px
-from tiedattn_jax.model import SpectralLaw
+from tiedattn_jax.model.law import SpectralLaw
 
 pytestmark = pytest.mark.usefixtures("quick_programs")
 MIXING = np.array([[0.6, 0.4], [0.4, 0.6]])

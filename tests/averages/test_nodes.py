@@ -6,12 +6,12 @@ import pytest
 from cases import CASES, state
 
 import tiedattn_jax as ta
-from tiedattn_jax import linalg
 from tiedattn_jax.averages import nodes
 from tiedattn_jax.averages.fields import fields, whiten
 from tiedattn_jax.averages.rule import average, average_of_weighted
 from tiedattn_jax.averages.sizes import WIDE_COARSE
-from tiedattn_jax.linalg import apply, ldl_solve
+from tiedattn_jax.base import linalg
+from tiedattn_jax.base.linalg import apply, ldl_solve
 from tiedattn_jax.theory.potentials import channel, channel_gradient, points_in
 
 pytestmark = pytest.mark.usefixtures("quick_programs")

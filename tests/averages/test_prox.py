@@ -5,10 +5,10 @@ import pytest
 from cases import CASES, state
 
 import tiedattn_jax as ta
-from tiedattn_jax import linalg
-from tiedattn_jax.averages import nodewise, prox as px
+from tiedattn_jax.averages import prox as px
 from tiedattn_jax.averages.fields import fields
-from tiedattn_jax.linalg import ldl_solve
+from tiedattn_jax.base import linalg, nodewise
+from tiedattn_jax.base.linalg import ldl_solve
 
 pytestmark = pytest.mark.usefixtures("quick_programs")
 

@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 
 import tiedattn_jax as ta
+from tiedattn_jax.base.results import Status, error_bar
 from tiedattn_jax.cli import finite
 from tiedattn_jax.cli.main import main
-from tiedattn_jax.results import Status, error_bar
 
 pytestmark = pytest.mark.usefixtures("quick_programs")
 

@@ -6,9 +6,9 @@ import json
 import jax
 import pytest
 
+from tiedattn_jax.base.errors import InputError
 from tiedattn_jax.cli import histogram
 from tiedattn_jax.cli.main import main
-from tiedattn_jax.errors import InputError
 
 pytestmark = pytest.mark.usefixtures("quick_programs")
 

@@ -12,10 +12,10 @@ from importlib import metadata
 import pytest
 
 from tiedattn_jax import cli
+from tiedattn_jax.base.errors import InputError
 from tiedattn_jax.cli import solve, transition
 from tiedattn_jax.cli.main import main
 from tiedattn_jax.cli.report import Report
-from tiedattn_jax.errors import InputError
 
 
 def failed(capsys, *arguments):
@@ -118,7 +118,7 @@ def test_a_disk_that_is_full(capsys, tmp_path, monkeypatch, report):
             return
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    monkeypatch.setattr("tiedattn_jax.store.os.fsync", full)
+    monkeypatch.setattr("tiedattn_jax.base.store.os.fsync", full)
     err = failed(capsys, "solve", "--out", str(tmp_path))
     assert f"argument --out: must be a folder that can be written, got '{tmp_path}' (No space left on device)" in err
     assert "free space or use another one, what was finished is there" in err

@@ -10,7 +10,7 @@ import pytest
 import tiedattn_jax as ta
 from tiedattn_jax.cli import options, report
 from tiedattn_jax.cli.main import main
-from tiedattn_jax.layers import LAYERS
+from tiedattn_jax.model.layers import LAYERS
 
 
 def counted(capsys, **given):

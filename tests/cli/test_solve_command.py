@@ -5,9 +5,9 @@ import json
 import pytest
 from cases import CASES
 
+from tiedattn_jax.base.errors import InputError
 from tiedattn_jax.cli import solve
 from tiedattn_jax.cli.main import main
-from tiedattn_jax.errors import InputError
 from tiedattn_jax.theory.states import DIAGNOSTICS
 
 KEYS = (

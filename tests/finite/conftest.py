@@ -5,7 +5,8 @@ import jax.numpy as jnp
 import pytest
 
 from tiedattn_jax.finite.sampling import sample_data
-from tiedattn_jax.model import Model, SpectralLaw
+from tiedattn_jax.model.law import SpectralLaw
+from tiedattn_jax.model.model import Model
 
 
 class TwoAtoms(Model):

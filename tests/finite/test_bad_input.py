@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 
 import tiedattn_jax as ta
-from tiedattn_jax import histogram as task
-from tiedattn_jax.errors import InputError
+from tiedattn_jax.base.errors import InputError
+from tiedattn_jax.counting import histogram as task
 from tiedattn_jax.finite import evaluation, message_passing, sampling, training, value
 from tiedattn_jax.finite.data import Data, Labels, check_fit, start
 from tiedattn_jax.finite.evaluation import heldout_error, linear_baseline, sentence_losses
@@ -20,8 +20,8 @@ from tiedattn_jax.finite.message_passing import GAMP, gamp
 from tiedattn_jax.finite.sampling import raw_labels, realised, sample_data
 from tiedattn_jax.finite.training import risk, train
 from tiedattn_jax.finite.value import ValueTraining, train_value
-from tiedattn_jax.layers import LAYERS
-from tiedattn_jax.overlaps import Overlaps
+from tiedattn_jax.model.layers import LAYERS
+from tiedattn_jax.model.overlaps import Overlaps
 
 pytestmark = pytest.mark.usefixtures("quick_programs")
 

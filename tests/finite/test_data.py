@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 import tiedattn_jax as ta
-from tiedattn_jax.errors import InputError
+from tiedattn_jax.base.errors import InputError
 from tiedattn_jax.finite.data import Data, back_project, check_estimate, check_fit, start, student_fields, token_gram
 from tiedattn_jax.finite.sampling import raw_labels
 

@@ -13,9 +13,9 @@ import pytest
 from cases import CASES
 
 import tiedattn_jax as ta
+from tiedattn_jax.base.results import error_bar
 from tiedattn_jax.finite.instances import Compared, distance
-from tiedattn_jax.overlaps import Overlaps
-from tiedattn_jax.results import error_bar
+from tiedattn_jax.model.overlaps import Overlaps
 
 pytestmark = pytest.mark.usefixtures("quick_programs")
 

@@ -10,11 +10,11 @@ import pytest
 
 import tiedattn_jax as ta
 from tiedattn_jax.averages.prox import descend, gradient_at_nodes, prox
+from tiedattn_jax.base.results import Status
 from tiedattn_jax.finite.data import start, student_fields
 from tiedattn_jax.finite.message_passing import Damping, gamp, responses
 from tiedattn_jax.finite.sampling import sample_data
 from tiedattn_jax.finite.training import risk, train
-from tiedattn_jax.results import Status
 
 pytestmark = pytest.mark.usefixtures("quick_programs")
 

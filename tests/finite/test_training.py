@@ -7,9 +7,9 @@ import pytest
 from jax.extend.core import jaxprs_in_params
 
 import tiedattn_jax as ta
+from tiedattn_jax.base.results import Status
 from tiedattn_jax.finite.sampling import raw_labels, sample_data
 from tiedattn_jax.finite.training import risk, train
-from tiedattn_jax.results import Status
 
 pytestmark = pytest.mark.usefixtures("quick_programs")
 

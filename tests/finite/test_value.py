@@ -7,13 +7,13 @@ import numpy as np
 import pytest
 
 import tiedattn_jax as ta
-from tiedattn_jax.errors import InputError
+from tiedattn_jax.base.errors import InputError
+from tiedattn_jax.base.results import Status
 from tiedattn_jax.finite.evaluation import heldout_error
 from tiedattn_jax.finite.instances import run_instances
 from tiedattn_jax.finite.sampling import raw_labels, sample_data
 from tiedattn_jax.finite.training import risk, train
 from tiedattn_jax.finite.value import best_value, train_value, value_risk
-from tiedattn_jax.results import Status
 
 pytestmark = pytest.mark.usefixtures("quick_programs")
 D, KEYS = 40, jax.random.split(jax.random.key(0), 2)

@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 
 import tiedattn_jax as ta
-from tiedattn_jax.overlaps import BRANCHES
-from tiedattn_jax.parameters import Parameter
+from tiedattn_jax.model.overlaps import BRANCHES
+from tiedattn_jax.model.parameters import Parameter
 from tiedattn_jax.phases import arclength
 from tiedattn_jax.theory.pool import run_one
 

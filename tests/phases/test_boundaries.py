@@ -7,7 +7,7 @@ import pytest
 from cases import ALPHA_C, ALPHA_C_SENSITIVITIES, ALPHA_L
 
 import tiedattn_jax as ta
-from tiedattn_jax.overlaps import BRANCHES, PAIR
+from tiedattn_jax.model.overlaps import BRANCHES, PAIR
 from tiedattn_jax.phases import boundaries
 from tiedattn_jax.phases.boundaries import first_change
 from tiedattn_jax.phases.events import Event, Zero

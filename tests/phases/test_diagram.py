@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 
 import tiedattn_jax as ta
+from tiedattn_jax.base.results import error_bar
 from tiedattn_jax.phases.diagram import REGIONS
-from tiedattn_jax.results import error_bar
 
 ALPHA, OMEGA = np.linspace(0.2, 2.0, 10), np.array([0.1, 0.3, 0.5])
 CRITICAL, LINEAR = 0.6 + 2 * OMEGA, 0.9 + 2 * OMEGA  # in the middle row alpha_l is above alpha_c, as in the model
@@ -190,7 +190,7 @@ def test_xarray():
 
 
 def test_figures():
-    from tiedattn_jax.plotting import slice_figure
+    from tiedattn_jax.plotting.diagrams import slice_figure
 
     diagram = made()
     left, right = diagram.plot().axes[:2]

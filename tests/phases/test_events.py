@@ -12,12 +12,12 @@ import pytest
 from cases import ALPHA_C, ALPHA_L
 
 import tiedattn_jax as ta
-from tiedattn_jax.overlaps import BRANCHES, PAIR
+from tiedattn_jax.base.results import error_bar
+from tiedattn_jax.model.overlaps import BRANCHES, PAIR
 from tiedattn_jax.phases import boundaries, events as how, transitions
 from tiedattn_jax.phases.events import EVENTS, Zero, crossings, near_of, number_of, transition_of, zero_near
 from tiedattn_jax.phases.secant import Secant, zero_between
 from tiedattn_jax.phases.transitions import baseline_owner
-from tiedattn_jax.results import error_bar
 from tiedattn_jax.theory.pool import Call, run_one
 from tiedattn_jax.theory.solve import Problem
 

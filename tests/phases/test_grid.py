@@ -18,8 +18,8 @@ from cases import CASES
 
 import tiedattn_jax as ta
 from tiedattn_jax.averages.rule import COARSE
-from tiedattn_jax.overlaps import BRANCHES
-from tiedattn_jax.parameters import Axis, Parameter
+from tiedattn_jax.model.overlaps import BRANCHES
+from tiedattn_jax.model.parameters import Axis, Parameter
 from tiedattn_jax.phases import grid
 from tiedattn_jax.phases.follow import Follower
 from tiedattn_jax.theory.pool import Lane, run, run_one

@@ -11,10 +11,10 @@ import numpy as np
 import pytest
 
 import tiedattn_jax as ta
-from tiedattn_jax.overlaps import BRANCHES
+from tiedattn_jax.model.overlaps import BRANCHES
 from tiedattn_jax.phases.events import EVENTS, Zero
 from tiedattn_jax.phases.follow import Follower
-from tiedattn_jax.plotting import LABELS
+from tiedattn_jax.plotting.style import LABELS
 
 how = importlib.import_module("tiedattn_jax.phases.sweep")  # `sweep` itself is the function
 

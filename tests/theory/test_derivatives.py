@@ -18,8 +18,8 @@ from made import states_near
 import tiedattn_jax as ta
 from tiedattn_jax.averages import prox
 from tiedattn_jax.averages.fields import fields
-from tiedattn_jax.derivatives import derivative_along, with_tangent
-from tiedattn_jax.overlaps import BRANCHES
+from tiedattn_jax.base.derivatives import derivative_along, with_tangent
+from tiedattn_jax.model.overlaps import BRANCHES
 from tiedattn_jax.theory.equations import Equations
 from tiedattn_jax.theory.potentials import points_in
 

@@ -7,7 +7,7 @@ import pytest
 
 import tiedattn_jax as ta
 from tiedattn_jax.averages.rule import Jumps, Points, average
-from tiedattn_jax.overlaps import Conjugates
+from tiedattn_jax.model.overlaps import Conjugates
 from tiedattn_jax.theory.elevation import elevation, elevation_moments, jump_cost, two_values
 from tiedattn_jax.theory.potentials import points_in
 

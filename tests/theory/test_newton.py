@@ -7,7 +7,7 @@ import pytest
 from cases import CASES, state
 
 import tiedattn_jax as ta
-from tiedattn_jax.overlaps import BRANCHES, Coordinates, admissible, residual_covariance
+from tiedattn_jax.model.overlaps import BRANCHES, Coordinates, admissible, residual_covariance
 from tiedattn_jax.theory.newton import Answer, Newton, deflated_solve, stall_of
 
 FREE = jnp.array([1.0, 0.0])

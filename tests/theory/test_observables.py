@@ -10,7 +10,7 @@ import tiedattn_jax as ta
 from tiedattn_jax.averages.fields import fields
 from tiedattn_jax.averages.prox import prox
 from tiedattn_jax.averages.rule import average
-from tiedattn_jax.overlaps import BRANCHES, Coordinates
+from tiedattn_jax.model.overlaps import BRANCHES, Coordinates
 from tiedattn_jax.theory.equations import Equations
 from tiedattn_jax.theory.observables import growths_in
 from tiedattn_jax.theory.potentials import points_in

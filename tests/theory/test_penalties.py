@@ -12,8 +12,8 @@ from made import states_near
 from penalties import Quadratic, sparse
 
 import tiedattn_jax as ta
-from tiedattn_jax.overlaps import BRANCHES, Coordinates
-from tiedattn_jax.penalties import minimiser, minimiser_and_response
+from tiedattn_jax.model.overlaps import BRANCHES, Coordinates
+from tiedattn_jax.model.penalties import minimiser, minimiser_and_response
 from tiedattn_jax.theory.observables import diagnose
 from tiedattn_jax.theory.potentials import overlaps, prior
 from tiedattn_jax.theory.weights import weight_fields, weight_law

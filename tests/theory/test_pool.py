@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 import tiedattn_jax as ta
-from tiedattn_jax.overlaps import BRANCHES
+from tiedattn_jax.model.overlaps import BRANCHES
 from tiedattn_jax.theory import pool
 from tiedattn_jax.theory.pool import Call, run, run_one, together
 from tiedattn_jax.theory.solve import Problem, branch_start

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import tiedattn_jax as ta
-from tiedattn_jax.overlaps import BRANCHES, magnitudes
+from tiedattn_jax.model.overlaps import BRANCHES, magnitudes
 from tiedattn_jax.theory.pool import run_one, together
 from tiedattn_jax.theory.solve import Problem
 

@@ -7,8 +7,8 @@ import pytest
 from cases import CASES, state
 
 import tiedattn_jax as ta
-from tiedattn_jax.overlaps import BRANCHES
-from tiedattn_jax.results import Status
+from tiedattn_jax.base.results import Status
+from tiedattn_jax.model.overlaps import BRANCHES
 from tiedattn_jax.theory import solve as solving
 from tiedattn_jax.theory.pool import run_one, together
 from tiedattn_jax.theory.solve import Problem

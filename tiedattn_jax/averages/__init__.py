@@ -1,6 +1,5 @@
 """Gaussian averages of functions of the proximal operator. The modules, from small to large:
 
-nodewise    functions of a few numbers, evaluated at very many nodes
 loops       loops of an evaluation, on CPUs and elsewhere
 fields      the Gaussian law of the local fields
 prox        the proximal operator: global minimum, derivative
@@ -8,8 +7,6 @@ rule        averaging rules: replicates, blocks, points
 nodes       rules of single nodes
 maxwell     the jumps of the proximal operator along a line
 lines       the rule of lines that are broken at the jumps
-near_jumps  nodes on these lines that are dense at the jumps
-clusters    the inner average of one step of replica symmetry breaking
 sizes       default sizes of the averages, each with its reason
 default     the default rule
 program     compilation of the functions that average

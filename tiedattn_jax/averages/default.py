@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from ..errors import require
-from ..model import Model
+from ..base.errors import require
+from ..model.model import Model
 from .lines import MOST_NODES, line_nodes
 from .nodes import sobol_nodes
 from .rule import Rule, check_arguments

@@ -5,9 +5,9 @@ from __future__ import annotations
 import jax
 import jax.numpy as jnp
 
-from ..linalg import apply, cholesky, inverse, solve
-from ..model import Model
-from ..overlaps import Overlaps, residual_covariance
+from ..base.linalg import apply, cholesky, inverse, solve
+from ..model.model import Model
+from ..model.overlaps import Overlaps, residual_covariance
 
 
 def fields(model: Model, x: Overlaps, student: jax.Array, teacher: jax.Array) -> tuple[jax.Array, jax.Array]:

@@ -23,11 +23,11 @@ import numpy as np
 from jax import lax
 from scipy import special
 
-from ..derivatives import derivative_along, with_tangent
-from ..errors import InputError, array_of, require, require_kind
-from ..linalg import apply, inverse, matvec, total
-from ..model import Model
-from ..overlaps import Overlaps
+from ..base.derivatives import derivative_along, with_tangent
+from ..base.errors import InputError, array_of, require, require_kind
+from ..base.linalg import apply, inverse, matvec, total
+from ..model.model import Model
+from ..model.overlaps import Overlaps
 from .fields import conditional, log_volume, teacher_fields, whiten
 from .maxwell import Gaps, Lines, Section, between, common_tangents, energy_gap, energy_profile, searched
 from .nodes import sobol_normals

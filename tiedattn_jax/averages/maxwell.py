@@ -21,8 +21,8 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from ..linalg import ldl_solve, total
-from ..model import Model
+from ..base.linalg import ldl_solve, total
+from ..model.model import Model
 from .loops import counted, repeat
 from .prox import Origin, expand, in_groups, least_pivots, lowest_minima, proximal
 

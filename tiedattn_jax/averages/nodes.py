@@ -21,10 +21,10 @@ import numpy as np
 from jax import lax
 from scipy import special
 
-from ..errors import InputError, require
-from ..linalg import apply, cholesky, inverse
-from ..model import Model
-from ..overlaps import Overlaps, residual_covariance
+from ..base.errors import InputError, require
+from ..base.linalg import apply, cholesky, inverse
+from ..model.model import Model
+from ..model.overlaps import Overlaps, residual_covariance
 from .fields import fields, whiten
 from .prox import Prox, attach, moreau, search
 from .rule import Jumps, Points, Replicate, Rule, block_width, check_arguments, check_memory, in_blocks

@@ -13,9 +13,9 @@ import jax.numpy as jnp
 from jax.extend.core import Primitive
 from jax.interpreters import ad, batching, mlir
 
-from ..compiled import kept
-from ..errors import is_concrete, is_tracing
-from ..linalg import precise
+from ..base.errors import is_concrete, is_tracing
+from ..base.linalg import precise
+from ..base.programs import kept
 from .rule import Replicate
 
 _QUICK = {"xla_cpu_use_fusion_emitters": False}

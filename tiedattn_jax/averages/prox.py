@@ -25,11 +25,11 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from ..derivatives import derivative_along, with_tangent
-from ..linalg import apply, definite, inverse, ldl_solve, matvec, precise, total
-from ..model import Model
+from ..base.derivatives import derivative_along, with_tangent
+from ..base.linalg import apply, definite, inverse, ldl_solve, matvec, precise, total
+from ..base.nodewise import nodewise
+from ..model.model import Model
 from .loops import counted, repeat
-from .nodewise import nodewise
 
 _POWER_STEPS = 4  # power iterations for a start: Newton's method finds the well from a rough axis
 _COMMON_STEPS = 4  # Newton steps that all nodes take together; they suffice for nearly every node

@@ -19,10 +19,10 @@ from jax import lax
 from jax.ad_checkpoint import checkpoint_name
 from jax.flatten_util import ravel_pytree
 
-from ..errors import InputError, require, require_count, require_kind, require_memory
-from ..model import Model
-from ..overlaps import Overlaps
-from ..printing import Description, Printed
+from ..base.errors import InputError, require, require_count, require_kind, require_memory
+from ..base.printing import Description, Printed
+from ..model.model import Model
+from ..model.overlaps import Overlaps
 from .loops import counted
 
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from ..errors import InputError, require_memory
+from ..base.errors import InputError, require_memory
 from ..phases.grid import phase_diagram
 from .options import ALPHA, MODEL, NUMBERS, averages, integer, model_of, nodes_of, positive, subcommand
 from .report import Report, png, progress_bars

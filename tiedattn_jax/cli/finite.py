@@ -9,13 +9,13 @@ import jax
 import numpy as np
 
 from ..averages.sizes import SIZES
-from ..errors import require_memory
+from ..base.errors import require_memory
+from ..base.results import Status
 from ..finite.data import Data
 from ..finite.instances import run_instances
 from ..finite.message_passing import GAMP, gamp
 from ..finite.training import OPTIMIZERS, Training, train
-from ..parameters import numbers_of
-from ..results import Status
+from ..model.parameters import numbers_of
 from .options import ALPHA, MODEL, averages, integer, model_of, nodes_of, subcommand
 from .report import Report, progress_bars
 

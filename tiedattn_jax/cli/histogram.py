@@ -10,11 +10,13 @@ from typing import Any
 import jax
 import numpy as np
 
-from ..errors import InputError, require_memory
-from ..histogram import MECHANISMS, Data, History, Training, attention, compare, sample, table, train, unfreeze
-from ..plotting import attention_figure, learning_figure
-from ..results import Status
-from ..store import claim, csv_of
+from ..base.errors import InputError, require_memory
+from ..base.results import Status
+from ..base.store import claim, csv_of
+from ..counting.comparison import compare, table
+from ..counting.task import MECHANISMS, Data, attention, sample
+from ..counting.training import History, Training, train, unfreeze
+from ..plotting.counting import attention_figure, learning_figure
 from .options import defaults_of, integer, subcommand
 from .report import Report, png, progress_bars
 

@@ -12,9 +12,9 @@ from typing import Any
 
 import jax
 
-from ..compiled import use_compilation_cache
-from ..errors import InputError
-from ..store import VERSION, not_a_folder, write_whole
+from ..base.errors import InputError
+from ..base.programs import use_compilation_cache
+from ..base.store import VERSION, not_a_folder, write_whole
 from . import diagram, ended, finite, histogram, solve, transition
 from .options import ORIGIN, Parser
 from .report import Report

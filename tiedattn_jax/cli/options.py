@@ -15,9 +15,9 @@ from ..averages.default import default_nodes
 from ..averages.nodes import sobol_nodes
 from ..averages.rule import Rule
 from ..averages.sizes import REPLICATES, SIZES
-from ..errors import InputError, require_memory
-from ..layers import LAYERS, AttentionLayer, dot_product
-from ..penalties import L1
+from ..base.errors import InputError, require_memory
+from ..model.layers import LAYERS, AttentionLayer, dot_product
+from ..model.penalties import L1
 from .report import Report
 
 NUMBERS = ("omega", "sigma", "lam")  # numbers of the model that are options and can be axes of a diagram

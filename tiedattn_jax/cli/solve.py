@@ -5,8 +5,8 @@ from __future__ import annotations
 import argparse
 from typing import Any
 
-from ..errors import InputError
-from ..overlaps import BRANCHES
+from ..base.errors import InputError
+from ..model.overlaps import BRANCHES
 from ..theory.solve import solve
 from .options import ALPHA, MODEL, averages, model_of, nodes_of, positive, subcommand
 from .report import Report

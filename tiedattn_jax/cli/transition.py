@@ -8,14 +8,14 @@ from typing import Any
 import numpy as np
 
 from ..averages.sizes import SIZES
-from ..overlaps import PAIR
+from ..base.store import csv_of
+from ..model.overlaps import PAIR
 from ..phases.ends import BranchEnd, branch_ends
 from ..phases.events import Transition
 from ..phases.follow import Curve
 from ..phases.sweep import sweep
 from ..phases.transitions import critical_alpha, linear_crossing
-from ..plotting import branch_figure
-from ..store import csv_of
+from ..plotting.branches import branch_figure
 from .options import MODEL, averages, model_of, nodes_of, subcommand
 from .report import Report, png, progress_bars
 

@@ -23,7 +23,7 @@ import numpy as np
 from jax import lax
 from jax.sharding import AxisType, NamedSharding, PartitionSpec
 
-from ..errors import (
+from ..base.errors import (
     InputError,
     is_concrete,
     require,
@@ -33,11 +33,12 @@ from ..errors import (
     shaped_array,
     with_values,
 )
-from ..linalg import inner_products, precise, total
-from ..model import Model, check, over_kinds
-from ..overlaps import Overlaps
-from ..printing import Description, Printed, by_token, rows_of
-from ..results import Result, Status
+from ..base.linalg import inner_products, precise, total
+from ..base.printing import Description, Printed, by_token, rows_of
+from ..base.results import Result, Status
+from ..model.checks import check
+from ..model.model import Model, over_kinds
+from ..model.overlaps import Overlaps
 
 _FAR = 1.5  # warn when the variance of the inputs and that of the model differ by more than this factor
 _MANY = 1000  # with more numbers than this, chance does not change their variance noticeably

@@ -12,13 +12,22 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from ..averages.nodewise import nodewise
 from ..averages.prox import loss_at_nodes
-from ..errors import InputError, require, require_count, require_key, require_kind, require_not_negative, shaped_array
-from ..linalg import precise
-from ..model import Model, check_provides
-from ..printing import Description, Printed, entries
-from ..results import Average
+from ..base.errors import (
+    InputError,
+    require,
+    require_count,
+    require_key,
+    require_kind,
+    require_not_negative,
+    shaped_array,
+)
+from ..base.linalg import precise
+from ..base.nodewise import nodewise
+from ..base.printing import Description, Printed, entries
+from ..base.results import Average
+from ..model.checks import check_provides
+from ..model.model import Model
 from .data import Data, Labels, Population, check_estimate, covariances, each_kind, student_fields
 from .sampling import draw_classes, draw_sentences, noise_fields, raw_labels
 

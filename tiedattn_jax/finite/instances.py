@@ -23,11 +23,12 @@ import numpy as np
 from ..averages.default import default_nodes
 from ..averages.rule import Rule
 from ..averages.sizes import SIZES
-from ..errors import InputError, require_count, require_keys
-from ..model import Model, check_provides
-from ..overlaps import BRANCHES, PAIR, Overlaps, magnitudes
-from ..printing import Description, Row, pictures
-from ..results import Result, Status, error_bar
+from ..base.errors import InputError, require_count, require_keys
+from ..base.printing import Description, Row
+from ..base.results import Result, Status, error_bar
+from ..model.checks import check_provides
+from ..model.model import Model
+from ..model.overlaps import BRANCHES, PAIR, Overlaps, magnitudes
 from ..theory.solve import solve
 from ..theory.states import FixedPoint
 from .data import Data
@@ -223,8 +224,10 @@ class Instances(Result):
         }
 
     def plot(self) -> Any:
-        """Plot every instance against the theory; see `plotting.instances_figure`."""
-        return pictures().instances_figure(self)
+        """Plot every instance against the theory; see `plotting.simulations.instances_figure`."""
+        from ..plotting.simulations import instances_figure
+
+        return instances_figure(self)
 
     def describe(self) -> Description:
         tables = []

@@ -19,13 +19,12 @@ import jax.numpy as jnp
 from jax import lax
 
 from ..averages.prox import descend, gradient_at_nodes, prox, prox_jacobian
-from ..errors import require_choice, require_count, require_memory, require_number, require_positive, shaped_array
-from ..linalg import apply, inner_products, inverse, positive_definite, precise, solve
-from ..model import Model, over_kinds
-from ..overlaps import Overlaps, symmetric
-from ..penalties import minimiser_and_response
-from ..printing import pictures
-from ..results import Status
+from ..base.errors import require_choice, require_count, require_memory, require_number, require_positive, shaped_array
+from ..base.linalg import apply, inner_products, inverse, positive_definite, precise, solve
+from ..base.results import Status
+from ..model.model import Model, over_kinds
+from ..model.overlaps import Overlaps, symmetric
+from ..model.penalties import minimiser_and_response
 from .data import Data, Estimate, back_project, check_estimate, each_kind, of_kind, start, student_fields
 from .evaluation import sentence_losses
 from .training import gradient_norm, smooth_risk
@@ -79,8 +78,10 @@ class GAMP(Estimate):
     residuals: jax.Array
 
     def plot(self) -> Any:
-        """Plot order parameters and residual, iteration by iteration; see `plotting.gamp_figure`."""
-        return pictures().gamp_figure({"message passing": self})
+        """Plot order parameters and residual, iteration by iteration; see `plotting.simulations.gamp_figure`."""
+        from ..plotting.simulations import gamp_figure
+
+        return gamp_figure({"message passing": self})
 
 
 class _State(eqx.Module):

@@ -13,9 +13,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from ..errors import InputError, is_concrete, require, require_count, require_key, require_memory, require_positive
-from ..linalg import precise
-from ..model import Model, SpectralLaw, check, check_provides
+from ..base.errors import InputError, is_concrete, require, require_count, require_key, require_memory, require_positive
+from ..base.linalg import precise
+from ..model.checks import check, check_provides
+from ..model.law import SpectralLaw
+from ..model.model import Model
 from ..theory.observables import target_at_nodes
 from .data import Data, Labels, Population, shard, student_fields, token_gram
 

@@ -25,11 +25,17 @@ import jax.numpy as jnp
 import optax
 from jax import lax
 
-from ..errors import InputError, require_choice, require_count, require_memory, require_not_negative, require_positive
-from ..linalg import precise
-from ..model import Model
-from ..printing import pictures
-from ..results import Status
+from ..base.errors import (
+    InputError,
+    require_choice,
+    require_count,
+    require_memory,
+    require_not_negative,
+    require_positive,
+)
+from ..base.linalg import precise
+from ..base.results import Status
+from ..model.model import Model
 from .data import Data, Estimate, check_estimate, start, student_fields
 from .evaluation import sentence_losses
 
@@ -56,8 +62,10 @@ class Training(Estimate):
     gradient_norms: jax.Array
 
     def plot(self) -> Any:
-        """Plot training loss and gradient, step by step; see `plotting.training_figure`."""
-        return pictures().training_figure({"training": self})
+        """Plot training loss and gradient, step by step; see `plotting.simulations.training_figure`."""
+        from ..plotting.simulations import training_figure
+
+        return training_figure({"training": self})
 
 
 def risk(model: Model, data: Data, Q: Any, *, exact: bool = False) -> jax.Array:

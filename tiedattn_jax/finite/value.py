@@ -27,10 +27,11 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from ..averages.nodewise import nodewise
-from ..errors import InputError, require_memory, require_not_negative, shaped_array
-from ..linalg import precise
-from ..model import Model, check_provides
+from ..base.errors import InputError, require_memory, require_not_negative, shaped_array
+from ..base.linalg import precise
+from ..base.nodewise import nodewise
+from ..model.checks import check_provides
+from ..model.model import Model
 from .data import Data, check_fit, start, student_fields
 from .evaluation import valued
 from .sampling import raw_labels

@@ -6,7 +6,6 @@ arclength      pseudo-arclength continuation, around folds
 secant         root search in one number
 events         table of the events in alpha, and the search for any of them
 transitions    alpha_c and alpha_l
-breaking       shift of the transitions by replica symmetry breaking
 ends           how branches end
 sweep          states or events of many models
 boundaries     events followed through a second parameter

@@ -13,12 +13,12 @@ import numpy as np
 from ..averages.program import program
 from ..averages.rule import Replicate, Rule
 from ..averages.sizes import SIZES
-from ..errors import InputError, array_of, require, require_count, require_kind
-from ..model import Model
-from ..overlaps import Coordinates, Overlaps, admissible, branch_of, label
-from ..parameters import Parameter
-from ..printing import Description, Printed, entries, pictures
-from ..results import Settings, Status, error_bar
+from ..base.errors import InputError, array_of, require, require_count, require_kind
+from ..base.printing import Description, Printed, entries
+from ..base.results import Settings, Status, error_bar
+from ..model.model import Model
+from ..model.overlaps import Coordinates, Overlaps, admissible, branch_of, label
+from ..model.parameters import Parameter
 from ..theory.equations import expansion
 from ..theory.pool import Call, Path, run, run_one, stacked, together
 from ..theory.solve import Problem, branch_start, check_alpha
@@ -79,8 +79,10 @@ class BranchPath(Printed):
         return Description(what, "", numbers, details)
 
     def plot(self) -> Any:
-        """Plot order parameters and training loss along the path; see `plotting.path_figure`."""
-        return pictures().path_figure([self])
+        """Plot order parameters and training loss along the path; see `plotting.branches.path_figure`."""
+        from ..plotting.branches import path_figure
+
+        return path_figure([self])
 
 
 class Setting(NamedTuple):

@@ -15,11 +15,11 @@ import numpy as np
 from scipy.interpolate import CubicHermiteSpline, CubicSpline, KroghInterpolator, PPoly
 
 from ..averages.rule import Rule
-from ..errors import InputError, array_of, require, require_choice, require_kind
-from ..model import Model
-from ..parameters import Parameter
-from ..printing import Description, pictures, with_error
-from ..results import Result, Settings, Status
+from ..base.errors import InputError, array_of, require, require_choice, require_kind
+from ..base.printing import Description, with_error
+from ..base.results import Result, Settings, Status
+from ..model.model import Model
+from ..model.parameters import Parameter
 from ..theory.pool import Path, run_one
 from ..theory.states import FixedPoint
 from .events import EVENTS, Event, Near, Start, Zero, changes, event_of, near_of, number_of, transition_of, zero_near
@@ -140,8 +140,10 @@ class Boundary(Result):
         return Description(what, f"found at {found}", tables=[("", rows)])
 
     def plot(self) -> Any:
-        """Plot alpha against the parameter; see `plotting.boundary_figure`."""
-        return pictures().boundary_figure([self])
+        """Plot alpha against the parameter; see `plotting.events.boundary_figure`."""
+        from ..plotting.events import boundary_figure
+
+        return boundary_figure([self])
 
 
 class Meeting(NamedTuple):

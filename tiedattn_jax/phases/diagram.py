@@ -11,11 +11,11 @@ from typing import Any
 import numpy as np
 from scipy.interpolate import CubicHermiteSpline, CubicSpline, PPoly
 
-from ..errors import InputError, require_choice
-from ..overlaps import PAIR
-from ..printing import Description, pictures, with_error
-from ..results import Result, Status, error_bar, has_state, quorum
-from ..store import csv_of, packed, unpacked, write_whole
+from ..base.errors import InputError, require_choice
+from ..base.printing import Description, with_error
+from ..base.results import Result, Status, error_bar, has_state, quorum
+from ..base.store import csv_of, packed, unpacked, write_whole
+from ..model.overlaps import PAIR
 from .boundaries import Boundary
 from .transitions import ALPHA_L, baseline_owner
 
@@ -309,8 +309,10 @@ class PhaseDiagram(Result):
         return xarray.Dataset(data, coords, {k: json.dumps(v) for k, v in self.attrs.items()})
 
     def plot(self) -> Any:
-        """Plot the diagram; see `plotting.diagram_figure`."""
-        return pictures().diagram_figure(self)
+        """Plot the diagram; see `plotting.diagrams.diagram_figure`."""
+        from ..plotting.diagrams import diagram_figure
+
+        return diagram_figure(self)
 
 
 def _spline(alpha: np.ndarray, values: np.ndarray, slopes: np.ndarray | None = None) -> PPoly | None:

@@ -12,10 +12,10 @@ import numpy as np
 
 from ..averages.rule import Rule
 from ..averages.sizes import SIZES
-from ..errors import require, require_choice, require_kind
-from ..overlaps import BRANCHES, PAIR, branch_of
-from ..printing import Description, Printed, with_error
-from ..results import Settings, Status
+from ..base.errors import require, require_choice, require_kind
+from ..base.printing import Description, Printed, with_error
+from ..base.results import Settings, Status
+from ..model.overlaps import BRANCHES, PAIR, branch_of
 from ..theory.pool import Path, run_one
 from ..theory.solve import Problem
 from ..theory.states import FixedPoint

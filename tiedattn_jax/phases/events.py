@@ -21,12 +21,12 @@ from jax import lax
 
 from ..averages.program import program
 from ..averages.rule import Replicate, Rule
-from ..errors import InputError, require_choice
-from ..model import Model
-from ..overlaps import PAIR, Overlaps, branch_of
-from ..parameters import Parameter, arrays_of, numbers_of
-from ..printing import Description, Row, entries, pictures, with_error
-from ..results import Average, Result, Settings, Status, error_bar, quorum
+from ..base.errors import InputError, require_choice
+from ..base.printing import Description, Row, entries, with_error
+from ..base.results import Average, Result, Settings, Status, error_bar, quorum
+from ..model.model import Model
+from ..model.overlaps import PAIR, Overlaps, branch_of
+from ..model.parameters import Parameter, arrays_of, numbers_of
 from ..theory.equations import Equations, first_order
 from ..theory.observables import gen_error_in, gen_error_linear_in, growths_in
 from ..theory.pool import Call, Path, run_one, stacked
@@ -227,8 +227,10 @@ class Transition(Result):
         return [(f"d/d{name}", entries(value, bars[name])) for name, value in values.items()]
 
     def plot(self) -> Any:
-        """Plot the losses that cross, and how far every number moves the event; see `plotting.transition_figure`."""
-        return pictures().transition_figure(self)
+        """Plot the losses that cross, and how far each number moves the event; see `plotting.events`."""
+        from ..plotting.events import transition_figure
+
+        return transition_figure(self)
 
     def describe(self) -> Description:
         meaning = EVENTS[self.event].meaning if self.event in EVENTS else BEATS_BASELINE

@@ -18,10 +18,10 @@ import jax.numpy as jnp
 import numpy as np
 
 from ..averages.rule import Rule
-from ..model import Model
-from ..overlaps import BRANCHES, PAIR, Overlaps, admissible, branch_of, own_size
-from ..printing import Description, Printed, pictures
-from ..results import Settings, Status, mean_of_found, quorum, settled
+from ..base.printing import Description, Printed
+from ..base.results import Settings, Status, mean_of_found, quorum, settled
+from ..model.model import Model
+from ..model.overlaps import BRANCHES, PAIR, Overlaps, admissible, branch_of, own_size
 from ..theory.pool import Path
 from ..theory.solve import Problem, branch_start, for_each
 from ..theory.states import FixedPoint, State, states_table
@@ -239,8 +239,10 @@ class Curve(Printed):
         return Description(what, solved, tables=[("", states_table(self.points, self.parameter, places))])
 
     def plot(self) -> Any:
-        """Plot order parameters, training loss and test error against the parameter; see `plotting.branch_figure`."""
-        return pictures().branch_figure([self])
+        """Plot order parameters, training loss and test error against the parameter; see `plotting.branches`."""
+        from ..plotting.branches import branch_figure
+
+        return branch_figure([self])
 
 
 def walk(model: Model, alphas: Sequence[float], branch: str | None, nodes: Rule, settings: Settings) -> Iterator[Path]:

@@ -14,12 +14,12 @@ from jax.experimental import multihost_utils
 
 from ..averages.rule import Rule
 from ..averages.sizes import SIZES
-from ..errors import InputError, require, require_count, require_kind
-from ..model import Model
-from ..overlaps import PAIR, Overlaps
-from ..parameters import Axis, axis_of
-from ..results import Settings, Status, has_state, quorum
-from ..store import VERSION, Store, fingerprint, named
+from ..base.errors import InputError, require, require_count, require_kind
+from ..base.results import Settings, Status, has_state, quorum
+from ..base.store import VERSION, Store, fingerprint, named
+from ..model.model import Model
+from ..model.overlaps import PAIR, Overlaps
+from ..model.parameters import Axis, axis_of
 from ..theory import pool
 from ..theory.solve import Problem, check_alpha, for_each
 from ..theory.states import number_shapes

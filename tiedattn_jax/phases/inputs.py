@@ -9,9 +9,10 @@ from jax import lax
 from ..averages.default import default_nodes
 from ..averages.rule import Rule, check_rule
 from ..averages.sizes import REPLICATES, SIZES
-from ..errors import InputError, is_concrete, is_tracing, require_kind
-from ..model import Model, check
-from ..results import Settings
+from ..base.errors import InputError, is_concrete, is_tracing, require_kind
+from ..base.results import Settings
+from ..model.checks import check
+from ..model.model import Model
 
 
 def prepared(

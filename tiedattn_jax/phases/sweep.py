@@ -12,11 +12,12 @@ import numpy as np
 
 from ..averages.rule import Rule
 from ..averages.sizes import SIZES
-from ..errors import InputError, array_of, require, require_choice, require_kind
-from ..model import Model, check_numbers
-from ..overlaps import branch_of
-from ..parameters import Parameter
-from ..results import Settings, Status
+from ..base.errors import InputError, array_of, require, require_choice, require_kind
+from ..base.results import Settings, Status
+from ..model.checks import check_numbers
+from ..model.model import Model
+from ..model.overlaps import branch_of
+from ..model.parameters import Parameter
 from ..theory.pool import Failure, Path, run
 from ..theory.solve import check_alpha, default_path
 from ..theory.states import FixedPoint

@@ -11,10 +11,10 @@ import numpy as np
 from jax import lax
 
 from ..averages.rule import Rule
-from ..errors import array_of, require_choice, require_kind
-from ..model import Model
-from ..overlaps import PAIR, Overlaps
-from ..results import Settings, Status
+from ..base.errors import array_of, require_choice, require_kind
+from ..base.results import Settings, Status
+from ..model.model import Model
+from ..model.overlaps import PAIR, Overlaps
 from ..theory.pool import Path, run_one
 from ..theory.solve import Problem
 from .events import EVENTS, LOOKS, Event, Near, Start, Transition, Zero, event_of, near_of, transition_of, zero_near

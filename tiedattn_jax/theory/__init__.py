@@ -9,5 +9,4 @@ observables        what a state predicts
 states             states as results
 solve              `solve`
 multistart         all states that there are
-rsb/               states with one step of replica symmetry breaking
 """

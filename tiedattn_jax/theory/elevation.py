@@ -22,8 +22,8 @@ import numpy as np
 from scipy import special
 
 from ..averages.rule import Points
-from ..linalg import apply, inverse
-from ..overlaps import Conjugates, Overlaps
+from ..base.linalg import apply, inverse
+from ..model.overlaps import Conjugates, Overlaps
 
 _SOFT = (0.01, 0.1)  # v at which k(v) is averaged; between and beside them it is linear in log v
 _LEAST = 1e-3  # v below which it is constant

@@ -19,9 +19,9 @@ from jax.flatten_util import ravel_pytree
 
 from ..averages.program import program
 from ..averages.rule import Points, Replicate, average, average_of_weighted, found_in
-from ..model import Model, over_kinds
-from ..overlaps import Conjugates, Coordinates, Overlaps, impose, of_sentence
-from ..results import Settings
+from ..base.results import Settings
+from ..model.model import Model, over_kinds
+from ..model.overlaps import Conjugates, Coordinates, Overlaps, impose, of_sentence
 from .newton import Answer, Newton, Outcome, deflated_solve
 from .observables import diagnose, gen_error_in, gen_error_linear_in, moments
 from .potentials import (

@@ -8,10 +8,10 @@ import numpy as np
 from ..averages.default import default_nodes
 from ..averages.rule import Rule, check_rule
 from ..averages.sizes import SIZES
-from ..errors import InputError, is_concrete, require_count
-from ..model import Model
-from ..overlaps import BRANCHES, Overlaps, admissible, branch_of, magnitudes
-from ..results import Settings, Status
+from ..base.errors import InputError, is_concrete, require_count
+from ..base.results import Settings, Status
+from ..model.model import Model
+from ..model.overlaps import BRANCHES, Overlaps, admissible, branch_of, magnitudes
 from .pool import Path, run_one, together
 from .solve import Problem, branch_start, check_alpha, check_model
 from .states import FixedPoint, State

@@ -14,8 +14,8 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from ..overlaps import Coordinates, admissible, explained_covariance, own_size, vanished
-from ..results import Settings, Status, settled
+from ..base.results import Settings, Status, settled
+from ..model.overlaps import Coordinates, admissible, explained_covariance, own_size, vanished
 
 # The residual below which Newton's method takes over from damped steps. Chosen on 300 branches at random settings: .03
 # and .06 give the same outcome for 298 (two fail with both); .1 turns one absent branch into a state of q = 1e-5.

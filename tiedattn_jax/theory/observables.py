@@ -13,15 +13,15 @@ import jax.numpy as jnp
 from jax import lax
 
 from ..averages.fields import fields, teacher_fields
-from ..averages.nodewise import nodewise
 from ..averages.prox import loss_at_nodes, prox_jacobian
 from ..averages.rule import Points, Replicate, Rule
-from ..errors import InputError, require
-from ..linalg import apply, cholesky, inverse
-from ..model import Model
-from ..overlaps import Conjugates, Overlaps, impose, of_sentence, residual_covariance
-from ..penalties import minimiser_and_response
-from ..results import Average, error_bar
+from ..base.errors import InputError, require
+from ..base.linalg import apply, cholesky, inverse
+from ..base.nodewise import nodewise
+from ..base.results import Average, error_bar
+from ..model.model import Model
+from ..model.overlaps import Conjugates, Overlaps, impose, of_sentence, residual_covariance
+from ..model.penalties import minimiser_and_response
 from .elevation import elevation, elevation_moments
 from .potentials import channel_gradient, conjugates, over_nodes, points_in, prior
 from .weights import weight_fields, weight_law

@@ -33,12 +33,12 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from ..averages.rule import COARSE, Rule
 from ..averages.sizes import block_size
-from ..compiled import settings as jax_settings
-from ..errors import InputError, require_count
-from ..linalg import precise
-from ..model import Model
-from ..overlaps import Coordinates, Overlaps
-from ..results import Settings
+from ..base.errors import InputError, require_count
+from ..base.linalg import precise
+from ..base.programs import settings as jax_settings
+from ..base.results import Settings
+from ..model.model import Model
+from ..model.overlaps import Coordinates, Overlaps
 from .equations import Equations, search
 from .newton import Newton, Search, either, stall_of
 

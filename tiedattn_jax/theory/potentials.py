@@ -14,11 +14,11 @@ import numpy as np
 from ..averages.fields import fields
 from ..averages.prox import moreau
 from ..averages.rule import Points, Replicate, average, found_in
-from ..derivatives import derivative_along
-from ..linalg import precise, solve
-from ..model import Model, over_kinds
-from ..overlaps import Conjugates, Overlaps, of_sentence, symmetric
-from ..penalties import Penalty, minimiser
+from ..base.derivatives import derivative_along
+from ..base.linalg import precise, solve
+from ..model.model import Model, over_kinds
+from ..model.overlaps import Conjugates, Overlaps, of_sentence, symmetric
+from ..model.penalties import Penalty, minimiser
 from .weights import weight_fields, weight_law, weight_moments
 
 

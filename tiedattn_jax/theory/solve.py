@@ -18,11 +18,12 @@ from ..averages.lines import LineNodes
 from ..averages.nodes import sobol_nodes
 from ..averages.program import at_top_level, lane_by_lane, program
 from ..averages.rule import COARSE, Replicate, Rule, check_rule
-from ..errors import InputError, as_number, is_concrete, require, require_kind, require_number
-from ..linalg import precise
-from ..model import Model, check
-from ..overlaps import Coordinates, Overlaps, admissible, branch_of, magnitudes, shapes_of
-from ..results import Settings, Status, error_bar
+from ..base.errors import InputError, as_number, is_concrete, require, require_kind, require_number
+from ..base.linalg import precise
+from ..base.results import Settings, Status, error_bar
+from ..model.checks import check
+from ..model.model import Model
+from ..model.overlaps import Coordinates, Overlaps, admissible, branch_of, magnitudes, shapes_of
 from .equations import Equations
 from .newton import ATTEMPTS, Newton, Outcome, Search, either, stall_of
 from .pool import Lane, Path, replicates_of, run_one, stacked

@@ -11,13 +11,13 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from .. import overlaps as ov
-from ..errors import InputError
-from ..model import Model
-from ..overlaps import Conjugates, Overlaps, shapes_of
-from ..parameters import numbers_of
-from ..printing import WORDS, Description, by_token, rows_of, with_error
-from ..results import OfMean, Result, Status, error_bar, has_state, mean_of_found, quorum
+from ..base.errors import InputError
+from ..base.printing import WORDS, Description, by_token, rows_of, with_error
+from ..base.results import OfMean, Result, Status, error_bar, has_state, mean_of_found, quorum
+from ..model import overlaps as ov
+from ..model.model import Model
+from ..model.overlaps import Conjugates, Overlaps, shapes_of
+from ..model.parameters import numbers_of
 from .observables import Diagnostics
 
 _NOTHING = 1e-12  # estimates below this are rounding of the loss

@@ -12,11 +12,11 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from ..errors import InputError
-from ..linalg import cholesky, solve
-from ..model import Model
-from ..overlaps import Conjugates
-from ..penalties import Penalty, minimiser
+from ..base.errors import InputError
+from ..base.linalg import cholesky, solve
+from ..model.model import Model
+from ..model.overlaps import Conjugates
+from ..model.penalties import Penalty, minimiser
 
 
 def weight_moments(model: Model, hats: Conjugates) -> tuple[jax.Array, jax.Array]:

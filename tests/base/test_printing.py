@@ -1,0 +1,330 @@
+"""How results print themselves."""
+
+import json
+import math
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import made
+import numpy as np
+import pytest
+from cases import CASES
+
+import tiedattn_jax as ta
+from tiedattn_jax.averages.rule import Rule
+from tiedattn_jax.base.printing import by_token, entries, rows_of, table, with_error
+from tiedattn_jax.finite.instances import NAMES, Compared
+
+SCATTER = (-1e-4, 1e-4, -1e-4, 1e-4)
+
+
+def test_numbers_with_error_bars():
+    assert with_error(1.251537, 0.000123) == "1.25154(12)"
+    assert with_error(1.251537) == "1.25154" == with_error(1.251537, math.inf) == with_error(1.251537, 0.0)
+    assert with_error(-12.3, 4.56) == "-12.3(46)"
+    assert with_error(0.00024622, 4.9e-7) == "0.00024622(49)"
+    assert with_error(-3.14e-7, 1.4e-8) == "-3.14(14)e-7" and with_error(0.0, 2e-9) == "0.0(20)e-9"
+    assert with_error(2.0, 0.0996) == "2.00(10)" and with_error(2.0, 0.0994) == "2.000(99)"
+    assert with_error(1234.5, 567.8) == "1234(568)" and with_error(2.0, 9.97) == "2(10)"
+    assert with_error(math.nan, math.nan) == "nan"
+
+
+def test_what_repeats_itself_is_told_once():
+    alike, bars = np.array([[[0.5]], [[-0.5]]]), np.array([[[0.1]], [[0.2]]])
+    values, errors = by_token(alike, bars)
+    assert values.shape == () and values == 0.5 and errors == 0.1  # the first token's value and error bar
+    assert by_token(np.array([[1.0], [2.0]]))[0].tolist() == [1.0, 2.0]
+    matrices = np.stack([np.eye(2), np.eye(2)])
+    assert np.array_equal(by_token(matrices)[0], np.eye(2))
+    assert by_token(np.array([0.5, 0.5 + 1e-6], np.float32))[0].shape == ()  # equal up to rounding of float32
+    assert by_token(np.array([0.5, 0.5 + 1e-6]))[0].shape == (2,)
+
+
+def test_entries():
+    assert entries(0.25, 0.01) == "0.250(10)" and entries([1.0, 2.0], [0.1, 0.2]) == "[1.00(10), 2.00(20)]"
+    assert entries(np.arange(6)) == "[0, 1, 2, 3, ...]" and entries([[1.0], [2.0]]) == "[[1], [2]]"
+    (name, number, meaning), other = rows_of(
+        {"q": jnp.array([[[0.5]], [[0.5]]]), "x": 2.0}, {"q": 0.1 + jnp.zeros((2, 1, 1)), "x": 0.5}
+    )
+    assert (name, number, meaning) == ("q", "0.50(10)", "overlap of the student with itself")
+    assert other == ("x", "2.00(50)", "")
+
+
+def test_tables():
+    assert table([("q", "0.5"), ("training loss", 1), ("", "")]) == "  q              0.5\n  training loss  1\n"
+    assert table([("a", "long", "b"), ("longer", 1)]) == "  a       long  b\n  longer  1"
+
+
+def test_a_fixed_point(capsys):
+    point = made.fixed_point(scatter=SCATTER, replicon=[0.25] * 4, residual=[1e-6, 2e-6, 1e-6, 1e-6])
+    line = repr(point)
+    assert line.startswith("FixedPoint(semantic branch at alpha = 2; q=0.114817, V=12.6685, theta=0.158158(15), m=0, ")
+    assert line.endswith("converged, residual 2.0e-06)") and "\n" not in line
+    print(point)
+    page = capsys.readouterr().out
+    assert page == point.summary() + "\n" and page.startswith("semantic branch at alpha = 2: converged")
+    for words in ("0.158158(15)  ", "test error of the best linear", "below 1: stable\n", "response of the student"):
+        assert words in page
+    assert "jumps matter" not in page and "formally infinite" not in page and "unresolved" not in page
+    assert (
+        "<td style='text-align:left'>0.158158(15)</td>" in point._repr_html_() and "FixedPoint" in point._repr_html_()
+    )
+    jumps = made.fixed_point(jump_mass=[0.5] * 4, unresolved=[1e-3] * 4).summary()
+    assert (
+        "formally infinite" in jumps
+        and "jumps matter" in jumps
+        and "50.0%" in jumps
+        and "0.1%        of the nodes (Sobol" in jumps
+    )
+
+
+def test_a_state_in_single_precision_says_so():
+    point = made.fixed_point()
+    single = eqx.tree_at(lambda p: p.model.lam, point, point.model.lam.astype(jnp.float32))
+    assert "about six digits" in single.summary() and "six digits" not in point.summary()
+
+
+def test_a_state_that_is_not_there_says_whose_numbers_these_are():
+    assert "absent; the numbers are of the state in which" in made.fixed_point(status=[6] * 4).summary()
+
+
+def test_numbers_of_a_fixed_point_for_json():
+    point = made.fixed_point(CASES[1], scatter=SCATTER, residual=[0.0, 2e-3, 0.0, 0.0], status=[0, 1, 0, 0])
+    numbers = json.loads(json.dumps(point.to_dict()))
+    assert (numbers["alpha"], numbers["omega"], numbers["lam"], numbers["branch"]) == (2.0, 0.3, 0.01, "positional")
+    assert numbers["q"] == CASES[1].q and numbers["m"] == pytest.approx(CASES[1].m)  # m of the first token
+    assert numbers["stderr"]["m"] == pytest.approx(float(point.stderr.overlaps.m[0, 0])) != 0
+    # The report has the worst of the replicates, not their mean.
+    assert numbers["residual"] == 2e-3 and numbers["status"] == "stalled at the accuracy of the averages"
+    assert "residual" not in numbers["stderr"] and "status" not in numbers["stderr"]
+    assert numbers["affected_by_jumps"] == []
+    assert "replicon" in made.fixed_point(jump_mass=[0.5] * 4).to_dict()["affected_by_jumps"]
+
+
+def test_scalars_of_two_tokens():
+    point = made.fixed_point(CASES[1])
+    assert (float(point.q), float(point.V)) == (CASES[1].q, CASES[1].V) and point.theta == 0
+    assert float(point.m) == CASES[1].m and point.status_name == "converged"
+    several = jax.tree.map(lambda a: jnp.stack([a, 2 * a]), point)
+    np.testing.assert_allclose(several.m, [CASES[1].m, 2 * CASES[1].m])
+    np.testing.assert_allclose(several.q, [CASES[1].q, 2 * CASES[1].q])
+    three = jax.tree.map(lambda a: jnp.concatenate([a, a[:, :1]], 1), point.replicates.overlaps)
+    three = eqx.tree_at(lambda p: p.replicates.overlaps, point, three)
+    with pytest.raises(ta.InputError, match=r"\(2, 1, 1\) for the scalar q, got \(3, 1, 1\): use overlaps.q"):
+        _ = three.q
+
+
+def test_a_batch_keeps_its_lanes_apart():
+    one, two = made.fixed_point(scatter=SCATTER), made.fixed_point(CASES[1], status=[0, 0, 0, 1])
+    both = jax.tree.map(lambda *a: jnp.stack(a), one, ta.FixedPoint(two.model, two.alpha, two.replicates, one.branch))
+    for lane, point in enumerate((one, two)):
+        for name in ("mean", "stderr"):
+            of_lane = jax.tree.map(lambda a, lane=lane: a[lane], getattr(both, name))
+            jax.tree.map(np.testing.assert_array_equal, of_lane, getattr(point, name))
+        assert both.status[lane] == point.status and both.residual[lane] == point.residual
+    assert both.status_name == ["converged", "stalled at the accuracy of the averages"]
+    assert both.exists.tolist() == [True, True]
+
+
+def test_without_numbers_there_are_shapes():
+    point, seen = made.fixed_point(), []
+    jax.jit(lambda p: seen.extend((repr(p), str(p), p._repr_html_())) or p.alpha)(point)
+    batch = jax.tree.map(lambda a: jnp.stack([a, a]), point)
+    for text in (*seen, repr(batch), str(batch), repr(batch.model), repr(batch.overlaps)):
+        assert "[" in text and "f64" in text
+    assert all("f64[]" not in repr(a) for a in (point, point.model, point.overlaps, ta.Settings()))
+    structure = jax.eval_shape(lambda p: p, point)
+    assert "float64" in repr(structure) and repr(jax.tree.map(lambda a: None, point))
+
+
+def test_a_transition():
+    at = made.transition(branches=(made.fixed_point(CASES[3]), made.fixed_point(CASES[2])))
+    assert (
+        repr(at)
+        == "Transition(alpha_c = 1.250(10); d/dlam=3.000(30), d/domega=1.000(10), d/dsigma=2.000(20); converged)"
+    )
+    page = at.summary().splitlines()
+    assert page[0] == "alpha_c = 1.250(10): converged" and "the global minimum is positional below" in page[7]
+    assert page[4].split() == "d/dmixing [[0.6000(60), 0.4000(40)], [0.4000(40), 0.6000(60)]]".split()
+    assert page[8].split()[:3] == ["branch", "q", "V"] and page[9].split()[0] == "positional"
+    assert page[9].split()[1] == f"{CASES[3].q:.6g}"
+    numbers = at.to_dict()
+    arrays = {"mixing": [[0.6, 0.4], [0.4, 0.6]], "encodings": [[1.0], [-1.0]], "teacher": [[1.0]]}
+    assert numbers["sensitivities"] == {"lam": 3.0, "omega": 1.0, "sigma": 2.0, **arrays}
+    assert numbers["status"] == "converged"
+    assert [b["branch"] for b in numbers["branches"]] == ["positional", "semantic"]
+    json.dumps(numbers)
+    lost = made.transition(status=6, event="alpha_l")
+    meaning = "where the global minimum beats the linear baseline above"
+    assert repr(lost) == f"Transition(alpha_l, {meaning}; not found, as there is none near the start)"
+    assert all(event.meaning for event in ta.EVENTS.values())
+
+
+def test_why_a_transition_was_not_found():
+    """A transition that was not found says why in a sentence: no branch, no crossing, or states that did not settle."""
+
+    def reason(positional, semantic, alpha=2.0, status=6):
+        points = [
+            made.fixed_point(CASES[k], status=[s] * 4, residual=[1.0] * 4) for k, s in ((3, positional), (2, semantic))
+        ]
+        at = made.transition(alpha, status=status, branches=tuple(points))
+        assert at.reason == at.to_dict()["reason"] and at.reason in repr(at) and at.reason in at.summary()
+        return at.reason
+
+    assert reason(0, 0, 1.25, 0) == reason(0, 2, 1.25, 2) == ""
+    assert reason(0, 6) == "there is no semantic branch at alpha = 1.25, where the search ended"
+    assert reason(6, 6).startswith("there is no positional branch and no semantic branch at")
+    lower = "the losses do not cross in the range: that of the positional branch is lower at alpha = 1.25"
+    assert reason(0, 1).startswith(lower)
+    lost = "the semantic branch was not settled at alpha = 1.25, where the search ended: max steps"
+    assert reason(0, 2, np.nan, 2) == reason(6, 2, np.nan, 2) == lost
+    one = made.transition(status=6, event="alpha_l", branches=(made.fixed_point(),))
+    assert one.reason == "nothing changes in the range, up to the state at alpha = 2, where the search ended"
+
+
+def test_curves_paths_and_boundaries():
+    points = (made.fixed_point(CASES[4]), made.fixed_point(CASES[0]))
+    curve = ta.Curve("semantic", points)
+    assert repr(curve) == "Curve(semantic branch at 2 alphas from 1 to 2; states at 2, from 1 to 2)"
+    assert repr(ta.Curve(None, (points[1], made.fixed_point(CASES[1])))).startswith(
+        "Curve(semantic, positional branch at 2 alphas"
+    )
+    assert [row.split()[0] for row in curve.summary().splitlines()[1:]] == ["alpha", "1", "2"]
+    assert [p["alpha"] for p in curve.to_dict()["points"]] == [1.0, 2.0]
+    gone = ta.Curve("semantic", (made.fixed_point(CASES[4], status=[6] * 4), points[1]))
+    assert repr(gone).endswith("states at 1, from 2 to 2)")
+    boundary = ta.Boundary.of(
+        "alpha_c", "sigma", np.array([0.5, 0.4]), np.array([1.25, np.nan]), np.array([0.01, np.nan])
+    )
+    assert repr(boundary) == "Boundary(alpha_c at 2 values of sigma; found at 1)"
+    assert boundary.summary().splitlines()[3].split()[:2] == ["0.5", "1.250(10)"]
+    values = np.array([0.4, 0.5])
+    rough = ta.Boundary.of("semantic baseline", "sigma", values, np.array([1.5, 1.25]), np.array([0.01, 0.01]))
+    exact = ta.Boundary.of("alpha_c", "sigma", values, np.array([1.5, 1.25]), np.array([0.01, 0.01]), -values)
+    assert [row.split()[2:-1] for row in rough.summary().splitlines()[2:]] == [["-2.5", "(spline)"]] * 2
+    assert [row.split()[2:-1] for row in exact.summary().splitlines()[2:]] == [["-0.40000"], ["-0.50000"]]
+    assert boundary.to_dict()["status"] == ["absent", "converged"] and boundary.to_dict()["values"] == [0.4, 0.5]
+    end = ta.BranchEnd(made.transition(0.7), "pitchfork", "theta", "lower")
+    assert repr(end) == "BranchEnd(lower end: ends at alpha = 0.700(10): theta falls continuously to zero)"
+    assert end.to_dict()["alpha"] == 0.7
+
+
+def instances(**given):
+    """Four instances made by hand: the second diverged, the third has no theory, the fourth is on neither branch."""
+    values = np.array([1.0, np.inf, 2.0, 5.0])
+    own = {
+        "found": Compared(**dict.fromkeys(NAMES, values)),
+        "theory": Compared(**dict.fromkeys(NAMES, np.array([1.5, np.nan, np.nan, np.nan]))),
+        "theory_stderr": Compared(**dict.fromkeys(NAMES, np.full(4, 0.1))),
+        "branch": np.array(["semantic", "unsettled", "semantic", "neither"]),
+        "distance": np.array([[np.nan, 0.5], [np.nan, np.nan], [np.nan, np.nan], [7.0, 9.0]]),
+        "rho": np.array([0.2, 0.3, 0.4, 0.3]),
+        "status": np.array([0, 4, 0, 0]),
+        "finished": np.array([False, False, True, False]),
+        "gradient_norm": np.array([1e-9, 1.0, 1e-8, 1e-9]),
+        "iterations": np.array([3, 5, 4, 2]),
+        "theory_status": np.array([0, 6, 2, 0]),
+        "points": [made.fixed_point(CASES[0]), None, made.fixed_point(CASES[4]), None],
+    }
+    return ta.Instances(**{**own, **given})
+
+
+def test_what_is_told_of_instances():
+    numbers = json.loads(json.dumps(instances().to_dict()))
+    assert numbers["branch"] == "several" and numbers["q"] is None and numbers["stderr"]["q"] is None
+    assert (numbers["status"], numbers["iterations"], numbers["gradient_norm"]) == ("nonfinite", 5, 1.0)
+    assert numbers["rho"] == pytest.approx(0.3) and "theory" not in numbers
+    groups = numbers["groups"]
+    assert {name: group["instances"] for name, group in groups.items()} == {"semantic": 2, "unsettled": 1, "neither": 1}
+    assert groups["semantic"]["q"] == 1.5 and groups["semantic"]["stderr"]["q"] == pytest.approx(
+        float(ta.results.error_bar(np.array([1.0, 2.0])))
+    )
+    # The numbers are of the instances for which the theory has a state, but the status is the worst of all.
+    assert groups["semantic"]["theory"]["q"] == pytest.approx(CASES[0].q)
+    assert groups["semantic"]["theory"]["status"] == "max steps"
+    assert groups["neither"]["q"] == 5.0 and "theory" not in groups["neither"]
+    assert groups["unsettled"]["q"] is None
+    assert [one["finished_by_lbfgs"] for one in numbers["instances"]] == [False, False, True, False]
+    assert [one.get("theory", {}).get("alpha") for one in numbers["instances"]] == [2.0, None, 1.0, None]
+    assert numbers["instances"][3]["distance"] == {"positional": 7.0, "semantic": 9.0}
+    # Instances that came to no rest enter no mean.
+    one = instances(branch=np.array(["semantic", "unsettled", "semantic", "unsettled"])).to_dict()
+    assert (one["branch"], one["q"]) == ("semantic", 1.5) and one["theory"]["q"] == pytest.approx(CASES[0].q)
+    none = instances(theory_status=np.full(4, 2)).to_dict()["groups"]["semantic"]
+    assert none["theory"]["q"] == pytest.approx((CASES[0].q + CASES[4].q) / 2)
+    assert "theory" not in instances(points=[]).to_dict()
+    assert instances(branch=np.full(4, "unsettled")).to_dict()["branch"] == "unsettled"
+
+
+def test_page_of_instances():
+    page = instances().summary()
+    assert page.startswith(
+        "4 instances: nonfinite, largest gradient 1.0e+00\nneither: 1 of 4 instances, 1 at a critical"
+    )
+    assert "semantic: 2 of 4 instances, 2 at a critical point (1 finished by L-BFGS)" in page
+    assert page.endswith("unsettled: 1 of 4 instances, 0 at a critical point (0 finished by L-BFGS)")
+    (neither, semantic) = page.split("semantic: 2 of")
+    assert "theory" in semantic and "theory" not in neither
+    rows = [line.split() for line in neither.splitlines()]
+    assert ["q", "5", "5", "5"] in rows and ["distance,", "positional", "7", "7", "7"] in rows
+    assert repr(instances()).startswith("Instances(4 instances; nonfinite")
+
+
+def test_runs_on_data(model):
+    key = jax.random.key(0)
+    data = ta.sample_data(model, 60, 2.0, key)
+    assert repr(data) == "Data(120 sentences of 2 tokens in 60 dimensions, alpha = 2, float64, with teacher and labels)"
+    one = jnp.ones(())
+    x = ta.Overlaps(jnp.full((2, 1, 1), 0.5), jnp.full((2, 1, 1), jnp.nan), jnp.full((2, 1, 1), 0.25), jnp.ones((2, 1)))
+    run = ta.Training(jnp.ones((60, 1)), x, 0.5 * one, 1e-9 * one, jnp.array(7), jnp.array(2), one[None], one[None])
+    assert repr(run).startswith(
+        "Training(Q of shape (60, 1) after 7 iterations; q=0.5, theta=0.25, m=1, train_loss=0.5,"
+    )
+    assert run.to_dict() == {  # training weights have no V
+        "q": 0.5, "theta": 0.25, "m": 1.0, "train_loss": 0.5, "gradient_norm": 1e-9, "iterations": 7,
+        "status": "max steps"
+    }  # fmt: skip
+    assert not run.ok
+    mean = ta.Average(jnp.array(0.5), jnp.array(0.01))
+    assert repr(mean) == "Average(0.500(10))" and f"{mean:.2f} {mean}" == "0.50 0.500(10)"
+    line = repr(ta.LinearBaseline(jnp.eye(2), jnp.array(0.1), mean))
+    assert line == "LinearBaseline(W=[[1, 0], [0, 1]], train_loss=0.1, gen_error=0.500(10))"
+
+
+def test_models_rules_and_settings(model, lines):
+    assert repr(model) == (
+        "DotProduct(lam=0.01, omega=0.3, sigma=0.5, mixing=[[0.6, 0.4], [0.4, 0.6]], encodings=[[1], [-1]], "
+        "teacher=[[1]], rank=1)"
+    )
+    assert str(model).splitlines()[:2] == ["DotProduct", "  lam        0.01"]
+    assert repr(model.law()).startswith("SpectralLaw(weights=[1], gamma=[[0.25, 0.25]]")
+    assert repr(lines) == "Rule(4 replicates of 6300 nodes, LineNodes for (L, r, t) = (2, 1, 1))"
+    assert (
+        isinstance(lines, Rule)
+        and repr(ta.Settings()) == "Settings(tol=1e-05, max_steps=30, warm_steps=300, damping=0.2)"
+    )
+    assert repr(made.fixed_point().conjugates).startswith("Conjugates(q=") and "student" not in str(
+        made.fixed_point().conjugates
+    )
+
+
+def test_the_package_has_a_table_of_contents():
+    names = [name for name in dir(ta) if name[0].islower()]
+    assert "solve" in names and not {"theory", "results", "cli"} & set(names)
+    missing = [name for name in names if callable(getattr(ta, name)) and name not in ta.__doc__]
+    assert not missing and ta.__version__ == "0.1.0"
+
+
+def test_what_has_a_picture_draws_it():
+    at = made.transition(branches=(made.fixed_point(CASES[3]), made.fixed_point(CASES[2])))
+    assert len(at.plot().axes) == 2 and len(instances().plot().axes) == 5
+    x = jax.tree.map(lambda a: a[0], made.fixed_point().replicates.overlaps)
+    one, history = jnp.ones(()), jax.tree.map(lambda a: jnp.stack([a, a]), x)
+    training = ta.Training(jnp.ones((60, 1)), x, one, one, jnp.array(2), jnp.array(0), jnp.ones(3), jnp.ones(3))
+    assert len(training.plot().axes) == 2
+    passed = ta.GAMP(
+        jnp.ones((60, 1)), x, one, one, jnp.array(1), jnp.array(0), one, one, jnp.ones((1, 1, 1)), jnp.ones((2, 1, 4)),
+        history, jnp.ones(1),
+    )  # fmt: skip
+    assert len(passed.plot().axes) == 4

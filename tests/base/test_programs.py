@@ -1,0 +1,198 @@
+"""Programs that a folder stores from one process to the next; a new `kept` stands for another process."""
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import tiedattn_jax as ta
+from tiedattn_jax.base import programs as compiled
+from tiedattn_jax.base.derivatives import derivative_along
+from tiedattn_jax.base.linalg import inverse
+from tiedattn_jax.base.programs import kept
+from tiedattn_jax.model.overlaps import BRANCHES, admissible, symmetric
+from tiedattn_jax.theory.observables import gen_error_in
+from tiedattn_jax.theory.pool import Call, run_one, together
+from tiedattn_jax.theory.solve import branch_start
+
+TRACED_IN = compiled.traced_in
+
+
+@pytest.fixture
+def folder(monkeypatch, tmp_path):
+    """An empty folder for traced programs; compiled ones stay in the folder of all tests."""
+    monkeypatch.setattr(compiled, "traced_in", TRACED_IN)
+    monkeypatch.setattr(compiled.Traced, "folder", tmp_path / "traced")
+    return tmp_path / "traced"
+
+
+@pytest.fixture
+def traced(monkeypatch):
+    """The programs that were traced in order to be stored."""
+    seen, export = [], compiled.export.export
+    monkeypatch.setattr(compiled.export, "export", lambda fn: seen.append(fn) or export(fn))
+    return seen
+
+
+@pytest.fixture(scope="module")
+def state(model):
+    """The arguments of `gen_error_in`."""
+    return model, BRANCHES["semantic"].start(model), ta.monte_carlo_nodes(model, 64, replicates=1).replicate(0)
+
+
+def test_another_process_does_not_trace(folder, traced, state):
+    first, again, plain = kept(gen_error_in)(*state), kept(gen_error_in)(*state), gen_error_in(*state)
+    assert len(traced) == len(list(folder.iterdir())) == 1
+    assert first == again == pytest.approx(float(plain), rel=1e-12)
+    assert first.dtype == plain.dtype and not first.committed  # not committed to a device
+
+
+def test_one_program_for_all_numbers(folder, traced, state):
+    fn, (model, x, replicate) = kept(gen_error_in), state
+    other = ta.dot_product(sigma=0.7)
+    assert fn(other, x, replicate) == pytest.approx(float(gen_error_in(other, x, replicate)), rel=1e-12)
+    assert fn(model, x, replicate) != fn(other, x, replicate) and len(traced) == 1
+
+
+def other_number(monkeypatch, model, x, replicate):
+    return model, x, ta.monte_carlo_nodes(model, 65, replicates=1).replicate(0)
+
+
+def other_precision(monkeypatch, *state):
+    return jax.tree.map(lambda a: a.astype(jnp.float32), state)
+
+
+def other_static_field(monkeypatch, model, x, replicate):
+    return model, x, dataclasses.replace(replicate, block=32)
+
+
+def other_source(monkeypatch, *state):
+    monkeypatch.setattr(compiled.Traced, "source", "another")
+    return state
+
+
+def other_version(monkeypatch, *state):
+    monkeypatch.setattr(jax, "__version__", "0.0")
+    return state
+
+
+def other_setting(monkeypatch, *state):
+    monkeypatch.setattr(
+        compiled, "settings", lambda: {"jax_debug_nans": "", "jax_debug_infs": "", "jax_disable_jit": ""}
+    )
+    return state
+
+
+@pytest.mark.parametrize(
+    "other", [other_number, other_precision, other_static_field, other_source, other_version, other_setting]
+)
+def test_what_a_program_depends_on(folder, traced, state, monkeypatch, other):
+    kept(gen_error_in)(*state)
+    kept(gen_error_in)(*other(monkeypatch, *state))
+    assert len(traced) == len(list(folder.iterdir())) == 2
+
+
+def test_functions_and_static_arguments(folder, traced, model, state):
+    """Another function makes another program, and so does another function or text among the arguments."""
+    _, x, _ = state
+    assert kept(admissible)(model, x) and len(traced) == 1
+    for branch in ("positional", "semantic"):
+        found, want = kept(branch_start)(model, branch), BRANCHES[branch].start(model)
+        jax.tree.map(np.testing.assert_array_equal, found, want)
+    assert len(traced) == 3
+    for fn, want in ((symmetric, x.V), (inverse, -1 / x.V)):
+        np.testing.assert_allclose(kept(derivative_along)(fn, (x.V,), (x.V,)), want, 1e-12)
+    assert len(traced) == 5
+    kept(derivative_along)(lambda a: a, (x.V,), (x.V,))
+    assert len(traced) == 5 == len(list(folder.iterdir()))
+
+
+class Own(ta.DotProduct):
+    """A model that its user may change."""
+
+
+def test_what_is_not_kept(folder, traced, state, monkeypatch):
+    """Programs are not stored if their code is not this library's, or if jax checks inside them (`debug_nans`)."""
+    model, x, replicate = state
+    want = pytest.approx(float(gen_error_in(*state)), rel=1e-12)
+    assert kept(gen_error_in)(Own(**vars(model)), x, replicate) == want
+    assert kept(lambda *state: gen_error_in(*state))(*state) == want
+    with jax.debug_nans(True):
+        assert kept(gen_error_in)(*state) == want
+    monkeypatch.setattr(compiled.Traced, "folder", None)
+    assert kept(gen_error_in)(*state) == want
+    assert not traced and not folder.exists()
+
+
+@pytest.mark.parametrize("damage", [lambda b: b[:-9], lambda b: b"", lambda b: b[:99] + bytes([b[99] ^ 1]) + b[100:]])
+def test_a_damaged_program_is_traced_again(folder, traced, state, damage):
+    whole = kept(gen_error_in)(*state)
+    (file,) = folder.iterdir()
+    file.write_bytes(damage(file.read_bytes()))
+    for _ in range(2):
+        assert kept(gen_error_in)(*state) == whole and len(traced) == 2
+    assert list(folder.iterdir()) == [file]
+
+
+def test_a_full_disk(folder, traced, state, monkeypatch):
+    def full(*_):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(compiled, "write_whole", full)
+    fn = kept(gen_error_in)
+    assert fn(*state) == fn(*state) and len(traced) == 1 and not folder.exists()
+
+
+def test_structures(model):
+    """Trees that can be stored: modules with static parts, named tuples, dictionaries, lists and None.
+
+    A user's module cannot.
+    """
+    moving = ta.Near(1.0, (BRANCHES["semantic"].start(model),))
+    structure = jax.tree.structure({"b": (model, None, [1.0]), "a": moving})
+    assert jax.tree.structure(compiled.example(compiled.described(structure))) == structure
+    with pytest.raises(TypeError):
+        compiled.described(jax.tree.structure(Own(**vars(model))))
+
+
+def test_the_folder(folder, monkeypatch, tmp_path):
+    before = jax.config.jax_compilation_cache_dir
+    try:
+        for given, then in (("0", folder), (str(tmp_path / "b"), tmp_path / "b" / "traced")):
+            monkeypatch.setenv("TIEDATTN_CACHE", given)
+            ta.use_compilation_cache()
+            assert compiled.Traced.folder == then
+        assert (
+            jax.config.jax_compilation_cache_dir == str(tmp_path / "b") and compiled.Traced.source == compiled.source()
+        )
+    finally:
+        jax.config.update("jax_compilation_cache_dir", before)
+
+
+def test_the_source(monkeypatch, tmp_path):
+    monkeypatch.setattr(compiled, "__file__", str(tmp_path / "base" / "programs.py"))
+    (tmp_path / "wing").mkdir()
+    file = tmp_path / "wing" / "a.py"
+    seen = {(file.write_text(text), compiled.source())[1] for text in ("x = 1", "x = 2", "x = 1")}
+    assert len(seen) == 2
+
+
+def test_threads_share_a_program(folder, traced, state):
+    fn = kept(gen_error_in)
+    found = run_one(together([Call(fn, tuple(state))] * 4))
+    assert found == [found[0]] * 4 and len(traced) == 1
+
+
+@pytest.mark.slow
+def test_a_solve(folder, traced, model):
+    """A solve stores one program for all replicates, which run in threads, and gives the same state as without."""
+    rule = ta.line_nodes(model, 1, replicates=3)
+    point = ta.solve(model, 2.0, nodes=rule)
+    assert len(traced) == 1
+    compiled.Traced.folder = None
+    plain = ta.solve(model, 2.0, nodes=rule)
+    jax.tree.map(
+        lambda a, b: np.testing.assert_allclose(a, b, 1e-9, 1e-9), point.replicates.overlaps, plain.replicates.overlaps
+    )

@@ -1,0 +1,63 @@
+"""Statuses, what counts as a state, and the error bar."""
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import tiedattn_jax as ta
+from tiedattn_jax.base.results import error_bar, has_state, mean_of_found, quorum, settled
+
+
+def test_error_bars_cover():
+    """Two error bars contain the true mean in 95.4 % of draws at any number of replicates, by Student's law."""
+    rng = np.random.default_rng(0)
+    for r in (2, 4, 16):
+        draws = rng.standard_normal((r, 20000))
+        inside = np.abs(draws.mean(0)) <= 2 * np.asarray(error_bar(jnp.asarray(draws)))
+        np.testing.assert_allclose(inside.mean(), 0.9545, atol=0.006)
+    assert np.isinf(error_bar(jnp.ones((1, 3)))).all()
+
+
+def test_error_bars_leave_out_what_is_missing():
+    values = np.array([[1.0, 1.0, np.nan], [2.0, np.nan, np.nan], [4.0, 2.0, np.nan], [3.0, 4.0, np.nan]])
+    bars = np.asarray(error_bar(values))
+    np.testing.assert_allclose(bars[1], error_bar(np.array([1.0, 2.0, 4.0])))
+    np.testing.assert_array_equal(error_bar(values[:1]), [np.inf, np.inf, np.nan])
+    assert np.isnan(bars[2])
+
+
+@pytest.mark.parametrize(
+    ("status", "residual", "expected"),
+    [
+        (ta.Status.converged, 1.0, True),
+        (ta.Status.stalled, 1.0, True),
+        (ta.Status.max_steps, 0.099, True),
+        (ta.Status.max_steps, 0.101, False),
+        (ta.Status.left_domain, 0.0, False),
+        (ta.Status.absent, 0.0, False),
+        (ta.Status.unresolved, 0.0, False),
+    ],
+)
+def test_there_is_a_state(status, residual, expected):
+    assert bool(has_state(status, residual)) is expected
+
+
+def test_nodes_that_are_not_resolved_settle_nothing():
+    status = jnp.array([0, 1, 4, 6, 2, 0, 6, 0])
+    missed = jnp.array([0.06, 0.06, 0.06, 0.06, 0.06, 0.04, 0.04, jnp.nan])
+    np.testing.assert_array_equal(settled(status, missed), [8, 8, 8, 8, 8, 0, 6, 0])
+
+
+def test_quorum_is_half():
+    found = np.array([[1, 1, 0, 0], [1, 0, 0, 0], [1, 1, 1, 1]], bool)
+    np.testing.assert_array_equal(quorum(found), [True, False, True])
+
+
+def test_means_are_of_the_replicates_that_have_a_state():
+    values = jnp.array([[1.0, 2.0], [3.0, 4.0], [100.0, np.nan]])
+    np.testing.assert_allclose(mean_of_found(values, jnp.array([True, True, False])), [2.0, 3.0])
+    assert np.isnan(mean_of_found(values, jnp.zeros(3, bool))[1])
+
+
+def test_names():
+    assert ta.Status.name_of(1) == "stalled at the accuracy of the averages" and ta.Status.name_of(2) == "max steps"

@@ -1,0 +1,185 @@
+"""Order parameters: branches, symmetries, and what counts as zero."""
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from cases import CASES, state
+
+import tiedattn_jax as ta
+from tiedattn_jax.model.overlaps import (
+    BRANCHES,
+    Coordinates,
+    admissible,
+    branch_of,
+    impose,
+    label,
+    magnitudes,
+    own_size,
+    vanished,
+)
+from tiedattn_jax.theory.solve import branch_start
+
+
+def with_sizes(model, theta, m):
+    """A state whose theta and m are given shares of their largest possible sizes."""
+    one = jnp.ones((2, 1, 1))
+    q, rho = 0.1, float(model.rho[0, 0, 0])
+    return ta.Overlaps(q * one, 12.0 * one, theta * (q * rho) ** 0.5 * one, m * q**0.5 * jnp.array([[1.0], [-1.0]]))
+
+
+def test_branches():
+    assert {b.name: (b.theta, b.m, b.order) for b in BRANCHES.values()} == {
+        "positional": (0, 1, "m"),
+        "semantic": (1, 0, "theta"),
+        "uninformed": (0, 0, None),
+        None: (1, 1, None),
+    }
+    with pytest.raises(ta.InputError, match="branch must be one of positional, semantic"):
+        branch_of("lexical")
+
+
+@pytest.mark.parametrize("name", BRANCHES)
+def test_starts_have_the_symmetry_of_their_branch(model, name):
+    x = branch_start(model, name)
+    assert bool(admissible(model, x))
+    free = BRANCHES[name].free(model)
+    for a, b in zip(jax.tree.leaves(x), jax.tree.leaves(impose(x, free)), strict=True):
+        np.testing.assert_array_equal(a, b)
+    assert label(model, x) == (name or "mixed")
+
+
+def test_starts_have_the_dtype_of_the_model():
+    start = branch_start(ta.dot_product(dtype=jnp.float32), None)
+    assert {a.dtype for a in jax.tree.leaves(start)} == {jnp.dtype("float32")}
+
+
+class OneTeacher(ta.DotProduct):
+    """A layer whose columns all start along the single teacher."""
+
+    def start_columns(self, both):
+        return jnp.ones(self.shape[1:]), jnp.ones(self.shape[1])
+
+
+@pytest.mark.parametrize("name", ["semantic", None])
+@pytest.mark.parametrize("rank", [2, 3, 4])
+def test_starts_of_columns_with_one_teacher_are_states(name, rank):
+    x = branch_start(OneTeacher(**vars(ta.dot_product(rank=rank))), name)
+    noise = x.q - x.theta @ jnp.swapaxes(x.theta, 1, 2) / ta.dot_product().rho
+    assert np.linalg.eigvalsh(noise).min() > 0
+    assert bool(jnp.all(x.theta == x.theta[0, 0]))
+
+
+def test_starts_of_a_student_of_rank_two_use_both_columns():
+    model = ta.dot_product(rank=2)
+    theta, m = (np.asarray(a) for a in (branch_start(model, None).theta, branch_start(model, None).m))
+    assert np.all(theta[:, 0] > 0) and not np.any(theta[:, 1]) and not np.any(m[:, 0]) and np.all(m[:, 1] != 0)
+
+
+@pytest.mark.parametrize(
+    ("theta", "m", "name"),
+    [
+        (0.022, 0.0, "semantic"),
+        (0.018, 0.0, "uninformed"),
+        (0.0, 0.022, "positional"),
+        (0.3, 0.018, "semantic"),
+        (0.3, 0.022, "mixed"),
+    ],
+)
+def test_what_counts_as_zero(model, theta, m, name):
+    x = with_sizes(model, theta, m)
+    np.testing.assert_allclose(magnitudes(model, x), (theta, m), rtol=1e-12, atol=1e-15)
+    assert label(model, x) == name
+    semantic = BRANCHES["semantic"].free(model)
+    np.testing.assert_allclose(own_size(model, x, semantic), theta, rtol=1e-12, atol=1e-15)
+    assert bool(vanished(model, x, semantic)) is (theta < 0.02)
+    assert not bool(vanished(model, x, BRANCHES["uninformed"].free(model)))
+
+
+@pytest.mark.parametrize(
+    ("theta", "m", "name"),
+    [
+        ((0.3, 0.0), (0.0, 0.4), "semantic + positional"),
+        ((0.0, 0.3), (0.4, 0.0), "semantic + positional"),
+        ((0.2, 0.2), (0.3, -0.3), "semantic + positional"),
+        ((0.3, 0.0), (0.4, 0.0), "mixed"),
+        ((0.3, 0.0), (0.2, 0.4), "positional + mixed"),
+        ((0.3, 0.0), (0.0, 0.0), "semantic"),
+        ((0.0, 0.0), (0.1, 0.4), "positional"),
+        ((0.3, 0.0), (0.018, 0.3), "semantic + positional"),
+        ((0.3, 0.0), (0.022, 0.3), "positional + mixed"),
+        ((0.0, 0.0), (0.0, 0.0), "uninformed"),
+    ],
+)
+def test_what_the_directions_of_a_student_do(theta, m, name):
+    """The label names what every direction of a student does, however different their sizes are, in any gauge.
+
+    theta and m are shares of their largest possible sizes.
+    """
+    model = ta.dot_product(rank=2)
+    size, rho = np.array([0.1, 0.001]), float(model.rho[0, 0, 0])
+    for angle in (0.0, 0.4, 2.0):
+        O = np.array([[np.cos(angle), -np.sin(angle)], [np.sin(angle), np.cos(angle)]])
+        q, of_theta, of_m = O.T @ np.diag(size) @ O, np.sqrt(size * rho) * theta @ O, np.sqrt(size) * m @ O
+        x = ta.Overlaps(
+            np.stack([q, q]), np.stack([q, q]), np.stack([of_theta] * 2)[..., None], np.stack([of_m, -of_m])
+        )
+        assert label(model, x) == name
+    assert label(model, jax.tree.map(lambda a: np.nan * a, x)) == "uninformed"
+
+
+def test_two_teachers_in_two_directions():
+    """Directions with the same theta are told apart by m."""
+    model = ta.dot_product(rank=2, teacher=np.eye(2))
+    eye = np.stack([np.eye(2)] * 2)
+    x = ta.Overlaps(eye, eye, 0.1 * eye, 0.3 * np.array([[0.6, 0.8], [-0.6, -0.8]]))
+    assert label(model, x) == "semantic + mixed"
+
+
+def test_admissible(model):
+    x = state(CASES[0])
+    assert bool(admissible(model, x))
+    for bad in (-x.q, jnp.nan * x.q, 0.99 * x.theta**2 / 0.25):  # the last: theta larger than q and rho allow
+        assert not bool(admissible(model, eqx.tree_at(lambda s: s.q, x, bad)))
+    assert bool(admissible(model, eqx.tree_at(lambda s: s.q, x, 1.01 * x.theta**2 / 0.25)))
+
+
+def test_branches_set_to_zero_what_they_do_not_leave_free(model):
+    x = with_sizes(model, 0.3, 0.4)
+    for name, branch in BRANCHES.items():
+        y = impose(x, branch.free(model))
+        assert bool(np.any(y.theta)) is (name in ("semantic", None)) and bool(np.any(y.m)) is (
+            name in ("positional", None)
+        )
+
+
+def test_coordinates_round_trip(model):
+    x, free = state(CASES[1]), BRANCHES["positional"].free(model)
+    coordinates = Coordinates(model, free)
+    for a, b in zip(jax.tree.leaves(coordinates.unpack(coordinates.pack(x))), jax.tree.leaves(x), strict=True):
+        np.testing.assert_array_equal(a, b)
+    scale = coordinates.unpack(coordinates.scale(x))
+    np.testing.assert_allclose(scale.m, np.abs(x.m))
+    np.testing.assert_allclose(scale.theta, 0.02 * np.sqrt(x.q * 0.25))  # theta is zero, which is no scale
+
+
+def test_gauge_directions_are_those_of_rotations():
+    model, free = ta.dot_product(rank=2), BRANCHES[None].free(ta.dot_product())
+    rng = np.random.default_rng(0)
+    A, M = rng.standard_normal((2, 2, 2))
+    q = jnp.asarray(A @ A.T + np.eye(2))
+    x = ta.Overlaps(
+        jnp.stack([q, q]), jnp.stack([q, 2 * q]), jnp.asarray(M[:, :, None]), jnp.asarray(rng.standard_normal((2, 2)))
+    )
+
+    def turned(angle):
+        O = jnp.array([[jnp.cos(angle), -jnp.sin(angle)], [jnp.sin(angle), jnp.cos(angle)]])
+        return ta.Overlaps(O @ x.q @ O.T, O @ x.V @ O.T, O @ x.theta, x.m @ O.T)
+
+    coordinates = Coordinates(model, free)
+    size = coordinates.pack(x).shape[0]
+    (tangent,) = coordinates.gauge(x, jnp.ones(size))
+    expected = coordinates.pack(jax.jvp(turned, (0.0,), (1.0,))[1])
+    np.testing.assert_allclose(jnp.abs(tangent @ expected), jnp.linalg.norm(expected), rtol=1e-12)
+    assert Coordinates(ta.dot_product(), free).gauge(state(CASES[0]), jnp.ones(8)).shape == (0, 8)

@@ -1,0 +1,428 @@
+"""Figures of results made by hand; those of solved diagrams and trained transformers are tested with these."""
+
+from types import SimpleNamespace as Some
+
+import numpy as np
+import pytest
+
+from tiedattn_jax.phases.boundaries import Boundary
+from tiedattn_jax.plotting.branches import branch_figure, path_figure
+from tiedattn_jax.plotting.counting import attention_figure, learning_figure, token_name
+from tiedattn_jax.plotting.diagrams import diagram_figure, slice_figure
+from tiedattn_jax.plotting.events import boundary_figure, transition_figure
+from tiedattn_jax.plotting.simulations import gamp_figure, instances_figure, training_figure
+from tiedattn_jax.plotting.style import COLOURS, LABELS, panels
+
+
+def point(value, growth, *, bar=False):
+    """A fixed point whose theta, m and training loss are `value`, with error bars of a tenth of that."""
+    array = np.full((2, 1), value)
+    numbers = Some(
+        overlaps=Some(theta=array[..., None], m=array),
+        train_loss=value,
+        gen_error=2 * value,
+        gen_error_linear=0.5,
+        diagnostics=Some(growth_m=growth, growth_theta=growth),
+    )
+    if not bar:
+        numbers.stderr = point(value / 10, growth, bar=True)
+    return numbers
+
+
+def curve(branch, growths=(1.5, 1.2, 0.8, 0.7)):
+    """A curve whose points have their alpha as `value`."""
+    alphas = 1.0 + np.arange(len(growths))
+    points = [point(a, g) for a, g in zip(alphas, growths, strict=True)]
+    return Some(
+        branch=branch,
+        parameter="alpha",
+        at=alphas,
+        alphas=alphas,
+        points=points,
+        values=lambda get: np.array([float(get(p)) for p in points]),
+    )
+
+
+def labels(axis):
+    return axis.get_legend_handles_labels()[1]
+
+
+def explained(figure):
+    """The texts of a figure's legend, which stands outside its panels."""
+    assert all(axis.get_legend() is None for axis in figure.axes)
+    (legend,) = figure.legends
+    return [text.get_text() for text in legend.get_texts()]
+
+
+def test_legend_is_one_and_outside():
+    with panels(4, 3, ["", ""], xlabel="x", ylabels=["first", "second"]) as (figure, axes):
+        for axis, label in zip(axes[0], ("both", "both"), strict=True):
+            axis.plot([0, 1], [0, 1], label=label)
+        axes[0, 1].plot([0, 1], [1, 0], label="alone")
+    assert explained(figure) == ["both", "alone"]
+    assert [axis.get_ylabel() for axis in figure.axes] == ["first", "second"]
+    with panels(4, 3, legends=False) as (figure, axes):
+        axes[0, 0].plot([0, 1], [0, 1], label="one")
+    assert not figure.legends
+
+
+def test_colours_are_told_apart():
+    """Every two colours differ in lightness or on the blue-yellow axis, as seen without red or green receptors."""
+    import matplotlib.colors
+
+    # Vienot, Brettel and Mollon (1999): what protanopes and deuteranopes see, in linear RGB.
+    sight = {
+        "protanopia": [[0.11238, 0.88762, 0], [0.11238, 0.88762, 0], [0.00401, -0.00401, 1]],
+        "deuteranopia": [[0.29275, 0.70725, 0], [0.29275, 0.70725, 0], [-0.02234, 0.02234, 1]],
+    }
+    rgb = {name: np.array(matplotlib.colors.to_rgb(colour)) ** 2.2 for name, colour in COLOURS.items()}
+    for matrix in sight.values():
+        seen = {name: np.clip(np.array(matrix) @ value, 0, 1) ** (1 / 2.2) for name, value in rgb.items()}
+        names = list(seen)
+        for k, one in enumerate(names):
+            for other in names[k + 1 :]:
+                assert np.linalg.norm(seen[one] - seen[other]) > 0.08, (one, other)
+
+
+def test_branches():
+    critical, crossing = Some(ok=True, alpha=1.5), Some(ok=False, alpha=2.5)
+    figure = branch_figure([curve("positional"), curve("semantic")], critical, crossing)
+    orders, losses, errors = figure.axes
+    assert explained(figure)[-1] == "unstable" and len(set(explained(figure))) == len(explained(figure))
+    assert losses.get_ylabel() == LABELS["train_loss"] and losses.get_xlabel() == LABELS["alpha"]
+    assert labels(orders) == ["positional", "semantic", r"$\alpha_c$"]  # alpha_l was not found
+    assert labels(errors) == ["positional", "semantic", "linear baseline", r"$\alpha_c$"]
+    assert orders.lines[0].get_color() == COLOURS["positional"] and orders.lines[2].get_color() == COLOURS["semantic"]
+    np.testing.assert_array_equal(errors.lines[0].get_ydata(), [np.nan, np.nan, 6, 8])  # test errors, not losses
+    assert errors.lines[4].get_ydata()[0] == 0.5 and errors.lines[5].get_xdata()[0] == 1.5
+    solid, dotted, *_ = losses.lines
+    assert solid.get_color() == COLOURS["positional"]
+    np.testing.assert_array_equal(solid.get_ydata(), [np.nan, np.nan, 3, 4])
+    np.testing.assert_array_equal(dotted.get_ydata(), [1, 2, 3, np.nan])  # up to the first stable point
+    band = errors.collections[0].get_paths()[0].vertices
+    assert band[:, 1].max() == pytest.approx(8 + 2 * 0.8)
+
+
+def test_branches_that_lack_both_order_parameters_or_none():
+    orders, losses, _ = branch_figure([curve("uninformed"), curve(None, [2.0, 2.0])]).axes
+    assert labels(orders) == ["$m$, any state", r"$\theta$, any state"] and labels(losses) == [
+        "uninformed",
+        "any state",
+    ]
+    assert [one.get_color() for one in orders.lines] == [COLOURS["positional"], COLOURS["semantic"]]
+    np.testing.assert_array_equal(losses.lines[2].get_ydata(), [1, 2])  # growth says nothing where nothing is imposed
+
+
+def test_boundaries():
+    omegas = np.array([0.1, 0.2, 0.3])
+    events = {"alpha_c": "k", "semantic baseline": COLOURS["semantic"], "positional pitchfork": COLOURS["positional"]}
+    alphas, bars = np.array([1.0, 2.0, np.nan]), np.array([0.1, np.inf, np.nan])
+    (axis,) = boundary_figure([Boundary.of(e, "omega", omegas, alphas, bars) for e in events]).axes
+    assert labels(axis) == [r"$\alpha_c$", *list(events)[1:]] and axis.get_xlabel() == LABELS["omega"]
+    for container, colour in zip(axis.containers, events.values(), strict=True):
+        line, _caps, (whiskers,) = container
+        assert line.get_color() == colour
+        np.testing.assert_allclose(whiskers.get_segments()[0][:, 1], [0.8, 1.2])  # two error bars to either side
+    lines = [line for line in axis.lines if line.get_label() in labels(axis)]
+    assert [line.get_color() for line in lines] == list(events.values())
+    assert len({line.get_linestyle() for line in lines}) == 3
+
+
+def test_boundaries_are_smooth_between_points_that_were_found():
+    values = np.arange(6.0)
+    bars, gap = 0.1 * np.ones(6), np.where(values == 3, np.nan, 1.0)
+    exact = Boundary.of("alpha_c", "omega", values, values**3, bars, 3 * values**2)
+    rough = Boundary.of("semantic baseline", "omega", values, gap * np.where(values < 2, 1.0, 9.0), bars)
+    (axis,) = boundary_figure([exact, rough]).axes
+    cubic, steps = (line.get_xydata() for line in axis.lines if line.get_label() in labels(axis))
+    np.testing.assert_allclose(cubic[:-1, 1], cubic[:-1, 0] ** 3, atol=1e-9)
+    assert len(cubic) > 50
+    x, y = steps[np.isfinite(steps[:, 1])].T
+    assert not np.any((x > 2) & (x < 4)) and set(values) - {3.0} <= set(x)  # no line across the missing point
+    assert y.min() == 1 and y.max() == 9  # no extremum between points
+
+
+def path(theta, values, turn):
+    """A path in alpha, unstable in its second half, with one turn, at alpha = .99."""
+    count = len(values)
+    state = Some(overlaps=Some(theta=np.full((1, 2, 1, 1), turn)), train_loss=np.array([0.09]))
+    return Some(
+        parameter="alpha",
+        values=values,
+        states=Some(
+            overlaps=Some(theta=np.tile(np.reshape(theta, (count, 1, 1, 1)), (1, 2, 1, 1)), m=np.zeros((count, 2, 1))),
+            train_loss=values / 10,
+        ),
+        eigenvalues=np.linspace(0.5, 1.5, count + 1)[:-1, None] + 0j,  # one of the eigenvalues is one
+        folds=(0.99,),
+        fold_states=(state,),
+    )
+
+
+def test_path():
+    values = np.array([2.0, 1.5, 1.0, 1.2])
+    one = path([0.4, 0.3, 0.2, 0.1], values, 0.19)
+    orders, losses = path_figure([one, one]).axes
+    assert labels(orders) == [r"$\theta$", "fold"] and losses.get_xlabel() == r"sample complexity $\alpha = n/d$"
+    solid, dotted, fold, *others = orders.lines
+    assert len(others) == 3 and fold.get_marker() == "o"
+    np.testing.assert_array_equal(solid.get_xdata(), values)
+    np.testing.assert_allclose(solid.get_ydata(), [0.4, 0.3, 0.2, np.nan])  # up to rounding one is stable
+    np.testing.assert_allclose(dotted.get_ydata(), [np.nan, np.nan, 0.2, 0.1])
+    np.testing.assert_allclose([*fold.get_xdata(), *fold.get_ydata()], [0.99, 0.19])
+    np.testing.assert_allclose(losses.lines[2].get_ydata(), [0.09])
+
+
+@pytest.mark.parametrize(
+    ("theta", "turn", "kind"),
+    [
+        ([0.2, 0.1, -0.1, -0.2], 0.0, "pitchfork"),  # into the mirror state
+        ([-0.2, -0.1, 0.1, 0.2], 1e-4, "pitchfork"),
+        ([0.2, 0.1, 2e-3, -0.1], 3e-3, "pitchfork"),  # the sign changes in the next step
+        ([0.2, 0.1, 0.05, 0.15], 0.04, "fold"),
+        ([0.3, 0.2, 0.1, -0.1], 0.25, "fold"),  # the sign changes elsewhere
+    ],
+)
+def test_a_path_that_turns(theta, turn, kind):
+    orders, losses = path_figure([path(theta, np.array([2.0, 1.0, 1.0, 2.0]), turn)]).axes
+    assert labels(orders) == [r"$\theta$", kind] and labels(losses) == [kind]
+    assert orders.lines[-1].get_marker() == {"fold": "o", "pitchfork": "D"}[kind]
+
+
+def test_there_is_room_between_lines_and_frame():
+    """There is room between lines and frame, also if a narrow range of alphas or numbers lies far from zero."""
+    one = curve("semantic", [0.5] * 2)
+    one.at, one.points = np.array([10.0, 10.1]), [point(5.0, 0.5), point(5.01, 0.5)]
+    one.values = lambda get: np.array([float(get(p)) for p in one.points])
+    for axis in branch_figure([one]).axes:
+        (left, right), (bottom, top) = axis.get_xlim(), axis.get_ylim()
+        assert 9.9 < left < 9.999 and 10.101 < right < 10.2
+        assert bottom == 0 and top > 1.04 * axis.dataLim.y1
+    one.points[0].overlaps.theta -= 15.0  # a negative number is in the frame, too
+    assert branch_figure([one]).axes[0].get_ylim()[0] < -10
+
+
+def test_a_pole_of_error_bars_leaves_the_line():
+    """An infinite error bar, as of a single replicate, leaves the line without a band."""
+    one = curve("semantic")
+    one.points[1].stderr.train_loss = np.inf
+    _, losses, errors = branch_figure([one]).axes
+    assert len(losses.collections) == 0 and len(errors.collections) == 1
+
+
+def diagram():
+    """A diagram of three alphas and two omegas, in which every kind of region occurs once."""
+    region = np.array([[0, 2, 3], [4, 5, 1]])
+    values = np.arange(6.0).reshape(2, 3)
+    boundary = Boundary.of("alpha_c", "omega", np.array([0.1, 0.3]), np.array([1.0, 2.0]), np.array([0.1, np.inf]))
+    linear = np.stack([np.full((2, 3), 9.0), np.full((2, 3), np.nan)])
+    means = {"train_loss": np.stack([values, values + 10]), "gen_error": np.stack([values, -values])}
+    return Some(
+        x=("alpha", np.array([1.0, 2.0, 4.0])),
+        y=("omega", np.array([0.1, 0.3])),
+        region=region,
+        loss_difference=(values - 3.5, None),
+        gen_difference=(values - 1, None),
+        trusted=region != 4,
+        exists=np.array([[[True, True, False], [True, True, True]]] * 2),
+        stable=np.array([[[True, True, False], [True, True, True]], [[True, True, False], [False, True, True]]]),
+        mean={**means, "gen_error_linear": linear}.__getitem__,
+        stderr=lambda name: np.full((2, 2, 3), 0.5),
+        alpha_c=lambda: boundary,
+        alpha_l=lambda: boundary,
+    )
+
+
+def marked(cells):
+    """Lower left corners of the marked cells."""
+    return [tuple(map(float, path.vertices.min(0).round(9))) for path in cells.get_paths()]
+
+
+def test_diagram():
+    figure = diagram_figure(diagram())
+    left, right = figure.axes[:2]
+    difference, positional, semantic = left.collections[:3]
+    assert difference.get_array().mask.tolist() == [[True, True, True], [False, False, True]]
+    assert marked(positional) == [(1.5, 0.0)] and marked(semantic) == [(3.0, 0.0)]
+    assert positional.get_hatch() == semantic.get_hatch() == "..."  # no colour of the scale looks like the hatching
+    excess = right.collections[0]
+    assert excess.get_array().mask.tolist() == [[True, False, False], [False, False, True]]
+    # Blue means semantic, and better than the baseline; white means no difference.
+    assert (difference.get_cmap().name, excess.get_cmap().name) == ("RdBu", "RdBu_r")
+    assert difference.get_clim() == (-0.5, 0.5) and excess.get_clim() == (-3, 3)
+    assert left.get_xlim() == (0.5, 5.0) and left.get_ylim() == (0.0, pytest.approx(0.4))
+    neither, hatched = left.collections[3:5]
+    assert marked(neither) == [(3.0, 0.2)] and marked(hatched) == [(0.5, 0.2)]  # not trusted
+    np.testing.assert_allclose(right.lines[0].get_xdata(), [1, 2])
+    band = right.collections[-1].get_paths()[0].vertices
+    assert band[:, 0].min() == pytest.approx(0.8)  # two error bars; an infinite one is left out
+    shown = explained(figure)
+    assert shown[:3] == ["only positional is stable", "only semantic is stable", "neither is stable"]
+    assert shown[3:] == ["unsolved, or not decided by the averages", r"$\alpha_c$"]
+
+
+def test_legend_of_a_diagram_says_only_what_is_there():
+    plain = diagram()
+    plain.region, plain.trusted = np.full((2, 3), 5), np.full((2, 3), True)
+    assert explained(diagram_figure(plain)) == [r"$\alpha_c$"]
+    nowhere = Boundary.of("alpha_l", "omega", *np.full((3, 2), np.nan))
+    plain.alpha_l = lambda: nowhere
+    assert explained(diagram_figure(plain)) == [r"$\alpha_c$"]
+    plain.alpha_c = plain.alpha_l
+    assert not diagram_figure(plain).legends[0].get_texts()
+
+
+def test_diagram_with_alpha_upwards():
+    turned = diagram()
+    turned.x, turned.y = ("omega", np.array([0.1, 0.2, 0.3])), ("alpha", np.array([1.0]))
+    for name in ("region", "trusted"):
+        setattr(turned, name, getattr(turned, name)[:1])
+    turned.loss_difference, turned.gen_difference = (np.zeros((1, 3)), None), (np.zeros((1, 3)), None)
+    left = diagram_figure(turned).axes[0]
+    np.testing.assert_allclose(left.lines[-1].get_ydata(), [1, 2])
+    assert left.get_ylim() == (0.5, 1.5)
+
+
+def test_slices():
+    figure = slice_figure(diagram(), [0, 1])
+    upper, beside, lower, last = figure.axes
+    dotted = [one for one in beside.lines if one.get_gid() == "unstable"]
+    np.testing.assert_array_equal(dotted[0].get_ydata(), [13, 14, np.nan])  # up to the first stable point
+    assert len(dotted) == 1 and explained(figure)[-1] == "unstable"
+    positional, semantic = upper.lines
+    np.testing.assert_array_equal(positional.get_ydata(), [0, 1, np.nan])  # no state in the third cell
+    np.testing.assert_array_equal(semantic.get_ydata(), [10, 11, np.nan])
+    assert upper.collections[0].get_paths()[0].vertices[:, 1].min() == -1  # two error bars
+    np.testing.assert_array_equal(lower.lines[2].get_ydata(), [9, 9, 9])
+    np.testing.assert_array_equal(last.lines[1].get_ydata(), [np.nan, -4, -5])
+    assert labels(lower) == ["positional", "semantic", "linear baseline"] and labels(last) == []
+    assert (positional.get_color(), semantic.get_color()) == (COLOURS["positional"], COLOURS["semantic"])
+    assert last.get_title() == "" and upper.get_title(loc="left") == r"$\omega$ = 0.1"
+
+
+def test_attention():
+    S = np.array([[[0.5, 0.5], [0.25, 0.75]], [[1.0, 0.0], [0.0, 1.0]]])
+    first, second, _ = attention_figure({"frozen": S}, np.array([[0, 1], [2, 2]])).axes
+    assert len(first.patches) == 2 and len(second.patches) == 4  # equal tokens are framed
+    assert [text.get_text() for text in first.texts] == [".50", ".50", ".25", ".75"]
+    assert [text.get_color() for text in first.texts] == ["0.15", "0.15", "0.15", "white"]
+    assert [t.get_text() for t in first.get_xticklabels()] == ["A", "B"] and first.images[0].get_clim() == (0, 1)
+    faint, _, _ = attention_figure({"frozen": S / 4}, np.array([[0, 1], [2, 2]])).axes
+    assert faint.images[0].get_clim() == (0, 0.25)  # the scale fits the values
+    assert [text.get_color() for text in faint.texts] == ["0.15", "0.15", "0.15", "white"]
+    assert [token_name(k) for k in (0, 25, 26)] == ["A", "Z", "26"]
+
+
+def test_learning():
+    def stage(*values):
+        numbers = np.array([values, values])
+        return Some(
+            history=Some(
+                train_loss=numbers,
+                test_accuracy=numbers / 10,
+                positional_share=numbers / 20,
+                semantic_share=numbers / 30,
+            )
+        )
+
+    loss, error, share = learning_figure({"semantic": [stage(1.0, 2.0, 3.0), stage(4.0)]}).axes
+    np.testing.assert_array_equal(loss.lines[0].get_xdata(), [1, 2, 3, 4])
+    np.testing.assert_array_equal(loss.lines[1].get_ydata(), [1, 2, 3, 4])
+    np.testing.assert_allclose(error.lines[0].get_ydata(), [0.9, 0.8, 0.7, 0.6])
+    np.testing.assert_allclose(share.lines[0].get_ydata(), np.arange(1, 5) / 20)
+    np.testing.assert_allclose(share.lines[2].get_ydata(), np.arange(1, 5) / 30)
+    assert labels(share) == ["positional share, semantic", "semantic share, semantic", "next stage"]
+    assert labels(loss) == ["semantic", "next stage"]
+    assert loss.lines[-1].get_xdata() == [3.5, 3.5] and loss.lines[0].get_color() == COLOURS["semantic"]
+    assert loss.lines[0].get_marker() == "None"
+    axes = learning_figure({"semantic": [stage(1.0)]}).axes  # one epoch is a point
+    assert all(line.get_marker() == "o" for axis in axes for line in axis.lines)
+    ticks = axes[0].xaxis.get_major_locator().tick_values(*axes[0].get_xlim())
+    np.testing.assert_array_equal(ticks, np.round(ticks))  # ticks lie at whole epochs
+
+
+def test_transition():
+    point_of = lambda branch, slopes: Some(  # noqa: E731
+        branch=branch,
+        train_loss=0.5,
+        replicates=Some(train_loss_partials=(None, np.array(slopes))),
+        model=Some(sigma=np.array(0.5), mixing=np.array([[0.6, 0.4]]), zero=np.array(0.0), rank=1),
+    )
+    points = point_of("positional", [1.0, 3.0]), point_of("semantic", [1.0, 1.0])
+    slopes = Some(sigma=np.array(-8.0), mixing=np.array([[0.0, 5.0]]), zero=np.array(7.0), rank=1)
+    bars = Some(sigma=np.array(0.4), mixing=np.array([[0.1, np.inf]]), zero=np.array(0.1), rank=1)
+    found = Some(
+        event="alpha_c",
+        alpha=2.0,
+        stderr=0.1,
+        branches=points,
+        sensitivities=slopes,
+        sensitivities_stderr=bars,
+    )
+    figure = transition_figure(found)
+    losses, moves = figure.axes
+    positional, semantic, mark = losses.lines
+    x, y = positional.get_data()
+    np.testing.assert_allclose(np.diff(y) / np.diff(x), 2)  # the mean slope of the replicates
+    np.testing.assert_allclose(np.diff(semantic.get_ydata()) / np.diff(x), 1)
+    assert mark.get_xdata()[0] == 2.0 and explained(figure) == ["positional", "semantic", r"$\alpha_c$"]
+    assert [text.get_text() for text in moves.get_yticklabels()] == [r"$\sigma$", "mixing[0,1]"]  # the larger first
+    np.testing.assert_allclose([bar.get_width() for bar in moves.patches], [-2.0, 1.0])
+    alone = Some(event="semantic pitchfork", alpha=1.0, stderr=0.1, branches=points[:1], sensitivities=slopes)
+    alone.sensitivities_stderr = bars
+    (axis,) = transition_figure(alone).axes
+    assert "relative sensitivity" in axis.get_xlabel()
+
+
+def test_training():
+    runs = {
+        "positional": Some(losses=np.array([3.0, 2.0, np.nan]), gradient_norms=np.array([0.1, 0.01, np.nan])),
+        "mine": Some(losses=np.array([3.0, 2.0, 1.0]), gradient_norms=np.array([0.2, 0.1, 0.05])),
+    }
+    figure = training_figure(runs)
+    loss, gradient = figure.axes
+    assert explained(figure) == ["positional", "mine"]
+    np.testing.assert_array_equal(
+        loss.lines[0].get_xydata(), [[0, 3], [1, 2]]
+    )  # steps that were not taken are left out
+    np.testing.assert_array_equal(gradient.lines[1].get_ydata(), [0.2, 0.1, 0.05])
+    assert loss.lines[0].get_color() == COLOURS["positional"] and gradient.get_yscale() == "log"
+
+
+def test_message_passing():
+    blank = np.full((2, 1, 1), np.nan)
+    first = np.array([2.0, 4.0]).reshape(2, 1, 1)
+    history = Some(q=np.stack([first, 2 * first, blank]), theta=np.stack([-first, first, blank]))
+    history.m = history.theta[..., 0] / 2
+    run = Some(history=history, residuals=np.array([0.1, np.nan]))
+    q, theta, m, residual = gamp_figure({"semantic": run}).axes
+    np.testing.assert_array_equal(q.lines[0].get_xydata(), [[0, 3], [1, 6]])  # means over the tokens
+    np.testing.assert_array_equal(theta.lines[0].get_ydata(), [3, 3])  # means of absolute values
+    np.testing.assert_array_equal(m.lines[0].get_ydata(), [1.5, 1.5])
+    np.testing.assert_array_equal(residual.lines[0].get_xydata(), [[1, 0.1]])
+    assert residual.lines[0].get_color() == COLOURS["semantic"]
+
+
+def test_instances():
+    names = ("train_loss", "gen_error", "q", "theta", "m")
+    some = lambda *values: Some(**{name: np.array(values) for name in names})  # noqa: E731
+    found = Some(
+        found=some(1.0, 2.0, 3.0, 99.0, 98.0),
+        theory=some(1.1, 2.1, 3.1, np.nan, np.nan),
+        theory_stderr=some(0.1, np.inf, 0.1, np.nan, np.nan),
+        branch=np.array(["semantic", "semantic", "positional", "unsettled", "neither"]),
+        ok=np.array([True, False, True, False, True]),
+        usable=np.array([True, True, True, False, True]),
+    )
+    figure = instances_figure(found)
+    assert explained(figure) == ["positional", "semantic", "semantic, out of steps"]
+    axis = figure.axes[0]
+    positional, semantic, hollow = axis.containers
+    np.testing.assert_array_equal(positional[0].get_xydata(), [[3.1, 3.0]])  # without instances that have no theory
+    np.testing.assert_array_equal(hollow[0].get_xydata(), [[2.1, 2.0]])
+    assert hollow[0].get_markerfacecolor() == "white" and semantic[0].get_color() == COLOURS["semantic"]
+    ((whisker,),) = (bars.get_segments() for bars in semantic[2])
+    np.testing.assert_allclose(whisker[:, 0], [0.9, 1.3])  # two error bars
+    assert axis.get_xlim()[1] < 4
+    found.branch = np.full(5, "neither")
+    assert not instances_figure(found).axes[0].containers

@@ -1,0 +1,141 @@
+"""The average within a cluster of one step of replica symmetry breaking, against dense quadrature and differences."""
+
+from functools import partial
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import tiedattn_jax as ta
+from tiedattn_jax.averages.prox import moreau, search
+from tiedattn_jax.base.linalg import apply
+from tiedattn_jax.rsb import clusters
+from tiedattn_jax.theory.potentials import stationary
+
+S = 700.0
+V = jnp.full((2, 1, 1), 14.0)
+SPREAD = jnp.full((2, 1, 1), 0.0013**0.5)
+# Fields with a jump within five standard deviations, two of them close to a cusp; one field whose second minimum
+# exists only in a small part of the line; one with a steep step; two without a jump.
+H = jnp.array([
+    [-0.1153, 0.0410, 0.3214, 0.2601, 0.2178, 0.0822, 0.3460, 0.0915, 0.2501, 0.5],
+    [-0.1263, -0.0538, 0.2370, -0.1623, 0.0248, -0.0314, 0.2667, 0.0926, -0.0281, 0.4],
+])[:, None]  # fmt: skip
+Y = jnp.array([
+    [0.8051, -0.7092, 0.5006, 0.7666, 0.2942, 0.6469, 0.5377, -0.1238, -1.2636, 0.1],
+    [-0.8853, 0.7726, -0.9029, -1.1544, -0.7624, -0.6819, -0.8311, 0.9821, 0.2417, 0.2],
+])[:, None]  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def model() -> ta.DotProduct:
+    return ta.dot_product()
+
+
+def _energies(model, cluster, h, V, spread):
+    count = len(cluster.log_weight)
+    at = jnp.tile(h, count) + apply(spread, cluster.normals)
+    return moreau(model, cluster.z, at, V, jnp.tile(Y, count)).reshape(count, -1)
+
+
+# The tests share these jitted functions, because most of their time goes into compiling.
+@partial(jax.jit, static_argnames="find")
+def _found(model, h, V, spread, s, find=clusters.find):
+    setting = model, V, spread, h, Y, s
+    return find(*setting, clusters.look_beside(*setting))
+
+
+@jax.jit
+def _tilted(model, h, V, spread, s, found):
+    cluster = clusters.points(model, V, spread, h, Y, found)
+    exponents = cluster.log_weight - s * _energies(model, cluster, h, V, spread)
+    return -jax.scipy.special.logsumexp(exponents, axis=0) / s
+
+
+@pytest.fixture(scope="module")
+def found(model):
+    """The clusters that `find` returns around the fields `H` at s = S."""
+    return _found(model, H, V, SPREAD, S)
+
+
+@jax.jit
+def _dense(model, h, V, spread, s):
+    g = np.linspace(-7, 7, 225)
+    xi = jnp.asarray(np.stack(np.meshgrid(g, g, indexing="ij")).reshape(2, 1, -1))
+    log_weight = -0.5 * jnp.sum(xi**2, (0, 1)) + 2 * np.log(g[1] - g[0]) - np.log(2 * np.pi)
+
+    def one(h, y):
+        at, teacher = h[..., None] + apply(spread, xi), jnp.broadcast_to(y[..., None], (2, 1, xi.shape[-1]))
+        energy = moreau(model, search(model, at, V, teacher).z, at, V, teacher)
+        return -jax.scipy.special.logsumexp(log_weight - s * energy) / s
+
+    return jax.lax.map(lambda p: one(*p), (jnp.moveaxis(h, -1, 0), jnp.moveaxis(Y, -1, 0)))
+
+
+@pytest.mark.parametrize("s", [S, 50.0])
+def test_against_dense_quadrature(model, s):
+    found = _found(model, H, V, SPREAD, s)
+    assert np.any(found.breaks) and not np.all(found.breaks)
+    value = _tilted(model, H, V, SPREAD, s, found)
+    assert np.max(np.abs(value - _dense(model, H, V, SPREAD, s))) < 5e-8 + 2e-5 / s
+
+
+def test_a_flip_of_the_student_changes_nothing(model, found):
+    """The loss is even, so fields of opposite sign have the same average, with mirrored jumps."""
+    mirrored = _found(model, -H, V, SPREAD, S)
+    np.testing.assert_array_equal(mirrored.breaks, found.breaks)
+    values = (_tilted(model, h, V, SPREAD, S, f) for h, f in ((H, found), (-H, mirrored)))
+    np.testing.assert_allclose(*values, rtol=1e-8)
+
+
+def test_without_tilt_it_is_the_average_envelope(model):
+    """At s = 0 the nodes, whose rule is broken at the jumps, average the Moreau envelope itself."""
+
+    @jax.jit
+    def averaged(model, found):
+        cluster = clusters.points(model, V, SPREAD, H, Y, found)
+        share = jnp.exp(cluster.log_weight)
+        return jnp.sum(share, 0), jnp.sum(share * _energies(model, cluster, H, V, SPREAD), 0) / jnp.sum(share, 0)
+
+    total, mean = averaged(model, _found(model, H, V, SPREAD, 0.0))
+    np.testing.assert_allclose(total, 1.0, atol=3e-5)
+    np.testing.assert_allclose(mean, _dense(model, H, V, SPREAD, 1e-3), atol=2e-7)
+
+
+def test_smooth_rule_where_nothing_jumps(model, found):
+    """The cheaper smooth rule agrees at fields without a jump within reach, and not at the others."""
+    rules = found, _found(model, H, V, SPREAD, S, clusters.find_smooth)
+    value, smooth = (_tilted(model, H, V, SPREAD, S, f) for f in rules)
+    error = np.abs(smooth - value)
+    assert error[-1] < 1e-7 and np.max(error) > 1e-5
+
+
+@pytest.mark.parametrize("find", [clusters.find, clusters.find_smooth])
+def test_found_again(model, find):
+    """Continuing from the clusters of a neighbouring state gives the averages of a new search."""
+    new = 1.01 * V, 0.7 * SPREAD, 1.2 * S
+    again = jax.jit(clusters.found_again)(model, *new[:2], H, Y, new[2], _found(model, H, V, SPREAD, S, find))
+    again, anew = (_tilted(model, H, *new, f) for f in (again, _found(model, H, *new, find)))
+    kept = np.array([9]) if find is clusters.find_smooth else np.arange(10)
+    np.testing.assert_allclose(again[kept], anew[kept], atol=8e-9, rtol=0)
+
+
+def test_derivatives_contain_the_moving_jump(model, found):
+    """The derivative of the gradient in the fields equals finite differences, because jumps move with the fields."""
+
+    def total(cluster, h):
+        exponents = cluster.log_weight - S * _energies(model, cluster, h, V, SPREAD)
+        return -jnp.sum(jax.scipy.special.logsumexp(exponents, axis=0)) / S
+
+    @jax.jit
+    def gradient(h, found):
+        return jax.grad(lambda h: stationary(total)(clusters.points(model, V, SPREAD, h, Y, found), h))(h)
+
+    direction = jnp.array([1.0, -0.5])[:, None, None] * jnp.ones_like(H)
+    _, moving = jax.jvp(lambda h: gradient(h, found), (H,), (direction,))
+    step = 1e-4
+    ahead, behind = (gradient(h, _found(model, h, V, SPREAD, S)) for h in (H + step * direction, H - step * direction))
+    differences = (ahead - behind) / (2 * step)
+    kept = np.arange(H.shape[-1]) != 5  # close to the cusp neither derivative is accurate
+    np.testing.assert_allclose(moving[..., kept], differences[..., kept], atol=2e-3 * float(jnp.max(jnp.abs(moving))))

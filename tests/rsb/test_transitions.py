@@ -1,0 +1,235 @@
+"""The shift of alpha_c by replica symmetry breaking."""
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import made
+import numpy as np
+import pytest
+
+import tiedattn_jax as ta
+from tiedattn_jax.phases.events import Zero
+from tiedattn_jax.rsb import transitions as breaking
+from tiedattn_jax.rsb.fixed_points import BrokenState
+
+
+@pytest.fixture(scope="module")
+def transition(model, lines) -> ta.Transition:
+    return ta.critical_alpha(model, lines)
+
+
+def _numbers(sigma: jax.Array) -> ta.Model:
+    """Derivatives in the numbers of the model, zero except for sigma."""
+    zeros = jax.tree.map(lambda a: jnp.zeros((*sigma.shape, *a.shape)), ta.dot_product())
+    return eqx.tree_at(lambda m: m.sigma, zeros, sigma)
+
+
+def _state(elevation: list[float], by_alpha: float, by_sigma: float = 0.0) -> BrokenState:
+    ones = jnp.ones(len(elevation))
+    full = jnp.ones((len(elevation), 2, 1, 1))
+    x = ta.BrokenOverlaps(full, full, full, full, full[..., 0])
+    return BrokenState(
+        overlaps=x,
+        conjugates=x,
+        s=ones,
+        train_loss=ones,
+        elevation=jnp.asarray(elevation),
+        gen_error=ones,
+        loss_by_model=_numbers(by_sigma * ones),
+        loss_by_alpha=by_alpha * ones,
+        loss_by_log_s=0 * ones,
+        residual=0 * ones,
+        status=jnp.zeros(len(elevation), int),
+    )
+
+
+def test_a_state_without_breaking_says_that_rs_is_exact():
+    """A state without breaking says that RS is exact, but not where the search for breaking failed."""
+    point = ta.BrokenPoint(
+        ta.dot_product(), jnp.asarray(1.2), made.fixed_point(), _state([0, 0], 1.0), "semantic", True
+    )
+    lost = eqx.tree_at(lambda p: p.replicates.status, point, jnp.array([0, int(ta.Status.max_steps)]))
+    assert "replica-symmetric state is exact" in str(point) and "exact" not in str(lost)
+    wide = eqx.tree_at(lambda p: p.replicates.overlaps.q1, point, 2 * point.replicates.overlaps.q1)
+    assert wide.broken and not point.broken and "exact" not in str(wide)
+
+
+def test_shift_is_elevation_over_slope(transition, monkeypatch):
+    """The shift of alpha_c is minus elevation over slope.
+
+    Losses cross with the slope .8e-3 - .5e-3, and the first one is lifted by 3e-7 and 5e-7: alpha_c falls.
+    """
+    states = {"positional": _state([3e-7, 5e-7], 0.8e-3), "semantic": _state([0.0, 0.0], 0.5e-3)}
+
+    rs = _rs_state(0.8e-3, 0.0)
+
+    def solved(model, alpha, branch, **rule):
+        assert alpha == transition.alpha and rule["order"] == 7
+        return ta.BrokenPoint(model, alpha, rs, states[branch], branch, True)
+
+    monkeypatch.setattr(breaking, "solve_1rsb", solved)
+    monkeypatch.setattr(breaking, "solve", lambda *args, **rest: rs)
+    found = ta.critical_alpha_1rsb(transition.branches[0].model, transition, order=7)
+    np.testing.assert_allclose(found.shifts, [-1e-3, -5e-3 / 3], rtol=1e-12)
+    np.testing.assert_allclose(found.alpha, transition.alpha - 4e-3 / 3, rtol=1e-12)
+    assert found.shift_stderr > 0 and found.stderr >= found.shift_stderr and found.ok
+    assert "1RSB" in str(found)
+    assert set(found.to_dict()["branches"]) == {"positional", "semantic"}
+
+
+def _rs_state(by_alpha: float, by_sigma: float) -> ta.FixedPoint:
+    """An RS state of two replicates that agree, with given derivatives of the loss."""
+    ones = jnp.ones(2)
+    partials = _numbers(by_sigma * ones), by_alpha * ones
+    point = made.fixed_point(scatter=(0.0, 0.0))
+    return eqx.tree_at(lambda p: p.replicates.train_loss_partials, point, partials)
+
+
+def test_sensitivities_are_those_at_the_broken_alpha_c(monkeypatch):
+    """Sensitivities are those at the 1RSB alpha_c.
+
+    The losses differ by alpha^2 - 5 sigma, and breaking lifts the difference by 3e-4 sigma^4 (at sigma = .5).
+    """
+    lift, sigma = 3e-4, 0.5
+
+    def roots(sigma):
+        return (5 * sigma) ** 0.5, (5 * sigma - lift * sigma**4) ** 0.5
+
+    alpha, _ = roots(sigma)
+    by_sigma = {"positional": -5 + 4 * lift * sigma**3, "semantic": 0.0}
+
+    def rs_state(alpha, branch):
+        return _rs_state(2 * alpha, -5.0) if branch == "positional" else _rs_state(0.0, 0.0)
+
+    def solved(model, alpha, branch, **rule):
+        by_alpha, elevation = (2 * alpha, lift * sigma**4) if branch == "positional" else (0.0, 0.0)
+        state = _state([elevation, elevation], by_alpha, by_sigma[branch])
+        return ta.BrokenPoint(model, alpha, rs_state(alpha, branch), state, branch, True)
+
+    monkeypatch.setattr(breaking, "solve_1rsb", solved)
+    monkeypatch.setattr(breaking, "solve", lambda model, alpha, branch, nodes, start: rs_state(alpha, branch))
+    rs = made.transition(alpha=alpha)  # d alpha / d sigma = 2(0.02)
+    found = ta.critical_alpha_1rsb(ta.dot_product(), rs)
+    slopes = np.subtract(*(np.array(roots(sigma + e)) for e in (1e-4, -1e-4))) / 2e-4
+    np.testing.assert_allclose(found.sensitivities.sigma - rs.sensitivities.sigma, slopes[1] - slopes[0], rtol=1e-4)
+    np.testing.assert_allclose(found.sensitivities_stderr.sigma, rs.sensitivities_stderr.sigma, rtol=1e-9)
+    report = found.to_dict()
+    assert report["sensitivities"]["sigma"] == found.sensitivities.sigma
+    assert report["sensitivities_rs"]["sigma"] == 2.0 and report["sensitivities_stderr"]["sigma"] == 0.02
+    assert "d/dsigma" in str(found) and "RS: 2.000(20)" in str(found)
+    gradient = jax.grad(lambda m: ta.critical_alpha_1rsb(m, rs).alpha)(ta.dot_product())
+    np.testing.assert_allclose(gradient.sigma, found.sensitivities.sigma, rtol=1e-12)
+    with pytest.raises(TypeError, match="first derivatives only"):
+        jax.hessian(lambda m: ta.critical_alpha_1rsb(m, rs).alpha)(ta.dot_product())
+
+
+_LIFT = 3e-3
+
+
+def _baseline(monkeypatch, early, late):
+    """States that beat the baseline by alpha^2 - 5 sigma in RS, and by _LIFT sigma more in 1RSB.
+
+    The RS alpha_c and alpha_l lie at .5.
+    """
+    beaten, rs = 1.0, made.fixed_point(scatter=(0.0, 0.0))
+    model, root = ta.dot_product(sigma=0.05), 0.25**0.5
+
+    def solved(model, alpha, branch, **rule):
+        assert branch == ("positional" if early else "semantic") and rule["order"] == 7
+        excess = alpha**2 - 5 * model.sigma + _LIFT * model.sigma
+        state = eqx.tree_at(lambda s: s.gen_error, _state([0.0, 0.0], 0.0), beaten - excess * jnp.ones(2))
+        linear = eqx.tree_at(lambda p: p.replicates.gen_error_linear, rs, beaten * jnp.ones(2))
+        return ta.BrokenPoint(model, alpha, linear, state, branch, True)
+
+    def zero_near(event, model, near, nodes, settings, **rest):
+        assert event.name == ("positional baseline" if early else "semantic baseline")
+        by_alpha = 2 * root * jnp.ones(2)
+        return made.ended(Zero(jnp.asarray(root), (), jnp.zeros(2), _numbers(-5.0 * jnp.ones(2)), by_alpha))
+
+    def crossing(model, transition):
+        unnamed = ta.FixedPoint(rs.model, rs.alpha, rs.replicates, None)
+        return made.transition(alpha=root, event="alpha_l", branches=(unnamed,))
+
+    def state(beats):
+        errors = (0.5 if beats else 2.0) * jnp.ones(4)
+        return made.fixed_point(gen_error=errors, gen_error_linear=jnp.ones(4))
+
+    monkeypatch.setattr(breaking, "solve_1rsb", solved)
+    monkeypatch.setattr(breaking, "zero_near", zero_near)
+    monkeypatch.setattr(breaking, "linear_crossing", crossing)
+    return model, made.transition(alpha=0.5, branches=(state(early), state(late)))
+
+
+@pytest.mark.parametrize("early", [False, True], ids=["semantic", "positional"])
+def test_where_a_broken_branch_beats_the_baseline(monkeypatch, early):
+    """alpha_l of a 1RSB branch is the root of its excess over the baseline, and has the root's sensitivities."""
+    model, transition = _baseline(monkeypatch, early, early)
+    found = ta.linear_crossing_1rsb(model, transition, order=7)
+    root = (0.05 * (5 - _LIFT)) ** 0.5
+    np.testing.assert_allclose(found.shifts, root - 0.5, rtol=1e-3)
+    np.testing.assert_allclose(found.alpha, root, rtol=1e-7)
+    by_sigma = (5 - _LIFT) / (2 * root) - 5 / (2 * 0.5)
+    np.testing.assert_allclose(found.sensitivities.sigma - found.rs.sensitivities.sigma, by_sigma, rtol=1e-3)
+    assert found.ok and len(found.branches) == 1
+    assert "alpha_l, RS" in str(found) and found.to_dict()["alpha_l"] == found.alpha
+    gradient = jax.grad(lambda m: ta.linear_crossing_1rsb(m, transition, order=7).alpha)(model)
+    np.testing.assert_allclose(gradient.sigma, found.sensitivities.sigma, rtol=1e-12)
+
+
+def test_the_exchange_of_the_minima_beats_the_baseline(monkeypatch):
+    """If the exchange of the minima beats the baseline, alpha_l is alpha_c, in both theories."""
+    model, transition = _baseline(monkeypatch, False, True)
+    states = {"positional": _state([3e-7, 5e-7], 0.8e-3), "semantic": _state([0.0, 0.0], 0.5e-3)}
+    rs = _rs_state(0.8e-3, 0.0)
+    monkeypatch.setattr(
+        breaking,
+        "solve_1rsb",
+        lambda m, alpha, branch, **rule: ta.BrokenPoint(m, alpha, rs, states[branch], branch, True),
+    )
+    monkeypatch.setattr(breaking, "solve", lambda *args, **rest: rs)
+    found, critical = (fn(model, transition, order=7) for fn in (ta.linear_crossing_1rsb, ta.critical_alpha_1rsb))
+    assert found.alpha == critical.alpha and len(found.branches) == 2
+    assert found.rs.event == "alpha_l" and critical.rs.event == "alpha_c"
+
+
+def test_an_alpha_l_that_was_not_found_is_refused(monkeypatch):
+    model, transition = _baseline(monkeypatch, False, False)
+    absent = made.transition(status=int(ta.Status.absent), event="alpha_l")
+    monkeypatch.setattr(breaking, "linear_crossing", lambda *args: absent)
+    with pytest.raises(ta.InputError, match=r"^transition must have an alpha_l beside alpha_c, got status absent"):
+        ta.linear_crossing_1rsb(model, transition)
+
+
+def test_estimated_shift(model, transition):
+    """The shift estimated from the two states agrees with that of `critical_alpha_1rsb` on these lines."""
+    positional, semantic = (branch.mean for branch in transition.branches)
+    lift = positional.diagnostics.rs_error - semantic.diagnostics.rs_error
+    slope = positional.train_loss_partials[1] - semantic.train_loss_partials[1]
+    found = transition.rs_shift
+    np.testing.assert_allclose(found.value, -lift / slope, rtol=1e-4)
+    assert -1.2 * 4.01e-4 - 3 * found.stderr < found.value < -4.01e-4 + 3 * 0.20e-4
+    report = transition.to_dict()
+    assert report["rs_shift"] == found.value and report["rs_shift_stderr"] == found.stderr
+    assert "rs_shift" in str(transition)
+    others = (made.transition(branches=transition.branches, event="semantic fold"), made.transition())
+    for other in others:
+        assert np.isnan(other.rs_shift.value) and np.isnan(other.rs_shift.stderr) and "rs_shift" not in str(other)
+
+
+def test_a_replicate_without_a_state_has_no_share_in_the_shift(transition):
+    status = transition.branches[0].replicates.status
+    others = transition.rs_shift.value
+    for k in range(len(status)):
+        failed = eqx.tree_at(
+            lambda t: t.branches[0].replicates.status, transition, status.at[k].set(int(ta.Status.nonfinite))
+        )
+        others -= failed.rs_shift.value / len(status)  # every replicate is in this many of the means over all but one
+    np.testing.assert_allclose(others, 0, atol=1e-12)
+    assert failed.rs_shift.value != transition.rs_shift.value
+
+
+@pytest.mark.parametrize("bad", [1.25, "alpha_c", made.transition(event="alpha_l"), made.transition(status=6)])
+@pytest.mark.parametrize("solve", [ta.critical_alpha_1rsb, ta.linear_crossing_1rsb])
+def test_bad_transition(model, solve, bad):
+    with pytest.raises(ta.InputError, match="transition"):
+        solve(model, bad)

@@ -1,0 +1,11 @@
+"""The tools that every other room uses.
+
+errors         bad input, in one sentence
+printing       results as text
+results        statuses, error bars, averages over replicates
+store          files that survive an interruption
+programs       compiled programs that are kept from one process to the next
+linalg         small linear algebra at very many nodes
+nodewise       functions of a few numbers, evaluated at very many nodes
+derivatives    derivatives of values that a search found
+"""

@@ -1,0 +1,168 @@
+"""Printing of results: numbers with error bars, tables, and for each result one line and one page."""
+
+from __future__ import annotations
+
+import abc
+import html
+import math
+from collections.abc import Iterable, Sequence
+from typing import Any, ClassVar, NamedTuple
+
+import equinox as eqx
+import jax
+import numpy as np
+
+_ENTRIES = 4  # number of entries of an axis that are shown
+_LEAST_POWER = -4  # smallest power of ten of a number with an error bar that is written without an exponent
+# Meanings of the names, as tables show them.
+WORDS = {
+    "q": "overlap of the student with itself",
+    "V": "response of the student",
+    "theta": "semantic overlap, with the teacher",
+    "m": "positional overlap, with the encodings",
+    "train_loss": "training loss / d",
+    "gen_error": "test error",
+    "gen_error_linear": "test error of the best linear attention",
+    "gradient_norm": "largest entry of the gradient of the empirical risk",
+    "shift": "distance of the value matrix from the identity",
+}
+Row = tuple[str, ...]
+
+
+class Description(NamedTuple):
+    """Contents of the printed line and page of a result.
+
+    Attributes:
+        what: kind of the result, in a few words.
+        status: how the computation ended, in words, if it can fail.
+        numbers: rows (name, number) or (name, number, meaning) of the line and of the page.
+        details: further rows, for the page only.
+        tables: tables of the page, each with a heading.
+    """
+
+    what: str
+    status: str = ""
+    numbers: Sequence[Row] = ()
+    details: Sequence[Row] = ()
+    tables: Sequence[tuple[str, Sequence[Row]]] = ()
+
+    @property
+    def title(self) -> str:
+        """The kind of the result, and how the computation ended."""
+        return ": ".join(filter(None, (self.what, self.status)))
+
+
+class Printed(eqx.Module):
+    """Base of modules that print their numbers: `repr` gives one line, `print` and notebooks a page.
+
+    While jax traces, and for a batch of results, the shapes of the arrays are printed instead.
+    """
+
+    @abc.abstractmethod
+    def describe(self) -> Description:
+        """Return the contents of the line and the page; called only if `readable`."""
+
+    of_one: ClassVar[tuple[str, int] | None] = None  # (field name, ndim) that tells one result from a vmapped batch
+
+    @property
+    def readable(self) -> bool:
+        """Whether the numbers are known, and those of one result rather than of a batch."""
+        known = all(map(_known, jax.tree.leaves(self)))
+        return known and (self.of_one is None or np.ndim(getattr(self, self.of_one[0])) == self.of_one[1])
+
+    def summary(self) -> str:
+        """Return a page of text: how it ended, numbers with error bars in units of the last digits, tables."""
+        if not self.readable:
+            return eqx.tree_pformat(self)
+        said = self.describe()
+        tables = [("", [*said.numbers, *said.details]), *said.tables]
+        parts = [said.title or type(self).__name__, *(part for head, rows in tables for part in (head, table(rows)))]
+        return "\n".join(filter(None, parts))
+
+    def __str__(self) -> str:
+        return self.summary()
+
+    def __repr__(self) -> str:
+        try:
+            said = self.describe() if self.readable else None
+        except Exception:  # jax puts other objects into modules of this structure, and these must print, too
+            said = None
+        if said is None:
+            return eqx.tree_pformat(self)
+        numbers = ", ".join(f"{name}={number}" for name, number, *_ in said.numbers)
+        return f"{type(self).__name__}({'; '.join(filter(None, (said.what, numbers, said.status)))})"
+
+    def _repr_html_(self) -> str:
+        if not self.readable:
+            return f"<pre>{html.escape(eqx.tree_pformat(self))}</pre>"
+        said = self.describe()
+        parts = [f"<b>{type(self).__name__}</b> {html.escape(said.title)}"]
+        for head, rows in [("", [*said.numbers, *said.details]), *said.tables]:
+            cells = ("".join(f"<td style='text-align:left'>{html.escape(c)}</td>" for c in row) for row in rows)
+            body = "".join(f"<tr>{row}</tr>" for row in cells)
+            parts.append(f"{html.escape(head)}<table>{body}</table>" if body else "")
+        return "\n".join(filter(None, parts))
+
+
+def _known(leaf: Any) -> bool:
+    """Return whether the values of a leaf are known: not while jax traces, nor if other processes hold part of them."""
+    if isinstance(leaf, jax.Array):
+        return not isinstance(leaf, jax.core.Tracer) and leaf.is_fully_addressable and not leaf.is_deleted()
+    return isinstance(leaf, (np.ndarray, np.generic, bool, int, float, str))
+
+
+def with_error(value: Any, error: Any = 0.0) -> str:
+    """Write a number with its error bar as two last digits, 1.25154(12) or 3.14(14)e-7; without one, in six digits."""
+    value, error = float(value), float(error)
+    if not math.isfinite(error) or error <= 0:
+        return f"{value:.6g}"
+    power = math.floor(math.log10(max(abs(value), error)))
+    if power < _LEAST_POWER:
+        return f"{with_error(value / 10.0**power, error / 10.0**power)}e{power}"
+    digits = max(0, 1 - int(f"{error:.1e}".partition("e")[2]))
+    return f"{value:.{digits}f}({round(error * 10**digits)})"
+
+
+def by_token(values: Any, *others: Any) -> list[np.ndarray]:
+    """Reduce arrays (L, ...) to their first token if all tokens have the same values up to sign.
+
+    Axes of a student and a teacher of rank one are dropped.
+
+    Args:
+        values: array that decides whether the tokens are alike; a scalar is not changed.
+        others: arrays of the same shape, such as error bars, which are reduced in the same way.
+    """
+    arrays = [np.asarray(a) for a in (values, *others)]
+    values = arrays[0]
+    if not values.ndim:
+        return arrays
+    near = math.sqrt(np.finfo(values.dtype).eps)
+    alike = np.allclose(np.abs(values), np.abs(values[:1]), rtol=near, atol=0, equal_nan=True)
+    shape = () if math.prod(values.shape[1:]) == 1 else values.shape[1:]  # a student and a teacher of rank one
+    return [a[0].reshape(shape) if alike else a.reshape(-1, *shape) for a in arrays]
+
+
+def entries(values: Any, errors: Any = None) -> str:
+    """Write an array as text, with error bars if they are given, and only the first entries of long axes."""
+    values = np.asarray(values)
+    errors = np.zeros(values.shape) if errors is None else np.asarray(errors)
+    if not values.ndim:
+        return with_error(values, errors)
+    texts = [entries(value, error) for value, error in zip(values[:_ENTRIES], errors[:_ENTRIES], strict=True)]
+    return f"[{', '.join(texts)}{', ...' * (len(values) > _ENTRIES)}]"
+
+
+def rows_of(values: dict[str, Any], errors: dict[str, Any] | None = None) -> list[Row]:
+    """Return rows (name, numbers, meaning) for scalars or arrays (L, ...) over the tokens."""
+    bars = errors or {name: np.zeros(np.shape(a)) for name, a in values.items()}
+    return [(name, entries(*by_token(a, bars[name])), WORDS.get(name, "")) for name, a in values.items()]
+
+
+def table(rows: Iterable[Sequence[Any]]) -> str:
+    """Write rows of cells as lines, each column as wide as its widest cell; missing cells at the end are empty."""
+    cells = [[str(cell) for cell in row] for row in rows]
+    count = max(map(len, cells), default=0)
+    cells = [row + [""] * (count - len(row)) for row in cells]
+    widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
+    lines = ("  ".join(c.ljust(w) for c, w in zip(row, widths, strict=True)) for row in cells)
+    return "\n".join(f"  {line}".rstrip() for line in lines)

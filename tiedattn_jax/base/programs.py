@@ -1,0 +1,198 @@
+"""Compiled programs that are kept in a folder from one process to the next.
+
+jax caches compiled programs under a hash of their text (StableHLO). To look one up it has to produce the text by
+tracing a Python function, which takes two to five seconds for a program that averages, in every process. This module
+therefore stores the text too (`jax.export`). It is stored under a hash of everything it depends on: the source of this
+library, the function, the structure and the shapes of its arguments, versions, and the settings of jax.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import functools
+import hashlib
+import importlib
+import json
+import os
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import export
+
+from .errors import InputError
+from .store import packed, unpacked, write_whole
+
+_LOCK = threading.Lock()
+_LOOK_INSIDE = ("jax_debug_nans", "jax_debug_infs", "jax_disable_jit")  # jax then runs a function step by step
+_SETTINGS = (
+    *_LOOK_INSIDE,
+    *"jax_enable_x64 jax_default_device jax_default_matmul_precision jax_log_compiles jax_transfer_guard".split(),
+    *"jax_numpy_dtype_promotion jax_numpy_rank_promotion".split(),
+)
+
+
+class Traced:
+    """Folder of the traced programs, None if they are not kept, and the hash of this library's source."""
+
+    folder: Path | None = None
+    source = ""
+
+
+def use_compilation_cache(folder: Path | str | None = None) -> None:
+    """Keep compiled programs in a folder, so that later processes need not compile them again.
+
+    The first solve of a process spends its time compiling, not computing. The command line calls this function. The
+    setting is one of jax: it holds for the rest of the process, and for programs outside this library as well. For this
+    library's models and rules, programs that average are also stored as traced text, so that later processes skip
+    tracing. A changed source file invalidates the stored text; code that is replaced at run time does not.
+
+    Args:
+        folder: folder of the programs; by default the value of the environment variable TIEDATTN_CACHE, where "0" means
+            to keep nothing, or ``~/.cache/tiedattn_jax`` if it is not set.
+    """
+    where = folder or os.environ.get("TIEDATTN_CACHE") or Path.home() / ".cache" / "tiedattn_jax"
+    if str(where) != "0":
+        jax.config.update("jax_compilation_cache_dir", str(where))
+        jax.config.update("jax_persistent_cache_min_compile_time_secs", 0)
+        Traced.folder, Traced.source = Path(where) / "traced", source()
+
+
+def settings() -> dict[str, str]:
+    """Return the settings of jax in this thread; those of context managers are not visible in other threads."""
+    return {name: str(getattr(jax.config, name, None)) for name in _SETTINGS}
+
+
+def kept(fn: Callable[..., Any], **options: Any) -> Callable[..., Any]:
+    """Return a module-level function as by `eqx.filter_jit`, with the traced program shared by the cache folder.
+
+    One process traces the program for all. Calls must be outside `jit`. If no folder is set, for types of other
+    libraries, and on several devices, the function is plain `eqx.filter_jit`.
+
+    Args:
+        options: options of `jax.jit`.
+    """
+    plain, found = eqx.filter_jit(fn, **options), {}
+
+    def call(*args: Any) -> Any:
+        arrays, static = eqx.partition(args, lambda a: isinstance(a, (jax.Array, np.ndarray, np.generic)))
+        (leaves, tree), (fixed, around) = map(jax.tree.flatten, (arrays, static))
+        devices, here = {d for a in leaves if isinstance(a, jax.Array) for d in a.devices()}, settings()
+        usual = [d.platform for d in devices] == [jax.default_backend()]
+        if Traced.folder is None or not usual or any(here[name] == "True" for name in _LOOK_INSIDE):
+            return plain(*args)
+        about = (jax.default_backend(), *here.values(), *((a.shape, str(a.dtype)) for a in leaves))
+        key = Traced.folder, tree, around, *fixed, *about
+        with _LOCK:
+            if key not in found:
+                found[key] = traced_in(Traced.folder, about, fn, arrays, static, options)
+        run = found[key]
+        return plain(*args) if run is None else run(leaves)
+
+    return call
+
+
+def traced_in(
+    folder: Path, about: tuple, fn: Callable[..., Any], arrays: Any, static: Any, options: dict[str, Any]
+) -> Callable[[list[Any]], Any] | None:
+    """Read a program from a folder, or trace it and write it there; None if it cannot be kept.
+
+    The returned function maps the leaves of `arrays` to the result of `fn`.
+    """
+    leaves, tree = jax.tree.flatten(arrays)
+    try:
+        fixed, around = jax.tree.flatten(static)
+        versions = jax.__version__, eqx.__version__
+        of = [Traced.source, *versions, _name(fn), described(tree), described(around), *map(_static, fixed)]
+    except TypeError:
+        return None
+    path = folder / f"{hashlib.sha256(json.dumps([of, about]).encode()).hexdigest()}.npz"
+    try:
+        result, text = unpacked(path, InputError("folder", "must hold programs"))
+        traced, out = export.deserialize(bytearray(text["program"])), jax.tree.structure(example(result["structure"]))
+    except InputError:
+        outs = []
+
+        def flat(*leaves: Any) -> list[Any]:
+            values, out = jax.tree.flatten(fn(*eqx.combine(jax.tree.unflatten(tree, leaves), static)))
+            outs.append(out)
+            return values
+
+        traced, (out, *_) = export.export(jax.jit(flat))(*leaves), outs
+        with contextlib.suppress(OSError, TypeError):
+            kind = json.dumps({"structure": described(out)})
+            write_whole(path, packed({"about": kind, "program": np.frombuffer(traced.serialize(), np.uint8)}))
+
+    def run(*leaves: Any) -> Any:
+        return traced.call(*leaves)
+
+    run.__name__ = fn.__name__  # the name of the compiled program
+    compiled = jax.jit(run, **options)
+    # Results of an exported program are committed to a device. A copy through numpy is uncommitted, like other results.
+    return lambda leaves: jax.tree.unflatten(out, [jnp.asarray(np.asarray(a)) for a in compiled(*leaves)])
+
+
+def source() -> str:
+    """Hash the Python files of this library."""
+    digest = hashlib.sha256()
+    for file in sorted(Path(__file__).parent.parent.rglob("*.py")):
+        digest.update(file.read_bytes())
+    return digest.hexdigest()
+
+
+def _name(thing: Any) -> str:
+    """Return "module:name" of a function or class of this library, or of a built-in type of Python.
+
+    Raises:
+        TypeError: if it is defined elsewhere, or inside a function.
+    """
+    module, name = getattr(thing, "__module__", None) or "", getattr(thing, "__qualname__", "<")
+    if module.partition(".")[0] not in ("builtins", "tiedattn_jax") or "<" in name:
+        raise TypeError
+    return f"{module}:{name}"
+
+
+def _static(value: Any) -> Any:
+    return value if type(value) in (type(None), bool, int, float, str) else _name(value)
+
+
+def described(tree: Any) -> Any:
+    """Return a tree structure as JSON: 0 for a leaf; for a node its type, its static fields and its children.
+
+    Raises:
+        TypeError: if a type or a static field is not of this library or of Python.
+    """
+    node = tree.node_data()
+    if node is None:
+        return 0
+    kind, about = node
+    if issubclass(kind, eqx.Module):
+        wraps, *about = about
+        if wraps:
+            raise TypeError
+        about = [_static(value) for value in about]
+    return [_name(kind), about, [described(child) for child in tree.children()]]
+
+
+def example(structure: Any) -> Any:
+    """Make a tree that has the structure which `described` wrote, with 0 for every leaf."""
+    if structure == 0:
+        return 0
+    (module, _, name), about, values = structure[0].partition(":"), structure[1], map(example, structure[2])
+    if name == "NoneType":
+        return None
+    kind: Any = functools.reduce(getattr, name.split("."), importlib.import_module(module))
+    if issubclass(kind, dict):
+        return dict(zip(about, values, strict=True))
+    if issubclass(kind, eqx.Module):
+        node, static = object.__new__(kind), iter(about)
+        for field in dataclasses.fields(kind):
+            object.__setattr__(node, field.name, next(static if field.metadata.get("static") else values))
+        return node
+    return kind(*values) if hasattr(kind, "_fields") else kind(values)

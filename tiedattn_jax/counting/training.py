@@ -1,0 +1,326 @@
+"""Training of the transformer: many runs at once, frozen by a mask or free."""
+
+from __future__ import annotations
+
+import math
+import os
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+from jax import lax
+
+from ..base.errors import (
+    is_concrete,
+    require,
+    require_choice,
+    require_kind,
+    require_memory,
+    require_not_negative,
+    require_positive,
+)
+from ..base.linalg import precise
+from ..base.printing import Description
+from ..base.results import Result, Status
+from ..base.store import Checkpoint, fingerprint
+from .task import MECHANISMS, Data, Transformer, check_sizes, counts, mask, masked, roles, shares
+
+# Smallest test accuracy at which a run counts as converged: it solves the task.
+SOLVED = 0.99
+
+
+class History(eqx.Module):
+    """Measurements after every epoch, (K, epochs) each.
+
+    Attributes:
+        train_loss: mean over the batches of the epoch; the loss of a batch is that before its step.
+        test_loss, test_accuracy: means over all places of the held-out sequences.
+        positional_share, semantic_share: shares for the attention matrices of the held-out sequences; see `shares`.
+    """
+
+    train_loss: Any
+    test_loss: Any
+    test_accuracy: Any
+    positional_share: Any
+    semantic_share: Any
+
+    def status(self) -> np.ndarray:
+        """Return the status of every run, (K,); see `Training`."""
+        finite = np.all([np.isfinite(c).all(axis=1) for c in jax.tree.leaves(self)], axis=0)
+        solved = np.where(self.test_accuracy[:, -1] >= SOLVED, Status.converged, Status.max_steps)
+        return np.where(finite, solved, Status.nonfinite)
+
+
+class Training(Result):
+    """K trained transformers; every array leaf has a leading axis of runs.
+
+    Attributes:
+        start: weights before the first step.
+        weights: weights after the last one.
+        mask: zero for every weight that is frozen at zero, one for the others.
+        history: `History`.
+        status: a `Status` for every run, as integers, (K,): `converged` if the final test accuracy is at least
+            `SOLVED`, `max_steps` if it is lower, `nonfinite` if the run diverged.
+    """
+
+    start: Transformer
+    weights: Transformer
+    mask: Transformer
+    history: History
+    status: np.ndarray
+
+    @property
+    def ok(self) -> np.ndarray:
+        """Whether a run solves the task, (K,)."""
+        return self.status == Status.converged
+
+    def plot(self) -> Any:
+        """Plot losses, accuracy and shares epoch by epoch; see `plotting.counting.learning_figure`."""
+        from ..plotting.counting import learning_figure
+
+        return learning_figure({"training": [self]})
+
+    def describe(self) -> Description:
+        runs, epochs = self.history.train_loss.shape
+        names = "train_loss", "test_loss", "test_accuracy"
+        numbers = [(name, spread(getattr(self.history, name)[:, -1])) for name in names]
+        return Description(f"{runs} runs of {epochs} epochs, mean ± standard deviation", counted(self.status), numbers)
+
+    def run(self, k: int) -> Transformer:
+        """Return the trained transformer of run k."""
+        return jax.tree.map(lambda a: a[k], self.weights)
+
+
+def counted(status: np.ndarray) -> str:
+    """Describe how many runs ended with which status."""
+    return ", ".join(f"{np.sum(status == s)} {Status.name_of(s)}" for s in np.unique(status))
+
+
+def train(
+    keys: jax.Array,
+    data: Data,
+    mechanism: str | Sequence[str] = "free",
+    *,
+    width: int = 64,
+    hidden: int = 128,
+    epochs: int = 200,
+    batch: int = 32,
+    rate: Any = 1e-3,
+    dtype: Any = jnp.float32,
+    checkpoint: str | os.PathLike | None = None,
+    progress: Callable[[int, int], None] = lambda done, total: None,
+) -> Training:
+    """Train K transformers from their masked initialisation with Adam (betas .9 and .98, eps 1e-9), Appendix A.4.
+
+    The last batch of an epoch holds the remaining sequences and may be smaller.
+
+    Args:
+        keys: random keys of initialisation and shuffling, one per run, (K,). A run does not depend on the others.
+        mechanism: "semantic", "positional", "free", or a list with one of them for each run.
+        width: d_m, even.
+        hidden: p.
+        batch: number of sequences in a step.
+        rate: learning rate.
+        checkpoint: file to write after every epoch, and to continue from if it exists. The results are then those of an
+            uninterrupted run, bit by bit on the same machine. `epochs` may be larger than in the interrupted call.
+        progress: called with the numbers of finished and of all epochs, before the first and after each.
+
+    Raises:
+        InputError: if an argument is unknown, out of range or of the wrong shape (the error names it), or the
+            checkpoint has another configuration or more epochs.
+    """
+    plan = _Plan(data, epochs, batch, rate, checkpoint, progress)
+    first, shuffle = roles(keys, 0, 1)
+    names = [mechanism] * len(keys) if isinstance(mechanism, str) else list(mechanism)
+    require(len(names) == len(keys), "mechanism", names, f"one name, or one for each of the {len(keys)} keys")
+    for name in names:
+        require_choice(name, "mechanism", MECHANISMS)
+    require(jnp.issubdtype(dtype, jnp.floating), "dtype", str(dtype), "a type of floats")
+    sizes = {"length": data.train.shape[1], "tokens": data.tokens, "width": width, "hidden": hidden}
+    check_sizes(**sizes)
+    # Memory for the weights, their start, and two moments of the gradient.
+    weights = 4.0 * len(keys) * width * (3 * width + hidden) * jnp.dtype(dtype).itemsize
+    require_memory(weights, "width", width, f"{len(keys)} transformers of {hidden} hidden units")
+    start, masks = _stacked([_masked_start(key, name, sizes, dtype) for key, name in zip(first, names, strict=True)])
+    return _run(start, masks, shuffle, plan, {"optimizer": "adam", "mechanism": names})
+
+
+@eqx.filter_jit
+def _masked_start(key: jax.Array, mechanism: str, sizes: dict[str, int], dtype: Any) -> tuple[Transformer, Transformer]:
+    """Return the masked initialisation of a run, and its mask."""
+    fresh = Transformer(key, **sizes, dtype=dtype)
+    own = mask(fresh, mechanism)
+    return jax.tree.map(jnp.multiply, fresh, own), own
+
+
+@jax.jit
+def _stacked(trees: Sequence[Any]) -> Any:
+    return jax.tree.map(lambda *a: jnp.stack(a), *trees)
+
+
+def unfreeze(
+    keys: jax.Array,
+    frozen: Training,
+    data: Data,
+    *,
+    epochs: int = 100,
+    batch: int = 32,
+    rate: Any = 1e-3,
+    noise: Any = 1e-3,
+    checkpoint: str | os.PathLike | None = None,
+    progress: Callable[[int, int], None] = lambda done, total: None,
+) -> Training:
+    """Continue to train frozen solutions with all weights free, by plain stochastic gradient descent, Appendix A.5.
+
+    Args:
+        keys: random keys of noise and shuffling, one per run, (K,). They may be the keys given to `train`.
+        frozen: result of `train`.
+        noise: standard deviation of the Gaussian noise that is added before training to the arrays with frozen entries
+            (E, P, Q, K), as in the published code.
+
+    The other arguments, and the errors, are those of `train`.
+    """
+    plan = _Plan(data, epochs, batch, rate, checkpoint, progress)
+    shaking, shuffle = roles(keys, 2, 3)
+    require_kind(frozen, "frozen", Training, "a Training of `train`")
+    runs = len(frozen.status)
+    require(len(keys) == runs, "keys", keys.shape, f"one for each of the {runs} runs")
+    L, T = (a.shape[1] for a in (frozen.start.positions, frozen.start.tokens))
+    own = data.train.shape[1], data.tokens
+    want = f"sequences of {L} out of {T} tokens, as `frozen` was trained on"
+    require(own == (L, T), "data", "sequences of {} out of {}".format(*own), want)
+    require_not_negative(noise, "noise")
+    start, ones = _shaken(frozen.weights, shaking, float(noise))
+    return _run(start, ones, shuffle, plan, {"optimizer": "sgd", "noise": float(noise)})
+
+
+@jax.jit
+@partial(jax.vmap, in_axes=(0, 0, None))
+def _shaken(weights: Transformer, key: jax.Array, noise: float) -> tuple[Transformer, Transformer]:
+    """Add noise to the arrays with frozen entries. Return these weights, and a mask of ones."""
+    draws = zip(masked(weights), jax.random.split(key, 4), strict=True)
+    moved = [a + noise * jax.random.normal(k, a.shape, a.dtype) for a, k in draws]
+    return eqx.tree_at(masked, weights, moved), mask(weights, "free")
+
+
+OPTIMIZERS = {"adam": optax.scale_by_adam(b1=0.9, b2=0.98, eps=1e-9), "sgd": optax.identity()}
+
+
+class _Plan(eqx.Module):
+    """Checked arguments that `train` and `unfreeze` have in common."""
+
+    data: Data
+    epochs: int
+    batch: int
+    rate: Any
+    checkpoint: str | os.PathLike | None
+    progress: Callable[[int, int], None]
+
+    def __check_init__(self) -> None:
+        require_kind(self.data, "data", Data, "Data of `sample`")
+        check_sizes(epochs=self.epochs, batch=self.batch)
+        require_positive(self.rate, "rate")
+        require(is_concrete(self.rate), "rate", str(self.rate), "a known number")
+        kinds = (str, os.PathLike, type(None))
+        require_kind(self.checkpoint, "checkpoint", kinds, "the path of a file, or None")
+
+
+def _run(start: Transformer, masks: Transformer, keys: jax.Array, plan: _Plan, about: dict[str, Any]) -> Training:
+    """Train from a start, or continue from the checkpoint.
+
+    Args:
+        about: configuration of the run besides the plan, which identifies the checkpoint; it names the optimizer.
+    """
+    data, epochs, batch, progress = plan.data, plan.epochs, plan.batch, plan.progress
+    dtype, optimizer = start.query.dtype, about["optimizer"]
+    about = {
+        **about,
+        **{"rate": float(plan.rate), "batch": int(batch), "runs": len(keys), "dtype": dtype.name},
+        **{"sequences": list(data.train.shape), "tokens": data.tokens, "width": start.query.shape[1]},
+        **{"hidden": start.hidden.weight.shape[1], "start": fingerprint(start)},
+        **{"keys": fingerprint(jax.random.key_data(keys)), "data": fingerprint(data)},
+    }
+    memory = jax.jit(jax.vmap(OPTIMIZERS[optimizer].init))(start)
+    fresh = (start, memory), History(*[np.zeros((len(keys), 0), dtype)] * 5)
+    kept = Checkpoint(plan.checkpoint, about)
+    done, (state, history) = kept.load(fresh)
+    want = f"at least the {done} that the checkpoint {plan.checkpoint} has, or name another file"
+    require(done <= epochs, "epochs", epochs, want)
+    progress(done, epochs)
+    rate = jnp.asarray(plan.rate, dtype)
+    for epoch in range(done, epochs):
+        state, measured = _epoch(state, masks, keys, data, rate, jnp.int32(epoch), optimizer, batch)
+        history = jax.tree.map(lambda old, new: np.column_stack([old, new]), history, measured)
+        kept.save(epoch + 1, (state, history))
+        progress(epoch + 1, epochs)
+    return Training(start, state[0], masks, history, history.status())
+
+
+@eqx.filter_jit
+@precise
+def _epoch(
+    state: tuple[Transformer, Any],
+    masks: Transformer,
+    keys: jax.Array,
+    data: Data,
+    rate: jax.Array,
+    epoch: jax.Array,
+    optimizer: str,
+    batch: int,
+) -> tuple[tuple[Transformer, Any], History]:
+    """Train all runs for one epoch. Return their state and the measurements, (K,) each."""
+    n = len(data.train)
+    steps = -(-n // batch)
+    tool = OPTIMIZERS[optimizer]
+    present = (jnp.arange(steps * batch) < n).astype(rate.dtype).reshape(steps, batch)
+
+    def risk(weights: Transformer, x: jax.Array, present: jax.Array) -> jax.Array:
+        logits, _ = jax.vmap(weights)(x)
+        return jnp.sum(present * _cross_entropy(logits, x)) / jnp.sum(present)
+
+    def one(state: tuple[Transformer, Any], mask: Transformer, key: jax.Array) -> tuple[Any, History]:
+        order = jax.random.permutation(jax.random.fold_in(key, epoch), jnp.arange(n, dtype=jnp.int32))
+        batches = data.train[jnp.resize(order, (steps, batch))]
+
+        def step(state: tuple[Transformer, Any], batch: tuple[jax.Array, jax.Array]) -> tuple[Any, jax.Array]:
+            weights, memory = state
+            loss, gradient = jax.value_and_grad(risk)(weights, *batch)
+            direction, memory = tool.update(jax.tree.map(jnp.multiply, gradient, mask), memory)
+            return (jax.tree.map(lambda w, u: w - rate * u, weights, direction), memory), loss
+
+        state, losses = lax.scan(step, state, (batches, present))
+        return state, History(jnp.mean(losses), *_test(state[0], data.test))
+
+    return jax.vmap(one)(state, masks, keys)
+
+
+def _cross_entropy(logits: jax.Array, x: jax.Array) -> jax.Array:
+    """Return the cross-entropy averaged over the places of a sequence: logits (..., L, L + 1), x (..., L) -> (...)."""
+    target = jax.nn.one_hot(counts(x), logits.shape[-1], dtype=logits.dtype)
+    return jnp.mean(optax.softmax_cross_entropy(logits, target), axis=-1)
+
+
+def _test(weights: Transformer, x: jax.Array) -> tuple[jax.Array, ...]:
+    """Return loss, accuracy, positional and semantic share on held-out sequences, in batches that fit into cache."""
+
+    def each(x: jax.Array) -> tuple[jax.Array, ...]:
+        logits, S = weights(x)
+        right = jnp.argmax(logits, axis=-1) == counts(x)
+        return _cross_entropy(logits, x), jnp.mean(right, dtype=logits.dtype), S
+
+    losses, right, S = lax.map(each, x, batch_size=min(500, len(x)))
+    return jnp.mean(losses), jnp.mean(right), *shares(S, x)
+
+
+def mean_and_std(values: np.ndarray) -> tuple[float, float]:
+    return float(np.mean(values)), float(np.std(values, ddof=1)) if len(values) > 1 else math.nan
+
+
+def spread(values: np.ndarray) -> str:
+    mean, std = mean_and_std(values)
+    return f"{mean:.4f} ± {std:.4f}".removesuffix(" ± nan")

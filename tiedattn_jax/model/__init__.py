@@ -1,0 +1,11 @@
+"""A model: a loss of the local fields, a law of the data, and a penalty.
+
+overlaps      order parameters, branches, coordinates
+law           the law of the data
+spectra       from matrices to its numbers
+penalties     penalties besides the ridge
+model         `Model`, which users extend
+layers        the layers that the library ships
+checks        the usual mistakes in a new layer
+parameters    numbers of a model by name: axes of curves and diagrams
+"""

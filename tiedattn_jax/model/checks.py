@@ -1,0 +1,255 @@
+"""Checks of a model, for the usual mistakes in a new layer."""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+import itertools
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from ..base.errors import InputError, require, require_count, require_kind, require_takes, with_values
+from ..base.linalg import precise
+from .law import Sentences, SpectralLaw
+from .model import Model
+from .penalties import check_penalty
+
+_CHANCE = 0.2  # largest cosine of a drawn class mean with an encoding: three standard deviations at d = 225
+
+
+def check_numbers(model: Model) -> None:
+    """Check the numbers of a model by `__check_init__` of its class and of all base classes."""
+    for base in type(model).__mro__:
+        base.__dict__.get("__check_init__", lambda model: None)(model)
+
+
+def check_provides(model: Model, method: str, why: str) -> None:
+    """Raise an `InputError` unless the model has written an optional method; the message says `why` it is needed."""
+    if not model.provides(method):
+        name = type(model).__name__
+        raise InputError("model", f"must have a method `{method}` {why}, got {name} without it: see tiedattn_jax.Model")
+
+
+def check(model: Model, *, even: bool = True) -> None:
+    """Check a model whose numbers are concrete, as every solve does, for the usual mistakes in a new layer.
+
+    Args:
+        model: a layer and its data.
+        even: whether the loss must be even in Z and in Y, as it must for the branches that a symmetry defines.
+
+    Raises:
+        InputError: one of these is wrong.
+            Fields: one is no array of the dtype of `lam`, or the model itself refuses its value.
+            `shape`: it is not three counts.
+            Methods: one takes other arguments than it is given (for instance `loss` does not take the declared
+            `noise`), or has almost the name of a method of `Model`.
+            `law`: it has other shapes, its weights do not sum to one, or no matrices have such a law.
+            `loss`: it is not a finite real number, is not even, has no second derivative, or changes under rotations
+            that are declared to leave it unchanged.
+            `target`, `student`: it is not a finite (L, L) matrix.
+            `penalty`: it is not convex, lacks its proximal operator, or the law lacks the means.
+    """
+    if not isinstance(model, Model):
+        raise InputError("model", f"must be a tiedattn_jax.Model, such as dot_product(), got {model!r}")
+    # The check also works inside a jitted function if the model is concrete. It runs on the host, whatever the device.
+    with with_values(), jax.default_device(jax.local_devices(backend="cpu")[0]):
+        _check_fields(model)
+        model = jax.tree.map(jnp.asarray, jax.device_get(model))
+        _check_names(model)
+        _check_arguments(model)
+        check_numbers(model)
+        if model.penalty is not None:
+            check_penalty(model.penalty, model.lam, even)
+        _check_law(model)
+        _check_functions(model, even)
+
+
+def _check_fields(model: Model) -> None:
+    names = [f.name for f in dataclasses.fields(model) if not f.metadata.get("static", False)]
+    leaves = [(name, leaf) for name in names for leaf in jax.tree.leaves(getattr(model, name))]
+    for name, leaf in leaves:
+        if not hasattr(leaf, "dtype"):
+            raise InputError(name, f"must hold jax arrays, got {leaf!r}: write jnp.asarray({leaf!r}, float)")
+    dtype = model.lam.dtype
+    if dtype not in (jnp.float32, jnp.float64):
+        raise InputError("lam", f"must be float32 or float64, got {dtype}: write jnp.asarray(lam, float)")
+    for name, leaf in leaves:
+        if leaf.dtype != dtype:
+            text = f"must be {dtype} like lam, got {leaf.dtype}: what is no number is eqx.field(static=True)"
+            raise InputError(name, text)
+    lam = np.asarray(model.lam)
+    held = np.all(lam >= 0 if model.penalty is not None else lam > 0)
+    require(lam.shape == () and held and lam < np.inf, "lam", lam, "one positive number")
+    if not isinstance(model.shape, tuple) or len(model.shape) != 3:
+        raise InputError("shape", f"must be a tuple (L, r, t), got shape={model.shape!r}")
+    for count in model.shape:
+        require_count(count, "shape")
+    require_count(model.noise, "noise", 0)
+    scale = np.asarray(model.field_scale)
+    require(scale.shape == () and 0 < scale < np.inf, "field_scale", scale, "one positive number")
+
+
+def _check_arguments(model: Model) -> None:
+    noise = ("noise",) if model.noise else ()
+    why = f" of a model with noise = {model.noise}"
+    require_takes(model.law, "law", ())
+    require_takes(model.loss, "loss", ("Z", "Y", *noise), why)
+    for name, wanted in {"target": ("Y", *noise), "student": ("Z",), "with_teacher": ("gram",)}.items():
+        if model.provides(name):
+            require_takes(getattr(model, name), name, wanted, why if name == "target" else "")
+
+
+def _check_names(model: Model) -> None:
+    for kind in (kind for kind in type(model).__mro__ if kind not in Model.__mro__):
+        own = [name for name in vars(kind) if not name.startswith("_")]
+        for name in ("target", "student", "with_teacher", "rotation_invariant", "start_columns"):
+            meant = difflib.get_close_matches(name, own, 1, cutoff=0.8)
+            if meant and name not in own:
+                raise InputError(meant[0], f"must be called {name} if it is what a Model calls so, else another name")
+
+
+def _check_law(model: Model) -> None:
+    (L, _, t), law = model.shape, _computed("law", model.law)
+    require_kind(law, "law", SpectralLaw, "a method that returns a SpectralLaw")
+    K = np.shape(law.weights)[:1] or (1,)
+    S, J = (L, L) if law.sentences is None else _check_sentences(law.sentences, L)
+    shapes = {"weights": K, "gamma": (*K, S), "tau": (*K, J, J), "pi": (*K, t, t), "cross": (*K, J, t)}
+    asked = model.penalty is not None or law.tau_mean is not None or law.pi_mean is not None
+    means = law.means if asked else ()
+    of_means = {"tau_mean": (*K, J), "pi_mean": (*K, t)} if asked else {}
+    for name, shape in (shapes | of_means).items():
+        value = getattr(law, name)
+        if not isinstance(value, (np.ndarray, jax.Array)):
+            text = f"must be an array, got one of {type(value)}: write jnp.asarray({name}, float)"
+            raise InputError(f"law().{name}", text)
+        value = np.asarray(value)
+        if value.shape != shape:
+            raise InputError(f"law().{name}", f"must be of shape {shape}, got shape {value.shape}")
+        require(np.isfinite(value), f"law().{name}", value, "finite")
+        if value.dtype.kind == "f" and value.dtype.itemsize > model.lam.dtype.itemsize:
+            raise InputError(f"law().{name}", f"must be {model.lam.dtype} like lam, got {value.dtype}")
+    weights, gamma, tau, pi, cross = (np.asarray(getattr(law, name), float) for name in shapes)
+    rounding = 100 * float(jnp.finfo(model.lam.dtype).eps)
+    one = abs(weights.sum() - 1) < rounding and np.all(weights >= 0)
+    require(one, "law().weights", weights, "shares >= 0 that sum to one")
+    require((gamma >= 0) & (weights @ gamma > 0), "law().gamma", gamma, "eigenvalues >= 0, not all zero")
+    moments = np.block([[tau, cross], [cross.swapaxes(1, 2), pi]])
+    least, size = np.linalg.eigvalsh(moments)[:, 0], np.abs(moments).max()
+    symmetric = np.allclose(moments, moments.swapaxes(1, 2), rtol=rounding, atol=rounding * size)
+    if not symmetric or np.any(least < -rounding * size):
+        raise InputError("law()", "must have [[tau, cross], [cross^T, pi]] symmetric and positive semidefinite")
+    if means:
+        mean = np.concatenate([np.asarray(a, float) for a in means], 1)
+        if np.any(np.linalg.eigvalsh(moments - mean[:, :, None] * mean[:, None])[:, 0] < -rounding * size):
+            raise InputError("law()", "must have second moments that are no smaller than those of its means alone")
+    rho = np.asarray(model.rho, float)
+    require(np.linalg.eigvalsh(rho)[:, 0] > 0, "rho", rho, "positive definite for every token: see law().pi and gamma")
+
+
+def _check_sentences(sentences: Any, L: int) -> tuple[int, int]:
+    """Check the kinds of sentences; return the number of classes S, and that of vectors in the law, L + S."""
+    require_kind(sentences, "law().sentences", Sentences, "Sentences.of({(0, 0): 0.5, (1, 1): 0.5}), or None")
+    classes, weights = np.asarray(sentences.classes), np.asarray(sentences.weights)
+    S = int(classes.max()) + 1
+    want = f"the classes of {L} tokens for every kind of sentence, each of 0 to {S - 1} somewhere"
+    good = classes.ndim == 2 and classes.shape[1] == L and np.array_equal(np.unique(classes), np.arange(S))
+    require(good, "law().sentences.classes", sentences.classes, want)
+    good = weights.shape == classes.shape[:1] and np.all(weights > 0) and abs(weights.sum() - 1) < 1e-5
+    require(good, "law().sentences.weights", weights, "shares > 0 of the kinds that sum to one")
+    return S, L + S
+
+
+def _check_exchange(model: Model, Z: jax.Array, *labels: jax.Array) -> None:
+    """Check that named branches have their symmetry: an exchange of tokens that changes the sign of the encodings.
+
+    The check concerns classes with means. These must then be orthogonal to the encodings, up to the overlaps that drawn
+    matrices have by chance.
+    """
+    L, law = model.shape[0], model.law()
+    tau = np.asarray(law.tau, float)
+    if law.sentences is None or not np.any(tau[:, L:, L:]):
+        return
+    gram = np.tensordot(np.asarray(law.weights), tau, 1)
+    along = np.abs(gram[:L, L:]) / np.sqrt(np.outer(np.diag(gram)[:L], np.diag(gram)[L:]) + np.finfo(float).tiny)
+    want = "means of classes orthogonal to the encodings for a branch by name: or branch=None with a start"
+    require(along < _CHANCE, "law().tau", along, want)
+    classes, weights, kinds = law.sentences.classes, np.asarray(law.sentences.weights), np.asarray(model.kinds)
+    for order in map(np.array, itertools.permutations(range(L))):
+        exchanged = [tuple(np.array(k)[order].tolist()) for k in classes]
+        sums = [tau[:, i, i] + 2 * tau[:, i, j] + tau[:, j, j] for i, j in enumerate(order)]  # |p_i + p_j|^2
+        if set(exchanged) != set(classes) or not np.allclose(sums, 0.0, atol=1e-5):
+            continue
+        image = [classes.index(k) for k in exchanged]
+        turned = [a[order] for a in (Z, *labels)]
+        new = [model.given(kind).loss(*turned) for kind in kinds[image]]
+        old = [model.given(kind).loss(Z, *labels) for kind in kinds]
+        if np.allclose(weights[image], weights, rtol=1e-3) and np.allclose(new, old, rtol=1e-3):
+            return
+    want = "must have an exchange of tokens that turns the sign of the encodings and changes nothing else"
+    raise InputError("law().sentences", f"{want}, for a branch by name: use branch=None with a start")
+
+
+def _computed(name: str, function: Callable[..., Any], *fields: jax.Array) -> Any:
+    """Return what a method computes from fields; if it fails, raise an `InputError` with the reason."""
+    try:
+        return function(*fields)
+    except InputError:
+        raise
+    except Exception as problem:
+        shapes = f", for fields of shapes {', '.join(str(a.shape) for a in fields)}" if fields else ""
+        want = f"must be written in jax.numpy, with derivatives{shapes}"
+        first_line = str(problem).partition("\n")[0]
+        raise InputError(name, f"{want}, got {type(problem).__name__}: {first_line}") from problem
+
+
+@eqx.filter_jit
+@precise
+def _losses(model: Model, turn: jax.Array | None, Z: jax.Array, Y: jax.Array, *noise: jax.Array) -> tuple[Any, ...]:
+    """Return the loss of the fields; of a Z rotated by `turn`, if given; and of Z, Y, and Y with the noise mirrored."""
+    fields = [(Z, Y, *noise), (-Z, Y, *noise), (Z, -Y, *noise)]
+    if noise:
+        fields.append((Z, -Y, *(-a for a in noise)))
+    values = tuple(model.loss(*each) for each in fields)
+    turned = values[0] if turn is None else model.loss(Z @ turn, Y, *noise)
+    if isinstance(values[0], jax.Array) and values[0].shape == () and jnp.issubdtype(values[0].dtype, jnp.floating):
+        jax.eval_shape(jax.hessian(lambda Z: model.loss(Z, Y, *noise)), Z)  # raises if there is no Hessian
+    return values[0], turned, *values[1:]
+
+
+def _check_functions(model: Model, even: bool) -> None:
+    L, r, t = model.shape
+    rng = np.random.default_rng(0)
+    widths = (r, t, model.noise) if model.noise else (r, t)
+    Z, *labels = (jnp.asarray(rng.standard_normal((L, k)), model.lam.dtype) for k in widths)
+    if even:
+        _check_exchange(model, Z, *labels)
+    model = model if model.kinds is None else model.given(model.kinds[0])
+    turn = None
+    if len(model.generators):
+        tangent = np.tensordot(rng.standard_normal(len(model.generators)), model.generators, 1)
+        turn = jnp.asarray(np.linalg.solve(np.eye(r) - tangent, np.eye(r) + tangent), Z.dtype)
+    value, turned, *mirrored = _computed("loss", partial(_losses, model, turn), Z, *labels)
+    real = np.asarray(value).dtype.kind in "iuf" and np.shape(value) == ()
+    if not real or not np.isfinite(value):
+        raise InputError("loss", f"must return a finite real scalar, got {value!r}: see Model.loss")
+    same = [np.allclose(a, value, rtol=1e-3) for a in mirrored]
+    if even and not (same[0] and any(same[1:])):
+        raise InputError("loss", "must be even in Z and in Y for a branch by name: use branch=None with a start")
+    if not np.allclose(turned, value, rtol=1e-3):
+        what = "rotation_invariant" if model.rotation_invariant else "generators"
+        raise InputError(what, "must be left out for a loss that changes when the columns of Z are rotated")
+    for name, given in {"student": [Z], "target": labels}.items():
+        if not model.provides(name):
+            continue
+        matrix = _computed(name, eqx.filter_jit(getattr(model, name)), *given)
+        if np.shape(matrix) != (L, L):
+            raise InputError(name, f"must return an ({L}, {L}) matrix, got shape {np.shape(matrix)}")
+        real = isinstance(matrix, (np.ndarray, jax.Array)) and matrix.dtype.kind in "iuf"
+        if not real or not np.all(np.isfinite(matrix)):
+            raise InputError(name, f"must return an array of finite real numbers, got {' '.join(repr(matrix).split())}")

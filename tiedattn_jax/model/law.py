@@ -1,0 +1,266 @@
+"""The law of the data: covariances and means of the tokens in the eigenvectors that they share."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from ..base.errors import InputError, require, require_kind
+from ..base.linalg import precise
+from ..base.printing import Description, Printed, entries
+from .spectra import atoms, eigenbasis, floats, positive
+
+
+class Sentences(Printed):
+    """Kinds of sentences whose tokens are of several classes, and so are correlated (Result C.2).
+
+    The kind of a sentence fixes the classes of its tokens, which are then independent. The token at position l has the
+    mean ``mu_s`` and the covariance ``Sigma_s`` of its class s. If a covariance depends on the position, positions do
+    not share classes.
+
+    Attributes:
+        weights: shares of the kinds, (C,), summing to one.
+        classes: the class of every token in a sentence of each kind, C tuples of L.
+    """
+
+    weights: jax.Array
+    classes: tuple[tuple[int, ...], ...] = eqx.field(static=True)
+
+    @classmethod
+    def of(cls, shares: Any) -> Sentences:
+        """Make kinds from their shares, such as ``{(0, 0): 0.45, (1, 1): 0.45, (0, 1): 0.05, (1, 0): 0.05}``.
+
+        Raises:
+            InputError: `shares` is no such dictionary, a class is no index, or the shares are not positive or do not
+                sum to one.
+        """
+        if isinstance(shares, Sentences):
+            return shares
+        want = "a dictionary of shares by the classes of the tokens, such as {(0, 0): 0.5, (1, 1): 0.5}"
+        require_kind(shares, "sentences", dict, want)
+        classes = tuple(k if isinstance(k, tuple) else (k,) for k in shares)
+        good = all(isinstance(s, int) and s >= 0 for k in classes for s in k) and len({len(k) for k in classes}) == 1
+        require(good, "sentences", str(list(shares)), want)
+        weights = floats(list(shares.values()), "sentences", "C", {})
+        one = np.all(weights > 0) and abs(weights.sum() - 1) < 1e-6
+        require(one, "sentences", weights, "shares > 0 that sum to one")
+        return cls(jnp.asarray(weights / weights.sum()), classes)
+
+    @property
+    def table(self) -> np.ndarray:
+        """Indicator of the class of every token in every kind, (C, L, S): one at the class, zero elsewhere."""
+        classes = np.asarray(self.classes)
+        return (classes[..., None] == np.arange(classes.max() + 1)).astype(float)
+
+    def describe(self) -> Description:
+        return Description("", numbers=[(str(k), entries(w)) for k, w in zip(self.classes, self.weights, strict=True)])
+
+
+def _array(value: Any) -> Any:
+    """Return a list of numbers as an array, and anything else unchanged; `check` refuses it if it is no array."""
+    return jnp.asarray(value, float) if isinstance(value, (list, tuple)) else value
+
+
+class SpectralLaw(Printed):
+    """Joint law of (gamma_l, tau_l, pi) over the common eigenvectors of the covariances (Assumption 4.1), by its atoms.
+
+    ``gamma_l`` are the eigenvalues of Sigma_l, ``tau_l = sqrt(d) e_i . p_l`` the projections of the encodings and
+    ``pi = e_i . Q*`` those of the teacher. A ridge needs only their second moments at each atom. A penalty needs their
+    law, which is Gaussian at each atom, with these second moments and the means `tau_mean` and `pi_mean`. A Gaussian
+    teacher has zero means. A projection that is a single number has this number as its mean, and its square as second
+    moment. Several atoms may have the same gamma: a sparse teacher has one for the entries that are zero, and samples
+    have one each.
+
+    All these numbers are of order one: encodings have norm O(1) and entries O(1 / sqrt(d)), and the teacher has entries
+    O(1). The law does not contain d. It cannot tell encodings that were not divided by sqrt(d) from strong ones.
+
+    With `sentences` the tokens are of S classes. There is then a gamma for each class instead of each token, and tau
+    are the projections of J = L + S vectors: the encodings, followed by the means of the classes. The teacher sees
+    these means as well: ``cross`` contains the means of its fields, ``Q*^T mu_s / sqrt(d)``. Otherwise S = J = L.
+
+    Lists of numbers become arrays.
+
+    Attributes:
+        weights: (K,) shares of the spectrum, summing to one.
+        gamma: (K, S) eigenvalues at each atom.
+        tau: (K, J, J) second moments E[tau_k tau_l]; their mean over the spectrum is p_k . p_l.
+        pi: (K, t, t) second moments E[pi pi^T]; their mean over the spectrum is Q*^T Q* / d.
+        cross: (K, J, t) moments E[tau_l pi]; zero for a teacher orthogonal to the encodings.
+        tau_mean: (K, J) means E[tau_l], or None if they are not given.
+        pi_mean: (K, t) means E[pi], or None.
+        sentences: kinds of sentences, or None if the tokens are independent.
+    """
+
+    weights: jax.Array = eqx.field(converter=_array)
+    gamma: jax.Array = eqx.field(converter=_array)
+    tau: jax.Array = eqx.field(converter=_array)
+    pi: jax.Array = eqx.field(converter=_array)
+    cross: jax.Array = eqx.field(converter=_array)
+    tau_mean: jax.Array | None = eqx.field(converter=_array, default=None)
+    pi_mean: jax.Array | None = eqx.field(converter=_array, default=None)
+    sentences: Sentences | None = None
+
+    @property
+    def means(self) -> tuple[jax.Array, jax.Array]:
+        """(`tau_mean`, `pi_mean`), which a penalty needs.
+
+        Raises:
+            InputError: the law does not have both.
+        """
+        if self.tau_mean is None or self.pi_mean is None:
+            missing = "tau_mean" if self.tau_mean is None else "pi_mean"
+            raise InputError(f"law().{missing}", "must be given for a penalty, got None: zeros for a law of mean zero")
+        return self.tau_mean, self.pi_mean
+
+    @classmethod
+    def from_matrices(
+        cls,
+        covariances: Any,
+        encodings: Any,
+        teacher: Any,
+        *,
+        means: Any = None,
+        sentences: Any = None,
+        dtype: Any = None,
+    ) -> SpectralLaw:
+        """Return the law of given matrices: an atom for each distinct set of eigenvalues, with its second moments.
+
+        A drawn teacher overlaps with the encodings by chance. Named branches, which hold m or theta at zero, then have
+        no exact symmetry; `branch=None` holds neither.
+
+        Args:
+            covariances: Sigma_l, (L, d, d), which commute; or their eigenvalues, (L, d), if the coordinates are the
+                common eigenvectors.
+            encodings: the vectors p_l, (L, d), of norm O(1).
+            teacher: Q*, (d, t), entries O(1).
+            means: means of the token classes, mu_s, (S, d), of norm O(1); the covariances are then those of the
+                classes.
+            sentences: shares of the kinds of sentences by the classes of their tokens, see `Sentences.of`; given
+                together with `means`.
+            dtype: dtype of the law; by default that of jax for Python floats.
+
+        Raises:
+            InputError: shapes do not fit; covariances are not symmetric, do not commute or are not positive; or
+                encodings were not divided by sqrt(d).
+        """
+        sizes: dict[str, int] = {}
+        whole = np.ndim(covariances) == 3
+        require((means is None) == (sentences is None), "means", means, "given together with sentences")
+        own = "L" if sentences is None else "S"
+        covariances = floats(covariances, "covariances", f"{own} d d" if whole else f"{own} d", sizes)
+        encodings, teacher = floats(encodings, "encodings", "L d", sizes), floats(teacher, "teacher", "d t", sizes)
+        if means is not None:
+            encodings = np.concatenate([encodings, floats(means, "means", "S d", sizes)])
+        d = sizes["d"]
+        norm = np.sum(encodings**2, 1).max()
+        want = "of norm of order one, as means are: divide vectors of entries of order one by sqrt(d)"
+        require(norm <= max(10, d**0.5), "encodings", f"|p_l|^2 = {norm:.3g}", want)
+        gamma, vectors = eigenbasis(covariances) if whole else (covariances.T, np.eye(d))
+        gamma = positive(gamma, "covariances")
+        tau = d**0.5 * vectors.T @ encodings.T
+        return cls.from_samples(gamma, tau, vectors.T @ teacher, sentences=sentences, dtype=dtype)
+
+    @classmethod
+    def from_samples(
+        cls, gamma: Any, tau: Any, pi: Any, weights: Any = None, *, sentences: Any = None, dtype: Any = None
+    ) -> SpectralLaw:
+        """Return the law of N samples of (gamma, tau, pi): an atom for each distinct gamma, with its second moments.
+
+        Args:
+            gamma: eigenvalues, (N, L), or (N, S) for classes.
+            tau: projections of the encodings, ``sqrt(d) e_i . p_l``, (N, L); for classes followed by those of the class
+                means, (N, L + S).
+            pi: projections of the teacher, ``e_i . Q*``, (N, t).
+            weights: shares of the samples, (N,), summing to one; by default equal.
+            sentences: as in `from_matrices`.
+            dtype: dtype of the law; by default that of jax for Python floats.
+
+        Raises:
+            InputError: shapes do not fit, numbers are not finite, eigenvalues are negative, or weights are not shares.
+        """
+        sizes: dict[str, int] = {}
+        gamma = positive(floats(gamma, "gamma", "N L" if sentences is None else "N S", sizes), "gamma")
+        tau, pi = floats(tau, "tau", "N L" if sentences is None else "N J", sizes), floats(pi, "pi", "N t", sizes)
+        kinds = None if sentences is None else Sentences.of(sentences)
+        shares = np.full(sizes["N"], 1 / sizes["N"]) if weights is None else floats(weights, "weights", "N", sizes)
+        one = abs(shares.sum() - 1) < 1e-6 and np.all(shares >= 0)
+        require(one, "weights", shares, "shares >= 0 that sum to one")
+        which = atoms(gamma)
+        own = np.bincount(which, shares)
+        dtype = jnp.dtype(dtype or jnp.result_type(float))
+
+        def mean(values: np.ndarray) -> jax.Array:
+            """Return the mean of values (N, ...) at every atom."""
+            total = np.zeros((len(own), *values.shape[1:]))
+            np.add.at(total, which, shares.reshape(-1, *[1] * (values.ndim - 1)) * values)
+            return jnp.asarray(total / own.reshape(-1, *[1] * (values.ndim - 1)), dtype)
+
+        return cls(
+            weights=jnp.asarray(own / own.sum(), dtype),
+            gamma=mean(gamma),
+            tau=mean(tau[:, :, None] * tau[:, None]),
+            pi=mean(pi[:, :, None] * pi[:, None]),
+            cross=mean(tau[:, :, None] * pi[:, None]),
+            sentences=jax.tree.map(lambda a: a.astype(dtype), kinds),
+        )
+
+    @classmethod
+    def of_classes(
+        cls,
+        variances: Any,
+        sentences: Any,
+        *,
+        encodings: Any = ((1.0,), (-1.0,)),
+        means: Any = None,
+        teacher: Any = 1.0,
+        teacher_means: Any = None,
+        dtype: Any = None,
+    ) -> SpectralLaw:
+        """Return the law of correlated tokens (Result C.2): S classes with covariances ``variance_s I``.
+
+        Args:
+            variances: variances of the classes, (S,), positive.
+            sentences: shares of the kinds of sentences by the classes of their tokens, see `Sentences.of`.
+            encodings: (L, e) coefficients on e orthonormal directions, of norm O(1), as in `dot_product`.
+            means: mu_s, (S, e), on the same directions; by default zero.
+            teacher: Q*^T Q* / d: a number, or a (t, t) positive definite matrix.
+            teacher_means: means of the teacher's fields, ``Q*^T mu_s / sqrt(d)``, (S, t), or (S,) for t = 1; by default
+                zero.
+            dtype: dtype of the law; by default that of jax for Python floats.
+
+        Raises:
+            InputError: shapes do not fit, variances are not positive, or shares are refused by `Sentences.of`. The
+                check of the model refuses impossible moments: teacher means larger than its norm and the means allow.
+        """
+        dtype = jnp.dtype(dtype or jnp.result_type(float))
+        kinds, sizes = Sentences.of(sentences), {"S": len(np.atleast_1d(np.asarray(variances)))}
+        gamma = positive(floats(variances, "variances", "S", sizes), "variances")
+        encodings = floats(encodings, "encodings", "L e", sizes)
+        means = np.zeros((sizes["S"], sizes["e"])) if means is None else floats(means, "means", "S e", sizes)
+        gram = floats(np.atleast_2d(np.asarray(teacher, float)), "teacher", "t t", sizes)
+        shift = np.zeros((sizes["S"], len(gram)))
+        if teacher_means is not None:
+            given = np.asarray(teacher_means, float)
+            shift = floats(given[:, None] if given.ndim == 1 else given, "teacher_means", "S t", sizes)
+        vectors = np.concatenate([encodings, means])
+        cross = np.concatenate([np.zeros((len(encodings), len(gram))), shift])
+        atom = {"weights": 1.0, "gamma": gamma, "tau": vectors @ vectors.T, "pi": gram, "cross": cross}
+        arrays = {name: jnp.asarray(a, dtype)[None] for name, a in atom.items()}
+        return cls(**arrays, sentences=jax.tree.map(lambda a: a.astype(dtype), kinds))
+
+    @precise
+    def with_teacher(self, gram: jax.Array) -> SpectralLaw:
+        """Return the law of a teacher whose columns are mixed so that ``Q*^T Q* / d`` is `gram`, (t, t)."""
+        own = jnp.einsum("k,kst->st", self.weights, self.pi)
+        mix = jnp.linalg.cholesky(gram.astype(own.dtype)) @ jnp.linalg.inv(jnp.linalg.cholesky(own))
+        pi_mean = None if self.pi_mean is None else self.pi_mean @ mix.T
+        moments = mix @ self.pi @ mix.T, self.cross @ mix.T
+        return SpectralLaw(self.weights, self.gamma, self.tau, *moments, self.tau_mean, pi_mean, self.sentences)
+
+    def describe(self) -> Description:
+        numbers = [(name, entries(a)) for name, a in vars(self).items() if eqx.is_array(a)]
+        return Description("", numbers=[*numbers, *(self.sentences.describe().numbers if self.sentences else ())])

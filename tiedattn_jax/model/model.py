@@ -1,0 +1,234 @@
+"""The model: one scalar loss of the local fields, and the law of the data. Everything else follows from these."""
+
+from __future__ import annotations
+
+import abc
+from collections.abc import Callable
+from typing import Any
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+
+from ..base.linalg import precise
+from ..base.printing import Description, Printed, entries
+from .law import SpectralLaw
+from .penalties import Penalty
+
+
+class Model(Printed):
+    """A tied attention layer and its data. Subclass it, and write `shape`, `loss` and `law`.
+
+    Numbers that theory should be differentiable in must be array fields of the subclass.
+
+    Attributes:
+        lam: ridge strength lambda of the empirical risk; given by keyword.
+        penalty: penalty p of the weights besides the ridge, or None; given by keyword. The risk contains
+            ``lam / 2 ||Q||_F^2 + sum_i p(Q_i)``.
+        kind: the kind of sentences that the model is restricted to, as a unit vector (C,), or None; see `given`.
+    """
+
+    of_one = "lam", 0
+    lam: jax.Array = eqx.field(kw_only=True)
+    penalty: Penalty | None = eqx.field(kw_only=True, default=None)
+    kind: jax.Array | None = eqx.field(kw_only=True, default=None)
+
+    def describe(self) -> Description:
+        shown = {name: entries(a) if eqx.is_array(a) else repr(a) for name, a in vars(self).items() if a is not None}
+        return Description("", numbers=list(shown.items()))
+
+    @property
+    @abc.abstractmethod
+    def shape(self) -> tuple[int, int, int]:
+        """(L, r, t): tokens of a sentence, rank of the student, rank of the teacher."""
+
+    @property
+    def noise(self) -> int:
+        """Number of noise fields of a token: standard normals, independent of everything else.
+
+        If there are any, `loss` and `target` take them as their last argument, (L, noise).
+        """
+        return 0
+
+    @property
+    def columns(self) -> tuple[int, int]:
+        """Numbers of student fields and of label fields of a token; label fields are those of teacher and noise."""
+        _, r, t = self.shape
+        return r, t + self.noise
+
+    def label(self, fields: jax.Array) -> tuple[jax.Array, ...]:
+        """Split a sentence's label fields (L, t + noise) into those of the teacher and, if there are any, of noise."""
+        t = self.shape[2]
+        return (fields[:, :t], fields[:, t:]) if self.noise else (fields,)
+
+    @abc.abstractmethod
+    def loss(self, Z: jax.Array, Y: jax.Array) -> jax.Array:
+        """Loss of one sentence as a function of its local fields.
+
+        For student and teacher attention matrices S and T it is ``1/2 Tr[(S(Z) - T(Y)) D (S(Z) - T(Y))^T]`` with
+        ``D = diag(Tr Sigma_l / d)``. It must not change under ``Z -> -Z`` nor under ``Y -> -Y``. A model with `noise`
+        has ``loss(Z, Y, noise)``, even in Y alone or in Y and the noise together.
+
+        Args:
+            Z: student fields, (L, r).
+            Y: teacher fields, (L, t).
+        """
+
+    @abc.abstractmethod
+    def law(self) -> SpectralLaw:
+        """Joint spectral law of covariances, encodings and teacher."""
+
+    @property
+    @precise
+    def rho(self) -> jax.Array:
+        """Covariance of the teacher's fields, ``Q*^T Sigma_l Q* / d``, (L, t, t), or (S, t, t) for classes."""
+        law = self.law()
+        return self.of_tokens(jnp.einsum("k,kl,kst->lst", law.weights, law.gamma, law.pi))
+
+    @property
+    @precise
+    def trace(self) -> jax.Array:
+        """``Tr Sigma_l / d``, the diagonal of D, (L,), or (S,) for classes; inside `loss` it is that of the tokens."""
+        law = self.law()
+        return self.of_tokens(law.weights @ law.gamma)
+
+    @property
+    @precise
+    def teacher_mean(self) -> jax.Array | None:
+        """Means of the teacher's fields, ``Q*^T mu_s / sqrt(d)``, (L, t), or (S, t) for classes; None means zero."""
+        law, L = self.law(), self.shape[0]
+        return None if law.sentences is None else self.of_tokens(jnp.tensordot(law.weights, law.cross[:, L:], 1))
+
+    @property
+    def kinds(self) -> jax.Array | None:
+        """Unit vectors of the kinds of sentences, (C, C); None if there is only one kind."""
+        sentences = self.law().sentences
+        return None if sentences is None else jnp.asarray(np.eye(len(sentences.classes), dtype=self.lam.dtype))
+
+    def given(self, kind: jax.Array | None) -> Model:
+        """Return the model restricted to one kind of sentences.
+
+        Its `rho`, `trace` and `teacher_mean` are those of the kind's tokens, and `share` is that of the kind.
+        """
+        return self if kind is None else eqx.tree_at(lambda m: m.kind, self, kind, is_leaf=lambda a: a is None)
+
+    def of_all(self) -> Model:
+        """Return the model of all kinds of sentences, as before `given`."""
+        return self if self.kind is None else eqx.tree_at(lambda m: m.kind, self, None)
+
+    @property
+    @precise
+    def share(self) -> jax.Array | float:
+        """Share of the kind of sentences that the model is restricted to; one without such a kind."""
+        sentences = self.law().sentences
+        return 1.0 if self.kind is None or sentences is None else self.kind @ sentences.weights
+
+    @property
+    @precise
+    def drawn(self) -> jax.Array | None:
+        """Indicator of the class of every token of the given kind, (L, S); None without a kind."""
+        sentences = self.law().sentences
+        if self.kind is None or sentences is None:
+            return None
+        return jnp.tensordot(self.kind, jnp.asarray(sentences.table, self.kind.dtype), 1)
+
+    @precise
+    def of_tokens(self, classes: jax.Array) -> jax.Array:
+        """Turn arrays over the classes, (S, ...), into arrays over the tokens of the given kind, (L, ...).
+
+        Without a kind they are returned unchanged.
+        """
+        drawn = self.drawn
+        return classes if drawn is None else jnp.tensordot(drawn, classes, 1)
+
+    @precise
+    def to_classes(self, tokens: jax.Array, axis: int = 0) -> jax.Array:
+        """Apply the transpose of `of_tokens` along an axis: sum over the tokens of each class."""
+        drawn = self.drawn
+        return tokens if drawn is None else jnp.moveaxis(jnp.tensordot(drawn, tokens, ((0,), (axis,))), 0, axis)
+
+    @property
+    def rotation_invariant(self) -> bool:
+        """Whether loss(Z O, Y) = loss(Z, Y) for rotations O of the student's columns; solvers must fix this gauge."""
+        return False
+
+    def penalty_of(self, Q: jax.Array) -> jax.Array | float:
+        """Return the penalty of weights besides the ridge, ``sum_i p(Q_i)``; zero without a penalty."""
+        return 0.0 if self.penalty is None else jnp.sum(self.penalty.value(Q))
+
+    @property
+    def kinked(self) -> bool:
+        """Whether the gradient of the loss jumps where a token's fields change their sign.
+
+        The proximal minima are then also searched for beyond these places, at every node, and the default rule has
+        single nodes instead of lines.
+        """
+        return False
+
+    @property
+    def field_scale(self) -> Any:
+        """Size of a token's fields at which attention is neither flat nor hard; one unless a layer says otherwise.
+
+        The search for the minima of the proximal problem uses it as its unit.
+        """
+        return 1.0
+
+    @property
+    def generators(self) -> np.ndarray:
+        """Antisymmetric generators (G, r, r) of the rotations of columns that leave the loss unchanged.
+
+        These are all rotations if the loss is `rotation_invariant`, and none otherwise; a layer with only some of them
+        overrides this.
+        """
+        every = rotations_of(self.shape[1])
+        return every if self.rotation_invariant else every[:0]
+
+    def start_columns(self, both: bool) -> tuple[jax.Array, jax.Array]:
+        """Return the student's columns that a named start aligns with the teacher, (r, t), and the encodings, (r,).
+
+        Args:
+            both: whether the start uses both; the encodings then get a column of their own if there is one.
+        """
+        _, r, t = self.shape
+        column = r - 1 if both and r > 1 else 0
+        return jnp.eye(r, t, dtype=self.lam.dtype), jnp.eye(r, dtype=self.lam.dtype)[column]
+
+    # Optional methods of a layer; `provides` says whether a class has written one.
+
+    def target(self, Y: jax.Array) -> jax.Array:
+        """Return the target attention matrix T(Y), (L, L).
+
+        Its mean is the linear baseline, and sampled data take their exact labels from it.
+        """
+        raise NotImplementedError(self._missing("target(Y)"))
+
+    def student(self, Z: jax.Array) -> jax.Array:
+        """Return the attention matrix S(Z) of the student, (L, L), for the squared error on exact labels."""
+        raise NotImplementedError(self._missing("student(Z)"))
+
+    def with_teacher(self, gram: jax.Array) -> Model:
+        """Return the model at another ``Q*^T Q* / d``, (t, t), such as that drawn by an instance of finite size."""
+        raise NotImplementedError(self._missing("with_teacher(gram)"))
+
+    @classmethod
+    def provides(cls, method: str) -> bool:
+        """Return whether the layer has written an optional method, such as "target", "student" or "with_teacher"."""
+        return getattr(cls, method) is not getattr(Model, method)
+
+    def _missing(self, method: str) -> str:
+        return f"{type(self).__name__} must have a method `{method}` for this: see tiedattn_jax.Model"
+
+
+def rotations_of(r: int) -> np.ndarray:
+    """Return the generators of the rotations of r columns, one for each pair of them, (r (r - 1) / 2, r, r)."""
+    later, earlier = (np.eye(r)[k] for k in np.tril_indices(r, -1))
+    return later[:, :, None] * earlier[:, None] - earlier[:, :, None] * later[:, None]
+
+
+def over_kinds(model: Model, fn: Callable[[Model], Any]) -> Any:
+    """Sum `fn` of the model given each kind of its sentences, one kind at a time; without kinds return `fn(model)`."""
+    if model.kinds is None:
+        return fn(model)
+    return jax.tree.map(lambda a: jnp.sum(a, 0), lax.map(lambda kind: fn(model.given(kind)), model.kinds))

@@ -1,0 +1,143 @@
+"""Named numbers of a setting, which is a model and an alpha.
+
+A number is "alpha", a field of the model ("sigma"), an entry of a field ("mixing[0,1]"), a number of the penalty
+("penalty.strength"), or a caller's own. Boundaries, paths and grids use a `Parameter` to name the number that they
+change.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from operator import attrgetter
+from typing import Any
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from ..base.errors import InputError, array_of, require
+from .checks import check_numbers
+from .model import Model
+
+Put = Callable[[Model, Any], Model]
+
+
+@dataclass(frozen=True)
+class Parameter:
+    """One named number of a setting.
+
+    Attributes:
+        name: "alpha", a scalar field of the model or of its penalty, or an entry such as "mixing[0,1]".
+        put: a caller's own function ``put(model, value)`` that returns the model with this value, or None.
+    """
+
+    name: str
+    put: Put | None = None
+
+    def set(self, model: Model, alpha: Any, value: Any) -> tuple[Model, Any]:
+        """Return the setting with this number at another value.
+
+        If the number is an entry of `mixing`, the other entries of its row are rescaled so that the row sums to one.
+        """
+        if self.put is not None:
+            return self.put(model, value), alpha
+        value = jnp.asarray(value, model.lam.dtype)
+        if self.name == "alpha":
+            return model, value
+        field, index = _entry(self.name)
+        old = attrgetter(field)(model)
+        new = old.at[index].set(value) if index else value
+        if field == "mixing" and index:
+            i, j = index
+            others = old[i].at[j].set(0.0)
+            total = jnp.sum(others)  # zero if the entry was the whole row; the others then share equally
+            part = jnp.where(total > 0, others / jnp.where(total > 0, total, 1.0), 1 / (old.shape[1] - 1))
+            new = old.at[i].set(((1 - value) * part).at[j].set(value))
+        return eqx.tree_at(attrgetter(field), model, new), alpha
+
+    def read(self, model: Model, alpha: Any, argument: str) -> float:
+        """Return the value of the number in a concrete setting.
+
+        Args:
+            argument: the caller's argument that named the number; errors say it.
+
+        Raises:
+            InputError: the setting has no such number, or the number is a caller's own.
+        """
+        if self.name == "alpha":
+            return float(alpha)
+        try:
+            field, index = _entry(self.name)
+            value = attrgetter(field)(model)
+            value = np.asarray(value)[index] if eqx.is_inexact_array(value) else np.nan
+        except (AttributeError, ValueError, IndexError):
+            value = np.nan
+        if np.ndim(value) or not np.isfinite(value):
+            names = ", ".join(("alpha", *numbers_of(model)))
+            want = f"one of {names}, or an entry like mixing[0,1]"
+            raise InputError(argument, f"must name {want}, got {argument}={self.name!r}")
+        return float(value)
+
+    def direction(self, model: Model, value: float) -> Model:
+        """Return d model / d value, for a number of the model."""
+        one = jnp.ones((), model.lam.dtype)
+        return jax.jvp(lambda v: self.set(model, None, v)[0], (value * one,), (one,))[1]
+
+    def check(self, model: Model, values: np.ndarray, argument: str) -> None:
+        """Raise an `InputError` unless the model accepts both ends of the range of `values`."""
+        if self.name == "alpha":
+            require(values.min() > 0, argument, values, "positive for alpha")
+            return
+        if self.put is None:
+            self.read(model, None, argument)
+        for end in (values.min(), values.max()):  # the model checks its own numbers
+            check_numbers(self.set(model, None, end)[0])
+
+
+@dataclass(frozen=True)
+class Axis:
+    """A parameter and its increasing values along one side of a grid."""
+
+    parameter: Parameter
+    values: np.ndarray
+
+
+def axis_of(given: Any, default: str, argument: str, model: Model) -> Axis:
+    """Return the axis that a caller gave: values of the parameter `default`, (name, values), or (name, values, put).
+
+    Raises:
+        InputError: the values are empty, not finite, not increasing or out of the model's range, or the name is
+            unknown.
+    """
+    parameter, values = Parameter(default), given
+    if isinstance(given, str):
+        raise InputError(argument, f'must come with values, such as ("{given}", [0.2, 0.3]), got {argument}={given!r}')
+    if isinstance(given, tuple) and given and isinstance(given[0], str):
+        if len(given) not in (2, 3):
+            raise InputError(argument, f"must be (name, values) or (name, values, put), got {argument}={given!r}")
+        name, values, *rest = given
+        parameter = Parameter(name, *rest)
+    several = values if np.iterable(values) else [values]
+    values = array_of(several, argument, "one or more finite, increasing values", lambda a: np.diff(a) > 0)
+    parameter.check(model, values, argument)
+    return Axis(parameter, values)
+
+
+def numbers_of(model: Model) -> dict[str, float]:
+    """Return the fields of a concrete model, and of its penalty, that are a single number, by name."""
+    penalty = {} if model.penalty is None else {f"penalty.{name}": a for name, a in vars(model.penalty).items()}
+    fields = vars(model) | penalty
+    return {name: float(a) for name, a in fields.items() if eqx.is_inexact_array(a) and not a.ndim}
+
+
+def arrays_of(model: Model) -> dict[str, np.ndarray]:
+    """Return the fields of a concrete model that are arrays with axes, by name."""
+    return {name: np.asarray(a) for name, a in vars(model).items() if eqx.is_inexact_array(a) and a.ndim}
+
+
+def _entry(name: str) -> tuple[str, tuple[int, ...]]:
+    """Return the field and the index of a name such as "sigma" or "mixing[0,1]"."""
+    field, _, index = name.partition("[")
+    return field, tuple(int(k) for k in index.removesuffix("]").split(",")) if index else ()

@@ -1,0 +1,191 @@
+"""Penalties of the weights besides the ridge: separable, convex, and given by their value and proximal operator."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+
+from ..base.derivatives import derivative_along, with_tangent
+from ..base.errors import InputError, as_number, is_concrete, require, require_kind, require_not_negative, require_takes
+from ..base.linalg import inverse
+from ..base.printing import Description, Printed, entries
+
+_MOST_SWEEPS = 500
+
+
+class Penalty(Printed):
+    """A convex penalty ``sum_i p(Q_i)`` of the weights besides the ridge. Subclass it, and write `value` and `prox`.
+
+    Numbers that theory should be differentiable in must be array fields of the subclass.
+    """
+
+    def value(self, w: jax.Array) -> jax.Array:
+        """Return p of every entry of `w`, in its shape; p must be convex, and even for named branches."""
+        raise NotImplementedError
+
+    def prox(self, v: jax.Array, c: jax.Array) -> jax.Array:
+        """Return ``argmin_w (w - v)^2 / 2 + c p(w)`` for each entry of `v` and `c` > 0; it must be differentiable."""
+        raise NotImplementedError
+
+    @property
+    def kinks(self) -> tuple[Any, ...]:
+        """Weights at which p or its derivatives jump; averages are broken where the minimiser reaches them."""
+        return ()
+
+    def describe(self) -> Description:
+        return Description("", numbers=[(name, entries(a)) for name, a in vars(self).items() if eqx.is_array(a)])
+
+
+class L1(Penalty):
+    """The penalty ``p(w) = strength |w|``; together with the ridge of the model it is the elastic net.
+
+    Attributes:
+        strength: zero or positive.
+
+    Raises:
+        InputError: the strength is not one number, or is negative.
+    """
+
+    strength: jax.Array
+
+    def __init__(self, strength: Any):
+        require_not_negative(strength, "strength")
+        self.strength = as_number(strength, "strength", jnp.result_type(float))
+
+    @property
+    def kinks(self) -> tuple[Any, ...]:
+        return (0.0,)
+
+    def value(self, w: jax.Array) -> jax.Array:
+        return self.strength * jnp.abs(w)
+
+    def prox(self, v: jax.Array, c: jax.Array) -> jax.Array:
+        return jnp.sign(v) * jnp.maximum(jnp.abs(v) - c * self.strength, 0.0)
+
+
+def minimiser(penalty: Penalty, Lam: jax.Array, b: jax.Array) -> jax.Array:
+    """Return ``argmin_w w^T Lam w / 2 - b . w + sum_a p(w_a)`` over the columns of a weight; it is differentiable.
+
+    Args:
+        Lam: positive definite, (..., r, r).
+        b: fields, (..., r).
+    """
+    return _minimised(penalty, Lam, b)[0]
+
+
+def minimiser_and_response(penalty: Penalty, Lam: jax.Array, b: jax.Array) -> tuple[jax.Array, jax.Array]:
+    """Return `minimiser` and its derivative in b, (..., r, r), the variance of a weight in message passing."""
+    w, u = _minimised(penalty, Lam, b)
+    slope = _prox_and_slope(penalty, u, Lam)[1]
+    return w, slope[..., None] * inverse(_by_u(slope, Lam))
+
+
+def _minimised(penalty: Penalty, Lam: jax.Array, b: jax.Array) -> tuple[jax.Array, jax.Array]:
+    """Return the minimiser, and u with ``w_a = prox(u_a, 1 / Lam_aa)``.
+
+    u_a is the field of column a minus the contributions of the other columns, divided by Lam_aa.
+    """
+    u = b / _diagonal(Lam)
+    if b.shape[-1] > 1:
+        u = _attach(_found(*lax.stop_gradient((penalty, Lam, b))), penalty, Lam, b)
+    return _prox(penalty, u, Lam), u
+
+
+def _diagonal(Lam: jax.Array) -> jax.Array:
+    return jnp.diagonal(Lam, axis1=-2, axis2=-1)
+
+
+def _prox(penalty: Penalty, u: jax.Array, Lam: jax.Array) -> jax.Array:
+    return penalty.prox(u, jnp.broadcast_to(1 / _diagonal(Lam), u.shape))
+
+
+def _prox_and_slope(penalty: Penalty, u: jax.Array, Lam: jax.Array) -> tuple[jax.Array, jax.Array]:
+    return jax.jvp(lambda u: _prox(penalty, u, Lam), (u,), (jnp.ones_like(u),))
+
+
+def _field(u: jax.Array, penalty: Penalty, Lam: jax.Array) -> jax.Array:
+    """Return the field b that belongs to u."""
+    w, stiff = _prox(penalty, u, Lam), _diagonal(Lam)
+    return stiff * (u - w) + jnp.sum(Lam * w[..., None, :], -1)
+
+
+def _by_u(slope: jax.Array, Lam: jax.Array) -> jax.Array:
+    """Return the derivative of the field b in u, given that of w."""
+    own = _diagonal(Lam) * (1 - slope)
+    return Lam * slope[..., None, :] + own[..., None] * jnp.eye(slope.shape[-1], dtype=slope.dtype)
+
+
+def _found(penalty: Penalty, Lam: jax.Array, b: jax.Array) -> jax.Array:
+    """Find u by minimising over one column after the other, again and again until none moves."""
+    stiff, columns = _diagonal(Lam), range(b.shape[-1])
+
+    def sweep(u: jax.Array) -> jax.Array:
+        for a in columns:
+            others = _prox(penalty, u, Lam).at[..., a].set(0.0)
+            u = u.at[..., a].set((b[..., a] - jnp.sum(Lam[..., a, :] * others, -1)) / stiff[..., a])
+        return u
+
+    def moves(state: tuple[jax.Array, jax.Array, jax.Array]) -> jax.Array:
+        u, before, k = state
+        return (jnp.max(jnp.abs(u - before)) > 4 * jnp.finfo(b.dtype).eps * jnp.max(jnp.abs(u))) & (k < _MOST_SWEEPS)
+
+    start = b / stiff
+    return lax.while_loop(moves, lambda s: (sweep(s[0]), s[0], s[2] + 1), (sweep(start), start, jnp.asarray(0)))[0]
+
+
+@with_tangent
+def _attach(primals: Any, tangents: Any) -> jax.Array:
+    """Return a u that was found, with its derivatives by the implicit function theorem."""
+    u, penalty, Lam, _ = primals
+    push = derivative_along(lambda penalty, Lam, b: b - _field(u, penalty, Lam), primals[1:], tangents[1:])
+    by_u = _by_u(_prox_and_slope(penalty, u, Lam)[1], Lam)
+    return jnp.sum(inverse(by_u) * push[..., None, :], -1)
+
+
+def check_penalty(penalty: Any, lam: Any, even: bool) -> None:
+    """Check a penalty whose numbers are concrete.
+
+    Args:
+        lam: ridge strength beside the penalty.
+        even: whether ``p(-w) = p(w)`` must hold.
+
+    Raises:
+        InputError: it is no `Penalty`; it lacks `value` or `prox`, or they take other arguments; its values do not have
+            the shape of the argument, are not finite, not convex or not even; its `prox` is not the minimiser; or
+            neither ridge nor penalty bounds the weights.
+    """
+    require_kind(penalty, "penalty", Penalty, "a tiedattn_jax.Penalty, such as L1(0.01), or None")
+    if not is_concrete(penalty):
+        return
+    name = type(penalty).__name__
+    for method, form in (("value", "value(w)"), ("prox", "prox(v, c)")):
+        if getattr(type(penalty), method) is getattr(Penalty, method):
+            raise InputError("penalty", f"must have a method `{form}`, got {name} without it: see tiedattn_jax.Penalty")
+    require_takes(penalty.value, "penalty.value", ("w",))
+    require_takes(penalty.prox, "penalty.prox", ("v", "c"))
+    dtype = jnp.result_type(lam)
+    w = jnp.asarray(np.concatenate([3 * np.random.default_rng(0).standard_normal(30), [0.0]]), dtype)
+    c = jnp.full_like(w, 0.7)
+    values, nearest = penalty.value(w), penalty.prox(w, c)
+    for method, got in (("value", values), ("prox", nearest)):
+        if np.shape(got) != w.shape or not np.all(np.isfinite(got)):
+            raise InputError("penalty", f"must have a finite {method} for every entry of an array, got {name}: {got!r}")
+    rounding = float(jnp.finfo(dtype).eps) ** 0.5 * (1 + float(jnp.max(jnp.abs(values))))
+    middle = penalty.value(0.5 * (w[:, None] + w).ravel()).reshape(w.size, w.size)
+    if np.any(middle > 0.5 * (values[:, None] + values) + rounding):
+        raise InputError("penalty", f"must be convex, got {name}, whose value lies above a chord")
+    if even and not np.allclose(penalty.value(-w), values, atol=rounding):
+        raise InputError("penalty", f"must be even for a branch by name, got {name}: use branch=None with a start")
+
+    def cost(at: jax.Array) -> np.ndarray:
+        return np.asarray(0.5 * (at - w) ** 2 + c * penalty.value(at))
+
+    if any(np.any(cost(nearest + s) < cost(nearest) - rounding) for s in (-0.1, -0.01, 0.01, 0.1)):
+        raise InputError("penalty", f"must have prox(v, c) = argmin_w (w - v)^2 / 2 + c value(w), got {name}")
+    hold = float(lam) + float(penalty.value(jnp.full((1,), 10.0, dtype))[0] - penalty.value(jnp.zeros(1, dtype))[0])
+    require(hold > 0, "lam", lam, "positive where the penalty does not grow")

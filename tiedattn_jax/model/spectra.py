@@ -1,0 +1,77 @@
+"""From matrices to the numbers of a spectral law: common eigenvectors, and atoms of equal eigenvalues."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from ..base.errors import InputError, require
+
+_SAME = 1e-9  # eigenvalues that differ by less than this, relative to the largest, are one atom
+
+
+def floats(value: Any, argument: str, axes: str, sizes: dict[str, int]) -> np.ndarray:
+    """Return an argument as an array of doubles. Its axes must have the known `sizes`; the other sizes are added.
+
+    Raises:
+        InputError: the argument is not an array of real, finite numbers, is empty, or has another shape.
+    """
+    try:
+        array = np.asarray(value, float)
+    except (TypeError, ValueError):
+        raise InputError(argument, f"must be an array of real numbers, got one of {type(value).__name__}") from None
+    names = axes.split()
+    known = ", ".join(f"{k} = {sizes[k]}" for k in dict.fromkeys(names) if k in sizes)
+    if array.ndim != len(names) or any(sizes.setdefault(k, s) != s for k, s in zip(names, array.shape, strict=True)):
+        want = f"({', '.join(names)})" + (f" with {known}" if known else "")
+        raise InputError(argument, f"must be of shape {want}, got shape {array.shape}")
+    if not array.size or not np.all(np.isfinite(array)):
+        raise InputError(argument, f"must be finite and not empty, got shape {array.shape}")
+    return array
+
+
+def eigenbasis(covariances: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Return the eigenvalues (d, L) of commuting covariances (L, d, d) and, in columns, their eigenvectors (d, d).
+
+    Raises:
+        InputError: a covariance is zero or not symmetric, or they do not commute.
+    """
+    size = np.abs(covariances).max(axis=(1, 2), keepdims=True)
+    require(size > 0, "covariances", size.ravel(), "not zero")
+    skew = np.abs(covariances - covariances.swapaxes(1, 2)).max(axis=(1, 2)) / size.ravel()
+    if np.any(skew > 1e-8):
+        raise InputError("covariances", f"must be symmetric, got Sigma_{np.argmax(skew)} off by {skew.max():.1e}")
+    # A random mixture of the covariances has the common eigenvectors and no others.
+    share = np.random.default_rng(0).uniform(0.5, 1.5, len(covariances))
+    vectors = np.linalg.eigh(np.einsum("l,lij->ij", share, covariances / size))[1]
+    rotated = vectors.T @ covariances @ vectors
+    values = np.diagonal(rotated, axis1=1, axis2=2)
+    left = np.abs(rotated - values[:, None] * np.eye(values.shape[1])).max(axis=(1, 2)) / size.ravel()
+    if np.any(left > 1e-7):
+        want = "must commute, with eigenvectors in common (Assumption 4.1)"
+        raise InputError("covariances", f"{want}, got an off-diagonal of {left.max():.1e} in the best basis")
+    return values.T, vectors
+
+
+def positive(gamma: np.ndarray, argument: str) -> np.ndarray:
+    """Return eigenvalues (N, L) with those that are negative by rounding set to zero.
+
+    Raises:
+        InputError: an eigenvalue is negative by more than rounding, or all eigenvalues of a token are zero.
+    """
+    size = np.abs(gamma).max(0)
+    require(size > 0, argument, size, "not zero")
+    if np.any(gamma < -1e-8 * size):
+        raise InputError(argument, f"must be positive semidefinite, got an eigenvalue of {gamma.min():.3g}")
+    return np.maximum(gamma, 0.0)
+
+
+def atoms(gamma: np.ndarray) -> np.ndarray:
+    """Return the index of the atom of each row of eigenvalues (N, L), (N,); rows equal to rounding share an atom."""
+    order = np.argsort(gamma, 0, kind="stable")
+    rising = np.take_along_axis(gamma, order, 0)
+    jumps = np.diff(rising, axis=0, prepend=rising[:1]) > _SAME * gamma.max(0)
+    labels = np.empty(gamma.shape, int)
+    np.put_along_axis(labels, order, np.cumsum(jumps, 0), 0)
+    return np.unique(labels, axis=0, return_inverse=True)[1].ravel()

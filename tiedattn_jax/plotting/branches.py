@@ -1,0 +1,125 @@
+"""Pictures of branches: along alpha, or in arclength."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+from matplotlib.figure import Figure
+
+from ..model.overlaps import BRANCHES
+from .style import (
+    BASELINE,
+    COLOURS,
+    DASHES,
+    ERROR,
+    LABELS,
+    LOSS,
+    MARKS,
+    ORDER_COLOURS,
+    ORDERS,
+    OTHER,
+    SYMBOLS,
+    TURNS,
+    frame,
+    line,
+    panels,
+)
+
+
+def branch_figure(curves: Sequence[Any], alpha_c: Any = None, alpha_l: Any = None) -> Figure:
+    """Plot order parameters, training loss and test error of branches against alpha (content of the paper's Fig. 2).
+
+    If another number changes along the curves, the x axis shows that number.
+
+    Dotted stretches are unstable towards an order parameter that the branch lacks.
+
+    Args:
+        curves: `phases.follow.Curve`, one for each branch.
+        alpha_c, alpha_l: `phases.events.Transition` to mark; one that was not found is left out.
+    """
+    parameter = curves[0].parameter
+    xlabel = LABELS.get(parameter, parameter)
+    with panels(11, 3.6, [""] * 3, xlabel=xlabel, ylabels=(ORDERS, LOSS, ERROR)) as (figure, axes):
+        orders, losses, errors = axes[0]
+        for curve in curves:
+            name = curve.branch or "any state"
+            colour = COLOURS.get(name, OTHER)
+            for order, own in ORDER_COLOURS.items():
+                if getattr(BRANCHES[curve.branch], order):
+                    label = name if own == colour else f"{SYMBOLS[order]}, {name}"
+                    _along_alpha(orders, curve, _first_of(order), own, label)
+            _along_alpha(losses, curve, lambda s: s.train_loss, colour, name)
+            _along_alpha(errors, curve, lambda s: s.gen_error, colour, name)
+        baseline = float(curves[0].points[-1].gen_error_linear)
+        if np.isfinite(baseline):
+            errors.axhline(baseline, **BASELINE)
+        for axis in axes.flat:
+            for found, name in ((alpha_c, "alpha_c"), (alpha_l, "alpha_l")):
+                if found is not None and found.ok:
+                    axis.axvline(float(found.alpha), label=SYMBOLS[name], **{**MARKS[name], "lw": 0.9})
+            frame(axis)
+    return figure
+
+
+def _along_alpha(axis: Any, curve: Any, get: Callable[[Any], Any], colour: str, label: str) -> None:
+    """Draw a number of every `FixedPoint` of a curve, with its error bar; `get` reads the number from a state."""
+    value = curve.values(get)
+    bar = np.array([float(get(point.stderr)) for point in curve.points])
+    stable = np.ones(len(value), bool)
+    for order in ORDER_COLOURS:
+        if not getattr(BRANCHES[curve.branch], order):
+            stable &= curve.values(lambda point, k=order: getattr(point.diagnostics, f"growth_{k}")) < 1
+    line(axis, curve.at, value, colour, label, bar=bar, stable=stable, dash=DASHES.get(curve.branch, "-"))
+
+
+def _first_of(order: str) -> Callable[[Any], Any]:
+    """Return a function that reads the first entry of an order parameter from a state."""
+    return lambda state: getattr(state.overlaps, order).ravel()[0]
+
+
+def path_figure(paths: Sequence[Any]) -> Figure:
+    """Plot order parameters and training loss along a branch that may turn back, and mark its folds and pitchforks.
+
+    There is one line for every replicate of the averages. Unstable stretches are dotted.
+
+    Args:
+        paths: `phases.arclength.BranchPath` of one branch, one for each replicate.
+    """
+    parameter = paths[0].parameter
+    xlabel = LABELS.get(parameter, parameter)
+    with panels(7.6, 3.6, ("", ""), xlabel=xlabel, ylabels=(ORDERS, LOSS)) as (figure, axes):
+        orders, losses = axes[0]
+        labels: set[Any] = set()
+        for path in paths:
+            # Rotations of the student's columns have eigenvalue one up to rounding, and do not make a state unstable.
+            stable = path.eigenvalues[:, 0].real < 1 + 1e-6
+            shown: list[Any] = [(losses, path.states.train_loss, [s.train_loss for s in path.fold_states], OTHER, None)]
+            kinds = ["fold"] * len(path.folds)
+            for order, colour in ORDER_COLOURS.items():
+                if np.any(getattr(path.states.overlaps, order)):
+                    along, *turns = (_first_of_each(s, order) for s in (path.states, *path.fold_states))
+                    kinds = ["pitchfork" if _mirrored(along, a) else k for a, k in zip(turns, kinds, strict=True)]
+                    shown.append((orders, along, turns, colour, SYMBOLS[order]))
+            for axis, along, turns, colour, name in shown:
+                line(axis, path.values, along, colour, None if name in labels else name, stable=stable)
+                labels.add(name)
+                for place, value, kind in zip(path.folds, turns, kinds, strict=True):
+                    label = None if (axis, kind) in labels else kind
+                    axis.plot(place, value[0], ls="", color=colour, label=label, **TURNS[kind])
+                    labels.add((axis, kind))
+    return figure
+
+
+def _first_of_each(states: Any, order: str) -> np.ndarray:
+    """Return the first entry of an order parameter in every state, (n,)."""
+    values = getattr(states.overlaps, order)
+    return np.reshape(values, (len(values), -1))[:, 0]
+
+
+def _mirrored(along: np.ndarray, turn: np.ndarray) -> bool:
+    """Return whether an order parameter (n,) changes sign along a path within two steps that contain a turn (1,)."""
+    near = np.stack([along[:-2], along[1:-1], along[2:]])
+    low, high = near.min(0), near.max(0)
+    return bool(np.any((low <= 0) & (0 <= high) & (low <= turn) & (turn <= high)))

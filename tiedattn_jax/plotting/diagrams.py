@@ -1,0 +1,113 @@
+"""Pictures of phase diagrams."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from matplotlib.collections import PatchCollection
+from matplotlib.figure import Figure
+from matplotlib.patches import Patch, Rectangle
+
+from ..model.overlaps import PAIR
+from .style import ALONE, BASELINE, COLOURS, DOTTED, HATCHED, LABELS, LEGEND, MARKS, NEITHER, SYMBOLS, line, panels
+
+_BISTABLE = 4
+
+
+def diagram_figure(diagram: Any) -> Figure:
+    """Plot the phase diagram (the paper's Figs. 3 and 9): which minimum is global, and whether it beats the baseline.
+
+    The left panel shows the difference of the training losses, positional minus semantic. Cells in which only one of
+    the two is a minimum have a light colour with dots; cells in which neither is are grey. The right panel shows the
+    test error of the global minimum minus that of the linear baseline. Cells that are unsolved, or in which the
+    averages do not decide which minimum is lower, are hatched.
+
+    Args:
+        diagram: `phases.diagram.PhaseDiagram`.
+    """
+    (x_name, x), (y_name, y), region = diagram.x, diagram.y, diagram.region
+    boundaries = [diagram.alpha_c(), diagram.alpha_l()] if "alpha" in (x_name, y_name) else []
+    titles = "global minimum: positional or semantic", "global minimum: worse or better than the baseline"
+    colour_labels = "positional minus semantic training loss / d", "test error minus that of the baseline"
+    how: Any = {"xlabel": LABELS.get(x_name, x_name), "ylabels": (LABELS.get(y_name, y_name),), "sharey": True}
+    edges = _edges(x), _edges(y)
+    with panels(9.5, 4.5, titles, legends=False, **how) as (figure, axes):
+        left, right = axes[0]
+        figure.set_layout_engine("constrained", wspace=0.1)  # keeps the label of the left scale off the right axis
+        legend: dict[str, Any] = {}
+        for axis, (values, _), shown, colours, label in (
+            (left, diagram.loss_difference, region >= _BISTABLE, "RdBu", colour_labels[0]),
+            (right, diagram.gen_difference, region > 1, "RdBu_r", colour_labels[1]),
+        ):
+            masked = np.ma.masked_where(~shown, values)
+            limit = float(np.ma.max(np.abs(masked))) if masked.count() else 1.0
+            picture = axis.pcolormesh(*edges, masked, cmap=colours, vmin=-limit, vmax=limit)
+            figure.colorbar(picture, ax=axis, shrink=0.9, label=label)
+            for code, (name, colour) in {**(ALONE if axis is left else {}), 1: NEITHER}.items():
+                how = {"facecolor": colour, **(DOTTED if code in ALONE else {"lw": 0})}
+                _mark(axis, *edges, region == code, how)
+                if np.any(region == code):
+                    legend[name] = Patch(**how)
+            _mark(axis, *edges, ~diagram.trusted, HATCHED)
+            for boundary in boundaries:
+                _boundary_line(axis, boundary, across=x_name == "alpha")
+            axis.set(xlim=edges[0][[0, -1]], ylim=edges[1][[0, -1]])
+        if not np.all(diagram.trusted):
+            legend["unsolved, or not decided by the averages"] = Patch(**HATCHED)
+        handles, labels = left.get_legend_handles_labels()
+        legend |= dict(zip(labels, handles, strict=True))
+        figure.legend(legend.values(), legend.keys(), ncols=5, **LEGEND)
+    return figure
+
+
+def slice_figure(diagram: Any, rows: Sequence[int]) -> Figure:
+    """Plot training loss and test error of both branches along x, at some rows of the diagram (the content of Fig. 8).
+
+    Dotted stretches are unstable towards the order parameter that the branch lacks.
+
+    Args:
+        diagram: `phases.diagram.PhaseDiagram`.
+        rows: indices into the y axis of the diagram.
+    """
+    (x_name, x), (y_name, y), exists = diagram.x, diagram.y, diagram.exists
+    titles = [f"{SYMBOLS.get(y_name, y_name)} = {y[row]:.3g}" for row in rows]
+    how: Any = {"rows": 2, "xlabel": LABELS.get(x_name, x_name), "sharex": True, "sharey": "row"}
+    with panels(3.2 * len(rows), 5, titles, **how) as (figure, axes):
+        for name, across in zip(("train_loss", "gen_error"), axes, strict=True):
+            value, bar = np.where(exists, diagram.mean(name), np.nan), diagram.stderr(name)
+            across[0].set_ylabel(LABELS[name])
+            for axis, row in zip(across, rows, strict=True):
+                first = axis is axes[1, 0]  # the only panel that adds labels to the legend
+                for b, branch in enumerate(PAIR):
+                    label, stable = branch if first else None, diagram.stable[b, row] | ~exists[b, row]
+                    line(axis, x, value[b, row], COLOURS[branch], label, bar=bar[b, row], stable=stable)
+                if name == "gen_error":
+                    style = BASELINE if first else {**BASELINE, "label": None}
+                    axis.plot(x, np.nanmean(diagram.mean("gen_error_linear")[:, row], 0), **style)
+    return figure
+
+
+def _boundary_line(axis: Any, boundary: Any, *, across: bool) -> None:
+    """Draw a boundary on a diagram whose alpha axis points to the right (`across`) or upwards."""
+    width = np.where(np.isfinite(boundary.stderr), 2 * boundary.stderr, 0.0)
+    place = (boundary.alpha, boundary.values) if across else (boundary.values, boundary.alpha)
+    fill = axis.fill_betweenx if across else axis.fill_between
+    found = bool(np.any(np.isfinite(boundary.alpha)))
+    axis.plot(*place, label=SYMBOLS[boundary.event] if found else None, **MARKS[boundary.event])
+    fill(boundary.values, boundary.alpha - width, boundary.alpha + width, color="k", alpha=0.2, lw=0)
+
+
+def _mark(axis: Any, x: np.ndarray, y: np.ndarray, cells: np.ndarray, how: dict[str, Any]) -> None:
+    """Fill or hatch the cells that are True in `cells` (y, x), between the edges `x` and `y`."""
+    corners = [Rectangle((x[i], y[j]), x[i + 1] - x[i], y[j + 1] - y[j]) for j, i in np.argwhere(cells)]
+    axis.add_collection(PatchCollection(corners, **how))
+
+
+def _edges(centres: np.ndarray) -> np.ndarray:
+    """Return the edges of cells around increasing centres."""
+    if len(centres) == 1:
+        return centres[0] + np.array([-0.5, 0.5])
+    middle = 0.5 * (centres[1:] + centres[:-1])
+    return np.concatenate([[2 * centres[0] - middle[0]], middle, [2 * centres[-1] - middle[-1]]])

@@ -1,0 +1,88 @@
+"""Pictures of simulations at finite size."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from matplotlib.figure import Figure
+
+from ..model.overlaps import PAIR
+from .style import COLOURS, LABELS, LOSS, OTHER, ROOM, line, panels
+
+
+def training_figure(trainings: dict[str, Any]) -> Figure:
+    """Plot training loss and gradient, step by step.
+
+    Args:
+        trainings: `finite.training.Training` by name; one with the name of a branch has the colour of the branch.
+    """
+    with panels(8, 3.6, ["", ""], xlabel="step", ylabels=(LOSS, "largest entry of the gradient")) as (figure, axes):
+        loss, gradient = axes[0]
+        for name, training in trainings.items():
+            _by_step(loss, training.losses, name)
+            _by_step(gradient, training.gradient_norms, name)
+        gradient.set_yscale("log")
+        for axis in axes[0]:
+            axis.set_xscale("symlog", linthresh=1)
+            axis.set_xlim(left=0)
+    return figure
+
+
+def _by_step(axis: Any, values: Any, name: str, first: int = 0) -> None:
+    """Draw a number of every step, (n,), with NaN for steps that were not taken; the first step has index `first`."""
+    known = np.flatnonzero(np.isfinite(values))
+    line(axis, first + known, np.asarray(values)[known], COLOURS.get(name, OTHER), name)
+
+
+def gamp_figure(runs: dict[str, Any]) -> Figure:
+    """Plot order parameters of the estimate and residual of message passing, iteration by iteration.
+
+    The order parameters are means over the tokens of tr q and of the norms of theta and m.
+
+    Args:
+        runs: `finite.message_passing.GAMP` by name; one with the name of a branch has the colour of the branch.
+    """
+    ylabels = [LABELS["q"], LABELS["theta"], LABELS["m"], "residual of the step"]
+    with panels(12, 3.6, [""] * 4, xlabel="iteration", ylabels=ylabels) as (figure, axes):
+        q, theta, m, residual = axes[0]
+        for name, run in runs.items():
+            _by_step(q, np.trace(run.history.q, axis1=2, axis2=3).mean(axis=1), name)
+            _by_step(theta, np.linalg.norm(run.history.theta, axis=(2, 3)).mean(axis=1), name)
+            _by_step(m, np.linalg.norm(run.history.m, axis=2).mean(axis=1), name)
+            _by_step(residual, run.residuals, name, first=1)
+        residual.set_yscale("log")
+    return figure
+
+
+def instances_figure(instances: Any) -> Figure:
+    """Plot every instance against the theory at its own teacher, in the colour of its branch.
+
+    Points on the diagonal line agree with the theory. Bars are two error bars of the theory. Hollow points ran out of
+    steps. Instances that are unsettled or ended on neither branch have no theory and are left out.
+
+    Args:
+        instances: `finite.instances.Instances`, with its theory.
+    """
+    names = "train_loss", "gen_error", "q", "theta", "m"
+    with panels(13, 3.4, [LABELS[name] for name in names], xlabel="theory") as (figure, axes):
+        for axis, name in zip(axes[0], names, strict=True):
+            found, theory, bars = (
+                np.asarray(getattr(k, name)) for k in (instances.found, instances.theory, instances.theory_stderr)
+            )
+            for branch in PAIR:
+                here = instances.usable & (instances.branch == branch)
+                for on, fill in ((here & instances.ok, None), (here & ~instances.ok, "white")):
+                    style: Any = {"fmt": "o", "ms": 4, "mfc": fill, "color": COLOURS[branch]}
+                    label = branch if fill is None else f"{branch}, out of steps"
+                    if on.any():
+                        wide = np.where(np.isfinite(bars[on]), 2 * bars[on], 0.0)
+                        axis.errorbar(theory[on], found[on], xerr=wide, label=label, **style)
+            axis.axline((0, 0), slope=1, color=OTHER, lw=0.8, zorder=0)
+            both = np.concatenate([found, theory])[np.tile(instances.usable & np.isin(instances.branch, PAIR), 2)]
+            if both.size:
+                low, high = np.nanmin(both), np.nanmax(both)
+                room = ROOM * (high - low or 1)
+                axis.set(xlim=(low - room, high + room), ylim=(low - room, high + room))
+        axes[0, 0].set_ylabel("instance")
+    return figure

@@ -1,0 +1,14 @@
+"""One step of replica symmetry breaking (1RSB) at zero temperature.
+
+Wherever the proximal operator jumps, the replicon of the replica-symmetric (RS) state is infinite. The minima of the
+loss then fall into clusters. q1 is the overlap of two minima of one cluster, and q0 is that of two clusters. The Parisi
+parameter s, an inverse energy, weighs the clusters. The loss, as a function of s, is largest at the ground state.
+
+clusters        the inner average, over the minima of a cluster
+near_jumps      nodes on lines that are dense at the jumps
+potentials      the two scalars that everything follows from
+nodes           the fields that they are averaged over
+newton          Newton's method for their equations
+fixed_points    `solve_1rsb`, and its result
+transitions     shift of the transitions by replica symmetry breaking
+"""

@@ -1,0 +1,227 @@
+"""The two potentials of one step of replica symmetry breaking; the equations are their gradients.
+
+With the Moreau envelope E_V of the loss,
+
+    M_s = -(1/s) E_{y, xi0} log E_{xi1} exp(-s E_V(h, y))
+    h = m + theta rho^{-1} y + (q0 - theta rho^{-1} theta^T)^{1/2} xi0 + (q1 - q0)^{1/2} xi1
+
+M_s is written as the RS potential at the response V + s (q1 - q0), which is what it is without jumps to the first order
+in q1 - q0, and a rest: the rule of lines gives the first one to many digits, and the rest is small.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any, NamedTuple
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+from jax import lax
+
+from ..averages.fields import teacher_fields, whiten
+from ..averages.lines import LineNodes
+from ..averages.prox import moreau
+from ..averages.rule import average_of_weighted, sum_of_weighted
+from ..base.linalg import apply, cholesky, solve
+from ..model.model import Model
+from ..model.overlaps import Conjugates, Overlaps, symmetric
+from ..theory.equations import value_and_columns
+from ..theory.potentials import block_envelope, stationary
+from ..theory.weights import weight_moments
+from . import clusters
+
+
+class BrokenOverlaps(eqx.Module):
+    """Order parameters of 1RSB; as conjugates, their hats.
+
+    Attributes:
+        q1: overlap of two minima of one cluster, (L, r, r).
+        q0: overlap of minima of different clusters, (L, r, r).
+        V: response within a cluster, (L, r, r).
+        theta: overlap with the teacher, (L, r, t).
+        m: overlap with the encodings, (L, r).
+    """
+
+    q1: jax.Array
+    q0: jax.Array
+    V: jax.Array
+    theta: jax.Array
+    m: jax.Array
+
+    @property
+    def spread(self) -> jax.Array:
+        """Cholesky root of q1 - q0."""
+        return cholesky(self.q1 - self.q0)
+
+    @property
+    def between(self) -> Overlaps:
+        """What clusters share."""
+        return Overlaps(self.q0, self.V, self.theta, self.m)
+
+    def joined(self, s: jax.Array) -> Overlaps:
+        """The RS order parameters that these become where nothing jumps: V + s (q1 - q0) is the whole response."""
+        return Overlaps(self.q1, self.V + s * (self.q1 - self.q0), self.theta, self.m)
+
+
+class Outer(NamedTuple):
+    """Fields of the clusters, which stay; their weights move with the law. Leaves lead with the block axis."""
+
+    h: jax.Array  # (L, r, N)
+    teacher: jax.Array  # standard normals of the teacher, (L, t, N)
+    weight: jax.Array  # (N,)
+    log_density: jax.Array  # of h given y where they were laid, (N,)
+    found: tuple = ()  # around them where they were laid: what the search of `clusters` goes on from
+
+
+class Averages(NamedTuple):
+    """Everything that M_s is averaged with: fields with a jump near them, others, and lines for its RS part."""
+
+    near: Outer
+    smooth: Outer
+    lines: LineNodes
+
+
+def inner(points: Any, p: tuple[Model, BrokenOverlaps, jax.Array]) -> tuple[jax.Array, jax.Array]:
+    """At fields of one block, (N,): ``-(1/s) log E exp(-s E_V)``, and the RS counterpart that `_rest` takes off it."""
+    outer, broken, plain = points
+    model, x, s = p
+    y = teacher_fields(model, outer.teacher)
+
+    def energies(cluster: clusters.Cluster, V: jax.Array) -> jax.Array:
+        count = len(cluster.log_weight)
+        at = jnp.tile(outer.h, count) + apply(x.spread, cluster.normals)
+        return moreau(model, cluster.z, at, V, jnp.tile(y, count)).reshape(count, -1)
+
+    energy = energies(broken, x.V)
+    least = lax.stop_gradient(jnp.min(energy, 0))  # keeps the exponents small
+    tilted = least - jax.scipy.special.logsumexp(broken.log_weight - s * (energy - least), axis=0) / s
+    share = jnp.exp(plain.log_weight)
+    return tilted, jnp.sum(share * energies(plain, x.joined(s).V), 0) / jnp.sum(share, 0)
+
+
+@stationary
+def _rest(points: Any, p: tuple[Model, BrokenOverlaps, jax.Array]) -> jax.Array:
+    """One block's share of M_s less the RS potential at `BrokenOverlaps.joined`.
+
+    The latter is the average over xi0 and xi1 of the envelope at the response V + s (q1 - q0); at each field its
+    average over xi1 is taken off.
+    """
+    outer, (model, x, _) = points[0], p
+    y = teacher_fields(model, outer.teacher)
+    tilted, whole = inner(points, p)
+    log_density = whiten(model, x.between, outer.h, y)[1]
+    return jnp.sum(outer.weight * jnp.exp(log_density - outer.log_density) * (tilted - whole))
+
+
+def searched(model: Model, x: BrokenOverlaps, s: jax.Array, block: Outer, find: Callable[..., Any]) -> Any:
+    """What a search of `clusters` finds around the fields of one block, for M_s and for its RS counterpart.
+
+    It goes on from what another one has found there, given `by_field`.
+    """
+    y = teacher_fields(model, block.teacher)
+
+    def one(part: tuple) -> Any:
+        V, s, found = part
+        return find(model, V, x.spread, block.h, y, s, *jax.tree.map(lambda a: a.reshape(*a.shape[:-2], -1), found))
+
+    return lax.map(one, (*_responses(x, s), block.found))
+
+
+def cluster_points(model: Model, x: BrokenOverlaps, s: jax.Array, block: Outer, found: Any) -> tuple:
+    y = teacher_fields(model, block.teacher)
+    parts = (jax.tree.map(lambda a, k=k: a[k], (_responses(x, s)[0], found)) for k in range(2))
+    return block, *(clusters.points(model, V, x.spread, block.h, y, f) for V, f in parts)
+
+
+def _responses(x: BrokenOverlaps, s: jax.Array) -> tuple[jax.Array, jax.Array]:
+    """Responses (2, L, r, r) and Parisi parameters (2,) of M_s and of its RS counterpart."""
+    return jnp.stack([x.V, x.joined(s).V]), jnp.stack([s, jnp.zeros_like(s)])
+
+
+Setting = Callable[[jax.Array], tuple[Model, jax.Array, BrokenOverlaps, jax.Array]]
+
+
+def channel_expansion(
+    setting: Setting, averages: Averages, u: jax.Array, wanted: jax.Array
+) -> tuple[tuple, tuple, Model]:
+    """M_s with its gradients in the order parameters and in s, the derivatives of these in u, and dM_s / d model.
+
+    Args:
+        setting: model, alpha, order parameters and s as a function of some numbers u, (k,).
+        wanted: whether the derivatives in u, (..., k), are; they are zero otherwise, and most of the work.
+    """
+
+    def sums(find: Callable[..., Any], points: Callable[..., Any], share: Callable[..., Any]) -> Callable[[Any], Any]:
+        def block_sums(block: Any) -> Any:
+            model, _, x, s = lax.stop_gradient(setting(u))
+            found = find(model, x, s, block)
+
+            def at(u: jax.Array) -> Any:
+                model, _, x, s = setting(u)
+                here = points(model, x, s, block, found)
+                M, (by_model, *gradients) = jax.value_and_grad(lambda *p: share(here, p), (0, 1, 2))(model, x, s)
+                return (M, *gradients), by_model
+
+            def alone(u: jax.Array) -> Any:
+                values, by_model = at(u)
+                return values, jax.tree.map(lambda a: jnp.zeros((*a.shape, len(u)), a.dtype), values), by_model
+
+            return lax.cond(wanted, partial(value_and_columns, at), alone, u)
+
+        return block_sums
+
+    of_rest = sums(partial(searched, find=clusters.found_again), cluster_points, _rest)
+    of_lines = sums(
+        lambda model, x, s, block: averages.lines.search(model, x.joined(s), block),
+        lambda model, x, s, block, found: averages.lines.points(model, x.joined(s), block, found),
+        lambda points, p: block_envelope(points, (p[0], p[1].joined(p[2]))),
+    )
+    shares = (
+        sum_of_weighted(averages.near, of_rest),
+        sum_of_weighted(averages.smooth, of_rest),
+        average_of_weighted(averages.lines, of_lines),
+    )
+    return jax.tree.map(lambda *parts: sum(parts), *shares)
+
+
+def prior(model: Model, hats: BrokenOverlaps, s: jax.Array) -> jax.Array:
+    """Prior potential psi_s of the ridge.
+
+    ``1/2 E tr[D^{-1} (b b^T + sum_k gamma_k qhat0_k)] - 1/(2 s) E log det(1 - s Lam^{-1} c2)`` with
+    ``c2 = sum_k gamma_k (qhat1_k - qhat0_k)``, ``D = Lam - s c2`` and b, Lam as in `potentials.prior`.
+    """
+    law = model.law()
+    Lam, square = weight_moments(model, Conjugates(hats.q0, hats.V, hats.theta, hats.m))
+    D = Lam - s * jnp.einsum("nk,kab->nab", law.gamma, hats.q1 - hats.q0)
+    logs = (jnp.log(jnp.diagonal(cholesky(a), axis1=-2, axis2=-1)) for a in (D, Lam))
+    ratio = 2 * jnp.sum(jnp.subtract(*logs), -1)
+    return law.weights @ (0.5 * jnp.trace(solve(D, square), axis1=1, axis2=2) - 0.5 * ratio / s)
+
+
+def free_energy(
+    model: Model, alpha: jax.Array, x: BrokenOverlaps, hats: BrokenOverlaps, s: jax.Array, M: jax.Array
+) -> jax.Array:
+    """Free energy Phi_s, minus the training loss at a fixed point.
+
+    ``1/2 sum_l tr(Vhat q1 - qhat1 V) - s/2 sum_l tr(qhat1 q1 - qhat0 q0) - mhat . m - tr(thetahat theta^T) + psi_s -
+    alpha M_s``
+    """
+    pairing = 0.5 * jnp.sum(hats.V * x.q1 - hats.q1 * x.V) - jnp.sum(hats.m * x.m) - jnp.sum(hats.theta * x.theta)
+    entropic = 0.5 * s * jnp.sum(hats.q1 * x.q1 - hats.q0 * x.q0)
+    return pairing - entropic + prior(model, hats, s) - alpha * M
+
+
+def conjugates(alpha: jax.Array, s: jax.Array, g: BrokenOverlaps, free: jax.Array) -> BrokenOverlaps:
+    """The conjugates as gradients of M_s."""
+    q1 = -2 * alpha * symmetric(g.V)
+    q0, V = 2 * alpha / s * symmetric(g.q0), 2 * alpha * symmetric(g.q1) + s * q1
+    return BrokenOverlaps(q1, q0, V, -alpha * free[0] * g.theta, -alpha * free[1] * g.m)
+
+
+def overlaps(model: Model, hats: BrokenOverlaps, s: jax.Array) -> BrokenOverlaps:
+    """The order parameters as gradients of psi_s."""
+    g = jax.grad(lambda hats: prior(model, hats, s))(hats)
+    q1 = -2 * symmetric(g.V)
+    return BrokenOverlaps(q1, -2 / s * symmetric(g.q0), 2 * symmetric(g.q1) - s * q1, g.theta, g.m)
