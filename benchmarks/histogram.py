@@ -18,7 +18,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from tiedattn_jax.counting import histogram
+from tiedattn_jax import counting
 
 
 def main() -> None:
@@ -27,15 +27,15 @@ def main() -> None:
     parser.add_argument("--runs", type=int, default=1)
     parser.add_argument("--epochs", type=int, default=5)
     parser.add_argument("--samples", type=int, default=50_000)
-    parser.add_argument("--mechanism", default="semantic", choices=histogram.MECHANISMS)
+    parser.add_argument("--mechanism", default="semantic", choices=counting.MECHANISMS)
     args = parser.parse_args()
-    data = histogram.sample(jax.random.key(0), args.samples)
+    data = counting.sample(jax.random.key(0), args.samples)
     keys = jax.random.split(jax.random.key(1), args.runs)
 
     ticks: list[float] = []
     how: Any = {"epochs": 1 + args.epochs, "progress": lambda done, total: ticks.append(time.perf_counter())}
-    frozen = histogram.train(keys, data, args.mechanism, **how)
-    histogram.unfreeze(keys, frozen, data, **how)
+    frozen = counting.train(keys, data, args.mechanism, **how)
+    counting.unfreeze(keys, frozen, data, **how)
     times = {}
     for stage, own in zip(("adam", "sgd"), np.split(np.array(ticks), 2), strict=True):
         first, *rest = np.diff(own).tolist()

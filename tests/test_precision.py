@@ -10,8 +10,8 @@ from jax import export
 from lowering import products
 
 import tiedattn_jax as ta
+from tiedattn_jax import counting
 from tiedattn_jax.base.linalg import precise
-from tiedattn_jax.counting import histogram
 
 pytestmark = pytest.mark.usefixtures("quick_programs")
 
@@ -124,14 +124,12 @@ def test_products_of_the_transformer_are_not_rounded(tmp_path):
 
     The sizes occur in no other test, because jax would not compile the same programs again.
     """
-    data = histogram.sample(jax.random.key(0), 11, length=3, tokens=5)
+    data = counting.sample(jax.random.key(0), 11, length=3, tokens=5)
     jax.config.update("jax_dump_ir_to", str(tmp_path))
     try:
         with jax.enable_x64(False):
-            trained = histogram.train(
-                jax.random.split(jax.random.key(1), 2), data, width=4, hidden=7, epochs=1, batch=3
-            )
-            histogram.attention(jax.tree.map(lambda a: a[0], trained.weights), data.test)
+            trained = counting.train(jax.random.split(jax.random.key(1), 2), data, width=4, hidden=7, epochs=1, batch=3)
+            counting.attention(jax.tree.map(lambda a: a[0], trained.weights), data.test)
     finally:
         jax.config.update("jax_dump_ir_to", "")
     found, rounded = products("\n".join(path.read_text() for path in tmp_path.rglob("*.mlir")))

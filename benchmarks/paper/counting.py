@@ -9,7 +9,7 @@ import jax
 import numpy as np
 from matplotlib.figure import Figure
 
-from tiedattn_jax.counting import histogram
+from tiedattn_jax import counting
 from tiedattn_jax.plotting.counting import attention_figure
 
 from .data import Columns, Task, keep, known, read
@@ -28,7 +28,7 @@ def compute(task: Task) -> None:
     """
     sizes = SIZES if task.full else REDUCED
     sampling, running = jax.random.split(jax.random.key(SEED))
-    data = histogram.sample(sampling, sizes["samples"])
+    data = counting.sample(sampling, sizes["samples"])
     examples = data.examples()
     for k, key in enumerate(jax.random.split(running, sizes["runs"])):
         for name in MECHANISMS:
@@ -41,11 +41,11 @@ def compute(task: Task) -> None:
                 path = task.folder / f"counting_{name}_{k}_{stage}.checkpoint"
                 return {"checkpoint": path, "progress": task.bar(f"run {k}, {name}, {stage}")}
 
-            frozen = histogram.train(key[None], data, name, epochs=sizes["epochs"], **options("frozen"))
-            free = histogram.unfreeze(key[None], frozen, data, epochs=sizes["free_epochs"], **options("free"))
-            comparison = {field: values[0] for field, values in vars(histogram.compare(frozen, free)).items()}
+            frozen = counting.train(key[None], data, name, epochs=sizes["epochs"], **options("frozen"))
+            free = counting.unfreeze(key[None], frozen, data, epochs=sizes["free_epochs"], **options("free"))
+            comparison = {field: values[0] for field, values in vars(counting.compare(frozen, free)).items()}
             matrices = {
-                f"attention_{stage}": histogram.attention(training.run(0), examples)
+                f"attention_{stage}": counting.attention(training.run(0), examples)
                 for stage, training in (("frozen", frozen), ("free", free))
             }
             keep(path, about, {**comparison, **matrices, "examples": examples})

@@ -10,9 +10,9 @@ import numpy as np
 import optax
 import pytest
 
+from tiedattn_jax import counting as task
 from tiedattn_jax.base.errors import InputError
 from tiedattn_jax.base.results import Status
-from tiedattn_jax.counting import histogram as task
 from tiedattn_jax.plotting.counting import attention_figure, learning_figure
 
 pytestmark = pytest.mark.usefixtures("quick_programs")

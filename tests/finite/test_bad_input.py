@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 
 import tiedattn_jax as ta
+from tiedattn_jax import counting as task
 from tiedattn_jax.base.errors import InputError
-from tiedattn_jax.counting import histogram as task
 from tiedattn_jax.finite import evaluation, message_passing, sampling, training, value
 from tiedattn_jax.finite.data import Data, Labels, check_fit, start
 from tiedattn_jax.finite.evaluation import heldout_error, linear_baseline, sentence_losses
