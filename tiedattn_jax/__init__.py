@@ -12,7 +12,7 @@ passing and training follow from it. The public functions by task:
     many settings   sweep, trace_branch, folds_of, trace_boundary, meetings, phase_diagram, PhaseDiagram.load
     averages        default_nodes, line_nodes, sobol_nodes, gauss_hermite_nodes, monte_carlo_nodes
     replica symmetry breaking       solve_1rsb, critical_alpha_1rsb, linear_crossing_1rsb
-    observables     gen_error, gen_error_linear, second_minimum_share
+    observables     gen_error, gen_error_linear, second_minimum_share, error_bar
     finite size     sample_data, Data, realised, raw_labels, shard, gamp, train, risk, run_instances
                     train_value, heldout_error, linear_baseline
     counting task   histogram
@@ -35,7 +35,7 @@ from .averages.rule import Replicate as Replicate, Rule as Rule
 from .averages.sizes import SIZES as SIZES
 from .base.errors import InputError as InputError
 from .base.programs import use_compilation_cache as use_compilation_cache
-from .base.results import Average as Average, Settings as Settings, Status as Status
+from .base.results import Average as Average, Settings as Settings, Status as Status, error_bar as error_bar
 from .base.store import VERSION as VERSION
 from .finite.data import Data as Data, shard as shard
 from .finite.evaluation import (

@@ -238,7 +238,7 @@ def test_what_is_told_of_instances():
     groups = numbers["groups"]
     assert {name: group["instances"] for name, group in groups.items()} == {"semantic": 2, "unsettled": 1, "neither": 1}
     assert groups["semantic"]["q"] == 1.5 and groups["semantic"]["stderr"]["q"] == pytest.approx(
-        float(ta.results.error_bar(np.array([1.0, 2.0])))
+        float(ta.error_bar(np.array([1.0, 2.0])))
     )
     # The numbers are of the instances for which the theory has a state, but the status is the worst of all.
     assert groups["semantic"]["theory"]["q"] == pytest.approx(CASES[0].q)

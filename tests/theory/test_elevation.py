@@ -112,7 +112,7 @@ def test_jumps_are_those_of_the_response(request, model, name):
     xs = [jax.tree.map(lambda a, k=k: a[k], each.overlaps) for k in range(4)]
     found = alpha * jnp.stack([carried(x, rule.replicate(k)) for k, x in enumerate(xs)])
     missed = each.diagnostics.jump_mass * jnp.sum(each.conjugates.V, (1, 2, 3)) / (1 - each.diagnostics.jump_mass)
-    assert abs(jnp.mean(missed - found)) < 3 * ta.results.error_bar(missed - found)
+    assert abs(jnp.mean(missed - found)) < 3 * ta.error_bar(missed - found)
     np.testing.assert_allclose(jnp.mean(found), jnp.mean(missed), rtol=0.02 if name == "lines" else 0.4)
 
 
