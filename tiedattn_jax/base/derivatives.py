@@ -1,4 +1,4 @@
-"""Custom derivatives of values that a search found: of any order, and inside loops.
+"""Custom derivatives, of any order and inside loops, for values that a search found.
 
 The rule is attached by a primitive, because `jax.custom_jvp` can lose it. In a reverse pass through `lax.scan`, and so
 through `lax.map`, jax (0.10.2) replaces the call of a `custom_jvp` by its body. The outputs of the loop keep their
@@ -20,7 +20,7 @@ from jax.interpreters import ad, batching, mlir
 
 from .linalg import precise
 
-Tangents = Callable[[list, list], Any]  # (leaves, their tangents, None for zero) -> tangent of the value
+TangentRule = Callable[[list, list], Any]  # maps leaves and their tangents, None for zero, to the tangent of the value
 
 
 def with_tangent(rule: Callable[[tuple, tuple], jax.Array]) -> Callable[..., jax.Array]:
@@ -35,7 +35,7 @@ def with_tangent(rule: Callable[[tuple, tuple], jax.Array]) -> Callable[..., jax
 
     def attach(z: jax.Array, *args: Any) -> jax.Array:
         leaves, tree = jax.tree.flatten((z, *args))
-        return _attach.bind(*map(jnp.asarray, leaves), tangents=_OfTrees(exact, tree))
+        return _attach.bind(*map(jnp.asarray, leaves), rule=_TreeRule(exact, tree))
 
     attach.__doc__ = rule.__doc__
     return attach
@@ -43,15 +43,15 @@ def with_tangent(rule: Callable[[tuple, tuple], jax.Array]) -> Callable[..., jax
 
 def derivative_along(fn: Callable[..., jax.Array], primals: tuple, tangents: tuple) -> jax.Array:
     """Return the derivative of `fn` along tangents of a rule; leaves whose tangent is None or symbolic do not move."""
-    moving = jax.tree.map(
+    directions = jax.tree.map(
         lambda d: None if isinstance(d, SymbolicZero) else d, tangents, is_leaf=lambda d: isinstance(d, SymbolicZero)
     )
-    value, derivative = eqx.filter_jvp(fn, primals, moving)
+    value, derivative = eqx.filter_jvp(fn, primals, directions)
     return jnp.zeros_like(value) if derivative is None else derivative
 
 
-class _OfTrees(NamedTuple):
-    """A rule of trees as a function of their leaves."""
+class _TreeRule(NamedTuple):
+    """A rule for pytrees that is called with their leaves."""
 
     rule: Callable[[tuple, tuple], jax.Array]
     tree: Any
@@ -60,32 +60,32 @@ class _OfTrees(NamedTuple):
         return self.rule(jax.tree.unflatten(self.tree, leaves), jax.tree.unflatten(self.tree, tangents))
 
 
-class _OfBatch(NamedTuple):
-    """A rule under `jax.vmap`: some leaves have a batch axis, and that of z comes first."""
+class _BatchRule(NamedTuple):
+    """A rule under `jax.vmap`: some leaves have a batch axis, and z has it in front."""
 
-    each: Tangents
+    rule: TangentRule
     axes: tuple
 
     def __call__(self, leaves: list, tangents: list) -> jax.Array:
-        moving = [None if d is None else axis for axis, d in zip(self.axes, tangents, strict=True)]
-        return jax.vmap(self.each, (list(self.axes), moving))(leaves, tangents)
+        tangent_axes = [None if d is None else axis for axis, d in zip(self.axes, tangents, strict=True)]
+        return jax.vmap(self.rule, (list(self.axes), tangent_axes))(leaves, tangents)
 
 
 _attach = Primitive("attach")
-_attach.def_impl(lambda z, *_, tangents: z)
-_attach.def_abstract_eval(lambda z, *_, tangents: z)
-mlir.register_lowering(_attach, lambda ctx, z, *_, tangents: [z])
+_attach.def_impl(lambda z, *_, rule: z)
+_attach.def_abstract_eval(lambda z, *_, rule: z)
+mlir.register_lowering(_attach, lambda ctx, z, *_, rule: [z])
 
 
-def _jvp(primals: Any, moving: Any, *, tangents: Tangents) -> tuple[jax.Array, jax.Array]:
-    z = _attach.bind(*primals, tangents=tangents)
-    return z, tangents([z, *primals[1:]], [None if isinstance(d, ad.Zero) else d for d in moving])
+def _jvp(primals: Any, tangents: Any, *, rule: TangentRule) -> tuple[jax.Array, jax.Array]:
+    z = _attach.bind(*primals, rule=rule)
+    return z, rule([z, *primals[1:]], [None if isinstance(d, ad.Zero) else d for d in tangents])
 
 
-def _batched(leaves: Any, axes: Any, *, tangents: Tangents) -> tuple[jax.Array, int]:
+def _batched(leaves: Any, axes: Any, *, rule: TangentRule) -> tuple[jax.Array, int]:
     z, size = leaves[0], next(a.shape[k] for a, k in zip(leaves, axes, strict=True) if k is not None)
     z = jnp.broadcast_to(z, (size, *z.shape)) if axes[0] is None else jnp.moveaxis(z, axes[0], 0)
-    return _attach.bind(z, *leaves[1:], tangents=_OfBatch(tangents, (0, *axes[1:]))), 0
+    return _attach.bind(z, *leaves[1:], rule=_BatchRule(rule, (0, *axes[1:]))), 0
 
 
 ad.primitive_jvps[_attach] = _jvp

@@ -13,7 +13,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-_MANY = 12  # a message lists at most this many names; of more, it lists the closest matches
+_MOST_NAMES = 12  # a message lists at most this many names; if there are more, it lists the closest matches
 
 
 class InputError(ValueError):
@@ -32,37 +32,37 @@ class InputError(ValueError):
 def require(ok: Any, argument: str, value: Any, want: str) -> None:
     """Raise an `InputError`, "argument must be want, got argument=value", unless all of `ok` holds."""
     if not np.all(np.asarray(ok)):
-        shown = repr(value) if isinstance(value, str) else np.asarray(value).tolist()
-        raise InputError(argument, f"must be {want}, got {argument}={shown}")
+        printable = repr(value) if isinstance(value, str) else np.asarray(value).tolist()
+        raise InputError(argument, f"must be {want}, got {argument}={printable}")
 
 
 def require_choice(value: Any, argument: str, choices: Any) -> None:
     """Raise an `InputError` unless `value` is one of `choices`; if these are many, the message lists the closest."""
     if not isinstance(value, (str, type(None))) or value not in choices:
-        names, many = [str(c) for c in choices], ""
-        if len(names) > _MANY:
-            many = f"{len(names)} names, of which the nearest are "
+        names, preamble = [str(c) for c in choices], ""
+        if len(names) > _MOST_NAMES:
+            preamble = f"{len(names)} names, of which the nearest are "
             names = difflib.get_close_matches(str(value), names, cutoff=0.0)
-        raise InputError(argument, f"must be one of {many}{', '.join(names)}, got {argument}={value!r}")
+        raise InputError(argument, f"must be one of {preamble}{', '.join(names)}, got {argument}={value!r}")
 
 
 def require_kind(value: Any, argument: str, kind: Any, want: str) -> None:
     """Raise an `InputError` unless `value` is an instance of `kind`."""
     if not isinstance(value, kind):
-        shown = " ".join(repr(value).split())
-        shown = shown if len(shown) <= 80 else shown[:77] + "..."
-        raise InputError(argument, f"must be {want}, got {argument}={shown} of {type(value)}")
+        text = " ".join(repr(value).split())
+        text = text if len(text) <= 80 else text[:77] + "..."
+        raise InputError(argument, f"must be {want}, got {argument}={text} of {type(value)}")
 
 
 def require_takes(function: Callable[..., Any], argument: str, wanted: tuple[str, ...], why: str = "") -> None:
     """Raise an `InputError` unless `function` takes the `wanted` positional arguments; the message says `why`."""
-    got = "one that cannot be called so"
+    actual = "one that cannot be called so"
     try:
         signature = inspect.signature(function)
-        got = f"({', '.join(str(p.replace(annotation=p.empty)) for p in signature.parameters.values())})"
+        actual = f"({', '.join(str(p.replace(annotation=p.empty)) for p in signature.parameters.values())})"
         signature.bind(*wanted)
     except (TypeError, ValueError):
-        raise InputError(argument, f"must take ({', '.join(wanted)}){why}, got {got}") from None
+        raise InputError(argument, f"must take ({', '.join(wanted)}){why}, got {actual}") from None
 
 
 def as_array(value: Any, argument: str, dtype: Any) -> jax.Array:
@@ -87,8 +87,8 @@ def as_number(value: Any, argument: str, dtype: Any) -> jax.Array:
     """
     number = as_array(value, argument, dtype)
     if number.shape != ():
-        several = "sweep for a branch at several alphas, or jax.vmap" if argument == "alpha" else "jax.vmap for several"
-        raise InputError(argument, f"must be one number, got shape {number.shape}: use {several}")
+        advice = "sweep for a branch at several alphas, or jax.vmap" if argument == "alpha" else "jax.vmap for several"
+        raise InputError(argument, f"must be one number, got shape {number.shape}: use {advice}")
     return number
 
 
@@ -117,20 +117,20 @@ def require_not_negative(value: Any, argument: str) -> None:
 
 def require_key(key: Any) -> None:
     """Raise an `InputError` unless `key` is one random key: a typed one, or a raw uint32 vector."""
-    typed = isinstance(key, jax.Array) and jnp.issubdtype(key.dtype, jax.dtypes.prng_key) and key.ndim == 0
-    raw = isinstance(key, (np.ndarray, jax.Array)) and key.dtype == np.uint32 and key.ndim == 1
-    if not (typed or raw):
-        got = " ".join(str(key).split())
-        raise InputError("key", f"must be one key, as jax.random.key(0) is, got key={got:.80}")
+    is_typed = isinstance(key, jax.Array) and jnp.issubdtype(key.dtype, jax.dtypes.prng_key) and key.ndim == 0
+    is_raw = isinstance(key, (np.ndarray, jax.Array)) and key.dtype == np.uint32 and key.ndim == 1
+    if not (is_typed or is_raw):
+        text = " ".join(str(key).split())
+        raise InputError("key", f"must be one key, as jax.random.key(0) is, got key={text:.80}")
 
 
 def require_keys(keys: Any) -> None:
     """Raise an `InputError` unless `keys` is a vector of one or more typed random keys."""
-    typed = isinstance(keys, jax.Array) and jnp.issubdtype(keys.dtype, jax.dtypes.prng_key)
-    if not (typed and keys.ndim == 1 and len(keys)):
-        want = "must be typed PRNG keys of shape (K,), as jax.random.split(key, K) gives"
-        got = "one key" if typed and not keys.ndim else f"shape {np.shape(keys)}" if np.ndim(keys) else repr(keys)
-        raise InputError("keys", f"{want}, got {got}")
+    is_typed = isinstance(keys, jax.Array) and jnp.issubdtype(keys.dtype, jax.dtypes.prng_key)
+    if not (is_typed and keys.ndim == 1 and len(keys)):
+        requirement = "must be typed PRNG keys of shape (K,), as jax.random.split(key, K) gives"
+        actual = "one key" if is_typed and not keys.ndim else f"shape {np.shape(keys)}" if np.ndim(keys) else repr(keys)
+        raise InputError("keys", f"{requirement}, got {actual}")
 
 
 def array_of(values: Any, argument: str, want: str, holds: Callable[[np.ndarray], Any], ndim: int = 1) -> np.ndarray:
@@ -161,40 +161,40 @@ def shaped_array(name: str, a: Any, axes: str, sizes: dict[str, int], dtype: Any
         InputError: the argument is not an array of real numbers, has another shape, or is not finite.
     """
     try:
-        given = jnp.asarray(a)
-        real = jnp.issubdtype(given.dtype, jnp.floating) or jnp.issubdtype(given.dtype, jnp.integer)
+        array = jnp.asarray(a)
+        is_real = jnp.issubdtype(array.dtype, jnp.floating) or jnp.issubdtype(array.dtype, jnp.integer)
     except (TypeError, ValueError):
-        real = False
-    if not real:
+        is_real = False
+    if not is_real:
         raise InputError(name, f"must be an array of real numbers, got something else, of type {type(a).__name__}")
     names = axes.split()
-    known = ", ".join(f"{k} = {sizes[k]}" for k in dict.fromkeys(names) if k in sizes)
-    if given.ndim != len(names) or any(sizes.setdefault(k, s) != s for k, s in zip(names, given.shape, strict=True)):
-        want = f"({', '.join(names)})" + (f" with {known}" if known else "")
-        raise InputError(name, f"must have shape {want}, got shape {given.shape}")
+    known_sizes = ", ".join(f"{k} = {sizes[k]}" for k in dict.fromkeys(names) if k in sizes)
+    if array.ndim != len(names) or any(sizes.setdefault(k, s) != s for k, s in zip(names, array.shape, strict=True)):
+        expected = f"({', '.join(names)})" + (f" with {known_sizes}" if known_sizes else "")
+        raise InputError(name, f"must have shape {expected}, got shape {array.shape}")
     with with_values():  # concrete arrays are checked while jax traces, too
-        if is_concrete(given) and (bad := int(_not_finite(given))):
-            raise InputError(name, f"must be finite, got {bad} entries that are not")
-    if dtype is None and not jnp.issubdtype(given.dtype, jnp.floating):
+        if is_concrete(array) and (bad_count := int(_not_finite(array))):
+            raise InputError(name, f"must be finite, got {bad_count} entries that are not")
+    if dtype is None and not jnp.issubdtype(array.dtype, jnp.floating):
         dtype = jnp.result_type(float)
-    return given if dtype is None else given.astype(dtype)
+    return array if dtype is None else array.astype(dtype)
 
 
 def require_memory(size: float, argument: str, value: Any, what: str) -> None:
     """Raise an `InputError` unless `size` bytes fit into the memory; `what` names the objects that would take them."""
-    room = _memory()
-    if size > room:
-        there = f"{what} would take {size / 2**30:.3g} GiB of memory, of which there are {room / 2**30:.3g}"
-        raise InputError(argument, f"must be smaller, got {argument}={value}: {there}")
+    memory = _memory()
+    if size > memory:
+        problem = f"{what} would take {size / 2**30:.3g} GiB of memory, of which there are {memory / 2**30:.3g}"
+        raise InputError(argument, f"must be smaller, got {argument}={value}: {problem}")
 
 
 def _memory() -> float:
     """Return the memory of all devices in bytes, or that of this machine if they report none; infinite if unknown."""
     stats = [device.memory_stats() or {} for device in jax.local_devices()]
-    if all("bytes_limit" in one for one in stats):
-        return float(sum(one["bytes_limit"] for one in stats))
-    known = getattr(os, "sysconf_names", {})
-    return float(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")) if "SC_PHYS_PAGES" in known else np.inf
+    if all("bytes_limit" in device_stats for device_stats in stats):
+        return float(sum(device_stats["bytes_limit"] for device_stats in stats))
+    names = getattr(os, "sysconf_names", {})
+    return float(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")) if "SC_PHYS_PAGES" in names else np.inf
 
 
 @jax.jit

@@ -166,12 +166,12 @@ def _solve_entries(rows: Any, b: Any, floor: jax.Array | None) -> jax.Array:
 def _solve_arrays(a: jax.Array, b: jax.Array, floor: jax.Array | None) -> jax.Array:
     """Solve with the same pivots in a loop that clears whole columns (Gauss-Jordan): no back substitution is needed."""
     n, sides = a.shape[0], b.reshape(b.shape[0], -1, b.shape[-1])
-    row_of = jnp.arange(n)[:, None, None]
+    row_index = jnp.arange(n)[:, None, None]
 
-    def clear(k: jax.Array, both: jax.Array) -> jax.Array:
-        row = lax.dynamic_index_in_dim(both, k, 0)
+    def clear(k: jax.Array, augmented: jax.Array) -> jax.Array:
+        row = lax.dynamic_index_in_dim(augmented, k, 0)
         row = row / _pivot(lax.dynamic_index_in_dim(row, k, 1), floor, k)
-        column = lax.dynamic_index_in_dim(both, k, 1)
-        return jnp.where(row_of == k, row, both - column * row)
+        column = lax.dynamic_index_in_dim(augmented, k, 1)
+        return jnp.where(row_index == k, row, augmented - column * row)
 
     return lax.fori_loop(0, n, clear, jnp.concatenate([a, sides], 1))[:, n:].reshape(b.shape)

@@ -26,8 +26,8 @@ from jax.extend import core as jex
 
 
 def _broadcast(x: np.ndarray, shape: tuple, broadcast_dimensions: tuple, **_: Any) -> np.ndarray:
-    spread = [x.shape[broadcast_dimensions.index(k)] if k in broadcast_dimensions else 1 for k in range(len(shape))]
-    return np.broadcast_to(x.reshape(spread), shape)
+    padded = [x.shape[broadcast_dimensions.index(k)] if k in broadcast_dimensions else 1 for k in range(len(shape))]
+    return np.broadcast_to(x.reshape(padded), shape)
 
 
 def _slice(x: np.ndarray, start_indices: tuple, limit_indices: tuple, strides: tuple | None) -> np.ndarray:
@@ -35,7 +35,7 @@ def _slice(x: np.ndarray, start_indices: tuple, limit_indices: tuple, strides: t
 
 
 # Operations that only rearrange entries.
-_MOVES: dict[str, Callable[..., Any]] = {
+_ENTRY_MOVES: dict[str, Callable[..., Any]] = {
     "broadcast_in_dim": _broadcast,
     "copy": lambda x: x,
     "reshape": lambda x, new_sizes, **_: x.reshape(new_sizes),
@@ -84,7 +84,7 @@ class _Entries(NamedTuple):
     """Values as object arrays of their entries, with a cache so that no entry is computed twice."""
 
     size: int
-    made: dict[Any, tuple[Any, tuple]]  # results and their operands, which must live as long as their ids are keys
+    cache: dict[Any, tuple[Any, tuple]]  # results and their operands, which must live as long as their ids are keys
 
     def lift(self, constant: Any) -> Any:
         return _split(constant, 0) if np.size(constant) <= _MOST_SPLIT else _Whole(constant)
@@ -93,10 +93,12 @@ class _Entries(NamedTuple):
         return _split(x.value, 0) if isinstance(x, _Whole) else x
 
     def apply(self, eqn: Any, xs: list[Any]) -> list[Any]:
-        whole = [isinstance(x, _Whole) for x in xs]
-        if not any(whole) or any(np.ndim(e) for x, w in zip(xs, whole, strict=True) if not w for e in x.flat):
+        is_whole = [isinstance(x, _Whole) for x in xs]
+        if not any(is_whole) or any(np.ndim(e) for x, w in zip(xs, is_whole, strict=True) if not w for e in x.flat):
             return _apply(eqn, [self.entries(x) for x in xs], self)
-        values = [x.value if w else _join(x, (), v.aval.dtype) for x, w, v in zip(xs, whole, eqn.invars, strict=True)]
+        values = [
+            x.value if w else _join(x, (), v.aval.dtype) for x, w, v in zip(xs, is_whole, eqn.invars, strict=True)
+        ]
         outs = eqn.primitive.bind(*values, **eqn.params)
         return [self.lift(o) for o in (outs if eqn.primitive.multiple_results else [outs])]
 
@@ -105,7 +107,7 @@ class _Array(NamedTuple):
     """A value (...) that all nodes share, or (..., N) with one at each node."""
 
     value: Any
-    spread: bool
+    varies: bool
 
 
 class _Arrays(NamedTuple):
@@ -118,19 +120,19 @@ class _Arrays(NamedTuple):
 
     def at_nodes(self, x: _Array, shape: tuple) -> jax.Array:
         """Return a value at all nodes, (*shape, N); a single number is broadcast to the shape."""
-        value = x.value if x.spread else x.value[..., None]
+        value = x.value if x.varies else x.value[..., None]
         return lax.broadcast_in_dim(value, (*shape, self.size), tuple(range(1 + len(shape)))[-value.ndim :])
 
     def apply(self, eqn: Any, xs: list[_Array]) -> list[_Array]:
-        name, params, spread = eqn.primitive.name, eqn.params, [x.spread for x in xs]
+        name, params, varies = eqn.primitive.name, eqn.params, [x.varies for x in xs]
         values, out = [x.value for x in xs], eqn.outvars[0].aval
         run = functools.partial(eqn.primitive.bind, **params)
-        if not any(spread):
+        if not any(varies):
             outs = run(*values)
         elif name in _ELEMENTWISE:
             outs = run(*(self.at_nodes(x, out.shape) for x in xs))
-        elif name in _MOVED:
-            outs = _MOVED[name](values[0], (*out.shape, self.size), params)
+        elif name in _ARRAY_MOVES:
+            outs = _ARRAY_MOVES[name](values[0], (*out.shape, self.size), params)
         elif name in _FOLDS and all(values[0].shape[a] for a in params["axes"]):
             outs = values[0]
             for axis in sorted(params["axes"], reverse=True):
@@ -140,8 +142,8 @@ class _Arrays(NamedTuple):
             a, b = _aligned(a, b, params["dimension_numbers"])
             outs = functools.reduce(lax.add, (p * q for p, q in zip(_slices(a, 0), _slices(b, 0), strict=True)))
         else:
-            outs = jax.vmap(run, [-1 if s else None for s in spread], -1)(*values)
-        return [_Array(o, any(spread)) for o in (outs if eqn.primitive.multiple_results else [outs])]
+            outs = jax.vmap(run, [-1 if s else None for s in varies], -1)(*values)
+        return [_Array(o, any(varies)) for o in (outs if eqn.primitive.multiple_results else [outs])]
 
 
 def nodewise(fn: Callable[..., Any]) -> Callable[..., Any]:
@@ -162,8 +164,8 @@ def nodewise(fn: Callable[..., Any]) -> Callable[..., Any]:
 @functools.partial(jax.jit, static_argnums=0)
 def _run(fn: Callable[..., Any], shared: Any, *args: jax.Array) -> Any:
     size = args[0].shape[-1]
-    one = [jax.ShapeDtypeStruct(a.shape[:-1], a.dtype) for a in args]
-    closed, shape = jax.make_jaxpr(functools.partial(fn, shared), return_shape=True)(*one)
+    node_shapes = [jax.ShapeDtypeStruct(a.shape[:-1], a.dtype) for a in args]
+    closed, shape = jax.make_jaxpr(functools.partial(fn, shared), return_shape=True)(*node_shapes)
     leaves, tree = jax.tree.flatten(shape)
     if sum(math.prod(a.shape[:-1]) for a in args) <= _MOST_ENTRIES:
         entries = _Entries(size, {})
@@ -200,28 +202,28 @@ def _bind(nodes: _Entries, name: str, operation: Callable[..., Any], *ops: Any, 
     Args:
         key: parameters that the operation depends on besides its name.
     """
-    known = [isinstance(o, np.generic) for o in ops]
-    if all(known):
+    is_known = [isinstance(o, np.generic) for o in ops]
+    if all(is_known):
         with jax.ensure_compile_time_eval():
             return np.asarray(operation(*map(jnp.asarray, ops)))[()]
-    for place in (0, 1) if len(ops) == 2 else ():
-        if known[place] and ops[place] == _ABSORBING[place].get(name):
-            return ops[place]
-        if known[place] and ops[place] == _NEUTRAL[place].get(name):
-            return ops[1 - place]
+    for position in (0, 1) if len(ops) == 2 else ():
+        if is_known[position] and ops[position] == _ABSORBING[position].get(name):
+            return ops[position]
+        if is_known[position] and ops[position] == _NEUTRAL[position].get(name):
+            return ops[1 - position]
 
-    def once(key: Any, ops: tuple, make: Callable[[], Any]) -> Any:
-        named = [(o.dtype, o.tobytes()) if isinstance(o, np.generic) else id(o) for o in ops]
-        whole = (key, *(sorted(named, key=str) if key[0] in _COMMUTING else named))
-        if whole not in nodes.made:
-            nodes.made[whole] = make(), ops
-        return nodes.made[whole][0]
+    def cached(key: Any, ops: tuple, make: Callable[[], Any]) -> Any:
+        operand_keys = [(o.dtype, o.tobytes()) if isinstance(o, np.generic) else id(o) for o in ops]
+        cache_key = (key, *(sorted(operand_keys, key=str) if key[0] in _COMMUTING else operand_keys))
+        if cache_key not in nodes.cache:
+            nodes.cache[cache_key] = make(), ops
+        return nodes.cache[cache_key][0]
 
     def spread(o: Any) -> Any:
-        return o if np.shape(o) == size else once(("spread",), (o,), lambda: lax.broadcast(jnp.asarray(o), size))
+        return o if np.shape(o) == size else cached(("spread",), (o,), lambda: lax.broadcast(jnp.asarray(o), size))
 
     size = max(map(np.shape, ops))
-    return once((name, key), ops, lambda: operation(*(jnp.asarray(spread(o)) for o in ops)))
+    return cached((name, key), ops, lambda: operation(*(jnp.asarray(spread(o)) for o in ops)))
 
 
 def _join(entries: np.ndarray, batch: tuple, dtype: Any) -> jax.Array:
@@ -254,14 +256,14 @@ def _interpret(nodes: _Entries | _Arrays, jaxpr: Any, consts: Any, args: list) -
 def _apply(eqn: Any, xs: list[np.ndarray], nodes: _Entries) -> list[np.ndarray]:
     name, params = eqn.primitive.name, eqn.params
     shape = eqn.outvars[0].aval.shape
-    if name in _MOVES:
-        moved = _MOVES[name](xs[0], **params)
-        return moved if eqn.primitive.multiple_results else [moved]
+    if name in _ENTRY_MOVES:
+        outs = _ENTRY_MOVES[name](xs[0], **params)
+        return outs if eqn.primitive.multiple_results else [outs]
     if name == "concatenate":
         return [np.concatenate(xs, axis=params["dimension"])]
     if name in _FOLDS:
-        kept = [a for a in range(xs[0].ndim) if a not in params["axes"]]
-        rows = xs[0].transpose(*kept, *params["axes"]).reshape(*shape, -1)
+        free = [a for a in range(xs[0].ndim) if a not in params["axes"]]
+        rows = xs[0].transpose(*free, *params["axes"]).reshape(*shape, -1)
         if rows.shape[-1]:
             return [_fill(shape, lambda i: functools.reduce(functools.partial(_bind, nodes, *_FOLDS[name]), rows[i]))]
     if name == "dot_general" and xs[0].size and xs[1].size:
@@ -304,19 +306,19 @@ def _by_vmap(eqn: Any, xs: list[np.ndarray], nodes: _Entries) -> list[np.ndarray
     """Apply any other operation (a sort, a loop, a gather, ...), batched by jax over operands that differ by node."""
     run = functools.partial(eqn.primitive.bind, **eqn.params)
     axes = [-1 if any(np.ndim(e) for e in x.flat) else None for x in xs]
-    joined = [_join(x, (nodes.size,) if a else (), v.aval.dtype) for x, a, v in zip(xs, axes, eqn.invars, strict=True)]
+    arrays = [_join(x, (nodes.size,) if a else (), v.aval.dtype) for x, a, v in zip(xs, axes, eqn.invars, strict=True)]
     if -1 in axes:
-        outs = jax.vmap(run, in_axes=tuple(axes), out_axes=-1)(*joined)
+        outs = jax.vmap(run, in_axes=tuple(axes), out_axes=-1)(*arrays)
     elif xs:
-        outs = run(*joined)
+        outs = run(*arrays)
     else:
         with jax.ensure_compile_time_eval():
             outs = run()
     return [_split(o, int(-1 in axes)) for o in (outs if eqn.primitive.multiple_results else [outs])]
 
 
-# The most common of `_MOVES`, for arrays with the node axis last; the second argument is the new shape (..., N).
-_MOVED: dict[str, Callable[..., Any]] = {
+# The most common of `_ENTRY_MOVES`, for arrays with the node axis last; the second argument is the new shape (..., N).
+_ARRAY_MOVES: dict[str, Callable[..., Any]] = {
     "broadcast_in_dim": lambda a, shape, p: lax.broadcast_in_dim(
         a, shape, (*p["broadcast_dimensions"], len(shape) - 1)
     ),

@@ -71,12 +71,15 @@ class Printed(eqx.Module):
         return known and (self.of_one is None or np.ndim(getattr(self, self.of_one[0])) == self.of_one[1])
 
     def summary(self) -> str:
-        """Return a page of text: how it ended, numbers with error bars in units of the last digits, tables."""
+        """Return a page of text: the outcome, numbers with error bars in units of the last digits, and tables."""
         if not self.readable:
             return eqx.tree_pformat(self)
-        said = self.describe()
-        tables = [("", [*said.numbers, *said.details]), *said.tables]
-        parts = [said.title or type(self).__name__, *(part for head, rows in tables for part in (head, table(rows)))]
+        description = self.describe()
+        tables = [("", [*description.numbers, *description.details]), *description.tables]
+        parts = [
+            description.title or type(self).__name__,
+            *(part for head, rows in tables for part in (head, table(rows))),
+        ]
         return "\n".join(filter(None, parts))
 
     def __str__(self) -> str:
@@ -84,20 +87,20 @@ class Printed(eqx.Module):
 
     def __repr__(self) -> str:
         try:
-            said = self.describe() if self.readable else None
+            description = self.describe() if self.readable else None
         except Exception:  # jax puts other objects into modules of this structure, and these must print, too
-            said = None
-        if said is None:
+            description = None
+        if description is None:
             return eqx.tree_pformat(self)
-        numbers = ", ".join(f"{name}={number}" for name, number, *_ in said.numbers)
-        return f"{type(self).__name__}({'; '.join(filter(None, (said.what, numbers, said.status)))})"
+        numbers = ", ".join(f"{name}={number}" for name, number, *_ in description.numbers)
+        return f"{type(self).__name__}({'; '.join(filter(None, (description.what, numbers, description.status)))})"
 
     def _repr_html_(self) -> str:
         if not self.readable:
             return f"<pre>{html.escape(eqx.tree_pformat(self))}</pre>"
-        said = self.describe()
-        parts = [f"<b>{type(self).__name__}</b> {html.escape(said.title)}"]
-        for head, rows in [("", [*said.numbers, *said.details]), *said.tables]:
+        description = self.describe()
+        parts = [f"<b>{type(self).__name__}</b> {html.escape(description.title)}"]
+        for head, rows in [("", [*description.numbers, *description.details]), *description.tables]:
             cells = ("".join(f"<td style='text-align:left'>{html.escape(c)}</td>" for c in row) for row in rows)
             body = "".join(f"<tr>{row}</tr>" for row in cells)
             parts.append(f"{html.escape(head)}<table>{body}</table>" if body else "")
@@ -136,10 +139,10 @@ def by_token(values: Any, *others: Any) -> list[np.ndarray]:
     values = arrays[0]
     if not values.ndim:
         return arrays
-    near = math.sqrt(np.finfo(values.dtype).eps)
-    alike = np.allclose(np.abs(values), np.abs(values[:1]), rtol=near, atol=0, equal_nan=True)
+    tolerance = math.sqrt(np.finfo(values.dtype).eps)
+    tokens_agree = np.allclose(np.abs(values), np.abs(values[:1]), rtol=tolerance, atol=0, equal_nan=True)
     shape = () if math.prod(values.shape[1:]) == 1 else values.shape[1:]  # a student and a teacher of rank one
-    return [a[0].reshape(shape) if alike else a.reshape(-1, *shape) for a in arrays]
+    return [a[0].reshape(shape) if tokens_agree else a.reshape(-1, *shape) for a in arrays]
 
 
 def entries(values: Any, errors: Any = None) -> str:

@@ -57,11 +57,11 @@ def use_compilation_cache(folder: Path | str | None = None) -> None:
         folder: folder of the programs; by default the value of the environment variable TIEDATTN_CACHE, where "0" means
             to keep nothing, or ``~/.cache/tiedattn_jax`` if it is not set.
     """
-    where = folder or os.environ.get("TIEDATTN_CACHE") or Path.home() / ".cache" / "tiedattn_jax"
-    if str(where) != "0":
-        jax.config.update("jax_compilation_cache_dir", str(where))
+    location = folder or os.environ.get("TIEDATTN_CACHE") or Path.home() / ".cache" / "tiedattn_jax"
+    if str(location) != "0":
+        jax.config.update("jax_compilation_cache_dir", str(location))
         jax.config.update("jax_persistent_cache_min_compile_time_secs", 0)
-        Traced.folder, Traced.source = Path(where) / "traced", source()
+        Traced.folder, Traced.source = Path(location) / "traced", source()
 
 
 def settings() -> dict[str, str]:
@@ -78,22 +78,22 @@ def kept(fn: Callable[..., Any], **options: Any) -> Callable[..., Any]:
     Args:
         options: options of `jax.jit`.
     """
-    plain, found = eqx.filter_jit(fn, **options), {}
+    jitted, programs = eqx.filter_jit(fn, **options), {}
 
     def call(*args: Any) -> Any:
         arrays, static = eqx.partition(args, lambda a: isinstance(a, (jax.Array, np.ndarray, np.generic)))
-        (leaves, tree), (fixed, around) = map(jax.tree.flatten, (arrays, static))
-        devices, here = {d for a in leaves if isinstance(a, jax.Array) for d in a.devices()}, settings()
-        usual = [d.platform for d in devices] == [jax.default_backend()]
-        if Traced.folder is None or not usual or any(here[name] == "True" for name in _LOOK_INSIDE):
-            return plain(*args)
-        about = (jax.default_backend(), *here.values(), *((a.shape, str(a.dtype)) for a in leaves))
-        key = Traced.folder, tree, around, *fixed, *about
+        (leaves, tree), (constants, static_tree) = map(jax.tree.flatten, (arrays, static))
+        devices, jax_settings = {d for a in leaves if isinstance(a, jax.Array) for d in a.devices()}, settings()
+        on_default_device = [d.platform for d in devices] == [jax.default_backend()]
+        if Traced.folder is None or not on_default_device or any(jax_settings[name] == "True" for name in _LOOK_INSIDE):
+            return jitted(*args)
+        context = (jax.default_backend(), *jax_settings.values(), *((a.shape, str(a.dtype)) for a in leaves))
+        key = Traced.folder, tree, static_tree, *constants, *context
         with _LOCK:
-            if key not in found:
-                found[key] = traced_in(Traced.folder, about, fn, arrays, static, options)
-        run = found[key]
-        return plain(*args) if run is None else run(leaves)
+            if key not in programs:
+                programs[key] = traced_in(Traced.folder, context, fn, arrays, static, options)
+        run = programs[key]
+        return jitted(*args) if run is None else run(leaves)
 
     return call
 
@@ -107,27 +107,30 @@ def traced_in(
     """
     leaves, tree = jax.tree.flatten(arrays)
     try:
-        fixed, around = jax.tree.flatten(static)
+        constants, static_tree = jax.tree.flatten(static)
         versions = jax.__version__, eqx.__version__
-        of = [Traced.source, *versions, _name(fn), described(tree), described(around), *map(_static, fixed)]
+        key = [Traced.source, *versions, _name(fn), described(tree), described(static_tree), *map(_static, constants)]
     except TypeError:
         return None
-    path = folder / f"{hashlib.sha256(json.dumps([of, about]).encode()).hexdigest()}.npz"
+    path = folder / f"{hashlib.sha256(json.dumps([key, about]).encode()).hexdigest()}.npz"
     try:
-        result, text = unpacked(path, InputError("folder", "must hold programs"))
-        traced, out = export.deserialize(bytearray(text["program"])), jax.tree.structure(example(result["structure"]))
+        header, contents = unpacked(path, InputError("folder", "must hold programs"))
+        traced, out_tree = (
+            export.deserialize(bytearray(contents["program"])),
+            jax.tree.structure(example(header["structure"])),
+        )
     except InputError:
-        outs = []
+        out_trees = []
 
         def flat(*leaves: Any) -> list[Any]:
-            values, out = jax.tree.flatten(fn(*eqx.combine(jax.tree.unflatten(tree, leaves), static)))
-            outs.append(out)
+            values, out_tree = jax.tree.flatten(fn(*eqx.combine(jax.tree.unflatten(tree, leaves), static)))
+            out_trees.append(out_tree)
             return values
 
-        traced, (out, *_) = export.export(jax.jit(flat))(*leaves), outs
+        traced, (out_tree, *_) = export.export(jax.jit(flat))(*leaves), out_trees
         with contextlib.suppress(OSError, TypeError):
-            kind = json.dumps({"structure": described(out)})
-            write_whole(path, packed({"about": kind, "program": np.frombuffer(traced.serialize(), np.uint8)}))
+            header_text = json.dumps({"structure": described(out_tree)})
+            write_whole(path, packed({"about": header_text, "program": np.frombuffer(traced.serialize(), np.uint8)}))
 
     def run(*leaves: Any) -> Any:
         return traced.call(*leaves)
@@ -135,7 +138,7 @@ def traced_in(
     run.__name__ = fn.__name__  # the name of the compiled program
     compiled = jax.jit(run, **options)
     # Results of an exported program are committed to a device. A copy through numpy is uncommitted, like other results.
-    return lambda leaves: jax.tree.unflatten(out, [jnp.asarray(np.asarray(a)) for a in compiled(*leaves)])
+    return lambda leaves: jax.tree.unflatten(out_tree, [jnp.asarray(np.asarray(a)) for a in compiled(*leaves)])
 
 
 def source() -> str:
@@ -171,27 +174,27 @@ def described(tree: Any) -> Any:
     node = tree.node_data()
     if node is None:
         return 0
-    kind, about = node
+    kind, aux = node
     if issubclass(kind, eqx.Module):
-        wraps, *about = about
+        wraps, *aux = aux
         if wraps:
             raise TypeError
-        about = [_static(value) for value in about]
-    return [_name(kind), about, [described(child) for child in tree.children()]]
+        aux = [_static(value) for value in aux]
+    return [_name(kind), aux, [described(child) for child in tree.children()]]
 
 
 def example(structure: Any) -> Any:
     """Make a tree that has the structure which `described` wrote, with 0 for every leaf."""
     if structure == 0:
         return 0
-    (module, _, name), about, values = structure[0].partition(":"), structure[1], map(example, structure[2])
+    (module, _, name), aux, values = structure[0].partition(":"), structure[1], map(example, structure[2])
     if name == "NoneType":
         return None
     kind: Any = functools.reduce(getattr, name.split("."), importlib.import_module(module))
     if issubclass(kind, dict):
-        return dict(zip(about, values, strict=True))
+        return dict(zip(aux, values, strict=True))
     if issubclass(kind, eqx.Module):
-        node, static = object.__new__(kind), iter(about)
+        node, static = object.__new__(kind), iter(aux)
         for field in dataclasses.fields(kind):
             object.__setattr__(node, field.name, next(static if field.metadata.get("static") else values))
         return node

@@ -81,7 +81,7 @@ class Settings(Printed):
     damping: Any = eqx.field(converter=np.asarray, default=0.2)
 
     def __check_init__(self) -> None:
-        for name, least, want in (
+        for name, lower, requirement in (
             ("tol", 1e-300, "positive"),
             ("max_steps", 0, "at least 0"),
             ("warm_steps", 0, "at least 0"),
@@ -90,7 +90,7 @@ class Settings(Printed):
             value = np.asarray(getattr(self, name))
             if value.dtype.kind not in "iuf" or value.ndim:
                 raise InputError(name, f"must be a real number, got {name}={value.tolist()!r}")
-            require((value >= least) & (value <= (1 if name == "damping" else np.inf)), name, value, want)
+            require((value >= lower) & (value <= (1 if name == "damping" else np.inf)), name, value, requirement)
 
     def describe(self) -> Description:
         return Description("", numbers=rows_of(vars(self)))
@@ -107,12 +107,12 @@ def has_state(status: Any, residual: Any) -> Any:
     return (status <= Status.stalled) | (status == Status.max_steps) & (residual < UNRESOLVED)
 
 
-_MISSED = 0.05  # share of unresolved nodes above which a replicate is inconclusive
+_UNRESOLVED_SHARE = 0.05  # share of unresolved nodes above which a replicate is inconclusive
 
 
 def settled(status: Any, missed: Any) -> Any:
-    """Return the status of a replicate: `unresolved` if the share `missed` of unresolved nodes exceeds `_MISSED`."""
-    return jnp.where(missed > _MISSED, Status.unresolved, status)
+    """Return `status`, or `unresolved` if the share `missed` of unresolved nodes exceeds `_UNRESOLVED_SHARE`."""
+    return jnp.where(missed > _UNRESOLVED_SHARE, Status.unresolved, status)
 
 
 def quorum(found: Any) -> Any:
@@ -137,14 +137,14 @@ def error_bar(values: Any) -> jax.Array:
     meaning of every `stderr` of the library.
     """
     values = jnp.asarray(values)
-    known = ~jnp.isnan(values)
-    count = jnp.sum(known, 0)
-    some = jnp.maximum(count, 2)
-    mean = jnp.sum(jnp.where(known, values, 0.0), 0) / jnp.maximum(count, 1)
-    square = jnp.sum(jnp.where(known, values - mean, 0.0) ** 2, 0)
+    is_known = ~jnp.isnan(values)
+    count = jnp.sum(is_known, 0)
+    safe_count = jnp.maximum(count, 2)
+    mean = jnp.sum(jnp.where(is_known, values, 0.0), 0) / jnp.maximum(count, 1)
+    square = jnp.sum(jnp.where(is_known, values - mean, 0.0) ** 2, 0)
     # Factors by the number of replicates. The entries for zero and one replicate are not used.
-    student = np.concatenate([[np.inf, np.inf], special.stdtrit(np.arange(1, max(values.shape[0], 2)), 0.97725) / 2])
-    bar = jnp.sqrt(square / (some - 1) / some) * jnp.asarray(student, mean.dtype)[some]
+    factors = np.concatenate([[np.inf, np.inf], special.stdtrit(np.arange(1, max(values.shape[0], 2)), 0.97725) / 2])
+    bar = jnp.sqrt(square / (safe_count - 1) / safe_count) * jnp.asarray(factors, mean.dtype)[safe_count]
     return jnp.where(count > 1, bar, jnp.where(count == 1, jnp.inf, jnp.nan))
 
 

@@ -156,13 +156,13 @@ def claim(folder: Path) -> Claim:
             raise PermissionError("it is read-only")
     except (OSError, ValueError) as problem:
         raise not_a_folder(folder, problem) from None
-    place = folder.resolve()
-    held = _CLAIMS.get(place)
-    if held is None:
-        held = _CLAIMS[place] = Claim(folder)
-        for part in folder.glob(".*.part") if held.locked else ():
+    path = folder.resolve()
+    lock = _CLAIMS.get(path)
+    if lock is None:
+        lock = _CLAIMS[path] = Claim(folder)
+        for part in folder.glob(".*.part") if lock.locked else ():
             part.unlink(missing_ok=True)
-    return held
+    return lock
 
 
 def not_a_folder(folder: Path, why: Exception) -> InputError:
@@ -194,9 +194,9 @@ class Store:
             return
         if jax.process_index() == 0:
             self._claim = claim(self.folder)
-        if not resume and (found := len(self._paths())):
+        if not resume and (piece_count := len(self._paths())):
             text = "must not hold the pieces of an earlier run unless resume is asked for"
-            raise InputError("out", f"{text}, got out='{folder}' with {found} of them")
+            raise InputError("out", f"{text}, got out='{folder}' with {piece_count} of them")
 
     def load(self) -> dict[str, dict[str, np.ndarray]]:
         """Return the finished pieces by name; each is a dictionary of arrays by name.
@@ -249,12 +249,12 @@ class Checkpoint:
             return 0, fresh
         text = f"must be one that this library wrote: delete it or name another file, got checkpoint={self.path}"
         refusal = InputError("checkpoint", text)
-        found, arrays = unpacked(self.path, refusal)
-        done = found.pop("done", None)
-        if found != self.about:
-            names = [name for name in {**self.about, **found} if found.get(name) != self.about.get(name)]
-            other = ", ".join(f"{name}={found.get(name)!r} instead of {self.about.get(name)!r}" for name in names)
-            text = f"must be of this configuration, or another file, got checkpoint={self.path} with {other}"
+        header, arrays = unpacked(self.path, refusal)
+        done = header.pop("done", None)
+        if header != self.about:
+            names = [name for name in {**self.about, **header} if header.get(name) != self.about.get(name)]
+            mismatch = ", ".join(f"{name}={header.get(name)!r} instead of {self.about.get(name)!r}" for name in names)
+            text = f"must be of this configuration, or another file, got checkpoint={self.path} with {mismatch}"
             raise InputError("checkpoint", text)
         if done is None or set(arrays) != set(named(fresh)):
             raise refusal
@@ -277,12 +277,12 @@ def named(tree: Any) -> dict[str, Any]:
     return {jax.tree_util.keystr(path, simple=True, separator="."): leaf for path, leaf in leaves}
 
 
-def _filled(like: Any, arrays: dict[str, np.ndarray]) -> Any:
-    """Return a pytree with the structure and types of `like` and with named arrays as its leaves."""
+def _filled(template: Any, arrays: dict[str, np.ndarray]) -> Any:
+    """Return a pytree with the structure and types of `template` and with named arrays as its leaves."""
 
-    def leaf(name: str, old: Any) -> Any:
+    def leaf(name: str, reference: Any) -> Any:
         # Types that numpy does not know, such as bfloat16, are read back as plain bytes.
-        array = arrays[name].view(old.dtype) if arrays[name].dtype.kind == "V" else arrays[name]
-        return (jnp if isinstance(old, jax.Array) else np).asarray(array)
+        array = arrays[name].view(reference.dtype) if arrays[name].dtype.kind == "V" else arrays[name]
+        return (jnp if isinstance(reference, jax.Array) else np).asarray(array)
 
-    return jax.tree.unflatten(jax.tree.structure(like), itertools.starmap(leaf, named(like).items()))
+    return jax.tree.unflatten(jax.tree.structure(template), itertools.starmap(leaf, named(template).items()))
