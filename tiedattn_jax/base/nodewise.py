@@ -66,7 +66,7 @@ _CALLS = {
     "remat2": "jaxpr",
 }  # fmt: skip
 _MOST_SPLIT = 64  # largest array, shared by all nodes, that is split into entries before a node needs them
-_MOST_ENTRIES = 4  # most numbers of a node that are computed with entry by entry: two student and two teacher fields
+_MOST_ENTRIES = 4  # functions of at most this many numbers per node run entry by entry: 2 student, 2 teacher fields
 # Constant folding by operand position: a neutral element (x + 0, x * 1) returns the other operand, an absorbing one
 # (0 * x) returns itself.
 _NEUTRAL = ({"add": 0, "add_any": 0, "mul": 1}, {"add": 0, "add_any": 0, "sub": 0, "mul": 1, "div": 1})
@@ -74,7 +74,7 @@ _ABSORBING = ({"mul": 0, "div": 0}, {"mul": 0})
 _COMMUTING = {"add", "add_any", "and", "max", "min", "mul", "or", "xor"}
 
 
-class _Whole(NamedTuple):
+class _Shared(NamedTuple):
     """A large array that all nodes share, such as a law of many atoms; it is split only where entries are needed."""
 
     value: Any
@@ -87,17 +87,17 @@ class _Entries(NamedTuple):
     cache: dict[Any, tuple[Any, tuple]]  # results and their operands, which must live as long as their ids are keys
 
     def lift(self, constant: Any) -> Any:
-        return _split(constant, 0) if np.size(constant) <= _MOST_SPLIT else _Whole(constant)
+        return _split(constant, 0) if np.size(constant) <= _MOST_SPLIT else _Shared(constant)
 
     def entries(self, x: Any) -> np.ndarray:
-        return _split(x.value, 0) if isinstance(x, _Whole) else x
+        return _split(x.value, 0) if isinstance(x, _Shared) else x
 
     def apply(self, eqn: Any, xs: list[Any]) -> list[Any]:
-        is_whole = [isinstance(x, _Whole) for x in xs]
-        if not any(is_whole) or any(np.ndim(e) for x, w in zip(xs, is_whole, strict=True) if not w for e in x.flat):
+        is_shared = [isinstance(x, _Shared) for x in xs]
+        if not any(is_shared) or any(np.ndim(e) for x, s in zip(xs, is_shared, strict=True) if not s for e in x.flat):
             return _apply(eqn, [self.entries(x) for x in xs], self)
         values = [
-            x.value if w else _join(x, (), v.aval.dtype) for x, w, v in zip(xs, is_whole, eqn.invars, strict=True)
+            x.value if s else _join(x, (), v.aval.dtype) for x, s, v in zip(xs, is_shared, eqn.invars, strict=True)
         ]
         outs = eqn.primitive.bind(*values, **eqn.params)
         return [self.lift(o) for o in (outs if eqn.primitive.multiple_results else [outs])]

@@ -67,8 +67,8 @@ class Printed(eqx.Module):
     @property
     def readable(self) -> bool:
         """Whether the numbers are known, and those of one result rather than of a batch."""
-        known = all(map(_known, jax.tree.leaves(self)))
-        return known and (self.of_one is None or np.ndim(getattr(self, self.of_one[0])) == self.of_one[1])
+        is_known = all(map(_is_known, jax.tree.leaves(self)))
+        return is_known and (self.of_one is None or np.ndim(getattr(self, self.of_one[0])) == self.of_one[1])
 
     def summary(self) -> str:
         """Return a page of text: the outcome, numbers with error bars in units of the last digits, and tables."""
@@ -107,7 +107,7 @@ class Printed(eqx.Module):
         return "\n".join(filter(None, parts))
 
 
-def _known(leaf: Any) -> bool:
+def _is_known(leaf: Any) -> bool:
     """Return whether the values of a leaf are known: not while jax traces, nor if other processes hold part of them."""
     if isinstance(leaf, jax.Array):
         return not isinstance(leaf, jax.core.Tracer) and leaf.is_fully_addressable and not leaf.is_deleted()

@@ -16,7 +16,7 @@ from .printing import Description, Printed, entries, rows_of
 
 
 class Status(enum.IntEnum):
-    """How a solve ended. Results that `converged` or `stalled` are usable. Jitted results carry the number."""
+    """Outcome of a solve. Results that `converged` or `stalled` are usable. Jitted results carry the number."""
 
     converged = 0
     stalled = 1  # at the accuracy of the averages: independent nodes would change the residual by as much

@@ -207,8 +207,8 @@ class Store:
         pieces = {}
         for path in self._paths():
             text = f"must hold whole pieces only, got out='{self.folder}' with {path.name} damaged: delete this file"
-            about, pieces[path.stem] = unpacked(path, InputError("out", text))
-            if about != self.about:
+            header, pieces[path.stem] = unpacked(path, InputError("out", text))
+            if header != self.about:
                 text = "must hold pieces of the same model, nodes, axes and version only"
                 raise InputError("out", f"{text}, got out='{self.folder}' with pieces of others: use another folder")
         return pieces
@@ -250,15 +250,15 @@ class Checkpoint:
         text = f"must be one that this library wrote: delete it or name another file, got checkpoint={self.path}"
         refusal = InputError("checkpoint", text)
         header, arrays = unpacked(self.path, refusal)
-        done = header.pop("done", None)
+        steps = header.pop("done", None)
         if header != self.about:
             names = [name for name in {**self.about, **header} if header.get(name) != self.about.get(name)]
             mismatch = ", ".join(f"{name}={header.get(name)!r} instead of {self.about.get(name)!r}" for name in names)
             text = f"must be of this configuration, or another file, got checkpoint={self.path} with {mismatch}"
             raise InputError("checkpoint", text)
-        if done is None or set(arrays) != set(named(fresh)):
+        if steps is None or set(arrays) != set(named(fresh)):
             raise refusal
-        return done, _filled(fresh, arrays)
+        return steps, _filled(fresh, arrays)
 
     def save(self, done: int, state: Any) -> None:
         """Write the state after `done` steps in place of an earlier one."""
@@ -266,9 +266,9 @@ class Checkpoint:
             _save(self.path, {**self.about, "done": done}, named(state))
 
 
-def _save(path: Path, about: dict[str, Any], arrays: dict[str, Any]) -> None:
+def _save(path: Path, header: dict[str, Any], arrays: dict[str, Any]) -> None:
     """Write named arrays, with the JSON of what they belong to, as one whole file."""
-    write_whole(path, packed({_ABOUT: np.array(json.dumps(about)), **arrays}, compressed=False))  # compressing is slow
+    write_whole(path, packed({_ABOUT: np.array(json.dumps(header)), **arrays}, compressed=False))  # compressing is slow
 
 
 def named(tree: Any) -> dict[str, Any]:

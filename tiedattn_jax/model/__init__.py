@@ -2,10 +2,10 @@
 
 overlaps      order parameters, branches, coordinates
 law           the law of the data
-spectra       from matrices to its numbers
+spectra       numbers of a law from matrices
 penalties     penalties besides the ridge
 model         `Model`, which users extend
 layers        the layers that the library ships
-checks        the usual mistakes in a new layer
-parameters    numbers of a model by name: axes of curves and diagrams
+checks        checks for the usual mistakes in a new layer
+parameters    numbers of a model by name, for the axes of curves and diagrams
 """

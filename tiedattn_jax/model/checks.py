@@ -84,8 +84,8 @@ def _check_fields(model: Model) -> None:
             text = f"must be {dtype} like lam, got {leaf.dtype}: what is no number is eqx.field(static=True)"
             raise InputError(name, text)
     lam = np.asarray(model.lam)
-    held = np.all(lam >= 0 if model.penalty is not None else lam > 0)
-    require(lam.shape == () and held and lam < np.inf, "lam", lam, "one positive number")
+    in_range = np.all(lam >= 0 if model.penalty is not None else lam > 0)
+    require(lam.shape == () and in_range and lam < np.inf, "lam", lam, "one positive number")
     if not isinstance(model.shape, tuple) or len(model.shape) != 3:
         raise InputError("shape", f"must be a tuple (L, r, t), got shape={model.shape!r}")
     for count in model.shape:
@@ -97,21 +97,21 @@ def _check_fields(model: Model) -> None:
 
 def _check_arguments(model: Model) -> None:
     noise = ("noise",) if model.noise else ()
-    why = f" of a model with noise = {model.noise}"
+    suffix = f" of a model with noise = {model.noise}"
     require_takes(model.law, "law", ())
-    require_takes(model.loss, "loss", ("Z", "Y", *noise), why)
-    for name, wanted in {"target": ("Y", *noise), "student": ("Z",), "with_teacher": ("gram",)}.items():
+    require_takes(model.loss, "loss", ("Z", "Y", *noise), suffix)
+    for name, parameters in {"target": ("Y", *noise), "student": ("Z",), "with_teacher": ("gram",)}.items():
         if model.provides(name):
-            require_takes(getattr(model, name), name, wanted, why if name == "target" else "")
+            require_takes(getattr(model, name), name, parameters, suffix if name == "target" else "")
 
 
 def _check_names(model: Model) -> None:
     for kind in (kind for kind in type(model).__mro__ if kind not in Model.__mro__):
-        own = [name for name in vars(kind) if not name.startswith("_")]
+        attributes = [name for name in vars(kind) if not name.startswith("_")]
         for name in ("target", "student", "with_teacher", "rotation_invariant", "start_columns"):
-            meant = difflib.get_close_matches(name, own, 1, cutoff=0.8)
-            if meant and name not in own:
-                raise InputError(meant[0], f"must be called {name} if it is what a Model calls so, else another name")
+            matches = difflib.get_close_matches(name, attributes, 1, cutoff=0.8)
+            if matches and name not in attributes:
+                raise InputError(matches[0], f"must be called {name} if it is what a Model calls so, else another name")
 
 
 def _check_law(model: Model) -> None:
@@ -120,10 +120,10 @@ def _check_law(model: Model) -> None:
     K = np.shape(law.weights)[:1] or (1,)
     S, J = (L, L) if law.sentences is None else _check_sentences(law.sentences, L)
     shapes = {"weights": K, "gamma": (*K, S), "tau": (*K, J, J), "pi": (*K, t, t), "cross": (*K, J, t)}
-    asked = model.penalty is not None or law.tau_mean is not None or law.pi_mean is not None
-    means = law.means if asked else ()
-    of_means = {"tau_mean": (*K, J), "pi_mean": (*K, t)} if asked else {}
-    for name, shape in (shapes | of_means).items():
+    needs_means = model.penalty is not None or law.tau_mean is not None or law.pi_mean is not None
+    means = law.means if needs_means else ()
+    mean_shapes = {"tau_mean": (*K, J), "pi_mean": (*K, t)} if needs_means else {}
+    for name, shape in (shapes | mean_shapes).items():
         value = getattr(law, name)
         if not isinstance(value, (np.ndarray, jax.Array)):
             text = f"must be an array, got one of {type(value)}: write jnp.asarray({name}, float)"
@@ -136,13 +136,13 @@ def _check_law(model: Model) -> None:
             raise InputError(f"law().{name}", f"must be {model.lam.dtype} like lam, got {value.dtype}")
     weights, gamma, tau, pi, cross = (np.asarray(getattr(law, name), float) for name in shapes)
     rounding = 100 * float(jnp.finfo(model.lam.dtype).eps)
-    one = abs(weights.sum() - 1) < rounding and np.all(weights >= 0)
-    require(one, "law().weights", weights, "shares >= 0 that sum to one")
+    is_distribution = abs(weights.sum() - 1) < rounding and np.all(weights >= 0)
+    require(is_distribution, "law().weights", weights, "shares >= 0 that sum to one")
     require((gamma >= 0) & (weights @ gamma > 0), "law().gamma", gamma, "eigenvalues >= 0, not all zero")
     moments = np.block([[tau, cross], [cross.swapaxes(1, 2), pi]])
-    least, size = np.linalg.eigvalsh(moments)[:, 0], np.abs(moments).max()
-    symmetric = np.allclose(moments, moments.swapaxes(1, 2), rtol=rounding, atol=rounding * size)
-    if not symmetric or np.any(least < -rounding * size):
+    smallest, size = np.linalg.eigvalsh(moments)[:, 0], np.abs(moments).max()
+    is_symmetric = np.allclose(moments, moments.swapaxes(1, 2), rtol=rounding, atol=rounding * size)
+    if not is_symmetric or np.any(smallest < -rounding * size):
         raise InputError("law()", "must have [[tau, cross], [cross^T, pi]] symmetric and positive semidefinite")
     if means:
         mean = np.concatenate([np.asarray(a, float) for a in means], 1)
@@ -157,11 +157,11 @@ def _check_sentences(sentences: Any, L: int) -> tuple[int, int]:
     require_kind(sentences, "law().sentences", Sentences, "Sentences.of({(0, 0): 0.5, (1, 1): 0.5}), or None")
     classes, weights = np.asarray(sentences.classes), np.asarray(sentences.weights)
     S = int(classes.max()) + 1
-    want = f"the classes of {L} tokens for every kind of sentence, each of 0 to {S - 1} somewhere"
-    good = classes.ndim == 2 and classes.shape[1] == L and np.array_equal(np.unique(classes), np.arange(S))
-    require(good, "law().sentences.classes", sentences.classes, want)
-    good = weights.shape == classes.shape[:1] and np.all(weights > 0) and abs(weights.sum() - 1) < 1e-5
-    require(good, "law().sentences.weights", weights, "shares > 0 of the kinds that sum to one")
+    requirement = f"the classes of {L} tokens for every kind of sentence, each of 0 to {S - 1} somewhere"
+    valid = classes.ndim == 2 and classes.shape[1] == L and np.array_equal(np.unique(classes), np.arange(S))
+    require(valid, "law().sentences.classes", sentences.classes, requirement)
+    valid = weights.shape == classes.shape[:1] and np.all(weights > 0) and abs(weights.sum() - 1) < 1e-5
+    require(valid, "law().sentences.weights", weights, "shares > 0 of the kinds that sum to one")
     return S, L + S
 
 
@@ -176,9 +176,9 @@ def _check_exchange(model: Model, Z: jax.Array, *labels: jax.Array) -> None:
     if law.sentences is None or not np.any(tau[:, L:, L:]):
         return
     gram = np.tensordot(np.asarray(law.weights), tau, 1)
-    along = np.abs(gram[:L, L:]) / np.sqrt(np.outer(np.diag(gram)[:L], np.diag(gram)[L:]) + np.finfo(float).tiny)
-    want = "means of classes orthogonal to the encodings for a branch by name: or branch=None with a start"
-    require(along < _CHANCE, "law().tau", along, want)
+    cosines = np.abs(gram[:L, L:]) / np.sqrt(np.outer(np.diag(gram)[:L], np.diag(gram)[L:]) + np.finfo(float).tiny)
+    requirement = "means of classes orthogonal to the encodings for a branch by name: or branch=None with a start"
+    require(cosines < _CHANCE, "law().tau", cosines, requirement)
     classes, weights, kinds = law.sentences.classes, np.asarray(law.sentences.weights), np.asarray(model.kinds)
     for order in map(np.array, itertools.permutations(range(L))):
         exchanged = [tuple(np.array(k)[order].tolist()) for k in classes]
@@ -186,13 +186,13 @@ def _check_exchange(model: Model, Z: jax.Array, *labels: jax.Array) -> None:
         if set(exchanged) != set(classes) or not np.allclose(sums, 0.0, atol=1e-5):
             continue
         image = [classes.index(k) for k in exchanged]
-        turned = [a[order] for a in (Z, *labels)]
-        new = [model.given(kind).loss(*turned) for kind in kinds[image]]
-        old = [model.given(kind).loss(Z, *labels) for kind in kinds]
-        if np.allclose(weights[image], weights, rtol=1e-3) and np.allclose(new, old, rtol=1e-3):
+        fields = [a[order] for a in (Z, *labels)]
+        exchanged_losses = [model.given(kind).loss(*fields) for kind in kinds[image]]
+        losses = [model.given(kind).loss(Z, *labels) for kind in kinds]
+        if np.allclose(weights[image], weights, rtol=1e-3) and np.allclose(exchanged_losses, losses, rtol=1e-3):
             return
-    want = "must have an exchange of tokens that turns the sign of the encodings and changes nothing else"
-    raise InputError("law().sentences", f"{want}, for a branch by name: use branch=None with a start")
+    requirement = "must have an exchange of tokens that turns the sign of the encodings and changes nothing else"
+    raise InputError("law().sentences", f"{requirement}, for a branch by name: use branch=None with a start")
 
 
 def _computed(name: str, function: Callable[..., Any], *fields: jax.Array) -> Any:
@@ -203,23 +203,26 @@ def _computed(name: str, function: Callable[..., Any], *fields: jax.Array) -> An
         raise
     except Exception as problem:
         shapes = f", for fields of shapes {', '.join(str(a.shape) for a in fields)}" if fields else ""
-        want = f"must be written in jax.numpy, with derivatives{shapes}"
+        requirement = f"must be written in jax.numpy, with derivatives{shapes}"
         first_line = str(problem).partition("\n")[0]
-        raise InputError(name, f"{want}, got {type(problem).__name__}: {first_line}") from problem
+        raise InputError(name, f"{requirement}, got {type(problem).__name__}: {first_line}") from problem
 
 
 @eqx.filter_jit
 @precise
-def _losses(model: Model, turn: jax.Array | None, Z: jax.Array, Y: jax.Array, *noise: jax.Array) -> tuple[Any, ...]:
-    """Return the loss of the fields; of a Z rotated by `turn`, if given; and of Z, Y, and Y with the noise mirrored."""
+def _losses(model: Model, rotation: jax.Array | None, Z: jax.Array, Y: jax.Array, *noise: jax.Array) -> tuple[Any, ...]:
+    """Return the loss, and its values for Z rotated, Z mirrored, Y mirrored, and Y and the noise mirrored.
+
+    Without a `rotation` the second value is the loss itself.
+    """
     fields = [(Z, Y, *noise), (-Z, Y, *noise), (Z, -Y, *noise)]
     if noise:
         fields.append((Z, -Y, *(-a for a in noise)))
-    values = tuple(model.loss(*each) for each in fields)
-    turned = values[0] if turn is None else model.loss(Z @ turn, Y, *noise)
+    values = tuple(model.loss(*arguments) for arguments in fields)
+    rotated = values[0] if rotation is None else model.loss(Z @ rotation, Y, *noise)
     if isinstance(values[0], jax.Array) and values[0].shape == () and jnp.issubdtype(values[0].dtype, jnp.floating):
         jax.eval_shape(jax.hessian(lambda Z: model.loss(Z, Y, *noise)), Z)  # raises if there is no Hessian
-    return values[0], turned, *values[1:]
+    return values[0], rotated, *values[1:]
 
 
 def _check_functions(model: Model, even: bool) -> None:
@@ -230,26 +233,26 @@ def _check_functions(model: Model, even: bool) -> None:
     if even:
         _check_exchange(model, Z, *labels)
     model = model if model.kinds is None else model.given(model.kinds[0])
-    turn = None
+    rotation = None
     if len(model.generators):
         tangent = np.tensordot(rng.standard_normal(len(model.generators)), model.generators, 1)
-        turn = jnp.asarray(np.linalg.solve(np.eye(r) - tangent, np.eye(r) + tangent), Z.dtype)
-    value, turned, *mirrored = _computed("loss", partial(_losses, model, turn), Z, *labels)
-    real = np.asarray(value).dtype.kind in "iuf" and np.shape(value) == ()
-    if not real or not np.isfinite(value):
+        rotation = jnp.asarray(np.linalg.solve(np.eye(r) - tangent, np.eye(r) + tangent), Z.dtype)
+    value, rotated, *mirrored = _computed("loss", partial(_losses, model, rotation), Z, *labels)
+    is_real = np.asarray(value).dtype.kind in "iuf" and np.shape(value) == ()
+    if not is_real or not np.isfinite(value):
         raise InputError("loss", f"must return a finite real scalar, got {value!r}: see Model.loss")
-    same = [np.allclose(a, value, rtol=1e-3) for a in mirrored]
-    if even and not (same[0] and any(same[1:])):
+    unchanged = [np.allclose(a, value, rtol=1e-3) for a in mirrored]
+    if even and not (unchanged[0] and any(unchanged[1:])):
         raise InputError("loss", "must be even in Z and in Y for a branch by name: use branch=None with a start")
-    if not np.allclose(turned, value, rtol=1e-3):
-        what = "rotation_invariant" if model.rotation_invariant else "generators"
-        raise InputError(what, "must be left out for a loss that changes when the columns of Z are rotated")
-    for name, given in {"student": [Z], "target": labels}.items():
+    if not np.allclose(rotated, value, rtol=1e-3):
+        argument = "rotation_invariant" if model.rotation_invariant else "generators"
+        raise InputError(argument, "must be left out for a loss that changes when the columns of Z are rotated")
+    for name, fields in {"student": [Z], "target": labels}.items():
         if not model.provides(name):
             continue
-        matrix = _computed(name, eqx.filter_jit(getattr(model, name)), *given)
+        matrix = _computed(name, eqx.filter_jit(getattr(model, name)), *fields)
         if np.shape(matrix) != (L, L):
             raise InputError(name, f"must return an ({L}, {L}) matrix, got shape {np.shape(matrix)}")
-        real = isinstance(matrix, (np.ndarray, jax.Array)) and matrix.dtype.kind in "iuf"
-        if not real or not np.all(np.isfinite(matrix)):
+        is_real = isinstance(matrix, (np.ndarray, jax.Array)) and matrix.dtype.kind in "iuf"
+        if not is_real or not np.all(np.isfinite(matrix)):
             raise InputError(name, f"must return an array of finite real numbers, got {' '.join(repr(matrix).split())}")

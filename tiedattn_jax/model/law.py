@@ -40,14 +40,14 @@ class Sentences(Printed):
         """
         if isinstance(shares, Sentences):
             return shares
-        want = "a dictionary of shares by the classes of the tokens, such as {(0, 0): 0.5, (1, 1): 0.5}"
-        require_kind(shares, "sentences", dict, want)
+        requirement = "a dictionary of shares by the classes of the tokens, such as {(0, 0): 0.5, (1, 1): 0.5}"
+        require_kind(shares, "sentences", dict, requirement)
         classes = tuple(k if isinstance(k, tuple) else (k,) for k in shares)
-        good = all(isinstance(s, int) and s >= 0 for k in classes for s in k) and len({len(k) for k in classes}) == 1
-        require(good, "sentences", str(list(shares)), want)
+        valid = all(isinstance(s, int) and s >= 0 for k in classes for s in k) and len({len(k) for k in classes}) == 1
+        require(valid, "sentences", str(list(shares)), requirement)
         weights = floats(list(shares.values()), "sentences", "C", {})
-        one = np.all(weights > 0) and abs(weights.sum() - 1) < 1e-6
-        require(one, "sentences", weights, "shares > 0 that sum to one")
+        is_distribution = np.all(weights > 0) and abs(weights.sum() - 1) < 1e-6
+        require(is_distribution, "sentences", weights, "shares > 0 that sum to one")
         return cls(jnp.asarray(weights / weights.sum()), classes)
 
     @property
@@ -148,18 +148,18 @@ class SpectralLaw(Printed):
                 encodings were not divided by sqrt(d).
         """
         sizes: dict[str, int] = {}
-        whole = np.ndim(covariances) == 3
+        are_matrices = np.ndim(covariances) == 3
         require((means is None) == (sentences is None), "means", means, "given together with sentences")
-        own = "L" if sentences is None else "S"
-        covariances = floats(covariances, "covariances", f"{own} d d" if whole else f"{own} d", sizes)
+        axis = "L" if sentences is None else "S"
+        covariances = floats(covariances, "covariances", f"{axis} d d" if are_matrices else f"{axis} d", sizes)
         encodings, teacher = floats(encodings, "encodings", "L d", sizes), floats(teacher, "teacher", "d t", sizes)
         if means is not None:
             encodings = np.concatenate([encodings, floats(means, "means", "S d", sizes)])
         d = sizes["d"]
         norm = np.sum(encodings**2, 1).max()
-        want = "of norm of order one, as means are: divide vectors of entries of order one by sqrt(d)"
-        require(norm <= max(10, d**0.5), "encodings", f"|p_l|^2 = {norm:.3g}", want)
-        gamma, vectors = eigenbasis(covariances) if whole else (covariances.T, np.eye(d))
+        requirement = "of norm of order one, as means are: divide vectors of entries of order one by sqrt(d)"
+        require(norm <= max(10, d**0.5), "encodings", f"|p_l|^2 = {norm:.3g}", requirement)
+        gamma, vectors = eigenbasis(covariances) if are_matrices else (covariances.T, np.eye(d))
         gamma = positive(gamma, "covariances")
         tau = d**0.5 * vectors.T @ encodings.T
         return cls.from_samples(gamma, tau, vectors.T @ teacher, sentences=sentences, dtype=dtype)
@@ -187,20 +187,20 @@ class SpectralLaw(Printed):
         tau, pi = floats(tau, "tau", "N L" if sentences is None else "N J", sizes), floats(pi, "pi", "N t", sizes)
         kinds = None if sentences is None else Sentences.of(sentences)
         shares = np.full(sizes["N"], 1 / sizes["N"]) if weights is None else floats(weights, "weights", "N", sizes)
-        one = abs(shares.sum() - 1) < 1e-6 and np.all(shares >= 0)
-        require(one, "weights", shares, "shares >= 0 that sum to one")
-        which = atoms(gamma)
-        own = np.bincount(which, shares)
+        is_distribution = abs(shares.sum() - 1) < 1e-6 and np.all(shares >= 0)
+        require(is_distribution, "weights", shares, "shares >= 0 that sum to one")
+        atom_index = atoms(gamma)
+        atom_weights = np.bincount(atom_index, shares)
         dtype = jnp.dtype(dtype or jnp.result_type(float))
 
         def mean(values: np.ndarray) -> jax.Array:
             """Return the mean of values (N, ...) at every atom."""
-            total = np.zeros((len(own), *values.shape[1:]))
-            np.add.at(total, which, shares.reshape(-1, *[1] * (values.ndim - 1)) * values)
-            return jnp.asarray(total / own.reshape(-1, *[1] * (values.ndim - 1)), dtype)
+            total = np.zeros((len(atom_weights), *values.shape[1:]))
+            np.add.at(total, atom_index, shares.reshape(-1, *[1] * (values.ndim - 1)) * values)
+            return jnp.asarray(total / atom_weights.reshape(-1, *[1] * (values.ndim - 1)), dtype)
 
         return cls(
-            weights=jnp.asarray(own / own.sum(), dtype),
+            weights=jnp.asarray(atom_weights / atom_weights.sum(), dtype),
             gamma=mean(gamma),
             tau=mean(tau[:, :, None] * tau[:, None]),
             pi=mean(pi[:, :, None] * pi[:, None]),
@@ -244,8 +244,8 @@ class SpectralLaw(Printed):
         gram = floats(np.atleast_2d(np.asarray(teacher, float)), "teacher", "t t", sizes)
         shift = np.zeros((sizes["S"], len(gram)))
         if teacher_means is not None:
-            given = np.asarray(teacher_means, float)
-            shift = floats(given[:, None] if given.ndim == 1 else given, "teacher_means", "S t", sizes)
+            array = np.asarray(teacher_means, float)
+            shift = floats(array[:, None] if array.ndim == 1 else array, "teacher_means", "S t", sizes)
         vectors = np.concatenate([encodings, means])
         cross = np.concatenate([np.zeros((len(encodings), len(gram))), shift])
         atom = {"weights": 1.0, "gamma": gamma, "tau": vectors @ vectors.T, "pi": gram, "cross": cross}
@@ -255,8 +255,8 @@ class SpectralLaw(Printed):
     @precise
     def with_teacher(self, gram: jax.Array) -> SpectralLaw:
         """Return the law of a teacher whose columns are mixed so that ``Q*^T Q* / d`` is `gram`, (t, t)."""
-        own = jnp.einsum("k,kst->st", self.weights, self.pi)
-        mix = jnp.linalg.cholesky(gram.astype(own.dtype)) @ jnp.linalg.inv(jnp.linalg.cholesky(own))
+        old_gram = jnp.einsum("k,kst->st", self.weights, self.pi)
+        mix = jnp.linalg.cholesky(gram.astype(old_gram.dtype)) @ jnp.linalg.inv(jnp.linalg.cholesky(old_gram))
         pi_mean = None if self.pi_mean is None else self.pi_mean @ mix.T
         moments = mix @ self.pi @ mix.T, self.cross @ mix.T
         return SpectralLaw(self.weights, self.gamma, self.tau, *moments, self.tau_mean, pi_mean, self.sentences)

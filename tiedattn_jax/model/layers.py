@@ -76,8 +76,8 @@ class AttentionLayer(Model):
         dtype = jnp.dtype(dtype or jnp.result_type(float))
         if dtype not in (jnp.float32, jnp.float64):
             raise InputError("dtype", f"must be float32 or float64, got dtype={dtype}")
-        fixed = {field.name for field in dataclasses.fields(cls) if field.metadata.get("static")}
-        own = {name: value if name in fixed else as_number(value, name, dtype) for name, value in own.items()}
+        static_names = {field.name for field in dataclasses.fields(cls) if field.metadata.get("static")}
+        own = {name: value if name in static_names else as_number(value, name, dtype) for name, value in own.items()}
         numbers: dict[str, Any] = {"omega": as_number(omega, "omega", dtype), "lam": as_number(lam, "lam", dtype)}
         mixing = as_array(mixing, "mixing", dtype)
         if mixing.ndim != 2 or mixing.shape[0] != mixing.shape[1] or mixing.shape[0] < 2:
@@ -87,8 +87,8 @@ class AttentionLayer(Model):
             penalty = jax.tree.map(lambda a: as_array(a, "penalty", dtype), penalty)
         if law is not None:
             require_kind(law, "law", SpectralLaw, "a SpectralLaw, such as SpectralLaw.from_matrices(...)")
-            left_out = ("sigma", sigma, 0.5), ("encodings", encodings, None), ("teacher", teacher, 1.0)
-            for name, value, default in left_out:
+            replaced_arguments = ("sigma", sigma, 0.5), ("encodings", encodings, None), ("teacher", teacher, 1.0)
+            for name, value, default in replaced_arguments:
                 if not (value is default or (isinstance(value, float) and value == default)):
                     raise InputError(name, f"must be left out beside law, which says what it is, got {name}={value!r}")
             sigma = encodings = teacher = None
@@ -108,34 +108,34 @@ class AttentionLayer(Model):
         if self.spectrum is None:
             self._check_isotropic()
         elif self.spectrum.gamma.shape[-1] != len(self.mixing):
-            want = f"must be of as many tokens as mixing, L = {len(self.mixing)}"
-            raise InputError("law", f"{want}, got L = {self.spectrum.gamma.shape[-1]}")
+            requirement = f"must be of as many tokens as mixing, L = {len(self.mixing)}"
+            raise InputError("law", f"{requirement}, got L = {self.spectrum.gamma.shape[-1]}")
         if not is_concrete(self):
             return
         omega, lam = np.asarray(self.omega), np.asarray(self.lam)  # numpy compiles nothing for a comparison
         require(np.isfinite(omega) & (0 <= omega) & (omega <= 1), "omega", omega, "in [0, 1]")
-        held = lam >= 0 if self.penalty is not None else lam > 0
-        require(np.isfinite(lam) & held, "lam", lam, "positive and finite")
+        in_range = lam >= 0 if self.penalty is not None else lam > 0
+        require(np.isfinite(lam) & in_range, "lam", lam, "positive and finite")
         A = np.asarray(self.mixing, float)
-        stochastic = np.isfinite(A) & (A >= 0) & (np.abs(A.sum(1, keepdims=True) - 1) < 1e-5)
-        require(stochastic, "mixing", A, "row-stochastic (entries >= 0, every row summing to 1)")
+        is_stochastic = np.isfinite(A) & (A >= 0) & (np.abs(A.sum(1, keepdims=True) - 1) < 1e-5)
+        require(is_stochastic, "mixing", A, "row-stochastic (entries >= 0, every row summing to 1)")
 
     def _check_isotropic(self) -> None:
         L = len(self.encodings)
         if self.encodings.ndim != 2 or not self.encodings.size or self.mixing.shape != (L, L):
-            want = f"of shape (L, e) with L = {self.mixing.shape[0]} as in mixing, e > 0"
-            raise InputError("encodings", f"must be {want}, got shape {self.encodings.shape}")
+            requirement = f"of shape (L, e) with L = {self.mixing.shape[0]} as in mixing, e > 0"
+            raise InputError("encodings", f"must be {requirement}, got shape {self.encodings.shape}")
         if self.teacher.ndim != 2 or self.teacher.shape[0] != self.teacher.shape[1]:
             raise InputError("teacher", f"must be a number or a (t, t) matrix, got shape {self.teacher.shape}")
         if not is_concrete(self):
             return
         sigma = np.asarray(self.sigma)
-        least, most = (float(getattr(np.finfo(sigma.dtype), k)) ** 0.5 for k in ("tiny", "max"))
-        require((sigma > least) & (sigma < most), "sigma", sigma, "positive, with a finite square")
+        smallest, largest = (float(getattr(np.finfo(sigma.dtype), k)) ** 0.5 for k in ("tiny", "max"))
+        require((sigma > smallest) & (sigma < largest), "sigma", sigma, "positive, with a finite square")
         require(np.isfinite(self.encodings), "encodings", self.encodings, "finite")
         gram = np.asarray(self.teacher)
-        positive = np.all(np.isfinite(gram)) and np.allclose(gram, gram.T) and np.all(np.linalg.eigvalsh(gram) > 0)
-        require(positive, "teacher", gram, "positive, a matrix symmetric and positive definite")
+        is_definite = np.all(np.isfinite(gram)) and np.allclose(gram, gram.T) and np.all(np.linalg.eigvalsh(gram) > 0)
+        require(is_definite, "teacher", gram, "positive, a matrix symmetric and positive definite")
 
     @abc.abstractmethod
     def attention(self, fields: jax.Array) -> jax.Array:
@@ -238,8 +238,8 @@ class CausalDotProduct(AttentionLayer):
             require(A == np.tril(A), "mixing", A, "lower triangular, zero where a token would attend to a later one")
 
     def attention(self, fields: jax.Array) -> jax.Array:
-        seen = np.tril(np.ones(2 * fields.shape[:1], bool))
-        return jax.nn.softmax(jnp.where(seen, fields @ fields.T, -jnp.inf))
+        mask = np.tril(np.ones(2 * fields.shape[:1], bool))
+        return jax.nn.softmax(jnp.where(mask, fields @ fields.T, -jnp.inf))
 
 
 class UntiedDotProduct(AttentionLayer):
@@ -258,8 +258,8 @@ class UntiedDotProduct(AttentionLayer):
     def __check_init__(self) -> None:
         require_kind(self.tied_teacher, "tied_teacher", bool, "True or False")
         if not self.tied_teacher and self._teachers % 2:
-            want = "must have as many columns for queries as for keys, or tied_teacher=True"
-            raise InputError("teacher", f"{want}, got t = {self._teachers}")
+            requirement = "must have as many columns for queries as for keys, or tied_teacher=True"
+            raise InputError("teacher", f"{requirement}, got t = {self._teachers}")
 
     @property
     def shape(self) -> tuple[int, int, int]:
@@ -281,8 +281,8 @@ class UntiedDotProduct(AttentionLayer):
         column = np.eye(k)[k - 1 if both else 0]
         # Query and key get opposite signs if the target attends to other positions rather than to its own.
         gram = jnp.einsum("k,kij->ij", law.weights, law.tau)
-        likes = jnp.sum((self.mixing - 1 / len(gram)) * gram)
-        sign = jnp.where(likes < 0, -1.0, 1.0).astype(self.lam.dtype)
+        alignment = jnp.sum((self.mixing - 1 / len(gram)) * gram)
+        sign = jnp.where(alignment < 0, -1.0, 1.0).astype(self.lam.dtype)
         return jnp.asarray(semantic, self.lam.dtype), jnp.concatenate([column, sign * column])
 
     def attention(self, fields: jax.Array) -> jax.Array:
@@ -355,8 +355,8 @@ def dot_product(
     Raises:
         ValueError: an argument is out of range; the error names it.
     """
-    more = {"encodings": encodings, "teacher": teacher, "rank": rank, "penalty": penalty, "law": law, "dtype": dtype}
-    return DotProduct.of(omega, sigma, lam, mixing, **more)
+    options = {"encodings": encodings, "teacher": teacher, "rank": rank, "penalty": penalty, "law": law, "dtype": dtype}
+    return DotProduct.of(omega, sigma, lam, mixing, **options)
 
 
 def tempered_dot_product(

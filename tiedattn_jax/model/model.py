@@ -36,8 +36,8 @@ class Model(Printed):
     kind: jax.Array | None = eqx.field(kw_only=True, default=None)
 
     def describe(self) -> Description:
-        shown = {name: entries(a) if eqx.is_array(a) else repr(a) for name, a in vars(self).items() if a is not None}
-        return Description("", numbers=list(shown.items()))
+        texts = {name: entries(a) if eqx.is_array(a) else repr(a) for name, a in vars(self).items() if a is not None}
+        return Description("", numbers=list(texts.items()))
 
     @property
     @abc.abstractmethod
@@ -140,14 +140,14 @@ class Model(Printed):
 
         Without a kind they are returned unchanged.
         """
-        drawn = self.drawn
-        return classes if drawn is None else jnp.tensordot(drawn, classes, 1)
+        indicator = self.drawn
+        return classes if indicator is None else jnp.tensordot(indicator, classes, 1)
 
     @precise
     def to_classes(self, tokens: jax.Array, axis: int = 0) -> jax.Array:
         """Apply the transpose of `of_tokens` along an axis: sum over the tokens of each class."""
-        drawn = self.drawn
-        return tokens if drawn is None else jnp.moveaxis(jnp.tensordot(drawn, tokens, ((0,), (axis,))), 0, axis)
+        indicator = self.drawn
+        return tokens if indicator is None else jnp.moveaxis(jnp.tensordot(indicator, tokens, ((0,), (axis,))), 0, axis)
 
     @property
     def rotation_invariant(self) -> bool:
@@ -182,8 +182,8 @@ class Model(Printed):
         These are all rotations if the loss is `rotation_invariant`, and none otherwise; a layer with only some of them
         overrides this.
         """
-        every = rotations_of(self.shape[1])
-        return every if self.rotation_invariant else every[:0]
+        rotations = rotations_of(self.shape[1])
+        return rotations if self.rotation_invariant else rotations[:0]
 
     def start_columns(self, both: bool) -> tuple[jax.Array, jax.Array]:
         """Return the student's columns that a named start aligns with the teacher, (r, t), and the encodings, (r,).

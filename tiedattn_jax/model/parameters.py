@@ -47,15 +47,15 @@ class Parameter:
         if self.name == "alpha":
             return model, value
         field, index = _entry(self.name)
-        old = attrgetter(field)(model)
-        new = old.at[index].set(value) if index else value
+        before = attrgetter(field)(model)
+        after = before.at[index].set(value) if index else value
         if field == "mixing" and index:
             i, j = index
-            others = old[i].at[j].set(0.0)
-            total = jnp.sum(others)  # zero if the entry was the whole row; the others then share equally
-            part = jnp.where(total > 0, others / jnp.where(total > 0, total, 1.0), 1 / (old.shape[1] - 1))
-            new = old.at[i].set(((1 - value) * part).at[j].set(value))
-        return eqx.tree_at(attrgetter(field), model, new), alpha
+            other_entries = before[i].at[j].set(0.0)
+            total = jnp.sum(other_entries)  # zero if the entry was the whole row; the others then share equally
+            shares = jnp.where(total > 0, other_entries / jnp.where(total > 0, total, 1.0), 1 / (before.shape[1] - 1))
+            after = before.at[i].set(((1 - value) * shares).at[j].set(value))
+        return eqx.tree_at(attrgetter(field), model, after), alpha
 
     def read(self, model: Model, alpha: Any, argument: str) -> float:
         """Return the value of the number in a concrete setting.
@@ -76,14 +76,14 @@ class Parameter:
             value = np.nan
         if np.ndim(value) or not np.isfinite(value):
             names = ", ".join(("alpha", *numbers_of(model)))
-            want = f"one of {names}, or an entry like mixing[0,1]"
-            raise InputError(argument, f"must name {want}, got {argument}={self.name!r}")
+            requirement = f"one of {names}, or an entry like mixing[0,1]"
+            raise InputError(argument, f"must name {requirement}, got {argument}={self.name!r}")
         return float(value)
 
     def direction(self, model: Model, value: float) -> Model:
         """Return d model / d value, for a number of the model."""
-        one = jnp.ones((), model.lam.dtype)
-        return jax.jvp(lambda v: self.set(model, None, v)[0], (value * one,), (one,))[1]
+        unit = jnp.ones((), model.lam.dtype)
+        return jax.jvp(lambda v: self.set(model, None, v)[0], (value * unit,), (unit,))[1]
 
     def check(self, model: Model, values: np.ndarray, argument: str) -> None:
         """Raise an `InputError` unless the model accepts both ends of the range of `values`."""
@@ -117,10 +117,10 @@ def axis_of(given: Any, default: str, argument: str, model: Model) -> Axis:
     if isinstance(given, tuple) and given and isinstance(given[0], str):
         if len(given) not in (2, 3):
             raise InputError(argument, f"must be (name, values) or (name, values, put), got {argument}={given!r}")
-        name, values, *rest = given
-        parameter = Parameter(name, *rest)
-    several = values if np.iterable(values) else [values]
-    values = array_of(several, argument, "one or more finite, increasing values", lambda a: np.diff(a) > 0)
+        name, values, *setter = given
+        parameter = Parameter(name, *setter)
+    sequence = values if np.iterable(values) else [values]
+    values = array_of(sequence, argument, "one or more finite, increasing values", lambda a: np.diff(a) > 0)
     parameter.check(model, values, argument)
     return Axis(parameter, values)
 

@@ -82,7 +82,7 @@ def minimiser_and_response(penalty: Penalty, Lam: jax.Array, b: jax.Array) -> tu
     """Return `minimiser` and its derivative in b, (..., r, r), the variance of a weight in message passing."""
     w, u = _minimised(penalty, Lam, b)
     slope = _prox_and_slope(penalty, u, Lam)[1]
-    return w, slope[..., None] * inverse(_by_u(slope, Lam))
+    return w, slope[..., None] * inverse(_field_jacobian(slope, Lam))
 
 
 def _minimised(penalty: Penalty, Lam: jax.Array, b: jax.Array) -> tuple[jax.Array, jax.Array]:
@@ -92,7 +92,7 @@ def _minimised(penalty: Penalty, Lam: jax.Array, b: jax.Array) -> tuple[jax.Arra
     """
     u = b / _diagonal(Lam)
     if b.shape[-1] > 1:
-        u = _attach(_found(*lax.stop_gradient((penalty, Lam, b))), penalty, Lam, b)
+        u = _attach(_search(*lax.stop_gradient((penalty, Lam, b))), penalty, Lam, b)
     return _prox(penalty, u, Lam), u
 
 
@@ -110,41 +110,41 @@ def _prox_and_slope(penalty: Penalty, u: jax.Array, Lam: jax.Array) -> tuple[jax
 
 def _field(u: jax.Array, penalty: Penalty, Lam: jax.Array) -> jax.Array:
     """Return the field b that belongs to u."""
-    w, stiff = _prox(penalty, u, Lam), _diagonal(Lam)
-    return stiff * (u - w) + jnp.sum(Lam * w[..., None, :], -1)
+    w, stiffness = _prox(penalty, u, Lam), _diagonal(Lam)
+    return stiffness * (u - w) + jnp.sum(Lam * w[..., None, :], -1)
 
 
-def _by_u(slope: jax.Array, Lam: jax.Array) -> jax.Array:
-    """Return the derivative of the field b in u, given that of w."""
-    own = _diagonal(Lam) * (1 - slope)
-    return Lam * slope[..., None, :] + own[..., None] * jnp.eye(slope.shape[-1], dtype=slope.dtype)
+def _field_jacobian(slope: jax.Array, Lam: jax.Array) -> jax.Array:
+    """Return the derivative of the field b in u, given the derivative `slope` of w in u."""
+    diagonal = _diagonal(Lam) * (1 - slope)
+    return Lam * slope[..., None, :] + diagonal[..., None] * jnp.eye(slope.shape[-1], dtype=slope.dtype)
 
 
-def _found(penalty: Penalty, Lam: jax.Array, b: jax.Array) -> jax.Array:
-    """Find u by minimising over one column after the other, again and again until none moves."""
-    stiff, columns = _diagonal(Lam), range(b.shape[-1])
+def _search(penalty: Penalty, Lam: jax.Array, b: jax.Array) -> jax.Array:
+    """Find u by coordinate descent: sweeps that minimise over one column after the other, until none moves."""
+    stiffness, columns = _diagonal(Lam), range(b.shape[-1])
 
     def sweep(u: jax.Array) -> jax.Array:
         for a in columns:
-            others = _prox(penalty, u, Lam).at[..., a].set(0.0)
-            u = u.at[..., a].set((b[..., a] - jnp.sum(Lam[..., a, :] * others, -1)) / stiff[..., a])
+            other_weights = _prox(penalty, u, Lam).at[..., a].set(0.0)
+            u = u.at[..., a].set((b[..., a] - jnp.sum(Lam[..., a, :] * other_weights, -1)) / stiffness[..., a])
         return u
 
-    def moves(state: tuple[jax.Array, jax.Array, jax.Array]) -> jax.Array:
+    def unsettled(state: tuple[jax.Array, jax.Array, jax.Array]) -> jax.Array:
         u, before, k = state
         return (jnp.max(jnp.abs(u - before)) > 4 * jnp.finfo(b.dtype).eps * jnp.max(jnp.abs(u))) & (k < _MOST_SWEEPS)
 
-    start = b / stiff
-    return lax.while_loop(moves, lambda s: (sweep(s[0]), s[0], s[2] + 1), (sweep(start), start, jnp.asarray(0)))[0]
+    start = b / stiffness
+    return lax.while_loop(unsettled, lambda s: (sweep(s[0]), s[0], s[2] + 1), (sweep(start), start, jnp.asarray(0)))[0]
 
 
 @with_tangent
 def _attach(primals: Any, tangents: Any) -> jax.Array:
-    """Return a u that was found, with its derivatives by the implicit function theorem."""
+    """Return a u that a search found, with its derivatives by the implicit function theorem."""
     u, penalty, Lam, _ = primals
-    push = derivative_along(lambda penalty, Lam, b: b - _field(u, penalty, Lam), primals[1:], tangents[1:])
-    by_u = _by_u(_prox_and_slope(penalty, u, Lam)[1], Lam)
-    return jnp.sum(inverse(by_u) * push[..., None, :], -1)
+    forcing = derivative_along(lambda penalty, Lam, b: b - _field(u, penalty, Lam), primals[1:], tangents[1:])
+    jacobian = _field_jacobian(_prox_and_slope(penalty, u, Lam)[1], Lam)
+    return jnp.sum(inverse(jacobian) * forcing[..., None, :], -1)
 
 
 def check_penalty(penalty: Any, lam: Any, even: bool) -> None:
@@ -171,10 +171,10 @@ def check_penalty(penalty: Any, lam: Any, even: bool) -> None:
     dtype = jnp.result_type(lam)
     w = jnp.asarray(np.concatenate([3 * np.random.default_rng(0).standard_normal(30), [0.0]]), dtype)
     c = jnp.full_like(w, 0.7)
-    values, nearest = penalty.value(w), penalty.prox(w, c)
-    for method, got in (("value", values), ("prox", nearest)):
-        if np.shape(got) != w.shape or not np.all(np.isfinite(got)):
-            raise InputError("penalty", f"must have a finite {method} for every entry of an array, got {name}: {got!r}")
+    values, minimisers = penalty.value(w), penalty.prox(w, c)
+    for method, out in (("value", values), ("prox", minimisers)):
+        if np.shape(out) != w.shape or not np.all(np.isfinite(out)):
+            raise InputError("penalty", f"must have a finite {method} for every entry of an array, got {name}: {out!r}")
     rounding = float(jnp.finfo(dtype).eps) ** 0.5 * (1 + float(jnp.max(jnp.abs(values))))
     middle = penalty.value(0.5 * (w[:, None] + w).ravel()).reshape(w.size, w.size)
     if np.any(middle > 0.5 * (values[:, None] + values) + rounding):
@@ -182,10 +182,10 @@ def check_penalty(penalty: Any, lam: Any, even: bool) -> None:
     if even and not np.allclose(penalty.value(-w), values, atol=rounding):
         raise InputError("penalty", f"must be even for a branch by name, got {name}: use branch=None with a start")
 
-    def cost(at: jax.Array) -> np.ndarray:
-        return np.asarray(0.5 * (at - w) ** 2 + c * penalty.value(at))
+    def cost(weights: jax.Array) -> np.ndarray:
+        return np.asarray(0.5 * (weights - w) ** 2 + c * penalty.value(weights))
 
-    if any(np.any(cost(nearest + s) < cost(nearest) - rounding) for s in (-0.1, -0.01, 0.01, 0.1)):
+    if any(np.any(cost(minimisers + s) < cost(minimisers) - rounding) for s in (-0.1, -0.01, 0.01, 0.1)):
         raise InputError("penalty", f"must have prox(v, c) = argmin_w (w - v)^2 / 2 + c value(w), got {name}")
-    hold = float(lam) + float(penalty.value(jnp.full((1,), 10.0, dtype))[0] - penalty.value(jnp.zeros(1, dtype))[0])
-    require(hold > 0, "lam", lam, "positive where the penalty does not grow")
+    growth = float(lam) + float(penalty.value(jnp.full((1,), 10.0, dtype))[0] - penalty.value(jnp.zeros(1, dtype))[0])
+    require(growth > 0, "lam", lam, "positive where the penalty does not grow")

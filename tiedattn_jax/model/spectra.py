@@ -1,4 +1,4 @@
-"""From matrices to the numbers of a spectral law: common eigenvectors, and atoms of equal eigenvalues."""
+"""The numbers of a spectral law from matrices: common eigenvectors, and atoms of equal eigenvalues."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import numpy as np
 
 from ..base.errors import InputError, require
 
-_SAME = 1e-9  # eigenvalues that differ by less than this, relative to the largest, are one atom
+_ATOM_TOLERANCE = 1e-9  # eigenvalues that differ by less than this, relative to the largest, are one atom
 
 
 def floats(value: Any, argument: str, axes: str, sizes: dict[str, int]) -> np.ndarray:
@@ -22,10 +22,10 @@ def floats(value: Any, argument: str, axes: str, sizes: dict[str, int]) -> np.nd
     except (TypeError, ValueError):
         raise InputError(argument, f"must be an array of real numbers, got one of {type(value).__name__}") from None
     names = axes.split()
-    known = ", ".join(f"{k} = {sizes[k]}" for k in dict.fromkeys(names) if k in sizes)
+    known_sizes = ", ".join(f"{k} = {sizes[k]}" for k in dict.fromkeys(names) if k in sizes)
     if array.ndim != len(names) or any(sizes.setdefault(k, s) != s for k, s in zip(names, array.shape, strict=True)):
-        want = f"({', '.join(names)})" + (f" with {known}" if known else "")
-        raise InputError(argument, f"must be of shape {want}, got shape {array.shape}")
+        expected = f"({', '.join(names)})" + (f" with {known_sizes}" if known_sizes else "")
+        raise InputError(argument, f"must be of shape {expected}, got shape {array.shape}")
     if not array.size or not np.all(np.isfinite(array)):
         raise InputError(argument, f"must be finite and not empty, got shape {array.shape}")
     return array
@@ -47,10 +47,10 @@ def eigenbasis(covariances: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     vectors = np.linalg.eigh(np.einsum("l,lij->ij", share, covariances / size))[1]
     rotated = vectors.T @ covariances @ vectors
     values = np.diagonal(rotated, axis1=1, axis2=2)
-    left = np.abs(rotated - values[:, None] * np.eye(values.shape[1])).max(axis=(1, 2)) / size.ravel()
-    if np.any(left > 1e-7):
-        want = "must commute, with eigenvectors in common (Assumption 4.1)"
-        raise InputError("covariances", f"{want}, got an off-diagonal of {left.max():.1e} in the best basis")
+    off_diagonal = np.abs(rotated - values[:, None] * np.eye(values.shape[1])).max(axis=(1, 2)) / size.ravel()
+    if np.any(off_diagonal > 1e-7):
+        text = "must commute, with eigenvectors in common (Assumption 4.1)"
+        raise InputError("covariances", f"{text}, got an off-diagonal of {off_diagonal.max():.1e} in the best basis")
     return values.T, vectors
 
 
@@ -71,7 +71,7 @@ def atoms(gamma: np.ndarray) -> np.ndarray:
     """Return the index of the atom of each row of eigenvalues (N, L), (N,); rows equal to rounding share an atom."""
     order = np.argsort(gamma, 0, kind="stable")
     rising = np.take_along_axis(gamma, order, 0)
-    jumps = np.diff(rising, axis=0, prepend=rising[:1]) > _SAME * gamma.max(0)
+    jumps = np.diff(rising, axis=0, prepend=rising[:1]) > _ATOM_TOLERANCE * gamma.max(0)
     labels = np.empty(gamma.shape, int)
     np.put_along_axis(labels, order, np.cumsum(jumps, 0), 0)
     return np.unique(labels, axis=0, return_inverse=True)[1].ravel()
