@@ -64,15 +64,15 @@ def repeat(
     """
 
     def step(k: Any, state: Any) -> Any:
-        go = unfinished(state)
-        go = go | (k < least) if least else go
-        return jax.tree.map(lambda new, old: jnp.where(go, new, old), body(state), state)
+        active = unfinished(state)
+        active = active | (k < least) if least else active
+        return jax.tree.map(lambda new, old: jnp.where(active, new, old), body(state), state)
 
     if counted():
         return lax.fori_loop(0, count, step, state)
 
-    def going(state: tuple) -> jax.Array:
+    def condition(state: tuple) -> jax.Array:
         k, state = state
         return (k < least) | ((k < most) & jnp.any(unfinished(state)))
 
-    return lax.while_loop(going, lambda s: (s[0] + 1, step(*s)), (0, state))[1]
+    return lax.while_loop(condition, lambda s: (s[0] + 1, step(*s)), (0, state))[1]
