@@ -19,7 +19,7 @@ def default_nodes(
     `sobol_nodes` for other models.
 
     Raises:
-        InputError: as for these two; `n` is above 2^24 for lines.
+        InputError: as in these two functions, or if `n` is above 2^24 for lines.
     """
     check_arguments(model, block, n=n, replicates=replicates, seed=seed)
     L, (r, t) = model.shape[0], model.columns

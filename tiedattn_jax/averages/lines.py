@@ -39,11 +39,11 @@ DEFAULT_ORDER = 9
 _SOBOL_LINES = 2**11  # about as many nodes as the product rule of order 9 has
 _REACH = (5.4, 6.6)  # the ends of a line are drawn from this range, in standard deviations
 _AXIS_STEPS = 32  # power iterations for the axis of the double well
-_MAX_POINTS = 256  # most nodes on a line
-# A line whose weights miss their sum by more than this is not resolved. At standard states order 5 misses it by less
-# than .001.
+_MAX_POINTS = 256  # largest number of nodes on a line
+# A line is not resolved if the sum of its weights differs from one by more than this. At standard states it differs by
+# less than .001 with order 5.
 _WEIGHT_TOLERANCE = 0.01
-MAX_NODES = 2**24  # most nodes of a product rule
+MAX_NODES = 2**24  # largest number of nodes of a product rule
 
 
 class Block(NamedTuple):
@@ -63,12 +63,13 @@ class LineNodes(Replicate):
     teacher: jax.Array  # standard normals of the teacher's fields, (L, t, N)
     across: jax.Array  # those of the student's fields across the line, (L r - 1, N)
     weight: jax.Array  # (N,), summing to one
-    # On a line that is not resolved, nodes lie in parts of equal weight: offset from the middles, in (-1/2, 1/2), (N,).
+    # Nodes of a line that is not resolved lie in parts of equal weight, at this offset from the middles of the parts,
+    # (N,), in (-1/2, 1/2).
     offset: jax.Array
     reach: jax.Array  # how far a line goes to either side, in standard deviations, (2,)
     direction: jax.Array | None  # direction of all lines in the student's fields, (L, r); None: axis of the double well
     points_per_line: int = eqx.field(static=True)
-    jumps: int = eqx.field(static=True)  # most jumps of a line
+    jumps: int = eqx.field(static=True)  # largest number of jumps of a line
     block: int = eqx.field(static=True)  # nodes in a block
 
     @property
@@ -146,7 +147,7 @@ class LineNodes(Replicate):
 def _jumps(gaps: Gaps, weight: jax.Array, L: int) -> Jumps:
     """Return the jumps of lines with given weights.
 
-    Along a line the energies of the two sides come apart by t_right - t_left per unit of s.
+    Along a line the energy difference of the two sides changes by t_right - t_left per unit of s.
     """
     slope = gaps.right.t - gaps.left.t
     density = weight * jnp.exp(-0.5 * gaps.left.s**2) / (2 * np.pi) ** 0.5 / jnp.where(slope > 0, slope, jnp.inf)
@@ -432,7 +433,7 @@ def _polar(
     odd number of angles integrates functions that are even under y -> -y as precisely as twice as many would.
 
     Args:
-        whole: whether to integrate other functions, too, with twice as many angles.
+        any_parity: whether to integrate functions of any parity, with twice as many angles.
     """
     angles, radii, places = _counts(order, any_parity)
     angle = 2 * np.pi * (np.arange(angles) + rng.random()) / angles

@@ -43,7 +43,7 @@ class Lines(eqx.Module):
     direction: jax.Array  # (n, N)
     normal: jax.Array  # V^{-1} direction, (n, N)
     y: jax.Array  # (L, t, N)
-    origin_of_loss: Origin | None = None  # if it is known; it serves all points of a line
+    origin_of_loss: Origin | None = None  # loss at zero student fields, if it is known, for all points of a line
 
 
 class Section(eqx.Module):
@@ -256,7 +256,7 @@ def _merged_jumps(a: jax.Array) -> jax.Array:
 
 
 def _separate_jumps(tree: Any, count: int) -> Any:
-    """Invert `_side_by_side`."""
+    """Invert `_merged_jumps`."""
     return jax.tree.map(
         lambda a: jnp.moveaxis(a.reshape(*a.shape[:-1], 2, count, -1), -2, 0).reshape(count, *a.shape[:-1], -1), tree
     )

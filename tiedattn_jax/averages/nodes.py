@@ -58,9 +58,10 @@ class Nodes(Replicate):
 
     @property
     def quick(self) -> bool:
-        """Whether there are more than two fields: XLA's emitters then compile twice as long, and kernels get slow.
+        """Whether there are more than two student fields.
 
-        The slow kernels are those of six or seven fields.
+        XLA's emitters of fused kernels then take twice as long to compile, and their kernels of six or seven fields are
+        slow.
         """
         return math.prod(self.student.shape[-3:-1]) > 2
 
@@ -99,9 +100,9 @@ def _carried(is_near: jax.Array, weight: jax.Array, bandwidth: jax.Array) -> jax
 
     The derivative of the average is the same for any fraction, but its variance is not. The score function (weights)
     contains the jumps, but scatters with every field. The pathwise derivative (moving nodes) is good for the smooth
-    part, and sees a jump only through the nodes `near` it, within a bandwidth. The number that is squared here is about
-    the variance of the pathwise estimator over that of the score function where there are jumps; where there are none,
-    the true ratio is .03 or less.
+    part, and sees a jump only through the nodes within a bandwidth of it (`is_near`). The number that is squared below
+    is about the variance of the pathwise estimator over that of the score function where there are jumps; where there
+    are none, the true ratio is .03 or less.
     """
     share = jnp.sum(jnp.where(is_near, weight, 0.0)) / jnp.maximum(jnp.sum(weight), jnp.finfo(weight.dtype).tiny)
     return 1 / (1 + (_JUMPS * share / bandwidth**2) ** 2)
@@ -127,7 +128,7 @@ def _slope_of_gap(model: Model, x: Overlaps, minima: Prox) -> jax.Array:
 def _append_copies(
     model: Model, x: Overlaps, points: Points, h: jax.Array, y: jax.Array, second: jax.Array, width: jax.Array
 ) -> Points:
-    """Append a copy, at the other minimum, of each node whose gap is below `width`; the two share the node's weight."""
+    """Append a copy, at the second minimum, of each node whose gap is below `width`; the two share its weight."""
     size = h.shape[-1]
     count = max(size // 8, min(size, 16))  # up to 3 % of the nodes are near a jump, and more in a small block by chance
     lanes = jnp.nonzero(points.gap < width, size=count, fill_value=size)[0]
@@ -162,7 +163,7 @@ def _crossed_share(gap: jax.Array, width: jax.Array) -> jax.Array:
 
 
 def _delta(gap: jax.Array, width: jax.Array) -> jax.Array:
-    """Return the delta function of the gap with the same kernel: minus the slope of `_beyond`."""
+    """Return the delta function of the gap with the same kernel: minus the slope of `_crossed_share`."""
     return 0.75 * (1 - jnp.clip(gap / width, 0.0, 1.0) ** 2) / width
 
 
@@ -264,7 +265,7 @@ def _rule(model: Model, normals: np.ndarray, weight: np.ndarray, block: int | No
     """Return the rule with normals (R, L (t + r), N) and weights (R, N).
 
     Args:
-        part: whether the first nodes are a rule by themselves, as Sobol points are. They then form the coarse
+        nested: whether the first nodes are a rule by themselves, as Sobol points are. They then form the coarse
             replicate; otherwise all nodes of the first replicate do.
     """
     L, (r, t) = model.shape[0], model.columns

@@ -25,7 +25,8 @@ def program(fn: Callable[..., Any]) -> Callable[..., Any]:
     """Like `eqx.filter_jit`, for a function that averages; outside a trace its programs are `kept`.
 
     Outside a trace on a CPU, and if all replicates are `quick`, XLA compiles it without its emitters of fused kernels.
-    Compiling takes a third to a half less time then. Programs of lines run up to 8 % longer, those of single nodes 70%.
+    Compiling then takes a third to a half less time. Programs of lines run up to 8 % longer, and those of single nodes
+    70 %.
     """
     fn = precise(fn)
     jitted, full, reduced = eqx.filter_jit(fn), kept(fn), kept(fn, compiler_options=_QUICK)

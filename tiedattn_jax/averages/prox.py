@@ -39,13 +39,13 @@ _SLOW_GROUP = 128  # lanes that `local_minima` finishes together
 # fields, in 47 states of two to six tokens: two nodes had two minima although the Hessian was positive definite with
 # shares of .89 and .86.
 _CONVEX_SHARE = 0.75
-_MAX_STEPS = 60  # most Newton steps where loops have a condition; counted loops take `_COUNTED`
+_MAX_STEPS = 60  # most Newton steps where loops have a condition; counted loops take `_COUNTED_STEPS`
 # Newton steps of counted loops: from any start, and to refine a minimum from single precision. Measured at 14 states
 # (alpha from .5 to 3, both branches, 8,192 nodes): the slowest of 688,128 starts took 26 steps in single precision and
 # 27 in double precision; a refinement took one.
 _COUNTED_STEPS, _REFINE_STEPS = 32, 4
 _UNROLL = 8  # power iterations in one pass of a counted loop; an iteration is only a few products
-_ALL_COLUMNS = 8  # most columns of a Hessian that are computed at once; of a larger one the caches hold one column only
+_ALL_COLUMNS = 8  # columns of the largest Hessian that is computed at once; of a larger one the caches hold one column
 
 
 def _loss(model: Model, Z: jax.Array, Y: jax.Array) -> jax.Array:
@@ -439,7 +439,7 @@ def _lowest_axis(hess: jax.Array, steps: int) -> jax.Array:
 def in_groups(
     finish: Callable[[Callable[[jax.Array], jax.Array]], tuple], values: tuple, pending: jax.Array, group: int
 ) -> tuple:
-    """Replace the values of arrays (..., N) at the lanes that are `left`, (N,), by those of `finish`, group by group.
+    """Replace values of arrays (..., N) at the lanes that are `pending`, (N,), by those of `finish`, group by group.
 
     A group that is not full takes lanes beyond the last one, whose values are dropped. The loop over the groups has a
     condition on accelerators, too, because it mostly ends after one group. On an H100, finishing all lanes instead took
@@ -448,7 +448,7 @@ def in_groups(
     Args:
         finish: returns the new values of one group. Its argument is a function that takes the lanes of the group out of
             an array (..., M), where lane k of N has the value at k modulo M.
-        old: the arrays.
+        values: the arrays.
         group: lanes in a group.
     """
     size = pending.shape[-1]
@@ -482,7 +482,7 @@ def descend(
 
     Args:
         steps: most steps where loops have a condition.
-        count: steps where loops are `counted`; by default `_COUNTED`.
+        count: steps where loops are `counted`; by default `_COUNTED_STEPS`.
 
     Returns:
         The minimisers (L, r, N), their energies (N,), and whether they converged, (N,).

@@ -30,7 +30,7 @@ class Jumps(eqx.Module):
     """Points on the surface where the minimiser jumps, for averages of delta(energy difference) times a function."""
 
     density: jax.Array  # weights of the points in the delta function, (P,); zero where there is no jump
-    step: jax.Array  # by how much the minimiser jumps there, (L, r, P)
+    step: jax.Array  # jump of the minimiser at these points, (L, r, P)
 
 
 class Points(eqx.Module):
@@ -140,7 +140,7 @@ def _select(stack: Replicate, k: Any) -> Replicate:
 def average(replicate: Replicate, fn: Callable[[Any], Any]) -> Any:
     """Sum `fn(block)` over the blocks of a replicate, with one block in memory at a time, also in a reverse pass.
 
-    A reverse pass stores what was `found_in` the blocks, about a dozen numbers a node, and recomputes the rest.
+    A reverse pass stores the results of `found_in`, about a dozen numbers a node, and recomputes the rest.
     """
     sums = lax.map(jax.checkpoint(fn, policy=_SAVE_SEARCHES), replicate.blocks())
     return jax.tree.map(lambda a: jnp.sum(a, 0), sums)
