@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from ..base.errors import require
 from ..model.model import Model
-from .lines import MOST_NODES, line_nodes
+from .lines import MAX_NODES, line_nodes
 from .nodes import sobol_nodes
 from .rule import Rule, check_arguments
 from .sizes import REPLICATES, SIZES
@@ -19,12 +19,12 @@ def default_nodes(
     `sobol_nodes` for other models.
 
     Raises:
-        InputError: as for these two; `n` is above 2^24 for lines.
+        InputError: as in these two functions, or if `n` is above 2^24 for lines.
     """
     check_arguments(model, block, n=n, replicates=replicates, seed=seed)
     L, (r, t) = model.shape[0], model.columns
     if model.kinked or not L * r == L * t == 2:
         return sobol_nodes(model, n, seed=seed, replicates=replicates, block=block)
-    require(n <= MOST_NODES, "n", n, f"at most {MOST_NODES} on lines: use sobol_nodes for more")
+    require(n <= MAX_NODES, "n", n, f"at most {MAX_NODES} on lines: use sobol_nodes for more")
     order = max(k for k in range(5, 64, 2) if k == 5 or 1.5 * k**3 * (k + 15) <= n)
     return line_nodes(model, order, seed=seed, replicates=replicates, block=block)

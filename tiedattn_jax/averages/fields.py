@@ -33,7 +33,7 @@ def teacher_fields(model: Model, teacher: jax.Array) -> jax.Array:
 def conditional(model: Model, x: Overlaps) -> tuple[jax.Array, jax.Array]:
     """Return the regression theta rho^{-1} of h on y, (L, r, t), and the root of the residual covariance, (L, r, r).
 
-    The root is that of Cholesky. The regression is zero on fields of noise.
+    The root is the Cholesky factor. The regression is zero on fields of noise.
     """
     slope = jnp.swapaxes(solve(model.rho, jnp.swapaxes(x.theta, -1, -2)), -1, -2)
     slope = jnp.pad(slope, ((0, 0), (0, 0), (0, model.noise))) if model.noise else slope
@@ -41,7 +41,7 @@ def conditional(model: Model, x: Overlaps) -> tuple[jax.Array, jax.Array]:
 
 
 def whiten(model: Model, x: Overlaps, h: jax.Array, y: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """Return the standard normals of student fields, and the log density of these given the teacher's, (N,).
+    """Return the standard normals of student fields, and their log density given the teacher's, (N,).
 
     The log density lacks its constant, a power of 2 pi.
     """

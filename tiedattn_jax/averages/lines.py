@@ -39,11 +39,11 @@ DEFAULT_ORDER = 9
 _SOBOL_LINES = 2**11  # about as many nodes as the product rule of order 9 has
 _REACH = (5.4, 6.6)  # the ends of a line are drawn from this range, in standard deviations
 _AXIS_STEPS = 32  # power iterations for the axis of the double well
-_MOST_POINTS = 256  # most nodes on a line
-# A line whose weights miss their sum by more than this is not resolved. At standard states order 5 misses it by less
-# than .001.
-_MISSED = 0.01
-MOST_NODES = 2**24  # most nodes of a product rule
+_MAX_POINTS = 256  # largest number of nodes on a line
+# A line is not resolved if the sum of its weights differs from one by more than this. At standard states it differs by
+# less than .001 with order 5.
+_WEIGHT_TOLERANCE = 0.01
+MAX_NODES = 2**24  # largest number of nodes of a product rule
 
 
 class Block(NamedTuple):
@@ -63,12 +63,13 @@ class LineNodes(Replicate):
     teacher: jax.Array  # standard normals of the teacher's fields, (L, t, N)
     across: jax.Array  # those of the student's fields across the line, (L r - 1, N)
     weight: jax.Array  # (N,), summing to one
-    # On a line that is not resolved, nodes lie in parts of equal weight: offset from the middles, in (-1/2, 1/2), (N,).
+    # Nodes of a line that is not resolved lie in parts of equal weight, at this offset from the middles of the parts,
+    # (N,), in (-1/2, 1/2).
     offset: jax.Array
     reach: jax.Array  # how far a line goes to either side, in standard deviations, (2,)
     direction: jax.Array | None  # direction of all lines in the student's fields, (L, r); None: axis of the double well
     points_per_line: int = eqx.field(static=True)
-    jumps: int = eqx.field(static=True)  # most jumps of a line
+    jumps: int = eqx.field(static=True)  # largest number of jumps of a line
     block: int = eqx.field(static=True)  # nodes in a block
 
     @property
@@ -146,10 +147,10 @@ class LineNodes(Replicate):
 def _jumps(gaps: Gaps, weight: jax.Array, L: int) -> Jumps:
     """Return the jumps of lines with given weights.
 
-    Along a line the energies of the two sides come apart by t_right - t_left per unit of s.
+    Along a line the energy difference of the two sides changes by t_right - t_left per unit of s.
     """
-    apart = gaps.right.t - gaps.left.t
-    density = weight * jnp.exp(-0.5 * gaps.left.s**2) / (2 * np.pi) ** 0.5 / jnp.where(apart > 0, apart, jnp.inf)
+    slope = gaps.right.t - gaps.left.t
+    density = weight * jnp.exp(-0.5 * gaps.left.s**2) / (2 * np.pi) ** 0.5 / jnp.where(slope > 0, slope, jnp.inf)
     step = jnp.moveaxis(gaps.right.z - gaps.left.z, 1, 0)
     return Jumps(jnp.where(gaps.real, density, 0.0).ravel(), step.reshape(L, step.shape[0] // L, -1))
 
@@ -188,10 +189,10 @@ def _nodes(
     the average along the line is unbiased whatever jumps there.
     """
     cut = cuts(gaps.left.s, gaps.real, reach, total)
-    number = jnp.arange(total)[:, None]
-    piece = sum((number >= c).astype(int) for c in cut[1:-1])
+    index = jnp.arange(total)[:, None]
+    piece = sum((index >= c).astype(int) for c in cut[1:-1])
     first, last = profile.t[:1], profile.t[-1:]
-    begin, count, lo, hi = (
+    start, count, lo, hi = (
         jnp.take_along_axis(a, piece, 0, mode="clip")
         for a in (
             cut[:-1],
@@ -203,13 +204,13 @@ def _nodes(
     rules = np.zeros((2, total + 1, total))
     for n in range(1, total + 1):
         rules[:, n, :n] = legendre(n)
-    node, share = (jnp.asarray(a, lo.dtype)[count, number - begin] for a in rules)
+    node, share = (jnp.asarray(a, lo.dtype)[count, index - start] for a in rules)
     section = between(model, V, lines, profile, lo + (hi - lo) * node)
-    s = jax.scipy.special.ndtri((number + 0.5 + offset) / total)
+    s = jax.scipy.special.ndtri((index + 0.5 + offset) / total)
     weight = (hi - lo) * share * section.slope * jnp.exp(-0.5 * section.s**2) / (2 * np.pi) ** 0.5
-    resolved &= jnp.all(section.settled, 0) & (jnp.abs(jnp.sum(weight, 0) - 1) < _MISSED)
+    resolved &= jnp.all(section.settled, 0) & (jnp.abs(jnp.sum(weight, 0) - 1) < _WEIGHT_TOLERANCE)
     s, error = jnp.where(resolved, section.s, s), jnp.where(resolved, section.error, jnp.inf)
-    section = searched(model, V, lines, section.but(s=s, error=error))
+    section = searched(model, V, lines, section.replace(s=s, error=error))
     return section, jnp.where(resolved, weight, 1 / total), resolved
 
 
@@ -219,10 +220,10 @@ def cuts(s: jax.Array, real: jax.Array, reach: jax.Array, total: int) -> jax.Arr
     A piece gets nodes in proportion to its length, but at least two. Jumps that are not `real` come last, and get no
     nodes beyond them.
     """
-    least = 2 * jnp.cumsum(real, 0)
-    most = total - 2 * jnp.sum(real, 0) - 2 + least
+    lower = 2 * jnp.cumsum(real, 0)
+    upper = total - 2 * jnp.sum(real, 0) - 2 + lower
     cut = jnp.round((s + reach[0]) / jnp.sum(reach) * total).astype(int)
-    cut = lax.cummax(jnp.clip(cut, least, most) - least, 0) + least
+    cut = lax.cummax(jnp.clip(cut, lower, upper) - lower, 0) + lower
     cut = jnp.where(real, cut, total)
     return jnp.concatenate([jnp.zeros_like(cut[:1]), cut, jnp.full_like(cut[:1], total)])
 
@@ -234,7 +235,7 @@ def legendre(count: int) -> tuple[np.ndarray, np.ndarray]:
 
 
 @with_tangent
-def _place(primals: Any, tangents: Any) -> jax.Array:
+def _jump_positions(primals: Any, tangents: Any) -> jax.Array:
     """Return the fields s (N,) at which lines jump between minimisers `low` and `high`, (n, N), with derivatives.
 
     A jump stays where the two energies are equal. It moves by the change of their difference, divided by the slope of
@@ -248,12 +249,12 @@ def _place(primals: Any, tangents: Any) -> jax.Array:
 
     sides = [attach(z.reshape(shape), model, fields(lines), V, lines.y) for z in (low, high)]
 
-    def rise(model: Model, V: jax.Array, lines: Lines) -> jax.Array:
-        below, above = (moreau(model, z, fields(lines), V, lines.y) for z in sides)
-        return above - below
+    def difference(model: Model, V: jax.Array, lines: Lines) -> jax.Array:
+        low_energy, high_energy = (moreau(model, z, fields(lines), V, lines.y) for z in sides)
+        return high_energy - low_energy
 
-    apart = total(lines.normal * (sides[1] - sides[0]).reshape(low.shape))  # zero where a jump is just about to end
-    return derivative_along(rise, primals[1:4], tangents[1:4]) / jnp.where(real & (apart > 0), apart, jnp.inf)
+    slope = total(lines.normal * (sides[1] - sides[0]).reshape(low.shape))  # zero where a jump is just about to end
+    return derivative_along(difference, primals[1:4], tangents[1:4]) / jnp.where(real & (slope > 0), slope, jnp.inf)
 
 
 def shifts(model: Model, x: Overlaps, lines: Lines, gaps: Gaps, s: jax.Array) -> tuple[jax.Array, jax.Array]:
@@ -263,17 +264,17 @@ def shifts(model: Model, x: Overlaps, lines: Lines, gaps: Gaps, s: jax.Array) ->
     rigidly with the nearest jump.
     """
     count = gaps.real.shape[0]
-    every = jax.tree.map(lambda a: jnp.tile(a, count), lines)
-    low, high = (jnp.moveaxis(e.z, 0, 1).reshape(every.origin.shape) for e in (gaps.left, gaps.right))
-    place = _place(gaps.left.s.ravel(), model, x.V, every, low, high, gaps.real.ravel())
-    move = (place - lax.stop_gradient(place)).reshape(count, -1)
+    all_lines = jax.tree.map(lambda a: jnp.tile(a, count), lines)
+    low, high = (jnp.moveaxis(e.z, 0, 1).reshape(all_lines.origin.shape) for e in (gaps.left, gaps.right))
+    positions = _jump_positions(gaps.left.s.ravel(), model, x.V, all_lines, low, high, gaps.real.ravel())
+    move = (positions - lax.stop_gradient(positions)).reshape(count, -1)
     # Intervals from each jump to the next one, (P - 1, K, N).
     width = jnp.diff(gaps.left.s, axis=0)
     width = jnp.where(gaps.real[1:] & (width > 0), width, jnp.inf)[:, None]
-    part = jnp.clip((s - gaps.left.s[:-1, None]) / width, 0.0, 1.0)
+    fraction = jnp.clip((s - gaps.left.s[:-1, None]) / width, 0.0, 1.0)
     step = jnp.diff(move, axis=0)[:, None]
-    stretch = jnp.where((part > 0) & (part < 1), step / width, 0.0)
-    return move[0] + jnp.sum(part * step, 0), jnp.sum(stretch, 0)
+    stretch = jnp.where((fraction > 0) & (fraction < 1), step / width, 0.0)
+    return move[0] + jnp.sum(fraction * step, 0), jnp.sum(stretch, 0)
 
 
 def vectors_across(u: jax.Array, w: jax.Array) -> jax.Array:
@@ -348,45 +349,45 @@ def line_nodes(
             of shape (L, r); or there are too many lines for the memory.
     """
     counts = {"order": order, "lines": lines, "points": points, "jumps": jumps}
-    given = {name: count for name, count in counts.items() if count is not None}
-    check_arguments(model, block, replicates=replicates, seed=seed, **given)
+    arguments = {name: count for name, count in counts.items() if count is not None}
+    check_arguments(model, block, replicates=replicates, seed=seed, **arguments)
     require_kind(even, "even", bool, "True or False")
     L, (r, t) = model.shape[0], model.columns
     dtype, across = model.lam.dtype, L * r - 1
-    product = lines is None and L * t == 2 and not model.noise
-    points = points or (order + 15 if product else 24)
+    is_product = lines is None and L * t == 2 and not model.noise
+    points = points or (order + 15 if is_product else 24)
     jumps = jumps or max(1, min(L * r + 1, points // 2 - 1))
-    least = 2 * jumps + 2
-    require(least <= points <= _MOST_POINTS, "points", points, f"from {least} to {_MOST_POINTS}, with jumps={jumps}")
+    floor = 2 * jumps + 2
+    require(floor <= points <= _MAX_POINTS, "points", points, f"from {floor} to {_MAX_POINTS}, with jumps={jumps}")
     if direction is not None:
-        want = f"finite, not zero and of shape {(L, r)}"
-        direction = array_of(direction, "direction", want, lambda a: a.shape == (L, r) and np.any(a), ndim=2)
+        requirement = f"finite, not zero and of shape {(L, r)}"
+        direction = array_of(direction, "direction", requirement, lambda a: a.shape == (L, r) and np.any(a), ndim=2)
     block = block or block_size()
     fields, width = L * t + across, max(1, block // points)
-    if product:
+    if is_product:
         # If the teacher's fields have means, averages are not even functions of their standard normals.
-        whole = even or model.teacher_mean is not None
-        size = _number(order, whole, across)
-        if size * points > MOST_NODES:
-            text = f"must be smaller, or lines=2048 given, got order={order} with {size * points} nodes, over 2^24"
-            raise InputError("order", text)
+        any_parity = even or model.teacher_mean is not None
+        size = _line_count(order, any_parity, across)
+        if size * points > MAX_NODES:
+            message = f"must be smaller, or lines=2048 given, got order={order} with {size * points} nodes, over 2^24"
+            raise InputError("order", message)
         check_memory(size * fields, replicates, "order", order)
         rng = np.random.default_rng([seed, 1])
-        fitting = (k for k in range(1, order + 1) if _number(k, whole, across) <= block_width(size, width))
-        orders = [order] * replicates + [max(fitting, default=1)]
-        sets = [_polar(k, across, whole, even, rng) for k in orders]
+        candidates = (k for k in range(1, order + 1) if _line_count(k, any_parity, across) <= block_width(size, width))
+        orders = [order] * replicates + [max(candidates, default=1)]
+        sets = [_polar(k, across, any_parity, even, rng) for k in orders]
     else:
         size = lines or _SOBOL_LINES
-        few = 2 ** (block_width(size, width).bit_length() - 1)
+        coarse_lines = 2 ** (block_width(size, width).bit_length() - 1)
         normals = [*sobol_normals(fields, size, seed, replicates, "lines")]
-        sets = [(a, np.full(a.shape[-1], 1 / a.shape[-1])) for a in (*normals, normals[0][:, :few])]
+        sets = [(a, np.full(a.shape[-1], 1 / a.shape[-1])) for a in (*normals, normals[0][:, :coarse_lines])]
     arrays = _arrays(model, sets, seed, even, direction)
 
-    def some(which: slice | int) -> LineNodes:
-        own = jax.tree.map(lambda a: jnp.asarray(a[which], dtype), arrays)
-        return LineNodes(**own, points_per_line=points, jumps=jumps, block=block)
+    def take(index: slice | int) -> LineNodes:
+        selection = jax.tree.map(lambda a: jnp.asarray(a[index], dtype), arrays)
+        return LineNodes(**selection, points_per_line=points, jumps=jumps, block=block)
 
-    return Rule(some(slice(replicates)), some(replicates))
+    return Rule(take(slice(replicates)), take(replicates))
 
 
 def _arrays(
@@ -398,8 +399,8 @@ def _arrays(
     """
     (L, (_, t)), size = (model.shape[0], model.columns), max(w.size for _, w in sets)
     normals, weight = (
-        np.stack([np.pad(a, [(0, 0)] * (a.ndim - 1) + [(0, size - a.shape[-1])]) for a in each])
-        for each in zip(*sets, strict=True)
+        np.stack([np.pad(a, [(0, 0)] * (a.ndim - 1) + [(0, size - a.shape[-1])]) for a in arrays])
+        for arrays in zip(*sets, strict=True)
     )
     reach = np.random.default_rng([seed, 2]).uniform(*_REACH, (len(sets), 2))
     return {
@@ -412,27 +413,29 @@ def _arrays(
     }
 
 
-def _number(order: int, whole: bool, across: int) -> int:
+def _line_count(order: int, any_parity: bool, across: int) -> int:
     """Return the number of lines of the product rule."""
-    angles, radii, places = _counts(order, whole)
+    angles, radii, places = _counts(order, any_parity)
     return angles * radii * places**across
 
 
-def _counts(order: int, whole: bool) -> tuple[int, int, int]:
+def _counts(order: int, any_parity: bool) -> tuple[int, int, int]:
     """Return numbers of equal accuracy: of angles and radii of the teacher, and of places in each dimension across."""
-    return ((order | 1) + 2) * (1 + whole), 3 * order, order // 2 + 1
+    return ((order | 1) + 2) * (1 + any_parity), 3 * order, order // 2 + 1
 
 
-def _polar(order: int, across: int, whole: bool, even: bool, rng: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:
+def _polar(
+    order: int, across: int, any_parity: bool, even: bool, rng: np.random.Generator
+) -> tuple[np.ndarray, np.ndarray]:
     """Return normals and weights of the product rule.
 
     It has equal angles and Gauss-Legendre radii for the teacher's two fields, and is Gauss-Hermite across the lines. An
     odd number of angles integrates functions that are even under y -> -y as precisely as twice as many would.
 
     Args:
-        whole: whether to integrate other functions, too, with twice as many angles.
+        any_parity: whether to integrate functions of any parity, with twice as many angles.
     """
-    angles, radii, places = _counts(order, whole)
+    angles, radii, places = _counts(order, any_parity)
     angle = 2 * np.pi * (np.arange(angles) + rng.random()) / angles
     end = rng.uniform(5.7, 7.2)
     radius, w_radius = (end * a for a in legendre(radii))
@@ -445,6 +448,6 @@ def _polar(order: int, across: int, whole: bool, even: bool, rng: np.random.Gene
     x, w = x + shift, w / w.sum()
     axes = [angle, radius, *[x] * across]
     weights = [np.full(angle.size, 1 / angle.size), w_radius / w_radius.sum(), *[w] * across]
-    angle, radius, *rest = (a.ravel() for a in np.meshgrid(*axes, indexing="ij"))
+    angle, radius, *positions = (a.ravel() for a in np.meshgrid(*axes, indexing="ij"))
     weight = functools.reduce(np.multiply.outer, weights).ravel()
-    return np.stack([radius * np.cos(angle), radius * np.sin(angle), *rest]), weight / weight.sum()
+    return np.stack([radius * np.cos(angle), radius * np.sin(angle), *positions]), weight / weight.sum()

@@ -19,12 +19,12 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-_forced: list[bool] = []  # choices of the open `counted_loops`, the innermost last
+_choices: list[bool] = []  # choices of the open `counted_loops`, the innermost last
 
 
 def counted() -> bool:
     """Return whether loops have a number of steps that is fixed when they are compiled: everywhere but on CPUs."""
-    return _forced[-1] if _forced else jax.default_backend() != "cpu"
+    return _choices[-1] if _choices else jax.default_backend() != "cpu"
 
 
 @contextlib.contextmanager
@@ -35,11 +35,11 @@ def counted_loops(counted: bool = True) -> Iterator[None]:
     functions that jax has traced.
     """
     jax.clear_caches()
-    _forced.append(counted)
+    _choices.append(counted)
     try:
         yield
     finally:
-        _forced.pop()
+        _choices.pop()
         jax.clear_caches()
 
 
@@ -52,27 +52,27 @@ def repeat(
     count: int,
     least: int = 0,
 ) -> Any:
-    """Apply `body` again and again to the nodes that are `unfinished`.
+    """Apply `body` repeatedly to the nodes that are `unfinished`.
 
     Args:
         body: returns the state after one step of all nodes.
         state: a tree of arrays (..., N).
         unfinished: returns the nodes (N,) that take the next step; the others keep their state.
-        most: most steps of a loop with a condition.
+        most: largest number of steps of a loop with a condition.
         count: number of steps of a loop without one.
-        least: first steps, which all nodes take.
+        least: number of first steps, which all nodes take.
     """
 
     def step(k: Any, state: Any) -> Any:
-        go = unfinished(state)
-        go = go | (k < least) if least else go
-        return jax.tree.map(lambda new, old: jnp.where(go, new, old), body(state), state)
+        active = unfinished(state)
+        active = active | (k < least) if least else active
+        return jax.tree.map(lambda new, old: jnp.where(active, new, old), body(state), state)
 
     if counted():
         return lax.fori_loop(0, count, step, state)
 
-    def going(state: tuple) -> jax.Array:
+    def condition(state: tuple) -> jax.Array:
         k, state = state
         return (k < least) | ((k < most) & jnp.any(unfinished(state)))
 
-    return lax.while_loop(going, lambda s: (s[0] + 1, step(*s)), (0, state))[1]
+    return lax.while_loop(condition, lambda s: (s[0] + 1, step(*s)), (0, state))[1]

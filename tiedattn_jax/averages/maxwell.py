@@ -32,7 +32,7 @@ _GRID = 24  # points of the profile that is searched for common tangents
 # point with more steps than its neighbours has a better energy, and looks like a jump. Uneven steps left 2.6 % of the
 # lines of one setting unresolved.
 # The nodes take at least two steps, and stop when the last one is small, relative to z.
-_LEAST_NEWTON, _MOST_NEWTON, _SETTLED = 2, 8, 1e-4
+_MIN_NEWTON, _MAX_NEWTON, _STEP_TOLERANCE = 2, 8, 1e-4
 _TANGENT_STEPS = 16  # convergence is slow only where a jump is about to end
 
 
@@ -43,7 +43,7 @@ class Lines(eqx.Module):
     direction: jax.Array  # (n, N)
     normal: jax.Array  # V^{-1} direction, (n, N)
     y: jax.Array  # (L, t, N)
-    origin_of_loss: Origin | None = None  # if it is known; it serves all points of a line
+    origin_of_loss: Origin | None = None  # loss at zero student fields, if it is known, for all points of a line
 
 
 class Section(eqx.Module):
@@ -74,12 +74,12 @@ class Section(eqx.Module):
     @property
     def settled(self) -> jax.Array:
         """Whether the last Newton step was small."""
-        return self.error < _SETTLED * (1 + jnp.max(jnp.abs(self.z), -2))
+        return self.error < _STEP_TOLERANCE * (1 + jnp.max(jnp.abs(self.z), -2))
 
-    def but(self, **parts: jax.Array) -> Section:
+    def replace(self, **changes: jax.Array) -> Section:
         """Return the section with some parts replaced."""
         names = ("t", "z", "tangent", "energy", "s", "slope", "error")
-        return Section.of(**{name: getattr(self, name) for name in names} | parts)
+        return Section.of(**{name: getattr(self, name) for name in names} | changes)
 
 
 def section(model: Model, V: jax.Array, lines: Lines, t: jax.Array, z: jax.Array) -> Section:
@@ -88,24 +88,24 @@ def section(model: Model, V: jax.Array, lines: Lines, t: jax.Array, z: jax.Array
     e = expand(model, z, lines.origin, V, lines.y)
     # Adding a multiple of c c^T changes no step within the plane, and makes the matrix positive definite there.
     size = total(total(jnp.abs(e.hessian)))
-    stiff = 2 * size / total(c**2)
-    rows = e.hessian + stiff * c[:, None] * c
+    penalty = 2 * size / total(c**2)
+    hessian = e.hessian + penalty * c[:, None] * c
     floor = least_pivots(V)
-    force = ldl_solve(rows, e.slope, floor)
-    along = ldl_solve(rows, c, floor)
-    stiffness = total(c * along)
+    force = ldl_solve(hessian, e.slope, floor)
+    normal_step = ldl_solve(hessian, c, floor)
+    stiffness = total(c * normal_step)
     s = total(c * force) / stiffness
-    step = s * along - force
-    energy, slope, error = e.loss + e.quadratic, 1 / stiffness - stiff, jnp.max(jnp.abs(step), 0)
-    return Section.of(t, z + step, along / stiffness, energy, s, slope, error)
+    step = s * normal_step - force
+    energy, slope, error = e.loss + e.quadratic, 1 / stiffness - penalty, jnp.max(jnp.abs(step), 0)
+    return Section.of(t, z + step, normal_step / stiffness, energy, s, slope, error)
 
 
 def trace(model: Model, V: jax.Array, lines: Lines, start: Section, ts: jax.Array) -> Section:
     """Trace the profile: sections at one t after the other, (K, N), each from the tangent of the one before."""
 
     def body(last: Section, t: jax.Array) -> tuple[Section, Section]:
-        here = section(model, V, lines, t, last.z + last.tangent * (t - last.t))
-        return here, here
+        point = section(model, V, lines, t, last.z + last.tangent * (t - last.t))
+        return point, point
 
     return lax.scan(body, start, ts)[1]
 
@@ -114,23 +114,23 @@ def between(model: Model, V: jax.Array, lines: Lines, profile: Section, t: jax.A
     """Return sections at any t within the profile, (K, N), each started from the nearest point of the profile."""
     count, size = t.shape
     first, last = profile.t[0], profile.t[-1]
-    place = jnp.round((t - first) / (last - first) * (len(profile.t) - 1))
-    near = _at(profile, jnp.clip(place, 0, len(profile.t) - 1).astype(int))
+    index = jnp.round((t - first) / (last - first) * (len(profile.t) - 1))
+    neighbours = _take(profile, jnp.clip(index, 0, len(profile.t) - 1).astype(int))
 
-    def settle(lines: Lines, near: Section, t: jax.Array) -> Section:
+    def refine(lines: Lines, neighbours: Section, t: jax.Array) -> Section:
         return repeat(
             lambda e: section(model, V, lines, t, e.z),
-            near.but(z=near.z + near.tangent * (t - near.t)),
+            neighbours.replace(z=neighbours.z + neighbours.tangent * (t - neighbours.t)),
             lambda e: ~e.settled,
-            _MOST_NEWTON,
-            count=_MOST_NEWTON,
-            least=_LEAST_NEWTON,
+            _MAX_NEWTON,
+            count=_MAX_NEWTON,
+            least=_MIN_NEWTON,
         )
 
     if not counted():  # one place of all lines at a time, which the caches hold
-        return lax.map(lambda at: settle(lines, *at), (near, t))
-    flat = Section(jnp.moveaxis(near.rows, 0, 1).reshape(-1, count * size))
-    flat = settle(jax.tree.map(lambda a: jnp.tile(a, count), lines), flat, t.ravel())
+        return lax.map(lambda starts: refine(lines, *starts), (neighbours, t))
+    flat = Section(jnp.moveaxis(neighbours.rows, 0, 1).reshape(-1, count * size))
+    flat = refine(jax.tree.map(lambda a: jnp.tile(a, count), lines), flat, t.ravel())
     return Section(jnp.moveaxis(flat.rows.reshape(-1, count, size), 1, 0))
 
 
@@ -140,25 +140,25 @@ def searched(model: Model, V: jax.Array, lines: Lines, sections: Section) -> Sec
     lanes = count * size
     group = max(256, lanes // 16)
 
-    def finish(at: Callable[[jax.Array], jax.Array]) -> tuple[jax.Array, jax.Array]:
-        s, some = at(sections.s.ravel()), jax.tree.map(at, lines)
-        h = (some.origin + s * some.direction).reshape(L, r, -1)
-        z, done = proximal(model, h, V, some.y, some.origin_of_loss)
-        return z.reshape(n, -1), done
+    def finish(take: Callable[[jax.Array], jax.Array]) -> tuple[jax.Array, jax.Array]:
+        s, group_lines = take(sections.s.ravel()), jax.tree.map(take, lines)
+        h = (group_lines.origin + s * group_lines.direction).reshape(L, r, -1)
+        z, converged = proximal(model, h, V, group_lines.y, group_lines.origin_of_loss)
+        return z.reshape(n, -1), converged
 
     settled = sections.settled.ravel()
     z = jnp.moveaxis(sections.z, 1, 0).reshape(n, lanes)
     z, solved = in_groups(finish, (z, settled), ~settled, group)
     error = jnp.where(solved, 0.0, jnp.inf).astype(z.dtype).reshape(count, size)
-    return sections.but(z=jnp.moveaxis(z.reshape(n, count, size), 0, 1), error=error)
+    return sections.replace(z=jnp.moveaxis(z.reshape(n, count, size), 0, 1), error=error)
 
 
-def _at(sections: Any, index: jax.Array) -> Any:
+def _take(sections: Any, index: jax.Array) -> Any:
     """Return a tree of arrays (K, ..., N) at an index (N,) or (P, N) into the leading axis."""
 
     def pick(a: jax.Array) -> jax.Array:
-        shaped = index.reshape(-1, *[1] * (a.ndim - 2), index.shape[-1])
-        return jnp.take_along_axis(a, shaped, 0, mode="clip").reshape(*index.shape[:-1], *a.shape[1:])
+        indices = index.reshape(-1, *[1] * (a.ndim - 2), index.shape[-1])
+        return jnp.take_along_axis(a, indices, 0, mode="clip").reshape(*index.shape[:-1], *a.shape[1:])
 
     return jax.tree.map(pick, sections)
 
@@ -176,45 +176,45 @@ def common_tangents(model: Model, V: jax.Array, lines: Lines, profile: Section, 
     """Return the intervals where the convex hull of a traced profile A leaves it, and which lines are resolved."""
     last = profile.t.shape[0] - 1
     # A point is on the hull if its tangent lies below the whole profile.
-    above = profile.energy[:, None] - profile.energy - profile.s * (profile.t[:, None] - profile.t)
-    touches = (jnp.min(above, 0) >= -_rounding(profile.energy)) & (profile.slope > 0)
+    height = profile.energy[:, None] - profile.energy - profile.s * (profile.t[:, None] - profile.t)
+    touches = (jnp.min(height, 0) >= -_rounding(profile.energy)) & (profile.slope > 0)
     ends = jnp.array([0, last])
     resolved = jnp.all(touches[ends], 0)
     touches = touches.at[ends].set(True)
-    place = jnp.arange(last + 1)[:, None]
-    following = lax.cummin(jnp.where(touches, place, last), 0, reverse=True)[1:]
+    index = jnp.arange(last + 1)[:, None]
+    next_touch = lax.cummin(jnp.where(touches, index, last), 0, reverse=True)[1:]
     opens = touches[:-1] & ~touches[1:]
-    width = jnp.where(opens, jnp.take_along_axis(profile.t, following, 0, mode="clip") - profile.t[:-1], 0.0)
+    width = jnp.where(opens, jnp.take_along_axis(profile.t, next_touch, 0, mode="clip") - profile.t[:-1], 0.0)
     starts = []
     for _ in range(count):  # the widest intervals first
         starts.append(jnp.where(jnp.max(width, 0) > 0, jnp.argmax(width, 0), last))
-        width = jnp.where(place[:-1] == starts[-1], 0.0, width)
+        width = jnp.where(index[:-1] == starts[-1], 0.0, width)
     resolved &= ~jnp.any(width > 0, 0)
 
     j = jnp.sort(jnp.stack(starts), 0)
     real = j < last
-    k = jnp.where(real, jnp.take_along_axis(following, jnp.minimum(j, last - 1), 0, mode="clip"), last)
-    both, edge, there = _twice(profile), jnp.concatenate([j, k], -1), _twice(real)
-    low, high = (_at((both.t, both.slope), jnp.clip(edge + i, 0, last)) for i in (-1, 1))
-    found = _at(both, edge)
+    k = jnp.where(real, jnp.take_along_axis(next_touch, jnp.minimum(j, last - 1), 0, mode="clip"), last)
+    profiles, edge, is_real = _doubled(profile), jnp.concatenate([j, k], -1), _doubled(real)
+    low, high = (_take((profiles.t, profiles.slope), jnp.clip(edge + i, 0, last)) for i in (-1, 1))
+    pairs = _take(profiles, edge)
 
     def touch(state: tuple) -> tuple:
-        p, found = state
-        new = _touch(model, V, _twice(lines), *jax.tree.map(lambda a: a[p], (found, low, high)))
-        return p + 1, jax.tree.map(lambda a, b: a.at[p].set(jnp.where(there[p], b, a[p])), found, new)
+        p, pairs = state
+        new = _touch(model, V, _doubled(lines), *jax.tree.map(lambda a: a[p], (pairs, low, high)))
+        return p + 1, jax.tree.map(lambda a, b: a.at[p].set(jnp.where(is_real[p], b, a[p])), pairs, new)
 
     if counted():
-        all_lines = _twice(jax.tree.map(lambda a: jnp.tile(a, count), lines))
-        new = _touch(model, V, all_lines, *jax.tree.map(_side_by_side, (found, low, high)))
-        found = jax.tree.map(lambda a, b: jnp.where(there[:, None], b, a), found, _one_by_one(new, count))
+        all_lines = _doubled(jax.tree.map(lambda a: jnp.tile(a, count), lines))
+        new = _touch(model, V, all_lines, *jax.tree.map(_merged_jumps, (pairs, low, high)))
+        pairs = jax.tree.map(lambda a, b: jnp.where(is_real[:, None], b, a), pairs, _separate_jumps(new, count))
     else:
         # Few lines have more than one jump: solve for as many tangents as the line with the most jumps has.
-        _, found = lax.while_loop(lambda s: (s[0] < count) & jnp.any(real[s[0]]), touch, (0, found))
-    left, right = _sides(found)
-    apart = jnp.abs(left.s - right.s) >= max(1e-5, 30 * float(jnp.finfo(left.s.dtype).eps) ** 0.5)
-    inside = (place >= j[:, None]) & (place <= k[:, None])
+        _, pairs = lax.while_loop(lambda s: (s[0] < count) & jnp.any(real[s[0]]), touch, (0, pairs))
+    left, right = _halves(pairs)
+    disagree = jnp.abs(left.s - right.s) >= max(1e-5, 30 * float(jnp.finfo(left.s.dtype).eps) ** 0.5)
+    inside = (index >= j[:, None]) & (index <= k[:, None])
     fold = (jnp.min(jnp.where(inside, profile.s, jnp.inf), 1), jnp.max(jnp.where(inside, profile.s, -jnp.inf), 1))
-    return Gaps(left, right, real, fold), resolved & ~jnp.any(real & apart, 0)
+    return Gaps(left, right, real, fold), resolved & ~jnp.any(real & disagree, 0)
 
 
 def _rounding(energy: jax.Array) -> jax.Array:
@@ -230,7 +230,7 @@ def _touch(model: Model, V: jax.Array, lines: Lines, pair: Section, low: tuple, 
     """
 
     def body(_: int, pair: Section) -> Section:
-        left, right = _sides(pair)
+        left, right = _halves(pair)
         s = jnp.tile((right.energy - left.energy) / (right.t - left.t), 2)
         t = jnp.clip(pair.t + (s - pair.s) / jnp.maximum(pair.slope, 1e-3 * low[1]), low[0], high[0])
         return section(model, V, lines, t, pair.z + pair.tangent * (t - pair.t))
@@ -238,25 +238,25 @@ def _touch(model: Model, V: jax.Array, lines: Lines, pair: Section, low: tuple, 
     return lax.fori_loop(0, _TANGENT_STEPS, body, pair)
 
 
-def _twice(tree: Any) -> Any:
+def _doubled(tree: Any) -> Any:
     """Repeat all lanes: the first half is for the left ends of intervals, the second half for the right ends."""
     return jax.tree.map(lambda a: jnp.tile(a, 2), tree)
 
 
-def _sides(pair: Any) -> tuple[Any, Any]:
+def _halves(pair: Any) -> tuple[Any, Any]:
     """Return the first and the second half of the lanes."""
     half = pair.t.shape[-1] // 2
     return jax.tree.map(lambda a: a[..., :half], pair), jax.tree.map(lambda a: a[..., half:], pair)
 
 
-def _side_by_side(a: jax.Array) -> jax.Array:
+def _merged_jumps(a: jax.Array) -> jax.Array:
     """Turn arrays (P, ..., 2 N) of the two ends of P jumps into (..., 2 P N), all left ends before all right ends."""
     halves = a.reshape(*a.shape[:-1], 2, -1)
     return jnp.moveaxis(halves, 0, -2).reshape(*a.shape[1:-1], -1)
 
 
-def _one_by_one(tree: Any, count: int) -> Any:
-    """Invert `_side_by_side`."""
+def _separate_jumps(tree: Any, count: int) -> Any:
+    """Invert `_merged_jumps`."""
     return jax.tree.map(
         lambda a: jnp.moveaxis(a.reshape(*a.shape[:-1], 2, count, -1), -2, 0).reshape(count, *a.shape[:-1], -1), tree
     )
@@ -266,24 +266,24 @@ def energy_profile(model: Model, V: jax.Array, lines: Lines, reach: jax.Array) -
     """Return A(t) at `_GRID` places (leading axis), traced from both ends; where the traces differ, the lower one."""
     L, r = V.shape[:2]
     size = lines.y.shape[-1]
-    both = _twice(lines)
-    far = jnp.concatenate([lines.origin + s * lines.direction for s in (-reach[0], reach[1])], -1)
-    z = lowest_minima(model, far.reshape(L, r, -1), V, both.y, origin=both.origin_of_loss)[0].reshape(L * r, -1)
-    t, zero = jnp.sum(both.normal * z, 0), jnp.zeros_like(z[0])
+    copies = _doubled(lines)
+    fields = jnp.concatenate([lines.origin + s * lines.direction for s in (-reach[0], reach[1])], -1)
+    z = lowest_minima(model, fields.reshape(L, r, -1), V, copies.y, origin=copies.origin_of_loss)[0].reshape(L * r, -1)
+    t, zero = jnp.sum(copies.normal * z, 0), jnp.zeros_like(z[0])
     ends = Section.of(t, z, jnp.zeros_like(z), zero, zero, zero, zero)
     grid = t[:size] + (t[size:] - t[:size]) * jnp.linspace(0.0, 1.0, _GRID, dtype=t.dtype)[:, None]
-    traced = trace(model, V, both, ends, jnp.concatenate([grid, grid[::-1]], -1))
-    up, down = _sides(traced)
-    down = jax.tree.map(lambda a: a[::-1], down)
-    lower = down.energy < up.energy - _rounding(up.energy)
-    return jax.tree.map(lambda a, b: jnp.where(lower.reshape(_GRID, *[1] * (a.ndim - 2), size), b, a), up, down)
+    traces = trace(model, V, copies, ends, jnp.concatenate([grid, grid[::-1]], -1))
+    forward, backward = _halves(traces)
+    backward = jax.tree.map(lambda a: a[::-1], backward)
+    swap = backward.energy < forward.energy - _rounding(forward.energy)
+    return jax.tree.map(lambda a, b: jnp.where(swap.reshape(_GRID, *[1] * (a.ndim - 2), size), b, a), forward, backward)
 
 
 def energy_gap(gaps: Gaps, s: jax.Array) -> jax.Array:
     """Return the energy of the next minimum above the lowest at fields (K, N), to first order around the jump."""
-    at, wide, (lowest, highest), real = (
+    position, width, (lowest, highest), real = (
         jax.tree.map(lambda a: a[:, None], part)
         for part in (gaps.left.s, gaps.right.t - gaps.left.t, gaps.fold, gaps.real)
     )
     bistable = real & (s > lowest) & (s < highest)
-    return jnp.min(jnp.where(bistable, jnp.abs(s - at) * wide, jnp.inf), 0)
+    return jnp.min(jnp.where(bistable, jnp.abs(s - position) * width, jnp.inf), 0)

@@ -58,9 +58,10 @@ class Nodes(Replicate):
 
     @property
     def quick(self) -> bool:
-        """Whether there are more than two fields: XLA's emitters then compile twice as long, and kernels get slow.
+        """Whether there are more than two student fields.
 
-        The slow kernels are those of six or seven fields.
+        XLA's emitters of fused kernels then take twice as long to compile, and their kernels of six or seven fields are
+        slow.
         """
         return math.prod(self.student.shape[-3:-1]) > 2
 
@@ -85,72 +86,72 @@ class Nodes(Replicate):
         # second order in it, and so falls with the number of nodes as fast as their error does.
         bandwidth = 0.8 * self.weighted**-0.25
         width = lax.stop_gradient(bandwidth * _slope_of_gap(model, x, found))
-        h, log_density = _moved(model, x, h, y, _carried(found.gap < width, weight, bandwidth))
+        h, log_density = _split(model, x, h, y, _carried(found.gap < width, weight, bandwidth))
         weight = weight * jnp.exp(log_density)
         z = attach(found.z, model, h, x.V, y)
-        none = Jumps(jnp.zeros(0, weight.dtype), z[..., :0])
+        no_jumps = Jumps(jnp.zeros(0, weight.dtype), z[..., :0])
         student = whiten(model, x, h, y)[0]
-        points = Points(student, teacher, weight, z, found.converged, found.gap, none)
-        return _beyond_jumps(model, x, points, h, y, found.other, width)
+        points = Points(student, teacher, weight, z, found.converged, found.gap, no_jumps)
+        return _append_copies(model, x, points, h, y, found.other, width)
 
 
-def _carried(near: jax.Array, weight: jax.Array, bandwidth: jax.Array) -> jax.Array:
+def _carried(is_near: jax.Array, weight: jax.Array, bandwidth: jax.Array) -> jax.Array:
     """Return the fraction of the derivative that moving nodes carry; the weights carry the rest at fixed fields.
 
     The derivative of the average is the same for any fraction, but its variance is not. The score function (weights)
     contains the jumps, but scatters with every field. The pathwise derivative (moving nodes) is good for the smooth
-    part, and sees a jump only through the nodes `near` it, within a bandwidth. The number that is squared here is about
-    the variance of the pathwise estimator over that of the score function where there are jumps; where there are none,
-    the true ratio is .03 or less.
+    part, and sees a jump only through the nodes within a bandwidth of it (`is_near`). The number that is squared below
+    is about the variance of the pathwise estimator over that of the score function where there are jumps; where there
+    are none, the true ratio is .03 or less.
     """
-    share = jnp.sum(jnp.where(near, weight, 0.0)) / jnp.maximum(jnp.sum(weight), jnp.finfo(weight.dtype).tiny)
+    share = jnp.sum(jnp.where(is_near, weight, 0.0)) / jnp.maximum(jnp.sum(weight), jnp.finfo(weight.dtype).tiny)
     return 1 / (1 + (_JUMPS * share / bandwidth**2) ** 2)
 
 
-def _moved(model: Model, x: Overlaps, h: jax.Array, y: jax.Array, carried: jax.Array) -> tuple[jax.Array, jax.Array]:
+def _split(model: Model, x: Overlaps, h: jax.Array, y: jax.Array, fraction: jax.Array) -> tuple[jax.Array, jax.Array]:
     """Return fields that carry a fraction of the derivative, and the logarithm of the weights that carry the rest.
 
     This logarithm is zero; it only has a derivative.
     """
-    held = lax.stop_gradient(h)
-    log_density = (1 - carried) * whiten(model, x, held, y)[1]
-    return held + carried * (h - held), log_density - lax.stop_gradient(log_density)
+    fixed_h = lax.stop_gradient(h)
+    log_density = (1 - fraction) * whiten(model, x, fixed_h, y)[1]
+    return fixed_h + fraction * (h - fixed_h), log_density - lax.stop_gradient(log_density)
 
 
-def _slope_of_gap(model: Model, x: Overlaps, found: Prox) -> jax.Array:
+def _slope_of_gap(model: Model, x: Overlaps, minima: Prox) -> jax.Array:
     """Return the slope (N,) of the gap in the student's standard normals: gap / slope is the distance to the jump."""
     spread = jnp.swapaxes(cholesky(residual_covariance(model, x)), -1, -2)
-    push = apply(spread, apply(inverse(x.V), found.other - found.z))
+    push = apply(spread, apply(inverse(x.V), minima.other - minima.z))
     return jnp.sqrt(jnp.sum(push**2, (0, 1)))
 
 
-def _beyond_jumps(
-    model: Model, x: Overlaps, points: Points, h: jax.Array, y: jax.Array, other: jax.Array, width: jax.Array
+def _append_copies(
+    model: Model, x: Overlaps, points: Points, h: jax.Array, y: jax.Array, second: jax.Array, width: jax.Array
 ) -> Points:
-    """Append a copy, at the other minimum, of each node whose gap is below `width`; the two share the node's weight."""
+    """Append a copy, at the second minimum, of each node whose gap is below `width`; the two share its weight."""
     size = h.shape[-1]
     count = max(size // 8, min(size, 16))  # up to 3 % of the nodes are near a jump, and more in a small block by chance
     lanes = jnp.nonzero(points.gap < width, size=count, fill_value=size)[0]
     pick = partial(jnp.take, indices=lanes, axis=-1, mode="clip")
-    h, y, other, z, width = map(pick, (h, y, other, lax.stop_gradient(points.z), width))
-    gap = moreau(model, other, h, x.V, y) - moreau(model, z, h, x.V, y)
-    real = lanes < size
-    share = jnp.where(real, pick(points.weight), 0.0)
-    width = jnp.where(real, width, 1.0)
-    crossed = share * _beyond(gap, width)
+    h, y, second, z, width = map(pick, (h, y, second, lax.stop_gradient(points.z), width))
+    gap = moreau(model, second, h, x.V, y) - moreau(model, z, h, x.V, y)
+    is_node = lanes < size
+    weight = jnp.where(is_node, pick(points.weight), 0.0)
+    width = jnp.where(is_node, width, 1.0)
+    copy_weight = weight * _crossed_share(gap, width)
     join = partial(jnp.concatenate, axis=-1)
     return Points(
         student=join([points.student, pick(points.student)]),
         teacher=join([points.teacher, pick(points.teacher)]),
-        weight=join([points.weight.at[lanes].add(-crossed, mode="drop"), crossed]),
-        z=join([points.z, other]),
+        weight=join([points.weight.at[lanes].add(-copy_weight, mode="drop"), copy_weight]),
+        z=join([points.z, second]),
         resolved=join([points.resolved, pick(points.resolved)]),
         gap=join([points.gap, pick(points.gap)]),
-        jumps=Jumps(share * _delta(gap, width), other - z),
+        jumps=Jumps(weight * _delta(gap, width), second - z),
     )
 
 
-def _beyond(gap: jax.Array, width: jax.Array) -> jax.Array:
+def _crossed_share(gap: jax.Array, width: jax.Array) -> jax.Array:
     """Return the share of a node that lies beyond the jump: one half at a gap of zero, zero at a gap of `width`.
 
     The average is then a smooth function of the state although every minimiser jumps. Its derivative contains the
@@ -162,7 +163,7 @@ def _beyond(gap: jax.Array, width: jax.Array) -> jax.Array:
 
 
 def _delta(gap: jax.Array, width: jax.Array) -> jax.Array:
-    """Return the delta function of the gap with the same kernel: minus the slope of `_beyond`."""
+    """Return the delta function of the gap with the same kernel: minus the slope of `_crossed_share`."""
     return 0.75 * (1 - jnp.clip(gap / width, 0.0, 1.0) ** 2) / width
 
 
@@ -197,17 +198,17 @@ def sobol_normals(dimension: int, n: int, seed: int, replicates: int, name: str 
         InputError: `n` not a power of two, above 2^30, or more points than fit into the memory.
     """
     if n & (n - 1):
-        near = 2 ** (int(n).bit_length() - 1)
-        raise InputError(name, f"must be a power of two for Sobol points, got {name}={n}: use {near} or {2 * near}")
+        power = 2 ** (int(n).bit_length() - 1)
+        raise InputError(name, f"must be a power of two for Sobol points, got {name}={n}: use {power} or {2 * power}")
     require(n <= 2**30, name, n, "at most 2^30 for Sobol points")
     check_memory(n * dimension, replicates, name, n)
     from scipy.stats import qmc  # not at the top: its import takes half as long as that of jax
 
-    sets = []
+    scrambles = []
     for k in range(replicates):
         engine = qmc.Sobol(dimension, scramble=True, rng=np.random.default_rng([seed, k]))
-        sets.append(special.ndtri(np.clip(engine.random(n), 2.0**-33, 1 - 2.0**-33)).T)
-    return np.stack(sets)
+        scrambles.append(special.ndtri(np.clip(engine.random(n), 2.0**-33, 1 - 2.0**-33)).T)
+    return np.stack(scrambles)
 
 
 def monte_carlo_nodes(
@@ -237,34 +238,34 @@ def gauss_hermite_nodes(
     """
     check_arguments(model, block, order=order, replicates=replicates, seed=seed)
     dim = _dimension(model)
-    want = f"at most {int(2 ** (24 / dim))} for a grid of 2^24 nodes in {dim} fields"
-    require(order**dim <= 2**24, "order", order, want)
+    requirement = f"at most {int(2 ** (24 / dim))} for a grid of 2^24 nodes in {dim} fields"
+    require(order**dim <= 2**24, "order", order, requirement)
     check_memory(order**dim * dim, replicates, "order", order)
     from scipy.stats import ortho_group  # not at the top, see `sobol_normals`
 
     grid, weight = hermite_grid(order, dim)
     rng = np.random.default_rng(seed)
-    turns = [np.eye(dim)] + [ortho_group.rvs(dim, random_state=rng) for _ in range(replicates - 1)]
-    normals, weights = np.stack([t @ grid for t in turns]), np.tile(weight, (replicates, 1))
-    return _rule(model, normals, weights, block, part=False)  # no part of a tensor grid is a rule
+    rotations = [np.eye(dim)] + [ortho_group.rvs(dim, random_state=rng) for _ in range(replicates - 1)]
+    normals, weights = np.stack([t @ grid for t in rotations]), np.tile(weight, (replicates, 1))
+    return _rule(model, normals, weights, block, nested=False)  # no part of a tensor grid is a rule
 
 
 def hermite_grid(order: int, dimension: int) -> tuple[np.ndarray, np.ndarray]:
     """Return the normals (dimension, order^dimension) of a tensor Gauss-Hermite rule, and weights that sum to one."""
     x, w = special.roots_hermitenorm(order)
-    place = np.indices((order,) * dimension).reshape(dimension, order**dimension)
-    return x[place], np.prod((w / w.sum())[place], 0)
+    index = np.indices((order,) * dimension).reshape(dimension, order**dimension)
+    return x[index], np.prod((w / w.sum())[index], 0)
 
 
 def _dimension(model: Model) -> int:
     return model.shape[0] * sum(model.columns)
 
 
-def _rule(model: Model, normals: np.ndarray, weight: np.ndarray, block: int | None, part: bool = True) -> Rule:
+def _rule(model: Model, normals: np.ndarray, weight: np.ndarray, block: int | None, nested: bool = True) -> Rule:
     """Return the rule with normals (R, L (t + r), N) and weights (R, N).
 
     Args:
-        part: whether the first nodes are a rule by themselves, as Sobol points are. They then form the coarse
+        nested: whether the first nodes are a rule by themselves, as Sobol points are. They then form the coarse
             replicate; otherwise all nodes of the first replicate do.
     """
     L, (r, t) = model.shape[0], model.columns
@@ -272,11 +273,11 @@ def _rule(model: Model, normals: np.ndarray, weight: np.ndarray, block: int | No
     teacher, student = normals[:, : L * t], normals[:, L * t :]
     size = normals.shape[-1]
     student, teacher = student.reshape(-1, L, r, size), teacher.reshape(-1, L, t, size)
-    count = block_width(size, coarse_size(L * r)) if part else size
-    kept = np.where(np.arange(size) < count, weight[0], 0.0)
+    count = block_width(size, coarse_size(L * r)) if nested else size
+    coarse_weight = np.where(np.arange(size) < count, weight[0], 0.0)
 
     def nodes(**arrays: np.ndarray) -> Nodes:
         return Nodes(**{k: jnp.asarray(a, dtype) for k, a in arrays.items()}, block=block or block_size(L * r))
 
-    coarse = nodes(student=student[0], teacher=teacher[0], weight=kept / kept.sum())
+    coarse = nodes(student=student[0], teacher=teacher[0], weight=coarse_weight / coarse_weight.sum())
     return Rule(nodes(student=student, teacher=teacher, weight=weight), coarse)

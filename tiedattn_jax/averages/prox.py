@@ -33,19 +33,19 @@ from .loops import counted, repeat
 
 _POWER_STEPS = 4  # power iterations for a start: Newton's method finds the well from a rough axis
 _COMMON_STEPS = 4  # Newton steps that all nodes take together; they suffice for nearly every node
-_SLOW = 128  # lanes that `local_minima` finishes together
+_SLOW_GROUP = 128  # lanes that `local_minima` finishes together
 # A node has a single well if its Hessian at zero is positive definite with this share of V^{-1}. The full V^{-1} would
 # not do, because a well can split while the Hessian is still positive definite. Measured on 400,000 nodes with small
 # fields, in 47 states of two to six tokens: two nodes had two minima although the Hessian was positive definite with
 # shares of .89 and .86.
-_NEARLY = 0.75
-_MAX_STEPS = 60  # most Newton steps where loops have a condition; counted loops take `_COUNTED`
+_CONVEX_SHARE = 0.75
+_MAX_STEPS = 60  # most Newton steps where loops have a condition; counted loops take `_COUNTED_STEPS`
 # Newton steps of counted loops: from any start, and to refine a minimum from single precision. Measured at 14 states
 # (alpha from .5 to 3, both branches, 8,192 nodes): the slowest of 688,128 starts took 26 steps in single precision and
 # 27 in double precision; a refinement took one.
-_COUNTED, _REFINED = 32, 4
+_COUNTED_STEPS, _REFINE_STEPS = 32, 4
 _UNROLL = 8  # power iterations in one pass of a counted loop; an iteration is only a few products
-_ALL_COLUMNS = 8  # most columns of a Hessian that are computed at once; of a larger one the caches hold one column only
+_ALL_COLUMNS = 8  # columns of the largest Hessian that is computed at once; of a larger one the caches hold one column
 
 
 def _loss(model: Model, Z: jax.Array, Y: jax.Array) -> jax.Array:
@@ -61,8 +61,8 @@ def _along(model: Model, Z: jax.Array, Y: jax.Array, d: jax.Array) -> tuple[jax.
 
 def _expansion(model: Model, Z: jax.Array, Y: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array]:
     """Return the loss, its gradient (L, r) and its Hessian (n, L, r), from one pass."""
-    along = functools.partial(_along, model, Z, Y)
-    return jax.vmap(along, out_axes=(None, None, 0))(_basis(Z))
+    column = functools.partial(_along, model, Z, Y)
+    return jax.vmap(column, out_axes=(None, None, 0))(_basis(Z))
 
 
 def _basis(Z: jax.Array) -> jax.Array:
@@ -74,14 +74,14 @@ def _basis(Z: jax.Array) -> jax.Array:
 loss_at_nodes = nodewise(_loss)
 gradient_at_nodes = nodewise(jax.grad(_loss, 1))
 _along_at_nodes = nodewise(_along)
-_all_at_nodes = nodewise(_expansion)
+_expansion_at_nodes = nodewise(_expansion)
 
 
 def expansion_at_nodes(model: Model, Z: jax.Array, Y: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array]:
     """Return the loss (N,), its gradient (L, r, N) and its Hessian (n, n, N), n = L r; a large one column by column."""
     n = Z.shape[0] * Z.shape[1]
     if n <= _ALL_COLUMNS:
-        value, gradient, hessian = _all_at_nodes(model, Z, Y)
+        value, gradient, hessian = _expansion_at_nodes(model, Z, Y)
         return value, gradient, hessian.reshape(n, n, -1)
 
     def column(_: Any, d: jax.Array) -> tuple[tuple[jax.Array, jax.Array], jax.Array]:
@@ -138,8 +138,8 @@ def prox(model: Model, h: jax.Array, V: jax.Array, y: jax.Array, near: jax.Array
     Returns:
         A `Prox`; differentiable in the model's numbers, `h`, `V` and `y` in both modes.
     """
-    found = search(*lax.stop_gradient((model, h, V, y)), near)
-    return eqx.tree_at(lambda p: p.z, found, attach(found.z, model, h, V, y))
+    minima = search(*lax.stop_gradient((model, h, V, y)), near)
+    return eqx.tree_at(lambda p: p.z, minima, attach(minima.z, model, h, V, y))
 
 
 def prox_jacobian(model: Model, z: jax.Array, V: jax.Array, y: jax.Array) -> jax.Array:
@@ -201,8 +201,8 @@ def attach(primals: Any, tangents: Any) -> jax.Array:
 def search(model: Model, h: jax.Array, V: jax.Array, y: jax.Array, near: jax.Array | None = None) -> Prox:
     """Return `prox` without derivatives."""
     # The search for the lowest minimum runs in single precision, at half the cost; the minimum is then refined.
-    top, second, gap = lowest_minima(model, h, V, y, near)
-    z, _, converged = descend(model, top, h, V, y, _tolerance(h.dtype), count=_REFINED)
+    lowest, second, gap = lowest_minima(model, h, V, y, near)
+    z, _, converged = descend(model, lowest, h, V, y, _tolerance(h.dtype), count=_REFINE_STEPS)
     return Prox(z, converged, jnp.where(jnp.isfinite(gap), second, z), gap)
 
 
@@ -211,12 +211,12 @@ def proximal(
 ) -> tuple[jax.Array, jax.Array]:
     """Return only the proximal operator (L, r, N), without derivatives, and whether the search converged, (N,)."""
     if counted():  # search from every start in single precision, then refine the lowest minimum
-        top = lowest_minima(model, h, V, y, origin=origin)[0]
-        z, _, done = descend(model, top, h, V, y, _tolerance(h.dtype), count=_REFINED)
-        return z, done
-    z, energy, done = _minima(model, h, V, y, None, _tolerance(h.dtype), origin)
+        start = lowest_minima(model, h, V, y, origin=origin)[0]
+        z, _, converged = descend(model, start, h, V, y, _tolerance(h.dtype), count=_REFINE_STEPS)
+        return z, converged
+    z, energy, converged = _minima(model, h, V, y, None, _tolerance(h.dtype), origin)
     lowest = jnp.argmin(energy, 0)
-    return pick(z, lowest), pick(done, lowest)
+    return pick(z, lowest), pick(converged, lowest)
 
 
 def local_minima(model: Model, z: jax.Array, h: jax.Array, V: jax.Array, y: jax.Array) -> tuple[jax.Array, jax.Array]:
@@ -228,12 +228,12 @@ def local_minima(model: Model, z: jax.Array, h: jax.Array, V: jax.Array, y: jax.
     tol = 1e-5
     if counted():
         return descend(model, z, h, V, y, tol)[:2]
-    z, energy, done = descend(model, z, h, V, y, tol, _COMMON_STEPS)
+    z, energy, converged = descend(model, z, h, V, y, tol, _COMMON_STEPS)
 
-    def finish(at: Callable[[jax.Array], jax.Array]) -> tuple[jax.Array, ...]:
-        return descend(model, at(z), at(h), V, at(y), tol)[:2]
+    def finish(take: Callable[[jax.Array], jax.Array]) -> tuple[jax.Array, ...]:
+        return descend(model, take(z), take(h), V, take(y), tol)[:2]
 
-    return in_groups(finish, (z, energy), ~done, _SLOW)
+    return in_groups(finish, (z, energy), ~converged, _SLOW_GROUP)
 
 
 def _tolerance(dtype: Any) -> float:
@@ -278,10 +278,10 @@ def lowest_minima(
         (model, h, V, y, near, origin),
     )
     z, energy, _ = _minima(model, h, V, y, near, 1e-3, origin)
-    top = pick(z, jnp.argmin(energy, 0))
-    above = jnp.where(jnp.max(jnp.abs(z - top), (1, 2)) > 1e-2, energy - jnp.min(energy, 0), jnp.inf)
-    second = pick(z, jnp.argmin(above, 0))
-    return top.astype(dtype), second.astype(dtype), jnp.min(above, 0).astype(dtype)
+    lowest = pick(z, jnp.argmin(energy, 0))
+    excess = jnp.where(jnp.max(jnp.abs(z - lowest), (1, 2)) > 1e-2, energy - jnp.min(energy, 0), jnp.inf)
+    second = pick(z, jnp.argmin(excess, 0))
+    return lowest.astype(dtype), second.astype(dtype), jnp.min(excess, 0).astype(dtype)
 
 
 def _minima(
@@ -289,7 +289,7 @@ def _minima(
     h: jax.Array,
     V: jax.Array,
     y: jax.Array,
-    near: jax.Array | None,
+    extra: jax.Array | None,
     tol: float,
     origin: Origin | None,
 ) -> tuple[jax.Array, jax.Array, jax.Array]:
@@ -304,38 +304,38 @@ def _minima(
     L, r, size = h.shape
     origin = origin_of(model, y, r, _POWER_STEPS) if origin is None else origin
     well = jnp.asarray(model.field_scale, h.dtype) * origin.axis
-    others = jnp.concatenate([jnp.stack([well, -well]), _flips(model, h), *([] if near is None else [near])])
+    other_starts = jnp.concatenate([jnp.stack([well, -well]), _flips(model, h), *([] if extra is None else [extra])])
 
-    def matter(energy: jax.Array) -> jax.Array:
+    def relevance(energy: jax.Array) -> jax.Array:
         """Return which other starts matter, (K - 1, N), given the energies (N,) of the minima from the fields."""
         wells = jnp.tile(_wells_matter(model, h, V, origin), (2, 1))
-        rest = () if near is None else (jnp.ones((len(near), size), bool),)
-        return jnp.concatenate([wells, _flips_matter(model, h, V, energy), *rest])
+        extra_matter = () if extra is None else (jnp.ones((len(extra), size), bool),)
+        return jnp.concatenate([wells, _flips_matter(model, h, V, energy), *extra_matter])
 
-    def split(z: jax.Array, energy: jax.Array, done: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array]:
-        return jnp.moveaxis(z.reshape(L, r, -1, size), 2, 0), energy.reshape(-1, size), done.reshape(-1, size)
+    def split(z: jax.Array, energy: jax.Array, converged: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array]:
+        return jnp.moveaxis(z.reshape(L, r, -1, size), 2, 0), energy.reshape(-1, size), converged.reshape(-1, size)
 
-    def joined(starts: jax.Array) -> jax.Array:
+    def join(starts: jax.Array) -> jax.Array:
         return jnp.moveaxis(starts, 0, 2).reshape(L, r, -1)
 
     if counted():
-        count = 1 + len(others)
-        lanes = joined(jnp.concatenate([h[None], others]))
+        count = 1 + len(other_starts)
+        lanes = join(jnp.concatenate([h[None], other_starts]))
         fields, teacher = jnp.tile(h, count), jnp.tile(y, count)
-        z, energy, done = split(*descend(model, lanes, fields, V, teacher, tol))
-        return z, energy.at[1:].set(jnp.where(matter(energy[0]), energy[1:], jnp.inf)), done
+        z, energy, converged = split(*descend(model, lanes, fields, V, teacher, tol))
+        return z, energy.at[1:].set(jnp.where(relevance(energy[0]), energy[1:], jnp.inf)), converged
 
-    z, energy, done = descend(model, h, h, V, y, tol, _COMMON_STEPS)
+    z, energy, converged = descend(model, h, h, V, y, tol, _COMMON_STEPS)
 
-    def finish(at: Callable[[jax.Array], jax.Array]) -> tuple[jax.Array, ...]:
-        return descend(model, at(lanes), at(h), V, at(y), tol)
+    def finish(take: Callable[[jax.Array], jax.Array]) -> tuple[jax.Array, ...]:
+        return descend(model, take(lanes), take(h), V, take(y), tol)
 
-    lanes = joined(jnp.concatenate([z[None], others]))
-    left = jnp.concatenate([~done[None], matter(energy)]).ravel()
-    blank = jnp.full(len(others) * size, jnp.inf, energy.dtype)
-    old = lanes, jnp.concatenate([energy, blank]), jnp.tile(done, 1 + len(others))
+    lanes = join(jnp.concatenate([z[None], other_starts]))
+    pending = jnp.concatenate([~converged[None], relevance(energy)]).ravel()
+    no_energy = jnp.full(len(other_starts) * size, jnp.inf, energy.dtype)
+    values = lanes, jnp.concatenate([energy, no_energy]), jnp.tile(converged, 1 + len(other_starts))
     group = max(256 if L * r == 2 else 16, 3 * size // 16)  # small, so that a slow lane keeps few others waiting
-    return split(*in_groups(finish, old, left, group))
+    return split(*in_groups(finish, values, pending, group))
 
 
 def pick(z: jax.Array, which: jax.Array) -> jax.Array:
@@ -353,8 +353,8 @@ def _normals(L: int) -> np.ndarray:
 def _flips(model: Model, h: jax.Array) -> jax.Array:
     """Return the projections of h onto the planes of `_normals`, (K, L, r, N); with kinks its reflections, and -h."""
     normals = jnp.asarray(_normals(h.shape[0]), h.dtype)
-    away = jnp.einsum("kl,krn->klrn", normals, jnp.einsum("kl,lrn->krn", normals, h))
-    return jnp.concatenate([h - 2 * away, -h[None]]) if model.kinked else h - away
+    normal_part = jnp.einsum("kl,krn->klrn", normals, jnp.einsum("kl,lrn->krn", normals, h))
+    return jnp.concatenate([h - 2 * normal_part, -h[None]]) if model.kinked else h - normal_part
 
 
 def _wells_matter(model: Model, h: jax.Array, V: jax.Array, origin: Origin) -> jax.Array:
@@ -364,8 +364,8 @@ def _wells_matter(model: Model, h: jax.Array, V: jax.Array, origin: Origin) -> j
     margin, there is a single well, unless the student's fields are large. A loss with a slope at zero is not even, and
     its nodes always count.
     """
-    split = ~definite(origin.curvature + _precision(V / _NEARLY))
-    return split | jnp.any(origin.slope != 0, (0, 1)) | _large(model, h, 1.5)
+    may_split = ~definite(origin.curvature + _precision(V / _CONVEX_SHARE))
+    return may_split | jnp.any(origin.slope != 0, (0, 1)) | _large(model, h, 1.5)
 
 
 @precise
@@ -383,14 +383,14 @@ def _flips_matter(model: Model, h: jax.Array, V: jax.Array, energy: jax.Array) -
     For a loss with kinks the third condition is dropped. Checked on 4,096 nodes at each of ten settings of two to eight
     tokens: this tries half as many starts as all planes do, and loses no minimum.
     """
-    normals, hard = jnp.asarray(_normals(h.shape[0]), h.dtype), jnp.asarray(model.field_scale, h.dtype) ** 2
-    away, spread = jnp.einsum("kl,lrn->krn", normals, h), jnp.einsum("kl,lrr->kr", normals**2, V)
-    cost = jnp.min(0.5 * away**2 / spread[..., None], 1)
-    change = jnp.max(jnp.abs(h), (0, 1)) * jnp.max(jnp.abs(away), 1)
-    matter = jnp.any(cost < energy, 0) & (cost < 4 * energy)
+    normals, threshold = jnp.asarray(_normals(h.shape[0]), h.dtype), jnp.asarray(model.field_scale, h.dtype) ** 2
+    distance, spread = jnp.einsum("kl,lrn->krn", normals, h), jnp.einsum("kl,lrr->kr", normals**2, V)
+    cost = jnp.min(0.5 * distance**2 / spread[..., None], 1)
+    change = jnp.max(jnp.abs(h), (0, 1)) * jnp.max(jnp.abs(distance), 1)
+    relevant = jnp.any(cost < energy, 0) & (cost < 4 * energy)
     if model.kinked:
-        return jnp.concatenate([matter, jnp.any(matter, 0)[None]])
-    return matter & _large(model, h, 3.0) & (change > hard)
+        return jnp.concatenate([relevant, jnp.any(relevant, 0)[None]])
+    return relevant & _large(model, h, 3.0) & (change > threshold)
 
 
 def _large(model: Model, h: jax.Array, bound: float) -> jax.Array:
@@ -426,10 +426,10 @@ def _lowest_axis(hess: jax.Array, steps: int) -> jax.Array:
     norm = jnp.where(norm > 0, norm, 1.0)
 
     def step(_: int, v: jax.Array) -> jax.Array:
-        moved = norm * v - matvec(hess, v)
-        square = total(moved**2)
+        product = norm * v - matvec(hess, v)
+        square = total(product**2)
         # If all eigenvalues are equal the product may vanish; then, too, any axis will do.
-        return jnp.where(square > 0, moved / jnp.sqrt(square + jnp.finfo(hess.dtype).tiny), v)
+        return jnp.where(square > 0, product / jnp.sqrt(square + jnp.finfo(hess.dtype).tiny), v)
 
     start = jnp.asarray(reference_axis(len(hess)), hess.dtype)[:, None]
     unroll = min(_UNROLL, steps) if counted() else 1
@@ -437,9 +437,9 @@ def _lowest_axis(hess: jax.Array, steps: int) -> jax.Array:
 
 
 def in_groups(
-    finish: Callable[[Callable[[jax.Array], jax.Array]], tuple], old: tuple, left: jax.Array, group: int
+    finish: Callable[[Callable[[jax.Array], jax.Array]], tuple], values: tuple, pending: jax.Array, group: int
 ) -> tuple:
-    """Replace the values of arrays (..., N) at the lanes that are `left`, (N,), by those of `finish`, group by group.
+    """Replace values of arrays (..., N) at the lanes that are `pending`, (N,), by those of `finish`, group by group.
 
     A group that is not full takes lanes beyond the last one, whose values are dropped. The loop over the groups has a
     condition on accelerators, too, because it mostly ends after one group. On an H100, finishing all lanes instead took
@@ -448,20 +448,20 @@ def in_groups(
     Args:
         finish: returns the new values of one group. Its argument is a function that takes the lanes of the group out of
             an array (..., M), where lane k of N has the value at k modulo M.
-        old: the arrays.
+        values: the arrays.
         group: lanes in a group.
     """
-    size = left.shape[-1]
-    count = jnp.sum(left)
-    lanes = jnp.pad(jnp.nonzero(left, size=size, fill_value=size)[0], (0, group), constant_values=size)
+    size = pending.shape[-1]
+    count = jnp.sum(pending)
+    lanes = jnp.pad(jnp.nonzero(pending, size=size, fill_value=size)[0], (0, group), constant_values=size)
 
     def body(state: tuple) -> tuple:
-        k, old = state
-        some = lax.dynamic_slice_in_dim(lanes, k, group)
-        new = finish(lambda a: jnp.take(a, some % a.shape[-1], axis=-1))
-        return k + group, tuple(a.at[..., some].set(b, mode="drop") for a, b in zip(old, new, strict=True))
+        k, values = state
+        members = lax.dynamic_slice_in_dim(lanes, k, group)
+        new = finish(lambda a: jnp.take(a, members % a.shape[-1], axis=-1))
+        return k + group, tuple(a.at[..., members].set(b, mode="drop") for a, b in zip(values, new, strict=True))
 
-    return lax.while_loop(lambda state: state[0] < count, body, (jnp.zeros_like(count), old))[1]
+    return lax.while_loop(lambda state: state[0] < count, body, (jnp.zeros_like(count), values))[1]
 
 
 def descend(
@@ -482,39 +482,39 @@ def descend(
 
     Args:
         steps: most steps where loops have a condition.
-        count: steps where loops are `counted`; by default `_COUNTED`.
+        count: steps where loops are `counted`; by default `_COUNTED_STEPS`.
 
     Returns:
         The minimisers (L, r, N), their energies (N,), and whether they converged, (N,).
     """
     centre, floor = h.reshape(-1, h.shape[-1]), least_pivots(V)
 
-    def small(z: jax.Array, step: jax.Array) -> jax.Array:
+    def is_small(z: jax.Array, step: jax.Array) -> jax.Array:
         return jnp.max(jnp.abs(step), 0) <= tol * (0.1 + jnp.max(jnp.abs(z), 0))
 
     def body(state: tuple) -> tuple:
         z, energy, step, cut = state
         trial = z + cut * step
-        at = expand(model, trial, centre, V, y)
-        reached, rounding = at.loss + at.quadratic, 64 * jnp.finfo(z.dtype).eps * (jnp.abs(at.loss) + at.quadratic)
-        down = reached <= energy + rounding  # a rise within rounding is no reason to reject a step
+        e = expand(model, trial, centre, V, y)
+        trial_energy, rounding = e.loss + e.quadratic, 64 * jnp.finfo(z.dtype).eps * (jnp.abs(e.loss) + e.quadratic)
+        descends = trial_energy <= energy + rounding  # a rise within rounding is no reason to reject a step
         return (
-            jnp.where(down, trial, z),
-            jnp.where(down, reached, energy),
-            jnp.where(down, ldl_solve(at.hessian, -at.slope, floor), step),
-            jnp.where(down, 1.0, 0.25 * cut).astype(z.dtype),
+            jnp.where(descends, trial, z),
+            jnp.where(descends, trial_energy, energy),
+            jnp.where(descends, ldl_solve(e.hessian, -e.slope, floor), step),
+            jnp.where(descends, 1.0, 0.25 * cut).astype(z.dtype),
         )
 
     def unfinished(state: tuple) -> jax.Array:
         z, _, step, _ = state
-        return ~small(z, step)
+        return ~is_small(z, step)
 
     # The first pass of the loop only evaluates: its step is zero, and any energy is below infinity.
     flat = z.reshape(centre.shape)
-    blank = jnp.full_like(flat[0], jnp.inf)
-    state = (flat, blank, jnp.zeros_like(flat), jnp.ones_like(blank))
-    count = _COUNTED if count is None else count
+    infinite = jnp.full_like(flat[0], jnp.inf)
+    state = (flat, infinite, jnp.zeros_like(flat), jnp.ones_like(infinite))
+    count = _COUNTED_STEPS if count is None else count
     flat, energy, step, _ = repeat(body, state, unfinished, steps + 1, count=count + 1, least=1)
-    done = small(flat, step)
-    flat = flat + jnp.where(done, step, 0.0)  # the last step needs no evaluation, and squares the error
-    return flat.reshape(z.shape), energy, done
+    converged = is_small(flat, step)
+    flat = flat + jnp.where(converged, step, 0.0)  # the last step needs no evaluation, and squares the error
+    return flat.reshape(z.shape), energy, converged

@@ -30,7 +30,7 @@ class Jumps(eqx.Module):
     """Points on the surface where the minimiser jumps, for averages of delta(energy difference) times a function."""
 
     density: jax.Array  # weights of the points in the delta function, (P,); zero where there is no jump
-    step: jax.Array  # by how much the minimiser jumps there, (L, r, P)
+    step: jax.Array  # jump of the minimiser at these points, (L, r, P)
 
 
 class Points(eqx.Module):
@@ -120,12 +120,12 @@ class Rule(Printed):
         return self.stack.size
 
     def describe(self) -> Description:
-        each = f"{self.replicates} replicates of {self.size} nodes, {type(self.stack).__name__}"
-        return Description(f"{each} for (L, r, t) = {self.stack.shape}")
+        summary = f"{self.replicates} replicates of {self.size} nodes, {type(self.stack).__name__}"
+        return Description(f"{summary} for (L, r, t) = {self.stack.shape}")
 
     def replicate(self, k: int) -> Replicate:
         """Return replicate `k`; the coarse one if `k` is `COARSE`."""
-        return self.coarse if k == COARSE else _one(self.stack, k)
+        return self.coarse if k == COARSE else _select(self.stack, k)
 
     def each(self, fn: Callable[[Replicate], Any]) -> Any:
         """Apply `fn` to one replicate after the other; leaves of the result lead with the replicate axis."""
@@ -133,26 +133,26 @@ class Rule(Printed):
 
 
 @jax.jit
-def _one(stack: Replicate, k: Any) -> Replicate:
+def _select(stack: Replicate, k: Any) -> Replicate:
     return jax.tree.map(lambda a: lax.dynamic_index_in_dim(a, k, keepdims=False), stack)
 
 
 def average(replicate: Replicate, fn: Callable[[Any], Any]) -> Any:
     """Sum `fn(block)` over the blocks of a replicate, with one block in memory at a time, also in a reverse pass.
 
-    A reverse pass stores what was `found_in` the blocks, about a dozen numbers a node, and recomputes the rest.
+    A reverse pass stores the results of `found_in`, about a dozen numbers a node, and recomputes the rest.
     """
-    sums = lax.map(jax.checkpoint(fn, policy=_KEEP), replicate.blocks())
+    sums = lax.map(jax.checkpoint(fn, policy=_SAVE_SEARCHES), replicate.blocks())
     return jax.tree.map(lambda a: jnp.sum(a, 0), sums)
 
 
-_FOUND = "found"
-_KEEP = jax.checkpoint_policies.save_only_these_names(_FOUND)
+_SEARCH_RESULT = "found"
+_SAVE_SEARCHES = jax.checkpoint_policies.save_only_these_names(_SEARCH_RESULT)
 
 
 def found_in(replicate: Replicate, model: Model, x: Overlaps, block: Any) -> Any:
     """Return what a replicate's `search` finds in a block at the state `x`; it has no derivative."""
-    return checkpoint_name(replicate.search(*lax.stop_gradient((model, x)), block), _FOUND)
+    return checkpoint_name(replicate.search(*lax.stop_gradient((model, x)), block), _SEARCH_RESULT)
 
 
 def average_of_weighted(replicate: Replicate, fn: Callable[[Any], Any]) -> Any:
@@ -184,8 +184,8 @@ def flattened(
     costs kernels to compile.
     """
     traced = eqx.filter_closure_convert(fn, *args)
-    like = jax.eval_shape(lambda *args: traced(*args), *args)  # jax would print the program of a bare closure
-    zero, unflatten = ravel_pytree(jax.tree.map(lambda a: jnp.zeros(a.shape, a.dtype), like))
+    shapes = jax.eval_shape(lambda *args: traced(*args), *args)  # jax would print the program of a bare closure
+    zero, unflatten = ravel_pytree(jax.tree.map(lambda a: jnp.zeros(a.shape, a.dtype), shapes))
     return lambda *args: ravel_pytree(traced(*args))[0], zero, unflatten
 
 
@@ -213,9 +213,11 @@ def block_width(size: int, most: int) -> int:
 def check_rule(rule: Any, model: Model) -> None:
     """Raise an `InputError` about "nodes" unless `rule` is an averaging rule that is made for such a model."""
     require_kind(rule, "nodes", Rule, "an averaging rule, such as default_nodes(model)")
-    got, want = rule.stack.shape, (model.shape[0], *model.columns)
-    if got != want:
-        raise InputError("nodes", f"must be made for this model, of shape (L, r, t) = {want}, got nodes for {got}")
+    nodes_shape, model_shape = rule.stack.shape, (model.shape[0], *model.columns)
+    if nodes_shape != model_shape:
+        raise InputError(
+            "nodes", f"must be made for this model, of shape (L, r, t) = {model_shape}, got nodes for {nodes_shape}"
+        )
     dtype = jax.tree.leaves(rule.stack)[0].dtype
     if dtype != model.lam.dtype:
         raise InputError("nodes", f"must be {model.lam.dtype} like the model, got {dtype}: make them with this model")
@@ -238,6 +240,6 @@ def check_arguments(model: Any, block: Any, **counts: Any) -> None:
 
 def check_memory(numbers: int, replicates: int, argument: str, value: int) -> None:
     """Raise an `InputError` about `argument` or the replicates unless memory can hold `numbers` for each replicate."""
-    each = 32.0 * numbers  # four copies
-    require_memory(each, argument, value, "the nodes of a replicate")
-    require_memory(each * replicates, "replicates", replicates, "the nodes")
+    replicate_bytes = 32.0 * numbers  # four copies
+    require_memory(replicate_bytes, argument, value, "the nodes of a replicate")
+    require_memory(replicate_bytes * replicates, "replicates", replicates, "the nodes")

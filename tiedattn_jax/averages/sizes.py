@@ -9,11 +9,12 @@ REPLICATES = 4  # the fewest that give a useful error bar: by Student's law it i
 # for accelerators is a guess. To measure it, time one `image_and_jacobian` per node of `sobol_nodes(model, 2**20)` for
 # blocks of 2^15 to 2^20, and take the smallest block within 10 % of the fastest.
 BLOCK, ACCELERATOR_BLOCK = 2**13, 2**17
-WIDE_BLOCK = 2**10  # beyond two fields, divided by their number: Hessians have to stay in the caches
+WIDE_BLOCK = 2**10  # beyond two fields, to be divided by their number, so that Hessians stay in the caches
 # Nodes of the coarse replicate. It is smaller beyond two fields, where its 25 evaluations, far from the state, cost
 # more than all the others.
 COARSE, WIDE_COARSE = 2**13, 2**10
-NODES = 2**16  # of a rule of single nodes; errors are 5e-4 in q and 3e-3 in V where the proximal operator jumps
+# Nodes of a rule of single nodes. Errors are 5e-4 in q and 3e-3 in V where the proximal operator jumps.
+NODES = 2**16
 
 # Sizes of the default rule by use. Relative errors of the order parameters at the standard setting are 5e-4 with 6,300
 # nodes (order 5, the smallest), 2e-4 with 16,632 (order 7), and 4e-5 with 35,640 (order 9).
