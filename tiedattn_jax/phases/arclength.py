@@ -27,13 +27,13 @@ from .inputs import prepared
 from .secant import Secant
 
 _TOLERANCE = 1e-6  # largest relative residual of a point; averages on lines are smooth to this accuracy
-_STEPS = 8  # Newton steps at most; a point that needs more is too far along the arc
+_STEPS = 8  # maximum number of Newton steps; a point that needs more is too far along the arc
 _STEP = 0.05  # first step along the arc
-_LEAST_STEP = 1e-4
+_SHORTEST_STEP = 1e-4
 _LONGEST_STEP = 0.2  # relative to the sizes of overlaps and parameter at the start
-_SHARPEST_TURN = 0.7  # least cosine between two tangents: a sharper turn is more likely a jump to another branch
+_MIN_COSINE = 0.7  # least cosine between two tangents: a sharper turn is more likely a jump to another branch
 _FOLD_POINTS = 200
-_TURN, _TURN_LOOKS = 1e-6, 20  # relative accuracy of a fold along the arc, and evaluations at most
+_FOLD_TOLERANCE, _FOLD_EVALUATIONS = 1e-6, 20  # relative accuracy along the arc, and maximum of evaluations
 _OBSERVE = Settings(tol=1e-4, max_steps=0, warm_steps=0)
 
 
@@ -73,10 +73,10 @@ class BranchPath(Printed):
         return self.states.train_loss
 
     def describe(self) -> Description:
-        what = f"{len(self.values)} points from {self.parameter} = {self.values[0]:g} to {self.values[-1]:g}"
+        headline = f"{len(self.values)} points from {self.parameter} = {self.values[0]:g} to {self.values[-1]:g}"
         numbers = [("folds", entries(self.folds)), ("crossings", entries(self.crossings))]
         details = [("branches", ", ".join(dict.fromkeys(self.labels))), ("ends", ", ".join(self.ends))]
-        return Description(what, "", numbers, details)
+        return Description(headline, "", numbers, details)
 
     def plot(self) -> Any:
         """Plot order parameters and training loss along the path; see `plotting.branches.path_figure`."""
@@ -126,48 +126,48 @@ class _Point(NamedTuple):
 
 
 class _Continuation:
-    """Solution curve of one replicate in scaled coordinates, the parameter last. Methods that solve are paths."""
+    """Solution curve of one replicate in scaled coordinates, the parameter last. Methods that solve return paths."""
 
     def __init__(self, setting: Setting, nodes: Rule, number: int, x: Overlaps):
         self.setting, self.nodes, self.number, self.replicate = setting, nodes, number, nodes.replicate(number)
         self.coordinates = Coordinates(setting.model, setting.free)
         value = setting.parameter.read(setting.model, setting.alpha, "parameter")
         ones = jax.tree.map(jnp.ones_like, x)
-        # Coordinates that are not zero by symmetry.
-        self.on = np.flatnonzero(np.append(np.asarray(self.coordinates.pack(ones)), 1.0))
+        # Indices of the coordinates that symmetry does not set to zero.
+        self.active = np.flatnonzero(np.append(np.asarray(self.coordinates.pack(ones)), 1.0))
         self.scale = np.append(np.asarray(self.coordinates.scale(x)), abs(value) or 1.0)
-        self.start = (np.append(np.asarray(self.coordinates.pack(x)), value) / self.scale)[self.on]
+        self.start = (np.append(np.asarray(self.coordinates.pack(x)), value) / self.scale)[self.active]
 
-    def plain(self, w: np.ndarray) -> np.ndarray:
+    def unscaled(self, w: np.ndarray) -> np.ndarray:
         # All coordinates in their own units, with zeros where symmetry imposes them.
         u = np.zeros(len(self.scale))
-        u[self.on] = w * self.scale[self.on]
+        u[self.active] = w * self.scale[self.active]
         return u
 
-    def correct(self, w: np.ndarray, along: np.ndarray) -> Path:
+    def correct(self, w: np.ndarray, direction: np.ndarray) -> Path:
         """Path of Newton's method in the plane through `w` normal to `along`; returns a `_Point`, None on failure."""
-        guess, rows = w, self.on[:-1]
+        guess, rows = w, self.active[:-1]
         for k in range(_STEPS):
-            r, J, inside = yield Call(_expand, (self.setting, self.replicate, jnp.asarray(self.plain(w))))
+            r, J, is_inside = yield Call(_expand, (self.setting, self.replicate, jnp.asarray(self.unscaled(w))))
             r = np.asarray(r)[rows] / self.scale[rows]
-            J = np.asarray(J)[np.ix_(rows, self.on)] * self.scale[self.on] / self.scale[rows, None]
-            size = float(np.max(np.abs(r)))
-            if not (inside and np.isfinite(size) and np.max(np.abs(w - guess)) < 0.5):
+            J = np.asarray(J)[np.ix_(rows, self.active)] * self.scale[self.active] / self.scale[rows, None]
+            residual = float(np.max(np.abs(r)))
+            if not (is_inside and np.isfinite(residual) and np.max(np.abs(w - guess)) < 0.5):
                 return None
-            if size < _TOLERANCE:
+            if residual < _TOLERANCE:
                 tangent = np.linalg.svd(J)[2][-1]
-                return _Point(w, J, tangent * np.sign(tangent @ along), k)
-            w = w + np.linalg.solve(np.vstack([J, along]), np.append(-r, -(along @ (w - guess))))
+                return _Point(w, J, tangent * np.sign(tangent @ direction), k)
+            w = w + np.linalg.solve(np.vstack([J, direction]), np.append(-r, -(direction @ (w - guess))))
         return None
 
     def value(self, w: np.ndarray) -> float:
         """Return the parameter at a point."""
-        return float(self.plain(w)[-1])
+        return float(self.unscaled(w)[-1])
 
     def overlaps(self, w: np.ndarray) -> Overlaps:
-        return self.coordinates.unpack(jnp.asarray(self.plain(w)[:-1]))
+        return self.coordinates.unpack(jnp.asarray(self.unscaled(w)[:-1]))
 
-    def seen(self, w: np.ndarray) -> Path:
+    def state_at(self, w: np.ndarray) -> Path:
         """Path that evaluates the state at a point of the curve."""
         return self.setting.solve(self.nodes, self.number, self.overlaps(w), _OBSERVE, self.value(w))
 
@@ -176,19 +176,19 @@ class _Continuation:
         points = [first]
         while len(points) < count:
             last = points[-1]
-            found = yield from self.correct(last.w + step * last.tangent, last.tangent)
-            if found is None or found.tangent @ last.tangent < _SHARPEST_TURN:
+            point = yield from self.correct(last.w + step * last.tangent, last.tangent)
+            if point is None or point.tangent @ last.tangent < _MIN_COSINE:
                 step /= 2
-                if step < _LEAST_STEP:
+                if step < _SHORTEST_STEP:
                     return points, "no further point was found"
                 continue
-            points.append(found)
-            if not limits[0] <= self.value(found.w) <= limits[1]:
+            points.append(point)
+            if not limits[0] <= self.value(point.w) <= limits[1]:
                 return points, "limit of the parameter"
-            step = min(step * (1.5 if found.steps <= 3 else 0.7 if found.steps > 5 else 1.0), _LONGEST_STEP)
+            step = min(step * (1.5 if point.steps <= 3 else 0.7 if point.steps > 5 else 1.0), _LONGEST_STEP)
         return points, "number of points"
 
-    def both_ways(self, limits: tuple[float, float], step: float, count: int) -> Path:
+    def march_both_ways(self, limits: tuple[float, float], step: float, count: int) -> Path:
         """Path that follows the curve in both directions; returns the points in order, and why either side ends.
 
         Raises:
@@ -197,29 +197,31 @@ class _Continuation:
         first = yield from self.correct(self.start, np.eye(len(self.start))[-1])
         if first is None:
             raise InputError("start", "must be near a state, Newton's method found none from it")
-        backwards = first._replace(tangent=-first.tangent)
-        (ahead, last), (behind, end) = yield [self.march(p, step, limits, count) for p in (first, backwards)]
-        return [*(p._replace(tangent=-p.tangent) for p in behind[:0:-1]), *ahead], (end, last)
+        reversed_first = first._replace(tangent=-first.tangent)
+        (forward, forward_end), (backward, backward_end) = yield [
+            self.march(p, step, limits, count) for p in (first, reversed_first)
+        ]
+        return [*(p._replace(tangent=-p.tangent) for p in backward[:0:-1]), *forward], (backward_end, forward_end)
 
-    def turns(self, points: list[_Point]) -> Path:
+    def turning_points(self, points: list[_Point]) -> Path:
         """Path that locates every fold between neighbouring points; returns their coordinates."""
-        turns = [self.turning(p, q) for p, q in pairwise(points) if p.tangent[-1] * q.tangent[-1] < 0]
-        return (yield turns)
+        paths = [self.turning_point(p, q) for p, q in pairwise(points) if p.tangent[-1] * q.tangent[-1] < 0]
+        return (yield paths)
 
-    def turning(self, a: _Point, b: _Point) -> Path:
+    def turning_point(self, a: _Point, b: _Point) -> Path:
         """Path that locates the extremum of the parameter between two points; returns its coordinates."""
-        length, best = float((b.w - a.w) @ a.tangent), a
-        side = -np.sign(a.tangent[-1])  # makes the slope of the parameter rise through zero from a to b
+        length, nearest = float((b.w - a.w) @ a.tangent), a
+        sign = -np.sign(a.tangent[-1])  # makes the slope of the parameter rise through zero from a to b
         # `Secant` takes positive places only, so the arc from a to b is numbered from length to 2 length.
-        search = Secant(length, side * a.tangent[-1], np.nan, length, 2 * length, 1.0)
-        search = search.learn(2 * length, side * float(b.tangent[-1]))
-        for _ in range(_TURN_LOOKS):
+        search = Secant(length, sign * a.tangent[-1], np.nan, length, 2 * length, 1.0)
+        search = search.learn(2 * length, sign * float(b.tangent[-1]))
+        for _ in range(_FOLD_EVALUATIONS):
             trial = search.next()
-            if abs(trial - search.place) <= _TURN * length:
+            if abs(trial - search.place) <= _FOLD_TOLERANCE * length:
                 break
-            best = (yield from self.correct(a.w + (trial - length) * a.tangent, a.tangent)) or best
-            search = search.learn(trial, side * float(best.tangent[-1]))
-        return best.w
+            nearest = (yield from self.correct(a.w + (trial - length) * a.tangent, a.tangent)) or nearest
+            search = search.learn(trial, sign * float(nearest.tangent[-1]))
+        return nearest.w
 
 
 def trace_branch(
@@ -258,15 +260,15 @@ def trace_branch(
     nodes, settings = prepared(model, nodes, settings, size=SIZES["path"], replicates=2, even=branch is not None)
     free, a = branch_of(branch).free(model), check_alpha(model, alpha)
     require_kind(parameter, "parameter", str, "the name of a number, for instance alpha or sigma")
-    here = Parameter(parameter).read(model, alpha, "parameter")
-    want = f"two increasing numbers around {here}"
-    low, high = array_of(limits, "limits", want, lambda a: a.size == 2 and a[0] <= here <= a[1] and a[0] < a[1])
+    value = Parameter(parameter).read(model, alpha, "parameter")
+    expected = f"two increasing numbers around {value}"
+    low, high = array_of(limits, "limits", expected, lambda a: a.size == 2 and a[0] <= value <= a[1] and a[0] < a[1])
     array_of(step, "step", "a positive number", lambda a: a > 0, ndim=0)
     require_count(points, "points")
     require_kind(start, "start", (FixedPoint, Overlaps, type(None)), "a FixedPoint or Overlaps near the state")
     if start is None:
-        coarse = Problem(model, a, nodes, free, settings).coarsely(branch_start(model, branch))
-        start = run_one(together([coarse]))[0].overlaps
+        coarse_path = Problem(model, a, nodes, free, settings).coarsely(branch_start(model, branch))
+        start = run_one(together([coarse_path]))[0].overlaps
     elif isinstance(start, FixedPoint):
         start = start.overlaps
     assert isinstance(start, Overlaps)
@@ -295,9 +297,9 @@ def folds_of(paths: Sequence[BranchPath]) -> list[tuple[float, float]]:
     """
     require(len(paths) > 0, "paths", list(paths), "one or more")
     counts = [len(p.folds) for p in paths]
-    usual = max(set(counts), key=counts.count)
-    alike = zip(*(p.folds for p in paths if len(p.folds) == usual), strict=True)
-    return [(float(np.mean(v)), float(error_bar(jnp.array(v)))) for v in alike]
+    usual_count = max(set(counts), key=counts.count)
+    folds = zip(*(p.folds for p in paths if len(p.folds) == usual_count), strict=True)
+    return [(float(np.mean(v)), float(error_bar(jnp.array(v)))) for v in folds]
 
 
 def _branch_path(
@@ -312,9 +314,9 @@ def _branch_path(
 ) -> Path:
     """Path of `trace_branch` on one replicate; returns a `BranchPath`."""
     curve = yield from _continuation(setting, nodes, number, start, settings)
-    points, ends = yield from curve.both_ways(limits, step, count)
-    turns = yield from curve.turns(points)
-    states = yield [curve.seen(w) for w in [*(p.w for p in points), *turns]]
+    points, ends = yield from curve.march_both_ways(limits, step, count)
+    turning_points = yield from curve.turning_points(points)
+    states = yield [curve.state_at(w) for w in [*(p.w for p in points), *turning_points]]
     crossings = [
         0.5 * (curve.value(p.w) + curve.value(q.w))
         for p, q in pairwise(points)
@@ -328,7 +330,7 @@ def _branch_path(
         states=stacked(states[: len(points)]),
         eigenvalues=np.take_along_axis(eigenvalues, np.argsort(-eigenvalues.real, 1), 1),
         labels=tuple(label(curve.setting.model, curve.overlaps(p.w)) for p in points),
-        folds=tuple(map(curve.value, turns)),
+        folds=tuple(map(curve.value, turning_points)),
         fold_states=tuple(stacked([state]) for state in states[len(points) :]),
         crossings=tuple(crossings),
         ends=ends,
@@ -353,12 +355,12 @@ def _nearest_fold(
     """Path of `fold_near` on one replicate; returns alpha and the state, or None."""
     try:
         curve = yield from _continuation(setting, nodes, number, start, settings)
-        points, _ = yield from curve.both_ways(limits, _STEP, _FOLD_POINTS)
+        points, _ = yield from curve.march_both_ways(limits, _STEP, _FOLD_POINTS)
     except InputError:  # there is no state
         return None
-    turns = yield from curve.turns(points)
-    inside = [w for w in turns if limits[0] < curve.value(w) < limits[1]]
-    if not inside:
+    turning_points = yield from curve.turning_points(points)
+    candidates = [w for w in turning_points if limits[0] < curve.value(w) < limits[1]]
+    if not candidates:
         return None
-    turn = min(inside, key=lambda w: abs(curve.value(w) - float(setting.alpha)))
-    return curve.value(turn), (yield from curve.seen(turn))
+    nearest = min(candidates, key=lambda w: abs(curve.value(w) - float(setting.alpha)))
+    return curve.value(nearest), (yield from curve.state_at(nearest))

@@ -37,7 +37,7 @@ MEETINGS = {
     frozenset(("semantic pitchfork", "positional pitchfork")): "the uninformed state turns unstable to both at once",
 }
 SEARCH = np.geomspace(3.0, 0.05, 19)  # alphas that are searched for the first point
-_FURTHER = np.geomspace(1.8, 0.4, 9)  # alphas that are searched after a failed prediction, relative to the last alpha
+_WIDER_SEARCH = np.geomspace(1.8, 0.4, 9)  # alphas, relative to the last one, that are searched if a prediction fails
 _SETTINGS = Settings(tol=1e-4, warm_steps=20)  # loose, because losses are stationary and starts are predicted
 _POINTS = 3  # points that the extrapolation of alpha uses
 
@@ -88,10 +88,10 @@ class Boundary(Result):
         reason = np.full(len(values), "") if reason is None else reason
         columns = (np.asarray(a)[order] for a in (values, alpha, stderr, slope, exact, status, reason))
         values, alpha, stderr, slope, exact, status, reason = columns
-        good = np.isfinite(alpha)
-        if good.sum() > 1 and not np.all(np.isfinite(slope[good])):
+        finite = np.isfinite(alpha)
+        if finite.sum() > 1 and not np.all(np.isfinite(slope[finite])):
             exact[:] = False
-            slope[good] = CubicSpline(values[good], alpha[good])(values[good], 1)
+            slope[finite] = CubicSpline(values[finite], alpha[finite])(values[finite], 1)
         return cls(event, parameter, values, alpha, stderr, slope, exact, status.astype(int), reason)
 
     @cached_property
@@ -101,10 +101,10 @@ class Boundary(Result):
         Raises:
             InputError: fewer than two points were found.
         """
-        good = np.isfinite(self.alpha)
-        if good.sum() < 2:
-            raise InputError("boundary", f"must have two points or more, {self.event} has {good.sum()}")
-        return CubicHermiteSpline(self.values[good], self.alpha[good], self.slope[good], extrapolate=False)
+        finite = np.isfinite(self.alpha)
+        if finite.sum() < 2:
+            raise InputError("boundary", f"must have two points or more, {self.event} has {finite.sum()}")
+        return CubicHermiteSpline(self.values[finite], self.alpha[finite], self.slope[finite], extrapolate=False)
 
     def meets(self, other: Boundary) -> list[tuple[float, float]]:
         """Return the intersections with another boundary as pairs (parameter, alpha), the parameter increasing.
@@ -120,9 +120,9 @@ class Boundary(Result):
         knots = knots[(knots >= max(first.x[0], second.x[0])) & (knots <= min(first.x[-1], second.x[-1]))]
         if len(knots) < 2:
             return []
-        gap = CubicHermiteSpline(knots, first(knots) - second(knots), first(knots, 1) - second(knots, 1))
-        places = gap.roots(discontinuity=False, extrapolate=False)
-        return [(float(v), float(first(v))) for v in np.unique(places[np.isfinite(places)])]
+        difference = CubicHermiteSpline(knots, first(knots) - second(knots), first(knots, 1) - second(knots, 1))
+        roots = difference.roots(discontinuity=False, extrapolate=False)
+        return [(float(v), float(first(v))) for v in np.unique(roots[np.isfinite(roots)])]
 
     def to_dict(self) -> dict[str, Any]:
         """Return all fields by name, arrays as lists."""
@@ -130,14 +130,14 @@ class Boundary(Result):
         return {name: a.tolist() if isinstance(a, np.ndarray) else a for name, a in vars(self).items()} | status
 
     def describe(self) -> Description:
-        found = int(np.isfinite(self.alpha).sum())
-        what = f"{self.event} at {len(self.values)} values of {self.parameter}"
+        count = int(np.isfinite(self.alpha).sum())
+        headline = f"{self.event} at {len(self.values)} values of {self.parameter}"
         rows = [(self.parameter, self.event, "slope", "status")]
         for k, (slope, status) in enumerate(zip(self.slope, self.status_name, strict=True)):
-            shown = f"{slope:#.5g}" if self.exact[k] or np.isnan(slope) else f"{slope:.2g} (spline)"
-            said = f"{status}: {self.reason[k]}" if self.reason[k] else status
-            rows.append((f"{self.values[k]:.4g}", with_error(self.alpha[k], self.stderr[k]), shown, said))
-        return Description(what, f"found at {found}", tables=[("", rows)])
+            slope_text = f"{slope:#.5g}" if self.exact[k] or np.isnan(slope) else f"{slope:.2g} (spline)"
+            status_text = f"{status}: {self.reason[k]}" if self.reason[k] else status
+            rows.append((f"{self.values[k]:.4g}", with_error(self.alpha[k], self.stderr[k]), slope_text, status_text))
+        return Description(headline, f"found at {count}", tables=[("", rows)])
 
     def plot(self) -> Any:
         """Plot alpha against the parameter; see `plotting.events.boundary_figure`."""
@@ -159,9 +159,9 @@ def meetings(boundaries: Iterable[Boundary]) -> list[Meeting]:
     """Return all pairwise intersections of boundaries in the same parameter, in the order of its values."""
     return sorted(
         (
-            Meeting((a.event, b.event), *place, MEETINGS.get(frozenset((a.event, b.event)), ""))
+            Meeting((a.event, b.event), *point, MEETINGS.get(frozenset((a.event, b.event)), ""))
             for a, b in combinations(boundaries, 2)
-            for place in a.meets(b)
+            for point in a.meets(b)
         ),
         key=lambda meeting: meeting.value,
     )
@@ -211,48 +211,48 @@ def trace_boundary(
     require(parameter != "alpha", "parameter", parameter, "another one than alpha")
     number = Parameter(parameter)
     number.read(model, None, "parameter")
-    places = array_of(values, "values", "finite and monotonic", lambda a: abs(np.sign(np.diff(a)).sum()) == a.size - 1)
-    number.check(model, places, "values")
+    grid = array_of(values, "values", "finite and monotonic", lambda a: abs(np.sign(np.diff(a)).sum()) == a.size - 1)
+    number.check(model, grid, "values")
 
     events = ("alpha_c", "semantic baseline", "positional baseline") if event == ALPHA_L else (event,)
     finished = dict.fromkeys(events, 0)
 
-    def traced(event: str) -> Path:
+    def boundary_path(event: str) -> Path:
         """Return the path that traces the boundary of one event."""
 
         def report(done: int, total: int) -> None:
             finished[event] = done
             progress(sum(finished.values()), total * len(events))
 
-        what = event_of(event, model)
-        if what.value is None:
+        definition = event_of(event, model)
+        if definition.value is None:
             text = f"must be one that can be followed, got event={event!r}: use trace_branch for folds"
             raise InputError("event", text)
-        near = None if start is None else near_of(what, start)
-        tracer = _Tracer(what, model, number, nodes, settings, sensitivities or what.observable is None)
-        return tracer.boundary(places, near, report)
+        guess = None if start is None else near_of(definition, start)
+        tracer = _Tracer(definition, model, number, nodes, settings, sensitivities or definition.observable is None)
+        return tracer.boundary(grid, guess, report)
 
-    paths = [traced(name) for name in events]
+    paths = [boundary_path(name) for name in events]
     return run_one(_first_to_beat_the_baseline(*paths) if event == ALPHA_L else paths[0])
 
 
 def _first_to_beat_the_baseline(*boundaries: Path) -> Path:
     """Path that traces alpha_l, which lies on one of three boundaries: alpha_c and the baselines of both branches."""
 
-    def or_nowhere() -> Path:
+    def positional_baseline() -> Path:
         """Path that traces the positional baseline; returns None if the positional state never beats the baseline."""
         try:
             return (yield boundaries[2])
         except InputError:
             return None
 
-    critical, late, early = yield [*boundaries[:2], or_nowhere()]
-    if early is None:
-        early = eqx.tree_at(lambda b: b.alpha, critical, np.full_like(critical.alpha, np.nan))
-    owner = np.asarray(baseline_owner(early.alpha <= critical.alpha, late.alpha <= critical.alpha))
-    parts = (early, critical, late)
+    critical, semantic, positional = yield [*boundaries[:2], positional_baseline()]
+    if positional is None:
+        positional = eqx.tree_at(lambda b: b.alpha, critical, np.full_like(critical.alpha, np.nan))
+    owner = np.asarray(baseline_owner(positional.alpha <= critical.alpha, semantic.alpha <= critical.alpha))
+    candidates = (positional, critical, semantic)
     names = "alpha", "stderr", "slope", "status", "reason", "exact"
-    columns = (np.choose(owner, [getattr(b, k) for b in parts]) for k in names)
+    columns = (np.choose(owner, [getattr(b, k) for b in candidates]) for k in names)
     return Boundary.of(ALPHA_L, critical.parameter, critical.values, *columns)
 
 
@@ -276,13 +276,13 @@ class _Tracer:
         self.points: list[_Point] = []
 
     @property
-    def found(self) -> list[_Point]:
+    def known_points(self) -> list[_Point]:
         return [p for p in self.points if np.isfinite(p.alpha)]
 
-    def boundary(self, values: np.ndarray, near: Near | None, progress: Progress) -> Path:
+    def boundary(self, values: np.ndarray, guess: Near | None, progress: Progress) -> Path:
         """Path that traces the boundary through the values, starting near a guess for the first one."""
         progress(0, len(values))
-        yield from self.begin(values[0], near)
+        yield from self.begin(values[0], guess)
         progress(1, len(values))
         for k, value in enumerate(values[1:], 2):
             yield from self.add(value)
@@ -290,67 +290,69 @@ class _Tracer:
         columns = map(np.array, zip(*self.points, strict=True))
         return Boundary.of(self.event.name, self.parameter.name, *columns)
 
-    def begin(self, value: float, near: Near | None) -> Path:
+    def begin(self, value: float, guess: Near | None) -> Path:
         """Path that finds the first point, near a guess if there is one.
 
         Raises:
             InputError: the event does not happen there.
         """
-        if near is None:
-            near = yield from self.searched(value, SEARCH)
-        zero = yield from self.settled(value, near)
+        if guess is None:
+            guess = yield from self.wide_search(value, SEARCH)
+        zero = yield from self.search_near(value, guess)
         if not zero.met:
-            missing = self.missing(value, zero)
-            place = f"got none at the first near alpha = {near.alpha:.4g}"
-            raise InputError("values", f"must begin where the event happens, {place}: {missing}")
-        self.warms = [WarmStart.begin(x, value, self.nodes.replicates) for x in near.overlaps]
-        self.learn(value, zero)
+            reason = self.failure_reason(value, zero)
+            problem = f"got none at the first near alpha = {guess.alpha:.4g}"
+            raise InputError("values", f"must begin where the event happens, {problem}: {reason}")
+        self.warm_starts = [WarmStart.begin(x, value, self.nodes.replicates) for x in guess.overlaps]
+        self.record(value, zero)
 
-    def at(self, value: float) -> Model:
+    def model_at(self, value: float) -> Model:
         return self.parameter.set(self.model, None, value)[0]
 
-    def predicted(self, value: float) -> Near:
+    def prediction(self, value: float) -> Near:
         """Predict alpha by extrapolating the last points (one point: along its slope), and the states by the secant."""
-        last = self.found[-_POINTS:]
+        last = self.known_points[-_POINTS:]
         if len(last) == 1 and np.isfinite(last[0].slope):
             alpha = last[0].alpha + last[0].slope * (value - last[0].value)
         else:
             alpha = float(KroghInterpolator([p.value for p in last], [p.alpha for p in last])(value))
-        here = self.at(value)
-        return Near(alpha, tuple(predict(here, warm, value) for warm in self.warms), self.steepness)
+        model = self.model_at(value)
+        return Near(alpha, tuple(predict(model, warm_start, value) for warm_start in self.warm_starts), self.steepness)
 
     def add(self, value: float) -> Path:
         """Path that finds the next point, near its prediction or by a wider search if that fails."""
-        zero = yield from self.settled(value, self.predicted(value))
+        zero = yield from self.search_near(value, self.prediction(value))
         if not zero.met:
             with contextlib.suppress(InputError):
-                near = yield from self.searched(value, self.found[-1].alpha * _FURTHER)
-                zero = yield from self.settled(value, near)
+                guess = yield from self.wide_search(value, self.known_points[-1].alpha * _WIDER_SEARCH)
+                zero = yield from self.search_near(value, guess)
         if not zero.met:
             worst = max(int(s.status.max()) for s in zero.states)
-            self.points.append(_Point(value, np.nan, np.nan, np.nan, worst, self.missing(value, zero)))
+            self.points.append(_Point(value, np.nan, np.nan, np.nan, worst, self.failure_reason(value, zero)))
         else:
-            self.learn(value, zero)
+            self.record(value, zero)
 
-    def learn(self, value: float, zero: Zero) -> None:
+    def record(self, value: float, zero: Zero) -> None:
         """Record a point that was found, so that it serves to predict the next ones."""
-        at, slope = transition_of(self.event, self.at(value), zero), np.nan
-        if at.sensitivities is not None:
-            terms = jax.tree.map(jnp.vdot, at.sensitivities, self.parameter.direction(self.model, value))
+        transition, slope = transition_of(self.event, self.model_at(value), zero), np.nan
+        if transition.sensitivities is not None:
+            terms = jax.tree.map(jnp.vdot, transition.sensitivities, self.parameter.direction(self.model, value))
             slope = float(sum(jax.tree.leaves(terms)))
         self.steepness = zero.slope  # d (event's number) / d alpha
-        self.warms = [update(w, value, s) for w, s in zip(self.warms, zero.states, strict=True)]
-        self.points.append(_Point(value, float(at.alpha), float(at.stderr), slope, int(at.status), ""))
+        self.warm_starts = [update(w, value, s) for w, s in zip(self.warm_starts, zero.states, strict=True)]
+        self.points.append(
+            _Point(value, float(transition.alpha), float(transition.stderr), slope, int(transition.status), "")
+        )
 
-    def missing(self, value: float, zero: Zero) -> str:
+    def failure_reason(self, value: float, zero: Zero) -> str:
         """Say why the event was not found."""
-        return transition_of(self.event, self.at(value), zero).reason
+        return transition_of(self.event, self.model_at(value), zero).reason
 
-    def settled(self, value: float, near: Near) -> Path:
-        return zero_near(self.event, self.at(value), near, self.nodes, self.settings, exact=self.exact)
+    def search_near(self, value: float, guess: Near) -> Path:
+        return zero_near(self.event, self.model_at(value), guess, self.nodes, self.settings, exact=self.exact)
 
-    def searched(self, value: float, alphas: np.ndarray) -> Path:
-        return first_change(self.event, self.at(value), alphas, self.nodes, self.settings)
+    def wide_search(self, value: float, alphas: np.ndarray) -> Path:
+        return first_change(self.event, self.model_at(value), alphas, self.nodes, self.settings)
 
 
 def first_change(event: Event, model: Model, alphas: np.ndarray, nodes: Rule, settings: Settings) -> Path:
@@ -362,18 +364,18 @@ def first_change(event: Event, model: Model, alphas: np.ndarray, nodes: Rule, se
     Raises:
         InputError: the event happens nowhere between the alphas.
     """
-    seen: list[tuple[Sequence[FixedPoint], float]] = []
+    visited: list[tuple[Sequence[FixedPoint], float]] = []
     for steps in zip(*(walk(model, list(alphas), b, nodes, settings) for b in event.branches), strict=True):
         points = yield list(steps)
-        seen.append((points, number_of(event, points)))
-        if near := changes(seen[-2:]):
-            return near[0]
-    for one, other in pairwise(seen):
-        for (points, g), (beyond, none) in ((one, other), (other, one)):
-            a, b = float(points[0].alpha), float(beyond[0].alpha)
-            if np.isnan(none) and g * (b - a) < 0:  # numbers of events rise with alpha
+        visited.append((points, number_of(event, points)))
+        if guesses := changes(visited[-2:]):
+            return guesses[0]
+    for before, after in pairwise(visited):
+        for (points, g), (neighbours, h) in ((before, after), (after, before)):
+            a, b = float(points[0].alpha), float(neighbours[0].alpha)
+            if np.isnan(h) and g * (b - a) < 0:  # numbers of events rise with alpha
                 overlaps = tuple(p.replicates.overlaps for p in points)
                 return Near(0.5 * (a + b), overlaps, low=min(a, b), high=max(a, b), there=a)
-    ends = [float(points[0].alpha) for points, _ in (seen[-1], seen[0])]
+    ends = [float(points[0].alpha) for points, _ in (visited[-1], visited[0])]
     text = f"must begin where the event happens, got none at the first for alpha from {ends[0]:g} to {ends[1]:g}"
     raise InputError("values", text)

@@ -53,13 +53,13 @@ class PhaseDiagram(Result):
     cells: dict[str, np.ndarray]
     attrs: dict[str, Any]
 
-    def _found(self, name: str) -> np.ndarray:
+    def _masked(self, name: str) -> np.ndarray:
         """Return a number of the cells, NaN in the replicates that have no state."""
         require_choice(name, "name", self.cells)
         values = self.cells[name]
         if name in ("status", "residual", "gen_error_linear"):
             return values
-        return np.where(self._has.reshape(*self._has.shape, *[1] * (values.ndim - 4)), values, np.nan)
+        return np.where(self._has_state.reshape(*self._has_state.shape, *[1] * (values.ndim - 4)), values, np.nan)
 
     def mean(self, name: str) -> np.ndarray:
         """Return the mean of a number of the cells over the replicates that have a state, (branch, y, x, ...).
@@ -67,26 +67,26 @@ class PhaseDiagram(Result):
         Raises:
             InputError: there is no number of this name.
         """
-        return _mean(self._found(name), 3)
+        return _mean(self._masked(name), 3)
 
     def stderr(self, name: str) -> np.ndarray:
         """Return the error bar of the mean, (branch, y, x, ...); raises as `mean`."""
-        return np.asarray(error_bar(np.moveaxis(self._found(name), 3, 0)))
+        return np.asarray(error_bar(np.moveaxis(self._masked(name), 3, 0)))
 
     @property
-    def _has(self) -> np.ndarray:
+    def _has_state(self) -> np.ndarray:
         """Whether a replicate has a state, (branch, y, x, R)."""
         return np.asarray(has_state(self.cells["status"], self.cells["residual"]))
 
     @property
     def exists(self) -> np.ndarray:
         """Whether a branch has a state in a cell, whether or not the nodes resolve it, (branch, y, x)."""
-        return np.asarray(quorum(self._has))
+        return np.asarray(quorum(self._has_state))
 
     @property
     def absent(self) -> np.ndarray:
         """Whether the search established that a cell lacks a branch, (branch, y, x)."""
-        return np.asarray(~quorum(~(self._has | (self.cells["status"] == Status.absent)))) & ~self.exists
+        return np.asarray(~quorum(~(self._has_state | (self.cells["status"] == Status.absent)))) & ~self.exists
 
     @property
     def solved(self) -> np.ndarray:
@@ -109,13 +109,13 @@ class PhaseDiagram(Result):
     @property
     def loss_difference(self) -> tuple[np.ndarray, np.ndarray]:
         """Training loss, positional minus semantic, and its error bar, (y, x); NaN where a branch is missing."""
-        both = np.all(self.exists, 0)[..., None]
-        return _summary(np.where(both, np.subtract(*self._found("train_loss")), np.nan))
+        both_exist = np.all(self.exists, 0)[..., None]
+        return _summary(np.where(both_exist, np.subtract(*self._masked("train_loss")), np.nan))
 
     @property
     def gen_difference(self) -> tuple[np.ndarray, np.ndarray]:
         """Test error of the global minimum minus that of the linear baseline, and its error bar, (y, x)."""
-        excess = self._found("gen_error") - self._found("gen_error_linear")
+        excess = self._masked("gen_error") - self._masked("gen_error_linear")
         excess = np.where(self.exists[..., None], excess, np.nan)
         return _summary(np.where(self.winner[..., None] == 1, excess[1], excess[0]))
 
@@ -129,8 +129,8 @@ class PhaseDiagram(Result):
     def region(self) -> np.ndarray:
         """Index into `REGIONS`, (y, x): which branches are stable, and which of them is the global minimum."""
         positional, semantic = self.stable
-        both = np.where(self.winner == 0, 4, 5)
-        code = np.select([positional & semantic, positional, semantic], [both, 2, 3], 1)
+        bistable = np.where(self.winner == 0, 4, 5)
+        code = np.select([positional & semantic, positional, semantic], [bistable, 2, 3], 1)
         return np.where(self.solved, code, 0)
 
     @property
@@ -176,37 +176,37 @@ class PhaseDiagram(Result):
         names = self.x[0], self.y[0]
         if "alpha" not in names:
             raise InputError("alpha", f"must be one of the axes for curves in alpha, got axes={names}")
-        (_, alpha), other = (self.x, self.y) if names[0] == "alpha" else (self.y, self.x)
-        gain = self._found("gen_error_linear") - self._found("gen_error")
-        every = self._found("train_loss"), self._found("train_loss_by_alpha"), gain
-        there = (np.where(self.exists[..., None], a, np.nan) for a in every)
-        loss, slope, gain = (a if names[0] == "alpha" else np.swapaxes(a, 1, 2) for a in there)
+        (_, alpha), other_axis = (self.x, self.y) if names[0] == "alpha" else (self.y, self.x)
+        gain = self._masked("gen_error_linear") - self._masked("gen_error")
+        numbers = self._masked("train_loss"), self._masked("train_loss_by_alpha"), gain
+        masked = (np.where(self.exists[..., None], a, np.nan) for a in numbers)
+        loss, slope, gain = (a if names[0] == "alpha" else np.swapaxes(a, 1, 2) for a in masked)
         difference, rate = np.subtract(*loss), np.subtract(*slope)
-        critical, linear, again = np.full((3, len(other[1]), loss.shape[-1]), np.nan)
+        critical, linear, linear_check = np.full((3, len(other_axis[1]), loss.shape[-1]), np.nan)
         for i, j in np.ndindex(critical.shape):
             critical[i, j] = _rise(_spline(alpha, difference[i, :, j], rate[i, :, j]))
-        first = Boundary.of("alpha_c", *other, *_summary(critical))
+        critical_boundary = Boundary.of("alpha_c", *other_axis, *_summary(critical))
 
-        def beats(i: int, j: int, scale: Callable[[Any], Any], back: Callable[[Any], Any]) -> float:
-            splines, exchange = [_spline(scale(alpha), branch[i, :, j]) for branch in gain], first.alpha[i]
+        def beats(i: int, j: int, scale: Callable[[Any], Any], inverse: Callable[[Any], Any]) -> float:
+            splines, exchange = [_spline(scale(alpha), branch[i, :, j]) for branch in gain], critical_boundary.alpha[i]
             early, late = (spline is not None and spline(scale(exchange)) >= 0 for spline in splines)
-            before, after = (back(_rise(spline)) for spline in splines)
+            before, after = (inverse(_rise(spline)) for spline in splines)
             return (before, exchange, after)[int(baseline_owner(early, late))]
 
         for i, j in np.ndindex(linear.shape):
             linear[i, j] = beats(i, j, lambda a: -1 / a, lambda u: -1 / u)
-            again[i, j] = beats(i, j, lambda a: a, lambda u: u)
-        found, bar = _summary(linear)
-        bar = np.hypot(bar, np.nan_to_num(np.abs(_summary(again)[0] - found)))
-        return first, Boundary.of(ALPHA_L, *other, found, bar)
+            linear_check[i, j] = beats(i, j, lambda a: a, lambda u: u)
+        alpha_l, bar = _summary(linear)
+        bar = np.hypot(bar, np.nan_to_num(np.abs(_summary(linear_check)[0] - alpha_l)))
+        return critical_boundary, Boundary.of(ALPHA_L, *other_axis, alpha_l, bar)
 
     # Files
 
     def pack(self) -> bytes:
         """Return the content of an .npz file that `load` reads."""
         axes = {"axis_x": self.x[1], "axis_y": self.y[1]}
-        about = json.dumps({"x": self.x[0], "y": self.y[0], "attrs": self.attrs})
-        return packed({**self.cells, **axes, "about": np.array(about)})
+        header = json.dumps({"x": self.x[0], "y": self.y[0], "attrs": self.attrs})
+        return packed({**self.cells, **axes, "about": np.array(header)})
 
     def save(self, path: Path | str) -> None:
         """Write one .npz file atomically."""
@@ -219,18 +219,18 @@ class PhaseDiagram(Result):
         Raises:
             InputError: the file is missing, damaged or was not written by `save`.
         """
-        missing = "" if Path(path).exists() else ", where there is no file"
-        text = f"must be a whole file that PhaseDiagram.save wrote, got path='{path}'{missing}"
-        about, cells = unpacked(Path(path), InputError("path", text))
-        x, y = ((about[k], cells.pop(f"axis_{k}")) for k in ("x", "y"))
-        return cls(x, y, cells, about["attrs"])
+        hint = "" if Path(path).exists() else ", where there is no file"
+        text = f"must be a whole file that PhaseDiagram.save wrote, got path='{path}'{hint}"
+        header, cells = unpacked(Path(path), InputError("path", text))
+        x, y = ((header[k], cells.pop(f"axis_{k}")) for k in ("x", "y"))
+        return cls(x, y, cells, header["attrs"])
 
     def table(self) -> list[dict[str, Any]]:
         """Return one row per cell: settings, region, and the numbers of both branches with their error bars."""
         difference, bar = self.loss_difference
         names = [k for k in self.cells if k not in ("status", *_AXES)]
-        value, error = ({k: get(k) for k in names} for get in (self.mean, self.stderr))
-        orders = {k: self.mean(k) for k in _AXES}
+        means, bars = ({k: get(k) for k in names} for get in (self.mean, self.stderr))
+        order_parameters = {k: self.mean(k) for k in _AXES}
         region, beats, trusted, status = self.region, self.beats_linear, self.trusted, self.status
         rows = []
         for j, i in np.ndindex(difference.shape):
@@ -239,30 +239,30 @@ class PhaseDiagram(Result):
             row |= {"loss_difference": difference[j, i], "loss_difference_stderr": bar[j, i]}
             for b, branch in enumerate(PAIR):
                 row[f"{branch}_status"] = Status.name_of(status[b, j, i])
-                for k, a in orders.items():
+                for k, a in order_parameters.items():
                     flat = a[b, j, i].ravel()
                     row |= {f"{branch}_{k}" + (f"_{n}" if flat.size > 1 else ""): v for n, v in enumerate(flat)}
                 for k in names:
-                    row |= {f"{branch}_{k}": value[k][b, j, i], f"{branch}_{k}_stderr": error[k][b, j, i]}
+                    row |= {f"{branch}_{k}": means[k][b, j, i], f"{branch}_{k}_stderr": bars[k][b, j, i]}
             rows.append(row)
         return rows
 
     def to_dict(self) -> dict[str, Any]:
         """Return settings, axes, cells per region, and, if alpha is an axis, alpha_c and alpha_l."""
-        found: dict[str, Any] = {**self.attrs, **{name: values.tolist() for name, values in (self.x, self.y)}}
+        fields: dict[str, Any] = {**self.attrs, **{name: values.tolist() for name, values in (self.x, self.y)}}
         for boundary in self._boundaries_if_any():
-            found |= {boundary.event: boundary.alpha.tolist(), f"{boundary.event}_stderr": boundary.stderr.tolist()}
-        return {**found, "regions": self._shares(), "status": self._end()}
+            fields |= {boundary.event: boundary.alpha.tolist(), f"{boundary.event}_stderr": boundary.stderr.tolist()}
+        return {**fields, "regions": self._shares(), "status": self._outcome()}
 
     def describe(self) -> Description:
-        what = f"{self.x[0]} x {self.y[0]}: {len(self.x[1])} x {len(self.y[1])} cells"
+        headline = f"{self.x[0]} x {self.y[0]}: {len(self.x[1])} x {len(self.y[1])} cells"
         tables: list[tuple[str, list]] = [("", [(f"{count:6d}", name) for name, count in self._shares().items()])]
         if boundaries := self._boundaries_if_any():
             rows = [(boundaries[0].parameter, *(b.event for b in boundaries))]
             for k, value in enumerate(boundaries[0].values):
                 rows.append((f"{value:.4g}", *(with_error(b.alpha[k], b.stderr[k]) for b in boundaries)))
             tables.append(("", rows))
-        return Description(what, self._end(), tables=tables)
+        return Description(headline, self._outcome(), tables=tables)
 
     def _boundaries_if_any(self) -> list[Boundary]:
         return [self.alpha_c(), self.alpha_l()] if "alpha" in (self.x[0], self.y[0]) else []
@@ -271,7 +271,7 @@ class PhaseDiagram(Result):
         """Return the number of cells in each region."""
         return {name: int(np.sum(self.region == code)) for code, name in enumerate(REGIONS)}
 
-    def _end(self) -> str:
+    def _outcome(self) -> str:
         return "converged" if self.solved.all() else "some cells unsolved"
 
     def to_csv(self, path: Path | str | None = None) -> str:
@@ -290,17 +290,17 @@ class PhaseDiagram(Result):
         """
         try:
             import xarray
-        except ImportError as missing:
-            raise ImportError("to_xarray needs xarray: pip install 'tiedattn_jax[xarray]'") from missing
+        except ImportError as error:
+            raise ImportError("to_xarray needs xarray: pip install 'tiedattn_jax[xarray]'") from error
 
         dims = ("branch", self.y[0], self.x[0])
         data: dict[str, Any] = {}
         for k in self.cells:
             if k != "status":
-                own = dims + _AXES.get(k, ())
-                data |= {k: (own, self.mean(k)), f"{k}_stderr": (own, self.stderr(k))}
-        meaning = {"flag_values": [*map(int, Status)], "flag_meanings": " ".join(s.name for s in Status)}
-        data |= {k: (dims, getattr(self, k)) for k in ("exists", "stable")} | {"status": (dims, self.status, meaning)}
+                cell_dims = dims + _AXES.get(k, ())
+                data |= {k: (cell_dims, self.mean(k)), f"{k}_stderr": (cell_dims, self.stderr(k))}
+        flags = {"flag_values": [*map(int, Status)], "flag_meanings": " ".join(s.name for s in Status)}
+        data |= {k: (dims, getattr(self, k)) for k in ("exists", "stable")} | {"status": (dims, self.status, flags)}
         difference, bar = self.loss_difference
         data |= {"loss_difference": (dims[1:], difference), "loss_difference_stderr": (dims[1:], bar)}
         data["region"] = (dims[1:], np.array(REGIONS)[self.region])
@@ -317,12 +317,12 @@ class PhaseDiagram(Result):
 
 def _spline(alpha: np.ndarray, values: np.ndarray, slopes: np.ndarray | None = None) -> PPoly | None:
     """Interpolate the finite values of a function by cubics, with its slopes if given; None if there are too few."""
-    on = np.isfinite(values)
-    if on.sum() < (4 if slopes is None else 2):
+    finite = np.isfinite(values)
+    if finite.sum() < (4 if slopes is None else 2):
         return None
     if slopes is None:
-        return CubicSpline(alpha[on], values[on])
-    return CubicHermiteSpline(alpha[on], values[on], slopes[on])
+        return CubicSpline(alpha[finite], values[finite])
+    return CubicHermiteSpline(alpha[finite], values[finite], slopes[finite])
 
 
 def _rise(spline: PPoly | None) -> float:

@@ -56,7 +56,7 @@ class BranchEnd(Printed):
 
     @property
     def alpha(self) -> float:
-        """Place of the end."""
+        """Alpha of the end."""
         return float(self.transition.alpha)
 
     @property
@@ -69,8 +69,8 @@ class BranchEnd(Printed):
         return {name: getattr(self, name) for name in ("alpha", "stderr", "kind", "direction", "side")}
 
     def describe(self) -> Description:
-        words = ENDS[self.kind].format(where=f"alpha = {with_error(self.alpha, self.stderr)}", order=self.direction)
-        return Description(f"{self.side} end: {words}")
+        sentence = ENDS[self.kind].format(where=f"alpha = {with_error(self.alpha, self.stderr)}", order=self.direction)
+        return Description(f"{self.side} end: {sentence}")
 
 
 def branch_ends(
@@ -97,82 +97,83 @@ def branch_ends(
     require_choice(curve.branch, "curve.branch", PAIR)
     require(len(curve.points) > 0, "curve.points", [], "one or more")
     nodes, settings = prepared(curve.points[0].model, nodes, settings, CURVE_SETTINGS, size=SIZES["curve"])
-    return run_one(_Ends(curve, nodes, settings, sensitivities).all())
+    return run_one(_Ends(curve, nodes, settings, sensitivities).find_all())
 
 
 class _Ends:
     def __init__(self, curve: Curve, nodes: Rule, settings: Settings, sensitivities: bool):
         self.curve, self.nodes, self.settings, self.sensitivities = curve, nodes, settings, sensitivities
         self.name = str(curve.branch)
-        self.own = str(BRANCHES[curve.branch].order)
-        self.other = "m" if self.own == "theta" else "theta"
-        self.losing = EVENTS[f"{self.name} instability"]
+        self.order = str(BRANCHES[curve.branch].order)
+        self.other_order = "m" if self.order == "theta" else "theta"
+        self.instability_event = EVENTS[f"{self.name} instability"]
         self.resolved = [p for p in curve.points if bool(p.ok)]  # growth is unreliable at the other points
 
-    def all(self) -> Path:
+    def find_all(self) -> Path:
         """Path that finds all ends; returns them in the order of alpha."""
         # The event's number rises with alpha where the branch is unstable below the event.
-        losses = crossings(self.losing, [self.curve])
-        paths = [self.instability(near, "lower" if near.slope > 0 else "upper") for near in losses]
+        guesses = crossings(self.instability_event, [self.curve])
+        paths = [self.instability(guess, "lower" if guess.slope > 0 else "upper") for guess in guesses]
         for p, q in pairwise(self.curve.points):
             if bool(p.exists) != bool(q.exists):
                 paths.append(self.disappearance(*((q, p, "lower") if q.exists else (p, q, "upper"))))
         ends = yield paths
-        return sorted((end for several in ends for end in several), key=lambda end: end.alpha)
+        return sorted((end for group in ends for end in group), key=lambda end: end.alpha)
 
-    def instability(self, near: Near, side: str) -> Path:
+    def instability(self, guess: Near, side: str) -> Path:
         """Path that finds where the other order parameter starts to grow; returns a list of one `BranchEnd`."""
-        transition = yield from self.locate("instability", near)
-        return [BranchEnd(transition, "instability", self.other, side)]
+        transition = yield from self.locate("instability", guess)
+        return [BranchEnd(transition, "instability", self.other_order, side)]
 
-    def locate(self, kind: str, near: Near) -> Path:
+    def locate(self, kind: str, guess: Near) -> Path:
         model, event = self.curve.points[0].model, EVENTS[f"{self.name} {kind}"]
-        zero = yield from located(event, model, near, self.nodes, self.settings, self.sensitivities)
+        zero = yield from located(event, model, guess, self.nodes, self.settings, self.sensitivities)
         return transition_of(event, model, zero)
 
-    def disappearance(self, inside: FixedPoint, outside: FixedPoint, side: str) -> Path:
+    def disappearance(self, state: FixedPoint, absent_point: FixedPoint, side: str) -> Path:
         """Path that finds the ends between a state and an alpha at which the branch does not exist."""
-        beyond, before = yield [self.uninformed(e, inside) for e in (outside, inside)]
-        forks = []
-        if self.growth(beyond, self.own) < 1 < self.growth(before, self.own):
-            forks = crossings(EVENTS[f"{self.name} pitchfork"], [Curve("uninformed", (beyond, before))])
-        fork = (yield from self.locate("pitchfork", forks[0])) if forks else None
-        if fork is None or self.size(inside) > _NOT_SMALL * max(self.size(e) for e in self.curve.points if e.exists):
+        # The uninformed states at both alphas.
+        outer, inner = yield [self.uninformed(e, state) for e in (absent_point, state)]
+        guesses = []
+        if self.growth(outer, self.order) < 1 < self.growth(inner, self.order):
+            guesses = crossings(EVENTS[f"{self.name} pitchfork"], [Curve("uninformed", (outer, inner))])
+        fork = (yield from self.locate("pitchfork", guesses[0])) if guesses else None
+        if fork is None or self.size(state) > _NOT_SMALL * max(self.size(e) for e in self.curve.points if e.exists):
             # The order parameter is not small next to the end, so the branch may turn back in a fold beyond the fork.
-            fold = yield from self.fold(inside, outside)
+            fold = yield from self.fold(state, absent_point)
             outward = 1 if side == "upper" else -1
             if fork is None or outward * (fold.alpha - fork.alpha) > 3 * np.hypot(fold.stderr, fork.stderr):
-                return [BranchEnd(fold, "fold", self.own, side)]
-        ends = [BranchEnd(fork, "pitchfork", self.own, side)]
+                return [BranchEnd(fold, "fold", self.order, side)]
+        ends = [BranchEnd(fork, "pitchfork", self.order, side)]
         # At the pitchfork the branch coincides with the uninformed state and is as unstable.
-        nearest = min(self.resolved, key=lambda e: abs(float(e.alpha) - float(fork.alpha)), default=inside)
-        if self.growth(nearest, self.other) < 1 < self.growth(beyond, self.other):
+        nearest = min(self.resolved, key=lambda e: abs(float(e.alpha) - float(fork.alpha)), default=state)
+        if self.growth(nearest, self.other_order) < 1 < self.growth(outer, self.other_order):
             a, b = float(fork.alpha), float(nearest.alpha)
-            g, h = (number_of(self.losing, [p]) for p in (beyond, nearest))
+            g, h = (number_of(self.instability_event, [p]) for p in (outer, nearest))
             low, high = sorted((a, b))
-            near = Near(a + g / (g - h) * (b - a), (nearest.replicates.overlaps,), (h - g) / (b - a), low, high, b)
-            ends += yield from self.instability(near, side)
+            guess = Near(a + g / (g - h) * (b - a), (nearest.replicates.overlaps,), (h - g) / (b - a), low, high, b)
+            ends += yield from self.instability(guess, side)
         return ends
 
-    def uninformed(self, at: FixedPoint, near: FixedPoint) -> Path:
-        free = branch_of("uninformed").free(at.model)
-        problem = Problem(at.model, at.alpha, self.nodes, free, self.settings)
-        states = yield from problem.finely(near.replicates.overlaps)
-        return FixedPoint(at.model, at.alpha, states, "uninformed")
+    def uninformed(self, point: FixedPoint, state: FixedPoint) -> Path:
+        free = branch_of("uninformed").free(point.model)
+        problem = Problem(point.model, point.alpha, self.nodes, free, self.settings)
+        states = yield from problem.finely(state.replicates.overlaps)
+        return FixedPoint(point.model, point.alpha, states, "uninformed")
 
-    def fold(self, inside: FixedPoint, outside: FixedPoint) -> Path:
-        a, b = sorted((float(inside.alpha), float(outside.alpha)))
+    def fold(self, state: FixedPoint, absent_point: FixedPoint) -> Path:
+        a, b = sorted((float(state.alpha), float(absent_point.alpha)))
         margin = 0.5 * (b - a)
         low, high = max(a - margin, 0.5 * a), b + margin
-        near = Near(float(inside.alpha), (inside.replicates.overlaps,), low=low, high=high)
-        found = yield from self.locate("fold", near)
-        if bool(found.ok):
-            return found
+        guess = Near(float(state.alpha), (state.replicates.overlaps,), low=low, high=high)
+        fold = yield from self.locate("fold", guess)
+        if bool(fold.ok):
+            return fold
         middle, status = jnp.array(0.5 * (a + b)), jnp.asarray(int(Status.max_steps))
-        return dataclasses.replace(found, alpha=middle, stderr=jnp.array(margin), status=status)
+        return dataclasses.replace(fold, alpha=middle, stderr=jnp.array(margin), status=status)
 
     def growth(self, point: FixedPoint, order: str) -> float:
         return float(getattr(point.diagnostics, f"growth_{order}"))
 
     def size(self, point: FixedPoint) -> float:
-        return float(jnp.max(jnp.abs(getattr(point.overlaps, self.own))))
+        return float(jnp.max(jnp.abs(getattr(point.overlaps, self.order))))

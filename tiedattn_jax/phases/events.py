@@ -39,7 +39,7 @@ from .secant import Secant
 
 LOOKS = 12  # maximum number of alphas at which states are solved
 _TOLERANCE = 1e-3  # relative step in alpha that is the last one; the extrapolated zero is accurate to its square
-_MET = 0.1  # relative step above which the search has not converged
+_LONGEST_FINAL_STEP = 0.1  # relative step above which the search has not converged
 
 Observable = Callable[[Model, jax.Array, Overlaps, Replicate, jax.Array], jax.Array]
 
@@ -80,20 +80,20 @@ class _Growth(eqx.Module):
     The direction is data, so that all events of growth share one compiled program.
     """
 
-    along: np.ndarray  # weights of theta and m, (2,)
+    weights: np.ndarray  # weights of theta and m, (2,)
 
     def __call__(self, model: Model, alpha: jax.Array, x: Overlaps, replicate: Replicate, free: jax.Array) -> jax.Array:
         return self.of(*growths_in(model, alpha, x, replicate, free))
 
     def of(self, theta: jax.Array, m: jax.Array) -> jax.Array:
-        a, b = jnp.asarray(self.along, theta.dtype)
+        a, b = jnp.asarray(self.weights, theta.dtype)
         return a * (theta - 1) + b * (m - 1)
 
 
-def _growth(name: str, branch: str, *along: float) -> Event:
+def _growth(name: str, branch: str, *weights: float) -> Event:
     """Return the event at which the largest eigenvalue of the map along an order parameter passes one."""
-    growth = _Growth(np.array(along))
-    side, order = "below" if sum(along) < 0 else "above", "theta" if along[0] else "m"
+    growth = _Growth(np.array(weights))
+    side, order = "below" if sum(weights) < 0 else "above", "theta" if weights[0] else "m"
     return Event(
         name,
         (branch,),
@@ -180,9 +180,9 @@ class Transition(Result):
         a, b = (branch.replicates for branch in self.branches)
         lift = a.diagnostics.rs_error - b.diagnostics.rs_error
         slope = a.train_loss_partials[1] - b.train_loss_partials[1]
-        shifts, found = -lift / slope, a.has_state & b.has_state
-        each = jnp.moveaxis(jnp.where(found, shifts, jnp.nan), -1, 0)
-        return Average(jnp.mean(shifts, -1, where=found), error_bar(each))
+        shifts, usable = -lift / slope, a.has_state & b.has_state
+        per_replicate = jnp.moveaxis(jnp.where(usable, shifts, jnp.nan), -1, 0)
+        return Average(jnp.mean(shifts, -1, where=usable), error_bar(per_replicate))
 
     @property
     def reason(self) -> str:
@@ -192,12 +192,12 @@ class Transition(Result):
         if not self.branches:
             return "there is none near the start"
         where = f"at alpha = {self.branches[0].alpha:.4g}, where the search ended"
-        missing = [state for state in self.branches if not state.exists]
-        for state in missing:
+        missing_states = [state for state in self.branches if not state.exists]
+        for state in missing_states:
             if state.status != Status.absent:
                 return f"the {state.branch} branch was not settled {where}: {state.status_name}"
-        if missing:
-            return f"there is {' and '.join(f'no {state.branch} branch' for state in missing)} {where}"
+        if missing_states:
+            return f"there is {' and '.join(f'no {state.branch} branch' for state in missing_states)} {where}"
         if len(self.branches) == len(PAIR):
             lower = min(self.branches, key=lambda state: float(state.train_loss))
             return f"the losses do not cross in the range: that of the {lower.branch} branch is lower {where}"
@@ -205,7 +205,7 @@ class Transition(Result):
 
     def to_dict(self) -> dict[str, Any]:
         """Return all numbers and the `FixedPoint.to_dict` of every branch; valid JSON if all numbers are finite."""
-        found = {name: getattr(self, name) for name in ("sensitivities", "sensitivities_stderr")}
+        trees = {name: getattr(self, name) for name in ("sensitivities", "sensitivities_stderr")}
         shift = self.rs_shift
         return {
             "event": self.event,
@@ -213,17 +213,17 @@ class Transition(Result):
             "stderr": float(self.stderr),
             "rs_shift": float(shift.value),
             "rs_shift_stderr": float(shift.stderr),
-            **{name: None if tree is None else _by_name(tree) for name, tree in found.items()},
+            **{name: None if tree is None else _by_name(tree) for name, tree in trees.items()},
             "branches": [branch.to_dict() for branch in self.branches],
             "status": self.status_name,
             "reason": self.reason,
         }
 
-    def _sensitivities(self, named: Callable[[Model], dict[str, Any]]) -> list[Row]:
-        """Return rows of the sensitivities to the numbers that `named` names; none if they were not requested."""
+    def _sensitivities(self, select: Callable[[Model], dict[str, Any]]) -> list[Row]:
+        """Return rows of the sensitivities to the numbers that `select` returns; none if they were not requested."""
         if self.sensitivities is None or self.sensitivities_stderr is None:
             return []
-        values, bars = map(named, (self.sensitivities, self.sensitivities_stderr))
+        values, bars = map(select, (self.sensitivities, self.sensitivities_stderr))
         return [(f"d/d{name}", entries(value, bars[name])) for name, value in values.items()]
 
     def plot(self) -> Any:
@@ -241,8 +241,8 @@ class Transition(Result):
         if jnp.isfinite(shift.value):
             details += [("rs_shift", with_error(shift.value, shift.stderr), text)]
         tables = [(f"{meaning}; the states there:", states_table(self.branches, "branch"))]
-        what = f"{self.event} = {with_error(self.alpha, self.stderr)}"
-        return Description(what, self.status_name, numbers, details, tables)
+        headline = f"{self.event} = {with_error(self.alpha, self.stderr)}"
+        return Description(headline, self.status_name, numbers, details, tables)
 
 
 def _by_name(model: Model) -> dict[str, Any]:
@@ -281,42 +281,42 @@ def near_of(event: Event, start: Start, low: Any = 0.0, high: Any = np.inf) -> N
     """
     if isinstance(start, Near) and len(start.overlaps) == len(event.branches):
         return start
-    several = isinstance(start, (list, tuple)) and not isinstance(start, Near)
-    given: Any = start if several else [start]
+    is_sequence = isinstance(start, (list, tuple)) and not isinstance(start, Near)
+    inputs: Any = start if is_sequence else [start]
     # A state without a name may stand for the event's only branch.
     names: dict[Any, Any] = {None: event.branches[0]} if len(event.branches) == 1 else {}
-    curves = {names.get(s.branch, s.branch): s for s in given if isinstance(s, Curve)}
-    points = {names.get(s.branch, s.branch): s for s in given if isinstance(s, FixedPoint)}
+    curves = {names.get(s.branch, s.branch): s for s in inputs if isinstance(s, Curve)}
+    points = {names.get(s.branch, s.branch): s for s in inputs if isinstance(s, FixedPoint)}
     if set(event.branches) <= set(curves):
-        found = crossings(event, [curves[b] for b in event.branches])
-        return next((near for near in found if low <= near.alpha <= high), None)
+        guesses = crossings(event, [curves[b] for b in event.branches])
+        return next((guess for guess in guesses if low <= guess.alpha <= high), None)
     states = [points[b] for b in event.branches if b in points]
-    places = [p.alpha for p in states]
-    if len(states) == len(event.branches) and np.ptp(places) == 0:
-        return Near(places[0], tuple(p.replicates.overlaps for p in states))
-    want = f"a FixedPoint for each of {list(event.branches)} at one alpha, or curves of these branches, or a Near"
-    raise InputError("start", f"must be {want}, got {[type(s).__name__ for s in given]}")
+    alphas = [p.alpha for p in states]
+    if len(states) == len(event.branches) and np.ptp(alphas) == 0:
+        return Near(alphas[0], tuple(p.replicates.overlaps for p in states))
+    expected = f"a FixedPoint for each of {list(event.branches)} at one alpha, or curves of these branches, or a Near"
+    raise InputError("start", f"must be {expected}, got {[type(s).__name__ for s in inputs]}")
 
 
 def crossings(event: Event, curves: Sequence[Curve]) -> list[Near]:
     """Find all sign changes of an event's number between neighbouring points of the curves of its branches."""
     # Only usable states count, because growth is unreliable at the others.
     resolved = [{float(p.alpha): p for p in curve.points if bool(p.ok)} for curve in curves]
-    every = ([points[a] for points in resolved] for a in sorted(set.intersection(*map(set, resolved))))
-    return changes([(points, number_of(event, points)) for points in every])
+    common_points = ([points[a] for points in resolved] for a in sorted(set.intersection(*map(set, resolved))))
+    return changes([(points, number_of(event, points)) for points in common_points])
 
 
-def changes(looks: Sequence[tuple[Sequence[FixedPoint], float]]) -> list[Near]:
+def changes(visited: Sequence[tuple[Sequence[FixedPoint], float]]) -> list[Near]:
     """Locate sign changes between neighbouring points by linear interpolation; the states are interpolated too."""
-    found = []
-    for (p, g), (q, h) in pairwise(looks):
+    guesses = []
+    for (p, g), (q, h) in pairwise(visited):
         if g * h < 0:
-            (a, one), (b, other) = ((float(s[0].alpha), [f.replicates.overlaps for f in s]) for s in (p, q))
-            share = g / (g - h)
-            states = jax.tree.map(lambda u, v, share=share: u + share * (v - u), one, other)
-            alpha, slope = a + share * (b - a), (h - g) / (b - a)
-            found.append(Near(alpha, tuple(states), slope, min(a, b), max(a, b), there=b))
-    return found
+            (a, before), (b, after) = ((float(s[0].alpha), [f.replicates.overlaps for f in s]) for s in (p, q))
+            fraction = g / (g - h)
+            states = jax.tree.map(lambda u, v, fraction=fraction: u + fraction * (v - u), before, after)
+            alpha, slope = a + fraction * (b - a), (h - g) / (b - a)
+            guesses.append(Near(alpha, tuple(states), slope, min(a, b), max(a, b), there=b))
+    return guesses
 
 
 def number_of(event: Event, points: Sequence[FixedPoint]) -> float:
@@ -327,8 +327,8 @@ def number_of(event: Event, points: Sequence[FixedPoint]) -> float:
 def _numbers(event: Event, states: Sequence[State]) -> jax.Array:
     """Return an event's number in every replicate, (R,): NaN in those that lack a state, and in all if most do."""
     assert event.value is not None
-    there = jnp.all(jnp.stack([s.has_state for s in states]), 0)
-    return jnp.where(there & quorum(there), event.value(*states), jnp.nan)
+    has_states = jnp.all(jnp.stack([s.has_state for s in states]), 0)
+    return jnp.where(has_states & quorum(has_states), event.value(*states), jnp.nan)
 
 
 @program
@@ -362,7 +362,7 @@ class Zero(NamedTuple):
 def zero_near(
     event: Event,
     model: Model,
-    near: Near,
+    guess: Near,
     nodes: Rule,
     settings: Settings,
     *,
@@ -378,12 +378,12 @@ def zero_near(
         frees: masks (2,) of the free order parameters of the branches; by default those of the event.
         looks: maximum number of alphas at which states are solved.
     """
-    free = [branch_of(b).free(model) for b in event.branches] if frees is None else frees
+    masks = [branch_of(b).free(model) for b in event.branches] if frees is None else frees
 
-    def look(place: float, xs: Sequence[Overlaps]) -> Path:
-        """Path that solves the states at one alpha; returns a `Zero` with those derivatives that are wanted or free."""
-        alpha = np.asarray(place, model.lam.dtype)
-        problems = [Problem(model, alpha, nodes, f, settings) for f in free]
+    def evaluate(trial_alpha: float, xs: Sequence[Overlaps]) -> Path:
+        """Path that solves the states at one alpha; returns a `Zero`, with derivatives if requested or free."""
+        alpha = np.asarray(trial_alpha, model.lam.dtype)
+        problems = [Problem(model, alpha, nodes, f, settings) for f in masks]
         states = tuple((yield [p.finely(x) for p, x in zip(problems, xs, strict=True)]))
         value, by_model = np.asarray(_numbers(event, states)), None
         by_alpha = np.full_like(value, np.nan)
@@ -393,24 +393,24 @@ def zero_near(
             _, by_model, by_alpha = yield from _derivatives(problems[0], states[0].overlaps, event.observable)
         return Zero(alpha, states, value, by_model, by_alpha)
 
-    search = Secant.begin(near.there, near.slope, near.low, near.high)
-    trial, xs = float(near.alpha), tuple(for_each(x, nodes.replicates) for x in near.overlaps)
+    search = Secant.begin(guess.there, guess.slope, guess.low, guess.high)
+    trial, xs = float(guess.alpha), tuple(for_each(x, nodes.replicates) for x in guess.overlaps)
     last: Zero | None = None
     for _ in range(looks):
-        here = yield from look(trial, xs)
-        if np.all(np.isnan(here.value)):
+        zero = yield from evaluate(trial, xs)
+        if np.all(np.isnan(zero.value)):
             if last is None and not np.isfinite(search.place):  # no state at the start
-                return here
+                return zero
             search = search.blocked(trial)
         else:
-            by_alpha = np.nan if np.all(np.isnan(here.by_alpha)) else float(np.nanmean(here.by_alpha))
-            search = search.learn(trial, float(np.nanmean(here.value)), by_alpha)
-            met = np.isfinite(search.value) and abs(search.step) < _MET * search.place
-            last, xs = here._replace(slope=search.slope, met=met), tuple(s.overlaps for s in here.states)
+            by_alpha = np.nan if np.all(np.isnan(zero.by_alpha)) else float(np.nanmean(zero.by_alpha))
+            search = search.learn(trial, float(np.nanmean(zero.value)), by_alpha)
+            converged = np.isfinite(search.value) and abs(search.step) < _LONGEST_FINAL_STEP * search.place
+            last, xs = zero._replace(slope=search.slope, met=converged), tuple(s.overlaps for s in zero.states)
             if abs(search.step) < tol * search.place:
                 break
         trial = search.next()
-    return here if last is None else last
+    return zero if last is None else last
 
 
 def _derivatives(problem: Problem, xs: Overlaps, observable: Observable) -> Path:
@@ -451,20 +451,20 @@ def locate(
         InputError: the event is unknown, or the start does not belong to it.
     """
     nodes, settings = prepared(model, nodes, settings)
-    what = event_of(event, model)
-    near = near_of(what, start)
-    if near is None:
+    definition = event_of(event, model)
+    guess = near_of(definition, start)
+    if guess is None:
         text = f"must enclose the event, got curves between whose points {event} does not change sign"
         raise InputError("start", text)
-    zero = run_one(located(what, lax.stop_gradient(model), near, nodes, settings, sensitivities))
-    return transition_of(what, model, zero)
+    zero = run_one(located(definition, lax.stop_gradient(model), guess, nodes, settings, sensitivities))
+    return transition_of(definition, model, zero)
 
 
-def located(event: Event, model: Model, near: Near, nodes: Rule, settings: Settings, sensitivities: bool) -> Path:
+def located(event: Event, model: Model, guess: Near, nodes: Rule, settings: Settings, sensitivities: bool) -> Path:
     """Path of `locate`; returns a `Zero`, or None if the event is a fold and there is none."""
     if event.value is None:
-        return (yield from _fold(event, model, near, nodes, settings, sensitivities))
-    return (yield from zero_near(event, model, near, nodes, settings, exact=sensitivities))
+        return (yield from _fold(event, model, guess, nodes, settings, sensitivities))
+    return (yield from zero_near(event, model, guess, nodes, settings, exact=sensitivities))
 
 
 def transition_of(event: Event, model: Model, zero: Zero | None) -> Transition:
@@ -476,20 +476,20 @@ def transition_of(event: Event, model: Model, zero: Zero | None) -> Transition:
     roots = zero.alpha - zero.value / (zero.slope if zero.by_model is None else zero.by_alpha)
     sensitivities = bars = None
     if zero.by_model is not None:
-        each, sensitivities, bars = root_derivatives(zero.by_model, zero.by_alpha)
-        roots = with_sensitivities(roots, each, model)
-    alpha, held = jnp.mean(zero.alpha), lax.stop_gradient(model)
-    states = tuple(FixedPoint(held, alpha, s, b) for s, b in zip(zero.states, event.branches, strict=True))
+        gradients, sensitivities, bars = root_derivatives(zero.by_model, zero.by_alpha)
+        roots = with_sensitivities(roots, gradients, model)
+    alpha, fixed_model = jnp.mean(zero.alpha), lax.stop_gradient(model)
+    states = tuple(FixedPoint(fixed_model, alpha, s, b) for s, b in zip(zero.states, event.branches, strict=True))
     status = jnp.stack([s.status for s in states])
     worst = jnp.max(status)
-    lost = jnp.stack([~s.exists for s in states]) & (status != Status.absent)
-    unknown = jnp.where(jnp.any(lost), jnp.max(jnp.where(lost, status, 0)), Status.absent)
+    is_unsettled = jnp.stack([~s.exists for s in states]) & (status != Status.absent)
+    failure_status = jnp.where(jnp.any(is_unsettled), jnp.max(jnp.where(is_unsettled, status, 0)), Status.absent)
     return Transition(
-        alpha=jnp.where(zero.met, jnp.nanmean(roots), jnp.where(jnp.any(lost), jnp.nan, alpha)),
+        alpha=jnp.where(zero.met, jnp.nanmean(roots), jnp.where(jnp.any(is_unsettled), jnp.nan, alpha)),
         stderr=error_bar(lax.stop_gradient(roots)),
         sensitivities=sensitivities,
         sensitivities_stderr=bars,
-        status=jnp.where(zero.met, worst, unknown),
+        status=jnp.where(zero.met, worst, failure_status),
         branches=states,
         event=event.name,
     )
@@ -498,8 +498,8 @@ def transition_of(event: Event, model: Model, zero: Zero | None) -> Transition:
 @eqx.filter_jit
 def root_derivatives(by_model: Model, by_alpha: jax.Array) -> tuple[Model, Model, Model]:
     """Return d alpha / d model in every replicate, its mean and its error bar, from the derivatives of the number."""
-    each = jax.tree.map(lambda g: -g / by_alpha.reshape(-1, *[1] * (g.ndim - 1)), by_model)
-    return each, jax.tree.map(lambda a: jnp.nanmean(a, 0), each), jax.tree.map(error_bar, each)
+    gradients = jax.tree.map(lambda g: -g / by_alpha.reshape(-1, *[1] * (g.ndim - 1)), by_model)
+    return gradients, jax.tree.map(lambda a: jnp.nanmean(a, 0), gradients), jax.tree.map(error_bar, gradients)
 
 
 @jax.custom_jvp
@@ -517,16 +517,16 @@ def _(primals: Any, tangents: Any) -> tuple[jax.Array, jax.Array]:
     return alphas, sum(jax.tree.leaves(terms), jnp.zeros_like(alphas))
 
 
-def _fold(event: Event, model: Model, near: Near, nodes: Rule, settings: Settings, sensitivities: bool) -> Path:
+def _fold(event: Event, model: Model, guess: Near, nodes: Rule, settings: Settings, sensitivities: bool) -> Path:
     """Path that finds a fold by continuation in arclength; returns a `Zero`, or None if there is no fold."""
-    alpha, free = float(near.alpha), branch_of(event.branches[0]).free(model)
+    alpha, free = float(guess.alpha), branch_of(event.branches[0]).free(model)
     setting = Setting(model, jnp.asarray(alpha, model.lam.dtype), Parameter("alpha"), free)
-    x = jax.tree.map(lambda a: np.mean(a, 0), for_each(near.overlaps[0], nodes.replicates))
-    limits = float(near.low) or 0.5 * alpha, float(near.high) if np.isfinite(near.high) else 1.5 * alpha
-    found = yield from fold_near(setting, nodes, x, settings, limits)
-    if found is None:
+    x = jax.tree.map(lambda a: np.mean(a, 0), for_each(guess.overlaps[0], nodes.replicates))
+    limits = float(guess.low) or 0.5 * alpha, float(guess.high) if np.isfinite(guess.high) else 1.5 * alpha
+    fold = yield from fold_near(setting, nodes, x, settings, limits)
+    if fold is None:
         return None
-    alphas, state = found
+    alphas, state = fold
     by_model, by_alpha = None, np.full_like(alphas, np.nan)
     if sensitivities:
         calls = []

@@ -57,8 +57,8 @@ class WarmStart(NamedTuple):
     @classmethod
     def begin(cls, start: Overlaps, place: float, replicates: int) -> WarmStart:
         """Return the warm start of the first setting, from overlaps for all replicates or with a leading axis (R,)."""
-        start, places = for_each(start, replicates), np.full(replicates, place)
-        return cls(start, start, places - 1, places, np.ones(replicates, int))
+        start, values = for_each(start, replicates), np.full(replicates, place)
+        return cls(start, start, values - 1, values, np.ones(replicates, int))
 
     @property
     def lost(self) -> bool:
@@ -74,14 +74,14 @@ def predict(model: Model, warm: WarmStart, place: Any) -> Overlaps:
     not point against those of the last state.
     """
 
-    def one(warm: WarmStart) -> Overlaps:
+    def predict_replicate(warm: WarmStart) -> Overlaps:
         ratio = (place - warm.place) / (warm.place - warm.place_before)
-        ahead = jax.tree.map(lambda a, b: a + ratio.astype(a.dtype) * (a - b), warm.last, warm.before)
-        along = jnp.sum(ahead.theta * warm.last.theta) + jnp.sum(ahead.m * warm.last.m)
-        use = (jnp.abs(warm.count) >= 2) & admissible(model, ahead) & (along >= 0)
-        return jax.tree.map(lambda a, b: jnp.where(use, a, b), ahead, warm.last)
+        prediction = jax.tree.map(lambda a, b: a + ratio.astype(a.dtype) * (a - b), warm.last, warm.before)
+        alignment = jnp.sum(prediction.theta * warm.last.theta) + jnp.sum(prediction.m * warm.last.m)
+        is_usable = (jnp.abs(warm.count) >= 2) & admissible(model, prediction) & (alignment >= 0)
+        return jax.tree.map(lambda a, b: jnp.where(is_usable, a, b), prediction, warm.last)
 
-    return jax.vmap(one)(warm)
+    return jax.vmap(predict_replicate)(warm)
 
 
 @jax.jit
@@ -91,18 +91,18 @@ def update(warm: WarmStart, place: Any, state: State) -> WarmStart:
     A replicate that lost the branch continues from the mean of those that have it. If none has it, the next search
     starts from the uninformed state that was found instead, or, if nothing was found, from the last solved setting.
     """
-    x, there, absent = state.overlaps, state.has_state, jnp.all(state.status == Status.absent)
-    mean = jax.tree.map(lambda a: mean_of_found(a, there), x)
-    usable = there | absent
+    x, has_state, absent = state.overlaps, state.has_state, jnp.all(state.status == Status.absent)
+    mean = jax.tree.map(lambda a: mean_of_found(a, has_state), x)
+    usable = has_state | absent
 
     def pick(a: jax.Array, b: jax.Array, c: jax.Array) -> jax.Array:
-        return jnp.where(usable.reshape(-1, *[1] * (a.ndim - 1)), a, jnp.where(jnp.any(there), b, c))
+        return jnp.where(usable.reshape(-1, *[1] * (a.ndim - 1)), a, jnp.where(jnp.any(has_state), b, c))
 
-    places, one = jnp.broadcast_to(place, there.shape), jnp.ones_like(warm.count)
-    alike = (warm.count < 0) == absent
-    count = jnp.where(alike, jnp.minimum(jnp.abs(warm.count) + 1, 2), 1)
-    fresh = WarmStart(warm.last, x, warm.place, places, jnp.where(absent, -count, count))
-    return jax.tree.map(pick, fresh, WarmStart(warm.last, mean, warm.place, places, one), warm)
+    values, ones = jnp.broadcast_to(place, has_state.shape), jnp.ones_like(warm.count)
+    same_branch = (warm.count < 0) == absent
+    count = jnp.where(same_branch, jnp.minimum(jnp.abs(warm.count) + 1, 2), 1)
+    updated = WarmStart(warm.last, x, warm.place, values, jnp.where(absent, -count, count))
+    return jax.tree.map(pick, updated, WarmStart(warm.last, mean, warm.place, values, ones), warm)
 
 
 @jax.jit
@@ -135,7 +135,7 @@ class Follower:
         state = yield from self.search(model, alpha, predict(model, warm, place), warm.lost)
         return update(warm, place, state), state
 
-    def search(self, model: Model, alpha: Any, near: Overlaps, lost: bool) -> Path:
+    def search(self, model: Model, alpha: Any, guess: Overlaps, lost: bool) -> Path:
         """Path that solves one setting; returns the branch, or the uninformed state with status `absent`.
 
         1. The search near the guess is accepted if it finds a state with an order parameter that is not small. With few
@@ -149,33 +149,33 @@ class Follower:
         order parameter of its own can be absent, and only where the nodes resolve the state.
 
         Args:
-            near: overlaps of every replicate near the state.
+            guess: overlaps of every replicate near the state.
             lost: whether the branch is not expected here; step 1 is then skipped.
         """
         problem, has_order = Problem(model, alpha, self.nodes, self.free, self.settings), np.sum(self.free) == 1
         state = None
         if not lost:
-            state = yield from problem.finely(near)
+            state = yield from problem.finely(guess)
             small = has_order and _sizes(model, state, self.free)[0] < _SMALL
             if quorum(state.has_state) and not small:
                 return state
         if has_order or lost:
-            uninformed = yield from problem._replace(free=np.zeros(2)).finely(near)
+            uninformed = yield from problem._replace(free=np.zeros(2)).finely(guess)
             if has_order and self._absent(model, uninformed, True):
                 return _with_status(uninformed, Status.absent)
             if state is not None and quorum(state.has_state):
                 return state
         steps = np.maximum(self.settings.warm_steps, _DAMPED_STEPS)
-        patient = problem._replace(settings=eqx.tree_at(lambda a: a.warm_steps, self.settings, steps))
-        state = yield from patient.finely(self.start)
+        damped_problem = problem._replace(settings=eqx.tree_at(lambda a: a.warm_steps, self.settings, steps))
+        state = yield from damped_problem.finely(self.start)
         return _with_status(state, Status.absent) if has_order and self._absent(model, state, False) else state
 
     def _absent(self, model: Model, state: State, uninformed: bool) -> bool:
         """Return whether the branch is absent: q shrinks to zero, or nothing grows on the uninformed state."""
         _, growth, q = _sizes(model, state, self.free)
         resolved = not quorum(settled(Status.converged, state.diagnostics.unresolved) == Status.unresolved)
-        known = quorum(state.has_state)
-        return bool(resolved and (q < _NOTHING if not known else uninformed and growth < 1))
+        has_state = quorum(state.has_state)
+        return bool(resolved and (q < _NOTHING if not has_state else uninformed and growth < 1))
 
 
 def _with_status(state: State, status: Status) -> State:
@@ -222,21 +222,21 @@ class Curve(Printed):
 
     def to_dict(self) -> dict[str, Any]:
         """Return the branch's name, the values of another parameter than alpha, and every `FixedPoint.to_dict`."""
-        along = {} if self.places is None else {"parameter": self.parameter, "values": self.at.tolist()}
-        return {"branch": self.branch, **along, "points": [point.to_dict() for point in self.points]}
+        axis = {} if self.places is None else {"parameter": self.parameter, "values": self.at.tolist()}
+        return {"branch": self.branch, **axis, "points": [point.to_dict() for point in self.points]}
 
     def describe(self) -> Description:
-        places, there = self.at, self.exists
-        labels = dict.fromkeys(point.label for point, here in zip(self.points, there, strict=True) if here)
+        grid, exists = self.at, self.exists
+        labels = dict.fromkeys(point.label for point, has_state in zip(self.points, exists, strict=True) if has_state)
         name = self.branch or ", ".join(labels) or "any"
         values = "alphas" if self.places is None else f"values of {self.parameter}"
-        what = f"{name} branch at {places.size} {values} from {places.min():g} to {places.max():g}"
-        solved = f"states at {there.sum()}"
-        if there.any():
-            solved += f", from {places[there].min():g} to {places[there].max():g}"
+        headline = f"{name} branch at {grid.size} {values} from {grid.min():g} to {grid.max():g}"
+        solved = f"states at {exists.sum()}"
+        if exists.any():
+            solved += f", from {grid[exists].min():g} to {grid[exists].max():g}"
         if self.failures:
             solved += f"; failed at {len(self.failures)}, the first: {self.failures[0]}"
-        return Description(what, solved, tables=[("", states_table(self.points, self.parameter, places))])
+        return Description(headline, solved, tables=[("", states_table(self.points, self.parameter, grid))])
 
     def plot(self) -> Any:
         """Plot order parameters, training loss and test error against the parameter; see `plotting.branches`."""
@@ -256,10 +256,10 @@ def walk(model: Model, alphas: Sequence[float], branch: str | None, nodes: Rule,
 
     def step(alpha: float) -> Path:
         nonlocal warm, follower
-        place = np.asarray(alpha, model.lam.dtype)
-        warm, state = yield from follower.advance(model, place, alpha, warm)
+        alpha_array = np.asarray(alpha, model.lam.dtype)
+        warm, state = yield from follower.advance(model, alpha_array, alpha, warm)
         follower = replace(follower, settings=eqx.tree_at(lambda s: s.warm_steps, settings, np.asarray(0)))
-        return FixedPoint(model, jnp.asarray(place), state, branch)
+        return FixedPoint(model, jnp.asarray(alpha_array), state, branch)
 
     return (step(alpha) for alpha in alphas)
 

@@ -99,10 +99,10 @@ def phase_diagram(
         raise InputError("out", "must name the folder of the run to resume, got out=None with resume=True")
     engine = _Engine(_devices(devices), width)
     grid = _Grid.of(model, *(axes if names[1] == "alpha" else axes[::-1]), alpha, nodes, settings)
-    mark = fingerprint(grid.models, grid.alphas, nodes, settings, VERSION)
-    store = Store(out, mark, resume)
-    cells = grid.solved(engine, store, progress)
-    (cells,) = engine.run([grid.retried(cells, store)])
+    digest = fingerprint(grid.models, grid.alphas, nodes, settings, VERSION)
+    store = Store(out, digest, resume)
+    cells = grid.solve(engine, store, progress)
+    (cells,) = engine.run([grid.retry(cells, store)])
     if names[1] == "alpha":
         cells = {k: np.swapaxes(a, 1, 2) for k, a in cells.items()}
     attrs = {
@@ -112,18 +112,18 @@ def phase_diagram(
         "nodes": {"rule": type(nodes.stack).__name__, "size": nodes.size, "replicates": nodes.replicates},
         "settings": {name: a.tolist() for name, a in named(settings).items()},
         "version": VERSION,
-        "fingerprint": mark,
+        "fingerprint": digest,
     }
     x_axis, y_axis = ((axis.parameter.name, axis.values) for axis in axes)
     return PhaseDiagram(x_axis, y_axis, cells, attrs)
 
 
 def _devices(count: int | None) -> list[Any]:
-    there = jax.local_devices()
-    count = len(there) if count is None else count
+    available = jax.local_devices()
+    count = len(available) if count is None else count
     require_count(count, "devices")
-    require(count <= len(there), "devices", count, f"between 1 and {len(there)}")
-    return there[:count]
+    require(count <= len(available), "devices", count, f"between 1 and {len(available)}")
+    return available[:count]
 
 
 class _Engine(NamedTuple):
@@ -143,7 +143,7 @@ def patient(settings: Settings) -> Settings:
     return Settings(settings.tol, _PATIENCE * settings.max_steps, warm_steps, settings.damping)
 
 
-class Place(NamedTuple):
+class CellIndex(NamedTuple):
     """Index of a branch in a cell."""
 
     branch: int
@@ -174,65 +174,67 @@ class _Grid(NamedTuple):
         return cls(models, alphas, columns, nodes, settings)
 
     @property
-    def onward(self) -> slice:
+    def order(self) -> slice:
         """Order in which a track visits its cells: downwards in alpha, upwards in any other parameter."""
         return slice(None, None, -1 if self.columns.parameter.name == "alpha" else 1)
 
-    def solved(self, engine: _Engine, store: Store, progress: Progress) -> dict[str, np.ndarray]:
+    def solve(self, engine: _Engine, store: Store, progress: Progress) -> dict[str, np.ndarray]:
         """Solve the tracks that are not in the store; return all cells, arrays (branch, row, column, R, ...)."""
         rows, width = self.alphas.shape
-        total, processes, here = rows * len(PAIR), jax.process_count(), jax.process_index()
-        kept = {int(k.removeprefix(_TRACK)): a for k, a in store.load().items() if k.startswith(_TRACK)}
+        total, processes, rank = rows * len(PAIR), jax.process_count(), jax.process_index()
+        finished = {int(k.removeprefix(_TRACK)): a for k, a in store.load().items() if k.startswith(_TRACK)}
         if processes > 1:  # every process uses the tracks in the folder of process 0
-            kept = self._shared(kept, total, store)
-        unsolved = [number for number in range(total) if number not in kept]
-        mine, cells = unsolved[here::processes], len(kept) * width
+            finished = self._shared_tracks(finished, total, store)
+        unsolved = [number for number in range(total) if number not in finished]
+        assigned, cells = unsolved[rank::processes], len(finished) * width
 
         def cell_done() -> None:
             nonlocal cells
             cells += processes
             progress(min(cells, total * width), total * width)
 
-        def keep(place: int, arrays: Any) -> None:
+        def store_track(index: int, arrays: Any) -> None:
             if isinstance(arrays, pool.Failure):
                 return
-            store.put(f"{_TRACK}{mine[place]:05d}", arrays)
-            kept[mine[place]] = arrays
+            store.put(f"{_TRACK}{assigned[index]:05d}", arrays)
+            finished[assigned[index]] = arrays
 
         progress(cells, total * width)
-        firsts = engine.run([self.first_cells(branch) for branch in range(len(PAIR))]) if mine else []
-        tracks = (self.track(k % len(PAIR), k // len(PAIR), firsts[k % len(PAIR)], cell_done) for k in mine)
-        engine.run(tracks, done=keep, names=[self.name_of(k % len(PAIR), k // len(PAIR)) for k in mine])
+        first_overlaps = engine.run([self.first_cells(branch) for branch in range(len(PAIR))]) if assigned else []
+        tracks = (self.track(k % len(PAIR), k // len(PAIR), first_overlaps[k % len(PAIR)], cell_done) for k in assigned)
+        engine.run(tracks, done=store_track, names=[self.name_of(k % len(PAIR), k // len(PAIR)) for k in assigned])
         if processes > 1:
-            share = self._filled(kept, total)
-            parts = _together(multihost_utils.process_allgather, share, store)
+            share = self._stacked_tracks(finished, total)
+            shares = _together(multihost_utils.process_allgather, share, store)
             owner = np.zeros(total, int)
             owner[unsolved] = np.arange(len(unsolved)) % processes
-            every = {k: a[owner, np.arange(total)] for k, a in parts.items()}
+            all_tracks = {k: a[owner, np.arange(total)] for k, a in shares.items()}
         else:
-            every = self._filled(kept, total)
+            all_tracks = self._stacked_tracks(finished, total)
         shape = rows, len(PAIR)
-        return {k: np.swapaxes(a.reshape(*shape, *a.shape[1:]), 0, 1)[:, :, self.onward] for k, a in every.items()}
+        return {k: np.swapaxes(a.reshape(*shape, *a.shape[1:]), 0, 1)[:, :, self.order] for k, a in all_tracks.items()}
 
-    def _filled(self, kept: dict[int, dict[str, np.ndarray]], total: int) -> dict[str, np.ndarray]:
+    def _stacked_tracks(self, tracks: dict[int, dict[str, np.ndarray]], total: int) -> dict[str, np.ndarray]:
         """Return arrays of all tracks, NaN for missing ones, so that shapes are the same in every process."""
         R, width = self.nodes.replicates, self.alphas.shape[1]
         shapes = {name: (R, *shape) for name, shape in number_shapes(self.at(0, 0)[0]).items()}
         arrays = {name: np.full((total, width, *shape), np.nan) for name, shape in shapes.items()}
-        for number, track in kept.items():
+        for number, track in tracks.items():
             for name, a in track.items():
                 arrays[name][number] = a
         return arrays
 
-    def _shared(self, kept: dict[int, Any], total: int, store: Store) -> dict[int, Any]:
+    def _shared_tracks(self, tracks: dict[int, Any], total: int, store: Store) -> dict[int, Any]:
         """Return the finished tracks of process 0 in every process."""
-        done = np.isin(np.arange(total), list(kept))
-        done, arrays = _together(multihost_utils.broadcast_one_to_all, (done, self._filled(kept, total)), store)
-        return {int(k): {name: a[k] for name, a in arrays.items()} for k in np.flatnonzero(done)}
+        finished = np.isin(np.arange(total), list(tracks))
+        finished, arrays = _together(
+            multihost_utils.broadcast_one_to_all, (finished, self._stacked_tracks(tracks, total)), store
+        )
+        return {int(k): {name: a[k] for name, a in arrays.items()} for k in np.flatnonzero(finished)}
 
     def at(self, row: int, column: int) -> tuple[Model, np.ndarray]:
         """Return model and alpha of a cell; `column` counts in the order in which a track runs."""
-        column = np.arange(self.alphas.shape[1])[self.onward][column]
+        column = np.arange(self.alphas.shape[1])[self.order][column]
         alpha = np.asarray(self.alphas[row, column], self.models.lam.dtype)
         return jax.tree.map(lambda a: a[row, column], self.models), alpha
 
@@ -242,77 +244,81 @@ class _Grid(NamedTuple):
 
     def first_cells(self, branch: int) -> pool.Path:
         """Path that finds overlaps near a branch in the first cell of every row, on the coarse replicate."""
-        rough = eqx.tree_at(lambda s: s.tol, patient(self.settings), np.maximum(self.settings.tol, _COARSE))
+        coarse_settings = eqx.tree_at(lambda s: s.tol, patient(self.settings), np.maximum(self.settings.tol, _COARSE))
         start = x = pair_start(self.at(0, 0)[0])[branch]
-        every = []
+        first_overlaps = []
         for row in range(len(self.alphas)):
             model, alpha = self.at(row, 0)
-            state = yield Problem(model, alpha, self.nodes, pair_free(model)[branch], rough).coarsely(x)
+            state = yield Problem(model, alpha, self.nodes, pair_free(model)[branch], coarse_settings).coarsely(x)
             # An absent branch returns overlaps near the uninformed state, which fit this row but no other one.
             x = state.overlaps if state.status <= Status.stalled else start
-            every.append(state.overlaps if state.status == Status.absent else x)
-        return every
+            first_overlaps.append(state.overlaps if state.status == Status.absent else x)
+        return first_overlaps
 
-    def track(self, branch: int, row: int, firsts: list[Overlaps], cell_done: Callable[[], None]) -> pool.Path:
+    def track(self, branch: int, row: int, first_overlaps: list[Overlaps], cell_done: Callable[[], None]) -> pool.Path:
         """Path that follows a branch along a row; returns `State.numbers` of the cells, arrays (columns, R, ...)."""
-        first = self.at(row, 0)[0]
-        follower = Follower(self.nodes, self.settings, pair_free(first)[branch], pair_start(first)[branch])
-        places = self.columns.values[self.onward]
-        warm, cells = WarmStart.begin(firsts[row], places[0], self.nodes.replicates), []
-        for column, place in enumerate(places):
-            warm, state = yield from follower.advance(*self.at(row, column), place, warm)
+        first_model = self.at(row, 0)[0]
+        follower = Follower(self.nodes, self.settings, pair_free(first_model)[branch], pair_start(first_model)[branch])
+        values = self.columns.values[self.order]
+        warm, cells = WarmStart.begin(first_overlaps[row], values[0], self.nodes.replicates), []
+        for column, value in enumerate(values):
+            warm, state = yield from follower.advance(*self.at(row, column), value, warm)
             cells.append(state.numbers())
             cell_done()
         return pool.stacked(cells)
 
-    def retried(self, cells: dict[str, np.ndarray], store: Store) -> pool.Path:
+    def retry(self, cells: dict[str, np.ndarray], store: Store) -> pool.Path:
         """Path that repeats cells that are not solved, and cells that lack a branch which a neighbour has.
 
         Unsolved cells start from the states of their neighbours and from the default start. Cells that lack a branch
         may lie between a fold and a pitchfork; they start from one neighbour only. The store keeps all attempts.
         """
-        cells, known = {k: a.copy() for k, a in cells.items()}, store.load()
-        tried: set[tuple[Place, Place | None]] = set()
+        cells, attempts = {k: a.copy() for k, a in cells.items()}, store.load()
+        tried: set[tuple[CellIndex, CellIndex | None]] = set()
 
-        def absent(at: Place) -> bool:
-            return bool(np.all(cells["status"][at] == Status.absent))
+        def is_absent(cell: CellIndex) -> bool:
+            return bool(np.all(cells["status"][cell] == Status.absent))
 
-        def untried() -> Iterator[tuple[Place, list[Place | None]]]:
+        def untried() -> Iterator[tuple[CellIndex, list[CellIndex | None]]]:
             """Yield cells without a state and their untried starts: neighbours, or None for the default start."""
-            has = _has(cells)
-            for at in map(Place, *np.nonzero(~has)):
-                near: list[Place | None] = [c for c in _neighbours(at, has.shape) if has[c]]
-                if sources := [c for c in (near[:1] if absent(at) else [*near, None]) if (at, c) not in tried]:
-                    yield at, sources
+            solved = _exists(cells)
+            for cell in map(CellIndex, *np.nonzero(~solved)):
+                neighbours: list[CellIndex | None] = [c for c in _neighbours(cell, solved.shape) if solved[c]]
+                if sources := [
+                    c for c in (neighbours[:1] if is_absent(cell) else [*neighbours, None]) if (cell, c) not in tried
+                ]:
+                    yield cell, sources
 
-        while todo := list(untried()):
-            for at, sources in todo:
-                was_absent = absent(at)
+        while pending := list(untried()):
+            for cell, sources in pending:
+                was_absent = is_absent(cell)
                 for source in sources:
-                    tried.add((at, source))
+                    tried.add((cell, source))
                     name = f"{_RETRY}{len(tried):05d}"
-                    if name not in known:
-                        near = None if source is None else _state_of(cells, source)
-                        known[name] = yield from self.attempt(at, near, was_absent)
+                    if name not in attempts:
+                        guess = None if source is None else _state_of(cells, source)
+                        attempts[name] = yield from self.attempt(cell, guess, was_absent)
                         if jax.process_index() == 0:
-                            store.put(name, known[name])
-                    found = known[name]
-                    status = np.asarray(found["status"])
-                    settled = _has(found) or np.all(status == Status.absent)
-                    if quorum(status <= Status.stalled) if was_absent else settled:
-                        for k, a in found.items():
-                            cells[k][at] = a
+                            store.put(name, attempts[name])
+                    numbers = attempts[name]
+                    status = np.asarray(numbers["status"])
+                    is_settled = _exists(numbers) or np.all(status == Status.absent)
+                    if quorum(status <= Status.stalled) if was_absent else is_settled:
+                        for k, a in numbers.items():
+                            cells[k][cell] = a
                         break
         return cells
 
-    def attempt(self, at: Place, source: Overlaps | None, was_absent: bool) -> pool.Path:
+    def attempt(self, cell: CellIndex, source: Overlaps | None, was_absent: bool) -> pool.Path:
         """Path of `Follower.search` in a cell, from a state for all replicates or from the default start."""
-        model, first = (jax.tree.map(lambda a, at=at: a[at], self.models) for at in ((at.row, at.column), (0, 0)))
-        default, free = pair_start(first)[at.branch], pair_free(first)[at.branch]
-        near = for_each(default if source is None else source, self.nodes.replicates)
+        model, first_model = (
+            jax.tree.map(lambda a, cell=cell: a[cell], self.models) for cell in ((cell.row, cell.column), (0, 0))
+        )
+        default, free = pair_start(first_model)[cell.branch], pair_free(first_model)[cell.branch]
+        guess = for_each(default if source is None else source, self.nodes.replicates)
         settings = self.settings if was_absent else patient(self.settings)
-        alpha = np.asarray(self.alphas[at.row, at.column], model.lam.dtype)
-        state = yield from Follower(self.nodes, settings, free, default).search(model, alpha, near, False)
+        alpha = np.asarray(self.alphas[cell.row, cell.column], model.lam.dtype)
+        state = yield from Follower(self.nodes, settings, free, default).search(model, alpha, guess, False)
         return {name: np.asarray(a) for name, a in state.numbers().items()}
 
 
@@ -327,26 +333,28 @@ def _together(exchange: Callable[[Any], Any], share: Any, store: Store) -> Any:
     """
     try:
         return jax.tree.map(np.array, exchange(share))
-    except (ValueError, RuntimeError) as problem:  # raised by the communication layer: gloo, NCCL
-        kept = "nothing is kept: start all processes again, with a folder out"
+    except (ValueError, RuntimeError) as error:  # raised by the communication layer: gloo, NCCL
+        hint = "nothing is kept: start all processes again, with a folder out"
         if store.folder is not None:
-            kept = f"finished tracks are in out='{store.folder}': start all processes again with resume=True"
-        raise RuntimeError(f"another process ended before the grid was done; {kept}") from problem
+            hint = f"finished tracks are in out='{store.folder}': start all processes again with resume=True"
+        raise RuntimeError(f"another process ended before the grid was done; {hint}") from error
 
 
-def _has(cells: dict[str, Any]) -> np.ndarray:
+def _exists(cells: dict[str, Any]) -> np.ndarray:
     """Return whether half of the replicates or more have a state."""
     return np.asarray(quorum(has_state(cells["status"], cells["residual"])))
 
 
-def _neighbours(at: Place, shape: tuple[int, ...]) -> list[Place]:
+def _neighbours(cell: CellIndex, shape: tuple[int, ...]) -> list[CellIndex]:
     """Return the adjacent cells, those of the same track last."""
     _, rows, columns = shape
-    beside = [at._replace(row=at.row + d) for d in (1, -1)] + [at._replace(column=at.column + d) for d in (1, -1)]
-    return [c for c in beside if 0 <= c.row < rows and 0 <= c.column < columns]
+    adjacent = [cell._replace(row=cell.row + d) for d in (1, -1)] + [
+        cell._replace(column=cell.column + d) for d in (1, -1)
+    ]
+    return [c for c in adjacent if 0 <= c.row < rows and 0 <= c.column < columns]
 
 
-def _state_of(cells: dict[str, np.ndarray], at: Place) -> Overlaps:
+def _state_of(cells: dict[str, np.ndarray], cell: CellIndex) -> Overlaps:
     """Return the mean overlaps over the replicates that have a state."""
-    found = np.asarray(has_state(cells["status"][at], cells["residual"][at]))
-    return Overlaps(*(jnp.asarray(cells[k][at][found].mean(0)) for k in ("q", "V", "theta", "m")))
+    usable = np.asarray(has_state(cells["status"][cell], cells["residual"][cell]))
+    return Overlaps(*(jnp.asarray(cells[k][cell][usable].mean(0)) for k in ("q", "V", "theta", "m")))

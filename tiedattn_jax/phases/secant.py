@@ -12,7 +12,7 @@ from ..theory.pool import Path
 
 _REACH = 0.2  # longest relative step without a bracket
 _FIRST_STEP = 0.02  # relative step if neither slope nor bracket is known
-_LOOKS = 40  # maximum number of evaluations
+_MAX_EVALUATIONS = 40  # maximum number of evaluations
 
 
 @dataclass(frozen=True)
@@ -50,11 +50,11 @@ class Secant:
         to that end. Without a usable slope, the next place is the geometric middle of the bracket or, without a
         bracket, a short step towards the zero.
         """
-        bracketed = self.low > 0 and np.isfinite(self.high)
+        has_bracket = self.low > 0 and np.isfinite(self.high)
         if self.slope * self.rising > 0 and np.isfinite(self.value):
-            reach = np.inf if bracketed else _REACH * self.place
+            reach = np.inf if has_bracket else _REACH * self.place
             trial = self.place + float(np.clip(self.step, -reach, reach))
-        elif bracketed:
+        elif has_bracket:
             trial = float(np.sqrt(self.low * self.high))
         else:
             trial = (1 - _FIRST_STEP * np.sign(self.value * self.rising)) * self.place
@@ -90,11 +90,11 @@ def zero_between(number: Callable[[float, Any], Path], low: float, high: float, 
         The zero, the last warm start, and whether the zero is one rather than an end of the bracket.
     """
     search, trial = Secant.begin(np.nan, np.nan, low, high), float(np.sqrt(low * high))
-    for _ in range(_LOOKS):
+    for _ in range(_MAX_EVALUATIONS):
         value, state = yield from number(trial, state)
         search = search.learn(trial, float(value))
         trial = search.next()
         if search.value == 0 or abs(trial - search.place) <= tol * trial:
-            inside = low * (1 + 1e-3) < trial < high * (1 - 1e-3) and np.isfinite(search.value)
-            return trial, state, inside
+            is_inside = low * (1 + 1e-3) < trial < high * (1 - 1e-3) and np.isfinite(search.value)
+            return trial, state, is_inside
     return trial, state, False

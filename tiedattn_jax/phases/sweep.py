@@ -75,14 +75,14 @@ def sweep(
     if isinstance(model, Model) and not isinstance(along, str):
         return _through_alpha(model, along, branch if values is None else values, nodes, settings, progress)
     if isinstance(model, Model):
-        parameter, places, models = _of_number(model, along, values)
+        parameter, grid, models = _number_models(model, along, values)
     else:
-        parameter, places, models = MODELS, *_of_list(model, along, values)
+        parameter, grid, models = MODELS, *_listed_models(model, along, values)
     # Models of one kind differ in their numbers only, so that only the first one is checked in full.
     rule, tolerances = prepared(models[0], nodes, settings, even=branch is not None or event is not None)
     check_top_level(models)
-    for each in models[1:]:
-        check_numbers(each)
+    for listed in models[1:]:
+        check_numbers(listed)
     if event is None:
         alphas = _alphas(models[0], alpha, len(models))
         paths = [
@@ -95,37 +95,37 @@ def sweep(
         if alpha is not None:
             raise InputError("alpha", f"must be left out where an event is looked for in it, got alpha={alpha}")
         paths = [_event(m, event, rule, tolerances) for m in models]
-    names = [f"{parameter} = {place:g}" for place in places]
+    names = [f"{parameter} = {value:g}" for value in grid]
     results = _run(paths, names, progress)
     if event is None:
-        like = next(point for point in results if not isinstance(point, Failure))
+        solved = next(point for point in results if not isinstance(point, Failure))
         states = [
-            _unknown(like, m, a) if isinstance(r, Failure) else r
+            _nan_point(solved, m, a) if isinstance(r, Failure) else r
             for r, m, a in zip(results, models, alphas, strict=True)
         ]
         failures = [f"{name}: {r.reason}" for name, r in zip(names, results, strict=True) if isinstance(r, Failure)]
-        return Curve(branch, tuple(states), parameter, places, tuple(failures))
-    return _boundary(event, parameter, places, results)
+        return Curve(branch, tuple(states), parameter, grid, tuple(failures))
+    return _boundary(event, parameter, grid, results)
 
 
-def _unknown(like: FixedPoint, model: Model, alpha: Any) -> FixedPoint:
+def _nan_point(solved: FixedPoint, model: Model, alpha: Any) -> FixedPoint:
     """Return a `FixedPoint` full of NaN, with the shapes of another one and status `nonfinite`."""
-    nothing = jax.tree.map(lambda a: np.full(a.shape, np.nan, a.dtype) if a.dtype.kind == "f" else a, like.replicates)
-    status = np.full_like(nothing.status, Status.nonfinite)
-    states = dataclasses.replace(nothing, status=status, residual=np.full_like(nothing.residual, np.inf))
-    return FixedPoint(model, alpha, states, like.branch)
+    blank = jax.tree.map(lambda a: np.full(a.shape, np.nan, a.dtype) if a.dtype.kind == "f" else a, solved.replicates)
+    status = np.full_like(blank.status, Status.nonfinite)
+    states = dataclasses.replace(blank, status=status, residual=np.full_like(blank.residual, np.inf))
+    return FixedPoint(model, alpha, states, solved.branch)
 
 
 def _run(paths: list[Path], names: list[str], progress: Progress) -> list[Any]:
     done = 0
 
-    def count(number: int, result: Any) -> None:
+    def report(number: int, result: Any) -> None:
         nonlocal done
         done += 1
         progress(done, len(paths))
 
     progress(0, len(paths))
-    return run(paths, names=names, done=count, keep=True)
+    return run(paths, names=names, done=report, keep=True)
 
 
 def _through_alpha(
@@ -150,18 +150,18 @@ def _through_alpha(
     return Curve(branch, tuple(points[::-1]))
 
 
-def _of_number(model: Model, name: str, values: Any) -> tuple[str, np.ndarray, list[Model]]:
+def _number_models(model: Model, name: str, values: Any) -> tuple[str, np.ndarray, list[Model]]:
     """Return name, values and models of a sweep through a number of the model."""
     number = Parameter(name)
     if name == "alpha":
         raise InputError("along", 'must be the alphas themselves, or another number than "alpha"')
     number.read(model, None, "along")
-    places = array_of(values, "values", "one or more finite, increasing values", lambda a: np.diff(a) > 0)
-    number.check(model, places, "values")
-    return name, places, [number.set(model, None, value)[0] for value in places]
+    grid = array_of(values, "values", "one or more finite, increasing values", lambda a: np.diff(a) > 0)
+    number.check(model, grid, "values")
+    return name, grid, [number.set(model, None, value)[0] for value in grid]
 
 
-def _of_list(models: Any, along: Any, values: Any) -> tuple[np.ndarray, list[Model]]:
+def _listed_models(models: Any, along: Any, values: Any) -> tuple[np.ndarray, list[Model]]:
     """Check that the models of a list are of one kind; return their indices and the list."""
     require_kind(models, "model", (list, tuple), "a Model or a list of models")
     require(len(models) > 0, "model", list(models), "one model or more")
@@ -183,9 +183,9 @@ def _alphas(model: Model, alpha: Any, count: int) -> list[Any]:
     """Return one alpha for every setting."""
     if alpha is None:
         raise InputError("alpha", "must be given for states, or event for an event, got neither")
-    each = np.broadcast_to(alpha, count) if np.ndim(alpha) == 0 else np.asarray(alpha)
-    require(each.shape == (count,), "alpha", alpha, f"one number, or one for each of {count} settings")
-    return [check_alpha(model, a) for a in each]
+    alphas = np.broadcast_to(alpha, count) if np.ndim(alpha) == 0 else np.asarray(alpha)
+    require(alphas.shape == (count,), "alpha", alpha, f"one number, or one for each of {count} settings")
+    return [check_alpha(model, a) for a in alphas]
 
 
 def _state(model: Model, alpha: Any, branch: str | None, rule: Rule, settings: Settings, fallback: bool) -> Path:
@@ -204,19 +204,19 @@ def _event(model: Model, event: str, nodes: Rule, settings: Settings) -> Path:
         zero = yield from critical_path(model, nodes, RANGE, None, settings)
         critical = transition_of(EVENTS["alpha_c"], model, zero)
         return (yield from crossing_path(model, critical, nodes, RANGE, settings)) if event == ALPHA_L else critical
-    what = event_of(event, model)
-    if what.value is None:
-        near = yield from _end(what.branches[0], model, nodes, settings)
+    definition = event_of(event, model)
+    if definition.value is None:
+        guess = yield from _fold_guess(definition.branches[0], model, nodes, settings)
     else:
         try:
-            near = yield from first_change(what, model, SEARCH, nodes, settings)
+            guess = yield from first_change(definition, model, SEARCH, nodes, settings)
         except InputError:
             raise InputError("event", f"must happen, there is none {_SEARCHED}") from None
-    zero = yield from located(what, model, near, nodes, settings, True)
-    return transition_of(what, model, zero)
+    zero = yield from located(definition, model, guess, nodes, settings, True)
+    return transition_of(definition, model, zero)
 
 
-def _end(branch: str | None, model: Model, nodes: Rule, settings: Settings) -> Path:
+def _fold_guess(branch: str | None, model: Model, nodes: Rule, settings: Settings) -> Path:
     """Path that follows a branch down in alpha until it is lost; returns a `Near` for the fold expected there.
 
     Raises:
@@ -232,21 +232,21 @@ def _end(branch: str | None, model: Model, nodes: Rule, settings: Settings) -> P
     raise InputError("event", f"must happen, the {branch} branch does not end {_SEARCHED}")
 
 
-def _boundary(event: str, parameter: str, places: np.ndarray, results: list[Transition | Failure]) -> Boundary:
+def _boundary(event: str, parameter: str, grid: np.ndarray, results: list[Transition | Failure]) -> Boundary:
     """Collect the events of all settings; slopes are finite if a number of the model is the parameter."""
     rows: list[tuple] = []
-    for value, result in zip(places, results, strict=True):
+    for value, result in zip(grid, results, strict=True):
         if isinstance(result, Failure):
             status = Status.absent if isinstance(result.error, InputError) else Status.nonfinite
             rows.append((value, np.nan, np.nan, np.nan, int(status), result.reason))
             continue
-        place, bar, slope = float(result.alpha), float(result.stderr), np.nan
+        alpha, bar, slope = float(result.alpha), float(result.stderr), np.nan
         if result.reason:
-            place, bar = np.nan, np.nan
+            alpha, bar = np.nan, np.nan
         elif result.sensitivities is not None and parameter != MODELS:
             direction = Parameter(parameter).direction(result.branches[0].model, value)
             slope = float(sum(jax.tree.leaves(jax.tree.map(jnp.vdot, result.sensitivities, direction))))
-        rows.append((value, place, bar, slope, int(result.status), result.reason))
+        rows.append((value, alpha, bar, slope, int(result.status), result.reason))
     values, alphas, bars, slopes, statuses, reasons = (np.array(column) for column in zip(*rows, strict=True))
     boundary = Boundary.of(event, parameter, values, alphas, bars, slopes, statuses, reasons, np.isfinite(slopes))
     # Indices of a list are no coordinate, so that slopes between models mean nothing.

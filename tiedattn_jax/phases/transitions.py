@@ -62,22 +62,22 @@ def critical_alpha(
         InputError: the bracket is not 0 < low < high; nodes, settings or start are of the wrong kind.
     """
     nodes, settings, ends = _prepared(model, nodes, bracket, settings)
-    near = None if start is None else near_of(EVENTS["alpha_c"], start, *ends)
-    zero = run_one(critical_path(lax.stop_gradient(model), nodes, ends, near, settings))
+    guess = None if start is None else near_of(EVENTS["alpha_c"], start, *ends)
+    zero = run_one(critical_path(lax.stop_gradient(model), nodes, ends, guess, settings))
     return transition_of(EVENTS["alpha_c"], model, zero)
 
 
 def critical_path(
-    model: Model, nodes: Rule, bracket: tuple[float, float], near: Near | None, settings: Settings
+    model: Model, nodes: Rule, bracket: tuple[float, float], guess: Near | None, settings: Settings
 ) -> Path:
     """Path of `critical_alpha`; returns a `Zero`."""
-    met = True
-    if near is None:
-        near, met = yield from _coarse_alpha_c(model, nodes, bracket, settings)
+    in_bracket = True
+    if guess is None:
+        guess, in_bracket = yield from _coarse_alpha_c(model, nodes, bracket, settings)
     zero = yield from zero_near(
-        EVENTS["alpha_c"], model, near, nodes, settings, exact=True, tol=_FINAL, looks=_looks(met)
+        EVENTS["alpha_c"], model, guess, nodes, settings, exact=True, tol=_FINAL, looks=_max_evaluations(in_bracket)
     )
-    return zero._replace(met=zero.met and met)
+    return zero._replace(met=zero.met and in_bracket)
 
 
 def linear_crossing(
@@ -115,12 +115,12 @@ def linear_crossing(
         transition = critical_alpha(model, nodes, bracket=bracket, settings=settings)
     require_kind(transition, "transition", Transition, "the result of critical_alpha")
     require_choice(transition.event, "transition.event", ["alpha_c"])
-    held, known = lax.stop_gradient((model, transition))
-    if not known.ok:  # without alpha_c, the global minimum is unknown
+    fixed_model, critical = lax.stop_gradient((model, transition))
+    if not critical.ok:  # without alpha_c, the global minimum is unknown
         return dataclasses.replace(transition, event=ALPHA_L)
-    crossing = _Crossing.of(held, known, bracket)
-    near = None if start is None else near_of(crossing.event, start, *crossing.bracket)
-    zero = run_one(crossing.path(held, nodes, near, settings))
+    crossing = _Crossing.of(fixed_model, critical, bracket)
+    guess = None if start is None else near_of(crossing.event, start, *crossing.bracket)
+    zero = run_one(crossing.path(fixed_model, nodes, guess, settings))
     return crossing.transition(model, transition, zero)
 
 
@@ -161,13 +161,15 @@ class _Crossing(NamedTuple):
         start = jax.tree.map(np.asarray, transition.branches[k].overlaps)
         return cls(int(baseline_owner(early, late)), EVENTS[f"{PAIR[k]} baseline"], start, pair_free(model)[k], ends)
 
-    def path(self, model: Model, nodes: Rule, near: Near | None, settings: Settings) -> Path:
+    def path(self, model: Model, nodes: Rule, guess: Near | None, settings: Settings) -> Path:
         """Path that finds where the branch starts to beat the baseline; returns a `Zero`."""
-        met = True
-        if near is None:
-            near, met = yield from _coarse_alpha_l(model, nodes, self.start, self.free, self.bracket, settings)
-        zero = yield from zero_near(self.event, model, near, nodes, settings, exact=True, tol=_FINAL, looks=_looks(met))
-        return zero._replace(met=zero.met and met)
+        in_bracket = True
+        if guess is None:
+            guess, in_bracket = yield from _coarse_alpha_l(model, nodes, self.start, self.free, self.bracket, settings)
+        zero = yield from zero_near(
+            self.event, model, guess, nodes, settings, exact=True, tol=_FINAL, looks=_max_evaluations(in_bracket)
+        )
+        return zero._replace(met=zero.met and in_bracket)
 
     def transition(self, model: Model, critical: Transition, zero: Zero) -> Transition:
         """Return alpha_l as a `Transition` with the state of the branch."""
@@ -175,8 +177,8 @@ class _Crossing(NamedTuple):
         if self.owner != 1:
             return dataclasses.replace(crossing, event=ALPHA_L)
         names = "alpha", "stderr", "sensitivities", "sensitivities_stderr", "status"
-        exchanged = {name: getattr(critical, name) for name in names}
-        return dataclasses.replace(crossing, event=ALPHA_L, **exchanged)
+        critical_fields = {name: getattr(critical, name) for name in names}
+        return dataclasses.replace(crossing, event=ALPHA_L, **critical_fields)
 
 
 def baseline_owner(early: Any, late: Any) -> Any:
@@ -196,29 +198,29 @@ def _prepared(
     return nodes, settings, (float(low), float(high))
 
 
-def _looks(met: bool) -> int:
-    """Maximum number of evaluations on the full rule: only the end of the bracket if there was no coarse zero."""
-    return LOOKS if met else 1
+def _max_evaluations(in_bracket: bool) -> int:
+    """Return the maximum number of evaluations on the full rule: one if the coarse search found no zero."""
+    return LOOKS if in_bracket else 1
 
 
 def _coarse_alpha_c(model: Model, nodes: Rule, bracket: tuple[float, float], settings: Settings) -> Path:
     """Path that finds alpha_c on the coarse replicate; returns a `Near`, and whether it lies in the bracket."""
-    frees, starts = pair_free(model), [jax.tree.map(np.asarray, start) for start in pair_start(model)]
+    masks, starts = pair_free(model), [jax.tree.map(np.asarray, start) for start in pair_start(model)]
 
     def difference(alpha: float, xs: list[Overlaps]) -> Path:
         """Path to the positional minus the semantic loss; its sign favours the only branch if one is missing."""
-        place = np.asarray(alpha, model.lam.dtype)
-        problems = [Problem(model, place, nodes, free, settings) for free in frees]
+        alpha_array = np.asarray(alpha, model.lam.dtype)
+        problems = [Problem(model, alpha_array, nodes, free, settings) for free in masks]
         states = yield [p.coarsely(x) for p, x in zip(problems, xs, strict=True)]
-        loss, there = np.array([s.train_loss for s in states]), [bool(s.has_state) for s in states]
-        alone = (1.0 if there[1] and not there[0] else -1.0) * np.mean(np.abs(loss))
+        loss, has_state = np.array([s.train_loss for s in states]), [bool(s.has_state) for s in states]
+        lone_difference = (1.0 if has_state[1] and not has_state[0] else -1.0) * np.mean(np.abs(loss))
         # The next search for a branch that was not found begins at the start of that branch.
-        settled = [s.status <= Status.stalled for s in states]
-        xs = [s.overlaps if ok else x for s, ok, x in zip(states, settled, starts, strict=True)]
-        return loss[0] - loss[1] if all(there) else alone, xs
+        is_settled = [s.status <= Status.stalled for s in states]
+        xs = [s.overlaps if settled else x for s, settled, x in zip(states, is_settled, starts, strict=True)]
+        return loss[0] - loss[1] if all(has_state) else lone_difference, xs
 
-    alpha, xs, met = yield from zero_between(difference, *bracket, starts, _COARSE)
-    return Near(alpha, tuple(xs)), met
+    alpha, xs, in_bracket = yield from zero_between(difference, *bracket, starts, _COARSE)
+    return Near(alpha, tuple(xs)), in_bracket
 
 
 def _coarse_alpha_l(
@@ -230,5 +232,5 @@ def _coarse_alpha_l(
         state = yield Problem(model, np.asarray(alpha, model.lam.dtype), nodes, free, settings).coarsely(x)
         return state.gen_error_linear - state.gen_error, state.overlaps
 
-    alpha, x, met = yield from zero_between(excess, *bracket, x0, _COARSE)
-    return Near(alpha, (x,)), met
+    alpha, x, in_bracket = yield from zero_between(excess, *bracket, x0, _COARSE)
+    return Near(alpha, (x,)), in_bracket
