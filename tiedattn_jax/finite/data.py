@@ -40,8 +40,8 @@ from ..model.checks import check
 from ..model.model import Model, over_kinds
 from ..model.overlaps import Overlaps
 
-_FAR = 1.5  # warn when the variance of the inputs and that of the model differ by more than this factor
-_MANY = 1000  # with more numbers than this, chance does not change their variance noticeably
+_WARN_RATIO = 1.5  # warn when the variance of the inputs and that of the model differ by more than this factor
+_LARGE_SAMPLE = 1000  # with more numbers than this, chance does not change their variance noticeably
 
 
 class Labels(eqx.Module):
@@ -543,8 +543,8 @@ def _check_scale(model: Model, data: Data) -> None:
     """Raise an `InputError` if a factor sqrt(d) is missing or one too many, so that a variance is wrong by a factor d.
 
     A variance may differ from the model's by a factor of max(10, sqrt(d)), or more if it is estimated from few numbers.
-    If the variance of many inputs differs by more than `_FAR`, a warning says that theory and data have different
-    settings.
+    If the variance of many inputs differs by more than `_WARN_RATIO`, a warning says that theory and data have
+    different settings.
     """
     L, n, d, t = data.shape
     factor = max(10, d**0.5)
@@ -564,7 +564,7 @@ def _check_scale(model: Model, data: Data) -> None:
         demand = "must have fields y = Q*^T x / sqrt(d) of tokens x that are not divided yet"
         reference = "the model" if data.teacher is None else "those of its teacher"
         raise InputError("data", f"{demand}, got {fields:.3g} times the variance of {reference}")
-    if n * d > _MANY and not 1 / _FAR < inputs < _FAR:
+    if n * d > _LARGE_SAMPLE and not 1 / _WARN_RATIO < inputs < _WARN_RATIO:
         message = f"data have {inputs:.3g} times the model's variance of inputs: "
         message += "theory and simulation are then of two settings"
         warnings.warn(message, stacklevel=2)

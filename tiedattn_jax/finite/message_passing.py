@@ -251,7 +251,7 @@ def _regression_slope(data: Data, h: jax.Array, g: jax.Array, mask: jax.Array | 
     means of its derivatives, jumps included.
 
     Args:
-        mask: mask (n,) of the sentences that count, those of one kind; 1.0 if all count.
+        mask: marks the sentences that count, those of one kind, (n,); 1.0 if all count.
     """
     r, n = h.shape[1], jnp.sum(mask * jnp.ones_like(h[0, 0]))
     regressors = jnp.concatenate([h, data.fields], 1)
