@@ -28,16 +28,16 @@ from .registry import BENCHMARKS
 
 def main(argv: list[str] | None = None) -> int:
     """Measure and return the exit code. Bad input ends with exit code 2 and one line on stderr."""
-    form: Any = argparse.RawDescriptionHelpFormatter
-    listed = "".join(
-        f"    {name:15} {b.what}; {b.size}: {' '.join(map(str, b.sizes))}\n" for name, b in BENCHMARKS.items()
+    formatter: Any = argparse.RawDescriptionHelpFormatter
+    listing = "".join(
+        f"    {name:15} {b.description}; {b.size}: {' '.join(map(str, b.sizes))}\n" for name, b in BENCHMARKS.items()
     )
-    parser = argparse.ArgumentParser("python -m benchmarks", description=__doc__ + listed, formatter_class=form)
+    parser = argparse.ArgumentParser("python -m benchmarks", description=__doc__ + listing, formatter_class=formatter)
     parser.add_argument("benchmarks", nargs="*", metavar="benchmark", help="all by default")
     parser.add_argument("--sizes", type=int, nargs="+", metavar="N", help="of the one benchmark that is named")
     parser.add_argument("--repeat", type=int, default=5, metavar="N", help="calls after the first one, 5 by default")
-    here = Path(__file__).parent / "results"
-    parser.add_argument("--out", type=Path, default=here, metavar="DIR", help="benchmarks/results by default")
+    results = Path(__file__).parent / "results"
+    parser.add_argument("--out", type=Path, default=results, metavar="DIR", help="benchmarks/results by default")
     args = parser.parse_args(argv)
     try:
         run(args.benchmarks or list(BENCHMARKS), args.sizes, args.repeat, args.out)
@@ -57,17 +57,17 @@ def run(names: list[str], sizes: list[int] | None, repeat: int, out: Path) -> No
         )
     for size in sizes or ():
         require_count(size, "sizes")
-    about = suite.about()
-    path = suite.path_in(out, about)
-    measured: list[suite.Measurement] = []
+    metadata = suite.about()
+    path = suite.path_in(out, metadata)
+    measurements: list[suite.Measurement] = []
     print(suite.HEADER, flush=True)
     for name in dict.fromkeys(names):
         jax.clear_caches()  # makes compile times independent of earlier benchmarks
         for measurement in BENCHMARKS[name].run(sizes or BENCHMARKS[name].sizes, repeat):
             print(measurement, flush=True)
-            measured.append(measurement)
-        kept = suite.write(path, about, measured)
-        pictures = suite.draw(path, kept, {name: b.size for name, b in BENCHMARKS.items()})
+            measurements.append(measurement)
+        stored = suite.write(path, metadata, measurements)
+        pictures = suite.draw(path, stored, {name: b.size for name, b in BENCHMARKS.items()})
     print("\n".join(map(str, [path, *pictures])))
 
 

@@ -32,20 +32,20 @@ STATE = {"q": 0.11481726, "V": 12.66853, "theta": 0.15815827}  # semantic, alpha
 _STEPS = 16  # iterations of message passing in a call; even twice as many do not converge
 
 Row = dict[str, Any]
-BEGAN = time.perf_counter()
+START = time.perf_counter()
 
 
 def clock(fn: Callable[[], Any], repeat: int) -> tuple[float, float, Any]:
     """Return the seconds of the first call, the median of `repeat` more, and the last result."""
     times = []
     for _ in range(1 + repeat):
-        began = time.perf_counter()
+        start = time.perf_counter()
         result = jax.block_until_ready(fn())
-        times.append(time.perf_counter() - began)
+        times.append(time.perf_counter() - start)
     return times[0], float(np.median(times[1:] or times)), result
 
 
-def off(state: ta.FixedPoint) -> float:
+def deviation(state: ta.FixedPoint) -> float:
     """Return the largest relative error of the order parameters of the semantic state at alpha = 2."""
     return max(abs(float(getattr(state, name)) / value - 1) for name, value in STATE.items())
 
@@ -55,7 +55,7 @@ def solve(small: bool) -> Iterator[Row]:
     model = ta.dot_product()
     nodes = ta.line_nodes(model, 3 if small else 9)
     first, seconds, state = clock(lambda: ta.solve(model, 2.0, "semantic", nodes), 1 if small else 5)
-    yield {"case": "solve", "first": first, "seconds": seconds, "error": off(state), "status": state.status_name}
+    yield {"case": "solve", "first": first, "seconds": seconds, "error": deviation(state), "status": state.status_name}
 
 
 def gradient(small: bool) -> Iterator[Row]:
@@ -73,9 +73,9 @@ def transition(small: bool) -> Iterator[Row]:
     """Find alpha_c with its sensitivities, without a given start."""
     model = ta.dot_product()
     nodes = ta.line_nodes(model, 3 if small else 9)
-    first, seconds, found = clock(lambda: ta.critical_alpha(model, nodes), 1 if small else 3)
-    row = {"case": "critical_alpha", "first": first, "seconds": seconds, "error": float(found.alpha) - ALPHA_C}
-    yield row | {"stderr": float(found.stderr), "by_sigma": float(found.sensitivities.sigma)}
+    first, seconds, critical = clock(lambda: ta.critical_alpha(model, nodes), 1 if small else 3)
+    row = {"case": "critical_alpha", "first": first, "seconds": seconds, "error": float(critical.alpha) - ALPHA_C}
+    yield row | {"stderr": float(critical.stderr), "by_sigma": float(critical.sensitivities.sigma)}
 
 
 def states(small: bool) -> Iterator[Row]:
@@ -107,8 +107,8 @@ def diagram(small: bool) -> Iterator[Row]:
 def gamp(small: bool) -> Iterator[Row]:
     """Time an iteration of message passing next to its two passes over X, and measure its peak memory."""
     for d in (50,) if small else (4000, 10000):
-        for wide in (True, False):
-            with jax.enable_x64(wide):
+        for double in (True, False):
+            with jax.enable_x64(double):
                 yield _gamp(d)
 
 
@@ -129,12 +129,12 @@ def _gamp(d: int) -> Row:
     _, short, _ = clock(iterations(_STEPS), 2)
     peak = (jax.local_devices()[0].memory_stats() or {}).get("peak_bytes_in_use", np.nan)
     _, bare, _ = clock(lambda: passes(data.x, Q), 2)
-    found = ta.gamp(model, data, steps=400)
-    one, two = (long - short) / _STEPS, bare / _STEPS
+    estimate = ta.gamp(model, data, steps=400)
+    step, pair = (long - short) / _STEPS, bare / _STEPS
     dtype = str(Q.dtype)
-    row = {"case": "gamp", "d": d, "dtype": dtype, "iteration": one, "two passes": two, "ratio": one / two}
-    ended = {"status": found.status_name, "iterations": int(found.iterations)}
-    return row | {"peak over data": float(peak) / size} | ended
+    row = {"case": "gamp", "d": d, "dtype": dtype, "iteration": step, "two passes": pair, "ratio": step / pair}
+    outcome = {"status": estimate.status_name, "iterations": int(estimate.iterations)}
+    return row | {"peak over data": float(peak) / size} | outcome
 
 
 def train(small: bool) -> Iterator[Row]:
@@ -166,40 +166,40 @@ ROWS: dict[str, tuple[Callable[[bool], Iterator[Row]], float]] = {
 def run(names: list[str], small: bool, budget: float, out: Path) -> Path:
     """Measure and print the rows, write them to a file, and return its path."""
     device = jax.local_devices()[0]
-    about = {"device": device.device_kind, "platform": device.platform, "jax": jax.__version__}
-    about |= {"version": ta.VERSION, "date": datetime.date.today().isoformat(), "x64": bool(jax.config.jax_enable_x64)}
+    header = {"device": device.device_kind, "platform": device.platform, "jax": jax.__version__}
+    header |= {"version": ta.VERSION, "date": datetime.date.today().isoformat(), "x64": bool(jax.config.jax_enable_x64)}
     name = re.sub(r"\W+", "-", device.device_kind.lower()).strip("-")
-    path, rows = out / f"{about['date']}-{name}-accelerator.json", []
+    path, rows = out / f"{header['date']}-{name}-accelerator.json", []
     for key in names:
-        fn, needed = ROWS[key]
-        left = budget - (time.perf_counter() - BEGAN)
-        if not small and needed > left:
-            rows.append({"case": key, "left out": f"it takes about {needed:g} s, {max(left, 0):.0f} s are left"})
+        fn, duration = ROWS[key]
+        remaining = budget - (time.perf_counter() - START)
+        if not small and duration > remaining:
+            rows.append({"case": key, "left out": f"it takes about {duration:g} s, {max(remaining, 0):.0f} s are left"})
             print(json.dumps(rows[-1]), flush=True)
             continue
         try:
             for row in fn(small):
-                rows.append(row | {"at": time.perf_counter() - BEGAN})
+                rows.append(row | {"at": time.perf_counter() - START})
                 print(json.dumps(rows[-1]), flush=True)
         except Exception as problem:  # one failure must not lose the other rows
             rows.append({"case": key, "failed": f"{type(problem).__name__}: {str(problem)[:500]}"})
             print(json.dumps(rows[-1]), flush=True)
-        write_whole(path, json.dumps({"about": about, "rows": rows}, indent=1).encode())
+        write_whole(path, json.dumps({"about": header, "rows": rows}, indent=1).encode())
     return path
 
 
 def main(argv: list[str] | None = None) -> int:
     """Parse the arguments, run, and return the exit code."""
-    listed = "".join(f"    {name:11} {fn.__doc__}\n" for name, (fn, _) in ROWS.items())
-    form = argparse.RawDescriptionHelpFormatter
+    listing = "".join(f"    {name:11} {fn.__doc__}\n" for name, (fn, _) in ROWS.items())
+    formatter = argparse.RawDescriptionHelpFormatter
     parser = argparse.ArgumentParser(
-        "python -m benchmarks.accelerator", description=__doc__ + listed, formatter_class=form
+        "python -m benchmarks.accelerator", description=__doc__ + listing, formatter_class=formatter
     )
     parser.add_argument("rows", nargs="*", metavar="row", help="all by default")
     parser.add_argument("--budget", type=float, default=300, metavar="S", help="seconds, 300 by default")
     parser.add_argument("--small", action="store_true", help="small sizes")
-    here = Path(__file__).parent / "results"
-    parser.add_argument("--out", type=Path, default=here, metavar="DIR", help="benchmarks/results by default")
+    results = Path(__file__).parent / "results"
+    parser.add_argument("--out", type=Path, default=results, metavar="DIR", help="benchmarks/results by default")
     args = parser.parse_args(argv)
     if unknown := [name for name in args.rows if name not in ROWS]:
         parser.error(f"row must be one of {', '.join(ROWS)}, got {unknown[0]!r}")

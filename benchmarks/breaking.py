@@ -22,16 +22,16 @@ from tiedattn_jax.base.printing import with_error
 from tiedattn_jax.model.overlaps import PAIR
 from tiedattn_jax.plotting.style import panels
 
-LEAST = 1e-7  # fraction of the loss below which the estimate is comparable to its error, or exactly zero
+FLOOR = 1e-7  # fraction of the loss below which the estimate is comparable to its error, or exactly zero
 
 
 def transitions(omegas: np.ndarray, nodes: ta.Rule) -> list[ta.Transition]:
     """Find alpha_c at every omega, each search starting from the previous transition."""
-    found: list[ta.Transition] = []
+    events: list[ta.Transition] = []
     for omega in omegas:
-        near = found[-1].branches if found and found[-1].ok else None
-        found.append(ta.critical_alpha(ta.dot_product(omega), nodes, start=near))
-    return found
+        start = events[-1].branches if events and events[-1].ok else None
+        events.append(ta.critical_alpha(ta.dot_product(omega), nodes, start=start))
+    return events
 
 
 def main() -> None:
@@ -48,33 +48,33 @@ def main() -> None:
     grid = ta.phase_diagram(model, alphas, omegas, nodes, out=args.out / "rs_error_grid", resume=True)
     share = grid.mean("rs_error") / grid.mean("train_loss")
     mass = grid.mean("jump_mass")
-    found = transitions(omegas, nodes)
+    events = transitions(omegas, nodes)
 
     print("Where the share of the loss is largest, at every omega:")
     print(f"{'branch':>10} {'omega':>6} {'alpha':>6} {'jump mass':>10} {'share':>9}")
     for b, branch in enumerate(PAIR):
         for k, omega in enumerate(omegas):
             if np.any(np.isfinite(share[b, k])):
-                at = int(np.nanargmax(share[b, k]))
-                print(f"{branch:>10} {omega:6.3f} {alphas[at]:6.2f} {mass[b, k, at]:10.3f} {share[b, k, at]:9.2e}")
+                top = int(np.nanargmax(share[b, k]))
+                print(f"{branch:>10} {omega:6.3f} {alphas[top]:6.2f} {mass[b, k, top]:10.3f} {share[b, k, top]:9.2e}")
     print(f"\n{'omega':>6} {'alpha_c':>16} {'moved by':>14} {'relative':>9}")
-    for omega, event in zip(omegas, found, strict=True):
+    for omega, event in zip(omegas, events, strict=True):
         if event.ok:
             shift = event.rs_shift
-            said = with_error(event.alpha, event.stderr), with_error(shift.value, shift.stderr)
-            print(f"{omega:6.3f} {said[0]:>16} {said[1]:>14} {float(shift.value / event.alpha):9.1e}")
+            cells = with_error(event.alpha, event.stderr), with_error(shift.value, shift.stderr)
+            print(f"{omega:6.3f} {cells[0]:>16} {cells[1]:>14} {float(shift.value / event.alpha):9.1e}")
 
     with panels(11, 3.6, (*PAIR, "shift of alpha_c, estimated"), ylabels=(r"$\omega$",)) as (figure, axes):
-        line = np.array([[float(e.alpha), omega] for e, omega in zip(found, omegas, strict=True) if e.ok])
+        line = np.array([[float(e.alpha), omega] for e, omega in zip(events, omegas, strict=True) if e.ok])
         for axis, values in zip(axes.flat, share, strict=False):
             axis.set(facecolor="0.85", xlabel=r"sample complexity $\alpha$")  # grey where there is no state
             mesh = axis.pcolormesh(
-                alphas, omegas, np.maximum(values, LEAST), norm=LogNorm(LEAST, 1e-2), cmap="viridis", shading="nearest"
+                alphas, omegas, np.maximum(values, FLOOR), norm=LogNorm(FLOOR, 1e-2), cmap="viridis", shading="nearest"
             )
             axis.plot(*line.T, "w-", lw=1.5)
             axis.plot(*line.T, "k--", lw=1.5, label=r"$\alpha_c$" if axis is axes.flat[0] else None)
         figure.colorbar(mesh, ax=list(axes.flat[:2]), label="estimate over training loss", extend="both")
-        shifts = np.array([[float(e.rs_shift.value), float(e.rs_shift.stderr)] for e in found if e.ok])
+        shifts = np.array([[float(e.rs_shift.value), float(e.rs_shift.stderr)] for e in events if e.ok])
         last = axes.flat[2]
         last.errorbar(line[:, 1], shifts[:, 0] / line[:, 0], shifts[:, 1] / line[:, 0], fmt="ko-", ms=3, lw=1)
         last.axhline(0, color="0.6", lw=0.8)

@@ -23,7 +23,7 @@ from tiedattn_jax.model.overlaps import magnitudes
 CASES = {"smooth, semantic": (0.1, 3.0), "smooth, positional": (0.6, 4.0), "jumps, positional": (0.6, 1.5)}
 SHARES = {(0, 0): 0.45, (1, 1): 0.45, (0, 1): 0.05, (1, 0): 0.05}
 VECTORS = {"encodings": [[1.0, 0.0], [-1.0, 0.0]], "means": [[0.0, 1.0], [0.0, -1.0]]}
-LEAST = 0.1  # least relative size of the branch's order parameter at a minimum that counts as on the branch
+FLOOR = 0.1  # least relative size of the branch's order parameter at a minimum that counts as on the branch
 
 
 def model_of(omega: float) -> ta.DotProduct:
@@ -35,9 +35,11 @@ def model_of(omega: float) -> ta.DotProduct:
 
 def row(model: ta.Model, x: ta.Overlaps, train_loss: jax.Array, gen_error: jax.Array) -> dict[str, float]:
     """Return the numbers of a state or an estimate by name, order parameters without signs."""
-    each = {f"{name} of class {k + 1}": np.abs(getattr(x, name)[k]).item() for name in ("q", "theta") for k in range(2)}
+    orders = {
+        f"{name} of class {k + 1}": np.abs(getattr(x, name)[k]).item() for name in ("q", "theta") for k in range(2)
+    }
     m = {"m, encodings": abs(x.m[0, 0].item()), "m, means": abs(x.m[2, 0].item())}
-    return {"training loss": float(train_loss), "test error": float(gen_error), **each, **m}
+    return {"training loss": float(train_loss), "test error": float(gen_error), **orders, **m}
 
 
 def minima(
@@ -45,16 +47,16 @@ def minima(
 ) -> list:
     """Train one instance; return the minimum from the named start, and the lowest one on the branch from any start."""
     data = ta.sample_data(model, d, alpha, key, normalise=True)
-    named = start_of(model, data, branch)
-    mean = named * float(jnp.abs(state.overlaps.m[0, 0]) / 0.25 if branch == "positional" else 1.0)
+    named_start = start_of(model, data, branch)
+    mean = named_start * float(jnp.abs(state.overlaps.m[0, 0]) / 0.25 if branch == "positional" else 1.0)
     spread = float(jnp.sqrt(jnp.maximum(state.overlaps.q[0, 0, 0] / model.trace[0] - jnp.sum(mean**2) / d, 0.0)))
     sizes, keys = np.linspace(1, 2, starts - 1) * spread, jax.random.split(jax.random.key(1), starts - 1)
-    others = [mean + size * jax.random.normal(k, mean.shape) for size, k in zip(sizes, keys, strict=True)]
-    runs = [ta.train(model, data, Q, optimizer="lbfgs", steps=3000, tol=1e-8) for Q in (named, *others)]
-    own = [bool(run.ok) and float(magnitudes(model, run.overlaps)[branch == "positional"]) > LEAST for run in runs]
-    lowest = min((run for run, on in zip(runs, own, strict=True) if on), key=lambda run: float(run.train_loss))
-    test = jax.random.fold_in(key, 1)
-    errors = [ta.heldout_error(model, data, run.Q, test, sentences=100_000).value for run in (runs[0], lowest)]
+    random_starts = [mean + size * jax.random.normal(k, mean.shape) for size, k in zip(sizes, keys, strict=True)]
+    runs = [ta.train(model, data, Q, optimizer="lbfgs", steps=3000, tol=1e-8) for Q in (named_start, *random_starts)]
+    usable = [bool(run.ok) and float(magnitudes(model, run.overlaps)[branch == "positional"]) > FLOOR for run in runs]
+    lowest = min((run for run, flag in zip(runs, usable, strict=True) if flag), key=lambda run: float(run.train_loss))
+    test_key = jax.random.fold_in(key, 1)
+    errors = [ta.heldout_error(model, data, run.Q, test_key, sentences=100_000).value for run in (runs[0], lowest)]
     return [row(model, run.overlaps, run.train_loss, e) for run, e in zip((runs[0], lowest), errors, strict=True)]
 
 
@@ -72,18 +74,18 @@ def main() -> None:
         state = ta.solve(model, alpha, branch, ta.line_nodes(model, 5, replicates=2))
         theory = row(model, state.overlaps, state.train_loss, state.gen_error)
         keys = jax.random.split(jax.random.key(0), args.instances)
-        found = [minima(model, branch, state, args.d, alpha, key, args.starts) for key in keys]
+        results = [minima(model, branch, state, args.d, alpha, key, args.starts) for key in keys]
         title = f"{name}, jump mass {state.diagnostics.jump_mass:.3f}, rs_error {state.diagnostics.rs_error:.2g}"
-        for what, value in theory.items():
+        for quantity, value in theory.items():
             if value == 0:
                 continue
             cells = [f"{value:.6g}"]
             for k in range(2):
-                values = np.array([pair[k][what] for pair in found])
+                values = np.array([pair[k][quantity] for pair in results])
                 bar = values.std(ddof=1) / len(values) ** 0.5
                 gap = values.mean() - value
                 cells += [f"{values.mean():.5g}({bar:.1g})", f"{100 * gap / value:+.2f} ({gap / bar:+.1f})"]
-            print("|", " | ".join((title, what, *cells)), "|", flush=True)
+            print("|", " | ".join((title, quantity, *cells)), "|", flush=True)
             title = ""
 
 

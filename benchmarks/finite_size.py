@@ -31,7 +31,7 @@ from tiedattn_jax.theory.equations import Equations
 def theory(d: int, alpha: float, instances: int, branch: str, order: int, response: str) -> dict[str, Any]:
     """Compare message passing on instances with the theory at the realised norm of each teacher."""
     model = ta.dot_product()
-    found = ta.run_instances(
+    result = ta.run_instances(
         model,
         d,
         alpha,
@@ -41,20 +41,20 @@ def theory(d: int, alpha: float, instances: int, branch: str, order: int, respon
         sentences=400_000,
         progress=lambda done, total: print(f"{done} of {total}", file=sys.stderr),
     )
-    print(found.summary(), file=sys.stderr)
+    print(result.summary(), file=sys.stderr)
     names = ("simulation", "theory", "difference", "stderr")
     return {
         "d": d,
         "alpha": alpha,
         "start": branch,
         "response": response,
-        "finished_by_lbfgs": int(found.finished.sum()),
-        "iterations": found.iterations.tolist(),
-        "largest_gradient": float(found.gradient_norm.max()),
+        "finished_by_lbfgs": int(result.finished.sum()),
+        "iterations": result.iterations.tolist(),
+        "largest_gradient": float(result.gradient_norm.max()),
         **{
-            end: {"instances": int((found.branch == end).sum())}
-            | {name: dict(zip(names, row, strict=True)) for name, row in found.difference(end).items()}
-            for end in np.unique(found.branch).tolist()
+            end: {"instances": int((result.branch == end).sum())}
+            | {name: dict(zip(names, row, strict=True)) for name, row in result.difference(end).items()}
+            for end in np.unique(result.branch).tolist()
         },
     }
 
@@ -78,20 +78,20 @@ def ends(d: int, alpha: float, instances: int, start: str, method: str, scale: f
     """Find where each run ends, whether that is a minimum, and whether other minima are near."""
     model, rows = ta.dot_product(), []
 
-    def lbfgs(data: ta.Data, Q: Any, **given: Any) -> ta.Training:
-        return ta.train(model, data, Q, optimizer="lbfgs", steps=3000, **given)
+    def lbfgs(data: ta.Data, Q: Any, **options: Any) -> ta.Training:
+        return ta.train(model, data, Q, optimizer="lbfgs", steps=3000, **options)
 
     def run(data: ta.Data, key: jax.Array) -> ta.GAMP | ta.Training:
-        given: dict[str, Any] = {"key": key, "scale": scale}
-        first = ta.gamp(model, data, start, tol=1e-10, **given) if method == "gamp" else lbfgs(data, start, **given)
+        options: dict[str, Any] = {"key": key, "scale": scale}
+        first = ta.gamp(model, data, start, tol=1e-10, **options) if method == "gamp" else lbfgs(data, start, **options)
         end = first if first.ok else lbfgs(data, first.Q)
         size = jnp.linalg.norm(end.Q)
         kicked = {}
         for k, kick in enumerate((0.0, *KICKS)):
-            away = jax.random.normal(jax.random.fold_in(key, k), end.Q.shape)
-            found = lbfgs(data, end.Q + kick * size * away / jnp.linalg.norm(away))
-            moved = float(jnp.linalg.norm(found.Q - end.Q) / size)
-            kicked[kick] = {"moved": moved, "loss": float(found.train_loss - end.train_loss)}
+            direction = jax.random.normal(jax.random.fold_in(key, k), end.Q.shape)
+            rerun = lbfgs(data, end.Q + kick * size * direction / jnp.linalg.norm(direction))
+            distance = float(jnp.linalg.norm(rerun.Q - end.Q) / size)
+            kicked[kick] = {"moved": distance, "loss": float(rerun.train_loss - end.train_loss)}
         row = {
             "status": first.status_name,
             "iterations": int(first.iterations),
@@ -105,11 +105,11 @@ def ends(d: int, alpha: float, instances: int, start: str, method: str, scale: f
     keys = jax.random.split(jax.random.key(1000), instances)
     nodes = ta.line_nodes(model, 5)
     progress = {"progress": lambda done, total: print(f"{done} of {total}", file=sys.stderr)}
-    found = ta.run_instances(model, d, alpha, run, keys, nodes=nodes, normalise=True, **progress)
-    print(found.summary(), file=sys.stderr)
-    told = ("branch", "distance", "train_loss", "gen_error", "q", "V", "theta", "m", "gradient_norm")
-    for row, one in zip(rows, found.to_dict()["instances"], strict=True):
-        row.update({name: one[name] for name in told if name in one})
+    result = ta.run_instances(model, d, alpha, run, keys, nodes=nodes, normalise=True, **progress)
+    print(result.summary(), file=sys.stderr)
+    names = ("branch", "distance", "train_loss", "gen_error", "q", "V", "theta", "m", "gradient_norm")
+    for row, instance in zip(rows, result.to_dict()["instances"], strict=True):
+        row.update({name: instance[name] for name in names if name in instance})
     return {"d": d, "alpha": alpha, "start": start, "method": method, "scale": scale, "ends": rows}
 
 
@@ -120,12 +120,12 @@ def undamped(d: int) -> list[dict[str, Any]]:
         for branch in ("semantic", "positional"):
             model = ta.dot_product()
             data = ta.sample_data(model, d, alpha, jax.random.key(0), normalise=True)
-            fixed = ta.gamp(model, data, branch)
-            run = ta.gamp(model, data, fixed, damping=1.0, steps=400, tol=1e-30)
+            fixed_point = ta.gamp(model, data, branch)
+            run = ta.gamp(model, data, fixed_point, damping=1.0, steps=400, tol=1e-30)
             residuals = np.asarray(run.residuals)[: int(run.iterations)]
             first = residuals[: np.argmax(residuals > 1e-4)]  # empty where they never grow
-            grown = np.flatnonzero(first > 1e-9)
-            growth = np.polyfit(grown, np.log(residuals[grown]), 1)[0] if len(grown) > 2 else np.nan
+            indices = np.flatnonzero(first > 1e-9)
+            growth = np.polyfit(indices, np.log(residuals[indices]), 1)[0] if len(indices) > 2 else np.nan
             nodes = ta.line_nodes(model, 9, replicates=1, even=True)
             fp = ta.solve(model, alpha, branch, nodes)
             replicate, free = nodes.replicate(0), BRANCHES[None].free(model)
@@ -136,7 +136,7 @@ def undamped(d: int) -> list[dict[str, Any]]:
                 {
                     "alpha": alpha,
                     "branch": branch,
-                    "fixed_point_found": bool(fixed.ok),
+                    "fixed_point_found": bool(fixed_point.ok),
                     "undamped_status": int(run.status),
                     "undamped_iterations": int(run.iterations),
                     "largest_residual": float(residuals.max()),

@@ -21,7 +21,7 @@ CALLS = ("import", "solve", "gradient", "critical_alpha", "transition")
 PARTS = ("jaxpr_trace", "jaxpr_to_mlir_module", "backend_compile")  # jax's names of tracing, lowering and compiling
 
 
-def child(what: str) -> dict:
+def child(call: str) -> dict:
     """Make one call in this process; return its seconds by part and by program."""
     start = time.perf_counter()
     import jax
@@ -30,14 +30,14 @@ def child(what: str) -> dict:
     jax.config.update("jax_enable_x64", True)
     import tiedattn_jax as ta
 
-    own = time.perf_counter() - start - jax_time
+    package_time = time.perf_counter() - start - jax_time
     ta.use_compilation_cache()
     parts, programs = Counter(), Counter()
 
-    def listen(event: str, seconds: float, **about: str) -> None:
+    def listen(event: str, seconds: float, **details: str) -> None:
         part = event.split("/")[-1].removesuffix("_duration")
         parts[part] += seconds
-        programs[about.get("fun_name", "?").removeprefix("jit(").removesuffix(")")] += seconds if part in PARTS else 0
+        programs[details.get("fun_name", "?").removeprefix("jit(").removesuffix(")")] += seconds if part in PARTS else 0
 
     jax.monitoring.register_event_duration_secs_listener(listen)
     model = ta.dot_product()
@@ -56,13 +56,13 @@ def child(what: str) -> dict:
         "transition": transition,
     }
     times = []
-    for _ in range(1 if what == "transition" else 2):
+    for _ in range(1 if call == "transition" else 2):
         start = time.perf_counter()
-        jax.block_until_ready(calls[what]())
+        jax.block_until_ready(calls[call]())
         times.append(time.perf_counter() - start)
     return {
         "import jax": jax_time,
-        "import tiedattn_jax": own,
+        "import tiedattn_jax": package_time,
         "first": times[0],
         "second": times[-1],
         **{part: parts[part] for part in PARTS},
@@ -84,11 +84,11 @@ def main() -> None:
     for call in args.calls:
         with tempfile.TemporaryDirectory() as folder:
             for cache in ("empty", "full"):
-                run = [sys.executable, __file__, call, "--child"]
-                told = subprocess.run(
-                    run, env={**os.environ, "TIEDATTN_CACHE": folder}, capture_output=True, text=True, check=True
+                command = [sys.executable, __file__, call, "--child"]
+                process = subprocess.run(
+                    command, env={**os.environ, "TIEDATTN_CACHE": folder}, capture_output=True, text=True, check=True
                 )
-                row = json.loads(told.stdout.splitlines()[-1])
+                row = json.loads(process.stdout.splitlines()[-1])
                 print(f"| {call} | {cache} | " + " | ".join(f"{row[name]:.2f}" for name in names) + " |", flush=True)
                 for name, seconds in row["programs"][: args.programs]:
                     print(f"    {name}: {seconds:.2f} s")

@@ -24,9 +24,9 @@ STATES = (("semantic", 2.0), ("positional", 2.0), ("semantic", 1.0))
 def states(model: ta.Model, nodes: ta.Rule, d: int) -> Iterator[Row]:
     """Yield all stored numbers of three fixed points."""
     for branch, alpha in STATES:
-        found = ta.solve(model, alpha, branch, nodes)
-        bars = found.stderr.numbers()
-        for name, value in found.mean.numbers().items():
+        point = ta.solve(model, alpha, branch, nodes)
+        bars = point.stderr.numbers()
+        for name, value in point.mean.numbers().items():
             if name not in ("status", "residual"):
                 yield f"{branch}, alpha = {alpha:g}: {name}", np.asarray(value), np.asarray(bars[name])
 
@@ -34,10 +34,10 @@ def states(model: ta.Model, nodes: ta.Rule, d: int) -> Iterator[Row]:
 def transitions(model: ta.Model, nodes: ta.Rule, d: int) -> Iterator[Row]:
     """Yield alpha_c and alpha_l with their sensitivities."""
     alpha_c = ta.critical_alpha(model, nodes)
-    for name, found in (("alpha_c", alpha_c), ("alpha_l", ta.linear_crossing(model, alpha_c, nodes))):
-        yield name, np.asarray(found.alpha), np.asarray(found.stderr)
+    for name, event in (("alpha_c", alpha_c), ("alpha_l", ta.linear_crossing(model, alpha_c, nodes))):
+        yield name, np.asarray(event.alpha), np.asarray(event.stderr)
         for field in ("omega", "sigma", "lam"):
-            slope, bar = (getattr(tree, field) for tree in (found.sensitivities, found.sensitivities_stderr))
+            slope, bar = (getattr(tree, field) for tree in (event.sensitivities, event.sensitivities_stderr))
             yield f"d {name} / d {field}", np.asarray(slope), np.asarray(bar)
 
 
@@ -45,8 +45,8 @@ def derivatives(model: ta.Model, nodes: ta.Rule, d: int) -> Iterator[Row]:
     """Yield derivatives of the semantic state at alpha = 2."""
 
     def numbers(model: ta.Model) -> tuple[jax.Array, jax.Array]:
-        found = ta.solve(model, 2.0, "semantic", nodes)
-        return found.theta, found.gen_error
+        point = ta.solve(model, 2.0, "semantic", nodes)
+        return point.theta, point.gen_error
 
     for name, slopes in zip(("theta", "gen_error"), jax.jacrev(numbers)(model), strict=True):
         for field in ("omega", "sigma", "lam"):
@@ -60,9 +60,9 @@ def instances(model: ta.Model, nodes: ta.Rule, d: int) -> Iterator[Row]:
     runs = {"message passing": ta.gamp, "L-BFGS": lambda *a: ta.train(*a, optimizer="lbfgs")}
     for name, run in runs.items():
         for branch in ("semantic", "positional"):
-            found = run(model, data, branch)
-            yield f"{name}, {branch}: train_loss", np.asarray(found.train_loss), None
-            yield f"{name}, {branch}: q", np.asarray(found.overlaps.q), None
+            estimate = run(model, data, branch)
+            yield f"{name}, {branch}: train_loss", np.asarray(estimate.train_loss), None
+            yield f"{name}, {branch}: q", np.asarray(estimate.overlaps.q), None
 
 
 PARTS: tuple[Callable[[ta.Model, ta.Rule, int], Iterator[Row]], ...] = (states, transitions, derivatives, instances)
@@ -71,14 +71,14 @@ PARTS: tuple[Callable[[ta.Model, ta.Rule, int], Iterator[Row]], ...] = (states, 
 def differences(part: Callable[[ta.Model, ta.Rule, int], Iterator[Row]], order: int, d: int) -> Iterator[str]:
     """Yield a line of the table for each number."""
     models = [ta.dot_product(dtype=dtype) for dtype in ("float64", "float32")]
-    both = (part(model, ta.line_nodes(model, order), d) for model in models)
-    for (name, value, bar), (_, other, _) in zip(*both, strict=True):
+    rows = (part(model, ta.line_nodes(model, order), d) for model in models)
+    for (name, value, bar), (_, rounded, _) in zip(*rows, strict=True):
         size = np.max(np.abs(value))
-        off, scatter = (
-            np.max(np.abs(a)) / size if size else 0.0 for a in (other - value, 0 * value if bar is None else bar)
+        error, scatter = (
+            np.max(np.abs(a)) / size if size else 0.0 for a in (rounded - value, 0 * value if bar is None else bar)
         )
-        mean = np.ravel(value)[0]
-        yield f"{name:45} {mean:+.8g}  {off:8.1e}  " + ("" if bar is None else f"{scatter:8.1e}")
+        first = np.ravel(value)[0]
+        yield f"{name:45} {first:+.8g}  {error:8.1e}  " + ("" if bar is None else f"{scatter:8.1e}")
 
 
 def main() -> None:

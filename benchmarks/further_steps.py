@@ -30,18 +30,18 @@ from tiedattn_jax.theory.elevation import softened, two_values
 from tiedattn_jax.theory.observables import moments
 from tiedattn_jax.theory.potentials import channel_gradient
 
-PLACES, REACH = np.linspace(-14.0, 14.0, 1401), 9.0  # positions across a jump; largest normal deviate
-NORMALS, SHARES = np.polynomial.legendre.leggauss(80)
-INSIDE, WITHIN = np.polynomial.legendre.leggauss(24)
-ONE = 2.109  # s times the slope of a jump, in units of the spread, at which the elevation of one step is largest
+POSITIONS, REACH = np.linspace(-14.0, 14.0, 1401), 9.0  # positions across a jump; largest normal deviate
+NORMAL_NODES, NORMAL_WEIGHTS = np.polynomial.legendre.leggauss(80)
+LEGENDRE_NODES, LEGENDRE_WEIGHTS = np.polynomial.legendre.leggauss(24)
+BEST_S = 2.109  # s times the slope of a jump, in units of the spread, at which the elevation of one step is largest
 STATES = ((1.2515, "positional"), (2.0, "positional"), (1.0, "semantic"))
 SIGNS = (0.01, 1e-4, 1e-5)  # alphas of the third table
 
 
 def absolute(spread: float) -> np.ndarray:
-    """Return E|x + spread xi| at `PLACES`."""
-    x = PLACES / spread
-    return PLACES * (1 - 2 * np.exp(log_ndtr(-x))) + spread * np.sqrt(2 / np.pi) * np.exp(-0.5 * x**2)
+    """Return E|x + spread xi| at `POSITIONS`."""
+    x = POSITIONS / spread
+    return POSITIONS * (1 - 2 * np.exp(log_ndtr(-x))) + spread * np.sqrt(2 / np.pi) * np.exp(-0.5 * x**2)
 
 
 def cost(s: np.ndarray, widths: np.ndarray) -> float:
@@ -53,27 +53,27 @@ def cost(s: np.ndarray, widths: np.ndarray) -> float:
     """
     tilt, width = 0.5 * s[0], widths[0]
     sides = [
-        side * tilt * PLACES + 0.5 * tilt**2 * width + log_ndtr((side * PLACES + tilt * width) / width**0.5)
+        side * tilt * POSITIONS + 0.5 * tilt**2 * width + log_ndtr((side * POSITIONS + tilt * width) / width**0.5)
         for side in (1, -1)
     ]
     energy = -np.logaddexp(*sides) / s[0]
-    normals = REACH * NORMALS
-    log_weight = np.log(REACH * SHARES) - 0.5 * normals**2 - 0.5 * np.log(2 * np.pi)
+    normals = REACH * NORMAL_NODES
+    log_weight = np.log(REACH * NORMAL_WEIGHTS) - 0.5 * normals**2 - 0.5 * np.log(2 * np.pi)
     for parisi, width in zip(s[1:], widths[1:], strict=True):
-        at = PLACES[:, None] + np.sqrt(width) * normals
-        inside = np.clip(at, PLACES[0], PLACES[-1])
-        outer = CubicSpline(PLACES, energy)(inside) - 0.5 * np.abs(at - inside)  # continued by a straight line
+        points = POSITIONS[:, None] + np.sqrt(width) * normals
+        clipped = np.clip(points, POSITIONS[0], POSITIONS[-1])
+        outer = CubicSpline(POSITIONS, energy)(clipped) - 0.5 * np.abs(points - clipped)  # continued by a straight line
         energy = -np.logaddexp.reduce(log_weight - parisi * outer, axis=1) / parisi
     excess = energy + 0.5 * absolute(widths.sum() ** 0.5) + 0.125 * (s @ widths)
-    return float(np.sum(excess) * (PLACES[1] - PLACES[0]))
+    return float(np.sum(excess) * (POSITIONS[1] - POSITIONS[0]))
 
 
 def curvature(s: np.ndarray, widths: np.ndarray, weight: Callable[[np.ndarray], np.ndarray]) -> float:
     """Return ``1/2 int v(u) weight(v(u)) du``, where v(u) is the response of the steps outside of u."""
     total, v = 0.0, 0.0
     for parisi, width in zip(s[::-1], widths[::-1], strict=True):
-        inside = v + parisi * width * 0.5 * (INSIDE + 1)
-        total += 0.25 * width * (WITHIN @ (inside * weight(inside)))
+        responses = v + parisi * width * 0.5 * (LEGENDRE_NODES + 1)
+        total += 0.25 * width * (LEGENDRE_WEIGHTS @ (responses * weight(responses)))
         v += parisi * width
     return total
 
@@ -91,17 +91,17 @@ def steps_of(parameters: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
 
 def universal(steps: int) -> list[float]:
     """Return the largest elevations of 1, 2, ... steps in units of ``(alpha rho a^2)^3 a^2 / (X^{-2} - alpha k)^2``."""
-    found, values = np.array([np.log(ONE)]), []
+    point, values = np.array([np.log(BEST_S)]), []
     for k in range(1, steps + 1):
         if k > 1:  # add a step inside the innermost one
-            found = np.concatenate([[found[0] + 0.7], [-0.5], found[1 : k - 1], [1.4], found[k - 1 :] + 1.4])
+            point = np.concatenate([[point[0] + 0.7], [-0.5], point[1 : k - 1], [1.4], point[k - 1 :] + 1.4])
 
-        def falls(parameters: np.ndarray) -> float:
+        def objective(parameters: np.ndarray) -> float:
             s, widths = steps_of(parameters)
             return -3 * np.log(cost(s, widths)) + 2 * np.log(curvature(s, widths, np.ones_like))
 
-        best = minimize(falls, found, method="Nelder-Mead", options={"maxfev": 2000, "xatol": 1e-4, "fatol": 1e-8})
-        found = best.x
+        best = minimize(objective, point, method="Nelder-Mead", options={"maxfev": 2000, "xatol": 1e-4, "fatol": 1e-8})
+        point = best.x
         values.append(4 / 27 * np.exp(-best.fun))
     return values
 
@@ -131,13 +131,13 @@ def at_a_state(alpha: float, branch: str, order: int) -> tuple[float, float, flo
         return alpha * jumps - curvature(s / size**0.5, size * widths, weight)
 
     mean = weights @ slopes / weights.sum()
-    starts = [[np.log(d), np.log(ONE / mean)] for d in np.geomspace(1e-7, 1e-3, 30)]
-    one = max(map(np.array, starts), key=elevation)
-    found = []
-    for start in (one, np.concatenate([one[:1], [one[1] + 0.8, 0.0, 1.4]])):
-        best = minimize(lambda p: -1e7 * elevation(p), start, method="Nelder-Mead", options={"maxfev": 2000})
-        found.append(-1e-7 * best.fun)
-    return found[0], found[1], float(state.replicates.diagnostics.rs_error[0])
+    starts = [[np.log(d), np.log(BEST_S / mean)] for d in np.geomspace(1e-7, 1e-3, 30)]
+    single = max(map(np.array, starts), key=elevation)
+    elevations = []
+    for start in (single, np.concatenate([single[:1], [single[1] + 0.8, 0.0, 1.4]])):
+        minimum = minimize(lambda p: -1e7 * elevation(p), start, method="Nelder-Mead", options={"maxfev": 2000})
+        elevations.append(-1e-7 * minimum.fun)
+    return elevations[0], elevations[1], float(state.replicates.diagnostics.rs_error[0])
 
 
 def signs_loss(alpha: float, q0: jax.Array, widths: jax.Array, s: jax.Array, V: jax.Array) -> jax.Array:
@@ -157,8 +157,8 @@ def signs_loss(alpha: float, q0: jax.Array, widths: jax.Array, s: jax.Array, V: 
         """Return the energy of a sample, averaged over the clusters from a step inwards; conjugates are eliminated."""
         width, parisi = widths[step], s[step]
         if step < len(s) - 1:
-            inside = energy(h[..., None] + jnp.sqrt(width) * normals, step + 1)
-            return -jax.scipy.special.logsumexp(log_weight - parisi * inside, axis=-1) / parisi
+            energies = energy(h[..., None] + jnp.sqrt(width) * normals, step + 1)
+            return -jax.scipy.special.logsumexp(log_weight - parisi * energies, axis=-1) / parisi
         b = parisi / (1 + V)
         precision = 1 / width + b
         sides = []
@@ -196,21 +196,21 @@ def signs(alpha: float, steps: int) -> list[float]:
         RuntimeError: a solution was not found.
     """
 
-    def unbroken(u: jax.Array) -> jax.Array:
+    def replica_symmetric(u: jax.Array) -> jax.Array:
         """Return the replica-symmetric loss over alpha."""
         q, V = u[0] * alpha / 4, u[1]
         return (q / 2 - q / (2 * V)) / alpha + (1 + q - 2 * jnp.sqrt(2 * q / jnp.pi)) / (2 * (1 + V))
 
-    share, V = found = root(jax.jit(jax.grad(unbroken)), [1.0, 1.0 + alpha**0.5 / 4], tol=1e-13).x
-    losses = [float(unbroken(found)) * alpha]
+    share, V = point = root(jax.jit(jax.grad(replica_symmetric)), [1.0, 1.0 + alpha**0.5 / 4], tol=1e-13).x
+    losses = [float(replica_symmetric(point)) * alpha]
 
     # Shares and Parisi parameters as `_scaled` takes them, near the solution for small alpha.
     starts = [([0.1], [1.7]), ([0.5, -0.76], [1.2, 2.4]), ([0.63, 0.0, -1.4], [0.93, 1.8, 2.87])]
     for k, (widths, parisi) in enumerate(starts[:steps], 1):
-        found = root(lambda u: np.asarray(_slope(u, alpha)), np.array([np.log(share), V, *widths, *parisi]), tol=1e-11)
-        if np.max(np.abs(found.fun)) > 1e-9:
-            raise RuntimeError(f"{k} steps at alpha = {alpha:g} end at a slope of {np.max(np.abs(found.fun)):.1e}")
-        losses.append(float(_scaled(found.x, alpha)) * alpha**1.5)
+        point = root(lambda u: np.asarray(_slope(u, alpha)), np.array([np.log(share), V, *widths, *parisi]), tol=1e-11)
+        if np.max(np.abs(point.fun)) > 1e-9:
+            raise RuntimeError(f"{k} steps at alpha = {alpha:g} end at a slope of {np.max(np.abs(point.fun)):.1e}")
+        losses.append(float(_scaled(point.x, alpha)) * alpha**1.5)
     return losses
 
 
@@ -226,8 +226,8 @@ def main() -> None:
         print(f"{k:>3} {value:.6f} {value / values[0]:.4f}")
     print("\nState, elevation of one step, of two, ratio, and the estimate of the state itself")
     for alpha, branch in STATES:
-        one, two, told = at_a_state(alpha, branch, args.order)
-        print(f"{alpha:>6} {branch:<10} {one:.3e} {two:.3e} {two / one:.4f} {told:.3e}")
+        single, double, estimate = at_a_state(alpha, branch, args.order)
+        print(f"{alpha:>6} {branch:<10} {single:.3e} {double:.3e} {double / single:.4f} {estimate:.3e}")
     print(
         "\nEvery sample chooses a sign: alpha, elevation of one step, two and three over it, energies of a spin from RS"
     )

@@ -33,19 +33,19 @@ def main() -> None:
     keys = jax.random.split(jax.random.key(1), args.runs)
 
     ticks: list[float] = []
-    how: Any = {"epochs": 1 + args.epochs, "progress": lambda done, total: ticks.append(time.perf_counter())}
-    frozen = counting.train(keys, data, args.mechanism, **how)
-    counting.unfreeze(keys, frozen, data, **how)
+    options: Any = {"epochs": 1 + args.epochs, "progress": lambda done, total: ticks.append(time.perf_counter())}
+    frozen = counting.train(keys, data, args.mechanism, **options)
+    counting.unfreeze(keys, frozen, data, **options)
     times = {}
-    for stage, own in zip(("adam", "sgd"), np.split(np.array(ticks), 2), strict=True):
-        first, *rest = np.diff(own).tolist()
+    for stage, stage_ticks in zip(("adam", "sgd"), np.split(np.array(ticks), 2), strict=True):
+        first, *later = np.diff(stage_ticks).tolist()
         times[stage] = {
-            "compile_s": first - min(rest),
-            "epoch_s_best": min(rest),
-            "epoch_s_median": float(np.median(rest)),
-            "epoch_s_per_run": float(np.median(rest)) / args.runs,
+            "compile_s": first - min(later),
+            "epoch_s_best": min(later),
+            "epoch_s_median": float(np.median(later)),
+            "epoch_s_per_run": float(np.median(later)) / args.runs,
         }
-    about = {
+    metadata = {
         "device": jax.devices()[0].device_kind,
         "machine": platform.processor() or platform.machine(),
         "cores": len(os.sched_getaffinity(0)),
@@ -53,7 +53,7 @@ def main() -> None:
         "runs": args.runs,
         "sequences": [len(data.train), len(data.test)],
     }
-    print(json.dumps({**about, **times}, indent=1))
+    print(json.dumps({**metadata, **times}, indent=1))
 
 
 if __name__ == "__main__":

@@ -39,8 +39,8 @@ class Sampled(ta.DotProduct):
 
     def loss(self, Z: jax.Array, Y: jax.Array, noise: jax.Array) -> jax.Array:
         uniform = jax.scipy.special.ndtr(noise)
-        named = jnp.sum(jnp.cumsum(self.target(Y), 1)[:, :-1] < uniform, 1)
-        return -0.25 * jnp.sum(jax.nn.log_softmax(Z @ Z.T) * jax.nn.one_hot(named, len(Z)))
+        label = jnp.sum(jnp.cumsum(self.target(Y), 1)[:, :-1] < uniform, 1)
+        return -0.25 * jnp.sum(jax.nn.log_softmax(Z @ Z.T) * jax.nn.one_hot(label, len(Z)))
 
 
 def tokens(L: int, omega: float) -> ta.DotProduct:
@@ -110,19 +110,19 @@ def main() -> None:
     for name, model, branch, alpha in (case for case in cases() if args.case in case[0]):
         run = partial(train, model, branch)
         keys = jax.random.split(jax.random.key(0), args.instances)
-        found = ta.run_instances(model, args.d, alpha, run, keys, normalise=True)
-        gaps = found.difference(branch)
+        result = ta.run_instances(model, args.d, alpha, run, keys, normalise=True)
+        gaps = result.difference(branch)
         cells = []
         for quantity in (*COLUMNS.values(), "m" if branch == "positional" else "theta"):
             mean, theory, gap, bar = gaps[quantity]
-            theory_bar = float(np.mean(getattr(found.theory_stderr, quantity)[found.branch == branch]))
-            of_mean = max(bar**2 - theory_bar**2, 0.0) ** 0.5
-            cells.append(f"{with_error(theory, theory_bar)}; {with_error(mean, of_mean)} ({gap / bar:+.1f})")
+            theory_bar = float(np.mean(getattr(result.theory_stderr, quantity)[result.branch == branch]))
+            simulation_bar = max(bar**2 - theory_bar**2, 0.0) ** 0.5
+            cells.append(f"{with_error(theory, theory_bar)}; {with_error(mean, simulation_bar)} ({gap / bar:+.1f})")
         state = f"{name}, $\\omega = {float(model.omega):g}$, {branch}, $\\alpha = {alpha:g}$"
         print(
-            "|", " | ".join([state, f"{(found.branch == branch).sum()} of {args.instances}", *cells]), "|", flush=True
+            "|", " | ".join([state, f"{(result.branch == branch).sum()} of {args.instances}", *cells]), "|", flush=True
         )
-        print(f"{name}: {found.groups}, largest gradient {found.gradient_norm.max():.1e}", file=sys.stderr)
+        print(f"{name}: {result.groups}, largest gradient {result.gradient_norm.max():.1e}", file=sys.stderr)
 
 
 def train(model: ta.Model, branch: str, data: ta.Data, key: jax.Array) -> ta.Training:

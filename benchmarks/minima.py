@@ -33,8 +33,8 @@ from tiedattn_jax.theory.observables import gen_error_in
 
 SIZES = 1.0, 2.0  # range of the random rest of a start, relative to that of the state
 KICKS = 0.03, 0.8  # range of the kicks of the lowest minimum, relative to its own size
-SAME = 1e-6  # relative difference in loss below which two runs ended in the same minimum
-LEAST = 0.8, 0.3  # on the positional branch, m exceeds .8 of the state's m and theta is below .3 of its q^(1/2)
+SAME_LOSS = 1e-6  # relative difference in loss below which two runs ended in the same minimum
+BOUNDS = 0.8, 0.3  # on the positional branch, m exceeds .8 of the state's m and theta is below .3 of its q^(1/2)
 
 
 class Minima(NamedTuple):
@@ -46,7 +46,7 @@ class Minima(NamedTuple):
     m: jax.Array
     on_branch: jax.Array
 
-    def only(self, k: Any) -> Minima:
+    def select(self, k: Any) -> Minima:
         return Minima(*(a[k] for a in self))
 
 
@@ -56,71 +56,71 @@ def trained(model: ta.Model, data: ta.Data, starts: jax.Array, state: ta.Overlap
     run = jax.vmap(lambda Q: ta.train(model, data, Q, optimizer="lbfgs", steps=3000, tol=1e-8))(starts)
     x = run.overlaps
     q, m, theta = x.q[:, 0, 0, 0], jnp.abs(x.m[:, 0, 0]), jnp.abs(x.theta[:, 0, 0, 0])
-    there = (m > LEAST[0] * jnp.abs(state.m[0, 0])) & (theta < LEAST[1] * jnp.sqrt(state.q[0, 0, 0] / model.trace[0]))
-    return Minima(run.Q, run.train_loss, q, m, run.ok & there)
+    close = (m > BOUNDS[0] * jnp.abs(state.m[0, 0])) & (theta < BOUNDS[1] * jnp.sqrt(state.q[0, 0, 0] / model.trace[0]))
+    return Minima(run.Q, run.train_loss, q, m, run.ok & close)
 
 
 def search(model: ta.Model, data: ta.Data, state: ta.Overlaps, rounds: int, lanes: int, key: jax.Array) -> list[Minima]:
     """Return the minima of every round on one instance; the first entry is that of training alone."""
-    mean, along = jnp.abs(state.m[0, 0]), start(model, data, "positional", scale=1.0)
-    rest = jnp.sqrt(state.q[0, 0, 0] / model.trace[0] - mean**2)
-    found = [trained(model, data, start(model, data, "positional")[None], state)]
+    mean, direction = jnp.abs(state.m[0, 0]), start(model, data, "positional", scale=1.0)
+    spread = jnp.sqrt(state.q[0, 0, 0] / model.trace[0] - mean**2)
+    minima = [trained(model, data, start(model, data, "positional")[None], state)]
     for k in range(rounds):
-        noise = jax.random.normal(jax.random.fold_in(key, k), (lanes, *along.shape))
+        noise = jax.random.normal(jax.random.fold_in(key, k), (lanes, *direction.shape))
         if k == 0:
-            starts = mean * along + rest * jnp.linspace(*SIZES, lanes)[:, None, None] * noise
+            starts = mean * direction + spread * jnp.linspace(*SIZES, lanes)[:, None, None] * noise
         else:
-            best = lowest(found).Q
+            best = lowest(minima).Q
             size = jnp.linalg.norm(best) / jnp.sqrt(best.size)
             starts = best + size * jnp.geomspace(*KICKS, lanes)[:, None, None] * noise
-        found.append(trained(model, data, starts, state))
-    return found
+        minima.append(trained(model, data, starts, state))
+    return minima
 
 
-def lowest(found: list[Minima]) -> Minima:
+def lowest(minima: list[Minima]) -> Minima:
     """Return the minimum of lowest loss on the branch."""
-    together = Minima(*(jnp.concatenate(a) for a in zip(*found, strict=True)))
-    if not np.any(together.on_branch):
+    joined = Minima(*(jnp.concatenate(a) for a in zip(*minima, strict=True)))
+    if not np.any(joined.on_branch):
         raise RuntimeError("no run ended on the positional branch: give more --lanes, or a larger --d")
-    return together.only(jnp.argmin(jnp.where(together.on_branch, together.loss, jnp.inf)))
+    return joined.select(jnp.argmin(jnp.where(joined.on_branch, joined.loss, jnp.inf)))
 
 
-def row(rs: ta.FixedPoint, lines: Any, found: list[Minima]) -> dict[str, Any]:
+def row(rs: ta.FixedPoint, lines: Any, minima: list[Minima]) -> dict[str, Any]:
     """Return the numbers of one instance, relative to the RS state."""
-    best, first = lowest(found), found[0].only(0)
+    best, first = lowest(minima), minima[0].select(0)
 
-    def relative(one: Minima) -> dict[str, float]:
-        own = one.q * jnp.ones_like(rs.overlaps.q), one.m * jnp.sign(rs.overlaps.m)
-        x = eqx.tree_at(lambda x: (x.q, x.m), rs.overlaps, own)
+    def relative(minimum: Minima) -> dict[str, float]:
+        scaled = minimum.q * jnp.ones_like(rs.overlaps.q), minimum.m * jnp.sign(rs.overlaps.m)
+        x = eqx.tree_at(lambda x: (x.q, x.m), rs.overlaps, scaled)
         test = gen_error_in(rs.model, x, lines) / gen_error_in(rs.model, rs.overlaps, lines)
-        parts = {"loss": one.loss / rs.train_loss, "q": one.q / rs.overlaps.q[0, 0, 0], "eps_g": test}
+        parts = {"loss": minimum.loss / rs.train_loss, "q": minimum.q / rs.overlaps.q[0, 0, 0], "eps_g": test}
         return {name: 100 * (float(value) - 1) for name, value in parts.items()}
 
-    losses = np.concatenate([np.asarray(r.loss[r.on_branch]) for r in found[1:]])
-    last = found[-1]
-    above = np.sort(losses / float(best.loss) - 1)
-    others = above[above > SAME]
+    losses = np.concatenate([np.asarray(r.loss[r.on_branch]) for r in minima[1:]])
+    last = minima[-1]
+    excess = np.sort(losses / float(best.loss) - 1)
+    higher = excess[excess > SAME_LOSS]
     return {
         "training": relative(first) if bool(first.on_branch) else None,
         "lowest": relative(best),
-        "lowest after one round": relative(lowest(found[:2])),
+        "lowest after one round": relative(lowest(minima[:2])),
         "runs on the branch": len(losses),
-        "runs at the lowest, last round": int(jnp.sum(last.on_branch & (last.loss < (1 + SAME) * best.loss))),
-        "distinct minima": 1 + int(np.sum(np.diff(above) > SAME)),
-        "next above the lowest, relative": float(others[0]) if len(others) else None,
+        "runs at the lowest, last round": int(jnp.sum(last.on_branch & (last.loss < (1 + SAME_LOSS) * best.loss))),
+        "distinct minima": 1 + int(np.sum(np.diff(excess) > SAME_LOSS)),
+        "next above the lowest, relative": float(higher[0]) if len(higher) else None,
     }
 
 
 def table(rows: dict[int, list[dict]]) -> str:
     """Return a table of means over the instances whose training ends on the branch, three rows per dimension."""
     lines = ["| d (instances) | quantity | training, % from RS | lowest | lowest - training |", "|---|---|---|---|---|"]
-    for d, found in rows.items():
-        kept = [r for r in found if r["training"] is not None]
+    for d, results in rows.items():
+        usable = [r for r in results if r["training"] is not None]
         for name in ("loss", "q", "eps_g"):
-            of = {which: np.array([r[which][name] for r in kept]) for which in ("training", "lowest")}
-            values = (of["training"], of["lowest"], of["lowest"] - of["training"])
+            columns = {case: np.array([r[case][name] for r in usable]) for case in ("training", "lowest")}
+            values = (columns["training"], columns["lowest"], columns["lowest"] - columns["training"])
             cells = (with_error(np.mean(v), error_bar(v)) for v in values)
-            lines.append(" | ".join((f"| {d} ({len(kept)})", name, *cells)) + " |")
+            lines.append(" | ".join((f"| {d} ({len(usable)})", name, *cells)) + " |")
     return "\n".join(lines)
 
 
@@ -148,8 +148,8 @@ def main() -> None:
         for k in range(args.instances):
             key = jax.random.key(k)
             data = ta.sample_data(model, d, args.alpha, key, normalise=True)
-            found = search(model, data, rs.overlaps, args.rounds, args.lanes, jax.random.fold_in(key, 1))
-            rows[d].append(row(rs, rule.replicate(0), found))
+            minima = search(model, data, rs.overlaps, args.rounds, args.lanes, jax.random.fold_in(key, 1))
+            rows[d].append(row(rs, rule.replicate(0), minima))
             print(f"d = {d}, instance {k}: {json.dumps(rows[d][-1])}", flush=True)
             if args.out:
                 args.out.write_text(json.dumps({str(d): r for d, r in rows.items()}, indent=1))

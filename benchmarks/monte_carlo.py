@@ -46,18 +46,18 @@ def prox(h: np.ndarray, y: np.ndarray, V: float, p: Problem) -> np.ndarray:
         s = attention(z)
         inner = np.stack([[2 * z[0] - z[1], -z[0]], [-z[1], 2 * z[1] - z[0]]])  # d a_k / d z_l, a_k = z_k (z_k - z_l)
         first, second = s * (1 - s), s * (1 - s) * (1 - 2 * s)
-        off, outer = s - T, inner[:, :, None] * inner[:, None]
-        slope = (z - h) / V + 2 * p.sigma**2 * np.sum((off * first)[:, None] * inner, 0)
-        bent = (first**2 + off * second)[:, None, None] * outer + (off * first)[:, None, None] * _CURVATURE
-        H = np.eye(2)[..., None] / V + 2 * p.sigma**2 * np.sum(bent, 0)
-        least = (H[0, 0] + H[1, 1]) / 2 - np.hypot((H[0, 0] - H[1, 1]) / 2, H[0, 1])  # lowest eigenvalue of H
-        more = np.maximum(shift, 1e-3 / V - least)  # shift that makes H positive definite
-        a, d, b = H[0, 0] + more, H[1, 1] + more, H[0, 1]
-        new = z - np.stack([d * slope[0] - b * slope[1], a * slope[1] - b * slope[0]]) / (a * d - b * b)
-        lower = energy(new, h, T, V, p)
-        better = lower <= value
-        z, value = np.where(better, new, z), np.where(better, lower, value)
-        shift = np.where(better, shift / 4, np.maximum(4 * more, 1e-2 / V))
+        error, outer = s - T, inner[:, :, None] * inner[:, None]
+        slope = (z - h) / V + 2 * p.sigma**2 * np.sum((error * first)[:, None] * inner, 0)
+        curvature = (first**2 + error * second)[:, None, None] * outer + (error * first)[:, None, None] * _CURVATURE
+        H = np.eye(2)[..., None] / V + 2 * p.sigma**2 * np.sum(curvature, 0)
+        lowest = (H[0, 0] + H[1, 1]) / 2 - np.hypot((H[0, 0] - H[1, 1]) / 2, H[0, 1])  # lowest eigenvalue of H
+        damping = np.maximum(shift, 1e-3 / V - lowest)  # shift that makes H positive definite
+        a, d, b = H[0, 0] + damping, H[1, 1] + damping, H[0, 1]
+        trial = z - np.stack([d * slope[0] - b * slope[1], a * slope[1] - b * slope[0]]) / (a * d - b * b)
+        trial_value = energy(trial, h, T, V, p)
+        improved = trial_value <= value
+        z, value = np.where(improved, trial, z), np.where(improved, trial_value, value)
+        shift = np.where(improved, shift / 4, np.maximum(4 * damping, 1e-2 / V))
     best = np.argmin(value.reshape(count, -1), 0)
     return z.reshape(2, count, -1)[:, best, np.arange(len(best))]
 

@@ -36,14 +36,14 @@ def operations(fn: Callable[..., Any], *args: Any) -> Operations:
 
 def _run(closed: core.ClosedJaxpr, args: Sequence[Any], counted: Operations) -> list[Any]:
     jaxpr = closed.jaxpr
-    known: dict[Any, Any] = dict(zip([*jaxpr.constvars, *jaxpr.invars], [*closed.consts, *args], strict=True))
+    env: dict[Any, Any] = dict(zip([*jaxpr.constvars, *jaxpr.invars], [*closed.consts, *args], strict=True))
 
     def value(v: Any) -> Any:
-        return v.val if isinstance(v, core.Literal) else known[v]
+        return v.val if isinstance(v, core.Literal) else env[v]
 
     for eqn in jaxpr.eqns:
         results = _step(eqn, [value(v) for v in eqn.invars], counted)
-        known.update(zip(eqn.outvars, results, strict=True))
+        env.update(zip(eqn.outvars, results, strict=True))
     return [value(v) for v in jaxpr.outvars]
 
 
@@ -66,7 +66,7 @@ def _step(eqn: Any, args: list[Any], counted: Operations) -> Sequence[Any]:
         inner = core.ClosedJaxpr(inner, ())
     if isinstance(inner, core.ClosedJaxpr):
         return _run(inner, args, counted)
-    counted.update(_of(eqn))
+    counted.update(_count(eqn))
     results = eqn.primitive.bind(*args, **p)
     return results if eqn.primitive.multiple_results else [results]
 
@@ -75,30 +75,30 @@ def _scan(p: dict[str, Any], args: list[Any], counted: Operations) -> list[Any]:
     fixed, carried = p["num_consts"], p["num_consts"] + p["num_carry"]
     consts, state, rows = args[:fixed], args[fixed:carried], args[carried:]
     order = range(p["length"])
-    kept = []
+    outputs = []
     for k in reversed(order) if p["reverse"] else order:
         out = _run(p["jaxpr"], [*consts, *state, *(row[k] for row in rows)], counted)
         state = out[: p["num_carry"]]
-        kept.append(out[p["num_carry"] :])
+        outputs.append(out[p["num_carry"] :])
     if p["reverse"]:
-        kept.reverse()
-    columns = zip(*kept, strict=True) if kept[0] else ()
+        outputs.reverse()
+    columns = zip(*outputs, strict=True) if outputs[0] else ()
     return [*state, *(jax.numpy.stack(column) for column in columns)]
 
 
-def _of(eqn: Any) -> Operations:
+def _count(eqn: Any) -> Operations:
     """Return the operations of one primitive."""
     name, out = eqn.primitive.name, eqn.outvars[0].aval
-    given = [v.aval for v in eqn.invars]
-    kind = next((a.dtype for a in [out, *given] if np.issubdtype(a.dtype, np.floating)), None)
-    if kind is None or name in _MOVES:
+    operands = [v.aval for v in eqn.invars]
+    dtype = next((a.dtype for a in [out, *operands] if np.issubdtype(a.dtype, np.floating)), None)
+    if dtype is None or name in _MOVES:
         return Counter()
-    bits, size = 8 * kind.itemsize, math.prod(out.shape)
+    bits, size = 8 * dtype.itemsize, math.prod(out.shape)
     if name == "dot_general":
         (contracted, _), _ = eqn.params["dimension_numbers"]
-        return Counter({("simple", bits): 2 * size * math.prod(given[0].shape[k] for k in contracted)})
+        return Counter({("simple", bits): 2 * size * math.prod(operands[0].shape[k] for k in contracted)})
     if name in _REDUCTIONS:
-        return Counter({("simple", bits): math.prod(given[0].shape)})
+        return Counter({("simple", bits): math.prod(operands[0].shape)})
     if name == "integer_pow":
         power = abs(eqn.params["y"])  # computed by repeated squaring
         return Counter({("simple", bits): size * max(1, power.bit_length() + power.bit_count() - 2)})

@@ -27,9 +27,9 @@ class SparseTeacher(ta.DotProduct):
     """A layer with a sparse teacher: a fifth of its entries are N(0, 5) for unit variance, the others zero."""
 
     def law(self) -> ta.SpectralLaw:
-        two = jax.tree.map(lambda a: jnp.repeat(a, 2, 0), super().law())
+        atoms = jax.tree.map(lambda a: jnp.repeat(a, 2, 0), super().law())
         pi = jnp.stack([0 * self.teacher, 5 * self.teacher])
-        return dataclasses.replace(two, weights=jnp.array([0.8, 0.2]), pi=pi)
+        return dataclasses.replace(atoms, weights=jnp.array([0.8, 0.2]), pi=pi)
 
 
 class Heads(ta.DotProduct):
@@ -49,8 +49,8 @@ class Heads(ta.DotProduct):
         return jnp.array([[1.0, 0.0], [0.0, 0.94], [0.0, 0.34]]), jnp.array([0.0, -0.34, 0.94])
 
     def attention(self, fields: jax.Array) -> jax.Array:
-        one, two = (jax.nn.softmax(jnp.outer(column, column)) for column in fields.T)
-        return (4 * one + 3 * two) / 7
+        first, second = (jax.nn.softmax(jnp.outer(column, column)) for column in fields.T)
+        return (4 * first + 3 * second) / 7
 
     def student(self, Z: jax.Array) -> jax.Array:
         positional = jax.nn.softmax(jnp.outer(Z[:, 2], Z[:, 2]))
@@ -85,10 +85,10 @@ def main() -> None:
         keys = jax.random.split(jax.random.key(0), args.instances)
         run = partial(critical_point, model, branch)
         nodes = ta.line_nodes(model, 15) if model.shape[1] == 1 else ta.sobol_nodes(model, 2**15)
-        found = ta.run_instances(model, args.d, alpha, run, keys, nodes=nodes, normalise=True)
-        settled = f"{(found.ok & (found.branch == branch)).sum()} of {args.instances}"
-        print_rows(name, settled, {what: row for what, row in found.difference(branch).items() if row[1] != 0})
-        print(f"largest proximal gradient {found.gradient_norm.max():.1e}", file=sys.stderr)
+        result = ta.run_instances(model, args.d, alpha, run, keys, nodes=nodes, normalise=True)
+        fraction = f"{(result.ok & (result.branch == branch)).sum()} of {args.instances}"
+        print_rows(name, fraction, {label: row for label, row in result.difference(branch).items() if row[1] != 0})
+        print(f"largest proximal gradient {result.gradient_norm.max():.1e}", file=sys.stderr)
     if args.case in (name := "elastic net, three heads"):
         three_heads(name, args.d, args.instances)
 
@@ -102,40 +102,40 @@ def three_heads(name: str, d: int, instances: int) -> None:
         semantic, positional = (start(model, data, init, key) for init in PAIR[::-1])
         Q = 0.2 * semantic + positional
         # Message passing from this start leaves its domain, so a thousand steps of training come first.
-        near = ta.train(model, data, Q, steps=1000, rate=0.5)
-        return ta.gamp(model, data, near.Q, damping=0.1, steps=6000, tol=1e-7)
+        trained = ta.train(model, data, Q, steps=1000, rate=0.5)
+        return ta.gamp(model, data, trained.Q, damping=0.1, steps=6000, tol=1e-7)
 
-    found = ta.run_instances(
+    result = ta.run_instances(
         model, d, alpha, run, jax.random.split(jax.random.key(0), instances), theory=False, normalise=True
     )
     state = ta.solve(model, alpha, None, ta.sobol_nodes(model, 2**15))
     mean, bars = (Compared.of(p.train_loss, p.gen_error, p.overlaps) for p in (state.mean, state.stderr))
-    settled = f"{found.ok.sum()} of {instances}"
+    fraction = f"{result.ok.sum()} of {instances}"
     rows = {}
-    for what, each in vars(found.found).items():
-        values, theory = each[found.ok], float(getattr(mean, what))
-        bar = float(np.hypot(values.std(ddof=1) / len(values) ** 0.5, getattr(bars, what)))
-        rows[what] = float(values.mean()), theory, float(values.mean()) - theory, bar
-    print_rows(name, settled, rows)
-    print(f"theory: {state.status_name}; largest proximal gradient {found.gradient_norm.max():.1e}", file=sys.stderr)
+    for quantity, samples in vars(result.found).items():
+        values, theory = samples[result.ok], float(getattr(mean, quantity))
+        bar = float(np.hypot(values.std(ddof=1) / len(values) ** 0.5, getattr(bars, quantity)))
+        rows[quantity] = float(values.mean()), theory, float(values.mean()) - theory, bar
+    print_rows(name, fraction, rows)
+    print(f"theory: {state.status_name}; largest proximal gradient {result.gradient_norm.max():.1e}", file=sys.stderr)
 
 
-def print_rows(name: str, settled: str, rows: dict[str, tuple[float, ...]]) -> None:
+def print_rows(name: str, fraction: str, rows: dict[str, tuple[float, ...]]) -> None:
     """Print rows of the table.
 
     Args:
         rows: simulation, theory, difference and its error bar, for every quantity by name.
     """
-    for what, (mean, theory, gap, bar) in rows.items():
+    for quantity, (mean, theory, gap, bar) in rows.items():
         cells = f"{theory:.6g}", f"{mean:.6g}", f"{gap:+.2g}({bar:.1g})", f"{gap / bar:+.1f}"
-        print("|", " | ".join((name, settled, what, *cells)), "|", flush=True)
-        name = settled = ""
+        print("|", " | ".join((name, fraction, quantity, *cells)), "|", flush=True)
+        name = fraction = ""
 
 
 def critical_point(model: ta.Model, branch: str, data: ta.Data, key: jax.Array) -> ta.GAMP | ta.Training:
     """Find a critical point of the risk by message passing; if that does not converge, train from where it ended."""
-    found = ta.gamp(model, data, branch)
-    return found if found.ok else ta.train(model, data, found.Q, steps=50_000, rate=0.5, tol=1e-8)
+    estimate = ta.gamp(model, data, branch)
+    return estimate if estimate.ok else ta.train(model, data, estimate.Q, steps=50_000, rate=0.5, tol=1e-8)
 
 
 if __name__ == "__main__":

@@ -21,7 +21,7 @@ import numpy as np
 import tiedattn_jax as ta
 from tiedattn_jax.theory.equations import Equations
 
-FOLLOWED = [name for name, event in ta.EVENTS.items() if event.value is not None]
+BOUNDARIES = [name for name, event in ta.EVENTS.items() if event.value is not None]
 ALPHA_C = 1.25154  # at omega = .3; see tests/cases.py
 # (alpha, omega) on either side of alpha_c, near it and far from it.
 POINTS = ((1.2, 0.4), (0.9, 0.2), (1.15, 0.3), (1.35, 0.3), (2.0, 0.3), (2.0, 0.4))
@@ -59,19 +59,19 @@ def boundaries(a: argparse.Namespace) -> None:
     """Trace boundaries over omega; print them, their intersections, and alpha_c by the published quadrature."""
     model = ta.dot_product()
     omegas = np.linspace(0.43, 0.0, a.points)
-    found: dict[str, ta.Boundary] = {}
+    curves: dict[str, ta.Boundary] = {}
     for name in a.names:
-        began = time.perf_counter()
+        start = time.perf_counter()
         try:
-            found[name] = curve = ta.trace_boundary(model, name, "omega", omegas, ta.line_nodes(model, a.order))
+            curves[name] = curve = ta.trace_boundary(model, name, "omega", omegas, ta.line_nodes(model, a.order))
         except ValueError as error:
             print(f"{name}: {error}")
             continue
-        print(f"{name}: {time.perf_counter() - began:.1f} s with compilation, load {os.getloadavg()[0]:.1f}")
+        print(f"{name}: {time.perf_counter() - start:.1f} s with compilation, load {os.getloadavg()[0]:.1f}")
         for row in zip(curve.values, curve.alpha, curve.stderr, strict=True):
             print("  omega = {:.4f}: {:.6f} +- {:.1e}".format(*row))
         print(f"  largest error bar {np.nanmax(curve.stderr):.1e}", flush=True)
-    for meeting in ta.meetings(found.values()):
+    for meeting in ta.meetings(curves.values()):
         print(meeting)
     if a.published:
         import published_method as published
@@ -80,12 +80,12 @@ def boundaries(a: argparse.Namespace) -> None:
 
         def exact(x: published.Overlaps, p: published.Problem) -> float:
             """Return the training loss that precise averages give at the published method's overlaps."""
-            one = jnp.ones((2, 1, 1))
-            here = ta.Overlaps(x.q * one, x.V * one, x.theta * one, x.m * jnp.array([[1.0], [-1.0]]))
+            ones = jnp.ones((2, 1, 1))
+            overlaps = ta.Overlaps(x.q * ones, x.V * ones, x.theta * ones, x.m * jnp.array([[1.0], [-1.0]]))
             m = ta.dot_product(omega=p.omega)
-            return float(Equations(m, jnp.asarray(p.alpha), replicate, jnp.ones(2)).step(here)[1].train_loss)
+            return float(Equations(m, jnp.asarray(p.alpha), replicate, jnp.ones(2)).step(overlaps)[1].train_loss)
 
-        for omega, alpha in list(zip(found["alpha_c"].values, found["alpha_c"].alpha, strict=True))[:: a.points // 4]:
+        for omega, alpha in list(zip(curves["alpha_c"].values, curves["alpha_c"].alpha, strict=True))[:: a.points // 4]:
             coarse, fine = (published.critical_alpha(omega, alpha, loss) for loss in (published.train_loss, exact))
             print(
                 f"published quadrature, omega = {omega:.3f}: alpha_c = {coarse:.4f} ({coarse / alpha - 1:+.1%}); "
@@ -108,15 +108,15 @@ def simulation(a: argparse.Namespace) -> None:
             return ta.run_instances(model, a.d, alpha, run, keys, theory=False, normalise=True)
 
         runs = {b: ends(b) for b in points}
-        stays = {b: int(np.sum(r.branch == b)) for b, r in runs.items()}
+        counts = {b: int(np.sum(r.branch == b)) for b, r in runs.items()}
         gap = np.asarray(runs["positional"].found.train_loss - runs["semantic"].found.train_loss)
         theory = float(points["positional"].train_loss - points["semantic"].train_loss)
-        known = all(bool(p.ok) for p in points.values())
+        solved = all(bool(p.ok) for p in points.values())
         print(
-            f"alpha = {alpha}, omega = {omega}: theory {theory if known else np.nan:+.2e} "
+            f"alpha = {alpha}, omega = {omega}: theory {theory if solved else np.nan:+.2e} "
             f"({', '.join(f'{b} {ta.Status.name_of(p.status)}' for b, p in points.items())}); "
             f"simulation {gap.mean():+.2e}, scatter {gap.std(ddof=1):.1e}, of {gap.size} instances at d = {a.d}; "
-            f"still on their branch: {stays}",
+            f"still on their branch: {counts}",
             flush=True,
         )
 
@@ -133,7 +133,7 @@ def main() -> None:
     sub = commands.add_parser("boundaries", help=boundaries.__doc__)
     sub.add_argument("--points", type=int, default=8)
     sub.add_argument("--order", type=int, default=7, help="of the lines")
-    sub.add_argument("--names", nargs="+", choices=FOLLOWED, default=FOLLOWED, metavar="NAME")
+    sub.add_argument("--names", nargs="+", choices=BOUNDARIES, default=BOUNDARIES, metavar="NAME")
     sub.add_argument("--published", action="store_true", help="the published method beside it")
     sub.set_defaults(run=boundaries, devices=None)
     sub = commands.add_parser("simulation", help=simulation.__doc__)

@@ -278,16 +278,16 @@ def solve(
     hats = hats or partial(conjugates, economical=economical)
     p = problem(alpha, omega, sigma, lam)
     x = STARTS[branch] if start is None else start
-    began = time.perf_counter()
+    start_time = time.perf_counter()
     change = Overlaps(*[math.inf] * 4)
     iterations, converged = 0, False
     while not converged and iterations < max_steps:
-        new = overlaps(hats(x, p), p)
-        change = Overlaps(*(abs(a - b) for a, b in zip(new, x, strict=True)))
-        x = Overlaps(*(DAMPING * old + (1 - DAMPING) * value for old, value in zip(x, new, strict=True)))
+        image = overlaps(hats(x, p), p)
+        change = Overlaps(*(abs(a - b) for a, b in zip(image, x, strict=True)))
+        x = Overlaps(*(DAMPING * previous + (1 - DAMPING) * value for previous, value in zip(x, image, strict=True)))
         converged = max(change.q, change.m, change.theta) < tol
         iterations += 1
-    return Result(x, iterations, time.perf_counter() - began, change, converged)
+    return Result(x, iterations, time.perf_counter() - start_time, change, converged)
 
 
 def library_solve(alpha: float, omega: float, sigma: float, lam: float, branch: str) -> dict[str, Any] | None:
@@ -303,10 +303,10 @@ def library_solve(alpha: float, omega: float, sigma: float, lam: float, branch: 
     model = ta.dot_product(omega=omega, sigma=sigma, lam=lam)
 
     def timed() -> tuple[Any, float]:
-        began = time.perf_counter()
+        start_time = time.perf_counter()
         fp = ta.solve(model, alpha=alpha, branch=branch)
         jax.block_until_ready(fp.overlaps)
-        return fp, time.perf_counter() - began
+        return fp, time.perf_counter() - start_time
 
     _, first = timed()
     fp, warm = timed()

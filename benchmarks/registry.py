@@ -27,27 +27,27 @@ RULES: dict[str, Callable[[ta.Model, int], ta.Rule]] = {
     "Gauss-Hermite": lambda model, n: ta.gauss_hermite_nodes(model, int((n + 0.5) ** 0.25)),  # four fields
 }
 ALPHA = 2.0
-_FINER = 15  # order of the lines of the reference values, which are accurate to 4e-6
-_WIDE_FINER, _ON_A_LINE = 2**16, 32  # beyond two fields: nodes of the reference values, and nodes on a line
+_REFERENCE_ORDER = 15  # order of the lines of the reference values, which are accurate to 4e-6
+_WIDE_REFERENCE, _LINE_NODES = 2**16, 32  # beyond two fields: nodes of the reference values, and nodes on a line
 _STEP = 1e-3  # step in sigma of the central difference that is the reference of the derivative
 
 
-def _finer(model: ta.Model) -> ta.Rule:
-    return ta.line_nodes(model, _FINER, replicates=1)
+def _reference_rule(model: ta.Model) -> ta.Rule:
+    return ta.line_nodes(model, _REFERENCE_ORDER, replicates=1)
 
 
 @functools.cache
-def _truth(alpha: float, branch: str) -> np.ndarray:
+def _reference(alpha: float, branch: str) -> np.ndarray:
     """Return the reference order parameters at the standard setting, (1, 3)."""
     model = ta.dot_product()
-    return order_parameters(ta.solve(model, alpha, branch, _finer(model), settings=ta.Settings(tol=1e-7)))
+    return order_parameters(ta.solve(model, alpha, branch, _reference_rule(model), settings=ta.Settings(tol=1e-7)))
 
 
 @functools.cache
 def _alpha_c() -> float:
     """Return the reference alpha_c at the standard setting."""
     model = ta.dot_product()
-    return float(ta.critical_alpha(model, _finer(model)).alpha)
+    return float(ta.critical_alpha(model, _reference_rule(model)).alpha)
 
 
 def order_parameters(point: ta.FixedPoint) -> np.ndarray:
@@ -56,19 +56,19 @@ def order_parameters(point: ta.FixedPoint) -> np.ndarray:
     return np.stack([np.asarray(getattr(x, name)[:, 0]).reshape(-1) for name in NUMBERS[point.branch]], 1)
 
 
-def worst(values: Any, truth: Any) -> float:
+def worst(values: Any, reference: Any) -> float:
     """Return the largest relative error of order parameters (R, k), each the root mean square over the replicates."""
-    return float(np.max(np.sqrt(np.mean((values / truth - 1) ** 2, 0))))
+    return float(np.max(np.sqrt(np.mean((values / reference - 1) ** 2, 0))))
 
 
 def _solve(sizes: Sequence[int], repeat: int) -> Measured:
     """Time a replicate of the semantic branch, next to other programs that find it."""
     model = ta.dot_product()
     rules = [(rule, RULES[rule](model, size)) for size in sizes for rule in ("lines", "Sobol")]
-    against = list(_comparators(min(sizes)))
-    yield from against
+    comparators = list(_comparators(min(sizes)))
+    yield from comparators
     for rule, nodes in rules:
-        yield _state("solve", rule, model, nodes, ALPHA, "semantic", repeat, against=against)
+        yield _state("solve", rule, model, nodes, ALPHA, "semantic", repeat, against=comparators)
 
 
 def _rules(sizes: Sequence[int], repeat: int) -> Measured:
@@ -83,20 +83,20 @@ def _rules(sizes: Sequence[int], repeat: int) -> Measured:
 def _wide(sizes: Sequence[int], repeat: int) -> Measured:
     """Time a replicate beyond two fields of the student, on the averaging rules that support it."""
     for name, model in _wide_models().items():
-        finer = ta.solve(model, ALPHA, "semantic", ta.sobol_nodes(model, _WIDE_FINER, seed=1))
-        truth = np.mean(invariants(finer), 0)
+        reference = ta.solve(model, ALPHA, "semantic", ta.sobol_nodes(model, _WIDE_REFERENCE, seed=1))
+        reference_values = np.mean(invariants(reference), 0)
 
-        def off(point: ta.FixedPoint, truth: np.ndarray = truth) -> float:
-            return worst(invariants(point), truth)
+        def error(point: ta.FixedPoint, reference_values: np.ndarray = reference_values) -> float:
+            return worst(invariants(point), reference_values)
 
         for size in sizes:
             rules = {
                 "Sobol": ta.sobol_nodes(model, size),
-                "Sobol lines": ta.line_nodes(model, lines=size // _ON_A_LINE, points=_ON_A_LINE),
+                "Sobol lines": ta.line_nodes(model, lines=size // _LINE_NODES, points=_LINE_NODES),
                 "Monte Carlo": ta.monte_carlo_nodes(model, size),
             }
             for rule, nodes in rules.items():
-                yield _state("wide", f"{name}, {rule}", model, nodes, ALPHA, "semantic", repeat, off)
+                yield _state("wide", f"{name}, {rule}", model, nodes, ALPHA, "semantic", repeat, error)
 
 
 def _wide_models() -> dict[str, ta.Model]:
@@ -123,17 +123,18 @@ def _state(
     alpha: float,
     branch: str,
     repeat: int,
-    off: Callable[[ta.FixedPoint], float] | None = None,
+    error: Callable[[ta.FixedPoint], float] | None = None,
     against: Sequence[Measurement] = (),
 ) -> Measurement:
     """Measure the solve of a fixed point.
 
     Args:
-        off: error of the fixed point; by default that of the order parameters at the standard setting.
+        error: function that returns the error of a fixed point; by default that of its order parameters at the standard
+            setting.
     """
-    off = off or (lambda point: worst(order_parameters(point), _truth(alpha, branch)))
-    solve, how = (ta.solve, model, alpha, branch, nodes), _each_replicate(nodes, repeat)
-    return measure(name, case, nodes.size, *solve, error=off, against=against, **how)
+    error = error or (lambda point: worst(order_parameters(point), _reference(alpha, branch)))
+    call, options = (ta.solve, model, alpha, branch, nodes), _each_replicate(nodes, repeat)
+    return measure(name, case, nodes.size, *call, error=error, against=against, **options)
 
 
 def _each_replicate(nodes: ta.Rule, repeat: int) -> dict[str, Any]:
@@ -143,16 +144,16 @@ def _each_replicate(nodes: ta.Rule, repeat: int) -> dict[str, Any]:
 def _comparators(draws: int) -> Measured:
     """Time the published method and Monte Carlo in NumPy on the semantic branch, once each because they are slow."""
 
-    def off(found: published_method.Result) -> float:
-        x = np.array([[getattr(found.overlaps, name) for name in NUMBERS["semantic"]]])
-        return worst(x, _truth(ALPHA, "semantic"))
+    def error(result: published_method.Result) -> float:
+        x = np.array([[getattr(result.overlaps, name) for name in NUMBERS["semantic"]]])
+        return worst(x, _reference(ALPHA, "semantic"))
 
     runs = {
         "published method": (144, partial(published_method.solve, ALPHA)),
         "NumPy Monte Carlo": (draws, partial(monte_carlo.solve, ALPHA, draws=draws)),
     }
     for case, (size, run) in runs.items():
-        yield measure("solve", case, size, run, repeat=1, unit="replicate", compiled=False, error=off)
+        yield measure("solve", case, size, run, repeat=1, unit="replicate", compiled=False, error=error)
 
 
 def _gradient(sizes: Sequence[int], repeat: int) -> Measured:
@@ -162,15 +163,15 @@ def _gradient(sizes: Sequence[int], repeat: int) -> Measured:
         return ta.solve(ta.dot_product(sigma=sigma), ALPHA, "semantic", nodes).train_loss
 
     model = ta.dot_product()
-    sigma, nodes = float(model.sigma), _finer(model)
+    sigma, nodes = float(model.sigma), _reference_rule(model)
     slope = float(loss(sigma + _STEP, nodes) - loss(sigma - _STEP, nodes)) / (2 * _STEP)
     for size in sizes:
         nodes = ta.default_nodes(model, size)
-        how = _each_replicate(nodes, repeat)
-        solve = measure("gradient", "solve", nodes.size, loss, sigma, nodes, **how)
+        options = _each_replicate(nodes, repeat)
+        solve = measure("gradient", "solve", nodes.size, loss, sigma, nodes, **options)
         yield solve
-        how |= {"error": lambda value: abs(value / slope - 1), "against": [solve]}
-        yield measure("gradient", "jax.grad", nodes.size, jax.grad(loss), sigma, nodes, **how)
+        options |= {"error": lambda value: abs(value / slope - 1), "against": [solve]}
+        yield measure("gradient", "jax.grad", nodes.size, jax.grad(loss), sigma, nodes, **options)
 
 
 def _critical_alpha(sizes: Sequence[int], repeat: int) -> Measured:
@@ -186,7 +187,7 @@ def _critical_alpha(sizes: Sequence[int], repeat: int) -> Measured:
             model,
             nodes,
             repeat=repeat,
-            error=lambda found: abs(found.alpha / _alpha_c() - 1),
+            error=lambda transition: abs(transition.alpha / _alpha_c() - 1),
         )
 
 
@@ -213,12 +214,12 @@ def _instance(
     run: Callable[[ta.Model, ta.Data], Callable[[], Any]],
     sizes: Sequence[int],
     repeat: int,
-    beside: Callable[[ta.Model, ta.Data, int], Measured] = lambda *_: iter(()),
+    peers: Callable[[ta.Model, ta.Data, int], Measured] = lambda *_: iter(()),
 ) -> Measured:
     """Time an iteration on an instance of finite size, next to the two passes over the data that it needs at least.
 
     Args:
-        beside: measures other programs on the same instance.
+        peers: function that measures other programs on the same instance.
     """
     for dtype in ("float64", "float32"):
         model = ta.dot_product(dtype=dtype)
@@ -228,8 +229,8 @@ def _instance(
             passes = measure(
                 name, f"two passes, {dtype}", d, _two_passes, rows, v, repeat=repeat, unit="iteration", units=_PASSES
             )
-            against = [passes, *beside(model, data, repeat)]
-            yield from against
+            comparators = [passes, *peers(model, data, repeat)]
+            yield from comparators
             yield measure(
                 name,
                 dtype,
@@ -237,8 +238,8 @@ def _instance(
                 run(model, data),
                 repeat=repeat,
                 unit="iteration",
-                units=lambda found: int(found.iterations),
-                against=against,
+                units=lambda estimate: int(estimate.iterations),
+                against=comparators,
             )
 
 
@@ -250,11 +251,11 @@ _STEPS = 100  # steps of training in one measurement
 def _two_passes(rows: jax.Array, v: jax.Array) -> jax.Array:
     """Multiply a vector (d,) by the data, (L n, d), and then by their transpose, `_PASSES` times."""
 
-    def both(_: Any, v: jax.Array) -> jax.Array:
+    def round_trip(_: Any, v: jax.Array) -> jax.Array:
         v = (rows @ v) @ rows
         return v / jnp.linalg.norm(v)
 
-    return jax.lax.fori_loop(0, _PASSES, both, v)
+    return jax.lax.fori_loop(0, _PASSES, round_trip, v)
 
 
 def _gamp(model: ta.Model, data: ta.Data) -> Callable[[], ta.GAMP]:
@@ -275,7 +276,7 @@ def _pytorch(model: ta.Model, data: ta.Data, repeat: int) -> Measured:
     """Time gradient descent in PyTorch if installed; the error is the distance to our weights on exact labels."""
     if importlib.util.find_spec("torch") is None:
         return
-    ours = np.asarray(ta.train(model, data, steps=_STEPS, tol=0.0, exact=True).Q)
+    weights = np.asarray(ta.train(model, data, steps=_STEPS, tol=0.0, exact=True).Q)
     yield measure(
         "train",
         f"PyTorch, {data.x.dtype}",
@@ -286,7 +287,7 @@ def _pytorch(model: ta.Model, data: ta.Data, repeat: int) -> Measured:
         unit="iteration",
         units=_STEPS,
         compiled=False,
-        error=lambda Q: np.linalg.norm(Q - ours) / np.linalg.norm(ours),
+        error=lambda Q: np.linalg.norm(Q - weights) / np.linalg.norm(weights),
     )
 
 
@@ -304,13 +305,13 @@ class Benchmark(NamedTuple):
 
     Attributes:
         run: function of sizes and a number of repeats that yields measurements.
-        what: what the benchmark measures, in words.
+        description: what the benchmark measures, in words.
         size: meaning of a size, in words.
         sizes: default sizes.
     """
 
     run: Callable[[Sequence[int], int], Measured]
-    what: str
+    description: str
     size: str
     sizes: tuple[int, ...]
 
@@ -328,7 +329,7 @@ BENCHMARKS = {
     "gamp": Benchmark(partial(_instance, "gamp", _gamp), "an iteration of message passing", "d", (500, 1000)),
     "gamp_run": Benchmark(_gamp_run, "message passing until it converges", "d", (500, 1000)),
     "train": Benchmark(
-        partial(_instance, "train", _train, beside=_pytorch),
+        partial(_instance, "train", _train, peers=_pytorch),
         "a step of gradient descent, next to PyTorch where it can be imported",
         "d",
         (500, 1000),

@@ -80,10 +80,10 @@ class Timed(NamedTuple):
     limit: float
 
     def __str__(self) -> str:
-        each = {key: value / self.loop.units for key, value in sorted(self.operations.items())}
-        counts = ", ".join(f"{value:.3g} {kind} ({bits})" for (kind, bits), value in each.items())
-        per = 1e9 / self.loop.units
-        times = f"{self.seconds * per:9.4g} ns, limit {self.limit * per:9.4g} ns, share {self.limit / self.seconds:.2f}"
+        rates = {key: value / self.loop.units for key, value in sorted(self.operations.items())}
+        counts = ", ".join(f"{value:.3g} {kind} ({bits})" for (kind, bits), value in rates.items())
+        ns = 1e9 / self.loop.units
+        times = f"{self.seconds * ns:9.4g} ns, limit {self.limit * ns:9.4g} ns, share {self.limit / self.seconds:.2f}"
         return f"{self.loop.name:28} a {self.loop.unit:6} {times}; {counts or 'bytes'}"
 
 
@@ -91,9 +91,9 @@ def seconds(fn: Callable[..., Any], *args: Any) -> float:
     """Return the median seconds of simultaneous calls, one per core, after a first round."""
     times = []
     for _ in range(_REPEAT + 1):
-        began = time.perf_counter()
+        start = time.perf_counter()
         run_one(together([Call(fn, tuple(args))] * _CORES))
-        times.append(time.perf_counter() - began)
+        times.append(time.perf_counter() - start)
     return float(np.median(times[1:]))
 
 
@@ -104,7 +104,7 @@ def peaks() -> dict[tuple[str, int], float]:
         "division": (1, lambda x: 1.5 / (0.5 + x)),
         "transcendental": (1, lambda x: jnp.exp(-x)),
     }
-    found = {}
+    rates = {}
     for kind, (count, step) in steps.items():
 
         @jax.jit
@@ -113,15 +113,15 @@ def peaks() -> dict[tuple[str, int], float]:
                 # The chains are independent, so that their operations overlap.
                 chains = [x + 0.1 * k for k in range(_CHAINS)]
                 for _ in range(_CHAIN):
-                    chains = [step(one) for one in chains]
+                    chains = [step(chain) for chain in chains]
                 return sum(chains[1:], chains[0]) / _CHAINS
 
             return jax.lax.fori_loop(0, _ROUNDS, body, x)
 
         for bits in (32, 64):
             x = jnp.linspace(0.5, 1.5, _WIDTH, dtype=f"float{bits}")
-            found[kind, bits] = count * _ROUNDS * _CHAIN * _CHAINS * _WIDTH / seconds(kernel, x)
-    return found
+            rates[kind, bits] = count * _ROUNDS * _CHAIN * _CHAINS * _WIDTH / seconds(kernel, x)
+    return rates
 
 
 def bandwidth() -> float:
@@ -133,8 +133,8 @@ def bandwidth() -> float:
 def loops() -> list[Loop]:
     """Return the loops: prox search, line tracing, an evaluation of Newton's method, and two passes over the data."""
     model = ta.dot_product()
-    found = ta.solve(model, _ALPHA, _BRANCH, ta.line_nodes(model, 5))
-    free, x = branch_of(_BRANCH).free(model), found.overlaps
+    point = ta.solve(model, _ALPHA, _BRANCH, ta.line_nodes(model, 5))
+    free, x = branch_of(_BRANCH).free(model), point.overlaps
     single, lines = (rule.replicate(0) for rule in (ta.sobol_nodes(model, 2**13), ta.line_nodes(model, 5)))
     data = ta.sample_data(model, 1000, _ALPHA, jax.random.key(0))
     rows = data.x.reshape(-1, data.x.shape[-1])
@@ -145,15 +145,15 @@ def loops() -> list[Loop]:
         search = jax.jit(lambda *args: replicate.search(*args))
         return search, (model, x, block), sum(a.nbytes for a in jax.tree.leaves(block))
 
-    found_prox, found_lines = searched(single), searched(lines)
+    prox_search, line_search = searched(single), searched(lines)
 
     def evaluation(v: jax.Array) -> Any:
-        return Equations(model, found.alpha, lines, free).answer(v)
+        return Equations(model, point.alpha, lines, free).answer(v)
 
     return [
-        Loop("prox search, Sobol points", "node", single.size, *found_prox),
-        Loop("line tracing, order 5", "node", lines.size, *found_lines),
-        Loop("Newton evaluation, order 5", "node", lines.size, jax.jit(evaluation), (v,), found_lines[2]),
+        Loop("prox search, Sobol points", "node", single.size, *prox_search),
+        Loop("line tracing, order 5", "node", lines.size, *line_search),
+        Loop("Newton evaluation, order 5", "node", lines.size, jax.jit(evaluation), (v,), line_search[2]),
         Loop("two passes over X, d = 1000", "number", rows.size, _passes, (rows, rows[0]), 2 * rows.nbytes),
     ]
 
@@ -174,18 +174,18 @@ def timed() -> list[Timed]:
     for (kind, bits), rate in rates.items():
         print(f"peak of a core: {rate / 1e9:7.2f} e9 {kind} operations a second, {bits} bits")
     print(f"peak of a core: {reading / 1e9:7.2f} e9 bytes a second", flush=True)
-    found = []
+    results = []
     for loop in loops():
-        took, counted = seconds(loop.run, *loop.args), operations(loop.run, *loop.args)
-        found.append(Timed(loop, counted, took, limit(counted, loop.bytes, rates, reading)))
-        print(found[-1], flush=True)
-    return found
+        duration, counted = seconds(loop.run, *loop.args), operations(loop.run, *loop.args)
+        results.append(Timed(loop, counted, duration, limit(counted, loop.bytes, rates, reading)))
+        print(results[-1], flush=True)
+    return results
 
 
-def plan(device: Device, found: Sequence[Timed]) -> list[str]:
+def plan(device: Device, results: Sequence[Timed]) -> list[str]:
     """Return lines of a table: bytes, operations and expected seconds of typical tasks on a device."""
     rates = {(kind, bits): rate / _COST[kind] for bits, rate in device.simple.items() for kind in _COST}
-    *_, evaluation, passes = found
+    *_, evaluation, passes = results
     model = ta.dot_product()
     lines = ["task                              nodes      bytes  operations  seconds at the limit, expected"]
     tasks = {
@@ -195,23 +195,23 @@ def plan(device: Device, found: Sequence[Timed]) -> list[str]:
     }
     for name, nodes in tasks.items():
         total, stored = nodes.size * nodes.replicates, sum(a.nbytes for a in jax.tree.leaves(nodes))
-        worth = seconds(ta.solve, model, _ALPHA, _BRANCH, nodes) / evaluation.seconds * evaluation.loop.units / total
-        scale = worth * total / evaluation.loop.units
+        cost = seconds(ta.solve, model, _ALPHA, _BRANCH, nodes) / evaluation.seconds * evaluation.loop.units / total
+        scale = cost * total / evaluation.loop.units
         counted = {key: scale * value for key, value in evaluation.operations.items()}
-        least = limit(counted, int(worth * stored), rates, device.bandwidth)
+        bound = limit(counted, int(cost * stored), rates, device.bandwidth)
         share = evaluation.limit / evaluation.seconds
-        lines.append(_row(name, total, stored, sum(counted.values()), least, least / share, device))
+        lines.append(_row(name, total, stored, sum(counted.values()), bound, bound / share, device))
     for d in (1000, 10_000):
         read = int(_ALPHA * d * 2 * d * 8)
-        least = 2 * read / device.bandwidth
+        bound = 2 * read / device.bandwidth
         share = min(1.0, passes.limit / passes.seconds)
-        lines.append(_row(f"message passing, d = {d}, a step", d, read, 2 * read / 4, least, least / share, device))
+        lines.append(_row(f"message passing, d = {d}, a step", d, read, 2 * read / 4, bound, bound / share, device))
     return lines
 
 
-def _row(name: str, nodes: int, stored: int, count: float, least: float, expected: float, device: Device) -> str:
-    fits = "" if stored < device.memory else f"; needs {math.ceil(stored / device.memory)} devices"
-    return f"{name:32} {nodes:8} {stored:9.2g} {count:11.2g}  {least:.2g}, {expected:.2g}{fits}"
+def _row(name: str, nodes: int, stored: int, count: float, bound: float, expected: float, device: Device) -> str:
+    note = "" if stored < device.memory else f"; needs {math.ceil(stored / device.memory)} devices"
+    return f"{name:32} {nodes:8} {stored:9.2g} {count:11.2g}  {bound:.2g}, {expected:.2g}{note}"
 
 
 def main() -> None:
@@ -219,12 +219,12 @@ def main() -> None:
     parser = argparse.ArgumentParser("python -m benchmarks.roofline", description=__doc__)
     parser.add_argument("--device", choices=DEVICES, help="whose plan is printed")
     args = parser.parse_args()
-    about = machine()
-    print(f"{about['cpu']}, {about['cores']} cores, jax {about['versions']['jax']}")
-    found = timed()
+    host = machine()
+    print(f"{host['cpu']}, {host['cores']} cores, jax {host['versions']['jax']}")
+    results = timed()
     if args.device:
         print(f"plan for {args.device}, from its data sheet; not measured there")
-        print("\n".join(plan(DEVICES[args.device], found)))
+        print("\n".join(plan(DEVICES[args.device], results)))
 
 
 if __name__ == "__main__":

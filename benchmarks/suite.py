@@ -97,9 +97,9 @@ def measure(
     load = os.getloadavg()[0]
     times = []
     for _ in range(repeat + compiled):
-        began = time.perf_counter()
+        start = time.perf_counter()
         result = jax.block_until_ready(fn(*args))
-        times.append(time.perf_counter() - began)
+        times.append(time.perf_counter() - start)
     first, runs = times[0], times[1:] if compiled else times
     lower, median, upper = np.quantile(runs, [0.25, 0.5, 0.75]).tolist()
     count = units(result) if callable(units) else units
@@ -114,7 +114,7 @@ def measure(
         upper=upper / count,
         repeat=repeat,
         error=None if error is None else float(error(result)),
-        ratios={other.case: other.seconds / (median / count) for other in against},
+        ratios={comparator.case: comparator.seconds / (median / count) for comparator in against},
         load=load,
     )
 
@@ -125,25 +125,25 @@ def about() -> dict[str, Any]:
     return {"date": datetime.date.today().isoformat(), **machine(), **device}
 
 
-def path_in(folder: Path, about: dict[str, Any]) -> Path:
+def path_in(folder: Path, metadata: dict[str, Any]) -> Path:
     """Return the path of the file for a machine and a date."""
-    name = about["cpu"] if about["device"] == "cpu" else about["device"]
-    slug = re.sub(r"[^a-z0-9]+", "-", f"{name} {about['cores']} cores".lower())
-    return folder / f"{about['date']}-{slug}.json"
+    name = metadata["cpu"] if metadata["device"] == "cpu" else metadata["device"]
+    slug = re.sub(r"[^a-z0-9]+", "-", f"{name} {metadata['cores']} cores".lower())
+    return folder / f"{metadata['date']}-{slug}.json"
 
 
-def write(path: Path, about: dict[str, Any], measured: Sequence[Measurement]) -> list[Measurement]:
+def write(path: Path, metadata: dict[str, Any], measurements: Sequence[Measurement]) -> list[Measurement]:
     """Write measurements to a file; it keeps those of other benchmarks if its `about` is the same.
 
     Returns:
         All measurements in the file.
     """
-    names = {m.benchmark for m in measured}
-    found, earlier = read(path) if path.exists() else (None, [])
-    kept = [m for m in earlier if found == about and m.benchmark not in names]
-    content = {"about": about, "measurements": [asdict(m) for m in [*kept, *measured]]}
+    names = {m.benchmark for m in measurements}
+    stored, earlier = read(path) if path.exists() else (None, [])
+    unchanged = [m for m in earlier if stored == metadata and m.benchmark not in names]
+    content = {"about": metadata, "measurements": [asdict(m) for m in [*unchanged, *measurements]]}
     write_whole(path, (json.dumps(content, indent=1) + "\n").encode())
-    return [*kept, *measured]
+    return [*unchanged, *measurements]
 
 
 def read(path: Path) -> tuple[dict[str, Any], list[Measurement]]:
@@ -152,29 +152,29 @@ def read(path: Path) -> tuple[dict[str, Any], list[Measurement]]:
     return content["about"], [Measurement(**row) for row in content["measurements"]]
 
 
-def draw(path: Path, measured: Sequence[Measurement], sizes: dict[str, str]) -> list[Path]:
+def draw(path: Path, measurements: Sequence[Measurement], sizes: dict[str, str]) -> list[Path]:
     """Draw two pictures beside the file: error against time, if any errors are known, and time against size.
 
     Args:
         path: path of the file.
-        measured: measurements in the file.
+        measurements: measurements in the file.
         sizes: meaning of a size, by benchmark.
 
     Returns:
         Paths of the pictures.
     """
     pictures = {}
-    if known := [m for m in measured if m.error]:
-        pictures["precision"] = _picture(known, "seconds", "error", {m.benchmark: "relative error" for m in known})
-    pictures["size"] = _picture(measured, "size", "seconds", sizes)
+    if scored := [m for m in measurements if m.error]:
+        pictures["precision"] = _picture(scored, "seconds", "error", {m.benchmark: "relative error" for m in scored})
+    pictures["size"] = _picture(measurements, "size", "seconds", sizes)
     for name, content in pictures.items():
         write_whole(path.with_name(f"{path.stem}-{name}.png"), content)
     return [path.with_name(f"{path.stem}-{name}.png") for name in pictures]
 
 
-def _picture(measured: Sequence[Measurement], x: str, y: str, labels: dict[str, str]) -> bytes:
+def _picture(measurements: Sequence[Measurement], x: str, y: str, labels: dict[str, str]) -> bytes:
     """Return a PNG with a panel for each benchmark and a line for each case; `labels` are of the axis without time."""
-    names = list(dict.fromkeys(m.benchmark for m in measured))
+    names = list(dict.fromkeys(m.benchmark for m in measurements))
     columns = min(len(names), _COLUMNS)
     rows = math.ceil(len(names) / columns)
     with panels(3.4 * columns, 3.4 * rows, names[:columns], rows=rows, legends=False) as (figure, axes):
@@ -182,14 +182,14 @@ def _picture(measured: Sequence[Measurement], x: str, y: str, labels: dict[str, 
             if name is None:
                 axis.set_visible(False)
                 continue
-            of = [m for m in measured if m.benchmark == name]
-            for number, case in enumerate(dict.fromkeys(m.case for m in of)):
-                line = sorted((m for m in of if m.case == case), key=lambda m: m.size)
+            group = [m for m in measurements if m.benchmark == name]
+            for index, case in enumerate(dict.fromkeys(m.case for m in group)):
+                line = sorted((m for m in group if m.case == case), key=lambda m: m.size)
                 spread = np.array([[m.seconds - m.lower, m.upper - m.seconds] for m in line]).T
                 bars: Any = {"xerr" if x == "seconds" else "yerr": spread}
                 points = ([getattr(m, k) for m in line] for k in (x, y))
-                look: Any = {"fmt": "os^v"[number // 4 % 4] + "-", "color": f"C{number % 4}", "ms": 3, "lw": 1}
-                axis.errorbar(*points, **bars, **look, label=case)
+                style: Any = {"fmt": "os^v"[index // 4 % 4] + "-", "color": f"C{index % 4}", "ms": 3, "lw": 1}
+                axis.errorbar(*points, **bars, **style, label=case)
             axis.set(xscale="log", yscale="log")
             for side in (axis.xaxis, axis.yaxis):
                 low, high = side.get_view_interval()
@@ -198,7 +198,7 @@ def _picture(measured: Sequence[Measurement], x: str, y: str, labels: dict[str, 
                 side.set_major_formatter("{x:.6g}")
                 side.set_minor_locator(NullLocator())
             axis.set_title(name, loc="left")
-            seconds = f"seconds a {of[0].unit}"
+            seconds = f"seconds a {group[0].unit}"
             axis.set(**{f"{k}label": seconds if v == "seconds" else labels[name] for k, v in (("x", x), ("y", y))})
             axis.legend(fontsize=6, frameon=False, ncols=2, loc="upper left", bbox_to_anchor=(-0.2, -0.2))
     content = io.BytesIO()

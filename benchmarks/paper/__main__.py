@@ -36,8 +36,8 @@ _LARGE = 110_000  # bytes above which a PNG is reduced to a palette
 
 def main(argv: list[str] | None = None) -> int:
     """Compute and draw figures; return the exit code. Bad input ends with exit code 2 and one line on stderr."""
-    form: Any = argparse.RawDescriptionHelpFormatter
-    parser = argparse.ArgumentParser("python -m benchmarks.paper", description=__doc__, formatter_class=form)
+    formatter: Any = argparse.RawDescriptionHelpFormatter
+    parser = argparse.ArgumentParser("python -m benchmarks.paper", description=__doc__, formatter_class=formatter)
     names = ", ".join(entry.name for entry in FIGURES)
     parser.add_argument("figures", nargs="*", metavar="figure", help=f"{names}; all by default")
     parser.add_argument("--full", action="store_true", help="simulations at the published size")
@@ -53,29 +53,29 @@ def main(argv: list[str] | None = None) -> int:
         use_compilation_cache()
     data = args.out / "data" / ("full" if args.full else "reduced")
     for entry in entries:
-        began = time.perf_counter()
+        start = time.perf_counter()
         try:
             if not args.draw:
                 entry.compute(Task(args.full, data, _bars(entry.name)))
             _draw(entry, data, args.out, args.full)
         except InputError as problem:
             parser.error(str(problem))
-        print(f"{entry.title}: {time.perf_counter() - began:.0f} s", flush=True)
+        print(f"{entry.title}: {time.perf_counter() - start:.0f} s", flush=True)
     return 0
 
 
 def _draw(entry: Entry, data: Path, out: Path, full: bool) -> None:
     """Write the picture and the section of a figure, and the page of all existing sections."""
-    picture, found = None, entry.load(data)
+    picture, results = None, entry.load(data)
     if entry.draw is not None:
-        figure, picture = entry.draw(found), f"figure_{entry.name}"
+        figure, picture = entry.draw(results), f"figure_{entry.name}"
         for kind in ("png", "pdf"):
             write_whole(out / "paper" / f"{picture}.{kind}", _content(figure, kind))
         picture = f"paper/{picture}.png"
-    text = section(entry.title, entry.said(full), picture, entry.rows(found))
+    text = section(entry.title, entry.caption(full), picture, entry.rows(results))
     write_whole(out / "data" / f"figure_{entry.name}.md", text.encode())
-    every = [out / "data" / f"figure_{entry.name}.md" for entry in FIGURES]
-    write_whole(out / "paper.md", page(path.read_text() for path in every if path.exists()).encode())
+    paths = [out / "data" / f"figure_{entry.name}.md" for entry in FIGURES]
+    write_whole(out / "paper.md", page(path.read_text() for path in paths if path.exists()).encode())
 
 
 def _content(figure: Any, kind: str) -> bytes:
@@ -92,8 +92,8 @@ def _content(figure: Any, kind: str) -> bytes:
 def _bars(name: str) -> Callable[[str], Bar]:
     """Return a function that makes a progress bar for each computation; bars show on a terminal only."""
 
-    def of(what: str) -> Bar:
-        bar = tqdm(desc=f"Fig. {name}, {what}", disable=None, leave=False)
+    def bar_for(part: str) -> Bar:
+        bar = tqdm(desc=f"Fig. {name}, {part}", disable=None, leave=False)
 
         def progress(done: int, total: int) -> None:
             bar.total = total
@@ -103,7 +103,7 @@ def _bars(name: str) -> Callable[[str], Bar]:
 
         return progress
 
-    return of
+    return bar_for
 
 
 if __name__ == "__main__":

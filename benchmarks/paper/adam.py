@@ -20,7 +20,7 @@ ALPHA = 2.0
 SIZES: dict[str, Any] = {"d": [50, 100, 200, 500], "runs": 40, "steps": 3000}
 REDUCED: dict[str, Any] = {"d": [50, 100, 200], "runs": 12, "steps": 3000}
 RATE = 0.03
-NEAR = 0.05  # largest relative distance in loss, and distance in an overlap, from a minimum that a run has found
+TOLERANCE = 0.05  # largest relative distance in loss, and distance in an overlap, from a minimum that a run has found
 ELSEWHERE = "0.65"
 NUMBERS = ("theta", "m", "train_loss")
 # Numbers of the end of a run, and of the minima from both informed starts on its instance.
@@ -33,7 +33,7 @@ def compute(task: Task) -> None:
     sizes, model = SIZES if task.full else REDUCED, ta.dot_product()
     points = [(d, seed) for d in sizes["d"] for seed in range(sizes["runs"])]
 
-    def one(d: int, seed: int) -> list[float]:
+    def row(d: int, seed: int) -> list[float]:
         key, start = jax.random.split(jax.random.key(seed))
         data = ta.sample_data(model, d, ALPHA, key, normalise=True)
         end = ta.train(model, data, "random", optimizer="adam", key=start, rate=RATE, steps=sizes["steps"], tol=1e-7)
@@ -41,7 +41,7 @@ def compute(task: Task) -> None:
         return [d, seed, *(value for run in (end, *minima) for value in _numbers(run))]
 
     path, bar = task.folder / "adam.npz", task.bar("Adam from random starts")
-    filled(path, {**sizes, "rate": RATE, "alpha": ALPHA}, COLUMNS, points, one, bar)
+    filled(path, {**sizes, "rate": RATE, "alpha": ALPHA}, COLUMNS, points, row, bar)
 
 
 def load(folder: Path) -> Columns:
@@ -58,10 +58,10 @@ def ends(runs: Columns) -> np.ndarray:
     """Classify the end of every run as "positional", "semantic" or "elsewhere", by loss and overlaps of the minima."""
     out = np.full(len(runs["d"]), "elsewhere", object)
     for branch in BRANCHES:
-        near = np.abs(runs["train_loss"] / runs[f"{branch}_train_loss"] - 1) < NEAR
+        matches = np.abs(runs["train_loss"] / runs[f"{branch}_train_loss"] - 1) < TOLERANCE
         for name in ("theta", "m"):
-            near &= np.abs(runs[name] - runs[f"{branch}_{name}"]) < NEAR
-        out[near] = branch
+            matches &= np.abs(runs[name] - runs[f"{branch}_{name}"]) < TOLERANCE
+        out[matches] = branch
     return out
 
 
@@ -78,9 +78,9 @@ def draw(runs: Columns) -> Figure:
         bottom = np.zeros(len(sizes))
         for name in ENDS:
             for axis, d in zip(planes, sizes, strict=True):
-                here = where(runs, d=d)
-                on = ends(here) == name
-                axis.plot(here["theta"][on], here["m"][on], "o", ms=4, alpha=0.7, color=colours[name], label=name)
+                group = where(runs, d=d)
+                mask = ends(group) == name
+                axis.plot(group["theta"][mask], group["m"][mask], "o", ms=4, alpha=0.7, color=colours[name], label=name)
                 axis.set(xlim=(-0.01, 0.25), ylim=(-0.02, 0.4))
             height = np.array([np.mean(ends(where(runs, d=d)) == name) for d in sizes])
             shares.bar([f"{d:.0f}" for d in sizes], height, bottom=bottom, color=colours[name])
@@ -95,13 +95,13 @@ def rows(runs: Columns) -> list[Row]:
     """Return the shares with their binomial standard errors."""
     out = []
     for d in np.unique(runs["d"]):
-        found = ends(where(runs, d=d))
+        labels = ends(where(runs, d=d))
         for name in ENDS:
-            share = float(np.mean(found == name))
+            share = float(np.mean(labels == name))
             # One additional run of either outcome keeps the error from vanishing when all runs agree.
-            smooth = (share * found.size + 1) / (found.size + 2)
-            error = float(np.sqrt(smooth * (1 - smooth) / found.size))
-            place = f"in the {name} minimum" if name in BRANCHES else name
-            text = f"share of runs that end {place}, d = {d:.0f}, alpha = 2"
-            out.append(Row(text, None, None, share, error, f"{found.size} runs; the paper gives no number"))
+            smooth = (share * labels.size + 1) / (labels.size + 2)
+            error = float(np.sqrt(smooth * (1 - smooth) / labels.size))
+            location = f"in the {name} minimum" if name in BRANCHES else name
+            text = f"share of runs that end {location}, d = {d:.0f}, alpha = 2"
+            out.append(Row(text, None, None, share, error, f"{labels.size} runs; the paper gives no number"))
     return out

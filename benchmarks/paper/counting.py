@@ -33,8 +33,8 @@ def compute(task: Task) -> None:
     for k, key in enumerate(jax.random.split(running, sizes["runs"])):
         for name in MECHANISMS:
             path = _path(task.folder, name, k)
-            about = {**sizes, "seed": SEED, "mechanism": name, "run": k}
-            if known(path, about):
+            metadata = {**sizes, "seed": SEED, "mechanism": name, "run": k}
+            if known(path, metadata):
                 continue
 
             def options(stage: str, name: str = name, k: int = k) -> dict[str, Any]:
@@ -48,7 +48,7 @@ def compute(task: Task) -> None:
                 f"attention_{stage}": counting.attention(training.run(0), examples)
                 for stage, training in (("frozen", frozen), ("free", free))
             }
-            keep(path, about, {**comparison, **matrices, "examples": examples})
+            keep(path, metadata, {**comparison, **matrices, "examples": examples})
 
 
 def load(folder: Path) -> dict[str, list[Columns]]:
@@ -57,11 +57,11 @@ def load(folder: Path) -> dict[str, list[Columns]]:
     Raises:
         InputError: the first run of a mechanism is not finished.
     """
-    found = {}
+    runs = {}
     for name in MECHANISMS:
-        first, *more = (_path(folder, name, k) for k in range(SIZES["runs"]))
-        found[name] = [read(path)[1] for path in (first, *(path for path in more if path.exists()))]
-    return found
+        first, *later = (_path(folder, name, k) for k in range(SIZES["runs"]))
+        runs[name] = [read(path)[1] for path in (first, *(path for path in later if path.exists()))]
+    return runs
 
 
 def draw(runs: dict[str, list[Columns]], parts: dict[str, tuple[str, str]], count: int = 3) -> Figure:
@@ -71,7 +71,7 @@ def draw(runs: dict[str, list[Columns]], parts: dict[str, tuple[str, str]], coun
         parts: rows of the picture by name, each a mechanism and a stage.
         count: number of sequences.
     """
-    matrices = {name: runs[which][0][f"attention_{stage}"][-count:] for name, (which, stage) in parts.items()}
+    matrices = {name: runs[mechanism][0][f"attention_{stage}"][-count:] for name, (mechanism, stage) in parts.items()}
     return attention_figure(matrices, runs[MECHANISMS[0]][0]["examples"][-count:])
 
 
@@ -94,12 +94,12 @@ _REASONS = {"distance_formerly_zero": "published: without the embeddings, of whi
 def rows(runs: dict[str, list[Columns]]) -> list[Row]:
     """Return Table 1, and the fractions of the variance of attention that positions and tokens explain."""
     out = []
-    for name, found in runs.items():
-        count = f"{len(found)} run{'s' if len(found) > 1 else ''}; in brackets standard deviations over the runs"
+    for name, group in runs.items():
+        note = f"{len(group)} run{'s' if len(group) > 1 else ''}; in brackets standard deviations over the runs"
         for quantity, published in {**_PUBLISHED[name], f"{name}_share": (None, None)}.items():
-            values = np.array([float(run[quantity]) for run in found]).round(6)  # numbers are of single precision
+            values = np.array([float(run[quantity]) for run in group]).round(6)  # numbers are of single precision
             spread = (float(values.std(ddof=1)) or None) if values.size > 1 else None
-            reason = "; ".join(filter(None, (_REASONS.get(quantity), count)))
+            reason = "; ".join(filter(None, (_REASONS.get(quantity), note)))
             text = f"{quantity.replace('_', ' ')}, {name}"
             out.append(Row(text, *published, float(values.mean()), spread, reason))
     return out

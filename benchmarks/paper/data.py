@@ -38,10 +38,10 @@ def read(path: Path) -> tuple[dict[str, Any], Columns]:
     Raises:
         InputError: the file is missing, damaged or of another kind.
     """
-    about, columns = unpacked(path, missing(path))
-    if "done" in about:
-        columns = {name: values[: about["done"]] for name, values in columns.items()}
-    return about, columns
+    metadata, columns = unpacked(path, missing(path))
+    if "done" in metadata:
+        columns = {name: values[: metadata["done"]] for name, values in columns.items()}
+    return metadata, columns
 
 
 def missing(path: Path) -> InputError:
@@ -49,39 +49,39 @@ def missing(path: Path) -> InputError:
     return InputError("out", f"must hold the whole file {path.name}: compute the figure first, without --draw")
 
 
-def keep(path: Path, about: dict[str, Any], columns: dict[str, Any]) -> None:
+def keep(path: Path, metadata: dict[str, Any], columns: dict[str, Any]) -> None:
     """Write columns and their `about`."""
-    write_whole(path, packed({**columns, "about": np.array(json.dumps(about))}))
+    write_whole(path, packed({**columns, "about": np.array(json.dumps(metadata))}))
 
 
-def known(path: Path, about: dict[str, Any]) -> bool:
+def known(path: Path, metadata: dict[str, Any]) -> bool:
     """Return whether there is a file that `keep` wrote with the same `about`."""
-    return path.exists() and read(path)[0] == about
+    return path.exists() and read(path)[0] == metadata
 
 
 def filled(
     path: Path,
-    about: dict[str, Any],
+    metadata: dict[str, Any],
     names: Sequence[str],
     points: Sequence[Sequence[float]],
-    one: Callable[..., Sequence[float]],
+    row: Callable[..., Sequence[float]],
     bar: Bar,
 ) -> None:
     """Compute rows of numbers and save each as soon as it is done; resume after the rows in the file.
 
     Args:
         names: names of the columns.
-        points: arguments of `one`, row by row.
-        one: function that returns the numbers of a row.
+        points: arguments of `row`, one tuple per row.
+        row: function that returns the numbers of a row.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
-    kept = Checkpoint(path, {**about, "points": [list(map(float, p)) for p in points]})
-    done, columns = kept.load({name: np.full(len(points), np.nan) for name in names})
+    checkpoint = Checkpoint(path, {**metadata, "points": [list(map(float, p)) for p in points]})
+    done, columns = checkpoint.load({name: np.full(len(points), np.nan) for name in names})
     bar(done, len(points))
     for k in range(done, len(points)):
-        for name, value in zip(names, one(*points[k]), strict=True):
+        for name, value in zip(names, row(*points[k]), strict=True):
             columns[name][k] = value
-        kept.save(k + 1, columns)
+        checkpoint.save(k + 1, columns)
         bar(k + 1, len(points))
         _few_programs()
 
@@ -94,5 +94,5 @@ def _few_programs() -> None:
 
 def where(columns: Columns, **equal: float) -> Columns:
     """Return the rows in which the named columns have the given values."""
-    on = np.all([np.isclose(columns[name], value) for name, value in equal.items()], axis=0)
-    return {name: values[on] for name, values in columns.items()}
+    mask = np.all([np.isclose(columns[name], value) for name, value in equal.items()], axis=0)
+    return {name: values[mask] for name, values in columns.items()}

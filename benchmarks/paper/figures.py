@@ -32,35 +32,35 @@ class Entry(NamedTuple):
     compute: Callable[[Task], None]
     load: Callable[[Path], Any]
     draw: Callable[[Any], Figure] | None
-    rows: Callable[[Any], Sequence[Row]] = lambda found: ()
+    rows: Callable[[Any], Sequence[Row]] = lambda data: ()
     sizes: tuple[dict[str, Any], dict[str, Any]] | None = None
 
-    def said(self, full: bool) -> str:
+    def caption(self, full: bool) -> str:
         """Return the text with the size of the simulations."""
         if self.sizes is None:
             return self.text
-        reduced, published = (", ".join(f"{k} = {v}" for k, v in one.items()) for one in self.sizes)
+        reduced, published = (", ".join(f"{k} = {v}" for k, v in sizes.items()) for sizes in self.sizes)
         size = f"full size: {published}" if full else f"reduced size: {reduced} (with `--full`: {published})"
         return f"{self.text}\n\nSimulations at {size}."
 
 
-def _own(
+def _module_figure(
     module: Any,
     name: str,
     title: str,
     text: str,
     names: Sequence[str] | None = None,
     full: dict[str, Any] | None = None,
-    **of: str,
+    **options: str,
 ) -> Entry:
     """Return a figure from a module with functions `compute`, `load`, `draw` and `rows`, and both sizes.
 
     Args:
         full: full size, if it is not the module's.
         names: quantities to draw and to tabulate, if `draw` and `rows` take them.
-        of: further arguments of `compute` and `load`.
+        options: further arguments of `compute` and `load`.
     """
-    compute, load = (partial(f, **of) for f in (module.compute, module.load))
+    compute, load = (partial(f, **options) for f in (module.compute, module.load))
     draw, rows = (f if names is None else partial(f, names=names) for f in (module.draw, module.rows))
     return Entry(name, title, text, compute, load, draw, rows, (module.REDUCED, full or module.SIZES))
 
@@ -68,16 +68,16 @@ def _own(
 _PLANES = {"3": plane_module.STANDARD, "9": plane_module.OTHER}
 
 
-def _both_planes(name: str) -> Entry:
+def _plane_theory(name: str) -> Entry:
     """Return the theory part of Fig. 3 or 9."""
     plane = _PLANES[name]
-    what = "" if name == "3" else " for A = [[.3, .7], [.8, .2]]"
-    more = "" if name == "3" else OTHER_TARGET
+    suffix = "" if name == "3" else " for A = [[.3, .7], [.8, .2]]"
+    note = "" if name == "3" else OTHER_TARGET
     return Entry(
         f"{name}-theory",
-        f"Fig. {name} (centre, right): phase diagram{what}",
+        f"Fig. {name} (centre, right): phase diagram{suffix}",
         "Left, the difference of the training losses of both branches where both are stable; right, the test error of "
-        "the lower one against that of the linear baseline. alpha_c, alpha_l: where either changes its sign." + more,
+        "the lower one against that of the linear baseline. alpha_c, alpha_l: where either changes its sign." + note,
         plane.theory,
         plane.diagram,
         lambda diagram: diagram.plot(),
@@ -85,7 +85,7 @@ def _both_planes(name: str) -> Entry:
     )
 
 
-def _simulated(name: str) -> Entry:
+def _plane_simulation(name: str) -> Entry:
     """Return the simulation part of Fig. 3 or 9."""
     plane = _PLANES[name]
     return Entry(
@@ -142,7 +142,7 @@ FIGURES = (
         _FROZEN,
         1,
     ),
-    _own(
+    _module_figure(
         minimum,
         "2",
         "Fig. 2: the global minimum",
@@ -150,7 +150,7 @@ FIGURES = (
         "each branch ends; dotted where it is unstable towards the order parameter of the other. Points are means over "
         "instances trained from both starts, hollow where the start leads to the higher loss.",
     ),
-    _own(
+    _module_figure(
         scaling,
         "3-left",
         "Fig. 3 (left): overlaps against the dimension",
@@ -158,8 +158,8 @@ FIGURES = (
         "d included; alpha = 1.5. There are more instances the smaller d is, up to 200.",
         scaling.LEFT,
     ),
-    _both_planes("3"),
-    _simulated("3"),
+    _plane_theory("3"),
+    _plane_simulation("3"),
     _attention(
         "4",
         "Fig. 4: attention of the counting task",
@@ -188,7 +188,7 @@ FIGURES = (
         None,
         counting.rows,
     ),
-    _own(
+    _module_figure(
         scaling,
         "7",
         "Fig. 7: losses against the dimension",
@@ -203,9 +203,9 @@ FIGURES = (
         plane_module.STANDARD.diagram,
         plane_module.draw_slices,
     ),
-    _both_planes("9"),
-    _simulated("9"),
-    _own(
+    _plane_theory("9"),
+    _plane_simulation("9"),
+    _module_figure(
         layers,
         "10",
         "Fig. 10: correlated tokens",
@@ -216,7 +216,7 @@ FIGURES = (
         "independent tokens, 1.2515. The paper's do at more.",
         kind="correlated",
     ),
-    _own(
+    _module_figure(
         layers,
         "11",
         "Fig. 11: a student of rank two",
@@ -225,7 +225,7 @@ FIGURES = (
         "descent stops before.",
         kind="rank",
     ),
-    _own(
+    _module_figure(
         layers,
         "12",
         "Fig. 12: query and key of their own",
@@ -234,7 +234,7 @@ FIGURES = (
         "weights are penalised, so that the ridge is twice as strong.",
         kind="untied",
     ),
-    _own(
+    _module_figure(
         layers,
         "13",
         "Fig. 13: a trained value matrix",
@@ -261,10 +261,10 @@ FIGURES = (
         _compute_layers,
         lambda folder: {name: (plane.simulated(folder), plane.exchanged(folder)) for name, plane in _LAYERS.items()},
         plane_module.draw_layers,
-        lambda found: [row for both in found.values() for row in plane_module.rows_simulation(*both)],
+        lambda data: [row for pair in data.values() for row in plane_module.rows_simulation(*pair)],
         (plane_module.REDUCED, plane_module.SIMULATED_LAYERS),
     ),
-    _own(
+    _module_figure(
         adam,
         "15",
         "Fig. 15: Adam from random starts",
@@ -284,10 +284,10 @@ def chosen(names: Sequence[str]) -> list[Entry]:
         KeyError: no figure has one of the names.
     """
     for name in names:
-        if not any(_is(entry, name) for entry in FIGURES):
+        if not any(_matches(entry, name) for entry in FIGURES):
             raise KeyError(name)
-    return [entry for entry in FIGURES if not names or any(_is(entry, name) for name in names)]
+    return [entry for entry in FIGURES if not names or any(_matches(entry, name) for name in names)]
 
 
-def _is(entry: Entry, name: str) -> bool:
+def _matches(entry: Entry, name: str) -> bool:
     return name in (entry.name, entry.name.partition("-")[0])

@@ -51,7 +51,7 @@ def correlated() -> ta.SpectralLaw:
     return ta.SpectralLaw.of_classes([0.25, 0.25], shares, **vectors, teacher_means=[0.3, -0.3])
 
 
-def both(data: ta.Data, key: jax.Array) -> jax.Array:
+def mixed(data: ta.Data, key: jax.Array) -> jax.Array:
     """Return weights with one column at each of the two starts."""
     return jnp.concatenate([informed(branch)(data, key) for branch in BRANCHES], axis=1)
 
@@ -60,11 +60,11 @@ def both(data: ta.Data, key: jax.Array) -> jax.Array:
 STARTS = {
     **dict.fromkeys(("tied", "value", "correlated"), tuple(informed(branch) for branch in BRANCHES)),
     "untied": tuple(informed(branch, 2) for branch in BRANCHES),
-    "rank": (*(informed(branch, 2) for branch in BRANCHES), both),
+    "rank": (*(informed(branch, 2) for branch in BRANCHES), mixed),
 }
 NAMES = (*(f"{branch} start" for branch in BRANCHES), "start with one of each")
 _COLOURS = (*(COLOURS[branch] for branch in BRANCHES), COLOURS["mixed"])
-_APART = 0.02  # shift in alpha between points of different starts, so that they do not hide each other
+_OFFSET = 0.02  # shift in alpha between points of different starts, so that they do not hide each other
 
 
 def model_of(kind: str, omega: float = 0.3) -> ta.AttentionLayer:
@@ -86,12 +86,12 @@ def compute(task: Task, kind: str) -> None:
         alphas = np.linspace(0.01 if task.full else 0.5, 2.0, sizes["alphas"])
         points = [(alpha, start) for alpha in alphas for start in range(len(STARTS[name]))]
 
-        def one(alpha: float, start: int, name: str = name, sizes: dict[str, Any] = sizes) -> list[float]:
+        def row(alpha: float, start: int, name: str = name, sizes: dict[str, Any] = sizes) -> list[float]:
             run = STARTS[name][start], sizes["instances"], train_of(name)
             return [alpha, start, *measured(model_of(name), sizes["d"], alpha, *run)]
 
         names, bar = ("alpha", "branch", *MEASURED), task.bar(f"simulation, {name}")
-        filled(task.folder / f"layer_{name}.npz", {**sizes, "layer": name}, names, points, one, bar)
+        filled(task.folder / f"layer_{name}.npz", {**sizes, "layer": name}, names, points, row, bar)
     if kind != "value":  # there is no theory of a value matrix
         _theory(task, kind)
 
@@ -110,7 +110,7 @@ def _theory(task: Task, kind: str) -> None:
     points = [(k, alpha) for k in range(len(branches)) for alpha in alphas]
     last: dict[int, Any] = {}
 
-    def one(k: int, alpha: float) -> list[float]:
+    def row(k: int, alpha: float) -> list[float]:
         if k not in last:
             last[k] = None if kind == "correlated" else _columns(model, alphas[0], branches[k])
         point = ta.solve(model, alpha, branches[k], nodes, start=last[k])
@@ -122,14 +122,14 @@ def _theory(task: Task, kind: str) -> None:
     # For rank two no symmetry is imposed, so that no direction of growth is left to test for stability.
     names = ("branch", "alpha", *NUMBERS, *(() if kind == "rank" else ("stable",)))
     path, bar = task.folder / f"layer_{kind}_theory.npz", task.bar(f"theory, {kind}")
-    filled(path, {"layer": kind, "nodes": NODES}, names, points, one, bar)
+    filled(path, {"layer": kind, "nodes": NODES}, names, points, row, bar)
 
 
 def _columns(model: ta.AttentionLayer, alpha: float, branch: str | None) -> ta.Overlaps:
     """Return overlaps of two columns: both near the state of one branch of the tied layer, or one near each state."""
     single = ta.dot_product(omega=model.omega)
-    rough = ta.line_nodes(single, 5, replicates=1)
-    states = [ta.solve(single, alpha, b, rough).overlaps for b in (BRANCHES if branch is None else (branch, branch))]
+    rule = ta.line_nodes(single, 5, replicates=1)
+    states = [ta.solve(single, alpha, b, rule).overlaps for b in (BRANCHES if branch is None else (branch, branch))]
     eye = jnp.eye(2)
 
     def diagonal(name: str) -> jax.Array:
@@ -144,10 +144,10 @@ def _columns(model: ta.AttentionLayer, alpha: float, branch: str | None) -> ta.O
 
 def load(folder: Path, kind: str) -> dict[str, Any]:
     """Read the simulations of both layers and the theory of the layer."""
-    about, simulation = read(folder / f"layer_{kind}.npz")
+    metadata, simulation = read(folder / f"layer_{kind}.npz")
     tied = read(folder / "layer_tied.npz")[1]
     theory = {} if kind == "value" else read(folder / f"layer_{kind}_theory.npz")[1]
-    return {"about": about, "layer": simulation, "tied": tied, "theory": theory, "kind": kind}
+    return {"about": metadata, "layer": simulation, "tied": tied, "theory": theory, "kind": kind}
 
 
 def draw(data: dict[str, Any]) -> Figure:
@@ -156,10 +156,10 @@ def draw(data: dict[str, Any]) -> Figure:
     Hollow points are the tied layer of rank one on independent tokens. Points of different starts are shifted a little
     in alpha.
     """
-    shown = ("train_loss", "gen_error", "m", "theta")
+    names = ("train_loss", "gen_error", "m", "theta")
     plain = {"value": "no value matrix", "correlated": "independent tokens"}.get(data["kind"], "rank one, tied")
-    with panels(14, 3.9, [""] * 4, xlabel=LABELS["alpha"], ylabels=[LABELS[name] for name in shown]) as (figure, axes):
-        for axis, name in zip(axes[0], shown, strict=True):
+    with panels(14, 3.9, [""] * 4, xlabel=LABELS["alpha"], ylabels=[LABELS[name] for name in names]) as (figure, axes):
+        for axis, name in zip(axes[0], names, strict=True):
             for part, filling in (("tied", "white"), ("layer", None)):
                 for k, start in enumerate(NAMES):
                     rows = where(data[part], branch=k)
@@ -167,13 +167,13 @@ def draw(data: dict[str, Any]) -> Figure:
                         continue
                     style: Any = {"fmt": "o", "ms": 4, "lw": 1, "color": _COLOURS[k], "mfc": filling}
                     label = start if filling is None else f"{start}, {plain}"
-                    place = rows["alpha"] + _APART * (k - 1)
-                    axis.errorbar(place, rows[name], 2 * standard_error(rows, name), label=label, **style)
+                    alphas = rows["alpha"] + _OFFSET * (k - 1)
+                    axis.errorbar(alphas, rows[name], 2 * standard_error(rows, name), label=label, **style)
             for k in np.unique(data["theory"].get("branch", [])).astype(int):
                 rows = where(data["theory"], branch=k)
-                any_start = data["kind"] == "rank"
-                colour = OTHER if any_start else COLOURS[BRANCHES[k]]
-                label = "theory" if any_start else f"theory, {BRANCHES[k]}"
+                is_rank_two = data["kind"] == "rank"
+                colour = OTHER if is_rank_two else COLOURS[BRANCHES[k]]
+                label = "theory" if is_rank_two else f"theory, {BRANCHES[k]}"
                 solid = rows["stable"] > 0 if "stable" in rows else None
                 line(axis, rows["alpha"], rows[name], colour, label, stable=solid)
             axis.set(xlim=(0, 2.05), ylim=(0, None))
@@ -183,21 +183,21 @@ def draw(data: dict[str, Any]) -> Figure:
 def rows(data: dict[str, Any]) -> list[Row]:
     """Return the losses at the largest alpha, and the alpha at which the minima exchange."""
     out = []
-    about, theory = data["about"], data["theory"]
-    here = f"d = {about['d']}, {about['instances']} instances"
+    metadata, theory = data["about"], data["theory"]
+    sizes = f"d = {metadata['d']}, {metadata['instances']} instances"
     for k, start in enumerate(NAMES):
         last = {name: values[-1:] for name, values in where(data["layer"], branch=k).items()}
         if not len(last["alpha"]):
             continue
-        known = where(theory, branch=0 if data["kind"] == "rank" else k, alpha=last["alpha"][0]) if theory else {}
+        state = where(theory, branch=0 if data["kind"] == "rank" else k, alpha=last["alpha"][0]) if theory else {}
         text = f"training loss / d, {start}, alpha = {last['alpha'][0]:g}"
         error = float(standard_error(last, "train_loss")[0])
-        reason = f"{here}; the theory here: {known['train_loss'][0]:.5g}" if len(known.get("alpha", ())) else here
+        reason = f"{sizes}; the theory here: {state['train_loss'][0]:.5g}" if len(state.get("alpha", ())) else sizes
         out.append(Row(text, None, None, last["train_loss"][0], error, reason))
     if data["kind"] != "rank":
         names = {"theory": theory} if theory else {}
         names |= {"simulation": data["layer"], "simulation, tied": data["tied"]}
-        for what, columns in names.items():
-            reason = f"where the losses cross, interpolated; {here}"
-            out.append(Row(f"alpha_c, {what}", None, None, exchange(columns), None, reason))
+        for case, columns in names.items():
+            reason = f"where the losses cross, interpolated; {sizes}"
+            out.append(Row(f"alpha_c, {case}", None, None, exchange(columns), None, reason))
     return out

@@ -32,33 +32,33 @@ def compute(task: Task) -> None:
     alphas = np.linspace(0.01 if task.full else 0.25, HIGHEST, sizes["alphas"])
     points = [(alpha, branch) for alpha in alphas for branch in range(len(BRANCHES))]
 
-    def one(alpha: float, branch: int) -> list[float]:
+    def row(alpha: float, branch: int) -> list[float]:
         start = informed(BRANCHES[branch])
         return [alpha, branch, *measured(model, sizes["d"], alpha, start, sizes["instances"])]
 
     path, bar = task.folder / "minimum_simulation.npz", task.bar("simulation")
-    filled(path, sizes, ("alpha", "branch", *MEASURED), points, one, bar)
+    filled(path, sizes, ("alpha", "branch", *MEASURED), points, row, bar)
 
 
 def _curves(task: Task, model: ta.DotProduct) -> None:
-    path, about = task.folder / "minimum_curves.npz", {"points": CURVE_POINTS, "highest": HIGHEST}
-    if known(path, about):
+    path, metadata = task.folder / "minimum_curves.npz", {"points": CURVE_POINTS, "highest": HIGHEST}
+    if known(path, metadata):
         return
     rows: list[list[float]] = []
     for k, branch in enumerate(BRANCHES):
-        rough = ta.sweep(model, np.linspace(0.02, HIGHEST, 12), branch, progress=task.bar(f"{branch}, roughly"))
-        ends = [end.alpha for end in branch_ends(rough) if end.kind == "pitchfork" and end.side == "lower"]
-        least = max(ends, default=0.0)
+        coarse = ta.sweep(model, np.linspace(0.02, HIGHEST, 12), branch, progress=task.bar(f"{branch}, roughly"))
+        ends = [end.alpha for end in branch_ends(coarse) if end.kind == "pitchfork" and end.side == "lower"]
+        lowest = max(ends, default=0.0)
         # Order parameters grow like the square root of the distance to the pitchfork, so points are denser there.
-        alphas = least + (HIGHEST - least) * np.linspace(0, 1, CURVE_POINTS)[1:] ** 2
+        alphas = lowest + (HIGHEST - lowest) * np.linspace(0, 1, CURVE_POINTS)[1:] ** 2
         curve = ta.sweep(model, alphas, branch, progress=task.bar(branch))
         rows += [[k, float(p.alpha), *numbers(p), stable(p)] for p in curve.points if bool(p.exists)]
-    keep(path, about, dict(zip(CURVE, np.array(rows).T, strict=True)))
+    keep(path, metadata, dict(zip(CURVE, np.array(rows).T, strict=True)))
 
 
 def _transitions(task: Task, model: ta.DotProduct) -> None:
-    path, about = task.folder / "minimum_transitions.npz", {"alpha": HIGHEST}
-    if known(path, about):
+    path, metadata = task.folder / "minimum_transitions.npz", {"alpha": HIGHEST}
+    if known(path, metadata):
         return
     bar = task.bar("transitions")
     bar(0, 4)
@@ -75,32 +75,32 @@ def _transitions(task: Task, model: ta.DotProduct) -> None:
         response = np.mean(point.overlaps.V), np.mean(point.stderr.overlaps.V)
         columns |= {branch: [*numbers(point), *response], "baseline": [point.gen_error_linear]}
         bar(3 + k, 4)
-    keep(path, about, columns)
+    keep(path, metadata, columns)
 
 
 def load(folder: Path) -> dict[str, Any]:
     """Read curves, transitions and simulations, and the sizes of the simulations."""
-    about, simulation = read(folder / "minimum_simulation.npz")
+    metadata, simulation = read(folder / "minimum_simulation.npz")
     curves, transitions = (read(folder / f"minimum_{name}.npz")[1] for name in ("curves", "transitions"))
-    return {"about": about, "simulation": simulation, "curves": curves, "transitions": transitions}
+    return {"about": metadata, "simulation": simulation, "curves": curves, "transitions": transitions}
 
 
 def draw(data: dict[str, Any]) -> Figure:
     """Plot theory (lines) and simulations from both starts (points; hollow if the start leads to the higher loss)."""
     transitions = data["transitions"]
-    shown = (("train_loss", "train_loss"), ("m", "theta"), ("gen_error", "gen_error"))  # of either branch
+    quantities = (("train_loss", "train_loss"), ("m", "theta"), ("gen_error", "gen_error"))  # of either branch
     with panels(11, 3.8, [""] * 3, xlabel=LABELS["alpha"], ylabels=(LOSS, ORDERS, ERROR)) as (figure, axes):
-        for axis, names in zip(axes[0], shown, strict=True):
+        for axis, names in zip(axes[0], quantities, strict=True):
             for k, (branch, name) in enumerate(zip(BRANCHES, names, strict=True)):
                 label = f"{SYMBOLS[name]}, {branch}" if name in SYMBOLS else branch
                 curve, points = (where(data[part], branch=k) for part in ("curves", "simulation"))
                 line(axis, curve["alpha"], curve[name], COLOURS[branch], label, stable=curve["stable"] > 0)
                 lower = (points["alpha"] > transitions["alpha_c"][0]) == (branch == "semantic")
-                for on, filling, what in ((lower, None, ""), (~lower, "white", ", the higher loss")):
+                for mask, filling, suffix in ((lower, None, ""), (~lower, "white", ", the higher loss")):
                     style: Any = {"fmt": "o", "ms": 3.5, "lw": 1, "color": COLOURS[branch], "mfc": filling}
-                    text = f"training, {branch} start{what}"
-                    bars = 2 * standard_error(points, name)[on]
-                    axis.errorbar(points["alpha"][on], points[name][on], bars, label=text, **style)
+                    text = f"training, {branch} start{suffix}"
+                    bars = 2 * standard_error(points, name)[mask]
+                    axis.errorbar(points["alpha"][mask], points[name][mask], bars, label=text, **style)
             for name in ("alpha_c", "alpha_l"):
                 axis.axvline(transitions[name][0], label=SYMBOLS[name], **{**MARKS[name], "lw": 0.9})
             axis.set(xlim=(0, HIGHEST * 1.02), ylim=(0, None))
@@ -141,8 +141,8 @@ def rows(data: dict[str, Any]) -> list[Row]:
         last: Columns = where(data["simulation"], branch=k, alpha=HIGHEST)
         if not len(last["alpha"]):
             continue
-        here = f"here: d = {data['about']['d']}, {int(last['instances'][0])} instances"
-        reason = f"published: gradient descent, d = 1000, random norm of the teacher; {here}"
+        sizes = f"here: d = {data['about']['d']}, {int(last['instances'][0])} instances"
+        reason = f"published: gradient descent, d = 1000, random norm of the teacher; {sizes}"
         for name, (value, scatter) in _DESCENT[branch].items():
             text = f"{_WORDS.get(name, name)}, {branch} start, alpha = 2, simulation (scatter)"
             out.append(Row(text, value, scatter, last[name][0], last[f"{name}_scatter"][0], reason))

@@ -30,7 +30,7 @@ ALPHAS, OMEGAS = (0.05, 2.0), (0.02, 0.5)
 SLICES, ROWS = 5, 8  # numbers of omegas in pictures and in tables
 # Layers for which the theory has both branches and thus alpha_c. With rank two, a single state has both mechanisms.
 EXCHANGES = ("tied", "untied", "correlated")
-Found = tuple[dict[str, Any], Columns]  # a simulation: its `about` and its columns
+Simulation = tuple[dict[str, Any], Columns]  # a simulation: its `about` and its columns
 
 
 class Plane(NamedTuple):
@@ -46,10 +46,10 @@ class Plane(NamedTuple):
         """Compute the phase diagram; an interrupted run resumes from its finished rows."""
         alphas, omegas = CELLS if task.full else REDUCED_CELLS
         pieces = task.folder / f"plane_{self.name}_pieces"
-        done = task.bar(f"theory, {self.name} A")
+        progress = task.bar(f"theory, {self.name} A")
         axes = np.linspace(*ALPHAS, alphas), np.linspace(*OMEGAS, omegas)
         model = ta.dot_product(mixing=MIXINGS[self.name])
-        diagram = ta.phase_diagram(model, *axes, out=pieces, resume=pieces.exists(), progress=done)
+        diagram = ta.phase_diagram(model, *axes, out=pieces, resume=pieces.exists(), progress=progress)
         diagram.save(task.folder / f"plane_{self.name}.npz")
 
     def diagram(self, folder: Path) -> ta.PhaseDiagram:
@@ -75,18 +75,18 @@ class Plane(NamedTuple):
         """
         last: list[ta.Transition] = []
 
-        def one(omega: float) -> list[float]:
+        def row(omega: float) -> list[float]:
             model = self.model(omega)
             if not last or last[-1].ok:
                 start = last[-1].branches if last else None
                 last.append(ta.critical_alpha(model, ta.default_nodes(model, NODES), bracket=ALPHAS, start=start))
-            found = last[-1]
-            return [omega, float(found.alpha), float(found.stderr)] if found.ok else [omega, np.nan, np.nan]
+            critical = last[-1]
+            return [omega, float(critical.alpha), float(critical.stderr)] if critical.ok else [omega, np.nan, np.nan]
 
         omegas = np.linspace(*OMEGAS, self.sizes(task)["omegas"])
         path, bar = task.folder / f"plane_{self.name}_{self.layer}_exchange.npz", task.bar(f"theory, {self.layer}")
-        about = {"mixing": self.name, "layer": self.layer, "nodes": NODES}
-        filled(path, about, ("omega", "alpha", "stderr"), omegas[:, None], one, bar)
+        metadata = {"mixing": self.name, "layer": self.layer, "nodes": NODES}
+        filled(path, metadata, ("omega", "alpha", "stderr"), omegas[:, None], row, bar)
 
     def exchanged(self, folder: Path) -> Columns:
         """Read the result of `exchange`; empty for a layer without alpha_c in the theory."""
@@ -103,10 +103,10 @@ class Plane(NamedTuple):
             for branch in range(len(BRANCHES))
         ]
 
-        def one(alpha: float, omega: float, branch: int) -> list[float]:
+        def row(alpha: float, omega: float, branch: int) -> list[float]:
             start = STARTS[self.layer][branch]
-            found = measured(self.model(omega), sizes["d"], alpha, start, sizes["instances"], train_of(self.layer))
-            return [alpha, omega, branch, linear(omega), *found]
+            results = measured(self.model(omega), sizes["d"], alpha, start, sizes["instances"], train_of(self.layer))
+            return [alpha, omega, branch, linear(omega), *results]
 
         @cache
         def linear(omega: float) -> float:
@@ -117,10 +117,10 @@ class Plane(NamedTuple):
             ("alpha", "omega", "branch", "linear", *MEASURED),
             task.bar(f"simulation, {self.name} A, {self.layer}"),
         )
-        about = {**sizes, "mixing": self.name, "layer": self.layer}
-        filled(self._simulation(task.folder), about, names, points, one, bar)
+        metadata = {**sizes, "mixing": self.name, "layer": self.layer}
+        filled(self._simulation(task.folder), metadata, names, points, row, bar)
 
-    def simulated(self, folder: Path) -> Found:
+    def simulated(self, folder: Path) -> Simulation:
         """Read the result of `simulate`: its `about` and its columns."""
         return read(self._simulation(folder))
 
@@ -133,26 +133,26 @@ def draw_slices(diagram: ta.PhaseDiagram) -> Figure:
     return slice_figure(diagram, list(np.linspace(0, len(diagram.y[1]) - 1, SLICES).astype(int)))
 
 
-def draw_simulation(found: Found) -> Figure:
+def draw_simulation(simulation: Simulation) -> Figure:
     """Plot the loss difference of both starts, and the test error of the lower one minus the baseline, cell by cell."""
-    (positional, semantic), gap = (_cells(found, k) for k in range(2)), _gap(found)
+    (positional, semantic), gap = (_cells(simulation, k) for k in range(2)), _gap(simulation)
     lower = np.where(gap < 0, positional["gen_error"], semantic["gen_error"])
     titles = "lower training loss: positional or semantic start", "lower minimum: worse or better than the baseline"
     with panels(9.5, 4.2, titles, **_AXES) as (figure, axes):
-        _coloured(figure, axes[0, 0], found, gap, "RdBu", _GAP)
+        _coloured(figure, axes[0, 0], simulation, gap, "RdBu", _GAP)
         excess = lower - positional["linear"]
-        _coloured(figure, axes[0, 1], found, excess, "RdBu_r", "test error minus that of the baseline")
+        _coloured(figure, axes[0, 1], simulation, excess, "RdBu_r", "test error minus that of the baseline")
     return figure
 
 
-def draw_layers(found: dict[str, tuple[Found, Columns]]) -> Figure:
+def draw_layers(layers: dict[str, tuple[Simulation, Columns]]) -> Figure:
     """Plot the loss difference of both starts for every layer, its sign changes, and alpha_c of the theory."""
-    with panels(4.8 * len(found), 4.2, list(found), **_AXES) as (figure, axes):
-        for axis, (one, theory) in zip(axes[0], found.values(), strict=True):
-            _coloured(figure, axis, one, _gap(one), "RdBu", _GAP)
+    with panels(4.8 * len(layers), 4.2, list(layers), **_AXES) as (figure, axes):
+        for axis, (simulation, theory) in zip(axes[0], layers.values(), strict=True):
+            _coloured(figure, axis, simulation, _gap(simulation), "RdBu", _GAP)
             axis.set(xlim=axis.get_xlim(), ylim=axis.get_ylim())  # the theory's line extends beyond the cells
-            omegas = np.unique(one[1]["omega"])
-            crossings = [exchange(where(one[1], omega=omega)) for omega in omegas]
+            omegas = np.unique(simulation[1]["omega"])
+            crossings = [exchange(where(simulation[1], omega=omega)) for omega in omegas]
             axis.plot(
                 crossings, omegas, "o", ms=3, color=MARKS["alpha_c"]["color"], label=f"{SYMBOLS['alpha_c']}, training"
             )
@@ -165,27 +165,27 @@ _AXES: Any = {"xlabel": LABELS["alpha"], "ylabels": (LABELS["omega"],), "sharey"
 _GAP = "positional minus semantic training loss / d"
 
 
-def _cells(found: Found, branch: int) -> Columns:
+def _cells(simulation: Simulation, branch: int) -> Columns:
     """Return the columns as arrays (omega, alpha), NaN in cells that are not simulated yet."""
-    columns = found[1]
+    columns = simulation[1]
     alphas, omegas = np.unique(columns["alpha"]), np.unique(columns["omega"])
     rows = where(columns, branch=branch)
-    place = np.searchsorted(omegas, rows["omega"]), np.searchsorted(alphas, rows["alpha"])
+    indices = np.searchsorted(omegas, rows["omega"]), np.searchsorted(alphas, rows["alpha"])
     out = {name: np.full((len(omegas), len(alphas)), np.nan) for name in columns}
     for name, values in out.items():
-        values[place] = rows[name]
+        values[indices] = rows[name]
     return out
 
 
-def _gap(found: Found) -> np.ndarray:
+def _gap(simulation: Simulation) -> np.ndarray:
     """Return the positional minus the semantic training loss, (omega, alpha)."""
-    return _cells(found, 0)["train_loss"] - _cells(found, 1)["train_loss"]
+    return _cells(simulation, 0)["train_loss"] - _cells(simulation, 1)["train_loss"]
 
 
-def _coloured(figure: Figure, axis: Any, found: Found, values: np.ndarray, colours: str, label: str) -> None:
+def _coloured(figure: Figure, axis: Any, simulation: Simulation, values: np.ndarray, colours: str, label: str) -> None:
     """Plot cells in colours centred at zero, with a colour bar; cells whose minima are of one kind are nearly white."""
-    alphas, omegas = np.unique(found[1]["alpha"]), np.unique(found[1]["omega"])
-    limit = max(np.nanmax(np.abs(values)), ONE_KIND * np.nanmax(found[1]["train_loss"]))
+    alphas, omegas = np.unique(simulation[1]["alpha"]), np.unique(simulation[1]["omega"])
+    limit = max(np.nanmax(np.abs(values)), ONE_KIND * np.nanmax(simulation[1]["train_loss"]))
     picture = axis.pcolormesh(alphas, omegas, values, cmap=colours, vmin=-limit, vmax=limit, shading="nearest")
     figure.colorbar(picture, ax=axis, shrink=0.9, label=label)
 
@@ -206,21 +206,21 @@ def rows_theory(diagram: ta.PhaseDiagram) -> list[Row]:
     return out
 
 
-def rows_simulation(found: Found, theory: Columns | None = None) -> list[Row]:
+def rows_simulation(simulation: Simulation, theory: Columns | None = None) -> list[Row]:
     """Return the alpha at which the training losses of both starts cross, at about `ROWS` omegas.
 
     Args:
         theory: columns of `Plane.exchange`, which are mentioned beside if given.
     """
-    about, columns = found
-    reason = f"{about['layer']}; d = {about['d']}, instances: {about['instances']}; interpolated"
+    metadata, columns = simulation
+    reason = f"{metadata['layer']}; d = {metadata['d']}, instances: {metadata['instances']}; interpolated"
     out = []
     omegas = np.unique(columns["omega"])
     for omega in omegas[:: max(1, round(len(omegas) / ROWS))]:
         crossing = exchange(where(columns, omega=omega))
-        known = float(where(theory, omega=omega)["alpha"][0]) if theory else np.nan
-        beside = f"{reason}; the theory here: {known:.4f}" if np.isfinite(known) else reason
-        out.append(Row(f"alpha_c at omega = {omega:.2g}, training", None, None, crossing, None, beside))
+        alpha_c = float(where(theory, omega=omega)["alpha"][0]) if theory else np.nan
+        note = f"{reason}; the theory here: {alpha_c:.4f}" if np.isfinite(alpha_c) else reason
+        out.append(Row(f"alpha_c at omega = {omega:.2g}, training", None, None, crossing, None, note))
     return out
 
 

@@ -20,25 +20,25 @@ from .simulation import BRANCHES, MEASURED, NUMBERS, QUANTITIES, informed, measu
 ALPHA = 1.5
 SIZES: dict[str, Any] = {"d": [10, 15, 23, 36, 56, 87, 135, 209, 323, 500, 1000], "instances": 10}
 REDUCED: dict[str, Any] = {"d": [10, 23, 56, 135, 323], "instances": 6}
-MOST = 200  # largest number of instances, used at the smallest dimensions
+MAX_INSTANCES = 200  # largest number of instances, used at the smallest dimensions
 
 
 def compute(task: Task) -> None:
     """Compute the theory, and simulate instances of every dimension; smaller dimensions have more instances."""
     model = ta.dot_product()
-    path, about = task.folder / "scaling_theory.npz", {"alpha": ALPHA}
-    if not known(path, about):
+    path, metadata = task.folder / "scaling_theory.npz", {"alpha": ALPHA}
+    if not known(path, metadata):
         states = [numbers(ta.solve(model, ALPHA, branch)) for branch in BRANCHES]
-        keep(path, about, dict(zip(NUMBERS, np.array(states).T, strict=True)))
+        keep(path, metadata, dict(zip(NUMBERS, np.array(states).T, strict=True)))
     sizes = SIZES if task.full else REDUCED
     points = [(d, branch) for d in sizes["d"] for branch in range(len(BRANCHES))]
 
-    def one(d: int, branch: int) -> list[float]:
-        count = int(np.clip(sizes["instances"] * sizes["d"][-1] / d, sizes["instances"], MOST))
+    def row(d: int, branch: int) -> list[float]:
+        count = int(np.clip(sizes["instances"] * sizes["d"][-1] / d, sizes["instances"], MAX_INSTANCES))
         return [d, branch, *measured(model, d, ALPHA, informed(BRANCHES[branch]), count)]
 
     names, bar = ("d", "branch", *MEASURED), task.bar("simulation")
-    filled(task.folder / "scaling_simulation.npz", {**sizes, "most": MOST}, names, points, one, bar)
+    filled(task.folder / "scaling_simulation.npz", {**sizes, "most": MAX_INSTANCES}, names, points, row, bar)
 
 
 def load(folder: Path) -> dict[str, Any]:
@@ -49,8 +49,8 @@ def load(folder: Path) -> dict[str, Any]:
 def draw(data: dict[str, Any], names: Sequence[str]) -> Figure:
     """Plot means and theory above, and the scatter over instances with a fitted power of d below."""
     scatters = [rf"scatter of {SYMBOLS.get(name, LABELS[name])}" for name in names]
-    how: Any = {"rows": 2, "xlabel": "dimension $d$", "ylabels": [*(LABELS[name] for name in names), *scatters]}
-    with panels(4.2 * len(names), 5.6, [""] * len(names), **how) as (figure, axes):
+    options: Any = {"rows": 2, "xlabel": "dimension $d$", "ylabels": [*(LABELS[name] for name in names), *scatters]}
+    with panels(4.2 * len(names), 5.6, [""] * len(names), **options) as (figure, axes):
         for name, (above, below) in zip(names, axes.T, strict=True):
             for k, branch in enumerate(BRANCHES):
                 rows, colour, theory = where(data["simulation"], branch=k), COLOURS[branch], data["theory"][name][k]
@@ -62,9 +62,9 @@ def draw(data: dict[str, Any], names: Sequence[str]) -> Figure:
                 below.errorbar(rows["d"], scatter, 2 * _error(scatter, count), fmt="o", ms=4, lw=1, color=colour)
                 amplitude, slope, bar = power(rows["d"], scatter, _error(scatter, count))
                 below.loglog(rows["d"], amplitude * rows["d"] ** slope, color=colour, lw=1)
-                place = 0.12 if k else 0.04
+                height = 0.12 if k else 0.04
                 text = rf"$d^{{\,{slope:.2f} \pm {bar:.2f}}}$"
-                below.text(0.04, place, text, color=colour, transform=below.transAxes)
+                below.text(0.04, height, text, color=colour, transform=below.transAxes)
             below.yaxis.set_minor_formatter(NullFormatter())
             above.set_xscale("log")
             above.set_ylim(bottom=0)
@@ -89,18 +89,18 @@ def rows(data: dict[str, Any], names: Sequence[str]) -> list[Row]:
     out = []
     for name in names:
         for k, branch in enumerate(BRANCHES):
-            here = where(data["simulation"], branch=k)
-            scatter = here[f"{name}_scatter"]
-            _, slope, bar = power(here["d"], scatter, _error(scatter, here["instances"]))
-            word = {"train_loss": "training loss / d", "gen_error": "test error"}.get(name, f"\\|{name}\\|")
-            text = f"exponent of the scatter of {word}, {branch} start"
+            sample = where(data["simulation"], branch=k)
+            scatter = sample[f"{name}_scatter"]
+            _, slope, bar = power(sample["d"], scatter, _error(scatter, sample["instances"]))
+            label = {"train_loss": "training loss / d", "gen_error": "test error"}.get(name, f"\\|{name}\\|")
+            text = f"exponent of the scatter of {label}, {branch} start"
             vanishes = (name == "m") == (branch == "semantic") and name in ("m", "theta")
             reason = "vanishes for large d" if vanishes else "-1/2 where fluctuations are Gaussian"
             out.append(Row(text, None, None, slope, bar, reason))
             theory = data["theory"][name][k]
-            gap, error = here[name][-1] - theory, standard_error(here, name)[-1]
-            text = f"{word}, {branch} start, d = {here['d'][-1]:.0f} minus theory ({theory:.5g})"
-            reason = f"{here['instances'][-1]:.0f} instances"
+            gap, error = sample[name][-1] - theory, standard_error(sample, name)[-1]
+            text = f"{label}, {branch} start, d = {sample['d'][-1]:.0f} minus theory ({theory:.5g})"
+            reason = f"{sample['instances'][-1]:.0f} instances"
             out.append(Row(text, None, None, gap, error, reason))
     return out
 

@@ -44,10 +44,10 @@ def informed(branch: str, columns: int = 1) -> Start:
     def weights(data: ta.Data, key: jax.Array) -> jax.Array:
         single = ta.dot_product(dtype=data.x.dtype)
         tokens = eqx.tree_at(lambda s: (s.means, s.classes), data, (None, None), is_leaf=lambda leaf: leaf is None)
-        one = start_of(single, tokens, branch)
+        column = start_of(single, tokens, branch)
         if columns == 1:
-            return one
-        return jnp.tile(one, (1, columns)) + 0.01 * jax.random.normal(key, (len(one), columns), one.dtype)
+            return column
+        return jnp.tile(column, (1, columns)) + 0.01 * jax.random.normal(key, (len(column), columns), column.dtype)
 
     return weights
 
@@ -65,8 +65,8 @@ def measured(
         return train(model, data, start(data, key))
 
     keys = jax.random.split(jax.random.key(0), instances)
-    found = ta.run_instances(model, d, alpha, run, keys, theory=False, normalise=True, sentences=SENTENCES)
-    values = np.array([np.asarray(getattr(found.found, name))[found.usable] for name in QUANTITIES])
+    result = ta.run_instances(model, d, alpha, run, keys, theory=False, normalise=True, sentences=SENTENCES)
+    values = np.array([np.asarray(getattr(result.found, name))[result.usable] for name in QUANTITIES])
     count = values.shape[1]
     scatter = values.std(axis=1, ddof=1) if count > 1 else np.full(len(QUANTITIES), np.nan)
     mean = values.mean(axis=1) if count else np.full(len(QUANTITIES), np.nan)
@@ -80,8 +80,8 @@ def standard_error(columns: dict[str, np.ndarray], name: str) -> np.ndarray:
 
 def numbers(point: ta.FixedPoint) -> list[float]:
     """Return losses and sizes of order parameters of a fixed point, with error bars: the columns `NUMBERS`."""
-    both = (Compared.of(state.train_loss, state.gen_error, state.overlaps) for state in (point, point.stderr))
-    return [float(getattr(state, name)) for state in both for name in QUANTITIES]
+    states = (Compared.of(state.train_loss, state.gen_error, state.overlaps) for state in (point, point.stderr))
+    return [float(getattr(state, name)) for state in states for name in QUANTITIES]
 
 
 def stable(point: ta.FixedPoint) -> bool:
@@ -98,17 +98,19 @@ def exchange(columns: Columns) -> float:
     closer in (theta, m) than half the larger norm. Among the remaining sign changes the one with the largest change
     counts.
     """
-    one, other = (where(columns, branch=k) for k in range(2))
-    alphas = np.intersect1d(one["alpha"], other["alpha"])
+    positional, semantic = (where(columns, branch=k) for k in range(2))
+    alphas = np.intersect1d(positional["alpha"], semantic["alpha"])
     names = "train_loss", "theta", "m"
-    ends = np.array([[[where(rows, alpha=a)[name][0] for name in names] for rows in (one, other)] for a in alphas])
+    ends = np.array(
+        [[[where(rows, alpha=a)[name][0] for name in names] for rows in (positional, semantic)] for a in alphas]
+    )
     losses, overlaps = ends[..., 0], ends[..., 1:]
     gap, sizes = losses[:, 0] - losses[:, 1], np.linalg.norm(overlaps, axis=2)
-    apart = np.linalg.norm(overlaps[:, 0] - overlaps[:, 1], axis=1) > 0.5 * sizes.max(axis=1)
-    known = np.isfinite(gap) & (np.abs(gap) > ONE_KIND * losses.mean(axis=1)) & apart
-    alphas, gap = alphas[known], gap[known]
-    up = np.flatnonzero((gap[:-1] < 0) & (gap[1:] >= 0))
-    if not up.size:
+    distinct = np.linalg.norm(overlaps[:, 0] - overlaps[:, 1], axis=1) > 0.5 * sizes.max(axis=1)
+    usable = np.isfinite(gap) & (np.abs(gap) > ONE_KIND * losses.mean(axis=1)) & distinct
+    alphas, gap = alphas[usable], gap[usable]
+    crossings = np.flatnonzero((gap[:-1] < 0) & (gap[1:] >= 0))
+    if not crossings.size:
         return float("nan")
-    k = up[np.argmax(gap[up + 1] - gap[up])]
+    k = crossings[np.argmax(gap[crossings + 1] - gap[crossings])]
     return float(alphas[k] - gap[k] * (alphas[k + 1] - alphas[k]) / (gap[k + 1] - gap[k]))

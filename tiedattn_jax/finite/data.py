@@ -40,8 +40,8 @@ from ..model.checks import check
 from ..model.model import Model, over_kinds
 from ..model.overlaps import Overlaps
 
-_FAR = 1.5  # warn when the variance of the inputs and that of the model differ by more than this factor
-_MANY = 1000  # with more numbers than this, chance does not change their variance noticeably
+_WARN_RATIO = 1.5  # warn when the variance of the inputs and that of the model differ by more than this factor
+_LARGE_SAMPLE = 1000  # with more numbers than this, chance does not change their variance noticeably
 
 
 class Labels(eqx.Module):
@@ -115,22 +115,22 @@ class Data(Printed):
         sizes: dict[str, int] = {}
         x = shaped_array("x", x, "L n d", sizes)
         L, n, d = x.shape
-        want = "an (L, n, d) array of n >= 1 sentences in d >= 2 dimensions"
-        require(n >= 1 and d >= 2, "x", f"shape {x.shape}", want)
+        demand = "an (L, n, d) array of n >= 1 sentences in d >= 2 dimensions"
+        require(n >= 1 and d >= 2, "x", f"shape {x.shape}", demand)
         fit = partial(shaped_array, sizes=sizes, dtype=x.dtype)
         if L != n and np.shape(y)[:2] == (L, n):
-            want = "must have shape (L, n, d), tokens first, beside y of shape (n, L, t)"
-            raise InputError("x", f"{want}, got sentences first, shape {x.shape}: use Data.from_sentences for such")
+            demand = "must have shape (L, n, d), tokens first, beside y of shape (n, L, t)"
+            raise InputError("x", f"{demand}, got sentences first, shape {x.shape}: use Data.from_sentences for such")
         self.x, self.y = x, fit("y", y, "n L t")
         self.teacher = None if teacher is None else fit("teacher", teacher, "d t")
         self.encodings = jnp.zeros((L, d), x.dtype) if encodings is None else fit("encodings", encodings, "L d")
         self.means, self.classes = None, None
         if means is not None or classes is not None:
             self.means, self.classes = fit("means", means, "S d"), _classes(classes, n, L, sizes["S"])
-        own = "L" if self.means is None else "S"
+        axis = "L" if self.means is None else "S"
         if gamma is None:
             gamma = self._variances()
-        self.gamma = fit("gamma", gamma, f"{own} 1" if jnp.shape(gamma) == (sizes[own], 1) else f"{own} d")
+        self.gamma = fit("gamma", gamma, f"{axis} 1" if jnp.shape(gamma) == (sizes[axis], 1) else f"{axis} d")
         if is_concrete(self.gamma):
             require(np.asarray(self.gamma) > 0, "gamma", self.gamma[:, :4], "positive")
         if labels is not None:
@@ -178,8 +178,8 @@ class Data(Printed):
             teacher = fit("teacher", teacher, "d t")
             fields = inputs @ teacher / d**0.5
         else:
-            want = "must be given, (n, L, t), where there is no teacher, (d, t), to compute them from"
-            raise InputError("fields", want)
+            demand = "must be given, (n, L, t), where there is no teacher, (d, t), to compute them from"
+            raise InputError("fields", demand)
         x = jnp.swapaxes(inputs + encodings, 0, 1) / d**0.5
         if labels is not None:
             labels = Labels.of(fit("labels", labels, "n L d"), x)
@@ -282,14 +282,14 @@ class Data(Printed):
             return jnp.mean(token**2, (1, 2))[:, None]
         classes = self.classes.T  # (L, n)
         square = jnp.mean((token - self.means[classes]) ** 2, 2)
-        own = classes == jnp.arange(len(self.means))[:, None, None]
-        return jnp.sum(own * square, (1, 2))[:, None] / jnp.maximum(jnp.sum(own, (1, 2)), 1)[:, None]
+        in_class = classes == jnp.arange(len(self.means))[:, None, None]
+        return jnp.sum(in_class * square, (1, 2))[:, None] / jnp.maximum(jnp.sum(in_class, (1, 2)), 1)[:, None]
 
     def describe(self) -> Description:
         L, n, d = self.x.shape
-        known = " and ".join(k for k in ("teacher", "labels") if getattr(self, k) is not None)
+        contents = " and ".join(k for k in ("teacher", "labels") if getattr(self, k) is not None)
         shape = f"{n} sentences of {L} tokens in {d} dimensions, alpha = {n / d:g}, {self.x.dtype}"
-        return Description(f"{shape}, with {known}" if known else shape)
+        return Description(f"{shape}, with {contents}" if contents else shape)
 
 
 class Population(eqx.Module):
@@ -305,8 +305,8 @@ def of_kind(model: Model, classes: jax.Array | None) -> jax.Array | float:
 
     The classes of its tokens, (n, L), determine the kind of a sentence.
     """
-    drawn = model.drawn
-    return 1.0 if drawn is None or classes is None else jnp.all(classes == jnp.argmax(drawn, 1), 1)
+    one_hot = model.drawn
+    return 1.0 if one_hot is None or classes is None else jnp.all(classes == jnp.argmax(one_hot, 1), 1)
 
 
 def each_kind(model: Model, classes: jax.Array | None, fn: Callable[[Model], jax.Array]) -> jax.Array:
@@ -315,11 +315,11 @@ def each_kind(model: Model, classes: jax.Array | None, fn: Callable[[Model], jax
 
 
 def _classes(classes: Any, n: int, L: int, S: int) -> jax.Array:
-    want = f"integers from 0 to {S - 1}, the class of every token, of shape (n, L) = {(n, L)}"
-    good = np.shape(classes) == (n, L) and jnp.issubdtype(jnp.result_type(classes), jnp.integer)
-    require(good, "classes", f"shape {np.shape(classes)}", want)
+    demand = f"integers from 0 to {S - 1}, the class of every token, of shape (n, L) = {(n, L)}"
+    valid = np.shape(classes) == (n, L) and jnp.issubdtype(jnp.result_type(classes), jnp.integer)
+    require(valid, "classes", f"shape {np.shape(classes)}", demand)
     if is_concrete(classes):
-        require((np.asarray(classes) >= 0) & (np.asarray(classes) < S), "classes", np.asarray(classes)[:4], want)
+        require((np.asarray(classes) >= 0) & (np.asarray(classes) < S), "classes", np.asarray(classes)[:4], demand)
     return jnp.asarray(classes)
 
 
@@ -354,8 +354,8 @@ class Estimate(Result):
 
     def describe(self) -> Description:
         d, r = self.Q.shape
-        what = f"Q of shape ({d}, {r}) after {self.iterations} iterations"
-        return Description(what, self.status_name, rows_of(self._numbers()))
+        title = f"Q of shape ({d}, {r}) after {self.iterations} iterations"
+        return Description(title, self.status_name, rows_of(self._numbers()))
 
 
 @jax.jit
@@ -389,9 +389,9 @@ def _fields(x: jax.Array, Q: jax.Array) -> jax.Array:
 def _fields_jvp(primals: Any, tangents: Any) -> tuple[jax.Array, jax.Array]:
     (x, Q), (dx, dQ) = primals, tangents
     value, zero = _fields(x, Q), jax.custom_derivatives.SymbolicZero
-    pairs = [pair for pair, moved in (((dx, Q), dx), ((x, dQ), dQ)) if not isinstance(moved, zero)]
-    of_inputs = jax.jit(jax.checkpoint(_fields_by_platform, prevent_cse=False))  # a gradient keeps the arguments only
-    return value, total([of_inputs(*pair) for pair in pairs]) if pairs else jnp.zeros_like(value)
+    pairs = [pair for pair, tangent in (((dx, Q), dx), ((x, dQ), dQ)) if not isinstance(tangent, zero)]
+    product = jax.jit(jax.checkpoint(_fields_by_platform, prevent_cse=False))  # a gradient keeps the arguments only
+    return value, total([product(*pair) for pair in pairs]) if pairs else jnp.zeros_like(value)
 
 
 def _fields_by_platform(x: jax.Array, Q: jax.Array) -> jax.Array:
@@ -443,8 +443,8 @@ def shard(data: Data) -> Data:
 
     noise = None if data.noise is None else put(data.noise, 0)
     labels = jax.tree.map(lambda a: put(a, a.ndim - 1), data.labels)
-    spread = put(data.x, 1), put(data.y, 0), noise, labels
-    return eqx.tree_at(lambda s: (s.x, s.y, s.noise, s.labels), data, spread, is_leaf=lambda leaf: leaf is None)
+    sharded = put(data.x, 1), put(data.y, 0), noise, labels
+    return eqx.tree_at(lambda s: (s.x, s.y, s.noise, s.labels), data, sharded, is_leaf=lambda leaf: leaf is None)
 
 
 def start(model: Model, data: Data, init: Any, key: jax.Array | None = None, scale: float | None = None) -> jax.Array:
@@ -473,8 +473,8 @@ def start(model: Model, data: Data, init: Any, key: jax.Array | None = None, sca
     size = scale if scale is not None else 0.25 if init == "positional" else 1.0
     require_positive(size, "scale")
     if init == "positional" and is_concrete(data.encodings):
-        some = np.any(np.asarray(data.encodings) != 0)
-        require(some, "init", init, "'semantic', 'random' or an array for data without encodings")
+        has_encodings = np.any(np.asarray(data.encodings) != 0)
+        require(has_encodings, "init", init, "'semantic', 'random' or an array for data without encodings")
     return _named_start(model, data, init, key, jnp.asarray(size, data.x.dtype))
 
 
@@ -487,12 +487,12 @@ def _named_start(model: Model, data: Data, init: str, key: jax.Array, size: jax.
         return noise * size
     semantic, positional = model.start_columns(both=False)
     if init == "semantic":
-        given, columns = data.known_teacher("for init='semantic'"), semantic
+        directions, columns = data.known_teacher("for init='semantic'"), semantic
     else:
         coefficients = jnp.linalg.eigh(data.encodings @ data.encodings.T)[1][:, -1]
         direction = coefficients @ data.encodings * jnp.where(coefficients[0] < 0, -1.0, 1.0)
-        given, columns = (direction / jnp.linalg.norm(direction) * d**0.5)[:, None], positional[:, None]
-    return given @ columns.T * size + jnp.where(jnp.any(columns, 1), 0.0, 0.1 * noise)
+        directions, columns = (direction / jnp.linalg.norm(direction) * d**0.5)[:, None], positional[:, None]
+    return directions @ columns.T * size + jnp.where(jnp.any(columns, 1), 0.0, 0.1 * noise)
 
 
 def check_estimate(name: str, model: Model, data: Data, Q: Any) -> jax.Array:
@@ -512,17 +512,17 @@ def check_fit(model: Model, data: Data) -> None:
     """Raise an `InputError` if the data differ from the model in tokens, fields, token classes, dtype or scale."""
     require_kind(model, "model", Model, "a tiedattn_jax.Model, such as dot_product()")
     require_kind(data, "data", Data, "a tiedattn_jax.Data")
-    (L, _, t), got = model.shape, (data.shape[0], data.shape[3])
-    if got != (L, t):
-        want = f"must have L = {L} tokens and t = {t} teacher fields as the model has"
-        raise InputError("data", f"{want}, got L = {got[0]}, t = {got[1]}: inputs of from_sentences are (n, L, d)")
+    (L, _, t), dims = model.shape, (data.shape[0], data.shape[3])
+    if dims != (L, t):
+        demand = f"must have L = {L} tokens and t = {t} teacher fields as the model has"
+        raise InputError("data", f"{demand}, got L = {dims[0]}, t = {dims[1]}: inputs of from_sentences are (n, L, d)")
     if (noise := 0 if data.noise is None else data.noise.shape[2]) != model.noise:
         raise InputError("data", f"must have {model.noise} fields of noise a token as the model has, got {noise}")
     _check_classes(model, data)
-    wanted = jnp.result_type(model.lam)
-    if data.x.dtype != wanted:
-        want = f"must be {wanted} as the model is, or the model as the data are"
-        raise InputError("data", f"{want}, got {data.x.dtype}: see dot_product(dtype=...)")
+    dtype = jnp.result_type(model.lam)
+    if data.x.dtype != dtype:
+        demand = f"must be {dtype} as the model is, or the model as the data are"
+        raise InputError("data", f"{demand}, got {data.x.dtype}: see dot_product(dtype=...)")
     if is_concrete(model, data):
         with with_values():
             _check_scale(model, data)
@@ -531,43 +531,43 @@ def check_fit(model: Model, data: Data) -> None:
 def _check_classes(model: Model, data: Data) -> None:
     sentences = model.law().sentences
     if (sentences is None) != (data.classes is None):
-        want = "must have classes of tokens where the model's law has kinds of sentences, and only there"
-        raise InputError("data", f"{want}, got {'none' if data.classes is None else 'classes'}")
+        demand = "must have classes of tokens where the model's law has kinds of sentences, and only there"
+        raise InputError("data", f"{demand}, got {'none' if data.classes is None else 'classes'}")
     if sentences is not None and data.classes is not None and is_concrete(data.classes):
-        given, known = np.unique(np.asarray(data.classes), axis=0).tolist(), [list(k) for k in sentences.classes]
-        other = [k for k in given if k not in known]
-        require(not other, "data.classes", other[:3], f"among the kinds of sentences of the model's law, {known}")
+        kinds, allowed = np.unique(np.asarray(data.classes), axis=0).tolist(), [list(k) for k in sentences.classes]
+        unknown = [k for k in kinds if k not in allowed]
+        require(not unknown, "data.classes", unknown[:3], f"among the kinds of sentences of the model's law, {allowed}")
 
 
 def _check_scale(model: Model, data: Data) -> None:
     """Raise an `InputError` if a factor sqrt(d) is missing or one too many, so that a variance is wrong by a factor d.
 
     A variance may differ from the model's by a factor of max(10, sqrt(d)), or more if it is estimated from few numbers.
-    If the variance of many inputs differs by more than `_FAR`, a warning says that theory and data have different
-    settings.
+    If the variance of many inputs differs by more than `_WARN_RATIO`, a warning says that theory and data have
+    different settings.
     """
     L, n, d, t = data.shape
-    much = max(10, d**0.5)
+    factor = max(10, d**0.5)
 
-    def off(ratio: float, count: int) -> bool:
-        bound = much ** (1 + 20 / count)
+    def deviates(ratio: float, count: int) -> bool:
+        bound = factor ** (1 + 20 / count)
         return not 1 / bound < ratio < bound
 
-    norm, own, inputs, fields = map(float, _scales(model, data))
-    if norm > much * max(1.0, own):
-        want = f"must have encodings with |p_l|^2 of order one, as the model's law has them ({own:.3g})"
-        raise InputError("data", f"{want}, got {norm:.3g}: divide encodings of entries of order one by sqrt(d)")
-    if off(inputs, L * n * d):
-        want = "must have inputs of the model's variance / d: x / sqrt(d) in Data, which from_sentences makes of x"
-        raise InputError("data", f"{want}, got {inputs:.3g} times that")
-    if off(fields, min(L * n, d) * t):
-        want = "must have fields y = Q*^T x / sqrt(d) of tokens x that are not divided yet"
-        whose = "the model" if data.teacher is None else "those of its teacher"
-        raise InputError("data", f"{want}, got {fields:.3g} times the variance of {whose}")
-    if n * d > _MANY and not 1 / _FAR < inputs < _FAR:
-        text = f"data have {inputs:.3g} times the model's variance of inputs: "
-        text += "theory and simulation are then of two settings"
-        warnings.warn(text, stacklevel=2)
+    norm, law_norm, inputs, fields = map(float, _scales(model, data))
+    if norm > factor * max(1.0, law_norm):
+        demand = f"must have encodings with |p_l|^2 of order one, as the model's law has them ({law_norm:.3g})"
+        raise InputError("data", f"{demand}, got {norm:.3g}: divide encodings of entries of order one by sqrt(d)")
+    if deviates(inputs, L * n * d):
+        demand = "must have inputs of the model's variance / d: x / sqrt(d) in Data, which from_sentences makes of x"
+        raise InputError("data", f"{demand}, got {inputs:.3g} times that")
+    if deviates(fields, min(L * n, d) * t):
+        demand = "must have fields y = Q*^T x / sqrt(d) of tokens x that are not divided yet"
+        reference = "the model" if data.teacher is None else "those of its teacher"
+        raise InputError("data", f"{demand}, got {fields:.3g} times the variance of {reference}")
+    if n * d > _LARGE_SAMPLE and not 1 / _WARN_RATIO < inputs < _WARN_RATIO:
+        message = f"data have {inputs:.3g} times the model's variance of inputs: "
+        message += "theory and simulation are then of two settings"
+        warnings.warn(message, stacklevel=2)
 
 
 @eqx.filter_jit
@@ -578,7 +578,7 @@ def _scales(model: Model, data: Data) -> tuple[jax.Array, ...]:
     The last ratio is one if the expected variance of y is zero.
     """
     (L, n, d, t), law = data.shape, model.law()
-    norm, own = jnp.max(jnp.sum(data.encodings**2, 1)), jnp.max(jnp.einsum("k,kll->l", law.weights, law.tau))
+    norm, law_norm = jnp.max(jnp.sum(data.encodings**2, 1)), jnp.max(jnp.einsum("k,kll->l", law.weights, law.tau))
     p = data.encodings / d**0.5
     square = jnp.vdot(data.x, data.x) - 2 * jnp.vdot(jnp.sum(data.x, 1), p) + n * jnp.vdot(p, p)
     if data.teacher is None:
@@ -586,4 +586,4 @@ def _scales(model: Model, data: Data) -> tuple[jax.Array, ...]:
     else:
         variance = jnp.mean((student_fields(data.x, data.teacher) - (p @ data.teacher)[:, :, None]) ** 2)
     fields = jnp.where(variance > 0, jnp.mean(data.y**2) / variance, 1.0)
-    return norm, own, square / (L * n * jnp.mean(model.trace)), fields
+    return norm, law_norm, square / (L * n * jnp.mean(model.trace)), fields

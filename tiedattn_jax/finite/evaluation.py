@@ -105,16 +105,16 @@ def linear_baseline(data: Data, *, ridge: Any = 0.0, test: Data | None = None) -
     """
     require_kind(data, "data", Data, "a tiedattn_jax.Data")
     labels = data.known_labels("for the linear baseline")
-    unseen = None
+    test_labels = None
     if test is not None:
         require_kind(test, "test", Data, "a tiedattn_jax.Data")
-        unseen = test.known_labels("for the linear baseline", "test")
+        test_labels = test.known_labels("for the linear baseline", "test")
         fits = test.shape[0] == data.shape[0] and test.x.dtype == data.x.dtype
         require(fits, "test", f"{test.shape[0]} of {test.x.dtype}", f"{data.shape[0]} tokens of {data.x.dtype} as data")
     require_not_negative(ridge, "ridge")
     if test is None and data.shape[1] < 2:
         raise InputError("data", "must have two sentences or more for cross-validation, got n=1: or give test=...")
-    return _fit_linear(labels, jnp.asarray(ridge, data.x.dtype), unseen)
+    return _fit_linear(labels, jnp.asarray(ridge, data.x.dtype), test_labels)
 
 
 @eqx.filter_jit
@@ -126,19 +126,19 @@ def _fit_linear(labels: Labels, ridge: jax.Array, test: Labels | None) -> Linear
         gram = labels.gram @ weight + ridge * jnp.eye(labels.gram.shape[0], dtype=weight.dtype)
         return jnp.linalg.solve(gram, (labels.cross @ weight).T).T
 
-    def errors(W: jax.Array, on: Labels) -> jax.Array:
-        square = jnp.einsum("ak,kln,al->n", W, on.gram, W)
-        return 0.5 * on.energy - jnp.einsum("kl,kln->n", W, on.cross) + 0.5 * square
+    def errors(W: jax.Array, sample: Labels) -> jax.Array:
+        square = jnp.einsum("ak,kln,al->n", W, sample.gram, W)
+        return 0.5 * sample.energy - jnp.einsum("kl,kln->n", W, sample.cross) + 0.5 * square
 
     W = fit(jnp.ones(n, ridge.dtype))
     if test is not None:
-        unseen = errors(W, test)
+        losses = errors(W, test)
     else:
         folds = min(8, n)
         fold = jnp.arange(n) % folds
-        each = lax.map(lambda k: errors(fit((fold != k).astype(ridge.dtype)), labels), jnp.arange(folds))
-        unseen = each[fold, jnp.arange(n)]
-    return LinearBaseline(W, jnp.mean(errors(W, labels)), _average(jnp.sum(unseen), jnp.sum(unseen**2), unseen.size))
+        fold_errors = lax.map(lambda k: errors(fit((fold != k).astype(ridge.dtype)), labels), jnp.arange(folds))
+        losses = fold_errors[fold, jnp.arange(n)]
+    return LinearBaseline(W, jnp.mean(errors(W, labels)), _average(jnp.sum(losses), jnp.sum(losses**2), losses.size))
 
 
 def heldout_error(
@@ -188,24 +188,24 @@ def _heldout(
     exact: bool,
 ) -> Average:
     (L, d), r = population.encodings.shape, Q.shape[1]
-    both = jnp.concatenate([Q, teacher], 1)
-    values, vectors = jnp.linalg.eigh(covariances(population.gamma, both, both))  # singular where Q and Q* are parallel
+    pair = jnp.concatenate([Q, teacher], 1)
+    values, vectors = jnp.linalg.eigh(covariances(population.gamma, pair, pair))  # singular where Q and Q* are parallel
     root = vectors * jnp.sqrt(jnp.maximum(values, 0.0))[:, None]
     m = jnp.pad(population.encodings @ Q / d**0.5, ((0, 0), (0, teacher.shape[1])))[..., None]
 
     def losses(key: jax.Array) -> jax.Array:
         if exact:
-            fresh = draw_sentences(model, teacher, population, block, key)
+            data = draw_sentences(model, teacher, population, block, key)
             if W is not None:
-                fresh = valued(fresh, raw_labels(model, fresh), W)
-            return sentence_losses(model, fresh, student_fields(fresh.x, Q), exact=True)
-        normal = jax.random.normal(key, (L, both.shape[1], block), Q.dtype)
+                data = valued(data, raw_labels(model, data), W)
+            return sentence_losses(model, data, student_fields(data.x, Q), exact=True)
+        normal = jax.random.normal(key, (L, pair.shape[1], block), Q.dtype)
         classes = draw_classes(model, block, key)
         if classes is None or population.means is None:
             fields = m + jnp.einsum("lab,lbn->lan", root, normal)
         else:
-            own = (population.means @ both / d**0.5)[classes]  # (n, L, a)
-            fields = m + jnp.einsum("nlab,lbn->lan", root[classes], normal) + jnp.transpose(own, (1, 2, 0))
+            class_means = (population.means @ pair / d**0.5)[classes]  # (n, L, a)
+            fields = m + jnp.einsum("nlab,lbn->lan", root[classes], normal) + jnp.transpose(class_means, (1, 2, 0))
         Z, Y = fields[:, :r], jnp.concatenate([fields[:, r:], noise_fields(model, block, key)], 1)
         return each_kind(model, classes, lambda model: loss_at_nodes(model, Z, Y))
 

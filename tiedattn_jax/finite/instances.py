@@ -93,19 +93,19 @@ def distance(found: Compared, d: int, point: FixedPoint) -> float:
     theory, bars = _compared(point)
     rho = jnp.mean(jnp.trace(point.model.rho, axis1=1, axis2=2))
     sizes = {**vars(theory), "theta": jnp.sqrt(theory.q * rho), "m": jnp.sqrt(theory.q)}
-    far = []
+    distances = []
     for name in ("train_loss", "q", "V", "theta", "m"):
-        other = name in ("theta", "m") and name != BRANCHES[point.branch].order
+        is_other = name in ("theta", "m") and name != BRANCHES[point.branch].order
         bar = jnp.nan_to_num(getattr(bars, name), posinf=0.0)  # infinite for one replicate
-        unit = jnp.hypot((_SCATTER_OF_OTHER if other else _SCATTER) * sizes[name] / d**0.5, bar)
-        far.append(abs(getattr(found, name) - getattr(theory, name)) / unit)
-    return float(np.nanmax(far))
+        unit = jnp.hypot((_SCATTER_OF_OTHER if is_other else _SCATTER) * sizes[name] / d**0.5, bar)
+        distances.append(abs(getattr(found, name) - getattr(theory, name)) / unit)
+    return float(np.nanmax(distances))
 
 
 def _compared(point: FixedPoint) -> tuple[Compared, Compared]:
     """Return the quantities of a state of the theory, and their error bars."""
-    one, other = (Compared.of(p.train_loss, p.gen_error, p.overlaps) for p in (point.mean, point.stderr))
-    return one, other
+    values, bars = (Compared.of(p.train_loss, p.gen_error, p.overlaps) for p in (point.mean, point.stderr))
+    return values, bars
 
 
 class Instances(Result):
@@ -167,15 +167,15 @@ class Instances(Result):
         All are means over the instances that ended in this branch and for which the theory has a state there. The error
         bar combines that of the mean difference over the instances with that of the theory.
         """
-        use = (self.branch == branch) & (self.theory_status <= Status.stalled)
-        out = {}
+        selected = (self.branch == branch) & (self.theory_status <= Status.stalled)
+        differences = {}
         for name in NAMES:
-            each = np.stack([getattr(n, name) for n in (self.found, self.theory, self.theory_stderr)])[:, use]
-            each = each[:, np.isfinite(each[0])]
-            scatter = error_bar(each[0] - each[1]) if each.shape[1] > 1 else np.nan
-            found, theory, common = np.mean(each, 1) if each.size else [np.nan] * 3  # all instances share the nodes
-            out[name] = tuple(map(float, (found, theory, found - theory, np.hypot(scatter, common))))
-        return out
+            rows = np.stack([getattr(n, name) for n in (self.found, self.theory, self.theory_stderr)])[:, selected]
+            rows = rows[:, np.isfinite(rows[0])]
+            scatter = error_bar(rows[0] - rows[1]) if rows.shape[1] > 1 else np.nan
+            simulation, theory, bar = np.mean(rows, 1) if rows.size else [np.nan] * 3  # all instances share the nodes
+            differences[name] = tuple(map(float, (simulation, theory, simulation - theory, np.hypot(scatter, bar))))
+        return differences
 
     def to_dict(self) -> dict[str, Any]:
         """Return means over the usable instances with `stderr`, the mean of the theory, and every instance, as JSON.
@@ -186,9 +186,9 @@ class Instances(Result):
         """
         points = [point.to_dict() if point else None for point in self.points]
         means = {name: self._means(name, points) for name in self.groups}
-        known = [name for name in means if name != UNSETTLED] or [UNSETTLED]
+        branches = [name for name in means if name != UNSETTLED] or [UNSETTLED]
         blank = dict.fromkeys(NAMES)
-        each = [
+        instances = [
             {
                 **{name: float(getattr(self.found, name)[k]) for name in NAMES},
                 **{name: getattr(self, name)[k].item() for name in ("branch", "rho", "gradient_norm", "iterations")},
@@ -200,23 +200,23 @@ class Instances(Result):
             for k in range(len(self.status))
         ]
         return {
-            "branch": known[0] if len(known) == 1 else "several",
-            **(means[known[0]] if len(known) == 1 else {**blank, "stderr": blank}),
+            "branch": branches[0] if len(branches) == 1 else "several",
+            **(means[branches[0]] if len(branches) == 1 else {**blank, "stderr": blank}),
             "gradient_norm": float(self.gradient_norm.max()),
             "iterations": int(self.iterations.max()),
             "rho": float(np.mean(self.rho)),
             "status": Status.name_of(self.status.max()),
             "groups": {name: {"instances": count, **means[name]} for name, count in self.groups.items()},
-            "instances": each,
+            "instances": instances,
         }
 
     def _means(self, name: str, points: list[dict | None]) -> dict[str, Any]:
         """Return means and error bars over the usable instances of a group, and the mean of their theory."""
-        here = self.branch == name
-        numbers = {key: np.asarray(getattr(self.found, key))[here & self.usable] for key in NAMES}
-        settled = here & (self.theory_status <= Status.stalled)
-        theory = [p for k, p in enumerate(points) if p and here[k] and (settled[k] or not settled.any())]
-        worst = Status.name_of(self.theory_status[here].max())
+        in_group = self.branch == name
+        numbers = {key: np.asarray(getattr(self.found, key))[in_group & self.usable] for key in NAMES}
+        solved = in_group & (self.theory_status <= Status.stalled)
+        theory = [p for k, p in enumerate(points) if p and in_group[k] and (solved[k] or not solved.any())]
+        worst = Status.name_of(self.theory_status[in_group].max())
         return {
             **{key: float(np.mean(a)) if a.size else None for key, a in numbers.items()},
             "stderr": {key: float(error_bar(a)) if a.size > 1 else None for key, a in numbers.items()},
@@ -232,36 +232,36 @@ class Instances(Result):
     def describe(self) -> Description:
         tables = []
         for branch, count in self.groups.items():
-            here = self.branch == branch
+            in_group = self.branch == branch
             head = (
-                f"{branch}: {count} of {here.size} instances, {(here & self.ok).sum()} at a critical point"
-                f" ({(here & self.finished).sum()} finished by L-BFGS)"
+                f"{branch}: {count} of {in_group.size} instances, {(in_group & self.ok).sum()} at a critical point"
+                f" ({(in_group & self.finished).sum()} finished by L-BFGS)"
             )
-            beside = bool(self.points) and branch != NEITHER
-            tables.append((head, self._rows(branch) if beside else self._rows_alone(branch)))
+            has_theory = bool(self.points) and branch != NEITHER
+            tables.append((head, self._rows(branch) if has_theory else self._rows_alone(branch)))
         status = f"{Status.name_of(self.status.max())}, largest gradient {self.gradient_norm.max():.1e}"
         return Description(f"{len(self.status)} instances", status, tables=tables)
 
     def _rows(self, branch: str) -> list[Row]:
         rows: list[Row] = [("", "simulation", "theory", "difference", "error bar", "in bars")]
-        for name, (found, theory, gap, bar) in self.difference(branch).items():
-            if np.isfinite(found):
+        for name, (simulation, theory, gap, bar) in self.difference(branch).items():
+            if np.isfinite(simulation):
                 # An order parameter that vanishes for large d is not zero at finite d, so no deviation is shown.
                 sigmas = f"{gap / bar:+.1f}" if np.isfinite(bar) and theory != 0 else ""
-                rows.append((name, f"{found:.6g}", f"{theory:.6g}", f"{gap:+.2g}", f"{bar:.2g}", sigmas))
+                rows.append((name, f"{simulation:.6g}", f"{theory:.6g}", f"{gap:+.2g}", f"{bar:.2g}", sigmas))
         return rows if len(rows) > 1 else []
 
     def _rows_alone(self, branch: str) -> list[Row]:
         """Return rows with the quantities of the instances without theory, and their distance to either branch."""
-        here = self.usable & (self.branch == branch)
+        in_group = self.usable & (self.branch == branch)
         rows: list[Row] = [("", "simulation", "lowest", "highest")]
         columns = {name: np.asarray(getattr(self.found, name)) for name in NAMES}
-        columns |= {f"distance, {name}": far for name, far in zip(PAIR, self.distance.T, strict=True)}
+        columns |= {f"distance, {name}": distances for name, distances in zip(PAIR, self.distance.T, strict=True)}
         for name, values in columns.items():
-            known = values[here & ~np.isnan(values)]
-            if known.size:
+            finite = values[in_group & ~np.isnan(values)]
+            if finite.size:
                 digits = ".2g" if name.startswith("distance") else ".6g"
-                rows.append((name, *(f"{f(known):{digits}}" for f in (np.mean, np.min, np.max))))
+                rows.append((name, *(f"{f(finite):{digits}}" for f in (np.mean, np.min, np.max))))
         return rows
 
 
@@ -269,7 +269,7 @@ def _mean(objects: list[Any]) -> Any:
     """Average the floats of (nested) dictionaries of the same structure; other entries are those of the first."""
     first = objects[0]
     if isinstance(first, dict):
-        return {name: _mean([one[name] for one in objects]) for name in first}
+        return {name: _mean([item[name] for item in objects]) for name in first}
     return float(np.mean(objects)) if isinstance(first, float) else first
 
 
@@ -320,17 +320,17 @@ def run_instances(
     sentence_count(model, d, alpha, min(batch, len(keys)))
     nodes = default_nodes(model, SIZES["instances"]) if nodes is None else nodes
 
-    one = partial(_outcome, model, d, alpha, run, sentences, normalise, theory)
-    outcomes, named = [], []
+    sample = partial(_outcome, model, d, alpha, run, sentences, normalise, theory)
+    outcomes, endings = [], []
     progress(0, len(keys))
     for k in range(0, len(keys), batch):
-        several = jax.vmap(one)(keys[k : k + batch]) if batch > 1 else jax.tree.map(lambda a: a[None], one(keys[k]))
-        outcomes.append(jax.device_get(several))
+        lanes = jax.vmap(sample)(keys[k : k + batch]) if batch > 1 else jax.tree.map(lambda a: a[None], sample(keys[k]))
+        outcomes.append(jax.device_get(lanes))
         for outcome in (jax.tree.map(lambda a, i=i: a[i], outcomes[-1]) for i in range(len(outcomes[-1]["rho"]))):
-            own = model.with_teacher(jnp.asarray(outcome["gram"]))
-            named.append(_named(outcome, d, partial(_state, own, alpha, nodes) if theory else None))
+            realised_model = model.with_teacher(jnp.asarray(outcome["gram"]))
+            endings.append(_ending(outcome, d, partial(_state, realised_model, alpha, nodes) if theory else None))
         progress(min(k + batch, len(keys)), len(keys))
-    return _gathered(jax.tree.map(lambda *a: np.concatenate(a), *outcomes), named, theory)
+    return _gathered(jax.tree.map(lambda *a: np.concatenate(a), *outcomes), endings, theory)
 
 
 def _outcome(
@@ -389,7 +389,7 @@ def _state(model: Model, alpha: float, nodes: Rule, branch: str) -> FixedPoint:
     return replace(solve(model, alpha, None, nodes, start=point), branch=branch)
 
 
-def _named(
+def _ending(
     outcome: dict[str, Any], d: int, theory: Callable[[str], FixedPoint] | None
 ) -> tuple[str, list[float], FixedPoint | None, int]:
     """Name the branch that one instance ended in, by its distance to the theory on the branches if that is solved.
@@ -401,30 +401,30 @@ def _named(
         `branch`, `distance`, the entry of `points` and `theory_status` of `Instances`.
     """
     first = "positional" if outcome["positional"] else "semantic"
-    far, status = dict.fromkeys(PAIR, np.nan), int(Status.converged)
+    distances, status = dict.fromkeys(PAIR, np.nan), int(Status.converged)
     if theory is None or not outcome["settled"]:
-        return first if outcome["settled"] else UNSETTLED, [*far.values()], None, int(Status.absent)
+        return first if outcome["settled"] else UNSETTLED, [*distances.values()], None, int(Status.absent)
     for branch in (first, *(b for b in PAIR if b != first)):
         point = theory(branch)
-        far[branch], status = distance(outcome["found"], d, point), max(status, int(point.status))
-        if far[branch] <= FAR or (branch == first and np.isnan(far[branch])):
-            return branch, [*far.values()], point, int(point.status)
-    return NEITHER, [*far.values()], None, status
+        distances[branch], status = distance(outcome["found"], d, point), max(status, int(point.status))
+        if distances[branch] <= FAR or (branch == first and np.isnan(distances[branch])):
+            return branch, [*distances.values()], point, int(point.status)
+    return NEITHER, [*distances.values()], None, status
 
 
-def _gathered(runs: dict[str, Any], named: list[Any], theory: bool) -> Instances:
-    """Collect the outcomes of K runs, arrays (K, ...), and the K results of `_named` in `Instances`."""
-    branch, far, points, status = zip(*named, strict=True)
+def _gathered(runs: dict[str, Any], endings: list[Any], theory: bool) -> Instances:
+    """Collect the outcomes of K runs, arrays (K, ...), and the K results of `_ending` in `Instances`."""
+    branch, distances, points, status = zip(*endings, strict=True)
     for key in ("positional", "gram", "settled"):
         del runs[key]
     blank = Compared(*[jnp.full((), jnp.nan)] * len(NAMES))
     pairs = [_compared(point) if point else (blank, blank) for point in points]
-    predicted, bars = (jax.tree.map(lambda *a: np.array(a, float), *several) for several in zip(*pairs, strict=True))
+    predicted, bars = (jax.tree.map(lambda *a: np.array(a, float), *trees) for trees in zip(*pairs, strict=True))
     return Instances(
         theory=predicted,
         theory_stderr=bars,
         branch=np.array(branch),
-        distance=np.array(far),
+        distance=np.array(distances),
         theory_status=np.array(status),
         points=list(points) if theory else [],
         **runs,

@@ -44,9 +44,9 @@ _COLLINEAR = 10  # first steps take derivatives: fields of the student may be mu
 # grows slowly until it finds the largest value that works. The floor is needed because an order parameter that grows
 # out of an unstable state makes the residual grow at any damping.
 _FIRST_DAMPING = 0.2
-_MOST_DAMPING = 0.5
+_MAX_DAMPING = 0.5
 _FLOOR = 0.05
-_LEAST_DAMPING = 0.003
+_MIN_DAMPING = 0.003
 _RECOVERY = 1.03
 
 
@@ -96,8 +96,8 @@ class _State(eqx.Module):
     def positive(self, model: Model) -> jax.Array:
         """Return whether the variances are positive definite; a weight that a penalty holds at zero may have none."""
         if model.penalty is not None:
-            own = jnp.diagonal(self.C, axis1=1, axis2=2)
-            return jnp.all(own >= 0) & jnp.any(own > 0)
+            variances = jnp.diagonal(self.C, axis1=1, axis2=2)
+            return jnp.all(variances >= 0) & jnp.any(variances > 0)
         return positive_definite(self.C)
 
     def distance(self, other: _State) -> jax.Array:
@@ -123,7 +123,7 @@ class Damping(eqx.Module):
     share: jax.Array  # share of the new state in the next step
     ceiling: jax.Array  # largest share allowed, because larger ones failed
     residual: jax.Array  # residual of the last step
-    least: jax.Array  # smallest residual since the share was last cut
+    lowest: jax.Array  # smallest residual since the share was last cut
     rises: jax.Array  # number of steps in a row in which the residual rose
 
     def after(self, residual: jax.Array, possible: jax.Array, search: jax.Array, automatic: jax.Array) -> Damping:
@@ -136,24 +136,24 @@ class Damping(eqx.Module):
             automatic: whether the share may change.
         """
         rises = jnp.where(residual > self.residual, self.rises + 1, 0)
-        grown = possible & (rises >= _RISES) & (residual > 1.5 * self.least)
-        higher = jnp.where(search, 1.0, _RECOVERY) * self.share
-        share = jnp.where(grown, jnp.maximum(0.5 * self.share, _FLOOR), higher)
-        ceiling = jnp.where(grown | ~possible, jnp.maximum(0.8 * self.share, _FLOOR), 1.002 * self.ceiling)
-        ceiling = jnp.minimum(ceiling, _MOST_DAMPING)
+        unstable = possible & (rises >= _RISES) & (residual > 1.5 * self.lowest)
+        recovered = jnp.where(search, 1.0, _RECOVERY) * self.share
+        share = jnp.where(unstable, jnp.maximum(0.5 * self.share, _FLOOR), recovered)
+        ceiling = jnp.where(unstable | ~possible, jnp.maximum(0.8 * self.share, _FLOOR), 1.002 * self.ceiling)
+        ceiling = jnp.minimum(ceiling, _MAX_DAMPING)
         share = jnp.minimum(jnp.where(possible, share, 0.5 * self.share), ceiling)
         return Damping(
             share=jnp.where(automatic, share, self.share),
             ceiling=ceiling,
             residual=residual,
-            least=jnp.where(grown | ~possible, residual, jnp.minimum(self.least, residual)),
+            lowest=jnp.where(unstable | ~possible, residual, jnp.minimum(self.lowest, residual)),
             rises=rises,
         )
 
 
 class _Loop(eqx.Module):
-    now: _State
-    safe: _State  # the last state from which a step was possible
+    state: _State
+    fallback: _State  # the last state from which a step was possible
     damping: Damping
     steps: jax.Array
     failure: jax.Array  # status that ended the run; `converged` while the run goes on
@@ -214,17 +214,17 @@ def gamp(
     require_count(steps, "steps")
     require_positive(tol, "tol")
     if damping is not None:
-        want = "in (0, 1], or None for an automatic choice"
-        require_number(damping, "damping", want, lambda v: 0 < v <= 1)
+        demand = "in (0, 1], or None for an automatic choice"
+        require_number(damping, "damping", demand, lambda v: 0 < v <= 1)
     require_choice(response, "response", ("regression", "derivative"))
-    earlier = None
+    warm_start = None
     if isinstance(init, GAMP):
         Q, (L, r, _) = check_estimate("init.Q", model, data, init.Q), model.shape
-        alike = data.gamma.shape[1] if model.penalty is None else data.shape[2]
-        sizes = {"L": L, "n": data.shape[1], "r": r, "i": alike}
+        count = data.gamma.shape[1] if model.penalty is None else data.shape[2]
+        sizes = {"L": L, "n": data.shape[1], "r": r, "i": count}
         C = shaped_array("init.C", init.C, "i r r", sizes, Q.dtype)
         g = shaped_array("init.g", init.g, "L r n", sizes, Q.dtype)
-        earlier = C, g
+        warm_start = C, g
     else:
         Q = start(model, data, init, key, scale)
     L, r, t = model.shape
@@ -236,7 +236,7 @@ def gamp(
         automatic=jnp.asarray(damping is None),
         derivative=jnp.asarray(response == "derivative"),
     )
-    return _run(model, data, Q, earlier, options)
+    return _run(model, data, Q, warm_start, options)
 
 
 def responses(data: Data, C: jax.Array) -> jax.Array:
@@ -244,27 +244,27 @@ def responses(data: Data, C: jax.Array) -> jax.Array:
     return jnp.mean(data.gamma[:, :, None, None] * C, 1)
 
 
-def _regression_slope(data: Data, h: jax.Array, g: jax.Array, own: jax.Array | float) -> jax.Array:
+def _regression_slope(data: Data, h: jax.Array, g: jax.Array, mask: jax.Array | float) -> jax.Array:
     """Estimate ``sum_mu dg_l/dh_l``, (L, r, r), as n times the coefficient of h_l in a regression of g_l on h_l, y_l.
 
     By Gaussian integration by parts, the coefficients of the linear regression of a function of Gaussian fields are the
     means of its derivatives, jumps included.
 
     Args:
-        own: mask (n,) of the sentences that count, those of one kind; 1.0 if all count.
+        mask: marks the sentences that count, those of one kind, (n,); 1.0 if all count.
     """
-    r, n = h.shape[1], jnp.sum(own * jnp.ones_like(h[0, 0]))
+    r, n = h.shape[1], jnp.sum(mask * jnp.ones_like(h[0, 0]))
     regressors = jnp.concatenate([h, data.fields], 1)
-    regressors, g = (own * (a - jnp.sum(own * a, -1, keepdims=True) / n) for a in (regressors, g))
+    regressors, g = (mask * (a - jnp.sum(mask * a, -1, keepdims=True) / n) for a in (regressors, g))
     gram = inner_products(regressors, regressors)
     return n * jnp.swapaxes(solve(gram, inner_products(regressors, g))[:, :r], 1, 2)
 
 
-def _derivative_slope(model: Model, data: Data, z: jax.Array, V: jax.Array, own: jax.Array | float) -> jax.Array:
+def _derivative_slope(model: Model, data: Data, z: jax.Array, V: jax.Array, mask: jax.Array | float) -> jax.Array:
     """Return ``sum_mu dg_l/dh_l``, (L, r, r), from derivatives of the proximal operator at the sentences that count."""
-    (L, r, _), n = z.shape, jnp.sum(own * jnp.ones_like(z[0, 0]))
+    (L, r, _), n = z.shape, jnp.sum(mask * jnp.ones_like(z[0, 0]))
     jacobian = prox_jacobian(model, z, V, data.fields).reshape(L, r, L, r, -1)
-    slope = jnp.stack([jnp.sum(own * jacobian[l, :, l], -1) for l in range(L)]) - n * jnp.eye(r, dtype=z.dtype)
+    slope = jnp.stack([jnp.sum(mask * jacobian[l, :, l], -1) for l in range(L)]) - n * jnp.eye(r, dtype=z.dtype)
     return inverse(V) @ slope
 
 
@@ -272,22 +272,22 @@ def _step(model: Model, data: Data, s: _State, search: jax.Array, derivative: ja
     """Return the undamped image of a state, with the lowest minimisers if `search`, else those of the same wells."""
     d, r = s.Q.shape
     V, y = responses(data, s.C), data.fields
-    each = partial(each_kind, model, data.classes)
-    h = student_fields(data.x, s.Q) - each(lambda m: apply(m.of_tokens(V), s.g))
+    by_kind = partial(each_kind, model, data.classes)
+    h = student_fields(data.x, s.Q) - by_kind(lambda m: apply(m.of_tokens(V), s.g))
     tol = 4 * float(jnp.finfo(h.dtype).eps) ** 0.5
     z = lax.cond(
         search,
-        lambda: each(lambda m: prox(m, h, m.of_tokens(V), y, near=s.z[None]).z.astype(h.dtype)),
-        lambda: each(lambda m: descend(m, s.z, h, m.of_tokens(V), y, tol)[0]),
+        lambda: by_kind(lambda m: prox(m, h, m.of_tokens(V), y, near=s.z[None]).z.astype(h.dtype)),
+        lambda: by_kind(lambda m: descend(m, s.z, h, m.of_tokens(V), y, tol)[0]),
     )
-    g = each(lambda m: apply(inverse(m.of_tokens(V)), z - h))
+    g = by_kind(lambda m: apply(inverse(m.of_tokens(V)), z - h))
 
     def slope_of(m: Model) -> jax.Array:
-        own = of_kind(m, data.classes)
+        mask = of_kind(m, data.classes)
         slope = lax.cond(
             derivative,
-            lambda: _derivative_slope(m, data, z, m.of_tokens(V), own),
-            lambda: _regression_slope(data, h, g, own),
+            lambda: _derivative_slope(m, data, z, m.of_tokens(V), mask),
+            lambda: _regression_slope(data, h, g, mask),
         )
         return m.to_classes(slope)
 
@@ -303,8 +303,8 @@ def _step(model: Model, data: Data, s: _State, search: jax.Array, derivative: ja
 
 def _recorded(history: Overlaps, k: jax.Array, data: Data, s: _State) -> Overlaps:
     """Write the overlaps of a state into entry k of the history, those before step k."""
-    measured = data.overlaps(s.Q, responses(data, s.C))
-    return jax.tree.map(lambda a, v: a.at[k].set(v), history, measured)
+    overlaps = data.overlaps(s.Q, responses(data, s.C))
+    return jax.tree.map(lambda a, v: a.at[k].set(v), history, overlaps)
 
 
 def _first(
@@ -312,7 +312,7 @@ def _first(
     data: Data,
     Q: jax.Array,
     Z: jax.Array,
-    earlier: tuple[jax.Array, jax.Array] | None,
+    warm_start: tuple[jax.Array, jax.Array] | None,
     options: _Options,
 ) -> _Loop:
     """Return the loop before the first step, with the variances and messages of an earlier run if given.
@@ -322,19 +322,19 @@ def _first(
     as much curvature as the ridge.
     """
     r, dtype = Q.shape[1], Q.dtype
-    if earlier is None:
-        hold, alike = model.lam, data.gamma.shape[1]
+    if warm_start is None:
+        curvature, count = model.lam, data.gamma.shape[1]
         if model.penalty is not None:  # add its average curvature over weights of order one
-            hold, alike = hold + jax.grad(model.penalty.value)(jnp.ones((), dtype)), Q.shape[0]
-        C = jnp.broadcast_to(jnp.eye(r, dtype=dtype) / (2 * hold), (alike, r, r))
-        earlier = C, -each_kind(model, data.classes, lambda m: gradient_at_nodes(m, Z, data.fields))
-    first = _State(Q, *earlier, Z)
+            curvature, count = curvature + jax.grad(model.penalty.value)(jnp.ones((), dtype)), Q.shape[0]
+        C = jnp.broadcast_to(jnp.eye(r, dtype=dtype) / (2 * curvature), (count, r, r))
+        warm_start = C, -each_kind(model, data.classes, lambda m: gradient_at_nodes(m, Z, data.fields))
+    first = _State(Q, *warm_start, Z)
     blank = jax.tree.map(lambda a: jnp.full((options.steps + 1, *a.shape), jnp.nan, dtype), data.overlaps(Q))
     inf, zero = jnp.asarray(jnp.inf, dtype), jnp.array(0, jnp.int32)
     return _Loop(
-        now=first,
-        safe=first,
-        damping=Damping(options.damping, jnp.asarray(_MOST_DAMPING, dtype), inf, inf, zero),
+        state=first,
+        fallback=first,
+        damping=Damping(options.damping, jnp.asarray(_MAX_DAMPING, dtype), inf, inf, zero),
         steps=zero,
         failure=jnp.asarray(Status.converged, jnp.int32),
         history=_recorded(blank, zero, data, first),
@@ -345,10 +345,10 @@ def _first(
 @eqx.filter_jit
 @precise
 def _run(
-    model: Model, data: Data, Q: jax.Array, earlier: tuple[jax.Array, jax.Array] | None, options: _Options
+    model: Model, data: Data, Q: jax.Array, warm_start: tuple[jax.Array, jax.Array] | None, options: _Options
 ) -> GAMP:
     tol = jnp.maximum(options.tol, 20 * jnp.finfo(Q.dtype).eps)
-    burn_in, collinear = (_BURN_IN, _COLLINEAR) if earlier is None else (0, 0)
+    burn_in, collinear = (_BURN_IN, _COLLINEAR) if warm_start is None else (0, 0)
     Z = student_fields(data.x, Q)
 
     def cost(Q: jax.Array) -> jax.Array:
@@ -357,49 +357,51 @@ def _run(
     def risk(Q: jax.Array, Z: jax.Array) -> jax.Array:
         return jnp.sum(sentence_losses(model, data, Z)) + cost(Q)
 
-    most = jnp.maximum(risk(Q, Z), risk(0 * Q, 0 * Z))
+    bound = jnp.maximum(risk(Q, Z), risk(0 * Q, 0 * Z))
 
     def body(p: _Loop) -> _Loop:
         search = p.steps < burn_in
-        image = _step(model, data, p.now, search, options.derivative | (p.steps < collinear))
-        moved = jax.tree.map(lambda a, b: a + p.damping.share * (b - a), p.now, image)
-        moved = eqx.tree_at(lambda s: s.z, moved, image.z)
+        image = _step(model, data, p.state, search, options.derivative | (p.steps < collinear))
+        trial = jax.tree.map(lambda a, b: a + p.damping.share * (b - a), p.state, image)
+        trial = eqx.tree_at(lambda s: s.z, trial, image.z)
         finite = image.finite()
-        possible = finite & image.positive(model) & ~(cost(moved.Q) > most)
-        residual = jnp.where(possible, image.distance(p.now), jnp.inf)
+        possible = finite & image.positive(model) & ~(cost(trial.Q) > bound)
+        residual = jnp.where(possible, image.distance(p.state), jnp.inf)
         damping = p.damping.after(residual, possible, search, options.automatic)
-        now, safe = (jax.tree.map(partial(jnp.where, possible), *pair) for pair in ((moved, p.safe), (p.now, p.safe)))
-        failed = ~possible & (~options.automatic | (damping.share < _LEAST_DAMPING))
+        state, fallback = (
+            jax.tree.map(partial(jnp.where, possible), *pair) for pair in ((trial, p.fallback), (p.state, p.fallback))
+        )
+        failed = ~possible & (~options.automatic | (damping.share < _MIN_DAMPING))
         failure = jnp.where(finite, Status.left_domain, Status.nonfinite)
         return _Loop(
-            now=now,
-            safe=safe,
+            state=state,
+            fallback=fallback,
             damping=damping,
             steps=p.steps + 1,
             failure=jnp.where(failed, failure, Status.converged).astype(jnp.int32),
-            history=_recorded(p.history, p.steps + 1, data, now),
+            history=_recorded(p.history, p.steps + 1, data, state),
             residuals=p.residuals.at[p.steps].set(residual),
         )
 
     def unfinished(p: _Loop) -> jax.Array:
         return (p.failure == Status.converged) & ~(p.damping.residual <= tol) & (p.steps < options.steps)
 
-    p = lax.while_loop(unfinished, body, _first(model, data, Q, Z, earlier, options))
-    s = p.now
+    p = lax.while_loop(unfinished, body, _first(model, data, Q, Z, warm_start, options))
+    s = p.state
     smooth = jax.value_and_grad(partial(smooth_risk, model, data))
     value, gradient = smooth(s.Q)
     if model.penalty is not None:  # damped weights reach a kink up to rounding only; a proximal step puts them on it
-        settled = model.penalty.prox(s.Q - gradient, jnp.ones_like(s.Q))
-        s = eqx.tree_at(lambda s: s.Q, s, jnp.where(p.damping.residual <= tol, settled, s.Q))
+        proximal = model.penalty.prox(s.Q - gradient, jnp.ones_like(s.Q))
+        s = eqx.tree_at(lambda s: s.Q, s, jnp.where(p.damping.residual <= tol, proximal, s.Q))
         value, gradient = smooth(s.Q)
-    ended = jnp.where(p.failure != Status.converged, p.failure, Status.max_steps)
+    status = jnp.where(p.failure != Status.converged, p.failure, Status.max_steps)
     return GAMP(
         Q=s.Q,
         overlaps=jax.tree.map(lambda a: a[p.steps], p.history),
         train_loss=(value + model.penalty_of(s.Q)) / s.Q.shape[0],
         gradient_norm=gradient_norm(model, s.Q, gradient),
         iterations=p.steps,
-        status=jnp.where(p.damping.residual <= tol, Status.converged, ended).astype(jnp.int32),
+        status=jnp.where(p.damping.residual <= tol, Status.converged, status).astype(jnp.int32),
         residual=p.damping.residual,
         damping=p.damping.share,
         C=s.C,

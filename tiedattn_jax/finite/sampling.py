@@ -88,14 +88,14 @@ def _shares(law: SpectralLaw, d: int) -> tuple[int, ...]:
     moments = np.asarray(_moments(law.tau, law.pi, law.cross), float)
     values = np.linalg.eigvalsh(moments)
     rank = np.sum(values > 1e-6 * np.maximum(values[:, -1:], np.finfo(float).tiny), 1)
-    least = moments.shape[1] + 1
-    few = counts < least
-    if np.any(few & ((counts < np.maximum(rank, 1)) | (np.abs(exact - counts) > 0.01))):
-        want = (
-            f"must leave L + t + 1 = {least} coordinates to every atom of the spectral law, or be that of the matrices"
+    floor = moments.shape[1] + 1
+    is_small = counts < floor
+    if np.any(is_small & ((counts < np.maximum(rank, 1)) | (np.abs(exact - counts) > 0.01))):
+        demand = (
+            f"must leave L + t + 1 = {floor} coordinates to every atom of the spectral law, or be that of the matrices"
         )
-        want += " that it is made of"
-        raise InputError("d", f"{want}, got d={d}")
+        demand += " that it is made of"
+        raise InputError("d", f"{demand}, got d={d}")
     return tuple(map(int, counts))
 
 
@@ -110,12 +110,12 @@ def _draw(model: Model, counts: tuple[int, ...], n: int, key: jax.Array, normali
     d, law = sum(counts), model.law()
     key_teacher, key_tokens = jax.random.split(key)
     atoms = jax.random.split(key_teacher, len(counts)), law
-    sizes, begin = np.array(counts), np.cumsum(counts) - counts
+    sizes, starts = np.array(counts), np.cumsum(counts) - counts
     tau, teacher = (jnp.zeros((d, a.shape[-1]), a.dtype) for a in (law.tau, law.pi))
     for size in sorted(set(counts)):  # atoms with the same number of coordinates are drawn together
-        which = np.flatnonzero(sizes == size)
-        parts = jax.vmap(partial(_directions, size, normalise))(*jax.tree.map(lambda a, which=which: a[which], atoms))
-        rows = (begin[which][:, None] + np.arange(size)).ravel()
+        group = np.flatnonzero(sizes == size)
+        parts = jax.vmap(partial(_directions, size, normalise))(*jax.tree.map(lambda a, group=group: a[group], atoms))
+        rows = (starts[group][:, None] + np.arange(size)).ravel()
         tau, teacher = (a.at[rows].set(b.reshape(-1, b.shape[-1])) for a, b in zip((tau, teacher), parts, strict=True))
     encodings, means = jnp.split(tau.T / d**0.5, [model.shape[0]])
     gamma = law.gamma.T if len(counts) == 1 else jnp.repeat(law.gamma, sizes, 0, total_repeat_length=d).T
@@ -129,8 +129,8 @@ def _directions(size: int, normalise: bool, key: jax.Array, atom: SpectralLaw) -
     if size < L + t + 1:  # then the moments have rank `size` or less, and only a rotation is random
         values, vectors = jnp.linalg.eigh(_moments(atom.tau, atom.pi, atom.cross))
         root = vectors[:, -size:] * jnp.sqrt(jnp.maximum(values[-size:], 0.0))
-        turn = jnp.linalg.qr(jax.random.normal(key, (size, size), atom.tau.dtype))[0]
-        rows = size**0.5 * turn @ root.T
+        rotation = jnp.linalg.qr(jax.random.normal(key, (size, size), atom.tau.dtype))[0]
+        rows = size**0.5 * rotation @ root.T
         return rows[:, :L], rows[:, L:]
     normal = jax.random.normal(key, (size, L + t), atom.tau.dtype)
     # The columns are ones, L - 1 normals for the encodings, t for the teacher, and one more normal for encodings that
@@ -144,17 +144,17 @@ def _directions(size: int, normalise: bool, key: jax.Array, atom: SpectralLaw) -
         tau_mean = vectors[:, 0] * jnp.sqrt(values[0])
         pi_mean = vectors[:, 0] @ atom.cross / jnp.sqrt(jnp.where(values[0] > 0, values[0], 1.0))
     values, vectors = _principal(atom.tau - jnp.outer(tau_mean, tau_mean))
-    keep = values > 100 * jnp.finfo(values.dtype).eps * jnp.trace(atom.tau)
-    values = jnp.where(keep, values, 0.0)
+    nonzero = values > 100 * jnp.finfo(values.dtype).eps * jnp.trace(atom.tau)
+    values = jnp.where(nonzero, values, 0.0)
     random = jnp.concatenate([basis[:, 1:L], basis[:, -1:]], 1) @ (vectors * jnp.sqrt(values)).T
     cross = atom.cross - jnp.outer(tau_mean, pi_mean)
-    slope = (vectors * jnp.where(keep, 1 / jnp.where(keep, values, 1.0), 0.0)) @ vectors.T @ cross
+    slope = (vectors * jnp.where(nonzero, 1 / jnp.where(nonzero, values, 1.0), 0.0)) @ vectors.T @ cross
     span = basis[:, :L]
     free = normal[:, L:] - span @ (span.T @ normal[:, L:]) / size
     values, vectors = _principal(atom.pi - jnp.outer(pi_mean, pi_mean) - slope.T @ cross)
     root = jnp.linalg.qr((vectors * jnp.sqrt(values)).T)[1]  # Cholesky factor, also of a singular matrix
-    own = (basis[:, L:-1] if normalise else free) @ (jnp.sign(jnp.diagonal(root))[:, None] * root)
-    return tau_mean + random, pi_mean + random @ slope + own
+    independent = (basis[:, L:-1] if normalise else free) @ (jnp.sign(jnp.diagonal(root))[:, None] * root)
+    return tau_mean + random, pi_mean + random @ slope + independent
 
 
 def _principal(moments: jax.Array) -> tuple[jax.Array, jax.Array]:
@@ -178,10 +178,10 @@ def draw_sentences(model: Model, teacher: jax.Array, population: Population, n: 
     # in memory.
     x = tokens + encodings[:, None] / d**0.5
     y = student_fields(x, teacher) - student_fields(encodings[:, None], teacher) / d**0.5
-    own = noise_fields(model, n, key)
-    labels = _labels(model, x, jnp.concatenate([y, own], 1), encodings)
-    of_labels = jnp.transpose(own, (2, 0, 1)) if model.noise else None
-    return Data(x, jnp.transpose(y, (2, 0, 1)), teacher, encodings, gamma, labels, of_labels, means, classes)
+    noise = noise_fields(model, n, key)
+    labels = _labels(model, x, jnp.concatenate([y, noise], 1), encodings)
+    data_noise = jnp.transpose(noise, (2, 0, 1)) if model.noise else None
+    return Data(x, jnp.transpose(y, (2, 0, 1)), teacher, encodings, gamma, labels, data_noise, means, classes)
 
 
 def draw_classes(model: Model, n: int, key: jax.Array) -> jax.Array | None:
@@ -192,9 +192,9 @@ def draw_classes(model: Model, n: int, key: jax.Array) -> jax.Array | None:
     sentences = model.law().sentences
     if sentences is None:
         return None
-    place = (jnp.arange(n) + jax.random.uniform(jax.random.fold_in(key, 2))) / n
-    ends = jnp.cumsum(sentences.weights)[:-1].astype(place.dtype)
-    return jnp.asarray(sentences.classes)[jnp.searchsorted(ends, place, side="right")]
+    quantiles = (jnp.arange(n) + jax.random.uniform(jax.random.fold_in(key, 2))) / n
+    ends = jnp.cumsum(sentences.weights)[:-1].astype(quantiles.dtype)
+    return jnp.asarray(sentences.classes)[jnp.searchsorted(ends, quantiles, side="right")]
 
 
 def noise_fields(model: Model, n: int, key: jax.Array) -> jax.Array:

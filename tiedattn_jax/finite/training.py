@@ -170,10 +170,10 @@ def train(
         InputError: if an argument is unknown, out of range or of the wrong shape; the error names it.
     """
     Q = start(model, data, init, key, scale)
-    how = Descent.checked(optimizer, steps, rate, tol, Q.dtype)
+    options = Descent.checked(optimizer, steps, rate, tol, Q.dtype)
     if model.penalty is not None and optimizer != "gd":
         raise InputError("optimizer", f"must be gd for a model with a penalty, got optimizer={optimizer!r}")
-    return _run(model, data, Q, how, exact)
+    return _run(model, data, Q, options, exact)
 
 
 class _Point(eqx.Module):
@@ -192,8 +192,8 @@ class _Point(eqx.Module):
 
 
 class _Loop(eqx.Module):
-    at: _Point
-    inner: Any  # state of the optimiser
+    point: _Point
+    opt_state: Any  # state of the optimiser
     steps: jax.Array
     failure: jax.Array  # status that ended the run; `converged` while the run goes on
     losses: jax.Array
@@ -201,22 +201,22 @@ class _Loop(eqx.Module):
 
 
 def _recorded(
-    at: _Point, inner: Any, steps: jax.Array, failure: jax.Array, losses: jax.Array, norms: jax.Array
+    point: _Point, opt_state: Any, steps: jax.Array, failure: jax.Array, losses: jax.Array, norms: jax.Array
 ) -> _Loop:
     """Return the loop after so many steps, with the risk and the gradient norm written into the histories."""
-    losses, norms = losses.at[steps].set(at.per_dimension), norms.at[steps].set(at.norm)
-    return _Loop(at, inner, steps, failure.astype(jnp.int32), losses, norms)
+    losses, norms = losses.at[steps].set(point.per_dimension), norms.at[steps].set(point.norm)
+    return _Loop(point, opt_state, steps, failure.astype(jnp.int32), losses, norms)
 
 
 @eqx.filter_jit
 @precise
-def _run(model: Model, data: Data, Q: jax.Array, how: Descent, exact: bool) -> Training:
-    Q, ended = descend(model, partial(smooth_risk, model, data, exact=exact), Q, how)
-    return Training(Q=Q, overlaps=data.overlaps(Q), **ended)
+def _run(model: Model, data: Data, Q: jax.Array, options: Descent, exact: bool) -> Training:
+    Q, fields = descend(model, partial(smooth_risk, model, data, exact=exact), Q, options)
+    return Training(Q=Q, overlaps=data.overlaps(Q), **fields)
 
 
 def descend(
-    model: Model, objective: Callable[[Any], jax.Array], weights: Any, how: Descent
+    model: Model, objective: Callable[[Any], jax.Array], weights: Any, options: Descent
 ) -> tuple[Any, dict[str, jax.Array]]:
     """Minimise a function of weights, an array or several in a tree, each of shape (d, k).
 
@@ -227,43 +227,43 @@ def descend(
     Returns:
         The weights at the end, and the other fields of a `Training` but the overlaps.
     """
-    tool = optax.with_extra_args_support(OPTIMIZERS[how.optimizer](how.rate))
+    optimizer = optax.with_extra_args_support(OPTIMIZERS[options.optimizer](options.rate))
 
-    def evaluated(weights: Any, inner: Any) -> _Point:
-        if how.optimizer == "lbfgs" and inner is not None:  # the line search has computed value and gradient here
-            value, gradient = optax.value_and_grad_from_state(objective)(weights, state=inner)
+    def evaluated(weights: Any, opt_state: Any) -> _Point:
+        if options.optimizer == "lbfgs" and opt_state is not None:  # the line search computed value and gradient here
+            value, gradient = optax.value_and_grad_from_state(objective)(weights, state=opt_state)
         else:
             value, gradient = jax.value_and_grad(objective)(weights)
         return _Point(weights, value + model.penalty_of(weights), gradient, gradient_norm(model, weights, gradient))
 
     def advanced(p: _Loop) -> _Loop:
-        along = {"value": p.at.value, "grad": p.at.gradient, "value_fn": objective}
-        update, inner = tool.update(p.at.gradient, p.inner, p.at.weights, **along)
-        weights = optax.apply_updates(p.at.weights, update)
+        search = {"value": p.point.value, "grad": p.point.gradient, "value_fn": objective}
+        update, opt_state = optimizer.update(p.point.gradient, p.opt_state, p.point.weights, **search)
+        weights = optax.apply_updates(p.point.weights, update)
         if model.penalty is not None:
-            weights = model.penalty.prox(weights, jnp.full_like(weights, how.rate))
-        new = evaluated(weights, inner)
-        still = jnp.where(eqx.tree_equal(weights, p.at.weights), Status.stalled, Status.converged)
-        failure = jnp.where(new.finite, still, Status.nonfinite)
+            weights = model.penalty.prox(weights, jnp.full_like(weights, options.rate))
+        trial = evaluated(weights, opt_state)
+        status = jnp.where(eqx.tree_equal(weights, p.point.weights), Status.stalled, Status.converged)
+        failure = jnp.where(trial.finite, status, Status.nonfinite)
         # A step that is not finite is dropped; only its failure is recorded.
-        at = jax.tree.map(lambda a, b: jnp.where(new.finite, a, b), new, p.at)
-        return _recorded(at, inner, p.steps + 1, failure, p.losses, p.norms)
+        point = jax.tree.map(lambda a, b: jnp.where(trial.finite, a, b), trial, p.point)
+        return _recorded(point, opt_state, p.steps + 1, failure, p.losses, p.norms)
 
     def unfinished(p: _Loop) -> jax.Array:
-        return (p.failure == Status.converged) & (p.at.norm > how.tol) & (p.steps < how.steps)
+        return (p.failure == Status.converged) & (p.point.norm > options.tol) & (p.steps < options.steps)
 
-    blank, zero = jnp.full(how.steps + 1, jnp.nan, how.rate.dtype), jnp.array(0, jnp.int32)
+    blank, zero = jnp.full(options.steps + 1, jnp.nan, options.rate.dtype), jnp.array(0, jnp.int32)
     first = evaluated(weights, None)
     failure = jnp.where(first.finite, Status.converged, Status.nonfinite)
-    p = lax.while_loop(unfinished, advanced, _recorded(first, tool.init(weights), zero, failure, blank, blank))
+    p = lax.while_loop(unfinished, advanced, _recorded(first, optimizer.init(weights), zero, failure, blank, blank))
     # A run without a failure that has not reached its tolerance ran out of steps.
-    ended = jnp.where(p.failure == Status.converged, Status.max_steps, p.failure)
-    converged = (p.at.norm <= how.tol) & (p.failure != Status.nonfinite)
-    return p.at.weights, {
-        "train_loss": p.at.per_dimension,
-        "gradient_norm": p.at.norm,
+    status = jnp.where(p.failure == Status.converged, Status.max_steps, p.failure)
+    converged = (p.point.norm <= options.tol) & (p.failure != Status.nonfinite)
+    return p.point.weights, {
+        "train_loss": p.point.per_dimension,
+        "gradient_norm": p.point.norm,
         "iterations": p.steps,
-        "status": jnp.where(converged, Status.converged, ended).astype(jnp.int32),
+        "status": jnp.where(converged, Status.converged, status).astype(jnp.int32),
         "losses": p.losses,
         "gradient_norms": p.norms,
     }

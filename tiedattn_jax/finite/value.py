@@ -67,8 +67,8 @@ def value_risk(model: Model, data: Data, labels: jax.Array, Q: jax.Array, W: jax
         Q, W: weights (d, r) and value matrix (d, d).
         ridge: kappa.
     """
-    held = jnp.sum((W - jnp.eye(len(W), dtype=W.dtype)) ** 2)
-    return smooth_risk(model, valued(data, labels, W), Q, exact=True) + 0.5 * ridge * held
+    distance = jnp.sum((W - jnp.eye(len(W), dtype=W.dtype)) ** 2)
+    return smooth_risk(model, valued(data, labels, W), Q, exact=True) + 0.5 * ridge * distance
 
 
 @nodewise
@@ -84,13 +84,17 @@ def best_value(model: Model, data: Data, labels: jax.Array, Q: jax.Array, ridge:
     F = S (x + p) / sqrt(d),    with a row for every token of every sentence
     """
     F = jnp.einsum("kln,lni->nki", _attention(model, student_fields(data.x, Q)), data.x).reshape(-1, len(Q))
-    left = labels.reshape(F.shape) / len(Q) ** 0.5 - F
-    few = len(F) < len(Q)
-    gram = F @ F.T if few else F.T @ F
-    least = jnp.finfo(gram.dtype).eps * jnp.trace(gram)  # keeps the system solvable without a ridge
-    factor = jax.scipy.linalg.cho_factor(gram + jnp.maximum(ridge, least) * jnp.eye(len(gram), dtype=gram.dtype))
-    solved = F.T @ jax.scipy.linalg.cho_solve(factor, left) if few else jax.scipy.linalg.cho_solve(factor, F.T @ left)
-    return jnp.eye(len(Q), dtype=gram.dtype) + solved
+    residual = labels.reshape(F.shape) / len(Q) ** 0.5 - F
+    is_wide = len(F) < len(Q)
+    gram = F @ F.T if is_wide else F.T @ F
+    floor = jnp.finfo(gram.dtype).eps * jnp.trace(gram)  # keeps the system solvable without a ridge
+    factor = jax.scipy.linalg.cho_factor(gram + jnp.maximum(ridge, floor) * jnp.eye(len(gram), dtype=gram.dtype))
+    correction = (
+        F.T @ jax.scipy.linalg.cho_solve(factor, residual)
+        if is_wide
+        else jax.scipy.linalg.cho_solve(factor, F.T @ residual)
+    )
+    return jnp.eye(len(Q), dtype=gram.dtype) + correction
 
 
 def train_value(
@@ -139,25 +143,27 @@ def train_value(
     size = _ARRAYS * (L * n * d + d**2) * data.x.dtype.itemsize
     require_memory(size, "data", data.shape, "training a value matrix on them")
     Q = start(model, data, init, key, scale)
-    how = Descent.checked(optimizer, steps, rate, tol, Q.dtype)
+    options = Descent.checked(optimizer, steps, rate, tol, Q.dtype)
     ridge = model.lam if ridge is None else ridge
     require_not_negative(ridge, "ridge")
     if labels is None:
         labels = raw_labels(model, data)
     labels = shaped_array("labels", labels, "n L d", {"n": n, "L": L, "d": d}, Q.dtype)
-    return _run(model, data, labels, Q, jnp.asarray(ridge, Q.dtype), how)
+    return _run(model, data, labels, Q, jnp.asarray(ridge, Q.dtype), options)
 
 
 @eqx.filter_jit
 @precise
-def _run(model: Model, data: Data, labels: jax.Array, Q: jax.Array, ridge: jax.Array, how: Descent) -> ValueTraining:
-    if how.optimizer == "lbfgs":
+def _run(
+    model: Model, data: Data, labels: jax.Array, Q: jax.Array, ridge: jax.Array, options: Descent
+) -> ValueTraining:
+    if options.optimizer == "lbfgs":
 
-        def best(Q: jax.Array) -> jax.Array:
+        def best_W(Q: jax.Array) -> jax.Array:
             return lax.stop_gradient(best_value(model, data, labels, Q, ridge))
 
-        Q, ended = descend(model, lambda Q: value_risk(model, data, labels, Q, best(Q), ridge), Q, how)
-        return ValueTraining(Q=Q, overlaps=data.overlaps(Q), W=best(Q), **ended)
+        Q, fields = descend(model, lambda Q: value_risk(model, data, labels, Q, best_W(Q), ridge), Q, options)
+        return ValueTraining(Q=Q, overlaps=data.overlaps(Q), W=best_W(Q), **fields)
     weights = Q, jnp.eye(len(Q), dtype=Q.dtype)
-    (Q, W), ended = descend(model, lambda at: value_risk(model, data, labels, at[0], at[1], ridge), weights, how)
-    return ValueTraining(Q=Q, overlaps=data.overlaps(Q), W=W, **ended)
+    (Q, W), fields = descend(model, lambda w: value_risk(model, data, labels, w[0], w[1], ridge), weights, options)
+    return ValueTraining(Q=Q, overlaps=data.overlaps(Q), W=W, **fields)
