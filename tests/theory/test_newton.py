@@ -1,4 +1,4 @@
-"""How Newton's method steps and classifies its end; other tests of the theory check the states it finds."""
+"""Steps of Newton's method and the status at its end; other tests of the theory check the states it finds."""
 
 import jax
 import jax.numpy as jnp

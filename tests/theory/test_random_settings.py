@@ -28,7 +28,7 @@ def draws():
 
 
 def confirmed(point, witness):
-    """Whether a rule of another kind finds this state with the same numbers, and its two losses agree."""
+    """Return whether a rule of another kind finds this state with the same numbers, and its two losses agree."""
     model, x = point.model, point.overlaps
     result = ta.solve(model, point.alpha, point.branch, witness, start=x)
     if not bool(result.exists):
@@ -42,7 +42,7 @@ def confirmed(point, witness):
 
 
 def confirmed_absent(point, rule):
-    """Whether an order parameter decays on the uninformed state, and no other start finds the branch.
+    """Return whether an order parameter decays on the uninformed state, and no other start finds the branch.
 
     Just beyond the end of a branch the scatter of the nodes keeps its order parameter alive in every replicate, with
     either sign: that is not the branch.
