@@ -20,8 +20,8 @@ def rule(model):
 
 @pytest.fixture(scope="module")
 def path(model, rule):
-    (found,) = ta.trace_branch(model, "alpha", (1.2, 2.1), "semantic", nodes=rule, points=12)
-    return found
+    (branch_path,) = ta.trace_branch(model, "alpha", (1.2, 2.1), "semantic", nodes=rule, points=12)
+    return branch_path
 
 
 def test_points_are_fixed_points(path, model, rule):
@@ -52,20 +52,20 @@ def test_another_branch_is_born(path, model, rule):
     The crossing shows only when both order parameters are free.
     """
     assert path.crossings == ()
-    near = ta.solve(model, 0.85, "semantic", rule, start=jax.tree.map(lambda a: a[0], path.overlaps))
-    (found,) = ta.trace_branch(model, "alpha", (0.81, 0.86), None, alpha=0.85, nodes=rule, start=near, step=0.01)
-    (birth,) = found.crossings
+    start = ta.solve(model, 0.85, "semantic", rule, start=jax.tree.map(lambda a: a[0], path.overlaps))
+    (trace,) = ta.trace_branch(model, "alpha", (0.81, 0.86), None, alpha=0.85, nodes=rule, start=start, step=0.01)
+    (birth,) = trace.crossings
     np.testing.assert_allclose(birth, 0.827, atol=0.015)
-    assert found.folds == () and np.any(found.eigenvalues[:, 0].real > 1) and np.any(found.eigenvalues[:, 0].real < 1)
+    assert trace.folds == () and np.any(trace.eigenvalues[:, 0].real > 1) and np.any(trace.eigenvalues[:, 0].real < 1)
 
 
 def test_the_number_of_points(path, model, rule):
-    near = jax.tree.map(lambda a: a[3], path.overlaps)
-    (few,) = ta.trace_branch(
-        model, "alpha", (0.5, 4.0), alpha=path.values[3], nodes=rule, start=near, points=2, step=0.01
+    start = jax.tree.map(lambda a: a[3], path.overlaps)
+    (short_path,) = ta.trace_branch(
+        model, "alpha", (0.5, 4.0), alpha=path.values[3], nodes=rule, start=start, points=2, step=0.01
     )
-    assert len(few.values) == 3 and set(few.ends) == {"number of points"}
-    assert np.ptp(few.values) < 0.04
+    assert len(short_path.values) == 3 and set(short_path.ends) == {"number of points"}
+    assert np.ptp(short_path.values) < 0.04
 
 
 def test_through_a_fold(rule):
@@ -87,16 +87,16 @@ def test_branch_born_where_the_semantic_one_turns_unstable(model, rule):
     The nodes keep the parity of the loss, so the fork stays a fork. The state is a saddle, which Newton's method finds.
     """
     full = [jnp.full((2, 1, 1), v, float) for v in (0.0598, 25.1, 0.0660)]
-    near = ta.Overlaps(*full, 0.05 * jnp.array([[1.0], [-1.0]]))
-    found = {}
+    guess = ta.Overlaps(*full, 0.05 * jnp.array([[1.0], [-1.0]]))
+    states = {}
     for alpha in (0.9, 0.85):
-        fp = ta.solve(model, alpha, None, rule, start=near, settings=ta.Settings(warm_steps=0))
+        fp = ta.solve(model, alpha, None, rule, start=guess, settings=ta.Settings(warm_steps=0))
         assert int(fp.status) == ta.Status.converged and fp.label == "mixed"
         np.testing.assert_allclose(fp.overlaps.m[0], -fp.overlaps.m[1], rtol=1e-3)
-        near, found[alpha] = fp.overlaps, fp
+        guess, states[alpha] = fp.overlaps, fp
         semantic = ta.solve(model, alpha, "semantic", rule, start=fp.overlaps)
         assert fp.train_loss > semantic.train_loss and float(semantic.diagnostics.growth_m) < 1
-    square = {alpha: float(fp.overlaps.m[0, 0]) ** 2 for alpha, fp in found.items()}  # m^2 is linear in alpha
+    square = {alpha: float(fp.overlaps.m[0, 0]) ** 2 for alpha, fp in states.items()}  # m^2 is linear in alpha
     birth = 0.85 - 0.05 * square[0.85] / (square[0.9] - square[0.85])
     np.testing.assert_allclose(birth, 0.827, atol=4e-3)
 
@@ -109,16 +109,16 @@ def test_folds_of_unequal_paths():
 
 
 def test_where_there_is_no_state_there_is_neither_path_nor_fold(model, lines):
-    asked = []
+    requests = []
 
     def answer(lane):
-        asked.append((lane.replicate, float(lane.alpha), lane.attempts))
+        requests.append((lane.replicate, float(lane.alpha), lane.attempts))
         return SimpleNamespace(has_state=False, status=int(ta.Status.max_steps))
 
     settings, x = ta.Settings(), BRANCHES["semantic"].start(model)
     setting = arclength.Setting(model, jnp.asarray(2.0), Parameter("alpha"), np.array([1.0, 0.0]))
     assert made.drive(arclength.fold_near(setting, lines, x, settings, (1.0, 3.0)), answer) is None
-    assert asked == [(k, 2.0, 1) for k in range(4)]
+    assert requests == [(k, 2.0, 1) for k in range(4)]
     with pytest.raises(ta.InputError, match="start must be near a state, got one with status max steps"):
         made.drive(arclength._continuation(setting, lines, 0, x, settings), answer)
 
@@ -127,14 +127,14 @@ def test_a_fold_is_that_of_all_replicates(model, lines, known, monkeypatch):
     setting = arclength.Setting(model, jnp.asarray(2.0), Parameter("alpha"), np.array([1.0, 0.0]))
     states = [jax.tree.map(lambda a, k=k: a[k], known) for k in range(4)]
 
-    def near(lacking):
+    def fold(lacking):
         def path(setting, nodes, number, *_):
             return made.ended(None if number == lacking else (2.0 + number, states[number]))
 
         monkeypatch.setattr(arclength, "_nearest_fold", path)
         return run_one(arclength.fold_near(setting, lines, known.overlaps, ta.Settings(), (1.0, 3.0)))
 
-    alphas, found = near(None)
+    alphas, fold_states = fold(None)
     np.testing.assert_array_equal(alphas, [2.0, 3.0, 4.0, 5.0])
-    np.testing.assert_array_equal(found.overlaps.q, known.overlaps.q)
-    assert near(2) is None
+    np.testing.assert_array_equal(fold_states.overlaps.q, known.overlaps.q)
+    assert fold(2) is None

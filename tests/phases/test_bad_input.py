@@ -1,4 +1,4 @@
-"""Every function of the wing answers unusable input with one sentence, before anything is compiled."""
+"""Every function of `tiedattn_jax.phases` answers unusable input with one sentence, before anything is compiled."""
 
 import inspect
 
@@ -15,12 +15,12 @@ from tiedattn_jax.theory.solve import Problem
 
 
 @pytest.fixture(scope="module")
-def given(model, lines, known):
+def defaults(model, lines, known):
     """Arguments that every function accepts, by the function's name."""
-    x, at = BRANCHES["semantic"].start(model), jnp.asarray(1.0)
+    x, alpha = BRANCHES["semantic"].start(model), jnp.asarray(1.0)
     start = ta.Near(1.0, (x,))
-    states = [ta.FixedPoint(model, at, known, b) for b in ("positional", "semantic")]
-    transition = ta.Transition(at, at, None, None, jnp.array(0), tuple(states), "alpha_c")
+    states = [ta.FixedPoint(model, alpha, known, b) for b in ("positional", "semantic")]
+    transition = ta.Transition(alpha, alpha, None, None, jnp.array(0), tuple(states), "alpha_c")
     return {
         "sweep": {"model": model, "along": [1.0], "branch": "semantic", "nodes": lines},
         "phase_diagram": {"model": model, "x": [1.0, 2.0], "y": [0.3], "nodes": lines},
@@ -159,20 +159,20 @@ def nothing_is_compiled(monkeypatch):
 
 
 @pytest.mark.parametrize(("function", "change", "argument"), BAD)
-def test_one_sentence_about_the_argument(given, nothing_is_compiled, function, change, argument):
+def test_one_sentence_about_the_argument(defaults, nothing_is_compiled, function, change, argument):
     call = getattr(ta, function)
-    assert set(given[function]) | set(change) <= set(inspect.signature(call).parameters)
+    assert set(defaults[function]) | set(change) <= set(inspect.signature(call).parameters)
     with pytest.raises(ta.InputError) as caught:
-        call(**{**given[function], **change})
+        call(**{**defaults[function], **change})
     assert caught.value.argument == argument and str(caught.value).startswith(f"{argument} must ")
     assert "\n" not in str(caught.value)
 
 
-def test_a_baseline_needs_a_target(given, model, nothing_is_compiled):
+def test_a_baseline_needs_a_target(defaults, model, nothing_is_compiled):
     fields = {k: getattr(model, k) for k in ("omega", "sigma", "lam", "mixing", "encodings", "teacher")}
     for function in ("locate", "trace_boundary", "linear_crossing"):
         with pytest.raises(ta.InputError, match="model must have a method `target"):
-            getattr(ta, function)(**{**given[function], "model": WithoutTarget(**fields)})
+            getattr(ta, function)(**{**defaults[function], "model": WithoutTarget(**fields)})
 
 
 class Odd(ta.DotProduct):
@@ -181,18 +181,18 @@ class Odd(ta.DotProduct):
 
 
 @pytest.mark.parametrize("function", FUNCTIONS)
-def test_the_model_is_checked(given, model, nothing_is_compiled, function):
+def test_the_model_is_checked(defaults, model, nothing_is_compiled, function):
     """The model is checked; where a branch has a name the loss must be even, too."""
     refused = eqx.tree_at(lambda m: m.lam, model, -model.lam), Odd(**vars(model))
-    for changed, message in zip(refused, ("lam must be one positive number", "loss must be even"), strict=True):
+    for bad_model, message in zip(refused, ("lam must be one positive number", "loss must be even"), strict=True):
         with pytest.raises(ta.InputError, match=message):
-            getattr(ta, function)(**{**given[function], "model": changed})
+            getattr(ta, function)(**{**defaults[function], "model": bad_model})
 
 
 @pytest.mark.parametrize("function", ["sweep", "trace_branch"])
-def test_any_state_asks_for_no_even_loss(given, model, nothing_is_compiled, function):
+def test_any_state_asks_for_no_even_loss(defaults, model, nothing_is_compiled, function):
     with pytest.raises(AssertionError, match="a program was compiled"):
-        getattr(ta, function)(**{**given[function], "branch": None, "model": Odd(**vars(model))})
+        getattr(ta, function)(**{**defaults[function], "branch": None, "model": Odd(**vars(model))})
 
 
 ONE_SENTENCE = (
@@ -203,16 +203,16 @@ ONE_SENTENCE = (
 
 @pytest.mark.parametrize("function", FUNCTIONS)
 @pytest.mark.parametrize("transform", [jax.jit, jax.vmap], ids=["jit", "vmap"])
-def test_concrete_numbers_are_asked_for(given, nothing_is_compiled, function, transform):
+def test_concrete_numbers_are_asked_for(defaults, nothing_is_compiled, function, transform):
     """Functions ask for concrete numbers in one sentence if jax traces numbers of the model or others."""
-    model, others = given[function]["model"], {k: v for k, v in given[function].items() if k != "model"}
+    model, options = defaults[function]["model"], {k: v for k, v in defaults[function].items() if k != "model"}
 
     def of_models(m):
-        return getattr(ta, function)(m, **others)
+        return getattr(ta, function)(m, **options)
 
-    two = jax.tree.map(lambda a: jnp.stack([a, a]), model)
+    batch = jax.tree.map(lambda a: jnp.stack([a, a]), model)
     with pytest.raises(ta.InputError) as caught:
-        transform(of_models)(model if transform is jax.jit else two)
+        transform(of_models)(model if transform is jax.jit else batch)
     assert str(caught.value) == ONE_SENTENCE
     if transform is jax.jit:
         with pytest.raises(ta.InputError) as caught:
@@ -223,14 +223,14 @@ def test_concrete_numbers_are_asked_for(given, nothing_is_compiled, function, tr
         assert str(caught.value) == ONE_SENTENCE
 
 
-def test_ends_of_a_branch_ask_for_concrete_numbers(given, nothing_is_compiled):
+def test_ends_of_a_branch_ask_for_concrete_numbers(defaults, nothing_is_compiled):
     with pytest.raises(ta.InputError) as caught:
-        jax.jit(lambda x: x * len(ta.branch_ends(**given["branch_ends"])))(1.0)
+        jax.jit(lambda x: x * len(ta.branch_ends(**defaults["branch_ends"])))(1.0)
     assert str(caught.value) == ONE_SENTENCE
 
 
-def test_states_to_start_from_belong_to_the_event(given, model, lines):
-    positional, semantic = given["linear_crossing"]["transition"].branches
+def test_states_to_start_from_belong_to_the_event(defaults, model, lines):
+    positional, semantic = defaults["linear_crossing"]["transition"].branches
     moved = eqx.tree_at(lambda p: p.alpha, semantic, jnp.asarray(1.1))
     for start in ([positional], [positional, positional], [positional, moved], positional):
         with pytest.raises(ta.InputError, match="start must be a FixedPoint for each of"):
@@ -238,9 +238,9 @@ def test_states_to_start_from_belong_to_the_event(given, model, lines):
 
 
 def test_boundaries_meet_in_one_parameter_only():
-    one, other = (ta.Boundary.of("alpha_c", p, np.arange(3.0), np.ones(3), np.ones(3)) for p in ("omega", "sigma"))
+    first, second = (ta.Boundary.of("alpha_c", p, np.arange(3.0), np.ones(3), np.ones(3)) for p in ("omega", "sigma"))
     with pytest.raises(ta.InputError, match="parameter must be omega"):
-        ta.meetings([one, other])
+        ta.meetings([first, second])
 
 
 def test_a_file_that_is_no_diagram(tmp_path):

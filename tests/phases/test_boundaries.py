@@ -18,11 +18,11 @@ OMEGAS = [0.3, 0.33, 0.36]
 
 @pytest.fixture(scope="module")
 def trace(model, lines):
-    def go(event, guess, values=OMEGAS, **options):
+    def trace_event(event, guess, values=OMEGAS, **options):
         start = [ta.solve(model, guess, b, lines, start=BRANCHES[b].start(model)) for b in ta.EVENTS[event].branches]
         return ta.trace_boundary(model, event, "omega", values, lines, start=start, **options)
 
-    return go
+    return trace_event
 
 
 @pytest.fixture(scope="module")
@@ -46,11 +46,11 @@ def test_alpha_c(critical):
         ("semantic pitchfork", 0.72, 0.7192, 0.002),
     ],
 )
-def test_the_others(trace, critical, name, guess, alpha, tolerance):
-    found = trace(name, guess, OMEGAS[:2])
-    assert abs(found.alpha[0] - alpha) < 3 * found.stderr[0] + tolerance
-    assert np.all(found.stderr < 0.05)
-    assert found.meets(critical) == []
+def test_baseline_and_pitchfork(trace, critical, name, guess, alpha, tolerance):
+    boundary = trace(name, guess, OMEGAS[:2])
+    assert abs(boundary.alpha[0] - alpha) < 3 * boundary.stderr[0] + tolerance
+    assert np.all(boundary.stderr < 0.05)
+    assert boundary.meets(critical) == []
 
 
 def test_the_first_place_may_lie_past_the_end_of_the_branch(monkeypatch, model, lines, known):
@@ -58,19 +58,19 @@ def test_the_first_place_may_lie_past_the_end_of_the_branch(monkeypatch, model, 
 
     If the search ends without a state, the error says so.
     """
-    seen = []
+    guesses = []
 
-    def search(event, model, near, nodes, settings, *, exact):
-        seen.append(near)
-        gone = eqx.tree_at(lambda s: s.status, known, known.status + int(ta.Status.absent))
-        return made.ended(Zero(np.array(0.55), (gone,), np.full(4, np.nan), None, np.full(4, np.nan)))
+    def search(event, model, guess, nodes, settings, *, exact):
+        guesses.append(guess)
+        absent = eqx.tree_at(lambda s: s.status, known, known.status + int(ta.Status.absent))
+        return made.ended(Zero(np.array(0.55), (absent,), np.full(4, np.nan), None, np.full(4, np.nan)))
 
     monkeypatch.setattr(boundaries, "zero_near", search)
-    near = ta.Near(0.6, (BRANCHES["semantic"].start(model),), low=0.5, high=0.7, there=0.7)
-    want = "got none at the first near alpha = 0.6: there is no semantic branch at alpha = 0.55, where the search ended"
-    with pytest.raises(ta.InputError, match=f"values must begin where the event happens, {want}"):
-        ta.trace_boundary(model, "semantic instability", "omega", [0.3, 0.2], lines, start=near)
-    assert seen == [near]
+    guess = ta.Near(0.6, (BRANCHES["semantic"].start(model),), low=0.5, high=0.7, there=0.7)
+    text = "got none at the first near alpha = 0.6: there is no semantic branch at alpha = 0.55, where the search ended"
+    with pytest.raises(ta.InputError, match=f"values must begin where the event happens, {text}"):
+        ta.trace_boundary(model, "semantic instability", "omega", [0.3, 0.2], lines, start=guess)
+    assert guesses == [guess]
 
 
 def test_what_is_missing_says_why(monkeypatch, model, lines, known):
@@ -79,37 +79,37 @@ def test_what_is_missing_says_why(monkeypatch, model, lines, known):
     def nowhere(*args):
         raise ta.InputError("values", "must begin where the event happens")
 
-    here = Zero(np.array(0.7), (known,), np.zeros(4), None, np.full(4, np.nan), 1.0, True)
-    gone = eqx.tree_at(lambda s: s.status, known, known.status + int(ta.Status.absent))
-    ends = iter([here, here._replace(alpha=np.array(0.55), states=(gone,), met=False)])
-    monkeypatch.setattr(boundaries, "zero_near", lambda *args, **options: made.ended(next(ends)))
+    zero = Zero(np.array(0.7), (known,), np.zeros(4), None, np.full(4, np.nan), 1.0, True)
+    absent = eqx.tree_at(lambda s: s.status, known, known.status + int(ta.Status.absent))
+    zeros = iter([zero, zero._replace(alpha=np.array(0.55), states=(absent,), met=False)])
+    monkeypatch.setattr(boundaries, "zero_near", lambda *args, **options: made.ended(next(zeros)))
     monkeypatch.setattr(boundaries, "first_change", nowhere)
-    near = ta.Near(0.7, (BRANCHES["semantic"].start(model),))
-    found = ta.trace_boundary(model, "semantic instability", "omega", [0.3, 0.2], lines, start=near)
-    why = "there is no semantic branch at alpha = 0.55, where the search ended"
-    assert found.reason.tolist() == [why, ""] and found.status_name == ["absent", "converged"]
-    assert found.to_dict()["reason"] == [why, ""] and f"  absent: {why}\n" in found.summary()
+    guess = ta.Near(0.7, (BRANCHES["semantic"].start(model),))
+    boundary = ta.trace_boundary(model, "semantic instability", "omega", [0.3, 0.2], lines, start=guess)
+    reason = "there is no semantic branch at alpha = 0.55, where the search ended"
+    assert boundary.reason.tolist() == [reason, ""] and boundary.status_name == ["absent", "converged"]
+    assert boundary.to_dict()["reason"] == [reason, ""] and f"  absent: {reason}\n" in boundary.summary()
 
 
 def test_an_entry_of_the_mixing(model, lines, critical):
     values = [0.38, 0.4, 0.42]
     start = [ta.solve(model, 1.25, b, lines, start=BRANCHES[b].start(model)) for b in ("positional", "semantic")]
     calls = []
-    found = ta.trace_boundary(
+    boundary = ta.trace_boundary(
         model, "alpha_c", "mixing[0,1]", values, lines, start=start, progress=lambda *c: calls.append(c)
     )
     assert calls == [(0, 3), (1, 3), (2, 3), (3, 3)]
-    assert abs(found.alpha[1] - ALPHA_C) < 3 * found.stderr[1]
-    rise = 0.04 / 6 * (found.slope[0] + 4 * found.slope[1] + found.slope[2])
-    np.testing.assert_allclose(found.alpha[2] - found.alpha[0], rise, rtol=1e-2)
+    assert abs(boundary.alpha[1] - ALPHA_C) < 3 * boundary.stderr[1]
+    rise = 0.04 / 6 * (boundary.slope[0] + 4 * boundary.slope[1] + boundary.slope[2])
+    np.testing.assert_allclose(boundary.alpha[2] - boundary.alpha[0], rise, rtol=1e-2)
 
 
 def test_where_curves_meet():
     values = np.linspace(0.0, 1.0, 5)
 
     def curve(event, f, slope, values=values):
-        one = np.ones(len(values))
-        return ta.Boundary.of(event, "omega", values, f(values) * one, 0 * one, slope(values) * one)
+        ones = np.ones(len(values))
+        return ta.Boundary.of(event, "omega", values, f(values) * ones, 0 * ones, slope(values) * ones)
 
     first = curve("a", lambda v: 1 + v**2, lambda v: 2 * v)
     second = curve("b", lambda v: 1.16 + 0 * v, lambda v: 0 * v, np.linspace(-0.1, 0.9, 4))
@@ -119,29 +119,29 @@ def test_where_curves_meet():
     assert first.meets(curve("c", lambda v: 3 + v, lambda v: 1 + 0 * v)) == []
     assert first.meets(curve("d", lambda v: np.nan + v, lambda v: np.nan + v)) == []
     assert first.meets(curve("e", lambda v: 1.16 + 0 * v, lambda v: 0 * v, np.linspace(2.0, 3.0, 4))) == []
-    named = (
+    pair = (
         curve("alpha_c", first.interpolant, first.interpolant.derivative()),
         curve("semantic baseline", lambda v: 1.16 + 0 * v, lambda v: 0 * v),
     )
-    (meeting,) = ta.meetings(named)
+    (meeting,) = ta.meetings(pair)
     assert meeting.events == ("alpha_c", "semantic baseline") and "beats the linear baseline" in meeting.meaning
     np.testing.assert_allclose((meeting.value, meeting.alpha), (0.4, 1.16), rtol=1e-9)
 
 
 def test_points_in_any_order_and_slopes_of_a_spline():
     values = np.array([1.0, 0.0, 0.5, 0.25])
-    found = ta.Boundary.of("alpha_c", "omega", values, values**2, 0 * values)
-    np.testing.assert_allclose(found.values, [0, 0.25, 0.5, 1])
-    np.testing.assert_allclose(found.slope, 2 * found.values, atol=1e-12)
-    np.testing.assert_array_equal(found.status, ta.Status.converged)
-    assert found.plot().axes[0].get_xlabel().endswith(r"$\omega$")
+    boundary = ta.Boundary.of("alpha_c", "omega", values, values**2, 0 * values)
+    np.testing.assert_allclose(boundary.values, [0, 0.25, 0.5, 1])
+    np.testing.assert_allclose(boundary.slope, 2 * boundary.values, atol=1e-12)
+    np.testing.assert_array_equal(boundary.status, ta.Status.converged)
+    assert boundary.plot().axes[0].get_xlabel().endswith(r"$\omega$")
     gap = ta.Boundary.of("alpha_c", "omega", values, np.where(values > 0.7, np.nan, values**2), 0 * values)
     np.testing.assert_array_equal(gap.status, [0, 0, 0, ta.Status.absent])
     np.testing.assert_allclose(gap.slope[:3], 2 * gap.values[:3], atol=1e-12)
     known = ta.Boundary.of("alpha_c", "omega", values, values, 0 * values, 3 + values, np.array([4, 1, 2, 3]))
     np.testing.assert_array_equal(known.slope, 3 + known.values)
     np.testing.assert_array_equal(known.status, [1, 3, 2, 4])
-    assert known.exact.all() and not found.exact.any() and not gap.exact.any()
+    assert known.exact.all() and not boundary.exact.any() and not gap.exact.any()
 
 
 def test_between_neighbours_and_between_the_last_state_and_the_next_alpha(monkeypatch):
@@ -156,9 +156,9 @@ def test_between_neighbours_and_between_the_last_state_and_the_next_alpha(monkey
 
         def step(alpha):
             solved.append(alpha)
-            there = alpha < 1.6
-            state = SimpleNamespace(overlaps=np.array([alpha]), has_state=np.array([there]))
-            return made.ended(SimpleNamespace(alpha=alpha, exists=there, replicates=state))
+            exists = alpha < 1.6
+            state = SimpleNamespace(overlaps=np.array([alpha]), has_state=np.array([exists]))
+            return made.ended(SimpleNamespace(alpha=alpha, exists=exists, replicates=state))
 
         return (step(alpha) for alpha in places)
 
@@ -169,27 +169,27 @@ def test_between_neighbours_and_between_the_last_state_and_the_next_alpha(monkey
         solved.clear()
         return run_one(first_change(event, "model", alphas, "nodes", "settings"))
 
-    near = search(1.3)
-    np.testing.assert_allclose((near.alpha, near.slope, near.low, near.high), (1.3, 1.0, 1.2, 1.5))
+    guess = search(1.3)
+    np.testing.assert_allclose((guess.alpha, guess.slope, guess.low, guess.high), (1.3, 1.0, 1.2, 1.5))
     assert solved == [3.0, 2.0, 1.5, 1.2]
-    near = search(1.55)  # no neighbours in the list enclose it, because the branch ends at 1.6
-    assert (near.low, near.high, near.there) == (1.5, 2.0, 1.5) and np.isnan(near.slope)
+    guess = search(1.55)  # no neighbours in the list enclose it, because the branch ends at 1.6
+    assert (guess.low, guess.high, guess.there) == (1.5, 2.0, 1.5) and np.isnan(guess.slope)
     with pytest.raises(ta.InputError, match=r"values must begin where .* for alpha from 1\.1 to 3"):
         search(1.0)
 
 
 def test_the_branches_of_an_event_are_walked_at_once(monkeypatch):
-    asked = []
+    requests = []
 
     def walk(model, places, branch, nodes, settings):
-        return (made.ended(asked.append((branch, alpha))) for alpha in places)
+        return (made.ended(requests.append((branch, alpha))) for alpha in places)
 
     monkeypatch.setattr(boundaries, "walk", walk)
     path = first_change(boundaries.EVENTS["alpha_c"], "model", np.array([3.0, 2.0]), "nodes", "settings")
-    wanted = next(path)
-    assert isinstance(wanted, list) and len(wanted) == 2 and asked == [("positional", 3.0), ("semantic", 3.0)]
+    steps = next(path)
+    assert isinstance(steps, list) and len(steps) == 2 and requests == [("positional", 3.0), ("semantic", 3.0)]
     path.close()
-    for step in wanted:
+    for step in steps:
         step.close()
 
 
@@ -197,47 +197,49 @@ def test_alpha_l_is_one_of_three(model, lines, monkeypatch):
     values, calls = np.array([0.1, 0.2, 0.3]), []
 
     def boundary(event, alpha):
-        why = np.array([f"{event} {k}" for k in range(3)])
-        return ta.Boundary.of(event, "omega", values, np.array(alpha), np.full(3, 0.1), np.array(alpha) / 2, reason=why)
+        reason = np.array([f"{event} {k}" for k in range(3)])
+        return ta.Boundary.of(
+            event, "omega", values, np.array(alpha), np.full(3, 0.1), np.array(alpha) / 2, reason=reason
+        )
 
-    whole = {
+    parts = {
         "alpha_c": boundary("alpha_c", [1.0, 1.0, 1.0]),
         "semantic baseline": boundary("semantic baseline", [1.5, 0.5, 0.4]),
         "positional baseline": boundary("positional baseline", [1.2, 1.3, 0.7]),
     }
-    whole["positional baseline"] = eqx.tree_at(lambda b: b.exact, whole["positional baseline"], np.zeros(3, bool))
+    parts["positional baseline"] = eqx.tree_at(lambda b: b.exact, parts["positional baseline"], np.zeros(3, bool))
 
     class Tracer:
         def __init__(self, event, model, parameter, nodes, settings, exact):
             calls.append((event.name, parameter.name, exact))
             self.event = event.name
 
-        def boundary(self, places, near, report):
-            assert near is None
+        def boundary(self, places, guess, report):
+            assert guess is None
             np.testing.assert_array_equal(places, values)
             report(0, 3)
-            if self.event not in whole:
+            if self.event not in parts:
                 raise ta.InputError("event", "must happen")
             report(3, 3)
             yield from ()
-            return whole[self.event]
+            return parts[self.event]
 
     monkeypatch.setattr(boundaries, "_Tracer", Tracer)
     reports = []
-    found = ta.trace_boundary(
+    result = ta.trace_boundary(
         model, "alpha_l", "omega", values, lines, sensitivities=True, progress=lambda *c: reports.append(c)
     )
-    assert calls == [(name, "omega", True) for name in whole]
+    assert calls == [(name, "omega", True) for name in parts]
     assert reports[0] == (0, 9) and reports[-1] == (9, 9) and sorted(reports) == reports
-    assert found.event == "alpha_l"
-    np.testing.assert_array_equal(found.alpha, [1.5, 1.0, 0.7])  # semantic baseline, alpha_c, positional baseline
-    np.testing.assert_array_equal(found.slope, [0.75, 0.5, 0.35])
-    np.testing.assert_array_equal(found.exact, [True, True, False])
-    assert found.reason.tolist() == ["semantic baseline 0", "alpha_c 1", "positional baseline 2"]
-    del whole["positional baseline"]  # the positional state nowhere beats the baseline
+    assert result.event == "alpha_l"
+    np.testing.assert_array_equal(result.alpha, [1.5, 1.0, 0.7])  # semantic baseline, alpha_c, positional baseline
+    np.testing.assert_array_equal(result.slope, [0.75, 0.5, 0.35])
+    np.testing.assert_array_equal(result.exact, [True, True, False])
+    assert result.reason.tolist() == ["semantic baseline 0", "alpha_c 1", "positional baseline 2"]
+    del parts["positional baseline"]  # the positional state nowhere beats the baseline
     np.testing.assert_array_equal(ta.trace_boundary(model, "alpha_l", "omega", values, lines).alpha, [1.5, 1.0, 1.0])
     assert calls[-3:] == [("alpha_c", "omega", True), *((f"{b} baseline", "omega", False) for b in PAIR[::-1])]
-    del whole["semantic baseline"]
+    del parts["semantic baseline"]
     with pytest.raises(ta.InputError, match="event must happen"):
         ta.trace_boundary(model, "alpha_l", "omega", values, lines)
     with pytest.raises(ta.InputError, match='start must be None for "alpha_l"'):

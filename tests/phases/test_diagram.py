@@ -14,7 +14,7 @@ ALPHA, OMEGA = np.linspace(0.2, 2.0, 10), np.array([0.1, 0.3, 0.5])
 CRITICAL, LINEAR = 0.6 + 2 * OMEGA, 0.9 + 2 * OMEGA  # in the middle row alpha_l is above alpha_c, as in the model
 
 
-def made(turned: bool = False) -> ta.PhaseDiagram:
+def known_diagram(turned: bool = False) -> ta.PhaseDiagram:
     """Losses that cross at `CRITICAL`, and test errors that cross the baseline at `LINEAR` on the semantic branch."""
     a, r = ALPHA[None, :, None], np.arange(2)
     zero = np.zeros((3, 10, 2))
@@ -22,15 +22,15 @@ def made(turned: bool = False) -> ta.PhaseDiagram:
     difference = 1e-3 * ((a - critical) + 0.3 * (a - critical) ** 3)
     slope = 1e-3 * (1 + 0.9 * (a - critical) ** 2)
     linear = LINEAR[:, None, None] + 0.02 * (r - 0.5)
-    one = zero + 1
+    ones = zero + 1
     cells = {
         "train_loss": np.stack([2e-3 * a + difference, 2e-3 * a + zero]),
-        "train_loss_by_alpha": np.stack([2e-3 + slope, 2e-3 * one]),
-        "gen_error": np.stack([3e-3 * one, 2e-3 - 1e-3 * (1 - linear / a)]),
-        "gen_error_linear": np.stack([2e-3 * one, 2e-3 * one]),
+        "train_loss_by_alpha": np.stack([2e-3 + slope, 2e-3 * ones]),
+        "gen_error": np.stack([3e-3 * ones, 2e-3 - 1e-3 * (1 - linear / a)]),
+        "gen_error_linear": np.stack([2e-3 * ones, 2e-3 * ones]),
         "status": np.stack([zero, np.where(a < 0.5, 6.0, zero)]),
-        "growth_m": np.stack([one, np.where(a < 0.7, 1.2, 0.5 * one)]),
-        "growth_theta": np.stack([0.5 * one, one]),
+        "growth_m": np.stack([ones, np.where(a < 0.7, 1.2, 0.5 * ones)]),
+        "growth_theta": np.stack([0.5 * ones, ones]),
         "q": np.full((2, 3, 10, 2, 2, 1, 1), 0.1),
         "V": np.full((2, 3, 10, 2, 2, 1, 1), 9.0),
         "theta": np.full((2, 3, 10, 2, 2, 1, 1), 0.2),
@@ -45,7 +45,7 @@ def made(turned: bool = False) -> ta.PhaseDiagram:
 
 @pytest.mark.parametrize("turned", [False, True])
 def test_curves(turned):
-    diagram = made(turned)
+    diagram = known_diagram(turned)
     critical, linear = diagram.alpha_c(), diagram.alpha_l()
     assert critical.parameter == "omega" and critical.event == "alpha_c"
     np.testing.assert_allclose(critical.alpha, CRITICAL, rtol=1e-9)  # exact, because the difference is cubic
@@ -58,23 +58,23 @@ def test_error_bars_contain_what_cells_are_too_few_for():
 
     The test error is no cubic in 1 / alpha, and every other cell is read.
     """
-    diagram, r = made(), np.arange(2)
+    diagram, r = known_diagram(), np.arange(2)
     diagram.cells["gen_error"][1] = 2e-3 - 1e-3 * (ALPHA[None, :, None] ** 2 - LINEAR[:, None, None] ** 2 + 0 * r)
-    few = ta.PhaseDiagram(("alpha", ALPHA[1::2]), diagram.y, {k: a[:, :, 1::2] for k, a in diagram.cells.items()}, {})
-    found = few.alpha_l()
-    off = np.abs(found.alpha - LINEAR)
-    assert np.all(off > 1e-6) and np.all(off < 2 * found.stderr) and np.all(found.stderr < 0.1)
+    half = ta.PhaseDiagram(("alpha", ALPHA[1::2]), diagram.y, {k: a[:, :, 1::2] for k, a in diagram.cells.items()}, {})
+    boundary = half.alpha_l()
+    error = np.abs(boundary.alpha - LINEAR)
+    assert np.all(error > 1e-6) and np.all(error < 2 * boundary.stderr) and np.all(boundary.stderr < 0.1)
 
 
 def test_alpha_l_at_the_exchange():
     """If the semantic branch beats the baseline wherever it exists, alpha_l is alpha_c."""
-    diagram = made()
+    diagram = known_diagram()
     diagram.cells["gen_error"][1] = 1e-3
     np.testing.assert_allclose(diagram.alpha_l().alpha, CRITICAL)
 
 
 def test_regions():
-    diagram = made()
+    diagram = known_diagram()
     names = np.array(REGIONS)[diagram.region]
     assert np.all(names[:, ALPHA < 0.7] == "unique positional")  # the semantic branch is absent, or unstable towards m
     for row, critical in zip(names, CRITICAL, strict=True):
@@ -84,7 +84,7 @@ def test_regions():
 
 
 def test_cells_that_failed_are_marked():
-    diagram = made()
+    diagram = known_diagram()
     diagram.cells["status"][0, 1, 3, 1] = 3  # one replicate of two failed: the state is not trusted
     assert diagram.region[1, 3] == 4 and not diagram.trusted[1, 3] and diagram.trusted[1, 4]
     diagram.cells["status"][0, 1, 4] = 3
@@ -95,7 +95,7 @@ def test_cells_that_failed_are_marked():
 
 
 def test_trusted_asks_for_a_difference_beyond_the_error_bars():
-    diagram = made()
+    diagram = known_diagram()
     spread = np.array([-1.0, 1.0]) * 1e-2
     assert diagram.trusted.mean() > 0.5
     diagram.cells["train_loss"][0] += spread
@@ -103,9 +103,9 @@ def test_trusted_asks_for_a_difference_beyond_the_error_bars():
 
 
 def test_what_trusted_asks_for():
-    def trusted(name, where, value):
-        diagram = made()
-        diagram.cells[name][where] = value
+    def trusted(name, index, value):
+        diagram = known_diagram()
+        diagram.cells[name][index] = value
         return diagram.trusted[1, 6]  # alpha = 1.4, omega = .3: both branches exist, and the semantic one is global
 
     spread = 1e-5 * np.array([-1.0, 1.0])
@@ -116,7 +116,7 @@ def test_what_trusted_asks_for():
 
 
 def test_nodes_that_see_nothing_settle_nothing():
-    diagram = made()
+    diagram = known_diagram()
     diagram.cells["status"][1, 1, [1, 5]] = ta.Status.unresolved  # the first of them was absent before
     assert diagram.region[1, 1] == diagram.region[1, 5] == 0 and not diagram.trusted[1, [1, 5]].any()
     np.testing.assert_array_equal(diagram.status[1, 1, :6], [6, 8, 0, 0, 0, 8])
@@ -128,14 +128,14 @@ def test_a_difference_that_rises_twice():
 
     The semantic branch stays the global minimum beyond it.
     """
-    diagram = made()
+    diagram = known_diagram()
     for name, values in (("train_loss", np.sin(8 * ALPHA)), ("train_loss_by_alpha", 8 * np.cos(8 * ALPHA))):
         diagram.cells[name][:] = np.stack([values, 0 * values])[:, None, :, None]
     np.testing.assert_allclose(diagram.alpha_c().alpha, np.pi / 2, atol=0.01)
 
 
 def test_error_bars_are_those_of_the_library():
-    diagram = made()
+    diagram = known_diagram()
     diagram.cells["train_loss"][:] = np.random.default_rng(0).normal(size=(2, 3, 10, 2))
     expected = error_bar(np.moveaxis(diagram.cells["train_loss"], 3, 0))[0]
     np.testing.assert_allclose(diagram.stderr("train_loss")[0], expected)
@@ -145,37 +145,37 @@ def test_error_bars_are_those_of_the_library():
 
 
 def test_file_round_trip(tmp_path):
-    diagram = made()
+    diagram = known_diagram()
     diagram.save(tmp_path / "a.npz")
-    again = ta.PhaseDiagram.load(tmp_path / "a.npz")
-    assert again.x[0] == "alpha" and again.attrs == diagram.attrs
-    np.testing.assert_array_equal(again.y[1], OMEGA)
-    assert set(again.cells) == set(diagram.cells)
+    loaded = ta.PhaseDiagram.load(tmp_path / "a.npz")
+    assert loaded.x[0] == "alpha" and loaded.attrs == diagram.attrs
+    np.testing.assert_array_equal(loaded.y[1], OMEGA)
+    assert set(loaded.cells) == set(diagram.cells)
     for k, v in diagram.cells.items():
-        np.testing.assert_array_equal(again.cells[k], v)
+        np.testing.assert_array_equal(loaded.cells[k], v)
     assert [p.name for p in tmp_path.iterdir()] == ["a.npz"]
 
 
 def test_csv(tmp_path):
-    text = made().to_csv(tmp_path / "a.csv")
+    text = known_diagram().to_csv(tmp_path / "a.csv")
     rows = list(csv.DictReader(text.splitlines()))
     assert (tmp_path / "a.csv").read_text() == text and len(rows) == 30
     assert float(rows[13]["alpha"]) == ALPHA[3] and float(rows[13]["omega"]) == OMEGA[1]
     assert rows[13]["region"] == "bistable, positional global"
-    np.testing.assert_allclose(float(rows[13]["positional_train_loss"]), made().mean("train_loss")[0, 1, 3])
+    np.testing.assert_allclose(float(rows[13]["positional_train_loss"]), known_diagram().mean("train_loss")[0, 1, 3])
     assert rows[0]["semantic_status"] == "absent"
 
 
 def test_names_of_numbers():
     nearest = r"name must be one of 16 names, of which the nearest are train_loss, .*, got name='trian_loss'"
-    for get in (made().mean, made().stderr):
+    for get in (known_diagram().mean, known_diagram().stderr):
         with pytest.raises(ta.InputError, match=nearest):
             get("trian_loss")
 
 
 def test_xarray():
     pytest.importorskip("xarray")
-    diagram = made()
+    diagram = known_diagram()
     data = diagram.to_xarray()
     cell = data.sel(omega=0.3, branch="semantic").isel(alpha=4)
     assert float(cell.train_loss) == diagram.mean("train_loss")[1, 1, 4]
@@ -192,7 +192,7 @@ def test_xarray():
 def test_figures():
     from tiedattn_jax.plotting.diagrams import slice_figure
 
-    diagram = made()
+    diagram = known_diagram()
     left, right = diagram.plot().axes[:2]
     assert [line.get_label() for line in right.get_lines()] == [r"$\alpha_c$", r"$\alpha_l$"]
     np.testing.assert_allclose(left.get_lines()[-2].get_xdata(), CRITICAL)
@@ -201,7 +201,7 @@ def test_figures():
 
 
 def test_what_is_told_of_a_diagram():
-    diagram = made()
+    diagram = known_diagram()
     lines = diagram.summary().splitlines()
     assert lines[0] == "alpha x omega: 10 x 3 cells: converged" and [line.split()[0] for line in lines[-4:]] == [
         "omega", "0.1", "0.3", "0.5"

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 import tiedattn_jax as ta
-from tiedattn_jax.phases import ends as how
+from tiedattn_jax.phases import ends as ends_module
 
 
 @pytest.fixture(scope="module")
@@ -35,13 +35,13 @@ def test_how_the_semantic_branch_ends(ends):
 def synthetic(alphas, theta, growth_m):
     """A curve with given order parameters and stability; states exist only where theta is positive."""
     model = ta.dot_product()
-    one = jnp.ones((2, 2, 1, 1))
+    ones = jnp.ones((2, 2, 1, 1))
 
     def point(alpha, theta, growth):
         status = jnp.full(2, int(ta.Status.converged if theta > 0 else ta.Status.absent))
         diagnostics = SimpleNamespace(growth_m=jnp.full(2, growth), growth_theta=jnp.full(2, 1.0 + alpha - 0.7))
         state = SimpleNamespace(
-            overlaps=ta.Overlaps(one, one, theta * one, 0 * one[..., 0]),
+            overlaps=ta.Overlaps(ones, ones, theta * ones, 0 * ones[..., 0]),
             diagnostics=diagnostics,
             has_state=status <= 1,
         )
@@ -59,27 +59,27 @@ def synthetic(alphas, theta, growth_m):
 
 
 def located(monkeypatch, lines, curve, growth_m, **places):
-    """The ends of a curve if events lie at given places, and the events that were asked for, in this order."""
-    asked = []
+    """Return the ends of a curve whose events lie at given places, and the events requested, in order."""
+    requests = []
 
-    def locate(event, model, near, nodes, settings, sensitivities):
-        assert model is curve.points[0].model and nodes is lines and settings is given and sensitivities is True
-        asked.append((event.name.removeprefix("semantic "), near))
-        alpha = places[asked[-1][0]]
-        return made.ended(near.alpha if alpha == "near" else alpha)
+    def locate(event, model, guess, nodes, settings, sensitivities):
+        assert model is curve.points[0].model and nodes is lines and settings is options and sensitivities is True
+        requests.append((event.name.removeprefix("semantic "), guess))
+        alpha = places[requests[-1][0]]
+        return made.ended(guess.alpha if alpha == "near" else alpha)
 
-    def uninformed(self, at, near):
-        assert near.exists and float(at.alpha) in curve.alphas
-        return made.ended(synthetic([float(at.alpha)], [1.0], [growth_m]).points[0])
+    def uninformed(self, point, guess):
+        assert guess.exists and float(point.alpha) in curve.alphas
+        return made.ended(synthetic([float(point.alpha)], [1.0], [growth_m]).points[0])
 
-    def found(event, model, alpha):
+    def transition(event, model, alpha):
         return made.transition(alpha, event=event.name) if alpha else made.transition(np.nan, status=6)
 
-    given = ta.Settings(tol=3e-4)
-    monkeypatch.setattr(how, "located", locate)
-    monkeypatch.setattr(how, "transition_of", found)
-    monkeypatch.setattr(how._Ends, "uninformed", uninformed)
-    return ta.branch_ends(curve, lines, settings=given, sensitivities=True), asked
+    options = ta.Settings(tol=3e-4)
+    monkeypatch.setattr(ends_module, "located", locate)
+    monkeypatch.setattr(ends_module, "transition_of", transition)
+    monkeypatch.setattr(ends_module._Ends, "uninformed", uninformed)
+    return ta.branch_ends(curve, lines, settings=options, sensitivities=True), requests
 
 
 @pytest.mark.parametrize(
@@ -91,11 +91,11 @@ def test_a_fold_is_looked_for_next_to_a_large_order_parameter(monkeypatch, lines
     There is a fork at .7 in any case. A branch that turns back reaches further than the fork: else it is another one.
     """
     curve = synthetic([0.6, 0.8, 2.0], [0.0, last, 1.0], [0.5, 0.5, 0.5])
-    (end,), asked = located(monkeypatch, lines, curve, 0.5, pitchfork=0.7, fold=fold)
+    (end,), requests = located(monkeypatch, lines, curve, 0.5, pitchfork=0.7, fold=fold)
     assert end.kind == kind and end.side == "lower" and end.direction == "theta"
-    assert [name for name, _ in asked] == ["pitchfork"] + ["fold"] * (last == 0.8)
+    assert [name for name, _ in requests] == ["pitchfork"] + ["fold"] * (last == 0.8)
     if last == 0.8:
-        assert (asked[1][1].low, asked[1][1].high) == pytest.approx((0.5, 0.9))
+        assert (requests[1][1].low, requests[1][1].high) == pytest.approx((0.5, 0.9))
 
 
 def test_a_fold_that_is_not_found_lies_in_the_bracket(monkeypatch, lines):
@@ -104,11 +104,13 @@ def test_a_fold_that_is_not_found_lies_in_the_bracket(monkeypatch, lines):
     The uninformed state is unstable on neither side, so there is no fork and a fold is looked for.
     """
     curve = synthetic([0.2, 0.6, 2.0], [0.0, 0.3, 1.0], [0.5, 0.5, 0.5])
-    (end,), asked = located(monkeypatch, lines, curve, 0.5, fold=0.5)
+    (end,), requests = located(monkeypatch, lines, curve, 0.5, fold=0.5)
     assert (end.kind, end.alpha, end.transition.status_name) == ("fold", 0.5, "converged")
-    (end,), asked = located(monkeypatch, lines, curve, 0.5, fold=None)
-    assert [name for name, _ in asked] == ["fold"] and (asked[0][1].low, asked[0][1].high) == pytest.approx((0.1, 0.8))
-    assert asked[0][1].alpha == 0.6
+    (end,), requests = located(monkeypatch, lines, curve, 0.5, fold=None)
+    assert [name for name, _ in requests] == ["fold"] and (requests[0][1].low, requests[0][1].high) == pytest.approx(
+        (0.1, 0.8)
+    )
+    assert requests[0][1].alpha == 0.6
     assert (end.kind, end.side, end.direction) == ("fold", "lower", "theta")
     assert (end.alpha, end.stderr, end.transition.status) == pytest.approx((0.4, 0.2, ta.Status.max_steps))
 
@@ -116,10 +118,10 @@ def test_a_fold_that_is_not_found_lies_in_the_bracket(monkeypatch, lines):
 def test_a_branch_may_end_on_both_sides(monkeypatch, lines):
     """A branch may end on both sides: ends come in the order of alpha, and an upper fold counts above the fork."""
     curve = synthetic([0.2, 0.6, 1.0, 2.0], [0.0, 0.8, 1.0, 0.0], [0.5] * 4)
-    ends, asked = located(monkeypatch, lines, curve, 0.5, fold="near")
+    ends, requests = located(monkeypatch, lines, curve, 0.5, fold="near")
     assert [(e.side, e.kind, e.alpha) for e in ends] == [("lower", "fold", 0.6), ("upper", "fold", 1.0)]
-    assert [name for name, _ in asked] == ["fold", "fold"]
-    np.testing.assert_allclose([(n.alpha, n.low, n.high) for _, n in asked], [(0.6, 0.1, 0.8), (1.0, 0.5, 2.5)])
+    assert [name for name, _ in requests] == ["fold", "fold"]
+    np.testing.assert_allclose([(n.alpha, n.low, n.high) for _, n in requests], [(0.6, 0.1, 0.8), (1.0, 0.5, 2.5)])
 
 
 def test_where_stability_is_lost(monkeypatch, lines):
@@ -128,15 +130,15 @@ def test_where_stability_is_lost(monkeypatch, lines):
     In the second case the uninformed state is unstable at the fork.
     """
     curve = synthetic([0.6, 0.8, 1.0, 2.0], [0.0, 0.3, 0.5, 1.0], [0.5, 1.5, 0.5, 0.5])
-    ends, asked = located(monkeypatch, lines, curve, 0.5, pitchfork=0.7, instability=0.9)
+    ends, requests = located(monkeypatch, lines, curve, 0.5, pitchfork=0.7, instability=0.9)
     assert [(e.kind, e.side, e.direction) for e in ends] == [
         ("pitchfork", "lower", "theta"),
         ("instability", "lower", "m"),
     ]
-    assert [name for name, _ in asked] == ["instability", "pitchfork"]
+    assert [name for name, _ in requests] == ["instability", "pitchfork"]
     curve = synthetic([0.6, 0.8, 2.0], [0.0, 0.3, 1.0], [0.5, 0.5, 0.5])
-    ends, asked = located(monkeypatch, lines, curve, 1.75, pitchfork=0.7, instability=0.76)
+    ends, requests = located(monkeypatch, lines, curve, 1.75, pitchfork=0.7, instability=0.76)
     assert [e.kind for e in ends] == ["pitchfork", "instability"]
-    near = asked[1][1]
-    assert (near.alpha, near.low, near.high, near.there) == pytest.approx((0.76, 0.7, 0.8, 0.8))
-    assert near.slope == pytest.approx(12.5)  # the number of the event rises from -.75 to .5
+    guess = requests[1][1]
+    assert (guess.alpha, guess.low, guess.high, guess.there) == pytest.approx((0.76, 0.7, 0.8, 0.8))
+    assert guess.slope == pytest.approx(12.5)  # the number of the event rises from -.75 to .5

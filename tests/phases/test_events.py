@@ -14,7 +14,7 @@ from cases import ALPHA_C, ALPHA_L
 import tiedattn_jax as ta
 from tiedattn_jax.base.results import error_bar
 from tiedattn_jax.model.overlaps import BRANCHES, PAIR
-from tiedattn_jax.phases import boundaries, events as how, transitions
+from tiedattn_jax.phases import boundaries, events as events_module, transitions
 from tiedattn_jax.phases.events import EVENTS, Zero, crossings, near_of, number_of, transition_of, zero_near
 from tiedattn_jax.phases.secant import Secant, zero_between
 from tiedattn_jax.phases.transitions import baseline_owner
@@ -22,10 +22,10 @@ from tiedattn_jax.theory.pool import Call, run_one
 from tiedattn_jax.theory.solve import Problem
 
 
-def find(fn, alpha, exists=lambda a: True, **near):
-    """The end of a search and the places that it looks at, until its step is below 1e-9."""
-    near = ta.Near(alpha, (), **near)
-    s = Secant.begin(near.there, near.slope, near.low, near.high)
+def find(fn, alpha, exists=lambda a: True, **guess):
+    """Search until the step is below 1e-9; return the last place and all places visited."""
+    guess = ta.Near(alpha, (), **guess)
+    s = Secant.begin(guess.there, guess.slope, guess.low, guess.high)
     trial, places = float(alpha), []
     for _ in range(60):
         places.append(trial)
@@ -40,7 +40,7 @@ def find(fn, alpha, exists=lambda a: True, **near):
 
 
 @pytest.mark.parametrize(
-    "near",
+    "guess",
     [
         {"alpha": 1.0},
         {"alpha": 3.0},
@@ -49,10 +49,10 @@ def find(fn, alpha, exists=lambda a: True, **near):
         {"alpha": 1.5, "slope": 2.0, "low": 1.4, "high": 1.6},
     ],
 )
-def test_a_rising_number(near):
-    root, places = find(lambda a: a**3 - 1.55**3, **near)
+def test_a_rising_number(guess):
+    root, places = find(lambda a: a**3 - 1.55**3, **guess)
     np.testing.assert_allclose(root, 1.55, rtol=1e-8)
-    assert len(places) < 16 and all(near.get("low", 0) < a < near.get("high", np.inf) for a in places)
+    assert len(places) < 16 and all(guess.get("low", 0) < a < guess.get("high", np.inf) for a in places)
 
 
 def test_a_falling_number():
@@ -128,7 +128,7 @@ def test_in_a_bracket():
 
 
 @jax.tree_util.register_pytree_node_class
-class Some(SimpleNamespace):
+class PartialState(SimpleNamespace):
     """A pytree with some attributes of a state."""
 
     def tree_flatten(self):
@@ -139,16 +139,16 @@ class Some(SimpleNamespace):
         return cls(**dict(zip(names, values, strict=True)))
 
 
-def state_with(alpha=1.0, theta=1.0, m=1.0, loss=0.0, error=0.0, linear=0.0, there=(True, True, True)):
+def state_with(alpha=1.0, theta=1.0, m=1.0, loss=0.0, error=0.0, linear=0.0, has_state=(True, True, True)):
     """The numbers of a state that events look at."""
-    three = jnp.ones(3)
-    return Some(
+    ones = jnp.ones(3)
+    return PartialState(
         overlaps=ta.Overlaps(*(alpha * jnp.ones((3, 2, 1, 1)),) * 3, alpha * jnp.ones((3, 2, 1))),
-        diagnostics=Some(growth_theta=theta * three, growth_m=m * three),
-        train_loss=loss * three,
-        gen_error=error * three,
-        gen_error_linear=linear * three,
-        has_state=jnp.array(there),
+        diagnostics=PartialState(growth_theta=theta * ones, growth_m=m * ones),
+        train_loss=loss * ones,
+        gen_error=error * ones,
+        gen_error_linear=linear * ones,
+        has_state=jnp.array(has_state),
         status=jnp.array([0, 2, 0]),
     )
 
@@ -167,34 +167,34 @@ def test_the_number_of_every_event():
         np.testing.assert_allclose(EVENTS[name].value(state), number)
     np.testing.assert_allclose(EVENTS["alpha_c"].value(state_with(loss=0.5), state_with(loss=0.2)), 0.3)
     assert EVENTS["alpha_c"].branches == ("positional", "semantic")
-    looked_at = {name: event.branches for name, event in EVENTS.items() if len(event.branches) == 1}
-    for name, (branch,) in looked_at.items():
+    single_branches = {name: event.branches for name, event in EVENTS.items() if len(event.branches) == 1}
+    for name, (branch,) in single_branches.items():
         assert branch == ("uninformed" if "pitchfork" in name else name.split()[0])
 
 
 def test_what_most_replicates_lack_has_no_number():
-    for there, expected in (((True, True, False), 0.1), ((True, False, False), np.nan)):
-        points = [SimpleNamespace(replicates=state_with(error=0.3, linear=0.4, there=there))]
+    for has_state, expected in (((True, True, False), 0.1), ((True, False, False), np.nan)):
+        points = [SimpleNamespace(replicates=state_with(error=0.3, linear=0.4, has_state=has_state))]
         np.testing.assert_allclose(number_of(EVENTS["semantic baseline"], points), expected)
 
 
 def test_roots_and_sensitivities_of_the_replicates():
     """Each replicate's zero lies one Newton step away from the common place."""
     event = EVENTS["alpha_c"]
-    good = Some(status=jnp.zeros(3, int), has_state=jnp.ones(3, bool))
+    good = PartialState(status=jnp.zeros(3, int), has_state=jnp.ones(3, bool))
     value, by_alpha = jnp.array([0.1, 0.3, 0.2]), jnp.array([2.0, 2.0, 4.0])
     zero = Zero(jnp.array(1.0), (state_with(), good), value, None, by_alpha, slope=2.0, met=jnp.array(True))
-    found = transition_of(event, ta.dot_product(), zero)
+    transition = transition_of(event, ta.dot_product(), zero)
     roots = 1 - value / 2
-    np.testing.assert_allclose((found.alpha, found.stderr), (roots.mean(), error_bar(roots)))
-    assert int(found.status) == 2 and found.sensitivities is None and found.event == event.name
-    lost = transition_of(event, ta.dot_product(), zero._replace(met=jnp.array(False)))
-    assert int(lost.status) == ta.Status.absent and float(lost.alpha) == 1.0
-    failed = Some(status=jnp.full(3, ta.Status.unresolved), has_state=jnp.zeros(3, bool))
+    np.testing.assert_allclose((transition.alpha, transition.stderr), (roots.mean(), error_bar(roots)))
+    assert int(transition.status) == 2 and transition.sensitivities is None and transition.event == event.name
+    unmet = transition_of(event, ta.dot_product(), zero._replace(met=jnp.array(False)))
+    assert int(unmet.status) == ta.Status.absent and float(unmet.alpha) == 1.0
+    failed = PartialState(status=jnp.full(3, ta.Status.unresolved), has_state=jnp.zeros(3, bool))
     unknown = transition_of(event, ta.dot_product(), zero._replace(states=(state_with(), failed), met=False))
     assert int(unknown.status) == ta.Status.unresolved and jnp.isnan(unknown.alpha)
-    gone = Some(status=jnp.full(3, ta.Status.absent), has_state=jnp.zeros(3, bool))
-    for pair in ((gone, state_with()), (gone, gone)):
+    absent = PartialState(status=jnp.full(3, ta.Status.absent), has_state=jnp.zeros(3, bool))
+    for pair in ((absent, state_with()), (absent, absent)):
         assert transition_of(event, ta.dot_product(), zero._replace(states=pair, met=False)).status == ta.Status.absent
     exact = transition_of(event, ta.dot_product(), zero._replace(by_model={"sigma": jnp.array([4.0, 6.0, 8.0])}))
     np.testing.assert_allclose(exact.alpha, np.mean([0.95, 0.85, 0.95]))
@@ -202,21 +202,21 @@ def test_roots_and_sensitivities_of_the_replicates():
     np.testing.assert_allclose(exact.sensitivities_stderr["sigma"], error_bar(jnp.array([-2.0, -3.0, -2.0])))
 
 
-def searched(monkeypatch, number, alpha, exists=lambda a: True, options=MappingProxyType({}), **near):
-    """`zero_near` for a number as a function of alpha, with states that cost nothing, and the places it looks at."""
+def searched(monkeypatch, number, alpha, exists=lambda a: True, options=MappingProxyType({}), **limits):
+    """Run `zero_near` on a number that depends on alpha, without solves; return the zero and the places visited."""
     places = []
 
     def finely(problem, x):
         assert problem.settings == "tight" and problem.nodes.replicates == 3 and problem.free.tolist() == [1.0, 0.0]
         alpha = float(problem.alpha)
         places.append(alpha)
-        there = exists(alpha)
-        return made.ended(state_with(alpha, linear=number(alpha), there=(there,) * 3))
+        has_state = exists(alpha)
+        return made.ended(state_with(alpha, linear=number(alpha), has_state=(has_state,) * 3))
 
     monkeypatch.setattr(Problem, "finely", finely)
-    here, model = ta.Near(alpha, (state_with().overlaps,), **near), ta.dot_product()
+    guess, model = ta.Near(alpha, (state_with().overlaps,), **limits), ta.dot_product()
     rule = SimpleNamespace(replicates=3)
-    path = zero_near(EVENTS["semantic baseline"], model, here, rule, "tight", exact=False, tol=1e-5, **options)
+    path = zero_near(EVENTS["semantic baseline"], model, guess, rule, "tight", exact=False, tol=1e-5, **options)
     return run_one(path), places
 
 
@@ -240,10 +240,10 @@ def test_the_states_of_a_pair_are_asked_for_at_once(monkeypatch):
 
     Exact slopes come with the losses.
     """
-    asked = []
+    requests = []
 
     def finely(problem, x):
-        asked.append((float(problem.alpha), problem.free.tolist(), float(jnp.mean(x.q))))
+        requests.append((float(problem.alpha), problem.free.tolist(), float(jnp.mean(x.q))))
         alpha, semantic = float(problem.alpha), problem.free[0] == 1
         state = state_with(alpha + 10 * semantic, loss=(0.0 if semantic else (alpha - 1.25) ** 3 + alpha - 1.25))
         by_alpha = jnp.full(3, 0.0 if semantic else 3 * (alpha - 1.25) ** 2 + 1)
@@ -252,59 +252,59 @@ def test_the_states_of_a_pair_are_asked_for_at_once(monkeypatch):
 
     monkeypatch.setattr(Problem, "finely", finely)
     x = state_with().overlaps
-    near, rule = ta.Near(1.4, (x, jax.tree.map(lambda a: 2 * a, x))), SimpleNamespace(replicates=3)
-    path = zero_near(EVENTS["alpha_c"], ta.dot_product(), near, rule, "tight", exact=True)
-    (wanted := next(path)) and path.close()
-    assert len(wanted) == 2  # both in one list
-    asked.clear()
-    zero = run_one(zero_near(EVENTS["alpha_c"], ta.dot_product(), near, rule, "tight", exact=True))
+    guess, rule = ta.Near(1.4, (x, jax.tree.map(lambda a: 2 * a, x))), SimpleNamespace(replicates=3)
+    path = zero_near(EVENTS["alpha_c"], ta.dot_product(), guess, rule, "tight", exact=True)
+    (paths := next(path)) and path.close()
+    assert len(paths) == 2  # both in one list
+    requests.clear()
+    zero = run_one(zero_near(EVENTS["alpha_c"], ta.dot_product(), guess, rule, "tight", exact=True))
     np.testing.assert_allclose(zero.alpha, 1.25, atol=1e-5)
     np.testing.assert_allclose(zero.by_model["sigma"], -2.0)
     np.testing.assert_allclose(zero.by_alpha, 1.0, atol=1e-5)
-    assert asked[:2] == [(1.4, [0.0, 1.0], 1.0), (1.4, [1.0, 0.0], 2.0)]
+    assert requests[:2] == [(1.4, [0.0, 1.0], 1.0), (1.4, [1.0, 0.0], 2.0)]
     for k in (2, 3):
-        np.testing.assert_allclose(asked[k][2], (1.4, 11.4)[k - 2])
+        np.testing.assert_allclose(requests[k][2], (1.4, 11.4)[k - 2])
 
 
 def test_exact_slopes_are_asked_for_in_every_replicate_at_once(monkeypatch, model, lines, known):
     """Exact slopes are requested together, one call per replicate with its state; else the secant gives the slope."""
     monkeypatch.setattr(Problem, "finely", lambda problem, x: made.ended(known))
-    near, asked = ta.Near(1.4, (known.overlaps,)), []
+    guess, answered = ta.Near(1.4, (known.overlaps,)), []
 
     def answer(call):
-        asked.append(call)
-        k = len(asked) - 1
+        answered.append(call)
+        k = len(answered) - 1
         return jnp.asarray(0.1), eqx.tree_at(lambda m: m.sigma, model, jnp.asarray(2.0 + k)), jnp.asarray(3.0 + k)
 
     event = EVENTS["semantic instability"]
-    path = zero_near(event, model, near, lines, ta.Settings(), exact=True, looks=1)
+    path = zero_near(event, model, guess, lines, ta.Settings(), exact=True, looks=1)
     next(path)  # the states
-    wanted = path.send([known])
-    assert isinstance(wanted, list) and len(wanted) == 4 and all(isinstance(call, Call) for call in wanted)
+    calls = path.send([known])
+    assert isinstance(calls, list) and len(calls) == 4 and all(isinstance(call, Call) for call in calls)
     path.close()
-    zero = made.drive(zero_near(event, model, near, lines, ta.Settings(), exact=True, looks=1), answer)
+    zero = made.drive(zero_near(event, model, guess, lines, ta.Settings(), exact=True, looks=1), answer)
     np.testing.assert_array_equal(zero.by_alpha, [3.0, 4.0, 5.0, 6.0])
     np.testing.assert_array_equal(zero.by_model.sigma, [2.0, 3.0, 4.0, 5.0])
     np.testing.assert_allclose(zero.slope, 4.5)
-    for k, call in enumerate(asked):
+    for k, call in enumerate(answered):
         equations, x, observable = call.arguments
         assert observable is event.observable and float(equations.alpha) == 1.4
         np.testing.assert_array_equal(equations.free, [1.0, 0.0])
         for a, b in zip(jax.tree.leaves(equations.replicate), jax.tree.leaves(lines.replicate(k)), strict=True):
             np.testing.assert_array_equal(a, b)
         np.testing.assert_array_equal(x.q, known.overlaps.q[k])
-    asked.clear()
-    zero = made.drive(zero_near(event, model, near, lines, ta.Settings(), exact=False, looks=1), answer)
-    assert not asked and zero.by_model is None and np.isnan(zero.by_alpha).all()
+    answered.clear()
+    zero = made.drive(zero_near(event, model, guess, lines, ta.Settings(), exact=False, looks=1), answer)
+    assert not answered and zero.by_model is None and np.isnan(zero.by_alpha).all()
 
 
 def curve_with(numbers, branch="semantic", name="error"):
     """A curve with test errors or losses at alpha = 1, 2, ...; states exist only where the numbers are finite."""
 
     def point(alpha, number):
-        there = bool(np.isfinite(number))
-        state = state_with(alpha, **{name: number}, there=(there,) * 3)
-        return SimpleNamespace(alpha=jnp.array(alpha), ok=there, replicates=state)
+        has_state = bool(np.isfinite(number))
+        state = state_with(alpha, **{name: number}, has_state=(has_state,) * 3)
+        return SimpleNamespace(alpha=jnp.array(alpha), ok=has_state, replicates=state)
 
     return ta.Curve(branch, tuple(point(1.0 + k, n) for k, n in enumerate(numbers)))
 
@@ -323,10 +323,10 @@ def test_the_first_place_on_a_curve_within_limits():
 
 def test_where_alpha_c_is_looked_for(monkeypatch, model, lines):
     """alpha_c is looked for at the first crossing of the curves in the range; without one, anywhere in the range."""
-    seen = []
+    guesses = []
 
     def stop(*arguments, **_):
-        seen.append(arguments[2])
+        guesses.append(arguments[2])
         raise InterruptedError
 
     monkeypatch.setattr(transitions, "zero_near", stop)
@@ -335,7 +335,7 @@ def test_where_alpha_c_is_looked_for(monkeypatch, model, lines):
     for bracket, expected in (((0.1, 4.0), 1.5), ((2.0, 4.0), 2.5), ((2.7, 4.0), (2.7, 4.0))):
         with pytest.raises(InterruptedError):
             ta.critical_alpha(model, lines, start=curves, bracket=bracket)
-        np.testing.assert_allclose(getattr(seen[-1], "alpha", seen[-1]), expected)
+        np.testing.assert_allclose(getattr(guesses[-1], "alpha", guesses[-1]), expected)
 
 
 def test_alpha_c_between_the_ends_of_branches(monkeypatch, model):
@@ -344,24 +344,24 @@ def test_alpha_c_between_the_ends_of_branches(monkeypatch, model):
     def coarsely(problem, x0):
         alpha, semantic = float(problem.alpha), problem.free[0] == 1
         loss = 2.25 - alpha if semantic else 1.0
-        there = not (semantic and alpha < 0.8)
+        has_state = not (semantic and alpha < 0.8)
         starts[bool(semantic)].append((alpha, float(x0.q[0, 0, 0])))
-        status = 0 if there else int(ta.Status.absent)
+        status = 0 if has_state else int(ta.Status.absent)
         moved = jax.tree.map(lambda a: a + 1, x0)
-        return made.ended(SimpleNamespace(train_loss=loss, has_state=there, status=status, overlaps=moved))
+        return made.ended(SimpleNamespace(train_loss=loss, has_state=has_state, status=status, overlaps=moved))
 
-    def stop(event, model, near, *_, looks, **__):
-        found.append((float(near.alpha), looks))
+    def stop(event, model, guess, *_, looks, **__):
+        guesses.append((float(guess.alpha), looks))
         raise InterruptedError
 
-    found, starts = [], {False: [], True: []}
+    guesses, starts = [], {False: [], True: []}
     monkeypatch.setattr(Problem, "coarsely", coarsely)
     monkeypatch.setattr(transitions, "zero_near", stop)
     for bracket in ((0.1, 4.0), (0.1, 0.9), (1.4, 4.0)):
         with pytest.raises(InterruptedError):
             ta.critical_alpha(model, ta.sobol_nodes(model, 64, replicates=3), bracket=bracket)
-    np.testing.assert_allclose([alpha for alpha, _ in found], [1.25, 0.9, 1.4], rtol=2e-3)
-    assert [looks for _, looks in found] == [12, 1, 1]  # at the end of a bracket one look is enough
+    np.testing.assert_allclose([alpha for alpha, _ in guesses], [1.25, 0.9, 1.4], rtol=2e-3)
+    assert [looks for _, looks in guesses] == [12, 1, 1]  # at the end of a bracket one look is enough
     # A branch continues from its last state, or from its start if it was absent before.
     first = float(BRANCHES["semantic"].start(model).q[0, 0, 0])
     for (before, x), (_, y) in pairwise(starts[True][:4]):
@@ -373,56 +373,56 @@ def test_where_alpha_l_is_looked_for(monkeypatch, model, lines, known):
 
     The first holds if the positional state beats the baseline at alpha_c.
     """
-    seen = []
+    searches = []
 
     def stop(model, coarse, x0, free, ends, settings):
-        seen.append((free.tolist(), float(x0.q[0, 0, 0]), *map(float, ends)))
+        searches.append((free.tolist(), float(x0.q[0, 0, 0]), *map(float, ends)))
         raise InterruptedError
 
     monkeypatch.setattr(transitions, "_coarse_alpha_l", stop)
-    at = jnp.asarray(1.25)
+    alpha = jnp.asarray(1.25)
     for baseline, expected in ((1.0, ([0.0, 1.0], 1.0, 0.1, 1.25)), (0.0, ([1.0, 0.0], 2.0, 1.25, 4.0))):
         branches = []
         for q, name in enumerate(PAIR, 1):
             new = q * jnp.ones_like(known.overlaps.q), baseline * jnp.ones(4)
-            found = eqx.tree_at(lambda s: (s.overlaps.q, s.gen_error_linear), known, new)
-            branches.append(ta.FixedPoint(model, at, found, name))
-        critical = ta.Transition(at, at, None, None, jnp.array(0), tuple(branches), "alpha_c")
+            states = eqx.tree_at(lambda s: (s.overlaps.q, s.gen_error_linear), known, new)
+            branches.append(ta.FixedPoint(model, alpha, states, name))
+        critical = ta.Transition(alpha, alpha, None, None, jnp.array(0), tuple(branches), "alpha_c")
         with pytest.raises(InterruptedError):
             ta.linear_crossing(model, critical, lines)
-        np.testing.assert_allclose(np.hstack(seen[-1]), np.hstack(expected))
+        np.testing.assert_allclose(np.hstack(searches[-1]), np.hstack(expected))
 
 
 def test_the_options_of_a_search_arrive(monkeypatch, model, lines):
     """Settings, limits and the choice of exact slopes reach the search from every function that looks for an event."""
-    seen = []
+    calls = []
 
     class Stop(Exception):
         pass
 
-    def stop(event, model, near, nodes, settings, *, exact, tol=None, frees=None, looks=None):
-        seen.append((event.name, float(near.alpha), nodes is lines, settings, exact))
+    def stop(event, model, guess, nodes, settings, *, exact, tol=None, frees=None, looks=None):
+        calls.append((event.name, float(guess.alpha), nodes is lines, settings, exact))
         raise Stop
 
     tight, rough = ta.Settings(tol=1e-9), ta.Settings(tol=1e-3)
-    near = ta.Near(1.3, (BRANCHES["semantic"].start(model),))
-    pair = ta.Near(1.3, near.overlaps * 2)
-    for module in (how, transitions, boundaries):
+    guess = ta.Near(1.3, (BRANCHES["semantic"].start(model),))
+    pair = ta.Near(1.3, guess.overlaps * 2)
+    for module in (events_module, transitions, boundaries):
         monkeypatch.setattr(module, "zero_near", stop)
     for call, expected in (
-        (lambda **k: ta.locate(model, "semantic baseline", lines, start=near, **k), True),
-        (lambda **k: ta.locate(model, "semantic baseline", lines, start=near, sensitivities=False, **k), False),
+        (lambda **k: ta.locate(model, "semantic baseline", lines, start=guess, **k), True),
+        (lambda **k: ta.locate(model, "semantic baseline", lines, start=guess, sensitivities=False, **k), False),
         (lambda **k: ta.critical_alpha(model, lines, start=pair, **k), True),
-        (lambda **k: ta.trace_boundary(model, "semantic baseline", "omega", [0.3], lines, start=near, **k), False),
+        (lambda **k: ta.trace_boundary(model, "semantic baseline", "omega", [0.3], lines, start=guess, **k), False),
         (lambda **k: ta.trace_boundary(model, "alpha_c", "omega", [0.3], lines, start=pair, **k), True),
     ):
         for settings in (tight, rough):
             with pytest.raises(Stop):
                 call(settings=settings)
-            assert seen[-1][1:3] == (1.3, True) and seen[-1][3] is settings and seen[-1][4] is expected
+            assert calls[-1][1:3] == (1.3, True) and calls[-1][3] is settings and calls[-1][4] is expected
     with pytest.raises(Stop):
-        ta.trace_boundary(model, "semantic baseline", "omega", [0.3], lines, start=near, sensitivities=True)
-    assert seen[-1][4] is True and float(seen[-1][3].tol) == 1e-4
+        ta.trace_boundary(model, "semantic baseline", "omega", [0.3], lines, start=guess, sensitivities=True)
+    assert calls[-1][4] is True and float(calls[-1][3].tol) == 1e-4
 
 
 @pytest.fixture(scope="module")
@@ -431,9 +431,9 @@ def curves(model, lines):
 
 
 def test_places_on_curves(curves, model, lines):
-    (near,) = crossings(EVENTS["alpha_c"], curves)
-    assert near.low == 1.1 and near.high == 1.4 and near.slope > 0
-    np.testing.assert_allclose(near.alpha, ALPHA_C, atol=0.02)
+    (guess,) = crossings(EVENTS["alpha_c"], curves)
+    assert guess.low == 1.1 and guess.high == 1.4 and guess.slope > 0
+    np.testing.assert_allclose(guess.alpha, ALPHA_C, atol=0.02)
     critical = ta.critical_alpha(model, lines, start=curves)
     assert abs(critical.alpha - ALPHA_C) <= 3 * critical.stderr and bool(critical.ok)
     crossing = ta.linear_crossing(model, critical, lines, start=curves)
@@ -452,31 +452,31 @@ def test_sensitivities_of_growth_events(model, lines, event, alpha):
     """Implicit derivatives of growth events equal central differences where the proximal operator jumps."""
     (branch,) = EVENTS[event].branches
     start = [ta.solve(model, 1.01 * alpha, branch, lines, start=BRANCHES["semantic"].start(model))]
-    tight = ta.Settings(tol=1e-8, warm_steps=20)
-    found = ta.locate(model, event, lines, start=start, settings=tight)
-    assert bool(found.ok) and abs(found.alpha - alpha) < 1e-3
-    at = []
+    settings = ta.Settings(tol=1e-8, warm_steps=20)
+    transition = ta.locate(model, event, lines, start=start, settings=settings)
+    assert bool(transition.ok) and abs(transition.alpha - alpha) < 1e-3
+    alphas = []
     for step in (0.01, -0.01):
         moved = eqx.tree_at(lambda m: m.omega, model, model.omega + step)
-        other = ta.locate(moved, event, lines, start=found.branches, settings=tight, sensitivities=False)
-        at.append(float(other.alpha))
-    np.testing.assert_allclose((at[0] - at[1]) / 0.02, found.sensitivities.omega, rtol=0.02)
-    assert 0 < found.sensitivities_stderr.omega < 0.01
+        neighbour = ta.locate(moved, event, lines, start=transition.branches, settings=settings, sensitivities=False)
+        alphas.append(float(neighbour.alpha))
+    np.testing.assert_allclose((alphas[0] - alphas[1]) / 0.02, transition.sensitivities.omega, rtol=0.02)
+    assert 0 < transition.sensitivities_stderr.omega < 0.01
 
 
 def one_replicate(model, order):
-    """The averages of test_arclength.py, in order to share its programs."""
+    """Return the rule of test_arclength.py, so that both files share their compiled programs."""
     return ta.line_nodes(model, order, replicates=1, even=True)
 
 
 def test_a_fold_is_looked_for_on_both_sides(monkeypatch, model, lines):
-    seen = []
-    monkeypatch.setattr(how, "fold_near", lambda *arguments: made.ended(seen.append(arguments)))
+    calls = []
+    monkeypatch.setattr(events_module, "fold_near", lambda *arguments: made.ended(calls.append(arguments)))
     settings, x = ta.Settings(tol=1e-9), BRANCHES["semantic"].start(model)
     for limits, expected in (({}, (1.0, 3.0)), ({"low": 1.5, "high": 2.1}, (1.5, 2.1))):
-        found = ta.locate(model, "semantic fold", lines, start=ta.Near(2.0, (x,), **limits), settings=settings)
-        assert int(found.status) == ta.Status.absent and seen[-1][4] == expected and seen[-1][3] is settings
-    np.testing.assert_array_equal(seen[-1][0].free, [1.0, 0.0])
+        transition = ta.locate(model, "semantic fold", lines, start=ta.Near(2.0, (x,), **limits), settings=settings)
+        assert int(transition.status) == ta.Status.absent and calls[-1][4] == expected and calls[-1][3] is settings
+    np.testing.assert_array_equal(calls[-1][0].free, [1.0, 0.0])
 
 
 # Derivatives estimate many nodes, differences belong to these: lines of order 5 differ by 12 % at a fold.
@@ -486,23 +486,23 @@ def test_a_fold_and_its_sensitivities(order, tol):
     model = ta.dot_product(omega=0.235)
     rule = one_replicate(model, order)
     x = ta.solve(model, 2.1, "positional", rule, start=START).overlaps
-    near = ta.Near(2.1, (x,), low=2.05, high=2.3)
-    found = ta.locate(model, "positional fold", rule, start=near)
-    assert bool(found.ok) and abs(found.alpha - 2.174) < 0.03
-    at = []
+    guess = ta.Near(2.1, (x,), low=2.05, high=2.3)
+    transition = ta.locate(model, "positional fold", rule, start=guess)
+    assert bool(transition.ok) and abs(transition.alpha - 2.174) < 0.03
+    alphas = []
     for step in (1e-3, -1e-3):
         moved = ta.dot_product(omega=0.235 + step)
-        at.append(float(ta.locate(moved, "positional fold", rule, start=near, sensitivities=False).alpha))
-    np.testing.assert_allclose((at[0] - at[1]) / 2e-3, found.sensitivities.omega, rtol=tol)
+        alphas.append(float(ta.locate(moved, "positional fold", rule, start=guess, sensitivities=False).alpha))
+    np.testing.assert_allclose((alphas[0] - alphas[1]) / 2e-3, transition.sensitivities.omega, rtol=tol)
 
 
 START = ta.Overlaps(*(jnp.full((2, 1, 1), v) for v in (0.04, 11.0, 0.0)), 0.21 * jnp.array([[1.0], [-1.0]]))
 
 
 def test_no_fold_is_absent(model, curves):
-    near = ta.Near(1.4, (curves[1].points[1].overlaps,), low=1.2, high=1.6)
-    found = ta.locate(model, "semantic fold", one_replicate(model, 5), start=near)
-    assert int(found.status) == ta.Status.absent and np.isnan(float(found.alpha))
+    guess = ta.Near(1.4, (curves[1].points[1].overlaps,), low=1.2, high=1.6)
+    transition = ta.locate(model, "semantic fold", one_replicate(model, 5), start=guess)
+    assert int(transition.status) == ta.Status.absent and np.isnan(float(transition.alpha))
 
 
 @pytest.mark.parametrize(("early", "late", "owner"), [(0, 0, 2), (0, 1, 1), (1, 0, 0), (1, 1, 0)])
@@ -519,20 +519,20 @@ def test_alpha_l_is_alpha_c_where_the_exchange_beats_the_baseline(model, lines):
     states = list(critical.branches)
     better = eqx.tree_at(lambda s: s.replicates.gen_error, states[1], 0.5 * states[1].replicates.gen_error)
     known = eqx.tree_at(lambda t: t.branches, critical, (states[0], better))
-    found = ta.linear_crossing(model, known, lines, start=[states[1]])
-    np.testing.assert_array_equal(found.alpha, critical.alpha)
-    np.testing.assert_array_equal(found.sensitivities.omega, critical.sensitivities.omega)
+    crossing = ta.linear_crossing(model, known, lines, start=[states[1]])
+    np.testing.assert_array_equal(crossing.alpha, critical.alpha)
+    np.testing.assert_array_equal(crossing.sensitivities.omega, critical.sensitivities.omega)
     # Without alpha_c nobody knows which minimum is global.
-    lost = eqx.tree_at(lambda t: t.status, critical, jnp.asarray(int(ta.Status.max_steps)))
-    near = ta.Near(ALPHA_L, (states[1].replicates.overlaps,))
-    assert int(ta.linear_crossing(model, lost, lines, start=near).status) == ta.Status.max_steps
+    failed = eqx.tree_at(lambda t: t.status, critical, jnp.asarray(int(ta.Status.max_steps)))
+    guess = ta.Near(ALPHA_L, (states[1].replicates.overlaps,))
+    assert int(ta.linear_crossing(model, failed, lines, start=guess).status) == ta.Status.max_steps
 
 
 def test_without_alpha_c_there_is_no_alpha_l(model, lines):
     """Without alpha_c there is no alpha_l: nothing is solved, neither here nor in a sweep."""
-    lost = made.transition(status=int(ta.Status.max_steps))
-    for found in (
-        ta.linear_crossing(model, lost, lines),
-        run_one(transitions.crossing_path(model, lost, lines, (0.1, 4.0), ta.Settings())),
+    failed = made.transition(status=int(ta.Status.max_steps))
+    for crossing in (
+        ta.linear_crossing(model, failed, lines),
+        run_one(transitions.crossing_path(model, failed, lines, (0.1, 4.0), ta.Settings())),
     ):
-        assert (found.event, int(found.status), float(found.alpha)) == ("alpha_l", ta.Status.max_steps, 1.25)
+        assert (crossing.event, int(crossing.status), float(crossing.alpha)) == ("alpha_l", ta.Status.max_steps, 1.25)

@@ -41,55 +41,56 @@ def scaled(state, theta=1.0, q=1.0):
 
 @pytest.fixture
 def search(model, state, monkeypatch):
-    """A search with given states: it returns the state and the problems that it solves with their starts.
+    """A search whose solves return given states: it returns its state and the solved problems with their starts.
 
-    The states are `near` (from the expected one), `bare` (uninformed) and `anew` (from the branch's start).
+    The search gets `continued` from the expected state, `uninformed` on the uninformed branch, and `restarted` from the
+    branch's own start.
     """
 
-    def go(near, bare=None, anew=None, *, free=SEMANTIC, lost=False, settings=None):
-        start, given, asked = BRANCHES["semantic"].start(model), ta.Settings() if settings is None else settings, []
+    def run(continued, uninformed=None, restarted=None, *, free=SEMANTIC, lost=False, settings=None):
+        start, options, solved = BRANCHES["semantic"].start(model), ta.Settings() if settings is None else settings, []
 
         def finely(problem, x):
-            asked.append((problem, x))
+            solved.append((problem, x))
             if x is start:
-                return made.ended(anew)
-            own = len(asked) == 1 and not lost
-            np.testing.assert_array_equal(problem.free, free if own else UNINFORMED)
-            assert x is state.overlaps and problem.settings is given
-            return made.ended(near if own else bare)
+                return made.ended(restarted)
+            is_first = len(solved) == 1 and not lost
+            np.testing.assert_array_equal(problem.free, free if is_first else UNINFORMED)
+            assert x is state.overlaps and problem.settings is options
+            return made.ended(continued if is_first else uninformed)
 
         monkeypatch.setattr(Problem, "finely", finely)
-        path = Follower("rule", given, free, start).search(model, 2.0, state.overlaps, lost)
-        found = run_one(path)
-        assert all(p.model is model and p.alpha == 2.0 and p.nodes == "rule" for p, _ in asked)
-        return found, asked
+        path = Follower("rule", options, free, start).search(model, 2.0, state.overlaps, lost)
+        result = run_one(path)
+        assert all(p.model is model and p.alpha == 2.0 and p.nodes == "rule" for p, _ in solved)
+        return result, solved
 
-    return go
+    return run
 
 
 @pytest.fixture
 def settled(search):
     """The status of a search with given states, and the number of states that it takes."""
 
-    def go(*states, **options):
-        found, asked = search(*states, **options)
-        return int(found.status[0]), len(asked)
+    def run(*states, **options):
+        result, solved = search(*states, **options)
+        return int(result.status[0]), len(solved)
 
-    return go
+    return run
 
 
 LOST = {"status": Status.max_steps, "residual": 1.0}
 
 
-def test_what_is_found_near_is_it(model, state, search, settled):
+def test_a_state_near_the_expected_one_is_accepted(model, state, search, settled):
     assert search(state)[0] is state
     assert settled(state) == (Status.converged, 1)
     lost = changed(state, **LOST)
     assert settled(lost, changed(state, growth_theta=0.95)) == (Status.absent, 2)
     half = eqx.tree_at(lambda s: (s.status, s.residual), state, (jnp.array([0, 0, 2, 2]), jnp.array([0.0, 0, 1, 1])))
     assert search(half)[0] is half and len(search(half)[1]) == 1  # half of the replicates is enough
-    most = eqx.tree_at(lambda s: (s.status, s.residual), state, (jnp.array([0, 2, 2, 2]), jnp.array([0.0, 1, 1, 1])))
-    assert settled(most, changed(state, growth_theta=0.95)) == (Status.absent, 2)
+    quarter = eqx.tree_at(lambda s: (s.status, s.residual), state, (jnp.array([0, 2, 2, 2]), jnp.array([0.0, 1, 1, 1])))
+    assert settled(quarter, changed(state, growth_theta=0.95)) == (Status.absent, 2)
 
 
 def test_a_small_order_parameter_is_compared_with_the_uninformed_state(model, state, search, settled):
@@ -106,12 +107,12 @@ def test_absent_where_nothing_grows_on_the_uninformed_state(state, search, settl
     lost = changed(state, **LOST)
     for growth, expected in ((0.99, (Status.absent, 2)), (1.01, (Status.converged, 3))):  # growth of theta
         assert settled(lost, changed(state, growth_theta=growth), state) == expected
-    found, _ = search(lost, changed(state, growth_theta=0.5), state)
-    np.testing.assert_array_equal(found.diagnostics.growth_theta, 0.5)  # the uninformed state under that name
+    result, _ = search(lost, changed(state, growth_theta=0.5), state)
+    np.testing.assert_array_equal(result.diagnostics.growth_theta, 0.5)  # the uninformed state under that name
     assert settled(lost, changed(state, growth_m=0.5, growth_theta=1.5), state)[1] == 3  # m is another order parameter
     # Unresolved nodes say nothing about growth.
-    for missed, looks in ((0.04, 2), (0.06, 3)):
-        assert settled(lost, changed(state, growth_theta=0.95, unresolved=missed), state)[1] == looks
+    for share, looks in ((0.04, 2), (0.06, 3)):
+        assert settled(lost, changed(state, growth_theta=0.95, unresolved=share), state)[1] == looks
     # An uninformed state that does not settle says nothing about growth, either.
     assert settled(lost, changed(state, growth_theta=0.5, **LOST), state) == (Status.converged, 3)
 
@@ -147,17 +148,17 @@ def test_a_branch_without_an_order_parameter_is_never_absent(state, settled):
 
 
 def test_the_stages_of_a_search(model, state, search):
-    """A search tries three starts: near, then the uninformed state, then anew with damped steps.
+    """A search tries the expected state, then the uninformed branch, then the branch's own start with damped steps.
 
-    The settings of each are checked.
+    The test checks the settings of each stage.
     """
     lost, grows = changed(state, **LOST), changed(state, growth_theta=1.05)
-    for given, steps in ((5, 60), (200, 200)):
-        settings = ta.Settings(tol=3e-4, max_steps=11, warm_steps=given, damping=0.3)
-        _, asked = search(lost, grows, state, settings=settings)
-        assert [p.free.tolist() for p, _ in asked] == [[1.0, 0.0], [0.0, 0.0], [1.0, 0.0]]
-        assert [int(p.settings.warm_steps) for p, _ in asked] == [given, given, steps]
-        for p, _ in asked:
+    for warm_steps, steps in ((5, 60), (200, 200)):
+        settings = ta.Settings(tol=3e-4, max_steps=11, warm_steps=warm_steps, damping=0.3)
+        _, solved = search(lost, grows, state, settings=settings)
+        assert [p.free.tolist() for p, _ in solved] == [[1.0, 0.0], [0.0, 0.0], [1.0, 0.0]]
+        assert [int(p.settings.warm_steps) for p, _ in solved] == [warm_steps, warm_steps, steps]
+        for p, _ in solved:
             assert [float(a) for a in (p.settings.tol, p.settings.max_steps, p.settings.damping)] == [3e-4, 11, 0.3]
 
 
@@ -166,19 +167,19 @@ def test_a_step_starts_from_the_prediction_and_is_learnt(model, state, monkeypat
 
     It also tells the search whether the branch was lost.
     """
-    asked = []
+    requests = []
 
-    def finder(self, *given):
-        asked.append(given)
+    def finder(self, *arguments):
+        requests.append(arguments)
         return made.ended(state)
 
     monkeypatch.setattr(Follower, "search", finder)
     warm = WarmStart(scaled(state, theta=0.98).overlaps, state.overlaps, np.zeros(4), np.ones(4), np.full(4, 2))
     for count in (2, -2):
         warm = warm._replace(count=np.full(4, count))
-        after, found = run_one(Follower("rule", ta.Settings(), SEMANTIC, None).advance(model, 1.7, 2.0, warm))
-        assert found is state and asked[-1][:2] == (model, 1.7) and asked[-1][3] is (count < 0)
-        np.testing.assert_allclose(asked[-1][2].theta, 1.02 * state.overlaps.theta)
+        after, result = run_one(Follower("rule", ta.Settings(), SEMANTIC, None).advance(model, 1.7, 2.0, warm))
+        assert result is state and requests[-1][:2] == (model, 1.7) and requests[-1][3] is (count < 0)
+        np.testing.assert_allclose(requests[-1][2].theta, 1.02 * state.overlaps.theta)
         np.testing.assert_array_equal((after.place_before, after.place), [[1.0] * 4, [2.0] * 4])
         np.testing.assert_array_equal(after.before.theta, state.overlaps.theta)
 
@@ -201,32 +202,32 @@ def test_prediction_is_the_secant(model, state):
     np.testing.assert_allclose(ahead.theta, 1.02 * x.theta)
     absent = warm._replace(count=jnp.full(4, -2))  # two uninformed states in a row
     np.testing.assert_array_equal(predict(model, absent, 2.0).theta, ahead.theta)
-    for other in (
+    for variant in (
         warm._replace(count=jnp.ones(4, int)),  # only one state
         warm._replace(count=-jnp.ones(4, int)),
         warm._replace(before=scaled(state, theta=3.0).overlaps),  # theta would change sign
         warm._replace(before=scaled(state, q=3.0).overlaps),  # q would become negative
     ):
-        np.testing.assert_array_equal(predict(model, other, 2.0).theta, x.theta)
+        np.testing.assert_array_equal(predict(model, variant, 2.0).theta, x.theta)
     mixed = predict(model, warm._replace(count=np.array([2, 1, 2, -1])), 2.0).theta  # every replicate for itself
     np.testing.assert_allclose(mixed, x.theta * np.array([1.02, 1, 1.02, 1])[:, None, None, None])
 
 
 def test_a_replicate_that_lost_the_branch_joins_the_others(model, state):
     warm = WarmStart.begin(BRANCHES["semantic"].start(model), 0.0, 4)
-    one = eqx.tree_at(lambda s: s.status, state, jnp.array([0, 0, 0, int(Status.left_domain)]))
-    after = update(warm, 1.0, one)
-    np.testing.assert_allclose(after.last.q[3], one.overlaps.q[:3].mean(0))
+    partial = eqx.tree_at(lambda s: s.status, state, jnp.array([0, 0, 0, int(Status.left_domain)]))
+    after = update(warm, 1.0, partial)
+    np.testing.assert_allclose(after.last.q[3], partial.overlaps.q[:3].mean(0))
     np.testing.assert_array_equal(after.count, [2, 2, 2, 1])
-    gone = eqx.tree_at(lambda s: s.status, state, jnp.full(4, int(Status.absent)))
-    once = update(warm, 1.0, gone)
-    twice = update(once, 2.0, gone)
-    back = update(twice, 3.0, state)
-    for after, count in ((once, -1), (twice, -2), (update(twice, 3.0, gone), -2), (back, 1)):
+    absent = eqx.tree_at(lambda s: s.status, state, jnp.full(4, int(Status.absent)))
+    lost_once = update(warm, 1.0, absent)
+    lost_twice = update(lost_once, 2.0, absent)
+    returned = update(lost_twice, 3.0, state)
+    for after, count in ((lost_once, -1), (lost_twice, -2), (update(lost_twice, 3.0, absent), -2), (returned, 1)):
         np.testing.assert_array_equal(after.count, count)
         assert after.lost is (count < 0)
-    none = eqx.tree_at(lambda s: s.status, state, jnp.full(4, int(Status.nonfinite)))
-    np.testing.assert_array_equal(update(warm, 1.0, none).place, warm.place)
+    failed = eqx.tree_at(lambda s: s.status, state, jnp.full(4, int(Status.nonfinite)))
+    np.testing.assert_array_equal(update(warm, 1.0, failed).place, warm.place)
 
 
 def test_a_learnt_state_is_the_last(model, state):

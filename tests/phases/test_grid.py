@@ -26,12 +26,12 @@ from tiedattn_jax.theory.pool import Lane, run, run_one
 from tiedattn_jax.theory.solve import Problem
 
 ALPHAS, OMEGAS = [0.5, 1.0, 1.25, 2.0], [0.3, 0.35]
-GIVEN = ta.Settings(tol=4e-4, max_steps=16, warm_steps=1, damping=0.21)
+SETTINGS = ta.Settings(tol=4e-4, max_steps=16, warm_steps=1, damping=0.21)
 
 
-def go(model, nodes, **options):
+def solve_grid(model, nodes, **options):
     return ta.phase_diagram(
-        model, **{"x": ALPHAS, "y": OMEGAS, "nodes": nodes, "devices": 1, "settings": GIVEN, **options}
+        model, **{"x": ALPHAS, "y": OMEGAS, "nodes": nodes, "devices": 1, "settings": SETTINGS, **options}
     )
 
 
@@ -40,55 +40,55 @@ def diagram(model, lines, tmp_path_factory):
     """A solved diagram and its folder."""
     out = tmp_path_factory.mktemp("grid")
     progress = []
-    found = go(model, lines, out=out, progress=lambda *c: progress.append(c))
+    result = solve_grid(model, lines, out=out, progress=lambda *c: progress.append(c))
     assert progress == [(k, 16) for k in range(17)]
-    return found, out
+    return result, out
 
 
 @pytest.fixture
 def canned(known, model, monkeypatch):
-    """A row of cells without solves: a known state in each, which tests change, and a record of what was asked for."""
+    """Replace solves by a row of cells with known states, which tests change, and record every request."""
     cells = {k: np.array(jnp.broadcast_to(v, (2, len(ALPHAS), *v.shape))) for k, v in known.numbers().items()}
-    asked = {"first": [], "tracks": [], "again": []}
+    requests = {"first": [], "tracks": [], "again": []}
 
     def coarsely(problem, x):
-        asked["first"].append(problem.settings)
+        requests["first"].append(problem.settings)
         return made.ended(SimpleNamespace(status=0, overlaps=x))
 
     class Follower:
         def __init__(self, nodes, settings, free, start):
             self.settings, self.branch, self.start, self.cells = settings, int(free[0]), start, 0
 
-        def advance(self, here, alpha, place, warm):
+        def advance(self, cell_model, alpha, place, warm):
             if not self.cells:
-                asked["tracks"].append(self.settings)
+                requests["tracks"].append(self.settings)
             self.cells += 1
             values = {k: v[self.branch, ALPHAS.index(float(alpha))] for k, v in cells.items()}
             return made.ended((warm, SimpleNamespace(numbers=lambda: values)))
 
-        def search(self, here, alpha, near, lost):
-            default = bool(jnp.all(near.q == self.start.q))
-            asked["again"].append((float(alpha), None if default else float(near.q[0, 0, 0, 0]), self.settings))
-            assert near.q.shape[0] == 4 and lost is False
+        def search(self, cell_model, alpha, guess, lost):
+            default = bool(jnp.all(guess.q == self.start.q))
+            requests["again"].append((float(alpha), None if default else float(guess.q[0, 0, 0, 0]), self.settings))
+            assert guess.q.shape[0] == 4 and lost is False
             values = {k: jnp.asarray(v[1, 2]) for k, v in cells.items()}
             values["residual"] = values["residual"] * (1.0 if alpha > 1 else 0.05)  # not resolved, if it is a state
             return made.ended(SimpleNamespace(numbers=lambda: values))
 
     monkeypatch.setattr(Problem, "coarsely", coarsely)
     monkeypatch.setattr(grid, "Follower", Follower)
-    return cells, asked
+    return cells, requests
 
 
 def test_cells_are_the_states_of_the_theory(diagram):
-    found, _ = diagram
-    assert found.solved[0].all()
+    result, _ = diagram
+    assert result.solved[0].all()
     for case in CASES:
         i, b = ALPHAS.index(case.alpha), ("positional", "semantic").index(case.branch)
         for name in ("train_loss", "gen_error"):
-            bar = found.stderr(name)[b, 0, i] + 2e-3 * getattr(case, name)
-            assert abs(found.mean(name)[b, 0, i] - getattr(case, name)) < 3 * bar
-    assert found.status[1, 0, 0] == ta.Status.absent  # the semantic branch ends at .716
-    critical = found.alpha_c()
+            bar = result.stderr(name)[b, 0, i] + 2e-3 * getattr(case, name)
+            assert abs(result.mean(name)[b, 0, i] - getattr(case, name)) < 3 * bar
+    assert result.status[1, 0, 0] == ta.Status.absent  # the semantic branch ends at .716
+    critical = result.alpha_c()
     assert abs(critical.alpha[0] - 1.25154) < 3 * critical.stderr[0] + 0.005
     assert critical.alpha[1] > critical.alpha[0]
 
@@ -103,7 +103,7 @@ import tiedattn_jax as ta
 ta.use_compilation_cache()
 model = ta.dot_product()
 nodes = ta.line_nodes(model, 5)
-settings = ta.Settings({GIVEN.tol}, {GIVEN.max_steps}, {GIVEN.warm_steps}, {GIVEN.damping})
+settings = ta.Settings({SETTINGS.tol}, {SETTINGS.max_steps}, {SETTINGS.warm_steps}, {SETTINGS.damping})
 def go(**options):
     return ta.phase_diagram(model, {ALPHAS}, {OMEGAS}, nodes, settings=settings, **options)
 {body}
@@ -111,41 +111,41 @@ def go(**options):
 
 
 def launch(script: str, *arguments: str, stderr: int | None = None, **environment: str) -> subprocess.Popen:
-    where = str(Path(ta.__file__).parent.parent)
-    env = {**os.environ, "PYTHONPATH": where, "JAX_PLATFORMS": "cpu", **environment}
+    root = str(Path(ta.__file__).parent.parent)
+    env = {**os.environ, "PYTHONPATH": root, "JAX_PLATFORMS": "cpu", **environment}
     return subprocess.Popen([sys.executable, "-c", script, *arguments], env=env, stderr=stderr)
 
 
-def same(a: ta.PhaseDiagram, b: ta.PhaseDiagram, rtol: float) -> None:
+def assert_same(a: ta.PhaseDiagram, b: ta.PhaseDiagram, rtol: float) -> None:
     assert set(a.cells) == set(b.cells) and a.attrs["fingerprint"] == b.attrs["fingerprint"]
     np.testing.assert_array_equal(a.cells["status"], b.cells["status"])
-    found = np.all(a.cells["status"] <= ta.Status.stalled, -1)
+    has_state = np.all(a.cells["status"] <= ta.Status.stalled, -1)
     for name in ("train_loss", "gen_error", "q", "V"):
-        np.testing.assert_allclose(a.cells[name][found], b.cells[name][found], rtol=rtol)
+        np.testing.assert_allclose(a.cells[name][has_state], b.cells[name][has_state], rtol=rtol)
 
 
 def test_a_killed_run_goes_on_where_it_was(diagram, model, lines, tmp_path):
-    whole, _ = diagram
+    reference, _ = diagram
     slow = program("", f"go(devices=1, out={str(tmp_path)!r}, progress=lambda done, total: time.sleep(0.3))")
     process = launch(slow)
     deadline = time.monotonic() + 300
-    while not (kept := sorted(tmp_path.glob("track-*.npz"))) and time.monotonic() < deadline:
+    while not (tracks := sorted(tmp_path.glob("track-*.npz"))) and time.monotonic() < deadline:
         time.sleep(0.01)
     process.send_signal(signal.SIGKILL)
     process.wait()
-    kept = sorted(tmp_path.glob("track-*.npz"))
-    assert 0 < len(kept) < 4
-    stamps = [p.stat().st_mtime_ns for p in kept]
+    tracks = sorted(tmp_path.glob("track-*.npz"))
+    assert 0 < len(tracks) < 4
+    stamps = [p.stat().st_mtime_ns for p in tracks]
     calls = []
-    again = go(model, lines, out=tmp_path, resume=True, progress=lambda *c: calls.append(c))
-    assert calls == [(k, 16) for k in range(4 * len(kept), 17)]
-    assert stamps == [p.stat().st_mtime_ns for p in kept]
+    resumed = solve_grid(model, lines, out=tmp_path, resume=True, progress=lambda *c: calls.append(c))
+    assert calls == [(k, 16) for k in range(4 * len(tracks), 17)]
+    assert stamps == [p.stat().st_mtime_ns for p in tracks]
     assert not list(tmp_path.glob(".*"))
-    same(again, whole, 1e-9)  # the other process may have compiled with other options
+    assert_same(resumed, reference, 1e-9)  # the other process may have compiled with other options
 
 
 def test_cells_tried_again_are_kept(diagram, model, lines):
-    whole, out = diagram
+    reference, out = diagram
     assert list(out.glob("retry-*.npz"))
 
     def forbidden(*_):
@@ -153,9 +153,9 @@ def test_cells_tried_again_are_kept(diagram, model, lines):
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(grid, "Follower", forbidden)
-        again = go(model, lines, out=out, resume=True)
-    for name, values in whole.cells.items():
-        np.testing.assert_array_equal(again.cells[name], values)
+        resumed = solve_grid(model, lines, out=out, resume=True)
+    for name, values in reference.cells.items():
+        np.testing.assert_array_equal(resumed.cells[name], values)
 
 
 def numbers(settings):
@@ -164,29 +164,29 @@ def numbers(settings):
 
 def test_what_is_tried_again_and_with_what(canned, model, lines):
     """A failed cell is tried again from its neighbours and the default start, an absent one from one neighbour."""
-    cells, asked = canned
+    cells, requests = canned
     cells["q"] *= np.arange(1.0, 5.0)[:, None, None, None, None]
     cells["status"][1, 0] = ta.Status.absent
     cells["status"][1, 2], cells["residual"][1, 2] = ta.Status.max_steps, 1.0
-    found = go(model, lines, y=[0.3])
-    q, same, more = cells["q"][1, :, 0, 0, 0, 0], numbers(GIVEN), [4e-4, 32, 300, 0.21]
-    expected = [(0.5, q[1], same), (1.25, q[3], more), (1.25, q[1], more), (1.25, None, more)]
-    assert [(alpha, near, numbers(settings)) for alpha, near, settings in asked["again"]] == expected
-    np.testing.assert_array_equal(found.cells["status"][:, 0], cells["status"])
-    assert [numbers(settings) for settings in asked["tracks"]] == [same, same]
+    result = solve_grid(model, lines, y=[0.3])
+    q, usual, longer = cells["q"][1, :, 0, 0, 0, 0], numbers(SETTINGS), [4e-4, 32, 300, 0.21]
+    expected = [(0.5, q[1], usual), (1.25, q[3], longer), (1.25, q[1], longer), (1.25, None, longer)]
+    assert [(alpha, guess, numbers(settings)) for alpha, guess, settings in requests["again"]] == expected
+    np.testing.assert_array_equal(result.cells["status"][:, 0], cells["status"])
+    assert [numbers(settings) for settings in requests["tracks"]] == [usual, usual]
     first = [[1e-3, 32, 300, 0.21]] * 2  # for both branches, on coarse averages, from far away
-    assert [numbers(settings) for settings in asked["first"]] == first
-    assert "omega" not in found.attrs["numbers"] and found.attrs["numbers"]["sigma"] == 0.5
-    assert found.attrs["settings"] == {"tol": 4e-4, "max_steps": 16, "warm_steps": 1, "damping": 0.21}
+    assert [numbers(settings) for settings in requests["first"]] == first
+    assert "omega" not in result.attrs["numbers"] and result.attrs["numbers"]["sigma"] == 0.5
+    assert result.attrs["settings"] == {"tol": 4e-4, "max_steps": 16, "warm_steps": 1, "damping": 0.21}
     patient = grid.patient(ta.Settings(tol=1e-4, max_steps=7, warm_steps=400, damping=0.1))
     assert numbers(patient) == [1e-4, 14, 400, 0.1]
 
 
 def test_the_default_settings(canned, model, lines):
-    _, asked = canned
+    _, requests = canned
     ta.phase_diagram(model, ALPHAS, [0.3], lines, devices=1)
-    assert [numbers(settings) for settings in asked["tracks"]] == [[5e-4, 15, 0, 0.2]] * 2
-    assert [numbers(settings) for settings in asked["first"]] == [[1e-3, 30, 300, 0.2]] * 2
+    assert [numbers(settings) for settings in requests["tracks"]] == [[5e-4, 15, 0, 0.2]] * 2
+    assert [numbers(settings) for settings in requests["first"]] == [[1e-3, 30, 300, 0.2]] * 2
 
 
 @pytest.mark.parametrize("turned", [False, True])
@@ -194,8 +194,8 @@ def test_tracks_run_along_alpha_from_the_largest(canned, model, lines, turned):
     cells, _ = canned
     cells["q"] *= np.arange(1.0, 5.0)[:, None, None, None, None]
     axes = (ALPHAS, ("sigma", [0.5, 0.6]))
-    found = ta.phase_diagram(model, *(axes if not turned else (axes[1], ("alpha", ALPHAS))), lines, devices=1)
-    q = np.swapaxes(found.cells["q"], 1, 2) if turned else found.cells["q"]
+    result = ta.phase_diagram(model, *(axes if not turned else (axes[1], ("alpha", ALPHAS))), lines, devices=1)
+    q = np.swapaxes(result.cells["q"], 1, 2) if turned else result.cells["q"]
     for row in (0, 1):
         np.testing.assert_array_equal(q[:, row], cells["q"])
 
@@ -204,111 +204,114 @@ def test_tracks_run_along_alpha_from_the_largest(canned, model, lines, turned):
 def rows(model, lines):
     """The grid of these tests before anything is solved."""
     axes = Axis(Parameter("omega"), np.array(OMEGAS)), Axis(Parameter("alpha"), np.array(ALPHAS))
-    return grid._Grid.of(model, *axes, None, lines, GIVEN)
+    return grid._Grid.of(model, *axes, None, lines, SETTINGS)
 
 
 def test_a_track_alone_gives_the_same(diagram, rows):
     """A track in a pool of its own gives the same numbers, bit by bit, as among other tracks."""
-    found, _ = diagram
+    result, _ = diagram
     calls = []
     firsts = run_one(rows.first_cells(1))
     track = run_one(rows.track(1, 0, firsts, lambda: calls.append(1)))
     assert len(calls) == 4
     for name, values in track.items():
-        kept = found.cells["status"][1, 0, ::-1] <= ta.Status.stalled  # other cells may have been tried again
-        np.testing.assert_array_equal(values[kept], found.cells[name][1, 0, ::-1][kept])
+        has_state = result.cells["status"][1, 0, ::-1] <= ta.Status.stalled  # other cells may have been tried again
+        np.testing.assert_array_equal(values[has_state], result.cells[name][1, 0, ::-1][has_state])
 
 
 def test_the_steps_of_a_track(rows, known, monkeypatch):
     """A track starts at the largest alpha near the first cell, and goes on from each cell to the next."""
-    seen, settings = [], []
+    steps, settings = [], []
 
     def advance(self, model, alpha, place, warm):
-        seen.append((float(alpha), float(place), float(model.omega), warm))
+        steps.append((float(alpha), float(place), float(model.omega), warm))
         settings.append(self.settings)
-        return made.ended((len(seen), known))
+        return made.ended((len(steps), known))
 
     monkeypatch.setattr(Follower, "advance", advance)
     firsts = [BRANCHES["semantic"].start(ta.dot_product()), known.overlaps]
     done = []
-    cells = run_one(rows.track(1, 1, firsts, lambda: done.append(len(seen))))
-    assert [step[:3] for step in seen] == [(a, a, 0.35) for a in ALPHAS[::-1]] and done == [1, 2, 3, 4]
-    assert [step[3] for step in seen[1:]] == [1, 2, 3] and all(given is GIVEN for given in settings)
-    begun = seen[0][3]
-    assert begun.last is known.overlaps and begun.place.tolist() == [2.0] * 4 and begun.count.tolist() == [1] * 4
+    cells = run_one(rows.track(1, 1, firsts, lambda: done.append(len(steps))))
+    assert [step[:3] for step in steps] == [(a, a, 0.35) for a in ALPHAS[::-1]] and done == [1, 2, 3, 4]
+    assert [step[3] for step in steps[1:]] == [1, 2, 3] and all(used is SETTINGS for used in settings)
+    origin = steps[0][3]
+    assert origin.last is known.overlaps and origin.place.tolist() == [2.0] * 4 and origin.count.tolist() == [1] * 4
     assert cells["q"].shape == (4, *known.overlaps.q.shape)
 
 
 def test_where_tracks_begin(rows, model, lines):
     """A track begins at the state of the coarse search, even a vanished one of an absent branch, else at the start."""
-    start, asked = BRANCHES["positional"].start(model), []
+    start, requests = BRANCHES["positional"].start(model), []
     statuses = iter([0, 2, 6, 0])
 
     def coarsely(lane):
         assert isinstance(lane, Lane) and lane.replicate == COARSE and lane.attempts > 1 and lane.rule is lines
         assert lane.free.tolist() == [0.0, 1.0] and float(lane.alpha) == 2.0
-        asked.append((float(lane.model.omega), float(lane.start.q.mean() / start.q.mean())))
+        requests.append((float(lane.model.omega), float(lane.start.q.mean() / start.q.mean())))
         return SimpleNamespace(status=next(statuses), overlaps=jax.tree.map(lambda a: 2 * a, start))
 
     omegas = np.array([0.3, 0.35, 0.4, 0.45])
     axes = Axis(Parameter("omega"), omegas), Axis(Parameter("alpha"), np.array(ALPHAS))
-    longer = grid._Grid.of(model, *axes, None, lines, GIVEN)
-    near = made.drive(longer.first_cells(0), coarsely)
-    np.testing.assert_allclose([x.q.mean() / start.q.mean() for x in near], [2, 1, 2, 2])
-    np.testing.assert_allclose(asked, np.stack([omegas, [1, 2, 1, 1]], 1))  # starts from the row before, if found
+    longer = grid._Grid.of(model, *axes, None, lines, SETTINGS)
+    first_states = made.drive(longer.first_cells(0), coarsely)
+    np.testing.assert_allclose([x.q.mean() / start.q.mean() for x in first_states], [2, 1, 2, 2])
+    np.testing.assert_allclose(requests, np.stack([omegas, [1, 2, 1, 1]], 1))  # starts from the row before, if found
 
 
 def test_a_track_that_fails_is_named_and_the_others_are_kept(canned, model, lines, tmp_path, monkeypatch):
     advance = grid.Follower.advance
 
-    def fails(self, here, alpha, place, warm):
-        if self.branch == 1 and here.omega == 0.35 and alpha == 1.0:
+    def fails(self, cell_model, alpha, place, warm):
+        if self.branch == 1 and cell_model.omega == 0.35 and alpha == 1.0:
             raise ZeroDivisionError("of the loss")
-        return advance(self, here, alpha, place, warm)
+        return advance(self, cell_model, alpha, place, warm)
 
     monkeypatch.setattr(grid.Follower, "advance", fails)
     with pytest.raises(ZeroDivisionError, match="of the loss") as raised:
-        go(model, lines, out=tmp_path)
-    said = "This happened at the semantic branch in row 1, alpha = 0.5 to 2."
-    assert raised.value.__notes__ == [said]
+        solve_grid(model, lines, out=tmp_path)
+    note = "This happened at the semantic branch in row 1, alpha = 0.5 to 2."
+    assert raised.value.__notes__ == [note]
     assert sorted(p.name for p in tmp_path.glob("*.npz")) == [f"track-{k:05d}.npz" for k in (0, 1, 2)]
     monkeypatch.setattr(grid.Follower, "advance", advance)
     calls = []
-    go(model, lines, out=tmp_path, resume=True, progress=lambda *c: calls.append(c))
+    solve_grid(model, lines, out=tmp_path, resume=True, progress=lambda *c: calls.append(c))
     assert calls == [(k, 16) for k in (12, 13, 14, 15, 16)]
 
 
 def test_searches_at_once_and_devices_arrive(canned, model, lines, monkeypatch):
-    seen = []
+    calls = []
 
     def runs(paths, *, width, devices, **options):
-        seen.append((width, devices))
+        calls.append((width, devices))
         return run(paths, **options)
 
     monkeypatch.setattr(grid.pool, "run", runs)
-    go(model, lines, width=3)
-    assert seen == [(3, jax.local_devices()[:1])] * 3  # first cells, tracks and retries
+    solve_grid(model, lines, width=3)
+    assert calls == [(3, jax.local_devices()[:1])] * 3  # first cells, tracks and retries
 
 
 def test_other_settings_are_not_mixed_in(canned, model, lines, tmp_path):
-    _, asked = canned
-    found = go(model, lines, out=tmp_path)
-    assert len(asked["tracks"]) == 4
-    again = go(model, lines, out=tmp_path, resume=True)
-    assert len(asked["tracks"]) == 4 and again.attrs == found.attrs
+    _, requests = canned
+    result = solve_grid(model, lines, out=tmp_path)
+    assert len(requests["tracks"]) == 4
+    resumed = solve_grid(model, lines, out=tmp_path, resume=True)
+    assert len(requests["tracks"]) == 4 and resumed.attrs == result.attrs
     with pytest.raises(ValueError, match="out must not hold the pieces"):
-        go(model, lines, out=tmp_path)
+        solve_grid(model, lines, out=tmp_path)
     moved = eqx.tree_at(lambda n: n.stack.across, lines, lines.stack.across + 1e-12)
-    other = eqx.tree_at(lambda m: m.sigma, model, jnp.asarray(0.51))
-    for changed, nodes, options in (
-        (other, lines, {}),
+    other_model = eqx.tree_at(lambda m: m.sigma, model, jnp.asarray(0.51))
+    for trial_model, nodes, options in (
+        (other_model, lines, {}),
         (model, moved, {}),
         (model, lines, {"x": [0.51, *ALPHAS[1:]]}),
-        *((model, lines, {"settings": eqx.tree_at(at, GIVEN, at(GIVEN) + at(GIVEN))}) for at in FIELDS),
+        *(
+            (model, lines, {"settings": eqx.tree_at(field, SETTINGS, field(SETTINGS) + field(SETTINGS))})
+            for field in FIELDS
+        ),
     ):
         with pytest.raises(ValueError, match="out must hold pieces of the same"):
-            go(changed, nodes, out=tmp_path, resume=True, **options)
-    assert len(asked["first"]) == 4  # nothing was solved before the folder was checked, nor where all is kept
+            solve_grid(trial_model, nodes, out=tmp_path, resume=True, **options)
+    assert len(requests["first"]) == 4  # nothing was solved before the folder was checked, nor where all is kept
 
 
 FIELDS = [operator.attrgetter(name) for name in ("tol", "max_steps", "warm_steps", "damping")]
@@ -316,31 +319,31 @@ FIELDS = [operator.attrgetter(name) for name in ("tol", "max_steps", "warm_steps
 
 @pytest.mark.slow
 def test_eight_devices_give_the_same(diagram, tmp_path):
-    whole, _ = diagram
+    reference, _ = diagram
     file = str(tmp_path / "eight.npz")
     body = f"assert jax.device_count() == 8\ngo(devices=8).save({file!r})"
     assert launch(program("", body), XLA_FLAGS="--xla_force_host_platform_device_count=8").wait(300) == 0
-    same(ta.PhaseDiagram.load(file), whole, 1e-9)
+    assert_same(ta.PhaseDiagram.load(file), reference, 1e-9)
 
 
 @pytest.mark.slow
 def test_two_processes_give_the_same(diagram, tmp_path):
-    whole, _ = diagram
+    reference, _ = diagram
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         address = f"127.0.0.1:{free.getsockname()[1]}"
     setup = f"jax.distributed.initialize({address!r}, 2, int(sys.argv[1]))"
     body = f"go(devices=1).save({str(tmp_path)!r} + '/' + sys.argv[1] + '.npz')"
-    both = [launch(program(setup, body), str(i)) for i in range(2)]
-    assert [p.wait(300) for p in both] == [0, 0]
+    processes = [launch(program(setup, body), str(i)) for i in range(2)]
+    assert [p.wait(300) for p in processes] == [0, 0]
     for i in range(2):
-        same(ta.PhaseDiagram.load(tmp_path / f"{i}.npz"), whole, 1e-9)
+        assert_same(ta.PhaseDiagram.load(tmp_path / f"{i}.npz"), reference, 1e-9)
 
 
 @pytest.mark.slow
 def test_one_of_two_processes_killed(diagram, model, lines, tmp_path):
     """If one of two processes is killed, the other one finishes its share and says how to go on, and that works."""
-    whole, _ = diagram
+    reference, _ = diagram
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         address = f"127.0.0.1:{free.getsockname()[1]}"
@@ -353,15 +356,17 @@ def progress(done, total):
     if sys.argv[1] == "1" and os.path.exists({str(tmp_path / "track-00001.npz")!r}):
         os.kill(os.getpid(), 9)
 go(devices=1, out={str(tmp_path)!r}, progress=progress)"""
-    both = [launch(program(setup, body), str(i), stderr=subprocess.PIPE) for i in range(2)]
-    said = [p.communicate(timeout=300)[1].decode() for p in both]
-    assert [p.returncode for p in both] == [1, -signal.SIGKILL]
+    processes = [launch(program(setup, body), str(i), stderr=subprocess.PIPE) for i in range(2)]
+    messages = [p.communicate(timeout=300)[1].decode() for p in processes]
+    assert [p.returncode for p in processes] == [1, -signal.SIGKILL]
     sentence = f"another process ended before the grid was done; finished tracks are in out='{tmp_path}'"
-    assert said[0].strip().endswith(f"RuntimeError: {sentence}: start all processes again with resume=True")
-    kept = sorted(p.name for p in tmp_path.glob("track-*.npz"))
-    assert len(kept) == 3  # two of this process, one of the other
+    assert messages[0].strip().endswith(f"RuntimeError: {sentence}: start all processes again with resume=True")
+    tracks = sorted(p.name for p in tmp_path.glob("track-*.npz"))
+    assert len(tracks) == 3  # two of this process, one of the other
     calls = []
-    same(go(model, lines, out=tmp_path, resume=True, progress=lambda *c: calls.append(c)), whole, 1e-9)
+    assert_same(
+        solve_grid(model, lines, out=tmp_path, resume=True, progress=lambda *c: calls.append(c)), reference, 1e-9
+    )
     assert calls[0] == (12, 16)
 
 
@@ -383,20 +388,20 @@ def small_disk(tmp_path):
 @pytest.mark.skipif(sys.platform != "linux", reason="tmpfs is of Linux")
 def test_a_full_disk(diagram, model, lines, small_disk):
     """On a full disk finished tracks stay, nothing is half-written, the error names the file, and a rerun goes on."""
-    whole, kept = diagram
+    reference, out = diagram
     folder, resize = small_disk
     page = os.sysconf("SC_PAGESIZE")
-    track = max(-(-p.stat().st_size // page) * page for p in kept.glob("track-*.npz"))
+    track = max(-(-p.stat().st_size // page) * page for p in out.glob("track-*.npz"))
     resize(2 * track + page)
     with pytest.raises(OSError, match="No space left on device") as raised:
-        go(model, lines, out=folder)
-    there = {p.name for p in folder.glob("track-*")}  # which two depends on the order in which threads end
-    assert len(there) == 2 and Path(raised.value.filename).name in {p.name for p in kept.glob("track-*")} - there
+        solve_grid(model, lines, out=folder)
+    tracks = {p.name for p in folder.glob("track-*")}  # which two depends on the order in which threads end
+    assert len(tracks) == 2 and Path(raised.value.filename).name in {p.name for p in out.glob("track-*")} - tracks
     assert not list(folder.glob(".*.part"))
     resize(2**24)
-    same(go(model, lines, out=folder, resume=True), whole, 1e-12)
+    assert_same(solve_grid(model, lines, out=folder, resume=True), reference, 1e-12)
 
 
 @pytest.mark.slow
 def test_one_search_at_a_time_gives_the_same(diagram, model, lines):
-    same(go(model, lines, width=1), diagram[0], 1e-12)
+    assert_same(solve_grid(model, lines, width=1), diagram[0], 1e-12)

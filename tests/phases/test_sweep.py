@@ -16,7 +16,7 @@ from tiedattn_jax.phases.events import EVENTS, Zero
 from tiedattn_jax.phases.follow import Follower
 from tiedattn_jax.plotting.style import LABELS
 
-how = importlib.import_module("tiedattn_jax.phases.sweep")  # `sweep` itself is the function
+sweep_module = importlib.import_module("tiedattn_jax.phases.sweep")  # `sweep` itself is the function
 
 SIGMAS = [0.5, 0.55]
 
@@ -42,43 +42,43 @@ def test_through_alpha(curve, model, lines):
 
 
 def test_damped_steps_are_for_the_first_point(model, known, lines, monkeypatch):
-    seen = []
+    calls = []
 
-    def search(self, model, alpha, near, lost):
-        seen.append((float(alpha), int(self.settings.warm_steps), float(self.settings.tol), float(near.theta.mean())))
+    def search(self, model, alpha, guess, lost):
+        calls.append((float(alpha), int(self.settings.warm_steps), float(self.settings.tol), float(guess.theta.mean())))
         return made.ended(known)
 
     monkeypatch.setattr(Follower, "search", search)
     curve = ta.sweep(model, [1.0, 3.0, 2.0], "semantic", lines, settings=ta.Settings(tol=1e-3, warm_steps=7))
     np.testing.assert_array_equal(curve.alphas, [1.0, 2.0, 3.0])
     first, last = (float(x.theta.mean()) for x in (BRANCHES["semantic"].start(model), known.overlaps))
-    np.testing.assert_allclose(seen, [(3.0, 7, 1e-3, first), (2.0, 0, 1e-3, last), (1.0, 0, 1e-3, last)])
+    np.testing.assert_allclose(calls, [(3.0, 7, 1e-3, first), (2.0, 0, 1e-3, last), (1.0, 0, 1e-3, last)])
 
 
 def test_through_alpha_it_stops_beyond_the_end(model, lines, monkeypatch):
     """A sweep through alpha stops beyond the end of a branch once it was met, with one point where it is absent."""
-    there = {6.0: False, 5.0: False, 4.0: True, 3.0: True, 2.0: False, 1.0: True}
+    has_state = {6.0: False, 5.0: False, 4.0: True, 3.0: True, 2.0: False, 1.0: True}
 
     def walk(model, alphas, branch, nodes, settings):
         assert branch == "semantic" and nodes is lines and float(settings.tol) == 1e-4
-        return (made.ended(SimpleNamespace(alpha=a, exists=there[a], size=10 * a)) for a in alphas)
+        return (made.ended(SimpleNamespace(alpha=a, exists=has_state[a], size=10 * a)) for a in alphas)
 
-    monkeypatch.setattr(how, "walk", walk)
+    monkeypatch.setattr(sweep_module, "walk", walk)
     calls = []
-    curve = ta.sweep(model, list(there), "semantic", lines, progress=lambda *c: calls.append(c))
+    curve = ta.sweep(model, list(has_state), "semantic", lines, progress=lambda *c: calls.append(c))
     np.testing.assert_array_equal(curve.alphas, [2.0, 3.0, 4.0, 5.0, 6.0])
     assert calls == [(k, 6) for k in (0, 1, 2, 3, 4, 5, 6)]
     for size in (lambda p: p.size, "size"):
         np.testing.assert_array_equal(curve.values(size), [np.nan, 30.0, 40.0, np.nan, np.nan])
-    assert ta.sweep(model, list(there), None, lines, branch="semantic").branch == "semantic"
+    assert ta.sweep(model, list(has_state), None, lines, branch="semantic").branch == "semantic"
 
 
 @pytest.fixture(scope="module")
 def states(model, lines):
     calls = []
-    found = ta.sweep(model, "sigma", SIGMAS, lines, alpha=2.0, progress=lambda *c: calls.append(c))
+    result = ta.sweep(model, "sigma", SIGMAS, lines, alpha=2.0, progress=lambda *c: calls.append(c))
     assert calls == [(0, 2), (1, 2), (2, 2)]
-    return found
+    return result
 
 
 def test_states_through_a_number(states, model, lines):
@@ -96,36 +96,36 @@ def test_states_through_a_number(states, model, lines):
 
 
 def test_states_of_a_list_of_models(states, model, lines):
-    found = ta.sweep([with_sigma(model, s) for s in SIGMAS], nodes=lines, alpha=[2.0, 2.0], settings=ta.Settings())
-    assert found.parameter == "model" and found.at.tolist() == [0.0, 1.0]
-    for a, b in zip(found.points, states.points, strict=True):
+    result = ta.sweep([with_sigma(model, s) for s in SIGMAS], nodes=lines, alpha=[2.0, 2.0], settings=ta.Settings())
+    assert result.parameter == "model" and result.at.tolist() == [0.0, 1.0]
+    for a, b in zip(result.points, states.points, strict=True):
         np.testing.assert_array_equal(a.overlaps.q, b.overlaps.q)
 
 
 @pytest.fixture
 def canned(known, monkeypatch):
-    """States without solves, and what was asked for: sigma, alpha, the branch, and the other arguments by name."""
-    asked = []
+    """Replace solves by a known state, and record the requests: sigma, alpha, the branch and the other arguments."""
+    requests = []
 
     def path(model, alpha, branch, rule, start, settings, *, fallback):
-        asked.append((float(model.sigma), float(alpha), branch, rule, settings, fallback))
+        requests.append((float(model.sigma), float(alpha), branch, rule, settings, fallback))
         return made.ended((known, rule, None))
 
-    monkeypatch.setattr(how, "default_path", path)
-    return asked
+    monkeypatch.setattr(sweep_module, "default_path", path)
+    return requests
 
 
 def test_what_states_are_solved_with(canned, model, lines):
     settings = ta.Settings(tol=1e-3)
-    found = ta.sweep(model, "sigma", SIGMAS, lines, branch="positional", alpha=[1.0, 2.0], settings=settings)
+    result = ta.sweep(model, "sigma", SIGMAS, lines, branch="positional", alpha=[1.0, 2.0], settings=settings)
     assert canned == [(s, a, "positional", lines, settings, False) for s, a in zip(SIGMAS, (1.0, 2.0), strict=True)]
-    assert [float(p.alpha) for p in found.points] == [1.0, 2.0] and found.branch == "positional"
-    assert [float(p.model.sigma) for p in found.points] == SIGMAS
+    assert [float(p.alpha) for p in result.points] == [1.0, 2.0] and result.branch == "positional"
+    assert [float(p.model.sigma) for p in result.points] == SIGMAS
     canned.clear()
     ta.sweep(model, "mixing[0,1]", [0.4], branch=None, alpha=3.0)
-    ((_, alpha, branch, rule, given, fallback),) = canned
+    ((_, alpha, branch, rule, used_settings, fallback),) = canned
     assert (alpha, branch, fallback) == (3.0, None, True) and rule.size == ta.default_nodes(model).size
-    assert float(given.tol) == float(ta.Settings().tol)
+    assert float(used_settings.tol) == float(ta.Settings().tol)
 
 
 def test_a_setting_that_fails_leaves_the_others(model, lines, known, monkeypatch):
@@ -139,17 +139,19 @@ def test_a_setting_that_fails_leaves_the_others(model, lines, known, monkeypatch
             raise ZeroDivisionError("of the loss")
         return made.ended((jax.tree.map(np.asarray, known), rule, None))
 
-    monkeypatch.setattr(how, "default_path", path)
+    monkeypatch.setattr(sweep_module, "default_path", path)
     bad, calls = {0.4}, []
-    found = ta.sweep(model, "sigma", [0.3, 0.4, 0.5], lines, alpha=[1.0, 2.0, 3.0], progress=lambda *c: calls.append(c))
+    result = ta.sweep(
+        model, "sigma", [0.3, 0.4, 0.5], lines, alpha=[1.0, 2.0, 3.0], progress=lambda *c: calls.append(c)
+    )
     assert calls == [(0, 3), (1, 3), (2, 3), (3, 3)]
-    assert found.failures == ("sigma = 0.4: ZeroDivisionError: of the loss",)
-    assert found.exists.tolist() == [True, False, True] and found.alphas.tolist() == [1.0, 2.0, 3.0]
-    np.testing.assert_allclose([float(p.model.sigma) for p in found.points], [0.3, 0.4, 0.5])
-    assert [p.status_name for p in found.points] == ["converged", "nonfinite", "converged"]
-    np.testing.assert_array_equal(np.isnan(found.values("train_loss")), [False, True, False])
-    assert found.points[1].branch == "semantic" and np.isnan(found.points[1].overlaps.q).all()
-    assert "failed at 1, the first: sigma = 0.4: ZeroDivisionError: of the loss" in found.summary()
+    assert result.failures == ("sigma = 0.4: ZeroDivisionError: of the loss",)
+    assert result.exists.tolist() == [True, False, True] and result.alphas.tolist() == [1.0, 2.0, 3.0]
+    np.testing.assert_allclose([float(p.model.sigma) for p in result.points], [0.3, 0.4, 0.5])
+    assert [p.status_name for p in result.points] == ["converged", "nonfinite", "converged"]
+    np.testing.assert_array_equal(np.isnan(result.values("train_loss")), [False, True, False])
+    assert result.points[1].branch == "semantic" and np.isnan(result.points[1].overlaps.q).all()
+    assert "failed at 1, the first: sigma = 0.4: ZeroDivisionError: of the loss" in result.summary()
     bad |= {0.3, 0.5}
     with pytest.raises(ZeroDivisionError, match="of the loss") as raised:
         ta.sweep(model, "sigma", [0.3, 0.4, 0.5], lines, alpha=2.0)
@@ -177,48 +179,48 @@ def test_an_event_through_a_number(critical, one_by_one):
 
 def test_alpha_l_of_a_list_of_models(model, lines, one_by_one):
     models = [with_sigma(model, sigma) for sigma in SIGMAS]
-    found = ta.sweep(models, nodes=lines, event="alpha_l")
-    assert (found.event, found.parameter) == ("alpha_l", "model") and not found.exact.any()
-    for k, (each, single) in enumerate(zip(models, one_by_one, strict=True)):
-        np.testing.assert_allclose(found.alpha[k], ta.linear_crossing(each, single, lines).alpha, rtol=1e-12)
+    boundary = ta.sweep(models, nodes=lines, event="alpha_l")
+    assert (boundary.event, boundary.parameter) == ("alpha_l", "model") and not boundary.exact.any()
+    for k, (variant, single) in enumerate(zip(models, one_by_one, strict=True)):
+        np.testing.assert_allclose(boundary.alpha[k], ta.linear_crossing(variant, single, lines).alpha, rtol=1e-12)
 
 
 @pytest.fixture
 def located(known, monkeypatch):
-    """Events without searches, at alpha = .7, .8 and so on, and what each search was told."""
-    asked = []
+    """Replace searches by zeros at alpha = .7, .8 and so on, and record the arguments of each search."""
+    requests = []
 
-    def path(event, model, near, nodes, settings, exact):
-        asked.append((event.name, float(model.sigma), near, nodes, settings, exact))
+    def path(event, model, guess, nodes, settings, exact):
+        requests.append((event.name, float(model.sigma), guess, nodes, settings, exact))
         zeros = jax.tree.map(lambda a: jnp.zeros((4, *a.shape)), model)
         by_model = eqx.tree_at(lambda m: m.sigma, zeros, jnp.full(4, -6.0))
-        zero = Zero(np.array(0.6 + 0.1 * len(asked)), (known,), np.zeros(4), by_model, np.full(4, 2.0), 2.0, True)
+        zero = Zero(np.array(0.6 + 0.1 * len(requests)), (known,), np.zeros(4), by_model, np.full(4, 2.0), 2.0, True)
         return made.ended(zero)
 
-    monkeypatch.setattr(how, "located", path)
-    return asked
+    monkeypatch.setattr(sweep_module, "located", path)
+    return requests
 
 
 def test_other_events_are_looked_for_from_nothing(located, model, lines, monkeypatch):
-    near, settings = ta.Near(0.9, ()), ta.Settings(tol=1e-3)
+    guess, settings = ta.Near(0.9, ()), ta.Settings(tol=1e-3)
 
     def first_change(event, model, alphas, nodes, settings):
         if model.sigma > 0.68:
             raise ZeroDivisionError("of the loss")
         if model.sigma > 0.58:
             raise ta.InputError("values", "must begin where the event happens")
-        return made.ended(near._replace(alpha=float(model.sigma)))
+        return made.ended(guess._replace(alpha=float(model.sigma)))
 
-    monkeypatch.setattr(how, "first_change", first_change)
+    monkeypatch.setattr(sweep_module, "first_change", first_change)
     name = "semantic instability"
-    found = ta.sweep(model, "sigma", [*SIGMAS, 0.6, 0.7], lines, event=name, settings=settings)
-    assert located == [(name, s, near._replace(alpha=s), lines, settings, True) for s in SIGMAS]
-    np.testing.assert_allclose(found.alpha, [0.7, 0.8, np.nan, np.nan])
-    np.testing.assert_allclose(found.slope, [3.0, 3.0, np.nan, np.nan])
-    assert found.status_name == ["converged", "converged", "absent", "nonfinite"]
-    assert found.exact.tolist() == [True, True, False, False]
-    why = ["event must happen, there is none for alpha from 0.05 to 3", "ZeroDivisionError: of the loss"]
-    assert found.reason.tolist() == ["", "", *why]
+    boundary = ta.sweep(model, "sigma", [*SIGMAS, 0.6, 0.7], lines, event=name, settings=settings)
+    assert located == [(name, s, guess._replace(alpha=s), lines, settings, True) for s in SIGMAS]
+    np.testing.assert_allclose(boundary.alpha, [0.7, 0.8, np.nan, np.nan])
+    np.testing.assert_allclose(boundary.slope, [3.0, 3.0, np.nan, np.nan])
+    assert boundary.status_name == ["converged", "converged", "absent", "nonfinite"]
+    assert boundary.exact.tolist() == [True, True, False, False]
+    reasons = ["event must happen, there is none for alpha from 0.05 to 3", "ZeroDivisionError: of the loss"]
+    assert boundary.reason.tolist() == ["", "", *reasons]
 
 
 def test_a_fold_is_looked_for_where_the_branch_is_lost(located, model, lines, monkeypatch):
@@ -227,7 +229,7 @@ def test_a_fold_is_looked_for_where_the_branch_is_lost(located, model, lines, mo
 
     def walk(model, alphas, branch, nodes, settings):
         end = ends[round(float(model.sigma), 9)]
-        assert branch == "positional" and list(alphas) == list(how.SEARCH)
+        assert branch == "positional" and list(alphas) == list(sweep_module.SEARCH)
 
         def point(alpha):
             overlaps = ta.Overlaps(*(np.full(4, alpha) for _ in range(4)))
@@ -235,38 +237,38 @@ def test_a_fold_is_looked_for_where_the_branch_is_lost(located, model, lines, mo
 
         return (made.ended(point(alpha)) for alpha in alphas)
 
-    monkeypatch.setattr(how, "walk", walk)
-    found = ta.sweep(model, "sigma", list(ends), lines, event="positional fold")
-    ((name, sigma, near, *_),) = located
-    above, below = min(a for a in how.SEARCH if a > 1.0), max(a for a in how.SEARCH if a <= 1.0)
-    assert (name, sigma) == ("positional fold", 0.5) and np.all(near.overlaps[0].q == above)
-    assert (near.alpha, near.low, near.high) == (above, 0.5 * below, 1.5 * above)
-    np.testing.assert_allclose(found.alpha, [0.7, np.nan, np.nan])
-    why = "event must happen, the positional branch does not end for alpha from 0.05 to 3"
-    assert found.reason.tolist() == ["", why, why] and found.status.tolist() == [0, 6, 6]
+    monkeypatch.setattr(sweep_module, "walk", walk)
+    boundary = ta.sweep(model, "sigma", list(ends), lines, event="positional fold")
+    ((name, sigma, guess, *_),) = located
+    above, below = min(a for a in sweep_module.SEARCH if a > 1.0), max(a for a in sweep_module.SEARCH if a <= 1.0)
+    assert (name, sigma) == ("positional fold", 0.5) and np.all(guess.overlaps[0].q == above)
+    assert (guess.alpha, guess.low, guess.high) == (above, 0.5 * below, 1.5 * above)
+    np.testing.assert_allclose(boundary.alpha, [0.7, np.nan, np.nan])
+    reason = "event must happen, the positional branch does not end for alpha from 0.05 to 3"
+    assert boundary.reason.tolist() == ["", reason, reason] and boundary.status.tolist() == [0, 6, 6]
 
 
 def test_an_event_that_is_not_found_has_no_place(model, lines, known, monkeypatch):
-    gone = eqx.tree_at(lambda s: s.status, known, known.status + int(ta.Status.absent))
-    zero = Zero(np.array(0.55), (gone, known), np.full(4, np.nan), None, np.full(4, np.nan))
-    monkeypatch.setattr(how, "critical_path", lambda *_: made.ended(zero))
+    absent = eqx.tree_at(lambda s: s.status, known, known.status + int(ta.Status.absent))
+    zero = Zero(np.array(0.55), (absent, known), np.full(4, np.nan), None, np.full(4, np.nan))
+    monkeypatch.setattr(sweep_module, "critical_path", lambda *_: made.ended(zero))
     for event in ("alpha_c", "alpha_l"):
-        found = ta.sweep([model], nodes=lines, event=event)
-        assert np.isnan(found.alpha).all() and found.status.tolist() == [ta.Status.absent]
-        assert found.reason.tolist() == ["there is no positional branch at alpha = 0.55, where the search ended"]
+        boundary = ta.sweep([model], nodes=lines, event=event)
+        assert np.isnan(boundary.alpha).all() and boundary.status.tolist() == [ta.Status.absent]
+        assert boundary.reason.tolist() == ["there is no positional branch at alpha = 0.55, where the search ended"]
 
 
 def test_every_event_can_be_asked_for(model, lines, monkeypatch):
-    asked = []
+    requests = []
 
     def path(model, event, nodes, settings):
-        asked.append(event)
+        requests.append(event)
         return made.ended(made.transition(status=int(ta.Status.absent)))
 
-    monkeypatch.setattr(how, "_event", path)
+    monkeypatch.setattr(sweep_module, "_event", path)
     for event in (*EVENTS, "alpha_l"):
         ta.sweep(model, "sigma", [0.5], lines, event=event)
-    assert asked == [*EVENTS, "alpha_l"]
+    assert requests == [*EVENTS, "alpha_l"]
 
 
 def test_curves_are_drawn_along_what_changes():
@@ -308,17 +310,17 @@ def test_models_of_a_list_are_of_one_kind(model, lines, monkeypatch):
     def forbidden(*_):
         raise AssertionError("something was solved before the models were checked")
 
-    monkeypatch.setattr(how, "_run", forbidden)
-    others = (
+    monkeypatch.setattr(sweep_module, "_run", forbidden)
+    foreign_models = (
         ta.dot_product(rank=2),
         eqx.tree_at(lambda m: m.lam, model, model.lam.astype(jnp.float32)),
     )
-    for other in others:
+    for foreign_model in foreign_models:
         with pytest.raises(ta.InputError, match=r"model must be a list of models of one class .* number 1 differs"):
-            ta.sweep([model, other], nodes=lines, alpha=2.0)
-    for given in ({"along": "sigma"}, {"values": [0.5]}, {"along": [1.0]}):
+            ta.sweep([model, foreign_model], nodes=lines, alpha=2.0)
+    for arguments in ({"along": "sigma"}, {"values": [0.5]}, {"along": [1.0]}):
         with pytest.raises(ta.InputError, match="along must be left out with a list of models"):
-            ta.sweep([model], nodes=lines, alpha=2.0, **given)
+            ta.sweep([model], nodes=lines, alpha=2.0, **arguments)
     bad = eqx.tree_at(lambda m: m.lam, model, -model.lam)
     for models in ([model, bad], [bad, model]):
         with pytest.raises(ta.InputError, match="lam must be "):

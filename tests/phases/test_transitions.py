@@ -36,11 +36,13 @@ def test_critical_alpha(critical):
 def test_sensitivities_are_those_of_differences(model, lines, critical, start):
     """Sensitivities equal central differences on the same nodes: the envelope formula is exact at frozen nodes."""
     for name, step in (("omega", 0.01), ("lam", 2e-4)):
-        at = []
+        alphas = []
         for s in (step, -step):
             moved = eqx.tree_at(operator.attrgetter(name), model, getattr(model, name) + s)
-            at.append(float(ta.critical_alpha(moved, lines, start=start).alpha))
-        np.testing.assert_allclose((at[0] - at[1]) / (2 * step), getattr(critical.sensitivities, name), rtol=1e-2)
+            alphas.append(float(ta.critical_alpha(moved, lines, start=start).alpha))
+        np.testing.assert_allclose(
+            (alphas[0] - alphas[1]) / (2 * step), getattr(critical.sensitivities, name), rtol=1e-2
+        )
 
 
 def test_gradient_is_the_sensitivity(model, lines, critical, start):
@@ -48,15 +50,15 @@ def test_gradient_is_the_sensitivity(model, lines, critical, start):
     for a, b in zip(jax.tree.leaves(gradient), jax.tree.leaves(critical.sensitivities), strict=True):
         np.testing.assert_allclose(a, b, rtol=1e-9)
 
-    def near(sigma):
+    def transition_at(sigma):
         return ta.critical_alpha(eqx.tree_at(lambda m: m.sigma, model, sigma), lines, start=start)
 
-    _, tangent = jax.jvp(lambda sigma: near(sigma).alpha, (model.sigma,), (1.0,))
-    np.testing.assert_allclose(tangent, near(model.sigma).sensitivities.sigma, rtol=1e-9)
+    _, tangent = jax.jvp(lambda sigma: transition_at(sigma).alpha, (model.sigma,), (1.0,))
+    np.testing.assert_allclose(tangent, transition_at(model.sigma).sensitivities.sigma, rtol=1e-9)
     for derive in (jax.grad, jax.jacfwd):
-        np.testing.assert_allclose(derive(lambda sigma: near(sigma).alpha)(model.sigma), tangent, rtol=1e-9)
+        np.testing.assert_allclose(derive(lambda sigma: transition_at(sigma).alpha)(model.sigma), tangent, rtol=1e-9)
     with pytest.raises(TypeError, match="first derivatives"):
-        jax.grad(jax.grad(lambda sigma: near(sigma).alpha))(model.sigma)
+        jax.grad(jax.grad(lambda sigma: transition_at(sigma).alpha))(model.sigma)
 
 
 def test_linear_crossing(model, lines, critical, start):
@@ -67,28 +69,28 @@ def test_linear_crossing(model, lines, critical, start):
     np.testing.assert_allclose(state.gen_error, state.gen_error_linear, rtol=1e-3)
     step = 0.01
     moved = eqx.tree_at(lambda m: m.omega, model, model.omega + step)
-    other = ta.linear_crossing(moved, ta.critical_alpha(moved, lines, start=start), lines, start=[state])
-    slope = 0.5 * (crossing.sensitivities.omega + other.sensitivities.omega)
-    np.testing.assert_allclose((other.alpha - crossing.alpha) / step, slope, rtol=3e-2)
+    neighbour = ta.linear_crossing(moved, ta.critical_alpha(moved, lines, start=start), lines, start=[state])
+    slope = 0.5 * (crossing.sensitivities.omega + neighbour.sensitivities.omega)
+    np.testing.assert_allclose((neighbour.alpha - crossing.alpha) / step, slope, rtol=3e-2)
 
-    def near(sigma):
-        here = eqx.tree_at(lambda m: m.sigma, model, sigma)
-        return ta.linear_crossing(here, critical, lines, start=[state])
+    def transition_at(sigma):
+        changed_model = eqx.tree_at(lambda m: m.sigma, model, sigma)
+        return ta.linear_crossing(changed_model, critical, lines, start=[state])
 
-    known = near(model.sigma).sensitivities.sigma
-    _, tangent = jax.jvp(lambda sigma: near(sigma).alpha, (model.sigma,), (1.0,))
-    np.testing.assert_allclose(tangent, known, rtol=1e-9)
+    derivative = transition_at(model.sigma).sensitivities.sigma
+    _, tangent = jax.jvp(lambda sigma: transition_at(sigma).alpha, (model.sigma,), (1.0,))
+    np.testing.assert_allclose(tangent, derivative, rtol=1e-9)
     for derive in (jax.grad, jax.jacfwd):
-        np.testing.assert_allclose(derive(lambda sigma: near(sigma).alpha)(model.sigma), known, rtol=1e-9)
+        np.testing.assert_allclose(derive(lambda sigma: transition_at(sigma).alpha)(model.sigma), derivative, rtol=1e-9)
 
 
 def test_linear_crossing_finds_the_transition_itself(model, lines, critical):
-    asked = []
+    requests = []
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(transitions, "critical_alpha", lambda *a, **named: asked.append((a, named)) or critical)
-        found = ta.linear_crossing(model, nodes=lines, bracket=(0.5, 3.0))
-    ((_, given), named) = asked[0]
-    assert given is lines and named["bracket"] == (0.5, 3.0) and abs(found.alpha - ALPHA_L) <= 3 * found.stderr
+        patch.setattr(transitions, "critical_alpha", lambda *a, **options: requests.append((a, options)) or critical)
+        crossing = ta.linear_crossing(model, nodes=lines, bracket=(0.5, 3.0))
+    ((_, nodes), options) = requests[0]
+    assert nodes is lines and options["bracket"] == (0.5, 3.0) and abs(crossing.alpha - ALPHA_L) <= 3 * crossing.stderr
 
 
 def test_a_crossing_outside_the_range_is_absent(model, lines, critical, monkeypatch):
@@ -96,16 +98,16 @@ def test_a_crossing_outside_the_range_is_absent(model, lines, critical, monkeypa
 
     This holds also if all nodes have a zero at the end where it stopped.
     """
-    near = transitions.near_of(transitions.EVENTS["alpha_c"], critical.branches, 0.1, 4.0)
+    guess = transitions.near_of(transitions.EVENTS["alpha_c"], critical.branches, 0.1, 4.0)
     for met, status in ((True, critical.status), (False, ta.Status.absent)):
-        monkeypatch.setattr(transitions, "_coarse_alpha_c", lambda *_, met=met: made.ended((near, met)))
+        monkeypatch.setattr(transitions, "_coarse_alpha_c", lambda *_, met=met: made.ended((guess, met)))
         assert int(ta.critical_alpha(model, lines).status) == int(status)
 
 
 def test_no_crossing_in_the_range(model, lines):
-    found = ta.critical_alpha(model, lines, bracket=(1.6, 3.0))
-    assert int(found.status) == ta.Status.absent
-    np.testing.assert_allclose(found.alpha, 1.6, rtol=2e-3)  # the end of the range beyond which it lies
-    assert "the losses do not cross in the range: that of the semantic branch is lower at alpha = 1.60" in found.reason
-    crossing = ta.linear_crossing(model, found, lines)
-    assert crossing.event == "alpha_l" and not crossing.ok and crossing.reason == found.reason
+    absent = ta.critical_alpha(model, lines, bracket=(1.6, 3.0))
+    assert int(absent.status) == ta.Status.absent
+    np.testing.assert_allclose(absent.alpha, 1.6, rtol=2e-3)  # the end of the range beyond which it lies
+    assert "the losses do not cross in the range: that of the semantic branch is lower at alpha = 1.60" in absent.reason
+    crossing = ta.linear_crossing(model, absent, lines)
+    assert crossing.event == "alpha_l" and not crossing.ok and crossing.reason == absent.reason

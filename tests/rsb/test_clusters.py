@@ -35,28 +35,28 @@ def model() -> ta.DotProduct:
 
 def _energies(model, cluster, h, V, spread):
     count = len(cluster.log_weight)
-    at = jnp.tile(h, count) + apply(spread, cluster.normals)
-    return moreau(model, cluster.z, at, V, jnp.tile(Y, count)).reshape(count, -1)
+    fields = jnp.tile(h, count) + apply(spread, cluster.normals)
+    return moreau(model, cluster.z, fields, V, jnp.tile(Y, count)).reshape(count, -1)
 
 
 # The tests share these jitted functions, because most of their time goes into compiling.
 @partial(jax.jit, static_argnames="find")
-def _found(model, h, V, spread, s, find=clusters.find):
+def _minima(model, h, V, spread, s, find=clusters.find):
     setting = model, V, spread, h, Y, s
     return find(*setting, clusters.look_beside(*setting))
 
 
 @jax.jit
-def _tilted(model, h, V, spread, s, found):
-    cluster = clusters.points(model, V, spread, h, Y, found)
+def _tilted(model, h, V, spread, s, minima):
+    cluster = clusters.points(model, V, spread, h, Y, minima)
     exponents = cluster.log_weight - s * _energies(model, cluster, h, V, spread)
     return -jax.scipy.special.logsumexp(exponents, axis=0) / s
 
 
 @pytest.fixture(scope="module")
-def found(model):
+def minima(model):
     """The clusters that `find` returns around the fields `H` at s = S."""
-    return _found(model, H, V, SPREAD, S)
+    return _minima(model, H, V, SPREAD, S)
 
 
 @jax.jit
@@ -65,27 +65,27 @@ def _dense(model, h, V, spread, s):
     xi = jnp.asarray(np.stack(np.meshgrid(g, g, indexing="ij")).reshape(2, 1, -1))
     log_weight = -0.5 * jnp.sum(xi**2, (0, 1)) + 2 * np.log(g[1] - g[0]) - np.log(2 * np.pi)
 
-    def one(h, y):
-        at, teacher = h[..., None] + apply(spread, xi), jnp.broadcast_to(y[..., None], (2, 1, xi.shape[-1]))
-        energy = moreau(model, search(model, at, V, teacher).z, at, V, teacher)
+    def at_field(h, y):
+        fields, teacher = h[..., None] + apply(spread, xi), jnp.broadcast_to(y[..., None], (2, 1, xi.shape[-1]))
+        energy = moreau(model, search(model, fields, V, teacher).z, fields, V, teacher)
         return -jax.scipy.special.logsumexp(log_weight - s * energy) / s
 
-    return jax.lax.map(lambda p: one(*p), (jnp.moveaxis(h, -1, 0), jnp.moveaxis(Y, -1, 0)))
+    return jax.lax.map(lambda p: at_field(*p), (jnp.moveaxis(h, -1, 0), jnp.moveaxis(Y, -1, 0)))
 
 
 @pytest.mark.parametrize("s", [S, 50.0])
 def test_against_dense_quadrature(model, s):
-    found = _found(model, H, V, SPREAD, s)
-    assert np.any(found.breaks) and not np.all(found.breaks)
-    value = _tilted(model, H, V, SPREAD, s, found)
+    minima = _minima(model, H, V, SPREAD, s)
+    assert np.any(minima.breaks) and not np.all(minima.breaks)
+    value = _tilted(model, H, V, SPREAD, s, minima)
     assert np.max(np.abs(value - _dense(model, H, V, SPREAD, s))) < 5e-8 + 2e-5 / s
 
 
-def test_a_flip_of_the_student_changes_nothing(model, found):
+def test_a_flip_of_the_student_changes_nothing(model, minima):
     """The loss is even, so fields of opposite sign have the same average, with mirrored jumps."""
-    mirrored = _found(model, -H, V, SPREAD, S)
-    np.testing.assert_array_equal(mirrored.breaks, found.breaks)
-    values = (_tilted(model, h, V, SPREAD, S, f) for h, f in ((H, found), (-H, mirrored)))
+    mirrored = _minima(model, -H, V, SPREAD, S)
+    np.testing.assert_array_equal(mirrored.breaks, minima.breaks)
+    values = (_tilted(model, h, V, SPREAD, S, f) for h, f in ((H, minima), (-H, mirrored)))
     np.testing.assert_allclose(*values, rtol=1e-8)
 
 
@@ -93,19 +93,19 @@ def test_without_tilt_it_is_the_average_envelope(model):
     """At s = 0 the nodes, whose rule is broken at the jumps, average the Moreau envelope itself."""
 
     @jax.jit
-    def averaged(model, found):
-        cluster = clusters.points(model, V, SPREAD, H, Y, found)
+    def averaged(model, minima):
+        cluster = clusters.points(model, V, SPREAD, H, Y, minima)
         share = jnp.exp(cluster.log_weight)
         return jnp.sum(share, 0), jnp.sum(share * _energies(model, cluster, H, V, SPREAD), 0) / jnp.sum(share, 0)
 
-    total, mean = averaged(model, _found(model, H, V, SPREAD, 0.0))
+    total, mean = averaged(model, _minima(model, H, V, SPREAD, 0.0))
     np.testing.assert_allclose(total, 1.0, atol=3e-5)
     np.testing.assert_allclose(mean, _dense(model, H, V, SPREAD, 1e-3), atol=2e-7)
 
 
-def test_smooth_rule_where_nothing_jumps(model, found):
+def test_smooth_rule_where_nothing_jumps(model, minima):
     """The cheaper smooth rule agrees at fields without a jump within reach, and not at the others."""
-    rules = found, _found(model, H, V, SPREAD, S, clusters.find_smooth)
+    rules = minima, _minima(model, H, V, SPREAD, S, clusters.find_smooth)
     value, smooth = (_tilted(model, H, V, SPREAD, S, f) for f in rules)
     error = np.abs(smooth - value)
     assert error[-1] < 1e-7 and np.max(error) > 1e-5
@@ -115,13 +115,13 @@ def test_smooth_rule_where_nothing_jumps(model, found):
 def test_found_again(model, find):
     """Continuing from the clusters of a neighbouring state gives the averages of a new search."""
     new = 1.01 * V, 0.7 * SPREAD, 1.2 * S
-    again = jax.jit(clusters.found_again)(model, *new[:2], H, Y, new[2], _found(model, H, V, SPREAD, S, find))
-    again, anew = (_tilted(model, H, *new, f) for f in (again, _found(model, H, *new, find)))
-    kept = np.array([9]) if find is clusters.find_smooth else np.arange(10)
-    np.testing.assert_allclose(again[kept], anew[kept], atol=8e-9, rtol=0)
+    continued = jax.jit(clusters.found_again)(model, *new[:2], H, Y, new[2], _minima(model, H, V, SPREAD, S, find))
+    continued, fresh = (_tilted(model, H, *new, f) for f in (continued, _minima(model, H, *new, find)))
+    valid = np.array([9]) if find is clusters.find_smooth else np.arange(10)
+    np.testing.assert_allclose(continued[valid], fresh[valid], atol=8e-9, rtol=0)
 
 
-def test_derivatives_contain_the_moving_jump(model, found):
+def test_derivatives_contain_the_moving_jump(model, minima):
     """The derivative of the gradient in the fields equals finite differences, because jumps move with the fields."""
 
     def total(cluster, h):
@@ -129,13 +129,13 @@ def test_derivatives_contain_the_moving_jump(model, found):
         return -jnp.sum(jax.scipy.special.logsumexp(exponents, axis=0)) / S
 
     @jax.jit
-    def gradient(h, found):
-        return jax.grad(lambda h: stationary(total)(clusters.points(model, V, SPREAD, h, Y, found), h))(h)
+    def gradient(h, minima):
+        return jax.grad(lambda h: stationary(total)(clusters.points(model, V, SPREAD, h, Y, minima), h))(h)
 
     direction = jnp.array([1.0, -0.5])[:, None, None] * jnp.ones_like(H)
-    _, moving = jax.jvp(lambda h: gradient(h, found), (H,), (direction,))
+    _, moving = jax.jvp(lambda h: gradient(h, minima), (H,), (direction,))
     step = 1e-4
-    ahead, behind = (gradient(h, _found(model, h, V, SPREAD, S)) for h in (H + step * direction, H - step * direction))
+    ahead, behind = (gradient(h, _minima(model, h, V, SPREAD, S)) for h in (H + step * direction, H - step * direction))
     differences = (ahead - behind) / (2 * step)
-    kept = np.arange(H.shape[-1]) != 5  # close to the cusp neither derivative is accurate
-    np.testing.assert_allclose(moving[..., kept], differences[..., kept], atol=2e-3 * float(jnp.max(jnp.abs(moving))))
+    valid = np.arange(H.shape[-1]) != 5  # close to the cusp neither derivative is accurate
+    np.testing.assert_allclose(moving[..., valid], differences[..., valid], atol=2e-3 * float(jnp.max(jnp.abs(moving))))

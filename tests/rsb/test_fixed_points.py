@@ -53,11 +53,11 @@ def test_prior_is_a_gaussian_average():
     x, w = np.polynomial.hermite_e.hermegauss(80)
     w = w / w.sum()
     gamma, shared = 0.25, np.sqrt(0.25 * np.sum(hats.q0))
-    own = np.sqrt(gamma * np.sum(hats.q1 - hats.q0))
+    separate = np.sqrt(gamma * np.sum(hats.q1 - hats.q0))
     Lam = 0.01 + gamma * np.sum(hats.V)
-    inside = np.exp(float(S) * (np.add.outer(shared * x, own * x)) ** 2 / (2 * Lam)) @ w
-    bare = eqx.tree_at(lambda h: (h.theta, h.m), hats, (0 * hats.theta, 0 * hats.m))
-    np.testing.assert_allclose(prior(model, bare, S), np.log(inside) @ w / float(S), rtol=1e-9)
+    inner = np.exp(float(S) * (np.add.outer(shared * x, separate * x)) ** 2 / (2 * Lam)) @ w
+    centred = eqx.tree_at(lambda h: (h.theta, h.m), hats, (0 * hats.theta, 0 * hats.m))
+    np.testing.assert_allclose(prior(model, centred, S), np.log(inner) @ w / float(S), rtol=1e-9)
 
 
 def test_order_parameters_of_isotropic_data():
@@ -97,30 +97,30 @@ def test_derivatives_of_a_state():
 
     A number without a derivative says so and spoils no other.
     """
-    model, hats, one = ta.dot_product(), _hats(), jnp.ones(())
+    model, hats, unit = ta.dot_product(), _hats(), jnp.ones(())
     slopes = jax.tree.map(lambda a: 3 * jnp.ones_like(a), model)
     status = jnp.zeros((), int)
-    state = BrokenState(hats, hats, one, one, one, one, slopes, 2 * one, one, one, status)
-    count = ravel_pytree((model, one))[0].size
-    each = jnp.arange(1.0, count + 1)
-    x, number = jax.tree.map(lambda a: a[..., None] * each, hats), each
+    state = BrokenState(hats, hats, unit, unit, unit, unit, slopes, 2 * unit, unit, unit, status)
+    count = ravel_pytree((model, unit))[0].size
+    rates = jnp.arange(1.0, count + 1)
+    x, number = jax.tree.map(lambda a: a[..., None] * rates, hats), rates
     moving = Moving(x, 5 * number, x, 7 * number, 11 * number)
 
     def of(name):
         return lambda model, alpha: getattr(with_derivatives((model, alpha), state, moving), name)
 
-    by_model, by_alpha = jax.grad(of("train_loss"), (0, 1))(model, one)
+    by_model, by_alpha = jax.grad(of("train_loss"), (0, 1))(model, unit)
     jax.tree.map(np.testing.assert_array_equal, by_model, slopes)
-    assert by_alpha == 2 and jax.jvp(of("train_loss"), (model, one), (model, one))[1] > 2
+    assert by_alpha == 2 and jax.jvp(of("train_loss"), (model, unit), (model, unit))[1] > 2
     for name, factor in (("s", 5), ("loss_by_alpha", 7), ("loss_by_log_s", 11)):
-        got = ravel_pytree(jax.grad(of(name), (0, 1))(model, one))[0]
-        np.testing.assert_allclose(got, factor * each)
+        gradient = ravel_pytree(jax.grad(of(name), (0, 1))(model, unit))[0]
+        np.testing.assert_allclose(gradient, factor * rates)
     for name in ("overlaps", "conjugates"):
-        moved = jax.jvp(of(name), (model, one), (jax.tree.map(jnp.zeros_like, model), one))[1]
+        moved = jax.jvp(of(name), (model, unit), (jax.tree.map(jnp.zeros_like, model), unit))[1]
         jax.tree.map(lambda a, b: np.testing.assert_allclose(a, count * b), moved, hats)
-    assert np.isnan(jax.grad(of("residual"), 1)(model, one))
+    assert np.isnan(jax.grad(of("residual"), 1)(model, unit))
     with pytest.raises(TypeError, match="first derivatives only"):
-        jax.hessian(of("train_loss"), 1)(model, one)
+        jax.hessian(of("train_loss"), 1)(model, unit)
 
 
 class TwoColumns(ta.Model):
@@ -138,8 +138,8 @@ class TwoColumns(ta.Model):
         return 0.5 * (jnp.sqrt(first**2 + 1e-10) - 1) ** 2 + 0.5 * self.k * (second - self.c * first) ** 2
 
     def law(self):
-        one = jnp.ones((1, 1, 1))
-        return ta.SpectralLaw(one[0, 0], one[0], one, one, 0 * one)
+        unit = jnp.ones((1, 1, 1))
+        return ta.SpectralLaw(unit[0, 0], unit[0], unit, unit, 0 * unit)
 
 
 def _two_columns(model):
@@ -177,18 +177,18 @@ def _losses_of_two_columns(model, alpha):
     def unbroken(q, V):
         envelope, a = _two_columns(model)
         B = envelope(V)
-        along = a @ B @ q @ B @ a
-        M = 0.5 * jnp.trace(B @ q) + 0.5 * a @ B @ a - jnp.sqrt(2 * along / jnp.pi)
+        variance = a @ B @ q @ B @ a
+        M = 0.5 * jnp.trace(B @ q) + 0.5 * a @ B @ a - jnp.sqrt(2 * variance / jnp.pi)
         Lam = inv(V)
         return -(0.5 * jnp.trace((Lam - model.lam * eye) @ q) - alpha * M)
 
     def broken(q1, q0, V, log_s):
         s, Lam = jnp.exp(log_s), inv(V)
         D = inv(V + s * (q1 - q0))
-        q0hat, apart = D @ q0 @ D, (Lam - D) / s
-        pairing = 0.5 * jnp.trace((Lam - model.lam * eye) @ q1 - (q0hat + apart) @ V)
-        pairing -= 0.5 * s * jnp.trace((q0hat + apart) @ q1 - q0hat @ q0)
-        psi = 0.5 * jnp.trace(inv(D) @ q0hat) - jnp.linalg.slogdet(eye - s * V @ apart)[1] / (2 * s)
+        q0hat, difference = D @ q0 @ D, (Lam - D) / s
+        pairing = 0.5 * jnp.trace((Lam - model.lam * eye) @ q1 - (q0hat + difference) @ V)
+        pairing -= 0.5 * s * jnp.trace((q0hat + difference) @ q1 - q0hat @ q0)
+        psi = 0.5 * jnp.trace(inv(D) @ q0hat) - jnp.linalg.slogdet(eye - s * V @ difference)[1] / (2 * s)
         return -(pairing + psi - alpha * _channel_of_two_columns(model, q1, q0, V, s))
 
     return unbroken, broken
@@ -207,7 +207,7 @@ _GROUND = (
 def in_closed_form(monkeypatch):
     """Newton's method with the channel potential of `TwoColumns` in closed form instead of averages."""
 
-    def expansion(setting, averages, u, wanted):
+    def expansion(setting, averages, u, needs_slopes):
         def at(u):
             model, _, x, s = setting(u)
             M, (by_x, by_s) = jax.value_and_grad(channel, (0, 1))(x, s, model)
@@ -232,15 +232,17 @@ def in_closed_form(monkeypatch):
 
 def test_equations_of_two_columns(in_closed_form):
     """Newton's method on matrices finds a stationary point of a potential derived by hand, and its loss."""
-    found = in_closed_form()
-    at = found.x.q1[0], found.x.q0[0], found.x.V[0], jnp.log(found.s)
-    loss, slopes = jax.jit(jax.value_and_grad(_losses_of_two_columns(found.problem.model, 0.05)[1], (0, 1, 2, 3)))(*at)
-    np.testing.assert_allclose(found.seen.loss, loss, rtol=1e-9)
-    for a, slope in zip(at[:3], slopes[:3], strict=True):
+    solution = in_closed_form()
+    variables = solution.x.q1[0], solution.x.q0[0], solution.x.V[0], jnp.log(solution.s)
+    loss, slopes = jax.jit(jax.value_and_grad(_losses_of_two_columns(solution.problem.model, 0.05)[1], (0, 1, 2, 3)))(
+        *variables
+    )
+    np.testing.assert_allclose(solution.seen.loss, loss, rtol=1e-9)
+    for a, slope in zip(variables[:3], slopes[:3], strict=True):
         assert np.max(np.abs((slope + slope.T) @ a)) < 1e-9 * loss / 0.05
-    assert abs(slopes[3]) < 1e-6 * (loss - 0.013919103) and found.residual < 1e-7
-    for a, want in zip(at, _GROUND, strict=True):
-        np.testing.assert_allclose(a, want, rtol=2e-3)
+    assert abs(slopes[3]) < 1e-6 * (loss - 0.013919103) and solution.residual < 1e-7
+    for a, expected in zip(variables, _GROUND, strict=True):
+        np.testing.assert_allclose(a, expected, rtol=2e-3)
 
 
 @pytest.mark.parametrize("s", [None, 25.0], ids=["ground state", "at a given s"])
@@ -249,10 +251,10 @@ def test_derivatives_of_the_solution(in_closed_form, s):
     moving, step = in_closed_form(s=s).moving(), 1e-3
     for k, (name, size) in enumerate((("lam", 1.0), ("alpha", 0.05))):
         up, down = (in_closed_form(s=s, **{name: size * (1 + sign * step)}) for sign in (1, -1))
-        told = [(f.x, f.s, f.seen.hats, f.seen.loss_by_alpha, f.seen.loss_by_log_s) for f in (up, down)]
-        want = jax.tree.map(lambda a, b, size=size: (a - b) / (2 * step * size), *told)
-        for got, other in zip(jax.tree.leaves(tuple(moving)), jax.tree.leaves(want), strict=True):
-            np.testing.assert_allclose(got[..., k], other, atol=3e-4 * np.max(np.abs(other)) + 1e-7)
+        states = [(f.x, f.s, f.seen.hats, f.seen.loss_by_alpha, f.seen.loss_by_log_s) for f in (up, down)]
+        differences = jax.tree.map(lambda a, b, size=size: (a - b) / (2 * step * size), *states)
+        for derivative, difference in zip(jax.tree.leaves(tuple(moving)), jax.tree.leaves(differences), strict=True):
+            np.testing.assert_allclose(derivative[..., k], difference, atol=3e-4 * np.max(np.abs(difference)) + 1e-7)
 
 
 def test_newton_ends_where_the_equations_are_not_finite(monkeypatch):
@@ -260,17 +262,17 @@ def test_newton_ends_where_the_equations_are_not_finite(monkeypatch):
     x = BrokenOverlaps(*(jnp.ones((1, 1, 1)) * a for a in (2.0, 1.0, 1.0, 0.0)), jnp.zeros((1, 1)))
     looks = iter([0.5, np.nan])
 
-    def look(self, x, s, wanted):
+    def look(self, x, s, needs_slopes):
         v = np.asarray(newton.coordinates(x, s)[0])
-        residual, one = np.full(len(v), next(looks)), np.asarray(1.0)
-        return newton.Look(v, residual, residual * np.eye(len(v)), 1 + 0 * v, 1 + 0 * v, one, None, one, 0 * one, x)
+        residual, unit = np.full(len(v), next(looks)), np.asarray(1.0)
+        return newton.Look(v, residual, residual * np.eye(len(v)), 1 + 0 * v, 1 + 0 * v, unit, None, unit, 0 * unit, x)
         yield
 
     monkeypatch.setattr(newton.Problem, "look", look)
     monkeypatch.setattr(newton.Problem, "moved", lambda self, x, s, move: (x, s))
     problem = newton.Problem(ta.dot_product(), S, None, jnp.zeros(2), True, 0.5)
-    found = run_one(newton.fixed_point(problem, x, S, None))
-    assert found.residual == 0.5 and np.all(np.isfinite(found.matrix))
+    result = run_one(newton.fixed_point(problem, x, S, None))
+    assert result.residual == 0.5 and np.all(np.isfinite(result.matrix))
 
 
 def test_replicates_start_where_one_was_found(solved, nodes, monkeypatch):
@@ -278,69 +280,71 @@ def test_replicates_start_where_one_was_found(solved, nodes, monkeypatch):
 
     Of two results for a replicate the better one stays.
     """
-    rs, asked = solved(2.0, "positional"), []
+    rs, requests = solved(2.0, "positional"), []
     x = BrokenOverlaps(
         *(rs.replicates.overlaps.q[0],) * 2, *(a[0] for a in list(vars(rs.replicates.overlaps).values())[1:])
     )
     residuals = {(0, False): 0.1, (1, False): 1e-5, (2, True): 1e-3, (3, True): 0.2, (0, True): 0.05}
 
-    def found(rs, s, near, k, laid):
-        what = k, near is not None
-        asked.append(what)
-        return Found(None, x, S, None, residuals[what], None)
+    def stub(rs, s, guess, k, layout):
+        request = k, guess is not None
+        requests.append(request)
+        return Found(None, x, S, None, residuals[request], None)
         yield
 
     monkeypatch.setattr(rsb, "_lay", lambda rs, s, k, lines: None)
-    monkeypatch.setattr(rsb, "_search", found)
+    monkeypatch.setattr(rsb, "_search", stub)
 
-    def ended():
-        return [one.residual for _, (one, _) in sorted(run_one(rsb._replicates(rs, nodes, None, False)).items())]
+    def final_residuals():
+        return [
+            solution.residual for _, (solution, _) in sorted(run_one(rsb._replicates(rs, nodes, None, False)).items())
+        ]
 
-    assert ended() == [0.05, 1e-5, 1e-3, 0.2]
-    assert asked[:2] == [(0, False), (1, False)] and set(asked) == set(residuals) and len(asked) == 5
+    assert final_residuals() == [0.05, 1e-5, 1e-3, 0.2]
+    assert requests[:2] == [(0, False), (1, False)] and set(requests) == set(residuals) and len(requests) == 5
     residuals[0, True] = 0.5
-    assert ended()[0] == 0.1
+    assert final_residuals()[0] == 0.1
     residuals[1, False] = residuals[2, False] = residuals[3, False] = 0.2
-    assert ended() == [0.1, 0.2, 0.2, 0.2]
+    assert final_residuals() == [0.1, 0.2, 0.2, 0.2]
 
 
 def test_nodes_are_laid_again_where_clusters_become_wider(solved, nodes, monkeypatch):
     """Nodes are laid again if clusters widen by over a tenth, three times at most; the search goes on from there."""
-    rs, laid = solved(2.0, "positional"), []
+    rs, layouts = solved(2.0, "positional"), []
     q = rs.replicates.overlaps.q[0]
 
-    def of(width):
+    def with_width(width):
         x = jax.tree.map(lambda a: a[0], rs.replicates.overlaps)
         return BrokenOverlaps(x.q, x.q - width * q, x.V, x.theta, x.m)
 
     def averages_at(model, between, x, s, lines):
-        laid.append((x, s))
+        layouts.append((x, s))
         return Averages(None, None, lines)
 
     def search(*widths):
-        laid.clear()
-        left = iter(widths)
-        monkeypatch.setattr(rsb, "_start", lambda *_: (of(0.1), S))
+        layouts.clear()
+        pending = iter(widths)
+        monkeypatch.setattr(rsb, "_start", lambda *_: (with_width(0.1), S))
         monkeypatch.setattr(rsb, "averages_at", averages_at)
 
-        def found(problem, x, s, matrix):
-            return Found(problem, of(next(left)), s + 1, None, 1e-5, None)
+        def stub(problem, x, s, matrix):
+            return Found(problem, with_width(next(pending)), s + 1, None, 1e-5, None)
             yield
 
-        monkeypatch.setattr(rsb, "fixed_point", found)
+        monkeypatch.setattr(rsb, "fixed_point", stub)
         return run_one(rsb._search(rs, None, None, 0, rsb._lay(rs, None, 0, nodes.replicate(0))))
 
-    assert search(0.105).s == S + 1 and len(laid) == 1
-    assert search(0.2, 0.21).s == S + 2 and len(laid) == 2
-    np.testing.assert_allclose(laid[1][0].q0, 0.8 * q, rtol=1e-12)
-    assert laid[1][1] == S + 1
-    assert search(0.2, 0.4, 0.6).s == S + 3 and len(laid) == 3
+    assert search(0.105).s == S + 1 and len(layouts) == 1
+    assert search(0.2, 0.21).s == S + 2 and len(layouts) == 2
+    np.testing.assert_allclose(layouts[1][0].q0, 0.8 * q, rtol=1e-12)
+    assert layouts[1][1] == S + 1
+    assert search(0.2, 0.4, 0.6).s == S + 3 and len(layouts) == 3
 
 
 def test_a_group_of_fields_may_be_empty():
     """A group of fields may be empty (all fields are near a jump, or none is): blocks without weight add nothing."""
-    none = Outer(jnp.zeros((2, 1, 0)), jnp.zeros((2, 1, 0)), jnp.zeros(0), jnp.zeros(0))
-    blocks = _in_blocks(none, 4)
+    empty = Outer(jnp.zeros((2, 1, 0)), jnp.zeros((2, 1, 0)), jnp.zeros(0), jnp.zeros(0))
+    blocks = _in_blocks(empty, 4)
     assert blocks.weight.shape[1] == 4 and not np.any(blocks.weight)
     assert sum_of_weighted(blocks, lambda block: jnp.sum(block.h) + 1.0) == 0
 
@@ -354,22 +358,22 @@ def test_where_a_search_starts(solved, mass, without):
     state = jax.tree.map(lambda a: a[0], solved(2.0, "positional").replicates)
     hats, model = state.conjugates, ta.dot_product()
     hats = eqx.tree_at(lambda h: h.V, hats, hats.V * (1 if mass < 1 else -1))
-    own = rs_potentials.overlaps(model, eqx.tree_at(lambda h: h.V, hats, without * hats.V)).V
-    part = float(1.2 * jnp.sum(state.overlaps.V - own) / jnp.sum(state.overlaps.V))
+    smooth_V = rs_potentials.overlaps(model, eqx.tree_at(lambda h: h.V, hats, without * hats.V)).V
+    part = float(1.2 * jnp.sum(state.overlaps.V - smooth_V) / jnp.sum(state.overlaps.V))
     for error, replicon in ((1e-8, 0.3), (1e-3, 0.3), (jnp.nan, 0.3), (0.0, 0.3), (1e-3, 1.2)):
-        told = eqx.tree_at(
+        diagnostics = eqx.tree_at(
             lambda d: (d.jump_mass, d.rs_error, d.replicon),
             state.diagnostics,
             tuple(map(jnp.asarray, (mass, error, replicon))),
         )
         x, s = rsb._start(
-            model, eqx.tree_at(lambda s: (s.conjugates, s.diagnostics), state, (hats, told)), None, jnp.ones(2)
+            model, eqx.tree_at(lambda s: (s.conjugates, s.diagnostics), state, (hats, diagnostics)), None, jnp.ones(2)
         )
         limit, estimated = 2 / float(state.train_loss), part**2 * (1 - replicon) / (8 * error) if error > 0 else np.inf
         expected = min(limit, estimated) if estimated > 0 else limit
         np.testing.assert_allclose(s, expected, rtol=1e-9)
-        np.testing.assert_allclose(x.V, own, rtol=1e-9)
-        q, share = state.overlaps.q, 1.2 * jnp.abs(state.overlaps.V - own) / (s * state.overlaps.q)
+        np.testing.assert_allclose(x.V, smooth_V, rtol=1e-9)
+        q, share = state.overlaps.q, 1.2 * jnp.abs(state.overlaps.V - smooth_V) / (s * state.overlaps.q)
         np.testing.assert_allclose(x.q1 - x.q0, q * jnp.minimum(share, 0.5), rtol=1e-6)
 
 
@@ -382,14 +386,14 @@ def test_clusters_of_a_start_lie_within_the_state(solved, monkeypatch):
     x, _ = rsb._start(ta.dot_product(), state, jnp.asarray(1e-3), jnp.ones(2))
     np.testing.assert_allclose(x.q0, 0.5 * x.q1, rtol=1e-9)
     model, hats = ta.dot_product(rank=2), _hats(2)
-    told = eqx.tree_at(lambda d: d.jump_mass, state.diagnostics, jnp.asarray(1.5))
+    diagnostics = eqx.tree_at(lambda d: d.jump_mass, state.diagnostics, jnp.asarray(1.5))
     q = jnp.array([[[2.0, 1.9], [1.9, 2.0]]] * 2)
     V = jnp.array([[[1.0, 0.5], [0.5, 1.0]]] * 2)
     between = ta.Overlaps(q, V, jnp.zeros((2, 2, 1)), jnp.zeros((2, 2)))
     rank_two = eqx.tree_at(
         lambda s: (s.overlaps, s.conjugates, s.diagnostics),
         state,
-        (between, Conjugates(hats.q0, hats.V, hats.theta, hats.m), told),
+        (between, Conjugates(hats.q0, hats.V, hats.theta, hats.m), diagnostics),
     )
     for s in (1.0, 1e3):
         x, _ = rsb._start(model, rank_two, jnp.asarray(s), jnp.ones(2))
@@ -405,10 +409,10 @@ def test_corrected_matrix_knows_the_last_move():
     """
     matrix, sizes = np.arange(9.0).reshape(3, 3), np.array([1.0, 10.0, 0.1])
     move, change = np.array([0.5, 2.0, 0.03]), np.array([1.0, -1.0, 2.0])
-    found = corrected_matrix(matrix, move, change, sizes)
-    np.testing.assert_allclose(found @ move, change, rtol=1e-12)
+    corrected = corrected_matrix(matrix, move, change, sizes)
+    np.testing.assert_allclose(corrected @ move, change, rtol=1e-12)
     across = sizes * np.cross(move / sizes, [1.0, 2.0, 3.0])
-    np.testing.assert_allclose(found @ across, matrix @ across, rtol=1e-9)
+    np.testing.assert_allclose(corrected @ across, matrix @ across, rtol=1e-9)
     np.testing.assert_array_equal(corrected_matrix(matrix, 0 * move, change, sizes), matrix)
 
 
@@ -425,9 +429,9 @@ def test_corrected_matrix_knows_the_last_move():
     ],
 )
 def test_bad_input(change, argument):
-    given = {"model": ta.dot_product(dtype="float64"), "alpha": 1.2, **change}
+    arguments = {"model": ta.dot_product(dtype="float64"), "alpha": 1.2, **change}
     with pytest.raises(ta.InputError, match=rf"^{argument}"):
-        ta.solve_1rsb(**given)
+        ta.solve_1rsb(**arguments)
 
 
 def test_refuses_traced_numbers():
@@ -453,17 +457,19 @@ def test_ground_state():
     assert abs(ground.mean.loss_by_log_s) < 0.1 * ground.elevation
     estimated = ground.rs.replicates.diagnostics.rs_error
     np.testing.assert_allclose(estimated, ground.replicates.elevation, rtol=0.2)
-    each = ground.replicates
+    states = ground.replicates
     # d loss / d lam is half the square of the weights, up to the residual of the equation for q1.
-    half_square = each.overlaps.q1.mean((1, 2, 3)) / (2 * 0.25)
-    assert np.all(np.abs(each.loss_by_model.lam / half_square - 1) <= each.residual)
+    half_square = states.overlaps.q1.mean((1, 2, 3)) / (2 * 0.25)
+    assert np.all(np.abs(states.loss_by_model.lam / half_square - 1) <= states.residual)
 
-    def at(sigma):
+    def ground_at(sigma):
         return ta.solve_1rsb(ta.dot_product(sigma=sigma), 1.2515, "positional", order=3, replicates=2)
 
-    np.testing.assert_allclose(jax.grad(lambda sigma: at(sigma).train_loss)(0.5), each.loss_by_model.sigma.mean())
-    slope = (at(0.505).replicates.train_loss - at(0.495).replicates.train_loss) / 0.01
-    np.testing.assert_allclose(each.loss_by_model.sigma, slope, rtol=1e-3)
+    np.testing.assert_allclose(
+        jax.grad(lambda sigma: ground_at(sigma).train_loss)(0.5), states.loss_by_model.sigma.mean()
+    )
+    slope = (ground_at(0.505).replicates.train_loss - ground_at(0.495).replicates.train_loss) / 0.01
+    np.testing.assert_allclose(states.loss_by_model.sigma, slope, rtol=1e-3)
 
 
 @pytest.mark.slow
@@ -471,9 +477,9 @@ def test_derivatives_of_a_ground_state():
     """Derivatives of a ground state equal differences of solves on other nodes; s is found to a percent."""
 
     def numbers(alpha):
-        each = ta.solve_1rsb(ta.dot_product(), alpha, "positional", order=3, replicates=2).replicates
-        x = each.overlaps
-        return jnp.stack([x.q1[:, 0, 0, 0], x.V[:, 0, 0, 0], x.m[:, 0, 0], each.gen_error, each.energy])
+        states = ta.solve_1rsb(ta.dot_product(), alpha, "positional", order=3, replicates=2).replicates
+        x = states.overlaps
+        return jnp.stack([x.q1[:, 0, 0, 0], x.V[:, 0, 0, 0], x.m[:, 0, 0], states.gen_error, states.energy])
 
     alpha, step = jnp.asarray(1.2515), 5e-3
     _, slopes = jax.jvp(numbers, (alpha,), (jnp.ones(()),))
@@ -513,13 +519,13 @@ def test_conjugates_are_tilted_averages():
     q1, q0, m = alpha * second, alpha * first**2, alpha * first
     # Integration by parts in xi_0; the term with theta vanishes, because theta is zero.
     V = -alpha * first * normals[:, 0] / jnp.sqrt(x.q0[:, 0]) + s * (q1 - q0)
-    for name, each in (("q1", q1), ("q0", q0), ("m", m), ("V", V)):
-        bar = np.std(each, axis=1) / N**0.5
-        want = np.asarray(getattr(hats, name)).ravel()
-        assert np.all(np.abs(np.mean(each, 1) - want) < 4 * bar)
-    apart, bar = np.mean(q1 - q0, 1), np.std(q1 - q0, axis=1) / N**0.5
-    want = np.ravel(hats.q1 - hats.q0)
-    assert np.all(bar < 0.08 * want) and np.all(np.abs(apart - want) < 4 * bar)
+    for name, samples in (("q1", q1), ("q0", q0), ("m", m), ("V", V)):
+        bar = np.std(samples, axis=1) / N**0.5
+        expected = np.asarray(getattr(hats, name)).ravel()
+        assert np.all(np.abs(np.mean(samples, 1) - expected) < 4 * bar)
+    difference, bar = np.mean(q1 - q0, 1), np.std(q1 - q0, axis=1) / N**0.5
+    expected = np.ravel(hats.q1 - hats.q0)
+    assert np.all(bar < 0.08 * expected) and np.all(np.abs(difference - expected) < 4 * bar)
 
 
 @pytest.mark.slow
@@ -546,15 +552,15 @@ def test_ground_state_of_two_columns():
     assert np.all(ground.replicates.residual < 0.01)
     x, bar = ground.overlaps, bars.overlaps
     exact = {"elevation": broken(*_GROUND) - rs, "s": jnp.exp(_GROUND[3])}
-    pairs = {name: (getattr(ground, name), getattr(bars, name), want) for name, want in exact.items()}
-    for name, want in zip(("q1", "q0", "V"), _GROUND, strict=False):
-        pairs[name] = getattr(x, name)[0], getattr(bar, name)[0], want
+    pairs = {name: (getattr(ground, name), getattr(bars, name), expected) for name, expected in exact.items()}
+    for name, expected in zip(("q1", "q0", "V"), _GROUND, strict=False):
+        pairs[name] = getattr(x, name)[0], getattr(bar, name)[0], expected
     # The loss is flat in s, and the width of a cluster moves with s.
     known = {"elevation": 0.01, "q1": 0.01, "s": 0.3, "q0": 0.3, "V": 0.1}
-    for name, (got, error, want) in pairs.items():
-        size = np.max(np.abs(want))
-        assert np.max(error) < known[name] * size, (name, got, error)
-        assert np.all(np.abs(got - want) < 3 * error + 1e-3 * size), (name, got, error, want)
+    for name, (value, error, expected) in pairs.items():
+        size = np.max(np.abs(expected))
+        assert np.max(error) < known[name] * size, (name, value, error)
+        assert np.all(np.abs(value - expected) < 3 * error + 1e-3 * size), (name, value, error, expected)
 
 
 class RandomSigns(ta.Model):
@@ -575,8 +581,8 @@ class RandomSigns(ta.Model):
         return 0.5 * (jnp.sqrt(Z[0, 0] ** 2 + 1e-10) - 1) ** 2 + 0.5 * self.stiffness * jnp.sum(Z[1:] ** 2)
 
     def law(self):
-        L, one = self.shape[0], jnp.ones((1, 1, 1))
-        return ta.SpectralLaw(one[:, 0, 0], jnp.ones((1, L)), jnp.eye(L)[None], one, jnp.zeros((1, L, 1)))
+        L, unit = self.shape[0], jnp.ones((1, 1, 1))
+        return ta.SpectralLaw(unit[:, 0, 0], jnp.ones((1, L)), jnp.eye(L)[None], unit, jnp.zeros((1, L, 1)))
 
 
 def _signs_by_hand(alpha, stiffness):
@@ -591,18 +597,18 @@ def _signs_by_hand(alpha, stiffness):
 
     def broken(v):
         q1, share, V, s = v[0], v[1], v[2], jnp.exp(v[3])
-        q0, apart = share * q1, (1 - share) * q1
+        q0, difference = share * q1, (1 - share) * q1
         h, b, a = jnp.sqrt(q0) * xi, s / (1 + V), stiffness / (1 + stiffness * V)
-        precision = 1 / apart + b
+        precision = 1 / difference + b
         sides = []
         for sign in (1, -1):
-            centre = (sign * h / apart + b) / precision
-            exponent = -0.5 * (h**2 / apart + b - centre**2 * precision) - 0.5 * jnp.log(apart * precision)
+            centre = (sign * h / difference + b) / precision
+            exponent = -0.5 * (h**2 / difference + b - centre**2 * precision) - 0.5 * jnp.log(difference * precision)
             sides.append(exponent + log_ndtr(centre * jnp.sqrt(precision)))
         M = -weight @ jnp.logaddexp(*sides) / s
-        M += a * q0 / (2 * (1 + s * a * apart)) + jnp.log(1 + s * a * apart) / (2 * s)
-        D = 1 / (V + s * apart)  # of the prior, with Lam = 1 / V
-        spread = apart * D / V
+        M += a * q0 / (2 * (1 + s * a * difference)) + jnp.log(1 + s * a * difference) / (2 * s)
+        D = 1 / (V + s * difference)  # of the prior, with Lam = 1 / V
+        spread = difference * D / V
         q0hat = q0 * D**2
         pairing = 0.5 * ((1 / V - 1) * q1 - (q0hat + spread) * V) - 0.5 * s * ((q0hat + spread) * q1 - q0hat * q0)
         return -(pairing + 0.5 * q0hat / D - jnp.log(1 - s * spread * V) / (2 * s) - alpha * M)
@@ -610,8 +616,8 @@ def _signs_by_hand(alpha, stiffness):
     def stationary(f, start):
         sizes = np.append(alpha / 4, np.ones(len(start) - 1))
         slope = jax.jit(jax.grad(f))
-        at = fsolve(lambda u: np.asarray(slope(jnp.asarray(u * sizes))) * sizes / alpha, start / sizes, xtol=1e-13)
-        return at * sizes, float(f(jnp.asarray(at * sizes)))
+        root = fsolve(lambda u: np.asarray(slope(jnp.asarray(u * sizes))) * sizes / alpha, start / sizes, xtol=1e-13)
+        return root * sizes, float(f(jnp.asarray(root * sizes)))
 
     _, rs = stationary(unbroken, np.array([alpha / 4, 1.05]))
     x, loss = stationary(broken, np.array([alpha / 4, 0.47, 1.01, np.log(5.5 / alpha**0.5)]))
@@ -623,11 +629,11 @@ def test_few_samples_with_free_signs_are_the_sk_model():
 
     The energy e of a spin is -.798 with RS and -.765 with 1RSB (-.7652: G. Parisi, J. Phys. A 13, L115, 1980).
     """
-    found = []
+    rows = []
     for alpha in (1e-4, 1e-6):
         *losses, x = _signs_by_hand(alpha, 0.0)
-        found.append([*((1 - 4 * loss / alpha) / alpha**0.5 for loss in losses), x[1], np.exp(x[3]) * alpha**0.5 / 4])
-    few, fewer = map(np.array, found)
+        rows.append([*((1 - 4 * loss / alpha) / alpha**0.5 for loss in losses), x[1], np.exp(x[3]) * alpha**0.5 / 4])
+    few, fewer = map(np.array, rows)
     limit = fewer + (fewer - few) / 9  # corrections are of order alpha^{1/2}
     np.testing.assert_allclose(limit[:2], [(2 / np.pi) ** 0.5, 0.7652], atol=1e-4)
     np.testing.assert_allclose(limit[2:], [0.477, 1.36], rtol=2e-3)

@@ -29,8 +29,8 @@ def test_what_changes_within_a_third_of_a_deviation_is_resolved_everywhere(place
 
 
 def test_laid_nodes_have_the_law(model, lines):
-    laid = lay_nodes(model, state(CASES[1]), lines.replicate(0), 0.17)
-    fields = np.concatenate([laid.student, laid.teacher])[:, 0]
-    np.testing.assert_allclose(laid.weight.sum(), 1.0, atol=1e-12)
-    np.testing.assert_allclose(fields @ laid.weight, 0, atol=0.02)
-    np.testing.assert_allclose((fields * laid.weight) @ fields.T, np.eye(4), atol=0.02)
+    nodes = lay_nodes(model, state(CASES[1]), lines.replicate(0), 0.17)
+    fields = np.concatenate([nodes.student, nodes.teacher])[:, 0]
+    np.testing.assert_allclose(nodes.weight.sum(), 1.0, atol=1e-12)
+    np.testing.assert_allclose(fields @ nodes.weight, 0, atol=0.02)
+    np.testing.assert_allclose((fields * nodes.weight) @ fields.T, np.eye(4), atol=0.02)

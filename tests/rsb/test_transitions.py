@@ -9,7 +9,7 @@ import pytest
 
 import tiedattn_jax as ta
 from tiedattn_jax.phases.events import Zero
-from tiedattn_jax.rsb import transitions as breaking
+from tiedattn_jax.rsb import transitions as rsb_transitions
 from tiedattn_jax.rsb.fixed_points import BrokenState
 
 
@@ -48,8 +48,8 @@ def test_a_state_without_breaking_says_that_rs_is_exact():
     point = ta.BrokenPoint(
         ta.dot_product(), jnp.asarray(1.2), made.fixed_point(), _state([0, 0], 1.0), "semantic", True
     )
-    lost = eqx.tree_at(lambda p: p.replicates.status, point, jnp.array([0, int(ta.Status.max_steps)]))
-    assert "replica-symmetric state is exact" in str(point) and "exact" not in str(lost)
+    failed = eqx.tree_at(lambda p: p.replicates.status, point, jnp.array([0, int(ta.Status.max_steps)]))
+    assert "replica-symmetric state is exact" in str(point) and "exact" not in str(failed)
     wide = eqx.tree_at(lambda p: p.replicates.overlaps.q1, point, 2 * point.replicates.overlaps.q1)
     assert wide.broken and not point.broken and "exact" not in str(wide)
 
@@ -67,14 +67,14 @@ def test_shift_is_elevation_over_slope(transition, monkeypatch):
         assert alpha == transition.alpha and rule["order"] == 7
         return ta.BrokenPoint(model, alpha, rs, states[branch], branch, True)
 
-    monkeypatch.setattr(breaking, "solve_1rsb", solved)
-    monkeypatch.setattr(breaking, "solve", lambda *args, **rest: rs)
-    found = ta.critical_alpha_1rsb(transition.branches[0].model, transition, order=7)
-    np.testing.assert_allclose(found.shifts, [-1e-3, -5e-3 / 3], rtol=1e-12)
-    np.testing.assert_allclose(found.alpha, transition.alpha - 4e-3 / 3, rtol=1e-12)
-    assert found.shift_stderr > 0 and found.stderr >= found.shift_stderr and found.ok
-    assert "1RSB" in str(found)
-    assert set(found.to_dict()["branches"]) == {"positional", "semantic"}
+    monkeypatch.setattr(rsb_transitions, "solve_1rsb", solved)
+    monkeypatch.setattr(rsb_transitions, "solve", lambda *args, **options: rs)
+    shifted = ta.critical_alpha_1rsb(transition.branches[0].model, transition, order=7)
+    np.testing.assert_allclose(shifted.shifts, [-1e-3, -5e-3 / 3], rtol=1e-12)
+    np.testing.assert_allclose(shifted.alpha, transition.alpha - 4e-3 / 3, rtol=1e-12)
+    assert shifted.shift_stderr > 0 and shifted.stderr >= shifted.shift_stderr and shifted.ok
+    assert "1RSB" in str(shifted)
+    assert set(shifted.to_dict()["branches"]) == {"positional", "semantic"}
 
 
 def _rs_state(by_alpha: float, by_sigma: float) -> ta.FixedPoint:
@@ -106,19 +106,19 @@ def test_sensitivities_are_those_at_the_broken_alpha_c(monkeypatch):
         state = _state([elevation, elevation], by_alpha, by_sigma[branch])
         return ta.BrokenPoint(model, alpha, rs_state(alpha, branch), state, branch, True)
 
-    monkeypatch.setattr(breaking, "solve_1rsb", solved)
-    monkeypatch.setattr(breaking, "solve", lambda model, alpha, branch, nodes, start: rs_state(alpha, branch))
+    monkeypatch.setattr(rsb_transitions, "solve_1rsb", solved)
+    monkeypatch.setattr(rsb_transitions, "solve", lambda model, alpha, branch, nodes, start: rs_state(alpha, branch))
     rs = made.transition(alpha=alpha)  # d alpha / d sigma = 2(0.02)
-    found = ta.critical_alpha_1rsb(ta.dot_product(), rs)
+    shifted = ta.critical_alpha_1rsb(ta.dot_product(), rs)
     slopes = np.subtract(*(np.array(roots(sigma + e)) for e in (1e-4, -1e-4))) / 2e-4
-    np.testing.assert_allclose(found.sensitivities.sigma - rs.sensitivities.sigma, slopes[1] - slopes[0], rtol=1e-4)
-    np.testing.assert_allclose(found.sensitivities_stderr.sigma, rs.sensitivities_stderr.sigma, rtol=1e-9)
-    report = found.to_dict()
-    assert report["sensitivities"]["sigma"] == found.sensitivities.sigma
+    np.testing.assert_allclose(shifted.sensitivities.sigma - rs.sensitivities.sigma, slopes[1] - slopes[0], rtol=1e-4)
+    np.testing.assert_allclose(shifted.sensitivities_stderr.sigma, rs.sensitivities_stderr.sigma, rtol=1e-9)
+    report = shifted.to_dict()
+    assert report["sensitivities"]["sigma"] == shifted.sensitivities.sigma
     assert report["sensitivities_rs"]["sigma"] == 2.0 and report["sensitivities_stderr"]["sigma"] == 0.02
-    assert "d/dsigma" in str(found) and "RS: 2.000(20)" in str(found)
+    assert "d/dsigma" in str(shifted) and "RS: 2.000(20)" in str(shifted)
     gradient = jax.grad(lambda m: ta.critical_alpha_1rsb(m, rs).alpha)(ta.dot_product())
-    np.testing.assert_allclose(gradient.sigma, found.sensitivities.sigma, rtol=1e-12)
+    np.testing.assert_allclose(gradient.sigma, shifted.sensitivities.sigma, rtol=1e-12)
     with pytest.raises(TypeError, match="first derivatives only"):
         jax.hessian(lambda m: ta.critical_alpha_1rsb(m, rs).alpha)(ta.dot_product())
 
@@ -141,7 +141,7 @@ def _baseline(monkeypatch, early, late):
         linear = eqx.tree_at(lambda p: p.replicates.gen_error_linear, rs, beaten * jnp.ones(2))
         return ta.BrokenPoint(model, alpha, linear, state, branch, True)
 
-    def zero_near(event, model, near, nodes, settings, **rest):
+    def zero_near(event, model, guess, nodes, settings, **options):
         assert event.name == ("positional baseline" if early else "semantic baseline")
         by_alpha = 2 * root * jnp.ones(2)
         return made.ended(Zero(jnp.asarray(root), (), jnp.zeros(2), _numbers(-5.0 * jnp.ones(2)), by_alpha))
@@ -154,9 +154,9 @@ def _baseline(monkeypatch, early, late):
         errors = (0.5 if beats else 2.0) * jnp.ones(4)
         return made.fixed_point(gen_error=errors, gen_error_linear=jnp.ones(4))
 
-    monkeypatch.setattr(breaking, "solve_1rsb", solved)
-    monkeypatch.setattr(breaking, "zero_near", zero_near)
-    monkeypatch.setattr(breaking, "linear_crossing", crossing)
+    monkeypatch.setattr(rsb_transitions, "solve_1rsb", solved)
+    monkeypatch.setattr(rsb_transitions, "zero_near", zero_near)
+    monkeypatch.setattr(rsb_transitions, "linear_crossing", crossing)
     return model, made.transition(alpha=0.5, branches=(state(early), state(late)))
 
 
@@ -164,16 +164,16 @@ def _baseline(monkeypatch, early, late):
 def test_where_a_broken_branch_beats_the_baseline(monkeypatch, early):
     """alpha_l of a 1RSB branch is the root of its excess over the baseline, and has the root's sensitivities."""
     model, transition = _baseline(monkeypatch, early, early)
-    found = ta.linear_crossing_1rsb(model, transition, order=7)
+    crossing = ta.linear_crossing_1rsb(model, transition, order=7)
     root = (0.05 * (5 - _LIFT)) ** 0.5
-    np.testing.assert_allclose(found.shifts, root - 0.5, rtol=1e-3)
-    np.testing.assert_allclose(found.alpha, root, rtol=1e-7)
+    np.testing.assert_allclose(crossing.shifts, root - 0.5, rtol=1e-3)
+    np.testing.assert_allclose(crossing.alpha, root, rtol=1e-7)
     by_sigma = (5 - _LIFT) / (2 * root) - 5 / (2 * 0.5)
-    np.testing.assert_allclose(found.sensitivities.sigma - found.rs.sensitivities.sigma, by_sigma, rtol=1e-3)
-    assert found.ok and len(found.branches) == 1
-    assert "alpha_l, RS" in str(found) and found.to_dict()["alpha_l"] == found.alpha
+    np.testing.assert_allclose(crossing.sensitivities.sigma - crossing.rs.sensitivities.sigma, by_sigma, rtol=1e-3)
+    assert crossing.ok and len(crossing.branches) == 1
+    assert "alpha_l, RS" in str(crossing) and crossing.to_dict()["alpha_l"] == crossing.alpha
     gradient = jax.grad(lambda m: ta.linear_crossing_1rsb(m, transition, order=7).alpha)(model)
-    np.testing.assert_allclose(gradient.sigma, found.sensitivities.sigma, rtol=1e-12)
+    np.testing.assert_allclose(gradient.sigma, crossing.sensitivities.sigma, rtol=1e-12)
 
 
 def test_the_exchange_of_the_minima_beats_the_baseline(monkeypatch):
@@ -182,20 +182,20 @@ def test_the_exchange_of_the_minima_beats_the_baseline(monkeypatch):
     states = {"positional": _state([3e-7, 5e-7], 0.8e-3), "semantic": _state([0.0, 0.0], 0.5e-3)}
     rs = _rs_state(0.8e-3, 0.0)
     monkeypatch.setattr(
-        breaking,
+        rsb_transitions,
         "solve_1rsb",
         lambda m, alpha, branch, **rule: ta.BrokenPoint(m, alpha, rs, states[branch], branch, True),
     )
-    monkeypatch.setattr(breaking, "solve", lambda *args, **rest: rs)
-    found, critical = (fn(model, transition, order=7) for fn in (ta.linear_crossing_1rsb, ta.critical_alpha_1rsb))
-    assert found.alpha == critical.alpha and len(found.branches) == 2
-    assert found.rs.event == "alpha_l" and critical.rs.event == "alpha_c"
+    monkeypatch.setattr(rsb_transitions, "solve", lambda *args, **options: rs)
+    crossing, critical = (fn(model, transition, order=7) for fn in (ta.linear_crossing_1rsb, ta.critical_alpha_1rsb))
+    assert crossing.alpha == critical.alpha and len(crossing.branches) == 2
+    assert crossing.rs.event == "alpha_l" and critical.rs.event == "alpha_c"
 
 
 def test_an_alpha_l_that_was_not_found_is_refused(monkeypatch):
     model, transition = _baseline(monkeypatch, False, False)
     absent = made.transition(status=int(ta.Status.absent), event="alpha_l")
-    monkeypatch.setattr(breaking, "linear_crossing", lambda *args: absent)
+    monkeypatch.setattr(rsb_transitions, "linear_crossing", lambda *args: absent)
     with pytest.raises(ta.InputError, match=r"^transition must have an alpha_l beside alpha_c, got status absent"):
         ta.linear_crossing_1rsb(model, transition)
 
@@ -205,26 +205,26 @@ def test_estimated_shift(model, transition):
     positional, semantic = (branch.mean for branch in transition.branches)
     lift = positional.diagnostics.rs_error - semantic.diagnostics.rs_error
     slope = positional.train_loss_partials[1] - semantic.train_loss_partials[1]
-    found = transition.rs_shift
-    np.testing.assert_allclose(found.value, -lift / slope, rtol=1e-4)
-    assert -1.2 * 4.01e-4 - 3 * found.stderr < found.value < -4.01e-4 + 3 * 0.20e-4
+    shift = transition.rs_shift
+    np.testing.assert_allclose(shift.value, -lift / slope, rtol=1e-4)
+    assert -1.2 * 4.01e-4 - 3 * shift.stderr < shift.value < -4.01e-4 + 3 * 0.20e-4
     report = transition.to_dict()
-    assert report["rs_shift"] == found.value and report["rs_shift_stderr"] == found.stderr
+    assert report["rs_shift"] == shift.value and report["rs_shift_stderr"] == shift.stderr
     assert "rs_shift" in str(transition)
-    others = (made.transition(branches=transition.branches, event="semantic fold"), made.transition())
-    for other in others:
-        assert np.isnan(other.rs_shift.value) and np.isnan(other.rs_shift.stderr) and "rs_shift" not in str(other)
+    without_shift = (made.transition(branches=transition.branches, event="semantic fold"), made.transition())
+    for variant in without_shift:
+        assert np.isnan(variant.rs_shift.value) and np.isnan(variant.rs_shift.stderr) and "rs_shift" not in str(variant)
 
 
 def test_a_replicate_without_a_state_has_no_share_in_the_shift(transition):
     status = transition.branches[0].replicates.status
-    others = transition.rs_shift.value
+    excess = transition.rs_shift.value
     for k in range(len(status)):
         failed = eqx.tree_at(
             lambda t: t.branches[0].replicates.status, transition, status.at[k].set(int(ta.Status.nonfinite))
         )
-        others -= failed.rs_shift.value / len(status)  # every replicate is in this many of the means over all but one
-    np.testing.assert_allclose(others, 0, atol=1e-12)
+        excess -= failed.rs_shift.value / len(status)  # every replicate is in this many of the means over all but one
+    np.testing.assert_allclose(excess, 0, atol=1e-12)
     assert failed.rs_shift.value != transition.rs_shift.value
 
 

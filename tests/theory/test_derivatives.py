@@ -40,54 +40,54 @@ def numbers(fp):
 
 
 @jax.jit
-def forward(at, along, free, start, nodes, settings):
+def forward(point, tangent, free, start, nodes, settings):
     """Numbers at (model, alpha), and their derivatives along a direction in both."""
 
     def values(model, alpha):
         return numbers(ta.FixedPoint(model, alpha, states_near(model, alpha, nodes, start, free, settings), None))
 
-    return jax.jvp(values, at, along)
+    return jax.jvp(values, point, tangent)
 
 
 def direction(model, name=None, alpha=0.0):
     """The direction of one number of the model, or of alpha."""
     zero = jax.tree.map(jnp.zeros_like, model)
-    along = zero if name is None else eqx.tree_at(lambda m: getattr(m, name), zero, jnp.ones(()))
-    return along, jnp.asarray(alpha, float)
+    tangent = zero if name is None else eqx.tree_at(lambda m: getattr(m, name), zero, jnp.ones(()))
+    return tangent, jnp.asarray(alpha, float)
 
 
-def moved(at, along, step):
-    return jax.tree.map(lambda a, d: a + step * d, at, along)
+def moved(point, tangent, step):
+    return jax.tree.map(lambda a, d: a + step * d, point, tangent)
 
 
 @pytest.mark.parametrize("case", [CASES[0], *JUMPS], ids=lambda c: f"{c.branch} {c.alpha}")
 def test_lines(model, case):
     """On lines fixed points equal the reference to 1e-5, and derivatives the reference and central differences."""
     nodes = ta.line_nodes(model, 15, replicates=1)
-    at, along = (model, jnp.asarray(case.alpha, float)), direction(model, alpha=1.0)
-    rest = BRANCHES[case.branch].free(model), state(case), nodes, ta.Settings()
-    value, got = (a[0] for a in forward(at, along, *rest))
+    point, tangent = (model, jnp.asarray(case.alpha, float)), direction(model, alpha=1.0)
+    arguments = BRANCHES[case.branch].free(model), state(case), nodes, ta.Settings()
+    value, slopes = (a[0] for a in forward(point, tangent, *arguments))
     np.testing.assert_allclose(value, [getattr(case, k) for k in NAMES], rtol=1e-5, atol=1e-12)
     if case not in JUMPS:
         return
     step = 2e-3 * case.alpha
-    up, down = (forward(moved(at, along, s * step), along, *rest)[0][0] for s in (1, -1))
+    up, down = (forward(moved(point, tangent, s * step), tangent, *arguments)[0][0] for s in (1, -1))
     for k, exact in DERIVATIVES[case.alpha, case.branch].items():
         i = NAMES.index(k)
         tol = 5e-3 if k == "q" and case.branch == "positional" else 1e-3  # dq/dalpha is 80 times smaller than q / alpha
-        np.testing.assert_allclose(got[i], exact, rtol=tol)
-        np.testing.assert_allclose(got[i], (up[i] - down[i]) / (2 * step), rtol=tol)
+        np.testing.assert_allclose(slopes[i], exact, rtol=tol)
+        np.testing.assert_allclose(slopes[i], (up[i] - down[i]) / (2 * step), rtol=tol)
 
 
 @pytest.mark.parametrize("case", JUMPS, ids=lambda c: f"{c.branch} {c.alpha}")
 def test_jumps_on_single_nodes(model, nodes, case):
     """Derivatives on single nodes equal the exact ones; node by node, dV/dalpha at alpha = 1 would be -8."""
-    at, along = (model, jnp.asarray(case.alpha, float)), direction(model, alpha=1.0)
-    each = forward(at, along, BRANCHES[case.branch].free(model), state(case), nodes, ta.Settings())[1]
+    point, tangent = (model, jnp.asarray(case.alpha, float)), direction(model, alpha=1.0)
+    slopes = forward(point, tangent, BRANCHES[case.branch].free(model), state(case), nodes, ta.Settings())[1]
     for k, exact in DERIVATIVES[case.alpha, case.branch].items():
-        got = each[:, NAMES.index(k)]
-        bar = jnp.std(got, ddof=1) / 2
-        assert abs(jnp.mean(got) - exact) <= max(4 * bar, 0.05 * abs(exact)), (k, got)
+        estimates = slopes[:, NAMES.index(k)]
+        bar = jnp.std(estimates, ddof=1) / 2
+        assert abs(jnp.mean(estimates) - exact) <= max(4 * bar, 0.05 * abs(exact)), (k, estimates)
         assert bar < 0.08 * abs(exact) or k == "q"
 
 
@@ -96,15 +96,15 @@ def test_a_smooth_state(model, nodes):
 
     The derivative estimates that of many nodes, the difference that of the nodes at hand.
     """
-    at = model, jnp.asarray(2.0, float)
-    rest = BRANCHES["semantic"].free(model), state(CASES[0]), nodes, TIGHT
+    point = model, jnp.asarray(2.0, float)
+    arguments = BRANCHES["semantic"].free(model), state(CASES[0]), nodes, TIGHT
     smooth = jnp.array([NAMES.index(k) for k in ("q", "train_loss", "gen_error")])
-    for along, step in ((direction(model, "omega"), 1e-4), (direction(model, alpha=1.0), 1e-3)):
-        up, down = (forward(moved(at, along, s * step), along, *rest)[0].mean(0) for s in (1, -1))
-        got, difference = forward(at, along, *rest)[1].mean(0), (up - down) / (2 * step)
-        np.testing.assert_allclose(got[smooth], difference[smooth], rtol=2e-2)
+    for tangent, step in ((direction(model, "omega"), 1e-4), (direction(model, alpha=1.0), 1e-3)):
+        up, down = (forward(moved(point, tangent, s * step), tangent, *arguments)[0].mean(0) for s in (1, -1))
+        slopes, difference = forward(point, tangent, *arguments)[1].mean(0), (up - down) / (2 * step)
+        np.testing.assert_allclose(slopes[smooth], difference[smooth], rtol=2e-2)
         if step == 1e-4:  # the training loss is stationary, so its derivative is that of the frozen nodes
-            np.testing.assert_allclose(got[4], difference[4], rtol=1e-4)
+            np.testing.assert_allclose(slopes[4], difference[4], rtol=1e-4)
 
 
 def test_reverse_mode_under_vmap_and_a_bad_lane_spoils_nothing(model, nodes):
@@ -123,8 +123,8 @@ def test_reverse_mode_under_vmap_and_a_bad_lane_spoils_nothing(model, nodes):
     start = state(CASES[0])
     gradient, (values, good) = jax.jit(jax.grad(total, has_aux=True))(model.lam)
     assert good.tolist() == [False, True]
-    rest = BRANCHES["semantic"].free(model), start, nodes, FEW
-    value, slope = forward((model, alphas[1]), direction(model, "lam"), *rest)
+    arguments = BRANCHES["semantic"].free(model), start, nodes, FEW
+    value, slope = forward((model, alphas[1]), direction(model, "lam"), *arguments)
     np.testing.assert_allclose(values[1], value.mean(0), rtol=1e-8)
     np.testing.assert_allclose(gradient, slope.mean(0) @ weights, rtol=1e-6)
 
@@ -142,18 +142,18 @@ def test_a_searched_value_keeps_its_derivative_in_loops(checkpoints):
     This holds also for a value that a loop hands on.
     """
 
-    def slope(p, dp, over=lax.map):
+    def slope(p, dp, loop=lax.map):
         def block(scale, shift):
-            at = scale * p + shift
-            z = lax.stop_gradient(lax.fori_loop(0, 40, lambda _, z: z - (z + z**3 - at) / (1 + 3 * z**2), at))
-            return root(z, at), jax.jvp(lambda p: root(z, scale * p + shift) ** 2, (p,), (dp,))[1]
+            target = scale * p + shift
+            z = lax.stop_gradient(lax.fori_loop(0, 40, lambda _, z: z - (z + z**3 - target) / (1 + 3 * z**2), target))
+            return root(z, target), jax.jvp(lambda p: root(z, scale * p + shift) ** 2, (p,), (dp,))[1]
 
         def replicate(scale):
             fn = partial(block, scale)
-            handed_on, each = over(jax.checkpoint(fn) if checkpoints else fn, jnp.array([0.625, 2.0, 10.0]))
-            return jnp.sum(handed_on) * jnp.sum(each)
+            roots, block_slopes = loop(jax.checkpoint(fn) if checkpoints else fn, jnp.array([0.625, 2.0, 10.0]))
+            return jnp.sum(roots) * jnp.sum(block_slopes)
 
-        return jnp.sum(over(replicate, jnp.array([1.0, 2.0])))
+        return jnp.sum(loop(replicate, jnp.array([1.0, 2.0])))
 
     @jax.custom_jvp
     def fn(p):
@@ -170,9 +170,9 @@ def test_a_searched_value_keeps_its_derivative_in_loops(checkpoints):
         seconds = jax.jacfwd(exact), *(a(b(fn)) for a in MODES for b in MODES)
         return jnp.stack([jnp.stack(jax.jvp(second, (p,), (1.0,))) for second in seconds])
 
-    exactly, *others = derivatives(jnp.array([0.3, 0.1])).swapaxes(0, 1)
-    for other in others:
-        np.testing.assert_allclose(other, exactly, rtol=1e-10)
+    expected, *results = derivatives(jnp.array([0.3, 0.1])).swapaxes(0, 1)
+    for result in results:
+        np.testing.assert_allclose(result, expected, rtol=1e-10)
 
 
 class OneToken(ta.Model):
@@ -185,8 +185,8 @@ class OneToken(ta.Model):
         return 0.5 * jnp.sum((jnp.tanh(self.width * Z) - Y) ** 2)
 
     def law(self):
-        one = jnp.ones((1, 1, 1))
-        return ta.SpectralLaw(one[0, 0], one[0], one, one, 0.3 * one)
+        unit = jnp.ones((1, 1, 1))
+        return ta.SpectralLaw(unit[0, 0], unit[0], unit, unit, 0.3 * unit)
 
 
 class Tilted(OneToken):
@@ -211,8 +211,8 @@ def test_second_derivatives_in_all_modes():
     The nodes lie in two blocks.
     """
     model = OneToken(lam=jnp.asarray(0.1), width=jnp.asarray(0.7))
-    some = ta.sobol_nodes(model, 2**5, replicates=1, block=2**4).replicate(0)
-    replicate = Descending(student=some.student, teacher=some.teacher, weight=some.weight, block=some.block)
+    nodes = ta.sobol_nodes(model, 2**5, replicates=1, block=2**4).replicate(0)
+    replicate = Descending(student=nodes.student, teacher=nodes.teacher, weight=nodes.weight, block=nodes.block)
     x = ta.Overlaps(*(jnp.full((1, 1, 1), v, float) for v in (0.6, 1.3, 0.5)), jnp.zeros((1, 1)))
 
     def setting(p):
@@ -220,11 +220,11 @@ def test_second_derivatives_in_all_modes():
 
     @jax.jit
     def first(p):
-        at, direction = jax.jvp(setting, (p,), (jnp.ones(()),))
+        point, direction = jax.jvp(setting, (p,), (jnp.ones(()),))
         moving = jax.tree.map(lambda a: a * p**0.5, x)  # any motion of the state will do
-        each = Equations(*at, replicate, BRANCHES["semantic"].free(model)).derivatives(moving)
-        by = jax.tree.map(lambda a: a @ ravel_pytree(direction)[0], each)
-        return jnp.stack([by["train_loss"], by["overlaps"].q[0, 0, 0], by["overlaps"].theta[0, 0, 0]])
+        partials = Equations(*point, replicate, BRANCHES["semantic"].free(model)).derivatives(moving)
+        slopes = jax.tree.map(lambda a: a @ ravel_pytree(direction)[0], partials)
+        return jnp.stack([slopes["train_loss"], slopes["overlaps"].q[0, 0, 0], slopes["overlaps"].theta[0, 0, 0]])
 
     p, step = model.width, 1e-4
     difference = (first(p + step) - first(p - step)) / (2 * step)
@@ -235,8 +235,8 @@ def test_second_derivatives_in_all_modes():
 def test_second_derivative_of_an_average_over_jumps():
     """Second derivatives of the means of z and z^2 on lines equal those of the exact means over the two sides."""
     model = Tilted(lam=jnp.asarray(0.1), width=jnp.asarray(0.2))
-    one = ta.line_nodes(model, lines=2, points=24, replicates=1).replicate(0)
-    block = jax.tree.map(lambda a: a[0], one.blocks())
+    replicate = ta.line_nodes(model, lines=2, points=24, replicates=1).replicate(0)
+    block = jax.tree.map(lambda a: a[0], replicate.blocks())
 
     def setting(p):
         tilt, q, V, m = p
@@ -252,7 +252,7 @@ def test_second_derivative_of_an_average_over_jumps():
         return jnp.stack([mean + V * (2 * share - 1), (q + mean**2 + 2 * V * size + V**2) / (1 + V)]) / (1 + V)
 
     def on_lines(p):
-        points = points_in(*setting(p), one, block)
+        points = points_in(*setting(p), replicate, block)
         return jnp.stack([jnp.sum(points.weight * points.z[0, 0] ** k) for k in (1, 2)])
 
     p = jnp.array([0.2, 0.4, 0.8, 0.1])
@@ -261,8 +261,8 @@ def test_second_derivative_of_an_average_over_jumps():
     def derivatives(p):
         return [(fn(p), jax.jacfwd(fn)(p), jax.hessian(fn)(p)) for fn in (on_lines, exact)]
 
-    for got, want in zip(*derivatives(p), strict=True):
-        np.testing.assert_allclose(got, want, rtol=1e-3, atol=1e-4)
+    for result, expected in zip(*derivatives(p), strict=True):
+        np.testing.assert_allclose(result, expected, rtol=1e-3, atol=1e-4)
 
 
 @pytest.mark.slow
@@ -270,20 +270,20 @@ def test_second_derivative_of_an_average_over_jumps():
 def test_second_derivative(model, modes):
     """Second derivatives of a solve in sigma and alpha equal differences of first derivatives."""
     nodes, start = ta.line_nodes(model, 5, replicates=1), state(CASES[0])
-    rest = BRANCHES["semantic"].free(model), start, nodes, TIGHT
+    arguments = BRANCHES["semantic"].free(model), start, nodes, TIGHT
 
     def loss(numbers):
         sigma, alpha = numbers
-        at = eqx.tree_at(lambda m: m.sigma, model, sigma)
-        return ta.solve(at, alpha, "semantic", nodes, start=start, settings=TIGHT).train_loss
+        changed_model = eqx.tree_at(lambda m: m.sigma, model, sigma)
+        return ta.solve(changed_model, alpha, "semantic", nodes, start=start, settings=TIGHT).train_loss
 
     second = jax.jit(modes[0](modes[1](loss)))(jnp.array([model.sigma, 2.0]))
-    at = model, jnp.array(2.0)
-    for along, step, got in (
+    origin = model, jnp.array(2.0)
+    for outer, step, row in (
         (direction(model, "sigma"), 2e-3, second[0]),
         (direction(model, alpha=1.0), 0.02, second[1]),
     ):
-        there = [moved(at, along, s * step) for s in (1, -1)]
-        for other, value in ((direction(model, "sigma"), got[0]), (direction(model, alpha=1.0), got[1])):
-            up, down = (forward(point, other, *rest)[1][0, 4] for point in there)
+        points = [moved(origin, outer, s * step) for s in (1, -1)]
+        for inner, value in ((direction(model, "sigma"), row[0]), (direction(model, alpha=1.0), row[1])):
+            up, down = (forward(point, inner, *arguments)[1][0, 4] for point in points)
             np.testing.assert_allclose(value, (up - down) / (2 * step), rtol=1e-2)

@@ -13,28 +13,28 @@ from tiedattn_jax.theory import multistart
 @pytest.mark.slow  # the notebook on phase diagrams does the same
 def test_random_starts_find_both_branches(model):
     rule = ta.line_nodes(model, 5, replicates=1, even=True)
-    found = ta.find_states(model, 2.0, rule, count=24)
-    assert {"semantic", "positional", "mixed"} <= {f.label for f in found}
-    losses = [float(f.train_loss) for f in found]
-    assert losses == sorted(losses) and found[0].label == "semantic"
+    states = ta.find_states(model, 2.0, rule, count=24)
+    assert {"semantic", "positional", "mixed"} <= {f.label for f in states}
+    losses = [float(f.train_loss) for f in states]
+    assert losses == sorted(losses) and states[0].label == "semantic"
 
 
 def reached(model, x, status=0, loss=0.0):
     """The end of a search: overlaps, a status and a training loss."""
-    one = jax.tree.map(lambda a: np.asarray(a)[0], made.states(model, scatter=(0.0,)))
+    template = jax.tree.map(lambda a: np.asarray(a)[0], made.states(model, scatter=(0.0,)))
     parts = (jax.tree.map(np.asarray, x), np.asarray(loss), np.asarray(int(status)))
-    return eqx.tree_at(lambda s: (s.overlaps, s.train_loss, s.status), one, parts)
+    return eqx.tree_at(lambda s: (s.overlaps, s.train_loss, s.status), template, parts)
 
 
 def test_states_count_once_and_failures_do_not(model, lines, monkeypatch):
     """A state counts once, up to its sign; failed starts and states that are lost on all nodes do not count."""
-    one = state(CASES[0])
-    mirrored = ta.Overlaps(1.001 * one.q, one.V, -one.theta, one.m)
-    other = ta.Overlaps(1.1 * one.q, one.V, one.theta, one.m)
-    lost = ta.Overlaps(3 * one.q, one.V, one.theta, one.m)
-    failed = ta.Overlaps(2 * one.q, one.V, one.theta, one.m)
-    found = iter(zip((one, mirrored, other, failed, lost), (0, 1, 2, 4, 0), (0.3, 0.4, 0.5, 0.1, 0.2), strict=True))
-    named, solved = [], []
+    first = state(CASES[0])
+    mirrored = ta.Overlaps(1.001 * first.q, first.V, -first.theta, first.m)
+    second = ta.Overlaps(1.1 * first.q, first.V, first.theta, first.m)
+    lost = ta.Overlaps(3 * first.q, first.V, first.theta, first.m)
+    failed = ta.Overlaps(2 * first.q, first.V, first.theta, first.m)
+    ends = iter(zip((first, mirrored, second, failed, lost), (0, 1, 2, 4, 0), (0.3, 0.4, 0.5, 0.1, 0.2), strict=True))
+    branch_lanes, solved = [], []
 
     def answer(lane):
         x = lane.start
@@ -43,8 +43,8 @@ def test_states_count_once_and_failures_do_not(model, lines, monkeypatch):
             return reached(model, x, 4 if len(solved) <= lines.replicates else 0, -float(x.q[0, 0, 0]))
         if lane.settings.warm_steps == 0:  # from a random start
             assert lane.free.tolist() == [1, 1]
-            return reached(model, *next(found))
-        named.append((lane.free.tolist(), float(x.q[0, 0, 0]) / float(model.rho[0, 0, 0])))
+            return reached(model, *next(ends))
+        branch_lanes.append((lane.free.tolist(), float(x.q[0, 0, 0]) / float(model.rho[0, 0, 0])))
         return reached(model, x, ta.Status.nonfinite)
 
     monkeypatch.setattr(multistart, "run_one", lambda path: made.drive(path, answer))
@@ -52,19 +52,19 @@ def test_states_count_once_and_failures_do_not(model, lines, monkeypatch):
     q, p = CASES[0].q, 1.1 * CASES[0].q
     np.testing.assert_allclose(solved[:: lines.replicates], [3 * q, q, p])
     np.testing.assert_allclose([float(s.overlaps.q[0, 0, 0]) for s in states], [p, q])  # lowest loss first
-    assert named == [([0, 1], 0.1), ([1, 0], 0.6), ([0, 0], 0.4)]  # every branch from its own start
+    assert branch_lanes == [([0, 1], 0.1), ([1, 0], 0.6), ([0, 0], 0.4)]  # every branch from its own start
 
 
 def test_branches_are_found_whatever_the_random_starts_reach(model, lines, monkeypatch):
     """Each branch's start finds its state, with the symmetry imposed; a loss without symmetry has no such starts."""
 
     def answer(lane):
-        rough = lane.settings.warm_steps == Settings().warm_steps
-        return reached(lane.model, lane.start, 0 if rough or lane.replicate >= 0 else ta.Status.nonfinite)
+        is_damped = lane.settings.warm_steps == Settings().warm_steps
+        return reached(lane.model, lane.start, 0 if is_damped or lane.replicate >= 0 else ta.Status.nonfinite)
 
     monkeypatch.setattr(multistart, "run_one", lambda path: made.drive(path, answer))
-    found = ta.find_states(model, 2.0, lines, count=2)
-    assert [state.branch for state in found] == ["positional", "semantic", "uninformed"]
+    states = ta.find_states(model, 2.0, lines, count=2)
+    assert [state.branch for state in states] == ["positional", "semantic", "uninformed"]
 
     class Odd(ta.DotProduct):
         def loss(self, Z, Y):

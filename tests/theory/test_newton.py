@@ -1,4 +1,4 @@
-"""How Newton's method steps and classifies its end; other tests of the theory check the states it finds."""
+"""Steps of Newton's method and the status at its end; other tests of the theory check the states it finds."""
 
 import jax
 import jax.numpy as jnp
@@ -25,13 +25,13 @@ def newton_for(model, attempts=1, **settings):
     )
 
 
-def ended(newton, **found):
-    values = {"best_residual": 1.0, "best_length": 1.0, "singular": False, "outside": False} | found
+def final_status(newton, **numbers):
+    values = {"best_residual": 1.0, "best_length": 1.0, "singular": False, "outside": False} | numbers
     return ta.Status(int(newton.ending(iterate(**values))))
 
 
 UNSEEN = jnp.full(1, jnp.nan)
-BEST, HERE = {"best_residual": "residual", "best_length": "length"}, ("v", "image", "damped", "singular")
+BEST, CURRENT = {"best_residual": "residual", "best_length": "length"}, ("v", "image", "damped", "singular")
 
 
 def iterate(**values):
@@ -39,27 +39,27 @@ def iterate(**values):
     s = newton_for(ta.dot_product()).begin(Coordinates(ta.dot_product(), FREE).pack(state(CASES[0])), UNSEEN)
     values = {name: jnp.asarray(value) for name, value in values.items()}
     best = {BEST[name]: values.pop(name) for name in list(values) if name in BEST}
-    here = {name: values.pop(name) for name in list(values) if name in HERE}
-    return s._replace(best=s.best._replace(**best), here=s.here._replace(**here), **values)
+    current = {name: values.pop(name) for name in list(values) if name in CURRENT}
+    return s._replace(best=s.best._replace(**best), here=s.here._replace(**current), **values)
 
 
 def test_endings(newton):
     stall = 2 / 2**6.5  # for 2^13 nodes
     assert newton.stall == pytest.approx(stall)
-    assert ended(newton, best_residual=0.99e-5) == ta.Status.converged
-    assert ended(newton, best_residual=1.01e-5, best_length=0.0) == ta.Status.stalled
-    assert ended(newton, best_residual=0.99 * stall, best_length=0.049) == ta.Status.stalled
+    assert final_status(newton, best_residual=0.99e-5) == ta.Status.converged
+    assert final_status(newton, best_residual=1.01e-5, best_length=0.0) == ta.Status.stalled
+    assert final_status(newton, best_residual=0.99 * stall, best_length=0.049) == ta.Status.stalled
     # Near a bifurcation the residual is small far from the solution.
-    assert ended(newton, best_residual=0.99 * stall, best_length=0.051) == ta.Status.max_steps
-    assert ended(newton, best_residual=1.01 * stall, best_length=0.01) == ta.Status.max_steps
-    assert ended(newton, best_residual=jnp.inf, outside=True) == ta.Status.nonfinite
-    assert ended(newton, singular=True, outside=True) == ta.Status.singular
-    assert ended(newton, outside=True) == ta.Status.left_domain
+    assert final_status(newton, best_residual=0.99 * stall, best_length=0.051) == ta.Status.max_steps
+    assert final_status(newton, best_residual=1.01 * stall, best_length=0.01) == ta.Status.max_steps
+    assert final_status(newton, best_residual=jnp.inf, outside=True) == ta.Status.nonfinite
+    assert final_status(newton, singular=True, outside=True) == ta.Status.singular
+    assert final_status(newton, outside=True) == ta.Status.left_domain
     faint = newton.coordinates.pack(ta.Overlaps(*shrunk(1e-7)))
-    assert ended(newton, v=faint, image=0.9 * faint, best_residual=0.0) == ta.Status.absent
-    assert ended(newton, v=faint, image=1.1 * faint, best_residual=0.0) == ta.Status.converged  # it grows again
+    assert final_status(newton, v=faint, image=0.9 * faint, best_residual=0.0) == ta.Status.absent
+    assert final_status(newton, v=faint, image=1.1 * faint, best_residual=0.0) == ta.Status.converged  # it grows again
     small = newton.coordinates.pack(ta.Overlaps(*shrunk(1e-5)))
-    assert ended(newton, v=small, image=0.9 * small, best_residual=0.0) == ta.Status.converged
+    assert final_status(newton, v=small, image=0.9 * small, best_residual=0.0) == ta.Status.converged
 
 
 def shrunk(share):
@@ -75,9 +75,9 @@ def test_damped_steps(newton):
     x = state(CASES[0])
     v = coordinates.pack(x)
 
-    def limited(v, factor, **more):
+    def limited(v, factor, **changes):
         """Limit an explicit step from v to `factor v`."""
-        return newton.limited_step(iterate(v=v, image=factor * v, damped=0.2 * (factor - 1) * v, **more))
+        return newton.limited_step(iterate(v=v, image=factor * v, damped=0.2 * (factor - 1) * v, **changes))
 
     step = limited(v, 1.1)
     np.testing.assert_allclose(step, 0.02 * v, rtol=1e-12)
@@ -100,12 +100,12 @@ def test_damped_steps_are_implicit(model):
     Where that would go backwards, the step is the explicit a r.
     """
     values = jnp.array([0.0, 0.5, 1.0, 1.5, -40.0])
-    r, none = jnp.array([1.0, -2.0, 0.3, 0.1, 5.0]), jnp.zeros((0, 5))
+    r, no_gauge = jnp.array([1.0, -2.0, 0.3, 0.1, 5.0]), jnp.zeros((0, 5))
     for a in (0.2, 0.4):
-        here = newton_for(model, damping=a)
-        step = here.steps(jnp.diag(1 - values), none, r)[1]
+        method = newton_for(model, damping=a)
+        step = method.steps(jnp.diag(1 - values), no_gauge, r)[1]
         np.testing.assert_allclose(step, a * r / (1 - a * values), rtol=1e-12)
-        np.testing.assert_allclose(here.steps(-9 * jnp.eye(5), none, r)[1], a * r, rtol=1e-12)  # lambda = 10
+        np.testing.assert_allclose(method.steps(-9 * jnp.eye(5), no_gauge, r)[1], a * r, rtol=1e-12)  # lambda = 10
 
 
 def test_steps_are_straight_where_the_domain_is(model, newton):
@@ -116,13 +116,13 @@ def test_steps_are_straight_where_the_domain_is(model, newton):
     v = iterate().here.v
     step = jnp.linspace(0.1, 0.2, len(v))
 
-    def changed(factor):
+    def residual_change(factor):
         after, before = (newton.coordinates.unpack(a) for a in (newton.moved(v, factor * step), v))
         return residual_covariance(model, after) - residual_covariance(model, before)
 
-    np.testing.assert_allclose(changed(2.0), 2 * changed(1.0), rtol=1e-9)
+    np.testing.assert_allclose(residual_change(2.0), 2 * residual_change(1.0), rtol=1e-9)
     _, slope = jax.jvp(lambda v: residual_covariance(model, newton.coordinates.unpack(v)), (v,), (step,))
-    np.testing.assert_allclose(changed(1.0), slope, rtol=1e-9)
+    np.testing.assert_allclose(residual_change(1.0), slope, rtol=1e-9)
 
 
 def test_a_violent_map(lines):
@@ -202,12 +202,12 @@ def test_damped_steps_end_near_the_solution():
 
 
 def test_the_start_does_not_matter(model, nodes):
-    tight = ta.Settings(tol=1e-10)
+    settings = ta.Settings(tol=1e-10)
     starts = state(CASES[0]), BRANCHES["semantic"].start(model)
-    one, other = (ta.solve(model, 2.0, "semantic", nodes, start=x, settings=tight) for x in starts)
-    assert int(one.status) == int(other.status) == ta.Status.converged
-    assert max(float(jnp.max(a.residual)) for a in (one, other)) <= tight.tol
-    np.testing.assert_allclose(one.overlaps.q, other.overlaps.q, rtol=1e-6)
+    first, second = (ta.solve(model, 2.0, "semantic", nodes, start=x, settings=settings) for x in starts)
+    assert int(first.status) == int(second.status) == ta.Status.converged
+    assert max(float(jnp.max(a.residual)) for a in (first, second)) <= settings.tol
+    np.testing.assert_allclose(first.overlaps.q, second.overlaps.q, rtol=1e-6)
 
 
 def test_a_lane_that_failed_has_finite_derivatives():
@@ -253,8 +253,8 @@ def test_a_trial_outside_of_the_domain_is_not_asked_for(newton):
     """A step that would make V negative is cut before the map is evaluated there."""
     x = state(CASES[0])
     target = newton.coordinates.pack(x)
-    beyond = newton.coordinates.pack(ta.Overlaps(x.q, -x.V, x.theta, x.m))
-    s, places = searched(newton, lambda v: beyond + 0.99 * (v - target), target)
+    outside = newton.coordinates.pack(ta.Overlaps(x.q, -x.V, x.theta, x.m))
+    s, places = searched(newton, lambda v: outside + 0.99 * (v - target), target)
     inside = [bool(admissible(newton.coordinates, newton.coordinates.unpack(v))) for v in places]
     assert all(inside) and int(s.outcome.status) != ta.Status.converged
 
@@ -267,8 +267,8 @@ def test_other_starts_are_tried_where_the_first_led_nowhere(model, attempts):
     target = newton.coordinates.pack(ta.Overlaps(x.q, 0.03 * x.V, x.theta, x.m))
 
     def image(v):
-        near = newton.coordinates.unpack(v).V[0, 0, 0] < 0.1 * x.V[0, 0, 0]
-        return jnp.where(near, target + 0.3 * (v - target), jnp.nan)
+        has_small_V = newton.coordinates.unpack(v).V[0, 0, 0] < 0.1 * x.V[0, 0, 0]
+        return jnp.where(has_small_V, target + 0.3 * (v - target), jnp.nan)
 
     s, places = searched(newton, image, newton.coordinates.pack(x))
     assert int(s.outcome.status) == (ta.Status.converged if attempts == 3 else ta.Status.nonfinite)
@@ -285,8 +285,8 @@ def test_many_searches_at_once_are_as_each_alone(newton):
         image, jacobian = target + 0.3 * (start - target) ** 2, jnp.diag(0.6 * (start - target))
         return newton.advance(newton.begin(start, UNSEEN), Answer(image, jacobian, jnp.asarray(0.0), start[:1]))
 
-    both = jax.vmap(step)(starts)
+    batch = jax.vmap(step)(starts)
     for k in range(2):
         jax.tree.map(
-            lambda a, b, k=k: np.testing.assert_allclose(a[k], b, rtol=1e-12, atol=1e-14), both, step(starts[k])
+            lambda a, b, k=k: np.testing.assert_allclose(a[k], b, rtol=1e-12, atol=1e-14), batch, step(starts[k])
         )

@@ -24,8 +24,8 @@ def test_errors_against_plain_monte_carlo(model, nodes, solved):
     draws = np.random.default_rng(0).standard_normal((2, 2, 1, 100_000))
     h, y = fields(model, x, *map(jnp.asarray, draws))
     losses = jax.vmap(model.loss, in_axes=-1)(h, y)
-    found = ta.gen_error(model, x, nodes)
-    assert abs(found.value - losses.mean()) < 4 * losses.std() / 100_000**0.5 + 3 * found.stderr
+    error = ta.gen_error(model, x, nodes)
+    assert abs(error.value - losses.mean()) < 4 * losses.std() / 100_000**0.5 + 3 * error.stderr
     T = jax.vmap(model.target, in_axes=-1)(y)
     spread = 0.5 * 0.25 * jnp.sum((T - T.mean(0)) ** 2, (1, 2))
     linear = ta.gen_error_linear(model, nodes)
@@ -38,9 +38,9 @@ def test_errors_against_plain_monte_carlo(model, nodes, solved):
 def test_replicon_is_the_mean_square_of_the_response(model, nodes, solved):
     """The replicon of one column and equal tokens is alpha E ||dz/dh - I||^2, here with central differences."""
     fp = solved(2.0, "semantic")
-    one = nodes.replicate(0)
+    replicate = nodes.replicate(0)
     x = jax.tree.map(lambda a: a[0], fp.replicates.overlaps)
-    h, y = fields(model, x, one.student[..., :2048], one.teacher[..., :2048])
+    h, y = fields(model, x, replicate.student[..., :2048], replicate.teacher[..., :2048])
     step, columns = 1e-4, []
     run = jax.jit(lambda h: prox(model, h, x.V, y).z)
     for k in range(2):
@@ -69,9 +69,9 @@ def test_growths_are_eigenvalues_of_the_map(model):
 @jax.jit
 def moved_growths(s, x, alpha, replicate):
     """Growths with sigma, q, V and alpha multiplied by 1 + s, where s has shape (4,)."""
-    here = ta.dot_product(sigma=0.5 * (1 + s[0]))
-    near = ta.Overlaps(x.q * (1 + s[1]), x.V * (1 + s[2]), x.theta, x.m)
-    return jnp.stack(growths_in(here, alpha * (1 + s[3]), near, replicate, jnp.array([1.0, 0.0])))
+    model = ta.dot_product(sigma=0.5 * (1 + s[0]))
+    overlaps = ta.Overlaps(x.q * (1 + s[1]), x.V * (1 + s[2]), x.theta, x.m)
+    return jnp.stack(growths_in(model, alpha * (1 + s[3]), overlaps, replicate, jnp.array([1.0, 0.0])))
 
 
 @jax.jit
@@ -93,16 +93,16 @@ def test_derivatives_of_growths(model, case):
 def test_implicit_gradient_of_a_function_of_the_state(model):
     """The implicit gradient d (alpha V) / d omega along the semantic branch equals central differences of solves."""
     case, alpha, free = CASES[0], jnp.array(2.0), BRANCHES["semantic"].free(model)
-    one = ta.line_nodes(model, 9, replicates=1, even=True)
-    tight = ta.Settings(tol=1e-9)
+    rule = ta.line_nodes(model, 9, replicates=1, even=True)
+    settings = ta.Settings(tol=1e-9)
 
     def V(omega):
-        here = ta.dot_product(omega=omega)
-        return ta.solve(here, alpha, "semantic", one, start=state(case), settings=tight).overlaps
+        changed_model = ta.dot_product(omega=omega)
+        return ta.solve(changed_model, alpha, "semantic", rule, start=state(case), settings=settings).overlaps
 
     x = V(0.3)
     gradient = jax.jit(lambda equations, x: equations.gradient(x, lambda m, a, x: a * x.V[0, 0, 0]))
-    value, by_model, by_alpha = gradient(Equations(model, alpha, one.replicate(0), free), x)
+    value, by_model, by_alpha = gradient(Equations(model, alpha, rule.replicate(0), free), x)
     np.testing.assert_allclose(value, 2 * x.V[0, 0, 0])
     slope = 2 * (V(0.301).V - V(0.299).V)[0, 0, 0] / 2e-3
     np.testing.assert_allclose(by_model.omega, slope, rtol=1e-3)
@@ -120,11 +120,11 @@ def test_smooth_averages_of_either_rule_agree(model, nodes, lines):
 def test_second_minima_below_a_gap(model, nodes):
     x, gap = state(CASES[4]), 3e-3
     points = jax.jit(points_in)(model, x, nodes.coarse, jax.tree.map(lambda a: a[0], nodes.coarse.blocks()))
-    counted = (points.gap < gap) @ points.weight
-    one = ta.Rule(jax.tree.map(lambda a: a[None], nodes.coarse), nodes.coarse)
-    found = ta.second_minimum_share(model, x, one, gap).value
-    np.testing.assert_allclose(found, counted, rtol=1e-10)
-    assert 0.003 < found < 0.9 * ta.second_minimum_share(model, x, one, 2 * gap).value
+    expected = (points.gap < gap) @ points.weight
+    rule = ta.Rule(jax.tree.map(lambda a: a[None], nodes.coarse), nodes.coarse)
+    share = ta.second_minimum_share(model, x, rule, gap).value
+    np.testing.assert_allclose(share, expected, rtol=1e-10)
+    assert 0.003 < share < 0.9 * ta.second_minimum_share(model, x, rule, 2 * gap).value
 
 
 def test_the_baseline_is_weighted_by_the_traces(model, nodes):
@@ -134,22 +134,22 @@ def test_the_baseline_is_weighted_by_the_traces(model, nodes):
         trace = property(lambda self: jnp.array([0.1, 0.2]))
 
     unequal = Unequal(**{k: getattr(model, k) for k in ("omega", "sigma", "lam", "mixing", "encodings", "teacher")})
-    one = ta.line_nodes(model, 5, replicates=1)
-    replicate = one.replicate(0)
+    rule = ta.line_nodes(model, 5, replicates=1)
+    replicate = rule.replicate(0)
     blocks = [jax.tree.map(lambda a, k=k: a[k], replicate.blocks()) for k in range(len(replicate.blocks()[0]))]
     parts = [replicate.quadrature(block)[1:] for block in blocks]
     teacher, weight = (jnp.concatenate(a, -1) for a in zip(*parts, strict=True))
     T = jax.vmap(model.target, in_axes=-1)(0.5 * teacher)
     mean, square = (jnp.tensordot(weight, a, 1) for a in (T, T**2))
     np.testing.assert_allclose(
-        ta.gen_error_linear(unequal, one).value, 0.5 * jnp.sum((square - mean**2) * jnp.array([0.1, 0.2])), rtol=1e-8
+        ta.gen_error_linear(unequal, rule).value, 0.5 * jnp.sum((square - mean**2) * jnp.array([0.1, 0.2])), rtol=1e-8
     )
 
 
 def test_the_baseline_does_not_see_blocks(model):
     whole, split = (ta.sobol_nodes(model, 2**10, replicates=1, block=size) for size in (2**10, 2**8))
-    one, other = (ta.gen_error_linear(model, nodes).value for nodes in (whole, split))
-    np.testing.assert_allclose(one, other, rtol=1e-10)
+    whole_error, split_error = (ta.gen_error_linear(model, nodes).value for nodes in (whole, split))
+    np.testing.assert_allclose(whole_error, split_error, rtol=1e-10)
 
 
 def test_names_of_the_diagnostics(solved):

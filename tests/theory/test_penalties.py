@@ -49,11 +49,11 @@ def test_single_precision():
 @jax.jit
 def slopes(model, hats):
     """Values and gradients in model and hats, and their derivatives along the hats, of `prior` and `exact_prior`."""
-    out = []
+    results = []
     for form in (prior, exact_prior):
         gradient = jax.value_and_grad(form, (0, 1))
-        out.append(jax.jvp(lambda h, g=gradient: g(model, h), (hats,), (hats,)))
-    return out
+        results.append(jax.jvp(lambda h, g=gradient: g(model, h), (hats,), (hats,)))
+    return results
 
 
 def made_sums():
@@ -61,9 +61,9 @@ def made_sums():
     rng = np.random.default_rng(0)
     g, gy = (rng.standard_normal((2, 2)) for _ in range(2))
     replicon = jnp.eye(2).reshape(2, 1, 1, 2, 1, 1)
-    rest = dict.fromkeys(("response", "loss", "second", "unresolved"), jnp.asarray(0.1))
-    rest |= {"g_score": jnp.asarray(g @ g.T), "gy_score": jnp.asarray(gy @ gy.T), "replicon": replicon}
-    return {**rest, "soft": jnp.full(2, 0.1), "slopes": jnp.full(4, 0.1)}
+    sums = dict.fromkeys(("response", "loss", "second", "unresolved"), jnp.asarray(0.1))
+    sums |= {"g_score": jnp.asarray(g @ g.T), "gy_score": jnp.asarray(gy @ gy.T), "replicon": replicon}
+    return {**sums, "soft": jnp.full(2, 0.1), "slopes": jnp.full(4, 0.1)}
 
 
 diagnosed = jax.jit(lambda model, hats: diagnose(model, jnp.asarray(2.0), overlaps(model, hats), hats, made_sums()))
@@ -76,31 +76,31 @@ def test_closed_form_of_the_elastic_net(strength):
     A fifth to nearly all of the weights are zero.
     """
     model = ta.dot_product(penalty=ta.L1(strength))
-    ours, exact = slopes(model, HATS)
-    for a, b in zip(jax.tree.leaves(ours), jax.tree.leaves(exact), strict=True):
+    values, exact = slopes(model, HATS)
+    for a, b in zip(jax.tree.leaves(values), jax.tree.leaves(exact), strict=True):
         np.testing.assert_allclose(a, b, rtol=1e-10, atol=1e-18)
     # The response of a weight is 1 / Lam or zero, so that the mean of its square is V / (gamma Lam).
-    found, V = diagnosed(model, HATS), overlaps(model, HATS).V[0, 0, 0]
-    np.testing.assert_allclose(found.replicon, 2.0 * 2 * 0.25 * V / (0.01 + 0.25 * 0.048), rtol=1e-10)
+    diagnostics, V = diagnosed(model, HATS), overlaps(model, HATS).V[0, 0, 0]
+    np.testing.assert_allclose(diagnostics.replicon, 2.0 * 2 * 0.25 * V / (0.01 + 0.25 * 0.048), rtol=1e-10)
     cost = -0.01 * exact[0][1][0].lam - strength * exact[0][1][0].penalty.strength
-    np.testing.assert_allclose(found.train_loss_direct, 2.0 * 0.1 + cost, rtol=1e-12)
+    np.testing.assert_allclose(diagnostics.train_loss_direct, 2.0 * 0.1 + cost, rtol=1e-12)
 
 
 def test_ridge_as_a_penalty():
     """A quadratic penalty acts as a larger ridge in every prediction; an L1 penalty of strength zero does nothing."""
-    ridge, none = ta.dot_product(lam=0.014), ta.dot_product(lam=0.014, penalty=ta.L1(0.0))
-    own = ta.dot_product(lam=0.01, penalty=Quadratic(jnp.asarray(0.004)))
-    ta.check(own)
-    want, *others = ((averages(m, HATS), diagnosed(m, HATS)) for m in (ridge, own, none))
-    for got in others:
-        for a, b in zip(jax.tree.leaves(got), jax.tree.leaves(want), strict=True):
+    ridge, no_penalty = ta.dot_product(lam=0.014), ta.dot_product(lam=0.014, penalty=ta.L1(0.0))
+    quadratic = ta.dot_product(lam=0.01, penalty=Quadratic(jnp.asarray(0.004)))
+    ta.check(quadratic)
+    expected, *results = ((averages(m, HATS), diagnosed(m, HATS)) for m in (ridge, quadratic, no_penalty))
+    for result in results:
+        for a, b in zip(jax.tree.leaves(result), jax.tree.leaves(expected), strict=True):
             np.testing.assert_allclose(a, b, rtol=1e-10)
 
 
 def hats_of(correlation, theta=(0.011, 0.006), m=(3e-3, 1e-3)):
     """Conjugates of two columns whose fields have this correlation, apart from what theta adds."""
-    alike = jnp.array([[1.0, correlation], [correlation, 1.0]])
-    q, V = (jnp.stack([scale * alike] * 2) for scale in (1.3e-4, 0.024))
+    correlations = jnp.array([[1.0, correlation], [correlation, 1.0]])
+    q, V = (jnp.stack([scale * correlations] * 2) for scale in (1.3e-4, 0.024))
     V = V * jnp.array([[1.0, -0.2], [-0.2, 1.0]])
     m = jnp.array([m, [-x for x in m]])
     return ta.Conjugates(q, V, jnp.stack([jnp.asarray(theta)[:, None]] * 2), m)
@@ -116,14 +116,14 @@ def test_columns_apart_are_weights_of_their_own():
     parts = [jax.tree.map(lambda a, k=k: a[:, k : k + 1], hats) for k in range(2)]
     parts = [ta.Conjugates(*(a[:, :, k : k + 1] for a in (x.q, x.V)), x.theta, x.m) for k, x in enumerate(parts)]
     single = ta.dot_product(penalty=ta.L1(4e-3))
-    psi, found = averages(untied, hats)
-    each = [averages(single, part) for part in parts]
-    np.testing.assert_allclose(psi, sum(one for one, _ in each), rtol=1e-10)
-    for k, (_, own) in enumerate(each):
-        np.testing.assert_allclose(found.q[:, k, k], own.q[:, 0, 0], rtol=1e-7)
-        np.testing.assert_allclose(found.V[:, k, k], own.V[:, 0, 0], rtol=1e-7)
-        np.testing.assert_allclose(found.theta[:, k], own.theta[:, 0], atol=1e-9)
-        np.testing.assert_allclose(found.m[:, k], own.m[:, 0], atol=1e-9)
+    psi, joint = averages(untied, hats)
+    singles = [averages(single, part) for part in parts]
+    np.testing.assert_allclose(psi, sum(value for value, _ in singles), rtol=1e-10)
+    for k, (_, expected) in enumerate(singles):
+        np.testing.assert_allclose(joint.q[:, k, k], expected.q[:, 0, 0], rtol=1e-7)
+        np.testing.assert_allclose(joint.V[:, k, k], expected.V[:, 0, 0], rtol=1e-7)
+        np.testing.assert_allclose(joint.theta[:, k], expected.theta[:, 0], atol=1e-9)
+        np.testing.assert_allclose(joint.m[:, k], expected.m[:, 0], atol=1e-9)
 
 
 @jax.jit
@@ -135,8 +135,8 @@ def weights(model, hats):
 
 
 @jax.jit
-def slope_of_overlaps(model, hats, along):
-    return jax.jvp(lambda h: overlaps(model, h), (hats,), (along,))[1]
+def slope_of_overlaps(model, hats, tangent):
+    return jax.jvp(lambda h: overlaps(model, h), (hats,), (tangent,))[1]
 
 
 @pytest.mark.parametrize("correlation", [-0.9, 0.0, 0.5, 0.98])
@@ -145,14 +145,14 @@ def test_averages_over_two_columns(correlation):
 
     V is a second derivative of psi in the fields, and a first one of `prior` in the conjugates.
     """
-    hats, still = hats_of(correlation), jax.tree.map(jnp.zeros_like, hats_of(correlation))
+    hats, zeros = hats_of(correlation), jax.tree.map(jnp.zeros_like, hats_of(correlation))
     share, w, R = weights(untied, hats)
     np.testing.assert_allclose(jnp.sum(share), 1, rtol=1e-9)
     np.testing.assert_allclose(jnp.einsum("kn,knab->ab", share, R) * 0.25, averages(untied, hats)[1].V[0], atol=1e-8)
     assert 0.05 < jnp.sum(share * jnp.all(w == 0, -1)) < jnp.sum(share * jnp.any(w == 0, -1)) < 0.95
-    along = dataclasses.replace(still, q=hats.q, theta=0.3 * hats.theta, V=0.5 * hats.V)
-    slope = slope_of_overlaps(untied, hats, along)
-    up, down = (averages(untied, jax.tree.map(lambda a, d, s=s: a + s * d, hats, along))[1] for s in (1e-4, -1e-4))
+    tangent = dataclasses.replace(zeros, q=hats.q, theta=0.3 * hats.theta, V=0.5 * hats.V)
+    slope = slope_of_overlaps(untied, hats, tangent)
+    up, down = (averages(untied, jax.tree.map(lambda a, d, s=s: a + s * d, hats, tangent))[1] for s in (1e-4, -1e-4))
     for a, b, c in zip(*map(jax.tree.leaves, (slope, up, down)), strict=True):
         np.testing.assert_allclose(a, (b - c) / 2e-4, rtol=1e-5, atol=1e-9)
 
@@ -160,9 +160,9 @@ def test_averages_over_two_columns(correlation):
 def test_a_quadratic_penalty_of_two_columns_is_a_ridge():
     hats = hats_of(0.5)
     ridge = ta.untied_dot_product(lam=0.014, tied_teacher=True)
-    own = ta.untied_dot_product(lam=0.01, tied_teacher=True, penalty=Quadratic(jnp.asarray(0.004)))
-    for got, want in zip(*(jax.tree.leaves(averages(m, hats)) for m in (own, ridge)), strict=True):
-        np.testing.assert_allclose(got, want, rtol=1e-8)
+    quadratic = ta.untied_dot_product(lam=0.01, tied_teacher=True, penalty=Quadratic(jnp.asarray(0.004)))
+    for result, expected in zip(*(jax.tree.leaves(averages(m, hats)) for m in (quadratic, ridge)), strict=True):
+        np.testing.assert_allclose(result, expected, rtol=1e-8)
 
 
 def with_another(hats, m):
@@ -176,17 +176,19 @@ def with_another(hats, m):
 def test_a_column_apart_of_three(correlation):
     """A third, independent column leaves the other two unchanged and acts as a single weight, in prior and overlaps."""
     pair, m = hats_of(correlation), jnp.zeros(2)
-    three, single = (ta.dot_product(rank=k, penalty=ta.L1(4e-3)) for k in (3, 1))
+    three_columns, one_column = (ta.dot_product(rank=k, penalty=ta.L1(4e-3)) for k in (3, 1))
     hats = with_another(pair, m)
-    alone = ta.Conjugates(hats.q[:, 2:, 2:], hats.V[:, 2:, 2:], hats.theta[:, 2:], hats.m[:, 2:])
-    two = ta.dot_product(rank=2, penalty=ta.L1(4e-3))
-    (psi, found), (of_pair, a), (of_alone, b) = (averages(*c) for c in ((three, hats), (two, pair), (single, alone)))
-    np.testing.assert_allclose(psi, of_pair + of_alone, rtol=1e-5)
-    for got, of_two, of_one in ((found.q, a.q, b.q), (found.V, a.V, b.V)):
-        want = jnp.pad(of_two, [(0, 0), (0, 1), (0, 1)]).at[:, 2, 2].set(of_one[:, 0, 0])
-        np.testing.assert_allclose(got, want, atol=1e-4 * jnp.max(want))
-    np.testing.assert_allclose(found.theta, jnp.concatenate([a.theta, b.theta], 1), atol=1e-5)
-    np.testing.assert_allclose(found.m, jnp.concatenate([a.m, b.m], 1), atol=1e-5)
+    third_hats = ta.Conjugates(hats.q[:, 2:, 2:], hats.V[:, 2:, 2:], hats.theta[:, 2:], hats.m[:, 2:])
+    two_columns = ta.dot_product(rank=2, penalty=ta.L1(4e-3))
+    (psi, joint), (of_pair, a), (of_third, b) = (
+        averages(*c) for c in ((three_columns, hats), (two_columns, pair), (one_column, third_hats))
+    )
+    np.testing.assert_allclose(psi, of_pair + of_third, rtol=1e-5)
+    for result, of_two, of_one in ((joint.q, a.q, b.q), (joint.V, a.V, b.V)):
+        expected = jnp.pad(of_two, [(0, 0), (0, 1), (0, 1)]).at[:, 2, 2].set(of_one[:, 0, 0])
+        np.testing.assert_allclose(result, expected, atol=1e-4 * jnp.max(expected))
+    np.testing.assert_allclose(joint.theta, jnp.concatenate([a.theta, b.theta], 1), atol=1e-5)
+    np.testing.assert_allclose(joint.m, jnp.concatenate([a.m, b.m], 1), atol=1e-5)
 
 
 def test_derivatives_of_three_columns():
@@ -199,33 +201,33 @@ def test_derivatives_of_three_columns():
     model = ta.dot_product(rank=3, penalty=ta.L1(4e-3))
 
     @jax.jit
-    def at(s):
+    def value_at(s):
         """Overlaps, and their derivative in s."""
 
-        def moved(s):
-            other = eqx.tree_at(lambda m: m.penalty.strength, model, 4e-3 * (1 - 2 * s))
-            return overlaps(other, jax.tree.map(lambda a: (1 + s) * a, hats))
+        def scaled(s):
+            changed = eqx.tree_at(lambda m: m.penalty.strength, model, 4e-3 * (1 - 2 * s))
+            return overlaps(changed, jax.tree.map(lambda a: (1 + s) * a, hats))
 
-        return jax.jvp(moved, (s,), (jnp.ones_like(s),))
+        return jax.jvp(scaled, (s,), (jnp.ones_like(s),))
 
-    (_, slope), (above, _), (below, _) = (at(jnp.asarray(s)) for s in (0.0, 1e-3, -1e-3))
-    for got, up, down in zip(*map(jax.tree.leaves, (slope, above, below)), strict=True):
-        np.testing.assert_allclose(got, (up - down) / 2e-3, atol=1e-3 * jnp.max(jnp.abs(got)))
+    (_, slope), (above, _), (below, _) = (value_at(jnp.asarray(s)) for s in (0.0, 1e-3, -1e-3))
+    for derivative, up, down in zip(*map(jax.tree.leaves, (slope, above, below)), strict=True):
+        np.testing.assert_allclose(derivative, (up - down) / 2e-3, atol=1e-3 * jnp.max(jnp.abs(derivative)))
 
 
 def test_quadratic_penalty_of_three_columns():
     hats = with_another(hats_of(0.5), jnp.array([2e-3, -2e-3]))
-    ridge, own = ta.dot_product(rank=3, lam=0.014), ta.dot_product(rank=3, penalty=Quadratic(jnp.asarray(0.004)))
-    for got, want in zip(*(jax.tree.leaves(averages(m, hats)) for m in (own, ridge)), strict=True):
-        np.testing.assert_allclose(got, want, atol=3e-6 * jnp.max(jnp.abs(want)))
+    ridge, quadratic = ta.dot_product(rank=3, lam=0.014), ta.dot_product(rank=3, penalty=Quadratic(jnp.asarray(0.004)))
+    for result, expected in zip(*(jax.tree.leaves(averages(m, hats)) for m in (quadratic, ridge)), strict=True):
+        np.testing.assert_allclose(result, expected, atol=3e-6 * jnp.max(jnp.abs(expected)))
 
 
 def test_columns_that_are_turned_have_another_penalty():
     for penalty, turns in ((None, 1), (ta.L1(0.01), 0)):
         model = ta.dot_product(rank=2, penalty=penalty)
-        both = BRANCHES["semantic"]
-        coordinates = Coordinates(model, both.free(model))
-        x = both.start(model)
+        branch = BRANCHES["semantic"]
+        coordinates = Coordinates(model, branch.free(model))
+        x = branch.start(model)
         gauge = coordinates.gauge(x, jnp.ones_like(coordinates.pack(x)))
         assert len(gauge) == turns and np.all(np.linalg.norm(gauge, axis=1) > 0.9)
 
@@ -248,13 +250,13 @@ def test_minimiser_of_several_columns():
     move = jnp.asarray(rng.standard_normal(Lam.shape))
     move = move + jnp.swapaxes(move, 1, 2)
 
-    def at(s):
+    def value_at(s):
         return minimiser(ta.L1(0.7 + 0.5 * s), Lam + s * move, b + s * push)
 
-    slope = jax.jvp(at, (0.0,), (1.0,))[1]
-    np.testing.assert_allclose(slope, (at(1e-6) - at(-1e-6)) / 2e-6, atol=1e-7)
-    only = jax.jvp(lambda b: minimiser(penalty, Lam, b), (b,), (push,))[1]
-    np.testing.assert_allclose(jnp.einsum("nab,nb->na", R, push), only, atol=1e-12)
+    slope = jax.jvp(value_at, (0.0,), (1.0,))[1]
+    np.testing.assert_allclose(slope, (value_at(1e-6) - value_at(-1e-6)) / 2e-6, atol=1e-7)
+    field_slope = jax.jvp(lambda b: minimiser(penalty, Lam, b), (b,), (push,))[1]
+    np.testing.assert_allclose(jnp.einsum("nab,nb->na", R, push), field_slope, atol=1e-12)
 
 
 def test_a_law_of_samples_is_the_law_that_they_are_drawn_from():
@@ -262,10 +264,10 @@ def test_a_law_of_samples_is_the_law_that_they_are_drawn_from():
 
     class Sampled(ta.DotProduct):
         def law(self):
-            one = super().law()
+            base = super().law()
             nodes, weights = np.polynomial.hermite_e.hermegauss(40)
             pi = jnp.concatenate([jnp.zeros(1), 5**0.5 * nodes])[:, None]
-            law = jax.tree.map(lambda a: jnp.repeat(a, len(pi), 0), one)
+            law = jax.tree.map(lambda a: jnp.repeat(a, len(pi), 0), base)
             weights = jnp.concatenate([jnp.array([0.8]), 0.2 * weights / weights.sum()])
             cross = law.tau_mean[:, :, None] * pi[:, None]
             return dataclasses.replace(law, weights=weights, pi=(pi**2)[..., None], cross=cross, pi_mean=pi)
@@ -273,8 +275,8 @@ def test_a_law_of_samples_is_the_law_that_they_are_drawn_from():
     model = ta.dot_product(penalty=ta.L1(8e-3))
     sampled = Sampled(**vars(model))
     ta.check(sampled)
-    found, want, other = (averages(m, HATS)[1] for m in (sampled, sparse(model), model))
-    for a, b, c in zip(*map(jax.tree.leaves, (found, want, other)), strict=True):
+    result, expected, gaussian = (averages(m, HATS)[1] for m in (sampled, sparse(model), model))
+    for a, b, c in zip(*map(jax.tree.leaves, (result, expected, gaussian)), strict=True):
         np.testing.assert_allclose(a, b, rtol=1e-7)
         assert np.all(np.abs(c / b - 1) > 0.01)  # a Gaussian teacher gives other overlaps
 
@@ -293,9 +295,9 @@ def solved(nodes, program):
     net = ta.dot_product(lam=0.005, penalty=ta.L1(0.005))
     first = program(net, nodes, BRANCHES["semantic"].start(net))[0]
     start = ta.Overlaps(*(jnp.full((2, 1, 1), v) for v in first[:3]), jnp.zeros((2, 1)))
-    still = jax.tree.map(jnp.zeros_like, net)
+    zeros = jax.tree.map(jnp.zeros_like, net)
     places = (lambda m: m.lam), (lambda m: m.penalty.strength)
-    return net, start, [(place, eqx.tree_at(place, still, jnp.ones(()))) for place in places]
+    return net, start, [(place, eqx.tree_at(place, zeros, jnp.ones(()))) for place in places]
 
 
 def test_training_loss_of_a_solved_state():
@@ -315,7 +317,7 @@ def test_derivatives_of_a_fixed_point():
     nodes = ta.line_nodes(ta.dot_product(), 15, replicates=1)
     program = jax.jit(lambda *a: (numbers(*a)[0],))
     net, start, changes = solved(nodes, program)
-    slopes = jax.jit(lambda net, along: jax.jvp(lambda m: numbers(m, nodes, start)[0], (net,), (along,))[1])
-    for place, along in changes:
+    slopes = jax.jit(lambda net, tangent: jax.jvp(lambda m: numbers(m, nodes, start)[0], (net,), (tangent,))[1])
+    for place, tangent in changes:
         up, down = (program(eqx.tree_at(place, net, place(net) + s), nodes, start)[0] for s in (1e-5, -1e-5))
-        np.testing.assert_allclose(slopes(net, along), (up - down) / 2e-5, rtol=1e-3)
+        np.testing.assert_allclose(slopes(net, tangent), (up - down) / 2e-5, rtol=1e-3)

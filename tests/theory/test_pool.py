@@ -33,24 +33,24 @@ def test_what_a_path_is_sent():
         return (yield called(value)) + 1
 
     def path():
-        one = yield called(1)
+        single = yield called(1)
         several = yield [called(2, 0.05), child(3), called(4)]
         nothing = yield []
-        return one, several, nothing, (yield child(5)), (yield from together([called(6)]))
+        return single, several, nothing, (yield child(5)), (yield from together([called(6)]))
 
     assert run_one(path()) == (1, [2, 4, 4], [], 6, [6])
 
 
 def test_results_come_in_the_order_of_the_paths():
     """Results come in the order of the paths; a slow path holds up no other, and `done` reports each one as it ends."""
-    ended = []
+    order = []
 
     def path(k):
         yield called(k, 0.2 if k == 0 else 0.0)
         return k
 
-    assert run((path(k) for k in range(4)), width=2, done=lambda number, result: ended.append(number)) == [0, 1, 2, 3]
-    assert sorted(ended) == [0, 1, 2, 3] and ended[0] != 0
+    assert run((path(k) for k in range(4)), width=2, done=lambda number, result: order.append(number)) == [0, 1, 2, 3]
+    assert sorted(order) == [0, 1, 2, 3] and order[0] != 0
 
 
 def test_paths_start_when_there_is_room():
@@ -73,7 +73,7 @@ def interrupt(number):
 
 def test_an_exception_ends_its_own_path():
     """An exception ends only its own path and then says which path it was; the others go on."""
-    ended = []
+    finished = []
 
     def path(k):
         if k == 1:
@@ -82,10 +82,10 @@ def test_an_exception_ends_its_own_path():
         return k
 
     with pytest.raises(ZeroDivisionError) as caught:
-        run(map(path, range(4)), names=[f"sigma = {k}" for k in range(4)], done=lambda n, _: ended.append(n))
-    assert sorted(ended) == [0, 1, 2, 3] and "sigma = 1" in caught.value.__notes__[0]
-    kept = run(map(path, range(4)), keep=True)
-    assert kept[0] == 0 and kept[1].reason == "ZeroDivisionError: 1" and kept[2:] == [2, 3]
+        run(map(path, range(4)), names=[f"sigma = {k}" for k in range(4)], done=lambda n, _: finished.append(n))
+    assert sorted(finished) == [0, 1, 2, 3] and "sigma = 1" in caught.value.__notes__[0]
+    results = run(map(path, range(4)), keep=True)
+    assert results[0] == 0 and results[1].reason == "ZeroDivisionError: 1" and results[2:] == [2, 3]
     with pytest.raises(ZeroDivisionError):
         run([path(1)], keep=True)
 
@@ -117,15 +117,15 @@ def test_bad_input():
 
 def test_settings_of_context_managers_are_kept():
     """Settings of context managers keep their effect: calls run in the caller's thread, the only one that sees them."""
-    seen = []
+    threads = []
 
     def look():
-        seen.append(threading.get_ident())
+        threads.append(threading.get_ident())
         return 0
 
     with jax.debug_infs(True):
         run_one(together([Call(look, ())] * 3))
-    assert set(seen) == {threading.get_ident()}
+    assert set(threads) == {threading.get_ident()}
 
 
 @pytest.fixture(scope="module")
@@ -138,22 +138,22 @@ def branches(problem):
     """Paths of a state that exists, of an absent one and of another model."""
     for sigma, alpha in ((0.5, 2.0), (0.5, 0.05), (0.45, 1.5)):
         model = ta.dot_product(sigma=sigma)
-        here = problem._replace(model=model, alpha=jnp.asarray(alpha))
-        yield here.anew(branch_start(model, "semantic"))
+        variant = problem._replace(model=model, alpha=jnp.asarray(alpha))
+        yield variant.anew(branch_start(model, "semantic"))
 
 
 def test_slots_do_as_threads_do(problem, monkeypatch):
     """Slots, which evaluate all lanes in one call as on accelerators, give the states of single lanes, at any width."""
-    apart = run(branches(problem))
+    singles = run(branches(problem))
     monkeypatch.setattr(pool, "_in_threads", pool._in_slots)
     for width in (None, 3):
         monkeypatch.setattr(pool, "WIDTHS", (2, 4))
-        at_once = run(branches(problem), width=width)
-        for one, other in zip(apart, at_once, strict=True):
-            np.testing.assert_array_equal(one.status, other.status)
-            for a, b in zip(jax.tree.leaves(one.overlaps), jax.tree.leaves(other.overlaps), strict=True):
+        pooled = run(branches(problem), width=width)
+        for single, result in zip(singles, pooled, strict=True):
+            np.testing.assert_array_equal(single.status, result.status)
+            for a, b in zip(jax.tree.leaves(single.overlaps), jax.tree.leaves(result.overlaps), strict=True):
                 np.testing.assert_allclose(a, b, rtol=1e-6, atol=1e-9)
-            np.testing.assert_allclose(one.train_loss, other.train_loss, rtol=1e-8)
+            np.testing.assert_allclose(single.train_loss, result.train_loss, rtol=1e-8)
 
 
 def test_lanes_that_end_leave_and_others_enter(problem, monkeypatch):

@@ -28,21 +28,21 @@ def stein(model, x, alpha, student, teacher):
 
 
 @jax.jit
-def ours_and_oracle(model, x, alpha, nodes):
-    def both(rule):
+def gradient_and_oracle(model, x, alpha, nodes):
+    def pair(rule):
         _, g, _ = channel_gradient(model, x, rule)
         hats = conjugates(alpha, g)
-        ours = jnp.array([hats.q.sum(), hats.V.sum(), hats.theta.sum(), hats.m[0, 0] - hats.m[1, 0]])
-        return ours, stein(model, x, alpha, rule.student, rule.teacher)
+        gradient = jnp.array([hats.q.sum(), hats.V.sum(), hats.theta.sum(), hats.m[0, 0] - hats.m[1, 0]])
+        return gradient, stein(model, x, alpha, rule.student, rule.teacher)
 
-    return nodes.each(both)
+    return nodes.each(pair)
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda c: f"{c.branch} {c.alpha}")
 def test_gradient_is_the_stein_form(model, case):
-    ours, oracle = ours_and_oracle(model, state(case), case.alpha, ta.sobol_nodes(model, 2**13, replicates=8))
-    gap = jnp.mean(ours - oracle, 0)
-    bar = jnp.std(ours - oracle, 0, ddof=1) / 8**0.5
+    gradient, oracle = gradient_and_oracle(model, state(case), case.alpha, ta.sobol_nodes(model, 2**13, replicates=8))
+    gap = jnp.mean(gradient - oracle, 0)
+    bar = jnp.std(gradient - oracle, 0, ddof=1) / 8**0.5
     assert np.all(np.abs(gap) <= 4 * bar + 1e-15), (gap, bar)
     signal = jnp.array([1, 1, case.theta != 0, case.m != 0])
     assert np.all(np.asarray(bar)[signal > 0] < 0.03 * np.abs(np.asarray(oracle.mean(0)))[signal > 0])
@@ -50,13 +50,13 @@ def test_gradient_is_the_stein_form(model, case):
 
 def test_a_reverse_pass_searches_no_more(model):
     """A reverse pass reuses the minimisers: it adds no loop with a condition, which only the search has."""
-    x, one = state(CASES[0]), ta.sobol_nodes(model, 64).coarse
+    x, replicate = state(CASES[0]), ta.sobol_nodes(model, 64).coarse
 
     def value(model):
-        return channel(model, x, one)
+        return channel(model, x, replicate)
 
-    forward, both = (str(jax.make_jaxpr(fn)(model)) for fn in (value, jax.grad(value)))
-    assert forward.count("while[") == both.count("while[") > 0
+    forward, reverse = (str(jax.make_jaxpr(fn)(model)) for fn in (value, jax.grad(value)))
+    assert forward.count("while[") == reverse.count("while[") > 0
 
 
 def test_hats_are_the_gradient_of_the_discretised_potential(model, nodes):
@@ -121,21 +121,23 @@ def test_a_teacher_along_the_encodings(model):
 
 
 def test_two_point_spectrum_averages_over_its_atoms(model):
-    class Two(ta.DotProduct):
+    class TwoPoints(ta.DotProduct):
         def law(self):
-            one = super().law()
+            base = super().law()
             rep = lambda a: jnp.repeat(a, 2, 0)  # noqa: E731
-            gamma = rep(one.gamma) * jnp.array([[0.3], [1.3]])
-            return ta.SpectralLaw(jnp.array([0.3, 0.7]), gamma, rep(one.tau), rep(one.pi), rep(one.cross))
+            gamma = rep(base.gamma) * jnp.array([[0.3], [1.3]])
+            return ta.SpectralLaw(jnp.array([0.3, 0.7]), gamma, rep(base.tau), rep(base.pi), rep(base.cross))
 
-    two = Two(**{k: getattr(model, k) for k in ("omega", "sigma", "lam", "mixing", "encodings", "teacher")})
+    two_points = TwoPoints(
+        **{k: getattr(model, k) for k in ("omega", "sigma", "lam", "mixing", "encodings", "teacher")}
+    )
     hats = ta.Conjugates(*(jnp.asarray(v) for v in (
         np.full((2, 1, 1), 1e-4), np.full((2, 1, 1), 0.02), np.full((2, 1, 1), 0.01), np.array([[0.003], [-0.001]])
     )))  # fmt: skip
-    want = 0.0
+    expected = 0.0
     for share, g in ((0.3, 0.075), (0.7, 0.325)):
         b2 = (0.003 + 0.001) ** 2 + (g * 0.02) ** 2
-        want += share * 0.5 * (g * 2e-4 + b2) / (0.01 + g * 0.04)
-    np.testing.assert_allclose(prior(two, hats), want, rtol=1e-12)
-    np.testing.assert_allclose(two.rho, np.full((2, 1, 1), 0.25), rtol=1e-12)
-    np.testing.assert_allclose(two.trace, 0.25, rtol=1e-12)
+        expected += share * 0.5 * (g * 2e-4 + b2) / (0.01 + g * 0.04)
+    np.testing.assert_allclose(prior(two_points, hats), expected, rtol=1e-12)
+    np.testing.assert_allclose(two_points.rho, np.full((2, 1, 1), 0.25), rtol=1e-12)
+    np.testing.assert_allclose(two_points.trace, 0.25, rtol=1e-12)

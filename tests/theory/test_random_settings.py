@@ -28,42 +28,42 @@ def draws():
 
 
 def confirmed(point, witness):
-    """Whether a rule of another kind finds this state with the same numbers, and its two losses agree."""
+    """Return whether a rule of another kind finds this state with the same numbers, and its two losses agree."""
     model, x = point.model, point.overlaps
-    other = ta.solve(model, point.alpha, point.branch, witness, start=x)
-    if not bool(other.exists):
+    result = ta.solve(model, point.alpha, point.branch, witness, start=x)
+    if not bool(result.exists):
         return False
-    pairs = zip(jax.tree.leaves((x.q, x.V)), jax.tree.leaves((other.overlaps.q, other.overlaps.V)), strict=True)
-    same = all(np.allclose(a, b, rtol=0.1) for a, b in pairs)
-    sizes = np.asarray(magnitudes(model, x)), np.asarray(magnitudes(model, other.overlaps))
-    losses = np.array([point.train_loss, other.train_loss, point.diagnostics.train_loss_direct])
+    pairs = zip(jax.tree.leaves((x.q, x.V)), jax.tree.leaves((result.overlaps.q, result.overlaps.V)), strict=True)
+    overlaps_agree = all(np.allclose(a, b, rtol=0.1) for a, b in pairs)
+    sizes = np.asarray(magnitudes(model, x)), np.asarray(magnitudes(model, result.overlaps))
+    losses = np.array([point.train_loss, result.train_loss, point.diagnostics.train_loss_direct])
     bar = 3 * float(point.stderr.train_loss) + 0.02 * abs(losses[0])
-    return bool(same and np.allclose(*sizes, atol=0.05) and np.ptp(losses) <= bar)
+    return bool(overlaps_agree and np.allclose(*sizes, atol=0.05) and np.ptp(losses) <= bar)
 
 
 def confirmed_absent(point, rule):
-    """Whether an order parameter decays on the uninformed state, and no other start finds the branch.
+    """Return whether an order parameter decays on the uninformed state, and no other start finds the branch.
 
     Just beyond the end of a branch the scatter of the nodes keeps its order parameter alive in every replicate, with
     either sign: that is not the branch.
     """
     model, alpha, free = point.model, point.alpha, BRANCHES[point.branch].free(point.model)
     if free.sum() == 1:
-        bare = ta.solve(model, alpha, "uninformed", rule)
-        growth = bare.diagnostics.growth_theta if point.branch == "semantic" else bare.diagnostics.growth_m
-        if bool(bare.ok) and growth > 1.05:
+        uninformed = ta.solve(model, alpha, "uninformed", rule)
+        growth = uninformed.diagnostics.growth_theta if point.branch == "semantic" else uninformed.diagnostics.growth_m
+        if bool(uninformed.ok) and growth > 1.05:
             return False
     start = BRANCHES[point.branch].start(model)
     for q, V in ((3.0, 1.0), (0.3, 0.3), (1.0, 0.03)):
-        here = ta.Overlaps(q * start.q, V * start.V, q**0.5 * start.theta, q**0.5 * start.m)
-        coarse = Problem(model, alpha, rule, free, ta.Settings()).coarsely(here)
-        near = run_one(together([coarse]))[0].overlaps
-        found = ta.solve(model, alpha, point.branch, rule, start=jax.tree.map(jnp.asarray, near))
-        bars = found.stderr.overlaps
-        seen = [
-            jnp.any(jnp.abs(a) > 2 * b) for a, b in ((found.overlaps.theta, bars.theta), (found.overlaps.m, bars.m))
+        trial = ta.Overlaps(q * start.q, V * start.V, q**0.5 * start.theta, q**0.5 * start.m)
+        coarse = Problem(model, alpha, rule, free, ta.Settings()).coarsely(trial)
+        overlaps = run_one(together([coarse]))[0].overlaps
+        state = ta.solve(model, alpha, point.branch, rule, start=jax.tree.map(jnp.asarray, overlaps))
+        bars = state.stderr.overlaps
+        nonzero = [
+            jnp.any(jnp.abs(a) > 2 * b) for a, b in ((state.overlaps.theta, bars.theta), (state.overlaps.m, bars.m))
         ]
-        if bool(found.ok) and (point.branch in ("uninformed", None) or any(map(bool, seen))):
+        if bool(state.ok) and (point.branch in ("uninformed", None) or any(map(bool, nonzero))):
             return False
     return True
 
@@ -74,32 +74,41 @@ def test_statuses():
     witness = ta.sobol_nodes(standard, 2**14, seed=1, replicates=2)
     table = {}
     for k, (model, alpha, branch) in enumerate(draws()):
-        begun = time.perf_counter()
+        start = time.perf_counter()
         rule = lines
         point = ta.solve(model, alpha, branch, rule)
         if point.status == ta.Status.unresolved:  # `solve` does so by itself when it chooses the rule
             rule = points
             point = ta.solve(model, alpha, branch, rule)
         jax.block_until_ready(point)
-        spent = time.perf_counter() - begun
+        duration = time.perf_counter() - start
         status = ta.Status(int(point.status))
         if status <= ta.Status.stalled:
-            right = confirmed(point, witness)
+            verdict = confirmed(point, witness)
         elif status == ta.Status.absent:
-            right = confirmed_absent(point, rule)
+            verdict = confirmed_absent(point, rule)
         else:
-            right = None
-        table.setdefault(status, []).append((spent, right))
-        if right is not True:
+            verdict = None
+        table.setdefault(status, []).append((duration, verdict))
+        if verdict is not True:
             numbers = [f"{float(getattr(model, name)):.4g}" for name in ("omega", "sigma", "lam")]
-            found = [f"{float(jnp.abs(a).mean()):.3g}" for a in jax.tree.leaves(point.overlaps)]
-            missed = float(point.diagnostics.unresolved)
+            sizes = [f"{float(jnp.abs(a).mean()):.3g}" for a in jax.tree.leaves(point.overlaps)]
+            share = float(point.diagnostics.unresolved)
             print(
-                k, status.name, right, branch, f"{float(alpha):.4g}", *numbers, "|", *found, f"{missed:.2g}", flush=True
+                k,
+                status.name,
+                verdict,
+                branch,
+                f"{float(alpha):.4g}",
+                *numbers,
+                "|",
+                *sizes,
+                f"{share:.2g}",
+                flush=True,
             )
     for status, rows in sorted(table.items()):
         seconds, rights = zip(*rows, strict=True)
         print(f"{status.name:12s} {len(rows):4d} {np.median(seconds):6.2f} s  right {sum(r is True for r in rights)}")
-    rights = [right for rows in table.values() for _, right in rows]
+    rights = [verdict for rows in table.values() for _, verdict in rows]
     assert rights.count(False) == 0
     assert rights.count(True) >= 0.99 * COUNT

@@ -39,15 +39,15 @@ def test_reference_states(solved, case):
 @pytest.mark.parametrize("case", [CASES[0], CASES[1], CASES[4]], ids=lambda c: f"{c.branch} {c.alpha}")
 def test_error_bars_are_honest(model, case):
     """In twenty independent runs of four replicates the truth lies within two error bars nine times in ten."""
-    inside = []
+    within = []
     for seed in range(20):
         fp = ta.solve(model, case.alpha, case.branch, ta.line_nodes(model, 5, seed=seed), start=state(case))
-        found = [
+        comparisons = [
             *((numbers(fp.overlaps)[k], numbers(fp.stderr.overlaps)[k], getattr(case, k)) for k in names),
             (fp.train_loss, fp.stderr.train_loss, case.train_loss),
         ]
-        inside.append([abs(value - exact) <= 2 * bar + 1e-15 for value, bar, exact in found])
-    assert np.mean(inside) >= 0.9, np.mean(inside, 0)
+        within.append([abs(value - exact) <= 2 * bar + 1e-15 for value, bar, exact in comparisons])
+    assert np.mean(within) >= 0.9, np.mean(within, 0)
     assert bool(fp.jumps) == (case is not CASES[0]) and float(fp.diagnostics.unresolved) < 1e-3
 
 
@@ -99,43 +99,43 @@ def test_options_are_honoured(model, nodes):
 
 def test_what_replicates_say_together(solved):
     point = solved(2.0, "semantic")
-    four = eqx.tree_at(
+    mixed = eqx.tree_at(
         lambda p: (p.replicates.status, p.replicates.residual, p.replicates.diagnostics.jump_mass),
         point,
         (jnp.array([0, 3, 3, 1]), jnp.array([1e-6, 0.5, 0.5, 1e-3]), jnp.array([0.0, 9.0, 9.0, 0.01])),
     )
-    assert bool(four.exists) and not bool(four.ok) and int(four.status) == 3 and float(four.residual) == 0.5
-    found = np.asarray(point.replicates.overlaps.q)[[0, 3]]
-    np.testing.assert_allclose(four.overlaps.q, found.mean(0), rtol=1e-12)
+    assert bool(mixed.exists) and not bool(mixed.ok) and int(mixed.status) == 3 and float(mixed.residual) == 0.5
+    expected = np.asarray(point.replicates.overlaps.q)[[0, 3]]
+    np.testing.assert_allclose(mixed.overlaps.q, expected.mean(0), rtol=1e-12)
     bar = 0.5 * np.tan(np.pi * 0.47725) * 0.005  # Student's law with one degree of freedom is the Cauchy law
-    np.testing.assert_allclose(four.stderr.diagnostics.jump_mass, bar, rtol=1e-3)
-    assert not bool(four.jumps)  # .005 is less than the error bar
-    assert not bool(eqx.tree_at(lambda p: p.replicates.status, four, jnp.array([0, 3, 3, 3])).exists)
+    np.testing.assert_allclose(mixed.stderr.diagnostics.jump_mass, bar, rtol=1e-3)
+    assert not bool(mixed.jumps)  # .005 is less than the error bar
+    assert not bool(eqx.tree_at(lambda p: p.replicates.status, mixed, jnp.array([0, 3, 3, 3])).exists)
 
 
 WIDE = ta.dot_product(mixing=np.full((3, 3), 1 / 3), encodings=np.array([[-1.0], [0.0], [1.0]]))
 
 
-def answers(monkeypatch, lines, points=(0, 0.0)):
+def stub_solve(monkeypatch, lines, points=(0, 0.0)):
     """Replace `solve` by a stub that notes requests and returns a status and relative error bar by kind of rule."""
-    asked = []
+    requests = []
 
     def solve(model, alpha, branch, nodes, *, start, settings):
         kind = {"LineNodes": "L", "Nodes": "S"}[type(nodes.stack).__name__]
-        asked.append((kind, nodes.size, start, float(settings.tol)))
+        requests.append((kind, nodes.size, start, float(settings.tol)))
         status, bar = lines if kind == "L" else points
-        scatter = 1.05 * bar / len(asked) * np.array([1, -1, 1, -1])
+        scatter = 1.05 * bar / len(requests) * np.array([1, -1, 1, -1])
         return made.fixed_point(scatter=scatter, status=[int(status)] * 4)
 
     monkeypatch.setattr(solving, "solve", solve)
-    return asked
+    return requests
 
 
 def test_rtol_refines_until_the_bars_are_small(model, monkeypatch):
-    asked = answers(monkeypatch, lines=(0, 1e-3))
+    requests = stub_solve(monkeypatch, lines=(0, 1e-3))
     point = solving._refined(model, jnp.array(2.0), "semantic", 4e-4, None, ta.Settings(tol=4e-5))
-    assert [size for _, size, *_ in asked] == [ta.default_nodes(model, n).size for n in (2**14, 2**15, 2**16)]
-    assert asked[0][2] is None and asked[1][2] is not None and point.ok
+    assert [size for _, size, *_ in requests] == [ta.default_nodes(model, n).size for n in (2**14, 2**15, 2**16)]
+    assert requests[0][2] is None and requests[1][2] is not None and point.ok
     monkeypatch.setattr(solving, "_refined", lambda *a: a[-1])
     assert float(ta.solve(model, 2.0, rtol=1e-6).tol) == 1e-7 and float(ta.solve(model, 2.0, rtol=1e-3).tol) == 1e-5
 
@@ -151,63 +151,63 @@ def test_rtol_refines_until_the_bars_are_small(model, monkeypatch):
     ],
 )
 def test_rtol_takes_sobol_points_where_they_do_better(model, monkeypatch, lines, points, kinds, status):
-    asked = answers(monkeypatch, lines, points)
+    requests = stub_solve(monkeypatch, lines, points)
     point = solving._refined(model, jnp.array(2.0), "semantic", 3e-4, None, ta.Settings())
-    assert "".join(kind for kind, *_ in asked) == kinds and point.status == status
+    assert "".join(kind for kind, *_ in requests) == kinds and point.status == status
 
 
-def driven(monkeypatch, answer):
+def answer_lanes(monkeypatch, answer):
     """Answer the lanes of `solve` by hand: `answer(lane)` makes the `State` of its replicate."""
-    asked = []
+    batches = []
 
     def run_one(path):
-        wanted = None
+        message = None
         while True:
             try:
-                wanted = path.send(wanted)
+                message = path.send(message)
             except StopIteration as stop:
                 return stop.value
-            several = isinstance(wanted, list)
-            lanes = wanted if several else [wanted]
-            asked.append([lane.replicate for lane in lanes])
-            answers = [answer(lane) for lane in lanes]
-            wanted = answers if several else answers[0]
+            several = isinstance(message, list)
+            lanes = message if several else [message]
+            batches.append([lane.replicate for lane in lanes])
+            results = [answer(lane) for lane in lanes]
+            message = results if several else results[0]
 
     monkeypatch.setattr(solving, "run_one", run_one)
-    return asked
+    return batches
 
 
-def one_of(states, k=0):
+def replicate_of(states, k=0):
     """The state of one replicate, on the host."""
     return jax.tree.map(lambda a: np.asarray(a)[k], states)
 
 
 @pytest.mark.parametrize(("status", "kinds", "end"), [(Status.unresolved, "LS", 1), (Status.max_steps, "L", 2)])
 def test_sobol_points_where_the_default_lines_are_not_resolved(model, monkeypatch, status, kinds, end):
-    seen = []
+    rule_kinds = []
 
     def answer(lane):
         kind = {"LineNodes": "L", "Nodes": "S"}[type(lane.rule.stack).__name__]
-        seen.append(kind)
-        return one_of(made.states(model, scatter=(0.0,), status=[int(status) if kind == "L" else 1]))
+        rule_kinds.append(kind)
+        return replicate_of(made.states(model, scatter=(0.0,), status=[int(status) if kind == "L" else 1]))
 
-    driven(monkeypatch, answer)
-    found = ta.solve(model, 2.0, start=state(CASES[0]))
-    assert "".join(dict.fromkeys(seen)) == kinds and found.status == end
+    answer_lanes(monkeypatch, answer)
+    point = ta.solve(model, 2.0, start=state(CASES[0]))
+    assert "".join(dict.fromkeys(rule_kinds)) == kinds and point.status == end
 
 
 def test_the_same_points_are_not_tried_again(monkeypatch):
     """An unresolved state on Sobol points, the default rule of three tokens, is not tried again on the same points."""
-    seen = []
+    rule_kinds = []
 
     def answer(lane):
-        seen.append(type(lane.rule.stack).__name__)
-        return one_of(made.states(WIDE, scatter=(0.0,), status=[int(Status.unresolved)]))
+        rule_kinds.append(type(lane.rule.stack).__name__)
+        return replicate_of(made.states(WIDE, scatter=(0.0,), status=[int(Status.unresolved)]))
 
-    driven(monkeypatch, answer)
+    answer_lanes(monkeypatch, answer)
     start = ta.Overlaps(*(jnp.full((3, 1, 1), v) for v in (0.1, 12.0, 0.1)), jnp.zeros((3, 1)))
     assert ta.solve(WIDE, 2.0, start=start).status == Status.unresolved
-    assert seen == ["Nodes"] * 4
+    assert rule_kinds == ["Nodes"] * 4
 
 
 @pytest.mark.parametrize(
@@ -219,17 +219,17 @@ def test_the_same_points_are_not_tried_again(monkeypatch):
     ],
 )
 def test_a_small_order_parameter_is_held_at_zero(model, nodes, monkeypatch, size, growth, status, frees):
-    asked = []
+    requests = []
 
     def answer(lane):
-        asked.append(float(lane.free[0]))
+        requests.append(float(lane.free[0]))
         if lane.free[0] == 0:
-            return one_of(made.states(model, growth_theta=[growth] * 4))
-        lost = made.states(model, status=[2] * 4)
-        return one_of(eqx.tree_at(lambda s: s.overlaps.theta, lost, size * lost.overlaps.theta))
+            return replicate_of(made.states(model, growth_theta=[growth] * 4))
+        failed = made.states(model, status=[2] * 4)
+        return replicate_of(eqx.tree_at(lambda s: s.overlaps.theta, failed, size * failed.overlaps.theta))
 
-    driven(monkeypatch, answer)
-    assert ta.solve(model, 2.0, "semantic", nodes).status == status and list(dict.fromkeys(asked)) == frees
+    answer_lanes(monkeypatch, answer)
+    assert ta.solve(model, 2.0, "semantic", nodes).status == status and list(dict.fromkeys(requests)) == frees
 
 
 @pytest.mark.parametrize(
@@ -242,50 +242,52 @@ def test_a_small_order_parameter_is_held_at_zero(model, nodes, monkeypatch, size
     ],
 )
 def test_an_order_parameter_within_its_error_bar(model, monkeypatch, scatter, growth, status, frees):
-    asked = []
+    requests = []
     states = made.states(model, scatter=scatter, growth_theta=[growth] * len(scatter))
 
     def answer(lane):
-        asked.append(float(lane.free[0]))
-        return one_of(states, max(lane.replicate, 0))
+        requests.append(float(lane.free[0]))
+        return replicate_of(states, max(lane.replicate, 0))
 
-    driven(monkeypatch, answer)
+    answer_lanes(monkeypatch, answer)
     rule = ta.sobol_nodes(model, 64, replicates=len(scatter))
-    assert ta.solve(model, 2.0, "semantic", rule).status == status and list(dict.fromkeys(asked)) == frees
+    assert ta.solve(model, 2.0, "semantic", rule).status == status and list(dict.fromkeys(requests)) == frees
 
 
 def test_a_coarse_state_that_is_lost_ends_the_search(lines):
     """A coarse state that is lost ends the search: replicates do not look for what the coarse rule cannot resolve."""
     model = ta.dot_product(0.33, 2.54, 4e-4, ((0.85, 0.15), (0.63, 0.37)))
-    few = ta.Settings(max_steps=1, warm_steps=20)
+    settings = ta.Settings(max_steps=1, warm_steps=20)
 
     def solve(alpha):
-        return ta.solve(model, alpha, "uninformed", lines, settings=few).replicates
+        return ta.solve(model, alpha, "uninformed", lines, settings=settings).replicates
 
-    for found in (solve(6.2), jax.jit(solve)(6.2)):
-        np.testing.assert_array_equal(found.status, Status.unresolved)
-        np.testing.assert_array_equal(found.overlaps.V, jnp.broadcast_to(found.overlaps.V[:1], found.overlaps.V.shape))
-        assert found.diagnostics.unresolved[0] > 0.3 and found.residual[0] > 0.01
+    for states in (solve(6.2), jax.jit(solve)(6.2)):
+        np.testing.assert_array_equal(states.status, Status.unresolved)
+        np.testing.assert_array_equal(
+            states.overlaps.V, jnp.broadcast_to(states.overlaps.V[:1], states.overlaps.V.shape)
+        )
+        assert states.diagnostics.unresolved[0] > 0.3 and states.residual[0] > 0.01
 
 
 def test_which_searches_a_solve_makes(model, nodes, monkeypatch):
     """`solve` searches the coarse replicate from several starts, then the others from its state, as settings say."""
     lanes = []
-    near = made.states(model, CASES[1], scatter=(0.0,))
+    coarse_state = made.states(model, CASES[1], scatter=(0.0,))
 
     def answer(lane):
         lanes.append(lane)
-        return one_of(near)
+        return replicate_of(coarse_state)
 
-    asked = driven(monkeypatch, answer)
-    mine = ta.Settings(damping=0.1)
-    ta.solve(model, 2.0, "semantic", nodes, settings=mine)
-    assert asked == [[-1], [0, 1, 2, 3]] and all(lane.settings is mine for lane in lanes)
+    batches = answer_lanes(monkeypatch, answer)
+    settings = ta.Settings(damping=0.1)
+    ta.solve(model, 2.0, "semantic", nodes, settings=settings)
+    assert batches == [[-1], [0, 1, 2, 3]] and all(lane.settings is settings for lane in lanes)
     assert [lane.attempts for lane in lanes] == [3, 1, 1, 1, 1]
-    np.testing.assert_array_equal(lanes[1].start.V, near.overlaps.V[0])
-    asked.clear()
-    ta.solve(model, 2.0, "semantic", nodes, start=state(CASES[0]), settings=mine)
-    assert asked == [[0, 1, 2, 3]] and lanes[-1].settings is mine
+    np.testing.assert_array_equal(lanes[1].start.V, coarse_state.overlaps.V[0])
+    batches.clear()
+    ta.solve(model, 2.0, "semantic", nodes, start=state(CASES[0]), settings=settings)
+    assert batches == [[0, 1, 2, 3]] and lanes[-1].settings is settings
 
 
 def test_a_start_whose_V_is_far_too_large(model, nodes):
@@ -297,28 +299,31 @@ def test_a_start_whose_V_is_far_too_large(model, nodes):
         problem = Problem(model, jnp.array(2.0), nodes, free, settings or ta.Settings())
         return run_one(together([problem.lane(start, attempts=attempts)]))[0]
 
-    def once(start, settings=None):
+    def try_once(start, settings=None):
         return coarse(start, settings, 1)
 
-    near = coarse(start)
-    assert near.status == once(start).status == Status.converged
-    np.testing.assert_array_equal(near.overlaps.V, once(start).overlaps.V)
-    anew = ta.solve(model, 2.0, "semantic", nodes)
-    from_there = ta.solve(model, 2.0, "semantic", nodes, start=jax.tree.map(jnp.asarray, near.overlaps))
-    np.testing.assert_array_equal(anew.overlaps.V, from_there.overlaps.V)
+    coarse_state = coarse(start)
+    assert coarse_state.status == try_once(start).status == Status.converged
+    np.testing.assert_array_equal(coarse_state.overlaps.V, try_once(start).overlaps.V)
+    point = ta.solve(model, 2.0, "semantic", nodes)
+    continued = ta.solve(model, 2.0, "semantic", nodes, start=jax.tree.map(jnp.asarray, coarse_state.overlaps))
+    np.testing.assert_array_equal(point.overlaps.V, continued.overlaps.V)
     traced = jax.jit(lambda alpha: ta.solve(model, alpha, "semantic", nodes))(2.0)
-    np.testing.assert_allclose(traced.overlaps.V, anew.overlaps.V, rtol=1e-9)
+    np.testing.assert_allclose(traced.overlaps.V, point.overlaps.V, rtol=1e-9)
 
-    few = ta.Settings(max_steps=1, warm_steps=0)  # too few steps for any start: the best one is kept
-    off = eqx.tree_at(lambda x: x.V, near.overlaps, 3 * near.overlaps.V)
-    assert once(off, few).status == Status.max_steps
-    np.testing.assert_allclose(coarse(off, few).residual, once(off, few).residual, rtol=1e-6)
-    far = eqx.tree_at(lambda x: x.V, start, 100 * start.V)
-    some = ta.Settings(max_steps=6, warm_steps=10)
-    assert once(far, some).status > Status.stalled
-    found, less = coarse(far, some), once(eqx.tree_at(lambda x: x.V, far, 0.03 * far.V), some)
-    assert found.status == less.status == Status.converged
-    np.testing.assert_allclose(found.overlaps.V, less.overlaps.V, rtol=1e-11)
+    hasty = ta.Settings(max_steps=1, warm_steps=0)  # too few steps for any start: the best one is kept
+    wrong_V = eqx.tree_at(lambda x: x.V, coarse_state.overlaps, 3 * coarse_state.overlaps.V)
+    assert try_once(wrong_V, hasty).status == Status.max_steps
+    np.testing.assert_allclose(coarse(wrong_V, hasty).residual, try_once(wrong_V, hasty).residual, rtol=1e-6)
+    far_start = eqx.tree_at(lambda x: x.V, start, 100 * start.V)
+    patient = ta.Settings(max_steps=6, warm_steps=10)
+    assert try_once(far_start, patient).status > Status.stalled
+    result, expected = (
+        coarse(far_start, patient),
+        try_once(eqx.tree_at(lambda x: x.V, far_start, 0.03 * far_start.V), patient),
+    )
+    assert result.status == expected.status == Status.converged
+    np.testing.assert_allclose(result.overlaps.V, expected.overlaps.V, rtol=1e-11)
 
 
 def test_lanes_of_a_batch_are_as_each_alone(model, nodes):
@@ -326,17 +331,17 @@ def test_lanes_of_a_batch_are_as_each_alone(model, nodes):
 
     On a CPU they run one after the other.
     """
-    one = ta.sobol_nodes(model, 2**8, replicates=1)
+    rule = ta.sobol_nodes(model, 2**8, replicates=1)
     alphas = jnp.array([2.0, 0.05, 1.5])
 
     def lane(alpha):
-        return ta.solve(model, alpha, "semantic", one).replicates
+        return ta.solve(model, alpha, "semantic", rule).replicates
 
-    together_, apart = jax.jit(jax.vmap(lane))(alphas), [jax.jit(lane)(alpha) for alpha in alphas]
-    for k, each in enumerate(apart):
-        np.testing.assert_array_equal(together_.status[k], each.status)
-        np.testing.assert_allclose(together_.overlaps.q[k], each.overlaps.q, rtol=1e-9)
-    assert together_.status.ravel().tolist()[0] <= Status.stalled
+    batch, singles = jax.jit(jax.vmap(lane))(alphas), [jax.jit(lane)(alpha) for alpha in alphas]
+    for k, single in enumerate(singles):
+        np.testing.assert_array_equal(batch.status[k], single.status)
+        np.testing.assert_allclose(batch.overlaps.q[k], single.overlaps.q, rtol=1e-9)
+    assert batch.status.ravel().tolist()[0] <= Status.stalled
 
 
 def test_a_loss_that_is_not_even_is_refused(nodes):
