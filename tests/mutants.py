@@ -40,10 +40,10 @@ class Mutant(NamedTuple):
 
 def mutants() -> list[Mutant]:
     """Read all changes."""
-    found = []
-    for table in sorted((ROOT / "tests").rglob("mutants.toml")):
-        found += [Mutant(**entry) for entry in tomllib.loads(table.read_text())["mutant"]]
-    return found
+    changes = []
+    for path in sorted((ROOT / "tests").rglob("mutants.toml")):
+        changes += [Mutant(**entry) for entry in tomllib.loads(path.read_text())["mutant"]]
+    return changes
 
 
 def verdict_on(mutant: Mutant, home: Path) -> str:
@@ -59,13 +59,13 @@ def verdict_on(mutant: Mutant, home: Path) -> str:
     command = [sys.executable, "-m", "pytest", "-x", "-q", "-n0", "-p", "no:cacheprovider", *shlex.split(mutant.tests)]
     environment = {**os.environ, "PYTHONPATH": str(copy)}
     try:
-        done = subprocess.run(command, cwd=copy, env=environment, capture_output=True, timeout=_LIMIT_S)
+        process = subprocess.run(command, cwd=copy, env=environment, capture_output=True, timeout=_LIMIT_S)
     except subprocess.TimeoutExpired:
         return "caught (time)"
     finally:
         shutil.rmtree(copy)
     # 1: a test failed; 2: a module could not even be imported, which says nothing about the tests.
-    return {0: "NOT CAUGHT", 1: "caught"}.get(done.returncode, "no verdict")
+    return {0: "NOT CAUGHT", 1: "caught"}.get(process.returncode, "no verdict")
 
 
 def main() -> None:
@@ -73,18 +73,18 @@ def main() -> None:
     parser.add_argument("names", nargs="*")
     parser.add_argument("--jobs", type=int, default=os.cpu_count())
     args = parser.parse_args()
-    chosen = [m for m in mutants() if not args.names or any(n in f"{m.file} {m.why}" for n in args.names)]
+    selection = [m for m in mutants() if not args.names or any(n in f"{m.file} {m.why}" for n in args.names)]
     home = Path(tempfile.mkdtemp())
 
     def run(mutant: Mutant) -> str:
-        begun = time.perf_counter()
+        start = time.perf_counter()
         verdict = verdict_on(mutant, home)
-        print(f"{verdict:12s} {time.perf_counter() - begun:5.0f} s  {mutant.file}: {mutant.why}", flush=True)
+        print(f"{verdict:12s} {time.perf_counter() - start:5.0f} s  {mutant.file}: {mutant.why}", flush=True)
         return verdict
 
     try:
         with ThreadPoolExecutor(args.jobs) as pool:
-            verdicts = list(pool.map(run, chosen))
+            verdicts = list(pool.map(run, selection))
     finally:
         shutil.rmtree(home)
     caught = sum(v.startswith("caught") for v in verdicts)
