@@ -114,7 +114,7 @@ ROWS = [
 
 
 @pytest.fixture(autouse=True)
-def a_machine(monkeypatch):
+def machine_memory(monkeypatch):
     """Make the machine one with 64 GB of memory, for the sentences about sizes that do not fit."""
     monkeypatch.setattr(os, "sysconf", lambda name: {"SC_PAGE_SIZE": 1000, "SC_PHYS_PAGES": 64_000_000}[name])
 

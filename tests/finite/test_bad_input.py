@@ -39,7 +39,7 @@ def case(model, two_atoms):
     labels = Labels(np.ones(N), np.ones((2, 2, N)), np.ones((2, 2, N)))
     words = task.Data(np.zeros((4, 3), np.int32), np.ones((2, 3), np.int32), 3)
     w = task.Transformer(key, length=3, tokens=3, width=4, hidden=2)
-    both = jax.tree.map(lambda a: jnp.stack([a, a]), w)
+    stacked = jax.tree.map(lambda a: jnp.stack([a, a]), w)
     return SimpleNamespace(
         model=model,
         other=two_atoms,
@@ -58,7 +58,7 @@ def case(model, two_atoms):
         wide=Data(np.full((2, 1, 10**3 * D), 0.5 / (10**3 * D) ** 0.5), y[:1], np.ones((10**3 * D, 1))),
         words=words,
         w=w,
-        frozen=task.Training(both, both, both, None, np.zeros(2, int)),
+        frozen=task.Training(stacked, stacked, stacked, None, np.zeros(2, int)),
     )
 
 
@@ -86,8 +86,8 @@ def test_sampled_data_have_the_model_s_scale(layer):
 
 def scaled(c, x=1.0, y=1.0, teacher=True):
     """Good data of the model, with inputs scaled by `x` and fields by `y`."""
-    own = jnp.einsum("lnd,dt->nlt", c.x, c.teacher)
-    return Data(x * c.x, y * own, c.teacher if teacher else None)
+    fields = jnp.einsum("lnd,dt->nlt", c.x, c.teacher)
+    return Data(x * c.x, y * fields, c.teacher if teacher else None)
 
 
 def earlier(c, n):
@@ -99,8 +99,8 @@ def earlier(c, n):
 
 def valued(c):
     """A result of training with a value matrix."""
-    known = ("Q", "W", "overlaps", "train_loss", "gradient_norm", "iterations", "status", "losses", "gradient_norms")
-    zeros = dict.fromkeys(known, jnp.zeros(()))
+    names = ("Q", "W", "overlaps", "train_loss", "gradient_norm", "iterations", "status", "losses", "gradient_norms")
+    zeros = dict.fromkeys(names, jnp.zeros(()))
     return ValueTraining(**{**zeros, "Q": c.teacher, "W": jnp.eye(D), "overlaps": c.data.overlaps(c.teacher)})
 
 
@@ -315,13 +315,13 @@ ROWS = [
 
 @pytest.mark.parametrize("row", ROWS, ids=[f"{argument}-{k}" for k, (_, argument, _) in enumerate(ROWS)])
 def test_bad_input(case, row, monkeypatch):
-    def late(*args, **options):
+    def fail_late(*args, **options):
         raise AssertionError("bad input was met while a program was compiled")
 
     for module in (message_passing, training, value, task):
-        monkeypatch.setattr(module, "_run", late)
-    monkeypatch.setattr(evaluation, "_heldout", late)
-    monkeypatch.setattr(sampling, "_draw", late)
+        monkeypatch.setattr(module, "_run", fail_late)
+    monkeypatch.setattr(evaluation, "_heldout", fail_late)
+    monkeypatch.setattr(sampling, "_draw", fail_late)
     call, argument, message = row
     with pytest.raises(InputError, match=message) as raised:
         call(case)
