@@ -4,7 +4,8 @@ The changes lie beside the tests of their subject, in `mutants.toml`: a text tha
 what stands there instead, and the tests that should fail. Run by hand, on the last commit; it takes about half a minute
 for each change.
 
-Args on the command line: words, of which a change must contain one in its file or its reason; `--jobs N` at a time.
+Args on the command line: words, which select the changes whose file or reason contains one of them, and `--jobs N`,
+the number of changes that are tested at the same time.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ class Mutant(NamedTuple):
     file: str  # path in the package
     was: str  # text that occurs once in the file
     now: str
-    why: str  # what is wrong then
+    why: str  # what the change breaks
     tests: str  # arguments for pytest
 
     @property

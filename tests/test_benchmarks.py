@@ -318,7 +318,7 @@ def test_operations_are_counted_as_they_are_taken():
     assert operations(lambda x: lax.while_loop(lambda x: x < 4, lambda x: 2 * x, x), 1.0) == {simple: 3 + 2}
     assert operations(lambda x: lax.cond(x[0] > 1, jnp.exp, lambda x: -x, x), x) == {simple: 1 + 10}
 
-    # In reverse the first row comes last, and is carried on.
+    # A scan in reverse reads the first row last, and returns it.
     def last(x):
         return lax.scan(lambda carry, row: (row, row), 0 * x[0], x, reverse=True)[0]
 

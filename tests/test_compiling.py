@@ -1,4 +1,4 @@
-"""When programs are compiled, and whether they lower for accelerators."""
+"""Programs are compiled once for all models of a shape, and they lower for accelerators."""
 
 import logging
 

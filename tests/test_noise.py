@@ -103,9 +103,8 @@ def test_data_carry_the_noise(noisy):
     data = ta.sample_data(noisy, 60, 2.0, jax.random.key(0))
     plain = ta.sample_data(ta.dot_product(), 60, 2.0, jax.random.key(0))
     assert data.noise.shape == (120, 2, 1) and data.fields.shape == (2, 2, 120) and data.y.shape == (120, 2, 1)
-    np.testing.assert_allclose(
-        data.x, plain.x, rtol=1e-12, atol=1e-14
-    )  # sentences and teacher are those of the model without noise
+    # Sentences and teacher are those of the model without noise.
+    np.testing.assert_allclose(data.x, plain.x, rtol=1e-12, atol=1e-14)
     np.testing.assert_allclose(data.y, plain.y, rtol=1e-12, atol=1e-14)
     np.testing.assert_allclose([data.noise.mean(), data.noise.std()], [0, 1], atol=0.2)
     targets = jax.jit(jax.vmap(noisy.target))(data.y, data.noise)

@@ -89,7 +89,7 @@ def printed(notebook) -> str:
         ("your_own_attention", "ORDER = 5\nD = 60\nINSTANCES = 2", 1, ["beta = 1.5: Transition(alpha_c = "]),
     ],
 )
-def test_the_others(tmp_path, name, parameters, pictures, words):
+def test_other_notebooks(tmp_path, name, parameters, pictures, words):
     notebook = execute(f"{name}.ipynb", tmp_path, parameters)
     assert len(outputs(notebook, "image/png")) == pictures
     assert all(word in printed(notebook) for word in words)

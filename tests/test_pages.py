@@ -26,7 +26,7 @@ ROOT = Path(__file__).parents[1]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
 BLOCK = re.compile(r"(?P<skip><!-- not run: .+ -->\n+)?^```(?P<kind>\w*)\n(?P<text>.*?)^```$", re.M | re.S)
 LINK = re.compile(r"\[[^\]]*\]\((?P<target>[^)\s]+)\)")
-# Numbers behind these words are rounding errors.
+# Numbers behind these words are rounding errors, which are not compared.
 NOISE = re.compile(r"(?<=\bresidual |\bgradient )\S+")
 # A number with a point, and its error bar: "1.2515(10)", "-8.1e-05".
 NUMBER = re.compile(r"(?P<value>[-+]?\d*\.\d+(?:e[-+]?\d+)?)(?:\((?P<bar>\d+)\))?")
@@ -194,5 +194,5 @@ def write(page: Path) -> None:
 
 if __name__ == "__main__":
     jax.config.update("jax_enable_x64", True)
-    for given in [Path(name).resolve() for name in sys.argv[1:]]:
-        write(given)
+    for path in [Path(name).resolve() for name in sys.argv[1:]]:
+        write(path)

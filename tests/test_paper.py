@@ -318,9 +318,8 @@ def test_a_figure_from_end_to_end(tmp_path, monkeypatch):
     assert (tmp_path / "paper" / "figure_15.pdf").read_bytes()[:4] == b"%PDF"
     text = (tmp_path / "paper.md").read_text()
     assert "paper/figure_15.png" in text and "d = 30, alpha = 2" in text
-    assert (
-        "Simulations at reduced size" in text and "runs = 40" in text
-    )  # the sizes are those of the entry before they were changed
+    # The sizes are those of the entry before they were changed.
+    assert "Simulations at reduced size" in text and "runs = 40" in text
     assert main(["15", "--full", "--out", str(tmp_path)]) == 0
     assert read(tmp_path / "data" / "full" / "adam.npz")[1]["d"].tolist() == [40]
     text = (tmp_path / "paper.md").read_text()

@@ -49,7 +49,7 @@ class OneToken(ta.Model):
 
 
 def lay_lines(model, x, replicate):
-    """All lines of a replicate."""
+    """Lay all lines of a replicate."""
     y = teacher_fields(model, replicate.teacher)
     return lay(model, x, y, replicate.across, *directions(model, x, y, replicate.direction))
 
@@ -205,7 +205,7 @@ def test_every_piece_of_a_line_has_its_nodes():
 def test_nodes_move_with_the_jumps(model):
     """Nodes that move with jumps carry their weight along, so moments of the fields do not depend on V.
 
-    What does depend on V changes as central differences do, also at a jump from one well to a shallower one.
+    A number that depends on V has the slope of central differences, also at a jump from one well to a shallower one.
     """
     rule, block = one_block(ta.line_nodes(APART, 3, points=48, replicates=1))
 
@@ -295,7 +295,7 @@ def test_the_coarse_lines_fill_one_block(model, options):
     weighted = np.count_nonzero(rule.coarse.weight)
     assert rule.coarse.weight.shape == rule.stack.weight[0].shape and weighted == rule.coarse.weighted / 24
     np.testing.assert_allclose(jnp.sum(rule.coarse.weight), 1, rtol=1e-12)
-    if options != {"block": 24}:  # with one line a block no rule is smaller than order one
+    if options != {"block": 24}:  # with one line in a block no rule is smaller than order one
         assert not np.any(unused_blocks) and weighted > 0.3 * first.size
         assert not np.array_equal(rule.coarse.reach, rule.stack.reach[0])
 
@@ -335,9 +335,9 @@ def test_precision_on_request(model, monkeypatch):
 
 
 def test_bad_precision(model):
-    for bad in (0.0, -1.0, float("nan"), 1e-15):
+    for rtol in (0.0, -1.0, float("nan"), 1e-15):
         with pytest.raises(ValueError, match="rtol"):
-            ta.solve(model, 2.0, rtol=bad)
+            ta.solve(model, 2.0, rtol=rtol)
     with pytest.raises(ValueError, match="either nodes or rtol"):
         ta.solve(model, 2.0, nodes=ta.line_nodes(model, 5), rtol=1e-3)
     with pytest.raises(ValueError, match="jax transformation"):

@@ -38,7 +38,7 @@ SETTINGS = {
 
 
 def evaluation(name):
-    """The function that evaluates the averages of a setting, and its arguments."""
+    """Return the function that evaluates the averages of a setting, and its arguments."""
     model, make, x = SETTINGS[name]
     free = jnp.ones(2)
     v = Coordinates(model, free).pack(x)

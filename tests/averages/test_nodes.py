@@ -72,9 +72,8 @@ def test_the_coarse_replicate_is_a_rule(model, make):
     rule = make(model, replicates=2)
     coarse, blocks = rule.coarse, rule.coarse.blocks().weight
     np.testing.assert_allclose(jnp.sum(coarse.weight), 1, rtol=1e-12)
-    assert jax.tree.map(jnp.shape, coarse) == jax.tree.map(
-        jnp.shape, rule.replicate(0)
-    )  # so that one program serves both
+    # The shapes are equal, so that one program serves both.
+    assert jax.tree.map(jnp.shape, coarse) == jax.tree.map(jnp.shape, rule.replicate(0))
     assert not np.any(blocks[1:]) and coarse.weighted == pytest.approx(
         np.mean(np.asarray(blocks[0]) > 0) * coarse.size / len(blocks)
     )

@@ -1,4 +1,4 @@
-"""How results print themselves."""
+"""Results print themselves, with error bars and statuses."""
 
 import json
 import math
@@ -254,7 +254,7 @@ def test_what_is_told_of_instances():
     assert [report["finished_by_lbfgs"] for report in numbers["instances"]] == [False, False, True, False]
     assert [report.get("theory", {}).get("alpha") for report in numbers["instances"]] == [2.0, None, 1.0, None]
     assert numbers["instances"][3]["distance"] == {"positional": 7.0, "semantic": 9.0}
-    # Instances that came to no rest enter no mean.
+    # Unsettled instances enter no mean.
     report = instances(branch=np.array(["semantic", "unsettled", "semantic", "unsettled"])).to_dict()
     assert (report["branch"], report["q"]) == ("semantic", 1.5) and report["theory"]["q"] == pytest.approx(CASES[0].q)
     unsolved = instances(theory_status=np.full(4, 2)).to_dict()["groups"]["semantic"]

@@ -46,7 +46,7 @@ def filled(tmp_path):
     return tmp_path
 
 
-def same(a, b):
+def assert_equal_trees(a, b):
     assert jax.tree.structure(a) == jax.tree.structure(b)
     for x, y in zip(jax.tree.leaves(a), jax.tree.leaves(b), strict=True):
         assert type(x) is type(y) and x.dtype == y.dtype and np.shape(x) == np.shape(y)
@@ -55,7 +55,7 @@ def same(a, b):
 
 def test_pieces_come_back_bit_by_bit(filled):
     pieces = Store(filled, "mark", resume=True).load()
-    same(pieces, {name: jax.tree.map(np.asarray, arrays) for name, arrays in PIECES.items()})
+    assert_equal_trees(pieces, {name: jax.tree.map(np.asarray, arrays) for name, arrays in PIECES.items()})
     assert sorted(p.name for p in filled.iterdir()) == sorted(f"{name}.npz" for name in PIECES)
 
 
@@ -104,20 +104,20 @@ def test_a_folder_that_cannot_be_used(tmp_path):
 
 
 def damaged(whole):
-    """Yield contents that were not written so: empty, of other kinds, cut off, too long, or with a flipped bit."""
-    npy, other, rng = io.BytesIO(), io.BytesIO(), random.Random(0)
+    """Yield damaged contents: empty, of other kinds, cut off, too long, or with a flipped bit."""
+    npy, npz, rng = io.BytesIO(), io.BytesIO(), random.Random(0)
     np.save(npy, np.ones(3))
-    np.savez(other, q=np.ones(3))
+    np.savez(npz, q=np.ones(3))
     objects = io.BytesIO()
     np.savez(objects, about=np.array("{}"), q=np.array([{"a": 1}], object))
     body = objects.getvalue()[:-2] + bytes([64, 0])
-    yield body + hashlib.sha256(body).hexdigest().encode()  # with its checksum, but only a pickle could read it
+    yield body + hashlib.sha256(body).hexdigest().encode()  # the checksum is right, but only a pickle could read it
     yield from (
         b"",
         b"text",
         b"\x93 something else",
         npy.getvalue(),
-        other.getvalue(),
+        npz.getvalue(),
         objects.getvalue(),
         whole + b"0",
     )
@@ -318,7 +318,7 @@ def test_a_checkpoint_comes_back_bit_by_bit(tmp_path, state):
         checkpoint.save(done, eqx.tree_at(lambda s: s.memory["count"], state, jnp.array([done], jnp.int32)))
     done, loaded = Checkpoint(str(tmp_path / "new folder" / "run"), dict(CONFIGURATION)).load(fresh)
     assert done == 2 and loaded.memory["count"].tolist() == [2]
-    same(loaded, eqx.tree_at(lambda s: s.memory["count"], state, jnp.array([2], jnp.int32)))
+    assert_equal_trees(loaded, eqx.tree_at(lambda s: s.memory["count"], state, jnp.array([2], jnp.int32)))
     assert [p.name for p in (tmp_path / "new folder").iterdir()] == ["run"]
 
 

@@ -129,6 +129,5 @@ def test_bad_input_is_one_sentence_and_code_two(capsys, row):
     assert err.count("\n") == 1 and "Traceback" not in err
     for word in (option, *words):
         assert word in err
-    assert (
-        "got " not in err or "=" not in err.partition("got ")[2].partition(" ")[0]
-    )  # the value, without a Python name before it
+    # The value stands without a Python name before it.
+    assert "got " not in err or "=" not in err.partition("got ")[2].partition(" ")[0]

@@ -64,7 +64,7 @@ def test_what_is_asked_for(capsys, monkeypatch):
     assert (d, alpha) == (60, 3.0) and size == ta.default_nodes(ta.dot_product(), ta.SIZES["instances"]).size
     assert np.array_equal(jax.random.key_data(keys), jax.random.key_data(jax.random.split(jax.random.key(5), 2)))
     calls["theory_status"] = np.array([0, 0, Status.absent])
-    assert main("train --optimizer adam --steps 7 --json".split()) == 1  # the theory has no state there
+    assert main("train --optimizer adam --steps 7 --json".split()) == 1  # one instance has no theory
     (_, data, init), options = calls["train"]
     assert (init, options["optimizer"], options["steps"]) == ("semantic", "adam", 7)
     d, alpha, _, size = calls["instances"]

@@ -51,7 +51,7 @@ def test_command(capsys, tmp_path):
     with pytest.raises(SystemExit):
         command(capsys, *options, "--free-epochs", "1")
     assert "argument --free-epochs: must be at least the 2 that the checkpoint" in capsys.readouterr().err
-    extended = command(capsys, *options[:-3], "--out", str(tmp_path), "--epochs", "4")  # goes on, and unfreezes again
+    extended = command(capsys, *options[:-3], "--out", str(tmp_path), "--epochs", "4")  # trains on, and unfreezes again
     assert extended[0] == 0 and extended[1].startswith("positional: 2 runs: 2 max steps\n  accuracy  ")
     assert (tmp_path / "positional_free_from_4.checkpoint").exists()
     assert "| accuracy |" in (tmp_path / "positional_table.md").read_text()

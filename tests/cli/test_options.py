@@ -104,11 +104,11 @@ def test_ranks_teachers_and_penalties(read):
 
 def test_a_folder_is_refused_before_any_work(tmp_path):
     (tmp_path / "file").write_text("")
-    for good in (tmp_path, tmp_path / "new" / "folder", "relative"):
-        assert options.folder(str(good)) == str(good)
-    for bad in ("", "a\0b", "a" * 300, tmp_path / "file", tmp_path / "file" / "below"):
+    for usable in (tmp_path, tmp_path / "new" / "folder", "relative"):
+        assert options.folder(str(usable)) == str(usable)
+    for unusable in ("", "a\0b", "a" * 300, tmp_path / "file", tmp_path / "file" / "below"):
         with pytest.raises(argparse.ArgumentTypeError, match="must be a folder that can be written, got "):
-            options.folder(str(bad))
+            options.folder(str(unusable))
 
 
 @pytest.mark.parametrize(("words", "size"), [("", 2**16), ("--rule sobol", 100 * 2**15), ("--nodes 65536", 2**17)])

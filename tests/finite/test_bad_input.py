@@ -90,14 +90,14 @@ def scaled(c, x=1.0, y=1.0, teacher=True):
     return Data(x * c.x, y * fields, c.teacher if teacher else None)
 
 
-def earlier(c, n):
+def earlier_run(c, n):
     """A result of message passing on n sentences."""
     zeros = dict.fromkeys((field.name for field in dataclasses.fields(GAMP)), jnp.zeros(()))
     overlaps = Overlaps(*(jnp.zeros((1, 1, 1)),) * 3, m=jnp.zeros((1, 1)))
     return GAMP(**{**zeros, "Q": c.teacher, "C": jnp.ones((1, 1, 1)), "g": jnp.ones((2, 1, n)), "overlaps": overlaps})
 
 
-def valued(c):
+def value_run(c):
     """A result of training with a value matrix."""
     names = ("Q", "W", "overlaps", "train_loss", "gradient_norm", "iterations", "status", "losses", "gradient_norms")
     zeros = dict.fromkeys(names, jnp.zeros(()))
@@ -195,7 +195,7 @@ ROWS = [
     (lambda c: gamp(c.model, c.data, damping=0.0), "damping", r"must be in \(0, 1\]"),
     (lambda c: gamp(c.model, c.data, damping=[0.1, 0.2]), "damping", "must be one number"),
     (lambda c: gamp(c.model, c.data, response="stein"), "response", "must be one of regression, derivative"),
-    (lambda c: gamp(c.model, c.data, earlier(c, N + 1)), "init.g", r"must have shape \(L, r, n\) with .*n = 40"),
+    (lambda c: gamp(c.model, c.data, earlier_run(c, N + 1)), "init.g", r"must have shape \(L, r, n\) with .*n = 40"),
     (lambda c: gamp(c.model, c.data, "random", scale=0.0), "scale", "must be positive"),
     (lambda c: gamp(c.model, c.data, "random", key=1), "key", "must be one key"),
     # training
@@ -211,7 +211,11 @@ ROWS = [
     (lambda c: train(c.model, c.data, tol=NAN), "tol", "must be zero or positive"),
     (lambda c: train(c.model, c.data, init=np.ones(200)), "init", "must have shape"),
     (lambda c: train(c.model, c.data, init=NAN * c.teacher), "init", "must be finite, got 200 entries"),
-    (lambda c: train(c.model, c.data, init=earlier(c, N)), "init", "must be an array of real numbers, .* of type GAMP"),
+    (
+        lambda c: train(c.model, c.data, init=earlier_run(c, N)),
+        "init",
+        "must be an array of real numbers, .* of type GAMP",
+    ),
     (lambda c: train(c.model, c.data, "random", optimizer="gd", scale=-1.0), "scale", "must be positive"),
     (lambda c: train(c.model, c.data, "random", optimizer="gd", key=1.5), "key", "must be one key"),
     (lambda c: risk(c.model, c.data, np.ones((3, 1))), "Q", "must have shape"),
@@ -239,7 +243,11 @@ ROWS = [
         "data",
         r"must be smaller, got data=\(2, 1, 200000, 1\): .* 2.38e\+03 GiB",
     ),
-    (lambda c: gamp(c.model, c.data, valued(c)), "init", "must be an array of real numbers, .* of type ValueTraining"),
+    (
+        lambda c: gamp(c.model, c.data, value_run(c)),
+        "init",
+        "must be an array of real numbers, .* of type ValueTraining",
+    ),
     (lambda c: heldout_error(c.model, c.data, c.teacher, c.key, W=np.eye(3)), "W", r"shape \(d, d\) with d = 200"),
     (lambda c: heldout_error(c.other, c.data, c.teacher, c.key, W=np.eye(D)), "model", "a method `target`"),
     # measurements

@@ -1,4 +1,4 @@
-"""How often message passing and training read the sentences, and how much extra memory they need; nothing is run."""
+"""A step of message passing or training reads the sentences twice and needs little extra memory; nothing is run."""
 
 from functools import partial
 
@@ -65,7 +65,7 @@ def test_a_step_reads_the_sentences_twice(model, instance, name, cpu):
     program = jax.make_jaxpr(partial(RUNS[name], model))(instance, jax.ShapeDtypeStruct((d, 1), jnp.float64)).jaxpr
     counts = [count for loop in loops(program) if (count := passes(loop, L, n * d, cpu))]
     assert counts == [2]
-    assert passes(program, L, n * d, cpu) == (5 if name == "gamp" else 4)  # with those before and after it
+    assert passes(program, L, n * d, cpu) == (5 if name == "gamp" else 4)  # with the reads before and after the loop
 
 
 @pytest.mark.parametrize("name", RUNS)

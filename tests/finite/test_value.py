@@ -58,11 +58,11 @@ def test_gradients_against_finite_differences(model, data):
     labels, point, direction = raw_labels(model, data), matrices(), matrices(2)
     gradients = jax.jit(jax.grad(value_risk, (3, 4)))(model, data, labels, *point, 0.3)
     slope = sum(np.vdot(g, u) for g, u in zip(gradients, direction, strict=True))
-    ahead, behind = (
+    forward, backward = (
         jax.jit(value_risk)(model, data, labels, *(a + step * u for a, u in zip(point, direction, strict=True)), 0.3)
         for step in (1e-5, -1e-5)
     )
-    np.testing.assert_allclose((ahead - behind) / 2e-5, slope, rtol=1e-8)
+    np.testing.assert_allclose((forward - backward) / 2e-5, slope, rtol=1e-8)
 
 
 def test_at_the_identity_it_is_the_exact_risk_of_the_layer_without(model, data):

@@ -1,4 +1,4 @@
-"""The shipped layers: what they make of fields, their limits, and their theory against training."""
+"""The shipped layers: their attention, their limits, and their theory against training."""
 
 import equinox as eqx
 import jax

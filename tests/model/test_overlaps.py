@@ -143,8 +143,8 @@ def test_two_teachers_in_two_directions():
 def test_admissible(model):
     x = state(CASES[0])
     assert bool(admissible(model, x))
-    for bad in (-x.q, jnp.nan * x.q, 0.99 * x.theta**2 / 0.25):  # the last: theta larger than q and rho allow
-        assert not bool(admissible(model, eqx.tree_at(lambda s: s.q, x, bad)))
+    for q in (-x.q, jnp.nan * x.q, 0.99 * x.theta**2 / 0.25):  # in the last one theta is larger than q and rho allow
+        assert not bool(admissible(model, eqx.tree_at(lambda s: s.q, x, q)))
     assert bool(admissible(model, eqx.tree_at(lambda s: s.q, x, 1.01 * x.theta**2 / 0.25)))
 
 

@@ -33,7 +33,7 @@ def test_a_law_keeps_what_matrices_say(law, on_matrices):
     for l, covariance in enumerate(COVARIANCES):
         np.testing.assert_allclose(on_matrices.rho[l], TEACHER.T @ covariance @ TEACHER / D, rtol=1e-12)
         np.testing.assert_allclose(on_matrices.trace[l], np.trace(covariance) / D, rtol=1e-12)
-        # Moments of each covariance, too, which the prior potential needs.
+        # The law keeps the moments of each covariance, too, because the prior potential needs them.
         weighted = np.einsum("k,k,kij->ij", law.weights, law.gamma[:, l], law.tau)
         np.testing.assert_allclose(weighted, ENCODINGS @ covariance @ ENCODINGS.T, rtol=1e-11)
         cross = np.einsum("k,k,klt->lt", law.weights, law.gamma[:, l], law.cross)

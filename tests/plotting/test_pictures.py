@@ -1,4 +1,4 @@
-"""Figures of results made by hand; those of solved diagrams and trained transformers are tested with these."""
+"""Figures of results made by hand; the tests of diagrams and transformers draw solved and trained ones."""
 
 from types import SimpleNamespace as Namespace
 
@@ -384,9 +384,8 @@ def test_training():
     figure = training_figure(runs)
     loss, gradient = figure.axes
     assert legend_texts(figure) == ["positional", "mine"]
-    np.testing.assert_array_equal(
-        loss.lines[0].get_xydata(), [[0, 3], [1, 2]]
-    )  # steps that were not taken are left out
+    # Steps that were not taken are left out.
+    np.testing.assert_array_equal(loss.lines[0].get_xydata(), [[0, 3], [1, 2]])
     np.testing.assert_array_equal(gradient.lines[1].get_ydata(), [0.2, 0.1, 0.05])
     assert loss.lines[0].get_color() == COLOURS["positional"] and gradient.get_yscale() == "log"
 
