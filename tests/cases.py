@@ -43,5 +43,5 @@ ALPHA_L = 1.492272
 def state(case: Case) -> ta.Overlaps:
     """Overlaps of a case in the library's shapes."""
     # A weak type, which `jnp.full` gives without a dtype, would need another program.
-    full = [jnp.full((2, 1, 1), v, float) for v in (case.q, case.V, case.theta)]
-    return ta.Overlaps(*full, case.m * jnp.array([[1.0], [-1.0]]))
+    matrices = [jnp.full((2, 1, 1), v, float) for v in (case.q, case.V, case.theta)]
+    return ta.Overlaps(*matrices, case.m * jnp.array([[1.0], [-1.0]]))

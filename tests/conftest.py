@@ -54,13 +54,13 @@ def monkeypatch(monkeypatch):
     """Trace programs anew while a test replaces something: stored ones are neither used nor added to."""
     patch = monkeypatch.setattr
 
-    def and_trace_anew(*args, **options):
+    def replace_and_retrace(*args, **options):
         if compiled.Traced.folder == _FOLDER:
             patch(compiled, "traced_in", lambda *_: None)
             patch(compiled.Traced, "folder", None)
         patch(*args, **options)
 
-    monkeypatch.setattr = and_trace_anew
+    monkeypatch.setattr = replace_and_retrace
     return monkeypatch
 
 
@@ -83,11 +83,11 @@ def lines(model) -> ta.Rule:
 @pytest.fixture(scope="session")
 def solved(model, nodes):
     """Fixed points on the shared averages, by (alpha, branch), each solved once."""
-    found: dict = {}
+    solutions: dict = {}
 
     def get(alpha: float, branch: str) -> ta.FixedPoint:
-        if (alpha, branch) not in found:
-            found[alpha, branch] = ta.solve(model, alpha, branch, nodes)
-        return found[alpha, branch]
+        if (alpha, branch) not in solutions:
+            solutions[alpha, branch] = ta.solve(model, alpha, branch, nodes)
+        return solutions[alpha, branch]
 
     return get

@@ -15,19 +15,19 @@ from tiedattn_jax.theory.solve import followed, traced_states
 from tiedattn_jax.theory.states import DIAGNOSTICS, State
 
 
-def states(model, case=CASES[0], scatter=(0.0,) * 4, **given) -> State:
+def states(model, case=CASES[0], scatter=(0.0,) * 4, **numbers) -> State:
     """A `State` of several replicates, whose unknown numbers are zero.
 
     Args:
         scatter: relative increase of theta, m and both losses in every replicate.
-        given: diagnostics and other arrays of the state, (R,).
+        numbers: diagnostics and other arrays of the state, (R,).
     """
     zero = jnp.zeros(len(scatter))
     factor = 1 + jnp.asarray(scatter)
     x = jax.tree.map(lambda a: jnp.broadcast_to(a, (len(scatter), *a.shape)), state(case))
     x = ta.Overlaps(x.q, x.V, x.theta * factor[:, None, None, None], x.m * factor[:, None, None])
-    diagnostics = {name: jnp.asarray(given.pop(name, zero), float) for name in DIAGNOSTICS}
-    own = {
+    diagnostics = {name: jnp.asarray(numbers.pop(name, zero), float) for name in DIAGNOSTICS}
+    results = {
         "train_loss": case.train_loss * factor,
         "gen_error": case.gen_error * factor,
         "gen_error_linear": zero,
@@ -37,7 +37,7 @@ def states(model, case=CASES[0], scatter=(0.0,) * 4, **given) -> State:
     return State(
         overlaps=x,
         conjugates=Conjugates(x.q, x.V, x.theta, x.m),
-        **{**own, **{name: jnp.asarray(a) for name, a in given.items()}},
+        **{**results, **{name: jnp.asarray(a) for name, a in numbers.items()}},
         diagnostics=Diagnostics(**diagnostics),
         train_loss_partials=(jax.tree.map(lambda a: jnp.zeros((len(scatter), *a.shape)), model), zero),
     )
@@ -50,10 +50,10 @@ def states_near(model, alpha, nodes, start, free, settings) -> State:
     return followed(model, alpha, nodes, free, states)
 
 
-def fixed_point(case=CASES[0], **given) -> ta.FixedPoint:
-    """A `FixedPoint` of the standard model; `given` as in `states`."""
+def fixed_point(case=CASES[0], **numbers) -> ta.FixedPoint:
+    """A `FixedPoint` of the standard model; the numbers are those of `states`."""
     model = ta.dot_product()
-    return ta.FixedPoint(model, jnp.asarray(case.alpha), states(model, case, **given), case.branch)
+    return ta.FixedPoint(model, jnp.asarray(case.alpha), states(model, case, **numbers), case.branch)
 
 
 def transition(alpha=1.25, status=0, event="alpha_c", branches=()) -> ta.Transition:
@@ -76,12 +76,12 @@ def drive(path, answer):
         answer: gives the answer to a lane or a call. Paths that the path yields are driven in the same way.
     """
 
-    def to(request):
+    def reply(request):
         return drive(request, answer) if isinstance(request, Generator) else answer(request)
 
     try:
-        wanted = next(path)
+        requests = next(path)
         while True:
-            wanted = path.send([to(r) for r in wanted] if isinstance(wanted, list) else to(wanted))
+            requests = path.send([reply(r) for r in requests] if isinstance(requests, list) else reply(requests))
     except StopIteration as stop:
         return stop.value

@@ -4,7 +4,8 @@ The changes lie beside the tests of their subject, in `mutants.toml`: a text tha
 what stands there instead, and the tests that should fail. Run by hand, on the last commit; it takes about half a minute
 for each change.
 
-Args on the command line: words, of which a change must contain one in its file or its reason; `--jobs N` at a time.
+Args on the command line: words, which select the changes whose file or reason contains one of them, and `--jobs N`,
+the number of changes that are tested at the same time.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ class Mutant(NamedTuple):
     file: str  # path in the package
     was: str  # text that occurs once in the file
     now: str
-    why: str  # what is wrong then
+    why: str  # what the change breaks
     tests: str  # arguments for pytest
 
     @property
@@ -40,10 +41,10 @@ class Mutant(NamedTuple):
 
 def mutants() -> list[Mutant]:
     """Read all changes."""
-    found = []
-    for table in sorted((ROOT / "tests").rglob("mutants.toml")):
-        found += [Mutant(**entry) for entry in tomllib.loads(table.read_text())["mutant"]]
-    return found
+    changes = []
+    for path in sorted((ROOT / "tests").rglob("mutants.toml")):
+        changes += [Mutant(**entry) for entry in tomllib.loads(path.read_text())["mutant"]]
+    return changes
 
 
 def verdict_on(mutant: Mutant, home: Path) -> str:
@@ -59,13 +60,13 @@ def verdict_on(mutant: Mutant, home: Path) -> str:
     command = [sys.executable, "-m", "pytest", "-x", "-q", "-n0", "-p", "no:cacheprovider", *shlex.split(mutant.tests)]
     environment = {**os.environ, "PYTHONPATH": str(copy)}
     try:
-        done = subprocess.run(command, cwd=copy, env=environment, capture_output=True, timeout=_LIMIT_S)
+        process = subprocess.run(command, cwd=copy, env=environment, capture_output=True, timeout=_LIMIT_S)
     except subprocess.TimeoutExpired:
         return "caught (time)"
     finally:
         shutil.rmtree(copy)
     # 1: a test failed; 2: a module could not even be imported, which says nothing about the tests.
-    return {0: "NOT CAUGHT", 1: "caught"}.get(done.returncode, "no verdict")
+    return {0: "NOT CAUGHT", 1: "caught"}.get(process.returncode, "no verdict")
 
 
 def main() -> None:
@@ -73,18 +74,18 @@ def main() -> None:
     parser.add_argument("names", nargs="*")
     parser.add_argument("--jobs", type=int, default=os.cpu_count())
     args = parser.parse_args()
-    chosen = [m for m in mutants() if not args.names or any(n in f"{m.file} {m.why}" for n in args.names)]
+    selection = [m for m in mutants() if not args.names or any(n in f"{m.file} {m.why}" for n in args.names)]
     home = Path(tempfile.mkdtemp())
 
     def run(mutant: Mutant) -> str:
-        begun = time.perf_counter()
+        start = time.perf_counter()
         verdict = verdict_on(mutant, home)
-        print(f"{verdict:12s} {time.perf_counter() - begun:5.0f} s  {mutant.file}: {mutant.why}", flush=True)
+        print(f"{verdict:12s} {time.perf_counter() - start:5.0f} s  {mutant.file}: {mutant.why}", flush=True)
         return verdict
 
     try:
         with ThreadPoolExecutor(args.jobs) as pool:
-            verdicts = list(pool.map(run, chosen))
+            verdicts = list(pool.map(run, selection))
     finally:
         shutil.rmtree(home)
     caught = sum(v.startswith("caught") for v in verdicts)

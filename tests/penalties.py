@@ -24,9 +24,9 @@ class SparseTeacher(ta.DotProduct):
     """A fifth of the teacher's entries are N(0, 5), the others are zero."""
 
     def law(self):
-        two = jax.tree.map(lambda a: jnp.repeat(a, 2, 0), super().law())
+        atoms = jax.tree.map(lambda a: jnp.repeat(a, 2, 0), super().law())
         pi = jnp.stack([0 * self.teacher, 5 * self.teacher])
-        return dataclasses.replace(two, weights=jnp.array([0.8, 0.2]), pi=pi)
+        return dataclasses.replace(atoms, weights=jnp.array([0.8, 0.2]), pi=pi)
 
 
 def sparse(model):

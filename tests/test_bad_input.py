@@ -40,46 +40,46 @@ def test_helpers_of_a_model_may_have_any_name():
     ta.check(type("Helped", (Plain,), {"_target": lambda self, Y: Y})(lam=jnp.asarray(0.01)))
 
 
-def losing(value):
+def with_loss(value):
     return type("Losing", (Plain,), {"loss": lambda self, Z, Y: value(Z, Y)})(lam=jnp.asarray(0.01))
 
 
-def offering(**methods):
+def with_functions(**methods):
     return type("Offering", (Plain,), {k: (lambda self, Z, v=v: v(Z)) for k, v in methods.items()})(
         lam=jnp.asarray(0.01)
     )
 
 
 @jax.custom_vjp
-def _once(z):
+def _once_differentiable(z):
     """A sum of squares with a derivative in one mode only, so without a second one."""
     return jnp.sum(z**2)
 
 
-_once.defvjp(lambda z: (_once(z), z), lambda z, g: (2 * g * z,))
+_once_differentiable.defvjp(lambda z: (_once_differentiable(z), z), lambda z, g: (2 * g * z,))
 
 
-def taking(**methods):
+def with_methods(**methods):
     return type("Taking", (Plain,), methods)(lam=jnp.asarray(0.01))
 
 
-def having(**numbers):
+def with_numbers(**numbers):
     """The preset with numbers that its constructor would refuse."""
     return eqx.tree_at(lambda m: [getattr(m, k) for k in numbers], MODEL, [jnp.asarray(v) for v in numbers.values()])
 
 
 def penalised(lam=0.01, rank=1, **methods):
     """The preset with a penalty of the given methods; by default it is |w|, which is valid."""
-    good = {
+    valid = {
         "value": lambda self, w: jnp.abs(w),
         "prox": lambda self, v, c: jnp.sign(v) * jnp.maximum(jnp.abs(v) - c, 0),
     }
-    kept = {k: v for k, v in (good | methods).items() if v is not None}
-    own = type("Own", (ta.Penalty,), kept)()
-    return eqx.tree_at(lambda m: m.lam, ta.dot_product(rank=rank, penalty=own), jnp.asarray(lam))
+    members = {k: v for k, v in (valid | methods).items() if v is not None}
+    penalty = type("Own", (ta.Penalty,), members)()
+    return eqx.tree_at(lambda m: m.lam, ta.dot_product(rank=rank, penalty=penalty), jnp.asarray(lam))
 
 
-def lawful(**means):
+def with_means(**means):
     """The preset with a penalty, and with other means in its law."""
     numbers = {k: None if v is None else jnp.asarray(v) for k, v in means.items()}
     law = lambda self: dataclasses.replace(ta.DotProduct.law(self), **numbers)  # noqa: E731
@@ -92,12 +92,12 @@ _ATOMS = "gamma", "tau", "pi", "cross"
 def test_good_models_pass():
     for model in (MODEL, plain(), ta.dot_product(rank=2), ta.dot_product(teacher=[[1.0, 0.2], [0.2, 1.0]])):
         check(model)
-    check(losing(lambda Z, Y: jnp.sum(Z)), even=False)
+    check(with_loss(lambda Z, Y: jnp.sum(Z)), even=False)
     for model in (
         penalised(),
         penalised(0.0),
         ta.dot_product(lam=0.0, penalty=ta.L1(0.01)),
-        lawful(tau_mean=[[0.0, 0.0]]),
+        with_means(tau_mean=[[0.0, 0.0]]),
     ):
         check(model)
     check(
@@ -133,74 +133,86 @@ MODELS = {
     "lam (2,)": (lambda: plain([0.1, 0.2]), "lam must be one positive number"),
     "lam a float": (lambda: Plain(lam=0.01), r"lam must hold jax arrays, got 0.01: write jnp.asarray\(0.01, float\)"),
     "lam an integer": (lambda: plain(1), r"lam must be float32 or float64, got int64: write jnp.asarray\(lam, float\)"),
-    "loss None": (lambda: losing(lambda Z, Y: None), "loss must return a finite real scalar, got None"),
-    "loss NaN": (lambda: losing(lambda Z, Y: NAN * Z.sum()), "loss must return a finite real scalar"),
-    "loss complex": (lambda: losing(lambda Z, Y: 1j * Z.sum()), "loss must return a finite real scalar"),
-    "loss (2,)": (lambda: losing(lambda Z, Y: Z[:, 0] ** 2), "loss must return a finite real scalar"),
-    "loss odd in Z": (lambda: losing(lambda Z, Y: Z.sum()), "loss must be even in Z and in Y"),
-    "loss odd in Y": (lambda: losing(lambda Z, Y: Y.sum()), "loss must be even in Z and in Y"),
-    "target (2,)": (lambda: offering(target=lambda Y: Y[:, 0]), r"target must return an \(2, 2\) matrix, got shape"),
-    "student scalar": (lambda: offering(student=lambda Z: Z.sum()), r"student must return an \(2, 2\) matrix"),
+    "loss None": (lambda: with_loss(lambda Z, Y: None), "loss must return a finite real scalar, got None"),
+    "loss NaN": (lambda: with_loss(lambda Z, Y: NAN * Z.sum()), "loss must return a finite real scalar"),
+    "loss complex": (lambda: with_loss(lambda Z, Y: 1j * Z.sum()), "loss must return a finite real scalar"),
+    "loss (2,)": (lambda: with_loss(lambda Z, Y: Z[:, 0] ** 2), "loss must return a finite real scalar"),
+    "loss odd in Z": (lambda: with_loss(lambda Z, Y: Z.sum()), "loss must be even in Z and in Y"),
+    "loss odd in Y": (lambda: with_loss(lambda Z, Y: Y.sum()), "loss must be even in Z and in Y"),
+    "target (2,)": (
+        lambda: with_functions(target=lambda Y: Y[:, 0]),
+        r"target must return an \(2, 2\) matrix, got shape",
+    ),
+    "student scalar": (lambda: with_functions(student=lambda Z: Z.sum()), r"student must return an \(2, 2\) matrix"),
     "loss of Z": (
-        lambda: taking(loss=lambda self, Z: Z.sum()),
+        lambda: with_methods(loss=lambda self, Z: Z.sum()),
         r"loss must take \(Z, Y\) of a model with noise = 0, got \(Z\)",
     ),
     "loss without noise": (
-        lambda: taking(noise=1),
+        lambda: with_methods(noise=1),
         r"loss must take \(Z, Y, noise\) of a model with noise = 1, got \(Z, Y\)",
     ),
     "target without noise": (
-        lambda: taking(noise=1, loss=lambda self, Z, Y, *noise: 0.0, target=lambda self, Y: Y),
+        lambda: with_methods(noise=1, loss=lambda self, Z, Y, *noise: 0.0, target=lambda self, Y: Y),
         r"target must take \(Y, noise\) of a model with noise = 1, got \(Y\)",
     ),
     "noise not declared": (
-        lambda: taking(target=lambda self, Y, noise: Y),
+        lambda: with_methods(target=lambda self, Y, noise: Y),
         r"target must take \(Y\) of a model with noise = 0, got \(Y, noise\)",
     ),
-    "student of all": (lambda: taking(student=lambda self, Z, Y: Z), r"student must take \(Z\), got \(Z, Y\)"),
+    "student of all": (lambda: with_methods(student=lambda self, Z, Y: Z), r"student must take \(Z\), got \(Z, Y\)"),
     "teacher of nothing": (
-        lambda: taking(with_teacher=lambda self: self),
+        lambda: with_methods(with_teacher=lambda self: self),
         r"with_teacher must take \(gram\), got \(\)",
     ),
-    "law without self": (lambda: taking(law=lambda: None), r"law must take \(\), got one that cannot be called so"),
+    "law without self": (
+        lambda: with_methods(law=lambda: None),
+        r"law must take \(\), got one that cannot be called so",
+    ),
     "law None": (
-        lambda: taking(law=lambda self: None),
+        lambda: with_methods(law=lambda self: None),
         "law must be a method that returns a SpectralLaw, got law=None",
     ),
     "law of numbers": (
-        lambda: taking(law=lambda self: dataclasses.replace(MODEL.law(), gamma=0.25)),
+        lambda: with_methods(law=lambda self: dataclasses.replace(MODEL.law(), gamma=0.25)),
         r"law\(\).gamma must be an array, got one of <class 'float'>: write jnp.asarray\(gamma, float\)",
     ),
-    "shape 2": (lambda: taking(shape=2), r"shape must be a tuple \(L, r, t\), got shape=2"),
+    "shape 2": (lambda: with_methods(shape=2), r"shape must be a tuple \(L, r, t\), got shape=2"),
     "loss of three tokens": (
-        lambda: losing(lambda Z, Y: jnp.sum((Z @ Z.T - jnp.eye(3)) ** 2)),
+        lambda: with_loss(lambda Z, Y: jnp.sum((Z @ Z.T - jnp.eye(3)) ** 2)),
         r"loss must be written in jax.numpy, .* \(2, 1\), \(2, 1\), got TypeError: sub got incompatible shapes",
     ),
     "loss of NumPy": (
-        lambda: losing(lambda Z, Y: np.sum(np.asarray(Z) ** 2)),
+        lambda: with_loss(lambda Z, Y: np.sum(np.asarray(Z) ** 2)),
         "loss must be written in jax.numpy, .*got TracerArrayConversionError",
     ),
     "loss without derivative": (
-        lambda: losing(lambda Z, Y: jax.lax.while_loop(lambda x: x < 9.0, lambda x: x * 2.0, jnp.sum(Z**2))),
+        lambda: with_loss(lambda Z, Y: jax.lax.while_loop(lambda x: x < 9.0, lambda x: x * 2.0, jnp.sum(Z**2))),
         "loss must be written in jax.numpy, with derivatives, .*got ValueError: Reverse-mode differentiation",
     ),
     "loss without second derivative": (
-        lambda: losing(lambda Z, Y: _once(Z)),
+        lambda: with_loss(lambda Z, Y: _once_differentiable(Z)),
         "loss must be written in jax.numpy, with derivatives, .*got TypeError: can't apply forward-mode",
     ),
     "target of three": (
-        lambda: offering(target=lambda Y: Y @ Y),
+        lambda: with_functions(target=lambda Y: Y @ Y),
         "target must be written in jax.numpy, .*got TypeError",
     ),
-    "target NaN": (lambda: offering(target=lambda Y: NAN * Y @ Y.T), "target must return an array of finite real num"),
-    "target complex": (lambda: offering(target=lambda Y: 1j * Y @ Y.T), "target must return an array of finite real"),
-    "target a list": (
-        lambda: offering(target=lambda Y: [[1, 0], [0, 1]]),
+    "target NaN": (
+        lambda: with_functions(target=lambda Y: NAN * Y @ Y.T),
+        "target must return an array of finite real num",
+    ),
+    "target complex": (
+        lambda: with_functions(target=lambda Y: 1j * Y @ Y.T),
         "target must return an array of finite real",
     ),
-    "scale": (lambda: taking(field_scale=-1.0), "field_scale must be one positive number, got"),
+    "target a list": (
+        lambda: with_functions(target=lambda Y: [[1, 0], [0, 1]]),
+        "target must return an array of finite real",
+    ),
+    "scale": (lambda: with_methods(field_scale=-1.0), "field_scale must be one positive number, got"),
     "tagret": (
-        lambda: offering(tagret=lambda Y: Y @ Y.T),
+        lambda: with_functions(tagret=lambda Y: Y @ Y.T),
         "tagret must be called target if it is what a Model calls so",
     ),
     "targt of a layer that has a target": (
@@ -208,7 +220,7 @@ MODELS = {
         "targt must be called target if it is what a Model calls so",
     ),
     "not invariant": (
-        lambda: taking(
+        lambda: with_methods(
             shape=(2, 2, 1),
             rotation_invariant=True,
             loss=lambda self, Z, Y: jnp.sum((Z[:, :1] ** 2 - Y**2) ** 2),
@@ -216,20 +228,23 @@ MODELS = {
         "rotation_invariant must be left out for a loss that changes when the columns of Z are rotated",
     ),
     "generators": (
-        lambda: taking(
+        lambda: with_methods(
             shape=(2, 2, 1),
             generators=np.array([[[0.0, 1.0], [-1.0, 0.0]]]),
             loss=lambda self, Z, Y: jnp.sum((Z[:, :1] ** 2 - Y**2) ** 2),
         ),
         "generators must be left out for a loss that changes",
     ),
-    "lam put in": (lambda: having(lam=0.0), "lam must be"),
-    "mixing put in": (lambda: having(mixing=[[0.6, 0.6], [0.4, 0.6]]), "mixing must be row-stochastic"),
-    "omega put in": (lambda: having(omega=1.5), "omega must be in"),
-    "integer put in": (lambda: having(omega=1), "omega must be float64 like lam, got int64: what is no number is"),
-    "integer sigma": (lambda: having(sigma=1), "sigma must be float64 like lam, got int64"),
-    "integer matrix": (lambda: having(mixing=np.eye(2, dtype=int)), "mixing must be float64 like lam, got int64"),
-    "float32 put in": (lambda: having(omega=jnp.float32(0.3)), "omega must be float64 like lam, got float32"),
+    "lam put in": (lambda: with_numbers(lam=0.0), "lam must be"),
+    "mixing put in": (lambda: with_numbers(mixing=[[0.6, 0.6], [0.4, 0.6]]), "mixing must be row-stochastic"),
+    "omega put in": (lambda: with_numbers(omega=1.5), "omega must be in"),
+    "integer put in": (
+        lambda: with_numbers(omega=1),
+        "omega must be float64 like lam, got int64: what is no number is",
+    ),
+    "integer sigma": (lambda: with_numbers(sigma=1), "sigma must be float64 like lam, got int64"),
+    "integer matrix": (lambda: with_numbers(mixing=np.eye(2, dtype=int)), "mixing must be float64 like lam, got int64"),
+    "float32 put in": (lambda: with_numbers(omega=jnp.float32(0.3)), "omega must be float64 like lam, got float32"),
     "no prox": (lambda: penalised(prox=None), r"penalty must have a method `prox\(v, c\)`, got Own without it"),
     "no value": (lambda: penalised(value=None), r"penalty must have a method `value\(w\)`, got Own without it"),
     "prox of v": (lambda: penalised(prox=lambda self, v: v), r"penalty.prox must take \(v, c\), got \(v\)"),
@@ -259,14 +274,17 @@ MODELS = {
         lambda: penalised(0.0, value=lambda self, w: 0 * w, prox=lambda self, v, c: v),
         "lam must be positive where the penalty does not grow, got lam=0.0",
     ),
-    "no means": (lambda: lawful(tau_mean=None), r"law\(\).tau_mean must be given for a penalty, got None: zeros for"),
-    "no mean of pi": (lambda: lawful(pi_mean=None), r"law\(\).pi_mean must be given for a penalty"),
+    "no means": (
+        lambda: with_means(tau_mean=None),
+        r"law\(\).tau_mean must be given for a penalty, got None: zeros for",
+    ),
+    "no mean of pi": (lambda: with_means(pi_mean=None), r"law\(\).pi_mean must be given for a penalty"),
     "means (2,)": (
-        lambda: lawful(tau_mean=[1.0, -1.0]),
+        lambda: with_means(tau_mean=[1.0, -1.0]),
         r"law\(\).tau_mean must be of shape \(1, 2\), got shape \(2,\)",
     ),
     "means too large": (
-        lambda: lawful(tau_mean=[[2.0, -2.0]]),
+        lambda: with_means(tau_mean=[[2.0, -2.0]]),
         r"law\(\) must have second moments that are no smaller",
     ),
     "no model": (lambda: 3.0, "model must be a tiedattn_jax.Model, such as dot_product"),

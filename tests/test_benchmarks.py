@@ -6,7 +6,7 @@ import time
 from collections import Counter
 from importlib.util import find_spec
 from pathlib import Path
-from types import SimpleNamespace as Some
+from types import SimpleNamespace as Namespace
 
 import jax.numpy as jnp
 import numpy as np
@@ -62,8 +62,8 @@ def clock(monkeypatch):
 
 
 def measured(benchmark="stub", case="one", size=2, **numbers):
-    given = {"unit": "call", "compile": 3.0, "seconds": 2.0, "lower": 1.0, "upper": 4.0, "repeat": 5}
-    return suite.Measurement(benchmark, case, size, **given | numbers)
+    defaults = {"unit": "call", "compile": 3.0, "seconds": 2.0, "lower": 1.0, "upper": 4.0, "repeat": 5}
+    return suite.Measurement(benchmark, case, size, **defaults | numbers)
 
 
 # One measurement
@@ -96,19 +96,24 @@ def test_a_time_ends_when_the_arrays_are_there(monkeypatch):
 
 
 def test_file_of_a_machine_and_a_date(tmp_path):
-    about = suite.about()
-    assert {"date", "cpu", "cores", "device", "devices"} <= set(about)
-    assert {"jax", "jaxlib", "numpy", "python", "tiedattn_jax"} <= set(about["versions"])
-    path = suite.path_in(tmp_path, about | {"date": "2026-01-31", "cpu": "Some CPU (R) 7", "device": "cpu", "cores": 3})
+    machine = suite.about()
+    assert {"date", "cpu", "cores", "device", "devices"} <= set(machine)
+    assert {"jax", "jaxlib", "numpy", "python", "tiedattn_jax"} <= set(machine["versions"])
+    path = suite.path_in(
+        tmp_path, machine | {"date": "2026-01-31", "cpu": "Some CPU (R) 7", "device": "cpu", "cores": 3}
+    )
     assert path == tmp_path / "2026-01-31-some-cpu-r-7-3-cores.json"
-    assert "fast-gpu" in suite.path_in(tmp_path, about | {"device": "Fast GPU"}).name
+    assert "fast-gpu" in suite.path_in(tmp_path, machine | {"device": "Fast GPU"}).name
     first = [measured(error=0.1, ratios={"slow": 2.0}), measured("other", compile=None)]
-    assert suite.write(path, about, first) == first and suite.read(path) == (about, first)
-    again = [measured(seconds=9.0)]
-    assert suite.write(path, about, again) == [first[1], *again]  # a benchmark is replaced, others stay
-    assert suite.read(path) == (about, [first[1], *again])
-    other = about | {"devices": 64}
-    assert suite.write(path, other, again) == again and suite.read(path) == (other, again)
+    assert suite.write(path, machine, first) == first and suite.read(path) == (machine, first)
+    replacement = [measured(seconds=9.0)]
+    assert suite.write(path, machine, replacement) == [first[1], *replacement]  # a benchmark is replaced, others stay
+    assert suite.read(path) == (machine, [first[1], *replacement])
+    other_machine = machine | {"devices": 64}
+    assert suite.write(path, other_machine, replacement) == replacement and suite.read(path) == (
+        other_machine,
+        replacement,
+    )
 
 
 def test_a_line_of_the_table_says_all():
@@ -119,17 +124,17 @@ def test_a_line_of_the_table_says_all():
 
 
 def test_pictures(tmp_path, monkeypatch):
-    seen = []
-    kept = suite.panels
-    monkeypatch.setattr(suite, "panels", lambda *a, **k: seen.append(a[2]) or kept(*a, **k))
+    titles = []
+    original = suite.panels
+    monkeypatch.setattr(suite, "panels", lambda *a, **k: titles.append(a[2]) or original(*a, **k))
     names = [f"stub {k}" for k in range(5)]
     rows = [measured(name, size=size, error=1e-3 if name == "stub 1" else None) for name in names for size in (4, 2)]
     pictures = suite.draw(tmp_path / "file.json", rows, dict.fromkeys(names, "nodes"))
     assert [p.name for p in pictures] == ["file-precision.png", "file-size.png"]
     assert all(p.read_bytes()[:4] == b"\x89PNG" for p in pictures)
-    assert seen == [["stub 1"], names[:4]]
-    without = suite.draw(tmp_path / "none.json", rows[:2], {"stub 0": "nodes"})
-    assert [p.name for p in without] == ["none-size.png"]
+    assert titles == [["stub 1"], names[:4]]
+    size_pictures = suite.draw(tmp_path / "none.json", rows[:2], {"stub 0": "nodes"})
+    assert [p.name for p in size_pictures] == ["none-size.png"]
 
 
 # The command
@@ -138,16 +143,16 @@ def test_pictures(tmp_path, monkeypatch):
 @pytest.fixture
 def stub(monkeypatch):
     """A cheap benchmark, and the record of its calls."""
-    asked = []
+    calls = []
 
     def run(sizes, repeat):
-        asked.append((tuple(sizes), repeat))
+        calls.append((tuple(sizes), repeat))
         for size in sizes:
             yield suite.measure("stub", "sum", size, jnp.sum, jnp.ones(size), repeat=repeat, error=lambda s: s / 10)
 
     monkeypatch.setitem(BENCHMARKS, "stub", Benchmark(run, "a sum", "terms", (2, 3)))
-    monkeypatch.setattr(command.jax, "clear_caches", lambda: asked.append("cleared"))
-    return asked
+    monkeypatch.setattr(command.jax, "clear_caches", lambda: calls.append("cleared"))
+    return calls
 
 
 def test_command(stub, tmp_path, capsys):
@@ -164,7 +169,7 @@ def test_command(stub, tmp_path, capsys):
 
 
 @pytest.mark.parametrize(
-    "given, said",
+    "arguments, message",
     [
         (["stub", "unknown"], f"benchmark must be one of {', '.join(BENCHMARKS)}"),
         (["stub", "--repeat", "0"], "repeat must be an integer of at least 1"),
@@ -173,10 +178,10 @@ def test_command(stub, tmp_path, capsys):
         (["--sizes", "30"], "sizes must be for one benchmark"),
     ],
 )
-def test_bad_input(given, said, stub, tmp_path, capsys):
+def test_bad_input(arguments, message, stub, tmp_path, capsys):
     with pytest.raises(SystemExit) as stop:
-        command.main([*given, "--out", str(tmp_path)])
-    assert stop.value.code == 2 and said in capsys.readouterr().err and not stub
+        command.main([*arguments, "--out", str(tmp_path)])
+    assert stop.value.code == 2 and message in capsys.readouterr().err and not stub
 
 
 # Benchmarks and comparators
@@ -189,19 +194,19 @@ def test_every_benchmark_is_measured_somewhere():
 @pytest.mark.slow
 @pytest.mark.parametrize("name", TINY)
 def test_benchmark(name):
-    found = list(BENCHMARKS[name].run((TINY[name],), 1))
-    assert found and all(m.benchmark == name and m.seconds > 0 for m in found)
-    assert all(m.error is None or 0 <= m.error < 0.5 for m in found)
-    without = {"gamp", "gamp_run"} | (set() if find_spec("torch") else {"train"})
-    assert any(m.error is not None for m in found) == (name not in without)
-    assert any(m.ratios for m in found) == (name in ("solve", "gradient", "gamp", "train"))
+    measurements = list(BENCHMARKS[name].run((TINY[name],), 1))
+    assert measurements and all(m.benchmark == name and m.seconds > 0 for m in measurements)
+    assert all(m.error is None or 0 <= m.error < 0.5 for m in measurements)
+    unchecked = {"gamp", "gamp_run"} | (set() if find_spec("torch") else {"train"})
+    assert any(m.error is not None for m in measurements) == (name not in unchecked)
+    assert any(m.ratios for m in measurements) == (name in ("solve", "gradient", "gamp", "train"))
 
 
 def test_error_of_the_worst_order_parameter():
     q, V, theta, m = (k + np.array([[0.0], [0.5]]) * np.ones(2) for k in range(1, 5))  # axes: replicate, token
     x = ta.Overlaps(*(a[..., None, None] for a in (q, V, theta)), m[..., None])
     for branch, last in (("semantic", 2), ("positional", 3)):
-        values = order_parameters(Some(replicates=Some(overlaps=x), branch=branch))
+        values = order_parameters(Namespace(replicates=Namespace(overlaps=x), branch=branch))
         assert values.tolist() == [[k + shift for k in (1, 2, last + 1)] for shift in (0.0, 0.5)]
     assert worst(np.array([[1.1, 2.0], [0.9, 2.4]]), np.array([1.0, 2.0])) == pytest.approx(0.02**0.5)
 
@@ -210,19 +215,23 @@ def test_invariants_do_not_see_a_rotation():
     """Invariants do not change if two columns of weights are rotated; their means over tokens equal closed forms."""
     rng = np.random.default_rng(0)
     q, V = (a @ np.swapaxes(a, -1, -2) for a in rng.standard_normal((2, 3, 2, 2, 2)))
-    theta, m, turn = (
+    theta, m, rotation = (
         rng.standard_normal((3, 2, 2, 1)),
         rng.standard_normal((3, 2, 2)),
         np.linalg.qr(rng.standard_normal((2, 2)))[0],
     )
 
-    def of(q, V, theta):
-        return invariants(Some(replicates=Some(overlaps=ta.Overlaps(q, V, theta, m), train_loss=np.arange(3.0))))
+    def invariants_of(q, V, theta):
+        return invariants(
+            Namespace(replicates=Namespace(overlaps=ta.Overlaps(q, V, theta, m), train_loss=np.arange(3.0)))
+        )
 
-    found = of(q, V, theta)
-    np.testing.assert_allclose(of(turn @ q @ turn.T, turn @ V @ turn.T, turn @ theta), found, rtol=1e-12)
-    np.testing.assert_allclose(found[:, 0], 0.5 * (q[:, 0, 0, 0] + q[:, 0, 1, 1] + q[:, 1, 0, 0] + q[:, 1, 1, 1]))
-    np.testing.assert_allclose(found[:, 2:], np.stack([np.sum(theta**2, (1, 2, 3)), np.arange(3.0)], 1))
+    values = invariants_of(q, V, theta)
+    np.testing.assert_allclose(
+        invariants_of(rotation @ q @ rotation.T, rotation @ V @ rotation.T, rotation @ theta), values, rtol=1e-12
+    )
+    np.testing.assert_allclose(values[:, 0], 0.5 * (q[:, 0, 0, 0] + q[:, 0, 1, 1] + q[:, 1, 0, 0] + q[:, 1, 1, 1]))
+    np.testing.assert_allclose(values[:, 2:], np.stack([np.sum(theta**2, (1, 2, 3)), np.arange(3.0)], 1))
 
 
 def test_numpy_monte_carlo_finds_the_lowest_minimum():
@@ -245,25 +254,25 @@ def test_numpy_monte_carlo_iterates_the_same_map():
     for seed in range(4):
         normals = np.random.default_rng(seed).standard_normal((2, 2, 2000))
         images.append(published.overlaps(monte_carlo.conjugates(x, p, normals), p))
-    off = np.mean(images, 0) - np.array(x)
-    assert np.all(np.abs(off) < 4 * np.std(images, 0, ddof=1) / 2)
+    bias = np.mean(images, 0) - np.array(x)
+    assert np.all(np.abs(bias) < 4 * np.std(images, 0, ddof=1) / 2)
     assert np.all(np.std(images, 0) < 0.1 * np.array([x.q, 0.3, x.V, x.theta]))
 
 
 def test_published_iteration_takes_other_conjugates():
     """The published iteration takes other conjugates, ends where they send every state, and counts its damped steps."""
-    p, asked = published.problem(2.0), []
+    p, calls = published.problem(2.0), []
     hats = published.Overlaps(0.1, 0.0, 0.05, 0.2)
-    found = published.solve(2.0, tol=1e-6, hats=lambda x, p: asked.append(x) or hats)
-    assert found.converged and found.iterations == len(asked)
-    assert np.allclose(found.overlaps, published.overlaps(hats, p), rtol=1e-5)
+    result = published.solve(2.0, tol=1e-6, hats=lambda x, p: calls.append(x) or hats)
+    assert result.converged and result.iterations == len(calls)
+    assert np.allclose(result.overlaps, published.overlaps(hats, p), rtol=1e-5)
 
 
 def test_further_steps_of_breaking():
     """One step of breaking is `jump_cost`, two equal steps count as one, and the best second step adds 2.7 %."""
-    one = further_steps.cost(np.array([2.1]), np.ones(1))
-    np.testing.assert_allclose(one, jump_cost(2.1) / 2.1, rtol=1e-4)
-    np.testing.assert_allclose(further_steps.cost(np.array([2.1, 2.1]), np.array([0.3, 0.7])), one, rtol=1e-4)
+    cost = further_steps.cost(np.array([2.1]), np.ones(1))
+    np.testing.assert_allclose(cost, jump_cost(2.1) / 2.1, rtol=1e-4)
+    np.testing.assert_allclose(further_steps.cost(np.array([2.1, 2.1]), np.array([0.3, 0.7])), cost, rtol=1e-4)
 
     def elevation(s, widths):
         s, widths = np.array(s), np.array(widths)
@@ -282,12 +291,15 @@ def test_two_steps_where_every_sample_chooses_a_sign():
     The energy with two steps is -.7636 (Parisi, J. Phys. A 13, L115, 1980).
     """
     alphas = np.array([[1e-4], [1e-5]])
-    few, fewer = (4 * np.array([further_steps.signs(alpha, 2) for alpha in alphas[:, 0]]) / alphas - 1) / alphas**0.5
-    limit = fewer + (fewer - few) / (10**0.5 - 1)  # corrections are of order alpha^{1/2}
+    at_larger, at_smaller = (
+        4 * np.array([further_steps.signs(alpha, 2) for alpha in alphas[:, 0]]) / alphas - 1
+    ) / alphas**0.5
+    limit = at_smaller + (at_smaller - at_larger) / (10**0.5 - 1)  # corrections are of order alpha^{1/2}
     np.testing.assert_allclose(limit, [-((2 / np.pi) ** 0.5), -0.7652, -0.7636], atol=1e-4)
-    rs, one, two = further_steps.signs(0.01, 2)
-    assert one - rs == pytest.approx(8.1990e-6, rel=1e-5)  # the elevation that `tests/rsb` computes with conjugates
-    assert (two - rs) / (one - rs) == pytest.approx(1.0482, abs=1e-4)
+    rs, one_step, two_steps = further_steps.signs(0.01, 2)
+    # The energy rises by as much as `tests/rsb` computes with conjugates.
+    assert one_step - rs == pytest.approx(8.1990e-6, rel=1e-5)
+    assert (two_steps - rs) / (one_step - rs) == pytest.approx(1.0482, abs=1e-4)
 
 
 # Operations and their limit
@@ -306,7 +318,7 @@ def test_operations_are_counted_as_they_are_taken():
     assert operations(lambda x: lax.while_loop(lambda x: x < 4, lambda x: 2 * x, x), 1.0) == {simple: 3 + 2}
     assert operations(lambda x: lax.cond(x[0] > 1, jnp.exp, lambda x: -x, x), x) == {simple: 1 + 10}
 
-    # In reverse the first row comes last, and is carried on.
+    # A scan in reverse reads the first row last, and returns it.
     def last(x):
         return lax.scan(lambda carry, row: (row, row), 0 * x[0], x, reverse=True)[0]
 
@@ -314,17 +326,17 @@ def test_operations_are_counted_as_they_are_taken():
 
 
 def test_the_limit_is_that_of_operations_or_of_bytes():
-    counted, rates = Counter({("simple", 64): 30, ("division", 64): 4}), {("simple", 64): 10.0, ("division", 64): 2.0}
-    assert roofline.limit(counted, 8, rates, 4.0) == 30 / 10 + 4 / 2
-    assert roofline.limit(counted, 80, rates, 4.0) == 80 / 4
+    counts, rates = Counter({("simple", 64): 30, ("division", 64): 4}), {("simple", 64): 10.0, ("division", 64): 2.0}
+    assert roofline.limit(counts, 8, rates, 4.0) == 30 / 10 + 4 / 2
+    assert roofline.limit(counts, 80, rates, 4.0) == 80 / 4
 
 
 def test_float32_is_held_against_float64():
     def part(model, nodes, d):
-        one = np.asarray(model.sigma)
-        assert nodes.stack.weight.dtype == one.dtype and d == 7
-        yield "sigma", one + (1e-3 if one.dtype == np.float32 else 0), None
-        yield "zero", 0 * one, one
+        sigma = np.asarray(model.sigma)
+        assert nodes.stack.weight.dtype == sigma.dtype and d == 7
+        yield "sigma", sigma + (1e-3 if sigma.dtype == np.float32 else 0), None
+        yield "zero", 0 * sigma, sigma
 
     first, second = float32.differences(part, 3, 7)
     assert first.split() == ["sigma", "+0.5", "2.0e-03"]
@@ -337,17 +349,19 @@ def test_minima_of_an_instance(solved, nodes):
     loss, q = float(rs.train_loss), float(rs.q)
 
     def ends(*losses, on_branch=True):
-        each = jnp.asarray(losses) * loss
-        return minima.Minima(each, each, 0 * each + 1.1 * q, 0 * each + abs(rs.m), each > 0 if on_branch else each < 0)
+        scaled = jnp.asarray(losses) * loss
+        return minima.Minima(
+            scaled, scaled, 0 * scaled + 1.1 * q, 0 * scaled + abs(rs.m), scaled > 0 if on_branch else scaled < 0
+        )
 
-    found = [ends(1.02), ends(1.03, 1.01, 1.01), ends(0.9, on_branch=False), ends(1.01, 1.02)]
-    told = minima.row(rs, nodes.replicate(0), found)
-    np.testing.assert_allclose([told["training"]["loss"], told["lowest"]["loss"], told["lowest"]["q"]], [2, 1, 10])
-    assert told["lowest"]["eps_g"] > 1 and told["lowest after one round"] == told["lowest"]
+    rounds = [ends(1.02), ends(1.03, 1.01, 1.01), ends(0.9, on_branch=False), ends(1.01, 1.02)]
+    row = minima.row(rs, nodes.replicate(0), rounds)
+    np.testing.assert_allclose([row["training"]["loss"], row["lowest"]["loss"], row["lowest"]["q"]], [2, 1, 10])
+    assert row["lowest"]["eps_g"] > 1 and row["lowest after one round"] == row["lowest"]
     counts = ("runs on the branch", "runs at the lowest, last round", "distinct minima")
-    assert [told[name] for name in counts] == [5, 1, 3]
-    np.testing.assert_allclose(told["next above the lowest, relative"], 0.01 / 1.01)
-    lost = {**told, "training": None}
-    assert "| 100 (2) | loss | 2 | 1 | -1 |" in minima.table({100: [told, told, lost]})
+    assert [row[name] for name in counts] == [5, 1, 3]
+    np.testing.assert_allclose(row["next above the lowest, relative"], 0.01 / 1.01)
+    untrained = {**row, "training": None}
+    assert "| 100 (2) | loss | 2 | 1 | -1 |" in minima.table({100: [row, row, untrained]})
     with pytest.raises(RuntimeError, match="no run ended on the positional branch"):
         minima.lowest([ends(0.9, on_branch=False)])

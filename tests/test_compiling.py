@@ -1,4 +1,4 @@
-"""When programs are compiled, and whether they lower for accelerators."""
+"""Programs are compiled once for all models of a shape, and they lower for accelerators."""
 
 import logging
 
@@ -42,8 +42,8 @@ def compiled(caplog):
         caplog.clear()
         with caplog.at_level(logging.DEBUG, "jax._src.interpreters.pxla"):
             jax.block_until_ready(fn(*args))
-        words = (record.getMessage().split() for record in caplog.records)
-        return [said[1] for said in words if said[0] == "Compiling"]
+        messages = (record.getMessage().split() for record in caplog.records)
+        return [words[1] for words in messages if words[0] == "Compiling"]
 
     return names
 
@@ -91,12 +91,12 @@ def test_searches_over_settings_do_not_run_inside_of_jit(lines):
             transform(calls_on(lines)["critical_alpha"])(*numbers(0.5, 2.0))
 
 
-@pytest.mark.parametrize("wide", [True, False], ids=["float64", "float32"])
+@pytest.mark.parametrize("double", [True, False], ids=["float64", "float32"])
 @pytest.mark.parametrize("name", TRACED)
-def test_lowers_for_gpu_and_tpu(name, wide):
-    with jax.enable_x64(wide):
+def test_lowers_for_gpu_and_tpu(name, double):
+    with jax.enable_x64(double):
         call = calls_on(ta.line_nodes(ta.dot_product(), 3, replicates=2))[name]
         program = export.export(jax.jit(call), platforms=("cuda", "tpu"))(*numbers(0.5, 2.0))
     text = program.mlir_module()
-    assert "callback" not in text and ("f64" in text) == wide
+    assert "callback" not in text and ("f64" in text) == double
     assert not products(text)[1]

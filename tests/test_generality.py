@@ -68,8 +68,8 @@ def test_rank_two_student_learns_both_mechanisms():
     )
     x = fp.overlaps
     m, theta = x.m[0], x.theta[0, :, 0]
-    got = [fp.train_loss, jnp.trace(x.q[0]), jnp.linalg.norm(m), jnp.linalg.norm(theta), fp.gen_error]
-    np.testing.assert_allclose(got, [0.002787, 0.0970, 0.2150, 0.1290, 0.001341], rtol=5e-3)
+    values = [fp.train_loss, jnp.trace(x.q[0]), jnp.linalg.norm(m), jnp.linalg.norm(theta), fp.gen_error]
+    np.testing.assert_allclose(values, [0.002787, 0.0970, 0.2150, 0.1290, 0.001341], rtol=5e-3)
     assert abs(m @ theta) < 1e-2 * np.linalg.norm(m) * np.linalg.norm(theta)
 
 
@@ -82,9 +82,9 @@ def test_three_tokens_against_training():
     model = make(ThreeTokens, [[0.5, 0.3, 0.2], [0.3, 0.4, 0.3], [0.2, 0.3, 0.5]])
     fp = solve(model, "semantic", ta.sobol_nodes(model, 2**13, replicates=2))
     assert bool(fp.ok)
-    got = {"train_loss": fp.train_loss, "q": fp.overlaps.q[0, 0, 0], "theta": fp.overlaps.theta[0, 0, 0]}
+    values = {"train_loss": fp.train_loss, "q": fp.overlaps.q[0, 0, 0], "theta": fp.overlaps.theta[0, 0, 0]}
     for k, (mean, bar) in SIMULATED.items():
-        assert abs(got[k] - mean) <= 3 * bar, k
+        assert abs(values[k] - mean) <= 3 * bar, k
     assert float(fp.diagnostics.growth_m) < 1
 
 

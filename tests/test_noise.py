@@ -38,17 +38,17 @@ class Sampled(ta.DotProduct):
     noise = 1
 
     def loss(self, Z, Y, noise):
-        named = jnp.sum(jnp.cumsum(self.target(Y), 1)[:, :-1] < jax.scipy.special.ndtr(noise), 1)
-        return -(self.sigma**2) * jnp.sum(jax.nn.log_softmax(Z @ Z.T) * jax.nn.one_hot(named, len(Z)))
+        token = jnp.sum(jnp.cumsum(self.target(Y), 1)[:, :-1] < jax.scipy.special.ndtr(noise), 1)
+        return -(self.sigma**2) * jnp.sum(jax.nn.log_softmax(Z @ Z.T) * jax.nn.one_hot(token, len(Z)))
 
 
-def of(kind, **given):
-    return kind(**vars(ta.dot_product(**given)))
+def model_of(kind, **options):
+    return kind(**vars(ta.dot_product(**options)))
 
 
 @pytest.fixture(scope="module")
 def noisy():
-    return of(Noisy)
+    return model_of(Noisy)
 
 
 def point():
@@ -58,7 +58,7 @@ def point():
 
 def test_noise_on_the_fields_of_the_teacher_is_a_teacher_of_larger_fields(noisy):
     """Noise on the teacher's fields acts as larger fields: the theory knows the teacher by its fields' law alone."""
-    x, larger = point(), ta.dot_product(teacher=1 + SIZE**2 / 0.25)
+    x, equivalent = point(), ta.dot_product(teacher=1 + SIZE**2 / 0.25)
 
     def numbers(model):
         parts = (
@@ -68,10 +68,10 @@ def test_noise_on_the_fields_of_the_teacher_is_a_teacher_of_larger_fields(noisy)
         )
         return ta.sobol_nodes(model, 2**12, replicates=8).each(lambda r: jnp.stack([part(r) for part in parts]))
 
-    found, want = numbers(noisy), numbers(larger)
-    bar = np.hypot(found.std(0), want.std(0)) / 7**0.5
-    assert np.all(np.abs(found.mean(0) - want.mean(0)) < 3 * bar) and np.all(bar < 2e-3 * want.mean(0))
-    assert np.all(SIZE**2 * want.mean(0) > 30 * bar)  # the noise changes the numbers by more than their error bars
+    result, expected = numbers(noisy), numbers(equivalent)
+    bar = np.hypot(result.std(0), expected.std(0)) / 7**0.5
+    assert np.all(np.abs(result.mean(0) - expected.mean(0)) < 3 * bar) and np.all(bar < 2e-3 * expected.mean(0))
+    assert np.all(SIZE**2 * expected.mean(0) > 30 * bar)  # the noise changes the numbers by more than their error bars
 
 
 def test_fields_of_noise_are_independent_of_all(noisy):
@@ -88,7 +88,7 @@ def test_fields_of_noise_are_independent_of_all(noisy):
 def test_labels_drawn_from_a_row():
     """The sampled loss, averaged over its noise, is the cross-entropy of the target's rows."""
     model, rng = (
-        of(Sampled, mixing=[[0.5, 0.3, 0.2], [0.3, 0.4, 0.3], [0.1, 0.2, 0.7]], encodings=np.eye(3)),
+        model_of(Sampled, mixing=[[0.5, 0.3, 0.2], [0.3, 0.4, 0.3], [0.1, 0.2, 0.7]], encodings=np.eye(3)),
         np.random.default_rng(0),
     )
     Z, Y = (jnp.asarray(rng.standard_normal((3, 1))) for _ in range(2))
@@ -103,27 +103,26 @@ def test_data_carry_the_noise(noisy):
     data = ta.sample_data(noisy, 60, 2.0, jax.random.key(0))
     plain = ta.sample_data(ta.dot_product(), 60, 2.0, jax.random.key(0))
     assert data.noise.shape == (120, 2, 1) and data.fields.shape == (2, 2, 120) and data.y.shape == (120, 2, 1)
-    np.testing.assert_allclose(
-        data.x, plain.x, rtol=1e-12, atol=1e-14
-    )  # sentences and teacher are those of the model without noise
+    # Sentences and teacher are those of the model without noise.
+    np.testing.assert_allclose(data.x, plain.x, rtol=1e-12, atol=1e-14)
     np.testing.assert_allclose(data.y, plain.y, rtol=1e-12, atol=1e-14)
     np.testing.assert_allclose([data.noise.mean(), data.noise.std()], [0, 1], atol=0.2)
-    shown = jax.jit(jax.vmap(noisy.target))(data.y, data.noise)
-    np.testing.assert_allclose(ta.raw_labels(noisy, data), shown @ data.inputs(), atol=1e-13)
-    again = ta.Data.from_sentences(data.inputs(), ta.raw_labels(noisy, data), teacher=data.teacher,
+    targets = jax.jit(jax.vmap(noisy.target))(data.y, data.noise)
+    np.testing.assert_allclose(ta.raw_labels(noisy, data), targets @ data.inputs(), atol=1e-13)
+    rebuilt = ta.Data.from_sentences(data.inputs(), ta.raw_labels(noisy, data), teacher=data.teacher,
                                    encodings=data.encodings, gamma=data.gamma, noise=data.noise)  # fmt: skip
-    for a, b in zip(jax.tree.leaves(data), jax.tree.leaves(again), strict=True):
+    for a, b in zip(jax.tree.leaves(data), jax.tree.leaves(rebuilt), strict=True):
         np.testing.assert_allclose(a, b, atol=1e-12)
     losses = sentence_losses(noisy, data, student_fields(data.x, data.teacher))
     np.testing.assert_allclose(
         losses[7], eqx.filter_jit(noisy.loss)(data.x[:, 7] @ data.teacher, data.y[7], data.noise[7])
     )
-    for model, given, message in (
+    for model, wrong_data, message in (
         (noisy, plain, "data must have 1 fields of noise a token as the model has, got 0"),
         (ta.dot_product(), data, "data must have 0 fields of noise a token as the model has, got 1"),
     ):
         with pytest.raises(ta.InputError, match=message):
-            ta.train(model, given)
+            ta.train(model, wrong_data)
     with pytest.raises(ta.InputError, match=r"noise must have shape \(n, L, k\)"):
         ta.Data(data.x, data.y, noise=data.noise[:5])
 
@@ -131,12 +130,14 @@ def test_data_carry_the_noise(noisy):
 def test_held_out_sentences_have_noise_of_their_own(noisy):
     data, key = ta.sample_data(noisy, 60, 2.0, jax.random.key(0)), jax.random.key(1)
     Q = 0.5 * data.teacher + 0.5 * jax.random.normal(key, (60, 1))
-    found = ta.heldout_error(noisy, data, Q, key, sentences=40_000)
+    error = ta.heldout_error(noisy, data, Q, key, sentences=40_000)
     x = data.overlaps(Q, jnp.ones((2, 1, 1)))
-    want, without = (ta.gen_error(of(kind, teacher=data.teacher_gram), x, ta.sobol_nodes(of(kind), 2**12))
-                     for kind in (Noisy, ta.DotProduct))  # fmt: skip
-    bar = float(np.hypot(found.stderr, want.stderr))
-    assert abs(float(found.value - want.value)) < 4 * bar < abs(float(found.value - without.value))
+    expected, noiseless = (
+        ta.gen_error(model_of(kind, teacher=data.teacher_gram), x, ta.sobol_nodes(model_of(kind), 2**12))
+        for kind in (Noisy, ta.DotProduct)
+    )
+    bar = float(np.hypot(error.stderr, expected.stderr))
+    assert abs(float(error.value - expected.value)) < 4 * bar < abs(float(error.value - noiseless.value))
 
 
 def test_what_a_loss_with_noise_must_be():
@@ -148,32 +149,35 @@ def test_what_a_loss_with_noise_must_be():
         noise = -1
 
     with pytest.raises(ta.InputError, match="loss must be even in Z and in Y"):
-        check(of(Odd))
-    check(of(Odd), even=False)
+        check(model_of(Odd))
+    check(model_of(Odd), even=False)
     with pytest.raises(ta.InputError, match="noise must be an integer of at least 0"):
-        check(of(Negative))
+        check(model_of(Negative))
     with pytest.raises(ta.InputError, match=r"nodes must be made for this model, of shape \(L, r, t\) = \(2, 1, 2\)"):
-        ta.solve(of(Noisy), 1.0, nodes=ta.sobol_nodes(ta.dot_product(), 64))
+        ta.solve(model_of(Noisy), 1.0, nodes=ta.sobol_nodes(ta.dot_product(), 64))
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("kind", "given", "alpha"), [(Noisy, {}, 3.0), (Sampled, {"omega": 0.1, "teacher": 4.0, "lam": 0.3}, 10.0)]
+    ("kind", "options", "alpha"), [(Noisy, {}, 3.0), (Sampled, {"omega": 0.1, "teacher": 4.0, "lam": 0.3}, 10.0)]
 )
-def test_theory_agrees_with_training_and_message_passing(kind, given, alpha):
-    model = of(kind, **given)
+def test_theory_agrees_with_training_and_message_passing(kind, options, alpha):
+    model = model_of(kind, **options)
 
-    def trained(data, key):
+    def training(data, key):
         return ta.train(model, data, "semantic", optimizer="lbfgs", steps=2000, tol=1e-7)
 
-    def passed(data, key):
+    def message_passing(data, key):
         return ta.gamp(model, data, "semantic", tol=1e-9)
 
     keys, nodes = jax.random.split(jax.random.key(0), 8), ta.sobol_nodes(model, 2**13)
-    found = [ta.run_instances(model, 300, alpha, run, keys, normalise=True, nodes=nodes) for run in (trained, passed)]
-    for one in found:
-        assert np.all(one.ok) and np.all(one.branch == "semantic")
-        for k, (_, theory, gap, bar) in one.difference("semantic").items():
+    results = [
+        ta.run_instances(model, 300, alpha, run, keys, normalise=True, nodes=nodes)
+        for run in (training, message_passing)
+    ]
+    for result in results:
+        assert np.all(result.ok) and np.all(result.branch == "semantic")
+        for k, (_, theory, gap, bar) in result.difference("semantic").items():
             if np.isfinite(gap) and theory != 0:
                 assert bar < 0.06 * theory and abs(gap) < 3 * bar + 0.02 * theory, k
-    np.testing.assert_allclose(found[0].found.train_loss, found[1].found.train_loss, rtol=1e-3)
+    np.testing.assert_allclose(results[0].found.train_loss, results[1].found.train_loss, rtol=1e-3)

@@ -15,7 +15,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore::DeprecationW
 
 
 @pytest.fixture(autouse=True)
-def kept_programs(monkeypatch):
+def shared_programs(monkeypatch):
     """Let the kernels use the programs of the tests, and of each other."""
     monkeypatch.setenv("JAX_COMPILATION_CACHE_DIR", jax.config.jax_compilation_cache_dir or "")
     monkeypatch.setenv("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0.2")
@@ -29,50 +29,50 @@ def quick_kernel(monkeypatch):
 
 def execute(name: str, folder: Path, parameters: str):
     """Run a notebook in `folder` with other values in its cell of parameters, and return it."""
-    book = nbformat.read(NOTEBOOKS / name, as_version=4)
-    (cell,) = [c for c in book.cells if "parameters" in c.metadata.get("tags", [])]
+    notebook = nbformat.read(NOTEBOOKS / name, as_version=4)
+    (cell,) = [c for c in notebook.cells if "parameters" in c.metadata.get("tags", [])]
     names = [line.split(" = ")[0] for line in cell.source.splitlines()]
     assert names == [line.split(" = ")[0] for line in parameters.splitlines()]
     cell.source = parameters
     nbclient.NotebookClient(
-        book, timeout=600, startup_timeout=300, resources={"metadata": {"path": str(folder)}}
+        notebook, timeout=600, startup_timeout=300, resources={"metadata": {"path": str(folder)}}
     ).execute()
-    return book
+    return notebook
 
 
-def outputs(book, kind: str) -> list[str]:
-    shown = [output for cell in book.cells for output in cell.get("outputs", []) if "data" in output]
-    return [output["data"][kind] for output in shown if kind in output["data"]]
+def outputs(notebook, kind: str) -> list[str]:
+    results = [output for cell in notebook.cells for output in cell.get("outputs", []) if "data" in output]
+    return [output["data"][kind] for output in results if kind in output["data"]]
 
 
 def test_histogram_task(tmp_path, quick_kernel):
-    small = 'RUNS = 2\nEPOCHS = 2\nFREE_EPOCHS = 2\nSTANDARD_EPOCHS = 2\nSAMPLES = 200\nCHECKPOINTS = "some"'
-    book = execute("histogram_task.ipynb", tmp_path, small)
-    pictures = [base64.b64decode(picture) for picture in outputs(book, "image/png")]
+    parameters = 'RUNS = 2\nEPOCHS = 2\nFREE_EPOCHS = 2\nSTANDARD_EPOCHS = 2\nSAMPLES = 200\nCHECKPOINTS = "some"'
+    notebook = execute("histogram_task.ipynb", tmp_path, parameters)
+    pictures = [base64.b64decode(picture) for picture in outputs(notebook, "image/png")]
     assert len(pictures) == 6 and all(p.startswith(b"\x89PNG") for p in pictures)
-    (table,) = outputs(book, "text/markdown")
+    (table,) = outputs(notebook, "text/markdown")
     assert table.splitlines()[0] == "|  | semantic, 2 runs | positional, 2 runs |"
     assert len(list((tmp_path / "some").iterdir())) == 5
 
 
 def test_jumps(tmp_path, quick_kernel):
-    book = execute("jumps.ipynb", tmp_path, "ORDERS = (5,)\nPOWERS = (10,)\nTRUTH = 7")
-    assert len(outputs(book, "image/png")) == 2
+    notebook = execute("jumps.ipynb", tmp_path, "ORDERS = (5,)\nPOWERS = (10,)\nTRUTH = 7")
+    assert len(outputs(notebook, "image/png")) == 2
 
 
 def test_breaking(tmp_path, quick_kernel):
     """The notebook on 1RSB runs with the ground state alone, on coarse lines; other s would use the same programs."""
-    small = "S = ()\nORDER = 3\nREPLICATES = 2\nDIMENSIONS = (100, 120)\nINSTANCES = (2, 2)\nSTARTS = 2"
-    book = execute("breaking.ipynb", tmp_path, small)
-    assert len(outputs(book, "image/png")) == 2
+    parameters = "S = ()\nORDER = 3\nREPLICATES = 2\nDIMENSIONS = (100, 120)\nINSTANCES = (2, 2)\nSTARTS = 2"
+    notebook = execute("breaking.ipynb", tmp_path, parameters)
+    assert len(outputs(notebook, "image/png")) == 2
     assert all(
-        word in printed(book)
+        word in printed(notebook)
         for word in ("1RSB ground state", "(ground state), ", "complexity ", "d = 120, 2 instances")
     )
 
 
-def printed(book) -> str:
-    return "".join(o.get("text", "") for c in book.cells for o in c.get("outputs", []))
+def printed(notebook) -> str:
+    return "".join(o.get("text", "") for c in notebook.cells for o in c.get("outputs", []))
 
 
 @pytest.mark.parametrize(
@@ -89,17 +89,17 @@ def printed(book) -> str:
         ("your_own_attention", "ORDER = 5\nD = 60\nINSTANCES = 2", 1, ["beta = 1.5: Transition(alpha_c = "]),
     ],
 )
-def test_the_others(tmp_path, name, parameters, pictures, words):
-    book = execute(f"{name}.ipynb", tmp_path, parameters)
-    assert len(outputs(book, "image/png")) == pictures
-    assert all(word in printed(book) for word in words)
+def test_other_notebooks(tmp_path, name, parameters, pictures, words):
+    notebook = execute(f"{name}.ipynb", tmp_path, parameters)
+    assert len(outputs(notebook, "image/png")) == pictures
+    assert all(word in printed(notebook) for word in words)
 
 
 def test_phase_diagram(tmp_path):
-    small = "SIZE = 4\nORDER = 5\nFINE = 5\nPOINTS = 3\nFOLDS = (2.174, 2.3, 1)"
-    small += '\nBOUNDARIES = ("alpha_c",)'
-    book = execute("phase_diagram.ipynb", tmp_path, small)
-    assert len(outputs(book, "image/png")) == 6
-    assert "the positional branch folds at omega = 0.23" in printed(book)
-    assert printed(book).count(" cells  ") > 1  # the table of regions
-    assert all(f"{name} " in printed(book) for name in ("positional", "semantic", "mixed", "uninformed"))
+    parameters = "SIZE = 4\nORDER = 5\nFINE = 5\nPOINTS = 3\nFOLDS = (2.174, 2.3, 1)"
+    parameters += '\nBOUNDARIES = ("alpha_c",)'
+    notebook = execute("phase_diagram.ipynb", tmp_path, parameters)
+    assert len(outputs(notebook, "image/png")) == 6
+    assert "the positional branch folds at omega = 0.23" in printed(notebook)
+    assert printed(notebook).count(" cells  ") > 1  # the table of regions
+    assert all(f"{name} " in printed(notebook) for name in ("positional", "semantic", "mixed", "uninformed"))

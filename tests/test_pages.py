@@ -26,7 +26,7 @@ ROOT = Path(__file__).parents[1]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
 BLOCK = re.compile(r"(?P<skip><!-- not run: .+ -->\n+)?^```(?P<kind>\w*)\n(?P<text>.*?)^```$", re.M | re.S)
 LINK = re.compile(r"\[[^\]]*\]\((?P<target>[^)\s]+)\)")
-# Numbers behind these words are rounding errors.
+# Numbers behind these words are rounding errors, which are not compared.
 NOISE = re.compile(r"(?<=\bresidual |\bgradient )\S+")
 # A number with a point, and its error bar: "1.2515(10)", "-8.1e-05".
 NUMBER = re.compile(r"(?P<value>[-+]?\d*\.\d+(?:e[-+]?\d+)?)(?:\((?P<bar>\d+)\))?")
@@ -38,7 +38,7 @@ class Program(NamedTuple):
     code: str
     line: int
     shown: str | None
-    place: tuple[int, int]
+    span: tuple[int, int]
 
 
 def name_of(page: Path) -> str:
@@ -48,14 +48,14 @@ def name_of(page: Path) -> str:
 def programs(text: str) -> list[Program]:
     """The blocks of a page that are run."""
     blocks = list(BLOCK.finditer(text))
-    found = []
+    runnable = []
     for block, after in zip(blocks, [*blocks, None][1:], strict=True):
         if block["kind"] != "python" or block["skip"]:
             continue
-        shows = after is not None and after["kind"] == "text" and not text[block.end() : after.start()].strip()
-        shown, place = (after["text"], after.span("text")) if shows else (None, (0, 0))
-        found.append(Program(block["text"], text[: block.start("text")].count("\n"), shown, place))
-    return found
+        has_output = after is not None and after["kind"] == "text" and not text[block.end() : after.start()].strip()
+        shown, span = (after["text"], after.span("text")) if has_output else (None, (0, 0))
+        runnable.append(Program(block["text"], text[: block.start("text")].count("\n"), shown, span))
+    return runnable
 
 
 def run(page: Path) -> list[tuple[Program, str]]:
@@ -71,7 +71,7 @@ def run(page: Path) -> list[tuple[Program, str]]:
     return results
 
 
-def alike(printed: str, shown: str) -> bool:
+def texts_agree(printed: str, shown: str) -> bool:
     """Whether two texts are equal, up to small differences of numbers with a point.
 
     The numbers may differ by one in their last digit, or by their error bar if that is more; error bars may differ by
@@ -79,19 +79,19 @@ def alike(printed: str, shown: str) -> bool:
     """
     printed, shown = (NOISE.sub("", text) for text in (printed, shown))
     pairs = zip(NUMBER.finditer(printed), NUMBER.finditer(shown), strict=False)
-    return NUMBER.sub("#", printed) == NUMBER.sub("#", shown) and all(near(*pair) for pair in pairs)
+    return NUMBER.sub("#", printed) == NUMBER.sub("#", shown) and all(numbers_agree(*pair) for pair in pairs)
 
 
-def near(printed: re.Match, shown: re.Match) -> bool:
+def numbers_agree(printed: re.Match, shown: re.Match) -> bool:
     digits, _, power = shown["value"].partition("e")
     unit = 10.0 ** (int(power or 0) - len(digits.partition(".")[2]))
     bar, bar_shown = (int(number["bar"] or 0) for number in (printed, shown))
-    apart = abs(float(printed["value"]) - float(shown["value"]))
-    return abs(bar - bar_shown) <= 1 and apart <= 1.001 * unit * max(1, bar_shown)
+    difference = abs(float(printed["value"]) - float(shown["value"]))
+    return abs(bar - bar_shown) <= 1 and difference <= 1.001 * unit * max(1, bar_shown)
 
 
 @pytest.fixture
-def alone(tmp_path, monkeypatch):
+def isolated(tmp_path, monkeypatch):
     """A working folder and a home of the test's own; programs are stored where they were."""
     cache, traced = jax.config.jax_compilation_cache_dir, compiled.Traced.folder
     monkeypatch.chdir(tmp_path)
@@ -108,15 +108,15 @@ QUICK = "docs/howto/own_layer.md", "docs/howto/penalties.md"
 
 @pytest.mark.slow
 @pytest.mark.parametrize("page", [page for page in PAGES if programs(page.read_text())], ids=name_of)
-def test_programs_print_what_the_page_shows(page, alone):
+def test_programs_print_what_the_page_shows(page, isolated):
     jax.config.update("jax_disable_most_optimizations", name_of(page) in QUICK)
     for program, printed in run(page):
         if program.shown is not None:
-            assert alike(printed, program.shown), f"{name_of(page)}:{program.line} prints\n{printed}"
+            assert texts_agree(printed, program.shown), f"{name_of(page)}:{program.line} prints\n{printed}"
 
 
 def test_what_counts_as_the_same_output():
-    for printed, shown, same in (
+    for printed, shown, expected in (
         ("q 1.234\n", "q 1.235\n", True),
         ("q 1.234\n", "q 1.236\n", False),
         ("a = 1.2515(10)", "a = 1.2509(10)", True),
@@ -130,7 +130,7 @@ def test_what_counts_as_the_same_output():
         ("converged .5", "stalled .5", False),
         ("1.5 2.5", "1.5", False),
     ):
-        assert alike(printed, shown) is same, (printed, shown)
+        assert texts_agree(printed, shown) is expected, (printed, shown)
 
 
 def anchors(page: Path) -> set[str]:
@@ -148,9 +148,9 @@ def test_links_lead_somewhere(page):
         target, _, anchor = link["target"].partition("#")
         if "://" in target:
             continue
-        there = (page.parent / target).resolve() if target else page
-        assert there.exists(), link["target"]
-        assert not anchor or there.suffix != ".md" or anchor in anchors(there), link["target"]
+        destination = (page.parent / target).resolve() if target else page
+        assert destination.exists(), link["target"]
+        assert not anchor or destination.suffix != ".md" or anchor in anchors(destination), link["target"]
 
 
 @pytest.mark.parametrize("page", PAGES, ids=name_of)
@@ -158,13 +158,13 @@ def test_names_exist(page):
     """Every name on a page exists: `ta.NAME` is public, and full names can be imported."""
     text = page.read_text()
     for chain in re.findall(r"\bta((?:\.[A-Za-z_]\w*)+)", text):
-        first, *rest = chain[1:].split(".")
+        first, *attributes = chain[1:].split(".")
         assert first in dir(ta), f"ta.{first}"
-        thing = getattr(ta, first)
-        if rest and thing is ta.histogram:
-            assert hasattr(thing, rest[0]), f"ta{chain}"
-    for full in re.findall(r"\]\[(tiedattn_jax\.[\w.]+)\]|^::: (tiedattn_jax\.[\w.]+)", text, re.M):
-        pkgutil.resolve_name("".join(full))
+        member = getattr(ta, first)
+        if attributes and member is ta.histogram:
+            assert hasattr(member, attributes[0]), f"ta{chain}"
+    for full_name in re.findall(r"\]\[(tiedattn_jax\.[\w.]+)\]|^::: (tiedattn_jax\.[\w.]+)", text, re.M):
+        pkgutil.resolve_name("".join(full_name))
 
 
 def public() -> set[str]:
@@ -187,12 +187,12 @@ def write(page: Path) -> None:
     text = page.read_text()
     for program, printed in reversed(results):
         if program.shown is not None:
-            start, end = program.place
+            start, end = program.span
             text = text[:start] + printed + text[end:]
     page.write_text(text)
 
 
 if __name__ == "__main__":
     jax.config.update("jax_enable_x64", True)
-    for given in [Path(name).resolve() for name in sys.argv[1:]]:
-        write(given)
+    for path in [Path(name).resolve() for name in sys.argv[1:]]:
+        write(path)

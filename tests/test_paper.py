@@ -2,7 +2,7 @@
 
 import sys
 from pathlib import Path
-from types import SimpleNamespace as Some
+from types import SimpleNamespace as Namespace
 
 import numpy as np
 import pytest
@@ -31,25 +31,25 @@ def silent(done, total):
 
 
 def test_rows_are_kept_and_gone_on_with(tmp_path):
-    path, asked = tmp_path / "rows.npz", []
+    path, calls = tmp_path / "rows.npz", []
 
-    def one(a, b):
-        if len(asked) == 2:
+    def compute(a, b):
+        if len(calls) == 2:
             raise KeyboardInterrupt
-        asked.append(a)
+        calls.append(a)
         return [a, a * b]
 
     points = [(1, 5), (2, 6), (3, 7)]
     with pytest.raises(KeyboardInterrupt):
-        filled(path, {"size": 1}, ("a", "product"), points, one, silent)
+        filled(path, {"size": 1}, ("a", "product"), points, compute, silent)
     assert read(path)[1]["product"].tolist() == [5, 12]  # the points finished before the interrupt
-    seen = []
-    filled(path, {"size": 1}, ("a", "product"), points, lambda a, b: [a, 100.0], lambda *at: seen.append(at))
-    about, columns = read(path)
-    assert columns["product"].tolist() == [5, 12, 100] and seen == [(2, 3), (3, 3)]
-    assert about["size"] == 1 and about["points"] == [[1, 5], [2, 6], [3, 7]]
+    progress = []
+    filled(path, {"size": 1}, ("a", "product"), points, lambda a, b: [a, 100.0], lambda *step: progress.append(step))
+    settings, columns = read(path)
+    assert columns["product"].tolist() == [5, 12, 100] and progress == [(2, 3), (3, 3)]
+    assert settings["size"] == 1 and settings["points"] == [[1, 5], [2, 6], [3, 7]]
     with pytest.raises(InputError, match="size=1 instead of 2"):
-        filled(path, {"size": 2}, ("a", "product"), points, one, silent)
+        filled(path, {"size": 2}, ("a", "product"), points, compute, silent)
 
 
 def test_columns_are_kept_with_what_they_are_about(tmp_path):
@@ -79,11 +79,11 @@ def test_a_row_says_the_difference():
 
 
 def test_page():
-    one = section("Title", "Text.", "paper/figure_2.png", [Row("q", 1.0, None, 1.0, None, "none")])
-    assert "![Title](paper/figure_2.png)" in one and "| q | 1 | 1 | +0 (+0.0%) | none |" in one
-    bare = section("Other", "Not computed.", None, [])
-    assert "!" not in bare and "|" not in bare
-    assert page([one, bare]).index("## Title") < page([one, bare]).index("## Other")
+    complete = section("Title", "Text.", "paper/figure_2.png", [Row("q", 1.0, None, 1.0, None, "none")])
+    assert "![Title](paper/figure_2.png)" in complete and "| q | 1 | 1 | +0 (+0.0%) | none |" in complete
+    empty = section("Other", "Not computed.", None, [])
+    assert "!" not in empty and "|" not in empty
+    assert page([complete, empty]).index("## Title") < page([complete, empty]).index("## Other")
 
 
 # Drawing, from made-up numbers
@@ -133,8 +133,8 @@ def test_scaling():
         data["simulation"][f"{name}_scatter"] = 3 * data["simulation"]["d"] ** -0.5
     data["theory"] = {name: np.array([1.0, 2.0]) for name in NUMBERS}
     figure = scaling.draw(data, scaling.LOSSES)
-    above = figure.axes[0]
-    assert above.lines[1].get_ydata()[0] == 1.0 and above.get_xscale() == "log" and len(figure.axes) == 4
+    upper = figure.axes[0]
+    assert upper.lines[1].get_ydata()[0] == 1.0 and upper.get_xscale() == "log" and len(figure.axes) == 4
     table = scaling.rows(data, scaling.LEFT)
     assert table[0].ours == pytest.approx(-0.5) and "exponent" in table[0].quantity
     assert table[1].ours == 160 - 1.0 and table[1].error == pytest.approx(3 * 160**-0.5 / 2)
@@ -156,33 +156,32 @@ def plane_rows():
 
 
 def test_simulated_plane():
-    about = {"d": 5, "instances": 2, "layer": "tied"}
-    left, right = plane.draw_simulation((about, plane_rows())).axes[:2]
+    settings = {"d": 5, "instances": 2, "layer": "tied"}
+    left, right = plane.draw_simulation((settings, plane_rows())).axes[:2]
     gap, excess = (axis.collections[0].get_array() for axis in (left, right))
     np.testing.assert_allclose(gap, [[-0.3, 0.7], [-0.35, 0.65]])
     np.testing.assert_allclose(excess, [[-0.1, 0.9], [-0.2, 0.8]])  # test error 0 on the positional branch, else 1
-    table = plane.rows_simulation((about, plane_rows()))
+    table = plane.rows_simulation((settings, plane_rows()))
     np.testing.assert_allclose([row.ours for row in table], [1.3, 1.35])
     theory = {"omega": np.array([0.1, 0.2]), "alpha": np.array([1.31, np.nan])}
-    beside = plane.rows_simulation((about, plane_rows()), theory)
-    assert beside[0].reason.endswith("the theory here: 1.3100") and "theory" not in beside[1].reason
-    found = (about, plane_rows())
-    side_by_side = plane.draw_layers({"one": (found, {}), "other": (found, theory)}).axes
-    assert len(side_by_side[0].lines) == 1
-    for drawn, points in zip(
-        side_by_side[1].lines, ([[1.3, 0.1], [1.35, 0.2]], [[1.31, 0.1], [np.nan, 0.2]]), strict=True
-    ):
-        np.testing.assert_allclose(drawn.get_xydata(), points)
+    compared = plane.rows_simulation((settings, plane_rows()), theory)
+    assert compared[0].reason.endswith("the theory here: 1.3100") and "theory" not in compared[1].reason
+    simulation = (settings, plane_rows())
+    axes = plane.draw_layers({"one": (simulation, {}), "other": (simulation, theory)}).axes
+    assert len(axes[0].lines) == 1
+    for line, points in zip(axes[1].lines, ([[1.3, 0.1], [1.35, 0.2]], [[1.31, 0.1], [np.nan, 0.2]]), strict=True):
+        np.testing.assert_allclose(line.get_xydata(), points)
     unfinished = {name: values[:-1] for name, values in plane_rows().items()}
     assert (
-        np.ma.masked_invalid(plane.draw_simulation((about, unfinished)).axes[0].collections[0].get_array()).count() == 3
+        np.ma.masked_invalid(plane.draw_simulation((settings, unfinished)).axes[0].collections[0].get_array()).count()
+        == 3
     )
 
 
 def test_numbers_of_a_grid():
     boundary = Boundary.of("alpha_c", "omega", np.array([0.1, 0.3]), np.array([0.7, 1.2]), np.array([0.1, 0.1]))
-    yes = np.full((2, 3), True)
-    diagram = Some(alpha_c=lambda: boundary, alpha_l=lambda: boundary, solved=yes, trusted=yes)
+    all_cells = np.full((2, 3), True)
+    diagram = Namespace(alpha_c=lambda: boundary, alpha_l=lambda: boundary, solved=all_cells, trusted=all_cells)
     table = plane.rows_theory(diagram)
     assert [row.published for row in table] == [None, 1.241, None, 1.451, None] and table[-1].ours == 1
 
@@ -193,10 +192,10 @@ def test_exchange_of_the_minima():
     alphas, gaps = np.arange(5.0), np.array([-1.0, 3.0, 0.0, -1e-9, 1e-9])
     branch = np.repeat([0, 1], 5)
     ends = {"train_loss": np.append(gaps, 0 * gaps), "theta": branch, "m": 1 - branch}
-    twice = {"alpha": np.tile(alphas, 2), "branch": branch, **ends}
-    assert exchange(twice) == pytest.approx(0.25)  # a gap next to nothing does not count
-    nearly = {**twice, "train_loss": twice["train_loss"] + 10_000}
-    assert np.isnan(exchange(nearly))  # all minima are of one kind by their losses
+    simulation = {"alpha": np.tile(alphas, 2), "branch": branch, **ends}
+    assert exchange(simulation) == pytest.approx(0.25)  # a gap next to nothing does not count
+    shifted = {**simulation, "train_loss": simulation["train_loss"] + 10_000}
+    assert np.isnan(exchange(shifted))  # all minima are of one kind by their losses
     assert np.isnan(exchange({**columns, "theta": columns["theta"] / 3, "m": np.ones(4)}))  # and by their overlaps
     assert np.isnan(exchange({name: values[:2] for name, values in columns.items()}))
 
@@ -228,17 +227,17 @@ def test_a_value_matrix_stands_beside_the_layer_without():
     }
     figure = layers.draw(data)
     assert not any(axis.lines[len(axis.containers) :] for axis in figure.axes)
-    said = {text.get_text() for text in figure.legends[0].get_texts()}
-    assert {"positional start", "positional start, no value matrix"} < said
+    texts = {text.get_text() for text in figure.legends[0].get_texts()}
+    assert {"positional start", "positional start, no value matrix"} < texts
     table = layers.rows(data)
     assert [row.quantity.partition(",")[2] for row in table[2:]] == [" simulation", " simulation, tied"]
     assert all(row.ours == 2 and row.reason == "d = 5, 4 instances" for row in table[:2])
     model, start = layers.model_of("value"), layers.STARTS["value"][0]
-    with_value, without = (
+    with_value, without_value = (
         measured(model, 20, 1.0, start, 1, layers.train_of(kind))[MEASURED.index("train_loss")]
         for kind in ("value", "tied")
     )
-    assert 0.3 * without < with_value < 0.95 * without
+    assert 0.3 * without_value < with_value < 0.95 * without_value
 
 
 def test_untied_weights_are_not_tied():
@@ -312,16 +311,15 @@ def test_a_figure_from_end_to_end(tmp_path, monkeypatch):
     monkeypatch.setattr(adam, "REDUCED", {"d": [30], "runs": 2, "steps": 300})
     monkeypatch.setattr(adam, "SIZES", {"d": [40], "runs": 1, "steps": 300})
     assert main(["15", "--out", str(tmp_path)]) == 0
-    about, columns = read(tmp_path / "data" / "reduced" / "adam.npz")
-    assert columns["d"].tolist() == [30, 30] and about["steps"] == 300
+    settings, columns = read(tmp_path / "data" / "reduced" / "adam.npz")
+    assert columns["d"].tolist() == [30, 30] and settings["steps"] == 300
     assert np.all(np.isfinite([columns[name] for name in adam.COLUMNS]))
     assert (tmp_path / "paper" / "figure_15.png").read_bytes()[:4] == b"\x89PNG"
     assert (tmp_path / "paper" / "figure_15.pdf").read_bytes()[:4] == b"%PDF"
     text = (tmp_path / "paper.md").read_text()
     assert "paper/figure_15.png" in text and "d = 30, alpha = 2" in text
-    assert (
-        "Simulations at reduced size" in text and "runs = 40" in text
-    )  # the sizes are those of the entry before they were changed
+    # The sizes are those of the entry before they were changed.
+    assert "Simulations at reduced size" in text and "runs = 40" in text
     assert main(["15", "--full", "--out", str(tmp_path)]) == 0
     assert read(tmp_path / "data" / "full" / "adam.npz")[1]["d"].tolist() == [40]
     text = (tmp_path / "paper.md").read_text()

@@ -23,7 +23,7 @@ def text_of(fn, *args):
     return export.export(jax.jit(fn), platforms=PLATFORMS)(*args).mlir_module()
 
 
-def two_columns(**options):
+def rank_two_model(**options):
     return ta.dot_product(rank=2, teacher=[[1.0, 0.3], [0.3, 1.0]], **options)
 
 
@@ -38,7 +38,7 @@ def baseline(ridge):
 
 def heldout(exact):
     def error(scale):
-        model = two_columns()
+        model = rank_two_model()
         data = data_of(model)
         return ta.heldout_error(model, data, scale * data.teacher, jax.random.key(1), sentences=8, exact=exact).value
 
@@ -47,7 +47,7 @@ def heldout(exact):
 
 def trained(optimizer, **options):
     def loss(scale):
-        model = two_columns()
+        model = rank_two_model()
         data = data_of(model)
         return ta.train(model, data, scale * data.teacher, optimizer=optimizer, steps=3, **options).train_loss
 
@@ -65,7 +65,7 @@ def trained_with_values(optimizer):
 
 def message_passing(**options):
     def loss(scale):
-        model = two_columns(**options)
+        model = rank_two_model(**options)
         data = data_of(model)
         return ta.gamp(model, data, scale * data.teacher, steps=3).train_loss
 
@@ -84,7 +84,7 @@ def from_sentences(scale):
 
 
 CALLS = {
-    "data": lambda scale: data_of(two_columns()).y * scale,
+    "data": lambda scale: data_of(rank_two_model()).y * scale,
     "data of sentences": from_sentences,
     "gamp": message_passing(),
     "gamp with a penalty": message_passing(penalty=ta.L1(0.01)),
@@ -102,8 +102,8 @@ CALLS = {
 @pytest.mark.parametrize("name", CALLS)  # calls of the theory are in test_compiling
 def test_products_in_single_precision_are_not_rounded(name):
     with jax.enable_x64(False):
-        found, rounded = products(text_of(CALLS[name], jnp.float32(1.0)))
-    assert found and not rounded
+        all_products, rounded = products(text_of(CALLS[name], jnp.float32(1.0)))
+    assert all_products and not rounded
 
 
 @pytest.mark.slow
@@ -115,8 +115,8 @@ def test_products_of_the_theory_with_a_penalty_are_not_rounded():
         return ta.solve(model, 2.0, "semantic", ta.line_nodes(model, 3, replicates=1)).theta.sum()
 
     with jax.enable_x64(False):
-        found, rounded = products(text_of(jax.value_and_grad(theta), jnp.float32(0.5)))
-    assert found and not rounded
+        all_products, rounded = products(text_of(jax.value_and_grad(theta), jnp.float32(0.5)))
+    assert all_products and not rounded
 
 
 def test_products_of_the_transformer_are_not_rounded(tmp_path):
@@ -132,8 +132,8 @@ def test_products_of_the_transformer_are_not_rounded(tmp_path):
             counting.attention(jax.tree.map(lambda a: a[0], trained.weights), data.test)
     finally:
         jax.config.update("jax_dump_ir_to", "")
-    found, rounded = products("\n".join(path.read_text() for path in tmp_path.rglob("*.mlir")))
-    assert len(found) > 10 and not rounded
+    all_products, rounded = products("\n".join(path.read_text() for path in tmp_path.rglob("*.mlir")))
+    assert len(all_products) > 10 and not rounded
 
 
 def test_a_product_is_rounded_unless_it_is_precise():
@@ -146,7 +146,7 @@ def test_a_product_is_rounded_unless_it_is_precise():
         return a @ a
 
     eye = jnp.eye(3, dtype=jnp.float32)
-    found, rounded = products(text_of(square, eye))
-    assert found and found == rounded
-    found, rounded = products(text_of(lambda a: (precise(square)(a), square(a)), eye))
-    assert len(found) == 2 * len(rounded) > 0
+    all_products, rounded = products(text_of(square, eye))
+    assert all_products and all_products == rounded
+    all_products, rounded = products(text_of(lambda a: (precise(square)(a), square(a)), eye))
+    assert len(all_products) == 2 * len(rounded) > 0

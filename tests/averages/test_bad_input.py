@@ -58,9 +58,9 @@ BAD = [
 
 @pytest.mark.parametrize(("rule", "arguments", "message"), BAD, ids=lambda v: getattr(v, "__name__", str(v)[:40]))
 def test_bad_input(model, rule, arguments, message):
-    with pytest.raises(InputError, match=message) as caught:
+    with pytest.raises(InputError, match=message) as raised:
         rule(model, **arguments)
-    assert "\n" not in str(caught.value) and str(caught.value).startswith(caught.value.argument)
+    assert "\n" not in str(raised.value) and str(raised.value).startswith(raised.value.argument)
 
 
 @pytest.mark.parametrize("rule", [SOBOL, PLAIN, GRID, LINES, DEFAULT])
@@ -77,13 +77,13 @@ def test_other_models_need_powers_of_two():
 @pytest.mark.parametrize("rule", [lambda m: SOBOL(m, 16), lambda m: LINES(m, 2), lambda m: LINES(m, lines=4)])
 def test_a_rule_fits_its_model(model, rule):
     """A rule must fit its model in kind, shape and float type, as `solve` requires; a misfit raises one sentence."""
-    other, single = ta.dot_product(rank=2), ta.dot_product(dtype=jnp.float32)
+    rank_two, single = ta.dot_product(rank=2), ta.dot_product(dtype=jnp.float32)
     check_rule(rule(model), model)
-    check_rule(rule(other), other)
+    check_rule(rule(rank_two), rank_two)
     with pytest.raises(
         InputError, match=r"nodes must be made for this model, of shape .* \(2, 1, 1\), got .* \(2, 2, 1\)"
     ):
-        check_rule(rule(other), model)
+        check_rule(rule(rank_two), model)
     with pytest.raises(InputError, match="nodes must be float64 like the model, got float32"):
         check_rule(rule(single), model)
     with pytest.raises(InputError, match="nodes must be float32"):

@@ -13,7 +13,7 @@ pytestmark = pytest.mark.usefixtures("quick_programs")
 MIXING = np.array([[0.6, 0.4], [0.4, 0.6]])
 
 
-class Own(ta.Model):
+class UserLayer(ta.Model):
     """The standard layer as written by a user who does not think of float types."""
 
     omega: jax.Array
@@ -30,45 +30,45 @@ class Own(ta.Model):
         return 0.5 * jnp.sum(self.trace * (self.attention(Z) - T) ** 2)
 
     def law(self):
-        two = jnp.ones((2, 1))
+        ones = jnp.ones((2, 1))
         return SpectralLaw(
             weights=jnp.array([0.5, 0.5]),
             gamma=0.25 * jnp.ones((2, 2)),
             tau=jnp.array([[[1.0, -1.0], [-1.0, 1.0]]] * 2),
-            pi=two[..., None],
+            pi=ones[..., None],
             cross=jnp.zeros((2, 2, 1)),
         )
 
 
-class Integers(Own):
+class Integers(UserLayer):
     def attention(self, Z):
         return jax.nn.softmax((np.eye(2, dtype=int) @ Z) @ Z.T)
 
 
-class Mixed(Own):
+class Mixed(UserLayer):
     def attention(self, Z):
         return jax.nn.softmax(jnp.einsum("ik,jk,ij->ij", Z, Z, np.ones((2, 2))), -1)
 
 
-class Double(Own):
+class Double(UserLayer):
     def loss(self, Z, Y):
         return super().loss(Z.astype(jnp.float64), Y) * np.float64(1)
 
 
-@pytest.mark.parametrize("layer", [Own, Integers, Mixed, Double])
+@pytest.mark.parametrize("layer", [UserLayer, Integers, Mixed, Double])
 def test_the_proximal_operator_is_that_of_the_library(model, nodes, layer):
-    own = layer(lam=model.lam, omega=model.omega)
+    custom = layer(lam=model.lam, omega=model.omega)
     h, y = 0.5 * nodes.stack.student[0, ..., :256], 0.5 * nodes.stack.teacher[0, ..., :256]
     V = jnp.full((2, 1, 1), 12.0)
-    got, want = (jax.jit(px.prox)(m, h, V, y) for m in (own, model))
-    np.testing.assert_allclose(got.z, want.z, atol=1e-10)
-    assert got.z.dtype == h.dtype and bool(jnp.all(got.converged))
+    result, expected = (jax.jit(px.prox)(m, h, V, y) for m in (custom, model))
+    np.testing.assert_allclose(result.z, expected.z, atol=1e-10)
+    assert result.z.dtype == h.dtype and bool(jnp.all(result.converged))
 
 
 @pytest.mark.slow
 def test_a_solve_with_constants(nodes, solved):
-    own = Own(lam=jnp.array(0.01), omega=jnp.array(0.3))
-    fp, same = ta.solve(own, 2.0, "semantic", nodes), solved(2.0, "semantic")
-    assert int(fp.status) == int(same.status)
-    np.testing.assert_allclose(fp.overlaps.q, same.overlaps.q, rtol=1e-8)
-    np.testing.assert_allclose(fp.train_loss, same.train_loss, rtol=1e-10)
+    custom = UserLayer(lam=jnp.array(0.01), omega=jnp.array(0.3))
+    fp, reference = ta.solve(custom, 2.0, "semantic", nodes), solved(2.0, "semantic")
+    assert int(fp.status) == int(reference.status)
+    np.testing.assert_allclose(fp.overlaps.q, reference.overlaps.q, rtol=1e-8)
+    np.testing.assert_allclose(fp.train_loss, reference.train_loss, rtol=1e-10)

@@ -44,19 +44,19 @@ class OneToken(ta.Model):
         return 0.5 * jnp.sum((jnp.sqrt(Z**2 + 1e-8) - 1) ** 2)
 
     def law(self):
-        one = jnp.ones((1, 1, 1))
-        return ta.SpectralLaw(one[0, 0], one[0], one, one, 0 * one)
+        ones = jnp.ones((1, 1, 1))
+        return ta.SpectralLaw(ones[0, 0], ones[0], ones, ones, 0 * ones)
 
 
-def laid(model, x, one):
-    """All lines of a replicate."""
-    y = teacher_fields(model, one.teacher)
-    return lay(model, x, y, one.across, *directions(model, x, y, one.direction))
+def lay_lines(model, x, replicate):
+    """Lay all lines of a replicate."""
+    y = teacher_fields(model, replicate.teacher)
+    return lay(model, x, y, replicate.across, *directions(model, x, y, replicate.direction))
 
 
 def one_block(rule):
-    one = rule.replicate(0)
-    return one, jax.tree.map(lambda a: a[0], one.blocks())
+    replicate = rule.replicate(0)
+    return replicate, jax.tree.map(lambda a: a[0], replicate.blocks())
 
 
 @jax.jit
@@ -71,29 +71,29 @@ def at_nodes(model, x, rule, block):
 def test_every_node_is_at_the_global_minimum(model, case):
     """Every node lies at the global minimum of a search from several starts, so no line is broken in a wrong place."""
     nodes, x = ta.line_nodes(model, 7, points=24, replicates=1, block=2**15), state(case)
-    points, h, y, found = at_nodes(model, x, *one_block(nodes))
-    np.testing.assert_allclose(points.z, found.z, atol=1e-7)
+    points, h, y, minima = at_nodes(model, x, *one_block(nodes))
+    np.testing.assert_allclose(points.z, minima.z, atol=1e-7)
     assert float(jnp.max(jnp.abs(prox_gradient(model, points.z, h, x.V, y)))) < 1e-8
     np.testing.assert_allclose(jnp.sum(points.weight), 1, rtol=1e-5)
-    both = jnp.isfinite(points.gap) & jnp.isfinite(found.gap)
-    assert int(jnp.sum(both)) > 50
+    finite = jnp.isfinite(points.gap) & jnp.isfinite(minima.gap)
+    assert int(jnp.sum(finite)) > 50
     shares = [float(ta.second_minimum_share(model, x, nodes, gap).value) for gap in (1e-3, jnp.inf)]
-    near, every = (jnp.sum(points.weight * (found.gap < gap)) for gap in (1e-3, jnp.inf))
-    np.testing.assert_allclose(shares, [near, every], rtol=0.1)
+    close_share, total_share = (jnp.sum(points.weight * (minima.gap < gap)) for gap in (1e-3, jnp.inf))
+    np.testing.assert_allclose(shares, [close_share, total_share], rtol=0.1)
     assert 0 < shares[0] < shares[1]
     with pytest.raises(ValueError, match="gap"):
         ta.second_minimum_share(model, x, nodes, 0.0)
-    np.testing.assert_allclose(points.gap[both], found.gap[both], rtol=0.05, atol=1e-6)
+    np.testing.assert_allclose(points.gap[finite], minima.gap[finite], rtol=0.05, atol=1e-6)
 
 
 @pytest.mark.parametrize(("jumps", "resolved"), [(None, 0.93), (1, 0.14)], ids=["jumps found", "nodes searched for"])
 def test_lines_with_several_jumps(jumps, resolved):
     """All nodes lie at the global minimum, also on lines with more jumps than Maxwell's construction is allowed."""
     rule, block = one_block(ta.line_nodes(APART, 5, points=24, replicates=1, jumps=jumps))
-    points, h, y, found = at_nodes(APART, MANY_JUMPS, rule, block)
+    points, h, y, minima = at_nodes(APART, MANY_JUMPS, rule, block)
     np.testing.assert_allclose(jnp.sum(points.weight * points.resolved), resolved, atol=0.01)
     energy = moreau(APART, points.z, h, MANY_JUMPS.V, y)
-    excess = energy - moreau(APART, found.z, h, MANY_JUMPS.V, y)  # nonzero at a few nodes in the tails
+    excess = energy - moreau(APART, minima.z, h, MANY_JUMPS.V, y)  # nonzero at a few nodes in the tails
     assert jnp.sum(points.weight * jnp.abs(excess)) < 1e-12 and jnp.mean(excess > 1e-9) < 1e-3
     np.testing.assert_allclose(jnp.sum(points.weight), 1, rtol=1e-3)  # the weights of a resolved line miss up to 1 %
     for token in range(2):  # 300 lines, some of which have nodes at random offsets
@@ -127,9 +127,9 @@ def test_a_line_is_resolved_if_its_weights_sum_to_one(setting, q, V, share):
     if share > 0.99:  # only two lines are unresolved
         return
     # On unresolved lines nodes lie in parts of equal weight, at an offset that differs from line to line.
-    place = np.asarray(points.student).reshape(2, 24, -1)[..., ~resolved[0] & (block.weight > 0)]
-    ahead = place[:, 1] - place[:, 0]
-    s = np.sum(place * (ahead / np.linalg.norm(ahead, axis=0))[:, None], 0)
+    positions = np.asarray(points.student).reshape(2, 24, -1)[..., ~resolved[0] & (block.weight > 0)]
+    direction = positions[:, 1] - positions[:, 0]
+    s = np.sum(positions * (direction / np.linalg.norm(direction, axis=0))[:, None], 0)
     offset = 24 * norm.cdf(s) - 0.5 - np.arange(24)[:, None]
     np.testing.assert_allclose(offset, np.broadcast_to(offset[:1], offset.shape), atol=1e-6)
     assert np.std(offset[0]) > 0.2
@@ -138,10 +138,10 @@ def test_a_line_is_resolved_if_its_weights_sum_to_one(setting, q, V, share):
 @pytest.mark.parametrize("steps", [16, 0])
 def test_a_line_is_resolved_if_its_tangents_converged(steps, monkeypatch):
     monkeypatch.setattr(maxwell, "_TANGENT_STEPS", steps)
-    one = ta.line_nodes(APART, 3, points=24, replicates=1).replicate(0)
-    lines = laid(APART, MANY_JUMPS, one)
-    profile = jax.jit(energy_profile)(APART, MANY_JUMPS.V, lines, one.reach)
-    gaps, resolved = jax.jit(lambda *a: common_tangents(*a, one.jumps))(APART, MANY_JUMPS.V, lines, profile)
+    replicate = ta.line_nodes(APART, 3, points=24, replicates=1).replicate(0)
+    lines = lay_lines(APART, MANY_JUMPS, replicate)
+    profile = jax.jit(energy_profile)(APART, MANY_JUMPS.V, lines, replicate.reach)
+    gaps, resolved = jax.jit(lambda *a: common_tangents(*a, replicate.jumps))(APART, MANY_JUMPS.V, lines, profile)
     jump = gaps.real.any(0)
     assert jnp.mean(jump) > 0.5
     assert jnp.mean(resolved[jump]) > 0.9 if steps else not resolved[jump].any()
@@ -168,11 +168,11 @@ def test_a_profile_is_the_lower_one_of_two(model):
 
     The student is much larger than its teacher.
     """
-    one = ta.line_nodes(LARGE, 3, points=24, replicates=1).replicate(0)
-    lines = laid(LARGE, LARGE_STUDENT, one)
-    found = jax.jit(energy_profile)(LARGE, LARGE_STUDENT.V, lines, one.reach)
+    replicate = ta.line_nodes(LARGE, 3, points=24, replicates=1).replicate(0)
+    lines = lay_lines(LARGE, LARGE_STUDENT, replicate)
+    profile = jax.jit(energy_profile)(LARGE, LARGE_STUDENT.V, lines, replicate.reach)
     c, size = lines.normal, jnp.sum(lines.normal**2, 0)
-    along, in_plane = found.t[:, None] * c / size, jnp.stack([-c[1], c[0]]) / jnp.sqrt(size)
+    along, in_plane = profile.t[:, None] * c / size, jnp.stack([-c[1], c[0]]) / jnp.sqrt(size)
 
     def energy(u):
         z = along + u * in_plane
@@ -180,23 +180,23 @@ def test_a_profile_is_the_lower_one_of_two(model):
         return 0.5 * jnp.sum((z - lines.origin) ** 2, 1) / LARGE_STUDENT.V[0, 0, 0] + loss
 
     lowest = jnp.min(jax.lax.map(energy, jnp.linspace(-12, 12, 2401)), 0)
-    assert float(jnp.min(found.energy - lowest)) > -1e-3
-    np.testing.assert_allclose(jnp.mean(found.energy - lowest > 1e-3), 0.258, atol=0.01)
+    assert float(jnp.min(profile.energy - lowest)) > -1e-3
+    np.testing.assert_allclose(jnp.mean(profile.energy - lowest > 1e-3), 0.258, atol=0.01)
 
 
 def test_every_piece_of_a_line_has_its_nodes():
     """Every piece of a line has at least two nodes however short it is, next to the ends and between jumps."""
     reach, total = jnp.array([6.0, 6.0]), 10
-    for at, real in (
+    for places, jump_count in (
         ((-9.0, 0.0, 0.0), 3),
         ((0.0, 0.01, 0.02), 3),
         ((-1.0, 8.0, 0.0), 2),
         ((3.0, 0.0, 0.0), 1),
         ((0.0,) * 3, 0),
     ):
-        cut = np.asarray(cuts(jnp.array(at)[:, None], jnp.arange(3)[:, None] < real, reach, total))[:, 0]
-        assert cut[0] == 0 and np.all(cut[real + 1 :] == total)
-        assert np.all(np.diff(cut[: real + 2]) >= 2)
+        cut = np.asarray(cuts(jnp.array(places)[:, None], jnp.arange(3)[:, None] < jump_count, reach, total))[:, 0]
+        assert cut[0] == 0 and np.all(cut[jump_count + 1 :] == total)
+        assert np.all(np.diff(cut[: jump_count + 2]) >= 2)
     np.testing.assert_array_equal(
         cuts(jnp.array([[-3.0], [3.0]]), jnp.ones((2, 1), bool), reach, 24)[:, 0], [0, 6, 18, 24]
     )
@@ -205,7 +205,7 @@ def test_every_piece_of_a_line_has_its_nodes():
 def test_nodes_move_with_the_jumps(model):
     """Nodes that move with jumps carry their weight along, so moments of the fields do not depend on V.
 
-    What does depend on V changes as central differences do, also at a jump from one well to a shallower one.
+    A number that depends on V has the slope of central differences, also at a jump from one well to a shallower one.
     """
     rule, block = one_block(ta.line_nodes(APART, 3, points=48, replicates=1))
 
@@ -233,12 +233,15 @@ def as_rows(*columns):
 def test_parity_of_the_product_rule(model):
     """An even rule is invariant under y -> -y and under reflections of the places across the lines and along them."""
     for even in (True, False):
-        one = ta.line_nodes(model, 3, even=even, replicates=2).replicate(1)
-        rows = as_rows(one.teacher, one.across, one.weight)
-        for mirrored in ((-one.teacher, one.across, one.weight), (one.teacher, -one.across, one.weight)):
+        replicate = ta.line_nodes(model, 3, even=even, replicates=2).replicate(1)
+        rows = as_rows(replicate.teacher, replicate.across, replicate.weight)
+        for mirrored in (
+            (-replicate.teacher, replicate.across, replicate.weight),
+            (replicate.teacher, -replicate.across, replicate.weight),
+        ):
             assert np.allclose(rows, as_rows(*mirrored)) == even
-        assert bool(one.reach[0] == one.reach[1]) == even
-        assert np.all((one.reach > 5.4) & (one.reach < 6.6))
+        assert bool(replicate.reach[0] == replicate.reach[1]) == even
+        assert np.all((replicate.reach > 5.4) & (replicate.reach < 6.6))
 
 
 def test_size_of_the_product_rule(model):
@@ -251,10 +254,10 @@ def test_size_of_the_product_rule(model):
     ):
         rule = ta.line_nodes(model, order, even=even, replicates=2)
         assert rule.size == count * (order + 15) and rule.stack.points_per_line == order + 15
-        one = rule.replicate(1)
-        y, w = one.teacher[:, 0], one.weight
+        replicate = rule.replicate(1)
+        y, w = replicate.teacher[:, 0], replicate.weight
         np.testing.assert_allclose(np.sum(w), 1, rtol=1e-12)
-        moments = [np.sum(w * a) for a in (y[0] ** 2, y[1] ** 4, y[0] ** 2 * y[1] ** 2, one.across[0] ** 2)]
+        moments = [np.sum(w * a) for a in (y[0] ** 2, y[1] ** 4, y[0] ** 2 * y[1] ** 2, replicate.across[0] ** 2)]
         np.testing.assert_allclose(moments, [1, 3, 1, 1], rtol=1e-3)
         assert not np.allclose(rule.stack.weight[0], rule.stack.weight[1])
     assert ta.line_nodes(model, 5).stack.jumps == 3 and ta.line_nodes(ta.dot_product(rank=2), lines=2).stack.jumps == 5
@@ -284,16 +287,16 @@ def test_smooth_averages(model):
     np.testing.assert_allclose(jnp.sum(weight * h[0, 0] * h[1, 0]), 0, atol=1e-5)
 
 
-@pytest.mark.parametrize("given", [{}, {"even": True}, {"lines": 2**10}, {"block": 24}], ids=str)
-def test_the_coarse_lines_fill_one_block(model, given):
+@pytest.mark.parametrize("options", [{}, {"even": True}, {"lines": 2**10}, {"block": 24}], ids=str)
+def test_the_coarse_lines_fill_one_block(model, options):
     """The coarse rule, of lower order or fewer Sobol lines, fills one block; its other lines have no weight."""
-    rule = ta.line_nodes(model, 7, replicates=2, points=24, **{"block": 2**12, **given})
-    first, *others = rule.coarse.blocks().weight
-    used = np.count_nonzero(rule.coarse.weight)
-    assert rule.coarse.weight.shape == rule.stack.weight[0].shape and used == rule.coarse.weighted / 24
+    rule = ta.line_nodes(model, 7, replicates=2, points=24, **{"block": 2**12, **options})
+    first, *unused_blocks = rule.coarse.blocks().weight
+    weighted = np.count_nonzero(rule.coarse.weight)
+    assert rule.coarse.weight.shape == rule.stack.weight[0].shape and weighted == rule.coarse.weighted / 24
     np.testing.assert_allclose(jnp.sum(rule.coarse.weight), 1, rtol=1e-12)
-    if given != {"block": 24}:  # with one line a block no rule is smaller than order one
-        assert not np.any(others) and used > 0.3 * first.size
+    if options != {"block": 24}:  # with one line in a block no rule is smaller than order one
+        assert not np.any(unused_blocks) and weighted > 0.3 * first.size
         assert not np.array_equal(rule.coarse.reach, rule.stack.reach[0])
 
 
@@ -326,15 +329,15 @@ def test_precision_on_request(model, monkeypatch):
     exact = np.array([getattr(case, k) for k in NAMES])
     assert np.all(np.asarray(bars) <= 1e-3 * np.abs(exact))
     assert np.all(np.abs(numbers(fp.replicates).mean(0) - exact) <= 4 * bars)
-    short = ta.solve(model, case.alpha, case.branch, rtol=1e-7, start=state(case))
-    assert int(short.status) == ta.Status.imprecise and not bool(short.ok)
-    assert ta.Status.name_of(short.status) == "imprecise"
+    imprecise = ta.solve(model, case.alpha, case.branch, rtol=1e-7, start=state(case))
+    assert int(imprecise.status) == ta.Status.imprecise and not bool(imprecise.ok)
+    assert ta.Status.name_of(imprecise.status) == "imprecise"
 
 
 def test_bad_precision(model):
-    for bad in (0.0, -1.0, float("nan"), 1e-15):
+    for rtol in (0.0, -1.0, float("nan"), 1e-15):
         with pytest.raises(ValueError, match="rtol"):
-            ta.solve(model, 2.0, rtol=bad)
+            ta.solve(model, 2.0, rtol=rtol)
     with pytest.raises(ValueError, match="either nodes or rtol"):
         ta.solve(model, 2.0, nodes=ta.line_nodes(model, 5), rtol=1e-3)
     with pytest.raises(ValueError, match="jax transformation"):
@@ -346,10 +349,10 @@ def test_bad_precision(model):
 
 def test_a_jump_that_is_just_about_to_end_moves_nothing(model):
     """A jump of zero width between its two sides moves nothing, although its motion is 0 / 0."""
-    one, z = jnp.ones((1, 1)), jnp.full((1, 2, 1), 0.3)
-    side = Section.of(one, z, z, one, one, one, one)
+    ones, z = jnp.ones((1, 1)), jnp.full((1, 2, 1), 0.3)
+    side = Section.of(ones, z, z, ones, ones, ones, ones)
     lines = Lines(jnp.zeros((2, 1)), jnp.ones((2, 1)), jnp.ones((2, 1)), jnp.full((2, 1, 1), 0.2))
-    gaps = Gaps(side, side, jnp.ones((1, 1), bool), (0 * one, 2 * one))
+    gaps = Gaps(side, side, jnp.ones((1, 1), bool), (0 * ones, 2 * ones))
 
     def total(V):
         x = eqx.tree_at(lambda x: x.V, state(CASES[0]), V)

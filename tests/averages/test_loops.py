@@ -38,7 +38,7 @@ SETTINGS = {
 
 
 def evaluation(name):
-    """The function that evaluates the averages of a setting, and its arguments."""
+    """Return the function that evaluates the averages of a setting, and its arguments."""
     model, make, x = SETTINGS[name]
     free = jnp.ones(2)
     v = Coordinates(model, free).pack(x)
@@ -58,9 +58,9 @@ def test_both_ways_give_the_same_numbers(name):
     for counted in (False, True):
         with loops.counted_loops(counted):
             results.append(jax.tree.map(np.asarray, jax.jit(lambda *a: evaluate(*a))(*args)))
-    for one, other in zip(*results, strict=True):
-        assert np.all(np.isfinite(one))
-        np.testing.assert_allclose(one, other, rtol=1e-9, atol=2e-8 * np.max(np.abs(one)))
+    for first, second in zip(*results, strict=True):
+        assert np.all(np.isfinite(first))
+        np.testing.assert_allclose(first, second, rtol=1e-9, atol=2e-8 * np.max(np.abs(first)))
 
 
 def primitives(jaxpr):
@@ -78,11 +78,13 @@ def primitives(jaxpr):
 def test_counted_loops_ask_no_condition(name):
     """With counted loops only the loop over groups of stragglers on lines has a condition; otherwise more loops do."""
     evaluate, args = evaluation(name)
-    asked = []
+    condition_counts = []
     for counted in (True, False):
         with loops.counted_loops(counted):
-            asked.append(sum(p in ("while", "cond") for p in primitives(jax.make_jaxpr(evaluate)(*args).jaxpr)))
-    assert asked[0] == (name == "lines") < asked[1]
+            condition_counts.append(
+                sum(p in ("while", "cond") for p in primitives(jax.make_jaxpr(evaluate)(*args).jaxpr))
+            )
+    assert condition_counts[0] == (name == "lines") < condition_counts[1]
 
 
 def conditions(text):
@@ -95,9 +97,9 @@ def test_lowered_for_an_accelerator_every_loop_has_a_constant_count(name):
     evaluate, args = evaluation(name)
     with loops.counted_loops():
         text = export.export(jax.jit(evaluate), platforms=("cuda",))(*args).mlir_module()
-    found = conditions(text)
-    assert len(found) == text.count("stablehlo.while(") > 0
-    for condition in found:
+    blocks = conditions(text)
+    assert len(blocks) == text.count("stablehlo.while(") > 0
+    for condition in blocks:
         # Every condition compares a counter with a constant, whose name begins with c: compare LT, %iterArg, %c_7.
         assert re.search(r"stablehlo\.compare\s+LT, %iterArg\w*, %c(_\d+)?,", condition), condition
 
@@ -133,12 +135,12 @@ def test_the_device_decides():
 def test_counted_steps_do_for_the_slowest_starts():
     """A fixed count of steps converges at every node, from starts far away, and finds the minimum next to a start."""
     model, make, x = SETTINGS["nodes"]
-    one = make(model).replicate(0)
-    h, y = 3 * one.student, 0.5 * one.teacher
+    replicate = make(model).replicate(0)
+    h, y = 3 * replicate.student, 0.5 * replicate.teacher
     for counted in (False, True):
         with loops.counted_loops(counted):
-            z, energy, done = jax.jit(lambda h, y: descend(model, 5.0 * h, h, x.V, y, 1e-7))(h, y)
-            assert bool(jnp.all(done))
-            near, lower = jax.jit(lambda z, h, y: local_minima(model, z + 0.01, h, x.V, y))(z, h, y)
-        np.testing.assert_allclose(jnp.median(jnp.abs(near - z)), 0, atol=1e-9)
+            z, energy, converged = jax.jit(lambda h, y: descend(model, 5.0 * h, h, x.V, y, 1e-7))(h, y)
+            assert bool(jnp.all(converged))
+            minima, lower = jax.jit(lambda z, h, y: local_minima(model, z + 0.01, h, x.V, y))(z, h, y)
+        np.testing.assert_allclose(jnp.median(jnp.abs(minima - z)), 0, atol=1e-9)
         assert float(jnp.mean(lower <= energy + 1e-9)) > 0.99

@@ -29,13 +29,13 @@ def test_moments_of_the_fields(model, rule, tol):
     nodes = rule(model, replicates=2)
     x = state(CASES[0])
     for k in range(2):
-        one = nodes.replicate(k)
-        h, y = fields(model, x, one.student, one.teacher)
-        w = one.weight
+        replicate = nodes.replicate(k)
+        h, y = fields(model, x, replicate.student, replicate.teacher)
+        w = replicate.weight
         np.testing.assert_allclose(jnp.sum(w), 1, rtol=1e-12)
         for token in range(2):
-            second = [jnp.sum(w * a[token, 0] * b[token, 0]) for a, b in ((h, h), (h, y), (y, y))]
-            np.testing.assert_allclose(second, [x.q[0, 0, 0], x.theta[0, 0, 0], 0.25], rtol=tol)
+            moments = [jnp.sum(w * a[token, 0] * b[token, 0]) for a, b in ((h, h), (h, y), (y, y))]
+            np.testing.assert_allclose(moments, [x.q[0, 0, 0], x.theta[0, 0, 0], 0.25], rtol=tol)
             np.testing.assert_allclose(jnp.sum(w * y[token, 0] ** 4), 3 * 0.25**2, rtol=4 * tol)
 
 
@@ -72,9 +72,8 @@ def test_the_coarse_replicate_is_a_rule(model, make):
     rule = make(model, replicates=2)
     coarse, blocks = rule.coarse, rule.coarse.blocks().weight
     np.testing.assert_allclose(jnp.sum(coarse.weight), 1, rtol=1e-12)
-    assert jax.tree.map(jnp.shape, coarse) == jax.tree.map(
-        jnp.shape, rule.replicate(0)
-    )  # so that one program serves both
+    # The shapes are equal, so that one program serves both.
+    assert jax.tree.map(jnp.shape, coarse) == jax.tree.map(jnp.shape, rule.replicate(0))
     assert not np.any(blocks[1:]) and coarse.weighted == pytest.approx(
         np.mean(np.asarray(blocks[0]) > 0) * coarse.size / len(blocks)
     )
@@ -95,23 +94,25 @@ def test_beyond_two_fields_the_coarse_replicate_is_small():
 
 def test_gauss_hermite_is_exact_in_every_rotation(model):
     for k in range(2):
-        one = ta.gauss_hermite_nodes(model, 4, replicates=2).replicate(k)
-        np.testing.assert_allclose(jnp.sum(one.weight * one.student[0, 0] ** 6), 15, rtol=1e-10)
-        np.testing.assert_allclose(jnp.sum(one.weight * one.student[0, 0] ** 2 * one.teacher[1, 0] ** 2), 1, rtol=1e-10)
-    assert not np.allclose(one.student, ta.gauss_hermite_nodes(model, 4, replicates=2).replicate(0).student)
+        replicate = ta.gauss_hermite_nodes(model, 4, replicates=2).replicate(k)
+        np.testing.assert_allclose(jnp.sum(replicate.weight * replicate.student[0, 0] ** 6), 15, rtol=1e-10)
+        np.testing.assert_allclose(
+            jnp.sum(replicate.weight * replicate.student[0, 0] ** 2 * replicate.teacher[1, 0] ** 2), 1, rtol=1e-10
+        )
+    assert not np.allclose(replicate.student, ta.gauss_hermite_nodes(model, 4, replicates=2).replicate(0).student)
 
 
 def test_whitening_undoes_fields(model):
     """`whiten` inverts `fields` and returns their normal log density given the teacher's, up to a constant."""
-    one = ta.sobol_nodes(model, 64, replicates=1).replicate(0)
+    replicate = ta.sobol_nodes(model, 64, replicates=1).replicate(0)
     x = eqx.tree_at(lambda x: x.m, state(CASES[0]), jnp.array([[0.2], [-0.1]]))
-    h, y = fields(model, x, one.student, one.teacher)
+    h, y = fields(model, x, replicate.student, replicate.teacher)
     student, log_density = whiten(model, x, h, y)
-    np.testing.assert_allclose(student, one.student, atol=1e-12)
-    rest = x.q[0, 0, 0] - x.theta[0, 0, 0] ** 2 / 0.25
+    np.testing.assert_allclose(student, replicate.student, atol=1e-12)
+    variance = x.q[0, 0, 0] - x.theta[0, 0, 0] ** 2 / 0.25
     mean = x.m[:, 0, None] + x.theta[:, 0] / 0.25 * y[:, 0]
-    want = jnp.sum(-0.5 * (h[:, 0] - mean) ** 2 / rest - 0.5 * jnp.log(rest), 0)
-    np.testing.assert_allclose(log_density, want, rtol=1e-10)
+    expected = jnp.sum(-0.5 * (h[:, 0] - mean) ** 2 / variance - 0.5 * jnp.log(variance), 0)
+    np.testing.assert_allclose(log_density, expected, rtol=1e-10)
 
 
 @pytest.mark.parametrize("unrolled", [0, 4])
@@ -121,12 +122,12 @@ def test_small_linear_algebra(monkeypatch, unrolled):
     rng = np.random.default_rng(0)
     A, b = rng.normal(size=(3, 3, 5)), rng.normal(size=(3, 5))
     A = A + A.swapaxes(0, 1)
-    want = np.stack([np.linalg.solve(A[..., k], b[:, k]) for k in range(5)], -1)
+    expected = np.stack([np.linalg.solve(A[..., k], b[:, k]) for k in range(5)], -1)
     A, b = jnp.asarray(A), jnp.asarray(b)
-    np.testing.assert_allclose(ldl_solve(A, b), want, rtol=1e-9)
-    np.testing.assert_allclose(ldl_solve(A, jnp.stack([b, 2 * b], 1))[:, 1], 2 * want, rtol=1e-9)
-    low = jnp.array([[-4.0, 0.0], [0.0, 0.1]])[..., None]
-    np.testing.assert_allclose(ldl_solve(low, jnp.ones((2, 1)), jnp.array([1.0, 0.5])), [[0.25], [2.0]])
+    np.testing.assert_allclose(ldl_solve(A, b), expected, rtol=1e-9)
+    np.testing.assert_allclose(ldl_solve(A, jnp.stack([b, 2 * b], 1))[:, 1], 2 * expected, rtol=1e-9)
+    indefinite = jnp.array([[-4.0, 0.0], [0.0, 0.1]])[..., None]
+    np.testing.assert_allclose(ldl_solve(indefinite, jnp.ones((2, 1)), jnp.array([1.0, 0.5])), [[0.25], [2.0]])
     matrix, v = rng.normal(size=(2, 3, 2)), rng.normal(size=(2, 2, 5))
     np.testing.assert_allclose(apply(jnp.asarray(matrix), jnp.asarray(v)), matrix @ v, rtol=1e-12)
 
@@ -145,11 +146,11 @@ def test_matrices_of_order_parameters(r):
     np.testing.assert_allclose(linalg.cholesky(jnp.asarray(a)), root, rtol=1e-9, atol=1e-12)
     for matrix in (a, root, np.eye(r) + a * rng.uniform(size=(3, 1, r))):
         np.testing.assert_allclose(linalg.inverse(jnp.asarray(matrix)), np.linalg.inv(matrix), rtol=1e-9, atol=1e-12)
-        want = np.linalg.solve(matrix, b)
-        np.testing.assert_allclose(linalg.solve(jnp.asarray(matrix), jnp.asarray(b)), want, rtol=1e-9)
+        expected = np.linalg.solve(matrix, b)
+        np.testing.assert_allclose(linalg.solve(jnp.asarray(matrix), jnp.asarray(b)), expected, rtol=1e-9)
     assert linalg.positive_definite(jnp.asarray(a))
-    for spoilt in (-1.0, 0.0, np.nan):
-        a[1, -1, -1] = spoilt
+    for entry in (-1.0, 0.0, np.nan):
+        a[1, -1, -1] = entry
         assert not linalg.positive_definite(jnp.asarray(a))
 
 
@@ -161,12 +162,12 @@ def test_nodes_near_a_jump_share_their_weight():
     block = jax.tree.map(lambda a: a[0], replicate.blocks())
     points = jax.jit(points_in)(model, x, replicate, block)
     np.testing.assert_allclose(jnp.sum(points.weight), 1, rtol=1e-12)
-    kept, crossed = points.weight[: 2**10] * 2**10, points.weight[2**10 :] * 2**10
-    assert np.all((kept >= 0.5) & (kept <= 1)) and np.all((crossed >= 0) & (crossed <= 0.5))
-    near = np.asarray(points.gap[: 2**10])
-    order = np.argsort(near)[: int(np.sum(kept < 1))]
-    assert 10 < order.size < 100 and kept[order[0]] < 0.6
-    np.testing.assert_allclose(np.sum(1 - kept), np.sum(crossed), rtol=1e-9)
+    retained, crossed = points.weight[: 2**10] * 2**10, points.weight[2**10 :] * 2**10
+    assert np.all((retained >= 0.5) & (retained <= 1)) and np.all((crossed >= 0) & (crossed <= 0.5))
+    gaps = np.asarray(points.gap[: 2**10])
+    order = np.argsort(gaps)[: int(np.sum(retained < 1))]
+    assert 10 < order.size < 100 and retained[order[0]] < 0.6
+    np.testing.assert_allclose(np.sum(1 - retained), np.sum(crossed), rtol=1e-9)
 
 
 @pytest.mark.parametrize(("V", "tol"), [(2.0, 1e-7), (12.7, 0.2)], ids=["nothing jumps", "jumps"])
@@ -180,8 +181,8 @@ def test_derivatives_of_averages_where_nothing_jumps_are_those_of_the_nodes(mode
 
     @jax.jit
     def response(q):
-        moved = eqx.tree_at(lambda x: x.q, x, q * jnp.ones((2, 1, 1)))
-        return channel_gradient(model, moved, replicate)[1].q[0, 0, 0]
+        changed = eqx.tree_at(lambda x: x.q, x, q * jnp.ones((2, 1, 1)))
+        return channel_gradient(model, changed, replicate)[1].q[0, 0, 0]
 
     step = 1e-5
     difference = (response(0.05 + step) - response(0.05 - step)) / (2 * step)
@@ -196,8 +197,8 @@ def test_how_much_nodes_carry():
     Nodes without weight do not count.
     """
     weight, width = jnp.where(jnp.arange(2000) < 1000, 1e-3, 0.0), jnp.asarray(0.1)
-    for near, share in ((0, 1.0), (1, 1 / (1 + 3.0**2))):
-        found = nodes._carried(jnp.arange(2000) < near, weight, width)
-        np.testing.assert_allclose(found, share, rtol=1e-12)
+    for count, share in ((0, 1.0), (1, 1 / (1 + 3.0**2))):
+        carried = nodes._carried(jnp.arange(2000) < count, weight, width)
+        np.testing.assert_allclose(carried, share, rtol=1e-12)
     np.testing.assert_allclose(nodes._carried(jnp.arange(2000) > 1000, weight, width), 1.0)
     assert nodes._carried(jnp.ones(4, bool), jnp.zeros(4), width) == 1  # a block of padding without weight

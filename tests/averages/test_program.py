@@ -11,52 +11,52 @@ import pytest
 from jax import lax
 
 import tiedattn_jax as ta
-from tiedattn_jax.averages import program as how
+from tiedattn_jax.averages import program as averaging
 from tiedattn_jax.theory.pool import Call, run_one, together
 
 
 @pytest.fixture
 def compiled(monkeypatch):
     """`program` of a function that sums weights, and the compiler options of each of its calls."""
-    seen = []
+    calls = []
 
     def filter_jit(fn, **options):
         def call(*args):
-            seen.append(options)
+            calls.append(options)
             return fn(*args)
 
         return call
 
-    monkeypatch.setattr(how, "eqx", type("", (), {"filter_jit": staticmethod(filter_jit)}))
-    monkeypatch.setattr(how, "kept", filter_jit)
-    return partial(how.program, lambda rule, scale: scale * jnp.sum(rule.stack.weight)), seen
+    monkeypatch.setattr(averaging, "eqx", type("", (), {"filter_jit": staticmethod(filter_jit)}))
+    monkeypatch.setattr(averaging, "kept", filter_jit)
+    return partial(averaging.program, lambda rule, scale: scale * jnp.sum(rule.stack.weight)), calls
 
 
 def test_what_is_compiled_with_less_effort(compiled, model, monkeypatch):
     """Lines compile with less effort at top level, where the compiler has the option; single nodes would run slower."""
-    total, seen = compiled[0](), compiled[1]
-    monkeypatch.setattr(how, "_known", lambda: True)
+    total, calls = compiled[0](), compiled[1]
+    monkeypatch.setattr(averaging, "_known", lambda: True)
     lines = ta.line_nodes(model, 1, replicates=2)
     single = ta.sobol_nodes(model, 4, replicates=2)
-    quick, all_of_it = {"compiler_options": {"xla_cpu_use_fusion_emitters": False}}, {}
-    for rule, options in ((lines, quick), (single, all_of_it)):
-        assert float(total(rule, 1.0)) == pytest.approx(2) and seen.pop() == options
+    quick, default = {"compiler_options": {"xla_cpu_use_fusion_emitters": False}}, {}
+    for rule, options in ((lines, quick), (single, default)):
+        assert float(total(rule, 1.0)) == pytest.approx(2) and calls.pop() == options
     jax.jit(lambda scale: total(lines, scale))(1.0)
-    assert seen.pop() == all_of_it
+    assert calls.pop() == default
     jax.jit(lambda: total(lines, 1.0))()  # all arguments are concrete, but an outer program is being traced
-    assert seen.pop() == all_of_it
+    assert calls.pop() == default
     for transform in (jax.grad, lambda fn: lambda scale: jax.vmap(fn)(jnp.stack([scale]))):
         transform(lambda scale: total(lines, scale))(1.0)
-        assert seen.pop() == all_of_it
-    monkeypatch.setattr(how, "_known", lambda: False)
+        assert calls.pop() == default
+    monkeypatch.setattr(averaging, "_known", lambda: False)
     total(lines, 1.0)
-    assert seen.pop() == all_of_it
+    assert calls.pop() == default
 
 
 def test_of_several_threads_one_compiles(model):
     traced = []
 
-    @how.program
+    @averaging.program
     def total(replicate):
         traced.append(replicate)
         time.sleep(0.1)  # time for the other threads to arrive
@@ -75,7 +75,7 @@ def test_lanes_of_a_batch(monkeypatch, device):
     def halvings(x):
         return lax.while_loop(lambda s: s[0] > 1, lambda s: (s[0] / 2, s[1] + 1), (x, 0))[1]
 
-    batch = jax.vmap(how.lane_by_lane(halvings))
+    batch = jax.vmap(averaging.lane_by_lane(halvings))
     np.testing.assert_array_equal(batch(jnp.array([1.0, 8.0])), [0, 3])
     assert ("scan" in str(jax.make_jaxpr(batch)(jnp.ones(2)))) == (device == "cpu")
 
@@ -86,7 +86,7 @@ def test_a_lane_inside_other_transformations():
     def fn(x, tree):
         return {"sum": jnp.sum(x * tree["a"] ** 2), "both": (jnp.sin(x), x * len(tree["b"]))}
 
-    lane, x, tree = how.lane_by_lane(fn), jnp.arange(3.0), {"a": jnp.asarray(2.0), "b": "not an array"}
+    by_lane, x, tree = averaging.lane_by_lane(fn), jnp.arange(3.0), {"a": jnp.asarray(2.0), "b": "not an array"}
     xs = jnp.stack([x, x + 1])
     for transform in (
         lambda f: lambda x: f(x, tree)["sum"],
@@ -98,20 +98,20 @@ def test_a_lane_inside_other_transformations():
         lambda f: jax.jacfwd(jax.jacrev(lambda x: f(x**2, tree)["both"][0])),
         lambda f: jax.jit(jax.jacrev(jax.jacrev(lambda x: f(x**2, tree)["both"][0]))),
     ):
-        np.testing.assert_allclose(transform(lane)(xs), transform(fn)(xs), rtol=1e-12)
+        np.testing.assert_allclose(transform(by_lane)(xs), transform(fn)(xs), rtol=1e-12)
 
 
 def test_an_option_that_the_compiler_does_not_know(monkeypatch):
-    how._known.cache_clear()
-    monkeypatch.setattr(how, "_QUICK", {"xla_no_such_option": True})
-    assert not how._known()
+    averaging._known.cache_clear()
+    monkeypatch.setattr(averaging, "_QUICK", {"xla_no_such_option": True})
+    assert not averaging._known()
     monkeypatch.undo()
-    how._known.cache_clear()
-    assert how._known() == (jax.default_backend() == "cpu" and _works())
-    how._known.cache_clear()
+    averaging._known.cache_clear()
+    assert averaging._known() == (jax.default_backend() == "cpu" and _option_is_known())
+    averaging._known.cache_clear()
 
 
-def _works():
+def _option_is_known():
     try:
         eqx.filter_jit(lambda: 0, compiler_options={"xla_cpu_use_fusion_emitters": False})()
     except jax.errors.JaxRuntimeError:

@@ -31,17 +31,17 @@ def problem(model, nodes, case, size=4096):
 @pytest.mark.parametrize("case", CASES, ids=lambda c: f"{c.branch} {c.alpha}")
 def test_global_minimum_against_brute_force(model, nodes, case):
     h, V, y = problem(model, nodes, case)
-    found = prox(model, h, V, y)
-    assert bool(jnp.all(found.converged))
-    energy = np.asarray(moreau(model, found.z, h, V, y))
+    minima = prox(model, h, V, y)
+    assert bool(jnp.all(minima.converged))
+    energy = np.asarray(moreau(model, minima.z, h, V, y))
     best = np.full(energy.shape, np.inf)
     for a in np.linspace(-2.4, 2.4, 6):
         for b in np.linspace(-2.4, 2.4, 6):
-            _, e, done = descend(model, jnp.array([a, b]), h, V, y)
-            best = np.minimum(best, np.where(done, e, np.inf))
+            _, e, converged = descend(model, jnp.array([a, b]), h, V, y)
+            best = np.minimum(best, np.where(converged, e, np.inf))
     assert np.all(np.isfinite(best))
     assert np.mean(energy > best + 1e-11) <= 1e-4
-    assert float(jnp.max(jnp.abs(gradient(model, found.z, h, V, y)))) < 1e-12
+    assert float(jnp.max(jnp.abs(gradient(model, minima.z, h, V, y)))) < 1e-12
 
 
 @pytest.mark.parametrize(
@@ -58,14 +58,14 @@ def test_the_minima_of_a_large_student_are_found(numbers, q, V):
     """
     model = ta.dot_product(*numbers)
     x = ta.Overlaps(*(jnp.full((2, 1, 1), v, float) for v in (q, V, 0.0)), jnp.zeros((2, 1)))
-    one = ta.sobol_nodes(model, 2**10, replicates=1).replicate(0)
-    h, y = fields(model, x, one.student, one.teacher)
+    replicate = ta.sobol_nodes(model, 2**10, replicates=1).replicate(0)
+    h, y = fields(model, x, replicate.student, replicate.teacher)
     best = jnp.full(h.shape[-1], jnp.inf)
     for start in np.stack(np.meshgrid(*[np.linspace(-1.3, 1.3, 9) * q**0.5] * 2), -1).reshape(-1, 2):
-        _, energy, done = descend(model, jnp.asarray(start), h, x.V, y)
-        best = jnp.minimum(best, jnp.where(done, energy, jnp.inf))
-    missed = moreau(model, prox(model, h, x.V, y).z, h, x.V, y) > best + 1e-6
-    assert float(jnp.mean(missed)) < 2e-3
+        _, energy, converged = descend(model, jnp.asarray(start), h, x.V, y)
+        best = jnp.minimum(best, jnp.where(converged, energy, jnp.inf))
+    above_best = moreau(model, prox(model, h, x.V, y).z, h, x.V, y) > best + 1e-6
+    assert float(jnp.mean(above_best)) < 2e-3
 
 
 @pytest.mark.parametrize("model", [ta.untied_dot_product(0.3), ta.dot_product(0.3, rank=2, teacher=np.eye(2))])
@@ -77,15 +77,17 @@ def test_starts_of_large_columns_are_left_out_only_where_they_find_nothing_lower
     L, r, t = model.shape
     keys, V = jax.random.split(jax.random.key(0)), jnp.broadcast_to(20.0 * jnp.eye(r), (L, r, r))
     h, y = 2**0.5 * jax.random.normal(keys[0], (L, r, 1024)), 0.5 * jax.random.normal(keys[1], (L, t, 1024))
-    some, every = (moreau(model, prox(model, h, V, y, near).z, h, V, y) for near in (None, px._flips(model, h)))
-    assert float(jnp.mean(some > every + 1e-9)) < 2e-3
+    chosen, complete = (
+        moreau(model, prox(model, h, V, y, starts).z, h, V, y) for starts in (None, px._flips(model, h))
+    )
+    assert float(jnp.mean(chosen > complete + 1e-9)) < 2e-3
 
 
 def test_every_start_is_finished(model, nodes):
     """`proximal` finishes every start to full precision without refinement, also where common steps do not suffice."""
     h, V, y = problem(model, nodes, CASES[1])
-    z, done = jax.jit(px.proximal)(model, h, V, y)
-    assert bool(jnp.all(done))
+    z, converged = jax.jit(px.proximal)(model, h, V, y)
+    assert bool(jnp.all(converged))
     np.testing.assert_allclose(z, prox(model, h, V, y).z, atol=1e-9)
 
 
@@ -95,8 +97,8 @@ def test_newton_descends(model, nodes):
     for a, b in ((0.3, -0.2), (1.2, -1.2), (-0.8, 0.1), (0.05, 0.0)):
         start = jnp.array([a, b])
         before = moreau(model, jnp.broadcast_to(start[:, None, None], h.shape), h, V, y)
-        _, after, done = descend(model, start, h, V, y)
-        assert bool(jnp.all(done)) and float(jnp.max((after - before)[done])) <= 1e-12
+        _, after, converged = descend(model, start, h, V, y)
+        assert bool(jnp.all(converged)) and float(jnp.max((after - before)[converged])) <= 1e-12
 
 
 class Paraboloid(ta.DotProduct):
@@ -109,10 +111,10 @@ class Paraboloid(ta.DotProduct):
 def test_axis_of_the_double_well(model, nodes):
     y = problem(model, nodes, CASES[0], 64)[2].at[..., 0].set(0.0)
     # At y = 0 the Hessian of a purely semantic target is zero; that of a paraboloid is the same along all axes.
-    for case in (model, ta.dot_product(omega=0.0), Paraboloid(**vars(model))):
-        axis = px.well_axis(case, y, 1, 32)
+    for layer in (model, ta.dot_product(omega=0.0), Paraboloid(**vars(model))):
+        axis = px.well_axis(layer, y, 1, 32)
         np.testing.assert_allclose(jnp.sum(axis**2, (0, 1)), 1, rtol=1e-12)
-        hessian = px.expansion_at_nodes(case, 0 * axis, y)[2]
+        hessian = px.expansion_at_nodes(layer, 0 * axis, y)[2]
         flat = axis.reshape(2, -1)
         curvature = jnp.einsum("in,ijn,jn->n", flat, hessian, flat)
         n = np.moveaxis(np.asarray(hessian), -1, 0)
@@ -132,14 +134,14 @@ def test_a_start_at_the_origin_alone_would_spoil_mhat(model, nodes):
         hess, _ = px.moreau_hessian(model, z, V, y)
         return z - ldl_solve(hess, px.prox_gradient(model, z, h, V, y)[:, 0])[:, None]
 
-    right = prox(model, h, V, y).z
+    exact = prox(model, h, V, y).z
     z = jnp.full_like(h, 1e-3)
     for _ in range(40):
         z = newton(z)
-    wrong = np.abs(np.asarray(z - right)).max((0, 1)) > 1e-2
-    np.testing.assert_allclose(mhat(right), 5.675e-3, rtol=5e-2)  # on 4096 nodes
-    assert wrong.mean() > 0.01
-    assert abs(mhat(z) - mhat(right)) > mhat(right)
+    misplaced = np.abs(np.asarray(z - exact)).max((0, 1)) > 1e-2
+    np.testing.assert_allclose(mhat(exact), 5.675e-3, rtol=5e-2)  # on 4096 nodes
+    assert misplaced.mean() > 0.01
+    assert abs(mhat(z) - mhat(exact)) > mhat(exact)
 
 
 def test_derivatives_are_those_of_differences(model, nodes):
@@ -165,9 +167,9 @@ def test_derivatives_are_those_of_differences(model, nodes):
 def test_jacobian_is_the_derivative_in_h(model, nodes):
     h, V, y = problem(model, nodes, CASES[0], 64)
     jac = jax.jit(px.prox_jacobian)(model, prox(model, h, V, y).z, V, y)
-    full = jax.jacfwd(lambda h: prox(model, h, V, y).z)(h)
-    same = jnp.einsum("lankbn->lakbn", full).reshape(2, 2, 64)
-    np.testing.assert_allclose(jac, same, rtol=1e-8, atol=1e-10)
+    dense = jax.jacfwd(lambda h: prox(model, h, V, y).z)(h)
+    expected = jnp.einsum("lankbn->lakbn", dense).reshape(2, 2, 64)
+    np.testing.assert_allclose(jac, expected, rtol=1e-8, atol=1e-10)
 
 
 @pytest.mark.parametrize("r", [1, 2])
@@ -178,15 +180,15 @@ def test_arrays_and_entries_agree(monkeypatch, r):
     normals = jnp.asarray(np.random.default_rng(0).normal(size=(2 * r + 1, L, 64)))
     h, y, V = jnp.moveaxis(normals[:r], 0, 1), normals[r:][:1].swapaxes(0, 1), 3.0 * jnp.eye(r) + jnp.zeros((L, r, r))
 
-    def both(V):
-        found = px.prox(model, h, V, y)
-        return found.z, px.prox_jacobian(model, jax.lax.stop_gradient(found.z), V, y), found.gap
+    def outputs(V):
+        minima = px.prox(model, h, V, y)
+        return minima.z, px.prox_jacobian(model, jax.lax.stop_gradient(minima.z), V, y), minima.gap
 
-    def results(most, unrolled):
-        monkeypatch.setattr(nodewise, "_MOST_ENTRIES", most)
+    def results(limit, unrolled):
+        monkeypatch.setattr(nodewise, "_MOST_ENTRIES", limit)
         monkeypatch.setattr(linalg, "_UNROLLED", unrolled)
         nodewise._run.clear_cache()
-        return jax.jit(lambda V: jax.jvp(both, (V,), (V,)))(V)
+        return jax.jit(lambda V: jax.jvp(outputs, (V,), (V,)))(V)
 
     for a, b in zip(*(jax.tree.leaves(results(*sizes)) for sizes in ((99, 99), (0, 0))), strict=True):
         np.testing.assert_allclose(a, b, rtol=1e-9, atol=1e-11)
@@ -198,21 +200,21 @@ def test_a_hessian_column_by_column(monkeypatch):
     Z, Y = 0.7 * jax.random.normal(jax.random.key(3), (2, L, 1, size))
     columns = jax.jit(px.expansion_at_nodes)(model, Z, Y)
     monkeypatch.setattr(px, "_ALL_COLUMNS", L)
-    for one, all_ in zip(columns, px.expansion_at_nodes(model, Z, Y), strict=True):
-        np.testing.assert_allclose(one, all_, rtol=1e-12, atol=1e-14)
+    for by_column, at_once in zip(columns, px.expansion_at_nodes(model, Z, Y), strict=True):
+        np.testing.assert_allclose(by_column, at_once, rtol=1e-12, atol=1e-14)
     node = jax.hessian(lambda z: model.loss(z[:, None], Y[..., 2]))(Z[:, 0, 2])
     np.testing.assert_allclose(columns[2][..., 2], node, rtol=1e-12, atol=1e-14)
 
 
 def test_second_minimum_is_a_minimum_above(model, nodes):
     h, V, y = problem(model, nodes, CASES[4])
-    found = prox(model, h, V, y)
-    two = np.isfinite(np.asarray(found.gap))
-    assert 0.01 < two.mean() < 0.1
-    grad = np.abs(np.asarray(gradient(model, found.other, h, V, y)))[..., two]
+    minima = prox(model, h, V, y)
+    has_second = np.isfinite(np.asarray(minima.gap))
+    assert 0.01 < has_second.mean() < 0.1
+    grad = np.abs(np.asarray(gradient(model, minima.other, h, V, y)))[..., has_second]
     assert grad.max() < 1e-5
-    rise = np.asarray(moreau(model, found.other, h, V, y) - moreau(model, found.z, h, V, y))
-    assert np.all(rise[two] >= -1e-12)
+    rise = np.asarray(moreau(model, minima.other, h, V, y) - moreau(model, minima.z, h, V, y))
+    assert np.all(rise[has_second] >= -1e-12)
 
 
 class TwoWells(ta.DotProduct):
@@ -226,8 +228,8 @@ class TwoWells(ta.DotProduct):
 def test_wells_of_a_loss_that_is_not_even_are_looked_for():
     model = TwoWells(**vars(ta.dot_product()))
     h = jnp.stack([jnp.linspace(-0.7, 0.4, 32), jnp.zeros(32)])[:, None]
-    found = prox(model, h, jnp.full((2, 1, 1), 40.0), 0 * h)
-    wells = np.sort(np.stack([found.z[0, 0], found.other[0, 0]]), 0)
+    minima = prox(model, h, jnp.full((2, 1, 1), 40.0), 0 * h)
+    wells = np.sort(np.stack([minima.z[0, 0], minima.other[0, 0]]), 0)
     np.testing.assert_allclose(wells, [[-1.2] * 32, [0.1] * 32], atol=0.02)
 
 
@@ -247,17 +249,17 @@ def test_a_temperature_scales_what_a_large_student_is():
 def test_definite(n):
     a = np.random.default_rng(n).normal(size=(n, n, 64))
     a = a + a.swapaxes(0, 1) + 2 * np.eye(n)[..., None]
-    want = np.linalg.eigvalsh(np.moveaxis(a, -1, 0))[:, 0] > 0
-    assert 0 < want.sum() < 64
-    np.testing.assert_array_equal(linalg.definite(jnp.asarray(a)), want)
+    expected = np.linalg.eigvalsh(np.moveaxis(a, -1, 0))[:, 0] > 0
+    assert 0 < expected.sum() < 64
+    np.testing.assert_array_equal(linalg.definite(jnp.asarray(a)), expected)
 
 
 def test_single_precision(nodes):
     model = ta.dot_product(dtype=jnp.float32)
     case = CASES[0]
     h, V, y = (a.astype(jnp.float32) for a in problem(ta.dot_product(), nodes, case))
-    found = prox(model, h, V, y)
+    minima = prox(model, h, V, y)
     exact = prox(ta.dot_product(), *(a.astype(jnp.float64) for a in (h, V, y)))
-    assert found.z.dtype == jnp.float32
-    assert float(jnp.mean(found.converged)) > 0.99
-    np.testing.assert_allclose(found.z, exact.z, atol=2e-3)
+    assert minima.z.dtype == jnp.float32
+    assert float(jnp.mean(minima.converged)) > 0.99
+    np.testing.assert_allclose(minima.z, exact.z, atol=2e-3)

@@ -109,17 +109,19 @@ def test_any_function_to_second_order(names, monkeypatch):
     """
     Z, shared = jnp.asarray(np.random.default_rng(0).uniform(0.1, 1.0, (2, 2, 3))), jnp.array(1.3)
 
-    def every(shared, Z):
+    def all_functions(shared, Z):
         return {name: to_second_order(FUNCTIONS[name], shared, Z) for name in names}
 
-    def run(most, *args):
-        monkeypatch.setattr(module, "_MOST_ENTRIES", most)
-        return nodewise(partial(every))(*args)  # a new function object, so that it is traced anew
+    def run(limit, *args):
+        monkeypatch.setattr(module, "_MOST_ENTRIES", limit)
+        return nodewise(partial(all_functions))(*args)  # a new function object, so that it is traced anew
 
-    *both, want = jax.jit(lambda *a: (run(4, *a), run(0, *a), jax.vmap(every, (None, -1), -1)(*a)))(shared, Z)
-    for form, got in zip(("entries", "arrays"), both, strict=True):
+    *results, expected = jax.jit(lambda *a: (run(4, *a), run(0, *a), jax.vmap(all_functions, (None, -1), -1)(*a)))(
+        shared, Z
+    )
+    for form, result in zip(("entries", "arrays"), results, strict=True):
         for name in names:
-            for order, (a, b) in enumerate(zip(got[name], want[name], strict=True)):
+            for order, (a, b) in enumerate(zip(result[name], expected[name], strict=True)):
                 assert (a.shape, a.dtype) == (b.shape, b.dtype), (form, name, order)
                 np.testing.assert_allclose(a, b, rtol=1e-10, atol=1e-12, err_msg=f"{form}: {name}, derivative {order}")
 
@@ -140,8 +142,8 @@ def test_derivatives_reach_shared_and_nodes():
 
         return jax.grad(cubes, (0, 1))(shared, Z), jax.jvp(cubes, (shared, Z), (shared, Z))[1]
 
-    got, want = total(nodewise(attention)), total(jax.vmap(attention, (None, -1), -1))
-    for a, b in zip(jax.tree.leaves(got), jax.tree.leaves(want), strict=True):
+    result, expected = total(nodewise(attention)), total(jax.vmap(attention, (None, -1), -1))
+    for a, b in zip(jax.tree.leaves(result), jax.tree.leaves(expected), strict=True):
         np.testing.assert_allclose(a, b, rtol=1e-11, atol=1e-13)
 
 
@@ -155,8 +157,8 @@ def test_constants_are_promoted_as_jax_does(constant):
     def fn(_, Z):
         return constant @ Z, jnp.einsum("ik,jk,ij->ij", Z, Z, constant), Z * constant
 
-    got, want = nodewise(fn)(0.0, Z), jax.vmap(lambda z: fn(0.0, z), -1, -1)(Z)
-    for a, b in zip(got, want, strict=True):
+    result, expected = nodewise(fn)(0.0, Z), jax.vmap(lambda z: fn(0.0, z), -1, -1)(Z)
+    for a, b in zip(result, expected, strict=True):
         assert a.dtype == b.dtype
         np.testing.assert_array_equal(a, b)
 
@@ -181,11 +183,11 @@ def test_known_numbers_make_the_program_shorter():
 def test_traces_once_a_shape():
     calls = []
 
-    def counted(shared, Z):
+    def recorded(shared, Z):
         calls.append(Z.shape)
         return shared * Z
 
-    run = nodewise(counted)
+    run = nodewise(recorded)
     for _ in range(3):
         run(jnp.array(2.0), jnp.ones((2, 1, 8)))
     assert len(calls) == 1

@@ -1,4 +1,4 @@
-"""How results print themselves."""
+"""Results print themselves, with error bars and statuses."""
 
 import json
 import math
@@ -31,8 +31,8 @@ def test_numbers_with_error_bars():
 
 
 def test_what_repeats_itself_is_told_once():
-    alike, bars = np.array([[[0.5]], [[-0.5]]]), np.array([[[0.1]], [[0.2]]])
-    values, errors = by_token(alike, bars)
+    repeated, bars = np.array([[[0.5]], [[-0.5]]]), np.array([[[0.1]], [[0.2]]])
+    values, errors = by_token(repeated, bars)
     assert values.shape == () and values == 0.5 and errors == 0.1  # the first token's value and error bar
     assert by_token(np.array([[1.0], [2.0]]))[0].tolist() == [1.0, 2.0]
     matrices = np.stack([np.eye(2), np.eye(2)])
@@ -44,11 +44,11 @@ def test_what_repeats_itself_is_told_once():
 def test_entries():
     assert entries(0.25, 0.01) == "0.250(10)" and entries([1.0, 2.0], [0.1, 0.2]) == "[1.00(10), 2.00(20)]"
     assert entries(np.arange(6)) == "[0, 1, 2, 3, ...]" and entries([[1.0], [2.0]]) == "[[1], [2]]"
-    (name, number, meaning), other = rows_of(
+    (name, number, meaning), second_row = rows_of(
         {"q": jnp.array([[[0.5]], [[0.5]]]), "x": 2.0}, {"q": 0.1 + jnp.zeros((2, 1, 1)), "x": 0.5}
     )
     assert (name, number, meaning) == ("q", "0.50(10)", "overlap of the student with itself")
-    assert other == ("x", "2.00(50)", "")
+    assert second_row == ("x", "2.00(50)", "")
 
 
 def test_tables():
@@ -106,32 +106,34 @@ def test_scalars_of_two_tokens():
     point = made.fixed_point(CASES[1])
     assert (float(point.q), float(point.V)) == (CASES[1].q, CASES[1].V) and point.theta == 0
     assert float(point.m) == CASES[1].m and point.status_name == "converged"
-    several = jax.tree.map(lambda a: jnp.stack([a, 2 * a]), point)
-    np.testing.assert_allclose(several.m, [CASES[1].m, 2 * CASES[1].m])
-    np.testing.assert_allclose(several.q, [CASES[1].q, 2 * CASES[1].q])
-    three = jax.tree.map(lambda a: jnp.concatenate([a, a[:, :1]], 1), point.replicates.overlaps)
-    three = eqx.tree_at(lambda p: p.replicates.overlaps, point, three)
+    batch = jax.tree.map(lambda a: jnp.stack([a, 2 * a]), point)
+    np.testing.assert_allclose(batch.m, [CASES[1].m, 2 * CASES[1].m])
+    np.testing.assert_allclose(batch.q, [CASES[1].q, 2 * CASES[1].q])
+    three_tokens = jax.tree.map(lambda a: jnp.concatenate([a, a[:, :1]], 1), point.replicates.overlaps)
+    three_tokens = eqx.tree_at(lambda p: p.replicates.overlaps, point, three_tokens)
     with pytest.raises(ta.InputError, match=r"\(2, 1, 1\) for the scalar q, got \(3, 1, 1\): use overlaps.q"):
-        _ = three.q
+        _ = three_tokens.q
 
 
 def test_a_batch_keeps_its_lanes_apart():
-    one, two = made.fixed_point(scatter=SCATTER), made.fixed_point(CASES[1], status=[0, 0, 0, 1])
-    both = jax.tree.map(lambda *a: jnp.stack(a), one, ta.FixedPoint(two.model, two.alpha, two.replicates, one.branch))
-    for lane, point in enumerate((one, two)):
+    first, second = made.fixed_point(scatter=SCATTER), made.fixed_point(CASES[1], status=[0, 0, 0, 1])
+    batch = jax.tree.map(
+        lambda *a: jnp.stack(a), first, ta.FixedPoint(second.model, second.alpha, second.replicates, first.branch)
+    )
+    for lane, point in enumerate((first, second)):
         for name in ("mean", "stderr"):
-            of_lane = jax.tree.map(lambda a, lane=lane: a[lane], getattr(both, name))
+            of_lane = jax.tree.map(lambda a, lane=lane: a[lane], getattr(batch, name))
             jax.tree.map(np.testing.assert_array_equal, of_lane, getattr(point, name))
-        assert both.status[lane] == point.status and both.residual[lane] == point.residual
-    assert both.status_name == ["converged", "stalled at the accuracy of the averages"]
-    assert both.exists.tolist() == [True, True]
+        assert batch.status[lane] == point.status and batch.residual[lane] == point.residual
+    assert batch.status_name == ["converged", "stalled at the accuracy of the averages"]
+    assert batch.exists.tolist() == [True, True]
 
 
 def test_without_numbers_there_are_shapes():
-    point, seen = made.fixed_point(), []
-    jax.jit(lambda p: seen.extend((repr(p), str(p), p._repr_html_())) or p.alpha)(point)
+    point, texts = made.fixed_point(), []
+    jax.jit(lambda p: texts.extend((repr(p), str(p), p._repr_html_())) or p.alpha)(point)
     batch = jax.tree.map(lambda a: jnp.stack([a, a]), point)
-    for text in (*seen, repr(batch), str(batch), repr(batch.model), repr(batch.overlaps)):
+    for text in (*texts, repr(batch), str(batch), repr(batch.model), repr(batch.overlaps)):
         assert "[" in text and "f64" in text
     assert all("f64[]" not in repr(a) for a in (point, point.model, point.overlaps, ta.Settings()))
     structure = jax.eval_shape(lambda p: p, point)
@@ -139,25 +141,25 @@ def test_without_numbers_there_are_shapes():
 
 
 def test_a_transition():
-    at = made.transition(branches=(made.fixed_point(CASES[3]), made.fixed_point(CASES[2])))
+    transition = made.transition(branches=(made.fixed_point(CASES[3]), made.fixed_point(CASES[2])))
     assert (
-        repr(at)
+        repr(transition)
         == "Transition(alpha_c = 1.250(10); d/dlam=3.000(30), d/domega=1.000(10), d/dsigma=2.000(20); converged)"
     )
-    page = at.summary().splitlines()
+    page = transition.summary().splitlines()
     assert page[0] == "alpha_c = 1.250(10): converged" and "the global minimum is positional below" in page[7]
     assert page[4].split() == "d/dmixing [[0.6000(60), 0.4000(40)], [0.4000(40), 0.6000(60)]]".split()
     assert page[8].split()[:3] == ["branch", "q", "V"] and page[9].split()[0] == "positional"
     assert page[9].split()[1] == f"{CASES[3].q:.6g}"
-    numbers = at.to_dict()
+    numbers = transition.to_dict()
     arrays = {"mixing": [[0.6, 0.4], [0.4, 0.6]], "encodings": [[1.0], [-1.0]], "teacher": [[1.0]]}
     assert numbers["sensitivities"] == {"lam": 3.0, "omega": 1.0, "sigma": 2.0, **arrays}
     assert numbers["status"] == "converged"
     assert [b["branch"] for b in numbers["branches"]] == ["positional", "semantic"]
     json.dumps(numbers)
-    lost = made.transition(status=6, event="alpha_l")
+    missing = made.transition(status=6, event="alpha_l")
     meaning = "where the global minimum beats the linear baseline above"
-    assert repr(lost) == f"Transition(alpha_l, {meaning}; not found, as there is none near the start)"
+    assert repr(missing) == f"Transition(alpha_l, {meaning}; not found, as there is none near the start)"
     assert all(event.meaning for event in ta.EVENTS.values())
 
 
@@ -168,19 +170,23 @@ def test_why_a_transition_was_not_found():
         points = [
             made.fixed_point(CASES[k], status=[s] * 4, residual=[1.0] * 4) for k, s in ((3, positional), (2, semantic))
         ]
-        at = made.transition(alpha, status=status, branches=tuple(points))
-        assert at.reason == at.to_dict()["reason"] and at.reason in repr(at) and at.reason in at.summary()
-        return at.reason
+        transition = made.transition(alpha, status=status, branches=tuple(points))
+        assert (
+            transition.reason == transition.to_dict()["reason"]
+            and transition.reason in repr(transition)
+            and transition.reason in transition.summary()
+        )
+        return transition.reason
 
     assert reason(0, 0, 1.25, 0) == reason(0, 2, 1.25, 2) == ""
     assert reason(0, 6) == "there is no semantic branch at alpha = 1.25, where the search ended"
     assert reason(6, 6).startswith("there is no positional branch and no semantic branch at")
     lower = "the losses do not cross in the range: that of the positional branch is lower at alpha = 1.25"
     assert reason(0, 1).startswith(lower)
-    lost = "the semantic branch was not settled at alpha = 1.25, where the search ended: max steps"
-    assert reason(0, 2, np.nan, 2) == reason(6, 2, np.nan, 2) == lost
-    one = made.transition(status=6, event="alpha_l", branches=(made.fixed_point(),))
-    assert one.reason == "nothing changes in the range, up to the state at alpha = 2, where the search ended"
+    unsettled = "the semantic branch was not settled at alpha = 1.25, where the search ended: max steps"
+    assert reason(0, 2, np.nan, 2) == reason(6, 2, np.nan, 2) == unsettled
+    crossing = made.transition(status=6, event="alpha_l", branches=(made.fixed_point(),))
+    assert crossing.reason == "nothing changes in the range, up to the state at alpha = 2, where the search ended"
 
 
 def test_curves_paths_and_boundaries():
@@ -192,8 +198,8 @@ def test_curves_paths_and_boundaries():
     )
     assert [row.split()[0] for row in curve.summary().splitlines()[1:]] == ["alpha", "1", "2"]
     assert [p["alpha"] for p in curve.to_dict()["points"]] == [1.0, 2.0]
-    gone = ta.Curve("semantic", (made.fixed_point(CASES[4], status=[6] * 4), points[1]))
-    assert repr(gone).endswith("states at 1, from 2 to 2)")
+    partial = ta.Curve("semantic", (made.fixed_point(CASES[4], status=[6] * 4), points[1]))
+    assert repr(partial).endswith("states at 1, from 2 to 2)")
     boundary = ta.Boundary.of(
         "alpha_c", "sigma", np.array([0.5, 0.4]), np.array([1.25, np.nan]), np.array([0.01, np.nan])
     )
@@ -210,10 +216,10 @@ def test_curves_paths_and_boundaries():
     assert end.to_dict()["alpha"] == 0.7
 
 
-def instances(**given):
+def instances(**fields):
     """Four instances made by hand: the second diverged, the third has no theory, the fourth is on neither branch."""
     values = np.array([1.0, np.inf, 2.0, 5.0])
-    own = {
+    defaults = {
         "found": Compared(**dict.fromkeys(NAMES, values)),
         "theory": Compared(**dict.fromkeys(NAMES, np.array([1.5, np.nan, np.nan, np.nan]))),
         "theory_stderr": Compared(**dict.fromkeys(NAMES, np.full(4, 0.1))),
@@ -227,7 +233,7 @@ def instances(**given):
         "theory_status": np.array([0, 6, 2, 0]),
         "points": [made.fixed_point(CASES[0]), None, made.fixed_point(CASES[4]), None],
     }
-    return ta.Instances(**{**own, **given})
+    return ta.Instances(**{**defaults, **fields})
 
 
 def test_what_is_told_of_instances():
@@ -245,14 +251,14 @@ def test_what_is_told_of_instances():
     assert groups["semantic"]["theory"]["status"] == "max steps"
     assert groups["neither"]["q"] == 5.0 and "theory" not in groups["neither"]
     assert groups["unsettled"]["q"] is None
-    assert [one["finished_by_lbfgs"] for one in numbers["instances"]] == [False, False, True, False]
-    assert [one.get("theory", {}).get("alpha") for one in numbers["instances"]] == [2.0, None, 1.0, None]
+    assert [report["finished_by_lbfgs"] for report in numbers["instances"]] == [False, False, True, False]
+    assert [report.get("theory", {}).get("alpha") for report in numbers["instances"]] == [2.0, None, 1.0, None]
     assert numbers["instances"][3]["distance"] == {"positional": 7.0, "semantic": 9.0}
-    # Instances that came to no rest enter no mean.
-    one = instances(branch=np.array(["semantic", "unsettled", "semantic", "unsettled"])).to_dict()
-    assert (one["branch"], one["q"]) == ("semantic", 1.5) and one["theory"]["q"] == pytest.approx(CASES[0].q)
-    none = instances(theory_status=np.full(4, 2)).to_dict()["groups"]["semantic"]
-    assert none["theory"]["q"] == pytest.approx((CASES[0].q + CASES[4].q) / 2)
+    # Unsettled instances enter no mean.
+    report = instances(branch=np.array(["semantic", "unsettled", "semantic", "unsettled"])).to_dict()
+    assert (report["branch"], report["q"]) == ("semantic", 1.5) and report["theory"]["q"] == pytest.approx(CASES[0].q)
+    unsolved = instances(theory_status=np.full(4, 2)).to_dict()["groups"]["semantic"]
+    assert unsolved["theory"]["q"] == pytest.approx((CASES[0].q + CASES[4].q) / 2)
     assert "theory" not in instances(points=[]).to_dict()
     assert instances(branch=np.full(4, "unsettled")).to_dict()["branch"] == "unsettled"
 
@@ -275,9 +281,9 @@ def test_runs_on_data(model):
     key = jax.random.key(0)
     data = ta.sample_data(model, 60, 2.0, key)
     assert repr(data) == "Data(120 sentences of 2 tokens in 60 dimensions, alpha = 2, float64, with teacher and labels)"
-    one = jnp.ones(())
+    unit = jnp.ones(())
     x = ta.Overlaps(jnp.full((2, 1, 1), 0.5), jnp.full((2, 1, 1), jnp.nan), jnp.full((2, 1, 1), 0.25), jnp.ones((2, 1)))
-    run = ta.Training(jnp.ones((60, 1)), x, 0.5 * one, 1e-9 * one, jnp.array(7), jnp.array(2), one[None], one[None])
+    run = ta.Training(jnp.ones((60, 1)), x, 0.5 * unit, 1e-9 * unit, jnp.array(7), jnp.array(2), unit[None], unit[None])
     assert repr(run).startswith(
         "Training(Q of shape (60, 1) after 7 iterations; q=0.5, theta=0.25, m=1, train_loss=0.5,"
     )
@@ -317,14 +323,14 @@ def test_the_package_has_a_table_of_contents():
 
 
 def test_what_has_a_picture_draws_it():
-    at = made.transition(branches=(made.fixed_point(CASES[3]), made.fixed_point(CASES[2])))
-    assert len(at.plot().axes) == 2 and len(instances().plot().axes) == 5
+    transition = made.transition(branches=(made.fixed_point(CASES[3]), made.fixed_point(CASES[2])))
+    assert len(transition.plot().axes) == 2 and len(instances().plot().axes) == 5
     x = jax.tree.map(lambda a: a[0], made.fixed_point().replicates.overlaps)
-    one, history = jnp.ones(()), jax.tree.map(lambda a: jnp.stack([a, a]), x)
-    training = ta.Training(jnp.ones((60, 1)), x, one, one, jnp.array(2), jnp.array(0), jnp.ones(3), jnp.ones(3))
+    unit, history = jnp.ones(()), jax.tree.map(lambda a: jnp.stack([a, a]), x)
+    training = ta.Training(jnp.ones((60, 1)), x, unit, unit, jnp.array(2), jnp.array(0), jnp.ones(3), jnp.ones(3))
     assert len(training.plot().axes) == 2
-    passed = ta.GAMP(
-        jnp.ones((60, 1)), x, one, one, jnp.array(1), jnp.array(0), one, one, jnp.ones((1, 1, 1)), jnp.ones((2, 1, 4)),
-        history, jnp.ones(1),
+    run = ta.GAMP(
+        jnp.ones((60, 1)), x, unit, unit, jnp.array(1), jnp.array(0), unit, unit, jnp.ones((1, 1, 1)),
+        jnp.ones((2, 1, 4)), history, jnp.ones(1),
     )  # fmt: skip
-    assert len(passed.plot().axes) == 4
+    assert len(run.plot().axes) == 4

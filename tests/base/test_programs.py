@@ -31,118 +31,118 @@ def folder(monkeypatch, tmp_path):
 @pytest.fixture
 def traced(monkeypatch):
     """The programs that were traced in order to be stored."""
-    seen, export = [], compiled.export.export
-    monkeypatch.setattr(compiled.export, "export", lambda fn: seen.append(fn) or export(fn))
-    return seen
+    functions, original = [], compiled.export.export
+    monkeypatch.setattr(compiled.export, "export", lambda fn: functions.append(fn) or original(fn))
+    return functions
 
 
 @pytest.fixture(scope="module")
-def state(model):
+def arguments(model):
     """The arguments of `gen_error_in`."""
     return model, BRANCHES["semantic"].start(model), ta.monte_carlo_nodes(model, 64, replicates=1).replicate(0)
 
 
-def test_another_process_does_not_trace(folder, traced, state):
-    first, again, plain = kept(gen_error_in)(*state), kept(gen_error_in)(*state), gen_error_in(*state)
+def test_another_process_does_not_trace(folder, traced, arguments):
+    first, second, plain = kept(gen_error_in)(*arguments), kept(gen_error_in)(*arguments), gen_error_in(*arguments)
     assert len(traced) == len(list(folder.iterdir())) == 1
-    assert first == again == pytest.approx(float(plain), rel=1e-12)
+    assert first == second == pytest.approx(float(plain), rel=1e-12)
     assert first.dtype == plain.dtype and not first.committed  # not committed to a device
 
 
-def test_one_program_for_all_numbers(folder, traced, state):
-    fn, (model, x, replicate) = kept(gen_error_in), state
-    other = ta.dot_product(sigma=0.7)
-    assert fn(other, x, replicate) == pytest.approx(float(gen_error_in(other, x, replicate)), rel=1e-12)
-    assert fn(model, x, replicate) != fn(other, x, replicate) and len(traced) == 1
+def test_one_program_for_all_numbers(folder, traced, arguments):
+    fn, (model, x, replicate) = kept(gen_error_in), arguments
+    other_model = ta.dot_product(sigma=0.7)
+    assert fn(other_model, x, replicate) == pytest.approx(float(gen_error_in(other_model, x, replicate)), rel=1e-12)
+    assert fn(model, x, replicate) != fn(other_model, x, replicate) and len(traced) == 1
 
 
 def other_number(monkeypatch, model, x, replicate):
     return model, x, ta.monte_carlo_nodes(model, 65, replicates=1).replicate(0)
 
 
-def other_precision(monkeypatch, *state):
-    return jax.tree.map(lambda a: a.astype(jnp.float32), state)
+def other_precision(monkeypatch, *arguments):
+    return jax.tree.map(lambda a: a.astype(jnp.float32), arguments)
 
 
 def other_static_field(monkeypatch, model, x, replicate):
     return model, x, dataclasses.replace(replicate, block=32)
 
 
-def other_source(monkeypatch, *state):
+def other_source(monkeypatch, *arguments):
     monkeypatch.setattr(compiled.Traced, "source", "another")
-    return state
+    return arguments
 
 
-def other_version(monkeypatch, *state):
+def other_version(monkeypatch, *arguments):
     monkeypatch.setattr(jax, "__version__", "0.0")
-    return state
+    return arguments
 
 
-def other_setting(monkeypatch, *state):
+def other_setting(monkeypatch, *arguments):
     monkeypatch.setattr(
         compiled, "settings", lambda: {"jax_debug_nans": "", "jax_debug_infs": "", "jax_disable_jit": ""}
     )
-    return state
+    return arguments
 
 
 @pytest.mark.parametrize(
-    "other", [other_number, other_precision, other_static_field, other_source, other_version, other_setting]
+    "change", [other_number, other_precision, other_static_field, other_source, other_version, other_setting]
 )
-def test_what_a_program_depends_on(folder, traced, state, monkeypatch, other):
-    kept(gen_error_in)(*state)
-    kept(gen_error_in)(*other(monkeypatch, *state))
+def test_what_a_program_depends_on(folder, traced, arguments, monkeypatch, change):
+    kept(gen_error_in)(*arguments)
+    kept(gen_error_in)(*change(monkeypatch, *arguments))
     assert len(traced) == len(list(folder.iterdir())) == 2
 
 
-def test_functions_and_static_arguments(folder, traced, model, state):
+def test_functions_and_static_arguments(folder, traced, model, arguments):
     """Another function makes another program, and so does another function or text among the arguments."""
-    _, x, _ = state
+    _, x, _ = arguments
     assert kept(admissible)(model, x) and len(traced) == 1
     for branch in ("positional", "semantic"):
-        found, want = kept(branch_start)(model, branch), BRANCHES[branch].start(model)
-        jax.tree.map(np.testing.assert_array_equal, found, want)
+        start, expected = kept(branch_start)(model, branch), BRANCHES[branch].start(model)
+        jax.tree.map(np.testing.assert_array_equal, start, expected)
     assert len(traced) == 3
-    for fn, want in ((symmetric, x.V), (inverse, -1 / x.V)):
-        np.testing.assert_allclose(kept(derivative_along)(fn, (x.V,), (x.V,)), want, 1e-12)
+    for fn, expected in ((symmetric, x.V), (inverse, -1 / x.V)):
+        np.testing.assert_allclose(kept(derivative_along)(fn, (x.V,), (x.V,)), expected, 1e-12)
     assert len(traced) == 5
     kept(derivative_along)(lambda a: a, (x.V,), (x.V,))
     assert len(traced) == 5 == len(list(folder.iterdir()))
 
 
-class Own(ta.DotProduct):
+class UserModel(ta.DotProduct):
     """A model that its user may change."""
 
 
-def test_what_is_not_kept(folder, traced, state, monkeypatch):
+def test_what_is_not_kept(folder, traced, arguments, monkeypatch):
     """Programs are not stored if their code is not this library's, or if jax checks inside them (`debug_nans`)."""
-    model, x, replicate = state
-    want = pytest.approx(float(gen_error_in(*state)), rel=1e-12)
-    assert kept(gen_error_in)(Own(**vars(model)), x, replicate) == want
-    assert kept(lambda *state: gen_error_in(*state))(*state) == want
+    model, x, replicate = arguments
+    expected = pytest.approx(float(gen_error_in(*arguments)), rel=1e-12)
+    assert kept(gen_error_in)(UserModel(**vars(model)), x, replicate) == expected
+    assert kept(lambda *arguments: gen_error_in(*arguments))(*arguments) == expected
     with jax.debug_nans(True):
-        assert kept(gen_error_in)(*state) == want
+        assert kept(gen_error_in)(*arguments) == expected
     monkeypatch.setattr(compiled.Traced, "folder", None)
-    assert kept(gen_error_in)(*state) == want
+    assert kept(gen_error_in)(*arguments) == expected
     assert not traced and not folder.exists()
 
 
 @pytest.mark.parametrize("damage", [lambda b: b[:-9], lambda b: b"", lambda b: b[:99] + bytes([b[99] ^ 1]) + b[100:]])
-def test_a_damaged_program_is_traced_again(folder, traced, state, damage):
-    whole = kept(gen_error_in)(*state)
+def test_a_damaged_program_is_traced_again(folder, traced, arguments, damage):
+    value = kept(gen_error_in)(*arguments)
     (file,) = folder.iterdir()
     file.write_bytes(damage(file.read_bytes()))
     for _ in range(2):
-        assert kept(gen_error_in)(*state) == whole and len(traced) == 2
+        assert kept(gen_error_in)(*arguments) == value and len(traced) == 2
     assert list(folder.iterdir()) == [file]
 
 
-def test_a_full_disk(folder, traced, state, monkeypatch):
-    def full(*_):
+def test_a_full_disk(folder, traced, arguments, monkeypatch):
+    def disk_full(*_):
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(compiled, "write_whole", full)
+    monkeypatch.setattr(compiled, "write_whole", disk_full)
     fn = kept(gen_error_in)
-    assert fn(*state) == fn(*state) and len(traced) == 1 and not folder.exists()
+    assert fn(*arguments) == fn(*arguments) and len(traced) == 1 and not folder.exists()
 
 
 def test_structures(model):
@@ -150,20 +150,20 @@ def test_structures(model):
 
     A user's module cannot.
     """
-    moving = ta.Near(1.0, (BRANCHES["semantic"].start(model),))
-    structure = jax.tree.structure({"b": (model, None, [1.0]), "a": moving})
+    guess = ta.Near(1.0, (BRANCHES["semantic"].start(model),))
+    structure = jax.tree.structure({"b": (model, None, [1.0]), "a": guess})
     assert jax.tree.structure(compiled.example(compiled.described(structure))) == structure
     with pytest.raises(TypeError):
-        compiled.described(jax.tree.structure(Own(**vars(model))))
+        compiled.described(jax.tree.structure(UserModel(**vars(model))))
 
 
 def test_the_folder(folder, monkeypatch, tmp_path):
     before = jax.config.jax_compilation_cache_dir
     try:
-        for given, then in (("0", folder), (str(tmp_path / "b"), tmp_path / "b" / "traced")):
-            monkeypatch.setenv("TIEDATTN_CACHE", given)
+        for setting, expected in (("0", folder), (str(tmp_path / "b"), tmp_path / "b" / "traced")):
+            monkeypatch.setenv("TIEDATTN_CACHE", setting)
             ta.use_compilation_cache()
-            assert compiled.Traced.folder == then
+            assert compiled.Traced.folder == expected
         assert (
             jax.config.jax_compilation_cache_dir == str(tmp_path / "b") and compiled.Traced.source == compiled.source()
         )
@@ -175,14 +175,14 @@ def test_the_source(monkeypatch, tmp_path):
     monkeypatch.setattr(compiled, "__file__", str(tmp_path / "base" / "programs.py"))
     (tmp_path / "wing").mkdir()
     file = tmp_path / "wing" / "a.py"
-    seen = {(file.write_text(text), compiled.source())[1] for text in ("x = 1", "x = 2", "x = 1")}
-    assert len(seen) == 2
+    sources = {(file.write_text(text), compiled.source())[1] for text in ("x = 1", "x = 2", "x = 1")}
+    assert len(sources) == 2
 
 
-def test_threads_share_a_program(folder, traced, state):
+def test_threads_share_a_program(folder, traced, arguments):
     fn = kept(gen_error_in)
-    found = run_one(together([Call(fn, tuple(state))] * 4))
-    assert found == [found[0]] * 4 and len(traced) == 1
+    results = run_one(together([Call(fn, tuple(arguments))] * 4))
+    assert results == [results[0]] * 4 and len(traced) == 1
 
 
 @pytest.mark.slow

@@ -44,13 +44,13 @@ def test_there_is_a_state(status, residual, expected):
 
 def test_nodes_that_are_not_resolved_settle_nothing():
     status = jnp.array([0, 1, 4, 6, 2, 0, 6, 0])
-    missed = jnp.array([0.06, 0.06, 0.06, 0.06, 0.06, 0.04, 0.04, jnp.nan])
-    np.testing.assert_array_equal(settled(status, missed), [8, 8, 8, 8, 8, 0, 6, 0])
+    unresolved = jnp.array([0.06, 0.06, 0.06, 0.06, 0.06, 0.04, 0.04, jnp.nan])
+    np.testing.assert_array_equal(settled(status, unresolved), [8, 8, 8, 8, 8, 0, 6, 0])
 
 
 def test_quorum_is_half():
-    found = np.array([[1, 1, 0, 0], [1, 0, 0, 0], [1, 1, 1, 1]], bool)
-    np.testing.assert_array_equal(quorum(found), [True, False, True])
+    exists = np.array([[1, 1, 0, 0], [1, 0, 0, 0], [1, 1, 1, 1]], bool)
+    np.testing.assert_array_equal(quorum(exists), [True, False, True])
 
 
 def test_means_are_of_the_replicates_that_have_a_state():

@@ -46,7 +46,7 @@ def filled(tmp_path):
     return tmp_path
 
 
-def same(a, b):
+def assert_equal_trees(a, b):
     assert jax.tree.structure(a) == jax.tree.structure(b)
     for x, y in zip(jax.tree.leaves(a), jax.tree.leaves(b), strict=True):
         assert type(x) is type(y) and x.dtype == y.dtype and np.shape(x) == np.shape(y)
@@ -54,8 +54,8 @@ def same(a, b):
 
 
 def test_pieces_come_back_bit_by_bit(filled):
-    found = Store(filled, "mark", resume=True).load()
-    same(found, {name: jax.tree.map(np.asarray, arrays) for name, arrays in PIECES.items()})
+    pieces = Store(filled, "mark", resume=True).load()
+    assert_equal_trees(pieces, {name: jax.tree.map(np.asarray, arrays) for name, arrays in PIECES.items()})
     assert sorted(p.name for p in filled.iterdir()) == sorted(f"{name}.npz" for name in PIECES)
 
 
@@ -104,20 +104,20 @@ def test_a_folder_that_cannot_be_used(tmp_path):
 
 
 def damaged(whole):
-    """Yield contents that were not written so: empty, of other kinds, cut off, too long, or with a flipped bit."""
-    npy, other, rng = io.BytesIO(), io.BytesIO(), random.Random(0)
+    """Yield damaged contents: empty, of other kinds, cut off, too long, or with a flipped bit."""
+    npy, npz, rng = io.BytesIO(), io.BytesIO(), random.Random(0)
     np.save(npy, np.ones(3))
-    np.savez(other, q=np.ones(3))
+    np.savez(npz, q=np.ones(3))
     objects = io.BytesIO()
     np.savez(objects, about=np.array("{}"), q=np.array([{"a": 1}], object))
     body = objects.getvalue()[:-2] + bytes([64, 0])
-    yield body + hashlib.sha256(body).hexdigest().encode()  # with its checksum, but only a pickle could read it
+    yield body + hashlib.sha256(body).hexdigest().encode()  # the checksum is right, but only a pickle could read it
     yield from (
         b"",
         b"text",
         b"\x93 something else",
         npy.getvalue(),
-        other.getvalue(),
+        npz.getvalue(),
         objects.getvalue(),
         whole + b"0",
     )
@@ -153,11 +153,11 @@ def test_a_file_is_whole_or_the_old_one(tmp_path, monkeypatch):
     path = tmp_path / "new folder" / "file"
     write_whole(path, b"old")
 
-    def full(file):
+    def disk_full(file):
         assert [p.name for p in path.parent.glob(".*.part")]  # the part lies beside the file, not in its place
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    monkeypatch.setattr("tiedattn_jax.base.store.os.fsync", full)
+    monkeypatch.setattr("tiedattn_jax.base.store.os.fsync", disk_full)
     with pytest.raises(OSError, match=f"No space left on device: '{path}'") as raised:
         write_whole(path, b"new")
     assert raised.value.errno == errno.ENOSPC
@@ -184,10 +184,10 @@ def test_content_is_on_the_disk_before_it_has_the_name(tmp_path, monkeypatch):
 
 
 def test_an_interrupted_run_leaves_what_was_finished(filled, monkeypatch):
-    def stop(*_):
+    def interrupt(*_):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("tiedattn_jax.base.store.os.replace", stop)
+    monkeypatch.setattr("tiedattn_jax.base.store.os.replace", interrupt)
     with pytest.raises(KeyboardInterrupt):
         Store(filled, "mark", resume=True).put("track-00013", {"q": np.ones(2)})
     assert set(Store(filled, "mark", resume=True).load()) == set(PIECES)
@@ -220,15 +220,15 @@ def other_process(tmp_path_factory):
 
 def test_two_writers_of_one_file(other_process):
     """With two writers of one file every read gives the whole content of one of them, and no write fails."""
-    path, seen = other_process[0] / "both", set()
+    path, first_bytes = other_process[0] / "both", set()
     deadline = time.monotonic() + 60
-    while len(seen) < 2 and time.monotonic() < deadline:
+    while len(first_bytes) < 2 and time.monotonic() < deadline:
         for _ in range(5):
             write_whole(path, b"a" * 2_000_000)
             content = path.read_bytes()
             assert content in (b"a" * 2_000_000, b"b" * 3_000_000)
-            seen.add(content[:1])
-    assert seen == {b"a", b"b"}
+            first_bytes.add(content[:1])
+    assert first_bytes == {b"a", b"b"}
 
 
 def test_a_folder_that_another_process_fills(other_process):
@@ -252,12 +252,12 @@ def test_a_folder_that_another_process_fills(other_process):
 def test_a_claim_ends_with_its_last_holder(tmp_path):
     first, second = claim(tmp_path), claim(tmp_path / "." / "")
     assert first is second and first.locked  # one process may hold several claims
-    test = "import fcntl, os, sys; fcntl.flock(os.open(sys.argv[1], os.O_RDONLY), fcntl.LOCK_EX | fcntl.LOCK_NB)"
-    asked = [sys.executable, "-c", test, str(tmp_path)]
+    code = "import fcntl, os, sys; fcntl.flock(os.open(sys.argv[1], os.O_RDONLY), fcntl.LOCK_EX | fcntl.LOCK_NB)"
+    command = [sys.executable, "-c", code, str(tmp_path)]
     del first
-    assert subprocess.run(asked, capture_output=True).returncode == 1
+    assert subprocess.run(command, capture_output=True).returncode == 1
     del second
-    assert subprocess.run(asked, capture_output=True).returncode == 0
+    assert subprocess.run(command, capture_output=True).returncode == 0
 
 
 def test_a_file_system_without_locks(tmp_path, monkeypatch):
@@ -297,48 +297,48 @@ def test_fingerprints(state):
     mark = fingerprint(state, 1.0)
     assert mark == fingerprint(state, 1.0) and len(mark) == 64
     weights = state.weights
-    for other in (
+    for changed in (
         eqx.tree_at(lambda s: s.weights, state, weights.at[0, 0].add(jnp.finfo(weights.dtype).eps)),
         eqx.tree_at(lambda s: s.weights, state, weights.reshape(2, 3)),
         eqx.tree_at(lambda s: s.weights, state, weights.astype(jnp.float32)),
         State(weights, state.memory, size=4),
     ):
-        assert fingerprint(other, 1.0) != mark
+        assert fingerprint(changed, 1.0) != mark
     assert fingerprint(state, 2.0) != mark != fingerprint(1.0, state)
 
 
-ABOUT = {"rate": 0.1, "names": ["a", "b"], "runs": 2}
+CONFIGURATION = {"rate": 0.1, "names": ["a", "b"], "runs": 2}
 
 
 def test_a_checkpoint_comes_back_bit_by_bit(tmp_path, state):
-    kept = Checkpoint(tmp_path / "new folder" / "run", ABOUT)
+    checkpoint = Checkpoint(tmp_path / "new folder" / "run", CONFIGURATION)
     fresh = jax.tree.map(lambda a: a * 0, state)
-    assert kept.load(fresh) == (0, fresh)
+    assert checkpoint.load(fresh) == (0, fresh)
     for done in (1, 2):
-        kept.save(done, eqx.tree_at(lambda s: s.memory["count"], state, jnp.array([done], jnp.int32)))
-    done, found = Checkpoint(str(tmp_path / "new folder" / "run"), dict(ABOUT)).load(fresh)
-    assert done == 2 and found.memory["count"].tolist() == [2]
-    same(found, eqx.tree_at(lambda s: s.memory["count"], state, jnp.array([2], jnp.int32)))
+        checkpoint.save(done, eqx.tree_at(lambda s: s.memory["count"], state, jnp.array([done], jnp.int32)))
+    done, loaded = Checkpoint(str(tmp_path / "new folder" / "run"), dict(CONFIGURATION)).load(fresh)
+    assert done == 2 and loaded.memory["count"].tolist() == [2]
+    assert_equal_trees(loaded, eqx.tree_at(lambda s: s.memory["count"], state, jnp.array([2], jnp.int32)))
     assert [p.name for p in (tmp_path / "new folder").iterdir()] == ["run"]
 
 
 def test_a_state_may_grow(tmp_path):
-    kept = Checkpoint(tmp_path / "run", ABOUT)
-    kept.save(5, (jnp.ones(2), np.ones((2, 5))))
-    assert kept.load((jnp.zeros(2), np.zeros((2, 0))))[1][1].shape == (2, 5)
+    checkpoint = Checkpoint(tmp_path / "run", CONFIGURATION)
+    checkpoint.save(5, (jnp.ones(2), np.ones((2, 5))))
+    assert checkpoint.load((jnp.zeros(2), np.zeros((2, 0))))[1][1].shape == (2, 5)
 
 
 def test_without_a_path_nothing_is_kept(state):
-    kept = Checkpoint(None, ABOUT)
-    kept.save(3, state)
-    assert kept.load(state) == (0, state)
+    checkpoint = Checkpoint(None, CONFIGURATION)
+    checkpoint.save(3, state)
+    assert checkpoint.load(state) == (0, state)
 
 
 def test_a_checkpoint_of_another_configuration_says_in_what_it_differs(tmp_path, state):
-    Checkpoint(tmp_path / "run", ABOUT).save(1, state)
-    other = {"rate": 0.2, "names": ["a", "b"], "epochs": 3}
+    Checkpoint(tmp_path / "run", CONFIGURATION).save(1, state)
+    changed = {"rate": 0.2, "names": ["a", "b"], "epochs": 3}
     with pytest.raises(InputError) as raised:
-        Checkpoint(tmp_path / "run", other).load(state)
+        Checkpoint(tmp_path / "run", changed).load(state)
     assert raised.value.argument == "checkpoint"
     differences = "with rate=0.1 instead of 0.2, epochs=None instead of 3, runs=2 instead of None"
     assert str(raised.value).startswith("checkpoint must be of this configuration") and differences in str(raised.value)
@@ -347,22 +347,22 @@ def test_a_checkpoint_of_another_configuration_says_in_what_it_differs(tmp_path,
 def test_a_checkpoint_of_another_version_is_refused(tmp_path, state, monkeypatch):
     with monkeypatch.context() as patch:
         patch.setattr("tiedattn_jax.base.store.VERSION", "0.0.1")
-        Checkpoint(tmp_path / "run", ABOUT).save(1, state)
+        Checkpoint(tmp_path / "run", CONFIGURATION).save(1, state)
     with pytest.raises(InputError, match=r"of this configuration, .* with version='0.0.1' instead of '"):
-        Checkpoint(tmp_path / "run", ABOUT).load(state)
+        Checkpoint(tmp_path / "run", CONFIGURATION).load(state)
 
 
 def test_damaged_checkpoints_are_named(tmp_path, state):
     path = tmp_path / "run"
-    kept = Checkpoint(path, ABOUT)
-    kept.save(1, state)
+    checkpoint = Checkpoint(path, CONFIGURATION)
+    checkpoint.save(1, state)
     message = f"checkpoint must be one that this library wrote: delete it or name another file, got checkpoint={path}"
     for content in damaged(path.read_bytes()):
         path.write_bytes(content)
         with pytest.raises(InputError, match=message):
-            kept.load(state)
-    kept.save(1, {"weights": state.weights})  # a state of another structure
+            checkpoint.load(state)
+    checkpoint.save(1, {"weights": state.weights})  # a state of another structure
     with pytest.raises(InputError, match=message):
-        kept.load(state)
+        checkpoint.load(state)
     with pytest.raises(InputError, match="checkpoint must be one that this library wrote"):
-        Checkpoint(tmp_path, ABOUT).load(state)  # the path is a folder
+        Checkpoint(tmp_path, CONFIGURATION).load(state)  # the path is a folder

@@ -114,7 +114,7 @@ ROWS = [
 
 
 @pytest.fixture(autouse=True)
-def a_machine(monkeypatch):
+def machine_memory(monkeypatch):
     """Make the machine one with 64 GB of memory, for the sentences about sizes that do not fit."""
     monkeypatch.setattr(os, "sysconf", lambda name: {"SC_PAGE_SIZE": 1000, "SC_PHYS_PAGES": 64_000_000}[name])
 
@@ -129,6 +129,5 @@ def test_bad_input_is_one_sentence_and_code_two(capsys, row):
     assert err.count("\n") == 1 and "Traceback" not in err
     for word in (option, *words):
         assert word in err
-    assert (
-        "got " not in err or "=" not in err.partition("got ")[2].partition(" ")[0]
-    )  # the value, without a Python name before it
+    # The value stands without a Python name before it.
+    assert "got " not in err or "=" not in err.partition("got ")[2].partition(" ")[0]

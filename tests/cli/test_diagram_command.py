@@ -29,8 +29,8 @@ def test_files_json_and_resume(capsys, tmp_path):
     names = ["diagram.csv", "diagram.json", "diagram.npz", "diagram.png", "tracks"]
     assert sorted(p.name for p in out.iterdir()) == names
     assert len(list(csv.DictReader((out / "diagram.csv").read_text().splitlines()))) == 12
-    found = ta.PhaseDiagram.load(out / "diagram.npz")
-    np.testing.assert_allclose(found.alpha_c().alpha, report["alpha_c"])
+    diagram = ta.PhaseDiagram.load(out / "diagram.npz")
+    np.testing.assert_allclose(diagram.alpha_c().alpha, report["alpha_c"])
     # A second run must be told to go on; then everything is already there.
     with pytest.raises(SystemExit) as stop:
         main([*GRID, "--json", "--out", str(out)])
@@ -41,25 +41,25 @@ def test_files_json_and_resume(capsys, tmp_path):
 
 
 def test_other_axes(capsys, monkeypatch):
-    given = {}
+    arguments = {}
 
     def spy(model, x, y, nodes, **options):
-        given.update(options, x=x, y=y, model=model)
+        arguments.update(options, x=x, y=y, model=model)
         raise KeyboardInterrupt
 
     monkeypatch.setattr(command, "phase_diagram", spy)
     words = ["diagram", "--x", "sigma", "0.4", "0.6", "3", "--y", "lam", "0.01", "0.02", "2", "--nodes", "1024"]
     assert main([*words, "--alpha", "1.5", "--resume", "--devices", "1", "--out", "there"]) == 130
     assert "go on with --resume --out there" in capsys.readouterr().err
-    assert given["x"][0] == "sigma" and given["y"][0] == "lam" and given["alpha"] == 1.5
-    np.testing.assert_allclose(given["y"][1], [0.01, 0.02])
-    assert (given["devices"], given["resume"], given["out"]) == (1, True, Path("there/tracks"))
+    assert arguments["x"][0] == "sigma" and arguments["y"][0] == "lam" and arguments["alpha"] == 1.5
+    np.testing.assert_allclose(arguments["y"][1], [0.01, 0.02])
+    assert (arguments["devices"], arguments["resume"], arguments["out"]) == (1, True, Path("there/tracks"))
     assert main(words) == 130
-    assert (given["alpha"], given["devices"], given["resume"], given["out"]) == (2.0, None, False, None)
+    assert (arguments["alpha"], arguments["devices"], arguments["resume"], arguments["out"]) == (2.0, None, False, None)
     assert main(["diagram", "--nodes", "1024"]) == 130
-    assert given["x"][0] == "alpha" and given["alpha"] is None
-    np.testing.assert_allclose(given["x"][1], np.linspace(0.1, 2, 25))
-    np.testing.assert_allclose(given["y"][1], np.linspace(0.02, 0.5, 25))
+    assert arguments["x"][0] == "alpha" and arguments["alpha"] is None
+    np.testing.assert_allclose(arguments["x"][1], np.linspace(0.1, 2, 25))
+    np.testing.assert_allclose(arguments["y"][1], np.linspace(0.02, 0.5, 25))
 
 
 def test_progress(capsys, monkeypatch):

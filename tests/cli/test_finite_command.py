@@ -23,10 +23,10 @@ def test_gamp_command(capsys):
     out, err = capsys.readouterr()
     report = json.loads(out)
     assert err == "" and set(report) > KEYS and len(report["instances"]) == 2
-    one, two = report["instances"]
-    assert report["q"] == pytest.approx((one["q"] + two["q"]) / 2) and one["q"] != two["q"]
-    assert report["stderr"]["q"] == pytest.approx(float(error_bar(np.array([one["q"], two["q"]]))))
-    assert report["theory"]["q"] == pytest.approx((one["theory"]["q"] + two["theory"]["q"]) / 2)
+    first, second = report["instances"]
+    assert report["q"] == pytest.approx((first["q"] + second["q"]) / 2) and first["q"] != second["q"]
+    assert report["stderr"]["q"] == pytest.approx(float(error_bar(np.array([first["q"], second["q"]]))))
+    assert report["theory"]["q"] == pytest.approx((first["theory"]["q"] + second["theory"]["q"]) / 2)
     assert report["gradient_norm"] < 1e-10 and report["status"] == "converged"
 
 
@@ -43,33 +43,33 @@ def test_train_command(capsys, tmp_path):
 
 
 def test_what_is_asked_for(capsys, monkeypatch):
-    asked = {}
+    calls = {}
 
     def spy(name):
-        return lambda *words, **named: asked.update({name: (words, named)})
+        return lambda *arguments, **options: calls.update({name: (arguments, options)})
 
     def run_instances(model, d, alpha, run, keys, *, nodes, progress):
         run("data", "key")
-        asked["instances"] = d, alpha, keys, nodes.size
-        states = asked.get("theory_status", np.zeros(3))
+        calls["instances"] = d, alpha, keys, nodes.size
+        states = calls.get("theory_status", np.zeros(3))
         return SimpleNamespace(ok=np.ones(3, bool), theory_status=states, to_dict=lambda: {}, summary=lambda: "rows")
 
     monkeypatch.setattr(finite, "run_instances", run_instances)
     monkeypatch.setattr(finite, "gamp", spy("gamp"))
     monkeypatch.setattr(finite, "train", spy("train"))
     assert main("gamp --d 60 --alpha 3 --init positional --seed 5 --instances 2 --json".split()) == 0
-    (_, data, init), named = asked["gamp"]
-    assert (data, init, named["steps"], named["tol"], named["key"]) == ("data", "positional", 1000, 1e-10, "key")
-    d, alpha, keys, size = asked["instances"]
+    (_, data, init), options = calls["gamp"]
+    assert (data, init, options["steps"], options["tol"], options["key"]) == ("data", "positional", 1000, 1e-10, "key")
+    d, alpha, keys, size = calls["instances"]
     assert (d, alpha) == (60, 3.0) and size == ta.default_nodes(ta.dot_product(), ta.SIZES["instances"]).size
     assert np.array_equal(jax.random.key_data(keys), jax.random.key_data(jax.random.split(jax.random.key(5), 2)))
-    asked["theory_status"] = np.array([0, 0, Status.absent])
-    assert main("train --optimizer adam --steps 7 --json".split()) == 1  # the theory has no state there
-    (_, data, init), named = asked["train"]
-    assert (init, named["optimizer"], named["steps"]) == ("semantic", "adam", 7)
-    d, alpha, _, size = asked["instances"]
+    calls["theory_status"] = np.array([0, 0, Status.absent])
+    assert main("train --optimizer adam --steps 7 --json".split()) == 1  # one instance has no theory
+    (_, data, init), options = calls["train"]
+    assert (init, options["optimizer"], options["steps"]) == ("semantic", "adam", 7)
+    d, alpha, _, size = calls["instances"]
     assert (d, alpha) == (1000, 2.0) and size == ta.default_nodes(ta.dot_product()).size
     main(["train", "--json"])
-    assert asked["train"][1]["optimizer"] == "lbfgs" and asked["train"][1]["steps"] == 2000
+    assert calls["train"][1]["optimizer"] == "lbfgs" and calls["train"][1]["steps"] == 2000
     main(["train", "--l1", ".01", "--json"])  # L-BFGS supports no penalty
-    assert asked["train"][1]["optimizer"] == "gd" and asked["train"][1]["steps"] == 5000
+    assert calls["train"][1]["optimizer"] == "gd" and calls["train"][1]["steps"] == 5000

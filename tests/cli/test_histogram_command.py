@@ -34,15 +34,15 @@ def test_command(capsys, tmp_path):
     assert set(KEYS) < set(report) and report["mechanism"] == "positional" and report["runs"] == 2
     assert report["positional_share_mean"] > 0.999 and report["seconds_per_epoch"] > 0
     assert report["status"] == "max steps"
-    written = "attention.png curves.csv histogram.json learning.png table.md".split()
-    left = ["free_from_3.checkpoint", "frozen.checkpoint"]
+    files = "attention.png curves.csv histogram.json learning.png table.md".split()
+    checkpoints = ["free_from_3.checkpoint", "frozen.checkpoint"]
     # The files of the other mechanism may lie beside these.
-    assert sorted(p.name for p in tmp_path.iterdir()) == sorted(f"positional_{name}" for name in written + left)
+    assert sorted(p.name for p in tmp_path.iterdir()) == sorted(f"positional_{name}" for name in files + checkpoints)
     rows = (tmp_path / "positional_curves.csv").read_text().splitlines()
     assert len(rows) == 1 + 2 * 5 and rows[-1].startswith("free,1,2,")
-    again = json.loads(command(capsys, *options)[1])
-    assert again.pop("seconds_per_epoch") is None and report.pop("seconds_per_epoch")
-    assert again == report  # nothing was trained again
+    repeated = json.loads(command(capsys, *options)[1])
+    assert repeated.pop("seconds_per_epoch") is None and report.pop("seconds_per_epoch")
+    assert repeated == report  # nothing was trained again
     with pytest.raises(SystemExit) as end:
         command(capsys, *options, "--seed", "1")
     message = capsys.readouterr().err
@@ -51,8 +51,8 @@ def test_command(capsys, tmp_path):
     with pytest.raises(SystemExit):
         command(capsys, *options, "--free-epochs", "1")
     assert "argument --free-epochs: must be at least the 2 that the checkpoint" in capsys.readouterr().err
-    more = command(capsys, *options[:-3], "--out", str(tmp_path), "--epochs", "4")  # goes on, and unfreezes again
-    assert more[0] == 0 and more[1].startswith("positional: 2 runs: 2 max steps\n  accuracy  ")
+    extended = command(capsys, *options[:-3], "--out", str(tmp_path), "--epochs", "4")  # trains on, and unfreezes again
+    assert extended[0] == 0 and extended[1].startswith("positional: 2 runs: 2 max steps\n  accuracy  ")
     assert (tmp_path / "positional_free_from_4.checkpoint").exists()
     assert "| accuracy |" in (tmp_path / "positional_table.md").read_text()
 
@@ -68,18 +68,18 @@ def test_an_interrupted_command_says_how_to_go_on(capsys, tmp_path, monkeypatch)
 
 
 def test_what_is_asked_for(capsys, monkeypatch):
-    given = []
+    calls = []
 
     def train(keys, data, mechanism, *, width, hidden, epochs, **options):
-        given.append((len(keys), data.train.shape[1], data.tokens, mechanism, width, hidden, epochs))
-        given.append(jax.random.key_data(keys))
+        calls.append((len(keys), data.train.shape[1], data.tokens, mechanism, width, hidden, epochs))
+        calls.append(jax.random.key_data(keys))
         raise KeyboardInterrupt
 
     monkeypatch.setattr("tiedattn_jax.cli.histogram.train", train)
     assert command(capsys, "--runs", "4", "--mechanism", "free")[0] == 130
-    assert given[0] == (4, 5, 3, "free", 8, 16, 3)
+    assert calls[0] == (4, 5, 3, "free", 8, 16, 3)
     command(capsys, "--runs", "4", "--seed", "1")
-    assert (given[1] != given[3]).all()
+    assert (calls[1] != calls[3]).all()
 
 
 def test_a_folder_that_another_run_fills(capsys, tmp_path, monkeypatch):
@@ -96,15 +96,15 @@ def test_a_folder_that_another_run_fills(capsys, tmp_path, monkeypatch):
 
 
 def test_the_memory_of_the_weights(monkeypatch):
-    asked = []
-    monkeypatch.setattr(histogram, "require_memory", lambda *given: asked.append(given[:3]))
+    requests = []
+    monkeypatch.setattr(histogram, "require_memory", lambda *arguments: requests.append(arguments[:3]))
     sizes = {"width": 8, "hidden": 16, "length": 5, "tokens": 3, "runs": 4}
     histogram._check_memory(argparse.Namespace(**sizes))
-    each = 24 * (3 * 8 + 5 * (8 + 16) + 3 * 8 * 8 + 16 * 8)
-    assert asked == [(each, "width", 8), (4 * each, "runs", 4)]
+    per_run = 24 * (3 * 8 + 5 * (8 + 16) + 3 * 8 * 8 + 16 * 8)
+    assert requests == [(per_run, "width", 8), (4 * per_run, "runs", 4)]
     for name in ("hidden", "length", "tokens"):
         histogram._check_memory(argparse.Namespace(**{**sizes, name: 10**6}))
-        assert asked[-2][1] == name
+        assert requests[-2][1] == name
 
 
 def test_the_time_of_an_epoch_is_without_compiling(monkeypatch):

@@ -61,10 +61,10 @@ def test_a_defect_is_two_lines(capsys, monkeypatch):
 
 @pytest.mark.parametrize("problem", [MemoryError(), RuntimeError("RESOURCE_EXHAUSTED: out of memory\nin lines")])
 def test_too_little_memory_is_no_defect(capsys, monkeypatch, problem):
-    def full(args):
+    def exhausted(args):
         raise problem
 
-    monkeypatch.setattr(solve, "model_of", full)
+    monkeypatch.setattr(solve, "model_of", exhausted)
     assert "the memory is not enough, ask for less" in failed(capsys, "solve")
 
 
@@ -106,19 +106,19 @@ def test_the_layer_is_told(capsys, report):
     assert capsys.readouterr().out == "in words\nlayer: relu_attention\n"
     words = "--rank 3 --teacher 2 --layer untied_dot_product --tied-teacher".split()
     assert main(["solve", *words, "--json"]) == 0
-    told = json.loads(capsys.readouterr().out)
-    assert (told["rank"], told["teacher"], told["tied_teacher"]) == (3, 2.0, True)
+    printed = json.loads(capsys.readouterr().out)
+    assert (printed["rank"], printed["teacher"], printed["tied_teacher"]) == (3, 2.0, True)
     assert main(["solve", *words]) == 0
     assert capsys.readouterr().out.endswith("product\nrank: 3\nteacher: 2.0\ntied teacher: True\n")
 
 
 def test_a_disk_that_is_full(capsys, tmp_path, monkeypatch, report):
-    def full(file):
+    def exhausted(file):
         if not (tmp_path / "a.txt").exists():
             return
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    monkeypatch.setattr("tiedattn_jax.base.store.os.fsync", full)
+    monkeypatch.setattr("tiedattn_jax.base.store.os.fsync", exhausted)
     err = failed(capsys, "solve", "--out", str(tmp_path))
     assert f"argument --out: must be a folder that can be written, got '{tmp_path}' (No space left on device)" in err
     assert "free space or use another one, what was finished is there" in err
@@ -132,10 +132,10 @@ def full_disk_elsewhere(args):
 
 
 def test_interrupt_leaves_nothing(capsys, tmp_path, monkeypatch):
-    def stop(*_, **__):
+    def interrupt(*_, **__):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(transition, "sweep", stop)
+    monkeypatch.setattr(transition, "sweep", interrupt)
     assert main(["transition", "--out", str(tmp_path / "out"), "--nodes", "4096"]) == 130
     assert not (tmp_path / "out").exists()
     assert "interrupted, nothing was written" in capsys.readouterr().err
@@ -157,23 +157,23 @@ def test_an_interrupt_while_the_library_is_imported():
         "sys.argv[0] = '/usr/bin/tiedattn'\n"
         "from tiedattn_jax.cli.main import main\n"
     )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=300)
-    assert done.returncode == 130 and done.stdout == ""
-    assert done.stderr == "tiedattn: interrupted, nothing was written\n"
+    process = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=300)
+    assert process.returncode == 130 and process.stdout == ""
+    assert process.stderr == "tiedattn: interrupted, nothing was written\n"
 
 
 def test_the_import_of_the_library_leaves_interrupts_alone(capsys, monkeypatch, report):
     assert signal.getsignal(signal.SIGINT) is not cli.ended
-    monkeypatch.setattr(signal, "getsignal", lambda which: cli.ended)
-    given = []
-    monkeypatch.setattr(signal, "signal", lambda *arguments: given.append(arguments))
-    assert main(["solve"]) == 0 and given == [(signal.SIGINT, signal.default_int_handler)]
+    monkeypatch.setattr(signal, "getsignal", lambda number: cli.ended)
+    handlers = []
+    monkeypatch.setattr(signal, "signal", lambda *arguments: handlers.append(arguments))
+    assert main(["solve"]) == 0 and handlers == [(signal.SIGINT, signal.default_int_handler)]
 
 
-@pytest.mark.parametrize("where", ["0", "/tmp/somewhere"])
-def test_the_cache_of_programs(capsys, monkeypatch, report, where):
-    given = {}
-    monkeypatch.setattr("tiedattn_jax.cli.main.jax.config.update", given.__setitem__)
-    monkeypatch.setenv("TIEDATTN_CACHE", where)
-    assert main(["solve"]) == 0 and given["jax_enable_x64"] is True
-    assert given.get("jax_compilation_cache_dir") == (None if where == "0" else where)
+@pytest.mark.parametrize("cache", ["0", "/tmp/somewhere"])
+def test_the_cache_of_programs(capsys, monkeypatch, report, cache):
+    settings = {}
+    monkeypatch.setattr("tiedattn_jax.cli.main.jax.config.update", settings.__setitem__)
+    monkeypatch.setenv("TIEDATTN_CACHE", cache)
+    assert main(["solve"]) == 0 and settings["jax_enable_x64"] is True
+    assert settings.get("jax_compilation_cache_dir") == (None if cache == "0" else cache)

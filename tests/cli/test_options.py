@@ -13,9 +13,9 @@ from tiedattn_jax.cli.main import main
 from tiedattn_jax.model.layers import LAYERS
 
 
-def counted(capsys, **given):
+def stages_stderr(capsys, **settings):
     """Stderr of three stages: one that is resumed, one that is not called, one that is called once."""
-    with report.progress_bars(argparse.Namespace(**given), "solve") as stage:
+    with report.progress_bars(argparse.Namespace(**settings), "solve") as stage:
         progress = stage("one")
         progress(3, 10)
         progress(10, 10)
@@ -27,17 +27,17 @@ def counted(capsys, **given):
 
 
 def test_progress_bars_where_nobody_looks(capsys):
-    assert counted(capsys, json=False) == ""
+    assert stages_stderr(capsys, json=False) == ""
 
 
 def test_progress_bars(capsys, monkeypatch):
     monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
-    err = counted(capsys, json=False)
+    err = stages_stderr(capsys, json=False)
     assert err.index("one:  30%") < err.index("3/10") < err.index("three:   0%") < err.index("0/7")
     assert "two" not in err
     assert "?solve/s" in err  # earlier work says nothing about the rate
     assert err.endswith("\r") and "\n" not in err  # a bar replaces the one before, and the last one is wiped away
-    assert counted(capsys, json=True) == ""
+    assert stages_stderr(capsys, json=True) == ""
 
 
 def test_an_interrupt_wipes_the_bar_away(capsys, monkeypatch):
@@ -104,22 +104,22 @@ def test_ranks_teachers_and_penalties(read):
 
 def test_a_folder_is_refused_before_any_work(tmp_path):
     (tmp_path / "file").write_text("")
-    for good in (tmp_path, tmp_path / "new" / "folder", "relative"):
-        assert options.folder(str(good)) == str(good)
-    for bad in ("", "a\0b", "a" * 300, tmp_path / "file", tmp_path / "file" / "below"):
+    for usable in (tmp_path, tmp_path / "new" / "folder", "relative"):
+        assert options.folder(str(usable)) == str(usable)
+    for unusable in ("", "a\0b", "a" * 300, tmp_path / "file", tmp_path / "file" / "below"):
         with pytest.raises(argparse.ArgumentTypeError, match="must be a folder that can be written, got "):
-            options.folder(str(bad))
+            options.folder(str(unusable))
 
 
-@pytest.mark.parametrize(("words", "each"), [("", 2**16), ("--rule sobol", 100 * 2**15), ("--nodes 65536", 2**17)])
-def test_averages_that_do_not_fit_are_refused(read, monkeypatch, words, each):
-    asked = []
-    monkeypatch.setattr(options, "require_memory", lambda *given: asked.append(given))
-    monkeypatch.setitem(options.RULES, "lines", lambda *given, **named: None)
-    monkeypatch.setitem(options.RULES, "sobol", lambda *given, **named: None)
+@pytest.mark.parametrize(("words", "size"), [("", 2**16), ("--rule sobol", 100 * 2**15), ("--nodes 65536", 2**17)])
+def test_averages_that_do_not_fit_are_refused(read, monkeypatch, words, size):
+    requests = []
+    monkeypatch.setattr(options, "require_memory", lambda *arguments: requests.append(arguments))
+    monkeypatch.setitem(options.RULES, "lines", lambda *arguments, **keywords: None)
+    monkeypatch.setitem(options.RULES, "sobol", lambda *arguments, **keywords: None)
     args = read(*words.split(), "--replicates", "1000")
     options.nodes_of(args, options.model_of(args))
-    assert asked[0][:3] == (1000 * each, "replicates", 1000)
+    assert requests[0][:3] == (1000 * size, "replicates", 1000)
 
 
 def test_help_of_every_subcommand(capsys):

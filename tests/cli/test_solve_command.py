@@ -38,17 +38,17 @@ def test_json(capsys):
 
 def test_a_branch_without_a_name(capsys, monkeypatch):
     """`--branch any` becomes None in Python, and other names stay as they are."""
-    asked = []
+    branches = []
 
     def spy(model, alpha, branch, nodes, *, rtol):
-        asked.append(branch)
+        branches.append(branch)
         raise InputError("branch", "must be another one")
 
     monkeypatch.setattr(solve, "solve", spy)
     for name in ("any", "uninformed"):
         with pytest.raises(SystemExit):
             run(capsys, "--branch", name)
-    assert asked == [None, "uninformed"]
+    assert branches == [None, "uninformed"]
 
 
 def test_a_failure_prints_its_status(capsys):

@@ -63,20 +63,20 @@ def test_the_end_that_is_met_first():
 @pytest.fixture
 def without_solving(monkeypatch):
     """`tiedattn transition` with results made by hand, and the record of what it asked for."""
-    asked, known = {"rough": [], "starts": []}, made.fixed_point()
+    calls, point = {"rough": [], "starts": []}, made.fixed_point()
 
     def sweep(model, alphas, branch, nodes, progress):
-        asked["rough"].append(nodes.size)
+        calls["rough"].append(nodes.size)
         assert len(alphas) == transition.CURVE_POINTS
-        return ta.Curve(branch, tuple(dataclasses.replace(known, alpha=alpha) for alpha in (alphas[0], alphas[-1])))
+        return ta.Curve(branch, tuple(dataclasses.replace(point, alpha=alpha) for alpha in (alphas[0], alphas[-1])))
 
     def critical_alpha(model, nodes, start):
-        asked["full"] = nodes.size
-        asked["starts"].append([curve.branch for curve in start])
-        return asked["alpha_c"]
+        calls["full"] = nodes.size
+        calls["starts"].append([curve.branch for curve in start])
+        return calls["alpha_c"]
 
     def linear_crossing(model, critical, nodes, start):
-        asked["starts"].append([curve.branch for curve in start])
+        calls["starts"].append([curve.branch for curve in start])
         return made.transition(1.5, event="alpha_l")
 
     end = ta.BranchEnd(made.transition(0.7), "pitchfork", "m", "lower")
@@ -84,7 +84,7 @@ def without_solving(monkeypatch):
     monkeypatch.setattr(transition, "branch_ends", lambda curve, nodes: [end] if curve.branch == "semantic" else [])
     monkeypatch.setattr(transition, "critical_alpha", critical_alpha)
     monkeypatch.setattr(transition, "linear_crossing", linear_crossing)
-    return asked
+    return calls
 
 
 def test_what_is_told(capsys, without_solving):
@@ -115,7 +115,9 @@ def test_nothing_is_known_of_alpha_l_without_alpha_c(capsys, without_solving):
 
 def test_curves_are_drawn_to_their_ends():
     curve = ta.Curve("semantic", (made.fixed_point(CASES[4]), made.fixed_point(CASES[0])))
-    found = ta.BranchEnd(made.transition(1.25, branches=(made.fixed_point(CASES[2]),)), "instability", "m", "lower")
-    lost = ta.BranchEnd(made.transition(0.5, status=2, branches=(made.fixed_point(CASES[3]),)), "fold", "m", "lower")
-    whole = transition._to_its_ends(curve, [found, lost])
-    assert whole.branch == "semantic" and whole.alphas.tolist() == [1.0, 1.25, 2.0]
+    end = ta.BranchEnd(made.transition(1.25, branches=(made.fixed_point(CASES[2]),)), "instability", "m", "lower")
+    unsolved = ta.BranchEnd(
+        made.transition(0.5, status=2, branches=(made.fixed_point(CASES[3]),)), "fold", "m", "lower"
+    )
+    complete = transition._to_its_ends(curve, [end, unsolved])
+    assert complete.branch == "semantic" and complete.alphas.tolist() == [1.0, 1.25, 2.0]

@@ -42,7 +42,7 @@ def free(data, keys, frozen):
     return task.unfreeze(keys, frozen, data, epochs=2)
 
 
-def same(a, b):
+def equal_trees(a, b):
     return all(np.array_equal(x, y) for x, y in zip(jax.tree.leaves(a), jax.tree.leaves(b), strict=True))
 
 
@@ -55,14 +55,16 @@ def test_sample():
     assert np.all(np.abs(frequency - 1 / 15) < 5 * (14 / 15**2 / x.size) ** 0.5)
     assert not np.array_equal(x, np.sort(x, axis=0))  # the split does not follow the sorted sequences
     assert abs(np.mean(data.train[:, 0]) - 7) < 1
-    assert not np.array_equal(x, np.concatenate([(other := task.sample(jax.random.key(1), 3000)).train, other.test]))
+    assert not np.array_equal(
+        x, np.concatenate([(second_sample := task.sample(jax.random.key(1), 3000)).train, second_sample.test])
+    )
 
 
 def test_adam_is_the_papers():
-    tool, memory = task.OPTIMIZERS["adam"], task.OPTIMIZERS["adam"].init(jnp.zeros(()))
+    optimizer, memory = task.OPTIMIZERS["adam"], task.OPTIMIZERS["adam"].init(jnp.zeros(()))
     mean = square = 0.0
     for k, gradient in enumerate((1.0, -2.0, 1e-9), 1):
-        step, memory = tool.update(jnp.asarray(gradient), memory)
+        step, memory = optimizer.update(jnp.asarray(gradient), memory)
         mean, square = 0.9 * mean + 0.1 * gradient, 0.98 * square + 0.02 * gradient**2
         expected = mean / (1 - 0.9**k) / ((square / (1 - 0.98**k)) ** 0.5 + 1e-9)
         np.testing.assert_allclose(step, expected, rtol=1e-9)
@@ -90,8 +92,8 @@ def test_the_layer_is_its_formula():
     h = S @ X @ w.value
     h = (h - h.mean(axis=1, keepdims=True)) / np.sqrt(h.var(axis=1, keepdims=True) + 1e-5)
     h = np.maximum((h * w.norm.weight + w.norm.bias) @ w.hidden.weight.T + w.hidden.bias, 0)
-    logits, found = w(jnp.asarray(x))
-    np.testing.assert_allclose(found, S, atol=1e-14)
+    logits, attention = w(jnp.asarray(x))
+    np.testing.assert_allclose(attention, S, atol=1e-14)
     np.testing.assert_allclose(logits, h @ w.readout.weight.T + w.readout.bias, atol=1e-13)
     assert logits.shape == (6, 7)
     np.testing.assert_allclose(task.attention(w, np.stack([[x, x[::-1]]] * 3))[2, 0], S, atol=1e-14)
@@ -124,12 +126,12 @@ def test_masks_are_the_published_ones():
         name: jax.tree.map(lambda m: np.argwhere(np.asarray(m) == 0), task.mask(w, name)) for name in task.MECHANISMS
     }
     for name, rows in (("semantic", {2, 3}), ("positional", {0, 1})):
-        found = zeros[name]
-        assert set(found.tokens[:, 1]) == {2, 3} and len(found.tokens) == 6
-        assert set(found.positions[:, 1]) == {0, 1} and len(found.positions) == 10
-        for array in (found.query, found.key):
+        zero_entries = zeros[name]
+        assert set(zero_entries.tokens[:, 1]) == {2, 3} and len(zero_entries.tokens) == 6
+        assert set(zero_entries.positions[:, 1]) == {0, 1} and len(zero_entries.positions) == 10
+        for array in (zero_entries.query, zero_entries.key):
             assert set(array[:, 0]) == rows and len(array) == 8
-        assert sum(len(a) for a in jax.tree.leaves(found)) == 6 + 10 + 2 * 8
+        assert sum(len(a) for a in jax.tree.leaves(zero_entries)) == 6 + 10 + 2 * 8
     assert not any(len(a) for a in jax.tree.leaves(zeros["free"]))
 
 
@@ -141,19 +143,19 @@ def test_shares_are_r_squared_of_least_squares():
     S = jax.random.uniform(jax.random.key(1), (n, L, L)) + jax.random.uniform(jax.random.key(2), (L, L))
     S += 0.3 * (x[:, :, None] == x[:, None, :])
     y = np.asarray(S)[:, i, j].ravel()
-    places, tokens = np.tile(np.eye(len(i)), (n, 1)), np.stack([equal.ravel(), ~equal.ravel()], axis=1) * 1.0
-    for found, design in zip(task.shares(S, x), (places, tokens), strict=True):
+    positions, tokens = np.tile(np.eye(len(i)), (n, 1)), np.stack([equal.ravel(), ~equal.ravel()], axis=1) * 1.0
+    for share, design in zip(task.shares(S, x), (positions, tokens), strict=True):
         residual = y - design @ np.linalg.lstsq(design, y, rcond=None)[0]
-        np.testing.assert_allclose(found, 1 - np.var(residual) / np.var(y), atol=1e-12)
-        assert 0.05 < found < 0.95
+        np.testing.assert_allclose(share, 1 - np.var(residual) / np.var(y), atol=1e-12)
+        assert 0.05 < share < 0.95
     assert np.allclose(task.shares(S + 5 * jnp.eye(L), x), task.shares(S, x))
 
 
 def test_shares_of_pure_mechanisms():
     x = jax.random.randint(jax.random.key(0), (4000, 6), 0, 5)
-    by_place = jnp.broadcast_to(jax.random.uniform(jax.random.key(1), (6, 6)), (4000, 6, 6))
+    by_position = jnp.broadcast_to(jax.random.uniform(jax.random.key(1), (6, 6)), (4000, 6, 6))
     by_token = jax.nn.softmax(2.0 * (x[:, :, None] == x[:, None, :]), axis=-1)
-    positional, semantic = task.shares(by_place, x)
+    positional, semantic = task.shares(by_position, x)
     assert abs(positional - 1) < 1e-12 and semantic < 1e-3
     positional, semantic = task.shares(by_token, x)
     assert positional < 1e-3 and 0.8 < semantic < 1  # a row with more equal tokens gives less to each of them
@@ -161,8 +163,8 @@ def test_shares_of_pure_mechanisms():
 
 
 def test_one_step_of_each_optimiser_by_hand(data, keys):
-    everything = {"batch": len(data.train), "epochs": 1}  # with one batch the order plays no role
-    frozen = task.train(keys[:1], data, "semantic", dtype=jnp.float64, **everything, **SIZES)
+    one_batch = {"batch": len(data.train), "epochs": 1}  # with one batch the order plays no role
+    frozen = task.train(keys[:1], data, "semantic", dtype=jnp.float64, **one_batch, **SIZES)
 
     @jax.jit
     @jax.value_and_grad
@@ -171,39 +173,39 @@ def test_one_step_of_each_optimiser_by_hand(data, keys):
         target = jax.nn.one_hot(task.counts(data.train), 6)
         return -jnp.mean(jnp.sum(target * jax.nn.log_softmax(logits), axis=-1))
 
-    def only(tree):
+    def first_run(tree):
         return jax.tree.map(lambda a: np.asarray(a)[0], tree)
 
-    start, zeros = only(frozen.start), only(frozen.mask)
+    start, zeros = first_run(frozen.start), first_run(frozen.mask)
     value, gradient = jax.tree.map(np.asarray, risk(start))
     np.testing.assert_allclose(frozen.history.train_loss, [[value]], rtol=1e-12)
     adam = jax.tree.map(lambda w, g, m: w - 1e-3 * m * g / (np.abs(g) + 1e-9), start, gradient, zeros)
-    for found, expected in zip(jax.tree.leaves(frozen.run(0)), jax.tree.leaves(adam), strict=True):
-        np.testing.assert_allclose(found, expected, atol=1e-12)
-    free = task.unfreeze(keys[:1], frozen, data, rate=0.3, noise=0.2, **everything)
-    noise = jax.tree.map(np.subtract, only(free.start), only(frozen.weights))
+    for result, expected in zip(jax.tree.leaves(frozen.run(0)), jax.tree.leaves(adam), strict=True):
+        np.testing.assert_allclose(result, expected, atol=1e-12)
+    free = task.unfreeze(keys[:1], frozen, data, rate=0.3, noise=0.2, **one_batch)
+    noise = jax.tree.map(np.subtract, first_run(free.start), first_run(frozen.weights))
     noisy = (noise.tokens, noise.positions, noise.query, noise.key)
     assert all(0.1 < np.std(a) < 0.3 for a in noisy)
     assert sum(np.count_nonzero(a) for a in jax.tree.leaves(noise)) == sum(a.size for a in noisy)
-    sgd = jax.tree.map(lambda w, g: w - 0.3 * np.asarray(g), only(free.start), risk(only(free.start))[1])
-    for found, expected in zip(jax.tree.leaves(free.run(0)), jax.tree.leaves(sgd), strict=True):
-        np.testing.assert_allclose(found, expected, atol=1e-12)
+    sgd = jax.tree.map(lambda w, g: w - 0.3 * np.asarray(g), first_run(free.start), risk(first_run(free.start))[1])
+    for result, expected in zip(jax.tree.leaves(free.run(0)), jax.tree.leaves(sgd), strict=True):
+        np.testing.assert_allclose(result, expected, atol=1e-12)
     logits = np.asarray(jax.jit(jax.vmap(free.run(0)))(data.test)[0])
-    right = np.mean(np.argmax(logits, axis=-1) == np.asarray(task.counts(data.test)))
-    np.testing.assert_allclose(free.history.test_accuracy, [[right]], rtol=1e-12)
+    accuracy = np.mean(np.argmax(logits, axis=-1) == np.asarray(task.counts(data.test)))
+    np.testing.assert_allclose(free.history.test_accuracy, [[accuracy]], rtol=1e-12)
     loss = jax.jit(optax.softmax_cross_entropy_with_integer_labels)(logits, task.counts(data.test)).mean()
     np.testing.assert_allclose(free.history.test_loss, [[loss]], rtol=1e-12)
 
 
 def test_every_sequence_once_and_a_small_last_batch(data, keys):
-    few = task.Data(data.train[:5], data.test, 3)
-    found = task.train(keys[:1], few, batch=4, epochs=4, rate=1e-12, dtype=jnp.float64, **SIZES)
-    logits = jax.jit(jax.vmap(jax.tree.map(lambda a: np.asarray(a)[0], found.start)))(few.train)[0]
-    losses = jax.jit(optax.softmax_cross_entropy_with_integer_labels)(logits, task.counts(few.train))
+    small = task.Data(data.train[:5], data.test, 3)
+    trained = task.train(keys[:1], small, batch=4, epochs=4, rate=1e-12, dtype=jnp.float64, **SIZES)
+    logits = jax.jit(jax.vmap(jax.tree.map(lambda a: np.asarray(a)[0], trained.start)))(small.train)[0]
+    losses = jax.jit(optax.softmax_cross_entropy_with_integer_labels)(logits, task.counts(small.train))
     losses = np.asarray(losses).mean(axis=1)
-    alone = [(losses[k] + (losses.sum() - losses[k]) / 4) / 2 for k in range(5)]  # k is the last batch
-    nearest = [int(np.argmin(np.abs(np.array(alone) - value))) for value in found.history.train_loss[0]]
-    np.testing.assert_allclose(found.history.train_loss[0], np.array(alone)[nearest], rtol=1e-9)
+    candidates = [(losses[k] + (losses.sum() - losses[k]) / 4) / 2 for k in range(5)]  # k is the last batch
+    nearest = [int(np.argmin(np.abs(np.array(candidates) - value))) for value in trained.history.train_loss[0]]
+    np.testing.assert_allclose(trained.history.train_loss[0], np.array(candidates)[nearest], rtol=1e-9)
     assert len(set(nearest)) > 1  # the order differs between epochs
 
 
@@ -221,33 +223,33 @@ def test_what_training_measures(data, frozen):
     assert np.all(np.diff(history.train_loss) < 0)
     np.testing.assert_allclose(history.positional_share[1], 1, atol=1e-5)
     for k in range(2):
-        now = task.shares(task.attention(frozen.run(k), data.test), data.test)
-        np.testing.assert_allclose([history.positional_share[k, -1], history.semantic_share[k, -1]], now, atol=1e-5)
+        shares = task.shares(task.attention(frozen.run(k), data.test), data.test)
+        np.testing.assert_allclose([history.positional_share[k, -1], history.semantic_share[k, -1]], shares, atol=1e-5)
     assert history.semantic_share[0, -1] > 10 * history.positional_share[0, -1]
 
 
 def test_runs_do_not_depend_on_each_other(data, keys, frozen):
-    alone = task.train(keys[1:], data, "positional", epochs=3, **SIZES)
-    for one, both in zip(jax.tree.leaves(alone.weights), jax.tree.leaves(frozen.weights), strict=True):
-        np.testing.assert_allclose(one[0], both[1], atol=1e-5)
+    single = task.train(keys[1:], data, "positional", epochs=3, **SIZES)
+    for weight, paired in zip(jax.tree.leaves(single.weights), jax.tree.leaves(frozen.weights), strict=True):
+        np.testing.assert_allclose(weight[0], paired[1], atol=1e-5)
     assert not np.allclose(frozen.start.value[0], frozen.start.value[1])
 
 
 def test_status(data, keys, frozen):
     assert frozen.status.tolist() == [Status.max_steps] * 2 and not frozen.ok.any()
     curves = np.array([[0.1, 0.992], [0.995, 0.985], [0.1, 0.995]])
-    late = np.array([[1.0, 1.0], [1.0, 1.0], [1.0, np.inf]])
-    assert task.History(curves, late, *[curves] * 3).status().tolist() == [0, Status.max_steps, Status.nonfinite]
-    wild = task.train(keys, data, PAIR, epochs=3, rate=1e30, **SIZES)
-    assert wild.status.tolist() == [Status.nonfinite] * 2
+    losses = np.array([[1.0, 1.0], [1.0, 1.0], [1.0, np.inf]])
+    assert task.History(curves, losses, *[curves] * 3).status().tolist() == [0, Status.max_steps, Status.nonfinite]
+    diverged = task.train(keys, data, PAIR, epochs=3, rate=1e30, **SIZES)
+    assert diverged.status.tolist() == [Status.nonfinite] * 2
 
 
 def test_a_small_transformer_learns_to_count(keys):
     data = task.sample(jax.random.key(0), 20_000, length=6, tokens=8)
-    found = task.train(keys[:1], data, "semantic", epochs=2, rate=3e-3, width=32, hidden=64)
-    accuracy = found.history.test_accuracy[0, -1]
-    assert accuracy > 0.95 and found.history.semantic_share[0, -1] > 0.3
-    assert bool(found.ok[0]) == (accuracy >= task.SOLVED)
+    trained = task.train(keys[:1], data, "semantic", epochs=2, rate=3e-3, width=32, hidden=64)
+    accuracy = trained.history.test_accuracy[0, -1]
+    assert accuracy > 0.95 and trained.history.semantic_share[0, -1] > 0.3
+    assert bool(trained.ok[0]) == (accuracy >= task.SOLVED)
 
 
 def test_a_rate_is_no_new_program(data, keys, monkeypatch):
@@ -260,13 +262,13 @@ def test_a_rate_is_no_new_program(data, keys, monkeypatch):
 
 
 def test_interrupted_training_resumes_bit_by_bit(data, keys, frozen, free, tmp_path):
-    def interrupted(done, total):
+    def interrupt(done, total):
         if done == 1:
             raise KeyboardInterrupt
 
-    for stage, whole in (("frozen", frozen), ("free", free)):
+    for stage, expected in (("frozen", frozen), ("free", free)):
         file = tmp_path / "new folder" / stage
-        epochs, seen = whole.history.train_loss.shape[1], []
+        epochs, steps = expected.history.train_loss.shape[1], []
 
         def run(epochs, progress, stage=stage, file=file):
             options = {"epochs": epochs, "checkpoint": file, "progress": progress}
@@ -274,15 +276,15 @@ def test_interrupted_training_resumes_bit_by_bit(data, keys, frozen, free, tmp_p
                 return task.train(keys, data, PAIR, **options, **SIZES)
             return task.unfreeze(keys, frozen, data, **options)
 
-        def watched(done, total, seen=seen):
-            seen.append((done, total))
+        def record(done, total, steps=steps):
+            steps.append((done, total))
 
         with pytest.raises(KeyboardInterrupt):
-            run(epochs, interrupted)
-        assert same(run(epochs, watched), whole) and seen == [(k, epochs) for k in range(1, epochs + 1)]
-        assert same(run(epochs, watched), whole) and seen[epochs:] == [(epochs, epochs)]
+            run(epochs, interrupt)
+        assert equal_trees(run(epochs, record), expected) and steps == [(k, epochs) for k in range(1, epochs + 1)]
+        assert equal_trees(run(epochs, record), expected) and steps[epochs:] == [(epochs, epochs)]
         with pytest.raises(ValueError, match="epochs must be at least the"):
-            run(epochs - 1, watched)
+            run(epochs - 1, record)
     assert sorted(p.name for p in file.parent.iterdir()) == ["free", "frozen"]
 
 
@@ -291,13 +293,13 @@ def test_a_checkpoint_of_another_configuration_is_refused(data, keys, frozen, tm
     task.train(keys, data, PAIR, epochs=1, checkpoint=file, **SIZES)
     content = file.read_bytes()
     options = {"epochs": 1, "checkpoint": file, **SIZES}
-    other = task.Data(data.train[::-1], data.test, 3)
+    reversed_data = task.Data(data.train[::-1], data.test, 3)
     for call, message in [
         (lambda: task.train(keys, data, PAIR[::-1], **options), "mechanism=.'semantic', 'positional'. instead of"),
         (lambda: task.train(keys, data, PAIR, **(options | {"width": 6})), "width=8 instead of 6"),
         (lambda: task.train(keys, data, PAIR, **(options | {"rate": 0.1})), "rate=0.001 instead of 0.1"),
         (lambda: task.train(keys[::-1], data, PAIR, **options), "keys="),
-        (lambda: task.train(keys, other, PAIR, **options), "data="),
+        (lambda: task.train(keys, reversed_data, PAIR, **options), "data="),
         (lambda: task.unfreeze(keys, frozen, data, epochs=1, checkpoint=file), "optimizer='adam' instead of 'sgd'"),
     ]:
         with pytest.raises(ValueError, match="checkpoint must be of this configuration.*" + message):
@@ -311,10 +313,10 @@ def test_a_checkpoint_of_another_configuration_is_refused(data, keys, frozen, tm
 
 def test_a_checkpoint_of_fewer_epochs_trains_on(data, keys, frozen, tmp_path):
     options = {"checkpoint": tmp_path / "checkpoint", **SIZES}
-    seen = []
+    steps = []
     for epochs in (1, 2, 3):
-        found = task.train(keys, data, PAIR, epochs=epochs, progress=lambda *at: seen.append(at), **options)
-    assert same(found, frozen) and seen == [(0, 1), (1, 1), (1, 2), (2, 2), (2, 3), (3, 3)]
+        trained = task.train(keys, data, PAIR, epochs=epochs, progress=lambda *step: steps.append(step), **options)
+    assert equal_trees(trained, frozen) and steps == [(0, 1), (1, 1), (1, 2), (2, 2), (2, 3), (3, 3)]
     with pytest.raises(InputError, match=r"epochs must be at least the 3 that the checkpoint .* has, or name another"):
         task.train(keys, data, PAIR, epochs=2, **options)
 
@@ -324,10 +326,10 @@ def test_a_checkpoint_is_whole_or_the_old_one(data, keys, tmp_path, monkeypatch)
     task.train(keys, data, PAIR, epochs=1, checkpoint=file, **SIZES)
     content = file.read_bytes()
 
-    def full(file):
+    def disk_full(file):
         raise OSError("no space left")
 
-    monkeypatch.setattr("tiedattn_jax.base.store.os.fsync", full)
+    monkeypatch.setattr("tiedattn_jax.base.store.os.fsync", disk_full)
     with pytest.raises(OSError, match="no space left"):
         task.train(keys, data, PAIR, epochs=2, checkpoint=file, **SIZES)
     monkeypatch.undo()
@@ -337,25 +339,25 @@ def test_a_checkpoint_is_whole_or_the_old_one(data, keys, tmp_path, monkeypatch)
 
 
 def test_compare(frozen, free):
-    found = task.compare(frozen, free)
+    comparison = task.compare(frozen, free)
     for k in range(2):
 
         def total(change, k=k):
             return sum(np.linalg.norm(np.asarray(a[k], float).ravel()) for a in jax.tree.leaves(change))
 
-        moved = jax.tree.map(jnp.subtract, free.weights, frozen.weights)
-        formerly_zero = jax.tree.map(lambda a, m: jnp.where(m == 0, a, 0), moved, frozen.mask)
+        difference = jax.tree.map(jnp.subtract, free.weights, frozen.weights)
+        formerly_zero = jax.tree.map(lambda a, m: jnp.where(m == 0, a, 0), difference, frozen.mask)
         first = jax.tree.map(jnp.subtract, frozen.weights, frozen.start)
-        np.testing.assert_allclose(found.distance_frozen_to_sgd[k], total(moved), rtol=1e-5)
-        np.testing.assert_allclose(found.distance_formerly_zero[k], total(formerly_zero), rtol=1e-5)
-        np.testing.assert_allclose(found.distance_init_to_frozen[k], total(first), rtol=1e-5)
-    assert np.array_equal(found.accuracy_after_unfreezing, free.history.test_accuracy[:, -1])
+        np.testing.assert_allclose(comparison.distance_frozen_to_sgd[k], total(difference), rtol=1e-5)
+        np.testing.assert_allclose(comparison.distance_formerly_zero[k], total(formerly_zero), rtol=1e-5)
+        np.testing.assert_allclose(comparison.distance_init_to_frozen[k], total(first), rtol=1e-5)
+    assert np.array_equal(comparison.accuracy_after_unfreezing, free.history.test_accuracy[:, -1])
     statuses = [eqx.tree_at(lambda t: t.status, frozen, np.array(s)) for s in ([0, 4], [2, 0])]
     assert task.compare(*statuses).status.tolist() == [2, 4]
-    assert np.array_equal(found.semantic_share, frozen.history.semantic_share[:, -1])
-    summary = found.to_dict()
-    np.testing.assert_allclose(summary["accuracy_std"], abs(np.subtract(*found.accuracy)) / 2**0.5, atol=1e-7)
-    lines = task.table({"mixed": found}).splitlines()
+    assert np.array_equal(comparison.semantic_share, frozen.history.semantic_share[:, -1])
+    summary = comparison.to_dict()
+    np.testing.assert_allclose(summary["accuracy_std"], abs(np.subtract(*comparison.accuracy)) / 2**0.5, atol=1e-7)
+    lines = task.table({"mixed": comparison}).splitlines()
     assert lines[0] == "|  | mixed, 2 runs |" and len(lines) == 2 + len(summary) / 2
     assert f"{summary['accuracy_mean']:.4f} ± {summary['accuracy_std']:.4f}" in lines[2]
 

@@ -39,7 +39,7 @@ def case(model, two_atoms):
     labels = Labels(np.ones(N), np.ones((2, 2, N)), np.ones((2, 2, N)))
     words = task.Data(np.zeros((4, 3), np.int32), np.ones((2, 3), np.int32), 3)
     w = task.Transformer(key, length=3, tokens=3, width=4, hidden=2)
-    both = jax.tree.map(lambda a: jnp.stack([a, a]), w)
+    stacked = jax.tree.map(lambda a: jnp.stack([a, a]), w)
     return SimpleNamespace(
         model=model,
         other=two_atoms,
@@ -58,7 +58,7 @@ def case(model, two_atoms):
         wide=Data(np.full((2, 1, 10**3 * D), 0.5 / (10**3 * D) ** 0.5), y[:1], np.ones((10**3 * D, 1))),
         words=words,
         w=w,
-        frozen=task.Training(both, both, both, None, np.zeros(2, int)),
+        frozen=task.Training(stacked, stacked, stacked, None, np.zeros(2, int)),
     )
 
 
@@ -86,21 +86,21 @@ def test_sampled_data_have_the_model_s_scale(layer):
 
 def scaled(c, x=1.0, y=1.0, teacher=True):
     """Good data of the model, with inputs scaled by `x` and fields by `y`."""
-    own = jnp.einsum("lnd,dt->nlt", c.x, c.teacher)
-    return Data(x * c.x, y * own, c.teacher if teacher else None)
+    fields = jnp.einsum("lnd,dt->nlt", c.x, c.teacher)
+    return Data(x * c.x, y * fields, c.teacher if teacher else None)
 
 
-def earlier(c, n):
+def earlier_run(c, n):
     """A result of message passing on n sentences."""
     zeros = dict.fromkeys((field.name for field in dataclasses.fields(GAMP)), jnp.zeros(()))
     overlaps = Overlaps(*(jnp.zeros((1, 1, 1)),) * 3, m=jnp.zeros((1, 1)))
     return GAMP(**{**zeros, "Q": c.teacher, "C": jnp.ones((1, 1, 1)), "g": jnp.ones((2, 1, n)), "overlaps": overlaps})
 
 
-def valued(c):
+def value_run(c):
     """A result of training with a value matrix."""
-    known = ("Q", "W", "overlaps", "train_loss", "gradient_norm", "iterations", "status", "losses", "gradient_norms")
-    zeros = dict.fromkeys(known, jnp.zeros(()))
+    names = ("Q", "W", "overlaps", "train_loss", "gradient_norm", "iterations", "status", "losses", "gradient_norms")
+    zeros = dict.fromkeys(names, jnp.zeros(()))
     return ValueTraining(**{**zeros, "Q": c.teacher, "W": jnp.eye(D), "overlaps": c.data.overlaps(c.teacher)})
 
 
@@ -195,7 +195,7 @@ ROWS = [
     (lambda c: gamp(c.model, c.data, damping=0.0), "damping", r"must be in \(0, 1\]"),
     (lambda c: gamp(c.model, c.data, damping=[0.1, 0.2]), "damping", "must be one number"),
     (lambda c: gamp(c.model, c.data, response="stein"), "response", "must be one of regression, derivative"),
-    (lambda c: gamp(c.model, c.data, earlier(c, N + 1)), "init.g", r"must have shape \(L, r, n\) with .*n = 40"),
+    (lambda c: gamp(c.model, c.data, earlier_run(c, N + 1)), "init.g", r"must have shape \(L, r, n\) with .*n = 40"),
     (lambda c: gamp(c.model, c.data, "random", scale=0.0), "scale", "must be positive"),
     (lambda c: gamp(c.model, c.data, "random", key=1), "key", "must be one key"),
     # training
@@ -211,7 +211,11 @@ ROWS = [
     (lambda c: train(c.model, c.data, tol=NAN), "tol", "must be zero or positive"),
     (lambda c: train(c.model, c.data, init=np.ones(200)), "init", "must have shape"),
     (lambda c: train(c.model, c.data, init=NAN * c.teacher), "init", "must be finite, got 200 entries"),
-    (lambda c: train(c.model, c.data, init=earlier(c, N)), "init", "must be an array of real numbers, .* of type GAMP"),
+    (
+        lambda c: train(c.model, c.data, init=earlier_run(c, N)),
+        "init",
+        "must be an array of real numbers, .* of type GAMP",
+    ),
     (lambda c: train(c.model, c.data, "random", optimizer="gd", scale=-1.0), "scale", "must be positive"),
     (lambda c: train(c.model, c.data, "random", optimizer="gd", key=1.5), "key", "must be one key"),
     (lambda c: risk(c.model, c.data, np.ones((3, 1))), "Q", "must have shape"),
@@ -239,7 +243,11 @@ ROWS = [
         "data",
         r"must be smaller, got data=\(2, 1, 200000, 1\): .* 2.38e\+03 GiB",
     ),
-    (lambda c: gamp(c.model, c.data, valued(c)), "init", "must be an array of real numbers, .* of type ValueTraining"),
+    (
+        lambda c: gamp(c.model, c.data, value_run(c)),
+        "init",
+        "must be an array of real numbers, .* of type ValueTraining",
+    ),
     (lambda c: heldout_error(c.model, c.data, c.teacher, c.key, W=np.eye(3)), "W", r"shape \(d, d\) with d = 200"),
     (lambda c: heldout_error(c.other, c.data, c.teacher, c.key, W=np.eye(D)), "model", "a method `target`"),
     # measurements
@@ -315,13 +323,13 @@ ROWS = [
 
 @pytest.mark.parametrize("row", ROWS, ids=[f"{argument}-{k}" for k, (_, argument, _) in enumerate(ROWS)])
 def test_bad_input(case, row, monkeypatch):
-    def late(*args, **options):
+    def fail_late(*args, **options):
         raise AssertionError("bad input was met while a program was compiled")
 
     for module in (message_passing, training, value, task):
-        monkeypatch.setattr(module, "_run", late)
-    monkeypatch.setattr(evaluation, "_heldout", late)
-    monkeypatch.setattr(sampling, "_draw", late)
+        monkeypatch.setattr(module, "_run", fail_late)
+    monkeypatch.setattr(evaluation, "_heldout", fail_late)
+    monkeypatch.setattr(sampling, "_draw", fail_late)
     call, argument, message = row
     with pytest.raises(InputError, match=message) as raised:
         call(case)

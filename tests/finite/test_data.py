@@ -41,10 +41,10 @@ def test_products_equal_those_of_the_whole_arrays(data):
 
 
 def test_data_from_raw_sentences(model, data):
-    again = Data.from_sentences(
+    rebuilt = Data.from_sentences(
         data.inputs(), raw_labels(model, data), teacher=data.teacher, encodings=data.encodings, gamma=data.gamma
     )
-    for a, b in zip(jax.tree.leaves(data), jax.tree.leaves(again), strict=True):
+    for a, b in zip(jax.tree.leaves(data), jax.tree.leaves(rebuilt), strict=True):
         np.testing.assert_allclose(a, b, atol=1e-12)
     estimated = Data.from_sentences(data.inputs(), fields=data.y, encodings=data.encodings)
     np.testing.assert_allclose(estimated.gamma, 0.25, rtol=0.02)

@@ -46,9 +46,9 @@ def test_exact_and_limiting_losses_differ_by_one_over_root_d(model):
 
 def test_heldout_error_equals_the_gaussian_average(model, data, rule):
     Q = data.teacher * 0.6 + 20 * 0.2 * data.encodings[:1].T
-    found = heldout_error(model, data, Q, jax.random.key(1), sentences=40_000)
+    error = heldout_error(model, data, Q, jax.random.key(1), sentences=40_000)
     expected = gen_error(realised(model, data), data.overlaps(Q, jnp.ones((2, 1, 1))), rule).value
-    assert abs(found.value - expected) < 4 * found.stderr and found.stderr < 0.01 * expected
+    assert abs(error.value - expected) < 4 * error.stderr and error.stderr < 0.01 * expected
 
 
 def test_heldout_error_on_whole_sentences(model, data):
@@ -85,13 +85,15 @@ def test_linear_baseline(model, data, rule):
 
 def test_cross_validation_of_the_linear_baseline(data):
     """The cross-validated baseline of ten sentences in eight folds equals fits that leave out each fold by hand."""
-    few = jax.tree.map(lambda a: np.asarray(a)[..., :10], data.labels)
-    found = linear_baseline(Data(data.x[:, :10], data.y[:10], labels=few), ridge=0.2)
+    labels = jax.tree.map(lambda a: np.asarray(a)[..., :10], data.labels)
+    baseline = linear_baseline(Data(data.x[:, :10], data.y[:10], labels=labels), ridge=0.2)
     errors = np.zeros(10)
     for k in range(10):
-        kept = np.arange(10) % 8 != k % 8
-        gram, cross = few.gram[..., kept].sum(-1) + 0.2 * np.eye(2), few.cross[..., kept].sum(-1)
+        in_training = np.arange(10) % 8 != k % 8
+        gram, cross = labels.gram[..., in_training].sum(-1) + 0.2 * np.eye(2), labels.cross[..., in_training].sum(-1)
         W = cross @ np.linalg.inv(gram)
-        errors[k] = few.energy[k] / 2 - np.sum(W * few.cross[..., k]) + np.trace(W @ few.gram[..., k] @ W.T) / 2
-    np.testing.assert_allclose(found.gen_error.value, errors.mean(), rtol=1e-10)
-    np.testing.assert_allclose(found.gen_error.stderr, errors.std(ddof=1) / 10**0.5, rtol=1e-8)
+        errors[k] = (
+            labels.energy[k] / 2 - np.sum(W * labels.cross[..., k]) + np.trace(W @ labels.gram[..., k] @ W.T) / 2
+        )
+    np.testing.assert_allclose(baseline.gen_error.value, errors.mean(), rtol=1e-10)
+    np.testing.assert_allclose(baseline.gen_error.stderr, errors.std(ddof=1) / 10**0.5, rtol=1e-8)

@@ -21,48 +21,50 @@ pytestmark = pytest.mark.usefixtures("quick_programs")
 
 
 @pytest.fixture(scope="module")
-def eight(model, lines):
-    seen = []
-    found = ta.run_instances(
+def instances(model, lines):
+    progress = []
+    instances = ta.run_instances(
         model,
         250,
         2.0,
         lambda data, key: ta.gamp(model, data, "semantic", tol=1e-10),
         jax.random.split(jax.random.key(0), 8),
         nodes=lines,
-        progress=lambda done, total: seen.append((done, total)),
+        progress=lambda done, total: progress.append((done, total)),
     )
-    assert seen == [(k, 8) for k in range(9)]
-    return found
+    assert progress == [(k, 8) for k in range(9)]
+    return instances
 
 
-def test_message_passing_agrees_with_theory(eight):
-    assert np.all(eight.ok) and np.all(eight.branch == "semantic") and np.max(eight.gradient_norm) <= 1e-10
-    gaps = eight.difference("semantic")
+def test_message_passing_agrees_with_theory(instances):
+    assert np.all(instances.ok) and np.all(instances.branch == "semantic") and np.max(instances.gradient_norm) <= 1e-10
+    gaps = instances.difference("semantic")
     assert set(gaps) == {"train_loss", "gen_error", "q", "V", "theta", "m"}
-    for name, (found, theory, gap, bar) in gaps.items():
+    for name, (simulation, theory, gap, bar) in gaps.items():
         if name != "m":
-            assert gap == pytest.approx(found - theory)
+            assert gap == pytest.approx(simulation - theory)
             limit = 1.22 * 0.04 * theory  # 4 % for a standard error, times Student's factor for eight instances
             assert bar < limit and abs(gap) < 3.5 * bar + 0.02 * theory, name
 
 
-def test_theory_is_that_of_the_realised_teacher(model, lines, eight):
-    own = ta.dot_product(teacher=4 * eight.rho[3])
-    point = ta.solve(own, 2.0, "semantic", lines)
-    np.testing.assert_allclose(eight.theory.train_loss[3], point.train_loss, rtol=1e-6)
-    np.testing.assert_allclose(eight.theory.theta[3], jnp.mean(point.overlaps.theta), rtol=1e-5)
-    assert eight.theory_stderr.q[3] > 0 and np.std(eight.theory.q) > 0.02 * np.mean(eight.theory.q)
+def test_theory_is_that_of_the_realised_teacher(model, lines, instances):
+    realised = ta.dot_product(teacher=4 * instances.rho[3])
+    point = ta.solve(realised, 2.0, "semantic", lines)
+    np.testing.assert_allclose(instances.theory.train_loss[3], point.train_loss, rtol=1e-6)
+    np.testing.assert_allclose(instances.theory.theta[3], jnp.mean(point.overlaps.theta), rtol=1e-5)
+    assert instances.theory_stderr.q[3] > 0 and np.std(instances.theory.q) > 0.02 * np.mean(instances.theory.q)
     # The realised teacher explains most of the scatter.
-    assert np.std(eight.found.train_loss - eight.theory.train_loss) < np.std(eight.found.train_loss)
+    assert np.std(instances.found.train_loss - instances.theory.train_loss) < np.std(instances.found.train_loss)
 
 
-def test_table(eight):
-    text = eight.summary()
+def test_table(instances):
+    text = instances.summary()
     assert "semantic: 8 of 8 instances, 8 at a critical point" in text
     for name in ("train_loss", "gen_error", "q", "V", "theta", "m"):
         assert name in text
-    assert f"{np.mean(eight.found.train_loss):.6g}" in text and f"{np.mean(eight.theory.train_loss):.6g}" in text
+    assert (
+        f"{np.mean(instances.found.train_loss):.6g}" in text and f"{np.mean(instances.theory.train_loss):.6g}" in text
+    )
 
 
 def test_differences_are_those_of_the_usable_instances():
@@ -72,36 +74,36 @@ def test_differences_are_those_of_the_usable_instances():
     """
     q, theory = np.array([1.0, 2.0, 4.0, 50.0, 60.0, 70.0, 80.0, 90.0]), np.array([1.5, 2.5, 3.0, *[np.nan] * 5])
     status = np.array([0, 1, 2, 3, 4, 0, 0, 0])
-    several = [Compared(*[a] * 6) for a in (q, theory, np.full(8, 0.3))]
-    blank = np.zeros(8)
-    found = ta.Instances(
-        found=eqx.tree_at(lambda c: c.V, several[0], np.full(8, np.nan)),
-        theory=several[1],
-        theory_stderr=several[2],
+    quantities = [Compared(*[a] * 6) for a in (q, theory, np.full(8, 0.3))]
+    zeros = np.zeros(8)
+    instances = ta.Instances(
+        found=eqx.tree_at(lambda c: c.V, quantities[0], np.full(8, np.nan)),
+        theory=quantities[1],
+        theory_stderr=quantities[2],
         branch=np.array(["semantic"] * 3 + ["unsettled"] * 2 + ["semantic"] + ["positional"] * 2),
         distance=np.zeros((8, 2)),
-        rho=blank,
+        rho=zeros,
         status=status,
-        finished=blank.astype(bool),
-        gradient_norm=blank,
-        iterations=blank,
+        finished=zeros.astype(bool),
+        gradient_norm=zeros,
+        iterations=zeros,
         theory_status=np.array([0, 1, 0, 0, 0, ta.Status.absent, 0, 0]),
         points=[],
     )
-    gaps = found.difference("semantic")
+    gaps = instances.difference("semantic")
     scatter = float(error_bar(np.array([-0.5, -0.5, 1.0])))
     np.testing.assert_allclose(gaps["q"], [7 / 3, 7 / 3, 0, np.hypot(scatter, 0.3)], atol=1e-12)
     assert np.all(np.isnan(gaps["V"][:3]))
-    assert found.ok.tolist() == [s == 0 for s in status] and found.usable.tolist() == [s < 3 for s in status]
-    assert found.groups == {"positional": 2, "semantic": 4, "unsettled": 2}
+    assert instances.ok.tolist() == [s == 0 for s in status] and instances.usable.tolist() == [s < 3 for s in status]
+    assert instances.groups == {"positional": 2, "semantic": 4, "unsettled": 2}
 
 
 def test_states_are_compared_by_their_invariants():
     matrices = -np.stack([np.diag([1.0, 2.0]), np.diag([3.0, 4.0])])
     x = Overlaps(q=matrices, V=2 * matrices, theta=-np.array([[[3.0], [4.0]]] * 2), m=-np.array([[6.0, 8.0]] * 2))
-    found = Compared.of(0.1, 0.2, x)
-    assert [float(a) for a in (found.q, found.V, found.theta, found.m)] == [-5.0, -10.0, 5.0, 10.0]
-    assert (found.train_loss, found.gen_error) == (0.1, 0.2)
+    compared = Compared.of(0.1, 0.2, x)
+    assert [float(a) for a in (compared.q, compared.V, compared.theta, compared.m)] == [-5.0, -10.0, 5.0, 10.0]
+    assert (compared.train_loss, compared.gen_error) == (0.1, 0.2)
 
 
 def test_together_equal_one_by_one(model):
@@ -110,46 +112,46 @@ def test_together_equal_one_by_one(model):
     def run(data, key):
         return ta.train(model, data, "random", optimizer="adam", steps=50, key=key)
 
-    seen = []
-    options = {"theory": False, "progress": lambda done, total: seen.append((done, total))}
-    alone, together = (ta.run_instances(model, 60, 2.0, run, keys, batch=b, **options) for b in (1, 2))
-    assert seen == [(0, 3), (1, 3), (2, 3), (3, 3), (0, 3), (2, 3), (3, 3)]
-    for a, b in zip(jax.tree.leaves(alone.found), jax.tree.leaves(together.found), strict=True):
+    progress = []
+    options = {"theory": False, "progress": lambda done, total: progress.append((done, total))}
+    separate, batched = (ta.run_instances(model, 60, 2.0, run, keys, batch=b, **options) for b in (1, 2))
+    assert progress == [(0, 3), (1, 3), (2, 3), (3, 3), (0, 3), (2, 3), (3, 3)]
+    for a, b in zip(jax.tree.leaves(separate.found), jax.tree.leaves(batched.found), strict=True):
         np.testing.assert_allclose(a, b, rtol=1e-9)
-    assert np.std(alone.found.train_loss) > 0 and not np.any(alone.ok)
-    assert np.all(np.isnan(alone.theory.q)) and np.all(np.isnan(alone.found.V))
-    assert np.std(alone.rho) > 0
+    assert np.std(separate.found.train_loss) > 0 and not np.any(separate.ok)
+    assert np.all(np.isnan(separate.theory.q)) and np.all(np.isnan(separate.found.V))
+    assert np.std(separate.rho) > 0
     options = {"normalise": True, "theory": False}
-    few, more = (ta.run_instances(model, 60, 2.0, run, keys[:1], sentences=n, **options) for n in (256, 512))
-    np.testing.assert_allclose(few.rho, 0.25, rtol=1e-12)
-    assert few.found.gen_error[0] != more.found.gen_error[0] and few.found.q == more.found.q
+    first, second = (ta.run_instances(model, 60, 2.0, run, keys[:1], sentences=n, **options) for n in (256, 512))
+    np.testing.assert_allclose(first.rho, 0.25, rtol=1e-12)
+    assert first.found.gen_error[0] != second.found.gen_error[0] and first.found.q == second.found.q
 
 
 def test_message_passing_that_does_not_settle_is_finished(model):
     def unsettled(data, key):
-        found = ta.gamp(model, data, "semantic", tol=1e-10)
-        return eqx.tree_at(lambda f: (f.Q, f.status), found, (found.Q + 0.01, jnp.array(int(ta.Status.max_steps))))
+        result = ta.gamp(model, data, "semantic", tol=1e-10)
+        return eqx.tree_at(lambda f: (f.Q, f.status), result, (result.Q + 0.01, jnp.array(int(ta.Status.max_steps))))
 
     keys = jax.random.split(jax.random.key(2), 2)
-    found = ta.run_instances(model, 60, 2.0, unsettled, keys, theory=False)
-    assert np.all(found.finished) and np.all(found.ok) and np.max(found.gradient_norm) <= 1e-10
-    assert "2 finished by L-BFGS" in found.summary() or "1 finished by L-BFGS" in found.summary()
+    result = ta.run_instances(model, 60, 2.0, unsettled, keys, theory=False)
+    assert np.all(result.finished) and np.all(result.ok) and np.max(result.gradient_norm) <= 1e-10
+    assert "2 finished by L-BFGS" in result.summary() or "1 finished by L-BFGS" in result.summary()
 
     def settled(data, key):
-        found = ta.gamp(model, data, "semantic", tol=1e-10)
+        result = ta.gamp(model, data, "semantic", tol=1e-10)
         return eqx.tree_at(
-            lambda f: f.Q, found, ta.train(model, data, found.Q, optimizer="lbfgs", steps=1000, tol=1e-10).Q
+            lambda f: f.Q, result, ta.train(model, data, result.Q, optimizer="lbfgs", steps=1000, tol=1e-10).Q
         )
 
     assert not ta.run_instances(model, 60, 2.0, settled, keys[:1], theory=False).finished[0]
 
     def blown_up(data, key):
-        found = ta.gamp(model, data, "semantic", tol=1e-10)
-        return eqx.tree_at(lambda f: (f.Q, f.status), found, (1e150 + found.Q, jnp.array(int(ta.Status.nonfinite))))
+        result = ta.gamp(model, data, "semantic", tol=1e-10)
+        return eqx.tree_at(lambda f: (f.Q, f.status), result, (1e150 + result.Q, jnp.array(int(ta.Status.nonfinite))))
 
-    found = ta.run_instances(model, 60, 2.0, blown_up, keys[:1], theory=False)
-    assert found.status.tolist() == [ta.Status.nonfinite] and not found.finished[0] and not found.usable[0]
-    assert np.isnan(found.found.V[0]) and found.branch.tolist() == ["unsettled"]
+    result = ta.run_instances(model, 60, 2.0, blown_up, keys[:1], theory=False)
+    assert result.status.tolist() == [ta.Status.nonfinite] and not result.finished[0] and not result.usable[0]
+    assert np.isnan(result.found.V[0]) and result.branch.tolist() == ["unsettled"]
 
 
 def test_what_message_passing_stopped_at_is_no_state(model, monkeypatch):
@@ -189,22 +191,22 @@ CASE = CASES[0]  # semantic, at alpha = 2
 def test_distance_to_a_branch(name, size, scatter):
     """A quantity off by five units sets the distance to a branch; smaller gaps and the test error do not count."""
     theory = {k: jnp.asarray(getattr(CASE, k)) for k in ("train_loss", "gen_error", "q", "V", "theta", "m")}
-    near = Compared(**{**theory, "train_loss": theory["train_loss"] * 1.1, "V": jnp.array(jnp.nan)})
-    far = eqx.tree_at(lambda c: getattr(c, name), near, theory[name] + 5 * scatter * (size or 1.0) / 100**0.5)
-    assert distance(near, 100, made.fixed_point()) == pytest.approx(0.5)
+    close = Compared(**{**theory, "train_loss": theory["train_loss"] * 1.1, "V": jnp.array(jnp.nan)})
+    far = eqx.tree_at(lambda c: getattr(c, name), close, theory[name] + 5 * scatter * (size or 1.0) / 100**0.5)
+    assert distance(close, 100, made.fixed_point()) == pytest.approx(0.5)
     assert distance(far, 100, made.fixed_point()) == pytest.approx(5.0 if size else 0.5)
     assert distance(far, 400, made.fixed_point()) == pytest.approx(10.0 if size else 1.0)
 
 
 def test_distance_with_error_bars_and_without_a_state():
     theory = {k: jnp.asarray(getattr(CASE, k)) for k in ("train_loss", "gen_error", "q", "V", "theta", "m")}
-    found = Compared(**{**theory, "train_loss": 2 * theory["train_loss"]})
+    compared = Compared(**{**theory, "train_loss": 2 * theory["train_loss"]})
     scattered = made.fixed_point(scatter=(-0.3, -0.1, 0.1, 0.3))
     bar = float(scattered.stderr.train_loss) / CASE.train_loss
-    assert distance(found, 10**8, scattered) == pytest.approx(1 / bar, rel=1e-4) and bar > 0.05
-    assert distance(found, 400, made.fixed_point(scatter=(0.0,))) == pytest.approx(10.0)  # the error bar is unknown
-    assert distance(found, 100, made.fixed_point(status=[int(ta.Status.absent)] * 4)) == np.inf
-    assert np.isnan(distance(found, 100, made.fixed_point(status=[int(ta.Status.max_steps)] * 4)))
+    assert distance(compared, 10**8, scattered) == pytest.approx(1 / bar, rel=1e-4) and bar > 0.05
+    assert distance(compared, 400, made.fixed_point(scatter=(0.0,))) == pytest.approx(10.0)  # the error bar is unknown
+    assert distance(compared, 100, made.fixed_point(status=[int(ta.Status.absent)] * 4)) == np.inf
+    assert np.isnan(distance(compared, 100, made.fixed_point(status=[int(ta.Status.max_steps)] * 4)))
 
 
 def test_ends_are_named_for_what_they_are(model, lines):
@@ -212,29 +214,29 @@ def test_ends_are_named_for_what_they_are(model, lines):
     states = [ta.solve(model, 2.0, b, lines) for b in ("semantic", "positional")]
     semantic, positional = ((s.overlaps, s.train_loss) for s in states)
     halfway = jax.tree.map(lambda a, b: 0.52 * a + 0.48 * b, semantic, positional)  # theta is the larger overlap
-    given = iter([semantic, halfway, positional, semantic])
+    endings = iter([semantic, halfway, positional, semantic])
 
     def run(data, key):
         end = ta.train(model, data, "semantic", optimizer="adam", steps=2)
-        if len(used) == 3:  # as if it had diverged
+        if len(returned) == 3:  # as if it had diverged
             end = eqx.tree_at(lambda e: e.status, end, jnp.array(int(ta.Status.nonfinite)))
-        used.append(next(given))
-        return eqx.tree_at(lambda e: (e.overlaps, e.train_loss), end, used[-1])
+        returned.append(next(endings))
+        return eqx.tree_at(lambda e: (e.overlaps, e.train_loss), end, returned[-1])
 
-    used = []
-    found = ta.run_instances(
+    returned = []
+    instances = ta.run_instances(
         model, 400, 2.0, run, jax.random.split(jax.random.key(0), 4), nodes=lines, normalise=True, sentences=256
     )
-    assert found.branch.tolist() == ["semantic", "neither", "positional", "unsettled"]
+    assert instances.branch.tolist() == ["semantic", "neither", "positional", "unsettled"]
     # The other branch is solved only where the first one is too far.
-    assert np.isnan(found.distance).tolist() == [[True, False], [False, False], [False, True], [True, True]]
-    assert found.distance[0, 1] < 0.01 and found.distance[2, 0] < 0.01 and np.all(found.distance[1] > 3)
-    assert [p and p.branch for p in found.points] == ["semantic", None, "positional", None]
-    assert np.isnan(found.theory.q).tolist() == [False, True, False, True]
-    np.testing.assert_allclose(found.difference("positional")["train_loss"][:2], [positional[1]] * 2, rtol=1e-6)
-    simulation, *theory = found.difference("neither")["train_loss"]
+    assert np.isnan(instances.distance).tolist() == [[True, False], [False, False], [False, True], [True, True]]
+    assert instances.distance[0, 1] < 0.01 and instances.distance[2, 0] < 0.01 and np.all(instances.distance[1] > 3)
+    assert [p and p.branch for p in instances.points] == ["semantic", None, "positional", None]
+    assert np.isnan(instances.theory.q).tolist() == [False, True, False, True]
+    np.testing.assert_allclose(instances.difference("positional")["train_loss"][:2], [positional[1]] * 2, rtol=1e-6)
+    simulation, *theory = instances.difference("neither")["train_loss"]
     assert simulation == pytest.approx(float(halfway[1])) and np.all(np.isnan(theory))
-    assert found.theory_status.tolist() == [0, 0, 0, int(ta.Status.absent)]
+    assert instances.theory_status.tolist() == [0, 0, 0, int(ta.Status.absent)]
 
 
 @pytest.mark.parametrize(
@@ -255,8 +257,8 @@ def test_theory_without_a_state_and_theory_that_fails(model, monkeypatch, semant
         return ta.train(model, data, "semantic", optimizer="adam", steps=2)
 
     monkeypatch.setattr("tiedattn_jax.finite.instances.solve", solve)
-    found = ta.run_instances(model, 60, 2.0, run, jax.random.split(jax.random.key(0), 1), sentences=256)
-    assert found.branch.tolist() == [name] and found.theory_status.tolist() == [int(ta.Status[worst])]
+    instances = ta.run_instances(model, 60, 2.0, run, jax.random.split(jax.random.key(0), 1), sentences=256)
+    assert instances.branch.tolist() == [name] and instances.theory_status.tolist() == [int(ta.Status[worst])]
 
 
 SHARDED = """
@@ -279,14 +281,15 @@ def test_eight_devices_equal_one(model, tmp_path):
     flags = {"XLA_FLAGS": flags, "JAX_PLATFORMS": "cpu", "JAX_DISABLE_MOST_OPTIMIZATIONS": "1"}
     cache = {"JAX_COMPILATION_CACHE_DIR": jax.config.jax_compilation_cache_dir or ""}
     subprocess.run([sys.executable, "-c", SHARDED.format(out=out)], check=True, env={**os.environ, **flags, **cache})
-    eight = np.load(out)
+    arrays = np.load(out)
     data = ta.sample_data(model, 60, 2.0, jax.random.key(0))
-    found = ta.gamp(model, data, "semantic", tol=1e-10)
+    result = ta.gamp(model, data, "semantic", tol=1e-10)
     trained = ta.train(model, data, "positional", optimizer="lbfgs", steps=2000)
     error = ta.heldout_error(model, data, data.teacher, jax.random.key(1)).value
-    np.testing.assert_allclose(eight["x"], data.x, rtol=0, atol=1e-15)  # a program from the store may round differently
-    np.testing.assert_allclose(eight["w"], found.Q, atol=1e-8)
-    np.testing.assert_allclose(eight["V"], found.overlaps.V, rtol=1e-8)
-    np.testing.assert_allclose(eight["Q"], trained.Q, atol=1e-8)
-    np.testing.assert_allclose(eight["loss"], trained.train_loss, rtol=1e-12)
-    np.testing.assert_allclose(eight["error"], error, rtol=1e-12)
+    # A program from the store may round differently.
+    np.testing.assert_allclose(arrays["x"], data.x, rtol=0, atol=1e-15)
+    np.testing.assert_allclose(arrays["w"], result.Q, atol=1e-8)
+    np.testing.assert_allclose(arrays["V"], result.overlaps.V, rtol=1e-8)
+    np.testing.assert_allclose(arrays["Q"], trained.Q, atol=1e-8)
+    np.testing.assert_allclose(arrays["loss"], trained.train_loss, rtol=1e-12)
+    np.testing.assert_allclose(arrays["error"], error, rtol=1e-12)

@@ -1,4 +1,4 @@
-"""How often message passing and training read the sentences, and how much extra memory they need; nothing is run."""
+"""A step of message passing or training reads the sentences twice and needs little extra memory; nothing is run."""
 
 from functools import partial
 
@@ -63,13 +63,13 @@ def loops(jaxpr):
 def test_a_step_reads_the_sentences_twice(model, instance, name, cpu):
     L, n, d, _ = instance.shape
     program = jax.make_jaxpr(partial(RUNS[name], model))(instance, jax.ShapeDtypeStruct((d, 1), jnp.float64)).jaxpr
-    in_loops = [count for loop in loops(program) if (count := passes(loop, L, n * d, cpu))]
-    assert in_loops == [2]
-    assert passes(program, L, n * d, cpu) == (5 if name == "gamp" else 4)  # with those before and after it
+    counts = [count for loop in loops(program) if (count := passes(loop, L, n * d, cpu))]
+    assert counts == [2]
+    assert passes(program, L, n * d, cpu) == (5 if name == "gamp" else 4)  # with the reads before and after the loop
 
 
 @pytest.mark.parametrize("name", RUNS)
 def test_memory_besides_the_sentences(model, instance, name):
     start = jax.ShapeDtypeStruct((instance.shape[2], 1), jnp.float64)
-    used = jax.jit(partial(RUNS[name], model)).lower(instance, start).compile().memory_analysis()
-    assert used.temp_size_in_bytes < 0.2 * instance.x.size * 8
+    memory = jax.jit(partial(RUNS[name], model)).lower(instance, start).compile().memory_analysis()
+    assert memory.temp_size_in_bytes < 0.2 * instance.x.size * 8

@@ -25,7 +25,7 @@ def data(net):
 
 
 @pytest.fixture(scope="module")
-def found(net, data):
+def solution(net, data):
     return gamp(net, data, "semantic")
 
 
@@ -34,49 +34,49 @@ def slope_without_l1(data, Q):
     return jax.grad(lambda Q: risk(ta.dot_product(lam=0.005), data, Q))(Q)
 
 
-def test_message_passing_ends_at_a_critical_point(net, data, found):
+def test_message_passing_ends_at_a_critical_point(net, data, solution):
     """GAMP ends at a critical point: the subgradient of |w| is its sign, or in [-1, 1] where w is exactly 0."""
-    assert bool(found.ok) and float(found.gradient_norm) < 1e-10
-    slope, zero = slope_without_l1(data, found.Q), found.Q == 0
+    assert bool(solution.ok) and float(solution.gradient_norm) < 1e-10
+    slope, zero = slope_without_l1(data, solution.Q), solution.Q == 0
     assert 0.1 < jnp.mean(zero) < 0.9
-    np.testing.assert_allclose(jnp.where(zero, 0.0, slope + STRENGTH * jnp.sign(found.Q)), 0, atol=1e-10)
+    np.testing.assert_allclose(jnp.where(zero, 0.0, slope + STRENGTH * jnp.sign(solution.Q)), 0, atol=1e-10)
     assert jnp.max(jnp.abs(jnp.where(zero, slope, 0.0))) < STRENGTH
-    total = risk(ta.dot_product(lam=0.005), data, found.Q) + STRENGTH * jnp.sum(jnp.abs(found.Q))
-    np.testing.assert_allclose([found.train_loss, risk(net, data, found.Q) / 150], total / 150, rtol=1e-12)
+    total = risk(ta.dot_product(lam=0.005), data, solution.Q) + STRENGTH * jnp.sum(jnp.abs(solution.Q))
+    np.testing.assert_allclose([solution.train_loss, risk(net, data, solution.Q) / 150], total / 150, rtol=1e-12)
 
 
-def test_variances_of_the_weights(net, data, found):
+def test_variances_of_the_weights(net, data, solution):
     """Weights that are zero have no variance, the others 1 / (lambda + A), and V is their mean times sigma^2."""
-    C, zero = found.C[:, 0, 0], found.Q[:, 0] == 0
+    C, zero = solution.C[:, 0, 0], solution.Q[:, 0] == 0
     assert np.all(C[zero] < 1e-10) and np.ptp(C[~zero]) < 1e-10
-    np.testing.assert_allclose(found.overlaps.V[:, 0, 0], 0.25 * jnp.mean(C), rtol=1e-10)
+    np.testing.assert_allclose(solution.overlaps.V[:, 0, 0], 0.25 * jnp.mean(C), rtol=1e-10)
 
 
-def test_training_by_proximal_steps(net, data, found):
+def test_training_by_proximal_steps(net, data, solution):
     Q = data.teacher
     for _ in range(3):
         Q = Q - 0.15 * slope_without_l1(data, Q)
         Q = jnp.sign(Q) * jnp.maximum(jnp.abs(Q) - 0.15 * STRENGTH, 0)
-    three = train(net, data, "semantic", steps=3)
-    np.testing.assert_allclose(three.Q, Q, atol=1e-13)
-    np.testing.assert_allclose(three.losses[3], risk(net, data, Q) / 150, rtol=1e-12)
-    full = train(net, data, found.Q + 1e-3, rate=1.0, tol=1e-9)
-    assert bool(full.ok) and np.all(np.diff(full.losses[: int(full.iterations) + 1]) < 1e-15)
-    np.testing.assert_allclose(full.Q, found.Q, atol=1e-6)
-    np.testing.assert_array_equal(full.Q == 0, found.Q == 0)
+    trained = train(net, data, "semantic", steps=3)
+    np.testing.assert_allclose(trained.Q, Q, atol=1e-13)
+    np.testing.assert_allclose(trained.losses[3], risk(net, data, Q) / 150, rtol=1e-12)
+    converged = train(net, data, solution.Q + 1e-3, rate=1.0, tol=1e-9)
+    assert bool(converged.ok) and np.all(np.diff(converged.losses[: int(converged.iterations) + 1]) < 1e-15)
+    np.testing.assert_allclose(converged.Q, solution.Q, atol=1e-6)
+    np.testing.assert_array_equal(converged.Q == 0, solution.Q == 0)
 
 
 def test_two_columns():
     """With two columns, message passing ends where training stays, and the columns of a weight vanish one by one."""
     model = ta.untied_dot_product(lam=0.01, penalty=ta.L1(STRENGTH), tied_teacher=True)
     data = sample_data(model, 60, 4.0, jax.random.key(1))
-    found = gamp(model, data, "positional")
-    assert bool(found.ok) and float(found.gradient_norm) < 1e-10
-    zero = found.Q == 0
+    result = gamp(model, data, "positional")
+    assert bool(result.ok) and float(result.gradient_norm) < 1e-10
+    zero = result.Q == 0
     assert 0 < jnp.sum(zero[:, 0] & ~zero[:, 1]) and 0 < jnp.sum(zero[:, 0] & zero[:, 1])
-    assert np.all(np.abs(np.where(zero[:, :, None] | zero[:, None, :], found.C, 0)) < 1e-10)
-    still = train(model, data, found.Q, steps=3)
-    np.testing.assert_allclose(still.Q, found.Q, atol=1e-10)
+    assert np.all(np.abs(np.where(zero[:, :, None] | zero[:, None, :], result.C, 0)) < 1e-10)
+    restarted = train(model, data, result.Q, steps=3)
+    np.testing.assert_allclose(restarted.Q, result.Q, atol=1e-10)
 
 
 @pytest.mark.parametrize("optimizer", ["adam", "lbfgs"])
@@ -90,7 +90,7 @@ def test_theory():
     """Twelve instances at d = 800 agree with the theory of an L1 penalty within error bars."""
     model = ta.dot_product(lam=0.01, penalty=ta.L1(0.01))
     keys = jax.random.split(jax.random.key(0), 12)
-    found = ta.run_instances(
+    result = ta.run_instances(
         model,
         800,
         3.0,
@@ -99,6 +99,6 @@ def test_theory():
         nodes=ta.line_nodes(model, 5),
         normalise=True,
     )
-    assert found.ok.all() and not found.finished.any()
-    for name, (_, theory, gap, bar) in found.difference("semantic").items():
+    assert result.ok.all() and not result.finished.any()
+    for name, (_, theory, gap, bar) in result.difference("semantic").items():
         assert abs(gap) < 4 * bar + 0.01 * theory or theory == 0, name

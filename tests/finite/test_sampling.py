@@ -22,8 +22,8 @@ def test_encodings_are_the_models_and_the_teacher_is_orthogonal(data):
 @pytest.mark.parametrize("normalise", [True, False])
 def test_norm_of_the_teacher(model, normalise):
     data = sample_data(model, 300, 1.0, jax.random.key(0), normalise=normalise)
-    off = abs(float(jnp.sum(data.teacher**2) / 300) - 1)
-    assert off < 1e-12 if normalise else 1e-4 < off < 5 * (2 / 300) ** 0.5
+    deviation = abs(float(jnp.sum(data.teacher**2) / 300) - 1)
+    assert deviation < 1e-12 if normalise else 1e-4 < deviation < 5 * (2 / 300) ** 0.5
     np.testing.assert_allclose(realised(model, data).rho, data.rho, rtol=1e-12)
     np.testing.assert_allclose(data.encodings @ data.teacher, 0, atol=1e-11)
 
@@ -48,11 +48,11 @@ def test_means_of_a_law():
 
     class Mixed(ta.DotProduct):
         def law(self):
-            one = super().law()
-            two = jax.tree.map(lambda a: jnp.repeat(a, 2, 0), one)
+            standard = super().law()
+            doubled = jax.tree.map(lambda a: jnp.repeat(a, 2, 0), standard)
             mean, pi = jnp.array([[1.0, -1.0], [0.5, 0.0]]), jnp.array([[[0.0]], [[5.0]]])
             tau = mean[:, :, None] * mean[:, None] + jnp.array([[[0.0]], [[1.0]]]) * jnp.array([[2.0, 0.5], [0.5, 1.0]])
-            return dataclasses.replace(two, weights=jnp.array([0.75, 0.25]), tau=tau, pi=pi, tau_mean=mean)
+            return dataclasses.replace(doubled, weights=jnp.array([0.75, 0.25]), tau=tau, pi=pi, tau_mean=mean)
 
     model = Mixed(**vars(ta.dot_product(penalty=ta.L1(0.01))))
     data, law = sample_data(model, 80, 1.0, jax.random.key(1), normalise=True), model.law()
@@ -77,9 +77,9 @@ def test_labels_are_inner_products_of_the_raw_ones(model, data):
 
 def test_instances_by_vmap(model):
     keys = jax.random.split(jax.random.key(0), 3)
-    many = jax.vmap(lambda k: sample_data(model, 50, 1.0, k))(keys)
-    one = sample_data(model, 50, 1.0, keys[1])
-    for a, b in zip(jax.tree.leaves(many), jax.tree.leaves(one), strict=True):
+    batch = jax.vmap(lambda k: sample_data(model, 50, 1.0, k))(keys)
+    single = sample_data(model, 50, 1.0, keys[1])
+    for a, b in zip(jax.tree.leaves(batch), jax.tree.leaves(single), strict=True):
         np.testing.assert_allclose(a[1], b, atol=1e-13)
 
 
@@ -88,9 +88,9 @@ def test_a_bug_in_a_target_is_not_taken_for_its_absence():
         def target(self, Y):
             return self.omgea * Y
 
-    right = ta.dot_product()
-    wrong = Wrong(
-        **{name: getattr(right, name) for name in ("omega", "sigma", "lam", "mixing", "encodings", "teacher")}
+    standard = ta.dot_product()
+    misspelt = Wrong(
+        **{name: getattr(standard, name) for name in ("omega", "sigma", "lam", "mixing", "encodings", "teacher")}
     )
     with pytest.raises(ta.InputError, match=r"AttributeError: .*omgea"):
-        sample_data(wrong, 50, 1.0, jax.random.key(0))
+        sample_data(misspelt, 50, 1.0, jax.random.key(0))

@@ -24,13 +24,13 @@ def raw_risk(model, data, Q, exact):
     x, d = data.inputs(), data.x.shape[2]
     p = data.encodings
 
-    def one(x, y, label):
+    def sentence_risk(x, y, label):
         Z = (x + p) @ Q / d**0.5
         if not exact:
             return model.loss(Z, y)
         return jnp.sum((label - model.student(Z) @ (x + p)) ** 2) / (2 * d)
 
-    return jnp.sum(jax.vmap(one)(x, data.y, raw_labels(model, data))) + 0.5 * model.lam * jnp.sum(Q**2)
+    return jnp.sum(jax.vmap(sentence_risk)(x, data.y, raw_labels(model, data))) + 0.5 * model.lam * jnp.sum(Q**2)
 
 
 @pytest.mark.parametrize("exact", [False, True])
@@ -55,8 +55,8 @@ def test_exact_and_limiting_risk_agree_for_large_d(model):
 
 @pytest.mark.parametrize("exact", [False, True])
 def test_a_gradient_touches_the_data_twice_and_builds_no_prediction(model, data, exact):
-    both = jax.value_and_grad(lambda data, Q: risk(model, data, Q, exact=exact), 1)
-    jaxpr, products = jax.make_jaxpr(both)(data, data.teacher).jaxpr, 0
+    value_and_gradient = jax.value_and_grad(lambda data, Q: risk(model, data, Q, exact=exact), 1)
+    jaxpr, products = jax.make_jaxpr(value_and_gradient)(data, data.teacher).jaxpr, 0
 
     def visit(jaxpr):
         nonlocal products
@@ -67,24 +67,26 @@ def test_a_gradient_touches_the_data_twice_and_builds_no_prediction(model, data,
             products += eqn.primitive.name == "dot_general" and any(v.aval.size == data.x.size for v in eqn.invars)
 
     visit(jaxpr)
-    used = jax.jit(both).lower(data, data.teacher).compile().memory_analysis()
-    assert products == 2 and used.temp_size_in_bytes < data.x.nbytes / 5
+    memory = jax.jit(value_and_gradient).lower(data, data.teacher).compile().memory_analysis()
+    assert products == 2 and memory.temp_size_in_bytes < data.x.nbytes / 5
     # Outside of programs nothing as large as x is made, either; programs may return x itself.
-    made = {eqn.primitive.name for eqn in jaxpr.eqns if any(v.aval.size >= data.x.size / 2 for v in eqn.outvars)}
-    assert made <= {"jit", "pjit"}
+    large_operations = {
+        eqn.primitive.name for eqn in jaxpr.eqns if any(v.aval.size >= data.x.size / 2 for v in eqn.outvars)
+    }
+    assert large_operations <= {"jit", "pjit"}
 
 
 def test_gradient_descent_is_the_paper_s_rule(model, data):
     Q = data.teacher
     for _ in range(5):
         Q = Q - 0.15 * jax.grad(lambda Q: risk(model, data, Q))(Q)
-    found = train(model, data, "semantic", optimizer="gd", steps=5)
-    np.testing.assert_allclose(found.Q, Q, atol=1e-13)
-    assert int(found.iterations) == 5 and int(found.status) == Status.max_steps
+    result = train(model, data, "semantic", optimizer="gd", steps=5)
+    np.testing.assert_allclose(result.Q, Q, atol=1e-13)
+    assert int(result.iterations) == 5 and int(result.status) == Status.max_steps
     slower = train(model, data, "semantic", optimizer="gd", steps=5, rate=0.01)
     assert float(jnp.max(jnp.abs(slower.Q - Q))) > 1e-3
-    still = train(model, data, "semantic", optimizer="gd", steps=5, rate=1e-30)
-    assert int(still.status) == Status.stalled and int(still.iterations) == 1
+    stalled = train(model, data, "semantic", optimizer="gd", steps=5, rate=1e-30)
+    assert int(stalled.status) == Status.stalled and int(stalled.iterations) == 1
 
 
 @pytest.mark.parametrize("init", ["semantic", "positional"])
@@ -100,11 +102,11 @@ def test_optimisers_reach_the_same_minimum(model, data, init):
 
 
 def test_histories(model, data):
-    found = train(model, data, "semantic", optimizer="lbfgs", steps=500)
-    k = int(found.iterations)
-    assert np.all(np.isfinite(found.losses[: k + 1])) and np.all(np.isnan(found.losses[k + 1 :]))
-    assert found.losses[k] == found.train_loss and found.gradient_norms[k] == found.gradient_norm
-    np.testing.assert_allclose(found.overlaps.q, 0.25 * jnp.sum(found.Q**2) / 120 * jnp.ones((2, 1, 1)), rtol=1e-12)
+    result = train(model, data, "semantic", optimizer="lbfgs", steps=500)
+    k = int(result.iterations)
+    assert np.all(np.isfinite(result.losses[: k + 1])) and np.all(np.isnan(result.losses[k + 1 :]))
+    assert result.losses[k] == result.train_loss and result.gradient_norms[k] == result.gradient_norm
+    np.testing.assert_allclose(result.overlaps.q, 0.25 * jnp.sum(result.Q**2) / 120 * jnp.ones((2, 1, 1)), rtol=1e-12)
 
 
 def test_training_on_exact_labels(model, data):
@@ -117,30 +119,30 @@ def test_training_on_exact_labels(model, data):
 @pytest.mark.parametrize("optimizer", ["gd", "adam"])
 def test_a_diverging_run_keeps_its_last_finite_state(model, data, optimizer):
     rate = {"gd": 1e4, "adam": 1e307}[optimizer]
-    found = train(model, data, "semantic", optimizer=optimizer, steps=5000, rate=rate)
-    assert int(found.status) == Status.nonfinite and int(found.iterations) < 1000
-    assert np.all(np.isfinite(found.Q)) and np.isfinite(found.train_loss)
+    result = train(model, data, "semantic", optimizer=optimizer, steps=5000, rate=rate)
+    assert int(result.status) == Status.nonfinite and int(result.iterations) < 1000
+    assert np.all(np.isfinite(result.Q)) and np.isfinite(result.train_loss)
 
 
 def test_a_start_at_the_minimum_stops_at_once(model, data):
     best = train(model, data, "semantic", optimizer="lbfgs", steps=500)
-    again = train(model, data, best.Q, optimizer="gd")
-    assert int(again.iterations) == 0 and bool(again.ok)
+    restarted = train(model, data, best.Q, optimizer="gd")
+    assert int(restarted.iterations) == 0 and bool(restarted.ok)
 
 
 def test_instances_by_vmap_and_one_bad_lane(model):
-    many = jax.vmap(lambda k: sample_data(model, 60, 1.0, k))(jax.random.split(jax.random.key(0), 2))
+    instances = jax.vmap(lambda k: sample_data(model, 60, 1.0, k))(jax.random.split(jax.random.key(0), 2))
     rates = jnp.array([0.15, 1e4])
-    both = jax.jit(jax.vmap(lambda data, rate: train(model, data, "semantic", optimizer="gd", steps=300, rate=rate)))(
-        many, rates
+    runs = jax.jit(jax.vmap(lambda data, rate: train(model, data, "semantic", optimizer="gd", steps=300, rate=rate)))(
+        instances, rates
     )
-    one = train(model, jax.tree.map(lambda a: a[0], many), "semantic", optimizer="gd", steps=300)
-    np.testing.assert_allclose(both.Q[0], one.Q, atol=1e-12)
-    assert both.status.tolist() == [Status.max_steps, Status.nonfinite] and np.all(np.isfinite(both.Q))
+    single = train(model, jax.tree.map(lambda a: a[0], instances), "semantic", optimizer="gd", steps=300)
+    np.testing.assert_allclose(runs.Q[0], single.Q, atol=1e-12)
+    assert runs.status.tolist() == [Status.max_steps, Status.nonfinite] and np.all(np.isfinite(runs.Q))
 
 
 def test_single_precision(model):
-    small = ta.dot_product(dtype=jnp.float32)
-    data = sample_data(small, 100, 1.5, jax.random.key(0))
-    found = train(small, data, "semantic", optimizer="lbfgs", steps=200, tol=1e-6)
-    assert found.Q.dtype == jnp.float32 and float(found.gradient_norm) < 1e-5
+    single = ta.dot_product(dtype=jnp.float32)
+    data = sample_data(single, 100, 1.5, jax.random.key(0))
+    result = train(single, data, "semantic", optimizer="lbfgs", steps=200, tol=1e-6)
+    assert result.Q.dtype == jnp.float32 and float(result.gradient_norm) < 1e-5

@@ -25,7 +25,7 @@ def data(model):
 
 
 @pytest.fixture(scope="module")
-def found(model, data):
+def trained(model, data):
     return train_value(model, data, "semantic", ridge=0.05)
 
 
@@ -39,30 +39,30 @@ def matrices(seed=1):
 def raw_risk(model, data, labels, Q, W, ridge):
     """The risk from raw arrays, sentence by sentence."""
 
-    def one(x, label):
+    def sentence_loss(x, label):
         inputs = x + data.encodings
         return jnp.sum((label - model.student(inputs @ Q / D**0.5) @ inputs @ W) ** 2) / (2 * D)
 
-    held = 0.5 * model.lam * jnp.sum(Q**2) + 0.5 * ridge * jnp.sum((W - jnp.eye(D)) ** 2)
-    return jnp.sum(jax.vmap(one)(data.inputs(), labels)) + held
+    penalty = 0.5 * model.lam * jnp.sum(Q**2) + 0.5 * ridge * jnp.sum((W - jnp.eye(D)) ** 2)
+    return jnp.sum(jax.vmap(sentence_loss)(data.inputs(), labels)) + penalty
 
 
 def test_risk_and_gradients_equal_those_of_the_raw_arrays(model, data):
     labels = raw_labels(model, data) + 0.1  # not the model's own labels
-    each = (jax.jit(jax.value_and_grad(f, (3, 4))) for f in (value_risk, raw_risk))
-    pairs = [both(model, data, labels, *matrices(), 0.3) for both in each]
+    functions = (jax.jit(jax.value_and_grad(f, (3, 4))) for f in (value_risk, raw_risk))
+    pairs = [function(model, data, labels, *matrices(), 0.3) for function in functions]
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-11, atol=1e-11), *pairs)
 
 
 def test_gradients_against_finite_differences(model, data):
-    labels, at, along = raw_labels(model, data), matrices(), matrices(2)
-    gradients = jax.jit(jax.grad(value_risk, (3, 4)))(model, data, labels, *at, 0.3)
-    slope = sum(np.vdot(g, u) for g, u in zip(gradients, along, strict=True))
-    ahead, behind = (
-        jax.jit(value_risk)(model, data, labels, *(a + step * u for a, u in zip(at, along, strict=True)), 0.3)
+    labels, point, direction = raw_labels(model, data), matrices(), matrices(2)
+    gradients = jax.jit(jax.grad(value_risk, (3, 4)))(model, data, labels, *point, 0.3)
+    slope = sum(np.vdot(g, u) for g, u in zip(gradients, direction, strict=True))
+    forward, backward = (
+        jax.jit(value_risk)(model, data, labels, *(a + step * u for a, u in zip(point, direction, strict=True)), 0.3)
         for step in (1e-5, -1e-5)
     )
-    np.testing.assert_allclose((ahead - behind) / 2e-5, slope, rtol=1e-8)
+    np.testing.assert_allclose((forward - backward) / 2e-5, slope, rtol=1e-8)
 
 
 def test_at_the_identity_it_is_the_exact_risk_of_the_layer_without(model, data):
@@ -73,24 +73,26 @@ def test_at_the_identity_it_is_the_exact_risk_of_the_layer_without(model, data):
     np.testing.assert_allclose(gradient, gradient_without, atol=1e-12)
 
 
-def test_the_minimum_is_a_critical_point_of_the_raw_risk(model, data, found):
-    assert bool(found.ok) and float(found.gradient_norm) <= 1e-10
+def test_the_minimum_is_a_critical_point_of_the_raw_risk(model, data, trained):
+    assert bool(trained.ok) and float(trained.gradient_norm) <= 1e-10
     labels = raw_labels(model, data)
-    value, gradients = jax.jit(jax.value_and_grad(raw_risk, (3, 4)))(model, data, labels, found.Q, found.W, 0.05)
+    value, gradients = jax.jit(jax.value_and_grad(raw_risk, (3, 4)))(model, data, labels, trained.Q, trained.W, 0.05)
     assert max(np.max(np.abs(g)) for g in gradients) < 2e-10
-    np.testing.assert_allclose(found.train_loss, value / D, rtol=1e-12)
-    np.testing.assert_allclose(np.asarray(found.losses)[found.iterations], found.train_loss, rtol=0)
-    np.testing.assert_allclose(found.overlaps.m, data.encodings @ found.Q / D**0.5, atol=1e-14)
+    np.testing.assert_allclose(trained.train_loss, value / D, rtol=1e-12)
+    np.testing.assert_allclose(np.asarray(trained.losses)[trained.iterations], trained.train_loss, rtol=0)
+    np.testing.assert_allclose(trained.overlaps.m, data.encodings @ trained.Q / D**0.5, atol=1e-14)
 
 
-def test_the_value_matrix_is_a_ridge_regression(model, data, found):
+def test_the_value_matrix_is_a_ridge_regression(model, data, trained):
     """The trained value matrix is the ridge regression at the weights Q, in closed form."""
     inputs, labels = np.asarray(data.inputs() + data.encodings), np.asarray(raw_labels(model, data))
-    S = np.asarray(jax.jit(jax.vmap(model.student))(inputs @ np.asarray(found.Q) / D**0.5))
+    S = np.asarray(jax.jit(jax.vmap(model.student))(inputs @ np.asarray(trained.Q) / D**0.5))
     mixed, labels = (np.reshape(a, (-1, D)) / D**0.5 for a in (S @ inputs, labels))
     gram, cross = (mixed.T @ b + 0.05 * np.eye(D) for b in (mixed, labels))
-    np.testing.assert_allclose(found.W, np.linalg.solve(gram, cross), atol=2e-9)
-    assert float(found.shift) == pytest.approx(np.linalg.norm(found.W - np.eye(D)) / D**0.5) and found.shift > 0.03
+    np.testing.assert_allclose(trained.W, np.linalg.solve(gram, cross), atol=2e-9)
+    assert (
+        float(trained.shift) == pytest.approx(np.linalg.norm(trained.W - np.eye(D)) / D**0.5) and trained.shift > 0.03
+    )
 
 
 @pytest.mark.parametrize(("alpha", "ridge"), [(1.5, 0.3), (1.5, 0.0), (0.25, 0.3)])
@@ -115,39 +117,41 @@ def test_without_a_ridge_the_best_value_matrix_is_the_one_nearest_to_the_identit
 
     There are fewer rows than dimensions, and every sentence occurs `times` times.
     """
-    few = sample_data(model, D, 0.2, jax.random.key(0))
-    few = ta.Data.from_sentences(jnp.tile(few.inputs(), (times, 1, 1)), teacher=few.teacher, encodings=few.encodings)
-    labels, Q = raw_labels(model, few) + 0.1, D**0.5 * np.asarray(few.encodings)[:1].T  # tokens attend to themselves
-    W = jax.jit(best_value)(model, few, labels, Q, 0.0)
-    inputs = np.asarray(few.inputs() + few.encodings)
+    data = sample_data(model, D, 0.2, jax.random.key(0))
+    data = ta.Data.from_sentences(
+        jnp.tile(data.inputs(), (times, 1, 1)), teacher=data.teacher, encodings=data.encodings
+    )
+    labels, Q = raw_labels(model, data) + 0.1, D**0.5 * np.asarray(data.encodings)[:1].T  # tokens attend to themselves
+    W = jax.jit(best_value)(model, data, labels, Q, 0.0)
+    inputs = np.asarray(data.inputs() + data.encodings)
     S = np.asarray(jax.jit(jax.vmap(model.student))(inputs @ Q / D**0.5))
     mixed, y = (np.reshape(a, (-1, D)) for a in (S @ inputs, np.asarray(labels)))
     assert len(mixed) < D
     np.testing.assert_allclose(W, np.eye(D) + np.linalg.pinv(mixed, rcond=1e-10) @ (y - mixed), atol=1e-11)
 
 
-def test_l_bfgs_ends_in_the_minimum_that_gradient_descent_finds(model, data, found):
-    by_hand = train_value(model, data, "semantic", ridge=0.05, optimizer="gd", rate=0.4, steps=20_000, tol=1e-7)
-    assert bool(by_hand.ok)
-    np.testing.assert_allclose(found.W, by_hand.W, atol=1e-5)
-    np.testing.assert_allclose(found.Q, by_hand.Q, atol=1e-4)
+def test_l_bfgs_ends_in_the_minimum_that_gradient_descent_finds(model, data, trained):
+    descended = train_value(model, data, "semantic", ridge=0.05, optimizer="gd", rate=0.4, steps=20_000, tol=1e-7)
+    assert bool(descended.ok)
+    np.testing.assert_allclose(trained.W, descended.W, atol=1e-5)
+    np.testing.assert_allclose(trained.Q, descended.Q, atol=1e-4)
 
 
 def test_a_strong_ridge_holds_the_layer_without(model, data):
     """With a strong ridge on W, weights differ from those of the layer without W by the inverse of the ridge."""
-    without = train(model, data, "semantic", optimizer="lbfgs", exact=True)
+    plain = train(model, data, "semantic", optimizer="lbfgs", exact=True)
     gaps, shifts = [], []
     for ridge in (100.0, 1000.0):
-        held = train_value(model, data, without.Q, ridge=ridge, tol=1e-9)
-        assert bool(held.ok)
-        gaps.append(float(jnp.max(jnp.abs(held.Q - without.Q))))
-        shifts.append(float(held.shift))
+        trained = train_value(model, data, plain.Q, ridge=ridge, tol=1e-9)
+        assert bool(trained.ok)
+        gaps.append(float(jnp.max(jnp.abs(trained.Q - plain.Q))))
+        shifts.append(float(trained.shift))
     np.testing.assert_allclose([gaps[0] / gaps[1], shifts[0] / shifts[1]], 10, rtol=0.05)
 
 
 def test_the_default_ridge_is_that_of_the_weights(model, data):
-    default, same, other = (train_value(model, data, steps=5, ridge=ridge) for ridge in (None, model.lam, 0.05))
-    assert jnp.array_equal(default.W, same.W) and float(jnp.max(jnp.abs(other.W - same.W))) > 1e-3
+    default, explicit, different = (train_value(model, data, steps=5, ridge=ridge) for ridge in (None, model.lam, 0.05))
+    assert jnp.array_equal(default.W, explicit.W) and float(jnp.max(jnp.abs(different.W - explicit.W))) > 1e-3
 
 
 def test_gradient_descent_by_hand(model, data):
@@ -169,10 +173,10 @@ def test_held_out_error_against_sentences_at_hand(model, data):
     rng = np.random.default_rng(0)
     x = 0.5 * rng.standard_normal((4000, 2, D))
     fresh = ta.Data.from_sentences(x, teacher=data.teacher, encodings=data.encodings)
-    by_hand = raw_risk(model, fresh, raw_labels(model, fresh), Q, W, 0.0) - 0.5 * model.lam * jnp.sum(Q**2)
-    assert abs(float(measured.value - by_hand / 4000)) < 4 * 2**0.5 * float(measured.stderr)
-    without, identity = (heldout_error(model, data, Q, key, sentences=500, exact=True, W=W) for W in (None, jnp.eye(D)))
-    np.testing.assert_allclose(identity.value, without.value, rtol=1e-12)
+    direct = raw_risk(model, fresh, raw_labels(model, fresh), Q, W, 0.0) - 0.5 * model.lam * jnp.sum(Q**2)
+    assert abs(float(measured.value - direct / 4000)) < 4 * 2**0.5 * float(measured.stderr)
+    plain, identity = (heldout_error(model, data, Q, key, sentences=500, exact=True, W=W) for W in (None, jnp.eye(D)))
+    np.testing.assert_allclose(identity.value, plain.value, rtol=1e-12)
 
 
 def test_instances(model):
@@ -181,15 +185,15 @@ def test_instances(model):
     def run(data, key):
         return train_value(model, data, "semantic", steps=20)
 
-    alone, together = (
+    separate, batched = (
         run_instances(model, D, 1.0, run, KEYS, theory=False, sentences=300, batch=batch) for batch in (1, 2)
     )
-    np.testing.assert_allclose(alone.found.gen_error, together.found.gen_error, rtol=1e-6)
+    np.testing.assert_allclose(separate.found.gen_error, batched.found.gen_error, rtol=1e-6)
     key_data, _, key_test = jax.random.split(KEYS[0], 3)
     data = sample_data(model, D, 1.0, key_data)
     end = run(data, None)
     test = heldout_error(model, data, end.Q, key_test, sentences=300, W=end.W)
-    np.testing.assert_allclose(alone.found.gen_error[0], test.value, rtol=1e-9)
+    np.testing.assert_allclose(separate.found.gen_error[0], test.value, rtol=1e-9)
 
 
 def test_there_is_no_theory(model, nodes):
@@ -197,7 +201,7 @@ def test_there_is_no_theory(model, nodes):
         run_instances(model, D, 1.0, lambda data, key: train_value(model, data, steps=1), KEYS, nodes=nodes)
 
 
-def test_it_prints_itself(found):
-    assert repr(found).startswith("ValueTraining(Q of shape (40, 1) after ")
-    assert found.to_dict()["shift"] == pytest.approx(float(found.shift))
-    assert "distance of the value matrix from the identity" in str(found)
+def test_it_prints_itself(trained):
+    assert repr(trained).startswith("ValueTraining(Q of shape (40, 1) after ")
+    assert trained.to_dict()["shift"] == pytest.approx(float(trained.shift))
+    assert "distance of the value matrix from the identity" in str(trained)

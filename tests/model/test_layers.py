@@ -1,4 +1,4 @@
-"""The shipped layers: what they make of fields, their limits, and their theory against training."""
+"""The shipped layers: their attention, their limits, and their theory against training."""
 
 import equinox as eqx
 import jax
@@ -29,8 +29,8 @@ def fields(model, seed=0, scale=1.0):
 @pytest.mark.parametrize("name", LAYERS)
 def test_layers_are_models(name):
     """Layers are even, finite at small and large fields, and twice differentiable, for any tokens, rank and dtype."""
-    for given in ({}, {**THREE, "rank": 2}):
-        model = LAYERS[name](0.2, **given)
+    for options in ({}, {**THREE, "rank": 2}):
+        model = LAYERS[name](0.2, **options)
         check(model)
         L, r, t = model.shape
         loss, student, target = (eqx.filter_jit(f) for f in (model.loss, model.student, model.target))
@@ -52,7 +52,7 @@ def test_layers_are_models(name):
 
 @pytest.mark.parametrize("name", LAYERS)
 def test_constructors_check_their_arguments(name):
-    for given, message in (
+    for options, message in (
         ({"omega": 1.5}, "omega must be in"),
         ({"mixing": [[1.0, 0.0], [0.5, 0.6]]}, "mixing must be row-stochastic"),
         ({"mixing": np.eye(3)}, "encodings must be given for L = 3 tokens"),
@@ -60,7 +60,7 @@ def test_constructors_check_their_arguments(name):
         ({"dtype": int}, "dtype must be"),
     ):
         with pytest.raises(ta.InputError, match=message):
-            LAYERS[name](**given)
+            LAYERS[name](**options)
     with pytest.raises(ta.InputError, match="omega must be in"):
         axis_of(("omega", [0.5, 1.5]), "alpha", "x", LAYERS[name]())
 
@@ -79,10 +79,10 @@ def test_what_single_layers_refuse():
 
 
 def test_temperature_rescales_the_fields():
-    plain, one, two = ta.dot_product(), ta.tempered_dot_product(), ta.tempered_dot_product(temperature=2.0)
+    plain, unit, doubled = ta.dot_product(), ta.tempered_dot_product(), ta.tempered_dot_product(temperature=2.0)
     Z, Y = fields(plain)
-    np.testing.assert_allclose(one.loss(Z, Y), plain.loss(Z, Y), rtol=1e-14)
-    np.testing.assert_allclose(two.loss(2**0.5 * Z, 2**0.5 * Y), plain.loss(Z, Y), rtol=1e-12)
+    np.testing.assert_allclose(unit.loss(Z, Y), plain.loss(Z, Y), rtol=1e-14)
+    np.testing.assert_allclose(doubled.loss(2**0.5 * Z, 2**0.5 * Y), plain.loss(Z, Y), rtol=1e-12)
 
 
 def test_a_causal_token_sees_what_came_before():
@@ -103,14 +103,14 @@ def test_untied_layers():
     wide = ta.untied_dot_product(rank=2, teacher=np.eye(4))
     Z, Y = fields(wide)
     np.testing.assert_allclose(wide.student(Z), jax.nn.softmax(Z[:, :2] @ Z[:, 2:].T), rtol=1e-13)
-    (turn,) = wide.generators
-    slope = jax.jvp(lambda Z: wide.loss(Z, Y), (Z,), (Z @ turn.T,))[1]
-    other = jax.jvp(lambda Z: wide.loss(Z, Y), (Z,), (Z @ np.diag([1.0, 1.0, -1.0, -1.0]),))[1]
+    (generator,) = wide.generators
+    slope = jax.jvp(lambda Z: wide.loss(Z, Y), (Z,), (Z @ generator.T,))[1]
+    scaling = jax.jvp(lambda Z: wide.loss(Z, Y), (Z,), (Z @ np.diag([1.0, 1.0, -1.0, -1.0]),))[1]
     # Turning queries and keys together changes nothing; scaling one against the other changes only the ridge.
-    assert abs(slope) < 1e-14 and abs(other) < 1e-14 and np.linalg.norm(turn + turn.T) == 0
-    one_side = np.zeros((4, 4))
-    one_side[:2, :2] = turn[:2, :2]
-    assert abs(jax.jvp(lambda Z: wide.loss(Z, Y), (Z,), (Z @ one_side.T,))[1]) > 1e-3
+    assert abs(slope) < 1e-14 and abs(scaling) < 1e-14 and np.linalg.norm(generator + generator.T) == 0
+    one_sided = np.zeros((4, 4))
+    one_sided[:2, :2] = generator[:2, :2]
+    assert abs(jax.jvp(lambda Z: wide.loss(Z, Y), (Z,), (Z @ one_sided.T,))[1]) > 1e-3
 
 
 @pytest.mark.parametrize("name", BRANCHES)
@@ -119,8 +119,8 @@ def test_starts_of_untied_layers_use_queries_and_keys(name, tied):
     for rank in (1, 2):
         model = ta.untied_dot_product(rank=rank, tied_teacher=tied)
         x = branch_start(model, name)
-        both = "semantic + positional" if rank == 2 else "mixed" if tied else "semantic + mixed"
-        assert bool(jax.jit(admissible)(model, x)) and label(model, x) == (name or both)
+        joint_label = "semantic + positional" if rank == 2 else "mixed" if tied else "semantic + mixed"
+        assert bool(jax.jit(admissible)(model, x)) and label(model, x) == (name or joint_label)
         if BRANCHES[name].theta:
             theta = np.asarray(x.theta)
             np.testing.assert_array_equal(theta[0, 0, 0], theta[0, rank, 0 if tied else 1])
@@ -169,15 +169,15 @@ def test_minima_of_a_loss_with_kinks_are_found():
     model, rng = ta.relu_attention(), np.random.default_rng(0)
     h, y = (jnp.asarray(s * rng.standard_normal((2, 1, 500))) for s in (0.35, 0.5))
     V = jnp.full((2, 1, 1), 12.0)
-    found = jax.jit(prox)(model, h, V, y)
+    minima = jax.jit(prox)(model, h, V, y)
     grid = jnp.stack(jnp.meshgrid(*[jnp.linspace(-2, 2, 81)] * 2)).reshape(2, 1, -1)
 
     def lowest(fields):
         h, y = (jnp.broadcast_to(a[..., None], grid.shape) for a in fields)
         return jnp.min(moreau(model, grid, h, V, y))
 
-    least = jax.lax.map(lowest, (jnp.moveaxis(h, -1, 0), jnp.moveaxis(y, -1, 0)))
-    assert np.mean(moreau(model, found.z, h, V, y) > least + 1e-12) < 0.01 and np.all(found.converged)
+    grid_minimum = jax.lax.map(lowest, (jnp.moveaxis(h, -1, 0), jnp.moveaxis(y, -1, 0)))
+    assert np.mean(moreau(model, minima.z, h, V, y) > grid_minimum + 1e-12) < 0.01 and np.all(minima.converged)
 
 
 def test_a_layer_of_one_s_own_is_its_attention():
@@ -210,16 +210,16 @@ STATES = {
 @pytest.mark.slow
 @pytest.mark.parametrize("name", STATES)
 def test_theory_agrees_with_training(name):
-    given, alpha, branch = STATES[name]
-    model = LAYERS[name](**given)
+    options, alpha, branch = STATES[name]
+    model = LAYERS[name](**options)
 
     def run(data, key):
         return ta.train(model, data, branch, optimizer="lbfgs", steps=2000, tol=1e-7)
 
     keys = jax.random.split(jax.random.key(0), 8)
-    found = ta.run_instances(model, 300, alpha, run, keys, normalise=True, nodes=ta.default_nodes(model, 2**12))
-    assert np.all(found.ok) and set(found.branch.tolist()) == {branch}
-    for k, (_, theory, gap, bar) in found.difference(branch).items():
+    result = ta.run_instances(model, 300, alpha, run, keys, normalise=True, nodes=ta.default_nodes(model, 2**12))
+    assert np.all(result.ok) and set(result.branch.tolist()) == {branch}
+    for k, (_, theory, gap, bar) in result.difference(branch).items():
         if k != "V" and theory != 0:
             assert bar < 0.05 * theory and abs(gap) < 3 * bar + 0.02 * theory, k
 

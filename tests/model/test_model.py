@@ -11,8 +11,8 @@ def test_two_token_softmax_is_the_sigmoid_form(model):
     sig = jax.nn.sigmoid
     S = sig(z[0] * (z[0] - z[1])), sig(z[1] * (z[1] - z[0]))
     T = 0.7 * sig(y[0] * (y[0] - y[1])) + 0.3 * 0.6, 0.7 * sig(y[1] * (y[1] - y[0])) + 0.3 * 0.6
-    want = 0.25 * ((S[0] - T[0]) ** 2 + (S[1] - T[1]) ** 2)
-    np.testing.assert_allclose(model.loss(z, y), want[0], rtol=1e-14)
+    expected = 0.25 * ((S[0] - T[0]) ** 2 + (S[1] - T[1]) ** 2)
+    np.testing.assert_allclose(model.loss(z, y), expected[0], rtol=1e-14)
 
 
 def test_law_of_the_preset(model):
@@ -23,8 +23,8 @@ def test_law_of_the_preset(model):
 
 
 def test_a_law_of_lists(model):
-    of_lists = ta.SpectralLaw(*(a.tolist() for a in jax.tree.leaves(model.law())))
-    jax.tree.map(np.testing.assert_array_equal, of_lists, model.law())
+    converted = ta.SpectralLaw(*(a.tolist() for a in jax.tree.leaves(model.law())))
+    jax.tree.map(np.testing.assert_array_equal, converted, model.law())
 
 
 def test_teacher_scales_rho():
@@ -36,7 +36,7 @@ def test_dtype_follows_the_argument():
 
 
 @pytest.mark.parametrize(
-    ("arguments", "named"),
+    ("arguments", "argument"),
     [
         ({"omega": -0.1}, "omega"), ({"omega": 1.2}, "omega"), ({"omega": float("nan")}, "omega"),
         ({"sigma": 0.0}, "sigma"), ({"sigma": float("inf")}, "sigma"), ({"lam": -1.0}, "lam"),
@@ -45,8 +45,8 @@ def test_dtype_follows_the_argument():
         ({"encodings": [[1.0]]}, "encodings"), ({"teacher": -1.0}, "teacher"), ({"rank": 0}, "rank"),
     ],
 )  # fmt: skip
-def test_bad_input_names_the_argument(arguments, named):
-    with pytest.raises(ValueError, match=named):
+def test_bad_input_names_the_argument(arguments, argument):
+    with pytest.raises(ValueError, match=argument):
         ta.dot_product(**arguments)
 
 
@@ -65,15 +65,15 @@ def test_what_a_layer_offers_is_declared(model):
             return self.omga * Y  # an error inside an optional method is not taken for its absence
 
     bare = Bare(lam=jnp.array(0.01))
-    offered = ("target", "student", "with_teacher")
-    assert all(map(model.provides, offered)) and not any(map(bare.provides, offered))
+    methods = ("target", "student", "with_teacher")
+    assert all(map(model.provides, methods)) and not any(map(bare.provides, methods))
     with pytest.raises(NotImplementedError, match="target"):
         bare.target(jnp.ones((2, 1)))
     with pytest.raises(ta.InputError, match="target"):
         ta.gen_error_linear(bare, ta.sobol_nodes(model, 64))
-    wrong = Misspelt(**{k: getattr(model, k) for k in ("omega", "sigma", "lam", "mixing", "encodings", "teacher")})
+    misspelt = Misspelt(**{k: getattr(model, k) for k in ("omega", "sigma", "lam", "mixing", "encodings", "teacher")})
     with pytest.raises(AttributeError, match="omga"):
-        ta.gen_error_linear(wrong, ta.sobol_nodes(model, 64))
+        ta.gen_error_linear(misspelt, ta.sobol_nodes(model, 64))
 
 
 def test_numbers_can_be_traced():

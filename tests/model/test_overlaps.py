@@ -24,9 +24,9 @@ from tiedattn_jax.theory.solve import branch_start
 
 def with_sizes(model, theta, m):
     """A state whose theta and m are given shares of their largest possible sizes."""
-    one = jnp.ones((2, 1, 1))
+    ones = jnp.ones((2, 1, 1))
     q, rho = 0.1, float(model.rho[0, 0, 0])
-    return ta.Overlaps(q * one, 12.0 * one, theta * (q * rho) ** 0.5 * one, m * q**0.5 * jnp.array([[1.0], [-1.0]]))
+    return ta.Overlaps(q * ones, 12.0 * ones, theta * (q * rho) ** 0.5 * ones, m * q**0.5 * jnp.array([[1.0], [-1.0]]))
 
 
 def test_branches():
@@ -121,9 +121,12 @@ def test_what_the_directions_of_a_student_do(theta, m, name):
     size, rho = np.array([0.1, 0.001]), float(model.rho[0, 0, 0])
     for angle in (0.0, 0.4, 2.0):
         O = np.array([[np.cos(angle), -np.sin(angle)], [np.sin(angle), np.cos(angle)]])
-        q, of_theta, of_m = O.T @ np.diag(size) @ O, np.sqrt(size * rho) * theta @ O, np.sqrt(size) * m @ O
+        q, rotated_theta, rotated_m = O.T @ np.diag(size) @ O, np.sqrt(size * rho) * theta @ O, np.sqrt(size) * m @ O
         x = ta.Overlaps(
-            np.stack([q, q]), np.stack([q, q]), np.stack([of_theta] * 2)[..., None], np.stack([of_m, -of_m])
+            np.stack([q, q]),
+            np.stack([q, q]),
+            np.stack([rotated_theta] * 2)[..., None],
+            np.stack([rotated_m, -rotated_m]),
         )
         assert label(model, x) == name
     assert label(model, jax.tree.map(lambda a: np.nan * a, x)) == "uninformed"
@@ -140,8 +143,8 @@ def test_two_teachers_in_two_directions():
 def test_admissible(model):
     x = state(CASES[0])
     assert bool(admissible(model, x))
-    for bad in (-x.q, jnp.nan * x.q, 0.99 * x.theta**2 / 0.25):  # the last: theta larger than q and rho allow
-        assert not bool(admissible(model, eqx.tree_at(lambda s: s.q, x, bad)))
+    for q in (-x.q, jnp.nan * x.q, 0.99 * x.theta**2 / 0.25):  # in the last one theta is larger than q and rho allow
+        assert not bool(admissible(model, eqx.tree_at(lambda s: s.q, x, q)))
     assert bool(admissible(model, eqx.tree_at(lambda s: s.q, x, 1.01 * x.theta**2 / 0.25)))
 
 
@@ -173,13 +176,13 @@ def test_gauge_directions_are_those_of_rotations():
         jnp.stack([q, q]), jnp.stack([q, 2 * q]), jnp.asarray(M[:, :, None]), jnp.asarray(rng.standard_normal((2, 2)))
     )
 
-    def turned(angle):
+    def rotated(angle):
         O = jnp.array([[jnp.cos(angle), -jnp.sin(angle)], [jnp.sin(angle), jnp.cos(angle)]])
         return ta.Overlaps(O @ x.q @ O.T, O @ x.V @ O.T, O @ x.theta, x.m @ O.T)
 
     coordinates = Coordinates(model, free)
     size = coordinates.pack(x).shape[0]
     (tangent,) = coordinates.gauge(x, jnp.ones(size))
-    expected = coordinates.pack(jax.jvp(turned, (0.0,), (1.0,))[1])
+    expected = coordinates.pack(jax.jvp(rotated, (0.0,), (1.0,))[1])
     np.testing.assert_allclose(jnp.abs(tangent @ expected), jnp.linalg.norm(expected), rtol=1e-12)
     assert Coordinates(ta.dot_product(), free).gauge(state(CASES[0]), jnp.ones(8)).shape == (0, 8)

@@ -34,17 +34,17 @@ class Smooth(ta.DotProduct):
         return jnp.sum(self.trace[:, None] * (0.3 * Z**2 - Y**2) ** 2) + 0.3 * jnp.sum(Z[0] * Z[1])
 
 
-def law(variances=(0.25, 0.36), sentences=SHARES, teacher_means=(0.3, -0.18), **given):
-    return ta.SpectralLaw.of_classes(variances, sentences, teacher_means=teacher_means, **(DIRECTIONS | given))
+def law(variances=(0.25, 0.36), sentences=SHARES, teacher_means=(0.3, -0.18), **options):
+    return ta.SpectralLaw.of_classes(variances, sentences, teacher_means=teacher_means, **(DIRECTIONS | options))
 
 
-def of(kind=ta.DotProduct, **given):
-    return kind(**vars(ta.dot_product(law=law(**given))))
+def model_of(kind=ta.DotProduct, **options):
+    return kind(**vars(ta.dot_product(law=law(**options))))
 
 
 def point():
-    full = [jnp.asarray(a)[:, None, None] for a in ([0.1, 0.2], [9.0, 14.0], [0.05, 0.09])]
-    return Overlaps(*full, jnp.array([[0.2], [-0.1], [0.15], [-0.05]]))
+    matrices = [jnp.asarray(a)[:, None, None] for a in ([0.1, 0.2], [9.0, 14.0], [0.05, 0.09])]
+    return Overlaps(*matrices, jnp.array([[0.2], [-0.1], [0.15], [-0.05]]))
 
 
 def exact(model, x, V=None):
@@ -67,22 +67,24 @@ def test_the_channel_of_a_squared_error_is_known():
 
     The slopes in q, theta, m and in the law come from the weights of the nodes.
     """
-    model, x = of(Linear), point()
+    model, x = model_of(Linear), point()
     M, gradient, _ = channel_gradient(model, x, grid(model))
-    value, (wanted, want) = jax.jit(jax.value_and_grad(lambda m, x: exact(m, x, x.V), (0, 1)))(model, x)
+    value, (expected_by_model, expected) = jax.jit(jax.value_and_grad(lambda m, x: exact(m, x, x.V), (0, 1)))(model, x)
     np.testing.assert_allclose(M, value, rtol=1e-9)
     for name, slope in vars(gradient).items():
-        np.testing.assert_allclose(slope, getattr(want, name), rtol=1e-7, atol=1e-12, err_msg=name)
+        np.testing.assert_allclose(slope, getattr(expected, name), rtol=1e-7, atol=1e-12, err_msg=name)
     nodes = grid(model)
     by_model = jax.jit(jax.grad(lambda m: channel(m, x, nodes)))(model)
     assert by_model.kind is None
-    np.testing.assert_allclose(by_model.spectrum.sentences.weights, wanted.spectrum.sentences.weights, rtol=1e-8)
-    np.testing.assert_allclose(by_model.spectrum.cross, wanted.spectrum.cross, rtol=1e-7, atol=1e-9)
-    np.testing.assert_allclose(by_model.spectrum.gamma, wanted.spectrum.gamma, rtol=1e-7)
+    np.testing.assert_allclose(
+        by_model.spectrum.sentences.weights, expected_by_model.spectrum.sentences.weights, rtol=1e-8
+    )
+    np.testing.assert_allclose(by_model.spectrum.cross, expected_by_model.spectrum.cross, rtol=1e-7, atol=1e-9)
+    np.testing.assert_allclose(by_model.spectrum.gamma, expected_by_model.spectrum.gamma, rtol=1e-7)
 
 
 def test_the_expansion_of_the_averages_is_that_of_the_gradient():
-    model, x = of(Linear), point()
+    model, x = model_of(Linear), point()
 
     def setting(u):
         return (
@@ -94,27 +96,27 @@ def test_the_expansion_of_the_averages_is_that_of_the_gradient():
     u = jnp.concatenate([model.spectrum.sentences.weights, x.V.ravel()])
     (M, _), slopes, _ = averages_expansion(setting, grid(model), u)
 
-    def known(u):
+    def closed_form(u):
         value, slopes = jax.value_and_grad(lambda x: exact(setting(u)[0], x, x.V))(setting(u)[2])
         return (value, slopes), value
 
-    want, value = jax.jit(jax.jacobian(known, has_aux=True))(u)
+    expected, value = jax.jit(jax.jacobian(closed_form, has_aux=True))(u)
     np.testing.assert_allclose(M, value, rtol=1e-9)
-    for a, b in zip(jax.tree.leaves(slopes), jax.tree.leaves(want), strict=True):
+    for a, b in zip(jax.tree.leaves(slopes), jax.tree.leaves(expected), strict=True):
         np.testing.assert_allclose(a, b, rtol=1e-6, atol=1e-10)
 
 
 def test_test_error_and_baseline():
-    model, x = of(Linear), point()
+    model, x = model_of(Linear), point()
     np.testing.assert_allclose(jax.jit(gen_error_in)(model, x, grid(model)), jax.jit(exact)(model, x), rtol=1e-9)
-    model = of(variances=(0.09, 0.81), sentences={(0, 0): 0.1, (1, 1): 0.1, (0, 1): 0.4, (1, 0): 0.4})
+    model = model_of(variances=(0.09, 0.81), sentences={(0, 0): 0.1, (1, 1): 0.1, (0, 1): 0.4, (1, 0): 0.4})
     data = ta.sample_data(model, 20, 2500.0, jax.random.key(0), normalise=True)
     fields, D = np.asarray(data.y)[..., 0], np.asarray(model.trace)[np.asarray(data.classes)]
     T = np.asarray(jax.jit(jax.vmap(model.target))(fields[..., None]))
     W = np.mean(T * D[:, None], 0) / np.mean(D, 0)
-    each = 0.5 * np.sum((T - W) ** 2 * D[:, None], (1, 2))
-    found = jax.jit(gen_error_linear_in)(model, ta.line_nodes(model, 5, replicates=1).replicate(0))
-    assert abs(found - each.mean()) < 3 * each.std() / len(each) ** 0.5 < 0.025 * found
+    losses = 0.5 * np.sum((T - W) ** 2 * D[:, None], (1, 2))
+    baseline = jax.jit(gen_error_linear_in)(model, ta.line_nodes(model, 5, replicates=1).replicate(0))
+    assert abs(baseline - losses.mean()) < 3 * losses.std() / len(losses) ** 0.5 < 0.025 * baseline
 
 
 @pytest.mark.parametrize("free", [(1.0, 0.0), (0.0, 1.0)])
@@ -125,7 +127,7 @@ def test_growth_is_the_slope_of_the_map_in_the_sector_that_is_zero(free):
     """
     shares = {(0, 0): 0.4, (1, 1): 0.4, (0, 1): 0.1, (1, 0): 0.1}
     means = {"means": [[0.0, 0.5], [0.0, -0.5]], "teacher_means": (0.15, -0.15)}
-    model = of(Smooth, sentences=shares, variances=(0.25, 0.3), **means)
+    model = model_of(Smooth, sentences=shares, variances=(0.25, 0.3), **means)
     model = eqx.tree_at(lambda m: m.lam, model, jnp.asarray(1.0))
     alpha, x = jnp.asarray(0.8), impose(point(), jnp.asarray(free))
     m = np.asarray(x.m)
@@ -134,9 +136,9 @@ def test_growth_is_the_slope_of_the_map_in_the_sector_that_is_zero(free):
     growth = jax.jit(growths_in)(model, alpha, x, replicate, jnp.asarray(free))[int(free[0])]
 
     def image(v):
-        own = Overlaps(x.q, x.V, x.theta + v[:2].reshape(2, 1, 1), x.m + v[2:][:, None])
-        new = Equations(model, alpha, replicate, jnp.ones(2)).step(own)[0]
-        return jnp.concatenate([new.theta.ravel(), new.m.ravel()])
+        trial = Overlaps(x.q, x.V, x.theta + v[:2].reshape(2, 1, 1), x.m + v[2:][:, None])
+        mapped = Equations(model, alpha, replicate, jnp.ones(2)).step(trial)[0]
+        return jnp.concatenate([mapped.theta.ravel(), mapped.m.ravel()])
 
     slopes = np.asarray(jax.jit(jax.jacobian(image))(jnp.zeros(6)))
     sector = [2, 3] if free[0] else [0, 1, 4, 5]
@@ -147,43 +149,43 @@ def test_growth_is_the_slope_of_the_map_in_the_sector_that_is_zero(free):
 
 def test_classes_that_are_alike_are_one():
     """Classes of equal law act as one: without means, sums over the classes are those over the tokens."""
-    apart = of(variances=(0.25, 0.25), means=[[0.0, 0.0]] * 2, teacher_means=(0.0, 0.0))
+    split = model_of(variances=(0.25, 0.25), means=[[0.0, 0.0]] * 2, teacher_means=(0.0, 0.0))
     plain = ta.dot_product()
     y = branch_start(plain, None)
     x = Overlaps(y.q, y.V, y.theta, jnp.concatenate([y.m, 0 * y.m]))
     alpha, free = jnp.asarray(1.5), jnp.ones(2)
     nodes = ta.sobol_nodes(plain, 2**8, replicates=1).replicate(0)
     step = jax.jit(Equations.step)
-    found, seen = step(Equations(apart, alpha, nodes, free), x)
-    want, wanted = step(Equations(plain, alpha, nodes, free), y)
-    np.testing.assert_allclose(seen.train_loss, wanted.train_loss, rtol=1e-9)
+    overlaps, answer = step(Equations(split, alpha, nodes, free), x)
+    expected, expected_answer = step(Equations(plain, alpha, nodes, free), y)
+    np.testing.assert_allclose(answer.train_loss, expected_answer.train_loss, rtol=1e-9)
     for name in ("q", "V", "theta"):
-        np.testing.assert_allclose(getattr(found, name), getattr(want, name), rtol=1e-9, err_msg=name)
-        total = [np.sum(getattr(s.conjugates, name)) for s in (seen, wanted)]
+        np.testing.assert_allclose(getattr(overlaps, name), getattr(expected, name), rtol=1e-9, err_msg=name)
+        total = [np.sum(getattr(s.conjugates, name)) for s in (answer, expected_answer)]
         np.testing.assert_allclose(*total, rtol=1e-9)
-    np.testing.assert_allclose(found.m[:2], want.m, rtol=1e-9)
-    np.testing.assert_array_equal(found.m[2:], 0.0)
+    np.testing.assert_allclose(overlaps.m[:2], expected.m, rtol=1e-9)
+    np.testing.assert_array_equal(overlaps.m[2:], 0.0)
     sums = [
         channel_gradient(
             m, a, nodes, lambda m, a, p: {k: moments(m, a, p)[k] for k in ("replicon", "response", "loss")}
         )[2]
-        for m, a in ((apart, x), (plain, y))
+        for m, a in ((split, x), (plain, y))
     ]
     for name in sums[0]:
         np.testing.assert_allclose(np.sum(sums[0][name]), np.sum(sums[1][name]), rtol=1e-8, err_msg=name)
 
 
 def test_a_kind_gives_the_fields_of_its_tokens():
-    model, x = of(), point()
-    given = model.given(model.kinds[2])  # kind (0, 1)
-    tokens = of_sentence(given, x)
+    model, x = model_of(), point()
+    conditioned = model.given(model.kinds[2])  # kind (0, 1)
+    tokens = of_sentence(conditioned, x)
     np.testing.assert_array_equal(tokens.q, x.q)
-    np.testing.assert_allclose(given.share, 0.1)
-    np.testing.assert_allclose(given.teacher_mean[:, 0], [0.3, -0.18], rtol=1e-6)
+    np.testing.assert_allclose(conditioned.share, 0.1)
+    np.testing.assert_allclose(conditioned.teacher_mean[:, 0], [0.3, -0.18], rtol=1e-6)
     slope = x.theta[:, 0, 0] / model.rho[:, 0, 0]
     np.testing.assert_allclose(tokens.m[:, 0], [0.35 - slope[0] * 0.3, -0.15 + slope[1] * 0.18], rtol=1e-6)
-    both = of_sentence(model.given(model.kinds[1]), x)  # kind (1, 1)
-    np.testing.assert_array_equal(both.V, np.asarray(x.V)[[1, 1]])
+    equal_tokens = of_sentence(model.given(model.kinds[1]), x)  # kind (1, 1)
+    np.testing.assert_array_equal(equal_tokens.V, np.asarray(x.V)[[1, 1]])
     np.testing.assert_array_equal(model.given(model.kinds[1]).to_classes(jnp.array([3.0, 4.0])), [0.0, 7.0])
 
 
@@ -191,7 +193,7 @@ def test_branches_hold_the_means_of_the_classes_with_theta():
     x = point()
     np.testing.assert_array_equal(impose(x, jnp.array([1.0, 0.0])).m[:, 0], [0, 0, 0.15, -0.05])
     np.testing.assert_array_equal(impose(x, jnp.array([0.0, 1.0])).m[:, 0], [0.2, -0.1, 0, 0])
-    model = of()
+    model = model_of()
     assert label(model, impose(x, jnp.array([1.0, 0.0]))) == "semantic"
     assert label(model, impose(x, jnp.array([0.0, 1.0]))) == "positional"
     start = branch_start(model, "semantic")
@@ -200,7 +202,7 @@ def test_branches_hold_the_means_of_the_classes_with_theta():
 
 
 def test_sentences_are_drawn_from_their_law():
-    model = of()
+    model = model_of()
     data = ta.sample_data(model, 300, 20.0, jax.random.key(1), normalise=True)
     classes, n = np.asarray(data.classes), data.shape[1]
     for kind, share in SHARES.items():
@@ -209,15 +211,15 @@ def test_sentences_are_drawn_from_their_law():
     np.testing.assert_allclose(data.means @ data.encodings.T, 0, atol=1e-6)
     np.testing.assert_allclose(data.means @ data.teacher[:, 0] / 300**0.5, [0.3, -0.18], atol=1e-6)
     for s in range(2):
-        own = np.asarray(data.inputs())[classes == s]
-        np.testing.assert_allclose(own.mean(0), data.means[s], atol=5 * 0.6 / len(own) ** 0.5)
-        np.testing.assert_allclose(own.var(0).mean(), (0.25, 0.36)[s], rtol=0.01)
+        inputs = np.asarray(data.inputs())[classes == s]
+        np.testing.assert_allclose(inputs.mean(0), data.means[s], atol=5 * 0.6 / len(inputs) ** 0.5)
+        np.testing.assert_allclose(inputs.var(0).mean(), (0.25, 0.36)[s], rtol=0.01)
         fields = np.asarray(data.y)[classes == s]
         assert abs(fields.mean() - (0.3, -0.18)[s]) < 4 * fields.std() / len(fields) ** 0.5
     np.testing.assert_allclose(data.y[..., 0], data.inputs() @ data.teacher[:, 0] / 300**0.5, atol=1e-5)
     parts = data.x, data.y, data.teacher, data.encodings
-    other = ta.Data(*parts, means=data.means, classes=data.classes)
-    np.testing.assert_allclose(other.gamma[:, 0], [0.25, 0.36], rtol=0.01)
+    rebuilt = ta.Data(*parts, means=data.means, classes=data.classes)
+    np.testing.assert_allclose(rebuilt.gamma[:, 0], [0.25, 0.36], rtol=0.01)
     assert [int(of_kind(model.given(kind), data.classes).sum()) for kind in model.kinds] == [
         int(np.sum(np.all(classes == k, 1))) for k in SHARES
     ]
@@ -225,32 +227,32 @@ def test_sentences_are_drawn_from_their_law():
 
 def test_message_passing_ends_in_a_minimum_of_the_risk():
     """Message passing ends at a critical point, where tokens of each class have their own D in the loss."""
-    model = eqx.tree_at(lambda m: m.omega, of(), jnp.asarray(0.1))
+    model = eqx.tree_at(lambda m: m.omega, model_of(), jnp.asarray(0.1))
     data = ta.sample_data(model, 100, 4.0, jax.random.key(2), normalise=True)
-    found = ta.gamp(model, data, "semantic")
-    assert found.ok and found.gradient_norm < 1e-8
-    assert found.overlaps.V.shape == (2, 1, 1) and found.overlaps.m.shape == (4, 1)
-    trained = ta.train(model, data, found.Q, optimizer="lbfgs", steps=20)
-    np.testing.assert_allclose(trained.train_loss, found.train_loss, rtol=1e-9)
+    result = ta.gamp(model, data, "semantic")
+    assert result.ok and result.gradient_norm < 1e-8
+    assert result.overlaps.V.shape == (2, 1, 1) and result.overlaps.m.shape == (4, 1)
+    trained = ta.train(model, data, result.Q, optimizer="lbfgs", steps=20)
+    np.testing.assert_allclose(trained.train_loss, result.train_loss, rtol=1e-9)
     D = np.asarray(model.trace)[np.asarray(data.classes)]
-    Z = np.asarray(jnp.einsum("lnd,dr->nlr", data.x, found.Q))
+    Z = np.asarray(jnp.einsum("lnd,dr->nlr", data.x, result.Q))
     S, T = (np.asarray(jax.jit(jax.vmap(f))(jnp.asarray(a))) for f, a in ((model.student, Z), (model.target, data.y)))
     losses = 0.5 * np.sum((S - T) ** 2 * D[:, None], (1, 2))
-    want = (losses.sum() + 0.5 * 0.01 * np.sum(np.asarray(found.Q) ** 2)) / 100
-    np.testing.assert_allclose(found.train_loss, want, rtol=1e-6)
+    expected = (losses.sum() + 0.5 * 0.01 * np.sum(np.asarray(result.Q) ** 2)) / 100
+    np.testing.assert_allclose(result.train_loss, expected, rtol=1e-6)
 
 
 def test_fresh_sentences_come_from_all_kinds():
     """The held-out error with fields drawn from their law, or with full sentences, equals the theory's test error."""
-    model = of(variances=(0.09, 0.81))
+    model = model_of(variances=(0.09, 0.81))
     data = ta.sample_data(model, 400, 1.0, jax.random.key(3), normalise=True)
     Q = 0.3 * data.teacher + 0.2 * 400**0.5 * data.encodings[:1].T
-    short, full = (
+    from_fields, from_sentences = (
         ta.heldout_error(model, data, Q, jax.random.key(4), sentences=20_000, exact=e) for e in (False, True)
     )
-    want = gen_error_in(model, data.overlaps(Q), ta.gauss_hermite_nodes(model, 12, replicates=1).replicate(0))
-    for found in (short, full):
-        assert abs(found.value - want) < 4 * found.stderr < 0.1 * want
+    expected = gen_error_in(model, data.overlaps(Q), ta.gauss_hermite_nodes(model, 12, replicates=1).replicate(0))
+    for error in (from_fields, from_sentences):
+        assert abs(error.value - expected) < 4 * error.stderr < 0.1 * expected
 
 
 @pytest.mark.slow
@@ -258,28 +260,28 @@ def test_fresh_sentences_come_from_all_kinds():
 def test_theory_and_training_agree(omega, alpha, branch):
     """Means over instances agree with the theory for unequal covariances, at states without jumps."""
     shares = {(0, 0): 0.45, (1, 1): 0.45, (0, 1): 0.05, (1, 0): 0.05}
-    given = {"means": [[0.0, 1.0], [0.0, -1.0]], "teacher_means": (0.3, -0.3)}
-    model = ta.dot_product(omega, law=law(sentences=shares, **given))
+    options = {"means": [[0.0, 1.0], [0.0, -1.0]], "teacher_means": (0.3, -0.3)}
+    model = ta.dot_product(omega, law=law(sentences=shares, **options))
     state = ta.solve(model, alpha, branch, ta.line_nodes(model, 5, replicates=2))
     assert state.ok and state.diagnostics.jump_mass < 1e-3
     rows = []
     for k in range(8):
         data = ta.sample_data(model, 500, alpha, jax.random.key(k), normalise=True)
         run = ta.train(model, data, branch, optimizer="lbfgs", tol=1e-8)
-        own = run.overlaps.theta if branch == "semantic" else run.overlaps.m[:2]
-        rows.append([run.train_loss, *run.overlaps.q.ravel(), *np.abs(own).ravel()])
-    own = state.overlaps.theta if branch == "semantic" else state.overlaps.m[:2]
-    want = np.array([state.train_loss, *state.overlaps.q.ravel(), *np.abs(own).ravel()])
+        overlap = run.overlaps.theta if branch == "semantic" else run.overlaps.m[:2]
+        rows.append([run.train_loss, *run.overlaps.q.ravel(), *np.abs(overlap).ravel()])
+    overlap = state.overlaps.theta if branch == "semantic" else state.overlaps.m[:2]
+    expected = np.array([state.train_loss, *state.overlaps.q.ravel(), *np.abs(overlap).ravel()])
     rows = np.array(rows)
     bar = rows.std(0, ddof=1) / len(rows) ** 0.5
-    assert np.all(np.abs(rows.mean(0) - want) < 4 * bar) and np.all(bar < 0.03 * want)
+    assert np.all(np.abs(rows.mean(0) - expected) < 4 * bar) and np.all(bar < 0.03 * expected)
 
 
-@pytest.mark.parametrize(("cosine", "passes"), [(0.15, True), (0.25, False)])
-def test_means_along_the_encodings_but_for_chance(cosine, passes):
-    along = np.array([cosine, (1 - cosine**2) ** 0.5])
-    model = of(means=[along, -0.6 * along], teacher_means=(0.0, 0.0))
-    if passes:
+@pytest.mark.parametrize(("cosine", "accepted"), [(0.15, True), (0.25, False)])
+def test_means_along_the_encodings_but_for_chance(cosine, accepted):
+    direction = np.array([cosine, (1 - cosine**2) ** 0.5])
+    model = model_of(means=[direction, -0.6 * direction], teacher_means=(0.0, 0.0))
+    if accepted:
         check(model, even=True)
     else:
         with pytest.raises(InputError, match="orthogonal to the encodings"):
@@ -294,16 +296,16 @@ def test_bad_laws_and_data_are_refused():
     with pytest.raises(InputError, match="sum to one"):
         ta.Sentences.of({(0, 0): 0.5, (1, 1): 0.4})
     with pytest.raises(InputError, match="classes"):
-        check(of(sentences={(0, 0): 0.5, (2, 2): 0.5}, variances=(0.2, 0.3)))
+        check(model_of(sentences={(0, 0): 0.5, (2, 2): 0.5}, variances=(0.2, 0.3)))
     with pytest.raises(InputError, match="semidefinite"):
-        check(of(teacher_means=(1.5, -0.9)))
+        check(model_of(teacher_means=(1.5, -0.9)))
     with pytest.raises(InputError, match="exchange of tokens"):
-        ta.solve(of(sentences={(0, 0): 0.5, (1, 1): 0.3, (0, 1): 0.2}), 1.0, "semantic")
+        ta.solve(model_of(sentences={(0, 0): 0.5, (1, 1): 0.3, (0, 1): 0.2}), 1.0, "semantic")
     with pytest.raises(InputError, match="exchange of tokens"):
-        ta.solve(of(encodings=[[1.0, 0.0], [-0.5, 0.0]]), 1.0, "positional")
+        ta.solve(model_of(encodings=[[1.0, 0.0], [-0.5, 0.0]]), 1.0, "positional")
     with pytest.raises(InputError, match="orthogonal to the encodings"):
-        ta.solve(of(encodings=[[1.0], [-1.0]], means=[[0.5], [-0.3]], teacher_means=(0.0, 0.0)), 1.0, "semantic")
-    model = of()
+        ta.solve(model_of(encodings=[[1.0], [-1.0]], means=[[0.5], [-0.3]], teacher_means=(0.0, 0.0)), 1.0, "semantic")
+    model = model_of()
     data = ta.sample_data(model, 60, 2.0, jax.random.key(0))
     with pytest.raises(InputError, match="classes"):
         ta.train(ta.dot_product(), data)
@@ -312,6 +314,6 @@ def test_bad_laws_and_data_are_refused():
     with pytest.raises(InputError, match="classes"):
         ta.Data(data.x, data.y, means=data.means, classes=data.classes + 1)
     with pytest.raises(InputError, match="kinds of sentences"):
-        ta.train(of(sentences={(0, 0): 0.5, (1, 1): 0.5}), data)
+        ta.train(model_of(sentences={(0, 0): 0.5, (1, 1): 0.5}), data)
     with pytest.raises(InputError, match="classes"):
         ta.solve_1rsb(model, 1.0, "positional")

@@ -33,7 +33,7 @@ def test_a_law_keeps_what_matrices_say(law, on_matrices):
     for l, covariance in enumerate(COVARIANCES):
         np.testing.assert_allclose(on_matrices.rho[l], TEACHER.T @ covariance @ TEACHER / D, rtol=1e-12)
         np.testing.assert_allclose(on_matrices.trace[l], np.trace(covariance) / D, rtol=1e-12)
-        # Moments of each covariance, too, which the prior potential needs.
+        # The law keeps the moments of each covariance, too, because the prior potential needs them.
         weighted = np.einsum("k,k,kij->ij", law.weights, law.gamma[:, l], law.tau)
         np.testing.assert_allclose(weighted, ENCODINGS @ covariance @ ENCODINGS.T, rtol=1e-11)
         cross = np.einsum("k,k,klt->lt", law.weights, law.gamma[:, l], law.cross)
@@ -47,10 +47,10 @@ def test_equal_eigenvalues_are_one_atom():
     law = ta.SpectralLaw.from_matrices(np.einsum("ij,lj,kj->lik", BASIS, values, BASIS), ENCODINGS, TEACHER)
     np.testing.assert_allclose(law.weights, [1 / 3, 1 / 6, 1 / 3, 1 / 6])
     np.testing.assert_allclose(law.gamma, [[0.1, 0.2], [0.1, 0.5], [0.3, 0.2], [0.3, 0.5]], rtol=1e-12)
-    inside = BASIS[:, (values == [[0.3], [0.5]]).all(0)]  # the subspace of the last atom
-    np.testing.assert_allclose(law.pi[3], TEACHER.T @ inside @ inside.T @ TEACHER / 4, rtol=1e-10)
-    np.testing.assert_allclose(law.tau[3], D * ENCODINGS @ inside @ inside.T @ ENCODINGS.T / 4, rtol=1e-10)
-    np.testing.assert_allclose(law.cross[3], D**0.5 * ENCODINGS @ inside @ inside.T @ TEACHER / 4, rtol=1e-10)
+    subspace = BASIS[:, (values == [[0.3], [0.5]]).all(0)]  # of the last atom
+    np.testing.assert_allclose(law.pi[3], TEACHER.T @ subspace @ subspace.T @ TEACHER / 4, rtol=1e-10)
+    np.testing.assert_allclose(law.tau[3], D * ENCODINGS @ subspace @ subspace.T @ ENCODINGS.T / 4, rtol=1e-10)
+    np.testing.assert_allclose(law.cross[3], D**0.5 * ENCODINGS @ subspace @ subspace.T @ TEACHER / 4, rtol=1e-10)
 
 
 def test_isotropic_matrices_give_the_law_of_the_dot_product(model):
@@ -60,10 +60,10 @@ def test_isotropic_matrices_give_the_law_of_the_dot_product(model):
     for covariances in (0.25 * np.stack([np.eye(D)] * 2), np.full((2, D), 0.25)):
         law = ta.SpectralLaw.from_matrices(covariances, p, teacher)
         jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=1e-14), law, model.law())
-    other = ta.dot_product(law=law)
+    isotropic = ta.dot_product(law=law)
     Z, Y = jnp.array([[0.7], [-0.3]]), jnp.array([[0.4], [0.9]])
-    np.testing.assert_allclose(other.loss(Z, Y), model.loss(Z, Y), rtol=1e-14)
-    assert other.shape == model.shape and other.sigma is None and "sigma" not in repr(other)
+    np.testing.assert_allclose(isotropic.loss(Z, Y), model.loss(Z, Y), rtol=1e-14)
+    assert isotropic.shape == model.shape and isotropic.sigma is None and "sigma" not in repr(isotropic)
 
 
 def test_samples_and_their_weights():
@@ -72,9 +72,9 @@ def test_samples_and_their_weights():
     law = ta.SpectralLaw.from_samples(gamma, tau, pi, shares)
     np.testing.assert_allclose(np.einsum("k,kl,kst->lst", law.weights, law.gamma, law.pi)[0, 0, 0],
                                shares @ (gamma[:, 0] * pi[:, 0] ** 2))  # fmt: skip
-    twice = [np.repeat(a, 2, 0) for a in (gamma, tau, pi)]
-    again = ta.SpectralLaw.from_samples(*twice, np.repeat(shares, 2) / 2)
-    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-13), again, law)
+    doubled = [np.repeat(a, 2, 0) for a in (gamma, tau, pi)]
+    merged = ta.SpectralLaw.from_samples(*doubled, np.repeat(shares, 2) / 2)
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-13), merged, law)
     assert ta.SpectralLaw.from_samples(gamma, tau, pi, dtype=jnp.float32).gamma.dtype == "float32"
 
 
@@ -82,9 +82,9 @@ def test_a_teacher_of_another_norm(on_matrices):
     gram = jnp.array([[1.3, 0.2], [0.2, 0.8]])
     law = on_matrices.with_teacher(gram).law()
     np.testing.assert_allclose(np.einsum("k,kst->st", law.weights, law.pi), gram, rtol=1e-12)
-    own = TEACHER.T @ TEACHER / D
-    same = on_matrices.with_teacher(jnp.asarray(own))
-    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-9, atol=1e-12), same, on_matrices)
+    original_gram = TEACHER.T @ TEACHER / D
+    unchanged = on_matrices.with_teacher(jnp.asarray(original_gram))
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-9, atol=1e-12), unchanged, on_matrices)
 
 
 def test_the_loss_weighs_tokens_by_their_trace(on_matrices):
@@ -96,16 +96,17 @@ def test_the_loss_weighs_tokens_by_their_trace(on_matrices):
     for n, loss in enumerate(loss_at_nodes(model, Z, Y)):
         error = model.student(Z[..., n]) - model.target(Y[..., n])
         np.testing.assert_allclose(loss, 0.5 * np.trace(error @ np.diag(T) @ error.T), rtol=1e-12)
-    small, narrow = ta.dot_product(), ta.dot_product(law=ta.SpectralLaw.from_matrices(
+    standard, many_atoms = ta.dot_product(), ta.dot_product(law=ta.SpectralLaw.from_matrices(
         np.repeat(VALUES, 40, 1) * RNG.uniform(1, 2, (2, 40 * D)), np.zeros((2, 40 * D)), np.ones((40 * D, 1))
     ))  # fmt: skip
     sizes = [
-        str(jax.make_jaxpr(lambda m: loss_at_nodes(m, Z[:, :1], Y[:, :1]))(m)).count("\n") for m in (small, narrow)
+        str(jax.make_jaxpr(lambda m: loss_at_nodes(m, Z[:, :1], Y[:, :1]))(m)).count("\n")
+        for m in (standard, many_atoms)
     ]
-    assert narrow.law().weights.size == 40 * D and sizes[1] < 2 * sizes[0]
-    slope = jax.grad(lambda m: jnp.sum(loss_at_nodes(m, Z[:, :1], Y[:, :1])))(narrow).spectrum.gamma
-    parts = [(narrow.student(Z[:, :1, n]) - narrow.target(Y[:, :1, n])) ** 2 for n in range(7)]
-    np.testing.assert_allclose(slope[3], 0.5 * sum(parts).sum(0) * narrow.law().weights[3], rtol=1e-10)
+    assert many_atoms.law().weights.size == 40 * D and sizes[1] < 2 * sizes[0]
+    slope = jax.grad(lambda m: jnp.sum(loss_at_nodes(m, Z[:, :1], Y[:, :1])))(many_atoms).spectrum.gamma
+    parts = [(many_atoms.student(Z[:, :1, n]) - many_atoms.target(Y[:, :1, n])) ** 2 for n in range(7)]
+    np.testing.assert_allclose(slope[3], 0.5 * sum(parts).sum(0) * many_atoms.law().weights[3], rtol=1e-10)
 
 
 def test_data_have_the_matrices(on_matrices):
@@ -122,8 +123,8 @@ def test_data_have_the_matrices(on_matrices):
 
 def rotated(k):
     """Covariances, the last of which has other eigenvectors."""
-    turn = np.linalg.qr(np.random.default_rng(k).standard_normal((D, D)))[0]
-    return np.stack([COVARIANCES[0], turn @ COVARIANCES[1] @ turn.T])
+    rotation = np.linalg.qr(np.random.default_rng(k).standard_normal((D, D)))[0]
+    return np.stack([COVARIANCES[0], rotation @ COVARIANCES[1] @ rotation.T])
 
 
 BAD = {
@@ -145,25 +146,28 @@ BAD = {
 
 @pytest.mark.parametrize("name", BAD)
 def test_bad_matrices(name):
-    given, message = BAD[name]
+    arguments, message = BAD[name]
     with pytest.raises(ta.InputError, match=message) as raised:
-        ta.SpectralLaw.from_matrices(*given)
+        ta.SpectralLaw.from_matrices(*arguments)
     assert "\n" not in str(raised.value)
 
 
 def test_bad_samples_and_laws(law):
-    one, ones = np.ones((3, 1)), np.ones((3, 2))
+    column, columns = np.ones((3, 1)), np.ones((3, 2))
     for call, message in (
-        (lambda: ta.SpectralLaw.from_samples(ones, ones, one, [0.5, 0.5, 0.5]), "weights must be shares >= 0"),
-        (lambda: ta.SpectralLaw.from_samples(ones, ones[:2], one), r"tau must be of shape \(N, L\) with N = 3, L = 2"),
-        (lambda: ta.SpectralLaw.from_samples(-ones, ones, one), "gamma must be positive semidefinite"),
+        (lambda: ta.SpectralLaw.from_samples(columns, columns, column, [0.5, 0.5, 0.5]), "weights must be shares >= 0"),
+        (
+            lambda: ta.SpectralLaw.from_samples(columns, columns[:2], column),
+            r"tau must be of shape \(N, L\) with N = 3, L = 2",
+        ),
+        (lambda: ta.SpectralLaw.from_samples(-columns, columns, column), "gamma must be positive semidefinite"),
         (
             lambda: ta.dot_product(law=law, mixing=np.eye(3)),
             "law must be of as many tokens as mixing, L = 3, got L = 2",
         ),
         (lambda: ta.dot_product(law=law, sigma=0.4), "sigma must be left out beside law"),
         (lambda: ta.dot_product(law=law, teacher=[[1.0]]), "teacher must be left out beside law"),
-        (lambda: ta.dot_product(law=law, encodings=ones), "encodings must be left out beside law"),
+        (lambda: ta.dot_product(law=law, encodings=columns), "encodings must be left out beside law"),
         (lambda: ta.dot_product(law=1.0), "law must be a SpectralLaw"),
     ):
         with pytest.raises(ta.InputError, match=message):
@@ -182,9 +186,9 @@ def test_theory_on_matrices_agrees_with_training():
         return ta.train(model, data, "semantic", optimizer="lbfgs", steps=2000, tol=1e-7)
 
     keys = jax.random.split(jax.random.key(0), 8)
-    found = ta.run_instances(model, d, 2.0, run, keys, nodes=ta.line_nodes(model, 5))
-    assert np.all(found.ok)
-    for k, (_, theory, gap, bar) in found.difference("semantic").items():
+    result = ta.run_instances(model, d, 2.0, run, keys, nodes=ta.line_nodes(model, 5))
+    assert np.all(result.ok)
+    for k, (_, theory, gap, bar) in result.difference("semantic").items():
         if k not in ("V", "m"):
             assert bar < 0.05 * theory and abs(gap) < 3 * bar, k
-    assert np.all(found.theory.m > 0.005)  # the drawn teacher overlaps with the encodings
+    assert np.all(result.theory.m > 0.005)  # the drawn teacher overlaps with the encodings

@@ -1,6 +1,6 @@
-"""Figures of results made by hand; those of solved diagrams and trained transformers are tested with these."""
+"""Figures of results made by hand; the tests of diagrams and transformers draw solved and trained ones."""
 
-from types import SimpleNamespace as Some
+from types import SimpleNamespace as Namespace
 
 import numpy as np
 import pytest
@@ -17,12 +17,12 @@ from tiedattn_jax.plotting.style import COLOURS, LABELS, panels
 def point(value, growth, *, bar=False):
     """A fixed point whose theta, m and training loss are `value`, with error bars of a tenth of that."""
     array = np.full((2, 1), value)
-    numbers = Some(
-        overlaps=Some(theta=array[..., None], m=array),
+    numbers = Namespace(
+        overlaps=Namespace(theta=array[..., None], m=array),
         train_loss=value,
         gen_error=2 * value,
         gen_error_linear=0.5,
-        diagnostics=Some(growth_m=growth, growth_theta=growth),
+        diagnostics=Namespace(growth_m=growth, growth_theta=growth),
     )
     if not bar:
         numbers.stderr = point(value / 10, growth, bar=True)
@@ -33,7 +33,7 @@ def curve(branch, growths=(1.5, 1.2, 0.8, 0.7)):
     """A curve whose points have their alpha as `value`."""
     alphas = 1.0 + np.arange(len(growths))
     points = [point(a, g) for a, g in zip(alphas, growths, strict=True)]
-    return Some(
+    return Namespace(
         branch=branch,
         parameter="alpha",
         at=alphas,
@@ -47,7 +47,7 @@ def labels(axis):
     return axis.get_legend_handles_labels()[1]
 
 
-def explained(figure):
+def legend_texts(figure):
     """The texts of a figure's legend, which stands outside its panels."""
     assert all(axis.get_legend() is None for axis in figure.axes)
     (legend,) = figure.legends
@@ -59,7 +59,7 @@ def test_legend_is_one_and_outside():
         for axis, label in zip(axes[0], ("both", "both"), strict=True):
             axis.plot([0, 1], [0, 1], label=label)
         axes[0, 1].plot([0, 1], [1, 0], label="alone")
-    assert explained(figure) == ["both", "alone"]
+    assert legend_texts(figure) == ["both", "alone"]
     assert [axis.get_ylabel() for axis in figure.axes] == ["first", "second"]
     with panels(4, 3, legends=False) as (figure, axes):
         axes[0, 0].plot([0, 1], [0, 1], label="one")
@@ -77,18 +77,18 @@ def test_colours_are_told_apart():
     }
     rgb = {name: np.array(matplotlib.colors.to_rgb(colour)) ** 2.2 for name, colour in COLOURS.items()}
     for matrix in sight.values():
-        seen = {name: np.clip(np.array(matrix) @ value, 0, 1) ** (1 / 2.2) for name, value in rgb.items()}
-        names = list(seen)
-        for k, one in enumerate(names):
-            for other in names[k + 1 :]:
-                assert np.linalg.norm(seen[one] - seen[other]) > 0.08, (one, other)
+        perceived = {name: np.clip(np.array(matrix) @ value, 0, 1) ** (1 / 2.2) for name, value in rgb.items()}
+        names = list(perceived)
+        for k, first in enumerate(names):
+            for second in names[k + 1 :]:
+                assert np.linalg.norm(perceived[first] - perceived[second]) > 0.08, (first, second)
 
 
 def test_branches():
-    critical, crossing = Some(ok=True, alpha=1.5), Some(ok=False, alpha=2.5)
+    critical, crossing = Namespace(ok=True, alpha=1.5), Namespace(ok=False, alpha=2.5)
     figure = branch_figure([curve("positional"), curve("semantic")], critical, crossing)
     orders, losses, errors = figure.axes
-    assert explained(figure)[-1] == "unstable" and len(set(explained(figure))) == len(explained(figure))
+    assert legend_texts(figure)[-1] == "unstable" and len(set(legend_texts(figure))) == len(legend_texts(figure))
     assert losses.get_ylabel() == LABELS["train_loss"] and losses.get_xlabel() == LABELS["alpha"]
     assert labels(orders) == ["positional", "semantic", r"$\alpha_c$"]  # alpha_l was not found
     assert labels(errors) == ["positional", "semantic", "linear baseline", r"$\alpha_c$"]
@@ -109,7 +109,7 @@ def test_branches_that_lack_both_order_parameters_or_none():
         "uninformed",
         "any state",
     ]
-    assert [one.get_color() for one in orders.lines] == [COLOURS["positional"], COLOURS["semantic"]]
+    assert [line.get_color() for line in orders.lines] == [COLOURS["positional"], COLOURS["semantic"]]
     np.testing.assert_array_equal(losses.lines[2].get_ydata(), [1, 2])  # growth says nothing where nothing is imposed
 
 
@@ -145,12 +145,14 @@ def test_boundaries_are_smooth_between_points_that_were_found():
 def path(theta, values, turn):
     """A path in alpha, unstable in its second half, with one turn, at alpha = .99."""
     count = len(values)
-    state = Some(overlaps=Some(theta=np.full((1, 2, 1, 1), turn)), train_loss=np.array([0.09]))
-    return Some(
+    state = Namespace(overlaps=Namespace(theta=np.full((1, 2, 1, 1), turn)), train_loss=np.array([0.09]))
+    return Namespace(
         parameter="alpha",
         values=values,
-        states=Some(
-            overlaps=Some(theta=np.tile(np.reshape(theta, (count, 1, 1, 1)), (1, 2, 1, 1)), m=np.zeros((count, 2, 1))),
+        states=Namespace(
+            overlaps=Namespace(
+                theta=np.tile(np.reshape(theta, (count, 1, 1, 1)), (1, 2, 1, 1)), m=np.zeros((count, 2, 1))
+            ),
             train_loss=values / 10,
         ),
         eigenvalues=np.linspace(0.5, 1.5, count + 1)[:-1, None] + 0j,  # one of the eigenvalues is one
@@ -161,11 +163,11 @@ def path(theta, values, turn):
 
 def test_path():
     values = np.array([2.0, 1.5, 1.0, 1.2])
-    one = path([0.4, 0.3, 0.2, 0.1], values, 0.19)
-    orders, losses = path_figure([one, one]).axes
+    single = path([0.4, 0.3, 0.2, 0.1], values, 0.19)
+    orders, losses = path_figure([single, single]).axes
     assert labels(orders) == [r"$\theta$", "fold"] and losses.get_xlabel() == r"sample complexity $\alpha = n/d$"
-    solid, dotted, fold, *others = orders.lines
-    assert len(others) == 3 and fold.get_marker() == "o"
+    solid, dotted, fold, *unlabelled = orders.lines
+    assert len(unlabelled) == 3 and fold.get_marker() == "o"
     np.testing.assert_array_equal(solid.get_xdata(), values)
     np.testing.assert_allclose(solid.get_ydata(), [0.4, 0.3, 0.2, np.nan])  # up to rounding one is stable
     np.testing.assert_allclose(dotted.get_ydata(), [np.nan, np.nan, 0.2, 0.1])
@@ -191,22 +193,22 @@ def test_a_path_that_turns(theta, turn, kind):
 
 def test_there_is_room_between_lines_and_frame():
     """There is room between lines and frame, also if a narrow range of alphas or numbers lies far from zero."""
-    one = curve("semantic", [0.5] * 2)
-    one.at, one.points = np.array([10.0, 10.1]), [point(5.0, 0.5), point(5.01, 0.5)]
-    one.values = lambda get: np.array([float(get(p)) for p in one.points])
-    for axis in branch_figure([one]).axes:
+    branch = curve("semantic", [0.5] * 2)
+    branch.at, branch.points = np.array([10.0, 10.1]), [point(5.0, 0.5), point(5.01, 0.5)]
+    branch.values = lambda get: np.array([float(get(p)) for p in branch.points])
+    for axis in branch_figure([branch]).axes:
         (left, right), (bottom, top) = axis.get_xlim(), axis.get_ylim()
         assert 9.9 < left < 9.999 and 10.101 < right < 10.2
         assert bottom == 0 and top > 1.04 * axis.dataLim.y1
-    one.points[0].overlaps.theta -= 15.0  # a negative number is in the frame, too
-    assert branch_figure([one]).axes[0].get_ylim()[0] < -10
+    branch.points[0].overlaps.theta -= 15.0  # a negative number is in the frame, too
+    assert branch_figure([branch]).axes[0].get_ylim()[0] < -10
 
 
 def test_a_pole_of_error_bars_leaves_the_line():
     """An infinite error bar, as of a single replicate, leaves the line without a band."""
-    one = curve("semantic")
-    one.points[1].stderr.train_loss = np.inf
-    _, losses, errors = branch_figure([one]).axes
+    branch = curve("semantic")
+    branch.points[1].stderr.train_loss = np.inf
+    _, losses, errors = branch_figure([branch]).axes
     assert len(losses.collections) == 0 and len(errors.collections) == 1
 
 
@@ -217,7 +219,7 @@ def diagram():
     boundary = Boundary.of("alpha_c", "omega", np.array([0.1, 0.3]), np.array([1.0, 2.0]), np.array([0.1, np.inf]))
     linear = np.stack([np.full((2, 3), 9.0), np.full((2, 3), np.nan)])
     means = {"train_loss": np.stack([values, values + 10]), "gen_error": np.stack([values, -values])}
-    return Some(
+    return Namespace(
         x=("alpha", np.array([1.0, 2.0, 4.0])),
         y=("omega", np.array([0.1, 0.3])),
         region=region,
@@ -256,48 +258,48 @@ def test_diagram():
     np.testing.assert_allclose(right.lines[0].get_xdata(), [1, 2])
     band = right.collections[-1].get_paths()[0].vertices
     assert band[:, 0].min() == pytest.approx(0.8)  # two error bars; an infinite one is left out
-    shown = explained(figure)
-    assert shown[:3] == ["only positional is stable", "only semantic is stable", "neither is stable"]
-    assert shown[3:] == ["unsolved, or not decided by the averages", r"$\alpha_c$"]
+    texts = legend_texts(figure)
+    assert texts[:3] == ["only positional is stable", "only semantic is stable", "neither is stable"]
+    assert texts[3:] == ["unsolved, or not decided by the averages", r"$\alpha_c$"]
 
 
 def test_legend_of_a_diagram_says_only_what_is_there():
     plain = diagram()
     plain.region, plain.trusted = np.full((2, 3), 5), np.full((2, 3), True)
-    assert explained(diagram_figure(plain)) == [r"$\alpha_c$"]
-    nowhere = Boundary.of("alpha_l", "omega", *np.full((3, 2), np.nan))
-    plain.alpha_l = lambda: nowhere
-    assert explained(diagram_figure(plain)) == [r"$\alpha_c$"]
+    assert legend_texts(diagram_figure(plain)) == [r"$\alpha_c$"]
+    empty = Boundary.of("alpha_l", "omega", *np.full((3, 2), np.nan))
+    plain.alpha_l = lambda: empty
+    assert legend_texts(diagram_figure(plain)) == [r"$\alpha_c$"]
     plain.alpha_c = plain.alpha_l
     assert not diagram_figure(plain).legends[0].get_texts()
 
 
 def test_diagram_with_alpha_upwards():
-    turned = diagram()
-    turned.x, turned.y = ("omega", np.array([0.1, 0.2, 0.3])), ("alpha", np.array([1.0]))
+    transposed = diagram()
+    transposed.x, transposed.y = ("omega", np.array([0.1, 0.2, 0.3])), ("alpha", np.array([1.0]))
     for name in ("region", "trusted"):
-        setattr(turned, name, getattr(turned, name)[:1])
-    turned.loss_difference, turned.gen_difference = (np.zeros((1, 3)), None), (np.zeros((1, 3)), None)
-    left = diagram_figure(turned).axes[0]
+        setattr(transposed, name, getattr(transposed, name)[:1])
+    transposed.loss_difference, transposed.gen_difference = (np.zeros((1, 3)), None), (np.zeros((1, 3)), None)
+    left = diagram_figure(transposed).axes[0]
     np.testing.assert_allclose(left.lines[-1].get_ydata(), [1, 2])
     assert left.get_ylim() == (0.5, 1.5)
 
 
 def test_slices():
     figure = slice_figure(diagram(), [0, 1])
-    upper, beside, lower, last = figure.axes
-    dotted = [one for one in beside.lines if one.get_gid() == "unstable"]
+    upper, upper_right, lower, lower_right = figure.axes
+    dotted = [line for line in upper_right.lines if line.get_gid() == "unstable"]
     np.testing.assert_array_equal(dotted[0].get_ydata(), [13, 14, np.nan])  # up to the first stable point
-    assert len(dotted) == 1 and explained(figure)[-1] == "unstable"
+    assert len(dotted) == 1 and legend_texts(figure)[-1] == "unstable"
     positional, semantic = upper.lines
     np.testing.assert_array_equal(positional.get_ydata(), [0, 1, np.nan])  # no state in the third cell
     np.testing.assert_array_equal(semantic.get_ydata(), [10, 11, np.nan])
     assert upper.collections[0].get_paths()[0].vertices[:, 1].min() == -1  # two error bars
     np.testing.assert_array_equal(lower.lines[2].get_ydata(), [9, 9, 9])
-    np.testing.assert_array_equal(last.lines[1].get_ydata(), [np.nan, -4, -5])
-    assert labels(lower) == ["positional", "semantic", "linear baseline"] and labels(last) == []
+    np.testing.assert_array_equal(lower_right.lines[1].get_ydata(), [np.nan, -4, -5])
+    assert labels(lower) == ["positional", "semantic", "linear baseline"] and labels(lower_right) == []
     assert (positional.get_color(), semantic.get_color()) == (COLOURS["positional"], COLOURS["semantic"])
-    assert last.get_title() == "" and upper.get_title(loc="left") == r"$\omega$ = 0.1"
+    assert lower_right.get_title() == "" and upper.get_title(loc="left") == r"$\omega$ = 0.1"
 
 
 def test_attention():
@@ -316,8 +318,8 @@ def test_attention():
 def test_learning():
     def stage(*values):
         numbers = np.array([values, values])
-        return Some(
-            history=Some(
+        return Namespace(
+            history=Namespace(
                 train_loss=numbers,
                 test_accuracy=numbers / 10,
                 positional_share=numbers / 20,
@@ -342,16 +344,16 @@ def test_learning():
 
 
 def test_transition():
-    point_of = lambda branch, slopes: Some(  # noqa: E731
+    point_of = lambda branch, slopes: Namespace(  # noqa: E731
         branch=branch,
         train_loss=0.5,
-        replicates=Some(train_loss_partials=(None, np.array(slopes))),
-        model=Some(sigma=np.array(0.5), mixing=np.array([[0.6, 0.4]]), zero=np.array(0.0), rank=1),
+        replicates=Namespace(train_loss_partials=(None, np.array(slopes))),
+        model=Namespace(sigma=np.array(0.5), mixing=np.array([[0.6, 0.4]]), zero=np.array(0.0), rank=1),
     )
     points = point_of("positional", [1.0, 3.0]), point_of("semantic", [1.0, 1.0])
-    slopes = Some(sigma=np.array(-8.0), mixing=np.array([[0.0, 5.0]]), zero=np.array(7.0), rank=1)
-    bars = Some(sigma=np.array(0.4), mixing=np.array([[0.1, np.inf]]), zero=np.array(0.1), rank=1)
-    found = Some(
+    slopes = Namespace(sigma=np.array(-8.0), mixing=np.array([[0.0, 5.0]]), zero=np.array(7.0), rank=1)
+    bars = Namespace(sigma=np.array(0.4), mixing=np.array([[0.1, np.inf]]), zero=np.array(0.1), rank=1)
+    transition = Namespace(
         event="alpha_c",
         alpha=2.0,
         stderr=0.1,
@@ -359,32 +361,31 @@ def test_transition():
         sensitivities=slopes,
         sensitivities_stderr=bars,
     )
-    figure = transition_figure(found)
+    figure = transition_figure(transition)
     losses, moves = figure.axes
     positional, semantic, mark = losses.lines
     x, y = positional.get_data()
     np.testing.assert_allclose(np.diff(y) / np.diff(x), 2)  # the mean slope of the replicates
     np.testing.assert_allclose(np.diff(semantic.get_ydata()) / np.diff(x), 1)
-    assert mark.get_xdata()[0] == 2.0 and explained(figure) == ["positional", "semantic", r"$\alpha_c$"]
+    assert mark.get_xdata()[0] == 2.0 and legend_texts(figure) == ["positional", "semantic", r"$\alpha_c$"]
     assert [text.get_text() for text in moves.get_yticklabels()] == [r"$\sigma$", "mixing[0,1]"]  # the larger first
     np.testing.assert_allclose([bar.get_width() for bar in moves.patches], [-2.0, 1.0])
-    alone = Some(event="semantic pitchfork", alpha=1.0, stderr=0.1, branches=points[:1], sensitivities=slopes)
-    alone.sensitivities_stderr = bars
-    (axis,) = transition_figure(alone).axes
+    single = Namespace(event="semantic pitchfork", alpha=1.0, stderr=0.1, branches=points[:1], sensitivities=slopes)
+    single.sensitivities_stderr = bars
+    (axis,) = transition_figure(single).axes
     assert "relative sensitivity" in axis.get_xlabel()
 
 
 def test_training():
     runs = {
-        "positional": Some(losses=np.array([3.0, 2.0, np.nan]), gradient_norms=np.array([0.1, 0.01, np.nan])),
-        "mine": Some(losses=np.array([3.0, 2.0, 1.0]), gradient_norms=np.array([0.2, 0.1, 0.05])),
+        "positional": Namespace(losses=np.array([3.0, 2.0, np.nan]), gradient_norms=np.array([0.1, 0.01, np.nan])),
+        "mine": Namespace(losses=np.array([3.0, 2.0, 1.0]), gradient_norms=np.array([0.2, 0.1, 0.05])),
     }
     figure = training_figure(runs)
     loss, gradient = figure.axes
-    assert explained(figure) == ["positional", "mine"]
-    np.testing.assert_array_equal(
-        loss.lines[0].get_xydata(), [[0, 3], [1, 2]]
-    )  # steps that were not taken are left out
+    assert legend_texts(figure) == ["positional", "mine"]
+    # Steps that were not taken are left out.
+    np.testing.assert_array_equal(loss.lines[0].get_xydata(), [[0, 3], [1, 2]])
     np.testing.assert_array_equal(gradient.lines[1].get_ydata(), [0.2, 0.1, 0.05])
     assert loss.lines[0].get_color() == COLOURS["positional"] and gradient.get_yscale() == "log"
 
@@ -392,9 +393,9 @@ def test_training():
 def test_message_passing():
     blank = np.full((2, 1, 1), np.nan)
     first = np.array([2.0, 4.0]).reshape(2, 1, 1)
-    history = Some(q=np.stack([first, 2 * first, blank]), theta=np.stack([-first, first, blank]))
+    history = Namespace(q=np.stack([first, 2 * first, blank]), theta=np.stack([-first, first, blank]))
     history.m = history.theta[..., 0] / 2
-    run = Some(history=history, residuals=np.array([0.1, np.nan]))
+    run = Namespace(history=history, residuals=np.array([0.1, np.nan]))
     q, theta, m, residual = gamp_figure({"semantic": run}).axes
     np.testing.assert_array_equal(q.lines[0].get_xydata(), [[0, 3], [1, 6]])  # means over the tokens
     np.testing.assert_array_equal(theta.lines[0].get_ydata(), [3, 3])  # means of absolute values
@@ -405,17 +406,17 @@ def test_message_passing():
 
 def test_instances():
     names = ("train_loss", "gen_error", "q", "theta", "m")
-    some = lambda *values: Some(**{name: np.array(values) for name in names})  # noqa: E731
-    found = Some(
-        found=some(1.0, 2.0, 3.0, 99.0, 98.0),
-        theory=some(1.1, 2.1, 3.1, np.nan, np.nan),
-        theory_stderr=some(0.1, np.inf, 0.1, np.nan, np.nan),
+    numbers = lambda *values: Namespace(**{name: np.array(values) for name in names})  # noqa: E731
+    instances = Namespace(
+        found=numbers(1.0, 2.0, 3.0, 99.0, 98.0),
+        theory=numbers(1.1, 2.1, 3.1, np.nan, np.nan),
+        theory_stderr=numbers(0.1, np.inf, 0.1, np.nan, np.nan),
         branch=np.array(["semantic", "semantic", "positional", "unsettled", "neither"]),
         ok=np.array([True, False, True, False, True]),
         usable=np.array([True, True, True, False, True]),
     )
-    figure = instances_figure(found)
-    assert explained(figure) == ["positional", "semantic", "semantic, out of steps"]
+    figure = instances_figure(instances)
+    assert legend_texts(figure) == ["positional", "semantic", "semantic, out of steps"]
     axis = figure.axes[0]
     positional, semantic, hollow = axis.containers
     np.testing.assert_array_equal(positional[0].get_xydata(), [[3.1, 3.0]])  # without instances that have no theory
@@ -424,5 +425,5 @@ def test_instances():
     ((whisker,),) = (bars.get_segments() for bars in semantic[2])
     np.testing.assert_allclose(whisker[:, 0], [0.9, 1.3])  # two error bars
     assert axis.get_xlim()[1] < 4
-    found.branch = np.full(5, "neither")
-    assert not instances_figure(found).axes[0].containers
+    instances.branch = np.full(5, "neither")
+    assert not instances_figure(instances).axes[0].containers
