@@ -222,8 +222,8 @@ def find(
     jump, breaks = (jnp.tile(a, (J, 1)) for a in (beside.jump, beside.breaks))
     sides = jnp.tile(beside.sides[0], J), jnp.tile(beside.sides[1], J)
     weight = law.weight_of(beside.low, s)
-    rough = Found(beside.low, weight, beside.direction, jump, sides[0], sides, breaks, jnp.zeros_like(jump), z)
-    return _refined(law, rough, s)
+    guess = Found(beside.low, weight, beside.direction, jump, sides[0], sides, breaks, jnp.zeros_like(jump), z)
+    return _refined(law, guess, s)
 
 
 def by_field(found: Any, N: int) -> Any:
@@ -243,8 +243,8 @@ def found_again(
     # In the fields a jump stays about where it is, while the nodes move with the weight.
     xi = apply(inverse(spread), found.place).reshape(len(found.direction), *found.jump.shape)
     jump = jnp.clip(weight.along(found.direction, xi), -_MAX_DISTANCE, _MAX_DISTANCE)
-    rough = found._replace(low=low, weight=weight, jump=jnp.where(found.jump == 0, 0.0, jump))
-    return _refined(law, rough, s)
+    guess = found._replace(low=low, weight=weight, jump=jnp.where(found.jump == 0, 0.0, jump))
+    return _refined(law, guess, s)
 
 
 class _Pair(NamedTuple):
@@ -332,20 +332,20 @@ def _probe(law: _ClusterLaw, weight: _Weight, u: jax.Array) -> tuple[_Pair, _Pai
     return pairs, _Pair(jnp.where(is_step, 0.0, jnp.inf), weight.normals(jnp.mean(x, 0) * u), z[0], z[1])
 
 
-def _refined(law: _ClusterLaw, rough: Found, s: jax.Array) -> Found:
-    """Return `rough` with the jump on each of the lines, found by Newton's method, and the minimisers at the nodes."""
-    J, N = rough.jump.shape
+def _refined(law: _ClusterLaw, guess: Found, s: jax.Array) -> Found:
+    """Return `guess` with the jump on each of the lines, found by Newton's method, and the minimisers at the nodes."""
+    J, N = guess.jump.shape
 
     def differ(a: jax.Array, b: jax.Array) -> jax.Array:
         return (jnp.max(jnp.abs(a - b), (0, 1)) > 1e-2).reshape(J, N)
 
     def rate(a: jax.Array, b: jax.Array) -> jax.Array:
         """Return how fast the energy of b's sheet falls below that of a's along the lines, (J, N)."""
-        return total(jnp.tile(rough.along, J) * law.pull(b - a)).reshape(J, N)
+        return total(jnp.tile(guess.along, J) * law.pull(b - a)).reshape(J, N)
 
     def follow_sides(x: jax.Array, sides: Sequence[jax.Array]) -> tuple[list[jax.Array], list[jax.Array]]:
         """Return both minimisers at x, and their energies."""
-        xi = rough.normals(x[None])
+        xi = guess.normals(x[None])
         minimisers, energy = law.follow(jnp.concatenate(sides, -1), jnp.tile(xi, 2))
         return jnp.split(minimisers, 2, -1), jnp.split(energy, 2)
 
@@ -356,13 +356,13 @@ def _refined(law: _ClusterLaw, rough: Found, s: jax.Array) -> Found:
         root = x + rise / jnp.where(slope > 0, slope, 1.0)
         return jnp.where((slope > 0) & differ(a, b), jnp.clip(root, -_MAX_DISTANCE, _MAX_DISTANCE), x), a, b
 
-    x, *sides = lax.fori_loop(0, _ROOT_STEPS, refine, (rough.jump, *rough.sides))
+    x, *sides = lax.fori_loop(0, _ROOT_STEPS, refine, (guess.jump, *guess.sides))
     (a, b), _ = follow_sides(x, sides)
     slope = rate(a, b)
-    breaks = rough.breaks & differ(a, b) & (slope > 0)
-    place = apply(law.spread, rough.normals(x[None]).reshape(a.shape))
-    rough = rough._replace(jump=x, place=place, sides=(a, b), breaks=breaks, other=jnp.where(breaks, s * slope, 0.0))
-    return rough._replace(z=law.follow(rough.z, rough.normals(_nodes(rough, x)[0]))[0])
+    breaks = guess.breaks & differ(a, b) & (slope > 0)
+    place = apply(law.spread, guess.normals(x[None]).reshape(a.shape))
+    guess = guess._replace(jump=x, place=place, sides=(a, b), breaks=breaks, other=jnp.where(breaks, s * slope, 0.0))
+    return guess._replace(z=law.follow(guess.z, guess.normals(_nodes(guess, x)[0]))[0])
 
 
 def _unit(v: jax.Array) -> tuple[jax.Array, jax.Array]:
