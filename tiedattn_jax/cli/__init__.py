@@ -17,6 +17,6 @@ def ended(*_: Any) -> None:
     os._exit(130)
 
 
-_STARTS = Path(sys.argv[0]).stem == "tiedattn" or (sys.argv[0] == "-m" and "tiedattn_jax" in sys.orig_argv)
-if _STARTS and signal.getsignal(signal.SIGINT) is signal.default_int_handler:
+_IS_COMMAND = Path(sys.argv[0]).stem == "tiedattn" or (sys.argv[0] == "-m" and "tiedattn_jax" in sys.orig_argv)
+if _IS_COMMAND and signal.getsignal(signal.SIGINT) is signal.default_int_handler:
     signal.signal(signal.SIGINT, ended)

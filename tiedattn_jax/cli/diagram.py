@@ -20,15 +20,15 @@ _CELL_BYTES = 20_000  # memory of a cell: two states, their replicates and a row
 def register(commands: Any) -> None:
     form = {"nargs": 4, "metavar": ("NAME", "LOW", "HIGH", "POINTS")}
     text = f"samples per dimension, when it is not an axis, else {ALPHA['alpha']['default']}"
-    own = {
-        **{k: {**form, "default": axis.split(), "help": f"axis, by default {axis}"} for k, axis in AXES.items()},
+    options = {
+        **{name: {**form, "default": axis.split(), "help": f"axis, by default {axis}"} for name, axis in AXES.items()},
         "alpha": {"type": positive, "help": text},
         "devices": {"type": integer(), "help": "devices to spread the grid over, by default all; a CPU is one"},
         "resume": {"action": "store_true", "help": "go on with the finished tracks in the folder of --out"},
     }
     text = "phase diagram: both branches on a grid of settings"
-    kept = "finished tracks are kept: go on with --resume --out {out}"
-    subcommand(commands, "diagram", run, text, {**MODEL, **averages("grid"), **own}, kept)
+    message = "finished tracks are kept: go on with --resume --out {out}"
+    subcommand(commands, "diagram", run, text, {**MODEL, **averages("grid"), **options}, message)
 
 
 def _axis(option: str, words: list[str]) -> tuple[str, float, float, int]:
@@ -40,12 +40,12 @@ def _axis(option: str, words: list[str]) -> tuple[str, float, float, int]:
     name, *limits, points = words
     try:
         low, high, size = *map(float, limits), int(points)
-        good = name in NAMES and -np.inf < low < high < np.inf and size >= 1
+        is_valid = name in NAMES and -np.inf < low < high < np.inf and size >= 1
     except ValueError:
-        good = False
-    if not good:
-        want = f"NAME LOW HIGH POINTS with NAME one of {', '.join(NAMES)}, LOW < HIGH and POINTS >= 1"
-        raise InputError(option, f"must be {want}, got {' '.join(words)!r}")
+        is_valid = False
+    if not is_valid:
+        requirement = f"NAME LOW HIGH POINTS with NAME one of {', '.join(NAMES)}, LOW < HIGH and POINTS >= 1"
+        raise InputError(option, f"must be {requirement}, got {' '.join(words)!r}")
     return name, low, high, size
 
 
@@ -55,7 +55,7 @@ def run(args: argparse.Namespace) -> Report:
     larger, cells = max(AXES, key=lambda option: axes[option][3]), axes["x"][3] * axes["y"][3]
     require_memory(_CELL_BYTES * cells, larger, " ".join(getattr(args, larger)), f"{cells} cells")
     x, y = ((name, np.linspace(low, high, size)) for name, low, high, size in axes.values())
-    free = "alpha" not in (x[0], y[0])
+    alpha_is_free = "alpha" not in (x[0], y[0])
     nodes = nodes_of(args, model)
     with progress_bars(args, "solve") as stage:
         diagram = phase_diagram(
@@ -63,7 +63,7 @@ def run(args: argparse.Namespace) -> Report:
             x,
             y,
             nodes,
-            alpha=(args.alpha or ALPHA["alpha"]["default"]) if free else args.alpha,
+            alpha=(args.alpha or ALPHA["alpha"]["default"]) if alpha_is_free else args.alpha,
             devices=args.devices,
             out=None if args.out is None else args.out / "tracks",
             resume=args.resume,

@@ -25,7 +25,7 @@ _INSTANCE_BYTES = 10_000  # memory of the results of an instance: its numbers an
 
 
 def register(commands: Any) -> None:
-    own = {
+    options = {
         "d": {"type": integer(), "default": 1000, "help": "dimension"},
         "init": {"choices": INITS, "default": "semantic", "help": "start"},
         "steps": {"type": integer(), "help": "at most so many"},
@@ -33,10 +33,10 @@ def register(commands: Any) -> None:
     }
     text = "by default lbfgs, and gd beside --l1; gd is the paper's and does not come to rest in its 5000 steps"
     optimizer = {"optimizer": {"choices": OPTIMIZERS, "help": text}}
-    commons = {**ALPHA, **MODEL, **averages(), **own}
+    common_options = {**ALPHA, **MODEL, **averages(), **options}
     text = "on sampled data, next to the theory"
-    subcommand(commands, "gamp", run, f"message passing {text}", commons)
-    subcommand(commands, "train", run, f"train the layer {text}", {**commons, **optimizer})
+    subcommand(commands, "gamp", run, f"message passing {text}", common_options)
+    subcommand(commands, "train", run, f"train the layer {text}", {**common_options, **optimizer})
 
 
 def run(args: argparse.Namespace) -> Report:
@@ -45,7 +45,7 @@ def run(args: argparse.Namespace) -> Report:
     method = "gamp" if args.command == "gamp" else args.optimizer or ("lbfgs" if model.penalty is None else "gd")
     steps = args.steps or STEPS[method]
 
-    def one(data: Data, key: jax.Array) -> GAMP | Training:
+    def run_one(data: Data, key: jax.Array) -> GAMP | Training:
         if method == "gamp":
             return gamp(model, data, args.init, steps=steps, tol=1e-10, key=key)
         return train(model, data, args.init, optimizer=method, steps=steps, key=key)
@@ -54,8 +54,8 @@ def run(args: argparse.Namespace) -> Report:
     keys = jax.random.split(jax.random.key(args.seed), args.instances)
     nodes = nodes_of(args, model, args.nodes if args.instances == 1 else SIZES["instances"])
     with progress_bars(args, "instance", delay=1) as stage:
-        found = run_instances(model, args.d, args.alpha, one, keys, nodes=nodes, progress=stage(method))
-    text = f"{method} from the {args.init} start, d = {args.d}, alpha = {args.alpha:g}\n{found.summary()}"
-    numbers = {"d": args.d, "alpha": args.alpha, **numbers_of(model), **found.to_dict()}
-    good = bool(np.all(found.ok) & np.all(found.theory_status <= Status.stalled))
-    return Report(numbers, text, {}, good, nodes)
+        instances = run_instances(model, args.d, args.alpha, run_one, keys, nodes=nodes, progress=stage(method))
+    text = f"{method} from the {args.init} start, d = {args.d}, alpha = {args.alpha:g}\n{instances.summary()}"
+    numbers = {"d": args.d, "alpha": args.alpha, **numbers_of(model), **instances.to_dict()}
+    succeeded = bool(np.all(instances.ok) & np.all(instances.theory_status <= Status.stalled))
+    return Report(numbers, text, {}, succeeded, nodes)

@@ -41,8 +41,8 @@ OPTIONS = {"n": ("samples", ""), "train_share": ("samples", ""), "checkpoint": (
 def register(commands: Any) -> None:
     options = {name: {"type": kind, "default": default, "help": text} for name, (kind, default, text) in COUNTS.items()}
     form = {"choices": MECHANISMS, "default": "semantic", "help": "what attention may read"}
-    text, kept = "train transformers to count tokens", "the same call resumes from {out}"
-    subcommand(commands, "histogram", run, text, {"mechanism": form, **options}, kept)
+    text, message = "train transformers to count tokens", "the same call resumes from {out}"
+    subcommand(commands, "histogram", run, text, {"mechanism": form, **options}, message)
 
 
 def run(args: argparse.Namespace) -> Report:
@@ -55,24 +55,24 @@ def run(args: argparse.Namespace) -> Report:
         _owner = None if args.out is None else claim(args.out)
         data, frozen, free, per_epoch = _trained(args)
     except InputError as problem:
-        its = problem.problem.replace(f"got {problem.argument}=", "got ")
+        complaint = problem.problem.replace(f"got {problem.argument}=", "got ")
         if problem.argument == "train_share":
-            its = f"must be more, too few different sequences are left to train and to test, got {args.samples}"
+            complaint = f"must be more, too few different sequences are left to train and to test, got {args.samples}"
         option, prefix = OPTIONS.get(problem.argument, (problem.argument, ""))
-        raise InputError(option, prefix + its) from None
-    found = compare(frozen, free)
+        raise InputError(option, prefix + complaint) from None
+    comparison = compare(frozen, free)
     numbers = {
         **{name: getattr(args, name) for name in ("mechanism", "runs", "epochs", "free_epochs")},
-        **found.to_dict(),
+        **comparison.to_dict(),
         "seconds_per_epoch": per_epoch,
-        "status": Status.name_of(np.max(found.status)),
+        "status": Status.name_of(np.max(comparison.status)),
     }
-    text = f"{args.mechanism}: {found.summary()}"
+    text = f"{args.mechanism}: {comparison.summary()}"
     if per_epoch is not None:
         text += f"\n{per_epoch:.2f} s per epoch and run"
-    files = {} if args.out is None else _files(args.mechanism, frozen, free, data, table({args.mechanism: found}))
+    files = {} if args.out is None else _files(args.mechanism, frozen, free, data, table({args.mechanism: comparison}))
     return Report(
-        numbers, text, files, not np.any(found.status == Status.nonfinite), name=f"{args.mechanism}_histogram"
+        numbers, text, files, not np.any(comparison.status == Status.nonfinite), name=f"{args.mechanism}_histogram"
     )
 
 
@@ -81,9 +81,9 @@ def _check_memory(args: argparse.Namespace) -> None:
     d, p, L, T = args.width, args.hidden, args.length, args.tokens
     weights = {"tokens": T * d, "length": L * (d + p), "width": 3 * d * d, "hidden": p * d}
     largest = max(weights, key=lambda name: weights[name])
-    each = 24.0 * sum(weights.values())  # weights, gradient, two moments, start and mask, four bytes each
-    require_memory(each, largest, getattr(args, largest), "the weights of one transformer")
-    require_memory(args.runs * each, "runs", args.runs, "the weights of so many transformers")
+    run_bytes = 24.0 * sum(weights.values())  # weights, gradient, two moments, start and mask, four bytes each
+    require_memory(run_bytes, largest, getattr(args, largest), "the weights of one transformer")
+    require_memory(args.runs * run_bytes, "runs", args.runs, "the weights of so many transformers")
 
 
 def _trained(args: argparse.Namespace) -> tuple[Data, Training, Training, float | None]:
@@ -91,27 +91,29 @@ def _trained(args: argparse.Namespace) -> tuple[Data, Training, Training, float 
 
     The first epoch is not timed, because it compiles. The seconds are None if no other epoch ran.
     """
-    sampling, running = jax.random.split(jax.random.key(args.seed))
-    data = sample(sampling, args.samples, length=args.length, tokens=args.tokens)
-    keys = jax.random.split(running, args.runs)
+    data_key, run_key = jax.random.split(jax.random.key(args.seed))
+    data = sample(data_key, args.samples, length=args.length, tokens=args.tokens)
+    keys = jax.random.split(run_key, args.runs)
     times: list[float] = []
     with progress_bars(args, "epoch") as stage:
 
-        def options(name: str, kept: str) -> dict[str, Any]:
-            path = None if args.out is None else args.out / f"{args.mechanism}_{kept}.checkpoint"
-            show = stage(f"{args.mechanism}, {name}")
+        def stage_options(name: str, file_name: str) -> dict[str, Any]:
+            path = None if args.out is None else args.out / f"{args.mechanism}_{file_name}.checkpoint"
+            bar = stage(f"{args.mechanism}, {name}")
 
             def progress(done: int, total: int) -> None:
                 times.append(time.perf_counter())
-                show(done, total)
+                bar(done, total)
 
             return {"checkpoint": path, "progress": progress}
 
         sizes = {"width": args.width, "hidden": args.hidden}
-        frozen = train(keys, data, args.mechanism, epochs=args.epochs, **sizes, **options("frozen", "frozen"))
+        frozen = train(keys, data, args.mechanism, epochs=args.epochs, **sizes, **stage_options("frozen", "frozen"))
         seconds = np.diff(times)[1:]  # without the first epoch, which compiles
         try:
-            free = unfreeze(keys, frozen, data, epochs=args.free_epochs, **options("free", f"free_from_{args.epochs}"))
+            free = unfreeze(
+                keys, frozen, data, epochs=args.free_epochs, **stage_options("free", f"free_from_{args.epochs}")
+            )
         except InputError as problem:
             name = "free_epochs" if problem.argument == "epochs" else problem.argument
             raise InputError(name, problem.problem) from None
@@ -134,8 +136,8 @@ def _rows(stages: dict[str, Training]) -> list[dict[str, Any]]:
     """Return the table of what was measured after every epoch of every run."""
     rows = []
     for stage, training in stages.items():
-        measured = {field.name: getattr(training.history, field.name) for field in fields(History)}
+        measurements = {field.name: getattr(training.history, field.name) for field in fields(History)}
         for k, epoch in np.ndindex(training.history.train_loss.shape):
-            values = {name: a[k, epoch] for name, a in measured.items()}
+            values = {name: a[k, epoch] for name, a in measurements.items()}
             rows.append({"stage": stage, "run": k, "epoch": epoch + 1, **values})
     return rows

@@ -45,25 +45,25 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         report = _with_provenance(args, args.run(args))
         if args.out is not None:
-            whole = json.dumps(report.numbers, indent=1).encode()
-            for name, content in {**report.files, f"{report.name or args.command}.json": whole}.items():
+            report_json = json.dumps(report.numbers, indent=1).encode()
+            for name, content in {**report.files, f"{report.name or args.command}.json": report_json}.items():
                 write_whole(args.out / name, content)
     except InputError as problem:
         parser.error(_line(problem, args))
     except KeyboardInterrupt:
-        kept = args.kept.format(out=args.out) if args.kept and args.out else "nothing was written"
-        print(f"tiedattn: interrupted, {kept}", file=sys.stderr)
+        message = args.kept.format(out=args.out) if args.kept and args.out else "nothing was written"
+        print(f"tiedattn: interrupted, {message}", file=sys.stderr)
         return 130
     except Exception as defect:
         if args.out is not None and isinstance(defect, OSError):
-            full = _line(not_a_folder(args.out, defect), args)
-            parser.error(f"{full}: free space or use another one, what was finished is there")
+            complaint = _line(not_a_folder(args.out, defect), args)
+            parser.error(f"{complaint}: free space or use another one, what was finished is there")
         if isinstance(defect, MemoryError) or "RESOURCE_EXHAUSTED" in str(defect):
             parser.error("the memory is not enough, ask for less: fewer nodes, replicates, cells, samples, dimensions")
         if os.environ.get("TIEDATTN_TRACEBACK"):
             raise
-        first = (str(defect).splitlines() or [""])[0]
-        print(f"tiedattn: a defect of the program: {type(defect).__name__}: {first}", file=sys.stderr)
+        first_line = (str(defect).splitlines() or [""])[0]
+        print(f"tiedattn: a defect of the program: {type(defect).__name__}: {first_line}", file=sys.stderr)
         print("tiedattn: TIEDATTN_TRACEBACK=1 before the same call shows where, for a report", file=sys.stderr)
         return 70
     print(json.dumps(report.numbers) if args.json else report.text)

@@ -22,8 +22,8 @@ from .report import Report
 
 NUMBERS = ("omega", "sigma", "lam")  # numbers of the model that are options and can be axes of a diagram
 RULES = {"lines": default_nodes, "sobol": sobol_nodes}
-_MOST = 2**31 - 1  # largest integer option: compiled programs count in 32 bits
-_MOST_NODES = 2**24  # largest number of nodes of a product rule
+_MAX_INTEGER = 2**31 - 1  # largest integer option: compiled programs count in 32 bits
+_MAX_NODES = 2**24  # largest number of nodes of a product rule
 _NODE_BYTES = {"lines": 2, "sobol": 100}  # four numbers for a line of twenty nodes or more; Sobol points are copied
 _SMALLEST, _LARGEST = 1e-30, 1e30  # range of numbers whose products neither vanish nor overflow
 
@@ -38,28 +38,30 @@ class Parser(argparse.ArgumentParser):
 def checked(kind: Callable[[str], Any], want: str, ok: Callable[[Any], bool]) -> Callable[[str], Any]:
     """Return a parser of an option: it converts the text by `kind` and reports "must be `want`" unless `ok` holds."""
 
-    def read(text: str) -> Any:
+    def parse(text: str) -> Any:
         try:
             value = kind(text)
-            good = ok(value)
+            is_valid = ok(value)
         except (ValueError, OSError):
-            good = False
-        if not good:
+            is_valid = False
+        if not is_valid:
             raise argparse.ArgumentTypeError(f"must be {want}, got {text!r}")
         return value
 
-    return read
+    return parse
 
 
-def integer(least: int = 1, most: int = _MOST, also: str = "", ok: Callable[[int], bool] = lambda v: True) -> Any:
+def integer(
+    least: int = 1, most: int = _MAX_INTEGER, also: str = "", ok: Callable[[int], bool] = lambda v: True
+) -> Any:
     """Return a parser of an integer between `least` and `most`; `also` describes in words what `ok` requires."""
     return checked(int, f"an integer from {least} to {most}{also}", lambda v: least <= v <= most and ok(v))
 
 
-def _can_be_filled(text: str) -> bool:
+def _is_writable(text: str) -> bool:
     """Return whether a folder can be written, or can be made if it does not exist."""
-    there = next(p for p in (Path(text), *Path(text).parents) if p.exists())
-    return bool(text) and "\0" not in text and there.is_dir() and os.access(there, os.W_OK)
+    ancestor = next(p for p in (Path(text), *Path(text).parents) if p.exists())
+    return bool(text) and "\0" not in text and ancestor.is_dir() and os.access(ancestor, os.W_OK)
 
 
 positive = checked(float, f"a number from {_SMALLEST:g} to {_LARGEST:g}", lambda v: _SMALLEST <= v <= _LARGEST)
@@ -67,8 +69,8 @@ not_negative = checked(
     float, f"0, or a number from {_SMALLEST:g} to {_LARGEST:g}", lambda v: v == 0 or _SMALLEST <= v <= _LARGEST
 )
 share = checked(float, "a number in [0, 1]", lambda v: 0 <= v <= 1)
-folder = checked(str, "a folder that can be written", _can_be_filled)
-_power_of_two = integer(1, _MOST_NODES, ", a power of two, for instance 65536", lambda v: v & (v - 1) == 0)
+folder = checked(str, "a folder that can be written", _is_writable)
+_power_of_two = integer(1, _MAX_NODES, ", a power of two, for instance 65536", lambda v: v & (v - 1) == 0)
 
 
 def defaults_of(function: Callable[..., Any]) -> dict[str, Any]:
@@ -103,7 +105,7 @@ MODEL: dict[str, dict[str, Any]] = {
 }
 # Defaults of the options that reports repeat besides the model's numbers, and of the options that one layer has.
 ORIGIN = {**{name: MODEL[name]["default"] for name in ("layer", "rank", "teacher")}, "tied_teacher": False}
-_OWN = {"temperature": None, "tied_teacher": False}
+_LAYER_OPTIONS = {"temperature": None, "tied_teacher": False}
 _OUTPUT: dict[str, dict[str, Any]] = {
     "seed": {"type": integer(0, 2**63 - 1), "default": 0, "help": "seed of all that is random"},
     "json": {"action": "store_true", "help": "one JSON object on stdout, no progress bars"},
@@ -148,25 +150,25 @@ def model_of(args: argparse.Namespace) -> AttentionLayer:
         InputError: if the rows of the mixing matrix do not sum to one, the layer does not take the matrix, the layer
             does not have an option, or there is neither a ridge nor a penalty.
     """
-    given: dict[str, Any] = {} if args.mixing is None else {"mixing": np.reshape(args.mixing, (2, 2))}
-    make = LAYERS[args.layer]
-    for name, none in _OWN.items():
-        if (value := getattr(args, name)) != none:
-            if name not in defaults_of(make):
-                want = f"must be left out beside --layer {args.layer}, which has none"
-                raise InputError(name, f"{want}, got {value if value is True else format(value, 'g')}")
-            given[name] = value
+    arguments: dict[str, Any] = {} if args.mixing is None else {"mixing": np.reshape(args.mixing, (2, 2))}
+    layer = LAYERS[args.layer]
+    for name, default in _LAYER_OPTIONS.items():
+        if (value := getattr(args, name)) != default:
+            if name not in defaults_of(layer):
+                requirement = f"must be left out beside --layer {args.layer}, which has none"
+                raise InputError(name, f"{requirement}, got {value if value is True else format(value, 'g')}")
+            arguments[name] = value
     penalty = None if args.l1 is None else L1(args.l1)
-    return make(args.omega, args.sigma, args.lam, **given, rank=args.rank, teacher=args.teacher, penalty=penalty)
+    return layer(args.omega, args.sigma, args.lam, **arguments, rank=args.rank, teacher=args.teacher, penalty=penalty)
 
 
-def nodes_of(args: argparse.Namespace, model: AttentionLayer, most: int = _MOST_NODES) -> Rule:
+def nodes_of(args: argparse.Namespace, model: AttentionLayer, most: int = _MAX_NODES) -> Rule:
     """Return the averaging rule that the options describe, with about `most` nodes or fewer.
 
     Raises:
         InputError: if nodes and replicates do not fit into memory.
     """
     size = min(args.nodes, most)
-    need = float(args.replicates) * max(size, SIZES["grid"]) * _NODE_BYTES[args.rule]
-    require_memory(need, "replicates", args.replicates, f"averages of {size} nodes in each")
+    memory = float(args.replicates) * max(size, SIZES["grid"]) * _NODE_BYTES[args.rule]
+    require_memory(memory, "replicates", args.replicates, f"averages of {size} nodes in each")
     return RULES[args.rule](model, size, seed=args.seed, replicates=args.replicates)

@@ -49,17 +49,17 @@ def progress_bars(
         of the stage in place of the previous bar. Nothing is shown before the first call, so that bad input is reported
         in one line.
     """
-    with contextlib.ExitStack() as shown:
+    with contextlib.ExitStack() as bar_stack:
 
         def stage(name: str) -> Callable[[int, int], None]:
             bars: list[tqdm] = []
 
             def progress(done: int, total: int) -> None:
                 if not bars:  # work done before the first call says nothing about the rate
-                    shown.close()
-                    off = args.json or None  # None shows the bar on a terminal only
-                    form = {"desc": name, "unit": unit, "file": sys.stderr, "leave": False, "delay": delay}
-                    bars.append(shown.enter_context(tqdm(total=total, initial=done, disable=off, **form)))
+                    bar_stack.close()
+                    is_off = args.json or None  # None shows the bar on a terminal only
+                    style = {"desc": name, "unit": unit, "file": sys.stderr, "leave": False, "delay": delay}
+                    bars.append(bar_stack.enter_context(tqdm(total=total, initial=done, disable=is_off, **style)))
                 bars[0].update(done - bars[0].n)
 
             return progress

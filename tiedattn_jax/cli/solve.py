@@ -16,7 +16,7 @@ _ANY = "any"  # option value for the branch None, which imposes no symmetry
 
 def register(commands: Any) -> None:
     text = "refine the averages, instead of choosing them, until the error bars are so small"
-    own = {
+    options = {
         "branch": {
             "choices": [name or _ANY for name in BRANCHES],
             "default": "semantic",
@@ -24,7 +24,7 @@ def register(commands: Any) -> None:
         },
         "rtol": {"type": positive, "help": text},
     }
-    subcommand(commands, "solve", run, "one fixed point of the theory", {**ALPHA, **MODEL, **averages(), **own})
+    subcommand(commands, "solve", run, "one fixed point of the theory", {**ALPHA, **MODEL, **averages(), **options})
 
 
 def run(args: argparse.Namespace) -> Report:

@@ -31,17 +31,17 @@ def register(commands: Any) -> None:
 def run(args: argparse.Namespace) -> Report:
     """Follow both branches, find their ends, alpha_c and alpha_l."""
     model = model_of(args)
-    nodes, rough = nodes_of(args, model), nodes_of(args, model, SIZES["curve"])
+    nodes, coarse_nodes = nodes_of(args, model), nodes_of(args, model, SIZES["curve"])
     alphas = np.linspace(*CURVE_RANGE, CURVE_POINTS)
     curves: list[Curve] = []
     ends: dict[str, list[BranchEnd]] = {}
     with progress_bars(args, "solve") as stage:
         for branch in PAIR:
-            curve = sweep(model, alphas, branch, rough, progress=stage(f"{branch} branch"))
+            curve = sweep(model, alphas, branch, coarse_nodes, progress=stage(f"{branch} branch"))
             assert isinstance(curve, Curve)
             curves.append(curve)
             stage(f"ends of the {branch} branch")(0, 1)
-            ends[branch] = branch_ends(curves[-1], rough)
+            ends[branch] = branch_ends(curves[-1], coarse_nodes)
         stage("alpha_c")(0, 1)
         critical = critical_alpha(model, nodes, start=curves)
         stage("alpha_l")(0, 1)
@@ -49,8 +49,8 @@ def run(args: argparse.Namespace) -> Report:
     text = "\n\n".join([critical.summary(), crossing.summary(), "\n".join(_end_lines(ends, curves))])
     files = {}
     if args.out is not None:
-        whole = [_to_its_ends(curve, ends[str(curve.branch)]) for curve in curves]
-        files = {"transition.png": png(branch_figure(whole, critical, crossing)), "curves.csv": _table(curves)}
+        full_curves = [_to_its_ends(curve, ends[str(curve.branch)]) for curve in curves]
+        files = {"transition.png": png(branch_figure(full_curves, critical, crossing)), "curves.csv": _table(curves)}
         text += f"\nFigure, table and JSON: {args.out / 'transition.png'}, curves.csv, transition.json"
     return Report(transition_report(critical, crossing, ends), text, files, bool(critical.ok), nodes)
 
@@ -64,20 +64,20 @@ def _to_its_ends(curve: Curve, ends: list[BranchEnd]) -> Curve:
 def transition_report(critical: Transition, crossing: Transition, ends: dict[str, list[BranchEnd]]) -> dict[str, Any]:
     """Return the JSON object of `tiedattn transition`."""
     # alpha_l depends on which minimum is global, and that is not known without alpha_c.
-    told = {
+    events = {
         "alpha_c": critical.to_dict() if critical.ok else {},
         "alpha_l": crossing.to_dict() if critical.ok and crossing.ok else {},
     }
     report: dict[str, Any] = {}
-    for name, numbers in told.items():
+    for name, numbers in events.items():
         report |= {name: numbers.get("alpha"), f"{name}_stderr": numbers.get("stderr")}
     for kind in ("rs_shift", "rs_shift_stderr"):
-        report[f"alpha_c_{kind}"] = told["alpha_c"].get(kind)
-    main = {branch: main_end(several) for branch, several in ends.items()}
-    report["spinodals"] = {branch: None if end is None else end.to_dict() for branch, end in main.items()}
-    report["ends"] = {branch: [end.to_dict() for end in several] for branch, several in ends.items()}
+        report[f"alpha_c_{kind}"] = events["alpha_c"].get(kind)
+    main_ends = {branch: main_end(end_list) for branch, end_list in ends.items()}
+    report["spinodals"] = {branch: None if end is None else end.to_dict() for branch, end in main_ends.items()}
+    report["ends"] = {branch: [end.to_dict() for end in end_list] for branch, end_list in ends.items()}
     for kind in ("sensitivities", "sensitivities_stderr"):
-        report[kind] = {name: _scalars(numbers.get(kind)) for name, numbers in told.items()}
+        report[kind] = {name: _scalars(numbers.get(kind)) for name, numbers in events.items()}
     report["at_alpha_c"] = {b.branch: b.to_dict() for b in critical.branches}
     report["status"], report["reason"] = critical.status_name, critical.reason
     return report
@@ -98,11 +98,11 @@ def _end_lines(ends: dict[str, list[BranchEnd]], curves: list[Curve]) -> list[st
     """Describe how the branches end, in one line for each end."""
     lines = []
     for curve in curves:
-        several = ends[str(curve.branch)]
-        lines += [f"{curve.branch} branch, {end.describe().what}" for end in several]
-        if not several:
-            inside = f"{curve.alphas[0]:g} <= alpha <= {curve.alphas[-1]:g}"
-            lines.append(f"{curve.branch} branch: neither end nor loss of stability in {inside}")
+        end_list = ends[str(curve.branch)]
+        lines += [f"{curve.branch} branch, {end.describe().what}" for end in end_list]
+        if not end_list:
+            range_text = f"{curve.alphas[0]:g} <= alpha <= {curve.alphas[-1]:g}"
+            lines.append(f"{curve.branch} branch: neither end nor loss of stability in {range_text}")
     return lines
 
 

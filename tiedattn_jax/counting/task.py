@@ -138,11 +138,11 @@ def sample(key: jax.Array, n: int = 50_000, *, length: int = 10, tokens: int = 1
     require_key(key)
     require_number(train_share, "train_share", "between 0 and 1", lambda v: 0 < v < 1)
     require_memory(5.0 * n * length * 4, "n", n, f"sequences of {length}, sorted,")
-    draw, split = jax.random.split(key)
-    x = np.unique(np.asarray(jax.random.randint(draw, (n, length), 0, tokens, jnp.int32)), axis=0)
+    draw_key, split_key = jax.random.split(key)
+    x = np.unique(np.asarray(jax.random.randint(draw_key, (n, length), 0, tokens, jnp.int32)), axis=0)
     cut = int(train_share * len(x))
     require(0 < cut < len(x), "train_share", train_share, f"such that both parts of {len(x)} sequences have some")
-    x = x[np.asarray(jax.random.permutation(split, len(x)))]
+    x = x[np.asarray(jax.random.permutation(split_key, len(x)))]
     return Data(jnp.asarray(x[:cut]), jnp.asarray(x[cut:]), tokens)
 
 
@@ -163,8 +163,8 @@ def mask(transformer: Transformer, mechanism: str) -> Transformer:
         return ones
     d = transformer.query.shape[0]
     half = (jnp.arange(d) < d // 2).astype(transformer.query.dtype)
-    read = (half if mechanism == "semantic" else 1 - half)[:, None]
-    halves = ones.tokens * half, ones.positions * (1 - half), ones.query * read, ones.key * read
+    readable = (half if mechanism == "semantic" else 1 - half)[:, None]
+    halves = ones.tokens * half, ones.positions * (1 - half), ones.query * readable, ones.key * readable
     return eqx.tree_at(masked, ones, halves)
 
 
@@ -218,20 +218,20 @@ def shares(S: jax.Array, x: jax.Array) -> tuple[jax.Array, jax.Array]:
         x: tokens, (n, L).
     """
     L = x.shape[-1]
-    off = ~jnp.eye(L, dtype=bool)
+    off_diagonal = ~jnp.eye(L, dtype=bool)
     pairs = L * (L - 1)
-    s = jnp.sum(S, axis=(-2, -1), where=off).mean() / pairs
-    deviation = jnp.where(off, S - s, 0)
+    s = jnp.sum(S, axis=(-2, -1), where=off_diagonal).mean() / pairs
+    deviation = jnp.where(off_diagonal, S - s, 0)
     var = jnp.sum(jnp.mean(deviation**2, axis=0)) / pairs
     positional = jnp.sum(jnp.mean(deviation, axis=0) ** 2) / pairs
-    equal = (x[:, :, None] == x[:, None, :]) & off
+    equal = (x[:, :, None] == x[:, None, :]) & off_diagonal
     semantic = jnp.zeros_like(var)
-    for group in (equal, ~equal & off):
+    for group in (equal, ~equal & off_diagonal):
         size = jnp.mean(group, axis=0, dtype=S.dtype).sum() / pairs
         mean = jnp.mean(jnp.where(group, deviation, 0), axis=0).sum() / pairs
         semantic += mean**2 / jnp.maximum(size, jnp.finfo(S.dtype).tiny)
-    some = jnp.where(var > 0, var, 1)  # without variance the numerators are zero as well
-    return positional / some, semantic / some
+    scale = jnp.where(var > 0, var, 1)  # without variance the numerators are zero as well
+    return positional / scale, semantic / scale
 
 
 def check_sizes(**sizes: int) -> None:

@@ -135,7 +135,7 @@ def train(
             checkpoint has another configuration or more epochs.
     """
     plan = _Plan(data, epochs, batch, rate, checkpoint, progress)
-    first, shuffle = roles(keys, 0, 1)
+    init_keys, shuffle_keys = roles(keys, 0, 1)
     names = [mechanism] * len(keys) if isinstance(mechanism, str) else list(mechanism)
     require(len(names) == len(keys), "mechanism", names, f"one name, or one for each of the {len(keys)} keys")
     for name in names:
@@ -146,16 +146,18 @@ def train(
     # Memory for the weights, their start, and two moments of the gradient.
     weights = 4.0 * len(keys) * width * (3 * width + hidden) * jnp.dtype(dtype).itemsize
     require_memory(weights, "width", width, f"{len(keys)} transformers of {hidden} hidden units")
-    start, masks = _stacked([_masked_start(key, name, sizes, dtype) for key, name in zip(first, names, strict=True)])
-    return _run(start, masks, shuffle, plan, {"optimizer": "adam", "mechanism": names})
+    start, masks = _stacked(
+        [_masked_start(key, name, sizes, dtype) for key, name in zip(init_keys, names, strict=True)]
+    )
+    return _run(start, masks, shuffle_keys, plan, {"optimizer": "adam", "mechanism": names})
 
 
 @eqx.filter_jit
 def _masked_start(key: jax.Array, mechanism: str, sizes: dict[str, int], dtype: Any) -> tuple[Transformer, Transformer]:
     """Return the masked initialisation of a run, and its mask."""
-    fresh = Transformer(key, **sizes, dtype=dtype)
-    own = mask(fresh, mechanism)
-    return jax.tree.map(jnp.multiply, fresh, own), own
+    weights = Transformer(key, **sizes, dtype=dtype)
+    weights_mask = mask(weights, mechanism)
+    return jax.tree.map(jnp.multiply, weights, weights_mask), weights_mask
 
 
 @jax.jit
@@ -186,26 +188,26 @@ def unfreeze(
     The other arguments, and the errors, are those of `train`.
     """
     plan = _Plan(data, epochs, batch, rate, checkpoint, progress)
-    shaking, shuffle = roles(keys, 2, 3)
+    noise_keys, shuffle_keys = roles(keys, 2, 3)
     require_kind(frozen, "frozen", Training, "a Training of `train`")
     runs = len(frozen.status)
     require(len(keys) == runs, "keys", keys.shape, f"one for each of the {runs} runs")
     L, T = (a.shape[1] for a in (frozen.start.positions, frozen.start.tokens))
-    own = data.train.shape[1], data.tokens
-    want = f"sequences of {L} out of {T} tokens, as `frozen` was trained on"
-    require(own == (L, T), "data", "sequences of {} out of {}".format(*own), want)
+    sizes = data.train.shape[1], data.tokens
+    requirement = f"sequences of {L} out of {T} tokens, as `frozen` was trained on"
+    require(sizes == (L, T), "data", "sequences of {} out of {}".format(*sizes), requirement)
     require_not_negative(noise, "noise")
-    start, ones = _shaken(frozen.weights, shaking, float(noise))
-    return _run(start, ones, shuffle, plan, {"optimizer": "sgd", "noise": float(noise)})
+    start, ones = _with_noise(frozen.weights, noise_keys, float(noise))
+    return _run(start, ones, shuffle_keys, plan, {"optimizer": "sgd", "noise": float(noise)})
 
 
 @jax.jit
 @partial(jax.vmap, in_axes=(0, 0, None))
-def _shaken(weights: Transformer, key: jax.Array, noise: float) -> tuple[Transformer, Transformer]:
+def _with_noise(weights: Transformer, key: jax.Array, noise: float) -> tuple[Transformer, Transformer]:
     """Add noise to the arrays with frozen entries. Return these weights, and a mask of ones."""
     draws = zip(masked(weights), jax.random.split(key, 4), strict=True)
-    moved = [a + noise * jax.random.normal(k, a.shape, a.dtype) for a, k in draws]
-    return eqx.tree_at(masked, weights, moved), mask(weights, "free")
+    noisy = [a + noise * jax.random.normal(k, a.shape, a.dtype) for a, k in draws]
+    return eqx.tree_at(masked, weights, noisy), mask(weights, "free")
 
 
 OPTIMIZERS = {"adam": optax.scale_by_adam(b1=0.9, b2=0.98, eps=1e-9), "sgd": optax.identity()}
@@ -230,33 +232,35 @@ class _Plan(eqx.Module):
         require_kind(self.checkpoint, "checkpoint", kinds, "the path of a file, or None")
 
 
-def _run(start: Transformer, masks: Transformer, keys: jax.Array, plan: _Plan, about: dict[str, Any]) -> Training:
+def _run(
+    start: Transformer, masks: Transformer, keys: jax.Array, plan: _Plan, configuration: dict[str, Any]
+) -> Training:
     """Train from a start, or continue from the checkpoint.
 
     Args:
-        about: configuration of the run besides the plan, which identifies the checkpoint; it names the optimizer.
+        configuration: settings of the run besides the plan; they name the optimizer and identify the checkpoint.
     """
     data, epochs, batch, progress = plan.data, plan.epochs, plan.batch, plan.progress
-    dtype, optimizer = start.query.dtype, about["optimizer"]
-    about = {
-        **about,
+    dtype, optimizer = start.query.dtype, configuration["optimizer"]
+    configuration = {
+        **configuration,
         **{"rate": float(plan.rate), "batch": int(batch), "runs": len(keys), "dtype": dtype.name},
         **{"sequences": list(data.train.shape), "tokens": data.tokens, "width": start.query.shape[1]},
         **{"hidden": start.hidden.weight.shape[1], "start": fingerprint(start)},
         **{"keys": fingerprint(jax.random.key_data(keys)), "data": fingerprint(data)},
     }
     memory = jax.jit(jax.vmap(OPTIMIZERS[optimizer].init))(start)
-    fresh = (start, memory), History(*[np.zeros((len(keys), 0), dtype)] * 5)
-    kept = Checkpoint(plan.checkpoint, about)
-    done, (state, history) = kept.load(fresh)
-    want = f"at least the {done} that the checkpoint {plan.checkpoint} has, or name another file"
-    require(done <= epochs, "epochs", epochs, want)
+    initial = (start, memory), History(*[np.zeros((len(keys), 0), dtype)] * 5)
+    checkpoint = Checkpoint(plan.checkpoint, configuration)
+    done, (state, history) = checkpoint.load(initial)
+    requirement = f"at least the {done} that the checkpoint {plan.checkpoint} has, or name another file"
+    require(done <= epochs, "epochs", epochs, requirement)
     progress(done, epochs)
     rate = jnp.asarray(plan.rate, dtype)
     for epoch in range(done, epochs):
-        state, measured = _epoch(state, masks, keys, data, rate, jnp.int32(epoch), optimizer, batch)
-        history = jax.tree.map(lambda old, new: np.column_stack([old, new]), history, measured)
-        kept.save(epoch + 1, (state, history))
+        state, measurements = _epoch(state, masks, keys, data, rate, jnp.int32(epoch), optimizer, batch)
+        history = jax.tree.map(lambda old, new: np.column_stack([old, new]), history, measurements)
+        checkpoint.save(epoch + 1, (state, history))
         progress(epoch + 1, epochs)
     return Training(start, state[0], masks, history, history.status())
 
@@ -276,27 +280,27 @@ def _epoch(
     """Train all runs for one epoch. Return their state and the measurements, (K,) each."""
     n = len(data.train)
     steps = -(-n // batch)
-    tool = OPTIMIZERS[optimizer]
+    transform = OPTIMIZERS[optimizer]
     present = (jnp.arange(steps * batch) < n).astype(rate.dtype).reshape(steps, batch)
 
     def risk(weights: Transformer, x: jax.Array, present: jax.Array) -> jax.Array:
         logits, _ = jax.vmap(weights)(x)
         return jnp.sum(present * _cross_entropy(logits, x)) / jnp.sum(present)
 
-    def one(state: tuple[Transformer, Any], mask: Transformer, key: jax.Array) -> tuple[Any, History]:
+    def train_run(state: tuple[Transformer, Any], mask: Transformer, key: jax.Array) -> tuple[Any, History]:
         order = jax.random.permutation(jax.random.fold_in(key, epoch), jnp.arange(n, dtype=jnp.int32))
         batches = data.train[jnp.resize(order, (steps, batch))]
 
         def step(state: tuple[Transformer, Any], batch: tuple[jax.Array, jax.Array]) -> tuple[Any, jax.Array]:
             weights, memory = state
             loss, gradient = jax.value_and_grad(risk)(weights, *batch)
-            direction, memory = tool.update(jax.tree.map(jnp.multiply, gradient, mask), memory)
+            direction, memory = transform.update(jax.tree.map(jnp.multiply, gradient, mask), memory)
             return (jax.tree.map(lambda w, u: w - rate * u, weights, direction), memory), loss
 
         state, losses = lax.scan(step, state, (batches, present))
         return state, History(jnp.mean(losses), *_test(state[0], data.test))
 
-    return jax.vmap(one)(state, masks, keys)
+    return jax.vmap(train_run)(state, masks, keys)
 
 
 def _cross_entropy(logits: jax.Array, x: jax.Array) -> jax.Array:
@@ -308,13 +312,13 @@ def _cross_entropy(logits: jax.Array, x: jax.Array) -> jax.Array:
 def _test(weights: Transformer, x: jax.Array) -> tuple[jax.Array, ...]:
     """Return loss, accuracy, positional and semantic share on held-out sequences, in batches that fit into cache."""
 
-    def each(x: jax.Array) -> tuple[jax.Array, ...]:
+    def test_sequence(x: jax.Array) -> tuple[jax.Array, ...]:
         logits, S = weights(x)
-        right = jnp.argmax(logits, axis=-1) == counts(x)
-        return _cross_entropy(logits, x), jnp.mean(right, dtype=logits.dtype), S
+        is_correct = jnp.argmax(logits, axis=-1) == counts(x)
+        return _cross_entropy(logits, x), jnp.mean(is_correct, dtype=logits.dtype), S
 
-    losses, right, S = lax.map(each, x, batch_size=min(500, len(x)))
-    return jnp.mean(losses), jnp.mean(right), *shares(S, x)
+    losses, accuracy, S = lax.map(test_sequence, x, batch_size=min(500, len(x)))
+    return jnp.mean(losses), jnp.mean(accuracy), *shares(S, x)
 
 
 def mean_and_std(values: np.ndarray) -> tuple[float, float]:

@@ -46,19 +46,19 @@ def branch_figure(curves: Sequence[Any], alpha_c: Any = None, alpha_l: Any = Non
         for curve in curves:
             name = curve.branch or "any state"
             colour = COLOURS.get(name, OTHER)
-            for order, own in ORDER_COLOURS.items():
+            for order, order_colour in ORDER_COLOURS.items():
                 if getattr(BRANCHES[curve.branch], order):
-                    label = name if own == colour else f"{SYMBOLS[order]}, {name}"
-                    _along_alpha(orders, curve, _first_of(order), own, label)
+                    label = name if order_colour == colour else f"{SYMBOLS[order]}, {name}"
+                    _along_alpha(orders, curve, _first_of(order), order_colour, label)
             _along_alpha(losses, curve, lambda s: s.train_loss, colour, name)
             _along_alpha(errors, curve, lambda s: s.gen_error, colour, name)
         baseline = float(curves[0].points[-1].gen_error_linear)
         if np.isfinite(baseline):
             errors.axhline(baseline, **BASELINE)
         for axis in axes.flat:
-            for found, name in ((alpha_c, "alpha_c"), (alpha_l, "alpha_l")):
-                if found is not None and found.ok:
-                    axis.axvline(float(found.alpha), label=SYMBOLS[name], **{**MARKS[name], "lw": 0.9})
+            for transition, name in ((alpha_c, "alpha_c"), (alpha_l, "alpha_l")):
+                if transition is not None and transition.ok:
+                    axis.axvline(float(transition.alpha), label=SYMBOLS[name], **{**MARKS[name], "lw": 0.9})
             frame(axis)
     return figure
 
@@ -95,19 +95,19 @@ def path_figure(paths: Sequence[Any]) -> Figure:
         for path in paths:
             # Rotations of the student's columns have eigenvalue one up to rounding, and do not make a state unstable.
             stable = path.eigenvalues[:, 0].real < 1 + 1e-6
-            shown: list[Any] = [(losses, path.states.train_loss, [s.train_loss for s in path.fold_states], OTHER, None)]
+            lines: list[Any] = [(losses, path.states.train_loss, [s.train_loss for s in path.fold_states], OTHER, None)]
             kinds = ["fold"] * len(path.folds)
             for order, colour in ORDER_COLOURS.items():
                 if np.any(getattr(path.states.overlaps, order)):
-                    along, *turns = (_first_of_each(s, order) for s in (path.states, *path.fold_states))
-                    kinds = ["pitchfork" if _mirrored(along, a) else k for a, k in zip(turns, kinds, strict=True)]
-                    shown.append((orders, along, turns, colour, SYMBOLS[order]))
-            for axis, along, turns, colour, name in shown:
-                line(axis, path.values, along, colour, None if name in labels else name, stable=stable)
+                    values, *turns = (_first_of_each(s, order) for s in (path.states, *path.fold_states))
+                    kinds = ["pitchfork" if _mirrored(values, a) else k for a, k in zip(turns, kinds, strict=True)]
+                    lines.append((orders, values, turns, colour, SYMBOLS[order]))
+            for axis, values, turns, colour, name in lines:
+                line(axis, path.values, values, colour, None if name in labels else name, stable=stable)
                 labels.add(name)
-                for place, value, kind in zip(path.folds, turns, kinds, strict=True):
+                for fold, value, kind in zip(path.folds, turns, kinds, strict=True):
                     label = None if (axis, kind) in labels else kind
-                    axis.plot(place, value[0], ls="", color=colour, label=label, **TURNS[kind])
+                    axis.plot(fold, value[0], ls="", color=colour, label=label, **TURNS[kind])
                     labels.add((axis, kind))
     return figure
 
@@ -118,8 +118,8 @@ def _first_of_each(states: Any, order: str) -> np.ndarray:
     return np.reshape(values, (len(values), -1))[:, 0]
 
 
-def _mirrored(along: np.ndarray, turn: np.ndarray) -> bool:
+def _mirrored(values: np.ndarray, turn: np.ndarray) -> bool:
     """Return whether an order parameter (n,) changes sign along a path within two steps that contain a turn (1,)."""
-    near = np.stack([along[:-2], along[1:-1], along[2:]])
-    low, high = near.min(0), near.max(0)
+    windows = np.stack([values[:-2], values[1:-1], values[2:]])
+    low, high = windows.min(0), windows.max(0)
     return bool(np.any((low <= 0) & (0 <= high) & (low <= turn) & (turn <= high)))

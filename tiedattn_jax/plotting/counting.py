@@ -22,20 +22,20 @@ def attention_figure(attention: dict[str, Any], sequences: Any) -> Figure:
     """
     rows, (n, L) = len(attention), np.shape(sequences)
     side = 0.28 * L + 0.3
-    most = max(float(np.max(matrices)) for matrices in attention.values())
+    largest = max(float(np.max(matrices)) for matrices in attention.values())
     with panels(side * n + 1.3, side * rows + 0.7, [""] * n, rows=rows, xlabel="attended token $j$") as (figure, axes):
         figure.set_layout_engine("compressed")  # keeps square panels close together
         for row, (name, matrices) in zip(axes, attention.items(), strict=True):
             row[0].set_ylabel(f"{name}\nattending token $i$")
             for axis, x, S in zip(row, np.asarray(sequences), np.asarray(matrices), strict=True):
-                image = axis.imshow(S, cmap="Blues", vmin=0, vmax=most)
+                image = axis.imshow(S, cmap="Blues", vmin=0, vmax=largest)
                 letters = [token_name(token) for token in x]
                 axis.set_xticks(range(L), letters)
                 axis.set_yticks(range(L), letters)
                 axis.tick_params(length=0, labelsize=8)
                 axis.spines[:].set_visible(True)
                 for (i, j), value in np.ndenumerate(S):
-                    shade = "white" if value > 0.6 * most else "0.15"
+                    shade = "white" if value > 0.6 * largest else "0.15"
                     axis.text(j, i, f"{value:.2f}".lstrip("0"), ha="center", va="center", fontsize=5.5, color=shade)
                     if x[i] == x[j]:
                         axis.add_patch(Rectangle((j - 0.46, i - 0.46), 0.92, 0.92, **FRAME))
@@ -67,10 +67,10 @@ def learning_figure(trainings: dict[str, Sequence[Any]]) -> Figure:
                 (share, lambda h: h.semantic_share, f"semantic share, {name}", "-"),
             ):
                 values = np.concatenate([get(stage.history) for stage in stages], axis=1)
-                how: Any = {"color": COLOURS.get(name, OTHER), "lw": 1}
+                options: Any = {"color": COLOURS.get(name, OTHER), "lw": 1}
                 if values.shape[1] == 1:  # a single epoch is a marker, as it makes no line
-                    how |= {"marker": "o", "ms": 4, "mfc": "none" if style == "--" else None}
-                lines = axis.plot(1 + np.arange(values.shape[1]), values.T, style, **how)
+                    options |= {"marker": "o", "ms": 4, "mfc": "none" if style == "--" else None}
+                lines = axis.plot(1 + np.arange(values.shape[1]), values.T, style, **options)
                 lines[0].set_label(label)
             for end in np.cumsum([stage.history.train_loss.shape[1] for stage in stages])[:-1]:
                 for axis in axes.flat:

@@ -31,28 +31,28 @@ def diagram_figure(diagram: Any) -> Figure:
     boundaries = [diagram.alpha_c(), diagram.alpha_l()] if "alpha" in (x_name, y_name) else []
     titles = "global minimum: positional or semantic", "global minimum: worse or better than the baseline"
     colour_labels = "positional minus semantic training loss / d", "test error minus that of the baseline"
-    how: Any = {"xlabel": LABELS.get(x_name, x_name), "ylabels": (LABELS.get(y_name, y_name),), "sharey": True}
+    options: Any = {"xlabel": LABELS.get(x_name, x_name), "ylabels": (LABELS.get(y_name, y_name),), "sharey": True}
     edges = _edges(x), _edges(y)
-    with panels(9.5, 4.5, titles, legends=False, **how) as (figure, axes):
+    with panels(9.5, 4.5, titles, legends=False, **options) as (figure, axes):
         left, right = axes[0]
         figure.set_layout_engine("constrained", wspace=0.1)  # keeps the label of the left scale off the right axis
         legend: dict[str, Any] = {}
-        for axis, (values, _), shown, colours, label in (
+        for axis, (values, _), is_shown, colours, label in (
             (left, diagram.loss_difference, region >= _BISTABLE, "RdBu", colour_labels[0]),
             (right, diagram.gen_difference, region > 1, "RdBu_r", colour_labels[1]),
         ):
-            masked = np.ma.masked_where(~shown, values)
+            masked = np.ma.masked_where(~is_shown, values)
             limit = float(np.ma.max(np.abs(masked))) if masked.count() else 1.0
             picture = axis.pcolormesh(*edges, masked, cmap=colours, vmin=-limit, vmax=limit)
             figure.colorbar(picture, ax=axis, shrink=0.9, label=label)
             for code, (name, colour) in {**(ALONE if axis is left else {}), 1: NEITHER}.items():
-                how = {"facecolor": colour, **(DOTTED if code in ALONE else {"lw": 0})}
-                _mark(axis, *edges, region == code, how)
+                options = {"facecolor": colour, **(DOTTED if code in ALONE else {"lw": 0})}
+                _mark(axis, *edges, region == code, options)
                 if np.any(region == code):
-                    legend[name] = Patch(**how)
+                    legend[name] = Patch(**options)
             _mark(axis, *edges, ~diagram.trusted, HATCHED)
             for boundary in boundaries:
-                _boundary_line(axis, boundary, across=x_name == "alpha")
+                _boundary_line(axis, boundary, alpha_is_x=x_name == "alpha")
             axis.set(xlim=edges[0][[0, -1]], ylim=edges[1][[0, -1]])
         if not np.all(diagram.trusted):
             legend["unsolved, or not decided by the averages"] = Patch(**HATCHED)
@@ -73,36 +73,36 @@ def slice_figure(diagram: Any, rows: Sequence[int]) -> Figure:
     """
     (x_name, x), (y_name, y), exists = diagram.x, diagram.y, diagram.exists
     titles = [f"{SYMBOLS.get(y_name, y_name)} = {y[row]:.3g}" for row in rows]
-    how: Any = {"rows": 2, "xlabel": LABELS.get(x_name, x_name), "sharex": True, "sharey": "row"}
-    with panels(3.2 * len(rows), 5, titles, **how) as (figure, axes):
-        for name, across in zip(("train_loss", "gen_error"), axes, strict=True):
+    options: Any = {"rows": 2, "xlabel": LABELS.get(x_name, x_name), "sharex": True, "sharey": "row"}
+    with panels(3.2 * len(rows), 5, titles, **options) as (figure, axes):
+        for name, panel_row in zip(("train_loss", "gen_error"), axes, strict=True):
             value, bar = np.where(exists, diagram.mean(name), np.nan), diagram.stderr(name)
-            across[0].set_ylabel(LABELS[name])
-            for axis, row in zip(across, rows, strict=True):
-                first = axis is axes[1, 0]  # the only panel that adds labels to the legend
+            panel_row[0].set_ylabel(LABELS[name])
+            for axis, row in zip(panel_row, rows, strict=True):
+                is_labelled = axis is axes[1, 0]  # the only panel that adds labels to the legend
                 for b, branch in enumerate(PAIR):
-                    label, stable = branch if first else None, diagram.stable[b, row] | ~exists[b, row]
+                    label, stable = branch if is_labelled else None, diagram.stable[b, row] | ~exists[b, row]
                     line(axis, x, value[b, row], COLOURS[branch], label, bar=bar[b, row], stable=stable)
                 if name == "gen_error":
-                    style = BASELINE if first else {**BASELINE, "label": None}
+                    style = BASELINE if is_labelled else {**BASELINE, "label": None}
                     axis.plot(x, np.nanmean(diagram.mean("gen_error_linear")[:, row], 0), **style)
     return figure
 
 
-def _boundary_line(axis: Any, boundary: Any, *, across: bool) -> None:
-    """Draw a boundary on a diagram whose alpha axis points to the right (`across`) or upwards."""
+def _boundary_line(axis: Any, boundary: Any, *, alpha_is_x: bool) -> None:
+    """Draw a boundary on a diagram whose alpha axis points to the right (`alpha_is_x`) or upwards."""
     width = np.where(np.isfinite(boundary.stderr), 2 * boundary.stderr, 0.0)
-    place = (boundary.alpha, boundary.values) if across else (boundary.values, boundary.alpha)
-    fill = axis.fill_betweenx if across else axis.fill_between
-    found = bool(np.any(np.isfinite(boundary.alpha)))
-    axis.plot(*place, label=SYMBOLS[boundary.event] if found else None, **MARKS[boundary.event])
+    points = (boundary.alpha, boundary.values) if alpha_is_x else (boundary.values, boundary.alpha)
+    fill = axis.fill_betweenx if alpha_is_x else axis.fill_between
+    exists = bool(np.any(np.isfinite(boundary.alpha)))
+    axis.plot(*points, label=SYMBOLS[boundary.event] if exists else None, **MARKS[boundary.event])
     fill(boundary.values, boundary.alpha - width, boundary.alpha + width, color="k", alpha=0.2, lw=0)
 
 
-def _mark(axis: Any, x: np.ndarray, y: np.ndarray, cells: np.ndarray, how: dict[str, Any]) -> None:
+def _mark(axis: Any, x: np.ndarray, y: np.ndarray, cells: np.ndarray, style: dict[str, Any]) -> None:
     """Fill or hatch the cells that are True in `cells` (y, x), between the edges `x` and `y`."""
     corners = [Rectangle((x[i], y[j]), x[i + 1] - x[i], y[j + 1] - y[j]) for j, i in np.argwhere(cells)]
-    axis.add_collection(PatchCollection(corners, **how))
+    axis.add_collection(PatchCollection(corners, **style))
 
 
 def _edges(centres: np.ndarray) -> np.ndarray:

@@ -45,8 +45,8 @@ def _smooth(boundary: Any) -> np.ndarray:
         x, y, slope = (a[run] for a in (boundary.values, boundary.alpha, boundary.slope))
         if x.size > 1:
             curve = CubicHermiteSpline(x, y, slope) if boundary.exact[run].all() else PchipInterpolator(x, y)
-            fine = np.linspace(x[0], x[-1], 20 * (x.size - 1) + 1)
-            parts += [np.array([fine, curve(fine)]), np.full((2, 1), np.nan)]
+            grid = np.linspace(x[0], x[-1], 20 * (x.size - 1) + 1)
+            parts += [np.array([grid, curve(grid)]), np.full((2, 1), np.nan)]
     return np.concatenate(parts, axis=1)
 
 
@@ -69,12 +69,12 @@ def transition_figure(transition: Any) -> Figure:
     with panels(4.6 * count, 3.6, [""] * count) as (figure, axes):
         if crossing:
             axis = axes[0, 0]
-            around = alpha * np.linspace(0.9, 1.1, 21)
-            common = float(np.mean([float(point.train_loss) for point in points]))
+            alphas = alpha * np.linspace(0.9, 1.1, 21)
+            crossing_loss = float(np.mean([float(point.train_loss) for point in points]))
             for point in points:
                 slope = float(np.nanmean(point.replicates.train_loss_partials[1]))
-                level = float(point.train_loss) - common + slope * (around - alpha)
-                line(axis, around, level, COLOURS.get(point.branch, OTHER), point.branch or "any state")
+                level = float(point.train_loss) - crossing_loss + slope * (alphas - alpha)
+                line(axis, alphas, level, COLOURS.get(point.branch, OTHER), point.branch or "any state")
             axis.axvline(alpha, label=symbol, **{**MARKS["alpha_c"], "lw": 0.9})
             axis.axvspan(alpha - 2 * bar, alpha + 2 * bar, color="k", alpha=0.2)
             axis.set_xlabel(LABELS["alpha"])
@@ -93,7 +93,7 @@ def transition_figure(transition: Any) -> Figure:
 
 def _relative(transition: Any) -> list[tuple[str, float, float]]:
     """Return the relative sensitivities of an event, largest first: names of numbers, values and error bars."""
-    found = []
+    rows = []
     for name, value in vars(transition.branches[0].model).items():
         if not hasattr(value, "dtype"):
             continue  # not a number but a part of the model's structure
@@ -103,5 +103,5 @@ def _relative(transition: Any) -> list[tuple[str, float, float]]:
             slope, bar = float(slopes[index]) * ratio, abs(float(bars[index]) * ratio)
             if slope:
                 label = SYMBOLS.get(name, name) + (f"[{entry}]" if entry else "")
-                found.append((label, slope, bar if np.isfinite(bar) else 0.0))
-    return sorted(found, key=lambda row: -abs(row[1]))
+                rows.append((label, slope, bar if np.isfinite(bar) else 0.0))
+    return sorted(rows, key=lambda row: -abs(row[1]))

@@ -31,8 +31,8 @@ def training_figure(trainings: dict[str, Any]) -> Figure:
 
 def _by_step(axis: Any, values: Any, name: str, first: int = 0) -> None:
     """Draw a number of every step, (n,), with NaN for steps that were not taken; the first step has index `first`."""
-    known = np.flatnonzero(np.isfinite(values))
-    line(axis, first + known, np.asarray(values)[known], COLOURS.get(name, OTHER), name)
+    steps = np.flatnonzero(np.isfinite(values))
+    line(axis, first + steps, np.asarray(values)[steps], COLOURS.get(name, OTHER), name)
 
 
 def gamp_figure(runs: dict[str, Any]) -> Figure:
@@ -67,22 +67,24 @@ def instances_figure(instances: Any) -> Figure:
     names = "train_loss", "gen_error", "q", "theta", "m"
     with panels(13, 3.4, [LABELS[name] for name in names], xlabel="theory") as (figure, axes):
         for axis, name in zip(axes[0], names, strict=True):
-            found, theory, bars = (
-                np.asarray(getattr(k, name)) for k in (instances.found, instances.theory, instances.theory_stderr)
+            measured, theory, bars = (
+                np.asarray(getattr(part, name)) for part in (instances.found, instances.theory, instances.theory_stderr)
             )
             for branch in PAIR:
-                here = instances.usable & (instances.branch == branch)
-                for on, fill in ((here & instances.ok, None), (here & ~instances.ok, "white")):
+                on_branch = instances.usable & (instances.branch == branch)
+                for mask, fill in ((on_branch & instances.ok, None), (on_branch & ~instances.ok, "white")):
                     style: Any = {"fmt": "o", "ms": 4, "mfc": fill, "color": COLOURS[branch]}
                     label = branch if fill is None else f"{branch}, out of steps"
-                    if on.any():
-                        wide = np.where(np.isfinite(bars[on]), 2 * bars[on], 0.0)
-                        axis.errorbar(theory[on], found[on], xerr=wide, label=label, **style)
+                    if mask.any():
+                        widths = np.where(np.isfinite(bars[mask]), 2 * bars[mask], 0.0)
+                        axis.errorbar(theory[mask], measured[mask], xerr=widths, label=label, **style)
             axis.axline((0, 0), slope=1, color=OTHER, lw=0.8, zorder=0)
-            both = np.concatenate([found, theory])[np.tile(instances.usable & np.isin(instances.branch, PAIR), 2)]
-            if both.size:
-                low, high = np.nanmin(both), np.nanmax(both)
-                room = ROOM * (high - low or 1)
-                axis.set(xlim=(low - room, high + room), ylim=(low - room, high + room))
+            coordinates = np.concatenate([measured, theory])[
+                np.tile(instances.usable & np.isin(instances.branch, PAIR), 2)
+            ]
+            if coordinates.size:
+                low, high = np.nanmin(coordinates), np.nanmax(coordinates)
+                margin = ROOM * (high - low or 1)
+                axis.set(xlim=(low - margin, high + margin), ylim=(low - margin, high + margin))
         axes[0, 0].set_ylabel("instance")
     return figure

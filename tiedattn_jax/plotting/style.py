@@ -84,7 +84,7 @@ def panels(
     xlabel: str = "",
     ylabels: Sequence[str] = (),
     legends: bool = True,
-    **how: Any,
+    **options: Any,
 ) -> Iterator[tuple[Figure, Any]]:
     """Yield a figure in the library's style and its axes, (rows, columns).
 
@@ -95,7 +95,7 @@ def panels(
         width, height: size in inches.
         ylabels: y labels of the first panels, row by row.
         legends: whether to draw the legend.
-        how: further arguments of `Figure.subplots`.
+        options: further arguments of `Figure.subplots`.
     """
     style: Any = {
         "font.size": 9,
@@ -107,7 +107,7 @@ def panels(
     }
     with matplotlib.rc_context(style):
         figure = Figure(figsize=(width, height), layout="constrained")
-        axes = figure.subplots(rows, len(titles), squeeze=False, **how)
+        axes = figure.subplots(rows, len(titles), squeeze=False, **options)
         yield figure, axes
         for column, title in zip(axes.T, titles, strict=True):
             column[0].set_title(title, loc="left")
@@ -121,16 +121,16 @@ def panels(
 
 def _legend(figure: Figure, axes: Any, width: float) -> None:
     """Draw one legend for all panels below them, with each label once and dotted stretches explained last."""
-    shown: dict[str, Any] = {}
+    handles: dict[str, Any] = {}
     for axis in axes.flat:
         for handle, label in zip(*axis.get_legend_handles_labels(), strict=True):
-            shown.setdefault(label, handle)
+            handles.setdefault(label, handle)
     if any(line.get_gid() == "unstable" for axis in axes.flat for line in axis.lines):
-        shown["unstable"] = Line2D([], [], color=OTHER, **_UNSTABLE)
-    if shown:
-        longest = max(len(label.replace("\\", "")) for label in shown)
-        columns = int(np.clip((width - 0.4) / (0.55 + 0.07 * longest), 1, len(shown)))
-        figure.legend(shown.values(), shown.keys(), ncols=columns, **LEGEND)
+        handles["unstable"] = Line2D([], [], color=OTHER, **_UNSTABLE)
+    if handles:
+        longest = max(len(label.replace("\\", "")) for label in handles)
+        columns = int(np.clip((width - 0.4) / (0.55 + 0.07 * longest), 1, len(handles)))
+        figure.legend(handles.values(), handles.keys(), ncols=columns, **LEGEND)
 
 
 def line(
@@ -147,9 +147,9 @@ def line(
     """Draw a line with the band of its error bars. Unstable stretches are dotted up to the next stable points."""
     stable = np.full(np.shape(y), True) if stable is None else stable
     axis.plot(x, np.where(stable, y, np.nan), color=colour, lw=1.6, ls=dash, label=label)
-    beside = binary_dilation(~stable)
-    if beside.any():
-        axis.plot(x, np.where(beside, y, np.nan), color=colour, gid="unstable", **_UNSTABLE)
+    is_dotted = binary_dilation(~stable)
+    if is_dotted.any():
+        axis.plot(x, np.where(is_dotted, y, np.nan), color=colour, gid="unstable", **_UNSTABLE)
     if bar is not None and np.all(np.isfinite(bar[np.isfinite(y)])):
         axis.fill_between(x, y - 2 * bar, y + 2 * bar, color=colour, alpha=0.2, lw=0)
 

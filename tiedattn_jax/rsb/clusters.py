@@ -26,8 +26,8 @@ from ..model.model import Model
 _SMOOTH = 4  # nodes in each direction where there is no jump
 _ALONG, _ACROSS = 12, 3  # nodes on each side of the jump along a line, and places in each direction across the line
 _REACH = 4.5  # how far the nodes reach beyond the centre of their weight, in standard deviations
-_FAR = 14.0  # largest distance of a jump along a line; further out it plays no role
-_LEAST = 0.3  # least curvature of the weight, relative to that of the Gaussian law; smaller ones are raised to it
+_MAX_DISTANCE = 14.0  # largest distance of a jump along a line; further out it plays no role
+_MIN_CURVATURE = 0.3  # least curvature of the weight over that of the Gaussian law; smaller ones are raised to it
 _PROBES = (-4.0, -2.0, 0.0, 2.0, 4.0)  # places along a line that are searched for a second minimum
 _HALVINGS = 5  # halvings of the section between two probes in which the minimiser changes most
 # The minimiser makes a step if it does at least this share of that section's change in the last piece. The share is
@@ -44,7 +44,7 @@ class Cluster(eqx.Module):
     z: jax.Array  # minimisers of the proximal problem at the nodes, (L, r, K N)
 
 
-class _Around(NamedTuple):
+class _ClusterLaw(NamedTuple):
     """N fields, and the law of the fields in the clusters around them; n = L r."""
 
     model: Model
@@ -82,7 +82,7 @@ class _Around(NamedTuple):
         stiff = apply(inverse(self.V), slope.reshape(L, r, -1)).reshape(n, n, N)
         stiff = jnp.einsum("abn,bcn,cdn->nad", jnp.swapaxes(block, 0, 1), stiff, block)
         values, vectors = jnp.linalg.eigh(eye + 0.5 * s * (stiff + jnp.swapaxes(stiff, 1, 2)))
-        values = jnp.maximum(values, _LEAST)
+        values = jnp.maximum(values, _MIN_CURVATURE)
 
         def power(exponent: float) -> jax.Array:
             return jnp.moveaxis((vectors * values[:, None] ** exponent) @ jnp.swapaxes(vectors, 1, 2), 0, -1)
@@ -135,9 +135,9 @@ def look_beside(model: Model, V: jax.Array, spread: jax.Array, h: jax.Array, y: 
         h, y: student and teacher fields, (L, r, N) and (L, t, N).
         s: Parisi parameter.
     """
-    around = _Around(model, V, spread, h, y)
-    origin = around.search(jnp.zeros((h.shape[0] * h.shape[1], h.shape[2]), h.dtype))
-    return Beside(origin.z, *_jump_beside(around, around.weight_of(origin.z, s), origin))
+    law = _ClusterLaw(model, V, spread, h, y)
+    origin = law.search(jnp.zeros((h.shape[0] * h.shape[1], h.shape[2]), h.dtype))
+    return Beside(origin.z, *_jump_beside(law, law.weight_of(origin.z, s), origin))
 
 
 class Smooth(NamedTuple):
@@ -154,20 +154,20 @@ def find_smooth(
 ) -> Smooth:
     """Replace `find` at fields without a jump within reach: the nodes are a product of Gauss-Hermite rules."""
     z = jnp.tile(beside.low, _SMOOTH ** (h.shape[0] * h.shape[1]))
-    return _smooth(_Around(model, V, spread, h, y), beside.low, z, s)
+    return _smooth(_ClusterLaw(model, V, spread, h, y), beside.low, z, s)
 
 
-def _smooth(around: _Around, low: jax.Array, z: jax.Array, s: jax.Array) -> Smooth:
+def _smooth(law: _ClusterLaw, low: jax.Array, z: jax.Array, s: jax.Array) -> Smooth:
     """Return the smooth rule, given minimisers close to `low` at the fields and close to z at the nodes."""
     n = low.shape[0] * low.shape[1]
-    low = around.follow(low, jnp.zeros((n, low.shape[-1]), low.dtype))[0]
-    weight = around.weight_of(low, s)
+    low = law.follow(low, jnp.zeros((n, low.shape[-1]), low.dtype))[0]
+    weight = law.weight_of(low, s)
     places, shares = hermite_grid(_SMOOTH, n)
     xi = weight.normals(jnp.asarray(places, low.dtype)[..., None])
     size = jnp.asarray(np.log(shares) + 0.5 * np.sum(places**2, 0), low.dtype)
     log_weight = size[:, None] + weight.log_det - 0.5 * total(xi**2)
     xi = xi.reshape(n, -1)
-    return Smooth(low, xi, log_weight, around.follow(z, xi)[0])
+    return Smooth(low, xi, log_weight, law.follow(z, xi)[0])
 
 
 class Found(NamedTuple):
@@ -215,15 +215,15 @@ def find(
 
     The arguments are those of `look_beside`, and its result.
     """
-    around, J = _Around(model, V, spread, h, y), _ACROSS ** (h.shape[0] * h.shape[1] - 1)
+    law, J = _ClusterLaw(model, V, spread, h, y), _ACROSS ** (h.shape[0] * h.shape[1] - 1)
     left, right = (jnp.where(beside.breaks, side, beside.low) for side in beside.sides)
     left = jnp.where(jnp.abs(beside.jump) <= 2 * _REACH, left, beside.low)
     z = jnp.concatenate([jnp.tile(side, J * _ALONG) for side in (left, right)], -1)
     jump, breaks = (jnp.tile(a, (J, 1)) for a in (beside.jump, beside.breaks))
     sides = jnp.tile(beside.sides[0], J), jnp.tile(beside.sides[1], J)
-    weight = around.weight_of(beside.low, s)
-    held = Found(beside.low, weight, beside.direction, jump, sides[0], sides, breaks, jnp.zeros_like(jump), z)
-    return _settled(around, held, s)
+    weight = law.weight_of(beside.low, s)
+    guess = Found(beside.low, weight, beside.direction, jump, sides[0], sides, breaks, jnp.zeros_like(jump), z)
+    return _refined(law, guess, s)
 
 
 def by_field(found: Any, N: int) -> Any:
@@ -235,16 +235,16 @@ def found_again(
     model: Model, V: jax.Array, spread: jax.Array, h: jax.Array, y: jax.Array, s: jax.Array, found: Found | Smooth
 ) -> Found | Smooth:
     """Update results of `find` or `find_smooth` from other order parameters to these, by following the minima."""
-    around = _Around(model, V, spread, h, y)
+    law = _ClusterLaw(model, V, spread, h, y)
     if isinstance(found, Smooth):
-        return _smooth(around, found.low, found.z, s)
-    low = around.follow(found.low, jnp.zeros_like(found.direction))[0]
-    weight = around.weight_of(low, s)
+        return _smooth(law, found.low, found.z, s)
+    low = law.follow(found.low, jnp.zeros_like(found.direction))[0]
+    weight = law.weight_of(low, s)
     # In the fields a jump stays about where it is, while the nodes move with the weight.
     xi = apply(inverse(spread), found.place).reshape(len(found.direction), *found.jump.shape)
-    jump = jnp.clip(weight.along(found.direction, xi), -_FAR, _FAR)
-    held = found._replace(low=low, weight=weight, jump=jnp.where(found.jump == 0, 0.0, jump))
-    return _settled(around, held, s)
+    jump = jnp.clip(weight.along(found.direction, xi), -_MAX_DISTANCE, _MAX_DISTANCE)
+    guess = found._replace(low=low, weight=weight, jump=jnp.where(found.jump == 0, 0.0, jump))
+    return _refined(law, guess, s)
 
 
 class _Pair(NamedTuple):
@@ -257,7 +257,7 @@ class _Pair(NamedTuple):
 
 
 def _jump_beside(
-    around: _Around, weight: _Weight, origin: Prox
+    law: _ClusterLaw, weight: _Weight, origin: Prox
 ) -> tuple[jax.Array, jax.Array, tuple[jax.Array, jax.Array], jax.Array]:
     """Find the line, at a field or beside it, on which the energies of the two lowest minima are closest.
 
@@ -268,28 +268,28 @@ def _jump_beside(
         (N,); the minimiser of the sheet of the field, which is on the left, and the other one; whether there are two
         minima, (N,).
     """
-    direct = around.pull(origin.other - origin.z)
-    axis = around.pull(well_axis(around.model, around.y, around.h.shape[1], 12))
-    u, _ = _unit(weight.pulled(jnp.where(jnp.isfinite(origin.gap), direct, axis)))
-    seen, step = _probe(around, weight, u)
-    both = jax.tree.map(
-        lambda p, q: jnp.concatenate([p[None], q]), _Pair(origin.gap, jnp.zeros_like(u), origin.z, origin.other), seen
+    direction = law.pull(origin.other - origin.z)
+    axis = law.pull(well_axis(law.model, law.y, law.h.shape[1], 12))
+    u, _ = _unit(weight.pulled(jnp.where(jnp.isfinite(origin.gap), direction, axis)))
+    pairs, step = _probe(law, weight, u)
+    candidates = jax.tree.map(
+        lambda p, q: jnp.concatenate([p[None], q]), _Pair(origin.gap, jnp.zeros_like(u), origin.z, origin.other), pairs
     )
-    breaks = jnp.any(jnp.isfinite(both.gap), 0)
-    closest = _Pair(*(pick(p, jnp.argmin(both.gap, 0)) for p in both))
-    closest = closest._replace(b=around.follow(closest.b, closest.place)[0])
+    breaks = jnp.any(jnp.isfinite(candidates.gap), 0)
+    closest = _Pair(*(pick(p, jnp.argmin(candidates.gap, 0)) for p in candidates))
+    closest = closest._replace(b=law.follow(closest.b, closest.place)[0])
     gap, place, a, b = jax.tree.map(lambda p, q: jnp.where(breaks, p, q), closest, step)
-    split = breaks | (gap == 0)
-    push, size = _unit(weight.pulled(around.pull(b - a)))
-    u = jnp.where(split, push, u)
+    is_split = breaks | (gap == 0)
+    push, size = _unit(weight.pulled(law.pull(b - a)))
+    u = jnp.where(is_split, push, u)
     x = weight.along(u, place) + gap / jnp.where(size > 0, size, 1.0)
-    turned = split & (weight.along(u, jnp.zeros_like(u)) > x)
-    u, x = jnp.where(turned, -u, u), jnp.where(turned, -x, x)
-    pair = jnp.where(turned, b, a), jnp.where(turned, a, b)
-    return u, jnp.where(split, jnp.clip(x, -_FAR, _FAR), 0.0), pair, breaks
+    is_turned = is_split & (weight.along(u, jnp.zeros_like(u)) > x)
+    u, x = jnp.where(is_turned, -u, u), jnp.where(is_turned, -x, x)
+    pair = jnp.where(is_turned, b, a), jnp.where(is_turned, a, b)
+    return u, jnp.where(is_split, jnp.clip(x, -_MAX_DISTANCE, _MAX_DISTANCE), 0.0), pair, breaks
 
 
-def _probe(around: _Around, weight: _Weight, u: jax.Array) -> tuple[_Pair, _Pair]:
+def _probe(law: _ClusterLaw, weight: _Weight, u: jax.Array) -> tuple[_Pair, _Pair]:
     """Search for minima along lines u through the centre of the weight, at more places where the lowest changes most.
 
     Returns:
@@ -300,9 +300,9 @@ def _probe(around: _Around, weight: _Weight, u: jax.Array) -> tuple[_Pair, _Pair
     def at(x: jax.Array) -> _Pair:
         """Return the minima at places (P, N) along the lines."""
         xi = weight.normals(x * u[:, None]).reshape(len(u), -1)
-        found = around.search(xi)
-        split = (a.reshape(*a.shape[:-1], *x.shape) for a in (found.gap, xi, found.z, found.other))
-        return _Pair(*(jnp.moveaxis(a, -2, 0) for a in split))
+        prox = law.search(xi)
+        arrays = (a.reshape(*a.shape[:-1], *x.shape) for a in (prox.gap, xi, prox.z, prox.other))
+        return _Pair(*(jnp.moveaxis(a, -2, 0) for a in arrays))
 
     def change(a: jax.Array) -> jax.Array:
         return jnp.max(jnp.abs(jnp.diff(a, axis=0)), (1, 2))
@@ -317,52 +317,52 @@ def _probe(around: _Around, weight: _Weight, u: jax.Array) -> tuple[_Pair, _Pair
         return ends(x), ends(z)
 
     probes = jnp.broadcast_to(jnp.asarray(_PROBES, u.dtype)[:, None], (len(_PROBES), u.shape[-1]))
-    first = at(probes)
-    section = steepest(probes, first.a)
+    coarse = at(probes)
+    section = steepest(probes, coarse.a)
 
     def halve(ends: tuple[jax.Array, jax.Array], _: None) -> tuple[tuple[jax.Array, jax.Array], _Pair]:
         (low, high), (a, b) = ends
         middle = 0.5 * (low + high)
-        new = at(middle[None])
-        return steepest(jnp.stack([low, middle, high]), jnp.stack([a, new.a[0], b])), new
+        centre = at(middle[None])
+        return steepest(jnp.stack([low, middle, high]), jnp.stack([a, centre.a[0], b])), centre
 
-    (x, z), halved = lax.scan(halve, section, length=_HALVINGS)
-    seen = jax.tree.map(lambda a, b: jnp.concatenate([a, b[:, 0]]), first, halved)
-    step = change(z)[0] > _STEP * change(section[1])[0]
-    return seen, _Pair(jnp.where(step, 0.0, jnp.inf), weight.normals(jnp.mean(x, 0) * u), z[0], z[1])
+    (x, z), refined = lax.scan(halve, section, length=_HALVINGS)
+    pairs = jax.tree.map(lambda a, b: jnp.concatenate([a, b[:, 0]]), coarse, refined)
+    is_step = change(z)[0] > _STEP * change(section[1])[0]
+    return pairs, _Pair(jnp.where(is_step, 0.0, jnp.inf), weight.normals(jnp.mean(x, 0) * u), z[0], z[1])
 
 
-def _settled(around: _Around, held: Found, s: jax.Array) -> Found:
-    """Return `held` with the jump on each of the lines, found by Newton's method, and the minimisers at the nodes."""
-    J, N = held.jump.shape
+def _refined(law: _ClusterLaw, guess: Found, s: jax.Array) -> Found:
+    """Return `guess` with the jump on each of the lines, found by Newton's method, and the minimisers at the nodes."""
+    J, N = guess.jump.shape
 
     def differ(a: jax.Array, b: jax.Array) -> jax.Array:
         return (jnp.max(jnp.abs(a - b), (0, 1)) > 1e-2).reshape(J, N)
 
     def rate(a: jax.Array, b: jax.Array) -> jax.Array:
         """Return how fast the energy of b's sheet falls below that of a's along the lines, (J, N)."""
-        return total(jnp.tile(held.along, J) * around.pull(b - a)).reshape(J, N)
+        return total(jnp.tile(guess.along, J) * law.pull(b - a)).reshape(J, N)
 
-    def followed(x: jax.Array, sides: Sequence[jax.Array]) -> tuple[list[jax.Array], list[jax.Array]]:
+    def follow_sides(x: jax.Array, sides: Sequence[jax.Array]) -> tuple[list[jax.Array], list[jax.Array]]:
         """Return both minimisers at x, and their energies."""
-        xi = held.normals(x[None])
-        both, energy = around.follow(jnp.concatenate(sides, -1), jnp.tile(xi, 2))
-        return jnp.split(both, 2, -1), jnp.split(energy, 2)
+        xi = guess.normals(x[None])
+        minimisers, energy = law.follow(jnp.concatenate(sides, -1), jnp.tile(xi, 2))
+        return jnp.split(minimisers, 2, -1), jnp.split(energy, 2)
 
     def refine(_: int, state: tuple) -> tuple:
         x, *sides = state
-        (a, b), (low_energy, high_energy) = followed(x, sides)
+        (a, b), (low_energy, high_energy) = follow_sides(x, sides)
         slope, rise = rate(a, b), (high_energy - low_energy).reshape(J, N)
-        moved = x + rise / jnp.where(slope > 0, slope, 1.0)
-        return jnp.where((slope > 0) & differ(a, b), jnp.clip(moved, -_FAR, _FAR), x), a, b
+        root = x + rise / jnp.where(slope > 0, slope, 1.0)
+        return jnp.where((slope > 0) & differ(a, b), jnp.clip(root, -_MAX_DISTANCE, _MAX_DISTANCE), x), a, b
 
-    x, *sides = lax.fori_loop(0, _ROOT_STEPS, refine, (held.jump, *held.sides))
-    (a, b), _ = followed(x, sides)
+    x, *sides = lax.fori_loop(0, _ROOT_STEPS, refine, (guess.jump, *guess.sides))
+    (a, b), _ = follow_sides(x, sides)
     slope = rate(a, b)
-    breaks = held.breaks & differ(a, b) & (slope > 0)
-    place = apply(around.spread, held.normals(x[None]).reshape(a.shape))
-    held = held._replace(jump=x, place=place, sides=(a, b), breaks=breaks, other=jnp.where(breaks, s * slope, 0.0))
-    return held._replace(z=around.follow(held.z, held.normals(_nodes(held, x)[0]))[0])
+    breaks = guess.breaks & differ(a, b) & (slope > 0)
+    place = apply(law.spread, guess.normals(x[None]).reshape(a.shape))
+    guess = guess._replace(jump=x, place=place, sides=(a, b), breaks=breaks, other=jnp.where(breaks, s * slope, 0.0))
+    return guess._replace(z=law.follow(guess.z, guess.normals(_nodes(guess, x)[0]))[0])
 
 
 def _unit(v: jax.Array) -> tuple[jax.Array, jax.Array]:
@@ -373,35 +373,35 @@ def _unit(v: jax.Array) -> tuple[jax.Array, jax.Array]:
 
 def points(model: Model, V: jax.Array, spread: jax.Array, h: jax.Array, y: jax.Array, found: Found | Smooth) -> Cluster:
     """Return the nodes of the inner average, with the derivatives of their motion with the state."""
-    around = _Around(model, V, spread, h, y)
+    law = _ClusterLaw(model, V, spread, h, y)
     if isinstance(found, Smooth):
         xi, log_weight = found.normals, found.log_weight
     else:
-        x, weight = _nodes(found, _moving_jump(around, found))
+        x, weight = _nodes(found, _moving_jump(law, found))
         xi = found.normals(x)
         log_density = -0.5 * total(xi**2).reshape(x.shape) - 0.5 * len(xi) * np.log(2 * np.pi)
         log_weight = (jnp.log(weight) + found.log_weight + log_density).reshape(-1, h.shape[-1])
-    fields, teacher = around.at(xi)
+    fields, teacher = law.at(xi)
     return Cluster(xi.reshape(*h.shape[:2], -1), log_weight, attach(found.z, model, fields, V, teacher))
 
 
-def _moving_jump(around: _Around, found: Found) -> jax.Array:
+def _moving_jump(law: _ClusterLaw, result: Found) -> jax.Array:
     """Return the places of the jumps, (J, N), with derivatives that keep the energies of the two sides equal."""
-    fields, teacher = around.at(found.normals(found.jump[None]))
-    low, high = (moreau(around.model, z, fields, around.V, teacher) for z in found.sides)
-    pull = around.pull(found.sides[1] - found.sides[0])
-    slope = total(jnp.tile(found.along, len(found.jump)) * pull)
+    fields, teacher = law.at(result.normals(result.jump[None]))
+    low, high = (moreau(law.model, z, fields, law.V, teacher) for z in result.sides)
+    pull = law.pull(result.sides[1] - result.sides[0])
+    slope = total(jnp.tile(result.along, len(result.jump)) * pull)
     rise = high - low
     move = (rise - lax.stop_gradient(rise)) / lax.stop_gradient(jnp.where(slope > 0, slope, jnp.inf))
-    return found.jump + jnp.where(found.breaks, move.reshape(found.jump.shape), 0.0)
+    return result.jump + jnp.where(result.breaks, move.reshape(result.jump.shape), 0.0)
 
 
-def _nodes(found: Found, jump: jax.Array) -> tuple[jax.Array, jax.Array]:
+def _nodes(result: Found, jump: jax.Array) -> tuple[jax.Array, jax.Array]:
     """Return places along the lines, (K, J, N), half of them on each side of the jump, and their weights."""
     t, w = (jnp.asarray(a, jump.dtype)[:, None, None] for a in legendre(_ALONG))
     sides = (
         (jnp.minimum(0.0, jump) - _REACH, jnp.minimum(jump, _REACH)),
-        (jnp.maximum(jump, found.other - _REACH), jnp.maximum(jump, found.other) + _REACH),
+        (jnp.maximum(jump, result.other - _REACH), jnp.maximum(jump, result.other) + _REACH),
     )
     return (
         jnp.concatenate([lo + (hi - lo) * t for lo, hi in sides]),

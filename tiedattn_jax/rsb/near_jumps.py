@@ -34,18 +34,18 @@ def lay_nodes(model: Model, x: Overlaps, replicate: LineNodes, distance: float) 
         x: overlaps at which the jumps are located.
         distance: distance over which the integrand changes at a jump, in standard deviations of the student's fields.
     """
-    lines, teacher, at, real = _jumps(model, x, replicate)
+    lines, teacher, jumps, is_jump = _jumps(model, x, replicate)
     low, high = -float(replicate.reach[0]), float(replicate.reach[1])
-    rules = [nodes_on_line(np.sort(s[keep]), low, high, distance) for s, keep in zip(at.T, real.T, strict=True)]
-    which = np.repeat(np.arange(len(rules)), [len(s) for s, _ in rules])
+    rules = [nodes_on_line(np.sort(s[mask]), low, high, distance) for s, mask in zip(jumps.T, is_jump.T, strict=True)]
+    line = np.repeat(np.arange(len(rules)), [len(s) for s, _ in rules])
     s, weight = (np.concatenate(parts) for parts in zip(*rules, strict=True))
-    weight = weight * np.exp(-0.5 * s**2) * np.asarray(replicate.weight)[which]
+    weight = weight * np.exp(-0.5 * s**2) * np.asarray(replicate.weight)[line]
     weight /= weight.sum()
-    kept = weight > 1e-14
-    which, s = which[kept], s[kept]
-    h = (lines.origin[:, which] + s * lines.direction[:, which]).reshape(*model.shape[:2], -1)
-    student, _ = whiten(model, x, h, lines.y[..., which])
-    return Block(np.asarray(student), np.asarray(teacher[..., which]), weight[kept])
+    is_significant = weight > 1e-14
+    line, s = line[is_significant], s[is_significant]
+    h = (lines.origin[:, line] + s * lines.direction[:, line]).reshape(*model.shape[:2], -1)
+    student, _ = whiten(model, x, h, lines.y[..., line])
+    return Block(np.asarray(student), np.asarray(teacher[..., line]), weight[is_significant])
 
 
 @eqx.filter_jit
@@ -61,13 +61,13 @@ def _jumps(model: Model, x: Overlaps, replicate: LineNodes) -> tuple[Lines, jax.
 
 def nodes_on_line(jumps: np.ndarray, low: float, high: float, distance: float) -> tuple[np.ndarray, np.ndarray]:
     """Return nodes and weights on [low, high], dense around the `jumps`."""
-    wide = _REACH * distance
-    inside = jumps[(low < jumps) & (jumps < high)]
-    ends = np.unique(np.clip([low, high, *inside, *(inside - wide), *(inside + wide)], low, high))
+    width = _REACH * distance
+    inner = jumps[(low < jumps) & (jumps < high)]
+    ends = np.unique(np.clip([low, high, *inner, *(inner - width), *(inner + width)], low, high))
     nodes, weights = [], []
     for a, b in itertools.pairwise(ends):
-        dense = np.any(np.abs(inside - 0.5 * (a + b)) < wide)
-        x, w = legendre(_DENSE if dense else 2 + int(np.ceil(_DENSITY * (b - a))))
+        is_dense = np.any(np.abs(inner - 0.5 * (a + b)) < width)
+        x, w = legendre(_DENSE if is_dense else 2 + int(np.ceil(_DENSITY * (b - a))))
         nodes.append(a + (b - a) * x)
         weights.append((b - a) * w)
     return np.concatenate(nodes), np.concatenate(weights)

@@ -29,28 +29,29 @@ from ..theory.pool import Call, Path
 from .potentials import Averages, BrokenOverlaps, Setting, channel_expansion, conjugates, free_energy, overlaps, prior
 
 _TOL, _STALLED = 1e-4, 3e-3  # residuals at which a state has converged, and at which the nodes resolve it no further
-_SLOPE = 0.01  # weight, in the residual, of d loss / d log s over the elevation, which is off by the square of that
-_STEEP = 0.1  # of that derivative over the elevation: above, it counts by its square, and s moves uphill
-_NOISE = 1e-5  # of the loss: elevations below say nothing
-_STEPS, _FIRST = 16, 1  # Newton steps, and at which s starts to move
-_PATIENCE = 4, 2  # steps in which the residual has not halved: it will not, if it is large, and if it is small
-_SLOW = 0.5  # a residual that falls by less asks for a new matrix
-_LONGEST = 0.5  # relative, of a Newton step
-_FAR = 0.02  # likewise, above which it says more of the matrix than of how rough the averages are
+# Weight of the steepness, d loss / d log s over the elevation, in the residual. The elevation is off by its square.
+_SLOPE = 0.01
+_STEEP = 0.1  # steepness above which its square counts, and s moves uphill
+_NOISE = 1e-5  # smaller elevations, relative to the loss, say nothing
+_STEPS, _FIRST_S_STEP = 16, 1  # largest number of Newton steps, and the index of the step in which s starts to move
+_PATIENCE = 4, 2  # the search ends after so many steps that do not halve a large residual, and a small one
+_SLOW_FALL = 0.5  # the matrix is computed anew if a step leaves more than this share of the residual
+_MAX_STEP = 0.5  # longest Newton step, relative
+_LONG_STEP = 0.02  # length of a step, relative, above which the matrix matters more than the roughness of the averages
 
 
 Unpack = Callable[[jax.Array], tuple[BrokenOverlaps, jax.Array]]
 
 
 def coordinates(x: BrokenOverlaps, s: jax.Array) -> tuple[jax.Array, Unpack]:
-    """A state as one vector: q1, s (q1 - q0), V, theta, m and log s; and the way back.
+    """Return a state as one vector (q1, s (q1 - q0), V, theta, m, log s), and the inverse function.
 
     s (q1 - q0) is the response of the clusters, which hardly depends on s.
     """
-    v, back = ravel_pytree((x.q1, s * (x.q1 - x.q0), x.V, x.theta, x.m, jnp.log(s)))
+    v, unravel = ravel_pytree((x.q1, s * (x.q1 - x.q0), x.V, x.theta, x.m, jnp.log(s)))
 
     def unpack(v: jax.Array) -> tuple[BrokenOverlaps, jax.Array]:
-        q1, response, V, theta, m, log_s = back(v)
+        q1, response, V, theta, m, log_s = unravel(v)
         s = jnp.exp(log_s)
         return BrokenOverlaps(q1, q1 - response / s, V, theta, m), s
 
@@ -58,13 +59,13 @@ def coordinates(x: BrokenOverlaps, s: jax.Array) -> tuple[jax.Array, Unpack]:
 
 
 class Look(NamedTuple):
-    """The equations at one place: a residual for each coordinate and, last, d loss / d log s."""
+    """The equations at one state: a residual for each coordinate and, last, d loss / d log s."""
 
-    v: jax.Array  # the place
+    v: jax.Array  # coordinates of the state
     residual: jax.Array
-    matrix: jax.Array  # of Newton's method, where it was asked for
+    matrix: jax.Array  # matrix of Newton's method, if derivatives were asked for
     columns: jax.Array  # sizes of the coordinates
-    rows: jax.Array  # and of the residuals
+    rows: jax.Array  # sizes of the residuals
     loss: jax.Array
     loss_by_model: Model
     loss_by_alpha: jax.Array
@@ -72,27 +73,27 @@ class Look(NamedTuple):
     hats: BrokenOverlaps
 
 
-class _Seen(NamedTuple):
-    """What the equations give at one place."""
+class _Values(NamedTuple):
+    """Values of the equations at one state."""
 
-    image: jax.Array  # the coordinates; the last one is d Phi_s / d log s
+    image: jax.Array  # coordinates that the equations map the state to; the last one is d Phi_s / d log s
     channel: jax.Array  # M_s
     loss: jax.Array
     hats: BrokenOverlaps
 
 
 def _expansion(
-    setting: Setting, averages: Averages, u: jax.Array, free: jax.Array, wanted: jax.Array
-) -> tuple[_Seen, _Seen, Model]:
-    """The equations at u, their derivatives in it, (..., k), where they are `wanted`, and dM_s / d model."""
-    values, slopes, by_model = channel_expansion(setting, averages, u, wanted)
+    setting: Setting, averages: Averages, u: jax.Array, free: jax.Array, with_slopes: jax.Array
+) -> tuple[_Values, _Values, Model]:
+    """Return the equations at u, their derivatives in u, (..., k), zero unless `with_slopes`, and dM_s / d model."""
+    values, slopes, by_model = channel_expansion(setting, averages, u, with_slopes)
 
-    def equations(u: jax.Array, M: jax.Array, by_x: BrokenOverlaps, by_s: jax.Array) -> _Seen:
+    def equations(u: jax.Array, M: jax.Array, by_x: BrokenOverlaps, by_s: jax.Array) -> _Values:
         model, alpha, x, s = setting(u)
         hats = conjugates(alpha, s, by_x, free)
         explicit = jax.grad(lambda s: free_energy(model, alpha, x, hats, s, 0 * M))(s)
         image = coordinates(overlaps(model, hats, s), s)[0].at[-1].set(s * (explicit - alpha * by_s))
-        return _Seen(image, M, -free_energy(model, alpha, x, hats, s, M), hats)
+        return _Values(image, M, -free_energy(model, alpha, x, hats, s, M), hats)
 
     def column(*d: Any) -> Any:
         return jax.jvp(equations, (u, *values), d)
@@ -102,19 +103,19 @@ def _expansion(
 
 
 @program
-def _look(problem: Problem, x: BrokenOverlaps, s: jax.Array, wanted: jax.Array) -> Look:
-    """The equations around a place, to first order where that is `wanted`."""
+def _look(problem: Problem, x: BrokenOverlaps, s: jax.Array, with_slopes: jax.Array) -> Look:
+    """Return the equations at a state, to first order if `with_slopes`."""
     model, alpha, averages, free, *_ = problem
     v, unpack = coordinates(x, s)
     (image, channel, loss, hats), slopes, M_by_model = _expansion(
-        lambda v: (model, alpha, *unpack(v)), averages, v, free, wanted
+        lambda v: (model, alpha, *unpack(v)), averages, v, free, with_slopes
     )
     sizes = [jnp.sqrt(jnp.mean(a**2)) * jnp.ones_like(a) for a in (x.q1, s * (x.q1 - x.q0), x.V)]
-    order = [
-        jnp.where(kept > 0, jnp.sqrt(jnp.mean(a**2)), 1.0) * jnp.ones_like(a)
-        for kept, a in zip(free, (x.theta, x.m), strict=True)
+    free_sizes = [
+        jnp.where(is_free > 0, jnp.sqrt(jnp.mean(a**2)), 1.0) * jnp.ones_like(a)
+        for is_free, a in zip(free, (x.theta, x.m), strict=True)
     ]
-    columns = ravel_pytree((*sizes, *order, jnp.ones_like(s)))[0]
+    columns = ravel_pytree((*sizes, *free_sizes, jnp.ones_like(s)))[0]
     by_prior = jax.grad(prior)(model, hats, s)
     return Look(
         v=v,
@@ -123,7 +124,7 @@ def _look(problem: Problem, x: BrokenOverlaps, s: jax.Array, wanted: jax.Array) 
         columns=columns,
         rows=columns.at[-1].set(0.5 * s * jnp.sum(hats.q1 * (x.q1 - x.q0))),
         loss=loss,
-        # Partial derivatives, since Phi_s is stationary elsewhere.
+        # Partial derivatives suffice, because Phi_s is stationary in everything else.
         loss_by_model=jax.tree.map(lambda a, b: alpha * a - b, M_by_model, by_prior),
         loss_by_alpha=channel,
         loss_by_log_s=-image[-1],
@@ -143,24 +144,24 @@ class Moving(NamedTuple):
 
 @program
 def _moving(problem: Problem, x: BrokenOverlaps, s: jax.Array) -> Moving:
-    """By the implicit function theorem, with all of the matrix; s moves where the state is a ground state."""
+    """Return the derivatives of a state by the implicit function theorem; s moves only if it is a ground state."""
     model, alpha, averages, free, ground, _ = problem
     (p, numbers), (v, unpack) = ravel_pytree((model, alpha)), coordinates(x, s)
-    n, last = len(v), jnp.zeros_like(v).at[-1].set(1.0)
+    n, unit = len(v), jnp.zeros_like(v).at[-1].set(1.0)
     _, slopes, _ = _expansion(
         lambda u: (*numbers(u[n:]), *unpack(u[:n])), averages, jnp.concatenate([v, p]), free, jnp.asarray(True)
     )
-    # At a given s the last equation is that it stays.
-    matrix = (jnp.diag(1 - last) - slopes.image[:, :n]).at[-1].set(jnp.where(ground, -slopes.image[-1, :n], last))
+    # If s is given, the last equation says that it stays.
+    matrix = (jnp.diag(1 - unit) - slopes.image[:, :n]).at[-1].set(jnp.where(ground, -slopes.image[-1, :n], unit))
     force = slopes.image[:, n:].at[-1].multiply(ground)
-    size = jnp.max(jnp.abs(matrix), 1, keepdims=True)
+    row_size = jnp.max(jnp.abs(matrix), 1, keepdims=True)
     # Least squares: the matrix is singular along the orbit of a gauge.
-    moved = jnp.linalg.lstsq(matrix / size, force / size, rcond=1e-10)[0]
+    motion = jnp.linalg.lstsq(matrix / row_size, force / row_size, rcond=1e-10)[0]
 
     def total(by_u: jax.Array) -> jax.Array:
-        return by_u[..., n:] + by_u[..., :n] @ moved
+        return by_u[..., n:] + by_u[..., :n] @ motion
 
-    by_x, by_s = jax.vmap(lambda d: jax.jvp(unpack, (v,), (d,))[1], -1, -1)(moved)
+    by_x, by_s = jax.vmap(lambda d: jax.jvp(unpack, (v,), (d,))[1], -1, -1)(motion)
     return Moving(by_x, by_s, jax.tree.map(total, slopes.hats), total(slopes.channel), -total(slopes.image)[-1])
 
 
@@ -168,8 +169,8 @@ class Problem(NamedTuple):
     """The equations of one replicate of the averages.
 
     Attributes:
-        free: what the branch leaves free, (2,).
-        ground: whether s is looked for as well.
+        free: whether the branch leaves theta and m free, (2,).
+        ground: whether s is solved for as well.
         rs_loss: training loss of the RS state.
     """
 
@@ -181,27 +182,27 @@ class Problem(NamedTuple):
     rs_loss: jax.Array
 
     def look(self, x: BrokenOverlaps, s: jax.Array, wanted: bool) -> Path:
-        """Path of the equations at a place, with their derivatives where they are `wanted`."""
+        """Path of the equations at a state, with their derivatives if `wanted`; returns a `Look`."""
         return jax.tree.map(np.asarray, (yield Call(_look, (self, x, s, jnp.asarray(wanted)))))
 
     def steepness(self, seen: Look) -> float:
-        """d loss / d log s over the elevation."""
+        """Return d loss / d log s over the elevation."""
         return float(seen.loss_by_log_s / max(abs(seen.loss - float(self.rs_loss)), _NOISE * seen.loss))
 
     def moved(self, x: BrokenOverlaps, s: jax.Array, move: np.ndarray) -> tuple[BrokenOverlaps, jax.Array]:
-        """The place after a Newton step, cut until it lies in the domain; the old one where it never does."""
+        """Return the state after a Newton step, cut until it lies in the domain; the old state if it never does."""
         v, unpack = coordinates(x, s)
         for cut in 0.5 ** np.arange(6):
-            trial, t = unpack(v + cut * move)
-            kept = self.free[0] * trial.theta, self.free[1] * trial.m
-            trial = eqx.tree_at(lambda x: (x.theta, x.m), trial, kept)
+            trial, trial_s = unpack(v + cut * move)
+            constrained = self.free[0] * trial.theta, self.free[1] * trial.m
+            trial = eqx.tree_at(lambda x: (x.theta, x.m), trial, constrained)
             if bool(positive_definite(trial.q1 - trial.q0)) and bool(admissible(self.model, trial.between)):
-                return trial, t
+                return trial, trial_s
         return x, s
 
 
 class Found(NamedTuple):
-    """Where Newton's method came to, what it saw there, and its last matrix."""
+    """Result of Newton's method: the state, the equations there, and the last matrix."""
 
     problem: Problem
     x: BrokenOverlaps
@@ -212,64 +213,64 @@ class Found(NamedTuple):
 
     @property
     def status(self) -> Status:
-        """Converged, stalled at the accuracy of the averages, or neither."""
+        """`converged`, `stalled` at the accuracy of the averages, or `max_steps`."""
         if self.residual <= _TOL:
             return Status.converged
         return Status.stalled if self.residual <= _STALLED else Status.max_steps
 
     def moving(self) -> Moving:
-        """How the state moves with the numbers of the model and alpha."""
+        """Return the derivatives of the state in the numbers of the model and alpha."""
         return _moving(self.problem, self.x, self.s)
 
 
 def fixed_point(problem: Problem, x: BrokenOverlaps, s: jax.Array, matrix: Any) -> Path:
-    """Path to the place with the smallest residual that Newton's method comes to; to None if there is none.
+    """Path of Newton's method; returns the state of smallest residual as a `Found`, or None if no residual is finite.
 
     Args:
-        matrix: that of another replicate, or None; s does not move in the first step without it.
+        matrix: matrix of another replicate, or None. Without it, s does not move in the first step.
     """
     ground = bool(problem.ground)
-    first, renew = (_FIRST, True) if matrix is None else (0, False)
+    first_s_step, with_slopes = (_FIRST_S_STEP, True) if matrix is None else (0, False)
     best, last = None, None
-    waiting, residual, size, half = 0, np.inf, np.inf, np.inf
+    idle_steps, residual, size, target = 0, np.inf, np.inf, np.inf
     for step in range(_STEPS):
-        seen: Any = yield from problem.look(x, s, renew)
-        before, size = size, float(np.max(np.abs((seen.residual / seen.rows)[:-1])))
+        look: Any = yield from problem.look(x, s, with_slopes)
+        before, size = size, float(np.max(np.abs((look.residual / look.rows)[:-1])))
         if not np.isfinite(size):
             break
-        vary = ground and step >= first
-        if renew or matrix is None:
-            matrix = seen.matrix
-        elif last is not None and np.max(np.abs(seen.v - last.v) / seen.columns) > _FAR:
-            matrix = corrected_matrix(matrix, seen.v - last.v, last.residual - seen.residual, seen.columns)
-        steep = problem.steepness(seen) if vary else 0.0
-        size = max(size, _SLOPE * abs(steep) * max(1.0, abs(steep) / _STEEP))
-        anew = vary and step == first
-        if size < residual or anew:
-            best, residual = Found(problem, x, s, seen, size, matrix), size
-        waiting, half = (0, 0.5 * size) if size < half or anew else (waiting + 1, half)
-        done = residual <= _TOL and vary == ground
-        if done or waiting > _PATIENCE[residual <= _STALLED]:
+        s_moves = ground and step >= first_s_step
+        if with_slopes or matrix is None:
+            matrix = look.matrix
+        elif last is not None and np.max(np.abs(look.v - last.v) / look.columns) > _LONG_STEP:
+            matrix = corrected_matrix(matrix, look.v - last.v, last.residual - look.residual, look.columns)
+        steepness = problem.steepness(look) if s_moves else 0.0
+        size = max(size, _SLOPE * abs(steepness) * max(1.0, abs(steepness) / _STEEP))
+        is_restart = s_moves and step == first_s_step
+        if size < residual or is_restart:
+            best, residual = Found(problem, x, s, look, size, matrix), size
+        idle_steps, target = (0, 0.5 * size) if size < target or is_restart else (idle_steps + 1, target)
+        is_done = residual <= _TOL and s_moves == ground
+        if is_done or idle_steps > _PATIENCE[residual <= _STALLED]:
             break
-        renew = step > first and size > max(_SLOW * before, _STALLED)
-        last = seen
-        x, s = problem.moved(x, s, _newton_step(seen, matrix, len(seen.v) - (not vary), steep) * seen.columns)
+        with_slopes = step > first_s_step and size > max(_SLOW_FALL * before, _STALLED)
+        last = look
+        x, s = problem.moved(x, s, _newton_step(look, matrix, len(look.v) - (not s_moves), steepness) * look.columns)
     return None if best is None else best._replace(matrix=matrix)
 
 
-def _newton_step(seen: Look, matrix: np.ndarray, n: int, steep: float) -> np.ndarray:
-    """A step in the first n coordinates, in units of the sizes of all; log s goes uphill where the loss is `steep`."""
-    scaled, target = (matrix * seen.columns / seen.rows[:, None])[:n, :n], (seen.residual / seen.rows)[:n]
+def _newton_step(look: Look, matrix: np.ndarray, n: int, steepness: float) -> np.ndarray:
+    """Return a step in the first n coordinates, in units of their sizes; log s goes uphill if the loss is steep."""
+    scaled, target = (matrix * look.columns / look.rows[:, None])[:n, :n], (look.residual / look.rows)[:n]
     # Least squares: the matrix is singular along the orbit of a gauge.
     move = np.linalg.lstsq(scaled, target, rcond=1e-10)[0]
-    if abs(steep) > _STEEP and move[-1] * steep < 0:  # Newton's method would look for the smallest loss
-        move[-1] = _LONGEST * np.sign(steep)
+    if abs(steepness) > _STEEP and move[-1] * steepness < 0:  # Newton's method would look for the smallest loss
+        move[-1] = _MAX_STEP * np.sign(steepness)
         move[:-1] = np.linalg.lstsq(scaled[:-1, :-1], target[:-1] - scaled[:-1, -1] * move[-1], rcond=1e-10)[0]
-    return np.append(move * min(1.0, _LONGEST / np.max(np.abs(move))), np.zeros(len(seen.v) - n))
+    return np.append(move * min(1.0, _MAX_STEP / np.max(np.abs(move))), np.zeros(len(look.v) - n))
 
 
 def corrected_matrix(matrix: np.ndarray, moved: np.ndarray, change: np.ndarray, sizes: np.ndarray) -> np.ndarray:
-    """A matrix with which a move, in coordinates of these sizes, gives the change that was seen: Broyden's update."""
-    along = moved / sizes**2
-    length = along @ moved
-    return matrix + np.outer(change - matrix @ moved, along) / length if length > 0 else matrix
+    """Return Broyden's update of a matrix: it maps a move, in coordinates of these sizes, to the observed change."""
+    dual = moved / sizes**2
+    length = dual @ moved
+    return matrix + np.outer(change - matrix @ moved, dual) / length if length > 0 else matrix

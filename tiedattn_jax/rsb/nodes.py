@@ -1,4 +1,4 @@
-"""The fields that M_s is averaged over: dense at the jumps, and in two groups by whether there is one nearby."""
+"""The fields that M_s is averaged over: dense at the jumps, and in two groups, with and without a jump nearby."""
 
 from __future__ import annotations
 
@@ -19,27 +19,31 @@ from .clusters import by_field, find as find_jumps, find_smooth, look_beside
 from .near_jumps import lay_nodes
 from .potentials import Averages, BrokenOverlaps, Outer, searched
 
-_BLOCK = 256  # fields whose inner averages are taken together; there are jumps at them
-_WIDE = 1024  # likewise, without jumps
-_ROUND = 32  # blocks: their number is rounded up to a multiple, for replicates to share one program
+_BLOCK = 256  # number of fields near a jump whose inner averages are taken together
+_SMOOTH_BLOCK = 1024  # the same for fields without a jump nearby
+_ROUND = 32  # the number of blocks is rounded up to a multiple of this, so that replicates share one program
 
 
 def averages_at(model: Model, rs: Overlaps, x: BrokenOverlaps, s: jax.Array, lines: LineNodes) -> Averages:
-    """Fields along the lines, dense at the jumps of the RS state, by whether a smooth inner rule does for them."""
+    """Lay fields along the lines, dense at the jumps of the RS state, in groups with and without a jump nearby."""
     width = float(jnp.sqrt(jnp.trace(x.q1 - x.q0, axis1=1, axis2=2).sum() / jnp.trace(rs.q, axis1=1, axis2=2).sum()))
-    laid = lay_nodes(model, rs, lines, width)
-    h, log_density = _fields(model, rs, *map(jnp.asarray, laid[:2]))
-    outer = Outer(h, jnp.asarray(laid.teacher), jnp.asarray(laid.weight), log_density)
-    blocks = _in_blocks(outer, _WIDE)
-    blocks = blocks._replace(found=_searched(model, x, s, blocks, look_beside))
+    nodes = lay_nodes(model, rs, lines, width)
+    h, log_density = _fields(model, rs, *map(jnp.asarray, nodes[:2]))
+    outer = Outer(h, jnp.asarray(nodes.teacher), jnp.asarray(nodes.weight), log_density)
+    blocks = _in_blocks(outer, _SMOOTH_BLOCK)
+    blocks = blocks._replace(searches=_searched(model, x, s, blocks, look_beside))
     flat = jax.tree.map(lambda a: np.moveaxis(np.asarray(a), 0, -2).reshape(*a.shape[1:-1], -1), blocks)
-    near, real = np.any(flat.found[0].jump != 0, (0, 1)), flat.weight > 0
+    has_jump, is_weighted = np.any(flat.searches[0].jump != 0, (0, 1)), flat.weight > 0
 
-    def group(find: Callable[..., Any], keep: np.ndarray, width: int) -> Outer:
-        some = _in_blocks(jax.tree.map(lambda a: a[..., keep], flat), width)
-        return some._replace(found=_searched(model, x, s, some, find))
+    def group(find: Callable[..., Any], mask: np.ndarray, width: int) -> Outer:
+        subset = _in_blocks(jax.tree.map(lambda a: a[..., mask], flat), width)
+        return subset._replace(searches=_searched(model, x, s, subset, find))
 
-    return Averages(group(find_jumps, near & real, _BLOCK), group(find_smooth, ~near & real, _WIDE), lines)
+    return Averages(
+        group(find_jumps, has_jump & is_weighted, _BLOCK),
+        group(find_smooth, ~has_jump & is_weighted, _SMOOTH_BLOCK),
+        lines,
+    )
 
 
 @eqx.filter_jit
@@ -50,21 +54,21 @@ def _fields(model: Model, x: Overlaps, student: jax.Array, teacher: jax.Array) -
 
 @eqx.filter_jit
 def _searched(model: Model, x: BrokenOverlaps, s: jax.Array, blocks: Outer, find: Callable[..., Any]) -> tuple:
-    """What a search of `clusters` finds in all blocks with fields that weigh."""
+    """Apply a search of `clusters` to all blocks that have fields with a weight."""
 
-    def one(block: Outer) -> Any:
+    def search_block(block: Outer) -> Any:
         return by_field(searched(model, x, s, block, find), len(block.weight))
 
     def fill(k: jax.Array, values: Any) -> Any:
-        return jax.tree.map(lambda a, b: a.at[k].set(b), values, one(jax.tree.map(lambda a: a[k], blocks)))
+        return jax.tree.map(lambda a, b: a.at[k].set(b), values, search_block(jax.tree.map(lambda a: a[k], blocks)))
 
-    like = jax.eval_shape(one, jax.tree.map(lambda a: a[0], blocks))
-    zero = jax.tree.map(lambda a: jnp.zeros((len(blocks.weight), *a.shape), a.dtype), like)
+    shapes = jax.eval_shape(search_block, jax.tree.map(lambda a: a[0], blocks))
+    zero = jax.tree.map(lambda a: jnp.zeros((len(blocks.weight), *a.shape), a.dtype), shapes)
     return (lax.fori_loop(0, jnp.sum(jnp.any(blocks.weight > 0, 1)), fill, zero),)
 
 
 def _in_blocks(outer: Outer, width: int) -> Outer:
-    """Fields in whole blocks, of a number that is a multiple of `_ROUND`; those that fill them up have no weight."""
+    """Return the fields in whole blocks, a multiple of `_ROUND`; fields that fill up the last blocks have no weight."""
     size = outer.weight.shape[-1]
     count = -(-max(size, 1) // (width * _ROUND)) * _ROUND
 
@@ -74,5 +78,5 @@ def _in_blocks(outer: Outer, width: int) -> Outer:
         return jnp.moveaxis(padded.reshape(*a.shape[:-1], count, width), -2, 0)
 
     blocks = jax.tree.map(split, outer)
-    real = (jnp.arange(count * width) < size).reshape(count, width)
-    return blocks._replace(weight=jnp.where(real, blocks.weight, 0.0))
+    is_field = (jnp.arange(count * width) < size).reshape(count, width)
+    return blocks._replace(weight=jnp.where(is_field, blocks.weight, 0.0))

@@ -5,8 +5,8 @@ With the Moreau envelope E_V of the loss,
     M_s = -(1/s) E_{y, xi0} log E_{xi1} exp(-s E_V(h, y))
     h = m + theta rho^{-1} y + (q0 - theta rho^{-1} theta^T)^{1/2} xi0 + (q1 - q0)^{1/2} xi1
 
-M_s is written as the RS potential at the response V + s (q1 - q0), which is what it is without jumps to the first order
-in q1 - q0, and a rest: the rule of lines gives the first one to many digits, and the rest is small.
+M_s is split into the RS potential at the response V + s (q1 - q0) and a remainder. Without jumps the remainder vanishes
+to first order in q1 - q0. The rule of lines gives the RS potential to many digits, and the remainder is small.
 """
 
 from __future__ import annotations
@@ -57,76 +57,76 @@ class BrokenOverlaps(eqx.Module):
 
     @property
     def between(self) -> Overlaps:
-        """What clusters share."""
+        """The order parameters that clusters share."""
         return Overlaps(self.q0, self.V, self.theta, self.m)
 
     def joined(self, s: jax.Array) -> Overlaps:
-        """The RS order parameters that these become where nothing jumps: V + s (q1 - q0) is the whole response."""
+        """Return the RS order parameters that these become without jumps: V + s (q1 - q0) is then the full response."""
         return Overlaps(self.q1, self.V + s * (self.q1 - self.q0), self.theta, self.m)
 
 
 class Outer(NamedTuple):
-    """Fields of the clusters, which stay; their weights move with the law. Leaves lead with the block axis."""
+    """Fields of the clusters, which stay in place; their weights move with the law. Leaves lead with the block axis."""
 
     h: jax.Array  # (L, r, N)
     teacher: jax.Array  # standard normals of the teacher, (L, t, N)
     weight: jax.Array  # (N,)
-    log_density: jax.Array  # of h given y where they were laid, (N,)
-    found: tuple = ()  # around them where they were laid: what the search of `clusters` goes on from
+    log_density: jax.Array  # log density of h given y at the state that they were laid for, (N,)
+    searches: tuple = ()  # results of a search of `clusters` at that state, from which a new search starts
 
 
 class Averages(NamedTuple):
-    """Everything that M_s is averaged with: fields with a jump near them, others, and lines for its RS part."""
+    """Averages for M_s: fields near a jump, fields without one nearby, and lines for the RS part."""
 
-    near: Outer
+    near_jumps: Outer
     smooth: Outer
     lines: LineNodes
 
 
 def inner(points: Any, p: tuple[Model, BrokenOverlaps, jax.Array]) -> tuple[jax.Array, jax.Array]:
-    """At fields of one block, (N,): ``-(1/s) log E exp(-s E_V)``, and the RS counterpart that `_rest` takes off it."""
-    outer, broken, plain = points
+    """Return ``-(1/s) log E exp(-s E_V)`` at the fields of one block, (N,), and its RS counterpart."""
+    outer, cluster, rs_cluster = points
     model, x, s = p
     y = teacher_fields(model, outer.teacher)
 
-    def energies(cluster: clusters.Cluster, V: jax.Array) -> jax.Array:
-        count = len(cluster.log_weight)
-        at = jnp.tile(outer.h, count) + apply(x.spread, cluster.normals)
-        return moreau(model, cluster.z, at, V, jnp.tile(y, count)).reshape(count, -1)
+    def energies(nodes: clusters.Cluster, V: jax.Array) -> jax.Array:
+        count = len(nodes.log_weight)
+        fields = jnp.tile(outer.h, count) + apply(x.spread, nodes.normals)
+        return moreau(model, nodes.z, fields, V, jnp.tile(y, count)).reshape(count, -1)
 
-    energy = energies(broken, x.V)
-    least = lax.stop_gradient(jnp.min(energy, 0))  # keeps the exponents small
-    tilted = least - jax.scipy.special.logsumexp(broken.log_weight - s * (energy - least), axis=0) / s
-    share = jnp.exp(plain.log_weight)
-    return tilted, jnp.sum(share * energies(plain, x.joined(s).V), 0) / jnp.sum(share, 0)
+    energy = energies(cluster, x.V)
+    lowest = lax.stop_gradient(jnp.min(energy, 0))  # keeps the exponents small
+    tilted = lowest - jax.scipy.special.logsumexp(cluster.log_weight - s * (energy - lowest), axis=0) / s
+    share = jnp.exp(rs_cluster.log_weight)
+    return tilted, jnp.sum(share * energies(rs_cluster, x.joined(s).V), 0) / jnp.sum(share, 0)
 
 
 @stationary
-def _rest(points: Any, p: tuple[Model, BrokenOverlaps, jax.Array]) -> jax.Array:
-    """One block's share of M_s less the RS potential at `BrokenOverlaps.joined`.
+def _remainder(points: Any, p: tuple[Model, BrokenOverlaps, jax.Array]) -> jax.Array:
+    """Return one block's share of M_s minus the RS potential at `BrokenOverlaps.joined`.
 
-    The latter is the average over xi0 and xi1 of the envelope at the response V + s (q1 - q0); at each field its
-    average over xi1 is taken off.
+    The RS potential is the average over xi0 and xi1 of the envelope at the response V + s (q1 - q0). At each field its
+    average over xi1 is subtracted.
     """
     outer, (model, x, _) = points[0], p
     y = teacher_fields(model, outer.teacher)
-    tilted, whole = inner(points, p)
+    tilted, rs_average = inner(points, p)
     log_density = whiten(model, x.between, outer.h, y)[1]
-    return jnp.sum(outer.weight * jnp.exp(log_density - outer.log_density) * (tilted - whole))
+    return jnp.sum(outer.weight * jnp.exp(log_density - outer.log_density) * (tilted - rs_average))
 
 
 def searched(model: Model, x: BrokenOverlaps, s: jax.Array, block: Outer, find: Callable[..., Any]) -> Any:
-    """What a search of `clusters` finds around the fields of one block, for M_s and for its RS counterpart.
+    """Apply a search of `clusters` to the fields of one block, for M_s and for its RS counterpart.
 
-    It goes on from what another one has found there, given `by_field`.
+    The search starts from the results in the block, which have the form of `by_field`.
     """
     y = teacher_fields(model, block.teacher)
 
-    def one(part: tuple) -> Any:
-        V, s, found = part
-        return find(model, V, x.spread, block.h, y, s, *jax.tree.map(lambda a: a.reshape(*a.shape[:-2], -1), found))
+    def search_part(problem: tuple) -> Any:
+        V, s, start = problem
+        return find(model, V, x.spread, block.h, y, s, *jax.tree.map(lambda a: a.reshape(*a.shape[:-2], -1), start))
 
-    return lax.map(one, (*_responses(x, s), block.found))
+    return lax.map(search_part, (*_responses(x, s), block.searches))
 
 
 def cluster_points(model: Model, x: BrokenOverlaps, s: jax.Array, block: Outer, found: Any) -> tuple:
@@ -146,48 +146,48 @@ Setting = Callable[[jax.Array], tuple[Model, jax.Array, BrokenOverlaps, jax.Arra
 def channel_expansion(
     setting: Setting, averages: Averages, u: jax.Array, wanted: jax.Array
 ) -> tuple[tuple, tuple, Model]:
-    """M_s with its gradients in the order parameters and in s, the derivatives of these in u, and dM_s / d model.
+    """Return M_s with its gradients in the order parameters and in s, their derivatives in u, and dM_s / d model.
 
     Args:
-        setting: model, alpha, order parameters and s as a function of some numbers u, (k,).
-        wanted: whether the derivatives in u, (..., k), are; they are zero otherwise, and most of the work.
+        setting: function that maps numbers u, (k,), to model, alpha, order parameters and s.
+        wanted: whether to compute the derivatives in u, (..., k), which are most of the work; if not, they are zero.
     """
 
     def sums(find: Callable[..., Any], points: Callable[..., Any], share: Callable[..., Any]) -> Callable[[Any], Any]:
         def block_sums(block: Any) -> Any:
             model, _, x, s = lax.stop_gradient(setting(u))
-            found = find(model, x, s, block)
+            results = find(model, x, s, block)
 
-            def at(u: jax.Array) -> Any:
+            def values_at(u: jax.Array) -> Any:
                 model, _, x, s = setting(u)
-                here = points(model, x, s, block, found)
-                M, (by_model, *gradients) = jax.value_and_grad(lambda *p: share(here, p), (0, 1, 2))(model, x, s)
+                nodes = points(model, x, s, block, results)
+                M, (by_model, *gradients) = jax.value_and_grad(lambda *p: share(nodes, p), (0, 1, 2))(model, x, s)
                 return (M, *gradients), by_model
 
-            def alone(u: jax.Array) -> Any:
-                values, by_model = at(u)
+            def without_slopes(u: jax.Array) -> Any:
+                values, by_model = values_at(u)
                 return values, jax.tree.map(lambda a: jnp.zeros((*a.shape, len(u)), a.dtype), values), by_model
 
-            return lax.cond(wanted, partial(value_and_columns, at), alone, u)
+            return lax.cond(wanted, partial(value_and_columns, values_at), without_slopes, u)
 
         return block_sums
 
-    of_rest = sums(partial(searched, find=clusters.found_again), cluster_points, _rest)
-    of_lines = sums(
+    remainder_sums = sums(partial(searched, find=clusters.found_again), cluster_points, _remainder)
+    line_sums = sums(
         lambda model, x, s, block: averages.lines.search(model, x.joined(s), block),
         lambda model, x, s, block, found: averages.lines.points(model, x.joined(s), block, found),
         lambda points, p: block_envelope(points, (p[0], p[1].joined(p[2]))),
     )
     shares = (
-        sum_of_weighted(averages.near, of_rest),
-        sum_of_weighted(averages.smooth, of_rest),
-        average_of_weighted(averages.lines, of_lines),
+        sum_of_weighted(averages.near_jumps, remainder_sums),
+        sum_of_weighted(averages.smooth, remainder_sums),
+        average_of_weighted(averages.lines, line_sums),
     )
     return jax.tree.map(lambda *parts: sum(parts), *shares)
 
 
 def prior(model: Model, hats: BrokenOverlaps, s: jax.Array) -> jax.Array:
-    """Prior potential psi_s of the ridge.
+    """Return the prior potential psi_s of the ridge.
 
     ``1/2 E tr[D^{-1} (b b^T + sum_k gamma_k qhat0_k)] - 1/(2 s) E log det(1 - s Lam^{-1} c2)`` with
     ``c2 = sum_k gamma_k (qhat1_k - qhat0_k)``, ``D = Lam - s c2`` and b, Lam as in `potentials.prior`.
@@ -203,7 +203,7 @@ def prior(model: Model, hats: BrokenOverlaps, s: jax.Array) -> jax.Array:
 def free_energy(
     model: Model, alpha: jax.Array, x: BrokenOverlaps, hats: BrokenOverlaps, s: jax.Array, M: jax.Array
 ) -> jax.Array:
-    """Free energy Phi_s, minus the training loss at a fixed point.
+    """Return the free energy Phi_s; at a fixed point it is minus the training loss.
 
     ``1/2 sum_l tr(Vhat q1 - qhat1 V) - s/2 sum_l tr(qhat1 q1 - qhat0 q0) - mhat . m - tr(thetahat theta^T) + psi_s -
     alpha M_s``
@@ -214,14 +214,14 @@ def free_energy(
 
 
 def conjugates(alpha: jax.Array, s: jax.Array, g: BrokenOverlaps, free: jax.Array) -> BrokenOverlaps:
-    """The conjugates as gradients of M_s."""
+    """Return the conjugates, which are gradients of M_s."""
     q1 = -2 * alpha * symmetric(g.V)
     q0, V = 2 * alpha / s * symmetric(g.q0), 2 * alpha * symmetric(g.q1) + s * q1
     return BrokenOverlaps(q1, q0, V, -alpha * free[0] * g.theta, -alpha * free[1] * g.m)
 
 
 def overlaps(model: Model, hats: BrokenOverlaps, s: jax.Array) -> BrokenOverlaps:
-    """The order parameters as gradients of psi_s."""
+    """Return the order parameters, which are gradients of psi_s."""
     g = jax.grad(lambda hats: prior(model, hats, s))(hats)
     q1 = -2 * symmetric(g.V)
     return BrokenOverlaps(q1, -2 / s * symmetric(g.q0), 2 * symmetric(g.q1) - s * q1, g.theta, g.m)

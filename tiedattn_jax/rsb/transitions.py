@@ -92,9 +92,9 @@ class BrokenTransition(Result):
             (f"elevation, {b.branch}", with_error(b.elevation, b.stderr.elevation), "of the loss above the RS state's")
             for b in self.branches
         ]
-        values, bars, of_rs, rs_bars = self._derivatives().values()
+        values, bars, rs_values, rs_bars = self._derivatives().values()
         sensitivities = [
-            (f"d/d{name}", with_error(a, bars[name]), f"RS: {with_error(of_rs[name], rs_bars[name])}")
+            (f"d/d{name}", with_error(a, bars[name]), f"RS: {with_error(rs_values[name], rs_bars[name])}")
             for name, a in values.items()
         ]
         return Description(
@@ -144,15 +144,15 @@ def critical_alpha_1rsb(
     Raises:
         InputError: as `solve_1rsb`; the transition is of the wrong kind or was not found.
     """
-    held = lax.stop_gradient(model)
-    transition = _alpha_c(held, transition)
+    primal = lax.stop_gradient(model)
+    transition = _alpha_c(primal, transition)
     rule: dict[str, Any] = {"order": order, "lines": lines, "replicates": replicates, "seed": seed}
-    pair = tuple(solve_1rsb(held, transition.alpha, branch, **rule) for branch in PAIR)
+    pair = tuple(solve_1rsb(primal, transition.alpha, branch, **rule) for branch in PAIR)
     a, b = (point.replicates for point in pair)
     shifts = -(a.elevation - b.elevation) / (a.loss_by_alpha - b.loss_by_alpha)
-    alpha, nodes = transition.alpha + jnp.mean(shifts), lines_1rsb(held, **rule)
-    there = [solve(held, alpha, point.branch, nodes, start=point.rs) for point in pair]
-    return _moved(model, transition, pair, shifts, _shift_sensitivities(pair, there))
+    alpha, nodes = transition.alpha + jnp.mean(shifts), lines_1rsb(primal, **rule)
+    rs_points = [solve(primal, alpha, point.branch, nodes, start=point.rs) for point in pair]
+    return _moved(model, transition, pair, shifts, _shift_sensitivities(pair, rs_points))
 
 
 def linear_crossing_1rsb(
@@ -176,33 +176,35 @@ def linear_crossing_1rsb(
     Raises:
         InputError: as `critical_alpha_1rsb`; there is no RS alpha_l; the model has no `target`.
     """
-    held = lax.stop_gradient(model)
-    transition = _alpha_c(held, transition)
-    rs = lax.stop_gradient(linear_crossing(held, transition))
+    primal = lax.stop_gradient(model)
+    transition = _alpha_c(primal, transition)
+    rs = lax.stop_gradient(linear_crossing(primal, transition))
     rule: dict[str, Any] = {"order": order, "lines": lines, "replicates": replicates, "seed": seed}
     early, late = (bool(b.gen_error < b.gen_error_linear) for b in transition.branches)
     owner = baseline_owner(early, late)
     if owner == 1:
-        exchanged = critical_alpha_1rsb(model, transition, **rule)
-        return dataclasses.replace(exchanged, rs=dataclasses.replace(exchanged.rs, event=rs.event))
+        exchange = critical_alpha_1rsb(model, transition, **rule)
+        return dataclasses.replace(exchange, rs=dataclasses.replace(exchange.rs, event=rs.event))
     if not rs.ok:
         raise InputError("transition", f"must have an alpha_l beside alpha_c, got status {rs.status_name}")
     branch = PAIR[0] if owner == 0 else PAIR[1]
     event = EVENTS[f"{branch} baseline"]
-    near = near_of(event, rs.branches)
-    assert near is not None
-    zero = run_one(zero_near(event, held, near, lines_1rsb(held, **rule), Settings(), exact=True, tol=_FINAL))
+    guess = near_of(event, rs.branches)
+    assert guess is not None
+    zero = run_one(zero_near(event, primal, guess, lines_1rsb(primal, **rule), Settings(), exact=True, tol=_FINAL))
 
     def excess(model: Model, alpha: jax.Array) -> tuple[jax.Array, BrokenPoint]:
         point = solve_1rsb(model, alpha, branch, **rule)
         return point.rs.replicates.gen_error_linear - point.replicates.gen_error, point
 
-    alpha = zero.alpha - jnp.mean(excess(held, zero.alpha)[0] / zero.by_alpha)
-    (by_model, by_alpha), point = jax.jacrev(excess, (0, 1), has_aux=True)(held, alpha)
+    alpha = zero.alpha - jnp.mean(excess(primal, zero.alpha)[0] / zero.by_alpha)
+    (by_model, by_alpha), point = jax.jacrev(excess, (0, 1), has_aux=True)(primal, alpha)
     value = point.rs.replicates.gen_error_linear - point.replicates.gen_error
     shifts = alpha - value / by_alpha - (zero.alpha - zero.value / zero.by_alpha)
-    each, of_rs = (root_derivatives(*slopes)[0] for slopes in ((by_model, by_alpha), (zero.by_model, zero.by_alpha)))
-    return _moved(model, rs, (point,), shifts, jax.tree.map(jnp.subtract, each, of_rs))
+    slopes, rs_slopes = (
+        root_derivatives(*partials)[0] for partials in ((by_model, by_alpha), (zero.by_model, zero.by_alpha))
+    )
+    return _moved(model, rs, (point,), shifts, jax.tree.map(jnp.subtract, slopes, rs_slopes))
 
 
 def _alpha_c(model: Model, transition: Transition | None) -> Transition:
@@ -217,30 +219,32 @@ def _alpha_c(model: Model, transition: Transition | None) -> Transition:
 
 
 def _moved(
-    model: Model, rs: Transition, branches: tuple[BrokenPoint, ...], shifts: jax.Array, each: Model
+    model: Model, rs: Transition, branches: tuple[BrokenPoint, ...], shifts: jax.Array, slopes: Model
 ) -> BrokenTransition:
-    """Return the RS transition moved by `shifts` (R,), whose sensitivities are `each` (R, ...)."""
-    own = jax.tree.map(lambda a: a[None], rs.sensitivities)
-    moving = with_sensitivities(rs.alpha[None], own, model)[0]
+    """Return the RS transition moved by `shifts` (R,), whose sensitivities are `slopes` (R, ...)."""
+    rs_slopes = jax.tree.map(lambda a: a[None], rs.sensitivities)
+    alpha = with_sensitivities(rs.alpha[None], rs_slopes, model)[0]
     return BrokenTransition(
-        rs=dataclasses.replace(rs, alpha=moving),
+        rs=dataclasses.replace(rs, alpha=alpha),
         branches=branches,
-        shifts=with_sensitivities(shifts, each, model),
-        sensitivities=jax.tree.map(lambda a, d: a + jnp.mean(d, 0), rs.sensitivities, each),
-        sensitivities_stderr=jax.tree.map(lambda a, d: jnp.hypot(a, error_bar(d)), rs.sensitivities_stderr, each),
+        shifts=with_sensitivities(shifts, slopes, model),
+        sensitivities=jax.tree.map(lambda a, d: a + jnp.mean(d, 0), rs.sensitivities, slopes),
+        sensitivities_stderr=jax.tree.map(lambda a, d: jnp.hypot(a, error_bar(d)), rs.sensitivities_stderr, slopes),
     )
 
 
-def _shift_sensitivities(broken: Sequence[BrokenPoint], there: Sequence[FixedPoint]) -> Model:
+def _shift_sensitivities(broken: Sequence[BrokenPoint], shifted: Sequence[FixedPoint]) -> Model:
     """Return the derivatives of the shift of alpha_c in the model, (R, ...), both theories on the same lines.
 
     Args:
         broken: 1RSB states of both branches at the RS alpha_c.
-        there: RS states of both branches at the 1RSB alpha_c; they give the change of the derivatives on the way.
+        shifted: RS states of both branches at the 1RSB alpha_c; they give the change of the derivatives on the way.
     """
-    apart = partial(jax.tree.map, jnp.subtract)
-    of_rs = apart(*(b.rs.replicates.train_loss_partials for b in broken))
-    moved = apart(*(state.replicates.train_loss_partials for state in there))
-    of_broken = apart(*((b.replicates.loss_by_model, b.replicates.loss_by_alpha) for b in broken))
-    by_model, by_alpha = jax.tree.map(lambda broken, there, here: broken + there - here, of_broken, moved, of_rs)
-    return apart(root_derivatives(by_model, by_alpha)[0], root_derivatives(*of_rs)[0])
+    difference = partial(jax.tree.map, jnp.subtract)
+    rs_partials = difference(*(b.rs.replicates.train_loss_partials for b in broken))
+    shifted_partials = difference(*(state.replicates.train_loss_partials for state in shifted))
+    broken_partials = difference(*((b.replicates.loss_by_model, b.replicates.loss_by_alpha) for b in broken))
+    by_model, by_alpha = jax.tree.map(
+        lambda broken, shifted, rs: broken + shifted - rs, broken_partials, shifted_partials, rs_partials
+    )
+    return difference(root_derivatives(by_model, by_alpha)[0], root_derivatives(*rs_partials)[0])
