@@ -192,8 +192,8 @@ def stacked(trees: Sequence[Any]) -> Any:
 class _Task:
     """A running path, and the position of its result in the answers to its parent, or in the results of all."""
 
-    def __init__(self, path: Path, parent: _Task | None, index: int):
-        self.path, self.parent, self.index = path, parent, index
+    def __init__(self, path: Path, parent: _Task | None, position: int):
+        self.path, self.parent, self.position = path, parent, position
         self.as_list, self.missing = False, 0
         self.answers: list[Any] = []
 
@@ -203,11 +203,11 @@ class _Task:
 
 
 class _Job(NamedTuple):
-    """A lane or a call, the task that waits for its result, and the index of the result in the task's answers."""
+    """A lane or a call, the task that waits for its result, and the position of the result in the task's answers."""
 
     request: Any
     task: _Task
-    index: int
+    position: int
 
 
 class _Scheduler:
@@ -258,22 +258,22 @@ class _Scheduler:
             task.expects(len(requests), as_list)
             if not requests:
                 self.ready.append((task, []))
-            for index, request in enumerate(requests):
+            for position, request in enumerate(requests):
                 if isinstance(request, Generator):
-                    self.ready.append((_Task(request, task, index), None))
+                    self.ready.append((_Task(request, task, position), None))
                 else:
-                    self.waiting.append(_Job(request, task, index))
+                    self.waiting.append(_Job(request, task, position))
 
     def _end(self, task: _Task, result: Any) -> None:
         if task.parent is None:
-            self.results[task.index] = result
-            self.done(task.index, result)
+            self.results[task.position] = result
+            self.done(task.position, result)
         else:
-            self.answer(task.parent, task.index, result)
+            self.answer(task.parent, task.position, result)
 
-    def answer(self, task: _Task, index: int, result: Any) -> None:
+    def answer(self, task: _Task, position: int, result: Any) -> None:
         """Deliver one result. After the last one the path resumes with all answers, or with the first failure."""
-        task.answers[index] = result
+        task.answers[position] = result
         task.missing -= 1
         if task.missing == 0:
             failures = [a for a in task.answers if isinstance(a, Failure)]
@@ -283,12 +283,12 @@ class _Scheduler:
 def _in_threads(scheduler: _Scheduler, width: int | None, devices: Sequence[Any]) -> None:
     """Work on one CPU: one thread per core, and one lane per thread.
 
-    The arrays of a block are so small that XLA's own threads gain little. With two threads on two cores, four
-    replicates take half the time. An interrupt waits only for the lanes that are running.
+    XLA's own threads gain little on the arrays of a block. On two cores, two threads of this pool halve the time of
+    four replicates. An interrupt waits only for the lanes that are running.
     """
     running: dict[Future, _Job] = {}
     with ThreadPoolExecutor(width or os.cpu_count() or 1) as executor:
-        # Other threads do not see the context managers that change a setting of jax. One thread is used then.
+        # Other threads do not see settings of jax that a context manager changed. Jobs then run in this thread.
         same_settings = executor.submit(jax_settings).result() == jax_settings()
         capacity = (width or os.cpu_count() or 1) if same_settings else 1
         while True:
@@ -296,13 +296,13 @@ def _in_threads(scheduler: _Scheduler, width: int | None, devices: Sequence[Any]
                 if same_settings:
                     running[executor.submit(_work, job.request)] = job
                 else:
-                    scheduler.answer(job.task, job.index, _work(job.request))
+                    scheduler.answer(job.task, job.position, _work(job.request))
             if not running:
                 return
             ended, _ = wait(running, return_when=FIRST_COMPLETED)
             for future in [f for f in list(running) if f in ended]:  # in the order in which they began
                 job = running.pop(future)
-                scheduler.answer(job.task, job.index, future.result())
+                scheduler.answer(job.task, job.position, future.result())
 
 
 def _work(request: Lane | Call) -> Any:
@@ -326,7 +326,7 @@ def _in_slots(scheduler: _Scheduler, width: int | None, devices: Sequence[Any]) 
         job = scheduler.next()
         if job is not None:
             if isinstance(job.request, Call):
-                scheduler.answer(job.task, job.index, _work(job.request))
+                scheduler.answer(job.task, job.position, _work(job.request))
                 continue
             kind = _kind(job.request)
             if kind not in groups:
@@ -338,7 +338,7 @@ def _in_slots(scheduler: _Scheduler, width: int | None, devices: Sequence[Any]) 
         if not busy:
             return
         for job, result in max(busy, key=lambda group: len(group.waiting) + len(group.lanes)).turn():
-            scheduler.answer(job.task, job.index, result)
+            scheduler.answer(job.task, job.position, result)
 
 
 def _kind(lane: Lane) -> Any:
