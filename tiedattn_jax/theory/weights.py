@@ -94,7 +94,7 @@ def _root(covariance: jax.Array) -> jax.Array:
     sign = jnp.where(covariance[:, 0] < 0, -1.0, 1.0)
     axis = jnp.einsum("kab,ka->kb", root, sign / spread)
     axis = axis / jnp.linalg.norm(axis, axis=1, keepdims=True)
-    normal = axis.at[:, 0].add(1.0)  # of the mirror that maps the first axis to minus `axis`
+    normal = axis.at[:, 0].add(1.0)  # normal of the mirror that maps the first axis to minus `axis`
     mirrored = 2 * jnp.einsum("kab,kb->ka", root, normal) / jnp.sum(normal**2, 1, keepdims=True)
     return mirrored[:, :, None] * normal[:, None, :] - root
 
