@@ -1,12 +1,13 @@
 """The theory at one setting.
 
-potentials         the two scalars that everything follows from
-weights            the fields that one weight feels, and averages over them with a penalty
-equations          the saddle-point equations as their gradients: a map of the overlaps, and its derivatives
+potentials         the two scalar potentials, from which all else follows
+weights            the fields of one weight, and averages over them with a penalty
+equations          the saddle-point equations as a map of the overlaps, and its derivatives
 newton             one step towards a fixed point of the map
 pool               the engine: many root searches at once
-observables        what a state predicts
-states             states as results
+observables        the predictions of a state
+elevation          the energy of one step of replica symmetry breaking, estimated
+states             the results `State` and `FixedPoint`
 solve              `solve`
-multistart         all states that there are
+multistart         `find_states`: all states at one setting
 """

@@ -1,14 +1,17 @@
-"""By how much one step of replica symmetry breaking lifts the training loss, to leading order, from the RS state alone.
+"""The elevation: how much one step of replica symmetry breaking raises the training loss, estimated from the RS state.
 
-With q1 - q0 = delta V and the whole response V + s (q1 - q0) held at its replica-symmetric (RS) value, the free energy
-of `rsb` differs from the RS one, which is stationary, by functions of s and delta. In v = s delta and beta = s
-delta^{1/2},
+The estimate is of leading order. Let q1 - q0 = delta V, and hold the whole response V + s (q1 - q0) at its
+replica-symmetric (RS) value. The RS free energy is stationary, so the free energy of `rsb` differs from it by a
+function of s and delta. With v = s delta and beta = s delta^{1/2} it is
 
     elevation = (v / beta^2) [ alpha (v / beta) K(beta) - v^2 / 4 (1 / (X^2 - 2 v X / 3) - alpha k(v)) ]
 
-is stationary in both; here it is largest. K sums over the jumps, of slopes a = |V^{-1/2} (z_2 - z_1)| of the energies'
-difference, a `jump_cost` j(beta a). The rest, of second order in v, is that of the replicon: X is what the prior does,
-and k(v) averages ``tr e^2`` with e = dz/dh - 1, softened where e is large, next to the ends of jumps.
+The 1RSB state is stationary in v and beta; here we take the largest value.
+
+The first term is that of the jumps. K(beta) is the sum of the `jump_cost` j(beta a) over the jumps, where
+a = |V^{-1/2} (z_2 - z_1)| is the slope of the energy difference at a jump. The second term is of second order in v and
+is that of the replicon. X is the contribution of the prior. k(v) is the average of ``tr e^2`` with e = dz/dh - 1; it is
+softened where e is large, next to the ends of jumps.
 """
 
 from __future__ import annotations
@@ -25,18 +28,19 @@ from ..averages.rule import Points
 from ..base.linalg import apply, inverse
 from ..model.overlaps import Conjugates, Overlaps
 
-_SOFT = (0.01, 0.1)  # v at which k(v) is averaged; between and beside them it is linear in log v
-_LEAST = 1e-3  # v below which it is constant
+_SOFT = (0.01, 0.1)  # v at which k(v) is averaged; elsewhere it is linear in log v
+_LOWEST = 1e-3  # v below which k(v) is constant
 _COSTS = np.geomspace(1e-2, 1e2, 400)  # b at which `jump_cost` is tabulated
-# Places at which the elevation is looked for: b at the mean slope, and v / X.
+# Grid on which the elevation is maximised: b at the mean slope, and v / X.
 _B, _V = np.geomspace(0.5, 10.0, 24), np.geomspace(1e-8, 0.8, 400)
 
 
 def jump_cost(b: np.ndarray) -> np.ndarray:
-    """What a jump costs: of an energy -(a/2)|x| with b = s a, on a line x that is measured in the inner spread.
+    """Compute the cost of a jump, j(b).
 
-    ``j(b) = int dx { b/2 E|x + xi| + b^2 / 8 - log E exp(b/2 |x + xi|) }``, b^2 / (3 pi^{1/2}) where b is small, b / 2
-    where it is large.
+    The energy at a jump is -(a/2)|x| on a line x that is measured in the inner spread, and b = s a. Then
+    ``j(b) = int dx { b/2 E|x + xi| + b^2 / 8 - log E exp(b/2 |x + xi|) }``. It tends to b^2 / (3 pi^{1/2}) for small b
+    and to b / 2 for large b.
     """
     t, w = np.polynomial.legendre.leggauss(400)
     b = np.asarray(b)[..., None]
@@ -53,14 +57,14 @@ def _costs() -> np.ndarray:
 
 
 def elevation_moments(x: Overlaps, points: Points, e: jax.Array) -> dict[str, jax.Array]:
-    """The sums over one block of nodes that `elevation` asks for.
+    """Return the sums over one block of nodes that `elevation` needs.
 
     Args:
         e: dz/dh - 1, (n, n, N).
     """
     square = jnp.einsum("ijn,jkn->ikn", e, e)
     second, third = jnp.einsum("iin->n", square), jnp.einsum("ijn,jin->n", square, e)
-    # Eigenvalues below -1 are rounding, next to the end of a jump, where they are large.
+    # Eigenvalues are large next to the end of a jump. Those below -1 are due to rounding.
     third = jnp.where(third < -1.001 * second, -third, third)
     soft = jnp.stack([second / (1 + 2 / 3 * v * third / jnp.where(second > 0, second, 1.0)) for v in _SOFT])
     step = points.jumps.step
@@ -70,13 +74,13 @@ def elevation_moments(x: Overlaps, points: Points, e: jax.Array) -> dict[str, ja
 
 
 def elevation(alpha: jax.Array, x: Overlaps, hats: Conjugates, to_delta: jax.Array, sums: dict[str, Any]) -> jax.Array:
-    """The elevation: zero without jumps, NaN where the state is unstable without them, too.
+    """Return the elevation. It is zero without jumps, and NaN if the state is unstable even without jumps.
 
     Args:
-        to_delta: response of q1 - q0 to that of the conjugates, (n r, n r).
-        sums: averaged `elevation_moments`.
+        to_delta: response of q1 - q0 to the same difference of the conjugates, (n r, n r).
+        sums: averages of `elevation_moments`.
     """
-    # Breaking is sought in the direction of the conjugate q.
+    # Replica symmetry breaking is considered in the direction of the conjugate of q only.
     X = jnp.sum(x.V * hats.q) / jnp.sqrt(hats.q.ravel() @ to_delta @ hats.q.ravel())
     a, weight = two_values(sums["slopes"])
     mean = jnp.where(sums["slopes"][0] > 0, sums["slopes"][1] / sums["slopes"][0], 1.0)
@@ -86,21 +90,21 @@ def elevation(alpha: jax.Array, x: Overlaps, hats: Conjugates, to_delta: jax.Arr
     jumps = jnp.sum(weight * table, 1, keepdims=True) * beta**2
     smooth = 0.25 * v**2 * (1 / (X**2 - 2 / 3 * v * X) - alpha * softened(sums["soft"], v))
     values = v / beta**2 * (alpha * v / beta * jumps - smooth)
-    best = jnp.max(values)
-    # Largest at an end of the range: without jumps, too, v grows, and s falls to zero.
-    inside = best > jnp.max(jnp.append(values[0], values[:, -1]))
-    known = ~jnp.any(jnp.isnan(values)) & (inside | (best <= 0))  # XLA's maximum of NaN may be -inf
-    return jnp.where(known, jnp.maximum(best, 0.0), jnp.nan)
+    maximum = jnp.max(values)
+    # A maximum at an end of the range means instability even without jumps: v grows, and s falls to zero.
+    is_interior = maximum > jnp.max(jnp.append(values[0], values[:, -1]))
+    is_known = ~jnp.any(jnp.isnan(values)) & (is_interior | (maximum <= 0))  # XLA's maximum of NaN may be -inf
+    return jnp.where(is_known, jnp.maximum(maximum, 0.0), jnp.nan)
 
 
 def softened(soft: jax.Array, v: jax.Array) -> jax.Array:
-    """k(v), between and beside the two v at which it was averaged."""
+    """Return k(v), interpolated and extrapolated in log v from the two v at which it was averaged."""
     low, high = soft
-    return low + (high - low) * jnp.log(jnp.maximum(v, _LEAST) / _SOFT[0]) / np.log(_SOFT[1] / _SOFT[0])
+    return low + (high - low) * jnp.log(jnp.maximum(v, _LOWEST) / _SOFT[0]) / np.log(_SOFT[1] / _SOFT[0])
 
 
 def two_values(moments: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """Two values, with weights, that have the moments 0 to 3 of a distribution of positive numbers; both (2,)."""
+    """Return two values and their weights, both (2,), with given moments 0 to 3 of a law of positive numbers."""
     size = jnp.where(moments[0] > 0, moments[0], 1.0)
     mean, square, cube = moments[1:] / size
     spread, rounding = square - mean**2, jnp.finfo(mean.dtype).eps ** 0.5 * square

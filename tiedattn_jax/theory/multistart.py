@@ -1,4 +1,4 @@
-"""All states at one setting, on the branches and from random starts."""
+"""Search for all states at one setting, on the branches and from random starts."""
 
 from __future__ import annotations
 
@@ -16,9 +16,10 @@ from .pool import Path, run_one, together
 from .solve import Problem, branch_start, check_alpha, check_model
 from .states import FixedPoint, State
 
-# Damped steps lead to minima, and past saddles.
+# There are no damped steps, because these lead to minima and past saddles.
 NEWTON = Settings(max_steps=60, warm_steps=0)
-_SAME_COARSE, _SAME = 0.05, 0.02  # relative differences below which two states are one: on coarse averages, on all
+# Relative differences below which two states count as one: on coarse averages, and on all averages.
+_SAME_COARSE, _SAME = 0.05, 0.02
 
 
 def find_states(
@@ -30,24 +31,25 @@ def find_states(
     seed: int = 0,
     settings: Settings = NEWTON,
 ) -> list[FixedPoint]:
-    """All states that are reached from many random starts without any symmetry imposed, the lowest training loss first.
+    """Search for all states from many random starts, without imposing any symmetry.
 
-    The branches that a symmetry of the loss defines are looked for besides, each from its own start: Newton's method
-    may reach them from few starts or none.
+    The branches that a symmetry of the loss defines are also searched for, each from its own start, because Newton's
+    method may reach them from few of the random starts or from none.
 
     Args:
         alpha: samples per dimension.
-        nodes: averaging rule; by default `default_nodes` of `SIZES["path"]`. The starts are tried on its coarse
-            replicate, what they find is solved on all of it.
-        count: random starts.
-        seed: of the starts.
-        settings: tolerances; by default without the damped steps, which lead to minima and past saddles.
+        nodes: averaging rule; by default `default_nodes` with `SIZES["path"]` nodes. The starts are tried on its coarse
+            replicate, and the states that they lead to are solved on all of its replicates.
+        count: number of random starts.
+        seed: seed of the random starts.
+        settings: tolerances. By default there are no damped steps, because these lead to minima and past saddles.
 
     Returns:
-        One `FixedPoint` for every state; states that differ by the signs of m and theta count once.
+        One `FixedPoint` for every state, in the order of the training loss, lowest first. States that differ only in
+        the signs of m and theta count once.
 
     Raises:
-        InputError: `alpha` or `count` not positive, or a model without values, under a jax transformation.
+        InputError: if `alpha` or `count` is not positive, or under a jax transformation, where numbers have no values.
     """
     check_model(model, None)
     a = check_alpha(model, alpha)
@@ -58,13 +60,14 @@ def find_states(
     nodes = default_nodes(model, SIZES["path"]) if nodes is None else nodes
     check_rule(nodes, model)
     rng = np.random.default_rng(seed)
-    base = branch_start(model, None)
+    reference = branch_start(model, None)
 
     def draw() -> Overlaps:
         q, V, theta, m = rng.lognormal(-1.5, 1.0), rng.lognormal(0, 0.5), rng.uniform(-1.2, 1.2), rng.uniform(-1.2, 1.2)
-        return Overlaps(q * base.q, V * base.V, q**0.5 * theta * base.theta, q**0.5 * m * base.m)
+        return Overlaps(q * reference.q, V * reference.V, q**0.5 * theta * reference.theta, q**0.5 * m * reference.m)
 
-    damped = eqx.tree_at(lambda s: s.warm_steps, settings, Settings().warm_steps)  # the starts of branches are rough
+    # The starts of branches are far from the states, so damped steps come first.
+    damped_settings = eqx.tree_at(lambda s: s.warm_steps, settings, Settings().warm_steps)
     starts = [x for x in (draw() for _ in range(4 * count)) if bool(admissible(model, x))][:count]
     searches: list[_Searches] = [(Problem(model, a, nodes, branch_of(None).free(model), settings), None, starts)]
     try:
@@ -73,36 +76,38 @@ def find_states(
         pass
     else:
         for name in BRANCHES:
-            problem = Problem(model, a, nodes, branch_of(name).free(model), damped)
+            problem = Problem(model, a, nodes, branch_of(name).free(model), damped_settings)
             searches += [(problem, name, [branch_start(model, name)])] if name is not None else []
     return run_one(_distinct(searches[1:] + searches[:1], settings))
 
 
-# A problem on the coarse averages, the branch whose symmetry it imposes, and its starts.
+# A problem, the branch whose symmetry it imposes, and the starts on its coarse replicate.
 _Searches = tuple[Problem, str | None, list[Overlaps]]
 
 
 def _distinct(searches: list[_Searches], settings: Settings) -> Path:
-    """Path of the states that are reached on coarse averages, each solved once on all of them, the lowest loss first.
+    """Path to the distinct states, the lowest training loss first.
+
+    The searches run on coarse averages. Every distinct state that they reach is then solved on all averages.
 
     Args:
         settings: tolerances of the solves on all averages.
     """
-    tries = yield [together([problem.coarsely(x) for x in starts]) for problem, _, starts in searches]
+    trials = yield [together([problem.coarsely(x) for x in starts]) for problem, _, starts in searches]
     points: list[FixedPoint] = []
-    for (problem, branch, _), states in zip(searches, tries, strict=True):
-        reached: list[State] = [s for s in states if s.status <= Status.max_steps]
-        for state in sorted(reached, key=lambda s: float(s.train_loss)):
-            if any(_alike(problem.model, state.overlaps, p.overlaps, _SAME_COARSE) for p in points):
+    for (problem, branch, _), states in zip(searches, trials, strict=True):
+        candidates: list[State] = [s for s in states if s.status <= Status.max_steps]
+        for state in sorted(candidates, key=lambda s: float(s.train_loss)):
+            if any(_same_state(problem.model, state.overlaps, p.overlaps, _SAME_COARSE) for p in points):
                 continue
             replicates = yield from problem._replace(settings=settings).finely(state.overlaps)
             point = FixedPoint(problem.model, problem.alpha, replicates, branch)
-            if point.exists and not any(_alike(problem.model, point.overlaps, p.overlaps, _SAME) for p in points):
+            if point.exists and not any(_same_state(problem.model, point.overlaps, p.overlaps, _SAME) for p in points):
                 points.append(point)
     return sorted(points, key=lambda p: float(p.train_loss))
 
 
-def _alike(model: Model, x: Overlaps, y: Overlaps, tol: float) -> bool:
-    """Whether two states are the same up to the symmetries."""
+def _same_state(model: Model, x: Overlaps, y: Overlaps, tol: float) -> bool:
+    """Return whether two states are the same up to the symmetries."""
     sizes = [np.array([float(np.trace(s.q.mean(0))), *map(float, magnitudes(model, s))]) for s in (x, y)]
     return bool(np.all(np.abs(sizes[0] - sizes[1]) < tol * np.array([sizes[1][0], 1.0, 1.0])))

@@ -1,4 +1,4 @@
-"""What a state predicts: losses, test error, baseline, stability, and how much the proximal operator jumps."""
+"""Predictions of a state: losses, test error, linear baseline, stability, and the jumps of the proximal operator."""
 
 from __future__ import annotations
 
@@ -29,30 +29,32 @@ from .weights import weight_fields, weight_law
 
 @nodewise
 def target_at_nodes(model: Model, Y: jax.Array) -> jax.Array:
-    """Target attention matrices of the teacher's fields, (L, L, N)."""
+    """Return the target attention matrices at the teacher's fields Y, (L, L, N)."""
     return model.target(*model.label(Y))
 
 
 class Diagnostics(eqx.Module):
-    """What one replicate of the averages says about a state besides its losses.
+    """Diagnostics of a state in one replicate of the averages.
 
-    A new field here is all that a new diagnostic needs: grids, paths, tables and reports list the fields of this class.
-    They have no derivatives: under `jax.grad` they count as constants.
+    To add a diagnostic it is enough to add a field here: grids, paths, tables and reports list the fields of this
+    class. Diagnostics have no derivatives; under `jax.grad` they count as constants.
 
     Attributes:
-        replicon: spectral radius of the replicon map; the replica-symmetric state is stable below one. Without the
-            contribution of the jumps, which is formally infinite wherever `jump_mass` is not zero.
-        jump_mass: the jumps' share of Vhat: the excess of the response form of Vhat, which averages dz/dh node by node,
-            over the Stein form, which averages z alone, relative to the larger of the two.
-        second_minimum: share of the nodes with another minimum of the proximal problem.
-        unresolved: share of the nodes whose proximal solve missed its tolerance or whose line is not resolved; above 5
-            % the status is `unresolved`.
-        growth_m: largest eigenvalue of the map in the direction of m at m = 0; one is where m starts to grow.
+        replicon: spectral radius of the replicon map. The replica-symmetric state is stable below one. The jumps are
+            left out: their contribution is formally infinite wherever `jump_mass` is not zero.
+        jump_mass: share of the jumps in Vhat. It compares two forms of Vhat: the response form, which averages dz/dh
+            node by node, and the Stein form, which averages z alone. The first minus the second is divided by the
+            larger one.
+        second_minimum: share of the nodes whose proximal problem has another minimum.
+        unresolved: share of the nodes whose proximal solve missed its tolerance or whose line is not resolved. Above
+            5 % the status is `unresolved`.
+        growth_m: largest eigenvalue of the map in the direction of m at m = 0. Above one m grows from zero.
         growth_theta: likewise for theta at theta = 0. Both are exact in the presence of jumps.
-        train_loss_direct: alpha E[loss(prox)] + lambda/2 tr(Q^T Q)/d, and the mean penalty of a weight, equal to the
+        train_loss_direct: alpha E[loss(prox)] + lambda/2 tr(Q^T Q)/d + the mean penalty of a weight. It equals the
             training loss at a fixed point.
-        rs_error: by how much one step of replica symmetry breaking lifts the training loss, estimated to leading order;
-            see `elevation`. NaN where the replica-symmetric state is unstable without jumps, too, or rank r > 1.
+        rs_error: estimate, to leading order, of how much one step of replica symmetry breaking raises the training
+            loss; see `elevation`. It is NaN if the replica-symmetric state is unstable even without jumps, and at rank
+            r > 1.
     """
 
     replicon: jax.Array
@@ -66,7 +68,7 @@ class Diagnostics(eqx.Module):
 
 
 def gen_error(model: Model, x: Overlaps, nodes: Rule) -> Average:
-    """Test error ``eps_g = E loss(h, y)``, eq. (10): ``E ||y - f||_F^2 / (2 d)`` on fresh sentences.
+    """Compute the test error ``eps_g = E loss(h, y)``, eq. (10): ``E ||y - f||_F^2 / (2 d)`` on fresh sentences.
 
     Args:
         x: overlaps, for instance of a fixed point.
@@ -76,13 +78,13 @@ def gen_error(model: Model, x: Overlaps, nodes: Rule) -> Average:
 
 
 def gen_error_linear(model: Model, nodes: Rule) -> Average:
-    """Test error of the best linear attention, ``E 1/2 Tr[(T - W) D (T - W)^T]`` with ``W = E T`` (Result 5.1).
+    """Compute the test error of the best linear attention, ``E 1/2 Tr[(T - W) D (T - W)^T]``, ``W = E T`` (Result 5.1).
 
     Args:
         nodes: averaging rule.
 
     Raises:
-        InputError: the model does not say what its target attention matrix is.
+        InputError: if the model has no method `target`.
     """
     if not model.provides("target"):
         raise InputError("model", f"must have a method `target(Y)` for the linear baseline, got {type(model).__name__}")
@@ -90,15 +92,15 @@ def gen_error_linear(model: Model, nodes: Rule) -> Average:
 
 
 def second_minimum_share(model: Model, x: Overlaps, nodes: Rule, gap: float) -> Average:
-    """Share of the nodes with another minimum of the proximal problem less than `gap` above the lowest.
+    """Compute the share of the nodes whose proximal problem has another minimum, less than `gap` above the lowest.
 
     Args:
         x: overlaps, for instance of a fixed point.
         nodes: averaging rule.
-        gap: energy; the loss is of order sigma^2.
+        gap: energy difference; the loss is of order sigma^2.
 
     Raises:
-        InputError: a gap that is not positive.
+        InputError: if `gap` is not positive.
     """
     require(gap > 0, "gap", gap, "positive")
 
@@ -115,7 +117,7 @@ def _over(nodes: Rule, number: Callable[[Replicate], jax.Array]) -> Average:
 
 
 def gen_error_in(model: Model, x: Overlaps, replicate: Replicate) -> jax.Array:
-    """`gen_error` in one replicate of the averages."""
+    """Compute `gen_error` in one replicate of the averages."""
 
     def block_error(model: Model, block: Any) -> jax.Array:
         tokens = of_sentence(model, x)
@@ -126,7 +128,7 @@ def gen_error_in(model: Model, x: Overlaps, replicate: Replicate) -> jax.Array:
 
 
 def gen_error_linear_in(model: Model, replicate: Replicate) -> jax.Array:
-    """`gen_error_linear` in one replicate of the averages; NaN for a model without a target."""
+    """Compute `gen_error_linear` in one replicate of the averages; NaN for a model without a target."""
     if not model.provides("target"):
         return jnp.full((), jnp.nan, model.lam.dtype)
 
@@ -141,10 +143,10 @@ def gen_error_linear_in(model: Model, replicate: Replicate) -> jax.Array:
 
 
 def moments(model: Model, x: Overlaps, points: Points) -> dict[str, jax.Array]:
-    """The sums over one block of nodes that `diagnose` asks for."""
+    """Return the sums over one block of nodes that `diagnose` needs."""
     L, r, _ = model.shape
     n = L * r
-    growing, x = growth_moments(model, x, points), of_sentence(model, x)
+    growth_sums, x = growth_moments(model, x, points), of_sentence(model, x)
     points = _shared(model, points)
     w = points.weight
     _, y = fields(model, x, points.student, points.teacher)
@@ -152,7 +154,7 @@ def moments(model: Model, x: Overlaps, points: Points) -> dict[str, jax.Array]:
     G = apply(inverse(x.V), e.reshape(L, r, -1)).reshape(L, r, L, r, -1)
     replicon = jnp.einsum("iajcn,ibjdn,n->iabjcd", G, G, w)
     return {
-        **growing,
+        **growth_sums,
         **(elevation_moments(x, points, e) if r == 1 else {}),
         "response": jnp.einsum("iaian,n->", G, w),
         "replicon": model.to_classes(model.to_classes(replicon), 3),
@@ -163,22 +165,22 @@ def moments(model: Model, x: Overlaps, points: Points) -> dict[str, jax.Array]:
 
 
 def growth_moments(model: Model, x: Overlaps, points: Points) -> dict[str, jax.Array]:
-    """The sums over one block of nodes that `growths` asks for."""
+    """Return the sums over one block of nodes that `growths` needs."""
     x, points, (_, _, t) = of_sentence(model, x), _shared(model, points), model.shape
     h, y = fields(model, x, points.student, points.teacher)
     score_root = jnp.swapaxes(inverse(cholesky(residual_covariance(model, x))), -1, -2)
     g = apply(inverse(x.V), points.z - h)
-    score = apply(score_root, points.student)  # of the Gaussian law of h given y
+    score = apply(score_root, points.student)  # score of the Gaussian law of h given y
     y = y[:, :t] if model.teacher_mean is None else y[:, :t] - model.teacher_mean[..., None]
     u = apply(inverse(model.rho), y)
-    if model.kind is not None:  # the overlaps with the means of the classes grow together with theta
+    if model.kind is not None:  # overlaps with the means of classes grow together with theta
         u = jnp.concatenate([u, jnp.ones_like(u[:, :1])], 1)
     gy, score_y = (model.to_classes(a[:, :, None] * u[:, None]) for a in (g, score))
     return {"g_score": _gram(g, score, points.weight), "gy_score": _gram(gy, score_y, points.weight)}
 
 
 def _shared(model: Model, points: Points) -> Points:
-    """Points with the share of the kind of sentences in their weights."""
+    """Multiply the weights of the points by the share of the kind of sentences."""
     if model.kind is None:
         return points
     weights = points.weight * model.share, points.jumps.density * model.share
@@ -188,54 +190,54 @@ def _shared(model: Model, points: Points) -> Points:
 def growths(
     model: Model, alpha: jax.Array, hats: Conjugates, sums: dict[str, jax.Array]
 ) -> tuple[jax.Array, jax.Array]:
-    """Largest eigenvalues of the map in the directions of theta, at theta = 0, and of m, at m = 0.
+    """Return the largest eigenvalues of the map in the directions of theta, at theta = 0, and of m, at m = 0.
 
-    Differentiable, in the first order; exact in the presence of jumps.
+    They are exact in the presence of jumps, and have first derivatives.
 
     Args:
-        sums: averaged `growth_moments`.
+        sums: averages of `growth_moments`.
     """
     L, (S, r, _), law = model.shape[0], hats.q.shape, model.law()
-    # E_nu over the spectrum of what the prior does to a small thetahat or mhat.
+    # Response of theta and m to a small thetahat or mhat in the prior, averaged over the spectral law.
     if model.penalty is None and law.sentences is None:
         resolvents = _resolvents(model, hats)
         to_theta = jnp.einsum("n,nk,nl,nab,nst->kaslbt", law.weights, law.gamma, law.gamma, resolvents, law.pi)
         to_m = jnp.einsum("n,nkl,nab->kalb", law.weights, law.tau, resolvents)
     else:
-        # theta and the overlaps with the means of classes, if there are some, in one array (S, r, t + 1).
+        # Conjugates of theta and, if there are any, of the overlaps with the means of classes, (S, r, t + 1).
         teacher = hats.theta if law.sentences is None else jnp.concatenate([hats.theta, hats.m[L:, :, None]], 2)
 
-        def of(teacher: jax.Array, m: jax.Array) -> jax.Array:
-            theta, more = jnp.split(teacher, [hats.theta.shape[2]], 2)
-            return prior(model, replace(hats, theta=theta, m=jnp.concatenate([m, *jnp.moveaxis(more, 2, 0)])))
+        def psi(teacher: jax.Array, m: jax.Array) -> jax.Array:
+            theta, class_means = jnp.split(teacher, [hats.theta.shape[2]], 2)
+            return prior(model, replace(hats, theta=theta, m=jnp.concatenate([m, *jnp.moveaxis(class_means, 2, 0)])))
 
-        at = jnp.zeros_like(teacher), jnp.zeros_like(hats.m[:L])
-        to_theta, to_m = (jax.hessian(of, k)(*at) for k in range(2))
+        origin = jnp.zeros_like(teacher), jnp.zeros_like(hats.m[:L])
+        to_theta, to_m = (jax.hessian(psi, k)(*origin) for k in range(2))
     n = S * r * to_theta.shape[2]
-    spread = inverse(model.rho)
-    spread = jnp.pad(spread, ((0, 0), *[(0, to_theta.shape[2] - spread.shape[1])] * 2))
-    # The part of d thetahat / d theta that comes from the spread of h given y: Vhat rho^{-1}, token by token.
-    own = jax.scipy.linalg.block_diag(*(jnp.kron(v, p) for v, p in zip(hats.V, spread, strict=True)))
-    curvature = alpha * sums["gy_score"] + own
+    inverse_rho = inverse(model.rho)
+    inverse_rho = jnp.pad(inverse_rho, ((0, 0), *[(0, to_theta.shape[2] - inverse_rho.shape[1])] * 2))
+    # theta changes the spread of h given y. This part of d thetahat / d theta is Vhat rho^{-1}, token by token.
+    spread_part = jax.scipy.linalg.block_diag(*(jnp.kron(v, p) for v, p in zip(hats.V, inverse_rho, strict=True)))
+    curvature = alpha * sums["gy_score"] + spread_part
     return (_largest(to_theta.reshape(n, n), curvature), _largest(to_m.reshape(L * r, L * r), alpha * sums["g_score"]))
 
 
 def growths_in(
     model: Model, alpha: jax.Array, x: Overlaps, replicate: Replicate, free: jax.Array
 ) -> tuple[jax.Array, jax.Array]:
-    """`growths` at overlaps x of a branch in one replicate of the averages, with derivatives in all of them."""
+    """Return `growths` at overlaps x of a branch, in one replicate; differentiable in the model, alpha and x."""
     _, gradient, sums = channel_gradient(model, x, replicate, growth_moments)
     return growths(model, alpha, impose(conjugates(alpha, gradient), free), sums)
 
 
 def _resolvents(model: Model, hats: Conjugates) -> jax.Array:
-    """Lam^{-1} at every atom of the spectrum, (K, r, r): what the ridge's weights respond with to their field."""
+    """Return Lam^{-1} at every atom of the spectrum, (K, r, r): the response of the ridge's weights to their field."""
     law, eye = model.law(), jnp.eye(hats.m.shape[-1], dtype=model.lam.dtype)
     return inverse(model.lam * eye + jnp.einsum("kl,lab->kab", law.gamma, hats.V))
 
 
 def _squares(model: Model, hats: Conjugates) -> tuple[jax.Array, jax.Array]:
-    """Of a weight: its squared response to a field at every atom, E[R_ab R_cd] as (K, r, r, r, r); its mean penalty."""
+    """Return the squared response of a weight at every atom, E[R_ab R_cd], (K, r, r, r, r), and its mean penalty."""
     if model.penalty is None:
         R = _resolvents(model, hats)
         return jnp.einsum("nab,ncd->nabcd", R, R), jnp.zeros((), R.dtype)
@@ -247,14 +249,14 @@ def _squares(model: Model, hats: Conjugates) -> tuple[jax.Array, jax.Array]:
 
 
 def diagnose(model: Model, alpha: jax.Array, x: Overlaps, hats: Conjugates, sums: dict[str, jax.Array]) -> Diagnostics:
-    """All `Diagnostics` of a state from its averaged `moments`."""
+    """Return the `Diagnostics` of a state from the averages of its `moments`."""
     (S, r, _), law = hats.q.shape, model.law()
     n = S * r
     squares, mean_penalty = _squares(model, hats)
     to_delta = jnp.einsum("n,nk,nl,nabcd->kadlbc", law.weights, law.gamma, law.gamma, squares)
     to_delta = to_delta.reshape(n * r, n * r)
     replicon = to_delta @ (alpha * sums["replicon"]).reshape(n * r, n * r)
-    # A ridge adds to Lam: the derivative of psi in it is minus half of tr(Q^T Q) / d.
+    # The ridge is a term of Lam, so d psi / d lambda is minus half of tr(Q^T Q) / d.
     size = -2.0 * jax.grad(lambda lam: prior(eqx.tree_at(lambda m: m.lam, model, lam), hats))(model.lam)
     stein = jnp.sum(jnp.trace(hats.V, axis1=1, axis2=2))
     response = -alpha * sums["response"]
@@ -277,24 +279,24 @@ def _gram(a: jax.Array, b: jax.Array, w: jax.Array) -> jax.Array:
 
 
 def _largest(positive: jax.Array, symmetric: jax.Array) -> jax.Array:
-    """Largest eigenvalue of the product P S of a positive semidefinite and a symmetric matrix.
+    """Return the largest eigenvalue of the product P S of a positive semidefinite and a symmetric matrix.
 
-    Its derivative, with the right eigenvector r and the left one l = S r, is l (dP S + P dS) r / (l . r): exact in the
-    first order, and finite where the eigenvalues of P itself are degenerate.
+    Its derivative is l (dP S + P dS) r / (l . r), with the right eigenvector r and the left eigenvector l = S r. This
+    is exact to first order, and finite if eigenvalues of P itself are degenerate.
     """
     P, S = lax.stop_gradient((positive, 0.5 * (symmetric + symmetric.T)))
     values, vectors = jnp.linalg.eigh(P)
-    kept = values > 1e-6 * values[-1]  # the null space is not a direction of the map
-    root = vectors * jnp.sqrt(jnp.where(kept, values, 0.0))
-    inner_values, inner = jnp.linalg.eigh(root.T @ S @ root - jnp.diag(jnp.where(kept, 0.0, 1e6)))
+    nonzero = values > 1e-6 * values[-1]  # directions in the null space of P do not count
+    root = vectors * jnp.sqrt(jnp.where(nonzero, values, 0.0))
+    inner_values, inner = jnp.linalg.eigh(root.T @ S @ root - jnp.diag(jnp.where(nonzero, 0.0, 1e6)))
     value, right = inner_values[-1], root @ inner[:, -1]
     left = S @ right  # l . r is the eigenvalue
-    moving = left @ positive @ symmetric @ right / jnp.where(value == 0, 1.0, value)
-    return value + moving - lax.stop_gradient(moving)
+    quotient = left @ positive @ symmetric @ right / jnp.where(value == 0, 1.0, value)
+    return value + quotient - lax.stop_gradient(quotient)
 
 
 def _radius(positive_map: jax.Array, start: jax.Array) -> jax.Array:
-    """Spectral radius of a map of the cone of positive matrices into itself, by power iteration from inside it."""
+    """Return the spectral radius of a map of the cone of positive matrices into itself, by power iteration."""
     tiny = jnp.finfo(start.dtype).tiny
 
     def body(_: int, state: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, jax.Array]:

@@ -1,19 +1,22 @@
 """The engine: many root searches at once, none of which waits for the slowest.
 
-A `Lane` is one root search: a model, an alpha, a replicate of the averages, what the branch leaves free, a start. A
-*path* is a Python generator that yields lanes, other paths, or calls, one or a list of them, and is sent what became of
-them: a `State` for a lane, what the path returned for a path. Everything that needs several states is a path: a branch
-followed through alpha, a transition, a row of a diagram.
+A `Lane` is one root search: a model, an alpha, a replicate of the averages, the free order parameters, and a start. A
+*path* is a Python generator that yields requests: a lane, another path, a `Call`, or a list of these. It is sent their
+results: the `State` of a lane, the return value of a path or of a call. Everything that needs several states is a path:
+a branch that is continued in alpha, a transition, a row of a phase diagram.
 
     def difference(model, alpha, starts):
         positional, semantic = yield [Lane(...), Lane(...)]
         return positional.train_loss - semantic.train_loss
 
-`run` runs many paths; their lanes share the pool. On a CPU every core works on one lane at a time. On accelerators, and
-on several devices, all lanes of one kind are evaluated in one call, which the lanes' axis spreads over the devices;
-lanes that ended leave, and lanes that wait take their places. Newton's method itself is a few numbers a lane, and runs
-on the host's CPU. A core takes a lane from its start to its end in one program: called step by step from Python, 9 x 9
-cells of a diagram took 1.3 times as long.
+`run` runs many paths, whose lanes share one pool.
+
+On a CPU every core works on one lane at a time, and one program takes a lane from its start to its end. If Python
+called every step instead, a diagram of 9 x 9 cells would take 1.3 times as long.
+
+On accelerators, and on several devices, one call evaluates all lanes of one kind. The axis of the lanes is sharded over
+the devices. Waiting lanes replace lanes that have ended. Newton's method needs only a few numbers per lane, so it runs
+on the host's CPU.
 """
 
 from __future__ import annotations
@@ -42,11 +45,12 @@ from ..model.overlaps import Coordinates, Overlaps
 from .equations import Equations, search
 from .newton import Newton, Search, either, stall_of
 
-# Lanes in one call on an accelerator: few sizes, so that few programs are compiled. The smallest serves the replicates
-# of one state, the largest fills the device: on an H100 a lane of order 5 takes .95 ms of 4, and .13 of 256 or 1024.
+# Numbers of lanes in one call on an accelerator. There are few of them, so that few programs are compiled. The smallest
+# is for the replicates of one state, the largest fills the device. Time per lane of order 5 on an H100: .95 ms in calls
+# of 4 lanes, .13 ms in calls of 256 or 1024.
 WIDTHS = 4, 32, 256
-_NODE_BYTES = 1024  # memory that an evaluation takes for each of its nodes: 870 on an H100, order 9
-_SHARE = 0.5  # of the device's memory that an evaluation may take
+_NODE_BYTES = 1024  # bytes of memory that an evaluation takes per node; measured on an H100 at order 9: 870
+_SHARE = 0.5  # share of the device's memory that an evaluation may take
 
 Path = Generator[Any, Any, Any]
 
@@ -55,13 +59,13 @@ class Lane(NamedTuple):
     """One root search.
 
     Attributes:
-        model, alpha: the setting, of concrete numbers.
+        model, alpha: the setting; their numbers are concrete.
         rule: averaging rule.
-        replicate: number of its replicate, or `COARSE`.
-        free: what the branch leaves free, (2,).
+        replicate: index of the replicate in the rule, or `COARSE`.
+        free: 1.0 for theta and for m if the branch leaves them free, else 0.0, (2,).
         start: overlaps to start from.
         settings: tolerances.
-        attempts: number of starts that are tried, made from this one.
+        attempts: number of starts that are tried. They are `start`, scaled as `newton.ATTEMPTS` says.
     """
 
     model: Model
@@ -75,20 +79,20 @@ class Lane(NamedTuple):
 
     @property
     def equations(self) -> Equations:
-        """The equations that the lane solves."""
+        """Equations that the lane solves."""
         return Equations(self.model, self.alpha, self.rule.replicate(self.replicate), self.free)
 
     @property
     def search(self) -> tuple:
-        """The arguments of Newton's method: start, tolerances, number of attempts, and the residual that stalls."""
+        """Arguments of Newton's method: start, tolerances, number of attempts, largest residual of a stalled state."""
         stall = np.asarray(stall_of(self.rule.size), self.model.lam.dtype)
-        # On the host, where no array has a weak type, which would ask for another program.
+        # Arrays of the host have no weak type. A weak type would trigger another compilation.
         start = jax.tree.map(np.asarray, self.start)
         return start, self.settings, np.asarray(self.attempts), stall
 
 
 class Call(NamedTuple):
-    """A function of arrays that takes long: its arguments have values, and its result is sent to the path."""
+    """Request for a long computation: `function(*arguments)`, of concrete arrays. The path is sent the result."""
 
     function: Callable[..., Any]
     arguments: tuple
@@ -101,7 +105,7 @@ class Failure(NamedTuple):
 
     @property
     def reason(self) -> str:
-        """What it says; bad input speaks for itself."""
+        """Message of the exception, after its type; the type is left out for an `InputError`."""
         name = "" if isinstance(self.error, InputError) else f"{type(self.error).__name__}: "
         return f"{name}{self.error}"
 
@@ -115,37 +119,39 @@ def run(
     keep: bool = False,
     done: Callable[[int, Any], None] = lambda number, result: None,
 ) -> list[Any]:
-    """Run paths to their ends, their lanes in one pool.
+    """Run paths to their ends, with their lanes in one pool.
 
-    Paths start in the order in which they are given, as soon as there is room in the pool. An exception ends its own
-    path; when the others have ended, the first one is raised, with the name of its path.
+    Paths start in the order in which they are given, as soon as the pool has room for them. An exception ends only its
+    own path. After the other paths have ended, the first exception is raised, with the name of its path.
 
     Args:
         paths: generators.
-        width: lanes at once; by default the cores of a CPU, and elsewhere as many as fill the device.
-        devices: to compute on; by default the default one.
-        names: what a path is called in an exception.
-        keep: whether a `Failure` is returned for a path that an exception ended, as long as another one did not fail.
-        done: called with the number and the result of every path that ends, or its `Failure`, in the thread of the
-            caller.
+        width: number of lanes at once. The default is the number of cores on a CPU; elsewhere it is the number of lanes
+            that fill the device.
+        devices: devices to compute on; by default jax's default device.
+        names: names of the paths in exceptions.
+        keep: whether to return a `Failure` for a path that an exception ended, instead of raising the exception. If all
+            paths failed, it is raised nevertheless.
+        done: function that is called when a path has ended, with the index of the path and its result or `Failure`. It
+            is called in the thread of the caller.
 
     Returns:
-        What the paths return.
+        The return values of the paths.
 
     Raises:
-        InputError: a width that is not a positive integer; a path that yields something else.
+        InputError: if `width` is not a positive integer, or a path yields something that is not a request.
     """
     if width is not None:
         require_count(width, "width")
     devices = [_default_device()] if devices is None else list(devices)
     scheduler = _Scheduler(paths, done)
-    several = len(devices) > 1 or devices[0].platform != "cpu"
-    work = functools.partial(_in_slots if several else _in_threads, scheduler, width, devices)
-    with jax.default_device(_host()) if several else contextlib.nullcontext():
+    in_slots = len(devices) > 1 or devices[0].platform != "cpu"
+    work = functools.partial(_in_slots if in_slots else _in_threads, scheduler, width, devices)
+    with jax.default_device(_host()) if in_slots else contextlib.nullcontext():
         work()
-    kept = keep and not all(isinstance(result, Failure) for result in scheduler.results)
+    keeps_failures = keep and not all(isinstance(result, Failure) for result in scheduler.results)
     for number, result in enumerate(scheduler.results):
-        if isinstance(result, Failure) and not kept:
+        if isinstance(result, Failure) and not keeps_failures:
             if names is not None:
                 result.error.add_note(f"This happened at {names[number]}.")
             raise result.error
@@ -153,27 +159,23 @@ def run(
 
 
 def run_one(path: Path) -> Any:
-    """The result of one path.
-
-    Raises:
-        InputError: jax traces a function here, so that no number has a value.
-    """
+    """Run one path and return its result."""
     return run([path])[0]
 
 
 def together(wanted: Sequence[Lane | Call | Path]) -> Path:
-    """A path of several lanes, calls or paths that run at once; returns the list of their results."""
+    """Path that runs several lanes, calls or paths at once and returns the list of their results."""
     return (yield list(wanted))
 
 
 def replicates_of(lane: Lane, starts: Overlaps | None = None) -> list[Lane]:
-    """A lane in every replicate of its rule.
+    """Copy a lane to every replicate of its rule.
 
     Args:
-        starts: of every replicate, with a leading axis; by default that of the lane.
+        starts: starts of the replicates, with a leading axis; by default all have the start of the lane.
     """
-    parts = [lane.start] * lane.rule.replicates if starts is None else _unstacked(starts, lane.rule.replicates)
-    return [lane._replace(replicate=k, start=start) for k, start in enumerate(parts)]
+    lane_starts = [lane.start] * lane.rule.replicates if starts is None else _unstacked(starts, lane.rule.replicates)
+    return [lane._replace(replicate=k, start=start) for k, start in enumerate(lane_starts)]
 
 
 def _unstacked(tree: Any, count: int) -> list[Any]:
@@ -183,43 +185,43 @@ def _unstacked(tree: Any, count: int) -> list[Any]:
 
 
 def stacked(trees: Sequence[Any]) -> Any:
-    """Trees of arrays as one, whose arrays have a leading axis more; on the host."""
+    """Stack trees of arrays along a new leading axis; on the host."""
     return jax.tree.map(lambda *leaves: np.stack([np.asarray(a) for a in leaves]), *trees)
 
 
 class _Task:
-    """A path on its way, and where its result goes."""
+    """A running path, and the position of its result in the answers to its parent, or in the results of all."""
 
-    def __init__(self, path: Path, parent: _Task | None, place: int):
-        self.path, self.parent, self.place = path, parent, place
-        self.several, self.missing = False, 0
+    def __init__(self, path: Path, parent: _Task | None, position: int):
+        self.path, self.parent, self.position = path, parent, position
+        self.as_list, self.missing = False, 0
         self.answers: list[Any] = []
 
-    def expects(self, count: int, several: bool) -> None:
-        """Wait for so many answers."""
-        self.several, self.answers, self.missing = several, [None] * count, count
+    def expects(self, count: int, as_list: bool) -> None:
+        """Wait for `count` answers; the path is sent them as a list, or the single one as it is."""
+        self.as_list, self.answers, self.missing = as_list, [None] * count, count
 
 
-class _Waiting(NamedTuple):
-    """A lane or a call, and whose answer it is."""
+class _Job(NamedTuple):
+    """A lane or a call, the task that waits for its result, and the position of the result in the task's answers."""
 
     request: Any
     task: _Task
-    place: int
+    position: int
 
 
 class _Scheduler:
-    """Steps paths; hands out the lanes and calls that they wait for, in order."""
+    """Advances the paths, and hands out in order the lanes and calls whose results they wait for."""
 
     def __init__(self, paths: Iterable[Path], done: Callable[[int, Any], None]):
         self.unstarted: Iterator[tuple[int, Path]] = iter(enumerate(paths))
         self.done = done
         self.ready: deque[tuple[_Task, Any]] = deque()
-        self.waiting: deque[_Waiting] = deque()
+        self.waiting: deque[_Job] = deque()
         self.results: list[Any] = []
 
-    def next(self) -> _Waiting | None:
-        """The next lane or call; None where all paths have ended, or wait for what was handed out."""
+    def next(self) -> _Job | None:
+        """Return the next lane or call; None if every path has ended or waits for a job that was handed out."""
         while not self.waiting:
             if self.ready:
                 self._step(*self.ready.popleft())
@@ -228,7 +230,7 @@ class _Scheduler:
         return self.waiting.popleft()
 
     def _start(self) -> bool:
-        """Start one more path, if there is one."""
+        """Start the next path; return whether there was one."""
         for number, path in self.unstarted:
             self.results.append(None)
             self.ready.append((_Task(path, None, number), None))
@@ -238,73 +240,73 @@ class _Scheduler:
     def _step(self, task: _Task, answer: Any) -> None:
         try:
             if isinstance(answer, Failure):
-                wanted = task.path.throw(answer.error)
+                yielded = task.path.throw(answer.error)
             else:
-                wanted = task.path.send(answer)
-            several = isinstance(wanted, list)
-            requests = wanted if several else [wanted]
+                yielded = task.path.send(answer)
+            as_list = isinstance(yielded, list)
+            requests = yielded if as_list else [yielded]
             for request in requests:
                 if not isinstance(request, (Lane, Call, Generator)):
                     text = f"must yield lanes, calls or paths, got {type(request).__name__}: {request!r:.60}"
                     raise InputError("path", text)
         except StopIteration as stop:
             self._end(task, stop.value)
-        except Exception as error:  # it ends this path only
+        except Exception as error:  # the exception ends this path only
             task.path.close()
             self._end(task, Failure(error))
         else:
-            task.expects(len(requests), several)
+            task.expects(len(requests), as_list)
             if not requests:
                 self.ready.append((task, []))
-            for place, request in enumerate(requests):
+            for position, request in enumerate(requests):
                 if isinstance(request, Generator):
-                    self.ready.append((_Task(request, task, place), None))
+                    self.ready.append((_Task(request, task, position), None))
                 else:
-                    self.waiting.append(_Waiting(request, task, place))
+                    self.waiting.append(_Job(request, task, position))
 
     def _end(self, task: _Task, result: Any) -> None:
         if task.parent is None:
-            self.results[task.place] = result
-            self.done(task.place, result)
+            self.results[task.position] = result
+            self.done(task.position, result)
         else:
-            self.answer(task.parent, task.place, result)
+            self.answer(task.parent, task.position, result)
 
-    def answer(self, task: _Task, place: int, result: Any) -> None:
-        """Deliver what a path waits for. It goes on when nothing is missing, with the first failure if there is one."""
-        task.answers[place] = result
+    def answer(self, task: _Task, position: int, result: Any) -> None:
+        """Deliver one result. After the last one the path resumes with all answers, or with the first failure."""
+        task.answers[position] = result
         task.missing -= 1
         if task.missing == 0:
             failures = [a for a in task.answers if isinstance(a, Failure)]
-            self.ready.append((task, failures[0] if failures else task.answers if task.several else task.answers[0]))
+            self.ready.append((task, failures[0] if failures else task.answers if task.as_list else task.answers[0]))
 
 
 def _in_threads(scheduler: _Scheduler, width: int | None, devices: Sequence[Any]) -> None:
-    """On one CPU: in as many threads as there are cores, each with one lane at a time.
+    """Work on one CPU: one thread per core, and one lane per thread.
 
-    XLA's own threads gain little on the arrays of a block: on two cores four replicates take half the time in two
-    threads. An interrupt waits for the lanes that are in progress only.
+    XLA's own threads gain little on the arrays of a block. On two cores, two threads of this pool halve the time of
+    four replicates. An interrupt waits only for the lanes that are running.
     """
-    running: dict[Future, _Waiting] = {}
-    with ThreadPoolExecutor(width or os.cpu_count() or 1) as pool:
-        # Context managers that change a setting of jax are not seen by other threads.
-        alike = pool.submit(jax_settings).result() == jax_settings()
-        room = (width or os.cpu_count() or 1) if alike else 1
+    running: dict[Future, _Job] = {}
+    with ThreadPoolExecutor(width or os.cpu_count() or 1) as executor:
+        # Other threads do not see settings of jax that a context manager changed. Jobs then run in this thread.
+        same_settings = executor.submit(jax_settings).result() == jax_settings()
+        capacity = (width or os.cpu_count() or 1) if same_settings else 1
         while True:
-            while len(running) < room and (item := scheduler.next()) is not None:
-                if alike:
-                    running[pool.submit(_work, item.request)] = item
+            while len(running) < capacity and (job := scheduler.next()) is not None:
+                if same_settings:
+                    running[executor.submit(_work, job.request)] = job
                 else:
-                    scheduler.answer(item.task, item.place, _work(item.request))
+                    scheduler.answer(job.task, job.position, _work(job.request))
             if not running:
                 return
             ended, _ = wait(running, return_when=FIRST_COMPLETED)
             for future in [f for f in list(running) if f in ended]:  # in the order in which they began
-                item = running.pop(future)
-                scheduler.answer(item.task, item.place, future.result())
+                job = running.pop(future)
+                scheduler.answer(job.task, job.position, future.result())
 
 
 def _work(request: Lane | Call) -> Any:
-    """The state at the end of a lane, or the result of a call."""
+    """Compute the state at the end of a lane, or the result of a call."""
     try:
         if isinstance(request, Call):
             return jax.block_until_ready(request.function(*request.arguments))
@@ -314,32 +316,33 @@ def _work(request: Lane | Call) -> Any:
 
 
 def _in_slots(scheduler: _Scheduler, width: int | None, devices: Sequence[Any]) -> None:
-    """On accelerators, or several devices: all lanes of one kind in one call; calls one after the other.
+    """Work on accelerators, or on several devices: one call evaluates all lanes of one kind.
 
-    A kind is a class of models, shapes and a rule. While lanes of one kind are on their way those of others wait.
+    Lanes are of one kind if they share the classes and shapes of their arguments and the rule. While lanes of one kind
+    run, lanes of other kinds wait. A `Call` is computed by itself.
     """
     groups: dict[Any, _Slots] = {}
     while True:
-        item = scheduler.next()
-        if item is not None:
-            if isinstance(item.request, Call):
-                scheduler.answer(item.task, item.place, _work(item.request))
+        job = scheduler.next()
+        if job is not None:
+            if isinstance(job.request, Call):
+                scheduler.answer(job.task, job.position, _work(job.request))
                 continue
-            kind = _kind(item.request)
+            kind = _kind(job.request)
             if kind not in groups:
-                groups[kind] = _Slots(item.request, width, devices)
-            groups[kind].waiting.append(item)
+                groups[kind] = _Slots(job.request, width, devices)
+            groups[kind].waiting.append(job)
             if len(groups[kind].waiting) < groups[kind].room:
                 continue
         busy = [group for group in groups.values() if group.waiting or group.lanes]
         if not busy:
             return
-        for item, result in max(busy, key=lambda group: len(group.waiting) + len(group.lanes)).turn():
-            scheduler.answer(item.task, item.place, result)
+        for job, result in max(busy, key=lambda group: len(group.waiting) + len(group.lanes)).turn():
+            scheduler.answer(job.task, job.position, result)
 
 
 def _kind(lane: Lane) -> Any:
-    """What lanes must share to be evaluated in one call."""
+    """Return what lanes must share in order to be evaluated in one call."""
     leaves, structure = jax.tree.flatten((lane.model, lane.start, lane.settings))
     return structure, tuple(np.shape(a) for a in leaves), id(lane.rule)
 
@@ -347,82 +350,82 @@ def _kind(lane: Lane) -> Any:
 def begin(
     model: Model, free: jax.Array, start: Overlaps, settings: Settings, attempts: Any, stall: Any, unseen: jax.Array
 ) -> tuple[Newton, Search]:
-    """Newton's method of a lane, and its search before the first answer."""
+    """Return Newton's method for a lane, and its `Search` before the first answer."""
     newton = Newton(Coordinates(model, free), settings, stall, attempts)
     return newton, newton.begin(newton.coordinates.pack(start), unseen)
 
 
 def _unseen(equations: Equations, start: Overlaps) -> jax.Array:
-    """`Equations.unseen` of a lane."""
+    """Return `Equations.unseen` at the start of a lane."""
     return equations.unseen(equations.coordinates.pack(start))
 
 
-# On the host's CPU; the axis of the lanes leads all arrays.
+# These run on the host's CPU. The axis of the lanes leads all arrays.
 _begin_all, _advance_all = jax.jit(jax.vmap(precise(begin))), jax.jit(jax.vmap(precise(Newton.advance)))
 
 
 class _Slots:
-    """The lanes of one kind: their numbers in arrays of the host whose first axis counts the lanes."""
+    """The lanes of one kind. Their numbers are in arrays of the host, whose leading axis is that of the lanes."""
 
-    def __init__(self, like: Lane, width: int | None, devices: Sequence[Any]):
-        self.rule = like.rule
-        self.waiting: deque[_Waiting] = deque()
-        self.lanes: list[_Waiting] = []
+    def __init__(self, example: Lane, width: int | None, devices: Sequence[Any]):
+        self.rule = example.rule
+        self.waiting: deque[_Job] = deque()
+        self.lanes: list[_Job] = []
         mesh = Mesh(np.array(devices), ("lanes",))
-        self.spread, everywhere = NamedSharding(mesh, PartitionSpec("lanes")), NamedSharding(mesh, PartitionSpec())
-        self.on_devices = jax.device_put(like.rule, everywhere)
-        most = width or _most(like, devices)
-        sizes = [w for w in WIDTHS if w <= most] or [most]
+        self.sharding, replicated = NamedSharding(mesh, PartitionSpec("lanes")), NamedSharding(mesh, PartitionSpec())
+        self.device_rule = jax.device_put(example.rule, replicated)
+        limit = width or _most(example, devices)
+        sizes = [w for w in WIDTHS if w <= limit] or [limit]
         self.widths = sorted({-(-w // len(devices)) * len(devices) for w in ([width] if width else sizes)})
-        self.numbers: Any = None  # (model, alpha, free, number of the replicate)
+        self.numbers: Any = None  # (model, alpha, free, index of the replicate)
         self.newton: Any = None
         self.search: Any = None
-        self.unseen = jax.tree.map(np.asarray, jax.jit(_unseen)(like.equations, like.start))
-        self.placed: Any = None  # the equations on the devices, until a lane enters or leaves
+        self.unseen = jax.tree.map(np.asarray, jax.jit(_unseen)(example.equations, example.start))
+        self.device_equations: Any = None  # `Equations` of the lanes, until a lane enters or leaves
 
     @property
     def room(self) -> int:
-        """Lanes that the largest call still has room for."""
+        """Number of lanes that still fit into the largest call."""
         return self.widths[-1] - len(self.lanes)
 
-    def turn(self) -> list[tuple[_Waiting, Any]]:
-        """One evaluation of all lanes, and one step of their searches; the lanes that ended, with their states."""
+    def turn(self) -> list[tuple[_Job, Any]]:
+        """Evaluate all lanes and advance their searches; return the lanes that ended, with their states or failures."""
         try:
             return self._turn()
-        except Exception as error:  # of the evaluation of all of them
-            ended = [(item, Failure(error)) for item in [*self.lanes, *self.waiting]]
+        except Exception as error:  # the evaluation is one call, so that all lanes fail
+            ended = [(job, Failure(error)) for job in [*self.lanes, *self.waiting]]
             self.lanes, self.waiting = [], deque()
-            self.numbers = self.newton = self.search = self.placed = None
+            self.numbers = self.newton = self.search = self.device_equations = None
             return ended
 
-    def _turn(self) -> list[tuple[_Waiting, Any]]:
+    def _turn(self) -> list[tuple[_Job, Any]]:
         self._enter()
         count = len(self.lanes)
-        if self.placed is None:
-            self.placed = self._equations(self.numbers)
+        if self.device_equations is None:
+            self.device_equations = self._equations(self.numbers)
         trial = self._put(self._padded(self.search.trial))
-        answer = jax.device_get(_on_devices(Equations.answer)(self.placed, trial))
+        answer = jax.device_get(_on_devices(Equations.answer)(self.device_equations, trial))
         search = _advance_all(*self._padded((self.newton, self.search)), answer)
         self.search = jax.tree.map(lambda a: np.asarray(a)[:count], search)
         return self._leave()
 
     def _enter(self) -> None:
-        """Take in lanes that wait, as many as there is room for."""
-        new = [self.waiting.popleft() for _ in range(min(self.room, len(self.waiting)))]
-        if not new:
+        """Take in waiting lanes, as many as fit."""
+        jobs = [self.waiting.popleft() for _ in range(min(self.room, len(self.waiting)))]
+        if not jobs:
             return
-        lanes = [item.request for item in new]
+        lanes = [job.request for job in jobs]
         numbers = stacked([(lane.model, lane.alpha, lane.free, np.asarray(lane.replicate)) for lane in lanes])
         searches = stacked([(lane.model, lane.free, *lane.search, self.unseen) for lane in lanes])
-        begun = _begin_all(*self._padded(searches))
-        newton, search = jax.tree.map(lambda a: np.asarray(a)[: len(new)], begun)
+        begun_searches = _begin_all(*self._padded(searches))
+        newton, search = jax.tree.map(lambda a: np.asarray(a)[: len(jobs)], begun_searches)
         self.numbers = self._joined(self.numbers, numbers)
         self.newton, self.search = self._joined(self.newton, newton), self._joined(self.search, search)
-        self.lanes += new
-        self.placed = None
+        self.lanes += jobs
+        self.device_equations = None
 
-    def _leave(self) -> list[tuple[_Waiting, Any]]:
-        """Take out the lanes that ended, with their states."""
+    def _leave(self) -> list[tuple[_Job, Any]]:
+        """Remove the lanes that have ended, and return them with their states."""
         ended = np.flatnonzero(self.search.ended)
         if not len(ended):
             return []
@@ -430,52 +433,52 @@ class _Slots:
         outcome = self._put(self._padded(outcome))
         states = jax.device_get(_on_devices(Equations.state)(self._equations(numbers), outcome))
         states = _unstacked(states, len(ended))
-        left = [(self.lanes[k], state) for k, state in zip(ended, states, strict=True)]
-        stay, self.placed = np.flatnonzero(~self.search.ended), None
-        self.lanes = [self.lanes[k] for k in stay]
-        kept = (self.numbers, self.newton, self.search)
-        self.numbers, self.newton, self.search = jax.tree.map(lambda a: a[stay], kept)
-        return left
+        finished = [(self.lanes[k], state) for k, state in zip(ended, states, strict=True)]
+        remaining, self.device_equations = np.flatnonzero(~self.search.ended), None
+        self.lanes = [self.lanes[k] for k in remaining]
+        arrays = (self.numbers, self.newton, self.search)
+        self.numbers, self.newton, self.search = jax.tree.map(lambda a: a[remaining], arrays)
+        return finished
 
     def _joined(self, old: Any, new: Any) -> Any:
         return new if old is None else jax.tree.map(lambda a, b: np.concatenate([a, b]), old, new)
 
     def _padded(self, tree: Any) -> Any:
-        """Arrays of lanes, filled up with copies of the last one to the next width."""
+        """Pad arrays of lanes to the next width, with copies of the last lane."""
         count = len(jax.tree.leaves(tree)[0])
         width = next(w for w in self.widths if w >= count)
         index = np.minimum(np.arange(width), count - 1)
         return jax.tree.map(lambda a: np.asarray(a)[index], tree)
 
     def _put(self, tree: Any) -> Any:
-        return jax.device_put(tree, self.spread)
+        return jax.device_put(tree, self.sharding)
 
     def _equations(self, numbers: Any) -> Equations:
-        """The equations of lanes, on the devices."""
-        return _equations_all(self.on_devices, *self._put(self._padded(numbers)))
+        """Return the equations of lanes, on the devices."""
+        return _equations_all(self.device_rule, *self._put(self._padded(numbers)))
 
 
-def _most(like: Lane, devices: Sequence[Any]) -> int:
-    """Lanes that the memory of the devices has room for.
+def _most(example: Lane, devices: Sequence[Any]) -> int:
+    """Return how many lanes fit into the memory of the devices.
 
     Raises:
-        InputError: it has no room for one.
+        InputError: if not even one lane fits.
     """
     stats = [device.memory_stats() or {} for device in devices]
-    if not all("bytes_limit" in one for one in stats):
+    if not all("bytes_limit" in s for s in stats):
         return WIDTHS[-1]
-    nodes = min(like.rule.size, block_size())
-    rule = sum(a.nbytes for a in jax.tree.leaves(like.rule.stack))
-    each = _NODE_BYTES * nodes + rule / like.rule.replicates
-    room = _SHARE * sum(one["bytes_limit"] for one in stats) - rule
-    if room < each:
-        text = f"must fit into the memory of the device, one lane takes {each / 2**30:.3g} GiB"
-        raise InputError("nodes", f"{text} of {max(room, 0) / 2**30:.3g}: use fewer nodes, or a smaller block")
-    return int(room // each)
+    nodes = min(example.rule.size, block_size())
+    rule_bytes = sum(a.nbytes for a in jax.tree.leaves(example.rule.stack))
+    lane_bytes = _NODE_BYTES * nodes + rule_bytes / example.rule.replicates
+    available = _SHARE * sum(s["bytes_limit"] for s in stats) - rule_bytes
+    if available < lane_bytes:
+        text = f"must fit into the memory of the device, one lane takes {lane_bytes / 2**30:.3g} GiB"
+        raise InputError("nodes", f"{text} of {max(available, 0) / 2**30:.3g}: use fewer nodes, or a smaller block")
+    return int(available // lane_bytes)
 
 
 def _graphs() -> dict[str, str]:
-    """Options of the compiler: on GPUs the loops of a program run without the host, as graphs of kernels."""
+    """Return compiler options that make the loops of a program run without the host on GPUs, as graphs of kernels."""
     kinds = "FUSION,CUBLAS,CUBLASLT,CUSTOM_CALL,CUDNN,CONDITIONAL,WHILE"
     if jax.default_backend() != "gpu":
         return {}
@@ -484,24 +487,24 @@ def _graphs() -> dict[str, str]:
 
 @jax.jit
 def _equations_all(rule: Rule, model: Model, alpha: jax.Array, free: jax.Array, number: jax.Array) -> Equations:
-    """The equations of many lanes, whose axis leads all arrays."""
+    """Return the equations of many lanes; the axis of the lanes leads all arrays."""
     coarse = jax.tree.map(lambda a: jnp.broadcast_to(a, (len(number), *a.shape)), rule.coarse)
-    own = jax.tree.map(lambda a: a[jnp.maximum(number, 0)], rule.stack)
-    return Equations(model, alpha, jax.vmap(either)(number == COARSE, coarse, own), free)
+    replicates = jax.tree.map(lambda a: a[jnp.maximum(number, 0)], rule.stack)
+    return Equations(model, alpha, jax.vmap(either)(number == COARSE, coarse, replicates), free)
 
 
 @functools.cache
 def _on_devices(method: Callable[..., Any]) -> Callable[..., Any]:
-    """A method of `Equations` for many lanes at once, compiled for the devices that there are."""
+    """Return a method of `Equations`, batched over lanes and compiled with the options of `_graphs`."""
     return jax.jit(jax.vmap(precise(method)), compiler_options=_graphs())
 
 
 def _default_device() -> Any:
-    chosen = jax.config.values["jax_default_device"]
-    return chosen if isinstance(chosen, jax.Device) else jax.local_devices(backend=chosen)[0]
+    configured = jax.config.values["jax_default_device"]
+    return configured if isinstance(configured, jax.Device) else jax.local_devices(backend=configured)[0]
 
 
 @functools.cache
 def _host() -> Any:
-    """The CPU of the host, also where the default device is another one."""
+    """Return the CPU of the host, which need not be the default device."""
     return jax.local_devices(backend="cpu")[0]

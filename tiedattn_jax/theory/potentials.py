@@ -1,4 +1,4 @@
-"""The two scalar potentials of the theory. The saddle-point equations (7)-(8) are their gradients."""
+"""The two scalar potentials of the theory, whose gradients are the saddle-point equations (7)-(8)."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ from .weights import weight_fields, weight_law, weight_moments
 
 
 def stationary(fn: Callable[[Any, Any], jax.Array]) -> Callable[[Any, Any], jax.Array]:
-    """The envelope theorem as a rule of differentiation.
+    """Differentiate `fn(z, p)` by the envelope theorem.
 
-    For a function `fn(z, p)` used at a `z(p)` where it is stationary in `z`: the value is `fn(z, p)`, the derivative
-    is the partial one in `p`. Differentiated once more, that partial derivative does see `z(p)`.
+    The function must be evaluated at a `z(p)` where it is stationary in `z`. Its value is `fn(z, p)`, and its
+    derivative is the partial derivative in `p`. A second derivative includes the motion of `z(p)`.
     """
 
     @jax.custom_jvp
@@ -37,7 +37,7 @@ def stationary(fn: Callable[[Any, Any], jax.Array]) -> Callable[[Any, Any], jax.
     @precise
     def rule(primals: Any, tangents: Any) -> Any:
         z, p = primals
-        # The value again as a stationary one: an outer derivative of it must not see z either.
+        # The value must again be stationary, so that an outer derivative does not include the motion of z either.
         return value(z, p), derivative_along(lambda p: fn(z, p), (p,), tangents[1:])
 
     return value
@@ -45,23 +45,23 @@ def stationary(fn: Callable[[Any, Any], jax.Array]) -> Callable[[Any, Any], jax.
 
 @stationary
 def block_envelope(points: Points, args: tuple[Model, Overlaps]) -> jax.Array:
-    """One block's share of the channel potential, at its minimisers."""
+    """Return the contribution of one block to the channel potential, at the minimisers of its nodes."""
     model, x = args[0], of_sentence(*args)
     h, y = fields(model, x, points.student, points.teacher)
     return model.share * jnp.sum(points.weight * moreau(model, points.z, h, x.V, y))
 
 
 def over_nodes(model: Model, replicate: Replicate, fn: Callable[[Model, Any], Any]) -> Any:
-    """Sum of ``fn(model, block)`` over the blocks, and over the kinds of sentences that the model is given."""
+    """Sum ``fn(model, block)`` over the blocks and over the kinds of sentences; `fn` gets the model of one kind."""
     return over_kinds(model, lambda model: average(replicate, partial(fn, model)))
 
 
 def channel(model: Model, x: Overlaps, replicate: Replicate) -> jax.Array:
-    """Channel potential M(q, V, theta, m): the Gaussian average of the Moreau envelope of the loss.
+    """Compute the channel potential M(q, V, theta, m), the Gaussian average of the Moreau envelope of the loss.
 
     ``M = E min_Z { sum_l 1/2 (z_l - h_l)^T V_l^{-1} (z_l - h_l) + loss(Z, Y) }`` with
-    ``(h_l - m_l, y_l) ~ N(0, [[q_l, theta_l], [theta_l^T, rho_l]])`` independent over the tokens; and the mean of that
-    over the kinds of sentences, where there are several.
+    ``(h_l - m_l, y_l) ~ N(0, [[q_l, theta_l], [theta_l^T, rho_l]])``, independent over the tokens. If there are several
+    kinds of sentences, M is the mean over them.
     """
 
     def energy(model: Model, block: Any) -> jax.Array:
@@ -71,7 +71,7 @@ def channel(model: Model, x: Overlaps, replicate: Replicate) -> jax.Array:
 
 
 def points_in(model: Model, x: Overlaps, replicate: Replicate, block: Any) -> Points:
-    """Nodes, weights and minimisers of one block, for the kind of sentences that the model is given."""
+    """Return nodes, weights and minimisers of one block, for the kind of sentences that `model` is conditioned on."""
     x = of_sentence(model, x)
     return replicate.points(model, x, block, found_in(replicate, model, x, block))
 
@@ -80,50 +80,52 @@ Sums = Callable[[Model, Overlaps, Points], Any]
 
 
 def no_sums(model: Model, x: Overlaps, points: Points) -> tuple:
-    """No further sums."""
+    """Return no further sums; the default of `channel_gradient`."""
     return ()
 
 
 def channel_gradient(
     model: Model, x: Overlaps, replicate: Replicate, also: Sums = no_sums
 ) -> tuple[jax.Array, Overlaps, Any]:
-    """Channel potential M, its gradient in the overlaps (symmetrised), and more sums, from one pass over the nodes.
+    """Compute the channel potential M, its symmetrised gradient in the overlaps, and `also`, in one pass.
 
     Args:
-        also: further sums over the nodes of a block, for the kind of sentences that the model is given.
+        also: further sums over the nodes of a block, for the kind of sentences that its model is conditioned on.
     """
 
-    def of_block(model: Model, block: Any) -> Any:
+    def block_gradient(model: Model, block: Any) -> Any:
         return gradient_at(points_in(model, x, replicate, block), model, x, also)
 
-    return over_nodes(model, replicate, of_block)
+    return over_nodes(model, replicate, block_gradient)
 
 
 def gradient_at(points: Points, model: Model, x: Overlaps, also: Sums) -> tuple[jax.Array, Overlaps, Any]:
-    """The share in `channel_gradient` of the points of one block."""
+    """Return the contribution of the points of one block to `channel_gradient`."""
     M, g = jax.value_and_grad(lambda x: block_envelope(points, (model, x)))(x)
     return M, Overlaps(symmetric(g.q), symmetric(g.V), g.theta, g.m), also(model, x, points)
 
 
 def prior(model: Model, hats: Conjugates) -> jax.Array:
-    """Prior potential psi of the ridge, ``1/2 E tr[Lam^{-1} (sum_k gamma_k qhat_k + b b^T)]``.
+    """Compute the prior potential psi, an average over the joint spectral law.
 
-    ``Lam = lambda I + sum_k gamma_k Vhat_k`` and ``b = sum_k tau_k mhat_k + sum_k gamma_k thetahat_k pi``, averaged
-    over the joint spectral law. With a penalty p besides ``psi = E max_w { b~ . w - w^T Lam w / 2 - sum_a p(w_a) }``
-    with ``b~ = b + (sum_k gamma_k qhat_k)^{1/2} zeta``, zeta standard normals.
+    For the ridge it is ``psi = 1/2 E tr[Lam^{-1} (sum_k gamma_k qhat_k + b b^T)]``, with
+    ``Lam = lambda I + sum_k gamma_k Vhat_k`` and ``b = sum_k tau_k mhat_k + sum_k gamma_k thetahat_k pi``.
+
+    With a further penalty p it is ``psi = E max_w { b~ . w - w^T Lam w / 2 - sum_a p(w_a) }``, where
+    ``b~ = b + (sum_k gamma_k qhat_k)^{1/2} zeta`` with standard normals zeta.
     """
     if model.penalty is None:
         Lam, square = weight_moments(model, hats)
-        each = 0.5 * jnp.trace(solve(Lam, square), axis1=1, axis2=2)
+        atom_values = 0.5 * jnp.trace(solve(Lam, square), axis1=1, axis2=2)
     else:
         law = weight_law(model, hats)
-        # Second derivatives at once take longer to compile, which pays where there are many nodes.
-        each = _gains(model.penalty, _packed(*law)) if hats.m.shape[1] > 2 else _mean_gain(model.penalty, *law)
-    return model.law().weights @ each
+        # `_gains` takes all second derivatives at once. It compiles longer, which pays off for many nodes.
+        atom_values = _gains(model.penalty, _packed(*law)) if hats.m.shape[1] > 2 else _mean_gain(model.penalty, *law)
+    return model.law().weights @ atom_values
 
 
 def _packed(Lam: jax.Array, mean: jax.Array, covariance: jax.Array) -> jax.Array:
-    """The numbers that a weight's gain depends on, (K, r (r + 2))."""
+    """Pack the numbers that a weight's gain depends on into one vector per atom, (K, r (r + 2))."""
     rows, columns = np.tril_indices(mean.shape[1])
     return jnp.concatenate([symmetric(Lam)[:, rows, columns], mean, symmetric(covariance)[:, rows, columns]], 1)
 
@@ -131,14 +133,14 @@ def _packed(Lam: jax.Array, mean: jax.Array, covariance: jax.Array) -> jax.Array
 def _unpacked(packed: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array]:
     r = math.isqrt(packed.shape[1] + 1) - 1
     half = r * (r + 1) // 2
-    place = np.zeros((r, r), int)
-    place[np.tril_indices(r)] = np.arange(half)
-    place = np.maximum(place, place.T)
-    return packed[:, place], packed[:, half : half + r], packed[:, half + r + place]
+    index = np.zeros((r, r), int)
+    index[np.tril_indices(r)] = np.arange(half)
+    index = np.maximum(index, index.T)
+    return packed[:, index], packed[:, half : half + r], packed[:, half + r + index]
 
 
 def _mean_gain(penalty: Penalty, Lam: jax.Array, mean: jax.Array, covariance: jax.Array) -> jax.Array:
-    """``E max_w { b~ . w - w^T Lam w / 2 - sum_a p(w_a) }`` at every atom, (K,)."""
+    """Return ``E max_w { b~ . w - w^T Lam w / 2 - sum_a p(w_a) }`` at every atom, (K,)."""
     b, share = weight_fields(penalty, Lam, mean, covariance)
     Lam = Lam[:, None]
     return jnp.sum(share * _gain(minimiser(penalty, Lam, b), (penalty, Lam, b)), 1)
@@ -146,35 +148,36 @@ def _mean_gain(penalty: Penalty, Lam: jax.Array, mean: jax.Array, covariance: ja
 
 @jax.custom_jvp
 def _gains(penalty: Penalty, packed: jax.Array) -> jax.Array:
-    """`_mean_gain` whose derivatives in what is packed are of all second ones, taken once."""
+    """Return `_mean_gain`; its second derivatives in `packed` are computed as one Hessian, see `_slopes`."""
     return _mean_gain(penalty, *_unpacked(packed))
 
 
 @partial(_gains.defjvp, symbolic_zeros=True)
 @precise
 def _(primals: Any, tangents: Any) -> tuple[jax.Array, jax.Array]:
-    moved = derivative_along(lambda packed: jnp.sum(_slopes(*primals) * packed, 1), primals[1:], tangents[1:])
-    return _gains(*primals), moved + derivative_along(lambda p: _gains.fun(p, primals[1]), primals[:1], tangents[:1])
+    tangent = derivative_along(lambda packed: jnp.sum(_slopes(*primals) * packed, 1), primals[1:], tangents[1:])
+    return _gains(*primals), tangent + derivative_along(lambda p: _gains.fun(p, primals[1]), primals[:1], tangents[:1])
 
 
 @jax.custom_jvp
 def _slopes(penalty: Penalty, packed: jax.Array) -> jax.Array:
-    """Derivatives of `_gains` in what is packed, (K, n)."""
+    """Return the derivatives of `_gains` in `packed`, (K, n)."""
     return jax.grad(lambda packed: jnp.sum(_gains.fun(penalty, packed)))(packed)
 
 
 @partial(_slopes.defjvp, symbolic_zeros=True)
 @precise
 def _(primals: Any, tangents: Any) -> tuple[jax.Array, jax.Array]:
-    """By all second derivatives at once: the conjugates and numbers of a model, which move what is packed,
-    are many more.
+    """Compute the whole Hessian in `packed` once.
+
+    `packed` has far fewer entries than the conjugates and the numbers of the model on which it depends.
     """
     penalty, packed = primals
-    slopes, along = jax.linearize(lambda packed: _slopes.fun(penalty, packed), packed)
+    slopes, tangent_map = jax.linearize(lambda packed: _slopes.fun(penalty, packed), packed)
     axes = jnp.broadcast_to(jnp.eye(packed.shape[1], dtype=packed.dtype)[:, None], (packed.shape[1], *packed.shape))
-    hessian = jax.vmap(along)(axes)
-    moved = derivative_along(lambda packed: jnp.einsum("jki,kj->ki", hessian, packed), primals[1:], tangents[1:])
-    return slopes, moved + derivative_along(lambda p: _slopes.fun(p, packed), primals[:1], tangents[:1])
+    hessian = jax.vmap(tangent_map)(axes)
+    tangent = derivative_along(lambda packed: jnp.einsum("jki,kj->ki", hessian, packed), primals[1:], tangents[1:])
+    return slopes, tangent + derivative_along(lambda p: _slopes.fun(p, packed), primals[:1], tangents[:1])
 
 
 @stationary
@@ -185,23 +188,23 @@ def _gain(w: jax.Array, args: tuple[Penalty, jax.Array, jax.Array]) -> jax.Array
 
 
 def conjugates(alpha: jax.Array, gradient: Overlaps) -> Conjugates:
-    """Eq. (7): the conjugates as gradients of ``alpha M``."""
+    """Return the conjugates as gradients of ``alpha M``, eq. (7)."""
     return Conjugates(
         q=-2 * alpha * gradient.V, V=2 * alpha * gradient.q, theta=-alpha * gradient.theta, m=-alpha * gradient.m
     )
 
 
 def overlaps(model: Model, hats: Conjugates) -> Overlaps:
-    """Eq. (8): the order parameters as gradients of psi."""
+    """Return the order parameters as gradients of psi, eq. (8)."""
     g = jax.grad(lambda h: prior(model, h))(hats)
     return Overlaps(q=-2 * symmetric(g.V), V=2 * symmetric(g.q), theta=g.theta, m=g.m)
 
 
 def free_energy(model: Model, alpha: jax.Array, x: Overlaps, hats: Conjugates, M: jax.Array) -> jax.Array:
-    """Free energy Phi at overlaps, conjugates and channel potential `M`; minus the training loss at a saddle point.
+    """Compute the free energy Phi at overlaps, conjugates and channel potential `M`.
 
-    ``Phi = 1/2 sum_l tr(Vhat_l q_l - qhat_l V_l) - sum_l mhat_l . m_l - sum_l tr(thetahat_l theta_l^T) + psi - alpha
-    M``
+    ``Phi = 1/2 sum_l tr(Vhat_l q_l - qhat_l V_l) - sum_l mhat_l . m_l - sum_l tr(thetahat_l theta_l^T) + psi
+    - alpha M``. At a saddle point it is minus the training loss.
     """
     pairing = 0.5 * jnp.sum(hats.V * x.q - hats.q * x.V) - jnp.sum(hats.m * x.m) - jnp.sum(hats.theta * x.theta)
     return pairing + prior(model, hats) - alpha * M
@@ -210,7 +213,9 @@ def free_energy(model: Model, alpha: jax.Array, x: Overlaps, hats: Conjugates, M
 def train_loss_partials(
     model: Model, alpha: jax.Array, M: jax.Array, M_by_model: Model, hats: Conjugates
 ) -> tuple[Model, jax.Array]:
-    """Derivatives of the training loss in the model and in alpha: partial ones, since Phi is stationary elsewhere.
+    """Return the derivatives of the training loss in the model and in alpha.
+
+    They are the partial derivatives, because Phi is stationary in the overlaps and conjugates.
 
     Args:
         M: channel potential.
@@ -221,5 +226,5 @@ def train_loss_partials(
 
 
 def channel_by_model(model: Model, x: Overlaps, points: Points) -> Model:
-    """One block's part of the partial derivatives of M in the model's numbers, at its `points`."""
+    """Return the contribution of one block to the partial derivatives of M in the model's numbers."""
     return jax.grad(lambda m: block_envelope(points, (m.given(model.kind), x)))(model.of_all())

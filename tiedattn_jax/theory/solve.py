@@ -1,4 +1,4 @@
-"""Solve one setting: a branch at one alpha, on the coarse replicate of the averages and from there on all of them."""
+"""Solve a branch at one setting: first on the coarse replicate of the averages, then from there on all replicates."""
 
 from __future__ import annotations
 
@@ -29,17 +29,19 @@ from .newton import ATTEMPTS, Newton, Outcome, Search, either, stall_of
 from .pool import Lane, Path, replicates_of, run_one, stacked
 from .states import FixedPoint, State
 
-_SMALL = 0.3  # share of its largest possible size below which an order parameter may be due to the nodes' scatter
-_LOST = 0.01  # residual of an unresolved coarse state from which on the other replicates are not tried
+# An order parameter may be due to the scatter of the nodes if it is below this share of its largest possible size.
+_SMALL = 0.3
+# If the coarse state is unresolved and its residual is above this, the other replicates are not tried.
+_LOST = 0.01
 
 
 class Problem(NamedTuple):
-    """A branch at one setting: what `Lane` needs besides a start.
+    """A branch at one setting: all fields of a `Lane` except the start.
 
     Attributes:
-        model, alpha: of concrete numbers.
+        model, alpha: the setting; their numbers are concrete.
         nodes: averaging rule.
-        free: what the branch leaves free, (2,).
+        free: 1.0 for theta and for m if the branch leaves them free, else 0.0, (2,).
         settings: tolerances.
     """
 
@@ -50,25 +52,26 @@ class Problem(NamedTuple):
     settings: Settings
 
     def lane(self, start: Overlaps, replicate: int = COARSE, attempts: int = 1) -> Lane:
-        """A root search on one replicate."""
+        """Return a root search on one replicate."""
         return Lane(self.model, self.alpha, self.nodes, replicate, self.free, start, self.settings, attempts)
 
     def coarsely(self, start: Overlaps) -> Lane:
-        """The search on the coarse replicate, from a start that may be far."""
+        """Return the search on the coarse replicate, from a start that may be far from the solution."""
         return self.lane(start, COARSE, len(ATTEMPTS))
 
     def finely(self, start: Overlaps) -> Path:
-        """Path of the states of all replicates, from a start near them, one for all or one for each."""
+        """Path to the states of all replicates, from a start near them; it may have a leading axis of replicates."""
         lane = self.lane(start)
-        own = start if start.m.ndim == 3 else None
-        return stacked((yield replicates_of(lane, own)))
+        starts = start if start.m.ndim == 3 else None
+        return stacked((yield replicates_of(lane, starts)))
 
     def anew(self, start: Overlaps) -> Path:
-        """Path of the states of all replicates, from a start that may be far: the coarse replicate comes first."""
-        near = yield self.coarsely(start)
-        if near.status == Status.unresolved and near.residual > _LOST:  # the other replicates would resolve nothing
-            return stacked([near] * self.nodes.replicates)
-        return (yield from self.finely(near.overlaps))
+        """Path to the states of all replicates, from a start that may be far; the coarse replicate is solved first."""
+        coarse_state = yield self.coarsely(start)
+        # The other replicates would be unresolved, too.
+        if coarse_state.status == Status.unresolved and coarse_state.residual > _LOST:
+            return stacked([coarse_state] * self.nodes.replicates)
+        return (yield from self.finely(coarse_state.overlaps))
 
 
 def solve(
@@ -81,35 +84,39 @@ def solve(
     start: FixedPoint | Overlaps | None = None,
     settings: Settings | None = None,
 ) -> FixedPoint:
-    """Fixed point of the saddle-point equations (7)-(8) on a branch.
+    """Solve the saddle-point equations (7)-(8) on a branch.
 
-    Works under `jit`, `vmap` over the numbers of the model and `alpha`, and `grad` in both modes and of second order.
-    On a CPU the lanes of a `vmap` are solved one after the other; `sweep` runs many settings at once. Derivatives
-    contain the jumps of the proximal operator; `diagnostics.jump_mass` says how much there is of them. At a state with
-    jumps second derivatives of order parameters are as rough as the averages: those of q and m of the positional state
-    at alpha = 2 on lines of order 5 are 10 % from differences, those of the training loss .6 %.
+    The function works under `jit`, under `vmap` over the numbers of the model and `alpha`, and under `grad` in both
+    modes and to second order. On a CPU the lanes of a `vmap` are solved one after the other; `sweep` runs many settings
+    at once.
+
+    Derivatives contain the jumps of the proximal operator; `diagnostics.jump_mass` measures the jumps. At a state with
+    jumps, second derivatives of order parameters are as rough as the averages. Example: the positional state at alpha =
+    2 on lines of order 5. There the second derivatives of q and m deviate by 10 % from finite differences, and those of
+    the training loss by .6 %.
 
     Args:
         model: attention layer and data.
         alpha: samples per dimension, n / d.
         branch: "positional" (theta = 0), "semantic" (m = 0), "uninformed" (both zero), or None, which imposes nothing.
-        nodes: averaging rule; by default `default_nodes`, and where they leave a state `unresolved`, as lines do for a
-            student much larger than the teacher, `sobol_nodes` (concrete numbers only).
-        rtol: instead of `nodes`: choose and refine them until the error bars of the order parameters and of the
-            training loss are at most this, relative. Not under `jit`. When the largest averages leave larger ones, the
-            status is `imprecise`.
-        start: near the state, for instance a neighbour; by default the branch is looked for on coarse averages.
+        nodes: averaging rule; by default `default_nodes`. If those leave the state `unresolved`, as lines do for a
+            student much larger than the teacher, the state is solved on `sobol_nodes` (concrete numbers only).
+        rtol: largest relative error bar of the order parameters and of the training loss. The averaging rule is then
+            chosen and refined until this holds, so `nodes` must not be given. If the largest averages do not reach it,
+            the status is `imprecise`. Not available under `jit`.
+        start: overlaps near the state, for instance those of a neighbour. By default the branch has its own start, and
+            the search begins on coarse averages.
         settings: tolerances.
 
     Returns:
-        A `FixedPoint`, whose `status` tells whether it is one. A branch that does not exist at this alpha comes back
-        with status `absent`, never as another branch under its name. Order parameters that the scatter of the nodes
-        can explain, small ones where nothing settles and those within their error bars, are held at zero if they do not
-        grow there (concrete numbers only).
+        A `FixedPoint`, whose `status` says whether it is a fixed point. A branch that does not exist at this alpha
+        has the status `absent`; another branch is never returned under its name. An order parameter may be due to the
+        scatter of the nodes: if it is within its error bar, or small in a search that does not settle. It is then held
+        at zero, provided that it does not grow from there (concrete numbers only).
 
     Raises:
-        InputError: `alpha` not positive, unknown `branch`, shapes that do not fit, a loss that is not even, an `rtol`
-            that the dtype does not allow or that is given beside `nodes`.
+        InputError: if `alpha` is not positive, `branch` is unknown, shapes do not fit, or the loss is not even; also if
+            the dtype does not allow `rtol`, or if `rtol` is given together with `nodes`.
     """
     check_model(model, branch)
     branch_of(branch)
@@ -131,43 +138,47 @@ def solve(
 def _states_of(
     model: Model, alpha: Any, branch: str | None, nodes: Rule | None, start: Overlaps | None, settings: Settings
 ) -> tuple[State, Rule, jax.Array]:
-    """The states of `solve`, without derivatives, their rule, and what is left free in them."""
+    """Return the states of `solve` without derivatives, their rule, and which of theta and m are free in them, (2,)."""
     start, rule = lax.stop_gradient(start), default_nodes(model) if nodes is None else nodes
     if at_top_level(model, alpha, nodes, start):
         path = default_path(model, alpha, branch, rule, start, settings, fallback=nodes is None)
         states, rule, free = run_one(path)
         return jax.device_put(states), rule, jnp.asarray(free)
     free = branch_of(branch).free(model)
-    begin = branch_start(model, branch) if start is None else start
-    if begin.m.ndim == 2:
-        begin = jax.tree.map(lambda a: jnp.broadcast_to(a, (rule.replicates, *jnp.shape(a))), begin)
-    numbers = model, alpha, rule, free, settings, begin
-    return lane_by_lane(partial(traced_states, coarsely=start is None))(*numbers), rule, free
+    starts = branch_start(model, branch) if start is None else start
+    if starts.m.ndim == 2:
+        starts = jax.tree.map(lambda a: jnp.broadcast_to(a, (rule.replicates, *jnp.shape(a))), starts)
+    operands = model, alpha, rule, free, settings, starts
+    return lane_by_lane(partial(traced_states, coarsely=start is None))(*operands), rule, free
 
 
 def _solved(problem: Problem, branch: str | None, start: Overlaps | None) -> Path:
-    """Path of `solve` on given averages: the states, and what is left free in them."""
-    begin = branch_start(problem.model, branch) if start is None else start
-    states = yield from (problem.anew if start is None else problem.finely)(begin)
+    """Path of `solve` on given averages; it returns the states, and which of theta and m are free in them, (2,)."""
+    initial = branch_start(problem.model, branch) if start is None else start
+    states = yield from (problem.anew if start is None else problem.finely)(initial)
     free = np.asarray(problem.free)
-    kept = np.where(_noise(problem.model, states, free), 0.0, free)
-    if np.all(kept == free):
+    reduced = np.where(_noise(problem.model, states, free), 0.0, free)
+    if np.all(reduced == free):
         return states, problem.free
-    # The scatter of the nodes keeps an order parameter alive that vanishes: no residual is small relative to it, so
-    # that nothing settles, or every replicate settles at another value of it. It is held at zero if it does not grow.
-    held = problem._replace(free=kept)
-    replicates = yield from held.anew(branch_start(problem.model, branch))
-    other = FixedPoint(problem.model, problem.alpha, replicates, branch)
-    growth = np.stack([other.diagnostics.growth_theta, other.diagnostics.growth_m])
-    if not other.ok or np.any((free > kept) & (growth >= 1)):
+    # The scatter of the nodes can keep an order parameter alive that vanishes in the limit. No residual is small
+    # relative to it, so either the search does not settle, or every replicate settles at another value. We hold it at
+    # zero if it does not grow from there.
+    reduced_problem = problem._replace(free=reduced)
+    replicates = yield from reduced_problem.anew(branch_start(problem.model, branch))
+    reduced_point = FixedPoint(problem.model, problem.alpha, replicates, branch)
+    growth = np.stack([reduced_point.diagnostics.growth_theta, reduced_point.diagnostics.growth_m])
+    if not reduced_point.ok or np.any((free > reduced) & (growth >= 1)):
         return states, problem.free
     if free.sum() == 1:
         replicates = dataclasses.replace(replicates, status=np.full_like(replicates.status, Status.absent))
-    return replicates, held.free
+    return replicates, reduced_problem.free
 
 
 def _noise(model: Model, states: State, free: np.ndarray) -> np.ndarray:
-    """Which of theta and m may be noise, (2,): small ones where nothing settled, else those within their error bars."""
+    """Return which of theta and m may be noise, (2,).
+
+    If a replicate has not settled, these are the small ones; else those that are within their error bars.
+    """
     usable = bool(np.all(states.status <= Status.stalled))
     if np.all(states.status == Status.absent) or (usable and free.sum() != 1):
         return np.zeros(2, bool)
@@ -176,7 +187,7 @@ def _noise(model: Model, states: State, free: np.ndarray) -> np.ndarray:
     pair = states.overlaps.theta, states.overlaps.encoded
     size = np.array([np.linalg.norm(np.mean(a, 0)) for a in pair])
     bar = np.array([np.linalg.norm(error_bar(a)) for a in pair])
-    return np.isfinite(bar) & (size < 2 * bar)  # those that cannot be told from zero
+    return np.isfinite(bar) & (size < 2 * bar)  # they cannot be distinguished from zero
 
 
 def default_path(
@@ -189,10 +200,11 @@ def default_path(
     *,
     fallback: bool,
 ) -> Path:
-    """Path of `solve` of concrete numbers: the states, their rule, and what is left free in them.
+    """Path of `solve` with concrete numbers; it returns the states, their rule, and which of theta and m are free.
 
     Args:
-        fallback: whether a state that lines leave unresolved is solved on Sobol points, as where no rule was given.
+        fallback: whether a state that lines leave unresolved is solved on Sobol points; `solve` sets it if it was given
+            no rule.
     """
     problem = Problem(model, alpha, rule, branch_of(branch).free(model), settings)
     states, free = yield from _solved(problem, branch, start)
@@ -202,15 +214,20 @@ def default_path(
     return states, problem.nodes, free
 
 
-# Nodes in a replicate, and the relative error bars that lines of so many leave at most at the standard setting.
+# Keys: numbers of nodes in a replicate. Values: largest relative error bars on lines of that many nodes, measured at
+# the standard setting.
 LADDER = {2**12: 1e-3, 2**14: 3e-4, 2**15: 6e-5, 2**16: 3e-5, 2**18: 4e-6, 2**19: 5e-7}
-_POOR = 30  # times as much: Sobol points may do better
+_POOR = 30  # factor above the error bar in `LADDER` from which on Sobol points are tried, too
 
 
 def _refined(
     model: Model, alpha: jax.Array, branch: str | None, rtol: float, start: Overlaps | None, settings: Settings
 ) -> FixedPoint:
-    """`solve` on more and more nodes, until the error bars are small enough; of the rule that has the smaller ones."""
+    """Solve on more and more nodes, until the error bars are at most `rtol`.
+
+    The rules are those of `default_nodes`. If these are lines whose error bars are large, Sobol points are tried as
+    well, and the rule with the smaller error bar is kept.
+    """
     first = next((k for k, error in enumerate(LADDER.values()) if error <= rtol), len(LADDER) - 1)
     rule = default_nodes
     for n in list(LADDER)[first:]:
@@ -218,10 +235,10 @@ def _refined(
         point = solve(model, alpha, branch, nodes, start=start, settings=settings)
         error = _relative_error(point)
         if isinstance(nodes.stack, LineNodes) and error > max(rtol, _POOR * LADDER[n]):
-            other = solve(model, alpha, branch, sobol_nodes(model, n), start=start, settings=settings)
-            other_error = _relative_error(other)
-            if other_error < error:
-                rule, point, error = sobol_nodes, other, other_error
+            sobol_point = solve(model, alpha, branch, sobol_nodes(model, n), start=start, settings=settings)
+            sobol_error = _relative_error(sobol_point)
+            if sobol_error < error:
+                rule, point, error = sobol_nodes, sobol_point, sobol_error
         if not point.ok or error <= rtol:
             return point
         start = point.overlaps
@@ -229,7 +246,7 @@ def _refined(
 
 
 def _relative_error(point: FixedPoint) -> float:
-    """Largest error bar of the order parameters and of the training loss, relative; infinite where nothing settled."""
+    """Largest relative error bar of order parameters and training loss; infinite if the state is not usable."""
     numbers, bars = (jax.tree.leaves((s.train_loss, s.overlaps)) for s in (point.mean, point.stderr))
     relative = (jnp.where(a == 0, 0.0, bar / jnp.abs(a)) for a, bar in zip(numbers, bars, strict=True))
     error = max(float(jnp.max(a)) for a in relative)
@@ -237,11 +254,11 @@ def _relative_error(point: FixedPoint) -> float:
 
 
 def _check_rtol(model: Model, alpha: jax.Array, nodes: Rule | None, rtol: float) -> None:
-    least = 100 * float(jnp.finfo(model.lam.dtype).eps)
-    want = f"at least {least:.2g} in {model.lam.dtype}"
+    smallest = 100 * float(jnp.finfo(model.lam.dtype).eps)
+    requirement = f"at least {smallest:.2g} in {model.lam.dtype}"
     if model.lam.dtype == jnp.float32:
-        want += ', or a model in float64, after jax.config.update("jax_enable_x64", True)'
-    require_number(rtol, "rtol", want, lambda v: v >= least)
+        requirement += ', or a model in float64, after jax.config.update("jax_enable_x64", True)'
+    require_number(rtol, "rtol", requirement, lambda v: v >= smallest)
     if nodes is not None:
         raise InputError("rtol", f"chooses the averages: give either nodes or rtol, got rtol={rtol} beside nodes")
     if not is_concrete((model, alpha)):
@@ -249,7 +266,7 @@ def _check_rtol(model: Model, alpha: jax.Array, nodes: Rule | None, rtol: float)
 
 
 def for_each(x: Overlaps, replicates: int) -> Overlaps:
-    """Overlaps with a leading replicate axis, of overlaps that may have one; on the host."""
+    """Give overlaps a leading replicate axis, unless they have one; on the host."""
     if x.m.ndim == 3:
         return x
     return jax.tree.map(lambda a: np.broadcast_to(np.asarray(a), (replicates, *np.shape(a))), x)
@@ -257,27 +274,28 @@ def for_each(x: Overlaps, replicates: int) -> Overlaps:
 
 @eqx.filter_jit
 def branch_start(model: Model, branch: str | None) -> Overlaps:
-    """The start of a branch."""
+    """Return the overlaps from which a branch is looked for by default."""
     return branch_of(branch).start(model)
 
 
 class _Queue(NamedTuple):
-    """The searches of one setting in traced code, one after the other: the coarse replicate first, then the others."""
+    """State of the searches at one setting in traced code: the coarse replicate first, then one replicate at a time."""
 
-    number: jax.Array  # of the search that is on its way
-    search: Search
-    near: jax.Array  # where the replicates start, (R, n)
-    outcomes: Outcome  # of the replicates, (R, ...)
+    number: jax.Array  # index of the current search; the coarse one, if there is one, is 0
+    search: Search  # the current search
+    vectors: jax.Array  # coordinates from which the replicates start, (R, n)
+    outcomes: Outcome  # outcomes of the replicates, (R, ...)
 
 
 @precise
 def traced_states(
     model: Model, alpha: jax.Array, nodes: Rule, free: jax.Array, settings: Settings, starts: Overlaps, coarsely: bool
 ) -> State:
-    """The states of all replicates where jax traces: `Problem.anew`, or `Problem.finely`, as one loop.
+    """Return the states of all replicates in traced code: `Problem.anew`, or `Problem.finely`, as one loop.
 
     Args:
-        starts: of every replicate, with a leading axis; the first one is that of the coarse replicate.
+        starts: overlaps from which the replicates start, with a leading axis. The coarse replicate uses the first.
+        coarsely: whether the coarse replicate is solved first, as in `Problem.anew`.
     """
     coordinates, R, first = Coordinates(model, free), nodes.replicates, int(coarsely)
     stall = jnp.asarray(stall_of(nodes.size), model.lam.dtype)
@@ -287,34 +305,34 @@ def traced_states(
         return Newton(coordinates, settings, stall, attempts)
 
     def equations(number: jax.Array) -> Equations:
-        own = jax.tree.map(lambda a: a[jnp.maximum(number - first, 0)], nodes.stack)
-        return Equations(model, alpha, either(number < first, nodes.coarse, own) if coarsely else own, free)
+        replicate = jax.tree.map(lambda a: a[jnp.maximum(number - first, 0)], nodes.stack)
+        return Equations(model, alpha, either(number < first, nodes.coarse, replicate) if coarsely else replicate, free)
 
-    def turn(q: _Queue) -> _Queue:
+    def advance(q: _Queue) -> _Queue:
         search = newton(q.number).advance(q.search, equations(q.number).answer(q.search.trial))
         coarse, k = q.number < first, jnp.maximum(q.number - first, 0)
         outcome = search.outcome
-        near = jnp.where(search.ended & coarse, outcome.v, q.near)
-        lost = coarse & (outcome.status == Status.unresolved) & (outcome.residual > _LOST)
-        # The coarse state is that of all replicates until they have their own.
-        mine = search.ended & (coarse | (jnp.arange(R) == k))
+        vectors = jnp.where(search.ended & coarse, outcome.v, q.vectors)
+        coarse_failed = coarse & (outcome.status == Status.unresolved) & (outcome.residual > _LOST)
+        # The outcome of the coarse replicate stands for that of every replicate until the replicate has its own.
+        is_updated = search.ended & (coarse | (jnp.arange(R) == k))
         outcomes = jax.tree.map(
-            lambda every, a: jnp.where(mine.reshape(-1, *[1] * a.ndim), a, every), q.outcomes, outcome
+            lambda old, a: jnp.where(is_updated.reshape(-1, *[1] * a.ndim), a, old), q.outcomes, outcome
         )
-        number = jnp.where(search.ended, jnp.where(lost, R + first, q.number + 1), q.number)
-        start = near[jnp.clip(number - first, 0, R - 1)]
+        number = jnp.where(search.ended, jnp.where(coarse_failed, R + first, q.number + 1), q.number)
+        start = vectors[jnp.clip(number - first, 0, R - 1)]
         search = either(search.ended, newton(number).begin(start, unseen), search)
-        return _Queue(number, search, near, outcomes)
+        return _Queue(number, search, vectors, outcomes)
 
-    near = jax.vmap(coordinates.pack)(starts)
-    unseen = equations(jnp.asarray(0)).unseen(near[0])
-    search = newton(jnp.asarray(0)).begin(near[0], unseen)
+    vectors = jax.vmap(coordinates.pack)(starts)
+    unseen = equations(jnp.asarray(0)).unseen(vectors[0])
+    search = newton(jnp.asarray(0)).begin(vectors[0], unseen)
     outcomes = jax.tree.map(lambda a: jnp.broadcast_to(a, (R, *a.shape)), search.outcome)
-    queue = _Queue(jnp.asarray(0), search, near, outcomes)
-    queue = lax.while_loop(lambda q: q.number < R + first, turn, queue)
+    queue = _Queue(jnp.asarray(0), search, vectors, outcomes)
+    queue = lax.while_loop(lambda q: q.number < R + first, advance, queue)
 
-    def state(own: tuple[Replicate, Outcome]) -> State:
-        replicate, outcome = own
+    def state(pair: tuple[Replicate, Outcome]) -> State:
+        replicate, outcome = pair
         return Equations(model, alpha, replicate, free).state(outcome)
 
     return lax.map(state, (nodes.stack, queue.outcomes))
@@ -322,7 +340,7 @@ def traced_states(
 
 @jax.custom_jvp
 def followed(model: Model, alpha: jax.Array, nodes: Rule, free: jax.Array, states: State) -> State:
-    """States of all replicates, which move with the model and alpha as fixed points do."""
+    """Return `states`, with the derivatives of fixed points in the numbers of the model and in alpha."""
     return states
 
 
@@ -330,29 +348,29 @@ def followed(model: Model, alpha: jax.Array, nodes: Rule, free: jax.Array, state
 @precise
 def _(primals: Any, tangents: Any) -> tuple[State, State]:
     model, alpha, nodes, free, _ = primals
-    *along, _, _, still = tangents
+    *setting_tangents, _, _, state_tangents = tangents
     states = followed(*primals)
-    each = lane_by_lane(_derivatives)(model, alpha, nodes, free, states.overlaps)
-    direction = ravel_pytree(tuple(along))[0]
-    return states, dataclasses.replace(still, **jax.tree.map(lambda by_numbers: by_numbers @ direction, each))
+    derivatives = lane_by_lane(_derivatives)(model, alpha, nodes, free, states.overlaps)
+    direction = ravel_pytree(tuple(setting_tangents))[0]
+    return states, dataclasses.replace(state_tangents, **jax.tree.map(lambda slope: slope @ direction, derivatives))
 
 
 @program
 def _derivatives(model: Model, alpha: jax.Array, nodes: Rule, free: jax.Array, xs: Overlaps) -> dict[str, Any]:
-    """`Equations.derivatives` in every replicate."""
+    """Return `Equations.derivatives` of every replicate."""
 
-    def one(own: tuple[Replicate, Overlaps]) -> dict[str, Any]:
-        replicate, x = own
+    def replicate_derivatives(pair: tuple[Replicate, Overlaps]) -> dict[str, Any]:
+        replicate, x = pair
         return Equations(model, alpha, replicate, free).derivatives(x)
 
-    return lax.map(one, (nodes.stack, xs))
+    return lax.map(replicate_derivatives, (nodes.stack, xs))
 
 
 def check_alpha(model: Model, alpha: Any) -> jax.Array:
-    """alpha in the model's dtype.
+    """Return alpha in the model's dtype.
 
     Raises:
-        InputError: it is not one positive and finite number.
+        InputError: if alpha is not one positive and finite number.
     """
     alpha = as_number(alpha, "alpha", model.lam.dtype)
     if is_concrete(alpha):
@@ -361,20 +379,20 @@ def check_alpha(model: Model, alpha: Any) -> jax.Array:
 
 
 def check_model(model: Model, branch: str | None) -> None:
-    """`check` of a model on a branch, where its numbers are concrete."""
+    """Apply `check` to a model on a branch, if the model's numbers are concrete."""
     if is_concrete(model):
         check(model, even=branch is not None)
 
 
 def _check_start(model: Model, start: Overlaps) -> None:
     require_kind(start, "start", Overlaps, "Overlaps or a FixedPoint")
-    for name, want in shapes_of(model).items():
-        got = jnp.shape(getattr(start, name))
-        if got != want:
-            raise InputError("start", f"must have {name} of shape {want}, got shape {got}")
+    for name, expected in shapes_of(model).items():
+        actual = jnp.shape(getattr(start, name))
+        if actual != expected:
+            raise InputError("start", f"must have {name} of shape {expected}, got shape {actual}")
     if is_concrete(model, start):
         finite = all(np.all(np.isfinite(a)) for a in jax.tree.leaves(start))
         with jax.ensure_compile_time_eval():  # alpha may be traced
-            inside = finite and bool(admissible(model, start))
-        if not inside:
+            is_admissible = finite and bool(admissible(model, start))
+        if not is_admissible:
             raise InputError("start", "must be finite, with q, V and q - theta rho^-1 theta^T positive definite")

@@ -1,4 +1,4 @@
-"""States as results: a fixed point in every replicate of the averages, with a status, error bars and diagnostics."""
+"""The results `State` and `FixedPoint`: fixed points in all replicates, with status, error bars and diagnostics."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ from ..model.overlaps import Conjugates, Overlaps, shapes_of
 from ..model.parameters import numbers_of
 from .observables import Diagnostics
 
-_NOTHING = 1e-12  # estimates below this are rounding of the loss
-_SHOWN = 5e-4  # share of unresolved nodes from which on a state prints it
+_NOTHING = 1e-12  # `rs_error` below this is rounding of the loss
+_SHOWN = 5e-4  # the printed report of a state mentions a share of unresolved nodes from this on
 
 
 class State(eqx.Module):
-    """A fixed point in every replicate of the averages: all arrays lead with the replicate axis."""
+    """Fixed points in all replicates of the averages; the leading axis of every array is that of the R replicates."""
 
     overlaps: Overlaps
     conjugates: Conjugates
@@ -43,18 +43,18 @@ class State(eqx.Module):
         return has_state(self.status, self.residual)
 
     def numbers(self) -> dict[str, jax.Array]:
-        """Everything that is kept of a state, by name: what grids, paths, tables and reports list."""
-        own = ("train_loss", "gen_error", "gen_error_linear", "residual", "status")
+        """Return the numbers of a state by name; grids, paths, tables and reports list these."""
+        fields = ("train_loss", "gen_error", "gen_error_linear", "residual", "status")
         return {
             **vars(self.overlaps),
-            **{name: getattr(self, name) for name in own},
+            **{name: getattr(self, name) for name in fields},
             **{name: getattr(self.diagnostics, name) for name in DIAGNOSTICS},
             "train_loss_by_alpha": self.train_loss_partials[1],
         }
 
 
 def number_shapes(model: Model) -> dict[str, tuple[int, ...]]:
-    """Shapes of `State.numbers` in one replicate, by name."""
+    """Return the shapes of `State.numbers` in one replicate, by name."""
     names = "train_loss", "gen_error", "gen_error_linear", "residual", "status", *DIAGNOSTICS, "train_loss_by_alpha"
     return {**shapes_of(model), **dict.fromkeys(names, ())}
 
@@ -64,19 +64,19 @@ def _jumps(mass: jax.Array, bar: jax.Array) -> jax.Array:
     return jnp.abs(mass) > jnp.maximum(1e-3, jnp.where(jnp.isfinite(bar), 3 * bar, 0.0))
 
 
-# What a jump makes infinite, or wrong where it is differentiated node by node.
+# Quantities that a jump makes infinite, or that miss a term if they are differentiated node by node.
 AFFECTED = ("replicon", "d overlaps", "d gen_error", "d alpha_l", "spinodals")
 DIAGNOSTICS = tuple(field.name for field in dataclasses.fields(Diagnostics))
 
 
 class _Scalar(OfMean[jax.Array]):
-    """An order parameter of two tokens and rank one as one number: mean over the tokens, but m of the first one."""
+    """An order parameter of two tokens and rank one, as a scalar: the mean over the tokens, or m of the first token."""
 
     def __get__(self, point: Any, owner: type) -> jax.Array:
         batch, x = jnp.shape(point.alpha), point.overlaps
         if (shape := x.theta.shape[len(batch) :]) != (2, 1, 1):
-            want = f"of shape (2, 1, 1) for the scalar {self.name}, got {shape}: use overlaps.{self.name}"
-            raise InputError("model", f"must be {want}")
+            requirement = f"of shape (2, 1, 1) for the scalar {self.name}, got {shape}: use overlaps.{self.name}"
+            raise InputError("model", f"must be {requirement}")
         values = jnp.reshape(getattr(x, self.name), (*batch, 2))
         return values[..., 0] if self.name == "m" else jnp.mean(values, -1)
 
@@ -84,20 +84,21 @@ class _Scalar(OfMean[jax.Array]):
 class FixedPoint(Result):
     """A fixed point of state evolution.
 
-    The averages are done in R independent replicates, each solved to its own fixed point; numbers are means over those
-    that have a state, over all if none has, and error bars those of these means, see `results.error_bar`.
+    The averages are computed in R independent replicates, and each replicate is solved to its own fixed point. The
+    fields below are means over the replicates that have a state, or over all replicates if none has. `stderr` contains
+    the error bars of these means, see `results.error_bar`.
 
     Attributes:
-        model, alpha, branch: what was asked for.
-        replicates: the fixed point of every replicate.
+        model, alpha, branch: arguments of the solve.
+        replicates: fixed points of all replicates.
         overlaps: order parameters q, V (L, r, r), theta (L, r, t), m (L, r).
-        conjugates: conjugate order parameters, shapes as the overlaps.
-        train_loss: training loss / d, minus the free energy.
+        conjugates: conjugate order parameters, of the same shapes as the overlaps.
+        train_loss: training loss / d; it is minus the free energy.
         gen_error: test error eps_g.
         gen_error_linear: test error of the linear baseline; NaN for a model without `target`.
-        diagnostics: stability, jumps and the health of the proximal solves.
-        q, V, theta, m: of two tokens and rank one, scalars: means over the tokens, m of the first one. In general see
-            `overlaps`.
+        diagnostics: stability, jumps, and the accuracy of the proximal solves.
+        q, V, theta, m: the order parameters as scalars, for two tokens and rank one only. These are means over the
+            tokens, except that m is that of the first token. For other shapes see `overlaps`.
     """
 
     of_one = "alpha", 0
@@ -116,15 +117,15 @@ class FixedPoint(Result):
     @property
     def mean(self) -> State:
         """Means over the replicates, in the fields of `State`."""
-        return self._each(_means)
+        return self._summarised(_means)
 
     @property
     def stderr(self) -> State:
         """Error bars of these means, in the fields of `State`; see `results.error_bar`."""
-        return self._each(_error_bars)
+        return self._summarised(_error_bars)
 
-    def _each(self, summary: Callable[[State], State]) -> State:
-        """What a function makes of the replicates, of every lane of a batch by itself."""
+    def _summarised(self, summary: Callable[[State], State]) -> State:
+        """Apply `summary` to the replicates, separately for every lane of a batch."""
         for _ in range(jnp.ndim(self.alpha)):
             summary = jax.vmap(summary)
         return summary(self.replicates)
@@ -141,29 +142,29 @@ class FixedPoint(Result):
 
     @property
     def exists(self) -> jax.Array:
-        """Whether there is a state, resolved by the nodes or not: in half of the replicates or more."""
+        """Whether at least half of the replicates have a state; states that the nodes do not resolve count."""
         return quorum(self.replicates.has_state)
 
     @property
     def jumps(self) -> jax.Array:
-        """Whether the proximal operator jumps at a share of the nodes that is more than the averages' error.
+        """Whether the proximal operator jumps: `jump_mass` exceeds .001 and three of its error bars.
 
-        Then the replicon is formally infinite, and derivatives taken node by node miss a term. Those of `solve` contain
-        it, whatever the rule.
+        At such a state the replicon is formally infinite, and derivatives that are taken node by node miss a term. The
+        derivatives of `solve` contain this term for every averaging rule.
         """
         mass, bar = (s.diagnostics.jump_mass for s in (self.mean, self.stderr))
         return _jumps(mass, bar)
 
     @property
     def label(self) -> str:
-        """Name of the branch found, for a concrete state; see `overlaps.label`."""
+        """Name of the branch of the state, from its overlaps; concrete numbers only. See `overlaps.label`."""
         return ov.label(self.model, self.overlaps)
 
     def to_dict(self) -> dict[str, Any]:
-        """Setting, all that is kept of a state, and `stderr` with the error bars: JSON, where numbers are finite.
+        """Return the setting, the numbers of the state and, in `stderr`, their error bars; JSON if they are finite.
 
-        Order parameters are numbers where all tokens have the same up to sign, that of the first one, else nested
-        lists.
+        An order parameter that all tokens share up to its sign is one number, that of the first token. Other order
+        parameters are nested lists.
         """
         numbers, bars = self.mean.numbers(), self.stderr.numbers()
         pairs = {name: by_token(a, bars[name]) for name, a in numbers.items()}
@@ -180,16 +181,16 @@ class FixedPoint(Result):
 
     def describe(self) -> Description:
         mean, bars = self.mean.numbers(), self.stderr.numbers()
-        shown = (*vars(self.overlaps), "train_loss", "gen_error")
-        numbers = rows_of(*({name: a[name] for name in shown} for a in (mean, bars)))
-        formal = "; formally infinite with the jumps" if self.jumps else ""
+        names = (*vars(self.overlaps), "train_loss", "gen_error")
+        numbers = rows_of(*({name: a[name] for name in names} for a in (mean, bars)))
+        caveat = "; formally infinite with the jumps" if self.jumps else ""
         details = []
         if self.model.provides("target"):
             details += [("gen_error_linear", f"{mean['gen_error_linear']:.7f}", WORDS["gen_error_linear"])]
         share, bar = 100 * abs(mean["jump_mass"]), 100 * bars["jump_mass"]
         mass = with_error(share, bar) if bar > 0 else f"{share:.1f}"
         details += [
-            ("replicon", f"{mean['replicon']:.2f}", f"below 1: stable{formal}"),
+            ("replicon", f"{mean['replicon']:.2f}", f"below 1: stable{caveat}"),
             ("jump mass", f"{mass}%", "of Vhat, the share of the jumps of the proximal operator"),
         ]
         if not np.isnan(mean["rs_error"]):
@@ -199,38 +200,38 @@ class FixedPoint(Result):
         if self.jumps:
             details += [("jumps matter", "", "derivatives and spinodals contain them, the replicon does not")]
         if mean["unresolved"] >= _SHOWN:
-            missed = f"{mean['unresolved']:.1%}"
-            details += [("unresolved", missed, "of the nodes (Sobol points resolve more than lines)")]
+            percentage = f"{mean['unresolved']:.1%}"
+            details += [("unresolved", percentage, "of the nodes (Sobol points resolve more than lines)")]
         if self.model.lam.dtype == jnp.float32:
             details += [("float32", "", "about six digits; jax_enable_x64 gives the others")]
-        what = f"{self.branch or self.label} branch at alpha = {self.alpha:g}"
+        title = f"{self.branch or self.label} branch at alpha = {self.alpha:g}"
         status = f"{self.status_name}, residual {self.residual:.1e}"
         if self.status == Status.absent:
             status = "absent; the numbers are of the state in which it has vanished"
-        return Description(what, status, numbers, details)
+        return Description(title, status, numbers, details)
 
 
 def states_table(
     points: Sequence[FixedPoint], by: str, places: Sequence[float] | np.ndarray = ()
 ) -> list[tuple[str, ...]]:
-    """A head and a row for each fixed point: its place or its branch, its numbers with error bars, its status.
+    """Return a header, and one row per fixed point with its place or branch, its numbers with error bars, its status.
 
     Args:
-        by: the name of what the places are values of, or "branch".
-        places: of the points, where there are some.
+        by: header of the first column: the name of the number that `places` are values of, or "branch".
+        places: values of that number at the points. If there are none, the first column names the branches.
     """
     rows: list[tuple[str, ...]] = []
     for k, point in enumerate(points):
-        said = point.describe()
-        columns = [*said.numbers, *(row for row in said.details if row[0] in ("replicon", "jump mass"))]
+        description = point.describe()
+        columns = [*description.numbers, *(row for row in description.details if row[0] in ("replicon", "jump mass"))]
         rows = rows or [(by, *(name for name, *_ in columns), "status")]
-        first = f"{places[k]:g}" if len(places) else point.branch or point.label
-        rows.append((first, *(number for _, number, *_ in columns), point.status_name))
+        label = f"{places[k]:g}" if len(places) else point.branch or point.label
+        rows.append((label, *(number for _, number, *_ in columns), point.status_name))
     return rows
 
 
-# Two programs: at a number that is zero in all replicates the error bar has no derivative, and a reverse pass through
-# both would hand its NaN to the mean.
+# Means and error bars are separate programs. The error bar of a number that is zero in all replicates has no
+# derivative. In one program, reverse mode would pass that NaN on to the mean.
 @eqx.filter_jit
 def _means(states: State) -> State:
     return jax.tree.map(lambda a: mean_of_found(a, states.has_state), states)
@@ -238,9 +239,9 @@ def _means(states: State) -> State:
 
 @eqx.filter_jit
 def _error_bars(states: State) -> State:
-    found = jnp.where(jnp.any(states.has_state), states.has_state, True)
+    counted = jnp.where(jnp.any(states.has_state), states.has_state, True)
 
     def bar(a: jax.Array) -> jax.Array:
-        return error_bar(jnp.where(found.reshape(-1, *[1] * (a.ndim - 1)), a, jnp.nan))
+        return error_bar(jnp.where(counted.reshape(-1, *[1] * (a.ndim - 1)), a, jnp.nan))
 
     return jax.tree.map(bar, states)
