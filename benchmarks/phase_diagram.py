@@ -71,7 +71,7 @@ def boundaries(a: argparse.Namespace) -> None:
         for row in zip(curve.values, curve.alpha, curve.stderr, strict=True):
             print("  omega = {:.4f}: {:.6f} +- {:.1e}".format(*row))
         print(f"  largest error bar {np.nanmax(curve.stderr):.1e}", flush=True)
-    for meeting in ta.meetings(curves.values()):
+    for meeting in ta.intersections(curves.values()):
         print(meeting)
     if a.published:
         import published_method as published

@@ -5,11 +5,11 @@ passing and training follow from it. The public functions by task:
 
     a model         dot_product, tempered_dot_product, causal_dot_product, untied_dot_product, linear_attention,
                     relu_attention; a subclass of AttentionLayer with `attention`, or of Model with shape, loss and law
-    its data        SpectralLaw; Sentences for correlated tokens
+    its data        SpectralLaw; TokenClassMixture for correlated tokens
     its penalty     L1, or a subclass of Penalty with value and prox, besides the ridge
     one state       solve, find_states; results: FixedPoint, Overlaps, Conjugates, Diagnostics
-    transitions     critical_alpha, linear_crossing, branch_ends, locate, EVENTS
-    many settings   sweep, trace_branch, folds_of, trace_boundary, meetings, phase_diagram, PhaseDiagram.load
+    transitions     critical_alpha, linear_crossing, branch_ends, find_event, EVENTS
+    many settings   sweep, trace_branch, folds_of, trace_boundary, intersections, phase_diagram, PhaseDiagram.load
     averages        default_nodes, line_nodes, sobol_nodes, gauss_hermite_nodes, monte_carlo_nodes
     replica symmetry breaking       solve_1rsb, critical_alpha_1rsb, linear_crossing_1rsb
     observables     gen_error, gen_error_linear, second_minimum_share, error_bar
@@ -49,7 +49,7 @@ from .finite.sampling import raw_labels as raw_labels, realised as realised, sam
 from .finite.training import Training as Training, risk as risk, train as train
 from .finite.value import ValueTraining as ValueTraining, train_value as train_value
 from .model.checks import check as check
-from .model.law import Sentences as Sentences, SpectralLaw as SpectralLaw
+from .model.law import SpectralLaw as SpectralLaw, TokenClassMixture as TokenClassMixture
 from .model.layers import (
     AttentionLayer as AttentionLayer,
     CausalDotProduct as CausalDotProduct,
@@ -71,21 +71,27 @@ from .model.penalties import L1 as L1, Penalty as Penalty
 from .phases.arclength import BranchPath as BranchPath, folds_of as folds_of, trace_branch as trace_branch
 from .phases.boundaries import (
     Boundary as Boundary,
-    Meeting as Meeting,
-    meetings as meetings,
+    Intersection as Intersection,
+    intersections as intersections,
     trace_boundary as trace_boundary,
 )
 from .phases.diagram import REGIONS as REGIONS, PhaseDiagram as PhaseDiagram
 from .phases.ends import BranchEnd as BranchEnd, branch_ends as branch_ends
-from .phases.events import EVENTS as EVENTS, Event as Event, Near as Near, Transition as Transition, locate as locate
+from .phases.events import (
+    EVENTS as EVENTS,
+    Event as Event,
+    Guess as Guess,
+    Transition as Transition,
+    find_event as find_event,
+)
 from .phases.follow import Curve as Curve
 from .phases.grid import phase_diagram as phase_diagram
 from .phases.sweep import sweep as sweep
 from .phases.transitions import critical_alpha as critical_alpha, linear_crossing as linear_crossing
-from .rsb.fixed_points import BrokenPoint as BrokenPoint, solve_1rsb as solve_1rsb
-from .rsb.potentials import BrokenOverlaps as BrokenOverlaps
+from .rsb.fixed_points import OneRSBPoint as OneRSBPoint, solve_1rsb as solve_1rsb
+from .rsb.potentials import OneRSBOverlaps as OneRSBOverlaps
 from .rsb.transitions import (
-    BrokenTransition as BrokenTransition,
+    OneRSBTransition as OneRSBTransition,
     critical_alpha_1rsb as critical_alpha_1rsb,
     linear_crossing_1rsb as linear_crossing_1rsb,
 )

@@ -195,11 +195,11 @@ def test_arrays_and_entries_agree(monkeypatch, r):
 
 
 def test_a_hessian_column_by_column(monkeypatch):
-    L, size = px._ALL_COLUMNS + 1, 5
+    L, size = px._MAX_COLUMNS + 1, 5
     model = ta.dot_product(mixing=np.full((L, L), 1 / L), encodings=np.linspace(-1, 1, L)[:, None])
     Z, Y = 0.7 * jax.random.normal(jax.random.key(3), (2, L, 1, size))
     columns = jax.jit(px.expansion_at_nodes)(model, Z, Y)
-    monkeypatch.setattr(px, "_ALL_COLUMNS", L)
+    monkeypatch.setattr(px, "_MAX_COLUMNS", L)
     for by_column, at_once in zip(columns, px.expansion_at_nodes(model, Z, Y), strict=True):
         np.testing.assert_allclose(by_column, at_once, rtol=1e-12, atol=1e-14)
     node = jax.hessian(lambda z: model.loss(z[:, None], Y[..., 2]))(Z[:, 0, 2])

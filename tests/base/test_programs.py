@@ -150,7 +150,7 @@ def test_structures(model):
 
     A user's module cannot.
     """
-    guess = ta.Near(1.0, (BRANCHES["semantic"].start(model),))
+    guess = ta.Guess(1.0, (BRANCHES["semantic"].start(model),))
     structure = jax.tree.structure({"b": (model, None, [1.0]), "a": guess})
     assert jax.tree.structure(compiled.example(compiled.described(structure))) == structure
     with pytest.raises(TypeError):

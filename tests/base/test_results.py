@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 
 import tiedattn_jax as ta
-from tiedattn_jax.base.results import error_bar, has_state, mean_of_found, quorum, settled
+from tiedattn_jax.base.results import error_bar, has_state, mean_of_existing, quorum, settled
 
 
 def test_error_bars_cover():
@@ -55,8 +55,8 @@ def test_quorum_is_half():
 
 def test_means_are_of_the_replicates_that_have_a_state():
     values = jnp.array([[1.0, 2.0], [3.0, 4.0], [100.0, np.nan]])
-    np.testing.assert_allclose(mean_of_found(values, jnp.array([True, True, False])), [2.0, 3.0])
-    assert np.isnan(mean_of_found(values, jnp.zeros(3, bool))[1])
+    np.testing.assert_allclose(mean_of_existing(values, jnp.array([True, True, False])), [2.0, 3.0])
+    assert np.isnan(mean_of_existing(values, jnp.zeros(3, bool))[1])
 
 
 def test_names():

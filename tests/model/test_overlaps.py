@@ -16,7 +16,7 @@ from tiedattn_jax.model.overlaps import (
     impose,
     label,
     magnitudes,
-    own_size,
+    order_size,
     vanished,
 )
 from tiedattn_jax.theory.solve import branch_start
@@ -92,7 +92,7 @@ def test_what_counts_as_zero(model, theta, m, name):
     np.testing.assert_allclose(magnitudes(model, x), (theta, m), rtol=1e-12, atol=1e-15)
     assert label(model, x) == name
     semantic = BRANCHES["semantic"].free(model)
-    np.testing.assert_allclose(own_size(model, x, semantic), theta, rtol=1e-12, atol=1e-15)
+    np.testing.assert_allclose(order_size(model, x, semantic), theta, rtol=1e-12, atol=1e-15)
     assert bool(vanished(model, x, semantic)) is (theta < 0.02)
     assert not bool(vanished(model, x, BRANCHES["uninformed"].free(model)))
 

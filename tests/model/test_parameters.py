@@ -2,7 +2,7 @@ import numpy as np
 import pytest
 
 import tiedattn_jax as ta
-from tiedattn_jax.model.parameters import Parameter, axis_of, numbers_of
+from tiedattn_jax.model.parameters import Parameter, axis_of, scalar_parameters
 
 
 def test_read_and_set(model):
@@ -17,7 +17,7 @@ def test_read_and_set(model):
 
 def test_a_number_of_the_penalty():
     net, number = ta.dot_product(penalty=ta.L1(0.02)), Parameter("penalty.strength")
-    assert number.read(net, 2.0, "x") == 0.02 and numbers_of(net)["penalty.strength"] == 0.02
+    assert number.read(net, 2.0, "x") == 0.02 and scalar_parameters(net)["penalty.strength"] == 0.02
     changed = number.set(net, 2.0, 0.03)[0]
     assert float(changed.penalty.strength) == 0.03 and changed.omega == net.omega
     with pytest.raises(ta.InputError, match="x must name one of alpha, lam, omega, sigma, or an entry"):

@@ -10,7 +10,7 @@ import tiedattn_jax as ta
 from tiedattn_jax.base.errors import InputError
 from tiedattn_jax.finite.data import of_kind
 from tiedattn_jax.model.checks import check
-from tiedattn_jax.model.overlaps import Overlaps, impose, label, of_sentence
+from tiedattn_jax.model.overlaps import Overlaps, impose, label, sentence_overlaps
 from tiedattn_jax.theory.equations import Equations, averages_expansion
 from tiedattn_jax.theory.observables import gen_error_in, gen_error_linear_in, growths_in, moments
 from tiedattn_jax.theory.potentials import channel, channel_gradient
@@ -177,16 +177,16 @@ def test_classes_that_are_alike_are_one():
 
 def test_a_kind_gives_the_fields_of_its_tokens():
     model, x = model_of(), point()
-    conditioned = model.given(model.kinds[2])  # kind (0, 1)
-    tokens = of_sentence(conditioned, x)
+    conditioned = model.condition_on(model.kinds[2])  # kind (0, 1)
+    tokens = sentence_overlaps(conditioned, x)
     np.testing.assert_array_equal(tokens.q, x.q)
     np.testing.assert_allclose(conditioned.share, 0.1)
     np.testing.assert_allclose(conditioned.teacher_mean[:, 0], [0.3, -0.18], rtol=1e-6)
     slope = x.theta[:, 0, 0] / model.rho[:, 0, 0]
     np.testing.assert_allclose(tokens.m[:, 0], [0.35 - slope[0] * 0.3, -0.15 + slope[1] * 0.18], rtol=1e-6)
-    equal_tokens = of_sentence(model.given(model.kinds[1]), x)  # kind (1, 1)
+    equal_tokens = sentence_overlaps(model.condition_on(model.kinds[1]), x)  # kind (1, 1)
     np.testing.assert_array_equal(equal_tokens.V, np.asarray(x.V)[[1, 1]])
-    np.testing.assert_array_equal(model.given(model.kinds[1]).to_classes(jnp.array([3.0, 4.0])), [0.0, 7.0])
+    np.testing.assert_array_equal(model.condition_on(model.kinds[1]).to_classes(jnp.array([3.0, 4.0])), [0.0, 7.0])
 
 
 def test_branches_hold_the_means_of_the_classes_with_theta():
@@ -220,7 +220,7 @@ def test_sentences_are_drawn_from_their_law():
     parts = data.x, data.y, data.teacher, data.encodings
     rebuilt = ta.Data(*parts, means=data.means, classes=data.classes)
     np.testing.assert_allclose(rebuilt.gamma[:, 0], [0.25, 0.36], rtol=0.01)
-    assert [int(of_kind(model.given(kind), data.classes).sum()) for kind in model.kinds] == [
+    assert [int(of_kind(model.condition_on(kind), data.classes).sum()) for kind in model.kinds] == [
         int(np.sum(np.all(classes == k, 1))) for k in SHARES
     ]
 
@@ -290,11 +290,11 @@ def test_means_along_the_encodings_but_for_chance(cosine, accepted):
 
 def test_bad_laws_and_data_are_refused():
     with pytest.raises(InputError, match="sentences"):
-        ta.Sentences.of([(0, 0)])
+        ta.TokenClassMixture.of([(0, 0)])
     with pytest.raises(InputError, match="sentences"):
-        ta.Sentences.of({(0, 0): 0.5, (0, 1, 1): 0.5})
+        ta.TokenClassMixture.of({(0, 0): 0.5, (0, 1, 1): 0.5})
     with pytest.raises(InputError, match="sum to one"):
-        ta.Sentences.of({(0, 0): 0.5, (1, 1): 0.4})
+        ta.TokenClassMixture.of({(0, 0): 0.5, (1, 1): 0.4})
     with pytest.raises(InputError, match="classes"):
         check(model_of(sentences={(0, 0): 0.5, (2, 2): 0.5}, variances=(0.2, 0.3)))
     with pytest.raises(InputError, match="semidefinite"):

@@ -18,7 +18,7 @@ from tiedattn_jax.theory.solve import Problem
 def defaults(model, lines, known):
     """Arguments that every function accepts, by the function's name."""
     x, alpha = BRANCHES["semantic"].start(model), jnp.asarray(1.0)
-    start = ta.Near(1.0, (x,))
+    start = ta.Guess(1.0, (x,))
     states = [ta.FixedPoint(model, alpha, known, b) for b in ("positional", "semantic")]
     transition = ta.Transition(alpha, alpha, None, None, jnp.array(0), tuple(states), "alpha_c")
     return {
@@ -240,7 +240,7 @@ def test_states_to_start_from_belong_to_the_event(defaults, model, lines):
 def test_boundaries_meet_in_one_parameter_only():
     first, second = (ta.Boundary.of("alpha_c", p, np.arange(3.0), np.ones(3), np.ones(3)) for p in ("omega", "sigma"))
     with pytest.raises(ta.InputError, match="parameter must be omega"):
-        ta.meetings([first, second])
+        ta.intersections([first, second])
 
 
 def test_a_file_that_is_no_diagram(tmp_path):

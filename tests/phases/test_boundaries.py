@@ -9,7 +9,7 @@ from cases import ALPHA_C, ALPHA_C_SENSITIVITIES, ALPHA_L
 import tiedattn_jax as ta
 from tiedattn_jax.model.overlaps import BRANCHES, PAIR
 from tiedattn_jax.phases import boundaries
-from tiedattn_jax.phases.boundaries import first_change
+from tiedattn_jax.phases.boundaries import first_sign_change
 from tiedattn_jax.phases.events import Event, Zero
 from tiedattn_jax.theory.pool import run_one
 
@@ -50,7 +50,7 @@ def test_baseline_and_pitchfork(trace, critical, name, guess, alpha, tolerance):
     boundary = trace(name, guess, OMEGAS[:2])
     assert abs(boundary.alpha[0] - alpha) < 3 * boundary.stderr[0] + tolerance
     assert np.all(boundary.stderr < 0.05)
-    assert boundary.meets(critical) == []
+    assert boundary.intersections(critical) == []
 
 
 def test_the_first_place_may_lie_past_the_end_of_the_branch(monkeypatch, model, lines, known):
@@ -65,8 +65,8 @@ def test_the_first_place_may_lie_past_the_end_of_the_branch(monkeypatch, model, 
         absent = eqx.tree_at(lambda s: s.status, known, known.status + int(ta.Status.absent))
         return made.ended(Zero(np.array(0.55), (absent,), np.full(4, np.nan), None, np.full(4, np.nan)))
 
-    monkeypatch.setattr(boundaries, "zero_near", search)
-    guess = ta.Near(0.6, (BRANCHES["semantic"].start(model),), low=0.5, high=0.7, there=0.7)
+    monkeypatch.setattr(boundaries, "find_zero", search)
+    guess = ta.Guess(0.6, (BRANCHES["semantic"].start(model),), low=0.5, high=0.7, there=0.7)
     text = "got none at the first near alpha = 0.6: there is no semantic branch at alpha = 0.55, where the search ended"
     with pytest.raises(ta.InputError, match=f"values must begin where the event happens, {text}"):
         ta.trace_boundary(model, "semantic instability", "omega", [0.3, 0.2], lines, start=guess)
@@ -82,9 +82,9 @@ def test_what_is_missing_says_why(monkeypatch, model, lines, known):
     zero = Zero(np.array(0.7), (known,), np.zeros(4), None, np.full(4, np.nan), 1.0, True)
     absent = eqx.tree_at(lambda s: s.status, known, known.status + int(ta.Status.absent))
     zeros = iter([zero, zero._replace(alpha=np.array(0.55), states=(absent,), met=False)])
-    monkeypatch.setattr(boundaries, "zero_near", lambda *args, **options: made.ended(next(zeros)))
-    monkeypatch.setattr(boundaries, "first_change", nowhere)
-    guess = ta.Near(0.7, (BRANCHES["semantic"].start(model),))
+    monkeypatch.setattr(boundaries, "find_zero", lambda *args, **options: made.ended(next(zeros)))
+    monkeypatch.setattr(boundaries, "first_sign_change", nowhere)
+    guess = ta.Guess(0.7, (BRANCHES["semantic"].start(model),))
     boundary = ta.trace_boundary(model, "semantic instability", "omega", [0.3, 0.2], lines, start=guess)
     reason = "there is no semantic branch at alpha = 0.55, where the search ended"
     assert boundary.reason.tolist() == [reason, ""] and boundary.status_name == ["absent", "converged"]
@@ -113,17 +113,17 @@ def test_where_curves_meet():
 
     first = curve("a", lambda v: 1 + v**2, lambda v: 2 * v)
     second = curve("b", lambda v: 1.16 + 0 * v, lambda v: 0 * v, np.linspace(-0.1, 0.9, 4))
-    np.testing.assert_allclose(first.meets(second), [(0.4, 1.16)], rtol=1e-9)
+    np.testing.assert_allclose(first.intersections(second), [(0.4, 1.16)], rtol=1e-9)
     third = curve("b", lambda v: 0.96 + 0.5 * v, lambda v: 0.5 + 0 * v, np.linspace(-0.1, 0.9, 4))
-    np.testing.assert_allclose(first.meets(third), [(0.1, 1.01), (0.4, 1.16)], rtol=1e-9)
-    assert first.meets(curve("c", lambda v: 3 + v, lambda v: 1 + 0 * v)) == []
-    assert first.meets(curve("d", lambda v: np.nan + v, lambda v: np.nan + v)) == []
-    assert first.meets(curve("e", lambda v: 1.16 + 0 * v, lambda v: 0 * v, np.linspace(2.0, 3.0, 4))) == []
+    np.testing.assert_allclose(first.intersections(third), [(0.1, 1.01), (0.4, 1.16)], rtol=1e-9)
+    assert first.intersections(curve("c", lambda v: 3 + v, lambda v: 1 + 0 * v)) == []
+    assert first.intersections(curve("d", lambda v: np.nan + v, lambda v: np.nan + v)) == []
+    assert first.intersections(curve("e", lambda v: 1.16 + 0 * v, lambda v: 0 * v, np.linspace(2.0, 3.0, 4))) == []
     pair = (
         curve("alpha_c", first.interpolant, first.interpolant.derivative()),
         curve("semantic baseline", lambda v: 1.16 + 0 * v, lambda v: 0 * v),
     )
-    (meeting,) = ta.meetings(pair)
+    (meeting,) = ta.intersections(pair)
     assert meeting.events == ("alpha_c", "semantic baseline") and "beats the linear baseline" in meeting.meaning
     np.testing.assert_allclose((meeting.value, meeting.alpha), (0.4, 1.16), rtol=1e-9)
 
@@ -167,7 +167,7 @@ def test_between_neighbours_and_between_the_last_state_and_the_next_alpha(monkey
     def search(crossing):
         event = Event("an event", ("semantic",), lambda s: s.overlaps - crossing)
         solved.clear()
-        return run_one(first_change(event, "model", alphas, "nodes", "settings"))
+        return run_one(first_sign_change(event, "model", alphas, "nodes", "settings"))
 
     guess = search(1.3)
     np.testing.assert_allclose((guess.alpha, guess.slope, guess.low, guess.high), (1.3, 1.0, 1.2, 1.5))
@@ -185,7 +185,7 @@ def test_the_branches_of_an_event_are_walked_at_once(monkeypatch):
         return (made.ended(requests.append((branch, alpha))) for alpha in places)
 
     monkeypatch.setattr(boundaries, "walk", walk)
-    path = first_change(boundaries.EVENTS["alpha_c"], "model", np.array([3.0, 2.0]), "nodes", "settings")
+    path = first_sign_change(boundaries.EVENTS["alpha_c"], "model", np.array([3.0, 2.0]), "nodes", "settings")
     steps = next(path)
     assert isinstance(steps, list) and len(steps) == 2 and requests == [("positional", 3.0), ("semantic", 3.0)]
     path.close()
@@ -243,4 +243,4 @@ def test_alpha_l_is_one_of_three(model, lines, monkeypatch):
     with pytest.raises(ta.InputError, match="event must happen"):
         ta.trace_boundary(model, "alpha_l", "omega", values, lines)
     with pytest.raises(ta.InputError, match='start must be None for "alpha_l"'):
-        ta.trace_boundary(model, "alpha_l", "omega", values, lines, start=ta.Near(1.5, ()))
+        ta.trace_boundary(model, "alpha_l", "omega", values, lines, start=ta.Guess(1.5, ()))

@@ -62,7 +62,7 @@ def located(monkeypatch, lines, curve, growth_m, **places):
     """Return the ends of a curve whose events lie at given places, and the events requested, in order."""
     requests = []
 
-    def locate(event, model, guess, nodes, settings, sensitivities):
+    def find_event(event, model, guess, nodes, settings, sensitivities):
         assert model is curve.points[0].model and nodes is lines and settings is options and sensitivities is True
         requests.append((event.name.removeprefix("semantic "), guess))
         alpha = places[requests[-1][0]]
@@ -76,7 +76,7 @@ def located(monkeypatch, lines, curve, growth_m, **places):
         return made.transition(alpha, event=event.name) if alpha else made.transition(np.nan, status=6)
 
     options = ta.Settings(tol=3e-4)
-    monkeypatch.setattr(ends_module, "located", locate)
+    monkeypatch.setattr(ends_module, "located", find_event)
     monkeypatch.setattr(ends_module, "transition_of", transition)
     monkeypatch.setattr(ends_module._Ends, "uninformed", uninformed)
     return ta.branch_ends(curve, lines, settings=options, sensitivities=True), requests

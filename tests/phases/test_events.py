@@ -15,16 +15,16 @@ import tiedattn_jax as ta
 from tiedattn_jax.base.results import error_bar
 from tiedattn_jax.model.overlaps import BRANCHES, PAIR
 from tiedattn_jax.phases import boundaries, events as events_module, transitions
-from tiedattn_jax.phases.events import EVENTS, Zero, crossings, near_of, number_of, transition_of, zero_near
+from tiedattn_jax.phases.events import EVENTS, Zero, crossings, find_zero, guess_of, number_of, transition_of
 from tiedattn_jax.phases.secant import Secant, zero_between
-from tiedattn_jax.phases.transitions import baseline_owner
+from tiedattn_jax.phases.transitions import baseline_branch
 from tiedattn_jax.theory.pool import Call, run_one
 from tiedattn_jax.theory.solve import Problem
 
 
 def find(fn, alpha, exists=lambda a: True, **guess):
     """Search until the step is below 1e-9; return the last place and all places visited."""
-    guess = ta.Near(alpha, (), **guess)
+    guess = ta.Guess(alpha, (), **guess)
     s = Secant.begin(guess.there, guess.slope, guess.low, guess.high)
     trial, places = float(alpha), []
     for _ in range(60):
@@ -203,7 +203,7 @@ def test_roots_and_sensitivities_of_the_replicates():
 
 
 def searched(monkeypatch, number, alpha, exists=lambda a: True, options=MappingProxyType({}), **limits):
-    """Run `zero_near` on a number that depends on alpha, without solves; return the zero and the places visited."""
+    """Run `find_zero` on a number that depends on alpha, without solves; return the zero and the places visited."""
     places = []
 
     def finely(problem, x):
@@ -214,9 +214,9 @@ def searched(monkeypatch, number, alpha, exists=lambda a: True, options=MappingP
         return made.ended(state_with(alpha, linear=number(alpha), has_state=(has_state,) * 3))
 
     monkeypatch.setattr(Problem, "finely", finely)
-    guess, model = ta.Near(alpha, (state_with().overlaps,), **limits), ta.dot_product()
+    guess, model = ta.Guess(alpha, (state_with().overlaps,), **limits), ta.dot_product()
     rule = SimpleNamespace(replicates=3)
-    path = zero_near(EVENTS["semantic baseline"], model, guess, rule, "tight", exact=False, tol=1e-5, **options)
+    path = find_zero(EVENTS["semantic baseline"], model, guess, rule, "tight", exact=False, tol=1e-5, **options)
     return run_one(path), places
 
 
@@ -252,12 +252,12 @@ def test_the_states_of_a_pair_are_asked_for_at_once(monkeypatch):
 
     monkeypatch.setattr(Problem, "finely", finely)
     x = state_with().overlaps
-    guess, rule = ta.Near(1.4, (x, jax.tree.map(lambda a: 2 * a, x))), SimpleNamespace(replicates=3)
-    path = zero_near(EVENTS["alpha_c"], ta.dot_product(), guess, rule, "tight", exact=True)
+    guess, rule = ta.Guess(1.4, (x, jax.tree.map(lambda a: 2 * a, x))), SimpleNamespace(replicates=3)
+    path = find_zero(EVENTS["alpha_c"], ta.dot_product(), guess, rule, "tight", exact=True)
     (paths := next(path)) and path.close()
     assert len(paths) == 2  # both in one list
     requests.clear()
-    zero = run_one(zero_near(EVENTS["alpha_c"], ta.dot_product(), guess, rule, "tight", exact=True))
+    zero = run_one(find_zero(EVENTS["alpha_c"], ta.dot_product(), guess, rule, "tight", exact=True))
     np.testing.assert_allclose(zero.alpha, 1.25, atol=1e-5)
     np.testing.assert_allclose(zero.by_model["sigma"], -2.0)
     np.testing.assert_allclose(zero.by_alpha, 1.0, atol=1e-5)
@@ -269,7 +269,7 @@ def test_the_states_of_a_pair_are_asked_for_at_once(monkeypatch):
 def test_exact_slopes_are_asked_for_in_every_replicate_at_once(monkeypatch, model, lines, known):
     """Exact slopes are requested together, one call per replicate with its state; else the secant gives the slope."""
     monkeypatch.setattr(Problem, "finely", lambda problem, x: made.ended(known))
-    guess, answered = ta.Near(1.4, (known.overlaps,)), []
+    guess, answered = ta.Guess(1.4, (known.overlaps,)), []
 
     def answer(call):
         answered.append(call)
@@ -277,12 +277,12 @@ def test_exact_slopes_are_asked_for_in_every_replicate_at_once(monkeypatch, mode
         return jnp.asarray(0.1), eqx.tree_at(lambda m: m.sigma, model, jnp.asarray(2.0 + k)), jnp.asarray(3.0 + k)
 
     event = EVENTS["semantic instability"]
-    path = zero_near(event, model, guess, lines, ta.Settings(), exact=True, looks=1)
+    path = find_zero(event, model, guess, lines, ta.Settings(), exact=True, looks=1)
     next(path)  # the states
     calls = path.send([known])
     assert isinstance(calls, list) and len(calls) == 4 and all(isinstance(call, Call) for call in calls)
     path.close()
-    zero = made.drive(zero_near(event, model, guess, lines, ta.Settings(), exact=True, looks=1), answer)
+    zero = made.drive(find_zero(event, model, guess, lines, ta.Settings(), exact=True, looks=1), answer)
     np.testing.assert_array_equal(zero.by_alpha, [3.0, 4.0, 5.0, 6.0])
     np.testing.assert_array_equal(zero.by_model.sigma, [2.0, 3.0, 4.0, 5.0])
     np.testing.assert_allclose(zero.slope, 4.5)
@@ -294,7 +294,7 @@ def test_exact_slopes_are_asked_for_in_every_replicate_at_once(monkeypatch, mode
             np.testing.assert_array_equal(a, b)
         np.testing.assert_array_equal(x.q, known.overlaps.q[k])
     answered.clear()
-    zero = made.drive(zero_near(event, model, guess, lines, ta.Settings(), exact=False, looks=1), answer)
+    zero = made.drive(find_zero(event, model, guess, lines, ta.Settings(), exact=False, looks=1), answer)
     assert not answered and zero.by_model is None and np.isnan(zero.by_alpha).all()
 
 
@@ -311,14 +311,14 @@ def curve_with(numbers, branch="semantic", name="error"):
 
 def test_the_first_place_on_a_curve_within_limits():
     event, curve = EVENTS["semantic baseline"], curve_with([1.0, -3.0, -1.0, 1.0, np.nan, -1.0])
-    first = near_of(event, [curve])
+    first = guess_of(event, [curve])
     np.testing.assert_allclose((first.alpha, first.slope, first.low, first.high), (1.25, 4.0, 1.0, 2.0))
     np.testing.assert_allclose(first.overlaps[0].q, 1.25)
-    second = near_of(event, curve, 2.0, 5.0)
+    second = guess_of(event, curve, 2.0, 5.0)
     np.testing.assert_allclose((second.alpha, second.there), (3.5, 4.0))
-    third = near_of(event, curve, 4.0)  # between points that are not neighbours the state between them is left out
+    third = guess_of(event, curve, 4.0)  # between points that are not neighbours the state between them is left out
     np.testing.assert_allclose((third.alpha, third.low, third.high), (5.0, 4.0, 6.0))
-    assert near_of(event, curve, 5.5) is None
+    assert guess_of(event, curve, 5.5) is None
 
 
 def test_where_alpha_c_is_looked_for(monkeypatch, model, lines):
@@ -329,7 +329,7 @@ def test_where_alpha_c_is_looked_for(monkeypatch, model, lines):
         guesses.append(arguments[2])
         raise InterruptedError
 
-    monkeypatch.setattr(transitions, "zero_near", stop)
+    monkeypatch.setattr(transitions, "find_zero", stop)
     monkeypatch.setattr(transitions, "_coarse_alpha_c", stop)
     curves = [curve_with(n, b, "loss") for b, n in (("semantic", [0.0] * 4), ("positional", [-1.0, 1.0, -1.0, -1.0]))]
     for bracket, expected in (((0.1, 4.0), 1.5), ((2.0, 4.0), 2.5), ((2.7, 4.0), (2.7, 4.0))):
@@ -356,7 +356,7 @@ def test_alpha_c_between_the_ends_of_branches(monkeypatch, model):
 
     guesses, starts = [], {False: [], True: []}
     monkeypatch.setattr(Problem, "coarsely", coarsely)
-    monkeypatch.setattr(transitions, "zero_near", stop)
+    monkeypatch.setattr(transitions, "find_zero", stop)
     for bracket in ((0.1, 4.0), (0.1, 0.9), (1.4, 4.0)):
         with pytest.raises(InterruptedError):
             ta.critical_alpha(model, ta.sobol_nodes(model, 64, replicates=3), bracket=bracket)
@@ -405,13 +405,13 @@ def test_the_options_of_a_search_arrive(monkeypatch, model, lines):
         raise Stop
 
     tight, rough = ta.Settings(tol=1e-9), ta.Settings(tol=1e-3)
-    guess = ta.Near(1.3, (BRANCHES["semantic"].start(model),))
-    pair = ta.Near(1.3, guess.overlaps * 2)
+    guess = ta.Guess(1.3, (BRANCHES["semantic"].start(model),))
+    pair = ta.Guess(1.3, guess.overlaps * 2)
     for module in (events_module, transitions, boundaries):
-        monkeypatch.setattr(module, "zero_near", stop)
+        monkeypatch.setattr(module, "find_zero", stop)
     for call, expected in (
-        (lambda **k: ta.locate(model, "semantic baseline", lines, start=guess, **k), True),
-        (lambda **k: ta.locate(model, "semantic baseline", lines, start=guess, sensitivities=False, **k), False),
+        (lambda **k: ta.find_event(model, "semantic baseline", lines, start=guess, **k), True),
+        (lambda **k: ta.find_event(model, "semantic baseline", lines, start=guess, sensitivities=False, **k), False),
         (lambda **k: ta.critical_alpha(model, lines, start=pair, **k), True),
         (lambda **k: ta.trace_boundary(model, "semantic baseline", "omega", [0.3], lines, start=guess, **k), False),
         (lambda **k: ta.trace_boundary(model, "alpha_c", "omega", [0.3], lines, start=pair, **k), True),
@@ -438,13 +438,13 @@ def test_places_on_curves(curves, model, lines):
     assert abs(critical.alpha - ALPHA_C) <= 3 * critical.stderr and bool(critical.ok)
     crossing = ta.linear_crossing(model, critical, lines, start=curves)
     assert abs(crossing.alpha - ALPHA_L) <= 3 * crossing.stderr and crossing.event == "alpha_l"
-    assert near_of(EVENTS["semantic instability"], curves) is None
+    assert guess_of(EVENTS["semantic instability"], curves) is None
     with pytest.raises(ta.InputError, match="start must enclose"):
-        ta.locate(model, "semantic instability", lines, start=curves)
+        ta.find_event(model, "semantic instability", lines, start=curves)
     with pytest.raises(ta.InputError, match="start must be a FixedPoint"):
-        ta.locate(model, "alpha_c", lines, start=curves[0].points[:1])
+        ta.find_event(model, "alpha_c", lines, start=curves[0].points[:1])
     with pytest.raises(ta.InputError, match="event must be one of"):
-        ta.locate(model, "alpha", lines, start=curves)
+        ta.find_event(model, "alpha", lines, start=curves)
 
 
 @pytest.mark.parametrize(("event", "alpha"), [("semantic instability", 0.8265), ("semantic pitchfork", 0.7192)])
@@ -453,12 +453,14 @@ def test_sensitivities_of_growth_events(model, lines, event, alpha):
     (branch,) = EVENTS[event].branches
     start = [ta.solve(model, 1.01 * alpha, branch, lines, start=BRANCHES["semantic"].start(model))]
     settings = ta.Settings(tol=1e-8, warm_steps=20)
-    transition = ta.locate(model, event, lines, start=start, settings=settings)
+    transition = ta.find_event(model, event, lines, start=start, settings=settings)
     assert bool(transition.ok) and abs(transition.alpha - alpha) < 1e-3
     alphas = []
     for step in (0.01, -0.01):
         moved = eqx.tree_at(lambda m: m.omega, model, model.omega + step)
-        neighbour = ta.locate(moved, event, lines, start=transition.branches, settings=settings, sensitivities=False)
+        neighbour = ta.find_event(
+            moved, event, lines, start=transition.branches, settings=settings, sensitivities=False
+        )
         alphas.append(float(neighbour.alpha))
     np.testing.assert_allclose((alphas[0] - alphas[1]) / 0.02, transition.sensitivities.omega, rtol=0.02)
     assert 0 < transition.sensitivities_stderr.omega < 0.01
@@ -474,7 +476,9 @@ def test_a_fold_is_looked_for_on_both_sides(monkeypatch, model, lines):
     monkeypatch.setattr(events_module, "fold_near", lambda *arguments: made.ended(calls.append(arguments)))
     settings, x = ta.Settings(tol=1e-9), BRANCHES["semantic"].start(model)
     for limits, expected in (({}, (1.0, 3.0)), ({"low": 1.5, "high": 2.1}, (1.5, 2.1))):
-        transition = ta.locate(model, "semantic fold", lines, start=ta.Near(2.0, (x,), **limits), settings=settings)
+        transition = ta.find_event(
+            model, "semantic fold", lines, start=ta.Guess(2.0, (x,), **limits), settings=settings
+        )
         assert int(transition.status) == ta.Status.absent and calls[-1][4] == expected and calls[-1][3] is settings
     np.testing.assert_array_equal(calls[-1][0].free, [1.0, 0.0])
 
@@ -486,13 +490,13 @@ def test_a_fold_and_its_sensitivities(order, tol):
     model = ta.dot_product(omega=0.235)
     rule = one_replicate(model, order)
     x = ta.solve(model, 2.1, "positional", rule, start=START).overlaps
-    guess = ta.Near(2.1, (x,), low=2.05, high=2.3)
-    transition = ta.locate(model, "positional fold", rule, start=guess)
+    guess = ta.Guess(2.1, (x,), low=2.05, high=2.3)
+    transition = ta.find_event(model, "positional fold", rule, start=guess)
     assert bool(transition.ok) and abs(transition.alpha - 2.174) < 0.03
     alphas = []
     for step in (1e-3, -1e-3):
         moved = ta.dot_product(omega=0.235 + step)
-        alphas.append(float(ta.locate(moved, "positional fold", rule, start=guess, sensitivities=False).alpha))
+        alphas.append(float(ta.find_event(moved, "positional fold", rule, start=guess, sensitivities=False).alpha))
     np.testing.assert_allclose((alphas[0] - alphas[1]) / 2e-3, transition.sensitivities.omega, rtol=tol)
 
 
@@ -500,14 +504,14 @@ START = ta.Overlaps(*(jnp.full((2, 1, 1), v) for v in (0.04, 11.0, 0.0)), 0.21 *
 
 
 def test_no_fold_is_absent(model, curves):
-    guess = ta.Near(1.4, (curves[1].points[1].overlaps,), low=1.2, high=1.6)
-    transition = ta.locate(model, "semantic fold", one_replicate(model, 5), start=guess)
+    guess = ta.Guess(1.4, (curves[1].points[1].overlaps,), low=1.2, high=1.6)
+    transition = ta.find_event(model, "semantic fold", one_replicate(model, 5), start=guess)
     assert int(transition.status) == ta.Status.absent and np.isnan(float(transition.alpha))
 
 
 @pytest.mark.parametrize(("early", "late", "owner"), [(0, 0, 2), (0, 1, 1), (1, 0, 0), (1, 1, 0)])
 def test_which_state_beats_the_baseline_first(early, late, owner):
-    assert int(baseline_owner(bool(early), bool(late))) == owner
+    assert int(baseline_branch(bool(early), bool(late))) == owner
 
 
 def test_alpha_l_is_alpha_c_where_the_exchange_beats_the_baseline(model, lines):
@@ -524,7 +528,7 @@ def test_alpha_l_is_alpha_c_where_the_exchange_beats_the_baseline(model, lines):
     np.testing.assert_array_equal(crossing.sensitivities.omega, critical.sensitivities.omega)
     # Without alpha_c nobody knows which minimum is global.
     failed = eqx.tree_at(lambda t: t.status, critical, jnp.asarray(int(ta.Status.max_steps)))
-    guess = ta.Near(ALPHA_L, (states[1].replicates.overlaps,))
+    guess = ta.Guess(ALPHA_L, (states[1].replicates.overlaps,))
     assert int(ta.linear_crossing(model, failed, lines, start=guess).status) == ta.Status.max_steps
 
 

@@ -11,7 +11,7 @@ import pytest
 
 import tiedattn_jax as ta
 from tiedattn_jax.base.results import Status
-from tiedattn_jax.model.overlaps import BRANCHES, own_size
+from tiedattn_jax.model.overlaps import BRANCHES, order_size
 from tiedattn_jax.phases.follow import Follower, WarmStart, pair_free, pair_start, predict, update
 from tiedattn_jax.theory.pool import run_one
 from tiedattn_jax.theory.solve import Problem
@@ -94,7 +94,7 @@ def test_a_state_near_the_expected_one_is_accepted(model, state, search, settled
 
 
 def test_a_small_order_parameter_is_compared_with_the_uninformed_state(model, state, search, settled):
-    size = float(jnp.mean(jax.vmap(lambda x: own_size(model, x, SEMANTIC))(state.overlaps)))
+    size = float(jnp.mean(jax.vmap(lambda x: order_size(model, x, SEMANTIC))(state.overlaps)))
     stable, unstable = (changed(state, growth_theta=growth) for growth in (0.99, 1.01))
     for share, looks in ((0.22, 1), (0.18, 2)):  # as a share of the largest possible order parameter
         small = scaled(state, theta=share / size)

@@ -202,16 +202,16 @@ def located(known, monkeypatch):
 
 
 def test_other_events_are_looked_for_from_nothing(located, model, lines, monkeypatch):
-    guess, settings = ta.Near(0.9, ()), ta.Settings(tol=1e-3)
+    guess, settings = ta.Guess(0.9, ()), ta.Settings(tol=1e-3)
 
-    def first_change(event, model, alphas, nodes, settings):
+    def first_sign_change(event, model, alphas, nodes, settings):
         if model.sigma > 0.68:
             raise ZeroDivisionError("of the loss")
         if model.sigma > 0.58:
             raise ta.InputError("values", "must begin where the event happens")
         return made.ended(guess._replace(alpha=float(model.sigma)))
 
-    monkeypatch.setattr(sweep_module, "first_change", first_change)
+    monkeypatch.setattr(sweep_module, "first_sign_change", first_sign_change)
     name = "semantic instability"
     boundary = ta.sweep(model, "sigma", [*SIGMAS, 0.6, 0.7], lines, event=name, settings=settings)
     assert located == [(name, s, guess._replace(alpha=s), lines, settings, True) for s in SIGMAS]

@@ -98,7 +98,7 @@ def test_a_crossing_outside_the_range_is_absent(model, lines, critical, monkeypa
 
     This holds also if all nodes have a zero at the end where it stopped.
     """
-    guess = transitions.near_of(transitions.EVENTS["alpha_c"], critical.branches, 0.1, 4.0)
+    guess = transitions.guess_of(transitions.EVENTS["alpha_c"], critical.branches, 0.1, 4.0)
     for met, status in ((True, critical.status), (False, ta.Status.absent)):
         monkeypatch.setattr(transitions, "_coarse_alpha_c", lambda *_, met=met: made.ended((guess, met)))
         assert int(ta.critical_alpha(model, lines).status) == int(status)

@@ -115,7 +115,7 @@ def test_smooth_rule_where_nothing_jumps(model, minima):
 def test_found_again(model, find):
     """Continuing from the clusters of a neighbouring state gives the averages of a new search."""
     new = 1.01 * V, 0.7 * SPREAD, 1.2 * S
-    continued = jax.jit(clusters.found_again)(model, *new[:2], H, Y, new[2], _minima(model, H, V, SPREAD, S, find))
+    continued = jax.jit(clusters.update_minima)(model, *new[:2], H, Y, new[2], _minima(model, H, V, SPREAD, S, find))
     continued, fresh = (_tilted(model, H, *new, f) for f in (continued, _minima(model, H, *new, find)))
     valid = np.array([9]) if find is clusters.find_smooth else np.arange(10)
     np.testing.assert_allclose(continued[valid], fresh[valid], atol=8e-9, rtol=0)

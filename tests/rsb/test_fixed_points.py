@@ -18,7 +18,7 @@ from tiedattn_jax.rsb import fixed_points as rsb, newton
 from tiedattn_jax.rsb.fixed_points import BrokenState, with_derivatives
 from tiedattn_jax.rsb.newton import Found, Moving, corrected_matrix
 from tiedattn_jax.rsb.nodes import _in_blocks
-from tiedattn_jax.rsb.potentials import Averages, BrokenOverlaps, Outer, free_energy, overlaps, prior
+from tiedattn_jax.rsb.potentials import Averages, OneRSBOverlaps, Outer, free_energy, overlaps, prior
 from tiedattn_jax.theory import potentials as rs_potentials
 from tiedattn_jax.theory.equations import value_and_columns
 from tiedattn_jax.theory.pool import run_one
@@ -26,7 +26,7 @@ from tiedattn_jax.theory.pool import run_one
 S = jnp.asarray(500.0)
 
 
-def _hats(r: int = 1) -> BrokenOverlaps:
+def _hats(r: int = 1) -> OneRSBOverlaps:
     key = jax.random.split(jax.random.key(0), 5)
 
     def positive(key, size):
@@ -36,7 +36,7 @@ def _hats(r: int = 1) -> BrokenOverlaps:
     q0 = positive(key[0], 1e-4)
     q1 = q0 + positive(key[1], 1e-6)
     theta, m = 1e-3 * jax.random.normal(key[3], (2, r, 1)), 1e-3 * jax.random.normal(key[4], (2, r))
-    return BrokenOverlaps(q1, q0, positive(key[2], 0.01), theta, m)
+    return OneRSBOverlaps(q1, q0, positive(key[2], 0.01), theta, m)
 
 
 @pytest.mark.parametrize("rank", [1, 2])
@@ -223,7 +223,7 @@ def in_closed_form(monkeypatch):
 
     def solved(lam=1.0, alpha=0.05, s=None):
         model, (q1, q0, V, log_s) = TwoColumns(lam=jnp.asarray(lam)), _GROUND
-        x = BrokenOverlaps(q1[None], q0[None], V[None], jnp.zeros((1, 2, 1)), jnp.zeros((1, 2)))
+        x = OneRSBOverlaps(q1[None], q0[None], V[None], jnp.zeros((1, 2, 1)), jnp.zeros((1, 2)))
         problem = newton.Problem(model, jnp.asarray(alpha), None, jnp.zeros(2), s is None, 0.013919103)
         return run_one(newton.fixed_point(problem, x, jnp.exp(log_s) if s is None else jnp.asarray(s), None))
 
@@ -259,7 +259,7 @@ def test_derivatives_of_the_solution(in_closed_form, s):
 
 def test_newton_ends_where_the_equations_are_not_finite(monkeypatch):
     """Newton's method ends where the equations are not finite, and returns to the last place with its matrix."""
-    x = BrokenOverlaps(*(jnp.ones((1, 1, 1)) * a for a in (2.0, 1.0, 1.0, 0.0)), jnp.zeros((1, 1)))
+    x = OneRSBOverlaps(*(jnp.ones((1, 1, 1)) * a for a in (2.0, 1.0, 1.0, 0.0)), jnp.zeros((1, 1)))
     looks = iter([0.5, np.nan])
 
     def look(self, x, s, needs_slopes):
@@ -281,7 +281,7 @@ def test_replicates_start_where_one_was_found(solved, nodes, monkeypatch):
     Of two results for a replicate the better one stays.
     """
     rs, requests = solved(2.0, "positional"), []
-    x = BrokenOverlaps(
+    x = OneRSBOverlaps(
         *(rs.replicates.overlaps.q[0],) * 2, *(a[0] for a in list(vars(rs.replicates.overlaps).values())[1:])
     )
     residuals = {(0, False): 0.1, (1, False): 1e-5, (2, True): 1e-3, (3, True): 0.2, (0, True): 0.05}
@@ -315,7 +315,7 @@ def test_nodes_are_laid_again_where_clusters_become_wider(solved, nodes, monkeyp
 
     def with_width(width):
         x = jax.tree.map(lambda a: a[0], rs.replicates.overlaps)
-        return BrokenOverlaps(x.q, x.q - width * q, x.V, x.theta, x.m)
+        return OneRSBOverlaps(x.q, x.q - width * q, x.V, x.theta, x.m)
 
     def averages_at(model, between, x, s, lines):
         layouts.append((x, s))

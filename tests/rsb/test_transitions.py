@@ -27,7 +27,7 @@ def _numbers(sigma: jax.Array) -> ta.Model:
 def _state(elevation: list[float], by_alpha: float, by_sigma: float = 0.0) -> BrokenState:
     ones = jnp.ones(len(elevation))
     full = jnp.ones((len(elevation), 2, 1, 1))
-    x = ta.BrokenOverlaps(full, full, full, full, full[..., 0])
+    x = ta.OneRSBOverlaps(full, full, full, full, full[..., 0])
     return BrokenState(
         overlaps=x,
         conjugates=x,
@@ -45,7 +45,7 @@ def _state(elevation: list[float], by_alpha: float, by_sigma: float = 0.0) -> Br
 
 def test_a_state_without_breaking_says_that_rs_is_exact():
     """A state without breaking says that RS is exact, but not where the search for breaking failed."""
-    point = ta.BrokenPoint(
+    point = ta.OneRSBPoint(
         ta.dot_product(), jnp.asarray(1.2), made.fixed_point(), _state([0, 0], 1.0), "semantic", True
     )
     failed = eqx.tree_at(lambda p: p.replicates.status, point, jnp.array([0, int(ta.Status.max_steps)]))
@@ -65,7 +65,7 @@ def test_shift_is_elevation_over_slope(transition, monkeypatch):
 
     def solved(model, alpha, branch, **rule):
         assert alpha == transition.alpha and rule["order"] == 7
-        return ta.BrokenPoint(model, alpha, rs, states[branch], branch, True)
+        return ta.OneRSBPoint(model, alpha, rs, states[branch], branch, True)
 
     monkeypatch.setattr(rsb_transitions, "solve_1rsb", solved)
     monkeypatch.setattr(rsb_transitions, "solve", lambda *args, **options: rs)
@@ -104,7 +104,7 @@ def test_sensitivities_are_those_at_the_broken_alpha_c(monkeypatch):
     def solved(model, alpha, branch, **rule):
         by_alpha, elevation = (2 * alpha, lift * sigma**4) if branch == "positional" else (0.0, 0.0)
         state = _state([elevation, elevation], by_alpha, by_sigma[branch])
-        return ta.BrokenPoint(model, alpha, rs_state(alpha, branch), state, branch, True)
+        return ta.OneRSBPoint(model, alpha, rs_state(alpha, branch), state, branch, True)
 
     monkeypatch.setattr(rsb_transitions, "solve_1rsb", solved)
     monkeypatch.setattr(rsb_transitions, "solve", lambda model, alpha, branch, nodes, start: rs_state(alpha, branch))
@@ -139,9 +139,9 @@ def _baseline(monkeypatch, early, late):
         excess = alpha**2 - 5 * model.sigma + _LIFT * model.sigma
         state = eqx.tree_at(lambda s: s.gen_error, _state([0.0, 0.0], 0.0), beaten - excess * jnp.ones(2))
         linear = eqx.tree_at(lambda p: p.replicates.gen_error_linear, rs, beaten * jnp.ones(2))
-        return ta.BrokenPoint(model, alpha, linear, state, branch, True)
+        return ta.OneRSBPoint(model, alpha, linear, state, branch, True)
 
-    def zero_near(event, model, guess, nodes, settings, **options):
+    def find_zero(event, model, guess, nodes, settings, **options):
         assert event.name == ("positional baseline" if early else "semantic baseline")
         by_alpha = 2 * root * jnp.ones(2)
         return made.ended(Zero(jnp.asarray(root), (), jnp.zeros(2), _numbers(-5.0 * jnp.ones(2)), by_alpha))
@@ -155,7 +155,7 @@ def _baseline(monkeypatch, early, late):
         return made.fixed_point(gen_error=errors, gen_error_linear=jnp.ones(4))
 
     monkeypatch.setattr(rsb_transitions, "solve_1rsb", solved)
-    monkeypatch.setattr(rsb_transitions, "zero_near", zero_near)
+    monkeypatch.setattr(rsb_transitions, "find_zero", find_zero)
     monkeypatch.setattr(rsb_transitions, "linear_crossing", crossing)
     return model, made.transition(alpha=0.5, branches=(state(early), state(late)))
 
@@ -184,7 +184,7 @@ def test_the_exchange_of_the_minima_beats_the_baseline(monkeypatch):
     monkeypatch.setattr(
         rsb_transitions,
         "solve_1rsb",
-        lambda m, alpha, branch, **rule: ta.BrokenPoint(m, alpha, rs, states[branch], branch, True),
+        lambda m, alpha, branch, **rule: ta.OneRSBPoint(m, alpha, rs, states[branch], branch, True),
     )
     monkeypatch.setattr(rsb_transitions, "solve", lambda *args, **options: rs)
     crossing, critical = (fn(model, transition, order=7) for fn in (ta.linear_crossing_1rsb, ta.critical_alpha_1rsb))

@@ -102,10 +102,22 @@ def test_damped_steps_are_implicit(model):
     values = jnp.array([0.0, 0.5, 1.0, 1.5, -40.0])
     r, no_gauge = jnp.array([1.0, -2.0, 0.3, 0.1, 5.0]), jnp.zeros((0, 5))
     for a in (0.2, 0.4):
-        method = newton_for(model, damping=a)
-        step = method.steps(jnp.diag(1 - values), no_gauge, r)[1]
+        method = newton_for(model)
+        step = method.damped_step(jnp.diag(1 - values), no_gauge, r, jnp.asarray(a))
         np.testing.assert_allclose(step, a * r / (1 - a * values), rtol=1e-12)
-        np.testing.assert_allclose(method.steps(-9 * jnp.eye(5), no_gauge, r)[1], a * r, rtol=1e-12)  # lambda = 10
+        backwards = method.damped_step(-9 * jnp.eye(5), no_gauge, r, jnp.asarray(a))  # lambda = 10
+        np.testing.assert_allclose(backwards, a * r, rtol=1e-12)
+
+
+def test_the_damping_of_the_settings(model):
+    """Damped steps of an order parameter that grows are damped as the settings say."""
+    target = newton_for(model).coordinates.pack(state(CASES[0]))
+    v, jacobian = 0.98 * target, 0.3 * jnp.eye(len(target))
+    image = target + 0.3 * (v - target)
+    for a in (0.2, 0.4):
+        method = newton_for(model, damping=a)
+        look = method.look(v, Answer(image, jacobian, jnp.asarray(0.0), UNSEEN), method.begin(v, UNSEEN).here)
+        np.testing.assert_allclose(look.damped, a * (image - v) / (1 - 0.3 * a), rtol=1e-9)
 
 
 def test_steps_are_straight_where_the_domain_is(model, newton):
@@ -240,6 +252,33 @@ def test_a_search_by_hand(newton):
     np.testing.assert_allclose(s.outcome.v, target, rtol=1e-5)
     np.testing.assert_array_equal(places[0], 1.02 * target)
     np.testing.assert_array_equal(s.outcome.seen, s.outcome.v[:1])
+
+
+def pitchfork(newton, growth):
+    """A map that multiplies theta by ``growth - .2 theta^2 / theta_0^2``; all else goes to the state theta_0 of a case.
+
+    Above a growth of one there is a state at theta^2 = 5 (growth - 1) theta_0^2, below it there is none.
+    """
+    target, order = newton.coordinates.pack(state(CASES[0])), newton.coordinates.order > 0
+    unit = jnp.where(order, target, 1.0)
+    return lambda v: jnp.where(order, v * (growth - 0.2 * (v / unit) ** 2), target + 0.3 * (v - target)), target, order
+
+
+@pytest.mark.parametrize("growth", [0.3, 0.8, 0.95, 0.99])
+def test_a_branch_that_does_not_exist_is_left_in_few_steps(newton, growth):
+    """An order parameter that sinks is followed down by nearly Newton's steps, not by damped ones."""
+    image, target, order = pitchfork(newton, growth)
+    s, places = searched(newton, image, jnp.where(order, 1.0, 1.2) * target)
+    assert int(s.outcome.status) == ta.Status.absent and len(places) < 36
+    np.testing.assert_allclose(s.outcome.v[~order], target[~order], rtol=1e-4)
+
+
+@pytest.mark.parametrize("growth", [1.02, 1.05, 1.15])
+def test_an_order_parameter_that_sinks_to_a_state_stops_there(newton, growth):
+    image, target, order = pitchfork(newton, growth)
+    s, _ = searched(newton, image, jnp.where(order, 1.0, 1.2) * target)
+    assert int(s.outcome.status) == ta.Status.converged
+    np.testing.assert_allclose(s.outcome.v[order], (5 * (growth - 1)) ** 0.5 * target[order], rtol=1e-4)
 
 
 def test_nodes_that_are_not_resolved_settle_nothing(newton):

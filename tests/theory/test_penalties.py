@@ -184,8 +184,8 @@ def test_a_column_apart_of_three(correlation):
         averages(*c) for c in ((three_columns, hats), (two_columns, pair), (one_column, third_hats))
     )
     np.testing.assert_allclose(psi, of_pair + of_third, rtol=1e-5)
-    for result, of_two, of_one in ((joint.q, a.q, b.q), (joint.V, a.V, b.V)):
-        expected = jnp.pad(of_two, [(0, 0), (0, 1), (0, 1)]).at[:, 2, 2].set(of_one[:, 0, 0])
+    for result, of_two, batch_probe in ((joint.q, a.q, b.q), (joint.V, a.V, b.V)):
+        expected = jnp.pad(of_two, [(0, 0), (0, 1), (0, 1)]).at[:, 2, 2].set(batch_probe[:, 0, 0])
         np.testing.assert_allclose(result, expected, atol=1e-4 * jnp.max(expected))
     np.testing.assert_allclose(joint.theta, jnp.concatenate([a.theta, b.theta], 1), atol=1e-5)
     np.testing.assert_allclose(joint.m, jnp.concatenate([a.m, b.m], 1), atol=1e-5)

@@ -23,7 +23,7 @@ def default_nodes(
     """
     check_arguments(model, block, n=n, replicates=replicates, seed=seed)
     L, (r, t) = model.shape[0], model.columns
-    if model.kinked or not L * r == L * t == 2:
+    if model.nonsmooth or not L * r == L * t == 2:
         return sobol_nodes(model, n, seed=seed, replicates=replicates, block=block)
     require(n <= MAX_NODES, "n", n, f"at most {MAX_NODES} on lines: use sobol_nodes for more")
     order = max(k for k in range(5, 64, 2) if k == 5 or 1.5 * k**3 * (k + 15) <= n)

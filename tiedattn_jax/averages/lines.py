@@ -31,7 +31,7 @@ from ..model.overlaps import Overlaps
 from .fields import conditional, log_volume, teacher_fields, whiten
 from .maxwell import Gaps, Lines, Section, between, common_tangents, energy_gap, energy_profile, searched
 from .nodes import sobol_normals
-from .prox import Origin, attach, moreau, origin_of, reference_axis
+from .prox import Origin, moreau, origin_of, reference_axis, with_implicit_derivative
 from .rule import Jumps, Points, Replicate, Rule, block_width, check_arguments, check_memory, in_blocks
 from .sizes import REPLICATES, block_size
 
@@ -82,7 +82,7 @@ class LineNodes(Replicate):
         return L, (self.across.shape[-2] + 1) // L, t
 
     @property
-    def quick(self) -> bool:
+    def fast_compile(self) -> bool:
         return True
 
     def blocks(self) -> Any:
@@ -137,7 +137,7 @@ class LineNodes(Replicate):
             student=student,
             teacher=teacher,
             weight=(weight * share * (1 + stretch)).ravel() * jnp.exp(log_density - lax.stop_gradient(log_density)),
-            z=attach(z, model, h, x.V, y),
+            z=with_implicit_derivative(z, model, h, x.V, y),
             resolved=(section.settled & resolved).ravel(),
             gap=energy_gap(gaps, section.s).ravel(),
             jumps=_jumps(gaps, weight, L),
@@ -247,7 +247,7 @@ def _jump_positions(primals: Any, tangents: Any) -> jax.Array:
     def fields(lines: Lines) -> jax.Array:
         return (lines.origin + s * lines.direction).reshape(shape)
 
-    sides = [attach(z.reshape(shape), model, fields(lines), V, lines.y) for z in (low, high)]
+    sides = [with_implicit_derivative(z.reshape(shape), model, fields(lines), V, lines.y) for z in (low, high)]
 
     def difference(model: Model, V: jax.Array, lines: Lines) -> jax.Array:
         low_energy, high_energy = (moreau(model, z, fields(lines), V, lines.y) for z in sides)

@@ -26,7 +26,7 @@ from ..base.linalg import apply, cholesky, inverse
 from ..model.model import Model
 from ..model.overlaps import Overlaps, residual_covariance
 from .fields import fields, whiten
-from .prox import Prox, attach, moreau, search
+from .prox import Prox, moreau, search, with_implicit_derivative
 from .rule import Jumps, Points, Replicate, Rule, block_width, check_arguments, check_memory, in_blocks
 from .sizes import NODES, REPLICATES, block_size, coarse_size
 
@@ -57,7 +57,7 @@ class Nodes(Replicate):
         return self.weight.shape[-1]
 
     @property
-    def quick(self) -> bool:
+    def fast_compile(self) -> bool:
         """Whether there are more than two student fields.
 
         XLA's emitters of fused kernels then take twice as long to compile, and their kernels of six or seven fields are
@@ -88,7 +88,7 @@ class Nodes(Replicate):
         width = lax.stop_gradient(bandwidth * _slope_of_gap(model, x, found))
         h, log_density = _split(model, x, h, y, _carried(found.gap < width, weight, bandwidth))
         weight = weight * jnp.exp(log_density)
-        z = attach(found.z, model, h, x.V, y)
+        z = with_implicit_derivative(found.z, model, h, x.V, y)
         no_jumps = Jumps(jnp.zeros(0, weight.dtype), z[..., :0])
         student = whiten(model, x, h, y)[0]
         points = Points(student, teacher, weight, z, found.converged, found.gap, no_jumps)

@@ -34,7 +34,7 @@ def program(fn: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(fn)
     def call(*args: Any) -> Any:
         leaves = jax.tree.leaves(args, is_leaf=lambda a: isinstance(a, Replicate))
-        quick = all(a.quick for a in leaves if isinstance(a, Replicate))
+        quick = all(a.fast_compile for a in leaves if isinstance(a, Replicate))
         run = (reduced if quick and _known() else full) if at_top_level(args) else jitted
         return run(*jax.tree.map(_drop_weak_type, args))
 

@@ -45,7 +45,7 @@ _MAX_STEPS = 60  # most Newton steps where loops have a condition; counted loops
 # 27 in double precision; a refinement took one.
 _COUNTED_STEPS, _REFINE_STEPS = 32, 4
 _UNROLL = 8  # power iterations in one pass of a counted loop; an iteration is only a few products
-_ALL_COLUMNS = 8  # columns of the largest Hessian that is computed at once; of a larger one the caches hold one column
+_MAX_COLUMNS = 8  # columns of the largest Hessian that is computed at once; of a larger one the caches hold one column
 
 
 def _loss(model: Model, Z: jax.Array, Y: jax.Array) -> jax.Array:
@@ -80,7 +80,7 @@ _expansion_at_nodes = nodewise(_expansion)
 def expansion_at_nodes(model: Model, Z: jax.Array, Y: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array]:
     """Return the loss (N,), its gradient (L, r, N) and its Hessian (n, n, N), n = L r; a large one column by column."""
     n = Z.shape[0] * Z.shape[1]
-    if n <= _ALL_COLUMNS:
+    if n <= _MAX_COLUMNS:
         value, gradient, hessian = _expansion_at_nodes(model, Z, Y)
         return value, gradient, hessian.reshape(n, n, -1)
 
@@ -139,7 +139,7 @@ def prox(model: Model, h: jax.Array, V: jax.Array, y: jax.Array, near: jax.Array
         A `Prox`; differentiable in the model's numbers, `h`, `V` and `y` in both modes.
     """
     minima = search(*lax.stop_gradient((model, h, V, y)), near)
-    return eqx.tree_at(lambda p: p.z, minima, attach(minima.z, model, h, V, y))
+    return eqx.tree_at(lambda p: p.z, minima, with_implicit_derivative(minima.z, model, h, V, y))
 
 
 def prox_jacobian(model: Model, z: jax.Array, V: jax.Array, y: jax.Array) -> jax.Array:
@@ -188,7 +188,7 @@ def _precision(V: jax.Array) -> jax.Array:
 
 
 @with_tangent
-def attach(primals: Any, tangents: Any) -> jax.Array:
+def with_implicit_derivative(primals: Any, tangents: Any) -> jax.Array:
     """Return solved minimisers `z` (L, r, N) with their derivative in the model's numbers, `h`, `V` and `y`."""
     z, model, _, V, y = primals
     force = derivative_along(lambda model, *p: prox_gradient(model, z, *p), primals[1:], tangents[1:])
@@ -354,7 +354,7 @@ def _flips(model: Model, h: jax.Array) -> jax.Array:
     """Return the projections of h onto the planes of `_normals`, (K, L, r, N); with kinks its reflections, and -h."""
     normals = jnp.asarray(_normals(h.shape[0]), h.dtype)
     normal_part = jnp.einsum("kl,krn->klrn", normals, jnp.einsum("kl,lrn->krn", normals, h))
-    return jnp.concatenate([h - 2 * normal_part, -h[None]]) if model.kinked else h - normal_part
+    return jnp.concatenate([h - 2 * normal_part, -h[None]]) if model.nonsmooth else h - normal_part
 
 
 def _wells_matter(model: Model, h: jax.Array, V: jax.Array, origin: Origin) -> jax.Array:
@@ -388,7 +388,7 @@ def _flips_matter(model: Model, h: jax.Array, V: jax.Array, energy: jax.Array) -
     cost = jnp.min(0.5 * distance**2 / spread[..., None], 1)
     change = jnp.max(jnp.abs(h), (0, 1)) * jnp.max(jnp.abs(distance), 1)
     relevant = jnp.any(cost < energy, 0) & (cost < 4 * energy)
-    if model.kinked:
+    if model.nonsmooth:
         return jnp.concatenate([relevant, jnp.any(relevant, 0)[None]])
     return relevant & _large(model, h, 3.0) & (change > threshold)
 
@@ -398,7 +398,9 @@ def _large(model: Model, h: jax.Array, bound: float) -> jax.Array:
 
     The unit of the score is the square of the model's `field_scale`. For a loss with kinks the bound is zero.
     """
-    return jnp.max(jnp.sum(h**2, 1), 0) > (0 if model.kinked else bound * jnp.asarray(model.field_scale, h.dtype) ** 2)
+    return jnp.max(jnp.sum(h**2, 1), 0) > (
+        0 if model.nonsmooth else bound * jnp.asarray(model.field_scale, h.dtype) ** 2
+    )
 
 
 def reference_axis(n: int) -> np.ndarray:

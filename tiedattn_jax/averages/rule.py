@@ -65,7 +65,7 @@ class Replicate(eqx.Module):
         return self.size * jnp.mean(self.weight != 0, dtype=self.weight.dtype)
 
     @property
-    def quick(self) -> bool:
+    def fast_compile(self) -> bool:
         """Whether its programs are compiled with less effort; see `program`."""
         return False
 
@@ -140,7 +140,7 @@ def _select(stack: Replicate, k: Any) -> Replicate:
 def average(replicate: Replicate, fn: Callable[[Any], Any]) -> Any:
     """Sum `fn(block)` over the blocks of a replicate, with one block in memory at a time, also in a reverse pass.
 
-    A reverse pass stores the results of `found_in`, about a dozen numbers a node, and recomputes the rest.
+    A reverse pass stores the results of `search_block`, about a dozen numbers a node, and recomputes the rest.
     """
     sums = lax.map(jax.checkpoint(fn, policy=_SAVE_SEARCHES), replicate.blocks())
     return jax.tree.map(lambda a: jnp.sum(a, 0), sums)
@@ -150,7 +150,7 @@ _SEARCH_RESULT = "found"
 _SAVE_SEARCHES = jax.checkpoint_policies.save_only_these_names(_SEARCH_RESULT)
 
 
-def found_in(replicate: Replicate, model: Model, x: Overlaps, block: Any) -> Any:
+def search_block(replicate: Replicate, model: Model, x: Overlaps, block: Any) -> Any:
     """Return what a replicate's `search` finds in a block at the state `x`; it has no derivative."""
     return checkpoint_name(replicate.search(*lax.stop_gradient((model, x)), block), _SEARCH_RESULT)
 

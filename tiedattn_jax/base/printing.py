@@ -62,13 +62,15 @@ class Printed(eqx.Module):
     def describe(self) -> Description:
         """Return the contents of the line and the page; called only if `readable`."""
 
-    of_one: ClassVar[tuple[str, int] | None] = None  # (field name, ndim) that tells one result from a vmapped batch
+    batch_probe: ClassVar[tuple[str, int] | None] = None  # (field name, ndim) that tells a result from a batch
 
     @property
     def readable(self) -> bool:
         """Whether the numbers are known, and those of one result rather than of a batch."""
         is_known = all(map(_is_known, jax.tree.leaves(self)))
-        return is_known and (self.of_one is None or np.ndim(getattr(self, self.of_one[0])) == self.of_one[1])
+        return is_known and (
+            self.batch_probe is None or np.ndim(getattr(self, self.batch_probe[0])) == self.batch_probe[1]
+        )
 
     def summary(self) -> str:
         """Return a page of text: the outcome, numbers with error bars in units of the last digits, and tables."""

@@ -51,8 +51,8 @@ class Result(Printed):
 Value = TypeVar("Value")
 
 
-class OfMean(Generic[Value]):
-    """Descriptor that makes a field of ``result.mean`` a field of the result itself: ``s = OfMean[jax.Array]()``."""
+class MeanField(Generic[Value]):
+    """Descriptor that makes a field of ``result.mean`` a field of the result itself: ``s = MeanField[jax.Array]()``."""
 
     def __set_name__(self, owner: type, name: str) -> None:
         self.name = name
@@ -120,7 +120,7 @@ def quorum(found: Any) -> Any:
     return found.mean(-1) >= 0.5
 
 
-def mean_of_found(values: jax.Array, found: jax.Array) -> jax.Array:
+def mean_of_existing(values: jax.Array, found: jax.Array) -> jax.Array:
     """Average over the leading axis of R replicates, those with a state (`found`, (R,)) only; over all if none has."""
     weight = jnp.where(jnp.any(found), found, True)
     weight = weight.reshape(-1, *[1] * (values.ndim - 1))

@@ -155,7 +155,7 @@ def claim(folder: Path) -> Claim:
         if not os.access(folder, os.W_OK):
             raise PermissionError("it is read-only")
     except (OSError, ValueError) as problem:
-        raise not_a_folder(folder, problem) from None
+        raise folder_error(folder, problem) from None
     path = folder.resolve()
     lock = _CLAIMS.get(path)
     if lock is None:
@@ -165,7 +165,7 @@ def claim(folder: Path) -> Claim:
     return lock
 
 
-def not_a_folder(folder: Path, why: Exception) -> InputError:
+def folder_error(folder: Path, why: Exception) -> InputError:
     """Return the error for a folder `out` that cannot be written."""
     reason = getattr(why, "strerror", None) or why
     return InputError("out", f"must be a folder that can be written, got out='{folder}' ({reason})")

@@ -15,7 +15,7 @@ from ..finite.data import Data
 from ..finite.instances import run_instances
 from ..finite.message_passing import GAMP, gamp
 from ..finite.training import OPTIMIZERS, Training, train
-from ..model.parameters import numbers_of
+from ..model.parameters import scalar_parameters
 from .options import ALPHA, MODEL, averages, integer, model_of, nodes_of, subcommand
 from .report import Report, progress_bars
 
@@ -56,6 +56,6 @@ def run(args: argparse.Namespace) -> Report:
     with progress_bars(args, "instance", delay=1) as stage:
         instances = run_instances(model, args.d, args.alpha, run_one, keys, nodes=nodes, progress=stage(method))
     text = f"{method} from the {args.init} start, d = {args.d}, alpha = {args.alpha:g}\n{instances.summary()}"
-    numbers = {"d": args.d, "alpha": args.alpha, **numbers_of(model), **instances.to_dict()}
+    numbers = {"d": args.d, "alpha": args.alpha, **scalar_parameters(model), **instances.to_dict()}
     succeeded = bool(np.all(instances.ok) & np.all(instances.theory_status <= Status.stalled))
     return Report(numbers, text, {}, succeeded, nodes)

@@ -14,7 +14,7 @@ import jax
 
 from ..base.errors import InputError
 from ..base.programs import use_compilation_cache
-from ..base.store import VERSION, not_a_folder, write_whole
+from ..base.store import VERSION, folder_error, write_whole
 from . import diagram, ended, finite, histogram, solve, transition
 from .options import ORIGIN, Parser
 from .report import Report
@@ -56,7 +56,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 130
     except Exception as defect:
         if args.out is not None and isinstance(defect, OSError):
-            complaint = _line(not_a_folder(args.out, defect), args)
+            complaint = _line(folder_error(args.out, defect), args)
             parser.error(f"{complaint}: free space or use another one, what was finished is there")
         if isinstance(defect, MemoryError) or "RESOURCE_EXHAUSTED" in str(defect):
             parser.error("the memory is not enough, ask for less: fewer nodes, replicates, cells, samples, dimensions")

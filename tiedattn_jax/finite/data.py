@@ -305,7 +305,7 @@ def of_kind(model: Model, classes: jax.Array | None) -> jax.Array | float:
 
     The classes of its tokens, (n, L), determine the kind of a sentence.
     """
-    one_hot = model.drawn
+    one_hot = model.class_indicator
     return 1.0 if one_hot is None or classes is None else jnp.all(classes == jnp.argmax(one_hot, 1), 1)
 
 
@@ -326,7 +326,7 @@ def _classes(classes: Any, n: int, L: int, S: int) -> jax.Array:
 class Estimate(Result):
     """Weights at the end of a run on data, with the fields that message passing and training have in common."""
 
-    of_one = "train_loss", 0
+    batch_probe = "train_loss", 0
     Q: jax.Array
     overlaps: Overlaps
     train_loss: jax.Array

@@ -273,20 +273,20 @@ def _step(model: Model, data: Data, s: _State, search: jax.Array, derivative: ja
     d, r = s.Q.shape
     V, y = responses(data, s.C), data.fields
     by_kind = partial(each_kind, model, data.classes)
-    h = student_fields(data.x, s.Q) - by_kind(lambda m: apply(m.of_tokens(V), s.g))
+    h = student_fields(data.x, s.Q) - by_kind(lambda m: apply(m.to_tokens(V), s.g))
     tol = 4 * float(jnp.finfo(h.dtype).eps) ** 0.5
     z = lax.cond(
         search,
-        lambda: by_kind(lambda m: prox(m, h, m.of_tokens(V), y, near=s.z[None]).z.astype(h.dtype)),
-        lambda: by_kind(lambda m: descend(m, s.z, h, m.of_tokens(V), y, tol)[0]),
+        lambda: by_kind(lambda m: prox(m, h, m.to_tokens(V), y, near=s.z[None]).z.astype(h.dtype)),
+        lambda: by_kind(lambda m: descend(m, s.z, h, m.to_tokens(V), y, tol)[0]),
     )
-    g = by_kind(lambda m: apply(inverse(m.of_tokens(V)), z - h))
+    g = by_kind(lambda m: apply(inverse(m.to_tokens(V)), z - h))
 
     def slope_of(m: Model) -> jax.Array:
         mask = of_kind(m, data.classes)
         slope = lax.cond(
             derivative,
-            lambda: _derivative_slope(m, data, z, m.of_tokens(V), mask),
+            lambda: _derivative_slope(m, data, z, m.to_tokens(V), mask),
             lambda: _regression_slope(data, h, g, mask),
         )
         return m.to_classes(slope)

@@ -16,7 +16,7 @@ import numpy as np
 
 from ..base.errors import InputError, require, require_count, require_kind, require_takes, with_values
 from ..base.linalg import precise
-from .law import Sentences, SpectralLaw
+from .law import SpectralLaw, TokenClassMixture
 from .model import Model
 from .penalties import check_penalty
 
@@ -154,7 +154,9 @@ def _check_law(model: Model) -> None:
 
 def _check_sentences(sentences: Any, L: int) -> tuple[int, int]:
     """Check the kinds of sentences; return the number of classes S, and that of vectors in the law, L + S."""
-    require_kind(sentences, "law().sentences", Sentences, "Sentences.of({(0, 0): 0.5, (1, 1): 0.5}), or None")
+    require_kind(
+        sentences, "law().sentences", TokenClassMixture, "TokenClassMixture.of({(0, 0): 0.5, (1, 1): 0.5}), or None"
+    )
     classes, weights = np.asarray(sentences.classes), np.asarray(sentences.weights)
     S = int(classes.max()) + 1
     requirement = f"the classes of {L} tokens for every kind of sentence, each of 0 to {S - 1} somewhere"
@@ -187,8 +189,8 @@ def _check_exchange(model: Model, Z: jax.Array, *labels: jax.Array) -> None:
             continue
         image = [classes.index(k) for k in exchanged]
         fields = [a[order] for a in (Z, *labels)]
-        exchanged_losses = [model.given(kind).loss(*fields) for kind in kinds[image]]
-        losses = [model.given(kind).loss(Z, *labels) for kind in kinds]
+        exchanged_losses = [model.condition_on(kind).loss(*fields) for kind in kinds[image]]
+        losses = [model.condition_on(kind).loss(Z, *labels) for kind in kinds]
         if np.allclose(weights[image], weights, rtol=1e-3) and np.allclose(exchanged_losses, losses, rtol=1e-3):
             return
     requirement = "must have an exchange of tokens that turns the sign of the encodings and changes nothing else"
@@ -232,7 +234,7 @@ def _check_functions(model: Model, even: bool) -> None:
     Z, *labels = (jnp.asarray(rng.standard_normal((L, k)), model.lam.dtype) for k in widths)
     if even:
         _check_exchange(model, Z, *labels)
-    model = model if model.kinds is None else model.given(model.kinds[0])
+    model = model if model.kinds is None else model.condition_on(model.kinds[0])
     rotation = None
     if len(model.generators):
         tangent = np.tensordot(rng.standard_normal(len(model.generators)), model.generators, 1)

@@ -15,7 +15,7 @@ from ..base.printing import Description, Printed, entries
 from .spectra import atoms, eigenbasis, floats, positive
 
 
-class Sentences(Printed):
+class TokenClassMixture(Printed):
     """Kinds of sentences whose tokens are of several classes, and so are correlated (Result C.2).
 
     The kind of a sentence fixes the classes of its tokens, which are then independent. The token at position l has the
@@ -31,14 +31,14 @@ class Sentences(Printed):
     classes: tuple[tuple[int, ...], ...] = eqx.field(static=True)
 
     @classmethod
-    def of(cls, shares: Any) -> Sentences:
+    def of(cls, shares: Any) -> TokenClassMixture:
         """Make kinds from their shares, such as ``{(0, 0): 0.45, (1, 1): 0.45, (0, 1): 0.05, (1, 0): 0.05}``.
 
         Raises:
             InputError: `shares` is no such dictionary, a class is no index, or the shares are not positive or do not
                 sum to one.
         """
-        if isinstance(shares, Sentences):
+        if isinstance(shares, TokenClassMixture):
             return shares
         requirement = "a dictionary of shares by the classes of the tokens, such as {(0, 0): 0.5, (1, 1): 0.5}"
         require_kind(shares, "sentences", dict, requirement)
@@ -102,7 +102,7 @@ class SpectralLaw(Printed):
     cross: jax.Array = eqx.field(converter=_array)
     tau_mean: jax.Array | None = eqx.field(converter=_array, default=None)
     pi_mean: jax.Array | None = eqx.field(converter=_array, default=None)
-    sentences: Sentences | None = None
+    sentences: TokenClassMixture | None = None
 
     @property
     def means(self) -> tuple[jax.Array, jax.Array]:
@@ -139,8 +139,8 @@ class SpectralLaw(Printed):
             teacher: Q*, (d, t), entries O(1).
             means: means of the token classes, mu_s, (S, d), of norm O(1); the covariances are then those of the
                 classes.
-            sentences: shares of the kinds of sentences by the classes of their tokens, see `Sentences.of`; given
-                together with `means`.
+            sentences: shares of the kinds of sentences by the classes of their tokens, see `TokenClassMixture.of`;
+                given together with `means`.
             dtype: dtype of the law; by default that of jax for Python floats.
 
         Raises:
@@ -185,7 +185,7 @@ class SpectralLaw(Printed):
         sizes: dict[str, int] = {}
         gamma = positive(floats(gamma, "gamma", "N L" if sentences is None else "N S", sizes), "gamma")
         tau, pi = floats(tau, "tau", "N L" if sentences is None else "N J", sizes), floats(pi, "pi", "N t", sizes)
-        kinds = None if sentences is None else Sentences.of(sentences)
+        kinds = None if sentences is None else TokenClassMixture.of(sentences)
         shares = np.full(sizes["N"], 1 / sizes["N"]) if weights is None else floats(weights, "weights", "N", sizes)
         is_distribution = abs(shares.sum() - 1) < 1e-6 and np.all(shares >= 0)
         require(is_distribution, "weights", shares, "shares >= 0 that sum to one")
@@ -224,7 +224,7 @@ class SpectralLaw(Printed):
 
         Args:
             variances: variances of the classes, (S,), positive.
-            sentences: shares of the kinds of sentences by the classes of their tokens, see `Sentences.of`.
+            sentences: shares of the kinds of sentences by the classes of their tokens, see `TokenClassMixture.of`.
             encodings: (L, e) coefficients on e orthonormal directions, of norm O(1), as in `dot_product`.
             means: mu_s, (S, e), on the same directions; by default zero.
             teacher: Q*^T Q* / d: a number, or a (t, t) positive definite matrix.
@@ -233,11 +233,12 @@ class SpectralLaw(Printed):
             dtype: dtype of the law; by default that of jax for Python floats.
 
         Raises:
-            InputError: shapes do not fit, variances are not positive, or shares are refused by `Sentences.of`. The
-                check of the model refuses impossible moments: teacher means larger than its norm and the means allow.
+            InputError: shapes do not fit, variances are not positive, or `TokenClassMixture.of` refuses the shares.
+                The check of the model refuses impossible moments: teacher means larger than its norm and the means
+                allow.
         """
         dtype = jnp.dtype(dtype or jnp.result_type(float))
-        kinds, sizes = Sentences.of(sentences), {"S": len(np.atleast_1d(np.asarray(variances)))}
+        kinds, sizes = TokenClassMixture.of(sentences), {"S": len(np.atleast_1d(np.asarray(variances)))}
         gamma = positive(floats(variances, "variances", "S", sizes), "variances")
         encodings = floats(encodings, "encodings", "L e", sizes)
         means = np.zeros((sizes["S"], sizes["e"])) if means is None else floats(means, "means", "S e", sizes)

@@ -315,7 +315,7 @@ class ReLUAttention(AttentionLayer):
     """
 
     @property
-    def kinked(self) -> bool:
+    def nonsmooth(self) -> bool:
         return True
 
     def attention(self, fields: jax.Array) -> jax.Array:

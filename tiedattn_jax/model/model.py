@@ -30,7 +30,7 @@ class Model(Printed):
         kind: the kind of sentences that the model is restricted to, as a unit vector (C,), or None; see `given`.
     """
 
-    of_one = "lam", 0
+    batch_probe = "lam", 0
     lam: jax.Array = eqx.field(kw_only=True)
     penalty: Penalty | None = eqx.field(kw_only=True, default=None)
     kind: jax.Array | None = eqx.field(kw_only=True, default=None)
@@ -85,21 +85,21 @@ class Model(Printed):
     def rho(self) -> jax.Array:
         """Covariance of the teacher's fields, ``Q*^T Sigma_l Q* / d``, (L, t, t), or (S, t, t) for classes."""
         law = self.law()
-        return self.of_tokens(jnp.einsum("k,kl,kst->lst", law.weights, law.gamma, law.pi))
+        return self.to_tokens(jnp.einsum("k,kl,kst->lst", law.weights, law.gamma, law.pi))
 
     @property
     @precise
     def trace(self) -> jax.Array:
         """``Tr Sigma_l / d``, the diagonal of D, (L,), or (S,) for classes; inside `loss` it is that of the tokens."""
         law = self.law()
-        return self.of_tokens(law.weights @ law.gamma)
+        return self.to_tokens(law.weights @ law.gamma)
 
     @property
     @precise
     def teacher_mean(self) -> jax.Array | None:
         """Means of the teacher's fields, ``Q*^T mu_s / sqrt(d)``, (L, t), or (S, t) for classes; None means zero."""
         law, L = self.law(), self.shape[0]
-        return None if law.sentences is None else self.of_tokens(jnp.tensordot(law.weights, law.cross[:, L:], 1))
+        return None if law.sentences is None else self.to_tokens(jnp.tensordot(law.weights, law.cross[:, L:], 1))
 
     @property
     def kinds(self) -> jax.Array | None:
@@ -107,14 +107,14 @@ class Model(Printed):
         sentences = self.law().sentences
         return None if sentences is None else jnp.asarray(np.eye(len(sentences.classes), dtype=self.lam.dtype))
 
-    def given(self, kind: jax.Array | None) -> Model:
+    def condition_on(self, kind: jax.Array | None) -> Model:
         """Return the model restricted to one kind of sentences.
 
         Its `rho`, `trace` and `teacher_mean` are those of the kind's tokens, and `share` is that of the kind.
         """
         return self if kind is None else eqx.tree_at(lambda m: m.kind, self, kind, is_leaf=lambda a: a is None)
 
-    def of_all(self) -> Model:
+    def unconditioned(self) -> Model:
         """Return the model of all kinds of sentences, as before `given`."""
         return self if self.kind is None else eqx.tree_at(lambda m: m.kind, self, None)
 
@@ -127,7 +127,7 @@ class Model(Printed):
 
     @property
     @precise
-    def drawn(self) -> jax.Array | None:
+    def class_indicator(self) -> jax.Array | None:
         """Indicator of the class of every token of the given kind, (L, S); None without a kind."""
         sentences = self.law().sentences
         if self.kind is None or sentences is None:
@@ -135,18 +135,18 @@ class Model(Printed):
         return jnp.tensordot(self.kind, jnp.asarray(sentences.table, self.kind.dtype), 1)
 
     @precise
-    def of_tokens(self, classes: jax.Array) -> jax.Array:
+    def to_tokens(self, classes: jax.Array) -> jax.Array:
         """Turn arrays over the classes, (S, ...), into arrays over the tokens of the given kind, (L, ...).
 
         Without a kind they are returned unchanged.
         """
-        indicator = self.drawn
+        indicator = self.class_indicator
         return classes if indicator is None else jnp.tensordot(indicator, classes, 1)
 
     @precise
     def to_classes(self, tokens: jax.Array, axis: int = 0) -> jax.Array:
-        """Apply the transpose of `of_tokens` along an axis: sum over the tokens of each class."""
-        indicator = self.drawn
+        """Apply the transpose of `to_tokens` along an axis: sum over the tokens of each class."""
+        indicator = self.class_indicator
         return tokens if indicator is None else jnp.moveaxis(jnp.tensordot(indicator, tokens, ((0,), (axis,))), 0, axis)
 
     @property
@@ -159,7 +159,7 @@ class Model(Printed):
         return 0.0 if self.penalty is None else jnp.sum(self.penalty.value(Q))
 
     @property
-    def kinked(self) -> bool:
+    def nonsmooth(self) -> bool:
         """Whether the gradient of the loss jumps where a token's fields change their sign.
 
         The proximal minima are then also searched for beyond these places, at every node, and the default rule has
@@ -231,4 +231,4 @@ def over_kinds(model: Model, fn: Callable[[Model], Any]) -> Any:
     """Sum `fn` of the model given each kind of its sentences, one kind at a time; without kinds return `fn(model)`."""
     if model.kinds is None:
         return fn(model)
-    return jax.tree.map(lambda a: jnp.sum(a, 0), lax.map(lambda kind: fn(model.given(kind)), model.kinds))
+    return jax.tree.map(lambda a: jnp.sum(a, 0), lax.map(lambda kind: fn(model.condition_on(kind)), model.kinds))

@@ -24,7 +24,7 @@ ZERO = 0.02
 class _Order(Printed):
     """Arrays over the tokens, named like the order parameters."""
 
-    of_one = "m", 2
+    batch_probe = "m", 2
     q: jax.Array
     V: jax.Array
     theta: jax.Array
@@ -37,8 +37,9 @@ class _Order(Printed):
 class Overlaps(_Order):
     """Order parameters of a student Q (eq. (6) of the paper).
 
-    If the tokens are of S classes (`Sentences`), q, V and theta are those of the classes. In m the overlaps with the
-    encodings are then followed by those with the means of the classes, ``Q^T mu_s / sqrt(d)``: m is (L + S, r).
+    If the tokens are of S classes (`TokenClassMixture`), q, V and theta are those of the classes. In m the overlaps
+    with the encodings are then followed by those with the means of the classes, ``Q^T mu_s / sqrt(d)``: m is
+    (L + S, r).
 
     Attributes:
         q: Q^T Sigma_l Q / d, (L, r, r).
@@ -134,7 +135,7 @@ def symmetric(a: jax.Array) -> jax.Array:
 
 
 @precise
-def of_sentence(model: Model, x: Overlaps) -> Overlaps:
+def sentence_overlaps(model: Model, x: Overlaps) -> Overlaps:
     """Return the overlaps of the tokens of the kind of sentences that a model is restricted to.
 
     The m of a token is its overlap with its encoding, plus that with the mean of its class, minus
@@ -143,9 +144,9 @@ def of_sentence(model: Model, x: Overlaps) -> Overlaps:
     mean = model.teacher_mean
     if model.kind is None or mean is None:
         return x
-    q, V, theta = map(model.of_tokens, (x.q, x.V, x.theta))
+    q, V, theta = map(model.to_tokens, (x.q, x.V, x.theta))
     L = model.shape[0]
-    m = x.m[:L] + model.of_tokens(x.m[L:]) - (theta @ solve(model.rho, mean[..., None]))[..., 0]
+    m = x.m[:L] + model.to_tokens(x.m[L:]) - (theta @ solve(model.rho, mean[..., None]))[..., 0]
     return Overlaps(q, V, theta, m)
 
 
@@ -187,7 +188,7 @@ def magnitudes(model: HasTeacher, x: Overlaps) -> tuple[jax.Array, jax.Array]:
     return (jnp.sqrt(jnp.sum(x.theta**2, (-1, -2, -3)) / (q * rho)), jnp.sqrt(jnp.sum(x.encoded**2, (-1, -2)) / q))
 
 
-def own_size(model: HasTeacher, x: Overlaps, free: jax.Array) -> jax.Array:
+def order_size(model: HasTeacher, x: Overlaps, free: jax.Array) -> jax.Array:
     """Return the size of the one order parameter that is `free`, (2,), relative to the largest possible size."""
     theta, m = magnitudes(model, x)
     return free[0] * theta + free[1] * m
@@ -195,7 +196,7 @@ def own_size(model: HasTeacher, x: Overlaps, free: jax.Array) -> jax.Array:
 
 def vanished(model: HasTeacher, x: Overlaps, free: jax.Array) -> jax.Array:
     """Return whether the one order parameter that a branch leaves free is zero, so that the branch does not exist."""
-    return (jnp.sum(free) == 1) & (own_size(model, x, free) < ZERO)
+    return (jnp.sum(free) == 1) & (order_size(model, x, free) < ZERO)
 
 
 def label(model: Model, x: Overlaps) -> str:

@@ -21,7 +21,7 @@ from ..base.errors import InputError, array_of, require
 from .checks import check_numbers
 from .model import Model
 
-Put = Callable[[Model, Any], Model]
+Setter = Callable[[Model, Any], Model]
 
 
 @dataclass(frozen=True)
@@ -34,7 +34,7 @@ class Parameter:
     """
 
     name: str
-    put: Put | None = None
+    put: Setter | None = None
 
     def set(self, model: Model, alpha: Any, value: Any) -> tuple[Model, Any]:
         """Return the setting with this number at another value.
@@ -75,7 +75,7 @@ class Parameter:
         except (AttributeError, ValueError, IndexError):
             value = np.nan
         if np.ndim(value) or not np.isfinite(value):
-            names = ", ".join(("alpha", *numbers_of(model)))
+            names = ", ".join(("alpha", *scalar_parameters(model)))
             requirement = f"one of {names}, or an entry like mixing[0,1]"
             raise InputError(argument, f"must name {requirement}, got {argument}={self.name!r}")
         return float(value)
@@ -125,7 +125,7 @@ def axis_of(given: Any, default: str, argument: str, model: Model) -> Axis:
     return Axis(parameter, values)
 
 
-def numbers_of(model: Model) -> dict[str, float]:
+def scalar_parameters(model: Model) -> dict[str, float]:
     """Return the fields of a concrete model, and of its penalty, that are a single number, by name."""
     penalty = {} if model.penalty is None else {f"penalty.{name}": a for name, a in vars(model.penalty).items()}
     fields = vars(model) | penalty

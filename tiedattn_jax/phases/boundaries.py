@@ -22,13 +22,13 @@ from ..model.model import Model
 from ..model.parameters import Parameter
 from ..theory.pool import Path, run_one
 from ..theory.states import FixedPoint
-from .events import EVENTS, Event, Near, Start, Zero, changes, event_of, near_of, number_of, transition_of, zero_near
+from .events import EVENTS, Event, Guess, Start, Zero, changes, event_of, find_zero, guess_of, number_of, transition_of
 from .follow import Progress, WarmStart, predict, silent, update, walk
 from .inputs import prepared
-from .transitions import ALPHA_L, baseline_owner
+from .transitions import ALPHA_L, baseline_branch
 
 # Meaning of the points where two boundaries intersect.
-MEETINGS = {
+INTERSECTIONS = {
     frozenset(("alpha_c", "semantic baseline")): "from here on attention beats the linear baseline at alpha_c",
     frozenset(("alpha_c", "positional baseline")): "from here on attention beats the linear baseline before alpha_c",
     frozenset(("alpha_c", "semantic instability")): "the semantic state is stable only where it is global",
@@ -106,7 +106,7 @@ class Boundary(Result):
             raise InputError("boundary", f"must have two points or more, {self.event} has {finite.sum()}")
         return CubicHermiteSpline(self.values[finite], self.alpha[finite], self.slope[finite], extrapolate=False)
 
-    def meets(self, other: Boundary) -> list[tuple[float, float]]:
+    def intersections(self, other: Boundary) -> list[tuple[float, float]]:
         """Return the intersections with another boundary as pairs (parameter, alpha), the parameter increasing.
 
         Raises:
@@ -146,7 +146,7 @@ class Boundary(Result):
         return boundary_figure([self])
 
 
-class Meeting(NamedTuple):
+class Intersection(NamedTuple):
     """Intersection of two boundaries (a codimension-two point): both events, parameter value, alpha, and meaning."""
 
     events: tuple[str, str]
@@ -155,13 +155,13 @@ class Meeting(NamedTuple):
     meaning: str
 
 
-def meetings(boundaries: Iterable[Boundary]) -> list[Meeting]:
+def intersections(boundaries: Iterable[Boundary]) -> list[Intersection]:
     """Return all pairwise intersections of boundaries in the same parameter, in the order of its values."""
     return sorted(
         (
-            Meeting((a.event, b.event), *point, MEETINGS.get(frozenset((a.event, b.event)), ""))
+            Intersection((a.event, b.event), *point, INTERSECTIONS.get(frozenset((a.event, b.event)), ""))
             for a, b in combinations(boundaries, 2)
-            for point in a.meets(b)
+            for point in a.intersections(b)
         ),
         key=lambda meeting: meeting.value,
     )
@@ -190,7 +190,7 @@ def trace_boundary(
         parameter: name of a scalar field of the model, or an entry such as "mixing[0,1]".
         values: values of the parameter, monotonic.
         nodes: averaging rule; by default `default_nodes`.
-        start: where the event is expected at the first value, as in `locate`; by default the alphas `SEARCH` are
+        start: where the event is expected at the first value, as in `find_event`; by default the alphas `SEARCH` are
             searched.
         settings: tolerances; the default is looser than `Settings()`, because losses are stationary and starts are
             predicted.
@@ -228,7 +228,7 @@ def trace_boundary(
         if definition.value is None:
             text = f"must be one that can be followed, got event={event!r}: use trace_branch for folds"
             raise InputError("event", text)
-        guess = None if start is None else near_of(definition, start)
+        guess = None if start is None else guess_of(definition, start)
         tracer = _Tracer(definition, model, number, nodes, settings, sensitivities or definition.observable is None)
         return tracer.boundary(grid, guess, report)
 
@@ -249,7 +249,7 @@ def _first_to_beat_the_baseline(*boundaries: Path) -> Path:
     critical, semantic, positional = yield [*boundaries[:2], positional_baseline()]
     if positional is None:
         positional = eqx.tree_at(lambda b: b.alpha, critical, np.full_like(critical.alpha, np.nan))
-    owner = np.asarray(baseline_owner(positional.alpha <= critical.alpha, semantic.alpha <= critical.alpha))
+    owner = np.asarray(baseline_branch(positional.alpha <= critical.alpha, semantic.alpha <= critical.alpha))
     candidates = (positional, critical, semantic)
     names = "alpha", "stderr", "slope", "status", "reason", "exact"
     columns = (np.choose(owner, [getattr(b, k) for b in candidates]) for k in names)
@@ -279,7 +279,7 @@ class _Tracer:
     def known_points(self) -> list[_Point]:
         return [p for p in self.points if np.isfinite(p.alpha)]
 
-    def boundary(self, values: np.ndarray, guess: Near | None, progress: Progress) -> Path:
+    def boundary(self, values: np.ndarray, guess: Guess | None, progress: Progress) -> Path:
         """Path that traces the boundary through the values, starting near a guess for the first one."""
         progress(0, len(values))
         yield from self.begin(values[0], guess)
@@ -290,7 +290,7 @@ class _Tracer:
         columns = map(np.array, zip(*self.points, strict=True))
         return Boundary.of(self.event.name, self.parameter.name, *columns)
 
-    def begin(self, value: float, guess: Near | None) -> Path:
+    def begin(self, value: float, guess: Guess | None) -> Path:
         """Path that finds the first point, near a guess if there is one.
 
         Raises:
@@ -309,7 +309,7 @@ class _Tracer:
     def model_at(self, value: float) -> Model:
         return self.parameter.set(self.model, None, value)[0]
 
-    def prediction(self, value: float) -> Near:
+    def prediction(self, value: float) -> Guess:
         """Predict alpha by extrapolating the last points (one point: along its slope), and the states by the secant."""
         last = self.known_points[-_POINTS:]
         if len(last) == 1 and np.isfinite(last[0].slope):
@@ -317,7 +317,7 @@ class _Tracer:
         else:
             alpha = float(KroghInterpolator([p.value for p in last], [p.alpha for p in last])(value))
         model = self.model_at(value)
-        return Near(alpha, tuple(predict(model, warm_start, value) for warm_start in self.warm_starts), self.steepness)
+        return Guess(alpha, tuple(predict(model, warm_start, value) for warm_start in self.warm_starts), self.steepness)
 
     def add(self, value: float) -> Path:
         """Path that finds the next point, near its prediction or by a wider search if that fails."""
@@ -348,15 +348,15 @@ class _Tracer:
         """Say why the event was not found."""
         return transition_of(self.event, self.model_at(value), zero).reason
 
-    def search_near(self, value: float, guess: Near) -> Path:
-        return zero_near(self.event, self.model_at(value), guess, self.nodes, self.settings, exact=self.exact)
+    def search_near(self, value: float, guess: Guess) -> Path:
+        return find_zero(self.event, self.model_at(value), guess, self.nodes, self.settings, exact=self.exact)
 
     def wide_search(self, value: float, alphas: np.ndarray) -> Path:
-        return first_change(self.event, self.model_at(value), alphas, self.nodes, self.settings)
+        return first_sign_change(self.event, self.model_at(value), alphas, self.nodes, self.settings)
 
 
-def first_change(event: Event, model: Model, alphas: np.ndarray, nodes: Rule, settings: Settings) -> Path:
-    """Path that visits alphas in turn until the number of an event changes its sign; returns a `Near`.
+def first_sign_change(event: Event, model: Model, alphas: np.ndarray, nodes: Rule, settings: Settings) -> Path:
+    """Path that visits alphas in turn until the number of an event changes its sign; returns a `Guess`.
 
     If the sign never changes, the event is expected between an alpha with states and a neighbour without, provided that
     the sign of the number at the states is compatible with a zero on that side.
@@ -375,7 +375,7 @@ def first_change(event: Event, model: Model, alphas: np.ndarray, nodes: Rule, se
             a, b = float(points[0].alpha), float(neighbours[0].alpha)
             if np.isnan(h) and g * (b - a) < 0:  # numbers of events rise with alpha
                 overlaps = tuple(p.replicates.overlaps for p in points)
-                return Near(0.5 * (a + b), overlaps, low=min(a, b), high=max(a, b), there=a)
+                return Guess(0.5 * (a + b), overlaps, low=min(a, b), high=max(a, b), there=a)
     ends = [float(points[0].alpha) for points, _ in (visited[-1], visited[0])]
     text = f"must begin where the event happens, got none at the first for alpha from {ends[0]:g} to {ends[1]:g}"
     raise InputError("values", text)

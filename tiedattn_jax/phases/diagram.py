@@ -17,7 +17,7 @@ from ..base.results import Result, Status, error_bar, has_state, quorum
 from ..base.store import csv_of, packed, unpacked, write_whole
 from ..model.overlaps import PAIR
 from .boundaries import Boundary
-from .transitions import ALPHA_L, baseline_owner
+from .transitions import ALPHA_L, baseline_branch
 
 REGIONS = (
     "unsolved",
@@ -191,7 +191,7 @@ class PhaseDiagram(Result):
             splines, exchange = [_spline(scale(alpha), branch[i, :, j]) for branch in gain], critical_boundary.alpha[i]
             early, late = (spline is not None and spline(scale(exchange)) >= 0 for spline in splines)
             before, after = (inverse(_rise(spline)) for spline in splines)
-            return (before, exchange, after)[int(baseline_owner(early, late))]
+            return (before, exchange, after)[int(baseline_branch(early, late))]
 
         for i, j in np.ndindex(linear.shape):
             linear[i, j] = beats(i, j, lambda a: -1 / a, lambda u: -1 / u)

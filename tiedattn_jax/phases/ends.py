@@ -19,7 +19,7 @@ from ..model.overlaps import BRANCHES, PAIR, branch_of
 from ..theory.pool import Path, run_one
 from ..theory.solve import Problem
 from ..theory.states import FixedPoint
-from .events import EVENTS, Near, Transition, crossings, located, number_of, transition_of
+from .events import EVENTS, Guess, Transition, crossings, located, number_of, transition_of
 from .follow import CURVE_SETTINGS, Curve
 from .inputs import prepared
 
@@ -88,7 +88,7 @@ def branch_ends(
         curve: the positional or the semantic branch.
         nodes: averaging rule; by default `default_nodes` of `SIZES["curve"]`.
         settings: tolerances; by default `CURVE_SETTINGS`.
-        sensitivities: whether to differentiate the ends in the numbers of the model, see `locate`.
+        sensitivities: whether to differentiate the ends in the numbers of the model, see `find_event`.
 
     Raises:
         InputError: the curve is of another branch or has no points; nodes or settings are of the wrong kind.
@@ -120,12 +120,12 @@ class _Ends:
         ends = yield paths
         return sorted((end for group in ends for end in group), key=lambda end: end.alpha)
 
-    def instability(self, guess: Near, side: str) -> Path:
+    def instability(self, guess: Guess, side: str) -> Path:
         """Path that finds where the other order parameter starts to grow; returns a list of one `BranchEnd`."""
-        transition = yield from self.locate("instability", guess)
+        transition = yield from self.find_event("instability", guess)
         return [BranchEnd(transition, "instability", self.other_order, side)]
 
-    def locate(self, kind: str, guess: Near) -> Path:
+    def find_event(self, kind: str, guess: Guess) -> Path:
         model, event = self.curve.points[0].model, EVENTS[f"{self.name} {kind}"]
         zero = yield from located(event, model, guess, self.nodes, self.settings, self.sensitivities)
         return transition_of(event, model, zero)
@@ -137,7 +137,7 @@ class _Ends:
         guesses = []
         if self.growth(outer, self.order) < 1 < self.growth(inner, self.order):
             guesses = crossings(EVENTS[f"{self.name} pitchfork"], [Curve("uninformed", (outer, inner))])
-        fork = (yield from self.locate("pitchfork", guesses[0])) if guesses else None
+        fork = (yield from self.find_event("pitchfork", guesses[0])) if guesses else None
         if fork is None or self.size(state) > _NOT_SMALL * max(self.size(e) for e in self.curve.points if e.exists):
             # The order parameter is not small next to the end, so the branch may turn back in a fold beyond the fork.
             fold = yield from self.fold(state, absent_point)
@@ -151,7 +151,7 @@ class _Ends:
             a, b = float(fork.alpha), float(nearest.alpha)
             g, h = (number_of(self.instability_event, [p]) for p in (outer, nearest))
             low, high = sorted((a, b))
-            guess = Near(a + g / (g - h) * (b - a), (nearest.replicates.overlaps,), (h - g) / (b - a), low, high, b)
+            guess = Guess(a + g / (g - h) * (b - a), (nearest.replicates.overlaps,), (h - g) / (b - a), low, high, b)
             ends += yield from self.instability(guess, side)
         return ends
 
@@ -165,8 +165,8 @@ class _Ends:
         a, b = sorted((float(state.alpha), float(absent_point.alpha)))
         margin = 0.5 * (b - a)
         low, high = max(a - margin, 0.5 * a), b + margin
-        guess = Near(float(state.alpha), (state.replicates.overlaps,), low=low, high=high)
-        fold = yield from self.locate("fold", guess)
+        guess = Guess(float(state.alpha), (state.replicates.overlaps,), low=low, high=high)
+        fold = yield from self.find_event("fold", guess)
         if bool(fold.ok):
             return fold
         middle, status = jnp.array(0.5 * (a + b)), jnp.asarray(int(Status.max_steps))

@@ -1,6 +1,6 @@
 """Events in alpha: a table of all events, and one search for any of them.
 
-An event is a zero, in alpha, of a number computed from one or two states. `locate` finds it near a guess, inside a
+An event is a zero, in alpha, of a number computed from one or two states. `find_event` finds it near a guess, inside a
 bracket that shrinks. It uses Newton's method if the exact slope is requested or free, and the secant method otherwise.
 The sensitivities are exact. For alpha_c they are the envelope formula ``-(d_p Delta Phi) / (d_alpha Delta Phi)`` at
 fixed overlaps, for other events they follow from the implicit function theorem along the branch. Both contain the jumps
@@ -26,7 +26,7 @@ from ..base.printing import Description, Row, entries, with_error
 from ..base.results import Average, Result, Settings, Status, error_bar, quorum
 from ..model.model import Model
 from ..model.overlaps import PAIR, Overlaps, branch_of
-from ..model.parameters import Parameter, arrays_of, numbers_of
+from ..model.parameters import Parameter, arrays_of, scalar_parameters
 from ..theory.equations import Equations, first_order
 from ..theory.observables import gen_error_in, gen_error_linear_in, growths_in
 from ..theory.pool import Call, Path, run_one, stacked
@@ -37,7 +37,7 @@ from .follow import Curve
 from .inputs import prepared
 from .secant import Secant
 
-LOOKS = 12  # maximum number of alphas at which states are solved
+MAX_EVALUATIONS = 12  # maximum number of alphas at which states are solved
 _TOLERANCE = 1e-3  # relative step in alpha that is the last one; the extrapolated zero is accurate to its square
 _LONGEST_FINAL_STEP = 0.1  # relative step above which the search has not converged
 
@@ -158,7 +158,7 @@ class Transition(Result):
         event: name in `EVENTS`, or "alpha_l".
     """
 
-    of_one = "alpha", 0
+    batch_probe = "alpha", 0
     alpha: jax.Array
     stderr: jax.Array
     sensitivities: Model | None
@@ -236,7 +236,7 @@ class Transition(Result):
         meaning = EVENTS[self.event].meaning if self.event in EVENTS else BEATS_BASELINE
         if reason := self.reason:
             return Description(f"{self.event}, where {meaning}", f"not found, as {reason}")
-        numbers, details = self._sensitivities(numbers_of), self._sensitivities(arrays_of)
+        numbers, details = self._sensitivities(scalar_parameters), self._sensitivities(arrays_of)
         shift, text = self.rs_shift, "by which replica symmetry breaking moves it, estimated"
         if jnp.isfinite(shift.value):
             details += [("rs_shift", with_error(shift.value, shift.stderr), text)]
@@ -247,10 +247,10 @@ class Transition(Result):
 
 def _by_name(model: Model) -> dict[str, Any]:
     """Return all numbers of a model by name, arrays as lists."""
-    return numbers_of(model) | {name: a.tolist() for name, a in arrays_of(model).items()}
+    return scalar_parameters(model) | {name: a.tolist() for name, a in arrays_of(model).items()}
 
 
-class Near(NamedTuple):
+class Guess(NamedTuple):
     """Guess for an event.
 
     Attributes:
@@ -270,18 +270,18 @@ class Near(NamedTuple):
 
 
 # Start of a search: a guess, states at one alpha (such as `Transition.branches`), or curves of the branches.
-Start = Near | FixedPoint | Sequence[FixedPoint] | Sequence[Curve]
+Start = Guess | FixedPoint | Sequence[FixedPoint] | Sequence[Curve]
 
 
-def near_of(event: Event, start: Start, low: Any = 0.0, high: Any = np.inf) -> Near | None:
-    """Convert a caller's start to a `Near`; None if curves have no sign change at an alpha between `low` and `high`.
+def guess_of(event: Event, start: Start, low: Any = 0.0, high: Any = np.inf) -> Guess | None:
+    """Convert a caller's start to a `Guess`; None if curves have no sign change at an alpha between `low` and `high`.
 
     Raises:
         InputError: the start is of the wrong kind, or of other branches than those of the event.
     """
-    if isinstance(start, Near) and len(start.overlaps) == len(event.branches):
+    if isinstance(start, Guess) and len(start.overlaps) == len(event.branches):
         return start
-    is_sequence = isinstance(start, (list, tuple)) and not isinstance(start, Near)
+    is_sequence = isinstance(start, (list, tuple)) and not isinstance(start, Guess)
     inputs: Any = start if is_sequence else [start]
     # A state without a name may stand for the event's only branch.
     names: dict[Any, Any] = {None: event.branches[0]} if len(event.branches) == 1 else {}
@@ -293,12 +293,12 @@ def near_of(event: Event, start: Start, low: Any = 0.0, high: Any = np.inf) -> N
     states = [points[b] for b in event.branches if b in points]
     alphas = [p.alpha for p in states]
     if len(states) == len(event.branches) and np.ptp(alphas) == 0:
-        return Near(alphas[0], tuple(p.replicates.overlaps for p in states))
-    expected = f"a FixedPoint for each of {list(event.branches)} at one alpha, or curves of these branches, or a Near"
+        return Guess(alphas[0], tuple(p.replicates.overlaps for p in states))
+    expected = f"a FixedPoint for each of {list(event.branches)} at one alpha, or curves of these branches, or a Guess"
     raise InputError("start", f"must be {expected}, got {[type(s).__name__ for s in inputs]}")
 
 
-def crossings(event: Event, curves: Sequence[Curve]) -> list[Near]:
+def crossings(event: Event, curves: Sequence[Curve]) -> list[Guess]:
     """Find all sign changes of an event's number between neighbouring points of the curves of its branches."""
     # Only usable states count, because growth is unreliable at the others.
     resolved = [{float(p.alpha): p for p in curve.points if bool(p.ok)} for curve in curves]
@@ -306,7 +306,7 @@ def crossings(event: Event, curves: Sequence[Curve]) -> list[Near]:
     return changes([(points, number_of(event, points)) for points in common_points])
 
 
-def changes(visited: Sequence[tuple[Sequence[FixedPoint], float]]) -> list[Near]:
+def changes(visited: Sequence[tuple[Sequence[FixedPoint], float]]) -> list[Guess]:
     """Locate sign changes between neighbouring points by linear interpolation; the states are interpolated too."""
     guesses = []
     for (p, g), (q, h) in pairwise(visited):
@@ -315,7 +315,7 @@ def changes(visited: Sequence[tuple[Sequence[FixedPoint], float]]) -> list[Near]
             fraction = g / (g - h)
             states = jax.tree.map(lambda u, v, fraction=fraction: u + fraction * (v - u), before, after)
             alpha, slope = a + fraction * (b - a), (h - g) / (b - a)
-            guesses.append(Near(alpha, tuple(states), slope, min(a, b), max(a, b), there=b))
+            guesses.append(Guess(alpha, tuple(states), slope, min(a, b), max(a, b), there=b))
     return guesses
 
 
@@ -359,17 +359,17 @@ class Zero(NamedTuple):
     met: Any = False
 
 
-def zero_near(
+def find_zero(
     event: Event,
     model: Model,
-    guess: Near,
+    guess: Guess,
     nodes: Rule,
     settings: Settings,
     *,
     exact: bool,
     tol: float = _TOLERANCE,
     frees: Sequence[Any] | None = None,
-    looks: int = LOOKS,
+    looks: int = MAX_EVALUATIONS,
 ) -> Path:
     """Path of Newton's method from a guess for an event, or of the secant method if not `exact`; returns a `Zero`.
 
@@ -423,7 +423,7 @@ def _derivatives(problem: Problem, xs: Overlaps, observable: Observable) -> Path
     return stacked((yield calls))
 
 
-def locate(
+def find_event(
     model: Model,
     event: str,
     nodes: Rule | None = None,
@@ -439,7 +439,7 @@ def locate(
         event: a name in `EVENTS`.
         nodes: averaging rule; by default `default_nodes`.
         start: a `FixedPoint` of every branch of the event, all at one alpha; or curves of these branches with the event
-            between two of their points; or a `Near`.
+            between two of their points; or a `Guess`.
         settings: tolerances.
         sensitivities: whether to differentiate the event in the numbers of the model and to search with the exact slope
             in alpha. Otherwise the secant method finds the event, with less to compile.
@@ -452,7 +452,7 @@ def locate(
     """
     nodes, settings = prepared(model, nodes, settings)
     definition = event_of(event, model)
-    guess = near_of(definition, start)
+    guess = guess_of(definition, start)
     if guess is None:
         text = f"must enclose the event, got curves between whose points {event} does not change sign"
         raise InputError("start", text)
@@ -460,11 +460,11 @@ def locate(
     return transition_of(definition, model, zero)
 
 
-def located(event: Event, model: Model, guess: Near, nodes: Rule, settings: Settings, sensitivities: bool) -> Path:
-    """Path of `locate`; returns a `Zero`, or None if the event is a fold and there is none."""
+def located(event: Event, model: Model, guess: Guess, nodes: Rule, settings: Settings, sensitivities: bool) -> Path:
+    """Path of `find_event`; returns a `Zero`, or None if the event is a fold and there is none."""
     if event.value is None:
         return (yield from _fold(event, model, guess, nodes, settings, sensitivities))
-    return (yield from zero_near(event, model, guess, nodes, settings, exact=sensitivities))
+    return (yield from find_zero(event, model, guess, nodes, settings, exact=sensitivities))
 
 
 def transition_of(event: Event, model: Model, zero: Zero | None) -> Transition:
@@ -517,7 +517,7 @@ def _(primals: Any, tangents: Any) -> tuple[jax.Array, jax.Array]:
     return alphas, sum(jax.tree.leaves(terms), jnp.zeros_like(alphas))
 
 
-def _fold(event: Event, model: Model, guess: Near, nodes: Rule, settings: Settings, sensitivities: bool) -> Path:
+def _fold(event: Event, model: Model, guess: Guess, nodes: Rule, settings: Settings, sensitivities: bool) -> Path:
     """Path that finds a fold by continuation in arclength; returns a `Zero`, or None if there is no fold."""
     alpha, free = float(guess.alpha), branch_of(event.branches[0]).free(model)
     setting = Setting(model, jnp.asarray(alpha, model.lam.dtype), Parameter("alpha"), free)

@@ -19,9 +19,9 @@ import numpy as np
 
 from ..averages.rule import Rule
 from ..base.printing import Description, Printed
-from ..base.results import Settings, Status, mean_of_found, quorum, settled
+from ..base.results import Settings, Status, mean_of_existing, quorum, settled
 from ..model.model import Model
-from ..model.overlaps import BRANCHES, PAIR, Overlaps, admissible, branch_of, own_size
+from ..model.overlaps import BRANCHES, PAIR, Overlaps, admissible, branch_of, order_size
 from ..theory.pool import Path
 from ..theory.solve import Problem, branch_start, for_each
 from ..theory.states import FixedPoint, State, states_table
@@ -92,7 +92,7 @@ def update(warm: WarmStart, place: Any, state: State) -> WarmStart:
     starts from the uninformed state that was found instead, or, if nothing was found, from the last solved setting.
     """
     x, has_state, absent = state.overlaps, state.has_state, jnp.all(state.status == Status.absent)
-    mean = jax.tree.map(lambda a: mean_of_found(a, has_state), x)
+    mean = jax.tree.map(lambda a: mean_of_existing(a, has_state), x)
     usable = has_state | absent
 
     def pick(a: jax.Array, b: jax.Array, c: jax.Array) -> jax.Array:
@@ -108,7 +108,7 @@ def update(warm: WarmStart, place: Any, state: State) -> WarmStart:
 @jax.jit
 def _sizes(model: Model, state: State, free: Any) -> tuple[jax.Array, jax.Array, jax.Array]:
     """Return means over the replicates: size of the branch's order parameter, its growth, and tr q / tr rho."""
-    size = jnp.mean(jax.vmap(lambda x: own_size(model, x, free))(state.overlaps))
+    size = jnp.mean(jax.vmap(lambda x: order_size(model, x, free))(state.overlaps))
     growth = jnp.mean(free[0] * state.diagnostics.growth_theta + free[1] * state.diagnostics.growth_m)
     q = jnp.mean(jnp.trace(state.overlaps.q, axis1=2, axis2=3))
     return size, growth, q / jnp.mean(jnp.trace(model.rho, axis1=1, axis2=2))

@@ -21,8 +21,8 @@ from ..model.parameters import Parameter
 from ..theory.pool import Failure, Path, run
 from ..theory.solve import check_alpha, default_path
 from ..theory.states import FixedPoint
-from .boundaries import SEARCH, Boundary, first_change
-from .events import EVENTS, Near, Transition, event_of, located, transition_of
+from .boundaries import SEARCH, Boundary, first_sign_change
+from .events import EVENTS, Guess, Transition, event_of, located, transition_of
 from .follow import CURVE_SETTINGS, Curve, Progress, silent, walk
 from .inputs import check_top_level, prepared
 from .transitions import ALPHA_L, RANGE, critical_path, crossing_path
@@ -209,7 +209,7 @@ def _event(model: Model, event: str, nodes: Rule, settings: Settings) -> Path:
         guess = yield from _fold_guess(definition.branches[0], model, nodes, settings)
     else:
         try:
-            guess = yield from first_change(definition, model, SEARCH, nodes, settings)
+            guess = yield from first_sign_change(definition, model, SEARCH, nodes, settings)
         except InputError:
             raise InputError("event", f"must happen, there is none {_SEARCHED}") from None
     zero = yield from located(definition, model, guess, nodes, settings, True)
@@ -217,7 +217,7 @@ def _event(model: Model, event: str, nodes: Rule, settings: Settings) -> Path:
 
 
 def _fold_guess(branch: str | None, model: Model, nodes: Rule, settings: Settings) -> Path:
-    """Path that follows a branch down in alpha until it is lost; returns a `Near` for the fold expected there.
+    """Path that follows a branch down in alpha until it is lost; returns a `Guess` for the fold expected there.
 
     Raises:
         InputError: the branch is not lost.
@@ -227,7 +227,7 @@ def _fold_guess(branch: str | None, model: Model, nodes: Rule, settings: Setting
         point = yield step
         if last is not None and last.exists and not point.exists:
             low, high = float(point.alpha), float(last.alpha)
-            return Near(high, (last.replicates.overlaps,), low=0.5 * low, high=1.5 * high)
+            return Guess(high, (last.replicates.overlaps,), low=0.5 * low, high=1.5 * high)
         last = point
     raise InputError("event", f"must happen, the {branch} branch does not end {_SEARCHED}")
 

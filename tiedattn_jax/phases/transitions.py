@@ -17,7 +17,19 @@ from ..model.model import Model
 from ..model.overlaps import PAIR, Overlaps
 from ..theory.pool import Path, run_one
 from ..theory.solve import Problem
-from .events import EVENTS, LOOKS, Event, Near, Start, Transition, Zero, event_of, near_of, transition_of, zero_near
+from .events import (
+    EVENTS,
+    MAX_EVALUATIONS,
+    Event,
+    Guess,
+    Start,
+    Transition,
+    Zero,
+    event_of,
+    find_zero,
+    guess_of,
+    transition_of,
+)
 from .follow import pair_free, pair_start
 from .inputs import prepared
 from .secant import zero_between
@@ -62,19 +74,19 @@ def critical_alpha(
         InputError: the bracket is not 0 < low < high; nodes, settings or start are of the wrong kind.
     """
     nodes, settings, ends = _prepared(model, nodes, bracket, settings)
-    guess = None if start is None else near_of(EVENTS["alpha_c"], start, *ends)
+    guess = None if start is None else guess_of(EVENTS["alpha_c"], start, *ends)
     zero = run_one(critical_path(lax.stop_gradient(model), nodes, ends, guess, settings))
     return transition_of(EVENTS["alpha_c"], model, zero)
 
 
 def critical_path(
-    model: Model, nodes: Rule, bracket: tuple[float, float], guess: Near | None, settings: Settings
+    model: Model, nodes: Rule, bracket: tuple[float, float], guess: Guess | None, settings: Settings
 ) -> Path:
     """Path of `critical_alpha`; returns a `Zero`."""
     in_bracket = True
     if guess is None:
         guess, in_bracket = yield from _coarse_alpha_c(model, nodes, bracket, settings)
-    zero = yield from zero_near(
+    zero = yield from find_zero(
         EVENTS["alpha_c"], model, guess, nodes, settings, exact=True, tol=_FINAL, looks=_max_evaluations(in_bracket)
     )
     return zero._replace(met=zero.met and in_bracket)
@@ -119,7 +131,7 @@ def linear_crossing(
     if not critical.ok:  # without alpha_c, the global minimum is unknown
         return dataclasses.replace(transition, event=ALPHA_L)
     crossing = _Crossing.of(fixed_model, critical, bracket)
-    guess = None if start is None else near_of(crossing.event, start, *crossing.bracket)
+    guess = None if start is None else guess_of(crossing.event, start, *crossing.bracket)
     zero = run_one(crossing.path(fixed_model, nodes, guess, settings))
     return crossing.transition(model, transition, zero)
 
@@ -139,7 +151,7 @@ class _Crossing(NamedTuple):
     """The search for alpha_l, which lies on a branch or at alpha_c itself.
 
     Attributes:
-        owner: see `baseline_owner`.
+        owner: see `baseline_branch`.
         event: baseline event of the branch.
         start: overlaps of the branch at alpha_c.
         free: mask of the free order parameters of the branch, (2,).
@@ -159,14 +171,14 @@ class _Crossing(NamedTuple):
         alpha, k = float(transition.alpha), 0 if early else 1
         ends = (bracket[0], alpha) if early else (alpha, max(bracket[1], 1.01 * alpha))
         start = jax.tree.map(np.asarray, transition.branches[k].overlaps)
-        return cls(int(baseline_owner(early, late)), EVENTS[f"{PAIR[k]} baseline"], start, pair_free(model)[k], ends)
+        return cls(int(baseline_branch(early, late)), EVENTS[f"{PAIR[k]} baseline"], start, pair_free(model)[k], ends)
 
-    def path(self, model: Model, nodes: Rule, guess: Near | None, settings: Settings) -> Path:
+    def path(self, model: Model, nodes: Rule, guess: Guess | None, settings: Settings) -> Path:
         """Path that finds where the branch starts to beat the baseline; returns a `Zero`."""
         in_bracket = True
         if guess is None:
             guess, in_bracket = yield from _coarse_alpha_l(model, nodes, self.start, self.free, self.bracket, settings)
-        zero = yield from zero_near(
+        zero = yield from find_zero(
             self.event, model, guess, nodes, settings, exact=True, tol=_FINAL, looks=_max_evaluations(in_bracket)
         )
         return zero._replace(met=zero.met and in_bracket)
@@ -181,7 +193,7 @@ class _Crossing(NamedTuple):
         return dataclasses.replace(crossing, event=ALPHA_L, **critical_fields)
 
 
-def baseline_owner(early: Any, late: Any) -> Any:
+def baseline_branch(early: Any, late: Any) -> Any:
     """Return where alpha_l lies: 0 on the positional branch, 1 at alpha_c itself, 2 on the semantic branch.
 
     Args:
@@ -200,11 +212,11 @@ def _prepared(
 
 def _max_evaluations(in_bracket: bool) -> int:
     """Return the maximum number of evaluations on the full rule: one if the coarse search found no zero."""
-    return LOOKS if in_bracket else 1
+    return MAX_EVALUATIONS if in_bracket else 1
 
 
 def _coarse_alpha_c(model: Model, nodes: Rule, bracket: tuple[float, float], settings: Settings) -> Path:
-    """Path that finds alpha_c on the coarse replicate; returns a `Near`, and whether it lies in the bracket."""
+    """Path that finds alpha_c on the coarse replicate; returns a `Guess`, and whether it lies in the bracket."""
     masks, starts = pair_free(model), [jax.tree.map(np.asarray, start) for start in pair_start(model)]
 
     def difference(alpha: float, xs: list[Overlaps]) -> Path:
@@ -220,7 +232,7 @@ def _coarse_alpha_c(model: Model, nodes: Rule, bracket: tuple[float, float], set
         return loss[0] - loss[1] if all(has_state) else lone_difference, xs
 
     alpha, xs, in_bracket = yield from zero_between(difference, *bracket, starts, _COARSE)
-    return Near(alpha, tuple(xs)), in_bracket
+    return Guess(alpha, tuple(xs)), in_bracket
 
 
 def _coarse_alpha_l(
@@ -233,4 +245,4 @@ def _coarse_alpha_l(
         return state.gen_error_linear - state.gen_error, state.overlaps
 
     alpha, x, in_bracket = yield from zero_between(excess, *bracket, x0, _COARSE)
-    return Near(alpha, (x,)), in_bracket
+    return Guess(alpha, (x,)), in_bracket

@@ -19,7 +19,17 @@ from jax import lax
 
 from ..averages.lines import legendre, vectors_across
 from ..averages.nodes import hermite_grid
-from ..averages.prox import Prox, attach, local_minima, moreau, pick, prox_jacobian, reference_axis, search, well_axis
+from ..averages.prox import (
+    Prox,
+    local_minima,
+    moreau,
+    pick,
+    prox_jacobian,
+    reference_axis,
+    search,
+    well_axis,
+    with_implicit_derivative,
+)
 from ..base.linalg import apply, inverse, matvec, precise, total
 from ..model.model import Model
 
@@ -231,7 +241,7 @@ def by_field(found: Any, N: int) -> Any:
     return jax.tree.map(lambda a: a.reshape(*a.shape[:-1], -1, N), found)
 
 
-def found_again(
+def update_minima(
     model: Model, V: jax.Array, spread: jax.Array, h: jax.Array, y: jax.Array, s: jax.Array, found: Found | Smooth
 ) -> Found | Smooth:
     """Update results of `find` or `find_smooth` from other order parameters to these, by following the minima."""
@@ -382,7 +392,9 @@ def points(model: Model, V: jax.Array, spread: jax.Array, h: jax.Array, y: jax.A
         log_density = -0.5 * total(xi**2).reshape(x.shape) - 0.5 * len(xi) * np.log(2 * np.pi)
         log_weight = (jnp.log(weight) + found.log_weight + log_density).reshape(-1, h.shape[-1])
     fields, teacher = law.at(xi)
-    return Cluster(xi.reshape(*h.shape[:2], -1), log_weight, attach(found.z, model, fields, V, teacher))
+    return Cluster(
+        xi.reshape(*h.shape[:2], -1), log_weight, with_implicit_derivative(found.z, model, fields, V, teacher)
+    )
 
 
 def _moving_jump(law: _ClusterLaw, result: Found) -> jax.Array:

@@ -18,7 +18,7 @@ from ..averages.sizes import REPLICATES
 from ..base.errors import InputError, is_concrete, require_choice, require_count, require_number
 from ..base.linalg import cholesky, inverse, precise
 from ..base.printing import Description, rows_of
-from ..base.results import OfMean, Result, Status, error_bar
+from ..base.results import MeanField, Result, Status, error_bar
 from ..model.model import Model
 from ..model.overlaps import PAIR, Conjugates, Overlaps, branch_of
 from ..theory import potentials
@@ -29,7 +29,7 @@ from ..theory.solve import check_alpha, check_model, solve
 from ..theory.states import FixedPoint
 from .newton import Found, Moving, Problem, fixed_point
 from .nodes import averages_at
-from .potentials import Averages, BrokenOverlaps
+from .potentials import Averages, OneRSBOverlaps
 
 ORDER = 5  # order of the rule of lines: the elevation is good to 1 % (four replicates, alpha_c of the standard setting)
 _POINTS = 64  # points on a line, along which the RS potential has to be exact
@@ -47,8 +47,8 @@ class BrokenState(eqx.Module):
     `loss_by_model` holds the derivatives of the training loss in the numbers of the model, as a `Model`.
     """
 
-    overlaps: BrokenOverlaps
-    conjugates: BrokenOverlaps
+    overlaps: OneRSBOverlaps
+    conjugates: OneRSBOverlaps
     s: jax.Array
     train_loss: jax.Array
     elevation: jax.Array
@@ -75,7 +75,7 @@ class BrokenState(eqx.Module):
         return {**vars(self.overlaps), **{name: getattr(self, name) for name in names}}
 
 
-class BrokenPoint(Result):
+class OneRSBPoint(Result):
     """A state with one step of replica symmetry breaking, and the replica-symmetric (RS) state that it comes from.
 
     Numbers are means over independent replicates of the averages; error bars are those of these means.
@@ -98,11 +98,11 @@ class BrokenPoint(Result):
     replicates: BrokenState
     branch: str = eqx.field(static=True)
     ground: bool = eqx.field(static=True)
-    overlaps = OfMean[BrokenOverlaps]()
-    s = OfMean[jax.Array]()
-    train_loss = OfMean[jax.Array]()
-    elevation = OfMean[jax.Array]()
-    gen_error = OfMean[jax.Array]()
+    overlaps = MeanField[OneRSBOverlaps]()
+    s = MeanField[jax.Array]()
+    train_loss = MeanField[jax.Array]()
+    elevation = MeanField[jax.Array]()
+    gen_error = MeanField[jax.Array]()
 
     @property
     def mean(self) -> BrokenState:
@@ -165,7 +165,7 @@ def solve_1rsb(
     lines: int | None = None,
     replicates: int = REPLICATES,
     seed: int = 0,
-) -> BrokenPoint:
+) -> OneRSBPoint:
     """Solve for a state with one step of replica symmetry breaking; it shows how far off the replica-symmetric one is.
 
     The RS state is solved first; then its minima may fall into clusters. If the proximal operator does not jump
@@ -218,7 +218,7 @@ def solve_1rsb(
             states.append(_broken(rs, rs_replicate, rule.replicate(k), *solutions[k]))
         else:
             states.append(_unbroken(rs_replicate, s, not _breaks(rs_primal)))
-    return BrokenPoint(model, alpha, rs, jax.tree.map(lambda *a: jnp.stack(a), *states), branch, s is None)
+    return OneRSBPoint(model, alpha, rs, jax.tree.map(lambda *a: jnp.stack(a), *states), branch, s is None)
 
 
 def lines_1rsb(model: Model, order: int, lines: int | None, replicates: int, seed: int) -> Rule:
@@ -229,7 +229,7 @@ def lines_1rsb(model: Model, order: int, lines: int | None, replicates: int, see
 class _Guess(NamedTuple):
     """Start of a replicate from the solution of another one."""
 
-    shift: BrokenOverlaps  # change of the order parameters by breaking
+    shift: OneRSBOverlaps  # change of the order parameters by breaking
     s: jax.Array
     matrix: np.ndarray  # matrix of Newton's method at the solution
 
@@ -268,7 +268,7 @@ def _replicates(rs: FixedPoint, rule: Rule, s: jax.Array | None, is_differentiat
 class _Layout(NamedTuple):
     """Averages, and the state that their nodes were laid for."""
 
-    x: BrokenOverlaps
+    x: OneRSBOverlaps
     s: jax.Array
     averages: Averages
 
@@ -341,7 +341,7 @@ def _broken(rs: FixedPoint, rs_replicate: Any, lines: Replicate, result: Found, 
 
 
 @program
-def _test_error(model: Model, x: BrokenOverlaps, lines: Replicate) -> jax.Array:
+def _test_error(model: Model, x: OneRSBOverlaps, lines: Replicate) -> jax.Array:
     return gen_error_in(model, Overlaps(x.q1, x.V, x.theta, x.m), lines)
 
 
@@ -376,7 +376,7 @@ def _(primals: Any, tangents: Any) -> tuple[BrokenState, BrokenState]:
 
 
 @precise
-def _start(model: Model, state: Any, s: jax.Array | None, free: jax.Array) -> tuple[BrokenOverlaps, jax.Array]:
+def _start(model: Model, state: Any, s: jax.Array | None, free: jax.Array) -> tuple[OneRSBOverlaps, jax.Array]:
     """Return the order parameters and s at the start of a replicate: jumps do not respond within a cluster.
 
     If s is not given, clusters are not narrower than the estimated elevation has them, because nodes do not resolve
@@ -402,7 +402,7 @@ def _start(model: Model, state: Any, s: jax.Array | None, free: jax.Array) -> tu
     values, vectors = jnp.linalg.eigh(inverse_root @ (response / s) @ jnp.swapaxes(inverse_root, -1, -2))
     widest = jnp.minimum(jnp.max(jnp.abs(values), -1, keepdims=True), _WIDEST)
     spread = root @ (vectors * jnp.sqrt(jnp.clip(jnp.abs(values), _NARROWEST * widest, widest))[..., None, :])
-    return BrokenOverlaps(x.q, x.q - spread @ jnp.swapaxes(spread, -1, -2), V, free[0] * x.theta, free[1] * x.m), s
+    return OneRSBOverlaps(x.q, x.q - spread @ jnp.swapaxes(spread, -1, -2), V, free[0] * x.theta, free[1] * x.m), s
 
 
 def _trace(a: jax.Array) -> jax.Array:
@@ -410,9 +410,9 @@ def _trace(a: jax.Array) -> jax.Array:
     return jnp.sum(jnp.trace(a, axis1=1, axis2=2))
 
 
-def _unbroken_overlaps(x: Overlaps | Conjugates) -> BrokenOverlaps:
+def _unbroken_overlaps(x: Overlaps | Conjugates) -> OneRSBOverlaps:
     """Return RS order parameters, or their hats, as those of 1RSB without breaking."""
-    return BrokenOverlaps(x.q, x.q, x.V, x.theta, x.m)
+    return OneRSBOverlaps(x.q, x.q, x.V, x.theta, x.m)
 
 
 def _unbroken(state: Any, s: jax.Array | None, is_exact: bool) -> BrokenState:

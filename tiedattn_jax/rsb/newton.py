@@ -26,7 +26,7 @@ from ..base.results import Status
 from ..model.model import Model
 from ..model.overlaps import admissible
 from ..theory.pool import Call, Path
-from .potentials import Averages, BrokenOverlaps, Setting, channel_expansion, conjugates, free_energy, overlaps, prior
+from .potentials import Averages, OneRSBOverlaps, Setting, channel_expansion, conjugates, free_energy, overlaps, prior
 
 _TOL, _STALLED = 1e-4, 3e-3  # residuals at which a state has converged, and at which the nodes resolve it no further
 # Weight of the steepness, d loss / d log s over the elevation, in the residual. The elevation is off by its square.
@@ -40,20 +40,20 @@ _MAX_STEP = 0.5  # longest Newton step, relative
 _LONG_STEP = 0.02  # length of a step, relative, above which the matrix matters more than the roughness of the averages
 
 
-Unpack = Callable[[jax.Array], tuple[BrokenOverlaps, jax.Array]]
+Unpack = Callable[[jax.Array], tuple[OneRSBOverlaps, jax.Array]]
 
 
-def coordinates(x: BrokenOverlaps, s: jax.Array) -> tuple[jax.Array, Unpack]:
+def coordinates(x: OneRSBOverlaps, s: jax.Array) -> tuple[jax.Array, Unpack]:
     """Return a state as one vector (q1, s (q1 - q0), V, theta, m, log s), and the inverse function.
 
     s (q1 - q0) is the response of the clusters, which hardly depends on s.
     """
     v, unravel = ravel_pytree((x.q1, s * (x.q1 - x.q0), x.V, x.theta, x.m, jnp.log(s)))
 
-    def unpack(v: jax.Array) -> tuple[BrokenOverlaps, jax.Array]:
+    def unpack(v: jax.Array) -> tuple[OneRSBOverlaps, jax.Array]:
         q1, response, V, theta, m, log_s = unravel(v)
         s = jnp.exp(log_s)
-        return BrokenOverlaps(q1, q1 - response / s, V, theta, m), s
+        return OneRSBOverlaps(q1, q1 - response / s, V, theta, m), s
 
     return v, unpack
 
@@ -70,7 +70,7 @@ class Look(NamedTuple):
     loss_by_model: Model
     loss_by_alpha: jax.Array
     loss_by_log_s: jax.Array
-    hats: BrokenOverlaps
+    hats: OneRSBOverlaps
 
 
 class _Values(NamedTuple):
@@ -79,7 +79,7 @@ class _Values(NamedTuple):
     image: jax.Array  # coordinates that the equations map the state to; the last one is d Phi_s / d log s
     channel: jax.Array  # M_s
     loss: jax.Array
-    hats: BrokenOverlaps
+    hats: OneRSBOverlaps
 
 
 def _expansion(
@@ -88,7 +88,7 @@ def _expansion(
     """Return the equations at u, their derivatives in u, (..., k), zero unless `with_slopes`, and dM_s / d model."""
     values, slopes, by_model = channel_expansion(setting, averages, u, with_slopes)
 
-    def equations(u: jax.Array, M: jax.Array, by_x: BrokenOverlaps, by_s: jax.Array) -> _Values:
+    def equations(u: jax.Array, M: jax.Array, by_x: OneRSBOverlaps, by_s: jax.Array) -> _Values:
         model, alpha, x, s = setting(u)
         hats = conjugates(alpha, s, by_x, free)
         explicit = jax.grad(lambda s: free_energy(model, alpha, x, hats, s, 0 * M))(s)
@@ -103,7 +103,7 @@ def _expansion(
 
 
 @program
-def _look(problem: Problem, x: BrokenOverlaps, s: jax.Array, with_slopes: jax.Array) -> Look:
+def _look(problem: Problem, x: OneRSBOverlaps, s: jax.Array, with_slopes: jax.Array) -> Look:
     """Return the equations at a state, to first order if `with_slopes`."""
     model, alpha, averages, free, *_ = problem
     v, unpack = coordinates(x, s)
@@ -135,15 +135,15 @@ def _look(problem: Problem, x: BrokenOverlaps, s: jax.Array, with_slopes: jax.Ar
 class Moving(NamedTuple):
     """Derivatives, (..., k), of a state in the k numbers of the model and alpha."""
 
-    x: BrokenOverlaps
+    x: OneRSBOverlaps
     s: jax.Array
-    hats: BrokenOverlaps
+    hats: OneRSBOverlaps
     loss_by_alpha: jax.Array
     loss_by_log_s: jax.Array
 
 
 @program
-def _moving(problem: Problem, x: BrokenOverlaps, s: jax.Array) -> Moving:
+def _moving(problem: Problem, x: OneRSBOverlaps, s: jax.Array) -> Moving:
     """Return the derivatives of a state by the implicit function theorem; s moves only if it is a ground state."""
     model, alpha, averages, free, ground, _ = problem
     (p, numbers), (v, unpack) = ravel_pytree((model, alpha)), coordinates(x, s)
@@ -181,7 +181,7 @@ class Problem(NamedTuple):
     ground: jax.Array
     rs_loss: jax.Array
 
-    def look(self, x: BrokenOverlaps, s: jax.Array, wanted: bool) -> Path:
+    def look(self, x: OneRSBOverlaps, s: jax.Array, wanted: bool) -> Path:
         """Path of the equations at a state, with their derivatives if `wanted`; returns a `Look`."""
         return jax.tree.map(np.asarray, (yield Call(_look, (self, x, s, jnp.asarray(wanted)))))
 
@@ -189,7 +189,7 @@ class Problem(NamedTuple):
         """Return d loss / d log s over the elevation."""
         return float(seen.loss_by_log_s / max(abs(seen.loss - float(self.rs_loss)), _NOISE * seen.loss))
 
-    def moved(self, x: BrokenOverlaps, s: jax.Array, move: np.ndarray) -> tuple[BrokenOverlaps, jax.Array]:
+    def moved(self, x: OneRSBOverlaps, s: jax.Array, move: np.ndarray) -> tuple[OneRSBOverlaps, jax.Array]:
         """Return the state after a Newton step, cut until it lies in the domain; the old state if it never does."""
         v, unpack = coordinates(x, s)
         for cut in 0.5 ** np.arange(6):
@@ -205,7 +205,7 @@ class Found(NamedTuple):
     """Result of Newton's method: the state, the equations there, and the last matrix."""
 
     problem: Problem
-    x: BrokenOverlaps
+    x: OneRSBOverlaps
     s: jax.Array
     seen: Look
     residual: float
@@ -223,7 +223,7 @@ class Found(NamedTuple):
         return _moving(self.problem, self.x, self.s)
 
 
-def fixed_point(problem: Problem, x: BrokenOverlaps, s: jax.Array, matrix: Any) -> Path:
+def fixed_point(problem: Problem, x: OneRSBOverlaps, s: jax.Array, matrix: Any) -> Path:
     """Path of Newton's method; returns the state of smallest residual as a `Found`, or None if no residual is finite.
 
     Args:

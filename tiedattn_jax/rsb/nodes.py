@@ -17,14 +17,14 @@ from ..model.model import Model
 from ..model.overlaps import Overlaps
 from .clusters import by_field, find as find_jumps, find_smooth, look_beside
 from .near_jumps import lay_nodes
-from .potentials import Averages, BrokenOverlaps, Outer, searched
+from .potentials import Averages, OneRSBOverlaps, Outer, searched
 
 _BLOCK = 256  # number of fields near a jump whose inner averages are taken together
 _SMOOTH_BLOCK = 1024  # the same for fields without a jump nearby
 _ROUND = 32  # the number of blocks is rounded up to a multiple of this, so that replicates share one program
 
 
-def averages_at(model: Model, rs: Overlaps, x: BrokenOverlaps, s: jax.Array, lines: LineNodes) -> Averages:
+def averages_at(model: Model, rs: Overlaps, x: OneRSBOverlaps, s: jax.Array, lines: LineNodes) -> Averages:
     """Lay fields along the lines, dense at the jumps of the RS state, in groups with and without a jump nearby."""
     width = float(jnp.sqrt(jnp.trace(x.q1 - x.q0, axis1=1, axis2=2).sum() / jnp.trace(rs.q, axis1=1, axis2=2).sum()))
     nodes = lay_nodes(model, rs, lines, width)
@@ -53,7 +53,7 @@ def _fields(model: Model, x: Overlaps, student: jax.Array, teacher: jax.Array) -
 
 
 @eqx.filter_jit
-def _searched(model: Model, x: BrokenOverlaps, s: jax.Array, blocks: Outer, find: Callable[..., Any]) -> tuple:
+def _searched(model: Model, x: OneRSBOverlaps, s: jax.Array, blocks: Outer, find: Callable[..., Any]) -> tuple:
     """Apply a search of `clusters` to all blocks that have fields with a weight."""
 
     def search_block(block: Outer) -> Any:

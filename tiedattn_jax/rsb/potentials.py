@@ -33,7 +33,7 @@ from ..theory.weights import weight_moments
 from . import clusters
 
 
-class BrokenOverlaps(eqx.Module):
+class OneRSBOverlaps(eqx.Module):
     """Order parameters of 1RSB; as conjugates, their hats.
 
     Attributes:
@@ -83,7 +83,7 @@ class Averages(NamedTuple):
     lines: LineNodes
 
 
-def inner(points: Any, p: tuple[Model, BrokenOverlaps, jax.Array]) -> tuple[jax.Array, jax.Array]:
+def inner(points: Any, p: tuple[Model, OneRSBOverlaps, jax.Array]) -> tuple[jax.Array, jax.Array]:
     """Return ``-(1/s) log E exp(-s E_V)`` at the fields of one block, (N,), and its RS counterpart."""
     outer, cluster, rs_cluster = points
     model, x, s = p
@@ -102,8 +102,8 @@ def inner(points: Any, p: tuple[Model, BrokenOverlaps, jax.Array]) -> tuple[jax.
 
 
 @stationary
-def _remainder(points: Any, p: tuple[Model, BrokenOverlaps, jax.Array]) -> jax.Array:
-    """Return one block's share of M_s minus the RS potential at `BrokenOverlaps.joined`.
+def _remainder(points: Any, p: tuple[Model, OneRSBOverlaps, jax.Array]) -> jax.Array:
+    """Return one block's share of M_s minus the RS potential at `OneRSBOverlaps.joined`.
 
     The RS potential is the average over xi0 and xi1 of the envelope at the response V + s (q1 - q0). At each field its
     average over xi1 is subtracted.
@@ -115,7 +115,7 @@ def _remainder(points: Any, p: tuple[Model, BrokenOverlaps, jax.Array]) -> jax.A
     return jnp.sum(outer.weight * jnp.exp(log_density - outer.log_density) * (tilted - rs_average))
 
 
-def searched(model: Model, x: BrokenOverlaps, s: jax.Array, block: Outer, find: Callable[..., Any]) -> Any:
+def searched(model: Model, x: OneRSBOverlaps, s: jax.Array, block: Outer, find: Callable[..., Any]) -> Any:
     """Apply a search of `clusters` to the fields of one block, for M_s and for its RS counterpart.
 
     The search starts from the results in the block, which have the form of `by_field`.
@@ -129,18 +129,18 @@ def searched(model: Model, x: BrokenOverlaps, s: jax.Array, block: Outer, find: 
     return lax.map(search_part, (*_responses(x, s), block.searches))
 
 
-def cluster_points(model: Model, x: BrokenOverlaps, s: jax.Array, block: Outer, found: Any) -> tuple:
+def cluster_points(model: Model, x: OneRSBOverlaps, s: jax.Array, block: Outer, found: Any) -> tuple:
     y = teacher_fields(model, block.teacher)
     parts = (jax.tree.map(lambda a, k=k: a[k], (_responses(x, s)[0], found)) for k in range(2))
     return block, *(clusters.points(model, V, x.spread, block.h, y, f) for V, f in parts)
 
 
-def _responses(x: BrokenOverlaps, s: jax.Array) -> tuple[jax.Array, jax.Array]:
+def _responses(x: OneRSBOverlaps, s: jax.Array) -> tuple[jax.Array, jax.Array]:
     """Responses (2, L, r, r) and Parisi parameters (2,) of M_s and of its RS counterpart."""
     return jnp.stack([x.V, x.joined(s).V]), jnp.stack([s, jnp.zeros_like(s)])
 
 
-Setting = Callable[[jax.Array], tuple[Model, jax.Array, BrokenOverlaps, jax.Array]]
+Setting = Callable[[jax.Array], tuple[Model, jax.Array, OneRSBOverlaps, jax.Array]]
 
 
 def channel_expansion(
@@ -172,7 +172,7 @@ def channel_expansion(
 
         return block_sums
 
-    remainder_sums = sums(partial(searched, find=clusters.found_again), cluster_points, _remainder)
+    remainder_sums = sums(partial(searched, find=clusters.update_minima), cluster_points, _remainder)
     line_sums = sums(
         lambda model, x, s, block: averages.lines.search(model, x.joined(s), block),
         lambda model, x, s, block, found: averages.lines.points(model, x.joined(s), block, found),
@@ -186,7 +186,7 @@ def channel_expansion(
     return jax.tree.map(lambda *parts: sum(parts), *shares)
 
 
-def prior(model: Model, hats: BrokenOverlaps, s: jax.Array) -> jax.Array:
+def prior(model: Model, hats: OneRSBOverlaps, s: jax.Array) -> jax.Array:
     """Return the prior potential psi_s of the ridge.
 
     ``1/2 E tr[D^{-1} (b b^T + sum_k gamma_k qhat0_k)] - 1/(2 s) E log det(1 - s Lam^{-1} c2)`` with
@@ -201,7 +201,7 @@ def prior(model: Model, hats: BrokenOverlaps, s: jax.Array) -> jax.Array:
 
 
 def free_energy(
-    model: Model, alpha: jax.Array, x: BrokenOverlaps, hats: BrokenOverlaps, s: jax.Array, M: jax.Array
+    model: Model, alpha: jax.Array, x: OneRSBOverlaps, hats: OneRSBOverlaps, s: jax.Array, M: jax.Array
 ) -> jax.Array:
     """Return the free energy Phi_s; at a fixed point it is minus the training loss.
 
@@ -213,15 +213,15 @@ def free_energy(
     return pairing - entropic + prior(model, hats, s) - alpha * M
 
 
-def conjugates(alpha: jax.Array, s: jax.Array, g: BrokenOverlaps, free: jax.Array) -> BrokenOverlaps:
+def conjugates(alpha: jax.Array, s: jax.Array, g: OneRSBOverlaps, free: jax.Array) -> OneRSBOverlaps:
     """Return the conjugates, which are gradients of M_s."""
     q1 = -2 * alpha * symmetric(g.V)
     q0, V = 2 * alpha / s * symmetric(g.q0), 2 * alpha * symmetric(g.q1) + s * q1
-    return BrokenOverlaps(q1, q0, V, -alpha * free[0] * g.theta, -alpha * free[1] * g.m)
+    return OneRSBOverlaps(q1, q0, V, -alpha * free[0] * g.theta, -alpha * free[1] * g.m)
 
 
-def overlaps(model: Model, hats: BrokenOverlaps, s: jax.Array) -> BrokenOverlaps:
+def overlaps(model: Model, hats: OneRSBOverlaps, s: jax.Array) -> OneRSBOverlaps:
     """Return the order parameters, which are gradients of psi_s."""
     g = jax.grad(lambda hats: prior(model, hats, s))(hats)
     q1 = -2 * symmetric(g.V)
-    return BrokenOverlaps(q1, -2 / s * symmetric(g.q0), 2 * symmetric(g.q1) - s * q1, g.theta, g.m)
+    return OneRSBOverlaps(q1, -2 / s * symmetric(g.q0), 2 * symmetric(g.q1) - s * q1, g.theta, g.m)

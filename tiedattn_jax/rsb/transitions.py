@@ -17,18 +17,18 @@ from ..base.printing import Description, with_error
 from ..base.results import Result, Settings, error_bar
 from ..model.model import Model
 from ..model.overlaps import PAIR
-from ..model.parameters import numbers_of
-from ..phases.events import EVENTS, Transition, near_of, root_derivatives, with_sensitivities, zero_near
-from ..phases.transitions import baseline_owner, critical_alpha, linear_crossing
+from ..model.parameters import scalar_parameters
+from ..phases.events import EVENTS, Transition, find_zero, guess_of, root_derivatives, with_sensitivities
+from ..phases.transitions import baseline_branch, critical_alpha, linear_crossing
 from ..theory.pool import run_one
 from ..theory.solve import solve
 from ..theory.states import FixedPoint
-from .fixed_points import ORDER, BrokenPoint, lines_1rsb, solve_1rsb
+from .fixed_points import ORDER, OneRSBPoint, lines_1rsb, solve_1rsb
 
 _FINAL = 1e-7  # last relative step in alpha: the sensitivities of each theory are taken at its own root
 
 
-class BrokenTransition(Result):
+class OneRSBTransition(Result):
     """alpha_c or alpha_l with one step of replica symmetry breaking (1RSB), and its replica-symmetric (RS) value.
 
     Attributes:
@@ -42,7 +42,7 @@ class BrokenTransition(Result):
     """
 
     rs: Transition
-    branches: tuple[BrokenPoint, ...]
+    branches: tuple[OneRSBPoint, ...]
     shifts: jax.Array
     sensitivities: Model
     sensitivities_stderr: Model
@@ -117,7 +117,7 @@ class BrokenTransition(Result):
             "sensitivities_rs": self.rs.sensitivities,
             "sensitivities_rs_stderr": self.rs.sensitivities_stderr,
         }
-        return {name: numbers_of(tree) for name, tree in trees.items()}
+        return {name: scalar_parameters(tree) for name, tree in trees.items()}
 
 
 def critical_alpha_1rsb(
@@ -128,7 +128,7 @@ def critical_alpha_1rsb(
     lines: int | None = None,
     replicates: int = REPLICATES,
     seed: int = 0,
-) -> BrokenTransition:
+) -> OneRSBTransition:
     """Compute alpha_c with one step of replica symmetry breaking, and its shift from the replica-symmetric value.
 
     The 1RSB ground states of both branches are solved at the RS alpha_c. To first order, the shift is minus the
@@ -163,7 +163,7 @@ def linear_crossing_1rsb(
     lines: int | None = None,
     replicates: int = REPLICATES,
     seed: int = 0,
-) -> BrokenTransition:
+) -> OneRSBTransition:
     """Compute alpha_l, where the global minimum starts to beat the linear baseline, with one step of breaking.
 
     The RS theory decides whether alpha_l lies on a branch or at alpha_c itself; see `linear_crossing`. On a branch, two
@@ -181,7 +181,7 @@ def linear_crossing_1rsb(
     rs = lax.stop_gradient(linear_crossing(primal, transition))
     rule: dict[str, Any] = {"order": order, "lines": lines, "replicates": replicates, "seed": seed}
     early, late = (bool(b.gen_error < b.gen_error_linear) for b in transition.branches)
-    owner = baseline_owner(early, late)
+    owner = baseline_branch(early, late)
     if owner == 1:
         exchange = critical_alpha_1rsb(model, transition, **rule)
         return dataclasses.replace(exchange, rs=dataclasses.replace(exchange.rs, event=rs.event))
@@ -189,11 +189,11 @@ def linear_crossing_1rsb(
         raise InputError("transition", f"must have an alpha_l beside alpha_c, got status {rs.status_name}")
     branch = PAIR[0] if owner == 0 else PAIR[1]
     event = EVENTS[f"{branch} baseline"]
-    guess = near_of(event, rs.branches)
+    guess = guess_of(event, rs.branches)
     assert guess is not None
-    zero = run_one(zero_near(event, primal, guess, lines_1rsb(primal, **rule), Settings(), exact=True, tol=_FINAL))
+    zero = run_one(find_zero(event, primal, guess, lines_1rsb(primal, **rule), Settings(), exact=True, tol=_FINAL))
 
-    def excess(model: Model, alpha: jax.Array) -> tuple[jax.Array, BrokenPoint]:
+    def excess(model: Model, alpha: jax.Array) -> tuple[jax.Array, OneRSBPoint]:
         point = solve_1rsb(model, alpha, branch, **rule)
         return point.rs.replicates.gen_error_linear - point.replicates.gen_error, point
 
@@ -219,12 +219,12 @@ def _alpha_c(model: Model, transition: Transition | None) -> Transition:
 
 
 def _moved(
-    model: Model, rs: Transition, branches: tuple[BrokenPoint, ...], shifts: jax.Array, slopes: Model
-) -> BrokenTransition:
+    model: Model, rs: Transition, branches: tuple[OneRSBPoint, ...], shifts: jax.Array, slopes: Model
+) -> OneRSBTransition:
     """Return the RS transition moved by `shifts` (R,), whose sensitivities are `slopes` (R, ...)."""
     rs_slopes = jax.tree.map(lambda a: a[None], rs.sensitivities)
     alpha = with_sensitivities(rs.alpha[None], rs_slopes, model)[0]
-    return BrokenTransition(
+    return OneRSBTransition(
         rs=dataclasses.replace(rs, alpha=alpha),
         branches=branches,
         shifts=with_sensitivities(shifts, slopes, model),
@@ -233,7 +233,7 @@ def _moved(
     )
 
 
-def _shift_sensitivities(broken: Sequence[BrokenPoint], shifted: Sequence[FixedPoint]) -> Model:
+def _shift_sensitivities(broken: Sequence[OneRSBPoint], shifted: Sequence[FixedPoint]) -> Model:
     """Return the derivatives of the shift of alpha_c in the model, (R, ...), both theories on the same lines.
 
     Args:

@@ -18,10 +18,10 @@ from jax import lax
 from jax.flatten_util import ravel_pytree
 
 from ..averages.program import program
-from ..averages.rule import Points, Replicate, average, average_of_weighted, found_in
+from ..averages.rule import Points, Replicate, average, average_of_weighted, search_block
 from ..base.results import Settings
 from ..model.model import Model, over_kinds
-from ..model.overlaps import Conjugates, Coordinates, Overlaps, impose, of_sentence
+from ..model.overlaps import Conjugates, Coordinates, Overlaps, impose, sentence_overlaps
 from .newton import Answer, Newton, Outcome, deflated_solve
 from .observables import diagnose, gen_error_in, gen_error_linear_in, moments
 from .potentials import (
@@ -280,11 +280,11 @@ def averages_expansion(
     def block_sums(kind: jax.Array | None, block: Any) -> Any:
         def condition(u: Any) -> tuple[Model, Overlaps, Overlaps]:
             model, _, x = setting(u)
-            model = model.given(kind)
-            return model, x, of_sentence(model, x)
+            model = model.condition_on(kind)
+            return model, x, sentence_overlaps(model, x)
 
         model, x, tokens = lax.stop_gradient(condition(u))
-        search_result = found_in(replicate, model, tokens, block)
+        search_result = search_block(replicate, model, tokens, block)
 
         def gradients(u: Any) -> Any:
             moving_model, y, tokens = condition(u)

@@ -20,7 +20,7 @@ from ..base.linalg import apply, cholesky, inverse
 from ..base.nodewise import nodewise
 from ..base.results import Average, error_bar
 from ..model.model import Model
-from ..model.overlaps import Conjugates, Overlaps, impose, of_sentence, residual_covariance
+from ..model.overlaps import Conjugates, Overlaps, impose, residual_covariance, sentence_overlaps
 from ..model.penalties import minimiser_and_response
 from .elevation import elevation, elevation_moments
 from .potentials import channel_gradient, conjugates, over_nodes, points_in, prior
@@ -120,7 +120,7 @@ def gen_error_in(model: Model, x: Overlaps, replicate: Replicate) -> jax.Array:
     """Compute `gen_error` in one replicate of the averages."""
 
     def block_error(model: Model, block: Any) -> jax.Array:
-        tokens = of_sentence(model, x)
+        tokens = sentence_overlaps(model, x)
         student, teacher, weight = replicate.quadrature(block)
         return model.share * jnp.sum(weight * loss_at_nodes(model, *fields(model, tokens, student, teacher)))
 
@@ -146,7 +146,7 @@ def moments(model: Model, x: Overlaps, points: Points) -> dict[str, jax.Array]:
     """Return the sums over one block of nodes that `diagnose` needs."""
     L, r, _ = model.shape
     n = L * r
-    growth_sums, x = growth_moments(model, x, points), of_sentence(model, x)
+    growth_sums, x = growth_moments(model, x, points), sentence_overlaps(model, x)
     points = _shared(model, points)
     w = points.weight
     _, y = fields(model, x, points.student, points.teacher)
@@ -166,7 +166,7 @@ def moments(model: Model, x: Overlaps, points: Points) -> dict[str, jax.Array]:
 
 def growth_moments(model: Model, x: Overlaps, points: Points) -> dict[str, jax.Array]:
     """Return the sums over one block of nodes that `growths` needs."""
-    x, points, (_, _, t) = of_sentence(model, x), _shared(model, points), model.shape
+    x, points, (_, _, t) = sentence_overlaps(model, x), _shared(model, points), model.shape
     h, y = fields(model, x, points.student, points.teacher)
     score_root = jnp.swapaxes(inverse(cholesky(residual_covariance(model, x))), -1, -2)
     g = apply(inverse(x.V), points.z - h)

@@ -13,11 +13,11 @@ import numpy as np
 
 from ..averages.fields import fields
 from ..averages.prox import moreau
-from ..averages.rule import Points, Replicate, average, found_in
+from ..averages.rule import Points, Replicate, average, search_block
 from ..base.derivatives import derivative_along
 from ..base.linalg import precise, solve
 from ..model.model import Model, over_kinds
-from ..model.overlaps import Conjugates, Overlaps, of_sentence, symmetric
+from ..model.overlaps import Conjugates, Overlaps, sentence_overlaps, symmetric
 from ..model.penalties import Penalty, minimiser
 from .weights import weight_fields, weight_law, weight_moments
 
@@ -46,7 +46,7 @@ def stationary(fn: Callable[[Any, Any], jax.Array]) -> Callable[[Any, Any], jax.
 @stationary
 def block_envelope(points: Points, args: tuple[Model, Overlaps]) -> jax.Array:
     """Return the contribution of one block to the channel potential, at the minimisers of its nodes."""
-    model, x = args[0], of_sentence(*args)
+    model, x = args[0], sentence_overlaps(*args)
     h, y = fields(model, x, points.student, points.teacher)
     return model.share * jnp.sum(points.weight * moreau(model, points.z, h, x.V, y))
 
@@ -72,8 +72,8 @@ def channel(model: Model, x: Overlaps, replicate: Replicate) -> jax.Array:
 
 def points_in(model: Model, x: Overlaps, replicate: Replicate, block: Any) -> Points:
     """Return nodes, weights and minimisers of one block, for the kind of sentences that `model` is conditioned on."""
-    x = of_sentence(model, x)
-    return replicate.points(model, x, block, found_in(replicate, model, x, block))
+    x = sentence_overlaps(model, x)
+    return replicate.points(model, x, block, search_block(replicate, model, x, block))
 
 
 Sums = Callable[[Model, Overlaps, Points], Any]
@@ -227,4 +227,4 @@ def train_loss_partials(
 
 def channel_by_model(model: Model, x: Overlaps, points: Points) -> Model:
     """Return the contribution of one block to the partial derivatives of M in the model's numbers."""
-    return jax.grad(lambda m: block_envelope(points, (m.given(model.kind), x)))(model.of_all())
+    return jax.grad(lambda m: block_envelope(points, (m.condition_on(model.kind), x)))(model.unconditioned())

@@ -13,11 +13,11 @@ import numpy as np
 
 from ..base.errors import InputError
 from ..base.printing import WORDS, Description, by_token, rows_of, with_error
-from ..base.results import OfMean, Result, Status, error_bar, has_state, mean_of_found, quorum
+from ..base.results import MeanField, Result, Status, error_bar, has_state, mean_of_existing, quorum
 from ..model import overlaps as ov
 from ..model.model import Model
 from ..model.overlaps import Conjugates, Overlaps, shapes_of
-from ..model.parameters import numbers_of
+from ..model.parameters import scalar_parameters
 from .observables import Diagnostics
 
 _NOTHING = 1e-12  # `rs_error` below this is rounding of the loss
@@ -69,7 +69,7 @@ AFFECTED = ("replicon", "d overlaps", "d gen_error", "d alpha_l", "spinodals")
 DIAGNOSTICS = tuple(field.name for field in dataclasses.fields(Diagnostics))
 
 
-class _Scalar(OfMean[jax.Array]):
+class _Scalar(MeanField[jax.Array]):
     """An order parameter of two tokens and rank one, as a scalar: the mean over the tokens, or m of the first token."""
 
     def __get__(self, point: Any, owner: type) -> jax.Array:
@@ -101,17 +101,17 @@ class FixedPoint(Result):
             tokens, except that m is that of the first token. For other shapes see `overlaps`.
     """
 
-    of_one = "alpha", 0
+    batch_probe = "alpha", 0
     model: Model
     alpha: jax.Array
     replicates: State
     branch: str | None = eqx.field(static=True)
-    overlaps = OfMean[Overlaps]()
-    conjugates = OfMean[Conjugates]()
-    train_loss = OfMean[jax.Array]()
-    gen_error = OfMean[jax.Array]()
-    gen_error_linear = OfMean[jax.Array]()
-    diagnostics = OfMean[Diagnostics]()
+    overlaps = MeanField[Overlaps]()
+    conjugates = MeanField[Conjugates]()
+    train_loss = MeanField[jax.Array]()
+    gen_error = MeanField[jax.Array]()
+    gen_error_linear = MeanField[jax.Array]()
+    diagnostics = MeanField[Diagnostics]()
     q, V, theta, m = _Scalar(), _Scalar(), _Scalar(), _Scalar()
 
     @property
@@ -171,7 +171,7 @@ class FixedPoint(Result):
         worst = {"status": self.status_name, "residual": float(self.residual)}
         return {
             "alpha": float(self.alpha),
-            **numbers_of(self.model),
+            **scalar_parameters(self.model),
             "branch": self.label,
             **{name: value.tolist() for name, (value, _) in pairs.items()},
             **worst,
@@ -234,7 +234,7 @@ def states_table(
 # derivative. In one program, reverse mode would pass that NaN on to the mean.
 @eqx.filter_jit
 def _means(states: State) -> State:
-    return jax.tree.map(lambda a: mean_of_found(a, states.has_state), states)
+    return jax.tree.map(lambda a: mean_of_existing(a, states.has_state), states)
 
 
 @eqx.filter_jit
