@@ -76,8 +76,9 @@ def _plane_theory(name: str) -> Entry:
     return Entry(
         f"{name}-theory",
         f"Fig. {name} (centre, right): phase diagram{suffix}",
-        "Left, the difference of the training losses of both branches where both are stable; right, the test error of "
-        "the lower one against that of the linear baseline. alpha_c, alpha_l: where either changes its sign." + note,
+        "The left panel shows the difference of the training losses of both branches where both are stable. The right "
+        "panel compares the test error of the branch of lower loss with that of the linear baseline. The first "
+        "difference changes its sign at alpha_c, and the second one at alpha_l." + note,
         plane.theory,
         plane.diagram,
         lambda diagram: diagram.plot(),
@@ -91,8 +92,9 @@ def _plane_simulation(name: str) -> Entry:
     return Entry(
         f"{name}-simulation",
         f"Fig. {name} (centre, right): the same from training",
-        "Instances trained from both starts in every cell, to zero gradient. From a start whose branch does not exist "
-        "training ends in another minimum, and the difference vanishes or says nothing about branches.",
+        "In every cell, instances are trained from both starts to zero gradient. If the branch of a start does not "
+        "exist, training from there ends in another minimum. The difference of the losses then vanishes, or says "
+        "nothing about the branches.",
         plane.simulate,
         plane.simulated,
         plane_module.draw_simulation,
@@ -102,9 +104,9 @@ def _plane_simulation(name: str) -> Entry:
 
 
 OTHER_TARGET = (
-    " A tied layer with opposite encodings can attend by position only to the token itself, which this A does not ask "
-    "for: the positional state exists in a corner of few samples and small omega only, and at large omega, where the "
-    "student shrinks to zero, there is no state at all."
+    " A tied layer with opposite encodings can attend by position only to the token itself, and this A does not ask "
+    "for that. The positional state exists only in a corner of few samples and small omega. At large omega the "
+    "student shrinks to zero, and there is no state at all."
 )
 _FROZEN = {name: (name, "frozen") for name in counting.MECHANISMS}
 
@@ -138,7 +140,8 @@ FIGURES = (
     _attention(
         "1",
         "Fig. 1: two mechanisms of one transformer",
-        "Attention matrices of both solutions of the counting task on one sequence; pairs of equal tokens are framed.",
+        "The figure shows the attention matrices of both solutions of the counting task on one sequence. Pairs of "
+        "equal tokens are framed.",
         _FROZEN,
         1,
     ),
@@ -146,16 +149,18 @@ FIGURES = (
         minimum,
         "2",
         "Fig. 2: the global minimum",
-        "Training loss, order parameters and test error against the sample complexity. Lines are theory, down to where "
-        "each branch ends; dotted where it is unstable towards the order parameter of the other. Points are means over "
-        "instances trained from both starts, hollow where the start leads to the higher loss.",
+        "The figure shows training loss, order parameters and test error against the sample complexity. Lines are the "
+        "theory, and each of them goes down to the end of its branch. They are dotted where the branch is unstable "
+        "towards the order parameter of the other branch. Points are means over instances that are trained from both "
+        "starts. Points are hollow where the start leads to the higher loss.",
     ),
     _module_figure(
         scaling,
         "3-left",
         "Fig. 3 (left): overlaps against the dimension",
-        "Above, means over instances against theory; below, their scatter and a power of d fitted to it, small "
-        "d included; alpha = 1.5. There are more instances the smaller d is, up to 200.",
+        "The upper panels compare means over instances with the theory, at alpha = 1.5. The lower panels show the "
+        "scatter over the instances and a power of d that is fitted to it, with small d included. There are more "
+        "instances at smaller d, up to 200.",
         scaling.LEFT,
     ),
     _plane_theory("3"),
@@ -163,26 +168,26 @@ FIGURES = (
     _attention(
         "4",
         "Fig. 4: attention of the counting task",
-        "Three held-out sequences, with few, more and many repetitions. The positional solution has the same matrix "
-        "for all of them; in the semantic one equal tokens attend to each other.",
+        "The figure shows three held-out sequences, with few, more and many repetitions. The positional solution has "
+        "the same matrix for all of them. In the semantic solution equal tokens attend to each other.",
         _FROZEN,
     ),
     _attention(
         "5",
         "Fig. 5: the semantic solution before and after unfreezing",
-        "All weights set free, shaken with noise of .001 and trained on by stochastic gradient descent.",
+        "All weights are set free, perturbed with noise of .001, and trained on by stochastic gradient descent.",
         _unfrozen("semantic"),
     ),
     _attention(
         "6",
         "Fig. 6: the positional solution before and after unfreezing",
-        "As Fig. 5.",
+        "This is Fig. 5 for the positional solution.",
         _unfrozen("positional"),
     ),
     Entry(
         "table1",
         "Table 1: accuracy, and distances in the space of weights",
-        "Distances are sums over the arrays of the norm of the change.",
+        "A distance is the sum, over the arrays of weights, of the norm of the change.",
         counting.compute,
         counting.load,
         None,
@@ -192,13 +197,13 @@ FIGURES = (
         scaling,
         "7",
         "Fig. 7: losses against the dimension",
-        "As Fig. 3 (left), for the training loss and the test error.",
+        "This is Fig. 3 (left) for the training loss and the test error.",
         scaling.LOSSES,
     ),
     Entry(
         "8",
         "Fig. 8: slices of the phase diagram",
-        "Rows of the diagram of Fig. 3.",
+        "The slices are rows of the diagram of Fig. 3.",
         plane_module.STANDARD.theory,
         plane_module.STANDARD.diagram,
         plane_module.draw_slices,
@@ -209,55 +214,57 @@ FIGURES = (
         layers,
         "10",
         "Fig. 10: correlated tokens",
-        "Two classes of tokens with the means +mu and -mu, |mu| = 1, orthogonal to the encodings, so that the "
-        "teacher's fields have the means +.3 and -.3; both tokens of a sentence are of one class with probability .9 "
-        "(Result C.2; the paper's choice is not in its text). A student that attends by position cannot see the "
-        "class, on which the target depends: the minima exchange at fewer samples, alpha_c = .7827(5), than with "
-        "independent tokens, 1.2515. The paper's do at more.",
+        "The tokens are of two classes with the means +mu and -mu, where |mu| = 1 and mu is orthogonal to the "
+        "encodings. The teacher's fields have the means +.3 and -.3. Both tokens of a sentence are of one class with "
+        "probability .9. (This is Result C.2; the text of the paper does not give its numbers.) A student that "
+        "attends by position cannot see the class, and the target depends on the class. The minima therefore exchange "
+        "at fewer samples, alpha_c = .7827(5), than with independent tokens, 1.2515. In the paper they exchange at "
+        "more samples.",
         kind="correlated",
     ),
     _module_figure(
         layers,
         "11",
         "Fig. 11: a student of rank two",
-        "Two columns, started both positional, both semantic, or one of each. To zero gradient all starts end in the "
-        "same minimum, with one positional and one semantic direction, which is the line; the published gradient "
-        "descent stops before.",
+        "The student has two columns. They start both positional, both semantic, or one of each. When trained to zero "
+        "gradient, all starts end in the same minimum, which has one positional and one semantic direction. The line "
+        "is the theory of this minimum. The published gradient descent stops before it.",
         kind="rank",
     ),
     _module_figure(
         layers,
         "12",
         "Fig. 12: query and key of their own",
-        "S = softmax(z^Q (z^K)^T), started with query and key alike, beside the tied layer. Where the semantic branch "
-        "is unstable towards m (dotted) training leaves it. The exchange of the minima is beyond alpha = 2 here: both "
-        "weights are penalised, so that the ridge is twice as strong.",
+        "The attention is S = softmax(z^Q (z^K)^T), and query and key start alike. The tied layer is shown beside it. "
+        "Where the semantic branch is unstable towards m (dotted), training leaves it. The exchange of the minima is "
+        "beyond alpha = 2 here, because both weights are penalised and the ridge is thus twice as strong.",
         kind="untied",
     ),
     _module_figure(
         layers,
         "13",
         "Fig. 13: a trained value matrix",
-        "f = S(Z) (x + p) W, trained on the exact labels along with the weights. A ridge of strength lambda holds W "
-        "at the identity; the paper does not say what it takes. There is no theory of it. Hollow points are the "
-        "tied layer without. The transition is there, as the paper finds, but not in the same place: W fits part of "
-        "what attention leaves over, which is more in the positional minimum, so that the minima exchange at more "
-        "samples, the more so the weaker its ridge: at alpha = 1.25(12) with W held at the identity, 1.45(14), "
-        "1.74(10) and 1.87(9) at ridges of 1, .1 and .01 (d = 100, 12 instances, exact labels). The test error rises, "
-        "as the d^2 entries of W see L n d labels.",
+        "The layer is f = S(Z) (x + p) W, and W is trained on the exact labels together with the weights of attention. "
+        "A ridge of strength lambda holds W at the identity; the paper does not give its ridge. There is no theory for "
+        "this layer. Hollow points are the tied layer without W. The transition exists, as the paper finds, but at "
+        "another place. W fits part of what attention leaves over, and the positional minimum leaves over more. The "
+        "minima therefore exchange at more samples, and a weaker ridge of W means still more samples: alpha = 1.25(12) "
+        "with W held at the identity, and 1.45(14), 1.74(10) and 1.87(9) with ridges of 1, .1 and .01 (d = 100, 12 "
+        "instances, exact labels). The test error rises, because d^2 entries of W are fitted to L n d labels.",
         full=layers.SIZES_VALUE,
         kind="value",
     ),
     Entry(
         "14",
         "Fig. 14: the plane of Fig. 3 for other layers",
-        "The difference of the training losses from both starts, for the tied layer (as in Fig. 3, of its size), for "
-        "a student of rank two, for query and key of their own, for a trained value matrix, and for correlated "
-        "tokens, with alpha_c of the theory where it has one. With a trained value matrix, whose ridge is lambda too, "
-        "the line has the same shape and lies at more samples; with the correlated tokens of Fig. 10 at fewer. White: "
-        "both starts end in one minimum. So they do in five sixths of the cells for a student of rank two, which has "
-        "no line: in the others, mostly of one instance at alpha = 1.19, the positional start ends in a minimum "
-        "above, by up to 12 % of the loss. The paper, too, calls its picture of that student not entirely clean.",
+        "The panels show the difference of the training losses from both starts, with alpha_c of the theory where "
+        "there is one. The layers are the tied layer (as in Fig. 3, at its size), a student of rank two, query and "
+        "key of their own, a trained value matrix, and correlated tokens. With a trained value matrix, whose ridge is "
+        "also lambda, the line has the same shape and lies at more samples. With the correlated tokens of Fig. 10 it "
+        "lies at fewer samples. In white cells both starts end in one minimum. For a student of rank two these are "
+        "five sixths of the cells, and there is no line. In its other cells, which mostly belong to one instance at "
+        "alpha = 1.19, the positional start ends in a minimum with a loss higher by up to 12 %. The paper, too, calls "
+        "its picture of that student not entirely clean.",
         _compute_layers,
         lambda folder: {name: (plane.simulated(folder), plane.exchanged(folder)) for name, plane in _LAYERS.items()},
         plane_module.draw_layers,
@@ -268,11 +275,12 @@ FIGURES = (
         adam,
         "15",
         "Fig. 15: Adam from random starts",
-        "Overlaps at the end of every run at alpha = 2, one instance each, and how many end in the positional "
-        "minimum, in the semantic one, or elsewhere: farther than 5 % in loss, or .05 in an overlap, from both. The "
-        "paper, too, finds both minima and many runs that end in neither; there the semantic one becomes the rarer of "
-        "the two, here the positional one. Its rate and its number of steps are not in its text: here .03, and as "
-        "said below.",
+        "The figure shows the overlaps at the end of every run at alpha = 2, for one instance each. It counts the "
+        "runs that end in the positional minimum, in the semantic minimum, or elsewhere, which means farther than 5 % "
+        "in loss or .05 in an overlap from both. The paper, too, finds both minima and many runs that end in neither. "
+        "In the paper the semantic minimum becomes the rarer of the two, and here the positional one does. The text "
+        "of the paper gives neither the rate nor the number of steps. Here the rate is .03, and the number of steps "
+        "stands below.",
     ),
 )
 

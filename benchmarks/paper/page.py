@@ -57,15 +57,15 @@ def section(title: str, text: str, picture: str | None, rows: Sequence[Row]) -> 
 
 HEAD = """# The paper's figures, recomputed
 
-Every figure of Cui, Behrens, Krzakala and Zdeborova, *A phase transition between positional and semantic learning in a
-solvable model of dot-product attention* ([arXiv:2402.03902](https://arxiv.org/abs/2402.03902)), computed with this
-library. `python -m benchmarks.paper FIGURE` computes one at reduced size, with `--full` at the published one; data,
-pictures (PNG and PDF) and this page go to the folder of `--out`.
+This page shows every figure of Cui, Behrens, Krzakala and Zdeborova, *A phase transition between positional and
+semantic learning in a solvable model of dot-product attention* ([arXiv:2402.03902](https://arxiv.org/abs/2402.03902)),
+computed with this library. `python -m benchmarks.paper FIGURE` computes one figure at reduced size, and with `--full`
+at the published size. It writes data, pictures (PNG and PDF) and this page to the folder of `--out`.
 
-Unless said otherwise two tokens, omega = .3, sigma = .5, lambda = .01 and A = [[.6, .4], [.4, .6]]. Numbers in brackets
-are error bars in the last digits: of the averages for theory, standard errors over instances or runs for simulations
-(scatter where it says so); bands and bars in pictures reach two of them to either side. "Published" is what the paper's
-text, its figures or its public data give.
+The default setting has two tokens, omega = .3, sigma = .5, lambda = .01 and A = [[.6, .4], [.4, .6]]. Numbers in
+brackets are in units of the last digits. For theory they are error bars of the averages. For simulations they are
+standard errors over instances or runs, or the scatter where the table says so. Bands and bars in pictures reach two of
+them to either side. "Published" is the number of the paper's text, of its figures or of its public data.
 """
 
 

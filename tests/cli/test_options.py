@@ -127,6 +127,6 @@ def test_help_of_every_subcommand(capsys):
         with pytest.raises(SystemExit) as stop:
             main([command, "--help"])
         text = " ".join(capsys.readouterr().out.split())
-        assert stop.value.code == 0 and "seed of all that is random (default 0)" in text
+        assert stop.value.code == 0 and "seed of the random numbers (default 0)" in text
         for option in ("--json", "--out DIR"):
             assert option in text

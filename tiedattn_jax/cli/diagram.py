@@ -19,14 +19,14 @@ _CELL_BYTES = 20_000  # memory of a cell: two states, their replicates and a row
 
 def register(commands: Any) -> None:
     form = {"nargs": 4, "metavar": ("NAME", "LOW", "HIGH", "POINTS")}
-    text = f"samples per dimension, when it is not an axis, else {ALPHA['alpha']['default']}"
+    text = f"samples per dimension n/d if alpha is not an axis; by default {ALPHA['alpha']['default']}"
     options = {
-        **{name: {**form, "default": axis.split(), "help": f"axis, by default {axis}"} for name, axis in AXES.items()},
+        **{name: {**form, "default": axis.split(), "help": f"{name} axis of the grid"} for name, axis in AXES.items()},
         "alpha": {"type": positive, "help": text},
-        "devices": {"type": integer(), "help": "devices to spread the grid over, by default all; a CPU is one"},
-        "resume": {"action": "store_true", "help": "go on with the finished tracks in the folder of --out"},
+        "devices": {"type": integer(), "help": "number of devices for the grid; by default all; a CPU is one"},
+        "resume": {"action": "store_true", "help": "continue from the finished tracks in the folder of --out"},
     }
-    text = "phase diagram: both branches on a grid of settings"
+    text = "compute a phase diagram: both branches on a grid of settings"
     message = "finished tracks are kept: go on with --resume --out {out}"
     subcommand(commands, "diagram", run, text, {**MODEL, **averages("grid"), **options}, message)
 

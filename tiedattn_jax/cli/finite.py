@@ -21,21 +21,22 @@ from .report import Report, progress_bars
 
 INITS = ("semantic", "positional", "random")
 STEPS = {"gamp": 1000, "gd": 5000, "adam": 5000, "lbfgs": 2000}
+_STEPS_TEXT = ", ".join(f"{steps} for {method}" for method, steps in STEPS.items())
 _INSTANCE_BYTES = 10_000  # memory of the results of an instance: its numbers and the fixed point of the theory
 
 
 def register(commands: Any) -> None:
     options = {
-        "d": {"type": integer(), "default": 1000, "help": "dimension"},
-        "init": {"choices": INITS, "default": "semantic", "help": "start"},
-        "steps": {"type": integer(), "help": "at most so many"},
-        "instances": {"type": integer(), "default": 1, "metavar": "K", "help": "independent draws"},
+        "d": {"type": integer(), "default": 1000, "help": "dimension of a token"},
+        "init": {"choices": INITS, "default": "semantic", "help": "initial weights"},
+        "steps": {"type": integer(), "help": f"largest number of steps; by default {_STEPS_TEXT}"},
+        "instances": {"type": integer(), "default": 1, "metavar": "K", "help": "number of independent instances"},
     }
-    text = "by default lbfgs, and gd beside --l1; gd is the paper's and does not come to rest in its 5000 steps"
+    text = "by default lbfgs, or gd with --l1; the paper uses gd, which is not at a minimum after its 5000 steps"
     optimizer = {"optimizer": {"choices": OPTIMIZERS, "help": text}}
     common_options = {**ALPHA, **MODEL, **averages(), **options}
-    text = "on sampled data, next to the theory"
-    subcommand(commands, "gamp", run, f"message passing {text}", common_options)
+    text = "on sampled data and compare it with the theory"
+    subcommand(commands, "gamp", run, f"run message passing {text}", common_options)
     subcommand(commands, "train", run, f"train the layer {text}", {**common_options, **optimizer})
 
 

@@ -24,15 +24,21 @@ _SAMPLED, _TRAINED, _UNFROZEN = defaults_of(sample), defaults_of(train), default
 _EVEN = integer(2, also=", even", ok=lambda v: v % 2 == 0)
 # Options that are numbers: type, default, help.
 COUNTS = {
-    "runs": (integer(), 10, "independent trainings, at once"),
-    "epochs": (integer(), _TRAINED["epochs"], "epochs of Adam, frozen"),
-    "free-epochs": (integer(), _UNFROZEN["epochs"], "epochs of plain gradient descent, unfrozen"),
-    "samples": (integer(2), _SAMPLED["n"], f"sequences, {_SAMPLED['train_share']:.0%}% of them to train on"),
-    "length": (integer(2), _SAMPLED["length"], "tokens in a sequence"),
+    "runs": (integer(), 10, "number of independent trainings, which run at once"),
+    "epochs": (integer(), _TRAINED["epochs"], "number of epochs of Adam with frozen weights"),
+    "free-epochs": (integer(), _UNFROZEN["epochs"], "number of epochs of plain gradient descent with all weights free"),
+    "samples": (
+        integer(2),
+        _SAMPLED["n"],
+        f"number of sequences; {_SAMPLED['train_share']:.0%}% are for training",
+    ),
+    "length": (integer(2), _SAMPLED["length"], "number of tokens in a sequence"),
     "tokens": (integer(2), _SAMPLED["tokens"], "size of the alphabet"),
     "width": (_EVEN, _TRAINED["width"], "dimension of the embeddings"),
-    "hidden": (integer(), _TRAINED["hidden"], "hidden units"),
+    "hidden": (integer(), _TRAINED["hidden"], "number of hidden units"),
 }
+
+_MECHANISM_HELP = "what attention can read at first: only tokens (semantic), only positions (positional) or both (free)"
 
 # Arguments of the library whose option has another name: that name, and a prefix for the error message.
 OPTIONS = {"n": ("samples", ""), "train_share": ("samples", ""), "checkpoint": ("out", "its checkpoint ")}
@@ -40,7 +46,7 @@ OPTIONS = {"n": ("samples", ""), "train_share": ("samples", ""), "checkpoint": (
 
 def register(commands: Any) -> None:
     options = {name: {"type": kind, "default": default, "help": text} for name, (kind, default, text) in COUNTS.items()}
-    form = {"choices": MECHANISMS, "default": "semantic", "help": "what attention may read"}
+    form = {"choices": MECHANISMS, "default": "semantic", "help": _MECHANISM_HELP}
     text, message = "train transformers to count tokens", "the same call resumes from {out}"
     subcommand(commands, "histogram", run, text, {"mechanism": form, **options}, message)
 

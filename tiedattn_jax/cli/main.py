@@ -34,7 +34,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     """
     if signal.getsignal(signal.SIGINT) is ended:  # this handler was for the import of the library only
         signal.signal(signal.SIGINT, signal.default_int_handler)
-    parser = Parser(prog="tiedattn", description="Positional and semantic learning in dot-product attention.")
+    parser = Parser(
+        prog="tiedattn",
+        description="Theory and simulations of positional and semantic learning in dot-product attention.",
+    )
     parser.add_argument("--version", action="version", version=f"tiedattn_jax {VERSION}")
     commands = parser.add_subparsers(dest="command", required=True, parser_class=Parser)
     for command in COMMANDS:

@@ -85,30 +85,38 @@ MODEL: dict[str, dict[str, Any]] = {
     "layer": {"choices": LAYERS, "default": dot_product.__name__, "help": "attention layer"},
     "omega": {"type": share, "default": _MODEL["omega"], "help": "positional share of the target"},
     "sigma": {"type": positive, "default": _MODEL["sigma"], "help": "standard deviation of the tokens"},
-    "lam": {"type": not_negative, "default": _MODEL["lam"], "help": "ridge strength lambda; 0 beside --l1 only"},
+    "lam": {"type": not_negative, "default": _MODEL["lam"], "help": "ridge strength lambda; 0 only with --l1"},
     "l1": {
         "type": positive,
         "metavar": "STRENGTH",
-        "help": "penalty STRENGTH |w| of every weight, with the ridge the elastic net",
+        "help": "penalty STRENGTH |w| on every weight w; with the ridge this is the elastic net",
     },
     "mixing": {
         "type": share,
         "nargs": 4,
         "metavar": ("A11", "A12", "A21", "A22"),
-        "help": "positional part of the target, rows summing to 1; by default .6 .4 .4 .6, and 1 0 .4 .6 "
-        "with a causal mask",
+        "help": "positional part A of the target, whose rows sum to 1; by default .6 .4 .4 .6, or 1 0 .4 .6 for "
+        "the layer causal_dot_product",
     },
-    "rank": {"type": integer(), "default": _MODEL["rank"], "help": "columns of the student; of its queries if untied"},
-    "teacher": {"type": positive, "default": _MODEL["teacher"], "help": "Q*^T Q* / d of each column of the teacher"},
-    "temperature": {"type": positive, "help": "of the layer tempered_dot_product, by default 1"},
-    "tied-teacher": {"action": "store_true", "help": "the target of the layer untied_dot_product is tied"},
+    "rank": {
+        "type": integer(),
+        "default": _MODEL["rank"],
+        "help": "number of columns of the student; for the layer untied_dot_product, of its queries",
+    },
+    "teacher": {
+        "type": positive,
+        "default": _MODEL["teacher"],
+        "help": "squared norm Q*^T Q* / d of each column of the teacher",
+    },
+    "temperature": {"type": positive, "help": "temperature of the layer tempered_dot_product; by default 1"},
+    "tied-teacher": {"action": "store_true", "help": "tie the target of the layer untied_dot_product"},
 }
 # Defaults of the options that reports repeat besides the model's numbers, and of the options that one layer has.
 ORIGIN = {**{name: MODEL[name]["default"] for name in ("layer", "rank", "teacher")}, "tied_teacher": False}
 _LAYER_OPTIONS = {"temperature": None, "tied_teacher": False}
 _OUTPUT: dict[str, dict[str, Any]] = {
-    "seed": {"type": integer(0, 2**63 - 1), "default": 0, "help": "seed of all that is random"},
-    "json": {"action": "store_true", "help": "one JSON object on stdout, no progress bars"},
+    "seed": {"type": integer(0, 2**63 - 1), "default": 0, "help": "seed of the random numbers"},
+    "json": {"action": "store_true", "help": "print one JSON object on stdout, and show no progress bars"},
     "out": {
         "type": lambda text: Path(folder(text)),
         "metavar": "DIR",
@@ -119,11 +127,22 @@ _OUTPUT: dict[str, dict[str, Any]] = {
 
 def averages(size: str = "solve") -> dict[str, Any]:
     """Return the options `--rule --nodes --replicates`; `size` is the entry of `SIZES` with the default nodes."""
-    text = "averaging rule: lines, broken where the proximal operator jumps (beyond two fields sobol), or sobol"
+    text = (
+        "averaging rule: lines that are broken where the proximal operator jumps, or single Sobol points; with more "
+        "than two fields, lines means Sobol points, too"
+    )
     return {
         "rule": {"choices": RULES, "default": "lines", "help": text},
-        "nodes": {"type": _power_of_two, "default": SIZES[size], "help": "nodes in a replicate, about: a power of two"},
-        "replicates": {"type": integer(), "default": REPLICATES, "help": "replicates for error bars"},
+        "nodes": {
+            "type": _power_of_two,
+            "default": SIZES[size],
+            "help": "approximate number of nodes in a replicate, a power of two",
+        },
+        "replicates": {
+            "type": integer(),
+            "default": REPLICATES,
+            "help": "number of independent replicates; their scatter gives the error bars",
+        },
     }
 
 
@@ -138,8 +157,10 @@ def subcommand(
     """
     parser = commands.add_parser(name, help=text, description=text)
     for option, form in {**options, **_OUTPUT}.items():
-        default = " (default %(default)s)" if form.get("default") is not None else ""
-        parser.add_argument(f"--{option}", **{**form, "help": form["help"] + default})
+        default = form.get("default")
+        words = " ".join(default) if isinstance(default, list) else "%(default)s"
+        suffix = "" if default is None else f" (default {words})"
+        parser.add_argument(f"--{option}", **{**form, "help": form["help"] + suffix})
     parser.set_defaults(run=run, kept=kept)
 
 

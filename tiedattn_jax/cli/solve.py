@@ -15,16 +15,17 @@ _ANY = "any"  # option value for the branch None, which imposes no symmetry
 
 
 def register(commands: Any) -> None:
-    text = "refine the averages, instead of choosing them, until the error bars are so small"
+    text = "refine the averages until the relative error bars are this small; not with --rule, --nodes, --replicates"
     options = {
         "branch": {
             "choices": [name or _ANY for name in BRANCHES],
             "default": "semantic",
-            "help": "branch; any holds no overlap at zero, as for the lowest state of a student of rank two",
+            "help": "branch; `any` sets no overlap to zero, as the lowest state of a student of rank two requires",
         },
         "rtol": {"type": positive, "help": text},
     }
-    subcommand(commands, "solve", run, "one fixed point of the theory", {**ALPHA, **MODEL, **averages(), **options})
+    options = {**ALPHA, **MODEL, **averages(), **options}
+    subcommand(commands, "solve", run, "compute one fixed point of the theory", options)
 
 
 def run(args: argparse.Namespace) -> Report:

@@ -24,7 +24,7 @@ CURVE_RANGE = (0.05, 2.25)
 
 
 def register(commands: Any) -> None:
-    text = "find the transition, draw both branches"
+    text = "find alpha_c and alpha_l, and follow both branches"
     subcommand(commands, "transition", run, text, {**MODEL, **averages("transition")})
 
 
