@@ -12,6 +12,7 @@ from pathlib import Path
 
 import jax
 import pytest
+from parts import part
 
 import tiedattn_jax as ta
 from tiedattn_jax.base import programs as compiled
@@ -27,6 +28,23 @@ jax.config.update("jax_enable_x64", True)
 _CACHE = os.environ.get("TIEDATTN_CACHE", str(Path(tempfile.gettempdir()) / "tiedattn_jax_tests"))
 os.environ["TIEDATTN_CACHE"] = _CACHE  # the command line in the tests stores its programs here too
 ta.use_compilation_cache()
+
+
+def pytest_addoption(parser):
+    parser.addoption("--part", type=part, metavar="K/N", help="run one of N parts of the selected tests, K from 1 to N")
+
+
+def pytest_collection_modifyitems(config, items):
+    chosen = config.getoption("part")
+    if chosen is not None:
+        config.hook.pytest_deselected(items=[item for item in items if not chosen.contains(item.nodeid)])
+        items[:] = [item for item in items if chosen.contains(item.nodeid)]
+
+
+def pytest_sessionfinish(session, exitstatus):
+    """Let a part without tests pass: the other parts have run what was selected."""
+    if session.config.getoption("part") is not None and exitstatus == pytest.ExitCode.NO_TESTS_COLLECTED:
+        session.exitstatus = pytest.ExitCode.OK
 
 
 @pytest.fixture(scope="module")
