@@ -152,7 +152,8 @@ _SAVE_SEARCHES = jax.checkpoint_policies.save_only_these_names(_SEARCH_RESULT)
 
 def search_block(replicate: Replicate, model: Model, x: Overlaps, block: Any) -> Any:
     """Return what a replicate's `search` finds in a block at the state `x`; it has no derivative."""
-    return checkpoint_name(replicate.search(*lax.stop_gradient((model, x)), block), _SEARCH_RESULT)
+    result = replicate.search(*lax.stop_gradient((model, x)), block)
+    return jax.tree.map(lambda a: checkpoint_name(a, _SEARCH_RESULT), result)
 
 
 def average_of_weighted(replicate: Replicate, fn: Callable[[Any], Any]) -> Any:
