@@ -26,6 +26,7 @@ from ..averages.sizes import SIZES
 from ..base.errors import InputError, require_count, require_keys
 from ..base.printing import Description, Row
 from ..base.results import Result, Status, error_bar
+from ..base.trees import unstacked
 from ..model.checks import check_provides
 from ..model.model import Model
 from ..model.overlaps import BRANCHES, PAIR, Overlaps, magnitudes
@@ -326,7 +327,7 @@ def run_instances(
     for k in range(0, len(keys), batch):
         lanes = jax.vmap(sample)(keys[k : k + batch]) if batch > 1 else jax.tree.map(lambda a: a[None], sample(keys[k]))
         outcomes.append(jax.device_get(lanes))
-        for outcome in (jax.tree.map(lambda a, i=i: a[i], outcomes[-1]) for i in range(len(outcomes[-1]["rho"]))):
+        for outcome in unstacked(outcomes[-1], len(outcomes[-1]["rho"])):
             realised_model = model.with_teacher(jnp.asarray(outcome["gram"]))
             endings.append(_ending(outcome, d, partial(_state, realised_model, alpha, nodes) if theory else None))
         progress(min(k + batch, len(keys)), len(keys))

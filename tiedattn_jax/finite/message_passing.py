@@ -22,6 +22,7 @@ from ..averages.prox import descend, gradient_at_nodes, prox, prox_jacobian
 from ..base.errors import require_choice, require_count, require_memory, require_number, require_positive, shaped_array
 from ..base.linalg import apply, inner_products, inverse, positive_definite, precise, solve
 from ..base.results import Status
+from ..base.trees import either, indexed
 from ..model.model import Model, over_kinds
 from ..model.overlaps import Overlaps, symmetric
 from ..model.penalties import minimiser_and_response
@@ -368,9 +369,7 @@ def _run(
         possible = finite & image.positive(model) & ~(cost(trial.Q) > bound)
         residual = jnp.where(possible, image.distance(p.state), jnp.inf)
         damping = p.damping.after(residual, possible, search, options.automatic)
-        state, fallback = (
-            jax.tree.map(partial(jnp.where, possible), *pair) for pair in ((trial, p.fallback), (p.state, p.fallback))
-        )
+        state, fallback = (either(possible, *pair) for pair in ((trial, p.fallback), (p.state, p.fallback)))
         failed = ~possible & (~options.automatic | (damping.share < _MIN_DAMPING))
         failure = jnp.where(finite, Status.left_domain, Status.nonfinite)
         return _Loop(
@@ -397,7 +396,7 @@ def _run(
     status = jnp.where(p.failure != Status.converged, p.failure, Status.max_steps)
     return GAMP(
         Q=s.Q,
-        overlaps=jax.tree.map(lambda a: a[p.steps], p.history),
+        overlaps=indexed(p.history, p.steps),
         train_loss=(value + model.penalty_of(s.Q)) / s.Q.shape[0],
         gradient_norm=gradient_norm(model, s.Q, gradient),
         iterations=p.steps,

@@ -15,6 +15,7 @@ import numpy as np
 
 from ..base.errors import InputError, is_concrete, require, require_count, require_key, require_memory, require_positive
 from ..base.linalg import precise
+from ..base.trees import indexed
 from ..model.checks import check, check_provides
 from ..model.law import SpectralLaw
 from ..model.model import Model
@@ -114,7 +115,7 @@ def _draw(model: Model, counts: tuple[int, ...], n: int, key: jax.Array, normali
     tau, teacher = (jnp.zeros((d, a.shape[-1]), a.dtype) for a in (law.tau, law.pi))
     for size in sorted(set(counts)):  # atoms with the same number of coordinates are drawn together
         group = np.flatnonzero(sizes == size)
-        parts = jax.vmap(partial(_directions, size, normalise))(*jax.tree.map(lambda a, group=group: a[group], atoms))
+        parts = jax.vmap(partial(_directions, size, normalise))(*indexed(atoms, group))
         rows = (starts[group][:, None] + np.arange(size)).ravel()
         tau, teacher = (a.at[rows].set(b.reshape(-1, b.shape[-1])) for a, b in zip((tau, teacher), parts, strict=True))
     encodings, means = jnp.split(tau.T / d**0.5, [model.shape[0]])

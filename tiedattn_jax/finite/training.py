@@ -35,6 +35,7 @@ from ..base.errors import (
 )
 from ..base.linalg import precise
 from ..base.results import Status
+from ..base.trees import either
 from ..model.model import Model
 from .data import Data, Estimate, check_estimate, start, student_fields
 from .evaluation import sentence_losses
@@ -246,7 +247,7 @@ def descend(
         status = jnp.where(eqx.tree_equal(weights, p.point.weights), Status.stalled, Status.converged)
         failure = jnp.where(trial.finite, status, Status.nonfinite)
         # A step that is not finite is dropped; only its failure is recorded.
-        point = jax.tree.map(lambda a, b: jnp.where(trial.finite, a, b), trial, p.point)
+        point = either(trial.finite, trial, p.point)
         return _recorded(point, opt_state, p.steps + 1, failure, p.losses, p.norms)
 
     def unfinished(p: _Loop) -> jax.Array:

@@ -16,11 +16,12 @@ from ..averages.sizes import SIZES
 from ..base.errors import InputError, array_of, require, require_count, require_kind
 from ..base.printing import Description, Printed, entries
 from ..base.results import Settings, Status, error_bar
+from ..base.trees import stacked
 from ..model.model import Model
 from ..model.overlaps import Coordinates, Overlaps, admissible, branch_of, label
 from ..model.parameters import Parameter
 from ..theory.equations import expansion
-from ..theory.pool import Call, Path, run, run_one, stacked, together
+from ..theory.pool import Call, Path, run, run_one, together
 from ..theory.solve import Problem, branch_start, check_alpha
 from ..theory.states import FixedPoint, State
 from .inputs import prepared

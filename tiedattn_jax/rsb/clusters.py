@@ -31,6 +31,7 @@ from ..averages.prox import (
     with_implicit_derivative,
 )
 from ..base.linalg import apply, inverse, matvec, precise, total
+from ..base.trees import either
 from ..model.model import Model
 
 _SMOOTH = 4  # nodes in each direction where there is no jump
@@ -288,7 +289,7 @@ def _jump_beside(
     breaks = jnp.any(jnp.isfinite(candidates.gap), 0)
     closest = _Pair(*(pick(p, jnp.argmin(candidates.gap, 0)) for p in candidates))
     closest = closest._replace(b=law.follow(closest.b, closest.place)[0])
-    gap, place, a, b = jax.tree.map(lambda p, q: jnp.where(breaks, p, q), closest, step)
+    gap, place, a, b = either(breaks, closest, step)
     is_split = breaks | (gap == 0)
     push, size = _unit(weight.pulled(law.pull(b - a)))
     u = jnp.where(is_split, push, u)
