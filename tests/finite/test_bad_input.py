@@ -12,6 +12,7 @@ import pytest
 import tiedattn_jax as ta
 from tiedattn_jax import counting as task
 from tiedattn_jax.base.errors import InputError
+from tiedattn_jax.counting import training as counting_training
 from tiedattn_jax.finite import evaluation, message_passing, sampling, training, value
 from tiedattn_jax.finite.data import Data, Labels, check_fit, start
 from tiedattn_jax.finite.evaluation import heldout_error, linear_baseline, sentence_losses
@@ -326,7 +327,7 @@ def test_bad_input(case, row, monkeypatch):
     def fail_late(*args, **options):
         raise AssertionError("bad input was met while a program was compiled")
 
-    for module in (message_passing, training, value, task):
+    for module in (message_passing, training, value, counting_training):
         monkeypatch.setattr(module, "_run", fail_late)
     monkeypatch.setattr(evaluation, "_heldout", fail_late)
     monkeypatch.setattr(sampling, "_draw", fail_late)
