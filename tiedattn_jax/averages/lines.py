@@ -114,7 +114,7 @@ class LineNodes(Replicate):
         lines = lay(model, x, y, across, u, origin)
         profile = energy_profile(model, x.V, lines, reach)
         gaps, resolved = common_tangents(model, x.V, lines, profile, self.jumps)
-        section, share, resolved = _nodes(
+        section, share, resolved = _line_quadrature(
             model, x.V, lines, profile, gaps, resolved, self.points_per_line, reach, offset
         )
         gaps = jax.tree.map(lambda a: jnp.where(resolved, a, jnp.zeros_like(a)), gaps)
@@ -171,7 +171,7 @@ def lay(
     return Lines(origin, g, scale(inverse(x.V), g), y, origin_of_loss)
 
 
-def _nodes(
+def _line_quadrature(
     model: Model,
     V: jax.Array,
     lines: Lines,

@@ -302,7 +302,7 @@ def _step(model: Model, data: Data, s: _State, search: jax.Array, derivative: ja
     return _State(jnp.einsum("iab,ib->ia", C, b), C, g, z)
 
 
-def _recorded(history: Overlaps, k: jax.Array, data: Data, s: _State) -> Overlaps:
+def _history_with(history: Overlaps, k: jax.Array, data: Data, s: _State) -> Overlaps:
     """Write the overlaps of a state into entry k of the history, those before step k."""
     overlaps = data.overlaps(s.Q, responses(data, s.C))
     return jax.tree.map(lambda a, v: a.at[k].set(v), history, overlaps)
@@ -338,7 +338,7 @@ def _first(
         damping=Damping(options.damping, jnp.asarray(_MAX_DAMPING, dtype), inf, inf, zero),
         steps=zero,
         failure=jnp.asarray(Status.converged, jnp.int32),
-        history=_recorded(blank, zero, data, first),
+        history=_history_with(blank, zero, data, first),
         residuals=jnp.full(options.steps, jnp.nan, dtype),
     )
 
@@ -378,7 +378,7 @@ def _run(
             damping=damping,
             steps=p.steps + 1,
             failure=jnp.where(failed, failure, Status.converged).astype(jnp.int32),
-            history=_recorded(p.history, p.steps + 1, data, state),
+            history=_history_with(p.history, p.steps + 1, data, state),
             residuals=p.residuals.at[p.steps].set(residual),
         )
 

@@ -86,7 +86,7 @@ def _shares(law: SpectralLaw, d: int) -> tuple[int, ...]:
     edges = np.round(np.cumsum(exact)).astype(int)
     counts = np.diff(edges, prepend=0)
     # Laws made from matrices have atoms of few coordinates. Such an atom needs as many coordinates as its vectors span.
-    moments = np.asarray(_moments(law.tau, law.pi, law.cross), float)
+    moments = np.asarray(_second_moments(law.tau, law.pi, law.cross), float)
     values = np.linalg.eigvalsh(moments)
     rank = np.sum(values > 1e-6 * np.maximum(values[:, -1:], np.finfo(float).tiny), 1)
     floor = moments.shape[1] + 1
@@ -100,7 +100,7 @@ def _shares(law: SpectralLaw, d: int) -> tuple[int, ...]:
     return tuple(map(int, counts))
 
 
-def _moments(tau: jax.Array, pi: jax.Array, cross: jax.Array) -> jax.Array:
+def _second_moments(tau: jax.Array, pi: jax.Array, cross: jax.Array) -> jax.Array:
     """Return the second moments of encodings and teacher, (..., L + t, L + t)."""
     return jnp.block([[tau, cross], [jnp.swapaxes(cross, -1, -2), pi]])
 
@@ -128,7 +128,7 @@ def _directions(size: int, normalise: bool, key: jax.Array, atom: SpectralLaw) -
     """Draw the projections of encodings (size, L) and teacher (size, t) on the `size` eigenvectors of one atom."""
     L, t = atom.cross.shape
     if size < L + t + 1:  # then the moments have rank `size` or less, and only a rotation is random
-        values, vectors = jnp.linalg.eigh(_moments(atom.tau, atom.pi, atom.cross))
+        values, vectors = jnp.linalg.eigh(_second_moments(atom.tau, atom.pi, atom.cross))
         root = vectors[:, -size:] * jnp.sqrt(jnp.maximum(values[-size:], 0.0))
         rotation = jnp.linalg.qr(jax.random.normal(key, (size, size), atom.tau.dtype))[0]
         rows = size**0.5 * rotation @ root.T

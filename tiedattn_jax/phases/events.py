@@ -391,7 +391,7 @@ def find_zero(
         if event.observable is None:
             by_model, by_alpha = jax.tree.map(np.subtract, *(s.train_loss_partials for s in states))
         elif exact:
-            _, by_model, by_alpha = yield from _derivatives(problems[0], states[0].overlaps, event.observable)
+            _, by_model, by_alpha = yield from _implicit_derivatives(problems[0], states[0].overlaps, event.observable)
         return Zero(alpha, states, value, by_model, by_alpha)
 
     search = Secant.begin(guess.there, guess.slope, guess.low, guess.high)
@@ -414,7 +414,7 @@ def find_zero(
     return zero if last is None else last
 
 
-def _derivatives(problem: Problem, xs: Overlaps, observable: Observable) -> Path:
+def _implicit_derivatives(problem: Problem, xs: Overlaps, observable: Observable) -> Path:
     """Path that evaluates `_implicit` in every replicate; returns arrays (R, ...)."""
     model, alpha, nodes, free, _ = problem
     calls = []

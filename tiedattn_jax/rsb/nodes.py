@@ -29,7 +29,7 @@ def averages_at(model: Model, rs: Overlaps, x: OneRSBOverlaps, s: jax.Array, lin
     """Lay fields along the lines, dense at the jumps of the RS state, in groups with and without a jump nearby."""
     width = float(jnp.sqrt(jnp.trace(x.q1 - x.q0, axis1=1, axis2=2).sum() / jnp.trace(rs.q, axis1=1, axis2=2).sum()))
     nodes = lay_nodes(model, rs, lines, width)
-    h, log_density = _fields(model, rs, *map(jnp.asarray, nodes[:2]))
+    h, log_density = _outer_fields(model, rs, *map(jnp.asarray, nodes[:2]))
     outer = Outer(h, jnp.asarray(nodes.teacher), jnp.asarray(nodes.weight), log_density)
     blocks = _in_blocks(outer, _SMOOTH_BLOCK)
     blocks = blocks._replace(searches=_searched(model, x, s, blocks, look_beside))
@@ -48,7 +48,7 @@ def averages_at(model: Model, rs: Overlaps, x: OneRSBOverlaps, s: jax.Array, lin
 
 
 @eqx.filter_jit
-def _fields(model: Model, x: Overlaps, student: jax.Array, teacher: jax.Array) -> tuple[jax.Array, jax.Array]:
+def _outer_fields(model: Model, x: Overlaps, student: jax.Array, teacher: jax.Array) -> tuple[jax.Array, jax.Array]:
     h, y = fields(model, x, student, teacher)
     return h, whiten(model, x, h, y)[1]
 
