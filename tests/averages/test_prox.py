@@ -187,7 +187,7 @@ def test_arrays_and_entries_agree(monkeypatch, r):
     def results(limit, unrolled):
         monkeypatch.setattr(nodewise, "_MOST_ENTRIES", limit)
         monkeypatch.setattr(linalg, "_UNROLLED", unrolled)
-        nodewise._run.clear_cache()
+        nodewise._run_at_nodes.clear_cache()
         return jax.jit(lambda V: jax.jvp(outputs, (V,), (V,)))(V)
 
     for a, b in zip(*(jax.tree.leaves(results(*sizes)) for sizes in ((99, 99), (0, 0))), strict=True):

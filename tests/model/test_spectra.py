@@ -134,13 +134,14 @@ BAD = {
     "negative values": ((-VALUES, ENCODINGS, TEACHER), "covariances must be positive semidefinite, got"),
     "zero": ((0 * COVARIANCES, ENCODINGS, TEACHER), "covariances must be not zero"),
     "zero values": ((0 * VALUES, ENCODINGS, TEACHER), "covariances must be not zero"),
-    "not square": ((COVARIANCES[:, :5], ENCODINGS, TEACHER), r"covariances must be of shape \(L, d, d\), got"),
-    "one matrix": ((COVARIANCES[0, 0], ENCODINGS, TEACHER), r"covariances must be of shape \(L, d\), got"),
-    "tokens": ((COVARIANCES, ENCODINGS[:1], TEACHER), r"encodings must be of shape \(L, d\) with L = 2, d = 24"),
-    "teacher": ((COVARIANCES, ENCODINGS, TEACHER[:5]), r"teacher must be of shape \(d, t\) with d = 24, got shape"),
+    "not square": ((COVARIANCES[:, :5], ENCODINGS, TEACHER), r"covariances must have shape \(L, d, d\), got"),
+    "one matrix": ((COVARIANCES[0, 0], ENCODINGS, TEACHER), r"covariances must have shape \(L, d\), got"),
+    "tokens": ((COVARIANCES, ENCODINGS[:1], TEACHER), r"encodings must have shape \(L, d\) with L = 2, d = 24"),
+    "teacher": ((COVARIANCES, ENCODINGS, TEACHER[:5]), r"teacher must have shape \(d, t\) with d = 24, got shape"),
     "large encodings": ((COVARIANCES, D**0.5 * ENCODINGS, TEACHER), "encodings must be of norm of order one"),
     "NaN": ((COVARIANCES, ENCODINGS, np.nan * TEACHER), "teacher must be finite"),
-    "text": ((COVARIANCES, "p", TEACHER), "encodings must be an array of real numbers, got one of str"),
+    "text": ((COVARIANCES, "p", TEACHER), "encodings must be an array of real numbers, .* of type str"),
+    "empty": ((COVARIANCES, ENCODINGS, TEACHER[:, :0]), r"teacher must not be empty, got shape \(24, 0\)"),
 }
 
 
@@ -158,7 +159,7 @@ def test_bad_samples_and_laws(law):
         (lambda: ta.SpectralLaw.from_samples(columns, columns, column, [0.5, 0.5, 0.5]), "weights must be shares >= 0"),
         (
             lambda: ta.SpectralLaw.from_samples(columns, columns[:2], column),
-            r"tau must be of shape \(N, L\) with N = 3, L = 2",
+            r"tau must have shape \(N, L\) with N = 3, L = 2",
         ),
         (lambda: ta.SpectralLaw.from_samples(-columns, columns, column), "gamma must be positive semidefinite"),
         (

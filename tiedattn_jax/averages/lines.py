@@ -26,6 +26,7 @@ from scipy import special
 from ..base.derivatives import derivative_along, with_tangent
 from ..base.errors import InputError, array_of, require, require_kind
 from ..base.linalg import apply, inverse, matvec, total
+from ..base.trees import either, repeated, tiled
 from ..model.model import Model
 from ..model.overlaps import Overlaps
 from .fields import conditional, log_volume, teacher_fields, whiten
@@ -89,7 +90,7 @@ class LineNodes(Replicate):
         width = max(1, self.block // self.points_per_line)
         split = in_blocks((self.teacher, self.across, self.weight, self.offset), width)
         count = split[0].shape[0]
-        shared = jax.tree.map(lambda a: jnp.broadcast_to(a, (count, *a.shape)), (self.reach, self.direction))
+        shared = repeated((self.reach, self.direction), count)
         return Block(*split, *shared)
 
     def quadrature(self, block: Any) -> tuple[jax.Array, jax.Array, jax.Array]:
@@ -113,7 +114,7 @@ class LineNodes(Replicate):
         lines = lay(model, x, y, across, u, origin)
         profile = energy_profile(model, x.V, lines, reach)
         gaps, resolved = common_tangents(model, x.V, lines, profile, self.jumps)
-        section, share, resolved = _nodes(
+        section, share, resolved = _line_quadrature(
             model, x.V, lines, profile, gaps, resolved, self.points_per_line, reach, offset
         )
         gaps = jax.tree.map(lambda a: jnp.where(resolved, a, jnp.zeros_like(a)), gaps)
@@ -126,7 +127,7 @@ class LineNodes(Replicate):
         y = teacher_fields(model, teacher)
         lines = lay(model, x, y, across, u)
         # Lines that are not resolved do not move, because their jumps are unknown.
-        lines = jax.tree.map(lambda a: jnp.where(resolved, a, lax.stop_gradient(a)), lines)
+        lines = either(resolved, lines, lax.stop_gradient(lines))
         shift, stretch = shifts(model, x, lines, gaps, section.s)
         h = lines.origin[:, None] + (section.s + shift) * lines.direction[:, None]
         h, z = h.reshape(L, r, -1), jnp.moveaxis(section.z, 1, 0).reshape(L, r, -1)
@@ -170,7 +171,7 @@ def lay(
     return Lines(origin, g, scale(inverse(x.V), g), y, origin_of_loss)
 
 
-def _nodes(
+def _line_quadrature(
     model: Model,
     V: jax.Array,
     lines: Lines,
@@ -264,7 +265,7 @@ def shifts(model: Model, x: Overlaps, lines: Lines, gaps: Gaps, s: jax.Array) ->
     rigidly with the nearest jump.
     """
     count = gaps.real.shape[0]
-    all_lines = jax.tree.map(lambda a: jnp.tile(a, count), lines)
+    all_lines = tiled(lines, count)
     low, high = (jnp.moveaxis(e.z, 0, 1).reshape(all_lines.origin.shape) for e in (gaps.left, gaps.right))
     positions = _jump_positions(gaps.left.s.ravel(), model, x.V, all_lines, low, high, gaps.real.ravel())
     move = (positions - lax.stop_gradient(positions)).reshape(count, -1)

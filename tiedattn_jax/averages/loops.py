@@ -19,6 +19,8 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
+from ..base.trees import either
+
 _choices: list[bool] = []  # choices of the open `counted_loops`, the innermost last
 
 
@@ -66,7 +68,7 @@ def repeat(
     def step(k: Any, state: Any) -> Any:
         active = unfinished(state)
         active = active | (k < least) if least else active
-        return jax.tree.map(lambda new, old: jnp.where(active, new, old), body(state), state)
+        return either(active, body(state), state)
 
     if counted():
         return lax.fori_loop(0, count, step, state)

@@ -22,6 +22,7 @@ import jax.numpy as jnp
 from jax import lax
 
 from ..base.linalg import ldl_solve, total
+from ..base.trees import either, indexed, tiled
 from ..model.model import Model
 from .loops import counted, repeat
 from .prox import Origin, expand, in_groups, least_pivots, lowest_minima, proximal
@@ -130,7 +131,7 @@ def between(model: Model, V: jax.Array, lines: Lines, profile: Section, t: jax.A
     if not counted():  # one place of all lines at a time, which the caches hold
         return lax.map(lambda starts: refine(lines, *starts), (neighbours, t))
     flat = Section(jnp.moveaxis(neighbours.rows, 0, 1).reshape(-1, count * size))
-    flat = refine(jax.tree.map(lambda a: jnp.tile(a, count), lines), flat, t.ravel())
+    flat = refine(tiled(lines, count), flat, t.ravel())
     return Section(jnp.moveaxis(flat.rows.reshape(-1, count, size), 1, 0))
 
 
@@ -194,19 +195,19 @@ def common_tangents(model: Model, V: jax.Array, lines: Lines, profile: Section, 
     j = jnp.sort(jnp.stack(starts), 0)
     real = j < last
     k = jnp.where(real, jnp.take_along_axis(next_touch, jnp.minimum(j, last - 1), 0, mode="clip"), last)
-    profiles, edge, is_real = _doubled(profile), jnp.concatenate([j, k], -1), _doubled(real)
+    profiles, edge, is_real = tiled(profile, 2), jnp.concatenate([j, k], -1), tiled(real, 2)
     low, high = (_take((profiles.t, profiles.slope), jnp.clip(edge + i, 0, last)) for i in (-1, 1))
     pairs = _take(profiles, edge)
 
     def touch(state: tuple) -> tuple:
         p, pairs = state
-        new = _touch(model, V, _doubled(lines), *jax.tree.map(lambda a: a[p], (pairs, low, high)))
+        new = _touch(model, V, tiled(lines, 2), *indexed((pairs, low, high), p))
         return p + 1, jax.tree.map(lambda a, b: a.at[p].set(jnp.where(is_real[p], b, a[p])), pairs, new)
 
     if counted():
-        all_lines = _doubled(jax.tree.map(lambda a: jnp.tile(a, count), lines))
+        all_lines = tiled(tiled(lines, count), 2)
         new = _touch(model, V, all_lines, *jax.tree.map(_merged_jumps, (pairs, low, high)))
-        pairs = jax.tree.map(lambda a, b: jnp.where(is_real[:, None], b, a), pairs, _separate_jumps(new, count))
+        pairs = either(is_real[:, None], _separate_jumps(new, count), pairs)
     else:
         # Few lines have more than one jump: solve for as many tangents as the line with the most jumps has.
         _, pairs = lax.while_loop(lambda s: (s[0] < count) & jnp.any(real[s[0]]), touch, (0, pairs))
@@ -238,15 +239,10 @@ def _touch(model: Model, V: jax.Array, lines: Lines, pair: Section, low: tuple, 
     return lax.fori_loop(0, _TANGENT_STEPS, body, pair)
 
 
-def _doubled(tree: Any) -> Any:
-    """Repeat all lanes: the first half is for the left ends of intervals, the second half for the right ends."""
-    return jax.tree.map(lambda a: jnp.tile(a, 2), tree)
-
-
 def _halves(pair: Any) -> tuple[Any, Any]:
-    """Return the first and the second half of the lanes."""
+    """Return the halves of lanes that were tiled twice, for the left and for the right ends of intervals."""
     half = pair.t.shape[-1] // 2
-    return jax.tree.map(lambda a: a[..., :half], pair), jax.tree.map(lambda a: a[..., half:], pair)
+    return indexed(pair, jnp.s_[..., :half]), indexed(pair, jnp.s_[..., half:])
 
 
 def _merged_jumps(a: jax.Array) -> jax.Array:
@@ -266,7 +262,7 @@ def energy_profile(model: Model, V: jax.Array, lines: Lines, reach: jax.Array) -
     """Return A(t) at `_GRID` places (leading axis), traced from both ends; where the traces differ, the lower one."""
     L, r = V.shape[:2]
     size = lines.y.shape[-1]
-    copies = _doubled(lines)
+    copies = tiled(lines, 2)
     fields = jnp.concatenate([lines.origin + s * lines.direction for s in (-reach[0], reach[1])], -1)
     z = lowest_minima(model, fields.reshape(L, r, -1), V, copies.y, origin=copies.origin_of_loss)[0].reshape(L * r, -1)
     t, zero = jnp.sum(copies.normal * z, 0), jnp.zeros_like(z[0])
@@ -274,16 +270,14 @@ def energy_profile(model: Model, V: jax.Array, lines: Lines, reach: jax.Array) -
     grid = t[:size] + (t[size:] - t[:size]) * jnp.linspace(0.0, 1.0, _GRID, dtype=t.dtype)[:, None]
     traces = trace(model, V, copies, ends, jnp.concatenate([grid, grid[::-1]], -1))
     forward, backward = _halves(traces)
-    backward = jax.tree.map(lambda a: a[::-1], backward)
+    backward = indexed(backward, jnp.s_[::-1])
     swap = backward.energy < forward.energy - _rounding(forward.energy)
     return jax.tree.map(lambda a, b: jnp.where(swap.reshape(_GRID, *[1] * (a.ndim - 2), size), b, a), forward, backward)
 
 
 def energy_gap(gaps: Gaps, s: jax.Array) -> jax.Array:
     """Return the energy of the next minimum above the lowest at fields (K, N), to first order around the jump."""
-    position, width, (lowest, highest), real = (
-        jax.tree.map(lambda a: a[:, None], part)
-        for part in (gaps.left.s, gaps.right.t - gaps.left.t, gaps.fold, gaps.real)
-    )
+    numbers = gaps.left.s, gaps.right.t - gaps.left.t, gaps.fold, gaps.real
+    position, width, (lowest, highest), real = indexed(numbers, jnp.s_[:, None])
     bistable = real & (s > lowest) & (s < highest)
     return jnp.min(jnp.where(bistable, jnp.abs(s - position) * width, jnp.inf), 0)

@@ -86,7 +86,7 @@ class Nodes(Replicate):
         # second order in it, and so falls with the number of nodes as fast as their error does.
         bandwidth = 0.8 * self.weighted**-0.25
         width = lax.stop_gradient(bandwidth * _slope_of_gap(model, x, found))
-        h, log_density = _split(model, x, h, y, _carried(found.gap < width, weight, bandwidth))
+        h, log_density = _partial_fields(model, x, h, y, _carried(found.gap < width, weight, bandwidth))
         weight = weight * jnp.exp(log_density)
         z = with_implicit_derivative(found.z, model, h, x.V, y)
         no_jumps = Jumps(jnp.zeros(0, weight.dtype), z[..., :0])
@@ -108,7 +108,9 @@ def _carried(is_near: jax.Array, weight: jax.Array, bandwidth: jax.Array) -> jax
     return 1 / (1 + (_JUMPS * share / bandwidth**2) ** 2)
 
 
-def _split(model: Model, x: Overlaps, h: jax.Array, y: jax.Array, fraction: jax.Array) -> tuple[jax.Array, jax.Array]:
+def _partial_fields(
+    model: Model, x: Overlaps, h: jax.Array, y: jax.Array, fraction: jax.Array
+) -> tuple[jax.Array, jax.Array]:
     """Return fields that carry a fraction of the derivative, and the logarithm of the weights that carry the rest.
 
     This logarithm is zero; it only has a derivative.

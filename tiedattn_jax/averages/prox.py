@@ -59,7 +59,7 @@ def _along(model: Model, Z: jax.Array, Y: jax.Array, d: jax.Array) -> tuple[jax.
     return value, gradient, change
 
 
-def _expansion(model: Model, Z: jax.Array, Y: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array]:
+def _loss_expansion(model: Model, Z: jax.Array, Y: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array]:
     """Return the loss, its gradient (L, r) and its Hessian (n, L, r), from one pass."""
     column = functools.partial(_along, model, Z, Y)
     return jax.vmap(column, out_axes=(None, None, 0))(_basis(Z))
@@ -74,7 +74,7 @@ def _basis(Z: jax.Array) -> jax.Array:
 loss_at_nodes = nodewise(_loss)
 gradient_at_nodes = nodewise(jax.grad(_loss, 1))
 _along_at_nodes = nodewise(_along)
-_expansion_at_nodes = nodewise(_expansion)
+_expansion_at_nodes = nodewise(_loss_expansion)
 
 
 def expansion_at_nodes(model: Model, Z: jax.Array, Y: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array]:

@@ -21,6 +21,7 @@ from jax.flatten_util import ravel_pytree
 
 from ..base.errors import InputError, require, require_count, require_kind, require_memory
 from ..base.printing import Description, Printed
+from ..base.trees import indexed, zeros
 from ..model.model import Model
 from ..model.overlaps import Overlaps
 from .loops import counted
@@ -168,7 +169,7 @@ def sum_of_weighted(blocks: Any, fn: Callable[[Any], Any]) -> Any:
         blocks: a tree of arrays that lead with the block axis.
     """
     count = len(blocks.weight) if counted() else jnp.sum(jnp.any(blocks.weight != 0, 1))
-    traced, zero, unflatten = flattened(fn, jax.tree.map(lambda a: a[0], blocks))
+    traced, zero, unflatten = flattened(fn, indexed(blocks, 0))
 
     def add(k: jax.Array, sums: jax.Array) -> jax.Array:
         return sums + traced(jax.tree.map(lambda a: lax.dynamic_index_in_dim(a, k, keepdims=False), blocks))
@@ -186,7 +187,7 @@ def flattened(
     """
     traced = eqx.filter_closure_convert(fn, *args)
     shapes = jax.eval_shape(lambda *args: traced(*args), *args)  # jax would print the program of a bare closure
-    zero, unflatten = ravel_pytree(jax.tree.map(lambda a: jnp.zeros(a.shape, a.dtype), shapes))
+    zero, unflatten = ravel_pytree(zeros(shapes))
     return lambda *args: ravel_pytree(traced(*args))[0], zero, unflatten
 
 

@@ -8,4 +8,5 @@ programs       compiled programs that are kept from one process to the next
 linalg         small linear algebra at very many nodes
 nodewise       functions of a few numbers, evaluated at very many nodes
 derivatives    derivatives of values that a search found
+trees          one operation on every array of a tree
 """

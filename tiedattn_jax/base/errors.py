@@ -148,7 +148,7 @@ def array_of(values: Any, argument: str, want: str, holds: Callable[[np.ndarray]
     return array
 
 
-def shaped_array(name: str, a: Any, axes: str, sizes: dict[str, int], dtype: Any = None) -> jax.Array:
+def shaped_array(name: str, a: Any, axes: str, sizes: dict[str, int], dtype: Any = None, on_host: bool = False) -> Any:
     """Return an argument as an array of floats.
 
     Args:
@@ -156,12 +156,13 @@ def shaped_array(name: str, a: Any, axes: str, sizes: dict[str, int], dtype: Any
         axes: names of its axes, as in "L n d".
         sizes: known sizes by axis; the sizes of the other axes are added to it.
         dtype: dtype of the result; by default that of the argument, or jax's default float for integers.
+        on_host: whether the result is an array of numpy; it has doubles and must not be empty.
 
     Raises:
         InputError: the argument is not an array of real numbers, has another shape, or is not finite.
     """
     try:
-        array = jnp.asarray(a)
+        array = np.asarray(a, float) if on_host else jnp.asarray(a)
         is_real = jnp.issubdtype(array.dtype, jnp.floating) or jnp.issubdtype(array.dtype, jnp.integer)
     except (TypeError, ValueError):
         is_real = False
@@ -172,8 +173,11 @@ def shaped_array(name: str, a: Any, axes: str, sizes: dict[str, int], dtype: Any
     if array.ndim != len(names) or any(sizes.setdefault(k, s) != s for k, s in zip(names, array.shape, strict=True)):
         expected = f"({', '.join(names)})" + (f" with {known_sizes}" if known_sizes else "")
         raise InputError(name, f"must have shape {expected}, got shape {array.shape}")
+    if on_host and not array.size:
+        raise InputError(name, f"must not be empty, got shape {array.shape}")
     with with_values():  # concrete arrays are checked while jax traces, too
-        if is_concrete(array) and (bad_count := int(_not_finite(array))):
+        count = np.sum(~np.isfinite(array)) if on_host else _not_finite(array) if is_concrete(array) else 0
+        if bad_count := int(count):
             raise InputError(name, f"must be finite, got {bad_count} entries that are not")
     if dtype is None and not jnp.issubdtype(array.dtype, jnp.floating):
         dtype = jnp.result_type(float)

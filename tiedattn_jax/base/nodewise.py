@@ -158,11 +158,11 @@ def nodewise(fn: Callable[..., Any]) -> Callable[..., Any]:
         with leaves (..., N). It equals ``jax.vmap`` of `fn` over the last axes to rounding; derivatives flow to all
         arguments.
     """
-    return functools.partial(_run, fn)
+    return functools.partial(_run_at_nodes, fn)
 
 
 @functools.partial(jax.jit, static_argnums=0)
-def _run(fn: Callable[..., Any], shared: Any, *args: jax.Array) -> Any:
+def _run_at_nodes(fn: Callable[..., Any], shared: Any, *args: jax.Array) -> Any:
     size = args[0].shape[-1]
     node_shapes = [jax.ShapeDtypeStruct(a.shape[:-1], a.dtype) for a in args]
     closed, shape = jax.make_jaxpr(functools.partial(fn, shared), return_shape=True)(*node_shapes)

@@ -130,7 +130,7 @@ def _files(mechanism: str, frozen: Training, free: Training, data: Data, text: s
     stages, sequences = {"frozen": frozen, "free": free}, data.examples()
     matrices = {name: attention(training.run(0), sequences) for name, training in stages.items()}
     files = {
-        "curves.csv": csv_of(_rows(stages)),
+        "curves.csv": csv_of(_epoch_rows(stages)),
         "table.md": f"{text}\n".encode(),
         "attention.png": png(attention_figure(matrices, sequences)),
         "learning.png": png(learning_figure({mechanism: [frozen, free]})),
@@ -138,7 +138,7 @@ def _files(mechanism: str, frozen: Training, free: Training, data: Data, text: s
     return {f"{mechanism}_{name}": content for name, content in files.items()}
 
 
-def _rows(stages: dict[str, Training]) -> list[dict[str, Any]]:
+def _epoch_rows(stages: dict[str, Training]) -> list[dict[str, Any]]:
     """Return the table of what was measured after every epoch of every run."""
     rows = []
     for stage, training in stages.items():

@@ -11,6 +11,7 @@ from ..base.errors import (
 )
 from ..base.printing import Description
 from ..base.results import Result
+from ..base.trees import indexed
 from .task import Transformer
 from .training import Training, counted, mean_and_std, spread
 
@@ -69,7 +70,7 @@ def compare(frozen: Training, free: Training) -> Comparison:
     """
     runs = len(frozen.status)
     require(len(free.status) == runs, "free", f"{len(free.status)} runs", f"what became of the {runs} frozen runs")
-    before, after = (jax.tree.map(lambda curve: curve[:, -1], training.history) for training in (frozen, free))
+    before, after = (indexed(training.history, np.s_[:, -1]) for training in (frozen, free))
     return Comparison(
         accuracy=before.test_accuracy,
         accuracy_after_unfreezing=after.test_accuracy,

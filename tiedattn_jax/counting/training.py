@@ -28,6 +28,7 @@ from ..base.linalg import precise
 from ..base.printing import Description
 from ..base.results import Result, Status
 from ..base.store import Checkpoint, fingerprint
+from ..base.trees import indexed
 from .task import MECHANISMS, Data, Transformer, check_sizes, counts, mask, masked, roles, shares
 
 # Smallest test accuracy at which a run counts as converged: it solves the task.
@@ -93,7 +94,7 @@ class Training(Result):
 
     def run(self, k: int) -> Transformer:
         """Return the trained transformer of run k."""
-        return jax.tree.map(lambda a: a[k], self.weights)
+        return indexed(self.weights, k)
 
 
 def counted(status: np.ndarray) -> str:

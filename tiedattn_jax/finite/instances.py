@@ -26,6 +26,7 @@ from ..averages.sizes import SIZES
 from ..base.errors import InputError, require_count, require_keys
 from ..base.printing import Description, Row
 from ..base.results import Result, Status, error_bar
+from ..base.trees import unstacked
 from ..model.checks import check_provides
 from ..model.model import Model
 from ..model.overlaps import BRANCHES, PAIR, Overlaps, magnitudes
@@ -220,7 +221,7 @@ class Instances(Result):
         return {
             **{key: float(np.mean(a)) if a.size else None for key, a in numbers.items()},
             "stderr": {key: float(error_bar(a)) if a.size > 1 else None for key, a in numbers.items()},
-            **({"theory": {**_mean(theory), "status": worst}} if theory else {}),
+            **({"theory": {**_mean_record(theory), "status": worst}} if theory else {}),
         }
 
     def plot(self) -> Any:
@@ -265,11 +266,11 @@ class Instances(Result):
         return rows
 
 
-def _mean(objects: list[Any]) -> Any:
+def _mean_record(objects: list[Any]) -> Any:
     """Average the floats of (nested) dictionaries of the same structure; other entries are those of the first."""
     first = objects[0]
     if isinstance(first, dict):
-        return {name: _mean([item[name] for item in objects]) for name in first}
+        return {name: _mean_record([item[name] for item in objects]) for name in first}
     return float(np.mean(objects)) if isinstance(first, float) else first
 
 
@@ -326,9 +327,9 @@ def run_instances(
     for k in range(0, len(keys), batch):
         lanes = jax.vmap(sample)(keys[k : k + batch]) if batch > 1 else jax.tree.map(lambda a: a[None], sample(keys[k]))
         outcomes.append(jax.device_get(lanes))
-        for outcome in (jax.tree.map(lambda a, i=i: a[i], outcomes[-1]) for i in range(len(outcomes[-1]["rho"]))):
+        for outcome in unstacked(outcomes[-1], len(outcomes[-1]["rho"])):
             realised_model = model.with_teacher(jnp.asarray(outcome["gram"]))
-            endings.append(_ending(outcome, d, partial(_state, realised_model, alpha, nodes) if theory else None))
+            endings.append(_ending(outcome, d, partial(_solution, realised_model, alpha, nodes) if theory else None))
         progress(min(k + batch, len(keys)), len(keys))
     return _gathered(jax.tree.map(lambda *a: np.concatenate(a), *outcomes), endings, theory)
 
@@ -381,7 +382,7 @@ def _finished(model: Model, data: Data, result: GAMP | Training) -> tuple[GAMP |
     return end, status, end.ok & (end.iterations > 0)
 
 
-def _state(model: Model, alpha: float, nodes: Rule, branch: str) -> FixedPoint:
+def _solution(model: Model, alpha: float, nodes: Rule, branch: str) -> FixedPoint:
     """Solve a branch. If the teacher overlaps with the encodings no symmetry is exact, so theta and m are left free."""
     point = solve(model, alpha, branch, nodes)
     if not (point.ok and np.any(np.asarray(model.law().cross[:, : model.shape[0]]))):

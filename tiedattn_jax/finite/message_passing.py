@@ -22,6 +22,7 @@ from ..averages.prox import descend, gradient_at_nodes, prox, prox_jacobian
 from ..base.errors import require_choice, require_count, require_memory, require_number, require_positive, shaped_array
 from ..base.linalg import apply, inner_products, inverse, positive_definite, precise, solve
 from ..base.results import Status
+from ..base.trees import either, indexed
 from ..model.model import Model, over_kinds
 from ..model.overlaps import Overlaps, symmetric
 from ..model.penalties import minimiser_and_response
@@ -301,7 +302,7 @@ def _step(model: Model, data: Data, s: _State, search: jax.Array, derivative: ja
     return _State(jnp.einsum("iab,ib->ia", C, b), C, g, z)
 
 
-def _recorded(history: Overlaps, k: jax.Array, data: Data, s: _State) -> Overlaps:
+def _history_with(history: Overlaps, k: jax.Array, data: Data, s: _State) -> Overlaps:
     """Write the overlaps of a state into entry k of the history, those before step k."""
     overlaps = data.overlaps(s.Q, responses(data, s.C))
     return jax.tree.map(lambda a, v: a.at[k].set(v), history, overlaps)
@@ -337,7 +338,7 @@ def _first(
         damping=Damping(options.damping, jnp.asarray(_MAX_DAMPING, dtype), inf, inf, zero),
         steps=zero,
         failure=jnp.asarray(Status.converged, jnp.int32),
-        history=_recorded(blank, zero, data, first),
+        history=_history_with(blank, zero, data, first),
         residuals=jnp.full(options.steps, jnp.nan, dtype),
     )
 
@@ -368,9 +369,7 @@ def _run(
         possible = finite & image.positive(model) & ~(cost(trial.Q) > bound)
         residual = jnp.where(possible, image.distance(p.state), jnp.inf)
         damping = p.damping.after(residual, possible, search, options.automatic)
-        state, fallback = (
-            jax.tree.map(partial(jnp.where, possible), *pair) for pair in ((trial, p.fallback), (p.state, p.fallback))
-        )
+        state, fallback = (either(possible, *pair) for pair in ((trial, p.fallback), (p.state, p.fallback)))
         failed = ~possible & (~options.automatic | (damping.share < _MIN_DAMPING))
         failure = jnp.where(finite, Status.left_domain, Status.nonfinite)
         return _Loop(
@@ -379,7 +378,7 @@ def _run(
             damping=damping,
             steps=p.steps + 1,
             failure=jnp.where(failed, failure, Status.converged).astype(jnp.int32),
-            history=_recorded(p.history, p.steps + 1, data, state),
+            history=_history_with(p.history, p.steps + 1, data, state),
             residuals=p.residuals.at[p.steps].set(residual),
         )
 
@@ -397,7 +396,7 @@ def _run(
     status = jnp.where(p.failure != Status.converged, p.failure, Status.max_steps)
     return GAMP(
         Q=s.Q,
-        overlaps=jax.tree.map(lambda a: a[p.steps], p.history),
+        overlaps=indexed(p.history, p.steps),
         train_loss=(value + model.penalty_of(s.Q)) / s.Q.shape[0],
         gradient_norm=gradient_norm(model, s.Q, gradient),
         iterations=p.steps,

@@ -15,6 +15,7 @@ import numpy as np
 
 from ..base.errors import InputError, is_concrete, require, require_count, require_key, require_memory, require_positive
 from ..base.linalg import precise
+from ..base.trees import indexed
 from ..model.checks import check, check_provides
 from ..model.law import SpectralLaw
 from ..model.model import Model
@@ -85,7 +86,7 @@ def _shares(law: SpectralLaw, d: int) -> tuple[int, ...]:
     edges = np.round(np.cumsum(exact)).astype(int)
     counts = np.diff(edges, prepend=0)
     # Laws made from matrices have atoms of few coordinates. Such an atom needs as many coordinates as its vectors span.
-    moments = np.asarray(_moments(law.tau, law.pi, law.cross), float)
+    moments = np.asarray(_second_moments(law.tau, law.pi, law.cross), float)
     values = np.linalg.eigvalsh(moments)
     rank = np.sum(values > 1e-6 * np.maximum(values[:, -1:], np.finfo(float).tiny), 1)
     floor = moments.shape[1] + 1
@@ -99,7 +100,7 @@ def _shares(law: SpectralLaw, d: int) -> tuple[int, ...]:
     return tuple(map(int, counts))
 
 
-def _moments(tau: jax.Array, pi: jax.Array, cross: jax.Array) -> jax.Array:
+def _second_moments(tau: jax.Array, pi: jax.Array, cross: jax.Array) -> jax.Array:
     """Return the second moments of encodings and teacher, (..., L + t, L + t)."""
     return jnp.block([[tau, cross], [jnp.swapaxes(cross, -1, -2), pi]])
 
@@ -114,7 +115,7 @@ def _draw(model: Model, counts: tuple[int, ...], n: int, key: jax.Array, normali
     tau, teacher = (jnp.zeros((d, a.shape[-1]), a.dtype) for a in (law.tau, law.pi))
     for size in sorted(set(counts)):  # atoms with the same number of coordinates are drawn together
         group = np.flatnonzero(sizes == size)
-        parts = jax.vmap(partial(_directions, size, normalise))(*jax.tree.map(lambda a, group=group: a[group], atoms))
+        parts = jax.vmap(partial(_directions, size, normalise))(*indexed(atoms, group))
         rows = (starts[group][:, None] + np.arange(size)).ravel()
         tau, teacher = (a.at[rows].set(b.reshape(-1, b.shape[-1])) for a, b in zip((tau, teacher), parts, strict=True))
     encodings, means = jnp.split(tau.T / d**0.5, [model.shape[0]])
@@ -127,7 +128,7 @@ def _directions(size: int, normalise: bool, key: jax.Array, atom: SpectralLaw) -
     """Draw the projections of encodings (size, L) and teacher (size, t) on the `size` eigenvectors of one atom."""
     L, t = atom.cross.shape
     if size < L + t + 1:  # then the moments have rank `size` or less, and only a rotation is random
-        values, vectors = jnp.linalg.eigh(_moments(atom.tau, atom.pi, atom.cross))
+        values, vectors = jnp.linalg.eigh(_second_moments(atom.tau, atom.pi, atom.cross))
         root = vectors[:, -size:] * jnp.sqrt(jnp.maximum(values[-size:], 0.0))
         rotation = jnp.linalg.qr(jax.random.normal(key, (size, size), atom.tau.dtype))[0]
         rows = size**0.5 * rotation @ root.T

@@ -35,6 +35,7 @@ from ..base.errors import (
 )
 from ..base.linalg import precise
 from ..base.results import Status
+from ..base.trees import either
 from ..model.model import Model
 from .data import Data, Estimate, check_estimate, start, student_fields
 from .evaluation import sentence_losses
@@ -191,7 +192,7 @@ class _Point(eqx.Module):
         return self.value / jax.tree.leaves(self.weights)[0].shape[0]
 
 
-class _Loop(eqx.Module):
+class _DescentLoop(eqx.Module):
     point: _Point
     opt_state: Any  # state of the optimiser
     steps: jax.Array
@@ -202,10 +203,10 @@ class _Loop(eqx.Module):
 
 def _recorded(
     point: _Point, opt_state: Any, steps: jax.Array, failure: jax.Array, losses: jax.Array, norms: jax.Array
-) -> _Loop:
+) -> _DescentLoop:
     """Return the loop after so many steps, with the risk and the gradient norm written into the histories."""
     losses, norms = losses.at[steps].set(point.per_dimension), norms.at[steps].set(point.norm)
-    return _Loop(point, opt_state, steps, failure.astype(jnp.int32), losses, norms)
+    return _DescentLoop(point, opt_state, steps, failure.astype(jnp.int32), losses, norms)
 
 
 @eqx.filter_jit
@@ -236,7 +237,7 @@ def descend(
             value, gradient = jax.value_and_grad(objective)(weights)
         return _Point(weights, value + model.penalty_of(weights), gradient, gradient_norm(model, weights, gradient))
 
-    def advanced(p: _Loop) -> _Loop:
+    def advanced(p: _DescentLoop) -> _DescentLoop:
         search = {"value": p.point.value, "grad": p.point.gradient, "value_fn": objective}
         update, opt_state = optimizer.update(p.point.gradient, p.opt_state, p.point.weights, **search)
         weights = optax.apply_updates(p.point.weights, update)
@@ -246,10 +247,10 @@ def descend(
         status = jnp.where(eqx.tree_equal(weights, p.point.weights), Status.stalled, Status.converged)
         failure = jnp.where(trial.finite, status, Status.nonfinite)
         # A step that is not finite is dropped; only its failure is recorded.
-        point = jax.tree.map(lambda a, b: jnp.where(trial.finite, a, b), trial, p.point)
+        point = either(trial.finite, trial, p.point)
         return _recorded(point, opt_state, p.steps + 1, failure, p.losses, p.norms)
 
-    def unfinished(p: _Loop) -> jax.Array:
+    def unfinished(p: _DescentLoop) -> jax.Array:
         return (p.failure == Status.converged) & (p.point.norm > options.tol) & (p.steps < options.steps)
 
     blank, zero = jnp.full(options.steps + 1, jnp.nan, options.rate.dtype), jnp.array(0, jnp.int32)

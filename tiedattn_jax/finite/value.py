@@ -72,7 +72,7 @@ def value_risk(model: Model, data: Data, labels: jax.Array, Q: jax.Array, W: jax
 
 
 @nodewise
-def _attention(model: Model, Z: jax.Array) -> jax.Array:
+def _student_attention(model: Model, Z: jax.Array) -> jax.Array:
     return model.student(Z)
 
 
@@ -83,7 +83,7 @@ def best_value(model: Model, data: Data, labels: jax.Array, Q: jax.Array, ridge:
     W = 1 + (F^T F + ridge)^-1 F^T (y / sqrt(d) - F) = 1 + F^T (F F^T + ridge)^-1 (y / sqrt(d) - F),
     F = S (x + p) / sqrt(d),    with a row for every token of every sentence
     """
-    F = jnp.einsum("kln,lni->nki", _attention(model, student_fields(data.x, Q)), data.x).reshape(-1, len(Q))
+    F = jnp.einsum("kln,lni->nki", _student_attention(model, student_fields(data.x, Q)), data.x).reshape(-1, len(Q))
     residual = labels.reshape(F.shape) / len(Q) ** 0.5 - F
     is_wide = len(F) < len(Q)
     gram = F @ F.T if is_wide else F.T @ F

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import equinox as eqx
@@ -9,10 +10,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from ..base.errors import InputError, require, require_kind
+from ..base.errors import InputError, require, require_kind, shaped_array
 from ..base.linalg import precise
 from ..base.printing import Description, Printed, entries
-from .spectra import atoms, eigenbasis, floats, positive
+from .spectra import atoms, eigenbasis, positive
 
 
 class TokenClassMixture(Printed):
@@ -45,7 +46,7 @@ class TokenClassMixture(Printed):
         classes = tuple(k if isinstance(k, tuple) else (k,) for k in shares)
         valid = all(isinstance(s, int) and s >= 0 for k in classes for s in k) and len({len(k) for k in classes}) == 1
         require(valid, "sentences", str(list(shares)), requirement)
-        weights = floats(list(shares.values()), "sentences", "C", {})
+        weights = shaped_array("sentences", list(shares.values()), "C", {}, on_host=True)
         is_distribution = np.all(weights > 0) and abs(weights.sum() - 1) < 1e-6
         require(is_distribution, "sentences", weights, "shares > 0 that sum to one")
         return cls(jnp.asarray(weights / weights.sum()), classes)
@@ -148,13 +149,14 @@ class SpectralLaw(Printed):
                 encodings were not divided by sqrt(d).
         """
         sizes: dict[str, int] = {}
+        fit = partial(shaped_array, sizes=sizes, on_host=True)
         are_matrices = np.ndim(covariances) == 3
         require((means is None) == (sentences is None), "means", means, "given together with sentences")
         axis = "L" if sentences is None else "S"
-        covariances = floats(covariances, "covariances", f"{axis} d d" if are_matrices else f"{axis} d", sizes)
-        encodings, teacher = floats(encodings, "encodings", "L d", sizes), floats(teacher, "teacher", "d t", sizes)
+        covariances = fit("covariances", covariances, f"{axis} d d" if are_matrices else f"{axis} d")
+        encodings, teacher = fit("encodings", encodings, "L d"), fit("teacher", teacher, "d t")
         if means is not None:
-            encodings = np.concatenate([encodings, floats(means, "means", "S d", sizes)])
+            encodings = np.concatenate([encodings, fit("means", means, "S d")])
         d = sizes["d"]
         norm = np.sum(encodings**2, 1).max()
         requirement = "of norm of order one, as means are: divide vectors of entries of order one by sqrt(d)"
@@ -183,10 +185,11 @@ class SpectralLaw(Printed):
             InputError: shapes do not fit, numbers are not finite, eigenvalues are negative, or weights are not shares.
         """
         sizes: dict[str, int] = {}
-        gamma = positive(floats(gamma, "gamma", "N L" if sentences is None else "N S", sizes), "gamma")
-        tau, pi = floats(tau, "tau", "N L" if sentences is None else "N J", sizes), floats(pi, "pi", "N t", sizes)
+        fit = partial(shaped_array, sizes=sizes, on_host=True)
+        gamma = positive(fit("gamma", gamma, "N L" if sentences is None else "N S"), "gamma")
+        tau, pi = fit("tau", tau, "N L" if sentences is None else "N J"), fit("pi", pi, "N t")
         kinds = None if sentences is None else TokenClassMixture.of(sentences)
-        shares = np.full(sizes["N"], 1 / sizes["N"]) if weights is None else floats(weights, "weights", "N", sizes)
+        shares = np.full(sizes["N"], 1 / sizes["N"]) if weights is None else fit("weights", weights, "N")
         is_distribution = abs(shares.sum() - 1) < 1e-6 and np.all(shares >= 0)
         require(is_distribution, "weights", shares, "shares >= 0 that sum to one")
         atom_index = atoms(gamma)
@@ -239,14 +242,15 @@ class SpectralLaw(Printed):
         """
         dtype = jnp.dtype(dtype or jnp.result_type(float))
         kinds, sizes = TokenClassMixture.of(sentences), {"S": len(np.atleast_1d(np.asarray(variances)))}
-        gamma = positive(floats(variances, "variances", "S", sizes), "variances")
-        encodings = floats(encodings, "encodings", "L e", sizes)
-        means = np.zeros((sizes["S"], sizes["e"])) if means is None else floats(means, "means", "S e", sizes)
-        gram = floats(np.atleast_2d(np.asarray(teacher, float)), "teacher", "t t", sizes)
+        fit = partial(shaped_array, sizes=sizes, on_host=True)
+        gamma = positive(fit("variances", variances, "S"), "variances")
+        encodings = fit("encodings", encodings, "L e")
+        means = np.zeros((sizes["S"], sizes["e"])) if means is None else fit("means", means, "S e")
+        gram = fit("teacher", np.atleast_2d(np.asarray(teacher, float)), "t t")
         shift = np.zeros((sizes["S"], len(gram)))
         if teacher_means is not None:
             array = np.asarray(teacher_means, float)
-            shift = floats(array[:, None] if array.ndim == 1 else array, "teacher_means", "S t", sizes)
+            shift = fit("teacher_means", array[:, None] if array.ndim == 1 else array, "S t")
         vectors = np.concatenate([encodings, means])
         cross = np.concatenate([np.zeros((len(encodings), len(gram))), shift])
         atom = {"weights": 1.0, "gamma": gamma, "tau": vectors @ vectors.T, "pi": gram, "cross": cross}

@@ -92,7 +92,7 @@ def _minimised(penalty: Penalty, Lam: jax.Array, b: jax.Array) -> tuple[jax.Arra
     """
     u = b / _diagonal(Lam)
     if b.shape[-1] > 1:
-        u = _attach(_search(*lax.stop_gradient((penalty, Lam, b))), penalty, Lam, b)
+        u = _with_implicit_derivative(_coordinate_descent(*lax.stop_gradient((penalty, Lam, b))), penalty, Lam, b)
     return _prox(penalty, u, Lam), u
 
 
@@ -120,7 +120,7 @@ def _field_jacobian(slope: jax.Array, Lam: jax.Array) -> jax.Array:
     return Lam * slope[..., None, :] + diagonal[..., None] * jnp.eye(slope.shape[-1], dtype=slope.dtype)
 
 
-def _search(penalty: Penalty, Lam: jax.Array, b: jax.Array) -> jax.Array:
+def _coordinate_descent(penalty: Penalty, Lam: jax.Array, b: jax.Array) -> jax.Array:
     """Find u by coordinate descent: sweeps that minimise over one column after the other, until none moves."""
     stiffness, columns = _diagonal(Lam), range(b.shape[-1])
 
@@ -139,7 +139,7 @@ def _search(penalty: Penalty, Lam: jax.Array, b: jax.Array) -> jax.Array:
 
 
 @with_tangent
-def _attach(primals: Any, tangents: Any) -> jax.Array:
+def _with_implicit_derivative(primals: Any, tangents: Any) -> jax.Array:
     """Return a u that a search found, with its derivatives by the implicit function theorem."""
     u, penalty, Lam, _ = primals
     forcing = derivative_along(lambda penalty, Lam, b: b - _field(u, penalty, Lam), primals[1:], tangents[1:])

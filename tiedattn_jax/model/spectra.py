@@ -2,33 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 
 from ..base.errors import InputError, require
 
 _ATOM_TOLERANCE = 1e-9  # eigenvalues that differ by less than this, relative to the largest, are one atom
-
-
-def floats(value: Any, argument: str, axes: str, sizes: dict[str, int]) -> np.ndarray:
-    """Return an argument as an array of doubles. Its axes must have the known `sizes`; the other sizes are added.
-
-    Raises:
-        InputError: the argument is not an array of real, finite numbers, is empty, or has another shape.
-    """
-    try:
-        array = np.asarray(value, float)
-    except (TypeError, ValueError):
-        raise InputError(argument, f"must be an array of real numbers, got one of {type(value).__name__}") from None
-    names = axes.split()
-    known_sizes = ", ".join(f"{k} = {sizes[k]}" for k in dict.fromkeys(names) if k in sizes)
-    if array.ndim != len(names) or any(sizes.setdefault(k, s) != s for k, s in zip(names, array.shape, strict=True)):
-        expected = f"({', '.join(names)})" + (f" with {known_sizes}" if known_sizes else "")
-        raise InputError(argument, f"must be of shape {expected}, got shape {array.shape}")
-    if not array.size or not np.all(np.isfinite(array)):
-        raise InputError(argument, f"must be finite and not empty, got shape {array.shape}")
-    return array
 
 
 def eigenbasis(covariances: np.ndarray) -> tuple[np.ndarray, np.ndarray]:

@@ -16,11 +16,12 @@ from ..averages.sizes import SIZES
 from ..base.errors import InputError, array_of, require, require_count, require_kind
 from ..base.printing import Description, Printed, entries
 from ..base.results import Settings, Status, error_bar
+from ..base.trees import stacked
 from ..model.model import Model
 from ..model.overlaps import Coordinates, Overlaps, admissible, branch_of, label
 from ..model.parameters import Parameter
 from ..theory.equations import expansion
-from ..theory.pool import Call, Path, run, run_one, stacked, together
+from ..theory.pool import Call, Path, run, run_one, together
 from ..theory.solve import Problem, branch_start, check_alpha
 from ..theory.states import FixedPoint, State
 from .inputs import prepared
@@ -116,7 +117,7 @@ def _expand(setting: Setting, replicate: Replicate, u: jax.Array) -> tuple[jax.A
     return F - u[:-1], J - jnp.eye(u.size - 1, u.size, dtype=u.dtype), admissible(model, x)
 
 
-class _Point(NamedTuple):
+class _ArcPoint(NamedTuple):
     """A solution: scaled coordinates (k + 1,), Jacobian (k, k + 1), unit tangent (k + 1,), number of Newton steps."""
 
     w: np.ndarray
@@ -145,7 +146,7 @@ class _Continuation:
         return u
 
     def correct(self, w: np.ndarray, direction: np.ndarray) -> Path:
-        """Path of Newton's method in the plane through `w` normal to `along`; returns a `_Point`, None on failure."""
+        """Path of Newton's method in the plane through `w` normal to `along`; returns an `_ArcPoint`, or None."""
         guess, rows = w, self.active[:-1]
         for k in range(_STEPS):
             r, J, is_inside = yield Call(_expand, (self.setting, self.replicate, jnp.asarray(self.unscaled(w))))
@@ -156,7 +157,7 @@ class _Continuation:
                 return None
             if residual < _TOLERANCE:
                 tangent = np.linalg.svd(J)[2][-1]
-                return _Point(w, J, tangent * np.sign(tangent @ direction), k)
+                return _ArcPoint(w, J, tangent * np.sign(tangent @ direction), k)
             w = w + np.linalg.solve(np.vstack([J, direction]), np.append(-r, -(direction @ (w - guess))))
         return None
 
@@ -171,7 +172,7 @@ class _Continuation:
         """Path that evaluates the state at a point of the curve."""
         return self.setting.solve(self.nodes, self.number, self.overlaps(w), _OBSERVE, self.value(w))
 
-    def march(self, first: _Point, step: float, limits: tuple[float, float], count: int) -> Path:
+    def march(self, first: _ArcPoint, step: float, limits: tuple[float, float], count: int) -> Path:
         """Path that follows the curve from `first` along its tangent; returns the points and why they end."""
         points = [first]
         while len(points) < count:
@@ -203,12 +204,12 @@ class _Continuation:
         ]
         return [*(p._replace(tangent=-p.tangent) for p in backward[:0:-1]), *forward], (backward_end, forward_end)
 
-    def turning_points(self, points: list[_Point]) -> Path:
+    def turning_points(self, points: list[_ArcPoint]) -> Path:
         """Path that locates every fold between neighbouring points; returns their coordinates."""
         paths = [self.turning_point(p, q) for p, q in pairwise(points) if p.tangent[-1] * q.tangent[-1] < 0]
         return (yield paths)
 
-    def turning_point(self, a: _Point, b: _Point) -> Path:
+    def turning_point(self, a: _ArcPoint, b: _ArcPoint) -> Path:
         """Path that locates the extremum of the parameter between two points; returns its coordinates."""
         length, nearest = float((b.w - a.w) @ a.tangent), a
         sign = -np.sign(a.tangent[-1])  # makes the slope of the parameter rise through zero from a to b

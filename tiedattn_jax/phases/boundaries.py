@@ -256,7 +256,7 @@ def _first_to_beat_the_baseline(*boundaries: Path) -> Path:
     return Boundary.of(ALPHA_L, critical.parameter, critical.values, *columns)
 
 
-class _Point(NamedTuple):
+class _BoundaryPoint(NamedTuple):
     """A point of a boundary; alpha, its error bar and slope are NaN if it was not found."""
 
     value: float  # the parameter
@@ -273,10 +273,10 @@ class _Tracer:
     def __init__(self, event: Event, model: Model, parameter: Parameter, nodes: Rule, settings: Settings, exact: bool):
         self.event, self.model, self.parameter = event, model, parameter
         self.nodes, self.settings, self.exact = nodes, settings, exact
-        self.points: list[_Point] = []
+        self.points: list[_BoundaryPoint] = []
 
     @property
-    def known_points(self) -> list[_Point]:
+    def known_points(self) -> list[_BoundaryPoint]:
         return [p for p in self.points if np.isfinite(p.alpha)]
 
     def boundary(self, values: np.ndarray, guess: Guess | None, progress: Progress) -> Path:
@@ -328,7 +328,7 @@ class _Tracer:
                 zero = yield from self.search_near(value, guess)
         if not zero.met:
             worst = max(int(s.status.max()) for s in zero.states)
-            self.points.append(_Point(value, np.nan, np.nan, np.nan, worst, self.failure_reason(value, zero)))
+            self.points.append(_BoundaryPoint(value, np.nan, np.nan, np.nan, worst, self.failure_reason(value, zero)))
         else:
             self.record(value, zero)
 
@@ -341,7 +341,7 @@ class _Tracer:
         self.steepness = zero.slope  # d (event's number) / d alpha
         self.warm_starts = [update(w, value, s) for w, s in zip(self.warm_starts, zero.states, strict=True)]
         self.points.append(
-            _Point(value, float(transition.alpha), float(transition.stderr), slope, int(transition.status), "")
+            _BoundaryPoint(value, float(transition.alpha), float(transition.stderr), slope, int(transition.status), "")
         )
 
     def failure_reason(self, value: float, zero: Zero) -> str:

@@ -67,7 +67,7 @@ class PhaseDiagram(Result):
         Raises:
             InputError: there is no number of this name.
         """
-        return _mean(self._masked(name), 3)
+        return _mean_without_nan(self._masked(name), 3)
 
     def stderr(self, name: str) -> np.ndarray:
         """Return the error bar of the mean, (branch, y, x, ...); raises as `mean`."""
@@ -334,11 +334,11 @@ def _rise(spline: PPoly | None) -> float:
     return rising[-1] if len(rising) else np.nan
 
 
-def _mean(values: np.ndarray, axis: int) -> np.ndarray:
+def _mean_without_nan(values: np.ndarray, axis: int) -> np.ndarray:
     """Return the mean over an axis, ignoring NaN; NaN where all values are."""
     return np.ma.masked_invalid(values).mean(axis).filled(np.nan)
 
 
 def _summary(values: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """Return the mean over the last axis (replicates) and its error bar."""
-    return _mean(values, -1), np.asarray(error_bar(np.moveaxis(values, -1, 0)))
+    return _mean_without_nan(values, -1), np.asarray(error_bar(np.moveaxis(values, -1, 0)))

@@ -24,12 +24,13 @@ from ..averages.rule import Replicate, Rule
 from ..base.errors import InputError, require_choice
 from ..base.printing import Description, Row, entries, with_error
 from ..base.results import Average, Result, Settings, Status, error_bar, quorum
+from ..base.trees import indexed, stacked
 from ..model.model import Model
 from ..model.overlaps import PAIR, Overlaps, branch_of
 from ..model.parameters import Parameter, arrays_of, scalar_parameters
 from ..theory.equations import Equations, first_order
 from ..theory.observables import gen_error_in, gen_error_linear_in, growths_in
-from ..theory.pool import Call, Path, run_one, stacked
+from ..theory.pool import Call, Path, run_one
 from ..theory.solve import Problem, for_each
 from ..theory.states import FixedPoint, State, states_table
 from .arclength import Setting, fold_near
@@ -390,7 +391,7 @@ def find_zero(
         if event.observable is None:
             by_model, by_alpha = jax.tree.map(np.subtract, *(s.train_loss_partials for s in states))
         elif exact:
-            _, by_model, by_alpha = yield from _derivatives(problems[0], states[0].overlaps, event.observable)
+            _, by_model, by_alpha = yield from _implicit_derivatives(problems[0], states[0].overlaps, event.observable)
         return Zero(alpha, states, value, by_model, by_alpha)
 
     search = Secant.begin(guess.there, guess.slope, guess.low, guess.high)
@@ -413,13 +414,13 @@ def find_zero(
     return zero if last is None else last
 
 
-def _derivatives(problem: Problem, xs: Overlaps, observable: Observable) -> Path:
+def _implicit_derivatives(problem: Problem, xs: Overlaps, observable: Observable) -> Path:
     """Path that evaluates `_implicit` in every replicate; returns arrays (R, ...)."""
     model, alpha, nodes, free, _ = problem
     calls = []
     for k in range(nodes.replicates):
         equations = Equations(model, alpha, nodes.replicate(k), jnp.asarray(free))
-        calls.append(Call(_implicit, (equations, jax.tree.map(lambda a, k=k: a[k], xs), observable)))
+        calls.append(Call(_implicit, (equations, indexed(xs, k), observable)))
     return stacked((yield calls))
 
 
@@ -532,7 +533,7 @@ def _fold(event: Event, model: Model, guess: Guess, nodes: Rule, settings: Setti
         calls = []
         for k, a in enumerate(alphas):
             equations = Equations(model, a, nodes.replicate(k), free)
-            calls.append(Call(_fold_gradient, (equations, jax.tree.map(lambda v, k=k: v[k], state.overlaps))))
+            calls.append(Call(_fold_gradient, (equations, indexed(state.overlaps, k))))
         by_model, by_alpha = stacked((yield calls))
     return Zero(alphas, (state,), np.zeros_like(alphas), by_model, by_alpha, 1.0, True)
 

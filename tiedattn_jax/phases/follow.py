@@ -20,6 +20,7 @@ import numpy as np
 from ..averages.rule import Rule
 from ..base.printing import Description, Printed
 from ..base.results import Settings, Status, mean_of_existing, quorum, settled
+from ..base.trees import either
 from ..model.model import Model
 from ..model.overlaps import BRANCHES, PAIR, Overlaps, admissible, branch_of, order_size
 from ..theory.pool import Path
@@ -79,7 +80,7 @@ def predict(model: Model, warm: WarmStart, place: Any) -> Overlaps:
         prediction = jax.tree.map(lambda a, b: a + ratio.astype(a.dtype) * (a - b), warm.last, warm.before)
         alignment = jnp.sum(prediction.theta * warm.last.theta) + jnp.sum(prediction.m * warm.last.m)
         is_usable = (jnp.abs(warm.count) >= 2) & admissible(model, prediction) & (alignment >= 0)
-        return jax.tree.map(lambda a, b: jnp.where(is_usable, a, b), prediction, warm.last)
+        return either(is_usable, prediction, warm.last)
 
     return jax.vmap(predict_replicate)(warm)
 

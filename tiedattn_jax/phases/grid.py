@@ -17,6 +17,7 @@ from ..averages.sizes import SIZES
 from ..base.errors import InputError, require, require_count, require_kind
 from ..base.results import Settings, Status, has_state, quorum
 from ..base.store import VERSION, Store, fingerprint, named
+from ..base.trees import indexed, stacked
 from ..model.model import Model
 from ..model.overlaps import PAIR, Overlaps
 from ..model.parameters import Axis, axis_of
@@ -236,7 +237,7 @@ class _Grid(NamedTuple):
         """Return model and alpha of a cell; `column` counts in the order in which a track runs."""
         column = np.arange(self.alphas.shape[1])[self.order][column]
         alpha = np.asarray(self.alphas[row, column], self.models.lam.dtype)
-        return jax.tree.map(lambda a: a[row, column], self.models), alpha
+        return indexed(self.models, (row, column)), alpha
 
     def name_of(self, branch: int, row: int) -> str:
         """Return the name of a track for an exception."""
@@ -265,7 +266,7 @@ class _Grid(NamedTuple):
             warm, state = yield from follower.advance(*self.at(row, column), value, warm)
             cells.append(state.numbers())
             cell_done()
-        return pool.stacked(cells)
+        return stacked(cells)
 
     def retry(self, cells: dict[str, np.ndarray], store: Store) -> pool.Path:
         """Path that repeats cells that are not solved, and cells that lack a branch which a neighbour has.
@@ -311,9 +312,7 @@ class _Grid(NamedTuple):
 
     def attempt(self, cell: CellIndex, source: Overlaps | None, was_absent: bool) -> pool.Path:
         """Path of `Follower.search` in a cell, from a state for all replicates or from the default start."""
-        model, first_model = (
-            jax.tree.map(lambda a, cell=cell: a[cell], self.models) for cell in ((cell.row, cell.column), (0, 0))
-        )
+        model, first_model = (indexed(self.models, place) for place in ((cell.row, cell.column), (0, 0)))
         default, free = pair_start(first_model)[cell.branch], pair_free(first_model)[cell.branch]
         guess = for_each(default if source is None else source, self.nodes.replicates)
         settings = self.settings if was_absent else patient(self.settings)

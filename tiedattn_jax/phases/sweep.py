@@ -86,7 +86,7 @@ def sweep(
     if event is None:
         alphas = _alphas(models[0], alpha, len(models))
         paths = [
-            _state(m, a, branch_of(branch).name, rule, tolerances, nodes is None)
+            _solved_point(m, a, branch_of(branch).name, rule, tolerances, nodes is None)
             for m, a in zip(models, alphas, strict=True)
         ]
     else:
@@ -96,7 +96,7 @@ def sweep(
             raise InputError("alpha", f"must be left out where an event is looked for in it, got alpha={alpha}")
         paths = [_event(m, event, rule, tolerances) for m in models]
     names = [f"{parameter} = {value:g}" for value in grid]
-    results = _run(paths, names, progress)
+    results = _run_paths(paths, names, progress)
     if event is None:
         solved = next(point for point in results if not isinstance(point, Failure))
         states = [
@@ -116,7 +116,7 @@ def _nan_point(solved: FixedPoint, model: Model, alpha: Any) -> FixedPoint:
     return FixedPoint(model, alpha, states, solved.branch)
 
 
-def _run(paths: list[Path], names: list[str], progress: Progress) -> list[Any]:
+def _run_paths(paths: list[Path], names: list[str], progress: Progress) -> list[Any]:
     done = 0
 
     def report(number: int, result: Any) -> None:
@@ -188,7 +188,7 @@ def _alphas(model: Model, alpha: Any, count: int) -> list[Any]:
     return [check_alpha(model, a) for a in alphas]
 
 
-def _state(model: Model, alpha: Any, branch: str | None, rule: Rule, settings: Settings, fallback: bool) -> Path:
+def _solved_point(model: Model, alpha: Any, branch: str | None, rule: Rule, settings: Settings, fallback: bool) -> Path:
     """Path of `solve` at one setting; returns a `FixedPoint`."""
     states, _, _ = yield from default_path(model, alpha, branch, rule, None, settings, fallback=fallback)
     return FixedPoint(model, alpha, states, branch)

@@ -32,7 +32,7 @@ def diagram_figure(diagram: Any) -> Figure:
     titles = "global minimum: positional or semantic", "global minimum: worse or better than the baseline"
     colour_labels = "positional minus semantic training loss / d", "test error minus that of the baseline"
     options: Any = {"xlabel": LABELS.get(x_name, x_name), "ylabels": (LABELS.get(y_name, y_name),), "sharey": True}
-    edges = _edges(x), _edges(y)
+    edges = _cell_edges(x), _cell_edges(y)
     with panels(9.5, 4.5, titles, legends=False, **options) as (figure, axes):
         left, right = axes[0]
         figure.set_layout_engine("constrained", wspace=0.1)  # keeps the label of the left scale off the right axis
@@ -105,7 +105,7 @@ def _mark(axis: Any, x: np.ndarray, y: np.ndarray, cells: np.ndarray, style: dic
     axis.add_collection(PatchCollection(corners, **style))
 
 
-def _edges(centres: np.ndarray) -> np.ndarray:
+def _cell_edges(centres: np.ndarray) -> np.ndarray:
     """Return the edges of cells around increasing centres."""
     if len(centres) == 1:
         return centres[0] + np.array([-0.5, 0.5])

@@ -32,13 +32,13 @@ def boundary_figure(boundaries: Sequence[Any]) -> Figure:
             bars = np.where(np.isfinite(boundary.stderr), 2 * boundary.stderr, 0.0)
             style: Any = {"color": COLOURS.get(branch, "k"), "ls": _EVENT_STYLES.get(kind, "-"), "lw": 1.4}
             style |= MARKS.get(boundary.event, {})
-            axis.plot(*_smooth(boundary), label=SYMBOLS.get(boundary.event, boundary.event), **style)
+            axis.plot(*_smooth_lines(boundary), label=SYMBOLS.get(boundary.event, boundary.event), **style)
             points: Any = {"fmt": "o", "ms": 2.5, "capsize": 2, "color": style["color"]}
             axis.errorbar(boundary.values, boundary.alpha, yerr=bars, **points)
     return figure
 
 
-def _smooth(boundary: Any) -> np.ndarray:
+def _smooth_lines(boundary: Any) -> np.ndarray:
     """Return many points on smooth lines through the points of a boundary, (2, n), with NaN between separate lines."""
     parts = [np.empty((2, 0))]
     for run in np.ma.clump_unmasked(np.ma.masked_invalid(boundary.alpha)):

@@ -31,6 +31,7 @@ from ..averages.prox import (
     with_implicit_derivative,
 )
 from ..base.linalg import apply, inverse, matvec, precise, total
+from ..base.trees import either
 from ..model.model import Model
 
 _SMOOTH = 4  # nodes in each direction where there is no jump
@@ -233,7 +234,7 @@ def find(
     sides = jnp.tile(beside.sides[0], J), jnp.tile(beside.sides[1], J)
     weight = law.weight_of(beside.low, s)
     guess = Found(beside.low, weight, beside.direction, jump, sides[0], sides, breaks, jnp.zeros_like(jump), z)
-    return _refined(law, guess, s)
+    return _refined_jumps(law, guess, s)
 
 
 def by_field(found: Any, N: int) -> Any:
@@ -254,7 +255,7 @@ def update_minima(
     xi = apply(inverse(spread), found.place).reshape(len(found.direction), *found.jump.shape)
     jump = jnp.clip(weight.along(found.direction, xi), -_MAX_DISTANCE, _MAX_DISTANCE)
     guess = found._replace(low=low, weight=weight, jump=jnp.where(found.jump == 0, 0.0, jump))
-    return _refined(law, guess, s)
+    return _refined_jumps(law, guess, s)
 
 
 class _Pair(NamedTuple):
@@ -288,7 +289,7 @@ def _jump_beside(
     breaks = jnp.any(jnp.isfinite(candidates.gap), 0)
     closest = _Pair(*(pick(p, jnp.argmin(candidates.gap, 0)) for p in candidates))
     closest = closest._replace(b=law.follow(closest.b, closest.place)[0])
-    gap, place, a, b = jax.tree.map(lambda p, q: jnp.where(breaks, p, q), closest, step)
+    gap, place, a, b = either(breaks, closest, step)
     is_split = breaks | (gap == 0)
     push, size = _unit(weight.pulled(law.pull(b - a)))
     u = jnp.where(is_split, push, u)
@@ -342,7 +343,7 @@ def _probe(law: _ClusterLaw, weight: _Weight, u: jax.Array) -> tuple[_Pair, _Pai
     return pairs, _Pair(jnp.where(is_step, 0.0, jnp.inf), weight.normals(jnp.mean(x, 0) * u), z[0], z[1])
 
 
-def _refined(law: _ClusterLaw, guess: Found, s: jax.Array) -> Found:
+def _refined_jumps(law: _ClusterLaw, guess: Found, s: jax.Array) -> Found:
     """Return `guess` with the jump on each of the lines, found by Newton's method, and the minimisers at the nodes."""
     J, N = guess.jump.shape
 
@@ -372,7 +373,7 @@ def _refined(law: _ClusterLaw, guess: Found, s: jax.Array) -> Found:
     breaks = guess.breaks & differ(a, b) & (slope > 0)
     place = apply(law.spread, guess.normals(x[None]).reshape(a.shape))
     guess = guess._replace(jump=x, place=place, sides=(a, b), breaks=breaks, other=jnp.where(breaks, s * slope, 0.0))
-    return guess._replace(z=law.follow(guess.z, guess.normals(_nodes(guess, x)[0]))[0])
+    return guess._replace(z=law.follow(guess.z, guess.normals(_nodes_around(guess, x)[0]))[0])
 
 
 def _unit(v: jax.Array) -> tuple[jax.Array, jax.Array]:
@@ -387,7 +388,7 @@ def points(model: Model, V: jax.Array, spread: jax.Array, h: jax.Array, y: jax.A
     if isinstance(found, Smooth):
         xi, log_weight = found.normals, found.log_weight
     else:
-        x, weight = _nodes(found, _moving_jump(law, found))
+        x, weight = _nodes_around(found, _moving_jump(law, found))
         xi = found.normals(x)
         log_density = -0.5 * total(xi**2).reshape(x.shape) - 0.5 * len(xi) * np.log(2 * np.pi)
         log_weight = (jnp.log(weight) + found.log_weight + log_density).reshape(-1, h.shape[-1])
@@ -408,7 +409,7 @@ def _moving_jump(law: _ClusterLaw, result: Found) -> jax.Array:
     return result.jump + jnp.where(result.breaks, move.reshape(result.jump.shape), 0.0)
 
 
-def _nodes(result: Found, jump: jax.Array) -> tuple[jax.Array, jax.Array]:
+def _nodes_around(result: Found, jump: jax.Array) -> tuple[jax.Array, jax.Array]:
     """Return places along the lines, (K, J, N), half of them on each side of the jump, and their weights."""
     t, w = (jnp.asarray(a, jump.dtype)[:, None, None] for a in legendre(_ALONG))
     sides = (

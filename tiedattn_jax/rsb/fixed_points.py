@@ -19,6 +19,7 @@ from ..base.errors import InputError, is_concrete, require_choice, require_count
 from ..base.linalg import cholesky, inverse, precise
 from ..base.printing import Description, rows_of
 from ..base.results import MeanField, Result, Status, error_bar
+from ..base.trees import indexed
 from ..model.model import Model
 from ..model.overlaps import PAIR, Conjugates, Overlaps, branch_of
 from ..theory import potentials
@@ -213,7 +214,7 @@ def solve_1rsb(
     solutions = run_one(_replicates(rs_primal, rule, s, is_differentiated))
     states = []
     for k in range(replicates):
-        rs_replicate = jax.tree.map(lambda a, k=k: a[k], rs.replicates)
+        rs_replicate = indexed(rs.replicates, k)
         if k in solutions:
             states.append(_broken(rs, rs_replicate, rule.replicate(k), *solutions[k]))
         else:
@@ -275,7 +276,7 @@ class _Layout(NamedTuple):
 
 def _lay(rs: FixedPoint, s: jax.Array | None, k: int, lines: Any) -> _Layout:
     """Lay the nodes of replicate k for a start of its own, whose clusters are wider than those of the state."""
-    state = jax.tree.map(lambda a: a[k], rs.replicates)
+    state = indexed(rs.replicates, k)
     x, s_start = _start(rs.model, state, s, branch_of(rs.branch).free(rs.model))
     return _Layout(x, s_start, averages_at(rs.model, state.overlaps, x, s_start, lines))
 
@@ -289,7 +290,7 @@ def _search(rs: FixedPoint, s: jax.Array | None, guess: _Guess | None, k: int, l
     Args:
         guess: start of the search; by default the state that the nodes were laid for.
     """
-    model, state = rs.model, jax.tree.map(lambda a: a[k], rs.replicates)
+    model, state = rs.model, indexed(rs.replicates, k)
     x, s_start, matrix = layout.x, layout.s, None
     if guess is not None:
         x, s_start, matrix = (
@@ -314,7 +315,7 @@ def _guess_from(rs: FixedPoint, k: int, result: Found | None) -> _Guess | None:
     """Return the start that a replicate gives to the others, or None if it was not solved."""
     if result is None or result.status > Status.stalled:
         return None
-    unbroken = _unbroken_overlaps(jax.tree.map(lambda a: a[k], rs.replicates.overlaps))
+    unbroken = _unbroken_overlaps(indexed(rs.replicates.overlaps, k))
     return _Guess(jax.tree.map(jnp.subtract, result.x, unbroken), result.s, result.matrix)
 
 

@@ -34,7 +34,7 @@ def lay_nodes(model: Model, x: Overlaps, replicate: LineNodes, distance: float) 
         x: overlaps at which the jumps are located.
         distance: distance over which the integrand changes at a jump, in standard deviations of the student's fields.
     """
-    lines, teacher, jumps, is_jump = _jumps(model, x, replicate)
+    lines, teacher, jumps, is_jump = _jumps_of_lines(model, x, replicate)
     low, high = -float(replicate.reach[0]), float(replicate.reach[1])
     rules = [nodes_on_line(np.sort(s[mask]), low, high, distance) for s, mask in zip(jumps.T, is_jump.T, strict=True)]
     line = np.repeat(np.arange(len(rules)), [len(s) for s, _ in rules])
@@ -50,7 +50,7 @@ def lay_nodes(model: Model, x: Overlaps, replicate: LineNodes, distance: float) 
 
 @eqx.filter_jit
 @precise
-def _jumps(model: Model, x: Overlaps, replicate: LineNodes) -> tuple[Lines, jax.Array, jax.Array, jax.Array]:
+def _jumps_of_lines(model: Model, x: Overlaps, replicate: LineNodes) -> tuple[Lines, jax.Array, jax.Array, jax.Array]:
     """Return all lines of a replicate, their teacher normals, where they jump, (P, lines), and whether they do."""
     y = teacher_fields(model, replicate.teacher)
     lines = lay(model, x, y, replicate.across, *directions(model, x, y, replicate.direction))

@@ -13,6 +13,7 @@ from jax import lax
 
 from ..averages.fields import fields, whiten
 from ..averages.lines import LineNodes
+from ..base.trees import indexed, zeros
 from ..model.model import Model
 from ..model.overlaps import Overlaps
 from .clusters import by_field, find as find_jumps, find_smooth, look_beside
@@ -28,7 +29,7 @@ def averages_at(model: Model, rs: Overlaps, x: OneRSBOverlaps, s: jax.Array, lin
     """Lay fields along the lines, dense at the jumps of the RS state, in groups with and without a jump nearby."""
     width = float(jnp.sqrt(jnp.trace(x.q1 - x.q0, axis1=1, axis2=2).sum() / jnp.trace(rs.q, axis1=1, axis2=2).sum()))
     nodes = lay_nodes(model, rs, lines, width)
-    h, log_density = _fields(model, rs, *map(jnp.asarray, nodes[:2]))
+    h, log_density = _outer_fields(model, rs, *map(jnp.asarray, nodes[:2]))
     outer = Outer(h, jnp.asarray(nodes.teacher), jnp.asarray(nodes.weight), log_density)
     blocks = _in_blocks(outer, _SMOOTH_BLOCK)
     blocks = blocks._replace(searches=_searched(model, x, s, blocks, look_beside))
@@ -36,7 +37,7 @@ def averages_at(model: Model, rs: Overlaps, x: OneRSBOverlaps, s: jax.Array, lin
     has_jump, is_weighted = np.any(flat.searches[0].jump != 0, (0, 1)), flat.weight > 0
 
     def group(find: Callable[..., Any], mask: np.ndarray, width: int) -> Outer:
-        subset = _in_blocks(jax.tree.map(lambda a: a[..., mask], flat), width)
+        subset = _in_blocks(indexed(flat, (..., mask)), width)
         return subset._replace(searches=_searched(model, x, s, subset, find))
 
     return Averages(
@@ -47,7 +48,7 @@ def averages_at(model: Model, rs: Overlaps, x: OneRSBOverlaps, s: jax.Array, lin
 
 
 @eqx.filter_jit
-def _fields(model: Model, x: Overlaps, student: jax.Array, teacher: jax.Array) -> tuple[jax.Array, jax.Array]:
+def _outer_fields(model: Model, x: Overlaps, student: jax.Array, teacher: jax.Array) -> tuple[jax.Array, jax.Array]:
     h, y = fields(model, x, student, teacher)
     return h, whiten(model, x, h, y)[1]
 
@@ -60,10 +61,10 @@ def _searched(model: Model, x: OneRSBOverlaps, s: jax.Array, blocks: Outer, find
         return by_field(searched(model, x, s, block, find), len(block.weight))
 
     def fill(k: jax.Array, values: Any) -> Any:
-        return jax.tree.map(lambda a, b: a.at[k].set(b), values, search_block(jax.tree.map(lambda a: a[k], blocks)))
+        return jax.tree.map(lambda a, b: a.at[k].set(b), values, search_block(indexed(blocks, k)))
 
-    shapes = jax.eval_shape(search_block, jax.tree.map(lambda a: a[0], blocks))
-    zero = jax.tree.map(lambda a: jnp.zeros((len(blocks.weight), *a.shape), a.dtype), shapes)
+    shapes = jax.eval_shape(search_block, indexed(blocks, 0))
+    zero = zeros(shapes, len(blocks.weight))
     return (lax.fori_loop(0, jnp.sum(jnp.any(blocks.weight > 0, 1)), fill, zero),)
 
 

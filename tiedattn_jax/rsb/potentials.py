@@ -25,6 +25,7 @@ from ..averages.lines import LineNodes
 from ..averages.prox import moreau
 from ..averages.rule import average_of_weighted, sum_of_weighted
 from ..base.linalg import apply, cholesky, solve
+from ..base.trees import indexed
 from ..model.model import Model
 from ..model.overlaps import Conjugates, Overlaps, symmetric
 from ..theory.equations import value_and_columns
@@ -131,7 +132,7 @@ def searched(model: Model, x: OneRSBOverlaps, s: jax.Array, block: Outer, find: 
 
 def cluster_points(model: Model, x: OneRSBOverlaps, s: jax.Array, block: Outer, found: Any) -> tuple:
     y = teacher_fields(model, block.teacher)
-    parts = (jax.tree.map(lambda a, k=k: a[k], (_responses(x, s)[0], found)) for k in range(2))
+    parts = (indexed((_responses(x, s)[0], found), k) for k in range(2))
     return block, *(clusters.points(model, V, x.spread, block.h, y, f) for V, f in parts)
 
 

@@ -20,6 +20,7 @@ from jax.flatten_util import ravel_pytree
 from ..averages.program import program
 from ..averages.rule import Points, Replicate, average, average_of_weighted, search_block
 from ..base.results import Settings
+from ..base.trees import zeros
 from ..model.model import Model, over_kinds
 from ..model.overlaps import Conjugates, Coordinates, Overlaps, impose, sentence_overlaps
 from .newton import Answer, Newton, Outcome, deflated_solve
@@ -101,7 +102,7 @@ class Equations(eqx.Module):
     def state(self, outcome: Outcome) -> State:
         """Return the state at the outcome of a search, from the evaluation that the outcome contains."""
         template = jax.eval_shape(lambda v: _image_and_jacobian(self, v)[2], outcome.v)
-        unravel = ravel_pytree(jax.tree.map(lambda a: jnp.zeros(a.shape, a.dtype), template))[1]
+        unravel = ravel_pytree(zeros(template))[1]
         x, evaluation = self.coordinates.unpack(outcome.v), unravel(outcome.seen)
         sums, M_by_model = evaluation.sums
         return State(

@@ -15,6 +15,7 @@ import numpy as np
 from jax import lax
 
 from ..base.results import Settings, Status, settled
+from ..base.trees import either
 from ..model.overlaps import Coordinates, admissible, explained_covariance, order_size, vanished
 
 # The residual below which Newton's method takes over from damped steps. Chosen on 300 branches at random settings: .03
@@ -307,11 +308,6 @@ def settled_well(status: jax.Array) -> jax.Array:
 def stall_of(size: int) -> float:
     """The Monte Carlo error of an average over so many nodes: a residual below it may be all that there is."""
     return 2.0 / size**0.5
-
-
-def either(condition: jax.Array, a: Any, b: Any) -> Any:
-    """One of two trees."""
-    return jax.tree.map(lambda a, b: jnp.where(condition, a, b), a, b)
 
 
 def deflated_solve(matrix: jax.Array, gauge: jax.Array, b: jax.Array) -> jax.Array:

@@ -40,10 +40,11 @@ from ..base.errors import InputError, require_count
 from ..base.linalg import precise
 from ..base.programs import settings as jax_settings
 from ..base.results import Settings
+from ..base.trees import either, indexed, repeated, stacked, unstacked
 from ..model.model import Model
 from ..model.overlaps import Coordinates, Overlaps
 from .equations import Equations, search
-from .newton import Newton, Search, either, stall_of
+from .newton import Newton, Search, stall_of
 
 # Numbers of lanes in one call on an accelerator. There are few of them, so that few programs are compiled. The smallest
 # is for the replicates of one state, the largest fills the device. Time per lane of order 5 on an H100: .95 ms in calls
@@ -174,19 +175,8 @@ def replicates_of(lane: Lane, starts: Overlaps | None = None) -> list[Lane]:
     Args:
         starts: starts of the replicates, with a leading axis; by default all have the start of the lane.
     """
-    lane_starts = [lane.start] * lane.rule.replicates if starts is None else _unstacked(starts, lane.rule.replicates)
+    lane_starts = [lane.start] * lane.rule.replicates if starts is None else unstacked(starts, lane.rule.replicates)
     return [lane._replace(replicate=k, start=start) for k, start in enumerate(lane_starts)]
-
-
-def _unstacked(tree: Any, count: int) -> list[Any]:
-    leaves, structure = jax.tree.flatten(tree)
-    arrays = [np.asarray(a) for a in leaves]
-    return [jax.tree.unflatten(structure, [a[k] for a in arrays]) for k in range(count)]
-
-
-def stacked(trees: Sequence[Any]) -> Any:
-    """Stack trees of arrays along a new leading axis; on the host."""
-    return jax.tree.map(lambda *leaves: np.stack([np.asarray(a) for a in leaves]), *trees)
 
 
 class _Task:
@@ -406,7 +396,7 @@ class _Slots:
         trial = self._put(self._padded(self.search.trial))
         answer = jax.device_get(_on_devices(Equations.answer)(self.device_equations, trial))
         search = _advance_all(*self._padded((self.newton, self.search)), answer)
-        self.search = jax.tree.map(lambda a: np.asarray(a)[:count], search)
+        self.search = indexed(jax.tree.map(np.asarray, search), slice(count))
         return self._leave()
 
     def _enter(self) -> None:
@@ -418,7 +408,7 @@ class _Slots:
         numbers = stacked([(lane.model, lane.alpha, lane.free, np.asarray(lane.replicate)) for lane in lanes])
         searches = stacked([(lane.model, lane.free, *lane.search, self.unseen) for lane in lanes])
         begun_searches = _begin_all(*self._padded(searches))
-        newton, search = jax.tree.map(lambda a: np.asarray(a)[: len(jobs)], begun_searches)
+        newton, search = indexed(jax.tree.map(np.asarray, begun_searches), slice(len(jobs)))
         self.numbers = self._joined(self.numbers, numbers)
         self.newton, self.search = self._joined(self.newton, newton), self._joined(self.search, search)
         self.lanes += jobs
@@ -429,15 +419,14 @@ class _Slots:
         ended = np.flatnonzero(self.search.ended)
         if not len(ended):
             return []
-        numbers, outcome = jax.tree.map(lambda a: a[ended], (self.numbers, self.search.outcome))
+        numbers, outcome = indexed((self.numbers, self.search.outcome), ended)
         outcome = self._put(self._padded(outcome))
         states = jax.device_get(_on_devices(Equations.state)(self._equations(numbers), outcome))
-        states = _unstacked(states, len(ended))
+        states = unstacked(states, len(ended))
         finished = [(self.lanes[k], state) for k, state in zip(ended, states, strict=True)]
         remaining, self.device_equations = np.flatnonzero(~self.search.ended), None
         self.lanes = [self.lanes[k] for k in remaining]
-        arrays = (self.numbers, self.newton, self.search)
-        self.numbers, self.newton, self.search = jax.tree.map(lambda a: a[remaining], arrays)
+        self.numbers, self.newton, self.search = indexed((self.numbers, self.newton, self.search), remaining)
         return finished
 
     def _joined(self, old: Any, new: Any) -> Any:
@@ -447,8 +436,7 @@ class _Slots:
         """Pad arrays of lanes to the next width, with copies of the last lane."""
         count = len(jax.tree.leaves(tree)[0])
         width = next(w for w in self.widths if w >= count)
-        index = np.minimum(np.arange(width), count - 1)
-        return jax.tree.map(lambda a: np.asarray(a)[index], tree)
+        return indexed(tree, np.minimum(np.arange(width), count - 1))
 
     def _put(self, tree: Any) -> Any:
         return jax.device_put(tree, self.sharding)
@@ -488,8 +476,8 @@ def _graphs() -> dict[str, str]:
 @jax.jit
 def _equations_all(rule: Rule, model: Model, alpha: jax.Array, free: jax.Array, number: jax.Array) -> Equations:
     """Return the equations of many lanes; the axis of the lanes leads all arrays."""
-    coarse = jax.tree.map(lambda a: jnp.broadcast_to(a, (len(number), *a.shape)), rule.coarse)
-    replicates = jax.tree.map(lambda a: a[jnp.maximum(number, 0)], rule.stack)
+    coarse = repeated(rule.coarse, len(number))
+    replicates = indexed(rule.stack, jnp.maximum(number, 0))
     return Equations(model, alpha, jax.vmap(either)(number == COARSE, coarse, replicates), free)
 
 

@@ -21,12 +21,13 @@ from ..averages.rule import COARSE, Replicate, Rule, check_rule
 from ..base.errors import InputError, as_number, is_concrete, require, require_kind, require_number
 from ..base.linalg import precise
 from ..base.results import Settings, Status, error_bar
+from ..base.trees import either, indexed, repeated, stacked
 from ..model.checks import check
 from ..model.model import Model
 from ..model.overlaps import Coordinates, Overlaps, admissible, branch_of, magnitudes, shapes_of
 from .equations import Equations
-from .newton import ATTEMPTS, Newton, Outcome, Search, either, stall_of
-from .pool import Lane, Path, replicates_of, run_one, stacked
+from .newton import ATTEMPTS, Newton, Outcome, Search, stall_of
+from .pool import Lane, Path, replicates_of, run_one
 from .states import FixedPoint, State
 
 # An order parameter may be due to the scatter of the nodes if it is below this share of its largest possible size.
@@ -147,7 +148,7 @@ def _states_of(
     free = branch_of(branch).free(model)
     starts = branch_start(model, branch) if start is None else start
     if starts.m.ndim == 2:
-        starts = jax.tree.map(lambda a: jnp.broadcast_to(a, (rule.replicates, *jnp.shape(a))), starts)
+        starts = repeated(starts, rule.replicates)
     operands = model, alpha, rule, free, settings, starts
     return lane_by_lane(partial(traced_states, coarsely=start is None))(*operands), rule, free
 
@@ -305,7 +306,7 @@ def traced_states(
         return Newton(coordinates, settings, stall, attempts)
 
     def equations(number: jax.Array) -> Equations:
-        replicate = jax.tree.map(lambda a: a[jnp.maximum(number - first, 0)], nodes.stack)
+        replicate = indexed(nodes.stack, jnp.maximum(number - first, 0))
         return Equations(model, alpha, either(number < first, nodes.coarse, replicate) if coarsely else replicate, free)
 
     def advance(q: _Queue) -> _Queue:
@@ -327,7 +328,7 @@ def traced_states(
     vectors = jax.vmap(coordinates.pack)(starts)
     unseen = equations(jnp.asarray(0)).unseen(vectors[0])
     search = newton(jnp.asarray(0)).begin(vectors[0], unseen)
-    outcomes = jax.tree.map(lambda a: jnp.broadcast_to(a, (R, *a.shape)), search.outcome)
+    outcomes = repeated(search.outcome, R)
     queue = _Queue(jnp.asarray(0), search, vectors, outcomes)
     queue = lax.while_loop(lambda q: q.number < R + first, advance, queue)
 

@@ -60,7 +60,7 @@ def number_shapes(model: Model) -> dict[str, tuple[int, ...]]:
 
 
 @jax.jit
-def _jumps(mass: jax.Array, bar: jax.Array) -> jax.Array:
+def _has_jumps(mass: jax.Array, bar: jax.Array) -> jax.Array:
     return jnp.abs(mass) > jnp.maximum(1e-3, jnp.where(jnp.isfinite(bar), 3 * bar, 0.0))
 
 
@@ -153,7 +153,7 @@ class FixedPoint(Result):
         derivatives of `solve` contain this term for every averaging rule.
         """
         mass, bar = (s.diagnostics.jump_mass for s in (self.mean, self.stderr))
-        return _jumps(mass, bar)
+        return _has_jumps(mass, bar)
 
     @property
     def label(self) -> str:

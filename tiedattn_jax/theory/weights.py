@@ -73,7 +73,7 @@ def weight_fields(
     if (r := mean.shape[1]) > len(_ORDERS):
         raise InputError("penalty", f"must be None for a student of more than {len(_ORDERS)} columns, got {r}")
     root = _root(covariance)
-    edges = _edges(penalty, mean.dtype)
+    edges = _kinks(penalty, mean.dtype)
     across, share = _lines(Lam, mean, root, edges)
     middle = mean[:, None] + jnp.einsum("kac,kmc->kma", root[:, :, 1:], across)
     zeta, node_share = _pieces(_crossings(penalty, Lam, root[:, :, 0], middle, edges), share, r)
@@ -115,7 +115,7 @@ def _lines(Lam: jax.Array, mean: jax.Array, root: jax.Array, edges: jax.Array) -
     return jnp.tile(jnp.asarray(grid, mean.dtype), (atoms, 1, 1)), ones[:, None] * (density / density.sum())
 
 
-def _edges(penalty: Penalty, dtype: Any) -> jax.Array:
+def _kinks(penalty: Penalty, dtype: Any) -> jax.Array:
     """Return the kinks of a penalty, each twice, and its slopes on either side of them, (2, edges)."""
     kinks = jnp.repeat(jnp.asarray([*penalty.kinks], dtype), 2)
     offset = jnp.finfo(dtype).eps * jnp.maximum(jnp.abs(kinks), 1e-9)
