@@ -214,8 +214,8 @@ def gamp(
     require_count(steps, "steps")
     require_positive(tol, "tol")
     if damping is not None:
-        demand = "in (0, 1], or None for an automatic choice"
-        require_number(damping, "damping", demand, lambda v: 0 < v <= 1)
+        requirement = "in (0, 1], or None for an automatic choice"
+        require_number(damping, "damping", requirement, lambda v: 0 < v <= 1)
     require_choice(response, "response", ("regression", "derivative"))
     warm_start = None
     if isinstance(init, GAMP):

@@ -261,8 +261,8 @@ def trace_branch(
     free, a = branch_of(branch).free(model), check_alpha(model, alpha)
     require_kind(parameter, "parameter", str, "the name of a number, for instance alpha or sigma")
     value = Parameter(parameter).read(model, alpha, "parameter")
-    expected = f"two increasing numbers around {value}"
-    low, high = array_of(limits, "limits", expected, lambda a: a.size == 2 and a[0] <= value <= a[1] and a[0] < a[1])
+    requirement = f"two increasing numbers around {value}"
+    low, high = array_of(limits, "limits", requirement, lambda a: a.size == 2 and a[0] <= value <= a[1] and a[0] < a[1])
     array_of(step, "step", "a positive number", lambda a: a > 0, ndim=0)
     require_count(points, "points")
     require_kind(start, "start", (FixedPoint, Overlaps, type(None)), "a FixedPoint or Overlaps near the state")

@@ -294,8 +294,10 @@ def guess_of(event: Event, start: Start, low: Any = 0.0, high: Any = np.inf) -> 
     alphas = [p.alpha for p in states]
     if len(states) == len(event.branches) and np.ptp(alphas) == 0:
         return Guess(alphas[0], tuple(p.replicates.overlaps for p in states))
-    expected = f"a FixedPoint for each of {list(event.branches)} at one alpha, or curves of these branches, or a Guess"
-    raise InputError("start", f"must be {expected}, got {[type(s).__name__ for s in inputs]}")
+    requirement = (
+        f"a FixedPoint for each of {list(event.branches)} at one alpha, or curves of these branches, or a Guess"
+    )
+    raise InputError("start", f"must be {requirement}, got {[type(s).__name__ for s in inputs]}")
 
 
 def crossings(event: Event, curves: Sequence[Curve]) -> list[Guess]:
