@@ -19,7 +19,7 @@ import numpy as np
 
 from ..averages.rule import Rule
 from ..base.printing import Description, Printed
-from ..base.results import Settings, Status, mean_of_existing, quorum, settled
+from ..base.results import Settings, Status, classify, mean_of_existing, quorum
 from ..model.model import Model
 from ..model.overlaps import BRANCHES, PAIR, Overlaps, admissible, branch_of, order_size
 from ..theory.pool import Path
@@ -173,7 +173,7 @@ class Follower:
     def _absent(self, model: Model, state: State, uninformed: bool) -> bool:
         """Return whether the branch is absent: q shrinks to zero, or nothing grows on the uninformed state."""
         _, growth, q = _sizes(model, state, self.free)
-        resolved = not quorum(settled(Status.converged, state.diagnostics.unresolved) == Status.unresolved)
+        resolved = not quorum(classify(Status.converged, state.diagnostics.unresolved) == Status.unresolved)
         has_state = quorum(state.has_state)
         return bool(resolved and (q < _NOTHING if not has_state else uninformed and growth < 1))
 

@@ -14,7 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from ..base.results import Settings, Status, settled
+from ..base.results import Settings, Status, classify
 from ..model.overlaps import Coordinates, admissible, explained_covariance, order_size, vanished
 
 # The residual below which Newton's method takes over from damped steps. Chosen on 300 branches at random settings: .03
@@ -295,7 +295,7 @@ class Newton(eqx.Module):
         """Where this attempt came to: `absent` where the one free order parameter has vanished, or the student."""
         x, status = self.coordinates.unpack(s.best.v), self.ending(s)
         gone = (status <= Status.stalled) & vanished(self.coordinates, x, self.coordinates.free)
-        status = settled(jnp.where(gone, Status.absent, status), s.best.unresolved)
+        status = classify(jnp.where(gone, Status.absent, status), s.best.unresolved)
         return Outcome(s.best.v, s.best.residual, status, s.best.seen)
 
 
