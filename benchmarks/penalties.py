@@ -45,7 +45,7 @@ class Heads(ta.DotProduct):
     def rotation_invariant(self) -> bool:
         return False
 
-    def start_columns(self, both: bool) -> tuple[jax.Array, jax.Array]:
+    def start_columns(self, combined: bool) -> tuple[jax.Array, jax.Array]:
         return jnp.array([[1.0, 0.0], [0.0, 0.94], [0.0, 0.34]]), jnp.array([0.0, -0.34, 0.94])
 
     def attention(self, fields: jax.Array) -> jax.Array:

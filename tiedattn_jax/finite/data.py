@@ -487,7 +487,7 @@ def _named_start(model: Model, data: Data, init: str, key: jax.Array, size: jax.
     noise = jax.random.normal(key, (d, r), data.x.dtype)
     if init == "random":
         return noise * size
-    semantic, positional = model.start_columns(both=False)
+    semantic, positional = model.start_columns(combined=False)
     if init == "semantic":
         directions, columns = data.known_teacher("for init='semantic'"), semantic
     else:
