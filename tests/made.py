@@ -11,7 +11,7 @@ from jax import lax
 import tiedattn_jax as ta
 from tiedattn_jax.model.overlaps import Conjugates
 from tiedattn_jax.theory.observables import Diagnostics
-from tiedattn_jax.theory.solve import followed, traced_states
+from tiedattn_jax.theory.solve import traced_states, with_tangents
 from tiedattn_jax.theory.states import DIAGNOSTICS, State
 
 
@@ -47,7 +47,7 @@ def states_near(model, alpha, nodes, start, free, settings) -> State:
     """The states that `solve` finds near a start under `jax.jit`, where the branch is data."""
     starts = jax.tree.map(lambda a: jnp.broadcast_to(a, (nodes.replicates, *jnp.shape(a))), start)
     states = traced_states(*lax.stop_gradient((model, alpha)), nodes, free, settings, starts, False)
-    return followed(model, alpha, nodes, free, states)
+    return with_tangents(model, alpha, nodes, free, states)
 
 
 def fixed_point(case=CASES[0], **numbers) -> ta.FixedPoint:

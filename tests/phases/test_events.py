@@ -206,14 +206,14 @@ def searched(monkeypatch, number, alpha, exists=lambda a: True, options=MappingP
     """Run `find_zero` on a number that depends on alpha, without solves; return the zero and the places visited."""
     places = []
 
-    def finely(problem, x):
+    def solve_replicates(problem, x):
         assert problem.settings == "tight" and problem.nodes.replicates == 3 and problem.free.tolist() == [1.0, 0.0]
         alpha = float(problem.alpha)
         places.append(alpha)
         has_state = exists(alpha)
         return made.ended(state_with(alpha, linear=number(alpha), has_state=(has_state,) * 3))
 
-    monkeypatch.setattr(Problem, "finely", finely)
+    monkeypatch.setattr(Problem, "solve_replicates", solve_replicates)
     guess, model = ta.Guess(alpha, (state_with().overlaps,), **limits), ta.dot_product()
     rule = SimpleNamespace(replicates=3)
     path = find_zero(EVENTS["semantic baseline"], model, guess, rule, "tight", exact=False, tol=1e-5, **options)
@@ -242,7 +242,7 @@ def test_the_states_of_a_pair_are_asked_for_at_once(monkeypatch):
     """
     requests = []
 
-    def finely(problem, x):
+    def solve_replicates(problem, x):
         requests.append((float(problem.alpha), problem.free.tolist(), float(jnp.mean(x.q))))
         alpha, semantic = float(problem.alpha), problem.free[0] == 1
         state = state_with(alpha + 10 * semantic, loss=(0.0 if semantic else (alpha - 1.25) ** 3 + alpha - 1.25))
@@ -250,7 +250,7 @@ def test_the_states_of_a_pair_are_asked_for_at_once(monkeypatch):
         state.train_loss_partials = ({"sigma": jnp.full(3, 2.0 * semantic)}, by_alpha)
         return made.ended(state)
 
-    monkeypatch.setattr(Problem, "finely", finely)
+    monkeypatch.setattr(Problem, "solve_replicates", solve_replicates)
     x = state_with().overlaps
     guess, rule = ta.Guess(1.4, (x, jax.tree.map(lambda a: 2 * a, x))), SimpleNamespace(replicates=3)
     path = find_zero(EVENTS["alpha_c"], ta.dot_product(), guess, rule, "tight", exact=True)
@@ -268,7 +268,7 @@ def test_the_states_of_a_pair_are_asked_for_at_once(monkeypatch):
 
 def test_exact_slopes_are_asked_for_in_every_replicate_at_once(monkeypatch, model, lines, known):
     """Exact slopes are requested together, one call per replicate with its state; else the secant gives the slope."""
-    monkeypatch.setattr(Problem, "finely", lambda problem, x: made.ended(known))
+    monkeypatch.setattr(Problem, "solve_replicates", lambda problem, x: made.ended(known))
     guess, answered = ta.Guess(1.4, (known.overlaps,)), []
 
     def answer(call):
@@ -341,7 +341,7 @@ def test_where_alpha_c_is_looked_for(monkeypatch, model, lines):
 def test_alpha_c_between_the_ends_of_branches(monkeypatch, model):
     """On coarse averages a branch wins where the other one does not exist: here the semantic one starts at .8."""
 
-    def coarsely(problem, x0):
+    def coarse_lane(problem, x0):
         alpha, semantic = float(problem.alpha), problem.free[0] == 1
         loss = 2.25 - alpha if semantic else 1.0
         has_state = not (semantic and alpha < 0.8)
@@ -355,7 +355,7 @@ def test_alpha_c_between_the_ends_of_branches(monkeypatch, model):
         raise InterruptedError
 
     guesses, starts = [], {False: [], True: []}
-    monkeypatch.setattr(Problem, "coarsely", coarsely)
+    monkeypatch.setattr(Problem, "coarse_lane", coarse_lane)
     monkeypatch.setattr(transitions, "find_zero", stop)
     for bracket in ((0.1, 4.0), (0.1, 0.9), (1.4, 4.0)):
         with pytest.raises(InterruptedError):

@@ -50,7 +50,7 @@ def search(model, state, monkeypatch):
     def run(continued, uninformed=None, restarted=None, *, free=SEMANTIC, lost=False, settings=None):
         start, options, solved = BRANCHES["semantic"].start(model), ta.Settings() if settings is None else settings, []
 
-        def finely(problem, x):
+        def solve_replicates(problem, x):
             solved.append((problem, x))
             if x is start:
                 return made.ended(restarted)
@@ -59,7 +59,7 @@ def search(model, state, monkeypatch):
             assert x is state.overlaps and problem.settings is options
             return made.ended(continued if is_first else uninformed)
 
-        monkeypatch.setattr(Problem, "finely", finely)
+        monkeypatch.setattr(Problem, "solve_replicates", solve_replicates)
         path = Follower("rule", options, free, start).search(model, 2.0, state.overlaps, lost)
         result = run_one(path)
         assert all(p.model is model and p.alpha == 2.0 and p.nodes == "rule" for p, _ in solved)

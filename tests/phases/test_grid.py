@@ -51,7 +51,7 @@ def canned(known, model, monkeypatch):
     cells = {k: np.array(jnp.broadcast_to(v, (2, len(ALPHAS), *v.shape))) for k, v in known.numbers().items()}
     requests = {"first": [], "tracks": [], "again": []}
 
-    def coarsely(problem, x):
+    def coarse_lane(problem, x):
         requests["first"].append(problem.settings)
         return made.ended(SimpleNamespace(status=0, overlaps=x))
 
@@ -74,7 +74,7 @@ def canned(known, model, monkeypatch):
             values["residual"] = values["residual"] * (1.0 if alpha > 1 else 0.05)  # not resolved, if it is a state
             return made.ended(SimpleNamespace(numbers=lambda: values))
 
-    monkeypatch.setattr(Problem, "coarsely", coarsely)
+    monkeypatch.setattr(Problem, "coarse_lane", coarse_lane)
     monkeypatch.setattr(grid, "Follower", Follower)
     return cells, requests
 
@@ -244,7 +244,7 @@ def test_where_tracks_begin(rows, model, lines):
     start, requests = BRANCHES["positional"].start(model), []
     statuses = iter([0, 2, 6, 0])
 
-    def coarsely(lane):
+    def coarse_lane(lane):
         assert isinstance(lane, Lane) and lane.replicate == COARSE and lane.attempts > 1 and lane.rule is lines
         assert lane.free.tolist() == [0.0, 1.0] and float(lane.alpha) == 2.0
         requests.append((float(lane.model.omega), float(lane.start.q.mean() / start.q.mean())))
@@ -253,7 +253,7 @@ def test_where_tracks_begin(rows, model, lines):
     omegas = np.array([0.3, 0.35, 0.4, 0.45])
     axes = Axis(Parameter("omega"), omegas), Axis(Parameter("alpha"), np.array(ALPHAS))
     longer = grid._Grid.of(model, *axes, None, lines, SETTINGS)
-    first_states = made.drive(longer.first_cells(0), coarsely)
+    first_states = made.drive(longer.first_cells(0), coarse_lane)
     np.testing.assert_allclose([x.q.mean() / start.q.mean() for x in first_states], [2, 1, 2, 2])
     np.testing.assert_allclose(requests, np.stack([omegas, [1, 2, 1, 1]], 1))  # starts from the row before, if found
 

@@ -139,7 +139,7 @@ def branches(problem):
     for sigma, alpha in ((0.5, 2.0), (0.5, 0.05), (0.45, 1.5)):
         model = ta.dot_product(sigma=sigma)
         variant = problem._replace(model=model, alpha=jnp.asarray(alpha))
-        yield variant.anew(branch_start(model, "semantic"))
+        yield variant.solve_from_far(branch_start(model, "semantic"))
 
 
 def test_slots_do_as_threads_do(problem, monkeypatch):

@@ -267,7 +267,7 @@ def trace_branch(
     require_count(points, "points")
     require_kind(start, "start", (FixedPoint, Overlaps, type(None)), "a FixedPoint or Overlaps near the state")
     if start is None:
-        coarse_path = Problem(model, a, nodes, free, settings).coarsely(branch_start(model, branch))
+        coarse_path = Problem(model, a, nodes, free, settings).coarse_lane(branch_start(model, branch))
         start = run_one(together([coarse_path]))[0].overlaps
     elif isinstance(start, FixedPoint):
         start = start.overlaps

@@ -158,7 +158,7 @@ class _Ends:
     def uninformed(self, point: FixedPoint, state: FixedPoint) -> Path:
         free = branch_of("uninformed").free(point.model)
         problem = Problem(point.model, point.alpha, self.nodes, free, self.settings)
-        states = yield from problem.finely(state.replicates.overlaps)
+        states = yield from problem.solve_replicates(state.replicates.overlaps)
         return FixedPoint(point.model, point.alpha, states, "uninformed")
 
     def fold(self, state: FixedPoint, absent_point: FixedPoint) -> Path:

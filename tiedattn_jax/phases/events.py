@@ -30,7 +30,7 @@ from ..model.parameters import Parameter, arrays_of, scalar_parameters
 from ..theory.equations import Equations, first_order
 from ..theory.observables import gen_error_in, gen_error_linear_in, growths_in
 from ..theory.pool import Call, Path, run_one, stacked
-from ..theory.solve import Problem, for_each
+from ..theory.solve import Problem, with_replicate_axis
 from ..theory.states import FixedPoint, State, states_table
 from .arclength import Setting, fold_near
 from .follow import Curve
@@ -386,7 +386,7 @@ def find_zero(
         """Path that solves the states at one alpha; returns a `Zero`, with derivatives if requested or free."""
         alpha = np.asarray(trial_alpha, model.lam.dtype)
         problems = [Problem(model, alpha, nodes, f, settings) for f in masks]
-        states = tuple((yield [p.finely(x) for p, x in zip(problems, xs, strict=True)]))
+        states = tuple((yield [p.solve_replicates(x) for p, x in zip(problems, xs, strict=True)]))
         value, by_model = np.asarray(_numbers(event, states)), None
         by_alpha = np.full_like(value, np.nan)
         if event.observable is None:
@@ -396,7 +396,7 @@ def find_zero(
         return Zero(alpha, states, value, by_model, by_alpha)
 
     search = Secant.begin(guess.there, guess.slope, guess.low, guess.high)
-    trial, xs = float(guess.alpha), tuple(for_each(x, nodes.replicates) for x in guess.overlaps)
+    trial, xs = float(guess.alpha), tuple(with_replicate_axis(x, nodes.replicates) for x in guess.overlaps)
     last: Zero | None = None
     for _ in range(looks):
         zero = yield from evaluate(trial, xs)
@@ -523,7 +523,7 @@ def _fold(event: Event, model: Model, guess: Guess, nodes: Rule, settings: Setti
     """Path that finds a fold by continuation in arclength; returns a `Zero`, or None if there is no fold."""
     alpha, free = float(guess.alpha), branch_of(event.branches[0]).free(model)
     setting = Setting(model, jnp.asarray(alpha, model.lam.dtype), Parameter("alpha"), free)
-    x = jax.tree.map(lambda a: np.mean(a, 0), for_each(guess.overlaps[0], nodes.replicates))
+    x = jax.tree.map(lambda a: np.mean(a, 0), with_replicate_axis(guess.overlaps[0], nodes.replicates))
     limits = float(guess.low) or 0.5 * alpha, float(guess.high) if np.isfinite(guess.high) else 1.5 * alpha
     fold = yield from fold_near(setting, nodes, x, settings, limits)
     if fold is None:

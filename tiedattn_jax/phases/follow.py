@@ -23,7 +23,7 @@ from ..base.results import Settings, Status, classify, mean_of_existing, quorum
 from ..model.model import Model
 from ..model.overlaps import BRANCHES, PAIR, Overlaps, admissible, branch_of, order_size
 from ..theory.pool import Path
-from ..theory.solve import Problem, branch_start, for_each
+from ..theory.solve import Problem, branch_start, with_replicate_axis
 from ..theory.states import FixedPoint, State, states_table
 
 CURVE_SETTINGS = Settings(tol=1e-4, max_steps=20)
@@ -57,7 +57,7 @@ class WarmStart(NamedTuple):
     @classmethod
     def begin(cls, start: Overlaps, place: float, replicates: int) -> WarmStart:
         """Return the warm start of the first setting, from overlaps for all replicates or with a leading axis (R,)."""
-        start, values = for_each(start, replicates), np.full(replicates, place)
+        start, values = with_replicate_axis(start, replicates), np.full(replicates, place)
         return cls(start, start, values - 1, values, np.ones(replicates, int))
 
     @property
@@ -155,19 +155,19 @@ class Follower:
         problem, has_order = Problem(model, alpha, self.nodes, self.free, self.settings), np.sum(self.free) == 1
         state = None
         if not lost:
-            state = yield from problem.finely(guess)
+            state = yield from problem.solve_replicates(guess)
             small = has_order and _sizes(model, state, self.free)[0] < _SMALL
             if quorum(state.has_state) and not small:
                 return state
         if has_order or lost:
-            uninformed = yield from problem._replace(free=np.zeros(2)).finely(guess)
+            uninformed = yield from problem._replace(free=np.zeros(2)).solve_replicates(guess)
             if has_order and self._absent(model, uninformed, True):
                 return _with_status(uninformed, Status.absent)
             if state is not None and quorum(state.has_state):
                 return state
         steps = np.maximum(self.settings.warm_steps, _DAMPED_STEPS)
         damped_problem = problem._replace(settings=eqx.tree_at(lambda a: a.warm_steps, self.settings, steps))
-        state = yield from damped_problem.finely(self.start)
+        state = yield from damped_problem.solve_replicates(self.start)
         return _with_status(state, Status.absent) if has_order and self._absent(model, state, False) else state
 
     def _absent(self, model: Model, state: State, uninformed: bool) -> bool:

@@ -21,7 +21,7 @@ from ..model.model import Model
 from ..model.overlaps import PAIR, Overlaps
 from ..model.parameters import Axis, axis_of
 from ..theory import pool
-from ..theory.solve import Problem, check_alpha, for_each
+from ..theory.solve import Problem, check_alpha, with_replicate_axis
 from ..theory.states import number_shapes
 from .diagram import PhaseDiagram
 from .follow import Follower, Progress, WarmStart, pair_free, pair_start, silent
@@ -249,7 +249,7 @@ class _Grid(NamedTuple):
         first_overlaps = []
         for row in range(len(self.alphas)):
             model, alpha = self.at(row, 0)
-            state = yield Problem(model, alpha, self.nodes, pair_free(model)[branch], coarse_settings).coarsely(x)
+            state = yield Problem(model, alpha, self.nodes, pair_free(model)[branch], coarse_settings).coarse_lane(x)
             # An absent branch returns overlaps near the uninformed state, which fit this row but no other one.
             x = state.overlaps if state.status <= Status.stalled else start
             first_overlaps.append(state.overlaps if state.status == Status.absent else x)
@@ -315,7 +315,7 @@ class _Grid(NamedTuple):
             jax.tree.map(lambda a, cell=cell: a[cell], self.models) for cell in ((cell.row, cell.column), (0, 0))
         )
         default, free = pair_start(first_model)[cell.branch], pair_free(first_model)[cell.branch]
-        guess = for_each(default if source is None else source, self.nodes.replicates)
+        guess = with_replicate_axis(default if source is None else source, self.nodes.replicates)
         settings = self.settings if was_absent else patient(self.settings)
         alpha = np.asarray(self.alphas[cell.row, cell.column], model.lam.dtype)
         state = yield from Follower(self.nodes, settings, free, default).search(model, alpha, guess, False)
