@@ -178,4 +178,4 @@ def test_memory_that_one_lane_does_not_fit_in(problem):
             return {"bytes_limit": 1000}
 
     with pytest.raises(ta.InputError, match="must fit into the memory of the device"):
-        pool._most(problem.lane(branch_start(problem.model, "semantic")), [Device()])
+        pool._max_lanes(problem.lane(branch_start(problem.model, "semantic")), [Device()])

@@ -89,20 +89,20 @@ class Equations(eqx.Module):
         return self.image(x, (M, gradient))
 
     def answer(self, v: jax.Array) -> Answer:
-        """Evaluate the map at coordinates v for Newton's method; `Answer.seen` is the `Evaluation` as a vector."""
+        """Evaluate the map at coordinates v for Newton's method; the answer has the `Evaluation` as a vector."""
         F, DF, evaluation = _image_and_jacobian(self, v)
         return Answer(F, DF, evaluation.sums[0]["unresolved"], ravel_pytree(evaluation)[0])
 
-    def unseen(self, v: jax.Array) -> jax.Array:
-        """Return NaNs of the shape of `Answer.seen`: the value of that field before the first answer."""
-        template = jax.eval_shape(self.answer, v).seen
+    def empty_evaluation(self, v: jax.Array) -> jax.Array:
+        """Return NaNs of the shape of `Answer.evaluation`: the value of that field before the first answer."""
+        template = jax.eval_shape(self.answer, v).evaluation
         return jnp.full(template.shape, jnp.nan, template.dtype)
 
     def state(self, outcome: Outcome) -> State:
         """Return the state at the outcome of a search, from the evaluation that the outcome contains."""
         template = jax.eval_shape(lambda v: _image_and_jacobian(self, v)[2], outcome.v)
         unravel = ravel_pytree(jax.tree.map(lambda a: jnp.zeros(a.shape, a.dtype), template))[1]
-        x, evaluation = self.coordinates.unpack(outcome.v), unravel(outcome.seen)
+        x, evaluation = self.coordinates.unpack(outcome.v), unravel(outcome.evaluation)
         sums, M_by_model = evaluation.sums
         return State(
             overlaps=x,
@@ -220,7 +220,9 @@ def search(equations: Equations, start: Overlaps, settings: Settings, attempts: 
     coordinates = equations.coordinates
     newton, v = Newton(coordinates, settings, stall, attempts), coordinates.pack(start)
     final = lax.while_loop(
-        lambda s: ~s.ended, lambda s: newton.advance(s, equations.answer(s.trial)), newton.begin(v, equations.unseen(v))
+        lambda s: ~s.ended,
+        lambda s: newton.advance(s, equations.answer(s.trial)),
+        newton.begin(v, equations.empty_evaluation(v)),
     )
     return equations.state(final.outcome)
 

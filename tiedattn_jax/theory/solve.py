@@ -297,11 +297,11 @@ def traced_states(
     starts: Overlaps,
     coarse_first: bool,
 ) -> State:
-    """Return the states of all replicates in traced code: `Problem.anew`, or `Problem.finely`, as one loop.
+    """Return the states of all replicates in traced code: `Problem.solve_from_far` or `solve_replicates` as one loop.
 
     Args:
         starts: overlaps from which the replicates start, with a leading axis. The coarse replicate uses the first.
-        coarse_first: whether the coarse replicate is solved first, as in `Problem.anew`.
+        coarse_first: whether the coarse replicate is solved first, as in `Problem.solve_from_far`.
     """
     coordinates, R, first = Coordinates(model, free), nodes.replicates, int(coarse_first)
     stall = jnp.asarray(stall_of(nodes.size), model.lam.dtype)
@@ -333,7 +333,7 @@ def traced_states(
         return _Queue(number, search, vectors, outcomes)
 
     vectors = jax.vmap(coordinates.pack)(starts)
-    empty_evaluation = equations(jnp.asarray(0)).unseen(vectors[0])
+    empty_evaluation = equations(jnp.asarray(0)).empty_evaluation(vectors[0])
     search = newton(jnp.asarray(0)).begin(vectors[0], empty_evaluation)
     outcomes = jax.tree.map(lambda a: jnp.broadcast_to(a, (R, *a.shape)), search.outcome)
     queue = _Queue(jnp.asarray(0), search, vectors, outcomes)
