@@ -165,7 +165,7 @@ class Equations(eqx.Module):
             return *numbers(u[n:]), coordinates.unpack(u[:n])
 
         # `average` can be differentiated again in both modes, and so can these derivatives.
-        averages, slopes, _ = averages_expansion(setting, self.replicate, u, over=average)
+        averages, slopes, _ = averages_expansion(setting, self.replicate, u, averager=average)
 
         def image(u: jax.Array, *averages: Any) -> tuple[jax.Array, Evaluation]:
             model, alpha, x = setting(u)
@@ -268,7 +268,7 @@ def averages_expansion(
     u: Any,
     sums: Sums = no_sums,
     *,
-    over: Callable[[Replicate, Callable[[Any], Any]], Any] = average_of_weighted,
+    averager: Callable[[Replicate, Callable[[Any], Any]], Any] = average_of_weighted,
 ) -> Any:
     """Return the averages in `expansion`: (M, dM / d overlaps), their derivatives in u, (..., k), and `sums`.
 
@@ -276,7 +276,7 @@ def averages_expansion(
     small.
 
     Args:
-        over: function that sums over the blocks of a replicate.
+        averager: function that sums over the blocks of a replicate.
     """
 
     def block_sums(kind: jax.Array | None, block: Any) -> Any:
@@ -298,7 +298,7 @@ def averages_expansion(
 
         return value_and_columns(gradients, u)
 
-    return over_kinds(setting(u)[0], lambda model: over(replicate, partial(block_sums, model.kind)))
+    return over_kinds(setting(u)[0], lambda model: averager(replicate, partial(block_sums, model.kind)))
 
 
 @jax.jit  # so that it is traced once for all its callers
