@@ -81,7 +81,7 @@ def test_what_is_missing_says_why(monkeypatch, model, lines, known):
 
     zero = Zero(np.array(0.7), (known,), np.zeros(4), None, np.full(4, np.nan), 1.0, True)
     absent = eqx.tree_at(lambda s: s.status, known, known.status + int(ta.Status.absent))
-    zeros = iter([zero, zero._replace(alpha=np.array(0.55), states=(absent,), met=False)])
+    zeros = iter([zero, zero._replace(alpha=np.array(0.55), states=(absent,), converged=False)])
     monkeypatch.setattr(boundaries, "find_zero", lambda *args, **options: made.ended(next(zeros)))
     monkeypatch.setattr(boundaries, "first_sign_change", nowhere)
     guess = ta.Guess(0.7, (BRANCHES["semantic"].start(model),))

@@ -76,7 +76,7 @@ def located(monkeypatch, lines, curve, growth_m, **places):
         return made.transition(alpha, event=event.name) if alpha else made.transition(np.nan, status=6)
 
     options = ta.Settings(tol=3e-4)
-    monkeypatch.setattr(ends_module, "located", find_event)
+    monkeypatch.setattr(ends_module, "locate_path", find_event)
     monkeypatch.setattr(ends_module, "transition_of", transition)
     monkeypatch.setattr(ends_module._Ends, "uninformed", uninformed)
     return ta.branch_ends(curve, lines, settings=options, sensitivities=True), requests

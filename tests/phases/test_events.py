@@ -30,13 +30,13 @@ def find(fn, alpha, exists=lambda a: True, **guess):
     for _ in range(60):
         places.append(trial)
         if not exists(trial):
-            s = s.blocked(trial)
+            s = s.shrunk(trial)
         else:
-            s = s.learn(trial, float(fn(trial)))
+            s = s.updated(trial, float(fn(trial)))
             if abs(s.step) < 1e-9:
                 break
         trial = s.next()
-    return s.place, places
+    return s.x, places
 
 
 @pytest.mark.parametrize(
@@ -94,37 +94,37 @@ def test_a_step_from_where_nothing_is_known():
 
 def test_what_a_search_learns():
     s = Secant.begin(np.nan, np.nan, 1.0, 4.0)
-    first = s.learn(2.0, -0.5)
-    assert (first.place, first.value, first.low, first.high) == (2.0, -0.5, 2.0, 4.0) and np.isnan(first.slope)
-    second = first.learn(3.0, 0.5)
+    first = s.updated(2.0, -0.5)
+    assert (first.x, first.value, first.low, first.high) == (2.0, -0.5, 2.0, 4.0) and np.isnan(first.slope)
+    second = first.updated(3.0, 0.5)
     assert (second.slope, second.low, second.high) == (1.0, 2.0, 3.0)
-    assert second.learn(3.0, 0.5).slope == 1.0  # a second look at the same place tells nothing about the slope
-    assert first.learn(3.0, 0.5, 7.0).slope == 7.0
-    falling = Secant.begin(np.nan, np.nan, 0.0, np.inf).learn(2.0, 0.5, -1.0)  # without a bracket the slope decides
+    assert second.updated(3.0, 0.5).slope == 1.0  # a second look at the same place tells nothing about the slope
+    assert first.updated(3.0, 0.5, 7.0).slope == 7.0
+    falling = Secant.begin(np.nan, np.nan, 0.0, np.inf).updated(2.0, 0.5, -1.0)  # without a bracket the slope decides
     assert (falling.rising, falling.low, falling.high) == (-1.0, 2.0, np.inf)
-    assert Secant.begin(np.nan, np.nan, 1.0, 4.0).learn(2.0, 0.5, -1.0).high == 2.0
-    assert (second.blocked(2.5).low, second.blocked(2.5).high) == (2.5, 3.0)
-    assert (first.blocked(2.5).low, first.blocked(2.5).high) == (2.0, 2.5)
+    assert Secant.begin(np.nan, np.nan, 1.0, 4.0).updated(2.0, 0.5, -1.0).high == 2.0
+    assert (second.shrunk(2.5).low, second.shrunk(2.5).high) == (2.5, 3.0)
+    assert (first.shrunk(2.5).low, first.shrunk(2.5).high) == (2.0, 2.5)
 
 
 def test_in_a_bracket():
     def search(place, low=0.1, high=4.0, tol=1e-9):
-        def number(alpha, looks):
+        def number(alpha, evaluations):
             places.append(alpha)
-            return made.ended((alpha**3 - place**3, looks + 1))
+            return made.ended((alpha**3 - place**3, evaluations + 1))
 
         places = []
-        root, looks, met = run_one(zero_between(number, low, high, 0, tol))
-        assert looks == len(places) and places[0] == np.sqrt(low * high)
-        return root, looks, met
+        root, evaluations, converged = run_one(zero_between(number, low, high, 0, tol))
+        assert evaluations == len(places) and places[0] == np.sqrt(low * high)
+        return root, evaluations, converged
 
-    root, looks, met = search(1.55)
+    root, evaluations, converged = search(1.55)
     np.testing.assert_allclose(root, 1.55, rtol=1e-8)
-    assert met and looks < 16
+    assert converged and evaluations < 16
     assert not search(5.0)[2] and not search(0.05)[2]  # the zeros lie beyond the bracket
     assert search(np.sqrt(0.4), tol=1e-9)[1] == 1  # exactly at the first look
-    root, looks, met = run_one(zero_between(lambda a, k: made.ended((np.nan, k + 1)), 0.1, 4.0, 0, 1e-9))
-    assert not met and looks <= 40
+    root, evaluations, converged = run_one(zero_between(lambda a, k: made.ended((np.nan, k + 1)), 0.1, 4.0, 0, 1e-9))
+    assert not converged and evaluations <= 40
 
 
 @jax.tree_util.register_pytree_node_class
@@ -183,19 +183,22 @@ def test_roots_and_sensitivities_of_the_replicates():
     event = EVENTS["alpha_c"]
     good = PartialState(status=jnp.zeros(3, int), has_state=jnp.ones(3, bool))
     value, by_alpha = jnp.array([0.1, 0.3, 0.2]), jnp.array([2.0, 2.0, 4.0])
-    zero = Zero(jnp.array(1.0), (state_with(), good), value, None, by_alpha, slope=2.0, met=jnp.array(True))
+    zero = Zero(jnp.array(1.0), (state_with(), good), value, None, by_alpha, slope=2.0, converged=jnp.array(True))
     transition = transition_of(event, ta.dot_product(), zero)
     roots = 1 - value / 2
     np.testing.assert_allclose((transition.alpha, transition.stderr), (roots.mean(), error_bar(roots)))
     assert int(transition.status) == 2 and transition.sensitivities is None and transition.event == event.name
-    unmet = transition_of(event, ta.dot_product(), zero._replace(met=jnp.array(False)))
+    unmet = transition_of(event, ta.dot_product(), zero._replace(converged=jnp.array(False)))
     assert int(unmet.status) == ta.Status.absent and float(unmet.alpha) == 1.0
     failed = PartialState(status=jnp.full(3, ta.Status.unresolved), has_state=jnp.zeros(3, bool))
-    unknown = transition_of(event, ta.dot_product(), zero._replace(states=(state_with(), failed), met=False))
+    unknown = transition_of(event, ta.dot_product(), zero._replace(states=(state_with(), failed), converged=False))
     assert int(unknown.status) == ta.Status.unresolved and jnp.isnan(unknown.alpha)
     absent = PartialState(status=jnp.full(3, ta.Status.absent), has_state=jnp.zeros(3, bool))
     for pair in ((absent, state_with()), (absent, absent)):
-        assert transition_of(event, ta.dot_product(), zero._replace(states=pair, met=False)).status == ta.Status.absent
+        assert (
+            transition_of(event, ta.dot_product(), zero._replace(states=pair, converged=False)).status
+            == ta.Status.absent
+        )
     exact = transition_of(event, ta.dot_product(), zero._replace(by_model={"sigma": jnp.array([4.0, 6.0, 8.0])}))
     np.testing.assert_allclose(exact.alpha, np.mean([0.95, 0.85, 0.95]))
     np.testing.assert_allclose(exact.sensitivities["sigma"], np.mean([-2.0, -3.0, -2.0]))
@@ -223,14 +226,14 @@ def searched(monkeypatch, number, alpha, exists=lambda a: True, options=MappingP
 def test_a_zero_of_states(monkeypatch):
     zero, places = searched(monkeypatch, lambda a: a**3 - 1.55**3, 1.4)
     np.testing.assert_allclose(zero.alpha, 1.55, rtol=1e-4)
-    assert bool(zero.met) and len(places) < 9
+    assert bool(zero.converged) and len(places) < 9
     np.testing.assert_allclose(zero.states[0].overlaps.q, zero.alpha)
     zero, places = searched(monkeypatch, lambda a: 1.0 + a, 1.4)
-    assert not bool(zero.met) and len(places) == 12
+    assert not bool(zero.converged) and len(places) == 12
     zero, places = searched(monkeypatch, lambda a: a - 1.55, 1.4, lambda a: False)
-    assert zero.met is False and len(places) == 1
-    zero, places = searched(monkeypatch, lambda a: a**3 - 1.55**3, 1.4, options={"looks": 2})
-    assert len(places) == 2 and zero.alpha == places[1] and bool(zero.met)
+    assert zero.converged is False and len(places) == 1
+    zero, places = searched(monkeypatch, lambda a: a**3 - 1.55**3, 1.4, options={"max_evaluations": 2})
+    assert len(places) == 2 and zero.alpha == places[1] and bool(zero.converged)
     zero, _ = searched(monkeypatch, lambda a: a - 1.55, 1.7, lambda a: a < 1.6, low=1.5, high=2.0, there=1.5)
     np.testing.assert_allclose(zero.alpha, 1.55, rtol=1e-4)
 
@@ -277,12 +280,12 @@ def test_exact_slopes_are_asked_for_in_every_replicate_at_once(monkeypatch, mode
         return jnp.asarray(0.1), eqx.tree_at(lambda m: m.sigma, model, jnp.asarray(2.0 + k)), jnp.asarray(3.0 + k)
 
     event = EVENTS["semantic instability"]
-    path = find_zero(event, model, guess, lines, ta.Settings(), exact=True, looks=1)
+    path = find_zero(event, model, guess, lines, ta.Settings(), exact=True, max_evaluations=1)
     next(path)  # the states
     calls = path.send([known])
     assert isinstance(calls, list) and len(calls) == 4 and all(isinstance(call, Call) for call in calls)
     path.close()
-    zero = made.drive(find_zero(event, model, guess, lines, ta.Settings(), exact=True, looks=1), answer)
+    zero = made.drive(find_zero(event, model, guess, lines, ta.Settings(), exact=True, max_evaluations=1), answer)
     np.testing.assert_array_equal(zero.by_alpha, [3.0, 4.0, 5.0, 6.0])
     np.testing.assert_array_equal(zero.by_model.sigma, [2.0, 3.0, 4.0, 5.0])
     np.testing.assert_allclose(zero.slope, 4.5)
@@ -294,7 +297,7 @@ def test_exact_slopes_are_asked_for_in_every_replicate_at_once(monkeypatch, mode
             np.testing.assert_array_equal(a, b)
         np.testing.assert_array_equal(x.q, known.overlaps.q[k])
     answered.clear()
-    zero = made.drive(find_zero(event, model, guess, lines, ta.Settings(), exact=False, looks=1), answer)
+    zero = made.drive(find_zero(event, model, guess, lines, ta.Settings(), exact=False, max_evaluations=1), answer)
     assert not answered and zero.by_model is None and np.isnan(zero.by_alpha).all()
 
 
@@ -350,8 +353,8 @@ def test_alpha_c_between_the_ends_of_branches(monkeypatch, model):
         moved = jax.tree.map(lambda a: a + 1, x0)
         return made.ended(SimpleNamespace(train_loss=loss, has_state=has_state, status=status, overlaps=moved))
 
-    def stop(event, model, guess, *_, looks, **__):
-        guesses.append((float(guess.alpha), looks))
+    def stop(event, model, guess, *_, max_evaluations, **__):
+        guesses.append((float(guess.alpha), max_evaluations))
         raise InterruptedError
 
     guesses, starts = [], {False: [], True: []}
@@ -400,7 +403,7 @@ def test_the_options_of_a_search_arrive(monkeypatch, model, lines):
     class Stop(Exception):
         pass
 
-    def stop(event, model, guess, nodes, settings, *, exact, tol=None, frees=None, looks=None):
+    def stop(event, model, guess, nodes, settings, *, exact, tol=None, masks=None, max_evaluations=None):
         calls.append((event.name, float(guess.alpha), nodes is lines, settings, exact))
         raise Stop
 

@@ -180,7 +180,7 @@ def test_a_step_starts_from_the_prediction_and_is_learnt(model, state, monkeypat
         after, result = run_one(Follower("rule", ta.Settings(), SEMANTIC, None).advance(model, 1.7, 2.0, warm))
         assert result is state and requests[-1][:2] == (model, 1.7) and requests[-1][3] is (count < 0)
         np.testing.assert_allclose(requests[-1][2].theta, 1.02 * state.overlaps.theta)
-        np.testing.assert_array_equal((after.place_before, after.place), [[1.0] * 4, [2.0] * 4])
+        np.testing.assert_array_equal((after.value_before, after.value), [[1.0] * 4, [2.0] * 4])
         np.testing.assert_array_equal(after.before.theta, state.overlaps.theta)
 
 
@@ -225,17 +225,17 @@ def test_a_replicate_that_lost_the_branch_joins_the_others(model, state):
     returned = update(lost_twice, 3.0, state)
     for after, count in ((lost_once, -1), (lost_twice, -2), (update(lost_twice, 3.0, absent), -2), (returned, 1)):
         np.testing.assert_array_equal(after.count, count)
-        assert after.lost is (count < 0)
+        assert after.was_absent is (count < 0)
     failed = eqx.tree_at(lambda s: s.status, state, jnp.full(4, int(Status.nonfinite)))
-    np.testing.assert_array_equal(update(warm, 1.0, failed).place, warm.place)
+    np.testing.assert_array_equal(update(warm, 1.0, failed).value, warm.value)
 
 
 def test_a_learnt_state_is_the_last(model, state):
     start = BRANCHES["semantic"].start(model)
     first = WarmStart.begin(start, 0.5, 4)
-    np.testing.assert_array_equal((first.place_before, first.place, first.count), [[-0.5] * 4, [0.5] * 4, [1] * 4])
+    np.testing.assert_array_equal((first.value_before, first.value, first.count), [[-0.5] * 4, [0.5] * 4, [1] * 4])
     assert WarmStart.begin(state.overlaps, 0.5, 4).last is state.overlaps  # one start per replicate
     after = update(first, 1.0, state)
     np.testing.assert_array_equal(after.last.q, state.overlaps.q)
     np.testing.assert_array_equal(after.before.q, jnp.broadcast_to(start.q, after.before.q.shape))
-    np.testing.assert_array_equal((after.place_before, after.place, after.count), [[0.5] * 4, [1.0] * 4, [2] * 4])
+    np.testing.assert_array_equal((after.value_before, after.value, after.count), [[0.5] * 4, [1.0] * 4, [2] * 4])

@@ -44,7 +44,7 @@ def test_through_alpha(curve, model, lines):
 def test_damped_steps_are_for_the_first_point(model, known, lines, monkeypatch):
     calls = []
 
-    def search(self, model, alpha, guess, lost):
+    def search(self, model, alpha, guess, was_absent):
         calls.append((float(alpha), int(self.settings.warm_steps), float(self.settings.tol), float(guess.theta.mean())))
         return made.ended(known)
 
@@ -197,7 +197,7 @@ def located(known, monkeypatch):
         zero = Zero(np.array(0.6 + 0.1 * len(requests)), (known,), np.zeros(4), by_model, np.full(4, 2.0), 2.0, True)
         return made.ended(zero)
 
-    monkeypatch.setattr(sweep_module, "located", path)
+    monkeypatch.setattr(sweep_module, "locate_path", path)
     return requests
 
 

@@ -214,13 +214,13 @@ class _Continuation:
         sign = -np.sign(a.tangent[-1])  # makes the slope of the parameter rise through zero from a to b
         # `Secant` takes positive places only, so the arc from a to b is numbered from length to 2 length.
         search = Secant(length, sign * a.tangent[-1], np.nan, length, 2 * length, 1.0)
-        search = search.learn(2 * length, sign * float(b.tangent[-1]))
+        search = search.updated(2 * length, sign * float(b.tangent[-1]))
         for _ in range(_FOLD_EVALUATIONS):
             trial = search.next()
-            if abs(trial - search.place) <= _FOLD_TOLERANCE * length:
+            if abs(trial - search.x) <= _FOLD_TOLERANCE * length:
                 break
             nearest = (yield from self.correct(a.w + (trial - length) * a.tangent, a.tangent)) or nearest
-            search = search.learn(trial, sign * float(nearest.tangent[-1]))
+            search = search.updated(trial, sign * float(nearest.tangent[-1]))
         return nearest.w
 
 

@@ -137,7 +137,7 @@ class _Engine(NamedTuple):
         return pool.run(paths, width=self.width, devices=self.devices, **options)
 
 
-def patient(settings: Settings) -> Settings:
+def with_more_steps(settings: Settings) -> Settings:
     """Return a caller's settings with more steps, for starts that may be far."""
     warm_steps = np.maximum(settings.warm_steps, _WARM_STEPS)
     return Settings(settings.tol, _PATIENCE * settings.max_steps, warm_steps, settings.damping)
@@ -244,7 +244,8 @@ class _Grid(NamedTuple):
 
     def first_cells(self, branch: int) -> pool.Path:
         """Path that finds overlaps near a branch in the first cell of every row, on the coarse replicate."""
-        coarse_settings = eqx.tree_at(lambda s: s.tol, patient(self.settings), np.maximum(self.settings.tol, _COARSE))
+        settings, tol = with_more_steps(self.settings), np.maximum(self.settings.tol, _COARSE)
+        coarse_settings = eqx.tree_at(lambda s: s.tol, settings, tol)
         start = x = pair_start(self.at(0, 0)[0])[branch]
         first_overlaps = []
         for row in range(len(self.alphas)):
@@ -316,7 +317,7 @@ class _Grid(NamedTuple):
         )
         default, free = pair_start(first_model)[cell.branch], pair_free(first_model)[cell.branch]
         guess = with_replicate_axis(default if source is None else source, self.nodes.replicates)
-        settings = self.settings if was_absent else patient(self.settings)
+        settings = self.settings if was_absent else with_more_steps(self.settings)
         alpha = np.asarray(self.alphas[cell.row, cell.column], model.lam.dtype)
         state = yield from Follower(self.nodes, settings, free, default).search(model, alpha, guess, False)
         return {name: np.asarray(a) for name, a in state.numbers().items()}

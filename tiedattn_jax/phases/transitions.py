@@ -86,10 +86,9 @@ def critical_path(
     in_bracket = True
     if guess is None:
         guess, in_bracket = yield from _coarse_alpha_c(model, nodes, bracket, settings)
-    zero = yield from find_zero(
-        EVENTS["alpha_c"], model, guess, nodes, settings, exact=True, tol=_FINAL, looks=_max_evaluations(in_bracket)
-    )
-    return zero._replace(met=zero.met and in_bracket)
+    event, limit = EVENTS["alpha_c"], _max_evaluations(in_bracket)
+    zero = yield from find_zero(event, model, guess, nodes, settings, exact=True, tol=_FINAL, max_evaluations=limit)
+    return zero._replace(converged=zero.converged and in_bracket)
 
 
 def linear_crossing(
@@ -178,10 +177,9 @@ class _Crossing(NamedTuple):
         in_bracket = True
         if guess is None:
             guess, in_bracket = yield from _coarse_alpha_l(model, nodes, self.start, self.free, self.bracket, settings)
-        zero = yield from find_zero(
-            self.event, model, guess, nodes, settings, exact=True, tol=_FINAL, looks=_max_evaluations(in_bracket)
-        )
-        return zero._replace(met=zero.met and in_bracket)
+        event, limit = self.event, _max_evaluations(in_bracket)
+        zero = yield from find_zero(event, model, guess, nodes, settings, exact=True, tol=_FINAL, max_evaluations=limit)
+        return zero._replace(converged=zero.converged and in_bracket)
 
     def transition(self, model: Model, critical: Transition, zero: Zero) -> Transition:
         """Return alpha_l as a `Transition` with the state of the branch."""
