@@ -112,7 +112,7 @@ def three_heads(name: str, d: int, instances: int) -> None:
     mean, bars = (Compared.of(p.train_loss, p.gen_error, p.overlaps) for p in (state.mean, state.stderr))
     fraction = f"{result.ok.sum()} of {instances}"
     rows = {}
-    for quantity, samples in vars(result.found).items():
+    for quantity, samples in vars(result.simulation).items():
         values, theory = samples[result.ok], float(getattr(mean, quantity))
         bar = float(np.hypot(values.std(ddof=1) / len(values) ** 0.5, getattr(bars, quantity)))
         rows[quantity] = float(values.mean()), theory, float(values.mean()) - theory, bar

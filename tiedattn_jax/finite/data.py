@@ -198,17 +198,17 @@ class Data(Printed):
         """Samples per dimension, n / d."""
         return self.x.shape[1] / self.x.shape[2]
 
-    def known_teacher(self, why: str) -> jax.Array:
+    def known_teacher(self, reason: str) -> jax.Array:
         """Return the teacher, (d, t).
 
         Args:
-            why: reason why the teacher is needed, for the error message.
+            reason: purpose for which the teacher is needed; the error message names it.
 
         Raises:
             InputError: if the teacher is not known.
         """
         if self.teacher is None:
-            raise InputError("teacher", f"must be known {why}, got teacher=None: give Data(..., teacher=...)")
+            raise InputError("teacher", f"must be known {reason}, got teacher=None: give Data(..., teacher=...)")
         return self.teacher
 
     def known_labels(self, why: str, argument: str = "data") -> Labels:
@@ -302,7 +302,7 @@ class Population(eqx.Module):
     means: jax.Array | None
 
 
-def of_kind(model: Model, classes: jax.Array | None) -> jax.Array | float:
+def kind_mask(model: Model, classes: jax.Array | None) -> jax.Array | float:
     """Return a mask (n,) of the sentences of the kind that `model` is conditioned on; 1.0 if there is one kind only.
 
     The classes of its tokens, (n, L), determine the kind of a sentence.
@@ -311,9 +311,9 @@ def of_kind(model: Model, classes: jax.Array | None) -> jax.Array | float:
     return 1.0 if one_hot is None or classes is None else jnp.all(classes == jnp.argmax(one_hot, 1), 1)
 
 
-def each_kind(model: Model, classes: jax.Array | None, fn: Callable[[Model], jax.Array]) -> jax.Array:
+def map_kinds(model: Model, classes: jax.Array | None, fn: Callable[[Model], jax.Array]) -> jax.Array:
     """Evaluate `fn`, a function of all sentences (..., n), for each sentence with the model conditioned on its kind."""
-    return over_kinds(model, lambda model: jnp.where(of_kind(model, classes), fn(model), 0.0))
+    return over_kinds(model, lambda model: jnp.where(kind_mask(model, classes), fn(model), 0.0))
 
 
 def _classes(classes: Any, n: int, L: int, S: int) -> jax.Array:
