@@ -63,13 +63,13 @@ def transition(alpha=1.25, status=0, event="alpha_c", branches=()) -> ta.Transit
     return ta.Transition(jnp.asarray(alpha), jnp.asarray(0.01), model, bars, np.asarray(status), branches, event)
 
 
-def ended(result):
+def finished_path(result):
     """A path that returns `result` without waiting for anything."""
     return result
     yield
 
 
-def drive(path, answer):
+def answer_path(path, answer):
     """Run a path, answer its lanes and calls in the order in which it asks, and return its result.
 
     Args:
@@ -77,7 +77,7 @@ def drive(path, answer):
     """
 
     def reply(request):
-        return drive(request, answer) if isinstance(request, Generator) else answer(request)
+        return answer_path(request, answer) if isinstance(request, Generator) else answer(request)
 
     try:
         requests = next(path)

@@ -18,7 +18,7 @@ from tiedattn_jax.theory.observables import gen_error_in, gen_error_linear_in
 from tiedattn_jax.theory.potentials import channel
 from tiedattn_jax.theory.solve import branch_start
 
-pytestmark = pytest.mark.usefixtures("quick_programs")
+pytestmark = pytest.mark.usefixtures("fast_compilation")
 
 SIZE = 0.3
 

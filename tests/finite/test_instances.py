@@ -17,7 +17,7 @@ from tiedattn_jax.base.results import error_bar
 from tiedattn_jax.finite.instances import Compared, distance
 from tiedattn_jax.model.overlaps import Overlaps
 
-pytestmark = pytest.mark.usefixtures("quick_programs")
+pytestmark = pytest.mark.usefixtures("fast_compilation")
 
 
 @pytest.fixture(scope="module")

@@ -15,7 +15,7 @@ from tiedattn_jax.finite.sampling import raw_labels, sample_data
 from tiedattn_jax.finite.training import risk, train
 from tiedattn_jax.finite.value import best_value, train_value, value_risk
 
-pytestmark = pytest.mark.usefixtures("quick_programs")
+pytestmark = pytest.mark.usefixtures("fast_compilation")
 D, KEYS = 40, jax.random.split(jax.random.key(0), 2)
 
 

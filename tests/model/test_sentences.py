@@ -16,7 +16,7 @@ from tiedattn_jax.theory.observables import gen_error_in, gen_error_linear_in, g
 from tiedattn_jax.theory.potentials import channel, channel_gradient
 from tiedattn_jax.theory.solve import branch_start
 
-pytestmark = pytest.mark.usefixtures("quick_programs")
+pytestmark = pytest.mark.usefixtures("fast_compilation")
 
 SHARES = {(0, 0): 0.5, (1, 1): 0.3, (0, 1): 0.1, (1, 0): 0.1}
 DIRECTIONS = {"encodings": [[1.0, 0.0], [-1.0, 0.0]], "means": [[0.0, 1.0], [0.0, -0.6]]}

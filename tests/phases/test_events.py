@@ -111,7 +111,7 @@ def test_in_a_bracket():
     def search(place, low=0.1, high=4.0, tol=1e-9):
         def number(alpha, evaluations):
             places.append(alpha)
-            return made.ended((alpha**3 - place**3, evaluations + 1))
+            return made.finished_path((alpha**3 - place**3, evaluations + 1))
 
         places = []
         root, evaluations, converged = run_one(zero_between(number, low, high, 0, tol))
@@ -123,7 +123,9 @@ def test_in_a_bracket():
     assert converged and evaluations < 16
     assert not search(5.0)[2] and not search(0.05)[2]  # the zeros lie beyond the bracket
     assert search(np.sqrt(0.4), tol=1e-9)[1] == 1  # exactly at the first look
-    root, evaluations, converged = run_one(zero_between(lambda a, k: made.ended((np.nan, k + 1)), 0.1, 4.0, 0, 1e-9))
+    root, evaluations, converged = run_one(
+        zero_between(lambda a, k: made.finished_path((np.nan, k + 1)), 0.1, 4.0, 0, 1e-9)
+    )
     assert not converged and evaluations <= 40
 
 
@@ -214,7 +216,7 @@ def searched(monkeypatch, number, alpha, exists=lambda a: True, options=MappingP
         alpha = float(problem.alpha)
         places.append(alpha)
         has_state = exists(alpha)
-        return made.ended(state_with(alpha, linear=number(alpha), has_state=(has_state,) * 3))
+        return made.finished_path(state_with(alpha, linear=number(alpha), has_state=(has_state,) * 3))
 
     monkeypatch.setattr(Problem, "solve_replicates", solve_replicates)
     guess, model = ta.Guess(alpha, (state_with().overlaps,), **limits), ta.dot_product()
@@ -251,7 +253,7 @@ def test_the_states_of_a_pair_are_asked_for_at_once(monkeypatch):
         state = state_with(alpha + 10 * semantic, loss=(0.0 if semantic else (alpha - 1.25) ** 3 + alpha - 1.25))
         by_alpha = jnp.full(3, 0.0 if semantic else 3 * (alpha - 1.25) ** 2 + 1)
         state.train_loss_partials = ({"sigma": jnp.full(3, 2.0 * semantic)}, by_alpha)
-        return made.ended(state)
+        return made.finished_path(state)
 
     monkeypatch.setattr(Problem, "solve_replicates", solve_replicates)
     x = state_with().overlaps
@@ -269,10 +271,10 @@ def test_the_states_of_a_pair_are_asked_for_at_once(monkeypatch):
         np.testing.assert_allclose(requests[k][2], (1.4, 11.4)[k - 2])
 
 
-def test_exact_slopes_are_asked_for_in_every_replicate_at_once(monkeypatch, model, lines, known):
+def test_exact_slopes_are_asked_for_in_every_replicate_at_once(monkeypatch, model, lines, semantic_states):
     """Exact slopes are requested together, one call per replicate with its state; else the secant gives the slope."""
-    monkeypatch.setattr(Problem, "solve_replicates", lambda problem, x: made.ended(known))
-    guess, answered = ta.Guess(1.4, (known.overlaps,)), []
+    monkeypatch.setattr(Problem, "solve_replicates", lambda problem, x: made.finished_path(semantic_states))
+    guess, answered = ta.Guess(1.4, (semantic_states.overlaps,)), []
 
     def answer(call):
         answered.append(call)
@@ -282,10 +284,10 @@ def test_exact_slopes_are_asked_for_in_every_replicate_at_once(monkeypatch, mode
     event = EVENTS["semantic instability"]
     path = find_zero(event, model, guess, lines, ta.Settings(), exact=True, max_evaluations=1)
     next(path)  # the states
-    calls = path.send([known])
+    calls = path.send([semantic_states])
     assert isinstance(calls, list) and len(calls) == 4 and all(isinstance(call, Call) for call in calls)
     path.close()
-    zero = made.drive(find_zero(event, model, guess, lines, ta.Settings(), exact=True, max_evaluations=1), answer)
+    zero = made.answer_path(find_zero(event, model, guess, lines, ta.Settings(), exact=True, max_evaluations=1), answer)
     np.testing.assert_array_equal(zero.by_alpha, [3.0, 4.0, 5.0, 6.0])
     np.testing.assert_array_equal(zero.by_model.sigma, [2.0, 3.0, 4.0, 5.0])
     np.testing.assert_allclose(zero.slope, 4.5)
@@ -295,9 +297,11 @@ def test_exact_slopes_are_asked_for_in_every_replicate_at_once(monkeypatch, mode
         np.testing.assert_array_equal(equations.free, [1.0, 0.0])
         for a, b in zip(jax.tree.leaves(equations.replicate), jax.tree.leaves(lines.replicate(k)), strict=True):
             np.testing.assert_array_equal(a, b)
-        np.testing.assert_array_equal(x.q, known.overlaps.q[k])
+        np.testing.assert_array_equal(x.q, semantic_states.overlaps.q[k])
     answered.clear()
-    zero = made.drive(find_zero(event, model, guess, lines, ta.Settings(), exact=False, max_evaluations=1), answer)
+    zero = made.answer_path(
+        find_zero(event, model, guess, lines, ta.Settings(), exact=False, max_evaluations=1), answer
+    )
     assert not answered and zero.by_model is None and np.isnan(zero.by_alpha).all()
 
 
@@ -351,7 +355,7 @@ def test_alpha_c_between_the_ends_of_branches(monkeypatch, model):
         starts[bool(semantic)].append((alpha, float(x0.q[0, 0, 0])))
         status = 0 if has_state else int(ta.Status.absent)
         moved = jax.tree.map(lambda a: a + 1, x0)
-        return made.ended(SimpleNamespace(train_loss=loss, has_state=has_state, status=status, overlaps=moved))
+        return made.finished_path(SimpleNamespace(train_loss=loss, has_state=has_state, status=status, overlaps=moved))
 
     def stop(event, model, guess, *_, max_evaluations, **__):
         guesses.append((float(guess.alpha), max_evaluations))
@@ -371,7 +375,7 @@ def test_alpha_c_between_the_ends_of_branches(monkeypatch, model):
         assert y == (x + 1 if before >= 0.8 else first)
 
 
-def test_where_alpha_l_is_looked_for(monkeypatch, model, lines, known):
+def test_where_alpha_l_is_looked_for(monkeypatch, model, lines, semantic_states):
     """alpha_l is looked for on the positional branch below alpha_c, or on the semantic one above.
 
     The first holds if the positional state beats the baseline at alpha_c.
@@ -387,8 +391,8 @@ def test_where_alpha_l_is_looked_for(monkeypatch, model, lines, known):
     for baseline, expected in ((1.0, ([0.0, 1.0], 1.0, 0.1, 1.25)), (0.0, ([1.0, 0.0], 2.0, 1.25, 4.0))):
         branches = []
         for q, name in enumerate(PAIR, 1):
-            new = q * jnp.ones_like(known.overlaps.q), baseline * jnp.ones(4)
-            states = eqx.tree_at(lambda s: (s.overlaps.q, s.gen_error_linear), known, new)
+            new = q * jnp.ones_like(semantic_states.overlaps.q), baseline * jnp.ones(4)
+            states = eqx.tree_at(lambda s: (s.overlaps.q, s.gen_error_linear), semantic_states, new)
             branches.append(ta.FixedPoint(model, alpha, states, name))
         critical = ta.Transition(alpha, alpha, None, None, jnp.array(0), tuple(branches), "alpha_c")
         with pytest.raises(InterruptedError):
@@ -476,7 +480,7 @@ def one_replicate(model, order):
 
 def test_a_fold_is_looked_for_on_both_sides(monkeypatch, model, lines):
     calls = []
-    monkeypatch.setattr(events_module, "fold_near", lambda *arguments: made.ended(calls.append(arguments)))
+    monkeypatch.setattr(events_module, "fold_near", lambda *arguments: made.finished_path(calls.append(arguments)))
     settings, x = ta.Settings(tol=1e-9), BRANCHES["semantic"].start(model)
     for limits, expected in (({}, (1.0, 3.0)), ({"low": 1.5, "high": 2.1}, (1.5, 2.1))):
         transition = ta.find_event(
@@ -525,8 +529,8 @@ def test_alpha_l_is_alpha_c_where_the_exchange_beats_the_baseline(model, lines):
     critical = ta.critical_alpha(model, lines, start=[ta.solve(model, 1.25, b, lines) for b in PAIR])
     states = list(critical.branches)
     better = eqx.tree_at(lambda s: s.replicates.gen_error, states[1], 0.5 * states[1].replicates.gen_error)
-    known = eqx.tree_at(lambda t: t.branches, critical, (states[0], better))
-    crossing = ta.linear_crossing(model, known, lines, start=[states[1]])
+    changed = eqx.tree_at(lambda t: t.branches, critical, (states[0], better))
+    crossing = ta.linear_crossing(model, changed, lines, start=[states[1]])
     np.testing.assert_array_equal(crossing.alpha, critical.alpha)
     np.testing.assert_array_equal(crossing.sensitivities.omega, critical.sensitivities.omega)
     # Without alpha_c nobody knows which minimum is global.

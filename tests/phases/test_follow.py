@@ -18,8 +18,8 @@ from tiedattn_jax.theory.solve import Problem
 
 
 @pytest.fixture
-def state(known):
-    return known
+def state(semantic_states):
+    return semantic_states
 
 
 SEMANTIC, UNINFORMED = np.array([1.0, 0.0]), np.zeros(2)
@@ -53,11 +53,11 @@ def search(model, state, monkeypatch):
         def solve_replicates(problem, x):
             solved.append((problem, x))
             if x is start:
-                return made.ended(restarted)
+                return made.finished_path(restarted)
             is_first = len(solved) == 1 and not lost
             np.testing.assert_array_equal(problem.free, free if is_first else UNINFORMED)
             assert x is state.overlaps and problem.settings is options
-            return made.ended(continued if is_first else uninformed)
+            return made.finished_path(continued if is_first else uninformed)
 
         monkeypatch.setattr(Problem, "solve_replicates", solve_replicates)
         path = Follower("rule", options, free, start).search(model, 2.0, state.overlaps, lost)
@@ -171,7 +171,7 @@ def test_a_step_starts_from_the_prediction_and_is_learnt(model, state, monkeypat
 
     def finder(self, *arguments):
         requests.append(arguments)
-        return made.ended(state)
+        return made.finished_path(state)
 
     monkeypatch.setattr(Follower, "search", finder)
     warm = WarmStart(scaled(state, theta=0.98).overlaps, state.overlaps, np.zeros(4), np.ones(4), np.full(4, 2))

@@ -100,7 +100,7 @@ def test_a_crossing_outside_the_range_is_absent(model, lines, critical, monkeypa
     """
     guess = transitions.guess_of(transitions.EVENTS["alpha_c"], critical.branches, 0.1, 4.0)
     for met, status in ((True, critical.status), (False, ta.Status.absent)):
-        monkeypatch.setattr(transitions, "_coarse_alpha_c", lambda *_, met=met: made.ended((guess, met)))
+        monkeypatch.setattr(transitions, "_coarse_alpha_c", lambda *_, met=met: made.finished_path((guess, met)))
         assert int(ta.critical_alpha(model, lines).status) == int(status)
 
 

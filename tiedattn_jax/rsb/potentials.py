@@ -150,7 +150,7 @@ def channel_expansion(
 
     Args:
         setting: function that maps numbers u, (k,), to model, alpha, order parameters and s.
-        with_slopes: whether to compute the derivatives in u, (..., k), which are most of the work; otherwise they are 0.
+        with_slopes: whether to compute the derivatives in u, (..., k), most of the work; otherwise they are zero.
     """
 
     def sums(find: Callable[..., Any], points: Callable[..., Any], share: Callable[..., Any]) -> Callable[[Any], Any]:
