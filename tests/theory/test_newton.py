@@ -30,13 +30,13 @@ def final_status(newton, **numbers):
     return ta.Status(int(newton.ending(iterate(**values))))
 
 
-UNSEEN = jnp.full(1, jnp.nan)
+NO_EVALUATION = jnp.full(1, jnp.nan)
 BEST, CURRENT = {"best_residual": "residual", "best_length": "length"}, ("v", "image", "damped_step", "is_singular")
 
 
 def iterate(**values):
     """An iterate of the semantic branch with some numbers set: of the best place, of the current one, or of neither."""
-    s = newton_for(ta.dot_product()).begin(Coordinates(ta.dot_product(), FREE).pack(state(CASES[0])), UNSEEN)
+    s = newton_for(ta.dot_product()).begin(Coordinates(ta.dot_product(), FREE).pack(state(CASES[0])), NO_EVALUATION)
     values = {name: jnp.asarray(value) for name, value in values.items()}
     best = {BEST[name]: values.pop(name) for name in list(values) if name in BEST}
     current = {name: values.pop(name) for name in list(values) if name in CURRENT}
@@ -116,7 +116,9 @@ def test_the_damping_of_the_settings(model):
     image = target + 0.3 * (v - target)
     for a in (0.2, 0.4):
         method = newton_for(model, damping=a)
-        look = method.look(v, Answer(image, jacobian, jnp.asarray(0.0), UNSEEN), method.begin(v, UNSEEN).current)
+        look = method.look(
+            v, Answer(image, jacobian, jnp.asarray(0.0), NO_EVALUATION), method.begin(v, NO_EVALUATION).current
+        )
         np.testing.assert_allclose(look.damped_step, a * (image - v) / (1 - 0.3 * a), rtol=1e-9)
 
 
@@ -236,7 +238,7 @@ def searched(newton, image, start, share=0.0):
     An evaluation observes the first coordinate of its place.
     """
     jacobian, advance = jax.jacfwd(image), jax.jit(lambda *a: newton.advance(*a))
-    s, places = newton.begin(start, UNSEEN), []
+    s, places = newton.begin(start, NO_EVALUATION), []
     while not s.ended:
         places.append(np.asarray(s.trial))
         s = advance(s, Answer(image(s.trial), jacobian(s.trial), jnp.asarray(share), s.trial[:1]))
@@ -322,7 +324,7 @@ def test_many_searches_at_once_are_as_each_alone(newton):
 
     def step(start):
         image, jacobian = target + 0.3 * (start - target) ** 2, jnp.diag(0.6 * (start - target))
-        return newton.advance(newton.begin(start, UNSEEN), Answer(image, jacobian, jnp.asarray(0.0), start[:1]))
+        return newton.advance(newton.begin(start, NO_EVALUATION), Answer(image, jacobian, jnp.asarray(0.0), start[:1]))
 
     batch = jax.vmap(step)(starts)
     for k in range(2):
