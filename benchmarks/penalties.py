@@ -45,7 +45,7 @@ class Heads(ta.DotProduct):
     def rotation_invariant(self) -> bool:
         return False
 
-    def start_columns(self, both: bool) -> tuple[jax.Array, jax.Array]:
+    def start_columns(self, combined: bool) -> tuple[jax.Array, jax.Array]:
         return jnp.array([[1.0, 0.0], [0.0, 0.94], [0.0, 0.34]]), jnp.array([0.0, -0.34, 0.94])
 
     def attention(self, fields: jax.Array) -> jax.Array:
@@ -112,7 +112,7 @@ def three_heads(name: str, d: int, instances: int) -> None:
     mean, bars = (Compared.of(p.train_loss, p.gen_error, p.overlaps) for p in (state.mean, state.stderr))
     fraction = f"{result.ok.sum()} of {instances}"
     rows = {}
-    for quantity, samples in vars(result.found).items():
+    for quantity, samples in vars(result.simulation).items():
         values, theory = samples[result.ok], float(getattr(mean, quantity))
         bar = float(np.hypot(values.std(ddof=1) / len(values) ** 0.5, getattr(bars, quantity)))
         rows[quantity] = float(values.mean()), theory, float(values.mean()) - theory, bar

@@ -109,7 +109,7 @@ def simulation(a: argparse.Namespace) -> None:
 
         runs = {b: ends(b) for b in points}
         counts = {b: int(np.sum(r.branch == b)) for b, r in runs.items()}
-        gap = np.asarray(runs["positional"].found.train_loss - runs["semantic"].found.train_loss)
+        gap = np.asarray(runs["positional"].simulation.train_loss - runs["semantic"].simulation.train_loss)
         theory = float(points["positional"].train_loss - points["semantic"].train_loss)
         solved = all(bool(p.ok) for p in points.values())
         print(

@@ -48,7 +48,7 @@ def pytest_sessionfinish(session, exitstatus):
 
 
 @pytest.fixture(scope="module")
-def quick_programs():
+def fast_compilation():
     """Switch most optimisations off, for modules whose programs take longer to compile than to run."""
     jax.config.update("jax_disable_most_optimizations", True)
     yield
@@ -56,7 +56,7 @@ def quick_programs():
 
 
 @pytest.fixture(scope="module", autouse=True)
-def few_programs():
+def clear_programs():
     """Clear the compiled programs if they use half of the 65,530 memory maps that Linux gives a process."""
     yield
     maps = Path("/proc/self/maps")

@@ -11,7 +11,7 @@ from jax import lax
 import tiedattn_jax as ta
 from tiedattn_jax.model.overlaps import Conjugates
 from tiedattn_jax.theory.observables import Diagnostics
-from tiedattn_jax.theory.solve import followed, traced_states
+from tiedattn_jax.theory.solve import traced_states, with_tangents
 from tiedattn_jax.theory.states import DIAGNOSTICS, State
 
 
@@ -47,7 +47,7 @@ def states_near(model, alpha, nodes, start, free, settings) -> State:
     """The states that `solve` finds near a start under `jax.jit`, where the branch is data."""
     starts = jax.tree.map(lambda a: jnp.broadcast_to(a, (nodes.replicates, *jnp.shape(a))), start)
     states = traced_states(*lax.stop_gradient((model, alpha)), nodes, free, settings, starts, False)
-    return followed(model, alpha, nodes, free, states)
+    return with_tangents(model, alpha, nodes, free, states)
 
 
 def fixed_point(case=CASES[0], **numbers) -> ta.FixedPoint:
@@ -63,13 +63,13 @@ def transition(alpha=1.25, status=0, event="alpha_c", branches=()) -> ta.Transit
     return ta.Transition(jnp.asarray(alpha), jnp.asarray(0.01), model, bars, np.asarray(status), branches, event)
 
 
-def ended(result):
+def finished_path(result):
     """A path that returns `result` without waiting for anything."""
     return result
     yield
 
 
-def drive(path, answer):
+def answer_path(path, answer):
     """Run a path, answer its lanes and calls in the order in which it asks, and return its result.
 
     Args:
@@ -77,7 +77,7 @@ def drive(path, answer):
     """
 
     def reply(request):
-        return drive(request, answer) if isinstance(request, Generator) else answer(request)
+        return answer_path(request, answer) if isinstance(request, Generator) else answer(request)
 
     try:
         requests = next(path)

@@ -62,7 +62,7 @@ def test_a_second_model_of_the_same_shape_compiles_nothing(name, lines, compiled
 ENGINE = {"jit(search)"}
 
 
-@pytest.mark.usefixtures("quick_programs")
+@pytest.mark.usefixtures("fast_compilation")
 def test_everything_shares_the_programs_of_the_engine(model, compiled):
     """States, branches, transitions, diagrams and their gradients share the programs that `solve` has compiled."""
     nodes = ta.sobol_nodes(model, 16, replicates=1)  # used in no other test

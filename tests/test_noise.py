@@ -18,7 +18,7 @@ from tiedattn_jax.theory.observables import gen_error_in, gen_error_linear_in
 from tiedattn_jax.theory.potentials import channel
 from tiedattn_jax.theory.solve import branch_start
 
-pytestmark = pytest.mark.usefixtures("quick_programs")
+pytestmark = pytest.mark.usefixtures("fast_compilation")
 
 SIZE = 0.3
 
@@ -180,4 +180,4 @@ def test_theory_agrees_with_training_and_message_passing(kind, options, alpha):
         for k, (_, theory, gap, bar) in result.difference("semantic").items():
             if np.isfinite(gap) and theory != 0:
                 assert bar < 0.06 * theory and abs(gap) < 3 * bar + 0.02 * theory, k
-    np.testing.assert_allclose(results[0].found.train_loss, results[1].found.train_loss, rtol=1e-3)
+    np.testing.assert_allclose(results[0].simulation.train_loss, results[1].simulation.train_loss, rtol=1e-3)

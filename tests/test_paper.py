@@ -20,7 +20,7 @@ from benchmarks.paper.figures import FIGURES, chosen
 from benchmarks.paper.page import Row, page, section
 from benchmarks.paper.simulation import MEASURED, NUMBERS, QUANTITIES, exchange, measured
 
-pytestmark = pytest.mark.usefixtures("quick_programs")
+pytestmark = pytest.mark.usefixtures("fast_compilation")
 
 
 def silent(done, total):

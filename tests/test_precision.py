@@ -13,7 +13,7 @@ import tiedattn_jax as ta
 from tiedattn_jax import counting
 from tiedattn_jax.base.linalg import precise
 
-pytestmark = pytest.mark.usefixtures("quick_programs")
+pytestmark = pytest.mark.usefixtures("fast_compilation")
 
 PLATFORMS = ("cpu", "cuda", "tpu")
 D = 24

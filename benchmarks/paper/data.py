@@ -83,10 +83,10 @@ def filled(
             columns[name][k] = value
         checkpoint.save(k + 1, columns)
         bar(k + 1, len(points))
-        _few_programs()
+        _clear_programs()
 
 
-def _few_programs() -> None:
+def _clear_programs() -> None:
     """Clear jax's caches before a process reaches Linux's limit of 65,530 memory maps, which every program uses up."""
     if _MAPS.exists() and _MAPS.read_bytes().count(b"\n") > 30_000:
         jax.clear_caches()

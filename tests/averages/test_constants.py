@@ -9,7 +9,7 @@ import tiedattn_jax as ta
 from tiedattn_jax.averages import prox as px
 from tiedattn_jax.model.law import SpectralLaw
 
-pytestmark = pytest.mark.usefixtures("quick_programs")
+pytestmark = pytest.mark.usefixtures("fast_compilation")
 MIXING = np.array([[0.6, 0.4], [0.4, 0.6]])
 
 

@@ -18,7 +18,7 @@ from tiedattn_jax.base.results import error_bar
 from tiedattn_jax.theory import solve as solving
 from tiedattn_jax.theory.potentials import channel_gradient, points_in
 
-pytestmark = pytest.mark.usefixtures("quick_programs")
+pytestmark = pytest.mark.usefixtures("fast_compilation")
 JUMPS = [c for c in CASES if (c.alpha, c.branch) in DERIVATIVES]
 NAMES = ("q", "V", "theta", "m", "train_loss")
 # The target never looks at the other token: with the overlaps below most lines have two or three jumps.

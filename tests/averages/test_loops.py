@@ -15,7 +15,7 @@ from tiedattn_jax.averages.prox import descend, local_minima
 from tiedattn_jax.model.overlaps import Coordinates
 from tiedattn_jax.theory.equations import Equations
 
-pytestmark = pytest.mark.usefixtures("quick_programs")
+pytestmark = pytest.mark.usefixtures("fast_compilation")
 
 STANDARD = ta.dot_product()
 APART = ta.dot_product(mixing=((1.0, 0.0), (0.0, 1.0)))

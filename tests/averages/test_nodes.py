@@ -14,7 +14,7 @@ from tiedattn_jax.base import linalg
 from tiedattn_jax.base.linalg import apply, ldl_solve
 from tiedattn_jax.theory.potentials import channel, channel_gradient, points_in
 
-pytestmark = pytest.mark.usefixtures("quick_programs")
+pytestmark = pytest.mark.usefixtures("fast_compilation")
 
 RULES = [
     lambda m, **k: ta.sobol_nodes(m, 2**12, **k),

@@ -28,7 +28,7 @@ def compiled(monkeypatch):
         return call
 
     monkeypatch.setattr(averaging, "eqx", type("", (), {"filter_jit": staticmethod(filter_jit)}))
-    monkeypatch.setattr(averaging, "kept", filter_jit)
+    monkeypatch.setattr(averaging, "stored_program", filter_jit)
     return partial(averaging.program, lambda rule, scale: scale * jnp.sum(rule.stack.weight)), calls
 
 

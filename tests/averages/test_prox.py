@@ -10,7 +10,7 @@ from tiedattn_jax.averages.fields import fields
 from tiedattn_jax.base import linalg, nodewise
 from tiedattn_jax.base.linalg import ldl_solve
 
-pytestmark = pytest.mark.usefixtures("quick_programs")
+pytestmark = pytest.mark.usefixtures("fast_compilation")
 
 
 prox, moreau, gradient = map(jax.jit, (px.prox, px.moreau, px.prox_gradient))

@@ -12,7 +12,7 @@ from jax import lax
 from tiedattn_jax.base import nodewise as module
 from tiedattn_jax.base.nodewise import nodewise
 
-pytestmark = pytest.mark.usefixtures("quick_programs")
+pytestmark = pytest.mark.usefixtures("fast_compilation")
 
 
 @jax.custom_vjp

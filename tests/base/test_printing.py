@@ -220,7 +220,7 @@ def instances(**fields):
     """Four instances made by hand: the second diverged, the third has no theory, the fourth is on neither branch."""
     values = np.array([1.0, np.inf, 2.0, 5.0])
     defaults = {
-        "found": Compared(**dict.fromkeys(NAMES, values)),
+        "simulation": Compared(**dict.fromkeys(NAMES, values)),
         "theory": Compared(**dict.fromkeys(NAMES, np.array([1.5, np.nan, np.nan, np.nan]))),
         "theory_stderr": Compared(**dict.fromkeys(NAMES, np.full(4, 0.1))),
         "branch": np.array(["semantic", "unsettled", "semantic", "neither"]),

@@ -1,4 +1,4 @@
-"""Programs that a folder stores from one process to the next; a new `kept` stands for another process."""
+"""Programs that a folder stores from one process to the next; a new `stored_program` stands for another process."""
 
 import dataclasses
 
@@ -11,7 +11,7 @@ import tiedattn_jax as ta
 from tiedattn_jax.base import programs as compiled
 from tiedattn_jax.base.derivatives import derivative_along
 from tiedattn_jax.base.linalg import inverse
-from tiedattn_jax.base.programs import kept
+from tiedattn_jax.base.programs import stored_program
 from tiedattn_jax.model.overlaps import BRANCHES, admissible, symmetric
 from tiedattn_jax.theory.observables import gen_error_in
 from tiedattn_jax.theory.pool import Call, run_one, together
@@ -43,14 +43,15 @@ def arguments(model):
 
 
 def test_another_process_does_not_trace(folder, traced, arguments):
-    first, second, plain = kept(gen_error_in)(*arguments), kept(gen_error_in)(*arguments), gen_error_in(*arguments)
+    first, second = (stored_program(gen_error_in)(*arguments) for _ in range(2))
+    plain = gen_error_in(*arguments)
     assert len(traced) == len(list(folder.iterdir())) == 1
     assert first == second == pytest.approx(float(plain), rel=1e-12)
     assert first.dtype == plain.dtype and not first.committed  # not committed to a device
 
 
 def test_one_program_for_all_numbers(folder, traced, arguments):
-    fn, (model, x, replicate) = kept(gen_error_in), arguments
+    fn, (model, x, replicate) = stored_program(gen_error_in), arguments
     other_model = ta.dot_product(sigma=0.7)
     assert fn(other_model, x, replicate) == pytest.approx(float(gen_error_in(other_model, x, replicate)), rel=1e-12)
     assert fn(model, x, replicate) != fn(other_model, x, replicate) and len(traced) == 1
@@ -89,23 +90,23 @@ def other_setting(monkeypatch, *arguments):
     "change", [other_number, other_precision, other_static_field, other_source, other_version, other_setting]
 )
 def test_what_a_program_depends_on(folder, traced, arguments, monkeypatch, change):
-    kept(gen_error_in)(*arguments)
-    kept(gen_error_in)(*change(monkeypatch, *arguments))
+    stored_program(gen_error_in)(*arguments)
+    stored_program(gen_error_in)(*change(monkeypatch, *arguments))
     assert len(traced) == len(list(folder.iterdir())) == 2
 
 
 def test_functions_and_static_arguments(folder, traced, model, arguments):
     """Another function makes another program, and so does another function or text among the arguments."""
     _, x, _ = arguments
-    assert kept(admissible)(model, x) and len(traced) == 1
+    assert stored_program(admissible)(model, x) and len(traced) == 1
     for branch in ("positional", "semantic"):
-        start, expected = kept(branch_start)(model, branch), BRANCHES[branch].start(model)
+        start, expected = stored_program(branch_start)(model, branch), BRANCHES[branch].start(model)
         jax.tree.map(np.testing.assert_array_equal, start, expected)
     assert len(traced) == 3
     for fn, expected in ((symmetric, x.V), (inverse, -1 / x.V)):
-        np.testing.assert_allclose(kept(derivative_along)(fn, (x.V,), (x.V,)), expected, 1e-12)
+        np.testing.assert_allclose(stored_program(derivative_along)(fn, (x.V,), (x.V,)), expected, 1e-12)
     assert len(traced) == 5
-    kept(derivative_along)(lambda a: a, (x.V,), (x.V,))
+    stored_program(derivative_along)(lambda a: a, (x.V,), (x.V,))
     assert len(traced) == 5 == len(list(folder.iterdir()))
 
 
@@ -117,22 +118,22 @@ def test_what_is_not_kept(folder, traced, arguments, monkeypatch):
     """Programs are not stored if their code is not this library's, or if jax checks inside them (`debug_nans`)."""
     model, x, replicate = arguments
     expected = pytest.approx(float(gen_error_in(*arguments)), rel=1e-12)
-    assert kept(gen_error_in)(UserModel(**vars(model)), x, replicate) == expected
-    assert kept(lambda *arguments: gen_error_in(*arguments))(*arguments) == expected
+    assert stored_program(gen_error_in)(UserModel(**vars(model)), x, replicate) == expected
+    assert stored_program(lambda *arguments: gen_error_in(*arguments))(*arguments) == expected
     with jax.debug_nans(True):
-        assert kept(gen_error_in)(*arguments) == expected
+        assert stored_program(gen_error_in)(*arguments) == expected
     monkeypatch.setattr(compiled.Traced, "folder", None)
-    assert kept(gen_error_in)(*arguments) == expected
+    assert stored_program(gen_error_in)(*arguments) == expected
     assert not traced and not folder.exists()
 
 
 @pytest.mark.parametrize("damage", [lambda b: b[:-9], lambda b: b"", lambda b: b[:99] + bytes([b[99] ^ 1]) + b[100:]])
 def test_a_damaged_program_is_traced_again(folder, traced, arguments, damage):
-    value = kept(gen_error_in)(*arguments)
+    value = stored_program(gen_error_in)(*arguments)
     (file,) = folder.iterdir()
     file.write_bytes(damage(file.read_bytes()))
     for _ in range(2):
-        assert kept(gen_error_in)(*arguments) == value and len(traced) == 2
+        assert stored_program(gen_error_in)(*arguments) == value and len(traced) == 2
     assert list(folder.iterdir()) == [file]
 
 
@@ -141,7 +142,7 @@ def test_a_full_disk(folder, traced, arguments, monkeypatch):
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(compiled, "write_whole", disk_full)
-    fn = kept(gen_error_in)
+    fn = stored_program(gen_error_in)
     assert fn(*arguments) == fn(*arguments) and len(traced) == 1 and not folder.exists()
 
 
@@ -180,7 +181,7 @@ def test_the_source(monkeypatch, tmp_path):
 
 
 def test_threads_share_a_program(folder, traced, arguments):
-    fn = kept(gen_error_in)
+    fn = stored_program(gen_error_in)
     results = run_one(together([Call(fn, tuple(arguments))] * 4))
     assert results == [results[0]] * 4 and len(traced) == 1
 

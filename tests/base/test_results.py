@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 
 import tiedattn_jax as ta
-from tiedattn_jax.base.results import error_bar, has_state, mean_of_existing, quorum, settled
+from tiedattn_jax.base.results import classify, error_bar, has_state, mean_of_existing, quorum
 
 
 def test_error_bars_cover():
@@ -45,7 +45,7 @@ def test_there_is_a_state(status, residual, expected):
 def test_nodes_that_are_not_resolved_settle_nothing():
     status = jnp.array([0, 1, 4, 6, 2, 0, 6, 0])
     unresolved = jnp.array([0.06, 0.06, 0.06, 0.06, 0.06, 0.04, 0.04, jnp.nan])
-    np.testing.assert_array_equal(settled(status, unresolved), [8, 8, 8, 8, 8, 0, 6, 0])
+    np.testing.assert_array_equal(classify(status, unresolved), [8, 8, 8, 8, 8, 0, 6, 0])
 
 
 def test_quorum_is_half():

@@ -12,7 +12,7 @@ from tiedattn_jax.base.results import Status, error_bar
 from tiedattn_jax.cli import finite
 from tiedattn_jax.cli.main import main
 
-pytestmark = pytest.mark.usefixtures("quick_programs")
+pytestmark = pytest.mark.usefixtures("fast_compilation")
 
 KEYS = {"q", "V", "theta", "m", "train_loss", "gen_error", "gradient_norm", "iterations", "rho", "status", "theory"}
 SIZE = ["--nodes", "4096"]

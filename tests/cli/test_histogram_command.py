@@ -10,7 +10,7 @@ from tiedattn_jax.base.errors import InputError
 from tiedattn_jax.cli import histogram
 from tiedattn_jax.cli.main import main
 
-pytestmark = pytest.mark.usefixtures("quick_programs")
+pytestmark = pytest.mark.usefixtures("fast_compilation")
 
 KEYS = (
     "mechanism runs epochs accuracy_mean accuracy_std accuracy_after_unfreezing_mean distance_frozen_to_sgd_mean "

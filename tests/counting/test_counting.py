@@ -15,7 +15,7 @@ from tiedattn_jax.base.errors import InputError
 from tiedattn_jax.base.results import Status
 from tiedattn_jax.plotting.counting import attention_figure, learning_figure
 
-pytestmark = pytest.mark.usefixtures("quick_programs")
+pytestmark = pytest.mark.usefixtures("fast_compilation")
 
 PAIR = ["semantic", "positional"]
 SIZES = {"width": 8, "hidden": 16}

@@ -24,7 +24,7 @@ from tiedattn_jax.finite.value import ValueTraining, train_value
 from tiedattn_jax.model.layers import LAYERS
 from tiedattn_jax.model.overlaps import Overlaps
 
-pytestmark = pytest.mark.usefixtures("quick_programs")
+pytestmark = pytest.mark.usefixtures("fast_compilation")
 
 NAN = float("nan")
 D, N = 200, 40

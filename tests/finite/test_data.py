@@ -10,7 +10,7 @@ from tiedattn_jax.base.errors import InputError
 from tiedattn_jax.finite.data import Data, back_project, check_estimate, check_fit, start, student_fields, token_gram
 from tiedattn_jax.finite.sampling import raw_labels
 
-pytestmark = pytest.mark.usefixtures("quick_programs")
+pytestmark = pytest.mark.usefixtures("fast_compilation")
 
 
 def test_shapes_and_fields(data):

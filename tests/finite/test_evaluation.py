@@ -11,7 +11,7 @@ from tiedattn_jax.finite.evaluation import heldout_error, linear_baseline, sente
 from tiedattn_jax.finite.sampling import raw_labels, realised, sample_data
 from tiedattn_jax.theory.observables import gen_error, gen_error_linear
 
-pytestmark = pytest.mark.usefixtures("quick_programs")
+pytestmark = pytest.mark.usefixtures("fast_compilation")
 
 
 @pytest.fixture(scope="module")

@@ -17,7 +17,7 @@ from tiedattn_jax.base.results import error_bar
 from tiedattn_jax.finite.instances import Compared, distance
 from tiedattn_jax.model.overlaps import Overlaps
 
-pytestmark = pytest.mark.usefixtures("quick_programs")
+pytestmark = pytest.mark.usefixtures("fast_compilation")
 
 
 @pytest.fixture(scope="module")
@@ -54,7 +54,9 @@ def test_theory_is_that_of_the_realised_teacher(model, lines, instances):
     np.testing.assert_allclose(instances.theory.theta[3], jnp.mean(point.overlaps.theta), rtol=1e-5)
     assert instances.theory_stderr.q[3] > 0 and np.std(instances.theory.q) > 0.02 * np.mean(instances.theory.q)
     # The realised teacher explains most of the scatter.
-    assert np.std(instances.found.train_loss - instances.theory.train_loss) < np.std(instances.found.train_loss)
+    assert np.std(instances.simulation.train_loss - instances.theory.train_loss) < np.std(
+        instances.simulation.train_loss
+    )
 
 
 def test_table(instances):
@@ -63,7 +65,8 @@ def test_table(instances):
     for name in ("train_loss", "gen_error", "q", "V", "theta", "m"):
         assert name in text
     assert (
-        f"{np.mean(instances.found.train_loss):.6g}" in text and f"{np.mean(instances.theory.train_loss):.6g}" in text
+        f"{np.mean(instances.simulation.train_loss):.6g}" in text
+        and f"{np.mean(instances.theory.train_loss):.6g}" in text
     )
 
 
@@ -77,7 +80,7 @@ def test_differences_are_those_of_the_usable_instances():
     quantities = [Compared(*[a] * 6) for a in (q, theory, np.full(8, 0.3))]
     zeros = np.zeros(8)
     instances = ta.Instances(
-        found=eqx.tree_at(lambda c: c.V, quantities[0], np.full(8, np.nan)),
+        simulation=eqx.tree_at(lambda c: c.V, quantities[0], np.full(8, np.nan)),
         theory=quantities[1],
         theory_stderr=quantities[2],
         branch=np.array(["semantic"] * 3 + ["unsettled"] * 2 + ["semantic"] + ["positional"] * 2),
@@ -116,15 +119,15 @@ def test_together_equal_one_by_one(model):
     options = {"theory": False, "progress": lambda done, total: progress.append((done, total))}
     separate, batched = (ta.run_instances(model, 60, 2.0, run, keys, batch=b, **options) for b in (1, 2))
     assert progress == [(0, 3), (1, 3), (2, 3), (3, 3), (0, 3), (2, 3), (3, 3)]
-    for a, b in zip(jax.tree.leaves(separate.found), jax.tree.leaves(batched.found), strict=True):
+    for a, b in zip(jax.tree.leaves(separate.simulation), jax.tree.leaves(batched.simulation), strict=True):
         np.testing.assert_allclose(a, b, rtol=1e-9)
-    assert np.std(separate.found.train_loss) > 0 and not np.any(separate.ok)
-    assert np.all(np.isnan(separate.theory.q)) and np.all(np.isnan(separate.found.V))
+    assert np.std(separate.simulation.train_loss) > 0 and not np.any(separate.ok)
+    assert np.all(np.isnan(separate.theory.q)) and np.all(np.isnan(separate.simulation.V))
     assert np.std(separate.rho) > 0
     options = {"normalise": True, "theory": False}
     first, second = (ta.run_instances(model, 60, 2.0, run, keys[:1], sentences=n, **options) for n in (256, 512))
     np.testing.assert_allclose(first.rho, 0.25, rtol=1e-12)
-    assert first.found.gen_error[0] != second.found.gen_error[0] and first.found.q == second.found.q
+    assert first.simulation.gen_error[0] != second.simulation.gen_error[0] and first.simulation.q == second.simulation.q
 
 
 def test_message_passing_that_does_not_settle_is_finished(model):
@@ -151,7 +154,7 @@ def test_message_passing_that_does_not_settle_is_finished(model):
 
     result = ta.run_instances(model, 60, 2.0, blown_up, keys[:1], theory=False)
     assert result.status.tolist() == [ta.Status.nonfinite] and not result.finished[0] and not result.usable[0]
-    assert np.isnan(result.found.V[0]) and result.branch.tolist() == ["unsettled"]
+    assert np.isnan(result.simulation.V[0]) and result.branch.tolist() == ["unsettled"]
 
 
 def test_what_message_passing_stopped_at_is_no_state(model, monkeypatch):
@@ -170,7 +173,7 @@ def test_what_message_passing_stopped_at_is_no_state(model, monkeypatch):
     )
     assert message_passing.status[0] == training.status[0] == ta.Status.max_steps
     assert message_passing.groups == {"unsettled": 1} and training.groups == {"semantic": 1}
-    assert np.isnan(message_passing.found.V[0]) and not message_passing.usable[0] and training.usable[0]
+    assert np.isnan(message_passing.simulation.V[0]) and not message_passing.usable[0] and training.usable[0]
     assert message_passing.to_dict()["q"] is None
 
 

@@ -16,7 +16,7 @@ from tiedattn_jax.finite.message_passing import Damping, gamp, responses
 from tiedattn_jax.finite.sampling import sample_data
 from tiedattn_jax.finite.training import risk, train
 
-pytestmark = pytest.mark.usefixtures("quick_programs")
+pytestmark = pytest.mark.usefixtures("fast_compilation")
 
 
 @pytest.fixture(scope="module")

@@ -8,7 +8,7 @@ import pytest
 
 import tiedattn_jax as ta
 
-pytestmark = pytest.mark.usefixtures("quick_programs")
+pytestmark = pytest.mark.usefixtures("fast_compilation")
 
 RUNS = {
     "gamp": partial(ta.gamp, steps=10),

@@ -10,7 +10,7 @@ from tiedattn_jax.finite.message_passing import gamp
 from tiedattn_jax.finite.sampling import sample_data
 from tiedattn_jax.finite.training import risk, train
 
-pytestmark = pytest.mark.usefixtures("quick_programs")
+pytestmark = pytest.mark.usefixtures("fast_compilation")
 STRENGTH = 0.01
 
 

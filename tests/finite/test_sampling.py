@@ -10,7 +10,7 @@ import pytest
 import tiedattn_jax as ta
 from tiedattn_jax.finite.sampling import raw_labels, realised, sample_data
 
-pytestmark = pytest.mark.usefixtures("quick_programs")
+pytestmark = pytest.mark.usefixtures("fast_compilation")
 
 
 def test_encodings_are_the_models_and_the_teacher_is_orthogonal(data):

@@ -15,7 +15,7 @@ from tiedattn_jax.finite.sampling import raw_labels, sample_data
 from tiedattn_jax.finite.training import risk, train
 from tiedattn_jax.finite.value import best_value, train_value, value_risk
 
-pytestmark = pytest.mark.usefixtures("quick_programs")
+pytestmark = pytest.mark.usefixtures("fast_compilation")
 D, KEYS = 40, jax.random.split(jax.random.key(0), 2)
 
 
@@ -188,12 +188,12 @@ def test_instances(model):
     separate, batched = (
         run_instances(model, D, 1.0, run, KEYS, theory=False, sentences=300, batch=batch) for batch in (1, 2)
     )
-    np.testing.assert_allclose(separate.found.gen_error, batched.found.gen_error, rtol=1e-6)
+    np.testing.assert_allclose(separate.simulation.gen_error, batched.simulation.gen_error, rtol=1e-6)
     key_data, _, key_test = jax.random.split(KEYS[0], 3)
     data = sample_data(model, D, 1.0, key_data)
     end = run(data, None)
     test = heldout_error(model, data, end.Q, key_test, sentences=300, W=end.W)
-    np.testing.assert_allclose(separate.found.gen_error[0], test.value, rtol=1e-9)
+    np.testing.assert_allclose(separate.simulation.gen_error[0], test.value, rtol=1e-9)
 
 
 def test_there_is_no_theory(model, nodes):

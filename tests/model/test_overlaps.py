@@ -58,7 +58,7 @@ def test_starts_have_the_dtype_of_the_model():
 class OneTeacher(ta.DotProduct):
     """A layer whose columns all start along the single teacher."""
 
-    def start_columns(self, both):
+    def start_columns(self, combined):
         return jnp.ones(self.shape[1:]), jnp.ones(self.shape[1])
 
 

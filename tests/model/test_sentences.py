@@ -8,7 +8,7 @@ import pytest
 
 import tiedattn_jax as ta
 from tiedattn_jax.base.errors import InputError
-from tiedattn_jax.finite.data import of_kind
+from tiedattn_jax.finite.data import kind_mask
 from tiedattn_jax.model.checks import check
 from tiedattn_jax.model.overlaps import Overlaps, impose, label, sentence_overlaps
 from tiedattn_jax.theory.equations import Equations, averages_expansion
@@ -16,7 +16,7 @@ from tiedattn_jax.theory.observables import gen_error_in, gen_error_linear_in, g
 from tiedattn_jax.theory.potentials import channel, channel_gradient
 from tiedattn_jax.theory.solve import branch_start
 
-pytestmark = pytest.mark.usefixtures("quick_programs")
+pytestmark = pytest.mark.usefixtures("fast_compilation")
 
 SHARES = {(0, 0): 0.5, (1, 1): 0.3, (0, 1): 0.1, (1, 0): 0.1}
 DIRECTIONS = {"encodings": [[1.0, 0.0], [-1.0, 0.0]], "means": [[0.0, 1.0], [0.0, -0.6]]}
@@ -220,7 +220,7 @@ def test_sentences_are_drawn_from_their_law():
     parts = data.x, data.y, data.teacher, data.encodings
     rebuilt = ta.Data(*parts, means=data.means, classes=data.classes)
     np.testing.assert_allclose(rebuilt.gamma[:, 0], [0.25, 0.36], rtol=0.01)
-    assert [int(of_kind(model.condition_on(kind), data.classes).sum()) for kind in model.kinds] == [
+    assert [int(kind_mask(model.condition_on(kind), data.classes).sum()) for kind in model.kinds] == [
         int(np.sum(np.all(classes == k, 1))) for k in SHARES
     ]
 

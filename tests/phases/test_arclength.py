@@ -117,24 +117,24 @@ def test_where_there_is_no_state_there_is_neither_path_nor_fold(model, lines):
 
     settings, x = ta.Settings(), BRANCHES["semantic"].start(model)
     setting = arclength.Setting(model, jnp.asarray(2.0), Parameter("alpha"), np.array([1.0, 0.0]))
-    assert made.drive(arclength.fold_near(setting, lines, x, settings, (1.0, 3.0)), answer) is None
+    assert made.answer_path(arclength.fold_near(setting, lines, x, settings, (1.0, 3.0)), answer) is None
     assert requests == [(k, 2.0, 1) for k in range(4)]
     with pytest.raises(ta.InputError, match="start must be near a state, got one with status max steps"):
-        made.drive(arclength._continuation(setting, lines, 0, x, settings), answer)
+        made.answer_path(arclength._continuation(setting, lines, 0, x, settings), answer)
 
 
-def test_a_fold_is_that_of_all_replicates(model, lines, known, monkeypatch):
+def test_a_fold_is_that_of_all_replicates(model, lines, semantic_states, monkeypatch):
     setting = arclength.Setting(model, jnp.asarray(2.0), Parameter("alpha"), np.array([1.0, 0.0]))
-    states = [jax.tree.map(lambda a, k=k: a[k], known) for k in range(4)]
+    states = [jax.tree.map(lambda a, k=k: a[k], semantic_states) for k in range(4)]
 
     def fold(lacking):
         def path(setting, nodes, number, *_):
-            return made.ended(None if number == lacking else (2.0 + number, states[number]))
+            return made.finished_path(None if number == lacking else (2.0 + number, states[number]))
 
         monkeypatch.setattr(arclength, "_nearest_fold", path)
-        return run_one(arclength.fold_near(setting, lines, known.overlaps, ta.Settings(), (1.0, 3.0)))
+        return run_one(arclength.fold_near(setting, lines, semantic_states.overlaps, ta.Settings(), (1.0, 3.0)))
 
     alphas, fold_states = fold(None)
     np.testing.assert_array_equal(alphas, [2.0, 3.0, 4.0, 5.0])
-    np.testing.assert_array_equal(fold_states.overlaps.q, known.overlaps.q)
+    np.testing.assert_array_equal(fold_states.overlaps.q, semantic_states.overlaps.q)
     assert fold(2) is None

@@ -15,11 +15,11 @@ from tiedattn_jax.theory.solve import Problem
 
 
 @pytest.fixture(scope="module")
-def defaults(model, lines, known):
+def defaults(model, lines, semantic_states):
     """Arguments that every function accepts, by the function's name."""
     x, alpha = BRANCHES["semantic"].start(model), jnp.asarray(1.0)
     start = ta.Guess(1.0, (x,))
-    states = [ta.FixedPoint(model, alpha, known, b) for b in ("positional", "semantic")]
+    states = [ta.FixedPoint(model, alpha, semantic_states, b) for b in ("positional", "semantic")]
     transition = ta.Transition(alpha, alpha, None, None, jnp.array(0), tuple(states), "alpha_c")
     return {
         "sweep": {"model": model, "along": [1.0], "branch": "semantic", "nodes": lines},

@@ -53,7 +53,7 @@ def test_baseline_and_pitchfork(trace, critical, name, guess, alpha, tolerance):
     assert boundary.intersections(critical) == []
 
 
-def test_the_first_place_may_lie_past_the_end_of_the_branch(monkeypatch, model, lines, known):
+def test_the_first_place_may_lie_past_the_end_of_the_branch(monkeypatch, model, lines, semantic_states):
     """The first place may lie past the branch's end, as `there` is an alpha with a state.
 
     If the search ends without a state, the error says so.
@@ -62,8 +62,8 @@ def test_the_first_place_may_lie_past_the_end_of_the_branch(monkeypatch, model, 
 
     def search(event, model, guess, nodes, settings, *, exact):
         guesses.append(guess)
-        absent = eqx.tree_at(lambda s: s.status, known, known.status + int(ta.Status.absent))
-        return made.ended(Zero(np.array(0.55), (absent,), np.full(4, np.nan), None, np.full(4, np.nan)))
+        absent = eqx.tree_at(lambda s: s.status, semantic_states, semantic_states.status + int(ta.Status.absent))
+        return made.finished_path(Zero(np.array(0.55), (absent,), np.full(4, np.nan), None, np.full(4, np.nan)))
 
     monkeypatch.setattr(boundaries, "find_zero", search)
     guess = ta.Guess(0.6, (BRANCHES["semantic"].start(model),), low=0.5, high=0.7, there=0.7)
@@ -73,16 +73,16 @@ def test_the_first_place_may_lie_past_the_end_of_the_branch(monkeypatch, model, 
     assert guesses == [guess]
 
 
-def test_what_is_missing_says_why(monkeypatch, model, lines, known):
+def test_what_is_missing_says_why(monkeypatch, model, lines, semantic_states):
     """A boundary says why a value is missing: the branch is gone at the second value, and a search finds nothing."""
 
     def nowhere(*args):
         raise ta.InputError("values", "must begin where the event happens")
 
-    zero = Zero(np.array(0.7), (known,), np.zeros(4), None, np.full(4, np.nan), 1.0, True)
-    absent = eqx.tree_at(lambda s: s.status, known, known.status + int(ta.Status.absent))
-    zeros = iter([zero, zero._replace(alpha=np.array(0.55), states=(absent,), met=False)])
-    monkeypatch.setattr(boundaries, "find_zero", lambda *args, **options: made.ended(next(zeros)))
+    zero = Zero(np.array(0.7), (semantic_states,), np.zeros(4), None, np.full(4, np.nan), 1.0, True)
+    absent = eqx.tree_at(lambda s: s.status, semantic_states, semantic_states.status + int(ta.Status.absent))
+    zeros = iter([zero, zero._replace(alpha=np.array(0.55), states=(absent,), converged=False)])
+    monkeypatch.setattr(boundaries, "find_zero", lambda *args, **options: made.finished_path(next(zeros)))
     monkeypatch.setattr(boundaries, "first_sign_change", nowhere)
     guess = ta.Guess(0.7, (BRANCHES["semantic"].start(model),))
     boundary = ta.trace_boundary(model, "semantic instability", "omega", [0.3, 0.2], lines, start=guess)
@@ -138,10 +138,10 @@ def test_points_in_any_order_and_slopes_of_a_spline():
     gap = ta.Boundary.of("alpha_c", "omega", values, np.where(values > 0.7, np.nan, values**2), 0 * values)
     np.testing.assert_array_equal(gap.status, [0, 0, 0, ta.Status.absent])
     np.testing.assert_allclose(gap.slope[:3], 2 * gap.values[:3], atol=1e-12)
-    known = ta.Boundary.of("alpha_c", "omega", values, values, 0 * values, 3 + values, np.array([4, 1, 2, 3]))
-    np.testing.assert_array_equal(known.slope, 3 + known.values)
-    np.testing.assert_array_equal(known.status, [1, 3, 2, 4])
-    assert known.exact.all() and not boundary.exact.any() and not gap.exact.any()
+    sloped = ta.Boundary.of("alpha_c", "omega", values, values, 0 * values, 3 + values, np.array([4, 1, 2, 3]))
+    np.testing.assert_array_equal(sloped.slope, 3 + sloped.values)
+    np.testing.assert_array_equal(sloped.status, [1, 3, 2, 4])
+    assert sloped.exact.all() and not boundary.exact.any() and not gap.exact.any()
 
 
 def test_between_neighbours_and_between_the_last_state_and_the_next_alpha(monkeypatch):
@@ -158,7 +158,7 @@ def test_between_neighbours_and_between_the_last_state_and_the_next_alpha(monkey
             solved.append(alpha)
             exists = alpha < 1.6
             state = SimpleNamespace(overlaps=np.array([alpha]), has_state=np.array([exists]))
-            return made.ended(SimpleNamespace(alpha=alpha, exists=exists, replicates=state))
+            return made.finished_path(SimpleNamespace(alpha=alpha, exists=exists, replicates=state))
 
         return (step(alpha) for alpha in places)
 
@@ -182,7 +182,7 @@ def test_the_branches_of_an_event_are_walked_at_once(monkeypatch):
     requests = []
 
     def walk(model, places, branch, nodes, settings):
-        return (made.ended(requests.append((branch, alpha))) for alpha in places)
+        return (made.finished_path(requests.append((branch, alpha))) for alpha in places)
 
     monkeypatch.setattr(boundaries, "walk", walk)
     path = first_sign_change(boundaries.EVENTS["alpha_c"], "model", np.array([3.0, 2.0]), "nodes", "settings")

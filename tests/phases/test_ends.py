@@ -66,17 +66,17 @@ def located(monkeypatch, lines, curve, growth_m, **places):
         assert model is curve.points[0].model and nodes is lines and settings is options and sensitivities is True
         requests.append((event.name.removeprefix("semantic "), guess))
         alpha = places[requests[-1][0]]
-        return made.ended(guess.alpha if alpha == "near" else alpha)
+        return made.finished_path(guess.alpha if alpha == "near" else alpha)
 
     def uninformed(self, point, guess):
         assert guess.exists and float(point.alpha) in curve.alphas
-        return made.ended(synthetic([float(point.alpha)], [1.0], [growth_m]).points[0])
+        return made.finished_path(synthetic([float(point.alpha)], [1.0], [growth_m]).points[0])
 
     def transition(event, model, alpha):
         return made.transition(alpha, event=event.name) if alpha else made.transition(np.nan, status=6)
 
     options = ta.Settings(tol=3e-4)
-    monkeypatch.setattr(ends_module, "located", find_event)
+    monkeypatch.setattr(ends_module, "locate_path", find_event)
     monkeypatch.setattr(ends_module, "transition_of", transition)
     monkeypatch.setattr(ends_module._Ends, "uninformed", uninformed)
     return ta.branch_ends(curve, lines, settings=options, sensitivities=True), requests

@@ -30,13 +30,13 @@ def find(fn, alpha, exists=lambda a: True, **guess):
     for _ in range(60):
         places.append(trial)
         if not exists(trial):
-            s = s.blocked(trial)
+            s = s.shrunk(trial)
         else:
-            s = s.learn(trial, float(fn(trial)))
+            s = s.updated(trial, float(fn(trial)))
             if abs(s.step) < 1e-9:
                 break
         trial = s.next()
-    return s.place, places
+    return s.x, places
 
 
 @pytest.mark.parametrize(
@@ -94,37 +94,39 @@ def test_a_step_from_where_nothing_is_known():
 
 def test_what_a_search_learns():
     s = Secant.begin(np.nan, np.nan, 1.0, 4.0)
-    first = s.learn(2.0, -0.5)
-    assert (first.place, first.value, first.low, first.high) == (2.0, -0.5, 2.0, 4.0) and np.isnan(first.slope)
-    second = first.learn(3.0, 0.5)
+    first = s.updated(2.0, -0.5)
+    assert (first.x, first.value, first.low, first.high) == (2.0, -0.5, 2.0, 4.0) and np.isnan(first.slope)
+    second = first.updated(3.0, 0.5)
     assert (second.slope, second.low, second.high) == (1.0, 2.0, 3.0)
-    assert second.learn(3.0, 0.5).slope == 1.0  # a second look at the same place tells nothing about the slope
-    assert first.learn(3.0, 0.5, 7.0).slope == 7.0
-    falling = Secant.begin(np.nan, np.nan, 0.0, np.inf).learn(2.0, 0.5, -1.0)  # without a bracket the slope decides
+    assert second.updated(3.0, 0.5).slope == 1.0  # a second look at the same place tells nothing about the slope
+    assert first.updated(3.0, 0.5, 7.0).slope == 7.0
+    falling = Secant.begin(np.nan, np.nan, 0.0, np.inf).updated(2.0, 0.5, -1.0)  # without a bracket the slope decides
     assert (falling.rising, falling.low, falling.high) == (-1.0, 2.0, np.inf)
-    assert Secant.begin(np.nan, np.nan, 1.0, 4.0).learn(2.0, 0.5, -1.0).high == 2.0
-    assert (second.blocked(2.5).low, second.blocked(2.5).high) == (2.5, 3.0)
-    assert (first.blocked(2.5).low, first.blocked(2.5).high) == (2.0, 2.5)
+    assert Secant.begin(np.nan, np.nan, 1.0, 4.0).updated(2.0, 0.5, -1.0).high == 2.0
+    assert (second.shrunk(2.5).low, second.shrunk(2.5).high) == (2.5, 3.0)
+    assert (first.shrunk(2.5).low, first.shrunk(2.5).high) == (2.0, 2.5)
 
 
 def test_in_a_bracket():
     def search(place, low=0.1, high=4.0, tol=1e-9):
-        def number(alpha, looks):
+        def number(alpha, evaluations):
             places.append(alpha)
-            return made.ended((alpha**3 - place**3, looks + 1))
+            return made.finished_path((alpha**3 - place**3, evaluations + 1))
 
         places = []
-        root, looks, met = run_one(zero_between(number, low, high, 0, tol))
-        assert looks == len(places) and places[0] == np.sqrt(low * high)
-        return root, looks, met
+        root, evaluations, converged = run_one(zero_between(number, low, high, 0, tol))
+        assert evaluations == len(places) and places[0] == np.sqrt(low * high)
+        return root, evaluations, converged
 
-    root, looks, met = search(1.55)
+    root, evaluations, converged = search(1.55)
     np.testing.assert_allclose(root, 1.55, rtol=1e-8)
-    assert met and looks < 16
+    assert converged and evaluations < 16
     assert not search(5.0)[2] and not search(0.05)[2]  # the zeros lie beyond the bracket
     assert search(np.sqrt(0.4), tol=1e-9)[1] == 1  # exactly at the first look
-    root, looks, met = run_one(zero_between(lambda a, k: made.ended((np.nan, k + 1)), 0.1, 4.0, 0, 1e-9))
-    assert not met and looks <= 40
+    root, evaluations, converged = run_one(
+        zero_between(lambda a, k: made.finished_path((np.nan, k + 1)), 0.1, 4.0, 0, 1e-9)
+    )
+    assert not converged and evaluations <= 40
 
 
 @jax.tree_util.register_pytree_node_class
@@ -183,19 +185,22 @@ def test_roots_and_sensitivities_of_the_replicates():
     event = EVENTS["alpha_c"]
     good = PartialState(status=jnp.zeros(3, int), has_state=jnp.ones(3, bool))
     value, by_alpha = jnp.array([0.1, 0.3, 0.2]), jnp.array([2.0, 2.0, 4.0])
-    zero = Zero(jnp.array(1.0), (state_with(), good), value, None, by_alpha, slope=2.0, met=jnp.array(True))
+    zero = Zero(jnp.array(1.0), (state_with(), good), value, None, by_alpha, slope=2.0, converged=jnp.array(True))
     transition = transition_of(event, ta.dot_product(), zero)
     roots = 1 - value / 2
     np.testing.assert_allclose((transition.alpha, transition.stderr), (roots.mean(), error_bar(roots)))
     assert int(transition.status) == 2 and transition.sensitivities is None and transition.event == event.name
-    unmet = transition_of(event, ta.dot_product(), zero._replace(met=jnp.array(False)))
+    unmet = transition_of(event, ta.dot_product(), zero._replace(converged=jnp.array(False)))
     assert int(unmet.status) == ta.Status.absent and float(unmet.alpha) == 1.0
     failed = PartialState(status=jnp.full(3, ta.Status.unresolved), has_state=jnp.zeros(3, bool))
-    unknown = transition_of(event, ta.dot_product(), zero._replace(states=(state_with(), failed), met=False))
+    unknown = transition_of(event, ta.dot_product(), zero._replace(states=(state_with(), failed), converged=False))
     assert int(unknown.status) == ta.Status.unresolved and jnp.isnan(unknown.alpha)
     absent = PartialState(status=jnp.full(3, ta.Status.absent), has_state=jnp.zeros(3, bool))
     for pair in ((absent, state_with()), (absent, absent)):
-        assert transition_of(event, ta.dot_product(), zero._replace(states=pair, met=False)).status == ta.Status.absent
+        assert (
+            transition_of(event, ta.dot_product(), zero._replace(states=pair, converged=False)).status
+            == ta.Status.absent
+        )
     exact = transition_of(event, ta.dot_product(), zero._replace(by_model={"sigma": jnp.array([4.0, 6.0, 8.0])}))
     np.testing.assert_allclose(exact.alpha, np.mean([0.95, 0.85, 0.95]))
     np.testing.assert_allclose(exact.sensitivities["sigma"], np.mean([-2.0, -3.0, -2.0]))
@@ -206,14 +211,14 @@ def searched(monkeypatch, number, alpha, exists=lambda a: True, options=MappingP
     """Run `find_zero` on a number that depends on alpha, without solves; return the zero and the places visited."""
     places = []
 
-    def finely(problem, x):
+    def solve_replicates(problem, x):
         assert problem.settings == "tight" and problem.nodes.replicates == 3 and problem.free.tolist() == [1.0, 0.0]
         alpha = float(problem.alpha)
         places.append(alpha)
         has_state = exists(alpha)
-        return made.ended(state_with(alpha, linear=number(alpha), has_state=(has_state,) * 3))
+        return made.finished_path(state_with(alpha, linear=number(alpha), has_state=(has_state,) * 3))
 
-    monkeypatch.setattr(Problem, "finely", finely)
+    monkeypatch.setattr(Problem, "solve_replicates", solve_replicates)
     guess, model = ta.Guess(alpha, (state_with().overlaps,), **limits), ta.dot_product()
     rule = SimpleNamespace(replicates=3)
     path = find_zero(EVENTS["semantic baseline"], model, guess, rule, "tight", exact=False, tol=1e-5, **options)
@@ -223,14 +228,14 @@ def searched(monkeypatch, number, alpha, exists=lambda a: True, options=MappingP
 def test_a_zero_of_states(monkeypatch):
     zero, places = searched(monkeypatch, lambda a: a**3 - 1.55**3, 1.4)
     np.testing.assert_allclose(zero.alpha, 1.55, rtol=1e-4)
-    assert bool(zero.met) and len(places) < 9
+    assert bool(zero.converged) and len(places) < 9
     np.testing.assert_allclose(zero.states[0].overlaps.q, zero.alpha)
     zero, places = searched(monkeypatch, lambda a: 1.0 + a, 1.4)
-    assert not bool(zero.met) and len(places) == 12
+    assert not bool(zero.converged) and len(places) == 12
     zero, places = searched(monkeypatch, lambda a: a - 1.55, 1.4, lambda a: False)
-    assert zero.met is False and len(places) == 1
-    zero, places = searched(monkeypatch, lambda a: a**3 - 1.55**3, 1.4, options={"looks": 2})
-    assert len(places) == 2 and zero.alpha == places[1] and bool(zero.met)
+    assert zero.converged is False and len(places) == 1
+    zero, places = searched(monkeypatch, lambda a: a**3 - 1.55**3, 1.4, options={"max_evaluations": 2})
+    assert len(places) == 2 and zero.alpha == places[1] and bool(zero.converged)
     zero, _ = searched(monkeypatch, lambda a: a - 1.55, 1.7, lambda a: a < 1.6, low=1.5, high=2.0, there=1.5)
     np.testing.assert_allclose(zero.alpha, 1.55, rtol=1e-4)
 
@@ -242,15 +247,15 @@ def test_the_states_of_a_pair_are_asked_for_at_once(monkeypatch):
     """
     requests = []
 
-    def finely(problem, x):
+    def solve_replicates(problem, x):
         requests.append((float(problem.alpha), problem.free.tolist(), float(jnp.mean(x.q))))
         alpha, semantic = float(problem.alpha), problem.free[0] == 1
         state = state_with(alpha + 10 * semantic, loss=(0.0 if semantic else (alpha - 1.25) ** 3 + alpha - 1.25))
         by_alpha = jnp.full(3, 0.0 if semantic else 3 * (alpha - 1.25) ** 2 + 1)
         state.train_loss_partials = ({"sigma": jnp.full(3, 2.0 * semantic)}, by_alpha)
-        return made.ended(state)
+        return made.finished_path(state)
 
-    monkeypatch.setattr(Problem, "finely", finely)
+    monkeypatch.setattr(Problem, "solve_replicates", solve_replicates)
     x = state_with().overlaps
     guess, rule = ta.Guess(1.4, (x, jax.tree.map(lambda a: 2 * a, x))), SimpleNamespace(replicates=3)
     path = find_zero(EVENTS["alpha_c"], ta.dot_product(), guess, rule, "tight", exact=True)
@@ -266,10 +271,10 @@ def test_the_states_of_a_pair_are_asked_for_at_once(monkeypatch):
         np.testing.assert_allclose(requests[k][2], (1.4, 11.4)[k - 2])
 
 
-def test_exact_slopes_are_asked_for_in_every_replicate_at_once(monkeypatch, model, lines, known):
+def test_exact_slopes_are_asked_for_in_every_replicate_at_once(monkeypatch, model, lines, semantic_states):
     """Exact slopes are requested together, one call per replicate with its state; else the secant gives the slope."""
-    monkeypatch.setattr(Problem, "finely", lambda problem, x: made.ended(known))
-    guess, answered = ta.Guess(1.4, (known.overlaps,)), []
+    monkeypatch.setattr(Problem, "solve_replicates", lambda problem, x: made.finished_path(semantic_states))
+    guess, answered = ta.Guess(1.4, (semantic_states.overlaps,)), []
 
     def answer(call):
         answered.append(call)
@@ -277,12 +282,12 @@ def test_exact_slopes_are_asked_for_in_every_replicate_at_once(monkeypatch, mode
         return jnp.asarray(0.1), eqx.tree_at(lambda m: m.sigma, model, jnp.asarray(2.0 + k)), jnp.asarray(3.0 + k)
 
     event = EVENTS["semantic instability"]
-    path = find_zero(event, model, guess, lines, ta.Settings(), exact=True, looks=1)
+    path = find_zero(event, model, guess, lines, ta.Settings(), exact=True, max_evaluations=1)
     next(path)  # the states
-    calls = path.send([known])
+    calls = path.send([semantic_states])
     assert isinstance(calls, list) and len(calls) == 4 and all(isinstance(call, Call) for call in calls)
     path.close()
-    zero = made.drive(find_zero(event, model, guess, lines, ta.Settings(), exact=True, looks=1), answer)
+    zero = made.answer_path(find_zero(event, model, guess, lines, ta.Settings(), exact=True, max_evaluations=1), answer)
     np.testing.assert_array_equal(zero.by_alpha, [3.0, 4.0, 5.0, 6.0])
     np.testing.assert_array_equal(zero.by_model.sigma, [2.0, 3.0, 4.0, 5.0])
     np.testing.assert_allclose(zero.slope, 4.5)
@@ -292,9 +297,11 @@ def test_exact_slopes_are_asked_for_in_every_replicate_at_once(monkeypatch, mode
         np.testing.assert_array_equal(equations.free, [1.0, 0.0])
         for a, b in zip(jax.tree.leaves(equations.replicate), jax.tree.leaves(lines.replicate(k)), strict=True):
             np.testing.assert_array_equal(a, b)
-        np.testing.assert_array_equal(x.q, known.overlaps.q[k])
+        np.testing.assert_array_equal(x.q, semantic_states.overlaps.q[k])
     answered.clear()
-    zero = made.drive(find_zero(event, model, guess, lines, ta.Settings(), exact=False, looks=1), answer)
+    zero = made.answer_path(
+        find_zero(event, model, guess, lines, ta.Settings(), exact=False, max_evaluations=1), answer
+    )
     assert not answered and zero.by_model is None and np.isnan(zero.by_alpha).all()
 
 
@@ -341,21 +348,21 @@ def test_where_alpha_c_is_looked_for(monkeypatch, model, lines):
 def test_alpha_c_between_the_ends_of_branches(monkeypatch, model):
     """On coarse averages a branch wins where the other one does not exist: here the semantic one starts at .8."""
 
-    def coarsely(problem, x0):
+    def coarse_lane(problem, x0):
         alpha, semantic = float(problem.alpha), problem.free[0] == 1
         loss = 2.25 - alpha if semantic else 1.0
         has_state = not (semantic and alpha < 0.8)
         starts[bool(semantic)].append((alpha, float(x0.q[0, 0, 0])))
         status = 0 if has_state else int(ta.Status.absent)
         moved = jax.tree.map(lambda a: a + 1, x0)
-        return made.ended(SimpleNamespace(train_loss=loss, has_state=has_state, status=status, overlaps=moved))
+        return made.finished_path(SimpleNamespace(train_loss=loss, has_state=has_state, status=status, overlaps=moved))
 
-    def stop(event, model, guess, *_, looks, **__):
-        guesses.append((float(guess.alpha), looks))
+    def stop(event, model, guess, *_, max_evaluations, **__):
+        guesses.append((float(guess.alpha), max_evaluations))
         raise InterruptedError
 
     guesses, starts = [], {False: [], True: []}
-    monkeypatch.setattr(Problem, "coarsely", coarsely)
+    monkeypatch.setattr(Problem, "coarse_lane", coarse_lane)
     monkeypatch.setattr(transitions, "find_zero", stop)
     for bracket in ((0.1, 4.0), (0.1, 0.9), (1.4, 4.0)):
         with pytest.raises(InterruptedError):
@@ -368,7 +375,7 @@ def test_alpha_c_between_the_ends_of_branches(monkeypatch, model):
         assert y == (x + 1 if before >= 0.8 else first)
 
 
-def test_where_alpha_l_is_looked_for(monkeypatch, model, lines, known):
+def test_where_alpha_l_is_looked_for(monkeypatch, model, lines, semantic_states):
     """alpha_l is looked for on the positional branch below alpha_c, or on the semantic one above.
 
     The first holds if the positional state beats the baseline at alpha_c.
@@ -384,8 +391,8 @@ def test_where_alpha_l_is_looked_for(monkeypatch, model, lines, known):
     for baseline, expected in ((1.0, ([0.0, 1.0], 1.0, 0.1, 1.25)), (0.0, ([1.0, 0.0], 2.0, 1.25, 4.0))):
         branches = []
         for q, name in enumerate(PAIR, 1):
-            new = q * jnp.ones_like(known.overlaps.q), baseline * jnp.ones(4)
-            states = eqx.tree_at(lambda s: (s.overlaps.q, s.gen_error_linear), known, new)
+            new = q * jnp.ones_like(semantic_states.overlaps.q), baseline * jnp.ones(4)
+            states = eqx.tree_at(lambda s: (s.overlaps.q, s.gen_error_linear), semantic_states, new)
             branches.append(ta.FixedPoint(model, alpha, states, name))
         critical = ta.Transition(alpha, alpha, None, None, jnp.array(0), tuple(branches), "alpha_c")
         with pytest.raises(InterruptedError):
@@ -400,7 +407,7 @@ def test_the_options_of_a_search_arrive(monkeypatch, model, lines):
     class Stop(Exception):
         pass
 
-    def stop(event, model, guess, nodes, settings, *, exact, tol=None, frees=None, looks=None):
+    def stop(event, model, guess, nodes, settings, *, exact, tol=None, masks=None, max_evaluations=None):
         calls.append((event.name, float(guess.alpha), nodes is lines, settings, exact))
         raise Stop
 
@@ -473,7 +480,7 @@ def one_replicate(model, order):
 
 def test_a_fold_is_looked_for_on_both_sides(monkeypatch, model, lines):
     calls = []
-    monkeypatch.setattr(events_module, "fold_near", lambda *arguments: made.ended(calls.append(arguments)))
+    monkeypatch.setattr(events_module, "fold_near", lambda *arguments: made.finished_path(calls.append(arguments)))
     settings, x = ta.Settings(tol=1e-9), BRANCHES["semantic"].start(model)
     for limits, expected in (({}, (1.0, 3.0)), ({"low": 1.5, "high": 2.1}, (1.5, 2.1))):
         transition = ta.find_event(
@@ -522,8 +529,8 @@ def test_alpha_l_is_alpha_c_where_the_exchange_beats_the_baseline(model, lines):
     critical = ta.critical_alpha(model, lines, start=[ta.solve(model, 1.25, b, lines) for b in PAIR])
     states = list(critical.branches)
     better = eqx.tree_at(lambda s: s.replicates.gen_error, states[1], 0.5 * states[1].replicates.gen_error)
-    known = eqx.tree_at(lambda t: t.branches, critical, (states[0], better))
-    crossing = ta.linear_crossing(model, known, lines, start=[states[1]])
+    changed = eqx.tree_at(lambda t: t.branches, critical, (states[0], better))
+    crossing = ta.linear_crossing(model, changed, lines, start=[states[1]])
     np.testing.assert_array_equal(crossing.alpha, critical.alpha)
     np.testing.assert_array_equal(crossing.sensitivities.omega, critical.sensitivities.omega)
     # Without alpha_c nobody knows which minimum is global.

@@ -18,8 +18,8 @@ from tiedattn_jax.theory.solve import Problem
 
 
 @pytest.fixture
-def state(known):
-    return known
+def state(semantic_states):
+    return semantic_states
 
 
 SEMANTIC, UNINFORMED = np.array([1.0, 0.0]), np.zeros(2)
@@ -50,16 +50,16 @@ def search(model, state, monkeypatch):
     def run(continued, uninformed=None, restarted=None, *, free=SEMANTIC, lost=False, settings=None):
         start, options, solved = BRANCHES["semantic"].start(model), ta.Settings() if settings is None else settings, []
 
-        def finely(problem, x):
+        def solve_replicates(problem, x):
             solved.append((problem, x))
             if x is start:
-                return made.ended(restarted)
+                return made.finished_path(restarted)
             is_first = len(solved) == 1 and not lost
             np.testing.assert_array_equal(problem.free, free if is_first else UNINFORMED)
             assert x is state.overlaps and problem.settings is options
-            return made.ended(continued if is_first else uninformed)
+            return made.finished_path(continued if is_first else uninformed)
 
-        monkeypatch.setattr(Problem, "finely", finely)
+        monkeypatch.setattr(Problem, "solve_replicates", solve_replicates)
         path = Follower("rule", options, free, start).search(model, 2.0, state.overlaps, lost)
         result = run_one(path)
         assert all(p.model is model and p.alpha == 2.0 and p.nodes == "rule" for p, _ in solved)
@@ -171,7 +171,7 @@ def test_a_step_starts_from_the_prediction_and_is_learnt(model, state, monkeypat
 
     def finder(self, *arguments):
         requests.append(arguments)
-        return made.ended(state)
+        return made.finished_path(state)
 
     monkeypatch.setattr(Follower, "search", finder)
     warm = WarmStart(scaled(state, theta=0.98).overlaps, state.overlaps, np.zeros(4), np.ones(4), np.full(4, 2))
@@ -180,7 +180,7 @@ def test_a_step_starts_from_the_prediction_and_is_learnt(model, state, monkeypat
         after, result = run_one(Follower("rule", ta.Settings(), SEMANTIC, None).advance(model, 1.7, 2.0, warm))
         assert result is state and requests[-1][:2] == (model, 1.7) and requests[-1][3] is (count < 0)
         np.testing.assert_allclose(requests[-1][2].theta, 1.02 * state.overlaps.theta)
-        np.testing.assert_array_equal((after.place_before, after.place), [[1.0] * 4, [2.0] * 4])
+        np.testing.assert_array_equal((after.value_before, after.value), [[1.0] * 4, [2.0] * 4])
         np.testing.assert_array_equal(after.before.theta, state.overlaps.theta)
 
 
@@ -225,17 +225,17 @@ def test_a_replicate_that_lost_the_branch_joins_the_others(model, state):
     returned = update(lost_twice, 3.0, state)
     for after, count in ((lost_once, -1), (lost_twice, -2), (update(lost_twice, 3.0, absent), -2), (returned, 1)):
         np.testing.assert_array_equal(after.count, count)
-        assert after.lost is (count < 0)
+        assert after.was_absent is (count < 0)
     failed = eqx.tree_at(lambda s: s.status, state, jnp.full(4, int(Status.nonfinite)))
-    np.testing.assert_array_equal(update(warm, 1.0, failed).place, warm.place)
+    np.testing.assert_array_equal(update(warm, 1.0, failed).value, warm.value)
 
 
 def test_a_learnt_state_is_the_last(model, state):
     start = BRANCHES["semantic"].start(model)
     first = WarmStart.begin(start, 0.5, 4)
-    np.testing.assert_array_equal((first.place_before, first.place, first.count), [[-0.5] * 4, [0.5] * 4, [1] * 4])
+    np.testing.assert_array_equal((first.value_before, first.value, first.count), [[-0.5] * 4, [0.5] * 4, [1] * 4])
     assert WarmStart.begin(state.overlaps, 0.5, 4).last is state.overlaps  # one start per replicate
     after = update(first, 1.0, state)
     np.testing.assert_array_equal(after.last.q, state.overlaps.q)
     np.testing.assert_array_equal(after.before.q, jnp.broadcast_to(start.q, after.before.q.shape))
-    np.testing.assert_array_equal((after.place_before, after.place, after.count), [[0.5] * 4, [1.0] * 4, [2] * 4])
+    np.testing.assert_array_equal((after.value_before, after.value, after.count), [[0.5] * 4, [1.0] * 4, [2] * 4])

@@ -46,35 +46,35 @@ def diagram(model, lines, tmp_path_factory):
 
 
 @pytest.fixture
-def canned(known, model, monkeypatch):
+def canned(semantic_states, model, monkeypatch):
     """Replace solves by a row of cells with known states, which tests change, and record every request."""
-    cells = {k: np.array(jnp.broadcast_to(v, (2, len(ALPHAS), *v.shape))) for k, v in known.numbers().items()}
+    cells = {k: np.array(jnp.broadcast_to(v, (2, len(ALPHAS), *v.shape))) for k, v in semantic_states.numbers().items()}
     requests = {"first": [], "tracks": [], "again": []}
 
-    def coarsely(problem, x):
+    def coarse_lane(problem, x):
         requests["first"].append(problem.settings)
-        return made.ended(SimpleNamespace(status=0, overlaps=x))
+        return made.finished_path(SimpleNamespace(status=0, overlaps=x))
 
     class Follower:
         def __init__(self, nodes, settings, free, start):
             self.settings, self.branch, self.start, self.cells = settings, int(free[0]), start, 0
 
-        def advance(self, cell_model, alpha, place, warm):
+        def advance(self, cell_model, alpha, value, warm):
             if not self.cells:
                 requests["tracks"].append(self.settings)
             self.cells += 1
             values = {k: v[self.branch, ALPHAS.index(float(alpha))] for k, v in cells.items()}
-            return made.ended((warm, SimpleNamespace(numbers=lambda: values)))
+            return made.finished_path((warm, SimpleNamespace(numbers=lambda: values)))
 
-        def search(self, cell_model, alpha, guess, lost):
+        def search(self, cell_model, alpha, guess, was_absent):
             default = bool(jnp.all(guess.q == self.start.q))
             requests["again"].append((float(alpha), None if default else float(guess.q[0, 0, 0, 0]), self.settings))
-            assert guess.q.shape[0] == 4 and lost is False
+            assert guess.q.shape[0] == 4 and was_absent is False
             values = {k: jnp.asarray(v[1, 2]) for k, v in cells.items()}
             values["residual"] = values["residual"] * (1.0 if alpha > 1 else 0.05)  # not resolved, if it is a state
-            return made.ended(SimpleNamespace(numbers=lambda: values))
+            return made.finished_path(SimpleNamespace(numbers=lambda: values))
 
-    monkeypatch.setattr(Problem, "coarsely", coarsely)
+    monkeypatch.setattr(Problem, "coarse_lane", coarse_lane)
     monkeypatch.setattr(grid, "Follower", Follower)
     return cells, requests
 
@@ -178,8 +178,8 @@ def test_what_is_tried_again_and_with_what(canned, model, lines):
     assert [numbers(settings) for settings in requests["first"]] == first
     assert "omega" not in result.attrs["numbers"] and result.attrs["numbers"]["sigma"] == 0.5
     assert result.attrs["settings"] == {"tol": 4e-4, "max_steps": 16, "warm_steps": 1, "damping": 0.21}
-    patient = grid.patient(ta.Settings(tol=1e-4, max_steps=7, warm_steps=400, damping=0.1))
-    assert numbers(patient) == [1e-4, 14, 400, 0.1]
+    longer = grid.with_more_steps(ta.Settings(tol=1e-4, max_steps=7, warm_steps=400, damping=0.1))
+    assert numbers(longer) == [1e-4, 14, 400, 0.1]
 
 
 def test_the_default_settings(canned, model, lines):
@@ -219,24 +219,28 @@ def test_a_track_alone_gives_the_same(diagram, rows):
         np.testing.assert_array_equal(values[has_state], result.cells[name][1, 0, ::-1][has_state])
 
 
-def test_the_steps_of_a_track(rows, known, monkeypatch):
+def test_the_steps_of_a_track(rows, semantic_states, monkeypatch):
     """A track starts at the largest alpha near the first cell, and goes on from each cell to the next."""
     steps, settings = [], []
 
-    def advance(self, model, alpha, place, warm):
-        steps.append((float(alpha), float(place), float(model.omega), warm))
+    def advance(self, model, alpha, value, warm):
+        steps.append((float(alpha), float(value), float(model.omega), warm))
         settings.append(self.settings)
-        return made.ended((len(steps), known))
+        return made.finished_path((len(steps), semantic_states))
 
     monkeypatch.setattr(Follower, "advance", advance)
-    firsts = [BRANCHES["semantic"].start(ta.dot_product()), known.overlaps]
+    firsts = [BRANCHES["semantic"].start(ta.dot_product()), semantic_states.overlaps]
     done = []
     cells = run_one(rows.track(1, 1, firsts, lambda: done.append(len(steps))))
     assert [step[:3] for step in steps] == [(a, a, 0.35) for a in ALPHAS[::-1]] and done == [1, 2, 3, 4]
     assert [step[3] for step in steps[1:]] == [1, 2, 3] and all(used is SETTINGS for used in settings)
     origin = steps[0][3]
-    assert origin.last is known.overlaps and origin.place.tolist() == [2.0] * 4 and origin.count.tolist() == [1] * 4
-    assert cells["q"].shape == (4, *known.overlaps.q.shape)
+    assert (
+        origin.last is semantic_states.overlaps
+        and origin.value.tolist() == [2.0] * 4
+        and origin.count.tolist() == [1] * 4
+    )
+    assert cells["q"].shape == (4, *semantic_states.overlaps.q.shape)
 
 
 def test_where_tracks_begin(rows, model, lines):
@@ -244,7 +248,7 @@ def test_where_tracks_begin(rows, model, lines):
     start, requests = BRANCHES["positional"].start(model), []
     statuses = iter([0, 2, 6, 0])
 
-    def coarsely(lane):
+    def coarse_lane(lane):
         assert isinstance(lane, Lane) and lane.replicate == COARSE and lane.attempts > 1 and lane.rule is lines
         assert lane.free.tolist() == [0.0, 1.0] and float(lane.alpha) == 2.0
         requests.append((float(lane.model.omega), float(lane.start.q.mean() / start.q.mean())))
@@ -253,7 +257,7 @@ def test_where_tracks_begin(rows, model, lines):
     omegas = np.array([0.3, 0.35, 0.4, 0.45])
     axes = Axis(Parameter("omega"), omegas), Axis(Parameter("alpha"), np.array(ALPHAS))
     longer = grid._Grid.of(model, *axes, None, lines, SETTINGS)
-    first_states = made.drive(longer.first_cells(0), coarsely)
+    first_states = made.answer_path(longer.first_cells(0), coarse_lane)
     np.testing.assert_allclose([x.q.mean() / start.q.mean() for x in first_states], [2, 1, 2, 2])
     np.testing.assert_allclose(requests, np.stack([omegas, [1, 2, 1, 1]], 1))  # starts from the row before, if found
 
@@ -261,10 +265,10 @@ def test_where_tracks_begin(rows, model, lines):
 def test_a_track_that_fails_is_named_and_the_others_are_kept(canned, model, lines, tmp_path, monkeypatch):
     advance = grid.Follower.advance
 
-    def fails(self, cell_model, alpha, place, warm):
+    def fails(self, cell_model, alpha, value, warm):
         if self.branch == 1 and cell_model.omega == 0.35 and alpha == 1.0:
             raise ZeroDivisionError("of the loss")
-        return advance(self, cell_model, alpha, place, warm)
+        return advance(self, cell_model, alpha, value, warm)
 
     monkeypatch.setattr(grid.Follower, "advance", fails)
     with pytest.raises(ZeroDivisionError, match="of the loss") as raised:

@@ -41,17 +41,17 @@ def test_through_alpha(curve, model, lines):
     assert len(curve.plot().axes) == 3
 
 
-def test_damped_steps_are_for_the_first_point(model, known, lines, monkeypatch):
+def test_damped_steps_are_for_the_first_point(model, semantic_states, lines, monkeypatch):
     calls = []
 
-    def search(self, model, alpha, guess, lost):
+    def search(self, model, alpha, guess, was_absent):
         calls.append((float(alpha), int(self.settings.warm_steps), float(self.settings.tol), float(guess.theta.mean())))
-        return made.ended(known)
+        return made.finished_path(semantic_states)
 
     monkeypatch.setattr(Follower, "search", search)
     curve = ta.sweep(model, [1.0, 3.0, 2.0], "semantic", lines, settings=ta.Settings(tol=1e-3, warm_steps=7))
     np.testing.assert_array_equal(curve.alphas, [1.0, 2.0, 3.0])
-    first, last = (float(x.theta.mean()) for x in (BRANCHES["semantic"].start(model), known.overlaps))
+    first, last = (float(x.theta.mean()) for x in (BRANCHES["semantic"].start(model), semantic_states.overlaps))
     np.testing.assert_allclose(calls, [(3.0, 7, 1e-3, first), (2.0, 0, 1e-3, last), (1.0, 0, 1e-3, last)])
 
 
@@ -61,7 +61,7 @@ def test_through_alpha_it_stops_beyond_the_end(model, lines, monkeypatch):
 
     def walk(model, alphas, branch, nodes, settings):
         assert branch == "semantic" and nodes is lines and float(settings.tol) == 1e-4
-        return (made.ended(SimpleNamespace(alpha=a, exists=has_state[a], size=10 * a)) for a in alphas)
+        return (made.finished_path(SimpleNamespace(alpha=a, exists=has_state[a], size=10 * a)) for a in alphas)
 
     monkeypatch.setattr(sweep_module, "walk", walk)
     calls = []
@@ -103,13 +103,13 @@ def test_states_of_a_list_of_models(states, model, lines):
 
 
 @pytest.fixture
-def canned(known, monkeypatch):
+def canned(semantic_states, monkeypatch):
     """Replace solves by a known state, and record the requests: sigma, alpha, the branch and the other arguments."""
     requests = []
 
     def path(model, alpha, branch, rule, start, settings, *, fallback):
         requests.append((float(model.sigma), float(alpha), branch, rule, settings, fallback))
-        return made.ended((known, rule, None))
+        return made.finished_path((semantic_states, rule, None))
 
     monkeypatch.setattr(sweep_module, "default_path", path)
     return requests
@@ -128,7 +128,7 @@ def test_what_states_are_solved_with(canned, model, lines):
     assert float(used_settings.tol) == float(ta.Settings().tol)
 
 
-def test_a_setting_that_fails_leaves_the_others(model, lines, known, monkeypatch):
+def test_a_setting_that_fails_leaves_the_others(model, lines, semantic_states, monkeypatch):
     """A setting that fails leaves the others and says why.
 
     If all of them fail, the first exception is raised, with the setting's name.
@@ -137,7 +137,7 @@ def test_a_setting_that_fails_leaves_the_others(model, lines, known, monkeypatch
     def path(model, alpha, branch, rule, start, settings, *, fallback):
         if round(float(model.sigma), 6) in bad:
             raise ZeroDivisionError("of the loss")
-        return made.ended((jax.tree.map(np.asarray, known), rule, None))
+        return made.finished_path((jax.tree.map(np.asarray, semantic_states), rule, None))
 
     monkeypatch.setattr(sweep_module, "default_path", path)
     bad, calls = {0.4}, []
@@ -186,7 +186,7 @@ def test_alpha_l_of_a_list_of_models(model, lines, one_by_one):
 
 
 @pytest.fixture
-def located(known, monkeypatch):
+def located(semantic_states, monkeypatch):
     """Replace searches by zeros at alpha = .7, .8 and so on, and record the arguments of each search."""
     requests = []
 
@@ -194,10 +194,12 @@ def located(known, monkeypatch):
         requests.append((event.name, float(model.sigma), guess, nodes, settings, exact))
         zeros = jax.tree.map(lambda a: jnp.zeros((4, *a.shape)), model)
         by_model = eqx.tree_at(lambda m: m.sigma, zeros, jnp.full(4, -6.0))
-        zero = Zero(np.array(0.6 + 0.1 * len(requests)), (known,), np.zeros(4), by_model, np.full(4, 2.0), 2.0, True)
-        return made.ended(zero)
+        zero = Zero(
+            np.array(0.6 + 0.1 * len(requests)), (semantic_states,), np.zeros(4), by_model, np.full(4, 2.0), 2.0, True
+        )
+        return made.finished_path(zero)
 
-    monkeypatch.setattr(sweep_module, "located", path)
+    monkeypatch.setattr(sweep_module, "locate_path", path)
     return requests
 
 
@@ -209,7 +211,7 @@ def test_other_events_are_looked_for_from_nothing(located, model, lines, monkeyp
             raise ZeroDivisionError("of the loss")
         if model.sigma > 0.58:
             raise ta.InputError("values", "must begin where the event happens")
-        return made.ended(guess._replace(alpha=float(model.sigma)))
+        return made.finished_path(guess._replace(alpha=float(model.sigma)))
 
     monkeypatch.setattr(sweep_module, "first_sign_change", first_sign_change)
     name = "semantic instability"
@@ -235,7 +237,7 @@ def test_a_fold_is_looked_for_where_the_branch_is_lost(located, model, lines, mo
             overlaps = ta.Overlaps(*(np.full(4, alpha) for _ in range(4)))
             return SimpleNamespace(alpha=alpha, exists=alpha > end, replicates=SimpleNamespace(overlaps=overlaps))
 
-        return (made.ended(point(alpha)) for alpha in alphas)
+        return (made.finished_path(point(alpha)) for alpha in alphas)
 
     monkeypatch.setattr(sweep_module, "walk", walk)
     boundary = ta.sweep(model, "sigma", list(ends), lines, event="positional fold")
@@ -248,10 +250,10 @@ def test_a_fold_is_looked_for_where_the_branch_is_lost(located, model, lines, mo
     assert boundary.reason.tolist() == ["", reason, reason] and boundary.status.tolist() == [0, 6, 6]
 
 
-def test_an_event_that_is_not_found_has_no_place(model, lines, known, monkeypatch):
-    absent = eqx.tree_at(lambda s: s.status, known, known.status + int(ta.Status.absent))
-    zero = Zero(np.array(0.55), (absent, known), np.full(4, np.nan), None, np.full(4, np.nan))
-    monkeypatch.setattr(sweep_module, "critical_path", lambda *_: made.ended(zero))
+def test_an_event_that_is_not_found_has_no_place(model, lines, semantic_states, monkeypatch):
+    absent = eqx.tree_at(lambda s: s.status, semantic_states, semantic_states.status + int(ta.Status.absent))
+    zero = Zero(np.array(0.55), (absent, semantic_states), np.full(4, np.nan), None, np.full(4, np.nan))
+    monkeypatch.setattr(sweep_module, "critical_path", lambda *_: made.finished_path(zero))
     for event in ("alpha_c", "alpha_l"):
         boundary = ta.sweep([model], nodes=lines, event=event)
         assert np.isnan(boundary.alpha).all() and boundary.status.tolist() == [ta.Status.absent]
@@ -263,7 +265,7 @@ def test_every_event_can_be_asked_for(model, lines, monkeypatch):
 
     def path(model, event, nodes, settings):
         requests.append(event)
-        return made.ended(made.transition(status=int(ta.Status.absent)))
+        return made.finished_path(made.transition(status=int(ta.Status.absent)))
 
     monkeypatch.setattr(sweep_module, "_event", path)
     for event in (*EVENTS, "alpha_l"):

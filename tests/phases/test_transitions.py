@@ -99,8 +99,10 @@ def test_a_crossing_outside_the_range_is_absent(model, lines, critical, monkeypa
     This holds also if all nodes have a zero at the end where it stopped.
     """
     guess = transitions.guess_of(transitions.EVENTS["alpha_c"], critical.branches, 0.1, 4.0)
-    for met, status in ((True, critical.status), (False, ta.Status.absent)):
-        monkeypatch.setattr(transitions, "_coarse_alpha_c", lambda *_, met=met: made.ended((guess, met)))
+    for converged, status in ((True, critical.status), (False, ta.Status.absent)):
+        monkeypatch.setattr(
+            transitions, "_coarse_alpha_c", lambda *_, converged=converged: made.finished_path((guess, converged))
+        )
         assert int(ta.critical_alpha(model, lines).status) == int(status)
 
 

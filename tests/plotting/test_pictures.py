@@ -408,7 +408,7 @@ def test_instances():
     names = ("train_loss", "gen_error", "q", "theta", "m")
     numbers = lambda *values: Namespace(**{name: np.array(values) for name in names})  # noqa: E731
     instances = Namespace(
-        found=numbers(1.0, 2.0, 3.0, 99.0, 98.0),
+        simulation=numbers(1.0, 2.0, 3.0, 99.0, 98.0),
         theory=numbers(1.1, 2.1, 3.1, np.nan, np.nan),
         theory_stderr=numbers(0.1, np.inf, 0.1, np.nan, np.nan),
         branch=np.array(["semantic", "semantic", "positional", "unsettled", "neither"]),

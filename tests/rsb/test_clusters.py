@@ -43,7 +43,7 @@ def _energies(model, cluster, h, V, spread):
 @partial(jax.jit, static_argnames="find")
 def _minima(model, h, V, spread, s, find=clusters.find):
     setting = model, V, spread, h, Y, s
-    return find(*setting, clusters.look_beside(*setting))
+    return find(*setting, clusters.find_rough_jump(*setting))
 
 
 @jax.jit

@@ -16,7 +16,7 @@ from tiedattn_jax.averages.rule import sum_of_weighted
 from tiedattn_jax.model.overlaps import Conjugates
 from tiedattn_jax.rsb import fixed_points as rsb, newton
 from tiedattn_jax.rsb.fixed_points import BrokenState, with_derivatives
-from tiedattn_jax.rsb.newton import Found, Moving, corrected_matrix
+from tiedattn_jax.rsb.newton import Moving, Solution, corrected_matrix
 from tiedattn_jax.rsb.nodes import _in_blocks
 from tiedattn_jax.rsb.potentials import Averages, OneRSBOverlaps, Outer, free_energy, overlaps, prior
 from tiedattn_jax.theory import potentials as rs_potentials
@@ -237,7 +237,7 @@ def test_equations_of_two_columns(in_closed_form):
     loss, slopes = jax.jit(jax.value_and_grad(_losses_of_two_columns(solution.problem.model, 0.05)[1], (0, 1, 2, 3)))(
         *variables
     )
-    np.testing.assert_allclose(solution.seen.loss, loss, rtol=1e-9)
+    np.testing.assert_allclose(solution.look.loss, loss, rtol=1e-9)
     for a, slope in zip(variables[:3], slopes[:3], strict=True):
         assert np.max(np.abs((slope + slope.T) @ a)) < 1e-9 * loss / 0.05
     assert abs(slopes[3]) < 1e-6 * (loss - 0.013919103) and solution.residual < 1e-7
@@ -251,7 +251,7 @@ def test_derivatives_of_the_solution(in_closed_form, s):
     moving, step = in_closed_form(s=s).moving(), 1e-3
     for k, (name, size) in enumerate((("lam", 1.0), ("alpha", 0.05))):
         up, down = (in_closed_form(s=s, **{name: size * (1 + sign * step)}) for sign in (1, -1))
-        states = [(f.x, f.s, f.seen.hats, f.seen.loss_by_alpha, f.seen.loss_by_log_s) for f in (up, down)]
+        states = [(f.x, f.s, f.look.hats, f.look.loss_by_alpha, f.look.loss_by_log_s) for f in (up, down)]
         differences = jax.tree.map(lambda a, b, size=size: (a - b) / (2 * step * size), *states)
         for derivative, difference in zip(jax.tree.leaves(tuple(moving)), jax.tree.leaves(differences), strict=True):
             np.testing.assert_allclose(derivative[..., k], difference, atol=3e-4 * np.max(np.abs(difference)) + 1e-7)
@@ -269,7 +269,7 @@ def test_newton_ends_where_the_equations_are_not_finite(monkeypatch):
         yield
 
     monkeypatch.setattr(newton.Problem, "look", look)
-    monkeypatch.setattr(newton.Problem, "moved", lambda self, x, s, move: (x, s))
+    monkeypatch.setattr(newton.Problem, "step_from", lambda self, x, s, move: (x, s))
     problem = newton.Problem(ta.dot_product(), S, None, jnp.zeros(2), True, 0.5)
     result = run_one(newton.fixed_point(problem, x, S, None))
     assert result.residual == 0.5 and np.all(np.isfinite(result.matrix))
@@ -289,7 +289,7 @@ def test_replicates_start_where_one_was_found(solved, nodes, monkeypatch):
     def stub(rs, s, guess, k, layout):
         request = k, guess is not None
         requests.append(request)
-        return Found(None, x, S, None, residuals[request], None)
+        return Solution(None, x, S, None, residuals[request], None)
         yield
 
     monkeypatch.setattr(rsb, "_lay", lambda rs, s, k, lines: None)
@@ -328,7 +328,7 @@ def test_nodes_are_laid_again_where_clusters_become_wider(solved, nodes, monkeyp
         monkeypatch.setattr(rsb, "averages_at", averages_at)
 
         def stub(problem, x, s, matrix):
-            return Found(problem, with_width(next(pending)), s + 1, None, 1e-5, None)
+            return Solution(problem, with_width(next(pending)), s + 1, None, 1e-5, None)
             yield
 
         monkeypatch.setattr(rsb, "fixed_point", stub)

@@ -144,7 +144,7 @@ def _baseline(monkeypatch, early, late):
     def find_zero(event, model, guess, nodes, settings, **options):
         assert event.name == ("positional baseline" if early else "semantic baseline")
         by_alpha = 2 * root * jnp.ones(2)
-        return made.ended(Zero(jnp.asarray(root), (), jnp.zeros(2), _numbers(-5.0 * jnp.ones(2)), by_alpha))
+        return made.finished_path(Zero(jnp.asarray(root), (), jnp.zeros(2), _numbers(-5.0 * jnp.ones(2)), by_alpha))
 
     def crossing(model, transition):
         unnamed = ta.FixedPoint(rs.model, rs.alpha, rs.replicates, None)

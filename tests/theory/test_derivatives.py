@@ -23,7 +23,7 @@ from tiedattn_jax.model.overlaps import BRANCHES
 from tiedattn_jax.theory.equations import Equations
 from tiedattn_jax.theory.potentials import points_in
 
-pytestmark = pytest.mark.usefixtures("quick_programs")
+pytestmark = pytest.mark.usefixtures("fast_compilation")
 MODES = jax.jacfwd, jax.jacrev
 JUMPS = [c for c in CASES if (c.alpha, c.branch) in DERIVATIVES]
 NAMES = ("q", "V", "theta", "m", "train_loss", "gen_error")

@@ -47,7 +47,7 @@ def test_states_count_once_and_failures_do_not(model, lines, monkeypatch):
         branch_lanes.append((lane.free.tolist(), float(x.q[0, 0, 0]) / float(model.rho[0, 0, 0])))
         return reached(model, x, ta.Status.nonfinite)
 
-    monkeypatch.setattr(multistart, "run_one", lambda path: made.drive(path, answer))
+    monkeypatch.setattr(multistart, "run_one", lambda path: made.answer_path(path, answer))
     states = ta.find_states(model, 2.0, lines, count=5)
     q, p = CASES[0].q, 1.1 * CASES[0].q
     np.testing.assert_allclose(solved[:: lines.replicates], [3 * q, q, p])
@@ -62,7 +62,7 @@ def test_branches_are_found_whatever_the_random_starts_reach(model, lines, monke
         is_damped = lane.settings.warm_steps == Settings().warm_steps
         return reached(lane.model, lane.start, 0 if is_damped or lane.replicate >= 0 else ta.Status.nonfinite)
 
-    monkeypatch.setattr(multistart, "run_one", lambda path: made.drive(path, answer))
+    monkeypatch.setattr(multistart, "run_one", lambda path: made.answer_path(path, answer))
     states = ta.find_states(model, 2.0, lines, count=2)
     assert [state.branch for state in states] == ["positional", "semantic", "uninformed"]
 

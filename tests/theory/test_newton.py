@@ -26,21 +26,21 @@ def newton_for(model, attempts=1, **settings):
 
 
 def final_status(newton, **numbers):
-    values = {"best_residual": 1.0, "best_length": 1.0, "singular": False, "outside": False} | numbers
+    values = {"best_residual": 1.0, "best_length": 1.0, "is_singular": False, "left_domain": False} | numbers
     return ta.Status(int(newton.ending(iterate(**values))))
 
 
-UNSEEN = jnp.full(1, jnp.nan)
-BEST, CURRENT = {"best_residual": "residual", "best_length": "length"}, ("v", "image", "damped", "singular")
+NO_EVALUATION = jnp.full(1, jnp.nan)
+BEST, CURRENT = {"best_residual": "residual", "best_length": "length"}, ("v", "image", "damped_step", "is_singular")
 
 
 def iterate(**values):
     """An iterate of the semantic branch with some numbers set: of the best place, of the current one, or of neither."""
-    s = newton_for(ta.dot_product()).begin(Coordinates(ta.dot_product(), FREE).pack(state(CASES[0])), UNSEEN)
+    s = newton_for(ta.dot_product()).begin(Coordinates(ta.dot_product(), FREE).pack(state(CASES[0])), NO_EVALUATION)
     values = {name: jnp.asarray(value) for name, value in values.items()}
     best = {BEST[name]: values.pop(name) for name in list(values) if name in BEST}
     current = {name: values.pop(name) for name in list(values) if name in CURRENT}
-    return s._replace(best=s.best._replace(**best), here=s.here._replace(**current), **values)
+    return s._replace(best=s.best._replace(**best), current=s.current._replace(**current), **values)
 
 
 def test_endings(newton):
@@ -52,9 +52,9 @@ def test_endings(newton):
     # Near a bifurcation the residual is small far from the solution.
     assert final_status(newton, best_residual=0.99 * stall, best_length=0.051) == ta.Status.max_steps
     assert final_status(newton, best_residual=1.01 * stall, best_length=0.01) == ta.Status.max_steps
-    assert final_status(newton, best_residual=jnp.inf, outside=True) == ta.Status.nonfinite
-    assert final_status(newton, singular=True, outside=True) == ta.Status.singular
-    assert final_status(newton, outside=True) == ta.Status.left_domain
+    assert final_status(newton, best_residual=jnp.inf, left_domain=True) == ta.Status.nonfinite
+    assert final_status(newton, is_singular=True, left_domain=True) == ta.Status.singular
+    assert final_status(newton, left_domain=True) == ta.Status.left_domain
     faint = newton.coordinates.pack(ta.Overlaps(*shrunk(1e-7)))
     assert final_status(newton, v=faint, image=0.9 * faint, best_residual=0.0) == ta.Status.absent
     assert final_status(newton, v=faint, image=1.1 * faint, best_residual=0.0) == ta.Status.converged  # it grows again
@@ -77,7 +77,7 @@ def test_damped_steps(newton):
 
     def limited(v, factor, **changes):
         """Limit an explicit step from v to `factor v`."""
-        return newton.limited_step(iterate(v=v, image=factor * v, damped=0.2 * (factor - 1) * v, **changes))
+        return newton.limited_step(iterate(v=v, image=factor * v, damped_step=0.2 * (factor - 1) * v, **changes))
 
     step = limited(v, 1.1)
     np.testing.assert_allclose(step, 0.02 * v, rtol=1e-12)
@@ -116,8 +116,10 @@ def test_the_damping_of_the_settings(model):
     image = target + 0.3 * (v - target)
     for a in (0.2, 0.4):
         method = newton_for(model, damping=a)
-        look = method.look(v, Answer(image, jacobian, jnp.asarray(0.0), UNSEEN), method.begin(v, UNSEEN).here)
-        np.testing.assert_allclose(look.damped, a * (image - v) / (1 - 0.3 * a), rtol=1e-9)
+        look = method.look(
+            v, Answer(image, jacobian, jnp.asarray(0.0), NO_EVALUATION), method.begin(v, NO_EVALUATION).current
+        )
+        np.testing.assert_allclose(look.damped_step, a * (image - v) / (1 - 0.3 * a), rtol=1e-9)
 
 
 def test_steps_are_straight_where_the_domain_is(model, newton):
@@ -125,11 +127,11 @@ def test_steps_are_straight_where_the_domain_is(model, newton):
 
     It changes by twice as much in twice the step, and by its first-order change.
     """
-    v = iterate().here.v
+    v = iterate().current.v
     step = jnp.linspace(0.1, 0.2, len(v))
 
     def residual_change(factor):
-        after, before = (newton.coordinates.unpack(a) for a in (newton.moved(v, factor * step), v))
+        after, before = (newton.coordinates.unpack(a) for a in (newton.step_from(v, factor * step), v))
         return residual_covariance(model, after) - residual_covariance(model, before)
 
     np.testing.assert_allclose(residual_change(2.0), 2 * residual_change(1.0), rtol=1e-9)
@@ -209,8 +211,8 @@ def test_an_order_parameter_that_scatter_keeps_alive(lines, nodes):
 
 
 def test_damped_steps_end_near_the_solution():
-    for far, cut, damped in ((True, 1.0, True), (False, 0.21, False), (False, 0.19, True)):
-        assert bool(iterate(far=far, cut=cut).damped) is damped
+    for in_damped_phase, cut, is_damped in ((True, 1.0, True), (False, 0.21, False), (False, 0.19, True)):
+        assert bool(iterate(in_damped_phase=in_damped_phase, cut=cut).is_damped) is is_damped
 
 
 def test_the_start_does_not_matter(model, nodes):
@@ -236,7 +238,7 @@ def searched(newton, image, start, share=0.0):
     An evaluation observes the first coordinate of its place.
     """
     jacobian, advance = jax.jacfwd(image), jax.jit(lambda *a: newton.advance(*a))
-    s, places = newton.begin(start, UNSEEN), []
+    s, places = newton.begin(start, NO_EVALUATION), []
     while not s.ended:
         places.append(np.asarray(s.trial))
         s = advance(s, Answer(image(s.trial), jacobian(s.trial), jnp.asarray(share), s.trial[:1]))
@@ -251,7 +253,7 @@ def test_a_search_by_hand(newton):
     assert int(s.outcome.status) == ta.Status.converged and len(places) < 8
     np.testing.assert_allclose(s.outcome.v, target, rtol=1e-5)
     np.testing.assert_array_equal(places[0], 1.02 * target)
-    np.testing.assert_array_equal(s.outcome.seen, s.outcome.v[:1])
+    np.testing.assert_array_equal(s.outcome.evaluation, s.outcome.v[:1])
 
 
 def pitchfork(newton, growth):
@@ -312,7 +314,7 @@ def test_other_starts_are_tried_where_the_first_led_nowhere(model, attempts):
     s, places = searched(newton, image, newton.coordinates.pack(x))
     assert int(s.outcome.status) == (ta.Status.converged if attempts == 3 else ta.Status.nonfinite)
     assert len(places) == (1 if attempts == 1 else 2)
-    np.testing.assert_array_equal(s.outcome.seen, s.outcome.v[:1] if attempts == 3 else np.nan)
+    np.testing.assert_array_equal(s.outcome.evaluation, s.outcome.v[:1] if attempts == 3 else np.nan)
 
 
 def test_many_searches_at_once_are_as_each_alone(newton):
@@ -322,7 +324,7 @@ def test_many_searches_at_once_are_as_each_alone(newton):
 
     def step(start):
         image, jacobian = target + 0.3 * (start - target) ** 2, jnp.diag(0.6 * (start - target))
-        return newton.advance(newton.begin(start, UNSEEN), Answer(image, jacobian, jnp.asarray(0.0), start[:1]))
+        return newton.advance(newton.begin(start, NO_EVALUATION), Answer(image, jacobian, jnp.asarray(0.0), start[:1]))
 
     batch = jax.vmap(step)(starts)
     for k in range(2):

@@ -16,7 +16,7 @@ from tiedattn_jax.theory.observables import growths_in
 from tiedattn_jax.theory.potentials import points_in
 from tiedattn_jax.theory.states import DIAGNOSTICS
 
-pytestmark = pytest.mark.usefixtures("quick_programs")
+pytestmark = pytest.mark.usefixtures("fast_compilation")
 
 
 def test_errors_against_plain_monte_carlo(model, nodes, solved):

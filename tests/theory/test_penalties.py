@@ -18,7 +18,7 @@ from tiedattn_jax.theory.observables import diagnose
 from tiedattn_jax.theory.potentials import overlaps, prior
 from tiedattn_jax.theory.weights import weight_fields, weight_law
 
-pytestmark = pytest.mark.usefixtures("quick_programs")
+pytestmark = pytest.mark.usefixtures("fast_compilation")
 HATS = ta.Conjugates(
     jnp.full((2, 1, 1), 1.3e-4), jnp.full((2, 1, 1), 0.024), jnp.full((2, 1, 1), 0.011), jnp.array([[3e-3], [-2e-3]])
 )

@@ -139,7 +139,7 @@ def branches(problem):
     for sigma, alpha in ((0.5, 2.0), (0.5, 0.05), (0.45, 1.5)):
         model = ta.dot_product(sigma=sigma)
         variant = problem._replace(model=model, alpha=jnp.asarray(alpha))
-        yield variant.anew(branch_start(model, "semantic"))
+        yield variant.solve_from_far(branch_start(model, "semantic"))
 
 
 def test_slots_do_as_threads_do(problem, monkeypatch):
@@ -178,4 +178,4 @@ def test_memory_that_one_lane_does_not_fit_in(problem):
             return {"bytes_limit": 1000}
 
     with pytest.raises(ta.InputError, match="must fit into the memory of the device"):
-        pool._most(problem.lane(branch_start(problem.model, "semantic")), [Device()])
+        pool._max_lanes(problem.lane(branch_start(problem.model, "semantic")), [Device()])

@@ -10,7 +10,7 @@ import tiedattn_jax as ta
 from tiedattn_jax.averages.prox import prox
 from tiedattn_jax.theory.potentials import channel, channel_gradient, conjugates, overlaps, prior
 
-pytestmark = pytest.mark.usefixtures("quick_programs")
+pytestmark = pytest.mark.usefixtures("fast_compilation")
 
 
 def stein(model, x, alpha, student, teacher):

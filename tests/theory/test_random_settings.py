@@ -56,7 +56,7 @@ def confirmed_absent(point, rule):
     start = BRANCHES[point.branch].start(model)
     for q, V in ((3.0, 1.0), (0.3, 0.3), (1.0, 0.03)):
         trial = ta.Overlaps(q * start.q, V * start.V, q**0.5 * start.theta, q**0.5 * start.m)
-        coarse = Problem(model, alpha, rule, free, ta.Settings()).coarsely(trial)
+        coarse = Problem(model, alpha, rule, free, ta.Settings()).coarse_lane(trial)
         overlaps = run_one(together([coarse]))[0].overlaps
         state = ta.solve(model, alpha, point.branch, rule, start=jax.tree.map(jnp.asarray, overlaps))
         bars = state.stderr.overlaps

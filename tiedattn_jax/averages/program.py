@@ -15,21 +15,21 @@ from jax.interpreters import ad, batching, mlir
 
 from ..base.errors import is_concrete, is_tracing
 from ..base.linalg import precise
-from ..base.programs import kept
+from ..base.programs import stored_program
 from .rule import Replicate
 
 _QUICK = {"xla_cpu_use_fusion_emitters": False}
 
 
 def program(fn: Callable[..., Any]) -> Callable[..., Any]:
-    """Like `eqx.filter_jit`, for a function that averages; outside a trace its programs are `kept`.
+    """Like `eqx.filter_jit`, for a function that averages; outside a trace it is a `stored_program`.
 
-    Outside a trace on a CPU, and if all replicates are `quick`, XLA compiles it without its emitters of fused kernels.
-    Compiling then takes a third to a half less time. Programs of lines run up to 8 % longer, and those of single nodes
-    70 %.
+    Outside a trace on a CPU, and if all replicates have `fast_compile`, XLA compiles it without its emitters of fused
+    kernels. Compiling then takes a third to a half less time. Programs of lines run up to 8 % longer, and those of
+    single nodes 70 %.
     """
     fn = precise(fn)
-    jitted, full, reduced = eqx.filter_jit(fn), kept(fn), kept(fn, compiler_options=_QUICK)
+    jitted, full, reduced = eqx.filter_jit(fn), stored_program(fn), stored_program(fn, compiler_options=_QUICK)
 
     @functools.wraps(fn)
     def call(*args: Any) -> Any:

@@ -29,11 +29,11 @@ class InputError(ValueError):
         self.argument, self.problem = argument, problem
 
 
-def require(ok: Any, argument: str, value: Any, want: str) -> None:
-    """Raise an `InputError`, "argument must be want, got argument=value", unless all of `ok` holds."""
-    if not np.all(np.asarray(ok)):
+def require(condition: Any, argument: str, value: Any, requirement: str) -> None:
+    """Raise an `InputError`, "argument must be requirement, got argument=value", unless all of `condition` holds."""
+    if not np.all(np.asarray(condition)):
         printable = repr(value) if isinstance(value, str) else np.asarray(value).tolist()
-        raise InputError(argument, f"must be {want}, got {argument}={printable}")
+        raise InputError(argument, f"must be {requirement}, got {argument}={printable}")
 
 
 def require_choice(value: Any, argument: str, choices: Any) -> None:
@@ -46,23 +46,23 @@ def require_choice(value: Any, argument: str, choices: Any) -> None:
         raise InputError(argument, f"must be one of {preamble}{', '.join(names)}, got {argument}={value!r}")
 
 
-def require_kind(value: Any, argument: str, kind: Any, want: str) -> None:
+def require_kind(value: Any, argument: str, kind: Any, requirement: str) -> None:
     """Raise an `InputError` unless `value` is an instance of `kind`."""
     if not isinstance(value, kind):
         text = " ".join(repr(value).split())
         text = text if len(text) <= 80 else text[:77] + "..."
-        raise InputError(argument, f"must be {want}, got {argument}={text} of {type(value)}")
+        raise InputError(argument, f"must be {requirement}, got {argument}={text} of {type(value)}")
 
 
-def require_takes(function: Callable[..., Any], argument: str, wanted: tuple[str, ...], why: str = "") -> None:
-    """Raise an `InputError` unless `function` takes the `wanted` positional arguments; the message says `why`."""
+def require_takes(function: Callable[..., Any], argument: str, parameters: tuple[str, ...], suffix: str = "") -> None:
+    """Raise an `InputError` unless `function` takes these positional `parameters`; `suffix` ends the requirement."""
     actual = "one that cannot be called so"
     try:
         signature = inspect.signature(function)
         actual = f"({', '.join(str(p.replace(annotation=p.empty)) for p in signature.parameters.values())})"
-        signature.bind(*wanted)
+        signature.bind(*parameters)
     except (TypeError, ValueError):
-        raise InputError(argument, f"must take ({', '.join(wanted)}){why}, got {actual}") from None
+        raise InputError(argument, f"must take ({', '.join(parameters)}){suffix}, got {actual}") from None
 
 
 def as_array(value: Any, argument: str, dtype: Any) -> jax.Array:
@@ -92,17 +92,17 @@ def as_number(value: Any, argument: str, dtype: Any) -> jax.Array:
     return number
 
 
-def require_count(value: Any, argument: str, least: int = 1) -> None:
-    """Raise an `InputError` unless `value` is an integer of at least `least`."""
-    if isinstance(value, bool) or not isinstance(value, (int, np.integer)) or value < least:
-        raise InputError(argument, f"must be an integer of at least {least}, got {argument}={value!r}")
+def require_count(value: Any, argument: str, minimum: int = 1) -> None:
+    """Raise an `InputError` unless `value` is an integer of at least `minimum`."""
+    if isinstance(value, bool) or not isinstance(value, (int, np.integer)) or value < minimum:
+        raise InputError(argument, f"must be an integer of at least {minimum}, got {argument}={value!r}")
 
 
-def require_number(value: Any, argument: str, want: str, holds: Callable[[Any], Any]) -> None:
+def require_number(value: Any, argument: str, requirement: str, holds: Callable[[Any], Any]) -> None:
     """Raise an `InputError` unless `value` is one real number; a concrete one must be finite and satisfy `holds`."""
     as_number(value, argument, float)
     if is_concrete(value):
-        require(np.isfinite(value) and holds(value), argument, value, want)
+        require(np.isfinite(value) and holds(value), argument, value, requirement)
 
 
 def require_positive(value: Any, argument: str) -> None:
@@ -133,7 +133,9 @@ def require_keys(keys: Any) -> None:
         raise InputError("keys", f"{requirement}, got {actual}")
 
 
-def array_of(values: Any, argument: str, want: str, holds: Callable[[np.ndarray], Any], ndim: int = 1) -> np.ndarray:
+def array_of(
+    values: Any, argument: str, requirement: str, holds: Callable[[np.ndarray], Any], ndim: int = 1
+) -> np.ndarray:
     """Return finite numbers as an array with `ndim` axes that is not empty.
 
     Raises:
@@ -144,7 +146,7 @@ def array_of(values: Any, argument: str, want: str, holds: Callable[[np.ndarray]
     except (TypeError, ValueError):
         array = np.empty(0)
     if array.ndim != ndim or not array.size or not np.all(np.isfinite(array)) or not np.all(holds(array)):
-        raise InputError(argument, f"must be {want}, got {argument}={values!r}")
+        raise InputError(argument, f"must be {requirement}, got {argument}={values!r}")
     return array
 
 
@@ -184,11 +186,11 @@ def shaped_array(name: str, a: Any, axes: str, sizes: dict[str, int], dtype: Any
     return array if dtype is None else array.astype(dtype)
 
 
-def require_memory(size: float, argument: str, value: Any, what: str) -> None:
-    """Raise an `InputError` unless `size` bytes fit into the memory; `what` names the objects that would take them."""
+def require_memory(size: float, argument: str, value: Any, objects: str) -> None:
+    """Raise an `InputError` unless `size` bytes fit into the memory; `objects` names what takes them."""
     memory = _memory()
     if size > memory:
-        problem = f"{what} would take {size / 2**30:.3g} GiB of memory, of which there are {memory / 2**30:.3g}"
+        problem = f"{objects} would take {size / 2**30:.3g} GiB of memory, of which there are {memory / 2**30:.3g}"
         raise InputError(argument, f"must be smaller, got {argument}={value}: {problem}")
 
 

@@ -69,7 +69,7 @@ def settings() -> dict[str, str]:
     return {name: str(getattr(jax.config, name, None)) for name in _SETTINGS}
 
 
-def kept(fn: Callable[..., Any], **options: Any) -> Callable[..., Any]:
+def stored_program(fn: Callable[..., Any], **options: Any) -> Callable[..., Any]:
     """Return a module-level function as by `eqx.filter_jit`, with the traced program shared by the cache folder.
 
     One process traces the program for all. Calls must be outside `jit`. If no folder is set, for types of other
@@ -99,7 +99,7 @@ def kept(fn: Callable[..., Any], **options: Any) -> Callable[..., Any]:
 
 
 def traced_in(
-    folder: Path, about: tuple, fn: Callable[..., Any], arrays: Any, static: Any, options: dict[str, Any]
+    folder: Path, context: tuple, fn: Callable[..., Any], arrays: Any, static: Any, options: dict[str, Any]
 ) -> Callable[[list[Any]], Any] | None:
     """Read a program from a folder, or trace it and write it there; None if it cannot be kept.
 
@@ -112,7 +112,7 @@ def traced_in(
         key = [Traced.source, *versions, _name(fn), described(tree), described(static_tree), *map(_static, constants)]
     except TypeError:
         return None
-    path = folder / f"{hashlib.sha256(json.dumps([key, about]).encode()).hexdigest()}.npz"
+    path = folder / f"{hashlib.sha256(json.dumps([key, context]).encode()).hexdigest()}.npz"
     try:
         header, contents = unpacked(path, InputError("folder", "must hold programs"))
         traced, out_tree = (

@@ -110,19 +110,19 @@ def has_state(status: Any, residual: Any) -> Any:
 _UNRESOLVED_SHARE = 0.05  # share of unresolved nodes above which a replicate is inconclusive
 
 
-def settled(status: Any, missed: Any) -> Any:
-    """Return `status`, or `unresolved` if the share `missed` of unresolved nodes exceeds `_UNRESOLVED_SHARE`."""
-    return jnp.where(missed > _UNRESOLVED_SHARE, Status.unresolved, status)
+def classify(status: Any, unresolved_share: Any) -> Any:
+    """Return `status`, or `unresolved` if the `unresolved_share` of the nodes exceeds `_UNRESOLVED_SHARE`."""
+    return jnp.where(unresolved_share > _UNRESOLVED_SHARE, Status.unresolved, status)
 
 
-def quorum(found: Any) -> Any:
+def quorum(exists: Any) -> Any:
     """Return whether at least half of the replicates, along the last axis, agree; this decides if there is a state."""
-    return found.mean(-1) >= 0.5
+    return exists.mean(-1) >= 0.5
 
 
-def mean_of_existing(values: jax.Array, found: jax.Array) -> jax.Array:
-    """Average over the leading axis of R replicates, those with a state (`found`, (R,)) only; over all if none has."""
-    weight = jnp.where(jnp.any(found), found, True)
+def mean_of_existing(values: jax.Array, exists: jax.Array) -> jax.Array:
+    """Average over the leading axis of R replicates, those with a state (`exists`, (R,)) only; over all if none has."""
+    weight = jnp.where(jnp.any(exists), exists, True)
     weight = weight.reshape(-1, *[1] * (values.ndim - 1))
     return jnp.sum(jnp.where(weight, values, 0.0), 0) / jnp.sum(weight)
 

@@ -189,7 +189,7 @@ class Store:
 
     def __init__(self, folder: str | os.PathLike | None, mark: str, resume: bool):
         self.folder = None if folder is None else Path(folder)
-        self.about = {"fingerprint": mark, "version": VERSION}
+        self.header = {"fingerprint": mark, "version": VERSION}
         if self.folder is None:
             return
         if jax.process_index() == 0:
@@ -208,7 +208,7 @@ class Store:
         for path in self._paths():
             text = f"must hold whole pieces only, got out='{self.folder}' with {path.name} damaged: delete this file"
             header, pieces[path.stem] = unpacked(path, InputError("out", text))
-            if header != self.about:
+            if header != self.header:
                 text = "must hold pieces of the same model, nodes, axes and version only"
                 raise InputError("out", f"{text}, got out='{self.folder}' with pieces of others: use another folder")
         return pieces
@@ -217,7 +217,7 @@ class Store:
         """Write a finished piece; its name must start with "track-" or "retry-"."""
         assert name.partition("-")[0] in _KINDS, name
         if self.folder is not None:
-            _save(self.folder / f"{name}.npz", self.about, arrays)
+            _save(self.folder / f"{name}.npz", self.header, arrays)
 
     def _paths(self) -> list[Path]:
         return [] if self.folder is None else sorted(p for k in _KINDS for p in self.folder.glob(f"{k}-*.npz"))
@@ -228,42 +228,42 @@ class Checkpoint:
 
     Args:
         path: path of the file; None keeps nothing.
-        about: configuration that the state belongs to; its values must survive a round trip through JSON.
+        header: configuration that the state belongs to; its values must survive a round trip through JSON.
     """
 
-    def __init__(self, path: str | os.PathLike | None, about: dict[str, Any]):
+    def __init__(self, path: str | os.PathLike | None, header: dict[str, Any]):
         self.path = None if path is None else Path(path)
-        self.about = {**about, "version": VERSION}
+        self.header = {**header, "version": VERSION}
 
-    def load(self, fresh: Any) -> tuple[int, Any]:
-        """Return the number of finished steps and the state after them; zero and `fresh` if there is no file.
+    def load(self, initial: Any) -> tuple[int, Any]:
+        """Return the number of finished steps and the state after them; zero and `initial` if there is no file.
 
         Args:
-            fresh: state before the computation, with the structure and types of every later state.
+            initial: state before the computation, with the structure and types of every later state.
 
         Raises:
             InputError: if the file is damaged or no checkpoint, or has another configuration or version. The error
                 names `checkpoint` and says what differs.
         """
         if self.path is None or not os.path.exists(self.path):
-            return 0, fresh
+            return 0, initial
         text = f"must be one that this library wrote: delete it or name another file, got checkpoint={self.path}"
         refusal = InputError("checkpoint", text)
         header, arrays = unpacked(self.path, refusal)
         steps = header.pop("done", None)
-        if header != self.about:
-            names = [name for name in {**self.about, **header} if header.get(name) != self.about.get(name)]
-            mismatch = ", ".join(f"{name}={header.get(name)!r} instead of {self.about.get(name)!r}" for name in names)
+        if header != self.header:
+            names = [name for name in {**self.header, **header} if header.get(name) != self.header.get(name)]
+            mismatch = ", ".join(f"{name}={header.get(name)!r} instead of {self.header.get(name)!r}" for name in names)
             text = f"must be of this configuration, or another file, got checkpoint={self.path} with {mismatch}"
             raise InputError("checkpoint", text)
-        if steps is None or set(arrays) != set(named(fresh)):
+        if steps is None or set(arrays) != set(named(initial)):
             raise refusal
-        return steps, _filled(fresh, arrays)
+        return steps, _filled(initial, arrays)
 
-    def save(self, done: int, state: Any) -> None:
-        """Write the state after `done` steps in place of an earlier one."""
+    def save(self, steps: int, state: Any) -> None:
+        """Write the state after so many `steps` in place of an earlier one."""
         if self.path is not None:
-            _save(self.path, {**self.about, "done": done}, named(state))
+            _save(self.path, {**self.header, "done": steps}, named(state))
 
 
 def _save(path: Path, header: dict[str, Any], arrays: dict[str, Any]) -> None:

@@ -21,7 +21,7 @@ from .options import defaults_of, integer, subcommand
 from .report import Report, png, progress_bars
 
 _SAMPLED, _TRAINED, _UNFROZEN = defaults_of(sample), defaults_of(train), defaults_of(unfreeze)
-_EVEN = integer(2, also=", even", ok=lambda v: v % 2 == 0)
+_EVEN = integer(2, suffix=", even", holds=lambda v: v % 2 == 0)
 # Options that are numbers: type, default, help.
 COUNTS = {
     "runs": (integer(), 10, "number of independent trainings, which run at once"),

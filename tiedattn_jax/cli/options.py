@@ -35,27 +35,32 @@ class Parser(argparse.ArgumentParser):
         self.exit(2, f"{self.prog}: {message}\n")
 
 
-def checked(kind: Callable[[str], Any], want: str, ok: Callable[[Any], bool]) -> Callable[[str], Any]:
-    """Return a parser of an option: it converts the text by `kind` and reports "must be `want`" unless `ok` holds."""
+def checked(kind: Callable[[str], Any], requirement: str, holds: Callable[[Any], bool]) -> Callable[[str], Any]:
+    """Return a parser of an option, which converts the text by `kind`.
+
+    It reports "must be `requirement`" unless the value satisfies `holds`.
+    """
 
     def parse(text: str) -> Any:
         try:
             value = kind(text)
-            is_valid = ok(value)
+            is_valid = holds(value)
         except (ValueError, OSError):
             is_valid = False
         if not is_valid:
-            raise argparse.ArgumentTypeError(f"must be {want}, got {text!r}")
+            raise argparse.ArgumentTypeError(f"must be {requirement}, got {text!r}")
         return value
 
     return parse
 
 
 def integer(
-    least: int = 1, most: int = _MAX_INTEGER, also: str = "", ok: Callable[[int], bool] = lambda v: True
+    minimum: int = 1, maximum: int = _MAX_INTEGER, suffix: str = "", holds: Callable[[int], bool] = lambda v: True
 ) -> Any:
-    """Return a parser of an integer between `least` and `most`; `also` describes in words what `ok` requires."""
-    return checked(int, f"an integer from {least} to {most}{also}", lambda v: least <= v <= most and ok(v))
+    """Return a parser of an integer between `minimum` and `maximum`; `suffix` says in words what `holds` requires."""
+    return checked(
+        int, f"an integer from {minimum} to {maximum}{suffix}", lambda v: minimum <= v <= maximum and holds(v)
+    )
 
 
 def _is_writable(text: str) -> bool:

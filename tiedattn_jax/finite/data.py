@@ -115,12 +115,14 @@ class Data(Printed):
         sizes: dict[str, int] = {}
         x = shaped_array("x", x, "L n d", sizes)
         L, n, d = x.shape
-        demand = "an (L, n, d) array of n >= 1 sentences in d >= 2 dimensions"
-        require(n >= 1 and d >= 2, "x", f"shape {x.shape}", demand)
+        requirement = "an (L, n, d) array of n >= 1 sentences in d >= 2 dimensions"
+        require(n >= 1 and d >= 2, "x", f"shape {x.shape}", requirement)
         fit = partial(shaped_array, sizes=sizes, dtype=x.dtype)
         if L != n and np.shape(y)[:2] == (L, n):
-            demand = "must have shape (L, n, d), tokens first, beside y of shape (n, L, t)"
-            raise InputError("x", f"{demand}, got sentences first, shape {x.shape}: use Data.from_sentences for such")
+            requirement = "must have shape (L, n, d), tokens first, beside y of shape (n, L, t)"
+            raise InputError(
+                "x", f"{requirement}, got sentences first, shape {x.shape}: use Data.from_sentences for such"
+            )
         self.x, self.y = x, fit("y", y, "n L t")
         self.teacher = None if teacher is None else fit("teacher", teacher, "d t")
         self.encodings = jnp.zeros((L, d), x.dtype) if encodings is None else fit("encodings", encodings, "L d")
@@ -178,8 +180,8 @@ class Data(Printed):
             teacher = fit("teacher", teacher, "d t")
             fields = inputs @ teacher / d**0.5
         else:
-            demand = "must be given, (n, L, t), where there is no teacher, (d, t), to compute them from"
-            raise InputError("fields", demand)
+            requirement = "must be given, (n, L, t), where there is no teacher, (d, t), to compute them from"
+            raise InputError("fields", requirement)
         x = jnp.swapaxes(inputs + encodings, 0, 1) / d**0.5
         if labels is not None:
             labels = Labels.of(fit("labels", labels, "n L d"), x)
@@ -196,17 +198,17 @@ class Data(Printed):
         """Samples per dimension, n / d."""
         return self.x.shape[1] / self.x.shape[2]
 
-    def known_teacher(self, why: str) -> jax.Array:
+    def known_teacher(self, reason: str) -> jax.Array:
         """Return the teacher, (d, t).
 
         Args:
-            why: reason why the teacher is needed, for the error message.
+            reason: purpose for which the teacher is needed; the error message names it.
 
         Raises:
             InputError: if the teacher is not known.
         """
         if self.teacher is None:
-            raise InputError("teacher", f"must be known {why}, got teacher=None: give Data(..., teacher=...)")
+            raise InputError("teacher", f"must be known {reason}, got teacher=None: give Data(..., teacher=...)")
         return self.teacher
 
     def known_labels(self, why: str, argument: str = "data") -> Labels:
@@ -300,7 +302,7 @@ class Population(eqx.Module):
     means: jax.Array | None
 
 
-def of_kind(model: Model, classes: jax.Array | None) -> jax.Array | float:
+def kind_mask(model: Model, classes: jax.Array | None) -> jax.Array | float:
     """Return a mask (n,) of the sentences of the kind that `model` is conditioned on; 1.0 if there is one kind only.
 
     The classes of its tokens, (n, L), determine the kind of a sentence.
@@ -309,17 +311,17 @@ def of_kind(model: Model, classes: jax.Array | None) -> jax.Array | float:
     return 1.0 if one_hot is None or classes is None else jnp.all(classes == jnp.argmax(one_hot, 1), 1)
 
 
-def each_kind(model: Model, classes: jax.Array | None, fn: Callable[[Model], jax.Array]) -> jax.Array:
+def map_kinds(model: Model, classes: jax.Array | None, fn: Callable[[Model], jax.Array]) -> jax.Array:
     """Evaluate `fn`, a function of all sentences (..., n), for each sentence with the model conditioned on its kind."""
-    return over_kinds(model, lambda model: jnp.where(of_kind(model, classes), fn(model), 0.0))
+    return over_kinds(model, lambda model: jnp.where(kind_mask(model, classes), fn(model), 0.0))
 
 
 def _classes(classes: Any, n: int, L: int, S: int) -> jax.Array:
-    demand = f"integers from 0 to {S - 1}, the class of every token, of shape (n, L) = {(n, L)}"
+    requirement = f"integers from 0 to {S - 1}, the class of every token, of shape (n, L) = {(n, L)}"
     valid = np.shape(classes) == (n, L) and jnp.issubdtype(jnp.result_type(classes), jnp.integer)
-    require(valid, "classes", f"shape {np.shape(classes)}", demand)
+    require(valid, "classes", f"shape {np.shape(classes)}", requirement)
     if is_concrete(classes):
-        require((np.asarray(classes) >= 0) & (np.asarray(classes) < S), "classes", np.asarray(classes)[:4], demand)
+        require((np.asarray(classes) >= 0) & (np.asarray(classes) < S), "classes", np.asarray(classes)[:4], requirement)
     return jnp.asarray(classes)
 
 
@@ -485,7 +487,7 @@ def _named_start(model: Model, data: Data, init: str, key: jax.Array, size: jax.
     noise = jax.random.normal(key, (d, r), data.x.dtype)
     if init == "random":
         return noise * size
-    semantic, positional = model.start_columns(both=False)
+    semantic, positional = model.start_columns(combined=False)
     if init == "semantic":
         directions, columns = data.known_teacher("for init='semantic'"), semantic
     else:
@@ -514,15 +516,17 @@ def check_fit(model: Model, data: Data) -> None:
     require_kind(data, "data", Data, "a tiedattn_jax.Data")
     (L, _, t), dims = model.shape, (data.shape[0], data.shape[3])
     if dims != (L, t):
-        demand = f"must have L = {L} tokens and t = {t} teacher fields as the model has"
-        raise InputError("data", f"{demand}, got L = {dims[0]}, t = {dims[1]}: inputs of from_sentences are (n, L, d)")
+        requirement = f"must have L = {L} tokens and t = {t} teacher fields as the model has"
+        raise InputError(
+            "data", f"{requirement}, got L = {dims[0]}, t = {dims[1]}: inputs of from_sentences are (n, L, d)"
+        )
     if (noise := 0 if data.noise is None else data.noise.shape[2]) != model.noise:
         raise InputError("data", f"must have {model.noise} fields of noise a token as the model has, got {noise}")
     _check_classes(model, data)
     dtype = jnp.result_type(model.lam)
     if data.x.dtype != dtype:
-        demand = f"must be {dtype} as the model is, or the model as the data are"
-        raise InputError("data", f"{demand}, got {data.x.dtype}: see dot_product(dtype=...)")
+        requirement = f"must be {dtype} as the model is, or the model as the data are"
+        raise InputError("data", f"{requirement}, got {data.x.dtype}: see dot_product(dtype=...)")
     if is_concrete(model, data):
         with with_values():
             _check_scale(model, data)
@@ -531,8 +535,8 @@ def check_fit(model: Model, data: Data) -> None:
 def _check_classes(model: Model, data: Data) -> None:
     sentences = model.law().sentences
     if (sentences is None) != (data.classes is None):
-        demand = "must have classes of tokens where the model's law has kinds of sentences, and only there"
-        raise InputError("data", f"{demand}, got {'none' if data.classes is None else 'classes'}")
+        requirement = "must have classes of tokens where the model's law has kinds of sentences, and only there"
+        raise InputError("data", f"{requirement}, got {'none' if data.classes is None else 'classes'}")
     if sentences is not None and data.classes is not None and is_concrete(data.classes):
         kinds, allowed = np.unique(np.asarray(data.classes), axis=0).tolist(), [list(k) for k in sentences.classes]
         unknown = [k for k in kinds if k not in allowed]
@@ -555,15 +559,17 @@ def _check_scale(model: Model, data: Data) -> None:
 
     norm, law_norm, inputs, fields = map(float, _scales(model, data))
     if norm > factor * max(1.0, law_norm):
-        demand = f"must have encodings with |p_l|^2 of order one, as the model's law has them ({law_norm:.3g})"
-        raise InputError("data", f"{demand}, got {norm:.3g}: divide encodings of entries of order one by sqrt(d)")
+        requirement = f"must have encodings with |p_l|^2 of order one, as the model's law has them ({law_norm:.3g})"
+        raise InputError("data", f"{requirement}, got {norm:.3g}: divide encodings of entries of order one by sqrt(d)")
     if deviates(inputs, L * n * d):
-        demand = "must have inputs of the model's variance / d: x / sqrt(d) in Data, which from_sentences makes of x"
-        raise InputError("data", f"{demand}, got {inputs:.3g} times that")
+        requirement = (
+            "must have inputs of the model's variance / d: x / sqrt(d) in Data, which from_sentences makes of x"
+        )
+        raise InputError("data", f"{requirement}, got {inputs:.3g} times that")
     if deviates(fields, min(L * n, d) * t):
-        demand = "must have fields y = Q*^T x / sqrt(d) of tokens x that are not divided yet"
+        requirement = "must have fields y = Q*^T x / sqrt(d) of tokens x that are not divided yet"
         reference = "the model" if data.teacher is None else "those of its teacher"
-        raise InputError("data", f"{demand}, got {fields:.3g} times the variance of {reference}")
+        raise InputError("data", f"{requirement}, got {fields:.3g} times the variance of {reference}")
     if n * d > _LARGE_SAMPLE and not 1 / _WARN_RATIO < inputs < _WARN_RATIO:
         message = f"data have {inputs:.3g} times the model's variance of inputs: "
         message += "theory and simulation are then of two settings"

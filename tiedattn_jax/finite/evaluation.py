@@ -28,7 +28,7 @@ from ..base.printing import Description, Printed, entries
 from ..base.results import Average
 from ..model.checks import check_provides
 from ..model.model import Model
-from .data import Data, Labels, Population, check_estimate, covariances, each_kind, student_fields
+from .data import Data, Labels, Population, check_estimate, covariances, map_kinds, student_fields
 from .sampling import draw_classes, draw_sentences, noise_fields, raw_labels
 
 _TEST_BLOCK = 256  # sentences in memory at a time; 256 x 2 x 1000 normals take 4 MB in float64
@@ -52,14 +52,14 @@ def sentence_losses(model: Model, data: Data, Z: jax.Array, exact: bool = False)
         InputError: if `exact` is set but the data have no labels, or the model has no method `student`.
     """
     if not exact:
-        return each_kind(model, data.classes, lambda model: loss_at_nodes(model, Z, data.fields))
+        return map_kinds(model, data.classes, lambda model: loss_at_nodes(model, Z, data.fields))
     labels = data.known_labels("for exact=True")
     check_provides(model, "student", "for exact=True")
     return _exact_losses(model, Z, labels.energy, labels.cross, labels.gram)
 
 
 @precise
-def valued(data: Data, labels: jax.Array, W: jax.Array) -> Data:
+def with_value(data: Data, labels: jax.Array, W: jax.Array) -> Data:
     """Return the data with `Labels` for a layer with a value matrix: attention mixes ``W^T x~`` instead of ``x~``.
 
     Losses with ``exact=True`` on the returned data are those of the layer with the value matrix.
@@ -197,7 +197,7 @@ def _heldout(
         if exact:
             data = draw_sentences(model, teacher, population, block, key)
             if W is not None:
-                data = valued(data, raw_labels(model, data), W)
+                data = with_value(data, raw_labels(model, data), W)
             return sentence_losses(model, data, student_fields(data.x, Q), exact=True)
         normal = jax.random.normal(key, (L, pair.shape[1], block), Q.dtype)
         classes = draw_classes(model, block, key)
@@ -207,7 +207,7 @@ def _heldout(
             class_means = (population.means @ pair / d**0.5)[classes]  # (n, L, a)
             fields = m + jnp.einsum("nlab,lbn->lan", root[classes], normal) + jnp.transpose(class_means, (1, 2, 0))
         Z, Y = fields[:, :r], jnp.concatenate([fields[:, r:], noise_fields(model, block, key)], 1)
-        return each_kind(model, classes, lambda model: loss_at_nodes(model, Z, Y))
+        return map_kinds(model, classes, lambda model: loss_at_nodes(model, Z, Y))
 
     def sums(k: jax.Array) -> tuple[jax.Array, jax.Array]:
         loss = losses(jax.random.fold_in(key, k))

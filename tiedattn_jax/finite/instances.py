@@ -75,14 +75,14 @@ class Compared(eqx.Module):
 NAMES = tuple(field.name for field in fields(Compared))
 
 
-def distance(found: Compared, d: int, point: FixedPoint) -> float:
+def distance(simulation: Compared, d: int, point: FixedPoint) -> float:
     """Return the distance of one instance from a branch: the largest gap between quantities, each in its own unit.
 
     The quantities are the training loss, q, V if it is known, theta and m. The test error follows from them and is left
     out.
 
     Args:
-        found: quantities of the instance, scalars.
+        simulation: quantities of the instance, scalars.
         d: dimension.
         point: state of the theory on the branch, at the teacher of the instance.
 
@@ -99,7 +99,7 @@ def distance(found: Compared, d: int, point: FixedPoint) -> float:
         is_other = name in ("theta", "m") and name != BRANCHES[point.branch].order
         bar = jnp.nan_to_num(getattr(bars, name), posinf=0.0)  # infinite for one replicate
         unit = jnp.hypot((_SCATTER_OF_OTHER if is_other else _SCATTER) * sizes[name] / d**0.5, bar)
-        distances.append(abs(getattr(found, name) - getattr(theory, name)) / unit)
+        distances.append(abs(getattr(simulation, name) - getattr(theory, name)) / unit)
     return float(np.nanmax(distances))
 
 
@@ -113,7 +113,7 @@ class Instances(Result):
     """Results of K instances, with the theory at the teacher of each.
 
     Attributes:
-        found: quantities of the instances. V is NaN after training, and after message passing that did not converge.
+        simulation: quantities of the instances. V is NaN after training, and after message passing without convergence.
         theory: quantities of the theory at each instance's realised rho, on the branch that the instance ended in; NaN
             if the instance ended on neither branch or is unsettled, if the theory has no such state, or if the theory
             was not solved.
@@ -134,7 +134,7 @@ class Instances(Result):
             if the theory was not solved.
     """
 
-    found: Compared
+    simulation: Compared
     theory: Compared
     theory_stderr: Compared
     branch: np.ndarray
@@ -171,7 +171,7 @@ class Instances(Result):
         selected = (self.branch == branch) & (self.theory_status <= Status.stalled)
         differences = {}
         for name in NAMES:
-            rows = np.stack([getattr(n, name) for n in (self.found, self.theory, self.theory_stderr)])[:, selected]
+            rows = np.stack([getattr(n, name) for n in (self.simulation, self.theory, self.theory_stderr)])[:, selected]
             rows = rows[:, np.isfinite(rows[0])]
             scatter = error_bar(rows[0] - rows[1]) if rows.shape[1] > 1 else np.nan
             simulation, theory, bar = np.mean(rows, 1) if rows.size else [np.nan] * 3  # all instances share the nodes
@@ -191,7 +191,7 @@ class Instances(Result):
         blank = dict.fromkeys(NAMES)
         instances = [
             {
-                **{name: float(getattr(self.found, name)[k]) for name in NAMES},
+                **{name: float(getattr(self.simulation, name)[k]) for name in NAMES},
                 **{name: getattr(self, name)[k].item() for name in ("branch", "rho", "gradient_norm", "iterations")},
                 "finished_by_lbfgs": bool(self.finished[k]),
                 "status": Status.name_of(self.status[k]),
@@ -214,7 +214,7 @@ class Instances(Result):
     def _means(self, name: str, points: list[dict | None]) -> dict[str, Any]:
         """Return means and error bars over the usable instances of a group, and the mean of their theory."""
         in_group = self.branch == name
-        numbers = {key: np.asarray(getattr(self.found, key))[in_group & self.usable] for key in NAMES}
+        numbers = {key: np.asarray(getattr(self.simulation, key))[in_group & self.usable] for key in NAMES}
         solved = in_group & (self.theory_status <= Status.stalled)
         theory = [p for k, p in enumerate(points) if p and in_group[k] and (solved[k] or not solved.any())]
         worst = Status.name_of(self.theory_status[in_group].max())
@@ -256,7 +256,7 @@ class Instances(Result):
         """Return rows with the quantities of the instances without theory, and their distance to either branch."""
         in_group = self.usable & (self.branch == branch)
         rows: list[Row] = [("", "simulation", "lowest", "highest")]
-        columns = {name: np.asarray(getattr(self.found, name)) for name in NAMES}
+        columns = {name: np.asarray(getattr(self.simulation, name)) for name in NAMES}
         columns |= {f"distance, {name}": distances for name, distances in zip(PAIR, self.distance.T, strict=True)}
         for name, values in columns.items():
             finite = values[in_group & ~np.isnan(values)]
@@ -357,7 +357,7 @@ def _outcome(
     semantic, positional = magnitudes(realised(model, data), x)
     test = heldout_error(model, data, end.Q, key_test, sentences=sentences, W=W)
     return {
-        "found": Compared.of(end.train_loss, test.value, x),
+        "simulation": Compared.of(end.train_loss, test.value, x),
         "rho": jnp.mean(jnp.trace(data.rho, axis1=1, axis2=2)),
         "status": status,
         # Training that ran out of steps has come closer to a minimum and counts; message passing without a fixed point
@@ -407,7 +407,7 @@ def _ending(
         return first if outcome["settled"] else UNSETTLED, [*distances.values()], None, int(Status.absent)
     for branch in (first, *(b for b in PAIR if b != first)):
         point = theory(branch)
-        distances[branch], status = distance(outcome["found"], d, point), max(status, int(point.status))
+        distances[branch], status = distance(outcome["simulation"], d, point), max(status, int(point.status))
         if distances[branch] <= FAR or (branch == first and np.isnan(distances[branch])):
             return branch, [*distances.values()], point, int(point.status)
     return NEITHER, [*distances.values()], None, status

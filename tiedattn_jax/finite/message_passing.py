@@ -26,7 +26,7 @@ from ..base.trees import either, indexed
 from ..model.model import Model, over_kinds
 from ..model.overlaps import Overlaps, symmetric
 from ..model.penalties import minimiser_and_response
-from .data import Data, Estimate, back_project, check_estimate, each_kind, of_kind, start, student_fields
+from .data import Data, Estimate, back_project, check_estimate, kind_mask, map_kinds, start, student_fields
 from .evaluation import sentence_losses
 from .training import gradient_norm, smooth_risk
 
@@ -215,8 +215,8 @@ def gamp(
     require_count(steps, "steps")
     require_positive(tol, "tol")
     if damping is not None:
-        demand = "in (0, 1], or None for an automatic choice"
-        require_number(damping, "damping", demand, lambda v: 0 < v <= 1)
+        requirement = "in (0, 1], or None for an automatic choice"
+        require_number(damping, "damping", requirement, lambda v: 0 < v <= 1)
     require_choice(response, "response", ("regression", "derivative"))
     warm_start = None
     if isinstance(init, GAMP):
@@ -273,7 +273,7 @@ def _step(model: Model, data: Data, s: _State, search: jax.Array, derivative: ja
     """Return the undamped image of a state, with the lowest minimisers if `search`, else those of the same wells."""
     d, r = s.Q.shape
     V, y = responses(data, s.C), data.fields
-    by_kind = partial(each_kind, model, data.classes)
+    by_kind = partial(map_kinds, model, data.classes)
     h = student_fields(data.x, s.Q) - by_kind(lambda m: apply(m.to_tokens(V), s.g))
     tol = 4 * float(jnp.finfo(h.dtype).eps) ** 0.5
     z = lax.cond(
@@ -284,7 +284,7 @@ def _step(model: Model, data: Data, s: _State, search: jax.Array, derivative: ja
     g = by_kind(lambda m: apply(inverse(m.to_tokens(V)), z - h))
 
     def slope_of(m: Model) -> jax.Array:
-        mask = of_kind(m, data.classes)
+        mask = kind_mask(m, data.classes)
         slope = lax.cond(
             derivative,
             lambda: _derivative_slope(m, data, z, m.to_tokens(V), mask),
@@ -328,7 +328,7 @@ def _first(
         if model.penalty is not None:  # add its average curvature over weights of order one
             curvature, count = curvature + jax.grad(model.penalty.value)(jnp.ones((), dtype)), Q.shape[0]
         C = jnp.broadcast_to(jnp.eye(r, dtype=dtype) / (2 * curvature), (count, r, r))
-        warm_start = C, -each_kind(model, data.classes, lambda m: gradient_at_nodes(m, Z, data.fields))
+        warm_start = C, -map_kinds(model, data.classes, lambda m: gradient_at_nodes(m, Z, data.fields))
     first = _State(Q, *warm_start, Z)
     blank = jax.tree.map(lambda a: jnp.full((options.steps + 1, *a.shape), jnp.nan, dtype), data.overlaps(Q))
     inf, zero = jnp.asarray(jnp.inf, dtype), jnp.array(0, jnp.int32)

@@ -92,11 +92,11 @@ def _shares(law: SpectralLaw, d: int) -> tuple[int, ...]:
     floor = moments.shape[1] + 1
     is_small = counts < floor
     if np.any(is_small & ((counts < np.maximum(rank, 1)) | (np.abs(exact - counts) > 0.01))):
-        demand = (
+        requirement = (
             f"must leave L + t + 1 = {floor} coordinates to every atom of the spectral law, or be that of the matrices"
         )
-        demand += " that it is made of"
-        raise InputError("d", f"{demand}, got d={d}")
+        requirement += " that it is made of"
+        raise InputError("d", f"{requirement}, got d={d}")
     return tuple(map(int, counts))
 
 

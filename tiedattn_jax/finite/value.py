@@ -6,7 +6,7 @@
     risk(Q, W) = sum_mu ||y - f||_F^2 / (2 d) + lambda / 2 ||Q||_F^2 + kappa / 2 ||W - 1||_F^2
 
 A value matrix maps the tokens that attention mixes. The risk is therefore the exact risk of the layer without it, with
-other inner products: see `evaluation.valued`. Arrays (n, L, d) are built here, because W mixes all d coordinates.
+other inner products: see `evaluation.with_value`. Arrays (n, L, d) are built here, because W mixes all d coordinates.
 
 The ridge pulls W to the identity, where the layer is the one without a value matrix. A ridge that pulls W to zero would
 shrink the tokens that the target copies. The data give each entry of W a curvature ``alpha L sigma^2``, of the order of
@@ -33,7 +33,7 @@ from ..base.nodewise import nodewise
 from ..model.checks import check_provides
 from ..model.model import Model
 from .data import Data, check_fit, start, student_fields
-from .evaluation import valued
+from .evaluation import with_value
 from .sampling import raw_labels
 from .training import Descent, Training, descend, smooth_risk
 
@@ -68,7 +68,7 @@ def value_risk(model: Model, data: Data, labels: jax.Array, Q: jax.Array, W: jax
         ridge: kappa.
     """
     distance = jnp.sum((W - jnp.eye(len(W), dtype=W.dtype)) ** 2)
-    return smooth_risk(model, valued(data, labels, W), Q, exact=True) + 0.5 * ridge * distance
+    return smooth_risk(model, with_value(data, labels, W), Q, exact=True) + 0.5 * ridge * distance
 
 
 @nodewise

@@ -29,11 +29,13 @@ def check_numbers(model: Model) -> None:
         base.__dict__.get("__check_init__", lambda model: None)(model)
 
 
-def check_provides(model: Model, method: str, why: str) -> None:
-    """Raise an `InputError` unless the model has written an optional method; the message says `why` it is needed."""
+def check_provides(model: Model, method: str, reason: str) -> None:
+    """Raise an `InputError` unless the model has written an optional method; the message says `reason` it is needed."""
     if not model.provides(method):
         name = type(model).__name__
-        raise InputError("model", f"must have a method `{method}` {why}, got {name} without it: see tiedattn_jax.Model")
+        raise InputError(
+            "model", f"must have a method `{method}` {reason}, got {name} without it: see tiedattn_jax.Model"
+        )
 
 
 def check(model: Model, *, even: bool = True) -> None:

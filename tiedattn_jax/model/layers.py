@@ -62,13 +62,13 @@ class AttentionLayer(Model):
         penalty: Penalty | None = None,
         law: SpectralLaw | None = None,
         dtype: Any = None,
-        **own: Any,
+        **extra_fields: Any,
     ) -> Self:
         """Return a layer of this kind; by default at the paper's standard setting.
 
         Args:
             omega, sigma, lam, mixing, encodings, teacher, rank, penalty, law, dtype: as in `dot_product`.
-            own: further fields of a subclass, by name; numbers become arrays of the dtype.
+            extra_fields: further fields of a subclass, by name; numbers become arrays of the dtype.
 
         Raises:
             InputError: an argument is out of range; the error names it.
@@ -77,7 +77,10 @@ class AttentionLayer(Model):
         if dtype not in (jnp.float32, jnp.float64):
             raise InputError("dtype", f"must be float32 or float64, got dtype={dtype}")
         static_names = {field.name for field in dataclasses.fields(cls) if field.metadata.get("static")}
-        own = {name: value if name in static_names else as_number(value, name, dtype) for name, value in own.items()}
+        extra_fields = {
+            name: value if name in static_names else as_number(value, name, dtype)
+            for name, value in extra_fields.items()
+        }
         numbers: dict[str, Any] = {"omega": as_number(omega, "omega", dtype), "lam": as_number(lam, "lam", dtype)}
         mixing = as_array(mixing, "mixing", dtype)
         if mixing.ndim != 2 or mixing.shape[0] != mixing.shape[1] or mixing.shape[0] < 2:
@@ -101,7 +104,7 @@ class AttentionLayer(Model):
             teacher = jnp.atleast_2d(as_array(teacher, "teacher", dtype))
             sigma, encodings = as_number(sigma, "sigma", dtype), as_array(encodings, "encodings", dtype)
         data: dict[str, Any] = {"sigma": sigma, "encodings": encodings, "teacher": teacher, "spectrum": law}
-        return cls(**numbers, **data, mixing=mixing, rank=rank, penalty=penalty, **own)
+        return cls(**numbers, **data, mixing=mixing, rank=rank, penalty=penalty, **extra_fields)
 
     def __check_init__(self) -> None:
         require_count(self.rank, "rank")
@@ -274,11 +277,11 @@ class UntiedDotProduct(AttentionLayer):
         return np.kron(np.eye(2), rotations_of(self.rank))
 
     @precise
-    def start_columns(self, both: bool) -> tuple[jax.Array, jax.Array]:
+    def start_columns(self, combined: bool) -> tuple[jax.Array, jax.Array]:
         k, t, law = self.rank, self._teachers, self.law()
         query = np.eye(k, t if self.tied_teacher else t // 2)
         semantic = np.concatenate([query, query]) if self.tied_teacher else np.kron(np.eye(2), query)
-        column = np.eye(k)[k - 1 if both else 0]
+        column = np.eye(k)[k - 1 if combined else 0]
         # Query and key get opposite signs if the target attends to other positions rather than to its own.
         gram = jnp.einsum("k,kij->ij", law.weights, law.tau)
         alignment = jnp.sum((self.mixing - 1 / len(gram)) * gram)

@@ -185,14 +185,14 @@ class Model(Printed):
         rotations = rotations_of(self.shape[1])
         return rotations if self.rotation_invariant else rotations[:0]
 
-    def start_columns(self, both: bool) -> tuple[jax.Array, jax.Array]:
+    def start_columns(self, combined: bool) -> tuple[jax.Array, jax.Array]:
         """Return the student's columns that a named start aligns with the teacher, (r, t), and the encodings, (r,).
 
         Args:
-            both: whether the start uses both; the encodings then get a column of their own if there is one.
+            combined: whether the start uses both; the encodings then get a column of their own if there is one.
         """
         _, r, t = self.shape
-        column = r - 1 if both and r > 1 else 0
+        column = r - 1 if combined and r > 1 else 0
         return jnp.eye(r, t, dtype=self.lam.dtype), jnp.eye(r, dtype=self.lam.dtype)[column]
 
     # Optional methods of a layer; `provides` says whether a class has written one.

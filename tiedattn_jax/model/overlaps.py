@@ -91,7 +91,7 @@ class Branch(NamedTuple):
         direction = jnp.linalg.eigh(tau)[1][:, -1] * jnp.sqrt(L)
         direction = jnp.where(direction[0] < 0, -direction, direction)
         eye = jnp.broadcast_to(jnp.eye(r, dtype=dtype), (S, r, r))
-        semantic, positional = model.start_columns(both=bool(self.theta))
+        semantic, positional = model.start_columns(combined=bool(self.theta))
         # Student columns along the same column of the teacher share its signal: theta is scaled so that
         # q - theta rho^{-1} theta^T is positive.
         size = jnp.max(jnp.sum(jnp.abs(semantic), 0)) * jnp.max(jnp.sum(jnp.abs(semantic), 1))  # at least |semantic|^2

@@ -104,20 +104,20 @@ class Axis:
     values: np.ndarray
 
 
-def axis_of(given: Any, default: str, argument: str, model: Model) -> Axis:
+def axis_of(spec: Any, default: str, argument: str, model: Model) -> Axis:
     """Return the axis that a caller gave: values of the parameter `default`, (name, values), or (name, values, put).
 
     Raises:
         InputError: the values are empty, not finite, not increasing or out of the model's range, or the name is
             unknown.
     """
-    parameter, values = Parameter(default), given
-    if isinstance(given, str):
-        raise InputError(argument, f'must come with values, such as ("{given}", [0.2, 0.3]), got {argument}={given!r}')
-    if isinstance(given, tuple) and given and isinstance(given[0], str):
-        if len(given) not in (2, 3):
-            raise InputError(argument, f"must be (name, values) or (name, values, put), got {argument}={given!r}")
-        name, values, *setter = given
+    parameter, values = Parameter(default), spec
+    if isinstance(spec, str):
+        raise InputError(argument, f'must come with values, such as ("{spec}", [0.2, 0.3]), got {argument}={spec!r}')
+    if isinstance(spec, tuple) and spec and isinstance(spec[0], str):
+        if len(spec) not in (2, 3):
+            raise InputError(argument, f"must be (name, values) or (name, values, put), got {argument}={spec!r}")
+        name, values, *setter = spec
         parameter = Parameter(name, *setter)
     sequence = values if np.iterable(values) else [values]
     values = array_of(sequence, argument, "one or more finite, increasing values", lambda a: np.diff(a) > 0)

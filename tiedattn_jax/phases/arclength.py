@@ -215,13 +215,13 @@ class _Continuation:
         sign = -np.sign(a.tangent[-1])  # makes the slope of the parameter rise through zero from a to b
         # `Secant` takes positive places only, so the arc from a to b is numbered from length to 2 length.
         search = Secant(length, sign * a.tangent[-1], np.nan, length, 2 * length, 1.0)
-        search = search.learn(2 * length, sign * float(b.tangent[-1]))
+        search = search.updated(2 * length, sign * float(b.tangent[-1]))
         for _ in range(_FOLD_EVALUATIONS):
             trial = search.next()
-            if abs(trial - search.place) <= _FOLD_TOLERANCE * length:
+            if abs(trial - search.x) <= _FOLD_TOLERANCE * length:
                 break
             nearest = (yield from self.correct(a.w + (trial - length) * a.tangent, a.tangent)) or nearest
-            search = search.learn(trial, sign * float(nearest.tangent[-1]))
+            search = search.updated(trial, sign * float(nearest.tangent[-1]))
         return nearest.w
 
 
@@ -262,13 +262,13 @@ def trace_branch(
     free, a = branch_of(branch).free(model), check_alpha(model, alpha)
     require_kind(parameter, "parameter", str, "the name of a number, for instance alpha or sigma")
     value = Parameter(parameter).read(model, alpha, "parameter")
-    expected = f"two increasing numbers around {value}"
-    low, high = array_of(limits, "limits", expected, lambda a: a.size == 2 and a[0] <= value <= a[1] and a[0] < a[1])
+    requirement = f"two increasing numbers around {value}"
+    low, high = array_of(limits, "limits", requirement, lambda a: a.size == 2 and a[0] <= value <= a[1] and a[0] < a[1])
     array_of(step, "step", "a positive number", lambda a: a > 0, ndim=0)
     require_count(points, "points")
     require_kind(start, "start", (FixedPoint, Overlaps, type(None)), "a FixedPoint or Overlaps near the state")
     if start is None:
-        coarse_path = Problem(model, a, nodes, free, settings).coarsely(branch_start(model, branch))
+        coarse_path = Problem(model, a, nodes, free, settings).coarse_lane(branch_start(model, branch))
         start = run_one(together([coarse_path]))[0].overlaps
     elif isinstance(start, FixedPoint):
         start = start.overlaps

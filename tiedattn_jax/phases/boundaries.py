@@ -22,7 +22,19 @@ from ..model.model import Model
 from ..model.parameters import Parameter
 from ..theory.pool import Path, run_one
 from ..theory.states import FixedPoint
-from .events import EVENTS, Event, Guess, Start, Zero, changes, event_of, find_zero, guess_of, number_of, transition_of
+from .events import (
+    EVENTS,
+    Event,
+    Guess,
+    Start,
+    Zero,
+    event_of,
+    find_zero,
+    guess_of,
+    number_of,
+    sign_changes,
+    transition_of,
+)
 from .follow import Progress, WarmStart, predict, silent, update, walk
 from .inputs import prepared
 from .transitions import ALPHA_L, baseline_branch
@@ -299,7 +311,7 @@ class _Tracer:
         if guess is None:
             guess = yield from self.wide_search(value, SEARCH)
         zero = yield from self.search_near(value, guess)
-        if not zero.met:
+        if not zero.converged:
             reason = self.failure_reason(value, zero)
             problem = f"got none at the first near alpha = {guess.alpha:.4g}"
             raise InputError("values", f"must begin where the event happens, {problem}: {reason}")
@@ -322,11 +334,11 @@ class _Tracer:
     def add(self, value: float) -> Path:
         """Path that finds the next point, near its prediction or by a wider search if that fails."""
         zero = yield from self.search_near(value, self.prediction(value))
-        if not zero.met:
+        if not zero.converged:
             with contextlib.suppress(InputError):
                 guess = yield from self.wide_search(value, self.known_points[-1].alpha * _WIDER_SEARCH)
                 zero = yield from self.search_near(value, guess)
-        if not zero.met:
+        if not zero.converged:
             worst = max(int(s.status.max()) for s in zero.states)
             self.points.append(_BoundaryPoint(value, np.nan, np.nan, np.nan, worst, self.failure_reason(value, zero)))
         else:
@@ -368,7 +380,7 @@ def first_sign_change(event: Event, model: Model, alphas: np.ndarray, nodes: Rul
     for steps in zip(*(walk(model, list(alphas), b, nodes, settings) for b in event.branches), strict=True):
         points = yield list(steps)
         visited.append((points, number_of(event, points)))
-        if guesses := changes(visited[-2:]):
+        if guesses := sign_changes(visited[-2:]):
             return guesses[0]
     for before, after in pairwise(visited):
         for (points, g), (neighbours, h) in ((before, after), (after, before)):

@@ -19,7 +19,7 @@ from ..model.overlaps import BRANCHES, PAIR, branch_of
 from ..theory.pool import Path, run_one
 from ..theory.solve import Problem
 from ..theory.states import FixedPoint
-from .events import EVENTS, Guess, Transition, crossings, located, number_of, transition_of
+from .events import EVENTS, Guess, Transition, crossings, locate_path, number_of, transition_of
 from .follow import CURVE_SETTINGS, Curve
 from .inputs import prepared
 
@@ -127,7 +127,7 @@ class _Ends:
 
     def find_event(self, kind: str, guess: Guess) -> Path:
         model, event = self.curve.points[0].model, EVENTS[f"{self.name} {kind}"]
-        zero = yield from located(event, model, guess, self.nodes, self.settings, self.sensitivities)
+        zero = yield from locate_path(event, model, guess, self.nodes, self.settings, self.sensitivities)
         return transition_of(event, model, zero)
 
     def disappearance(self, state: FixedPoint, absent_point: FixedPoint, side: str) -> Path:
@@ -158,7 +158,7 @@ class _Ends:
     def uninformed(self, point: FixedPoint, state: FixedPoint) -> Path:
         free = branch_of("uninformed").free(point.model)
         problem = Problem(point.model, point.alpha, self.nodes, free, self.settings)
-        states = yield from problem.finely(state.replicates.overlaps)
+        states = yield from problem.solve_replicates(state.replicates.overlaps)
         return FixedPoint(point.model, point.alpha, states, "uninformed")
 
     def fold(self, state: FixedPoint, absent_point: FixedPoint) -> Path:

@@ -31,7 +31,7 @@ from ..model.parameters import Parameter, arrays_of, scalar_parameters
 from ..theory.equations import Equations, first_order
 from ..theory.observables import gen_error_in, gen_error_linear_in, growths_in
 from ..theory.pool import Call, Path, run_one
-from ..theory.solve import Problem, for_each
+from ..theory.solve import Problem, with_replicate_axis
 from ..theory.states import FixedPoint, State, states_table
 from .arclength import Setting, fold_near
 from .follow import Curve
@@ -295,8 +295,10 @@ def guess_of(event: Event, start: Start, low: Any = 0.0, high: Any = np.inf) -> 
     alphas = [p.alpha for p in states]
     if len(states) == len(event.branches) and np.ptp(alphas) == 0:
         return Guess(alphas[0], tuple(p.replicates.overlaps for p in states))
-    expected = f"a FixedPoint for each of {list(event.branches)} at one alpha, or curves of these branches, or a Guess"
-    raise InputError("start", f"must be {expected}, got {[type(s).__name__ for s in inputs]}")
+    requirement = (
+        f"a FixedPoint for each of {list(event.branches)} at one alpha, or curves of these branches, or a Guess"
+    )
+    raise InputError("start", f"must be {requirement}, got {[type(s).__name__ for s in inputs]}")
 
 
 def crossings(event: Event, curves: Sequence[Curve]) -> list[Guess]:
@@ -304,10 +306,10 @@ def crossings(event: Event, curves: Sequence[Curve]) -> list[Guess]:
     # Only usable states count, because growth is unreliable at the others.
     resolved = [{float(p.alpha): p for p in curve.points if bool(p.ok)} for curve in curves]
     common_points = ([points[a] for points in resolved] for a in sorted(set.intersection(*map(set, resolved))))
-    return changes([(points, number_of(event, points)) for points in common_points])
+    return sign_changes([(points, number_of(event, points)) for points in common_points])
 
 
-def changes(visited: Sequence[tuple[Sequence[FixedPoint], float]]) -> list[Guess]:
+def sign_changes(visited: Sequence[tuple[Sequence[FixedPoint], float]]) -> list[Guess]:
     """Locate sign changes between neighbouring points by linear interpolation; the states are interpolated too."""
     guesses = []
     for (p, g), (q, h) in pairwise(visited):
@@ -348,7 +350,7 @@ class Zero(NamedTuple):
         value: the event's number in every replicate, (R,), NaN in those that lack a state.
         by_model, by_alpha: derivatives of the number, (R, ...); None and NaN if not requested.
         slope: d (mean number) / d alpha, exact or from the secant.
-        met: whether the search converged.
+        converged: whether the search converged.
     """
 
     alpha: Any
@@ -357,7 +359,7 @@ class Zero(NamedTuple):
     by_model: Model | None
     by_alpha: Any
     slope: Any = jnp.nan
-    met: Any = False
+    converged: Any = False
 
 
 def find_zero(
@@ -369,23 +371,23 @@ def find_zero(
     *,
     exact: bool,
     tol: float = _TOLERANCE,
-    frees: Sequence[Any] | None = None,
-    looks: int = MAX_EVALUATIONS,
+    masks: Sequence[Any] | None = None,
+    max_evaluations: int = MAX_EVALUATIONS,
 ) -> Path:
     """Path of Newton's method from a guess for an event, or of the secant method if not `exact`; returns a `Zero`.
 
     Args:
         tol: the search stops when the relative step in alpha is below this.
-        frees: masks (2,) of the free order parameters of the branches; by default those of the event.
-        looks: maximum number of alphas at which states are solved.
+        masks: masks (2,) of the free order parameters of the branches; by default those of the event.
+        max_evaluations: maximum number of alphas at which states are solved.
     """
-    masks = [branch_of(b).free(model) for b in event.branches] if frees is None else frees
+    free_masks = [branch_of(b).free(model) for b in event.branches] if masks is None else masks
 
     def evaluate(trial_alpha: float, xs: Sequence[Overlaps]) -> Path:
         """Path that solves the states at one alpha; returns a `Zero`, with derivatives if requested or free."""
         alpha = np.asarray(trial_alpha, model.lam.dtype)
-        problems = [Problem(model, alpha, nodes, f, settings) for f in masks]
-        states = tuple((yield [p.finely(x) for p, x in zip(problems, xs, strict=True)]))
+        problems = [Problem(model, alpha, nodes, f, settings) for f in free_masks]
+        states = tuple((yield [p.solve_replicates(x) for p, x in zip(problems, xs, strict=True)]))
         value, by_model = np.asarray(_numbers(event, states)), None
         by_alpha = np.full_like(value, np.nan)
         if event.observable is None:
@@ -395,20 +397,20 @@ def find_zero(
         return Zero(alpha, states, value, by_model, by_alpha)
 
     search = Secant.begin(guess.there, guess.slope, guess.low, guess.high)
-    trial, xs = float(guess.alpha), tuple(for_each(x, nodes.replicates) for x in guess.overlaps)
+    trial, xs = float(guess.alpha), tuple(with_replicate_axis(x, nodes.replicates) for x in guess.overlaps)
     last: Zero | None = None
-    for _ in range(looks):
+    for _ in range(max_evaluations):
         zero = yield from evaluate(trial, xs)
         if np.all(np.isnan(zero.value)):
-            if last is None and not np.isfinite(search.place):  # no state at the start
+            if last is None and not np.isfinite(search.x):  # no state at the start
                 return zero
-            search = search.blocked(trial)
+            search = search.shrunk(trial)
         else:
             by_alpha = np.nan if np.all(np.isnan(zero.by_alpha)) else float(np.nanmean(zero.by_alpha))
-            search = search.learn(trial, float(np.nanmean(zero.value)), by_alpha)
-            converged = np.isfinite(search.value) and abs(search.step) < _LONGEST_FINAL_STEP * search.place
-            last, xs = zero._replace(slope=search.slope, met=converged), tuple(s.overlaps for s in zero.states)
-            if abs(search.step) < tol * search.place:
+            search = search.updated(trial, float(np.nanmean(zero.value)), by_alpha)
+            converged = np.isfinite(search.value) and abs(search.step) < _LONGEST_FINAL_STEP * search.x
+            last, xs = zero._replace(slope=search.slope, converged=converged), tuple(s.overlaps for s in zero.states)
+            if abs(search.step) < tol * search.x:
                 break
         trial = search.next()
     return zero if last is None else last
@@ -457,11 +459,11 @@ def find_event(
     if guess is None:
         text = f"must enclose the event, got curves between whose points {event} does not change sign"
         raise InputError("start", text)
-    zero = run_one(located(definition, lax.stop_gradient(model), guess, nodes, settings, sensitivities))
+    zero = run_one(locate_path(definition, lax.stop_gradient(model), guess, nodes, settings, sensitivities))
     return transition_of(definition, model, zero)
 
 
-def located(event: Event, model: Model, guess: Guess, nodes: Rule, settings: Settings, sensitivities: bool) -> Path:
+def locate_path(event: Event, model: Model, guess: Guess, nodes: Rule, settings: Settings, sensitivities: bool) -> Path:
     """Path of `find_event`; returns a `Zero`, or None if the event is a fold and there is none."""
     if event.value is None:
         return (yield from _fold(event, model, guess, nodes, settings, sensitivities))
@@ -469,7 +471,7 @@ def located(event: Event, model: Model, guess: Guess, nodes: Rule, settings: Set
 
 
 def transition_of(event: Event, model: Model, zero: Zero | None) -> Transition:
-    """Convert what `located` returned to a result that is differentiable in `model`, the caller's model."""
+    """Convert what `locate_path` returned to a result that is differentiable in `model`, the caller's model."""
     if zero is None:
         nan = jnp.full((), jnp.nan, model.lam.dtype)
         return Transition(nan, nan, None, None, jnp.asarray(int(Status.absent)), (), event.name)
@@ -486,11 +488,11 @@ def transition_of(event: Event, model: Model, zero: Zero | None) -> Transition:
     is_unsettled = jnp.stack([~s.exists for s in states]) & (status != Status.absent)
     failure_status = jnp.where(jnp.any(is_unsettled), jnp.max(jnp.where(is_unsettled, status, 0)), Status.absent)
     return Transition(
-        alpha=jnp.where(zero.met, jnp.nanmean(roots), jnp.where(jnp.any(is_unsettled), jnp.nan, alpha)),
+        alpha=jnp.where(zero.converged, jnp.nanmean(roots), jnp.where(jnp.any(is_unsettled), jnp.nan, alpha)),
         stderr=error_bar(lax.stop_gradient(roots)),
         sensitivities=sensitivities,
         sensitivities_stderr=bars,
-        status=jnp.where(zero.met, worst, failure_status),
+        status=jnp.where(zero.converged, worst, failure_status),
         branches=states,
         event=event.name,
     )
@@ -522,7 +524,7 @@ def _fold(event: Event, model: Model, guess: Guess, nodes: Rule, settings: Setti
     """Path that finds a fold by continuation in arclength; returns a `Zero`, or None if there is no fold."""
     alpha, free = float(guess.alpha), branch_of(event.branches[0]).free(model)
     setting = Setting(model, jnp.asarray(alpha, model.lam.dtype), Parameter("alpha"), free)
-    x = jax.tree.map(lambda a: np.mean(a, 0), for_each(guess.overlaps[0], nodes.replicates))
+    x = jax.tree.map(lambda a: np.mean(a, 0), with_replicate_axis(guess.overlaps[0], nodes.replicates))
     limits = float(guess.low) or 0.5 * alpha, float(guess.high) if np.isfinite(guess.high) else 1.5 * alpha
     fold = yield from fold_near(setting, nodes, x, settings, limits)
     if fold is None:

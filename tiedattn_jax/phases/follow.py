@@ -19,12 +19,12 @@ import numpy as np
 
 from ..averages.rule import Rule
 from ..base.printing import Description, Printed
-from ..base.results import Settings, Status, mean_of_existing, quorum, settled
+from ..base.results import Settings, Status, classify, mean_of_existing, quorum
 from ..base.trees import either
 from ..model.model import Model
 from ..model.overlaps import BRANCHES, PAIR, Overlaps, admissible, branch_of, order_size
 from ..theory.pool import Path
-from ..theory.solve import Problem, branch_start, for_each
+from ..theory.solve import Problem, branch_start, with_replicate_axis
 from ..theory.states import FixedPoint, State, states_table
 
 CURVE_SETTINGS = Settings(tol=1e-4, max_steps=20)
@@ -44,31 +44,31 @@ class WarmStart(NamedTuple):
 
     Attributes:
         before, last: the last two states of the replicate.
-        place_before, place: parameter values at these states.
+        value_before, value: parameter values at these states.
         count: how many of the two lie on the current branch; negative if the branch is absent, because the states are
             uninformed then.
     """
 
     before: Overlaps
     last: Overlaps
-    place_before: Any
-    place: Any
+    value_before: Any
+    value: Any
     count: Any
 
     @classmethod
-    def begin(cls, start: Overlaps, place: float, replicates: int) -> WarmStart:
+    def begin(cls, start: Overlaps, value: float, replicates: int) -> WarmStart:
         """Return the warm start of the first setting, from overlaps for all replicates or with a leading axis (R,)."""
-        start, values = for_each(start, replicates), np.full(replicates, place)
+        start, values = with_replicate_axis(start, replicates), np.full(replicates, value)
         return cls(start, start, values - 1, values, np.ones(replicates, int))
 
     @property
-    def lost(self) -> bool:
+    def was_absent(self) -> bool:
         """Whether the branch was absent at the last setting."""
         return bool(np.any(np.asarray(self.count) < 0))
 
 
 @jax.jit
-def predict(model: Model, warm: WarmStart, place: Any) -> Overlaps:
+def predict(model: Model, warm: WarmStart, value: Any) -> Overlaps:
     """Extrapolate the last two states of every replicate; return the last state if the secant is not usable.
 
     The secant is usable if both states lie on the branch, the extrapolation is admissible, and its order parameters do
@@ -76,7 +76,7 @@ def predict(model: Model, warm: WarmStart, place: Any) -> Overlaps:
     """
 
     def predict_replicate(warm: WarmStart) -> Overlaps:
-        ratio = (place - warm.place) / (warm.place - warm.place_before)
+        ratio = (value - warm.value) / (warm.value - warm.value_before)
         prediction = jax.tree.map(lambda a, b: a + ratio.astype(a.dtype) * (a - b), warm.last, warm.before)
         alignment = jnp.sum(prediction.theta * warm.last.theta) + jnp.sum(prediction.m * warm.last.m)
         is_usable = (jnp.abs(warm.count) >= 2) & admissible(model, prediction) & (alignment >= 0)
@@ -86,7 +86,7 @@ def predict(model: Model, warm: WarmStart, place: Any) -> Overlaps:
 
 
 @jax.jit
-def update(warm: WarmStart, place: Any, state: State) -> WarmStart:
+def update(warm: WarmStart, value: Any, state: State) -> WarmStart:
     """Return the warm start after a setting.
 
     A replicate that lost the branch continues from the mean of those that have it. If none has it, the next search
@@ -99,11 +99,11 @@ def update(warm: WarmStart, place: Any, state: State) -> WarmStart:
     def pick(a: jax.Array, b: jax.Array, c: jax.Array) -> jax.Array:
         return jnp.where(usable.reshape(-1, *[1] * (a.ndim - 1)), a, jnp.where(jnp.any(has_state), b, c))
 
-    values, ones = jnp.broadcast_to(place, has_state.shape), jnp.ones_like(warm.count)
+    values, ones = jnp.broadcast_to(value, has_state.shape), jnp.ones_like(warm.count)
     same_branch = (warm.count < 0) == absent
     count = jnp.where(same_branch, jnp.minimum(jnp.abs(warm.count) + 1, 2), 1)
-    updated = WarmStart(warm.last, x, warm.place, values, jnp.where(absent, -count, count))
-    return jax.tree.map(pick, updated, WarmStart(warm.last, mean, warm.place, values, ones), warm)
+    updated = WarmStart(warm.last, x, warm.value, values, jnp.where(absent, -count, count))
+    return jax.tree.map(pick, updated, WarmStart(warm.last, mean, warm.value, values, ones), warm)
 
 
 @jax.jit
@@ -131,12 +131,12 @@ class Follower:
     free: Any
     start: Overlaps
 
-    def advance(self, model: Model, alpha: Any, place: float, warm: WarmStart) -> Path:
-        """Path of one step: solves the setting at parameter `place`; returns the next warm start and the state."""
-        state = yield from self.search(model, alpha, predict(model, warm, place), warm.lost)
-        return update(warm, place, state), state
+    def advance(self, model: Model, alpha: Any, value: float, warm: WarmStart) -> Path:
+        """Path of one step: solves the setting at parameter `value`; returns the next warm start and the state."""
+        state = yield from self.search(model, alpha, predict(model, warm, value), warm.was_absent)
+        return update(warm, value, state), state
 
-    def search(self, model: Model, alpha: Any, guess: Overlaps, lost: bool) -> Path:
+    def search(self, model: Model, alpha: Any, guess: Overlaps, was_absent: bool) -> Path:
         """Path that solves one setting; returns the branch, or the uninformed state with status `absent`.
 
         1. The search near the guess is accepted if it finds a state with an order parameter that is not small. With few
@@ -151,30 +151,30 @@ class Follower:
 
         Args:
             guess: overlaps of every replicate near the state.
-            lost: whether the branch is not expected here; step 1 is then skipped.
+            was_absent: whether the branch is not expected here; step 1 is then skipped.
         """
         problem, has_order = Problem(model, alpha, self.nodes, self.free, self.settings), np.sum(self.free) == 1
         state = None
-        if not lost:
-            state = yield from problem.finely(guess)
+        if not was_absent:
+            state = yield from problem.solve_replicates(guess)
             small = has_order and _sizes(model, state, self.free)[0] < _SMALL
             if quorum(state.has_state) and not small:
                 return state
-        if has_order or lost:
-            uninformed = yield from problem._replace(free=np.zeros(2)).finely(guess)
+        if has_order or was_absent:
+            uninformed = yield from problem._replace(free=np.zeros(2)).solve_replicates(guess)
             if has_order and self._absent(model, uninformed, True):
                 return _with_status(uninformed, Status.absent)
             if state is not None and quorum(state.has_state):
                 return state
         steps = np.maximum(self.settings.warm_steps, _DAMPED_STEPS)
         damped_problem = problem._replace(settings=eqx.tree_at(lambda a: a.warm_steps, self.settings, steps))
-        state = yield from damped_problem.finely(self.start)
+        state = yield from damped_problem.solve_replicates(self.start)
         return _with_status(state, Status.absent) if has_order and self._absent(model, state, False) else state
 
     def _absent(self, model: Model, state: State, uninformed: bool) -> bool:
         """Return whether the branch is absent: q shrinks to zero, or nothing grows on the uninformed state."""
         _, growth, q = _sizes(model, state, self.free)
-        resolved = not quorum(settled(Status.converged, state.diagnostics.unresolved) == Status.unresolved)
+        resolved = not quorum(classify(Status.converged, state.diagnostics.unresolved) == Status.unresolved)
         has_state = quorum(state.has_state)
         return bool(resolved and (q < _NOTHING if not has_state else uninformed and growth < 1))
 

@@ -22,7 +22,7 @@ from ..model.model import Model
 from ..model.overlaps import PAIR, Overlaps
 from ..model.parameters import Axis, axis_of
 from ..theory import pool
-from ..theory.solve import Problem, check_alpha, for_each
+from ..theory.solve import Problem, check_alpha, with_replicate_axis
 from ..theory.states import number_shapes
 from .diagram import PhaseDiagram
 from .follow import Follower, Progress, WarmStart, pair_free, pair_start, silent
@@ -138,7 +138,7 @@ class _Engine(NamedTuple):
         return pool.run(paths, width=self.width, devices=self.devices, **options)
 
 
-def patient(settings: Settings) -> Settings:
+def with_more_steps(settings: Settings) -> Settings:
     """Return a caller's settings with more steps, for starts that may be far."""
     warm_steps = np.maximum(settings.warm_steps, _WARM_STEPS)
     return Settings(settings.tol, _PATIENCE * settings.max_steps, warm_steps, settings.damping)
@@ -245,12 +245,13 @@ class _Grid(NamedTuple):
 
     def first_cells(self, branch: int) -> pool.Path:
         """Path that finds overlaps near a branch in the first cell of every row, on the coarse replicate."""
-        coarse_settings = eqx.tree_at(lambda s: s.tol, patient(self.settings), np.maximum(self.settings.tol, _COARSE))
+        settings, tol = with_more_steps(self.settings), np.maximum(self.settings.tol, _COARSE)
+        coarse_settings = eqx.tree_at(lambda s: s.tol, settings, tol)
         start = x = pair_start(self.at(0, 0)[0])[branch]
         first_overlaps = []
         for row in range(len(self.alphas)):
             model, alpha = self.at(row, 0)
-            state = yield Problem(model, alpha, self.nodes, pair_free(model)[branch], coarse_settings).coarsely(x)
+            state = yield Problem(model, alpha, self.nodes, pair_free(model)[branch], coarse_settings).coarse_lane(x)
             # An absent branch returns overlaps near the uninformed state, which fit this row but no other one.
             x = state.overlaps if state.status <= Status.stalled else start
             first_overlaps.append(state.overlaps if state.status == Status.absent else x)
@@ -314,8 +315,8 @@ class _Grid(NamedTuple):
         """Path of `Follower.search` in a cell, from a state for all replicates or from the default start."""
         model, first_model = (indexed(self.models, place) for place in ((cell.row, cell.column), (0, 0)))
         default, free = pair_start(first_model)[cell.branch], pair_free(first_model)[cell.branch]
-        guess = for_each(default if source is None else source, self.nodes.replicates)
-        settings = self.settings if was_absent else patient(self.settings)
+        guess = with_replicate_axis(default if source is None else source, self.nodes.replicates)
+        settings = self.settings if was_absent else with_more_steps(self.settings)
         alpha = np.asarray(self.alphas[cell.row, cell.column], model.lam.dtype)
         state = yield from Follower(self.nodes, settings, free, default).search(model, alpha, guess, False)
         return {name: np.asarray(a) for name, a in state.numbers().items()}

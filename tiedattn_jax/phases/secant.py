@@ -20,13 +20,13 @@ class Secant:
     """State of a search for the zero of a function of a positive number.
 
     Attributes:
-        place, value: last place that had a state, and the function there; NaN if unknown.
+        x, value: last argument at which there was a state, and the function there; NaN if unknown.
         slope: slope of the function there; NaN if unknown.
         low, high: bracket of the zero; its ends are not evaluated.
         rising: sign of the slope at the zero.
     """
 
-    place: float
+    x: float
     value: float
     slope: float
     low: float
@@ -34,9 +34,9 @@ class Secant:
     rising: float
 
     @classmethod
-    def begin(cls, place: Any, slope: Any, low: Any, high: Any) -> Secant:
+    def begin(cls, x: Any, slope: Any, low: Any, high: Any) -> Secant:
         """Return the search before its first evaluation."""
-        return cls(float(place), np.nan, float(slope), float(low), float(high), -1.0 if slope < 0 else 1.0)
+        return cls(float(x), np.nan, float(slope), float(low), float(high), -1.0 if slope < 0 else 1.0)
 
     @property
     def step(self) -> float:
@@ -44,39 +44,39 @@ class Secant:
         return -self.value / self.slope if self.slope else np.nan
 
     def next(self) -> float:
-        """Return the next place to evaluate.
+        """Return the next argument to evaluate.
 
         The step leads to the zero of the tangent or secant. A step that would pass an end of the bracket goes half-way
-        to that end. Without a usable slope, the next place is the geometric middle of the bracket or, without a
+        to that end. Without a usable slope, the next one is the geometric middle of the bracket or, without a
         bracket, a short step towards the zero.
         """
         has_bracket = self.low > 0 and np.isfinite(self.high)
         if self.slope * self.rising > 0 and np.isfinite(self.value):
-            reach = np.inf if has_bracket else _REACH * self.place
-            trial = self.place + float(np.clip(self.step, -reach, reach))
+            reach = np.inf if has_bracket else _REACH * self.x
+            trial = self.x + float(np.clip(self.step, -reach, reach))
         elif has_bracket:
             trial = float(np.sqrt(self.low * self.high))
         else:
-            trial = (1 - _FIRST_STEP * np.sign(self.value * self.rising)) * self.place
-        trial = 0.5 * (self.place + self.high) if trial >= self.high else trial
-        return 0.5 * (self.place + self.low) if trial <= self.low else trial
+            trial = (1 - _FIRST_STEP * np.sign(self.value * self.rising)) * self.x
+        trial = 0.5 * (self.x + self.high) if trial >= self.high else trial
+        return 0.5 * (self.x + self.low) if trial <= self.low else trial
 
-    def learn(self, place: float, value: float, slope: float = np.nan) -> Secant:
-        """Return the search after an evaluation; a missing slope is that of the secant through the last two places."""
+    def updated(self, x: float, value: float, slope: float = np.nan) -> Secant:
+        """Return the search after an evaluation; a missing slope is that of the last secant."""
         if not np.isfinite(slope):
-            secant = (value - self.value) / (place - self.place) if place != self.place else np.nan
+            secant = (value - self.value) / (x - self.x) if x != self.x else np.nan
             slope = secant if np.isfinite(secant) else self.slope
         unbracketed = self.low == 0 and np.isinf(self.high) and np.isfinite(slope)
         rising = float(np.sign(slope)) if unbracketed else self.rising
-        low, high = (place, self.high) if value * rising < 0 else (self.low, place)
-        return Secant(place, value, slope, low, high, rising)
+        low, high = (x, self.high) if value * rising < 0 else (self.low, x)
+        return Secant(x, value, slope, low, high, rising)
 
-    def blocked(self, place: float) -> Secant:
-        """Shrink the bracket after `place` turned out to have no state.
+    def shrunk(self, x: float) -> Secant:
+        """Return the search with a smaller bracket after there was no state at `x`.
 
         A zero can only lie between there and the last state.
         """
-        return replace(self, high=place) if place > self.place else replace(self, low=place)
+        return replace(self, high=x) if x > self.x else replace(self, low=x)
 
 
 def zero_between(number: Callable[[float, Any], Path], low: float, high: float, state: Any, tol: float) -> Path:
@@ -92,9 +92,9 @@ def zero_between(number: Callable[[float, Any], Path], low: float, high: float, 
     search, trial = Secant.begin(np.nan, np.nan, low, high), float(np.sqrt(low * high))
     for _ in range(_MAX_EVALUATIONS):
         value, state = yield from number(trial, state)
-        search = search.learn(trial, float(value))
+        search = search.updated(trial, float(value))
         trial = search.next()
-        if search.value == 0 or abs(trial - search.place) <= tol * trial:
+        if search.value == 0 or abs(trial - search.x) <= tol * trial:
             is_inside = low * (1 + 1e-3) < trial < high * (1 - 1e-3) and np.isfinite(search.value)
             return trial, state, is_inside
     return trial, state, False

@@ -22,7 +22,7 @@ from ..theory.pool import Failure, Path, run
 from ..theory.solve import check_alpha, default_path
 from ..theory.states import FixedPoint
 from .boundaries import SEARCH, Boundary, first_sign_change
-from .events import EVENTS, Guess, Transition, event_of, located, transition_of
+from .events import EVENTS, Guess, Transition, event_of, locate_path, transition_of
 from .follow import CURVE_SETTINGS, Curve, Progress, silent, walk
 from .inputs import check_top_level, prepared
 from .transitions import ALPHA_L, RANGE, critical_path, crossing_path
@@ -212,7 +212,7 @@ def _event(model: Model, event: str, nodes: Rule, settings: Settings) -> Path:
             guess = yield from first_sign_change(definition, model, SEARCH, nodes, settings)
         except InputError:
             raise InputError("event", f"must happen, there is none {_SEARCHED}") from None
-    zero = yield from located(definition, model, guess, nodes, settings, True)
+    zero = yield from locate_path(definition, model, guess, nodes, settings, True)
     return transition_of(definition, model, zero)
 
 

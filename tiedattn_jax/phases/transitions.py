@@ -86,10 +86,9 @@ def critical_path(
     in_bracket = True
     if guess is None:
         guess, in_bracket = yield from _coarse_alpha_c(model, nodes, bracket, settings)
-    zero = yield from find_zero(
-        EVENTS["alpha_c"], model, guess, nodes, settings, exact=True, tol=_FINAL, looks=_max_evaluations(in_bracket)
-    )
-    return zero._replace(met=zero.met and in_bracket)
+    event, limit = EVENTS["alpha_c"], _max_evaluations(in_bracket)
+    zero = yield from find_zero(event, model, guess, nodes, settings, exact=True, tol=_FINAL, max_evaluations=limit)
+    return zero._replace(converged=zero.converged and in_bracket)
 
 
 def linear_crossing(
@@ -178,10 +177,9 @@ class _Crossing(NamedTuple):
         in_bracket = True
         if guess is None:
             guess, in_bracket = yield from _coarse_alpha_l(model, nodes, self.start, self.free, self.bracket, settings)
-        zero = yield from find_zero(
-            self.event, model, guess, nodes, settings, exact=True, tol=_FINAL, looks=_max_evaluations(in_bracket)
-        )
-        return zero._replace(met=zero.met and in_bracket)
+        event, limit = self.event, _max_evaluations(in_bracket)
+        zero = yield from find_zero(event, model, guess, nodes, settings, exact=True, tol=_FINAL, max_evaluations=limit)
+        return zero._replace(converged=zero.converged and in_bracket)
 
     def transition(self, model: Model, critical: Transition, zero: Zero) -> Transition:
         """Return alpha_l as a `Transition` with the state of the branch."""
@@ -223,7 +221,7 @@ def _coarse_alpha_c(model: Model, nodes: Rule, bracket: tuple[float, float], set
         """Path to the positional minus the semantic loss; its sign favours the only branch if one is missing."""
         alpha_array = np.asarray(alpha, model.lam.dtype)
         problems = [Problem(model, alpha_array, nodes, free, settings) for free in masks]
-        states = yield [p.coarsely(x) for p, x in zip(problems, xs, strict=True)]
+        states = yield [p.coarse_lane(x) for p, x in zip(problems, xs, strict=True)]
         loss, has_state = np.array([s.train_loss for s in states]), [bool(s.has_state) for s in states]
         lone_difference = (1.0 if has_state[1] and not has_state[0] else -1.0) * np.mean(np.abs(loss))
         # The next search for a branch that was not found begins at the start of that branch.
@@ -241,7 +239,7 @@ def _coarse_alpha_l(
     """Path that finds the baseline event of a branch on the coarse replicate; returns as `_coarse_alpha_c`."""
 
     def excess(alpha: float, x: Overlaps) -> Path:
-        state = yield Problem(model, np.asarray(alpha, model.lam.dtype), nodes, free, settings).coarsely(x)
+        state = yield Problem(model, np.asarray(alpha, model.lam.dtype), nodes, free, settings).coarse_lane(x)
         return state.gen_error_linear - state.gen_error, state.overlaps
 
     alpha, x, in_bracket = yield from zero_between(excess, *bracket, x0, _COARSE)

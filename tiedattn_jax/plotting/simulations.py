@@ -68,7 +68,8 @@ def instances_figure(instances: Any) -> Figure:
     with panels(13, 3.4, [LABELS[name] for name in names], xlabel="theory") as (figure, axes):
         for axis, name in zip(axes[0], names, strict=True):
             measured, theory, bars = (
-                np.asarray(getattr(part, name)) for part in (instances.found, instances.theory, instances.theory_stderr)
+                np.asarray(getattr(part, name))
+                for part in (instances.simulation, instances.theory, instances.theory_stderr)
             )
             for branch in PAIR:
                 on_branch = instances.usable & (instances.branch == branch)

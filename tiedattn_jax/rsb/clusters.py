@@ -127,17 +127,19 @@ class _Weight(NamedTuple):
         return matvec(self.root, force)
 
 
-class Beside(NamedTuple):
+class RoughJump(NamedTuple):
     """Rough place of the jump or step next to N fields, n = L r."""
 
     low: jax.Array  # minimisers at the fields, (L, r, N)
-    direction: jax.Array  # direction of a line through the centre of the weight, as in `Found`
+    direction: jax.Array  # direction of a line through the centre of the weight, as in `JumpSearch`
     jump: jax.Array  # rough place of a jump or a step on this line, zero without one, (N,)
     sides: tuple[jax.Array, jax.Array]  # minimisers on both sides of it, (L, r, N)
     breaks: jax.Array  # whether there are two minima, (N,)
 
 
-def look_beside(model: Model, V: jax.Array, spread: jax.Array, h: jax.Array, y: jax.Array, s: jax.Array) -> Beside:
+def find_rough_jump(
+    model: Model, V: jax.Array, spread: jax.Array, h: jax.Array, y: jax.Array, s: jax.Array
+) -> RoughJump:
     """Find the rough place of the jump or step next to each field.
 
     Args:
@@ -148,7 +150,7 @@ def look_beside(model: Model, V: jax.Array, spread: jax.Array, h: jax.Array, y: 
     """
     law = _ClusterLaw(model, V, spread, h, y)
     origin = law.search(jnp.zeros((h.shape[0] * h.shape[1], h.shape[2]), h.dtype))
-    return Beside(origin.z, *_jump_beside(law, law.weight_of(origin.z, s), origin))
+    return RoughJump(origin.z, *_rough_jump(law, law.weight_of(origin.z, s), origin))
 
 
 class Smooth(NamedTuple):
@@ -161,11 +163,11 @@ class Smooth(NamedTuple):
 
 
 def find_smooth(
-    model: Model, V: jax.Array, spread: jax.Array, h: jax.Array, y: jax.Array, s: jax.Array, beside: Beside
+    model: Model, V: jax.Array, spread: jax.Array, h: jax.Array, y: jax.Array, s: jax.Array, rough_jump: RoughJump
 ) -> Smooth:
     """Replace `find` at fields without a jump within reach: the nodes are a product of Gauss-Hermite rules."""
-    z = jnp.tile(beside.low, _SMOOTH ** (h.shape[0] * h.shape[1]))
-    return _smooth(_ClusterLaw(model, V, spread, h, y), beside.low, z, s)
+    z = jnp.tile(rough_jump.low, _SMOOTH ** (h.shape[0] * h.shape[1]))
+    return _smooth(_ClusterLaw(model, V, spread, h, y), rough_jump.low, z, s)
 
 
 def _smooth(law: _ClusterLaw, low: jax.Array, z: jax.Array, s: jax.Array) -> Smooth:
@@ -181,7 +183,7 @@ def _smooth(law: _ClusterLaw, low: jax.Array, z: jax.Array, s: jax.Array) -> Smo
     return Smooth(low, xi, log_weight, law.follow(z, xi)[0])
 
 
-class Found(NamedTuple):
+class JumpSearch(NamedTuple):
     """Search results at fields with a jump, without derivatives; J places across, n = L r.
 
     Around a field the weight of the lower sheet is nearly the Gaussian c + R eta. The nodes are placed in eta.
@@ -220,41 +222,43 @@ class Found(NamedTuple):
 
 
 def find(
-    model: Model, V: jax.Array, spread: jax.Array, h: jax.Array, y: jax.Array, s: jax.Array, beside: Beside
-) -> Found:
+    model: Model, V: jax.Array, spread: jax.Array, h: jax.Array, y: jax.Array, s: jax.Array, rough_jump: RoughJump
+) -> JumpSearch:
     """Find the jumps on the lines through each field and beside it, and the minimisers at all nodes.
 
-    The arguments are those of `look_beside`, and its result.
+    The arguments are those of `find_rough_jump`, and its result.
     """
     law, J = _ClusterLaw(model, V, spread, h, y), _ACROSS ** (h.shape[0] * h.shape[1] - 1)
-    left, right = (jnp.where(beside.breaks, side, beside.low) for side in beside.sides)
-    left = jnp.where(jnp.abs(beside.jump) <= 2 * _REACH, left, beside.low)
+    left, right = (jnp.where(rough_jump.breaks, side, rough_jump.low) for side in rough_jump.sides)
+    left = jnp.where(jnp.abs(rough_jump.jump) <= 2 * _REACH, left, rough_jump.low)
     z = jnp.concatenate([jnp.tile(side, J * _ALONG) for side in (left, right)], -1)
-    jump, breaks = (jnp.tile(a, (J, 1)) for a in (beside.jump, beside.breaks))
-    sides = jnp.tile(beside.sides[0], J), jnp.tile(beside.sides[1], J)
-    weight = law.weight_of(beside.low, s)
-    guess = Found(beside.low, weight, beside.direction, jump, sides[0], sides, breaks, jnp.zeros_like(jump), z)
+    jump, breaks = (jnp.tile(a, (J, 1)) for a in (rough_jump.jump, rough_jump.breaks))
+    sides = jnp.tile(rough_jump.sides[0], J), jnp.tile(rough_jump.sides[1], J)
+    weight = law.weight_of(rough_jump.low, s)
+    guess = JumpSearch(
+        rough_jump.low, weight, rough_jump.direction, jump, sides[0], sides, breaks, jnp.zeros_like(jump), z
+    )
     return _refined_jumps(law, guess, s)
 
 
-def by_field(found: Any, N: int) -> Any:
+def by_field(results: Any, N: int) -> Any:
     """Reshape results at N fields so that all last axes are (N,); nodes around a field get an axis before it."""
-    return jax.tree.map(lambda a: a.reshape(*a.shape[:-1], -1, N), found)
+    return jax.tree.map(lambda a: a.reshape(*a.shape[:-1], -1, N), results)
 
 
 def update_minima(
-    model: Model, V: jax.Array, spread: jax.Array, h: jax.Array, y: jax.Array, s: jax.Array, found: Found | Smooth
-) -> Found | Smooth:
+    model: Model, V: jax.Array, spread: jax.Array, h: jax.Array, y: jax.Array, s: jax.Array, result: JumpSearch | Smooth
+) -> JumpSearch | Smooth:
     """Update results of `find` or `find_smooth` from other order parameters to these, by following the minima."""
     law = _ClusterLaw(model, V, spread, h, y)
-    if isinstance(found, Smooth):
-        return _smooth(law, found.low, found.z, s)
-    low = law.follow(found.low, jnp.zeros_like(found.direction))[0]
+    if isinstance(result, Smooth):
+        return _smooth(law, result.low, result.z, s)
+    low = law.follow(result.low, jnp.zeros_like(result.direction))[0]
     weight = law.weight_of(low, s)
     # In the fields a jump stays about where it is, while the nodes move with the weight.
-    xi = apply(inverse(spread), found.place).reshape(len(found.direction), *found.jump.shape)
-    jump = jnp.clip(weight.along(found.direction, xi), -_MAX_DISTANCE, _MAX_DISTANCE)
-    guess = found._replace(low=low, weight=weight, jump=jnp.where(found.jump == 0, 0.0, jump))
+    xi = apply(inverse(spread), result.place).reshape(len(result.direction), *result.jump.shape)
+    jump = jnp.clip(weight.along(result.direction, xi), -_MAX_DISTANCE, _MAX_DISTANCE)
+    guess = result._replace(low=low, weight=weight, jump=jnp.where(result.jump == 0, 0.0, jump))
     return _refined_jumps(law, guess, s)
 
 
@@ -267,7 +271,7 @@ class _Pair(NamedTuple):
     b: jax.Array  # (L, r, N)
 
 
-def _jump_beside(
+def _rough_jump(
     law: _ClusterLaw, weight: _Weight, origin: Prox
 ) -> tuple[jax.Array, jax.Array, tuple[jax.Array, jax.Array], jax.Array]:
     """Find the line, at a field or beside it, on which the energies of the two lowest minima are closest.
@@ -343,7 +347,7 @@ def _probe(law: _ClusterLaw, weight: _Weight, u: jax.Array) -> tuple[_Pair, _Pai
     return pairs, _Pair(jnp.where(is_step, 0.0, jnp.inf), weight.normals(jnp.mean(x, 0) * u), z[0], z[1])
 
 
-def _refined_jumps(law: _ClusterLaw, guess: Found, s: jax.Array) -> Found:
+def _refined_jumps(law: _ClusterLaw, guess: JumpSearch, s: jax.Array) -> JumpSearch:
     """Return `guess` with the jump on each of the lines, found by Newton's method, and the minimisers at the nodes."""
     J, N = guess.jump.shape
 
@@ -382,23 +386,25 @@ def _unit(v: jax.Array) -> tuple[jax.Array, jax.Array]:
     return v / jnp.where(size > 0, size, 1.0), size
 
 
-def points(model: Model, V: jax.Array, spread: jax.Array, h: jax.Array, y: jax.Array, found: Found | Smooth) -> Cluster:
+def points(
+    model: Model, V: jax.Array, spread: jax.Array, h: jax.Array, y: jax.Array, result: JumpSearch | Smooth
+) -> Cluster:
     """Return the nodes of the inner average, with the derivatives of their motion with the state."""
     law = _ClusterLaw(model, V, spread, h, y)
-    if isinstance(found, Smooth):
-        xi, log_weight = found.normals, found.log_weight
+    if isinstance(result, Smooth):
+        xi, log_weight = result.normals, result.log_weight
     else:
-        x, weight = _nodes_around(found, _moving_jump(law, found))
-        xi = found.normals(x)
+        x, weight = _nodes_around(result, _moving_jump(law, result))
+        xi = result.normals(x)
         log_density = -0.5 * total(xi**2).reshape(x.shape) - 0.5 * len(xi) * np.log(2 * np.pi)
-        log_weight = (jnp.log(weight) + found.log_weight + log_density).reshape(-1, h.shape[-1])
+        log_weight = (jnp.log(weight) + result.log_weight + log_density).reshape(-1, h.shape[-1])
     fields, teacher = law.at(xi)
     return Cluster(
-        xi.reshape(*h.shape[:2], -1), log_weight, with_implicit_derivative(found.z, model, fields, V, teacher)
+        xi.reshape(*h.shape[:2], -1), log_weight, with_implicit_derivative(result.z, model, fields, V, teacher)
     )
 
 
-def _moving_jump(law: _ClusterLaw, result: Found) -> jax.Array:
+def _moving_jump(law: _ClusterLaw, result: JumpSearch) -> jax.Array:
     """Return the places of the jumps, (J, N), with derivatives that keep the energies of the two sides equal."""
     fields, teacher = law.at(result.normals(result.jump[None]))
     low, high = (moreau(law.model, z, fields, law.V, teacher) for z in result.sides)
@@ -409,7 +415,7 @@ def _moving_jump(law: _ClusterLaw, result: Found) -> jax.Array:
     return result.jump + jnp.where(result.breaks, move.reshape(result.jump.shape), 0.0)
 
 
-def _nodes_around(result: Found, jump: jax.Array) -> tuple[jax.Array, jax.Array]:
+def _nodes_around(result: JumpSearch, jump: jax.Array) -> tuple[jax.Array, jax.Array]:
     """Return places along the lines, (K, J, N), half of them on each side of the jump, and their weights."""
     t, w = (jnp.asarray(a, jump.dtype)[:, None, None] for a in legendre(_ALONG))
     sides = (

@@ -28,7 +28,7 @@ from ..theory.observables import gen_error_in
 from ..theory.pool import Call, Path, run_one
 from ..theory.solve import check_alpha, check_model, solve
 from ..theory.states import FixedPoint
-from .newton import Found, Moving, Problem, fixed_point
+from .newton import Moving, Problem, Solution, fixed_point
 from .nodes import averages_at
 from .potentials import Averages, OneRSBOverlaps
 
@@ -246,7 +246,7 @@ def _replicates(rs: FixedPoint, rule: Rule, s: jax.Array | None, is_differentiat
     Replicates are searched one after the other until one is solved. From its solution the remaining ones, and those
     that failed, are then searched at once.
     """
-    results: dict[int, Found | None] = {}
+    results: dict[int, Solution | None] = {}
     pending = [k for k in range(rule.replicates) if _breaks(rs) and rs.replicates.status[k] <= Status.stalled]
     layouts = dict(zip(pending, (yield [Call(_lay, (rs, s, k, rule.replicate(k))) for k in pending]), strict=True))
     guess = None
@@ -262,7 +262,7 @@ def _replicates(rs: FixedPoint, rule: Rule, s: jax.Array | None, is_differentiat
     solved = {k: result for k, result in results.items() if result is not None}
     motions = [None] * len(solved)
     if is_differentiated:
-        motions = yield [Call(Found.moving, (result,)) for result in solved.values()]
+        motions = yield [Call(Solution.moving, (result,)) for result in solved.values()]
     return dict(zip(solved, zip(solved.values(), motions, strict=True), strict=True))
 
 
@@ -282,7 +282,7 @@ def _lay(rs: FixedPoint, s: jax.Array | None, k: int, lines: Any) -> _Layout:
 
 
 def _search(rs: FixedPoint, s: jax.Array | None, guess: _Guess | None, k: int, layout: _Layout) -> Path:
-    """Path of Newton's method in replicate k; returns a `Found` or None.
+    """Path of Newton's method in replicate k; returns a `Solution` or None.
 
     If clusters become wider than those that the nodes were laid for, jumps have come near to other fields, and nodes
     are laid again.
@@ -311,7 +311,7 @@ def _search(rs: FixedPoint, s: jax.Array | None, guess: _Guess | None, k: int, l
     return result
 
 
-def _guess_from(rs: FixedPoint, k: int, result: Found | None) -> _Guess | None:
+def _guess_from(rs: FixedPoint, k: int, result: Solution | None) -> _Guess | None:
     """Return the start that a replicate gives to the others, or None if it was not solved."""
     if result is None or result.status > Status.stalled:
         return None
@@ -319,9 +319,11 @@ def _guess_from(rs: FixedPoint, k: int, result: Found | None) -> _Guess | None:
     return _Guess(jax.tree.map(jnp.subtract, result.x, unbroken), result.s, result.matrix)
 
 
-def _broken(rs: FixedPoint, rs_replicate: Any, lines: Replicate, result: Found, moving: Moving | None) -> BrokenState:
+def _broken(
+    rs: FixedPoint, rs_replicate: Any, lines: Replicate, result: Solution, moving: Moving | None
+) -> BrokenState:
     """Return the solution of one replicate as a `BrokenState`, with its derivatives if `moving` is given."""
-    look = jax.tree.map(jnp.asarray, result.seen)
+    look = jax.tree.map(jnp.asarray, result.look)
     zero = jnp.zeros_like(look.loss)
     state = BrokenState(
         overlaps=result.x,

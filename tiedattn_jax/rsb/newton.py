@@ -181,15 +181,15 @@ class Problem(NamedTuple):
     ground: jax.Array
     rs_loss: jax.Array
 
-    def look(self, x: OneRSBOverlaps, s: jax.Array, wanted: bool) -> Path:
-        """Path of the equations at a state, with their derivatives if `wanted`; returns a `Look`."""
-        return jax.tree.map(np.asarray, (yield Call(_look, (self, x, s, jnp.asarray(wanted)))))
+    def look(self, x: OneRSBOverlaps, s: jax.Array, with_slopes: bool) -> Path:
+        """Path of the equations at a state, with their derivatives if `with_slopes`; returns a `Look`."""
+        return jax.tree.map(np.asarray, (yield Call(_look, (self, x, s, jnp.asarray(with_slopes)))))
 
-    def steepness(self, seen: Look) -> float:
+    def steepness(self, look: Look) -> float:
         """Return d loss / d log s over the elevation."""
-        return float(seen.loss_by_log_s / max(abs(seen.loss - float(self.rs_loss)), _NOISE * seen.loss))
+        return float(look.loss_by_log_s / max(abs(look.loss - float(self.rs_loss)), _NOISE * look.loss))
 
-    def moved(self, x: OneRSBOverlaps, s: jax.Array, move: np.ndarray) -> tuple[OneRSBOverlaps, jax.Array]:
+    def step_from(self, x: OneRSBOverlaps, s: jax.Array, move: np.ndarray) -> tuple[OneRSBOverlaps, jax.Array]:
         """Return the state after a Newton step, cut until it lies in the domain; the old state if it never does."""
         v, unpack = coordinates(x, s)
         for cut in 0.5 ** np.arange(6):
@@ -201,13 +201,13 @@ class Problem(NamedTuple):
         return x, s
 
 
-class Found(NamedTuple):
+class Solution(NamedTuple):
     """Result of Newton's method: the state, the equations there, and the last matrix."""
 
     problem: Problem
     x: OneRSBOverlaps
     s: jax.Array
-    seen: Look
+    look: Look
     residual: float
     matrix: np.ndarray
 
@@ -224,7 +224,7 @@ class Found(NamedTuple):
 
 
 def fixed_point(problem: Problem, x: OneRSBOverlaps, s: jax.Array, matrix: Any) -> Path:
-    """Path of Newton's method; returns the state of smallest residual as a `Found`, or None if no residual is finite.
+    """Path of Newton's method; returns the `Solution` of smallest residual, or None if no residual is finite.
 
     Args:
         matrix: matrix of another replicate, or None. Without it, s does not move in the first step.
@@ -247,14 +247,15 @@ def fixed_point(problem: Problem, x: OneRSBOverlaps, s: jax.Array, matrix: Any) 
         size = max(size, _SLOPE * abs(steepness) * max(1.0, abs(steepness) / _STEEP))
         is_restart = s_moves and step == first_s_step
         if size < residual or is_restart:
-            best, residual = Found(problem, x, s, look, size, matrix), size
+            best, residual = Solution(problem, x, s, look, size, matrix), size
         idle_steps, target = (0, 0.5 * size) if size < target or is_restart else (idle_steps + 1, target)
         is_done = residual <= _TOL and s_moves == ground
         if is_done or idle_steps > _PATIENCE[residual <= _STALLED]:
             break
         with_slopes = step > first_s_step and size > max(_SLOW_FALL * before, _STALLED)
         last = look
-        x, s = problem.moved(x, s, _newton_step(look, matrix, len(look.v) - (not s_moves), steepness) * look.columns)
+        move = _newton_step(look, matrix, len(look.v) - (not s_moves), steepness) * look.columns
+        x, s = problem.step_from(x, s, move)
     return None if best is None else best._replace(matrix=matrix)
 
 
@@ -269,8 +270,8 @@ def _newton_step(look: Look, matrix: np.ndarray, n: int, steepness: float) -> np
     return np.append(move * min(1.0, _MAX_STEP / np.max(np.abs(move))), np.zeros(len(look.v) - n))
 
 
-def corrected_matrix(matrix: np.ndarray, moved: np.ndarray, change: np.ndarray, sizes: np.ndarray) -> np.ndarray:
+def corrected_matrix(matrix: np.ndarray, step: np.ndarray, change: np.ndarray, sizes: np.ndarray) -> np.ndarray:
     """Return Broyden's update of a matrix: it maps a move, in coordinates of these sizes, to the observed change."""
-    dual = moved / sizes**2
-    length = dual @ moved
-    return matrix + np.outer(change - matrix @ moved, dual) / length if length > 0 else matrix
+    dual = step / sizes**2
+    length = dual @ step
+    return matrix + np.outer(change - matrix @ step, dual) / length if length > 0 else matrix

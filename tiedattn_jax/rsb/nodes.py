@@ -16,7 +16,7 @@ from ..averages.lines import LineNodes
 from ..base.trees import indexed, zeros
 from ..model.model import Model
 from ..model.overlaps import Overlaps
-from .clusters import by_field, find as find_jumps, find_smooth, look_beside
+from .clusters import by_field, find as find_jumps, find_rough_jump, find_smooth
 from .near_jumps import lay_nodes
 from .potentials import Averages, OneRSBOverlaps, Outer, searched
 
@@ -32,7 +32,7 @@ def averages_at(model: Model, rs: Overlaps, x: OneRSBOverlaps, s: jax.Array, lin
     h, log_density = _outer_fields(model, rs, *map(jnp.asarray, nodes[:2]))
     outer = Outer(h, jnp.asarray(nodes.teacher), jnp.asarray(nodes.weight), log_density)
     blocks = _in_blocks(outer, _SMOOTH_BLOCK)
-    blocks = blocks._replace(searches=_searched(model, x, s, blocks, look_beside))
+    blocks = blocks._replace(searches=_searched(model, x, s, blocks, find_rough_jump))
     flat = jax.tree.map(lambda a: np.moveaxis(np.asarray(a), 0, -2).reshape(*a.shape[1:-1], -1), blocks)
     has_jump, is_weighted = np.any(flat.searches[0].jump != 0, (0, 1)), flat.weight > 0
 

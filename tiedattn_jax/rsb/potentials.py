@@ -130,9 +130,9 @@ def searched(model: Model, x: OneRSBOverlaps, s: jax.Array, block: Outer, find: 
     return lax.map(search_part, (*_responses(x, s), block.searches))
 
 
-def cluster_points(model: Model, x: OneRSBOverlaps, s: jax.Array, block: Outer, found: Any) -> tuple:
+def cluster_points(model: Model, x: OneRSBOverlaps, s: jax.Array, block: Outer, results: Any) -> tuple:
     y = teacher_fields(model, block.teacher)
-    parts = (indexed((_responses(x, s)[0], found), k) for k in range(2))
+    parts = (indexed((_responses(x, s)[0], results), k) for k in range(2))
     return block, *(clusters.points(model, V, x.spread, block.h, y, f) for V, f in parts)
 
 
@@ -145,13 +145,13 @@ Setting = Callable[[jax.Array], tuple[Model, jax.Array, OneRSBOverlaps, jax.Arra
 
 
 def channel_expansion(
-    setting: Setting, averages: Averages, u: jax.Array, wanted: jax.Array
+    setting: Setting, averages: Averages, u: jax.Array, with_slopes: jax.Array
 ) -> tuple[tuple, tuple, Model]:
     """Return M_s with its gradients in the order parameters and in s, their derivatives in u, and dM_s / d model.
 
     Args:
         setting: function that maps numbers u, (k,), to model, alpha, order parameters and s.
-        wanted: whether to compute the derivatives in u, (..., k), which are most of the work; if not, they are zero.
+        with_slopes: whether to compute the derivatives in u, (..., k), most of the work; otherwise they are zero.
     """
 
     def sums(find: Callable[..., Any], points: Callable[..., Any], share: Callable[..., Any]) -> Callable[[Any], Any]:
@@ -169,14 +169,14 @@ def channel_expansion(
                 values, by_model = values_at(u)
                 return values, jax.tree.map(lambda a: jnp.zeros((*a.shape, len(u)), a.dtype), values), by_model
 
-            return lax.cond(wanted, partial(value_and_columns, values_at), without_slopes, u)
+            return lax.cond(with_slopes, partial(value_and_columns, values_at), without_slopes, u)
 
         return block_sums
 
     remainder_sums = sums(partial(searched, find=clusters.update_minima), cluster_points, _remainder)
     line_sums = sums(
         lambda model, x, s, block: averages.lines.search(model, x.joined(s), block),
-        lambda model, x, s, block, found: averages.lines.points(model, x.joined(s), block, found),
+        lambda model, x, s, block, result: averages.lines.points(model, x.joined(s), block, result),
         lambda points, p: block_envelope(points, (p[0], p[1].joined(p[2]))),
     )
     shares = (

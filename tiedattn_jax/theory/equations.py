@@ -90,20 +90,20 @@ class Equations(eqx.Module):
         return self.image(x, (M, gradient))
 
     def answer(self, v: jax.Array) -> Answer:
-        """Evaluate the map at coordinates v for Newton's method; `Answer.seen` is the `Evaluation` as a vector."""
+        """Evaluate the map at coordinates v for Newton's method; the answer has the `Evaluation` as a vector."""
         F, DF, evaluation = _image_and_jacobian(self, v)
         return Answer(F, DF, evaluation.sums[0]["unresolved"], ravel_pytree(evaluation)[0])
 
-    def unseen(self, v: jax.Array) -> jax.Array:
-        """Return NaNs of the shape of `Answer.seen`: the value of that field before the first answer."""
-        template = jax.eval_shape(self.answer, v).seen
+    def empty_evaluation(self, v: jax.Array) -> jax.Array:
+        """Return NaNs of the shape of `Answer.evaluation`: the value of that field before the first answer."""
+        template = jax.eval_shape(self.answer, v).evaluation
         return jnp.full(template.shape, jnp.nan, template.dtype)
 
     def state(self, outcome: Outcome) -> State:
         """Return the state at the outcome of a search, from the evaluation that the outcome contains."""
         template = jax.eval_shape(lambda v: _image_and_jacobian(self, v)[2], outcome.v)
         unravel = ravel_pytree(zeros(template))[1]
-        x, evaluation = self.coordinates.unpack(outcome.v), unravel(outcome.seen)
+        x, evaluation = self.coordinates.unpack(outcome.v), unravel(outcome.evaluation)
         sums, M_by_model = evaluation.sums
         return State(
             overlaps=x,
@@ -166,7 +166,7 @@ class Equations(eqx.Module):
             return *numbers(u[n:]), coordinates.unpack(u[:n])
 
         # `average` can be differentiated again in both modes, and so can these derivatives.
-        averages, slopes, _ = averages_expansion(setting, self.replicate, u, over=average)
+        averages, slopes, _ = averages_expansion(setting, self.replicate, u, averager=average)
 
         def image(u: jax.Array, *averages: Any) -> tuple[jax.Array, Evaluation]:
             model, alpha, x = setting(u)
@@ -221,7 +221,9 @@ def search(equations: Equations, start: Overlaps, settings: Settings, attempts: 
     coordinates = equations.coordinates
     newton, v = Newton(coordinates, settings, stall, attempts), coordinates.pack(start)
     final = lax.while_loop(
-        lambda s: ~s.ended, lambda s: newton.advance(s, equations.answer(s.trial)), newton.begin(v, equations.unseen(v))
+        lambda s: ~s.ended,
+        lambda s: newton.advance(s, equations.answer(s.trial)),
+        newton.begin(v, equations.empty_evaluation(v)),
     )
     return equations.state(final.outcome)
 
@@ -267,7 +269,7 @@ def averages_expansion(
     u: Any,
     sums: Sums = no_sums,
     *,
-    over: Callable[[Replicate, Callable[[Any], Any]], Any] = average_of_weighted,
+    averager: Callable[[Replicate, Callable[[Any], Any]], Any] = average_of_weighted,
 ) -> Any:
     """Return the averages in `expansion`: (M, dM / d overlaps), their derivatives in u, (..., k), and `sums`.
 
@@ -275,7 +277,7 @@ def averages_expansion(
     small.
 
     Args:
-        over: function that sums over the blocks of a replicate.
+        averager: function that sums over the blocks of a replicate.
     """
 
     def block_sums(kind: jax.Array | None, block: Any) -> Any:
@@ -297,7 +299,7 @@ def averages_expansion(
 
         return value_and_columns(gradients, u)
 
-    return over_kinds(setting(u)[0], lambda model: over(replicate, partial(block_sums, model.kind)))
+    return over_kinds(setting(u)[0], lambda model: averager(replicate, partial(block_sums, model.kind)))
 
 
 @jax.jit  # so that it is traced once for all its callers

@@ -93,14 +93,14 @@ def _distinct(searches: list[_Searches], settings: Settings) -> Path:
     Args:
         settings: tolerances of the solves on all averages.
     """
-    trials = yield [together([problem.coarsely(x) for x in starts]) for problem, _, starts in searches]
+    trials = yield [together([problem.coarse_lane(x) for x in starts]) for problem, _, starts in searches]
     points: list[FixedPoint] = []
     for (problem, branch, _), states in zip(searches, trials, strict=True):
         candidates: list[State] = [s for s in states if s.status <= Status.max_steps]
         for state in sorted(candidates, key=lambda s: float(s.train_loss)):
             if any(_same_state(problem.model, state.overlaps, p.overlaps, _SAME_COARSE) for p in points):
                 continue
-            replicates = yield from problem._replace(settings=settings).finely(state.overlaps)
+            replicates = yield from problem._replace(settings=settings).solve_replicates(state.overlaps)
             point = FixedPoint(problem.model, problem.alpha, replicates, branch)
             if point.exists and not any(_same_state(problem.model, point.overlaps, p.overlaps, _SAME) for p in points):
                 points.append(point)

@@ -14,7 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from ..base.results import Settings, Status, settled
+from ..base.results import Settings, Status, classify
 from ..base.trees import either
 from ..model.overlaps import Coordinates, admissible, explained_covariance, order_size, vanished
 
@@ -54,56 +54,56 @@ class Answer(NamedTuple):
     image: jax.Array  # F(v), (n,)
     jacobian: jax.Array  # DF, (n, n)
     unresolved: jax.Array  # share of the nodes whose proximal problem is not resolved
-    seen: jax.Array  # all else that the evaluation gives, (k,): it goes where the place goes
+    evaluation: jax.Array  # all other numbers of the evaluation, (k,); a search carries them along with the place
 
 
 class Look(NamedTuple):
-    """What Newton's method makes of an answer; an infinite residual and no step where the answer is of no use."""
+    """Newton's step from an answer. If the answer is of no use, the residual is infinite and the steps are zero."""
 
     v: jax.Array  # the place
     image: jax.Array  # F(v)
     residual: jax.Array  # relative, undamped
-    step: jax.Array  # Newton's
-    damped: jax.Array  # step of the damped map
-    length: jax.Array  # of Newton's step, relative
-    singular: jax.Array
+    step: jax.Array  # Newton's step
+    damped_step: jax.Array  # step of the damped map
+    length: jax.Array  # relative length of Newton's step
+    is_singular: jax.Array  # whether I - DF counts as singular
     sinks: jax.Array  # whether the one free order parameter falls, and all else is near its end
     unresolved: jax.Array
-    seen: jax.Array
+    evaluation: jax.Array
 
 
 class Outcome(NamedTuple):
-    """Where a search came to: the place, its residual, its `Status`, and what was seen there."""
+    """Result of a search: the place where it ended, the residual, the `Status` and the evaluation there."""
 
     v: jax.Array
     residual: jax.Array
     status: jax.Array
-    seen: jax.Array
+    evaluation: jax.Array
 
 
 class Search(NamedTuple):
-    """A search on its way."""
+    """State of a search."""
 
     trial: jax.Array  # the place at which the map is asked for
     ended: jax.Array
     outcome: Outcome  # the best of the attempts that ended
     start: jax.Array
     attempt: jax.Array  # index of the start that is tried
-    here: Look  # where the next step starts
+    current: Look  # where the next step starts
     best: Look  # the place with the smallest residual of this attempt
     cut: jax.Array
     damping: jax.Array  # share of a damped step
-    mark: jax.Array  # the residual has to fall to half of it next
-    quiet: jax.Array  # steps since it did
+    reference: jax.Array  # residual that has to be halved next
+    idle_steps: jax.Array  # steps since the residual was last halved
     steps: jax.Array
-    warm: jax.Array  # damped steps of the first phase
-    far: jax.Array  # whether the search is still in the damped phase
-    outside: jax.Array  # whether the last step left the domain
+    damped_steps: jax.Array  # number of damped steps of the first phase
+    in_damped_phase: jax.Array  # whether the first phase lasts, in which all steps are damped
+    left_domain: jax.Array  # whether the last step left the domain
 
     @property
-    def damped(self) -> jax.Array:
+    def is_damped(self) -> jax.Array:
         """Whether the next step is one of the damped map."""
-        return (self.cut < _LEAST_CUT) | self.far
+        return (self.cut < _LEAST_CUT) | self.in_damped_phase
 
 
 class Newton(eqx.Module):
@@ -116,9 +116,9 @@ class Newton(eqx.Module):
     be off. A search from a rough start that leads nowhere is tried again from other starts.
 
     Attributes:
-        coordinates: of the order parameters.
+        coordinates: coordinates of the order parameters.
         settings: tolerances.
-        stall: the residual that the scatter of the nodes may leave, see `stall_of`.
+        stall: residual that the scatter of the nodes may leave, see `stall_of`.
         attempts: number of starts that are tried.
     """
 
@@ -133,76 +133,96 @@ class Newton(eqx.Module):
         dtype = self.coordinates.rho.dtype
         return jnp.maximum(jnp.asarray(self.settings.tol, dtype), 20 * jnp.finfo(dtype).eps)
 
-    def begin(self, start: jax.Array, unseen: jax.Array) -> Search:
-        """A search from a place, before the first answer, with `unseen` in the place of `Answer.seen`."""
-        outcome = Outcome(start, jnp.full((), jnp.inf, start.dtype), jnp.asarray(int(Status.nonfinite)), unseen)
+    def begin(self, start: jax.Array, empty_evaluation: jax.Array) -> Search:
+        """Return a search before its first answer; `empty_evaluation` stands in place of `Answer.evaluation`."""
+        outcome = Outcome(
+            start, jnp.full((), jnp.inf, start.dtype), jnp.asarray(int(Status.nonfinite)), empty_evaluation
+        )
         return self._attempt(start, jnp.asarray(0), outcome)
 
     def _attempt(self, start: jax.Array, attempt: jax.Array, outcome: Outcome) -> Search:
-        """The search from one of the starts: any residual is below the first one, which is infinite."""
+        """Return the search from one of the starts; any residual is below its first one, which is infinite."""
         x = self.coordinates.unpack(start)
         by_V, by_q = jnp.asarray(ATTEMPTS, start.dtype)[attempt]
         trial = self.coordinates.pack(eqx.tree_at(lambda x: (x.V, x.q), x, (by_V * x.V, by_q * x.q)))
         inf, one, zero = jnp.full((), jnp.inf, start.dtype), jnp.ones((), start.dtype), jnp.zeros((), start.dtype)
-        no, count, still = jnp.array(False), jnp.array(0), jnp.zeros_like(start)
-        nothing = Look(trial, trial, inf, still, still, inf, no, no, zero, jnp.full_like(outcome.seen, jnp.nan))
+        false, zero_count, zero_step = jnp.array(False), jnp.array(0), jnp.zeros_like(start)
+        blank_look = Look(
+            trial, trial, inf, zero_step, zero_step, inf, false, false, zero, jnp.full_like(outcome.evaluation, jnp.nan)
+        )
         return Search(
-            trial, no, outcome, start, attempt, nothing, nothing, one, one, inf, count, count, count, no, no
-        )  # fmt: skip
+            trial=trial,
+            ended=false,
+            outcome=outcome,
+            start=start,
+            attempt=attempt,
+            current=blank_look,
+            best=blank_look,
+            cut=one,
+            damping=one,
+            reference=inf,
+            idle_steps=zero_count,
+            steps=zero_count,
+            damped_steps=zero_count,
+            in_damped_phase=false,
+            left_domain=false,
+        )
 
     def advance(self, s: Search, answer: Answer) -> Search:
-        """The search after an answer: with its next trial, or ended."""
-        s = self._taken(s, self.look(s.trial, answer, s.here), jnp.array(True))
+        """Return the search after an answer: it has a new trial, or it has ended."""
+        s = self._after_trial(s, self.look(s.trial, answer, s.current), jnp.array(True))
 
-        def outside(s: Search) -> jax.Array:
+        def is_outside(s: Search) -> jax.Array:
             return self.unfinished(s) & ~admissible(self.coordinates, self.coordinates.unpack(self.next_trial(s)))
 
         # A trial outside of the domain costs no evaluation.
-        s = lax.while_loop(outside, lambda s: self._taken(s, s.here, jnp.array(False)), s)
-        going, new = self.unfinished(s), self._outcome(s)
-        replaced = ~going & (settled_well(new.status) | (new.residual <= s.outcome.residual))
-        outcome = either(replaced, new, s.outcome)
-        more = ~going & ~settled_well(outcome.status) & (s.attempt + 1 < self.attempts)
-        again = self._attempt(s.start, s.attempt + more, outcome)
-        return either(more, again, s._replace(trial=self.next_trial(s), ended=~going, outcome=outcome))
+        s = lax.while_loop(is_outside, lambda s: self._after_trial(s, s.current, jnp.array(False)), s)
+        is_unfinished, new_outcome = self.unfinished(s), self._outcome(s)
+        is_better = ~is_unfinished & (settled_well(new_outcome.status) | (new_outcome.residual <= s.outcome.residual))
+        outcome = either(is_better, new_outcome, s.outcome)
+        has_retry = ~is_unfinished & ~settled_well(outcome.status) & (s.attempt + 1 < self.attempts)
+        retry = self._attempt(s.start, s.attempt + has_retry, outcome)
+        return either(has_retry, retry, s._replace(trial=self.next_trial(s), ended=~is_unfinished, outcome=outcome))
 
-    def look(self, v: jax.Array, answer: Answer, before: Look) -> Look:
-        """An answer at v, and Newton's step from there."""
+    def look(self, v: jax.Array, answer: Answer, previous: Look) -> Look:
+        """Compute Newton's step from an answer at v."""
         eps, x = jnp.finfo(v.dtype).eps, self.coordinates.unpack(v)
         scale = self.coordinates.scale(x)
-        F, DF, unresolved, seen = answer
+        F, DF, unresolved, evaluation = answer
         matrix = jnp.eye(v.shape[0], dtype=v.dtype) - DF * scale[None, :] / scale[:, None]
         r = (F - v) / scale
         # The Jacobian is that of the averages' limit. A secant correction (Broyden's) makes it that of the frozen nodes
         # along the last step.
-        last = (v - before.v) / scale
-        missed = ((before.image - before.v) / scale - r) - matrix @ last
-        matrix = matrix + jnp.outer(missed, last) / jnp.maximum(jnp.sum(last**2), eps)
+        last_step = (v - previous.v) / scale
+        discrepancy = ((previous.image - previous.v) / scale - r) - matrix @ last_step
+        matrix = matrix + jnp.outer(discrepancy, last_step) / jnp.maximum(jnp.sum(last_step**2), eps)
         gauge = self.coordinates.gauge(x, scale)
         # Along the orbit of the gauge nothing but the scatter of the nodes pulls.
-        across = r - gauge.T @ jnp.linalg.lstsq(gauge.T, r)[0] if len(gauge) else r
-        step = scale * deflated_solve(matrix, gauge, across)
+        transverse = r - gauge.T @ jnp.linalg.lstsq(gauge.T, r)[0] if len(gauge) else r
+        step = scale * deflated_solve(matrix, gauge, transverse)
         sinks = self.sinks(v, F, step, scale)
-        damped = scale * self.damped_step(matrix, gauge, across, jnp.where(sinks, _DOWN, self.settings.damping))
-        residual = jnp.max(jnp.abs(across))
-        ok = jnp.isfinite(residual) & admissible(self.coordinates, x) & jnp.all(jnp.isfinite(step))
+        damped_step = scale * self.damped_step(
+            matrix, gauge, transverse, jnp.where(sinks, _DOWN, self.settings.damping)
+        )
+        residual = jnp.max(jnp.abs(transverse))
+        is_usable = jnp.isfinite(residual) & admissible(self.coordinates, x) & jnp.all(jnp.isfinite(step))
         length = jnp.max(jnp.abs(step / scale))
-        singular = ok & (length > _SINGULAR * residual) & (residual > self.tol)
+        is_singular = is_usable & (length > _SINGULAR * residual) & (residual > self.tol)
         return Look(
             v=v,
             image=F,
-            residual=jnp.where(ok, residual, jnp.inf),
-            step=jnp.where(ok, step, 0.0),
-            damped=jnp.where(ok, damped, 0.0),
+            residual=jnp.where(is_usable, residual, jnp.inf),
+            step=jnp.where(is_usable, step, 0.0),
+            damped_step=jnp.where(is_usable, damped_step, 0.0),
             length=length,
-            singular=singular,
+            is_singular=is_singular,
             sinks=sinks,
             unresolved=unresolved,
-            seen=seen,
+            evaluation=evaluation,
         )
 
     def damped_step(self, matrix: jax.Array, gauge: jax.Array, r: jax.Array, damping: jax.Array) -> jax.Array:
-        """For a residual r and I - DF: the step ``a (I - a DF)^{-1} r`` of the damped map, a the damping.
+        """Return the step ``a (I - a DF)^{-1} r`` of the damped map; a is the damping, r the residual, `matrix` I - DF.
 
         It is implicit: where the map has eigenvalues of -30, it goes to the solution instead of beyond. Where an
         eigenvalue above 1 / a turns it round, the explicit step ``a r`` is taken.
@@ -212,101 +232,113 @@ class Newton(eqx.Module):
         return jnp.where(jnp.vdot(step, r) > 0, step, a * r)
 
     def sinks(self, v: jax.Array, image: jax.Array, step: jax.Array, scale: jax.Array) -> jax.Array:
-        """Whether the map and Newton's step both shrink the one free order parameter, and all else is near its end."""
+        """Return whether map and Newton's step shrink the one free order parameter, and all else is near its end."""
         order = self.coordinates.order
-        here, there, end = (jnp.sum((order * at) ** 2) for at in (v, image, v + step))
-        rest = jnp.max(jnp.abs((1 - order) * (image - v)) / scale)
-        return (jnp.sum(self.coordinates.free) == 1) & (there < here) & (end < here) & (rest < _NEAR)
-
-    def next_trial(self, s: Search) -> jax.Array:
-        """Where the next step leads."""
-        return jnp.where(s.damped, s.here.v + self.limited_step(s), self.moved(s.here.v, s.cut * s.here.step))
-
-    def _taken(self, s: Search, there: Look, inside: jax.Array) -> Search:
-        """The search after a step to a place inside of the domain, or one outside that was not looked at."""
-        good = inside & jnp.isfinite(there.residual) & ((there.residual < _FALL * s.here.residual) | s.damped)
-        better = inside & ((there.residual < s.best.residual) | self.gone(there))
-        halved = inside & (there.residual < 0.5 * s.mark)
-        rough = (there.residual > _NEAR) | (there.sinks & (there.length > _SHORT))
-        cut = jnp.where(good, 1.0, jnp.where(s.damped, s.cut, _CUT * s.cut))
-        return s._replace(
-            here=either(good, there, s.here),
-            best=either(better, there, s.best),
-            cut=jnp.where(s.far, 1.0, cut),
-            damping=jnp.where(good, 1.0, jnp.where(s.damped, _CUT * s.damping, s.damping)),
-            mark=jnp.where(halved, there.residual, s.mark),
-            quiet=jnp.where(halved | s.far, 0, s.quiet + 1),
-            steps=s.steps + ~s.far,
-            warm=s.warm + s.far,
-            far=rough & (s.warm < self.settings.warm_steps) & (s.far | (s.steps == 0)),
-            outside=~inside,
+        size, image_size, end_size = (jnp.sum((order * x) ** 2) for x in (v, image, v + step))
+        other_residual = jnp.max(jnp.abs((1 - order) * (image - v)) / scale)
+        return (
+            (jnp.sum(self.coordinates.free) == 1) & (image_size < size) & (end_size < size) & (other_residual < _NEAR)
         )
 
-    def moved(self, v: jax.Array, step: jax.Array) -> jax.Array:
-        """Overlaps after a step in theta, m, V and q - theta rho^{-1} theta^T, in which the domain has a straight edge.
+    def next_trial(self, s: Search) -> jax.Array:
+        """Return the place to which the next step leads."""
+        return jnp.where(
+            s.is_damped, s.current.v + self.limited_step(s), self.step_from(s.current.v, s.cut * s.current.step)
+        )
 
-        To first order it is the step in q; a student close to its teacher would leave the domain by the second.
+    def _after_trial(self, s: Search, look: Look, is_inside: jax.Array) -> Search:
+        """Return the search after a step; outside of the domain the trial was not evaluated, and `look` is not used."""
+        accepted = (
+            is_inside & jnp.isfinite(look.residual) & ((look.residual < _FALL * s.current.residual) | s.is_damped)
+        )
+        is_best = is_inside & ((look.residual < s.best.residual) | self.has_vanished(look))
+        is_halved = is_inside & (look.residual < 0.5 * s.reference)
+        is_rough = (look.residual > _NEAR) | (look.sinks & (look.length > _SHORT))
+        cut = jnp.where(accepted, 1.0, jnp.where(s.is_damped, s.cut, _CUT * s.cut))
+        return s._replace(
+            current=either(accepted, look, s.current),
+            best=either(is_best, look, s.best),
+            cut=jnp.where(s.in_damped_phase, 1.0, cut),
+            damping=jnp.where(accepted, 1.0, jnp.where(s.is_damped, _CUT * s.damping, s.damping)),
+            reference=jnp.where(is_halved, look.residual, s.reference),
+            idle_steps=jnp.where(is_halved | s.in_damped_phase, 0, s.idle_steps + 1),
+            steps=s.steps + ~s.in_damped_phase,
+            damped_steps=s.damped_steps + s.in_damped_phase,
+            in_damped_phase=is_rough
+            & (s.damped_steps < self.settings.warm_steps)
+            & (s.in_damped_phase | (s.steps == 0)),
+            left_domain=~is_inside,
+        )
+
+    def step_from(self, v: jax.Array, step: jax.Array) -> jax.Array:
+        """Return the overlaps after a step in theta, m, V and q - theta rho^{-1} theta^T.
+
+        The edge of the domain is straight in these. To first order the move is the step in q; by the second order, a
+        student close to its teacher would leave the domain.
         """
         bend = explained_covariance(self.coordinates, self.coordinates.unpack(step).theta)
         zero = self.coordinates.unpack(jnp.zeros_like(v))
         return v + step + self.coordinates.pack(eqx.tree_at(lambda x: x.q, zero, bend))
 
     def limited_step(self, s: Search) -> jax.Array:
-        """The damped step; more of it along a small order parameter that moves slowly, less of a long one."""
+        """Return the damped step: longer along a small order parameter that moves slowly, cut if it is too long."""
         order = self.coordinates.order
-        before, after = jnp.sum((order * s.here.v) ** 2), jnp.sum((order * s.here.image) ** 2)
-        x, free = self.coordinates.unpack(s.here.v), self.coordinates.free
-        small = (jnp.sum(free) == 1) & (order_size(self.coordinates, x, free) < _SMALL)
-        slow = small & ((1 - _SLOW) ** 2 * before < after) & (after < (1 + _SLOW) ** 2 * before)
-        step = jnp.where(slow & ~s.here.sinks & (order > 0), _AHEAD, 1.0) * s.here.damped
-        longest = jnp.where(s.here.sinks, 1.0, _LONGEST) * self.coordinates.scale(x)
-        return s.damping * jnp.clip(step, -longest, longest)
+        before, after = jnp.sum((order * s.current.v) ** 2), jnp.sum((order * s.current.image) ** 2)
+        x, free = self.coordinates.unpack(s.current.v), self.coordinates.free
+        is_small = (jnp.sum(free) == 1) & (order_size(self.coordinates, x, free) < _SMALL)
+        is_slow = is_small & ((1 - _SLOW) ** 2 * before < after) & (after < (1 + _SLOW) ** 2 * before)
+        step = jnp.where(is_slow & ~s.current.sinks & (order > 0), _AHEAD, 1.0) * s.current.damped_step
+        max_step = jnp.where(s.current.sinks, 1.0, _LONGEST) * self.coordinates.scale(x)
+        return s.damping * jnp.clip(step, -max_step, max_step)
 
-    def gone(self, look: Look) -> jax.Array:
-        """Whether the student has shrunk to nothing, and still shrinks, at a V that stays.
+    def has_vanished(self, look: Look) -> jax.Array:
+        """Return whether the student has shrunk to nothing, and still shrinks, at a V that stays.
 
         Where the map makes V negative, cut steps lead to V = 0, and to q = 0 with it: there is no state there.
         """
-        here, image = self.coordinates.unpack(look.v), self.coordinates.unpack(look.image)
-        q, V, next_q, next_V = (jnp.trace(a, axis1=1, axis2=2) for a in (here.q, here.V, image.q, image.V))
-        share = jnp.sum(q) / here.theta.shape[1] / jnp.sum(jnp.trace(self.coordinates.rho, axis1=1, axis2=2))
-        shrinks = (here.theta.shape[2] * share < _GONE) & (jnp.sum(next_q) < jnp.sum(q))
+        x, image = self.coordinates.unpack(look.v), self.coordinates.unpack(look.image)
+        q, V, next_q, next_V = (jnp.trace(a, axis1=1, axis2=2) for a in (x.q, x.V, image.q, image.V))
+        share = jnp.sum(q) / x.theta.shape[1] / jnp.sum(jnp.trace(self.coordinates.rho, axis1=1, axis2=2))
+        shrinks = (x.theta.shape[2] * share < _GONE) & (jnp.sum(next_q) < jnp.sum(q))
         return shrinks & jnp.all(jnp.abs(next_V - V) < 0.5 * V)
 
     def unfinished(self, s: Search) -> jax.Array:
-        """Whether this attempt goes on."""
-        stalled = (s.quiet >= _QUIET) & (s.best.residual < self.stall) & (s.best.length < _FAR)
-        dead = jnp.isinf(s.here.residual) | (s.damping < _LEAST_DAMPING) | self.gone(s.here)
-        return (s.steps <= self.settings.max_steps) & (s.best.residual > self.tol) & ~stalled & ~dead
+        """Return whether this attempt goes on."""
+        is_stalled = (s.idle_steps >= _QUIET) & (s.best.residual < self.stall) & (s.best.length < _FAR)
+        is_stuck = jnp.isinf(s.current.residual) | (s.damping < _LEAST_DAMPING) | self.has_vanished(s.current)
+        return (s.steps <= self.settings.max_steps) & (s.best.residual > self.tol) & ~is_stalled & ~is_stuck
 
     def ending(self, s: Search) -> jax.Array:
-        """The status: the first condition that holds names the end."""
+        """Return the status: that of the first condition that holds."""
         ends = (
-            (self.gone(s.here), Status.absent),
+            (self.has_vanished(s.current), Status.absent),
             (s.best.residual <= self.tol, Status.converged),
             ((s.best.residual < self.stall) & (s.best.length < _FAR), Status.stalled),
             (jnp.isinf(s.best.residual), Status.nonfinite),
-            (s.here.singular, Status.singular),
-            (s.outside, Status.left_domain),
+            (s.current.is_singular, Status.singular),
+            (s.left_domain, Status.left_domain),
             (jnp.array(True), Status.max_steps),
         )
         return jnp.select([c for c, _ in ends], [jnp.asarray(int(n)) for _, n in ends])
 
     def _outcome(self, s: Search) -> Outcome:
-        """Where this attempt came to: `absent` where the one free order parameter has vanished, or the student."""
+        """Return the outcome of this attempt.
+
+        It is `absent` if the one free order parameter, or the whole student, has vanished.
+        """
         x, status = self.coordinates.unpack(s.best.v), self.ending(s)
-        gone = (status <= Status.stalled) & vanished(self.coordinates, x, self.coordinates.free)
-        status = settled(jnp.where(gone, Status.absent, status), s.best.unresolved)
-        return Outcome(s.best.v, s.best.residual, status, s.best.seen)
+        is_absent = (status <= Status.stalled) & vanished(self.coordinates, x, self.coordinates.free)
+        status = classify(jnp.where(is_absent, Status.absent, status), s.best.unresolved)
+        return Outcome(s.best.v, s.best.residual, status, s.best.evaluation)
 
 
 def settled_well(status: jax.Array) -> jax.Array:
-    """Whether an attempt found a state, or that there is none."""
+    """Return whether an attempt found a state, or found that there is none."""
     return (status <= Status.stalled) | (status == Status.absent)
 
 
 def stall_of(size: int) -> float:
-    """The Monte Carlo error of an average over so many nodes: a residual below it may be all that there is."""
+    """Return the Monte Carlo error of an average over `size` nodes; a residual may not fall below it."""
     return 2.0 / size**0.5
 
 

@@ -164,9 +164,9 @@ def run_one(path: Path) -> Any:
     return run([path])[0]
 
 
-def together(wanted: Sequence[Lane | Call | Path]) -> Path:
+def together(requests: Sequence[Lane | Call | Path]) -> Path:
     """Path that runs several lanes, calls or paths at once and returns the list of their results."""
-    return (yield list(wanted))
+    return (yield list(requests))
 
 
 def replicates_of(lane: Lane, starts: Overlaps | None = None) -> list[Lane]:
@@ -338,16 +338,22 @@ def _kind(lane: Lane) -> Any:
 
 
 def begin(
-    model: Model, free: jax.Array, start: Overlaps, settings: Settings, attempts: Any, stall: Any, unseen: jax.Array
+    model: Model,
+    free: jax.Array,
+    start: Overlaps,
+    settings: Settings,
+    attempts: Any,
+    stall: Any,
+    empty_evaluation: jax.Array,
 ) -> tuple[Newton, Search]:
     """Return Newton's method for a lane, and its `Search` before the first answer."""
     newton = Newton(Coordinates(model, free), settings, stall, attempts)
-    return newton, newton.begin(newton.coordinates.pack(start), unseen)
+    return newton, newton.begin(newton.coordinates.pack(start), empty_evaluation)
 
 
-def _unseen(equations: Equations, start: Overlaps) -> jax.Array:
-    """Return `Equations.unseen` at the start of a lane."""
-    return equations.unseen(equations.coordinates.pack(start))
+def _empty_evaluation(equations: Equations, start: Overlaps) -> jax.Array:
+    """Return `Equations.empty_evaluation` at the start of a lane."""
+    return equations.empty_evaluation(equations.coordinates.pack(start))
 
 
 # These run on the host's CPU. The axis of the lanes leads all arrays.
@@ -364,13 +370,13 @@ class _Slots:
         mesh = Mesh(np.array(devices), ("lanes",))
         self.sharding, replicated = NamedSharding(mesh, PartitionSpec("lanes")), NamedSharding(mesh, PartitionSpec())
         self.device_rule = jax.device_put(example.rule, replicated)
-        limit = width or _most(example, devices)
+        limit = width or _max_lanes(example, devices)
         sizes = [w for w in WIDTHS if w <= limit] or [limit]
         self.widths = sorted({-(-w // len(devices)) * len(devices) for w in ([width] if width else sizes)})
         self.numbers: Any = None  # (model, alpha, free, index of the replicate)
         self.newton: Any = None
         self.search: Any = None
-        self.unseen = jax.tree.map(np.asarray, jax.jit(_unseen)(example.equations, example.start))
+        self.empty_evaluation = jax.tree.map(np.asarray, jax.jit(_empty_evaluation)(example.equations, example.start))
         self.device_equations: Any = None  # `Equations` of the lanes, until a lane enters or leaves
 
     @property
@@ -406,7 +412,7 @@ class _Slots:
             return
         lanes = [job.request for job in jobs]
         numbers = stacked([(lane.model, lane.alpha, lane.free, np.asarray(lane.replicate)) for lane in lanes])
-        searches = stacked([(lane.model, lane.free, *lane.search, self.unseen) for lane in lanes])
+        searches = stacked([(lane.model, lane.free, *lane.search, self.empty_evaluation) for lane in lanes])
         begun_searches = _begin_all(*self._padded(searches))
         newton, search = indexed(jax.tree.map(np.asarray, begun_searches), slice(len(jobs)))
         self.numbers = self._joined(self.numbers, numbers)
@@ -446,7 +452,7 @@ class _Slots:
         return _equations_all(self.device_rule, *self._put(self._padded(numbers)))
 
 
-def _most(example: Lane, devices: Sequence[Any]) -> int:
+def _max_lanes(example: Lane, devices: Sequence[Any]) -> int:
     """Return how many lanes fit into the memory of the devices.
 
     Raises:

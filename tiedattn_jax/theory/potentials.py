@@ -85,24 +85,24 @@ def no_sums(model: Model, x: Overlaps, points: Points) -> tuple:
 
 
 def channel_gradient(
-    model: Model, x: Overlaps, replicate: Replicate, also: Sums = no_sums
+    model: Model, x: Overlaps, replicate: Replicate, extra_sums: Sums = no_sums
 ) -> tuple[jax.Array, Overlaps, Any]:
-    """Compute the channel potential M, its symmetrised gradient in the overlaps, and `also`, in one pass.
+    """Compute the channel potential M, its symmetrised gradient in the overlaps, and `extra_sums`, in one pass.
 
     Args:
-        also: further sums over the nodes of a block, for the kind of sentences that its model is conditioned on.
+        extra_sums: further sums over the nodes of a block, for the kind of sentences that its model is conditioned on.
     """
 
     def block_gradient(model: Model, block: Any) -> Any:
-        return gradient_at(points_in(model, x, replicate, block), model, x, also)
+        return gradient_at(points_in(model, x, replicate, block), model, x, extra_sums)
 
     return over_nodes(model, replicate, block_gradient)
 
 
-def gradient_at(points: Points, model: Model, x: Overlaps, also: Sums) -> tuple[jax.Array, Overlaps, Any]:
+def gradient_at(points: Points, model: Model, x: Overlaps, extra_sums: Sums) -> tuple[jax.Array, Overlaps, Any]:
     """Return the contribution of the points of one block to `channel_gradient`."""
     M, g = jax.value_and_grad(lambda x: block_envelope(points, (model, x)))(x)
-    return M, Overlaps(symmetric(g.q), symmetric(g.V), g.theta, g.m), also(model, x, points)
+    return M, Overlaps(symmetric(g.q), symmetric(g.V), g.theta, g.m), extra_sums(model, x, points)
 
 
 def prior(model: Model, hats: Conjugates) -> jax.Array:

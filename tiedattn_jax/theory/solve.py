@@ -56,23 +56,23 @@ class Problem(NamedTuple):
         """Return a root search on one replicate."""
         return Lane(self.model, self.alpha, self.nodes, replicate, self.free, start, self.settings, attempts)
 
-    def coarsely(self, start: Overlaps) -> Lane:
+    def coarse_lane(self, start: Overlaps) -> Lane:
         """Return the search on the coarse replicate, from a start that may be far from the solution."""
         return self.lane(start, COARSE, len(ATTEMPTS))
 
-    def finely(self, start: Overlaps) -> Path:
+    def solve_replicates(self, start: Overlaps) -> Path:
         """Path to the states of all replicates, from a start near them; it may have a leading axis of replicates."""
         lane = self.lane(start)
         starts = start if start.m.ndim == 3 else None
         return stacked((yield replicates_of(lane, starts)))
 
-    def anew(self, start: Overlaps) -> Path:
+    def solve_from_far(self, start: Overlaps) -> Path:
         """Path to the states of all replicates, from a start that may be far; the coarse replicate is solved first."""
-        coarse_state = yield self.coarsely(start)
+        coarse_state = yield self.coarse_lane(start)
         # The other replicates would be unresolved, too.
         if coarse_state.status == Status.unresolved and coarse_state.residual > _LOST:
             return stacked([coarse_state] * self.nodes.replicates)
-        return (yield from self.finely(coarse_state.overlaps))
+        return (yield from self.solve_replicates(coarse_state.overlaps))
 
 
 def solve(
@@ -133,7 +133,7 @@ def solve(
         return _refined(model, alpha, branch, rtol, start, settings or Settings(tol=min(Settings.tol, rtol / 10)))
     settings = settings or Settings()
     states, rule, free = _states_of(*lax.stop_gradient((model, alpha)), branch, nodes, start, settings)
-    return FixedPoint(model, alpha, followed(model, alpha, rule, free, states), branch)
+    return FixedPoint(model, alpha, with_tangents(model, alpha, rule, free, states), branch)
 
 
 def _states_of(
@@ -150,13 +150,13 @@ def _states_of(
     if starts.m.ndim == 2:
         starts = repeated(starts, rule.replicates)
     operands = model, alpha, rule, free, settings, starts
-    return lane_by_lane(partial(traced_states, coarsely=start is None))(*operands), rule, free
+    return lane_by_lane(partial(traced_states, coarse_first=start is None))(*operands), rule, free
 
 
 def _solved(problem: Problem, branch: str | None, start: Overlaps | None) -> Path:
     """Path of `solve` on given averages; it returns the states, and which of theta and m are free in them, (2,)."""
     initial = branch_start(problem.model, branch) if start is None else start
-    states = yield from (problem.anew if start is None else problem.finely)(initial)
+    states = yield from (problem.solve_from_far if start is None else problem.solve_replicates)(initial)
     free = np.asarray(problem.free)
     reduced = np.where(_noise(problem.model, states, free), 0.0, free)
     if np.all(reduced == free):
@@ -165,7 +165,7 @@ def _solved(problem: Problem, branch: str | None, start: Overlaps | None) -> Pat
     # relative to it, so either the search does not settle, or every replicate settles at another value. We hold it at
     # zero if it does not grow from there.
     reduced_problem = problem._replace(free=reduced)
-    replicates = yield from reduced_problem.anew(branch_start(problem.model, branch))
+    replicates = yield from reduced_problem.solve_from_far(branch_start(problem.model, branch))
     reduced_point = FixedPoint(problem.model, problem.alpha, replicates, branch)
     growth = np.stack([reduced_point.diagnostics.growth_theta, reduced_point.diagnostics.growth_m])
     if not reduced_point.ok or np.any((free > reduced) & (growth >= 1)):
@@ -266,7 +266,7 @@ def _check_rtol(model: Model, alpha: jax.Array, nodes: Rule | None, rtol: float)
         raise InputError("rtol", f"needs concrete numbers, got rtol={rtol} under a jax transformation: give nodes")
 
 
-def for_each(x: Overlaps, replicates: int) -> Overlaps:
+def with_replicate_axis(x: Overlaps, replicates: int) -> Overlaps:
     """Give overlaps a leading replicate axis, unless they have one; on the host."""
     if x.m.ndim == 3:
         return x
@@ -290,15 +290,21 @@ class _Queue(NamedTuple):
 
 @precise
 def traced_states(
-    model: Model, alpha: jax.Array, nodes: Rule, free: jax.Array, settings: Settings, starts: Overlaps, coarsely: bool
+    model: Model,
+    alpha: jax.Array,
+    nodes: Rule,
+    free: jax.Array,
+    settings: Settings,
+    starts: Overlaps,
+    coarse_first: bool,
 ) -> State:
-    """Return the states of all replicates in traced code: `Problem.anew`, or `Problem.finely`, as one loop.
+    """Return the states of all replicates in traced code: `Problem.solve_from_far` or `solve_replicates` as one loop.
 
     Args:
         starts: overlaps from which the replicates start, with a leading axis. The coarse replicate uses the first.
-        coarsely: whether the coarse replicate is solved first, as in `Problem.anew`.
+        coarse_first: whether the coarse replicate is solved first, as in `Problem.solve_from_far`.
     """
-    coordinates, R, first = Coordinates(model, free), nodes.replicates, int(coarsely)
+    coordinates, R, first = Coordinates(model, free), nodes.replicates, int(coarse_first)
     stall = jnp.asarray(stall_of(nodes.size), model.lam.dtype)
 
     def newton(number: jax.Array) -> Newton:
@@ -307,7 +313,8 @@ def traced_states(
 
     def equations(number: jax.Array) -> Equations:
         replicate = indexed(nodes.stack, jnp.maximum(number - first, 0))
-        return Equations(model, alpha, either(number < first, nodes.coarse, replicate) if coarsely else replicate, free)
+        chosen = either(number < first, nodes.coarse, replicate) if coarse_first else replicate
+        return Equations(model, alpha, chosen, free)
 
     def advance(q: _Queue) -> _Queue:
         search = newton(q.number).advance(q.search, equations(q.number).answer(q.search.trial))
@@ -322,12 +329,12 @@ def traced_states(
         )
         number = jnp.where(search.ended, jnp.where(coarse_failed, R + first, q.number + 1), q.number)
         start = vectors[jnp.clip(number - first, 0, R - 1)]
-        search = either(search.ended, newton(number).begin(start, unseen), search)
+        search = either(search.ended, newton(number).begin(start, empty_evaluation), search)
         return _Queue(number, search, vectors, outcomes)
 
     vectors = jax.vmap(coordinates.pack)(starts)
-    unseen = equations(jnp.asarray(0)).unseen(vectors[0])
-    search = newton(jnp.asarray(0)).begin(vectors[0], unseen)
+    empty_evaluation = equations(jnp.asarray(0)).empty_evaluation(vectors[0])
+    search = newton(jnp.asarray(0)).begin(vectors[0], empty_evaluation)
     outcomes = repeated(search.outcome, R)
     queue = _Queue(jnp.asarray(0), search, vectors, outcomes)
     queue = lax.while_loop(lambda q: q.number < R + first, advance, queue)
@@ -340,17 +347,17 @@ def traced_states(
 
 
 @jax.custom_jvp
-def followed(model: Model, alpha: jax.Array, nodes: Rule, free: jax.Array, states: State) -> State:
+def with_tangents(model: Model, alpha: jax.Array, nodes: Rule, free: jax.Array, states: State) -> State:
     """Return `states`, with the derivatives of fixed points in the numbers of the model and in alpha."""
     return states
 
 
-@followed.defjvp
+@with_tangents.defjvp
 @precise
 def _(primals: Any, tangents: Any) -> tuple[State, State]:
     model, alpha, nodes, free, _ = primals
     *setting_tangents, _, _, state_tangents = tangents
-    states = followed(*primals)
+    states = with_tangents(*primals)
     derivatives = lane_by_lane(_derivatives)(model, alpha, nodes, free, states.overlaps)
     direction = ravel_pytree(tuple(setting_tangents))[0]
     return states, dataclasses.replace(state_tangents, **jax.tree.map(lambda slope: slope @ direction, derivatives))
