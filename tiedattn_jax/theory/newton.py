@@ -6,7 +6,8 @@ the map; `Newton.advance` takes the `Answer`, decides on the next trial, and say
 A place v is the vector (n,) of the order parameters q, V, theta and m, see `Coordinates`. A branch leaves theta, m,
 both or none free, and sets the others to zero. Below, "the order parameter" is the one that the branch leaves free, if
 there is exactly one; if it vanishes, the branch does not exist. The averages in F are sums over nodes that stay fixed
-during a search ("frozen"); they scatter around the true averages. A lane is one search of a batch.
+during a search ("frozen"); they scatter around the true averages. The domain is that of `admissible` places: q, V and
+q - theta rho^{-1} theta^T are positive definite. A lane is one search of a batch.
 """
 
 from __future__ import annotations
@@ -44,9 +45,9 @@ _SLOW_CHANGE = 0.1  # it moves slowly if one step of the map changes its norm by
 _SLOW_FACTOR = 50.0
 # A search sinks if the map and Newton's step both shrink the order parameter while all other coordinates are almost at
 # their fixed point. It then ends at a state with a smaller order parameter, or at none: the branch does not exist. A
-# sinking search takes damped steps with this share instead of `Settings.damping`, until Newton's step is shorter
-# than `_SINKING_LENGTH`. Finding that a branch does not exist takes 15 to 25 evaluations this way, and 40 to 160 with
-# `Settings.damping`.
+# sinking search takes damped steps with the share `_SINKING_DAMPING` instead of `Settings.damping`, until Newton's step
+# is shorter than `_SINKING_LENGTH`. Finding that a branch does not exist takes 15 to 25 evaluations this way, and 40 to
+# 160 with `Settings.damping`.
 _SINKING_DAMPING = 0.95
 _SINKING_LENGTH = 0.3
 # A shrinking student counts as Q = 0 if (tr q / r) / (tr rho / t) is below this; the smallest states have 3e-4.
@@ -337,7 +338,7 @@ class Newton(eqx.Module):
         return s.damping * jnp.clip(step, -max_step, max_step)
 
     def has_vanished(self, look: Look) -> jax.Array:
-        """Return whether the student has shrunk to nothing and still shrinks, while the map hardly changes V.
+        """Return whether the student has shrunk to nothing and still shrinks, at a V that the map changes little.
 
         The condition on V excludes searches that ran into the edge of the domain: where the map makes V negative, cut
         steps lead to V = 0 and q = 0, whether or not the branch exists.
@@ -395,7 +396,7 @@ def stall_of(size: int) -> float:
 
 
 def deflated_solve(matrix: jax.Array, gauge: jax.Array, b: jax.Array) -> jax.Array:
-    """Solve ``(matrix + sum_a tau_a tau_a^T) d = b`` for d, (n,), where tau_a are the rows of `gauge`.
+    """Solve ``(matrix + sum_a tau_a tau_a^T) d = b`` for d, where tau_a are the rows of `gauge`.
 
     Without the added term the matrix, I - DF, would be singular along the gauge orbit. A matrix with entries that are
     not finite is replaced by the identity. The derivatives of a lane that failed are then finite, and cannot
@@ -404,7 +405,7 @@ def deflated_solve(matrix: jax.Array, gauge: jax.Array, b: jax.Array) -> jax.Arr
     Args:
         matrix: I - DF, (n, n).
         gauge: unit tangents of the gauge orbit, (G, n).
-        b: right-hand side, (n,).
+        b: right-hand side, (n,), or several, (n, k).
     """
     matrix = matrix + gauge.T @ gauge
     matrix = jnp.where(jnp.all(jnp.isfinite(matrix)), matrix, jnp.eye(matrix.shape[0], dtype=matrix.dtype))
