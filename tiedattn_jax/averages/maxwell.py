@@ -1,13 +1,18 @@
 """Maxwell's construction of the jumps of the proximal operator along a line, and of the pieces between them.
 
-Along a line h(s) = o + s g, with c = V^{-1} g, the energy is constrained to the plane c . z = t:
+The proximal operator of the loss at a student field h with response V is the z that minimises
+1/2 (z - h)^T V^{-1} (z - h) + loss(z); the minimum is the Moreau envelope. The fields here lie on a line
+h(s) = o + s g. With c = V^{-1} g, the energy at s = 0 is minimised on each plane c . z = t:
 
     A(t) = min { 1/2 (z - o)^T V^{-1} (z - o) + loss(z) : c . z = t }.
 
-A is a smooth function of one variable. Its derivative A'(t) = s is the field at which that z is stationary. The Moreau
-envelope along the line is min_t A(t) - s (t - c . o) + 1/2 s^2 c . g. The proximal operator jumps where A is not
-convex, from one end of a common tangent to the other: Maxwell's construction. All computations use t as the variable.
-No branch then has to be told from another. Near the cusp at which a jump ends, z is singular like the cube root of s,
+A is a smooth function of one variable, the *profile* of the line. At its derivative A'(t) = s, the minimiser on the
+plane is stationary for the field h(s). The Moreau envelope along the line is
+min_t A(t) - s (t - c . o) + 1/2 s^2 c . g. The proximal operator jumps where A is not convex, from one end of a common
+tangent to the other: Maxwell's construction.
+
+All computations use t as the variable. At one s there may be several minima, whose branches would have to be told
+apart; at one t there is a single minimiser. Near the cusp at which a jump ends, z is singular like the cube root of s,
 but s(t) is still smooth.
 """
 
@@ -28,32 +33,34 @@ from .loops import counted, repeat
 from .prox import Origin, expand, in_groups, least_pivots, lowest_minima, proximal
 
 _GRID = 24  # points of the profile that is searched for common tangents
-# Each point of the profile takes one Newton step, from the tangent of the point before. One step is enough, because the
-# profile only locates the jumps and its energies are right to second order. All points take the same number of steps: a
-# point with more steps than its neighbours has a better energy, and looks like a jump. Uneven steps left 2.6 % of the
-# lines of one setting unresolved.
-# The nodes take at least two steps, and stop when the last one is small, relative to z.
+# In `trace` each point of the profile takes one Newton step, from the tangent of the point before. One is enough,
+# because the profile only locates the jumps and its energies are right to second order. All points take the same number
+# of steps: a point with more steps than its neighbours has a better energy, and looks like a jump. Uneven steps left
+# 2.6 % of the lines of one setting unresolved.
+# In `between`, which makes the nodes of the average, a section takes at least two steps, at most eight, and stops when
+# the last one is small, relative to z.
 _MIN_NEWTON, _MAX_NEWTON, _STEP_TOLERANCE = 2, 8, 1e-4
-_TANGENT_STEPS = 16  # convergence is slow only where a jump is about to end
+_TANGENT_STEPS = 16  # Newton steps for a common tangent; so many are needed only where a jump is about to end
 
 
 class Lines(eqx.Module):
-    """N lines h(s) = origin + s direction, flattened over tokens and columns: n = L r."""
+    """N lines h(s) = origin + s direction in the student's fields, flattened over tokens and columns: n = L r."""
 
     origin: jax.Array  # (n, N)
     direction: jax.Array  # (n, N)
     normal: jax.Array  # V^{-1} direction, (n, N)
-    y: jax.Array  # (L, t, N)
+    y: jax.Array  # teacher fields, (L, t, N)
     origin_of_loss: Origin | None = None  # loss at zero student fields, if it is known, for all points of a line
 
 
 class Section(eqx.Module):
-    """The constrained minimiser at t, and the derivatives of its energy A(t).
+    """The minimiser z on the plane c . z = t of every line, and its energy A(t) with two derivatives.
 
-    All numbers are rows of one array, because each array that a loop carries or indexes costs kernels to compile.
+    All numbers are rows of one array, because each array that a loop carries or indexes costs kernels to compile. The
+    properties are the numbers, (..., N) if no shape is given. Leading axes, if any, number the places on a line.
 
     Attributes:
-        rows: (..., 5 + 2 n, N).
+        rows: t, energy, s, slope, error, z, tangent, (..., 5 + 2 n, N).
     """
 
     rows: jax.Array
@@ -68,7 +75,9 @@ class Section(eqx.Module):
     energy = property(lambda self: self.rows[..., 1, :])  # A
     s = property(lambda self: self.rows[..., 2, :])  # A'
     slope = property(lambda self: self.rows[..., 3, :])  # A''
-    error = property(lambda self: self.rows[..., 4, :])  # size of the last Newton step
+    error = property(
+        lambda self: self.rows[..., 4, :]
+    )  # largest entry of the last Newton step; infinite after a failed search
     z = property(lambda self: jnp.split(self.rows[..., 5:, :], 2, -2)[0])  # (..., n, N)
     tangent = property(lambda self: jnp.split(self.rows[..., 5:, :], 2, -2)[1])  # dz/dt, (..., n, N)
 
@@ -84,7 +93,18 @@ class Section(eqx.Module):
 
 
 def section(model: Model, V: jax.Array, lines: Lines, t: jax.Array, z: jax.Array) -> Section:
-    """Take one Newton step within the plane through z; s and A are then exact to second order in the error of z."""
+    """Take one Newton step towards the minimiser on the plane c . z = t.
+
+    The errors of s = A'(t) and A are then of second order in the distance of z from the minimiser; that of A'' is of
+    first order.
+
+    Args:
+        model: gives `loss`.
+        V: response, (L, r, r).
+        lines: N lines.
+        t: the planes, (N,).
+        z: points on them, (n, N).
+    """
     c = lines.normal
     e = expand(model, z, lines.origin, V, lines.y)
     # Adding a multiple of c c^T changes no step within the plane, and makes the matrix positive definite there.
@@ -92,17 +112,27 @@ def section(model: Model, V: jax.Array, lines: Lines, t: jax.Array, z: jax.Array
     penalty = 2 * size / total(c**2)
     hessian = e.hessian + penalty * c[:, None] * c
     floor = least_pivots(V)
-    force = ldl_solve(hessian, e.slope, floor)
+    # Without the constraint, Newton's step would be -free_step. A multiple of H^{-1} c brings it back into the plane.
+    free_step = ldl_solve(hessian, e.slope, floor)
     normal_step = ldl_solve(hessian, c, floor)
-    stiffness = total(c * normal_step)
-    s = total(c * force) / stiffness
-    step = s * normal_step - force
-    energy, slope, error = e.loss + e.quadratic, 1 / stiffness - penalty, jnp.max(jnp.abs(step), 0)
-    return Section.of(t, z + step, normal_step / stiffness, energy, s, slope, error)
+    compliance = total(c * normal_step)
+    s = total(c * free_step) / compliance
+    step = s * normal_step - free_step
+    # A'' is 1 / (c . H^{-1} c); the penalty adds itself to it.
+    energy, slope, error = e.loss + e.quadratic, 1 / compliance - penalty, jnp.max(jnp.abs(step), 0)
+    return Section.of(t, z + step, normal_step / compliance, energy, s, slope, error)
 
 
 def trace(model: Model, V: jax.Array, lines: Lines, start: Section, ts: jax.Array) -> Section:
-    """Trace the profile: sections at one t after the other, (K, N), each from the tangent of the one before."""
+    """Trace the profile: take sections at one t after the other, each from the tangent of the one before.
+
+    Args:
+        start: section from whose tangent the first one starts, (N,).
+        ts: the places t, (K, N).
+
+    Returns:
+        Sections (K, N).
+    """
 
     def body(last: Section, t: jax.Array) -> tuple[Section, Section]:
         point = section(model, V, lines, t, last.z + last.tangent * (t - last.t))
@@ -112,7 +142,15 @@ def trace(model: Model, V: jax.Array, lines: Lines, start: Section, ts: jax.Arra
 
 
 def between(model: Model, V: jax.Array, lines: Lines, profile: Section, t: jax.Array) -> Section:
-    """Return sections at any t within the profile, (K, N), each started from the nearest point of the profile."""
+    """Return converged sections at any t within the profile, each started from the nearest point of the profile.
+
+    Args:
+        profile: sections at evenly spaced t, with a leading axis, see `energy_profile`.
+        t: the places, (K, N).
+
+    Returns:
+        Sections (K, N); those that did not converge are not `settled`.
+    """
     count, size = t.shape
     first, last = profile.t[0], profile.t[-1]
     index = jnp.round((t - first) / (last - first) * (len(profile.t) - 1))
@@ -136,12 +174,17 @@ def between(model: Model, V: jax.Array, lines: Lines, profile: Section, t: jax.A
 
 
 def searched(model: Model, V: jax.Array, lines: Lines, sections: Section) -> Section:
-    """Replace sections (K, N) that are not `settled` by the proximal operator at their field s, in groups."""
+    """Search the proximal operator at the fields h(s) of the sections (K, N) that are not `settled`, group by group.
+
+    Only their `z` and `error` are replaced; t, the energy and its derivatives are not. The error is zero if the search
+    converged, and infinite otherwise.
+    """
     (count, n, size), L, r = sections.z.shape, *V.shape[:2]
     lanes = count * size
     group = max(256, lanes // 16)
 
     def finish(take: Callable[[jax.Array], jax.Array]) -> tuple[jax.Array, jax.Array]:
+        """Return z (n, group) of the lanes that `take` takes out of arrays (..., N) or (..., K N), see `in_groups`."""
         s, group_lines = take(sections.s.ravel()), jax.tree.map(take, lines)
         h = (group_lines.origin + s * group_lines.direction).reshape(L, r, -1)
         z, converged = proximal(model, h, V, group_lines.y, group_lines.origin_of_loss)
@@ -155,7 +198,10 @@ def searched(model: Model, V: jax.Array, lines: Lines, sections: Section) -> Sec
 
 
 def _take(sections: Any, index: jax.Array) -> Any:
-    """Return a tree of arrays (K, ..., N) at an index (N,) or (P, N) into the leading axis."""
+    """Index the leading axis of arrays (K, ..., N), for every line by an index of its own.
+
+    An index (N,) gives arrays (..., N), and an index (P, N) gives arrays (P, ..., N).
+    """
 
     def pick(a: jax.Array) -> jax.Array:
         indices = index.reshape(-1, *[1] * (a.ndim - 2), index.shape[-1])
@@ -167,14 +213,28 @@ def _take(sections: Any, index: jax.Array) -> Any:
 class Gaps(eqx.Module):
     """The intervals of t over which the proximal operator jumps: P on every line, in increasing order, (P, N)."""
 
-    left: Section
-    right: Section
-    real: jax.Array  # whether the interval exists; those that do not come last
-    fold: tuple[jax.Array, jax.Array]  # range of s in which there is a second minimum
+    left: Section  # lower end of the interval, where the common tangent touches; its s is the field of the jump
+    right: Section  # upper end
+    real: jax.Array  # whether the interval exists, (P, N); those that do not come last
+    fold: tuple[jax.Array, jax.Array]  # lowest and highest s with a second minimum, to the grid of the profile, (P, N)
 
 
 def common_tangents(model: Model, V: jax.Array, lines: Lines, profile: Section, count: int) -> tuple[Gaps, jax.Array]:
-    """Return the intervals where the convex hull of a traced profile A leaves it, and which lines are resolved."""
+    """Find the intervals of t where the lower convex hull of a profile leaves it: there the proximal operator jumps.
+
+    The points of the profile tell which intervals there are; Newton's method then finds their ends.
+
+    Args:
+        model: gives `loss`.
+        V: response, (L, r, r).
+        lines: N lines.
+        profile: sections at the points of a grid, (K, N), see `energy_profile`.
+        count: largest number P of intervals on a line.
+
+    Returns:
+        The intervals, and which lines are resolved, (N,). A line is not resolved if the hull leaves the profile at its
+        ends or over more than `count` intervals, or if the tangents at the two ends of an interval disagree.
+    """
     last = profile.t.shape[0] - 1
     # A point is on the hull if its tangent lies below the whole profile.
     height = profile.energy[:, None] - profile.energy - profile.s * (profile.t[:, None] - profile.t)
@@ -183,6 +243,7 @@ def common_tangents(model: Model, V: jax.Array, lines: Lines, profile: Section, 
     resolved = jnp.all(touches[ends], 0)
     touches = touches.at[ends].set(True)
     index = jnp.arange(last + 1)[:, None]
+    # Index of the next point on the hull, (K - 1, N). An interval opens at a point on the hull whose neighbour is not.
     next_touch = lax.cummin(jnp.where(touches, index, last), 0, reverse=True)[1:]
     opens = touches[:-1] & ~touches[1:]
     width = jnp.where(opens, jnp.take_along_axis(profile.t, next_touch, 0, mode="clip") - profile.t[:-1], 0.0)
@@ -192,14 +253,17 @@ def common_tangents(model: Model, V: jax.Array, lines: Lines, profile: Section, 
         width = jnp.where(index[:-1] == starts[-1], 0.0, width)
     resolved &= ~jnp.any(width > 0, 0)
 
+    # The interval is between the points j and k of the profile, (P, N); where there is none, both are the last point.
     j = jnp.sort(jnp.stack(starts), 0)
     real = j < last
     k = jnp.where(real, jnp.take_along_axis(next_touch, jnp.minimum(j, last - 1), 0, mode="clip"), last)
     profiles, edge, is_real = tiled(profile, 2), jnp.concatenate([j, k], -1), tiled(real, 2)
+    # Each end lies between the neighbours of its point; left ends are in the first half of the lanes (P, 2 N).
     low, high = (_take((profiles.t, profiles.slope), jnp.clip(edge + i, 0, last)) for i in (-1, 1))
     pairs = _take(profiles, edge)
 
     def touch(state: tuple) -> tuple:
+        """Find the common tangents of interval number p of all lines."""
         p, pairs = state
         new = _touch(model, V, tiled(lines, 2), *indexed((pairs, low, high), p))
         return p + 1, jax.tree.map(lambda a, b: a.at[p].set(jnp.where(is_real[p], b, a[p])), pairs, new)
@@ -212,6 +276,7 @@ def common_tangents(model: Model, V: jax.Array, lines: Lines, profile: Section, 
         # Few lines have more than one jump: solve for as many tangents as the line with the most jumps has.
         _, pairs = lax.while_loop(lambda s: (s[0] < count) & jnp.any(real[s[0]]), touch, (0, pairs))
     left, right = _halves(pairs)
+    # Both ends lie on one tangent if their slopes s are equal.
     disagree = jnp.abs(left.s - right.s) >= max(1e-5, 30 * float(jnp.finfo(left.s.dtype).eps) ** 0.5)
     inside = (index >= j[:, None]) & (index <= k[:, None])
     fold = (jnp.min(jnp.where(inside, profile.s, jnp.inf), 1), jnp.max(jnp.where(inside, profile.s, -jnp.inf), 1))
@@ -224,14 +289,18 @@ def _rounding(energy: jax.Array) -> jax.Array:
 
 
 def _touch(model: Model, V: jax.Array, lines: Lines, pair: Section, low: tuple, high: tuple) -> Section:
-    """Find the two places where one tangent touches: they are in the first and in the second half of the lanes.
+    """Find the two places where one tangent touches the profile, by Newton's method.
 
     Args:
-        low, high: t and the slope at the profile points between which each of the two places lies.
+        lines: N lines, tiled twice.
+        pair: sections (2 N,) to start from: the left places are in the first half of the lanes, the right ones in the
+            second half.
+        low, high: t and the slope A'' (2 N,) at the profile points between which each of the two places lies.
     """
 
     def body(_: int, pair: Section) -> Section:
         left, right = _halves(pair)
+        # Slope of the secant through both places; at each place, Newton's step leads to where A' has this slope.
         s = jnp.tile((right.energy - left.energy) / (right.t - left.t), 2)
         t = jnp.clip(pair.t + (s - pair.s) / jnp.maximum(pair.slope, 1e-3 * low[1]), low[0], high[0])
         return section(model, V, lines, t, pair.z + pair.tangent * (t - pair.t))
@@ -240,7 +309,7 @@ def _touch(model: Model, V: jax.Array, lines: Lines, pair: Section, low: tuple, 
 
 
 def _halves(pair: Any) -> tuple[Any, Any]:
-    """Return the halves of lanes that were tiled twice, for the left and for the right ends of intervals."""
+    """Split lanes (2 N,) that were tiled twice into halves (N,), the left and the right ends of intervals."""
     half = pair.t.shape[-1] // 2
     return indexed(pair, jnp.s_[..., :half]), indexed(pair, jnp.s_[..., half:])
 
@@ -252,14 +321,27 @@ def _merged_jumps(a: jax.Array) -> jax.Array:
 
 
 def _separate_jumps(tree: Any, count: int) -> Any:
-    """Invert `_merged_jumps`."""
+    """Invert `_merged_jumps` for P = `count`: arrays (..., 2 P N) become (P, ..., 2 N)."""
     return jax.tree.map(
         lambda a: jnp.moveaxis(a.reshape(*a.shape[:-1], 2, count, -1), -2, 0).reshape(count, *a.shape[:-1], -1), tree
     )
 
 
 def energy_profile(model: Model, V: jax.Array, lines: Lines, reach: jax.Array) -> Section:
-    """Return A(t) at `_GRID` places (leading axis), traced from both ends; where the traces differ, the lower one."""
+    """Return the profile A(t) of every line at evenly spaced t, traced from both ends.
+
+    A trace may stay on a minimum of the plane that is no longer the lowest one. Where the two traces differ, the lower
+    one is taken.
+
+    Args:
+        model: gives `loss`.
+        V: response, (L, r, r).
+        lines: N lines.
+        reach: how far the lines go below and above s = 0, (2,).
+
+    Returns:
+        Sections (`_GRID`, N).
+    """
     L, r = V.shape[:2]
     size = lines.y.shape[-1]
     copies = tiled(lines, 2)
@@ -276,7 +358,10 @@ def energy_profile(model: Model, V: jax.Array, lines: Lines, reach: jax.Array) -
 
 
 def energy_gap(gaps: Gaps, s: jax.Array) -> jax.Array:
-    """Return the energy of the next minimum above the lowest at fields (K, N), to first order around the jump."""
+    """Return the energy of the second minimum above the lowest at fields s (K, N), to first order around the jump.
+
+    It is infinite where there is a single minimum.
+    """
     numbers = gaps.left.s, gaps.right.t - gaps.left.t, gaps.fold, gaps.real
     position, width, (lowest, highest), real = indexed(numbers, jnp.s_[:, None])
     bistable = real & (s > lowest) & (s < highest)

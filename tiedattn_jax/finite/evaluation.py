@@ -1,6 +1,8 @@
 """Measurements on sentences: their losses, the test error of an estimate, the best linear attention.
 
-# notation: as in `data`.
+# notation: as in `data`. d dimension, n sentences, L tokens, r and t ranks of student and teacher, Q (d, r) an estimate
+# of the teacher Q* (d, t); f is the student's prediction for the exact labels y, both (L, d) for a sentence. The inputs
+# of the student are x + p, sentence plus encodings; `Data.x` holds them divided by sqrt(d), (L, n, d).
 """
 
 from __future__ import annotations
@@ -37,14 +39,21 @@ _TEST_BLOCK = 256  # sentences in memory at a time; 256 x 2 x 1000 normals take 
 @nodewise
 @precise
 def _exact_losses(model: Model, Z: jax.Array, energy: jax.Array, cross: jax.Array, gram: jax.Array) -> jax.Array:
+    """Return the squared error ``||y - S(Z) (x + p)||_F^2 / (2 d)`` of a sentence from the inner products of `Labels`.
+
+    `nodewise` maps this function over the sentences: `Z` (L, r, n), `energy` (n,), `cross` and `gram` (L, L, n).
+    """
     S = model.student(Z)
     return 0.5 * energy - jnp.sum(S * cross) + 0.5 * jnp.sum((S @ gram) * S)
 
 
 def sentence_losses(model: Model, data: Data, Z: jax.Array, exact: bool = False) -> jax.Array:
-    """Return the loss of every sentence, (n,), at the student's fields `Z` (L, r, n).
+    """Return the loss of every sentence, (n,), at the student's fields `Z`.
 
     Args:
+        model: gives `loss`, and `student` if `exact`.
+        data: n sentences.
+        Z: local fields of the student, (L, r, n), see `student_fields`.
         exact: whether to return the squared error ``||y - f||_F^2 / (2 d)`` on the exact labels instead of the model's
             `loss`, which is its limit for large d.
 
@@ -60,13 +69,15 @@ def sentence_losses(model: Model, data: Data, Z: jax.Array, exact: bool = False)
 
 @precise
 def with_value(data: Data, labels: jax.Array, W: jax.Array) -> Data:
-    """Return the data with `Labels` for a layer with a value matrix: attention mixes ``W^T x~`` instead of ``x~``.
+    """Return the data with other `Labels`: those of a layer whose attention mixes values instead of the inputs.
 
-    Losses with ``exact=True`` on the returned data are those of the layer with the value matrix.
+    The values of a sentence are ``(x + p) W``, (L, d). Losses with ``exact=True`` on the returned data are those of the
+    layer with this value matrix. All else in the data stays.
 
     Args:
+        data: n sentences; their own labels, if any, are replaced.
         labels: exact labels, (n, L, d).
-        W: value matrix, (d, d); it maps a sentence to ``(x + p) W``.
+        W: value matrix, (d, d).
     """
     return eqx.tree_at(lambda s: s.labels, data, Labels.of(labels, data.x @ W), is_leaf=lambda leaf: leaf is None)
 
@@ -74,9 +85,11 @@ def with_value(data: Data, labels: jax.Array, W: jax.Array) -> Data:
 class LinearBaseline(Printed):
     """The best linear attention ``f(x) = W (x + p)`` on the data, eqs. (17)-(18).
 
+    Its attention matrix W is the same for all sentences. It is not the value matrix W of `with_value`.
+
     Attributes:
-        W: weights (L, L), the minimiser of ``sum ||y - W (x + p)||_F^2 / (2 d) + ridge / 2 ||W||_F^2``.
-        train_loss: mean of ``||y - f||_F^2 / (2 d)`` over the sentences of the data, without the ridge.
+        W: attention matrix, (L, L), the minimiser of ``sum ||y - W (x + p)||_F^2 / (2 d) + ridge / 2 ||W||_F^2``.
+        train_loss: mean of ``||y - f||_F^2 / (2 d)`` over the sentences of the data, without the ridge, a scalar.
         gen_error: the same mean over sentences that W has not seen: those of `test`, or the data themselves by
             cross-validation in at most eight folds.
     """
@@ -92,11 +105,14 @@ class LinearBaseline(Printed):
 
 
 def linear_baseline(data: Data, *, ridge: Any = 0.0, test: Data | None = None) -> LinearBaseline:
-    """Fit linear attention to the exact labels. For large d its W tends to E T(Y) and its error to Result 5.1.
+    """Fit linear attention to the exact labels.
+
+    For large d its W tends to E T(Y), the mean of the model's `target` over the teacher's fields, and its error to that
+    of Result 5.1, `FixedPoint.gen_error_linear`.
 
     Args:
         data: sentences with labels; at least two unless `test` is given.
-        ridge: strength of the penalty on W, zero or more.
+        ridge: strength of the penalty ``ridge / 2 ||W||_F^2``, zero or more.
         test: other sentences to test on.
 
     Raises:
@@ -109,8 +125,13 @@ def linear_baseline(data: Data, *, ridge: Any = 0.0, test: Data | None = None) -
     if test is not None:
         require_kind(test, "test", Data, "a tiedattn_jax.Data")
         test_labels = test.known_labels("for the linear baseline", "test")
-        fits = test.shape[0] == data.shape[0] and test.x.dtype == data.x.dtype
-        require(fits, "test", f"{test.shape[0]} of {test.x.dtype}", f"{data.shape[0]} tokens of {data.x.dtype} as data")
+        is_compatible = test.shape[0] == data.shape[0] and test.x.dtype == data.x.dtype
+        require(
+            is_compatible,
+            "test",
+            f"{test.shape[0]} of {test.x.dtype}",
+            f"{data.shape[0]} tokens of {data.x.dtype} as data",
+        )
     require_not_negative(ridge, "ridge")
     if test is None and data.shape[1] < 2:
         raise InputError("data", "must have two sentences or more for cross-validation, got n=1: or give test=...")
@@ -120,13 +141,16 @@ def linear_baseline(data: Data, *, ridge: Any = 0.0, test: Data | None = None) -
 @eqx.filter_jit
 @precise
 def _fit_linear(labels: Labels, ridge: jax.Array, test: Labels | None) -> LinearBaseline:
+    """Solve the normal equations ``W (sum gram + ridge) = sum cross`` of `linear_baseline`, and test the solution."""
     n = labels.energy.shape[0]
 
-    def fit(weight: jax.Array) -> jax.Array:  # weight (n,): zero for the sentences left out
+    def fit(weight: jax.Array) -> jax.Array:
+        """Return W (L, L) fitted with weights (n,) of the sentences: one, or zero for those that are left out."""
         gram = labels.gram @ weight + ridge * jnp.eye(labels.gram.shape[0], dtype=weight.dtype)
         return jnp.linalg.solve(gram, (labels.cross @ weight).T).T
 
     def errors(W: jax.Array, sample: Labels) -> jax.Array:
+        """Return ``||y - W (x + p)||_F^2 / (2 d)`` of every sentence, (n,)."""
         square = jnp.einsum("ak,kln,al->n", W, sample.gram, W)
         return 0.5 * sample.energy - jnp.einsum("kl,kln->n", W, sample.cross) + 0.5 * square
 
@@ -134,6 +158,7 @@ def _fit_linear(labels: Labels, ridge: jax.Array, test: Labels | None) -> Linear
     if test is not None:
         losses = errors(W, test)
     else:
+        # A sentence is tested with the W that was fitted without its fold.
         folds = min(8, n)
         fold = jnp.arange(n) % folds
         fold_errors = lax.map(lambda k: errors(fit((fold != k).astype(ridge.dtype)), labels), jnp.arange(folds))
@@ -144,11 +169,13 @@ def _fit_linear(labels: Labels, ridge: jax.Array, test: Labels | None) -> Linear
 def heldout_error(
     model: Model, data: Data, Q: Any, key: jax.Array, *, sentences: int = 50_000, exact: bool = False, W: Any = None
 ) -> Average:
-    """Estimate the test error eps_g of an estimate, with its error bar, on fresh sentences from the law of the data.
+    """Estimate the test error eps_g of Q, with its error bar, from fresh sentences of the law of the data.
 
     Sentences are drawn in blocks of a few hundred, and only sums over them are kept in memory.
 
     Args:
+        model: attention layer; it gives the loss, the noise of the labels, and the law of the classes of tokens.
+        data: gives the teacher, and the encodings, variances and class means of the law. Its sentences are not used.
         Q: estimate, (d, r).
         key: random key of the fresh sentences.
         sentences: number of fresh sentences, rounded up to whole blocks.
@@ -187,13 +214,21 @@ def _heldout(
     count: int,
     exact: bool,
 ) -> Average:
+    """Return the test error of `heldout_error` over `count` blocks of `block` sentences.
+
+    Local fields ``(x_l + p_l)^T Q / sqrt(d)`` and ``x_l^T Q* / sqrt(d)`` are Gaussian for given classes of the tokens.
+    """
     (L, d), r = population.encodings.shape, Q.shape[1]
-    pair = jnp.concatenate([Q, teacher], 1)
-    values, vectors = jnp.linalg.eigh(covariances(population.gamma, pair, pair))  # singular where Q and Q* are parallel
+    pair = jnp.concatenate([Q, teacher], 1)  # (d, r + t)
+    # A root of the covariance of both fields: (L, r + t, r + t), or for every class (S, r + t, r + t). It is not a
+    # Cholesky root, because the covariance is singular where Q and Q* are parallel.
+    values, vectors = jnp.linalg.eigh(covariances(population.gamma, pair, pair))
     root = vectors * jnp.sqrt(jnp.maximum(values, 0.0))[:, None]
+    # Mean of the fields from the encodings, (L, r + t, 1): only the student sees them.
     m = jnp.pad(population.encodings @ Q / d**0.5, ((0, 0), (0, teacher.shape[1])))[..., None]
 
     def losses(key: jax.Array) -> jax.Array:
+        """Return the losses (block,) of fresh sentences."""
         if exact:
             data = draw_sentences(model, teacher, population, block, key)
             if W is not None:
@@ -210,6 +245,7 @@ def _heldout(
         return map_kinds(model, classes, lambda model: loss_at_nodes(model, Z, Y))
 
     def sums(k: jax.Array) -> tuple[jax.Array, jax.Array]:
+        """Return the sum of the losses of block k, and that of their squares."""
         loss = losses(jax.random.fold_in(key, k))
         return jnp.sum(loss), jnp.sum(loss**2)
 

@@ -1,4 +1,12 @@
-"""The paper's transitions: alpha_c, where the global minimum changes its mechanism, and alpha_l of the baseline."""
+"""The paper's transitions: alpha_c, where the global minimum changes its mechanism, and alpha_l of the baseline.
+
+At alpha_c the positional and the semantic branch have the same training loss. At alpha_l the test error of the global
+minimum falls below that of the linear baseline. Both are first located on the coarse replicate of the averaging rule,
+by a search in the bracket, and then on all replicates, by Newton's method from there.
+
+A `Path` is a generator: it yields the solves that it needs and is sent their states; `run_one` runs it, see
+`theory.pool`. "Returns" in the docstring of a path means the value that the generator returns.
+"""
 
 from __future__ import annotations
 
@@ -34,11 +42,11 @@ from .follow import pair_free, pair_start
 from .inputs import prepared
 from .secant import zero_between
 
-ALPHA_L = "alpha_l"  # not in `EVENTS`, because it coincides with a baseline or with alpha_c
+ALPHA_L = "alpha_l"  # not in `EVENTS`, because it coincides with the baseline event of a branch or with alpha_c
 RANGE = (0.1, 4.0)  # default bracket of alpha
 _COARSE = 1e-3  # relative tolerance of alpha on the coarse replicate, whose own error is about as large
-# Stop when the relative Newton step in alpha is below this: the next step would be smaller than the error that
-# `Settings.tol` leaves in the states.
+# The search on all replicates stops when the relative Newton step in alpha is below this. The next step would be
+# smaller than the error that `Settings.tol` leaves in the states.
 _FINAL = 1e-5
 
 
@@ -82,7 +90,11 @@ def critical_alpha(
 def critical_path(
     model: Model, nodes: Rule, bracket: tuple[float, float], guess: Guess | None, settings: Settings
 ) -> Path:
-    """Path of `critical_alpha`; returns a `Zero`."""
+    """Path of `critical_alpha` for concrete numbers; returns a `Zero`.
+
+    Without a guess, the coarse search gives one. If it finds no crossing in the bracket, the states are solved at the
+    end of the bracket only, and the `Zero` has not converged.
+    """
     in_bracket = True
     if guess is None:
         guess, in_bracket = yield from _coarse_alpha_c(model, nodes, bracket, settings)
@@ -108,10 +120,12 @@ def linear_crossing(
     function theorem gives the derivatives, which contain the jumps of the proximal operator.
 
     Args:
+        model: as in `critical_alpha`; it must have a `target`.
         transition: the result of `critical_alpha` for the same model; by default it is computed first.
+        nodes, settings: as in `critical_alpha`.
+        bracket: range of alpha for alpha_c if it is computed here, and for alpha_l on its side of alpha_c.
         start: guess for the crossing: the `FixedPoint` of the branch that alpha_l lies on, or that branch as a curve.
             By default the bracket is searched on the coarse replicate.
-        model, nodes, bracket, settings: as in `critical_alpha`.
 
     Returns:
         A `Transition` with the branch that crosses the baseline. If alpha_c was not found, the `transition` itself,
@@ -138,7 +152,11 @@ def linear_crossing(
 def crossing_path(
     model: Model, transition: Transition, nodes: Rule, bracket: tuple[float, float], settings: Settings
 ) -> Path:
-    """Path of `linear_crossing` for concrete numbers; returns a `Transition`."""
+    """Path of `linear_crossing` for concrete numbers; returns a `Transition`.
+
+    Args:
+        transition: the result of `critical_alpha`.
+    """
     if not transition.ok:
         return dataclasses.replace(transition, event=ALPHA_L)
     crossing = _Crossing.of(model, transition, bracket)
@@ -149,12 +167,16 @@ def crossing_path(
 class _Crossing(NamedTuple):
     """The search for alpha_l, which lies on a branch or at alpha_c itself.
 
+    If alpha_l equals alpha_c, the branch is the semantic one. The state at alpha_c beats the baseline already, so
+    the search on it ends there, and only serves to solve this state.
+
     Attributes:
-        owner: see `baseline_branch`.
-        event: baseline event of the branch.
+        owner: where alpha_l lies, 0, 1 or 2 as in `baseline_branch`.
+        event: the event at which the branch starts to beat the baseline.
         start: overlaps of the branch at alpha_c.
-        free: mask of the free order parameters of the branch, (2,).
-        bracket: range of alpha that is searched.
+        free: 1.0 for theta and for m if the branch leaves them free, else 0.0, (2,).
+        bracket: range of alpha that is searched: the part of the caller's on the side of alpha_c where the branch is
+            the global minimum.
     """
 
     owner: int
@@ -165,15 +187,30 @@ class _Crossing(NamedTuple):
 
     @classmethod
     def of(cls, model: Model, transition: Transition, bracket: tuple[float, float]) -> _Crossing:
-        """Choose the branch and the bracket by which of the two states at alpha_c beat the baseline."""
-        early, late = (bool(b.gen_error < b.gen_error_linear) for b in transition.branches)
-        alpha, k = float(transition.alpha), 0 if early else 1
-        ends = (bracket[0], alpha) if early else (alpha, max(bracket[1], 1.01 * alpha))
+        """Choose the branch and the bracket by which of the two states at alpha_c beat the baseline.
+
+        Args:
+            transition: alpha_c, with the positional and the semantic state there.
+            bracket: range of alpha of the caller.
+        """
+        positional_beats, semantic_beats = (bool(b.gen_error < b.gen_error_linear) for b in transition.branches)
+        alpha, k = float(transition.alpha), 0 if positional_beats else 1
+        # The caller's alpha_c may lie beyond the end of the bracket; the range above it must not be empty.
+        ends = (bracket[0], alpha) if positional_beats else (alpha, max(bracket[1], 1.01 * alpha))
         start = jax.tree.map(np.asarray, transition.branches[k].overlaps)
-        return cls(int(baseline_branch(early, late)), EVENTS[f"{PAIR[k]} baseline"], start, pair_free(model)[k], ends)
+        return cls(
+            int(baseline_branch(positional_beats, semantic_beats)),
+            EVENTS[f"{PAIR[k]} baseline"],
+            start,
+            pair_free(model)[k],
+            ends,
+        )
 
     def path(self, model: Model, nodes: Rule, guess: Guess | None, settings: Settings) -> Path:
-        """Path that finds where the branch starts to beat the baseline; returns a `Zero`."""
+        """Path that finds where the branch starts to beat the baseline; returns a `Zero`.
+
+        Without a guess, the coarse search gives one, as in `critical_path`.
+        """
         in_bracket = True
         if guess is None:
             guess, in_bracket = yield from _coarse_alpha_l(model, nodes, self.start, self.free, self.bracket, settings)
@@ -182,7 +219,16 @@ class _Crossing(NamedTuple):
         return zero._replace(converged=zero.converged and in_bracket)
 
     def transition(self, model: Model, critical: Transition, zero: Zero) -> Transition:
-        """Return alpha_l as a `Transition` with the state of the branch."""
+        """Return alpha_l as a `Transition` with the state of the branch.
+
+        The state has no branch name, whichever branch it is. If alpha_l equals alpha_c, all numbers but the state are
+        those of alpha_c.
+
+        Args:
+            model: the caller's model, which derivatives are taken in.
+            critical: the result of `critical_alpha`.
+            zero: result of `path`.
+        """
         crossing = transition_of(self.event._replace(branches=(None,)), model, zero)
         if self.owner != 1:
             return dataclasses.replace(crossing, event=ALPHA_L)
@@ -203,22 +249,39 @@ def baseline_branch(early: Any, late: Any) -> Any:
 def _prepared(
     model: Model, nodes: Rule | None, bracket: tuple, settings: Settings | None
 ) -> tuple[Rule, Settings, tuple[float, float]]:
+    """Check the arguments and fill in defaults; return the rule, the settings and the bracket as two floats."""
     nodes, settings = prepared(model, nodes, settings)
     low, high = array_of(bracket, "bracket", "two numbers 0 < low < high", lambda a: a.size == 2 and 0 < a[0] < a[1])
     return nodes, settings, (float(low), float(high))
 
 
 def _max_evaluations(in_bracket: bool) -> int:
-    """Return the maximum number of evaluations on the full rule: one if the coarse search found no zero."""
+    """Return the largest number of alphas at which all replicates are solved.
+
+    It is one if the coarse search found no zero in the bracket: the result then only reports the states at its end.
+    """
     return MAX_EVALUATIONS if in_bracket else 1
 
 
 def _coarse_alpha_c(model: Model, nodes: Rule, bracket: tuple[float, float], settings: Settings) -> Path:
-    """Path that finds alpha_c on the coarse replicate; returns a `Guess`, and whether it lies in the bracket."""
+    """Path that finds alpha_c on the coarse replicate.
+
+    Returns:
+        A `Guess`, and whether there is a crossing inside the bracket; otherwise the guess is an end of the bracket.
+    """
     masks, starts = pair_free(model), [jax.tree.map(np.asarray, start) for start in pair_start(model)]
 
     def difference(alpha: float, xs: list[Overlaps]) -> Path:
-        """Path to the positional minus the semantic loss; its sign favours the only branch if one is missing."""
+        """Path that returns the positional minus the semantic training loss, and starts for the next alpha.
+
+        If only one branch has a state, that branch counts as the lower one: the difference is positive for the
+        semantic branch, and negative for the positional one. If neither has a state, it is negative. Its size is then
+        the mean size of both losses.
+
+        Args:
+            alpha: sample complexity.
+            xs: overlaps from which the positional and the semantic branch are searched.
+        """
         alpha_array = np.asarray(alpha, model.lam.dtype)
         problems = [Problem(model, alpha_array, nodes, free, settings) for free in masks]
         states = yield [p.coarse_lane(x) for p, x in zip(problems, xs, strict=True)]
@@ -236,9 +299,18 @@ def _coarse_alpha_c(model: Model, nodes: Rule, bracket: tuple[float, float], set
 def _coarse_alpha_l(
     model: Model, nodes: Rule, x0: Overlaps, free: Any, bracket: tuple[float, float], settings: Settings
 ) -> Path:
-    """Path that finds the baseline event of a branch on the coarse replicate; returns as `_coarse_alpha_c`."""
+    """Path that finds where a branch starts to beat the baseline, on the coarse replicate.
+
+    Args:
+        x0: overlaps from which the search at the first alpha starts.
+        free: 1.0 for theta and for m if the branch leaves them free, else 0.0, (2,).
+
+    Returns:
+        As `_coarse_alpha_c`.
+    """
 
     def excess(alpha: float, x: Overlaps) -> Path:
+        """Path that returns by how much the test error of the baseline exceeds that of the branch, and the overlaps."""
         state = yield Problem(model, np.asarray(alpha, model.lam.dtype), nodes, free, settings).coarse_lane(x)
         return state.gen_error_linear - state.gen_error, state.overlaps
 

@@ -1,9 +1,20 @@
 """Averages within a cluster of minima: the inner average of one step of replica symmetry breaking.
 
-Around a student field h the minima of one cluster see fields h + C xi, with C C^T = q1 - q0, and have the weight
-exp(-s E), where E is the Moreau envelope. The envelope is smooth on either side of a jump of the proximal operator. The
-average is therefore broken at the jump: it takes Gauss-Legendre nodes on either side, along the line that crosses the
-jump, and Gauss-Hermite nodes across this line. The jump moves with the state, and derivatives contain this motion.
+Around a student field h the minima of one cluster see fields h + C xi, with xi standard normal and C C^T = q1 - q0, and
+have the weight exp(-s E), where E is the Moreau envelope at these fields and s the Parisi parameter; q1 and q0 are the
+overlaps of two minima of one cluster and of different clusters. The envelope is smooth on either side of a jump of the
+proximal operator. The average is therefore broken at the jump: it takes Gauss-Legendre nodes on either side, along the
+line that crosses the jump, and Gauss-Hermite nodes across this line. The jump moves with the state, and derivatives
+contain this motion.
+
+A *sheet* is a family of local minimisers that changes smoothly with the field. At a *jump* the energies of two sheets
+are equal. A *step* is a place where the only sheet changes steeply; the average is broken there, too, but no derivative
+belongs to it. A line is a set of fields in one direction; places on it are coordinates in eta, the normals in which the
+weight exp(-|xi|^2 / 2 - s E) of a sheet is nearly a standard one, see `_Weight`.
+
+A search goes in three stages. `find_rough_jump` tells which fields have a jump or step within reach. `find`, or
+`find_smooth` at the other fields, lays the nodes; `update_minima` does so again when the order parameters have changed.
+`points` returns the nodes with their derivatives.
 """
 
 from __future__ import annotations
@@ -36,19 +47,23 @@ from ..model.model import Model
 
 _SMOOTH = 4  # nodes in each direction where there is no jump
 _ALONG, _ACROSS = 12, 3  # nodes on each side of the jump along a line, and places in each direction across the line
-_REACH = 4.5  # how far the nodes reach beyond the centre of their weight, in standard deviations
-_MAX_DISTANCE = 14.0  # largest distance of a jump along a line; further out it plays no role
+_REACH = 4.5  # how far the nodes reach beyond the centre of a sheet's weight, in its standard deviations
+_MAX_DISTANCE = 14.0  # largest distance of a jump along a line, in standard deviations; further out it plays no role
 _MIN_CURVATURE = 0.3  # least curvature of the weight over that of the Gaussian law; smaller ones are raised to it
 _PROBES = (-4.0, -2.0, 0.0, 2.0, 4.0)  # places along a line that are searched for a second minimum
 _HALVINGS = 5  # halvings of the section between two probes in which the minimiser changes most
-# The minimiser makes a step if it does at least this share of that section's change in the last piece. The share is
-# 1/32 for an even change.
+# The minimiser makes a step if its change over the last half is more than this share of its change over the whole
+# section. After five halvings the share is 1/32 for an even change.
 _STEP = 0.045
 _ROOT_STEPS = 4  # Newton steps for the place of the jump
 
 
 class Cluster(eqx.Module):
-    """Nodes of the inner average at N student fields, K at each."""
+    """Nodes of the inner average at N student fields, K at each.
+
+    Axes (K N,) have the node outermost. The weights are those of the standard normal law; the factor exp(-s E) is not
+    in them.
+    """
 
     normals: jax.Array  # standard normals xi, (L, r, K N)
     log_weight: jax.Array  # logarithms of the weights, (K, N)
@@ -56,7 +71,7 @@ class Cluster(eqx.Module):
 
 
 class _ClusterLaw(NamedTuple):
-    """N fields, and the law of the fields in the clusters around them; n = L r."""
+    """N fields, and the law of the fields h + C xi in the clusters around them; n = L r."""
 
     model: Model
     V: jax.Array  # response, (L, r, r)
@@ -65,37 +80,47 @@ class _ClusterLaw(NamedTuple):
     y: jax.Array  # teacher fields, (L, t, N)
 
     def at(self, xi: jax.Array) -> tuple[jax.Array, jax.Array]:
-        """Return the student fields at standard normals (n, K N), and the teacher fields."""
+        """Return the student fields (L, r, K N) at standard normals (n, K N), and the teacher fields (L, t, K N)."""
         count = xi.shape[-1] // self.h.shape[-1]
         shift = apply(self.spread, xi.reshape(*self.h.shape[:2], -1))
         return jnp.tile(self.h, count) + shift, jnp.tile(self.y, count)
 
     def pull(self, z: jax.Array) -> jax.Array:
-        """Return C^T V^{-1} z, (n, N)."""
+        """Return C^T V^{-1} z, (n, N), for z (L, r, N).
+
+        For z = h - (minimiser at h) this is the gradient of the envelope E in xi.
+        """
         return apply(jnp.swapaxes(self.spread, -1, -2), apply(inverse(self.V), z)).reshape(-1, z.shape[-1])
 
     def search(self, xi: jax.Array) -> Prox:
-        """Search for the global minimisers at standard normals."""
+        """Search for the global minimisers at standard normals (n, K N)."""
         fields, teacher = self.at(xi)
         return search(self.model, fields, self.V, teacher)
 
     def follow(self, z: jax.Array, xi: jax.Array) -> tuple[jax.Array, jax.Array]:
-        """Return the minimisers next to z at standard normals, and their energies."""
+        """Return the minimisers next to z (L, r, K N) at standard normals (n, K N), and their energies (K N,)."""
         fields, teacher = self.at(xi)
         return local_minima(self.model, z, fields, self.V, teacher)
 
     @precise
     def weight_of(self, low: jax.Array, s: jax.Array) -> _Weight:
-        """Return the weight of the sheet of the minimisers `low`, expanded to second order."""
+        """Return the weight exp(-|xi|^2 / 2 - s E) of a sheet, with E expanded to second order around xi = 0.
+
+        Args:
+            low: minimisers of the sheet at xi = 0, (L, r, N).
+            s: Parisi parameter.
+        """
         (L, r, N), n = self.h.shape, low.shape[0] * low.shape[1]
         eye, block = jnp.eye(n, dtype=low.dtype), jax.scipy.linalg.block_diag(*self.spread)[..., None]
-        slope = eye[..., None] - prox_jacobian(self.model, low, self.V, self.y)
-        stiff = apply(inverse(self.V), slope.reshape(L, r, -1)).reshape(n, n, N)
-        stiff = jnp.einsum("abn,bcn,cdn->nad", jnp.swapaxes(block, 0, 1), stiff, block)
-        values, vectors = jnp.linalg.eigh(eye + 0.5 * s * (stiff + jnp.swapaxes(stiff, 1, 2)))
+        # The Hessian of E in the field is V^{-1} (I - dz/dh); in xi it is C^T V^{-1} (I - dz/dh) C.
+        force_jacobian = eye[..., None] - prox_jacobian(self.model, low, self.V, self.y)
+        hessian = apply(inverse(self.V), force_jacobian.reshape(L, r, -1)).reshape(n, n, N)
+        hessian = jnp.einsum("abn,bcn,cdn->nad", jnp.swapaxes(block, 0, 1), hessian, block)
+        values, vectors = jnp.linalg.eigh(eye + 0.5 * s * (hessian + jnp.swapaxes(hessian, 1, 2)))
         values = jnp.maximum(values, _MIN_CURVATURE)
 
         def power(exponent: float) -> jax.Array:
+            """Return a power of the weight's precision matrix, (n, n, N)."""
             return jnp.moveaxis((vectors * values[:, None] ** exponent) @ jnp.swapaxes(vectors, 1, 2), 0, -1)
 
         centre = -s * matvec(power(-1.0), self.pull(self.h - low))
@@ -103,38 +128,38 @@ class _ClusterLaw(NamedTuple):
 
 
 class _Weight(NamedTuple):
-    """A Gaussian weight of the standard normals: xi = c + R eta with eta standard normal."""
+    """The Gaussian weight of a sheet at N fields, in xi: that of xi = c + R eta with eta standard normal; n = L r."""
 
     centre: jax.Array  # c, (n, N)
     root: jax.Array  # R, symmetric, (n, n, N)
-    inverse_root: jax.Array  # (n, n, N)
+    inverse_root: jax.Array  # R^{-1}, (n, n, N)
     log_det: jax.Array  # log det R, (N,)
 
     def normals(self, eta: jax.Array) -> jax.Array:
-        """Return xi at eta (n, ..., N)."""
+        """Return xi = c + R eta at eta, both (n, ..., N)."""
         n, N = self.centre.shape
         axes = (1,) * (eta.ndim - 2)
         return self.centre.reshape(n, *axes, N) + matvec(self.root.reshape(n, n, *axes, N), eta)
 
     def along(self, u: jax.Array, xi: jax.Array) -> jax.Array:
-        """Return the coordinate (..., N) of standard normals (n, ..., N) along directions u of eta."""
+        """Return u . R^{-1} (xi - c), (..., N): the coordinates of xi (n, ..., N) along directions u (n, N) of eta."""
         n, N = self.centre.shape
         axes = (1,) * (xi.ndim - 2)
         return total(matvec(self.inverse_root, u).reshape(n, *axes, N) * (xi - self.centre.reshape(n, *axes, N)))
 
     def pulled(self, force: jax.Array) -> jax.Array:
-        """Turn a force (n, N) on xi into a force on eta."""
+        """Turn a gradient in xi, (n, N), into a gradient in eta."""
         return matvec(self.root, force)
 
 
 class RoughJump(NamedTuple):
     """Rough place of the jump or step next to N fields, n = L r."""
 
-    low: jax.Array  # minimisers at the fields, (L, r, N)
-    direction: jax.Array  # direction of a line through the centre of the weight, as in `JumpSearch`
-    jump: jax.Array  # rough place of a jump or a step on this line, zero without one, (N,)
-    sides: tuple[jax.Array, jax.Array]  # minimisers on both sides of it, (L, r, N)
-    breaks: jax.Array  # whether there are two minima, (N,)
+    low: jax.Array  # global minimisers at the fields, (L, r, N); the "lower sheet" is theirs
+    direction: jax.Array  # unit vectors in eta of lines through the centre of the lower sheet's weight, (n, N)
+    jump: jax.Array  # rough place of a jump or a step on this line, exactly zero without one, (N,)
+    sides: tuple[jax.Array, jax.Array]  # minimisers on both sides of it, (L, r, N); the lower sheet is the left one
+    breaks: jax.Array  # whether there is a jump: two minima, (N,); False at a step
 
 
 def find_rough_jump(
@@ -154,7 +179,7 @@ def find_rough_jump(
 
 
 class Smooth(NamedTuple):
-    """Search results at fields without a jump within reach; n = L r."""
+    """Search results at N fields without a jump within reach, K nodes at each; n = L r."""
 
     low: jax.Array  # minimisers at the fields, (L, r, N)
     normals: jax.Array  # standard normals xi of the nodes, (n, K N)
@@ -165,13 +190,23 @@ class Smooth(NamedTuple):
 def find_smooth(
     model: Model, V: jax.Array, spread: jax.Array, h: jax.Array, y: jax.Array, s: jax.Array, rough_jump: RoughJump
 ) -> Smooth:
-    """Replace `find` at fields without a jump within reach: the nodes are a product of Gauss-Hermite rules."""
+    """Lay the nodes at fields without a jump or step within reach: a product of Gauss-Hermite rules in eta.
+
+    The arguments are those of `find`.
+    """
     z = jnp.tile(rough_jump.low, _SMOOTH ** (h.shape[0] * h.shape[1]))
     return _smooth(_ClusterLaw(model, V, spread, h, y), rough_jump.low, z, s)
 
 
 def _smooth(law: _ClusterLaw, low: jax.Array, z: jax.Array, s: jax.Array) -> Smooth:
-    """Return the smooth rule, given minimisers close to `low` at the fields and close to z at the nodes."""
+    """Lay the nodes of the smooth rule, by following minima.
+
+    Args:
+        law: fields and law of the clusters.
+        low: starts for the minimisers at the fields, (L, r, N).
+        z: starts for those at the nodes, (L, r, K N).
+        s: Parisi parameter.
+    """
     n = low.shape[0] * low.shape[1]
     low = law.follow(low, jnp.zeros((n, low.shape[-1]), low.dtype))[0]
     weight = law.weight_of(low, s)
@@ -184,24 +219,26 @@ def _smooth(law: _ClusterLaw, low: jax.Array, z: jax.Array, s: jax.Array) -> Smo
 
 
 class JumpSearch(NamedTuple):
-    """Search results at fields with a jump, without derivatives; J places across, n = L r.
+    """Search results at N fields with a jump or a step, without derivatives; n = L r.
 
-    Around a field the weight of the lower sheet is nearly the Gaussian c + R eta. The nodes are placed in eta.
+    At each field there are J parallel lines, and K nodes on each, half of them on either side of the jump. Around a
+    field the weight of the lower sheet is nearly the Gaussian c + R eta. The nodes are placed in eta.
     """
 
-    low: jax.Array  # minimisers at the fields, (L, r, N)
-    weight: _Weight
+    low: jax.Array  # minimisers of the lower sheet at the fields, (L, r, N)
+    weight: _Weight  # weight of the lower sheet
     direction: jax.Array  # unit vectors of the lines in eta, (n, N)
     jump: jax.Array  # place along the line where the two minima have equal energy, or of a step, (J, N)
     place: jax.Array  # student fields at the jump minus h, (L, r, J N)
     sides: tuple[jax.Array, jax.Array]  # the two minimisers at the jump, (L, r, J N)
     breaks: jax.Array  # whether there is a jump, (J, N)
-    other: jax.Array  # place along the line of the centre of the other sheet's weight, (J, N)
+    other: jax.Array  # place along the line of the centre of the upper sheet's weight, (J, N)
     z: jax.Array  # minimisers at the nodes, (L, r, K J N)
 
     def normals(self, x: jax.Array) -> jax.Array:
         """Return the standard normals (n, K J N) at places x (K, J, N) along the lines."""
         n = len(self.direction)
+        # A line has no sense of direction. `vectors_across` needs one, and is singular opposite to the reference axis.
         axis = jnp.asarray(reference_axis(n), x.dtype)[:, None]
         v = jnp.where(total(self.direction * axis) < 0, -self.direction, self.direction)
         across = [vectors_across(v, p[:, None]) for p in hermite_grid(_ACROSS, n - 1)[0].T]
@@ -210,7 +247,7 @@ class JumpSearch(NamedTuple):
 
     @property
     def log_weight(self) -> jax.Array:
-        """Logarithms of the weights of the places across, (J, N)."""
+        """Logarithms of the weights of the lines, (J, N): of the places across, in the volume of xi."""
         places, shares = hermite_grid(_ACROSS, len(self.direction) - 1)
         size = 0.5 * len(places) * np.log(2 * np.pi) + 0.5 * np.sum(places**2, 0) + np.log(shares)
         return jnp.asarray(size, self.jump.dtype)[:, None] + self.weight.log_det
@@ -224,12 +261,16 @@ class JumpSearch(NamedTuple):
 def find(
     model: Model, V: jax.Array, spread: jax.Array, h: jax.Array, y: jax.Array, s: jax.Array, rough_jump: RoughJump
 ) -> JumpSearch:
-    """Find the jumps on the lines through each field and beside it, and the minimisers at all nodes.
+    """Find the jumps on the lines of each field, and the minimisers at all nodes.
 
-    The arguments are those of `find_rough_jump`, and its result.
+    Args:
+        model, V, spread, h, y, s: as in `find_rough_jump`.
+        rough_jump: the result of `find_rough_jump`.
     """
     law, J = _ClusterLaw(model, V, spread, h, y), _ACROSS ** (h.shape[0] * h.shape[1] - 1)
     left, right = (jnp.where(rough_jump.breaks, side, rough_jump.low) for side in rough_jump.sides)
+    # The searches at the nodes start from the two sides of the jump. If it is far from the left nodes, the minimiser at
+    # the field is the better start for these.
     left = jnp.where(jnp.abs(rough_jump.jump) <= 2 * _REACH, left, rough_jump.low)
     z = jnp.concatenate([jnp.tile(side, J * _ALONG) for side in (left, right)], -1)
     jump, breaks = (jnp.tile(a, (J, 1)) for a in (rough_jump.jump, rough_jump.breaks))
@@ -242,20 +283,26 @@ def find(
 
 
 def by_field(results: Any, N: int) -> Any:
-    """Reshape results at N fields so that all last axes are (N,); nodes around a field get an axis before it."""
+    """Reshape arrays (..., M N) of results at N fields to (..., M, N); arrays (..., N) become (..., 1, N)."""
     return jax.tree.map(lambda a: a.reshape(*a.shape[:-1], -1, N), results)
 
 
 def update_minima(
     model: Model, V: jax.Array, spread: jax.Array, h: jax.Array, y: jax.Array, s: jax.Array, result: JumpSearch | Smooth
 ) -> JumpSearch | Smooth:
-    """Update results of `find` or `find_smooth` from other order parameters to these, by following the minima."""
+    """Update results of `find` or `find_smooth` to other order parameters, by following the minima.
+
+    Args:
+        model, V, spread, h, y, s: as in `find_rough_jump`, at the new order parameters.
+        result: results at the old ones.
+    """
     law = _ClusterLaw(model, V, spread, h, y)
     if isinstance(result, Smooth):
         return _smooth(law, result.low, result.z, s)
     low = law.follow(result.low, jnp.zeros_like(result.direction))[0]
     weight = law.weight_of(low, s)
-    # In the fields a jump stays about where it is, while the nodes move with the weight.
+    # In the fields a jump stays about where it is, while the nodes move with the weight. Its place in eta therefore
+    # changes, except for a jump of exactly zero, which says that there is none.
     xi = apply(inverse(spread), result.place).reshape(len(result.direction), *result.jump.shape)
     jump = jnp.clip(weight.along(result.direction, xi), -_MAX_DISTANCE, _MAX_DISTANCE)
     guess = result._replace(low=low, weight=weight, jump=jnp.where(result.jump == 0, 0.0, jump))
@@ -263,26 +310,35 @@ def update_minima(
 
 
 class _Pair(NamedTuple):
-    """Two minima at one place; leaves may lead with an axis of places."""
+    """Two minima a and b at one place in xi at each of N fields; all arrays may have a leading axis of places.
+
+    For a step they are the single minima on both sides of it.
+    """
 
     gap: jax.Array  # energy of b above that of a, (N,); infinite where there is only one minimum
     place: jax.Array  # standard normals, (n, N)
-    a: jax.Array  # (L, r, N)
-    b: jax.Array  # (L, r, N)
+    a: jax.Array  # the lower minimiser, (L, r, N)
+    b: jax.Array  # the upper one, (L, r, N)
 
 
 def _rough_jump(
     law: _ClusterLaw, weight: _Weight, origin: Prox
 ) -> tuple[jax.Array, jax.Array, tuple[jax.Array, jax.Array], jax.Array]:
-    """Find the line, at a field or beside it, on which the energies of the two lowest minima are closest.
+    """Find the rough place of the jump next to each field, from the place where two minima are closest in energy.
 
-    Where there is a single minimum, find a line on which it makes a step.
+    Places are probed at the field and along one line through the centre of the weight. Where they all have a single
+    minimum, a step on this line is looked for. The line of the result points from sheet to sheet, the direction in
+    which their energy difference changes fastest.
+
+    Args:
+        law: fields and law of the clusters.
+        weight: weight of the lower sheet.
+        origin: global minimisers at the fields, at xi = 0.
 
     Returns:
-        The direction of the line in eta, (n, N); the rough place on it where the energies are equal, or of the step,
-        (N,); the minimiser of the sheet of the field, which is on the left, and the other one; whether there are two
-        minima, (N,).
+        All fields of `RoughJump` but `low`.
     """
+    # The line that is probed points to the second minimum if the field has one, else along the double well of the loss.
     direction = law.pull(origin.other - origin.z)
     axis = law.pull(well_axis(law.model, law.y, law.h.shape[1], 12))
     u, _ = _unit(weight.pulled(jnp.where(jnp.isfinite(origin.gap), direction, axis)))
@@ -297,7 +353,9 @@ def _rough_jump(
     is_split = breaks | (gap == 0)
     push, size = _unit(weight.pulled(law.pull(b - a)))
     u = jnp.where(is_split, push, u)
+    # Along u the energy difference falls by `size` per unit.
     x = weight.along(u, place) + gap / jnp.where(size > 0, size, 1.0)
+    # The field itself, at xi = 0, must be on the left.
     is_turned = is_split & (weight.along(u, jnp.zeros_like(u)) > x)
     u, x = jnp.where(is_turned, -u, u), jnp.where(is_turned, -x, x)
     pair = jnp.where(is_turned, b, a), jnp.where(is_turned, a, b)
@@ -305,11 +363,18 @@ def _rough_jump(
 
 
 def _probe(law: _ClusterLaw, weight: _Weight, u: jax.Array) -> tuple[_Pair, _Pair]:
-    """Search for minima along lines u through the centre of the weight, at more places where the lowest changes most.
+    """Search for minima along lines through the centre of the weight, at more places where the lowest changes most.
+
+    There may be a second minimum only close to the jump, so the search closes in on the steepest change.
+
+    Args:
+        law: fields and law of the clusters.
+        weight: weight of the lower sheet.
+        u: directions of the lines in eta, (n, N).
 
     Returns:
-        The two lowest minima at all places (there may be two only next to the jump). The lowest minima on both sides of
-        the steepest change; their gap is zero if this is a step, and infinite otherwise.
+        Two pairs. The first holds the two lowest minima at all P places, with a leading axis (P,). The second holds the
+        lowest minima on both sides of the steepest change; its gap is zero if this is a step, and infinite otherwise.
     """
 
     def at(x: jax.Array) -> _Pair:
@@ -320,10 +385,11 @@ def _probe(law: _ClusterLaw, weight: _Weight, u: jax.Array) -> tuple[_Pair, _Pai
         return _Pair(*(jnp.moveaxis(a, -2, 0) for a in arrays))
 
     def change(a: jax.Array) -> jax.Array:
+        """Return the largest change of an entry between neighbouring places: (P, L, r, N) -> (P - 1, N)."""
         return jnp.max(jnp.abs(jnp.diff(a, axis=0)), (1, 2))
 
     def steepest(x: jax.Array, z: jax.Array) -> tuple[jax.Array, jax.Array]:
-        """Return the ends (2, ..., N) of the section with the largest change."""
+        """Return the section with the largest change, by its ends: (P, N), (P, L, r, N) -> (2, N), (2, L, r, N)."""
         widest = jnp.argmax(change(z), 0)
 
         def ends(a: jax.Array) -> jax.Array:
@@ -336,6 +402,7 @@ def _probe(law: _ClusterLaw, weight: _Weight, u: jax.Array) -> tuple[_Pair, _Pai
     section = steepest(probes, coarse.a)
 
     def halve(ends: tuple[jax.Array, jax.Array], _: None) -> tuple[tuple[jax.Array, jax.Array], _Pair]:
+        """Return the half of a section with the larger change, and the minima at its middle."""
         (low, high), (a, b) = ends
         middle = 0.5 * (low + high)
         centre = at(middle[None])
@@ -348,10 +415,17 @@ def _probe(law: _ClusterLaw, weight: _Weight, u: jax.Array) -> tuple[_Pair, _Pai
 
 
 def _refined_jumps(law: _ClusterLaw, guess: JumpSearch, s: jax.Array) -> JumpSearch:
-    """Return `guess` with the jump on each of the lines, found by Newton's method, and the minimisers at the nodes."""
+    """Return `guess` with the jump on each of the lines, found by Newton's method, and the minimisers at the nodes.
+
+    Args:
+        law: fields and law of the clusters.
+        guess: its `jump`, `sides` and `z` are starts; `place` and `other` are not used.
+        s: Parisi parameter.
+    """
     J, N = guess.jump.shape
 
     def differ(a: jax.Array, b: jax.Array) -> jax.Array:
+        """Return whether two minimisers are different ones, (J, N)."""
         return (jnp.max(jnp.abs(a - b), (0, 1)) > 1e-2).reshape(J, N)
 
     def rate(a: jax.Array, b: jax.Array) -> jax.Array:
@@ -359,12 +433,13 @@ def _refined_jumps(law: _ClusterLaw, guess: JumpSearch, s: jax.Array) -> JumpSea
         return total(jnp.tile(guess.along, J) * law.pull(b - a)).reshape(J, N)
 
     def follow_sides(x: jax.Array, sides: Sequence[jax.Array]) -> tuple[list[jax.Array], list[jax.Array]]:
-        """Return both minimisers at x, and their energies."""
+        """Return both minimisers (L, r, J N) at places x (J, N) of the lines, and their energies (J N,)."""
         xi = guess.normals(x[None])
         minimisers, energy = law.follow(jnp.concatenate(sides, -1), jnp.tile(xi, 2))
         return jnp.split(minimisers, 2, -1), jnp.split(energy, 2)
 
     def refine(_: int, state: tuple) -> tuple:
+        """Take one Newton step towards equal energies; the place stays where there is no second minimum."""
         x, *sides = state
         (a, b), (low_energy, high_energy) = follow_sides(x, sides)
         slope, rise = rate(a, b), (high_energy - low_energy).reshape(J, N)
@@ -376,12 +451,14 @@ def _refined_jumps(law: _ClusterLaw, guess: JumpSearch, s: jax.Array) -> JumpSea
     slope = rate(a, b)
     breaks = guess.breaks & differ(a, b) & (slope > 0)
     place = apply(law.spread, guess.normals(x[None]).reshape(a.shape))
+    # Along the line the upper sheet's energy falls at the rate `slope` relative to the lower one's. Its weight is
+    # therefore centred at s times this rate, if the lower one's is centred at zero.
     guess = guess._replace(jump=x, place=place, sides=(a, b), breaks=breaks, other=jnp.where(breaks, s * slope, 0.0))
     return guess._replace(z=law.follow(guess.z, guess.normals(_nodes_around(guess, x)[0]))[0])
 
 
 def _unit(v: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """Return unit vectors (n, N) and lengths (N,)."""
+    """Return unit vectors (n, N) along vectors (n, N), and the lengths (N,) of the latter."""
     size = jnp.sqrt(total(v**2))
     return v / jnp.where(size > 0, size, 1.0), size
 
@@ -389,7 +466,12 @@ def _unit(v: jax.Array) -> tuple[jax.Array, jax.Array]:
 def points(
     model: Model, V: jax.Array, spread: jax.Array, h: jax.Array, y: jax.Array, result: JumpSearch | Smooth
 ) -> Cluster:
-    """Return the nodes of the inner average, with the derivatives of their motion with the state."""
+    """Return the nodes of the inner average, differentiable in the order parameters, the fields and the model.
+
+    Args:
+        model, V, spread, h, y: as in `find_rough_jump`; the point at which derivatives are taken.
+        result: results of `find`, `find_smooth` or `update_minima` there, which count as constants.
+    """
     law = _ClusterLaw(model, V, spread, h, y)
     if isinstance(result, Smooth):
         xi, log_weight = result.normals, result.log_weight
@@ -405,7 +487,7 @@ def points(
 
 
 def _moving_jump(law: _ClusterLaw, result: JumpSearch) -> jax.Array:
-    """Return the places of the jumps, (J, N), with derivatives that keep the energies of the two sides equal."""
+    """Return the places of the jumps, (J, N), with derivatives: a jump moves so that the two energies stay equal."""
     fields, teacher = law.at(result.normals(result.jump[None]))
     low, high = (moreau(law.model, z, fields, law.V, teacher) for z in result.sides)
     pull = law.pull(result.sides[1] - result.sides[0])
@@ -416,7 +498,18 @@ def _moving_jump(law: _ClusterLaw, result: JumpSearch) -> jax.Array:
 
 
 def _nodes_around(result: JumpSearch, jump: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """Return places along the lines, (K, J, N), half of them on each side of the jump, and their weights."""
+    """Return Gauss-Legendre places along the lines, half of them on each side of the jump, and their weights.
+
+    Each half covers the reach of its own sheet's weight: the lower one is centred at 0, the upper one at
+    `result.other`.
+
+    Args:
+        result: gives the centre `other` of the upper sheet's weight.
+        jump: places of the jumps, (J, N).
+
+    Returns:
+        Places and weights, both (K, J, N).
+    """
     t, w = (jnp.asarray(a, jump.dtype)[:, None, None] for a in legendre(_ALONG))
     sides = (
         (jnp.minimum(0.0, jump) - _REACH, jnp.minimum(jump, _REACH)),

@@ -2,6 +2,12 @@
 
 The map is evaluated elsewhere, where its averages run fastest. A `Search` names the place `trial` at which it asks for
 the map; `Newton.advance` takes the `Answer`, decides on the next trial, and says when the search has ended and how.
+
+A place v is the vector (n,) of the order parameters q, V, theta and m, see `Coordinates`. A branch leaves theta, m,
+both or none free, and sets the others to zero. Below, "the order parameter" is the one that the branch leaves free, if
+there is exactly one; if it vanishes, the branch does not exist. The averages in F are sums over nodes that stay fixed
+during a search ("frozen"); they scatter around the true averages. The domain is that of `admissible` places: q, V and
+q - theta rho^{-1} theta^T are positive definite. A lane is one search of a batch.
 """
 
 from __future__ import annotations
@@ -20,31 +26,34 @@ from ..model.overlaps import Coordinates, admissible, explained_covariance, orde
 
 # The residual below which Newton's method takes over from damped steps. Chosen on 300 branches at random settings: .03
 # and .06 give the same outcome for 298 (two fail with both); .1 turns one absent branch into a state of q = 1e-5.
-_NEAR = 0.06
-# A stalled state is no fixed point if the relative Newton step from it is longer than this: near a bifurcation the
-# residual is small far from the solution.
-_FAR = 0.05
-_QUIET = 6  # steps without halving the residual after which it will not fall further
-_SINGULAR = 1e4  # ratio of a Newton step to its residual from which on I - DF counts as singular
-_FALL = 0.9  # factor by which a Newton step must reduce the residual; otherwise the step is cut
-_CUT = 0.4
+_ROUGH_RESIDUAL = 0.06
+# A state whose residual stopped falling counts as `stalled` only if the relative Newton step from it is shorter than
+# this: near a bifurcation the residual is small far from the solution.
+_STALLED_LENGTH = 0.05
+_STALLED_STEPS = 6  # steps without halving the residual after which it will not fall further
+_SINGULAR_RATIO = 1e4  # ratio of a Newton step to its residual from which on I - DF counts as singular
+_REDUCTION = 0.9  # factor by which a Newton step must reduce the residual; otherwise the step is cut
+_CUT_FACTOR = 0.4  # factor of each cut
 _LEAST_CUT = 0.2  # below this cut a damped step of the map is taken instead
-_LONGEST = 0.5  # part of its size by which a damped step moves a coordinate: the map can have eigenvalues of -30
+# Largest move of a coordinate in a damped step, relative to its size: the map can have eigenvalues of -30.
+_MAX_DAMPED_STEP = 0.5
 _LEAST_DAMPING = 1e-3  # share of a damped step below which the search gives up
 # Near a pitchfork a small order parameter grows or decays by a few per cent in a step of the map. A damped step then
-# goes further by the factor `_AHEAD`.
-_SMALL = 0.3  # share of its largest possible size
-_SLOW = 0.1
-_AHEAD = 50.0
-# A branch that does not exist is left along its order parameter, which the map shrinks while all else is near its end.
-# Newton's step leads the same way: down, to the state or to nothing. The damped phase then takes this share of it, and
-# goes on until the step is short. A lane without a state takes 15 to 25 evaluations so, and 40 to 160 with the damping
-# of the settings.
-_DOWN = 0.95
-_SHORT = 0.3
-_GONE = 1e-6  # tr q / tr rho below which a shrinking student counts as Q = 0; the smallest states have 3e-4
-# Scale factors (V, q) of the start that are tried in turn: unchanged, small V, large q. The map gives a negative V for
-# a small student where the loss is strongly concave at zero.
+# goes further along the order parameter, by the factor `_SLOW_FACTOR`.
+_SMALL_ORDER = 0.3  # an order parameter is small below this share of its largest possible size
+_SLOW_CHANGE = 0.1  # it moves slowly if one step of the map changes its norm by less than this share
+_SLOW_FACTOR = 50.0
+# A search sinks if the map and Newton's step both shrink the order parameter while all other coordinates are almost at
+# their fixed point. It then ends at a state with a smaller order parameter, or at none: the branch does not exist. A
+# sinking search takes damped steps with the share `_SINKING_DAMPING` instead of `Settings.damping`, until Newton's step
+# is shorter than `_SINKING_LENGTH`. Finding that a branch does not exist takes 15 to 25 evaluations this way, and 40 to
+# 160 with `Settings.damping`.
+_SINKING_DAMPING = 0.95
+_SINKING_LENGTH = 0.3
+# A shrinking student counts as Q = 0 if (tr q / r) / (tr rho / t) is below this; the smallest states have 3e-4.
+_VANISHED_SIZE = 1e-6
+# Scale factors (V, q) of the start that are tried in turn: unchanged, small V, large q. Other starts are needed because
+# the map gives a negative V for a small student where the loss is strongly concave at zero.
 ATTEMPTS = np.array([[1.0, 1.0], [0.03, 1.0], [1.0, 4.0]])
 
 
@@ -53,27 +62,31 @@ class Answer(NamedTuple):
 
     image: jax.Array  # F(v), (n,)
     jacobian: jax.Array  # DF, (n, n)
-    unresolved: jax.Array  # share of the nodes whose proximal problem is not resolved
+    unresolved: jax.Array  # share of the nodes whose proximal problem is not resolved, ()
     evaluation: jax.Array  # all other numbers of the evaluation, (k,); a search carries them along with the place
 
 
 class Look(NamedTuple):
-    """Newton's step from an answer. If the answer is of no use, the residual is infinite and the steps are zero."""
+    """An answer at v and the steps that follow from it; what has no shape here is a scalar.
 
-    v: jax.Array  # the place
-    image: jax.Array  # F(v)
-    residual: jax.Array  # relative, undamped
-    step: jax.Array  # Newton's step
-    damped_step: jax.Array  # step of the damped map
-    length: jax.Array  # relative length of Newton's step
+    The answer is unusable if v is outside of the domain, or if the residual or Newton's step is not finite. The
+    residual is then infinite, and the steps are zero.
+    """
+
+    v: jax.Array  # the place, (n,)
+    image: jax.Array  # F(v), (n,)
+    residual: jax.Array  # largest entry of (F(v) - v) / scale, without its part along the gauge orbit
+    step: jax.Array  # Newton's step, (n,)
+    damped_step: jax.Array  # step of the damped map, (n,)
+    length: jax.Array  # largest entry of Newton's step / scale
     is_singular: jax.Array  # whether I - DF counts as singular
-    sinks: jax.Array  # whether the one free order parameter falls, and all else is near its end
-    unresolved: jax.Array
-    evaluation: jax.Array
+    sinks: jax.Array  # whether the order parameter shrinks and the other coordinates are near their fixed point
+    unresolved: jax.Array  # as in `Answer`
+    evaluation: jax.Array  # as in `Answer`, (k,)
 
 
 class Outcome(NamedTuple):
-    """Result of a search: the place where it ended, the residual, the `Status` and the evaluation there."""
+    """Result of a search: the place (n,) where it ended, the residual, the `Status` and the evaluation (k,) there."""
 
     v: jax.Array
     residual: jax.Array
@@ -82,44 +95,45 @@ class Outcome(NamedTuple):
 
 
 class Search(NamedTuple):
-    """State of a search."""
+    """State of a search: a sequence of attempts from scaled starts; what has no shape here is a scalar."""
 
-    trial: jax.Array  # the place at which the map is asked for
-    ended: jax.Array
+    trial: jax.Array  # the place at which the map is asked for, (n,)
+    ended: jax.Array  # whether the whole search has ended
     outcome: Outcome  # the best of the attempts that ended
-    start: jax.Array
-    attempt: jax.Array  # index of the start that is tried
+    start: jax.Array  # the start before it is scaled, (n,)
+    attempt: jax.Array  # row of `ATTEMPTS` that scales the start
     current: Look  # where the next step starts
     best: Look  # the place with the smallest residual of this attempt
-    cut: jax.Array
-    damping: jax.Array  # share of a damped step
+    cut: jax.Array  # share of Newton's step that is tried next
+    damping: jax.Array  # share of a damped step that is tried next
     reference: jax.Array  # residual that has to be halved next
     idle_steps: jax.Array  # steps since the residual was last halved
-    steps: jax.Array
-    damped_steps: jax.Array  # number of damped steps of the first phase
-    in_damped_phase: jax.Array  # whether the first phase lasts, in which all steps are damped
+    steps: jax.Array  # number of steps of this attempt after the damped phase, which comes first
+    damped_steps: jax.Array  # number of steps of the damped phase
+    in_damped_phase: jax.Array  # whether the damped phase lasts, in which all steps are damped
     left_domain: jax.Array  # whether the last step left the domain
 
     @property
     def is_damped(self) -> jax.Array:
-        """Whether the next step is one of the damped map."""
+        """Whether the next step is a step of the damped map."""
         return (self.cut < _LEAST_CUT) | self.in_damped_phase
 
 
 class Newton(eqx.Module):
     """Newton's method on the undamped residual F(v) - v, safeguarded.
 
-    Far from the solution the map is damped. Near it, a Newton step that leaves the domain or does not reduce the
-    residual is cut; where cutting does not help, a damped step of the map is taken instead. A damped step that leaves
-    the domain is cut, too. At frozen nodes the map has steps of the size of a node's weight wherever the proximal
-    operator jumps, so the residual may stop falling: such a state is `stalled`, and its error bar says how far it can
-    be off. A search from a rough start that leads nowhere is tried again from other starts.
+    Far from the solution all steps are damped steps of the map. Near it, a Newton step that leaves the domain or does
+    not reduce the residual is cut; where cutting does not help, a damped step of the map is taken instead. A damped
+    step that leaves the domain is cut, too. At frozen nodes the map is discontinuous wherever the proximal operator
+    jumps at a node, by about the weight of the node, so the residual may stop falling. Such a state is `stalled`, and
+    its error bar says how far it can be off. A search from a rough start that leads nowhere is tried again from other
+    starts.
 
     Attributes:
         coordinates: coordinates of the order parameters.
         settings: tolerances.
-        stall: residual that the scatter of the nodes may leave, see `stall_of`.
-        attempts: number of starts that are tried.
+        stall: residual below which a search that stopped falling counts as `stalled`, see `stall_of`; a scalar.
+        attempts: number of starts that are tried, at most ``len(ATTEMPTS)``.
     """
 
     coordinates: Coordinates
@@ -134,14 +148,23 @@ class Newton(eqx.Module):
         return jnp.maximum(jnp.asarray(self.settings.tol, dtype), 20 * jnp.finfo(dtype).eps)
 
     def begin(self, start: jax.Array, empty_evaluation: jax.Array) -> Search:
-        """Return a search before its first answer; `empty_evaluation` stands in place of `Answer.evaluation`."""
+        """Return a search before its first answer.
+
+        Args:
+            start: the place (n,) that `ATTEMPTS` scales.
+            empty_evaluation: evaluation (k,) of the outcome until an attempt has ended.
+        """
         outcome = Outcome(
             start, jnp.full((), jnp.inf, start.dtype), jnp.asarray(int(Status.nonfinite)), empty_evaluation
         )
         return self._attempt(start, jnp.asarray(0), outcome)
 
     def _attempt(self, start: jax.Array, attempt: jax.Array, outcome: Outcome) -> Search:
-        """Return the search from one of the starts; any residual is below its first one, which is infinite."""
+        """Return the search at the beginning of an attempt: it asks for the map at the scaled start.
+
+        Its `current` and `best` looks are blank, with an infinite residual. The first usable answer therefore replaces
+        both.
+        """
         x = self.coordinates.unpack(start)
         by_V, by_q = jnp.asarray(ATTEMPTS, start.dtype)[attempt]
         trial = self.coordinates.pack(eqx.tree_at(lambda x: (x.V, x.q), x, (by_V * x.V, by_q * x.q)))
@@ -175,7 +198,7 @@ class Newton(eqx.Module):
         def is_outside(s: Search) -> jax.Array:
             return self.unfinished(s) & ~admissible(self.coordinates, self.coordinates.unpack(self.next_trial(s)))
 
-        # A trial outside of the domain costs no evaluation.
+        # The map is not asked for outside of the domain: the step is cut here until its trial lies inside.
         s = lax.while_loop(is_outside, lambda s: self._after_trial(s, s.current, jnp.array(False)), s)
         is_unfinished, new_outcome = self.unfinished(s), self._outcome(s)
         is_better = ~is_unfinished & (settled_well(new_outcome.status) | (new_outcome.residual <= s.outcome.residual))
@@ -185,29 +208,36 @@ class Newton(eqx.Module):
         return either(has_retry, retry, s._replace(trial=self.next_trial(s), ended=~is_unfinished, outcome=outcome))
 
     def look(self, v: jax.Array, answer: Answer, previous: Look) -> Look:
-        """Compute Newton's step from an answer at v."""
+        """Compute the steps from an answer at v.
+
+        Args:
+            v: the place, (n,).
+            answer: the map there.
+            previous: the look from which a step led to v. A blank one at v itself leaves the Jacobian as it is.
+        """
         eps, x = jnp.finfo(v.dtype).eps, self.coordinates.unpack(v)
         scale = self.coordinates.scale(x)
         F, DF, unresolved, evaluation = answer
         matrix = jnp.eye(v.shape[0], dtype=v.dtype) - DF * scale[None, :] / scale[:, None]
         r = (F - v) / scale
-        # The Jacobian is that of the averages' limit. A secant correction (Broyden's) makes it that of the frozen nodes
-        # along the last step.
+        # The Jacobian is that of infinitely many nodes. A secant correction (Broyden's) makes it that of the frozen
+        # nodes along the last step.
         last_step = (v - previous.v) / scale
         discrepancy = ((previous.image - previous.v) / scale - r) - matrix @ last_step
         matrix = matrix + jnp.outer(discrepancy, last_step) / jnp.maximum(jnp.sum(last_step**2), eps)
         gauge = self.coordinates.gauge(x, scale)
-        # Along the orbit of the gauge nothing but the scatter of the nodes pulls.
+        # Rotations of the student's columns change no state. Along this gauge orbit the residual is only the scatter of
+        # the nodes, so this part of it is dropped.
         transverse = r - gauge.T @ jnp.linalg.lstsq(gauge.T, r)[0] if len(gauge) else r
         step = scale * deflated_solve(matrix, gauge, transverse)
         sinks = self.sinks(v, F, step, scale)
         damped_step = scale * self.damped_step(
-            matrix, gauge, transverse, jnp.where(sinks, _DOWN, self.settings.damping)
+            matrix, gauge, transverse, jnp.where(sinks, _SINKING_DAMPING, self.settings.damping)
         )
         residual = jnp.max(jnp.abs(transverse))
         is_usable = jnp.isfinite(residual) & admissible(self.coordinates, x) & jnp.all(jnp.isfinite(step))
         length = jnp.max(jnp.abs(step / scale))
-        is_singular = is_usable & (length > _SINGULAR * residual) & (residual > self.tol)
+        is_singular = is_usable & (length > _SINGULAR_RATIO * residual) & (residual > self.tol)
         return Look(
             v=v,
             image=F,
@@ -222,44 +252,59 @@ class Newton(eqx.Module):
         )
 
     def damped_step(self, matrix: jax.Array, gauge: jax.Array, r: jax.Array, damping: jax.Array) -> jax.Array:
-        """Return the step ``a (I - a DF)^{-1} r`` of the damped map; a is the damping, r the residual, `matrix` I - DF.
+        """Return the implicit step ``(I - a DF)^{-1} a r`` of the damped map, (n,), in scaled coordinates.
 
-        It is implicit: where the map has eigenvalues of -30, it goes to the solution instead of beyond. Where an
-        eigenvalue above 1 / a turns it round, the explicit step ``a r`` is taken.
+        Where DF has eigenvalues of -30, an explicit step ``a r`` would go beyond the solution; the implicit step does
+        not. An eigenvalue of DF above 1 / a may turn the implicit step against the residual; the step is then explicit.
+
+        Args:
+            matrix: I - DF, (n, n).
+            gauge: unit tangents of the gauge orbit, (G, n).
+            r: residual, (n,).
+            damping: the share a, in (0, 1].
         """
         a = damping.astype(r.dtype)
         step = deflated_solve((1 - a) * jnp.eye(r.shape[0], dtype=r.dtype) + a * matrix, gauge, a * r)
         return jnp.where(jnp.vdot(step, r) > 0, step, a * r)
 
     def sinks(self, v: jax.Array, image: jax.Array, step: jax.Array, scale: jax.Array) -> jax.Array:
-        """Return whether map and Newton's step shrink the one free order parameter, and all else is near its end."""
+        """Return whether the map and Newton's step shrink the order parameter, and all else is near its fixed point."""
         order = self.coordinates.order
         size, image_size, end_size = (jnp.sum((order * x) ** 2) for x in (v, image, v + step))
         other_residual = jnp.max(jnp.abs((1 - order) * (image - v)) / scale)
         return (
-            (jnp.sum(self.coordinates.free) == 1) & (image_size < size) & (end_size < size) & (other_residual < _NEAR)
+            (jnp.sum(self.coordinates.free) == 1)
+            & (image_size < size)
+            & (end_size < size)
+            & (other_residual < _ROUGH_RESIDUAL)
         )
 
     def next_trial(self, s: Search) -> jax.Array:
-        """Return the place to which the next step leads."""
+        """Return the place (n,) to which the next step leads."""
         return jnp.where(
             s.is_damped, s.current.v + self.limited_step(s), self.step_from(s.current.v, s.cut * s.current.step)
         )
 
     def _after_trial(self, s: Search, look: Look, is_inside: jax.Array) -> Search:
-        """Return the search after a step; outside of the domain the trial was not evaluated, and `look` is not used."""
+        """Return the search after a step, without its next trial.
+
+        Args:
+            s: the search before the step.
+            look: the look at the trial; not used if the trial is outside of the domain, where the map is not evaluated.
+            is_inside: whether the trial is inside.
+        """
         accepted = (
-            is_inside & jnp.isfinite(look.residual) & ((look.residual < _FALL * s.current.residual) | s.is_damped)
+            is_inside & jnp.isfinite(look.residual) & ((look.residual < _REDUCTION * s.current.residual) | s.is_damped)
         )
         is_best = is_inside & ((look.residual < s.best.residual) | self.has_vanished(look))
         is_halved = is_inside & (look.residual < 0.5 * s.reference)
-        is_rough = (look.residual > _NEAR) | (look.sinks & (look.length > _SHORT))
-        cut = jnp.where(accepted, 1.0, jnp.where(s.is_damped, s.cut, _CUT * s.cut))
+        is_rough = (look.residual > _ROUGH_RESIDUAL) | (look.sinks & (look.length > _SINKING_LENGTH))
+        cut = jnp.where(accepted, 1.0, jnp.where(s.is_damped, s.cut, _CUT_FACTOR * s.cut))
         return s._replace(
             current=either(accepted, look, s.current),
             best=either(is_best, look, s.best),
             cut=jnp.where(s.in_damped_phase, 1.0, cut),
-            damping=jnp.where(accepted, 1.0, jnp.where(s.is_damped, _CUT * s.damping, s.damping)),
+            damping=jnp.where(accepted, 1.0, jnp.where(s.is_damped, _CUT_FACTOR * s.damping, s.damping)),
             reference=jnp.where(is_halved, look.residual, s.reference),
             idle_steps=jnp.where(is_halved | s.in_damped_phase, 0, s.idle_steps + 1),
             steps=s.steps + ~s.in_damped_phase,
@@ -271,49 +316,54 @@ class Newton(eqx.Module):
         )
 
     def step_from(self, v: jax.Array, step: jax.Array) -> jax.Array:
-        """Return the overlaps after a step in theta, m, V and q - theta rho^{-1} theta^T.
+        """Return the place (n,) after a step that is straight in theta, m, V and R = q - theta rho^{-1} theta^T.
 
-        The edge of the domain is straight in these. To first order the move is the step in q; by the second order, a
-        student close to its teacher would leave the domain.
+        The domain requires that q, V and R are positive definite. A step straight in q would change R by the
+        second-order term ``-dtheta rho^{-1} dtheta^T``. A student close to its teacher has a small R and would
+        leave the domain, so q gets this term with the opposite sign in addition to its step.
         """
-        bend = explained_covariance(self.coordinates, self.coordinates.unpack(step).theta)
+        second_order = explained_covariance(self.coordinates, self.coordinates.unpack(step).theta)
         zero = self.coordinates.unpack(jnp.zeros_like(v))
-        return v + step + self.coordinates.pack(eqx.tree_at(lambda x: x.q, zero, bend))
+        return v + step + self.coordinates.pack(eqx.tree_at(lambda x: x.q, zero, second_order))
 
     def limited_step(self, s: Search) -> jax.Array:
-        """Return the damped step: longer along a small order parameter that moves slowly, cut if it is too long."""
+        """Return the next damped step, (n,): extended along a small order parameter that moves slowly, then clipped."""
         order = self.coordinates.order
         before, after = jnp.sum((order * s.current.v) ** 2), jnp.sum((order * s.current.image) ** 2)
         x, free = self.coordinates.unpack(s.current.v), self.coordinates.free
-        is_small = (jnp.sum(free) == 1) & (order_size(self.coordinates, x, free) < _SMALL)
-        is_slow = is_small & ((1 - _SLOW) ** 2 * before < after) & (after < (1 + _SLOW) ** 2 * before)
-        step = jnp.where(is_slow & ~s.current.sinks & (order > 0), _AHEAD, 1.0) * s.current.damped_step
-        max_step = jnp.where(s.current.sinks, 1.0, _LONGEST) * self.coordinates.scale(x)
+        is_small = (jnp.sum(free) == 1) & (order_size(self.coordinates, x, free) < _SMALL_ORDER)
+        is_slow = is_small & ((1 - _SLOW_CHANGE) ** 2 * before < after) & (after < (1 + _SLOW_CHANGE) ** 2 * before)
+        step = jnp.where(is_slow & ~s.current.sinks & (order > 0), _SLOW_FACTOR, 1.0) * s.current.damped_step
+        max_step = jnp.where(s.current.sinks, 1.0, _MAX_DAMPED_STEP) * self.coordinates.scale(x)
         return s.damping * jnp.clip(step, -max_step, max_step)
 
     def has_vanished(self, look: Look) -> jax.Array:
-        """Return whether the student has shrunk to nothing, and still shrinks, at a V that stays.
+        """Return whether the student has shrunk to nothing and still shrinks, at a V that the map changes little.
 
-        Where the map makes V negative, cut steps lead to V = 0, and to q = 0 with it: there is no state there.
+        The condition on V excludes searches that ran into the edge of the domain: where the map makes V negative, cut
+        steps lead to V = 0 and q = 0, whether or not the branch exists.
         """
         x, image = self.coordinates.unpack(look.v), self.coordinates.unpack(look.image)
         q, V, next_q, next_V = (jnp.trace(a, axis1=1, axis2=2) for a in (x.q, x.V, image.q, image.V))
+        # tr q / r over tr rho; the factor t follows below.
         share = jnp.sum(q) / x.theta.shape[1] / jnp.sum(jnp.trace(self.coordinates.rho, axis1=1, axis2=2))
-        shrinks = (x.theta.shape[2] * share < _GONE) & (jnp.sum(next_q) < jnp.sum(q))
+        shrinks = (x.theta.shape[2] * share < _VANISHED_SIZE) & (jnp.sum(next_q) < jnp.sum(q))
         return shrinks & jnp.all(jnp.abs(next_V - V) < 0.5 * V)
 
     def unfinished(self, s: Search) -> jax.Array:
         """Return whether this attempt goes on."""
-        is_stalled = (s.idle_steps >= _QUIET) & (s.best.residual < self.stall) & (s.best.length < _FAR)
+        is_stalled = (
+            (s.idle_steps >= _STALLED_STEPS) & (s.best.residual < self.stall) & (s.best.length < _STALLED_LENGTH)
+        )
         is_stuck = jnp.isinf(s.current.residual) | (s.damping < _LEAST_DAMPING) | self.has_vanished(s.current)
         return (s.steps <= self.settings.max_steps) & (s.best.residual > self.tol) & ~is_stalled & ~is_stuck
 
     def ending(self, s: Search) -> jax.Array:
-        """Return the status: that of the first condition that holds."""
+        """Return the status of this attempt if it ends now: that of the first condition that holds."""
         ends = (
             (self.has_vanished(s.current), Status.absent),
             (s.best.residual <= self.tol, Status.converged),
-            ((s.best.residual < self.stall) & (s.best.length < _FAR), Status.stalled),
+            ((s.best.residual < self.stall) & (s.best.length < _STALLED_LENGTH), Status.stalled),
             (jnp.isinf(s.best.residual), Status.nonfinite),
             (s.current.is_singular, Status.singular),
             (s.left_domain, Status.left_domain),
@@ -324,7 +374,7 @@ class Newton(eqx.Module):
     def _outcome(self, s: Search) -> Outcome:
         """Return the outcome of this attempt.
 
-        It is `absent` if the one free order parameter, or the whole student, has vanished.
+        It is `absent` if the order parameter, or the whole student, has vanished.
         """
         x, status = self.coordinates.unpack(s.best.v), self.ending(s)
         is_absent = (status <= Status.stalled) & vanished(self.coordinates, x, self.coordinates.free)
@@ -338,15 +388,24 @@ def settled_well(status: jax.Array) -> jax.Array:
 
 
 def stall_of(size: int) -> float:
-    """Return the Monte Carlo error of an average over `size` nodes; a residual may not fall below it."""
+    """Return twice the Monte Carlo error of an average over `size` nodes with unit variance.
+
+    The scatter of the nodes can keep the residual of a search from falling below about this value.
+    """
     return 2.0 / size**0.5
 
 
 def deflated_solve(matrix: jax.Array, gauge: jax.Array, b: jax.Array) -> jax.Array:
-    """Solve ``(I - DF + sum_a tau_a tau_a^T) d = b``: I - DF is singular along the orbit of a gauge, tau its tangents.
+    """Solve ``(matrix + sum_a tau_a tau_a^T) d = b`` for d, where tau_a are the rows of `gauge`.
 
-    A matrix with entries that are not finite is replaced by the identity: the derivatives of a lane that failed are
-    then finite, and cannot spoil the sum that another lane's gradient is taken of.
+    Without the added term the matrix, I - DF, would be singular along the gauge orbit. A matrix with entries that are
+    not finite is replaced by the identity. The derivatives of a lane that failed are then finite, and cannot
+    spoil the gradient of a sum over lanes.
+
+    Args:
+        matrix: I - DF, (n, n).
+        gauge: unit tangents of the gauge orbit, (G, n).
+        b: right-hand side, (n,), or several, (n, k).
     """
     matrix = matrix + gauge.T @ gauge
     matrix = jnp.where(jnp.all(jnp.isfinite(matrix)), matrix, jnp.eye(matrix.shape[0], dtype=matrix.dtype))
