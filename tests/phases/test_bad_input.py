@@ -32,7 +32,7 @@ def defaults(model, lines, semantic_states):
             "values": [0.3, 0.4],
             "nodes": lines,
         },
-        "locate": {"model": model, "event": "semantic baseline", "nodes": lines, "start": start},
+        "find_event": {"model": model, "event": "semantic baseline", "nodes": lines, "start": start},
         "critical_alpha": {"model": model, "nodes": lines, "bracket": (0.1, 4.0)},
         "linear_crossing": {"model": model, "transition": transition, "nodes": lines},
         "branch_ends": {"curve": ta.Curve("semantic", tuple(states[1:])), "nodes": lines},
@@ -108,15 +108,15 @@ BAD = [
     ("branch_ends", {"curve": ta.Curve("uninformed", ())}, "curve.branch"),
     ("branch_ends", {"curve": ta.Curve("semantic", ())}, "curve.points"),
     ("branch_ends", {"curve": "semantic"}, "curve"),
-    ("locate", {"event": "alpha"}, "event"),
-    ("locate", {"event": ["alpha_c"]}, "event"),
+    ("find_event", {"event": "alpha"}, "event"),
+    ("find_event", {"event": ["alpha_c"]}, "event"),
     ("trace_boundary", {"event": "alpha"}, "event"),
     ("trace_boundary", {"event": "semantic fold"}, "event"),
     # where to start
-    ("locate", {"start": 1.25}, "start"),
-    ("locate", {"start": []}, "start"),
-    ("locate", {"event": "alpha_c"}, "start"),  # alpha_c needs two states
-    ("locate", {"start": "curves"}, "start"),
+    ("find_event", {"start": 1.25}, "start"),
+    ("find_event", {"start": []}, "start"),
+    ("find_event", {"event": "alpha_c"}, "start"),  # alpha_c needs two states
+    ("find_event", {"start": "curves"}, "start"),
     ("critical_alpha", {"start": 1.25}, "start"),
     ("critical_alpha", {"start": {"semantic": 1.25}}, "start"),
     ("linear_crossing", {"start": 1.5}, "start"),
@@ -138,7 +138,7 @@ BAD = [
     ("phase_diagram", {"resume": True}, "out"),
     ("folds_of", {}, "paths"),
 ]
-FUNCTIONS = ["sweep", "phase_diagram", "trace_branch", "trace_boundary", "locate", "critical_alpha", "linear_crossing"]
+FUNCTIONS = ["sweep", "phase_diagram", "trace_branch", "trace_boundary", "find_event", "critical_alpha", "linear_crossing"]
 BAD += [(f, {"nodes": 4096}, "nodes") for f in (*FUNCTIONS, "branch_ends")]
 BAD += [(f, {"settings": 1e-4}, "settings") for f in (*FUNCTIONS, "branch_ends")]
 BAD += [(f, {"model": 0.3}, "model") for f in FUNCTIONS]
@@ -170,7 +170,7 @@ def test_one_sentence_about_the_argument(defaults, nothing_is_compiled, function
 
 def test_a_baseline_needs_a_target(defaults, model, nothing_is_compiled):
     fields = {k: getattr(model, k) for k in ("omega", "sigma", "lam", "mixing", "encodings", "teacher")}
-    for function in ("locate", "trace_boundary", "linear_crossing"):
+    for function in ("find_event", "trace_boundary", "linear_crossing"):
         with pytest.raises(ta.InputError, match="model must have a method `target"):
             getattr(ta, function)(**{**defaults[function], "model": WithoutTarget(**fields)})
 
