@@ -138,7 +138,10 @@ BAD = [
     ("phase_diagram", {"resume": True}, "out"),
     ("folds_of", {}, "paths"),
 ]
-FUNCTIONS = ["sweep", "phase_diagram", "trace_branch", "trace_boundary", "find_event", "critical_alpha", "linear_crossing"]
+FUNCTIONS = [
+    "sweep", "phase_diagram", "trace_branch", "trace_boundary",
+    "find_event", "critical_alpha", "linear_crossing",
+]  # fmt: skip
 BAD += [(f, {"nodes": 4096}, "nodes") for f in (*FUNCTIONS, "branch_ends")]
 BAD += [(f, {"settings": 1e-4}, "settings") for f in (*FUNCTIONS, "branch_ends")]
 BAD += [(f, {"model": 0.3}, "model") for f in FUNCTIONS]
