@@ -116,7 +116,7 @@ def test_how_the_damping_is_found():
     np.testing.assert_allclose(updated(initial, 1.2, 1.6).share, 0.3 * 1.03**2)  # two rises
     np.testing.assert_allclose(updated(initial, 1.2, 1.3, 1.4).share, 0.3 * 1.03**3)  # three small ones
     reduced = updated(initial, 1.2, 1.4, 1.6)
-    np.testing.assert_allclose([reduced.share, reduced.ceiling, reduced.least], [0.15 * 1.03**2, 0.24 * 1.03**2, 1.6])
+    np.testing.assert_allclose([reduced.share, reduced.ceiling, reduced.lowest], [0.15 * 1.03**2, 0.24 * 1.03**2, 1.6])
     np.testing.assert_allclose(updated(initial, *[0.5] * 60).share, 0.5)
     low = eqx.tree_at(lambda d: d.share, initial, jnp.asarray(0.06))
     np.testing.assert_allclose(updated(low, 1.2, 1.4, 1.6).share, 0.05)
