@@ -6,8 +6,8 @@
 `operations` counts the operations of every loop. The peak rates are measured in the same run, on all cores, with one
 kernel compiled by XLA for each class of operation. The limit of a loop is the larger of two times: that of its
 operations at these peak rates, and that of reading its bytes at the peak bandwidth. The estimate for another device
-assumes that a loop reaches the same share of its limit there as here. This was not checked on another device. The counting takes
-some minutes.
+assumes that a loop reaches the same share of its limit there as here. This was not checked on another
+device. The counting takes some minutes.
 """
 
 from __future__ import annotations
