@@ -1,6 +1,8 @@
-"""The notebooks run from their first cell to their last one, at a small size; CI does so after the other tests."""
+"""The notebooks name what exists; the slow tests run them from first to last cell, at a small size."""
 
+import ast
 import base64
+import importlib
 from pathlib import Path
 
 import jax
@@ -11,7 +13,7 @@ nbclient = pytest.importorskip("nbclient")
 pytest.importorskip("ipykernel")
 
 NOTEBOOKS = Path(__file__).parents[1] / "notebooks"
-pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore::DeprecationWarning")]
+pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")
 
 
 @pytest.fixture(autouse=True)
@@ -45,6 +47,29 @@ def outputs(notebook, kind: str) -> list[str]:
     return [output["data"][kind] for output in results if kind in output["data"]]
 
 
+def names_of(source: str) -> set[tuple[str, str]]:
+    """Return (module, name) of all that a cell takes from the package."""
+    lines = [line for line in source.splitlines() if not line.lstrip().startswith(("%", "!"))]
+    names = set()
+    for node in ast.walk(ast.parse("\n".join(lines))):
+        match node:
+            case ast.ImportFrom(module=str(module)) if module.startswith("tiedattn_jax"):
+                names |= {(module, alias.name) for alias in node.names}
+            case ast.Attribute(value=ast.Name(id="ta"), attr=name):
+                names.add(("tiedattn_jax", name))
+    return names
+
+
+@pytest.mark.parametrize("path", sorted(NOTEBOOKS.glob("*.ipynb")), ids=lambda path: path.stem)
+def test_names_exist(path):
+    cells = [cell.source for cell in nbformat.read(path, as_version=4).cells if cell.cell_type == "code"]
+    names = set().union(*map(names_of, cells))
+    assert any(module == "tiedattn_jax" for module, _ in names)
+    missing = [f"{module}.{name}" for module, name in names if not hasattr(importlib.import_module(module), name)]
+    assert not missing
+
+
+@pytest.mark.slow
 def test_histogram_task(tmp_path, quick_kernel):
     parameters = 'RUNS = 2\nEPOCHS = 2\nFREE_EPOCHS = 2\nSTANDARD_EPOCHS = 2\nSAMPLES = 200\nCHECKPOINTS = "some"'
     notebook = execute("histogram_task.ipynb", tmp_path, parameters)
@@ -55,11 +80,13 @@ def test_histogram_task(tmp_path, quick_kernel):
     assert len(list((tmp_path / "some").iterdir())) == 5
 
 
+@pytest.mark.slow
 def test_jumps(tmp_path, quick_kernel):
     notebook = execute("jumps.ipynb", tmp_path, "ORDERS = (5,)\nPOWERS = (10,)\nTRUTH = 7")
     assert len(outputs(notebook, "image/png")) == 2
 
 
+@pytest.mark.slow
 def test_breaking(tmp_path, quick_kernel):
     """The notebook on 1RSB runs with the ground state alone, on coarse lines; other s would use the same programs."""
     parameters = "S = ()\nORDER = 3\nREPLICATES = 2\nDIMENSIONS = (100, 120)\nINSTANCES = (2, 2)\nSTARTS = 2"
@@ -75,6 +102,7 @@ def printed(notebook) -> str:
     return "".join(o.get("text", "") for c in notebook.cells for o in c.get("outputs", []))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "parameters", "pictures", "words"),
     [
@@ -95,6 +123,7 @@ def test_other_notebooks(tmp_path, name, parameters, pictures, words):
     assert all(word in printed(notebook) for word in words)
 
 
+@pytest.mark.slow
 def test_phase_diagram(tmp_path):
     parameters = "SIZE = 4\nORDER = 5\nFINE = 5\nPOINTS = 3\nFOLDS = (2.174, 2.3, 1)"
     parameters += '\nBOUNDARIES = ("alpha_c",)'
