@@ -17,7 +17,7 @@ import jax.numpy as jnp
 import numpy as np
 
 import tiedattn_jax as ta
-from tiedattn_jax.finite.data import start as start_of
+from tiedattn_jax.finite.starts import start as start_of
 from tiedattn_jax.model.overlaps import magnitudes
 
 CASES = {"smooth, semantic": (0.1, 3.0), "smooth, positional": (0.6, 4.0), "jumps, positional": (0.6, 1.5)}

@@ -28,7 +28,7 @@ import numpy as np
 import tiedattn_jax as ta
 from tiedattn_jax.base.printing import with_error
 from tiedattn_jax.base.results import error_bar
-from tiedattn_jax.finite.data import start
+from tiedattn_jax.finite.starts import start
 from tiedattn_jax.theory.observables import gen_error_in
 
 SIZES = 1.0, 2.0  # range of the random rest of a start, relative to that of the state

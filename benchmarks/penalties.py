@@ -18,8 +18,8 @@ import jax.numpy as jnp
 import numpy as np
 
 import tiedattn_jax as ta
-from tiedattn_jax.finite.data import start
 from tiedattn_jax.finite.instances import Compared
+from tiedattn_jax.finite.starts import start
 from tiedattn_jax.model.overlaps import PAIR
 
 

@@ -13,7 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 
 import tiedattn_jax as ta
-from tiedattn_jax.finite.data import start as start_of
+from tiedattn_jax.finite.starts import start as start_of
 
 from . import monte_carlo, published_method, pytorch_training
 from .suite import Measurement, measure

@@ -12,6 +12,9 @@ passing and training follow from it. The public functions by task:
     many settings   sweep, trace_branch, folds_of, trace_boundary, intersections, phase_diagram, PhaseDiagram.load
     averages        default_nodes, line_nodes, sobol_nodes, gauss_hermite_nodes, monte_carlo_nodes
     replica symmetry breaking       solve_1rsb, critical_alpha_1rsb, linear_crossing_1rsb
+    optimal learner                 bayes, weak_recovery, perfect_recovery, posterior_mean
+                                    Preimages, orbit, posterior_pair
+    spectral start  spectral_direction, spectral_overlap; init="spectral" in gamp, train, run_instances
     observables     gen_error, gen_error_linear, second_minimum_share, error_bar
     finite size     sample_data, Data, realised, raw_labels, shard, gamp, train, risk, run_instances
                     train_value, heldout_error, linear_baseline
@@ -37,6 +40,14 @@ from .base.errors import InputError as InputError
 from .base.programs import use_compilation_cache as use_compilation_cache
 from .base.results import Average as Average, Settings as Settings, Status as Status, error_bar as error_bar
 from .base.store import VERSION as VERSION
+from .bayes.fixed_points import BayesPoint as BayesPoint, bayes as bayes
+from .bayes.nodes import posterior_pair as posterior_pair
+from .bayes.recovery import (
+    Recovery as Recovery,
+    perfect_recovery as perfect_recovery,
+    weak_recovery as weak_recovery,
+)
+from .bayes.spectral import spectral_overlap as spectral_overlap
 from .finite.data import Data as Data, shard as shard
 from .finite.evaluation import (
     LinearBaseline as LinearBaseline,
@@ -45,7 +56,9 @@ from .finite.evaluation import (
 )
 from .finite.instances import Instances as Instances, run_instances as run_instances
 from .finite.message_passing import GAMP as GAMP, gamp as gamp
+from .finite.posterior_mean import PosteriorMean as PosteriorMean, posterior_mean as posterior_mean
 from .finite.sampling import raw_labels as raw_labels, realised as realised, sample_data as sample_data
+from .finite.starts import spectral_direction as spectral_direction
 from .finite.training import Training as Training, risk as risk, train as train
 from .finite.value import ValueTraining as ValueTraining, train_value as train_value
 from .model.checks import check as check
@@ -68,6 +81,7 @@ from .model.layers import (
 from .model.model import Model as Model
 from .model.overlaps import Conjugates as Conjugates, Overlaps as Overlaps
 from .model.penalties import L1 as L1, Penalty as Penalty
+from .model.preimages import Preimages as Preimages, orbit as orbit
 from .phases.arclength import BranchPath as BranchPath, folds_of as folds_of, trace_branch as trace_branch
 from .phases.boundaries import (
     Boundary as Boundary,

@@ -15,8 +15,8 @@ import jax.numpy as jnp
 import numpy as np
 
 import tiedattn_jax as ta
-from tiedattn_jax.finite.data import start as start_of
 from tiedattn_jax.finite.instances import Compared
+from tiedattn_jax.finite.starts import start as start_of
 
 from .data import Columns, where
 

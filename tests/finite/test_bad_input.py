@@ -14,11 +14,12 @@ from tiedattn_jax import counting as task
 from tiedattn_jax.base.errors import InputError
 from tiedattn_jax.counting import training as counting_training
 from tiedattn_jax.finite import evaluation, message_passing, sampling, training, value
-from tiedattn_jax.finite.data import Data, Labels, check_fit, start
+from tiedattn_jax.finite.data import Data, Labels, check_fit
 from tiedattn_jax.finite.evaluation import heldout_error, linear_baseline, sentence_losses
 from tiedattn_jax.finite.instances import run_instances
 from tiedattn_jax.finite.message_passing import GAMP, gamp
 from tiedattn_jax.finite.sampling import raw_labels, realised, sample_data
+from tiedattn_jax.finite.starts import start
 from tiedattn_jax.finite.training import risk, train
 from tiedattn_jax.finite.value import ValueTraining, train_value
 from tiedattn_jax.model.layers import LAYERS

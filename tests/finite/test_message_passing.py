@@ -11,9 +11,10 @@ import pytest
 import tiedattn_jax as ta
 from tiedattn_jax.averages.prox import descend, gradient_at_nodes, prox
 from tiedattn_jax.base.results import Status
-from tiedattn_jax.finite.data import start, student_fields
+from tiedattn_jax.finite.data import student_fields
 from tiedattn_jax.finite.message_passing import Damping, gamp, responses
 from tiedattn_jax.finite.sampling import sample_data
+from tiedattn_jax.finite.starts import start
 from tiedattn_jax.finite.training import risk, train
 
 pytestmark = pytest.mark.usefixtures("fast_compilation")

@@ -119,7 +119,7 @@ def _is_known(leaf: Any) -> bool:
 def with_error(value: Any, error: Any = 0.0) -> str:
     """Write a number with its error bar as two last digits, 1.25154(12) or 3.14(14)e-7; without one, in six digits."""
     value, error = float(value), float(error)
-    if not math.isfinite(error) or error <= 0:
+    if not (math.isfinite(value) and math.isfinite(error)) or error <= 0:
         return f"{value:.6g}"
     power = math.floor(math.log10(max(abs(value), error)))
     if power < _LEAST_POWER:

@@ -19,7 +19,7 @@ from ..model.parameters import scalar_parameters
 from .options import ALPHA, MODEL, averages, integer, model_of, nodes_of, subcommand
 from .report import Report, progress_bars
 
-INITS = ("semantic", "positional", "random")
+INITS = ("semantic", "positional", "random", "spectral")
 STEPS = {"gamp": 1000, "gd": 5000, "adam": 5000, "lbfgs": 2000}
 _STEPS_TEXT = ", ".join(f"{steps} for {method}" for method, steps in STEPS.items())
 _INSTANCE_BYTES = 10_000  # memory of the results of an instance: its numbers and the fixed point of the theory

@@ -27,16 +27,13 @@ from ..base.errors import (
     InputError,
     is_concrete,
     require,
-    require_key,
     require_kind,
-    require_positive,
     shaped_array,
     with_values,
 )
 from ..base.linalg import inner_products, precise, total
 from ..base.printing import Description, Printed, by_token, rows_of
 from ..base.results import Result, Status
-from ..model.checks import check
 from ..model.model import Model, over_kinds
 from ..model.overlaps import Overlaps
 
@@ -447,54 +444,6 @@ def shard(data: Data) -> Data:
     labels = jax.tree.map(lambda a: put(a, a.ndim - 1), data.labels)
     sharded = put(data.x, 1), put(data.y, 0), noise, labels
     return eqx.tree_at(lambda s: (s.x, s.y, s.noise, s.labels), data, sharded, is_leaf=lambda leaf: leaf is None)
-
-
-def start(model: Model, data: Data, init: Any, key: jax.Array | None = None, scale: float | None = None) -> jax.Array:
-    """Return a start for GAMP or training, (d, r).
-
-    Args:
-        init: "semantic", the teacher; "positional", along the first principal direction of the encodings; "random",
-            Gaussian; or an array (d, r). Columns that a named start does not set are small and random.
-        key: random key; by default that of seed 0.
-        scale: norm of the columns divided by sqrt(d); by default .25 for "positional" and 1 otherwise. The published
-            positional start has norm one: ``scale=d**-0.5``.
-
-    Raises:
-        InputError: if the name is unknown, the array has the wrong shape, or the start needs a teacher or encodings
-            that the data lack.
-    """
-    if not isinstance(init, str):
-        return check_estimate("init", model, data, init)
-    if init not in ("semantic", "positional", "random"):
-        raise InputError("init", f"must be 'semantic', 'positional', 'random' or a (d, r) array, got init={init!r}")
-    check_fit(model, data)
-    if is_concrete(model):
-        check(model, even=False)
-    key = jax.random.key(0) if key is None else key
-    require_key(key)
-    size = scale if scale is not None else 0.25 if init == "positional" else 1.0
-    require_positive(size, "scale")
-    if init == "positional" and is_concrete(data.encodings):
-        has_encodings = np.any(np.asarray(data.encodings) != 0)
-        require(has_encodings, "init", init, "'semantic', 'random' or an array for data without encodings")
-    return _named_start(model, data, init, key, jnp.asarray(size, data.x.dtype))
-
-
-@eqx.filter_jit
-@precise
-def _named_start(model: Model, data: Data, init: str, key: jax.Array, size: jax.Array) -> jax.Array:
-    d, r = data.shape[2], model.shape[1]
-    noise = jax.random.normal(key, (d, r), data.x.dtype)
-    if init == "random":
-        return noise * size
-    semantic, positional = model.start_columns(combined=False)
-    if init == "semantic":
-        directions, columns = data.known_teacher("for init='semantic'"), semantic
-    else:
-        coefficients = jnp.linalg.eigh(data.encodings @ data.encodings.T)[1][:, -1]
-        direction = coefficients @ data.encodings * jnp.where(coefficients[0] < 0, -1.0, 1.0)
-        directions, columns = (direction / jnp.linalg.norm(direction) * d**0.5)[:, None], positional[:, None]
-    return directions @ columns.T * size + jnp.where(jnp.any(columns, 1), 0.0, 0.1 * noise)
 
 
 def check_estimate(name: str, model: Model, data: Data, Q: Any) -> jax.Array:

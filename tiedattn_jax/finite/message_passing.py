@@ -26,8 +26,9 @@ from ..base.trees import either, indexed
 from ..model.model import Model, over_kinds
 from ..model.overlaps import Overlaps, symmetric
 from ..model.penalties import minimiser_and_response
-from .data import Data, Estimate, back_project, check_estimate, kind_mask, map_kinds, start, student_fields
+from .data import Data, Estimate, back_project, check_estimate, kind_mask, map_kinds, student_fields
 from .evaluation import sentence_losses
+from .starts import start
 from .training import gradient_norm, smooth_risk
 
 # Number of first steps in which the minimisers are searched for globally; afterwards each sentence stays in its well.
@@ -189,8 +190,9 @@ def gamp(
     Args:
         model: loss, ridge and penalty.
         data: the instance.
-        init: "semantic", "positional", "random", or an array (d, r), see `tiedattn_jax.finite.data.start`; or an
-            earlier `GAMP` on the same data, to go on from its estimate, variances and messages.
+        init: "semantic", "positional", "random", "spectral", or an array (d, r), see
+            `tiedattn_jax.finite.starts.start`; or an earlier `GAMP` on the same data, to go on from its estimate,
+            variances and messages.
         steps: largest number of steps.
         tol: undamped relative residual at which to stop; at least twenty roundings of the dtype.
         damping: share of the new state in a step, in (0, 1], kept fixed; 1 is the undamped algorithm. By default the
@@ -202,7 +204,7 @@ def gamp(
             points of the risk. But V decides which well a sentence is in, and derivatives diverge at a sentence that
             comes to the end of its well, so with "derivative" some instances have no fixed point.
         key: random key of the start.
-        scale: norm of a named start, as in `tiedattn_jax.finite.data.start`.
+        scale: norm of a named start, as in `tiedattn_jax.finite.starts.start`.
 
     Returns:
         A `GAMP`. If a run diverges, its status is `nonfinite` or `left_domain` and the state is the last one that was

@@ -37,8 +37,9 @@ from ..base.linalg import precise
 from ..base.results import Status
 from ..base.trees import either
 from ..model.model import Model
-from .data import Data, Estimate, check_estimate, start, student_fields
+from .data import Data, Estimate, check_estimate, student_fields
 from .evaluation import sentence_losses
+from .starts import start
 
 OPTIMIZERS = {"gd": optax.sgd, "adam": optax.adam, "lbfgs": optax.lbfgs}
 # Default learning rates: gradient descent has the paper's; L-BFGS finds its step by a line search.
@@ -151,7 +152,8 @@ def train(
     Args:
         model: loss, ridge and penalty; the ridge is the weight decay.
         data: the instance.
-        init: "semantic", "positional", "random", or an array (d, r); see `tiedattn_jax.finite.data.start`.
+        init: "semantic", "positional", "random", "spectral", or an array (d, r); see
+            `tiedattn_jax.finite.starts.start`.
         optimizer: "gd", plain gradient descent; "adam"; or "lbfgs", L-BFGS with a zoom line search. A model with a
             penalty allows only "gd", with a rate below the inverse of the risk's largest curvature. In directions where
             only the ridge determines the weights, gradient descent converges at a rate of ``lambda rate`` a step and is
@@ -162,7 +164,7 @@ def train(
         tol: largest entry of the gradient at which to stop.
         exact: whether to train on the exact labels; see `risk`.
         key: random key of the start.
-        scale: norm of a named start, as in `tiedattn_jax.finite.data.start`.
+        scale: norm of a named start, as in `tiedattn_jax.finite.starts.start`.
 
     Returns:
         A `Training`. A run that diverges has the last finite weights and the status `nonfinite`.

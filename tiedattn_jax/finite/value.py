@@ -32,9 +32,10 @@ from ..base.linalg import precise
 from ..base.nodewise import nodewise
 from ..model.checks import check_provides
 from ..model.model import Model
-from .data import Data, check_fit, start, student_fields
+from .data import Data, check_fit, student_fields
 from .evaluation import with_value
 from .sampling import raw_labels
+from .starts import start
 from .training import Descent, Training, descend, smooth_risk
 
 _ARRAYS = 8  # peak number of arrays of the size of the sentences, and of W, in the memory of the compiled program

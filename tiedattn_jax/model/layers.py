@@ -20,6 +20,7 @@ from ..base.linalg import precise
 from .law import SpectralLaw
 from .model import Model, rotations_of
 from .penalties import Penalty
+from .preimages import Preimages, orbit
 
 
 class AttentionLayer(Model):
@@ -205,6 +206,9 @@ class DotProduct(AttentionLayer):
     def attention(self, fields: jax.Array) -> jax.Array:
         return jax.nn.softmax(fields @ fields.T)
 
+    def preimages(self, Y: jax.Array) -> Preimages:
+        return _softmax_preimages(Y)
+
 
 class TemperedDotProduct(AttentionLayer):
     """Dot-product attention at a temperature, ``softmax(Z Z^T / temperature)``, in student and target.
@@ -228,6 +232,9 @@ class TemperedDotProduct(AttentionLayer):
     def attention(self, fields: jax.Array) -> jax.Array:
         return jax.nn.softmax(fields @ fields.T / self.temperature)
 
+    def preimages(self, Y: jax.Array) -> Preimages:
+        return _softmax_preimages(Y)
+
 
 class CausalDotProduct(AttentionLayer):
     """Dot-product attention with a causal mask, in student and target: a token attends to itself and to earlier ones.
@@ -243,6 +250,12 @@ class CausalDotProduct(AttentionLayer):
     def attention(self, fields: jax.Array) -> jax.Array:
         mask = np.tril(np.ones(2 * fields.shape[:1], bool))
         return jax.nn.softmax(jnp.where(mask, fields @ fields.T, -jnp.inf))
+
+    def preimages(self, Y: jax.Array) -> Preimages:
+        L, t = Y.shape
+        # Two tokens show the one number y_2 (y_2 - y_1), which many fields share.
+        _require_preimages(t == 1 and L > 2, "a teacher of one column and three tokens or more", f"t = {t}, L = {L}")
+        return orbit(Y)
 
 
 class UntiedDotProduct(AttentionLayer):
@@ -292,6 +305,10 @@ class UntiedDotProduct(AttentionLayer):
         queries, keys = jnp.split(fields, 2, axis=1)
         return jax.nn.softmax(queries @ keys.T)
 
+    def preimages(self, Y: jax.Array) -> Preimages:
+        _require_preimages(self.tied_teacher, "tied_teacher=True", "queries and keys")
+        return _softmax_preimages(Y)
+
     def target(self, Y: jax.Array, *noise: jax.Array) -> jax.Array:
         return super().target(jnp.concatenate([Y, Y], 1) if self.tied_teacher else Y)
 
@@ -323,6 +340,23 @@ class ReLUAttention(AttentionLayer):
 
     def attention(self, fields: jax.Array) -> jax.Array:
         return jnp.maximum(fields @ fields.T, 0) / fields.shape[0]
+
+    def preimages(self, Y: jax.Array) -> Preimages:
+        _require_preimages(Y.shape[1] == 1, "a teacher of one column", f"t = {Y.shape[1]}")
+        return orbit(Y)
+
+
+def _softmax_preimages(Y: jax.Array) -> Preimages:
+    """Return the preimages of ``softmax(Y Y^T)``: it gives Y Y^T up to one constant, which its rank fixes if t < L."""
+    L, t = Y.shape
+    _require_preimages(t < L, "fewer columns of the teacher than tokens", f"t = {t}, L = {L}")
+    return orbit(Y)
+
+
+def _require_preimages(condition: bool, requirement: str, value: str) -> None:
+    if not condition:
+        text = f"must have {requirement} for its own preimages, got {value}: declare `preimages(Y)` in a subclass"
+        raise InputError("model", text)
 
 
 def dot_product(

@@ -16,6 +16,7 @@ from ..base.linalg import precise
 from ..base.printing import Description, Printed, entries
 from .law import SpectralLaw
 from .penalties import Penalty
+from .preimages import Preimages
 
 
 class Model(Printed):
@@ -207,6 +208,14 @@ class Model(Printed):
     def student(self, Z: jax.Array) -> jax.Array:
         """Return the attention matrix S(Z) of the student, (L, L), for the squared error on exact labels."""
         raise NotImplementedError(self._missing("student(Z)"))
+
+    def preimages(self, Y: jax.Array) -> Preimages:
+        """Return the teacher's fields that a label leaves possible, for the Bayes-optimal learner.
+
+        Write ``return tiedattn_jax.orbit(Y)`` if T is injective up to rotations of the teacher's columns, which for one
+        column are the sign. A model with noise has ``preimages(Y, noise)``.
+        """
+        raise NotImplementedError(self._missing("preimages(Y)"))
 
     def with_teacher(self, gram: jax.Array) -> Model:
         """Return the model at another ``Q*^T Q* / d``, (t, t), such as that drawn by an instance of finite size."""

@@ -219,7 +219,10 @@ def growths(
     # theta changes the spread of h given y. This part of d thetahat / d theta is Vhat rho^{-1}, token by token.
     spread_part = jax.scipy.linalg.block_diag(*(jnp.kron(v, p) for v, p in zip(hats.V, inverse_rho, strict=True)))
     curvature = alpha * sums["gy_score"] + spread_part
-    return (_largest(to_theta.reshape(n, n), curvature), _largest(to_m.reshape(L * r, L * r), alpha * sums["g_score"]))
+    return (
+        largest_eigenvalue(to_theta.reshape(n, n), curvature),
+        largest_eigenvalue(to_m.reshape(L * r, L * r), alpha * sums["g_score"]),
+    )
 
 
 def growths_in(
@@ -278,7 +281,7 @@ def _gram(a: jax.Array, b: jax.Array, w: jax.Array) -> jax.Array:
     return jnp.stack([jnp.sum(w * p * b, -1) for p in a])
 
 
-def _largest(positive: jax.Array, symmetric: jax.Array) -> jax.Array:
+def largest_eigenvalue(positive: jax.Array, symmetric: jax.Array) -> jax.Array:
     """Return the largest eigenvalue of the product P S of a positive semidefinite and a symmetric matrix.
 
     Its derivative is l (dP S + P dS) r / (l . r), with the right eigenvector r and the left eigenvector l = S r. This

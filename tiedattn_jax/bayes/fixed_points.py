@@ -1,0 +1,318 @@
+"""Fixed points of the Bayes-optimal learner: the smallest error that any learner can reach.
+
+# notation: as in `potentials`; v are the conjugates qhat in one vector, F(v) their image.
+
+The map of the conjugates is monotone, so iterating it from an uninformed start ends at the state with the smallest
+overlap, which message passing reaches, and from an informed start at the one with the largest.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+from jaxtyping import Array, Bool, Float, Int
+
+from ..averages.program import lane_by_lane, program
+from ..averages.rule import Replicate, Rule, check_rule
+from ..base.errors import InputError, is_concrete, require, require_choice, require_takes, with_values
+from ..base.linalg import precise
+from ..base.printing import Description, rows_of
+from ..base.results import Result, Status, error_bar
+from ..base.trees import either
+from ..model.checks import check_provides
+from ..model.model import Model
+from ..model.preimages import Preimages
+from ..theory.solve import check_alpha, check_model
+from .nodes import default_rule, posterior_pair
+from .potentials import Channel, Posterior, channel, free_entropy, gen_error, posterior, sign_channel
+
+_TOL = 1e-11  # relative change of the conjugates in a step of the map at which a search ends
+_MAX_STEPS = 400
+# Conjugates of the starts, and those at which a search ends with zero and with perfect overlap, in units of 1 / rho.
+STARTS = {"uninformed": 1e-7, "informed": 1e7}
+_ZERO, _PERFECT = 1e-8, 1e13
+_GROWTH = 0.3  # relative length of steps away from an unstable state
+_CUT = 0.9  # largest relative length of Newton's step
+_RESOLUTION = 2.0  # sqrt(V / rho) over the spacing of a grid of preimages, below which the grid is too coarse
+_SAME = 1e-6  # relative difference of the overlaps of two starts above which they are two states
+
+
+class BayesState(eqx.Module):
+    """A state of the Bayes-optimal learner in every replicate of the averages: all arrays lead with that axis."""
+
+    q: Float[Array, "R S t t"]
+    V: Float[Array, "R S t t"]
+    conjugates: Float[Array, "R S t t"]
+    gen_error: Float[Array, " R"]
+    free_entropy: Float[Array, " R"]
+    residual: Float[Array, " R"]
+    status: Int[Array, " R"]
+
+
+class BayesPoint(Result):
+    """The Bayes-optimal learner at one alpha. Numbers are means over replicates; see `error_bar` for their bars.
+
+    Attributes:
+        model, alpha: the setting.
+        replicates: the state in every replicate of the averages.
+        other: the state from the other start, if both were asked for, else None.
+        start: "uninformed" or "informed" if only this state was asked for, else None.
+    """
+
+    model: Model
+    alpha: Float[Array, ""]
+    replicates: BayesState
+    other: BayesState | None
+    start: str | None = eqx.field(static=True)
+    batch_probe = "alpha", 0
+
+    @property
+    def q(self) -> Float[Array, "S t t"]:
+        """Overlap of the posterior mean with the teacher for every token, ``<Q*>^T Sigma_l <Q*> / d``."""
+        return jnp.mean(self.replicates.q, 0)
+
+    @property
+    def gen_error(self) -> Float[Array, ""]:
+        """Test error of the optimal predictor: no learner has a smaller one."""
+        return jnp.mean(self.replicates.gen_error)
+
+    @property
+    def free_entropy(self) -> Float[Array, ""]:
+        """Free entropy per dimension, up to a constant of the target times alpha; infinite if the teacher is known."""
+        return jnp.mean(self.replicates.free_entropy)
+
+    @property
+    def stderr(self) -> BayesState:
+        """Error bars of the means; see `error_bar`."""
+        return jax.tree.map(error_bar, self.replicates)
+
+    @property
+    def status(self) -> Int[Array, ""]:
+        """The worst `Status` over the replicates and, if there are two, over both starts."""
+        states = [s.status for s in (self.replicates, self.other) if s is not None]
+        return jnp.max(jnp.stack(states))
+
+    @property
+    def hard(self) -> Bool[Array, ""]:
+        """Whether the state from the other start differs: message passing then stays below the optimal overlap."""
+        if self.other is None:
+            return jnp.array(False)
+        q, other = jnp.mean(self.replicates.q, 0), jnp.mean(self.other.q, 0)
+        return jnp.max(jnp.abs(q - other)) > _SAME * jnp.max(self.model.rho)
+
+    def numbers(self) -> dict[str, Array]:
+        """Return the numbers that are shown, by name, with the replicate axis."""
+        return {name: getattr(self.replicates, name) for name in ("q", "gen_error", "free_entropy")}
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return setting, numbers and error bars, ready for JSON."""
+        means = {name: np.asarray(jnp.mean(a, 0)).tolist() for name, a in self.numbers().items()}
+        bars = {name: np.asarray(error_bar(a)).tolist() for name, a in self.numbers().items()}
+        return {
+            "alpha": float(self.alpha),
+            **means,
+            "hard": bool(self.hard),
+            "status": self.status_name,
+            "stderr": bars,
+        }
+
+    def describe(self) -> Description:
+        kind = "Bayes-optimal" if self.start is None else f"Bayes-optimal, {self.start} start"
+        numbers = self.numbers()
+        rows = rows_of({k: jnp.mean(a, 0) for k, a in numbers.items()}, {k: error_bar(a) for k, a in numbers.items()})
+        details = []
+        if self.hard and self.other is not None:
+            text = "hard phase: the state from the other start, which has the smaller free entropy"
+            details = [("q", f"{float(jnp.mean(self.other.q)):.6g}", text)]
+        return Description(f"{kind} at alpha = {self.alpha:g}", self.status_name, rows, details)
+
+
+def bayes(model: Model, alpha: Any, *, nodes: Rule | None = None, start: str | None = None) -> BayesPoint:
+    """Solve for the Bayes-optimal learner: it knows the law of the data and of the teacher, and the form of the target.
+
+    Its test error is a lower bound for that of every learner. The labels reveal the target's attention matrix, so that
+    the learner sees T(Y) of every sentence; what this says of Y is declared by `Model.preimages`. Neither omega nor A
+    nor the encodings matter as long as omega is below one, because they are known. The teacher's entries are Gaussian
+    with the second moments of the law.
+
+    Works under `jit`, `vmap` and `grad`; derivatives follow from the implicit function theorem, in every order.
+
+    Args:
+        model: the data and the target; `lam` and a ridge do not matter.
+        alpha: samples per dimension, n / d.
+        nodes: averages, made for ``ta.posterior_pair(model)``. By default a tensor grid if labels give the teacher's
+            fields up to a sign and there are few fields, else 2^13 Sobol points.
+        start: "uninformed" for the state that message passing reaches from a random start, "informed" for the one that
+            it reaches from the teacher. By default both are solved, and the one with the larger free entropy, which is
+            the optimal one, is returned; `hard` says whether they differ.
+
+    Returns:
+        A `BayesPoint`. Below weak recovery its overlap is zero; where the teacher is recovered exactly, q is rho.
+
+    Raises:
+        InputError: alpha is not positive; the model has a penalty, no `target` or no `preimages`; its target does not
+            depend on the teacher (omega is one); or the teacher's fields do not have mean zero.
+    """
+    check_bayes(model)
+    alpha = check_alpha(model, alpha)
+    if start is not None:
+        require_choice(start, "start", STARTS)
+    rule = averages_of(model, nodes)
+    states = [
+        lane_by_lane(_states)(model, alpha, rule, jnp.asarray(STARTS[name], alpha.dtype))
+        for name in (STARTS if start is None else (start,))
+    ]
+    if start is not None:
+        return BayesPoint(model, alpha, states[0], None, start)
+    low, high = states
+    has_high = jnp.mean(high.free_entropy) > jnp.mean(low.free_entropy)
+    return BayesPoint(model, alpha, either(has_high, high, low), either(has_high, low, high), None)
+
+
+def check_bayes(model: Model) -> None:
+    """Raise an `InputError` unless the model has a Bayes-optimal learner that `bayes` can describe."""
+    check_model(model, None)
+    check_provides(model, "target", "for the Bayes-optimal learner")
+    check_provides(
+        model, "preimages", "for the Bayes-optimal learner: it says which fields of the teacher a label allows"
+    )
+    require_takes(
+        model.preimages, "preimages", ("Y", *["noise"] * bool(model.noise)), f" of a model with noise = {model.noise}"
+    )
+    if model.penalty is not None:
+        raise InputError("model", f"must have no penalty for the Bayes-optimal learner, got {model.penalty!r}")
+    if is_concrete(model):
+        with with_values():
+            _check_numbers(model)
+
+
+def _check_numbers(model: Model) -> None:
+    law, (L, _, t) = model.law(), model.shape
+    if law.sentences is not None and np.any(np.abs(np.asarray(law.cross[:, L:])) > 1e-6):
+        raise InputError("law.cross", "must be zero: the Bayes-optimal learner needs teacher's fields of mean zero")
+    Y = jnp.asarray(np.random.default_rng(0).standard_normal((L, t + model.noise)), model.lam.dtype)
+    label = model.preimages(*model.label(Y))
+    slope = jax.jacfwd(lambda Y: model.target(*model.label(Y)))(Y)
+    depends = np.max(np.abs(np.asarray(slope))) > 1e-6
+    require(depends, "model.target", "a constant", "a function of the teacher's fields, as with omega below one")
+    require(np.asarray(label.noise) >= 0, "preimages(Y).noise", label.noise, "a variance, at least zero")
+    if not model.noise:
+        error = np.abs(np.asarray(jax.vmap(model.target)(label.fields) - model.target(Y)))
+        require(error < 1e-3, "preimages(Y).fields", label.fields, "fields of the same target as Y")
+
+
+def _label(model: Model) -> Preimages:
+    """Return the preimages of the label of zero fields; only their kind and their noise are of interest."""
+    return model.preimages(*model.label(jnp.zeros((model.shape[0], model.shape[2] + model.noise), model.lam.dtype)))
+
+
+def noise_of(model: Model) -> Float[Array, ""]:
+    """Return the variance of the noise of the teacher's fields in the labels."""
+    return _label(model).noise
+
+
+def has_closed_form(model: Model) -> bool:
+    """Return whether labels give the fields up to a sign, and all tokens have the same law."""
+    if not jax.eval_shape(_label, model).signs or model.law().sentences is not None:
+        return False
+    if getattr(model, "spectrum", 0) is None:  # isotropic tokens, also while jax traces sigma
+        return True
+    gamma = model.law().gamma
+    return is_concrete(gamma) and bool(np.all(np.asarray(gamma) == np.asarray(gamma)[:, :1]))
+
+
+def averages_of(model: Model, nodes: Rule | None) -> Rule:
+    """Return the averages that `nodes` asks for, checked, or the default ones."""
+    if nodes is None:
+        return default_rule(model, has_closed_form(model), jax.eval_shape(_label, model).spacing)
+    check_rule(nodes, posterior_pair(model))
+    return nodes
+
+
+@program
+def _states(model: Model, alpha: Array, rule: Rule, start: Array) -> BayesState:
+    closed_form = has_closed_form(model)
+    noise, spacing = noise_of(model), jax.eval_shape(_label, model).spacing
+
+    def state(replicate: Replicate, solution: _Solution) -> BayesState:
+        x, hats = posterior(model, solution.hats), solution.hats
+        averages = sign_channel(model, x, noise) if closed_form else channel(model, x, replicate)
+        entropy = free_entropy(model, alpha, x, hats, averages.log_evidence)
+        entropy = jnp.where(solution.is_perfect, jnp.inf, entropy)
+        is_resolved = jnp.min(jnp.linalg.eigvalsh(x.V)) > (_RESOLUTION * spacing) ** 2 * jnp.max(model.rho)
+        status = jnp.where((spacing == 0) | is_resolved, solution.status, Status.unresolved)
+        return BayesState(x.q, x.V, hats, gen_error(model, x, replicate), entropy, solution.residual, status)
+
+    if closed_form:
+        solution = _search(model, alpha, start, lambda x: sign_channel(model, x, noise), alike=True)
+        return rule.each(lambda replicate: state(replicate, solution))
+    return rule.each(
+        lambda replicate: state(replicate, _search(model, alpha, start, lambda x: channel(model, x, replicate)))
+    )
+
+
+class _Solution(NamedTuple):
+    hats: Array
+    residual: Array
+    status: Array
+    is_perfect: Array
+
+
+@precise
+def _search(
+    model: Model, alpha: Array, start: Array, averages: Callable[[Posterior], Channel], *, alike: bool = False
+) -> _Solution:
+    """Return the fixed point of ``qhat = alpha E[g g^T]`` that a start leads to, with its implicit derivatives.
+
+    Args:
+        start: size of the conjugates at the start, in units of 1 / rho.
+        alike: whether all tokens have the same conjugates, of which v then contains those of the first.
+    """
+    t, dtype, rho = model.shape[2], alpha.dtype, lax.stop_gradient(model.rho)
+    shape = (1 if alike else model.law().gamma.shape[1], t, t)
+    unit, tol = 1 / jnp.max(rho), jnp.maximum(_TOL, 20 * jnp.finfo(dtype).eps)
+
+    def conjugates(v: Array) -> Array:
+        return jnp.broadcast_to(v.reshape(shape), (model.law().gamma.shape[1], t, t))
+
+    def change(v: Array) -> Array:
+        information = averages(posterior(model, conjugates(v))).information
+        return alpha * information[: shape[0]].ravel() - v
+
+    def iterate(change: Callable[[Array], Array], first: Array) -> tuple[Array, tuple[Array, Array]]:
+        def body(s: tuple[Array, Array, Array]) -> tuple[Array, Array, Array]:
+            v, _, count = s
+            r, size = change(v), jnp.linalg.norm(v)
+            J = jax.jacfwd(change)(v)
+            newton = -jnp.linalg.solve(J, r)
+            # Where the map contracts, Newton's step has the direction of the map's; elsewhere the map leads away from
+            # an unstable state, and its steps are made longer.
+            contracts = (jnp.vdot(newton, r) > 0) & jnp.all(jnp.isfinite(newton))
+            length = jnp.linalg.norm(r) / size
+            step = jnp.where(contracts, newton, r * jnp.maximum(1.0, _GROWTH / length))
+            step = step * jnp.minimum(1.0, _CUT * size / jnp.linalg.norm(step))
+            ended = length <= tol
+            return jnp.where(ended, v, v + step), length, count + 1
+
+        def unfinished(s: tuple[Array, Array, Array]) -> Array:
+            size = jnp.linalg.norm(s[0]) / unit
+            return (s[1] > tol) & (s[2] < _MAX_STEPS) & (size > _ZERO) & (size < _PERFECT)
+
+        v, length, _ = lax.while_loop(unfinished, body, (first, jnp.asarray(jnp.inf, dtype), jnp.asarray(0)))
+        return v, (length, jnp.linalg.norm(v) / unit)
+
+    def tangent_solve(linear: Callable[[Array], Array], y: Array) -> Array:
+        return jnp.linalg.solve(jax.jacfwd(linear)(jnp.zeros_like(y)), y)
+
+    first = (start * unit * jnp.broadcast_to(jnp.eye(t, dtype=dtype), shape)).ravel()
+    v, (length, size) = lax.custom_root(change, first, iterate, tangent_solve, has_aux=True)
+    is_zero, is_perfect = size <= _ZERO, size >= _PERFECT
+    status = jnp.where((length <= tol) | is_zero | is_perfect, Status.converged, Status.max_steps)
+    status = jnp.where(jnp.all(jnp.isfinite(v)), status, Status.nonfinite)
+    return _Solution(conjugates(v), jnp.where(is_zero | is_perfect, 0.0, length), status, is_perfect)

@@ -1,0 +1,136 @@
+"""The spectral start: an eigenvector of a matrix of data alone that overlaps with the teacher, and its theory.
+
+# notation: G = rho^{1/2} Hess rho^{1/2} with the Hessian of the log evidence of a label at w = 0, so that
+# 1 + G = E[y y^T | O] for fields y of unit covariance; c = sqrt(alpha / alpha_WR); T = G (c + G)^{-1}.
+
+The matrix is ``M = sum_mu sum_{l l'} x_l T(O^mu)_{l l'} x_{l'}^T / d`` over the tokens of all sentences. Its leading
+eigenvector overlaps with the teacher from weak recovery on (Luo, Alghamdi and Lu 2019 for one token: the processing T
+is the optimal one).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+from jaxtyping import Array, Float
+
+from ..averages.program import program
+from ..averages.rule import Rule
+from ..base.errors import require
+from ..base.linalg import apply, cholesky, precise
+from ..base.results import Average, error_bar
+from ..model.model import Model
+from ..model.preimages import Preimages
+from ..theory.solve import check_alpha
+from .channel import labels_at_nodes, score
+from .fixed_points import averages_of, check_bayes, has_closed_form, noise_of
+from .recovery import weak_recovery
+
+_BISECTIONS = 60
+
+
+@precise
+def label_matrix(model: Model, label: Preimages, c: Float[Array, ""]) -> Float[Array, "n n"]:
+    """Return ``T = G (c + G)^{-1}`` of one label, for n = L t fields of unit covariance."""
+    values, vectors = jnp.linalg.eigh(label_curvature(model, label))
+    return (vectors * (values / (c + values))) @ vectors.T
+
+
+def label_curvature(model: Model, label: Preimages) -> Float[Array, "n n"]:
+    """Return G of one label."""
+    rho = model.rho
+    root = jax.scipy.linalg.block_diag(*cholesky(rho))
+    hessian = jax.jacfwd(score, 1)(label, jnp.zeros(rho.shape[:2], rho.dtype), rho)
+    return root.T @ hessian.reshape(root.shape) @ root
+
+
+def spectral_overlap(model: Model, alpha: Any, *, nodes: Rule | None = None) -> Average:
+    """Return the cosine between the leading eigenvector of the spectral start and the teacher, for large d.
+
+    With ``G_V = V G (c + (1 - V) G)^{-1}`` and V in (0, 1) from ``alpha E tr(G_V G) = 1`` it is the root of
+    ``(1 - alpha E tr G_V^2) / (1 + alpha E tr(G_V^2 G))``. It is zero up to weak recovery.
+
+    Args:
+        model, alpha, nodes: as in `bayes`; all eigenvalues of the covariance have to be equal.
+
+    Raises:
+        InputError: as `bayes`; also if the law has several eigenvalues, or the teacher more than one column.
+    """
+    check_spectral(model)
+    alpha = check_alpha(model, alpha)
+    rule = averages_of(model, nodes)
+    values = _cosines(model, alpha, weak_recovery(model, nodes=nodes).alpha, rule)
+    return Average(jnp.mean(values), error_bar(values))
+
+
+def check_spectral(model: Model) -> None:
+    """Raise an `InputError` unless `model` has a spectral start: one column of the teacher, isotropic tokens."""
+    check_bayes(model)
+    require(model.shape[2] == 1, "model", f"t = {model.shape[2]}", "a model whose teacher has one column, t = 1")
+    law = model.law()
+    isotropic = len(law.weights) == 1 and law.sentences is None
+    require(isotropic, "model", f"{len(law.weights)} atoms", "a model whose covariances have one eigenvalue each")
+
+
+@program
+def _cosines(model: Model, alpha: Array, threshold: Array, rule: Rule) -> Float[Array, " R"]:
+    c = jnp.sqrt(alpha / threshold)
+    if has_closed_form(model):
+        return jnp.broadcast_to(_cosine(alpha, c, *_sign_spectrum(model)), rule.replicates)
+
+    def cosine(replicate: Any) -> Array:
+        def spectra(block: Any) -> Array:
+            _, teacher, weight = replicate.quadrature(block)
+            t = model.shape[2]
+            Y = jnp.concatenate([apply(cholesky(model.rho), teacher[:, :t]), teacher[:, t:]], 1)
+            G = jax.vmap(lambda label: label_curvature(model, label))(labels_at_nodes(model, Y))
+            return jnp.concatenate([jnp.linalg.eigvalsh(G), weight[:, None]], 1)
+
+        table = lax.map(spectra, replicate.blocks())
+        table = table.reshape(-1, table.shape[-1])
+        return _cosine(alpha, c, table[:, :-1], table[:, -1])
+
+    return rule.each(cosine)
+
+
+def _sign_spectrum(model: Model) -> tuple[Float[Array, "N n"], Float[Array, " N"]]:
+    """Return eigenvalues of G and weights: along U it is ``(|U|^2 / W - 1) / W`` in units of rho, else ``-1 / W``."""
+    L = model.shape[0]
+    W = 1 + noise_of(model) / jnp.mean(model.rho)
+    x, w = np.polynomial.legendre.leggauss(128)
+    chi = (math.sqrt(L) + 9) * (x + 1) / 2
+    weight = (
+        (math.sqrt(L) + 9) / 2 * w * chi ** (L - 1) * np.exp(-(chi**2) / 2) / (2 ** (L / 2 - 1) * math.gamma(L / 2))
+    )
+    along = (chi**2 - 1) / W
+    across = jnp.broadcast_to(-1 / W, (len(chi), L - 1))
+    return jnp.concatenate([along[:, None], across], 1), jnp.asarray(weight, W.dtype)
+
+
+def _cosine(alpha: Array, c: Array, G: Float[Array, "N n"], weight: Float[Array, " N"]) -> Float[Array, ""]:
+    def mean(values: Array) -> Array:
+        return alpha * weight @ jnp.sum(values, 1)
+
+    def G_V(V: Array) -> Array:
+        return V * G / (c + (1 - V) * G)
+
+    def excess(V: Array) -> Array:
+        return mean(G_V(V) * G) - 1
+
+    def bisect(fn: Callable[[Array], Array], V: Array) -> Array:
+        def halve(_: Any, bounds: Array) -> Array:
+            middle = jnp.mean(bounds)
+            return jnp.where(fn(middle) < 0, jnp.stack([middle, bounds[1]]), jnp.stack([bounds[0], middle]))
+
+        return jnp.mean(lax.fori_loop(0, _BISECTIONS, halve, jnp.stack([jnp.zeros_like(V), V])))
+
+    V = lax.custom_root(excess, jnp.ones_like(c), bisect, lambda linear, y: y / linear(jnp.ones_like(y)))
+    square = G_V(V) ** 2
+    cosine_square = (1 - mean(square)) / (1 + mean(square * G))
+    return jnp.sqrt(jnp.where(c > 1, jnp.maximum(cosine_square, 0.0), 0.0))

@@ -1,0 +1,130 @@
+"""Starts of message passing and training: named ones, and the spectral one, which needs neither teacher nor luck."""
+
+from __future__ import annotations
+
+import warnings
+from typing import Any
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.experimental.sparse.linalg import lobpcg_standard
+from jaxtyping import Array, Float
+
+from ..base.errors import InputError, is_concrete, require, require_key, require_positive
+from ..base.linalg import precise
+from ..bayes.channel import labels_at_nodes
+from ..bayes.recovery import weak_recovery
+from ..bayes.spectral import check_spectral, label_matrix
+from ..model.checks import check
+from ..model.model import Model
+from .data import Data, back_project, check_estimate, check_fit, student_fields
+
+STARTS = "semantic", "positional", "random", "spectral"
+_STEPS = 500  # of the eigenvalue solver
+
+
+def start(model: Model, data: Data, init: Any, key: jax.Array | None = None, scale: float | None = None) -> jax.Array:
+    """Return a start for GAMP or training, (d, r).
+
+    Args:
+        init: "semantic", the teacher; "positional", along the first principal direction of the encodings; "spectral",
+            along a direction that is computed from inputs and labels alone, see `spectral_direction`; "random",
+            Gaussian; or an array (d, r). Columns that a named start does not set are small and random.
+        key: random key; by default that of seed 0.
+        scale: norm of the columns divided by sqrt(d); by default .25 for "positional" and 1 otherwise. The published
+            positional start has norm one: ``scale=d**-0.5``.
+
+    Raises:
+        InputError: if the name is unknown, the array has the wrong shape, or the start needs a teacher or encodings
+            that the data lack; or as `spectral_direction`.
+    """
+    if not isinstance(init, str):
+        return check_estimate("init", model, data, init)
+    if init not in STARTS:
+        names = ", ".join(map(repr, STARTS))
+        raise InputError("init", f"must be {names} or a (d, r) array, got init={init!r}")
+    check_fit(model, data)
+    if is_concrete(model):
+        check(model, even=False)
+    key = jax.random.key(0) if key is None else key
+    require_key(key)
+    size = scale if scale is not None else 0.25 if init == "positional" else 1.0
+    require_positive(size, "scale")
+    if init == "positional" and is_concrete(data.encodings):
+        has_encodings = np.any(np.asarray(data.encodings) != 0)
+        require(has_encodings, "init", init, "'semantic', 'random' or an array for data without encodings")
+    if init == "spectral":
+        check_spectral_start(model, data)
+    return _named_start(model, data, init, key, jnp.asarray(size, data.x.dtype))
+
+
+@eqx.filter_jit
+@precise
+def _named_start(model: Model, data: Data, init: str, key: jax.Array, size: jax.Array) -> jax.Array:
+    d, r = data.shape[2], model.shape[1]
+    noise = jax.random.normal(key, (d, r), data.x.dtype)
+    if init == "random":
+        return noise * size
+    semantic, positional = model.start_columns(combined=False)
+    if init == "semantic":
+        directions, columns = data.known_teacher("for init='semantic'"), semantic
+    elif init == "spectral":
+        directions, columns = _leading_direction(model, data, noise[:, :1]), semantic
+    else:
+        coefficients = jnp.linalg.eigh(data.encodings @ data.encodings.T)[1][:, -1]
+        direction = coefficients @ data.encodings * jnp.where(coefficients[0] < 0, -1.0, 1.0)
+        directions, columns = (direction / jnp.linalg.norm(direction) * d**0.5)[:, None], positional[:, None]
+    return directions @ columns.T * size + jnp.where(jnp.any(columns, 1), 0.0, 0.1 * noise)
+
+
+def check_spectral_start(model: Model, data: Data) -> None:
+    """Check that a spectral start exists, and warn if it is blind: below weak recovery it says nothing of the teacher.
+
+    Raises:
+        InputError: as `tiedattn_jax.spectral_overlap`.
+    """
+    check_spectral(model)
+    if is_concrete(model):
+        threshold = float(weak_recovery(model).alpha)
+        if data.alpha <= threshold:
+            message = f"the spectral start is blind at alpha = {data.alpha:.4g}, below weak recovery at {threshold:.4g}"
+            warnings.warn(f"{message}: it is a random direction", stacklevel=3)
+
+
+def spectral_direction(model: Model, data: Data, key: Array | None = None) -> Float[Array, "d 1"]:
+    """Return a direction of norm sqrt(d) that overlaps with the teacher, from inputs and labels alone.
+
+    It is the leading eigenvector of ``sum_mu sum_{l l'} x_l T(O^mu)_{l l'} x_{l'}^T / d``, where T processes what the
+    label O says of the teacher's fields, see `tiedattn_jax.bayes.spectral`. The matrix is never built: its products
+    with a vector take two passes over the data. The sign is arbitrary. For large d the cosine with the teacher is
+    `tiedattn_jax.spectral_overlap`.
+
+    Args:
+        key: random key of the first vector; by default that of seed 0.
+
+    Raises:
+        InputError: as `tiedattn_jax.spectral_overlap`.
+    """
+    check_fit(model, data)
+    check_spectral_start(model, data)
+    first = jax.random.normal(jax.random.key(0) if key is None else key, (data.shape[2], 1), data.x.dtype)
+    return _leading_direction(model, data, first)
+
+
+@eqx.filter_jit
+@precise
+def _leading_direction(model: Model, data: Data, first: Array) -> Array:
+    d = data.shape[2]
+    c = jnp.sqrt(jnp.maximum(data.alpha / weak_recovery(model).alpha, 1.01))  # c + G stays positive
+    matrices = jax.vmap(lambda label: label_matrix(model, label, c), out_axes=-1)(labels_at_nodes(model, data.fields))
+    encodings = data.encodings / d**0.5
+
+    def product(v: Array) -> Array:
+        fields = student_fields(data.x, v) - (encodings @ v)[..., None]
+        u = jnp.einsum("kln,lan->kan", matrices, fields)
+        return back_project(data.x, u) - jnp.einsum("li,lan->ia", encodings, u)
+
+    direction = lobpcg_standard(product, first, m=_STEPS)[1]
+    return direction * d**0.5
