@@ -164,13 +164,14 @@ def bayes(model: Model, alpha: Any, *, nodes: Rule | None = None, start: str | N
     if start is not None:
         require_choice(start, "start", STARTS)
     rule = averages_of(model, nodes)
-    states = [
-        lane_by_lane(_states)(model, alpha, rule, jnp.asarray(STARTS[name], alpha.dtype))
-        for name in (STARTS if start is None else (start,))
-    ]
+
+    def state(name: str) -> BayesState:
+        size = jnp.asarray(STARTS[name], alpha.dtype)
+        return lane_by_lane(_states)(model, alpha, rule, size, has_closed_form(model))
+
     if start is not None:
-        return BayesPoint(model, alpha, states[0], None, start)
-    low, high = states
+        return BayesPoint(model, alpha, state(start), None, start)
+    low, high = map(state, STARTS)
     has_high = jnp.mean(high.free_entropy) > jnp.mean(low.free_entropy)
     return BayesPoint(model, alpha, either(has_high, high, low), either(has_high, low, high), None)
 
@@ -179,9 +180,7 @@ def check_bayes(model: Model) -> None:
     """Raise an `InputError` unless the model has a Bayes-optimal learner that `bayes` can describe."""
     check_model(model, None)
     check_provides(model, "target", "for the Bayes-optimal learner")
-    check_provides(
-        model, "preimages", "for the Bayes-optimal learner: it says which fields of the teacher a label allows"
-    )
+    check_provides(model, "preimages", "that says which fields of the teacher a label allows")
     require_takes(
         model.preimages, "preimages", ("Y", *["noise"] * bool(model.noise)), f" of a model with noise = {model.noise}"
     )
@@ -236,8 +235,7 @@ def averages_of(model: Model, nodes: Rule | None) -> Rule:
 
 
 @program
-def _states(model: Model, alpha: Array, rule: Rule, start: Array) -> BayesState:
-    closed_form = has_closed_form(model)
+def _states(model: Model, alpha: Array, rule: Rule, start: Array, closed_form: bool) -> BayesState:
     noise, spacing = noise_of(model), jax.eval_shape(_label, model).spacing
 
     def state(replicate: Replicate, solution: _Solution) -> BayesState:
@@ -247,6 +245,7 @@ def _states(model: Model, alpha: Array, rule: Rule, start: Array) -> BayesState:
         entropy = jnp.where(solution.is_perfect, jnp.inf, entropy)
         is_resolved = jnp.min(jnp.linalg.eigvalsh(x.V)) > (_RESOLUTION * spacing) ** 2 * jnp.max(model.rho)
         status = jnp.where((spacing == 0) | is_resolved, solution.status, Status.unresolved)
+        x = either(solution.is_zero, Posterior(0 * x.q, x.q + x.V), x)
         return BayesState(x.q, x.V, hats, gen_error(model, x, replicate), entropy, solution.residual, status)
 
     if closed_form:
@@ -261,6 +260,7 @@ class _Solution(NamedTuple):
     hats: Array
     residual: Array
     status: Array
+    is_zero: Array
     is_perfect: Array
 
 
@@ -315,4 +315,4 @@ def _search(
     is_zero, is_perfect = size <= _ZERO, size >= _PERFECT
     status = jnp.where((length <= tol) | is_zero | is_perfect, Status.converged, Status.max_steps)
     status = jnp.where(jnp.all(jnp.isfinite(v)), status, Status.nonfinite)
-    return _Solution(conjugates(v), jnp.where(is_zero | is_perfect, 0.0, length), status, is_perfect)
+    return _Solution(conjugates(v), jnp.where(is_zero | is_perfect, 0.0, length), status, is_zero, is_perfect)

@@ -67,20 +67,22 @@ def weak_recovery(model: Model, *, nodes: Rule | None = None) -> Recovery:
     """
     check_bayes(model)
     rule = averages_of(model, nodes)
-    values = _thresholds(model, rule)
-    slopes = jax.grad(lambda model: jnp.mean(_thresholds(model, rule)))(model)
+    values = thresholds(model, rule, has_closed_form(model))
+    slopes = jax.grad(lambda model: jnp.mean(thresholds(model, rule, has_closed_form(model))))(model)
     return Recovery(jnp.mean(values), error_bar(values), slopes)
 
 
 @program
-def _thresholds(model: Model, rule: Rule) -> Float[Array, " R"]:
+def thresholds(model: Model, rule: Rule, closed_form: bool) -> Float[Array, " R"]:
+    """Return the alpha of `weak_recovery` in every replicate of the averages."""
+
     def threshold(curvature: Array) -> Array:
         size = curvature.shape[0] * curvature.shape[1] ** 2
         response = jax.jacfwd(lambda hats: posterior(model, hats).q)(jnp.zeros(curvature.shape[:3], curvature.dtype))
         matrices = (a.reshape(size, size) for a in (response, curvature))
         return 1 / largest_eigenvalue(*matrices)
 
-    if has_closed_form(model):
+    if closed_form:
         return jnp.broadcast_to(threshold(_sign_curvature(model)), rule.replicates)
     return rule.each(lambda replicate: threshold(_curvature(model, replicate)))
 

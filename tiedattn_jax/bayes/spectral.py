@@ -30,7 +30,7 @@ from ..model.preimages import Preimages
 from ..theory.solve import check_alpha
 from .channel import labels_at_nodes, score
 from .fixed_points import averages_of, check_bayes, has_closed_form, noise_of
-from .recovery import weak_recovery
+from .recovery import thresholds
 
 _BISECTIONS = 60
 
@@ -64,8 +64,8 @@ def spectral_overlap(model: Model, alpha: Any, *, nodes: Rule | None = None) -> 
     """
     check_spectral(model)
     alpha = check_alpha(model, alpha)
-    rule = averages_of(model, nodes)
-    values = _cosines(model, alpha, weak_recovery(model, nodes=nodes).alpha, rule)
+    rule, closed_form = averages_of(model, nodes), has_closed_form(model)
+    values = _cosines(model, alpha, jnp.mean(thresholds(model, rule, closed_form)), rule, closed_form)
     return Average(jnp.mean(values), error_bar(values))
 
 
@@ -79,9 +79,9 @@ def check_spectral(model: Model) -> None:
 
 
 @program
-def _cosines(model: Model, alpha: Array, threshold: Array, rule: Rule) -> Float[Array, " R"]:
+def _cosines(model: Model, alpha: Array, threshold: Array, rule: Rule, closed_form: bool) -> Float[Array, " R"]:
     c = jnp.sqrt(alpha / threshold)
-    if has_closed_form(model):
+    if closed_form:
         return jnp.broadcast_to(_cosine(alpha, c, *_sign_spectrum(model)), rule.replicates)
 
     def cosine(replicate: Any) -> Array:

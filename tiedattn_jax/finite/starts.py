@@ -15,14 +15,15 @@ from jaxtyping import Array, Float
 from ..base.errors import InputError, is_concrete, require, require_key, require_positive
 from ..base.linalg import precise
 from ..bayes.channel import labels_at_nodes
-from ..bayes.recovery import weak_recovery
+from ..bayes.fixed_points import averages_of, has_closed_form
+from ..bayes.recovery import thresholds
 from ..bayes.spectral import check_spectral, label_matrix
 from ..model.checks import check
 from ..model.model import Model
 from .data import Data, back_project, check_estimate, check_fit, student_fields
 
 STARTS = "semantic", "positional", "random", "spectral"
-_STEPS = 500  # of the eigenvalue solver
+_STEPS = 200  # of the eigenvalue solver
 
 
 def start(model: Model, data: Data, init: Any, key: jax.Array | None = None, scale: float | None = None) -> jax.Array:
@@ -55,14 +56,15 @@ def start(model: Model, data: Data, init: Any, key: jax.Array | None = None, sca
     if init == "positional" and is_concrete(data.encodings):
         has_encodings = np.any(np.asarray(data.encodings) != 0)
         require(has_encodings, "init", init, "'semantic', 'random' or an array for data without encodings")
-    if init == "spectral":
-        check_spectral_start(model, data)
-    return _named_start(model, data, init, key, jnp.asarray(size, data.x.dtype))
+    threshold = _weak_recovery(model, data) if init == "spectral" else None
+    return _named_start(model, data, init, key, jnp.asarray(size, data.x.dtype), threshold)
 
 
 @eqx.filter_jit
 @precise
-def _named_start(model: Model, data: Data, init: str, key: jax.Array, size: jax.Array) -> jax.Array:
+def _named_start(
+    model: Model, data: Data, init: str, key: jax.Array, size: jax.Array, threshold: jax.Array | None
+) -> jax.Array:
     d, r = data.shape[2], model.shape[1]
     noise = jax.random.normal(key, (d, r), data.x.dtype)
     if init == "random":
@@ -70,8 +72,8 @@ def _named_start(model: Model, data: Data, init: str, key: jax.Array, size: jax.
     semantic, positional = model.start_columns(combined=False)
     if init == "semantic":
         directions, columns = data.known_teacher("for init='semantic'"), semantic
-    elif init == "spectral":
-        directions, columns = _leading_direction(model, data, noise[:, :1]), semantic
+    elif threshold is not None:  # the spectral start
+        directions, columns = _leading_direction(model, data, noise[:, :1], threshold), semantic
     else:
         coefficients = jnp.linalg.eigh(data.encodings @ data.encodings.T)[1][:, -1]
         direction = coefficients @ data.encodings * jnp.where(coefficients[0] < 0, -1.0, 1.0)
@@ -79,18 +81,18 @@ def _named_start(model: Model, data: Data, init: str, key: jax.Array, size: jax.
     return directions @ columns.T * size + jnp.where(jnp.any(columns, 1), 0.0, 0.1 * noise)
 
 
-def check_spectral_start(model: Model, data: Data) -> None:
-    """Check that a spectral start exists, and warn if it is blind: below weak recovery it says nothing of the teacher.
+def _weak_recovery(model: Model, data: Data) -> jax.Array:
+    """Return the alpha of weak recovery, and warn if the data have less: a spectral start is then blind.
 
     Raises:
         InputError: as `tiedattn_jax.spectral_overlap`.
     """
     check_spectral(model)
-    if is_concrete(model):
-        threshold = float(weak_recovery(model).alpha)
-        if data.alpha <= threshold:
-            message = f"the spectral start is blind at alpha = {data.alpha:.4g}, below weak recovery at {threshold:.4g}"
-            warnings.warn(f"{message}: it is a random direction", stacklevel=3)
+    threshold = jnp.mean(thresholds(model, averages_of(model, None), has_closed_form(model)))
+    if is_concrete(threshold) and data.alpha <= float(threshold):
+        message = f"the spectral start is blind at alpha = {data.alpha:.4g}, below weak recovery at {threshold:.4g}"
+        warnings.warn(f"{message}: it is a random direction", stacklevel=3)
+    return threshold
 
 
 def spectral_direction(model: Model, data: Data, key: Array | None = None) -> Float[Array, "d 1"]:
@@ -108,16 +110,16 @@ def spectral_direction(model: Model, data: Data, key: Array | None = None) -> Fl
         InputError: as `tiedattn_jax.spectral_overlap`.
     """
     check_fit(model, data)
-    check_spectral_start(model, data)
+    threshold = _weak_recovery(model, data)
     first = jax.random.normal(jax.random.key(0) if key is None else key, (data.shape[2], 1), data.x.dtype)
-    return _leading_direction(model, data, first)
+    return _leading_direction(model, data, first, threshold)
 
 
 @eqx.filter_jit
 @precise
-def _leading_direction(model: Model, data: Data, first: Array) -> Array:
+def _leading_direction(model: Model, data: Data, first: Array, threshold: Array) -> Array:
     d = data.shape[2]
-    c = jnp.sqrt(jnp.maximum(data.alpha / weak_recovery(model).alpha, 1.01))  # c + G stays positive
+    c = jnp.sqrt(jnp.maximum(data.alpha / threshold, 1.01))  # c + G stays positive
     matrices = jax.vmap(lambda label: label_matrix(model, label, c), out_axes=-1)(labels_at_nodes(model, data.fields))
     encodings = data.encodings / d**0.5
 

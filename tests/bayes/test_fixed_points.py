@@ -1,0 +1,173 @@
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from channels import Noisy, PhaseRetrieval, Plain
+
+import tiedattn_jax as ta
+from tiedattn_jax.bayes import potentials, signs
+from tiedattn_jax.bayes.fixed_points import noise_of
+
+SIGMA_SQUARE = 0.25
+
+
+def overlap(model, alpha, **options):
+    """The overlap in units of rho."""
+    point = ta.bayes(model, alpha, **options)
+    assert point.ok
+    return float(jnp.mean(point.q / model.rho))
+
+
+def three_tokens(kind=ta.DotProduct):
+    return kind.of(mixing=np.full((3, 3), 1 / 3), encodings=np.eye(3))
+
+
+# Overlaps by inversion of alpha(q) with an adaptive quadrature.
+@pytest.mark.parametrize(
+    ("model", "alpha", "expected"),
+    [
+        (ta.dot_product(), 0.2, 0.0451504),
+        (ta.dot_product(), 0.4, 0.5920117),
+        (Noisy.of(), 1.0, 0.6427555),
+        (three_tokens(), 0.2, 0.4370078),
+        (three_tokens(Noisy), 0.5, 0.5806438),
+    ],
+    ids=["two-.2", "two-.4", "noisy", "three", "three-noisy"],
+)
+def test_overlaps(model, alpha, expected):
+    assert overlap(model, alpha) == pytest.approx(expected, abs=2e-7)
+
+
+def test_a_fixed_point_lies_on_the_curve_alpha_of_q(model):
+    """The other route: alpha(q) = q / (1 - q) . W / I_L(q / W), without an iteration."""
+    for kind, alpha in ((model, 0.3), (Noisy.of(sigma=0.8), 0.7)):
+        q, delta = overlap(kind, alpha), float(noise_of(kind) / kind.rho[0, 0, 0])
+        W = 1 - q + delta
+        assert q / (1 - q) * W / float(signs.information(2, jnp.asarray(q / W))) == pytest.approx(alpha, rel=1e-9)
+
+
+def test_errors(model):
+    """Values at alpha = .4 and for noise at 1 by Sobol points, and the limits without and with full overlap."""
+    assert float(ta.bayes(model, 0.4).gen_error) == pytest.approx(1.29528e-3, rel=3e-5)
+    assert float(ta.bayes(Noisy.of(), 1.0).gen_error) == pytest.approx(2.3853e-3, rel=1e-3)
+    grid = ta.gauss_hermite_nodes(ta.posterior_pair(model), 24, replicates=2)
+    blind = ta.bayes(model, 0.1, nodes=grid)
+    assert float(jnp.max(blind.q)) == 0
+    linear = ta.gen_error_linear(model, ta.gauss_hermite_nodes(model, 32)).value
+    assert float(blind.gen_error) == pytest.approx(float(linear), rel=1e-8)
+    known = ta.bayes(model, 0.7)
+    assert float(known.gen_error) < 1e-14 and float(jnp.min(known.q)) == pytest.approx(SIGMA_SQUARE, abs=1e-10)
+    assert float(known.free_entropy) == np.inf and known.ok and not known.hard
+
+
+def test_the_closed_form_is_the_average_over_labels(model):
+    plain = Plain.of()
+    nodes = ta.sobol_nodes(ta.posterior_pair(plain), 2**12)
+    closed, averaged = ta.bayes(model, 0.4), ta.bayes(plain, 0.4, nodes=nodes)
+    assert averaged.ok
+    for name in ("q", "gen_error", "free_entropy"):
+        expected, value = getattr(closed, name), getattr(averaged, name)
+        assert np.all(np.abs(value - expected) < 3 * getattr(averaged.stderr, name)), name
+        assert np.all(np.abs(value / expected - 1) < 0.02), name
+
+
+def test_equations_are_gradients(model):
+    """q is twice the gradient of psi, and E[g g^T] twice that of the log evidence, where q + V = rho."""
+    law = ta.SpectralLaw.from_matrices(
+        np.stack([np.linspace(0.2, 0.9, 8), np.linspace(0.5, 0.3, 8)]), np.eye(2, 8), np.ones((8, 1))
+    )
+    several = ta.dot_product(law=law)
+    hats = jnp.array([0.7, 1.9])[:, None, None]
+    x = potentials.posterior(several, hats)
+    np.testing.assert_allclose(x.q, 2 * jax.grad(lambda h: potentials.prior(several, h))(hats), rtol=1e-10)
+    np.testing.assert_allclose(x.q + x.V, several.rho, rtol=1e-12)
+
+    def evidence(q):
+        return potentials.sign_channel(model, potentials.Posterior(q, model.rho - q), jnp.zeros(())).log_evidence
+
+    q = 0.4 * model.rho
+    information = potentials.sign_channel(model, potentials.Posterior(q, model.rho - q), jnp.zeros(())).information
+    np.testing.assert_allclose(information, 2 * jax.grad(evidence)(q), rtol=1e-8)
+
+
+def test_derivatives(model):
+    def error(sigma, alpha):
+        return ta.bayes(ta.dot_product(sigma=sigma), alpha, start="uninformed").gen_error
+
+    step, at = 1e-4, (0.5, 0.4)
+    slopes = jax.grad(error, (0, 1))(*at)
+    by_sigma = (error(0.5 + step, 0.4) - error(0.5 - step, 0.4)) / (2 * step)
+    by_alpha = (error(0.5, 0.4 + step) - error(0.5, 0.4 - step)) / (2 * step)
+    np.testing.assert_allclose(slopes, [by_sigma, by_alpha], rtol=1e-5)
+    second = jax.grad(jax.grad(error, 1), 1)(*at)
+    difference = (jax.grad(error, 1)(0.5, 0.4 + step) - jax.grad(error, 1)(0.5, 0.4 - step)) / (2 * step)
+    assert float(second) == pytest.approx(float(difference), rel=1e-5)
+    assert np.all(np.abs(jnp.stack([jax.grad(error, 1)(0.5, a) for a in (0.1, 0.8)])) < 1e-10)
+
+
+def test_many_alphas(model):
+    alphas = jnp.array([0.1, 0.4, 0.8])
+    together = jax.jit(jax.vmap(lambda alpha: ta.bayes(model, alpha).gen_error))(alphas)
+    np.testing.assert_allclose(together, [ta.bayes(model, a).gen_error for a in alphas], rtol=1e-9, atol=1e-15)
+
+
+def test_a_hard_phase_is_named():
+    """One token: between the information limit and 1.128 message passing does not find the teacher."""
+    retrieval = PhaseRetrieval(lam=jnp.asarray(0.01))
+    hard = ta.bayes(retrieval, 1.1)
+    assert hard.hard and float(jnp.min(hard.q)) == pytest.approx(1) and "hard phase" in str(hard)
+    assert 0.3 < overlap(retrieval, 1.1, start="uninformed") < 0.9
+    assert not ta.bayes(retrieval, 1.2).hard
+
+
+def test_omega_mixing_and_ridge_do_not_matter(model):
+    other = ta.dot_product(omega=0.8, lam=0.1, mixing=((0.9, 0.1), (0.2, 0.8)))
+    np.testing.assert_allclose(ta.bayes(other, 0.35).q, ta.bayes(model, 0.35).q, rtol=1e-12)
+
+
+def test_several_eigenvalues_and_equal_ones():
+    """A law of one atom gives the isotropic layer; of two atoms the one with larger variance is learned better."""
+    encodings, teacher = np.eye(2, 16), np.ones((16, 1))
+    same = ta.dot_product(law=ta.SpectralLaw.from_matrices(np.full((2, 16), 0.25), encodings, teacher))
+    np.testing.assert_allclose(ta.bayes(same, 0.4).q, ta.bayes(ta.dot_product(), 0.4).q, rtol=1e-8)
+    spread = np.where(np.arange(16) < 8, 0.1, 0.4)
+    other = ta.dot_product(law=ta.SpectralLaw.from_matrices(np.stack([spread, spread]), encodings, teacher))
+    assert ta.weak_recovery(other).alpha < ta.weak_recovery(same).alpha
+    assert overlap(other, 0.3) > overlap(same, 0.3)
+
+
+@pytest.mark.parametrize(
+    ("build", "message"),
+    [
+        (lambda: ta.bayes(ta.dot_product(penalty=ta.L1(0.01)), 1.0), "must have no penalty"),
+        (lambda: ta.bayes(ta.dot_product(omega=1.0), 1.0), "omega below one"),
+        (lambda: ta.bayes(ta.causal_dot_product(), 1.0), "three tokens or more"),
+        (lambda: ta.bayes(ta.untied_dot_product(), 1.0), "declare `preimages"),
+        (lambda: ta.bayes(ta.linear_attention(), 1.0), "preimages"),
+        (lambda: ta.bayes(ta.dot_product(), -1.0), "alpha must be positive"),
+        (lambda: ta.bayes(ta.dot_product(), 1.0, start="semantic"), "start"),
+        (lambda: ta.bayes(ta.dot_product(), 1.0, nodes=ta.sobol_nodes(three_tokens(), 2**6)), "nodes"),
+        (lambda: ta.bayes(ta.dot_product(teacher=np.eye(2), rank=2), 1.0), "fewer columns"),
+        (lambda: ta.perfect_recovery(Noisy.of()), "exact labels"),
+        (lambda: ta.spectral_overlap(ta.dot_product(), 0.0), "alpha must be positive"),
+    ],
+)
+def test_bad_input(build, message):
+    with pytest.raises(ta.InputError, match=message):
+        build()
+
+
+def test_wrong_preimages_are_refused():
+    class Wrong(ta.DotProduct):
+        def preimages(self, Y):
+            return ta.orbit(Y + 1)
+
+    class Silent(ta.DotProduct):
+        noise = 1
+
+        def target(self, Y, noise):
+            return super().target(Y + noise)
+
+    for kind, message in ((Wrong, "same target"), (Silent, "noise")):
+        with pytest.raises(ta.InputError, match=message):
+            ta.bayes(kind.of(), 1.0)

@@ -1,0 +1,61 @@
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from channels import Noisy, PhaseRetrieval, Plain
+
+import tiedattn_jax as ta
+
+
+@pytest.mark.parametrize("L", [2, 3])
+def test_weak_recovery_of_exact_labels(L):
+    model = ta.dot_product(mixing=np.full((L, L), 1 / L), encodings=np.eye(L))
+    threshold = ta.weak_recovery(model)
+    assert float(threshold.alpha) == pytest.approx(1 / (L * (L + 1)), rel=1e-9)
+    assert float(ta.bayes(model, 0.98 * threshold.alpha).q[0, 0, 0]) == 0
+    assert float(ta.bayes(model, 1.02 * threshold.alpha).q[0, 0, 0]) > 5e-4
+
+
+def test_noise_delays_weak_recovery():
+    """(1 + Delta)^2 / 6 with Delta = noise / sigma^2, and its derivative in sigma."""
+    threshold, delta = ta.weak_recovery(Noisy.of()), 0.36
+    assert float(threshold.alpha) == pytest.approx((1 + delta) ** 2 / 6, rel=1e-9)
+    slope = 2 * (1 + delta) / 6 * (-2 * delta / 0.5)
+    assert float(threshold.sensitivities.sigma) == pytest.approx(slope, rel=1e-9)
+    assert float(threshold.sensitivities.omega) == 0
+
+
+def test_weak_recovery_by_averages_over_labels():
+    plain = Plain.of()
+    threshold = ta.weak_recovery(plain, nodes=ta.sobol_nodes(ta.posterior_pair(plain), 2**12))
+    assert abs(float(threshold.alpha) - 1 / 6) < 3 * float(threshold.stderr) < 0.01
+
+
+def test_two_columns_of_the_teacher():
+    """O(2) as a grid: three tokens show more than one column of the teacher, and no less than the bound allows."""
+    model = ta.dot_product(mixing=np.full((3, 3), 1 / 3), encodings=np.eye(3), teacher=np.eye(2), rank=2)
+    nodes = ta.sobol_nodes(ta.posterior_pair(model), 2**8)
+    threshold = ta.weak_recovery(model, nodes=nodes)
+    assert 1 / 12 < float(threshold.alpha) < 0.5 and threshold.ok
+
+
+def test_perfect_recovery(model):
+    """1 / L; with one token (real phase retrieval) message passing needs 1.128 (Barbier et al., PNAS 2019)."""
+    two = ta.perfect_recovery(model)
+    assert (float(two.alpha), float(two.algorithmic)) == (0.5, pytest.approx(0.5, abs=1e-9))
+    retrieval = PhaseRetrieval(lam=jnp.asarray(0.01))
+    one = ta.perfect_recovery(retrieval)
+    assert (float(one.alpha), float(one.algorithmic)) == (1.0, pytest.approx(1.12845, abs=1e-4))
+    assert float(ta.weak_recovery(retrieval).alpha) == pytest.approx(0.5)
+    assert float(ta.bayes(model, 0.49).gen_error) > 1e-5 > float(ta.bayes(model, 0.51).gen_error)
+
+
+@pytest.mark.parametrize(("alpha", "expected"), [(0.1, 0.0), (0.3, 0.38702), (0.75, 0.70964), (1.25, 0.81796)])
+def test_spectral_overlap(model, alpha, expected):
+    assert float(ta.spectral_overlap(model, alpha).value) == pytest.approx(expected, abs=1e-5)
+
+
+def test_spectral_overlap_by_averages_over_labels(model):
+    plain = Plain.of()
+    nodes = ta.sobol_nodes(ta.posterior_pair(plain), 2**12)
+    averaged, closed = ta.spectral_overlap(plain, 1.0, nodes=nodes), ta.spectral_overlap(model, 1.0)
+    assert float(averaged.value) == pytest.approx(float(closed.value), abs=5e-3)

@@ -1,0 +1,46 @@
+"""Models for the Bayes-optimal learner: other label channels than those of the shipped layers."""
+
+import jax.numpy as jnp
+
+import tiedattn_jax as ta
+
+NOISE = 0.3
+
+
+class Noisy(ta.DotProduct):
+    """A target that sees the teacher's fields with noise on them."""
+
+    noise = 1
+
+    def target(self, Y, noise):
+        return super().target(Y + NOISE * noise)
+
+    def preimages(self, Y, noise):
+        return ta.orbit(Y + NOISE * noise, NOISE**2)
+
+
+class Plain(ta.DotProduct):
+    """The dot product, but without the knowledge that its preimages are two signs: averages over nodes."""
+
+    def preimages(self, Y):
+        signs = super().preimages(Y)
+        return ta.Preimages(signs.fields, signs.log_weight, signs.noise)
+
+
+class PhaseRetrieval(ta.Model):
+    """One token, and labels that are the square of its field: real phase retrieval."""
+
+    shape = (1, 1, 1)
+
+    def target(self, Y):
+        return Y @ Y.T
+
+    def loss(self, Z, Y):
+        return 0.5 * jnp.sum((Z @ Z.T - self.target(Y)) ** 2)
+
+    def law(self):
+        one = jnp.ones((1, 1), self.lam.dtype)
+        return ta.SpectralLaw(one[0], one, 0 * one[None], one[None], 0 * one[None])
+
+    def preimages(self, Y):
+        return ta.orbit(Y)
