@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import abc
 import dataclasses
-from typing import Any, Self
+from typing import Any, TypeVar
 
 import equinox as eqx
 import jax
@@ -20,6 +20,9 @@ from ..base.linalg import precise
 from .law import SpectralLaw
 from .model import Model, rotations_of
 from .penalties import Penalty
+
+
+Layer = TypeVar("Layer", bound="AttentionLayer")
 
 
 class AttentionLayer(Model):
@@ -50,7 +53,7 @@ class AttentionLayer(Model):
 
     @classmethod
     def of(
-        cls,
+        cls: type[Layer],
         omega: Any = 0.3,
         sigma: Any = 0.5,
         lam: Any = 0.01,
@@ -63,7 +66,7 @@ class AttentionLayer(Model):
         law: SpectralLaw | None = None,
         dtype: Any = None,
         **extra_fields: Any,
-    ) -> Self:
+    ) -> Layer:
         """Return a layer of this kind; by default at the paper's standard setting.
 
         Args:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from typing import Any, NamedTuple, Protocol, TypeVar
+from typing import Any, NamedTuple, Protocol, TypeVar, runtime_checkable
 
 import equinox as eqx
 import jax
@@ -156,6 +156,7 @@ def _encoding_count(x: Overlaps | Conjugates) -> int:
     return rows if rows == classes else rows - classes
 
 
+@runtime_checkable
 class HasTeacher(Protocol):
     """A model, or `Coordinates` made of one: an object with the covariance of the teacher's fields."""
 
