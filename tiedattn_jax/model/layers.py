@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import abc
 import dataclasses
-from typing import Any, TypeVar
+from typing import Any, ClassVar, TypeVar
 
 import equinox as eqx
 import jax
@@ -20,7 +20,6 @@ from ..base.linalg import precise
 from .law import SpectralLaw
 from .model import Model, rotations_of
 from .penalties import Penalty
-
 
 Layer = TypeVar("Layer", bound="AttentionLayer")
 
@@ -50,6 +49,7 @@ class AttentionLayer(Model):
     teacher: jax.Array
     rank: int = eqx.field(static=True, default=1)
     spectrum: SpectralLaw | None = None
+    default_mixing: ClassVar[tuple[tuple[float, ...], ...]] = ((0.6, 0.4), (0.4, 0.6))
 
     @classmethod
     def of(
@@ -57,7 +57,7 @@ class AttentionLayer(Model):
         omega: Any = 0.3,
         sigma: Any = 0.5,
         lam: Any = 0.01,
-        mixing: Any = ((0.6, 0.4), (0.4, 0.6)),
+        mixing: Any = None,
         *,
         encodings: Any = None,
         teacher: Any = 1.0,
@@ -70,8 +70,24 @@ class AttentionLayer(Model):
         """Return a layer of this kind; by default at the paper's standard setting.
 
         Args:
-            omega, sigma, lam, mixing, encodings, teacher, rank, penalty, law, dtype: as in `dot_product`.
-            extra_fields: further fields of a subclass, by name; numbers become arrays of the dtype.
+            omega: positional share of the target, in [0, 1].
+            sigma: standard deviation of the tokens, positive.
+            lam: ridge strength, positive; it may be zero if there is a penalty.
+            mixing: positional part A of the target, L x L, entries in [0, 1], rows summing to one. By default
+                ((0.6, 0.4), (0.4, 0.6)), and ((1, 0), (0.4, 0.6)) for causal attention, which takes lower triangular
+                ones.
+            encodings: (L, e) coefficients of the positional encodings p_l on e orthonormal directions, of norm O(1)
+                like p_l itself: vectors (L, d) of entries O(1) must be divided by sqrt(d). By default (1, -1) for two
+                tokens, the paper's p_1 = -p_2 of unit norm.
+            teacher: Q*^T Q* / d: a number, or a (t, t) positive definite matrix. It is one in the paper. To compare the
+                theory with one finite instance, give the realised value. For untied attention a number is that of each
+                of two columns, one query and one key; a matrix has the queries first.
+            rank: number of columns of the student; for untied attention that of its queries, and of its keys.
+            penalty: penalty of the weights besides the ridge; ``L1(0.02)``, for instance, makes the elastic net.
+            law: law of the data, instead of sigma, encodings and teacher; for instance `SpectralLaw.from_matrices`.
+            dtype: dtype of all numbers; by default that of jax for Python floats (float32 unless x64 is enabled).
+            extra_fields: further fields of a subclass, by name, such as `tied_teacher` of `UntiedDotProduct`; numbers
+                become arrays of the dtype.
 
         Raises:
             InputError: an argument is out of range; the error names it.
@@ -79,13 +95,10 @@ class AttentionLayer(Model):
         dtype = jnp.dtype(dtype or jnp.result_type(float))
         if dtype not in (jnp.float32, jnp.float64):
             raise InputError("dtype", f"must be float32 or float64, got dtype={dtype}")
-        static_names = {field.name for field in dataclasses.fields(cls) if field.metadata.get("static")}
-        extra_fields = {
-            name: value if name in static_names else as_number(value, name, dtype)
-            for name, value in extra_fields.items()
-        }
+        number_names = {field.name for field in dataclasses.fields(cls) if not field.metadata.get("static")}
+        extra_fields = {k: as_number(v, k, dtype) if k in number_names else v for k, v in extra_fields.items()}
         numbers: dict[str, Any] = {"omega": as_number(omega, "omega", dtype), "lam": as_number(lam, "lam", dtype)}
-        mixing = as_array(mixing, "mixing", dtype)
+        mixing = as_array(cls.default_mixing if mixing is None else mixing, "mixing", dtype)
         if mixing.ndim != 2 or mixing.shape[0] != mixing.shape[1] or mixing.shape[0] < 2:
             raise InputError("mixing", f"must be a square L x L matrix with L >= 2, got shape {mixing.shape}")
         if penalty is not None:
@@ -104,10 +117,17 @@ class AttentionLayer(Model):
                 if mixing.shape[0] != 2:
                     raise InputError("encodings", f"must be given for L = {mixing.shape[0]} tokens: an (L, e) matrix")
                 encodings = ((1.0,), (-1.0,))
-            teacher = jnp.atleast_2d(as_array(teacher, "teacher", dtype))
+            teacher = as_array(teacher, "teacher", dtype)
+            unit = np.eye(cls._default_teachers(**extra_fields), dtype=dtype)
+            teacher = jnp.atleast_2d(teacher) if teacher.ndim else teacher * unit
             sigma, encodings = as_number(sigma, "sigma", dtype), as_array(encodings, "encodings", dtype)
         data: dict[str, Any] = {"sigma": sigma, "encodings": encodings, "teacher": teacher, "spectrum": law}
         return cls(**numbers, **data, mixing=mixing, rank=rank, penalty=penalty, **extra_fields)
+
+    @classmethod
+    def _default_teachers(cls, **extra_fields: Any) -> int:
+        """Number of columns of a teacher that is given as a number."""
+        return 1
 
     def __check_init__(self) -> None:
         require_count(self.rank, "rank")
@@ -209,34 +229,13 @@ class DotProduct(AttentionLayer):
         return jax.nn.softmax(fields @ fields.T)
 
 
-class TemperedDotProduct(AttentionLayer):
-    """Dot-product attention at a temperature, ``softmax(Z Z^T / temperature)``, in student and target.
-
-    It is equivalent to the dot product with the ridge ``lam temperature`` and with the teacher's ``Q*^T Q* / d``
-    divided by the temperature; its weights are larger by the root of the temperature. Attributes as in
-    `AttentionLayer`, and the `temperature`.
-    """
-
-    temperature: jax.Array = eqx.field(kw_only=True)
-
-    def __check_init__(self) -> None:
-        if is_concrete(self.temperature):
-            T = np.asarray(self.temperature)
-            require(np.isfinite(T) & (T > 0), "temperature", T, "positive and finite")
-
-    @property
-    def field_scale(self) -> jax.Array:
-        return jnp.sqrt(self.temperature)
-
-    def attention(self, fields: jax.Array) -> jax.Array:
-        return jax.nn.softmax(fields @ fields.T / self.temperature)
-
-
 class CausalDotProduct(AttentionLayer):
     """Dot-product attention with a causal mask, in student and target: a token attends to itself and to earlier ones.
 
     The positional part A of the target is causal as well: lower triangular. Attributes as in `AttentionLayer`.
     """
+
+    default_mixing = ((1.0, 0.0), (0.4, 0.6))
 
     def __check_init__(self) -> None:
         if is_concrete(self.mixing):
@@ -260,6 +259,10 @@ class UntiedDotProduct(AttentionLayer):
     """
 
     tied_teacher: bool = eqx.field(static=True, default=False)
+
+    @classmethod
+    def _default_teachers(cls, *, tied_teacher: Any = False, **extra_fields: Any) -> int:
+        return 1 if tied_teacher else 2
 
     def __check_init__(self) -> None:
         require_kind(self.tied_teacher, "tied_teacher", bool, "True or False")
@@ -328,113 +331,21 @@ class ReLUAttention(AttentionLayer):
         return jnp.maximum(fields @ fields.T, 0) / fields.shape[0]
 
 
-def dot_product(
-    omega: Any = 0.3,
-    sigma: Any = 0.5,
-    lam: Any = 0.01,
-    mixing: Any = ((0.6, 0.4), (0.4, 0.6)),
-    *,
-    encodings: Any = None,
-    teacher: Any = 1.0,
-    rank: int = 1,
-    penalty: Penalty | None = None,
-    law: SpectralLaw | None = None,
-    dtype: Any = None,
-) -> DotProduct:
-    """Return the dot-product attention of Section 5 of the paper; by default at its standard setting.
+dot_product = DotProduct.of
+"""Make a `DotProduct`, the layer of the paper, by `AttentionLayer.of`; by default at the paper's standard setting."""
+causal_dot_product = CausalDotProduct.of
+"""Make a `CausalDotProduct` by `AttentionLayer.of`."""
+untied_dot_product = UntiedDotProduct.of
+"""Make an `UntiedDotProduct` by `AttentionLayer.of`, with `tied_teacher` if the target is tied."""
+linear_attention = LinearAttention.of
+"""Make a `LinearAttention` by `AttentionLayer.of`."""
+relu_attention = ReLUAttention.of
+"""Make a `ReLUAttention` by `AttentionLayer.of`."""
 
-    Args:
-        omega: positional share of the target, in [0, 1].
-        sigma: standard deviation of the tokens, positive.
-        lam: ridge strength, positive; it may be zero if there is a penalty.
-        mixing: positional part A of the target, L x L, entries in [0, 1], rows summing to one.
-        encodings: (L, e) coefficients of the positional encodings p_l on e orthonormal directions, of norm O(1) like
-            p_l itself: vectors (L, d) of entries O(1) must be divided by sqrt(d). By default (1, -1) for two tokens,
-            the paper's p_1 = -p_2 of unit norm.
-        teacher: Q*^T Q* / d: a number, or a (t, t) positive definite matrix. It is one in the paper. To compare the
-            theory with one finite instance, give the realised value.
-        rank: number of columns of the student.
-        penalty: penalty of the weights besides the ridge; ``L1(0.02)``, for instance, makes the elastic net.
-        law: law of the data, instead of sigma, encodings and teacher; for instance `SpectralLaw.from_matrices`.
-        dtype: dtype of all numbers; by default that of jax for Python floats (float32 unless x64 is enabled).
-
-    Raises:
-        ValueError: an argument is out of range; the error names it.
-    """
-    options = {"encodings": encodings, "teacher": teacher, "rank": rank, "penalty": penalty, "law": law, "dtype": dtype}
-    return DotProduct.of(omega, sigma, lam, mixing, **options)
-
-
-def tempered_dot_product(
-    omega: Any = 0.3,
-    sigma: Any = 0.5,
-    lam: Any = 0.01,
-    mixing: Any = ((0.6, 0.4), (0.4, 0.6)),
-    *,
-    temperature: Any = 1.0,
-    **more: Any,
-) -> TemperedDotProduct:
-    """Return a `TemperedDotProduct`: dot-product attention at a temperature.
-
-    Arguments and errors are those of `dot_product`, and the `temperature`, which is positive.
-    """
-    return TemperedDotProduct.of(omega, sigma, lam, mixing, temperature=temperature, **more)
-
-
-def causal_dot_product(
-    omega: Any = 0.3, sigma: Any = 0.5, lam: Any = 0.01, mixing: Any = ((1.0, 0.0), (0.4, 0.6)), **more: Any
-) -> CausalDotProduct:
-    """Return a `CausalDotProduct`: dot-product attention with a causal mask.
-
-    Arguments and errors are those of `dot_product`; `mixing` is lower triangular.
-    """
-    return CausalDotProduct.of(omega, sigma, lam, mixing, **more)
-
-
-def untied_dot_product(
-    omega: Any = 0.3,
-    sigma: Any = 0.5,
-    lam: Any = 0.01,
-    mixing: Any = ((0.6, 0.4), (0.4, 0.6)),
-    *,
-    tied_teacher: bool = False,
-    teacher: Any = 1.0,
-    **more: Any,
-) -> UntiedDotProduct:
-    """Return an `UntiedDotProduct`: dot-product attention with queries and keys of their own.
-
-    Arguments and errors are those of `dot_product`, except for these.
-
-    Args:
-        tied_teacher: whether the target is tied.
-        teacher: if the target is not tied, a number is ``|q|^2 / d`` of each of its two columns, one query and one key;
-            a matrix has the queries first.
-        more: `rank` is the number of columns of the queries, and of the keys.
-    """
-    if not np.ndim(teacher) and not tied_teacher and more.get("law") is None:
-        teacher = as_array(teacher, "teacher", None) * np.eye(2)
-    return UntiedDotProduct.of(omega, sigma, lam, mixing, tied_teacher=tied_teacher, teacher=teacher, **more)
-
-
-def linear_attention(
-    omega: Any = 0.3, sigma: Any = 0.5, lam: Any = 0.01, mixing: Any = ((0.6, 0.4), (0.4, 0.6)), **more: Any
-) -> LinearAttention:
-    """Return a `LinearAttention`: normalised linear attention.
-
-    Arguments and errors are those of `dot_product`.
-    """
-    return LinearAttention.of(omega, sigma, lam, mixing, **more)
-
-
-def relu_attention(
-    omega: Any = 0.3, sigma: Any = 0.5, lam: Any = 0.01, mixing: Any = ((0.6, 0.4), (0.4, 0.6)), **more: Any
-) -> ReLUAttention:
-    """Return a `ReLUAttention`: ReLU attention that is not normalised.
-
-    Arguments and errors are those of `dot_product`.
-    """
-    return ReLUAttention.of(omega, sigma, lam, mixing, **more)
-
-
-_MAKERS = dot_product, tempered_dot_product, causal_dot_product, untied_dot_product, linear_attention, relu_attention
-LAYERS = {make.__name__: make for make in _MAKERS}
+LAYERS = {
+    "dot_product": dot_product,
+    "causal_dot_product": causal_dot_product,
+    "untied_dot_product": untied_dot_product,
+    "linear_attention": linear_attention,
+    "relu_attention": relu_attention,
+}
