@@ -14,10 +14,12 @@ import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jaxtyping import Array, Float, Real
 
 from ..base.errors import InputError, as_array, as_number, is_concrete, require, require_count, require_kind
 from ..base.linalg import precise
-from .law import SpectralLaw
+from ..base.types import AnyArray, Number
+from .law import DType, Rows, SpectralLaw
 from .model import Model, rotations_of
 from .penalties import Penalty
 
@@ -35,18 +37,18 @@ class AttentionLayer(Model):
         sigma: standard deviation of the tokens.
         lam: ridge strength.
         penalty: penalty of the weights besides the ridge, or None.
-        mixing: the positional part A of the target, (L, L), rows summing to one.
-        encodings: coefficients of p_l on orthonormal directions, (L, e).
-        teacher: ``Q*^T Q* / d``, (t, t).
+        mixing: the positional part A of the target, rows summing to one.
+        encodings: coefficients of p_l on e orthonormal directions.
+        teacher: ``Q*^T Q* / d``.
         rank: rank r of the student.
         spectrum: law of the data, if it is given instead of sigma, encodings and teacher, which are then None.
     """
 
-    omega: jax.Array
-    sigma: jax.Array
-    mixing: jax.Array
-    encodings: jax.Array
-    teacher: jax.Array
+    omega: Float[Array, ""]
+    sigma: Float[Array, ""] | None
+    mixing: Float[Array, "L L"]
+    encodings: Float[Array, "L e"] | None
+    teacher: Float[Array, "t t"] | None
     rank: int = eqx.field(static=True, default=1)
     spectrum: SpectralLaw | None = None
     default_mixing: ClassVar[tuple[tuple[float, ...], ...]] = ((0.6, 0.4), (0.4, 0.6))
@@ -54,17 +56,17 @@ class AttentionLayer(Model):
     @classmethod
     def of(
         cls: type[Layer],
-        omega: Any = 0.3,
-        sigma: Any = 0.5,
-        lam: Any = 0.01,
-        mixing: Any = None,
+        omega: Number = 0.3,
+        sigma: Number = 0.5,
+        lam: Number = 0.01,
+        mixing: Real[AnyArray, "L L"] | Rows | None = None,
         *,
-        encodings: Any = None,
-        teacher: Any = 1.0,
+        encodings: Real[AnyArray, "L e"] | Rows | None = None,
+        teacher: Number | Real[AnyArray, "t t"] | Rows = 1.0,
         rank: int = 1,
         penalty: Penalty | None = None,
         law: SpectralLaw | None = None,
-        dtype: Any = None,
+        dtype: DType | None = None,
         **extra_fields: Any,
     ) -> Layer:
         """Return a layer of this kind; by default at the paper's standard setting.
@@ -73,10 +75,10 @@ class AttentionLayer(Model):
             omega: positional share of the target, in [0, 1].
             sigma: standard deviation of the tokens, positive.
             lam: ridge strength, positive; it may be zero if there is a penalty.
-            mixing: positional part A of the target, L x L, entries in [0, 1], rows summing to one. By default
+            mixing: positional part A of the target, entries in [0, 1], rows summing to one. By default
                 ((0.6, 0.4), (0.4, 0.6)), and ((1, 0), (0.4, 0.6)) for causal attention, which takes lower triangular
                 ones.
-            encodings: (L, e) coefficients of the positional encodings p_l on e orthonormal directions, of norm O(1)
+            encodings: coefficients of the positional encodings p_l on e orthonormal directions, of norm O(1)
                 like p_l itself: vectors (L, d) of entries O(1) must be divided by sqrt(d). By default (1, -1) for two
                 tokens, the paper's p_1 = -p_2 of unit norm.
             teacher: Q*^T Q* / d: a number, or a (t, t) positive definite matrix. It is one in the paper. To compare the
@@ -98,9 +100,9 @@ class AttentionLayer(Model):
         number_names = {field.name for field in dataclasses.fields(cls) if not field.metadata.get("static")}
         extra_fields = {k: as_number(v, k, dtype) if k in number_names else v for k, v in extra_fields.items()}
         numbers: dict[str, Any] = {"omega": as_number(omega, "omega", dtype), "lam": as_number(lam, "lam", dtype)}
-        mixing = as_array(cls.default_mixing if mixing is None else mixing, "mixing", dtype)
-        if mixing.ndim != 2 or mixing.shape[0] != mixing.shape[1] or mixing.shape[0] < 2:
-            raise InputError("mixing", f"must be a square L x L matrix with L >= 2, got shape {mixing.shape}")
+        A = as_array(cls.default_mixing if mixing is None else mixing, "mixing", dtype)
+        if A.ndim != 2 or A.shape[0] != A.shape[1] or A.shape[0] < 2:
+            raise InputError("mixing", f"must be a square L x L matrix with L >= 2, got shape {A.shape}")
         if penalty is not None:
             require_kind(penalty, "penalty", Penalty, "a tiedattn_jax.Penalty, such as L1(0.01), or None")
             penalty = jax.tree.map(lambda a: as_array(a, "penalty", dtype), penalty)
@@ -110,19 +112,20 @@ class AttentionLayer(Model):
             for name, value, default in replaced_arguments:
                 if not (value is default or (isinstance(value, float) and value == default)):
                     raise InputError(name, f"must be left out beside law, which says what it is, got {name}={value!r}")
-            sigma = encodings = teacher = None
+            data: dict[str, Any] = {"sigma": None, "encodings": None, "teacher": None}
             law = jax.tree.map(lambda a: jnp.asarray(a, dtype), law)
         else:
             if encodings is None:
-                if mixing.shape[0] != 2:
-                    raise InputError("encodings", f"must be given for L = {mixing.shape[0]} tokens: an (L, e) matrix")
+                if len(A) != 2:
+                    raise InputError("encodings", f"must be given for L = {len(A)} tokens: an (L, e) matrix")
                 encodings = ((1.0,), (-1.0,))
-            teacher = as_array(teacher, "teacher", dtype)
-            unit = np.eye(cls._default_teachers(**extra_fields), dtype=dtype)
-            teacher = jnp.atleast_2d(teacher) if teacher.ndim else teacher * unit
-            sigma, encodings = as_number(sigma, "sigma", dtype), as_array(encodings, "encodings", dtype)
-        data: dict[str, Any] = {"sigma": sigma, "encodings": encodings, "teacher": teacher, "spectrum": law}
-        return cls(**numbers, **data, mixing=mixing, rank=rank, penalty=penalty, **extra_fields)
+            gram = as_array(teacher, "teacher", dtype)
+            gram = (
+                jnp.atleast_2d(gram) if gram.ndim else gram * np.eye(cls._default_teachers(**extra_fields), dtype=dtype)
+            )
+            data = {"sigma": as_number(sigma, "sigma", dtype), "encodings": as_array(encodings, "encodings", dtype)}
+            data["teacher"] = gram
+        return cls(**numbers, **data, mixing=A, spectrum=law, rank=rank, penalty=penalty, **extra_fields)
 
     @classmethod
     def _default_teachers(cls, **extra_fields: Any) -> int:
@@ -147,74 +150,85 @@ class AttentionLayer(Model):
         require(is_stochastic, "mixing", A, "row-stochastic (entries >= 0, every row summing to 1)")
 
     def _check_isotropic(self) -> None:
-        L = len(self.encodings)
-        if self.encodings.ndim != 2 or not self.encodings.size or self.mixing.shape != (L, L):
+        sigma, encodings, gram = self._isotropic
+        L = len(encodings)
+        if encodings.ndim != 2 or not encodings.size or self.mixing.shape != (L, L):
             requirement = f"of shape (L, e) with L = {self.mixing.shape[0]} as in mixing, e > 0"
-            raise InputError("encodings", f"must be {requirement}, got shape {self.encodings.shape}")
-        if self.teacher.ndim != 2 or self.teacher.shape[0] != self.teacher.shape[1]:
-            raise InputError("teacher", f"must be a number or a (t, t) matrix, got shape {self.teacher.shape}")
+            raise InputError("encodings", f"must be {requirement}, got shape {encodings.shape}")
+        if gram.ndim != 2 or gram.shape[0] != gram.shape[1]:
+            raise InputError("teacher", f"must be a number or a (t, t) matrix, got shape {gram.shape}")
         if not is_concrete(self):
             return
-        sigma = np.asarray(self.sigma)
-        smallest, largest = (float(getattr(np.finfo(sigma.dtype), k)) ** 0.5 for k in ("tiny", "max"))
-        require((sigma > smallest) & (sigma < largest), "sigma", sigma, "positive, with a finite square")
-        require(np.isfinite(self.encodings), "encodings", self.encodings, "finite")
-        gram = np.asarray(self.teacher)
-        is_definite = np.all(np.isfinite(gram)) and np.allclose(gram, gram.T) and np.all(np.linalg.eigvalsh(gram) > 0)
-        require(is_definite, "teacher", gram, "positive, a matrix symmetric and positive definite")
+        size, G = np.asarray(sigma), np.asarray(gram)  # numpy compiles nothing for a comparison
+        smallest, largest = (float(getattr(np.finfo(size.dtype), k)) ** 0.5 for k in ("tiny", "max"))
+        require((size > smallest) & (size < largest), "sigma", size, "positive, with a finite square")
+        require(np.isfinite(encodings), "encodings", encodings, "finite")
+        is_definite = np.all(np.isfinite(G)) and np.allclose(G, G.T) and np.all(np.linalg.eigvalsh(G) > 0)
+        require(is_definite, "teacher", G, "positive, a matrix symmetric and positive definite")
 
     @abc.abstractmethod
-    def attention(self, fields: jax.Array) -> jax.Array:
-        """Return the attention matrix, (L, L), of the fields of a sentence, (L, k); it must be even in the fields."""
+    def attention(self, fields: Float[Array, "L k"]) -> Float[Array, "L L"]:
+        """Return the attention matrix of the fields of a sentence; it must be even in the fields."""
 
     @property
     def shape(self) -> tuple[int, int, int]:
         return len(self.mixing), self.rank, self._teachers
 
     @property
+    def _isotropic(self) -> tuple[Float[Array, ""], Float[Array, "L e"], Float[Array, "t t"]]:
+        """`sigma`, `encodings` and `teacher`, which a layer without `spectrum` has."""
+        assert self.sigma is not None and self.encodings is not None and self.teacher is not None
+        return self.sigma, self.encodings, self.teacher
+
+    @property
     def _teachers(self) -> int:
         """Number of columns of the teacher."""
-        return (self.teacher if self.spectrum is None else self.spectrum.pi).shape[-1]
+        gram = self.teacher if self.spectrum is None else self.spectrum.pi
+        assert gram is not None
+        return gram.shape[-1]
 
     @property
     def rotation_invariant(self) -> bool:
         return True
 
     @precise
-    def student(self, Z: jax.Array) -> jax.Array:
-        """Return the attention matrix of the student, (L, L)."""
+    def student(self, Z: Float[Array, "L r"]) -> Float[Array, "L L"]:
+        """Return the attention matrix of the student."""
         return self.attention(Z)
 
     @precise
-    def target(self, Y: jax.Array, *noise: jax.Array) -> jax.Array:
-        """Return the attention matrix of the target, (L, L); it does not depend on fields of noise."""
+    def target(self, Y: Float[Array, "L t"], *noise: Float[Array, "L noise"]) -> Float[Array, "L L"]:
+        """Return the attention matrix of the target; it does not depend on fields of noise."""
         return (1 - self.omega) * self.attention(Y) + self.omega * self.mixing
 
-    def with_teacher(self, gram: jax.Array) -> Model:
+    def with_teacher(self, gram: Float[Array, "t t"]) -> Model:
         if self.spectrum is None:
             return eqx.tree_at(lambda m: m.teacher, self, gram.astype(self.lam.dtype))
         return eqx.tree_at(lambda m: m.spectrum, self, self.spectrum.with_teacher(gram))
 
     @precise
-    def loss(self, Z: jax.Array, Y: jax.Array, *noise: jax.Array) -> jax.Array:
+    def loss(self, Z: Float[Array, "L r"], Y: Float[Array, "L t"], *noise: Float[Array, "L noise"]) -> Float[Array, ""]:
         error = (self.student(Z) - self.target(Y, *noise)) ** 2
-        return 0.5 * self.sigma**2 * jnp.sum(error) if self.spectrum is None else 0.5 * jnp.sum(self.trace * error)
+        if self.spectrum is not None:
+            return 0.5 * jnp.sum(self.trace * error)
+        sigma, _, _ = self._isotropic
+        return 0.5 * sigma**2 * jnp.sum(error)
 
     @eqx.filter_jit
     @precise
     def law(self) -> SpectralLaw:
         if self.spectrum is not None:
             return self.spectrum
-        L, _, t = self.shape
+        (L, _, t), (sigma, encodings, gram) = self.shape, self._isotropic
         return SpectralLaw(
-            weights=jnp.ones((1,), self.sigma.dtype),
-            gamma=self.sigma**2 * jnp.ones((1, L), self.sigma.dtype),
-            tau=(self.encodings @ self.encodings.T)[None],
-            pi=self.teacher[None],
-            cross=jnp.zeros((1, L, t), self.sigma.dtype),
+            weights=jnp.ones((1,), sigma.dtype),
+            gamma=sigma**2 * jnp.ones((1, L), sigma.dtype),
+            tau=(encodings @ encodings.T)[None],
+            pi=gram[None],
+            cross=jnp.zeros((1, L, t), sigma.dtype),
             # The first direction of the encodings is 1_d / sqrt(d); the others and the teacher are Gaussian.
-            tau_mean=None if self.penalty is None else self.encodings[None, :, 0],
-            pi_mean=None if self.penalty is None else jnp.zeros((1, t), self.sigma.dtype),
+            tau_mean=None if self.penalty is None else encodings[None, :, 0],
+            pi_mean=None if self.penalty is None else jnp.zeros((1, t), sigma.dtype),
         )
 
 
@@ -225,7 +239,7 @@ class DotProduct(AttentionLayer):
     `AttentionLayer`.
     """
 
-    def attention(self, fields: jax.Array) -> jax.Array:
+    def attention(self, fields: Float[Array, "L k"]) -> Float[Array, "L L"]:
         return jax.nn.softmax(fields @ fields.T)
 
 
@@ -242,7 +256,7 @@ class CausalDotProduct(AttentionLayer):
             A = np.asarray(self.mixing)
             require(A == np.tril(A), "mixing", A, "lower triangular, zero where a token would attend to a later one")
 
-    def attention(self, fields: jax.Array) -> jax.Array:
+    def attention(self, fields: Float[Array, "L k"]) -> Float[Array, "L L"]:
         mask = np.tril(np.ones(2 * fields.shape[:1], bool))
         return jax.nn.softmax(jnp.where(mask, fields @ fields.T, -jnp.inf))
 
@@ -279,11 +293,11 @@ class UntiedDotProduct(AttentionLayer):
         return False
 
     @property
-    def generators(self) -> np.ndarray:
+    def generators(self) -> Float[np.ndarray, "G r r"]:
         return np.kron(np.eye(2), rotations_of(self.rank))
 
     @precise
-    def start_columns(self, combined: bool) -> tuple[jax.Array, jax.Array]:
+    def start_columns(self, combined: bool) -> tuple[Float[Array, "r t"], Float[Array, " r"]]:
         k, t, law = self.rank, self._teachers, self.law()
         query = np.eye(k, t if self.tied_teacher else t // 2)
         semantic = np.concatenate([query, query]) if self.tied_teacher else np.kron(np.eye(2), query)
@@ -294,11 +308,11 @@ class UntiedDotProduct(AttentionLayer):
         sign = jnp.where(alignment < 0, -1.0, 1.0).astype(self.lam.dtype)
         return jnp.asarray(semantic, self.lam.dtype), jnp.concatenate([column, sign * column])
 
-    def attention(self, fields: jax.Array) -> jax.Array:
+    def attention(self, fields: Float[Array, "L k"]) -> Float[Array, "L L"]:
         queries, keys = jnp.split(fields, 2, axis=1)
         return jax.nn.softmax(queries @ keys.T)
 
-    def target(self, Y: jax.Array, *noise: jax.Array) -> jax.Array:
+    def target(self, Y: Float[Array, "L t"], *noise: Float[Array, "L noise"]) -> Float[Array, "L L"]:
         return super().target(jnp.concatenate([Y, Y], 1) if self.tied_teacher else Y)
 
 
@@ -310,7 +324,7 @@ class LinearAttention(AttentionLayer):
     one half, so no denominator vanishes, and rows sum to one. Attributes as in `AttentionLayer`.
     """
 
-    def attention(self, fields: jax.Array) -> jax.Array:
+    def attention(self, fields: Float[Array, "L k"]) -> Float[Array, "L L"]:
         scores = fields @ fields.T
         kernel = 1 + scores + 0.5 * scores**2
         return kernel / jnp.sum(kernel, 1, keepdims=True)
@@ -327,7 +341,7 @@ class ReLUAttention(AttentionLayer):
     def nonsmooth(self) -> bool:
         return True
 
-    def attention(self, fields: jax.Array) -> jax.Array:
+    def attention(self, fields: Float[Array, "L k"]) -> Float[Array, "L L"]:
         return jnp.maximum(fields @ fields.T, 0) / fields.shape[0]
 
 
