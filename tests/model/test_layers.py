@@ -53,6 +53,7 @@ def test_layers_are_models(name):
 
 
 @pytest.mark.parametrize("name", LAYERS)
+@pytest.mark.usefixtures("unchecked")
 def test_constructors_check_their_arguments(name):
     for options, message in (
         ({"omega": 1.5}, "omega must be in"),
@@ -67,6 +68,7 @@ def test_constructors_check_their_arguments(name):
         axis_of(("omega", [0.5, 1.5]), "alpha", "x", LAYERS[name]())
 
 
+@pytest.mark.usefixtures("unchecked")
 def test_what_single_layers_refuse():
     for make, message in (
         (lambda: ta.causal_dot_product(mixing=SWAPPED), "mixing must be lower triangular"),

@@ -288,6 +288,7 @@ def test_means_along_the_encodings_but_for_chance(cosine, accepted):
             check(model, even=True)
 
 
+@pytest.mark.usefixtures("unchecked")
 def test_bad_laws_and_data_are_refused():
     with pytest.raises(InputError, match="sentences"):
         ta.TokenClassMixture.of([(0, 0)])
