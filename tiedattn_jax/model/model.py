@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
-from jaxtyping import Array, Float
+from jaxtyping import Array, Float, PyTree
 
 from ..base.linalg import precise
 from ..base.printing import Description, Printed, entries
@@ -159,8 +159,11 @@ class Model(Printed):
         """Whether loss(Z O, Y) = loss(Z, Y) for rotations O of the student's columns; solvers must fix this gauge."""
         return False
 
-    def penalty_of(self, Q: Float[Array, "d r"]) -> Float[Array, ""] | float:
-        """Return the penalty of weights besides the ridge, ``sum_i p(Q_i)``; zero without a penalty."""
+    def penalty_of(self, Q: PyTree[Float[Array, " ..."]]) -> Float[Array, ""] | float:
+        """Return the penalty of weights besides the ridge, ``sum_i p(Q_i)``; zero without a penalty.
+
+        With a penalty Q is one matrix, (d, r).
+        """
         return 0.0 if self.penalty is None else jnp.sum(self.penalty.value(Q))
 
     @property
