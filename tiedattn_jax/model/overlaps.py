@@ -13,6 +13,7 @@ from jaxtyping import Array, Bool, Float
 from ..base.errors import require_choice
 from ..base.linalg import positive_definite, precise, solve
 from ..base.printing import Description, Printed, rows_of
+from ..base.types import AnyArray
 from .model import Model
 
 # An order parameter below this share of its largest possible size counts as zero. It falls like a square root towards
@@ -49,7 +50,7 @@ class Overlaps(_Order):
     """
 
     @property
-    def encoded(self) -> Float[Array, "*batch L r"]:
+    def encoded(self) -> Float[AnyArray, "*batch L r"]:
         """Overlaps with the encodings alone."""
         return self.m[..., : _encoding_count(self), :]
 
