@@ -70,8 +70,6 @@ def cases() -> list[tuple[str, ta.Model, str, float]]:
     tied = partial(ta.untied_dot_product, tied_teacher=True)
     sampled = {"lam": 0.3, "teacher": 4.0}
     return [
-        ("temperature 2", ta.tempered_dot_product(temperature=2.0), "positional", 2.0),
-        ("temperature 2", ta.tempered_dot_product(temperature=2.0), "semantic", 3.0),
         ("causal", ta.causal_dot_product(), "semantic", 2.0),
         ("causal", ta.causal_dot_product(0.6), "positional", 4.0),
         ("linear", ta.linear_attention(), "semantic", 2.0),

@@ -6,6 +6,7 @@ kind than any in the library: lines through the student's fields, broken where t
 
 from typing import NamedTuple
 
+import jax
 import jax.numpy as jnp
 
 import tiedattn_jax as ta
@@ -45,3 +46,12 @@ def state(case: Case) -> ta.Overlaps:
     # A weak type, which `jnp.full` gives without a dtype, would need another program.
     matrices = [jnp.full((2, 1, 1), v, float) for v in (case.q, case.V, case.theta)]
     return ta.Overlaps(*matrices, case.m * jnp.array([[1.0], [-1.0]]))
+
+
+class Tempered(ta.AttentionLayer):
+    """Dot-product attention at a low temperature: fields a fifth of the dot product's do the same."""
+
+    field_scale = 0.2
+
+    def attention(self, fields: jax.Array) -> jax.Array:
+        return jax.nn.softmax(fields @ fields.T / self.field_scale**2)

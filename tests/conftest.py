@@ -11,6 +11,7 @@ import tempfile
 from pathlib import Path
 
 import jax
+import jaxtyping
 import pytest
 from parts import part
 
@@ -62,6 +63,14 @@ def clear_programs():
     maps = Path("/proc/self/maps")
     if maps.exists() and maps.read_bytes().count(b"\n") > 30_000:
         jax.clear_caches()
+
+
+@pytest.fixture
+def unchecked():
+    """Switch the checks of types and shapes off, for tests that call public functions with arguments of wrong types."""
+    jaxtyping.config.update("jaxtyping_disable", True)
+    yield
+    jaxtyping.config.update("jaxtyping_disable", False)
 
 
 _FOLDER = compiled.Traced.folder

@@ -291,6 +291,7 @@ MODELS = {
 }
 
 
+@pytest.mark.usefixtures("unchecked")
 @pytest.mark.parametrize("name", MODELS)
 def test_models(name):
     make, message = MODELS[name]
@@ -397,6 +398,7 @@ _START = jnp.full((2, 1, 1), 0.1), jnp.full((2, 1, 1), 10.0), jnp.zeros((2, 1, 1
 _OUTSIDE = ta.Overlaps(*(-a for a in _START))
 
 
+@pytest.mark.usefixtures("unchecked")
 @pytest.mark.parametrize("name", CALLS)
 def test_calls(name):
     call, message = CALLS[name]

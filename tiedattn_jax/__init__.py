@@ -3,8 +3,8 @@
 A model is a loss of the local fields and a law of the data. Fixed points of state evolution, phase diagrams, message
 passing and training follow from it. The public functions by task:
 
-    a model         dot_product, tempered_dot_product, causal_dot_product, untied_dot_product, linear_attention,
-                    relu_attention; a subclass of AttentionLayer with `attention`, or of Model with shape, loss and law
+    a model         dot_product, causal_dot_product, untied_dot_product, linear_attention, relu_attention;
+                    a subclass of AttentionLayer with `attention`, or of Model with shape, loss and law
     its data        SpectralLaw; TokenClassMixture for correlated tokens
     its penalty     L1, or a subclass of Penalty with value and prox, besides the ridge
     one state       solve, find_states; results: FixedPoint, Overlaps, Conjugates, Diagnostics
@@ -69,13 +69,11 @@ from .model.layers import (
     DotProduct as DotProduct,
     LinearAttention as LinearAttention,
     ReLUAttention as ReLUAttention,
-    TemperedDotProduct as TemperedDotProduct,
     UntiedDotProduct as UntiedDotProduct,
     causal_dot_product as causal_dot_product,
     dot_product as dot_product,
     linear_attention as linear_attention,
     relu_attention as relu_attention,
-    tempered_dot_product as tempered_dot_product,
     untied_dot_product as untied_dot_product,
 )
 from .model.model import Model as Model

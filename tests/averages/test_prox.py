@@ -2,7 +2,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from cases import CASES, state
+from cases import CASES, Tempered, state
 
 import tiedattn_jax as ta
 from tiedattn_jax.averages import prox as px
@@ -241,8 +241,8 @@ def test_a_temperature_scales_what_a_large_student_is():
         point = unit * jnp.asarray(h), jnp.full((2, 1, 1), 24.0 * unit**2), unit * jnp.asarray(y)
         return moreau(model, prox(model, *point).z, *point)
 
-    cold = ta.tempered_dot_product(*numbers, temperature=0.04)
-    np.testing.assert_allclose(lowest(cold, 0.2), lowest(ta.dot_product(*numbers), 1.0), rtol=1e-5)
+    cold, plain = Tempered.of(*numbers), ta.dot_product(*numbers)
+    np.testing.assert_allclose(lowest(cold, cold.field_scale), lowest(plain, 1.0), rtol=1e-5)
 
 
 @pytest.mark.parametrize("n", [1, 2, 3, 5])

@@ -33,8 +33,6 @@ ROWS = [
     ("solve --layer softmax", "--layer", "'softmax'", "choose from", "untied_dot_product"),
     ("train --layer causal", "--layer", "'causal'", "choose from"),
     ("solve --layer causal_dot_product --mixing .6 .4 .4 .6", "--mixing", "lower triangular"),
-    ("solve --temperature 2", "--temperature", "2", "left out beside --layer dot_product"),
-    ("solve --layer tempered_dot_product --temperature 0", "--temperature", "'0'", "from 1e-30"),
     ("solve --tied-teacher", "--tied-teacher", "left out beside --layer dot_product"),
     ("solve --teacher 0", "--teacher", "'0'", "from 1e-30"),
     ("solve --rank 0", "--rank", "'0'", "from 1"),

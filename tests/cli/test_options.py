@@ -88,8 +88,8 @@ def test_layers(read):
     for name, make in LAYERS.items():
         model = options.model_of(read("--layer", name))
         jax.tree.map(np.testing.assert_array_equal, model, make())
-    model = options.model_of(read(*"--layer tempered_dot_product --temperature 2 --mixing .9 .1 .2 .8".split()))
-    assert model.temperature == 2 and model.mixing[0, 0] == 0.9
+    model = options.model_of(read(*"--layer linear_attention --mixing .9 .1 .2 .8".split()))
+    assert isinstance(model, ta.LinearAttention) and model.mixing[0, 0] == 0.9
 
 
 def test_ranks_teachers_and_penalties(read):

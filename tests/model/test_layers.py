@@ -1,5 +1,7 @@
 """The shipped layers: their attention, their limits, and their theory against training."""
 
+import pydoc
+
 import equinox as eqx
 import jax
 import jax.numpy as jnp
@@ -51,6 +53,7 @@ def test_layers_are_models(name):
 
 
 @pytest.mark.parametrize("name", LAYERS)
+@pytest.mark.usefixtures("unchecked")
 def test_constructors_check_their_arguments(name):
     for options, message in (
         ({"omega": 1.5}, "omega must be in"),
@@ -65,24 +68,26 @@ def test_constructors_check_their_arguments(name):
         axis_of(("omega", [0.5, 1.5]), "alpha", "x", LAYERS[name]())
 
 
+@pytest.mark.usefixtures("unchecked")
 def test_what_single_layers_refuse():
     for make, message in (
         (lambda: ta.causal_dot_product(mixing=SWAPPED), "mixing must be lower triangular"),
-        (lambda: ta.tempered_dot_product(temperature=0.0), "temperature must be positive and finite, got"),
-        (lambda: ta.tempered_dot_product(temperature=[1.0, 2.0]), "temperature must be one number"),
         (lambda: ta.untied_dot_product(teacher=[[1.0]]), "teacher must have as many columns for queries as for keys"),
         (lambda: ta.untied_dot_product(tied_teacher=1), "tied_teacher must be True or False"),
-        (lambda: axis_of(("temperature", [0.0, 1.0]), "alpha", "x", ta.tempered_dot_product()), "temperature must be"),
     ):
         with pytest.raises(ta.InputError, match=message):
             make()
 
 
-def test_temperature_rescales_the_fields():
-    plain, unit, doubled = ta.dot_product(), ta.tempered_dot_product(), ta.tempered_dot_product(temperature=2.0)
-    Z, Y = fields(plain)
-    np.testing.assert_allclose(unit.loss(Z, Y), plain.loss(Z, Y), rtol=1e-14)
-    np.testing.assert_allclose(doubled.loss(2**0.5 * Z, 2**0.5 * Y), plain.loss(Z, Y), rtol=1e-12)
+def test_constructors_by_name():
+    for name, make in LAYERS.items():
+        assert getattr(ta, name) == make
+        text = pydoc.plain(pydoc.render_doc(make))
+        for argument in ("omega", "teacher", "rank", "penalty", "law", "dtype"):
+            assert f"{argument}: " in text
+    with pytest.raises(TypeError, match="unexpected keyword argument 'tied_teacher'"):
+        ta.dot_product(tied_teacher=True)
+    np.testing.assert_array_equal(ta.causal_dot_product().mixing, [[1.0, 0.0], [0.4, 0.6]])
 
 
 def test_a_causal_token_sees_what_came_before():
@@ -199,7 +204,6 @@ def test_a_layer_of_one_s_own_is_its_attention():
 
 # A state of each layer at which the proximal operator jumps little.
 STATES = {
-    "tempered_dot_product": ({"temperature": 2.0}, 2.0, "positional"),
     "causal_dot_product": ({}, 2.0, "semantic"),
     "untied_dot_product": ({"omega": 0.1, "mixing": SWAPPED}, 5.0, "semantic"),
     "linear_attention": ({}, 2.0, "semantic"),

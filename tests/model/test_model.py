@@ -45,6 +45,7 @@ def test_dtype_follows_the_argument():
         ({"encodings": [[1.0]]}, "encodings"), ({"teacher": -1.0}, "teacher"), ({"rank": 0}, "rank"),
     ],
 )  # fmt: skip
+@pytest.mark.usefixtures("unchecked")
 def test_bad_input_names_the_argument(arguments, argument):
     with pytest.raises(ValueError, match=argument):
         ta.dot_product(**arguments)

@@ -123,10 +123,10 @@ def test_what_the_directions_of_a_student_do(theta, m, name):
         O = np.array([[np.cos(angle), -np.sin(angle)], [np.sin(angle), np.cos(angle)]])
         q, rotated_theta, rotated_m = O.T @ np.diag(size) @ O, np.sqrt(size * rho) * theta @ O, np.sqrt(size) * m @ O
         x = ta.Overlaps(
-            np.stack([q, q]),
-            np.stack([q, q]),
-            np.stack([rotated_theta] * 2)[..., None],
-            np.stack([rotated_m, -rotated_m]),
+            jnp.stack([q, q]),
+            jnp.stack([q, q]),
+            jnp.stack([rotated_theta] * 2)[..., None],
+            jnp.stack([rotated_m, -rotated_m]),
         )
         assert label(model, x) == name
     assert label(model, jax.tree.map(lambda a: np.nan * a, x)) == "uninformed"
@@ -135,8 +135,8 @@ def test_what_the_directions_of_a_student_do(theta, m, name):
 def test_two_teachers_in_two_directions():
     """Directions with the same theta are told apart by m."""
     model = ta.dot_product(rank=2, teacher=np.eye(2))
-    eye = np.stack([np.eye(2)] * 2)
-    x = ta.Overlaps(eye, eye, 0.1 * eye, 0.3 * np.array([[0.6, 0.8], [-0.6, -0.8]]))
+    eye = jnp.stack([jnp.eye(2)] * 2)
+    x = ta.Overlaps(eye, eye, 0.1 * eye, 0.3 * jnp.array([[0.6, 0.8], [-0.6, -0.8]]))
     assert label(model, x) == "semantic + mixed"
 
 

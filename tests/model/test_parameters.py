@@ -70,6 +70,7 @@ def test_axes(model):
         (("omega", [0.1, 1.2]), "omega must be in"),
     ],
 )
+@pytest.mark.usefixtures("unchecked")
 def test_bad_axes(model, axis, message):
     with pytest.raises(ta.InputError, match=message):
         axis_of(axis, "alpha", "x", model)

@@ -131,7 +131,7 @@ def test_growth_is_the_slope_of_the_map_in_the_sector_that_is_zero(free):
     model = eqx.tree_at(lambda m: m.lam, model, jnp.asarray(1.0))
     alpha, x = jnp.asarray(0.8), impose(point(), jnp.asarray(free))
     m = np.asarray(x.m)
-    x = eqx.tree_at(lambda x: (x.V, x.m), x, (np.full(x.V.shape, 0.2), 0.5 * (m - m[[1, 0, 3, 2]])))
+    x = eqx.tree_at(lambda x: (x.V, x.m), x, (jnp.full(x.V.shape, 0.2), jnp.asarray(0.5 * (m - m[[1, 0, 3, 2]]))))
     replicate = ta.gauss_hermite_nodes(model, 7, replicates=1).replicate(0)
     growth = jax.jit(growths_in)(model, alpha, x, replicate, jnp.asarray(free))[int(free[0])]
 
@@ -288,6 +288,7 @@ def test_means_along_the_encodings_but_for_chance(cosine, accepted):
             check(model, even=True)
 
 
+@pytest.mark.usefixtures("unchecked")
 def test_bad_laws_and_data_are_refused():
     with pytest.raises(InputError, match="sentences"):
         ta.TokenClassMixture.of([(0, 0)])

@@ -146,6 +146,7 @@ BAD = {
 
 
 @pytest.mark.parametrize("name", BAD)
+@pytest.mark.usefixtures("unchecked")
 def test_bad_matrices(name):
     arguments, message = BAD[name]
     with pytest.raises(ta.InputError, match=message) as raised:
@@ -153,6 +154,7 @@ def test_bad_matrices(name):
     assert "\n" not in str(raised.value)
 
 
+@pytest.mark.usefixtures("unchecked")
 def test_bad_samples_and_laws(law):
     column, columns = np.ones((3, 1)), np.ones((3, 2))
     for call, message in (

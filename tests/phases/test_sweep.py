@@ -234,7 +234,7 @@ def test_a_fold_is_looked_for_where_the_branch_is_lost(located, model, lines, mo
         assert branch == "positional" and list(alphas) == list(sweep_module.SEARCH)
 
         def point(alpha):
-            overlaps = ta.Overlaps(*(np.full(4, alpha) for _ in range(4)))
+            overlaps = ta.Overlaps(*(jnp.full((4, 2, 1, 1), alpha) for _ in range(3)), jnp.full((4, 2, 1), alpha))
             return SimpleNamespace(alpha=alpha, exists=alpha > end, replicates=SimpleNamespace(overlaps=overlaps))
 
         return (made.finished_path(point(alpha)) for alpha in alphas)

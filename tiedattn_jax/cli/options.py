@@ -87,7 +87,7 @@ def defaults_of(function: Callable[..., Any]) -> dict[str, Any]:
 _MODEL = defaults_of(dot_product)
 ALPHA: dict[str, dict[str, Any]] = {"alpha": {"type": positive, "default": 2.0, "help": "samples per dimension n/d"}}
 MODEL: dict[str, dict[str, Any]] = {
-    "layer": {"choices": LAYERS, "default": dot_product.__name__, "help": "attention layer"},
+    "layer": {"choices": LAYERS, "default": "dot_product", "help": "attention layer"},
     "omega": {"type": share, "default": _MODEL["omega"], "help": "positional share of the target"},
     "sigma": {"type": positive, "default": _MODEL["sigma"], "help": "standard deviation of the tokens"},
     "lam": {"type": not_negative, "default": _MODEL["lam"], "help": "ridge strength lambda; 0 only with --l1"},
@@ -113,12 +113,10 @@ MODEL: dict[str, dict[str, Any]] = {
         "default": _MODEL["teacher"],
         "help": "squared norm Q*^T Q* / d of each column of the teacher",
     },
-    "temperature": {"type": positive, "help": "temperature of the layer tempered_dot_product; by default 1"},
     "tied-teacher": {"action": "store_true", "help": "tie the target of the layer untied_dot_product"},
 }
-# Defaults of the options that reports repeat besides the model's numbers, and of the options that one layer has.
+# Defaults of the options that reports repeat besides the model's numbers.
 ORIGIN = {**{name: MODEL[name]["default"] for name in ("layer", "rank", "teacher")}, "tied_teacher": False}
-_LAYER_OPTIONS = {"temperature": None, "tied_teacher": False}
 _OUTPUT: dict[str, dict[str, Any]] = {
     "seed": {"type": integer(0, 2**63 - 1), "default": 0, "help": "seed of the random numbers"},
     "json": {"action": "store_true", "help": "print one JSON object on stdout, and show no progress bars"},
@@ -177,14 +175,13 @@ def model_of(args: argparse.Namespace) -> AttentionLayer:
             does not have an option, or there is neither a ridge nor a penalty.
     """
     arguments: dict[str, Any] = {} if args.mixing is None else {"mixing": np.reshape(args.mixing, (2, 2))}
-    layer = LAYERS[args.layer]
-    for name, default in _LAYER_OPTIONS.items():
-        if (value := getattr(args, name)) != default:
-            if name not in defaults_of(layer):
-                requirement = f"must be left out beside --layer {args.layer}, which has none"
-                raise InputError(name, f"{requirement}, got {value if value is True else format(value, 'g')}")
-            arguments[name] = value
+    if args.tied_teacher:
+        if args.layer != "untied_dot_product":
+            requirement = f"must be left out beside --layer {args.layer}, which has none"
+            raise InputError("tied_teacher", f"{requirement}, got {args.tied_teacher}")
+        arguments["tied_teacher"] = True
     penalty = None if args.l1 is None else L1(args.l1)
+    layer = LAYERS[args.layer]
     return layer(args.omega, args.sigma, args.lam, **arguments, rank=args.rank, teacher=args.teacher, penalty=penalty)
 
 

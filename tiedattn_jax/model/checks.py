@@ -13,6 +13,7 @@ import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jaxtyping import Array, Float
 
 from ..base.errors import InputError, require, require_count, require_kind, require_takes, with_values
 from ..base.linalg import precise
@@ -169,7 +170,7 @@ def _check_sentences(sentences: Any, L: int) -> tuple[int, int]:
     return S, L + S
 
 
-def _check_exchange(model: Model, Z: jax.Array, *labels: jax.Array) -> None:
+def _check_exchange(model: Model, Z: Float[Array, "L r"], *labels: Float[Array, "L _"]) -> None:
     """Check that named branches have their symmetry: an exchange of tokens that changes the sign of the encodings.
 
     The check concerns classes with means. These must then be orthogonal to the encodings, up to the overlaps that drawn
@@ -199,7 +200,7 @@ def _check_exchange(model: Model, Z: jax.Array, *labels: jax.Array) -> None:
     raise InputError("law().sentences", f"{requirement}, for a branch by name: use branch=None with a start")
 
 
-def _computed(name: str, function: Callable[..., Any], *fields: jax.Array) -> Any:
+def _computed(name: str, function: Callable[..., Any], *fields: Float[Array, "L _"]) -> Any:
     """Return what a method computes from fields; if it fails, raise an `InputError` with the reason."""
     try:
         return function(*fields)
@@ -214,7 +215,13 @@ def _computed(name: str, function: Callable[..., Any], *fields: jax.Array) -> An
 
 @eqx.filter_jit
 @precise
-def _losses(model: Model, rotation: jax.Array | None, Z: jax.Array, Y: jax.Array, *noise: jax.Array) -> tuple[Any, ...]:
+def _losses(
+    model: Model,
+    rotation: Float[Array, "r r"] | None,
+    Z: Float[Array, "L r"],
+    Y: Float[Array, "L t"],
+    *noise: Float[Array, "L noise"],
+) -> tuple[Any, ...]:
     """Return the loss, and its values for Z rotated, Z mirrored, Y mirrored, and Y and the noise mirrored.
 
     Without a `rotation` the second value is the loss itself.

@@ -2,18 +2,25 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from functools import partial
-from typing import Any
+from typing import Any, TypeAlias
 
 import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jaxtyping import Array, Float, Real
 
 from ..base.errors import InputError, require, require_kind, shaped_array
 from ..base.linalg import precise
 from ..base.printing import Description, Printed, entries
+from ..base.types import AnyArray, Number
 from .spectra import atoms, eigenbasis, positive
+
+Rows: TypeAlias = Sequence[Any]  # lists of numbers, or of lists of them
+DType: TypeAlias = str | type[Any] | np.dtype
+Shares: TypeAlias = Mapping[tuple[int, ...], Number] | Mapping[int, Number]
 
 
 class TokenClassMixture(Printed):
@@ -24,15 +31,15 @@ class TokenClassMixture(Printed):
     not share classes.
 
     Attributes:
-        weights: shares of the kinds, (C,), summing to one.
+        weights: shares of the kinds, summing to one.
         classes: the class of every token in a sentence of each kind, C tuples of L.
     """
 
-    weights: jax.Array
+    weights: Float[Array, " C"]
     classes: tuple[tuple[int, ...], ...] = eqx.field(static=True)
 
     @classmethod
-    def of(cls, shares: Any) -> TokenClassMixture:
+    def of(cls, shares: TokenClassMixture | Shares) -> TokenClassMixture:
         """Make kinds from their shares, such as ``{(0, 0): 0.45, (1, 1): 0.45, (0, 1): 0.05, (1, 0): 0.05}``.
 
         Raises:
@@ -52,8 +59,8 @@ class TokenClassMixture(Printed):
         return cls(jnp.asarray(weights / weights.sum()), classes)
 
     @property
-    def table(self) -> np.ndarray:
-        """Indicator of the class of every token in every kind, (C, L, S): one at the class, zero elsewhere."""
+    def table(self) -> Float[np.ndarray, "C L S"]:
+        """Indicator of the class of every token in every kind: one at the class, zero elsewhere."""
         classes = np.asarray(self.classes)
         return (classes[..., None] == np.arange(classes.max() + 1)).astype(float)
 
@@ -86,27 +93,27 @@ class SpectralLaw(Printed):
     Lists of numbers become arrays.
 
     Attributes:
-        weights: (K,) shares of the spectrum, summing to one.
-        gamma: (K, S) eigenvalues at each atom.
-        tau: (K, J, J) second moments E[tau_k tau_l]; their mean over the spectrum is p_k . p_l.
-        pi: (K, t, t) second moments E[pi pi^T]; their mean over the spectrum is Q*^T Q* / d.
-        cross: (K, J, t) moments E[tau_l pi]; zero for a teacher orthogonal to the encodings.
-        tau_mean: (K, J) means E[tau_l], or None if they are not given.
-        pi_mean: (K, t) means E[pi], or None.
+        weights: shares of the spectrum, summing to one.
+        gamma: eigenvalues at each atom.
+        tau: second moments E[tau_k tau_l]; their mean over the spectrum is p_k . p_l.
+        pi: second moments E[pi pi^T]; their mean over the spectrum is Q*^T Q* / d.
+        cross: moments E[tau_l pi]; zero for a teacher orthogonal to the encodings.
+        tau_mean: means E[tau_l], or None if they are not given.
+        pi_mean: means E[pi], or None.
         sentences: kinds of sentences, or None if the tokens are independent.
     """
 
-    weights: jax.Array = eqx.field(converter=_array)
-    gamma: jax.Array = eqx.field(converter=_array)
-    tau: jax.Array = eqx.field(converter=_array)
-    pi: jax.Array = eqx.field(converter=_array)
-    cross: jax.Array = eqx.field(converter=_array)
-    tau_mean: jax.Array | None = eqx.field(converter=_array, default=None)
-    pi_mean: jax.Array | None = eqx.field(converter=_array, default=None)
+    weights: Float[Array, " K"] = eqx.field(converter=_array)
+    gamma: Float[Array, "K S"] = eqx.field(converter=_array)
+    tau: Float[Array, "K J J"] = eqx.field(converter=_array)
+    pi: Float[Array, "K t t"] = eqx.field(converter=_array)
+    cross: Float[Array, "K J t"] = eqx.field(converter=_array)
+    tau_mean: Float[Array, "K J"] | None = eqx.field(converter=_array, default=None)
+    pi_mean: Float[Array, "K t"] | None = eqx.field(converter=_array, default=None)
     sentences: TokenClassMixture | None = None
 
     @property
-    def means(self) -> tuple[jax.Array, jax.Array]:
+    def means(self) -> tuple[Float[Array, "K J"], Float[Array, "K t"]]:
         """(`tau_mean`, `pi_mean`), which a penalty needs.
 
         Raises:
@@ -120,13 +127,13 @@ class SpectralLaw(Printed):
     @classmethod
     def from_matrices(
         cls,
-        covariances: Any,
-        encodings: Any,
-        teacher: Any,
+        covariances: Real[AnyArray, "S d d"] | Real[AnyArray, "S d"] | Rows,
+        encodings: Real[AnyArray, "L d"] | Rows,
+        teacher: Real[AnyArray, "d t"] | Rows,
         *,
-        means: Any = None,
-        sentences: Any = None,
-        dtype: Any = None,
+        means: Real[AnyArray, "S d"] | Rows | None = None,
+        sentences: TokenClassMixture | Shares | None = None,
+        dtype: DType | None = None,
     ) -> SpectralLaw:
         """Return the law of given matrices: an atom for each distinct set of eigenvalues, with its second moments.
 
@@ -136,9 +143,9 @@ class SpectralLaw(Printed):
         Args:
             covariances: Sigma_l, (L, d, d), which commute; or their eigenvalues, (L, d), if the coordinates are the
                 common eigenvectors.
-            encodings: the vectors p_l, (L, d), of norm O(1).
-            teacher: Q*, (d, t), entries O(1).
-            means: means of the token classes, mu_s, (S, d), of norm O(1); the covariances are then those of the
+            encodings: the vectors p_l, of norm O(1).
+            teacher: Q*, entries O(1).
+            means: means of the token classes, mu_s, of norm O(1); the covariances are then those of the
                 classes.
             sentences: shares of the kinds of sentences by the classes of their tokens, see `TokenClassMixture.of`;
                 given together with `means`.
@@ -153,22 +160,29 @@ class SpectralLaw(Printed):
         are_matrices = np.ndim(covariances) == 3
         require((means is None) == (sentences is None), "means", means, "given together with sentences")
         axis = "L" if sentences is None else "S"
-        covariances = fit("covariances", covariances, f"{axis} d d" if are_matrices else f"{axis} d")
-        encodings, teacher = fit("encodings", encodings, "L d"), fit("teacher", teacher, "d t")
+        Sigma = fit("covariances", covariances, f"{axis} d d" if are_matrices else f"{axis} d")
+        p, Q = fit("encodings", encodings, "L d"), fit("teacher", teacher, "d t")
         if means is not None:
-            encodings = np.concatenate([encodings, fit("means", means, "S d")])
+            p = np.concatenate([p, fit("means", means, "S d")])
         d = sizes["d"]
-        norm = np.sum(encodings**2, 1).max()
+        norm = np.sum(p**2, 1).max()
         requirement = "of norm of order one, as means are: divide vectors of entries of order one by sqrt(d)"
         require(norm <= max(10, d**0.5), "encodings", f"|p_l|^2 = {norm:.3g}", requirement)
-        gamma, vectors = eigenbasis(covariances) if are_matrices else (covariances.T, np.eye(d))
+        gamma, vectors = eigenbasis(Sigma) if are_matrices else (Sigma.T, np.eye(d))
         gamma = positive(gamma, "covariances")
-        tau = d**0.5 * vectors.T @ encodings.T
-        return cls.from_samples(gamma, tau, vectors.T @ teacher, sentences=sentences, dtype=dtype)
+        tau = d**0.5 * vectors.T @ p.T
+        return cls.from_samples(gamma, tau, vectors.T @ Q, sentences=sentences, dtype=dtype)
 
     @classmethod
     def from_samples(
-        cls, gamma: Any, tau: Any, pi: Any, weights: Any = None, *, sentences: Any = None, dtype: Any = None
+        cls,
+        gamma: Real[AnyArray, "N S"] | Rows,
+        tau: Real[AnyArray, "N J"] | Rows,
+        pi: Real[AnyArray, "N t"] | Rows,
+        weights: Real[AnyArray, " N"] | Rows | None = None,
+        *,
+        sentences: TokenClassMixture | Shares | None = None,
+        dtype: DType | None = None,
     ) -> SpectralLaw:
         """Return the law of N samples of (gamma, tau, pi): an atom for each distinct gamma, with its second moments.
 
@@ -176,8 +190,8 @@ class SpectralLaw(Printed):
             gamma: eigenvalues, (N, L), or (N, S) for classes.
             tau: projections of the encodings, ``sqrt(d) e_i . p_l``, (N, L); for classes followed by those of the class
                 means, (N, L + S).
-            pi: projections of the teacher, ``e_i . Q*``, (N, t).
-            weights: shares of the samples, (N,), summing to one; by default equal.
+            pi: projections of the teacher, ``e_i . Q*``.
+            weights: shares of the samples, summing to one; by default equal.
             sentences: as in `from_matrices`.
             dtype: dtype of the law; by default that of jax for Python floats.
 
@@ -186,50 +200,50 @@ class SpectralLaw(Printed):
         """
         sizes: dict[str, int] = {}
         fit = partial(shaped_array, sizes=sizes, on_host=True)
-        gamma = positive(fit("gamma", gamma, "N L" if sentences is None else "N S"), "gamma")
-        tau, pi = fit("tau", tau, "N L" if sentences is None else "N J"), fit("pi", pi, "N t")
+        values = positive(fit("gamma", gamma, "N L" if sentences is None else "N S"), "gamma")
+        p, Q = fit("tau", tau, "N L" if sentences is None else "N J"), fit("pi", pi, "N t")
         kinds = None if sentences is None else TokenClassMixture.of(sentences)
         shares = np.full(sizes["N"], 1 / sizes["N"]) if weights is None else fit("weights", weights, "N")
         is_distribution = abs(shares.sum() - 1) < 1e-6 and np.all(shares >= 0)
         require(is_distribution, "weights", shares, "shares >= 0 that sum to one")
-        atom_index = atoms(gamma)
+        atom_index = atoms(values)
         atom_weights = np.bincount(atom_index, shares)
         dtype = jnp.dtype(dtype or jnp.result_type(float))
 
-        def mean(values: np.ndarray) -> jax.Array:
-            """Return the mean of values (N, ...) at every atom."""
+        def mean(values: Float[np.ndarray, " N *rest"]) -> Float[Array, " K *rest"]:
+            """Return the mean of values at every atom."""
             total = np.zeros((len(atom_weights), *values.shape[1:]))
             np.add.at(total, atom_index, shares.reshape(-1, *[1] * (values.ndim - 1)) * values)
             return jnp.asarray(total / atom_weights.reshape(-1, *[1] * (values.ndim - 1)), dtype)
 
         return cls(
             weights=jnp.asarray(atom_weights / atom_weights.sum(), dtype),
-            gamma=mean(gamma),
-            tau=mean(tau[:, :, None] * tau[:, None]),
-            pi=mean(pi[:, :, None] * pi[:, None]),
-            cross=mean(tau[:, :, None] * pi[:, None]),
+            gamma=mean(values),
+            tau=mean(p[:, :, None] * p[:, None]),
+            pi=mean(Q[:, :, None] * Q[:, None]),
+            cross=mean(p[:, :, None] * Q[:, None]),
             sentences=jax.tree.map(lambda a: a.astype(dtype), kinds),
         )
 
     @classmethod
     def of_classes(
         cls,
-        variances: Any,
-        sentences: Any,
+        variances: Real[AnyArray, " S"] | Rows,
+        sentences: TokenClassMixture | Shares,
         *,
-        encodings: Any = ((1.0,), (-1.0,)),
-        means: Any = None,
-        teacher: Any = 1.0,
-        teacher_means: Any = None,
-        dtype: Any = None,
+        encodings: Real[AnyArray, "L e"] | Rows = ((1.0,), (-1.0,)),
+        means: Real[AnyArray, "S e"] | Rows | None = None,
+        teacher: Real[AnyArray, "t t"] | Rows | Number = 1.0,
+        teacher_means: Real[AnyArray, "S t"] | Real[AnyArray, " S"] | Rows | None = None,
+        dtype: DType | None = None,
     ) -> SpectralLaw:
         """Return the law of correlated tokens (Result C.2): S classes with covariances ``variance_s I``.
 
         Args:
-            variances: variances of the classes, (S,), positive.
+            variances: variances of the classes, positive.
             sentences: shares of the kinds of sentences by the classes of their tokens, see `TokenClassMixture.of`.
-            encodings: (L, e) coefficients on e orthonormal directions, of norm O(1), as in `dot_product`.
-            means: mu_s, (S, e), on the same directions; by default zero.
+            encodings: coefficients on e orthonormal directions, of norm O(1), as in `dot_product`.
+            means: mu_s on the same directions; by default zero.
             teacher: Q*^T Q* / d: a number, or a (t, t) positive definite matrix.
             teacher_means: means of the teacher's fields, ``Q*^T mu_s / sqrt(d)``, (S, t), or (S,) for t = 1; by default
                 zero.
@@ -258,8 +272,8 @@ class SpectralLaw(Printed):
         return cls(**arrays, sentences=jax.tree.map(lambda a: a.astype(dtype), kinds))
 
     @precise
-    def with_teacher(self, gram: jax.Array) -> SpectralLaw:
-        """Return the law of a teacher whose columns are mixed so that ``Q*^T Q* / d`` is `gram`, (t, t)."""
+    def with_teacher(self, gram: Float[Array, "t t"]) -> SpectralLaw:
+        """Return the law of a teacher whose columns are mixed so that ``Q*^T Q* / d`` is `gram`."""
         old_gram = jnp.einsum("k,kst->st", self.weights, self.pi)
         mix = jnp.linalg.cholesky(gram.astype(old_gram.dtype)) @ jnp.linalg.inv(jnp.linalg.cholesky(old_gram))
         pi_mean = None if self.pi_mean is None else self.pi_mean @ mix.T

@@ -8,19 +8,23 @@ from __future__ import annotations
 
 import abc
 import dataclasses
-from typing import Any, Self
+from typing import Any, ClassVar, TypeVar
 
 import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jaxtyping import Array, Float, Real
 
 from ..base.errors import InputError, as_array, as_number, is_concrete, require, require_count, require_kind
 from ..base.linalg import precise
-from .law import SpectralLaw
+from ..base.types import AnyArray, Number
+from .law import DType, Rows, SpectralLaw
 from .model import Model, rotations_of
 from .penalties import Penalty
 from .preimages import Preimages, orbit
+
+Layer = TypeVar("Layer", bound="AttentionLayer")
 
 
 class AttentionLayer(Model):
@@ -34,42 +38,59 @@ class AttentionLayer(Model):
         sigma: standard deviation of the tokens.
         lam: ridge strength.
         penalty: penalty of the weights besides the ridge, or None.
-        mixing: the positional part A of the target, (L, L), rows summing to one.
-        encodings: coefficients of p_l on orthonormal directions, (L, e).
-        teacher: ``Q*^T Q* / d``, (t, t).
+        mixing: the positional part A of the target, rows summing to one.
+        encodings: coefficients of p_l on e orthonormal directions.
+        teacher: ``Q*^T Q* / d``.
         rank: rank r of the student.
         spectrum: law of the data, if it is given instead of sigma, encodings and teacher, which are then None.
     """
 
-    omega: jax.Array
-    sigma: jax.Array
-    mixing: jax.Array
-    encodings: jax.Array
-    teacher: jax.Array
+    omega: Float[Array, ""]
+    sigma: Float[Array, ""] | None
+    mixing: Float[Array, "L L"]
+    encodings: Float[Array, "L e"] | None
+    teacher: Float[Array, "t t"] | None
     rank: int = eqx.field(static=True, default=1)
     spectrum: SpectralLaw | None = None
+    default_mixing: ClassVar[tuple[tuple[float, ...], ...]] = ((0.6, 0.4), (0.4, 0.6))
 
     @classmethod
     def of(
-        cls,
-        omega: Any = 0.3,
-        sigma: Any = 0.5,
-        lam: Any = 0.01,
-        mixing: Any = ((0.6, 0.4), (0.4, 0.6)),
+        cls: type[Layer],
+        omega: Number = 0.3,
+        sigma: Number = 0.5,
+        lam: Number = 0.01,
+        mixing: Real[AnyArray, "L L"] | Rows | None = None,
         *,
-        encodings: Any = None,
-        teacher: Any = 1.0,
+        encodings: Real[AnyArray, "L e"] | Rows | None = None,
+        teacher: Number | Real[AnyArray, "t t"] | Rows = 1.0,
         rank: int = 1,
         penalty: Penalty | None = None,
         law: SpectralLaw | None = None,
-        dtype: Any = None,
+        dtype: DType | None = None,
         **extra_fields: Any,
-    ) -> Self:
+    ) -> Layer:
         """Return a layer of this kind; by default at the paper's standard setting.
 
         Args:
-            omega, sigma, lam, mixing, encodings, teacher, rank, penalty, law, dtype: as in `dot_product`.
-            extra_fields: further fields of a subclass, by name; numbers become arrays of the dtype.
+            omega: positional share of the target, in [0, 1].
+            sigma: standard deviation of the tokens, positive.
+            lam: ridge strength, positive; it may be zero if there is a penalty.
+            mixing: positional part A of the target, entries in [0, 1], rows summing to one. By default
+                ((0.6, 0.4), (0.4, 0.6)), and ((1, 0), (0.4, 0.6)) for causal attention, which takes lower triangular
+                ones.
+            encodings: coefficients of the positional encodings p_l on e orthonormal directions, of norm O(1)
+                like p_l itself: vectors (L, d) of entries O(1) must be divided by sqrt(d). By default (1, -1) for two
+                tokens, the paper's p_1 = -p_2 of unit norm.
+            teacher: Q*^T Q* / d: a number, or a (t, t) positive definite matrix. It is one in the paper. To compare the
+                theory with one finite instance, give the realised value. For untied attention a number is that of each
+                of two columns, one query and one key; a matrix has the queries first.
+            rank: number of columns of the student; for untied attention that of its queries, and of its keys.
+            penalty: penalty of the weights besides the ridge; ``L1(0.02)``, for instance, makes the elastic net.
+            law: law of the data, instead of sigma, encodings and teacher; for instance `SpectralLaw.from_matrices`.
+            dtype: dtype of all numbers; by default that of jax for Python floats (float32 unless x64 is enabled).
+            extra_fields: further fields of a subclass, by name, such as `tied_teacher` of `UntiedDotProduct`; numbers
+                become arrays of the dtype.
 
         Raises:
             InputError: an argument is out of range; the error names it.
@@ -77,15 +98,12 @@ class AttentionLayer(Model):
         dtype = jnp.dtype(dtype or jnp.result_type(float))
         if dtype not in (jnp.float32, jnp.float64):
             raise InputError("dtype", f"must be float32 or float64, got dtype={dtype}")
-        static_names = {field.name for field in dataclasses.fields(cls) if field.metadata.get("static")}
-        extra_fields = {
-            name: value if name in static_names else as_number(value, name, dtype)
-            for name, value in extra_fields.items()
-        }
+        number_names = {field.name for field in dataclasses.fields(cls) if not field.metadata.get("static")}
+        extra_fields = {k: as_number(v, k, dtype) if k in number_names else v for k, v in extra_fields.items()}
         numbers: dict[str, Any] = {"omega": as_number(omega, "omega", dtype), "lam": as_number(lam, "lam", dtype)}
-        mixing = as_array(mixing, "mixing", dtype)
-        if mixing.ndim != 2 or mixing.shape[0] != mixing.shape[1] or mixing.shape[0] < 2:
-            raise InputError("mixing", f"must be a square L x L matrix with L >= 2, got shape {mixing.shape}")
+        A = as_array(cls.default_mixing if mixing is None else mixing, "mixing", dtype)
+        if A.ndim != 2 or A.shape[0] != A.shape[1] or A.shape[0] < 2:
+            raise InputError("mixing", f"must be a square L x L matrix with L >= 2, got shape {A.shape}")
         if penalty is not None:
             require_kind(penalty, "penalty", Penalty, "a tiedattn_jax.Penalty, such as L1(0.01), or None")
             penalty = jax.tree.map(lambda a: as_array(a, "penalty", dtype), penalty)
@@ -95,17 +113,25 @@ class AttentionLayer(Model):
             for name, value, default in replaced_arguments:
                 if not (value is default or (isinstance(value, float) and value == default)):
                     raise InputError(name, f"must be left out beside law, which says what it is, got {name}={value!r}")
-            sigma = encodings = teacher = None
+            data: dict[str, Any] = {"sigma": None, "encodings": None, "teacher": None}
             law = jax.tree.map(lambda a: jnp.asarray(a, dtype), law)
         else:
             if encodings is None:
-                if mixing.shape[0] != 2:
-                    raise InputError("encodings", f"must be given for L = {mixing.shape[0]} tokens: an (L, e) matrix")
+                if len(A) != 2:
+                    raise InputError("encodings", f"must be given for L = {len(A)} tokens: an (L, e) matrix")
                 encodings = ((1.0,), (-1.0,))
-            teacher = jnp.atleast_2d(as_array(teacher, "teacher", dtype))
-            sigma, encodings = as_number(sigma, "sigma", dtype), as_array(encodings, "encodings", dtype)
-        data: dict[str, Any] = {"sigma": sigma, "encodings": encodings, "teacher": teacher, "spectrum": law}
-        return cls(**numbers, **data, mixing=mixing, rank=rank, penalty=penalty, **extra_fields)
+            gram = as_array(teacher, "teacher", dtype)
+            gram = (
+                jnp.atleast_2d(gram) if gram.ndim else gram * np.eye(cls._default_teachers(**extra_fields), dtype=dtype)
+            )
+            data = {"sigma": as_number(sigma, "sigma", dtype), "encodings": as_array(encodings, "encodings", dtype)}
+            data["teacher"] = gram
+        return cls(**numbers, **data, mixing=A, spectrum=law, rank=rank, penalty=penalty, **extra_fields)
+
+    @classmethod
+    def _default_teachers(cls, **extra_fields: Any) -> int:
+        """Number of columns of a teacher that is given as a number."""
+        return 1
 
     def __check_init__(self) -> None:
         require_count(self.rank, "rank")
@@ -125,74 +151,85 @@ class AttentionLayer(Model):
         require(is_stochastic, "mixing", A, "row-stochastic (entries >= 0, every row summing to 1)")
 
     def _check_isotropic(self) -> None:
-        L = len(self.encodings)
-        if self.encodings.ndim != 2 or not self.encodings.size or self.mixing.shape != (L, L):
+        sigma, encodings, gram = self._isotropic
+        L = len(encodings)
+        if encodings.ndim != 2 or not encodings.size or self.mixing.shape != (L, L):
             requirement = f"of shape (L, e) with L = {self.mixing.shape[0]} as in mixing, e > 0"
-            raise InputError("encodings", f"must be {requirement}, got shape {self.encodings.shape}")
-        if self.teacher.ndim != 2 or self.teacher.shape[0] != self.teacher.shape[1]:
-            raise InputError("teacher", f"must be a number or a (t, t) matrix, got shape {self.teacher.shape}")
+            raise InputError("encodings", f"must be {requirement}, got shape {encodings.shape}")
+        if gram.ndim != 2 or gram.shape[0] != gram.shape[1]:
+            raise InputError("teacher", f"must be a number or a (t, t) matrix, got shape {gram.shape}")
         if not is_concrete(self):
             return
-        sigma = np.asarray(self.sigma)
-        smallest, largest = (float(getattr(np.finfo(sigma.dtype), k)) ** 0.5 for k in ("tiny", "max"))
-        require((sigma > smallest) & (sigma < largest), "sigma", sigma, "positive, with a finite square")
-        require(np.isfinite(self.encodings), "encodings", self.encodings, "finite")
-        gram = np.asarray(self.teacher)
-        is_definite = np.all(np.isfinite(gram)) and np.allclose(gram, gram.T) and np.all(np.linalg.eigvalsh(gram) > 0)
-        require(is_definite, "teacher", gram, "positive, a matrix symmetric and positive definite")
+        size, G = np.asarray(sigma), np.asarray(gram)  # numpy compiles nothing for a comparison
+        smallest, largest = (float(getattr(np.finfo(size.dtype), k)) ** 0.5 for k in ("tiny", "max"))
+        require((size > smallest) & (size < largest), "sigma", size, "positive, with a finite square")
+        require(np.isfinite(encodings), "encodings", encodings, "finite")
+        is_definite = np.all(np.isfinite(G)) and np.allclose(G, G.T) and np.all(np.linalg.eigvalsh(G) > 0)
+        require(is_definite, "teacher", G, "positive, a matrix symmetric and positive definite")
 
     @abc.abstractmethod
-    def attention(self, fields: jax.Array) -> jax.Array:
-        """Return the attention matrix, (L, L), of the fields of a sentence, (L, k); it must be even in the fields."""
+    def attention(self, fields: Float[Array, "L k"]) -> Float[Array, "L L"]:
+        """Return the attention matrix of the fields of a sentence; it must be even in the fields."""
 
     @property
     def shape(self) -> tuple[int, int, int]:
         return len(self.mixing), self.rank, self._teachers
 
     @property
+    def _isotropic(self) -> tuple[Float[Array, ""], Float[Array, "L e"], Float[Array, "t t"]]:
+        """`sigma`, `encodings` and `teacher`, which a layer without `spectrum` has."""
+        assert self.sigma is not None and self.encodings is not None and self.teacher is not None
+        return self.sigma, self.encodings, self.teacher
+
+    @property
     def _teachers(self) -> int:
         """Number of columns of the teacher."""
-        return (self.teacher if self.spectrum is None else self.spectrum.pi).shape[-1]
+        gram = self.teacher if self.spectrum is None else self.spectrum.pi
+        assert gram is not None
+        return gram.shape[-1]
 
     @property
     def rotation_invariant(self) -> bool:
         return True
 
     @precise
-    def student(self, Z: jax.Array) -> jax.Array:
-        """Return the attention matrix of the student, (L, L)."""
+    def student(self, Z: Float[Array, "L r"]) -> Float[Array, "L L"]:
+        """Return the attention matrix of the student."""
         return self.attention(Z)
 
     @precise
-    def target(self, Y: jax.Array, *noise: jax.Array) -> jax.Array:
-        """Return the attention matrix of the target, (L, L); it does not depend on fields of noise."""
+    def target(self, Y: Float[Array, "L t"], *noise: Float[Array, "L noise"]) -> Float[Array, "L L"]:
+        """Return the attention matrix of the target; it does not depend on fields of noise."""
         return (1 - self.omega) * self.attention(Y) + self.omega * self.mixing
 
-    def with_teacher(self, gram: jax.Array) -> Model:
+    def with_teacher(self, gram: Float[Array, "t t"]) -> Model:
         if self.spectrum is None:
             return eqx.tree_at(lambda m: m.teacher, self, gram.astype(self.lam.dtype))
         return eqx.tree_at(lambda m: m.spectrum, self, self.spectrum.with_teacher(gram))
 
     @precise
-    def loss(self, Z: jax.Array, Y: jax.Array, *noise: jax.Array) -> jax.Array:
+    def loss(self, Z: Float[Array, "L r"], Y: Float[Array, "L t"], *noise: Float[Array, "L noise"]) -> Float[Array, ""]:
         error = (self.student(Z) - self.target(Y, *noise)) ** 2
-        return 0.5 * self.sigma**2 * jnp.sum(error) if self.spectrum is None else 0.5 * jnp.sum(self.trace * error)
+        if self.spectrum is not None:
+            return 0.5 * jnp.sum(self.trace * error)
+        sigma, _, _ = self._isotropic
+        return 0.5 * sigma**2 * jnp.sum(error)
 
     @eqx.filter_jit
     @precise
     def law(self) -> SpectralLaw:
         if self.spectrum is not None:
             return self.spectrum
-        L, _, t = self.shape
+        (L, _, t), (sigma, encodings, gram) = self.shape, self._isotropic
         return SpectralLaw(
-            weights=jnp.ones((1,), self.sigma.dtype),
-            gamma=self.sigma**2 * jnp.ones((1, L), self.sigma.dtype),
-            tau=(self.encodings @ self.encodings.T)[None],
-            pi=self.teacher[None],
-            cross=jnp.zeros((1, L, t), self.sigma.dtype),
+            weights=jnp.ones((1,), sigma.dtype),
+            gamma=sigma**2 * jnp.ones((1, L), sigma.dtype),
+            tau=(encodings @ encodings.T)[None],
+            pi=gram[None],
+            cross=jnp.zeros((1, L, t), sigma.dtype),
             # The first direction of the encodings is 1_d / sqrt(d); the others and the teacher are Gaussian.
-            tau_mean=None if self.penalty is None else self.encodings[None, :, 0],
-            pi_mean=None if self.penalty is None else jnp.zeros((1, t), self.sigma.dtype),
+            tau_mean=None if self.penalty is None else encodings[None, :, 0],
+            pi_mean=None if self.penalty is None else jnp.zeros((1, t), sigma.dtype),
         )
 
 
@@ -203,36 +240,10 @@ class DotProduct(AttentionLayer):
     `AttentionLayer`.
     """
 
-    def attention(self, fields: jax.Array) -> jax.Array:
+    def attention(self, fields: Float[Array, "L k"]) -> Float[Array, "L L"]:
         return jax.nn.softmax(fields @ fields.T)
 
-    def preimages(self, Y: jax.Array) -> Preimages:
-        return _softmax_preimages(Y)
-
-
-class TemperedDotProduct(AttentionLayer):
-    """Dot-product attention at a temperature, ``softmax(Z Z^T / temperature)``, in student and target.
-
-    It is equivalent to the dot product with the ridge ``lam temperature`` and with the teacher's ``Q*^T Q* / d``
-    divided by the temperature; its weights are larger by the root of the temperature. Attributes as in
-    `AttentionLayer`, and the `temperature`.
-    """
-
-    temperature: jax.Array = eqx.field(kw_only=True)
-
-    def __check_init__(self) -> None:
-        if is_concrete(self.temperature):
-            T = np.asarray(self.temperature)
-            require(np.isfinite(T) & (T > 0), "temperature", T, "positive and finite")
-
-    @property
-    def field_scale(self) -> jax.Array:
-        return jnp.sqrt(self.temperature)
-
-    def attention(self, fields: jax.Array) -> jax.Array:
-        return jax.nn.softmax(fields @ fields.T / self.temperature)
-
-    def preimages(self, Y: jax.Array) -> Preimages:
+    def preimages(self, Y: Float[Array, "L t"]) -> Preimages:
         return _softmax_preimages(Y)
 
 
@@ -242,16 +253,18 @@ class CausalDotProduct(AttentionLayer):
     The positional part A of the target is causal as well: lower triangular. Attributes as in `AttentionLayer`.
     """
 
+    default_mixing = ((1.0, 0.0), (0.4, 0.6))
+
     def __check_init__(self) -> None:
         if is_concrete(self.mixing):
             A = np.asarray(self.mixing)
             require(A == np.tril(A), "mixing", A, "lower triangular, zero where a token would attend to a later one")
 
-    def attention(self, fields: jax.Array) -> jax.Array:
+    def attention(self, fields: Float[Array, "L k"]) -> Float[Array, "L L"]:
         mask = np.tril(np.ones(2 * fields.shape[:1], bool))
         return jax.nn.softmax(jnp.where(mask, fields @ fields.T, -jnp.inf))
 
-    def preimages(self, Y: jax.Array) -> Preimages:
+    def preimages(self, Y: Float[Array, "L t"]) -> Preimages:
         L, t = Y.shape
         # Two tokens show the one number y_2 (y_2 - y_1), which many fields share.
         _require_preimages(t == 1 and L > 2, "a teacher of one column and three tokens or more", f"t = {t}, L = {L}")
@@ -271,6 +284,10 @@ class UntiedDotProduct(AttentionLayer):
 
     tied_teacher: bool = eqx.field(static=True, default=False)
 
+    @classmethod
+    def _default_teachers(cls, *, tied_teacher: Any = False, **extra_fields: Any) -> int:
+        return 1 if tied_teacher else 2
+
     def __check_init__(self) -> None:
         require_kind(self.tied_teacher, "tied_teacher", bool, "True or False")
         if not self.tied_teacher and self._teachers % 2:
@@ -286,11 +303,11 @@ class UntiedDotProduct(AttentionLayer):
         return False
 
     @property
-    def generators(self) -> np.ndarray:
+    def generators(self) -> Float[np.ndarray, "G r r"]:
         return np.kron(np.eye(2), rotations_of(self.rank))
 
     @precise
-    def start_columns(self, combined: bool) -> tuple[jax.Array, jax.Array]:
+    def start_columns(self, combined: bool) -> tuple[Float[Array, "r t"], Float[Array, " r"]]:
         k, t, law = self.rank, self._teachers, self.law()
         query = np.eye(k, t if self.tied_teacher else t // 2)
         semantic = np.concatenate([query, query]) if self.tied_teacher else np.kron(np.eye(2), query)
@@ -301,15 +318,15 @@ class UntiedDotProduct(AttentionLayer):
         sign = jnp.where(alignment < 0, -1.0, 1.0).astype(self.lam.dtype)
         return jnp.asarray(semantic, self.lam.dtype), jnp.concatenate([column, sign * column])
 
-    def attention(self, fields: jax.Array) -> jax.Array:
+    def attention(self, fields: Float[Array, "L k"]) -> Float[Array, "L L"]:
         queries, keys = jnp.split(fields, 2, axis=1)
         return jax.nn.softmax(queries @ keys.T)
 
-    def preimages(self, Y: jax.Array) -> Preimages:
+    def preimages(self, Y: Float[Array, "L t"]) -> Preimages:
         _require_preimages(self.tied_teacher, "tied_teacher=True", "queries and keys")
         return _softmax_preimages(Y)
 
-    def target(self, Y: jax.Array, *noise: jax.Array) -> jax.Array:
+    def target(self, Y: Float[Array, "L t"], *noise: Float[Array, "L noise"]) -> Float[Array, "L L"]:
         return super().target(jnp.concatenate([Y, Y], 1) if self.tied_teacher else Y)
 
 
@@ -321,7 +338,7 @@ class LinearAttention(AttentionLayer):
     one half, so no denominator vanishes, and rows sum to one. Attributes as in `AttentionLayer`.
     """
 
-    def attention(self, fields: jax.Array) -> jax.Array:
+    def attention(self, fields: Float[Array, "L k"]) -> Float[Array, "L L"]:
         scores = fields @ fields.T
         kernel = 1 + scores + 0.5 * scores**2
         return kernel / jnp.sum(kernel, 1, keepdims=True)
@@ -338,15 +355,15 @@ class ReLUAttention(AttentionLayer):
     def nonsmooth(self) -> bool:
         return True
 
-    def attention(self, fields: jax.Array) -> jax.Array:
+    def attention(self, fields: Float[Array, "L k"]) -> Float[Array, "L L"]:
         return jnp.maximum(fields @ fields.T, 0) / fields.shape[0]
 
-    def preimages(self, Y: jax.Array) -> Preimages:
+    def preimages(self, Y: Float[Array, "L t"]) -> Preimages:
         _require_preimages(Y.shape[1] == 1, "a teacher of one column", f"t = {Y.shape[1]}")
         return orbit(Y)
 
 
-def _softmax_preimages(Y: jax.Array) -> Preimages:
+def _softmax_preimages(Y: Float[Array, "L t"]) -> Preimages:
     """Return the preimages of ``softmax(Y Y^T)``: it gives Y Y^T up to one constant, which its rank fixes if t < L."""
     L, t = Y.shape
     _require_preimages(t < L, "fewer columns of the teacher than tokens", f"t = {t}, L = {L}")
@@ -359,113 +376,21 @@ def _require_preimages(condition: bool, requirement: str, value: str) -> None:
         raise InputError("model", text)
 
 
-def dot_product(
-    omega: Any = 0.3,
-    sigma: Any = 0.5,
-    lam: Any = 0.01,
-    mixing: Any = ((0.6, 0.4), (0.4, 0.6)),
-    *,
-    encodings: Any = None,
-    teacher: Any = 1.0,
-    rank: int = 1,
-    penalty: Penalty | None = None,
-    law: SpectralLaw | None = None,
-    dtype: Any = None,
-) -> DotProduct:
-    """Return the dot-product attention of Section 5 of the paper; by default at its standard setting.
+dot_product = DotProduct.of
+"""Make a `DotProduct`, the layer of the paper, by `AttentionLayer.of`; by default at the paper's standard setting."""
+causal_dot_product = CausalDotProduct.of
+"""Make a `CausalDotProduct` by `AttentionLayer.of`."""
+untied_dot_product = UntiedDotProduct.of
+"""Make an `UntiedDotProduct` by `AttentionLayer.of`, with `tied_teacher` if the target is tied."""
+linear_attention = LinearAttention.of
+"""Make a `LinearAttention` by `AttentionLayer.of`."""
+relu_attention = ReLUAttention.of
+"""Make a `ReLUAttention` by `AttentionLayer.of`."""
 
-    Args:
-        omega: positional share of the target, in [0, 1].
-        sigma: standard deviation of the tokens, positive.
-        lam: ridge strength, positive; it may be zero if there is a penalty.
-        mixing: positional part A of the target, L x L, entries in [0, 1], rows summing to one.
-        encodings: (L, e) coefficients of the positional encodings p_l on e orthonormal directions, of norm O(1) like
-            p_l itself: vectors (L, d) of entries O(1) must be divided by sqrt(d). By default (1, -1) for two tokens,
-            the paper's p_1 = -p_2 of unit norm.
-        teacher: Q*^T Q* / d: a number, or a (t, t) positive definite matrix. It is one in the paper. To compare the
-            theory with one finite instance, give the realised value.
-        rank: number of columns of the student.
-        penalty: penalty of the weights besides the ridge; ``L1(0.02)``, for instance, makes the elastic net.
-        law: law of the data, instead of sigma, encodings and teacher; for instance `SpectralLaw.from_matrices`.
-        dtype: dtype of all numbers; by default that of jax for Python floats (float32 unless x64 is enabled).
-
-    Raises:
-        ValueError: an argument is out of range; the error names it.
-    """
-    options = {"encodings": encodings, "teacher": teacher, "rank": rank, "penalty": penalty, "law": law, "dtype": dtype}
-    return DotProduct.of(omega, sigma, lam, mixing, **options)
-
-
-def tempered_dot_product(
-    omega: Any = 0.3,
-    sigma: Any = 0.5,
-    lam: Any = 0.01,
-    mixing: Any = ((0.6, 0.4), (0.4, 0.6)),
-    *,
-    temperature: Any = 1.0,
-    **more: Any,
-) -> TemperedDotProduct:
-    """Return a `TemperedDotProduct`: dot-product attention at a temperature.
-
-    Arguments and errors are those of `dot_product`, and the `temperature`, which is positive.
-    """
-    return TemperedDotProduct.of(omega, sigma, lam, mixing, temperature=temperature, **more)
-
-
-def causal_dot_product(
-    omega: Any = 0.3, sigma: Any = 0.5, lam: Any = 0.01, mixing: Any = ((1.0, 0.0), (0.4, 0.6)), **more: Any
-) -> CausalDotProduct:
-    """Return a `CausalDotProduct`: dot-product attention with a causal mask.
-
-    Arguments and errors are those of `dot_product`; `mixing` is lower triangular.
-    """
-    return CausalDotProduct.of(omega, sigma, lam, mixing, **more)
-
-
-def untied_dot_product(
-    omega: Any = 0.3,
-    sigma: Any = 0.5,
-    lam: Any = 0.01,
-    mixing: Any = ((0.6, 0.4), (0.4, 0.6)),
-    *,
-    tied_teacher: bool = False,
-    teacher: Any = 1.0,
-    **more: Any,
-) -> UntiedDotProduct:
-    """Return an `UntiedDotProduct`: dot-product attention with queries and keys of their own.
-
-    Arguments and errors are those of `dot_product`, except for these.
-
-    Args:
-        tied_teacher: whether the target is tied.
-        teacher: if the target is not tied, a number is ``|q|^2 / d`` of each of its two columns, one query and one key;
-            a matrix has the queries first.
-        more: `rank` is the number of columns of the queries, and of the keys.
-    """
-    if not np.ndim(teacher) and not tied_teacher and more.get("law") is None:
-        teacher = as_array(teacher, "teacher", None) * np.eye(2)
-    return UntiedDotProduct.of(omega, sigma, lam, mixing, tied_teacher=tied_teacher, teacher=teacher, **more)
-
-
-def linear_attention(
-    omega: Any = 0.3, sigma: Any = 0.5, lam: Any = 0.01, mixing: Any = ((0.6, 0.4), (0.4, 0.6)), **more: Any
-) -> LinearAttention:
-    """Return a `LinearAttention`: normalised linear attention.
-
-    Arguments and errors are those of `dot_product`.
-    """
-    return LinearAttention.of(omega, sigma, lam, mixing, **more)
-
-
-def relu_attention(
-    omega: Any = 0.3, sigma: Any = 0.5, lam: Any = 0.01, mixing: Any = ((0.6, 0.4), (0.4, 0.6)), **more: Any
-) -> ReLUAttention:
-    """Return a `ReLUAttention`: ReLU attention that is not normalised.
-
-    Arguments and errors are those of `dot_product`.
-    """
-    return ReLUAttention.of(omega, sigma, lam, mixing, **more)
-
-
-_MAKERS = dot_product, tempered_dot_product, causal_dot_product, untied_dot_product, linear_attention, relu_attention
-LAYERS = {make.__name__: make for make in _MAKERS}
+LAYERS = {
+    "dot_product": dot_product,
+    "causal_dot_product": causal_dot_product,
+    "untied_dot_product": untied_dot_product,
+    "linear_attention": linear_attention,
+    "relu_attention": relu_attention,
+}

@@ -4,19 +4,23 @@ from __future__ import annotations
 
 import abc
 from collections.abc import Callable
-from typing import Any
+from typing import TypeVar
 
 import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
+from jaxtyping import Array, Float, PyTree
 
 from ..base.linalg import precise
 from ..base.printing import Description, Printed, entries
+from ..base.types import AnyArray
 from .law import SpectralLaw
 from .penalties import Penalty
 from .preimages import Preimages
+
+T = TypeVar("T")
 
 
 class Model(Printed):
@@ -28,13 +32,14 @@ class Model(Printed):
         lam: ridge strength lambda of the empirical risk; given by keyword.
         penalty: penalty p of the weights besides the ridge, or None; given by keyword. The risk contains
             ``lam / 2 ||Q||_F^2 + sum_i p(Q_i)``.
-        kind: the kind of sentences that the model is restricted to, as a unit vector (C,), or None; see `given`.
+        kind: the kind of sentences that the model is restricted to, as a unit vector, or None; see
+            `condition_on`.
     """
 
     batch_probe = "lam", 0
-    lam: jax.Array = eqx.field(kw_only=True)
+    lam: Float[Array, ""] = eqx.field(kw_only=True)
     penalty: Penalty | None = eqx.field(kw_only=True, default=None)
-    kind: jax.Array | None = eqx.field(kw_only=True, default=None)
+    kind: Float[Array, " C"] | None = eqx.field(kw_only=True, default=None)
 
     def describe(self) -> Description:
         texts = {name: entries(a) if eqx.is_array(a) else repr(a) for name, a in vars(self).items() if a is not None}
@@ -59,13 +64,13 @@ class Model(Printed):
         _, r, t = self.shape
         return r, t + self.noise
 
-    def label(self, fields: jax.Array) -> tuple[jax.Array, ...]:
-        """Split a sentence's label fields (L, t + noise) into those of the teacher and, if there are any, of noise."""
+    def label(self, fields: Float[Array, "L columns"]) -> tuple[Float[Array, "L _"], ...]:
+        """Split a sentence's label fields into those of the teacher and, if there are any, of noise."""
         t = self.shape[2]
         return (fields[:, :t], fields[:, t:]) if self.noise else (fields,)
 
     @abc.abstractmethod
-    def loss(self, Z: jax.Array, Y: jax.Array) -> jax.Array:
+    def loss(self, Z: Float[Array, "L r"], Y: Float[Array, "L t"]) -> Float[Array, ""]:
         """Loss of one sentence as a function of its local fields.
 
         For student and teacher attention matrices S and T it is ``1/2 Tr[(S(Z) - T(Y)) D (S(Z) - T(Y))^T]`` with
@@ -73,8 +78,8 @@ class Model(Printed):
         has ``loss(Z, Y, noise)``, even in Y alone or in Y and the noise together.
 
         Args:
-            Z: student fields, (L, r).
-            Y: teacher fields, (L, t).
+            Z: student fields.
+            Y: teacher fields.
         """
 
     @abc.abstractmethod
@@ -83,32 +88,32 @@ class Model(Printed):
 
     @property
     @precise
-    def rho(self) -> jax.Array:
-        """Covariance of the teacher's fields, ``Q*^T Sigma_l Q* / d``, (L, t, t), or (S, t, t) for classes."""
+    def rho(self) -> Float[Array, "S t t"]:
+        """Covariance of the teacher's fields, ``Q*^T Sigma_l Q* / d``, by tokens, or by classes if there are any."""
         law = self.law()
         return self.to_tokens(jnp.einsum("k,kl,kst->lst", law.weights, law.gamma, law.pi))
 
     @property
     @precise
-    def trace(self) -> jax.Array:
-        """``Tr Sigma_l / d``, the diagonal of D, (L,), or (S,) for classes; inside `loss` it is that of the tokens."""
+    def trace(self) -> Float[Array, " S"]:
+        """``Tr Sigma_l / d``, the diagonal of D, by tokens or classes; inside `loss` it is that of the tokens."""
         law = self.law()
         return self.to_tokens(law.weights @ law.gamma)
 
     @property
     @precise
-    def teacher_mean(self) -> jax.Array | None:
-        """Means of the teacher's fields, ``Q*^T mu_s / sqrt(d)``, (L, t), or (S, t) for classes; None means zero."""
+    def teacher_mean(self) -> Float[Array, "S t"] | None:
+        """Means of the teacher's fields, ``Q*^T mu_s / sqrt(d)``, by tokens or classes; None means zero."""
         law, L = self.law(), self.shape[0]
         return None if law.sentences is None else self.to_tokens(jnp.tensordot(law.weights, law.cross[:, L:], 1))
 
     @property
-    def kinds(self) -> jax.Array | None:
-        """Unit vectors of the kinds of sentences, (C, C); None if there is only one kind."""
+    def kinds(self) -> Float[Array, "C C"] | None:
+        """Unit vectors of the kinds of sentences; None if there is only one kind."""
         sentences = self.law().sentences
         return None if sentences is None else jnp.asarray(np.eye(len(sentences.classes), dtype=self.lam.dtype))
 
-    def condition_on(self, kind: jax.Array | None) -> Model:
+    def condition_on(self, kind: Float[AnyArray, " C"] | None) -> Model:
         """Return the model restricted to one kind of sentences.
 
         Its `rho`, `trace` and `teacher_mean` are those of the kind's tokens, and `share` is that of the kind.
@@ -116,28 +121,28 @@ class Model(Printed):
         return self if kind is None else eqx.tree_at(lambda m: m.kind, self, kind, is_leaf=lambda a: a is None)
 
     def unconditioned(self) -> Model:
-        """Return the model of all kinds of sentences, as before `given`."""
+        """Return the model of all kinds of sentences, as before `condition_on`."""
         return self if self.kind is None else eqx.tree_at(lambda m: m.kind, self, None)
 
     @property
     @precise
-    def share(self) -> jax.Array | float:
+    def share(self) -> Float[Array, ""] | float:
         """Share of the kind of sentences that the model is restricted to; one without such a kind."""
         sentences = self.law().sentences
         return 1.0 if self.kind is None or sentences is None else self.kind @ sentences.weights
 
     @property
     @precise
-    def class_indicator(self) -> jax.Array | None:
-        """Indicator of the class of every token of the given kind, (L, S); None without a kind."""
+    def class_indicator(self) -> Float[Array, "L S"] | None:
+        """Indicator of the class of every token of the given kind; None without a kind."""
         sentences = self.law().sentences
         if self.kind is None or sentences is None:
             return None
         return jnp.tensordot(self.kind, jnp.asarray(sentences.table, self.kind.dtype), 1)
 
     @precise
-    def to_tokens(self, classes: jax.Array) -> jax.Array:
-        """Turn arrays over the classes, (S, ...), into arrays over the tokens of the given kind, (L, ...).
+    def to_tokens(self, classes: Float[Array, " S *rest"]) -> Float[Array, " _ *rest"]:
+        """Turn arrays over the classes into arrays over the tokens of the given kind.
 
         Without a kind they are returned unchanged.
         """
@@ -145,7 +150,7 @@ class Model(Printed):
         return classes if indicator is None else jnp.tensordot(indicator, classes, 1)
 
     @precise
-    def to_classes(self, tokens: jax.Array, axis: int = 0) -> jax.Array:
+    def to_classes(self, tokens: Float[Array, " ..."], axis: int = 0) -> Float[Array, " ..."]:
         """Apply the transpose of `to_tokens` along an axis: sum over the tokens of each class."""
         indicator = self.class_indicator
         return tokens if indicator is None else jnp.moveaxis(jnp.tensordot(indicator, tokens, ((0,), (axis,))), 0, axis)
@@ -155,8 +160,11 @@ class Model(Printed):
         """Whether loss(Z O, Y) = loss(Z, Y) for rotations O of the student's columns; solvers must fix this gauge."""
         return False
 
-    def penalty_of(self, Q: jax.Array) -> jax.Array | float:
-        """Return the penalty of weights besides the ridge, ``sum_i p(Q_i)``; zero without a penalty."""
+    def penalty_of(self, Q: PyTree[Float[Array, " ..."]]) -> Float[Array, ""] | float:
+        """Return the penalty of weights besides the ridge, ``sum_i p(Q_i)``; zero without a penalty.
+
+        With a penalty Q is one matrix, (d, r).
+        """
         return 0.0 if self.penalty is None else jnp.sum(self.penalty.value(Q))
 
     @property
@@ -169,7 +177,7 @@ class Model(Printed):
         return False
 
     @property
-    def field_scale(self) -> Any:
+    def field_scale(self) -> Float[Array, ""] | float:
         """Size of a token's fields at which attention is neither flat nor hard; one unless a layer says otherwise.
 
         The search for the minima of the proximal problem uses it as its unit.
@@ -177,8 +185,8 @@ class Model(Printed):
         return 1.0
 
     @property
-    def generators(self) -> np.ndarray:
-        """Antisymmetric generators (G, r, r) of the rotations of columns that leave the loss unchanged.
+    def generators(self) -> Float[np.ndarray, "G r r"]:
+        """Antisymmetric generators of the rotations of columns that leave the loss unchanged.
 
         These are all rotations if the loss is `rotation_invariant`, and none otherwise; a layer with only some of them
         overrides this.
@@ -186,8 +194,8 @@ class Model(Printed):
         rotations = rotations_of(self.shape[1])
         return rotations if self.rotation_invariant else rotations[:0]
 
-    def start_columns(self, combined: bool) -> tuple[jax.Array, jax.Array]:
-        """Return the student's columns that a named start aligns with the teacher, (r, t), and the encodings, (r,).
+    def start_columns(self, combined: bool) -> tuple[Float[Array, "r t"], Float[Array, " r"]]:
+        """Return the student's columns that a named start aligns with the teacher, and with the encodings.
 
         Args:
             combined: whether the start uses both; the encodings then get a column of their own if there is one.
@@ -198,18 +206,18 @@ class Model(Printed):
 
     # Optional methods of a layer; `provides` says whether a class has written one.
 
-    def target(self, Y: jax.Array) -> jax.Array:
-        """Return the target attention matrix T(Y), (L, L).
+    def target(self, Y: Float[Array, "L t"]) -> Float[Array, "L L"]:
+        """Return the target attention matrix T(Y).
 
         Its mean is the linear baseline, and sampled data take their exact labels from it.
         """
         raise NotImplementedError(self._missing("target(Y)"))
 
-    def student(self, Z: jax.Array) -> jax.Array:
-        """Return the attention matrix S(Z) of the student, (L, L), for the squared error on exact labels."""
+    def student(self, Z: Float[Array, "L r"]) -> Float[Array, "L L"]:
+        """Return the attention matrix S(Z) of the student, for the squared error on exact labels."""
         raise NotImplementedError(self._missing("student(Z)"))
 
-    def preimages(self, Y: jax.Array) -> Preimages:
+    def preimages(self, Y: Float[Array, "L t"]) -> Preimages:
         """Return the teacher's fields that a label leaves possible, for the Bayes-optimal learner.
 
         Write ``return tiedattn_jax.orbit(Y)`` if T is injective up to rotations of the teacher's columns, which for one
@@ -217,8 +225,8 @@ class Model(Printed):
         """
         raise NotImplementedError(self._missing("preimages(Y)"))
 
-    def with_teacher(self, gram: jax.Array) -> Model:
-        """Return the model at another ``Q*^T Q* / d``, (t, t), such as that drawn by an instance of finite size."""
+    def with_teacher(self, gram: Float[Array, "t t"]) -> Model:
+        """Return the model at another ``Q*^T Q* / d``, such as that drawn by an instance of finite size."""
         raise NotImplementedError(self._missing("with_teacher(gram)"))
 
     @classmethod
@@ -230,13 +238,13 @@ class Model(Printed):
         return f"{type(self).__name__} must have a method `{method}` for this: see tiedattn_jax.Model"
 
 
-def rotations_of(r: int) -> np.ndarray:
-    """Return the generators of the rotations of r columns, one for each pair of them, (r (r - 1) / 2, r, r)."""
+def rotations_of(r: int) -> Float[np.ndarray, "G {r} {r}"]:
+    """Return the generators of the rotations of r columns, one for each pair of them."""
     later, earlier = (np.eye(r)[k] for k in np.tril_indices(r, -1))
     return later[:, :, None] * earlier[:, None] - earlier[:, :, None] * later[:, None]
 
 
-def over_kinds(model: Model, fn: Callable[[Model], Any]) -> Any:
+def over_kinds(model: Model, fn: Callable[[Model], T]) -> T:
     """Sum `fn` of the model given each kind of its sentences, one kind at a time; without kinds return `fn(model)`."""
     if model.kinds is None:
         return fn(model)

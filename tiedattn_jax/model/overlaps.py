@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import math
-from typing import Any, NamedTuple, Protocol, TypeVar
+from typing import NamedTuple, Protocol, TypeVar, runtime_checkable
 
 import equinox as eqx
-import jax
 import jax.numpy as jnp
 import numpy as np
+from jaxtyping import Array, Bool, Float
 
 from ..base.errors import require_choice
 from ..base.linalg import positive_definite, precise, solve
 from ..base.printing import Description, Printed, rows_of
+from ..base.types import AnyArray
 from .model import Model
 
 # An order parameter below this share of its largest possible size counts as zero. It falls like a square root towards
@@ -25,10 +26,10 @@ class _Order(Printed):
     """Arrays over the tokens, named like the order parameters."""
 
     batch_probe = "m", 2
-    q: jax.Array
-    V: jax.Array
-    theta: jax.Array
-    m: jax.Array
+    q: Float[Array, "*batch S r r"]
+    V: Float[Array, "*batch S r r"]
+    theta: Float[Array, "*batch S r t"]
+    m: Float[Array, "*batch J r"]
 
     def describe(self) -> Description:
         return Description("", numbers=[row[:2] for row in rows_of(vars(self))])
@@ -42,15 +43,15 @@ class Overlaps(_Order):
     (L + S, r).
 
     Attributes:
-        q: Q^T Sigma_l Q / d, (L, r, r).
-        V: response of the student, (L, r, r).
-        theta: Q^T Sigma_l Q* / d, (L, r, t).
-        m: Q^T p_l / sqrt(d), (L, r).
+        q: Q^T Sigma_l Q / d.
+        V: response of the student.
+        theta: Q^T Sigma_l Q* / d.
+        m: Q^T p_l / sqrt(d).
     """
 
     @property
-    def encoded(self) -> jax.Array:
-        """Overlaps with the encodings alone, (..., L, r)."""
+    def encoded(self) -> Float[AnyArray, "*batch L r"]:
+        """Overlaps with the encodings alone."""
         return self.m[..., : _encoding_count(self), :]
 
 
@@ -75,8 +76,8 @@ class Branch(NamedTuple):
     order: str | None
     size: float
 
-    def free(self, model: Model) -> jax.Array:
-        """Return which of (theta, m) the branch leaves free, (2,): the branch as data."""
+    def free(self, model: Model) -> Float[Array, " 2"]:
+        """Return which of (theta, m) the branch leaves free: the branch as data."""
         return jnp.asarray([self.theta, self.m], model.lam.dtype)
 
     @precise
@@ -129,7 +130,7 @@ def branch_of(name: str | None) -> Branch:
     return BRANCHES[name]
 
 
-def symmetric(a: jax.Array) -> jax.Array:
+def symmetric(a: Float[Array, "*batch r r"]) -> Float[Array, "*batch r r"]:
     """Return the symmetric part over the last two axes."""
     return 0.5 * (a + jnp.swapaxes(a, -1, -2))
 
@@ -156,45 +157,46 @@ def _encoding_count(x: Overlaps | Conjugates) -> int:
     return rows if rows == classes else rows - classes
 
 
+@runtime_checkable
 class HasTeacher(Protocol):
     """A model, or `Coordinates` made of one: an object with the covariance of the teacher's fields."""
 
     @property
-    def rho(self) -> Any:
-        """Covariance of the teacher's fields, (S, t, t)."""
+    def rho(self) -> Float[Array, "S t t"]:
+        """Covariance of the teacher's fields."""
 
 
 @precise
-def explained_covariance(model: HasTeacher, theta: jax.Array) -> jax.Array:
-    """Return the covariance of the student fields that the teacher explains, ``theta rho^{-1} theta^T``, (L, r, r)."""
+def explained_covariance(model: HasTeacher, theta: Float[Array, "S r t"]) -> Float[Array, "S r r"]:
+    """Return the covariance of the student fields that the teacher explains, ``theta rho^{-1} theta^T``."""
     return theta @ solve(model.rho, jnp.swapaxes(theta, -1, -2))
 
 
-def residual_covariance(model: HasTeacher, x: Overlaps) -> jax.Array:
-    """Return the covariance of the student fields given the teacher's, ``q - theta rho^{-1} theta^T``, (L, r, r)."""
+def residual_covariance(model: HasTeacher, x: Overlaps) -> Float[Array, "S r r"]:
+    """Return the covariance of the student fields given the teacher's, ``q - theta rho^{-1} theta^T``."""
     return x.q - explained_covariance(model, x.theta)
 
 
-def admissible(model: HasTeacher, x: Overlaps) -> jax.Array:
-    """Return whether q, V and ``q - theta rho^{-1} theta^T`` are positive definite for all tokens, a boolean scalar."""
+def admissible(model: HasTeacher, x: Overlaps) -> Bool[Array, ""]:
+    """Return whether q, V and ``q - theta rho^{-1} theta^T`` are positive definite for all tokens."""
     return positive_definite(jnp.concatenate([x.q, x.V, residual_covariance(model, x)]))
 
 
 @eqx.filter_jit
-def magnitudes(model: HasTeacher, x: Overlaps) -> tuple[jax.Array, jax.Array]:
+def magnitudes(model: HasTeacher, x: Overlaps) -> tuple[Float[Array, " *batch"], Float[Array, " *batch"]]:
     """Return how semantic and how positional a state is: |theta| / sqrt(tr q tr rho) and |m| / sqrt(tr q), O(1)."""
     q = jnp.sum(jnp.trace(x.q, axis1=-2, axis2=-1), -1)
     rho = jnp.sum(jnp.trace(model.rho, axis1=-2, axis2=-1), -1) / x.q.shape[-3]
     return (jnp.sqrt(jnp.sum(x.theta**2, (-1, -2, -3)) / (q * rho)), jnp.sqrt(jnp.sum(x.encoded**2, (-1, -2)) / q))
 
 
-def order_size(model: HasTeacher, x: Overlaps, free: jax.Array) -> jax.Array:
-    """Return the size of the one order parameter that is `free`, (2,), relative to the largest possible size."""
+def order_size(model: HasTeacher, x: Overlaps, free: Float[Array, " 2"]) -> Float[Array, " ..."]:
+    """Return the size of the one order parameter that is `free`, relative to the largest possible size."""
     theta, m = magnitudes(model, x)
     return free[0] * theta + free[1] * m
 
 
-def vanished(model: HasTeacher, x: Overlaps, free: jax.Array) -> jax.Array:
+def vanished(model: HasTeacher, x: Overlaps, free: Float[Array, " 2"]) -> Bool[Array, " ..."]:
     """Return whether the one order parameter that a branch leaves free is zero, so that the branch does not exist."""
     return (jnp.sum(free) == 1) & (order_size(model, x, free) < ZERO)
 
@@ -222,7 +224,7 @@ def label(model: Model, x: Overlaps) -> str:
 State = TypeVar("State", Overlaps, Conjugates)
 
 
-def impose(x: State, free: jax.Array) -> State:
+def impose(x: State, free: Float[Array, " 2"]) -> State:
     """Set the order parameters to zero that the symmetry of a branch sets to zero.
 
     Applied to conjugates it has the effect that symmetrising the frozen nodes would have. The overlaps with the means
@@ -238,18 +240,18 @@ class Coordinates(eqx.Module):
     They keep only the parts of a model that Newton's method needs: shapes, the teacher's covariance, and the gauge.
 
     Attributes:
-        rho: covariance of the teacher's fields, (S, t, t).
-        free: which of (theta, m) the branch leaves free, (2,).
-        generators: tangents of the rotations that change no state, (G, r, r).
+        rho: covariance of the teacher's fields.
+        free: which of (theta, m) the branch leaves free.
+        generators: tangents of the rotations that change no state.
         shapes: shapes of q, V, theta and m.
     """
 
-    rho: jax.Array
-    free: jax.Array
-    generators: jax.Array
+    rho: Float[Array, "S t t"]
+    free: Float[Array, " 2"]
+    generators: Float[Array, "G r r"]
     shapes: tuple[tuple[int, ...], ...] = eqx.field(static=True)
 
-    def __init__(self, model: Model, free: jax.Array):
+    def __init__(self, model: Model, free: Float[Array, " 2"]):
         dtype = model.lam.dtype
         self.rho, self.free = model.rho.astype(dtype), free
         # A penalty changes when the columns are rotated, so these rotations are then no gauge.
@@ -257,23 +259,23 @@ class Coordinates(eqx.Module):
         self.shapes = tuple(shapes_of(model).values())
 
     @property
-    def order(self) -> jax.Array:
+    def order(self) -> Float[Array, " n"]:
         """Vector that is one at the coordinates of theta and m that are free, and zero elsewhere."""
         zeros, ones = (Overlaps(*(jnp.full(shape, v, self.rho.dtype) for shape in self.shapes)) for v in (0.0, 1.0))
         return self.pack(Overlaps(zeros.q, zeros.V, ones.theta, ones.m))
 
-    def pack(self, x: Overlaps) -> jax.Array:
+    def pack(self, x: Overlaps) -> Float[Array, " n"]:
         """Return overlaps as a vector."""
         state = impose(x, self.free)
         return jnp.concatenate([jnp.ravel(a) for a in (state.q, state.V, state.theta, state.m)]).astype(self.rho.dtype)
 
-    def unpack(self, v: jax.Array) -> Overlaps:
+    def unpack(self, v: Float[Array, " n"]) -> Overlaps:
         """Return a vector as overlaps."""
         ends = np.cumsum([math.prod(shape) for shape in self.shapes])[:-1]
         parts = zip(jnp.split(v, ends), self.shapes, strict=True)
         return Overlaps(*(part.reshape(shape) for part, shape in parts))
 
-    def scale(self, x: Overlaps) -> jax.Array:
+    def scale(self, x: Overlaps) -> Float[Array, " n"]:
         """Return the size of every coordinate, by which residuals are made relative.
 
         The sizes of theta and m are those of the state, and at least `ZERO` of the largest possible ones: near a
@@ -286,8 +288,8 @@ class Coordinates(eqx.Module):
         return jnp.concatenate([jnp.full(a.size, s) for a, s in ((x.q, q**2), (x.V, V), (x.theta, theta), (x.m, m))])
 
     @precise
-    def gauge(self, x: Overlaps, scale: jax.Array) -> jax.Array:
-        """Return unit tangents (G, n), in scaled coordinates, of the orbit of a state under Q -> Q O."""
+    def gauge(self, x: Overlaps, scale: Float[Array, " n"]) -> Float[Array, "G n"]:
+        """Return unit tangents, in scaled coordinates, of the orbit of a state under Q -> Q O."""
         if not len(self.generators):
             return jnp.zeros((0, scale.shape[0]), scale.dtype)
         # An infinitesimal rotation of the student's columns.

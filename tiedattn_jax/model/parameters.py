@@ -7,21 +7,26 @@ change.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from operator import attrgetter
-from typing import Any
+from typing import TypeAlias, TypeVar
 
 import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jaxtyping import Array, Float, Real
 
 from ..base.errors import InputError, array_of, require
+from ..base.types import AnyArray, Number
 from .checks import check_numbers
 from .model import Model
 
-Setter = Callable[[Model, Any], Model]
+Setter = Callable[[Model, Number], Model]
+Values: TypeAlias = Real[AnyArray, " A"] | Sequence[Number] | Number
+AxisLike: TypeAlias = Values | tuple[str, Values] | tuple[str, Values, Setter]  # what `axis_of` takes
+Alpha = TypeVar("Alpha", bound=Number | None)
 
 
 @dataclass(frozen=True)
@@ -36,7 +41,7 @@ class Parameter:
     name: str
     put: Setter | None = None
 
-    def set(self, model: Model, alpha: Any, value: Any) -> tuple[Model, Any]:
+    def set(self, model: Model, alpha: Alpha, value: Number) -> tuple[Model, Alpha | Float[Array, ""]]:
         """Return the setting with this number at another value.
 
         If the number is an entry of `mixing`, the other entries of its row are rescaled so that the row sums to one.
@@ -57,7 +62,7 @@ class Parameter:
             after = before.at[i].set(((1 - value) * shares).at[j].set(value))
         return eqx.tree_at(attrgetter(field), model, after), alpha
 
-    def read(self, model: Model, alpha: Any, argument: str) -> float:
+    def read(self, model: Model, alpha: Number | None, argument: str) -> float:
         """Return the value of the number in a concrete setting.
 
         Args:
@@ -67,6 +72,7 @@ class Parameter:
             InputError: the setting has no such number, or the number is a caller's own.
         """
         if self.name == "alpha":
+            assert alpha is not None
             return float(alpha)
         try:
             field, index = _entry(self.name)
@@ -80,12 +86,12 @@ class Parameter:
             raise InputError(argument, f"must name {requirement}, got {argument}={self.name!r}")
         return float(value)
 
-    def direction(self, model: Model, value: float) -> Model:
+    def direction(self, model: Model, value: Number) -> Model:
         """Return d model / d value, for a number of the model."""
         unit = jnp.ones((), model.lam.dtype)
         return jax.jvp(lambda v: self.set(model, None, v)[0], (value * unit,), (unit,))[1]
 
-    def check(self, model: Model, values: np.ndarray, argument: str) -> None:
+    def check(self, model: Model, values: Float[np.ndarray, " A"], argument: str) -> None:
         """Raise an `InputError` unless the model accepts both ends of the range of `values`."""
         if self.name == "alpha":
             require(values.min() > 0, argument, values, "positive for alpha")
@@ -101,10 +107,10 @@ class Axis:
     """A parameter and its increasing values along one side of a grid."""
 
     parameter: Parameter
-    values: np.ndarray
+    values: Float[np.ndarray, " A"]
 
 
-def axis_of(spec: Any, default: str, argument: str, model: Model) -> Axis:
+def axis_of(spec: AxisLike, default: str, argument: str, model: Model) -> Axis:
     """Return the axis that a caller gave: values of the parameter `default`, (name, values), or (name, values, put).
 
     Raises:
@@ -132,7 +138,7 @@ def scalar_parameters(model: Model) -> dict[str, float]:
     return {name: float(a) for name, a in fields.items() if eqx.is_inexact_array(a) and not a.ndim}
 
 
-def arrays_of(model: Model) -> dict[str, np.ndarray]:
+def arrays_of(model: Model) -> dict[str, Float[np.ndarray, " ..."]]:
     """Return the fields of a concrete model that are arrays with axes, by name."""
     return {name: np.asarray(a) for name, a in vars(model).items() if eqx.is_inexact_array(a) and a.ndim}
 

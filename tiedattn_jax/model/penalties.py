@@ -9,11 +9,13 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
+from jaxtyping import Array, Bool, Float, Int
 
 from ..base.derivatives import derivative_along, with_tangent
 from ..base.errors import InputError, as_number, is_concrete, require, require_kind, require_not_negative, require_takes
 from ..base.linalg import inverse
 from ..base.printing import Description, Printed, entries
+from ..base.types import Number
 
 _MOST_SWEEPS = 500
 
@@ -24,16 +26,16 @@ class Penalty(Printed):
     Numbers that theory should be differentiable in must be array fields of the subclass.
     """
 
-    def value(self, w: jax.Array) -> jax.Array:
-        """Return p of every entry of `w`, in its shape; p must be convex, and even for named branches."""
+    def value(self, w: Float[Array, "*w"]) -> Float[Array, "*w"]:
+        """Return p of every entry of `w`; p must be convex, and even for named branches."""
         raise NotImplementedError
 
-    def prox(self, v: jax.Array, c: jax.Array) -> jax.Array:
+    def prox(self, v: Float[Array, "*w"], c: Float[Array, "*w"]) -> Float[Array, "*w"]:
         """Return ``argmin_w (w - v)^2 / 2 + c p(w)`` for each entry of `v` and `c` > 0; it must be differentiable."""
         raise NotImplementedError
 
     @property
-    def kinks(self) -> tuple[Any, ...]:
+    def kinks(self) -> tuple[float | Float[Array, ""], ...]:
         """Weights at which p or its derivatives jump; averages are broken where the minimiser reaches them."""
         return ()
 
@@ -51,41 +53,47 @@ class L1(Penalty):
         InputError: the strength is not one number, or is negative.
     """
 
-    strength: jax.Array
+    strength: Float[Array, ""]
 
-    def __init__(self, strength: Any):
+    def __init__(self, strength: Number):
         require_not_negative(strength, "strength")
         self.strength = as_number(strength, "strength", jnp.result_type(float))
 
     @property
-    def kinks(self) -> tuple[Any, ...]:
+    def kinks(self) -> tuple[float, ...]:
         return (0.0,)
 
-    def value(self, w: jax.Array) -> jax.Array:
+    def value(self, w: Float[Array, "*w"]) -> Float[Array, "*w"]:
         return self.strength * jnp.abs(w)
 
-    def prox(self, v: jax.Array, c: jax.Array) -> jax.Array:
+    def prox(self, v: Float[Array, "*w"], c: Float[Array, "*w"]) -> Float[Array, "*w"]:
         return jnp.sign(v) * jnp.maximum(jnp.abs(v) - c * self.strength, 0.0)
 
 
-def minimiser(penalty: Penalty, Lam: jax.Array, b: jax.Array) -> jax.Array:
+def minimiser(
+    penalty: Penalty, Lam: Float[Array, "*#batch r r"], b: Float[Array, "*#batch r"]
+) -> Float[Array, "... r"]:
     """Return ``argmin_w w^T Lam w / 2 - b . w + sum_a p(w_a)`` over the columns of a weight; it is differentiable.
 
     Args:
-        Lam: positive definite, (..., r, r).
-        b: fields, (..., r).
+        Lam: positive definite.
+        b: fields.
     """
     return _minimised(penalty, Lam, b)[0]
 
 
-def minimiser_and_response(penalty: Penalty, Lam: jax.Array, b: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """Return `minimiser` and its derivative in b, (..., r, r), the variance of a weight in message passing."""
+def minimiser_and_response(
+    penalty: Penalty, Lam: Float[Array, "*#batch r r"], b: Float[Array, "*#batch r"]
+) -> tuple[Float[Array, "*w r"], Float[Array, "*w r r"]]:
+    """Return `minimiser` and its derivative in b, the variance of a weight in message passing."""
     w, u = _minimised(penalty, Lam, b)
     slope = _prox_and_slope(penalty, u, Lam)[1]
     return w, slope[..., None] * inverse(_field_jacobian(slope, Lam))
 
 
-def _minimised(penalty: Penalty, Lam: jax.Array, b: jax.Array) -> tuple[jax.Array, jax.Array]:
+def _minimised(
+    penalty: Penalty, Lam: Float[Array, "*#batch r r"], b: Float[Array, "*#batch r"]
+) -> tuple[Float[Array, "*w r"], Float[Array, "*w r"]]:
     """Return the minimiser, and u with ``w_a = prox(u_a, 1 / Lam_aa)``.
 
     u_a is the field of column a minus the contributions of the other columns, divided by Lam_aa.
@@ -96,41 +104,45 @@ def _minimised(penalty: Penalty, Lam: jax.Array, b: jax.Array) -> tuple[jax.Arra
     return _prox(penalty, u, Lam), u
 
 
-def _diagonal(Lam: jax.Array) -> jax.Array:
+def _diagonal(Lam: Float[Array, "*batch r r"]) -> Float[Array, "*batch r"]:
     return jnp.diagonal(Lam, axis1=-2, axis2=-1)
 
 
-def _prox(penalty: Penalty, u: jax.Array, Lam: jax.Array) -> jax.Array:
+def _prox(penalty: Penalty, u: Float[Array, "*w r"], Lam: Float[Array, "... r r"]) -> Float[Array, "*w r"]:
     return penalty.prox(u, jnp.broadcast_to(1 / _diagonal(Lam), u.shape))
 
 
-def _prox_and_slope(penalty: Penalty, u: jax.Array, Lam: jax.Array) -> tuple[jax.Array, jax.Array]:
+def _prox_and_slope(
+    penalty: Penalty, u: Float[Array, "*w r"], Lam: Float[Array, "... r r"]
+) -> tuple[Float[Array, "*w r"], Float[Array, "*w r"]]:
     return jax.jvp(lambda u: _prox(penalty, u, Lam), (u,), (jnp.ones_like(u),))
 
 
-def _field(u: jax.Array, penalty: Penalty, Lam: jax.Array) -> jax.Array:
+def _field(u: Float[Array, "*w r"], penalty: Penalty, Lam: Float[Array, "... r r"]) -> Float[Array, "*w r"]:
     """Return the field b that belongs to u."""
     w, stiffness = _prox(penalty, u, Lam), _diagonal(Lam)
     return stiffness * (u - w) + jnp.sum(Lam * w[..., None, :], -1)
 
 
-def _field_jacobian(slope: jax.Array, Lam: jax.Array) -> jax.Array:
+def _field_jacobian(slope: Float[Array, "*w r"], Lam: Float[Array, "... r r"]) -> Float[Array, "*w r r"]:
     """Return the derivative of the field b in u, given the derivative `slope` of w in u."""
     diagonal = _diagonal(Lam) * (1 - slope)
     return Lam * slope[..., None, :] + diagonal[..., None] * jnp.eye(slope.shape[-1], dtype=slope.dtype)
 
 
-def _coordinate_descent(penalty: Penalty, Lam: jax.Array, b: jax.Array) -> jax.Array:
+def _coordinate_descent(
+    penalty: Penalty, Lam: Float[Array, "*#batch r r"], b: Float[Array, "*#batch r"]
+) -> Float[Array, "... r"]:
     """Find u by coordinate descent: sweeps that minimise over one column after the other, until none moves."""
     stiffness, columns = _diagonal(Lam), range(b.shape[-1])
 
-    def sweep(u: jax.Array) -> jax.Array:
+    def sweep(u: Float[Array, "*w r"]) -> Float[Array, "*w r"]:
         for a in columns:
             other_weights = _prox(penalty, u, Lam).at[..., a].set(0.0)
             u = u.at[..., a].set((b[..., a] - jnp.sum(Lam[..., a, :] * other_weights, -1)) / stiffness[..., a])
         return u
 
-    def unsettled(state: tuple[jax.Array, jax.Array, jax.Array]) -> jax.Array:
+    def unsettled(state: tuple[Float[Array, "*w r"], Float[Array, "*w r"], Int[Array, ""]]) -> Bool[Array, ""]:
         u, before, k = state
         return (jnp.max(jnp.abs(u - before)) > 4 * jnp.finfo(b.dtype).eps * jnp.max(jnp.abs(u))) & (k < _MOST_SWEEPS)
 
@@ -139,7 +151,7 @@ def _coordinate_descent(penalty: Penalty, Lam: jax.Array, b: jax.Array) -> jax.A
 
 
 @with_tangent
-def _with_implicit_derivative(primals: Any, tangents: Any) -> jax.Array:
+def _with_implicit_derivative(primals: Any, tangents: Any) -> Float[Array, "... r"]:
     """Return a u that a search found, with its derivatives by the implicit function theorem."""
     u, penalty, Lam, _ = primals
     forcing = derivative_along(lambda penalty, Lam, b: b - _field(u, penalty, Lam), primals[1:], tangents[1:])
@@ -147,7 +159,7 @@ def _with_implicit_derivative(primals: Any, tangents: Any) -> jax.Array:
     return jnp.sum(inverse(jacobian) * forcing[..., None, :], -1)
 
 
-def check_penalty(penalty: Any, lam: Any, even: bool) -> None:
+def check_penalty(penalty: Any, lam: Number, even: bool) -> None:
     """Check a penalty whose numbers are concrete.
 
     Args:
@@ -182,7 +194,7 @@ def check_penalty(penalty: Any, lam: Any, even: bool) -> None:
     if even and not np.allclose(penalty.value(-w), values, atol=rounding):
         raise InputError("penalty", f"must be even for a branch by name, got {name}: use branch=None with a start")
 
-    def cost(weights: jax.Array) -> np.ndarray:
+    def cost(weights: Float[Array, " N"]) -> Float[np.ndarray, " N"]:
         return np.asarray(0.5 * (weights - w) ** 2 + c * penalty.value(weights))
 
     if any(np.any(cost(minimisers + s) < cost(minimisers) - rounding) for s in (-0.1, -0.01, 0.01, 0.1)):

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import numpy as np
+from jaxtyping import Float, Int
 
 from ..base.errors import InputError, require
 
 _ATOM_TOLERANCE = 1e-9  # eigenvalues that differ by less than this, relative to the largest, are one atom
 
 
-def eigenbasis(covariances: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Return the eigenvalues (d, L) of commuting covariances (L, d, d) and, in columns, their eigenvectors (d, d).
+def eigenbasis(
+    covariances: Float[np.ndarray, "L d d"],
+) -> tuple[Float[np.ndarray, "d L"], Float[np.ndarray, "d d"]]:
+    """Return the eigenvalues of commuting covariances and, in columns, their eigenvectors.
 
     Raises:
         InputError: a covariance is zero or not symmetric, or they do not commute.
@@ -32,8 +35,8 @@ def eigenbasis(covariances: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     return values.T, vectors
 
 
-def positive(gamma: np.ndarray, argument: str) -> np.ndarray:
-    """Return eigenvalues (N, L) with those that are negative by rounding set to zero.
+def positive(gamma: Float[np.ndarray, " N *tokens"], argument: str) -> Float[np.ndarray, " N *tokens"]:
+    """Return eigenvalues with those that are negative by rounding set to zero.
 
     Raises:
         InputError: an eigenvalue is negative by more than rounding, or all eigenvalues of a token are zero.
@@ -45,8 +48,8 @@ def positive(gamma: np.ndarray, argument: str) -> np.ndarray:
     return np.maximum(gamma, 0.0)
 
 
-def atoms(gamma: np.ndarray) -> np.ndarray:
-    """Return the index of the atom of each row of eigenvalues (N, L), (N,); rows equal to rounding share an atom."""
+def atoms(gamma: Float[np.ndarray, "N L"]) -> Int[np.ndarray, " N"]:
+    """Return the index of the atom of each row of eigenvalues; rows equal to rounding share an atom."""
     order = np.argsort(gamma, 0, kind="stable")
     rising = np.take_along_axis(gamma, order, 0)
     jumps = np.diff(rising, axis=0, prepend=rising[:1]) > _ATOM_TOLERANCE * gamma.max(0)
