@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import math
 from functools import partial
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import equinox as eqx
 import jax.numpy as jnp
@@ -37,11 +37,11 @@ _JUMPS = 30.0
 
 
 class Block(NamedTuple):
-    """A block of `Nodes`, or other nodes: standard normals and weights."""
+    """A block of `Nodes`, or other nodes: standard normals and weights, in arrays of jax or numpy."""
 
-    student: Float[Array, "*B L r N"]
-    teacher: Float[Array, "*B L t N"]
-    weight: Float[Array, "*B N"]
+    student: Float[Any, "*B L r N"]
+    teacher: Float[Any, "*B L t N"]
+    weight: Float[Any, "*B N"]
 
 
 class Nodes(Replicate):

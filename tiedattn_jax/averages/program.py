@@ -88,9 +88,7 @@ _lane.def_abstract_eval(
 mlir.register_lowering(_lane, mlir.lower_fun(lambda *leaves, fn: fn(*leaves), multiple_results=True))
 
 
-def _batch_lanes(
-    leaves: Sequence[Any], axes: Sequence[int | None], *, fn: Callable[..., list]
-) -> tuple[list, list]:
+def _batch_lanes(leaves: Sequence[Any], axes: Sequence[int | None], *, fn: Callable[..., list]) -> tuple[list, list]:
     batched = [jnp.moveaxis(a, axis, 0) for a, axis in zip(leaves, axes, strict=True) if axis is not None]
 
     def lane(batched: list) -> list:

@@ -21,7 +21,9 @@ from jaxtyping import Array, Float, PyTree, PyTreeDef
 
 from .linalg import precise
 
-TangentRule = Callable[[list, list], Array]  # maps leaves and their tangents, None for zero, to the tangent of the value
+TangentRule = Callable[
+    [list, list], Array
+]  # maps leaves and their tangents, None for zero, to the tangent of the value
 
 
 def with_tangent(rule: Callable[[tuple, tuple], Array]) -> Callable[..., Array]:
