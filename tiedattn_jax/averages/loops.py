@@ -68,7 +68,7 @@ def repeat(
         least: number of first steps, which all nodes take.
     """
 
-    def step(k: Int[Array, ""], state: State) -> State:
+    def step(k: int | Int[Array, ""], state: State) -> State:
         active = unfinished(state)
         active = active | (k < least) if least else active
         return either(active, body(state), state)
@@ -76,7 +76,7 @@ def repeat(
     if counted():
         return lax.fori_loop(0, count, step, state)
 
-    def condition(carry: tuple[Int[Array, ""], State]) -> Bool[Array, ""]:
+    def condition(carry: tuple[int | Int[Array, ""], State]) -> Bool[Array, ""]:
         k, state = carry
         return (k < least) | ((k < most) & jnp.any(unfinished(state)))
 

@@ -306,7 +306,7 @@ def common_tangents(
     low, high = (_take((profiles.t, profiles.slope), jnp.clip(edge + i, 0, last)) for i in (-1, 1))
     pairs = _take(profiles, edge)
 
-    def touch(state: tuple[Int[Array, ""], Section]) -> tuple[Int[Array, ""], Section]:
+    def touch(state: tuple[Any, Section]) -> tuple[Any, Section]:
         """Find the common tangents of interval number p of all lines."""
         p, pairs = state
         new = _touch(model, V, tiled(lines, 2), *indexed((pairs, low, high), p))

@@ -282,7 +282,8 @@ def local_minima(
     def finish(take: Callable[[Array], Array]) -> tuple[Array, ...]:
         return descend(model, take(z), take(h), V, take(y), tol)[:2]
 
-    return in_groups(finish, (z, energy), ~converged, _SLOW_GROUP)
+    z, energy = in_groups(finish, (z, energy), ~converged, _SLOW_GROUP)
+    return z, energy
 
 
 def _tolerance(dtype: DTypeLike) -> float:

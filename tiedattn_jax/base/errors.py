@@ -14,9 +14,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.typing import ArrayLike, DTypeLike
-from jaxtyping import Array, Bool, Float, Int, Num, PyTree, Real, Shaped
-
-from .types import AnyArray
+from jaxtyping import Array, Bool, Float, Int, Num, PyTree, Real
 
 _MOST_NAMES = 12  # a message lists at most this many names; if there are more, it lists the closest matches
 
@@ -70,7 +68,7 @@ def require_takes(function: Callable[..., Any], argument: str, parameters: tuple
         raise InputError(argument, f"must take ({', '.join(parameters)}){suffix}, got {actual}") from None
 
 
-def as_array(value: Any, argument: str, dtype: DTypeLike) -> Real[Array, "..."]:
+def as_array(value: Any, argument: str, dtype: DTypeLike | None) -> Real[Array, "..."]:
     """Return real numbers as an array of `dtype`; they may be traced.
 
     Raises:
@@ -84,7 +82,7 @@ def as_array(value: Any, argument: str, dtype: DTypeLike) -> Real[Array, "..."]:
         raise InputError(argument, f"must be a real number or an array of them, got {argument}={value!r}") from None
 
 
-def as_number(value: Any, argument: str, dtype: DTypeLike) -> Real[Array, ""]:
+def as_number(value: Any, argument: str, dtype: DTypeLike | None) -> Real[Array, ""]:
     """Return one real number as an array of `dtype`; it may be traced.
 
     Raises:

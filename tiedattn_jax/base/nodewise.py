@@ -16,7 +16,7 @@ from __future__ import annotations
 import functools
 import math
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple, TypeAlias, TypeVar
+from typing import Any, NamedTuple, TypeAlias
 
 import jax
 import jax.numpy as jnp
@@ -78,7 +78,7 @@ _COMMUTING = {"add", "add_any", "and", "max", "min", "mul", "or", "xor"}
 
 # Summed and shared axes of the two factors of a product, as `lax.dot_general` takes them.
 Dimensions = tuple[tuple[Sequence[int], Sequence[int]], tuple[Sequence[int], Sequence[int]]]
-Nodes = TypeVar("Nodes", Array, np.ndarray)  # arrays (..., N), or object arrays of their entries (..., 1)
+Equation: TypeAlias = Any  # a `jex.JaxprEqn`; its own types leave out that its variables have shapes
 
 
 class _Shared(NamedTuple):
@@ -87,22 +87,19 @@ class _Shared(NamedTuple):
     value: Shaped[ArrayLike, "..."]
 
 
-Values: TypeAlias = np.ndarray | _Shared
-
-
 class _Entries(NamedTuple):
     """Values as object arrays of their entries, with a cache so that no entry is computed twice."""
 
     size: int
     cache: dict[Any, tuple[Any, tuple]]  # results and their operands, which must live as long as their ids are keys
 
-    def lift(self, constant: Shaped[ArrayLike, "..."]) -> Values:
+    def lift(self, constant: Shaped[ArrayLike, "..."]) -> np.ndarray | _Shared:
         return _split(constant, 0) if np.size(constant) <= _MOST_SPLIT else _Shared(constant)
 
-    def entries(self, x: Values) -> np.ndarray:
+    def entries(self, x: np.ndarray | _Shared) -> np.ndarray:
         return _split(x.value, 0) if isinstance(x, _Shared) else x
 
-    def apply(self, eqn: jex.JaxprEqn, xs: list[Values]) -> list[Values]:
+    def apply(self, eqn: Equation, xs: list[Any]) -> list[Any]:
         is_shared = [isinstance(x, _Shared) for x in xs]
         if not any(is_shared) or any(np.ndim(e) for x, s in zip(xs, is_shared, strict=True) if not s for e in x.flat):
             return _apply(eqn, [self.entries(x) for x in xs], self)
@@ -133,7 +130,7 @@ class _Arrays(NamedTuple):
         value = x.value if x.varies else x.value[..., None]
         return lax.broadcast_in_dim(value, (*shape, self.size), tuple(range(1 + len(shape)))[-value.ndim :])
 
-    def apply(self, eqn: jex.JaxprEqn, xs: list[_Array]) -> list[_Array]:
+    def apply(self, eqn: Equation, xs: list[_Array]) -> list[_Array]:
         name, params, varies = eqn.primitive.name, eqn.params, [x.varies for x in xs]
         values, out = [x.value for x in xs], eqn.outvars[0].aval
         run = functools.partial(eqn.primitive.bind, **params)
@@ -255,6 +252,7 @@ def _interpret(nodes: _Entries | _Arrays, jaxpr: jex.Jaxpr, consts: Sequence[Any
         return nodes.lift(atom.val) if isinstance(atom, jex.Literal) else env[atom]
 
     env.update(zip([*jaxpr.constvars, *jaxpr.invars], [*map(nodes.lift, consts), *args], strict=True))
+    eqn: Equation
     for eqn in jaxpr.eqns:
         xs, inner = [read(v) for v in eqn.invars], eqn.params.get(_CALLS.get(eqn.primitive.name))
         if inner is None:
@@ -265,7 +263,7 @@ def _interpret(nodes: _Entries | _Arrays, jaxpr: jex.Jaxpr, consts: Sequence[Any
     return [read(v) for v in jaxpr.outvars]
 
 
-def _apply(eqn: jex.JaxprEqn, xs: list[np.ndarray], nodes: _Entries) -> list[np.ndarray]:
+def _apply(eqn: Equation, xs: list[np.ndarray], nodes: _Entries) -> list[np.ndarray]:
     name, params = eqn.primitive.name, eqn.params
     shape = eqn.outvars[0].aval.shape
     if name in _ENTRY_MOVES:
@@ -314,7 +312,7 @@ def _cast(nodes: _Entries, entries: np.ndarray, dtype: DTypeLike, index: tuple[i
     return _bind(nodes, "cast", functools.partial(lax.convert_element_type, new_dtype=dtype), entry, key=dtype)
 
 
-def _by_vmap(eqn: jex.JaxprEqn, xs: list[np.ndarray], nodes: _Entries) -> list[np.ndarray]:
+def _by_vmap(eqn: Equation, xs: list[np.ndarray], nodes: _Entries) -> list[np.ndarray]:
     """Apply any other operation (a sort, a loop, a gather, ...), batched by jax over operands that differ by node."""
     run = functools.partial(eqn.primitive.bind, **eqn.params)
     axes = [-1 if any(np.ndim(e) for e in x.flat) else None for x in xs]
@@ -344,7 +342,9 @@ def _slices(a: Shaped[Array, "..."], axis: int) -> list[Shaped[Array, "..."]]:
     return [lax.index_in_dim(a, k, axis, keepdims=False) for k in range(a.shape[axis])]
 
 
-def _aligned(a: Nodes, b: Nodes, dims: Dimensions) -> tuple[Nodes, Nodes]:
+def _aligned(
+    a: Shaped[Any, "..."], b: Shaped[Any, "..."], dims: Dimensions
+) -> tuple[Shaped[Any, "..."], Shaped[Any, "..."]]:
     """Return operands (..., N) of a product with the summed axes first, as one, and then the axes of the result.
 
     Axes of the result that an operand lacks have size one.

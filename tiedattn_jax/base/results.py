@@ -40,7 +40,7 @@ class Result(Printed):
     """Result of a computation that can fail. Its `status` is a `Status` as an integer, or an array of them."""
 
     @property
-    def status_name(self: Any) -> str | list:
+    def status_name(self: Any) -> Any:
         """The status in words; a list if `status` is an array."""
         return np.vectorize(Status.name_of, otypes=[object])(self.status).tolist()
 

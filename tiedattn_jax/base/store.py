@@ -66,7 +66,7 @@ def write_whole(path: Path, content: bytes) -> None:
         raise
 
 
-def packed(arrays: Mapping[str, ArrayLike | str], *, compressed: bool = True) -> bytes:
+def packed(arrays: Mapping[str, Any], *, compressed: bool = True) -> bytes:
     """Return the content of one .npz file of arrays with its checksum; pickle is not used.
 
     Raises:
@@ -275,7 +275,7 @@ def _save(path: Path, header: dict[str, Any], arrays: Mapping[str, ArrayLike]) -
     write_whole(path, packed({_ABOUT: np.array(json.dumps(header)), **arrays}, compressed=False))  # compressing is slow
 
 
-def named(tree: PyTree) -> dict[str, ArrayLike]:
+def named(tree: PyTree) -> dict[str, Any]:
     """Return the leaves of a pytree by their path in it."""
     leaves = jax.tree_util.tree_leaves_with_path(tree)
     return {jax.tree_util.keystr(path, simple=True, separator="."): leaf for path, leaf in leaves}

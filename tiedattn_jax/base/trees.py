@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+
 import jax
 import jax.numpy as jnp
 import numpy as np
