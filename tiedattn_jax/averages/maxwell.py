@@ -337,8 +337,8 @@ def _touch(
     V: Float[Array, "L r r"],
     lines: Lines,
     pair: Section,
-    low: tuple[Float[Array, " 2*N"], Float[Array, " 2*N"]],
-    high: tuple[Float[Array, " 2*N"], Float[Array, " 2*N"]],
+    low: tuple[Float[Array, " lanes"], Float[Array, " lanes"]],
+    high: tuple[Float[Array, " lanes"], Float[Array, " lanes"]],
 ) -> Section:
     """Find the two places where one tangent touches the profile, by Newton's method.
 

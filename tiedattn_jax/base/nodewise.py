@@ -142,7 +142,7 @@ class _Arrays(NamedTuple):
             outs = _ARRAY_MOVES[name](values[0], (*out.shape, self.size), params)
         elif name in _FOLDS and all(values[0].shape[a] for a in params["axes"]):
             outs = values[0]
-            for axis in sorted(params["axes"], reverse=True):
+            for axis in sorted(map(int, params["axes"]), reverse=True):
                 outs = functools.reduce(_FOLDS[name][1], _slices(outs, axis))
         elif name == "dot_general" and values[0].size and values[1].size:
             a, b = (self.at_nodes(x, v.aval.shape).astype(out.dtype) for x, v in zip(xs, eqn.invars, strict=True))

@@ -133,7 +133,7 @@ def with_error(value: Number, error: Number = 0.0) -> str:
     return f"{value:.{digits}f}({round(error * 10**digits)})"
 
 
-def by_token(values: Numbers, *others: Numbers) -> list[np.ndarray]:
+def by_token(values: Numbers, *others: Numbers) -> list[Shaped[Any, "..."]]:
     """Reduce arrays (L, ...) to their first token if all tokens have the same values up to sign.
 
     Axes of a student and a teacher of rank one are dropped.
