@@ -176,7 +176,7 @@ def lay(
     u: Float[Array, "across+1 N"],
     origin_of_loss: Origin | None = None,
 ) -> Lines:
-    """Lay lines in directions `u` of the standard normals, through places `across` them."""
+    """Lay lines in directions `u` of the standard normals, through places `across` the lines."""
     L, r, _ = model.shape
     slope, spread = conditional(model, x)
 
@@ -358,9 +358,9 @@ def line_nodes(
         replicates: independent copies; their scatter gives the error bar.
         jumps: most jumps of a line; on a line with more, nodes at fixed places are searched for one by one. By default
             L r + 1, or fewer if the points do not give two to each piece.
-        direction: direction of all lines in the space of the student's fields; by default each line follows
-            the axis of the double well at its teacher's fields. A jump surface parallel to the lines is resolved only
-            as well as by a rule of single nodes.
+        direction: direction of all lines in the space of the student's fields; by default each line follows the axis of
+            the double well at its teacher's fields. A jump surface parallel to the lines is resolved only as well as by
+            a rule of single nodes.
         even: whether the product rule has the parity (h, y) -> (-h, -y) and y -> -y of the loss exactly, at twice the
             nodes. Where both m and theta are free, a rule without it turns a pitchfork into an imperfect one.
         block: nodes that are solved together; bounds the memory.

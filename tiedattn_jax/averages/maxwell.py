@@ -244,7 +244,7 @@ def _take(sections: PyTree[Shaped[Array, "_ ... N"]], index: Int[Array, "*P N"])
     An index (N,) gives arrays (..., N), and an index (P, N) gives arrays (P, ..., N).
     """
 
-    def pick(a: Shaped[Array, "_ *S N"]) -> Shaped[Array, "... N"]:
+    def pick(a: Shaped[Array, "_ *shape N"]) -> Shaped[Array, "... N"]:
         indices = index.reshape(-1, *[1] * (a.ndim - 2), index.shape[-1])
         return jnp.take_along_axis(a, indices, 0, mode="clip").reshape(*index.shape[:-1], *a.shape[1:])
 
@@ -287,7 +287,8 @@ def common_tangents(
     resolved = jnp.all(touches[ends], 0)
     touches = touches.at[ends].set(True)
     index = jnp.arange(last + 1)[:, None]
-    # Index of the next point on the hull, (K - 1, N). An interval opens at a point on the hull whose neighbour is not.
+    # Index of the next point on the hull, at all places but the first. An interval opens at a point on the hull whose
+    # neighbour is not.
     next_touch = lax.cummin(jnp.where(touches, index, last), 0, reverse=True)[1:]
     opens = touches[:-1] & ~touches[1:]
     width = jnp.where(opens, jnp.take_along_axis(profile.t, next_touch, 0, mode="clip") - profile.t[:-1], 0.0)
@@ -365,7 +366,7 @@ def _halves(pair: Section) -> tuple[Section, Section]:
     return indexed(pair, jnp.s_[..., :half]), indexed(pair, jnp.s_[..., half:])
 
 
-def _merged_jumps(a: Float[Array, "P *S lanes"]) -> Float[Array, "*S P*lanes"]:
+def _merged_jumps(a: Float[Array, "P *shape lanes"]) -> Float[Array, "*shape P*lanes"]:
     """Merge the two ends of P jumps of all lines, all left ends before all right ends."""
     halves = a.reshape(*a.shape[:-1], 2, -1)
     return jnp.moveaxis(halves, 0, -2).reshape(*a.shape[1:-1], -1)

@@ -390,7 +390,7 @@ def _minima(
     return split(*in_groups(finish, values, pending, group))
 
 
-def pick(z: Shaped[Array, "values *S N"], which: Int[Array, " N"]) -> Shaped[Array, "*S N"]:
+def pick(z: Shaped[Array, "values *shape N"], which: Int[Array, " N"]) -> Shaped[Array, "*shape N"]:
     """Return value number `which` of several values at every node."""
     return functools.reduce(lambda a, k: jnp.where(which == k, z[k], a), range(1, z.shape[0]), z[0])
 

@@ -104,7 +104,7 @@ UNRESOLVED = 0.1
 
 
 @jax.jit
-def has_state(status: Int[AnyArray, "*S"], residual: Float[AnyArray, "*S"]) -> Bool[AnyArray, "*S"]:
+def has_state(status: Int[AnyArray, "*shape"], residual: Float[AnyArray, "*shape"]) -> Bool[AnyArray, "*shape"]:
     """Return whether a replicate has a state: a usable one, or one that its nodes do not resolve, see `UNRESOLVED`."""
     return (status <= Status.stalled) | (status == Status.max_steps) & (residual < UNRESOLVED)
 
@@ -112,17 +112,19 @@ def has_state(status: Int[AnyArray, "*S"], residual: Float[AnyArray, "*S"]) -> B
 _UNRESOLVED_SHARE = 0.05  # share of unresolved nodes above which a replicate is inconclusive
 
 
-def classify(status: int | Int[AnyArray, "*S"], unresolved_share: Float[AnyArray, "*S"]) -> Int[Array, "*S"]:
+def classify(
+    status: int | Int[AnyArray, "*shape"], unresolved_share: Float[AnyArray, "*shape"]
+) -> Int[Array, "*shape"]:
     """Return `status`, or `unresolved` if the `unresolved_share` of the nodes exceeds `_UNRESOLVED_SHARE`."""
     return jnp.where(unresolved_share > _UNRESOLVED_SHARE, Status.unresolved, status)
 
 
-def quorum(exists: Bool[AnyArray, "*S R"]) -> Bool[Any, "*S"]:
+def quorum(exists: Bool[AnyArray, "*shape R"]) -> Bool[Any, "*shape"]:
     """Return whether at least half of the replicates, along the last axis, agree; this decides if there is a state."""
     return exists.mean(-1) >= 0.5
 
 
-def mean_of_existing(values: Shaped[AnyArray, "R *S"], exists: Bool[AnyArray, " R"]) -> Float[Array, "*S"]:
+def mean_of_existing(values: Shaped[AnyArray, "R *shape"], exists: Bool[AnyArray, " R"]) -> Float[Array, "*shape"]:
     """Average over the leading axis of R replicates, those with a state (`exists`) only; over all if none has."""
     weight = jnp.where(jnp.any(exists), exists, True)
     weight = weight.reshape(-1, *[1] * (values.ndim - 1))
@@ -130,7 +132,7 @@ def mean_of_existing(values: Shaped[AnyArray, "R *S"], exists: Bool[AnyArray, " 
 
 
 @jax.jit
-def error_bar(values: Real[AnyArray, "R *S"]) -> Float[Array, "*S"]:
+def error_bar(values: Real[AnyArray, "R *shape"]) -> Float[Array, "*shape"]:
     """Return the error bar of the mean over the leading replicate axis; entries that are NaN do not count.
 
     It is half of the half-width of the 95.4 % confidence interval. For many replicates it is the standard error of the
@@ -158,8 +160,8 @@ class Average(Printed):
         stderr: error bar of the mean, see `error_bar`.
     """
 
-    value: Float[AnyArray, "*S"]
-    stderr: Float[AnyArray, "*S"]
+    value: Float[AnyArray, "*shape"]
+    stderr: Float[AnyArray, "*shape"]
 
     def describe(self) -> Description:
         return Description(entries(self.value, self.stderr))
