@@ -21,9 +21,8 @@ from jaxtyping import Array, Float, PyTree, PyTreeDef
 
 from .linalg import precise
 
-TangentRule = Callable[
-    [list, list], Array
-]  # maps leaves and their tangents, None for zero, to the tangent of the value
+# Maps leaves and their tangents, None for zero, to the tangent of the value.
+TangentRule = Callable[[list, list], Array]
 
 
 def with_tangent(rule: Callable[[tuple, tuple], Array]) -> Callable[..., Array]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import functools
 import operator
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any, ParamSpec, TypeVar
+from typing import ParamSpec, TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -132,7 +132,9 @@ def ldl_solve(
     return _solve_entries([[rows[max(i, j)][min(i, j)] for j in range(n)] for i in range(n)], b, floor)
 
 
-def _pivot(diagonal: Float[Array, "..."], floor: Float[Array, " n"] | None, k: Any) -> Float[Array, "..."]:
+def _pivot(
+    diagonal: Float[Array, "..."], floor: Float[Array, " n"] | None, k: int | Int[Array, ""]
+) -> Float[Array, "..."]:
     return diagonal if floor is None else jnp.maximum(jnp.abs(diagonal), floor[k])
 
 
