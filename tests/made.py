@@ -4,7 +4,6 @@ from collections.abc import Generator
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 from cases import CASES, state
 from jax import lax
 
@@ -60,7 +59,7 @@ def transition(alpha=1.25, status=0, event="alpha_c", branches=()) -> ta.Transit
     """A `Transition` with sensitivities 1, 2 and 3 in omega, sigma and lambda, and error bars of a hundredth."""
     model = ta.dot_product(omega=1.0, sigma=2.0, lam=3.0)
     bars = jax.tree.map(lambda a: a / 100, model)
-    return ta.Transition(jnp.asarray(alpha), jnp.asarray(0.01), model, bars, np.asarray(status), branches, event)
+    return ta.Transition(jnp.asarray(alpha), jnp.asarray(0.01), model, bars, jnp.asarray(status), branches, event)
 
 
 def finished_path(result):

@@ -57,6 +57,7 @@ BAD = [
 
 
 @pytest.mark.parametrize(("rule", "arguments", "message"), BAD, ids=lambda v: getattr(v, "__name__", str(v)[:40]))
+@pytest.mark.usefixtures("unchecked")
 def test_bad_input(model, rule, arguments, message):
     with pytest.raises(InputError, match=message) as raised:
         rule(model, **arguments)
@@ -64,6 +65,7 @@ def test_bad_input(model, rule, arguments, message):
 
 
 @pytest.mark.parametrize("rule", [SOBOL, PLAIN, GRID, LINES, DEFAULT])
+@pytest.mark.usefixtures("unchecked")
 def test_no_model(rule):
     with pytest.raises(InputError, match="model must be a tiedattn_jax"):
         rule(2.0)

@@ -218,11 +218,11 @@ def test_curves_paths_and_boundaries():
 
 def instances(**fields):
     """Four instances made by hand: the second diverged, the third has no theory, the fourth is on neither branch."""
-    values = np.array([1.0, np.inf, 2.0, 5.0])
+    values = jnp.array([1.0, np.inf, 2.0, 5.0])
     defaults = {
         "simulation": Compared(**dict.fromkeys(NAMES, values)),
-        "theory": Compared(**dict.fromkeys(NAMES, np.array([1.5, np.nan, np.nan, np.nan]))),
-        "theory_stderr": Compared(**dict.fromkeys(NAMES, np.full(4, 0.1))),
+        "theory": Compared(**dict.fromkeys(NAMES, jnp.array([1.5, np.nan, np.nan, np.nan]))),
+        "theory_stderr": Compared(**dict.fromkeys(NAMES, jnp.full(4, 0.1))),
         "branch": np.array(["semantic", "unsettled", "semantic", "neither"]),
         "distance": np.array([[np.nan, 0.5], [np.nan, np.nan], [np.nan, np.nan], [7.0, 9.0]]),
         "rho": np.array([0.2, 0.3, 0.4, 0.3]),

@@ -14,19 +14,22 @@ they do for frozen `Nodes`.
 from __future__ import annotations
 
 import functools
-from typing import Any, NamedTuple
+from collections.abc import Sequence
+from typing import NamedTuple
 
 import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
+from jaxtyping import Array, Bool, Float, Int, Real
 from scipy import special
 
 from ..base.derivatives import derivative_along, with_tangent
 from ..base.errors import InputError, array_of, require, require_kind
 from ..base.linalg import apply, inverse, matvec, total
 from ..base.trees import either, repeated, tiled
+from ..base.types import AnyArray
 from ..model.model import Model
 from ..model.overlaps import Overlaps
 from .fields import conditional, log_volume, teacher_fields, whiten
@@ -50,25 +53,35 @@ MAX_NODES = 2**24  # largest number of nodes of a product rule
 class Block(NamedTuple):
     """A block of lines of `LineNodes`; the attributes are explained there."""
 
-    teacher: jax.Array
-    across: jax.Array
-    weight: jax.Array
-    offset: jax.Array
-    reach: jax.Array
-    direction: jax.Array | None
+    teacher: Float[Array, "*B L t N"]
+    across: Float[Array, "*B across N"]
+    weight: Float[Array, "*B N"]
+    offset: Float[Array, "*B N"]
+    reach: Float[Array, "*B 2"]
+    direction: Float[Array, "*B L r"] | None
+
+
+class Found(NamedTuple):
+    """What a search finds on the lines of a block."""
+
+    directions: Float[Array, "n N"]
+    gaps: Gaps  # the jumps
+    section: Section  # the nodes
+    share: Float[Array, "places N"]  # their weights on their line
+    resolved: Bool[Array, " N"]  # which lines are resolved
 
 
 class LineNodes(Replicate):
     """Lines, placed in the space of the standard normals."""
 
-    teacher: jax.Array  # standard normals of the teacher's fields, (L, t, N)
-    across: jax.Array  # those of the student's fields across the line, (L r - 1, N)
-    weight: jax.Array  # (N,), summing to one
+    teacher: Float[Array, "*R L t N"]  # standard normals of the teacher's fields
+    across: Float[Array, "*R across N"]  # the L r - 1 of the student's fields across the line
+    weight: Float[Array, "*R N"]  # summing to one
     # Nodes of a line that is not resolved lie in parts of equal weight, at this offset from the middles of the parts,
-    # (N,), in (-1/2, 1/2).
-    offset: jax.Array
-    reach: jax.Array  # how far a line goes to either side, in standard deviations, (2,)
-    direction: jax.Array | None  # direction of all lines in the student's fields, (L, r); None: axis of the double well
+    # in (-1/2, 1/2).
+    offset: Float[Array, "*R N"]
+    reach: Float[Array, "*R 2"]  # how far a line goes to either side, in standard deviations
+    direction: Float[Array, "*R L r"] | None  # of all lines in the student's fields; None: axis of the double well
     points_per_line: int = eqx.field(static=True)
     jumps: int = eqx.field(static=True)  # largest number of jumps of a line
     block: int = eqx.field(static=True)  # nodes in a block
@@ -86,14 +99,14 @@ class LineNodes(Replicate):
     def fast_compile(self) -> bool:
         return True
 
-    def blocks(self) -> Any:
+    def blocks(self) -> Block:
         width = max(1, self.block // self.points_per_line)
         split = in_blocks((self.teacher, self.across, self.weight, self.offset), width)
         count = split[0].shape[0]
         shared = repeated((self.reach, self.direction), count)
         return Block(*split, *shared)
 
-    def quadrature(self, block: Any) -> tuple[jax.Array, jax.Array, jax.Array]:
+    def quadrature(self, block: Block) -> tuple[Float[Array, "L r N"], Float[Array, "L t N"], Float[Array, " N"]]:
         teacher, across, weight, *_ = block
         L, r, _ = self.shape
         u = jnp.asarray(reference_axis(L * r), weight.dtype)[:, None] + 0 * weight
@@ -106,8 +119,7 @@ class LineNodes(Replicate):
             (jnp.asarray(share / share.sum(), weight.dtype)[:, None] * weight).ravel(),
         )
 
-    def search(self, model: Model, x: Overlaps, block: Any) -> tuple[jax.Array, Gaps, Section, jax.Array, jax.Array]:
-        """Return directions of the lines, their jumps, their nodes with weights, and which lines are resolved."""
+    def search(self, model: Model, x: Overlaps, block: Block) -> Found:
         teacher, across, _, offset, reach, direction = block
         y = teacher_fields(model, teacher)
         u, origin = directions(model, x, y, direction)
@@ -118,9 +130,9 @@ class LineNodes(Replicate):
             model, x.V, lines, profile, gaps, resolved, self.points_per_line, reach, offset
         )
         gaps = jax.tree.map(lambda a: jnp.where(resolved, a, jnp.zeros_like(a)), gaps)
-        return u, gaps, section, share, resolved
+        return Found(u, gaps, section, share, resolved)
 
-    def points(self, model: Model, x: Overlaps, block: Any, found: tuple) -> Points:
+    def points(self, model: Model, x: Overlaps, block: Block, found: Found) -> Points:
         teacher, across, weight, *_ = block
         u, gaps, section, share, resolved = found
         L, r, _ = model.shape
@@ -145,7 +157,7 @@ class LineNodes(Replicate):
         )
 
 
-def _jumps(gaps: Gaps, weight: jax.Array, L: int) -> Jumps:
+def _jumps(gaps: Gaps, weight: Float[Array, " N"], L: int) -> Jumps:
     """Return the jumps of lines with given weights.
 
     Along a line the energy difference of the two sides changes by t_right - t_left per unit of s.
@@ -157,13 +169,18 @@ def _jumps(gaps: Gaps, weight: jax.Array, L: int) -> Jumps:
 
 
 def lay(
-    model: Model, x: Overlaps, y: jax.Array, across: jax.Array, u: jax.Array, origin_of_loss: Origin | None = None
+    model: Model,
+    x: Overlaps,
+    y: Float[Array, "L t N"],
+    across: Float[Array, "across N"],
+    u: Float[Array, "across+1 N"],
+    origin_of_loss: Origin | None = None,
 ) -> Lines:
-    """Lay lines in directions `u` (n, N) of the standard normals, through places `across` (n - 1, N) across them."""
+    """Lay lines in directions `u` of the standard normals, through places `across` the lines."""
     L, r, _ = model.shape
     slope, spread = conditional(model, x)
 
-    def scale(matrix: jax.Array, v: jax.Array) -> jax.Array:
+    def scale(matrix: Float[Array, "L r r"], v: Float[Array, "n N"]) -> Float[Array, "n N"]:
         return apply(matrix, v.reshape(L, r, -1)).reshape(L * r, -1)
 
     origin = (x.m[..., None] + apply(slope, y)).reshape(L * r, -1) + scale(spread, vectors_across(u, across))
@@ -173,16 +190,16 @@ def lay(
 
 def _line_quadrature(
     model: Model,
-    V: jax.Array,
+    V: Float[Array, "L r r"],
     lines: Lines,
     profile: Section,
     gaps: Gaps,
-    resolved: jax.Array,
+    resolved: Bool[Array, " N"],
     total: int,
-    reach: jax.Array,
-    offset: jax.Array,
-) -> tuple[Section, jax.Array, jax.Array]:
-    """Return nodes (total, N), their weights, and which lines are resolved.
+    reach: Float[Array, "2"],
+    offset: Float[Array, " N"],
+) -> tuple[Section, Float[Array, "{total} N"], Bool[Array, " N"]]:
+    """Return `total` nodes on each line, their weights, and which lines are resolved.
 
     On a resolved line the nodes are Gauss-Legendre in t, and the pieces get them in proportion to their length in s. A
     line is not resolved if Maxwell's construction failed on it, a node did not settle, or its weights do not sum to
@@ -215,8 +232,8 @@ def _line_quadrature(
     return section, jnp.where(resolved, weight, 1 / total), resolved
 
 
-def cuts(s: jax.Array, real: jax.Array, reach: jax.Array, total: int) -> jax.Array:
-    """Return the first node of each piece of a line, between jumps at s (P, N), and the end of the nodes, (P + 2, N).
+def cuts(s: Float[Array, "P N"], real: Bool[Array, "P N"], reach: Float[Array, "2"], total: int) -> Int[Array, "P+2 N"]:
+    """Return the first node of each piece of a line, between jumps at s, and the end of the nodes.
 
     A piece gets nodes in proportion to its length, but at least two. Jumps that are not `real` come last, and get no
     nodes beyond them.
@@ -229,15 +246,15 @@ def cuts(s: jax.Array, real: jax.Array, reach: jax.Array, total: int) -> jax.Arr
     return jnp.concatenate([jnp.zeros_like(cut[:1]), cut, jnp.full_like(cut[:1], total)])
 
 
-def legendre(count: int) -> tuple[np.ndarray, np.ndarray]:
+def legendre(count: int) -> tuple[Float[np.ndarray, " {count}"], Float[np.ndarray, " {count}"]]:
     """Return Gauss-Legendre nodes and weights on [0, 1]."""
     x, w = np.polynomial.legendre.leggauss(count)
     return 0.5 * (x + 1), 0.5 * w
 
 
 @with_tangent
-def _jump_positions(primals: Any, tangents: Any) -> jax.Array:
-    """Return the fields s (N,) at which lines jump between minimisers `low` and `high`, (n, N), with derivatives.
+def _jump_positions(primals: tuple, tangents: tuple) -> Float[Array, " N"]:
+    """Return the fields s at which lines jump between minimisers `low` and `high`, (n, N), with derivatives.
 
     A jump stays where the two energies are equal. It moves by the change of their difference, divided by the slope of
     this difference in s, which is t_right - t_left.
@@ -245,12 +262,12 @@ def _jump_positions(primals: Any, tangents: Any) -> jax.Array:
     s, model, V, lines, low, high, real = primals
     shape = *V.shape[:2], -1
 
-    def fields(lines: Lines) -> jax.Array:
+    def fields(lines: Lines) -> Float[Array, "L r N"]:
         return (lines.origin + s * lines.direction).reshape(shape)
 
     sides = [with_implicit_derivative(z.reshape(shape), model, fields(lines), V, lines.y) for z in (low, high)]
 
-    def difference(model: Model, V: jax.Array, lines: Lines) -> jax.Array:
+    def difference(model: Model, V: Float[Array, "L r r"], lines: Lines) -> Float[Array, " N"]:
         low_energy, high_energy = (moreau(model, z, fields(lines), V, lines.y) for z in sides)
         return high_energy - low_energy
 
@@ -258,8 +275,10 @@ def _jump_positions(primals: Any, tangents: Any) -> jax.Array:
     return derivative_along(difference, primals[1:4], tangents[1:4]) / jnp.where(real & (slope > 0), slope, jnp.inf)
 
 
-def shifts(model: Model, x: Overlaps, lines: Lines, gaps: Gaps, s: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """Return how far nodes at fields s (K, N) move along their line, and how much their intervals stretch.
+def shifts(
+    model: Model, x: Overlaps, lines: Lines, gaps: Gaps, s: Float[Array, "places N"]
+) -> tuple[Float[Array, "places N"], Float[Array, "places N"]]:
+    """Return how far nodes at fields s move along their line, and how much their intervals stretch.
 
     Both are zero, with derivatives. Nodes between two jumps move by linear interpolation between these; all others move
     rigidly with the nearest jump.
@@ -269,7 +288,7 @@ def shifts(model: Model, x: Overlaps, lines: Lines, gaps: Gaps, s: jax.Array) ->
     low, high = (jnp.moveaxis(e.z, 0, 1).reshape(all_lines.origin.shape) for e in (gaps.left, gaps.right))
     positions = _jump_positions(gaps.left.s.ravel(), model, x.V, all_lines, low, high, gaps.real.ravel())
     move = (positions - lax.stop_gradient(positions)).reshape(count, -1)
-    # Intervals from each jump to the next one, (P - 1, K, N).
+    # Intervals from each jump to the next one, (P - 1, places, N).
     width = jnp.diff(gaps.left.s, axis=0)
     width = jnp.where(gaps.real[1:] & (width > 0), width, jnp.inf)[:, None]
     fraction = jnp.clip((s - gaps.left.s[:-1, None]) / width, 0.0, 1.0)
@@ -278,8 +297,8 @@ def shifts(model: Model, x: Overlaps, lines: Lines, gaps: Gaps, s: jax.Array) ->
     return move[0] + jnp.sum(fraction * step, 0), jnp.sum(stretch, 0)
 
 
-def vectors_across(u: jax.Array, w: jax.Array) -> jax.Array:
-    """Return vectors (n, N) orthogonal to unit vectors `u`, with coordinates `w` (n - 1, N) in a frame across `u`.
+def vectors_across(u: Float[Array, "n N"], w: Float[Array, "n-1 N"]) -> Float[Array, "n N"]:
+    """Return vectors orthogonal to unit vectors `u`, with coordinates `w` in a frame across `u`.
 
     The frame turns smoothly with `u`.
     """
@@ -293,8 +312,10 @@ def vectors_across(u: jax.Array, w: jax.Array) -> jax.Array:
     return a - v * (2 * jnp.sum(v * a, 0) / jnp.sum(v**2, 0))
 
 
-def directions(model: Model, x: Overlaps, y: jax.Array, direction: jax.Array | None) -> tuple[jax.Array, Origin]:
-    """Return the directions of the lines in the standard normals, (n, N), and the loss at zero student fields.
+def directions(
+    model: Model, x: Overlaps, y: Float[Array, "L t N"], direction: Float[Array, "L r"] | None
+) -> tuple[Float[Array, "n N"], Origin]:
+    """Return the directions of the lines in the standard normals, and the loss at zero student fields.
 
     In these directions the energies of the two wells come apart. They follow from the double well of the loss at zero,
     unless a `direction` is given.
@@ -316,7 +337,7 @@ def line_nodes(
     seed: int = 0,
     replicates: int = REPLICATES,
     jumps: int | None = None,
-    direction: Any = None,
+    direction: Real[AnyArray, "L r"] | Sequence[Sequence[float]] | None = None,
     even: bool = False,
     block: int | None = None,
 ) -> Rule:
@@ -337,9 +358,9 @@ def line_nodes(
         replicates: independent copies; their scatter gives the error bar.
         jumps: most jumps of a line; on a line with more, nodes at fixed places are searched for one by one. By default
             L r + 1, or fewer if the points do not give two to each piece.
-        direction: direction of all lines, (L, r), in the space of the student's fields; by default each line follows
-            the axis of the double well at its teacher's fields. A jump surface parallel to the lines is resolved only
-            as well as by a rule of single nodes.
+        direction: direction of all lines in the space of the student's fields; by default each line follows the axis of
+            the double well at its teacher's fields. A jump surface parallel to the lines is resolved only as well as by
+            a rule of single nodes.
         even: whether the product rule has the parity (h, y) -> (-h, -y) and y -> -y of the loss exactly, at twice the
             nodes. Where both m and theta are free, a rule without it turns a pitchfork into an imperfect one.
         block: nodes that are solved together; bounds the memory.
@@ -392,7 +413,11 @@ def line_nodes(
 
 
 def _arrays(
-    model: Model, sets: list[tuple[np.ndarray, np.ndarray]], seed: int, even: bool, direction: np.ndarray | None
+    model: Model,
+    sets: list[tuple[Float[np.ndarray, "fields _"], Float[np.ndarray, " _"]]],
+    seed: int,
+    even: bool,
+    direction: Float[np.ndarray, "L r"] | None,
 ) -> dict[str, np.ndarray | None]:
     """Return the arrays of `LineNodes` by name, given the normals and weights of all replicates, the coarse one last.
 
@@ -427,7 +452,7 @@ def _counts(order: int, any_parity: bool) -> tuple[int, int, int]:
 
 def _polar(
     order: int, across: int, any_parity: bool, even: bool, rng: np.random.Generator
-) -> tuple[np.ndarray, np.ndarray]:
+) -> tuple[Float[np.ndarray, "fields N"], Float[np.ndarray, " N"]]:
     """Return normals and weights of the product rule.
 
     It has equal angles and Gauss-Legendre radii for the teacher's two fields, and is Gauss-Hermite across the lines. An

@@ -13,13 +13,16 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import TypeVar
 
 import jax
 import jax.numpy as jnp
 from jax import lax
+from jaxtyping import Array, Bool, Int
 
 from ..base.trees import either
+
+State = TypeVar("State")
 
 _choices: list[bool] = []  # choices of the open `counted_loops`, the innermost last
 
@@ -46,14 +49,14 @@ def counted_loops(counted: bool = True) -> Iterator[None]:
 
 
 def repeat(
-    body: Callable[[Any], Any],
-    state: Any,
-    unfinished: Callable[[Any], jax.Array],
+    body: Callable[[State], State],
+    state: State,
+    unfinished: Callable[[State], Array],
     most: int,
     *,
     count: int,
     least: int = 0,
-) -> Any:
+) -> State:
     """Apply `body` repeatedly to the nodes that are `unfinished`.
 
     Args:
@@ -65,7 +68,7 @@ def repeat(
         least: number of first steps, which all nodes take.
     """
 
-    def step(k: Any, state: Any) -> Any:
+    def step(k: int | Int[Array, ""], state: State) -> State:
         active = unfinished(state)
         active = active | (k < least) if least else active
         return either(active, body(state), state)
@@ -73,8 +76,8 @@ def repeat(
     if counted():
         return lax.fori_loop(0, count, step, state)
 
-    def condition(state: tuple) -> jax.Array:
-        k, state = state
+    def condition(carry: tuple[int | Int[Array, ""], State]) -> Bool[Array, ""]:
+        k, state = carry
         return (k < least) | ((k < most) & jnp.any(unfinished(state)))
 
     return lax.while_loop(condition, lambda s: (s[0] + 1, step(*s)), (0, state))[1]

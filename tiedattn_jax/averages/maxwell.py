@@ -25,6 +25,7 @@ import equinox as eqx
 import jax
 import jax.numpy as jnp
 from jax import lax
+from jaxtyping import Array, Bool, Float, Int, PyTree, Shaped
 
 from ..base.linalg import ldl_solve, total
 from ..base.trees import either, indexed, tiled
@@ -46,10 +47,10 @@ _TANGENT_STEPS = 16  # Newton steps for a common tangent; so many are needed onl
 class Lines(eqx.Module):
     """N lines h(s) = origin + s direction in the student's fields, flattened over tokens and columns: n = L r."""
 
-    origin: jax.Array  # (n, N)
-    direction: jax.Array  # (n, N)
-    normal: jax.Array  # V^{-1} direction, (n, N)
-    y: jax.Array  # teacher fields, (L, t, N)
+    origin: Float[Array, "n N"]
+    direction: Float[Array, "n N"]
+    normal: Float[Array, "n N"]  # V^{-1} direction
+    y: Float[Array, "L t N"]  # teacher fields
     origin_of_loss: Origin | None = None  # loss at zero student fields, if it is known, for all points of a line
 
 
@@ -57,42 +58,78 @@ class Section(eqx.Module):
     """The minimiser z on the plane c . z = t of every line, and its energy A(t) with two derivatives.
 
     All numbers are rows of one array, because each array that a loop carries or indexes costs kernels to compile. The
-    properties are the numbers, (..., N) if no shape is given. Leading axes, if any, number the places on a line.
+    properties are the numbers. Leading axes, if any, number the places on a line.
 
     Attributes:
-        rows: t, energy, s, slope, error, z, tangent, (..., 5 + 2 n, N).
+        rows: t, energy, s, slope, error, z, tangent: 5 + 2 n rows.
     """
 
-    rows: jax.Array
+    rows: Float[Array, "*places rows N"]
 
     @classmethod
-    def of(cls, t: Any, z: Any, tangent: Any, energy: Any, s: Any, slope: Any, error: Any) -> Section:
-        """Make a section from arrays (..., N), with `z` and `tangent` (..., n, N)."""
+    def of(
+        cls,
+        t: Float[Array, "*places N"],
+        z: Float[Array, "*places n N"],
+        tangent: Float[Array, "*places n N"],
+        energy: Float[Array, "*places N"],
+        s: Float[Array, "*places N"],
+        slope: Float[Array, "*places N"],
+        error: Float[Array, "*places N"],
+    ) -> Section:
+        """Make a section from its numbers."""
         numbers = (a[..., None, :] for a in (t, energy, s, slope, error))
         return cls(jnp.concatenate([*numbers, z, tangent], -2))
 
-    t = property(lambda self: self.rows[..., 0, :])
-    energy = property(lambda self: self.rows[..., 1, :])  # A
-    s = property(lambda self: self.rows[..., 2, :])  # A'
-    slope = property(lambda self: self.rows[..., 3, :])  # A''
-    error = property(
-        lambda self: self.rows[..., 4, :]
-    )  # largest entry of the last Newton step; infinite after a failed search
-    z = property(lambda self: jnp.split(self.rows[..., 5:, :], 2, -2)[0])  # (..., n, N)
-    tangent = property(lambda self: jnp.split(self.rows[..., 5:, :], 2, -2)[1])  # dz/dt, (..., n, N)
+    @property
+    def t(self) -> Float[Array, "*places N"]:
+        """Place of the plane."""
+        return self.rows[..., 0, :]
 
     @property
-    def settled(self) -> jax.Array:
+    def energy(self) -> Float[Array, "*places N"]:
+        """A(t)."""
+        return self.rows[..., 1, :]
+
+    @property
+    def s(self) -> Float[Array, "*places N"]:
+        """A'(t), the place on the line at which the minimiser on the plane is stationary."""
+        return self.rows[..., 2, :]
+
+    @property
+    def slope(self) -> Float[Array, "*places N"]:
+        """A''(t)."""
+        return self.rows[..., 3, :]
+
+    @property
+    def error(self) -> Float[Array, "*places N"]:
+        """Largest entry of the last Newton step; infinite after a failed search."""
+        return self.rows[..., 4, :]
+
+    @property
+    def z(self) -> Float[Array, "*places n N"]:
+        """The minimiser."""
+        return jnp.split(self.rows[..., 5:, :], 2, -2)[0]
+
+    @property
+    def tangent(self) -> Float[Array, "*places n N"]:
+        """dz/dt."""
+        return jnp.split(self.rows[..., 5:, :], 2, -2)[1]
+
+    @property
+    def settled(self) -> Bool[Array, "*places N"]:
         """Whether the last Newton step was small."""
         return self.error < _STEP_TOLERANCE * (1 + jnp.max(jnp.abs(self.z), -2))
 
-    def replace(self, **changes: jax.Array) -> Section:
+    def replace(self, **changes: Float[Array, "..."]) -> Section:
         """Return the section with some parts replaced."""
         names = ("t", "z", "tangent", "energy", "s", "slope", "error")
         return Section.of(**{name: getattr(self, name) for name in names} | changes)
 
 
-def section(model: Model, V: jax.Array, lines: Lines, t: jax.Array, z: jax.Array) -> Section:
+def section(
+    model: Model, V: Float[Array, "L r r"], lines: Lines, t: Float[Array, " N"], z: Float[Array, "n N"]
+) -> Section:
     """Take one Newton step towards the minimiser on the plane c . z = t.
 
     The errors of s = A'(t) and A are then of second order in the distance of z from the minimiser; that of A'' is of
@@ -100,10 +137,10 @@ def section(model: Model, V: jax.Array, lines: Lines, t: jax.Array, z: jax.Array
 
     Args:
         model: gives `loss`.
-        V: response, (L, r, r).
+        V: response.
         lines: N lines.
-        t: the planes, (N,).
-        z: points on them, (n, N).
+        t: the planes.
+        z: points on them.
     """
     c = lines.normal
     e = expand(model, z, lines.origin, V, lines.y)
@@ -123,40 +160,44 @@ def section(model: Model, V: jax.Array, lines: Lines, t: jax.Array, z: jax.Array
     return Section.of(t, z + step, normal_step / compliance, energy, s, slope, error)
 
 
-def trace(model: Model, V: jax.Array, lines: Lines, start: Section, ts: jax.Array) -> Section:
+def trace(
+    model: Model, V: Float[Array, "L r r"], lines: Lines, start: Section, ts: Float[Array, "places N"]
+) -> Section:
     """Trace the profile: take sections at one t after the other, each from the tangent of the one before.
 
     Args:
-        start: section from whose tangent the first one starts, (N,).
-        ts: the places t, (K, N).
+        start: section from whose tangent the first one starts.
+        ts: the places t.
 
     Returns:
-        Sections (K, N).
+        Sections at the places.
     """
 
-    def body(last: Section, t: jax.Array) -> tuple[Section, Section]:
+    def body(last: Section, t: Float[Array, " N"]) -> tuple[Section, Section]:
         point = section(model, V, lines, t, last.z + last.tangent * (t - last.t))
         return point, point
 
     return lax.scan(body, start, ts)[1]
 
 
-def between(model: Model, V: jax.Array, lines: Lines, profile: Section, t: jax.Array) -> Section:
+def between(
+    model: Model, V: Float[Array, "L r r"], lines: Lines, profile: Section, t: Float[Array, "places N"]
+) -> Section:
     """Return converged sections at any t within the profile, each started from the nearest point of the profile.
 
     Args:
         profile: sections at evenly spaced t, with a leading axis, see `energy_profile`.
-        t: the places, (K, N).
+        t: the places.
 
     Returns:
-        Sections (K, N); those that did not converge are not `settled`.
+        Sections at the places; those that did not converge are not `settled`.
     """
     count, size = t.shape
     first, last = profile.t[0], profile.t[-1]
     index = jnp.round((t - first) / (last - first) * (len(profile.t) - 1))
     neighbours = _take(profile, jnp.clip(index, 0, len(profile.t) - 1).astype(int))
 
-    def refine(lines: Lines, neighbours: Section, t: jax.Array) -> Section:
+    def refine(lines: Lines, neighbours: Section, t: Float[Array, " N"]) -> Section:
         return repeat(
             lambda e: section(model, V, lines, t, e.z),
             neighbours.replace(z=neighbours.z + neighbours.tangent * (t - neighbours.t)),
@@ -173,8 +214,8 @@ def between(model: Model, V: jax.Array, lines: Lines, profile: Section, t: jax.A
     return Section(jnp.moveaxis(flat.rows.reshape(-1, count, size), 1, 0))
 
 
-def searched(model: Model, V: jax.Array, lines: Lines, sections: Section) -> Section:
-    """Search the proximal operator at the fields h(s) of the sections (K, N) that are not `settled`, group by group.
+def searched(model: Model, V: Float[Array, "L r r"], lines: Lines, sections: Section) -> Section:
+    """Search the proximal operator at the fields h(s) of the sections that are not `settled`, group by group.
 
     Only their `z` and `error` are replaced; t, the energy and its derivatives are not. The error is zero if the search
     converged, and infinite otherwise.
@@ -183,8 +224,8 @@ def searched(model: Model, V: jax.Array, lines: Lines, sections: Section) -> Sec
     lanes = count * size
     group = max(256, lanes // 16)
 
-    def finish(take: Callable[[jax.Array], jax.Array]) -> tuple[jax.Array, jax.Array]:
-        """Return z (n, group) of the lanes that `take` takes out of arrays (..., N) or (..., K N), see `in_groups`."""
+    def finish(take: Callable[[Array], Array]) -> tuple[Float[Array, "n group"], Bool[Array, " group"]]:
+        """Return z of the lanes that `take` takes out of arrays (..., N) or (..., places N), see `in_groups`."""
         s, group_lines = take(sections.s.ravel()), jax.tree.map(take, lines)
         h = (group_lines.origin + s * group_lines.direction).reshape(L, r, -1)
         z, converged = proximal(model, h, V, group_lines.y, group_lines.origin_of_loss)
@@ -197,13 +238,13 @@ def searched(model: Model, V: jax.Array, lines: Lines, sections: Section) -> Sec
     return sections.replace(z=jnp.moveaxis(z.reshape(n, count, size), 0, 1), error=error)
 
 
-def _take(sections: Any, index: jax.Array) -> Any:
-    """Index the leading axis of arrays (K, ..., N), for every line by an index of its own.
+def _take(sections: PyTree[Shaped[Array, "_ ... N"]], index: Int[Array, "*P N"]) -> PyTree[Shaped[Array, "... N"]]:
+    """Index the leading axis of arrays, for every line by an index of its own.
 
     An index (N,) gives arrays (..., N), and an index (P, N) gives arrays (P, ..., N).
     """
 
-    def pick(a: jax.Array) -> jax.Array:
+    def pick(a: Shaped[Array, "_ *shape N"]) -> Shaped[Array, "... N"]:
         indices = index.reshape(-1, *[1] * (a.ndim - 2), index.shape[-1])
         return jnp.take_along_axis(a, indices, 0, mode="clip").reshape(*index.shape[:-1], *a.shape[1:])
 
@@ -211,28 +252,31 @@ def _take(sections: Any, index: jax.Array) -> Any:
 
 
 class Gaps(eqx.Module):
-    """The intervals of t over which the proximal operator jumps: P on every line, in increasing order, (P, N)."""
+    """The intervals of t over which the proximal operator jumps: P on every line, in increasing order."""
 
     left: Section  # lower end of the interval, where the common tangent touches; its s is the field of the jump
     right: Section  # upper end
-    real: jax.Array  # whether the interval exists, (P, N); those that do not come last
-    fold: tuple[jax.Array, jax.Array]  # lowest and highest s with a second minimum, to the grid of the profile, (P, N)
+    real: Bool[Array, "P N"]  # whether the interval exists; those that do not come last
+    # Lowest and highest s with a second minimum, to the grid of the profile.
+    fold: tuple[Float[Array, "P N"], Float[Array, "P N"]]
 
 
-def common_tangents(model: Model, V: jax.Array, lines: Lines, profile: Section, count: int) -> tuple[Gaps, jax.Array]:
+def common_tangents(
+    model: Model, V: Float[Array, "L r r"], lines: Lines, profile: Section, count: int
+) -> tuple[Gaps, Bool[Array, " N"]]:
     """Find the intervals of t where the lower convex hull of a profile leaves it: there the proximal operator jumps.
 
     The points of the profile tell which intervals there are; Newton's method then finds their ends.
 
     Args:
         model: gives `loss`.
-        V: response, (L, r, r).
+        V: response.
         lines: N lines.
-        profile: sections at the points of a grid, (K, N), see `energy_profile`.
+        profile: sections at the points of a grid, see `energy_profile`.
         count: largest number P of intervals on a line.
 
     Returns:
-        The intervals, and which lines are resolved, (N,). A line is not resolved if the hull leaves the profile at its
+        The intervals, and which lines are resolved. A line is not resolved if the hull leaves the profile at its
         ends or over more than `count` intervals, or if the tangents at the two ends of an interval disagree.
     """
     last = profile.t.shape[0] - 1
@@ -243,7 +287,8 @@ def common_tangents(model: Model, V: jax.Array, lines: Lines, profile: Section, 
     resolved = jnp.all(touches[ends], 0)
     touches = touches.at[ends].set(True)
     index = jnp.arange(last + 1)[:, None]
-    # Index of the next point on the hull, (K - 1, N). An interval opens at a point on the hull whose neighbour is not.
+    # Index of the next point on the hull, at all places but the first. An interval opens at a point on the hull whose
+    # neighbour is not.
     next_touch = lax.cummin(jnp.where(touches, index, last), 0, reverse=True)[1:]
     opens = touches[:-1] & ~touches[1:]
     width = jnp.where(opens, jnp.take_along_axis(profile.t, next_touch, 0, mode="clip") - profile.t[:-1], 0.0)
@@ -262,7 +307,7 @@ def common_tangents(model: Model, V: jax.Array, lines: Lines, profile: Section, 
     low, high = (_take((profiles.t, profiles.slope), jnp.clip(edge + i, 0, last)) for i in (-1, 1))
     pairs = _take(profiles, edge)
 
-    def touch(state: tuple) -> tuple:
+    def touch(state: tuple[Any, Section]) -> tuple[Any, Section]:
         """Find the common tangents of interval number p of all lines."""
         p, pairs = state
         new = _touch(model, V, tiled(lines, 2), *indexed((pairs, low, high), p))
@@ -283,22 +328,29 @@ def common_tangents(model: Model, V: jax.Array, lines: Lines, profile: Section, 
     return Gaps(left, right, real, fold), resolved & ~jnp.any(real & disagree, 0)
 
 
-def _rounding(energy: jax.Array) -> jax.Array:
-    """Return the size (N,) of differences of energies (K, N) that are only rounding."""
+def _rounding(energy: Float[Array, "places N"]) -> Float[Array, " N"]:
+    """Return the size of differences of energies that are only rounding."""
     return 100 * jnp.finfo(energy.dtype).eps * jnp.max(jnp.abs(energy), 0)
 
 
-def _touch(model: Model, V: jax.Array, lines: Lines, pair: Section, low: tuple, high: tuple) -> Section:
+def _touch(
+    model: Model,
+    V: Float[Array, "L r r"],
+    lines: Lines,
+    pair: Section,
+    low: tuple[Float[Array, " lanes"], Float[Array, " lanes"]],
+    high: tuple[Float[Array, " lanes"], Float[Array, " lanes"]],
+) -> Section:
     """Find the two places where one tangent touches the profile, by Newton's method.
 
     Args:
         lines: N lines, tiled twice.
-        pair: sections (2 N,) to start from: the left places are in the first half of the lanes, the right ones in the
-            second half.
-        low, high: t and the slope A'' (2 N,) at the profile points between which each of the two places lies.
+        pair: sections to start from: the left places are in the first half of the lanes, the right ones in the second
+            half.
+        low, high: t and the slope A'' at the profile points between which each of the two places lies.
     """
 
-    def body(_: int, pair: Section) -> Section:
+    def body(_: Any, pair: Section) -> Section:
         left, right = _halves(pair)
         # Slope of the secant through both places; at each place, Newton's step leads to where A' has this slope.
         s = jnp.tile((right.energy - left.energy) / (right.t - left.t), 2)
@@ -308,26 +360,26 @@ def _touch(model: Model, V: jax.Array, lines: Lines, pair: Section, low: tuple, 
     return lax.fori_loop(0, _TANGENT_STEPS, body, pair)
 
 
-def _halves(pair: Any) -> tuple[Any, Any]:
-    """Split lanes (2 N,) that were tiled twice into halves (N,), the left and the right ends of intervals."""
+def _halves(pair: Section) -> tuple[Section, Section]:
+    """Split lanes that were tiled twice into halves, the left and the right ends of intervals."""
     half = pair.t.shape[-1] // 2
     return indexed(pair, jnp.s_[..., :half]), indexed(pair, jnp.s_[..., half:])
 
 
-def _merged_jumps(a: jax.Array) -> jax.Array:
-    """Turn arrays (P, ..., 2 N) of the two ends of P jumps into (..., 2 P N), all left ends before all right ends."""
+def _merged_jumps(a: Float[Array, "P *shape lanes"]) -> Float[Array, "*shape P*lanes"]:
+    """Merge the two ends of P jumps of all lines, all left ends before all right ends."""
     halves = a.reshape(*a.shape[:-1], 2, -1)
     return jnp.moveaxis(halves, 0, -2).reshape(*a.shape[1:-1], -1)
 
 
-def _separate_jumps(tree: Any, count: int) -> Any:
+def _separate_jumps(tree: PyTree[Shaped[Array, "... lanes"]], count: int) -> PyTree[Shaped[Array, "{count} ..."]]:
     """Invert `_merged_jumps` for P = `count`: arrays (..., 2 P N) become (P, ..., 2 N)."""
     return jax.tree.map(
         lambda a: jnp.moveaxis(a.reshape(*a.shape[:-1], 2, count, -1), -2, 0).reshape(count, *a.shape[:-1], -1), tree
     )
 
 
-def energy_profile(model: Model, V: jax.Array, lines: Lines, reach: jax.Array) -> Section:
+def energy_profile(model: Model, V: Float[Array, "L r r"], lines: Lines, reach: Float[Array, "2"]) -> Section:
     """Return the profile A(t) of every line at evenly spaced t, traced from both ends.
 
     A trace may stay on a minimum of the plane that is no longer the lowest one. Where the two traces differ, the lower
@@ -335,12 +387,12 @@ def energy_profile(model: Model, V: jax.Array, lines: Lines, reach: jax.Array) -
 
     Args:
         model: gives `loss`.
-        V: response, (L, r, r).
+        V: response.
         lines: N lines.
-        reach: how far the lines go below and above s = 0, (2,).
+        reach: how far the lines go below and above s = 0.
 
     Returns:
-        Sections (`_GRID`, N).
+        Sections at `_GRID` places.
     """
     L, r = V.shape[:2]
     size = lines.y.shape[-1]
@@ -357,8 +409,8 @@ def energy_profile(model: Model, V: jax.Array, lines: Lines, reach: jax.Array) -
     return jax.tree.map(lambda a, b: jnp.where(swap.reshape(_GRID, *[1] * (a.ndim - 2), size), b, a), forward, backward)
 
 
-def energy_gap(gaps: Gaps, s: jax.Array) -> jax.Array:
-    """Return the energy of the second minimum above the lowest at fields s (K, N), to first order around the jump.
+def energy_gap(gaps: Gaps, s: Float[Array, "places N"]) -> Float[Array, "places N"]:
+    """Return the energy of the second minimum above the lowest at fields s, to first order around the jump.
 
     It is infinite where there is a single minimum.
     """

@@ -15,10 +15,10 @@ from functools import partial
 from typing import Any, NamedTuple
 
 import equinox as eqx
-import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
+from jaxtyping import Array, Bool, Float
 from scipy import special
 
 from ..base.errors import InputError, require
@@ -37,19 +37,19 @@ _JUMPS = 30.0
 
 
 class Block(NamedTuple):
-    """A block of `Nodes`, or other nodes: standard normals (L, r, N) and (L, t, N), and weights (N,)."""
+    """A block of `Nodes`, or other nodes: standard normals and weights, in arrays of jax or numpy."""
 
-    student: Any
-    teacher: Any
-    weight: Any
+    student: Float[Any, "*B L r N"]
+    teacher: Float[Any, "*B L t N"]
+    weight: Float[Any, "*B N"]
 
 
 class Nodes(Replicate):
     """Frozen nodes: fixed standard normal fields."""
 
-    student: jax.Array  # (L, r, N)
-    teacher: jax.Array  # (L, t, N)
-    weight: jax.Array  # (N,), summing to one
+    student: Float[Array, "*R L r N"]
+    teacher: Float[Array, "*R L t N"]
+    weight: Float[Array, "*R N"]  # summing to one
     block: int = eqx.field(static=True)  # nodes in a block
 
     @property
@@ -69,17 +69,17 @@ class Nodes(Replicate):
     def shape(self) -> tuple[int, int, int]:
         return self.student.shape[-3], self.student.shape[-2], self.teacher.shape[-2]
 
-    def blocks(self) -> Any:
+    def blocks(self) -> Block:
         return Block(*in_blocks((self.student, self.teacher, self.weight), self.block))
 
-    def quadrature(self, block: Any) -> tuple[jax.Array, jax.Array, jax.Array]:
+    def quadrature(self, block: Block) -> tuple[Float[Array, "L r N"], Float[Array, "L t N"], Float[Array, " N"]]:
         return block
 
-    def search(self, model: Model, x: Overlaps, block: Any) -> Prox:
+    def search(self, model: Model, x: Overlaps, block: Block) -> Prox:
         h, y = fields(model, x, block.student, block.teacher)
         return search(model, h, x.V, y)
 
-    def points(self, model: Model, x: Overlaps, block: Any, found: Prox) -> Points:
+    def points(self, model: Model, x: Overlaps, block: Block, found: Prox) -> Points:
         student, teacher, weight = block
         h, y = fields(model, x, student, teacher)
         # The bandwidth is in standard deviations of a student field: .1 for 2^12 nodes, .05 for 2^16. The bias is of
@@ -95,7 +95,7 @@ class Nodes(Replicate):
         return _append_copies(model, x, points, h, y, found.other, width)
 
 
-def _carried(is_near: jax.Array, weight: jax.Array, bandwidth: jax.Array) -> jax.Array:
+def _carried(is_near: Bool[Array, " N"], weight: Float[Array, " N"], bandwidth: Float[Array, ""]) -> Float[Array, ""]:
     """Return the fraction of the derivative that moving nodes carry; the weights carry the rest at fixed fields.
 
     The derivative of the average is the same for any fraction, but its variance is not. The score function (weights)
@@ -109,8 +109,8 @@ def _carried(is_near: jax.Array, weight: jax.Array, bandwidth: jax.Array) -> jax
 
 
 def _partial_fields(
-    model: Model, x: Overlaps, h: jax.Array, y: jax.Array, fraction: jax.Array
-) -> tuple[jax.Array, jax.Array]:
+    model: Model, x: Overlaps, h: Float[Array, "L r N"], y: Float[Array, "L t N"], fraction: Float[Array, ""]
+) -> tuple[Float[Array, "L r N"], Float[Array, " N"]]:
     """Return fields that carry a fraction of the derivative, and the logarithm of the weights that carry the rest.
 
     This logarithm is zero; it only has a derivative.
@@ -120,15 +120,21 @@ def _partial_fields(
     return fixed_h + fraction * (h - fixed_h), log_density - lax.stop_gradient(log_density)
 
 
-def _slope_of_gap(model: Model, x: Overlaps, minima: Prox) -> jax.Array:
-    """Return the slope (N,) of the gap in the student's standard normals: gap / slope is the distance to the jump."""
+def _slope_of_gap(model: Model, x: Overlaps, minima: Prox) -> Float[Array, " N"]:
+    """Return the slope of the gap in the student's standard normals: gap / slope is the distance to the jump."""
     spread = jnp.swapaxes(cholesky(residual_covariance(model, x)), -1, -2)
     push = apply(spread, apply(inverse(x.V), minima.other - minima.z))
     return jnp.sqrt(jnp.sum(push**2, (0, 1)))
 
 
 def _append_copies(
-    model: Model, x: Overlaps, points: Points, h: jax.Array, y: jax.Array, second: jax.Array, width: jax.Array
+    model: Model,
+    x: Overlaps,
+    points: Points,
+    h: Float[Array, "L r N"],
+    y: Float[Array, "L t N"],
+    second: Float[Array, "L r N"],
+    width: Float[Array, " N"],
 ) -> Points:
     """Append a copy, at the second minimum, of each node whose gap is below `width`; the two share its weight."""
     size = h.shape[-1]
@@ -153,7 +159,7 @@ def _append_copies(
     )
 
 
-def _crossed_share(gap: jax.Array, width: jax.Array) -> jax.Array:
+def _crossed_share(gap: Float[Array, " N"], width: Float[Array, " N"]) -> Float[Array, " N"]:
     """Return the share of a node that lies beyond the jump: one half at a gap of zero, zero at a gap of `width`.
 
     The average is then a smooth function of the state although every minimiser jumps. Its derivative contains the
@@ -164,7 +170,7 @@ def _crossed_share(gap: jax.Array, width: jax.Array) -> jax.Array:
     return 0.5 - 0.75 * u + 0.25 * u**3
 
 
-def _delta(gap: jax.Array, width: jax.Array) -> jax.Array:
+def _delta(gap: Float[Array, " N"], width: Float[Array, " N"]) -> Float[Array, " N"]:
     """Return the delta function of the gap with the same kernel: minus the slope of `_crossed_share`."""
     return 0.75 * (1 - jnp.clip(gap / width, 0.0, 1.0) ** 2) / width
 
@@ -190,8 +196,10 @@ def sobol_nodes(
     return _rule(model, normals, np.full((replicates, n), 1 / n), block)
 
 
-def sobol_normals(dimension: int, n: int, seed: int, replicates: int, name: str = "n") -> np.ndarray:
-    """Return scrambled Sobol points as standard normals, (replicates, dimension, n).
+def sobol_normals(
+    dimension: int, n: int, seed: int, replicates: int, name: str = "n"
+) -> Float[np.ndarray, "{replicates} {dimension} {n}"]:
+    """Return scrambled Sobol points as standard normals.
 
     Args:
         name: name of the argument `n` in errors.
@@ -252,8 +260,10 @@ def gauss_hermite_nodes(
     return _rule(model, normals, weights, block, nested=False)  # no part of a tensor grid is a rule
 
 
-def hermite_grid(order: int, dimension: int) -> tuple[np.ndarray, np.ndarray]:
-    """Return the normals (dimension, order^dimension) of a tensor Gauss-Hermite rule, and weights that sum to one."""
+def hermite_grid(
+    order: int, dimension: int
+) -> tuple[Float[np.ndarray, "{dimension} {order**dimension}"], Float[np.ndarray, " {order**dimension}"]]:
+    """Return the normals of a tensor Gauss-Hermite rule, and weights that sum to one."""
     x, w = special.roots_hermitenorm(order)
     index = np.indices((order,) * dimension).reshape(dimension, order**dimension)
     return x[index], np.prod((w / w.sum())[index], 0)
@@ -263,8 +273,14 @@ def _dimension(model: Model) -> int:
     return model.shape[0] * sum(model.columns)
 
 
-def _rule(model: Model, normals: np.ndarray, weight: np.ndarray, block: int | None, nested: bool = True) -> Rule:
-    """Return the rule with normals (R, L (t + r), N) and weights (R, N).
+def _rule(
+    model: Model,
+    normals: Float[np.ndarray, "R fields N"],
+    weight: Float[np.ndarray, "R N"],
+    block: int | None,
+    nested: bool = True,
+) -> Rule:
+    """Return the rule with given normals, those of the teacher first, and weights.
 
     Args:
         nested: whether the first nodes are a rule by themselves, as Sobol points are. They then form the coarse

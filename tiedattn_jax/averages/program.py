@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from itertools import compress
 from typing import Any
 
@@ -12,6 +12,7 @@ import jax
 import jax.numpy as jnp
 from jax.extend.core import Primitive
 from jax.interpreters import ad, batching, mlir
+from jaxtyping import Array, PyTree, Shaped
 
 from ..base.errors import is_concrete, is_tracing
 from ..base.linalg import precise
@@ -32,7 +33,7 @@ def program(fn: Callable[..., Any]) -> Callable[..., Any]:
     jitted, full, reduced = eqx.filter_jit(fn), stored_program(fn), stored_program(fn, compiler_options=_QUICK)
 
     @functools.wraps(fn)
-    def call(*args: Any) -> Any:
+    def call(*args: PyTree) -> PyTree:
         leaves = jax.tree.leaves(args, is_leaf=lambda a: isinstance(a, Replicate))
         quick = all(a.fast_compile for a in leaves if isinstance(a, Replicate))
         run = (reduced if quick and _known() else full) if at_top_level(args) else jitted
@@ -46,7 +47,7 @@ def _drop_weak_type(a: Any) -> Any:
     return jnp.asarray(a, a.dtype) if getattr(a, "weak_type", False) else a
 
 
-def at_top_level(*values: Any) -> bool:
+def at_top_level(*values: PyTree) -> bool:
     """Return whether jax traces no function: the arrays have values, and so have results computed from them."""
     return is_concrete(values) and not is_tracing()
 
@@ -60,14 +61,14 @@ def lane_by_lane(fn: Callable[..., Any]) -> Callable[..., Any]:
     """
 
     @functools.wraps(fn)
-    def call(*args: Any) -> Any:
+    def call(*args: PyTree) -> PyTree:
         if jax.default_backend() != "cpu" or at_top_level(args):
             return fn(*args)
         arrays, static = eqx.partition(args, eqx.is_array)
         leaves, structure = jax.tree.flatten(arrays)
         results: list[Any] = []
 
-        def fn_of_leaves(*leaves: jax.Array) -> list[jax.Array]:
+        def fn_of_leaves(*leaves: Shaped[Array, "..."]) -> list[Shaped[Array, "..."]]:
             result, tree = jax.tree.flatten(fn(*eqx.combine(jax.tree.unflatten(structure, leaves), static)))
             results[:] = [tree]
             return result
@@ -87,7 +88,7 @@ _lane.def_abstract_eval(
 mlir.register_lowering(_lane, mlir.lower_fun(lambda *leaves, fn: fn(*leaves), multiple_results=True))
 
 
-def _batch_lanes(leaves: Any, axes: Any, *, fn: Callable[..., list]) -> tuple[list, list]:
+def _batch_lanes(leaves: Sequence[Any], axes: Sequence[int | None], *, fn: Callable[..., list]) -> tuple[list, list]:
     batched = [jnp.moveaxis(a, axis, 0) for a, axis in zip(leaves, axes, strict=True) if axis is not None]
 
     def lane(batched: list) -> list:
@@ -98,7 +99,9 @@ def _batch_lanes(leaves: Any, axes: Any, *, fn: Callable[..., list]) -> tuple[li
     return values, [0] * len(values)
 
 
-def _differentiate_lane(primals: Any, tangents: Any, *, fn: Callable[..., list]) -> tuple[list, list]:
+def _differentiate_lane(
+    primals: Sequence[Any], tangents: Sequence[Any], *, fn: Callable[..., list]
+) -> tuple[list, list]:
     varies = [not isinstance(d, ad.Zero) for d in tangents]
 
     def fn_of_varying(varying: list) -> list:

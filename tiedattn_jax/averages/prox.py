@@ -24,6 +24,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
+from jax.typing import DTypeLike
+from jaxtyping import Array, Bool, Float, Int, Shaped
 
 from ..base.derivatives import derivative_along, with_tangent
 from ..base.linalg import apply, definite, inverse, ldl_solve, matvec, precise, total
@@ -48,25 +50,29 @@ _UNROLL = 8  # power iterations in one pass of a counted loop; an iteration is o
 _MAX_COLUMNS = 8  # columns of the largest Hessian that is computed at once; of a larger one the caches hold one column
 
 
-def _loss(model: Model, Z: jax.Array, Y: jax.Array) -> jax.Array:
+def _loss(model: Model, Z: Float[Array, "L r"], Y: Float[Array, "L t"]) -> Float[Array, ""]:
     # Constants of a layer may have another precision than the fields.
     return jnp.asarray(model.loss(Z, *model.label(Y))).astype(Z.dtype)
 
 
-def _along(model: Model, Z: jax.Array, Y: jax.Array, d: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array]:
-    """Return the loss, its gradient (L, r), and the derivative of the gradient along d, (L, r)."""
+def _along(
+    model: Model, Z: Float[Array, "L r"], Y: Float[Array, "L t"], d: Float[Array, "L r"]
+) -> tuple[Float[Array, ""], Float[Array, "L r"], Float[Array, "L r"]]:
+    """Return the loss, its gradient, and the derivative of the gradient along d."""
     (value, gradient), (_, change) = jax.jvp(lambda Z: jax.value_and_grad(_loss, 1)(model, Z, Y), (Z,), (d,))
     return value, gradient, change
 
 
-def _loss_expansion(model: Model, Z: jax.Array, Y: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array]:
-    """Return the loss, its gradient (L, r) and its Hessian (n, L, r), from one pass."""
+def _loss_expansion(
+    model: Model, Z: Float[Array, "L r"], Y: Float[Array, "L t"]
+) -> tuple[Float[Array, ""], Float[Array, "L r"], Float[Array, "L*r L r"]]:
+    """Return the loss, its gradient and its Hessian, from one pass."""
     column = functools.partial(_along, model, Z, Y)
     return jax.vmap(column, out_axes=(None, None, 0))(_basis(Z))
 
 
-def _basis(Z: jax.Array) -> jax.Array:
-    """Return the n = L r unit vectors of the space of the fields (L, r, ...), as (n, L, r)."""
+def _basis(Z: Float[Array, "L r ..."]) -> Float[Array, "L*r L r"]:
+    """Return the L r unit vectors of the space of the fields."""
     shape = Z.shape[:2]
     return jnp.eye(math.prod(shape), dtype=Z.dtype).reshape(-1, *shape)
 
@@ -77,14 +83,16 @@ _along_at_nodes = nodewise(_along)
 _expansion_at_nodes = nodewise(_loss_expansion)
 
 
-def expansion_at_nodes(model: Model, Z: jax.Array, Y: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array]:
-    """Return the loss (N,), its gradient (L, r, N) and its Hessian (n, n, N), n = L r; a large one column by column."""
+def expansion_at_nodes(
+    model: Model, Z: Float[Array, "L r N"], Y: Float[Array, "L t N"]
+) -> tuple[Float[Array, " N"], Float[Array, "L r N"], Float[Array, "L*r L*r N"]]:
+    """Return the loss, its gradient and its Hessian; a large one column by column."""
     n = Z.shape[0] * Z.shape[1]
     if n <= _MAX_COLUMNS:
         value, gradient, hessian = _expansion_at_nodes(model, Z, Y)
         return value, gradient, hessian.reshape(n, n, -1)
 
-    def column(_: Any, d: jax.Array) -> tuple[tuple[jax.Array, jax.Array], jax.Array]:
+    def column(_: tuple, d: Float[Array, "L r"]) -> tuple[tuple[Array, Array], Float[Array, "n N"]]:
         value, gradient, change = _along_at_nodes(model, Z, Y, jnp.broadcast_to(d[..., None], Z.shape))
         return (value, gradient), change.reshape(n, -1)
 
@@ -95,34 +103,49 @@ def expansion_at_nodes(model: Model, Z: jax.Array, Y: jax.Array) -> tuple[jax.Ar
 class Prox(eqx.Module):
     """Global minimisers at N nodes."""
 
-    z: jax.Array  # the proximal operator, (L, r, N)
-    converged: jax.Array  # whether Newton's method met its tolerance, (N,)
-    other: jax.Array  # second lowest minimum, (L, r, N); the proximal operator itself where none was found
-    gap: jax.Array  # energy of `other` above the global minimum, (N,); infinite where none was found
+    z: Float[Array, "L r N"]  # the proximal operator
+    converged: Bool[Array, " N"]  # whether Newton's method met its tolerance
+    other: Float[Array, "L r N"]  # second lowest minimum; the proximal operator itself where none was found
+    gap: Float[Array, " N"]  # energy of `other` above the global minimum; infinite where none was found
 
 
-def moreau(model: Model, z: jax.Array, h: jax.Array, V: jax.Array, y: jax.Array) -> jax.Array:
+def moreau(
+    model: Model,
+    z: Float[Array, "L r N"],
+    h: Float[Array, "L r N"],
+    V: Float[Array, "L r r"],
+    y: Float[Array, "L t N"],
+) -> Float[Array, " N"]:
     """Return the objective whose minimum over `z` is the Moreau envelope.
 
     Args:
         model: gives `loss`.
-        z, h: student fields, (L, r, N).
-        V: response, (L, r, r).
-        y: teacher fields, (L, t, N).
-
-    Returns:
-        (N,) values.
+        z, h: student fields.
+        V: response.
+        y: teacher fields.
     """
     d = z - h
     return 0.5 * total(total(d * apply(inverse(V), d))) + loss_at_nodes(model, z, y)
 
 
-def prox_gradient(model: Model, z: jax.Array, h: jax.Array, V: jax.Array, y: jax.Array) -> jax.Array:
-    """Return the gradient of `moreau` in `z`, (L, r, N); it is zero at the proximal operator."""
+def prox_gradient(
+    model: Model,
+    z: Float[Array, "L r N"],
+    h: Float[Array, "L r N"],
+    V: Float[Array, "L r r"],
+    y: Float[Array, "L t N"],
+) -> Float[Array, "L r N"]:
+    """Return the gradient of `moreau` in `z`; it is zero at the proximal operator."""
     return apply(inverse(V), z - h) + gradient_at_nodes(model, z, y)
 
 
-def prox(model: Model, h: jax.Array, V: jax.Array, y: jax.Array, near: jax.Array | None = None) -> Prox:
+def prox(
+    model: Model,
+    h: Float[Array, "L r N"],
+    V: Float[Array, "L r r"],
+    y: Float[Array, "L t N"],
+    near: Float[Array, "starts L r N"] | None = None,
+) -> Prox:
     """Return the proximal operator of the loss at `N` nodes, with its derivative by the implicit function theorem.
 
     The derivative follows the minimum on its own sheet. Where the minimiser jumps between two sheets, the derivative of
@@ -130,10 +153,10 @@ def prox(model: Model, h: jax.Array, V: jax.Array, y: jax.Array, near: jax.Array
 
     Args:
         model: gives `loss(Z, Y)`.
-        h: (L, r, N) student fields.
-        V: (L, r, r) response, positive definite for every token.
-        y: (L, t, N) teacher fields.
-        near: optional extra starts, (K, L, r, N), for instance the minimisers of a neighbouring problem.
+        h: student fields.
+        V: response, positive definite for every token.
+        y: teacher fields.
+        near: optional extra starts, for instance the minimisers of a neighbouring problem.
 
     Returns:
         A `Prox`; differentiable in the model's numbers, `h`, `V` and `y` in both modes.
@@ -142,14 +165,18 @@ def prox(model: Model, h: jax.Array, V: jax.Array, y: jax.Array, near: jax.Array
     return eqx.tree_at(lambda p: p.z, minima, with_implicit_derivative(minima.z, model, h, V, y))
 
 
-def prox_jacobian(model: Model, z: jax.Array, V: jax.Array, y: jax.Array) -> jax.Array:
-    """Return dz/dh of the proximal operator on its own sheet, (n, n, N) with n = L r and tokens outermost."""
+def prox_jacobian(
+    model: Model, z: Float[Array, "L r N"], V: Float[Array, "L r r"], y: Float[Array, "L t N"]
+) -> Float[Array, "L*r L*r N"]:
+    """Return dz/dh of the proximal operator on its own sheet, tokens outermost."""
     hess, precision = moreau_hessian(model, z, V, y)
     return ldl_solve(hess, jnp.broadcast_to(precision, hess.shape))
 
 
-def moreau_hessian(model: Model, z: jax.Array, V: jax.Array, y: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """Return the Hessian of `moreau` in z, (n, n, N) with n = L r, and its part V^{-1}, (n, n, 1)."""
+def moreau_hessian(
+    model: Model, z: Float[Array, "L r N"], V: Float[Array, "L r r"], y: Float[Array, "L t N"]
+) -> tuple[Float[Array, "L*r L*r N"], Float[Array, "L*r L*r 1"]]:
+    """Return the Hessian of `moreau` in z, and its part V^{-1}."""
     precision = _precision(V)
     return expansion_at_nodes(model, z, y)[2] + precision, precision
 
@@ -157,17 +184,23 @@ def moreau_hessian(model: Model, z: jax.Array, V: jax.Array, y: jax.Array) -> tu
 class Expansion(eqx.Module):
     """Expansion of `moreau` to second order at points z; n = L r."""
 
-    loss: jax.Array  # loss, (N,); `moreau` is the sum of it and `quadratic`
-    quadratic: jax.Array  # quadratic part, (N,)
-    slope: jax.Array  # gradient, (n, N)
-    hessian: jax.Array  # (n, n, N)
+    loss: Float[Array, " N"]  # `moreau` is the sum of the loss and the quadratic part
+    quadratic: Float[Array, " N"]
+    slope: Float[Array, "n N"]  # gradient
+    hessian: Float[Array, "n n N"]
 
 
-def expand(model: Model, z: jax.Array, h: jax.Array, V: jax.Array, y: jax.Array) -> Expansion:
+def expand(
+    model: Model,
+    z: Float[Array, "n N"],
+    h: Float[Array, "n N"],
+    V: Float[Array, "L r r"],
+    y: Float[Array, "L t N"],
+) -> Expansion:
     """Expand `moreau` to second order, by one evaluation of the loss, its gradient and its Hessian.
 
     Args:
-        z, h: flattened over tokens and columns, (n, N).
+        z, h: flattened over tokens and columns.
     """
     L, r, n = V.shape[0], V.shape[1], z.shape[0]
     value, grad, hess = expansion_at_nodes(model, z.reshape(L, r, -1), y)
@@ -176,19 +209,19 @@ def expand(model: Model, z: jax.Array, h: jax.Array, V: jax.Array, y: jax.Array)
     return Expansion(value, 0.5 * total(pull * d), grad.reshape(n, -1) + pull, hess + precision)
 
 
-def least_pivots(V: jax.Array) -> jax.Array:
-    """Return the least pivots (n,) of a Hessian of `moreau`: smaller ones are raised so that a step descends."""
+def least_pivots(V: Float[Array, "L r r"]) -> Float[Array, " L*r"]:
+    """Return the least pivots of a Hessian of `moreau`: smaller ones are raised so that a step descends."""
     precision = _precision(V)[..., 0]
     return 1e-3 * jnp.stack([precision[k, k] for k in range(len(precision))])
 
 
-def _precision(V: jax.Array) -> jax.Array:
-    """Return V^{-1} of all tokens as one block-diagonal matrix, (n, n, 1) with n = L r."""
+def _precision(V: Float[Array, "L r r"]) -> Float[Array, "L*r L*r 1"]:
+    """Return V^{-1} of all tokens as one block-diagonal matrix."""
     return jax.scipy.linalg.block_diag(*inverse(V))[..., None]
 
 
 @with_tangent
-def with_implicit_derivative(primals: Any, tangents: Any) -> jax.Array:
+def with_implicit_derivative(primals: tuple, tangents: tuple) -> Float[Array, "L r N"]:
     """Return solved minimisers `z` (L, r, N) with their derivative in the model's numbers, `h`, `V` and `y`."""
     z, model, _, V, y = primals
     force = derivative_along(lambda model, *p: prox_gradient(model, z, *p), primals[1:], tangents[1:])
@@ -198,7 +231,13 @@ def with_implicit_derivative(primals: Any, tangents: Any) -> jax.Array:
     return -matvec(ldl_solve(hess, unit), force.reshape(len(hess), -1)).reshape(z.shape)
 
 
-def search(model: Model, h: jax.Array, V: jax.Array, y: jax.Array, near: jax.Array | None = None) -> Prox:
+def search(
+    model: Model,
+    h: Float[Array, "L r N"],
+    V: Float[Array, "L r r"],
+    y: Float[Array, "L t N"],
+    near: Float[Array, "starts L r N"] | None = None,
+) -> Prox:
     """Return `prox` without derivatives."""
     # The search for the lowest minimum runs in single precision, at half the cost; the minimum is then refined.
     lowest, second, gap = lowest_minima(model, h, V, y, near)
@@ -207,9 +246,13 @@ def search(model: Model, h: jax.Array, V: jax.Array, y: jax.Array, near: jax.Arr
 
 
 def proximal(
-    model: Model, h: jax.Array, V: jax.Array, y: jax.Array, origin: Origin | None = None
-) -> tuple[jax.Array, jax.Array]:
-    """Return only the proximal operator (L, r, N), without derivatives, and whether the search converged, (N,)."""
+    model: Model,
+    h: Float[Array, "L r N"],
+    V: Float[Array, "L r r"],
+    y: Float[Array, "L t N"],
+    origin: Origin | None = None,
+) -> tuple[Float[Array, "L r N"], Bool[Array, " N"]]:
+    """Return only the proximal operator, without derivatives, and whether the search converged."""
     if counted():  # search from every start in single precision, then refine the lowest minimum
         start = lowest_minima(model, h, V, y, origin=origin)[0]
         z, _, converged = descend(model, start, h, V, y, _tolerance(h.dtype), count=_REFINE_STEPS)
@@ -219,8 +262,14 @@ def proximal(
     return pick(z, lowest), pick(converged, lowest)
 
 
-def local_minima(model: Model, z: jax.Array, h: jax.Array, V: jax.Array, y: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """Return the minima (L, r, N) next to z, and their energies.
+def local_minima(
+    model: Model,
+    z: Float[Array, "L r N"],
+    h: Float[Array, "L r N"],
+    V: Float[Array, "L r r"],
+    y: Float[Array, "L t N"],
+) -> tuple[Float[Array, "L r N"], Float[Array, " N"]]:
+    """Return the minima next to z, and their energies.
 
     All nodes take a few Newton steps; those that need more are finished in small groups. The minima have ten digits,
     because the last Newton step squares the error.
@@ -230,13 +279,14 @@ def local_minima(model: Model, z: jax.Array, h: jax.Array, V: jax.Array, y: jax.
         return descend(model, z, h, V, y, tol)[:2]
     z, energy, converged = descend(model, z, h, V, y, tol, _COMMON_STEPS)
 
-    def finish(take: Callable[[jax.Array], jax.Array]) -> tuple[jax.Array, ...]:
+    def finish(take: Callable[[Array], Array]) -> tuple[Array, ...]:
         return descend(model, take(z), take(h), V, take(y), tol)[:2]
 
-    return in_groups(finish, (z, energy), ~converged, _SLOW_GROUP)
+    z, energy = in_groups(finish, (z, energy), ~converged, _SLOW_GROUP)
+    return z, energy
 
 
-def _tolerance(dtype: Any) -> float:
+def _tolerance(dtype: DTypeLike) -> float:
     """Return the tolerance of a Newton step; its square is of the size of rounding."""
     return 4 * float(jnp.finfo(dtype).eps) ** 0.5
 
@@ -244,13 +294,13 @@ def _tolerance(dtype: Any) -> float:
 class Origin(NamedTuple):
     """The loss to second order at zero student fields, where it depends on the teacher's fields only; n = L r."""
 
-    slope: jax.Array  # gradient, (L, r, N)
-    curvature: jax.Array  # Hessian, (n, n, N)
-    axis: jax.Array  # unit vectors along the double well, (L, r, N)
+    slope: Float[Array, "L r N"]  # gradient
+    curvature: Float[Array, "n n N"]  # Hessian
+    axis: Float[Array, "L r N"]  # unit vectors along the double well
 
 
-def origin_of(model: Model, y: jax.Array, rank: int, steps: int) -> Origin:
-    """Return the `Origin` at teacher fields (L, t, N), with its axis from `steps` power iterations."""
+def origin_of(model: Model, y: Float[Array, "L t N"], rank: int, steps: int) -> Origin:
+    """Return the `Origin` at teacher fields, with its axis from `steps` power iterations."""
     zero = jnp.zeros((y.shape[0], rank, y.shape[-1]), y.dtype)
     _, slope, curvature = expansion_at_nodes(model, zero, y)
     return Origin(slope, curvature, _lowest_axis(curvature, steps).reshape(zero.shape))
@@ -258,18 +308,18 @@ def origin_of(model: Model, y: jax.Array, rank: int, steps: int) -> Origin:
 
 def lowest_minima(
     model: Model,
-    h: jax.Array,
-    V: jax.Array,
-    y: jax.Array,
-    near: jax.Array | None = None,
+    h: Float[Array, "L r N"],
+    V: Float[Array, "L r r"],
+    y: Float[Array, "L t N"],
+    near: Float[Array, "starts L r N"] | None = None,
     origin: Origin | None = None,
-) -> tuple[jax.Array, jax.Array, jax.Array]:
+) -> tuple[Float[Array, "L r N"], Float[Array, "L r N"], Float[Array, " N"]]:
     """Return the lowest minimum at each node, the second lowest, and the energy gap (infinite if there is only one).
 
     The search runs in single precision, to about three digits. The result has no derivatives.
 
     Args:
-        near: extra starts, (K, L, r, N).
+        near: extra starts.
         origin: the `Origin`, if it is known already.
     """
     dtype = h.dtype
@@ -286,14 +336,14 @@ def lowest_minima(
 
 def _minima(
     model: Model,
-    h: jax.Array,
-    V: jax.Array,
-    y: jax.Array,
-    extra: jax.Array | None,
+    h: Float[Array, "L r N"],
+    V: Float[Array, "L r r"],
+    y: Float[Array, "L t N"],
+    extra: Float[Array, "extra L r N"] | None,
     tol: float,
     origin: Origin | None,
-) -> tuple[jax.Array, jax.Array, jax.Array]:
-    """Return minima from K starts at each node, (K, L, r, N), their energies and whether they converged, (K, N).
+) -> tuple[Float[Array, "starts L r N"], Float[Array, "starts N"], Bool[Array, "starts N"]]:
+    """Return minima from several starts at each node, their energies and whether they converged.
 
     A few steps from the field itself suffice at nearly every node. Nodes that need more steps, and the other starts
     where they matter, are gathered, one lane for each start and node. These lanes are finished in small groups, because
@@ -306,16 +356,18 @@ def _minima(
     well = jnp.asarray(model.field_scale, h.dtype) * origin.axis
     other_starts = jnp.concatenate([jnp.stack([well, -well]), _flips(model, h), *([] if extra is None else [extra])])
 
-    def relevance(energy: jax.Array) -> jax.Array:
-        """Return which other starts matter, (K - 1, N), given the energies (N,) of the minima from the fields."""
+    def relevance(energy: Float[Array, " N"]) -> Bool[Array, "other_starts N"]:
+        """Return which other starts matter, given the energies of the minima from the fields."""
         wells = jnp.tile(_wells_matter(model, h, V, origin), (2, 1))
         extra_matter = () if extra is None else (jnp.ones((len(extra), size), bool),)
         return jnp.concatenate([wells, _flips_matter(model, h, V, energy), *extra_matter])
 
-    def split(z: jax.Array, energy: jax.Array, converged: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array]:
+    def split(
+        z: Float[Array, "L r lanes"], energy: Float[Array, " lanes"], converged: Bool[Array, " lanes"]
+    ) -> tuple[Float[Array, "starts L r N"], Float[Array, "starts N"], Bool[Array, "starts N"]]:
         return jnp.moveaxis(z.reshape(L, r, -1, size), 2, 0), energy.reshape(-1, size), converged.reshape(-1, size)
 
-    def join(starts: jax.Array) -> jax.Array:
+    def join(starts: Float[Array, "starts L r N"]) -> Float[Array, "L r starts*N"]:
         return jnp.moveaxis(starts, 0, 2).reshape(L, r, -1)
 
     if counted():
@@ -327,7 +379,7 @@ def _minima(
 
     z, energy, converged = descend(model, h, h, V, y, tol, _COMMON_STEPS)
 
-    def finish(take: Callable[[jax.Array], jax.Array]) -> tuple[jax.Array, ...]:
+    def finish(take: Callable[[Array], Array]) -> tuple[Array, ...]:
         return descend(model, take(lanes), take(h), V, take(y), tol)
 
     lanes = join(jnp.concatenate([z[None], other_starts]))
@@ -338,27 +390,29 @@ def _minima(
     return split(*in_groups(finish, values, pending, group))
 
 
-def pick(z: jax.Array, which: jax.Array) -> jax.Array:
-    """Return value number `which`, (N,), of K values (K, ..., N) at every node."""
+def pick(z: Shaped[Array, "values *shape N"], which: Int[Array, " N"]) -> Shaped[Array, "*shape N"]:
+    """Return value number `which` of several values at every node."""
     return functools.reduce(lambda a, k: jnp.where(which == k, z[k], a), range(1, z.shape[0]), z[0])
 
 
-def _normals(L: int) -> np.ndarray:
-    """Return unit normals (K, L) of the planes z_l = 0 and z_k = z_l, on which hard attention changes its argmax."""
+def _normals(L: int) -> Float[np.ndarray, "planes {L}"]:
+    """Return unit normals of the planes z_l = 0 and z_k = z_l, on which hard attention changes its argmax."""
     eye = np.eye(L)
     return np.stack([*eye, *((eye[k] - eye[l]) / 2**0.5 for k in range(L) for l in range(k))])
 
 
 @precise
-def _flips(model: Model, h: jax.Array) -> jax.Array:
-    """Return the projections of h onto the planes of `_normals`, (K, L, r, N); with kinks its reflections, and -h."""
+def _flips(model: Model, h: Float[Array, "L r N"]) -> Float[Array, "planes L r N"]:
+    """Return the projections of h onto the planes of `_normals`; with kinks its reflections, and -h."""
     normals = jnp.asarray(_normals(h.shape[0]), h.dtype)
     normal_part = jnp.einsum("kl,krn->klrn", normals, jnp.einsum("kl,lrn->krn", normals, h))
     return jnp.concatenate([h - 2 * normal_part, -h[None]]) if model.nonsmooth else h - normal_part
 
 
-def _wells_matter(model: Model, h: jax.Array, V: jax.Array, origin: Origin) -> jax.Array:
-    """Return the nodes (N,) that may have a second well, judged by the loss's gradient and Hessian at zero.
+def _wells_matter(
+    model: Model, h: Float[Array, "L r N"], V: Float[Array, "L r r"], origin: Origin
+) -> Bool[Array, " N"]:
+    """Return the nodes that may have a second well, judged by the loss's gradient and Hessian at zero.
 
     The well of an even loss splits in two around zero. If the Hessian of `moreau` at zero is positive definite by some
     margin, there is a single well, unless the student's fields are large. A loss with a slope at zero is not even, and
@@ -369,8 +423,10 @@ def _wells_matter(model: Model, h: jax.Array, V: jax.Array, origin: Origin) -> j
 
 
 @precise
-def _flips_matter(model: Model, h: jax.Array, V: jax.Array, energy: jax.Array) -> jax.Array:
-    """Return which starts of `_flips` may lead to a minimum lower than the known `energy`, (K, N).
+def _flips_matter(
+    model: Model, h: Float[Array, "L r N"], V: Float[Array, "L r r"], energy: Float[Array, " N"]
+) -> Bool[Array, "planes N"]:
+    """Return which starts of `_flips` may lead to a minimum lower than the known `energy`.
 
     For large student fields the attention is nearly an argmax and the loss is piecewise constant, so Newton's method
     cannot see beyond the next step. A minimum beyond a step costs at least the quadratic energy of moving one column to
@@ -393,8 +449,8 @@ def _flips_matter(model: Model, h: jax.Array, V: jax.Array, energy: jax.Array) -
     return relevant & _large(model, h, 3.0) & (change > threshold)
 
 
-def _large(model: Model, h: jax.Array, bound: float) -> jax.Array:
-    """Return whether a token's score with itself, the square of its fields, exceeds `bound`, (N,).
+def _large(model: Model, h: Float[Array, "L r N"], bound: float) -> Bool[Array, " N"]:
+    """Return whether a token's score with itself, the square of its fields, exceeds `bound`.
 
     The unit of the score is the square of the model's `field_scale`. For a loss with kinks the bound is zero.
     """
@@ -403,31 +459,31 @@ def _large(model: Model, h: jax.Array, bound: float) -> jax.Array:
     )
 
 
-def reference_axis(n: int) -> np.ndarray:
+def reference_axis(n: int) -> Float[np.ndarray, " {n}"]:
     """Return the unit vector that `well_axis` starts from; all well axes have a positive product with it."""
     v = np.linspace(1.0, -0.8, n)
     return v / np.linalg.norm(v)
 
 
-def well_axis(model: Model, y: jax.Array, rank: int, steps: int) -> jax.Array:
-    """Return unit vectors (L, r, N) along the double well of the loss: the lowest eigenvectors of its Hessian at zero.
+def well_axis(model: Model, y: Float[Array, "L t N"], rank: int, steps: int) -> Float[Array, "L {rank} N"]:
+    """Return unit vectors along the double well of the loss: the lowest eigenvectors of its Hessian at zero.
 
     Args:
-        y: teacher fields, (L, t, N).
+        y: teacher fields.
         rank: r.
         steps: power iterations.
     """
     return origin_of(model, y, rank, steps).axis
 
 
-def _lowest_axis(hess: jax.Array, steps: int) -> jax.Array:
-    """Return the lowest eigenvectors (n, N) of symmetric matrices (n, n, N), by the power method."""
+def _lowest_axis(hess: Float[Array, "n n N"], steps: int) -> Float[Array, "n N"]:
+    """Return the lowest eigenvectors of symmetric matrices, by the power method."""
     # The spectral radius is at most the largest row sum.
     norm = jnp.max(total(jnp.abs(hess)), 0)
     # Any axis will do where the Hessian vanishes, as for a purely semantic target at y = 0.
     norm = jnp.where(norm > 0, norm, 1.0)
 
-    def step(_: int, v: jax.Array) -> jax.Array:
+    def step(_: Any, v: Float[Array, "n N"]) -> Float[Array, "n N"]:
         product = norm * v - matvec(hess, v)
         square = total(product**2)
         # If all eigenvalues are equal the product may vanish; then, too, any axis will do.
@@ -439,9 +495,12 @@ def _lowest_axis(hess: jax.Array, steps: int) -> jax.Array:
 
 
 def in_groups(
-    finish: Callable[[Callable[[jax.Array], jax.Array]], tuple], values: tuple, pending: jax.Array, group: int
-) -> tuple:
-    """Replace values of arrays (..., N) at the lanes that are `pending`, (N,), by those of `finish`, group by group.
+    finish: Callable[[Callable[[Array], Array]], tuple],
+    values: tuple[Shaped[Array, "... N"], ...],
+    pending: Bool[Array, " N"],
+    group: int,
+) -> tuple[Shaped[Array, "... N"], ...]:
+    """Replace values at the lanes that are `pending` by those of `finish`, group by group.
 
     A group that is not full takes lanes beyond the last one, whose values are dropped. The loop over the groups has a
     condition on accelerators, too, because it mostly ends after one group. On an H100, finishing all lanes instead took
@@ -468,15 +527,15 @@ def in_groups(
 
 def descend(
     model: Model,
-    z: jax.Array,
-    h: jax.Array,
-    V: jax.Array,
-    y: jax.Array,
+    z: Float[Array, "L r N"],
+    h: Float[Array, "L r N"],
+    V: Float[Array, "L r r"],
+    y: Float[Array, "L t N"],
     tol: float,
     steps: int = _MAX_STEPS,
     *,
     count: int | None = None,
-) -> tuple[jax.Array, jax.Array, jax.Array]:
+) -> tuple[Float[Array, "L r N"], Float[Array, " N"], Bool[Array, " N"]]:
     """Find local minima of `moreau` by safeguarded Newton steps, all lanes together.
 
     A step uses the Hessian with its pivots made positive, so it always points downhill. At nodes where the energy rose,
@@ -487,11 +546,11 @@ def descend(
         count: steps where loops are `counted`; by default `_COUNTED_STEPS`.
 
     Returns:
-        The minimisers (L, r, N), their energies (N,), and whether they converged, (N,).
+        The minimisers, their energies, and whether they converged.
     """
     centre, floor = h.reshape(-1, h.shape[-1]), least_pivots(V)
 
-    def is_small(z: jax.Array, step: jax.Array) -> jax.Array:
+    def is_small(z: Float[Array, "n N"], step: Float[Array, "n N"]) -> Bool[Array, " N"]:
         return jnp.max(jnp.abs(step), 0) <= tol * (0.1 + jnp.max(jnp.abs(z), 0))
 
     def body(state: tuple) -> tuple:
@@ -507,7 +566,7 @@ def descend(
             jnp.where(descends, 1.0, 0.25 * cut).astype(z.dtype),
         )
 
-    def unfinished(state: tuple) -> jax.Array:
+    def unfinished(state: tuple) -> Bool[Array, " N"]:
         z, _, step, _ = state
         return ~is_small(z, step)
 

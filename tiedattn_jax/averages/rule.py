@@ -18,6 +18,7 @@ import jax.numpy as jnp
 from jax import lax
 from jax.ad_checkpoint import checkpoint_name
 from jax.flatten_util import ravel_pytree
+from jaxtyping import Array, Bool, Float, Int, PyTree
 
 from ..base.errors import InputError, require, require_count, require_kind, require_memory
 from ..base.printing import Description, Printed
@@ -30,19 +31,19 @@ from .loops import counted
 class Jumps(eqx.Module):
     """Points on the surface where the minimiser jumps, for averages of delta(energy difference) times a function."""
 
-    density: jax.Array  # weights of the points in the delta function, (P,); zero where there is no jump
-    step: jax.Array  # jump of the minimiser at these points, (L, r, P)
+    density: Float[Array, " P"]  # weights of the points in the delta function; zero where there is no jump
+    step: Float[Array, "L r P"]  # jump of the minimiser at these points
 
 
 class Points(eqx.Module):
     """Points of one block of an average."""
 
-    student: jax.Array  # standard normal fields of the student given the teacher, (L, r, N)
-    teacher: jax.Array  # standard normal fields of the teacher, (L, t, N)
-    weight: jax.Array  # (N,)
-    z: jax.Array  # proximal minimisers, (L, r, N)
-    resolved: jax.Array  # whether the proximal solve and the rule's own treatment of the node met their tolerance, (N,)
-    gap: jax.Array  # energy of the next minimum above the global one, (N,); infinite where there is none
+    student: Float[Array, "L r N"]  # standard normal fields of the student given the teacher
+    teacher: Float[Array, "L t N"]  # standard normal fields of the teacher
+    weight: Float[Array, " N"]
+    z: Float[Array, "L r N"]  # proximal minimisers
+    resolved: Bool[Array, " N"]  # whether the proximal solve and the rule's treatment of the node met their tolerance
+    gap: Float[Array, " N"]  # energy of the next minimum above the global one; infinite where there is none
     jumps: Jumps  # jumps of the minimiser; not differentiated
 
 
@@ -50,10 +51,10 @@ class Replicate(eqx.Module):
     """One set of nodes. In a `Rule` every array has one more leading axis.
 
     Attributes:
-        weight: weights of the nodes, or of lines of nodes, (N,), summing to one.
+        weight: weights of the nodes, or of lines of nodes, summing to one.
     """
 
-    weight: eqx.AbstractVar[jax.Array]
+    weight: eqx.AbstractVar[Float[Array, "*R N"]]
 
     @property
     @abc.abstractmethod
@@ -61,7 +62,7 @@ class Replicate(eqx.Module):
         """Number of nodes."""
 
     @property
-    def weighted(self) -> jax.Array:
+    def weighted(self) -> Float[Array, ""]:
         """Number of nodes whose weight is not zero."""
         return self.size * jnp.mean(self.weight != 0, dtype=self.weight.dtype)
 
@@ -80,8 +81,8 @@ class Replicate(eqx.Module):
         """Return the blocks: a named tuple with a `weight`, whose arrays lead with the block axis."""
 
     @abc.abstractmethod
-    def quadrature(self, block: Any) -> tuple[jax.Array, jax.Array, jax.Array]:
-        """Return normals (L, r, N) and (L, t, N) and weights (N,) of one block, for smooth averages."""
+    def quadrature(self, block: Any) -> tuple[Float[Array, "L r N"], Float[Array, "L t N"], Float[Array, " N"]]:
+        """Return normals of student and teacher and weights of one block, for smooth averages."""
 
     @abc.abstractmethod
     def search(self, model: Model, x: Overlaps, block: Any) -> Any:
@@ -128,17 +129,17 @@ class Rule(Printed):
         """Return replicate `k`; the coarse one if `k` is `COARSE`."""
         return self.coarse if k == COARSE else _select(self.stack, k)
 
-    def each(self, fn: Callable[[Replicate], Any]) -> Any:
+    def each(self, fn: Callable[[Replicate], PyTree]) -> PyTree:
         """Apply `fn` to one replicate after the other; leaves of the result lead with the replicate axis."""
         return lax.map(fn, self.stack)
 
 
 @jax.jit
-def _select(stack: Replicate, k: Any) -> Replicate:
+def _select(stack: Replicate, k: Int[Array, ""]) -> Replicate:
     return jax.tree.map(lambda a: lax.dynamic_index_in_dim(a, k, keepdims=False), stack)
 
 
-def average(replicate: Replicate, fn: Callable[[Any], Any]) -> Any:
+def average(replicate: Replicate, fn: Callable[[Any], PyTree]) -> PyTree:
     """Sum `fn(block)` over the blocks of a replicate, with one block in memory at a time, also in a reverse pass.
 
     A reverse pass stores the results of `search_block`, about a dozen numbers a node, and recomputes the rest.
@@ -157,12 +158,12 @@ def search_block(replicate: Replicate, model: Model, x: Overlaps, block: Any) ->
     return jax.tree.map(lambda a: checkpoint_name(a, _SEARCH_RESULT), result)
 
 
-def average_of_weighted(replicate: Replicate, fn: Callable[[Any], Any]) -> Any:
+def average_of_weighted(replicate: Replicate, fn: Callable[[Any], PyTree]) -> PyTree:
     """Return `average` without trailing blocks of zero weight; it has no reverse-mode derivative."""
     return sum_of_weighted(replicate.blocks(), fn)
 
 
-def sum_of_weighted(blocks: Any, fn: Callable[[Any], Any]) -> Any:
+def sum_of_weighted(blocks: Any, fn: Callable[[Any], PyTree]) -> PyTree:
     """Sum `fn(block)` over blocks; blocks of zero weight come last and are skipped, except by counted loops.
 
     Args:
@@ -171,15 +172,15 @@ def sum_of_weighted(blocks: Any, fn: Callable[[Any], Any]) -> Any:
     count = len(blocks.weight) if counted() else jnp.sum(jnp.any(blocks.weight != 0, 1))
     traced, zero, unflatten = flattened(fn, indexed(blocks, 0))
 
-    def add(k: jax.Array, sums: jax.Array) -> jax.Array:
+    def add(k: Int[Array, ""], sums: Float[Array, " n"]) -> Float[Array, " n"]:
         return sums + traced(jax.tree.map(lambda a: lax.dynamic_index_in_dim(a, k, keepdims=False), blocks))
 
     return unflatten(lax.fori_loop(0, count, add, zero))
 
 
 def flattened(
-    fn: Callable[..., Any], *args: Any
-) -> tuple[Callable[..., jax.Array], jax.Array, Callable[[jax.Array], Any]]:
+    fn: Callable[..., PyTree], *args: PyTree
+) -> tuple[Callable[..., Array], Float[Array, " n"], Callable[[Array], PyTree]]:
     """Return `fn` with its result flattened to a vector, a zero vector of that size, and the inverse of the flattening.
 
     `fn` is traced once, at arguments like `args`. Loops carry their results as one vector because each array of a loop
@@ -191,8 +192,8 @@ def flattened(
     return lambda *args: ravel_pytree(traced(*args))[0], zero, unflatten
 
 
-def in_blocks(arrays: tuple[jax.Array, ...], width: int) -> tuple[jax.Array, ...]:
-    """Split arrays (..., N), padded with zeros, into blocks (B, ..., W) of the least width W for this number of blocks.
+def in_blocks(arrays: tuple[Float[Array, "... N"], ...], width: int) -> tuple[Float[Array, "B ... W"], ...]:
+    """Split arrays, padded with zeros, into blocks of the least width W for this number of blocks.
 
     The number of blocks B is the fewest with W of at most `width`.
     """
@@ -200,7 +201,7 @@ def in_blocks(arrays: tuple[jax.Array, ...], width: int) -> tuple[jax.Array, ...
     width = block_width(size, width)
     count = -(-size // width)
 
-    def split(a: jax.Array) -> jax.Array:
+    def split(a: Float[Array, "... N"]) -> Float[Array, "B ... W"]:
         pad = [(0, 0)] * (a.ndim - 1) + [(0, count * width - size)]
         return jnp.moveaxis(jnp.pad(a, pad).reshape(*a.shape[:-1], count, width), -2, 0)
 

@@ -8,7 +8,7 @@ around the call defers the loss by one pass. A primitive keeps its rule.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import equinox as eqx
@@ -17,13 +17,15 @@ import jax.numpy as jnp
 from jax.custom_derivatives import SymbolicZero
 from jax.extend.core import Primitive
 from jax.interpreters import ad, batching, mlir
+from jaxtyping import Array, Float, PyTree, PyTreeDef
 
 from .linalg import precise
 
-TangentRule = Callable[[list, list], Any]  # maps leaves and their tangents, None for zero, to the tangent of the value
+# Maps leaves and their tangents, None for zero, to the tangent of the value.
+TangentRule = Callable[[list, list], Array]
 
 
-def with_tangent(rule: Callable[[tuple, tuple], jax.Array]) -> Callable[..., jax.Array]:
+def with_tangent(rule: Callable[[tuple, tuple], Array]) -> Callable[..., Array]:
     """Return a function ``attach(z, *args)`` that returns the array `z` and whose derivative is given by `rule`.
 
     Args:
@@ -33,7 +35,7 @@ def with_tangent(rule: Callable[[tuple, tuple], jax.Array]) -> Callable[..., jax
 
     exact = precise(rule)
 
-    def attach(z: jax.Array, *args: Any) -> jax.Array:
+    def attach(z: Float[Array, "*z"], *args: PyTree) -> Float[Array, "*z"]:
         leaves, tree = jax.tree.flatten((z, *args))
         return _attach.bind(*map(jnp.asarray, leaves), rule=_TreeRule(exact, tree))
 
@@ -41,7 +43,7 @@ def with_tangent(rule: Callable[[tuple, tuple], jax.Array]) -> Callable[..., jax
     return attach
 
 
-def derivative_along(fn: Callable[..., jax.Array], primals: tuple, tangents: tuple) -> jax.Array:
+def derivative_along(fn: Callable[..., Array], primals: tuple, tangents: tuple) -> Float[Array, "..."]:
     """Return the derivative of `fn` along tangents of a rule; leaves whose tangent is None or symbolic do not move."""
     directions = jax.tree.map(
         lambda d: None if isinstance(d, SymbolicZero) else d, tangents, is_leaf=lambda d: isinstance(d, SymbolicZero)
@@ -53,10 +55,10 @@ def derivative_along(fn: Callable[..., jax.Array], primals: tuple, tangents: tup
 class _TreeRule(NamedTuple):
     """A rule for pytrees that is called with their leaves."""
 
-    rule: Callable[[tuple, tuple], jax.Array]
-    tree: Any
+    rule: Callable[[tuple, tuple], Array]
+    tree: PyTreeDef
 
-    def __call__(self, leaves: list, tangents: list) -> jax.Array:
+    def __call__(self, leaves: list, tangents: list) -> Float[Array, "..."]:
         return self.rule(jax.tree.unflatten(self.tree, leaves), jax.tree.unflatten(self.tree, tangents))
 
 
@@ -64,9 +66,9 @@ class _BatchRule(NamedTuple):
     """A rule under `jax.vmap`: some leaves have a batch axis, and z has it in front."""
 
     rule: TangentRule
-    axes: tuple
+    axes: tuple[int | None, ...]
 
-    def __call__(self, leaves: list, tangents: list) -> jax.Array:
+    def __call__(self, leaves: list, tangents: list) -> Float[Array, "batch ..."]:
         tangent_axes = [None if d is None else axis for axis, d in zip(self.axes, tangents, strict=True)]
         return jax.vmap(self.rule, (list(self.axes), tangent_axes))(leaves, tangents)
 
@@ -77,12 +79,16 @@ _attach.def_abstract_eval(lambda z, *_, rule: z)
 mlir.register_lowering(_attach, lambda ctx, z, *_, rule: [z])
 
 
-def _jvp(primals: Any, tangents: Any, *, rule: TangentRule) -> tuple[jax.Array, jax.Array]:
+def _jvp(
+    primals: Sequence[Any], tangents: Sequence[Any], *, rule: TangentRule
+) -> tuple[Float[Array, "*z"], Float[Array, "*z"]]:
     z = _attach.bind(*primals, rule=rule)
     return z, rule([z, *primals[1:]], [None if isinstance(d, ad.Zero) else d for d in tangents])
 
 
-def _batched(leaves: Any, axes: Any, *, rule: TangentRule) -> tuple[jax.Array, int]:
+def _batched(
+    leaves: Sequence[Any], axes: Sequence[int | None], *, rule: TangentRule
+) -> tuple[Float[Array, "batch ..."], int]:
     z, size = leaves[0], next(a.shape[k] for a, k in zip(leaves, axes, strict=True) if k is not None)
     z = jnp.broadcast_to(z, (size, *z.shape)) if axes[0] is None else jnp.moveaxis(z, axes[0], 0)
     return _attach.bind(z, *leaves[1:], rule=_BatchRule(rule, (0, *axes[1:]))), 0

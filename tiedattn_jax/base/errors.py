@@ -5,13 +5,16 @@ from __future__ import annotations
 import difflib
 import inspect
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from contextlib import AbstractContextManager, nullcontext
+from types import UnionType
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.typing import ArrayLike, DTypeLike
+from jaxtyping import Array, Bool, Float, Int, Num, PyTree, Real
 
 _MOST_NAMES = 12  # a message lists at most this many names; if there are more, it lists the closest matches
 
@@ -29,14 +32,14 @@ class InputError(ValueError):
         self.argument, self.problem = argument, problem
 
 
-def require(condition: Any, argument: str, value: Any, requirement: str) -> None:
+def require(condition: Bool[ArrayLike, "..."], argument: str, value: Any, requirement: str) -> None:
     """Raise an `InputError`, "argument must be requirement, got argument=value", unless all of `condition` holds."""
     if not np.all(np.asarray(condition)):
         printable = repr(value) if isinstance(value, str) else np.asarray(value).tolist()
         raise InputError(argument, f"must be {requirement}, got {argument}={printable}")
 
 
-def require_choice(value: Any, argument: str, choices: Any) -> None:
+def require_choice(value: Any, argument: str, choices: Collection[str | None]) -> None:
     """Raise an `InputError` unless `value` is one of `choices`; if these are many, the message lists the closest."""
     if not isinstance(value, (str, type(None))) or value not in choices:
         names, preamble = [str(c) for c in choices], ""
@@ -46,7 +49,7 @@ def require_choice(value: Any, argument: str, choices: Any) -> None:
         raise InputError(argument, f"must be one of {preamble}{', '.join(names)}, got {argument}={value!r}")
 
 
-def require_kind(value: Any, argument: str, kind: Any, requirement: str) -> None:
+def require_kind(value: Any, argument: str, kind: type | tuple[type, ...] | UnionType, requirement: str) -> None:
     """Raise an `InputError` unless `value` is an instance of `kind`."""
     if not isinstance(value, kind):
         text = " ".join(repr(value).split())
@@ -65,7 +68,7 @@ def require_takes(function: Callable[..., Any], argument: str, parameters: tuple
         raise InputError(argument, f"must take ({', '.join(parameters)}){suffix}, got {actual}") from None
 
 
-def as_array(value: Any, argument: str, dtype: Any) -> jax.Array:
+def as_array(value: Any, argument: str, dtype: DTypeLike | None) -> Real[Array, "..."]:
     """Return real numbers as an array of `dtype`; they may be traced.
 
     Raises:
@@ -79,7 +82,7 @@ def as_array(value: Any, argument: str, dtype: Any) -> jax.Array:
         raise InputError(argument, f"must be a real number or an array of them, got {argument}={value!r}") from None
 
 
-def as_number(value: Any, argument: str, dtype: Any) -> jax.Array:
+def as_number(value: Any, argument: str, dtype: DTypeLike | None) -> Real[Array, ""]:
     """Return one real number as an array of `dtype`; it may be traced.
 
     Raises:
@@ -135,7 +138,7 @@ def require_keys(keys: Any) -> None:
 
 def array_of(
     values: Any, argument: str, requirement: str, holds: Callable[[np.ndarray], Any], ndim: int = 1
-) -> np.ndarray:
+) -> Float[np.ndarray, "..."]:
     """Return finite numbers as an array with `ndim` axes that is not empty.
 
     Raises:
@@ -150,7 +153,9 @@ def array_of(
     return array
 
 
-def shaped_array(name: str, a: Any, axes: str, sizes: dict[str, int], dtype: Any = None, on_host: bool = False) -> Any:
+def shaped_array(
+    name: str, a: Any, axes: str, sizes: dict[str, int], dtype: DTypeLike | None = None, on_host: bool = False
+) -> Float[Any, "..."]:
     """Return an argument as an array of floats.
 
     Args:
@@ -204,12 +209,12 @@ def _memory() -> float:
 
 
 @jax.jit
-def _not_finite(a: jax.Array) -> jax.Array:
+def _not_finite(a: Num[Array, "..."]) -> Int[Array, ""]:
     """Count the entries that are not finite, on the device of the array, which may be large."""
     return jnp.sum(~jnp.isfinite(a))
 
 
-def is_concrete(*values: Any) -> bool:
+def is_concrete(*values: PyTree) -> bool:
     """Return whether all arrays have values that can be checked, that is, none is traced."""
     return not any(isinstance(leaf, jax.core.Tracer) for leaf in jax.tree.leaves(values))
 

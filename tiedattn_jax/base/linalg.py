@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import functools
 import operator
-from collections.abc import Callable
-from typing import Any, ParamSpec, TypeVar
+from collections.abc import Callable, Iterable, Sequence
+from typing import ParamSpec, TypeVar
 
 import jax
 import jax.numpy as jnp
 from jax import lax
+from jaxtyping import Array, Bool, Float, Int
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -35,39 +36,39 @@ def precise(fn: Callable[P, T]) -> Callable[P, T]:
     return call
 
 
-def inner_products(a: jax.Array, b: jax.Array) -> jax.Array:
-    """Return inner products over a long last axis: (..., i, n), (..., j, n) -> (..., i, j).
+def inner_products(a: Float[Array, "*batch i n"], b: Float[Array, "*batch j n"]) -> Float[Array, "*batch i j"]:
+    """Return inner products over a long last axis.
 
     A GPU computes a matrix product with a small result on few of its cores, one step of n after the other; a sum uses
     all cores. CPUs are faster with the product.
     """
 
-    def product(a: jax.Array, b: jax.Array) -> jax.Array:
+    def product(a: Array, b: Array) -> Array:
         return jnp.einsum("...in,...jn->...ij", a, b)
 
-    def by_sums(a: jax.Array, b: jax.Array) -> jax.Array:
+    def by_sums(a: Array, b: Array) -> Array:
         return jnp.sum(a[..., :, None, :] * b[..., None, :, :], -1)
 
     return lax.platform_dependent(a, b, cpu=precise(product), default=by_sums)
 
 
-def inverse(a: jax.Array) -> jax.Array:
+def inverse(a: Float[Array, "*batch n n"]) -> Float[Array, "*batch n n"]:
     """Return the inverse over the last two axes; `a` must be as in `solve`."""
     n = a.shape[-1]
     return jnp.reciprocal(a) if n == 1 else solve(a, jnp.broadcast_to(jnp.eye(n, dtype=a.dtype), a.shape))
 
 
-def cholesky(a: jax.Array) -> jax.Array:
+def cholesky(a: Float[Array, "*batch n n"]) -> Float[Array, "*batch n n"]:
     """Return the lower Cholesky root over the last two axes; NaN where there is none."""
     return jnp.sqrt(a) if a.shape[-1] == 1 else jnp.linalg.cholesky(a)
 
 
-def positive_definite(a: jax.Array) -> jax.Array:
-    """Return whether all matrices over the last two axes are positive definite, as a boolean scalar."""
+def positive_definite(a: Float[Array, "*batch n n"]) -> Bool[Array, ""]:
+    """Return whether all matrices over the last two axes are positive definite."""
     return jnp.all(jnp.diagonal(cholesky(a), axis1=-2, axis2=-1) > 0)  # also False for NaN
 
 
-def solve(a: jax.Array, b: jax.Array) -> jax.Array:
+def solve(a: Float[Array, "*#batch n n"], b: Float[Array, "*#batch n k"]) -> Float[Array, "*#batch n k"]:
     """Solve ``a x = b`` over the last two axes without pivoting.
 
     `a` must have positive leading minors or be triangular. Matrices up to 4 x 4 are solved entry by entry: LAPACK
@@ -81,28 +82,28 @@ def solve(a: jax.Array, b: jax.Array) -> jax.Array:
     return jnp.moveaxis(_solve_entries(rows, sides, None), (0, 1), (-2, -1))
 
 
-def apply(matrix: jax.Array, v: jax.Array) -> jax.Array:
-    """Return ``matrix_l v_l`` for every token and node: (L, a, b), (L, b, N) -> (L, a, N)."""
+def apply(matrix: Float[Array, "L a b"], v: Float[Array, "L b N"]) -> Float[Array, "L a N"]:
+    """Return ``matrix_l v_l`` for every token and node."""
     rows, columns = matrix.shape[1:]
     return jnp.stack([sum(matrix[:, i, j, None] * v[:, j] for j in range(columns)) for i in range(rows)], 1)
 
 
-def total(terms: Any) -> jax.Array:
+def total(terms: Iterable[Array]) -> Float[Array, "..."]:
     """Sum terms, or an array over its short leading axis, one by one: XLA fuses this with the operations around it."""
     return functools.reduce(operator.add, terms)
 
 
-def matvec(matrix: jax.Array, v: jax.Array) -> jax.Array:
-    """Multiply matrices (n, n, N), or one matrix (n, n, 1) that all nodes share, with vectors (n, N)."""
+def matvec(matrix: Float[Array, "a b *#N"], v: Float[Array, "b *#N"]) -> Float[Array, "a *#N"]:
+    """Multiply matrices, or one matrix (a, b, 1) that all nodes share, with vectors."""
     return total(matrix[:, j] * v[j] for j in range(v.shape[0]))
 
 
-def definite(matrix: jax.Array) -> jax.Array:
-    """Return whether symmetric matrices (n, n, N) are positive definite, (N,): whether all pivots are positive."""
+def definite(matrix: Float[Array, "n n N"]) -> Bool[Array, " N"]:
+    """Return whether symmetric matrices are positive definite: whether all pivots are positive."""
     if len(matrix) <= _UNROLLED:
         return functools.reduce(operator.and_, (pivot > 0 for pivot in _pivots([list(row) for row in matrix])))
 
-    def clear(k: jax.Array, state: tuple) -> tuple:
+    def clear(k: Int[Array, ""], state: tuple) -> tuple:
         matrix, positive = state
         row = lax.dynamic_index_in_dim(matrix, k, 0)
         pivot = lax.dynamic_index_in_dim(row, k, 1)
@@ -114,14 +115,16 @@ def definite(matrix: jax.Array) -> jax.Array:
 _UNROLLED = 4  # largest order that is solved entry by entry, in one kernel; larger ones would compile slowly
 
 
-def ldl_solve(rows: Any, b: Any, floor: jax.Array | None = None) -> jax.Array:
-    """Solve symmetric n x n systems at N nodes; a `floor` replaces each pivot by max(|pivot|, floor).
+def ldl_solve(
+    rows: Float[Array, "n n *#N"], b: Float[Array, "n *sides"], floor: Float[Array, " n"] | None = None
+) -> Float[Array, "n *sides"]:
+    """Solve symmetric n x n systems at N nodes.
 
     Args:
-        rows: matrices, (n, n, N). Up to 4 x 4 only the entries on and below the diagonal are read, so the others need
-            not be computed.
+        rows: matrices. Up to 4 x 4 only the entries on and below the diagonal are read, so the others need not be
+            computed.
         b: right-hand sides, (n, N) or (n, K, N).
-        floor: least pivots, (n,).
+        floor: least pivots; each pivot is replaced by max(|pivot|, floor).
     """
     n = len(b)
     if n > _UNROLLED:
@@ -129,11 +132,13 @@ def ldl_solve(rows: Any, b: Any, floor: jax.Array | None = None) -> jax.Array:
     return _solve_entries([[rows[max(i, j)][min(i, j)] for j in range(n)] for i in range(n)], b, floor)
 
 
-def _pivot(diagonal: jax.Array, floor: jax.Array | None, k: Any) -> jax.Array:
+def _pivot(
+    diagonal: Float[Array, "..."], floor: Float[Array, " n"] | None, k: int | Int[Array, ""]
+) -> Float[Array, "..."]:
     return diagonal if floor is None else jnp.maximum(jnp.abs(diagonal), floor[k])
 
 
-def _pivots(a: list[list[jax.Array]]) -> list[jax.Array]:
+def _pivots(a: list[list[Float[Array, " N"]]]) -> list[Float[Array, " N"]]:
     """Return the pivots of symmetric matrices given by entries; only those on and below the diagonal are read."""
     pivots, n = [], len(a)
     for k in range(n):
@@ -144,10 +149,14 @@ def _pivots(a: list[list[jax.Array]]) -> list[jax.Array]:
     return pivots
 
 
-def _solve_entries(rows: Any, b: Any, floor: jax.Array | None) -> jax.Array:
+def _solve_entries(
+    rows: Float[Array, "n n ..."] | Sequence[Sequence[Array]],
+    b: Float[Array, "n ..."],
+    floor: Float[Array, " n"] | None,
+) -> Float[Array, "n ..."]:
     n = len(b)
-    a, b = [list(row) for row in rows], list(b)
-    pivots: list = []
+    a, x = [list(row) for row in rows], list(b)
+    pivots: list[Array] = []
     for k in range(n):
         pivot = _pivot(a[k][k], floor, k)
         pivots.append(pivot)
@@ -155,20 +164,22 @@ def _solve_entries(rows: Any, b: Any, floor: jax.Array | None) -> jax.Array:
             factor = a[i][k] / pivot
             for j in range(k + 1, n):
                 a[i][j] = a[i][j] - factor * a[k][j]
-            b[i] = b[i] - factor * b[k]
+            x[i] = x[i] - factor * x[k]
     for k in reversed(range(n)):
         for j in range(k + 1, n):
-            b[k] = b[k] - a[k][j] * b[j]
-        b[k] = b[k] / pivots[k]
-    return jnp.stack(b)
+            x[k] = x[k] - a[k][j] * x[j]
+        x[k] = x[k] / pivots[k]
+    return jnp.stack(x)
 
 
-def _solve_arrays(a: jax.Array, b: jax.Array, floor: jax.Array | None) -> jax.Array:
+def _solve_arrays(
+    a: Float[Array, "n n N"], b: Float[Array, "n *sides"], floor: Float[Array, " n"] | None
+) -> Float[Array, "n *sides"]:
     """Solve with the same pivots in a loop that clears whole columns (Gauss-Jordan): no back substitution is needed."""
     n, sides = a.shape[0], b.reshape(b.shape[0], -1, b.shape[-1])
     row_index = jnp.arange(n)[:, None, None]
 
-    def clear(k: jax.Array, augmented: jax.Array) -> jax.Array:
+    def clear(k: Int[Array, ""], augmented: Float[Array, "n sides N"]) -> Float[Array, "n sides N"]:
         row = lax.dynamic_index_in_dim(augmented, k, 0)
         row = row / _pivot(lax.dynamic_index_in_dim(row, k, 1), floor, k)
         column = lax.dynamic_index_in_dim(augmented, k, 1)

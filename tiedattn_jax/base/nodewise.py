@@ -15,14 +15,16 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Callable
-from typing import Any, NamedTuple
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple, TypeAlias
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
 from jax.extend import core as jex
+from jax.typing import ArrayLike, DTypeLike
+from jaxtyping import Array, PyTree, Shaped
 
 
 def _broadcast(x: np.ndarray, shape: tuple, broadcast_dimensions: tuple, **_: Any) -> np.ndarray:
@@ -74,10 +76,15 @@ _ABSORBING = ({"mul": 0, "div": 0}, {"mul": 0})
 _COMMUTING = {"add", "add_any", "and", "max", "min", "mul", "or", "xor"}
 
 
+# Summed and shared axes of the two factors of a product, as `lax.dot_general` takes them.
+Dimensions = tuple[tuple[Sequence[int], Sequence[int]], tuple[Sequence[int], Sequence[int]]]
+Equation: TypeAlias = Any  # a `jex.JaxprEqn`; its own types leave out that its variables have shapes
+
+
 class _Shared(NamedTuple):
     """A large array that all nodes share, such as a law of many atoms; it is split only where entries are needed."""
 
-    value: Any
+    value: Shaped[ArrayLike, "..."]
 
 
 class _Entries(NamedTuple):
@@ -86,13 +93,13 @@ class _Entries(NamedTuple):
     size: int
     cache: dict[Any, tuple[Any, tuple]]  # results and their operands, which must live as long as their ids are keys
 
-    def lift(self, constant: Any) -> Any:
+    def lift(self, constant: Shaped[ArrayLike, "..."]) -> np.ndarray | _Shared:
         return _split(constant, 0) if np.size(constant) <= _MOST_SPLIT else _Shared(constant)
 
-    def entries(self, x: Any) -> np.ndarray:
+    def entries(self, x: np.ndarray | _Shared) -> np.ndarray:
         return _split(x.value, 0) if isinstance(x, _Shared) else x
 
-    def apply(self, eqn: Any, xs: list[Any]) -> list[Any]:
+    def apply(self, eqn: Equation, xs: list[Any]) -> list[Any]:
         is_shared = [isinstance(x, _Shared) for x in xs]
         if not any(is_shared) or any(np.ndim(e) for x, s in zip(xs, is_shared, strict=True) if not s for e in x.flat):
             return _apply(eqn, [self.entries(x) for x in xs], self)
@@ -106,7 +113,7 @@ class _Entries(NamedTuple):
 class _Array(NamedTuple):
     """A value (...) that all nodes share, or (..., N) with one at each node."""
 
-    value: Any
+    value: Shaped[Array, "..."]
     varies: bool
 
 
@@ -115,15 +122,15 @@ class _Arrays(NamedTuple):
 
     size: int
 
-    def lift(self, constant: Any) -> _Array:
+    def lift(self, constant: Shaped[ArrayLike, "..."]) -> _Array:
         return _Array(jnp.asarray(constant), False)
 
-    def at_nodes(self, x: _Array, shape: tuple) -> jax.Array:
+    def at_nodes(self, x: _Array, shape: tuple[int, ...]) -> Shaped[Array, "... N"]:
         """Return a value at all nodes, (*shape, N); a single number is broadcast to the shape."""
         value = x.value if x.varies else x.value[..., None]
         return lax.broadcast_in_dim(value, (*shape, self.size), tuple(range(1 + len(shape)))[-value.ndim :])
 
-    def apply(self, eqn: Any, xs: list[_Array]) -> list[_Array]:
+    def apply(self, eqn: Equation, xs: list[_Array]) -> list[_Array]:
         name, params, varies = eqn.primitive.name, eqn.params, [x.varies for x in xs]
         values, out = [x.value for x in xs], eqn.outvars[0].aval
         run = functools.partial(eqn.primitive.bind, **params)
@@ -162,7 +169,9 @@ def nodewise(fn: Callable[..., Any]) -> Callable[..., Any]:
 
 
 @functools.partial(jax.jit, static_argnums=0)
-def _run_at_nodes(fn: Callable[..., Any], shared: Any, *args: jax.Array) -> Any:
+def _run_at_nodes(
+    fn: Callable[..., Any], shared: PyTree, *args: Shaped[Array, "... N"]
+) -> PyTree[Shaped[Array, "... N"]]:
     size = args[0].shape[-1]
     node_shapes = [jax.ShapeDtypeStruct(a.shape[:-1], a.dtype) for a in args]
     closed, shape = jax.make_jaxpr(functools.partial(fn, shared), return_shape=True)(*node_shapes)
@@ -178,11 +187,11 @@ def _run_at_nodes(fn: Callable[..., Any], shared: Any, *args: jax.Array) -> Any:
     return jax.tree.unflatten(tree, outs)
 
 
-def _split(array: Any, batch_axes: int) -> np.ndarray:
+def _split(array: Shaped[ArrayLike, "..."], batch_axes: int) -> np.ndarray:
     """Return the entries of an array as an object array of its leading shape; a known array gives numpy scalars."""
     if batch_axes == 0 and not isinstance(array, jax.core.Tracer):
-        array = np.asarray(array)
-        return _fill(array.shape, array.__getitem__)
+        known = np.asarray(array)
+        return _fill(known.shape, known.__getitem__)
     array = jnp.asarray(array)
     shape = array.shape[: array.ndim - batch_axes]
     flat = lax.reshape(array, (math.prod(shape), *array.shape[array.ndim - batch_axes :]))
@@ -226,7 +235,7 @@ def _bind(nodes: _Entries, name: str, operation: Callable[..., Any], *ops: Any, 
     return cached((name, key), ops, lambda: operation(*(jnp.asarray(spread(o)) for o in ops)))
 
 
-def _join(entries: np.ndarray, batch: tuple, dtype: Any) -> jax.Array:
+def _join(entries: np.ndarray, batch: tuple[int, ...], dtype: DTypeLike) -> Shaped[Array, "..."]:
     """Invert `_split`, with trailing axes `batch`: (N,), or none for entries that all nodes share."""
     if entries.size == 0:
         return jnp.zeros((*entries.shape, *batch), dtype)
@@ -235,7 +244,7 @@ def _join(entries: np.ndarray, batch: tuple, dtype: Any) -> jax.Array:
     return lax.reshape(lax.concatenate(rows, 0), (*entries.shape, *batch))
 
 
-def _interpret(nodes: _Entries | _Arrays, jaxpr: Any, consts: Any, args: list) -> list:
+def _interpret(nodes: _Entries | _Arrays, jaxpr: jex.Jaxpr, consts: Sequence[Any], args: list) -> list:
     """Return the values of a program at the nodes; `nodes` represents them and applies the operations."""
     env: dict[Any, Any] = {}
 
@@ -243,6 +252,7 @@ def _interpret(nodes: _Entries | _Arrays, jaxpr: Any, consts: Any, args: list) -
         return nodes.lift(atom.val) if isinstance(atom, jex.Literal) else env[atom]
 
     env.update(zip([*jaxpr.constvars, *jaxpr.invars], [*map(nodes.lift, consts), *args], strict=True))
+    eqn: Equation
     for eqn in jaxpr.eqns:
         xs, inner = [read(v) for v in eqn.invars], eqn.params.get(_CALLS.get(eqn.primitive.name))
         if inner is None:
@@ -253,7 +263,7 @@ def _interpret(nodes: _Entries | _Arrays, jaxpr: Any, consts: Any, args: list) -
     return [read(v) for v in jaxpr.outvars]
 
 
-def _apply(eqn: Any, xs: list[np.ndarray], nodes: _Entries) -> list[np.ndarray]:
+def _apply(eqn: Equation, xs: list[np.ndarray], nodes: _Entries) -> list[np.ndarray]:
     name, params = eqn.primitive.name, eqn.params
     shape = eqn.outvars[0].aval.shape
     if name in _ENTRY_MOVES:
@@ -276,14 +286,14 @@ def _apply(eqn: Any, xs: list[np.ndarray], nodes: _Entries) -> list[np.ndarray]:
     return _by_vmap(eqn, xs, nodes)
 
 
-def _fill(shape: tuple, entry: Callable[[tuple], Any]) -> np.ndarray:
+def _fill(shape: tuple[int, ...], entry: Callable[[tuple[int, ...]], Any]) -> np.ndarray:
     out = np.empty(shape, dtype=object)
     for index in np.ndindex(*shape):
         out[index] = entry(index)
     return out
 
 
-def _dot(nodes: _Entries, xs: list[np.ndarray], dims: Any, out: Any) -> np.ndarray:
+def _dot(nodes: _Entries, xs: list[np.ndarray], dims: Dimensions, out: jax.core.ShapedArray) -> np.ndarray:
     a, b = (_fill(x.shape, functools.partial(_cast, nodes, x, out.dtype))[..., None] for x in xs)
     a, b = (np.broadcast_to(x[..., 0], (len(x), *out.shape)) for x in _aligned(a, b, dims))
 
@@ -294,7 +304,7 @@ def _dot(nodes: _Entries, xs: list[np.ndarray], dims: Any, out: Any) -> np.ndarr
     return _fill(out.shape, entry)
 
 
-def _cast(nodes: _Entries, entries: np.ndarray, dtype: Any, index: tuple) -> Any:
+def _cast(nodes: _Entries, entries: np.ndarray, dtype: DTypeLike, index: tuple[int, ...]) -> Any:
     """Return an entry in the dtype of a product. Only products may have operands of two dtypes."""
     entry = entries[index]
     if entry.dtype == dtype:
@@ -302,7 +312,7 @@ def _cast(nodes: _Entries, entries: np.ndarray, dtype: Any, index: tuple) -> Any
     return _bind(nodes, "cast", functools.partial(lax.convert_element_type, new_dtype=dtype), entry, key=dtype)
 
 
-def _by_vmap(eqn: Any, xs: list[np.ndarray], nodes: _Entries) -> list[np.ndarray]:
+def _by_vmap(eqn: Equation, xs: list[np.ndarray], nodes: _Entries) -> list[np.ndarray]:
     """Apply any other operation (a sort, a loop, a gather, ...), batched by jax over operands that differ by node."""
     run = functools.partial(eqn.primitive.bind, **eqn.params)
     axes = [-1 if any(np.ndim(e) for e in x.flat) else None for x in xs]
@@ -328,11 +338,13 @@ _ARRAY_MOVES: dict[str, Callable[..., Any]] = {
 }
 
 
-def _slices(a: jax.Array, axis: int) -> list[jax.Array]:
+def _slices(a: Shaped[Array, "..."], axis: int) -> list[Shaped[Array, "..."]]:
     return [lax.index_in_dim(a, k, axis, keepdims=False) for k in range(a.shape[axis])]
 
 
-def _aligned(a: Any, b: Any, dims: Any) -> tuple[Any, Any]:
+def _aligned(
+    a: Shaped[Any, "..."], b: Shaped[Any, "..."], dims: Dimensions
+) -> tuple[Shaped[Any, "..."], Shaped[Any, "..."]]:
     """Return operands (..., N) of a product with the summed axes first, as one, and then the axes of the result.
 
     Axes of the result that an operand lacks have size one.

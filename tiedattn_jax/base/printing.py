@@ -5,12 +5,16 @@ from __future__ import annotations
 import abc
 import html
 import math
-from collections.abc import Iterable, Sequence
-from typing import Any, ClassVar, NamedTuple
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, ClassVar, NamedTuple, TypeAlias
 
 import equinox as eqx
 import jax
 import numpy as np
+from jax.typing import ArrayLike
+from jaxtyping import Shaped
+
+from .types import Number
 
 _ENTRIES = 4  # number of entries of an axis that are shown
 _LEAST_POWER = -4  # smallest power of ten of a number with an error bar that is written without an exponent
@@ -27,6 +31,7 @@ WORDS = {
     "shift": "distance of the value matrix from the identity",
 }
 Row = tuple[str, ...]
+Numbers: TypeAlias = Shaped[ArrayLike, "..."] | Sequence  # what `numpy.asarray` makes an array of numbers
 
 
 class Description(NamedTuple):
@@ -116,7 +121,7 @@ def _is_known(leaf: Any) -> bool:
     return isinstance(leaf, (np.ndarray, np.generic, bool, int, float, str))
 
 
-def with_error(value: Any, error: Any = 0.0) -> str:
+def with_error(value: Number, error: Number = 0.0) -> str:
     """Write a number with its error bar as two last digits, 1.25154(12) or 3.14(14)e-7; without one, in six digits."""
     value, error = float(value), float(error)
     if not (math.isfinite(value) and math.isfinite(error)) or error <= 0:
@@ -128,7 +133,7 @@ def with_error(value: Any, error: Any = 0.0) -> str:
     return f"{value:.{digits}f}({round(error * 10**digits)})"
 
 
-def by_token(values: Any, *others: Any) -> list[np.ndarray]:
+def by_token(values: Numbers, *others: Numbers) -> list[Shaped[Any, "..."]]:
     """Reduce arrays (L, ...) to their first token if all tokens have the same values up to sign.
 
     Axes of a student and a teacher of rank one are dropped.
@@ -147,7 +152,7 @@ def by_token(values: Any, *others: Any) -> list[np.ndarray]:
     return [a[0].reshape(shape) if tokens_agree else a.reshape(-1, *shape) for a in arrays]
 
 
-def entries(values: Any, errors: Any = None) -> str:
+def entries(values: Numbers, errors: Numbers | None = None) -> str:
     """Write an array as text, with error bars if they are given, and only the first entries of long axes."""
     values = np.asarray(values)
     errors = np.zeros(values.shape) if errors is None else np.asarray(errors)
@@ -157,7 +162,7 @@ def entries(values: Any, errors: Any = None) -> str:
     return f"[{', '.join(texts)}{', ...' * (len(values) > _ENTRIES)}]"
 
 
-def rows_of(values: dict[str, Any], errors: dict[str, Any] | None = None) -> list[Row]:
+def rows_of(values: Mapping[str, Numbers], errors: Mapping[str, Numbers] | None = None) -> list[Row]:
     """Return rows (name, numbers, meaning) for scalars or arrays (L, ...) over the tokens."""
     bars = errors or {name: np.zeros(np.shape(a)) for name, a in values.items()}
     return [(name, entries(*by_token(a, bars[name])), WORDS.get(name, "")) for name, a in values.items()]

@@ -25,6 +25,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import export
+from jaxtyping import PyTree, PyTreeDef
 
 from .errors import InputError
 from .store import packed, unpacked, write_whole
@@ -80,7 +81,7 @@ def stored_program(fn: Callable[..., Any], **options: Any) -> Callable[..., Any]
     """
     jitted, programs = eqx.filter_jit(fn, **options), {}
 
-    def call(*args: Any) -> Any:
+    def call(*args: PyTree) -> PyTree:
         arrays, static = eqx.partition(args, lambda a: isinstance(a, (jax.Array, np.ndarray, np.generic)))
         (leaves, tree), (constants, static_tree) = map(jax.tree.flatten, (arrays, static))
         devices, jax_settings = {d for a in leaves if isinstance(a, jax.Array) for d in a.devices()}, settings()
@@ -99,8 +100,8 @@ def stored_program(fn: Callable[..., Any], **options: Any) -> Callable[..., Any]
 
 
 def traced_in(
-    folder: Path, context: tuple, fn: Callable[..., Any], arrays: Any, static: Any, options: dict[str, Any]
-) -> Callable[[list[Any]], Any] | None:
+    folder: Path, context: tuple, fn: Callable[..., Any], arrays: PyTree, static: PyTree, options: dict[str, Any]
+) -> Callable[[list[Any]], PyTree] | None:
     """Read a program from a folder, or trace it and write it there; None if it cannot be kept.
 
     The returned function maps the leaves of `arrays` to the result of `fn`.
@@ -165,7 +166,7 @@ def _static(value: Any) -> Any:
     return value if type(value) in (type(None), bool, int, float, str) else _name(value)
 
 
-def described(tree: Any) -> Any:
+def described(tree: PyTreeDef) -> Any:
     """Return a tree structure as JSON: 0 for a leaf; for a node its type, its static fields and its children.
 
     Raises:
@@ -183,7 +184,7 @@ def described(tree: Any) -> Any:
     return [_name(kind), aux, [described(child) for child in tree.children()]]
 
 
-def example(structure: Any) -> Any:
+def example(structure: Any) -> PyTree:
     """Make a tree that has the structure which `described` wrote, with 0 for every leaf."""
     if structure == 0:
         return 0

@@ -9,10 +9,12 @@ import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jaxtyping import Array, Bool, Float, Int, Real, Shaped
 from scipy import special
 
 from .errors import InputError, require
 from .printing import Description, Printed, entries, rows_of
+from .types import AnyArray, Number
 
 
 class Status(enum.IntEnum):
@@ -29,7 +31,7 @@ class Status(enum.IntEnum):
     unresolved = 8  # the proximal operator is not resolved at too many nodes to tell whether a state exists
 
     @classmethod
-    def name_of(cls, value: Any) -> str:
+    def name_of(cls, value: Number) -> str:
         """Return the readable name of a concrete status."""
         return {1: "stalled at the accuracy of the averages"}.get(int(value), cls(int(value)).name.replace("_", " "))
 
@@ -43,7 +45,7 @@ class Result(Printed):
         return np.vectorize(Status.name_of, otypes=[object])(self.status).tolist()
 
     @property
-    def ok(self: Any) -> Any:
+    def ok(self: Any) -> bool | Bool[Any, "..."]:
         """Whether the result can be used: it converged, or stalled at the accuracy of the averages."""
         return self.status <= Status.stalled
 
@@ -75,10 +77,10 @@ class Settings(Printed):
         InputError: if one of them is not a number or is out of range.
     """
 
-    tol: Any = eqx.field(converter=np.asarray, default=1e-5)
-    max_steps: Any = eqx.field(converter=np.asarray, default=30)
-    warm_steps: Any = eqx.field(converter=np.asarray, default=300)
-    damping: Any = eqx.field(converter=np.asarray, default=0.2)
+    tol: Number = eqx.field(converter=np.asarray, default=1e-5)
+    max_steps: Number = eqx.field(converter=np.asarray, default=30)
+    warm_steps: Number = eqx.field(converter=np.asarray, default=300)
+    damping: Number = eqx.field(converter=np.asarray, default=0.2)
 
     def __check_init__(self) -> None:
         for name, lower, requirement in (
@@ -102,7 +104,7 @@ UNRESOLVED = 0.1
 
 
 @jax.jit
-def has_state(status: Any, residual: Any) -> Any:
+def has_state(status: Int[AnyArray, "*shape"], residual: Float[AnyArray, "*shape"]) -> Bool[AnyArray, "*shape"]:
     """Return whether a replicate has a state: a usable one, or one that its nodes do not resolve, see `UNRESOLVED`."""
     return (status <= Status.stalled) | (status == Status.max_steps) & (residual < UNRESOLVED)
 
@@ -110,25 +112,27 @@ def has_state(status: Any, residual: Any) -> Any:
 _UNRESOLVED_SHARE = 0.05  # share of unresolved nodes above which a replicate is inconclusive
 
 
-def classify(status: Any, unresolved_share: Any) -> Any:
+def classify(
+    status: int | Int[AnyArray, "*shape"], unresolved_share: Float[AnyArray, "*shape"]
+) -> Int[Array, "*shape"]:
     """Return `status`, or `unresolved` if the `unresolved_share` of the nodes exceeds `_UNRESOLVED_SHARE`."""
     return jnp.where(unresolved_share > _UNRESOLVED_SHARE, Status.unresolved, status)
 
 
-def quorum(exists: Any) -> Any:
+def quorum(exists: Bool[AnyArray, "*shape R"]) -> Bool[Any, "*shape"]:
     """Return whether at least half of the replicates, along the last axis, agree; this decides if there is a state."""
     return exists.mean(-1) >= 0.5
 
 
-def mean_of_existing(values: jax.Array, exists: jax.Array) -> jax.Array:
-    """Average over the leading axis of R replicates, those with a state (`exists`, (R,)) only; over all if none has."""
+def mean_of_existing(values: Shaped[AnyArray, "R *shape"], exists: Bool[AnyArray, " R"]) -> Float[Array, "*shape"]:
+    """Average over the leading axis of R replicates, those with a state (`exists`) only; over all if none has."""
     weight = jnp.where(jnp.any(exists), exists, True)
     weight = weight.reshape(-1, *[1] * (values.ndim - 1))
     return jnp.sum(jnp.where(weight, values, 0.0), 0) / jnp.sum(weight)
 
 
 @jax.jit
-def error_bar(values: Any) -> jax.Array:
+def error_bar(values: Real[AnyArray, "R *shape"]) -> Float[Array, "*shape"]:
     """Return the error bar of the mean over the leading replicate axis; entries that are NaN do not count.
 
     It is half of the half-width of the 95.4 % confidence interval. For many replicates it is the standard error of the
@@ -156,8 +160,8 @@ class Average(Printed):
         stderr: error bar of the mean, see `error_bar`.
     """
 
-    value: jax.Array
-    stderr: jax.Array
+    value: Float[AnyArray, "*shape"]
+    stderr: Float[AnyArray, "*shape"]
 
     def describe(self) -> Description:
         return Description(entries(self.value, self.stderr))

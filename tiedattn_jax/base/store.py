@@ -17,14 +17,18 @@ import os
 import secrets
 import weakref
 import zipfile
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.typing import ArrayLike
+from jaxtyping import PyTree
 
 from .errors import InputError
+from .types import AnyArray
 
 try:
     import fcntl
@@ -62,7 +66,7 @@ def write_whole(path: Path, content: bytes) -> None:
         raise
 
 
-def packed(arrays: dict[str, Any], *, compressed: bool = True) -> bytes:
+def packed(arrays: Mapping[str, Any], *, compressed: bool = True) -> bytes:
     """Return the content of one .npz file of arrays with its checksum; pickle is not used.
 
     Raises:
@@ -108,7 +112,7 @@ def csv_of(rows: list[dict[str, Any]]) -> bytes:
     return out.getvalue().encode()
 
 
-def fingerprint(*parts: Any) -> str:
+def fingerprint(*parts: PyTree) -> str:
     """Hash pytrees: their structure, shapes, dtypes and every bit of their arrays."""
     digest = hashlib.sha256()
     for part in parts:
@@ -213,7 +217,7 @@ class Store:
                 raise InputError("out", f"{text}, got out='{self.folder}' with pieces of others: use another folder")
         return pieces
 
-    def put(self, name: str, arrays: dict[str, Any]) -> None:
+    def put(self, name: str, arrays: Mapping[str, ArrayLike]) -> None:
         """Write a finished piece; its name must start with "track-" or "retry-"."""
         assert name.partition("-")[0] in _KINDS, name
         if self.folder is not None:
@@ -235,7 +239,7 @@ class Checkpoint:
         self.path = None if path is None else Path(path)
         self.header = {**header, "version": VERSION}
 
-    def load(self, initial: Any) -> tuple[int, Any]:
+    def load(self, initial: PyTree) -> tuple[int, PyTree]:
         """Return the number of finished steps and the state after them; zero and `initial` if there is no file.
 
         Args:
@@ -260,27 +264,27 @@ class Checkpoint:
             raise refusal
         return steps, _filled(initial, arrays)
 
-    def save(self, steps: int, state: Any) -> None:
+    def save(self, steps: int, state: PyTree) -> None:
         """Write the state after so many `steps` in place of an earlier one."""
         if self.path is not None:
             _save(self.path, {**self.header, "done": steps}, named(state))
 
 
-def _save(path: Path, header: dict[str, Any], arrays: dict[str, Any]) -> None:
+def _save(path: Path, header: dict[str, Any], arrays: Mapping[str, ArrayLike]) -> None:
     """Write named arrays, with the JSON of what they belong to, as one whole file."""
     write_whole(path, packed({_ABOUT: np.array(json.dumps(header)), **arrays}, compressed=False))  # compressing is slow
 
 
-def named(tree: Any) -> dict[str, Any]:
+def named(tree: PyTree) -> dict[str, Any]:
     """Return the leaves of a pytree by their path in it."""
     leaves = jax.tree_util.tree_leaves_with_path(tree)
     return {jax.tree_util.keystr(path, simple=True, separator="."): leaf for path, leaf in leaves}
 
 
-def _filled(template: Any, arrays: dict[str, np.ndarray]) -> Any:
+def _filled(template: PyTree, arrays: dict[str, np.ndarray]) -> PyTree:
     """Return a pytree with the structure and types of `template` and with named arrays as its leaves."""
 
-    def leaf(name: str, reference: Any) -> Any:
+    def leaf(name: str, reference: Any) -> AnyArray:
         # Types that numpy does not know, such as bfloat16, are read back as plain bytes.
         array = arrays[name].view(reference.dtype) if arrays[name].dtype.kind == "V" else arrays[name]
         return (jnp if isinstance(reference, jax.Array) else np).asarray(array)
