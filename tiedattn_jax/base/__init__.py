@@ -9,4 +9,5 @@ linalg         small linear algebra at very many nodes
 nodewise       functions of a few numbers, evaluated at very many nodes
 derivatives    derivatives of values that a search found
 trees          one operation on every array of a tree
+types          types that many signatures share
 """
