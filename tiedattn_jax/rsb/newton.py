@@ -60,7 +60,7 @@ def coordinates(x: OneRSBOverlaps, s: Float[Array, ""]) -> tuple[Float[Array, " 
 
 
 class Look(NamedTuple):
-    """The equations at one state: a residual for each coordinate and, last, d loss / d log s; arrays of jax or numpy."""
+    """The equations at one state, in jax or numpy: a residual for each coordinate and, last, d loss / d log s."""
 
     v: Float[Any, " n"]  # coordinates of the state
     residual: Float[Any, " n"]
@@ -261,7 +261,7 @@ def fixed_point(
         last = look
         move = _newton_step(look, matrix, len(look.v) - (not s_moves), steepness) * look.columns
         x, s = problem.step_from(x, s, move)
-    return None if best is None else best._replace(matrix=matrix)
+    return None if best is None or matrix is None else best._replace(matrix=matrix)
 
 
 def _newton_step(look: Look, matrix: Float[np.ndarray, "n n"], count: int, steepness: float) -> Float[np.ndarray, " n"]:
