@@ -320,7 +320,7 @@ def _cross_entropy(logits: Float[Array, "*n L L+1"], x: Int[Array, "*n L"]) -> F
     return jnp.mean(optax.softmax_cross_entropy(logits, target), axis=-1)
 
 
-def _test(weights: Transformer, x: Int[Array, "m L"]) -> tuple[Float[Array, ""], ...]:
+def _test(weights: Transformer, x: Int[AnyArray, "m L"]) -> tuple[Float[Array, ""], ...]:
     """Return loss, accuracy, positional and semantic share on held-out sequences, in batches that fit into cache."""
 
     def test_sequence(x: Int[Array, " L"]) -> tuple[Float[Array, ""], Float[Array, ""], Float[Array, "L L"]]:
