@@ -21,7 +21,6 @@ from .law import SpectralLaw
 from .model import Model, rotations_of
 from .penalties import Penalty
 
-
 Layer = TypeVar("Layer", bound="AttentionLayer")
 
 
