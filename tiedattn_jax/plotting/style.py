@@ -190,8 +190,5 @@ ALONE: dict[int, tuple[str, str]] = {
 
 HATCHED: dict[str, Any] = {"hatch": "/////", "facecolor": "none", "edgecolor": "0.45", "lw": 0}
 
-DOTTED: dict[str, Any] = {
-    "hatch": "...",
-    "edgecolor": "white",
-    "lw": 0,
-}  # dots tell these regions from a colour of the scale
+# Dots tell these regions from a colour of the scale.
+DOTTED: dict[str, Any] = {"hatch": "...", "edgecolor": "white", "lw": 0}

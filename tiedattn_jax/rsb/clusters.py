@@ -257,7 +257,8 @@ class JumpSearch(NamedTuple):
         # A line has no sense of direction. `vectors_across` needs one, and is singular opposite to the reference axis.
         axis = jnp.asarray(reference_axis(n), x.dtype)[:, None]
         v = jnp.where(total(self.direction * axis) < 0, -self.direction, self.direction)
-        across = [vectors_across(v, p[:, None]) for p in hermite_grid(_ACROSS, n - 1)[0].T]
+        places = jnp.asarray(hermite_grid(_ACROSS, n - 1)[0], x.dtype)
+        across = [vectors_across(v, p[:, None]) for p in places.T]
         xi = self.weight.normals(jnp.stack(across, 1)[:, None] + x * self.direction[:, None, None])
         return xi.reshape(n, -1)
 
