@@ -36,7 +36,7 @@ from . import clusters
 
 
 class OneRSBOverlaps(eqx.Module):
-    """Order parameters of 1RSB; as conjugates, their hats.
+    """Order parameters of 1RSB, in one replicate or in several; as conjugates, their hats.
 
     Attributes:
         q1: overlap of two minima of one cluster.
@@ -46,11 +46,11 @@ class OneRSBOverlaps(eqx.Module):
         m: overlap with the encodings.
     """
 
-    q1: Float[Array, "L r r"]
-    q0: Float[Array, "L r r"]
-    V: Float[Array, "L r r"]
-    theta: Float[Array, "L r t"]
-    m: Float[Array, "L r"]
+    q1: Float[Array, "*R L r r"]
+    q0: Float[Array, "*R L r r"]
+    V: Float[Array, "*R L r r"]
+    theta: Float[Array, "*R L r t"]
+    m: Float[Array, "*R L r"]
 
     @property
     def spread(self) -> Float[Array, "L r r"]:
