@@ -7,5 +7,6 @@ from typing import TypeAlias
 import numpy as np
 from jaxtyping import Array, Real
 
-AnyArray: TypeAlias = Array | np.ndarray
+AnyArray: TypeAlias = Array | np.ndarray  # on a device or on the host
+# A real number of Python, numpy or jax.
 Number: TypeAlias = float | Real[Array | np.ndarray | np.floating | np.integer, ""]
