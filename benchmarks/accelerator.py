@@ -22,6 +22,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jaxtyping import Array, Float
 
 import tiedattn_jax as ta
 from tiedattn_jax.base.store import write_whole
@@ -62,7 +63,7 @@ def gradient(small: bool) -> Iterator[Row]:
     """Differentiate theta of a solved state in sigma."""
     nodes = ta.line_nodes(ta.dot_product(), 3 if small else 9)
 
-    def theta(sigma: jax.Array) -> jax.Array:
+    def theta(sigma: Float[Array, ""]) -> Float[Array, ""]:
         return ta.solve(ta.dot_product(sigma=sigma), 2.0, "semantic", nodes).theta
 
     first, seconds, slope = clock(lambda: jax.grad(theta)(jnp.asarray(0.5)), 1 if small else 3)
@@ -121,7 +122,7 @@ def _gamp(d: int) -> Row:
         return lambda: ta.gamp(model, data, steps=steps, damping=0.5).Q
 
     @jax.jit
-    def passes(x: jax.Array, Q: jax.Array) -> jax.Array:
+    def passes(x: Float[Array, "L n d"], Q: Float[Array, "d r"]) -> Float[Array, "d r"]:
         with jax.default_matmul_precision("highest"):
             return jax.lax.fori_loop(0, _STEPS, lambda _, Q: 1e-6 * back_project(x, student_fields(x, Q)), Q)
 

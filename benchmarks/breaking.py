@@ -15,6 +15,7 @@ from pathlib import Path
 
 import jax
 import numpy as np
+from jaxtyping import Float
 from matplotlib.colors import LogNorm
 
 import tiedattn_jax as ta
@@ -25,7 +26,7 @@ from tiedattn_jax.plotting.style import panels
 FLOOR = 1e-7  # fraction of the loss below which the estimate is comparable to its error, or exactly zero
 
 
-def transitions(omegas: np.ndarray, nodes: ta.Rule) -> list[ta.Transition]:
+def transitions(omegas: Float[np.ndarray, " A"], nodes: ta.Rule) -> list[ta.Transition]:
     """Find alpha_c at every omega, each search starting from the previous transition."""
     events: list[ta.Transition] = []
     for omega in omegas:

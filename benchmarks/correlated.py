@@ -15,6 +15,7 @@ import argparse
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jaxtyping import Array, Float, PRNGKeyArray
 
 import tiedattn_jax as ta
 from tiedattn_jax.finite.starts import start as start_of
@@ -33,7 +34,7 @@ def model_of(omega: float) -> ta.DotProduct:
     )
 
 
-def row(model: ta.Model, x: ta.Overlaps, train_loss: jax.Array, gen_error: jax.Array) -> dict[str, float]:
+def row(model: ta.Model, x: ta.Overlaps, train_loss: Float[Array, ""], gen_error: Float[Array, ""]) -> dict[str, float]:
     """Return the numbers of a state or an estimate by name, order parameters without signs."""
     orders = {
         f"{name} of class {k + 1}": np.abs(getattr(x, name)[k]).item() for name in ("q", "theta") for k in range(2)
@@ -43,7 +44,7 @@ def row(model: ta.Model, x: ta.Overlaps, train_loss: jax.Array, gen_error: jax.A
 
 
 def minima(
-    model: ta.Model, branch: str, state: ta.FixedPoint, d: int, alpha: float, key: jax.Array, starts: int
+    model: ta.Model, branch: str, state: ta.FixedPoint, d: int, alpha: float, key: PRNGKeyArray, starts: int
 ) -> list:
     """Train one instance; return the minimum from the named start, and the lowest one on the branch from any start."""
     data = ta.sample_data(model, d, alpha, key, normalise=True)

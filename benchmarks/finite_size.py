@@ -21,6 +21,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jaxtyping import Array, Float, PRNGKeyArray
 from scipy.sparse.linalg import LinearOperator, eigsh
 
 import tiedattn_jax as ta
@@ -62,11 +63,11 @@ def theory(d: int, alpha: float, instances: int, branch: str, order: int, respon
 KICKS = (1e-3, 1e-2, 1e-1, 5e-1)  # sizes of the random kicks, relative to the weights
 
 
-def lowest_curvature(model: ta.Model, data: ta.Data, Q: jax.Array) -> float:
+def lowest_curvature(model: ta.Model, data: ta.Data, Q: Float[Array, "d r"]) -> float:
     """Return the lowest eigenvalue of the risk's Hessian, by the Lanczos method on Hessian-vector products."""
 
     @jax.jit
-    def product(v: jax.Array) -> jax.Array:
+    def product(v: Float[Array, " n"]) -> Float[Array, " n"]:
         gradient = jax.grad(lambda Q: ta.risk(model, data, Q))
         return jax.jvp(gradient, (Q,), (v.reshape(Q.shape),))[1].ravel()
 
@@ -78,10 +79,10 @@ def ends(d: int, alpha: float, instances: int, start: str, method: str, scale: f
     """Find where each run ends, whether that is a minimum, and whether other minima are near."""
     model, rows = ta.dot_product(), []
 
-    def lbfgs(data: ta.Data, Q: Any, **options: Any) -> ta.Training:
+    def lbfgs(data: ta.Data, Q: str | Float[Array, "d r"], **options: Any) -> ta.Training:
         return ta.train(model, data, Q, optimizer="lbfgs", steps=3000, **options)
 
-    def run(data: ta.Data, key: jax.Array) -> ta.GAMP | ta.Training:
+    def run(data: ta.Data, key: PRNGKeyArray) -> ta.GAMP | ta.Training:
         options: dict[str, Any] = {"key": key, "scale": scale}
         first = ta.gamp(model, data, start, tol=1e-10, **options) if method == "gamp" else lbfgs(data, start, **options)
         end = first if first.ok else lbfgs(data, first.Q)

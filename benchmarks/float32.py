@@ -14,10 +14,11 @@ from typing import Any
 
 import jax
 import numpy as np
+from jaxtyping import Array, Float
 
 import tiedattn_jax as ta
 
-Row = tuple[str, np.ndarray, np.ndarray | None]  # name, values, error bars
+Row = tuple[str, Float[np.ndarray, "..."], Float[np.ndarray, "..."] | None]  # name, values, error bars
 STATES = (("semantic", 2.0), ("positional", 2.0), ("semantic", 1.0))
 
 
@@ -44,7 +45,7 @@ def transitions(model: ta.Model, nodes: ta.Rule, d: int) -> Iterator[Row]:
 def derivatives(model: ta.Model, nodes: ta.Rule, d: int) -> Iterator[Row]:
     """Yield derivatives of the semantic state at alpha = 2."""
 
-    def numbers(model: ta.Model) -> tuple[jax.Array, jax.Array]:
+    def numbers(model: ta.Model) -> tuple[Float[Array, ""], Float[Array, ""]]:
         point = ta.solve(model, 2.0, "semantic", nodes)
         return point.theta, point.gen_error
 

@@ -21,6 +21,7 @@ import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jaxtyping import Array, Float
 from scipy.interpolate import CubicSpline
 from scipy.optimize import minimize, root
 from scipy.special import log_ndtr
@@ -38,13 +39,13 @@ STATES = ((1.2515, "positional"), (2.0, "positional"), (1.0, "semantic"))
 SIGNS = (0.01, 1e-4, 1e-5)  # alphas of the third table
 
 
-def absolute(spread: float) -> np.ndarray:
+def absolute(spread: float) -> Float[np.ndarray, " x"]:
     """Return E|x + spread xi| at `POSITIONS`."""
     x = POSITIONS / spread
     return POSITIONS * (1 - 2 * np.exp(log_ndtr(-x))) + spread * np.sqrt(2 / np.pi) * np.exp(-0.5 * x**2)
 
 
-def cost(s: np.ndarray, widths: np.ndarray) -> float:
+def cost(s: Float[np.ndarray, " k"], widths: Float[np.ndarray, " k"]) -> float:
     """Return the average energy of a jump -|x|/2 with the steps, minus the replica-symmetric one at their response.
 
     Args:
@@ -68,7 +69,11 @@ def cost(s: np.ndarray, widths: np.ndarray) -> float:
     return float(np.sum(excess) * (POSITIONS[1] - POSITIONS[0]))
 
 
-def curvature(s: np.ndarray, widths: np.ndarray, weight: Callable[[np.ndarray], np.ndarray]) -> float:
+def curvature(
+    s: Float[np.ndarray, " k"],
+    widths: Float[np.ndarray, " k"],
+    weight: Callable[[Float[np.ndarray, " v"]], Float[np.ndarray, " v"]],
+) -> float:
     """Return ``1/2 int v(u) weight(v(u)) du``, where v(u) is the response of the steps outside of u."""
     total, v = 0.0, 0.0
     for parisi, width in zip(s[::-1], widths[::-1], strict=True):
@@ -78,8 +83,8 @@ def curvature(s: np.ndarray, widths: np.ndarray, weight: Callable[[np.ndarray], 
     return total
 
 
-def steps_of(parameters: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Map 2 k - 1 free numbers to decreasing s (k,) and widths (k,) that sum to one.
+def steps_of(parameters: Float[np.ndarray, " 2*k-1"]) -> tuple[Float[np.ndarray, " k"], Float[np.ndarray, " k"]]:
+    """Map 2 k - 1 free numbers to decreasing s and widths that sum to one.
 
     The numbers are log s_1, then k - 1 that set the ratios of s, then k - 1 logarithms of ratios of widths.
     """
@@ -96,7 +101,7 @@ def universal(steps: int) -> list[float]:
         if k > 1:  # add a step inside the innermost one
             point = np.concatenate([[point[0] + 0.7], [-0.5], point[1 : k - 1], [1.4], point[k - 1 :] + 1.4])
 
-        def objective(parameters: np.ndarray) -> float:
+        def objective(parameters: Float[np.ndarray, " parameters"]) -> float:
             s, widths = steps_of(parameters)
             return -3 * np.log(cost(s, widths)) + 2 * np.log(curvature(s, widths, np.ones_like))
 
@@ -115,14 +120,14 @@ def at_a_state(alpha: float, branch: str, order: int) -> tuple[float, float, flo
     sums = eqx.filter_jit(channel_gradient)(model, x, rule.replicate(0), moments)[2]
     slopes, weights = map(np.asarray, two_values(sums["slopes"]))
 
-    def weight(v: np.ndarray) -> np.ndarray:
+    def weight(v: Float[np.ndarray, " v"]) -> Float[np.ndarray, " v"]:
         """Return the weight in `curvature`: that of the isotropic prior minus that of the smooth parts.
 
         The latter is an average of e^2 / (1 + v e), which `softened` returns at 3 v / 2.
         """
         return 1 / (1 - v) - alpha * np.asarray(softened(sums["soft"], 1.5 * v))
 
-    def elevation(parameters: np.ndarray) -> float:
+    def elevation(parameters: Float[np.ndarray, " parameters"]) -> float:
         size = np.exp(parameters[0])  # total q1 - q0 in units of V
         s, widths = steps_of(parameters[1:])  # s is in units of size^{-1/2}
         if s @ widths * size**0.5 > 0.8:
@@ -140,20 +145,22 @@ def at_a_state(alpha: float, branch: str, order: int) -> tuple[float, float, flo
     return elevations[0], elevations[1], float(state.replicates.diagnostics.rs_error[0])
 
 
-def signs_loss(alpha: float, q0: jax.Array, widths: jax.Array, s: jax.Array, V: jax.Array) -> jax.Array:
+def signs_loss(
+    alpha: float, q0: Float[Array, ""], widths: Float[Array, " k"], s: Float[Array, " k"], V: Float[Array, ""]
+) -> Float[Array, ""]:
     """Return the training loss of (|z| - 1)^2 / 2 with one token and ridge 1; it is stationary in all but `alpha`.
 
     Args:
         q0: overlap of two minima in different outermost clusters.
-        widths: increment of the overlap at each step, from the outermost to the innermost one, (k,).
-        s: Parisi parameters of the steps, increasing, (k,).
+        widths: increment of the overlap at each step, from the outermost to the innermost one.
+        s: Parisi parameters of the steps, increasing.
         V: response within the smallest clusters.
     """
     normals, weight = np.polynomial.hermite_e.hermegauss(60)
     log_weight = jnp.log(weight / weight.sum())
     W = V + jnp.append(jnp.cumsum((s * widths)[::-1])[::-1], 0.0)  # responses, from the whole one to V
 
-    def energy(h: jax.Array, step: int) -> jax.Array:
+    def energy(h: Float[Array, "*samples"], step: int) -> Float[Array, "*samples"]:
         """Return the energy of a sample, averaged over the clusters from a step inwards; conjugates are eliminated."""
         width, parisi = widths[step], s[step]
         if step < len(s) - 1:
@@ -174,7 +181,7 @@ def signs_loss(alpha: float, q0: jax.Array, widths: jax.Array, s: jax.Array, V: 
 
 
 @jax.jit
-def _scaled(u: jax.Array, alpha: jax.Array) -> jax.Array:
+def _scaled(u: Float[Array, " 2+2*k"], alpha: Float[Array, ""]) -> Float[Array, ""]:
     """Return `signs_loss` over alpha^{3/2} as a function of numbers of order one.
 
     Args:
@@ -196,7 +203,7 @@ def signs(alpha: float, steps: int) -> list[float]:
         RuntimeError: a solution was not found.
     """
 
-    def replica_symmetric(u: jax.Array) -> jax.Array:
+    def replica_symmetric(u: Float[Array, "2"]) -> Float[Array, ""]:
         """Return the replica-symmetric loss over alpha."""
         q, V = u[0] * alpha / 4, u[1]
         return (q / 2 - q / (2 * V)) / alpha + (1 + q - 2 * jnp.sqrt(2 * q / jnp.pi)) / (2 * (1 + V))

@@ -16,6 +16,7 @@ from functools import partial
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jaxtyping import Array, Float, PRNGKeyArray
 
 import tiedattn_jax as ta
 from tiedattn_jax.base.printing import with_error
@@ -28,7 +29,7 @@ class Noisy(ta.DotProduct):
 
     noise = 1
 
-    def target(self, Y: jax.Array, noise: jax.Array) -> jax.Array:
+    def target(self, Y: Float[Array, "L t"], noise: Float[Array, "L noise"]) -> Float[Array, "L L"]:
         return super().target(Y + 0.3 * noise)
 
 
@@ -37,7 +38,7 @@ class Sampled(ta.DotProduct):
 
     noise = 1
 
-    def loss(self, Z: jax.Array, Y: jax.Array, noise: jax.Array) -> jax.Array:
+    def loss(self, Z: Float[Array, "L r"], Y: Float[Array, "L t"], noise: Float[Array, "L noise"]) -> Float[Array, ""]:
         uniform = jax.scipy.special.ndtr(noise)
         label = jnp.sum(jnp.cumsum(self.target(Y), 1)[:, :-1] < uniform, 1)
         return -0.25 * jnp.sum(jax.nn.log_softmax(Z @ Z.T) * jax.nn.one_hot(label, len(Z)))
@@ -123,7 +124,7 @@ def main() -> None:
         print(f"{name}: {result.groups}, largest gradient {result.gradient_norm.max():.1e}", file=sys.stderr)
 
 
-def train(model: ta.Model, branch: str, data: ta.Data, key: jax.Array) -> ta.Training:
+def train(model: ta.Model, branch: str, data: ta.Data, key: PRNGKeyArray) -> ta.Training:
     """Train to a critical point of the risk."""
     return ta.train(model, data, branch, optimizer="lbfgs", steps=3000, tol=1e-8, key=key)
 

@@ -24,6 +24,7 @@ import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray
 
 import tiedattn_jax as ta
 from tiedattn_jax.base.printing import with_error
@@ -40,19 +41,19 @@ BOUNDS = 0.8, 0.3  # on the positional branch, m exceeds .8 of the state's m and
 class Minima(NamedTuple):
     """Minima at which the runs of one instance ended; the leading axis is the run."""
 
-    Q: jax.Array
-    loss: jax.Array
-    q: jax.Array
-    m: jax.Array
-    on_branch: jax.Array
+    Q: Float[Array, "*k d 1"]
+    loss: Float[Array, "*k"]
+    q: Float[Array, "*k"]
+    m: Float[Array, "*k"]
+    on_branch: Bool[Array, "*k"]
 
-    def select(self, k: Any) -> Minima:
+    def select(self, k: int | Int[Array, ""]) -> Minima:
         return Minima(*(a[k] for a in self))
 
 
 @eqx.filter_jit
-def trained(model: ta.Model, data: ta.Data, starts: jax.Array, state: ta.Overlaps) -> Minima:
-    """Run L-BFGS from every start, (k, d, 1), on one instance."""
+def trained(model: ta.Model, data: ta.Data, starts: Float[Array, "k d 1"], state: ta.Overlaps) -> Minima:
+    """Run L-BFGS from every start on one instance."""
     run = jax.vmap(lambda Q: ta.train(model, data, Q, optimizer="lbfgs", steps=3000, tol=1e-8))(starts)
     x = run.overlaps
     q, m, theta = x.q[:, 0, 0, 0], jnp.abs(x.m[:, 0, 0]), jnp.abs(x.theta[:, 0, 0, 0])
@@ -60,7 +61,9 @@ def trained(model: ta.Model, data: ta.Data, starts: jax.Array, state: ta.Overlap
     return Minima(run.Q, run.train_loss, q, m, run.ok & close)
 
 
-def search(model: ta.Model, data: ta.Data, state: ta.Overlaps, rounds: int, lanes: int, key: jax.Array) -> list[Minima]:
+def search(
+    model: ta.Model, data: ta.Data, state: ta.Overlaps, rounds: int, lanes: int, key: PRNGKeyArray
+) -> list[Minima]:
     """Return the minima of every round on one instance; the first entry is that of training alone."""
     mean, direction = jnp.abs(state.m[0, 0]), start(model, data, "positional", scale=1.0)
     spread = jnp.sqrt(state.q[0, 0, 0] / model.trace[0] - mean**2)
@@ -85,7 +88,7 @@ def lowest(minima: list[Minima]) -> Minima:
     return joined.select(jnp.argmin(jnp.where(joined.on_branch, joined.loss, jnp.inf)))
 
 
-def row(rs: ta.FixedPoint, lines: Any, minima: list[Minima]) -> dict[str, Any]:
+def row(rs: ta.FixedPoint, lines: ta.Replicate, minima: list[Minima]) -> dict[str, Any]:
     """Return the numbers of one instance, relative to the RS state."""
     best, first = lowest(minima), minima[0].select(0)
 

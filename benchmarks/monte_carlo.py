@@ -10,6 +10,7 @@ import math
 from functools import partial
 
 import numpy as np
+from jaxtyping import Float
 
 from .published_method import Overlaps, Problem, Result, solve as damped, stein
 
@@ -23,8 +24,8 @@ def solve(alpha: float, branch: str = "semantic", draws: int = 2**13, seed: int 
     return damped(alpha, branch=branch, hats=partial(conjugates, normals=normals))
 
 
-def conjugates(x: Overlaps, p: Problem, normals: np.ndarray) -> Overlaps:
-    """Return the conjugates of the overlaps from draws of xi and u, (2, 2, n); see `published_method.conjugates`."""
+def conjugates(x: Overlaps, p: Problem, normals: Float[np.ndarray, "2 2 n"]) -> Overlaps:
+    """Return the conjugates of the overlaps from draws of xi and u; see `published_method.conjugates`."""
     xi, u = normals
     h = math.sqrt(x.q) * xi + x.m * np.array([[1.0], [-1.0]])
     y = x.theta / math.sqrt(x.q) * xi + math.sqrt(p.sigma**2 - x.theta**2 / x.q) * u
@@ -33,8 +34,8 @@ def conjugates(x: Overlaps, p: Problem, normals: np.ndarray) -> Overlaps:
     return stein(x, p, *(float(moment.mean()) for moment in moments))
 
 
-def prox(h: np.ndarray, y: np.ndarray, V: float, p: Problem) -> np.ndarray:
-    """Return the minimisers of `energy` at fields of the student and of the teacher, (2, n)."""
+def prox(h: Float[np.ndarray, "2 n"], y: Float[np.ndarray, "2 n"], V: float, p: Problem) -> Float[np.ndarray, "2 n"]:
+    """Return the minimisers of `energy` at fields of the student and of the teacher."""
     # Minima lie near h and near the teacher's fields of either sign. The axes are token, start and node.
     starts = np.stack([h, y, -y, np.zeros_like(h)], 1)
     T = (1 - p.omega) * attention(y) + p.omega * np.diag(p.mixing)[:, None]
@@ -62,11 +63,13 @@ def prox(h: np.ndarray, y: np.ndarray, V: float, p: Problem) -> np.ndarray:
     return z.reshape(2, count, -1)[:, best, np.arange(len(best))]
 
 
-def energy(z: np.ndarray, h: np.ndarray, T: np.ndarray, V: float, p: Problem) -> np.ndarray:
-    """Return |z - h|^2 / (2 V) + sigma^2 sum_k (S(z)_kk - T_k)^2 of fields (2, n); T is the diagonal of the target."""
+def energy(
+    z: Float[np.ndarray, "2 n"], h: Float[np.ndarray, "2 n"], T: Float[np.ndarray, "2 n"], V: float, p: Problem
+) -> Float[np.ndarray, " n"]:
+    """Return |z - h|^2 / (2 V) + sigma^2 sum_k (S(z)_kk - T_k)^2 of fields z; T is the diagonal of the target."""
     return np.sum((z - h) ** 2 / (2 * V) + p.sigma**2 * (attention(z) - T) ** 2, 0)
 
 
-def attention(z: np.ndarray) -> np.ndarray:
-    """Return the diagonal of softmax(z z^T), (2, n); for two tokens it determines the rest, as rows sum to one."""
+def attention(z: Float[np.ndarray, "2 *n"]) -> Float[np.ndarray, "2 *n"]:
+    """Return the diagonal of softmax(z z^T); for two tokens it determines the rest, as rows sum to one."""
     return 0.5 + 0.5 * np.tanh(z * (z - z[::-1]) / 2)

@@ -16,6 +16,7 @@ from functools import partial
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jaxtyping import Array, Float, PRNGKeyArray
 
 import tiedattn_jax as ta
 from tiedattn_jax.finite.instances import Compared
@@ -45,14 +46,14 @@ class Heads(ta.DotProduct):
     def rotation_invariant(self) -> bool:
         return False
 
-    def start_columns(self, combined: bool) -> tuple[jax.Array, jax.Array]:
+    def start_columns(self, combined: bool) -> tuple[Float[Array, "r t"], Float[Array, " r"]]:
         return jnp.array([[1.0, 0.0], [0.0, 0.94], [0.0, 0.34]]), jnp.array([0.0, -0.34, 0.94])
 
-    def attention(self, fields: jax.Array) -> jax.Array:
+    def attention(self, fields: Float[Array, "L 2"]) -> Float[Array, "L L"]:
         first, second = (jax.nn.softmax(jnp.outer(column, column)) for column in fields.T)
         return (4 * first + 3 * second) / 7
 
-    def student(self, Z: jax.Array) -> jax.Array:
+    def student(self, Z: Float[Array, "L r"]) -> Float[Array, "L L"]:
         positional = jax.nn.softmax(jnp.outer(Z[:, 2], Z[:, 2]))
         return (1 - self.omega) * self.attention(Z[:, :2]) + self.omega * positional
 
@@ -98,7 +99,7 @@ def three_heads(name: str, d: int, instances: int) -> None:
     net = ta.dot_product(lam=0.005, penalty=ta.L1(0.002), teacher=jnp.eye(2), rank=3)
     model, alpha = Heads(**vars(net)), 6.0
 
-    def run(data: ta.Data, key: jax.Array) -> ta.GAMP:
+    def run(data: ta.Data, key: PRNGKeyArray) -> ta.GAMP:
         semantic, positional = (start(model, data, init, key) for init in PAIR[::-1])
         Q = 0.2 * semantic + positional
         # Message passing from this start leaves its domain, so a thousand steps of training come first.
@@ -132,7 +133,7 @@ def print_rows(name: str, fraction: str, rows: dict[str, tuple[float, ...]]) -> 
         name = fraction = ""
 
 
-def critical_point(model: ta.Model, branch: str, data: ta.Data, key: jax.Array) -> ta.GAMP | ta.Training:
+def critical_point(model: ta.Model, branch: str, data: ta.Data, key: PRNGKeyArray) -> ta.GAMP | ta.Training:
     """Find a critical point of the risk by message passing; if that does not converge, train from where it ended."""
     estimate = ta.gamp(model, data, branch)
     return estimate if estimate.ok else ta.train(model, data, estimate.Q, steps=50_000, rate=0.5, tol=1e-8)

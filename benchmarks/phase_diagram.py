@@ -17,6 +17,7 @@ import time
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jaxtyping import Array, Key, PRNGKeyArray
 
 import tiedattn_jax as ta
 from tiedattn_jax.theory.equations import Equations
@@ -101,8 +102,10 @@ def simulation(a: argparse.Namespace) -> None:
         points = {b: ta.solve(model, alpha, b) for b in ("positional", "semantic")}
         keys = jax.random.split(jax.random.key(0), a.instances)
 
-        def ends(branch: str, model: ta.Model = model, alpha: float = alpha, keys: jax.Array = keys) -> ta.Instances:
-            def run(data: ta.Data, key: jax.Array) -> ta.Training:
+        def ends(
+            branch: str, model: ta.Model = model, alpha: float = alpha, keys: Key[Array, " K"] = keys
+        ) -> ta.Instances:
+            def run(data: ta.Data, key: PRNGKeyArray) -> ta.Training:
                 return ta.train(model, data, branch, optimizer="lbfgs", key=key, steps=a.steps)
 
             return ta.run_instances(model, a.d, alpha, run, keys, theory=False, normalise=True)

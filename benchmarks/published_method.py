@@ -39,9 +39,10 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
+from jaxtyping import Float
 from scipy.optimize import OptimizeResult, minimize
 
-Objective = Callable[[np.ndarray], float]
+Objective = Callable[[Float[np.ndarray, "2"]], float]
 
 
 class Overlaps(NamedTuple):
@@ -60,7 +61,7 @@ class Problem(NamedTuple):
     omega: float
     sigma: float
     lam: float
-    mixing: np.ndarray  # (2, 2), rows summing to one
+    mixing: Float[np.ndarray, "2 2"]  # rows summing to one
 
 
 class Result(NamedTuple):
@@ -85,7 +86,7 @@ STARTS = {
 }
 
 
-def stroud_secrest_7() -> tuple[np.ndarray, np.ndarray]:
+def stroud_secrest_7() -> tuple[Float[np.ndarray, "12 2"], Float[np.ndarray, "12"]]:
     """Return the rule of degree 7 with 12 nodes for averages with density exp(-|x|^2) / pi on the plane.
 
     The nodes are three squares of four, one on the axes and two on the diagonals. All odd moments vanish by symmetry.
@@ -108,7 +109,7 @@ def stroud_secrest_7() -> tuple[np.ndarray, np.ndarray]:
     return nodes, weights
 
 
-def exact_degree(nodes: np.ndarray, weights: np.ndarray) -> int:
+def exact_degree(nodes: Float[np.ndarray, "n 2"], weights: Float[np.ndarray, " n"]) -> int:
     """Return the largest degree up to which all monomials are averaged exactly under exp(-|x|^2) / pi."""
 
     def moment(k: int) -> float:  # E x^k for x ~ N(0, 1/2)
@@ -121,35 +122,35 @@ def exact_degree(nodes: np.ndarray, weights: np.ndarray) -> int:
                 return degree - 1
 
 
-def attention(z: np.ndarray) -> np.ndarray:
-    """Return the row-wise softmax(z z^T) of two tokens, (2, 2)."""
+def attention(z: Float[np.ndarray, "2"]) -> Float[np.ndarray, "2 2"]:
+    """Return the row-wise softmax(z z^T) of two tokens."""
     scores = np.outer(z, z)
     scores = np.exp(scores - scores.max(axis=1, keepdims=True))
     return scores / scores.sum(axis=1, keepdims=True)
 
 
-def target(y: np.ndarray, p: Problem) -> np.ndarray:
-    """Return the attention matrix of the teacher, (2, 2)."""
+def target(y: Float[np.ndarray, "2"], p: Problem) -> Float[np.ndarray, "2 2"]:
+    """Return the attention matrix of the teacher."""
     return (1 - p.omega) * attention(y) + p.omega * p.mixing
 
 
-def matrix_objective(h: np.ndarray, y: np.ndarray, V: float, p: Problem) -> Objective:
+def matrix_objective(h: Float[np.ndarray, "2"], y: Float[np.ndarray, "2"], V: float, p: Problem) -> Objective:
     """Return |z - h|^2 / (2 V) + sigma^2 / 2 |S(z) - T(y)|_F^2 as a function of z, written with matrices."""
     T = target(y, p)
 
-    def objective(z: np.ndarray) -> float:
+    def objective(z: Float[np.ndarray, "2"]) -> float:
         return np.sum((z - h) ** 2) / (2 * V) + p.sigma**2 / 2 * np.sum((attention(z) - T) ** 2)
 
     return objective
 
 
-def scalar_objective(h: np.ndarray, y: np.ndarray, V: float, p: Problem) -> Objective:
+def scalar_objective(h: Float[np.ndarray, "2"], y: Float[np.ndarray, "2"], V: float, p: Problem) -> Objective:
     """Return the function of `matrix_objective` in scalar arithmetic, simplified because rows of S and T sum to one."""
     t1, t2 = map(float, np.diag(target(y, p)))
     h1, h2 = map(float, h)
     variance = p.sigma**2
 
-    def objective(z: np.ndarray) -> float:
+    def objective(z: Float[np.ndarray, "2"]) -> float:
         z1, z2 = float(z[0]), float(z[1])
         s1 = 0.5 + 0.5 * math.tanh(z1 * (z1 - z2) / 2)
         s2 = 0.5 + 0.5 * math.tanh(z2 * (z2 - z1) / 2)
@@ -158,7 +159,7 @@ def scalar_objective(h: np.ndarray, y: np.ndarray, V: float, p: Problem) -> Obje
     return objective
 
 
-def gaussian_average(integrand: Callable[[np.ndarray, np.ndarray], Any]) -> Any:
+def gaussian_average(integrand: Callable[[Float[np.ndarray, "2"], Float[np.ndarray, "2"]], Any]) -> Any:
     """Return the average of integrand(xi, u) over standard normal xi and u in the plane, by the nested rule."""
     nodes, weights = stroud_secrest_7()
     nodes = math.sqrt(2) * nodes  # from density exp(-r^2) / pi to exp(-r^2 / 2) / (2 pi)
@@ -166,7 +167,13 @@ def gaussian_average(integrand: Callable[[np.ndarray, np.ndarray], Any]) -> Any:
     return sum(w_xi * w_u * integrand(xi, u) for (xi, w_xi), (u, w_u) in pairs)
 
 
-def proximal(x: Overlaps, p: Problem, build: Any, xi: np.ndarray, u: np.ndarray) -> tuple[np.ndarray, OptimizeResult]:
+def proximal(
+    x: Overlaps,
+    p: Problem,
+    build: Callable[..., Objective],
+    xi: Float[np.ndarray, "2"],
+    u: Float[np.ndarray, "2"],
+) -> tuple[Float[np.ndarray, "2"], OptimizeResult]:
     """Return the student's fields h at a node, and the minimum of the proximal problem there.
 
     notation: h = sqrt(q) xi + m (1, -1), y = theta / sqrt(q) xi + c u, c^2 = rho - theta^2 / q.
@@ -182,7 +189,7 @@ def proximal(x: Overlaps, p: Problem, build: Any, xi: np.ndarray, u: np.ndarray)
 def conjugates(x: Overlaps, p: Problem, economical: bool = False) -> Overlaps:
     """Return the conjugates of the overlaps by their Stein forms."""
 
-    def moments(xi: np.ndarray, u: np.ndarray) -> np.ndarray:
+    def moments(xi: Float[np.ndarray, "2"], u: Float[np.ndarray, "2"]) -> Float[np.ndarray, "4"]:
         h, minimum = proximal(x, p, scalar_objective if economical else matrix_objective, xi, u)
         g = (minimum.x - h) / x.V
         return np.array([g @ g, g[0] - g[1], g @ xi, g @ u])

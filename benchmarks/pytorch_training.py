@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
+from jaxtyping import Array, Float
 
 import tiedattn_jax as ta
 from tiedattn_jax.finite.sampling import raw_labels
@@ -20,7 +19,7 @@ class Plain:
         Q: weights from which every run starts, (d, 1).
     """
 
-    def __init__(self, model: ta.DotProduct, data: ta.Data, Q: Any):
+    def __init__(self, model: ta.DotProduct, data: ta.Data, Q: Float[Array, "d r"]):
         import torch  # imported here, because the suite also runs without it
 
         self.torch = torch
@@ -28,7 +27,7 @@ class Plain:
         self.inputs, self.labels, self.start = (torch.from_numpy(np.array(a)) for a in (sentences, labels, Q))
         self.rate = {"lr": RATES["gd"], "weight_decay": float(model.lam)}
 
-    def run(self, steps: int) -> np.ndarray:
+    def run(self, steps: int) -> Float[np.ndarray, "d r"]:
         """Return the weights after `steps` steps."""
         torch, Q = self.torch, self.start.clone().requires_grad_()
         optimizer = torch.optim.SGD([Q], **self.rate)

@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jaxtyping import Array, Float, Int
 
 import tiedattn_jax as ta
 from tiedattn_jax.finite.starts import start as start_of
@@ -37,8 +38,8 @@ def _reference_rule(model: ta.Model) -> ta.Rule:
 
 
 @functools.cache
-def _reference(alpha: float, branch: str) -> np.ndarray:
-    """Return the reference order parameters at the standard setting, (1, 3)."""
+def _reference(alpha: float, branch: str) -> Float[np.ndarray, "1 3"]:
+    """Return the reference order parameters at the standard setting."""
     model = ta.dot_product()
     return order_parameters(ta.solve(model, alpha, branch, _reference_rule(model), settings=ta.Settings(tol=1e-7)))
 
@@ -50,14 +51,14 @@ def _alpha_c() -> float:
     return float(ta.critical_alpha(model, _reference_rule(model)).alpha)
 
 
-def order_parameters(point: ta.FixedPoint) -> np.ndarray:
-    """Return the order parameters `NUMBERS` of the first token in every replicate, (R, 3)."""
+def order_parameters(point: ta.FixedPoint) -> Float[np.ndarray, "R 3"]:
+    """Return the order parameters `NUMBERS` of the first token in every replicate."""
     x = point.replicates.overlaps
     return np.stack([np.asarray(getattr(x, name)[:, 0]).reshape(-1) for name in NUMBERS[point.branch]], 1)
 
 
-def worst(values: Any, reference: Any) -> float:
-    """Return the largest relative error of order parameters (R, k), each the root mean square over the replicates."""
+def worst(values: Float[np.ndarray, "R k"], reference: Float[np.ndarray, "#R k"]) -> float:
+    """Return the largest relative error of order parameters, each the root mean square over the replicates."""
     return float(np.max(np.sqrt(np.mean((values / reference - 1) ** 2, 0))))
 
 
@@ -86,7 +87,7 @@ def _wide(sizes: Sequence[int], repeat: int) -> Measured:
         reference = ta.solve(model, ALPHA, "semantic", ta.sobol_nodes(model, _WIDE_REFERENCE, seed=1))
         reference_values = np.mean(invariants(reference), 0)
 
-        def error(point: ta.FixedPoint, reference_values: np.ndarray = reference_values) -> float:
+        def error(point: ta.FixedPoint, reference_values: Float[np.ndarray, "1 4"] = reference_values) -> float:
             return worst(invariants(point), reference_values)
 
         for size in sizes:
@@ -108,8 +109,8 @@ def _wide_models() -> dict[str, ta.Model]:
     return {**models, "r = 2": ta.dot_product(rank=2, teacher=np.eye(2))}
 
 
-def invariants(point: ta.FixedPoint) -> np.ndarray:
-    """Return mean tr q and tr V over tokens, tr theta theta^T summed over them, and the training loss, (R, 4)."""
+def invariants(point: ta.FixedPoint) -> Float[np.ndarray, "R 4"]:
+    """Return mean tr q and tr V over tokens, tr theta theta^T summed over them, and the training loss."""
     x, loss = point.replicates.overlaps, np.asarray(point.replicates.train_loss)
     q, V = (np.trace(np.asarray(a), axis1=2, axis2=3).mean(1) for a in (x.q, x.V))
     return np.stack([q, V, np.sum(np.asarray(x.theta) ** 2, (1, 2, 3)), loss], 1)
@@ -159,7 +160,7 @@ def _comparators(draws: int) -> Measured:
 def _gradient(sizes: Sequence[int], repeat: int) -> Measured:
     """Time d (training loss) / d sigma on the semantic branch, next to the solve that it contains."""
 
-    def loss(sigma: Any, nodes: ta.Rule) -> jax.Array:
+    def loss(sigma: float | Float[Array, ""], nodes: ta.Rule) -> Float[Array, ""]:
         return ta.solve(ta.dot_product(sigma=sigma), ALPHA, "semantic", nodes).train_loss
 
     model = ta.dot_product()
@@ -248,10 +249,10 @@ _STEPS = 100  # steps of training in one measurement
 
 
 @jax.jit
-def _two_passes(rows: jax.Array, v: jax.Array) -> jax.Array:
-    """Multiply a vector (d,) by the data, (L n, d), and then by their transpose, `_PASSES` times."""
+def _two_passes(rows: Float[Array, "Ln d"], v: Float[Array, " d"]) -> Float[Array, " d"]:
+    """Multiply a vector by the data, and then by their transpose, `_PASSES` times."""
 
-    def round_trip(_: Any, v: jax.Array) -> jax.Array:
+    def round_trip(_: Int[Array, ""], v: Float[Array, " d"]) -> Float[Array, " d"]:
         v = (rows @ v) @ rows
         return v / jnp.linalg.norm(v)
 

@@ -21,6 +21,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jaxtyping import Array, Float
 
 import tiedattn_jax as ta
 from tiedattn_jax.model.overlaps import Coordinates, branch_of
@@ -99,7 +100,7 @@ def seconds(fn: Callable[..., Any], *args: Any) -> float:
 
 def peaks() -> dict[tuple[str, int], float]:
     """Measure operations per second and core, by class and bits, with all cores at work."""
-    steps: dict[str, tuple[int, Callable[[jax.Array], jax.Array]]] = {
+    steps: dict[str, tuple[int, Callable[[Float[Array, " n"]], Float[Array, " n"]]]] = {
         "simple": (2, lambda x: 0.5 * x + 0.25),
         "division": (1, lambda x: 1.5 / (0.5 + x)),
         "transcendental": (1, lambda x: jnp.exp(-x)),
@@ -108,8 +109,8 @@ def peaks() -> dict[tuple[str, int], float]:
     for kind, (count, step) in steps.items():
 
         @jax.jit
-        def kernel(x: jax.Array, step: Callable[[jax.Array], jax.Array] = step) -> jax.Array:
-            def body(_: int, x: jax.Array) -> jax.Array:
+        def kernel(x: Float[Array, " n"], step: Callable[[Array], Array] = step) -> Float[Array, " n"]:
+            def body(_: int, x: Float[Array, " n"]) -> Float[Array, " n"]:
                 # The chains are independent, so that their operations overlap.
                 chains = [x + 0.1 * k for k in range(_CHAINS)]
                 for _ in range(_CHAIN):
@@ -147,7 +148,7 @@ def loops() -> list[Loop]:
 
     prox_search, line_search = searched(single), searched(lines)
 
-    def evaluation(v: jax.Array) -> Any:
+    def evaluation(v: Float[Array, " n"]) -> Any:
         return Equations(model, point.alpha, lines, free).answer(v)
 
     return [
@@ -159,7 +160,7 @@ def loops() -> list[Loop]:
 
 
 @jax.jit
-def _passes(rows: jax.Array, v: jax.Array) -> jax.Array:
+def _passes(rows: Float[Array, "Ln d"], v: Float[Array, " d"]) -> Float[Array, " d"]:
     return (rows @ v) @ rows
 
 

@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any
 
 import jax
+from matplotlib.figure import Figure
 from PIL import Image
 from tqdm import tqdm
 
@@ -78,7 +79,7 @@ def _draw(entry: Entry, data: Path, out: Path, full: bool) -> None:
     write_whole(out / "paper.md", page(path.read_text() for path in paths if path.exists()).encode())
 
 
-def _content(figure: Any, kind: str) -> bytes:
+def _content(figure: Figure, kind: str) -> bytes:
     """Return a picture as the content of a file; a large PNG gets a palette, which reduces its size by two thirds."""
     content = io.BytesIO()
     figure.savefig(content, format=kind, dpi=110)

@@ -7,6 +7,7 @@ from typing import Any
 
 import jax
 import numpy as np
+from jaxtyping import Shaped
 from matplotlib.figure import Figure
 
 import tiedattn_jax as ta
@@ -54,7 +55,7 @@ def _numbers(run: ta.Training) -> list[float]:
     return [float(np.abs(np.asarray(x.theta)).mean()), float(np.abs(np.asarray(x.m)).mean()), float(run.train_loss)]
 
 
-def ends(runs: Columns) -> np.ndarray:
+def ends(runs: Columns) -> Shaped[np.ndarray, " rows"]:
     """Classify the end of every run as "positional", "semantic" or "elsewhere", by loss and overlaps of the minima."""
     out = np.full(len(runs["d"]), "elsewhere", object)
     for branch in BRANCHES:

@@ -9,11 +9,12 @@ from typing import Any, NamedTuple
 
 import jax
 import numpy as np
+from jaxtyping import Shaped
 
 from tiedattn_jax.base.errors import InputError
 from tiedattn_jax.base.store import Checkpoint, packed, unpacked, write_whole
 
-Columns = dict[str, np.ndarray]
+Columns = dict[str, Shaped[np.ndarray, " rows"]]
 _MAPS = Path("/proc/self/maps")
 Bar = Callable[[int, int], None]  # called with the amount that is done and the total
 

@@ -6,9 +6,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import jax
 import jax.numpy as jnp
 import numpy as np
+from jaxtyping import Array, Float, PRNGKeyArray
 from matplotlib.figure import Figure
 
 import tiedattn_jax as ta
@@ -51,7 +51,7 @@ def correlated() -> ta.SpectralLaw:
     return ta.SpectralLaw.of_classes([0.25, 0.25], shares, **vectors, teacher_means=[0.3, -0.3])
 
 
-def mixed(data: ta.Data, key: jax.Array) -> jax.Array:
+def mixed(data: ta.Data, key: PRNGKeyArray) -> Float[Array, "d r"]:
     """Return weights with one column at each of the two starts."""
     return jnp.concatenate([informed(branch)(data, key) for branch in BRANCHES], axis=1)
 
@@ -132,7 +132,7 @@ def _columns(model: ta.AttentionLayer, alpha: float, branch: str | None) -> ta.O
     states = [ta.solve(single, alpha, b, rule).overlaps for b in (BRANCHES if branch is None else (branch, branch))]
     eye = jnp.eye(2)
 
-    def diagonal(name: str) -> jax.Array:
+    def diagonal(name: str) -> Float[Array, "L 2 2"]:
         return jnp.stack([getattr(x, name)[:, 0, 0] for x in states], axis=-1)[:, :, None] * eye
 
     q = diagonal("q")

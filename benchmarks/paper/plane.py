@@ -9,6 +9,8 @@ from typing import Any, NamedTuple
 import equinox as eqx
 import jax.numpy as jnp
 import numpy as np
+from jaxtyping import Float
+from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 import tiedattn_jax as ta
@@ -161,7 +163,7 @@ def draw_layers(layers: dict[str, tuple[Simulation, Columns]]) -> Figure:
     return figure
 
 
-_AXES: Any = {"xlabel": LABELS["alpha"], "ylabels": (LABELS["omega"],), "sharey": True}
+_AXES: dict[str, Any] = {"xlabel": LABELS["alpha"], "ylabels": (LABELS["omega"],), "sharey": True}
 _GAP = "positional minus semantic training loss / d"
 
 
@@ -177,12 +179,19 @@ def _cells(simulation: Simulation, branch: int) -> Columns:
     return out
 
 
-def _gap(simulation: Simulation) -> np.ndarray:
-    """Return the positional minus the semantic training loss, (omega, alpha)."""
+def _gap(simulation: Simulation) -> Float[np.ndarray, "omega alpha"]:
+    """Return the positional minus the semantic training loss."""
     return _cells(simulation, 0)["train_loss"] - _cells(simulation, 1)["train_loss"]
 
 
-def _coloured(figure: Figure, axis: Any, simulation: Simulation, values: np.ndarray, colours: str, label: str) -> None:
+def _coloured(
+    figure: Figure,
+    axis: Axes,
+    simulation: Simulation,
+    values: Float[np.ndarray, "omega alpha"],
+    colours: str,
+    label: str,
+) -> None:
     """Plot cells in colours centred at zero, with a colour bar; cells whose minima are of one kind are nearly white."""
     alphas, omegas = np.unique(simulation[1]["alpha"]), np.unique(simulation[1]["omega"])
     limit = max(np.nanmax(np.abs(values)), ONE_KIND * np.nanmax(simulation[1]["train_loss"]))

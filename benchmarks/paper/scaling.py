@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from jaxtyping import Float, Real
 from matplotlib.figure import Figure
 from matplotlib.ticker import NullFormatter
 
@@ -49,7 +50,11 @@ def load(folder: Path) -> dict[str, Any]:
 def draw(data: dict[str, Any], names: Sequence[str]) -> Figure:
     """Plot means and theory above, and the scatter over instances with a fitted power of d below."""
     scatters = [rf"scatter of {SYMBOLS.get(name, LABELS[name])}" for name in names]
-    options: Any = {"rows": 2, "xlabel": "dimension $d$", "ylabels": [*(LABELS[name] for name in names), *scatters]}
+    options: dict[str, Any] = {
+        "rows": 2,
+        "xlabel": "dimension $d$",
+        "ylabels": [*(LABELS[name] for name in names), *scatters],
+    }
     with panels(4.2 * len(names), 5.6, [""] * len(names), **options) as (figure, axes):
         for name, (above, below) in zip(names, axes.T, strict=True):
             for k, branch in enumerate(BRANCHES):
@@ -71,12 +76,14 @@ def draw(data: dict[str, Any], names: Sequence[str]) -> Figure:
     return figure
 
 
-def _error(scatter: np.ndarray, count: np.ndarray) -> np.ndarray:
+def _error(scatter: Float[np.ndarray, " d"], count: Real[np.ndarray, " d"]) -> Float[np.ndarray, " d"]:
     """Return the standard error of a standard deviation."""
     return scatter / np.sqrt(2 * np.maximum(count - 1, 1))
 
 
-def power(d: np.ndarray, size: np.ndarray, error: np.ndarray) -> tuple[float, float, float]:
+def power(
+    d: Real[np.ndarray, " d"], size: Float[np.ndarray, " d"], error: Float[np.ndarray, " d"]
+) -> tuple[float, float, float]:
     """Fit ``size = amplitude d^exponent`` in logarithms; return amplitude, exponent and the exponent's error."""
     weight = size / error
     rows = np.stack([np.ones_like(d), np.log(d)], 1) * weight[:, None]

@@ -13,6 +13,7 @@ import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jaxtyping import Array, Float, PRNGKeyArray, Real
 
 import tiedattn_jax as ta
 from tiedattn_jax.finite.instances import Compared
@@ -35,13 +36,13 @@ SENTENCES = 20_000  # fresh sentences for the test error of an instance
 MEASURED = ("instances", *QUANTITIES, *(f"{name}_scatter" for name in QUANTITIES))
 NUMBERS = (*QUANTITIES, *(f"{name}_stderr" for name in QUANTITIES))
 
-Start = Callable[[ta.Data, jax.Array], jax.Array]  # weights (d, r) from an instance and a key
+Start = Callable[[ta.Data, PRNGKeyArray], Float[Array, "d r"]]  # weights from an instance and a key
 
 
 def informed(branch: str, columns: int = 1) -> Start:
     """Return a start with all columns at the teacher or along the encodings; noise distinguishes several columns."""
 
-    def weights(data: ta.Data, key: jax.Array) -> jax.Array:
+    def weights(data: ta.Data, key: PRNGKeyArray) -> Float[Array, "d r"]:
         single = ta.dot_product(dtype=data.x.dtype)
         tokens = eqx.tree_at(lambda s: (s.means, s.classes), data, (None, None), is_leaf=lambda leaf: leaf is None)
         column = start_of(single, tokens, branch)
@@ -61,7 +62,7 @@ def measured(
         train: function that trains, such as `TRAIN`.
     """
 
-    def run(data: ta.Data, key: jax.Array) -> ta.Training:
+    def run(data: ta.Data, key: PRNGKeyArray) -> ta.Training:
         return train(model, data, start(data, key))
 
     keys = jax.random.split(jax.random.key(0), instances)
@@ -73,7 +74,7 @@ def measured(
     return [count, *mean, *scatter]
 
 
-def standard_error(columns: dict[str, np.ndarray], name: str) -> np.ndarray:
+def standard_error(columns: dict[str, Real[np.ndarray, " rows"]], name: str) -> Float[np.ndarray, " rows"]:
     """Return the standard error of the mean of a quantity in rows of `measured`."""
     return columns[f"{name}_scatter"] / np.sqrt(columns["instances"])
 

@@ -42,6 +42,7 @@ def test_train_command(capsys, tmp_path):
     assert json.loads((tmp_path / "train.json").read_text())["iterations"] == 7
 
 
+@pytest.mark.usefixtures("unchecked")
 def test_what_is_asked_for(capsys, monkeypatch):
     calls = {}
 

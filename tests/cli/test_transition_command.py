@@ -5,6 +5,7 @@ import dataclasses
 import json
 from types import SimpleNamespace
 
+import jax.numpy as jnp
 import made
 import numpy as np
 import pytest
@@ -50,6 +51,7 @@ def test_json_and_files(capsys, tmp_path, monkeypatch):
     assert (out_dir / "transition.png").read_bytes()[:4] == b"\x89PNG"
 
 
+@pytest.mark.usefixtures("unchecked")
 def test_the_end_that_is_met_first():
     def end(alpha, side):
         return SimpleNamespace(alpha=alpha, side=side)
@@ -68,7 +70,9 @@ def without_solving(monkeypatch):
     def sweep(model, alphas, branch, nodes, progress):
         calls["rough"].append(nodes.size)
         assert len(alphas) == transition.CURVE_POINTS
-        return ta.Curve(branch, tuple(dataclasses.replace(point, alpha=alpha) for alpha in (alphas[0], alphas[-1])))
+        return ta.Curve(
+            branch, tuple(dataclasses.replace(point, alpha=jnp.asarray(alpha)) for alpha in (alphas[0], alphas[-1]))
+        )
 
     def critical_alpha(model, nodes, start):
         calls["full"] = nodes.size

@@ -38,10 +38,10 @@ def case(model, two_atoms):
     rng = np.random.default_rng(0)
     x, y, teacher = (rng.standard_normal(shape) for shape in ((2, N, D), (N, 2, 1), (D, 1)))
     x *= 0.5 / D**0.5
-    labels = Labels(np.ones(N), np.ones((2, 2, N)), np.ones((2, 2, N)))
+    labels = Labels(jnp.ones(N), jnp.ones((2, 2, N)), jnp.ones((2, 2, N)))
     words = task.Data(np.zeros((4, 3), np.int32), np.ones((2, 3), np.int32), 3)
     w = task.Transformer(key, length=3, tokens=3, width=4, hidden=2)
-    stacked = jax.tree.map(lambda a: jnp.stack([a, a]), w)
+    stacked, history = jax.tree.map(lambda a: jnp.stack([a, a]), w), task.History(*[np.zeros((2, 0))] * 5)
     return SimpleNamespace(
         model=model,
         other=two_atoms,
@@ -55,12 +55,12 @@ def case(model, two_atoms):
         plain=Data(x, y, teacher),
         small=Data(np.float32(x), y, teacher),
         nameless=Data(x, y),
-        single=Data(x[:, :1], y[:1], labels=Labels(np.ones(1), np.ones((2, 2, 1)), np.ones((2, 2, 1)))),
-        three=Data(np.ones((3, N, D)), np.ones((N, 3, 1)), labels=Labels(np.ones(N), *np.ones((2, 3, 3, N)))),
+        single=Data(x[:, :1], y[:1], labels=Labels(jnp.ones(1), jnp.ones((2, 2, 1)), jnp.ones((2, 2, 1)))),
+        three=Data(np.ones((3, N, D)), np.ones((N, 3, 1)), labels=Labels(jnp.ones(N), *jnp.ones((2, 3, 3, N)))),
         wide=Data(np.full((2, 1, 10**3 * D), 0.5 / (10**3 * D) ** 0.5), y[:1], np.ones((10**3 * D, 1))),
         words=words,
         w=w,
-        frozen=task.Training(stacked, stacked, stacked, None, np.zeros(2, int)),
+        frozen=task.Training(stacked, stacked, stacked, history, np.zeros(2, int)),
     )
 
 
@@ -323,6 +323,7 @@ ROWS = [
 ]
 
 
+@pytest.mark.usefixtures("unchecked")
 @pytest.mark.parametrize("row", ROWS, ids=[f"{argument}-{k}" for k, (_, argument, _) in enumerate(ROWS)])
 def test_bad_input(case, row, monkeypatch):
     def fail_late(*args, **options):

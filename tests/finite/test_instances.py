@@ -89,7 +89,7 @@ def test_differences_are_those_of_the_usable_instances():
         status=status,
         finished=zeros.astype(bool),
         gradient_norm=zeros,
-        iterations=zeros,
+        iterations=zeros.astype(int),
         theory_status=np.array([0, 1, 0, 0, 0, ta.Status.absent, 0, 0]),
         points=[],
     )
@@ -102,9 +102,9 @@ def test_differences_are_those_of_the_usable_instances():
 
 
 def test_states_are_compared_by_their_invariants():
-    matrices = -np.stack([np.diag([1.0, 2.0]), np.diag([3.0, 4.0])])
-    x = Overlaps(q=matrices, V=2 * matrices, theta=-np.array([[[3.0], [4.0]]] * 2), m=-np.array([[6.0, 8.0]] * 2))
-    compared = Compared.of(0.1, 0.2, x)
+    matrices = -jnp.stack([jnp.diag(jnp.array(entries)) for entries in ([1.0, 2.0], [3.0, 4.0])])
+    x = Overlaps(q=matrices, V=2 * matrices, theta=-jnp.array([[[3.0], [4.0]]] * 2), m=-jnp.array([[6.0, 8.0]] * 2))
+    compared = Compared.of(jnp.array(0.1), jnp.array(0.2), x)
     assert [float(a) for a in (compared.q, compared.V, compared.theta, compared.m)] == [-5.0, -10.0, 5.0, 10.0]
     assert (compared.train_loss, compared.gen_error) == (0.1, 0.2)
 

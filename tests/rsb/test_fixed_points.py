@@ -308,7 +308,7 @@ def test_replicates_start_where_one_was_found(solved, nodes, monkeypatch):
     assert final_residuals() == [0.1, 0.2, 0.2, 0.2]
 
 
-def test_nodes_are_laid_again_where_clusters_become_wider(solved, nodes, monkeypatch):
+def test_nodes_are_laid_again_where_clusters_become_wider(solved, lines, monkeypatch):
     """Nodes are laid again if clusters widen by over a tenth, three times at most; the search goes on from there."""
     rs, layouts = solved(2.0, "positional"), []
     q = rs.replicates.overlaps.q[0]
@@ -332,7 +332,7 @@ def test_nodes_are_laid_again_where_clusters_become_wider(solved, nodes, monkeyp
             yield
 
         monkeypatch.setattr(rsb, "fixed_point", stub)
-        return run_one(rsb._search(rs, None, None, 0, rsb._lay(rs, None, 0, nodes.replicate(0))))
+        return run_one(rsb._search(rs, None, None, 0, rsb._lay(rs, None, 0, lines.replicate(0))))
 
     assert search(0.105).s == S + 1 and len(layouts) == 1
     assert search(0.2, 0.21).s == S + 2 and len(layouts) == 2
@@ -428,6 +428,7 @@ def test_corrected_matrix_knows_the_last_move():
         ({"model": ta.dot_product(penalty=ta.L1(0.01))}, "model"),
     ],
 )
+@pytest.mark.usefixtures("unchecked")
 def test_bad_input(change, argument):
     arguments = {"model": ta.dot_product(dtype="float64"), "alpha": 1.2, **change}
     with pytest.raises(ta.InputError, match=rf"^{argument}"):

@@ -33,7 +33,7 @@ def _state(elevation: list[float], by_alpha: float, by_sigma: float = 0.0) -> Br
         conjugates=x,
         s=ones,
         train_loss=ones,
-        elevation=jnp.asarray(elevation),
+        elevation=jnp.asarray(elevation, float),
         gen_error=ones,
         loss_by_model=_numbers(by_sigma * ones),
         loss_by_alpha=by_alpha * ones,
@@ -230,6 +230,7 @@ def test_a_replicate_without_a_state_has_no_share_in_the_shift(transition):
 
 @pytest.mark.parametrize("bad", [1.25, "alpha_c", made.transition(event="alpha_l"), made.transition(status=6)])
 @pytest.mark.parametrize("solve", [ta.critical_alpha_1rsb, ta.linear_crossing_1rsb])
+@pytest.mark.usefixtures("unchecked")
 def test_bad_transition(model, solve, bad):
     with pytest.raises(ta.InputError, match="transition"):
         solve(model, bad)

@@ -8,10 +8,9 @@ import os
 import signal
 import sys
 from pathlib import Path
-from typing import Any
 
 
-def ended(*_: Any) -> None:
+def ended(*_: object) -> None:
     """End the process with the message and the exit code of an interrupted command."""
     os.write(2, b"tiedattn: interrupted, nothing was written\n")
     os._exit(130)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-from typing import Any
 
 import numpy as np
 
@@ -17,7 +16,7 @@ AXES = {"x": "alpha 0.1 2.0 25", "y": "omega 0.02 0.5 25"}
 _CELL_BYTES = 20_000  # memory of a cell: two states, their replicates and a row of the table
 
 
-def register(commands: Any) -> None:
+def register(commands: argparse._SubParsersAction) -> None:
     form = {"nargs": 4, "metavar": ("NAME", "LOW", "HIGH", "POINTS")}
     text = f"samples per dimension n/d if alpha is not an axis; by default {ALPHA['alpha']['default']}"
     options = {

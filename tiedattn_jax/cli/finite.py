@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import argparse
-from typing import Any
 
 import jax
 import numpy as np
+from jaxtyping import PRNGKeyArray
 
 from ..averages.sizes import SIZES
 from ..base.errors import require_memory
@@ -25,7 +25,7 @@ _STEPS_TEXT = ", ".join(f"{steps} for {method}" for method, steps in STEPS.items
 _INSTANCE_BYTES = 10_000  # memory of the results of an instance: its numbers and the fixed point of the theory
 
 
-def register(commands: Any) -> None:
+def register(commands: argparse._SubParsersAction) -> None:
     options = {
         "d": {"type": integer(), "default": 1000, "help": "dimension of a token"},
         "init": {"choices": INITS, "default": "semantic", "help": "initial weights"},
@@ -46,7 +46,7 @@ def run(args: argparse.Namespace) -> Report:
     method = "gamp" if args.command == "gamp" else args.optimizer or ("lbfgs" if model.penalty is None else "gd")
     steps = args.steps or STEPS[method]
 
-    def run_one(data: Data, key: jax.Array) -> GAMP | Training:
+    def run_one(data: Data, key: PRNGKeyArray) -> GAMP | Training:
         if method == "gamp":
             return gamp(model, data, args.init, steps=steps, tol=1e-10, key=key)
         return train(model, data, args.init, optimizer=method, steps=steps, key=key)

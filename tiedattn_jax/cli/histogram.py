@@ -44,7 +44,7 @@ _MECHANISM_HELP = "what attention can read at first: only tokens (semantic), onl
 OPTIONS = {"n": ("samples", ""), "train_share": ("samples", ""), "checkpoint": ("out", "its checkpoint ")}
 
 
-def register(commands: Any) -> None:
+def register(commands: argparse._SubParsersAction) -> None:
     options = {name: {"type": kind, "default": default, "help": text} for name, (kind, default, text) in COUNTS.items()}
     form = {"choices": MECHANISMS, "default": "semantic", "help": _MECHANISM_HELP}
     text, message = "train transformers to count tokens", "the same call resumes from {out}"

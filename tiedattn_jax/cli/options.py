@@ -7,7 +7,7 @@ import inspect
 import os
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any, NoReturn, TypeVar
 
 import numpy as np
 
@@ -35,13 +35,16 @@ class Parser(argparse.ArgumentParser):
         self.exit(2, f"{self.prog}: {message}\n")
 
 
-def checked(kind: Callable[[str], Any], requirement: str, holds: Callable[[Any], bool]) -> Callable[[str], Any]:
+Value = TypeVar("Value")
+
+
+def checked(kind: Callable[[str], Value], requirement: str, holds: Callable[[Value], bool]) -> Callable[[str], Value]:
     """Return a parser of an option, which converts the text by `kind`.
 
     It reports "must be `requirement`" unless the value satisfies `holds`.
     """
 
-    def parse(text: str) -> Any:
+    def parse(text: str) -> Value:
         try:
             value = kind(text)
             is_valid = holds(value)
@@ -56,7 +59,7 @@ def checked(kind: Callable[[str], Any], requirement: str, holds: Callable[[Any],
 
 def integer(
     minimum: int = 1, maximum: int = _MAX_INTEGER, suffix: str = "", holds: Callable[[int], bool] = lambda v: True
-) -> Any:
+) -> Callable[[str], int]:
     """Return a parser of an integer between `minimum` and `maximum`; `suffix` says in words what `holds` requires."""
     return checked(
         int, f"an integer from {minimum} to {maximum}{suffix}", lambda v: minimum <= v <= maximum and holds(v)
@@ -150,7 +153,12 @@ def averages(size: str = "solve") -> dict[str, Any]:
 
 
 def subcommand(
-    commands: Any, name: str, run: Callable[..., Report], text: str, options: dict[str, Any], kept: str | None = None
+    commands: argparse._SubParsersAction,
+    name: str,
+    run: Callable[..., Report],
+    text: str,
+    options: dict[str, Any],
+    kept: str | None = None,
 ) -> None:
     """Add a subcommand with its own options and `--seed --json --out`.
 

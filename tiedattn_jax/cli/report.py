@@ -9,6 +9,7 @@ import sys
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
+from matplotlib.figure import Figure
 from tqdm import tqdm
 
 from ..averages.rule import Rule
@@ -67,7 +68,7 @@ def progress_bars(
         yield stage
 
 
-def png(figure: Any) -> bytes:
+def png(figure: Figure) -> bytes:
     """Return a figure as the content of a PNG file."""
     content = io.BytesIO()
     figure.savefig(content, format="png", dpi=150)

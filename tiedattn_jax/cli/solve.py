@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-from typing import Any
 
 from ..base.errors import InputError
 from ..model.overlaps import BRANCHES
@@ -14,7 +13,7 @@ from .report import Report
 _ANY = "any"  # option value for the branch None, which imposes no symmetry
 
 
-def register(commands: Any) -> None:
+def register(commands: argparse._SubParsersAction) -> None:
     text = "refine the averages until the relative error bars are this small; not with --rule, --nodes, --replicates"
     options = {
         "branch": {

@@ -23,7 +23,7 @@ CURVE_POINTS = 23
 CURVE_RANGE = (0.05, 2.25)
 
 
-def register(commands: Any) -> None:
+def register(commands: argparse._SubParsersAction) -> None:
     text = "find alpha_c and alpha_l, and follow both branches"
     subcommand(commands, "transition", run, text, {**MODEL, **averages("transition")})
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jaxtyping import Array, Float, Int
 
 from ..base.errors import (
     require,
@@ -17,7 +18,7 @@ from .training import Training, counted, mean_and_std, spread
 
 
 class Comparison(Result):
-    """Comparison of K frozen solutions with the solutions after training with all weights free; each (K,).
+    """Comparison of K frozen solutions with the solutions after training with all weights free.
 
     A distance is ``sum over arrays of ||change||_2``.
 
@@ -32,18 +33,18 @@ class Comparison(Result):
         status: the worse status of the two trainings.
     """
 
-    accuracy: np.ndarray
-    accuracy_after_unfreezing: np.ndarray
-    distance_frozen_to_sgd: np.ndarray
-    distance_formerly_zero: np.ndarray
-    distance_init_to_frozen: np.ndarray
-    positional_share: np.ndarray
-    positional_share_after_unfreezing: np.ndarray
-    semantic_share: np.ndarray
-    semantic_share_after_unfreezing: np.ndarray
-    status: np.ndarray
+    accuracy: Float[np.ndarray, " K"]
+    accuracy_after_unfreezing: Float[np.ndarray, " K"]
+    distance_frozen_to_sgd: Float[np.ndarray, " K"]
+    distance_formerly_zero: Float[np.ndarray, " K"]
+    distance_init_to_frozen: Float[np.ndarray, " K"]
+    positional_share: Float[np.ndarray, " K"]
+    positional_share_after_unfreezing: Float[np.ndarray, " K"]
+    semantic_share: Float[np.ndarray, " K"]
+    semantic_share_after_unfreezing: Float[np.ndarray, " K"]
+    status: Int[np.ndarray, " K"]
 
-    def _numbers(self) -> dict[str, np.ndarray]:
+    def _numbers(self) -> dict[str, Float[np.ndarray, " K"]]:
         """Return every field but `status`."""
         return {name: values for name, values in vars(self).items() if name != "status"}
 
@@ -87,7 +88,7 @@ def compare(frozen: Training, free: Training) -> Comparison:
 
 @jax.jit
 @jax.vmap
-def _distance(a: Transformer, b: Transformer, mask: Transformer | None = None) -> jax.Array:
+def _distance(a: Transformer, b: Transformer, mask: Transformer | None = None) -> Float[Array, ""]:
     """Return the distance between the weights of every run, or between the weights that a mask freezes."""
     change = jax.tree.map(jnp.subtract, a, b)
     if mask is not None:

@@ -8,6 +8,8 @@ import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.typing import DTypeLike
+from jaxtyping import Array, Float, Int, Key, PRNGKeyArray
 
 from ..base.errors import (
     InputError,
@@ -21,6 +23,7 @@ from ..base.errors import (
     require_number,
 )
 from ..base.linalg import precise
+from ..base.types import AnyArray, Number
 
 MECHANISMS = ("semantic", "positional", "free")
 
@@ -29,16 +32,16 @@ class Data(eqx.Module):
     """Sequences of tokens 0, ..., T - 1. The targets follow from them, see `counts`.
 
     Attributes:
-        train: training sequences, (n, L), int32.
-        test: held-out sequences, (m, L). Data of `sample` have no sequence in both sets or twice in one.
+        train: training sequences.
+        test: held-out sequences. Data of `sample` have no sequence in both sets or twice in one.
         tokens: T.
 
     Raises:
         InputError: if an array has another shape, or tokens that are not in the alphabet.
     """
 
-    train: jax.Array
-    test: jax.Array
+    train: Int[AnyArray, "n L"]
+    test: Int[AnyArray, "m L"]
     tokens: int = eqx.field(static=True)
 
     def __check_init__(self) -> None:
@@ -48,8 +51,8 @@ class Data(eqx.Module):
             require(fits, name, np.shape(x), "of shape (n, L), n >= 1 sequences of one length L >= 2")
             _check_tokens(name, x, self.tokens)
 
-    def examples(self, n: int = 3) -> jax.Array:
-        """Return held-out sequences to show, (n, L), from one with the median number of repetitions to the maximum."""
+    def examples(self, n: int = 3) -> Int[AnyArray, "n L"]:
+        """Return held-out sequences to show, from one with the median number of repetitions to the maximum."""
         repetitions = jnp.sum(counts(self.test), axis=1)
         ranks = jnp.linspace(0.5, 1, n) * (len(self.test) - 1)
         return self.test[jnp.argsort(repetitions)[ranks.astype(int)]]
@@ -59,32 +62,32 @@ class Transformer(eqx.Module):
     """Weights of the transformer, initialised as PyTorch initialises embeddings and linear layers by default.
 
     Attributes:
-        tokens: E, (T, d), standard normal.
-        positions: P, (L, d), standard normal.
-        query, key, value: Q, K, V, (d, d), uniform in +-1 / sqrt(d).
+        tokens: E, standard normal.
+        positions: P, standard normal.
+        query, key, value: Q, K, V, uniform in +-1 / sqrt(d).
         norm: layer norm over d with scale and offset.
         hidden: W_1 and b_1, d to p, uniform in +-1 / sqrt(d).
         readout: W_2 and b_2, p to L + 1 classes, uniform in +-1 / sqrt(p).
     """
 
-    tokens: jax.Array
-    positions: jax.Array
-    query: jax.Array
-    key: jax.Array
-    value: jax.Array
+    tokens: Float[Array, "T d"]
+    positions: Float[Array, "L d"]
+    query: Float[Array, "d d"]
+    key: Float[Array, "d d"]
+    value: Float[Array, "d d"]
     norm: eqx.nn.LayerNorm
     hidden: eqx.nn.Linear
     readout: eqx.nn.Linear
 
     def __init__(
         self,
-        key: jax.Array,
+        key: PRNGKeyArray,
         *,
         length: int = 10,
         tokens: int = 15,
         width: int = 64,
         hidden: int = 128,
-        dtype: Any = jnp.float32,
+        dtype: DTypeLike = jnp.float32,
     ):
         """Draw the weights.
 
@@ -102,15 +105,8 @@ class Transformer(eqx.Module):
         self.readout = eqx.nn.Linear(hidden, length + 1, dtype=dtype, key=keys[4])
 
     @precise
-    def __call__(self, x: jax.Array) -> tuple[jax.Array, jax.Array]:
-        """Return logits and attention matrix of one sequence.
-
-        Args:
-            x: tokens, (L,).
-
-        Returns:
-            Logits (L, L + 1) and attention matrix S (L, L), whose rows sum to one.
-        """
+    def __call__(self, x: Int[AnyArray, " L"]) -> tuple[Float[Array, "L L+1"], Float[Array, "L L"]]:
+        """Return logits and attention matrix of one sequence of tokens x. The rows of the matrix sum to one."""
         T, d = self.tokens.shape
         # X Q = (E Q)[x] + P Q, and likewise for K and V. Products of T + L rows thus suffice for a whole batch.
         embeddings = jnp.concatenate([self.tokens, self.positions])
@@ -121,7 +117,9 @@ class Transformer(eqx.Module):
         return jax.vmap(self.readout)(h), S
 
 
-def sample(key: jax.Array, n: int = 50_000, *, length: int = 10, tokens: int = 15, train_share: float = 0.7) -> Data:
+def sample(
+    key: PRNGKeyArray, n: int = 50_000, *, length: int = 10, tokens: int = 15, train_share: Number = 0.7
+) -> Data:
     """Draw sequences of uniform independent tokens, drop duplicates, and split them at random.
 
     Args:
@@ -146,8 +144,8 @@ def sample(key: jax.Array, n: int = 50_000, *, length: int = 10, tokens: int = 1
     return Data(jnp.asarray(x[:cut]), jnp.asarray(x[cut:]), tokens)
 
 
-def counts(x: jax.Array) -> jax.Array:
-    """Return the target, the number of times that each token occurs in its sequence: (..., L) -> (..., L)."""
+def counts(x: Int[AnyArray, "*n L"]) -> Int[Array, "*n L"]:
+    """Return the target, the number of times that each token occurs in its sequence."""
     return jnp.sum(x[..., :, None] == x[..., None, :], axis=-1, dtype=x.dtype)
 
 
@@ -168,19 +166,13 @@ def mask(transformer: Transformer, mechanism: str) -> Transformer:
     return eqx.tree_at(masked, ones, halves)
 
 
-def masked(transformer: Transformer) -> tuple[jax.Array, ...]:
-    """Return the arrays that have frozen entries under some mask: E, P, Q, K."""
+def masked(transformer: Transformer) -> tuple[Any, ...]:
+    """Return the leaves that have frozen entries under some mask: E, P, Q, K."""
     return transformer.tokens, transformer.positions, transformer.query, transformer.key
 
 
-def attention(transformer: Transformer, x: Any) -> jax.Array:
-    """Return attention matrices of one transformer.
-
-    Args:
-        x: tokens, (..., L).
-
-    Returns:
-        S, (..., L, L).
+def attention(transformer: Transformer, x: Int[AnyArray, "*n L"]) -> Float[Array, "*n L L"]:
+    """Return attention matrices S of one transformer, those of sequences x of tokens.
 
     Raises:
         InputError: if `x` has the wrong length or tokens that are not in the alphabet.
@@ -193,11 +185,11 @@ def attention(transformer: Transformer, x: Any) -> jax.Array:
 
 @eqx.filter_jit
 @precise
-def _attention(transformer: Transformer, x: jax.Array) -> jax.Array:
+def _attention(transformer: Transformer, x: Int[Array, "*n L"]) -> Float[Array, "*n L L"]:
     return jnp.vectorize(lambda x: transformer(x)[1], signature="(l)->(l,m)")(x)
 
 
-def shares(S: jax.Array, x: jax.Array) -> tuple[jax.Array, jax.Array]:
+def shares(S: Float[Array, "n L L"], x: Int[AnyArray, "n L"]) -> tuple[Float[Array, ""], Float[Array, ""]]:
     """Return the positional and the semantic share of the variance of attention matrices off the diagonal.
 
     With averages < > over the sequences mu and the pairs of different places i != j, s = <S_ij^mu>, and
@@ -214,8 +206,8 @@ def shares(S: jax.Array, x: jax.Array) -> tuple[jax.Array, jax.Array]:
     zero for attention without variance.
 
     Args:
-        S: attention matrices, (n, L, L).
-        x: tokens, (n, L).
+        S: attention matrices.
+        x: tokens.
     """
     L = x.shape[-1]
     off_diagonal = ~jnp.eye(L, dtype=bool)
@@ -241,13 +233,13 @@ def check_sizes(**sizes: int) -> None:
         require_count(value, name, 2 if name in ("length", "tokens", "n") else 1)
 
 
-def _check_tokens(name: str, x: Any, tokens: int) -> None:
-    if is_concrete(x):
-        x = np.asarray(x)
+def _check_tokens(name: str, array: Any, tokens: int) -> None:
+    if is_concrete(array):
+        x = np.asarray(array)
         require(x.dtype.kind in "iu" and np.all((x >= 0) & (x < tokens)), name, x, f"tokens between 0 and {tokens - 1}")
 
 
-def roles(keys: jax.Array, *roles: int) -> list[jax.Array]:
+def roles(keys: Key[Array, " K"], *roles: int) -> list[Key[Array, " K"]]:
     """Return for each role, such as noise or shuffling, an array of independent keys of the runs."""
     require_keys(keys)
     return [jax.vmap(jax.random.fold_in, (0, None))(keys, role) for role in roles]

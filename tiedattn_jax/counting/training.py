@@ -14,6 +14,8 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 from jax import lax
+from jax.typing import DTypeLike
+from jaxtyping import Array, Bool, Float, Int, Key, PRNGKeyArray, PyTree
 
 from ..base.errors import (
     is_concrete,
@@ -29,6 +31,7 @@ from ..base.printing import Description
 from ..base.results import Result, Status
 from ..base.store import Checkpoint, fingerprint
 from ..base.trees import indexed
+from ..base.types import AnyArray, Number
 from .task import MECHANISMS, Data, Transformer, check_sizes, counts, mask, masked, roles, shares
 
 # Smallest test accuracy at which a run counts as converged: it solves the task.
@@ -36,7 +39,7 @@ SOLVED = 0.99
 
 
 class History(eqx.Module):
-    """Measurements after every epoch, (K, epochs) each.
+    """Measurements after every epoch; those of K runs, or of one run after one epoch.
 
     Attributes:
         train_loss: mean over the batches of the epoch; the loss of a batch is that before its step.
@@ -44,14 +47,14 @@ class History(eqx.Module):
         positional_share, semantic_share: shares for the attention matrices of the held-out sequences; see `shares`.
     """
 
-    train_loss: Any
-    test_loss: Any
-    test_accuracy: Any
-    positional_share: Any
-    semantic_share: Any
+    train_loss: Float[AnyArray, "*epochs"]
+    test_loss: Float[AnyArray, "*epochs"]
+    test_accuracy: Float[AnyArray, "*epochs"]
+    positional_share: Float[AnyArray, "*epochs"]
+    semantic_share: Float[AnyArray, "*epochs"]
 
-    def status(self) -> np.ndarray:
-        """Return the status of every run, (K,); see `Training`."""
+    def status(self) -> Int[np.ndarray, " K"]:
+        """Return the status of every run; see `Training`."""
         finite = np.all([np.isfinite(c).all(axis=1) for c in jax.tree.leaves(self)], axis=0)
         solved = np.where(self.test_accuracy[:, -1] >= SOLVED, Status.converged, Status.max_steps)
         return np.where(finite, solved, Status.nonfinite)
@@ -65,7 +68,7 @@ class Training(Result):
         weights: weights after the last one.
         mask: zero for every weight that is frozen at zero, one for the others.
         history: `History`.
-        status: a `Status` for every run, as integers, (K,): `converged` if the final test accuracy is at least
+        status: a `Status` for every run, as integers: `converged` if the final test accuracy is at least
             `SOLVED`, `max_steps` if it is lower, `nonfinite` if the run diverged.
     """
 
@@ -73,11 +76,11 @@ class Training(Result):
     weights: Transformer
     mask: Transformer
     history: History
-    status: np.ndarray
+    status: Int[np.ndarray, " K"]
 
     @property
-    def ok(self) -> np.ndarray:
-        """Whether a run solves the task, (K,)."""
+    def ok(self) -> Bool[np.ndarray, " K"]:
+        """Whether a run solves the task."""
         return self.status == Status.converged
 
     def plot(self) -> Any:
@@ -97,13 +100,13 @@ class Training(Result):
         return indexed(self.weights, k)
 
 
-def counted(status: np.ndarray) -> str:
+def counted(status: Int[np.ndarray, " K"]) -> str:
     """Describe how many runs ended with which status."""
     return ", ".join(f"{np.sum(status == s)} {Status.name_of(s)}" for s in np.unique(status))
 
 
 def train(
-    keys: jax.Array,
+    keys: Key[Array, " K"],
     data: Data,
     mechanism: str | Sequence[str] = "free",
     *,
@@ -111,8 +114,8 @@ def train(
     hidden: int = 128,
     epochs: int = 200,
     batch: int = 32,
-    rate: Any = 1e-3,
-    dtype: Any = jnp.float32,
+    rate: Number = 1e-3,
+    dtype: DTypeLike = jnp.float32,
     checkpoint: str | os.PathLike | None = None,
     progress: Callable[[int, int], None] = lambda done, total: None,
 ) -> Training:
@@ -121,7 +124,7 @@ def train(
     The last batch of an epoch holds the remaining sequences and may be smaller.
 
     Args:
-        keys: random keys of initialisation and shuffling, one per run, (K,). A run does not depend on the others.
+        keys: random keys of initialisation and shuffling, one per run. A run does not depend on the others.
         mechanism: "semantic", "positional", "free", or a list with one of them for each run.
         width: d_m, even.
         hidden: p.
@@ -154,7 +157,9 @@ def train(
 
 
 @eqx.filter_jit
-def _masked_start(key: jax.Array, mechanism: str, sizes: dict[str, int], dtype: Any) -> tuple[Transformer, Transformer]:
+def _masked_start(
+    key: PRNGKeyArray, mechanism: str, sizes: dict[str, int], dtype: DTypeLike
+) -> tuple[Transformer, Transformer]:
     """Return the masked initialisation of a run, and its mask."""
     weights = Transformer(key, **sizes, dtype=dtype)
     weights_mask = mask(weights, mechanism)
@@ -162,26 +167,26 @@ def _masked_start(key: jax.Array, mechanism: str, sizes: dict[str, int], dtype: 
 
 
 @jax.jit
-def _stacked(trees: Sequence[Any]) -> Any:
+def _stacked(trees: Sequence[PyTree]) -> PyTree:
     return jax.tree.map(lambda *a: jnp.stack(a), *trees)
 
 
 def unfreeze(
-    keys: jax.Array,
+    keys: Key[Array, " K"],
     frozen: Training,
     data: Data,
     *,
     epochs: int = 100,
     batch: int = 32,
-    rate: Any = 1e-3,
-    noise: Any = 1e-3,
+    rate: Number = 1e-3,
+    noise: Number = 1e-3,
     checkpoint: str | os.PathLike | None = None,
     progress: Callable[[int, int], None] = lambda done, total: None,
 ) -> Training:
     """Continue to train frozen solutions with all weights free, by plain stochastic gradient descent, Appendix A.5.
 
     Args:
-        keys: random keys of noise and shuffling, one per run, (K,). They may be the keys given to `train`.
+        keys: random keys of noise and shuffling, one per run. They may be the keys given to `train`.
         frozen: result of `train`.
         noise: standard deviation of the Gaussian noise that is added before training to the arrays with frozen entries
             (E, P, Q, K), as in the published code.
@@ -204,7 +209,7 @@ def unfreeze(
 
 @jax.jit
 @partial(jax.vmap, in_axes=(0, 0, None))
-def _with_noise(weights: Transformer, key: jax.Array, noise: float) -> tuple[Transformer, Transformer]:
+def _with_noise(weights: Transformer, key: PRNGKeyArray, noise: Float[Array, ""]) -> tuple[Transformer, Transformer]:
     """Add noise to the arrays with frozen entries. Return these weights, and a mask of ones."""
     draws = zip(masked(weights), jax.random.split(key, 4), strict=True)
     noisy = [a + noise * jax.random.normal(k, a.shape, a.dtype) for a, k in draws]
@@ -220,7 +225,7 @@ class _Plan(eqx.Module):
     data: Data
     epochs: int
     batch: int
-    rate: Any
+    rate: Number
     checkpoint: str | os.PathLike | None
     progress: Callable[[int, int], None]
 
@@ -234,7 +239,7 @@ class _Plan(eqx.Module):
 
 
 def _run(
-    start: Transformer, masks: Transformer, keys: jax.Array, plan: _Plan, configuration: dict[str, Any]
+    start: Transformer, masks: Transformer, keys: Key[Array, " K"], plan: _Plan, configuration: dict[str, Any]
 ) -> Training:
     """Train from a start, or continue from the checkpoint.
 
@@ -266,33 +271,38 @@ def _run(
     return Training(start, state[0], masks, history, history.status())
 
 
+State = tuple[Transformer, PyTree]  # the weights, and the memory of the optimizer
+
+
 @eqx.filter_jit
 @precise
 def _epoch(
-    state: tuple[Transformer, Any],
+    state: State,
     masks: Transformer,
-    keys: jax.Array,
+    keys: Key[Array, " K"],
     data: Data,
-    rate: jax.Array,
-    epoch: jax.Array,
+    rate: Float[Array, ""],
+    epoch: Int[Array, ""],
     optimizer: str,
     batch: int,
-) -> tuple[tuple[Transformer, Any], History]:
-    """Train all runs for one epoch. Return their state and the measurements, (K,) each."""
+) -> tuple[State, History]:
+    """Train all runs for one epoch. Return their state and the measurements of every run."""
     n = len(data.train)
     steps = -(-n // batch)
     transform = OPTIMIZERS[optimizer]
     present = (jnp.arange(steps * batch) < n).astype(rate.dtype).reshape(steps, batch)
 
-    def risk(weights: Transformer, x: jax.Array, present: jax.Array) -> jax.Array:
+    def risk(weights: Transformer, x: Int[Array, "batch L"], present: Float[Array, " batch"]) -> Float[Array, ""]:
         logits, _ = jax.vmap(weights)(x)
         return jnp.sum(present * _cross_entropy(logits, x)) / jnp.sum(present)
 
-    def train_run(state: tuple[Transformer, Any], mask: Transformer, key: jax.Array) -> tuple[Any, History]:
+    def train_run(state: State, mask: Transformer, key: PRNGKeyArray) -> tuple[State, History]:
         order = jax.random.permutation(jax.random.fold_in(key, epoch), jnp.arange(n, dtype=jnp.int32))
         batches = data.train[jnp.resize(order, (steps, batch))]
 
-        def step(state: tuple[Transformer, Any], batch: tuple[jax.Array, jax.Array]) -> tuple[Any, jax.Array]:
+        def step(
+            state: State, batch: tuple[Int[Array, "batch L"], Float[Array, " batch"]]
+        ) -> tuple[State, Float[Array, ""]]:
             weights, memory = state
             loss, gradient = jax.value_and_grad(risk)(weights, *batch)
             direction, memory = transform.update(jax.tree.map(jnp.multiply, gradient, mask), memory)
@@ -304,16 +314,16 @@ def _epoch(
     return jax.vmap(train_run)(state, masks, keys)
 
 
-def _cross_entropy(logits: jax.Array, x: jax.Array) -> jax.Array:
-    """Return the cross-entropy averaged over the places of a sequence: logits (..., L, L + 1), x (..., L) -> (...)."""
+def _cross_entropy(logits: Float[Array, "*n L L+1"], x: Int[Array, "*n L"]) -> Float[Array, "*n"]:
+    """Return the cross-entropy averaged over the places of a sequence."""
     target = jax.nn.one_hot(counts(x), logits.shape[-1], dtype=logits.dtype)
     return jnp.mean(optax.softmax_cross_entropy(logits, target), axis=-1)
 
 
-def _test(weights: Transformer, x: jax.Array) -> tuple[jax.Array, ...]:
+def _test(weights: Transformer, x: Int[AnyArray, "m L"]) -> tuple[Float[Array, ""], ...]:
     """Return loss, accuracy, positional and semantic share on held-out sequences, in batches that fit into cache."""
 
-    def test_sequence(x: jax.Array) -> tuple[jax.Array, ...]:
+    def test_sequence(x: Int[Array, " L"]) -> tuple[Float[Array, ""], Float[Array, ""], Float[Array, "L L"]]:
         logits, S = weights(x)
         is_correct = jnp.argmax(logits, axis=-1) == counts(x)
         return _cross_entropy(logits, x), jnp.mean(is_correct, dtype=logits.dtype), S
@@ -322,10 +332,10 @@ def _test(weights: Transformer, x: jax.Array) -> tuple[jax.Array, ...]:
     return jnp.mean(losses), jnp.mean(accuracy), *shares(S, x)
 
 
-def mean_and_std(values: np.ndarray) -> tuple[float, float]:
+def mean_and_std(values: Float[np.ndarray, " K"]) -> tuple[float, float]:
     return float(np.mean(values)), float(np.std(values, ddof=1)) if len(values) > 1 else math.nan
 
 
-def spread(values: np.ndarray) -> str:
+def spread(values: Float[np.ndarray, " K"]) -> str:
     mean, std = mean_and_std(values)
     return f"{mean:.4f} ± {std:.4f}".removesuffix(" ± nan")

@@ -22,6 +22,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 from jax.sharding import AxisType, NamedSharding, PartitionSpec
+from jaxtyping import Array, Bool, Float, Int, Real
 
 from ..base.errors import (
     InputError,
@@ -34,6 +35,7 @@ from ..base.errors import (
 from ..base.linalg import inner_products, precise, total
 from ..base.printing import Description, Printed, by_token, rows_of
 from ..base.results import Result, Status
+from ..base.types import AnyArray
 from ..model.model import Model, over_kinds
 from ..model.overlaps import Overlaps
 
@@ -42,24 +44,24 @@ _LARGE_SAMPLE = 1000  # with more numbers than this, chance does not change thei
 
 
 class Labels(eqx.Module):
-    """Inner products by which the squared error of an attention layer depends on exact labels ``y``, (n, L, d).
+    """Inner products by which the squared error of an attention layer depends on exact labels ``y``.
 
     With ``x~ = x + p`` the inputs of the student, ``||y - S x~||_F^2 / d = energy - 2 tr(S^T cross) + tr(S gram S^T)``.
 
     Attributes:
-        energy: ``||y||_F^2 / d``, (n,).
-        cross: ``y_k . x~_l / d``, (L, L, n).
-        gram: ``x~_k . x~_l / d``, (L, L, n).
+        energy: ``||y||_F^2 / d``.
+        cross: ``y_k . x~_l / d``.
+        gram: ``x~_k . x~_l / d``.
     """
 
-    energy: jax.Array
-    cross: jax.Array
-    gram: jax.Array
+    energy: Float[Array, " n"]
+    cross: Float[Array, "L L n"]
+    gram: Float[Array, "L L n"]
 
     @classmethod
     @precise
-    def of(cls, labels: jax.Array, x: jax.Array) -> Labels:
-        """Compute the inner products from labels (n, L, d) and the rows ``x~_l / sqrt(d)`` of the inputs, (L, n, d)."""
+    def of(cls, labels: Float[Array, "n L d"], x: Float[Array, "L n d"]) -> Labels:
+        """Compute the inner products from labels and the rows ``x~_l / sqrt(d)`` of the inputs."""
         d = x.shape[2]
         cross = jnp.einsum("nki,lni->kln", labels, x) / d**0.5
         return cls(energy=jnp.sum(labels**2, (1, 2)) / d, cross=cross, gram=token_gram(x))
@@ -69,48 +71,47 @@ class Data(Printed):
     """n sentences of L tokens in d dimensions.
 
     Attributes:
-        x: standardised inputs of the student, ``(x_l + p_l) / sqrt(d)``, (L, n, d).
-        y: local fields of the teacher, ``Q*^T x_l / sqrt(d)``, (n, L, t).
-        teacher: Q*, (d, t), or None if it is not known; the overlap theta is then NaN.
-        encodings: the positional encodings p_l, (L, d), of norm O(1): their entries are O(1 / sqrt(d)). Zero by
-            default.
+        x: standardised inputs of the student, ``(x_l + p_l) / sqrt(d)``.
+        y: local fields of the teacher, ``Q*^T x_l / sqrt(d)``.
+        teacher: Q*, or None if it is not known; the overlap theta is then NaN.
+        encodings: the positional encodings p_l, of norm O(1): their entries are O(1 / sqrt(d)). Zero by default.
         gamma: variances of the coordinates of a token, the eigenvalues of Sigma_l: (L, d), or (L, 1) if Sigma_l is a
             multiple of the identity. If the tokens have classes, the variances of the classes: (S, d) or (S, 1). By
             default (L, 1) or (S, 1), estimated from `x`.
         labels: inner products of the exact labels, or None if there are no exact labels.
-        noise: fields of noise, (n, L, k), for a model with noisy labels; None otherwise.
-        means: mean mu_s of every class of tokens, (S, d), of norm O(1), or None; `x` contains the means.
-        classes: class of every token, (n, L), integers below S; given together with `means`.
+        noise: fields of noise, for a model with noisy labels; None otherwise.
+        means: mean mu_s of every class of tokens, of norm O(1), or None; `x` contains the means.
+        classes: class of every token, integers below S; given together with `means`.
 
     Raises:
         InputError: if shapes do not fit, entries are not finite, variances are not positive, or classes are not
             integers from 0 to S - 1.
     """
 
-    x: jax.Array
-    y: jax.Array
-    teacher: jax.Array | None
-    encodings: jax.Array
-    gamma: jax.Array
+    x: Float[Array, "L n d"]
+    y: Float[Array, "n L t"]
+    teacher: Float[Array, "d t"] | None
+    encodings: Float[Array, "L d"]
+    gamma: Float[Array, "S #d"]
     labels: Labels | None
-    noise: jax.Array | None
-    means: jax.Array | None
-    classes: jax.Array | None
+    noise: Float[Array, "n L noise"] | None
+    means: Float[Array, "S d"] | None
+    classes: Int[Array, "n L"] | None
 
     def __init__(
         self,
-        x: Any,
-        y: Any,
-        teacher: Any = None,
-        encodings: Any = None,
-        gamma: Any = None,
+        x: Real[AnyArray, "L n d"],
+        y: Real[AnyArray, "n L t"],
+        teacher: Real[AnyArray, "d t"] | None = None,
+        encodings: Real[AnyArray, "L d"] | None = None,
+        gamma: Real[AnyArray, "S #d"] | None = None,
         labels: Labels | None = None,
-        noise: Any = None,
-        means: Any = None,
-        classes: Any = None,
+        noise: Real[AnyArray, "n L noise"] | None = None,
+        means: Real[AnyArray, "S d"] | None = None,
+        classes: Int[AnyArray, "n L"] | None = None,
     ):
         sizes: dict[str, int] = {}
-        x = shaped_array("x", x, "L n d", sizes)
+        self.x = x = shaped_array("x", x, "L n d", sizes)
         L, n, d = x.shape
         requirement = "an (L, n, d) array of n >= 1 sentences in d >= 2 dimensions"
         require(n >= 1 and d >= 2, "x", f"shape {x.shape}", requirement)
@@ -120,7 +121,7 @@ class Data(Printed):
             raise InputError(
                 "x", f"{requirement}, got sentences first, shape {x.shape}: use Data.from_sentences for such"
             )
-        self.x, self.y = x, fit("y", y, "n L t")
+        self.y = fit("y", y, "n L t")
         self.teacher = None if teacher is None else fit("teacher", teacher, "d t")
         self.encodings = jnp.zeros((L, d), x.dtype) if encodings is None else fit("encodings", encodings, "L d")
         self.means, self.classes = None, None
@@ -143,24 +144,24 @@ class Data(Printed):
     @precise
     def from_sentences(
         cls,
-        inputs: Any,
-        labels: Any = None,
+        inputs: Real[AnyArray, "n L d"],
+        labels: Real[AnyArray, "n L d"] | None = None,
         *,
-        teacher: Any = None,
-        fields: Any = None,
-        encodings: Any = None,
-        gamma: Any = None,
-        noise: Any = None,
-        means: Any = None,
-        classes: Any = None,
+        teacher: Real[AnyArray, "d t"] | None = None,
+        fields: Real[AnyArray, "n L t"] | None = None,
+        encodings: Real[AnyArray, "L d"] | None = None,
+        gamma: Real[AnyArray, "S #d"] | None = None,
+        noise: Real[AnyArray, "n L noise"] | None = None,
+        means: Real[AnyArray, "S d"] | None = None,
+        classes: Int[AnyArray, "n L"] | None = None,
     ) -> Data:
         """Make data from raw sentences, in the notation of the paper.
 
         Args:
-            inputs: sentences x without their positional encodings, (n, L, d). They contain the means of their classes.
-            labels: exact labels, (n, L, d), if there are any.
-            teacher: Q*, (d, t).
-            fields: local fields of the teacher, (n, L, t); by default ``x Q* / sqrt(d)``.
+            inputs: sentences x without their positional encodings. They contain the means of their classes.
+            labels: exact labels, if there are any.
+            teacher: Q*.
+            fields: local fields of the teacher; by default ``x Q* / sqrt(d)``.
             encodings, gamma, noise, means, classes: as in `Data`.
 
         Raises:
@@ -180,9 +181,8 @@ class Data(Printed):
             requirement = "must be given, (n, L, t), where there is no teacher, (d, t), to compute them from"
             raise InputError("fields", requirement)
         x = jnp.swapaxes(inputs + encodings, 0, 1) / d**0.5
-        if labels is not None:
-            labels = Labels.of(fit("labels", labels, "n L d"), x)
-        return cls(x, fields, teacher, encodings, gamma, labels, noise, means, classes)
+        products = None if labels is None else Labels.of(fit("labels", labels, "n L d"), x)
+        return cls(x, fields, teacher, encodings, gamma, products, noise, means, classes)
 
     @property
     def shape(self) -> tuple[int, int, int, int]:
@@ -195,8 +195,8 @@ class Data(Printed):
         """Samples per dimension, n / d."""
         return self.x.shape[1] / self.x.shape[2]
 
-    def known_teacher(self, reason: str) -> jax.Array:
-        """Return the teacher, (d, t).
+    def known_teacher(self, reason: str) -> Float[Array, "d t"]:
+        """Return the teacher.
 
         Args:
             reason: purpose for which the teacher is needed; the error message names it.
@@ -223,8 +223,8 @@ class Data(Printed):
         return self.labels
 
     @property
-    def rho(self) -> jax.Array:
-        """Realised covariance of the teacher's fields, ``Q*^T Sigma_l Q* / d``, (L, t, t); (S, t, t) with classes.
+    def rho(self) -> Float[Array, "S t t"]:
+        """Realised covariance of the teacher's fields, ``Q*^T Sigma_l Q* / d``, of every token or class of tokens.
 
         Raises:
             InputError: if the teacher is not known.
@@ -234,8 +234,8 @@ class Data(Printed):
 
     @property
     @precise
-    def teacher_gram(self) -> jax.Array:
-        """Gram matrix of the teacher, ``Q*^T Q* / d``, (t, t).
+    def teacher_gram(self) -> Float[Array, "t t"]:
+        """Gram matrix of the teacher, ``Q*^T Q* / d``.
 
         Raises:
             InputError: if the teacher is not known.
@@ -244,20 +244,20 @@ class Data(Printed):
         return teacher.T @ teacher / len(teacher)
 
     @property
-    def fields(self) -> jax.Array:
-        """Local fields of the teacher, followed by those of the noise, in the layout of `prox`, (L, t + noise, n)."""
+    def fields(self) -> Float[Array, "L t n"]:
+        """Local fields of the teacher, followed by those of the noise, in the layout of `prox`."""
         y = self.y if self.noise is None else jnp.concatenate([self.y, self.noise], 2)
         return jnp.stack([y[:, l].T for l in range(y.shape[1])])
 
-    def inputs(self) -> jax.Array:
-        """Return the raw sentences x without their positional encodings, (n, L, d)."""
+    def inputs(self) -> Float[Array, "n L d"]:
+        """Return the raw sentences x without their positional encodings."""
         return jnp.swapaxes(self.x, 0, 1) * self.x.shape[2] ** 0.5 - self.encodings
 
-    def overlaps(self, Q: jax.Array, V: jax.Array | None = None) -> Overlaps:
-        """Return the order parameters of an estimate Q (d, r), eq. (6).
+    def overlaps(self, Q: Float[AnyArray, "d r"], V: Float[Array, "S r r"] | None = None) -> Overlaps:
+        """Return the order parameters of an estimate Q, eq. (6).
 
         Args:
-            V: response, (L, r, r), if the algorithm provides one; otherwise the V of the result is NaN.
+            V: response, if the algorithm provides one; otherwise the V of the result is NaN.
         """
         (_, _, d, t), q = self.shape, covariances(self.gamma, Q, Q)
         unknown = jnp.full((*q.shape[:2], t), jnp.nan, Q.dtype)
@@ -274,8 +274,8 @@ class Data(Printed):
         """Encodings, variances and means of the law of the sentences."""
         return Population(self.encodings, self.gamma, self.means)
 
-    def _variances(self) -> jax.Array:
-        """Estimate the variance of a coordinate of every token, (L, 1), or of every class of tokens, (S, 1)."""
+    def _variances(self) -> Float[Array, "S 1"]:
+        """Estimate the variance of a coordinate of every token, or of every class of tokens."""
         token = self.x * self.x.shape[2] ** 0.5 - self.encodings[:, None]
         if self.means is None or self.classes is None:
             return jnp.mean(token**2, (1, 2))[:, None]
@@ -294,26 +294,28 @@ class Data(Printed):
 class Population(eqx.Module):
     """Encodings, variances and means, as in `Data`: with a teacher they determine the law of fresh sentences."""
 
-    encodings: jax.Array
-    gamma: jax.Array
-    means: jax.Array | None
+    encodings: Float[Array, "L d"]
+    gamma: Float[Array, "S #d"]
+    means: Float[Array, "S d"] | None
 
 
-def kind_mask(model: Model, classes: jax.Array | None) -> jax.Array | float:
-    """Return a mask (n,) of the sentences of the kind that `model` is conditioned on; 1.0 if there is one kind only.
+def kind_mask(model: Model, classes: Int[Array, "n L"] | None) -> Bool[Array, " n"] | float:
+    """Return a mask of the sentences of the kind that `model` is conditioned on; 1.0 if there is one kind only.
 
-    The classes of its tokens, (n, L), determine the kind of a sentence.
+    The classes of its tokens determine the kind of a sentence.
     """
     one_hot = model.class_indicator
     return 1.0 if one_hot is None or classes is None else jnp.all(classes == jnp.argmax(one_hot, 1), 1)
 
 
-def map_kinds(model: Model, classes: jax.Array | None, fn: Callable[[Model], jax.Array]) -> jax.Array:
-    """Evaluate `fn`, a function of all sentences (..., n), for each sentence with the model conditioned on its kind."""
+def map_kinds(
+    model: Model, classes: Int[Array, "n L"] | None, fn: Callable[[Model], Float[Array, "*value n"]]
+) -> Float[Array, "*value n"]:
+    """Evaluate `fn`, a function of all sentences, for each sentence with the model conditioned on its kind."""
     return over_kinds(model, lambda model: jnp.where(kind_mask(model, classes), fn(model), 0.0))
 
 
-def _classes(classes: Any, n: int, L: int, S: int) -> jax.Array:
+def _classes(classes: Any, n: int, L: int, S: int) -> Int[Array, "n L"]:
     requirement = f"integers from 0 to {S - 1}, the class of every token, of shape (n, L) = {(n, L)}"
     valid = np.shape(classes) == (n, L) and jnp.issubdtype(jnp.result_type(classes), jnp.integer)
     require(valid, "classes", f"shape {np.shape(classes)}", requirement)
@@ -326,19 +328,19 @@ class Estimate(Result):
     """Weights at the end of a run on data, with the fields that message passing and training have in common."""
 
     batch_probe = "train_loss", 0
-    Q: jax.Array
+    Q: Float[Array, "d r"]
     overlaps: Overlaps
-    train_loss: jax.Array
-    gradient_norm: jax.Array
-    iterations: jax.Array
-    status: jax.Array
+    train_loss: Float[Array, ""]
+    gradient_norm: Float[Array, ""]
+    iterations: Int[Array, ""]
+    status: Int[Array, ""]
 
     @property
-    def ok(self) -> jax.Array:
+    def ok(self) -> Bool[Any, "*batch"]:
         """Whether the run converged: to a fixed point of message passing, or a critical point of the risk."""
         return self.status == Status.converged
 
-    def _numbers(self) -> dict[str, jax.Array]:
+    def _numbers(self) -> dict[str, Float[AnyArray, "..."]]:
         """Return the known numbers by name. Weights of training have no V; without a teacher there is no theta."""
         numbers = {**vars(self.overlaps), "train_loss": self.train_loss, "gradient_norm": self.gradient_norm}
         return {name: a for name, a in numbers.items() if not np.all(np.isnan(a))}
@@ -358,15 +360,15 @@ class Estimate(Result):
 
 
 @jax.jit
-def covariances(gamma: jax.Array, a: jax.Array, b: jax.Array) -> jax.Array:
-    """Return ``a^T Sigma_l b / d`` for every token: variances (L, d) or (L, 1), (d, i), (d, j) -> (L, i, j)."""
+def covariances(gamma: Float[Array, "S #d"], a: Float[Array, "d i"], b: Float[Array, "d j"]) -> Float[Array, "S i j"]:
+    """Return ``a^T Sigma_l b / d`` for every token or class, whose variances are `gamma`."""
     return inner_products(gamma[:, None] * a.T, jnp.broadcast_to(b.T, (len(gamma), *b.T.shape))) / len(a)
 
 
 @jax.jit
 @precise
-def student_fields(x: jax.Array, Q: jax.Array) -> jax.Array:
-    """Return the local fields of the student, ``x_l Q``: (L, n, d), (d, r) -> (L, r, n), in one pass over `x`.
+def student_fields(x: Float[Array, "L n d"], Q: Float[Array, "d r"]) -> Float[Array, "L r n"]:
+    """Return the local fields of the student, ``x_l Q``, in one pass over `x`.
 
     The product is computed column by column. A product of a matrix and a vector runs at the speed of memory, a batched
     product of thin matrices at a fraction of it. On GPUs XLA has no fast product of a matrix and a vector: it may pad
@@ -378,14 +380,14 @@ def student_fields(x: jax.Array, Q: jax.Array) -> jax.Array:
 
 
 @jax.custom_jvp
-def _fields(x: jax.Array, Q: jax.Array) -> jax.Array:
+def _fields(x: Float[Array, "L n d"], Q: Float[Array, "d r"]) -> Float[Array, "L r n"]:
     """Return `student_fields` with its own derivative rule; the default rule would keep copies of x for a gradient."""
     return _fields_by_platform(x, Q)
 
 
 @partial(_fields.defjvp, symbolic_zeros=True)
 @precise
-def _fields_jvp(primals: Any, tangents: Any) -> tuple[jax.Array, jax.Array]:
+def _fields_jvp(primals: tuple, tangents: tuple) -> tuple[Float[Array, "L r n"], Float[Array, "L r n"]]:
     (x, Q), (dx, dQ) = primals, tangents
     value, zero = _fields(x, Q), jax.custom_derivatives.SymbolicZero
     pairs = [pair for pair, tangent in (((dx, Q), dx), ((x, dQ), dQ)) if not isinstance(tangent, zero)]
@@ -393,24 +395,24 @@ def _fields_jvp(primals: Any, tangents: Any) -> tuple[jax.Array, jax.Array]:
     return value, total([product(*pair) for pair in pairs]) if pairs else jnp.zeros_like(value)
 
 
-def _fields_by_platform(x: jax.Array, Q: jax.Array) -> jax.Array:
-    def products(x: jax.Array, Q: jax.Array) -> jax.Array:
+def _fields_by_platform(x: Float[Array, "L n d"], Q: Float[Array, "d r"]) -> Float[Array, "L r n"]:
+    def products(x: Array, Q: Array) -> Float[Array, "L r n"]:
         return jnp.stack([jnp.tensordot(x, Q[:, a], 1) for a in range(Q.shape[1])], 1)
 
-    def by_sums(x: jax.Array, Q: jax.Array) -> jax.Array:
+    def by_sums(x: Array, Q: Array) -> Float[Array, "L r n"]:
         return jnp.stack([jnp.stack([jnp.sum(rows * Q[:, a], 1) for a in range(Q.shape[1])]) for rows in x])
 
     return lax.platform_dependent(x, Q, cpu=products, default=by_sums)
 
 
 @precise
-def back_project(x: jax.Array, g: jax.Array) -> jax.Array:
-    """Apply the transpose of `student_fields`, ``sum_l x_l^T g_l``: (L, n, d), (L, r, n) -> (d, r)."""
+def back_project(x: Float[Array, "L n d"], g: Float[Array, "L r n"]) -> Float[Array, "d r"]:
+    """Apply the transpose of `student_fields`, ``sum_l x_l^T g_l``."""
 
-    def products(x: jax.Array, g: jax.Array) -> jax.Array:
+    def products(x: Array, g: Array) -> Float[Array, "d r"]:
         return jnp.stack([jnp.tensordot(g[:, a], x, 2) for a in range(g.shape[1])], 1)
 
-    def by_sums(x: jax.Array, g: jax.Array) -> jax.Array:
+    def by_sums(x: Array, g: Array) -> Float[Array, "d r"]:
         tokens = range(len(x))
         return jnp.stack([total(g[l, a, :, None] * x[l] for l in tokens).sum(0) for a in range(g.shape[1])], 1)
 
@@ -418,8 +420,8 @@ def back_project(x: jax.Array, g: jax.Array) -> jax.Array:
 
 
 @jax.jit
-def token_gram(x: jax.Array) -> jax.Array:
-    """Return the inner products ``x_k . x_l`` of the tokens of every sentence: (L, n, d) -> (L, L, n)."""
+def token_gram(x: Float[Array, "L n d"]) -> Float[Array, "L L n"]:
+    """Return the inner products ``x_k . x_l`` of the tokens of every sentence."""
     L = x.shape[0]
     upper = {(k, l): jnp.sum(x[k] * x[l], -1) for k in range(L) for l in range(k, L)}
     return jnp.stack([jnp.stack([upper[min(k, l), max(k, l)] for l in range(L)]) for k in range(L)])
@@ -437,7 +439,7 @@ def shard(data: Data) -> Data:
         return data
     mesh = jax.make_mesh((count,), ("sentences",), devices=devices[:count], axis_types=(AxisType.Auto,))
 
-    def put(a: jax.Array, axis: int) -> jax.Array:
+    def put(a: Float[Array, "*shape"], axis: int) -> Float[Array, "*shape"]:
         return lax.with_sharding_constraint(a, NamedSharding(mesh, PartitionSpec(*(None,) * axis, "sentences")))
 
     noise = None if data.noise is None else put(data.noise, 0)
@@ -446,7 +448,7 @@ def shard(data: Data) -> Data:
     return eqx.tree_at(lambda s: (s.x, s.y, s.noise, s.labels), data, sharded, is_leaf=lambda leaf: leaf is None)
 
 
-def check_estimate(name: str, model: Model, data: Data, Q: Any) -> jax.Array:
+def check_estimate(name: str, model: Model, data: Data, Q: Real[AnyArray, "d r"]) -> Float[Array, "d r"]:
     """Return an estimate as an array of the data's dtype.
 
     Args:
@@ -527,7 +529,7 @@ def _check_scale(model: Model, data: Data) -> None:
 
 @eqx.filter_jit
 @precise
-def _scales(model: Model, data: Data) -> tuple[jax.Array, ...]:
+def _scales(model: Model, data: Data) -> tuple[Float[Array, ""], ...]:
     """Return the largest ``|p_l|^2`` of the data and of the law, and the variances of x and y over the expected ones.
 
     The last ratio is one if the expected variance of y is zero.

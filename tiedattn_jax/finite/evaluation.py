@@ -7,12 +7,11 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import equinox as eqx
 import jax
 import jax.numpy as jnp
 from jax import lax
+from jaxtyping import Array, Float, Int, PRNGKeyArray, Real
 
 from ..averages.prox import loss_at_nodes
 from ..base.errors import (
@@ -28,6 +27,7 @@ from ..base.linalg import precise
 from ..base.nodewise import nodewise
 from ..base.printing import Description, Printed, entries
 from ..base.results import Average
+from ..base.types import AnyArray, Number
 from ..model.checks import check_provides
 from ..model.model import Model
 from .data import Data, Labels, Population, check_estimate, covariances, map_kinds, student_fields
@@ -38,22 +38,28 @@ _TEST_BLOCK = 256  # sentences in memory at a time; 256 x 2 x 1000 normals take 
 
 @nodewise
 @precise
-def _exact_losses(model: Model, Z: jax.Array, energy: jax.Array, cross: jax.Array, gram: jax.Array) -> jax.Array:
+def _exact_losses(
+    model: Model,
+    Z: Float[Array, "L r"],
+    energy: Float[Array, ""],
+    cross: Float[Array, "L L"],
+    gram: Float[Array, "L L"],
+) -> Float[Array, ""]:
     """Return the squared error ``||y - S(Z) (x + p)||_F^2 / (2 d)`` of a sentence from the inner products of `Labels`.
 
-    `nodewise` maps this function over the sentences: `Z` (L, r, n), `energy` (n,), `cross` and `gram` (L, L, n).
+    `nodewise` maps this function over the sentences, the last axis of its arguments.
     """
     S = model.student(Z)
     return 0.5 * energy - jnp.sum(S * cross) + 0.5 * jnp.sum((S @ gram) * S)
 
 
-def sentence_losses(model: Model, data: Data, Z: jax.Array, exact: bool = False) -> jax.Array:
-    """Return the loss of every sentence, (n,), at the student's fields `Z`.
+def sentence_losses(model: Model, data: Data, Z: Float[Array, "L r n"], exact: bool = False) -> Float[Array, " n"]:
+    """Return the loss of every sentence at the student's fields `Z`.
 
     Args:
         model: gives `loss`, and `student` if `exact`.
         data: n sentences.
-        Z: local fields of the student, (L, r, n), see `student_fields`.
+        Z: local fields of the student, see `student_fields`.
         exact: whether to return the squared error ``||y - f||_F^2 / (2 d)`` on the exact labels instead of the model's
             `loss`, which is its limit for large d.
 
@@ -68,16 +74,16 @@ def sentence_losses(model: Model, data: Data, Z: jax.Array, exact: bool = False)
 
 
 @precise
-def with_value(data: Data, labels: jax.Array, W: jax.Array) -> Data:
+def with_value(data: Data, labels: Float[Array, "n L d"], W: Float[Array, "d d"]) -> Data:
     """Return the data with other `Labels`: those of a layer whose attention mixes values instead of the inputs.
 
-    The values of a sentence are ``(x + p) W``, (L, d). Losses with ``exact=True`` on the returned data are those of the
+    The values of a sentence are ``(x + p) W``. Losses with ``exact=True`` on the returned data are those of the
     layer with this value matrix. All else in the data stays.
 
     Args:
-        data: n sentences; their own labels, if any, are replaced.
-        labels: exact labels, (n, L, d).
-        W: value matrix, (d, d).
+        data: sentences; their own labels, if any, are replaced.
+        labels: exact labels.
+        W: value matrix.
     """
     return eqx.tree_at(lambda s: s.labels, data, Labels.of(labels, data.x @ W), is_leaf=lambda leaf: leaf is None)
 
@@ -88,14 +94,14 @@ class LinearBaseline(Printed):
     Its attention matrix W is the same for all sentences. It is not the value matrix W of `with_value`.
 
     Attributes:
-        W: attention matrix, (L, L), the minimiser of ``sum ||y - W (x + p)||_F^2 / (2 d) + ridge / 2 ||W||_F^2``.
-        train_loss: mean of ``||y - f||_F^2 / (2 d)`` over the sentences of the data, without the ridge, a scalar.
+        W: attention matrix, the minimiser of ``sum ||y - W (x + p)||_F^2 / (2 d) + ridge / 2 ||W||_F^2``.
+        train_loss: mean of ``||y - f||_F^2 / (2 d)`` over the sentences of the data, without the ridge.
         gen_error: the same mean over sentences that W has not seen: those of `test`, or the data themselves by
             cross-validation in at most eight folds.
     """
 
-    W: jax.Array
-    train_loss: jax.Array
+    W: Float[Array, "L L"]
+    train_loss: Float[Array, ""]
     gen_error: Average
 
     def describe(self) -> Description:
@@ -104,7 +110,7 @@ class LinearBaseline(Printed):
         return Description("", numbers=numbers)
 
 
-def linear_baseline(data: Data, *, ridge: Any = 0.0, test: Data | None = None) -> LinearBaseline:
+def linear_baseline(data: Data, *, ridge: Number = 0.0, test: Data | None = None) -> LinearBaseline:
     """Fit linear attention to the exact labels.
 
     For large d its W tends to E T(Y), the mean of the model's `target` over the teacher's fields, and its error to that
@@ -140,17 +146,17 @@ def linear_baseline(data: Data, *, ridge: Any = 0.0, test: Data | None = None) -
 
 @eqx.filter_jit
 @precise
-def _fit_linear(labels: Labels, ridge: jax.Array, test: Labels | None) -> LinearBaseline:
+def _fit_linear(labels: Labels, ridge: Float[Array, ""], test: Labels | None) -> LinearBaseline:
     """Solve the normal equations ``W (sum gram + ridge) = sum cross`` of `linear_baseline`, and test the solution."""
     n = labels.energy.shape[0]
 
-    def fit(weight: jax.Array) -> jax.Array:
-        """Return W (L, L) fitted with weights (n,) of the sentences: one, or zero for those that are left out."""
+    def fit(weight: Float[Array, " n"]) -> Float[Array, "L L"]:
+        """Return W fitted with weights of the sentences: one, or zero for those that are left out."""
         gram = labels.gram @ weight + ridge * jnp.eye(labels.gram.shape[0], dtype=weight.dtype)
         return jnp.linalg.solve(gram, (labels.cross @ weight).T).T
 
-    def errors(W: jax.Array, sample: Labels) -> jax.Array:
-        """Return ``||y - W (x + p)||_F^2 / (2 d)`` of every sentence, (n,)."""
+    def errors(W: Float[Array, "L L"], sample: Labels) -> Float[Array, " n"]:
+        """Return ``||y - W (x + p)||_F^2 / (2 d)`` of every sentence."""
         square = jnp.einsum("ak,kln,al->n", W, sample.gram, W)
         return 0.5 * sample.energy - jnp.einsum("kl,kln->n", W, sample.cross) + 0.5 * square
 
@@ -167,7 +173,14 @@ def _fit_linear(labels: Labels, ridge: jax.Array, test: Labels | None) -> Linear
 
 
 def heldout_error(
-    model: Model, data: Data, Q: Any, key: jax.Array, *, sentences: int = 50_000, exact: bool = False, W: Any = None
+    model: Model,
+    data: Data,
+    Q: Real[AnyArray, "d r"],
+    key: PRNGKeyArray,
+    *,
+    sentences: int = 50_000,
+    exact: bool = False,
+    W: Real[AnyArray, "d d"] | None = None,
 ) -> Average:
     """Estimate the test error eps_g of Q, with its error bar, from fresh sentences of the law of the data.
 
@@ -176,12 +189,12 @@ def heldout_error(
     Args:
         model: attention layer; it gives the loss, the noise of the labels, and the law of the classes of tokens.
         data: gives the teacher, and the encodings, variances and class means of the law. Its sentences are not used.
-        Q: estimate, (d, r).
+        Q: estimate.
         key: random key of the fresh sentences.
         sentences: number of fresh sentences, rounded up to whole blocks.
         exact: whether to average the squared error ``||y - f||_F^2 / (2 d)`` of fully drawn sentences instead of the
             model's `loss`. The `loss` needs the local fields only, which are drawn from their exact Gaussian law.
-        W: value matrix, (d, d), from `train_value`; it implies ``exact=True``.
+        W: value matrix, from `train_value`; it implies ``exact=True``.
 
     Raises:
         InputError: if `Q` or `W` has the wrong shape, the teacher is not known, `sentences` is below two, or the model
@@ -192,24 +205,23 @@ def heldout_error(
     require_key(key)
     require_count(sentences, "sentences", 2)
     require(sentences < 2**31, "sentences", sentences, "below 2^31")
-    if W is not None:
-        W = shaped_array("W", W, "d d", {"d": len(Q)}, Q.dtype)
+    matrix = None if W is None else shaped_array("W", W, "d d", {"d": len(Q)}, Q.dtype)
     exact = exact or W is not None
     if exact:
         check_provides(model, "target", "for exact=True")
     block = min(int(sentences), _TEST_BLOCK)
-    return _heldout(model, teacher, data.population, Q, W, key, block, -(-int(sentences) // block), exact)
+    return _heldout(model, teacher, data.population, Q, matrix, key, block, -(-int(sentences) // block), exact)
 
 
 @eqx.filter_jit
 @precise
 def _heldout(
     model: Model,
-    teacher: jax.Array,
+    teacher: Float[Array, "d t"],
     population: Population,
-    Q: jax.Array,
-    W: jax.Array | None,
-    key: jax.Array,
+    Q: Float[Array, "d r"],
+    W: Float[Array, "d d"] | None,
+    key: PRNGKeyArray,
     block: int,
     count: int,
     exact: bool,
@@ -227,8 +239,8 @@ def _heldout(
     # Mean of the fields from the encodings, (L, r + t, 1): only the student sees them.
     m = jnp.pad(population.encodings @ Q / d**0.5, ((0, 0), (0, teacher.shape[1])))[..., None]
 
-    def losses(key: jax.Array) -> jax.Array:
-        """Return the losses (block,) of fresh sentences."""
+    def losses(key: PRNGKeyArray) -> Float[Array, " block"]:
+        """Return the losses of fresh sentences."""
         if exact:
             data = draw_sentences(model, teacher, population, block, key)
             if W is not None:
@@ -244,7 +256,7 @@ def _heldout(
         Z, Y = fields[:, :r], jnp.concatenate([fields[:, r:], noise_fields(model, block, key)], 1)
         return map_kinds(model, classes, lambda model: loss_at_nodes(model, Z, Y))
 
-    def sums(k: jax.Array) -> tuple[jax.Array, jax.Array]:
+    def sums(k: Int[Array, ""]) -> tuple[Float[Array, ""], Float[Array, ""]]:
         """Return the sum of the losses of block k, and that of their squares."""
         loss = losses(jax.random.fold_in(key, k))
         return jnp.sum(loss), jnp.sum(loss**2)
@@ -253,7 +265,7 @@ def _heldout(
     return _average(total, square, count * block)
 
 
-def _average(total: jax.Array, square: jax.Array, n: int) -> Average:
+def _average(total: Float[Array, ""], square: Float[Array, ""], n: int) -> Average:
     """Return the mean and the standard error of n independent numbers, from their sum and the sum of their squares."""
     mean = total / n
     return Average(mean, jnp.sqrt(jnp.maximum(square / n - mean**2, 0.0) / (n - 1)))

@@ -19,6 +19,7 @@ import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jaxtyping import Array, Bool, Float, Int, Key, PRNGKeyArray, Shaped
 
 from ..averages.default import default_nodes
 from ..averages.rule import Rule
@@ -27,6 +28,7 @@ from ..base.errors import InputError, require_count, require_keys
 from ..base.printing import Description, Row
 from ..base.results import Result, Status, error_bar
 from ..base.trees import unstacked
+from ..base.types import AnyArray
 from ..model.checks import check_provides
 from ..model.model import Model
 from ..model.overlaps import BRANCHES, PAIR, Overlaps, magnitudes
@@ -50,17 +52,17 @@ _SCATTER, _SCATTER_OF_OTHER = 2.0, 3.0
 
 
 class Compared(eqx.Module):
-    """The quantities in which simulation and theory are compared, (K,) each."""
+    """The quantities in which simulation and theory are compared."""
 
-    train_loss: jax.Array
-    gen_error: jax.Array
-    q: jax.Array
-    V: jax.Array
-    theta: jax.Array
-    m: jax.Array
+    train_loss: Float[AnyArray, "*K"]
+    gen_error: Float[AnyArray, "*K"]
+    q: Float[AnyArray, "*K"]
+    V: Float[AnyArray, "*K"]
+    theta: Float[AnyArray, "*K"]
+    m: Float[AnyArray, "*K"]
 
     @classmethod
-    def of(cls, train_loss: Any, gen_error: Any, x: Overlaps) -> Compared:
+    def of(cls, train_loss: Float[Array, ""], gen_error: Float[Array, ""], x: Overlaps) -> Compared:
         """Make the quantities from the losses of one state and the invariants of its order parameters."""
         return cls(
             train_loss=train_loss,
@@ -118,17 +120,17 @@ class Instances(Result):
             if the instance ended on neither branch or is unsettled, if the theory has no such state, or if the theory
             was not solved.
         theory_stderr: error bars of `theory`, from its averages.
-        branch: the branch that each instance ended in, (K,): "positional" or "semantic"; "neither", if the distance to
+        branch: the branch that each instance ended in: "positional" or "semantic"; "neither", if the distance to
             both is above `FAR`; or "unsettled", if neither message passing nor L-BFGS after it converged, or training
             diverged. If the theory was not solved or failed, the larger of the two overlaps names the branch.
-        distance: distance to the theory on both branches of `PAIR`, (K, 2), see `distance`. NaN for a branch that was
+        distance: distance to the theory on both branches of `PAIR`, see `distance`. NaN for a branch that was
             not solved: the branch of the smaller overlap is solved only if the instance is not on the other one.
-        rho: realised ``tr(Q*^T Sigma Q*) / d``, mean over the tokens, (K,).
-        status: `Status` of every run, (K,); that of message passing if L-BFGS after it did not converge either.
-        finished: whether L-BFGS after message passing was needed to reach a critical point, (K,).
-        gradient_norm: largest entry of the gradient of the empirical risk, (K,).
-        iterations: iterations of message passing or of the optimiser, without those of L-BFGS afterwards, (K,).
-        theory_status: `Status` of the theory, (K,): the worse one of both branches for an instance on neither;
+        rho: realised ``tr(Q*^T Sigma Q*) / d``, mean over the tokens.
+        status: `Status` of every run; that of message passing if L-BFGS after it did not converge either.
+        finished: whether L-BFGS after message passing was needed to reach a critical point.
+        gradient_norm: largest entry of the gradient of the empirical risk.
+        iterations: iterations of message passing or of the optimiser, without those of L-BFGS afterwards.
+        theory_status: `Status` of the theory: the worse one of both branches for an instance on neither;
             `absent` if the theory was not solved.
         points: the K fixed points behind `theory`, None for an instance that is on neither branch or unsettled; empty
             if the theory was not solved.
@@ -137,24 +139,24 @@ class Instances(Result):
     simulation: Compared
     theory: Compared
     theory_stderr: Compared
-    branch: np.ndarray
-    distance: np.ndarray
-    rho: np.ndarray
-    status: np.ndarray
-    finished: np.ndarray
-    gradient_norm: np.ndarray
-    iterations: np.ndarray
-    theory_status: np.ndarray
+    branch: Shaped[np.ndarray, " K"]
+    distance: Float[np.ndarray, "K 2"]
+    rho: Float[np.ndarray, " K"]
+    status: Int[np.ndarray, " K"]
+    finished: Bool[np.ndarray, " K"]
+    gradient_norm: Float[np.ndarray, " K"]
+    iterations: Int[np.ndarray, " K"]
+    theory_status: Int[np.ndarray, " K"]
     points: list[FixedPoint | None]
 
     @property
-    def ok(self) -> np.ndarray:
-        """Whether each instance ended at a critical point of its risk, (K,)."""
+    def ok(self) -> Bool[np.ndarray, " K"]:
+        """Whether each instance ended at a critical point of its risk."""
         return self.status == Status.converged
 
     @property
-    def usable(self) -> np.ndarray:
-        """Whether each instance counts in means, (K,): all but the unsettled. Training may have run out of steps."""
+    def usable(self) -> Bool[np.ndarray, " K"]:
+        """Whether each instance counts in means: all but the unsettled. Training may have run out of steps."""
         return self.branch != UNSETTLED
 
     @property
@@ -278,8 +280,8 @@ def run_instances(
     model: Model,
     d: int,
     alpha: float,
-    run: Callable[[Data, jax.Array], GAMP | Training],
-    keys: jax.Array,
+    run: Callable[[Data, PRNGKeyArray], GAMP | Training],
+    keys: Key[Array, " K"],
     *,
     nodes: Rule | None = None,
     theory: bool = True,
@@ -338,11 +340,11 @@ def _outcome(
     model: Model,
     d: int,
     alpha: float,
-    run: Callable[[Data, jax.Array], GAMP | Training],
+    run: Callable[[Data, PRNGKeyArray], GAMP | Training],
     sentences: int,
     normalise: bool,
     theory: bool,
-    key: jax.Array,
+    key: PRNGKeyArray,
 ) -> dict[str, Any]:
     """Draw, run, finish if needed and measure one instance: fields of `Instances`, and the inputs of the theory."""
     key_data, key_run, key_test = jax.random.split(key, 3)
@@ -357,7 +359,7 @@ def _outcome(
     semantic, positional = magnitudes(realised(model, data), x)
     test = heldout_error(model, data, end.Q, key_test, sentences=sentences, W=W)
     return {
-        "simulation": Compared.of(end.train_loss, test.value, x),
+        "simulation": Compared.of(end.train_loss, jnp.asarray(test.value), x),
         "rho": jnp.mean(jnp.trace(data.rho, axis1=1, axis2=2)),
         "status": status,
         # Training that ran out of steps has come closer to a minimum and counts; message passing without a fixed point
@@ -371,7 +373,9 @@ def _outcome(
     }
 
 
-def _finished(model: Model, data: Data, result: GAMP | Training) -> tuple[GAMP | Training, jax.Array, jax.Array]:
+def _finished(
+    model: Model, data: Data, result: GAMP | Training
+) -> tuple[GAMP | Training, Int[Array, ""], Bool[Array, ""]]:
     """Finish message passing by L-BFGS. Return the end, its status, and whether L-BFGS reached a critical point."""
     if not isinstance(result, GAMP) or model.penalty is not None:
         return result, result.status, jnp.zeros((), bool)
@@ -390,9 +394,10 @@ def _solution(model: Model, alpha: float, nodes: Rule, branch: str) -> FixedPoin
     return replace(solve(model, alpha, None, nodes, start=point), branch=branch)
 
 
-def _ending(
-    outcome: dict[str, Any], d: int, theory: Callable[[str], FixedPoint] | None
-) -> tuple[str, list[float], FixedPoint | None, int]:
+_Ending = tuple[str, list[float], FixedPoint | None, int]
+
+
+def _ending(outcome: dict[str, Any], d: int, theory: Callable[[str], FixedPoint] | None) -> _Ending:
     """Name the branch that one instance ended in, by its distance to the theory on the branches if that is solved.
 
     Args:
@@ -413,8 +418,8 @@ def _ending(
     return NEITHER, [*distances.values()], None, status
 
 
-def _gathered(runs: dict[str, Any], endings: list[Any], theory: bool) -> Instances:
-    """Collect the outcomes of K runs, arrays (K, ...), and the K results of `_ending` in `Instances`."""
+def _gathered(runs: dict[str, Any], endings: list[_Ending], theory: bool) -> Instances:
+    """Collect the outcomes of K runs, arrays with a leading axis K, and the K results of `_ending` in `Instances`."""
     branch, distances, points, status = zip(*endings, strict=True)
     for key in ("positional", "gram", "settled"):
         del runs[key]

@@ -17,12 +17,14 @@ import equinox as eqx
 import jax
 import jax.numpy as jnp
 from jax import lax
+from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray, Real
 
 from ..averages.prox import descend, gradient_at_nodes, prox, prox_jacobian
 from ..base.errors import require_choice, require_count, require_memory, require_number, require_positive, shaped_array
 from ..base.linalg import apply, inner_products, inverse, positive_definite, precise, solve
 from ..base.results import Status
 from ..base.trees import either, indexed
+from ..base.types import AnyArray, Number
 from ..model.model import Model, over_kinds
 from ..model.overlaps import Overlaps, symmetric
 from ..model.penalties import minimiser_and_response
@@ -56,8 +58,8 @@ class GAMP(Estimate):
     """The last state of a run of GAMP, and its history.
 
     Attributes:
-        Q: estimate, (d, r).
-        overlaps: q, V (L, r, r), theta (L, r, t), m (L, r) of the estimate on this instance.
+        Q: estimate.
+        overlaps: order parameters of the estimate on this instance.
         train_loss: empirical risk / d at `Q`.
         gradient_norm: largest entry of the gradient of the empirical risk at `Q`; with a penalty, of the proximal
             gradient.
@@ -65,19 +67,18 @@ class GAMP(Estimate):
         status: a `Status`, as an integer.
         residual: undamped relative change of Q, C and g in the last step.
         damping: share of the new state for the next step.
-        C: variance of the estimate, (d, r, r), or (1, r, r) if all coordinates have one variance and there is no
-            penalty.
-        g: messages of the sentences, (L, r, n).
+        C: variance of the estimate; of size 1 along d if all coordinates have one variance and there is no penalty.
+        g: messages of the sentences.
         history: overlaps before every step and at the end, arrays of leading size steps + 1; NaN after the end.
-        residuals: residual of every step, (steps,); NaN after the last one.
+        residuals: residual of every step; NaN after the last one.
     """
 
-    residual: jax.Array
-    damping: jax.Array
-    C: jax.Array
-    g: jax.Array
+    residual: Float[Array, ""]
+    damping: Float[Array, ""]
+    C: Float[Array, "#d r r"]
+    g: Float[Array, "L r n"]
     history: Overlaps
-    residuals: jax.Array
+    residuals: Float[Array, " steps"]
 
     def plot(self) -> Any:
         """Plot order parameters and residual, iteration by iteration; see `plotting.simulations.gamp_figure`."""
@@ -87,22 +88,22 @@ class GAMP(Estimate):
 
 
 class _State(eqx.Module):
-    Q: jax.Array
-    C: jax.Array
-    g: jax.Array
-    z: jax.Array  # minimisers of the last step, the starts of the next search
+    Q: Float[Array, "d r"]
+    C: Float[Array, "#d r r"]
+    g: Float[Array, "L r n"]
+    z: Float[Array, "L r n"]  # minimisers of the last step, the starts of the next search
 
-    def finite(self) -> jax.Array:
+    def finite(self) -> Bool[Array, ""]:
         return jnp.all(jnp.isfinite(self.Q)) & jnp.all(jnp.isfinite(self.C)) & jnp.all(jnp.isfinite(self.g))
 
-    def positive(self, model: Model) -> jax.Array:
+    def positive(self, model: Model) -> Bool[Array, ""]:
         """Return whether the variances are positive definite; a weight that a penalty holds at zero may have none."""
         if model.penalty is not None:
             variances = jnp.diagonal(self.C, axis1=1, axis2=2)
             return jnp.all(variances >= 0) & jnp.any(variances > 0)
         return positive_definite(self.C)
 
-    def distance(self, other: _State) -> jax.Array:
+    def distance(self, other: _State) -> Float[Array, ""]:
         """Return the largest change of Q, C and g from this state to another one, relative to this one."""
         pairs = ((self.Q, other.Q), (self.C, other.C), (self.g, other.g))
         tiny = jnp.finfo(self.Q.dtype).tiny
@@ -113,22 +114,28 @@ class _Options(eqx.Module):
     """Options of a run. The numbers are arrays, so that one compiled program serves all values."""
 
     steps: int = eqx.field(static=True)
-    tol: jax.Array
-    damping: jax.Array  # share of the new state in the first step
-    automatic: jax.Array  # whether the damping is chosen automatically
-    derivative: jax.Array  # whether A is computed from derivatives
+    tol: Float[Array, ""]
+    damping: Float[Array, ""]  # share of the new state in the first step
+    automatic: Bool[Array, ""]  # whether the damping is chosen automatically
+    derivative: Bool[Array, ""]  # whether A is computed from derivatives
 
 
 class Damping(eqx.Module):
     """The damping, and the residuals by which it is chosen."""
 
-    share: jax.Array  # share of the new state in the next step
-    ceiling: jax.Array  # largest share allowed, because larger ones failed
-    residual: jax.Array  # residual of the last step
-    lowest: jax.Array  # smallest residual since the share was last cut
-    rises: jax.Array  # number of steps in a row in which the residual rose
+    share: Float[Array, ""]  # share of the new state in the next step
+    ceiling: Float[Array, ""]  # largest share allowed, because larger ones failed
+    residual: Float[Array, ""]  # residual of the last step
+    lowest: Float[Array, ""]  # smallest residual since the share was last cut
+    rises: Int[Array, ""]  # number of steps in a row in which the residual rose
 
-    def after(self, residual: jax.Array, possible: jax.Array, search: jax.Array, automatic: jax.Array) -> Damping:
+    def after(
+        self,
+        residual: Float[Array, ""],
+        possible: Bool[Array, ""],
+        search: Bool[Array, ""],
+        automatic: Bool[Array, ""],
+    ) -> Damping:
         """Return the damping of the next step.
 
         Args:
@@ -157,23 +164,23 @@ class _Loop(eqx.Module):
     state: _State
     fallback: _State  # the last state from which a step was possible
     damping: Damping
-    steps: jax.Array
-    failure: jax.Array  # status that ended the run; `converged` while the run goes on
+    steps: Int[Array, ""]
+    failure: Int[Array, ""]  # status that ended the run; `converged` while the run goes on
     history: Overlaps
-    residuals: jax.Array
+    residuals: Float[Array, " steps"]
 
 
 def gamp(
     model: Model,
     data: Data,
-    init: Any = "semantic",
+    init: str | GAMP | Real[AnyArray, "d r"] = "semantic",
     *,
     steps: int = 1000,
-    tol: float = 1e-12,
-    damping: float | None = None,
+    tol: Number = 1e-12,
+    damping: Number | None = None,
     response: str = "regression",
-    key: jax.Array | None = None,
-    scale: float | None = None,
+    key: PRNGKeyArray | None = None,
+    scale: Number | None = None,
 ) -> GAMP:
     """GAMP (Algorithm 1) with one Onsager term per token and variances of r x r.
 
@@ -242,19 +249,21 @@ def gamp(
     return _run(model, data, Q, warm_start, options)
 
 
-def responses(data: Data, C: jax.Array) -> jax.Array:
-    """Return the responses ``V_l = sum_i Var(X_li) C_i``: (1 or d, r, r) -> (L, r, r)."""
+def responses(data: Data, C: Float[Array, "#d r r"]) -> Float[Array, "S r r"]:
+    """Return the responses ``V_l = sum_i Var(X_li) C_i``."""
     return jnp.mean(data.gamma[:, :, None, None] * C, 1)
 
 
-def _regression_slope(data: Data, h: jax.Array, g: jax.Array, mask: jax.Array | float) -> jax.Array:
-    """Estimate ``sum_mu dg_l/dh_l``, (L, r, r), as n times the coefficient of h_l in a regression of g_l on h_l, y_l.
+def _regression_slope(
+    data: Data, h: Float[Array, "L r n"], g: Float[Array, "L r n"], mask: Bool[Array, " n"] | float
+) -> Float[Array, "L r r"]:
+    """Estimate ``sum_mu dg_l/dh_l`` as n times the coefficient of h_l in a regression of g_l on h_l, y_l.
 
     By Gaussian integration by parts, the coefficients of the linear regression of a function of Gaussian fields are the
     means of its derivatives, jumps included.
 
     Args:
-        mask: marks the sentences that count, those of one kind, (n,); 1.0 if all count.
+        mask: marks the sentences that count, those of one kind; 1.0 if all count.
     """
     r, n = h.shape[1], jnp.sum(mask * jnp.ones_like(h[0, 0]))
     regressors = jnp.concatenate([h, data.fields], 1)
@@ -263,15 +272,17 @@ def _regression_slope(data: Data, h: jax.Array, g: jax.Array, mask: jax.Array | 
     return n * jnp.swapaxes(solve(gram, inner_products(regressors, g))[:, :r], 1, 2)
 
 
-def _derivative_slope(model: Model, data: Data, z: jax.Array, V: jax.Array, mask: jax.Array | float) -> jax.Array:
-    """Return ``sum_mu dg_l/dh_l``, (L, r, r), from derivatives of the proximal operator at the sentences that count."""
+def _derivative_slope(
+    model: Model, data: Data, z: Float[Array, "L r n"], V: Float[Array, "L r r"], mask: Bool[Array, " n"] | float
+) -> Float[Array, "L r r"]:
+    """Return ``sum_mu dg_l/dh_l`` from derivatives of the proximal operator at the sentences that count."""
     (L, r, _), n = z.shape, jnp.sum(mask * jnp.ones_like(z[0, 0]))
     jacobian = prox_jacobian(model, z, V, data.fields).reshape(L, r, L, r, -1)
     slope = jnp.stack([jnp.sum(mask * jacobian[l, :, l], -1) for l in range(L)]) - n * jnp.eye(r, dtype=z.dtype)
     return inverse(V) @ slope
 
 
-def _step(model: Model, data: Data, s: _State, search: jax.Array, derivative: jax.Array) -> _State:
+def _step(model: Model, data: Data, s: _State, search: Bool[Array, ""], derivative: Bool[Array, ""]) -> _State:
     """Return the undamped image of a state, with the lowest minimisers if `search`, else those of the same wells."""
     d, r = s.Q.shape
     V, y = responses(data, s.C), data.fields
@@ -285,7 +296,7 @@ def _step(model: Model, data: Data, s: _State, search: jax.Array, derivative: ja
     )
     g = by_kind(lambda m: apply(inverse(m.to_tokens(V)), z - h))
 
-    def slope_of(m: Model) -> jax.Array:
+    def slope_of(m: Model) -> Float[Array, "S r r"]:
         mask = kind_mask(m, data.classes)
         slope = lax.cond(
             derivative,
@@ -304,7 +315,7 @@ def _step(model: Model, data: Data, s: _State, search: jax.Array, derivative: ja
     return _State(jnp.einsum("iab,ib->ia", C, b), C, g, z)
 
 
-def _history_with(history: Overlaps, k: jax.Array, data: Data, s: _State) -> Overlaps:
+def _history_with(history: Overlaps, k: Int[Array, ""], data: Data, s: _State) -> Overlaps:
     """Write the overlaps of a state into entry k of the history, those before step k."""
     overlaps = data.overlaps(s.Q, responses(data, s.C))
     return jax.tree.map(lambda a, v: a.at[k].set(v), history, overlaps)
@@ -313,9 +324,9 @@ def _history_with(history: Overlaps, k: jax.Array, data: Data, s: _State) -> Ove
 def _first(
     model: Model,
     data: Data,
-    Q: jax.Array,
-    Z: jax.Array,
-    warm_start: tuple[jax.Array, jax.Array] | None,
+    Q: Float[Array, "d r"],
+    Z: Float[Array, "L r n"],
+    warm_start: tuple[Float[Array, "#d r r"], Float[Array, "L r n"]] | None,
     options: _Options,
 ) -> _Loop:
     """Return the loop before the first step, with the variances and messages of an earlier run if given.
@@ -348,16 +359,20 @@ def _first(
 @eqx.filter_jit
 @precise
 def _run(
-    model: Model, data: Data, Q: jax.Array, warm_start: tuple[jax.Array, jax.Array] | None, options: _Options
+    model: Model,
+    data: Data,
+    Q: Float[Array, "d r"],
+    warm_start: tuple[Float[Array, "#d r r"], Float[Array, "L r n"]] | None,
+    options: _Options,
 ) -> GAMP:
     tol = jnp.maximum(options.tol, 20 * jnp.finfo(Q.dtype).eps)
     burn_in, collinear = (_BURN_IN, _COLLINEAR) if warm_start is None else (0, 0)
     Z = student_fields(data.x, Q)
 
-    def cost(Q: jax.Array) -> jax.Array:
+    def cost(Q: Float[Array, "d r"]) -> Float[Array, ""]:
         return 0.5 * model.lam * jnp.sum(Q**2) + model.penalty_of(Q)
 
-    def risk(Q: jax.Array, Z: jax.Array) -> jax.Array:
+    def risk(Q: Float[Array, "d r"], Z: Float[Array, "L r n"]) -> Float[Array, ""]:
         return jnp.sum(sentence_losses(model, data, Z)) + cost(Q)
 
     bound = jnp.maximum(risk(Q, Z), risk(0 * Q, 0 * Z))
@@ -384,7 +399,7 @@ def _run(
             residuals=p.residuals.at[p.steps].set(residual),
         )
 
-    def unfinished(p: _Loop) -> jax.Array:
+    def unfinished(p: _Loop) -> Bool[Array, ""]:
         return (p.failure == Status.converged) & ~(p.damping.residual <= tol) & (p.steps < options.steps)
 
     p = lax.while_loop(unfinished, body, _first(model, data, Q, Z, warm_start, options))

@@ -6,16 +6,17 @@
 from __future__ import annotations
 
 from functools import partial
-from typing import Any
 
 import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jaxtyping import Array, Float, Int, PRNGKeyArray
 
 from ..base.errors import InputError, is_concrete, require, require_count, require_key, require_memory, require_positive
 from ..base.linalg import precise
 from ..base.trees import indexed
+from ..base.types import Number
 from ..model.checks import check, check_provides
 from ..model.law import SpectralLaw
 from ..model.model import Model
@@ -26,7 +27,7 @@ from .data import Data, Labels, Population, shard, student_fields, token_gram
 _COPIES = {"cpu": 6}
 
 
-def sample_data(model: Model, d: int, alpha: Any, key: jax.Array, *, normalise: bool = False) -> Data:
+def sample_data(model: Model, d: int, alpha: Number, key: PRNGKeyArray, *, normalise: bool = False) -> Data:
     """Draw sentences, positional encodings, teacher and labels of a model in d dimensions.
 
     Tokens are Gaussian with the covariances of the model. The inner products of the encodings with each other and with
@@ -55,7 +56,7 @@ def sample_data(model: Model, d: int, alpha: Any, key: jax.Array, *, normalise: 
     return _draw(model, _shares(model.law(), int(d)), n, key, normalise)
 
 
-def sentence_count(model: Model, d: int, alpha: Any, instances: int = 1) -> int:
+def sentence_count(model: Model, d: int, alpha: Number, instances: int = 1) -> int:
     """Return the number of sentences, the integer nearest to ``alpha d``.
 
     Args:
@@ -100,14 +101,16 @@ def _shares(law: SpectralLaw, d: int) -> tuple[int, ...]:
     return tuple(map(int, counts))
 
 
-def _second_moments(tau: jax.Array, pi: jax.Array, cross: jax.Array) -> jax.Array:
-    """Return the second moments of encodings and teacher, (..., L + t, L + t)."""
+def _second_moments(
+    tau: Float[Array, "*K J J"], pi: Float[Array, "*K t t"], cross: Float[Array, "*K J t"]
+) -> Float[Array, "*K J+t J+t"]:
+    """Return the second moments of encodings and teacher."""
     return jnp.block([[tau, cross], [jnp.swapaxes(cross, -1, -2), pi]])
 
 
 @eqx.filter_jit
 @precise
-def _draw(model: Model, counts: tuple[int, ...], n: int, key: jax.Array, normalise: bool) -> Data:
+def _draw(model: Model, counts: tuple[int, ...], n: int, key: PRNGKeyArray, normalise: bool) -> Data:
     d, law = sum(counts), model.law()
     key_teacher, key_tokens = jax.random.split(key)
     atoms = jax.random.split(key_teacher, len(counts)), law
@@ -124,8 +127,10 @@ def _draw(model: Model, counts: tuple[int, ...], n: int, key: jax.Array, normali
     return shard(draw_sentences(model, teacher, population, n, key_tokens))
 
 
-def _directions(size: int, normalise: bool, key: jax.Array, atom: SpectralLaw) -> tuple[jax.Array, jax.Array]:
-    """Draw the projections of encodings (size, L) and teacher (size, t) on the `size` eigenvectors of one atom."""
+def _directions(
+    size: int, normalise: bool, key: PRNGKeyArray, atom: SpectralLaw
+) -> tuple[Float[Array, "size J"], Float[Array, "size t"]]:
+    """Draw the projections of encodings and teacher on the `size` eigenvectors of one atom."""
     L, t = atom.cross.shape
     if size < L + t + 1:  # then the moments have rank `size` or less, and only a rotation is random
         values, vectors = jnp.linalg.eigh(_second_moments(atom.tau, atom.pi, atom.cross))
@@ -158,7 +163,7 @@ def _directions(size: int, normalise: bool, key: jax.Array, atom: SpectralLaw) -
     return tau_mean + random, pi_mean + random @ slope + independent
 
 
-def _principal(moments: jax.Array) -> tuple[jax.Array, jax.Array]:
+def _principal(moments: Float[Array, "n n"]) -> tuple[Float[Array, " n"], Float[Array, "n n"]]:
     """Return the eigenvalues, largest first, and eigenvectors of a positive semidefinite matrix."""
     values, vectors = jnp.linalg.eigh(moments)
     vectors = vectors[:, ::-1]
@@ -166,8 +171,10 @@ def _principal(moments: jax.Array) -> tuple[jax.Array, jax.Array]:
 
 
 @precise
-def draw_sentences(model: Model, teacher: jax.Array, population: Population, n: int, key: jax.Array) -> Data:
-    """Draw n sentences of a population, with the model's labels for a given teacher (d, t)."""
+def draw_sentences(
+    model: Model, teacher: Float[Array, "d t"], population: Population, n: int, key: PRNGKeyArray
+) -> Data:
+    """Draw n sentences of a population, with the model's labels for a given teacher."""
     encodings, gamma, means = population.encodings, population.gamma, population.means
     (L, d), classes = encodings.shape, draw_classes(model, n, key)
     tokens = jax.random.normal(key, (L, n, d), gamma.dtype)
@@ -185,8 +192,8 @@ def draw_sentences(model: Model, teacher: jax.Array, population: Population, n: 
     return Data(x, jnp.transpose(y, (2, 0, 1)), teacher, encodings, gamma, labels, data_noise, means, classes)
 
 
-def draw_classes(model: Model, n: int, key: jax.Array) -> jax.Array | None:
-    """Draw the classes of the tokens of n sentences, (n, L); None for a law without classes.
+def draw_classes(model: Model, n: int, key: PRNGKeyArray) -> Int[Array, "n L"] | None:
+    """Draw the classes of the tokens of n sentences; None for a law without classes.
 
     The number of sentences of each kind is its share of n, up to one.
     """
@@ -198,17 +205,19 @@ def draw_classes(model: Model, n: int, key: jax.Array) -> jax.Array | None:
     return jnp.asarray(sentences.classes)[jnp.searchsorted(ends, quantiles, side="right")]
 
 
-def noise_fields(model: Model, n: int, key: jax.Array) -> jax.Array:
-    """Draw the fields of noise of n sentences, (L, noise, n)."""
+def noise_fields(model: Model, n: int, key: PRNGKeyArray) -> Float[Array, "L noise n"]:
+    """Draw the fields of noise of n sentences."""
     return jax.random.normal(jax.random.fold_in(key, 1), (model.shape[0], model.noise, n), model.lam.dtype)
 
 
 @precise
-def _labels(model: Model, x: jax.Array, fields: jax.Array, encodings: jax.Array) -> Labels | None:
+def _labels(
+    model: Model, x: Float[Array, "L n d"], fields: Float[Array, "L t n"], encodings: Float[Array, "L d"]
+) -> Labels | None:
     """Compute the `Labels` of ``y = T(Y) x`` from inner products alone; None for a model without `target`.
 
     Args:
-        fields: fields of teacher and noise, (L, t + noise, n).
+        fields: fields of teacher and noise.
     """
     if not model.provides("target"):
         return None
@@ -228,8 +237,8 @@ def _labels(model: Model, x: jax.Array, fields: jax.Array, encodings: jax.Array)
 
 @eqx.filter_jit
 @precise
-def raw_labels(model: Model, data: Data) -> jax.Array:
-    """Return the exact labels ``T(Y) x`` of the sentences, (n, L, d).
+def raw_labels(model: Model, data: Data) -> Float[Array, "n L d"]:
+    """Return the exact labels ``T(Y) x`` of the sentences.
 
     Raises:
         InputError: if the model has no `target`.

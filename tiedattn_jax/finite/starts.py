@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 import warnings
-from typing import Any
 
 import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.experimental.sparse.linalg import lobpcg_standard
-from jaxtyping import Array, Float
+from jaxtyping import Array, Float, PRNGKeyArray, Real
 
 from ..base.errors import InputError, is_concrete, require, require_key, require_positive
 from ..base.linalg import precise
+from ..base.types import AnyArray, Number
 from ..bayes.channel import labels_at_nodes
 from ..bayes.fixed_points import averages_of, has_closed_form
 from ..bayes.recovery import thresholds
@@ -26,7 +26,13 @@ STARTS = "semantic", "positional", "random", "spectral"
 _STEPS = 200  # of the eigenvalue solver
 
 
-def start(model: Model, data: Data, init: Any, key: jax.Array | None = None, scale: float | None = None) -> jax.Array:
+def start(
+    model: Model,
+    data: Data,
+    init: str | Real[AnyArray, "d r"],
+    key: PRNGKeyArray | None = None,
+    scale: Number | None = None,
+) -> Float[Array, "d r"]:
     """Return a start for GAMP or training, (d, r).
 
     Args:
@@ -63,8 +69,13 @@ def start(model: Model, data: Data, init: Any, key: jax.Array | None = None, sca
 @eqx.filter_jit
 @precise
 def _named_start(
-    model: Model, data: Data, init: str, key: jax.Array, size: jax.Array, threshold: jax.Array | None
-) -> jax.Array:
+    model: Model,
+    data: Data,
+    init: str,
+    key: PRNGKeyArray,
+    size: Float[Array, ""],
+    threshold: Float[Array, ""] | None,
+) -> Float[Array, "d r"]:
     d, r = data.shape[2], model.shape[1]
     noise = jax.random.normal(key, (d, r), data.x.dtype)
     if init == "random":
@@ -81,7 +92,7 @@ def _named_start(
     return directions @ columns.T * size + jnp.where(jnp.any(columns, 1), 0.0, 0.1 * noise)
 
 
-def _weak_recovery(model: Model, data: Data) -> jax.Array:
+def _weak_recovery(model: Model, data: Data) -> Float[Array, ""]:
     """Return the alpha of weak recovery, and warn if the data have less: a spectral start is then blind.
 
     Raises:
@@ -95,7 +106,7 @@ def _weak_recovery(model: Model, data: Data) -> jax.Array:
     return threshold
 
 
-def spectral_direction(model: Model, data: Data, key: Array | None = None) -> Float[Array, "d 1"]:
+def spectral_direction(model: Model, data: Data, key: PRNGKeyArray | None = None) -> Float[Array, "d 1"]:
     """Return a direction of norm sqrt(d) that overlaps with the teacher, from inputs and labels alone.
 
     It is the leading eigenvector of ``sum_mu sum_{l l'} x_l T(O^mu)_{l l'} x_{l'}^T / d``, where T processes what the
@@ -117,7 +128,9 @@ def spectral_direction(model: Model, data: Data, key: Array | None = None) -> Fl
 
 @eqx.filter_jit
 @precise
-def _leading_direction(model: Model, data: Data, first: Array, threshold: Array) -> Array:
+def _leading_direction(
+    model: Model, data: Data, first: Float[Array, "d 1"], threshold: Float[Array, ""]
+) -> Float[Array, "d 1"]:
     d = data.shape[2]
     c = jnp.sqrt(jnp.maximum(data.alpha / threshold, 1.01))  # c + G stays positive
     matrices = jax.vmap(lambda label: label_matrix(model, label, c), out_axes=-1)(labels_at_nodes(model, data.fields))

@@ -17,13 +17,15 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
-from typing import Any
+from typing import Any, TypeAlias
 
 import equinox as eqx
 import jax
 import jax.numpy as jnp
 import optax
 from jax import lax
+from jax.typing import DTypeLike
+from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray, PyTree, Real
 
 from ..base.errors import (
     InputError,
@@ -36,6 +38,7 @@ from ..base.errors import (
 from ..base.linalg import precise
 from ..base.results import Status
 from ..base.trees import either
+from ..base.types import AnyArray, Number
 from ..model.model import Model
 from .data import Data, Estimate, check_estimate, student_fields
 from .evaluation import sentence_losses
@@ -50,18 +53,18 @@ class Training(Estimate):
     """The weights at the end of training, and the history of the run.
 
     Attributes:
-        Q: weights, (d, r).
-        overlaps: q (L, r, r), theta (L, r, t), m (L, r) of the weights on this instance. V is NaN: weights have none.
+        Q: weights.
+        overlaps: q, theta and m of the weights on this instance. V is NaN: weights have none.
         train_loss: empirical risk / d.
         gradient_norm: largest entry of the gradient of the empirical risk; with a penalty, of the proximal gradient.
         iterations: number of steps taken.
         status: a `Status`, as an integer. `stalled` means that a step was too small to change the weights.
-        losses: train_loss before every step and at the end, (steps + 1,); NaN after the end.
+        losses: train_loss before every step and at the end, steps + 1 in all; NaN after the end.
         gradient_norms: gradient_norm at the same points.
     """
 
-    losses: jax.Array
-    gradient_norms: jax.Array
+    losses: Float[Array, " points"]
+    gradient_norms: Float[Array, " points"]
 
     def plot(self) -> Any:
         """Plot training loss and gradient, step by step; see `plotting.simulations.training_figure`."""
@@ -70,13 +73,13 @@ class Training(Estimate):
         return training_figure({"training": self})
 
 
-def risk(model: Model, data: Data, Q: Any, *, exact: bool = False) -> jax.Array:
+def risk(model: Model, data: Data, Q: Real[AnyArray, "d r"], *, exact: bool = False) -> Float[Array, ""]:
     """Return the empirical risk of Q: ``sum_mu loss(Z^mu, Y^mu) + lambda / 2 ||Q||_F^2`` plus the model's penalty.
 
     The risk without the penalty is differentiable; its value and gradient together read X twice.
 
     Args:
-        Q: weights, (d, r).
+        Q: weights.
         exact: whether the loss of a sentence is ``||y - f||_F^2 / (2 d)`` on its exact labels. The model's `loss` is
             its limit for large d; a sentence deviates from the limit by O(1 / sqrt(d)).
 
@@ -88,17 +91,21 @@ def risk(model: Model, data: Data, Q: Any, *, exact: bool = False) -> jax.Array:
 
 
 @precise
-def smooth_risk(model: Model, data: Data, Q: jax.Array, exact: bool = False) -> jax.Array:
+def smooth_risk(model: Model, data: Data, Q: Float[Array, "d r"], exact: bool = False) -> Float[Array, ""]:
     """Return the `risk` without the penalty."""
     losses = sentence_losses(model, data, student_fields(data.x, Q), exact)
     return jnp.sum(losses) + 0.5 * model.lam * jnp.sum(Q**2)
 
 
-def gradient_norm(model: Model, weights: Any, gradient: Any) -> jax.Array:
+# An array, or several of one dimension in a tree.
+Weights: TypeAlias = PyTree[Float[Array, "d _"]]
+
+
+def gradient_norm(model: Model, weights: Weights, gradient: Weights) -> Float[Array, ""]:
     """Return the largest entry of the gradient of the risk, or of the proximal gradient if there is a penalty.
 
     Args:
-        weights: an array, or several in a tree; with a penalty only the array Q.
+        weights: with a penalty only the array Q.
         gradient: gradient of the `smooth_risk`, of the same structure.
     """
     if model.penalty is not None:
@@ -111,11 +118,11 @@ class Descent(eqx.Module):
 
     optimizer: str = eqx.field(static=True)
     steps: int = eqx.field(static=True)
-    rate: jax.Array
-    tol: jax.Array
+    rate: Float[Array, ""]
+    tol: Float[Array, ""]
 
     @classmethod
-    def checked(cls, optimizer: str, steps: Any, rate: Any, tol: Any, dtype: Any) -> Descent:
+    def checked(cls, optimizer: str, steps: int, rate: Number | None, tol: Number, dtype: DTypeLike) -> Descent:
         """Check the options and convert the numbers to a dtype. The default rate is that of the optimiser.
 
         Raises:
@@ -133,15 +140,15 @@ class Descent(eqx.Module):
 def train(
     model: Model,
     data: Data,
-    init: Any = "semantic",
+    init: str | Real[AnyArray, "d r"] = "semantic",
     *,
     optimizer: str = "gd",
     steps: int = 5000,
-    rate: Any = None,
-    tol: float = 1e-10,
+    rate: Number | None = None,
+    tol: Number = 1e-10,
     exact: bool = False,
-    key: jax.Array | None = None,
-    scale: float | None = None,
+    key: PRNGKeyArray | None = None,
+    scale: Number | None = None,
 ) -> Training:
     """Minimise the empirical risk from a start, with full batches.
 
@@ -180,31 +187,36 @@ def train(
 
 
 class _Point(eqx.Module):
-    weights: Any  # an array (d, k), or several in a tree
-    value: jax.Array
-    gradient: Any  # gradient of the smooth risk
-    norm: jax.Array
+    weights: Weights
+    value: Float[Array, ""]
+    gradient: Weights  # gradient of the smooth risk
+    norm: Float[Array, ""]
 
     @property
-    def finite(self) -> jax.Array:
+    def finite(self) -> Bool[Array, ""]:
         return jnp.all(jnp.stack([jnp.all(jnp.isfinite(a)) for a in jax.tree.leaves(self)]))
 
     @property
-    def per_dimension(self) -> jax.Array:
+    def per_dimension(self) -> Float[Array, ""]:
         return self.value / jax.tree.leaves(self.weights)[0].shape[0]
 
 
 class _DescentLoop(eqx.Module):
     point: _Point
-    opt_state: Any  # state of the optimiser
-    steps: jax.Array
-    failure: jax.Array  # status that ended the run; `converged` while the run goes on
-    losses: jax.Array
-    norms: jax.Array
+    opt_state: PyTree  # state of the optimiser
+    steps: Int[Array, ""]
+    failure: Int[Array, ""]  # status that ended the run; `converged` while the run goes on
+    losses: Float[Array, " points"]
+    norms: Float[Array, " points"]
 
 
 def _recorded(
-    point: _Point, opt_state: Any, steps: jax.Array, failure: jax.Array, losses: jax.Array, norms: jax.Array
+    point: _Point,
+    opt_state: PyTree,
+    steps: Int[Array, ""],
+    failure: Int[Array, ""],
+    losses: Float[Array, " points"],
+    norms: Float[Array, " points"],
 ) -> _DescentLoop:
     """Return the loop after so many steps, with the risk and the gradient norm written into the histories."""
     losses, norms = losses.at[steps].set(point.per_dimension), norms.at[steps].set(point.norm)
@@ -213,15 +225,15 @@ def _recorded(
 
 @eqx.filter_jit
 @precise
-def _run(model: Model, data: Data, Q: jax.Array, options: Descent, exact: bool) -> Training:
+def _run(model: Model, data: Data, Q: Float[Array, "d r"], options: Descent, exact: bool) -> Training:
     Q, fields = descend(model, partial(smooth_risk, model, data, exact=exact), Q, options)
     return Training(Q=Q, overlaps=data.overlaps(Q), **fields)
 
 
 def descend(
-    model: Model, objective: Callable[[Any], jax.Array], weights: Any, options: Descent
-) -> tuple[Any, dict[str, jax.Array]]:
-    """Minimise a function of weights, an array or several in a tree, each of shape (d, k).
+    model: Model, objective: Callable[..., Float[Array, ""]], weights: Weights, options: Descent
+) -> tuple[Weights, dict[str, Array]]:
+    """Minimise a function of weights, an array or several in a tree.
 
     Args:
         model: model whose penalty applies to the weights.
@@ -232,7 +244,7 @@ def descend(
     """
     optimizer = optax.with_extra_args_support(OPTIMIZERS[options.optimizer](options.rate))
 
-    def evaluated(weights: Any, opt_state: Any) -> _Point:
+    def evaluated(weights: Weights, opt_state: PyTree) -> _Point:
         if options.optimizer == "lbfgs" and opt_state is not None:  # the line search computed value and gradient here
             value, gradient = optax.value_and_grad_from_state(objective)(weights, state=opt_state)
         else:
@@ -252,7 +264,7 @@ def descend(
         point = either(trial.finite, trial, p.point)
         return _recorded(point, opt_state, p.steps + 1, failure, p.losses, p.norms)
 
-    def unfinished(p: _DescentLoop) -> jax.Array:
+    def unfinished(p: _DescentLoop) -> Bool[Array, ""]:
         return (p.failure == Status.converged) & (p.point.norm > options.tol) & (p.steps < options.steps)
 
     blank, zero = jnp.full(options.steps + 1, jnp.nan, options.rate.dtype), jnp.array(0, jnp.int32)

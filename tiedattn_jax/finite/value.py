@@ -20,16 +20,16 @@ steps from either start to a gradient of 1e-8; L-BFGS over Q and W takes 187 and
 
 from __future__ import annotations
 
-from typing import Any
-
 import equinox as eqx
 import jax
 import jax.numpy as jnp
 from jax import lax
+from jaxtyping import Array, Float, PRNGKeyArray, Real
 
 from ..base.errors import InputError, require_memory, require_not_negative, shaped_array
 from ..base.linalg import precise
 from ..base.nodewise import nodewise
+from ..base.types import AnyArray, Number
 from ..model.checks import check_provides
 from ..model.model import Model
 from .data import Data, check_fit, student_fields
@@ -45,27 +45,34 @@ class ValueTraining(Training):
     """A `Training` with a value matrix; its losses and gradients are those of the risk on exact labels.
 
     Attributes:
-        W: value matrix, (d, d).
+        W: value matrix.
     """
 
-    W: jax.Array
+    W: Float[Array, "d d"]
 
     @property
-    def shift(self) -> jax.Array:
+    def shift(self) -> Float[Array, ""]:
         """Distance of W from the identity, ``||W - 1||_F / sqrt(d)``."""
         return jnp.linalg.norm(self.W - jnp.eye(len(self.W), dtype=self.W.dtype)) / len(self.W) ** 0.5
 
-    def _numbers(self) -> dict[str, jax.Array]:
+    def _numbers(self) -> dict[str, Float[AnyArray, "..."]]:
         return {**super()._numbers(), "shift": self.shift}
 
 
 @precise
-def value_risk(model: Model, data: Data, labels: jax.Array, Q: jax.Array, W: jax.Array, ridge: Any) -> jax.Array:
+def value_risk(
+    model: Model,
+    data: Data,
+    labels: Float[Array, "n L d"],
+    Q: Float[Array, "d r"],
+    W: Float[Array, "d d"],
+    ridge: Number,
+) -> Float[Array, ""]:
     """Return ``sum_mu ||y - S (x + p) W||_F^2 / (2 d) + lambda / 2 ||Q||_F^2 + ridge / 2 ||W - 1||_F^2``.
 
     Args:
-        labels: exact labels y, (n, L, d).
-        Q, W: weights (d, r) and value matrix (d, d).
+        labels: exact labels y.
+        Q, W: weights and value matrix.
         ridge: kappa.
     """
     distance = jnp.sum((W - jnp.eye(len(W), dtype=W.dtype)) ** 2)
@@ -73,13 +80,15 @@ def value_risk(model: Model, data: Data, labels: jax.Array, Q: jax.Array, W: jax
 
 
 @nodewise
-def _student_attention(model: Model, Z: jax.Array) -> jax.Array:
+def _student_attention(model: Model, Z: Float[Array, "L r"]) -> Float[Array, "L L"]:
     return model.student(Z)
 
 
 @precise
-def best_value(model: Model, data: Data, labels: jax.Array, Q: jax.Array, ridge: Any) -> jax.Array:
-    """Return the value matrix, (d, d), that minimises `value_risk` at weights Q, by the smaller of two linear systems.
+def best_value(
+    model: Model, data: Data, labels: Float[Array, "n L d"], Q: Float[Array, "d r"], ridge: Number
+) -> Float[Array, "d d"]:
+    """Return the value matrix that minimises `value_risk` at weights Q, by the smaller of two linear systems.
 
     W = 1 + (F^T F + ridge)^-1 F^T (y / sqrt(d) - F) = 1 + F^T (F F^T + ridge)^-1 (y / sqrt(d) - F),
     F = S (x + p) / sqrt(d),    with a row for every token of every sentence
@@ -101,16 +110,16 @@ def best_value(model: Model, data: Data, labels: jax.Array, Q: jax.Array, ridge:
 def train_value(
     model: Model,
     data: Data,
-    init: Any = "semantic",
+    init: str | Real[AnyArray, "d r"] = "semantic",
     *,
-    ridge: Any = None,
-    labels: Any = None,
+    ridge: Number | None = None,
+    labels: Real[AnyArray, "n L d"] | None = None,
     optimizer: str = "lbfgs",
     steps: int = 5000,
-    rate: Any = None,
-    tol: float = 1e-10,
-    key: jax.Array | None = None,
-    scale: float | None = None,
+    rate: Number | None = None,
+    tol: Number = 1e-10,
+    key: PRNGKeyArray | None = None,
+    scale: Number | None = None,
 ) -> ValueTraining:
     """Minimise the empirical risk on exact labels over the weights and a value matrix.
 
@@ -128,7 +137,7 @@ def train_value(
         init: start of the weights, as in `train`.
         ridge: strength of the ridge that pulls the value matrix to the identity, zero or more; by default the model's
             `lam`.
-        labels: exact labels, (n, L, d); by default those of the model, `raw_labels`.
+        labels: exact labels; by default those of the model, `raw_labels`.
         optimizer, steps, rate, tol, key, scale: as in `train`. With gradient descent and Adam `tol` also applies to the
             gradient in W; with L-BFGS W is at its minimum.
 
@@ -149,18 +158,23 @@ def train_value(
     require_not_negative(ridge, "ridge")
     if labels is None:
         labels = raw_labels(model, data)
-    labels = shaped_array("labels", labels, "n L d", {"n": n, "L": L, "d": d}, Q.dtype)
-    return _run(model, data, labels, Q, jnp.asarray(ridge, Q.dtype), options)
+    exact_labels = shaped_array("labels", labels, "n L d", {"n": n, "L": L, "d": d}, Q.dtype)
+    return _run(model, data, exact_labels, Q, jnp.asarray(ridge, Q.dtype), options)
 
 
 @eqx.filter_jit
 @precise
 def _run(
-    model: Model, data: Data, labels: jax.Array, Q: jax.Array, ridge: jax.Array, options: Descent
+    model: Model,
+    data: Data,
+    labels: Float[Array, "n L d"],
+    Q: Float[Array, "d r"],
+    ridge: Float[Array, ""],
+    options: Descent,
 ) -> ValueTraining:
     if options.optimizer == "lbfgs":
 
-        def best_W(Q: jax.Array) -> jax.Array:
+        def best_W(Q: Float[Array, "d r"]) -> Float[Array, "d d"]:
             return lax.stop_gradient(best_value(model, data, labels, Q, ridge))
 
         Q, fields = descend(model, lambda Q: value_risk(model, data, labels, Q, best_W(Q), ridge), Q, options)

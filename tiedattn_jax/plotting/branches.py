@@ -6,8 +6,11 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
+from jaxtyping import Float
+from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
+from ..base.types import AnyArray, Number
 from ..model.overlaps import BRANCHES
 from .style import (
     BASELINE,
@@ -63,7 +66,7 @@ def branch_figure(curves: Sequence[Any], alpha_c: Any = None, alpha_l: Any = Non
     return figure
 
 
-def _along_alpha(axis: Any, curve: Any, get: Callable[[Any], Any], colour: str, label: str) -> None:
+def _along_alpha(axis: Axes, curve: Any, get: Callable[[Any], Number], colour: str, label: str) -> None:
     """Draw a number of every `FixedPoint` of a curve, with its error bar; `get` reads the number from a state."""
     value = curve.values(get)
     bar = np.array([float(get(point.stderr)) for point in curve.points])
@@ -74,7 +77,7 @@ def _along_alpha(axis: Any, curve: Any, get: Callable[[Any], Any], colour: str, 
     line(axis, curve.at, value, colour, label, bar=bar, stable=stable, dash=DASHES.get(curve.branch, "-"))
 
 
-def _first_of(order: str) -> Callable[[Any], Any]:
+def _first_of(order: str) -> Callable[[Any], Number]:
     """Return a function that reads the first entry of an order parameter from a state."""
     return lambda state: getattr(state.overlaps, order).ravel()[0]
 
@@ -91,7 +94,7 @@ def path_figure(paths: Sequence[Any]) -> Figure:
     xlabel = LABELS.get(parameter, parameter)
     with panels(7.6, 3.6, ("", ""), xlabel=xlabel, ylabels=(ORDERS, LOSS)) as (figure, axes):
         orders, losses = axes[0]
-        labels: set[Any] = set()
+        labels: set[str | tuple[Axes, str] | None] = set()
         for path in paths:
             # Rotations of the student's columns have eigenvalue one up to rounding, and do not make a state unstable.
             stable = path.eigenvalues[:, 0].real < 1 + 1e-6
@@ -112,14 +115,14 @@ def path_figure(paths: Sequence[Any]) -> Figure:
     return figure
 
 
-def _first_of_each(states: Any, order: str) -> np.ndarray:
-    """Return the first entry of an order parameter in every state, (n,)."""
+def _first_of_each(states: Any, order: str) -> Float[AnyArray, " n"]:
+    """Return the first entry of an order parameter in every state."""
     values = getattr(states.overlaps, order)
     return np.reshape(values, (len(values), -1))[:, 0]
 
 
-def _mirrored(values: np.ndarray, turn: np.ndarray) -> bool:
-    """Return whether an order parameter (n,) changes sign along a path within two steps that contain a turn (1,)."""
+def _mirrored(values: Float[AnyArray, " n"], turn: Float[AnyArray, "1"]) -> bool:
+    """Return whether an order parameter changes sign along a path within two steps that contain a turn."""
     windows = np.stack([values[:-2], values[1:-1], values[2:]])
     low, high = windows.min(0), windows.max(0)
     return bool(np.any((low <= 0) & (0 <= high) & (low <= turn) & (turn <= high)))

@@ -2,23 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
+from jaxtyping import Float, Int
 from matplotlib.figure import Figure
 from matplotlib.patches import Rectangle
 from matplotlib.ticker import MaxNLocator
 
+from ..base.types import AnyArray
 from .style import COLOURS, FRAME, OTHER, panels
 
 
-def attention_figure(attention: dict[str, Any], sequences: Any) -> Figure:
+def attention_figure(attention: Mapping[str, Float[AnyArray, "n L L"]], sequences: Int[AnyArray, "n L"]) -> Figure:
     """Plot attention matrices with their values, and frame pairs of equal tokens (the paper's Figs. 1, 4, 5 and 6).
 
     Args:
-        attention: matrices (n, L, L) of every row of the figure, by name, as from `histogram.attention`.
-        sequences: tokens of the columns of the figure, (n, L).
+        attention: matrices of every row of the figure, by name, as from `histogram.attention`.
+        sequences: tokens of the columns of the figure.
     """
     rows, (n, L) = len(attention), np.shape(sequences)
     side = 0.28 * L + 0.3
@@ -44,7 +46,7 @@ def attention_figure(attention: dict[str, Any], sequences: Any) -> Figure:
     return figure
 
 
-def token_name(token: int) -> str:
+def token_name(token: int | Int[Any, ""]) -> str:
     """Return the letter of a token, or its number if there are not enough letters."""
     return chr(ord("A") + int(token)) if token < 26 else str(int(token))
 
@@ -67,7 +69,7 @@ def learning_figure(trainings: dict[str, Sequence[Any]]) -> Figure:
                 (share, lambda h: h.semantic_share, f"semantic share, {name}", "-"),
             ):
                 values = np.concatenate([get(stage.history) for stage in stages], axis=1)
-                options: Any = {"color": COLOURS.get(name, OTHER), "lw": 1}
+                options: dict[str, Any] = {"color": COLOURS.get(name, OTHER), "lw": 1}
                 if values.shape[1] == 1:  # a single epoch is a marker, as it makes no line
                     options |= {"marker": "o", "ms": 4, "mfc": "none" if style == "--" else None}
                 lines = axis.plot(1 + np.arange(values.shape[1]), values.T, style, **options)

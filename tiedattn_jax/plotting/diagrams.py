@@ -6,6 +6,9 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
+from jaxtyping import Bool, Float
+from matplotlib.artist import Artist
+from matplotlib.axes import Axes
 from matplotlib.collections import PatchCollection
 from matplotlib.figure import Figure
 from matplotlib.patches import Patch, Rectangle
@@ -31,12 +34,16 @@ def diagram_figure(diagram: Any) -> Figure:
     boundaries = [diagram.alpha_c(), diagram.alpha_l()] if "alpha" in (x_name, y_name) else []
     titles = "global minimum: positional or semantic", "global minimum: worse or better than the baseline"
     colour_labels = "positional minus semantic training loss / d", "test error minus that of the baseline"
-    options: Any = {"xlabel": LABELS.get(x_name, x_name), "ylabels": (LABELS.get(y_name, y_name),), "sharey": True}
+    options: dict[str, Any] = {
+        "xlabel": LABELS.get(x_name, x_name),
+        "ylabels": (LABELS.get(y_name, y_name),),
+        "sharey": True,
+    }
     edges = _cell_edges(x), _cell_edges(y)
     with panels(9.5, 4.5, titles, legends=False, **options) as (figure, axes):
         left, right = axes[0]
         figure.set_layout_engine("constrained", wspace=0.1)  # keeps the label of the left scale off the right axis
-        legend: dict[str, Any] = {}
+        legend: dict[str, Artist] = {}
         for axis, (values, _), is_shown, colours, label in (
             (left, diagram.loss_difference, region >= _BISTABLE, "RdBu", colour_labels[0]),
             (right, diagram.gen_difference, region > 1, "RdBu_r", colour_labels[1]),
@@ -73,7 +80,7 @@ def slice_figure(diagram: Any, rows: Sequence[int]) -> Figure:
     """
     (x_name, x), (y_name, y), exists = diagram.x, diagram.y, diagram.exists
     titles = [f"{SYMBOLS.get(y_name, y_name)} = {y[row]:.3g}" for row in rows]
-    options: Any = {"rows": 2, "xlabel": LABELS.get(x_name, x_name), "sharex": True, "sharey": "row"}
+    options: dict[str, Any] = {"rows": 2, "xlabel": LABELS.get(x_name, x_name), "sharex": True, "sharey": "row"}
     with panels(3.2 * len(rows), 5, titles, **options) as (figure, axes):
         for name, panel_row in zip(("train_loss", "gen_error"), axes, strict=True):
             value, bar = np.where(exists, diagram.mean(name), np.nan), diagram.stderr(name)
@@ -89,7 +96,7 @@ def slice_figure(diagram: Any, rows: Sequence[int]) -> Figure:
     return figure
 
 
-def _boundary_line(axis: Any, boundary: Any, *, alpha_is_x: bool) -> None:
+def _boundary_line(axis: Axes, boundary: Any, *, alpha_is_x: bool) -> None:
     """Draw a boundary on a diagram whose alpha axis points to the right (`alpha_is_x`) or upwards."""
     width = np.where(np.isfinite(boundary.stderr), 2 * boundary.stderr, 0.0)
     points = (boundary.alpha, boundary.values) if alpha_is_x else (boundary.values, boundary.alpha)
@@ -99,13 +106,19 @@ def _boundary_line(axis: Any, boundary: Any, *, alpha_is_x: bool) -> None:
     fill(boundary.values, boundary.alpha - width, boundary.alpha + width, color="k", alpha=0.2, lw=0)
 
 
-def _mark(axis: Any, x: np.ndarray, y: np.ndarray, cells: np.ndarray, style: dict[str, Any]) -> None:
-    """Fill or hatch the cells that are True in `cells` (y, x), between the edges `x` and `y`."""
+def _mark(
+    axis: Axes,
+    x: Float[np.ndarray, " columns"],
+    y: Float[np.ndarray, " rows"],
+    cells: Bool[np.ndarray, "rows-1 columns-1"],
+    style: dict[str, Any],
+) -> None:
+    """Fill or hatch the cells that are True in `cells`, between the edges `x` and `y`."""
     corners = [Rectangle((x[i], y[j]), x[i + 1] - x[i], y[j + 1] - y[j]) for j, i in np.argwhere(cells)]
     axis.add_collection(PatchCollection(corners, **style))
 
 
-def _cell_edges(centres: np.ndarray) -> np.ndarray:
+def _cell_edges(centres: Float[np.ndarray, " n"]) -> Float[np.ndarray, " n+1"]:
     """Return the edges of cells around increasing centres."""
     if len(centres) == 1:
         return centres[0] + np.array([-0.5, 0.5])

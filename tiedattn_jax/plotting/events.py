@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
+from jaxtyping import Float
 from matplotlib.figure import Figure
 from scipy.interpolate import CubicHermiteSpline, PchipInterpolator
 
@@ -30,16 +31,16 @@ def boundary_figure(boundaries: Sequence[Any]) -> Figure:
         for boundary in boundaries:
             branch, kind = boundary.event.split()[0], boundary.event.split()[-1]
             bars = np.where(np.isfinite(boundary.stderr), 2 * boundary.stderr, 0.0)
-            style: Any = {"color": COLOURS.get(branch, "k"), "ls": _EVENT_STYLES.get(kind, "-"), "lw": 1.4}
+            style: dict[str, Any] = {"color": COLOURS.get(branch, "k"), "ls": _EVENT_STYLES.get(kind, "-"), "lw": 1.4}
             style |= MARKS.get(boundary.event, {})
             axis.plot(*_smooth_lines(boundary), label=SYMBOLS.get(boundary.event, boundary.event), **style)
-            points: Any = {"fmt": "o", "ms": 2.5, "capsize": 2, "color": style["color"]}
+            points: dict[str, Any] = {"fmt": "o", "ms": 2.5, "capsize": 2, "color": style["color"]}
             axis.errorbar(boundary.values, boundary.alpha, yerr=bars, **points)
     return figure
 
 
-def _smooth_lines(boundary: Any) -> np.ndarray:
-    """Return many points on smooth lines through the points of a boundary, (2, n), with NaN between separate lines."""
+def _smooth_lines(boundary: Any) -> Float[np.ndarray, "2 n"]:
+    """Return many points on smooth lines through the points of a boundary, with NaN between separate lines."""
     parts = [np.empty((2, 0))]
     for run in np.ma.clump_unmasked(np.ma.masked_invalid(boundary.alpha)):
         x, y, slope = (a[run] for a in (boundary.values, boundary.alpha, boundary.slope))

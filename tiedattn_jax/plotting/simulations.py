@@ -5,8 +5,11 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
+from jaxtyping import Float
+from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
+from ..base.types import AnyArray
 from ..model.overlaps import PAIR
 from .style import COLOURS, LABELS, LOSS, OTHER, ROOM, line, panels
 
@@ -29,8 +32,8 @@ def training_figure(trainings: dict[str, Any]) -> Figure:
     return figure
 
 
-def _by_step(axis: Any, values: Any, name: str, first: int = 0) -> None:
-    """Draw a number of every step, (n,), with NaN for steps that were not taken; the first step has index `first`."""
+def _by_step(axis: Axes, values: Float[AnyArray, " n"], name: str, first: int = 0) -> None:
+    """Draw a number of every step, with NaN for steps that were not taken; the first step has index `first`."""
     steps = np.flatnonzero(np.isfinite(values))
     line(axis, first + steps, np.asarray(values)[steps], COLOURS.get(name, OTHER), name)
 
@@ -74,7 +77,7 @@ def instances_figure(instances: Any) -> Figure:
             for branch in PAIR:
                 on_branch = instances.usable & (instances.branch == branch)
                 for mask, fill in ((on_branch & instances.ok, None), (on_branch & ~instances.ok, "white")):
-                    style: Any = {"fmt": "o", "ms": 4, "mfc": fill, "color": COLOURS[branch]}
+                    style: dict[str, Any] = {"fmt": "o", "ms": 4, "mfc": fill, "color": COLOURS[branch]}
                     label = branch if fill is None else f"{branch}, out of steps"
                     if mask.any():
                         widths = np.where(np.isfinite(bars[mask]), 2 * bars[mask], 0.0)

@@ -4,15 +4,21 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator, Sequence
-from typing import Any
+from typing import Any, TypeAlias
 
 import matplotlib
 import numpy as np
+from jaxtyping import Bool, Real, Shaped
+from matplotlib.artist import Artist
+from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from scipy.ndimage import binary_dilation
 
+from ..base.types import AnyArray
 from ..model.overlaps import BRANCHES, PAIR
+
+Dash: TypeAlias = str | tuple[int, tuple[int, ...]]  # a line style of matplotlib
 
 # Colours that can be told apart with any colour vision (Okabe and Ito). A branch has the same colour in every picture.
 COLOURS = {
@@ -25,7 +31,7 @@ COLOURS = {
 
 # Line styles of branches that are no minimum anywhere; other branches are solid. Unstable stretches of any branch are
 # dotted.
-DASHES: dict[str | None, Any] = {"mixed": (0, (6, 2)), "uninformed": (0, (4, 2, 1, 2))}
+DASHES: dict[str | None, Dash] = {"mixed": (0, (6, 2)), "uninformed": (0, (4, 2, 1, 2))}
 
 OTHER = "0.35"  # colour of everything that has no colour of its own
 
@@ -60,18 +66,21 @@ LABELS = {
 
 ORDERS, LOSS, ERROR = r"order parameters $m$, $\theta$", LABELS["train_loss"], LABELS["gen_error"]
 
-MARKS: dict[str, Any] = {
+MARKS: dict[str, dict[str, Any]] = {
     "alpha_c": {"color": "k", "ls": "-", "lw": 1.3},
     "alpha_l": {"color": "k", "ls": (0, (5, 2)), "lw": 1.3},
 }
 
-BASELINE: Any = {"color": COLOURS["baseline"], "lw": 1.2, "ls": "-.", "label": "linear baseline"}
+BASELINE: dict[str, Any] = {"color": COLOURS["baseline"], "lw": 1.2, "ls": "-.", "label": "linear baseline"}
 
-_UNSTABLE: Any = {"lw": 1.2, "ls": ":"}
+_UNSTABLE: dict[str, Any] = {"lw": 1.2, "ls": ":"}
 
-LEGEND: Any = {"loc": "outside lower center", "frameon": False, "fontsize": 8}
+LEGEND: dict[str, Any] = {"loc": "outside lower center", "frameon": False, "fontsize": 8}
 
 ROOM = 0.05  # margin between the data and the frame, relative
+
+
+Panels: TypeAlias = Shaped[np.ndarray, "rows columns"]  # an array of `Axes`
 
 
 @contextlib.contextmanager
@@ -85,8 +94,8 @@ def panels(
     ylabels: Sequence[str] = (),
     legends: bool = True,
     **options: Any,
-) -> Iterator[tuple[Figure, Any]]:
-    """Yield a figure in the library's style and its axes, (rows, columns).
+) -> Iterator[tuple[Figure, Panels]]:
+    """Yield a figure in the library's style and its axes.
 
     Every column has a title, and its lowest panel has the x label. One legend below the panels explains all of them and
     covers nothing.
@@ -97,7 +106,7 @@ def panels(
         legends: whether to draw the legend.
         options: further arguments of `Figure.subplots`.
     """
-    style: Any = {
+    style: Any = {  # matplotlib's own type of settings lists every name
         "font.size": 9,
         "axes.titlesize": "medium",
         "axes.spines.top": False,
@@ -119,9 +128,9 @@ def panels(
             _legend(figure, axes, width)
 
 
-def _legend(figure: Figure, axes: Any, width: float) -> None:
+def _legend(figure: Figure, axes: Panels, width: float) -> None:
     """Draw one legend for all panels below them, with each label once and dotted stretches explained last."""
-    handles: dict[str, Any] = {}
+    handles: dict[str, Artist] = {}
     for axis in axes.flat:
         for handle, label in zip(*axis.get_legend_handles_labels(), strict=True):
             handles.setdefault(label, handle)
@@ -134,15 +143,15 @@ def _legend(figure: Figure, axes: Any, width: float) -> None:
 
 
 def line(
-    axis: Any,
-    x: Any,
-    y: Any,
+    axis: Axes,
+    x: Real[AnyArray, " n"],
+    y: Real[AnyArray, " n"],
     colour: str,
     label: str | None = None,
     *,
-    bar: Any = None,
-    stable: Any = None,
-    dash: Any = "-",
+    bar: Real[AnyArray, " n"] | None = None,
+    stable: Bool[AnyArray, " n"] | None = None,
+    dash: Dash = "-",
 ) -> None:
     """Draw a line with the band of its error bars. Unstable stretches are dotted up to the next stable points."""
     stable = np.full(np.shape(y), True) if stable is None else stable
@@ -154,7 +163,7 @@ def line(
         axis.fill_between(x, y - 2 * bar, y + 2 * bar, color=colour, alpha=0.2, lw=0)
 
 
-def frame(axis: Any) -> None:
+def frame(axis: Axes) -> None:
     """Set the limits of an axis: x is not negative, and y starts at zero if no number lies clearly below zero."""
     axis.set_xlim(left=max(0.0, axis.get_xlim()[0]))
     low, high = axis.dataLim.intervaly
@@ -163,16 +172,23 @@ def frame(axis: Any) -> None:
 
 
 # Markers of the points where a path turns: a fold, or a pitchfork, from which it continues into its mirror state.
-TURNS: Any = {"fold": {"marker": "o", "ms": 4}, "pitchfork": {"marker": "D", "ms": 5, "mfc": "white"}}
+TURNS: dict[str, dict[str, Any]] = {
+    "fold": {"marker": "o", "ms": 4},
+    "pitchfork": {"marker": "D", "ms": 5, "mfc": "white"},
+}
 
-FRAME: Any = {"fill": False, "ec": COLOURS["positional"], "lw": 1}  # frame of a pair of equal tokens
+FRAME: dict[str, Any] = {"fill": False, "ec": COLOURS["positional"], "lw": 1}  # frame of a pair of equal tokens
 
 # Labels and colours of the regions in which at most one branch is stable, by their index in `phases.diagram.REGIONS`.
 # Both branches are stable from index 4 on.
-NEITHER: Any = ("neither is stable", "0.8")
+NEITHER: tuple[str, str] = ("neither is stable", "0.8")
 
-ALONE: dict[int, Any] = {2: ("only positional is stable", "#f0cdbb"), 3: ("only semantic is stable", "#bcd5ea")}
+ALONE: dict[int, tuple[str, str]] = {
+    2: ("only positional is stable", "#f0cdbb"),
+    3: ("only semantic is stable", "#bcd5ea"),
+}
 
-HATCHED: Any = {"hatch": "/////", "facecolor": "none", "edgecolor": "0.45", "lw": 0}
+HATCHED: dict[str, Any] = {"hatch": "/////", "facecolor": "none", "edgecolor": "0.45", "lw": 0}
 
-DOTTED: Any = {"hatch": "...", "edgecolor": "white", "lw": 0}  # dots tell these regions from a colour of the scale
+# Dots tell these regions from a colour of the scale.
+DOTTED: dict[str, Any] = {"hatch": "...", "edgecolor": "white", "lw": 0}

@@ -20,13 +20,14 @@ A search goes in three stages. `find_rough_jump` tells which fields have a jump 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
+from jaxtyping import Array, Bool, Float, Int, PyTree
 
 from ..averages.lines import legendre, vectors_across
 from ..averages.nodes import hermite_grid
@@ -59,55 +60,57 @@ _ROOT_STEPS = 4  # Newton steps for the place of the jump
 
 
 class Cluster(eqx.Module):
-    """Nodes of the inner average at N student fields, K at each.
+    """Nodes of the inner average at N student fields, K at each, M = K N.
 
-    Axes (K N,) have the node outermost. The weights are those of the standard normal law; the factor exp(-s E) is not
-    in them.
+    Axes of size M have the node outermost. The weights are those of the standard normal law; the factor exp(-s E) is
+    not in them.
     """
 
-    normals: jax.Array  # standard normals xi, (L, r, K N)
-    log_weight: jax.Array  # logarithms of the weights, (K, N)
-    z: jax.Array  # minimisers of the proximal problem at the nodes, (L, r, K N)
+    normals: Float[Array, "L r M"]  # standard normals xi
+    log_weight: Float[Array, "K N"]  # logarithms of the weights
+    z: Float[Array, "L r M"]  # minimisers of the proximal problem at the nodes
 
 
 class _ClusterLaw(NamedTuple):
-    """N fields, and the law of the fields h + C xi in the clusters around them; n = L r."""
+    """N fields, and the law of the fields h + C xi in the clusters around them; n = L r, and M = K N for K places."""
 
     model: Model
-    V: jax.Array  # response, (L, r, r)
-    spread: jax.Array  # Cholesky root C of q1 - q0, (L, r, r)
-    h: jax.Array  # student fields, (L, r, N)
-    y: jax.Array  # teacher fields, (L, t, N)
+    V: Float[Array, "L r r"]  # response
+    spread: Float[Array, "L r r"]  # Cholesky root C of q1 - q0
+    h: Float[Array, "L r N"]  # student fields
+    y: Float[Array, "L t N"]  # teacher fields
 
-    def at(self, xi: jax.Array) -> tuple[jax.Array, jax.Array]:
-        """Return the student fields (L, r, K N) at standard normals (n, K N), and the teacher fields (L, t, K N)."""
+    def at(self, xi: Float[Array, "n M"]) -> tuple[Float[Array, "L r M"], Float[Array, "L t M"]]:
+        """Return the fields of student and teacher at standard normals."""
         count = xi.shape[-1] // self.h.shape[-1]
         shift = apply(self.spread, xi.reshape(*self.h.shape[:2], -1))
         return jnp.tile(self.h, count) + shift, jnp.tile(self.y, count)
 
-    def pull(self, z: jax.Array) -> jax.Array:
-        """Return C^T V^{-1} z, (n, N), for z (L, r, N).
+    def pull(self, z: Float[Array, "L r N"]) -> Float[Array, "n N"]:
+        """Return C^T V^{-1} z.
 
         For z = h - (minimiser at h) this is the gradient of the envelope E in xi.
         """
         return apply(jnp.swapaxes(self.spread, -1, -2), apply(inverse(self.V), z)).reshape(-1, z.shape[-1])
 
-    def search(self, xi: jax.Array) -> Prox:
-        """Search for the global minimisers at standard normals (n, K N)."""
+    def search(self, xi: Float[Array, "n M"]) -> Prox:
+        """Search for the global minimisers at standard normals."""
         fields, teacher = self.at(xi)
         return search(self.model, fields, self.V, teacher)
 
-    def follow(self, z: jax.Array, xi: jax.Array) -> tuple[jax.Array, jax.Array]:
-        """Return the minimisers next to z (L, r, K N) at standard normals (n, K N), and their energies (K N,)."""
+    def follow(
+        self, z: Float[Array, "L r M"], xi: Float[Array, "n M"]
+    ) -> tuple[Float[Array, "L r M"], Float[Array, " M"]]:
+        """Return the minimisers next to z at standard normals, and their energies."""
         fields, teacher = self.at(xi)
         return local_minima(self.model, z, fields, self.V, teacher)
 
     @precise
-    def weight_of(self, low: jax.Array, s: jax.Array) -> _Weight:
+    def weight_of(self, low: Float[Array, "L r N"], s: Float[Array, ""]) -> _Weight:
         """Return the weight exp(-|xi|^2 / 2 - s E) of a sheet, with E expanded to second order around xi = 0.
 
         Args:
-            low: minimisers of the sheet at xi = 0, (L, r, N).
+            low: minimisers of the sheet at xi = 0.
             s: Parisi parameter.
         """
         (L, r, N), n = self.h.shape, low.shape[0] * low.shape[1]
@@ -119,8 +122,8 @@ class _ClusterLaw(NamedTuple):
         values, vectors = jnp.linalg.eigh(eye + 0.5 * s * (hessian + jnp.swapaxes(hessian, 1, 2)))
         values = jnp.maximum(values, _MIN_CURVATURE)
 
-        def power(exponent: float) -> jax.Array:
-            """Return a power of the weight's precision matrix, (n, n, N)."""
+        def power(exponent: float) -> Float[Array, "n n N"]:
+            """Return a power of the weight's precision matrix."""
             return jnp.moveaxis((vectors * values[:, None] ** exponent) @ jnp.swapaxes(vectors, 1, 2), 0, -1)
 
         centre = -s * matvec(power(-1.0), self.pull(self.h - low))
@@ -130,47 +133,53 @@ class _ClusterLaw(NamedTuple):
 class _Weight(NamedTuple):
     """The Gaussian weight of a sheet at N fields, in xi: that of xi = c + R eta with eta standard normal; n = L r."""
 
-    centre: jax.Array  # c, (n, N)
-    root: jax.Array  # R, symmetric, (n, n, N)
-    inverse_root: jax.Array  # R^{-1}, (n, n, N)
-    log_det: jax.Array  # log det R, (N,)
+    centre: Float[Array, "n N"]  # c
+    root: Float[Array, "n n N"]  # R, symmetric
+    inverse_root: Float[Array, "n n N"]  # R^{-1}
+    log_det: Float[Array, " N"]  # log det R
 
-    def normals(self, eta: jax.Array) -> jax.Array:
-        """Return xi = c + R eta at eta, both (n, ..., N)."""
+    def normals(self, eta: Float[Array, "n *places #N"]) -> Float[Array, "n *places N"]:
+        """Return xi = c + R eta at eta."""
         n, N = self.centre.shape
         axes = (1,) * (eta.ndim - 2)
         return self.centre.reshape(n, *axes, N) + matvec(self.root.reshape(n, n, *axes, N), eta)
 
-    def along(self, u: jax.Array, xi: jax.Array) -> jax.Array:
-        """Return u . R^{-1} (xi - c), (..., N): the coordinates of xi (n, ..., N) along directions u (n, N) of eta."""
+    def along(self, u: Float[Array, "n N"], xi: Float[Array, "n *places N"]) -> Float[Array, "*places N"]:
+        """Return u . R^{-1} (xi - c): the coordinates of xi along directions u of eta."""
         n, N = self.centre.shape
         axes = (1,) * (xi.ndim - 2)
         return total(matvec(self.inverse_root, u).reshape(n, *axes, N) * (xi - self.centre.reshape(n, *axes, N)))
 
-    def pulled(self, force: jax.Array) -> jax.Array:
-        """Turn a gradient in xi, (n, N), into a gradient in eta."""
+    def pulled(self, force: Float[Array, "n N"]) -> Float[Array, "n N"]:
+        """Turn a gradient in xi into a gradient in eta."""
         return matvec(self.root, force)
 
 
 class RoughJump(NamedTuple):
     """Rough place of the jump or step next to N fields, n = L r."""
 
-    low: jax.Array  # global minimisers at the fields, (L, r, N); the "lower sheet" is theirs
-    direction: jax.Array  # unit vectors in eta of lines through the centre of the lower sheet's weight, (n, N)
-    jump: jax.Array  # rough place of a jump or a step on this line, exactly zero without one, (N,)
-    sides: tuple[jax.Array, jax.Array]  # minimisers on both sides of it, (L, r, N); the lower sheet is the left one
-    breaks: jax.Array  # whether there is a jump: two minima, (N,); False at a step
+    low: Float[Array, "L r N"]  # global minimisers at the fields; the "lower sheet" is theirs
+    direction: Float[Array, "n N"]  # unit vectors in eta of lines through the centre of the lower sheet's weight
+    jump: Float[Array, " N"]  # rough place of a jump or a step on this line, exactly zero without one
+    # Minimisers on both sides of it; the lower sheet is the left one.
+    sides: tuple[Float[Array, "L r N"], Float[Array, "L r N"]]
+    breaks: Bool[Array, " N"]  # whether there is a jump: two minima; False at a step
 
 
 def find_rough_jump(
-    model: Model, V: jax.Array, spread: jax.Array, h: jax.Array, y: jax.Array, s: jax.Array
+    model: Model,
+    V: Float[Array, "L r r"],
+    spread: Float[Array, "L r r"],
+    h: Float[Array, "L r N"],
+    y: Float[Array, "L t N"],
+    s: Float[Array, ""],
 ) -> RoughJump:
     """Find the rough place of the jump or step next to each field.
 
     Args:
-        V: response, (L, r, r).
-        spread: Cholesky root C of q1 - q0, (L, r, r).
-        h, y: student and teacher fields, (L, r, N) and (L, t, N).
+        V: response.
+        spread: Cholesky root C of q1 - q0.
+        h, y: student and teacher fields.
         s: Parisi parameter.
     """
     law = _ClusterLaw(model, V, spread, h, y)
@@ -179,16 +188,22 @@ def find_rough_jump(
 
 
 class Smooth(NamedTuple):
-    """Search results at N fields without a jump within reach, K nodes at each; n = L r."""
+    """Search results at N fields without a jump within reach, K nodes at each; n = L r, M = K N."""
 
-    low: jax.Array  # minimisers at the fields, (L, r, N)
-    normals: jax.Array  # standard normals xi of the nodes, (n, K N)
-    log_weight: jax.Array  # logarithms of the weights, (K, N)
-    z: jax.Array  # minimisers at the nodes, (L, r, K N)
+    low: Float[Array, "L r N"]  # minimisers at the fields
+    normals: Float[Array, "n M"]  # standard normals xi of the nodes
+    log_weight: Float[Array, "K N"]  # logarithms of the weights
+    z: Float[Array, "L r M"]  # minimisers at the nodes
 
 
 def find_smooth(
-    model: Model, V: jax.Array, spread: jax.Array, h: jax.Array, y: jax.Array, s: jax.Array, rough_jump: RoughJump
+    model: Model,
+    V: Float[Array, "L r r"],
+    spread: Float[Array, "L r r"],
+    h: Float[Array, "L r N"],
+    y: Float[Array, "L t N"],
+    s: Float[Array, ""],
+    rough_jump: RoughJump,
 ) -> Smooth:
     """Lay the nodes at fields without a jump or step within reach: a product of Gauss-Hermite rules in eta.
 
@@ -198,13 +213,13 @@ def find_smooth(
     return _smooth(_ClusterLaw(model, V, spread, h, y), rough_jump.low, z, s)
 
 
-def _smooth(law: _ClusterLaw, low: jax.Array, z: jax.Array, s: jax.Array) -> Smooth:
-    """Lay the nodes of the smooth rule, by following minima.
+def _smooth(law: _ClusterLaw, low: Float[Array, "L r N"], z: Float[Array, "L r M"], s: Float[Array, ""]) -> Smooth:
+    """Lay the nodes of the smooth rule, by following minima; M = K N.
 
     Args:
         law: fields and law of the clusters.
-        low: starts for the minimisers at the fields, (L, r, N).
-        z: starts for those at the nodes, (L, r, K N).
+        low: starts for the minimisers at the fields.
+        z: starts for those at the nodes.
         s: Parisi parameter.
     """
     n = low.shape[0] * low.shape[1]
@@ -222,44 +237,52 @@ class JumpSearch(NamedTuple):
     """Search results at N fields with a jump or a step, without derivatives; n = L r.
 
     At each field there are J parallel lines, and K nodes on each, half of them on either side of the jump. Around a
-    field the weight of the lower sheet is nearly the Gaussian c + R eta. The nodes are placed in eta.
+    field the weight of the lower sheet is nearly the Gaussian c + R eta. The nodes are placed in eta. All lines are
+    JN = J N, all nodes M = K J N.
     """
 
-    low: jax.Array  # minimisers of the lower sheet at the fields, (L, r, N)
+    low: Float[Array, "L r N"]  # minimisers of the lower sheet at the fields
     weight: _Weight  # weight of the lower sheet
-    direction: jax.Array  # unit vectors of the lines in eta, (n, N)
-    jump: jax.Array  # place along the line where the two minima have equal energy, or of a step, (J, N)
-    place: jax.Array  # student fields at the jump minus h, (L, r, J N)
-    sides: tuple[jax.Array, jax.Array]  # the two minimisers at the jump, (L, r, J N)
-    breaks: jax.Array  # whether there is a jump, (J, N)
-    other: jax.Array  # place along the line of the centre of the upper sheet's weight, (J, N)
-    z: jax.Array  # minimisers at the nodes, (L, r, K J N)
+    direction: Float[Array, "n N"]  # unit vectors of the lines in eta
+    jump: Float[Array, "J N"]  # place along the line where the two minima have equal energy, or of a step
+    place: Float[Array, "L r JN"]  # student fields at the jump minus h
+    sides: tuple[Float[Array, "L r JN"], Float[Array, "L r JN"]]  # the two minimisers at the jump
+    breaks: Bool[Array, "J N"]  # whether there is a jump
+    other: Float[Array, "J N"]  # place along the line of the centre of the upper sheet's weight
+    z: Float[Array, "L r M"]  # minimisers at the nodes
 
-    def normals(self, x: jax.Array) -> jax.Array:
-        """Return the standard normals (n, K J N) at places x (K, J, N) along the lines."""
+    def normals(self, x: Float[Array, "K J N"]) -> Float[Array, "n K*J*N"]:
+        """Return the standard normals at places x along the lines."""
         n = len(self.direction)
         # A line has no sense of direction. `vectors_across` needs one, and is singular opposite to the reference axis.
         axis = jnp.asarray(reference_axis(n), x.dtype)[:, None]
         v = jnp.where(total(self.direction * axis) < 0, -self.direction, self.direction)
-        across = [vectors_across(v, p[:, None]) for p in hermite_grid(_ACROSS, n - 1)[0].T]
+        places = jnp.asarray(hermite_grid(_ACROSS, n - 1)[0], x.dtype)
+        across = [vectors_across(v, p[:, None]) for p in places.T]
         xi = self.weight.normals(jnp.stack(across, 1)[:, None] + x * self.direction[:, None, None])
         return xi.reshape(n, -1)
 
     @property
-    def log_weight(self) -> jax.Array:
-        """Logarithms of the weights of the lines, (J, N): of the places across, in the volume of xi."""
+    def log_weight(self) -> Float[Array, "J N"]:
+        """Logarithms of the weights of the lines: of the places across, in the volume of xi."""
         places, shares = hermite_grid(_ACROSS, len(self.direction) - 1)
         size = 0.5 * len(places) * np.log(2 * np.pi) + 0.5 * np.sum(places**2, 0) + np.log(shares)
         return jnp.asarray(size, self.jump.dtype)[:, None] + self.weight.log_det
 
     @property
-    def along(self) -> jax.Array:
-        """Direction of the lines in the standard normals xi, (n, N)."""
+    def along(self) -> Float[Array, "n N"]:
+        """Direction of the lines in the standard normals xi."""
         return matvec(self.weight.root, self.direction)
 
 
 def find(
-    model: Model, V: jax.Array, spread: jax.Array, h: jax.Array, y: jax.Array, s: jax.Array, rough_jump: RoughJump
+    model: Model,
+    V: Float[Array, "L r r"],
+    spread: Float[Array, "L r r"],
+    h: Float[Array, "L r N"],
+    y: Float[Array, "L t N"],
+    s: Float[Array, ""],
+    rough_jump: RoughJump,
 ) -> JumpSearch:
     """Find the jumps on the lines of each field, and the minimisers at all nodes.
 
@@ -282,13 +305,19 @@ def find(
     return _refined_jumps(law, guess, s)
 
 
-def by_field(results: Any, N: int) -> Any:
+def by_field(results: PyTree, N: int) -> PyTree:
     """Reshape arrays (..., M N) of results at N fields to (..., M, N); arrays (..., N) become (..., 1, N)."""
     return jax.tree.map(lambda a: a.reshape(*a.shape[:-1], -1, N), results)
 
 
 def update_minima(
-    model: Model, V: jax.Array, spread: jax.Array, h: jax.Array, y: jax.Array, s: jax.Array, result: JumpSearch | Smooth
+    model: Model,
+    V: Float[Array, "L r r"],
+    spread: Float[Array, "L r r"],
+    h: Float[Array, "L r N"],
+    y: Float[Array, "L t N"],
+    s: Float[Array, ""],
+    result: JumpSearch | Smooth,
 ) -> JumpSearch | Smooth:
     """Update results of `find` or `find_smooth` to other order parameters, by following the minima.
 
@@ -310,20 +339,22 @@ def update_minima(
 
 
 class _Pair(NamedTuple):
-    """Two minima a and b at one place in xi at each of N fields; all arrays may have a leading axis of places.
+    """Two minima a and b at one place in xi at each of N fields; all arrays may have a leading axis of P places.
 
     For a step they are the single minima on both sides of it.
     """
 
-    gap: jax.Array  # energy of b above that of a, (N,); infinite where there is only one minimum
-    place: jax.Array  # standard normals, (n, N)
-    a: jax.Array  # the lower minimiser, (L, r, N)
-    b: jax.Array  # the upper one, (L, r, N)
+    gap: Float[Array, "*P N"]  # energy of b above that of a; infinite where there is only one minimum
+    place: Float[Array, "*P n N"]  # standard normals
+    a: Float[Array, "*P L r N"]  # the lower minimiser
+    b: Float[Array, "*P L r N"]  # the upper one
 
 
 def _rough_jump(
     law: _ClusterLaw, weight: _Weight, origin: Prox
-) -> tuple[jax.Array, jax.Array, tuple[jax.Array, jax.Array], jax.Array]:
+) -> tuple[
+    Float[Array, "n N"], Float[Array, " N"], tuple[Float[Array, "L r N"], Float[Array, "L r N"]], Bool[Array, " N"]
+]:
     """Find the rough place of the jump next to each field, from the place where two minima are closest in energy.
 
     Places are probed at the field and along one line through the centre of the weight. Where they all have a single
@@ -362,7 +393,7 @@ def _rough_jump(
     return u, jnp.where(is_split, jnp.clip(x, -_MAX_DISTANCE, _MAX_DISTANCE), 0.0), pair, breaks
 
 
-def _probe(law: _ClusterLaw, weight: _Weight, u: jax.Array) -> tuple[_Pair, _Pair]:
+def _probe(law: _ClusterLaw, weight: _Weight, u: Float[Array, "n N"]) -> tuple[_Pair, _Pair]:
     """Search for minima along lines through the centre of the weight, at more places where the lowest changes most.
 
     There may be a second minimum only close to the jump, so the search closes in on the steepest change.
@@ -370,29 +401,31 @@ def _probe(law: _ClusterLaw, weight: _Weight, u: jax.Array) -> tuple[_Pair, _Pai
     Args:
         law: fields and law of the clusters.
         weight: weight of the lower sheet.
-        u: directions of the lines in eta, (n, N).
+        u: directions of the lines in eta.
 
     Returns:
-        Two pairs. The first holds the two lowest minima at all P places, with a leading axis (P,). The second holds the
+        Two pairs. The first holds the two lowest minima at all places, with a leading axis. The second holds the
         lowest minima on both sides of the steepest change; its gap is zero if this is a step, and infinite otherwise.
     """
 
-    def at(x: jax.Array) -> _Pair:
-        """Return the minima at places (P, N) along the lines."""
+    def at(x: Float[Array, "P N"]) -> _Pair:
+        """Return the minima at places along the lines."""
         xi = weight.normals(x * u[:, None]).reshape(len(u), -1)
         prox = law.search(xi)
         arrays = (a.reshape(*a.shape[:-1], *x.shape) for a in (prox.gap, xi, prox.z, prox.other))
         return _Pair(*(jnp.moveaxis(a, -2, 0) for a in arrays))
 
-    def change(a: jax.Array) -> jax.Array:
-        """Return the largest change of an entry between neighbouring places: (P, L, r, N) -> (P - 1, N)."""
+    def change(a: Float[Array, "P L r N"]) -> Float[Array, "P-1 N"]:
+        """Return the largest change of an entry between neighbouring places."""
         return jnp.max(jnp.abs(jnp.diff(a, axis=0)), (1, 2))
 
-    def steepest(x: jax.Array, z: jax.Array) -> tuple[jax.Array, jax.Array]:
-        """Return the section with the largest change, by its ends: (P, N), (P, L, r, N) -> (2, N), (2, L, r, N)."""
+    def steepest(
+        x: Float[Array, "P N"], z: Float[Array, "P L r N"]
+    ) -> tuple[Float[Array, "2 N"], Float[Array, "2 L r N"]]:
+        """Return the section with the largest change, by its ends."""
         widest = jnp.argmax(change(z), 0)
 
-        def ends(a: jax.Array) -> jax.Array:
+        def ends(a: Float[Array, "P *z N"]) -> Float[Array, "2 *z N"]:
             return jnp.stack([pick(a, widest), pick(a, widest + 1)])
 
         return ends(x), ends(z)
@@ -401,7 +434,9 @@ def _probe(law: _ClusterLaw, weight: _Weight, u: jax.Array) -> tuple[_Pair, _Pai
     coarse = at(probes)
     section = steepest(probes, coarse.a)
 
-    def halve(ends: tuple[jax.Array, jax.Array], _: None) -> tuple[tuple[jax.Array, jax.Array], _Pair]:
+    def halve(
+        ends: tuple[Float[Array, "2 N"], Float[Array, "2 L r N"]], _: None
+    ) -> tuple[tuple[Float[Array, "2 N"], Float[Array, "2 L r N"]], _Pair]:
         """Return the half of a section with the larger change, and the minima at its middle."""
         (low, high), (a, b) = ends
         middle = 0.5 * (low + high)
@@ -414,7 +449,7 @@ def _probe(law: _ClusterLaw, weight: _Weight, u: jax.Array) -> tuple[_Pair, _Pai
     return pairs, _Pair(jnp.where(is_step, 0.0, jnp.inf), weight.normals(jnp.mean(x, 0) * u), z[0], z[1])
 
 
-def _refined_jumps(law: _ClusterLaw, guess: JumpSearch, s: jax.Array) -> JumpSearch:
+def _refined_jumps(law: _ClusterLaw, guess: JumpSearch, s: Float[Array, ""]) -> JumpSearch:
     """Return `guess` with the jump on each of the lines, found by Newton's method, and the minimisers at the nodes.
 
     Args:
@@ -424,21 +459,23 @@ def _refined_jumps(law: _ClusterLaw, guess: JumpSearch, s: jax.Array) -> JumpSea
     """
     J, N = guess.jump.shape
 
-    def differ(a: jax.Array, b: jax.Array) -> jax.Array:
-        """Return whether two minimisers are different ones, (J, N)."""
+    def differ(a: Float[Array, "L r JN"], b: Float[Array, "L r JN"]) -> Bool[Array, "J N"]:
+        """Return whether two minimisers are different ones."""
         return (jnp.max(jnp.abs(a - b), (0, 1)) > 1e-2).reshape(J, N)
 
-    def rate(a: jax.Array, b: jax.Array) -> jax.Array:
-        """Return how fast the energy of b's sheet falls below that of a's along the lines, (J, N)."""
+    def rate(a: Float[Array, "L r JN"], b: Float[Array, "L r JN"]) -> Float[Array, "J N"]:
+        """Return how fast the energy of b's sheet falls below that of a's along the lines."""
         return total(jnp.tile(guess.along, J) * law.pull(b - a)).reshape(J, N)
 
-    def follow_sides(x: jax.Array, sides: Sequence[jax.Array]) -> tuple[list[jax.Array], list[jax.Array]]:
-        """Return both minimisers (L, r, J N) at places x (J, N) of the lines, and their energies (J N,)."""
+    def follow_sides(
+        x: Float[Array, "J N"], sides: Sequence[Float[Array, "L r JN"]]
+    ) -> tuple[list[Float[Array, "L r JN"]], list[Float[Array, " JN"]]]:
+        """Return both minimisers at places x of the lines, and their energies."""
         xi = guess.normals(x[None])
         minimisers, energy = law.follow(jnp.concatenate(sides, -1), jnp.tile(xi, 2))
         return jnp.split(minimisers, 2, -1), jnp.split(energy, 2)
 
-    def refine(_: int, state: tuple) -> tuple:
+    def refine(_: Int[Array, ""] | int, state: tuple) -> tuple:
         """Take one Newton step towards equal energies; the place stays where there is no second minimum."""
         x, *sides = state
         (a, b), (low_energy, high_energy) = follow_sides(x, sides)
@@ -457,14 +494,19 @@ def _refined_jumps(law: _ClusterLaw, guess: JumpSearch, s: jax.Array) -> JumpSea
     return guess._replace(z=law.follow(guess.z, guess.normals(_nodes_around(guess, x)[0]))[0])
 
 
-def _unit(v: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """Return unit vectors (n, N) along vectors (n, N), and the lengths (N,) of the latter."""
+def _unit(v: Float[Array, "n N"]) -> tuple[Float[Array, "n N"], Float[Array, " N"]]:
+    """Return unit vectors along vectors, and the lengths of the latter."""
     size = jnp.sqrt(total(v**2))
     return v / jnp.where(size > 0, size, 1.0), size
 
 
 def points(
-    model: Model, V: jax.Array, spread: jax.Array, h: jax.Array, y: jax.Array, result: JumpSearch | Smooth
+    model: Model,
+    V: Float[Array, "L r r"],
+    spread: Float[Array, "L r r"],
+    h: Float[Array, "L r N"],
+    y: Float[Array, "L t N"],
+    result: JumpSearch | Smooth,
 ) -> Cluster:
     """Return the nodes of the inner average, differentiable in the order parameters, the fields and the model.
 
@@ -486,8 +528,8 @@ def points(
     )
 
 
-def _moving_jump(law: _ClusterLaw, result: JumpSearch) -> jax.Array:
-    """Return the places of the jumps, (J, N), with derivatives: a jump moves so that the two energies stay equal."""
+def _moving_jump(law: _ClusterLaw, result: JumpSearch) -> Float[Array, "J N"]:
+    """Return the places of the jumps, with derivatives: a jump moves so that the two energies stay equal."""
     fields, teacher = law.at(result.normals(result.jump[None]))
     low, high = (moreau(law.model, z, fields, law.V, teacher) for z in result.sides)
     pull = law.pull(result.sides[1] - result.sides[0])
@@ -497,7 +539,7 @@ def _moving_jump(law: _ClusterLaw, result: JumpSearch) -> jax.Array:
     return result.jump + jnp.where(result.breaks, move.reshape(result.jump.shape), 0.0)
 
 
-def _nodes_around(result: JumpSearch, jump: jax.Array) -> tuple[jax.Array, jax.Array]:
+def _nodes_around(result: JumpSearch, jump: Float[Array, "J N"]) -> tuple[Float[Array, "K J N"], Float[Array, "K J N"]]:
     """Return Gauss-Legendre places along the lines, half of them on each side of the jump, and their weights.
 
     Each half covers the reach of its own sheet's weight: the lower one is centred at 0, the upper one at
@@ -505,10 +547,7 @@ def _nodes_around(result: JumpSearch, jump: jax.Array) -> tuple[jax.Array, jax.A
 
     Args:
         result: gives the centre `other` of the upper sheet's weight.
-        jump: places of the jumps, (J, N).
-
-    Returns:
-        Places and weights, both (K, J, N).
+        jump: places of the jumps.
     """
     t, w = (jnp.asarray(a, jump.dtype)[:, None, None] for a in legendre(_ALONG))
     sides = (

@@ -10,8 +10,9 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 from jax.flatten_util import ravel_pytree
+from jaxtyping import Array, Bool, Float, Int
 
-from ..averages.lines import line_nodes
+from ..averages.lines import LineNodes, line_nodes
 from ..averages.program import program
 from ..averages.rule import Replicate, Rule
 from ..averages.sizes import REPLICATES
@@ -20,6 +21,7 @@ from ..base.linalg import cholesky, inverse, precise
 from ..base.printing import Description, rows_of
 from ..base.results import MeanField, Result, Status, error_bar
 from ..base.trees import indexed
+from ..base.types import Number
 from ..model.model import Model
 from ..model.overlaps import PAIR, Conjugates, Overlaps, branch_of
 from ..theory import potentials
@@ -27,7 +29,7 @@ from ..theory.equations import first_order
 from ..theory.observables import gen_error_in
 from ..theory.pool import Call, Path, run_one
 from ..theory.solve import check_alpha, check_model, solve
-from ..theory.states import FixedPoint
+from ..theory.states import FixedPoint, State
 from .newton import Moving, Problem, Solution, fixed_point
 from .nodes import averages_at
 from .potentials import Averages, OneRSBOverlaps
@@ -43,34 +45,34 @@ _GROUND = 2.0  # s at the start, times the training loss
 
 
 class BrokenState(eqx.Module):
-    """A 1RSB state in every replicate of the averages: all arrays lead with the replicate axis.
+    """A 1RSB state in every replicate of the averages: all arrays lead with the replicate axis; or that in one of them.
 
     `loss_by_model` holds the derivatives of the training loss in the numbers of the model, as a `Model`.
     """
 
     overlaps: OneRSBOverlaps
     conjugates: OneRSBOverlaps
-    s: jax.Array
-    train_loss: jax.Array
-    elevation: jax.Array
-    gen_error: jax.Array
+    s: Float[Array, "*R"]
+    train_loss: Float[Array, "*R"]
+    elevation: Float[Array, "*R"]
+    gen_error: Float[Array, "*R"]
     loss_by_model: Model
-    loss_by_alpha: jax.Array
-    loss_by_log_s: jax.Array
-    residual: jax.Array
-    status: jax.Array
+    loss_by_alpha: Float[Array, "*R"]
+    loss_by_log_s: Float[Array, "*R"]
+    residual: Float[Array, "*R"]
+    status: Int[Array, "*R"]
 
     @property
-    def energy(self) -> jax.Array:
+    def energy(self) -> Float[Array, "*R"]:
         """Training loss / d of the minima that s selects, ``d (s loss) / ds``."""
         return self.train_loss + self.loss_by_log_s
 
     @property
-    def complexity(self) -> jax.Array:
+    def complexity(self) -> Float[Array, "*R"]:
         """Complexity Sigma of these minima, the logarithm of their number over d: ``s^2 d loss / ds``."""
         return self.s * self.loss_by_log_s
 
-    def numbers(self) -> dict[str, jax.Array]:
+    def numbers(self) -> dict[str, Float[Array, "*R ..."]]:
         """Return all numbers that are shown of a state, by name."""
         names = ("s", "train_loss", "elevation", "gen_error", "energy", "complexity")
         return {**vars(self.overlaps), **{name: getattr(self, name) for name in names}}
@@ -94,16 +96,16 @@ class OneRSBPoint(Result):
     """
 
     model: Model
-    alpha: jax.Array
+    alpha: Float[Array, ""]
     rs: FixedPoint
     replicates: BrokenState
     branch: str = eqx.field(static=True)
     ground: bool = eqx.field(static=True)
     overlaps = MeanField[OneRSBOverlaps]()
-    s = MeanField[jax.Array]()
-    train_loss = MeanField[jax.Array]()
-    elevation = MeanField[jax.Array]()
-    gen_error = MeanField[jax.Array]()
+    s = MeanField[Float[Array, ""]]()
+    train_loss = MeanField[Float[Array, ""]]()
+    elevation = MeanField[Float[Array, ""]]()
+    gen_error = MeanField[Float[Array, ""]]()
 
     @property
     def mean(self) -> BrokenState:
@@ -116,27 +118,27 @@ class OneRSBPoint(Result):
         return jax.tree.map(error_bar, self.replicates)
 
     @property
-    def status(self) -> jax.Array:
+    def status(self) -> Int[Array, ""]:
         """The worst `Status` over the replicates, as an integer."""
         return jnp.max(self.replicates.status)
 
     @property
-    def broken(self) -> jax.Array:
+    def broken(self) -> Bool[Array, ""]:
         """Whether minima fall into clusters. If they do not, and the state is `ok`, the RS state is exact (q1 = q0)."""
         x = self.replicates.overlaps
         return jnp.any(x.q1 != x.q0)
 
     @property
-    def energy(self) -> jax.Array:
+    def energy(self) -> Float[Array, ""]:
         """Training loss / d of the minima that s selects; see `BrokenState`."""
         return jnp.mean(self.replicates.energy)
 
     @property
-    def complexity(self) -> jax.Array:
+    def complexity(self) -> Float[Array, ""]:
         """Complexity of these minima; see `BrokenState`."""
         return jnp.mean(self.replicates.complexity)
 
-    def numbers(self) -> tuple[dict[str, jax.Array], dict[str, jax.Array]]:
+    def numbers(self) -> tuple[dict[str, Float[Array, "..."]], dict[str, Float[Array, "..."]]]:
         """Return the means of all numbers that are shown of the state, and their error bars."""
         values = self.replicates.numbers()
         return {name: jnp.mean(a, 0) for name, a in values.items()}, {name: error_bar(a) for name, a in values.items()}
@@ -158,10 +160,10 @@ class OneRSBPoint(Result):
 
 def solve_1rsb(
     model: Model,
-    alpha: Any,
+    alpha: Number,
     branch: str = "positional",
     *,
-    s: Any = None,
+    s: Number | None = None,
     order: int = ORDER,
     lines: int | None = None,
     replicates: int = REPLICATES,
@@ -231,8 +233,8 @@ class _Guess(NamedTuple):
     """Start of a replicate from the solution of another one."""
 
     shift: OneRSBOverlaps  # change of the order parameters by breaking
-    s: jax.Array
-    matrix: np.ndarray  # matrix of Newton's method at the solution
+    s: Float[Array, ""]
+    matrix: Float[np.ndarray, "n n"]  # matrix of Newton's method at the solution
 
 
 def _breaks(rs: FixedPoint) -> bool:
@@ -240,7 +242,7 @@ def _breaks(rs: FixedPoint) -> bool:
     return bool(rs.jumps) or float(rs.diagnostics.jump_mass) > _MIN_JUMP_MASS
 
 
-def _replicates(rs: FixedPoint, rule: Rule, s: jax.Array | None, is_differentiated: bool) -> Path:
+def _replicates(rs: FixedPoint, rule: Rule, s: Float[Array, ""] | None, is_differentiated: bool) -> Path:
     """Path of the searches in all replicates; returns the solutions, and their motion if asked for, by replicate.
 
     Replicates are searched one after the other until one is solved. From its solution the remaining ones, and those
@@ -270,18 +272,18 @@ class _Layout(NamedTuple):
     """Averages, and the state that their nodes were laid for."""
 
     x: OneRSBOverlaps
-    s: jax.Array
+    s: Float[Array, ""]
     averages: Averages
 
 
-def _lay(rs: FixedPoint, s: jax.Array | None, k: int, lines: Any) -> _Layout:
+def _lay(rs: FixedPoint, s: Float[Array, ""] | None, k: int, lines: LineNodes) -> _Layout:
     """Lay the nodes of replicate k for a start of its own, whose clusters are wider than those of the state."""
     state = indexed(rs.replicates, k)
     x, s_start = _start(rs.model, state, s, branch_of(rs.branch).free(rs.model))
     return _Layout(x, s_start, averages_at(rs.model, state.overlaps, x, s_start, lines))
 
 
-def _search(rs: FixedPoint, s: jax.Array | None, guess: _Guess | None, k: int, layout: _Layout) -> Path:
+def _search(rs: FixedPoint, s: Float[Array, ""] | None, guess: _Guess | None, k: int, layout: _Layout) -> Path:
     """Path of Newton's method in replicate k; returns a `Solution` or None.
 
     If clusters become wider than those that the nodes were laid for, jumps have come near to other fields, and nodes
@@ -320,7 +322,7 @@ def _guess_from(rs: FixedPoint, k: int, result: Solution | None) -> _Guess | Non
 
 
 def _broken(
-    rs: FixedPoint, rs_replicate: Any, lines: Replicate, result: Solution, moving: Moving | None
+    rs: FixedPoint, rs_replicate: State, lines: Replicate, result: Solution, moving: Moving | None
 ) -> BrokenState:
     """Return the solution of one replicate as a `BrokenState`, with its derivatives if `moving` is given."""
     look = jax.tree.map(jnp.asarray, result.look)
@@ -344,12 +346,12 @@ def _broken(
 
 
 @program
-def _test_error(model: Model, x: OneRSBOverlaps, lines: Replicate) -> jax.Array:
+def _test_error(model: Model, x: OneRSBOverlaps, lines: Replicate) -> Float[Array, ""]:
     return gen_error_in(model, Overlaps(x.q1, x.V, x.theta, x.m), lines)
 
 
 @jax.custom_jvp
-def with_derivatives(numbers: tuple[Model, jax.Array], state: BrokenState, moving: Moving) -> BrokenState:
+def with_derivatives(numbers: tuple[Model, Float[Array, ""]], state: BrokenState, moving: Moving) -> BrokenState:
     """Return a state of one replicate with its first derivatives in the model and alpha.
 
     A number without a known derivative, such as `loss_by_model`, has the derivative NaN. Second derivatives raise an
@@ -360,7 +362,7 @@ def with_derivatives(numbers: tuple[Model, jax.Array], state: BrokenState, movin
 
 @with_derivatives.defjvp
 @precise
-def _(primals: Any, tangents: Any) -> tuple[BrokenState, BrokenState]:
+def _(primals: tuple, tangents: tuple) -> tuple[BrokenState, BrokenState]:
     numbers, state, moving = primals
     slopes, moving = first_order(((state.loss_by_model, state.loss_by_alpha), moving), numbers)
     terms = jax.tree.map(lambda a, d: jnp.sum(a * d), slopes, tangents[0])
@@ -379,7 +381,9 @@ def _(primals: Any, tangents: Any) -> tuple[BrokenState, BrokenState]:
 
 
 @precise
-def _start(model: Model, state: Any, s: jax.Array | None, free: jax.Array) -> tuple[OneRSBOverlaps, jax.Array]:
+def _start(
+    model: Model, state: State, s: Float[Array, ""] | None, free: Float[Array, "2"]
+) -> tuple[OneRSBOverlaps, Float[Array, ""]]:
     """Return the order parameters and s at the start of a replicate: jumps do not respond within a cluster.
 
     If s is not given, clusters are not narrower than the estimated elevation has them, because nodes do not resolve
@@ -408,8 +412,8 @@ def _start(model: Model, state: Any, s: jax.Array | None, free: jax.Array) -> tu
     return OneRSBOverlaps(x.q, x.q - spread @ jnp.swapaxes(spread, -1, -2), V, free[0] * x.theta, free[1] * x.m), s
 
 
-def _trace(a: jax.Array) -> jax.Array:
-    """Return the trace of a matrix of every token, (L, r, r), summed over the tokens."""
+def _trace(a: Float[Array, "L r r"]) -> Float[Array, ""]:
+    """Return the trace of a matrix of every token, summed over the tokens."""
     return jnp.sum(jnp.trace(a, axis1=1, axis2=2))
 
 
@@ -418,7 +422,7 @@ def _unbroken_overlaps(x: Overlaps | Conjugates) -> OneRSBOverlaps:
     return OneRSBOverlaps(x.q, x.q, x.V, x.theta, x.m)
 
 
-def _unbroken(state: Any, s: jax.Array | None, is_exact: bool) -> BrokenState:
+def _unbroken(state: State, s: Float[Array, ""] | None, is_exact: bool) -> BrokenState:
     """Return the RS state as a 1RSB state; its status is at least `max_steps` unless the RS state `is_exact`."""
     zero = jnp.zeros_like(state.train_loss)
     return BrokenState(

@@ -9,8 +9,8 @@ from __future__ import annotations
 import itertools
 
 import equinox as eqx
-import jax
 import numpy as np
+from jaxtyping import Array, Bool, Float
 
 from ..averages.fields import teacher_fields, whiten
 from ..averages.lines import LineNodes, directions, lay, legendre
@@ -50,8 +50,10 @@ def lay_nodes(model: Model, x: Overlaps, replicate: LineNodes, distance: float) 
 
 @eqx.filter_jit
 @precise
-def _jumps_of_lines(model: Model, x: Overlaps, replicate: LineNodes) -> tuple[Lines, jax.Array, jax.Array, jax.Array]:
-    """Return all lines of a replicate, their teacher normals, where they jump, (P, lines), and whether they do."""
+def _jumps_of_lines(
+    model: Model, x: Overlaps, replicate: LineNodes
+) -> tuple[Lines, Float[Array, "L t N"], Float[Array, "jumps N"], Bool[Array, "jumps N"]]:
+    """Return all lines of a replicate, their teacher normals, where they jump, and whether they do."""
     y = teacher_fields(model, replicate.teacher)
     lines = lay(model, x, y, replicate.across, *directions(model, x, y, replicate.direction))
     profile = energy_profile(model, x.V, lines, replicate.reach)
@@ -59,7 +61,9 @@ def _jumps_of_lines(model: Model, x: Overlaps, replicate: LineNodes) -> tuple[Li
     return lines, replicate.teacher, gaps.left.s, gaps.real
 
 
-def nodes_on_line(jumps: np.ndarray, low: float, high: float, distance: float) -> tuple[np.ndarray, np.ndarray]:
+def nodes_on_line(
+    jumps: Float[np.ndarray, " jumps"], low: float, high: float, distance: float
+) -> tuple[Float[np.ndarray, " s"], Float[np.ndarray, " s"]]:
     """Return nodes and weights on [low, high], dense around the `jumps`."""
     width = _REACH * distance
     inner = jumps[(low < jumps) & (jumps < high)]

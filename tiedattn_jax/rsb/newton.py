@@ -19,6 +19,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.flatten_util import ravel_pytree
+from jaxtyping import Array, Bool, Float
 
 from ..averages.program import program
 from ..base.linalg import positive_definite
@@ -40,17 +41,17 @@ _MAX_STEP = 0.5  # longest Newton step, relative
 _LONG_STEP = 0.02  # length of a step, relative, above which the matrix matters more than the roughness of the averages
 
 
-Unpack = Callable[[jax.Array], tuple[OneRSBOverlaps, jax.Array]]
+Unpack = Callable[[Float[Array, " n"]], tuple[OneRSBOverlaps, Float[Array, ""]]]
 
 
-def coordinates(x: OneRSBOverlaps, s: jax.Array) -> tuple[jax.Array, Unpack]:
+def coordinates(x: OneRSBOverlaps, s: Float[Array, ""]) -> tuple[Float[Array, " n"], Unpack]:
     """Return a state as one vector (q1, s (q1 - q0), V, theta, m, log s), and the inverse function.
 
     s (q1 - q0) is the response of the clusters, which hardly depends on s.
     """
     v, unravel = ravel_pytree((x.q1, s * (x.q1 - x.q0), x.V, x.theta, x.m, jnp.log(s)))
 
-    def unpack(v: jax.Array) -> tuple[OneRSBOverlaps, jax.Array]:
+    def unpack(v: Float[Array, " n"]) -> tuple[OneRSBOverlaps, Float[Array, ""]]:
         q1, response, V, theta, m, log_s = unravel(v)
         s = jnp.exp(log_s)
         return OneRSBOverlaps(q1, q1 - response / s, V, theta, m), s
@@ -59,43 +60,43 @@ def coordinates(x: OneRSBOverlaps, s: jax.Array) -> tuple[jax.Array, Unpack]:
 
 
 class Look(NamedTuple):
-    """The equations at one state: a residual for each coordinate and, last, d loss / d log s."""
+    """The equations at one state, in jax or numpy: a residual for each coordinate and, last, d loss / d log s."""
 
-    v: jax.Array  # coordinates of the state
-    residual: jax.Array
-    matrix: jax.Array  # matrix of Newton's method, if derivatives were asked for
-    columns: jax.Array  # sizes of the coordinates
-    rows: jax.Array  # sizes of the residuals
-    loss: jax.Array
+    v: Float[Any, " n"]  # coordinates of the state
+    residual: Float[Any, " n"]
+    matrix: Float[Any, "n n"]  # matrix of Newton's method, if derivatives were asked for
+    columns: Float[Any, " n"]  # sizes of the coordinates
+    rows: Float[Any, " n"]  # sizes of the residuals
+    loss: Float[Any, ""]
     loss_by_model: Model
-    loss_by_alpha: jax.Array
-    loss_by_log_s: jax.Array
+    loss_by_alpha: Float[Any, ""]
+    loss_by_log_s: Float[Any, ""]
     hats: OneRSBOverlaps
 
 
 class _Values(NamedTuple):
     """Values of the equations at one state."""
 
-    image: jax.Array  # coordinates that the equations map the state to; the last one is d Phi_s / d log s
-    channel: jax.Array  # M_s
-    loss: jax.Array
+    image: Float[Array, " n"]  # coordinates that the equations map the state to; the last one is d Phi_s / d log s
+    channel: Float[Array, ""]  # M_s
+    loss: Float[Array, ""]
     hats: OneRSBOverlaps
 
 
 def _expansion(
-    setting: Setting, averages: Averages, u: jax.Array, free: jax.Array, with_slopes: jax.Array
+    setting: Setting, averages: Averages, u: Float[Array, " k"], free: Float[Array, "2"], with_slopes: Bool[Array, ""]
 ) -> tuple[_Values, _Values, Model]:
     """Return the equations at u, their derivatives in u, (..., k), zero unless `with_slopes`, and dM_s / d model."""
     values, slopes, by_model = channel_expansion(setting, averages, u, with_slopes)
 
-    def equations(u: jax.Array, M: jax.Array, by_x: OneRSBOverlaps, by_s: jax.Array) -> _Values:
+    def equations(u: Float[Array, " k"], M: Float[Array, ""], by_x: OneRSBOverlaps, by_s: Float[Array, ""]) -> _Values:
         model, alpha, x, s = setting(u)
         hats = conjugates(alpha, s, by_x, free)
         explicit = jax.grad(lambda s: free_energy(model, alpha, x, hats, s, 0 * M))(s)
         image = coordinates(overlaps(model, hats, s), s)[0].at[-1].set(s * (explicit - alpha * by_s))
         return _Values(image, M, -free_energy(model, alpha, x, hats, s, M), hats)
 
-    def column(*d: Any) -> Any:
+    def column(*d: Array | OneRSBOverlaps) -> tuple[_Values, _Values]:
         return jax.jvp(equations, (u, *values), d)
 
     eye = jnp.eye(len(u), dtype=u.dtype)
@@ -103,7 +104,7 @@ def _expansion(
 
 
 @program
-def _look(problem: Problem, x: OneRSBOverlaps, s: jax.Array, with_slopes: jax.Array) -> Look:
+def _look(problem: Problem, x: OneRSBOverlaps, s: Float[Array, ""], with_slopes: Bool[Array, ""]) -> Look:
     """Return the equations at a state, to first order if `with_slopes`."""
     model, alpha, averages, free, *_ = problem
     v, unpack = coordinates(x, s)
@@ -133,17 +134,17 @@ def _look(problem: Problem, x: OneRSBOverlaps, s: jax.Array, with_slopes: jax.Ar
 
 
 class Moving(NamedTuple):
-    """Derivatives, (..., k), of a state in the k numbers of the model and alpha."""
+    """Derivatives of a state in the k numbers of the model and alpha, along the last axis."""
 
     x: OneRSBOverlaps
-    s: jax.Array
+    s: Float[Array, " k"]
     hats: OneRSBOverlaps
-    loss_by_alpha: jax.Array
-    loss_by_log_s: jax.Array
+    loss_by_alpha: Float[Array, " k"]
+    loss_by_log_s: Float[Array, " k"]
 
 
 @program
-def _moving(problem: Problem, x: OneRSBOverlaps, s: jax.Array) -> Moving:
+def _moving(problem: Problem, x: OneRSBOverlaps, s: Float[Array, ""]) -> Moving:
     """Return the derivatives of a state by the implicit function theorem; s moves only if it is a ground state."""
     model, alpha, averages, free, ground, _ = problem
     (p, numbers), (v, unpack) = ravel_pytree((model, alpha)), coordinates(x, s)
@@ -158,7 +159,7 @@ def _moving(problem: Problem, x: OneRSBOverlaps, s: jax.Array) -> Moving:
     # Least squares: the matrix is singular along the orbit of a gauge.
     motion = jnp.linalg.lstsq(matrix / row_size, force / row_size, rcond=1e-10)[0]
 
-    def total(by_u: jax.Array) -> jax.Array:
+    def total(by_u: Float[Array, "*value u"]) -> Float[Array, "*value k"]:
         return by_u[..., n:] + by_u[..., :n] @ motion
 
     by_x, by_s = jax.vmap(lambda d: jax.jvp(unpack, (v,), (d,))[1], -1, -1)(motion)
@@ -169,19 +170,19 @@ class Problem(NamedTuple):
     """The equations of one replicate of the averages.
 
     Attributes:
-        free: whether the branch leaves theta and m free, (2,).
+        free: whether the branch leaves theta and m free.
         ground: whether s is solved for as well.
         rs_loss: training loss of the RS state.
     """
 
     model: Model
-    alpha: jax.Array
+    alpha: Float[Array, ""]
     averages: Averages
-    free: jax.Array
-    ground: jax.Array
-    rs_loss: jax.Array
+    free: Float[Array, "2"]
+    ground: Bool[Array, ""]
+    rs_loss: Float[Array, ""]
 
-    def look(self, x: OneRSBOverlaps, s: jax.Array, with_slopes: bool) -> Path:
+    def look(self, x: OneRSBOverlaps, s: Float[Array, ""], with_slopes: bool) -> Path:
         """Path of the equations at a state, with their derivatives if `with_slopes`; returns a `Look`."""
         return jax.tree.map(np.asarray, (yield Call(_look, (self, x, s, jnp.asarray(with_slopes)))))
 
@@ -189,7 +190,9 @@ class Problem(NamedTuple):
         """Return d loss / d log s over the elevation."""
         return float(look.loss_by_log_s / max(abs(look.loss - float(self.rs_loss)), _NOISE * look.loss))
 
-    def step_from(self, x: OneRSBOverlaps, s: jax.Array, move: np.ndarray) -> tuple[OneRSBOverlaps, jax.Array]:
+    def step_from(
+        self, x: OneRSBOverlaps, s: Float[Array, ""], move: Float[np.ndarray, " n"]
+    ) -> tuple[OneRSBOverlaps, Float[Array, ""]]:
         """Return the state after a Newton step, cut until it lies in the domain; the old state if it never does."""
         v, unpack = coordinates(x, s)
         for cut in 0.5 ** np.arange(6):
@@ -206,10 +209,10 @@ class Solution(NamedTuple):
 
     problem: Problem
     x: OneRSBOverlaps
-    s: jax.Array
+    s: Float[Array, ""]
     look: Look
     residual: float
-    matrix: np.ndarray
+    matrix: Float[np.ndarray, "n n"]
 
     @property
     def status(self) -> Status:
@@ -223,7 +226,9 @@ class Solution(NamedTuple):
         return _moving(self.problem, self.x, self.s)
 
 
-def fixed_point(problem: Problem, x: OneRSBOverlaps, s: jax.Array, matrix: Any) -> Path:
+def fixed_point(
+    problem: Problem, x: OneRSBOverlaps, s: Float[Array, ""], matrix: Float[np.ndarray, "n n"] | None
+) -> Path:
     """Path of Newton's method; returns the `Solution` of smallest residual, or None if no residual is finite.
 
     Args:
@@ -234,7 +239,7 @@ def fixed_point(problem: Problem, x: OneRSBOverlaps, s: jax.Array, matrix: Any) 
     best, last = None, None
     idle_steps, residual, size, target = 0, np.inf, np.inf, np.inf
     for step in range(_STEPS):
-        look: Any = yield from problem.look(x, s, with_slopes)
+        look: Look = yield from problem.look(x, s, with_slopes)
         before, size = size, float(np.max(np.abs((look.residual / look.rows)[:-1])))
         if not np.isfinite(size):
             break
@@ -256,21 +261,30 @@ def fixed_point(problem: Problem, x: OneRSBOverlaps, s: jax.Array, matrix: Any) 
         last = look
         move = _newton_step(look, matrix, len(look.v) - (not s_moves), steepness) * look.columns
         x, s = problem.step_from(x, s, move)
-    return None if best is None else best._replace(matrix=matrix)
+    return None if best is None or matrix is None else best._replace(matrix=matrix)
 
 
-def _newton_step(look: Look, matrix: np.ndarray, n: int, steepness: float) -> np.ndarray:
-    """Return a step in the first n coordinates, in units of their sizes; log s goes uphill if the loss is steep."""
-    scaled, target = (matrix * look.columns / look.rows[:, None])[:n, :n], (look.residual / look.rows)[:n]
+def _newton_step(look: Look, matrix: Float[np.ndarray, "n n"], count: int, steepness: float) -> Float[np.ndarray, " n"]:
+    """Return a step in the first `count` coordinates, in units of their sizes.
+
+    log s goes uphill if the loss is steep.
+    """
+    scaled = (matrix * look.columns / look.rows[:, None])[:count, :count]
+    target = (look.residual / look.rows)[:count]
     # Least squares: the matrix is singular along the orbit of a gauge.
     move = np.linalg.lstsq(scaled, target, rcond=1e-10)[0]
     if abs(steepness) > _STEEP and move[-1] * steepness < 0:  # Newton's method would look for the smallest loss
         move[-1] = _MAX_STEP * np.sign(steepness)
         move[:-1] = np.linalg.lstsq(scaled[:-1, :-1], target[:-1] - scaled[:-1, -1] * move[-1], rcond=1e-10)[0]
-    return np.append(move * min(1.0, _MAX_STEP / np.max(np.abs(move))), np.zeros(len(look.v) - n))
+    return np.append(move * min(1.0, _MAX_STEP / np.max(np.abs(move))), np.zeros(len(look.v) - count))
 
 
-def corrected_matrix(matrix: np.ndarray, step: np.ndarray, change: np.ndarray, sizes: np.ndarray) -> np.ndarray:
+def corrected_matrix(
+    matrix: Float[np.ndarray, "n n"],
+    step: Float[np.ndarray, " n"],
+    change: Float[np.ndarray, " n"],
+    sizes: Float[np.ndarray, " n"],
+) -> Float[np.ndarray, "n n"]:
     """Return Broyden's update of a matrix: it maps a move, in coordinates of these sizes, to the observed change."""
     dual = step / sizes**2
     length = dual @ step

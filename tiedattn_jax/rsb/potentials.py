@@ -19,6 +19,7 @@ import equinox as eqx
 import jax
 import jax.numpy as jnp
 from jax import lax
+from jaxtyping import Array, Bool, Float, PyTree
 
 from ..averages.fields import teacher_fields, whiten
 from ..averages.lines import LineNodes
@@ -35,24 +36,24 @@ from . import clusters
 
 
 class OneRSBOverlaps(eqx.Module):
-    """Order parameters of 1RSB; as conjugates, their hats.
+    """Order parameters of 1RSB, in one replicate or in several; as conjugates, their hats.
 
     Attributes:
-        q1: overlap of two minima of one cluster, (L, r, r).
-        q0: overlap of minima of different clusters, (L, r, r).
-        V: response within a cluster, (L, r, r).
-        theta: overlap with the teacher, (L, r, t).
-        m: overlap with the encodings, (L, r).
+        q1: overlap of two minima of one cluster.
+        q0: overlap of minima of different clusters.
+        V: response within a cluster.
+        theta: overlap with the teacher.
+        m: overlap with the encodings.
     """
 
-    q1: jax.Array
-    q0: jax.Array
-    V: jax.Array
-    theta: jax.Array
-    m: jax.Array
+    q1: Float[Array, "*R L r r"]
+    q0: Float[Array, "*R L r r"]
+    V: Float[Array, "*R L r r"]
+    theta: Float[Array, "*R L r t"]
+    m: Float[Array, "*R L r"]
 
     @property
-    def spread(self) -> jax.Array:
+    def spread(self) -> Float[Array, "L r r"]:
         """Cholesky root of q1 - q0."""
         return cholesky(self.q1 - self.q0)
 
@@ -61,7 +62,7 @@ class OneRSBOverlaps(eqx.Module):
         """The order parameters that clusters share."""
         return Overlaps(self.q0, self.V, self.theta, self.m)
 
-    def joined(self, s: jax.Array) -> Overlaps:
+    def joined(self, s: Float[Array, ""]) -> Overlaps:
         """Return the RS order parameters that these become without jumps: V + s (q1 - q0) is then the full response."""
         return Overlaps(self.q1, self.V + s * (self.q1 - self.q0), self.theta, self.m)
 
@@ -69,10 +70,10 @@ class OneRSBOverlaps(eqx.Module):
 class Outer(NamedTuple):
     """Fields of the clusters, which stay in place; their weights move with the law. Leaves lead with the block axis."""
 
-    h: jax.Array  # (L, r, N)
-    teacher: jax.Array  # standard normals of the teacher, (L, t, N)
-    weight: jax.Array  # (N,)
-    log_density: jax.Array  # log density of h given y at the state that they were laid for, (N,)
+    h: Float[Array, "*B L r N"]
+    teacher: Float[Array, "*B L t N"]  # standard normals of the teacher
+    weight: Float[Array, "*B N"]
+    log_density: Float[Array, "*B N"]  # log density of h given y at the state that they were laid for
     searches: tuple = ()  # results of a search of `clusters` at that state, from which a new search starts
 
 
@@ -84,13 +85,17 @@ class Averages(NamedTuple):
     lines: LineNodes
 
 
-def inner(points: Any, p: tuple[Model, OneRSBOverlaps, jax.Array]) -> tuple[jax.Array, jax.Array]:
-    """Return ``-(1/s) log E exp(-s E_V)`` at the fields of one block, (N,), and its RS counterpart."""
+Point = tuple[Model, OneRSBOverlaps, Float[Array, ""]]  # a model, order parameters and s
+BlockPoints = tuple[Outer, clusters.Cluster, clusters.Cluster]  # the fields of a block, and the nodes of M_s and RS
+
+
+def inner(points: BlockPoints, p: Point) -> tuple[Float[Array, " N"], Float[Array, " N"]]:
+    """Return ``-(1/s) log E exp(-s E_V)`` at the fields of one block, and its RS counterpart."""
     outer, cluster, rs_cluster = points
     model, x, s = p
     y = teacher_fields(model, outer.teacher)
 
-    def energies(nodes: clusters.Cluster, V: jax.Array) -> jax.Array:
+    def energies(nodes: clusters.Cluster, V: Float[Array, "L r r"]) -> Float[Array, "K N"]:
         count = len(nodes.log_weight)
         fields = jnp.tile(outer.h, count) + apply(x.spread, nodes.normals)
         return moreau(model, nodes.z, fields, V, jnp.tile(y, count)).reshape(count, -1)
@@ -103,7 +108,7 @@ def inner(points: Any, p: tuple[Model, OneRSBOverlaps, jax.Array]) -> tuple[jax.
 
 
 @stationary
-def _remainder(points: Any, p: tuple[Model, OneRSBOverlaps, jax.Array]) -> jax.Array:
+def _remainder(points: BlockPoints, p: Point) -> Float[Array, ""]:
     """Return one block's share of M_s minus the RS potential at `OneRSBOverlaps.joined`.
 
     The RS potential is the average over xi0 and xi1 of the envelope at the response V + s (q1 - q0). At each field its
@@ -116,56 +121,60 @@ def _remainder(points: Any, p: tuple[Model, OneRSBOverlaps, jax.Array]) -> jax.A
     return jnp.sum(outer.weight * jnp.exp(log_density - outer.log_density) * (tilted - rs_average))
 
 
-def searched(model: Model, x: OneRSBOverlaps, s: jax.Array, block: Outer, find: Callable[..., Any]) -> Any:
+def searched(model: Model, x: OneRSBOverlaps, s: Float[Array, ""], block: Outer, find: Callable[..., tuple]) -> PyTree:
     """Apply a search of `clusters` to the fields of one block, for M_s and for its RS counterpart.
 
     The search starts from the results in the block, which have the form of `by_field`.
     """
     y = teacher_fields(model, block.teacher)
 
-    def search_part(problem: tuple) -> Any:
+    def search_part(problem: tuple) -> PyTree:
         V, s, start = problem
         return find(model, V, x.spread, block.h, y, s, *jax.tree.map(lambda a: a.reshape(*a.shape[:-2], -1), start))
 
     return lax.map(search_part, (*_responses(x, s), block.searches))
 
 
-def cluster_points(model: Model, x: OneRSBOverlaps, s: jax.Array, block: Outer, results: Any) -> tuple:
+def cluster_points(model: Model, x: OneRSBOverlaps, s: Float[Array, ""], block: Outer, results: PyTree) -> BlockPoints:
     y = teacher_fields(model, block.teacher)
     parts = (indexed((_responses(x, s)[0], results), k) for k in range(2))
-    return block, *(clusters.points(model, V, x.spread, block.h, y, f) for V, f in parts)
+    nodes, rs_nodes = (clusters.points(model, V, x.spread, block.h, y, f) for V, f in parts)
+    return block, nodes, rs_nodes
 
 
-def _responses(x: OneRSBOverlaps, s: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """Responses (2, L, r, r) and Parisi parameters (2,) of M_s and of its RS counterpart."""
+def _responses(x: OneRSBOverlaps, s: Float[Array, ""]) -> tuple[Float[Array, "2 L r r"], Float[Array, "2"]]:
+    """Return the responses and Parisi parameters of M_s and of its RS counterpart."""
     return jnp.stack([x.V, x.joined(s).V]), jnp.stack([s, jnp.zeros_like(s)])
 
 
-Setting = Callable[[jax.Array], tuple[Model, jax.Array, OneRSBOverlaps, jax.Array]]
+# Maps numbers to model, alpha, order parameters and s.
+Setting = Callable[[Float[Array, " k"]], tuple[Model, Float[Array, ""], OneRSBOverlaps, Float[Array, ""]]]
 
 
 def channel_expansion(
-    setting: Setting, averages: Averages, u: jax.Array, with_slopes: jax.Array
+    setting: Setting, averages: Averages, u: Float[Array, " k"], with_slopes: Bool[Array, ""]
 ) -> tuple[tuple, tuple, Model]:
     """Return M_s with its gradients in the order parameters and in s, their derivatives in u, and dM_s / d model.
 
     Args:
-        setting: function that maps numbers u, (k,), to model, alpha, order parameters and s.
+        setting: function that maps numbers u to model, alpha, order parameters and s.
         with_slopes: whether to compute the derivatives in u, (..., k), most of the work; otherwise they are zero.
     """
 
-    def sums(find: Callable[..., Any], points: Callable[..., Any], share: Callable[..., Any]) -> Callable[[Any], Any]:
-        def block_sums(block: Any) -> Any:
+    def sums(
+        find: Callable[..., Any], points: Callable[..., Any], share: Callable[..., Any]
+    ) -> Callable[[tuple], PyTree]:
+        def block_sums(block: tuple) -> PyTree:
             model, _, x, s = lax.stop_gradient(setting(u))
             results = find(model, x, s, block)
 
-            def values_at(u: jax.Array) -> Any:
+            def values_at(u: Float[Array, " k"]) -> PyTree:
                 model, _, x, s = setting(u)
                 nodes = points(model, x, s, block, results)
                 M, (by_model, *gradients) = jax.value_and_grad(lambda *p: share(nodes, p), (0, 1, 2))(model, x, s)
                 return (M, *gradients), by_model
 
-            def without_slopes(u: jax.Array) -> Any:
+            def without_slopes(u: Float[Array, " k"]) -> PyTree:
                 values, by_model = values_at(u)
                 return values, jax.tree.map(lambda a: jnp.zeros((*a.shape, len(u)), a.dtype), values), by_model
 
@@ -187,7 +196,7 @@ def channel_expansion(
     return jax.tree.map(lambda *parts: sum(parts), *shares)
 
 
-def prior(model: Model, hats: OneRSBOverlaps, s: jax.Array) -> jax.Array:
+def prior(model: Model, hats: OneRSBOverlaps, s: Float[Array, ""]) -> Float[Array, ""]:
     """Return the prior potential psi_s of the ridge.
 
     ``1/2 E tr[D^{-1} (b b^T + sum_k gamma_k qhat0_k)] - 1/(2 s) E log det(1 - s Lam^{-1} c2)`` with
@@ -202,8 +211,13 @@ def prior(model: Model, hats: OneRSBOverlaps, s: jax.Array) -> jax.Array:
 
 
 def free_energy(
-    model: Model, alpha: jax.Array, x: OneRSBOverlaps, hats: OneRSBOverlaps, s: jax.Array, M: jax.Array
-) -> jax.Array:
+    model: Model,
+    alpha: Float[Array, ""],
+    x: OneRSBOverlaps,
+    hats: OneRSBOverlaps,
+    s: Float[Array, ""],
+    M: Float[Array, ""],
+) -> Float[Array, ""]:
     """Return the free energy Phi_s; at a fixed point it is minus the training loss.
 
     ``1/2 sum_l tr(Vhat q1 - qhat1 V) - s/2 sum_l tr(qhat1 q1 - qhat0 q0) - mhat . m - tr(thetahat theta^T) + psi_s -
@@ -214,14 +228,16 @@ def free_energy(
     return pairing - entropic + prior(model, hats, s) - alpha * M
 
 
-def conjugates(alpha: jax.Array, s: jax.Array, g: OneRSBOverlaps, free: jax.Array) -> OneRSBOverlaps:
+def conjugates(
+    alpha: Float[Array, ""], s: Float[Array, ""], g: OneRSBOverlaps, free: Float[Array, "2"]
+) -> OneRSBOverlaps:
     """Return the conjugates, which are gradients of M_s."""
     q1 = -2 * alpha * symmetric(g.V)
     q0, V = 2 * alpha / s * symmetric(g.q0), 2 * alpha * symmetric(g.q1) + s * q1
     return OneRSBOverlaps(q1, q0, V, -alpha * free[0] * g.theta, -alpha * free[1] * g.m)
 
 
-def overlaps(model: Model, hats: OneRSBOverlaps, s: jax.Array) -> OneRSBOverlaps:
+def overlaps(model: Model, hats: OneRSBOverlaps, s: Float[Array, ""]) -> OneRSBOverlaps:
     """Return the order parameters, which are gradients of psi_s."""
     g = jax.grad(lambda hats: prior(model, hats, s))(hats)
     q1 = -2 * symmetric(g.V)

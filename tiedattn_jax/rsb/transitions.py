@@ -10,6 +10,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 from jax import lax
+from jaxtyping import Array, Float, Int
 
 from ..averages.sizes import REPLICATES
 from ..base.errors import InputError, require_choice, require_kind
@@ -35,7 +36,7 @@ class OneRSBTransition(Result):
         rs: the RS transition.
         branches: the 1RSB ground states that define the transition. Those of alpha_c are solved at the RS alpha_c, that
             of alpha_l at the 1RSB alpha_l.
-        shifts: 1RSB minus RS transition in every replicate of the averages, (R,).
+        shifts: 1RSB minus RS transition in every replicate of the averages.
         sensitivities: d alpha / d (every number of the model), a pytree like the model; those of the RS theory are
             `rs.sensitivities`.
         sensitivities_stderr: error bars of the sensitivities.
@@ -43,32 +44,32 @@ class OneRSBTransition(Result):
 
     rs: Transition
     branches: tuple[OneRSBPoint, ...]
-    shifts: jax.Array
+    shifts: Float[Array, " R"]
     sensitivities: Model
     sensitivities_stderr: Model
 
     @property
-    def shift(self) -> jax.Array:
+    def shift(self) -> Float[Array, ""]:
         """Shift of the transition, 1RSB minus RS; its error bar is `shift_stderr`."""
         return jnp.mean(self.shifts)
 
     @property
-    def shift_stderr(self) -> jax.Array:
+    def shift_stderr(self) -> Float[Array, ""]:
         """Error bar of `shift`; see `results.error_bar`."""
         return error_bar(self.shifts)
 
     @property
-    def alpha(self) -> jax.Array:
+    def alpha(self) -> Float[Array, ""]:
         """Transition with 1RSB."""
         return self.rs.alpha + self.shift
 
     @property
-    def stderr(self) -> jax.Array:
+    def stderr(self) -> Float[Array, ""]:
         """Error bar of `alpha` from the averages; it does not cover the effect of further steps of breaking."""
         return jnp.hypot(self.rs.stderr, self.shift_stderr)
 
     @property
-    def status(self) -> jax.Array:
+    def status(self) -> Int[Array, ""]:
         """Worst `Status` of the RS transition and of the 1RSB states, as an integer."""
         return jnp.max(jnp.stack([self.rs.status, *(b.status for b in self.branches)]))
 
@@ -193,7 +194,7 @@ def linear_crossing_1rsb(
     assert guess is not None
     zero = run_one(find_zero(event, primal, guess, lines_1rsb(primal, **rule), Settings(), exact=True, tol=_FINAL))
 
-    def excess(model: Model, alpha: jax.Array) -> tuple[jax.Array, OneRSBPoint]:
+    def excess(model: Model, alpha: Float[Array, ""]) -> tuple[Float[Array, " R"], OneRSBPoint]:
         point = solve_1rsb(model, alpha, branch, **rule)
         return point.rs.replicates.gen_error_linear - point.replicates.gen_error, point
 
@@ -219,9 +220,9 @@ def _alpha_c(model: Model, transition: Transition | None) -> Transition:
 
 
 def _moved(
-    model: Model, rs: Transition, branches: tuple[OneRSBPoint, ...], shifts: jax.Array, slopes: Model
+    model: Model, rs: Transition, branches: tuple[OneRSBPoint, ...], shifts: Float[Array, " R"], slopes: Model
 ) -> OneRSBTransition:
-    """Return the RS transition moved by `shifts` (R,), whose sensitivities are `slopes` (R, ...)."""
+    """Return the RS transition moved by `shifts`, whose sensitivities are `slopes`, with a leading axis R."""
     rs_slopes = jax.tree.map(lambda a: a[None], rs.sensitivities)
     alpha = with_sensitivities(rs.alpha[None], rs_slopes, model)[0]
     return OneRSBTransition(
