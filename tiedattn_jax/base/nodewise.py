@@ -99,6 +99,18 @@ class _Entries(NamedTuple):
     def entries(self, x: np.ndarray | _Shared) -> np.ndarray:
         return _split(x.value, 0) if isinstance(x, _Shared) else x
 
+    def cached(self, key: tuple, ops: tuple, make: Callable[[], Any]) -> Any:
+        """Return the result of the operation `key` on entries; it is made only once."""
+        operand_keys = [(o.dtype, o.tobytes()) if isinstance(o, np.generic) else id(o) for o in ops]
+        cache_key = (key, *(sorted(operand_keys, key=str) if key[0] in _COMMUTING else operand_keys))
+        if cache_key not in self.cache:
+            self.cache[cache_key] = make(), ops
+        return self.cache[cache_key][0]
+
+    def spread(self, o: Any, size: tuple[int, ...]) -> Any:
+        """Return an entry in the shape of the nodes, or as it is if it has this shape."""
+        return o if np.shape(o) == size else self.cached(("spread",), (o,), lambda: lax.broadcast(jnp.asarray(o), size))
+
     def apply(self, eqn: Equation, xs: list[Any]) -> list[Any]:
         is_shared = [isinstance(x, _Shared) for x in xs]
         if not any(is_shared) or any(np.ndim(e) for x, s in zip(xs, is_shared, strict=True) if not s for e in x.flat):
@@ -221,18 +233,8 @@ def _bind(nodes: _Entries, name: str, operation: Callable[..., Any], *ops: Any, 
         if is_known[position] and ops[position] == _NEUTRAL[position].get(name):
             return ops[1 - position]
 
-    def cached(key: Any, ops: tuple, make: Callable[[], Any]) -> Any:
-        operand_keys = [(o.dtype, o.tobytes()) if isinstance(o, np.generic) else id(o) for o in ops]
-        cache_key = (key, *(sorted(operand_keys, key=str) if key[0] in _COMMUTING else operand_keys))
-        if cache_key not in nodes.cache:
-            nodes.cache[cache_key] = make(), ops
-        return nodes.cache[cache_key][0]
-
-    def spread(o: Any) -> Any:
-        return o if np.shape(o) == size else cached(("spread",), (o,), lambda: lax.broadcast(jnp.asarray(o), size))
-
     size = max(map(np.shape, ops))
-    return cached((name, key), ops, lambda: operation(*(jnp.asarray(spread(o)) for o in ops)))
+    return nodes.cached((name, key), ops, lambda: operation(*(jnp.asarray(nodes.spread(o, size)) for o in ops)))
 
 
 def _join(entries: np.ndarray, batch: tuple[int, ...], dtype: DTypeLike) -> Shaped[Array, "..."]:
