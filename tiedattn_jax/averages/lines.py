@@ -297,7 +297,7 @@ def shifts(
     return move[0] + jnp.sum(fraction * step, 0), jnp.sum(stretch, 0)
 
 
-def vectors_across(u: Float[Array, "n N"], w: Float[Array, "n-1 N"]) -> Float[Array, "n N"]:
+def vectors_across(u: Float[Array, "n N"], w: Float[Array, "n-1 #N"]) -> Float[Array, "n N"]:
     """Return vectors orthogonal to unit vectors `u`, with coordinates `w` in a frame across `u`.
 
     The frame turns smoothly with `u`.
