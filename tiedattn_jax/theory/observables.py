@@ -302,7 +302,7 @@ def _radius(positive_map: jax.Array, start: jax.Array) -> jax.Array:
     """Return the spectral radius of a map of the cone of positive matrices into itself, by power iteration."""
     tiny = jnp.finfo(start.dtype).tiny
 
-    def body(_: int, state: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, jax.Array]:
+    def body(_: Any, state: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, jax.Array]:
         image = positive_map @ state[0]
         size = jnp.linalg.norm(image)
         return image / (size + tiny), size

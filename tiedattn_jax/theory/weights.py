@@ -168,7 +168,7 @@ def _crossings(penalty: Penalty, Lam: jax.Array, along: jax.Array, middle: jax.A
     high = jnp.full((len(kinks), along.shape[1], *middle.shape[:2]), _RANGE, Lam.dtype)
     rising = excess_field(high, *constants) > 0
 
-    def halve(_: int, ends: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, jax.Array]:
+    def halve(_: Any, ends: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, jax.Array]:
         lower, upper = ends
         zeta = 0.5 * (lower + upper)
         is_above_root = (excess_field(zeta, *constants) > 0) == rising
