@@ -107,7 +107,7 @@ def test_the_memory_of_the_weights(monkeypatch):
         assert requests[-2][1] == name
 
 
-def test_the_time_of_an_epoch_is_without_compiling(monkeypatch):
+def test_the_time_of_an_epoch_is_without_compiling(unchecked, monkeypatch):
     """The time of an epoch excludes compiling: it is the median after the first epoch, for one of the runs.
 
     It is absent if nothing was trained.

@@ -112,7 +112,7 @@ def test_a_folder_is_refused_before_any_work(tmp_path):
 
 
 @pytest.mark.parametrize(("words", "size"), [("", 2**16), ("--rule sobol", 100 * 2**15), ("--nodes 65536", 2**17)])
-def test_averages_that_do_not_fit_are_refused(read, monkeypatch, words, size):
+def test_averages_that_do_not_fit_are_refused(unchecked, read, monkeypatch, words, size):
     requests = []
     monkeypatch.setattr(options, "require_memory", lambda *arguments: requests.append(arguments))
     monkeypatch.setitem(options.RULES, "lines", lambda *arguments, **keywords: None)

@@ -201,7 +201,11 @@ ROWS = [
     (lambda c: gamp(c.model, c.data, "random", scale=0.0), "scale", "must be positive"),
     (lambda c: gamp(c.model, c.data, "random", key=1), "key", "must be one key"),
     # training
-    (lambda c: train(c.model, c.data, "gd"), "init", "must be 'semantic', 'positional', 'random' .*got init='gd'"),
+    (
+        lambda c: train(c.model, c.data, "gd"),
+        "init",
+        "must be 'semantic', 'positional', 'random', 'spectral' .*got init='gd'",
+    ),
     (lambda c: train(c.model, c.data, optimizer="sgd"), "optimizer", "must be one of gd, adam, lbfgs"),
     (lambda c: train(c.model, c.data, steps=0), "steps", "must be an integer of at least 1"),
     (lambda c: train(c.model, c.data, steps=-3), "steps", "must be an integer of at least 1, got steps=-3"),

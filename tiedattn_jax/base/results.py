@@ -104,7 +104,7 @@ UNRESOLVED = 0.1
 
 
 @jax.jit
-def has_state(status: Int[AnyArray, "*shape"], residual: Float[AnyArray, "*shape"]) -> Bool[AnyArray, "*shape"]:
+def has_state(status: Real[AnyArray, "*shape"], residual: Float[AnyArray, "*shape"]) -> Bool[AnyArray, "*shape"]:
     """Return whether a replicate has a state: a usable one, or one that its nodes do not resolve, see `UNRESOLVED`."""
     return (status <= Status.stalled) | (status == Status.max_steps) & (residual < UNRESOLVED)
 

@@ -46,13 +46,13 @@ _SAME = 1e-6  # relative difference of the overlaps of two starts above which th
 class BayesState(eqx.Module):
     """A state of the Bayes-optimal learner in every replicate of the averages: all arrays lead with that axis."""
 
-    q: Float[Array, "R S t t"]
-    V: Float[Array, "R S t t"]
-    conjugates: Float[Array, "R S t t"]
-    gen_error: Float[Array, " R"]
-    free_entropy: Float[Array, " R"]
-    residual: Float[Array, " R"]
-    status: Int[Array, " R"]
+    q: Float[Array, "*R S t t"]
+    V: Float[Array, "*R S t t"]
+    conjugates: Float[Array, "*R S t t"]
+    gen_error: Float[Array, "*R"]
+    free_entropy: Float[Array, "*R"]
+    residual: Float[Array, "*R"]
+    status: Int[Array, "*R"]
 
 
 class BayesPoint(Result):

@@ -14,7 +14,7 @@ At the extremum ``q = 2 dpsi / dqhat`` and ``qhat = 2 alpha dPsi / dq``, which i
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import equinox as eqx
 import jax
@@ -75,7 +75,7 @@ def solve_general(a: Float[Array, "... t t"], b: Float[Array, "... t t"]) -> Flo
 def channel(model: Model, x: Posterior, replicate: Replicate) -> Channel:
     """Average over the labels, on the nodes of a replicate; with several kinds of sentences over these as well."""
 
-    def block_sums(model: Model, block: Replicate) -> Channel:
+    def block_sums(model: Model, block: Any) -> Channel:
         student, teacher, weight = replicate.quadrature(block)
         t = x.q.shape[-1]
         q, V = model.to_tokens(x.q), model.to_tokens(x.V)
@@ -104,7 +104,7 @@ def gen_error(model: Model, x: Posterior, replicate: Replicate) -> Float[Array, 
     It is half the mean squared difference of the targets of two draws of the teacher's fields from the same posterior.
     """
 
-    def block_error(model: Model, block: Replicate) -> Array:
+    def block_error(model: Model, block: Any) -> Array:
         first, second, weight = replicate.quadrature(block)
         t = x.q.shape[-1]
         rho, q, V = model.rho, model.to_tokens(x.q), model.to_tokens(x.V)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float
@@ -97,7 +99,7 @@ def _sign_curvature(model: Model) -> Float[Array, "S t t S t t"]:
 def _curvature(model: Model, replicate: Replicate) -> Float[Array, "S t t S t t"]:
     """Return ``dE[g g^T] / dq`` at q = 0, ``E[G_lk (x) G_lk]`` with the Hessian G of the log evidence."""
 
-    def block_sum(model: Model, block: Replicate) -> Array:
+    def block_sum(model: Model, block: Any) -> Array:
         _, teacher, weight = replicate.quadrature(block)
         t, rho = model.shape[2], model.rho
         labels = labels_at_nodes(model, jnp.concatenate([apply(cholesky(rho), teacher[:, :t]), teacher[:, t:]], 1))
