@@ -162,7 +162,7 @@ def nothing_is_compiled(monkeypatch):
 
 
 @pytest.mark.parametrize(("function", "change", "argument"), BAD)
-def test_one_sentence_about_the_argument(defaults, nothing_is_compiled, function, change, argument):
+def test_one_sentence_about_the_argument(unchecked, defaults, nothing_is_compiled, function, change, argument):
     call = getattr(ta, function)
     assert set(defaults[function]) | set(change) <= set(inspect.signature(call).parameters)
     with pytest.raises(ta.InputError) as caught:
