@@ -99,7 +99,7 @@ def test_labels_drawn_from_a_row():
     check(model)
 
 
-def test_data_carry_the_noise(noisy):
+def test_data_carry_the_noise(unchecked, noisy):
     data = ta.sample_data(noisy, 60, 2.0, jax.random.key(0))
     plain = ta.sample_data(ta.dot_product(), 60, 2.0, jax.random.key(0))
     assert data.noise.shape == (120, 2, 1) and data.fields.shape == (2, 2, 120) and data.y.shape == (120, 2, 1)
