@@ -240,7 +240,7 @@ def test_a_value_matrix_stands_beside_the_layer_without():
     assert 0.3 * without_value < with_value < 0.95 * without_value
 
 
-def test_untied_weights_are_not_tied():
+def test_untied_weights_are_not_tied(unchecked):
     model = layers.untied()
     Z = np.array([[1.0, 2.0], [3.0, -1.0]])
     scores = np.outer(Z[:, 0], Z[:, 1])
