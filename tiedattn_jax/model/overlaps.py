@@ -13,7 +13,7 @@ from jaxtyping import Array, Bool, Float
 from ..base.errors import require_choice
 from ..base.linalg import positive_definite, precise, solve
 from ..base.printing import Description, Printed, rows_of
-from ..base.types import AnyArray
+from ..base.types import StateArray
 from .model import Model
 
 # An order parameter below this share of its largest possible size counts as zero. It falls like a square root towards
@@ -26,10 +26,10 @@ class _Order(Printed):
     """Arrays over the tokens, named like the order parameters."""
 
     batch_probe = "m", 2
-    q: Float[Array, "*batch S r r"]
-    V: Float[Array, "*batch S r r"]
-    theta: Float[Array, "*batch S r t"]
-    m: Float[Array, "*batch J r"]
+    q: Float[StateArray, "*batch S r r"]
+    V: Float[StateArray, "*batch S r r"]
+    theta: Float[StateArray, "*batch S r t"]
+    m: Float[StateArray, "*batch J r"]
 
     def describe(self) -> Description:
         return Description("", numbers=[row[:2] for row in rows_of(vars(self))])
@@ -50,7 +50,7 @@ class Overlaps(_Order):
     """
 
     @property
-    def encoded(self) -> Float[AnyArray, "*batch L r"]:
+    def encoded(self) -> Float[StateArray, "*batch L r"]:
         """Overlaps with the encodings alone."""
         return self.m[..., : _encoding_count(self), :]
 
@@ -190,13 +190,13 @@ def magnitudes(model: HasTeacher, x: Overlaps) -> tuple[Float[Array, " *batch"],
     return (jnp.sqrt(jnp.sum(x.theta**2, (-1, -2, -3)) / (q * rho)), jnp.sqrt(jnp.sum(x.encoded**2, (-1, -2)) / q))
 
 
-def order_size(model: HasTeacher, x: Overlaps, free: Float[Array, " 2"]) -> Float[Array, " ..."]:
+def order_size(model: HasTeacher, x: Overlaps, free: Float[StateArray, " 2"]) -> Float[Array, " ..."]:
     """Return the size of the one order parameter that is `free`, relative to the largest possible size."""
     theta, m = magnitudes(model, x)
     return free[0] * theta + free[1] * m
 
 
-def vanished(model: HasTeacher, x: Overlaps, free: Float[Array, " 2"]) -> Bool[Array, " ..."]:
+def vanished(model: HasTeacher, x: Overlaps, free: Float[StateArray, " 2"]) -> Bool[Array, " ..."]:
     """Return whether the one order parameter that a branch leaves free is zero, so that the branch does not exist."""
     return (jnp.sum(free) == 1) & (order_size(model, x, free) < ZERO)
 
@@ -224,7 +224,7 @@ def label(model: Model, x: Overlaps) -> str:
 State = TypeVar("State", Overlaps, Conjugates)
 
 
-def impose(x: State, free: Float[Array, " 2"]) -> State:
+def impose(x: State, free: Float[StateArray, " 2"]) -> State:
     """Set the order parameters to zero that the symmetry of a branch sets to zero.
 
     Applied to conjugates it has the effect that symmetrising the frozen nodes would have. The overlaps with the means
@@ -247,11 +247,11 @@ class Coordinates(eqx.Module):
     """
 
     rho: Float[Array, "S t t"]
-    free: Float[Array, " 2"]
+    free: Float[StateArray, " 2"]
     generators: Float[Array, "G r r"]
     shapes: tuple[tuple[int, ...], ...] = eqx.field(static=True)
 
-    def __init__(self, model: Model, free: Float[Array, " 2"]):
+    def __init__(self, model: Model, free: Float[StateArray, " 2"]):
         dtype = model.lam.dtype
         self.rho, self.free = model.rho.astype(dtype), free
         # A penalty changes when the columns are rotated, so these rotations are then no gauge.

@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jaxtyping import Array, Bool, Complex, Float
 
 from ..averages.program import program
 from ..averages.rule import Replicate, Rule
@@ -17,6 +18,7 @@ from ..base.errors import InputError, array_of, require, require_count, require_
 from ..base.printing import Description, Printed, entries
 from ..base.results import Settings, Status, error_bar
 from ..base.trees import stacked
+from ..base.types import Number, StateArray
 from ..model.model import Model
 from ..model.overlaps import Coordinates, Overlaps, admissible, branch_of, label
 from ..model.parameters import Parameter
@@ -43,9 +45,9 @@ class BranchPath(Printed):
 
     Attributes:
         parameter: name of the parameter.
-        values: parameter at every point, (n,); not monotonic when there are folds.
+        values: parameter at every point; not monotonic when there are folds.
         states: the `State` at every point, leaves (n, ...).
-        eigenvalues: eigenvalues of DF, (n, k), complex, largest real part first.
+        eigenvalues: eigenvalues of DF, largest real part first.
         labels: branch that every point belongs to.
         folds: values of the parameter at which the branch turns back; `folds_of` adds their error bars.
         fold_states: the states at the folds, leaves (1, ...).
@@ -54,9 +56,9 @@ class BranchPath(Printed):
     """
 
     parameter: str
-    values: np.ndarray
+    values: Float[np.ndarray, " n"]
     states: State
-    eigenvalues: np.ndarray
+    eigenvalues: Complex[np.ndarray, "n k"]
     labels: tuple[str, ...]
     folds: tuple[float, ...]
     fold_states: tuple[State, ...]
@@ -69,8 +71,8 @@ class BranchPath(Printed):
         return self.states.overlaps
 
     @property
-    def train_loss(self) -> jax.Array:
-        """Training loss / d along the path, (n,)."""
+    def train_loss(self) -> Float[StateArray, " n"]:
+        """Training loss / d along the path."""
         return self.states.train_loss
 
     def describe(self) -> Description:
@@ -87,29 +89,31 @@ class BranchPath(Printed):
 
 
 class Setting(NamedTuple):
-    """Start of a path: model, alpha, the parameter that varies, and the mask (2,) of the free order parameters."""
+    """Start of a path: model, alpha, the parameter that varies, and the mask of the free order parameters."""
 
     model: Model
-    alpha: jax.Array
+    alpha: Float[StateArray, ""]
     parameter: Parameter
-    free: jax.Array
+    free: Float[StateArray, " 2"]
 
-    def at(self, value: Any) -> tuple[Model, jax.Array]:
+    def at(self, value: Number) -> tuple[Model, Float[StateArray, ""]]:
         """Return model and alpha at another value of the parameter."""
         return self.parameter.set(self.model, self.alpha, value)
 
-    def solve(self, nodes: Rule, number: int, x: Overlaps, settings: Settings, value: Any = None) -> Path:
+    def solve(self, nodes: Rule, number: int, x: Overlaps, settings: Settings, value: Number | None = None) -> Path:
         """Path that solves for the state near given overlaps, on one replicate."""
         model, alpha = (self.model, self.alpha) if value is None else self.at(value)
         return (yield Problem(model, alpha, nodes, self.free, settings).lane(x, number))
 
 
 @program
-def _expand(setting: Setting, replicate: Replicate, u: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array]:
-    """Return F(x) - x, its Jacobian (k, k + 1), and whether x is admissible, at ``u = (overlaps, parameter)``."""
+def _expand(
+    setting: Setting, replicate: Replicate, u: Float[Array, " k1"]
+) -> tuple[Float[Array, " k1-1"], Float[Array, "k1-1 k1"], Bool[Array, ""]]:
+    """Return F(x) - x, its Jacobian, and whether x is admissible, at ``u = (overlaps, parameter)``."""
     coordinates = Coordinates(setting.model, setting.free)
 
-    def at(u: jax.Array) -> tuple[Model, jax.Array, Overlaps]:
+    def at(u: Float[Array, " k1"]) -> tuple[Model, Float[StateArray, ""], Overlaps]:
         return *setting.at(u[-1]), coordinates.unpack(u[:-1])
 
     F, J, _ = expansion(at, replicate, u, setting.free)
@@ -118,11 +122,11 @@ def _expand(setting: Setting, replicate: Replicate, u: jax.Array) -> tuple[jax.A
 
 
 class _ArcPoint(NamedTuple):
-    """A solution: scaled coordinates (k + 1,), Jacobian (k, k + 1), unit tangent (k + 1,), number of Newton steps."""
+    """A solution: scaled coordinates, Jacobian, unit tangent, number of Newton steps."""
 
-    w: np.ndarray
-    J: np.ndarray
-    tangent: np.ndarray
+    w: Float[np.ndarray, " k+1"]
+    J: Float[np.ndarray, "k k+1"]
+    tangent: Float[np.ndarray, " k+1"]
     steps: int
 
 
@@ -139,13 +143,13 @@ class _Continuation:
         self.scale = np.append(np.asarray(self.coordinates.scale(x)), abs(value) or 1.0)
         self.start = (np.append(np.asarray(self.coordinates.pack(x)), value) / self.scale)[self.active]
 
-    def unscaled(self, w: np.ndarray) -> np.ndarray:
+    def unscaled(self, w: Float[np.ndarray, " k1"]) -> Float[np.ndarray, " n1"]:
         # All coordinates in their own units, with zeros where symmetry imposes them.
         u = np.zeros(len(self.scale))
         u[self.active] = w * self.scale[self.active]
         return u
 
-    def correct(self, w: np.ndarray, direction: np.ndarray) -> Path:
+    def correct(self, w: Float[np.ndarray, " k1"], direction: Float[np.ndarray, " k1"]) -> Path:
         """Path of Newton's method in the plane through `w` normal to `along`; returns an `_ArcPoint`, or None."""
         guess, rows = w, self.active[:-1]
         for k in range(_STEPS):
@@ -161,14 +165,14 @@ class _Continuation:
             w = w + np.linalg.solve(np.vstack([J, direction]), np.append(-r, -(direction @ (w - guess))))
         return None
 
-    def value(self, w: np.ndarray) -> float:
+    def value(self, w: Float[np.ndarray, " k1"]) -> float:
         """Return the parameter at a point."""
         return float(self.unscaled(w)[-1])
 
-    def overlaps(self, w: np.ndarray) -> Overlaps:
+    def overlaps(self, w: Float[np.ndarray, " k1"]) -> Overlaps:
         return self.coordinates.unpack(jnp.asarray(self.unscaled(w)[:-1]))
 
-    def state_at(self, w: np.ndarray) -> Path:
+    def state_at(self, w: Float[np.ndarray, " k1"]) -> Path:
         """Path that evaluates the state at a point of the curve."""
         return self.setting.solve(self.nodes, self.number, self.overlaps(w), _OBSERVE, self.value(w))
 

@@ -12,6 +12,7 @@ import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jaxtyping import Bool, Float, Int, Real, Shaped
 from scipy.interpolate import CubicHermiteSpline, CubicSpline, KroghInterpolator, PPoly
 
 from ..averages.rule import Rule
@@ -59,38 +60,38 @@ class Boundary(Result):
 
     Attributes:
         event: a name in `EVENTS`, or "alpha_l".
-        parameter, values: name and values of the second parameter, (n,), increasing.
-        alpha, stderr: the boundary and its error bar, (n,); NaN where the event was not found.
-        slope: d alpha / d parameter, (n,).
-        exact: whether the slope is exact, (n,), as for alpha_c and where sensitivities were requested. Other slopes are
+        parameter, values: name and values of the second parameter, increasing.
+        alpha, stderr: the boundary and its error bar; NaN where the event was not found.
+        slope: d alpha / d parameter.
+        exact: whether the slope is exact, as for alpha_c and where sensitivities were requested. Other slopes are
             those of a spline through the points and may be far off where the points are few.
-        status: the worst `Status` of the states, (n,).
-        reason: why the event was not found, in one sentence, (n,); empty where it was found and for boundaries of a
+        status: the worst `Status` of the states.
+        reason: why the event was not found, in one sentence; empty where it was found and for boundaries of a
             grid.
     """
 
     event: str
     parameter: str
-    values: np.ndarray
-    alpha: np.ndarray
-    stderr: np.ndarray
-    slope: np.ndarray
-    exact: np.ndarray
-    status: np.ndarray
-    reason: np.ndarray
+    values: Float[np.ndarray, " A"]
+    alpha: Float[np.ndarray, " A"]
+    stderr: Float[np.ndarray, " A"]
+    slope: Float[np.ndarray, " A"]
+    exact: Bool[np.ndarray, " A"]
+    status: Int[np.ndarray, " A"]
+    reason: Shaped[np.ndarray, " A"]
 
     @classmethod
     def of(
         cls,
         event: str,
         parameter: str,
-        values: np.ndarray,
-        alpha: np.ndarray,
-        stderr: np.ndarray,
-        slope: np.ndarray | None = None,
-        status: np.ndarray | None = None,
-        reason: np.ndarray | None = None,
-        exact: np.ndarray | None = None,
+        values: Float[np.ndarray, " A"],
+        alpha: Float[np.ndarray, " A"],
+        stderr: Float[np.ndarray, " A"],
+        slope: Float[np.ndarray, " A"] | None = None,
+        status: Real[np.ndarray, " A"] | None = None,
+        reason: Shaped[np.ndarray, " A"] | None = None,
+        exact: Bool[np.ndarray, " A"] | None = None,
     ) -> Boundary:
         """Build a boundary from points in any order; missing slopes are taken from a cubic spline."""
         order = np.argsort(values)
@@ -183,7 +184,7 @@ def trace_boundary(
     model: Model,
     event: str,
     parameter: str,
-    values: Sequence[float] | np.ndarray,
+    values: Sequence[float] | Real[np.ndarray, " A"],
     nodes: Rule | None = None,
     *,
     start: Start | None = None,
@@ -291,7 +292,7 @@ class _Tracer:
     def known_points(self) -> list[_BoundaryPoint]:
         return [p for p in self.points if np.isfinite(p.alpha)]
 
-    def boundary(self, values: np.ndarray, guess: Guess | None, progress: Progress) -> Path:
+    def boundary(self, values: Float[np.ndarray, " A"], guess: Guess | None, progress: Progress) -> Path:
         """Path that traces the boundary through the values, starting near a guess for the first one."""
         progress(0, len(values))
         yield from self.begin(values[0], guess)
@@ -363,11 +364,13 @@ class _Tracer:
     def search_near(self, value: float, guess: Guess) -> Path:
         return find_zero(self.event, self.model_at(value), guess, self.nodes, self.settings, exact=self.exact)
 
-    def wide_search(self, value: float, alphas: np.ndarray) -> Path:
+    def wide_search(self, value: float, alphas: Float[np.ndarray, " A"]) -> Path:
         return first_sign_change(self.event, self.model_at(value), alphas, self.nodes, self.settings)
 
 
-def first_sign_change(event: Event, model: Model, alphas: np.ndarray, nodes: Rule, settings: Settings) -> Path:
+def first_sign_change(
+    event: Event, model: Model, alphas: Float[np.ndarray, " A"], nodes: Rule, settings: Settings
+) -> Path:
     """Path that visits alphas in turn until the number of an event changes its sign; returns a `Guess`.
 
     If the sign never changes, the event is expected between an alpha with states and a neighbour without, provided that

@@ -6,9 +6,10 @@ import json
 from collections.abc import Callable
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
+from jaxtyping import Bool, Float, Int, Real
 from scipy.interpolate import CubicHermiteSpline, CubicSpline, PPoly
 
 from ..base.errors import InputError, require_choice
@@ -18,6 +19,8 @@ from ..base.store import csv_of, packed, unpacked, write_whole
 from ..model.overlaps import PAIR
 from .boundaries import Boundary
 from .transitions import ALPHA_L, baseline_branch
+
+_Scale: TypeAlias = Callable[[Any], Any]  # of numbers or arrays
 
 REGIONS = (
     "unsolved",
@@ -48,12 +51,12 @@ class PhaseDiagram(Result):
         attrs: all settings: the model and its numbers, alpha, nodes, tolerances, version, and their fingerprint.
     """
 
-    x: tuple[str, np.ndarray]
-    y: tuple[str, np.ndarray]
-    cells: dict[str, np.ndarray]
+    x: tuple[str, Float[np.ndarray, " X"]]
+    y: tuple[str, Float[np.ndarray, " Y"]]
+    cells: dict[str, Real[np.ndarray, "branch Y X R *shape"]]
     attrs: dict[str, Any]
 
-    def _masked(self, name: str) -> np.ndarray:
+    def _masked(self, name: str) -> Real[np.ndarray, "branch Y X R *shape"]:
         """Return a number of the cells, NaN in the replicates that have no state."""
         require_choice(name, "name", self.cells)
         values = self.cells[name]
@@ -61,86 +64,86 @@ class PhaseDiagram(Result):
             return values
         return np.where(self._has_state.reshape(*self._has_state.shape, *[1] * (values.ndim - 4)), values, np.nan)
 
-    def mean(self, name: str) -> np.ndarray:
-        """Return the mean of a number of the cells over the replicates that have a state, (branch, y, x, ...).
+    def mean(self, name: str) -> Float[np.ndarray, "branch Y X *shape"]:
+        """Return the mean of a number of the cells over the replicates that have a state.
 
         Raises:
             InputError: there is no number of this name.
         """
         return _mean_without_nan(self._masked(name), 3)
 
-    def stderr(self, name: str) -> np.ndarray:
-        """Return the error bar of the mean, (branch, y, x, ...); raises as `mean`."""
+    def stderr(self, name: str) -> Float[np.ndarray, "branch Y X *shape"]:
+        """Return the error bar of the mean; raises as `mean`."""
         return np.asarray(error_bar(np.moveaxis(self._masked(name), 3, 0)))
 
     @property
-    def _has_state(self) -> np.ndarray:
-        """Whether a replicate has a state, (branch, y, x, R)."""
+    def _has_state(self) -> Bool[np.ndarray, "branch Y X R"]:
+        """Whether a replicate has a state."""
         return np.asarray(has_state(self.cells["status"], self.cells["residual"]))
 
     @property
-    def exists(self) -> np.ndarray:
-        """Whether a branch has a state in a cell, whether or not the nodes resolve it, (branch, y, x)."""
+    def exists(self) -> Bool[np.ndarray, "branch Y X"]:
+        """Whether a branch has a state in a cell, whether or not the nodes resolve it."""
         return np.asarray(quorum(self._has_state))
 
     @property
-    def absent(self) -> np.ndarray:
-        """Whether the search established that a cell lacks a branch, (branch, y, x)."""
+    def absent(self) -> Bool[np.ndarray, "branch Y X"]:
+        """Whether the search established that a cell lacks a branch."""
         return np.asarray(~quorum(~(self._has_state | (self.cells["status"] == Status.absent)))) & ~self.exists
 
     @property
-    def solved(self) -> np.ndarray:
-        """Whether each branch of a cell is known to exist or to be absent, (y, x)."""
+    def solved(self) -> Bool[np.ndarray, "Y X"]:
+        """Whether each branch of a cell is known to exist or to be absent."""
         return np.all(self.exists | self.absent, 0)
 
     @property
-    def status(self) -> np.ndarray:
-        """`Status` of every cell, (branch, y, x): the worst of the replicates that agree with the majority."""
+    def status(self) -> Int[np.ndarray, "branch Y X"]:
+        """`Status` of every cell: the worst of the replicates that agree with the majority."""
         status = self.cells["status"]
         worst = np.where(status == Status.absent, -1, status).max(-1)
         return np.where(self.absent, int(Status.absent), worst).astype(int)
 
     @property
-    def stable(self) -> np.ndarray:
-        """Whether a branch exists and the other branch's order parameter does not grow on it, (branch, y, x)."""
+    def stable(self) -> Bool[np.ndarray, "branch Y X"]:
+        """Whether a branch exists and the other branch's order parameter does not grow on it."""
         growth = np.stack([self.mean("growth_theta")[0], self.mean("growth_m")[1]])
         return self.exists & (growth < 1)
 
     @property
-    def loss_difference(self) -> tuple[np.ndarray, np.ndarray]:
-        """Training loss, positional minus semantic, and its error bar, (y, x); NaN where a branch is missing."""
+    def loss_difference(self) -> tuple[Float[np.ndarray, "Y X"], Float[np.ndarray, "Y X"]]:
+        """Training loss, positional minus semantic, and its error bar; NaN where a branch is missing."""
         both_exist = np.all(self.exists, 0)[..., None]
         return _summary(np.where(both_exist, np.subtract(*self._masked("train_loss")), np.nan))
 
     @property
-    def gen_difference(self) -> tuple[np.ndarray, np.ndarray]:
-        """Test error of the global minimum minus that of the linear baseline, and its error bar, (y, x)."""
+    def gen_difference(self) -> tuple[Float[np.ndarray, "Y X"], Float[np.ndarray, "Y X"]]:
+        """Test error of the global minimum minus that of the linear baseline, and its error bar."""
         excess = self._masked("gen_error") - self._masked("gen_error_linear")
         excess = np.where(self.exists[..., None], excess, np.nan)
         return _summary(np.where(self.winner[..., None] == 1, excess[1], excess[0]))
 
     @property
-    def winner(self) -> np.ndarray:
-        """Branch with the lower training loss: 0 positional, 1 semantic, -1 none, (y, x)."""
+    def winner(self) -> Int[np.ndarray, "Y X"]:
+        """Branch with the lower training loss: 0 positional, 1 semantic, -1 none."""
         loss = np.where(self.exists, self.mean("train_loss"), np.inf)
         return np.where(np.isfinite(loss).any(0), loss.argmin(0), -1)
 
     @property
-    def region(self) -> np.ndarray:
-        """Index into `REGIONS`, (y, x): which branches are stable, and which of them is the global minimum."""
+    def region(self) -> Int[np.ndarray, "Y X"]:
+        """Index into `REGIONS`: which branches are stable, and which of them is the global minimum."""
         positional, semantic = self.stable
         bistable = np.where(self.winner == 0, 4, 5)
         code = np.select([positional & semantic, positional, semantic], [bistable, 2, 3], 1)
         return np.where(self.solved, code, 0)
 
     @property
-    def beats_linear(self) -> np.ndarray:
-        """Whether the global minimum generalises better than the linear baseline, (y, x)."""
+    def beats_linear(self) -> Bool[np.ndarray, "Y X"]:
+        """Whether the global minimum generalises better than the linear baseline."""
         return self.gen_difference[0] < 0
 
     @property
-    def trusted(self) -> np.ndarray:
-        """Whether a cell can be relied on, (y, x).
+    def trusted(self) -> Bool[np.ndarray, "Y X"]:
+        """Whether a cell can be relied on.
 
         Three conditions hold: most replicates are solved to the accuracy of the nodes, the losses of the branches
         differ by more than two error bars, and the replicon of the global minimum is below one.
@@ -187,7 +190,7 @@ class PhaseDiagram(Result):
             critical[i, j] = _rise(_spline(alpha, difference[i, :, j], rate[i, :, j]))
         critical_boundary = Boundary.of("alpha_c", *other_axis, *_summary(critical))
 
-        def beats(i: int, j: int, scale: Callable[[Any], Any], inverse: Callable[[Any], Any]) -> float:
+        def beats(i: int, j: int, scale: _Scale, inverse: _Scale) -> float:
             splines, exchange = [_spline(scale(alpha), branch[i, :, j]) for branch in gain], critical_boundary.alpha[i]
             early, late = (spline is not None and spline(scale(exchange)) >= 0 for spline in splines)
             before, after = (inverse(_rise(spline)) for spline in splines)
@@ -315,7 +318,9 @@ class PhaseDiagram(Result):
         return diagram_figure(self)
 
 
-def _spline(alpha: np.ndarray, values: np.ndarray, slopes: np.ndarray | None = None) -> PPoly | None:
+def _spline(
+    alpha: Float[np.ndarray, " A"], values: Float[np.ndarray, " A"], slopes: Float[np.ndarray, " A"] | None = None
+) -> PPoly | None:
     """Interpolate the finite values of a function by cubics, with its slopes if given; None if there are too few."""
     finite = np.isfinite(values)
     if finite.sum() < (4 if slopes is None else 2):
@@ -334,11 +339,11 @@ def _rise(spline: PPoly | None) -> float:
     return rising[-1] if len(rising) else np.nan
 
 
-def _mean_without_nan(values: np.ndarray, axis: int) -> np.ndarray:
+def _mean_without_nan(values: Real[np.ndarray, "..."], axis: int) -> Float[np.ndarray, "..."]:
     """Return the mean over an axis, ignoring NaN; NaN where all values are."""
     return np.ma.masked_invalid(values).mean(axis).filled(np.nan)
 
 
-def _summary(values: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+def _summary(values: Float[np.ndarray, "*shape R"]) -> tuple[Float[np.ndarray, "*shape"], Float[np.ndarray, "*shape"]]:
     """Return the mean over the last axis (replicates) and its error bar."""
     return _mean_without_nan(values, -1), np.asarray(error_bar(np.moveaxis(values, -1, 0)))

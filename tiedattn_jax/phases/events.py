@@ -18,6 +18,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
+from jaxtyping import Array, Bool, Float, Int
 
 from ..averages.program import program
 from ..averages.rule import Replicate, Rule
@@ -25,6 +26,7 @@ from ..base.errors import InputError, require_choice
 from ..base.printing import Description, Row, entries, with_error
 from ..base.results import Average, Result, Settings, Status, error_bar, quorum
 from ..base.trees import indexed, stacked
+from ..base.types import AnyArray, GivenArray, Number, StateArray
 from ..model.model import Model
 from ..model.overlaps import PAIR, Overlaps, branch_of
 from ..model.parameters import Parameter, arrays_of, scalar_parameters
@@ -42,7 +44,7 @@ MAX_EVALUATIONS = 12  # maximum number of alphas at which states are solved
 _TOLERANCE = 1e-3  # relative step in alpha that is the last one; the extrapolated zero is accurate to its square
 _LONGEST_FINAL_STEP = 0.1  # relative step above which the search has not converged
 
-Observable = Callable[[Model, jax.Array, Overlaps, Replicate, jax.Array], jax.Array]
+Observable = Callable[[Model, Float[Array, ""], Overlaps, Replicate, Float[Array, " 2"]], Float[Array, ""]]
 
 
 class Event(NamedTuple):
@@ -51,7 +53,7 @@ class Event(NamedTuple):
     Attributes:
         name: key in `EVENTS`.
         branches: branches whose states define the event.
-        value: function of one `State` per branch that returns the number in every replicate, (R,). None for a fold.
+        value: function of one `State` per branch that returns the number in every replicate. None for a fold.
         observable: the same number as a differentiable function ``(model, alpha, overlaps, replicate, free)`` of the
             overlaps of one state. None if the number is a difference of training losses, whose derivatives the states
             contain.
@@ -60,7 +62,7 @@ class Event(NamedTuple):
 
     name: str
     branches: tuple[str | None, ...]
-    value: Callable[..., jax.Array] | None
+    value: Callable[..., Float[StateArray, " R"]] | None
     observable: Observable | None = None
     meaning: str = ""
 
@@ -71,7 +73,9 @@ def _baseline(branch: str) -> Event:
     return Event(f"{branch} baseline", (branch,), lambda s: s.gen_error_linear - s.gen_error, _excess, meaning)
 
 
-def _excess(model: Model, alpha: jax.Array, x: Overlaps, replicate: Replicate, free: jax.Array) -> jax.Array:
+def _excess(
+    model: Model, alpha: Float[Array, ""], x: Overlaps, replicate: Replicate, free: Float[Array, " 2"]
+) -> Float[Array, ""]:
     return gen_error_linear_in(model, replicate) - gen_error_in(model, x, replicate)
 
 
@@ -81,12 +85,14 @@ class _Growth(eqx.Module):
     The direction is data, so that all events of growth share one compiled program.
     """
 
-    weights: np.ndarray  # weights of theta and m, (2,)
+    weights: Float[np.ndarray, " 2"]  # weights of theta and m
 
-    def __call__(self, model: Model, alpha: jax.Array, x: Overlaps, replicate: Replicate, free: jax.Array) -> jax.Array:
+    def __call__(
+        self, model: Model, alpha: Float[Array, ""], x: Overlaps, replicate: Replicate, free: Float[Array, " 2"]
+    ) -> Float[Array, ""]:
         return self.of(*growths_in(model, alpha, x, replicate, free))
 
-    def of(self, theta: jax.Array, m: jax.Array) -> jax.Array:
+    def of(self, theta: Float[StateArray, "*R"], m: Float[StateArray, "*R"]) -> Float[Array, "*R"]:
         a, b = jnp.asarray(self.weights, theta.dtype)
         return a * (theta - 1) + b * (m - 1)
 
@@ -160,11 +166,11 @@ class Transition(Result):
     """
 
     batch_probe = "alpha", 0
-    alpha: jax.Array
-    stderr: jax.Array
+    alpha: Float[StateArray, "*batch"]
+    stderr: Float[StateArray, "*batch"]
     sensitivities: Model | None
     sensitivities_stderr: Model | None
-    status: jax.Array
+    status: Int[StateArray, "*batch"]
     branches: tuple[FixedPoint, ...]
     event: str = eqx.field(static=True)
 
@@ -262,19 +268,19 @@ class Guess(NamedTuple):
         there: an alpha at which the states are known to exist, NaN for `alpha` itself.
     """
 
-    alpha: Any
+    alpha: Number
     overlaps: tuple[Overlaps, ...]
-    slope: Any = np.nan
-    low: Any = 0.0
-    high: Any = np.inf
-    there: Any = np.nan
+    slope: Number = np.nan
+    low: Number = 0.0
+    high: Number = np.inf
+    there: Number = np.nan
 
 
 # Start of a search: a guess, states at one alpha (such as `Transition.branches`), or curves of the branches.
 Start = Guess | FixedPoint | Sequence[FixedPoint] | Sequence[Curve]
 
 
-def guess_of(event: Event, start: Start, low: Any = 0.0, high: Any = np.inf) -> Guess | None:
+def guess_of(event: Event, start: Start, low: Number = 0.0, high: Number = np.inf) -> Guess | None:
     """Convert a caller's start to a `Guess`; None if curves have no sign change at an alpha between `low` and `high`.
 
     Raises:
@@ -327,15 +333,17 @@ def number_of(event: Event, points: Sequence[FixedPoint]) -> float:
     return float(jnp.nanmean(_numbers(event, [p.replicates for p in points])))
 
 
-def _numbers(event: Event, states: Sequence[State]) -> jax.Array:
-    """Return an event's number in every replicate, (R,): NaN in those that lack a state, and in all if most do."""
+def _numbers(event: Event, states: Sequence[State]) -> Float[Array, " R"]:
+    """Return an event's number in every replicate: NaN in those that lack a state, and in all if most do."""
     assert event.value is not None
     has_states = jnp.all(jnp.stack([s.has_state for s in states]), 0)
     return jnp.where(has_states & quorum(has_states), event.value(*states), jnp.nan)
 
 
 @program
-def _implicit(equations: Equations, x: Overlaps, observable: Observable) -> tuple[jax.Array, Model, jax.Array]:
+def _implicit(
+    equations: Equations, x: Overlaps, observable: Observable
+) -> tuple[Float[Array, ""], Model, Float[Array, ""]]:
     """Return an event's number at the fixed point of a replicate, and its derivatives in the model and in alpha."""
     replicate, free = equations.replicate, equations.free
     return equations.gradient(x, lambda model, alpha, x: observable(model, alpha, x, replicate, free))
@@ -347,19 +355,19 @@ class Zero(NamedTuple):
     Attributes:
         alpha: last alpha at which the states were solved.
         states: the states at that alpha.
-        value: the event's number in every replicate, (R,), NaN in those that lack a state.
-        by_model, by_alpha: derivatives of the number, (R, ...); None and NaN if not requested.
+        value: the event's number in every replicate, NaN in those that lack a state.
+        by_model, by_alpha: derivatives of the number in every replicate; None and NaN if not requested.
         slope: d (mean number) / d alpha, exact or from the secant.
         converged: whether the search converged.
     """
 
-    alpha: Any
+    alpha: Float[GivenArray, "*R"]
     states: tuple[State, ...]
-    value: Any
+    value: Float[GivenArray, " R"]
     by_model: Model | None
-    by_alpha: Any
-    slope: Any = jnp.nan
-    converged: Any = False
+    by_alpha: Float[GivenArray, " R"]
+    slope: Number = jnp.nan
+    converged: bool | Bool[AnyArray | np.bool, ""] = False
 
 
 def find_zero(
@@ -371,14 +379,14 @@ def find_zero(
     *,
     exact: bool,
     tol: float = _TOLERANCE,
-    masks: Sequence[Any] | None = None,
+    masks: Sequence[Float[GivenArray, " 2"]] | None = None,
     max_evaluations: int = MAX_EVALUATIONS,
 ) -> Path:
     """Path of Newton's method from a guess for an event, or of the secant method if not `exact`; returns a `Zero`.
 
     Args:
         tol: the search stops when the relative step in alpha is below this.
-        masks: masks (2,) of the free order parameters of the branches; by default those of the event.
+        masks: masks of the free order parameters of the branches; by default those of the event.
         max_evaluations: maximum number of alphas at which states are solved.
     """
     free_masks = [branch_of(b).free(model) for b in event.branches] if masks is None else masks
@@ -499,20 +507,20 @@ def transition_of(event: Event, model: Model, zero: Zero | None) -> Transition:
 
 
 @eqx.filter_jit
-def root_derivatives(by_model: Model, by_alpha: jax.Array) -> tuple[Model, Model, Model]:
+def root_derivatives(by_model: Model, by_alpha: Float[Array, " R"]) -> tuple[Model, Model, Model]:
     """Return d alpha / d model in every replicate, its mean and its error bar, from the derivatives of the number."""
     gradients = jax.tree.map(lambda g: -g / by_alpha.reshape(-1, *[1] * (g.ndim - 1)), by_model)
     return gradients, jax.tree.map(lambda a: jnp.nanmean(a, 0), gradients), jax.tree.map(error_bar, gradients)
 
 
 @jax.custom_jvp
-def with_sensitivities(alphas: jax.Array, sensitivities: Model, model: Model) -> jax.Array:
-    """Return the roots (R,) with the `sensitivities` (leading axis R) as their first derivatives in the model."""
+def with_sensitivities(alphas: Float[Array, " R"], sensitivities: Model, model: Model) -> Float[Array, " R"]:
+    """Return the roots with the `sensitivities` (leading axis R) as their first derivatives in the model."""
     return alphas
 
 
 @with_sensitivities.defjvp
-def _(primals: Any, tangents: Any) -> tuple[jax.Array, jax.Array]:
+def _(primals: Any, tangents: Any) -> tuple[Float[Array, " R"], Float[Array, " R"]]:
     alphas, sensitivities, model = primals
     terms = jax.tree.map(
         lambda s, d: jnp.sum((s * d).reshape(alphas.shape[0], -1), 1), first_order(sensitivities, model), tangents[2]
@@ -541,5 +549,5 @@ def _fold(event: Event, model: Model, guess: Guess, nodes: Rule, settings: Setti
 
 
 @program
-def _fold_gradient(equations: Equations, x: Overlaps) -> tuple[Model, jax.Array]:
+def _fold_gradient(equations: Equations, x: Overlaps) -> tuple[Model, Float[Array, ""]]:
     return equations.fold_gradient(x)

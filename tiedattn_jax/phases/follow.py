@@ -16,11 +16,13 @@ import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jaxtyping import Array, Bool, Float, Int, Shaped
 
 from ..averages.rule import Rule
 from ..base.printing import Description, Printed
 from ..base.results import Settings, Status, classify, mean_of_existing, quorum
 from ..base.trees import either
+from ..base.types import GivenArray, Number
 from ..model.model import Model
 from ..model.overlaps import BRANCHES, PAIR, Overlaps, admissible, branch_of, order_size
 from ..theory.pool import Path
@@ -51,13 +53,13 @@ class WarmStart(NamedTuple):
 
     before: Overlaps
     last: Overlaps
-    value_before: Any
-    value: Any
-    count: Any
+    value_before: Float[GivenArray, "*R"]
+    value: Float[GivenArray, "*R"]
+    count: Int[GivenArray, "*R"]
 
     @classmethod
     def begin(cls, start: Overlaps, value: float, replicates: int) -> WarmStart:
-        """Return the warm start of the first setting, from overlaps for all replicates or with a leading axis (R,)."""
+        """Return the warm start of the first setting, from overlaps for all replicates or with a leading axis."""
         start, values = with_replicate_axis(start, replicates), np.full(replicates, value)
         return cls(start, start, values - 1, values, np.ones(replicates, int))
 
@@ -68,7 +70,7 @@ class WarmStart(NamedTuple):
 
 
 @jax.jit
-def predict(model: Model, warm: WarmStart, value: Any) -> Overlaps:
+def predict(model: Model, warm: WarmStart, value: Number) -> Overlaps:
     """Extrapolate the last two states of every replicate; return the last state if the secant is not usable.
 
     The secant is usable if both states lie on the branch, the extrapolation is admissible, and its order parameters do
@@ -86,7 +88,7 @@ def predict(model: Model, warm: WarmStart, value: Any) -> Overlaps:
 
 
 @jax.jit
-def update(warm: WarmStart, value: Any, state: State) -> WarmStart:
+def update(warm: WarmStart, value: Number, state: State) -> WarmStart:
     """Return the warm start after a setting.
 
     A replicate that lost the branch continues from the mean of those that have it. If none has it, the next search
@@ -96,7 +98,9 @@ def update(warm: WarmStart, value: Any, state: State) -> WarmStart:
     mean = jax.tree.map(lambda a: mean_of_existing(a, has_state), x)
     usable = has_state | absent
 
-    def pick(a: jax.Array, b: jax.Array, c: jax.Array) -> jax.Array:
+    def pick(
+        a: Shaped[Array, "R *shape"], b: Shaped[Array, "*_shape"], c: Shaped[Array, "R *shape"]
+    ) -> Shaped[Array, "R *shape"]:
         return jnp.where(usable.reshape(-1, *[1] * (a.ndim - 1)), a, jnp.where(jnp.any(has_state), b, c))
 
     values, ones = jnp.broadcast_to(value, has_state.shape), jnp.ones_like(warm.count)
@@ -107,7 +111,9 @@ def update(warm: WarmStart, value: Any, state: State) -> WarmStart:
 
 
 @jax.jit
-def _sizes(model: Model, state: State, free: Any) -> tuple[jax.Array, jax.Array, jax.Array]:
+def _sizes(
+    model: Model, state: State, free: Float[Array, " 2"]
+) -> tuple[Float[Array, ""], Float[Array, ""], Float[Array, ""]]:
     """Return means over the replicates: size of the branch's order parameter, its growth, and tr q / tr rho."""
     size = jnp.mean(jax.vmap(lambda x: order_size(model, x, free))(state.overlaps))
     growth = jnp.mean(free[0] * state.diagnostics.growth_theta + free[1] * state.diagnostics.growth_m)
@@ -122,21 +128,21 @@ class Follower:
     Attributes:
         nodes: averaging rule.
         settings: tolerances.
-        free: mask of the free order parameters of the branch, (2,).
+        free: mask of the free order parameters of the branch.
         start: overlaps from which damped iteration reaches the branch if it has to be found anew.
     """
 
     nodes: Rule
     settings: Settings
-    free: Any
+    free: Float[GivenArray, " 2"]
     start: Overlaps
 
-    def advance(self, model: Model, alpha: Any, value: float, warm: WarmStart) -> Path:
+    def advance(self, model: Model, alpha: Number, value: float, warm: WarmStart) -> Path:
         """Path of one step: solves the setting at parameter `value`; returns the next warm start and the state."""
         state = yield from self.search(model, alpha, predict(model, warm, value), warm.was_absent)
         return update(warm, value, state), state
 
-    def search(self, model: Model, alpha: Any, guess: Overlaps, was_absent: bool) -> Path:
+    def search(self, model: Model, alpha: Number, guess: Overlaps, was_absent: bool) -> Path:
         """Path that solves one setting; returns the branch, or the uninformed state with status `absent`.
 
         1. The search near the guess is accepted if it finds a state with an order parameter that is not small. With few
@@ -198,25 +204,25 @@ class Curve(Printed):
     branch: str | None = eqx.field(static=True)
     points: tuple[FixedPoint, ...]
     parameter: str = eqx.field(static=True, default="alpha")
-    places: np.ndarray | None = None
+    places: Float[np.ndarray, " A"] | None = None
     failures: tuple[str, ...] = eqx.field(static=True, default=())
 
     @property
-    def alphas(self) -> np.ndarray:
+    def alphas(self) -> Float[np.ndarray, " A"]:
         """Alphas of the points, increasing if alpha is the parameter."""
         return np.array([float(p.alpha) for p in self.points])
 
     @property
-    def at(self) -> np.ndarray:
+    def at(self) -> Float[np.ndarray, " A"]:
         """Values of the parameter, increasing."""
         return self.alphas if self.places is None else self.places
 
     @property
-    def exists(self) -> np.ndarray:
+    def exists(self) -> Bool[np.ndarray, " A"]:
         """Whether there is a state at each point; see `FixedPoint.exists`."""
         return np.array([bool(p.exists) for p in self.points])
 
-    def values(self, get: str | Callable[[FixedPoint], jax.Array]) -> np.ndarray:
+    def values(self, get: str | Callable[[FixedPoint], Float[Array, ""]]) -> Float[np.ndarray, " A"]:
         """Return a number of every point, given by name or by a function; NaN where the branch does not exist."""
         get = attrgetter(get) if isinstance(get, str) else get
         return np.array([float(get(p)) if e else np.nan for p, e in zip(self.points, self.exists, strict=True)])
@@ -271,6 +277,6 @@ def pair_start(model: Model) -> list[Overlaps]:
     return [BRANCHES[b].start(model) for b in PAIR]
 
 
-def pair_free(model: Model) -> list[np.ndarray]:
-    """Return the masks (2,) of the free order parameters of both branches."""
+def pair_free(model: Model) -> list[Float[np.ndarray, " 2"]]:
+    """Return the masks of the free order parameters of both branches."""
     return [np.asarray(BRANCHES[b].free(model)) for b in PAIR]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -11,6 +11,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.experimental import multihost_utils
+from jaxtyping import Array, Bool, Float, PyTree, Real
 
 from ..averages.rule import Rule
 from ..averages.sizes import SIZES
@@ -18,6 +19,7 @@ from ..base.errors import InputError, require, require_count, require_kind
 from ..base.results import Settings, Status, has_state, quorum
 from ..base.store import VERSION, Store, fingerprint, named
 from ..base.trees import indexed, stacked
+from ..base.types import GivenArray
 from ..model.model import Model
 from ..model.overlaps import PAIR, Overlaps
 from ..model.parameters import Axis, axis_of
@@ -119,7 +121,7 @@ def phase_diagram(
     return PhaseDiagram(x_axis, y_axis, cells, attrs)
 
 
-def _devices(count: int | None) -> list[Any]:
+def _devices(count: int | None) -> list[jax.Device]:
     available = jax.local_devices()
     count = len(available) if count is None else count
     require_count(count, "devices")
@@ -130,10 +132,10 @@ def _devices(count: int | None) -> list[Any]:
 class _Engine(NamedTuple):
     """The devices and the number of searches that run on them at once."""
 
-    devices: list[Any]
+    devices: list[jax.Device]
     width: int | None
 
-    def run(self, paths: Any, **options: Any) -> list[Any]:
+    def run(self, paths: Iterable[pool.Path], **options: Any) -> list[Any]:
         """Run paths on the devices; see `pool.run`."""
         return pool.run(paths, width=self.width, devices=self.devices, **options)
 
@@ -153,10 +155,10 @@ class CellIndex(NamedTuple):
 
 
 class _Grid(NamedTuple):
-    """All settings: models (leaves (rows, columns, ...)) and alphas (rows, columns); a track runs along a row."""
+    """All settings: models (leaves (rows, columns, ...)) and alphas; a track runs along a row."""
 
     models: Model
-    alphas: np.ndarray
+    alphas: Float[np.ndarray, "rows columns"]
     columns: Axis
     nodes: Rule
     settings: Settings
@@ -165,7 +167,7 @@ class _Grid(NamedTuple):
     def of(cls, model: Model, rows: Axis, columns: Axis, alpha: float | None, nodes: Rule, settings: Settings) -> _Grid:
         """Build the settings from two axes; `alpha` holds everywhere if it is not an axis."""
 
-        def cell(row: jax.Array, column: jax.Array) -> tuple[Model, Any]:
+        def cell(row: Float[Array, ""], column: Float[Array, ""]) -> tuple[Model, Float[Array, ""]]:
             return columns.parameter.set(*rows.parameter.set(model, start, row), column)
 
         dtype = model.lam.dtype
@@ -179,8 +181,10 @@ class _Grid(NamedTuple):
         """Order in which a track visits its cells: downwards in alpha, upwards in any other parameter."""
         return slice(None, None, -1 if self.columns.parameter.name == "alpha" else 1)
 
-    def solve(self, engine: _Engine, store: Store, progress: Progress) -> dict[str, np.ndarray]:
-        """Solve the tracks that are not in the store; return all cells, arrays (branch, row, column, R, ...)."""
+    def solve(
+        self, engine: _Engine, store: Store, progress: Progress
+    ) -> dict[str, Real[np.ndarray, "branch rows columns R ..."]]:
+        """Solve the tracks that are not in the store; return all cells."""
         rows, width = self.alphas.shape
         total, processes, rank = rows * len(PAIR), jax.process_count(), jax.process_index()
         finished = {int(k.removeprefix(_TRACK)): a for k, a in store.load().items() if k.startswith(_TRACK)}
@@ -194,7 +198,7 @@ class _Grid(NamedTuple):
             cells += processes
             progress(min(cells, total * width), total * width)
 
-        def store_track(index: int, arrays: Any) -> None:
+        def store_track(index: int, arrays: dict[str, Real[np.ndarray, "columns R ..."]] | pool.Failure) -> None:
             if isinstance(arrays, pool.Failure):
                 return
             store.put(f"{_TRACK}{assigned[index]:05d}", arrays)
@@ -215,7 +219,9 @@ class _Grid(NamedTuple):
         shape = rows, len(PAIR)
         return {k: np.swapaxes(a.reshape(*shape, *a.shape[1:]), 0, 1)[:, :, self.order] for k, a in all_tracks.items()}
 
-    def _stacked_tracks(self, tracks: dict[int, dict[str, np.ndarray]], total: int) -> dict[str, np.ndarray]:
+    def _stacked_tracks(
+        self, tracks: dict[int, dict[str, Real[np.ndarray, "columns R ..."]]], total: int
+    ) -> dict[str, Float[np.ndarray, "tracks columns R ..."]]:
         """Return arrays of all tracks, NaN for missing ones, so that shapes are the same in every process."""
         R, width = self.nodes.replicates, self.alphas.shape[1]
         shapes = {name: (R, *shape) for name, shape in number_shapes(self.at(0, 0)[0]).items()}
@@ -225,7 +231,9 @@ class _Grid(NamedTuple):
                 arrays[name][number] = a
         return arrays
 
-    def _shared_tracks(self, tracks: dict[int, Any], total: int, store: Store) -> dict[int, Any]:
+    def _shared_tracks(
+        self, tracks: dict[int, dict[str, Real[np.ndarray, "columns R ..."]]], total: int, store: Store
+    ) -> dict[int, dict[str, Real[np.ndarray, "columns R ..."]]]:
         """Return the finished tracks of process 0 in every process."""
         finished = np.isin(np.arange(total), list(tracks))
         finished, arrays = _together(
@@ -233,7 +241,7 @@ class _Grid(NamedTuple):
         )
         return {int(k): {name: a[k] for name, a in arrays.items()} for k in np.flatnonzero(finished)}
 
-    def at(self, row: int, column: int) -> tuple[Model, np.ndarray]:
+    def at(self, row: int, column: int) -> tuple[Model, Float[np.ndarray, ""]]:
         """Return model and alpha of a cell; `column` counts in the order in which a track runs."""
         column = np.arange(self.alphas.shape[1])[self.order][column]
         alpha = np.asarray(self.alphas[row, column], self.models.lam.dtype)
@@ -269,7 +277,7 @@ class _Grid(NamedTuple):
             cell_done()
         return stacked(cells)
 
-    def retry(self, cells: dict[str, np.ndarray], store: Store) -> pool.Path:
+    def retry(self, cells: dict[str, Real[np.ndarray, "branch rows columns R ..."]], store: Store) -> pool.Path:
         """Path that repeats cells that are not solved, and cells that lack a branch which a neighbour has.
 
         Unsolved cells start from the states of their neighbours and from the default start. Cells that lack a branch
@@ -325,7 +333,7 @@ class _Grid(NamedTuple):
 _TRACK, _RETRY = "track-", "retry-"
 
 
-def _together(exchange: Callable[[Any], Any], share: Any, store: Store) -> Any:
+def _together(exchange: Callable[[PyTree], PyTree], share: PyTree, store: Store) -> PyTree:
     """Exchange the shares of all processes; return numpy arrays.
 
     Raises:
@@ -340,7 +348,7 @@ def _together(exchange: Callable[[Any], Any], share: Any, store: Store) -> Any:
         raise RuntimeError(f"another process ended before the grid was done; {hint}") from error
 
 
-def _exists(cells: dict[str, Any]) -> np.ndarray:
+def _exists(cells: Mapping[str, Real[GivenArray, "..."]]) -> Bool[np.ndarray, "..."]:
     """Return whether half of the replicates or more have a state."""
     return np.asarray(quorum(has_state(cells["status"], cells["residual"])))
 
@@ -354,7 +362,7 @@ def _neighbours(cell: CellIndex, shape: tuple[int, ...]) -> list[CellIndex]:
     return [c for c in adjacent if 0 <= c.row < rows and 0 <= c.column < columns]
 
 
-def _state_of(cells: dict[str, np.ndarray], cell: CellIndex) -> Overlaps:
+def _state_of(cells: dict[str, Real[np.ndarray, "branch rows columns R ..."]], cell: CellIndex) -> Overlaps:
     """Return the mean overlaps over the replicates that have a state."""
     usable = np.asarray(has_state(cells["status"][cell], cells["residual"][cell]))
     return Overlaps(*(jnp.asarray(cells[k][cell][usable].mean(0)) for k in ("q", "V", "theta", "m")))

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from jax import lax
+from jaxtyping import PyTree
 
 from ..averages.default import default_nodes
 from ..averages.rule import Rule, check_rule
@@ -42,7 +41,7 @@ def prepared(
     return rule, settings or default or Settings()
 
 
-def check_top_level(*values: Any) -> None:
+def check_top_level(*values: PyTree) -> None:
     """Raise an `InputError` if numbers are traced: searches over settings are Python loops and need their values.
 
     `jax.grad` and `jax.jvp` of a search work, because its sensitivities are known when it returns.

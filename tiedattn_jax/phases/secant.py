@@ -4,15 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import TypeVar
 
 import numpy as np
 
+from ..base.types import Number
 from ..theory.pool import Path
 
 _REACH = 0.2  # longest relative step without a bracket
 _FIRST_STEP = 0.02  # relative step if neither slope nor bracket is known
 _MAX_EVALUATIONS = 40  # maximum number of evaluations
+
+Warm = TypeVar("Warm")  # what a warm start is made of
 
 
 @dataclass(frozen=True)
@@ -34,7 +37,7 @@ class Secant:
     rising: float
 
     @classmethod
-    def begin(cls, x: Any, slope: Any, low: Any, high: Any) -> Secant:
+    def begin(cls, x: Number, slope: Number, low: Number, high: Number) -> Secant:
         """Return the search before its first evaluation."""
         return cls(float(x), np.nan, float(slope), float(low), float(high), -1.0 if slope < 0 else 1.0)
 
@@ -79,7 +82,7 @@ class Secant:
         return replace(self, high=x) if x > self.x else replace(self, low=x)
 
 
-def zero_between(number: Callable[[float, Any], Path], low: float, high: float, state: Any, tol: float) -> Path:
+def zero_between(number: Callable[[float, Warm], Path], low: float, high: float, state: Warm, tol: float) -> Path:
     """Path that finds the zero of an increasing function in a bracket.
 
     Args:

@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, TypeAlias
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jaxtyping import Array, Float, Real
 
 from ..averages.rule import Rule
 from ..averages.sizes import SIZES
 from ..base.errors import InputError, array_of, require, require_choice, require_kind
 from ..base.results import Settings, Status
+from ..base.types import GivenArray
 from ..model.checks import check_numbers
 from ..model.model import Model
 from ..model.overlaps import branch_of
@@ -28,17 +30,19 @@ from .inputs import check_top_level, prepared
 from .transitions import ALPHA_L, RANGE, critical_path, crossing_path
 
 _SEARCHED = f"for alpha from {SEARCH[-1]:g} to {SEARCH[0]:g}"
+# Numbers in a list, a range or an array.
+Numbers: TypeAlias = Sequence[float] | Real[GivenArray, " A"]
 MODELS = "model"  # parameter of a sweep over a list of models: the index in the list
 
 
 def sweep(
     model: Model | Sequence[Model],
-    along: Any = None,
-    values: Any = None,
+    along: str | Numbers | None = None,
+    values: str | Numbers | None = None,
     nodes: Rule | None = None,
     *,
     branch: str | None = "semantic",
-    alpha: Any = None,
+    alpha: float | Real[GivenArray, ""] | Numbers | None = None,
     event: str | None = None,
     settings: Settings | None = None,
     progress: Progress = silent,
@@ -75,6 +79,7 @@ def sweep(
     if isinstance(model, Model) and not isinstance(along, str):
         return _through_alpha(model, along, branch if values is None else values, nodes, settings, progress)
     if isinstance(model, Model):
+        assert isinstance(along, str)
         parameter, grid, models = _number_models(model, along, values)
     else:
         parameter, grid, models = MODELS, *_listed_models(model, along, values)
@@ -108,7 +113,7 @@ def sweep(
     return _boundary(event, parameter, grid, results)
 
 
-def _nan_point(solved: FixedPoint, model: Model, alpha: Any) -> FixedPoint:
+def _nan_point(solved: FixedPoint, model: Model, alpha: Float[Array, ""]) -> FixedPoint:
     """Return a `FixedPoint` full of NaN, with the shapes of another one and status `nonfinite`."""
     blank = jax.tree.map(lambda a: np.full(a.shape, np.nan, a.dtype) if a.dtype.kind == "f" else a, solved.replicates)
     status = np.full_like(blank.status, Status.nonfinite)
@@ -129,7 +134,12 @@ def _run_paths(paths: list[Path], names: list[str], progress: Progress) -> list[
 
 
 def _through_alpha(
-    model: Model, alphas: Any, branch: Any, nodes: Rule | None, settings: Settings | None, progress: Progress
+    model: Model,
+    alphas: Numbers | None,
+    branch: Any,
+    nodes: Rule | None,
+    settings: Settings | None,
+    progress: Progress,
 ) -> Curve:
     """Follow a branch from the largest alpha down to where it ends."""
     branch = branch_of(branch).name
@@ -150,7 +160,9 @@ def _through_alpha(
     return Curve(branch, tuple(points[::-1]))
 
 
-def _number_models(model: Model, name: str, values: Any) -> tuple[str, np.ndarray, list[Model]]:
+def _number_models(
+    model: Model, name: str, values: str | Numbers | None
+) -> tuple[str, Float[np.ndarray, " A"], list[Model]]:
     """Return name, values and models of a sweep through a number of the model."""
     number = Parameter(name)
     if name == "alpha":
@@ -161,7 +173,9 @@ def _number_models(model: Model, name: str, values: Any) -> tuple[str, np.ndarra
     return name, grid, [number.set(model, None, value)[0] for value in grid]
 
 
-def _listed_models(models: Any, along: Any, values: Any) -> tuple[np.ndarray, list[Model]]:
+def _listed_models(
+    models: Sequence[Model], along: str | Numbers | None, values: str | Numbers | None
+) -> tuple[Float[np.ndarray, " A"], list[Model]]:
     """Check that the models of a list are of one kind; return their indices and the list."""
     require_kind(models, "model", (list, tuple), "a Model or a list of models")
     require(len(models) > 0, "model", list(models), "one model or more")
@@ -179,7 +193,7 @@ def _listed_models(models: Any, along: Any, values: Any) -> tuple[np.ndarray, li
     return np.arange(len(models), dtype=float), list(models)
 
 
-def _alphas(model: Model, alpha: Any, count: int) -> list[Any]:
+def _alphas(model: Model, alpha: float | Real[GivenArray, ""] | Numbers | None, count: int) -> list[Float[Array, ""]]:
     """Return one alpha for every setting."""
     if alpha is None:
         raise InputError("alpha", "must be given for states, or event for an event, got neither")
@@ -188,7 +202,9 @@ def _alphas(model: Model, alpha: Any, count: int) -> list[Any]:
     return [check_alpha(model, a) for a in alphas]
 
 
-def _solved_point(model: Model, alpha: Any, branch: str | None, rule: Rule, settings: Settings, fallback: bool) -> Path:
+def _solved_point(
+    model: Model, alpha: Float[Array, ""], branch: str | None, rule: Rule, settings: Settings, fallback: bool
+) -> Path:
     """Path of `solve` at one setting; returns a `FixedPoint`."""
     states, _, _ = yield from default_path(model, alpha, branch, rule, None, settings, fallback=fallback)
     return FixedPoint(model, alpha, states, branch)
@@ -232,7 +248,9 @@ def _fold_guess(branch: str | None, model: Model, nodes: Rule, settings: Setting
     raise InputError("event", f"must happen, the {branch} branch does not end {_SEARCHED}")
 
 
-def _boundary(event: str, parameter: str, grid: np.ndarray, results: list[Transition | Failure]) -> Boundary:
+def _boundary(
+    event: str, parameter: str, grid: Float[np.ndarray, " A"], results: list[Transition | Failure]
+) -> Boundary:
     """Collect the events of all settings; slopes are finite if a number of the model is the parameter."""
     rows: list[tuple] = []
     for value, result in zip(grid, results, strict=True):

@@ -11,16 +11,18 @@ A `Path` is a generator: it yields the solves that it needs and is sent their st
 from __future__ import annotations
 
 import dataclasses
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
+from jaxtyping import Array, Bool, Float, Int
 
 from ..averages.rule import Rule
 from ..base.errors import array_of, require_choice, require_kind
 from ..base.results import Settings, Status
+from ..base.types import AnyArray, GivenArray
 from ..model.model import Model
 from ..model.overlaps import PAIR, Overlaps
 from ..theory.pool import Path, run_one
@@ -174,7 +176,7 @@ class _Crossing(NamedTuple):
         owner: where alpha_l lies, 0, 1 or 2 as in `baseline_branch`.
         event: the event at which the branch starts to beat the baseline.
         start: overlaps of the branch at alpha_c.
-        free: 1.0 for theta and for m if the branch leaves them free, else 0.0, (2,).
+        free: 1.0 for theta and for m if the branch leaves them free, else 0.0.
         bracket: range of alpha that is searched: the part of the caller's on the side of alpha_c where the branch is
             the global minimum.
     """
@@ -182,7 +184,7 @@ class _Crossing(NamedTuple):
     owner: int
     event: Event
     start: Overlaps
-    free: Any
+    free: Float[GivenArray, " 2"]
     bracket: tuple[float, float]
 
     @classmethod
@@ -237,7 +239,9 @@ class _Crossing(NamedTuple):
         return dataclasses.replace(crossing, event=ALPHA_L, **critical_fields)
 
 
-def baseline_branch(early: Any, late: Any) -> Any:
+def baseline_branch(
+    early: bool | Bool[AnyArray | np.bool, "*shape"], late: bool | Bool[AnyArray | np.bool, "*shape"]
+) -> Int[Array, "..."]:
     """Return where alpha_l lies: 0 on the positional branch, 1 at alpha_c itself, 2 on the semantic branch.
 
     Args:
@@ -247,7 +251,7 @@ def baseline_branch(early: Any, late: Any) -> Any:
 
 
 def _prepared(
-    model: Model, nodes: Rule | None, bracket: tuple, settings: Settings | None
+    model: Model, nodes: Rule | None, bracket: tuple[float, float], settings: Settings | None
 ) -> tuple[Rule, Settings, tuple[float, float]]:
     """Check the arguments and fill in defaults; return the rule, the settings and the bracket as two floats."""
     nodes, settings = prepared(model, nodes, settings)
@@ -297,13 +301,18 @@ def _coarse_alpha_c(model: Model, nodes: Rule, bracket: tuple[float, float], set
 
 
 def _coarse_alpha_l(
-    model: Model, nodes: Rule, x0: Overlaps, free: Any, bracket: tuple[float, float], settings: Settings
+    model: Model,
+    nodes: Rule,
+    x0: Overlaps,
+    free: Float[GivenArray, " 2"],
+    bracket: tuple[float, float],
+    settings: Settings,
 ) -> Path:
     """Path that finds where a branch starts to beat the baseline, on the coarse replicate.
 
     Args:
         x0: overlaps from which the search at the first alpha starts.
-        free: 1.0 for theta and for m if the branch leaves them free, else 0.0, (2,).
+        free: 1.0 for theta and for m if the branch leaves them free, else 0.0.
 
     Returns:
         As `_coarse_alpha_c`.

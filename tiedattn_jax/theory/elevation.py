@@ -17,15 +17,15 @@ softened where e is large, next to the ends of jumps.
 from __future__ import annotations
 
 import functools
-from typing import Any
 
-import jax
 import jax.numpy as jnp
 import numpy as np
+from jaxtyping import Array, Float
 from scipy import special
 
 from ..averages.rule import Points
 from ..base.linalg import apply, inverse
+from ..base.types import Number, Scalar, StateArray
 from ..model.overlaps import Conjugates, Overlaps
 
 _SOFT = (0.01, 0.1)  # v at which k(v) is averaged; elsewhere it is linear in log v
@@ -35,7 +35,7 @@ _COSTS = np.geomspace(1e-2, 1e2, 400)  # b at which `jump_cost` is tabulated
 _B, _V = np.geomspace(0.5, 10.0, 24), np.geomspace(1e-8, 0.8, 400)
 
 
-def jump_cost(b: np.ndarray) -> np.ndarray:
+def jump_cost(b: Number | Float[np.ndarray, "..."]) -> Float[np.ndarray | np.floating, "..."]:
     """Compute the cost of a jump, j(b).
 
     The energy at a jump is -(a/2)|x| on a line x that is measured in the inner spread, and b = s a. Then
@@ -52,15 +52,15 @@ def jump_cost(b: np.ndarray) -> np.ndarray:
 
 
 @functools.cache
-def _costs() -> np.ndarray:
+def _costs() -> Float[np.ndarray, " b"]:
     return jump_cost(_COSTS) / _COSTS**2
 
 
-def elevation_moments(x: Overlaps, points: Points, e: jax.Array) -> dict[str, jax.Array]:
+def elevation_moments(x: Overlaps, points: Points, e: Float[Array, "L L N"]) -> dict[str, Float[Array, " _"]]:
     """Return the sums over one block of nodes that `elevation` needs.
 
     Args:
-        e: dz/dh - 1, (n, n, N).
+        e: dz/dh - 1.
     """
     square = jnp.einsum("ijn,jkn->ikn", e, e)
     second, third = jnp.einsum("iin->n", square), jnp.einsum("ijn,jin->n", square, e)
@@ -73,11 +73,17 @@ def elevation_moments(x: Overlaps, points: Points, e: jax.Array) -> dict[str, ja
     return {"soft": soft @ points.weight, "slopes": slopes}
 
 
-def elevation(alpha: jax.Array, x: Overlaps, hats: Conjugates, to_delta: jax.Array, sums: dict[str, Any]) -> jax.Array:
+def elevation(
+    alpha: Scalar,
+    x: Overlaps,
+    hats: Conjugates,
+    to_delta: Float[Array, "S S"],
+    sums: dict[str, Float[Array, "..."]],
+) -> Float[Array, ""]:
     """Return the elevation. It is zero without jumps, and NaN if the state is unstable even without jumps.
 
     Args:
-        to_delta: response of q1 - q0 to the same difference of the conjugates, (n r, n r).
+        to_delta: response of q1 - q0 to the same difference of the conjugates.
         sums: averages of `elevation_moments`.
     """
     # Replica symmetry breaking is considered in the direction of the conjugate of q only.
@@ -97,14 +103,14 @@ def elevation(alpha: jax.Array, x: Overlaps, hats: Conjugates, to_delta: jax.Arr
     return jnp.where(is_known, jnp.maximum(maximum, 0.0), jnp.nan)
 
 
-def softened(soft: jax.Array, v: jax.Array) -> jax.Array:
+def softened(soft: Float[Array, " 2"], v: Float[StateArray, "*shape"]) -> Float[Array, "*shape"]:
     """Return k(v), interpolated and extrapolated in log v from the two v at which it was averaged."""
     low, high = soft
     return low + (high - low) * jnp.log(jnp.maximum(v, _LOWEST) / _SOFT[0]) / np.log(_SOFT[1] / _SOFT[0])
 
 
-def two_values(moments: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """Return two values and their weights, both (2,), with given moments 0 to 3 of a law of positive numbers."""
+def two_values(moments: Float[Array, " 4"]) -> tuple[Float[Array, " 2"], Float[Array, " 2"]]:
+    """Return two values and their weights, with given moments 0 to 3 of a law of positive numbers."""
     size = jnp.where(moments[0] > 0, moments[0], 1.0)
     mean, square, cube = moments[1:] / size
     spread, rounding = square - mean**2, jnp.finfo(mean.dtype).eps ** 0.5 * square

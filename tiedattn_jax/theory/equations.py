@@ -16,11 +16,13 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 from jax.flatten_util import ravel_pytree
+from jaxtyping import Array, Float, PyTree
 
 from ..averages.program import program
 from ..averages.rule import Points, Replicate, average, average_of_weighted, search_block
 from ..base.results import Settings
 from ..base.trees import zeros
+from ..base.types import Number, StateArray
 from ..model.model import Model, over_kinds
 from ..model.overlaps import Conjugates, Coordinates, Overlaps, impose, sentence_overlaps
 from .newton import Answer, Newton, Outcome, deflated_solve
@@ -50,35 +52,37 @@ class Evaluation(eqx.Module):
     """
 
     conjugates: Conjugates
-    channel: jax.Array
-    train_loss: jax.Array
-    sums: Any
+    channel: Float[Array, ""]
+    train_loss: Float[Array, ""]
+    sums: PyTree
 
 
-Setting = Callable[[jax.Array], tuple[Model, jax.Array, Overlaps]]
+Setting = Callable[[Float[Array, " k"]], tuple[Model, Float[StateArray, ""], Overlaps]]
 
 
 class Equations(eqx.Module):
-    """The map F of the overlaps at one setting.
+    """The map F of the overlaps at one setting; the equations of many lanes have an axis of lanes in every array.
 
     Attributes:
         model, alpha: the setting.
         replicate: replicate of the averages.
-        free: 1.0 for theta and for m if the branch leaves them free, else 0.0, (2,). An order parameter that is not
-            free is zero, and so is its conjugate.
+        free: 1.0 for theta and for m if the branch leaves them free, else 0.0. An order parameter that is not free
+            is zero, and so is its conjugate.
     """
 
     model: Model
-    alpha: jax.Array
+    alpha: Float[StateArray, "*lanes"]
     replicate: Replicate
-    free: jax.Array
+    free: Float[StateArray, "*lanes 2"]
 
     @property
     def coordinates(self) -> Coordinates:
         """Coordinates of the overlaps on the branch."""
         return Coordinates(self.model, self.free)
 
-    def image(self, x: Overlaps, averages: tuple[jax.Array, Overlaps], sums: Any = ()) -> tuple[Overlaps, Evaluation]:
+    def image(
+        self, x: Overlaps, averages: tuple[Float[Array, ""], Overlaps], sums: PyTree = ()
+    ) -> tuple[Overlaps, Evaluation]:
         """Return the new overlaps, given the channel potential and its gradient at x."""
         M, gradient = averages
         hats = impose(conjugates(self.alpha, gradient), self.free)
@@ -89,12 +93,12 @@ class Equations(eqx.Module):
         M, gradient, _ = channel_gradient(self.model, x, self.replicate)
         return self.image(x, (M, gradient))
 
-    def answer(self, v: jax.Array) -> Answer:
+    def answer(self, v: Float[Array, " n"]) -> Answer:
         """Evaluate the map at coordinates v for Newton's method; the answer has the `Evaluation` as a vector."""
         F, DF, evaluation = _image_and_jacobian(self, v)
         return Answer(F, DF, evaluation.sums[0]["unresolved"], ravel_pytree(evaluation)[0])
 
-    def empty_evaluation(self, v: jax.Array) -> jax.Array:
+    def empty_evaluation(self, v: Float[Array, " n"]) -> Float[Array, " k"]:
         """Return NaNs of the shape of `Answer.evaluation`: the value of that field before the first answer."""
         template = jax.eval_shape(self.answer, v).evaluation
         return jnp.full(template.shape, jnp.nan, template.dtype)
@@ -120,8 +124,8 @@ class Equations(eqx.Module):
         )
 
     def gradient(
-        self, x: Overlaps, fn: Callable[[Model, jax.Array, Overlaps], jax.Array]
-    ) -> tuple[jax.Array, Model, jax.Array]:
+        self, x: Overlaps, fn: Callable[[Model, Float[Array, ""], Overlaps], Float[Array, ""]]
+    ) -> tuple[Float[Array, ""], Model, Float[Array, ""]]:
         """Return `fn(model, alpha, x)` at a fixed point x, and its total derivatives in the model and in alpha.
 
         The total derivatives include the motion of the overlaps along the branch. It follows from the implicit function
@@ -131,14 +135,14 @@ class Equations(eqx.Module):
         value, columns, _ = value_and_columns(lambda u: (fn(*linearised.setting(u)), ()), linearised.u)
         return value, *linearised.numbers(linearised.total(columns))
 
-    def derivatives(self, x: Overlaps) -> dict[str, Any]:
-        """Return the derivatives of a fixed point and of its predictions, as arrays (..., k) by field of `State`.
+    def derivatives(self, x: Overlaps) -> dict[str, PyTree[Float[Array, "... k"]]]:
+        """Return the derivatives of a fixed point and of its predictions, by field of `State`.
 
         They are derivatives in the k numbers of the setting: the numbers of the model, flattened, and alpha.
         """
         linearised = self._linearised(x)
 
-        def errors(u: jax.Array) -> tuple[dict[str, jax.Array], tuple]:
+        def errors(u: Float[Array, " k"]) -> tuple[dict[str, Float[Array, ""]], tuple[()]]:
             model, _, x = linearised.setting(u)
             values = gen_error_in(model, x, self.replicate), gen_error_linear_in(model, self.replicate)
             return dict(zip(("gen_error", "gen_error_linear"), values, strict=True)), ()
@@ -148,7 +152,7 @@ class Equations(eqx.Module):
         overlaps = jax.vmap(self.coordinates.unpack, -1, -1)(linearised.response)
         return {"overlaps": overlaps} | jax.tree.map(linearised.total, columns | predictions)
 
-    def fold_gradient(self, x: Overlaps) -> tuple[Model, jax.Array]:
+    def fold_gradient(self, x: Overlaps) -> tuple[Model, Float[Array, ""]]:
         """Return ``l . d_p F`` at a fold, for p the model and alpha, with l the left null vector of I - DF.
 
         Along the curve of folds in p, ``l . d_p F . dp = 0``.
@@ -162,18 +166,20 @@ class Equations(eqx.Module):
         v, (p, numbers) = coordinates.pack(x), ravel_pytree((self.model, self.alpha))
         n, u = v.shape[0], jnp.concatenate([v, p])
 
-        def setting(u: jax.Array) -> tuple[Model, jax.Array, Overlaps]:
+        def setting(u: Float[Array, " k"]) -> tuple[Model, Float[Array, ""], Overlaps]:
             return *numbers(u[n:]), coordinates.unpack(u[:n])
 
         # `average` can be differentiated again in both modes, and so can these derivatives.
         averages, slopes, _ = averages_expansion(setting, self.replicate, u, averager=average)
 
-        def image(u: jax.Array, *averages: Any) -> tuple[jax.Array, Evaluation]:
+        def image(
+            u: Float[Array, " k"], M: Float[Array, ""], gradient: Overlaps
+        ) -> tuple[Float[Array, " n"], Evaluation]:
             model, alpha, x = setting(u)
-            new, evaluation = Equations(model, alpha, self.replicate, self.free).image(x, averages)
+            new, evaluation = Equations(model, alpha, self.replicate, self.free).image(x, (M, gradient))
             return coordinates.pack(new), evaluation
 
-        def column(*d: Any) -> tuple[jax.Array, Evaluation]:
+        def column(*d: PyTree) -> tuple[Float[Array, " n"], Evaluation]:
             return jax.jvp(image, (u, *averages), d)[1]
 
         columns, partials = jax.vmap(column, (0, -1, -1), -1)(jnp.eye(u.shape[0], dtype=u.dtype), *slopes)
@@ -187,36 +193,36 @@ class _Linearised(NamedTuple):
     """The map F at a fixed point, to first order in the n overlaps and in the k numbers of a setting.
 
     Attributes:
-        u: the overlaps and the numbers, (n + k,).
-        matrix: I - DF, (n, n).
-        gauge: tangents of the gauge orbit, along which `matrix` is singular, (pairs, n).
-        columns: dF / d numbers, (n, k).
+        u: the overlaps and the numbers.
+        matrix: I - DF.
+        gauge: tangents of the gauge orbit, along which `matrix` is singular.
+        columns: dF / d numbers.
         partials: derivatives of the `Evaluation` in u, (..., n + k).
         setting: function that turns u into (model, alpha, overlaps).
-        numbers: function that turns a vector (k,) into (model, alpha).
+        numbers: function that turns a vector into (model, alpha).
     """
 
-    u: jax.Array
-    matrix: jax.Array
-    gauge: jax.Array
-    columns: jax.Array
+    u: Float[Array, " n+k"]
+    matrix: Float[Array, "n n"]
+    gauge: Float[Array, "G n"]
+    columns: Float[Array, "n k"]
     partials: Evaluation
     setting: Setting
-    numbers: Callable[[jax.Array], tuple[Model, jax.Array]]
+    numbers: Callable[[Float[Array, " k"]], tuple[Model, Float[Array, ""]]]
 
     @property
-    def response(self) -> jax.Array:
-        """Derivatives of the fixed point in the numbers, ``(I - DF)^{-1} d_p F``, (n, k)."""
+    def response(self) -> Float[Array, "n k"]:
+        """Derivatives of the fixed point in the numbers, ``(I - DF)^{-1} d_p F``."""
         return deflated_solve(self.matrix, self.gauge, self.columns)
 
-    def total(self, by_u: jax.Array) -> jax.Array:
-        """Turn derivatives in u, (..., n + k), into total derivatives in the numbers along the branch, (..., k)."""
+    def total(self, by_u: Float[Array, "*shape n_and_k"]) -> Float[Array, "*shape k"]:
+        """Turn derivatives in u into total derivatives in the numbers along the branch."""
         n = len(self.matrix)
         return by_u[..., n:] + by_u[..., :n] @ self.response
 
 
 @program
-def search(equations: Equations, start: Overlaps, settings: Settings, attempts: jax.Array, stall: jax.Array) -> State:
+def search(equations: Equations, start: Overlaps, settings: Settings, attempts: Number, stall: Number) -> State:
     """Run a whole search, see `Newton`, and return its state; on a CPU this is the work of a lane."""
     coordinates = equations.coordinates
     newton, v = Newton(coordinates, settings, stall, attempts), coordinates.pack(start)
@@ -229,23 +235,23 @@ def search(equations: Equations, start: Overlaps, settings: Settings, attempts: 
 
 
 def expansion(
-    setting: Setting, replicate: Replicate, u: jax.Array, free: jax.Array, sums: Sums = no_sums
-) -> tuple[jax.Array, jax.Array, Evaluation]:
+    setting: Setting, replicate: Replicate, u: Float[Array, " k"], free: Float[StateArray, " 2"], sums: Sums = no_sums
+) -> tuple[Float[Array, " n"], Float[Array, "n k"], Evaluation]:
     """Evaluate the undamped map on coordinates, F(u), and its derivatives dF/du.
 
     Args:
-        setting: function that turns a vector u of numbers, (k,), into model, alpha and overlaps.
+        setting: function that turns a vector u of numbers into model, alpha and overlaps.
         sums: further sums over the nodes; they carry no derivative.
 
     Returns:
-        F (n,), dF/du (n, k), and the `Evaluation`.
+        F, dF/du, and the `Evaluation`.
     """
     averages, slopes, extra_sums = averages_expansion(setting, replicate, u, sums)
 
-    def finish(u: jax.Array, *averages: Any) -> Any:
+    def finish(u: Float[Array, " k"], M: Float[Array, ""], gradient: Overlaps) -> tuple[Float[Array, " n"], Evaluation]:
         model, alpha, x = setting(u)
         equations = Equations(model, alpha, replicate, free)
-        new, evaluation = equations.image(x, averages, extra_sums)
+        new, evaluation = equations.image(x, (M, gradient), extra_sums)
         return equations.coordinates.pack(new), evaluation
 
     eye = jnp.eye(u.shape[0], dtype=u.dtype)
@@ -254,24 +260,26 @@ def expansion(
     )(eye, *slopes)
 
 
-def value_and_columns(fn: Callable[[jax.Array], Any], u: jax.Array) -> Any:
+def value_and_columns(
+    fn: Callable[[Float[Array, " k"]], tuple[PyTree, PyTree]], u: Float[Array, " k"]
+) -> tuple[PyTree, PyTree[Float[Array, "... k"]], PyTree]:
     """Return the value of ``fn(u) = value, aux``, its derivatives in u (leaves (..., k)), and aux."""
 
-    def column(d: jax.Array) -> Any:
+    def column(d: Float[Array, " k"]) -> tuple[PyTree, PyTree, PyTree]:
         return jax.jvp(fn, (u,), (d,), has_aux=True)
 
     return jax.vmap(column, out_axes=(None, -1, None))(jnp.eye(u.shape[0], dtype=u.dtype))
 
 
 def averages_expansion(
-    setting: Callable[[Any], tuple[Model, jax.Array, Overlaps]],
+    setting: Setting,
     replicate: Replicate,
-    u: Any,
+    u: Float[Array, " k"],
     sums: Sums = no_sums,
     *,
-    averager: Callable[[Replicate, Callable[[Any], Any]], Any] = average_of_weighted,
-) -> Any:
-    """Return the averages in `expansion`: (M, dM / d overlaps), their derivatives in u, (..., k), and `sums`.
+    averager: Callable[[Replicate, Callable[[Any], PyTree]], PyTree] = average_of_weighted,
+) -> tuple[PyTree, PyTree[Float[Array, "... k"]], PyTree]:
+    """Return the averages in `expansion`: (M, dM / d overlaps), their derivatives in u, and `sums`.
 
     M is the channel potential. Every block is differentiated by itself, so that the programs that jax transforms are
     small.
@@ -280,8 +288,8 @@ def averages_expansion(
         averager: function that sums over the blocks of a replicate.
     """
 
-    def block_sums(kind: jax.Array | None, block: Any) -> Any:
-        def condition(u: Any) -> tuple[Model, Overlaps, Overlaps]:
+    def block_sums(kind: Float[StateArray, " C"] | None, block: Any) -> tuple[PyTree, PyTree, PyTree]:
+        def condition(u: Float[Array, " k"]) -> tuple[Model, Overlaps, Overlaps]:
             model, _, x = setting(u)
             model = model.condition_on(kind)
             return model, x, sentence_overlaps(model, x)
@@ -289,7 +297,7 @@ def averages_expansion(
         model, x, tokens = lax.stop_gradient(condition(u))
         search_result = search_block(replicate, model, tokens, block)
 
-        def gradients(u: Any) -> Any:
+        def gradients(u: Float[Array, " k"]) -> tuple[tuple[Float[Array, ""], Overlaps], PyTree]:
             moving_model, y, tokens = condition(u)
             points = replicate.points(moving_model, tokens, block, search_result)
             M, gradient, extra_sums = gradient_at(
@@ -303,18 +311,20 @@ def averages_expansion(
 
 
 @jax.jit  # so that it is traced once for all its callers
-def _image_and_jacobian(equations: Equations, v: jax.Array) -> tuple[jax.Array, jax.Array, Evaluation]:
+def _image_and_jacobian(
+    equations: Equations, v: Float[Array, " n"]
+) -> tuple[Float[Array, " n"], Float[Array, "n n"], Evaluation]:
     """Return the undamped map on coordinates, its Jacobian DF, and the `Evaluation`."""
     model, alpha, unpack = equations.model, equations.alpha, equations.coordinates.unpack
     return expansion(lambda v: (model, alpha, unpack(v)), equations.replicate, v, equations.free, _moments)
 
 
-def _moments(model: Model, x: Overlaps, points: Points) -> tuple[dict[str, jax.Array], Model]:
+def _moments(model: Model, x: Overlaps, points: Points) -> tuple[dict[str, Float[Array, "..."]], Model]:
     return moments(model, x, points), channel_by_model(model, x, points)
 
 
 @jax.custom_jvp
-def first_order(tree: Any, numbers: Any) -> Any:
+def first_order(tree: PyTree, numbers: PyTree) -> PyTree:
     """Return `tree`, a function of `numbers`, but raise a TypeError when it is differentiated.
 
     Without this the derivatives would silently be zero.

@@ -12,16 +12,17 @@ q - theta rho^{-1} theta^T are positive definite. A lane is one search of a batc
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import equinox as eqx
-import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
+from jaxtyping import Array, Bool, Float, Int
 
 from ..base.results import Settings, Status, classify
 from ..base.trees import either
+from ..base.types import Number
 from ..model.overlaps import Coordinates, admissible, explained_covariance, order_size, vanished
 
 # The residual below which Newton's method takes over from damped steps. Chosen on 300 branches at random settings: .03
@@ -60,61 +61,61 @@ ATTEMPTS = np.array([[1.0, 1.0], [0.03, 1.0], [1.0, 4.0]])
 class Answer(NamedTuple):
     """The map at one place, as Newton's method asks for it."""
 
-    image: jax.Array  # F(v), (n,)
-    jacobian: jax.Array  # DF, (n, n)
-    unresolved: jax.Array  # share of the nodes whose proximal problem is not resolved, ()
-    evaluation: jax.Array  # all other numbers of the evaluation, (k,); a search carries them along with the place
+    image: Float[Array, " n"]  # F(v)
+    jacobian: Float[Array, "n n"]  # DF
+    unresolved: Float[Array, ""]  # share of the nodes whose proximal problem is not resolved
+    evaluation: Float[Array, " k"]  # all other numbers of the evaluation; a search carries them along with the place
 
 
 class Look(NamedTuple):
-    """An answer at v and the steps that follow from it; what has no shape here is a scalar.
+    """An answer at v and the steps that follow from it.
 
     The answer is unusable if v is outside of the domain, or if the residual or Newton's step is not finite. The
     residual is then infinite, and the steps are zero.
     """
 
-    v: jax.Array  # the place, (n,)
-    image: jax.Array  # F(v), (n,)
-    residual: jax.Array  # largest entry of (F(v) - v) / scale, without its part along the gauge orbit
-    step: jax.Array  # Newton's step, (n,)
-    damped_step: jax.Array  # step of the damped map, (n,)
-    length: jax.Array  # largest entry of Newton's step / scale
-    is_singular: jax.Array  # whether I - DF counts as singular
-    sinks: jax.Array  # whether the order parameter shrinks and the other coordinates are near their fixed point
-    unresolved: jax.Array  # as in `Answer`
-    evaluation: jax.Array  # as in `Answer`, (k,)
+    v: Float[Array, " n"]  # the place
+    image: Float[Array, " n"]  # F(v)
+    residual: Float[Array, ""]  # largest entry of (F(v) - v) / scale, without its part along the gauge orbit
+    step: Float[Array, " n"]  # Newton's step
+    damped_step: Float[Array, " n"]  # step of the damped map
+    length: Float[Array, ""]  # largest entry of Newton's step / scale
+    is_singular: Bool[Array, ""]  # whether I - DF counts as singular
+    sinks: Bool[Array, ""]  # whether the order parameter shrinks and the other coordinates are near their fixed point
+    unresolved: Float[Array, ""]  # as in `Answer`
+    evaluation: Float[Array, " k"]  # as in `Answer`
 
 
 class Outcome(NamedTuple):
-    """Result of a search: the place (n,) where it ended, the residual, the `Status` and the evaluation (k,) there."""
+    """Result of a search: the place where it ended, the residual, the `Status` and the evaluation there."""
 
-    v: jax.Array
-    residual: jax.Array
-    status: jax.Array
-    evaluation: jax.Array
+    v: Float[Array, " n"]
+    residual: Float[Array, ""]
+    status: Int[Array, ""]
+    evaluation: Float[Array, " k"]
 
 
 class Search(NamedTuple):
-    """State of a search: a sequence of attempts from scaled starts; what has no shape here is a scalar."""
+    """State of a search: a sequence of attempts from scaled starts."""
 
-    trial: jax.Array  # the place at which the map is asked for, (n,)
-    ended: jax.Array  # whether the whole search has ended
+    trial: Float[Array, " n"]  # the place at which the map is asked for
+    ended: Bool[Array, ""]  # whether the whole search has ended
     outcome: Outcome  # the best of the attempts that ended
-    start: jax.Array  # the start before it is scaled, (n,)
-    attempt: jax.Array  # row of `ATTEMPTS` that scales the start
+    start: Float[Array, " n"]  # the start before it is scaled
+    attempt: Int[Array, ""]  # row of `ATTEMPTS` that scales the start
     current: Look  # where the next step starts
     best: Look  # the place with the smallest residual of this attempt
-    cut: jax.Array  # share of Newton's step that is tried next
-    damping: jax.Array  # share of a damped step that is tried next
-    reference: jax.Array  # residual that has to be halved next
-    idle_steps: jax.Array  # steps since the residual was last halved
-    steps: jax.Array  # number of steps of this attempt after the damped phase, which comes first
-    damped_steps: jax.Array  # number of steps of the damped phase
-    in_damped_phase: jax.Array  # whether the damped phase lasts, in which all steps are damped
-    left_domain: jax.Array  # whether the last step left the domain
+    cut: Float[Array, ""]  # share of Newton's step that is tried next
+    damping: Float[Array, ""]  # share of a damped step that is tried next
+    reference: Float[Array, ""]  # residual that has to be halved next
+    idle_steps: Int[Array, ""]  # steps since the residual was last halved
+    steps: Int[Array, ""]  # number of steps of this attempt after the damped phase, which comes first
+    damped_steps: Int[Array, ""]  # number of steps of the damped phase
+    in_damped_phase: Bool[Array, ""]  # whether the damped phase lasts, in which all steps are damped
+    left_domain: Bool[Array, ""]  # whether the last step left the domain
 
     @property
-    def is_damped(self) -> jax.Array:
+    def is_damped(self) -> Bool[Array, ""]:
         """Whether the next step is a step of the damped map."""
         return (self.cut < _LEAST_CUT) | self.in_damped_phase
 
@@ -132,34 +133,34 @@ class Newton(eqx.Module):
     Attributes:
         coordinates: coordinates of the order parameters.
         settings: tolerances.
-        stall: residual below which a search that stopped falling counts as `stalled`, see `stall_of`; a scalar.
+        stall: residual below which a search that stopped falling counts as `stalled`, see `stall_of`.
         attempts: number of starts that are tried, at most ``len(ATTEMPTS)``.
     """
 
     coordinates: Coordinates
     settings: Settings
-    stall: Any
-    attempts: Any
+    stall: Number
+    attempts: Number
 
     @property
-    def tol(self) -> jax.Array:
+    def tol(self) -> Float[Array, ""]:
         """Residual at which a search has converged."""
         dtype = self.coordinates.rho.dtype
         return jnp.maximum(jnp.asarray(self.settings.tol, dtype), 20 * jnp.finfo(dtype).eps)
 
-    def begin(self, start: jax.Array, empty_evaluation: jax.Array) -> Search:
+    def begin(self, start: Float[Array, " n"], empty_evaluation: Float[Array, " k"]) -> Search:
         """Return a search before its first answer.
 
         Args:
-            start: the place (n,) that `ATTEMPTS` scales.
-            empty_evaluation: evaluation (k,) of the outcome until an attempt has ended.
+            start: the place that `ATTEMPTS` scales.
+            empty_evaluation: evaluation of the outcome until an attempt has ended.
         """
         outcome = Outcome(
             start, jnp.full((), jnp.inf, start.dtype), jnp.asarray(int(Status.nonfinite)), empty_evaluation
         )
         return self._attempt(start, jnp.asarray(0), outcome)
 
-    def _attempt(self, start: jax.Array, attempt: jax.Array, outcome: Outcome) -> Search:
+    def _attempt(self, start: Float[Array, " n"], attempt: Int[Array, ""], outcome: Outcome) -> Search:
         """Return the search at the beginning of an attempt: it asks for the map at the scaled start.
 
         Its `current` and `best` looks are blank, with an infinite residual. The first usable answer therefore replaces
@@ -195,7 +196,7 @@ class Newton(eqx.Module):
         """Return the search after an answer: it has a new trial, or it has ended."""
         s = self._after_trial(s, self.look(s.trial, answer, s.current), jnp.array(True))
 
-        def is_outside(s: Search) -> jax.Array:
+        def is_outside(s: Search) -> Bool[Array, ""]:
             return self.unfinished(s) & ~admissible(self.coordinates, self.coordinates.unpack(self.next_trial(s)))
 
         # The map is not asked for outside of the domain: the step is cut here until its trial lies inside.
@@ -207,11 +208,11 @@ class Newton(eqx.Module):
         retry = self._attempt(s.start, s.attempt + has_retry, outcome)
         return either(has_retry, retry, s._replace(trial=self.next_trial(s), ended=~is_unfinished, outcome=outcome))
 
-    def look(self, v: jax.Array, answer: Answer, previous: Look) -> Look:
+    def look(self, v: Float[Array, " n"], answer: Answer, previous: Look) -> Look:
         """Compute the steps from an answer at v.
 
         Args:
-            v: the place, (n,).
+            v: the place.
             answer: the map there.
             previous: the look from which a step led to v. A blank one at v itself leaves the Jacobian as it is.
         """
@@ -251,23 +252,27 @@ class Newton(eqx.Module):
             evaluation=evaluation,
         )
 
-    def damped_step(self, matrix: jax.Array, gauge: jax.Array, r: jax.Array, damping: jax.Array) -> jax.Array:
-        """Return the implicit step ``(I - a DF)^{-1} a r`` of the damped map, (n,), in scaled coordinates.
+    def damped_step(
+        self, matrix: Float[Array, "n n"], gauge: Float[Array, "G n"], r: Float[Array, " n"], damping: Float[Array, ""]
+    ) -> Float[Array, " n"]:
+        """Return the implicit step ``(I - a DF)^{-1} a r`` of the damped map, in scaled coordinates.
 
         Where DF has eigenvalues of -30, an explicit step ``a r`` would go beyond the solution; the implicit step does
         not. An eigenvalue of DF above 1 / a may turn the implicit step against the residual; the step is then explicit.
 
         Args:
-            matrix: I - DF, (n, n).
-            gauge: unit tangents of the gauge orbit, (G, n).
-            r: residual, (n,).
+            matrix: I - DF.
+            gauge: unit tangents of the gauge orbit.
+            r: residual.
             damping: the share a, in (0, 1].
         """
         a = damping.astype(r.dtype)
         step = deflated_solve((1 - a) * jnp.eye(r.shape[0], dtype=r.dtype) + a * matrix, gauge, a * r)
         return jnp.where(jnp.vdot(step, r) > 0, step, a * r)
 
-    def sinks(self, v: jax.Array, image: jax.Array, step: jax.Array, scale: jax.Array) -> jax.Array:
+    def sinks(
+        self, v: Float[Array, " n"], image: Float[Array, " n"], step: Float[Array, " n"], scale: Float[Array, " n"]
+    ) -> Bool[Array, ""]:
         """Return whether the map and Newton's step shrink the order parameter, and all else is near its fixed point."""
         order = self.coordinates.order
         size, image_size, end_size = (jnp.sum((order * x) ** 2) for x in (v, image, v + step))
@@ -279,13 +284,13 @@ class Newton(eqx.Module):
             & (other_residual < _ROUGH_RESIDUAL)
         )
 
-    def next_trial(self, s: Search) -> jax.Array:
-        """Return the place (n,) to which the next step leads."""
+    def next_trial(self, s: Search) -> Float[Array, " n"]:
+        """Return the place to which the next step leads."""
         return jnp.where(
             s.is_damped, s.current.v + self.limited_step(s), self.step_from(s.current.v, s.cut * s.current.step)
         )
 
-    def _after_trial(self, s: Search, look: Look, is_inside: jax.Array) -> Search:
+    def _after_trial(self, s: Search, look: Look, is_inside: Bool[Array, ""]) -> Search:
         """Return the search after a step, without its next trial.
 
         Args:
@@ -315,8 +320,8 @@ class Newton(eqx.Module):
             left_domain=~is_inside,
         )
 
-    def step_from(self, v: jax.Array, step: jax.Array) -> jax.Array:
-        """Return the place (n,) after a step that is straight in theta, m, V and R = q - theta rho^{-1} theta^T.
+    def step_from(self, v: Float[Array, " n"], step: Float[Array, " n"]) -> Float[Array, " n"]:
+        """Return the place after a step that is straight in theta, m, V and R = q - theta rho^{-1} theta^T.
 
         The domain requires that q, V and R are positive definite. A step straight in q would change R by the
         second-order term ``-dtheta rho^{-1} dtheta^T``. A student close to its teacher has a small R and would
@@ -326,8 +331,8 @@ class Newton(eqx.Module):
         zero = self.coordinates.unpack(jnp.zeros_like(v))
         return v + step + self.coordinates.pack(eqx.tree_at(lambda x: x.q, zero, second_order))
 
-    def limited_step(self, s: Search) -> jax.Array:
-        """Return the next damped step, (n,): extended along a small order parameter that moves slowly, then clipped."""
+    def limited_step(self, s: Search) -> Float[Array, " n"]:
+        """Return the next damped step: extended along a small order parameter that moves slowly, then clipped."""
         order = self.coordinates.order
         before, after = jnp.sum((order * s.current.v) ** 2), jnp.sum((order * s.current.image) ** 2)
         x, free = self.coordinates.unpack(s.current.v), self.coordinates.free
@@ -337,7 +342,7 @@ class Newton(eqx.Module):
         max_step = jnp.where(s.current.sinks, 1.0, _MAX_DAMPED_STEP) * self.coordinates.scale(x)
         return s.damping * jnp.clip(step, -max_step, max_step)
 
-    def has_vanished(self, look: Look) -> jax.Array:
+    def has_vanished(self, look: Look) -> Bool[Array, ""]:
         """Return whether the student has shrunk to nothing and still shrinks, at a V that the map changes little.
 
         The condition on V excludes searches that ran into the edge of the domain: where the map makes V negative, cut
@@ -350,7 +355,7 @@ class Newton(eqx.Module):
         shrinks = (x.theta.shape[2] * share < _VANISHED_SIZE) & (jnp.sum(next_q) < jnp.sum(q))
         return shrinks & jnp.all(jnp.abs(next_V - V) < 0.5 * V)
 
-    def unfinished(self, s: Search) -> jax.Array:
+    def unfinished(self, s: Search) -> Bool[Array, ""]:
         """Return whether this attempt goes on."""
         is_stalled = (
             (s.idle_steps >= _STALLED_STEPS) & (s.best.residual < self.stall) & (s.best.length < _STALLED_LENGTH)
@@ -358,7 +363,7 @@ class Newton(eqx.Module):
         is_stuck = jnp.isinf(s.current.residual) | (s.damping < _LEAST_DAMPING) | self.has_vanished(s.current)
         return (s.steps <= self.settings.max_steps) & (s.best.residual > self.tol) & ~is_stalled & ~is_stuck
 
-    def ending(self, s: Search) -> jax.Array:
+    def ending(self, s: Search) -> Int[Array, ""]:
         """Return the status of this attempt if it ends now: that of the first condition that holds."""
         ends = (
             (self.has_vanished(s.current), Status.absent),
@@ -382,7 +387,7 @@ class Newton(eqx.Module):
         return Outcome(s.best.v, s.best.residual, status, s.best.evaluation)
 
 
-def settled_well(status: jax.Array) -> jax.Array:
+def settled_well(status: Int[Array, ""]) -> Bool[Array, ""]:
     """Return whether an attempt found a state, or found that there is none."""
     return (status <= Status.stalled) | (status == Status.absent)
 
@@ -395,7 +400,9 @@ def stall_of(size: int) -> float:
     return 2.0 / size**0.5
 
 
-def deflated_solve(matrix: jax.Array, gauge: jax.Array, b: jax.Array) -> jax.Array:
+def deflated_solve(
+    matrix: Float[Array, "n n"], gauge: Float[Array, "G n"], b: Float[Array, "n *k"]
+) -> Float[Array, "n *k"]:
     """Solve ``(matrix + sum_a tau_a tau_a^T) d = b`` for d, where tau_a are the rows of `gauge`.
 
     Without the added term the matrix, I - DF, would be singular along the gauge orbit. A matrix with entries that are
@@ -403,9 +410,9 @@ def deflated_solve(matrix: jax.Array, gauge: jax.Array, b: jax.Array) -> jax.Arr
     spoil the gradient of a sum over lanes.
 
     Args:
-        matrix: I - DF, (n, n).
-        gauge: unit tangents of the gauge orbit, (G, n).
-        b: right-hand side, (n,), or several, (n, k).
+        matrix: I - DF.
+        gauge: unit tangents of the gauge orbit.
+        b: right-hand side, or several.
     """
     matrix = matrix + gauge.T @ gauge
     matrix = jnp.where(jnp.all(jnp.isfinite(matrix)), matrix, jnp.eye(matrix.shape[0], dtype=matrix.dtype))

@@ -11,6 +11,7 @@ import equinox as eqx
 import jax
 import jax.numpy as jnp
 from jax import lax
+from jaxtyping import Array, Float, Int
 
 from ..averages.fields import fields, teacher_fields
 from ..averages.prox import loss_at_nodes, prox_jacobian
@@ -19,6 +20,7 @@ from ..base.errors import InputError, require
 from ..base.linalg import apply, cholesky, inverse
 from ..base.nodewise import nodewise
 from ..base.results import Average, error_bar
+from ..base.types import Scalar, StateArray
 from ..model.model import Model
 from ..model.overlaps import Conjugates, Overlaps, impose, residual_covariance, sentence_overlaps
 from ..model.penalties import minimiser_and_response
@@ -28,8 +30,8 @@ from .weights import weight_fields, weight_law
 
 
 @nodewise
-def target_at_nodes(model: Model, Y: jax.Array) -> jax.Array:
-    """Return the target attention matrices at the teacher's fields Y, (L, L, N)."""
+def target_at_nodes(model: Model, Y: Float[Array, "L t"]) -> Float[Array, "L L"]:
+    """Return the target attention matrices at the teacher's fields Y; all arrays get a last axis of nodes."""
     return model.target(*model.label(Y))
 
 
@@ -57,14 +59,14 @@ class Diagnostics(eqx.Module):
             r > 1.
     """
 
-    replicon: jax.Array
-    jump_mass: jax.Array
-    second_minimum: jax.Array
-    unresolved: jax.Array
-    growth_m: jax.Array
-    growth_theta: jax.Array
-    train_loss_direct: jax.Array
-    rs_error: jax.Array
+    replicon: Float[StateArray, "*R"]
+    jump_mass: Float[StateArray, "*R"]
+    second_minimum: Float[StateArray, "*R"]
+    unresolved: Float[StateArray, "*R"]
+    growth_m: Float[StateArray, "*R"]
+    growth_theta: Float[StateArray, "*R"]
+    train_loss_direct: Float[StateArray, "*R"]
+    rs_error: Float[StateArray, "*R"]
 
 
 def gen_error(model: Model, x: Overlaps, nodes: Rule) -> Average:
@@ -104,22 +106,22 @@ def second_minimum_share(model: Model, x: Overlaps, nodes: Rule, gap: float) -> 
     """
     require(gap > 0, "gap", gap, "positive")
 
-    def share(replicate: Replicate, model: Model, block: Any) -> jax.Array:
+    def share(replicate: Replicate, model: Model, block: Any) -> Float[Array, ""]:
         points = points_in(model, x, replicate, block)
         return model.share * jnp.sum(points.weight * (points.gap < gap))
 
     return _over(nodes, lambda replicate: over_nodes(model, replicate, partial(share, replicate)))
 
 
-def _over(nodes: Rule, number: Callable[[Replicate], jax.Array]) -> Average:
+def _over(nodes: Rule, number: Callable[[Replicate], Float[Array, ""]]) -> Average:
     values = nodes.each(number)
     return Average(jnp.mean(values, 0), error_bar(values))
 
 
-def gen_error_in(model: Model, x: Overlaps, replicate: Replicate) -> jax.Array:
+def gen_error_in(model: Model, x: Overlaps, replicate: Replicate) -> Float[Array, ""]:
     """Compute `gen_error` in one replicate of the averages."""
 
-    def block_error(model: Model, block: Any) -> jax.Array:
+    def block_error(model: Model, block: Any) -> Float[Array, ""]:
         tokens = sentence_overlaps(model, x)
         student, teacher, weight = replicate.quadrature(block)
         return model.share * jnp.sum(weight * loss_at_nodes(model, *fields(model, tokens, student, teacher)))
@@ -127,12 +129,12 @@ def gen_error_in(model: Model, x: Overlaps, replicate: Replicate) -> jax.Array:
     return over_nodes(model, replicate, block_error)
 
 
-def gen_error_linear_in(model: Model, replicate: Replicate) -> jax.Array:
+def gen_error_linear_in(model: Model, replicate: Replicate) -> Float[Array, ""]:
     """Compute `gen_error_linear` in one replicate of the averages; NaN for a model without a target."""
     if not model.provides("target"):
         return jnp.full((), jnp.nan, model.lam.dtype)
 
-    def moments(model: Model, block: Any) -> tuple[jax.Array, jax.Array, jax.Array]:
+    def moments(model: Model, block: Any) -> tuple[Float[Array, "L L"], Float[Array, "L L"], Float[Array, " L"]]:
         _, teacher, weight = replicate.quadrature(block)
         T = target_at_nodes(model, teacher_fields(model, teacher))
         D = model.share * model.trace
@@ -142,7 +144,7 @@ def gen_error_linear_in(model: Model, replicate: Replicate) -> jax.Array:
     return 0.5 * jnp.sum(square - mean**2 / D)
 
 
-def moments(model: Model, x: Overlaps, points: Points) -> dict[str, jax.Array]:
+def moments(model: Model, x: Overlaps, points: Points) -> dict[str, Float[Array, "..."]]:
     """Return the sums over one block of nodes that `diagnose` needs."""
     L, r, _ = model.shape
     n = L * r
@@ -164,7 +166,7 @@ def moments(model: Model, x: Overlaps, points: Points) -> dict[str, jax.Array]:
     }
 
 
-def growth_moments(model: Model, x: Overlaps, points: Points) -> dict[str, jax.Array]:
+def growth_moments(model: Model, x: Overlaps, points: Points) -> dict[str, Float[Array, "..."]]:
     """Return the sums over one block of nodes that `growths` needs."""
     x, points, (_, _, t) = sentence_overlaps(model, x), _shared(model, points), model.shape
     h, y = fields(model, x, points.student, points.teacher)
@@ -188,8 +190,8 @@ def _shared(model: Model, points: Points) -> Points:
 
 
 def growths(
-    model: Model, alpha: jax.Array, hats: Conjugates, sums: dict[str, jax.Array]
-) -> tuple[jax.Array, jax.Array]:
+    model: Model, alpha: Scalar, hats: Conjugates, sums: dict[str, Float[Array, "..."]]
+) -> tuple[Float[Array, ""], Float[Array, ""]]:
     """Return the largest eigenvalues of the map in the directions of theta, at theta = 0, and of m, at m = 0.
 
     They are exact in the presence of jumps, and have first derivatives.
@@ -204,10 +206,10 @@ def growths(
         to_theta = jnp.einsum("n,nk,nl,nab,nst->kaslbt", law.weights, law.gamma, law.gamma, resolvents, law.pi)
         to_m = jnp.einsum("n,nkl,nab->kalb", law.weights, law.tau, resolvents)
     else:
-        # Conjugates of theta and, if there are any, of the overlaps with the means of classes, (S, r, t + 1).
+        # Conjugates of theta and, if there are any, of the overlaps with the means of classes.
         teacher = hats.theta if law.sentences is None else jnp.concatenate([hats.theta, hats.m[L:, :, None]], 2)
 
-        def psi(teacher: jax.Array, m: jax.Array) -> jax.Array:
+        def psi(teacher: Float[Array, "S r _"], m: Float[Array, "L r"]) -> Float[Array, ""]:
             theta, class_means = jnp.split(teacher, [hats.theta.shape[2]], 2)
             return prior(model, replace(hats, theta=theta, m=jnp.concatenate([m, *jnp.moveaxis(class_means, 2, 0)])))
 
@@ -226,21 +228,21 @@ def growths(
 
 
 def growths_in(
-    model: Model, alpha: jax.Array, x: Overlaps, replicate: Replicate, free: jax.Array
-) -> tuple[jax.Array, jax.Array]:
+    model: Model, alpha: Scalar, x: Overlaps, replicate: Replicate, free: Float[StateArray, " 2"]
+) -> tuple[Float[Array, ""], Float[Array, ""]]:
     """Return `growths` at overlaps x of a branch, in one replicate; differentiable in the model, alpha and x."""
     _, gradient, sums = channel_gradient(model, x, replicate, growth_moments)
     return growths(model, alpha, impose(conjugates(alpha, gradient), free), sums)
 
 
-def _resolvents(model: Model, hats: Conjugates) -> jax.Array:
-    """Return Lam^{-1} at every atom of the spectrum, (K, r, r): the response of the ridge's weights to their field."""
+def _resolvents(model: Model, hats: Conjugates) -> Float[Array, "K r r"]:
+    """Return Lam^{-1} at every atom of the spectrum: the response of the ridge's weights to their field."""
     law, eye = model.law(), jnp.eye(hats.m.shape[-1], dtype=model.lam.dtype)
     return inverse(model.lam * eye + jnp.einsum("kl,lab->kab", law.gamma, hats.V))
 
 
-def _squares(model: Model, hats: Conjugates) -> tuple[jax.Array, jax.Array]:
-    """Return the squared response of a weight at every atom, E[R_ab R_cd], (K, r, r, r, r), and its mean penalty."""
+def _squares(model: Model, hats: Conjugates) -> tuple[Float[Array, "K r r r r"], Float[Array, ""]]:
+    """Return the squared response of a weight at every atom, E[R_ab R_cd], and its mean penalty."""
     if model.penalty is None:
         R = _resolvents(model, hats)
         return jnp.einsum("nab,ncd->nabcd", R, R), jnp.zeros((), R.dtype)
@@ -251,7 +253,13 @@ def _squares(model: Model, hats: Conjugates) -> tuple[jax.Array, jax.Array]:
     return jnp.einsum("nk,nkab,nkcd->nabcd", share, R, R), mean_penalty
 
 
-def diagnose(model: Model, alpha: jax.Array, x: Overlaps, hats: Conjugates, sums: dict[str, jax.Array]) -> Diagnostics:
+def diagnose(
+    model: Model,
+    alpha: Scalar,
+    x: Overlaps,
+    hats: Conjugates,
+    sums: dict[str, Float[Array, "..."]],
+) -> Diagnostics:
     """Return the `Diagnostics` of a state from the averages of its `moments`."""
     (S, r, _), law = hats.q.shape, model.law()
     n = S * r
@@ -276,12 +284,12 @@ def diagnose(model: Model, alpha: jax.Array, x: Overlaps, hats: Conjugates, sums
     )
 
 
-def _gram(a: jax.Array, b: jax.Array, w: jax.Array) -> jax.Array:
+def _gram(a: Float[Array, "*shape N"], b: Float[Array, "*shape N"], w: Float[Array, " N"]) -> Float[Array, "n n"]:
     a, b = (c.reshape(-1, c.shape[-1]) for c in (a, b))
     return jnp.stack([jnp.sum(w * p * b, -1) for p in a])
 
 
-def largest_eigenvalue(positive: jax.Array, symmetric: jax.Array) -> jax.Array:
+def largest_eigenvalue(positive: Float[Array, "n n"], symmetric: Float[Array, "n n"]) -> Float[Array, ""]:
     """Return the largest eigenvalue of the product P S of a positive semidefinite and a symmetric matrix.
 
     Its derivative is l (dP S + P dS) r / (l . r), with the right eigenvector r and the left eigenvector l = S r. This
@@ -298,11 +306,11 @@ def largest_eigenvalue(positive: jax.Array, symmetric: jax.Array) -> jax.Array:
     return value + quotient - lax.stop_gradient(quotient)
 
 
-def _radius(positive_map: jax.Array, start: jax.Array) -> jax.Array:
+def _radius(positive_map: Float[Array, "n n"], start: Float[Array, " n"]) -> Float[Array, ""]:
     """Return the spectral radius of a map of the cone of positive matrices into itself, by power iteration."""
     tiny = jnp.finfo(start.dtype).tiny
 
-    def body(_: Any, state: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, jax.Array]:
+    def body(_: Int[Array, ""], state: tuple[Array, Array]) -> tuple[Float[Array, " n"], Float[Array, ""]]:
         image = positive_map @ state[0]
         size = jnp.linalg.norm(image)
         return image / (size + tiny), size

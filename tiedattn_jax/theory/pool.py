@@ -33,6 +33,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
+from jaxtyping import Array, Float, Int, PyTree
 
 from ..averages.rule import COARSE, Rule
 from ..averages.sizes import block_size
@@ -41,6 +42,7 @@ from ..base.linalg import precise
 from ..base.programs import settings as jax_settings
 from ..base.results import Settings
 from ..base.trees import either, indexed, repeated, stacked, unstacked
+from ..base.types import GivenArray, Number
 from ..model.model import Model
 from ..model.overlaps import Coordinates, Overlaps
 from .equations import Equations, search
@@ -63,17 +65,17 @@ class Lane(NamedTuple):
         model, alpha: the setting; their numbers are concrete.
         rule: averaging rule.
         replicate: index of the replicate in the rule, or `COARSE`.
-        free: 1.0 for theta and for m if the branch leaves them free, else 0.0, (2,).
+        free: 1.0 for theta and for m if the branch leaves them free, else 0.0.
         start: overlaps to start from.
         settings: tolerances.
         attempts: number of starts that are tried. They are `start`, scaled as `newton.ATTEMPTS` says.
     """
 
     model: Model
-    alpha: Any
+    alpha: Float[GivenArray, ""]
     rule: Rule
     replicate: int
-    free: Any
+    free: Float[GivenArray, " 2"]
     start: Overlaps
     settings: Settings
     attempts: int = 1
@@ -84,7 +86,7 @@ class Lane(NamedTuple):
         return Equations(self.model, self.alpha, self.rule.replicate(self.replicate), self.free)
 
     @property
-    def search(self) -> tuple:
+    def search(self) -> tuple[Overlaps, Settings, Int[np.ndarray, ""], Float[np.ndarray, ""]]:
         """Arguments of Newton's method: start, tolerances, number of attempts, largest residual of a stalled state."""
         stall = np.asarray(stall_of(self.rule.size), self.model.lam.dtype)
         # Arrays of the host have no weak type. A weak type would trigger another compilation.
@@ -115,7 +117,7 @@ def run(
     paths: Iterable[Path],
     *,
     width: int | None = None,
-    devices: Sequence[Any] | None = None,
+    devices: Sequence[jax.Device] | None = None,
     names: Sequence[str] | None = None,
     keep: bool = False,
     done: Callable[[int, Any], None] = lambda number, result: None,
@@ -195,7 +197,7 @@ class _Task:
 class _Job(NamedTuple):
     """A lane or a call, the task that waits for its result, and the position of the result in the task's answers."""
 
-    request: Any
+    request: Any  # a `Lane` or a `Call`
     task: _Task
     position: int
 
@@ -270,7 +272,7 @@ class _Scheduler:
             self.ready.append((task, failures[0] if failures else task.answers if task.as_list else task.answers[0]))
 
 
-def _in_threads(scheduler: _Scheduler, width: int | None, devices: Sequence[Any]) -> None:
+def _in_threads(scheduler: _Scheduler, width: int | None, devices: Sequence[jax.Device]) -> None:
     """Work on one CPU: one thread per core, and one lane per thread.
 
     XLA's own threads gain little on the arrays of a block. On two cores, two threads of this pool halve the time of
@@ -305,7 +307,7 @@ def _work(request: Lane | Call) -> Any:
         return Failure(error)
 
 
-def _in_slots(scheduler: _Scheduler, width: int | None, devices: Sequence[Any]) -> None:
+def _in_slots(scheduler: _Scheduler, width: int | None, devices: Sequence[jax.Device]) -> None:
     """Work on accelerators, or on several devices: one call evaluates all lanes of one kind.
 
     Lanes are of one kind if they share the classes and shapes of their arguments and the rule. While lanes of one kind
@@ -339,19 +341,19 @@ def _kind(lane: Lane) -> Any:
 
 def begin(
     model: Model,
-    free: jax.Array,
+    free: Float[Array, " 2"],
     start: Overlaps,
     settings: Settings,
-    attempts: Any,
-    stall: Any,
-    empty_evaluation: jax.Array,
+    attempts: Number,
+    stall: Number,
+    empty_evaluation: Float[Array, " k"],
 ) -> tuple[Newton, Search]:
     """Return Newton's method for a lane, and its `Search` before the first answer."""
     newton = Newton(Coordinates(model, free), settings, stall, attempts)
     return newton, newton.begin(newton.coordinates.pack(start), empty_evaluation)
 
 
-def _empty_evaluation(equations: Equations, start: Overlaps) -> jax.Array:
+def _empty_evaluation(equations: Equations, start: Overlaps) -> Float[Array, " k"]:
     """Return `Equations.empty_evaluation` at the start of a lane."""
     return equations.empty_evaluation(equations.coordinates.pack(start))
 
@@ -363,7 +365,7 @@ _begin_all, _advance_all = jax.jit(jax.vmap(precise(begin))), jax.jit(jax.vmap(p
 class _Slots:
     """The lanes of one kind. Their numbers are in arrays of the host, whose leading axis is that of the lanes."""
 
-    def __init__(self, example: Lane, width: int | None, devices: Sequence[Any]):
+    def __init__(self, example: Lane, width: int | None, devices: Sequence[jax.Device]):
         self.rule = example.rule
         self.waiting: deque[_Job] = deque()
         self.lanes: list[_Job] = []
@@ -435,24 +437,24 @@ class _Slots:
         self.numbers, self.newton, self.search = indexed((self.numbers, self.newton, self.search), remaining)
         return finished
 
-    def _joined(self, old: Any, new: Any) -> Any:
+    def _joined(self, old: PyTree, new: PyTree) -> PyTree:
         return new if old is None else jax.tree.map(lambda a, b: np.concatenate([a, b]), old, new)
 
-    def _padded(self, tree: Any) -> Any:
+    def _padded(self, tree: PyTree) -> PyTree:
         """Pad arrays of lanes to the next width, with copies of the last lane."""
         count = len(jax.tree.leaves(tree)[0])
         width = next(w for w in self.widths if w >= count)
         return indexed(tree, np.minimum(np.arange(width), count - 1))
 
-    def _put(self, tree: Any) -> Any:
+    def _put(self, tree: PyTree) -> PyTree:
         return jax.device_put(tree, self.sharding)
 
-    def _equations(self, numbers: Any) -> Equations:
+    def _equations(self, numbers: PyTree) -> Equations:
         """Return the equations of lanes, on the devices."""
         return _equations_all(self.device_rule, *self._put(self._padded(numbers)))
 
 
-def _max_lanes(example: Lane, devices: Sequence[Any]) -> int:
+def _max_lanes(example: Lane, devices: Sequence[jax.Device]) -> int:
     """Return how many lanes fit into the memory of the devices.
 
     Raises:
@@ -480,7 +482,13 @@ def _graphs() -> dict[str, str]:
 
 
 @jax.jit
-def _equations_all(rule: Rule, model: Model, alpha: jax.Array, free: jax.Array, number: jax.Array) -> Equations:
+def _equations_all(
+    rule: Rule,
+    model: Model,
+    alpha: Float[Array, " lanes"],
+    free: Float[Array, "lanes 2"],
+    number: Int[Array, " lanes"],
+) -> Equations:
     """Return the equations of many lanes; the axis of the lanes leads all arrays."""
     coarse = repeated(rule.coarse, len(number))
     replicates = indexed(rule.stack, jnp.maximum(number, 0))
@@ -493,12 +501,12 @@ def _on_devices(method: Callable[..., Any]) -> Callable[..., Any]:
     return jax.jit(jax.vmap(precise(method)), compiler_options=_graphs())
 
 
-def _default_device() -> Any:
+def _default_device() -> jax.Device:
     configured = jax.config.values["jax_default_device"]
     return configured if isinstance(configured, jax.Device) else jax.local_devices(backend=configured)[0]
 
 
 @functools.cache
-def _host() -> Any:
+def _host() -> jax.Device:
     """Return the CPU of the host, which need not be the default device."""
     return jax.local_devices(backend="cpu")[0]

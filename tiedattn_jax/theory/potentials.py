@@ -10,19 +10,23 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jaxtyping import Array, Float, PyTree
 
 from ..averages.fields import fields
 from ..averages.prox import moreau
 from ..averages.rule import Points, Replicate, average, search_block
 from ..base.derivatives import derivative_along
 from ..base.linalg import precise, solve
+from ..base.types import Scalar
 from ..model.model import Model, over_kinds
 from ..model.overlaps import Conjugates, Overlaps, sentence_overlaps, symmetric
 from ..model.penalties import Penalty, minimiser
 from .weights import weight_fields, weight_law, weight_moments
 
 
-def stationary(fn: Callable[[Any, Any], jax.Array]) -> Callable[[Any, Any], jax.Array]:
+def stationary(
+    fn: Callable[[PyTree, PyTree], Float[Array, "..."]],
+) -> Callable[[PyTree, PyTree], Float[Array, "..."]]:
     """Differentiate `fn(z, p)` by the envelope theorem.
 
     The function must be evaluated at a `z(p)` where it is stationary in `z`. Its value is `fn(z, p)`, and its
@@ -30,7 +34,7 @@ def stationary(fn: Callable[[Any, Any], jax.Array]) -> Callable[[Any, Any], jax.
     """
 
     @jax.custom_jvp
-    def value(z: Any, p: Any) -> jax.Array:
+    def value(z: PyTree, p: PyTree) -> Float[Array, "..."]:
         return fn(z, p)
 
     @partial(value.defjvp, symbolic_zeros=True)
@@ -44,19 +48,19 @@ def stationary(fn: Callable[[Any, Any], jax.Array]) -> Callable[[Any, Any], jax.
 
 
 @stationary
-def block_envelope(points: Points, args: tuple[Model, Overlaps]) -> jax.Array:
+def block_envelope(points: Points, args: tuple[Model, Overlaps]) -> Float[Array, ""]:
     """Return the contribution of one block to the channel potential, at the minimisers of its nodes."""
     model, x = args[0], sentence_overlaps(*args)
     h, y = fields(model, x, points.student, points.teacher)
     return model.share * jnp.sum(points.weight * moreau(model, points.z, h, x.V, y))
 
 
-def over_nodes(model: Model, replicate: Replicate, fn: Callable[[Model, Any], Any]) -> Any:
+def over_nodes(model: Model, replicate: Replicate, fn: Callable[[Model, Any], PyTree]) -> PyTree:
     """Sum ``fn(model, block)`` over the blocks and over the kinds of sentences; `fn` gets the model of one kind."""
     return over_kinds(model, lambda model: average(replicate, partial(fn, model)))
 
 
-def channel(model: Model, x: Overlaps, replicate: Replicate) -> jax.Array:
+def channel(model: Model, x: Overlaps, replicate: Replicate) -> Float[Array, ""]:
     """Compute the channel potential M(q, V, theta, m), the Gaussian average of the Moreau envelope of the loss.
 
     ``M = E min_Z { sum_l 1/2 (z_l - h_l)^T V_l^{-1} (z_l - h_l) + loss(Z, Y) }`` with
@@ -64,7 +68,7 @@ def channel(model: Model, x: Overlaps, replicate: Replicate) -> jax.Array:
     kinds of sentences, M is the mean over them.
     """
 
-    def energy(model: Model, block: Any) -> jax.Array:
+    def energy(model: Model, block: Any) -> Float[Array, ""]:
         return block_envelope(points_in(model, x, replicate, block), (model, x))
 
     return over_nodes(model, replicate, energy)
@@ -76,7 +80,7 @@ def points_in(model: Model, x: Overlaps, replicate: Replicate, block: Any) -> Po
     return replicate.points(model, x, block, search_block(replicate, model, x, block))
 
 
-Sums = Callable[[Model, Overlaps, Points], Any]
+Sums = Callable[[Model, Overlaps, Points], PyTree]
 
 
 def no_sums(model: Model, x: Overlaps, points: Points) -> tuple:
@@ -86,26 +90,28 @@ def no_sums(model: Model, x: Overlaps, points: Points) -> tuple:
 
 def channel_gradient(
     model: Model, x: Overlaps, replicate: Replicate, extra_sums: Sums = no_sums
-) -> tuple[jax.Array, Overlaps, Any]:
+) -> tuple[Float[Array, ""], Overlaps, PyTree]:
     """Compute the channel potential M, its symmetrised gradient in the overlaps, and `extra_sums`, in one pass.
 
     Args:
         extra_sums: further sums over the nodes of a block, for the kind of sentences that its model is conditioned on.
     """
 
-    def block_gradient(model: Model, block: Any) -> Any:
+    def block_gradient(model: Model, block: Any) -> tuple[Float[Array, ""], Overlaps, PyTree]:
         return gradient_at(points_in(model, x, replicate, block), model, x, extra_sums)
 
     return over_nodes(model, replicate, block_gradient)
 
 
-def gradient_at(points: Points, model: Model, x: Overlaps, extra_sums: Sums) -> tuple[jax.Array, Overlaps, Any]:
+def gradient_at(
+    points: Points, model: Model, x: Overlaps, extra_sums: Sums
+) -> tuple[Float[Array, ""], Overlaps, PyTree]:
     """Return the contribution of the points of one block to `channel_gradient`."""
     M, g = jax.value_and_grad(lambda x: block_envelope(points, (model, x)))(x)
     return M, Overlaps(symmetric(g.q), symmetric(g.V), g.theta, g.m), extra_sums(model, x, points)
 
 
-def prior(model: Model, hats: Conjugates) -> jax.Array:
+def prior(model: Model, hats: Conjugates) -> Float[Array, ""]:
     """Compute the prior potential psi, an average over the joint spectral law.
 
     For the ridge it is ``psi = 1/2 E tr[Lam^{-1} (sum_k gamma_k qhat_k + b b^T)]``, with
@@ -124,13 +130,17 @@ def prior(model: Model, hats: Conjugates) -> jax.Array:
     return model.law().weights @ atom_values
 
 
-def _packed(Lam: jax.Array, mean: jax.Array, covariance: jax.Array) -> jax.Array:
-    """Pack the numbers that a weight's gain depends on into one vector per atom, (K, r (r + 2))."""
+def _packed(
+    Lam: Float[Array, "K r r"], mean: Float[Array, "K r"], covariance: Float[Array, "K r r"]
+) -> Float[Array, "K r*(r+2)"]:
+    """Pack the numbers that a weight's gain depends on into one vector per atom."""
     rows, columns = np.tril_indices(mean.shape[1])
     return jnp.concatenate([symmetric(Lam)[:, rows, columns], mean, symmetric(covariance)[:, rows, columns]], 1)
 
 
-def _unpacked(packed: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array]:
+def _unpacked(
+    packed: Float[Array, "K n"],
+) -> tuple[Float[Array, "K r r"], Float[Array, "K r"], Float[Array, "K r r"]]:
     r = math.isqrt(packed.shape[1] + 1) - 1
     half = r * (r + 1) // 2
     index = np.zeros((r, r), int)
@@ -139,35 +149,37 @@ def _unpacked(packed: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array]:
     return packed[:, index], packed[:, half : half + r], packed[:, half + r + index]
 
 
-def _mean_gain(penalty: Penalty, Lam: jax.Array, mean: jax.Array, covariance: jax.Array) -> jax.Array:
-    """Return ``E max_w { b~ . w - w^T Lam w / 2 - sum_a p(w_a) }`` at every atom, (K,)."""
+def _mean_gain(
+    penalty: Penalty, Lam: Float[Array, "K r r"], mean: Float[Array, "K r"], covariance: Float[Array, "K r r"]
+) -> Float[Array, " K"]:
+    """Return ``E max_w { b~ . w - w^T Lam w / 2 - sum_a p(w_a) }`` at every atom."""
     b, share = weight_fields(penalty, Lam, mean, covariance)
     Lam = Lam[:, None]
     return jnp.sum(share * _gain(minimiser(penalty, Lam, b), (penalty, Lam, b)), 1)
 
 
 @jax.custom_jvp
-def _gains(penalty: Penalty, packed: jax.Array) -> jax.Array:
+def _gains(penalty: Penalty, packed: Float[Array, "K n"]) -> Float[Array, " K"]:
     """Return `_mean_gain`; its second derivatives in `packed` are computed as one Hessian, see `_slopes`."""
     return _mean_gain(penalty, *_unpacked(packed))
 
 
 @partial(_gains.defjvp, symbolic_zeros=True)
 @precise
-def _(primals: Any, tangents: Any) -> tuple[jax.Array, jax.Array]:
+def _(primals: Any, tangents: Any) -> tuple[Float[Array, " K"], Float[Array, " K"]]:
     tangent = derivative_along(lambda packed: jnp.sum(_slopes(*primals) * packed, 1), primals[1:], tangents[1:])
     return _gains(*primals), tangent + derivative_along(lambda p: _gains.fun(p, primals[1]), primals[:1], tangents[:1])
 
 
 @jax.custom_jvp
-def _slopes(penalty: Penalty, packed: jax.Array) -> jax.Array:
-    """Return the derivatives of `_gains` in `packed`, (K, n)."""
+def _slopes(penalty: Penalty, packed: Float[Array, "K n"]) -> Float[Array, "K n"]:
+    """Return the derivatives of `_gains` in `packed`."""
     return jax.grad(lambda packed: jnp.sum(_gains.fun(penalty, packed)))(packed)
 
 
 @partial(_slopes.defjvp, symbolic_zeros=True)
 @precise
-def _(primals: Any, tangents: Any) -> tuple[jax.Array, jax.Array]:
+def _(primals: Any, tangents: Any) -> tuple[Float[Array, "K n"], Float[Array, "K n"]]:
     """Compute the whole Hessian in `packed` once.
 
     `packed` has far fewer entries than the conjugates and the numbers of the model on which it depends.
@@ -181,13 +193,15 @@ def _(primals: Any, tangents: Any) -> tuple[jax.Array, jax.Array]:
 
 
 @stationary
-def _gain(w: jax.Array, args: tuple[Penalty, jax.Array, jax.Array]) -> jax.Array:
+def _gain(
+    w: Float[Array, "K N r"], args: tuple[Penalty, Float[Array, "K 1 r r"], Float[Array, "K N r"]]
+) -> Float[Array, "K N"]:
     penalty, Lam, b = args
     pull = 0.5 * jnp.einsum("...ab,...b->...a", Lam, w)
     return jnp.sum((b - pull) * w - penalty.value(w), -1)
 
 
-def conjugates(alpha: jax.Array, gradient: Overlaps) -> Conjugates:
+def conjugates(alpha: Scalar, gradient: Overlaps) -> Conjugates:
     """Return the conjugates as gradients of ``alpha M``, eq. (7)."""
     return Conjugates(
         q=-2 * alpha * gradient.V, V=2 * alpha * gradient.q, theta=-alpha * gradient.theta, m=-alpha * gradient.m
@@ -200,7 +214,7 @@ def overlaps(model: Model, hats: Conjugates) -> Overlaps:
     return Overlaps(q=-2 * symmetric(g.V), V=2 * symmetric(g.q), theta=g.theta, m=g.m)
 
 
-def free_energy(model: Model, alpha: jax.Array, x: Overlaps, hats: Conjugates, M: jax.Array) -> jax.Array:
+def free_energy(model: Model, alpha: Scalar, x: Overlaps, hats: Conjugates, M: Float[Array, ""]) -> Float[Array, ""]:
     """Compute the free energy Phi at overlaps, conjugates and channel potential `M`.
 
     ``Phi = 1/2 sum_l tr(Vhat_l q_l - qhat_l V_l) - sum_l mhat_l . m_l - sum_l tr(thetahat_l theta_l^T) + psi
@@ -211,8 +225,8 @@ def free_energy(model: Model, alpha: jax.Array, x: Overlaps, hats: Conjugates, M
 
 
 def train_loss_partials(
-    model: Model, alpha: jax.Array, M: jax.Array, M_by_model: Model, hats: Conjugates
-) -> tuple[Model, jax.Array]:
+    model: Model, alpha: Scalar, M: Float[Array, ""], M_by_model: Model, hats: Conjugates
+) -> tuple[Model, Float[Array, ""]]:
     """Return the derivatives of the training loss in the model and in alpha.
 
     They are the partial derivatives, because Phi is stationary in the overlaps and conjugates.

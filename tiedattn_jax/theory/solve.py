@@ -12,6 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 from jax.flatten_util import ravel_pytree
+from jaxtyping import Array, Bool, Float, Int, PyTree
 
 from ..averages.default import default_nodes
 from ..averages.lines import LineNodes
@@ -22,6 +23,7 @@ from ..base.errors import InputError, as_number, is_concrete, require, require_k
 from ..base.linalg import precise
 from ..base.results import Settings, Status, error_bar
 from ..base.trees import either, indexed, repeated, stacked
+from ..base.types import GivenArray, Number, StateArray
 from ..model.checks import check
 from ..model.model import Model
 from ..model.overlaps import Coordinates, Overlaps, admissible, branch_of, magnitudes, shapes_of
@@ -42,14 +44,14 @@ class Problem(NamedTuple):
     Attributes:
         model, alpha: the setting; their numbers are concrete.
         nodes: averaging rule.
-        free: 1.0 for theta and for m if the branch leaves them free, else 0.0, (2,).
+        free: 1.0 for theta and for m if the branch leaves them free, else 0.0.
         settings: tolerances.
     """
 
     model: Model
-    alpha: Any
+    alpha: Float[GivenArray, ""]
     nodes: Rule
-    free: Any
+    free: Float[GivenArray, " 2"]
     settings: Settings
 
     def lane(self, start: Overlaps, replicate: int = COARSE, attempts: int = 1) -> Lane:
@@ -77,7 +79,7 @@ class Problem(NamedTuple):
 
 def solve(
     model: Model,
-    alpha: Any,
+    alpha: Number,
     branch: str | None = "semantic",
     nodes: Rule | None = None,
     *,
@@ -137,9 +139,14 @@ def solve(
 
 
 def _states_of(
-    model: Model, alpha: Any, branch: str | None, nodes: Rule | None, start: Overlaps | None, settings: Settings
-) -> tuple[State, Rule, jax.Array]:
-    """Return the states of `solve` without derivatives, their rule, and which of theta and m are free in them, (2,)."""
+    model: Model,
+    alpha: Float[Array, ""],
+    branch: str | None,
+    nodes: Rule | None,
+    start: Overlaps | None,
+    settings: Settings,
+) -> tuple[State, Rule, Float[Array, " 2"]]:
+    """Return the states of `solve` without derivatives, their rule, and which of theta and m are free in them."""
     start, rule = lax.stop_gradient(start), default_nodes(model) if nodes is None else nodes
     if at_top_level(model, alpha, nodes, start):
         path = default_path(model, alpha, branch, rule, start, settings, fallback=nodes is None)
@@ -154,7 +161,7 @@ def _states_of(
 
 
 def _solved(problem: Problem, branch: str | None, start: Overlaps | None) -> Path:
-    """Path of `solve` on given averages; it returns the states, and which of theta and m are free in them, (2,)."""
+    """Path of `solve` on given averages; it returns the states, and which of theta and m are free in them."""
     initial = branch_start(problem.model, branch) if start is None else start
     states = yield from (problem.solve_from_far if start is None else problem.solve_replicates)(initial)
     free = np.asarray(problem.free)
@@ -175,8 +182,8 @@ def _solved(problem: Problem, branch: str | None, start: Overlaps | None) -> Pat
     return replicates, reduced_problem.free
 
 
-def _noise(model: Model, states: State, free: np.ndarray) -> np.ndarray:
-    """Return which of theta and m may be noise, (2,).
+def _noise(model: Model, states: State, free: Float[np.ndarray, " 2"]) -> Bool[np.ndarray, " 2"]:
+    """Return which of theta and m may be noise.
 
     If a replicate has not settled, these are the small ones; else those that are within their error bars.
     """
@@ -193,7 +200,7 @@ def _noise(model: Model, states: State, free: np.ndarray) -> np.ndarray:
 
 def default_path(
     model: Model,
-    alpha: Any,
+    alpha: Float[StateArray, ""],
     branch: str | None,
     rule: Rule,
     start: Overlaps | None,
@@ -222,7 +229,12 @@ _POOR = 30  # factor above the error bar in `LADDER` from which on Sobol points 
 
 
 def _refined(
-    model: Model, alpha: jax.Array, branch: str | None, rtol: float, start: Overlaps | None, settings: Settings
+    model: Model,
+    alpha: Float[Array, ""],
+    branch: str | None,
+    rtol: float,
+    start: Overlaps | None,
+    settings: Settings,
 ) -> FixedPoint:
     """Solve on more and more nodes, until the error bars are at most `rtol`.
 
@@ -254,7 +266,7 @@ def _relative_error(point: FixedPoint) -> float:
     return error if point.ok else np.inf
 
 
-def _check_rtol(model: Model, alpha: jax.Array, nodes: Rule | None, rtol: float) -> None:
+def _check_rtol(model: Model, alpha: Float[Array, ""], nodes: Rule | None, rtol: float) -> None:
     smallest = 100 * float(jnp.finfo(model.lam.dtype).eps)
     requirement = f"at least {smallest:.2g} in {model.lam.dtype}"
     if model.lam.dtype == jnp.float32:
@@ -282,18 +294,18 @@ def branch_start(model: Model, branch: str | None) -> Overlaps:
 class _Queue(NamedTuple):
     """State of the searches at one setting in traced code: the coarse replicate first, then one replicate at a time."""
 
-    number: jax.Array  # index of the current search; the coarse one, if there is one, is 0
+    number: Int[Array, ""]  # index of the current search; the coarse one, if there is one, is 0
     search: Search  # the current search
-    vectors: jax.Array  # coordinates from which the replicates start, (R, n)
+    vectors: Float[Array, "R n"]  # coordinates from which the replicates start
     outcomes: Outcome  # outcomes of the replicates, (R, ...)
 
 
 @precise
 def traced_states(
     model: Model,
-    alpha: jax.Array,
+    alpha: Float[Array, ""],
     nodes: Rule,
-    free: jax.Array,
+    free: Float[Array, " 2"],
     settings: Settings,
     starts: Overlaps,
     coarse_first: bool,
@@ -307,11 +319,11 @@ def traced_states(
     coordinates, R, first = Coordinates(model, free), nodes.replicates, int(coarse_first)
     stall = jnp.asarray(stall_of(nodes.size), model.lam.dtype)
 
-    def newton(number: jax.Array) -> Newton:
+    def newton(number: Int[Array, ""]) -> Newton:
         attempts = jnp.where(number < first, len(ATTEMPTS), 1)
         return Newton(coordinates, settings, stall, attempts)
 
-    def equations(number: jax.Array) -> Equations:
+    def equations(number: Int[Array, ""]) -> Equations:
         replicate = indexed(nodes.stack, jnp.maximum(number - first, 0))
         chosen = either(number < first, nodes.coarse, replicate) if coarse_first else replicate
         return Equations(model, alpha, chosen, free)
@@ -347,7 +359,7 @@ def traced_states(
 
 
 @jax.custom_jvp
-def with_tangents(model: Model, alpha: jax.Array, nodes: Rule, free: jax.Array, states: State) -> State:
+def with_tangents(model: Model, alpha: Float[Array, ""], nodes: Rule, free: Float[Array, " 2"], states: State) -> State:
     """Return `states`, with the derivatives of fixed points in the numbers of the model and in alpha."""
     return states
 
@@ -364,17 +376,19 @@ def _(primals: Any, tangents: Any) -> tuple[State, State]:
 
 
 @program
-def _derivatives(model: Model, alpha: jax.Array, nodes: Rule, free: jax.Array, xs: Overlaps) -> dict[str, Any]:
+def _derivatives(
+    model: Model, alpha: Float[Array, ""], nodes: Rule, free: Float[Array, " 2"], xs: Overlaps
+) -> dict[str, PyTree[Float[Array, "R ... k"]]]:
     """Return `Equations.derivatives` of every replicate."""
 
-    def replicate_derivatives(pair: tuple[Replicate, Overlaps]) -> dict[str, Any]:
+    def replicate_derivatives(pair: tuple[Replicate, Overlaps]) -> dict[str, PyTree[Float[Array, "... k"]]]:
         replicate, x = pair
         return Equations(model, alpha, replicate, free).derivatives(x)
 
     return lax.map(replicate_derivatives, (nodes.stack, xs))
 
 
-def check_alpha(model: Model, alpha: Any) -> jax.Array:
+def check_alpha(model: Model, alpha: Number) -> Float[Array, ""]:
     """Return alpha in the model's dtype.
 
     Raises:

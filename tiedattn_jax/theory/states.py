@@ -10,10 +10,12 @@ import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jaxtyping import Array, Bool, Float, Int, Real, Shaped
 
 from ..base.errors import InputError
 from ..base.printing import WORDS, Description, by_token, rows_of, with_error
 from ..base.results import MeanField, Result, Status, error_bar, has_state, mean_of_existing, quorum
+from ..base.types import StateArray
 from ..model import overlaps as ov
 from ..model.model import Model
 from ..model.overlaps import Conjugates, Overlaps, shapes_of
@@ -29,20 +31,20 @@ class State(eqx.Module):
 
     overlaps: Overlaps
     conjugates: Conjugates
-    train_loss: jax.Array
-    gen_error: jax.Array
-    gen_error_linear: jax.Array
-    residual: jax.Array
-    status: jax.Array
+    train_loss: Float[StateArray, "*R"]
+    gen_error: Float[StateArray, "*R"]
+    gen_error_linear: Float[StateArray, "*R"]
+    residual: Float[StateArray, "*R"]
+    status: Shaped[StateArray, "*R"]  # integers; means are real numbers, and tangents float0
     diagnostics: Diagnostics
-    train_loss_partials: tuple[Model, jax.Array]
+    train_loss_partials: tuple[Model, Float[StateArray, "*R"]]
 
     @property
-    def has_state(self) -> jax.Array:
-        """Whether each replicate has a state, (R,)."""
+    def has_state(self) -> Bool[Array, "*R"]:
+        """Whether each replicate has a state."""
         return has_state(self.status, self.residual)
 
-    def numbers(self) -> dict[str, jax.Array]:
+    def numbers(self) -> dict[str, Real[StateArray, "..."]]:
         """Return the numbers of a state by name; grids, paths, tables and reports list these."""
         fields = ("train_loss", "gen_error", "gen_error_linear", "residual", "status")
         return {
@@ -60,7 +62,7 @@ def number_shapes(model: Model) -> dict[str, tuple[int, ...]]:
 
 
 @jax.jit
-def _has_jumps(mass: jax.Array, bar: jax.Array) -> jax.Array:
+def _has_jumps(mass: Float[Array, "*batch"], bar: Float[Array, "*batch"]) -> Bool[Array, "*batch"]:
     return jnp.abs(mass) > jnp.maximum(1e-3, jnp.where(jnp.isfinite(bar), 3 * bar, 0.0))
 
 
@@ -69,10 +71,10 @@ AFFECTED = ("replicon", "d overlaps", "d gen_error", "d alpha_l", "spinodals")
 DIAGNOSTICS = tuple(field.name for field in dataclasses.fields(Diagnostics))
 
 
-class _Scalar(MeanField[jax.Array]):
+class _Scalar(MeanField[Array]):
     """An order parameter of two tokens and rank one, as a scalar: the mean over the tokens, or m of the first token."""
 
-    def __get__(self, point: Any, owner: type) -> jax.Array:
+    def __get__(self, point: Any, owner: type) -> Float[Array, "*batch"]:
         batch, x = jnp.shape(point.alpha), point.overlaps
         if (shape := x.theta.shape[len(batch) :]) != (2, 1, 1):
             requirement = f"of shape (2, 1, 1) for the scalar {self.name}, got {shape}: use overlaps.{self.name}"
@@ -91,8 +93,8 @@ class FixedPoint(Result):
     Attributes:
         model, alpha, branch: arguments of the solve.
         replicates: fixed points of all replicates.
-        overlaps: order parameters q, V (L, r, r), theta (L, r, t), m (L, r).
-        conjugates: conjugate order parameters, of the same shapes as the overlaps.
+        overlaps: order parameters.
+        conjugates: conjugate order parameters.
         train_loss: training loss / d; it is minus the free energy.
         gen_error: test error eps_g.
         gen_error_linear: test error of the linear baseline; NaN for a model without `target`.
@@ -103,14 +105,14 @@ class FixedPoint(Result):
 
     batch_probe = "alpha", 0
     model: Model
-    alpha: jax.Array
+    alpha: Float[StateArray, "*batch"]
     replicates: State
     branch: str | None = eqx.field(static=True)
     overlaps = MeanField[Overlaps]()
     conjugates = MeanField[Conjugates]()
-    train_loss = MeanField[jax.Array]()
-    gen_error = MeanField[jax.Array]()
-    gen_error_linear = MeanField[jax.Array]()
+    train_loss = MeanField[Array]()
+    gen_error = MeanField[Array]()
+    gen_error_linear = MeanField[Array]()
     diagnostics = MeanField[Diagnostics]()
     q, V, theta, m = _Scalar(), _Scalar(), _Scalar(), _Scalar()
 
@@ -131,22 +133,22 @@ class FixedPoint(Result):
         return summary(self.replicates)
 
     @property
-    def status(self) -> jax.Array:
+    def status(self) -> Int[Array, "*batch"]:
         """The worst `Status` over the replicates, as an integer."""
         return jnp.max(self.replicates.status, -1)
 
     @property
-    def residual(self) -> jax.Array:
+    def residual(self) -> Float[Array, "*batch"]:
         """The largest undamped relative residual over the replicates."""
         return jnp.max(self.replicates.residual, -1)
 
     @property
-    def exists(self) -> jax.Array:
+    def exists(self) -> Bool[Array, "*batch"]:
         """Whether at least half of the replicates have a state; states that the nodes do not resolve count."""
         return quorum(self.replicates.has_state)
 
     @property
-    def jumps(self) -> jax.Array:
+    def jumps(self) -> Bool[Array, "*batch"]:
         """Whether the proximal operator jumps: `jump_mass` exceeds .001 and three of its error bars.
 
         At such a state the replicon is formally infinite, and derivatives that are taken node by node miss a term. The
@@ -212,7 +214,7 @@ class FixedPoint(Result):
 
 
 def states_table(
-    points: Sequence[FixedPoint], by: str, places: Sequence[float] | np.ndarray = ()
+    points: Sequence[FixedPoint], by: str, places: Sequence[float] | Float[np.ndarray, " A"] = ()
 ) -> list[tuple[str, ...]]:
     """Return a header, and one row per fixed point with its place or branch, its numbers with error bars, its status.
 
@@ -241,7 +243,7 @@ def _means(states: State) -> State:
 def _error_bars(states: State) -> State:
     counted = jnp.where(jnp.any(states.has_state), states.has_state, True)
 
-    def bar(a: jax.Array) -> jax.Array:
+    def bar(a: Shaped[Array, "R *shape"]) -> Float[Array, "*shape"]:
         return error_bar(jnp.where(counted.reshape(-1, *[1] * (a.ndim - 1)), a, jnp.nan))
 
     return jax.tree.map(bar, states)

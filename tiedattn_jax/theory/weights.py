@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
+from jax.typing import DTypeLike
+from jaxtyping import Array, Float, Int
 
 from ..base.errors import InputError
 from ..base.linalg import cholesky, solve
@@ -17,12 +18,14 @@ from ..model.overlaps import Conjugates
 from ..model.penalties import Penalty, minimiser
 
 
-def weight_moments(model: Model, hats: Conjugates) -> tuple[jax.Array, jax.Array]:
-    """Return Lam and ``E[b~ b~^T]`` at every atom of the spectrum, (K, r, r)."""
+def weight_moments(model: Model, hats: Conjugates) -> tuple[Float[Array, "K r r"], Float[Array, "K r r"]]:
+    """Return Lam and ``E[b~ b~^T]`` at every atom of the spectrum."""
     law = model.law()
     eye = jnp.eye(hats.m.shape[-1], dtype=hats.m.dtype)
 
-    def atom(gamma: jax.Array, tau: jax.Array, pi: jax.Array, cross: jax.Array) -> tuple[jax.Array, jax.Array]:
+    def atom(
+        gamma: Float[Array, " S"], tau: Float[Array, "J J"], pi: Float[Array, "t t"], cross: Float[Array, "J t"]
+    ) -> tuple[Float[Array, "r r"], Float[Array, "r r"]]:
         Lam = model.lam * eye + jnp.einsum("k,kab->ab", gamma, hats.V)
         theta = jnp.einsum("k,kat->at", gamma, hats.theta)
         mixed = jnp.einsum("ka,kt,bt->ab", hats.m, cross, theta)
@@ -38,8 +41,10 @@ _SPACING = {3: 0.5, 4: 0.75}  # spacing of the lines by number of columns; the o
 _HALVINGS = 14  # bisections for a crossing before the final Newton step; they leave an interval of 1e-3
 
 
-def weight_law(model: Model, hats: Conjugates) -> tuple[jax.Array, jax.Array, jax.Array]:
-    """Return Lam (K, r, r), and mean (K, r) and covariance (K, r, r) of the Gaussian fields b~, at every atom."""
+def weight_law(
+    model: Model, hats: Conjugates
+) -> tuple[Float[Array, "K r r"], Float[Array, "K r"], Float[Array, "K r r"]]:
+    """Return Lam, and mean and covariance of the Gaussian fields b~, at every atom."""
     law = model.law()
     tau_mean, pi_mean = law.means
     Lam, square = weight_moments(model, hats)
@@ -49,8 +54,8 @@ def weight_law(model: Model, hats: Conjugates) -> tuple[jax.Array, jax.Array, ja
 
 
 def weight_fields(
-    penalty: Penalty, Lam: jax.Array, mean: jax.Array, covariance: jax.Array
-) -> tuple[jax.Array, jax.Array]:
+    penalty: Penalty, Lam: Float[Array, "K r r"], mean: Float[Array, "K r"], covariance: Float[Array, "K r r"]
+) -> tuple[Float[Array, "K N r"], Float[Array, "K N"]]:
     """Return nodes for averages over the Gaussian fields b~ of the columns of one weight with a penalty, at every atom.
 
     The nodes lie on one line for one column, and on parallel lines for several columns. Along a line the sum of the
@@ -65,7 +70,7 @@ def weight_fields(
         Lam, mean, covariance: results of `weight_law`.
 
     Returns:
-        b~ (K, N, r); shares of the nodes (K, N), which sum to one at every atom.
+        b~; shares of the nodes, which sum to one at every atom.
 
     Raises:
         InputError: if there are more than four columns.
@@ -81,8 +86,8 @@ def weight_fields(
     return fields.reshape(len(mean), -1, r), (share[..., None] * node_share).reshape(len(mean), -1)
 
 
-def _root(covariance: jax.Array) -> jax.Array:
-    """Return a root of covariances (K, r, r) whose first column is the direction of the lines.
+def _root(covariance: Float[Array, "K r r"]) -> Float[Array, "K r r"]:
+    """Return a root of covariances whose first column is the direction of the lines.
 
     The first column contains the covariances of the fields with the sum that changes along the lines, see
     `weight_fields`.
@@ -99,8 +104,10 @@ def _root(covariance: jax.Array) -> jax.Array:
     return mirrored[:, :, None] * normal[:, None, :] - root
 
 
-def _lines(Lam: jax.Array, mean: jax.Array, root: jax.Array, edges: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """Return standard normals across the lines, (K, M, r - 1), and shares of the lines (K, M)."""
+def _lines(
+    Lam: Float[Array, "K r r"], mean: Float[Array, "K r"], root: Float[Array, "K r r"], edges: Float[Array, "2 E"]
+) -> tuple[Float[Array, "K M r-1"], Float[Array, "K M"]]:
+    """Return standard normals across the lines, and shares of the lines."""
     atoms, r = mean.shape
     ones = jnp.ones_like(mean[:, 0])
     if r == 1:
@@ -115,22 +122,24 @@ def _lines(Lam: jax.Array, mean: jax.Array, root: jax.Array, edges: jax.Array) -
     return jnp.tile(jnp.asarray(grid, mean.dtype), (atoms, 1, 1)), ones[:, None] * (density / density.sum())
 
 
-def _kinks(penalty: Penalty, dtype: Any) -> jax.Array:
-    """Return the kinks of a penalty, each twice, and its slopes on either side of them, (2, edges)."""
+def _kinks(penalty: Penalty, dtype: DTypeLike) -> Float[Array, "2 E"]:
+    """Return the kinks of a penalty, each twice, and its slopes on either side of them."""
     kinks = jnp.repeat(jnp.asarray([*penalty.kinks], dtype), 2)
     offset = jnp.finfo(dtype).eps * jnp.maximum(jnp.abs(kinks), 1e-9)
     sides = jnp.tile(jnp.array([-1, 1], dtype), len(penalty.kinks))
     return jnp.stack([kinks, jax.vmap(jax.grad(penalty.value))(kinks + sides * offset)])
 
 
-def _pieces(breaks: Iterable[jax.Array], template: jax.Array, columns: int) -> tuple[jax.Array, jax.Array]:
-    """Return standard normals (..., N) on lines that are broken at `breaks`, and their shares.
+def _pieces(
+    breaks: Iterable[Float[Array, "*shape"]], template: Float[Array, "*shape"], columns: int
+) -> tuple[Float[Array, "*shape N"], Float[Array, "*shape N"]]:
+    """Return standard normals on lines that are broken at `breaks`, and their shares.
 
     Every line is also broken in the middle. Without another break, the nodes of one piece would be too few for the
     whole range.
 
     Args:
-        breaks: positions on the lines, each of the shape (...) of `template`; NaN stands for no break.
+        breaks: positions on the lines; NaN stands for no break.
         columns: number of columns, which sets the number of nodes per piece.
     """
     clipped = (jnp.clip(jnp.where(jnp.isnan(position), _RANGE, position), -_RANGE, _RANGE) for position in breaks)
@@ -141,8 +150,14 @@ def _pieces(breaks: Iterable[jax.Array], template: jax.Array, columns: int) -> t
     return zeta, (half[..., None] * shares).reshape(zeta.shape) * jnp.exp(-0.5 * zeta**2) / (2 * np.pi) ** 0.5
 
 
-def _crossings(penalty: Penalty, Lam: jax.Array, along: jax.Array, middle: jax.Array, edges: jax.Array) -> jax.Array:
-    """Return the positions on the lines where a column reaches or leaves a kink, (positions, K, M).
+def _crossings(
+    penalty: Penalty,
+    Lam: Float[Array, "K r r"],
+    along: Float[Array, "K r"],
+    middle: Float[Array, "K M r"],
+    edges: Float[Array, "2 E"],
+) -> Float[Array, "P K M"]:
+    """Return the positions on the lines where a column reaches or leaves a kink.
 
     There ``(Lam w)_a + slope = b~_a``, with w_a at the kink.
     """
@@ -153,7 +168,12 @@ def _crossings(penalty: Penalty, Lam: jax.Array, along: jax.Array, middle: jax.A
     if along.shape[1] == 1:
         return ((diagonal * kinks + slopes - middle) / along[:, None])[:, 0, :, :, 0]
 
-    def excess_field(zeta: jax.Array, Lam: jax.Array, along: jax.Array, middle: jax.Array) -> jax.Array:
+    def excess_field(
+        zeta: Float[Array, "E r K M"],
+        Lam: Float[Array, "K r r"],
+        along: Float[Array, "K r"],
+        middle: Float[Array, "K M r"],
+    ) -> Float[Array, "E r K M"]:
         """Return by how much the field of a column exceeds the one at an edge, for every edge, column and line.
 
         The weights of the other columns are at the minimum.
@@ -168,7 +188,7 @@ def _crossings(penalty: Penalty, Lam: jax.Array, along: jax.Array, middle: jax.A
     high = jnp.full((len(kinks), along.shape[1], *middle.shape[:2]), _RANGE, Lam.dtype)
     rising = excess_field(high, *constants) > 0
 
-    def halve(_: Any, ends: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, jax.Array]:
+    def halve(_: Int[Array, ""], ends: tuple[Array, Array]) -> tuple[Float[Array, "E r K M"], Float[Array, "E r K M"]]:
         lower, upper = ends
         zeta = 0.5 * (lower + upper)
         is_above_root = (excess_field(zeta, *constants) > 0) == rising
