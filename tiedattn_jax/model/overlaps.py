@@ -167,7 +167,7 @@ class HasTeacher(Protocol):
 
 
 @precise
-def explained_covariance(model: HasTeacher, theta: Float[Array, "S r t"]) -> Float[Array, "S r r"]:
+def explained_covariance(model: HasTeacher, theta: Float[StateArray, "S r t"]) -> Float[Array, "S r r"]:
     """Return the covariance of the student fields that the teacher explains, ``theta rho^{-1} theta^T``."""
     return theta @ solve(model.rho, jnp.swapaxes(theta, -1, -2))
 
@@ -269,7 +269,7 @@ class Coordinates(eqx.Module):
         state = impose(x, self.free)
         return jnp.concatenate([jnp.ravel(a) for a in (state.q, state.V, state.theta, state.m)]).astype(self.rho.dtype)
 
-    def unpack(self, v: Float[Array, " n"]) -> Overlaps:
+    def unpack(self, v: Float[StateArray, " n"]) -> Overlaps:
         """Return a vector as overlaps."""
         ends = np.cumsum([math.prod(shape) for shape in self.shapes])[:-1]
         parts = zip(jnp.split(v, ends), self.shapes, strict=True)

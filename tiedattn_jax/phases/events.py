@@ -18,7 +18,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
-from jaxtyping import Array, Bool, Float, Int
+from jaxtyping import Array, Bool, Float, Int, Real
 
 from ..averages.program import program
 from ..averages.rule import Replicate, Rule
@@ -85,7 +85,7 @@ class _Growth(eqx.Module):
     The direction is data, so that all events of growth share one compiled program.
     """
 
-    weights: Float[np.ndarray, " 2"]  # weights of theta and m
+    weights: Real[np.ndarray, " 2"]  # weights of theta and m
 
     def __call__(
         self, model: Model, alpha: Float[Array, ""], x: Overlaps, replicate: Replicate, free: Float[Array, " 2"]
