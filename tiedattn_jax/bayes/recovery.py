@@ -11,13 +11,12 @@ from jaxtyping import Array, Float
 from ..averages.program import program
 from ..averages.rule import Replicate, Rule
 from ..base.errors import InputError
-from ..base.linalg import apply, cholesky
 from ..base.printing import Description, rows_of
 from ..base.results import Result, Status, error_bar
 from ..model.model import Model
 from ..theory.observables import largest_eigenvalue
 from ..theory.potentials import over_nodes
-from .channel import labels_at_nodes, score
+from .channel import curvatures_at_zero
 from .fixed_points import averages_of, check_bayes, has_closed_form, noise_of
 from .potentials import Posterior, posterior, sign_channel
 
@@ -69,9 +68,14 @@ def weak_recovery(model: Model, *, nodes: Rule | None = None) -> Recovery:
     """
     check_bayes(model)
     rule = averages_of(model, nodes)
-    values = thresholds(model, rule, has_closed_form(model))
-    slopes = jax.grad(lambda model: jnp.mean(thresholds(model, rule, has_closed_form(model))))(model)
-    return Recovery(jnp.mean(values), error_bar(values), slopes)
+    closed_form = has_closed_form(model)
+
+    def mean(model: Model) -> tuple[Array, Array]:
+        values = thresholds(model, rule, closed_form)
+        return jnp.mean(values), values
+
+    (alpha, values), slopes = jax.value_and_grad(mean, has_aux=True)(model)
+    return Recovery(alpha, error_bar(values), slopes)
 
 
 @program
@@ -101,10 +105,7 @@ def _curvature(model: Model, replicate: Replicate) -> Float[Array, "S t t S t t"
 
     def block_sum(model: Model, block: Any) -> Array:
         _, teacher, weight = replicate.quadrature(block)
-        t, rho = model.shape[2], model.rho
-        labels = labels_at_nodes(model, jnp.concatenate([apply(cholesky(rho), teacher[:, :t]), teacher[:, t:]], 1))
-        zero = jnp.zeros((model.shape[0], t), weight.dtype)
-        G = jax.vmap(lambda label: jax.jacfwd(score, 1)(label, zero, rho))(labels)  # (N, L, t, L, t)
+        G = curvatures_at_zero(model, teacher)
         tensor = jnp.einsum("nlakc,nlbkd,n->labkcd", G, G, model.share * weight)
         return model.to_classes(model.to_classes(tensor), 3)
 
@@ -139,7 +140,7 @@ def _alphas(model: Model) -> Float[Array, " Q"]:
 
     def alpha(log_odds: Array) -> Array:
         fraction = jax.nn.sigmoid(log_odds)
-        x = Posterior(fraction * model.rho, (1 - fraction) * model.rho)
+        x = Posterior(fraction * model.rho, jax.nn.sigmoid(-log_odds) * model.rho)
         conjugate = jnp.exp(log_odds) / (model.shape[0] * model.rho[0, 0, 0])  # q / rho = L qhat rho / (1 + L qhat rho)
         return conjugate / sign_channel(model, x, jnp.zeros_like(fraction)).information[0, 0, 0]
 
