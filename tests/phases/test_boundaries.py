@@ -5,6 +5,7 @@ import made
 import numpy as np
 import pytest
 from cases import ALPHA_C, ALPHA_C_SENSITIVITIES, ALPHA_L
+from channels import NOISE, Noisy
 
 import tiedattn_jax as ta
 from tiedattn_jax.model.overlaps import BRANCHES, PAIR
@@ -102,6 +103,23 @@ def test_an_entry_of_the_mixing(model, lines, critical):
     assert abs(boundary.alpha[1] - ALPHA_C) < 3 * boundary.stderr[1]
     rise = 0.04 / 6 * (boundary.slope[0] + 4 * boundary.slope[1] + boundary.slope[2])
     np.testing.assert_allclose(boundary.alpha[2] - boundary.alpha[0], rise, rtol=1e-2)
+
+
+def test_thresholds_of_the_optimal_learner():
+    """(1 + Delta)^2 / 6 with Delta = noise / sigma^2 and exact slopes, traced or swept, and 1 / L."""
+    sigma = np.array([0.4, 0.5])
+    delta = NOISE**2 / sigma**2
+    traced = ta.trace_boundary(Noisy.of(), "weak_recovery", "sigma", sigma)
+    swept = ta.sweep(Noisy.of(), "sigma", sigma, event="weak_recovery")
+    for boundary in (traced, swept):
+        np.testing.assert_allclose(boundary.alpha, (1 + delta) ** 2 / 6, rtol=1e-9)
+        np.testing.assert_allclose(boundary.slope, -2 * (1 + delta) * delta / sigma / 3, rtol=1e-9)
+        assert boundary.exact.all() and boundary.ok.all()
+    listed = ta.sweep([ta.dot_product(sigma=s) for s in sigma], event="perfect_recovery")
+    np.testing.assert_array_equal(listed.alpha, [0.5, 0.5])
+    assert np.isnan(listed.slope).all()
+    with pytest.raises(ta.InputError, match="start must be None"):
+        ta.trace_boundary(Noisy.of(), "weak_recovery", "sigma", sigma, start=traced)
 
 
 def test_where_curves_meet():

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import equinox as eqx
 import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float
@@ -20,6 +21,7 @@ from .channel import curvatures_at_zero
 from .fixed_points import averages_of, check_bayes, has_closed_form, noise_of
 from .potentials import Posterior, posterior, sign_channel
 
+RECOVERIES = "weak_recovery", "perfect_recovery"
 _STEPS = 400  # overlaps on the curve alpha(q); its maximum is then known to 1e-6
 
 
@@ -27,12 +29,14 @@ class Recovery(Result):
     """A threshold in alpha, with its derivatives.
 
     Attributes:
+        event: "weak_recovery" or "perfect_recovery".
         alpha: samples per dimension at the threshold.
         stderr: its error bar; zero if it is known in closed form.
         sensitivities: derivatives of alpha in the numbers of the model, as a model.
         algorithmic: for perfect recovery, the alpha above which message passing reaches it from a random start.
     """
 
+    event: str = eqx.field(static=True)
     alpha: Float[Array, ""]
     stderr: Float[Array, ""]
     sensitivities: Model
@@ -49,7 +53,7 @@ class Recovery(Result):
         if self.algorithmic is not None:
             numbers["algorithmic"] = self.algorithmic
         rows = rows_of(numbers, dict.fromkeys(numbers, self.stderr))
-        return Description("recovery of the teacher", self.status_name, rows)
+        return Description(f"{self.event.replace('_', ' ')} of the teacher", self.status_name, rows)
 
 
 def weak_recovery(model: Model, *, nodes: Rule | None = None) -> Recovery:
@@ -75,7 +79,12 @@ def weak_recovery(model: Model, *, nodes: Rule | None = None) -> Recovery:
         return jnp.mean(values), values
 
     (alpha, values), slopes = jax.value_and_grad(mean, has_aux=True)(model)
-    return Recovery(alpha, error_bar(values), slopes)
+    return Recovery("weak_recovery", alpha, error_bar(values), slopes)
+
+
+def recovery(event: str, model: Model, nodes: Rule | None) -> Recovery:
+    """Return one of the two thresholds by its name; perfect recovery needs no nodes."""
+    return weak_recovery(model, nodes=nodes) if event == "weak_recovery" else perfect_recovery(model)
 
 
 @program
@@ -130,7 +139,8 @@ def perfect_recovery(model: Model) -> Recovery:
         raise InputError("model", f"must have one eigenvalue of the covariance, got {len(law.weights)} atoms")
     information = jnp.full((), 1 / L, model.lam.dtype)
     algorithmic = jnp.maximum(information, jnp.max(_alphas(model)))
-    return Recovery(information, jnp.zeros_like(information), jax.tree.map(jnp.zeros_like, model), algorithmic)
+    slopes = jax.tree.map(jnp.zeros_like, model)
+    return Recovery("perfect_recovery", information, jnp.zeros_like(information), slopes, algorithmic)
 
 
 @program

@@ -118,6 +118,13 @@ MODEL: dict[str, dict[str, Any]] = {
     },
     "tied-teacher": {"action": "store_true", "help": "tie the target of the layer untied_dot_product"},
 }
+OPTIMAL: dict[str, dict[str, Any]] = {
+    "optimal": {
+        "action": "store_true",
+        "help": "add the Bayes-optimal learner: the alphas of weak and perfect recovery of the teacher, and its test "
+        "error where the figure shows test errors",
+    }
+}
 # Defaults of the options that reports repeat besides the model's numbers.
 ORIGIN = {**{name: MODEL[name]["default"] for name in ("layer", "rank", "teacher")}, "tied_teacher": False}
 _OUTPUT: dict[str, dict[str, Any]] = {

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-from functools import partial
 from typing import Any, NamedTuple
 
 import equinox as eqx
@@ -156,8 +155,8 @@ def _states_of(
     starts = branch_start(model, branch) if start is None else start
     if starts.m.ndim == 2:
         starts = repeated(starts, rule.replicates)
-    operands = model, alpha, rule, free, settings, starts
-    return lane_by_lane(partial(traced_states, coarse_first=start is None))(*operands), rule, free
+    states = lane_by_lane(traced_states)(model, alpha, rule, free, settings, starts, start is None)
+    return states, rule, free
 
 
 def _solved(problem: Problem, branch: str | None, start: Overlaps | None) -> Path:
