@@ -55,8 +55,9 @@ def test_other_axes(capsys, monkeypatch):
     assert arguments["x"][0] == "sigma" and arguments["y"][0] == "lam" and arguments["alpha"] == 1.5
     np.testing.assert_allclose(arguments["y"][1], [0.01, 0.02])
     assert (arguments["devices"], arguments["resume"], arguments["out"]) == (1, True, Path("there/tracks"))
-    assert main([*words, "--optimal"]) == 2
-    assert "optimal must be left out where alpha is not an axis" in capsys.readouterr().err
+    with pytest.raises(SystemExit):
+        main([*words, "--optimal"])
+    assert "--optimal: must be left out where alpha is not an axis" in capsys.readouterr().err
     assert main(words) == 130
     assert (arguments["alpha"], arguments["devices"], arguments["resume"], arguments["out"]) == (2.0, None, False, None)
     assert main(["diagram", "--nodes", "1024"]) == 130

@@ -130,9 +130,11 @@ def test_optimal_learner():
         hard=np.array([False, True, True]),
     )
     weak = Namespace(event="weak_recovery", alpha=0.5)
-    overlap, error = optimal_figure(points, [weak]).axes
-    assert labels(overlap) == ["optimal learner", "hard phase: state from the other start", "weak recovery"]
-    np.testing.assert_allclose([line.get_ydata() for line in overlap.lines[:2]], [2 * q, [np.nan, 0.25, 0.5]])
+    overlap, error = optimal_figure(points, [weak], spectral=np.array([0.0, 0.5, 0.8])).axes
+    other_start = "hard phase: state from the other start"
+    assert labels(overlap) == ["optimal learner", other_start, "spectral start", "weak recovery"]
+    drawn = [2 * q, [np.nan, 0.25, 0.5], [0.0, 0.25, 0.64]]
+    np.testing.assert_allclose([line.get_ydata() for line in overlap.lines[:3]], drawn)
     np.testing.assert_allclose(error.lines[0].get_ydata(), points.gen_error)
     errors = branch_figure([curve("semantic")], optimal=points, recoveries=[weak]).axes[2]
     assert {"optimal learner", "weak recovery"} < set(labels(errors))

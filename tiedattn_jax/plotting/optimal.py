@@ -11,10 +11,13 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from ..base.errors import require
+from ..base.types import AnyArray
 from .style import COLOURS, ERROR, LABELS, MARKS, OTHER, SYMBOLS, frame, line, panels
 
 
-def optimal_figure(points: Any, recoveries: Sequence[Any] = ()) -> Figure:
+def optimal_figure(
+    points: Any, recoveries: Sequence[Any] = (), spectral: Float[AnyArray, " alphas"] | None = None
+) -> Figure:
     """Plot overlap and test error of the optimal learner against alpha.
 
     In a hard phase the state that message passing reaches from a random start is drawn as well.
@@ -22,6 +25,7 @@ def optimal_figure(points: Any, recoveries: Sequence[Any] = ()) -> Figure:
     Args:
         points: `bayes.fixed_points.BayesPoint` under `vmap` along alpha.
         recoveries: thresholds to mark, `bayes.recovery.Recovery`.
+        spectral: cosines of the spectral start with the teacher at the same alphas, to draw their squares.
 
     Raises:
         InputError: there is one alpha only.
@@ -35,6 +39,8 @@ def optimal_figure(points: Any, recoveries: Sequence[Any] = ()) -> Figure:
         if np.any(points.hard):
             other = np.where(points.hard, _relative_overlap(points.other), np.nan)
             line(overlap, points.alpha, other, OTHER, "hard phase: state from the other start", dash="--")
+        if spectral is not None:
+            line(overlap, points.alpha, np.square(spectral), COLOURS["spectral"], "spectral start")
         optimal_error(error, points)
         for axis in axes[0]:
             mark_recoveries(axis, recoveries)

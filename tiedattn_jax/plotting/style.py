@@ -28,6 +28,7 @@ COLOURS = {
     "uninformed": "0.55",
     "baseline": "#009E73",
     "optimal": "#E69F00",
+    "spectral": "#56B4E9",
 }
 
 # Line styles of branches that are no minimum anywhere; other branches are solid. Unstable stretches of any branch are
