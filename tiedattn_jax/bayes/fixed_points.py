@@ -8,7 +8,7 @@ overlap, which message passing reaches, and from an informed start at the one wi
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import equinox as eqx
@@ -25,6 +25,7 @@ from ..base.linalg import precise
 from ..base.printing import Description, rows_of
 from ..base.results import MeanField, Result, Status, error_bar
 from ..base.trees import either
+from ..base.types import AnyArray
 from ..model.checks import check_provides
 from ..model.model import Model
 from ..model.preimages import Preimages
@@ -132,11 +133,11 @@ class BayesPoint(Result):
             details = [("q", f"{float(jnp.mean(self.other.q)):.6g}", text)]
         return Description(f"{kind} at alpha = {self.alpha:g}", self.status_name, rows, details)
 
-    def plot(self) -> Any:
+    def plot(self, recoveries: Sequence[Any] = (), spectral: Float[AnyArray, " alphas"] | None = None) -> Any:
         """Plot overlap and test error against alpha, for a result under `vmap`; see `plotting.optimal`."""
         from ..plotting.optimal import optimal_figure
 
-        return optimal_figure(self)
+        return optimal_figure(self, recoveries, spectral)
 
 
 def bayes(model: Model, alpha: Any, *, nodes: Rule | None = None, start: str | None = None) -> BayesPoint:
