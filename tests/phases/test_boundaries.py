@@ -162,6 +162,7 @@ def test_points_in_any_order_and_slopes_of_a_spline():
     assert sloped.exact.all() and not boundary.exact.any() and not gap.exact.any()
 
 
+@pytest.mark.usefixtures("unchecked")
 def test_between_neighbours_and_between_the_last_state_and_the_next_alpha(monkeypatch):
     """A first change lies between neighbours in the list, or between the last state and the next alpha.
 
@@ -196,6 +197,7 @@ def test_between_neighbours_and_between_the_last_state_and_the_next_alpha(monkey
         search(1.0)
 
 
+@pytest.mark.usefixtures("unchecked")
 def test_the_branches_of_an_event_are_walked_at_once(monkeypatch):
     requests = []
 
