@@ -101,12 +101,12 @@ def _curvature(model: Model, replicate: Replicate) -> Float[Array, "S t t S t t"
 
     def block_sum(model: Model, block: Any) -> Array:
         _, teacher, weight = replicate.quadrature(block)
-        t, rho = model.shape[2], model.rho
+        t, rho, sentence = model.shape[2], model.rho, model.sentence
         labels = labels_at_nodes(model, jnp.concatenate([apply(cholesky(rho), teacher[:, :t]), teacher[:, t:]], 1))
         zero = jnp.zeros((model.shape[0], t), weight.dtype)
         G = jax.vmap(lambda label: jax.jacfwd(score, 1)(label, zero, rho))(labels)  # (N, L, t, L, t)
-        tensor = jnp.einsum("nlakc,nlbkd,n->labkcd", G, G, model.share * weight)
-        return model.to_classes(model.to_classes(tensor), 3)
+        tensor = jnp.einsum("nlakc,nlbkd,n->labkcd", G, G, sentence.share * weight)
+        return sentence.to_classes(sentence.to_classes(tensor), 3)
 
     return over_nodes(model, replicate, block_sum)
 

@@ -184,7 +184,7 @@ def _check_exchange(model: Model, Z: Float[Array, "L r"], *labels: Float[Array, 
     cosines = np.abs(gram[:L, L:]) / np.sqrt(np.outer(np.diag(gram)[:L], np.diag(gram)[L:]) + np.finfo(float).tiny)
     requirement = "means of classes orthogonal to the encodings for a branch by name: or branch=None with a start"
     require(cosines < _CHANCE, "law().tau", cosines, requirement)
-    classes, weights, kinds = law.sentences.classes, np.asarray(law.sentences.weights), np.asarray(model.kinds)
+    classes, weights, kinds = law.sentences.classes, *map(np.asarray, (law.sentences.weights, law.sentences.kinds))
     for order in map(np.array, itertools.permutations(range(L))):
         exchanged = [tuple(np.array(k)[order].tolist()) for k in classes]
         sums = [tau[:, i, i] + 2 * tau[:, i, j] + tau[:, j, j] for i, j in enumerate(order)]  # |p_i + p_j|^2
@@ -243,7 +243,8 @@ def _check_functions(model: Model, even: bool) -> None:
     Z, *labels = (jnp.asarray(rng.standard_normal((L, k)), model.lam.dtype) for k in widths)
     if even:
         _check_exchange(model, Z, *labels)
-    model = model if model.kinds is None else model.condition_on(model.kinds[0])
+    sentences = model.law().sentences
+    model = model if sentences is None else model.condition_on(sentences.kinds[0])
     rotation = None
     if len(model.generators):
         tangent = np.tensordot(rng.standard_normal(len(model.generators)), model.generators, 1)

@@ -64,6 +64,11 @@ class TokenClassMixture(Printed):
         classes = np.asarray(self.classes)
         return (classes[..., None] == np.arange(classes.max() + 1)).astype(float)
 
+    @property
+    def kinds(self) -> Float[Array, "C C"]:
+        """Unit vectors of the kinds, see `Model.condition_on`."""
+        return jnp.eye(len(self.classes), dtype=self.weights.dtype)
+
     def describe(self) -> Description:
         return Description("", numbers=[(str(k), entries(w)) for k, w in zip(self.classes, self.weights, strict=True)])
 

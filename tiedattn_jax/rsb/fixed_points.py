@@ -204,7 +204,7 @@ def solve_1rsb(
         raise InputError("model", f"{requirement}, got {model.lam.dtype}")
     if model.penalty is not None:
         raise InputError("model", f"must have no penalty besides the ridge for solve_1rsb, got {model.penalty!r}")
-    if model.kinds is not None:
+    if model.law().sentences is not None:
         raise InputError("model", "must have tokens without classes for solve_1rsb, got a law with sentences")
     require_count(replicates, "replicates", 2)
     if s is not None:
