@@ -18,7 +18,7 @@ from ..bayes.channel import labels_at_nodes
 from ..bayes.fixed_points import averages_of, has_closed_form
 from ..bayes.recovery import thresholds
 from ..bayes.spectral import check_spectral, label_matrix
-from ..model.checks import check
+from ..model.checks import check_concrete
 from ..model.model import Model
 from .data import Data, back_project, check_estimate, check_fit, student_fields
 
@@ -53,8 +53,10 @@ def start(
         names = ", ".join(map(repr, STARTS))
         raise InputError("init", f"must be {names} or a (d, r) array, got init={init!r}")
     check_fit(model, data)
-    if is_concrete(model):
-        check(model, even=False)
+    if init == "spectral":
+        check_spectral(model)
+    else:
+        check_concrete(model, even=False)
     key = jax.random.key(0) if key is None else key
     require_key(key)
     size = scale if scale is not None else 0.25 if init == "positional" else 1.0
@@ -93,12 +95,7 @@ def _named_start(
 
 
 def _weak_recovery(model: Model, data: Data) -> Float[Array, ""]:
-    """Return the alpha of weak recovery, and warn if the data have less: a spectral start is then blind.
-
-    Raises:
-        InputError: as `tiedattn_jax.spectral_overlap`.
-    """
-    check_spectral(model)
+    """Return the alpha of weak recovery, and warn if the data have less: a spectral start is then blind."""
     threshold = jnp.mean(thresholds(model, averages_of(model, None), has_closed_form(model)))
     if is_concrete(threshold) and data.alpha <= float(threshold):
         message = f"the spectral start is blind at alpha = {data.alpha:.4g}, below weak recovery at {threshold:.4g}"
@@ -121,6 +118,7 @@ def spectral_direction(model: Model, data: Data, key: PRNGKeyArray | None = None
         InputError: as `tiedattn_jax.spectral_overlap`.
     """
     check_fit(model, data)
+    check_spectral(model)
     threshold = _weak_recovery(model, data)
     first = jax.random.normal(jax.random.key(0) if key is None else key, (data.shape[2], 1), data.x.dtype)
     return _leading_direction(model, data, first, threshold)

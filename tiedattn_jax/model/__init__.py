@@ -3,7 +3,6 @@
 overlaps      order parameters, branches, coordinates
 law           the law of the data
 spectra       numbers of a law from matrices
-sentence      one kind of sentences, seen from its tokens
 penalties     penalties besides the ridge
 model         `Model`, which users extend
 layers        the layers that the library ships

@@ -15,7 +15,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float
 
-from ..base.errors import InputError, require, require_count, require_kind, require_takes, with_values
+from ..base.errors import InputError, is_concrete, require, require_count, require_kind, require_takes, with_values
 from ..base.linalg import precise
 from .law import SpectralLaw, TokenClassMixture
 from .model import Model
@@ -71,6 +71,12 @@ def check(model: Model, *, even: bool = True) -> None:
             check_penalty(model.penalty, model.lam, even)
         _check_law(model)
         _check_functions(model, even)
+
+
+def check_concrete(model: Model, *, even: bool) -> None:
+    """Apply `check` to a model whose numbers are concrete, and nothing to one that is traced."""
+    if is_concrete(model):
+        check(model, even=even)
 
 
 def _check_fields(model: Model) -> None:

@@ -16,10 +16,9 @@ from jaxtyping import Array, Float, PyTree
 from ..base.linalg import precise
 from ..base.printing import Description, Printed, entries
 from ..base.types import AnyArray
-from .law import SpectralLaw
+from .law import Sentence, SpectralLaw
 from .penalties import Penalty
 from .preimages import Preimages
-from .sentence import Sentence
 
 T = TypeVar("T")
 
@@ -121,11 +120,9 @@ class Model(Printed):
     @precise
     def sentence(self) -> Sentence:
         """The kind of sentences that the model is restricted to, seen from its tokens."""
-        sentences = None if self.kind is None else self.law().sentences
-        if sentences is None:
+        if self.kind is None or (sentences := self.law().sentences) is None:
             return Sentence()
-        indicator = jnp.tensordot(self.kind, jnp.asarray(sentences.table, self.kind.dtype), 1)
-        return Sentence(indicator, self.kind @ sentences.weights)
+        return sentences.given(self.kind)
 
     @property
     def rotation_invariant(self) -> bool:

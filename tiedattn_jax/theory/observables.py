@@ -183,9 +183,8 @@ def growth_moments(model: Model, x: Overlaps, points: Points) -> dict[str, Float
 
 def _shared(model: Model, points: Points) -> Points:
     """Multiply the weights of the points by the share of the kind of sentences."""
-    if model.kind is None:
-        return points
-    weights = points.weight * model.sentence.share, points.jumps.density * model.sentence.share
+    share = model.sentence.share
+    weights = points.weight * share, points.jumps.density * share
     return eqx.tree_at(lambda p: (p.weight, p.jumps.density), points, weights)
 
 
