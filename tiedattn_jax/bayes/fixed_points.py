@@ -25,7 +25,7 @@ from ..base.linalg import precise
 from ..base.printing import Description, rows_of
 from ..base.results import Result, Status, error_bar
 from ..base.trees import either
-from ..model.checks import check_concrete, check_provides
+from ..model.checks import check, check_provides
 from ..model.model import Model
 from ..model.preimages import Preimages
 from ..theory.solve import check_alpha
@@ -178,7 +178,7 @@ def bayes(model: Model, alpha: Any, *, nodes: Rule | None = None, start: str | N
 
 def check_bayes(model: Model) -> None:
     """Raise an `InputError` unless the model has a Bayes-optimal learner that `bayes` can describe."""
-    check_concrete(model, even=False)
+    check(model, even=False)
     check_provides(model, "target", "for the Bayes-optimal learner")
     check_provides(model, "preimages", "that says which fields of the teacher a label allows")
     require_takes(

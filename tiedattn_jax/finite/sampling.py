@@ -17,7 +17,7 @@ from ..base.errors import InputError, is_concrete, require, require_count, requi
 from ..base.linalg import precise
 from ..base.trees import indexed
 from ..base.types import Number
-from ..model.checks import check_concrete, check_provides
+from ..model.checks import check, check_provides
 from ..model.law import SpectralLaw
 from ..model.model import Model
 from ..theory.observables import target_at_nodes
@@ -49,7 +49,7 @@ def sample_data(model: Model, d: int, alpha: Number, key: PRNGKeyArray, *, norma
         InputError: if `d` or `alpha` is too small or not a number, the coordinates cannot be shared out among the atoms
             of the spectral law, or the sentences do not fit into memory.
     """
-    check_concrete(model, even=False)
+    check(model, even=False)
     n = sentence_count(model, d, alpha)
     require_key(key)
     return _draw(model, _shares(model.law(), int(d)), n, key, normalise)

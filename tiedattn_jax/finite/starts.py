@@ -18,7 +18,7 @@ from ..bayes.channel import labels_at_nodes
 from ..bayes.fixed_points import averages_of, has_closed_form
 from ..bayes.recovery import thresholds
 from ..bayes.spectral import check_spectral, label_matrix
-from ..model.checks import check_concrete
+from ..model.checks import check
 from ..model.model import Model
 from .data import Data, back_project, check_estimate, check_fit, student_fields
 
@@ -56,7 +56,7 @@ def start(
     if init == "spectral":
         check_spectral(model)
     else:
-        check_concrete(model, even=False)
+        check(model, even=False)
     key = jax.random.key(0) if key is None else key
     require_key(key)
     size = scale if scale is not None else 0.25 if init == "positional" else 1.0

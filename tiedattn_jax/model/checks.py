@@ -40,7 +40,7 @@ def check_provides(model: Model, method: str, reason: str) -> None:
 
 
 def check(model: Model, *, even: bool = True) -> None:
-    """Check a model whose numbers are concrete, as every solve does, for the usual mistakes in a new layer.
+    """Check a model for the usual mistakes in a new layer, as every solve does, unless jax traces its numbers.
 
     Args:
         model: a layer and its data.
@@ -60,6 +60,8 @@ def check(model: Model, *, even: bool = True) -> None:
     """
     if not isinstance(model, Model):
         raise InputError("model", f"must be a tiedattn_jax.Model, such as dot_product(), got {model!r}")
+    if not is_concrete(model):
+        return
     # The check also works inside a jitted function if the model is concrete. It runs on the host, whatever the device.
     with with_values(), jax.default_device(jax.local_devices(backend="cpu")[0]):
         _check_fields(model)
@@ -71,12 +73,6 @@ def check(model: Model, *, even: bool = True) -> None:
             check_penalty(model.penalty, model.lam, even)
         _check_law(model)
         _check_functions(model, even)
-
-
-def check_concrete(model: Model, *, even: bool) -> None:
-    """Apply `check` to a model whose numbers are concrete, and nothing to one that is traced."""
-    if is_concrete(model):
-        check(model, even=even)
 
 
 def _check_fields(model: Model) -> None:

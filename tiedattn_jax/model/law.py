@@ -24,12 +24,10 @@ Shares: TypeAlias = Mapping[tuple[int, ...], Number] | Mapping[int, Number]
 
 
 class Sentence(eqx.Module):
-    """One kind of sentences: its share, and two maps between numbers of the classes and numbers of its tokens.
-
-    `Sentence()` is that of a law without classes: its share is one, and both maps leave the numbers unchanged.
+    """One kind of sentences: maps between numbers of the classes and numbers of its tokens, and its share.
 
     Attributes:
-        indicator: one at the class of every token, zero elsewhere; None without classes.
+        indicator: one at the class of every token, zero elsewhere; None for maps that leave all numbers unchanged.
         share: share of this kind among all sentences.
     """
 

@@ -22,7 +22,7 @@ from ..base.printing import Description, rows_of
 from ..base.results import MeanField, Result, Settings, Status, error_bar
 from ..base.trees import indexed
 from ..base.types import Number
-from ..model.checks import check_concrete
+from ..model.checks import check
 from ..model.model import Model
 from ..model.overlaps import PAIR, Conjugates, Overlaps, branch_of
 from ..theory import potentials
@@ -194,7 +194,7 @@ def solve_1rsb(
         InputError: as `solve`; the model is in float32, or has traced numbers, a penalty or classes of tokens; `s` is
             not positive.
     """
-    check_concrete(model, even=branch is not None)
+    check(model, even=branch is not None)
     require_choice(branch, "branch", (*PAIR, "uninformed"))
     alpha = check_alpha(model, alpha)
     primals = lax.stop_gradient((model, alpha))

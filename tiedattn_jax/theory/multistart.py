@@ -10,7 +10,7 @@ from ..averages.rule import Rule, check_rule
 from ..averages.sizes import SIZES
 from ..base.errors import InputError, is_concrete, require_count
 from ..base.results import Settings, Status
-from ..model.checks import check_concrete
+from ..model.checks import check
 from ..model.model import Model
 from ..model.overlaps import BRANCHES, Overlaps, admissible, branch_of, magnitudes
 from .pool import Path, run_one, together
@@ -54,11 +54,11 @@ def find_states(
     """
     is_even = True
     try:
-        check_concrete(model, even=True)
+        check(model, even=True)
     except InputError:  # if only the loss is not even, no symmetry defines a branch
         is_even = False
     if not is_even:
-        check_concrete(model, even=False)
+        check(model, even=False)
     a = check_alpha(model, alpha)
     if not is_concrete((model, a)):
         raise InputError("model", "must have concrete numbers here, got one under a jax transformation such as jit")

@@ -24,7 +24,7 @@ from ..base.linalg import precise
 from ..base.results import Settings, Status, error_bar
 from ..base.trees import either, indexed, repeated, stacked
 from ..base.types import GivenArray, Number, StateArray
-from ..model.checks import check_concrete
+from ..model.checks import check
 from ..model.model import Model
 from ..model.overlaps import Coordinates, Overlaps, admissible, branch_of, magnitudes, shapes_of
 from .equations import Equations
@@ -121,7 +121,7 @@ def solve(
         InputError: if `alpha` is not positive, `branch` is unknown, shapes do not fit, or the loss is not even; also if
             the dtype does not allow `rtol`, or if `rtol` is given together with `nodes`.
     """
-    check_concrete(model, even=branch is not None)
+    check(model, even=branch is not None)
     branch_of(branch)
     alpha = check_alpha(model, alpha)
     if nodes is not None:
@@ -145,19 +145,16 @@ def solve_checked(
     settings: Settings,
 ) -> FixedPoint:
     """Return the result of `solve` for arguments that were checked."""
-    primal, primal_alpha, start = lax.stop_gradient((model, alpha, start))
-    rule = default_nodes(primal) if nodes is None else nodes
-    if at_top_level(primal, primal_alpha, nodes, start):
-        path = default_path(primal, primal_alpha, branch, rule, start, settings, fallback=nodes is None)
-        states, rule, free = run_one(path)
+    primal, start = lax.stop_gradient(((model, alpha), start))
+    rule = default_nodes(primal[0]) if nodes is None else nodes
+    if at_top_level(*primal, nodes, start):
+        states, rule, free = run_one(default_path(*primal, branch, rule, start, settings, fallback=nodes is None))
         states, free = jax.device_put(states), jnp.asarray(free)
     else:
-        free = branch_of(branch).free(primal)
-        starts = branch_start(primal, branch) if start is None else start
-        if starts.m.ndim == 2:
-            starts = repeated(starts, rule.replicates)
-        operands = primal, primal_alpha, rule, free, settings, starts
-        states = lane_by_lane(partial(traced_states, coarse_first=start is None))(*operands)
+        free = branch_of(branch).free(primal[0])
+        starts = branch_start(primal[0], branch) if start is None else start
+        starts = starts if starts.m.ndim == 3 else repeated(starts, rule.replicates)
+        states = lane_by_lane(partial(traced_states, coarse_first=start is None))(*primal, rule, free, settings, starts)
     return FixedPoint(model, alpha, with_tangents(model, alpha, rule, free, states), branch)
 
 
