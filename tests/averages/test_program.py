@@ -80,6 +80,20 @@ def test_lanes_of_a_batch(monkeypatch, device):
     assert ("scan" in str(jax.make_jaxpr(batch)(jnp.ones(2)))) == (device == "cpu")
 
 
+def test_batches_of_equal_kind_are_traced_once():
+    traced = []
+
+    def fn(x, factor):
+        traced.append(factor)
+        return x * factor
+
+    for x in (jnp.arange(3.0), 1 + jnp.arange(3.0)):
+        np.testing.assert_array_equal(jax.vmap(lambda a: averaging.lane_by_lane(fn)(a, 2))(x), 2 * x)
+    once = len(traced)
+    np.testing.assert_array_equal(jax.vmap(lambda a: averaging.lane_by_lane(fn)(a, 3))(x), 3 * x)
+    assert len(traced) == 2 * once and set(traced) == {2, 3}
+
+
 def test_a_lane_inside_other_transformations():
     """Derivatives, nested batches and batches over a part of the arguments equal those of the function itself."""
 

@@ -7,6 +7,8 @@ from channels import Noisy, PhaseRetrieval, Plain
 import tiedattn_jax as ta
 from tiedattn_jax.bayes import potentials, signs
 from tiedattn_jax.bayes.fixed_points import noise_of
+from tiedattn_jax.model.overlaps import Overlaps
+from tiedattn_jax.theory.observables import gen_error_in
 
 SIGMA_SQUARE = 0.25
 
@@ -58,6 +60,15 @@ def test_errors(model):
     known = ta.bayes(model, 0.7)
     assert float(known.gen_error) < 1e-14 and float(jnp.min(known.q)) == pytest.approx(SIGMA_SQUARE, abs=1e-10)
     assert float(known.free_entropy) == np.inf and known.ok and not known.hard
+
+
+def test_the_error_of_the_pair_is_twice_that_of_the_optimal_predictor(model):
+    """`gen_error` of `theory` takes the pair's second teacher as its student."""
+    pair = ta.posterior_pair(model)
+    grid = ta.gauss_hermite_nodes(pair, 16, replicates=2)
+    point = ta.bayes(model, 0.4, nodes=grid)
+    error = gen_error_in(pair, Overlaps(model.rho, model.rho, point.q, jnp.zeros((2, 1))), grid.replicate(0))
+    assert float(error) / 2 == pytest.approx(float(point.replicates.gen_error[0]), rel=1e-10)
 
 
 def test_the_closed_form_is_the_average_over_labels(model):
@@ -123,6 +134,14 @@ def test_a_hard_phase_is_named():
 def test_omega_mixing_and_ridge_do_not_matter(model):
     other = ta.dot_product(omega=0.8, lam=0.1, mixing=((0.9, 0.1), (0.2, 0.8)))
     np.testing.assert_allclose(ta.bayes(other, 0.35).q, ta.bayes(model, 0.35).q, rtol=1e-12)
+
+
+@pytest.mark.parametrize("alpha", [0.1, 0.4, 0.8])
+def test_single_precision(model, alpha):
+    single, double = ta.bayes(ta.dot_product(dtype=jnp.float32), alpha), ta.bayes(model, alpha)
+    assert single.ok and single.q.dtype == jnp.float32
+    np.testing.assert_allclose(single.q, double.q, rtol=2e-6)
+    np.testing.assert_allclose(single.gen_error, double.gen_error, rtol=1e-5, atol=1e-12)
 
 
 def test_several_eigenvalues_and_equal_ones():

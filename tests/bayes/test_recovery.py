@@ -15,6 +15,14 @@ def test_weak_recovery_of_exact_labels(L):
     assert float(ta.bayes(model, 1.02 * threshold.alpha).q[0, 0, 0]) > 5e-4
 
 
+def test_single_precision():
+    model = ta.dot_product(dtype=jnp.float32)
+    perfect = ta.perfect_recovery(model)
+    numbers = (ta.weak_recovery(model).alpha, perfect.alpha, perfect.algorithmic, ta.spectral_overlap(model, 0.3).value)
+    assert {a.dtype for a in numbers} == {jnp.dtype("float32")}
+    np.testing.assert_allclose(numbers, (1 / 6, 0.5, 0.5, 0.38702), rtol=3e-5)
+
+
 def test_noise_delays_weak_recovery():
     """(1 + Delta)^2 / 6 with Delta = noise / sigma^2, and its derivative in sigma."""
     threshold, delta = ta.weak_recovery(Noisy.of()), 0.36

@@ -18,12 +18,13 @@ GRID = ["diagram", "--x", "alpha", "0.6", "1.8", "4", "--y", "omega", "0.3", "0.
 
 def test_files_json_and_resume(capsys, tmp_path):
     out = tmp_path / "out"
-    assert main([*GRID, "--json", "--out", str(out)]) == 0
+    assert main([*GRID, "--optimal", "--json", "--out", str(out)]) == 0
     text, err = capsys.readouterr()
     report = json.loads(text)
     assert err == "" and report["omega"] == [0.3, 0.35, 0.4] and len(report["alpha"]) == 4
     assert abs(report["alpha_c"][0] - 1.2515) < 3 * report["alpha_c_stderr"][0] + 0.02
     assert sum(report["regions"].values()) == 12
+    assert report["weak_recovery"] == pytest.approx([1 / 6] * 3) and report["perfect_recovery"] == [0.5] * 3
     assert report["nodes"]["size"] == 6300 and report["settings"]["tol"] == 5e-4
     assert "f64" not in text
     names = ["diagram.csv", "diagram.json", "diagram.npz", "diagram.png", "tracks"]
@@ -54,6 +55,9 @@ def test_other_axes(capsys, monkeypatch):
     assert arguments["x"][0] == "sigma" and arguments["y"][0] == "lam" and arguments["alpha"] == 1.5
     np.testing.assert_allclose(arguments["y"][1], [0.01, 0.02])
     assert (arguments["devices"], arguments["resume"], arguments["out"]) == (1, True, Path("there/tracks"))
+    with pytest.raises(SystemExit):
+        main([*words, "--optimal"])
+    assert "--optimal: must be left out where alpha is not an axis" in capsys.readouterr().err
     assert main(words) == 130
     assert (arguments["alpha"], arguments["devices"], arguments["resume"], arguments["out"]) == (2.0, None, False, None)
     assert main(["diagram", "--nodes", "1024"]) == 130

@@ -24,13 +24,14 @@ def test_json_and_files(capsys, tmp_path, monkeypatch):
     monkeypatch.setattr(transition, "CURVE_POINTS", 6)
     monkeypatch.setattr(transition, "CURVE_RANGE", (0.6, 1.6))
     out_dir = tmp_path / "out"
-    code = main(["transition", "--json", "--out", str(out_dir), "--nodes", "4096"])
+    code = main(["transition", "--json", "--out", str(out_dir), "--nodes", "4096", "--optimal"])
     out, err = capsys.readouterr()
     assert code == 0 and err == ""
     report = json.loads(out)
     assert abs(report["alpha_c"] - 1.25154) <= 3 * report["alpha_c_stderr"]
     assert abs(report["alpha_l"] - 1.492272) <= 3 * report["alpha_l_stderr"]
     assert -6e-4 < report["alpha_c_rs_shift"] < -3e-4 and report["alpha_c_rs_shift_stderr"] < 1e-4
+    assert (report["weak_recovery"], report["perfect_recovery"]) == (pytest.approx(1 / 6), 0.5)
     assert set(report["spinodals"]) == set(report["ends"]) == set(report["at_alpha_c"]) == PAIR
     end = report["spinodals"]["semantic"]
     assert set(end) == {"alpha", "stderr", "kind", "direction", "side"}

@@ -101,6 +101,7 @@ def test_branch_born_where_the_semantic_one_turns_unstable(model, rule):
     np.testing.assert_allclose(birth, 0.827, atol=4e-3)
 
 
+@pytest.mark.usefixtures("unchecked")
 def test_folds_of_unequal_paths():
     paths = [SimpleNamespace(folds=f) for f in ((1.0, 2.0), (1.2, 2.2), (1.1,))]
     (first, bar), (second, _) = ta.folds_of(paths)

@@ -5,6 +5,7 @@ import made
 import numpy as np
 import pytest
 from cases import ALPHA_C, ALPHA_C_SENSITIVITIES, ALPHA_L
+from channels import NOISE, Noisy
 
 import tiedattn_jax as ta
 from tiedattn_jax.model.overlaps import BRANCHES, PAIR
@@ -104,6 +105,23 @@ def test_an_entry_of_the_mixing(model, lines, critical):
     np.testing.assert_allclose(boundary.alpha[2] - boundary.alpha[0], rise, rtol=1e-2)
 
 
+def test_thresholds_of_the_optimal_learner():
+    """(1 + Delta)^2 / 6 with Delta = noise / sigma^2 and exact slopes, traced or swept, and 1 / L."""
+    sigma = np.array([0.4, 0.5])
+    delta = NOISE**2 / sigma**2
+    traced = ta.trace_boundary(Noisy.of(), "weak_recovery", "sigma", sigma)
+    swept = ta.sweep(Noisy.of(), "sigma", sigma, event="weak_recovery")
+    for boundary in (traced, swept):
+        np.testing.assert_allclose(boundary.alpha, (1 + delta) ** 2 / 6, rtol=1e-9)
+        np.testing.assert_allclose(boundary.slope, -2 * (1 + delta) * delta / sigma / 3, rtol=1e-9)
+        assert boundary.exact.all() and boundary.ok.all()
+    listed = ta.sweep([ta.dot_product(sigma=s) for s in sigma], event="perfect_recovery")
+    np.testing.assert_array_equal(listed.alpha, [0.5, 0.5])
+    assert np.isnan(listed.slope).all()
+    with pytest.raises(ta.InputError, match="start must be None"):
+        ta.trace_boundary(Noisy.of(), "weak_recovery", "sigma", sigma, start=traced)
+
+
 def test_where_curves_meet():
     values = np.linspace(0.0, 1.0, 5)
 
@@ -144,6 +162,7 @@ def test_points_in_any_order_and_slopes_of_a_spline():
     assert sloped.exact.all() and not boundary.exact.any() and not gap.exact.any()
 
 
+@pytest.mark.usefixtures("unchecked")
 def test_between_neighbours_and_between_the_last_state_and_the_next_alpha(monkeypatch):
     """A first change lies between neighbours in the list, or between the last state and the next alpha.
 
@@ -178,6 +197,7 @@ def test_between_neighbours_and_between_the_last_state_and_the_next_alpha(monkey
         search(1.0)
 
 
+@pytest.mark.usefixtures("unchecked")
 def test_the_branches_of_an_event_are_walked_at_once(monkeypatch):
     requests = []
 

@@ -85,6 +85,7 @@ def located(monkeypatch, lines, curve, growth_m, **places):
 @pytest.mark.parametrize(
     ("last", "fold", "kind"), [(0.6, 0.6, "pitchfork"), (0.8, 0.6, "fold"), (0.8, 0.72, "pitchfork")]
 )
+@pytest.mark.usefixtures("unchecked")
 def test_a_fold_is_looked_for_next_to_a_large_order_parameter(monkeypatch, lines, last, fold, kind):
     """A fold is looked for if the order parameter next to the end is .8 of the largest along the curve, but not if .6.
 
@@ -98,6 +99,7 @@ def test_a_fold_is_looked_for_next_to_a_large_order_parameter(monkeypatch, lines
         assert (requests[1][1].low, requests[1][1].high) == pytest.approx((0.5, 0.9))
 
 
+@pytest.mark.usefixtures("unchecked")
 def test_a_fold_that_is_not_found_lies_in_the_bracket(monkeypatch, lines):
     """A fold that is not found is reported midway between two points, with half their distance as the error bar.
 
@@ -115,6 +117,7 @@ def test_a_fold_that_is_not_found_lies_in_the_bracket(monkeypatch, lines):
     assert (end.alpha, end.stderr, end.transition.status) == pytest.approx((0.4, 0.2, ta.Status.max_steps))
 
 
+@pytest.mark.usefixtures("unchecked")
 def test_a_branch_may_end_on_both_sides(monkeypatch, lines):
     """A branch may end on both sides: ends come in the order of alpha, and an upper fold counts above the fork."""
     curve = synthetic([0.2, 0.6, 1.0, 2.0], [0.0, 0.8, 1.0, 0.0], [0.5] * 4)
@@ -124,6 +127,7 @@ def test_a_branch_may_end_on_both_sides(monkeypatch, lines):
     np.testing.assert_allclose([(n.alpha, n.low, n.high) for _, n in requests], [(0.6, 0.1, 0.8), (1.0, 0.5, 2.5)])
 
 
+@pytest.mark.usefixtures("unchecked")
 def test_where_stability_is_lost(monkeypatch, lines):
     """Stability is lost between two points of the curve, or between the fork at .7 and the first point at .8.
 

@@ -174,12 +174,14 @@ def test_the_number_of_every_event():
         assert branch == ("uninformed" if "pitchfork" in name else name.split()[0])
 
 
+@pytest.mark.usefixtures("unchecked")
 def test_what_most_replicates_lack_has_no_number():
     for has_state, expected in (((True, True, False), 0.1), ((True, False, False), np.nan)):
         points = [SimpleNamespace(replicates=state_with(error=0.3, linear=0.4, has_state=has_state))]
         np.testing.assert_allclose(number_of(EVENTS["semantic baseline"], points), expected)
 
 
+@pytest.mark.usefixtures("unchecked")
 def test_roots_and_sensitivities_of_the_replicates():
     """Each replicate's zero lies one Newton step away from the common place."""
     event = EVENTS["alpha_c"]
@@ -225,6 +227,7 @@ def searched(monkeypatch, number, alpha, exists=lambda a: True, options=MappingP
     return run_one(path), places
 
 
+@pytest.mark.usefixtures("unchecked")
 def test_a_zero_of_states(monkeypatch):
     zero, places = searched(monkeypatch, lambda a: a**3 - 1.55**3, 1.4)
     np.testing.assert_allclose(zero.alpha, 1.55, rtol=1e-4)
@@ -240,6 +243,7 @@ def test_a_zero_of_states(monkeypatch):
     np.testing.assert_allclose(zero.alpha, 1.55, rtol=1e-4)
 
 
+@pytest.mark.usefixtures("unchecked")
 def test_the_states_of_a_pair_are_asked_for_at_once(monkeypatch):
     """A pair's states are requested together, each from its last state and with its branch's free order parameters.
 
@@ -316,6 +320,7 @@ def curve_with(numbers, branch="semantic", name="error"):
     return ta.Curve(branch, tuple(point(1.0 + k, n) for k, n in enumerate(numbers)))
 
 
+@pytest.mark.usefixtures("unchecked")
 def test_the_first_place_on_a_curve_within_limits():
     event, curve = EVENTS["semantic baseline"], curve_with([1.0, -3.0, -1.0, 1.0, np.nan, -1.0])
     first = guess_of(event, [curve])
@@ -328,6 +333,7 @@ def test_the_first_place_on_a_curve_within_limits():
     assert guess_of(event, curve, 5.5) is None
 
 
+@pytest.mark.usefixtures("unchecked")
 def test_where_alpha_c_is_looked_for(monkeypatch, model, lines):
     """alpha_c is looked for at the first crossing of the curves in the range; without one, anywhere in the range."""
     guesses = []

@@ -40,7 +40,7 @@ def scaled(state, theta=1.0, q=1.0):
 
 
 @pytest.fixture
-def search(model, state, monkeypatch):
+def search(model, state, monkeypatch, unchecked):
     """A search whose solves return given states: it returns its state and the solved problems with their starts.
 
     The search gets `continued` from the expected state, `uninformed` on the uninformed branch, and `restarted` from the
@@ -162,6 +162,7 @@ def test_the_stages_of_a_search(model, state, search):
             assert [float(a) for a in (p.settings.tol, p.settings.max_steps, p.settings.damping)] == [3e-4, 11, 0.3]
 
 
+@pytest.mark.usefixtures("unchecked")
 def test_a_step_starts_from_the_prediction_and_is_learnt(model, state, monkeypatch):
     """`Follower.advance` starts from the secant prediction and learns the state that is found.
 

@@ -55,6 +55,7 @@ def test_damped_steps_are_for_the_first_point(model, semantic_states, lines, mon
     np.testing.assert_allclose(calls, [(3.0, 7, 1e-3, first), (2.0, 0, 1e-3, last), (1.0, 0, 1e-3, last)])
 
 
+@pytest.mark.usefixtures("unchecked")
 def test_through_alpha_it_stops_beyond_the_end(model, lines, monkeypatch):
     """A sweep through alpha stops beyond the end of a branch once it was met, with one point where it is absent."""
     has_state = {6.0: False, 5.0: False, 4.0: True, 3.0: True, 2.0: False, 1.0: True}
@@ -302,6 +303,7 @@ BAD = [
 
 
 @pytest.mark.parametrize(("change", "sentence"), BAD)
+@pytest.mark.usefixtures("unchecked")
 def test_one_sentence_about_the_argument(model, lines, change, sentence):
     with pytest.raises(ta.InputError) as caught:
         ta.sweep(**{"model": model, "nodes": lines, **change})

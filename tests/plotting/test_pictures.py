@@ -5,11 +5,13 @@ from types import SimpleNamespace as Namespace
 import numpy as np
 import pytest
 
+import tiedattn_jax as ta
 from tiedattn_jax.phases.boundaries import Boundary
 from tiedattn_jax.plotting.branches import branch_figure, path_figure
 from tiedattn_jax.plotting.counting import attention_figure, learning_figure, token_name
 from tiedattn_jax.plotting.diagrams import diagram_figure, slice_figure
 from tiedattn_jax.plotting.events import boundary_figure, transition_figure
+from tiedattn_jax.plotting.optimal import optimal_figure
 from tiedattn_jax.plotting.simulations import gamp_figure, instances_figure, training_figure
 from tiedattn_jax.plotting.style import COLOURS, LABELS, panels
 
@@ -111,6 +113,34 @@ def test_branches_that_lack_both_order_parameters_or_none():
     ]
     assert [line.get_color() for line in orders.lines] == [COLOURS["positional"], COLOURS["semantic"]]
     np.testing.assert_array_equal(losses.lines[2].get_ydata(), [1, 2])  # growth says nothing where nothing is imposed
+
+
+def test_optimal_learner():
+    """The error beside the branches; overlap and thresholds, and the other state where there is a hard phase."""
+    q, rho = np.array([0.0, 0.25, 0.5]), np.full((3, 2, 1, 1, 1), 0.5)
+    state, other = (
+        Namespace(q=rho * a[:, None, None, None, None], V=rho * (1 - a[:, None, None, None, None])) for a in (2 * q, q)
+    )
+    points = Namespace(
+        alpha=np.array([0.5, 1.0, 1.5]),
+        gen_error=np.array([0.3, 0.2, 0.0]),
+        stderr=Namespace(gen_error=np.full(3, 0.01)),
+        replicates=state,
+        other=other,
+        hard=np.array([False, True, True]),
+    )
+    weak = Namespace(event="weak_recovery", alpha=0.5)
+    overlap, error = optimal_figure(points, [weak], spectral=np.array([0.0, 0.5, 0.8])).axes
+    other_start = "hard phase: state from the other start"
+    assert labels(overlap) == ["optimal learner", other_start, "spectral start", "weak recovery"]
+    drawn = [2 * q, [np.nan, 0.25, 0.5], [0.0, 0.25, 0.64]]
+    np.testing.assert_allclose([line.get_ydata() for line in overlap.lines[:3]], drawn)
+    np.testing.assert_allclose(error.lines[0].get_ydata(), points.gen_error)
+    errors = branch_figure([curve("semantic")], optimal=points, recoveries=[weak]).axes[2]
+    assert {"optimal learner", "weak recovery"} < set(labels(errors))
+    points.alpha = np.array(0.5)
+    with pytest.raises(ta.InputError, match="vmap"):
+        optimal_figure(points)
 
 
 def test_boundaries():
@@ -261,6 +291,16 @@ def test_diagram():
     texts = legend_texts(figure)
     assert texts[:3] == ["only positional is stable", "only semantic is stable", "neither is stable"]
     assert texts[3:] == ["unsolved, or not decided by the averages", r"$\alpha_c$"]
+
+
+def test_further_boundaries_on_a_diagram():
+    weak = Boundary.of("weak_recovery", "omega", np.array([0.1, 0.3]), np.array([1.5, 1.5]), np.zeros(2))
+    figure = diagram_figure(diagram(), [weak])
+    assert "weak recovery" in legend_texts(figure)
+    np.testing.assert_allclose(figure.axes[1].lines[-1].get_xdata(), [1.5, 1.5])
+    other = Boundary.of("weak_recovery", "sigma", np.array([0.3, 0.5]), *np.ones((2, 2)))
+    with pytest.raises(ta.InputError, match="boundaries must be in axes alpha and omega"):
+        diagram_figure(diagram(), [other])
 
 
 def test_legend_of_a_diagram_says_only_what_is_there():

@@ -224,7 +224,8 @@ def in_closed_form(monkeypatch):
     def solved(lam=1.0, alpha=0.05, s=None):
         model, (q1, q0, V, log_s) = TwoColumns(lam=jnp.asarray(lam)), _GROUND
         x = OneRSBOverlaps(q1[None], q0[None], V[None], jnp.zeros((1, 2, 1)), jnp.zeros((1, 2)))
-        problem = newton.Problem(model, jnp.asarray(alpha), None, jnp.zeros(2), s is None, 0.013919103)
+        no_averages = Averages((), (), ())
+        problem = newton.Problem(model, jnp.asarray(alpha), no_averages, jnp.zeros(2), s is None, 0.013919103)
         return run_one(newton.fixed_point(problem, x, jnp.exp(log_s) if s is None else jnp.asarray(s), None))
 
     return solved

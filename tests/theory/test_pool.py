@@ -104,6 +104,7 @@ def test_a_path_may_go_on_after_an_exception():
     assert run_one(path()) == "after"
 
 
+@pytest.mark.usefixtures("unchecked")
 def test_bad_input():
     def path():
         yield "a string"
@@ -172,6 +173,7 @@ def test_lanes_that_end_leave_and_others_enter(problem, monkeypatch):
     assert max(counts) == 2 and np.mean(counts) > 1.5
 
 
+@pytest.mark.usefixtures("unchecked")
 def test_memory_that_one_lane_does_not_fit_in(problem):
     class Device:
         def memory_stats(self):

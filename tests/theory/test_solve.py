@@ -136,6 +136,10 @@ def test_rtol_refines_until_the_bars_are_small(model, monkeypatch):
     point = solving._refined(model, jnp.array(2.0), "semantic", 4e-4, None, ta.Settings(tol=4e-5))
     assert [size for _, size, *_ in requests] == [ta.default_nodes(model, n).size for n in (2**14, 2**15, 2**16)]
     assert requests[0][2] is None and requests[1][2] is not None and point.ok
+
+
+@pytest.mark.usefixtures("unchecked")
+def test_rtol_sets_the_tolerance_of_a_solve(model, monkeypatch):
     monkeypatch.setattr(solving, "_refined", lambda *a: a[-1])
     assert float(ta.solve(model, 2.0, rtol=1e-6).tol) == 1e-7 and float(ta.solve(model, 2.0, rtol=1e-3).tol) == 1e-5
 

@@ -61,8 +61,8 @@ class Block(NamedTuple):
     direction: Float[Array, "*B L r"] | None
 
 
-class Found(NamedTuple):
-    """What a search finds on the lines of a block."""
+class LineSearch(NamedTuple):
+    """Result of the search on the lines of a block."""
 
     directions: Float[Array, "n N"]
     gaps: Gaps  # the jumps
@@ -119,7 +119,7 @@ class LineNodes(Replicate):
             (jnp.asarray(share / share.sum(), weight.dtype)[:, None] * weight).ravel(),
         )
 
-    def search(self, model: Model, x: Overlaps, block: Block) -> Found:
+    def search(self, model: Model, x: Overlaps, block: Block) -> LineSearch:
         teacher, across, _, offset, reach, direction = block
         y = teacher_fields(model, teacher)
         u, origin = directions(model, x, y, direction)
@@ -130,11 +130,11 @@ class LineNodes(Replicate):
             model, x.V, lines, profile, gaps, resolved, self.points_per_line, reach, offset
         )
         gaps = jax.tree.map(lambda a: jnp.where(resolved, a, jnp.zeros_like(a)), gaps)
-        return Found(u, gaps, section, share, resolved)
+        return LineSearch(u, gaps, section, share, resolved)
 
-    def points(self, model: Model, x: Overlaps, block: Block, found: Found) -> Points:
+    def points(self, model: Model, x: Overlaps, block: Block, result: LineSearch) -> Points:
         teacher, across, weight, *_ = block
-        u, gaps, section, share, resolved = found
+        u, gaps, section, share, resolved = result
         L, r, _ = model.shape
         y = teacher_fields(model, teacher)
         lines = lay(model, x, y, across, u)

@@ -79,20 +79,20 @@ class Nodes(Replicate):
         h, y = fields(model, x, block.student, block.teacher)
         return search(model, h, x.V, y)
 
-    def points(self, model: Model, x: Overlaps, block: Block, found: Prox) -> Points:
+    def points(self, model: Model, x: Overlaps, block: Block, result: Prox) -> Points:
         student, teacher, weight = block
         h, y = fields(model, x, student, teacher)
         # The bandwidth is in standard deviations of a student field: .1 for 2^12 nodes, .05 for 2^16. The bias is of
         # second order in it, and so falls with the number of nodes as fast as their error does.
         bandwidth = 0.8 * self.weighted**-0.25
-        width = lax.stop_gradient(bandwidth * _slope_of_gap(model, x, found))
-        h, log_density = _partial_fields(model, x, h, y, _carried(found.gap < width, weight, bandwidth))
+        width = lax.stop_gradient(bandwidth * _slope_of_gap(model, x, result))
+        h, log_density = _partial_fields(model, x, h, y, _carried(result.gap < width, weight, bandwidth))
         weight = weight * jnp.exp(log_density)
-        z = with_implicit_derivative(found.z, model, h, x.V, y)
+        z = with_implicit_derivative(result.z, model, h, x.V, y)
         no_jumps = Jumps(jnp.zeros(0, weight.dtype), z[..., :0])
         student = whiten(model, x, h, y)[0]
-        points = Points(student, teacher, weight, z, found.converged, found.gap, no_jumps)
-        return _append_copies(model, x, points, h, y, found.other, width)
+        points = Points(student, teacher, weight, z, result.converged, result.gap, no_jumps)
+        return _append_copies(model, x, points, h, y, result.other, width)
 
 
 def _carried(is_near: Bool[Array, " N"], weight: Float[Array, " N"], bandwidth: Float[Array, ""]) -> Float[Array, ""]:

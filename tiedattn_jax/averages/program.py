@@ -64,19 +64,31 @@ def lane_by_lane(fn: Callable[..., Any]) -> Callable[..., Any]:
     def call(*args: PyTree) -> PyTree:
         if jax.default_backend() != "cpu" or at_top_level(args):
             return fn(*args)
-        arrays, static = eqx.partition(args, eqx.is_array)
-        leaves, structure = jax.tree.flatten(arrays)
-        results: list[Any] = []
-
-        def fn_of_leaves(*leaves: Shaped[Array, "..."]) -> list[Shaped[Array, "..."]]:
-            result, tree = jax.tree.flatten(fn(*eqx.combine(jax.tree.unflatten(structure, leaves), static)))
-            results[:] = [tree]
-            return result
-
-        values = _lane.bind(*map(jnp.asarray, leaves), fn=fn_of_leaves)
-        return jax.tree.unflatten(results[0], values)
+        leaves, structure = jax.tree.flatten(args)
+        is_array = [eqx.is_array(a) for a in leaves]
+        constants = [None if m else a for a, m in zip(leaves, is_array, strict=True)]
+        key = fn, structure, tuple(constants)
+        flat = _flat_functions.setdefault(key, _Flat(fn, structure, constants))
+        values = _lane.bind(*map(jnp.asarray, compress(leaves, is_array)), fn=flat)
+        return jax.tree.unflatten(flat.result_structure, values)
 
     return call
+
+
+class _Flat:
+    """A function of the arrays among its arguments. Calls with equal constants share it, so that jax traces it once."""
+
+    def __init__(self, fn: Callable[..., Any], structure: Any, constants: list[Any]) -> None:
+        self.fn, self.structure, self.constants = fn, structure, constants
+
+    def __call__(self, *arrays: Shaped[Array, "..."]) -> list[Shaped[Array, "..."]]:
+        inputs = iter(arrays)
+        leaves = [next(inputs) if a is None else a for a in self.constants]
+        result, self.result_structure = jax.tree.flatten(self.fn(*jax.tree.unflatten(self.structure, leaves)))
+        return result
+
+
+_flat_functions: dict[Any, _Flat] = {}
 
 
 _lane = Primitive("lane")
@@ -89,14 +101,20 @@ mlir.register_lowering(_lane, mlir.lower_fun(lambda *leaves, fn: fn(*leaves), mu
 
 
 def _batch_lanes(leaves: Sequence[Any], axes: Sequence[int | None], *, fn: Callable[..., list]) -> tuple[list, list]:
-    batched = [jnp.moveaxis(a, axis, 0) for a, axis in zip(leaves, axes, strict=True) if axis is not None]
+    is_batched = tuple(axis is not None for axis in axes)
+    values = _one_after_the_other(
+        [a if axis is None else jnp.moveaxis(a, axis, 0) for a, axis in zip(leaves, axes, strict=True)], is_batched, fn
+    )
+    return values, [0] * len(values)
 
+
+@functools.partial(jax.jit, static_argnums=(1, 2))
+def _one_after_the_other(leaves: list, is_batched: tuple[bool, ...], fn: Callable[..., list]) -> list:
     def lane(batched: list) -> list:
         slices = iter(batched)
-        return _lane.bind(*(a if axis is None else next(slices) for a, axis in zip(leaves, axes, strict=True)), fn=fn)
+        return _lane.bind(*(next(slices) if m else a for a, m in zip(leaves, is_batched, strict=True)), fn=fn)
 
-    values = jax.lax.map(lane, batched)
-    return values, [0] * len(values)
+    return jax.lax.map(lane, list(compress(leaves, is_batched)))
 
 
 def _differentiate_lane(

@@ -144,7 +144,7 @@ def prox(
     h: Float[Array, "L r N"],
     V: Float[Array, "L r r"],
     y: Float[Array, "L t N"],
-    near: Float[Array, "starts L r N"] | None = None,
+    extra_starts: Float[Array, "starts L r N"] | None = None,
 ) -> Prox:
     """Return the proximal operator of the loss at `N` nodes, with its derivative by the implicit function theorem.
 
@@ -156,12 +156,12 @@ def prox(
         h: student fields.
         V: response, positive definite for every token.
         y: teacher fields.
-        near: optional extra starts, for instance the minimisers of a neighbouring problem.
+        extra_starts: optional extra starts, for instance the minimisers of a neighbouring problem.
 
     Returns:
         A `Prox`; differentiable in the model's numbers, `h`, `V` and `y` in both modes.
     """
-    minima = search(*lax.stop_gradient((model, h, V, y)), near)
+    minima = search(*lax.stop_gradient((model, h, V, y)), extra_starts)
     return eqx.tree_at(lambda p: p.z, minima, with_implicit_derivative(minima.z, model, h, V, y))
 
 
@@ -236,11 +236,11 @@ def search(
     h: Float[Array, "L r N"],
     V: Float[Array, "L r r"],
     y: Float[Array, "L t N"],
-    near: Float[Array, "starts L r N"] | None = None,
+    extra_starts: Float[Array, "starts L r N"] | None = None,
 ) -> Prox:
     """Return `prox` without derivatives."""
     # The search for the lowest minimum runs in single precision, at half the cost; the minimum is then refined.
-    lowest, second, gap = lowest_minima(model, h, V, y, near)
+    lowest, second, gap = lowest_minima(model, h, V, y, extra_starts)
     z, _, converged = descend(model, lowest, h, V, y, _tolerance(h.dtype), count=_REFINE_STEPS)
     return Prox(z, converged, jnp.where(jnp.isfinite(gap), second, z), gap)
 
@@ -311,7 +311,7 @@ def lowest_minima(
     h: Float[Array, "L r N"],
     V: Float[Array, "L r r"],
     y: Float[Array, "L t N"],
-    near: Float[Array, "starts L r N"] | None = None,
+    extra_starts: Float[Array, "starts L r N"] | None = None,
     origin: Origin | None = None,
 ) -> tuple[Float[Array, "L r N"], Float[Array, "L r N"], Float[Array, " N"]]:
     """Return the lowest minimum at each node, the second lowest, and the energy gap (infinite if there is only one).
@@ -319,15 +319,15 @@ def lowest_minima(
     The search runs in single precision, to about three digits. The result has no derivatives.
 
     Args:
-        near: extra starts.
+        extra_starts: extra starts.
         origin: the `Origin`, if it is known already.
     """
     dtype = h.dtype
-    model, h, V, y, near, origin = jax.tree.map(
+    model, h, V, y, extra_starts, origin = jax.tree.map(
         lambda a: a.astype(jnp.float32) if jnp.issubdtype(a.dtype, jnp.floating) else a,
-        (model, h, V, y, near, origin),
+        (model, h, V, y, extra_starts, origin),
     )
-    z, energy, _ = _minima(model, h, V, y, near, 1e-3, origin)
+    z, energy, _ = _minima(model, h, V, y, extra_starts, 1e-3, origin)
     lowest = pick(z, jnp.argmin(energy, 0))
     excess = jnp.where(jnp.max(jnp.abs(z - lowest), (1, 2)) > 1e-2, energy - jnp.min(energy, 0), jnp.inf)
     second = pick(z, jnp.argmin(excess, 0))

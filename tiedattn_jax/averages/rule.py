@@ -89,8 +89,8 @@ class Replicate(eqx.Module):
         """Search one block at the state `x` for minimisers and jumps; the result has no derivative by itself."""
 
     @abc.abstractmethod
-    def points(self, model: Model, x: Overlaps, block: Any, found: Any) -> Points:
-        """Return nodes, weights and minimisers of one block at the state `x`, given what `search` found there.
+    def points(self, model: Model, x: Overlaps, block: Any, result: Any) -> Points:
+        """Return nodes, weights and minimisers of one block at the state `x`, given the result of `search` there.
 
         Their derivatives are complete: they contain how the points move with the state and the model's numbers.
         """

@@ -8,7 +8,7 @@ overlap, which message passing reaches, and from an informed start at the one wi
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import equinox as eqx
@@ -23,8 +23,9 @@ from ..averages.rule import Replicate, Rule, check_rule
 from ..base.errors import InputError, is_concrete, require, require_choice, require_takes, with_values
 from ..base.linalg import precise
 from ..base.printing import Description, rows_of
-from ..base.results import Result, Status, error_bar
+from ..base.results import MeanField, Result, Status, error_bar
 from ..base.trees import either
+from ..base.types import AnyArray
 from ..model.checks import check, check_provides
 from ..model.model import Model
 from ..model.preimages import Preimages
@@ -40,6 +41,7 @@ _ZERO, _PERFECT = 1e-8, 1e13
 _GROWTH = 0.3  # relative length of steps away from an unstable state
 _CUT = 0.9  # largest relative length of Newton's step
 _RESOLUTION = 2.0  # sqrt(V / rho) over the spacing of a grid of preimages, below which the grid is too coarse
+_SHOWN = "q", "gen_error", "free_entropy"  # numbers of a printed report
 _SAME = 1e-6  # relative difference of the overlaps of two starts above which they are two states
 
 
@@ -58,11 +60,17 @@ class BayesState(eqx.Module):
 class BayesPoint(Result):
     """The Bayes-optimal learner at one alpha. Numbers are means over replicates; see `error_bar` for their bars.
 
+    Under `vmap` all numbers lead with the axis of the settings.
+
     Attributes:
         model, alpha: the setting.
         replicates: the state in every replicate of the averages.
         other: the state from the other start, if both were asked for, else None.
         start: "uninformed" or "informed" if only this state was asked for, else None.
+        q: overlap of the posterior mean with the teacher for every token, ``<Q*>^T Sigma_l <Q*> / d``, (S, t, t).
+        gen_error: test error of the optimal predictor; no learner has a smaller one.
+        free_entropy: free entropy per dimension, up to a constant of the target times alpha; infinite if the teacher
+            is known.
     """
 
     model: Model
@@ -70,67 +78,66 @@ class BayesPoint(Result):
     replicates: BayesState
     other: BayesState | None
     start: str | None = eqx.field(static=True)
+    q = MeanField[Array]()
+    gen_error = MeanField[Array]()
+    free_entropy = MeanField[Array]()
     batch_probe = "alpha", 0
 
     @property
-    def q(self) -> Float[Array, "S t t"]:
-        """Overlap of the posterior mean with the teacher for every token, ``<Q*>^T Sigma_l <Q*> / d``."""
-        return jnp.mean(self.replicates.q, 0)
-
-    @property
-    def gen_error(self) -> Float[Array, ""]:
-        """Test error of the optimal predictor: no learner has a smaller one."""
-        return jnp.mean(self.replicates.gen_error)
-
-    @property
-    def free_entropy(self) -> Float[Array, ""]:
-        """Free entropy per dimension, up to a constant of the target times alpha; infinite if the teacher is known."""
-        return jnp.mean(self.replicates.free_entropy)
+    def mean(self) -> BayesState:
+        """Means of all numbers over the replicates."""
+        axis = jnp.ndim(self.alpha)
+        return jax.tree.map(lambda a: jnp.mean(a, axis), self.replicates)
 
     @property
     def stderr(self) -> BayesState:
         """Error bars of the means; see `error_bar`."""
-        return jax.tree.map(error_bar, self.replicates)
+        axis = jnp.ndim(self.alpha)
+        return jax.tree.map(lambda a: error_bar(jnp.moveaxis(a, axis, 0)), self.replicates)
 
     @property
-    def status(self) -> Int[Array, ""]:
+    def status(self) -> Int[Array, "*batch"]:
         """The worst `Status` over the replicates and, if there are two, over both starts."""
         states = [s.status for s in (self.replicates, self.other) if s is not None]
-        return jnp.max(jnp.stack(states))
+        return jnp.max(jnp.stack(states), (0, -1))
 
     @property
-    def hard(self) -> Bool[Array, ""]:
+    def hard(self) -> Bool[Array, "*batch"]:
         """Whether the state from the other start differs: message passing then stays below the optimal overlap."""
         if self.other is None:
-            return jnp.array(False)
-        q, other = jnp.mean(self.replicates.q, 0), jnp.mean(self.other.q, 0)
-        return jnp.max(jnp.abs(q - other)) > _SAME * jnp.max(self.model.rho)
-
-    def numbers(self) -> dict[str, Array]:
-        """Return the numbers that are shown, by name, with the replicate axis."""
-        return {name: getattr(self.replicates, name) for name in ("q", "gen_error", "free_entropy")}
+            return jnp.zeros(jnp.shape(self.alpha), bool)
+        rho, axis = self.replicates.q + self.replicates.V, jnp.ndim(self.alpha)
+        difference = jnp.abs(jnp.mean(self.replicates.q - self.other.q, axis))
+        return jnp.max(difference, (-3, -2, -1)) > _SAME * jnp.max(rho, (-4, -3, -2, -1))
 
     def to_dict(self) -> dict[str, Any]:
         """Return setting, numbers and error bars, ready for JSON."""
-        means = {name: np.asarray(jnp.mean(a, 0)).tolist() for name, a in self.numbers().items()}
-        bars = {name: np.asarray(error_bar(a)).tolist() for name, a in self.numbers().items()}
+        means, bars = (
+            {name: np.asarray(getattr(state, name)).tolist() for name in _SHOWN} for state in (self.mean, self.stderr)
+        )
+        hard = np.asarray(self.hard).tolist()
         return {
-            "alpha": float(self.alpha),
+            "alpha": np.asarray(self.alpha).tolist(),
             **means,
-            "hard": bool(self.hard),
+            "hard": hard,
             "status": self.status_name,
             "stderr": bars,
         }
 
     def describe(self) -> Description:
         kind = "Bayes-optimal" if self.start is None else f"Bayes-optimal, {self.start} start"
-        numbers = self.numbers()
-        rows = rows_of({k: jnp.mean(a, 0) for k, a in numbers.items()}, {k: error_bar(a) for k, a in numbers.items()})
+        rows = rows_of(*({name: getattr(state, name) for name in _SHOWN} for state in (self.mean, self.stderr)))
         details = []
         if self.hard and self.other is not None:
             text = "hard phase: the state from the other start, which has the smaller free entropy"
             details = [("q", f"{float(jnp.mean(self.other.q)):.6g}", text)]
         return Description(f"{kind} at alpha = {self.alpha:g}", self.status_name, rows, details)
+
+    def plot(self, recoveries: Sequence[Any] = (), spectral: Float[AnyArray, " alphas"] | None = None) -> Any:
+        """Plot overlap and test error against alpha, for a result under `vmap`; see `plotting.optimal`."""
+        from ..plotting.optimal import optimal_figure
+
+        return optimal_figure(self, recoveries, spectral)
 
 
 def bayes(model: Model, alpha: Any, *, nodes: Rule | None = None, start: str | None = None) -> BayesPoint:

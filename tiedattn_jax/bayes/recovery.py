@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import equinox as eqx
 import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float
@@ -11,16 +12,16 @@ from jaxtyping import Array, Float
 from ..averages.program import program
 from ..averages.rule import Replicate, Rule
 from ..base.errors import InputError
-from ..base.linalg import apply, cholesky
 from ..base.printing import Description, rows_of
 from ..base.results import Result, Status, error_bar
 from ..model.model import Model
 from ..theory.observables import largest_eigenvalue
 from ..theory.potentials import over_nodes
-from .channel import labels_at_nodes, score
+from .channel import curvatures_at_zero
 from .fixed_points import averages_of, check_bayes, has_closed_form, noise_of
 from .potentials import Posterior, posterior, sign_channel
 
+RECOVERIES = "weak_recovery", "perfect_recovery"
 _STEPS = 400  # overlaps on the curve alpha(q); its maximum is then known to 1e-6
 
 
@@ -28,12 +29,14 @@ class Recovery(Result):
     """A threshold in alpha, with its derivatives.
 
     Attributes:
+        event: "weak_recovery" or "perfect_recovery".
         alpha: samples per dimension at the threshold.
         stderr: its error bar; zero if it is known in closed form.
         sensitivities: derivatives of alpha in the numbers of the model, as a model.
         algorithmic: for perfect recovery, the alpha above which message passing reaches it from a random start.
     """
 
+    event: str = eqx.field(static=True)
     alpha: Float[Array, ""]
     stderr: Float[Array, ""]
     sensitivities: Model
@@ -50,7 +53,7 @@ class Recovery(Result):
         if self.algorithmic is not None:
             numbers["algorithmic"] = self.algorithmic
         rows = rows_of(numbers, dict.fromkeys(numbers, self.stderr))
-        return Description("recovery of the teacher", self.status_name, rows)
+        return Description(f"{self.event.replace('_', ' ')} of the teacher", self.status_name, rows)
 
 
 def weak_recovery(model: Model, *, nodes: Rule | None = None) -> Recovery:
@@ -69,9 +72,19 @@ def weak_recovery(model: Model, *, nodes: Rule | None = None) -> Recovery:
     """
     check_bayes(model)
     rule = averages_of(model, nodes)
-    values = thresholds(model, rule, has_closed_form(model))
-    slopes = jax.grad(lambda model: jnp.mean(thresholds(model, rule, has_closed_form(model))))(model)
-    return Recovery(jnp.mean(values), error_bar(values), slopes)
+    closed_form = has_closed_form(model)
+
+    def mean(model: Model) -> tuple[Array, Array]:
+        values = thresholds(model, rule, closed_form)
+        return jnp.mean(values), values
+
+    (alpha, values), slopes = jax.value_and_grad(mean, has_aux=True)(model)
+    return Recovery("weak_recovery", alpha, error_bar(values), slopes)
+
+
+def recovery(event: str, model: Model, nodes: Rule | None) -> Recovery:
+    """Return one of the two thresholds by its name; perfect recovery needs no nodes."""
+    return weak_recovery(model, nodes=nodes) if event == "weak_recovery" else perfect_recovery(model)
 
 
 @program
@@ -101,10 +114,7 @@ def _curvature(model: Model, replicate: Replicate) -> Float[Array, "S t t S t t"
 
     def block_sum(model: Model, block: Any) -> Array:
         _, teacher, weight = replicate.quadrature(block)
-        t, rho, sentence = model.shape[2], model.rho, model.sentence
-        labels = labels_at_nodes(model, jnp.concatenate([apply(cholesky(rho), teacher[:, :t]), teacher[:, t:]], 1))
-        zero = jnp.zeros((model.shape[0], t), weight.dtype)
-        G = jax.vmap(lambda label: jax.jacfwd(score, 1)(label, zero, rho))(labels)  # (N, L, t, L, t)
+        G, sentence = curvatures_at_zero(model, teacher), model.sentence
         tensor = jnp.einsum("nlakc,nlbkd,n->labkcd", G, G, sentence.share * weight)
         return sentence.to_classes(sentence.to_classes(tensor), 3)
 
@@ -129,7 +139,8 @@ def perfect_recovery(model: Model) -> Recovery:
         raise InputError("model", f"must have one eigenvalue of the covariance, got {len(law.weights)} atoms")
     information = jnp.full((), 1 / L, model.lam.dtype)
     algorithmic = jnp.maximum(information, jnp.max(_alphas(model)))
-    return Recovery(information, jnp.zeros_like(information), jax.tree.map(jnp.zeros_like, model), algorithmic)
+    slopes = jax.tree.map(jnp.zeros_like, model)
+    return Recovery("perfect_recovery", information, jnp.zeros_like(information), slopes, algorithmic)
 
 
 @program
@@ -139,7 +150,7 @@ def _alphas(model: Model) -> Float[Array, " Q"]:
 
     def alpha(log_odds: Array) -> Array:
         fraction = jax.nn.sigmoid(log_odds)
-        x = Posterior(fraction * model.rho, (1 - fraction) * model.rho)
+        x = Posterior(fraction * model.rho, jax.nn.sigmoid(-log_odds) * model.rho)
         conjugate = jnp.exp(log_odds) / (model.shape[0] * model.rho[0, 0, 0])  # q / rho = L qhat rho / (1 + L qhat rho)
         return conjugate / sign_channel(model, x, jnp.zeros_like(fraction)).information[0, 0, 0]
 

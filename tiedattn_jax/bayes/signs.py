@@ -12,6 +12,7 @@ from __future__ import annotations
 import math
 from functools import cache
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float
@@ -22,21 +23,31 @@ _STEP, _RANGE = 0.2, 9.0  # trapezoidal rule of a; it converges exponentially
 
 
 @cache
-def _rules() -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
-    """Return nodes and weights on [0, 1] for the radius and those of a standard normal."""
-    x, w = np.polynomial.legendre.leggauss(_RADII)
-    a = np.arange(-_RANGE, _RANGE + _STEP / 2, _STEP)
-    return (x + 1) / 2, w / 2, a, _STEP * np.exp(-(a**2) / 2) / math.sqrt(2 * math.pi)
+def _unit_rule(order: int) -> tuple[np.ndarray, np.ndarray]:
+    """Return the Gauss-Legendre nodes and weights on [0, 1]."""
+    x, w = np.polynomial.legendre.leggauss(order)
+    return (x + 1) / 2, w / 2
+
+
+def chi_rule(L: int, reach: Float[Array, ""], order: int) -> tuple[Float[Array, " {order}"], Float[Array, " {order}"]]:
+    """Return nodes and weights of averages over the chi law of L degrees, up to the radius `reach`."""
+    unit, weight = (jnp.asarray(a, reach.dtype) for a in _unit_rule(order))
+    chi = reach * unit
+    density = chi ** (L - 1) * jnp.exp(-(chi**2) / 2) / (2 ** (L / 2 - 1) * math.gamma(L / 2))
+    return chi, reach * weight * density
+
+
+def largest_radius(L: int) -> float:
+    """Return a radius beyond which the chi law of L degrees has no weight that a float sees."""
+    return math.sqrt(L) + 9
 
 
 def _grid(L: int, c: Float[Array, ""]) -> tuple[Array, Array, Array]:
     """Return x (X, 1), a (A,) and the weights (X, A) of the averages."""
-    unit, unit_weight, a, normal = _rules()
-    reach = jnp.minimum(math.sqrt(L) + 9, _LARGEST / jnp.sqrt(c))
-    chi = reach * unit
-    density = chi ** (L - 1) * jnp.exp(-(chi**2) / 2) / (2 ** (L / 2 - 1) * math.gamma(L / 2))
-    weight = (reach * unit_weight * density)[:, None] * normal
-    return (jnp.sqrt(c) * chi)[:, None], jnp.asarray(a, c.dtype), weight.astype(c.dtype)
+    chi, weight = chi_rule(L, jnp.minimum(largest_radius(L), _LARGEST / jnp.sqrt(c)), _RADII)
+    a = jnp.asarray(np.arange(-_RANGE, _RANGE + _STEP / 2, _STEP), c.dtype)
+    normal = _STEP * jnp.exp(-(a**2) / 2) / math.sqrt(2 * math.pi)
+    return (jnp.sqrt(c) * chi)[:, None], a, weight[:, None] * normal
 
 
 def information(L: int, c: Float[Array, ""]) -> Float[Array, ""]:
@@ -48,7 +59,8 @@ def information(L: int, c: Float[Array, ""]) -> Float[Array, ""]:
     x, a, weight = _grid(L, c)
     factor, argument = (x + a) ** 2 + (L - 1), x * (x + a)
     small = jnp.sum(weight * factor * jnp.tanh(argument) ** 2) - L * c
-    return jnp.where(c < 1, small, L - jnp.sum(weight * factor / jnp.cosh(argument) ** 2))
+    sech_square = 4 * jax.nn.sigmoid(2 * argument) * jax.nn.sigmoid(-2 * argument)  # cosh overflows in float32
+    return jnp.where(c < 1, small, L - jnp.sum(weight * factor * sech_square))
 
 
 def log_evidence(L: int, c: Float[Array, ""], W: Float[Array, ""]) -> Float[Array, ""]:

@@ -10,44 +10,50 @@ is the optimal one).
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 from typing import Any
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 from jax import lax
 from jaxtyping import Array, Float
 
 from ..averages.program import program
 from ..averages.rule import Rule
 from ..base.errors import require
-from ..base.linalg import apply, cholesky, precise
+from ..base.linalg import cholesky, inverse, precise
 from ..base.results import Average, error_bar
 from ..model.model import Model
 from ..model.preimages import Preimages
 from ..theory.solve import check_alpha
-from .channel import labels_at_nodes, score
+from .channel import curvature, curvatures_at_zero
 from .fixed_points import averages_of, check_bayes, has_closed_form, noise_of
 from .recovery import thresholds
+from .signs import chi_rule, largest_radius
 
 _BISECTIONS = 60
+_RADII = 128  # nodes of |U|
 
 
 @precise
 def label_matrix(model: Model, label: Preimages, c: Float[Array, ""]) -> Float[Array, "n n"]:
-    """Return ``T = G (c + G)^{-1}`` of one label, for n = L t fields of unit covariance."""
-    values, vectors = jnp.linalg.eigh(label_curvature(model, label))
-    return (vectors * (values / (c + values))) @ vectors.T
-
-
-def label_curvature(model: Model, label: Preimages) -> Float[Array, "n n"]:
-    """Return G of one label."""
+    """Return ``rho^{-1/2} T rho^{-1/2}`` of one label, which multiplies its n = L t inputs."""
     rho = model.rho
-    root = jax.scipy.linalg.block_diag(*cholesky(rho))
-    hessian = jax.jacfwd(score, 1)(label, jnp.zeros(rho.shape[:2], rho.dtype), rho)
+    hessian = curvature(label, jnp.zeros(rho.shape[:2], rho.dtype), rho)
+    values, vectors = jnp.linalg.eigh(_whitened(model, hessian))
+    inputs = inverse(_root(model)).T @ vectors
+    return (inputs * (values / (c + values))) @ inputs.T
+
+
+def _whitened(model: Model, hessian: Float[Array, "L t L t"]) -> Float[Array, "n n"]:
+    """Return G of a Hessian in w."""
+    root = _root(model)
     return root.T @ hessian.reshape(root.shape) @ root
+
+
+def _root(model: Model) -> Float[Array, "n n"]:
+    """Return rho^{1/2} of all tokens, a Cholesky factor."""
+    return jax.scipy.linalg.block_diag(*cholesky(model.rho))
 
 
 def spectral_overlap(model: Model, alpha: Any, *, nodes: Rule | None = None) -> Average:
@@ -87,9 +93,7 @@ def _cosines(model: Model, alpha: Array, threshold: Array, rule: Rule, closed_fo
     def cosine(replicate: Any) -> Array:
         def spectra(block: Any) -> Array:
             _, teacher, weight = replicate.quadrature(block)
-            t = model.shape[2]
-            Y = jnp.concatenate([apply(cholesky(model.rho), teacher[:, :t]), teacher[:, t:]], 1)
-            G = jax.vmap(lambda label: label_curvature(model, label))(labels_at_nodes(model, Y))
+            G = jax.vmap(lambda hessian: _whitened(model, hessian))(curvatures_at_zero(model, teacher))
             return jnp.concatenate([jnp.linalg.eigvalsh(G), weight[:, None]], 1)
 
         table = lax.map(spectra, replicate.blocks())
@@ -103,14 +107,10 @@ def _sign_spectrum(model: Model) -> tuple[Float[Array, "N n"], Float[Array, " N"
     """Return eigenvalues of G and weights: along U it is ``(|U|^2 / W - 1) / W`` in units of rho, else ``-1 / W``."""
     L = model.shape[0]
     W = 1 + noise_of(model) / jnp.mean(model.rho)
-    x, w = np.polynomial.legendre.leggauss(128)
-    chi = (math.sqrt(L) + 9) * (x + 1) / 2
-    weight = (
-        (math.sqrt(L) + 9) / 2 * w * chi ** (L - 1) * np.exp(-(chi**2) / 2) / (2 ** (L / 2 - 1) * math.gamma(L / 2))
-    )
+    chi, weight = chi_rule(L, jnp.asarray(largest_radius(L), W.dtype), _RADII)
     along = (chi**2 - 1) / W
     across = jnp.broadcast_to(-1 / W, (len(chi), L - 1))
-    return jnp.concatenate([along[:, None], across], 1), jnp.asarray(weight, W.dtype)
+    return jnp.concatenate([along[:, None], across], 1), weight
 
 
 def _cosine(alpha: Array, c: Array, G: Float[Array, "N n"], weight: Float[Array, " N"]) -> Float[Array, ""]:

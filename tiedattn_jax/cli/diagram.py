@@ -7,8 +7,10 @@ import argparse
 import numpy as np
 
 from ..base.errors import InputError, require_memory
+from ..bayes.recovery import RECOVERIES
+from ..phases.boundaries import Boundary, trace_boundary
 from ..phases.grid import phase_diagram
-from .options import ALPHA, MODEL, NUMBERS, averages, integer, model_of, nodes_of, positive, subcommand
+from .options import ALPHA, MODEL, NUMBERS, OPTIMAL, averages, integer, model_of, nodes_of, positive, subcommand
 from .report import Report, png, progress_bars
 
 NAMES = ("alpha", *NUMBERS)
@@ -24,6 +26,7 @@ def register(commands: argparse._SubParsersAction) -> None:
         "alpha": {"type": positive, "help": text},
         "devices": {"type": integer(), "help": "number of devices for the grid; by default all; a CPU is one"},
         "resume": {"action": "store_true", "help": "continue from the finished tracks in the folder of --out"},
+        **OPTIMAL,
     }
     text = "compute a phase diagram: both branches on a grid of settings"
     message = "finished tracks are kept: go on with --resume --out {out}"
@@ -55,8 +58,15 @@ def run(args: argparse.Namespace) -> Report:
     require_memory(_CELL_BYTES * cells, larger, " ".join(getattr(args, larger)), f"{cells} cells")
     x, y = ((name, np.linspace(low, high, size)) for name, low, high, size in axes.values())
     alpha_is_free = "alpha" not in (x[0], y[0])
+    if args.optimal and alpha_is_free:
+        raise InputError("optimal", "must be left out where alpha is not an axis of the grid")
     nodes = nodes_of(args, model)
     with progress_bars(args, "solve") as stage:
+        recoveries: list[Boundary] = []
+        if args.optimal:
+            name, values = x if y[0] == "alpha" else y
+            for event in RECOVERIES:
+                recoveries.append(trace_boundary(model, event, name, values, progress=stage(event.replace("_", " "))))
         diagram = phase_diagram(
             model,
             x,
@@ -70,6 +80,8 @@ def run(args: argparse.Namespace) -> Report:
         )
     files = {}
     if args.out is not None:
-        files = {"diagram.png": png(diagram.plot()), "diagram.csv": diagram.to_csv().encode()}
+        files = {"diagram.png": png(diagram.plot(recoveries)), "diagram.csv": diagram.to_csv().encode()}
         files["diagram.npz"] = diagram.pack()
-    return Report(diagram.to_dict(), diagram.summary(), files, bool(diagram.solved.any()), nodes)
+    report = diagram.to_dict() | {boundary.event: boundary.alpha.tolist() for boundary in recoveries}
+    text = "\n\n".join(result.summary() for result in (diagram, *recoveries))
+    return Report(report, text, files, bool(diagram.solved.any()), nodes)

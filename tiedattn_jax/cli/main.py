@@ -54,7 +54,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     except InputError as problem:
         parser.error(_line(problem, args))
     except KeyboardInterrupt:
-        message = args.kept.format(out=args.out) if args.kept and args.out else "nothing was written"
+        message = args.resume_hint.format(out=args.out) if args.resume_hint and args.out else "nothing was written"
         print(f"tiedattn: interrupted, {message}", file=sys.stderr)
         return 130
     except Exception as defect:
@@ -76,7 +76,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _line(problem: InputError, args: argparse.Namespace) -> str:
     """Return bad input as one line, under the name of its option if this subcommand has one."""
     name = problem.argument
-    if name not in set(vars(args)) - {"command", "run", "kept"}:
+    if name not in set(vars(args)) - {"command", "run", "resume_hint"}:
         return str(problem)
     return f"argument --{name.replace('_', '-')}: {problem.problem.replace(f'got {name}=', 'got ')}"
 

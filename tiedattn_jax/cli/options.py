@@ -118,6 +118,13 @@ MODEL: dict[str, dict[str, Any]] = {
     },
     "tied-teacher": {"action": "store_true", "help": "tie the target of the layer untied_dot_product"},
 }
+OPTIMAL: dict[str, dict[str, Any]] = {
+    "optimal": {
+        "action": "store_true",
+        "help": "add the Bayes-optimal learner: the alphas of weak and perfect recovery of the teacher, and its test "
+        "error where the figure shows test errors",
+    }
+}
 # Defaults of the options that reports repeat besides the model's numbers.
 ORIGIN = {**{name: MODEL[name]["default"] for name in ("layer", "rank", "teacher")}, "tied_teacher": False}
 _OUTPUT: dict[str, dict[str, Any]] = {
@@ -158,12 +165,12 @@ def subcommand(
     run: Callable[..., Report],
     text: str,
     options: dict[str, Any],
-    kept: str | None = None,
+    resume_hint: str | None = None,
 ) -> None:
     """Add a subcommand with its own options and `--seed --json --out`.
 
     Args:
-        kept: message after an interrupted call with `--out`; it says how to go on, with {out} for the folder. By
+        resume_hint: message after an interrupted call with `--out`; it says how to go on, with {out} for the folder. By
             default the message says that nothing was written.
     """
     parser = commands.add_parser(name, help=text, description=text)
@@ -172,7 +179,7 @@ def subcommand(
         words = " ".join(default) if isinstance(default, list) else "%(default)s"
         suffix = "" if default is None else f" (default {words})"
         parser.add_argument(f"--{option}", **{**form, "help": form["help"] + suffix})
-    parser.set_defaults(run=run, kept=kept)
+    parser.set_defaults(run=run, resume_hint=resume_hint)
 
 
 def model_of(args: argparse.Namespace) -> AttentionLayer:

@@ -5,10 +5,14 @@ from __future__ import annotations
 import argparse
 from typing import Any
 
+import jax
+import jax.numpy as jnp
 import numpy as np
 
 from ..averages.sizes import SIZES
 from ..base.store import csv_of
+from ..bayes.fixed_points import bayes
+from ..bayes.recovery import Recovery, perfect_recovery, weak_recovery
 from ..model.overlaps import PAIR
 from ..phases.ends import BranchEnd, branch_ends
 from ..phases.events import Transition
@@ -16,7 +20,7 @@ from ..phases.follow import Curve
 from ..phases.sweep import sweep
 from ..phases.transitions import critical_alpha, linear_crossing
 from ..plotting.branches import branch_figure
-from .options import MODEL, averages, model_of, nodes_of, subcommand
+from .options import MODEL, OPTIMAL, averages, model_of, nodes_of, subcommand
 from .report import Report, png, progress_bars
 
 CURVE_POINTS = 23
@@ -25,7 +29,7 @@ CURVE_RANGE = (0.05, 2.25)
 
 def register(commands: argparse._SubParsersAction) -> None:
     text = "find alpha_c and alpha_l, and follow both branches"
-    subcommand(commands, "transition", run, text, {**MODEL, **averages("transition")})
+    subcommand(commands, "transition", run, text, {**MODEL, **averages("transition"), **OPTIMAL})
 
 
 def run(args: argparse.Namespace) -> Report:
@@ -36,6 +40,12 @@ def run(args: argparse.Namespace) -> Report:
     curves: list[Curve] = []
     ends: dict[str, list[BranchEnd]] = {}
     with progress_bars(args, "solve") as stage:
+        recoveries: list[Recovery] = []
+        if args.optimal:
+            stage("optimal learner")(0, 1)
+            recoveries = [weak_recovery(model), perfect_recovery(model)]
+            places = np.sort([*alphas, *(float(recovery.alpha) for recovery in recoveries)])  # the curve's corners, too
+            optimal = jax.vmap(lambda alpha: bayes(model, alpha))(jnp.asarray(places, model.lam.dtype))
         for branch in PAIR:
             curve = sweep(model, alphas, branch, coarse_nodes, progress=stage(f"{branch} branch"))
             assert isinstance(curve, Curve)
@@ -46,13 +56,16 @@ def run(args: argparse.Namespace) -> Report:
         critical = critical_alpha(model, nodes, start=curves)
         stage("alpha_l")(0, 1)
         crossing = linear_crossing(model, critical, nodes, start=curves)
-    text = "\n\n".join([critical.summary(), crossing.summary(), "\n".join(_end_lines(ends, curves))])
+    summaries = [result.summary() for result in (critical, crossing, *recoveries)]
+    text = "\n\n".join([*summaries, "\n".join(_end_lines(ends, curves))])
     files = {}
     if args.out is not None:
         full_curves = [_to_its_ends(curve, ends[str(curve.branch)]) for curve in curves]
-        files = {"transition.png": png(branch_figure(full_curves, critical, crossing)), "curves.csv": _table(curves)}
+        figure = branch_figure(full_curves, critical, crossing, optimal if args.optimal else None, recoveries)
+        files = {"transition.png": png(figure), "curves.csv": _table(curves)}
         text += f"\nFigure, table and JSON: {args.out / 'transition.png'}, curves.csv, transition.json"
-    return Report(transition_report(critical, crossing, ends), text, files, bool(critical.ok), nodes)
+    report = transition_report(critical, crossing, ends) | {r.event: float(r.alpha) for r in recoveries}
+    return Report(report, text, files, bool(critical.ok), nodes)
 
 
 def _to_its_ends(curve: Curve, ends: list[BranchEnd]) -> Curve:

@@ -291,7 +291,7 @@ def _step(model: Model, data: Data, s: _State, search: Bool[Array, ""], derivati
     tol = 4 * float(jnp.finfo(h.dtype).eps) ** 0.5
     z = lax.cond(
         search,
-        lambda: by_kind(lambda m: prox(m, h, m.sentence.to_tokens(V), y, near=s.z[None]).z.astype(h.dtype)),
+        lambda: by_kind(lambda m: prox(m, h, m.sentence.to_tokens(V), y, extra_starts=s.z[None]).z.astype(h.dtype)),
         lambda: by_kind(lambda m: descend(m, s.z, h, m.sentence.to_tokens(V), y, tol)[0]),
     )
     g = by_kind(lambda m: apply(inverse(m.sentence.to_tokens(V)), z - h))

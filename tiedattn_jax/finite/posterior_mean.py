@@ -30,7 +30,7 @@ from ..base.errors import (
 from ..base.linalg import apply, precise
 from ..base.printing import Description, rows_of
 from ..base.results import Result, Status
-from ..bayes.channel import labels_at_nodes, score
+from ..bayes.channel import curvature, labels_at_nodes, score
 from ..bayes.fixed_points import check_bayes
 from ..bayes.potentials import solve_general
 from ..model.model import Model
@@ -105,18 +105,20 @@ def posterior_mean(
         data: the instance. Of the teacher's fields only what the labels reveal is used.
         init: "random", small and random; "teacher", the informed start; or an array (d, t).
         steps: largest number of steps.
-        tol: relative change of Q at which to stop.
+        tol: relative change of Q at which to stop; at least 20 roundings of the dtype.
         key: random key of the start; by default that of seed 0.
 
     Returns:
         A `PosteriorMean`. Near weak recovery the overlap grows slowly, and differs from one instance to the next.
 
     Raises:
-        InputError: as `bayes`; an argument is out of range or of the wrong shape; or the teacher has other second
-            moments at different eigenvalues.
+        InputError: as `bayes`; an argument is out of range or of the wrong shape; the teacher has other second
+            moments at different eigenvalues; or the tokens have classes.
     """
     check_bayes(model)
     check_fit(model, data)
+    if data.classes is not None:
+        raise InputError("data", "must have no classes of tokens for `posterior_mean`: `bayes` takes them")
     require_count(steps, "steps")
     require_positive(tol, "tol")
     key = jax.random.key(0) if key is None else key
@@ -131,7 +133,7 @@ def posterior_mean(
         Q = random if init == "random" else data.known_teacher("for init='teacher'")
     else:
         Q = shaped_array("init", init, "d t", {"d": d, "t": t}, data.x.dtype)
-    return _run(model, data, Q, int(steps), jnp.asarray(tol, Q.dtype))
+    return _run(model, data, Q, int(steps), jnp.maximum(jnp.asarray(tol, Q.dtype), 20 * jnp.finfo(Q.dtype).eps))
 
 
 @eqx.filter_jit
@@ -142,7 +144,7 @@ def _run(model: Model, data: Data, Q: Array, steps: int, tol: Array) -> Posterio
     labels = labels_at_nodes(model, data.fields)
 
     def scores(label: Preimages, w: Array, V: Array) -> tuple[Array, Array]:
-        return score(label, w, V), jax.jacfwd(score, 1)(label, w, V)
+        return score(label, w, V), curvature(label, w, V)
 
     def step(s: _Step) -> _Step:
         V = jnp.mean(data.gamma[:, :, None, None] * s.C, 1)

@@ -53,9 +53,7 @@ def start(
         names = ", ".join(map(repr, STARTS))
         raise InputError("init", f"must be {names} or a (d, r) array, got init={init!r}")
     check_fit(model, data)
-    if init == "spectral":
-        check_spectral(model)
-    else:
+    if init != "spectral":  # the spectral start has its own checks
         check(model, even=False)
     key = jax.random.key(0) if key is None else key
     require_key(key)
@@ -95,7 +93,12 @@ def _named_start(
 
 
 def _weak_recovery(model: Model, data: Data) -> Float[Array, ""]:
-    """Return the alpha of weak recovery, and warn if the data have less: a spectral start is then blind."""
+    """Return the alpha of weak recovery, and warn if the data have less: a spectral start is then blind.
+
+    Raises:
+        InputError: as `tiedattn_jax.spectral_overlap`.
+    """
+    check_spectral(model)
     threshold = jnp.mean(thresholds(model, averages_of(model, None), has_closed_form(model)))
     if is_concrete(threshold) and data.alpha <= float(threshold):
         message = f"the spectral start is blind at alpha = {data.alpha:.4g}, below weak recovery at {threshold:.4g}"
@@ -118,7 +121,6 @@ def spectral_direction(model: Model, data: Data, key: PRNGKeyArray | None = None
         InputError: as `tiedattn_jax.spectral_overlap`.
     """
     check_fit(model, data)
-    check_spectral(model)
     threshold = _weak_recovery(model, data)
     first = jax.random.normal(jax.random.key(0) if key is None else key, (data.shape[2], 1), data.x.dtype)
     return _leading_direction(model, data, first, threshold)

@@ -113,7 +113,7 @@ def _check_arguments(model: Model) -> None:
 def _check_names(model: Model) -> None:
     for kind in (kind for kind in type(model).__mro__ if kind not in Model.__mro__):
         attributes = [name for name in vars(kind) if not name.startswith("_")]
-        for name in ("target", "student", "with_teacher", "rotation_invariant", "start_columns"):
+        for name in ("target", "student", "preimages", "with_teacher", "rotation_invariant", "start_columns"):
             matches = difflib.get_close_matches(name, attributes, 1, cutoff=0.8)
             if matches and name not in attributes:
                 raise InputError(matches[0], f"must be called {name} if it is what a Model calls so, else another name")

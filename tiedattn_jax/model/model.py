@@ -110,16 +110,13 @@ class Model(Printed):
         return self.sentence.to_tokens(jnp.tensordot(law.weights, law.cross[:, L:], 1))
 
     def condition_on(self, kind: Float[AnyArray, " C"] | None) -> Model:
-        """Return the model restricted to one kind of sentences, or with None that of all kinds.
-
-        Its `rho`, `trace` and `teacher_mean` are those of the tokens of its `sentence`.
-        """
+        """Return the model restricted to one kind of sentences, see `sentence`; None stands for all kinds."""
         return eqx.tree_at(lambda m: m.kind, self, kind, is_leaf=lambda a: a is None)
 
     @property
     @precise
     def sentence(self) -> Sentence:
-        """The kind of sentences that the model is restricted to, seen from its tokens."""
+        """The kind that the model is restricted to; `rho`, `trace` and `teacher_mean` are those of its tokens."""
         if self.kind is None or (sentences := self.law().sentences) is None:
             return Sentence()
         return sentences.given(self.kind)

@@ -91,6 +91,11 @@ class Parameter:
         unit = jnp.ones((), model.lam.dtype)
         return jax.jvp(lambda v: self.set(model, None, v)[0], (value * unit,), (unit,))[1]
 
+    def slope(self, sensitivities: Model, model: Model, value: Number) -> float:
+        """Return the derivative in this number of what has the given derivatives in all numbers of the model."""
+        terms = jax.tree.map(jnp.vdot, sensitivities, self.direction(model, value))
+        return float(sum(jax.tree.leaves(terms)))
+
     def check(self, model: Model, values: Float[np.ndarray, " A"], argument: str) -> None:
         """Raise an `InputError` unless the model accepts both ends of the range of `values`."""
         if self.name == "alpha":

@@ -1,4 +1,4 @@
-"""What a label says of the teacher: the teacher's fields that are compatible with it."""
+"""Preimages of a label: the teacher's fields that are compatible with it."""
 
 from __future__ import annotations
 

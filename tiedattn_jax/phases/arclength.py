@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Bool, Complex, Float
+from jaxtyping import Array, Bool, Float, Inexact
 
 from ..averages.program import program
 from ..averages.rule import Replicate, Rule
@@ -47,7 +47,7 @@ class BranchPath(Printed):
         parameter: name of the parameter.
         values: parameter at every point; not monotonic when there are folds.
         states: the `State` at every point, leaves (n, ...).
-        eigenvalues: eigenvalues of DF, largest real part first.
+        eigenvalues: eigenvalues of DF, largest real part first; real numbers if all of them are real.
         labels: branch that every point belongs to.
         folds: values of the parameter at which the branch turns back; `folds_of` adds their error bars.
         fold_states: the states at the folds, leaves (1, ...).
@@ -58,7 +58,7 @@ class BranchPath(Printed):
     parameter: str
     values: Float[np.ndarray, " n"]
     states: State
-    eigenvalues: Complex[np.ndarray, "n k"]
+    eigenvalues: Inexact[np.ndarray, "n k"]
     labels: tuple[str, ...]
     folds: tuple[float, ...]
     fold_states: tuple[State, ...]
@@ -150,7 +150,7 @@ class _Continuation:
         return u
 
     def correct(self, w: Float[np.ndarray, " k1"], direction: Float[np.ndarray, " k1"]) -> Path:
-        """Path of Newton's method in the plane through `w` normal to `along`; returns an `_ArcPoint`, or None."""
+        """Path of Newton's method in the plane through `w` normal to `direction`; returns an `_ArcPoint`, or None."""
         guess, rows = w, self.active[:-1]
         for k in range(_STEPS):
             r, J, is_inside = yield Call(_expand, (self.setting, self.replicate, jnp.asarray(self.unscaled(w))))

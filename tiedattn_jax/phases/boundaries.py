@@ -9,8 +9,6 @@ from itertools import combinations, pairwise
 from typing import Any, NamedTuple
 
 import equinox as eqx
-import jax
-import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Bool, Float, Int, Real, Shaped
 from scipy.interpolate import CubicHermiteSpline, CubicSpline, KroghInterpolator, PPoly
@@ -19,6 +17,7 @@ from ..averages.rule import Rule
 from ..base.errors import InputError, array_of, require, require_choice, require_kind
 from ..base.printing import Description, with_error
 from ..base.results import Result, Settings, Status
+from ..bayes.recovery import RECOVERIES, recovery
 from ..model.model import Model
 from ..model.parameters import Parameter
 from ..theory.pool import Path, run_one
@@ -50,6 +49,7 @@ INTERSECTIONS = {
     frozenset(("semantic pitchfork", "positional pitchfork")): "the uninformed state turns unstable to both at once",
 }
 SEARCH = np.geomspace(3.0, 0.05, 19)  # alphas that are searched for the first point
+MODELS = "model"  # parameter of a sweep over a list of models: the index in the list
 _WIDER_SEARCH = np.geomspace(1.8, 0.4, 9)  # alphas, relative to the last one, that are searched if a prediction fails
 _SETTINGS = Settings(tol=1e-4, warm_steps=20)  # loose, because losses are stationary and starts are predicted
 _POINTS = 3  # points that the extrapolation of alpha uses
@@ -102,7 +102,8 @@ class Boundary(Result):
         columns = (np.asarray(a)[order] for a in (values, alpha, stderr, slope, exact, status, reason))
         values, alpha, stderr, slope, exact, status, reason = columns
         finite = np.isfinite(alpha)
-        if finite.sum() > 1 and not np.all(np.isfinite(slope[finite])):
+        # Indices of a list are no coordinate, so that slopes between models mean nothing.
+        if parameter != MODELS and finite.sum() > 1 and not np.all(np.isfinite(slope[finite])):
             exact[:] = False
             slope[finite] = CubicSpline(values[finite], alpha[finite])(values[finite], 1)
         return cls(event, parameter, values, alpha, stderr, slope, exact, status.astype(int), reason)
@@ -159,6 +160,25 @@ class Boundary(Result):
         return boundary_figure([self])
 
 
+def recovery_boundary(
+    event: str,
+    parameter: str,
+    models: Sequence[Model],
+    values: Float[np.ndarray, " A"],
+    nodes: Rule | None,
+    progress: Progress,
+) -> Boundary:
+    """Return a threshold of the Bayes-optimal learner for several models; no search is needed, and slopes are exact."""
+    points = []
+    for done, (model, value) in enumerate(zip(models, values, strict=True)):
+        progress(done, len(models))
+        threshold = recovery(event, model, nodes)
+        slope = np.nan if parameter == MODELS else Parameter(parameter).slope(threshold.sensitivities, model, value)
+        points.append((value, float(threshold.alpha), float(threshold.stderr), slope, int(threshold.status)))
+    progress(len(models), len(models))
+    return Boundary.of(event, parameter, *map(np.array, zip(*points, strict=True)))
+
+
 class Intersection(NamedTuple):
     """Intersection of two boundaries (a codimension-two point): both events, parameter value, alpha, and meaning."""
 
@@ -198,11 +218,12 @@ def trace_boundary(
     single evaluation.
 
     Args:
-        event: a name in `EVENTS` other than a fold (`trace_branch` finds folds), or "alpha_l". The latter costs as much
-            as "alpha_c" and both baselines together, because it coincides with one of the three; it takes no `start`.
+        event: a name in `EVENTS` other than a fold (`trace_branch` finds folds), "alpha_l", or a threshold of the
+            optimal learner, "weak_recovery" or "perfect_recovery". "alpha_l" costs as much as "alpha_c" and both
+            baselines together, because it coincides with one of the three. It takes no `start`, nor do the thresholds.
         parameter: name of a scalar field of the model, or an entry such as "mixing[0,1]".
         values: values of the parameter, monotonic.
-        nodes: averaging rule; by default `default_nodes`.
+        nodes: averaging rule; by default `default_nodes`. For weak recovery that of `weak_recovery`.
         start: where the event is expected at the first value, as in `find_event`; by default the alphas `SEARCH` are
             searched.
         settings: tolerances; the default is looser than `Settings()`, because losses are stationary and starts are
@@ -216,16 +237,20 @@ def trace_boundary(
             the model's range; there is no event at the first value (the message says what was found instead); nodes,
             start or settings are of the wrong kind.
     """
-    nodes, settings = prepared(model, nodes, settings, _SETTINGS)
-    require_choice(event, "event", [*EVENTS, ALPHA_L])
-    if event == ALPHA_L:
-        require_kind(start, "start", type(None), 'None for "alpha_l"')
+    is_recovery = isinstance(event, str) and event in RECOVERIES
+    averages, settings = prepared(model, None if is_recovery else nodes, settings, _SETTINGS)
+    require_choice(event, "event", [*EVENTS, ALPHA_L, *RECOVERIES])
+    if event == ALPHA_L or is_recovery:
+        require_kind(start, "start", type(None), f'None for "{event}"')
     require_kind(parameter, "parameter", str, "the name of a number, for instance sigma")
     require(parameter != "alpha", "parameter", parameter, "another one than alpha")
     number = Parameter(parameter)
     number.read(model, None, "parameter")
     grid = array_of(values, "values", "finite and monotonic", lambda a: abs(np.sign(np.diff(a)).sum()) == a.size - 1)
     number.check(model, grid, "values")
+    if is_recovery:
+        models = [number.set(model, None, value)[0] for value in grid]
+        return recovery_boundary(event, parameter, models, grid, nodes, progress)
 
     events = ("alpha_c", "semantic baseline", "positional baseline") if event == ALPHA_L else (event,)
     finished = dict.fromkeys(events, 0)
@@ -242,7 +267,7 @@ def trace_boundary(
             text = f"must be one that can be followed, got event={event!r}: use trace_branch for folds"
             raise InputError("event", text)
         guess = None if start is None else guess_of(definition, start)
-        tracer = _Tracer(definition, model, number, nodes, settings, sensitivities or definition.observable is None)
+        tracer = _Tracer(definition, model, number, averages, settings, sensitivities or definition.observable is None)
         return tracer.boundary(grid, guess, report)
 
     paths = [boundary_path(name) for name in events]
@@ -349,8 +374,7 @@ class _Tracer:
         """Record a point that was found, so that it serves to predict the next ones."""
         transition, slope = transition_of(self.event, self.model_at(value), zero), np.nan
         if transition.sensitivities is not None:
-            terms = jax.tree.map(jnp.vdot, transition.sensitivities, self.parameter.direction(self.model, value))
-            slope = float(sum(jax.tree.leaves(terms)))
+            slope = self.parameter.slope(transition.sensitivities, self.model, value)
         self.steepness = zero.slope  # d (event's number) / d alpha
         self.warm_starts = [update(w, value, s) for w, s in zip(self.warm_starts, zero.states, strict=True)]
         self.points.append(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import Any, TypeAlias
@@ -311,11 +311,11 @@ class PhaseDiagram(Result):
         coords = {"branch": list(PAIR), self.y[0]: self.y[1], self.x[0]: self.x[1]}
         return xarray.Dataset(data, coords, {k: json.dumps(v) for k, v in self.attrs.items()})
 
-    def plot(self) -> Any:
-        """Plot the diagram; see `plotting.diagrams.diagram_figure`."""
+    def plot(self, boundaries: Sequence[Boundary] = ()) -> Any:
+        """Plot the diagram, and further boundaries on it; see `plotting.diagrams.diagram_figure`."""
         from ..plotting.diagrams import diagram_figure
 
-        return diagram_figure(self)
+        return diagram_figure(self, boundaries)
 
 
 def _spline(

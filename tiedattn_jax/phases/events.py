@@ -542,7 +542,7 @@ def _fold(event: Event, model: Model, guess: Guess, nodes: Rule, settings: Setti
     if sensitivities:
         calls = []
         for k, a in enumerate(alphas):
-            equations = Equations(model, a, nodes.replicate(k), free)
+            equations = Equations(model, jnp.asarray(a), nodes.replicate(k), free)
             calls.append(Call(_fold_gradient, (equations, indexed(state.overlaps, k))))
         by_model, by_alpha = stacked((yield calls))
     return Zero(alphas, (state,), np.zeros_like(alphas), by_model, by_alpha, 1.0, True)

@@ -245,11 +245,15 @@ class Curve(Printed):
             solved += f"; failed at {len(self.failures)}, the first: {self.failures[0]}"
         return Description(headline, solved, tables=[("", states_table(self.points, self.parameter, grid))])
 
-    def plot(self) -> Any:
-        """Plot order parameters, training loss and test error against the parameter; see `plotting.branches`."""
+    def plot(self, optimal: Any = None) -> Any:
+        """Plot order parameters, training loss and test error against the parameter; see `plotting.branches`.
+
+        Args:
+            optimal: the Bayes-optimal learner along alpha, whose error is then drawn as well.
+        """
         from ..plotting.branches import branch_figure
 
-        return branch_figure([self])
+        return branch_figure([self], optimal=optimal)
 
 
 def walk(model: Model, alphas: Sequence[float], branch: str | None, nodes: Rule, settings: Settings) -> Iterator[Path]:

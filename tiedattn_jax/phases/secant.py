@@ -99,5 +99,5 @@ def zero_between(number: Callable[[float, Warm], Path], low: float, high: float,
         trial = search.next()
         if search.value == 0 or abs(trial - search.x) <= tol * trial:
             is_inside = low * (1 + 1e-3) < trial < high * (1 - 1e-3) and np.isfinite(search.value)
-            return trial, state, is_inside
+            return trial, state, bool(is_inside)
     return trial, state, False

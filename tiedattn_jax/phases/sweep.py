@@ -16,6 +16,7 @@ from ..averages.sizes import SIZES
 from ..base.errors import InputError, array_of, require, require_choice, require_kind
 from ..base.results import Settings, Status
 from ..base.types import GivenArray
+from ..bayes.recovery import RECOVERIES
 from ..model.checks import check_numbers
 from ..model.model import Model
 from ..model.overlaps import branch_of
@@ -23,7 +24,7 @@ from ..model.parameters import Parameter
 from ..theory.pool import Failure, Path, run
 from ..theory.solve import check_alpha, default_path
 from ..theory.states import FixedPoint
-from .boundaries import SEARCH, Boundary, first_sign_change
+from .boundaries import MODELS, SEARCH, Boundary, first_sign_change, recovery_boundary
 from .events import EVENTS, Guess, Transition, event_of, locate_path, transition_of
 from .follow import CURVE_SETTINGS, Curve, Progress, silent, walk
 from .inputs import check_top_level, prepared
@@ -32,7 +33,6 @@ from .transitions import ALPHA_L, RANGE, critical_path, crossing_path
 _SEARCHED = f"for alpha from {SEARCH[-1]:g} to {SEARCH[0]:g}"
 # Numbers in a list, a range or an array.
 Numbers: TypeAlias = Sequence[float] | Real[GivenArray, " A"]
-MODELS = "model"  # parameter of a sweep over a list of models: the index in the list
 
 
 def sweep(
@@ -67,7 +67,8 @@ def sweep(
         nodes: averaging rule; by default `default_nodes`, in a sweep through alpha that of `SIZES["curve"]`.
         branch: branch of the states.
         alpha: samples per dimension of the states, one for all settings or one for each.
-        event: a name in `EVENTS`, or "alpha_l".
+        event: a name in `EVENTS`, "alpha_l", or a threshold of the optimal learner, "weak_recovery" or
+            "perfect_recovery".
         settings: tolerances; by default `CURVE_SETTINGS` in a sweep through alpha, otherwise `Settings()`.
         progress: called with the number of finished settings and the number of all settings.
 
@@ -83,6 +84,9 @@ def sweep(
         parameter, grid, models = _number_models(model, along, values)
     else:
         parameter, grid, models = MODELS, *_listed_models(model, along, values)
+    if isinstance(event, str) and event in RECOVERIES:
+        check_top_level(models)
+        return recovery_boundary(event, parameter, models, grid, nodes, progress)
     # Models of one kind differ in their numbers only, so that only the first one is checked in full.
     rule, tolerances = prepared(models[0], nodes, settings, even=branch is not None or event is not None)
     check_top_level(models)
@@ -95,7 +99,7 @@ def sweep(
             for m, a in zip(models, alphas, strict=True)
         ]
     else:
-        require_choice(event, "event", [*EVENTS, ALPHA_L])
+        require_choice(event, "event", [*EVENTS, ALPHA_L, *RECOVERIES])
         event_of("semantic baseline" if event == ALPHA_L else event, models[0])
         if alpha is not None:
             raise InputError("alpha", f"must be left out where an event is looked for in it, got alpha={alpha}")
@@ -262,10 +266,7 @@ def _boundary(
         if result.reason:
             alpha, bar = np.nan, np.nan
         elif result.sensitivities is not None and parameter != MODELS:
-            direction = Parameter(parameter).direction(result.branches[0].model, value)
-            slope = float(sum(jax.tree.leaves(jax.tree.map(jnp.vdot, result.sensitivities, direction))))
+            slope = Parameter(parameter).slope(result.sensitivities, result.branches[0].model, value)
         rows.append((value, alpha, bar, slope, int(result.status), result.reason))
     values, alphas, bars, slopes, statuses, reasons = (np.array(column) for column in zip(*rows, strict=True))
-    boundary = Boundary.of(event, parameter, values, alphas, bars, slopes, statuses, reasons, np.isfinite(slopes))
-    # Indices of a list are no coordinate, so that slopes between models mean nothing.
-    return boundary if parameter != MODELS else dataclasses.replace(boundary, slope=np.full(len(values), np.nan))
+    return Boundary.of(event, parameter, values, alphas, bars, slopes, statuses, reasons, np.isfinite(slopes))

@@ -12,6 +12,7 @@ from matplotlib.figure import Figure
 
 from ..base.types import AnyArray, Number
 from ..model.overlaps import BRANCHES
+from .optimal import mark_recoveries, optimal_error
 from .style import (
     BASELINE,
     COLOURS,
@@ -31,7 +32,9 @@ from .style import (
 )
 
 
-def branch_figure(curves: Sequence[Any], alpha_c: Any = None, alpha_l: Any = None) -> Figure:
+def branch_figure(
+    curves: Sequence[Any], alpha_c: Any = None, alpha_l: Any = None, optimal: Any = None, recoveries: Sequence[Any] = ()
+) -> Figure:
     """Plot order parameters, training loss and test error of branches against alpha (content of the paper's Fig. 2).
 
     If another number changes along the curves, the x axis shows that number.
@@ -41,6 +44,8 @@ def branch_figure(curves: Sequence[Any], alpha_c: Any = None, alpha_l: Any = Non
     Args:
         curves: `phases.follow.Curve`, one for each branch.
         alpha_c, alpha_l: `phases.events.Transition` to mark; one that was not found is left out.
+        optimal: the Bayes-optimal learner along alpha, `bayes.fixed_points.BayesPoint` under `vmap`, to draw its error.
+        recoveries: its thresholds to mark beside its error, `bayes.recovery.Recovery`.
     """
     parameter = curves[0].parameter
     xlabel = LABELS.get(parameter, parameter)
@@ -58,6 +63,9 @@ def branch_figure(curves: Sequence[Any], alpha_c: Any = None, alpha_l: Any = Non
         baseline = float(curves[0].points[-1].gen_error_linear)
         if np.isfinite(baseline):
             errors.axhline(baseline, **BASELINE)
+        if optimal is not None:
+            optimal_error(errors, optimal)
+        mark_recoveries(errors, recoveries)
         for axis in axes.flat:
             for transition, name in ((alpha_c, "alpha_c"), (alpha_l, "alpha_l")):
                 if transition is not None and transition.ok:

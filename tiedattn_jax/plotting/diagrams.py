@@ -13,13 +13,28 @@ from matplotlib.collections import PatchCollection
 from matplotlib.figure import Figure
 from matplotlib.patches import Patch, Rectangle
 
+from ..base.errors import require
 from ..model.overlaps import PAIR
-from .style import ALONE, BASELINE, COLOURS, DOTTED, HATCHED, LABELS, LEGEND, MARKS, NEITHER, SYMBOLS, line, panels
+from .style import (
+    ALONE,
+    BASELINE,
+    COLOURS,
+    DOTTED,
+    HATCHED,
+    LABELS,
+    LEGEND,
+    MARKS,
+    NEITHER,
+    OTHER,
+    SYMBOLS,
+    line,
+    panels,
+)
 
 _BISTABLE = 4
 
 
-def diagram_figure(diagram: Any) -> Figure:
+def diagram_figure(diagram: Any, boundaries: Sequence[Any] = ()) -> Figure:
     """Plot the phase diagram (the paper's Figs. 3 and 9): which minimum is global, and whether it beats the baseline.
 
     The left panel shows the difference of the training losses, positional minus semantic. Cells in which only one of
@@ -29,9 +44,18 @@ def diagram_figure(diagram: Any) -> Figure:
 
     Args:
         diagram: `phases.diagram.PhaseDiagram`.
+        boundaries: further boundaries to draw, `phases.boundaries.Boundary` in the parameter of the other axis.
+
+    Raises:
+        InputError: a boundary is in another parameter, or alpha is not an axis.
     """
     (x_name, x), (y_name, y), region = diagram.x, diagram.y, diagram.region
-    boundaries = [diagram.alpha_c(), diagram.alpha_l()] if "alpha" in (x_name, y_name) else []
+    if boundaries:
+        for boundary in boundaries:
+            axes_names = {"alpha", boundary.parameter}
+            require({x_name, y_name} == axes_names, "boundaries", boundary.event, f"in axes {x_name} and {y_name}")
+    if "alpha" in (x_name, y_name):
+        boundaries = [diagram.alpha_c(), diagram.alpha_l(), *boundaries]
     titles = "global minimum: positional or semantic", "global minimum: worse or better than the baseline"
     colour_labels = "positional minus semantic training loss / d", "test error minus that of the baseline"
     options: dict[str, Any] = {
@@ -102,7 +126,8 @@ def _boundary_line(axis: Axes, boundary: Any, *, alpha_is_x: bool) -> None:
     points = (boundary.alpha, boundary.values) if alpha_is_x else (boundary.values, boundary.alpha)
     fill = axis.fill_betweenx if alpha_is_x else axis.fill_between
     exists = bool(np.any(np.isfinite(boundary.alpha)))
-    axis.plot(*points, label=SYMBOLS[boundary.event] if exists else None, **MARKS[boundary.event])
+    label = SYMBOLS.get(boundary.event, boundary.event)
+    axis.plot(*points, label=label if exists else None, **MARKS.get(boundary.event, {"color": OTHER}))
     fill(boundary.values, boundary.alpha - width, boundary.alpha + width, color="k", alpha=0.2, lw=0)
 
 

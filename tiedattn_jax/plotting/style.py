@@ -27,6 +27,8 @@ COLOURS = {
     "mixed": "#CC79A7",
     "uninformed": "0.55",
     "baseline": "#009E73",
+    "optimal": "#E69F00",
+    "spectral": "#56B4E9",
 }
 
 # Line styles of branches that are no minimum anywhere; other branches are solid. Unstable stretches of any branch are
@@ -48,6 +50,8 @@ SYMBOLS = {
     "m": r"$m$",
     "alpha_c": r"$\alpha_c$",
     "alpha_l": r"$\alpha_l$",
+    "weak_recovery": "weak recovery",
+    "perfect_recovery": "perfect recovery",
 }
 
 # Labels of axes: words and symbol.
@@ -69,6 +73,8 @@ ORDERS, LOSS, ERROR = r"order parameters $m$, $\theta$", LABELS["train_loss"], L
 MARKS: dict[str, dict[str, Any]] = {
     "alpha_c": {"color": "k", "ls": "-", "lw": 1.3},
     "alpha_l": {"color": "k", "ls": (0, (5, 2)), "lw": 1.3},
+    "weak_recovery": {"color": COLOURS["optimal"], "ls": (0, (1, 1)), "lw": 1.3},
+    "perfect_recovery": {"color": COLOURS["optimal"], "ls": (0, (5, 2)), "lw": 1.3},
 }
 
 BASELINE: dict[str, Any] = {"color": COLOURS["baseline"], "lw": 1.2, "ls": "-.", "label": "linear baseline"}

@@ -16,6 +16,7 @@ from ..averages.sizes import REPLICATES
 from ..base.errors import InputError, require_choice, require_kind
 from ..base.printing import Description, with_error
 from ..base.results import Result, Settings, error_bar
+from ..base.types import Number
 from ..model.model import Model
 from ..model.overlaps import PAIR
 from ..model.parameters import scalar_parameters
@@ -194,7 +195,7 @@ def linear_crossing_1rsb(
     assert guess is not None
     zero = run_one(find_zero(event, primal, guess, lines_1rsb(primal, **rule), Settings(), exact=True, tol=_FINAL))
 
-    def excess(model: Model, alpha: Float[Array, ""]) -> tuple[Float[Array, " R"], OneRSBPoint]:
+    def excess(model: Model, alpha: Number) -> tuple[Float[Array, " R"], OneRSBPoint]:
         point = solve_1rsb(model, alpha, branch, **rule)
         return point.rs.replicates.gen_error_linear - point.replicates.gen_error, point
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-from functools import partial
 from typing import Any, NamedTuple
 
 import equinox as eqx
@@ -154,7 +153,7 @@ def solve_checked(
         free = branch_of(branch).free(primal[0])
         starts = branch_start(primal[0], branch) if start is None else start
         starts = starts if starts.m.ndim == 3 else repeated(starts, rule.replicates)
-        states = lane_by_lane(partial(traced_states, coarse_first=start is None))(*primal, rule, free, settings, starts)
+        states = lane_by_lane(traced_states)(*primal, rule, free, settings, starts, start is None)
     return FixedPoint(model, alpha, with_tangents(model, alpha, rule, free, states), branch)
 
 
