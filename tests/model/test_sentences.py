@@ -177,16 +177,18 @@ def test_classes_that_are_alike_are_one():
 
 def test_a_kind_gives_the_fields_of_its_tokens():
     model, x = model_of(), point()
-    conditioned = model.condition_on(model.kinds[2])  # kind (0, 1)
+    kinds = model.law().sentences.kinds
+    conditioned = model.condition_on(kinds[2])  # kind (0, 1)
     tokens = sentence_overlaps(conditioned, x)
     np.testing.assert_array_equal(tokens.q, x.q)
-    np.testing.assert_allclose(conditioned.share, 0.1)
+    np.testing.assert_allclose(conditioned.sentence.share, 0.1)
     np.testing.assert_allclose(conditioned.teacher_mean[:, 0], [0.3, -0.18], rtol=1e-6)
     slope = x.theta[:, 0, 0] / model.rho[:, 0, 0]
     np.testing.assert_allclose(tokens.m[:, 0], [0.35 - slope[0] * 0.3, -0.15 + slope[1] * 0.18], rtol=1e-6)
-    equal_tokens = sentence_overlaps(model.condition_on(model.kinds[1]), x)  # kind (1, 1)
+    equal = model.condition_on(kinds[1])  # kind (1, 1)
+    equal_tokens = sentence_overlaps(equal, x)
     np.testing.assert_array_equal(equal_tokens.V, np.asarray(x.V)[[1, 1]])
-    np.testing.assert_array_equal(model.condition_on(model.kinds[1]).to_classes(jnp.array([3.0, 4.0])), [0.0, 7.0])
+    np.testing.assert_array_equal(equal.sentence.to_classes(jnp.array([3.0, 4.0])), [0.0, 7.0])
 
 
 def test_branches_hold_the_means_of_the_classes_with_theta():
@@ -220,7 +222,7 @@ def test_sentences_are_drawn_from_their_law():
     parts = data.x, data.y, data.teacher, data.encodings
     rebuilt = ta.Data(*parts, means=data.means, classes=data.classes)
     np.testing.assert_allclose(rebuilt.gamma[:, 0], [0.25, 0.36], rtol=0.01)
-    assert [int(kind_mask(model.condition_on(kind), data.classes).sum()) for kind in model.kinds] == [
+    assert [int(kind_mask(model.condition_on(kind), data.classes).sum()) for kind in model.law().sentences.kinds] == [
         int(np.sum(np.all(classes == k, 1))) for k in SHARES
     ]
 

@@ -68,7 +68,7 @@ def test_shift_is_elevation_over_slope(transition, monkeypatch):
         return ta.OneRSBPoint(model, alpha, rs, states[branch], branch, True)
 
     monkeypatch.setattr(rsb_transitions, "solve_1rsb", solved)
-    monkeypatch.setattr(rsb_transitions, "solve", lambda *args, **options: rs)
+    monkeypatch.setattr(rsb_transitions, "solve_checked", lambda *args: rs)
     shifted = ta.critical_alpha_1rsb(transition.branches[0].model, transition, order=7)
     np.testing.assert_allclose(shifted.shifts, [-1e-3, -5e-3 / 3], rtol=1e-12)
     np.testing.assert_allclose(shifted.alpha, transition.alpha - 4e-3 / 3, rtol=1e-12)
@@ -107,7 +107,7 @@ def test_sensitivities_are_those_at_the_broken_alpha_c(monkeypatch):
         return ta.OneRSBPoint(model, alpha, rs_state(alpha, branch), state, branch, True)
 
     monkeypatch.setattr(rsb_transitions, "solve_1rsb", solved)
-    monkeypatch.setattr(rsb_transitions, "solve", lambda model, alpha, branch, nodes, start: rs_state(alpha, branch))
+    monkeypatch.setattr(rsb_transitions, "solve_checked", lambda model, alpha, branch, *_: rs_state(alpha, branch))
     rs = made.transition(alpha=alpha)  # d alpha / d sigma = 2(0.02)
     shifted = ta.critical_alpha_1rsb(ta.dot_product(), rs)
     slopes = np.subtract(*(np.array(roots(sigma + e)) for e in (1e-4, -1e-4))) / 2e-4
@@ -186,7 +186,7 @@ def test_the_exchange_of_the_minima_beats_the_baseline(monkeypatch):
         "solve_1rsb",
         lambda m, alpha, branch, **rule: ta.OneRSBPoint(m, alpha, rs, states[branch], branch, True),
     )
-    monkeypatch.setattr(rsb_transitions, "solve", lambda *args, **options: rs)
+    monkeypatch.setattr(rsb_transitions, "solve_checked", lambda *args: rs)
     crossing, critical = (fn(model, transition, order=7) for fn in (ta.linear_crossing_1rsb, ta.critical_alpha_1rsb))
     assert crossing.alpha == critical.alpha and len(crossing.branches) == 2
     assert crossing.rs.event == "alpha_l" and critical.rs.event == "alpha_c"

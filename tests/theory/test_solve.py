@@ -117,17 +117,17 @@ WIDE = ta.dot_product(mixing=np.full((3, 3), 1 / 3), encodings=np.array([[-1.0],
 
 
 def stub_solve(monkeypatch, lines, points=(0, 0.0)):
-    """Replace `solve` by a stub that notes requests and returns a status and relative error bar by kind of rule."""
+    """Replace `solve_checked` by a stub that notes requests and returns a status and an error bar by kind of rule."""
     requests = []
 
-    def solve(model, alpha, branch, nodes, *, start, settings):
+    def solve_checked(model, alpha, branch, nodes, start, settings):
         kind = {"LineNodes": "L", "Nodes": "S"}[type(nodes.stack).__name__]
         requests.append((kind, nodes.size, start, float(settings.tol)))
         status, bar = lines if kind == "L" else points
         scatter = 1.05 * bar / len(requests) * np.array([1, -1, 1, -1])
         return made.fixed_point(scatter=scatter, status=[int(status)] * 4)
 
-    monkeypatch.setattr(solving, "solve", solve)
+    monkeypatch.setattr(solving, "solve_checked", solve_checked)
     return requests
 
 

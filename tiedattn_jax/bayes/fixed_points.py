@@ -26,10 +26,10 @@ from ..base.printing import Description, rows_of
 from ..base.results import MeanField, Result, Status, error_bar
 from ..base.trees import either
 from ..base.types import AnyArray
-from ..model.checks import check_provides
+from ..model.checks import check, check_provides
 from ..model.model import Model
 from ..model.preimages import Preimages
-from ..theory.solve import check_alpha, check_model
+from ..theory.solve import check_alpha
 from .nodes import default_rule, posterior_pair
 from .potentials import Channel, Posterior, channel, free_entropy, gen_error, posterior, sign_channel
 
@@ -185,7 +185,7 @@ def bayes(model: Model, alpha: Any, *, nodes: Rule | None = None, start: str | N
 
 def check_bayes(model: Model) -> None:
     """Raise an `InputError` unless the model has a Bayes-optimal learner that `bayes` can describe."""
-    check_model(model, None)
+    check(model, even=False)
     check_provides(model, "target", "for the Bayes-optimal learner")
     check_provides(model, "preimages", "that says which fields of the teacher a label allows")
     require_takes(
@@ -203,14 +203,19 @@ def _check_numbers(model: Model) -> None:
     if law.sentences is not None and np.any(np.abs(np.asarray(law.cross[:, L:])) > 1e-6):
         raise InputError("law.cross", "must be zero: the Bayes-optimal learner needs teacher's fields of mean zero")
     Y = jnp.asarray(np.random.default_rng(0).standard_normal((L, t + model.noise)), model.lam.dtype)
-    label = model.preimages(*model.label(Y))
-    slope = jax.jacfwd(lambda Y: model.target(*model.label(Y)))(Y)
+    label, slope, error = _tried(model, Y)
     depends = np.max(np.abs(np.asarray(slope))) > 1e-6
     require(depends, "model.target", "a constant", "a function of the teacher's fields, as with omega below one")
     require(np.asarray(label.noise) >= 0, "preimages(Y).noise", label.noise, "a variance, at least zero")
-    if not model.noise:
-        error = np.abs(np.asarray(jax.vmap(model.target)(label.fields) - model.target(Y)))
-        require(error < 1e-3, "preimages(Y).fields", label.fields, "fields of the same target as Y")
+    require(np.asarray(error) < 1e-3, "preimages(Y).fields", label.fields, "fields of the same target as Y")
+
+
+@eqx.filter_jit
+def _tried(model: Model, Y: Float[Array, "L _"]) -> tuple[Preimages, Array, Array | float]:
+    """Return the label of fields Y, the slope of their target, and the error of the targets of the preimages."""
+    label = model.preimages(*model.label(Y))
+    slope = jax.jacfwd(lambda Y: model.target(*model.label(Y)))(Y)
+    return label, slope, 0.0 if model.noise else jnp.abs(jax.vmap(model.target)(label.fields) - model.target(Y))
 
 
 def _label(model: Model) -> Preimages:

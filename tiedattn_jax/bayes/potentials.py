@@ -77,15 +77,15 @@ def channel(model: Model, x: Posterior, replicate: Replicate) -> Channel:
 
     def block_sums(model: Model, block: Any) -> Channel:
         student, teacher, weight = replicate.quadrature(block)
-        t = x.q.shape[-1]
-        q, V = model.to_tokens(x.q), model.to_tokens(x.V)
+        t, sentence = x.q.shape[-1], model.sentence
+        q, V = sentence.to_tokens(x.q), sentence.to_tokens(x.V)
         w = apply(cholesky(q), student[:, :t])
         Y = w + apply(cholesky(V), teacher[:, :t])
         labels = labels_at_nodes(model, jnp.concatenate([Y, teacher[:, t:]], 1))
         g = jax.vmap(score, (0, -1, None), -1)(labels, w, V)
         evidence = jax.vmap(log_evidence, (0, -1, None))(labels, w, V)
-        weight = model.share * weight
-        return Channel(model.to_classes(jnp.einsum("lan,lbn,n->lab", g, g, weight)), weight @ evidence)
+        weight = sentence.share * weight
+        return Channel(sentence.to_classes(jnp.einsum("lan,lbn,n->lab", g, g, weight)), weight @ evidence)
 
     return over_nodes(model, replicate, block_sums)
 
@@ -106,8 +106,8 @@ def gen_error(model: Model, x: Posterior, replicate: Replicate) -> Float[Array, 
 
     def block_error(model: Model, block: Any) -> Array:
         first, second, weight = replicate.quadrature(block)
-        t = x.q.shape[-1]
-        rho, q, V = model.rho, model.to_tokens(x.q), model.to_tokens(x.V)
+        t, sentence = x.q.shape[-1], model.sentence
+        rho, q, V = model.rho, sentence.to_tokens(x.q), sentence.to_tokens(x.V)
         Y = apply(cholesky(rho), first[:, :t])
         explained = q @ inverse(rho)
         spread = cholesky(symmetric(V + explained @ V))  # rho - q rho^{-1} q
@@ -116,7 +116,7 @@ def gen_error(model: Model, x: Posterior, replicate: Replicate) -> Float[Array, 
             target_at_nodes(model, jnp.concatenate([fields, noise[:, t:]], 1))
             for fields, noise in ((Y, first), (other, second))
         )
-        return model.share * jnp.einsum("kln,l,n->", (T - T_other) ** 2, model.trace, weight) / 4
+        return sentence.share * jnp.einsum("kln,l,n->", (T - T_other) ** 2, model.trace, weight) / 4
 
     return over_nodes(model, replicate, block_error)
 

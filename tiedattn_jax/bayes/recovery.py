@@ -114,9 +114,9 @@ def _curvature(model: Model, replicate: Replicate) -> Float[Array, "S t t S t t"
 
     def block_sum(model: Model, block: Any) -> Array:
         _, teacher, weight = replicate.quadrature(block)
-        G = curvatures_at_zero(model, teacher)
-        tensor = jnp.einsum("nlakc,nlbkd,n->labkcd", G, G, model.share * weight)
-        return model.to_classes(model.to_classes(tensor), 3)
+        G, sentence = curvatures_at_zero(model, teacher), model.sentence
+        tensor = jnp.einsum("nlakc,nlbkd,n->labkcd", G, G, sentence.share * weight)
+        return sentence.to_classes(sentence.to_classes(tensor), 3)
 
     return over_nodes(model, replicate, block_sum)
 

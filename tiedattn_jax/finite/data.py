@@ -304,8 +304,8 @@ def kind_mask(model: Model, classes: Int[Array, "n L"] | None) -> Bool[Array, " 
 
     The classes of its tokens determine the kind of a sentence.
     """
-    one_hot = model.class_indicator
-    return 1.0 if one_hot is None or classes is None else jnp.all(classes == jnp.argmax(one_hot, 1), 1)
+    indicator = model.sentence.indicator
+    return 1.0 if indicator is None or classes is None else jnp.all(classes == jnp.argmax(indicator, 1), 1)
 
 
 def map_kinds(

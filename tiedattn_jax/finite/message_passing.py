@@ -287,23 +287,23 @@ def _step(model: Model, data: Data, s: _State, search: Bool[Array, ""], derivati
     d, r = s.Q.shape
     V, y = responses(data, s.C), data.fields
     by_kind = partial(map_kinds, model, data.classes)
-    h = student_fields(data.x, s.Q) - by_kind(lambda m: apply(m.to_tokens(V), s.g))
+    h = student_fields(data.x, s.Q) - by_kind(lambda m: apply(m.sentence.to_tokens(V), s.g))
     tol = 4 * float(jnp.finfo(h.dtype).eps) ** 0.5
     z = lax.cond(
         search,
-        lambda: by_kind(lambda m: prox(m, h, m.to_tokens(V), y, extra_starts=s.z[None]).z.astype(h.dtype)),
-        lambda: by_kind(lambda m: descend(m, s.z, h, m.to_tokens(V), y, tol)[0]),
+        lambda: by_kind(lambda m: prox(m, h, m.sentence.to_tokens(V), y, extra_starts=s.z[None]).z.astype(h.dtype)),
+        lambda: by_kind(lambda m: descend(m, s.z, h, m.sentence.to_tokens(V), y, tol)[0]),
     )
-    g = by_kind(lambda m: apply(inverse(m.to_tokens(V)), z - h))
+    g = by_kind(lambda m: apply(inverse(m.sentence.to_tokens(V)), z - h))
 
     def slope_of(m: Model) -> Float[Array, "S r r"]:
         mask = kind_mask(m, data.classes)
         slope = lax.cond(
             derivative,
-            lambda: _derivative_slope(m, data, z, m.to_tokens(V), mask),
+            lambda: _derivative_slope(m, data, z, m.sentence.to_tokens(V), mask),
             lambda: _regression_slope(data, h, g, mask),
         )
-        return m.to_classes(slope)
+        return m.sentence.to_classes(slope)
 
     slope = over_kinds(model, slope_of)
     A = -jnp.einsum("li,lab->iab", data.gamma, symmetric(slope)) / d

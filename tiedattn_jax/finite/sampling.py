@@ -49,8 +49,7 @@ def sample_data(model: Model, d: int, alpha: Number, key: PRNGKeyArray, *, norma
         InputError: if `d` or `alpha` is too small or not a number, the coordinates cannot be shared out among the atoms
             of the spectral law, or the sentences do not fit into memory.
     """
-    if is_concrete(model):
-        check(model, even=False)
+    check(model, even=False)
     n = sentence_count(model, d, alpha)
     require_key(key)
     return _draw(model, _shares(model.law(), int(d)), n, key, normalise)

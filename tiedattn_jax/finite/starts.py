@@ -53,7 +53,7 @@ def start(
         names = ", ".join(map(repr, STARTS))
         raise InputError("init", f"must be {names} or a (d, r) array, got init={init!r}")
     check_fit(model, data)
-    if init != "spectral" and is_concrete(model):  # the spectral start has its own checks
+    if init != "spectral":  # the spectral start has its own checks
         check(model, even=False)
     key = jax.random.key(0) if key is None else key
     require_key(key)

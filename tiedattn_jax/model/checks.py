@@ -15,7 +15,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float
 
-from ..base.errors import InputError, require, require_count, require_kind, require_takes, with_values
+from ..base.errors import InputError, is_concrete, require, require_count, require_kind, require_takes, with_values
 from ..base.linalg import precise
 from .law import SpectralLaw, TokenClassMixture
 from .model import Model
@@ -40,7 +40,7 @@ def check_provides(model: Model, method: str, reason: str) -> None:
 
 
 def check(model: Model, *, even: bool = True) -> None:
-    """Check a model whose numbers are concrete, as every solve does, for the usual mistakes in a new layer.
+    """Check a model for the usual mistakes in a new layer, as every solve does, unless jax traces its numbers.
 
     Args:
         model: a layer and its data.
@@ -60,6 +60,8 @@ def check(model: Model, *, even: bool = True) -> None:
     """
     if not isinstance(model, Model):
         raise InputError("model", f"must be a tiedattn_jax.Model, such as dot_product(), got {model!r}")
+    if not is_concrete(model):
+        return
     # The check also works inside a jitted function if the model is concrete. It runs on the host, whatever the device.
     with with_values(), jax.default_device(jax.local_devices(backend="cpu")[0]):
         _check_fields(model)
@@ -184,7 +186,7 @@ def _check_exchange(model: Model, Z: Float[Array, "L r"], *labels: Float[Array, 
     cosines = np.abs(gram[:L, L:]) / np.sqrt(np.outer(np.diag(gram)[:L], np.diag(gram)[L:]) + np.finfo(float).tiny)
     requirement = "means of classes orthogonal to the encodings for a branch by name: or branch=None with a start"
     require(cosines < _CHANCE, "law().tau", cosines, requirement)
-    classes, weights, kinds = law.sentences.classes, np.asarray(law.sentences.weights), np.asarray(model.kinds)
+    classes, weights, kinds = law.sentences.classes, *map(np.asarray, (law.sentences.weights, law.sentences.kinds))
     for order in map(np.array, itertools.permutations(range(L))):
         exchanged = [tuple(np.array(k)[order].tolist()) for k in classes]
         sums = [tau[:, i, i] + 2 * tau[:, i, j] + tau[:, j, j] for i, j in enumerate(order)]  # |p_i + p_j|^2
@@ -243,7 +245,8 @@ def _check_functions(model: Model, even: bool) -> None:
     Z, *labels = (jnp.asarray(rng.standard_normal((L, k)), model.lam.dtype) for k in widths)
     if even:
         _check_exchange(model, Z, *labels)
-    model = model if model.kinds is None else model.condition_on(model.kinds[0])
+    sentences = model.law().sentences
+    model = model if sentences is None else model.condition_on(sentences.kinds[0])
     rotation = None
     if len(model.generators):
         tangent = np.tensordot(rng.standard_normal(len(model.generators)), model.generators, 1)

@@ -23,6 +23,30 @@ DType: TypeAlias = str | type[Any] | np.dtype
 Shares: TypeAlias = Mapping[tuple[int, ...], Number] | Mapping[int, Number]
 
 
+class Sentence(eqx.Module):
+    """One kind of sentences: maps between numbers of the classes and numbers of its tokens, and its share.
+
+    Attributes:
+        indicator: one at the class of every token, zero elsewhere; None for maps that leave all numbers unchanged.
+        share: share of this kind among all sentences.
+    """
+
+    indicator: Float[Array, "L S"] | None = None
+    share: Float[Array, ""] | float = 1.0
+
+    @precise
+    def to_tokens(self, classes: Float[Array, " S *rest"]) -> Float[Array, " _ *rest"]:
+        """Turn arrays over the classes into arrays over the tokens."""
+        return classes if self.indicator is None else jnp.tensordot(self.indicator, classes, 1)
+
+    @precise
+    def to_classes(self, tokens: Float[Array, " ..."], axis: int = 0) -> Float[Array, " ..."]:
+        """Apply the transpose of `to_tokens` along an axis: sum over the tokens of each class."""
+        if self.indicator is None:
+            return tokens
+        return jnp.moveaxis(jnp.tensordot(self.indicator, tokens, ((0,), (axis,))), 0, axis)
+
+
 class TokenClassMixture(Printed):
     """Kinds of sentences whose tokens are of several classes, and so are correlated (Result C.2).
 
@@ -59,10 +83,15 @@ class TokenClassMixture(Printed):
         return cls(jnp.asarray(weights / weights.sum()), classes)
 
     @property
-    def table(self) -> Float[np.ndarray, "C L S"]:
-        """Indicator of the class of every token in every kind: one at the class, zero elsewhere."""
+    def kinds(self) -> Float[Array, "C C"]:
+        """Unit vectors of the kinds."""
+        return jnp.eye(len(self.classes), dtype=self.weights.dtype)
+
+    def given(self, kind: Float[Array, " C"]) -> Sentence:
+        """Return one of the kinds by its unit vector."""
         classes = np.asarray(self.classes)
-        return (classes[..., None] == np.arange(classes.max() + 1)).astype(float)
+        indicators = jnp.asarray(classes[..., None] == np.arange(classes.max() + 1), kind.dtype)
+        return Sentence(jnp.tensordot(kind, indicators, 1), kind @ self.weights)
 
     def describe(self) -> Description:
         return Description("", numbers=[(str(k), entries(w)) for k, w in zip(self.classes, self.weights, strict=True)])

@@ -16,7 +16,7 @@ from jaxtyping import Array, Float, PyTree
 from ..base.linalg import precise
 from ..base.printing import Description, Printed, entries
 from ..base.types import AnyArray
-from .law import SpectralLaw
+from .law import Sentence, SpectralLaw
 from .penalties import Penalty
 from .preimages import Preimages
 
@@ -91,69 +91,35 @@ class Model(Printed):
     def rho(self) -> Float[Array, "S t t"]:
         """Covariance of the teacher's fields, ``Q*^T Sigma_l Q* / d``, by tokens, or by classes if there are any."""
         law = self.law()
-        return self.to_tokens(jnp.einsum("k,kl,kst->lst", law.weights, law.gamma, law.pi))
+        return self.sentence.to_tokens(jnp.einsum("k,kl,kst->lst", law.weights, law.gamma, law.pi))
 
     @property
     @precise
     def trace(self) -> Float[Array, " S"]:
         """``Tr Sigma_l / d``, the diagonal of D, by tokens or classes; inside `loss` it is that of the tokens."""
         law = self.law()
-        return self.to_tokens(law.weights @ law.gamma)
+        return self.sentence.to_tokens(law.weights @ law.gamma)
 
     @property
     @precise
     def teacher_mean(self) -> Float[Array, "S t"] | None:
         """Means of the teacher's fields, ``Q*^T mu_s / sqrt(d)``, by tokens or classes; None means zero."""
         law, L = self.law(), self.shape[0]
-        return None if law.sentences is None else self.to_tokens(jnp.tensordot(law.weights, law.cross[:, L:], 1))
-
-    @property
-    def kinds(self) -> Float[Array, "C C"] | None:
-        """Unit vectors of the kinds of sentences; None if there is only one kind."""
-        sentences = self.law().sentences
-        return None if sentences is None else jnp.asarray(np.eye(len(sentences.classes), dtype=self.lam.dtype))
+        if law.sentences is None:
+            return None
+        return self.sentence.to_tokens(jnp.tensordot(law.weights, law.cross[:, L:], 1))
 
     def condition_on(self, kind: Float[AnyArray, " C"] | None) -> Model:
-        """Return the model restricted to one kind of sentences.
-
-        Its `rho`, `trace` and `teacher_mean` are those of the kind's tokens, and `share` is that of the kind.
-        """
-        return self if kind is None else eqx.tree_at(lambda m: m.kind, self, kind, is_leaf=lambda a: a is None)
-
-    def unconditioned(self) -> Model:
-        """Return the model of all kinds of sentences, as before `condition_on`."""
-        return self if self.kind is None else eqx.tree_at(lambda m: m.kind, self, None)
+        """Return the model restricted to one kind of sentences, see `sentence`; None stands for all kinds."""
+        return eqx.tree_at(lambda m: m.kind, self, kind, is_leaf=lambda a: a is None)
 
     @property
     @precise
-    def share(self) -> Float[Array, ""] | float:
-        """Share of the kind of sentences that the model is restricted to; one without such a kind."""
-        sentences = self.law().sentences
-        return 1.0 if self.kind is None or sentences is None else self.kind @ sentences.weights
-
-    @property
-    @precise
-    def class_indicator(self) -> Float[Array, "L S"] | None:
-        """Indicator of the class of every token of the given kind; None without a kind."""
-        sentences = self.law().sentences
-        if self.kind is None or sentences is None:
-            return None
-        return jnp.tensordot(self.kind, jnp.asarray(sentences.table, self.kind.dtype), 1)
-
-    @precise
-    def to_tokens(self, classes: Float[Array, " S *rest"]) -> Float[Array, " _ *rest"]:
-        """Turn arrays over the classes into arrays over the tokens of the given kind.
-
-        Without a kind they are returned unchanged.
-        """
-        indicator = self.class_indicator
-        return classes if indicator is None else jnp.tensordot(indicator, classes, 1)
-
-    @precise
-    def to_classes(self, tokens: Float[Array, " ..."], axis: int = 0) -> Float[Array, " ..."]:
-        """Apply the transpose of `to_tokens` along an axis: sum over the tokens of each class."""
-        indicator = self.class_indicator
-        return tokens if indicator is None else jnp.moveaxis(jnp.tensordot(indicator, tokens, ((0,), (axis,))), 0, axis)
+    def sentence(self) -> Sentence:
+        """The kind that the model is restricted to; `rho`, `trace` and `teacher_mean` are those of its tokens."""
+        if self.kind is None or (sentences := self.law().sentences) is None:
+            return Sentence()
+        return sentences.given(self.kind)
 
     @property
     def rotation_invariant(self) -> bool:
@@ -246,6 +212,7 @@ def rotations_of(r: int) -> Float[np.ndarray, "G {r} {r}"]:
 
 def over_kinds(model: Model, fn: Callable[[Model], T]) -> T:
     """Sum `fn` of the model given each kind of its sentences, one kind at a time; without kinds return `fn(model)`."""
-    if model.kinds is None:
+    sentences = model.law().sentences
+    if sentences is None:
         return fn(model)
-    return jax.tree.map(lambda a: jnp.sum(a, 0), lax.map(lambda kind: fn(model.condition_on(kind)), model.kinds))
+    return jax.tree.map(lambda a: jnp.sum(a, 0), lax.map(lambda kind: fn(model.condition_on(kind)), sentences.kinds))

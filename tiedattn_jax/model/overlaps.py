@@ -142,12 +142,12 @@ def sentence_overlaps(model: Model, x: Overlaps) -> Overlaps:
     The m of a token is its overlap with its encoding, plus that with the mean of its class, minus
     ``theta rho^{-1} E[y]``. This is m at ``y = 0``, so that h - m is linear in y.
     """
-    mean = model.teacher_mean
+    mean, sentence = model.teacher_mean, model.sentence
     if model.kind is None or mean is None:
         return x
-    q, V, theta = map(model.to_tokens, (x.q, x.V, x.theta))
+    q, V, theta = map(sentence.to_tokens, (x.q, x.V, x.theta))
     L = model.shape[0]
-    m = x.m[:L] + model.to_tokens(x.m[L:]) - (theta @ solve(model.rho, mean[..., None]))[..., 0]
+    m = x.m[:L] + sentence.to_tokens(x.m[L:]) - (theta @ solve(model.rho, mean[..., None]))[..., 0]
     return Overlaps(q, V, theta, m)
 
 

@@ -19,16 +19,17 @@ from ..averages.sizes import REPLICATES
 from ..base.errors import InputError, is_concrete, require_choice, require_count, require_number
 from ..base.linalg import cholesky, inverse, precise
 from ..base.printing import Description, rows_of
-from ..base.results import MeanField, Result, Status, error_bar
+from ..base.results import MeanField, Result, Settings, Status, error_bar
 from ..base.trees import indexed
 from ..base.types import Number
+from ..model.checks import check
 from ..model.model import Model
 from ..model.overlaps import PAIR, Conjugates, Overlaps, branch_of
 from ..theory import potentials
 from ..theory.equations import first_order
 from ..theory.observables import gen_error_in
 from ..theory.pool import Call, Path, run_one
-from ..theory.solve import check_alpha, check_model, solve
+from ..theory.solve import check_alpha, solve_checked
 from ..theory.states import FixedPoint, State
 from .newton import Moving, Problem, Solution, fixed_point
 from .nodes import averages_at
@@ -193,7 +194,7 @@ def solve_1rsb(
         InputError: as `solve`; the model is in float32, or has traced numbers, a penalty or classes of tokens; `s` is
             not positive.
     """
-    check_model(model, branch)
+    check(model, even=branch is not None)
     require_choice(branch, "branch", (*PAIR, "uninformed"))
     alpha = check_alpha(model, alpha)
     primals = lax.stop_gradient((model, alpha))
@@ -204,14 +205,14 @@ def solve_1rsb(
         raise InputError("model", f"{requirement}, got {model.lam.dtype}")
     if model.penalty is not None:
         raise InputError("model", f"must have no penalty besides the ridge for solve_1rsb, got {model.penalty!r}")
-    if model.kinds is not None:
+    if model.law().sentences is not None:
         raise InputError("model", "must have tokens without classes for solve_1rsb, got a law with sentences")
     require_count(replicates, "replicates", 2)
     if s is not None:
         require_number(s, "s", "positive", lambda v: v > 0)
         s = jnp.asarray(s, model.lam.dtype)
     rule = lines_1rsb(model, order, lines, replicates, seed)
-    rs = solve(model, alpha, branch, rule)
+    rs = solve_checked(model, alpha, branch, rule, None, Settings())
     rs_primal, is_differentiated = lax.stop_gradient(rs), not is_concrete((model, alpha))
     solutions = run_one(_replicates(rs_primal, rule, s, is_differentiated))
     states = []

@@ -23,7 +23,7 @@ from ..model.parameters import scalar_parameters
 from ..phases.events import EVENTS, Transition, find_zero, guess_of, root_derivatives, with_sensitivities
 from ..phases.transitions import baseline_branch, critical_alpha, linear_crossing
 from ..theory.pool import run_one
-from ..theory.solve import solve
+from ..theory.solve import solve_checked
 from ..theory.states import FixedPoint
 from .fixed_points import ORDER, OneRSBPoint, lines_1rsb, solve_1rsb
 
@@ -153,7 +153,7 @@ def critical_alpha_1rsb(
     a, b = (point.replicates for point in pair)
     shifts = -(a.elevation - b.elevation) / (a.loss_by_alpha - b.loss_by_alpha)
     alpha, nodes = transition.alpha + jnp.mean(shifts), lines_1rsb(primal, **rule)
-    rs_points = [solve(primal, alpha, point.branch, nodes, start=point.rs) for point in pair]
+    rs_points = [solve_checked(primal, alpha, point.branch, nodes, point.rs.overlaps, Settings()) for point in pair]
     return _moved(model, transition, pair, shifts, _shift_sensitivities(pair, rs_points))
 
 

@@ -10,10 +10,11 @@ from ..averages.rule import Rule, check_rule
 from ..averages.sizes import SIZES
 from ..base.errors import InputError, is_concrete, require_count
 from ..base.results import Settings, Status
+from ..model.checks import check
 from ..model.model import Model
 from ..model.overlaps import BRANCHES, Overlaps, admissible, branch_of, magnitudes
 from .pool import Path, run_one, together
-from .solve import Problem, branch_start, check_alpha, check_model
+from .solve import Problem, branch_start, check_alpha
 from .states import FixedPoint, State
 
 # There are no damped steps, because these lead to minima and past saddles.
@@ -51,7 +52,13 @@ def find_states(
     Raises:
         InputError: if `alpha` or `count` is not positive, or under a jax transformation, where numbers have no values.
     """
-    check_model(model, None)
+    is_even = True
+    try:
+        check(model, even=True)
+    except InputError:  # if only the loss is not even, no symmetry defines a branch
+        is_even = False
+    if not is_even:
+        check(model, even=False)
     a = check_alpha(model, alpha)
     if not is_concrete((model, a)):
         raise InputError("model", "must have concrete numbers here, got one under a jax transformation such as jit")
@@ -70,14 +77,9 @@ def find_states(
     damped_settings = eqx.tree_at(lambda s: s.warm_steps, settings, Settings().warm_steps)
     starts = [x for x in (draw() for _ in range(4 * count)) if bool(admissible(model, x))][:count]
     searches: list[_Searches] = [(Problem(model, a, nodes, branch_of(None).free(model), settings), None, starts)]
-    try:
-        check_model(model, "uninformed")
-    except InputError:  # the loss is not even: no symmetry defines a branch
-        pass
-    else:
-        for name in BRANCHES:
-            problem = Problem(model, a, nodes, branch_of(name).free(model), damped_settings)
-            searches += [(problem, name, [branch_start(model, name)])] if name is not None else []
+    for name in [name for name in BRANCHES if name is not None and is_even]:
+        problem = Problem(model, a, nodes, branch_of(name).free(model), damped_settings)
+        searches.append((problem, name, [branch_start(model, name)]))
     return run_one(_distinct(searches[1:] + searches[:1], settings))
 
 

@@ -108,7 +108,7 @@ def second_minimum_share(model: Model, x: Overlaps, nodes: Rule, gap: float) -> 
 
     def share(replicate: Replicate, model: Model, block: Any) -> Float[Array, ""]:
         points = points_in(model, x, replicate, block)
-        return model.share * jnp.sum(points.weight * (points.gap < gap))
+        return model.sentence.share * jnp.sum(points.weight * (points.gap < gap))
 
     return _over(nodes, lambda replicate: over_nodes(model, replicate, partial(share, replicate)))
 
@@ -124,7 +124,7 @@ def gen_error_in(model: Model, x: Overlaps, replicate: Replicate) -> Float[Array
     def block_error(model: Model, block: Any) -> Float[Array, ""]:
         tokens = sentence_overlaps(model, x)
         student, teacher, weight = replicate.quadrature(block)
-        return model.share * jnp.sum(weight * loss_at_nodes(model, *fields(model, tokens, student, teacher)))
+        return model.sentence.share * jnp.sum(weight * loss_at_nodes(model, *fields(model, tokens, student, teacher)))
 
     return over_nodes(model, replicate, block_error)
 
@@ -137,7 +137,7 @@ def gen_error_linear_in(model: Model, replicate: Replicate) -> Float[Array, ""]:
     def moments(model: Model, block: Any) -> tuple[Float[Array, "L L"], Float[Array, "L L"], Float[Array, " L"]]:
         _, teacher, weight = replicate.quadrature(block)
         T = target_at_nodes(model, teacher_fields(model, teacher))
-        D = model.share * model.trace
+        D = model.sentence.share * model.trace
         return D * jnp.sum(weight * T, -1), D * jnp.sum(weight * T**2, -1), D * jnp.sum(weight)
 
     mean, square, D = over_nodes(model, replicate, moments)
@@ -146,7 +146,7 @@ def gen_error_linear_in(model: Model, replicate: Replicate) -> Float[Array, ""]:
 
 def moments(model: Model, x: Overlaps, points: Points) -> dict[str, Float[Array, "..."]]:
     """Return the sums over one block of nodes that `diagnose` needs."""
-    L, r, _ = model.shape
+    (L, r, _), sentence = model.shape, model.sentence
     n = L * r
     growth_sums, x = growth_moments(model, x, points), sentence_overlaps(model, x)
     points = _shared(model, points)
@@ -159,7 +159,7 @@ def moments(model: Model, x: Overlaps, points: Points) -> dict[str, Float[Array,
         **growth_sums,
         **(elevation_moments(x, points, e) if r == 1 else {}),
         "response": jnp.einsum("iaian,n->", G, w),
-        "replicon": model.to_classes(model.to_classes(replicon), 3),
+        "replicon": sentence.to_classes(sentence.to_classes(replicon), 3),
         "loss": jnp.sum(w * loss_at_nodes(model, points.z, y)),
         "second": jnp.sum(w * jnp.isfinite(points.gap)),
         "unresolved": jnp.sum(w * ~points.resolved),
@@ -177,15 +177,14 @@ def growth_moments(model: Model, x: Overlaps, points: Points) -> dict[str, Float
     u = apply(inverse(model.rho), y)
     if model.kind is not None:  # overlaps with the means of classes grow together with theta
         u = jnp.concatenate([u, jnp.ones_like(u[:, :1])], 1)
-    gy, score_y = (model.to_classes(a[:, :, None] * u[:, None]) for a in (g, score))
+    gy, score_y = (model.sentence.to_classes(a[:, :, None] * u[:, None]) for a in (g, score))
     return {"g_score": _gram(g, score, points.weight), "gy_score": _gram(gy, score_y, points.weight)}
 
 
 def _shared(model: Model, points: Points) -> Points:
     """Multiply the weights of the points by the share of the kind of sentences."""
-    if model.kind is None:
-        return points
-    weights = points.weight * model.share, points.jumps.density * model.share
+    share = model.sentence.share
+    weights = points.weight * share, points.jumps.density * share
     return eqx.tree_at(lambda p: (p.weight, p.jumps.density), points, weights)
 
 

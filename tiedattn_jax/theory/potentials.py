@@ -52,7 +52,7 @@ def block_envelope(points: Points, args: tuple[Model, Overlaps]) -> Float[Array,
     """Return the contribution of one block to the channel potential, at the minimisers of its nodes."""
     model, x = args[0], sentence_overlaps(*args)
     h, y = fields(model, x, points.student, points.teacher)
-    return model.share * jnp.sum(points.weight * moreau(model, points.z, h, x.V, y))
+    return model.sentence.share * jnp.sum(points.weight * moreau(model, points.z, h, x.V, y))
 
 
 def over_nodes(model: Model, replicate: Replicate, fn: Callable[[Model, Any], PyTree]) -> PyTree:
@@ -241,4 +241,4 @@ def train_loss_partials(
 
 def channel_by_model(model: Model, x: Overlaps, points: Points) -> Model:
     """Return the contribution of one block to the partial derivatives of M in the model's numbers."""
-    return jax.grad(lambda m: block_envelope(points, (m.condition_on(model.kind), x)))(model.unconditioned())
+    return jax.grad(lambda m: block_envelope(points, (m.condition_on(model.kind), x)))(model.condition_on(None))

@@ -120,7 +120,7 @@ def solve(
         InputError: if `alpha` is not positive, `branch` is unknown, shapes do not fit, or the loss is not even; also if
             the dtype does not allow `rtol`, or if `rtol` is given together with `nodes`.
     """
-    check_model(model, branch)
+    check(model, even=branch is not None)
     branch_of(branch)
     alpha = check_alpha(model, alpha)
     if nodes is not None:
@@ -132,31 +132,29 @@ def solve(
     if rtol is not None:
         _check_rtol(model, alpha, nodes, rtol)
         return _refined(model, alpha, branch, rtol, start, settings or Settings(tol=min(Settings.tol, rtol / 10)))
-    settings = settings or Settings()
-    states, rule, free = _states_of(*lax.stop_gradient((model, alpha)), branch, nodes, start, settings)
-    return FixedPoint(model, alpha, with_tangents(model, alpha, rule, free, states), branch)
+    return solve_checked(model, alpha, branch, nodes, start, settings or Settings())
 
 
-def _states_of(
+def solve_checked(
     model: Model,
     alpha: Float[Array, ""],
     branch: str | None,
     nodes: Rule | None,
     start: Overlaps | None,
     settings: Settings,
-) -> tuple[State, Rule, Float[Array, " 2"]]:
-    """Return the states of `solve` without derivatives, their rule, and which of theta and m are free in them."""
-    start, rule = lax.stop_gradient(start), default_nodes(model) if nodes is None else nodes
-    if at_top_level(model, alpha, nodes, start):
-        path = default_path(model, alpha, branch, rule, start, settings, fallback=nodes is None)
-        states, rule, free = run_one(path)
-        return jax.device_put(states), rule, jnp.asarray(free)
-    free = branch_of(branch).free(model)
-    starts = branch_start(model, branch) if start is None else start
-    if starts.m.ndim == 2:
-        starts = repeated(starts, rule.replicates)
-    states = lane_by_lane(traced_states)(model, alpha, rule, free, settings, starts, start is None)
-    return states, rule, free
+) -> FixedPoint:
+    """Return the result of `solve` for arguments that were checked."""
+    primal, start = lax.stop_gradient(((model, alpha), start))
+    rule = default_nodes(primal[0]) if nodes is None else nodes
+    if at_top_level(*primal, nodes, start):
+        states, rule, free = run_one(default_path(*primal, branch, rule, start, settings, fallback=nodes is None))
+        states, free = jax.device_put(states), jnp.asarray(free)
+    else:
+        free = branch_of(branch).free(primal[0])
+        starts = branch_start(primal[0], branch) if start is None else start
+        starts = starts if starts.m.ndim == 3 else repeated(starts, rule.replicates)
+        states = lane_by_lane(traced_states)(*primal, rule, free, settings, starts, start is None)
+    return FixedPoint(model, alpha, with_tangents(model, alpha, rule, free, states), branch)
 
 
 def _solved(problem: Problem, branch: str | None, start: Overlaps | None) -> Path:
@@ -244,10 +242,10 @@ def _refined(
     rule = default_nodes
     for n in list(LADDER)[first:]:
         nodes = rule(model, n)
-        point = solve(model, alpha, branch, nodes, start=start, settings=settings)
+        point = solve_checked(model, alpha, branch, nodes, start, settings)
         error = _relative_error(point)
         if isinstance(nodes.stack, LineNodes) and error > max(rtol, _POOR * LADDER[n]):
-            sobol_point = solve(model, alpha, branch, sobol_nodes(model, n), start=start, settings=settings)
+            sobol_point = solve_checked(model, alpha, branch, sobol_nodes(model, n), start, settings)
             sobol_error = _relative_error(sobol_point)
             if sobol_error < error:
                 rule, point, error = sobol_nodes, sobol_point, sobol_error
@@ -397,12 +395,6 @@ def check_alpha(model: Model, alpha: Number) -> Float[Array, ""]:
     if is_concrete(alpha):
         require(np.isfinite(alpha) & (alpha > 0), "alpha", alpha, "positive and finite")
     return alpha
-
-
-def check_model(model: Model, branch: str | None) -> None:
-    """Apply `check` to a model on a branch, if the model's numbers are concrete."""
-    if is_concrete(model):
-        check(model, even=branch is not None)
 
 
 def _check_start(model: Model, start: Overlaps) -> None:
