@@ -85,7 +85,6 @@ from .phases.boundaries import (
     Boundary as Boundary,
     Intersection as Intersection,
     intersections as intersections,
-    trace_boundary as trace_boundary,
 )
 from .phases.diagram import REGIONS as REGIONS, PhaseDiagram as PhaseDiagram
 from .phases.ends import BranchEnd as BranchEnd, branch_ends as branch_ends
@@ -99,6 +98,7 @@ from .phases.events import (
 from .phases.follow import Curve as Curve
 from .phases.grid import phase_diagram as phase_diagram
 from .phases.sweep import sweep as sweep
+from .phases.trace import trace_boundary as trace_boundary
 from .phases.transitions import critical_alpha as critical_alpha, linear_crossing as linear_crossing
 from .rsb.fixed_points import OneRSBPoint as OneRSBPoint, solve_1rsb as solve_1rsb
 from .rsb.potentials import OneRSBOverlaps as OneRSBOverlaps

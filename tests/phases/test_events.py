@@ -14,10 +14,10 @@ from cases import ALPHA_C, ALPHA_L
 import tiedattn_jax as ta
 from tiedattn_jax.base.results import error_bar
 from tiedattn_jax.model.overlaps import BRANCHES, PAIR
-from tiedattn_jax.phases import boundaries, events as events_module, transitions
+from tiedattn_jax.phases import events as events_module, trace, transitions
+from tiedattn_jax.phases.boundaries import baseline_branch
 from tiedattn_jax.phases.events import EVENTS, Zero, crossings, find_zero, guess_of, number_of, transition_of
 from tiedattn_jax.phases.secant import Secant, zero_between
-from tiedattn_jax.phases.transitions import baseline_branch
 from tiedattn_jax.theory.pool import Call, run_one
 from tiedattn_jax.theory.solve import Problem
 
@@ -420,7 +420,7 @@ def test_the_options_of_a_search_arrive(monkeypatch, model, lines):
     tight, rough = ta.Settings(tol=1e-9), ta.Settings(tol=1e-3)
     guess = ta.Guess(1.3, (BRANCHES["semantic"].start(model),))
     pair = ta.Guess(1.3, guess.overlaps * 2)
-    for module in (events_module, transitions, boundaries):
+    for module in (events_module, transitions, trace):
         monkeypatch.setattr(module, "find_zero", stop)
     for call, expected in (
         (lambda **k: ta.find_event(model, "semantic baseline", lines, start=guess, **k), True),

@@ -8,8 +8,9 @@ import numpy as np
 
 from ..base.errors import InputError, require_memory
 from ..bayes.recovery import RECOVERIES
-from ..phases.boundaries import Boundary, trace_boundary
+from ..phases.boundaries import Boundary
 from ..phases.grid import phase_diagram
+from ..phases.trace import trace_boundary
 from .options import ALPHA, MODEL, NUMBERS, OPTIMAL, averages, integer, model_of, nodes_of, positive, subcommand
 from .report import Report, png, progress_bars
 

@@ -8,7 +8,8 @@ events         table of the events in alpha, and the search for any of them
 transitions    alpha_c and alpha_l
 ends           how branches end
 sweep          states or events of many models
-boundaries     events followed through a second parameter
+boundaries     boundaries as results, and where they intersect
+trace          events followed through a second parameter
 grid           both branches in every cell of a grid
 diagram        the result: regions, curves, files
 """

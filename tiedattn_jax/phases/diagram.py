@@ -17,8 +17,7 @@ from ..base.printing import Description, with_error
 from ..base.results import Result, Status, error_bar, has_state, quorum
 from ..base.store import csv_of, packed, unpacked, write_whole
 from ..model.overlaps import PAIR
-from .boundaries import Boundary
-from .transitions import ALPHA_L, baseline_branch
+from .boundaries import ALPHA_L, Boundary, baseline_branch
 
 _Scale: TypeAlias = Callable[[Any], Any]  # of numbers or arrays
 

@@ -24,11 +24,12 @@ from ..model.parameters import Parameter
 from ..theory.pool import Failure, Path, run
 from ..theory.solve import check_alpha, default_path
 from ..theory.states import FixedPoint
-from .boundaries import MODELS, SEARCH, Boundary, first_sign_change, recovery_boundary
+from .boundaries import ALPHA_L, MODELS, Boundary
 from .events import EVENTS, Guess, Transition, event_of, locate_path, transition_of
 from .follow import CURVE_SETTINGS, Curve, Progress, silent, walk
 from .inputs import check_top_level, prepared
-from .transitions import ALPHA_L, RANGE, critical_path, crossing_path
+from .trace import SEARCH, first_sign_change, recovery_boundary
+from .transitions import RANGE, critical_path, crossing_path
 
 _SEARCHED = f"for alpha from {SEARCH[-1]:g} to {SEARCH[0]:g}"
 # Numbers in a list, a range or an array.

@@ -14,19 +14,19 @@ import dataclasses
 from typing import NamedTuple
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 from jax import lax
-from jaxtyping import Array, Bool, Float, Int
+from jaxtyping import Float
 
 from ..averages.rule import Rule
 from ..base.errors import array_of, require_choice, require_kind
 from ..base.results import Settings, Status
-from ..base.types import AnyArray, GivenArray
+from ..base.types import GivenArray
 from ..model.model import Model
 from ..model.overlaps import PAIR, Overlaps
 from ..theory.pool import Path, run_one
 from ..theory.solve import Problem
+from .boundaries import ALPHA_L, baseline_branch
 from .events import (
     EVENTS,
     MAX_EVALUATIONS,
@@ -44,7 +44,6 @@ from .follow import pair_free, pair_start
 from .inputs import prepared
 from .secant import zero_between
 
-ALPHA_L = "alpha_l"  # not in `EVENTS`, because it coincides with the baseline event of a branch or with alpha_c
 RANGE = (0.1, 4.0)  # default bracket of alpha
 _COARSE = 1e-3  # relative tolerance of alpha on the coarse replicate, whose own error is about as large
 # The search on all replicates stops when the relative Newton step in alpha is below this. The next step would be
@@ -238,17 +237,6 @@ class _Crossing(NamedTuple):
         names = "alpha", "stderr", "sensitivities", "sensitivities_stderr", "status"
         critical_fields = {name: getattr(critical, name) for name in names}
         return dataclasses.replace(crossing, event=ALPHA_L, **critical_fields)
-
-
-def baseline_branch(
-    early: bool | Bool[AnyArray | np.bool, "*shape"], late: bool | Bool[AnyArray | np.bool, "*shape"]
-) -> Int[Array, "..."]:
-    """Return where alpha_l lies: 0 on the positional branch, 1 at alpha_c itself, 2 on the semantic branch.
-
-    Args:
-        early, late: whether the positional and the semantic state beat the linear baseline at alpha_c.
-    """
-    return jnp.where(early, 0, jnp.where(late, 1, 2))
 
 
 def _prepared(

@@ -20,8 +20,9 @@ from ..base.types import Number
 from ..model.model import Model
 from ..model.overlaps import PAIR
 from ..model.parameters import scalar_parameters
+from ..phases.boundaries import baseline_branch
 from ..phases.events import EVENTS, Transition, find_zero, guess_of, root_derivatives, with_sensitivities
-from ..phases.transitions import baseline_branch, critical_alpha, linear_crossing
+from ..phases.transitions import critical_alpha, linear_crossing
 from ..theory.pool import run_one
 from ..theory.solve import solve_checked
 from ..theory.states import FixedPoint
