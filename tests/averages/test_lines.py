@@ -13,7 +13,8 @@ from tiedattn_jax.averages import maxwell
 from tiedattn_jax.averages.fields import fields, teacher_fields
 from tiedattn_jax.averages.lines import cuts, directions, lay, shifts, vectors_across
 from tiedattn_jax.averages.maxwell import Gaps, Lines, Section, common_tangents, energy_profile
-from tiedattn_jax.averages.prox import loss_at_nodes, moreau, prox, prox_gradient
+from tiedattn_jax.averages.moreau import loss_at_nodes, moreau, prox_gradient
+from tiedattn_jax.averages.prox import prox
 from tiedattn_jax.base.results import error_bar
 from tiedattn_jax.theory import solve as solving
 from tiedattn_jax.theory.potentials import channel_gradient, points_in

@@ -11,7 +11,7 @@ from jax import export
 
 import tiedattn_jax as ta
 from tiedattn_jax.averages import loops
-from tiedattn_jax.averages.prox import descend, local_minima
+from tiedattn_jax.averages.minima import descend, local_minima
 from tiedattn_jax.model.overlaps import Coordinates
 from tiedattn_jax.theory.equations import Equations
 

@@ -5,7 +5,7 @@ import pytest
 from cases import CASES, Tempered, state
 
 import tiedattn_jax as ta
-from tiedattn_jax.averages import prox as px
+from tiedattn_jax.averages import minima as minima_module, moreau as moreau_module, prox as px
 from tiedattn_jax.averages.fields import fields
 from tiedattn_jax.base import linalg, nodewise
 from tiedattn_jax.base.linalg import ldl_solve
@@ -13,13 +13,13 @@ from tiedattn_jax.base.linalg import ldl_solve
 pytestmark = pytest.mark.usefixtures("fast_compilation")
 
 
-prox, moreau, gradient = map(jax.jit, (px.prox, px.moreau, px.prox_gradient))
+prox, moreau, gradient = map(jax.jit, (px.prox, moreau_module.moreau, moreau_module.prox_gradient))
 
 
 @jax.jit
 def descend(model, start, h, V, y):
     """Run Newton's method from one start at all nodes."""
-    return px.descend(model, jnp.broadcast_to(start[:, None, None], h.shape), h, V, y, 1e-7)
+    return minima_module.descend(model, jnp.broadcast_to(start[:, None, None], h.shape), h, V, y, 1e-7)
 
 
 def problem(model, nodes, case, size=4096):
@@ -78,7 +78,7 @@ def test_starts_of_large_columns_are_left_out_only_where_they_find_nothing_lower
     keys, V = jax.random.split(jax.random.key(0)), jnp.broadcast_to(20.0 * jnp.eye(r), (L, r, r))
     h, y = 2**0.5 * jax.random.normal(keys[0], (L, r, 1024)), 0.5 * jax.random.normal(keys[1], (L, t, 1024))
     chosen, complete = (
-        moreau(model, prox(model, h, V, y, starts).z, h, V, y) for starts in (None, px._flips(model, h))
+        moreau(model, prox(model, h, V, y, starts).z, h, V, y) for starts in (None, minima_module._flips(model, h))
     )
     assert float(jnp.mean(chosen > complete + 1e-9)) < 2e-3
 
@@ -112,9 +112,9 @@ def test_axis_of_the_double_well(model, nodes):
     y = problem(model, nodes, CASES[0], 64)[2].at[..., 0].set(0.0)
     # At y = 0 the Hessian of a purely semantic target is zero; that of a paraboloid is the same along all axes.
     for layer in (model, ta.dot_product(omega=0.0), Paraboloid(**vars(model))):
-        axis = px.well_axis(layer, y, 1, 32)
+        axis = minima_module.well_axis(layer, y, 1, 32)
         np.testing.assert_allclose(jnp.sum(axis**2, (0, 1)), 1, rtol=1e-12)
-        hessian = px.expansion_at_nodes(layer, 0 * axis, y)[2]
+        hessian = moreau_module.expansion_at_nodes(layer, 0 * axis, y)[2]
         flat = axis.reshape(2, -1)
         curvature = jnp.einsum("in,ijn,jn->n", flat, hessian, flat)
         n = np.moveaxis(np.asarray(hessian), -1, 0)
@@ -131,8 +131,8 @@ def test_a_start_at_the_origin_alone_would_spoil_mhat(model, nodes):
 
     @jax.jit
     def newton(z):
-        hess, _ = px.moreau_hessian(model, z, V, y)
-        return z - ldl_solve(hess, px.prox_gradient(model, z, h, V, y)[:, 0])[:, None]
+        hess, _ = moreau_module.moreau_hessian(model, z, V, y)
+        return z - ldl_solve(hess, moreau_module.prox_gradient(model, z, h, V, y)[:, 0])[:, None]
 
     exact = prox(model, h, V, y).z
     z = jnp.full_like(h, 1e-3)
@@ -195,12 +195,12 @@ def test_arrays_and_entries_agree(monkeypatch, r):
 
 
 def test_a_hessian_column_by_column(monkeypatch):
-    L, size = px._MAX_COLUMNS + 1, 5
+    L, size = moreau_module._MAX_COLUMNS + 1, 5
     model = ta.dot_product(mixing=np.full((L, L), 1 / L), encodings=np.linspace(-1, 1, L)[:, None])
     Z, Y = 0.7 * jax.random.normal(jax.random.key(3), (2, L, 1, size))
-    columns = jax.jit(px.expansion_at_nodes)(model, Z, Y)
-    monkeypatch.setattr(px, "_MAX_COLUMNS", L)
-    for by_column, at_once in zip(columns, px.expansion_at_nodes(model, Z, Y), strict=True):
+    columns = jax.jit(moreau_module.expansion_at_nodes)(model, Z, Y)
+    monkeypatch.setattr(moreau_module, "_MAX_COLUMNS", L)
+    for by_column, at_once in zip(columns, moreau_module.expansion_at_nodes(model, Z, Y), strict=True):
         np.testing.assert_allclose(by_column, at_once, rtol=1e-12, atol=1e-14)
     node = jax.hessian(lambda z: model.loss(z[:, None], Y[..., 2]))(Z[:, 0, 2])
     np.testing.assert_allclose(columns[2][..., 2], node, rtol=1e-12, atol=1e-14)

@@ -9,7 +9,9 @@ import numpy as np
 import pytest
 
 import tiedattn_jax as ta
-from tiedattn_jax.averages.prox import descend, gradient_at_nodes, prox
+from tiedattn_jax.averages.minima import descend
+from tiedattn_jax.averages.moreau import gradient_at_nodes
+from tiedattn_jax.averages.prox import prox
 from tiedattn_jax.base.results import Status
 from tiedattn_jax.finite.data import student_fields
 from tiedattn_jax.finite.message_passing import Damping, gamp, responses

@@ -9,7 +9,8 @@ import numpy as np
 import pytest
 
 import tiedattn_jax as ta
-from tiedattn_jax.averages.prox import moreau, prox
+from tiedattn_jax.averages.moreau import moreau
+from tiedattn_jax.averages.prox import prox
 from tiedattn_jax.finite.starts import start
 from tiedattn_jax.model.checks import check
 from tiedattn_jax.model.layers import LAYERS

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 import tiedattn_jax as ta
-from tiedattn_jax.averages.prox import loss_at_nodes
+from tiedattn_jax.averages.moreau import loss_at_nodes
 
 D = 24
 RNG = np.random.default_rng(0)

@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 
 import tiedattn_jax as ta
-from tiedattn_jax.averages.prox import moreau, search
+from tiedattn_jax.averages.moreau import moreau
+from tiedattn_jax.averages.prox import search
 from tiedattn_jax.base.linalg import apply
 from tiedattn_jax.rsb import clusters
 from tiedattn_jax.theory.potentials import stationary

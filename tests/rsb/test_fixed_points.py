@@ -11,7 +11,8 @@ from scipy.optimize import fsolve
 
 import tiedattn_jax as ta
 from tiedattn_jax.averages.fields import fields
-from tiedattn_jax.averages.prox import moreau, search
+from tiedattn_jax.averages.moreau import moreau
+from tiedattn_jax.averages.prox import search
 from tiedattn_jax.averages.rule import sum_of_weighted
 from tiedattn_jax.model.overlaps import Conjugates
 from tiedattn_jax.rsb import fixed_points as rsb, newton

@@ -2,7 +2,9 @@
 
 loops       loops of an evaluation, on CPUs and elsewhere
 fields      the Gaussian law of the local fields
-prox        the proximal operator: global minimum, derivative
+moreau      the Moreau envelope of the loss, and its derivatives
+minima      the minima of its energy: starts, and Newton's method
+prox        the proximal operator: the global minimum, and its derivative
 rule        averaging rules: replicates, blocks, points
 nodes       rules of single nodes
 maxwell     the jumps of the proximal operator along a line

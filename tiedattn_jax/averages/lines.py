@@ -34,8 +34,10 @@ from ..model.model import Model
 from ..model.overlaps import Overlaps
 from .fields import conditional, log_volume, teacher_fields, whiten
 from .maxwell import Gaps, Lines, Section, between, common_tangents, energy_gap, energy_profile, searched
+from .minima import Origin, origin_of, reference_axis
+from .moreau import moreau
 from .nodes import sobol_normals
-from .prox import Origin, moreau, origin_of, reference_axis, with_implicit_derivative
+from .prox import with_implicit_derivative
 from .rule import Jumps, Points, Replicate, Rule, block_width, check_arguments, check_memory, in_blocks
 from .sizes import REPLICATES, block_size
 

@@ -31,7 +31,9 @@ from ..base.linalg import ldl_solve, total
 from ..base.trees import either, indexed, tiled
 from ..model.model import Model
 from .loops import counted, repeat
-from .prox import Origin, expand, in_groups, least_pivots, lowest_minima, proximal
+from .minima import Origin, in_groups, lowest_minima
+from .moreau import expand, least_pivots
+from .prox import proximal
 
 _GRID = 24  # points of the profile that is searched for common tangents
 # In `trace` each point of the profile takes one Newton step, from the tangent of the point before. One is enough,

@@ -26,7 +26,8 @@ from ..base.linalg import apply, cholesky, inverse
 from ..model.model import Model
 from ..model.overlaps import Overlaps, residual_covariance
 from .fields import fields, whiten
-from .prox import Prox, moreau, search, with_implicit_derivative
+from .moreau import moreau
+from .prox import Prox, search, with_implicit_derivative
 from .rule import Jumps, Points, Replicate, Rule, block_width, check_arguments, check_memory, in_blocks
 from .sizes import NODES, REPLICATES, block_size, coarse_size
 

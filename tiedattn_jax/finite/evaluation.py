@@ -13,7 +13,7 @@ import jax.numpy as jnp
 from jax import lax
 from jaxtyping import Array, Float, Int, PRNGKeyArray, Real
 
-from ..averages.prox import loss_at_nodes
+from ..averages.moreau import loss_at_nodes
 from ..base.errors import (
     InputError,
     require,

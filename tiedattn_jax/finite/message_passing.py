@@ -19,7 +19,9 @@ import jax.numpy as jnp
 from jax import lax
 from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray, Real
 
-from ..averages.prox import descend, gradient_at_nodes, prox, prox_jacobian
+from ..averages.minima import descend
+from ..averages.moreau import gradient_at_nodes
+from ..averages.prox import prox, prox_jacobian
 from ..base.errors import require_choice, require_count, require_memory, require_number, require_positive, shaped_array
 from ..base.linalg import apply, inner_products, inverse, positive_definite, precise, solve
 from ..base.results import Status

@@ -30,18 +30,10 @@ from jax import lax
 from jaxtyping import Array, Bool, Float, Int, PyTree
 
 from ..averages.lines import legendre, vectors_across
+from ..averages.minima import local_minima, pick, reference_axis, well_axis
+from ..averages.moreau import moreau
 from ..averages.nodes import hermite_grid
-from ..averages.prox import (
-    Prox,
-    local_minima,
-    moreau,
-    pick,
-    prox_jacobian,
-    reference_axis,
-    search,
-    well_axis,
-    with_implicit_derivative,
-)
+from ..averages.prox import Prox, prox_jacobian, search, with_implicit_derivative
 from ..base.linalg import apply, inverse, matvec, precise, total
 from ..base.trees import either
 from ..model.model import Model

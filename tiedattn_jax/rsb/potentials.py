@@ -23,7 +23,7 @@ from jaxtyping import Array, Bool, Float, PyTree
 
 from ..averages.fields import teacher_fields, whiten
 from ..averages.lines import LineNodes
-from ..averages.prox import moreau
+from ..averages.moreau import moreau
 from ..averages.rule import average_of_weighted, sum_of_weighted
 from ..base.linalg import apply, cholesky, solve
 from ..base.trees import indexed

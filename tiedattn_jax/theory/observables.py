@@ -14,7 +14,8 @@ from jax import lax
 from jaxtyping import Array, Float, Int
 
 from ..averages.fields import fields, teacher_fields
-from ..averages.prox import loss_at_nodes, prox_jacobian
+from ..averages.moreau import loss_at_nodes
+from ..averages.prox import prox_jacobian
 from ..averages.rule import Points, Replicate, Rule
 from ..base.errors import InputError, require
 from ..base.linalg import apply, cholesky, inverse

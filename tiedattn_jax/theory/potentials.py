@@ -13,7 +13,7 @@ import numpy as np
 from jaxtyping import Array, Float, PyTree
 
 from ..averages.fields import fields
-from ..averages.prox import moreau
+from ..averages.moreau import moreau
 from ..averages.rule import Points, Replicate, average, search_block
 from ..base.derivatives import derivative_along
 from ..base.linalg import precise, solve

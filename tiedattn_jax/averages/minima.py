@@ -1,0 +1,356 @@
+"""The minima of the energy of the Moreau envelope: starts at every well, and Newton's method from them.
+
+Arrays carry the node axis last, `(L, r, N)`; see `nodewise`.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+from jax.typing import DTypeLike
+from jaxtyping import Array, Bool, Float, Int, Shaped
+
+from ..base.linalg import definite, ldl_solve, matvec, precise, total
+from ..model.model import Model
+from .loops import counted, repeat
+from .moreau import expand, expansion_at_nodes, inverse_response, least_pivots
+
+_POWER_STEPS = 4  # power iterations for a start: Newton's method finds the well from a rough axis
+_COMMON_STEPS = 4  # Newton steps that all nodes take together; they suffice for nearly every node
+_SLOW_GROUP = 128  # lanes that `local_minima` finishes together
+# A node has a single well if its Hessian at zero is positive definite with this share of V^{-1}. The full V^{-1} would
+# not do, because a well can split while the Hessian is still positive definite. Measured on 400,000 nodes with small
+# fields, in 47 states of two to six tokens: two nodes had two minima although the Hessian was positive definite with
+# shares of .89 and .86.
+_CONVEX_SHARE = 0.75
+_MAX_STEPS = 60  # most Newton steps where loops have a condition; counted loops take `_COUNTED_STEPS`
+# Newton steps of counted loops: from any start, and to refine a minimum from single precision. Measured at 14 states
+# (alpha from .5 to 3, both branches, 8,192 nodes): the slowest of 688,128 starts took 26 steps in single precision and
+# 27 in double precision; a refinement took one.
+_COUNTED_STEPS, REFINE_STEPS = 32, 4
+_UNROLL = 8  # power iterations in one pass of a counted loop; an iteration is only a few products
+
+
+def local_minima(
+    model: Model,
+    z: Float[Array, "L r N"],
+    h: Float[Array, "L r N"],
+    V: Float[Array, "L r r"],
+    y: Float[Array, "L t N"],
+) -> tuple[Float[Array, "L r N"], Float[Array, " N"]]:
+    """Return the minima next to z, and their energies.
+
+    All nodes take a few Newton steps; those that need more are finished in small groups. The minima have ten digits,
+    because the last Newton step squares the error.
+    """
+    tol = 1e-5
+    if counted():
+        return descend(model, z, h, V, y, tol)[:2]
+    z, energy, converged = descend(model, z, h, V, y, tol, _COMMON_STEPS)
+
+    def finish(take: Callable[[Array], Array]) -> tuple[Array, ...]:
+        return descend(model, take(z), take(h), V, take(y), tol)[:2]
+
+    z, energy = in_groups(finish, (z, energy), ~converged, _SLOW_GROUP)
+    return z, energy
+
+
+def newton_tolerance(dtype: DTypeLike) -> float:
+    """Return the tolerance of a Newton step; its square is of the size of rounding."""
+    return 4 * float(jnp.finfo(dtype).eps) ** 0.5
+
+
+class Origin(NamedTuple):
+    """The loss to second order at zero student fields, where it depends on the teacher's fields only; n = L r."""
+
+    slope: Float[Array, "L r N"]  # gradient
+    curvature: Float[Array, "n n N"]  # Hessian
+    axis: Float[Array, "L r N"]  # unit vectors along the double well
+
+
+def origin_of(model: Model, y: Float[Array, "L t N"], rank: int, steps: int) -> Origin:
+    """Return the `Origin` at teacher fields, with its axis from `steps` power iterations."""
+    zero = jnp.zeros((y.shape[0], rank, y.shape[-1]), y.dtype)
+    _, slope, curvature = expansion_at_nodes(model, zero, y)
+    return Origin(slope, curvature, _lowest_axis(curvature, steps).reshape(zero.shape))
+
+
+def lowest_minima(
+    model: Model,
+    h: Float[Array, "L r N"],
+    V: Float[Array, "L r r"],
+    y: Float[Array, "L t N"],
+    extra_starts: Float[Array, "starts L r N"] | None = None,
+    origin: Origin | None = None,
+) -> tuple[Float[Array, "L r N"], Float[Array, "L r N"], Float[Array, " N"]]:
+    """Return the lowest minimum at each node, the second lowest, and the energy gap (infinite if there is only one).
+
+    The search runs in single precision, to about three digits. The result has no derivatives.
+
+    Args:
+        extra_starts: extra starts.
+        origin: the `Origin`, if it is known already.
+    """
+    dtype = h.dtype
+    model, h, V, y, extra_starts, origin = jax.tree.map(
+        lambda a: a.astype(jnp.float32) if jnp.issubdtype(a.dtype, jnp.floating) else a,
+        (model, h, V, y, extra_starts, origin),
+    )
+    z, energy, _ = minima_from_all_starts(model, h, V, y, extra_starts, 1e-3, origin)
+    lowest = pick(z, jnp.argmin(energy, 0))
+    excess = jnp.where(jnp.max(jnp.abs(z - lowest), (1, 2)) > 1e-2, energy - jnp.min(energy, 0), jnp.inf)
+    second = pick(z, jnp.argmin(excess, 0))
+    return lowest.astype(dtype), second.astype(dtype), jnp.min(excess, 0).astype(dtype)
+
+
+def minima_from_all_starts(
+    model: Model,
+    h: Float[Array, "L r N"],
+    V: Float[Array, "L r r"],
+    y: Float[Array, "L t N"],
+    extra: Float[Array, "extra L r N"] | None,
+    tol: float,
+    origin: Origin | None,
+) -> tuple[Float[Array, "starts L r N"], Float[Array, "starts N"], Bool[Array, "starts N"]]:
+    """Return minima from several starts at each node, their energies and whether they converged.
+
+    A few steps from the field itself suffice at nearly every node. Nodes that need more steps, and the other starts
+    where they matter, are gathered, one lane for each start and node. These lanes are finished in small groups, because
+    in a large one a single slow lane keeps all others waiting. Starts that do not matter have infinite energy.
+
+    With `counted` loops all starts are finished side by side.
+    """
+    L, r, size = h.shape
+    origin = origin_of(model, y, r, _POWER_STEPS) if origin is None else origin
+    well = jnp.asarray(model.field_scale, h.dtype) * origin.axis
+    other_starts = jnp.concatenate([jnp.stack([well, -well]), _flips(model, h), *([] if extra is None else [extra])])
+
+    def relevance(energy: Float[Array, " N"]) -> Bool[Array, "other_starts N"]:
+        """Return which other starts matter, given the energies of the minima from the fields."""
+        wells = jnp.tile(_wells_matter(model, h, V, origin), (2, 1))
+        extra_matter = () if extra is None else (jnp.ones((len(extra), size), bool),)
+        return jnp.concatenate([wells, _flips_matter(model, h, V, energy), *extra_matter])
+
+    def split(
+        z: Float[Array, "L r lanes"], energy: Float[Array, " lanes"], converged: Bool[Array, " lanes"]
+    ) -> tuple[Float[Array, "starts L r N"], Float[Array, "starts N"], Bool[Array, "starts N"]]:
+        return jnp.moveaxis(z.reshape(L, r, -1, size), 2, 0), energy.reshape(-1, size), converged.reshape(-1, size)
+
+    def join(starts: Float[Array, "starts L r N"]) -> Float[Array, "L r starts*N"]:
+        return jnp.moveaxis(starts, 0, 2).reshape(L, r, -1)
+
+    if counted():
+        count = 1 + len(other_starts)
+        lanes = join(jnp.concatenate([h[None], other_starts]))
+        fields, teacher = jnp.tile(h, count), jnp.tile(y, count)
+        z, energy, converged = split(*descend(model, lanes, fields, V, teacher, tol))
+        return z, energy.at[1:].set(jnp.where(relevance(energy[0]), energy[1:], jnp.inf)), converged
+
+    z, energy, converged = descend(model, h, h, V, y, tol, _COMMON_STEPS)
+
+    def finish(take: Callable[[Array], Array]) -> tuple[Array, ...]:
+        return descend(model, take(lanes), take(h), V, take(y), tol)
+
+    lanes = join(jnp.concatenate([z[None], other_starts]))
+    pending = jnp.concatenate([~converged[None], relevance(energy)]).ravel()
+    no_energy = jnp.full(len(other_starts) * size, jnp.inf, energy.dtype)
+    values = lanes, jnp.concatenate([energy, no_energy]), jnp.tile(converged, 1 + len(other_starts))
+    group = max(256 if L * r == 2 else 16, 3 * size // 16)  # small, so that a slow lane keeps few others waiting
+    return split(*in_groups(finish, values, pending, group))
+
+
+def pick(z: Shaped[Array, "values *shape N"], which: Int[Array, " N"]) -> Shaped[Array, "*shape N"]:
+    """Return value number `which` of several values at every node."""
+    return functools.reduce(lambda a, k: jnp.where(which == k, z[k], a), range(1, z.shape[0]), z[0])
+
+
+def _normals(L: int) -> Float[np.ndarray, "planes {L}"]:
+    """Return unit normals of the planes z_l = 0 and z_k = z_l, on which hard attention changes its argmax."""
+    eye = np.eye(L)
+    return np.stack([*eye, *((eye[k] - eye[l]) / 2**0.5 for k in range(L) for l in range(k))])
+
+
+@precise
+def _flips(model: Model, h: Float[Array, "L r N"]) -> Float[Array, "planes L r N"]:
+    """Return the projections of h onto the planes of `_normals`; with kinks its reflections, and -h."""
+    normals = jnp.asarray(_normals(h.shape[0]), h.dtype)
+    normal_part = jnp.einsum("kl,krn->klrn", normals, jnp.einsum("kl,lrn->krn", normals, h))
+    return jnp.concatenate([h - 2 * normal_part, -h[None]]) if model.nonsmooth else h - normal_part
+
+
+def _wells_matter(
+    model: Model, h: Float[Array, "L r N"], V: Float[Array, "L r r"], origin: Origin
+) -> Bool[Array, " N"]:
+    """Return the nodes that may have a second well, judged by the loss's gradient and Hessian at zero.
+
+    The well of an even loss splits in two around zero. If the Hessian of `moreau` at zero is positive definite by some
+    margin, there is a single well, unless the student's fields are large. A loss with a slope at zero is not even, and
+    its nodes always count.
+    """
+    may_split = ~definite(origin.curvature + inverse_response(V / _CONVEX_SHARE))
+    return may_split | jnp.any(origin.slope != 0, (0, 1)) | _large(model, h, 1.5)
+
+
+@precise
+def _flips_matter(
+    model: Model, h: Float[Array, "L r N"], V: Float[Array, "L r r"], energy: Float[Array, " N"]
+) -> Bool[Array, "planes N"]:
+    """Return which starts of `_flips` may lead to a minimum lower than the known `energy`.
+
+    For large student fields the attention is nearly an argmax and the loss is piecewise constant, so Newton's method
+    cannot see beyond the next step. A minimum beyond a step costs at least the quadratic energy of moving one column to
+    its plane. A start is tried if all of these hold:
+
+    - The cheapest plane costs less than the known energy.
+    - Its own plane costs less than four times that energy: once one plane is cheap, others lead to minima, too.
+    - The fields are large, and a score changes by more than one on the way to the plane; otherwise there is no step.
+
+    For a loss with kinks the third condition is dropped. Checked on 4,096 nodes at each of ten settings of two to eight
+    tokens: this tries half as many starts as all planes do, and loses no minimum.
+    """
+    normals, threshold = jnp.asarray(_normals(h.shape[0]), h.dtype), jnp.asarray(model.field_scale, h.dtype) ** 2
+    distance, spread = jnp.einsum("kl,lrn->krn", normals, h), jnp.einsum("kl,lrr->kr", normals**2, V)
+    cost = jnp.min(0.5 * distance**2 / spread[..., None], 1)
+    change = jnp.max(jnp.abs(h), (0, 1)) * jnp.max(jnp.abs(distance), 1)
+    relevant = jnp.any(cost < energy, 0) & (cost < 4 * energy)
+    if model.nonsmooth:
+        return jnp.concatenate([relevant, jnp.any(relevant, 0)[None]])
+    return relevant & _large(model, h, 3.0) & (change > threshold)
+
+
+def _large(model: Model, h: Float[Array, "L r N"], bound: float) -> Bool[Array, " N"]:
+    """Return whether a token's score with itself, the square of its fields, exceeds `bound`.
+
+    The unit of the score is the square of the model's `field_scale`. For a loss with kinks the bound is zero.
+    """
+    return jnp.max(jnp.sum(h**2, 1), 0) > (
+        0 if model.nonsmooth else bound * jnp.asarray(model.field_scale, h.dtype) ** 2
+    )
+
+
+def reference_axis(n: int) -> Float[np.ndarray, " {n}"]:
+    """Return the unit vector that `well_axis` starts from; all well axes have a positive product with it."""
+    v = np.linspace(1.0, -0.8, n)
+    return v / np.linalg.norm(v)
+
+
+def well_axis(model: Model, y: Float[Array, "L t N"], rank: int, steps: int) -> Float[Array, "L {rank} N"]:
+    """Return unit vectors along the double well of the loss: the lowest eigenvectors of its Hessian at zero.
+
+    Args:
+        y: teacher fields.
+        rank: r.
+        steps: power iterations.
+    """
+    return origin_of(model, y, rank, steps).axis
+
+
+def _lowest_axis(hess: Float[Array, "n n N"], steps: int) -> Float[Array, "n N"]:
+    """Return the lowest eigenvectors of symmetric matrices, by the power method."""
+    # The spectral radius is at most the largest row sum.
+    norm = jnp.max(total(jnp.abs(hess)), 0)
+    # Any axis will do where the Hessian vanishes, as for a purely semantic target at y = 0.
+    norm = jnp.where(norm > 0, norm, 1.0)
+
+    def step(_: Any, v: Float[Array, "n N"]) -> Float[Array, "n N"]:
+        product = norm * v - matvec(hess, v)
+        square = total(product**2)
+        # If all eigenvalues are equal the product may vanish; then, too, any axis will do.
+        return jnp.where(square > 0, product / jnp.sqrt(square + jnp.finfo(hess.dtype).tiny), v)
+
+    start = jnp.asarray(reference_axis(len(hess)), hess.dtype)[:, None]
+    unroll = min(_UNROLL, steps) if counted() else 1
+    return lax.fori_loop(0, steps, step, jnp.broadcast_to(start, hess.shape[1:]), unroll=unroll)
+
+
+def in_groups(
+    finish: Callable[[Callable[[Array], Array]], tuple],
+    values: tuple[Shaped[Array, "... N"], ...],
+    pending: Bool[Array, " N"],
+    group: int,
+) -> tuple[Shaped[Array, "... N"], ...]:
+    """Replace values at the lanes that are `pending` by those of `finish`, group by group.
+
+    A group that is not full takes lanes beyond the last one, whose values are dropped. The loop over the groups has a
+    condition on accelerators, too, because it mostly ends after one group. On an H100, finishing all lanes instead took
+    three quarters of an evaluation.
+
+    Args:
+        finish: returns the new values of one group. Its argument is a function that takes the lanes of the group out of
+            an array (..., M), where lane k of N has the value at k modulo M.
+        values: the arrays.
+        group: lanes in a group.
+    """
+    size = pending.shape[-1]
+    count = jnp.sum(pending)
+    lanes = jnp.pad(jnp.nonzero(pending, size=size, fill_value=size)[0], (0, group), constant_values=size)
+
+    def body(state: tuple) -> tuple:
+        k, values = state
+        members = lax.dynamic_slice_in_dim(lanes, k, group)
+        new = finish(lambda a: jnp.take(a, members % a.shape[-1], axis=-1))
+        return k + group, tuple(a.at[..., members].set(b, mode="drop") for a, b in zip(values, new, strict=True))
+
+    return lax.while_loop(lambda state: state[0] < count, body, (jnp.zeros_like(count), values))[1]
+
+
+def descend(
+    model: Model,
+    z: Float[Array, "L r N"],
+    h: Float[Array, "L r N"],
+    V: Float[Array, "L r r"],
+    y: Float[Array, "L t N"],
+    tol: float,
+    steps: int = _MAX_STEPS,
+    *,
+    count: int | None = None,
+) -> tuple[Float[Array, "L r N"], Float[Array, " N"], Bool[Array, " N"]]:
+    """Find local minima of `moreau` by safeguarded Newton steps, all lanes together.
+
+    A step uses the Hessian with its pivots made positive, so it always points downhill. At nodes where the energy rose,
+    the step is cut by four. Each step evaluates the loss, its gradient and its Hessian once.
+
+    Args:
+        steps: most steps where loops have a condition.
+        count: steps where loops are `counted`; by default `_COUNTED_STEPS`.
+
+    Returns:
+        The minimisers, their energies, and whether they converged.
+    """
+    centre, floor = h.reshape(-1, h.shape[-1]), least_pivots(V)
+
+    def is_small(z: Float[Array, "n N"], step: Float[Array, "n N"]) -> Bool[Array, " N"]:
+        return jnp.max(jnp.abs(step), 0) <= tol * (0.1 + jnp.max(jnp.abs(z), 0))
+
+    def body(state: tuple) -> tuple:
+        z, energy, step, cut = state
+        trial = z + cut * step
+        e = expand(model, trial, centre, V, y)
+        trial_energy, rounding = e.loss + e.quadratic, 64 * jnp.finfo(z.dtype).eps * (jnp.abs(e.loss) + e.quadratic)
+        descends = trial_energy <= energy + rounding  # a rise within rounding is no reason to reject a step
+        return (
+            jnp.where(descends, trial, z),
+            jnp.where(descends, trial_energy, energy),
+            jnp.where(descends, ldl_solve(e.hessian, -e.slope, floor), step),
+            jnp.where(descends, 1.0, 0.25 * cut).astype(z.dtype),
+        )
+
+    def unfinished(state: tuple) -> Bool[Array, " N"]:
+        z, _, step, _ = state
+        return ~is_small(z, step)
+
+    # The first pass of the loop only evaluates: its step is zero, and any energy is below infinity.
+    flat = z.reshape(centre.shape)
+    infinite = jnp.full_like(flat[0], jnp.inf)
+    state = (flat, infinite, jnp.zeros_like(flat), jnp.ones_like(infinite))
+    count = _COUNTED_STEPS if count is None else count
+    flat, energy, step, _ = repeat(body, state, unfinished, steps + 1, count=count + 1, least=1)
+    converged = is_small(flat, step)
+    flat = flat + jnp.where(converged, step, 0.0)  # the last step needs no evaluation, and squares the error
+    return flat.reshape(z.shape), energy, converged
