@@ -14,7 +14,8 @@ from tiedattn_jax.base.linalg import inverse
 from tiedattn_jax.base.programs import stored_program
 from tiedattn_jax.model.overlaps import BRANCHES, admissible, symmetric
 from tiedattn_jax.theory.observables import gen_error_in
-from tiedattn_jax.theory.pool import Call, run_one, together
+from tiedattn_jax.theory.paths import Call, together
+from tiedattn_jax.theory.pool import run_one
 from tiedattn_jax.theory.solve import branch_start
 
 TRACED_IN = compiled.traced_in

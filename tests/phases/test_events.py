@@ -18,7 +18,8 @@ from tiedattn_jax.phases import events as events_module, trace, transitions
 from tiedattn_jax.phases.boundaries import baseline_branch
 from tiedattn_jax.phases.events import EVENTS, Zero, crossings, find_zero, guess_of, number_of, transition_of
 from tiedattn_jax.phases.secant import Secant, zero_between
-from tiedattn_jax.theory.pool import Call, run_one
+from tiedattn_jax.theory.paths import Call
+from tiedattn_jax.theory.pool import run_one
 from tiedattn_jax.theory.solve import Problem
 
 

@@ -11,8 +11,9 @@ import pytest
 
 import tiedattn_jax as ta
 from tiedattn_jax.model.overlaps import BRANCHES
-from tiedattn_jax.theory import pool
-from tiedattn_jax.theory.pool import Call, run, run_one, together
+from tiedattn_jax.theory import pool, slots as slots_module
+from tiedattn_jax.theory.paths import Call, together
+from tiedattn_jax.theory.pool import run, run_one
 from tiedattn_jax.theory.solve import Problem, branch_start
 
 
@@ -146,9 +147,9 @@ def branches(problem):
 def test_slots_do_as_threads_do(problem, monkeypatch):
     """Slots, which evaluate all lanes in one call as on accelerators, give the states of single lanes, at any width."""
     singles = run(branches(problem))
-    monkeypatch.setattr(pool, "_in_threads", pool._in_slots)
+    monkeypatch.setattr(pool, "_in_threads", slots_module.work_in_slots)
     for width in (None, 3):
-        monkeypatch.setattr(pool, "WIDTHS", (2, 4))
+        monkeypatch.setattr(slots_module, "WIDTHS", (2, 4))
         pooled = run(branches(problem), width=width)
         for single, result in zip(singles, pooled, strict=True):
             np.testing.assert_array_equal(single.status, result.status)
@@ -159,16 +160,16 @@ def test_slots_do_as_threads_do(problem, monkeypatch):
 
 def test_lanes_that_end_leave_and_others_enter(problem, monkeypatch):
     """Lanes that wait replace lanes that end, so calls stay filled and a slow lane is not alone at the end."""
-    monkeypatch.setattr(pool, "_in_threads", pool._in_slots)
-    monkeypatch.setattr(pool, "WIDTHS", (2, 4))
-    counts, turn = [], pool._Slots.turn
+    monkeypatch.setattr(pool, "_in_threads", slots_module.work_in_slots)
+    monkeypatch.setattr(slots_module, "WIDTHS", (2, 4))
+    counts, turn = [], slots_module.Slots.turn
 
     def counted(self):
         result = turn(self)
         counts.append(len(self.lanes) + len(result))
         return result
 
-    monkeypatch.setattr(pool._Slots, "turn", counted)
+    monkeypatch.setattr(slots_module.Slots, "turn", counted)
     run(itertools.chain(branches(problem), branches(problem)), width=2)
     assert max(counts) == 2 and np.mean(counts) > 1.5
 
@@ -180,4 +181,4 @@ def test_memory_that_one_lane_does_not_fit_in(problem):
             return {"bytes_limit": 1000}
 
     with pytest.raises(ta.InputError, match="must fit into the memory of the device"):
-        pool._max_lanes(problem.lane(branch_start(problem.model, "semantic")), [Device()])
+        slots_module._max_lanes(problem.lane(branch_start(problem.model, "semantic")), [Device()])

@@ -10,7 +10,8 @@ import tiedattn_jax as ta
 from tiedattn_jax.base.results import Status
 from tiedattn_jax.model.overlaps import BRANCHES
 from tiedattn_jax.theory import solve as solving
-from tiedattn_jax.theory.pool import run_one, together
+from tiedattn_jax.theory.paths import together
+from tiedattn_jax.theory.pool import run_one
 from tiedattn_jax.theory.solve import Problem
 
 names = ("q", "V", "theta", "m")

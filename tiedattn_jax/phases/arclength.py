@@ -23,7 +23,8 @@ from ..model.model import Model
 from ..model.overlaps import Coordinates, Overlaps, admissible, branch_of, label
 from ..model.parameters import Parameter
 from ..theory.equations import expansion
-from ..theory.pool import Call, Path, run, run_one, together
+from ..theory.paths import Call, Path, together
+from ..theory.pool import run, run_one
 from ..theory.solve import Problem, branch_start, check_alpha
 from ..theory.states import FixedPoint, State
 from .inputs import prepared

@@ -16,7 +16,8 @@ from ..base.errors import require, require_choice, require_kind
 from ..base.printing import Description, Printed, with_error
 from ..base.results import Settings, Status
 from ..model.overlaps import BRANCHES, PAIR, branch_of
-from ..theory.pool import Path, run_one
+from ..theory.paths import Path
+from ..theory.pool import run_one
 from ..theory.solve import Problem
 from ..theory.states import FixedPoint
 from .events import EVENTS, Guess, Transition, crossings, locate_path, number_of, transition_of

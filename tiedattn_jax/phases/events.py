@@ -32,7 +32,8 @@ from ..model.overlaps import PAIR, Overlaps, branch_of
 from ..model.parameters import Parameter, arrays_of, scalar_parameters
 from ..theory.equations import Equations, first_order
 from ..theory.observables import gen_error_in, gen_error_linear_in, growths_in
-from ..theory.pool import Call, Path, run_one
+from ..theory.paths import Call, Path
+from ..theory.pool import run_one
 from ..theory.solve import Problem, with_replicate_axis
 from ..theory.states import FixedPoint, State, states_table
 from .arclength import Setting, fold_near

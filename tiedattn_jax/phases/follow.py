@@ -25,7 +25,7 @@ from ..base.trees import either
 from ..base.types import GivenArray, Number
 from ..model.model import Model
 from ..model.overlaps import BRANCHES, PAIR, Overlaps, admissible, branch_of, order_size
-from ..theory.pool import Path
+from ..theory.paths import Path
 from ..theory.solve import Problem, branch_start, with_replicate_axis
 from ..theory.states import FixedPoint, State, states_table
 

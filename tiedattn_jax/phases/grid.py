@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import pathlib
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import equinox as eqx
@@ -24,6 +24,7 @@ from ..model.model import Model
 from ..model.overlaps import PAIR, Overlaps
 from ..model.parameters import Axis, axis_of
 from ..theory import pool
+from ..theory.paths import Failure, Path
 from ..theory.solve import Problem, check_alpha, with_replicate_axis
 from ..theory.states import number_shapes
 from .diagram import PhaseDiagram
@@ -47,7 +48,7 @@ def phase_diagram(
     settings: Settings | None = None,
     devices: int | None = None,
     width: int | None = None,
-    out: Path | str | None = None,
+    out: pathlib.Path | str | None = None,
     resume: bool = False,
     progress: Progress = silent,
 ) -> PhaseDiagram:
@@ -97,7 +98,7 @@ def phase_diagram(
         check_alpha(model, alpha)
     if width is not None:
         require_count(width, "width")
-    require_kind(out, "out", (str, Path, type(None)), "a folder")
+    require_kind(out, "out", (str, pathlib.Path, type(None)), "a folder")
     if resume and out is None:
         raise InputError("out", "must name the folder of the run to resume, got out=None with resume=True")
     engine = _Engine(_devices(devices), width)
@@ -135,7 +136,7 @@ class _Engine(NamedTuple):
     devices: list[jax.Device]
     width: int | None
 
-    def run(self, paths: Iterable[pool.Path], **options: Any) -> list[Any]:
+    def run(self, paths: Iterable[Path], **options: Any) -> list[Any]:
         """Run paths on the devices; see `pool.run`."""
         return pool.run(paths, width=self.width, devices=self.devices, **options)
 
@@ -198,8 +199,8 @@ class _Grid(NamedTuple):
             cells += processes
             progress(min(cells, total * width), total * width)
 
-        def store_track(index: int, arrays: dict[str, Real[np.ndarray, "columns R ..."]] | pool.Failure) -> None:
-            if isinstance(arrays, pool.Failure):
+        def store_track(index: int, arrays: dict[str, Real[np.ndarray, "columns R ..."]] | Failure) -> None:
+            if isinstance(arrays, Failure):
                 return
             store.put(f"{_TRACK}{assigned[index]:05d}", arrays)
             finished[assigned[index]] = arrays
@@ -251,7 +252,7 @@ class _Grid(NamedTuple):
         """Return the name of a track for an exception."""
         return f"the {PAIR[branch]} branch in row {row}, alpha = {self.alphas[row, 0]:g} to {self.alphas[row, -1]:g}"
 
-    def first_cells(self, branch: int) -> pool.Path:
+    def first_cells(self, branch: int) -> Path:
         """Path that finds overlaps near a branch in the first cell of every row, on the coarse replicate."""
         settings, tol = with_more_steps(self.settings), np.maximum(self.settings.tol, _COARSE)
         coarse_settings = eqx.tree_at(lambda s: s.tol, settings, tol)
@@ -265,7 +266,7 @@ class _Grid(NamedTuple):
             first_overlaps.append(state.overlaps if state.status == Status.absent else x)
         return first_overlaps
 
-    def track(self, branch: int, row: int, first_overlaps: list[Overlaps], cell_done: Callable[[], None]) -> pool.Path:
+    def track(self, branch: int, row: int, first_overlaps: list[Overlaps], cell_done: Callable[[], None]) -> Path:
         """Path that follows a branch along a row; returns `State.numbers` of the cells, arrays (columns, R, ...)."""
         first_model = self.at(row, 0)[0]
         follower = Follower(self.nodes, self.settings, pair_free(first_model)[branch], pair_start(first_model)[branch])
@@ -277,7 +278,7 @@ class _Grid(NamedTuple):
             cell_done()
         return stacked(cells)
 
-    def retry(self, cells: dict[str, Real[np.ndarray, "branch rows columns R ..."]], store: Store) -> pool.Path:
+    def retry(self, cells: dict[str, Real[np.ndarray, "branch rows columns R ..."]], store: Store) -> Path:
         """Path that repeats cells that are not solved, and cells that lack a branch which a neighbour has.
 
         Unsolved cells start from the states of their neighbours and from the default start. Cells that lack a branch
@@ -319,7 +320,7 @@ class _Grid(NamedTuple):
                         break
         return cells
 
-    def attempt(self, cell: CellIndex, source: Overlaps | None, was_absent: bool) -> pool.Path:
+    def attempt(self, cell: CellIndex, source: Overlaps | None, was_absent: bool) -> Path:
         """Path of `Follower.search` in a cell, from a state for all replicates or from the default start."""
         model, first_model = (indexed(self.models, place) for place in ((cell.row, cell.column), (0, 0)))
         default, free = pair_start(first_model)[cell.branch], pair_free(first_model)[cell.branch]

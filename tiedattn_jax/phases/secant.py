@@ -9,7 +9,7 @@ from typing import TypeVar
 import numpy as np
 
 from ..base.types import Number
-from ..theory.pool import Path
+from ..theory.paths import Path
 
 _REACH = 0.2  # longest relative step without a bracket
 _FIRST_STEP = 0.02  # relative step if neither slope nor bracket is known

@@ -21,7 +21,8 @@ from ..model.checks import check_numbers
 from ..model.model import Model
 from ..model.overlaps import branch_of
 from ..model.parameters import Parameter
-from ..theory.pool import Failure, Path, run
+from ..theory.paths import Failure, Path
+from ..theory.pool import run
 from ..theory.solve import check_alpha, default_path
 from ..theory.states import FixedPoint
 from .boundaries import ALPHA_L, MODELS, Boundary

@@ -18,7 +18,8 @@ from ..base.results import Settings
 from ..bayes.recovery import RECOVERIES, recovery
 from ..model.model import Model
 from ..model.parameters import Parameter
-from ..theory.pool import Path, run_one
+from ..theory.paths import Path
+from ..theory.pool import run_one
 from ..theory.states import FixedPoint
 from .boundaries import ALPHA_L, MODELS, Boundary, baseline_branch
 from .events import (

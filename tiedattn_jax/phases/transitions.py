@@ -24,7 +24,8 @@ from ..base.results import Settings, Status
 from ..base.types import GivenArray
 from ..model.model import Model
 from ..model.overlaps import PAIR, Overlaps
-from ..theory.pool import Path, run_one
+from ..theory.paths import Path
+from ..theory.pool import run_one
 from ..theory.solve import Problem
 from .boundaries import ALPHA_L, baseline_branch
 from .events import (

@@ -28,7 +28,8 @@ from ..model.overlaps import PAIR, Conjugates, Overlaps, branch_of
 from ..theory import potentials
 from ..theory.equations import first_order
 from ..theory.observables import gen_error_in
-from ..theory.pool import Call, Path, run_one
+from ..theory.paths import Call, Path
+from ..theory.pool import run_one
 from ..theory.solve import check_alpha, solve_checked
 from ..theory.states import FixedPoint, State
 from .newton import Moving, Problem, Solution, fixed_point

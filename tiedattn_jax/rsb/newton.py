@@ -26,7 +26,7 @@ from ..base.linalg import positive_definite
 from ..base.results import Status
 from ..model.model import Model
 from ..model.overlaps import admissible
-from ..theory.pool import Call, Path
+from ..theory.paths import Call, Path
 from .potentials import Averages, OneRSBOverlaps, Setting, channel_expansion, conjugates, free_energy, overlaps, prior
 
 _TOL, _STALLED = 1e-4, 3e-3  # residuals at which a state has converged, and at which the nodes resolve it no further

@@ -13,7 +13,8 @@ from ..base.results import Settings, Status
 from ..model.checks import check
 from ..model.model import Model
 from ..model.overlaps import BRANCHES, Overlaps, admissible, branch_of, magnitudes
-from .pool import Path, run_one, together
+from .paths import Path, together
+from .pool import run_one
 from .solve import Problem, branch_start, check_alpha
 from .states import FixedPoint, State
 

@@ -24,93 +24,16 @@ from __future__ import annotations
 import contextlib
 import functools
 import os
-from collections import deque
-from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
-import jax.numpy as jnp
-import numpy as np
-from jax.sharding import Mesh, NamedSharding, PartitionSpec
-from jaxtyping import Array, Float, Int, PyTree
 
-from ..averages.rule import COARSE, Rule
-from ..averages.sizes import block_size
-from ..base.errors import InputError, require_count
-from ..base.linalg import precise
+from ..base.errors import require_count
 from ..base.programs import settings as jax_settings
-from ..base.results import Settings
-from ..base.trees import either, indexed, repeated, stacked, unstacked
-from ..base.types import GivenArray, Number
-from ..model.model import Model
-from ..model.overlaps import Coordinates, Overlaps
-from .equations import Equations, search
-from .newton import Newton, Search, stall_of
-
-# Numbers of lanes in one call on an accelerator. There are few of them, so that few programs are compiled. The smallest
-# is for the replicates of one state, the largest fills the device. Time per lane of order 5 on an H100: .95 ms in calls
-# of 4 lanes, .13 ms in calls of 256 or 1024.
-WIDTHS = 4, 32, 256
-_NODE_BYTES = 1024  # bytes of memory that an evaluation takes per node; measured on an H100 at order 9: 870
-_SHARE = 0.5  # share of the device's memory that an evaluation may take
-
-Path = Generator[Any, Any, Any]
-
-
-class Lane(NamedTuple):
-    """One root search.
-
-    Attributes:
-        model, alpha: the setting; their numbers are concrete.
-        rule: averaging rule.
-        replicate: index of the replicate in the rule, or `COARSE`.
-        free: 1.0 for theta and for m if the branch leaves them free, else 0.0.
-        start: overlaps to start from.
-        settings: tolerances.
-        attempts: number of starts that are tried. They are `start`, scaled as `newton.ATTEMPTS` says.
-    """
-
-    model: Model
-    alpha: Float[GivenArray, ""]
-    rule: Rule
-    replicate: int
-    free: Float[GivenArray, " 2"]
-    start: Overlaps
-    settings: Settings
-    attempts: int = 1
-
-    @property
-    def equations(self) -> Equations:
-        """Equations that the lane solves."""
-        return Equations(self.model, self.alpha, self.rule.replicate(self.replicate), self.free)
-
-    @property
-    def search(self) -> tuple[Overlaps, Settings, Int[np.ndarray, ""], Float[np.ndarray, ""]]:
-        """Arguments of Newton's method: start, tolerances, number of attempts, largest residual of a stalled state."""
-        stall = np.asarray(stall_of(self.rule.size), self.model.lam.dtype)
-        # Arrays of the host have no weak type. A weak type would trigger another compilation.
-        start = jax.tree.map(np.asarray, self.start)
-        return start, self.settings, np.asarray(self.attempts), stall
-
-
-class Call(NamedTuple):
-    """Request for a long computation: `function(*arguments)`, of concrete arrays. The path is sent the result."""
-
-    function: Callable[..., Any]
-    arguments: tuple
-
-
-class Failure(NamedTuple):
-    """The exception that ended a path."""
-
-    error: Exception
-
-    @property
-    def reason(self) -> str:
-        """Message of the exception, after its type; the type is left out for an `InputError`."""
-        name = "" if isinstance(self.error, InputError) else f"{type(self.error).__name__}: "
-        return f"{name}{self.error}"
+from .paths import Failure, Job, Path, Scheduler, result_of
+from .slots import default_device, host_device, work_in_slots
 
 
 def run(
@@ -146,11 +69,11 @@ def run(
     """
     if width is not None:
         require_count(width, "width")
-    devices = [_default_device()] if devices is None else list(devices)
-    scheduler = _Scheduler(paths, done)
+    devices = [default_device()] if devices is None else list(devices)
+    scheduler = Scheduler(paths, done)
     in_slots = len(devices) > 1 or devices[0].platform != "cpu"
-    work = functools.partial(_in_slots if in_slots else _in_threads, scheduler, width, devices)
-    with jax.default_device(_host()) if in_slots else contextlib.nullcontext():
+    work = functools.partial(work_in_slots if in_slots else _in_threads, scheduler, width, devices)
+    with jax.default_device(host_device()) if in_slots else contextlib.nullcontext():
         work()
     keeps_failures = keep and not all(isinstance(result, Failure) for result in scheduler.results)
     for number, result in enumerate(scheduler.results):
@@ -166,119 +89,13 @@ def run_one(path: Path) -> Any:
     return run([path])[0]
 
 
-def together(requests: Sequence[Lane | Call | Path]) -> Path:
-    """Path that runs several lanes, calls or paths at once and returns the list of their results."""
-    return (yield list(requests))
-
-
-def replicates_of(lane: Lane, starts: Overlaps | None = None) -> list[Lane]:
-    """Copy a lane to every replicate of its rule.
-
-    Args:
-        starts: starts of the replicates, with a leading axis; by default all have the start of the lane.
-    """
-    lane_starts = [lane.start] * lane.rule.replicates if starts is None else unstacked(starts, lane.rule.replicates)
-    return [lane._replace(replicate=k, start=start) for k, start in enumerate(lane_starts)]
-
-
-class _Task:
-    """A running path, and the position of its result in the answers to its parent, or in the results of all."""
-
-    def __init__(self, path: Path, parent: _Task | None, position: int):
-        self.path, self.parent, self.position = path, parent, position
-        self.as_list, self.missing = False, 0
-        self.answers: list[Any] = []
-
-    def expects(self, count: int, as_list: bool) -> None:
-        """Wait for `count` answers; the path is sent them as a list, or the single one as it is."""
-        self.as_list, self.answers, self.missing = as_list, [None] * count, count
-
-
-class _Job(NamedTuple):
-    """A lane or a call, the task that waits for its result, and the position of the result in the task's answers."""
-
-    request: Any  # a `Lane` or a `Call`
-    task: _Task
-    position: int
-
-
-class _Scheduler:
-    """Advances the paths, and hands out in order the lanes and calls whose results they wait for."""
-
-    def __init__(self, paths: Iterable[Path], done: Callable[[int, Any], None]):
-        self.unstarted: Iterator[tuple[int, Path]] = iter(enumerate(paths))
-        self.done = done
-        self.ready: deque[tuple[_Task, Any]] = deque()
-        self.waiting: deque[_Job] = deque()
-        self.results: list[Any] = []
-
-    def next(self) -> _Job | None:
-        """Return the next lane or call; None if every path has ended or waits for a job that was handed out."""
-        while not self.waiting:
-            if self.ready:
-                self._step(*self.ready.popleft())
-            elif not self._start():
-                return None
-        return self.waiting.popleft()
-
-    def _start(self) -> bool:
-        """Start the next path; return whether there was one."""
-        for number, path in self.unstarted:
-            self.results.append(None)
-            self.ready.append((_Task(path, None, number), None))
-            return True
-        return False
-
-    def _step(self, task: _Task, answer: Any) -> None:
-        try:
-            if isinstance(answer, Failure):
-                yielded = task.path.throw(answer.error)
-            else:
-                yielded = task.path.send(answer)
-            as_list = isinstance(yielded, list)
-            requests = yielded if as_list else [yielded]
-            for request in requests:
-                if not isinstance(request, (Lane, Call, Generator)):
-                    text = f"must yield lanes, calls or paths, got {type(request).__name__}: {request!r:.60}"
-                    raise InputError("path", text)
-        except StopIteration as stop:
-            self._end(task, stop.value)
-        except Exception as error:  # the exception ends this path only
-            task.path.close()
-            self._end(task, Failure(error))
-        else:
-            task.expects(len(requests), as_list)
-            if not requests:
-                self.ready.append((task, []))
-            for position, request in enumerate(requests):
-                if isinstance(request, Generator):
-                    self.ready.append((_Task(request, task, position), None))
-                else:
-                    self.waiting.append(_Job(request, task, position))
-
-    def _end(self, task: _Task, result: Any) -> None:
-        if task.parent is None:
-            self.results[task.position] = result
-            self.done(task.position, result)
-        else:
-            self.answer(task.parent, task.position, result)
-
-    def answer(self, task: _Task, position: int, result: Any) -> None:
-        """Deliver one result. After the last one the path resumes with all answers, or with the first failure."""
-        task.answers[position] = result
-        task.missing -= 1
-        if task.missing == 0:
-            failures = [a for a in task.answers if isinstance(a, Failure)]
-            self.ready.append((task, failures[0] if failures else task.answers if task.as_list else task.answers[0]))
-
-
-def _in_threads(scheduler: _Scheduler, width: int | None, devices: Sequence[jax.Device]) -> None:
+def _in_threads(scheduler: Scheduler, width: int | None, devices: Sequence[jax.Device]) -> None:
     """Work on one CPU: one thread per core, and one lane per thread.
 
     XLA's own threads gain little on the arrays of a block. On two cores, two threads of this pool halve the time of
     four replicates. An interrupt waits only for the lanes that are running.
     """
-    running: dict[Future, _Job] = {}
+    running: dict[Future, Job] = {}
     with ThreadPoolExecutor(width or os.cpu_count() or 1) as executor:
         # Other threads do not see settings of jax that a context manager changed. Jobs then run in this thread.
         same_settings = executor.submit(jax_settings).result() == jax_settings()
@@ -286,227 +103,12 @@ def _in_threads(scheduler: _Scheduler, width: int | None, devices: Sequence[jax.
         while True:
             while len(running) < capacity and (job := scheduler.next()) is not None:
                 if same_settings:
-                    running[executor.submit(_work, job.request)] = job
+                    running[executor.submit(result_of, job.request)] = job
                 else:
-                    scheduler.answer(job.task, job.position, _work(job.request))
+                    scheduler.answer(job.task, job.position, result_of(job.request))
             if not running:
                 return
             ended, _ = wait(running, return_when=FIRST_COMPLETED)
             for future in [f for f in list(running) if f in ended]:  # in the order in which they began
                 job = running.pop(future)
                 scheduler.answer(job.task, job.position, future.result())
-
-
-def _work(request: Lane | Call) -> Any:
-    """Compute the state at the end of a lane, or the result of a call."""
-    try:
-        if isinstance(request, Call):
-            return jax.block_until_ready(request.function(*request.arguments))
-        return jax.tree.map(np.asarray, search(request.equations, *request.search))
-    except Exception as error:
-        return Failure(error)
-
-
-def _in_slots(scheduler: _Scheduler, width: int | None, devices: Sequence[jax.Device]) -> None:
-    """Work on accelerators, or on several devices: one call evaluates all lanes of one kind.
-
-    Lanes are of one kind if they share the classes and shapes of their arguments and the rule. While lanes of one kind
-    run, lanes of other kinds wait. A `Call` is computed by itself.
-    """
-    groups: dict[Any, _Slots] = {}
-    while True:
-        job = scheduler.next()
-        if job is not None:
-            if isinstance(job.request, Call):
-                scheduler.answer(job.task, job.position, _work(job.request))
-                continue
-            kind = _kind(job.request)
-            if kind not in groups:
-                groups[kind] = _Slots(job.request, width, devices)
-            groups[kind].waiting.append(job)
-            if len(groups[kind].waiting) < groups[kind].room:
-                continue
-        busy = [group for group in groups.values() if group.waiting or group.lanes]
-        if not busy:
-            return
-        for job, result in max(busy, key=lambda group: len(group.waiting) + len(group.lanes)).turn():
-            scheduler.answer(job.task, job.position, result)
-
-
-def _kind(lane: Lane) -> Any:
-    """Return what lanes must share in order to be evaluated in one call."""
-    leaves, structure = jax.tree.flatten((lane.model, lane.start, lane.settings))
-    return structure, tuple(np.shape(a) for a in leaves), id(lane.rule)
-
-
-def begin(
-    model: Model,
-    free: Float[Array, " 2"],
-    start: Overlaps,
-    settings: Settings,
-    attempts: Number,
-    stall: Number,
-    empty_evaluation: Float[Array, " k"],
-) -> tuple[Newton, Search]:
-    """Return Newton's method for a lane, and its `Search` before the first answer."""
-    newton = Newton(Coordinates(model, free), settings, stall, attempts)
-    return newton, newton.begin(newton.coordinates.pack(start), empty_evaluation)
-
-
-def _empty_evaluation(equations: Equations, start: Overlaps) -> Float[Array, " k"]:
-    """Return `Equations.empty_evaluation` at the start of a lane."""
-    return equations.empty_evaluation(equations.coordinates.pack(start))
-
-
-# These run on the host's CPU. The axis of the lanes leads all arrays.
-_begin_all, _advance_all = jax.jit(jax.vmap(precise(begin))), jax.jit(jax.vmap(precise(Newton.advance)))
-
-
-class _Slots:
-    """The lanes of one kind. Their numbers are in arrays of the host, whose leading axis is that of the lanes."""
-
-    def __init__(self, example: Lane, width: int | None, devices: Sequence[jax.Device]):
-        self.rule = example.rule
-        self.waiting: deque[_Job] = deque()
-        self.lanes: list[_Job] = []
-        mesh = Mesh(np.array(devices), ("lanes",))
-        self.sharding, replicated = NamedSharding(mesh, PartitionSpec("lanes")), NamedSharding(mesh, PartitionSpec())
-        self.device_rule = jax.device_put(example.rule, replicated)
-        limit = width or _max_lanes(example, devices)
-        sizes = [w for w in WIDTHS if w <= limit] or [limit]
-        self.widths = sorted({-(-w // len(devices)) * len(devices) for w in ([width] if width else sizes)})
-        self.numbers: Any = None  # (model, alpha, free, index of the replicate)
-        self.newton: Any = None
-        self.search: Any = None
-        self.empty_evaluation = jax.tree.map(np.asarray, jax.jit(_empty_evaluation)(example.equations, example.start))
-        self.device_equations: Any = None  # `Equations` of the lanes, until a lane enters or leaves
-
-    @property
-    def room(self) -> int:
-        """Number of lanes that still fit into the largest call."""
-        return self.widths[-1] - len(self.lanes)
-
-    def turn(self) -> list[tuple[_Job, Any]]:
-        """Evaluate all lanes and advance their searches; return the lanes that ended, with their states or failures."""
-        try:
-            return self._turn()
-        except Exception as error:  # the evaluation is one call, so that all lanes fail
-            ended = [(job, Failure(error)) for job in [*self.lanes, *self.waiting]]
-            self.lanes, self.waiting = [], deque()
-            self.numbers = self.newton = self.search = self.device_equations = None
-            return ended
-
-    def _turn(self) -> list[tuple[_Job, Any]]:
-        self._enter()
-        count = len(self.lanes)
-        if self.device_equations is None:
-            self.device_equations = self._equations(self.numbers)
-        trial = self._put(self._padded(self.search.trial))
-        answer = jax.device_get(_on_devices(Equations.answer)(self.device_equations, trial))
-        search = _advance_all(*self._padded((self.newton, self.search)), answer)
-        self.search = indexed(jax.tree.map(np.asarray, search), slice(count))
-        return self._leave()
-
-    def _enter(self) -> None:
-        """Take in waiting lanes, as many as fit."""
-        jobs = [self.waiting.popleft() for _ in range(min(self.room, len(self.waiting)))]
-        if not jobs:
-            return
-        lanes = [job.request for job in jobs]
-        numbers = stacked([(lane.model, lane.alpha, lane.free, np.asarray(lane.replicate)) for lane in lanes])
-        searches = stacked([(lane.model, lane.free, *lane.search, self.empty_evaluation) for lane in lanes])
-        begun_searches = _begin_all(*self._padded(searches))
-        newton, search = indexed(jax.tree.map(np.asarray, begun_searches), slice(len(jobs)))
-        self.numbers = self._joined(self.numbers, numbers)
-        self.newton, self.search = self._joined(self.newton, newton), self._joined(self.search, search)
-        self.lanes += jobs
-        self.device_equations = None
-
-    def _leave(self) -> list[tuple[_Job, Any]]:
-        """Remove the lanes that have ended, and return them with their states."""
-        ended = np.flatnonzero(self.search.ended)
-        if not len(ended):
-            return []
-        numbers, outcome = indexed((self.numbers, self.search.outcome), ended)
-        outcome = self._put(self._padded(outcome))
-        states = jax.device_get(_on_devices(Equations.state)(self._equations(numbers), outcome))
-        states = unstacked(states, len(ended))
-        finished = [(self.lanes[k], state) for k, state in zip(ended, states, strict=True)]
-        remaining, self.device_equations = np.flatnonzero(~self.search.ended), None
-        self.lanes = [self.lanes[k] for k in remaining]
-        self.numbers, self.newton, self.search = indexed((self.numbers, self.newton, self.search), remaining)
-        return finished
-
-    def _joined(self, old: PyTree, new: PyTree) -> PyTree:
-        return new if old is None else jax.tree.map(lambda a, b: np.concatenate([a, b]), old, new)
-
-    def _padded(self, tree: PyTree) -> PyTree:
-        """Pad arrays of lanes to the next width, with copies of the last lane."""
-        count = len(jax.tree.leaves(tree)[0])
-        width = next(w for w in self.widths if w >= count)
-        return indexed(tree, np.minimum(np.arange(width), count - 1))
-
-    def _put(self, tree: PyTree) -> PyTree:
-        return jax.device_put(tree, self.sharding)
-
-    def _equations(self, numbers: PyTree) -> Equations:
-        """Return the equations of lanes, on the devices."""
-        return _equations_all(self.device_rule, *self._put(self._padded(numbers)))
-
-
-def _max_lanes(example: Lane, devices: Sequence[jax.Device]) -> int:
-    """Return how many lanes fit into the memory of the devices.
-
-    Raises:
-        InputError: if not even one lane fits.
-    """
-    stats = [device.memory_stats() or {} for device in devices]
-    if not all("bytes_limit" in s for s in stats):
-        return WIDTHS[-1]
-    nodes = min(example.rule.size, block_size())
-    rule_bytes = sum(a.nbytes for a in jax.tree.leaves(example.rule.stack))
-    lane_bytes = _NODE_BYTES * nodes + rule_bytes / example.rule.replicates
-    available = _SHARE * sum(s["bytes_limit"] for s in stats) - rule_bytes
-    if available < lane_bytes:
-        text = f"must fit into the memory of the device, one lane takes {lane_bytes / 2**30:.3g} GiB"
-        raise InputError("nodes", f"{text} of {max(available, 0) / 2**30:.3g}: use fewer nodes, or a smaller block")
-    return int(available // lane_bytes)
-
-
-def _graphs() -> dict[str, str]:
-    """Return compiler options that make the loops of a program run without the host on GPUs, as graphs of kernels."""
-    kinds = "FUSION,CUBLAS,CUBLASLT,CUSTOM_CALL,CUDNN,CONDITIONAL,WHILE"
-    if jax.default_backend() != "gpu":
-        return {}
-    return {"xla_gpu_enable_command_buffer": kinds, "xla_gpu_graph_min_graph_size": "1"}
-
-
-@jax.jit
-def _equations_all(
-    rule: Rule,
-    model: Model,
-    alpha: Float[Array, " lanes"],
-    free: Float[Array, "lanes 2"],
-    number: Int[Array, " lanes"],
-) -> Equations:
-    """Return the equations of many lanes; the axis of the lanes leads all arrays."""
-    coarse = repeated(rule.coarse, len(number))
-    replicates = indexed(rule.stack, jnp.maximum(number, 0))
-    return Equations(model, alpha, jax.vmap(either)(number == COARSE, coarse, replicates), free)
-
-
-@functools.cache
-def _on_devices(method: Callable[..., Any]) -> Callable[..., Any]:
-    """Return a method of `Equations`, batched over lanes and compiled with the options of `_graphs`."""
-    return jax.jit(jax.vmap(precise(method)), compiler_options=_graphs())
-
-
-def _default_device() -> jax.Device:
-    configured = jax.config.values["jax_default_device"]
-    return configured if isinstance(configured, jax.Device) else jax.local_devices(backend=configured)[0]
-
-
-@functools.cache
-def _host() -> jax.Device:
-    """Return the CPU of the host, which need not be the default device."""
-    return jax.local_devices(backend="cpu")[0]

@@ -28,7 +28,8 @@ from ..model.model import Model
 from ..model.overlaps import Coordinates, Overlaps, admissible, branch_of, magnitudes, shapes_of
 from .equations import Equations
 from .newton import ATTEMPTS, Newton, Outcome, Search, stall_of
-from .pool import Lane, Path, replicates_of, run_one
+from .paths import Lane, Path, replicates_of
+from .pool import run_one
 from .states import FixedPoint, State
 
 # An order parameter may be due to the scatter of the nodes if it is below this share of its largest possible size.

@@ -1,0 +1,194 @@
+"""Paths, what they ask for, and the scheduler that hands it out; see `pool`."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
+from typing import Any, NamedTuple
+
+import jax
+import numpy as np
+from jaxtyping import Float, Int
+
+from ..averages.rule import Rule
+from ..base.errors import InputError
+from ..base.results import Settings
+from ..base.trees import unstacked
+from ..base.types import GivenArray
+from ..model.model import Model
+from ..model.overlaps import Overlaps
+from .equations import Equations, search
+from .newton import stall_of
+
+Path = Generator[Any, Any, Any]
+
+
+class Lane(NamedTuple):
+    """One root search.
+
+    Attributes:
+        model, alpha: the setting; their numbers are concrete.
+        rule: averaging rule.
+        replicate: index of the replicate in the rule, or `COARSE`.
+        free: 1.0 for theta and for m if the branch leaves them free, else 0.0.
+        start: overlaps to start from.
+        settings: tolerances.
+        attempts: number of starts that are tried. They are `start`, scaled as `newton.ATTEMPTS` says.
+    """
+
+    model: Model
+    alpha: Float[GivenArray, ""]
+    rule: Rule
+    replicate: int
+    free: Float[GivenArray, " 2"]
+    start: Overlaps
+    settings: Settings
+    attempts: int = 1
+
+    @property
+    def equations(self) -> Equations:
+        """Equations that the lane solves."""
+        return Equations(self.model, self.alpha, self.rule.replicate(self.replicate), self.free)
+
+    @property
+    def search(self) -> tuple[Overlaps, Settings, Int[np.ndarray, ""], Float[np.ndarray, ""]]:
+        """Arguments of Newton's method: start, tolerances, number of attempts, largest residual of a stalled state."""
+        stall = np.asarray(stall_of(self.rule.size), self.model.lam.dtype)
+        # Arrays of the host have no weak type. A weak type would trigger another compilation.
+        start = jax.tree.map(np.asarray, self.start)
+        return start, self.settings, np.asarray(self.attempts), stall
+
+
+class Call(NamedTuple):
+    """Request for a long computation: `function(*arguments)`, of concrete arrays. The path is sent the result."""
+
+    function: Callable[..., Any]
+    arguments: tuple
+
+
+class Failure(NamedTuple):
+    """The exception that ended a path."""
+
+    error: Exception
+
+    @property
+    def reason(self) -> str:
+        """Message of the exception, after its type; the type is left out for an `InputError`."""
+        name = "" if isinstance(self.error, InputError) else f"{type(self.error).__name__}: "
+        return f"{name}{self.error}"
+
+
+def together(requests: Sequence[Lane | Call | Path]) -> Path:
+    """Path that runs several lanes, calls or paths at once and returns the list of their results."""
+    return (yield list(requests))
+
+
+def replicates_of(lane: Lane, starts: Overlaps | None = None) -> list[Lane]:
+    """Copy a lane to every replicate of its rule.
+
+    Args:
+        starts: starts of the replicates, with a leading axis; by default all have the start of the lane.
+    """
+    lane_starts = [lane.start] * lane.rule.replicates if starts is None else unstacked(starts, lane.rule.replicates)
+    return [lane._replace(replicate=k, start=start) for k, start in enumerate(lane_starts)]
+
+
+class _Task:
+    """A running path, and the position of its result in the answers to its parent, or in the results of all."""
+
+    def __init__(self, path: Path, parent: _Task | None, position: int):
+        self.path, self.parent, self.position = path, parent, position
+        self.as_list, self.missing = False, 0
+        self.answers: list[Any] = []
+
+    def expects(self, count: int, as_list: bool) -> None:
+        """Wait for `count` answers; the path is sent them as a list, or the single one as it is."""
+        self.as_list, self.answers, self.missing = as_list, [None] * count, count
+
+
+class Job(NamedTuple):
+    """A lane or a call, the task that waits for its result, and the position of the result in the task's answers."""
+
+    request: Any  # a `Lane` or a `Call`
+    task: _Task
+    position: int
+
+
+class Scheduler:
+    """Advances the paths, and hands out in order the lanes and calls whose results they wait for."""
+
+    def __init__(self, paths: Iterable[Path], done: Callable[[int, Any], None]):
+        self.unstarted: Iterator[tuple[int, Path]] = iter(enumerate(paths))
+        self.done = done
+        self.ready: deque[tuple[_Task, Any]] = deque()
+        self.waiting: deque[Job] = deque()
+        self.results: list[Any] = []
+
+    def next(self) -> Job | None:
+        """Return the next lane or call; None if every path has ended or waits for a job that was handed out."""
+        while not self.waiting:
+            if self.ready:
+                self._step(*self.ready.popleft())
+            elif not self._start():
+                return None
+        return self.waiting.popleft()
+
+    def _start(self) -> bool:
+        """Start the next path; return whether there was one."""
+        for number, path in self.unstarted:
+            self.results.append(None)
+            self.ready.append((_Task(path, None, number), None))
+            return True
+        return False
+
+    def _step(self, task: _Task, answer: Any) -> None:
+        try:
+            if isinstance(answer, Failure):
+                yielded = task.path.throw(answer.error)
+            else:
+                yielded = task.path.send(answer)
+            as_list = isinstance(yielded, list)
+            requests = yielded if as_list else [yielded]
+            for request in requests:
+                if not isinstance(request, (Lane, Call, Generator)):
+                    text = f"must yield lanes, calls or paths, got {type(request).__name__}: {request!r:.60}"
+                    raise InputError("path", text)
+        except StopIteration as stop:
+            self._end(task, stop.value)
+        except Exception as error:  # the exception ends this path only
+            task.path.close()
+            self._end(task, Failure(error))
+        else:
+            task.expects(len(requests), as_list)
+            if not requests:
+                self.ready.append((task, []))
+            for position, request in enumerate(requests):
+                if isinstance(request, Generator):
+                    self.ready.append((_Task(request, task, position), None))
+                else:
+                    self.waiting.append(Job(request, task, position))
+
+    def _end(self, task: _Task, result: Any) -> None:
+        if task.parent is None:
+            self.results[task.position] = result
+            self.done(task.position, result)
+        else:
+            self.answer(task.parent, task.position, result)
+
+    def answer(self, task: _Task, position: int, result: Any) -> None:
+        """Deliver one result. After the last one the path resumes with all answers, or with the first failure."""
+        task.answers[position] = result
+        task.missing -= 1
+        if task.missing == 0:
+            failures = [a for a in task.answers if isinstance(a, Failure)]
+            self.ready.append((task, failures[0] if failures else task.answers if task.as_list else task.answers[0]))
+
+
+def result_of(request: Lane | Call) -> Any:
+    """Compute the state at the end of a lane, or the result of a call."""
+    try:
+        if isinstance(request, Call):
+            return jax.block_until_ready(request.function(*request.arguments))
+        return jax.tree.map(np.asarray, search(request.equations, *request.search))
+    except Exception as error:
+        return Failure(error)

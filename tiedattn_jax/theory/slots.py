@@ -1,0 +1,239 @@
+"""The pool on accelerators: lanes of one kind in the slots of one program; see `pool`."""
+
+from __future__ import annotations
+
+import functools
+from collections import deque
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
+from jaxtyping import Array, Float, Int, PyTree
+
+from ..averages.rule import COARSE, Rule
+from ..averages.sizes import block_size
+from ..base.errors import InputError
+from ..base.linalg import precise
+from ..base.results import Settings
+from ..base.trees import either, indexed, repeated, stacked, unstacked
+from ..base.types import Number
+from ..model.model import Model
+from ..model.overlaps import Coordinates, Overlaps
+from .equations import Equations
+from .newton import Newton, Search
+from .paths import Call, Failure, Job, Lane, Scheduler, result_of
+
+# Numbers of lanes in one call on an accelerator. There are few of them, so that few programs are compiled. The smallest
+# is for the replicates of one state, the largest fills the device. Time per lane of order 5 on an H100: .95 ms in calls
+# of 4 lanes, .13 ms in calls of 256 or 1024.
+WIDTHS = 4, 32, 256
+_NODE_BYTES = 1024  # bytes of memory that an evaluation takes per node; measured on an H100 at order 9: 870
+_SHARE = 0.5  # share of the device's memory that an evaluation may take
+
+
+def work_in_slots(scheduler: Scheduler, width: int | None, devices: Sequence[jax.Device]) -> None:
+    """Work on accelerators, or on several devices: one call evaluates all lanes of one kind.
+
+    Lanes are of one kind if they share the classes and shapes of their arguments and the rule. While lanes of one kind
+    run, lanes of other kinds wait. A `Call` is computed by itself.
+    """
+    groups: dict[Any, Slots] = {}
+    while True:
+        job = scheduler.next()
+        if job is not None:
+            if isinstance(job.request, Call):
+                scheduler.answer(job.task, job.position, result_of(job.request))
+                continue
+            kind = _kind(job.request)
+            if kind not in groups:
+                groups[kind] = Slots(job.request, width, devices)
+            groups[kind].waiting.append(job)
+            if len(groups[kind].waiting) < groups[kind].room:
+                continue
+        busy = [group for group in groups.values() if group.waiting or group.lanes]
+        if not busy:
+            return
+        for job, result in max(busy, key=lambda group: len(group.waiting) + len(group.lanes)).turn():
+            scheduler.answer(job.task, job.position, result)
+
+
+def _kind(lane: Lane) -> Any:
+    """Return what lanes must share in order to be evaluated in one call."""
+    leaves, structure = jax.tree.flatten((lane.model, lane.start, lane.settings))
+    return structure, tuple(np.shape(a) for a in leaves), id(lane.rule)
+
+
+def begin(
+    model: Model,
+    free: Float[Array, " 2"],
+    start: Overlaps,
+    settings: Settings,
+    attempts: Number,
+    stall: Number,
+    empty_evaluation: Float[Array, " k"],
+) -> tuple[Newton, Search]:
+    """Return Newton's method for a lane, and its `Search` before the first answer."""
+    newton = Newton(Coordinates(model, free), settings, stall, attempts)
+    return newton, newton.begin(newton.coordinates.pack(start), empty_evaluation)
+
+
+def _empty_evaluation(equations: Equations, start: Overlaps) -> Float[Array, " k"]:
+    """Return `Equations.empty_evaluation` at the start of a lane."""
+    return equations.empty_evaluation(equations.coordinates.pack(start))
+
+
+# These run on the host's CPU. The axis of the lanes leads all arrays.
+_begin_all, _advance_all = jax.jit(jax.vmap(precise(begin))), jax.jit(jax.vmap(precise(Newton.advance)))
+
+
+class Slots:
+    """The lanes of one kind. Their numbers are in arrays of the host, whose leading axis is that of the lanes."""
+
+    def __init__(self, example: Lane, width: int | None, devices: Sequence[jax.Device]):
+        self.rule = example.rule
+        self.waiting: deque[Job] = deque()
+        self.lanes: list[Job] = []
+        mesh = Mesh(np.array(devices), ("lanes",))
+        self.sharding, replicated = NamedSharding(mesh, PartitionSpec("lanes")), NamedSharding(mesh, PartitionSpec())
+        self.device_rule = jax.device_put(example.rule, replicated)
+        limit = width or _max_lanes(example, devices)
+        sizes = [w for w in WIDTHS if w <= limit] or [limit]
+        self.widths = sorted({-(-w // len(devices)) * len(devices) for w in ([width] if width else sizes)})
+        self.numbers: Any = None  # (model, alpha, free, index of the replicate)
+        self.newton: Any = None
+        self.search: Any = None
+        self.empty_evaluation = jax.tree.map(np.asarray, jax.jit(_empty_evaluation)(example.equations, example.start))
+        self.device_equations: Any = None  # `Equations` of the lanes, until a lane enters or leaves
+
+    @property
+    def room(self) -> int:
+        """Number of lanes that still fit into the largest call."""
+        return self.widths[-1] - len(self.lanes)
+
+    def turn(self) -> list[tuple[Job, Any]]:
+        """Evaluate all lanes and advance their searches; return the lanes that ended, with their states or failures."""
+        try:
+            return self._turn()
+        except Exception as error:  # the evaluation is one call, so that all lanes fail
+            ended = [(job, Failure(error)) for job in [*self.lanes, *self.waiting]]
+            self.lanes, self.waiting = [], deque()
+            self.numbers = self.newton = self.search = self.device_equations = None
+            return ended
+
+    def _turn(self) -> list[tuple[Job, Any]]:
+        self._enter()
+        count = len(self.lanes)
+        if self.device_equations is None:
+            self.device_equations = self._equations(self.numbers)
+        trial = self._put(self._padded(self.search.trial))
+        answer = jax.device_get(_on_devices(Equations.answer)(self.device_equations, trial))
+        search = _advance_all(*self._padded((self.newton, self.search)), answer)
+        self.search = indexed(jax.tree.map(np.asarray, search), slice(count))
+        return self._leave()
+
+    def _enter(self) -> None:
+        """Take in waiting lanes, as many as fit."""
+        jobs = [self.waiting.popleft() for _ in range(min(self.room, len(self.waiting)))]
+        if not jobs:
+            return
+        lanes = [job.request for job in jobs]
+        numbers = stacked([(lane.model, lane.alpha, lane.free, np.asarray(lane.replicate)) for lane in lanes])
+        searches = stacked([(lane.model, lane.free, *lane.search, self.empty_evaluation) for lane in lanes])
+        begun_searches = _begin_all(*self._padded(searches))
+        newton, search = indexed(jax.tree.map(np.asarray, begun_searches), slice(len(jobs)))
+        self.numbers = self._joined(self.numbers, numbers)
+        self.newton, self.search = self._joined(self.newton, newton), self._joined(self.search, search)
+        self.lanes += jobs
+        self.device_equations = None
+
+    def _leave(self) -> list[tuple[Job, Any]]:
+        """Remove the lanes that have ended, and return them with their states."""
+        ended = np.flatnonzero(self.search.ended)
+        if not len(ended):
+            return []
+        numbers, outcome = indexed((self.numbers, self.search.outcome), ended)
+        outcome = self._put(self._padded(outcome))
+        states = jax.device_get(_on_devices(Equations.state)(self._equations(numbers), outcome))
+        states = unstacked(states, len(ended))
+        finished = [(self.lanes[k], state) for k, state in zip(ended, states, strict=True)]
+        remaining, self.device_equations = np.flatnonzero(~self.search.ended), None
+        self.lanes = [self.lanes[k] for k in remaining]
+        self.numbers, self.newton, self.search = indexed((self.numbers, self.newton, self.search), remaining)
+        return finished
+
+    def _joined(self, old: PyTree, new: PyTree) -> PyTree:
+        return new if old is None else jax.tree.map(lambda a, b: np.concatenate([a, b]), old, new)
+
+    def _padded(self, tree: PyTree) -> PyTree:
+        """Pad arrays of lanes to the next width, with copies of the last lane."""
+        count = len(jax.tree.leaves(tree)[0])
+        width = next(w for w in self.widths if w >= count)
+        return indexed(tree, np.minimum(np.arange(width), count - 1))
+
+    def _put(self, tree: PyTree) -> PyTree:
+        return jax.device_put(tree, self.sharding)
+
+    def _equations(self, numbers: PyTree) -> Equations:
+        """Return the equations of lanes, on the devices."""
+        return _equations_all(self.device_rule, *self._put(self._padded(numbers)))
+
+
+def _max_lanes(example: Lane, devices: Sequence[jax.Device]) -> int:
+    """Return how many lanes fit into the memory of the devices.
+
+    Raises:
+        InputError: if not even one lane fits.
+    """
+    stats = [device.memory_stats() or {} for device in devices]
+    if not all("bytes_limit" in s for s in stats):
+        return WIDTHS[-1]
+    nodes = min(example.rule.size, block_size())
+    rule_bytes = sum(a.nbytes for a in jax.tree.leaves(example.rule.stack))
+    lane_bytes = _NODE_BYTES * nodes + rule_bytes / example.rule.replicates
+    available = _SHARE * sum(s["bytes_limit"] for s in stats) - rule_bytes
+    if available < lane_bytes:
+        text = f"must fit into the memory of the device, one lane takes {lane_bytes / 2**30:.3g} GiB"
+        raise InputError("nodes", f"{text} of {max(available, 0) / 2**30:.3g}: use fewer nodes, or a smaller block")
+    return int(available // lane_bytes)
+
+
+def _graphs() -> dict[str, str]:
+    """Return compiler options that make the loops of a program run without the host on GPUs, as graphs of kernels."""
+    kinds = "FUSION,CUBLAS,CUBLASLT,CUSTOM_CALL,CUDNN,CONDITIONAL,WHILE"
+    if jax.default_backend() != "gpu":
+        return {}
+    return {"xla_gpu_enable_command_buffer": kinds, "xla_gpu_graph_min_graph_size": "1"}
+
+
+@jax.jit
+def _equations_all(
+    rule: Rule,
+    model: Model,
+    alpha: Float[Array, " lanes"],
+    free: Float[Array, "lanes 2"],
+    number: Int[Array, " lanes"],
+) -> Equations:
+    """Return the equations of many lanes; the axis of the lanes leads all arrays."""
+    coarse = repeated(rule.coarse, len(number))
+    replicates = indexed(rule.stack, jnp.maximum(number, 0))
+    return Equations(model, alpha, jax.vmap(either)(number == COARSE, coarse, replicates), free)
+
+
+@functools.cache
+def _on_devices(method: Callable[..., Any]) -> Callable[..., Any]:
+    """Return a method of `Equations`, batched over lanes and compiled with the options of `_graphs`."""
+    return jax.jit(jax.vmap(precise(method)), compiler_options=_graphs())
+
+
+def default_device() -> jax.Device:
+    configured = jax.config.values["jax_default_device"]
+    return configured if isinstance(configured, jax.Device) else jax.local_devices(backend=configured)[0]
+
+
+@functools.cache
+def host_device() -> jax.Device:
+    """Return the CPU of the host, which need not be the default device."""
+    return jax.local_devices(backend="cpu")[0]
