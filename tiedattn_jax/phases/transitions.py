@@ -139,8 +139,7 @@ def linear_crossing(
     nodes, settings, bracket = _prepared(model, nodes, bracket, settings)
     event_of("semantic baseline", model)  # the model must have a target
     if transition is None:
-        zero = run_one(critical_path(lax.stop_gradient(model), nodes, bracket, None, settings))
-        transition = transition_of(EVENTS["alpha_c"], model, zero)
+        transition = critical_alpha(model, nodes, bracket=bracket, settings=settings)
     require_kind(transition, "transition", Transition, "the result of critical_alpha")
     require_choice(transition.event, "transition.event", ["alpha_c"])
     fixed_model, critical = lax.stop_gradient((model, transition))
