@@ -26,7 +26,7 @@ from jaxtyping import Array, Float
 
 import tiedattn_jax as ta
 from tiedattn_jax.base.store import write_whole
-from tiedattn_jax.finite.data import back_project, student_fields
+from tiedattn_jax.finite.products import back_project, student_fields
 
 ALPHA_C = 1.2515373  # on lines of order 15, accurate to 1e-6
 STATE = {"q": 0.11481726, "V": 12.66853, "theta": 0.15815827}  # semantic, alpha = 2; another rule, accurate to 3e-6

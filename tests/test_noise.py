@@ -11,8 +11,8 @@ from scipy import special
 
 import tiedattn_jax as ta
 from tiedattn_jax.averages.fields import fields, whiten
-from tiedattn_jax.finite.data import student_fields
 from tiedattn_jax.finite.evaluation import sentence_losses
+from tiedattn_jax.finite.products import student_fields
 from tiedattn_jax.model.checks import check
 from tiedattn_jax.theory.observables import gen_error_in, gen_error_linear_in
 from tiedattn_jax.theory.potentials import channel

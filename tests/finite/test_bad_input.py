@@ -14,7 +14,8 @@ from tiedattn_jax import counting as task
 from tiedattn_jax.base.errors import InputError
 from tiedattn_jax.counting import training as counting_training
 from tiedattn_jax.finite import evaluation, message_passing, sampling, training, value
-from tiedattn_jax.finite.data import Data, Labels, check_fit
+from tiedattn_jax.finite.data import Data, Labels
+from tiedattn_jax.finite.estimate import check_fit
 from tiedattn_jax.finite.evaluation import heldout_error, linear_baseline, sentence_losses
 from tiedattn_jax.finite.instances import run_instances
 from tiedattn_jax.finite.message_passing import GAMP, gamp

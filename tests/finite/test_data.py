@@ -7,7 +7,9 @@ import pytest
 
 import tiedattn_jax as ta
 from tiedattn_jax.base.errors import InputError
-from tiedattn_jax.finite.data import Data, back_project, check_estimate, check_fit, student_fields, token_gram
+from tiedattn_jax.finite.data import Data
+from tiedattn_jax.finite.estimate import check_estimate, check_fit
+from tiedattn_jax.finite.products import back_project, student_fields, token_gram
 from tiedattn_jax.finite.sampling import raw_labels
 from tiedattn_jax.finite.starts import start
 

@@ -1,9 +1,13 @@
 """Simulations at finite size.
 
-data               sentences, and estimates on them
+data               sentences of finite dimension
+products           products of the data with matrices of few columns
+estimate           estimates of the student, and whether data fit a model
+starts             starts of message passing and training
 sampling           sentences drawn from a model
 evaluation         losses, held-out errors, the linear baseline
 message_passing    GAMP
+posterior_mean     message passing of the Bayes-optimal learner
 training           gradient descent, Adam, L-BFGS
 value              training with a value matrix
 instances          several instances, compared with the theory

@@ -1,4 +1,4 @@
-"""Sentences of finite dimension, sampled from a model or given by the caller, and estimates of the teacher on them.
+"""Sentences of finite dimension, sampled from a model or given by the caller.
 
 # notation: d dimension, n = alpha d sentences, L tokens, r and t ranks of student and teacher, Q (d, r) an estimate,
 # Q* (d, t) the teacher, p_l the positional encodings. Coordinates are the common eigenvectors of the covariances.
@@ -11,7 +11,6 @@ therefore builds a prediction of the size of the inputs.
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Callable
 from functools import partial
 from typing import Any
@@ -30,17 +29,13 @@ from ..base.errors import (
     require,
     require_kind,
     shaped_array,
-    with_values,
 )
-from ..base.linalg import inner_products, precise, total
-from ..base.printing import Description, Printed, by_token, rows_of
-from ..base.results import Result, Status
+from ..base.linalg import precise
+from ..base.printing import Description, Printed
 from ..base.types import AnyArray
 from ..model.model import Model, over_kinds
 from ..model.overlaps import Overlaps
-
-_WARN_RATIO = 1.5  # warn when the variance of the inputs and that of the model differ by more than this factor
-_LARGE_SAMPLE = 1000  # with more numbers than this, chance does not change their variance noticeably
+from .products import covariances, student_fields, token_gram
 
 
 class Labels(eqx.Module):
@@ -324,109 +319,6 @@ def _classes(classes: Any, n: int, L: int, S: int) -> Int[Array, "n L"]:
     return jnp.asarray(classes)
 
 
-class Estimate(Result):
-    """Weights at the end of a run on data, with the fields that message passing and training have in common."""
-
-    batch_probe = "train_loss", 0
-    Q: Float[Array, "d r"]
-    overlaps: Overlaps
-    train_loss: Float[Array, ""]
-    gradient_norm: Float[Array, ""]
-    iterations: Int[Array, ""]
-    status: Int[Array, ""]
-
-    @property
-    def ok(self) -> Bool[Any, "*batch"]:
-        """Whether the run converged: to a fixed point of message passing, or a critical point of the risk."""
-        return self.status == Status.converged
-
-    def _numbers(self) -> dict[str, Float[AnyArray, "..."]]:
-        """Return the known numbers by name. Weights of training have no V; without a teacher there is no theta."""
-        numbers = {**vars(self.overlaps), "train_loss": self.train_loss, "gradient_norm": self.gradient_norm}
-        return {name: a for name, a in numbers.items() if not np.all(np.isnan(a))}
-
-    def to_dict(self) -> dict[str, Any]:
-        """Return overlaps, loss, gradient, iterations and status, as JSON if all numbers are finite.
-
-        Arrays are written as in `FixedPoint.to_dict`.
-        """
-        numbers = {name: (by_token(a)[0] if a.ndim else a).tolist() for name, a in self._numbers().items()}
-        return {**numbers, "iterations": int(self.iterations), "status": self.status_name}
-
-    def describe(self) -> Description:
-        d, r = self.Q.shape
-        title = f"Q of shape ({d}, {r}) after {self.iterations} iterations"
-        return Description(title, self.status_name, rows_of(self._numbers()))
-
-
-@jax.jit
-def covariances(gamma: Float[Array, "S #d"], a: Float[Array, "d i"], b: Float[Array, "d j"]) -> Float[Array, "S i j"]:
-    """Return ``a^T Sigma_l b / d`` for every token or class, whose variances are `gamma`."""
-    return inner_products(gamma[:, None] * a.T, jnp.broadcast_to(b.T, (len(gamma), *b.T.shape))) / len(a)
-
-
-@jax.jit
-@precise
-def student_fields(x: Float[Array, "L n d"], Q: Float[Array, "d r"]) -> Float[Array, "L r n"]:
-    """Return the local fields of the student, ``x_l Q``, in one pass over `x`.
-
-    The product is computed column by column. A product of a matrix and a vector runs at the speed of memory, a batched
-    product of thin matrices at a fraction of it. On GPUs XLA has no fast product of a matrix and a vector: it may pad
-    the vector to a matrix of 16 columns. There the product is written as sums, token by token, which XLA computes in
-    one kernel. The sums are not written with a token axis, because XLA gives such arrays another order of axes in
-    memory and would then copy x.
-    """
-    return _fields(x, Q)
-
-
-@jax.custom_jvp
-def _fields(x: Float[Array, "L n d"], Q: Float[Array, "d r"]) -> Float[Array, "L r n"]:
-    """Return `student_fields` with its own derivative rule; the default rule would keep copies of x for a gradient."""
-    return _fields_by_platform(x, Q)
-
-
-@partial(_fields.defjvp, symbolic_zeros=True)
-@precise
-def _fields_jvp(primals: tuple, tangents: tuple) -> tuple[Float[Array, "L r n"], Float[Array, "L r n"]]:
-    (x, Q), (dx, dQ) = primals, tangents
-    value, zero = _fields(x, Q), jax.custom_derivatives.SymbolicZero
-    pairs = [pair for pair, tangent in (((dx, Q), dx), ((x, dQ), dQ)) if not isinstance(tangent, zero)]
-    product = jax.jit(jax.checkpoint(_fields_by_platform, prevent_cse=False))  # a gradient keeps the arguments only
-    return value, total([product(*pair) for pair in pairs]) if pairs else jnp.zeros_like(value)
-
-
-def _fields_by_platform(x: Float[Array, "L n d"], Q: Float[Array, "d r"]) -> Float[Array, "L r n"]:
-    def products(x: Array, Q: Array) -> Float[Array, "L r n"]:
-        return jnp.stack([jnp.tensordot(x, Q[:, a], 1) for a in range(Q.shape[1])], 1)
-
-    def by_sums(x: Array, Q: Array) -> Float[Array, "L r n"]:
-        return jnp.stack([jnp.stack([jnp.sum(rows * Q[:, a], 1) for a in range(Q.shape[1])]) for rows in x])
-
-    return lax.platform_dependent(x, Q, cpu=products, default=by_sums)
-
-
-@precise
-def back_project(x: Float[Array, "L n d"], g: Float[Array, "L r n"]) -> Float[Array, "d r"]:
-    """Apply the transpose of `student_fields`, ``sum_l x_l^T g_l``."""
-
-    def products(x: Array, g: Array) -> Float[Array, "d r"]:
-        return jnp.stack([jnp.tensordot(g[:, a], x, 2) for a in range(g.shape[1])], 1)
-
-    def by_sums(x: Array, g: Array) -> Float[Array, "d r"]:
-        tokens = range(len(x))
-        return jnp.stack([total(g[l, a, :, None] * x[l] for l in tokens).sum(0) for a in range(g.shape[1])], 1)
-
-    return lax.platform_dependent(x, g, cpu=products, default=by_sums)
-
-
-@jax.jit
-def token_gram(x: Float[Array, "L n d"]) -> Float[Array, "L L n"]:
-    """Return the inner products ``x_k . x_l`` of the tokens of every sentence."""
-    L = x.shape[0]
-    upper = {(k, l): jnp.sum(x[k] * x[l], -1) for k in range(L) for l in range(k, L)}
-    return jnp.stack([jnp.stack([upper[min(k, l), max(k, l)] for l in range(L)]) for k in range(L)])
-
-
 def shard(data: Data) -> Data:
     """Spread the sentences of data, the rows of X, over the devices that jax sees.
 
@@ -446,101 +338,3 @@ def shard(data: Data) -> Data:
     labels = jax.tree.map(lambda a: put(a, a.ndim - 1), data.labels)
     sharded = put(data.x, 1), put(data.y, 0), noise, labels
     return eqx.tree_at(lambda s: (s.x, s.y, s.noise, s.labels), data, sharded, is_leaf=lambda leaf: leaf is None)
-
-
-def check_estimate(name: str, model: Model, data: Data, Q: Real[AnyArray, "d r"]) -> Float[Array, "d r"]:
-    """Return an estimate as an array of the data's dtype.
-
-    Args:
-        name: name of the argument, for the error message.
-
-    Raises:
-        InputError: if the estimate does not have shape (d, r) or is not finite, or the data do not fit the model.
-    """
-    check_fit(model, data)
-    return shaped_array(name, Q, "d r", {"d": data.shape[2], "r": model.shape[1]}, data.x.dtype)
-
-
-def check_fit(model: Model, data: Data) -> None:
-    """Raise an `InputError` if the data differ from the model in tokens, fields, token classes, dtype or scale."""
-    require_kind(model, "model", Model, "a tiedattn_jax.Model, such as dot_product()")
-    require_kind(data, "data", Data, "a tiedattn_jax.Data")
-    (L, _, t), dims = model.shape, (data.shape[0], data.shape[3])
-    if dims != (L, t):
-        requirement = f"must have L = {L} tokens and t = {t} teacher fields as the model has"
-        raise InputError(
-            "data", f"{requirement}, got L = {dims[0]}, t = {dims[1]}: inputs of from_sentences are (n, L, d)"
-        )
-    if (noise := 0 if data.noise is None else data.noise.shape[2]) != model.noise:
-        raise InputError("data", f"must have {model.noise} fields of noise a token as the model has, got {noise}")
-    _check_classes(model, data)
-    dtype = jnp.result_type(model.lam)
-    if data.x.dtype != dtype:
-        requirement = f"must be {dtype} as the model is, or the model as the data are"
-        raise InputError("data", f"{requirement}, got {data.x.dtype}: see dot_product(dtype=...)")
-    if is_concrete(model, data):
-        with with_values():
-            _check_scale(model, data)
-
-
-def _check_classes(model: Model, data: Data) -> None:
-    sentences = model.law().sentences
-    if (sentences is None) != (data.classes is None):
-        requirement = "must have classes of tokens where the model's law has kinds of sentences, and only there"
-        raise InputError("data", f"{requirement}, got {'none' if data.classes is None else 'classes'}")
-    if sentences is not None and data.classes is not None and is_concrete(data.classes):
-        kinds, allowed = np.unique(np.asarray(data.classes), axis=0).tolist(), [list(k) for k in sentences.classes]
-        unknown = [k for k in kinds if k not in allowed]
-        require(not unknown, "data.classes", unknown[:3], f"among the kinds of sentences of the model's law, {allowed}")
-
-
-def _check_scale(model: Model, data: Data) -> None:
-    """Raise an `InputError` if a factor sqrt(d) is missing or one too many, so that a variance is wrong by a factor d.
-
-    A variance may differ from the model's by a factor of max(10, sqrt(d)), or more if it is estimated from few numbers.
-    If the variance of many inputs differs by more than `_WARN_RATIO`, a warning says that theory and data have
-    different settings.
-    """
-    L, n, d, t = data.shape
-    factor = max(10, d**0.5)
-
-    def deviates(ratio: float, count: int) -> bool:
-        bound = factor ** (1 + 20 / count)
-        return not 1 / bound < ratio < bound
-
-    norm, law_norm, inputs, fields = map(float, _scales(model, data))
-    if norm > factor * max(1.0, law_norm):
-        requirement = f"must have encodings with |p_l|^2 of order one, as the model's law has them ({law_norm:.3g})"
-        raise InputError("data", f"{requirement}, got {norm:.3g}: divide encodings of entries of order one by sqrt(d)")
-    if deviates(inputs, L * n * d):
-        requirement = (
-            "must have inputs of the model's variance / d: x / sqrt(d) in Data, which from_sentences makes of x"
-        )
-        raise InputError("data", f"{requirement}, got {inputs:.3g} times that")
-    if deviates(fields, min(L * n, d) * t):
-        requirement = "must have fields y = Q*^T x / sqrt(d) of tokens x that are not divided yet"
-        reference = "the model" if data.teacher is None else "those of its teacher"
-        raise InputError("data", f"{requirement}, got {fields:.3g} times the variance of {reference}")
-    if n * d > _LARGE_SAMPLE and not 1 / _WARN_RATIO < inputs < _WARN_RATIO:
-        message = f"data have {inputs:.3g} times the model's variance of inputs: "
-        message += "theory and simulation are then of two settings"
-        warnings.warn(message, stacklevel=2)
-
-
-@eqx.filter_jit
-@precise
-def _scales(model: Model, data: Data) -> tuple[Float[Array, ""], ...]:
-    """Return the largest ``|p_l|^2`` of the data and of the law, and the variances of x and y over the expected ones.
-
-    The last ratio is one if the expected variance of y is zero.
-    """
-    (L, n, d, t), law = data.shape, model.law()
-    norm, law_norm = jnp.max(jnp.sum(data.encodings**2, 1)), jnp.max(jnp.einsum("k,kll->l", law.weights, law.tau))
-    p = data.encodings / d**0.5
-    square = jnp.vdot(data.x, data.x) - 2 * jnp.vdot(jnp.sum(data.x, 1), p) + n * jnp.vdot(p, p)
-    if data.teacher is None:
-        variance = jnp.mean(jnp.trace(model.rho, axis1=1, axis2=2)) / t
-    else:
-        variance = jnp.mean((student_fields(data.x, data.teacher) - (p @ data.teacher)[:, :, None]) ** 2)
-    fields = jnp.where(variance > 0, jnp.mean(data.y**2) / variance, 1.0)
-    return norm, law_norm, square / (L * n * jnp.mean(model.trace)), fields

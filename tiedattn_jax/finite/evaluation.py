@@ -30,7 +30,9 @@ from ..base.results import Average
 from ..base.types import AnyArray, Number
 from ..model.checks import check_provides
 from ..model.model import Model
-from .data import Data, Labels, Population, check_estimate, covariances, map_kinds, student_fields
+from .data import Data, Labels, Population, map_kinds
+from .estimate import check_estimate
+from .products import covariances, student_fields
 from .sampling import draw_classes, draw_sentences, noise_fields, raw_labels
 
 _TEST_BLOCK = 256  # sentences in memory at a time; 256 x 2 x 1000 normals take 4 MB in float64

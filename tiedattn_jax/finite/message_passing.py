@@ -30,8 +30,10 @@ from ..base.types import AnyArray, Number
 from ..model.model import Model, over_kinds
 from ..model.overlaps import Overlaps, symmetric
 from ..model.penalties import minimiser_and_response
-from .data import Data, Estimate, back_project, check_estimate, kind_mask, map_kinds, student_fields
+from .data import Data, kind_mask, map_kinds
+from .estimate import Estimate, check_estimate
 from .evaluation import sentence_losses
+from .products import back_project, student_fields
 from .starts import start
 from .training import gradient_norm, smooth_risk
 

@@ -36,7 +36,9 @@ from ..bayes.potentials import solve_general
 from ..model.model import Model
 from ..model.overlaps import symmetric
 from ..model.preimages import Preimages
-from .data import Data, back_project, check_fit, covariances, student_fields
+from .data import Data
+from .estimate import check_fit
+from .products import back_project, covariances, student_fields
 
 _SCALE = 0.1  # size of the entries of a random start
 

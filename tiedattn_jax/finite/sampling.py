@@ -21,7 +21,8 @@ from ..model.checks import check, check_provides
 from ..model.law import SpectralLaw
 from ..model.model import Model
 from ..theory.observables import target_at_nodes
-from .data import Data, Labels, Population, shard, student_fields, token_gram
+from .data import Data, Labels, Population, shard
+from .products import student_fields, token_gram
 
 # Peak number of copies of the inputs x in memory while they are drawn: measured on CPUs; 2, a lower bound, elsewhere.
 _COPIES = {"cpu": 6}

@@ -20,7 +20,9 @@ from ..bayes.recovery import thresholds
 from ..bayes.spectral import check_spectral, label_matrix
 from ..model.checks import check
 from ..model.model import Model
-from .data import Data, back_project, check_estimate, check_fit, student_fields
+from .data import Data
+from .estimate import check_estimate, check_fit
+from .products import back_project, student_fields
 
 STARTS = "semantic", "positional", "random", "spectral"
 _STEPS = 200  # of the eigenvalue solver

@@ -40,8 +40,10 @@ from ..base.results import Status
 from ..base.trees import either
 from ..base.types import AnyArray, Number
 from ..model.model import Model
-from .data import Data, Estimate, check_estimate, student_fields
+from .data import Data
+from .estimate import Estimate, check_estimate
 from .evaluation import sentence_losses
+from .products import student_fields
 from .starts import start
 
 OPTIMIZERS = {"gd": optax.sgd, "adam": optax.adam, "lbfgs": optax.lbfgs}

@@ -32,8 +32,10 @@ from ..base.nodewise import nodewise
 from ..base.types import AnyArray, Number
 from ..model.checks import check_provides
 from ..model.model import Model
-from .data import Data, check_fit, student_fields
+from .data import Data
+from .estimate import check_fit
 from .evaluation import with_value
+from .products import student_fields
 from .sampling import raw_labels
 from .starts import start
 from .training import Descent, Training, descend, smooth_risk

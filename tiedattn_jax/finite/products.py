@@ -1,0 +1,80 @@
+"""Products of the data with matrices of few columns: fields, their transpose, and overlaps."""
+
+from __future__ import annotations
+
+from functools import partial
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+from jaxtyping import Array, Float
+
+from ..base.linalg import inner_products, precise, total
+
+
+@jax.jit
+def covariances(gamma: Float[Array, "S #d"], a: Float[Array, "d i"], b: Float[Array, "d j"]) -> Float[Array, "S i j"]:
+    """Return ``a^T Sigma_l b / d`` for every token or class, whose variances are `gamma`."""
+    return inner_products(gamma[:, None] * a.T, jnp.broadcast_to(b.T, (len(gamma), *b.T.shape))) / len(a)
+
+
+@jax.jit
+@precise
+def student_fields(x: Float[Array, "L n d"], Q: Float[Array, "d r"]) -> Float[Array, "L r n"]:
+    """Return the local fields of the student, ``x_l Q``, in one pass over `x`.
+
+    The product is computed column by column. A product of a matrix and a vector runs at the speed of memory, a batched
+    product of thin matrices at a fraction of it. On GPUs XLA has no fast product of a matrix and a vector: it may pad
+    the vector to a matrix of 16 columns. There the product is written as sums, token by token, which XLA computes in
+    one kernel. The sums are not written with a token axis, because XLA gives such arrays another order of axes in
+    memory and would then copy x.
+    """
+    return _fields(x, Q)
+
+
+@jax.custom_jvp
+def _fields(x: Float[Array, "L n d"], Q: Float[Array, "d r"]) -> Float[Array, "L r n"]:
+    """Return `student_fields` with its own derivative rule; the default rule would keep copies of x for a gradient."""
+    return _fields_by_platform(x, Q)
+
+
+@partial(_fields.defjvp, symbolic_zeros=True)
+@precise
+def _fields_jvp(primals: tuple, tangents: tuple) -> tuple[Float[Array, "L r n"], Float[Array, "L r n"]]:
+    (x, Q), (dx, dQ) = primals, tangents
+    value, zero = _fields(x, Q), jax.custom_derivatives.SymbolicZero
+    pairs = [pair for pair, tangent in (((dx, Q), dx), ((x, dQ), dQ)) if not isinstance(tangent, zero)]
+    product = jax.jit(jax.checkpoint(_fields_by_platform, prevent_cse=False))  # a gradient keeps the arguments only
+    return value, total([product(*pair) for pair in pairs]) if pairs else jnp.zeros_like(value)
+
+
+def _fields_by_platform(x: Float[Array, "L n d"], Q: Float[Array, "d r"]) -> Float[Array, "L r n"]:
+    def products(x: Array, Q: Array) -> Float[Array, "L r n"]:
+        return jnp.stack([jnp.tensordot(x, Q[:, a], 1) for a in range(Q.shape[1])], 1)
+
+    def by_sums(x: Array, Q: Array) -> Float[Array, "L r n"]:
+        return jnp.stack([jnp.stack([jnp.sum(rows * Q[:, a], 1) for a in range(Q.shape[1])]) for rows in x])
+
+    return lax.platform_dependent(x, Q, cpu=products, default=by_sums)
+
+
+@precise
+def back_project(x: Float[Array, "L n d"], g: Float[Array, "L r n"]) -> Float[Array, "d r"]:
+    """Apply the transpose of `student_fields`, ``sum_l x_l^T g_l``."""
+
+    def products(x: Array, g: Array) -> Float[Array, "d r"]:
+        return jnp.stack([jnp.tensordot(g[:, a], x, 2) for a in range(g.shape[1])], 1)
+
+    def by_sums(x: Array, g: Array) -> Float[Array, "d r"]:
+        tokens = range(len(x))
+        return jnp.stack([total(g[l, a, :, None] * x[l] for l in tokens).sum(0) for a in range(g.shape[1])], 1)
+
+    return lax.platform_dependent(x, g, cpu=products, default=by_sums)
+
+
+@jax.jit
+def token_gram(x: Float[Array, "L n d"]) -> Float[Array, "L L n"]:
+    """Return the inner products ``x_k . x_l`` of the tokens of every sentence."""
+    L = x.shape[0]
+    upper = {(k, l): jnp.sum(x[k] * x[l], -1) for k in range(L) for l in range(k, L)}
+    return jnp.stack([jnp.stack([upper[min(k, l), max(k, l)] for l in range(L)]) for k in range(L)])
