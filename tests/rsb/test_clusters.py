@@ -11,7 +11,7 @@ import tiedattn_jax as ta
 from tiedattn_jax.averages.moreau import moreau
 from tiedattn_jax.averages.prox import search
 from tiedattn_jax.base.linalg import apply
-from tiedattn_jax.rsb import clusters
+from tiedattn_jax.rsb import cluster_jumps as cluster_jumps_module, clusters
 from tiedattn_jax.theory.potentials import stationary
 
 S = 700.0
@@ -44,7 +44,7 @@ def _energies(model, cluster, h, V, spread):
 @partial(jax.jit, static_argnames="find")
 def _minima(model, h, V, spread, s, find=clusters.find):
     setting = model, V, spread, h, Y, s
-    return find(*setting, clusters.find_rough_jump(*setting))
+    return find(*setting, cluster_jumps_module.find_rough_jump(*setting))
 
 
 @jax.jit

@@ -10,7 +10,7 @@ contain this motion.
 A *sheet* is a family of local minimisers that changes smoothly with the field. At a *jump* the energies of two sheets
 are equal. A *step* is a place where the only sheet changes steeply; the average is broken there, too, but no derivative
 belongs to it. A line is a set of fields in one direction; places on it are coordinates in eta, the normals in which the
-weight exp(-|xi|^2 / 2 - s E) of a sheet is nearly a standard one, see `_Weight`.
+weight exp(-|xi|^2 / 2 - s E) of a sheet is nearly a standard one, see `SheetWeight`.
 
 A search goes in three stages. `find_rough_jump` tells which fields have a jump or step within reach. `find`, or
 `find_smooth` at the other fields, lays the nodes; `update_minima` does so again when the order parameters have changed.
@@ -22,7 +22,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple
 
-import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -30,153 +29,19 @@ from jax import lax
 from jaxtyping import Array, Bool, Float, Int, PyTree
 
 from ..averages.lines import legendre, vectors_across
-from ..averages.minima import local_minima, pick, reference_axis, well_axis
+from ..averages.minima import reference_axis
 from ..averages.moreau import moreau
 from ..averages.nodes import hermite_grid
-from ..averages.prox import Prox, prox_jacobian, search, with_implicit_derivative
-from ..base.linalg import apply, inverse, matvec, precise, total
-from ..base.trees import either
+from ..averages.prox import with_implicit_derivative
+from ..base.linalg import apply, inverse, matvec, total
 from ..model.model import Model
+from .cluster_jumps import MAX_DISTANCE, RoughJump
+from .cluster_law import Cluster, ClusterLaw, SheetWeight
 
 _SMOOTH = 4  # nodes in each direction where there is no jump
 _ALONG, _ACROSS = 12, 3  # nodes on each side of the jump along a line, and places in each direction across the line
-_REACH = 4.5  # how far the nodes reach beyond the centre of a sheet's weight, in its standard deviations
-_MAX_DISTANCE = 14.0  # largest distance of a jump along a line, in standard deviations; further out it plays no role
-_MIN_CURVATURE = 0.3  # least curvature of the weight over that of the Gaussian law; smaller ones are raised to it
-_PROBES = (-4.0, -2.0, 0.0, 2.0, 4.0)  # places along a line that are searched for a second minimum
-_HALVINGS = 5  # halvings of the section between two probes in which the minimiser changes most
-# The minimiser makes a step if its change over the last half is more than this share of its change over the whole
-# section. After five halvings the share is 1/32 for an even change.
-_STEP = 0.045
 _ROOT_STEPS = 4  # Newton steps for the place of the jump
-
-
-class Cluster(eqx.Module):
-    """Nodes of the inner average at N student fields, K at each, M = K N.
-
-    Axes of size M have the node outermost. The weights are those of the standard normal law; the factor exp(-s E) is
-    not in them.
-    """
-
-    normals: Float[Array, "L r M"]  # standard normals xi
-    log_weight: Float[Array, "K N"]  # logarithms of the weights
-    z: Float[Array, "L r M"]  # minimisers of the proximal problem at the nodes
-
-
-class _ClusterLaw(NamedTuple):
-    """N fields, and the law of the fields h + C xi in the clusters around them; n = L r, and M = K N for K places."""
-
-    model: Model
-    V: Float[Array, "L r r"]  # response
-    spread: Float[Array, "L r r"]  # Cholesky root C of q1 - q0
-    h: Float[Array, "L r N"]  # student fields
-    y: Float[Array, "L t N"]  # teacher fields
-
-    def at(self, xi: Float[Array, "n M"]) -> tuple[Float[Array, "L r M"], Float[Array, "L t M"]]:
-        """Return the fields of student and teacher at standard normals."""
-        count = xi.shape[-1] // self.h.shape[-1]
-        shift = apply(self.spread, xi.reshape(*self.h.shape[:2], -1))
-        return jnp.tile(self.h, count) + shift, jnp.tile(self.y, count)
-
-    def pull(self, z: Float[Array, "L r N"]) -> Float[Array, "n N"]:
-        """Return C^T V^{-1} z.
-
-        For z = h - (minimiser at h) this is the gradient of the envelope E in xi.
-        """
-        return apply(jnp.swapaxes(self.spread, -1, -2), apply(inverse(self.V), z)).reshape(-1, z.shape[-1])
-
-    def search(self, xi: Float[Array, "n M"]) -> Prox:
-        """Search for the global minimisers at standard normals."""
-        fields, teacher = self.at(xi)
-        return search(self.model, fields, self.V, teacher)
-
-    def follow(
-        self, z: Float[Array, "L r M"], xi: Float[Array, "n M"]
-    ) -> tuple[Float[Array, "L r M"], Float[Array, " M"]]:
-        """Return the minimisers next to z at standard normals, and their energies."""
-        fields, teacher = self.at(xi)
-        return local_minima(self.model, z, fields, self.V, teacher)
-
-    @precise
-    def weight_of(self, low: Float[Array, "L r N"], s: Float[Array, ""]) -> _Weight:
-        """Return the weight exp(-|xi|^2 / 2 - s E) of a sheet, with E expanded to second order around xi = 0.
-
-        Args:
-            low: minimisers of the sheet at xi = 0.
-            s: Parisi parameter.
-        """
-        (L, r, N), n = self.h.shape, low.shape[0] * low.shape[1]
-        eye, block = jnp.eye(n, dtype=low.dtype), jax.scipy.linalg.block_diag(*self.spread)[..., None]
-        # The Hessian of E in the field is V^{-1} (I - dz/dh); in xi it is C^T V^{-1} (I - dz/dh) C.
-        force_jacobian = eye[..., None] - prox_jacobian(self.model, low, self.V, self.y)
-        hessian = apply(inverse(self.V), force_jacobian.reshape(L, r, -1)).reshape(n, n, N)
-        hessian = jnp.einsum("abn,bcn,cdn->nad", jnp.swapaxes(block, 0, 1), hessian, block)
-        values, vectors = jnp.linalg.eigh(eye + 0.5 * s * (hessian + jnp.swapaxes(hessian, 1, 2)))
-        values = jnp.maximum(values, _MIN_CURVATURE)
-
-        def power(exponent: float) -> Float[Array, "n n N"]:
-            """Return a power of the weight's precision matrix."""
-            return jnp.moveaxis((vectors * values[:, None] ** exponent) @ jnp.swapaxes(vectors, 1, 2), 0, -1)
-
-        centre = -s * matvec(power(-1.0), self.pull(self.h - low))
-        return _Weight(centre, power(-0.5), power(0.5), -0.5 * jnp.sum(jnp.log(values), 1))
-
-
-class _Weight(NamedTuple):
-    """The Gaussian weight of a sheet at N fields, in xi: that of xi = c + R eta with eta standard normal; n = L r."""
-
-    centre: Float[Array, "n N"]  # c
-    root: Float[Array, "n n N"]  # R, symmetric
-    inverse_root: Float[Array, "n n N"]  # R^{-1}
-    log_det: Float[Array, " N"]  # log det R
-
-    def normals(self, eta: Float[Array, "n *places #N"]) -> Float[Array, "n *places N"]:
-        """Return xi = c + R eta at eta."""
-        n, N = self.centre.shape
-        axes = (1,) * (eta.ndim - 2)
-        return self.centre.reshape(n, *axes, N) + matvec(self.root.reshape(n, n, *axes, N), eta)
-
-    def along(self, u: Float[Array, "n N"], xi: Float[Array, "n *places N"]) -> Float[Array, "*places N"]:
-        """Return u . R^{-1} (xi - c): the coordinates of xi along directions u of eta."""
-        n, N = self.centre.shape
-        axes = (1,) * (xi.ndim - 2)
-        return total(matvec(self.inverse_root, u).reshape(n, *axes, N) * (xi - self.centre.reshape(n, *axes, N)))
-
-    def pulled(self, force: Float[Array, "n N"]) -> Float[Array, "n N"]:
-        """Turn a gradient in xi into a gradient in eta."""
-        return matvec(self.root, force)
-
-
-class RoughJump(NamedTuple):
-    """Rough place of the jump or step next to N fields, n = L r."""
-
-    low: Float[Array, "L r N"]  # global minimisers at the fields; the "lower sheet" is theirs
-    direction: Float[Array, "n N"]  # unit vectors in eta of lines through the centre of the lower sheet's weight
-    jump: Float[Array, " N"]  # rough place of a jump or a step on this line, exactly zero without one
-    # Minimisers on both sides of it; the lower sheet is the left one.
-    sides: tuple[Float[Array, "L r N"], Float[Array, "L r N"]]
-    breaks: Bool[Array, " N"]  # whether there is a jump: two minima; False at a step
-
-
-def find_rough_jump(
-    model: Model,
-    V: Float[Array, "L r r"],
-    spread: Float[Array, "L r r"],
-    h: Float[Array, "L r N"],
-    y: Float[Array, "L t N"],
-    s: Float[Array, ""],
-) -> RoughJump:
-    """Find the rough place of the jump or step next to each field.
-
-    Args:
-        V: response.
-        spread: Cholesky root C of q1 - q0.
-        h, y: student and teacher fields.
-        s: Parisi parameter.
-    """
-    law = _ClusterLaw(model, V, spread, h, y)
-    origin = law.search(jnp.zeros((h.shape[0] * h.shape[1], h.shape[2]), h.dtype))
-    return RoughJump(origin.z, *_rough_jump(law, law.weight_of(origin.z, s), origin))
+_REACH = 4.5  # how far the nodes reach beyond the centre of a sheet's weight, in its standard deviations
 
 
 class Smooth(NamedTuple):
@@ -202,10 +67,10 @@ def find_smooth(
     The arguments are those of `find`.
     """
     z = jnp.tile(rough_jump.low, _SMOOTH ** (h.shape[0] * h.shape[1]))
-    return _smooth(_ClusterLaw(model, V, spread, h, y), rough_jump.low, z, s)
+    return _smooth(ClusterLaw(model, V, spread, h, y), rough_jump.low, z, s)
 
 
-def _smooth(law: _ClusterLaw, low: Float[Array, "L r N"], z: Float[Array, "L r M"], s: Float[Array, ""]) -> Smooth:
+def _smooth(law: ClusterLaw, low: Float[Array, "L r N"], z: Float[Array, "L r M"], s: Float[Array, ""]) -> Smooth:
     """Lay the nodes of the smooth rule, by following minima; M = K N.
 
     Args:
@@ -234,7 +99,7 @@ class JumpSearch(NamedTuple):
     """
 
     low: Float[Array, "L r N"]  # minimisers of the lower sheet at the fields
-    weight: _Weight  # weight of the lower sheet
+    weight: SheetWeight  # weight of the lower sheet
     direction: Float[Array, "n N"]  # unit vectors of the lines in eta
     jump: Float[Array, "J N"]  # place along the line where the two minima have equal energy, or of a step
     place: Float[Array, "L r JN"]  # student fields at the jump minus h
@@ -282,7 +147,7 @@ def find(
         model, V, spread, h, y, s: as in `find_rough_jump`.
         rough_jump: the result of `find_rough_jump`.
     """
-    law, J = _ClusterLaw(model, V, spread, h, y), _ACROSS ** (h.shape[0] * h.shape[1] - 1)
+    law, J = ClusterLaw(model, V, spread, h, y), _ACROSS ** (h.shape[0] * h.shape[1] - 1)
     left, right = (jnp.where(rough_jump.breaks, side, rough_jump.low) for side in rough_jump.sides)
     # The searches at the nodes start from the two sides of the jump. If it is far from the left nodes, the minimiser at
     # the field is the better start for these.
@@ -317,7 +182,7 @@ def update_minima(
         model, V, spread, h, y, s: as in `find_rough_jump`, at the new order parameters.
         result: results at the old ones.
     """
-    law = _ClusterLaw(model, V, spread, h, y)
+    law = ClusterLaw(model, V, spread, h, y)
     if isinstance(result, Smooth):
         return _smooth(law, result.low, result.z, s)
     low = law.follow(result.low, jnp.zeros_like(result.direction))[0]
@@ -325,123 +190,12 @@ def update_minima(
     # In the fields a jump stays about where it is, while the nodes move with the weight. Its place in eta therefore
     # changes, except for a jump of exactly zero, which says that there is none.
     xi = apply(inverse(spread), result.place).reshape(len(result.direction), *result.jump.shape)
-    jump = jnp.clip(weight.along(result.direction, xi), -_MAX_DISTANCE, _MAX_DISTANCE)
+    jump = jnp.clip(weight.along(result.direction, xi), -MAX_DISTANCE, MAX_DISTANCE)
     guess = result._replace(low=low, weight=weight, jump=jnp.where(result.jump == 0, 0.0, jump))
     return _refined_jumps(law, guess, s)
 
 
-class _Pair(NamedTuple):
-    """Two minima a and b at one place in xi at each of N fields; all arrays may have a leading axis of P places.
-
-    For a step they are the single minima on both sides of it.
-    """
-
-    gap: Float[Array, "*P N"]  # energy of b above that of a; infinite where there is only one minimum
-    place: Float[Array, "*P n N"]  # standard normals
-    a: Float[Array, "*P L r N"]  # the lower minimiser
-    b: Float[Array, "*P L r N"]  # the upper one
-
-
-def _rough_jump(
-    law: _ClusterLaw, weight: _Weight, origin: Prox
-) -> tuple[
-    Float[Array, "n N"], Float[Array, " N"], tuple[Float[Array, "L r N"], Float[Array, "L r N"]], Bool[Array, " N"]
-]:
-    """Find the rough place of the jump next to each field, from the place where two minima are closest in energy.
-
-    Places are probed at the field and along one line through the centre of the weight. Where they all have a single
-    minimum, a step on this line is looked for. The line of the result points from sheet to sheet, the direction in
-    which their energy difference changes fastest.
-
-    Args:
-        law: fields and law of the clusters.
-        weight: weight of the lower sheet.
-        origin: global minimisers at the fields, at xi = 0.
-
-    Returns:
-        All fields of `RoughJump` but `low`.
-    """
-    # The line that is probed points to the second minimum if the field has one, else along the double well of the loss.
-    direction = law.pull(origin.other - origin.z)
-    axis = law.pull(well_axis(law.model, law.y, law.h.shape[1], 12))
-    u, _ = _unit(weight.pulled(jnp.where(jnp.isfinite(origin.gap), direction, axis)))
-    pairs, step = _probe(law, weight, u)
-    candidates = jax.tree.map(
-        lambda p, q: jnp.concatenate([p[None], q]), _Pair(origin.gap, jnp.zeros_like(u), origin.z, origin.other), pairs
-    )
-    breaks = jnp.any(jnp.isfinite(candidates.gap), 0)
-    closest = _Pair(*(pick(p, jnp.argmin(candidates.gap, 0)) for p in candidates))
-    closest = closest._replace(b=law.follow(closest.b, closest.place)[0])
-    gap, place, a, b = either(breaks, closest, step)
-    is_split = breaks | (gap == 0)
-    push, size = _unit(weight.pulled(law.pull(b - a)))
-    u = jnp.where(is_split, push, u)
-    # Along u the energy difference falls by `size` per unit.
-    x = weight.along(u, place) + gap / jnp.where(size > 0, size, 1.0)
-    # The field itself, at xi = 0, must be on the left.
-    is_turned = is_split & (weight.along(u, jnp.zeros_like(u)) > x)
-    u, x = jnp.where(is_turned, -u, u), jnp.where(is_turned, -x, x)
-    pair = jnp.where(is_turned, b, a), jnp.where(is_turned, a, b)
-    return u, jnp.where(is_split, jnp.clip(x, -_MAX_DISTANCE, _MAX_DISTANCE), 0.0), pair, breaks
-
-
-def _probe(law: _ClusterLaw, weight: _Weight, u: Float[Array, "n N"]) -> tuple[_Pair, _Pair]:
-    """Search for minima along lines through the centre of the weight, at more places where the lowest changes most.
-
-    There may be a second minimum only close to the jump, so the search closes in on the steepest change.
-
-    Args:
-        law: fields and law of the clusters.
-        weight: weight of the lower sheet.
-        u: directions of the lines in eta.
-
-    Returns:
-        Two pairs. The first holds the two lowest minima at all places, with a leading axis. The second holds the
-        lowest minima on both sides of the steepest change; its gap is zero if this is a step, and infinite otherwise.
-    """
-
-    def at(x: Float[Array, "P N"]) -> _Pair:
-        """Return the minima at places along the lines."""
-        xi = weight.normals(x * u[:, None]).reshape(len(u), -1)
-        prox = law.search(xi)
-        arrays = (a.reshape(*a.shape[:-1], *x.shape) for a in (prox.gap, xi, prox.z, prox.other))
-        return _Pair(*(jnp.moveaxis(a, -2, 0) for a in arrays))
-
-    def change(a: Float[Array, "P L r N"]) -> Float[Array, "P-1 N"]:
-        """Return the largest change of an entry between neighbouring places."""
-        return jnp.max(jnp.abs(jnp.diff(a, axis=0)), (1, 2))
-
-    def steepest(
-        x: Float[Array, "P N"], z: Float[Array, "P L r N"]
-    ) -> tuple[Float[Array, "2 N"], Float[Array, "2 L r N"]]:
-        """Return the section with the largest change, by its ends."""
-        widest = jnp.argmax(change(z), 0)
-
-        def ends(a: Float[Array, "P *z N"]) -> Float[Array, "2 *z N"]:
-            return jnp.stack([pick(a, widest), pick(a, widest + 1)])
-
-        return ends(x), ends(z)
-
-    probes = jnp.broadcast_to(jnp.asarray(_PROBES, u.dtype)[:, None], (len(_PROBES), u.shape[-1]))
-    coarse = at(probes)
-    section = steepest(probes, coarse.a)
-
-    def halve(
-        ends: tuple[Float[Array, "2 N"], Float[Array, "2 L r N"]], _: None
-    ) -> tuple[tuple[Float[Array, "2 N"], Float[Array, "2 L r N"]], _Pair]:
-        """Return the half of a section with the larger change, and the minima at its middle."""
-        (low, high), (a, b) = ends
-        middle = 0.5 * (low + high)
-        centre = at(middle[None])
-        return steepest(jnp.stack([low, middle, high]), jnp.stack([a, centre.a[0], b])), centre
-
-    (x, z), refined = lax.scan(halve, section, length=_HALVINGS)
-    pairs = jax.tree.map(lambda a, b: jnp.concatenate([a, b[:, 0]]), coarse, refined)
-    is_step = change(z)[0] > _STEP * change(section[1])[0]
-    return pairs, _Pair(jnp.where(is_step, 0.0, jnp.inf), weight.normals(jnp.mean(x, 0) * u), z[0], z[1])
-
-
-def _refined_jumps(law: _ClusterLaw, guess: JumpSearch, s: Float[Array, ""]) -> JumpSearch:
+def _refined_jumps(law: ClusterLaw, guess: JumpSearch, s: Float[Array, ""]) -> JumpSearch:
     """Return `guess` with the jump on each of the lines, found by Newton's method, and the minimisers at the nodes.
 
     Args:
@@ -473,7 +227,7 @@ def _refined_jumps(law: _ClusterLaw, guess: JumpSearch, s: Float[Array, ""]) -> 
         (a, b), (low_energy, high_energy) = follow_sides(x, sides)
         slope, rise = rate(a, b), (high_energy - low_energy).reshape(J, N)
         root = x + rise / jnp.where(slope > 0, slope, 1.0)
-        return jnp.where((slope > 0) & differ(a, b), jnp.clip(root, -_MAX_DISTANCE, _MAX_DISTANCE), x), a, b
+        return jnp.where((slope > 0) & differ(a, b), jnp.clip(root, -MAX_DISTANCE, MAX_DISTANCE), x), a, b
 
     x, *sides = lax.fori_loop(0, _ROOT_STEPS, refine, (guess.jump, *guess.sides))
     (a, b), _ = follow_sides(x, sides)
@@ -484,12 +238,6 @@ def _refined_jumps(law: _ClusterLaw, guess: JumpSearch, s: Float[Array, ""]) -> 
     # therefore centred at s times this rate, if the lower one's is centred at zero.
     guess = guess._replace(jump=x, place=place, sides=(a, b), breaks=breaks, other=jnp.where(breaks, s * slope, 0.0))
     return guess._replace(z=law.follow(guess.z, guess.normals(_nodes_around(guess, x)[0]))[0])
-
-
-def _unit(v: Float[Array, "n N"]) -> tuple[Float[Array, "n N"], Float[Array, " N"]]:
-    """Return unit vectors along vectors, and the lengths of the latter."""
-    size = jnp.sqrt(total(v**2))
-    return v / jnp.where(size > 0, size, 1.0), size
 
 
 def points(
@@ -506,7 +254,7 @@ def points(
         model, V, spread, h, y: as in `find_rough_jump`; the point at which derivatives are taken.
         result: results of `find`, `find_smooth` or `update_minima` there, which count as constants.
     """
-    law = _ClusterLaw(model, V, spread, h, y)
+    law = ClusterLaw(model, V, spread, h, y)
     if isinstance(result, Smooth):
         xi, log_weight = result.normals, result.log_weight
     else:
@@ -520,7 +268,7 @@ def points(
     )
 
 
-def _moving_jump(law: _ClusterLaw, result: JumpSearch) -> Float[Array, "J N"]:
+def _moving_jump(law: ClusterLaw, result: JumpSearch) -> Float[Array, "J N"]:
     """Return the places of the jumps, with derivatives: a jump moves so that the two energies stay equal."""
     fields, teacher = law.at(result.normals(result.jump[None]))
     low, high = (moreau(law.model, z, fields, law.V, teacher) for z in result.sides)

@@ -17,7 +17,8 @@ from ..base.trees import indexed, zeros
 from ..base.types import AnyArray
 from ..model.model import Model
 from ..model.overlaps import Overlaps
-from .clusters import by_field, find as find_jumps, find_rough_jump, find_smooth
+from .cluster_jumps import find_rough_jump
+from .clusters import by_field, find as find_jumps, find_smooth
 from .near_jumps import lay_nodes
 from .potentials import Averages, OneRSBOverlaps, Outer, searched
 

@@ -33,6 +33,7 @@ from ..theory.equations import value_and_columns
 from ..theory.potentials import block_envelope, stationary
 from ..theory.weights import weight_moments
 from . import clusters
+from .cluster_law import Cluster
 
 
 class OneRSBOverlaps(eqx.Module):
@@ -86,7 +87,7 @@ class Averages(NamedTuple):
 
 
 Point = tuple[Model, OneRSBOverlaps, Float[Array, ""]]  # a model, order parameters and s
-BlockPoints = tuple[Outer, clusters.Cluster, clusters.Cluster]  # the fields of a block, and the nodes of M_s and RS
+BlockPoints = tuple[Outer, Cluster, Cluster]  # the fields of a block, and the nodes of M_s and RS
 
 
 def inner(points: BlockPoints, p: Point) -> tuple[Float[Array, " N"], Float[Array, " N"]]:
@@ -95,7 +96,7 @@ def inner(points: BlockPoints, p: Point) -> tuple[Float[Array, " N"], Float[Arra
     model, x, s = p
     y = teacher_fields(model, outer.teacher)
 
-    def energies(nodes: clusters.Cluster, V: Float[Array, "L r r"]) -> Float[Array, "K N"]:
+    def energies(nodes: Cluster, V: Float[Array, "L r r"]) -> Float[Array, "K N"]:
         count = len(nodes.log_weight)
         fields = jnp.tile(outer.h, count) + apply(x.spread, nodes.normals)
         return moreau(model, nodes.z, fields, V, jnp.tile(y, count)).reshape(count, -1)
