@@ -81,6 +81,7 @@ from .model.overlaps import Conjugates as Conjugates, Overlaps as Overlaps
 from .model.penalties import L1 as L1, Penalty as Penalty
 from .model.preimages import Preimages as Preimages, orbit as orbit
 from .phases.arclength import BranchPath as BranchPath, folds_of as folds_of, trace_branch as trace_branch
+from .phases.best_ridge import BestRidge as BestRidge, best_ridge as best_ridge
 from .phases.boundaries import (
     Boundary as Boundary,
     Intersection as Intersection,
