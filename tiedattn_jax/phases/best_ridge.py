@@ -24,7 +24,7 @@ from ..base.types import Number, StateArray
 from ..model.model import Model
 from ..model.overlaps import PAIR
 from ..model.parameters import Parameter
-from ..theory.pool import run_one
+from ..theory.pool import Failure, run_one
 from ..theory.solve import check_alpha
 from ..theory.states import FixedPoint, states_table
 from .best_places import Optimum, best_path
@@ -150,7 +150,10 @@ class BestRidge(Result):
         """Return a table of all derivatives."""
         if self.by_alpha is None or self.gen_error_by_alpha is None:
             return []
-        rows = [("", f"d {self.number}", "d gen_error"), ("d/dalpha", str(self.by_alpha), str(self.gen_error_by_alpha))]
+        rows: list[Row] = [
+            ("", f"d {self.number}", "d gen_error"),
+            ("d/dalpha", str(self.by_alpha), str(self.gen_error_by_alpha)),
+        ]
         rates, bars, error_rates, error_bars = (
             numbers_by_name(getattr(self, f"{name}sensitivities{bar}"))
             for name in ("", "gen_error_")
@@ -232,7 +235,7 @@ def prepared_search(
     return Task(model, one, parameter, tuple(branches), (float(ends[0]), float(ends[1])), rule, tolerances)
 
 
-def best_of(task: Task, branch: str | None, optimum: Optimum | None) -> BestRidge:
+def best_of(task: Task, branch: str | None, optimum: Optimum | Failure | None) -> BestRidge:
     """Convert what `best_path` returned to a result that is differentiable in the model and alpha of the task.
 
     Args:
@@ -240,9 +243,14 @@ def best_of(task: Task, branch: str | None, optimum: Optimum | None) -> BestRidg
         branch: the caller's branch.
     """
     number, fixed_alpha = task.number.name, lax.stop_gradient(task.alpha)
-    if optimum is None:
-        nan, status = jnp.full((), jnp.nan, task.model.lam.dtype), jnp.asarray(int(Status.absent))
-        return BestRidge(number, branch, fixed_alpha, nan, nan, Average(nan, nan), "nowhere", status, task.bracket)
+    if optimum is None or isinstance(optimum, Failure):
+        nan, status = (
+            jnp.full((), jnp.nan, task.model.lam.dtype),
+            Status.absent if optimum is None else Status.nonfinite,
+        )
+        return BestRidge(
+            number, branch, fixed_alpha, nan, nan, Average(nan, nan), "nowhere", jnp.asarray(int(status)), task.bracket
+        )
     setting = task.model, task.alpha
     values = jnp.asarray(np.exp(optimum.x))
     rates = jax.tree.map(lambda a: jnp.asarray(a) * values.reshape(-1, *[1] * (a.ndim - 1)), optimum.x_rates)

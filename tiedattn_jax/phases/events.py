@@ -424,12 +424,14 @@ def find_zero(
     return zero if last is None else last
 
 
-def implicit_derivatives(problem: Problem, xs: Overlaps, observable: Observable) -> Path:
-    """Path that evaluates `_implicit` in every replicate; returns arrays (R, ...)."""
+def implicit_derivatives(
+    problem: Problem, xs: Overlaps, observable: Observable, replicates: Sequence[int] | None = None
+) -> Path:
+    """Path that evaluates `_implicit` in every replicate, or in the given ones; returns arrays (R, ...)."""
     model, alpha, nodes, free, _ = problem
     calls = []
-    for k in range(nodes.replicates):
-        equations = Equations(model, alpha, nodes.replicate(k), jnp.asarray(free))
+    for k, replicate in enumerate(range(nodes.replicates) if replicates is None else replicates):
+        equations = Equations(model, alpha, nodes.replicate(replicate), jnp.asarray(free))
         calls.append(Call(_implicit, (equations, indexed(xs, k), observable)))
     return stacked((yield calls))
 
