@@ -37,7 +37,7 @@ _MARGIN = 0.05  # places whose error on the coarse replicate is larger by this s
 _CLOSE = 1.0  # distance in x from a transition below which the losses of both branches are compared on all replicates
 
 
-def test_error(
+def state_error(
     model: Model, alpha: Float[Array, ""], x: Overlaps, replicate: Replicate, free: Float[Array, " 2"]
 ) -> Float[Array, ""]:
     """Return the test error of a state, as an `Observable`."""
@@ -210,7 +210,7 @@ def _sample(task: Task, branch: str, x: float, overlaps: Overlaps, coarse: bool 
     if not quorum(state.has_state):
         return None
     replicates = [COARSE] if coarse else None
-    _, by_model, by_alpha = yield from implicit_derivatives(problem, state.overlaps, test_error, replicates)
+    _, by_model, by_alpha = yield from implicit_derivatives(problem, state.overlaps, state_error, replicates)
     slope, rates = task.slopes(x, by_model, by_alpha)
     error, slope = (np.where(state.has_state, a, np.nan) for a in (state.gen_error, slope))
     return Sample(x, state, error, slope, rates)

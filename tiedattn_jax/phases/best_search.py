@@ -21,7 +21,7 @@ from jaxtyping import Float, PyTree
 from scipy.interpolate import CubicSpline
 
 from ..averages.rule import COARSE, Rule
-from ..base.results import Settings
+from ..base.results import Settings, Status
 from ..base.trees import indexed, stacked
 from ..base.types import GivenArray
 from ..model.model import Model
@@ -130,7 +130,7 @@ def walk_path(task: Task, branch: str) -> Path:
     # A branch that exists at all does so in a wide range.
     for k in np.argsort(np.abs(grid - middle))[::PER_DECADE]:
         state = yield from visit(int(k), (start, len(ATTEMPTS)))
-        if state is not None:
+        if state is not None and state.status <= Status.stalled:
             yield [go(range(k + 1, grid.size), state), go(range(k - 1, -1, -1), state)]
             break
     return Walk(branch, grid, error, loss, overlaps)
