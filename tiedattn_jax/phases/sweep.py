@@ -106,11 +106,8 @@ def sweep(
         parameter, grid, models = MODELS, *_listed_models(model, along, values)
     if best is not None:
         return _best(parameter, grid, models, alpha, branch, nodes, best, bracket, settings, progress)
-    # Models of one kind differ in their numbers only, so that only the first one is checked in full.
     rule, tolerances = prepared(models[0], nodes, settings, even=branch is not None or event is not None)
-    check_top_level(models)
-    for listed in models[1:]:
-        check_numbers(listed)
+    _check_others(models)
     if event is None:
         alphas = _alphas(models[0], alpha, len(models))
         paths = [
@@ -136,6 +133,13 @@ def sweep(
     return _boundary(event, parameter, grid, results)
 
 
+def _check_others(models: list[Model]) -> None:
+    """Check the models behind the first one: they are of one kind, so that only the first one is checked in full."""
+    check_top_level(models)
+    for listed in models[1:]:
+        check_numbers(listed)
+
+
 def _best(
     parameter: str,
     grid: Float[np.ndarray, " A"],
@@ -152,9 +156,7 @@ def _best(
     if best == parameter:
         raise InputError("best", f"must be another number than the one that changes, got best={best!r}")
     task = prepared_search(models[0], branch, nodes, best, bracket, settings, SIZES["curve"])
-    check_top_level(models)
-    for listed in models[1:]:
-        check_numbers(listed)
+    _check_others(models)
     alphas = _alphas(models[0], alpha, len(models))
     tasks = [task._replace(model=m, alpha=a) for m, a in zip(models, alphas, strict=True)]
     names = [f"{parameter} = {value:g}" for value in grid]
