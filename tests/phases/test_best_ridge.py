@@ -1,6 +1,7 @@
 """The value of a number with the smallest test error: against brute force, and its derivatives against differences."""
 
 import importlib
+from types import SimpleNamespace
 
 import equinox as eqx
 import jax
@@ -11,9 +12,10 @@ import pytest
 
 import tiedattn_jax as ta
 from tiedattn_jax.model.parameters import Parameter
+from tiedattn_jax.phases import best_places as places_module
 from tiedattn_jax.phases.best_places import Optimum
 from tiedattn_jax.phases.best_ridge import prepared_search
-from tiedattn_jax.phases.best_search import Walk, places_of
+from tiedattn_jax.phases.best_search import Place, Walk, places_of
 from tiedattn_jax.plotting.style import COLOURS
 
 # The modules; `sweep` and `best_ridge` of the package are functions.
@@ -91,6 +93,26 @@ def test_curve(curve, branch):
     assert report["points"][1]["sensitivities"]["lam"] == 0
 
 
+def test_limit_at_the_transition(lines):
+    """The search for the critical alpha, at the best ridge, finds the alpha; and its sensitivities give those of lam."""
+    model, alpha = ta.dot_product(omega=0.5), 1.5
+    best = ta.best_ridge(model, alpha, None, lines, bracket=(3e-3, 5e-3))
+    assert bool(best.ok) and best.place == "transition" and best.state.branch == "semantic"
+    at, pair = best.state.model, best.states[::-1]
+    critical = ta.critical_alpha(at, lines, start=pair)
+    np.testing.assert_allclose(critical.alpha, alpha, rtol=1e-5)
+    by_lam = critical.sensitivities.lam
+    np.testing.assert_allclose(best.by_alpha.value, 1 / by_lam, rtol=2e-3)
+    np.testing.assert_allclose(best.sensitivities.sigma, -critical.sensitivities.sigma / by_lam, rtol=2e-3)
+    assert pair[0].gen_error > 1.2 * pair[1].gen_error  # the error jumps
+    np.testing.assert_allclose(best.gen_error.value, pair[1].gen_error, rtol=1e-4)
+    step, errors = 0.01, []
+    for d in (-step, step):
+        moved = eqx.tree_at(lambda m: m.lam, model, best.value + d * best.by_alpha.value)
+        errors.append(ta.solve(moved, alpha + d, "semantic", lines, start=best.state).gen_error)
+    np.testing.assert_allclose(best.gen_error_by_alpha.value, (errors[1] - errors[0]) / (2 * step), rtol=0.02)
+
+
 def walk(branch, x, error, loss):
     """A walk whose errors and losses are functions of x; NaN where there is no state."""
     return Walk(branch, x, error(x), np.where(np.isnan(error(x)), np.nan, loss(x)), [None] * x.size)
@@ -124,6 +146,33 @@ def test_place_where_the_global_minimum_changes(crossing, kind, x):
     np.testing.assert_allclose([best.x, best.high, *best.crossings], [x, crossing, crossing], atol=0.01)
     assert (other.branch, other.kind, other.high) == (0, "inside", 0.0)
     np.testing.assert_allclose([other.x, other.low, other.error], [-1.0, crossing, 9.0], rtol=0.01)
+
+
+@pytest.mark.parametrize(
+    ("kind", "outcome", "expected"),
+    [
+        ("transition", -1.0, "transition"),  # the error falls towards the transition
+        ("transition", 1.0, "inside"),
+        ("inside", 0.1, "inside"),
+        ("inside", -0.1, "transition"),  # the other branch has the lower loss
+    ],
+)
+def test_what_all_replicates_decide(model, lines, monkeypatch, kind, outcome, expected):
+    """On all replicates a minimum may lie beyond the transition, and a limit may turn out to be a minimum before it."""
+    task = prepared_search(model, None, lines, "lam", (1e-4, 1.0), None)
+    walks = [walk(b, X, np.ones_like, np.zeros_like) for b in ("positional", "semantic")]
+    optima = {k: SimpleNamespace(kind=k, value=np.exp(-5.2)) for k in ("inside", "transition")}
+
+    def states(task, walks, branch, x):
+        loss = np.full(4, 1.0 + outcome if branch == 0 else 1.0)
+        return made.finished_path(SimpleNamespace(train_loss=loss, has_state=np.full(4, True)))
+
+    monkeypatch.setattr(places_module, "_inside", lambda *_: made.finished_path(optima["inside"]))
+    monkeypatch.setattr(places_module, "_at_transition", lambda *_: made.finished_path((optima["transition"], outcome)))
+    monkeypatch.setattr(places_module, "_states", states)
+    place = Place(1, -5.0, 1.0, 1.0, kind, -9.0, -5.0, (-5.0,))
+    result = made.answer_path(places_module._located(task, walks, place), None)
+    assert result.kind == expected
 
 
 def test_places_without_states():
