@@ -94,7 +94,7 @@ def test_curve(curve, branch):
 
 
 def test_limit_at_the_transition(lines):
-    """The search for the critical alpha, at the best ridge, finds the alpha; and its sensitivities give those of lam."""
+    """At the best ridge the critical alpha is the alpha, and its sensitivities give those of the ridge."""
     model, alpha = ta.dot_product(omega=0.5), 1.5
     best = ta.best_ridge(model, alpha, None, lines, bracket=(3e-3, 5e-3))
     assert bool(best.ok) and best.place == "transition" and best.state.branch == "semantic"
