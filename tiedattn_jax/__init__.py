@@ -9,6 +9,7 @@ passing and training follow from it. The public functions by task:
     its penalty     L1, or a subclass of Penalty with value and prox, besides the ridge
     one state       solve, find_states; results: FixedPoint, Overlaps, Conjugates, Diagnostics
     transitions     critical_alpha, linear_crossing, branch_ends, find_event, EVENTS
+    best ridge      best_ridge, and sweep(..., best="lam") for many settings
     many settings   sweep, trace_branch, folds_of, trace_boundary, intersections, phase_diagram, PhaseDiagram.load
     averages        default_nodes, line_nodes, sobol_nodes, gauss_hermite_nodes, monte_carlo_nodes
     replica symmetry breaking       solve_1rsb, critical_alpha_1rsb, linear_crossing_1rsb
@@ -81,6 +82,8 @@ from .model.overlaps import Conjugates as Conjugates, Overlaps as Overlaps
 from .model.penalties import L1 as L1, Penalty as Penalty
 from .model.preimages import Preimages as Preimages, orbit as orbit
 from .phases.arclength import BranchPath as BranchPath, folds_of as folds_of, trace_branch as trace_branch
+from .phases.best_curve import BestCurve as BestCurve
+from .phases.best_ridge import BestRidge as BestRidge, best_ridge as best_ridge
 from .phases.boundaries import (
     Boundary as Boundary,
     Intersection as Intersection,

@@ -9,6 +9,10 @@ transitions    alpha_c and alpha_l
 ends           how branches end
 sweep          states or events of many models
 boundaries     boundaries as results, and where they intersect
+best_search    the test error along a number: a coarse walk, and Newton's method
+best_places    places where the error can be smallest
+best_ridge     `best_ridge`, and its result
+best_curve     best values along a second parameter
 trace          events followed through a second parameter
 grid           both branches in every cell of a grid
 diagram        the result: regions, curves, files

@@ -221,7 +221,7 @@ class Transition(Result):
             "stderr": float(self.stderr),
             "rs_shift": float(shift.value),
             "rs_shift_stderr": float(shift.stderr),
-            **{name: None if tree is None else _by_name(tree) for name, tree in trees.items()},
+            **{name: None if tree is None else numbers_by_name(tree) for name, tree in trees.items()},
             "branches": [branch.to_dict() for branch in self.branches],
             "status": self.status_name,
             "reason": self.reason,
@@ -253,7 +253,7 @@ class Transition(Result):
         return Description(headline, self.status_name, numbers, details, tables)
 
 
-def _by_name(model: Model) -> dict[str, Any]:
+def numbers_by_name(model: Model) -> dict[str, Any]:
     """Return all numbers of a model by name, arrays as lists."""
     return scalar_parameters(model) | {name: a.tolist() for name, a in arrays_of(model).items()}
 
@@ -402,7 +402,7 @@ def find_zero(
         if event.observable is None:
             by_model, by_alpha = jax.tree.map(np.subtract, *(s.train_loss_partials for s in states))
         elif exact:
-            _, by_model, by_alpha = yield from _implicit_derivatives(problems[0], states[0].overlaps, event.observable)
+            _, by_model, by_alpha = yield from implicit_derivatives(problems[0], states[0].overlaps, event.observable)
         return Zero(alpha, states, value, by_model, by_alpha)
 
     search = Secant.begin(guess.there, guess.slope, guess.low, guess.high)
@@ -425,12 +425,14 @@ def find_zero(
     return zero if last is None else last
 
 
-def _implicit_derivatives(problem: Problem, xs: Overlaps, observable: Observable) -> Path:
-    """Path that evaluates `_implicit` in every replicate; returns arrays (R, ...)."""
+def implicit_derivatives(
+    problem: Problem, xs: Overlaps, observable: Observable, replicates: Sequence[int] | None = None
+) -> Path:
+    """Path that evaluates `_implicit` in every replicate, or in the given ones; returns arrays (R, ...)."""
     model, alpha, nodes, free, _ = problem
     calls = []
-    for k in range(nodes.replicates):
-        equations = Equations(model, alpha, nodes.replicate(k), jnp.asarray(free))
+    for k, replicate in enumerate(range(nodes.replicates) if replicates is None else replicates):
+        equations = Equations(model, alpha, nodes.replicate(replicate), jnp.asarray(free))
         calls.append(Call(_implicit, (equations, indexed(xs, k), observable)))
     return stacked((yield calls))
 

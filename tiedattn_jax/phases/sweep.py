@@ -25,6 +25,9 @@ from ..theory.paths import Failure, Path
 from ..theory.pool import run
 from ..theory.solve import check_alpha, default_path
 from ..theory.states import FixedPoint
+from .best_curve import BestCurve
+from .best_places import best_path
+from .best_ridge import best_of, prepared_search
 from .boundaries import ALPHA_L, MODELS, Boundary
 from .events import EVENTS, Guess, Transition, event_of, locate_path, transition_of
 from .follow import CURVE_SETTINGS, Curve, Progress, silent, walk
@@ -46,20 +49,24 @@ def sweep(
     branch: str | None = "semantic",
     alpha: float | Real[GivenArray, ""] | Numbers | None = None,
     event: str | None = None,
+    best: str | None = None,
+    bracket: tuple[float, float] | None = None,
     settings: Settings | None = None,
     progress: Progress = silent,
-) -> Curve | Boundary:
-    """Compute states or events of many settings, all in one pool.
+) -> Curve | Boundary | BestCurve:
+    """Compute states, events or best ridges of many settings, all in one pool.
 
         sweep(model, [0.5, 1.0, 2.0], "positional")          a branch through alpha: a `Curve`
         sweep(model, "sigma", values, alpha=2.0)             states through another number: a `Curve`
         sweep(model, "sigma", values, event="alpha_c")       an event through another number: a `Boundary`
         sweep(models, alpha=2.0)                             states of a list of models: a `Curve`
         sweep(models, event="alpha_c")                       an event of a list of models: a `Boundary`
+        sweep(model, [0.5, 1.0, 2.0], best="lam")            the best ridge through alpha: a `BestCurve`
+        sweep(model, "sigma", values, alpha=2.0, best="lam") the best ridge through another number: a `BestCurve`
 
     In a sweep through alpha the branch is followed from the largest alpha down to where it ends. The first alpha below
     the end is kept, all smaller ones are left out. In all other sweeps every setting is solved independently, as by
-    `solve`, `critical_alpha` or `linear_crossing`; a failure at one setting does not affect the others.
+    `solve`, `critical_alpha`, `linear_crossing` or `best_ridge`; a failure at one setting does not affect the others.
 
     Args:
         model: attention layer and data, or a list of models of one kind.
@@ -67,21 +74,35 @@ def sweep(
             for a list of models.
         values: values of that number, increasing. After alphas, this may be the name of the branch.
         nodes: averaging rule; by default `default_nodes`, in a sweep through alpha that of `SIZES["curve"]`.
-        branch: branch of the states.
+        branch: branch of the states. With `best`, None stands for the global minimum of the training loss, as in
+            `best_ridge`.
         alpha: samples per dimension of the states, one for all settings or one for each.
         event: a name in `EVENTS`, "alpha_l", or a threshold of the optimal learner, "weak_recovery" or
             "perfect_recovery".
+        best: name of the number whose value with the smallest test error is searched, as in `best_ridge`.
+        bracket: range of values of that number, as in `best_ridge`.
         settings: tolerances; by default `CURVE_SETTINGS` in a sweep through alpha, otherwise `Settings()`.
         progress: called with the number of finished settings and the number of all settings.
 
     Raises:
         InputError: alphas or values are not finite and in range, or values are not increasing; the branch, event or
             number is unknown; the models are of different kinds; alpha is given beside an event, or is missing for
-            states; nodes or settings are of the wrong kind.
+            states; nodes or settings are of the wrong kind; best is given beside an event, or bracket without best.
     """
+    if best is None and bracket is not None:
+        raise InputError("bracket", f"must be left out without best, got bracket={bracket}")
+    if best is not None and event is not None:
+        raise InputError("best", f"must be left out beside an event, got best={best!r} and event={event!r}")
+    parameter: str
     if isinstance(model, Model) and not isinstance(along, str):
-        return _through_alpha(model, along, branch if values is None else values, nodes, settings, progress)
-    if isinstance(model, Model):
+        named: Any = branch if values is None else values
+        if best is None:
+            return _through_alpha(model, along, named, nodes, settings, progress)
+        if alpha is not None:
+            raise InputError("alpha", f"must be left out where along has the alphas, got alpha={alpha}")
+        parameter, branch, grid = "alpha", named, _alpha_grid(along)
+        models, alpha = [model] * grid.size, grid
+    elif isinstance(model, Model):
         assert isinstance(along, str)
         parameter, grid, models = _number_models(model, along, values)
     else:
@@ -89,11 +110,10 @@ def sweep(
     if isinstance(event, str) and event in RECOVERIES:
         check_top_level(models)
         return recovery_boundary(event, parameter, models, grid, nodes, progress)
-    # Models of one kind differ in their numbers only, so that only the first one is checked in full.
+    if best is not None:
+        return _best(parameter, grid, models, alpha, branch, nodes, best, bracket, settings, progress)
     rule, tolerances = prepared(models[0], nodes, settings, even=branch is not None or event is not None)
-    check_top_level(models)
-    for listed in models[1:]:
-        check_numbers(listed)
+    _check_others(models)
     if event is None:
         alphas = _alphas(models[0], alpha, len(models))
         paths = [
@@ -117,6 +137,39 @@ def sweep(
         failures = [f"{name}: {r.reason}" for name, r in zip(names, results, strict=True) if isinstance(r, Failure)]
         return Curve(branch, tuple(states), parameter, grid, tuple(failures))
     return _boundary(event, parameter, grid, results)
+
+
+def _check_others(models: list[Model]) -> None:
+    """Check the models behind the first one: they are of one kind, so that only the first one is checked in full."""
+    check_top_level(models)
+    for listed in models[1:]:
+        check_numbers(listed)
+
+
+def _best(
+    parameter: str,
+    grid: Float[np.ndarray, " A"],
+    models: list[Model],
+    alpha: float | Real[GivenArray, ""] | Numbers | None,
+    branch: str | None,
+    nodes: Rule | None,
+    best: str,
+    bracket: tuple[float, float] | None,
+    settings: Settings | None,
+    progress: Progress,
+) -> BestCurve:
+    """Find the best value of a number at every setting."""
+    if best == parameter:
+        raise InputError("best", f"must be another number than the one that changes, got best={best!r}")
+    task = prepared_search(models[0], branch, nodes, best, bracket, settings, SIZES["curve"])
+    _check_others(models)
+    alphas = _alphas(models[0], alpha, len(models))
+    tasks = [task._replace(model=m, alpha=a) for m, a in zip(models, alphas, strict=True)]
+    names = [f"{parameter} = {value:g}" for value in grid]
+    results = _run_paths([best_path(each) for each in tasks], names, progress)
+    points = [best_of(each, branch, r) for each, r in zip(tasks, results, strict=True)]
+    failures = [f"{name}: {r.reason}" for name, r in zip(names, results, strict=True) if isinstance(r, Failure)]
+    return BestCurve(best, branch, tuple(points), parameter, grid, tuple(failures))
 
 
 def _nan_point(solved: FixedPoint, model: Model, alpha: Float[Array, ""]) -> FixedPoint:
@@ -150,7 +203,7 @@ def _through_alpha(
     """Follow a branch from the largest alpha down to where it ends."""
     branch = branch_of(branch).name
     nodes, settings = prepared(model, nodes, settings, CURVE_SETTINGS, size=SIZES["curve"], even=branch is not None)
-    grid = np.sort(array_of(alphas, "alphas", "one or more positive, finite numbers", lambda a: a > 0))
+    grid = _alpha_grid(alphas)
     points: list[FixedPoint] = []
 
     def follow() -> Path:
@@ -164,6 +217,11 @@ def _through_alpha(
     run([follow()])
     progress(grid.size, grid.size)
     return Curve(branch, tuple(points[::-1]))
+
+
+def _alpha_grid(alphas: Numbers | None) -> Float[np.ndarray, " A"]:
+    """Return alphas in increasing order."""
+    return np.sort(array_of(alphas, "alphas", "one or more positive, finite numbers", lambda a: a > 0))
 
 
 def _number_models(

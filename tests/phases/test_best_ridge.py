@@ -1,0 +1,370 @@
+"""The value of a number with the smallest test error: against brute force, and its derivatives against differences."""
+
+import importlib
+from types import SimpleNamespace
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import made
+import numpy as np
+import pytest
+
+import tiedattn_jax as ta
+from tiedattn_jax.model.parameters import Parameter
+from tiedattn_jax.phases import best_places as places_module
+from tiedattn_jax.phases.best_places import Optimum
+from tiedattn_jax.phases.best_ridge import prepared_search
+from tiedattn_jax.phases.best_search import Place, Walk, places_of
+from tiedattn_jax.plotting.style import COLOURS
+
+# The modules; `sweep` and `best_ridge` of the package are functions.
+sweep_module = importlib.import_module("tiedattn_jax.phases.sweep")
+best_module = importlib.import_module("tiedattn_jax.phases.best_ridge")
+
+# The proximal operator jumps in both states. The ranges are narrow, so that the tests are fast.
+SETTINGS = {"semantic": ([1.23, 1.25, 1.27], (2e-4, 2e-3)), "positional": ([0.98, 1.0, 1.02], (8e-3, 8e-2))}
+
+
+@pytest.fixture(scope="module", params=list(SETTINGS))
+def branch(request):
+    return request.param
+
+
+@pytest.fixture(scope="module")
+def curve(model, lines, branch):
+    alphas, bracket = SETTINGS[branch]
+    return ta.sweep(model, alphas[::-1], branch, lines, best="lam", bracket=bracket)
+
+
+def test_against_brute_force(curve, model, lines, branch):
+    """Errors of independent solves, along a grid of ridges, have their minimum there in every replicate."""
+    best = curve.points[1]
+    assert bool(best.ok) and best.place == "inside" and best.reason == "" and bool(best.state.jumps)
+    x = np.log(float(best.value)) + np.linspace(-0.3, 0.3, 7)
+    scan = ta.sweep(model, "lam", np.exp(x), lines, branch=branch, alpha=float(best.alpha))
+    errors = np.array([p.replicates.gen_error for p in scan.points])
+    minima, values = [], []
+    for error in errors.T:
+        fit = np.polynomial.Polynomial.fit(x, error, 4)
+        root = min(fit.deriv().roots().real, key=lambda r: abs(r - x[3]))
+        minima.append(np.exp(root))
+        values.append(fit(root))
+    np.testing.assert_allclose(best.value, np.mean(minima), rtol=2e-3)
+    # The jumps make the errors of a replicate uneven, so that the minimum of their fit is off by .005 %.
+    np.testing.assert_allclose(best.stderr, ta.error_bar(np.array(minima)), rtol=0.1, atol=1e-4 * best.value)
+    np.testing.assert_allclose(best.gen_error.value, np.mean(values), rtol=1e-4)
+    np.testing.assert_allclose(best.gen_error.stderr, ta.error_bar(np.array(values)), rtol=0.1)
+    np.testing.assert_allclose(best.state.gen_error, best.gen_error.value, rtol=1e-4)
+    np.testing.assert_allclose(best.state.model.lam, best.value, rtol=1e-12)
+
+
+def test_slopes_against_differences(curve):
+    a, b, c = curve.points
+    width = curve.at[2] - curve.at[0]
+    np.testing.assert_allclose(b.by_alpha.value, (c.value - a.value) / width, rtol=0.04)
+    np.testing.assert_allclose(b.gen_error_by_alpha.value, (c.gen_error.value - a.gen_error.value) / width, rtol=5e-3)
+    assert 0 < b.by_alpha.stderr < 0.05 * abs(b.by_alpha.value)
+
+
+def test_sensitivities_against_differences(curve, model, lines, branch):
+    best, step = curve.points[1], 0.01
+    _, bracket = SETTINGS[branch]
+    models = [eqx.tree_at(lambda m: m.sigma, model, jnp.asarray(0.5 + d)) for d in (-step, step)]
+    below, above = ta.sweep(
+        models, None, None, lines, branch=branch, alpha=float(best.alpha), best="lam", bracket=bracket
+    ).points
+    slope = (above.value - below.value) / (2 * step)
+    np.testing.assert_allclose(best.sensitivities.sigma, slope, rtol=0.04, atol=3 * best.sensitivities_stderr.sigma)
+    slope = (above.gen_error.value - below.gen_error.value) / (2 * step)
+    np.testing.assert_allclose(best.gen_error_sensitivities.sigma, slope, rtol=0.02)
+    assert best.sensitivities.lam == 0 and best.gen_error_sensitivities.lam == 0
+
+
+def test_curve(curve, branch):
+    assert (curve.number, curve.branch, curve.parameter, curve.jumps) == ("lam", branch, "alpha", [])
+    np.testing.assert_array_equal(curve.at, SETTINGS[branch][0])
+    np.testing.assert_array_equal(curve.best, [float(p.value) for p in curve.points])
+    assert np.all(np.diff(curve.gen_error) < 0)
+    text = curve.summary()
+    assert text.startswith(f"best lam of the {branch} branch at 3 alphas: states at 3") and "inside" in text
+    report = curve.to_dict()
+    assert report["values"] == SETTINGS[branch][0] and report["points"][1]["place"] == "inside"
+    assert report["points"][1]["sensitivities"]["lam"] == 0
+
+
+def test_limit_at_the_transition(lines):
+    """At the best ridge the critical alpha is the alpha, and its sensitivities give those of the ridge."""
+    model, alpha = ta.dot_product(omega=0.5), 1.5
+    best = ta.best_ridge(model, alpha, None, lines, bracket=(3e-3, 5e-3))
+    assert bool(best.ok) and best.place == "transition" and best.state.branch == "semantic"
+    at, pair = best.state.model, best.states[::-1]
+    critical = ta.critical_alpha(at, lines, start=pair)
+    np.testing.assert_allclose(critical.alpha, alpha, rtol=1e-5)
+    by_lam = critical.sensitivities.lam
+    np.testing.assert_allclose(best.by_alpha.value, 1 / by_lam, rtol=2e-3)
+    np.testing.assert_allclose(best.sensitivities.sigma, -critical.sensitivities.sigma / by_lam, rtol=2e-3)
+    assert pair[0].gen_error > 1.2 * pair[1].gen_error  # the error jumps
+    np.testing.assert_allclose(best.gen_error.value, pair[1].gen_error, rtol=1e-4)
+    step, errors = 0.01, []
+    for d in (-step, step):
+        moved = eqx.tree_at(lambda m: m.lam, model, best.value + d * best.by_alpha.value)
+        errors.append(ta.solve(moved, alpha + d, "semantic", lines, start=best.state).gen_error)
+    np.testing.assert_allclose(best.gen_error_by_alpha.value, (errors[1] - errors[0]) / (2 * step), rtol=0.02)
+
+
+def walk(branch, x, error, loss):
+    """A walk whose errors and losses are functions of x; NaN where there is no state."""
+    return Walk(branch, x, error(x), np.where(np.isnan(error(x)), np.nan, loss(x)), [None] * x.size)
+
+
+X = np.linspace(-10.0, 0.0, 14)
+
+
+def test_place_inside():
+    (place,) = places_of([walk("semantic", X, lambda x: 1 + (x + 6.3) ** 2, np.zeros_like)])
+    assert (place.kind, place.branch, place.low, place.high, place.crossings) == ("inside", 0, -10.0, 0.0, ())
+    np.testing.assert_allclose([place.x, place.error, place.curvature], [-6.3, 1.0, 2.0], rtol=0.05)
+
+
+@pytest.mark.parametrize(("slope", "kind", "x"), [(1.0, "lower end", X[3]), (-1.0, "upper end", X[-4])])
+def test_place_at_the_last_state(slope, kind, x):
+    def error(x):
+        return np.where((x < X[3] - 0.1) | (x > X[-4] + 0.1), np.nan, np.exp(slope * x))
+
+    (place,) = places_of([walk("semantic", X, error, np.zeros_like)])
+    assert (place.kind, place.x) == (kind, x)
+
+
+@pytest.mark.parametrize(("crossing", "kind", "x"), [(-3.1, "inside", -5.0), (-6.2, "transition", -6.2)])
+def test_place_where_the_global_minimum_changes(crossing, kind, x):
+    """The semantic state has the lower loss below the crossing, and its error is smallest at -5."""
+    positional = walk("positional", X, lambda x: 9 + (x + 1) ** 2, np.zeros_like)
+    semantic = walk("semantic", X, lambda x: 1 + (x + 5) ** 2, lambda x: x - crossing)
+    best, other = places_of([positional, semantic])
+    assert (best.kind, best.branch, best.low) == (kind, 1, -10.0)
+    np.testing.assert_allclose([best.x, best.high, *best.crossings], [x, crossing, crossing], atol=0.01)
+    assert (other.branch, other.kind, other.high) == (0, "inside", 0.0)
+    np.testing.assert_allclose([other.x, other.low, other.error], [-1.0, crossing, 9.0], rtol=0.01)
+
+
+@pytest.mark.parametrize(
+    ("kind", "outcome", "expected"),
+    [
+        ("transition", -1.0, "transition"),  # the error falls towards the transition
+        ("transition", 1.0, "inside"),
+        ("inside", 0.1, "inside"),
+        ("inside", -0.1, "transition"),  # the other branch has the lower loss
+    ],
+)
+def test_what_all_replicates_decide(model, lines, monkeypatch, kind, outcome, expected):
+    """On all replicates a minimum may lie beyond the transition, and a limit may turn out to be a minimum before it."""
+    task = prepared_search(model, None, lines, "lam", (1e-4, 1.0), None)
+    walks = [walk(b, X, np.ones_like, np.zeros_like) for b in ("positional", "semantic")]
+    optima = {k: SimpleNamespace(kind=k, value=np.exp(-5.2)) for k in ("inside", "transition")}
+
+    def states(task, walks, branch, x):
+        loss = np.full(4, 1.0 + outcome if branch == 0 else 1.0)
+        return made.finished_path(SimpleNamespace(train_loss=loss, has_state=np.full(4, True)))
+
+    monkeypatch.setattr(places_module, "_inside", lambda *_: made.finished_path(optima["inside"]))
+    monkeypatch.setattr(places_module, "_at_transition", lambda *_: made.finished_path((optima["transition"], outcome)))
+    monkeypatch.setattr(places_module, "_states", states)
+    place = Place(1, -5.0, 1.0, 1.0, kind, -9.0, -5.0, (-5.0,))
+    result = made.answer_path(places_module._located(task, walks, place), None)
+    assert result.kind == expected
+
+
+def test_places_without_states():
+    nothing = walk("semantic", X, lambda x: np.full_like(x, np.nan), np.zeros_like)
+    assert places_of([nothing]) == []
+    (alone,) = places_of([nothing, walk("positional", X, lambda x: np.where(x == X[2], 1.0, np.nan), np.zeros_like)])
+    assert (alone.branch, alone.x) == (1, X[2])
+
+
+@pytest.mark.parametrize("name", ["lam", "sigma", "mixing[0,1]"])
+def test_slopes_of_a_number(model, lines, name):
+    """A function of the model is differentiated in log(number), in the other numbers at a fixed value, and in alpha."""
+    task = prepared_search(model, "semantic", lines, name, (0.01, 0.3), None)
+    weights = jax.tree.map(lambda a: jnp.linspace(1.0, 2.0, a.size).reshape(a.shape), model)
+    x = -2.0
+
+    def fn(model, x):
+        at = Parameter(name).set(model, None, jnp.exp(x))[0]
+        return sum(jax.tree.leaves(jax.tree.map(jnp.vdot, weights, at)))
+
+    by_model = jax.tree.map(lambda a: jnp.stack([a, 2 * a]), weights)
+    slope, (rates, by_alpha) = task.slopes(x, by_model, np.array([3.0, 4.0]))
+    expected = jax.grad(fn, (0, 1))(model, x)
+    np.testing.assert_allclose(slope, expected[1] * np.array([1.0, 2.0]), rtol=1e-12)
+    for a, b in zip(jax.tree.leaves(rates), jax.tree.leaves(expected[0]), strict=True):
+        np.testing.assert_allclose(a[1], 2 * b, atol=1e-12)
+    np.testing.assert_array_equal(by_alpha, [3.0, 4.0])
+
+
+def optimum(model, states, kind="inside", branch=0, value=0.002, converged=True, count=1):
+    """A place on four replicates, whose x moves by 2 with every number of the model, and whose error by 3."""
+    rates = jax.tree.map(lambda a: np.full((4, *a.shape), 2.0), (model, jnp.ones(())))
+    error_rates = jax.tree.map(lambda a: 1.5 * a, rates)
+    x = np.log(value) + np.array([-0.01, 0.01, -0.02, 0.02])
+    error = 1e-3 * np.array([1.0, 1.1, 0.9, 1.0])
+    return Optimum(kind, branch, x, error, rates, error_rates, (states,) * count, converged)
+
+
+@pytest.fixture
+def located(model, semantic_states, monkeypatch):
+    """Replace searches by places made by hand; the function returns the tasks that were asked for."""
+
+    def replace(*optima):
+        tasks, answers = [], iter(optima)
+
+        def path(task):
+            tasks.append(task)
+            return made.finished_path(next(answers))
+
+        monkeypatch.setattr(best_module, "best_path", path)
+        monkeypatch.setattr(sweep_module, "best_path", path)
+        return tasks
+
+    return replace
+
+
+def test_result(located, model, lines, semantic_states):
+    settings = ta.Settings(tol=1e-3)
+    tasks = located(optimum(model, semantic_states))
+    best = ta.best_ridge(model, 1.5, "positional", lines, bracket=(1e-3, 1e-2), settings=settings)
+    (task,) = tasks
+    assert (task.branches, task.bracket, float(task.alpha)) == (("positional",), (1e-3, 1e-2), 1.5)
+    assert task.nodes is lines and task.settings is settings and task.number.name == "lam"
+    values = 0.002 * np.exp([-0.01, 0.01, -0.02, 0.02])
+    np.testing.assert_allclose([best.value, best.stderr], [values.mean(), ta.error_bar(values)], rtol=1e-12)
+    np.testing.assert_allclose(best.gen_error.value, 1e-3, rtol=1e-12)
+    np.testing.assert_allclose([best.sensitivities.sigma, best.by_alpha.value], 2 * values.mean(), rtol=1e-12)
+    np.testing.assert_allclose([best.gen_error_sensitivities.sigma, best.gen_error_by_alpha.value], 3.0, rtol=1e-12)
+    np.testing.assert_allclose(best.sensitivities_stderr.sigma, 2 * best.stderr, rtol=1e-12)
+    assert best.state.branch == "positional" and best.ok and best.reason == ""
+    np.testing.assert_allclose(best.state.model.lam, best.value, rtol=1e-12)
+    assert best.summary().startswith("best lam of the positional branch at alpha = 1.5: converged\n  lam  ")
+    report = best.to_dict()
+    assert report["by_alpha"] == float(best.by_alpha.value) and report["sensitivities"]["sigma"] == report["by_alpha"]
+
+
+def test_gradients(located, model, lines, semantic_states):
+    """`jax.grad` gives the sensitivities, in the model and in alpha."""
+    located(*[optimum(model, semantic_states)] * 3)
+    best = ta.best_ridge(model, 1.5, nodes=lines)
+    grad = jax.grad(lambda m, a: ta.best_ridge(m, a, nodes=lines).value, (0, 1))(model, jnp.asarray(1.5))
+    np.testing.assert_allclose([grad[0].sigma, grad[1]], [best.sensitivities.sigma, best.by_alpha.value], rtol=1e-12)
+    grad = jax.grad(lambda m: ta.best_ridge(m, 1.5, nodes=lines).gen_error.value)(model)
+    np.testing.assert_allclose(grad.omega, 3.0, rtol=1e-12)
+
+
+@pytest.mark.parametrize(
+    ("kind", "value", "converged", "text"),
+    [
+        ("transition", 0.002, True, "the global minimum changes its branch there, and the test error falls up to it"),
+        ("lower end", 1e-5, True, "no smallest error: it falls down to there, the end of the bracket"),
+        ("upper end", 0.002, True, "no smallest error: it falls up to there, beyond which no state was found"),
+        ("inside", 0.002, False, "the search near lam = 0.002 did not settle: max steps"),
+    ],
+)
+def test_reasons(located, model, lines, semantic_states, kind, value, converged, text):
+    located(optimum(model, semantic_states, kind, 1, value, converged, count=2))
+    best = ta.best_ridge(model, 1.5, None, lines)
+    assert best.reason.startswith(text) and text in best.summary() and best.place == kind
+    assert [s.branch for s in best.states] == ["semantic", "positional"] and bool(best.ok) == converged
+
+
+def test_no_state(located, model, lines):
+    located(None)
+    best = ta.best_ridge(model, 0.2, "semantic", lines)
+    assert np.isnan(best.value) and best.place == "nowhere" and best.status == ta.Status.absent
+    assert best.summary().endswith("not found, as there is no semantic state from 1e-05 to 1")
+    with pytest.raises(ta.InputError, match="bracket must contain a state, but there is no semantic state"):
+        _ = best.state
+    assert best.to_dict()["sensitivities"] is None
+
+
+def test_sweep_with_a_jump_and_a_failure(located, model, lines, semantic_states, monkeypatch):
+    """The best value jumps where the state changes its branch: there the tangents of the error meet."""
+    low, high = optimum(model, semantic_states, value=0.03), optimum(model, semantic_states, "transition", 1, count=2)
+    low = low._replace(error_rates=jax.tree.map(np.zeros_like, low.error_rates))
+    high = high._replace(error=high.error - 1e-3, error_rates=jax.tree.map(lambda a: 0 * a - 0.01, high.error_rates))
+    located(low, high)
+    calls = []
+    curve = ta.sweep(model, [1.3, 1.0], branch=None, nodes=lines, best="lam", progress=lambda *c: calls.append(c))
+    np.testing.assert_allclose(curve.best, [0.03, 0.002], rtol=1e-3)
+    np.testing.assert_allclose(curve.jumps, [1.2], rtol=1e-9)  # 0.001 = -0.01 (alpha - 1.3)
+    assert "lam jumps at alpha = 1.2" in curve.summary() and calls == [(0, 2), (1, 2), (2, 2)]
+    figure = curve.plot()
+    assert {axis.get_xlabel() for axis in figure.axes} == {r"sample complexity $\alpha = n/d$"}
+    labels = [text.get_text() for text in figure.legends[0].get_texts()]
+    assert {"positional", "semantic", "minimum", "limit at the transition"} <= set(labels)
+    assert {line.get_color() for line in figure.axes[0].get_lines()} >= {COLOURS["positional"], COLOURS["semantic"]}
+
+    def path(task):
+        if task.alpha > 1.2:
+            raise ZeroDivisionError("of the loss")
+        return (yield from made.finished_path(low))
+
+    monkeypatch.setattr(sweep_module, "best_path", path)
+    curve = ta.sweep(model, [1.3, 1.0], branch=None, nodes=lines, best="lam")
+    assert curve.failures == ("alpha = 1.3: ZeroDivisionError: of the loss",) and np.isnan(curve.best[1])
+    assert curve.points[1].status_name == "nonfinite" and "failed at 1" in curve.summary()
+    assert len(curve.plot().axes) == 2
+
+
+def test_sweep_through_other_settings(located, model, lines, semantic_states):
+    tasks = located(*[optimum(model, semantic_states)] * 4)
+    sigmas = [0.5, 0.55]
+    curve = ta.sweep(model, "sigma", sigmas, lines, alpha=2.0, best="lam", bracket=(1e-3, 1e-1))
+    assert [float(t.model.sigma) for t in tasks] == sigmas and {float(t.alpha) for t in tasks} == {2.0}
+    assert (curve.parameter, curve.branch, tasks[0].bracket) == ("sigma", "semantic", (1e-3, 1e-1))
+    curve = ta.sweep([model, model], nodes=lines, alpha=[1.0, 2.0], branch="positional", best="lam")
+    assert [float(t.alpha) for t in tasks[2:]] == [1.0, 2.0] and tasks[2].branches == ("positional",)
+    assert curve.parameter == "model" and curve.jumps == []
+
+
+BAD = [
+    ({"alpha": -1.0}, "alpha must be positive and finite"),
+    ({"alpha": [1.0, 2.0]}, "alpha must be one number, got shape (2,): use sweep"),
+    ({"branch": "uninformed"}, "branch must be one of positional, semantic, None"),
+    ({"number": "rank"}, "number must name one of"),
+    ({"number": "alpha"}, "number must be a number of the model"),
+    ({"number": "omega"}, "bracket must be given for another number than lam"),
+    ({"number": "omega", "bracket": (0.1, 1.2)}, "omega must be"),
+    ({"bracket": (0.0, 0.1)}, "bracket must be two numbers 0 < low < high"),
+    ({"bracket": (0.2, 0.1)}, "bracket must be two numbers 0 < low < high"),
+    ({"nodes": 5}, "nodes must be"),
+    ({"settings": 5}, "settings must be"),
+]
+
+
+@pytest.mark.usefixtures("unchecked")
+@pytest.mark.parametrize(("change", "sentence"), BAD)
+def test_one_sentence_about_the_argument(model, lines, change, sentence):
+    with pytest.raises(ta.InputError) as caught:
+        ta.best_ridge(**{"model": model, "alpha": 1.0, "nodes": lines, **change})
+    assert str(caught.value).startswith(sentence) and "\n" not in str(caught.value)
+
+
+BAD_SWEEPS = [
+    ({"bracket": (0.1, 0.2), "best": None}, "bracket must be left out without best"),
+    ({"event": "alpha_c"}, "best must be left out beside an event"),
+    ({"alpha": 2.0}, "alpha must be left out where along has the alphas"),
+    ({"along": "lam", "values": [0.1], "alpha": 2.0}, "best must be another number"),
+    ({"along": "sigma", "values": [0.5]}, "alpha must be given for states"),
+    ({"along": [-1.0]}, "alphas must be one or more positive"),
+]
+
+
+@pytest.mark.parametrize(("change", "sentence"), BAD_SWEEPS)
+def test_one_sentence_about_the_argument_of_a_sweep(model, lines, change, sentence):
+    with pytest.raises(ta.InputError) as caught:
+        ta.sweep(**{"model": model, "along": [1.0], "nodes": lines, "best": "lam", **change})
+    assert str(caught.value).startswith(sentence) and "\n" not in str(caught.value)
+
+
+def test_concrete_numbers_only(model, lines):
+    with pytest.raises(ta.InputError, match="model must have concrete numbers here"):
+        jax.jit(lambda a: ta.best_ridge(model, a, nodes=lines).value)(1.0)
