@@ -119,7 +119,7 @@ def test_thresholds_of_the_optimal_learner():
     np.testing.assert_array_equal(listed.alpha, [0.5, 0.5])
     assert np.isnan(listed.slope).all()
     with pytest.raises(ta.InputError, match="start must be None"):
-        ta.trace_boundary(Noisy.of(), "weak_recovery", "sigma", sigma, start=traced)
+        ta.trace_boundary(Noisy.of(), "weak_recovery", "sigma", sigma, start=[])
 
 
 @pytest.mark.usefixtures("unchecked")
