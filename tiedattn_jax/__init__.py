@@ -91,15 +91,10 @@ from .phases.boundaries import (
 )
 from .phases.diagram import REGIONS as REGIONS, PhaseDiagram as PhaseDiagram
 from .phases.ends import BranchEnd as BranchEnd, branch_ends as branch_ends
-from .phases.events import (
-    EVENTS as EVENTS,
-    Event as Event,
-    Guess as Guess,
-    Transition as Transition,
-    find_event as find_event,
-)
+from .phases.events import EVENTS as EVENTS, Event as Event, Transition as Transition
 from .phases.follow import Curve as Curve
 from .phases.grid import phase_diagram as phase_diagram
+from .phases.locate import Guess as Guess, find_event as find_event
 from .phases.sweep import sweep as sweep
 from .phases.trace import trace_boundary as trace_boundary
 from .phases.transitions import critical_alpha as critical_alpha, linear_crossing as linear_crossing

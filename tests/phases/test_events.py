@@ -14,9 +14,10 @@ from cases import ALPHA_C, ALPHA_L
 import tiedattn_jax as ta
 from tiedattn_jax.base.results import error_bar
 from tiedattn_jax.model.overlaps import BRANCHES, PAIR
-from tiedattn_jax.phases import events as events_module, trace, transitions
+from tiedattn_jax.phases import locate, trace, transitions
 from tiedattn_jax.phases.boundaries import baseline_branch
-from tiedattn_jax.phases.events import EVENTS, Zero, crossings, find_zero, guess_of, number_of, transition_of
+from tiedattn_jax.phases.events import EVENTS
+from tiedattn_jax.phases.locate import Zero, crossings, find_zero, guess_of, number_of, transition_of
 from tiedattn_jax.phases.secant import Secant, zero_between
 from tiedattn_jax.theory.paths import Call
 from tiedattn_jax.theory.pool import run_one
@@ -421,7 +422,7 @@ def test_the_options_of_a_search_arrive(monkeypatch, model, lines):
     tight, rough = ta.Settings(tol=1e-9), ta.Settings(tol=1e-3)
     guess = ta.Guess(1.3, (BRANCHES["semantic"].start(model),))
     pair = ta.Guess(1.3, guess.overlaps * 2)
-    for module in (events_module, transitions, trace):
+    for module in (locate, transitions, trace):
         monkeypatch.setattr(module, "find_zero", stop)
     for call, expected in (
         (lambda **k: ta.find_event(model, "semantic baseline", lines, start=guess, **k), True),
@@ -487,7 +488,7 @@ def one_replicate(model, order):
 
 def test_a_fold_is_looked_for_on_both_sides(monkeypatch, model, lines):
     calls = []
-    monkeypatch.setattr(events_module, "fold_near", lambda *arguments: made.finished_path(calls.append(arguments)))
+    monkeypatch.setattr(locate, "fold_near", lambda *arguments: made.finished_path(calls.append(arguments)))
     settings, x = ta.Settings(tol=1e-9), BRANCHES["semantic"].start(model)
     for limits, expected in (({}, (1.0, 3.0)), ({"low": 1.5, "high": 2.1}, (1.5, 2.1))):
         transition = ta.find_event(

@@ -12,8 +12,9 @@ import pytest
 
 import tiedattn_jax as ta
 from tiedattn_jax.model.overlaps import BRANCHES
-from tiedattn_jax.phases.events import EVENTS, Zero
+from tiedattn_jax.phases.events import EVENTS
 from tiedattn_jax.phases.follow import Follower
+from tiedattn_jax.phases.locate import Zero
 from tiedattn_jax.plotting.style import LABELS
 
 sweep_module = importlib.import_module("tiedattn_jax.phases.sweep")  # `sweep` itself is the function

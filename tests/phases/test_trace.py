@@ -10,7 +10,8 @@ from channels import NOISE, Noisy
 import tiedattn_jax as ta
 from tiedattn_jax.model.overlaps import BRANCHES, PAIR
 from tiedattn_jax.phases import trace as tracing
-from tiedattn_jax.phases.events import Event, Zero
+from tiedattn_jax.phases.events import Event
+from tiedattn_jax.phases.locate import Zero
 from tiedattn_jax.phases.trace import first_sign_change
 from tiedattn_jax.theory.pool import run_one
 

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import tiedattn_jax as ta
-from tiedattn_jax.phases.events import Zero
+from tiedattn_jax.phases.locate import Zero
 from tiedattn_jax.rsb import transitions as rsb_transitions
 from tiedattn_jax.rsb.fixed_points import BrokenState
 

@@ -4,7 +4,8 @@ inputs         checks of the arguments
 follow         natural continuation: a branch from one setting to the next
 arclength      pseudo-arclength continuation, around folds
 secant         root search in one number
-events         table of the events in alpha, and the search for any of them
+events         table of the events in alpha, and the result of a search
+locate         the search for any of them
 transitions    alpha_c and alpha_l
 ends           how branches end
 sweep          states or events of many models

@@ -23,7 +23,7 @@ from ..theory.observables import gen_error_in
 from ..theory.paths import Path
 from ..theory.states import State
 from .best_search import Place, Task, Walk, places_of, walk_path
-from .events import implicit_derivatives
+from .locate import implicit_derivatives
 
 # Half of the difference in x from which second derivatives are computed. For the semantic branch at alpha = 1.25, on
 # lines of order 5, it moves d x / d alpha by .2 % at .1 and by 2 % at .2. Below .05 the noise of 2 % a replicate grows.

@@ -30,8 +30,9 @@ from ..theory.solve import check_alpha
 from ..theory.states import FixedPoint, states_table
 from .best_places import Optimum, best_path
 from .best_search import Task
-from .events import numbers_by_name, with_sensitivities
+from .events import numbers_by_name
 from .inputs import check_top_level, prepared
+from .locate import with_sensitivities
 
 RIDGES = (1e-5, 1.0)  # default range of the ridge
 

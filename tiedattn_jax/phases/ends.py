@@ -20,9 +20,10 @@ from ..theory.paths import Path
 from ..theory.pool import run_one
 from ..theory.solve import Problem
 from ..theory.states import FixedPoint
-from .events import EVENTS, Guess, Transition, crossings, locate_path, number_of, transition_of
+from .events import EVENTS, Transition
 from .follow import CURVE_SETTINGS, Curve
 from .inputs import prepared
+from .locate import Guess, crossings, locate_path, number_of, transition_of
 
 # Fraction of the largest order parameter along a curve. If the last one before an end exceeds it, the order parameter
 # does not fall to zero like a square root there, and we search for a fold.

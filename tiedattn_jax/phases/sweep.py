@@ -29,9 +29,10 @@ from .best_curve import BestCurve
 from .best_places import best_path
 from .best_ridge import best_of, prepared_search
 from .boundaries import ALPHA_L, MODELS, Boundary
-from .events import EVENTS, Guess, Transition, event_of, locate_path, transition_of
+from .events import EVENTS, Transition, event_of
 from .follow import CURVE_SETTINGS, Curve, Progress, silent, walk
 from .inputs import check_top_level, prepared
+from .locate import Guess, locate_path, transition_of
 from .trace import SEARCH, first_sign_change, recovery_boundary
 from .transitions import RANGE, critical_path, crossing_path
 

@@ -22,21 +22,10 @@ from ..theory.paths import Path
 from ..theory.pool import run_one
 from ..theory.states import FixedPoint
 from .boundaries import ALPHA_L, MODELS, Boundary, baseline_branch
-from .events import (
-    EVENTS,
-    Event,
-    Guess,
-    Start,
-    Zero,
-    event_of,
-    find_zero,
-    guess_of,
-    number_of,
-    sign_changes,
-    transition_of,
-)
+from .events import EVENTS, Event, event_of
 from .follow import Progress, WarmStart, predict, silent, update, walk
 from .inputs import prepared
+from .locate import Guess, Start, Zero, find_zero, guess_of, number_of, sign_changes, transition_of
 
 SEARCH = np.geomspace(3.0, 0.05, 19)  # alphas that are searched for the first point
 _WIDER_SEARCH = np.geomspace(1.8, 0.4, 9)  # alphas, relative to the last one, that are searched if a prediction fails
