@@ -114,6 +114,7 @@ def printed(notebook) -> str:
             3,
             ["d = 80, 2 instances: converged"],
         ),
+        ("optimal", "D = 80\nINSTANCES = 2\nPOINTS = 5\nORDER = 5", 3, ["alpha = 0.4: overlap", "alpha = 2.0: cosine"]),
         ("your_own_attention", "ORDER = 5\nD = 60\nINSTANCES = 2", 1, ["beta = 1.5: Transition(alpha_c = "]),
     ],
 )
