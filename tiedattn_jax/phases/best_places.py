@@ -101,7 +101,7 @@ def best_path(task: Task) -> Path:
     best = min(optima, key=lambda optimum: (not optimum.converged, float(np.nanmean(optimum.error))))
     branches = [best.branch] + ([1 - best.branch] if best.kind == "transition" else [])
     x = float(np.log(best.value))
-    paths = [task.problem(task.branches[b], x).solve_replicates(walks[b].near(x)) for b in branches]
+    paths = [task.problem(task.branches[b], x).solve_replicates(walks[b].nearest(x)) for b in branches]
     return best._replace(states=tuple((yield paths)))
 
 
@@ -124,7 +124,7 @@ def _located(task: Task, walks: Sequence[Walk], place: Place) -> Path:
             if quorum(usable) and np.mean(difference[usable]) < 0:
                 optimum, _ = yield from _at_transition(task, walks, place, crossing)
         return optimum
-    sample = yield from _sample(task, walk.branch, place.x, walk.near(place.x))
+    sample = yield from _sample(task, walk.branch, place.x, walk.nearest(place.x))
     if sample is None:
         return None
     at_rest = jax.tree.map(np.zeros_like, sample.rates)
@@ -138,7 +138,7 @@ def _inside(task: Task, walk: Walk, place: Place) -> Path:
     The first steps use the coarse replicate, and the curvature of its walk.
     """
     low, high = np.log(task.bracket)
-    x, overlaps, curvature, converged = place.x, walk.near(place.x), place.curvature, False
+    x, overlaps, curvature, converged = place.x, walk.nearest(place.x), place.curvature, False
     for _ in range(_COARSE_STEPS):
         first = yield from _sample(task, walk.branch, x, overlaps, coarse=True)
         if first is None:
@@ -196,7 +196,7 @@ def _at_transition(task: Task, walks: Sequence[Walk], place: Place, x: float) ->
 
 def _states(task: Task, walks: Sequence[Walk], branch: int, x: float) -> Path:
     """Path to the states of a branch on all replicates."""
-    return task.problem(walks[branch].branch, x).solve_replicates(walks[branch].near(x))
+    return task.problem(walks[branch].branch, x).solve_replicates(walks[branch].nearest(x))
 
 
 def _sample(task: Task, branch: str, x: float, overlaps: Overlaps, coarse: bool = False) -> Path:

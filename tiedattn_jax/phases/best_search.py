@@ -37,7 +37,7 @@ PER_DECADE = 3  # values of the walk in a factor of ten
 
 
 class Task(NamedTuple):
-    """What is searched for.
+    """A search for the best value of a number.
 
     Attributes:
         model, alpha: the setting, apart from the number.
@@ -87,12 +87,12 @@ class Walk(NamedTuple):
     loss: Float[np.ndarray, " A"]
     overlaps: list[Overlaps | None]
 
-    def near(self, x: float) -> Overlaps:
+    def nearest(self, x: float) -> Overlaps:
         """Return the overlaps at the state of the walk that is nearest to x."""
         places = np.flatnonzero(np.isfinite(self.error))
-        nearest = self.overlaps[places[np.argmin(np.abs(self.x[places] - x))]]
-        assert nearest is not None
-        return nearest
+        overlaps = self.overlaps[places[np.argmin(np.abs(self.x[places] - x))]]
+        assert overlaps is not None
+        return overlaps
 
 
 def walk_path(task: Task, branch: str) -> Path:
@@ -137,7 +137,7 @@ def walk_path(task: Task, branch: str) -> Path:
 
 
 class Place(NamedTuple):
-    """Where the smallest error is expected: a point of a stretch of values on which one branch counts.
+    """A point at which the smallest error is expected, in a stretch of values on which one branch counts.
 
     Attributes:
         branch: index of the branch in the task.
