@@ -102,6 +102,19 @@ def test_gauss_hermite_is_exact_in_every_rotation(model):
     assert not np.allclose(replicate.student, ta.gauss_hermite_nodes(model, 4, replicates=2).replicate(0).student)
 
 
+def test_nodes_of_small_weight_can_be_left_out(model):
+    whole, part = (ta.gauss_hermite_nodes(model, 10, least_weight=w, replicates=2) for w in (0.0, 1e-9))
+    assert part.size < 0.6 * whole.size
+    for k in range(2):
+        a, b = part.replicate(k), whole.replicate(k)
+        assert float(jnp.sum(a.weight)) == pytest.approx(1, abs=1e-12)
+        means = [jnp.sum(r.weight * jnp.cos(r.student[0, 0] - r.teacher[1, 0])) for r in (a, b)]
+        np.testing.assert_allclose(*means, rtol=3e-6)
+    for value in (-1.0, 1e-3):
+        with pytest.raises(ta.InputError, match="least_weight"):
+            ta.gauss_hermite_nodes(model, 4, least_weight=value)
+
+
 def test_whitening_undoes_fields(model):
     """`whiten` inverts `fields` and returns their normal log density given the teacher's, up to a constant."""
     replicate = ta.sobol_nodes(model, 64, replicates=1).replicate(0)

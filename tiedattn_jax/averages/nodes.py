@@ -23,6 +23,7 @@ from scipy import special
 
 from ..base.errors import InputError, require
 from ..base.linalg import apply, cholesky, inverse
+from ..base.types import Number
 from ..model.model import Model
 from ..model.overlaps import Overlaps, residual_covariance
 from .fields import fields, whiten
@@ -237,15 +238,26 @@ def monte_carlo_nodes(
 
 
 def gauss_hermite_nodes(
-    model: Model, order: int = 16, *, seed: int = 0, replicates: int = REPLICATES, block: int | None = None
+    model: Model,
+    order: int = 16,
+    *,
+    least_weight: Number = 0.0,
+    seed: int = 0,
+    replicates: int = REPLICATES,
+    block: int | None = None,
 ) -> Rule:
     """Return a tensor Gauss-Hermite rule with `order` points in each of the L (r + t) fields.
 
     The Gaussian law is invariant under rotations, so the replicates are the grid itself and randomly rotated copies.
     Their scatter measures what the grid does not resolve. The rule is exact for polynomials up to degree 2 order - 1.
 
+    Args:
+        least_weight: nodes with a smaller weight are left out, for functions that are bounded. In four fields, at order
+            12, 1e-10 leaves out 58 % of the nodes, which have 1e-7 of the weight.
+
     Raises:
-        InputError: `order` is below one, or the grid has more than 2^24 nodes; otherwise as in `sobol_nodes`.
+        InputError: `order` is below one, the grid has more than 2^24 nodes, or `least_weight` is not in [0, 1e-6];
+            otherwise as in `sobol_nodes`.
     """
     check_arguments(model, block, order=order, replicates=replicates, seed=seed)
     dim = _dimension(model)
@@ -254,7 +266,10 @@ def gauss_hermite_nodes(
     check_memory(order**dim * dim, replicates, "order", order)
     from scipy.stats import ortho_group  # not at the top, see `sobol_normals`
 
+    require(0 <= least_weight <= 1e-6, "least_weight", least_weight, "from 0 to 1e-6")
     grid, weight = hermite_grid(order, dim)
+    grid, weight = grid[:, weight >= least_weight], weight[weight >= least_weight]
+    weight = weight / weight.sum()
     rng = np.random.default_rng(seed)
     rotations = [np.eye(dim)] + [ortho_group.rvs(dim, random_state=rng) for _ in range(replicates - 1)]
     normals, weights = np.stack([t @ grid for t in rotations]), np.tile(weight, (replicates, 1))

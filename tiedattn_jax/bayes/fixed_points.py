@@ -38,7 +38,9 @@ _MAX_STEPS = 400
 # Conjugates of the starts, and those at which a search ends with zero and with perfect overlap, in units of 1 / rho.
 STARTS = {"uninformed": 1e-7, "informed": 1e7}
 _ZERO, _PERFECT = 1e-8, 1e13
-_GROWTH = 0.3  # relative length of steps away from an unstable state
+# Relative length of steps away from an unstable state, and where the conjugates are so small or so large, in units of
+# 1 / rho, that no other state is near.
+_GROWTH, _FAR_GROWTH, _FAR = 0.3, 9.0, (1e-2, 1e2)
 _CUT = 0.9  # largest relative length of Newton's step
 _RESOLUTION = 2.0  # sqrt(V / rho) over the spacing of a grid of preimages, below which the grid is too coarse
 _SHOWN = "q", "gen_error", "free_entropy"  # numbers of a printed report
@@ -300,15 +302,17 @@ def _search(
     def iterate(change: Callable[[Array], Array], first: Array) -> tuple[Array, tuple[Array, Array]]:
         def body(s: tuple[Array, Array, Array]) -> tuple[Array, Array, Array]:
             v, _, count = s
-            r, size = change(v), jnp.linalg.norm(v)
-            J = jax.jacfwd(change)(v)
+            J, r = jax.jacfwd(lambda v: (change(v),) * 2, has_aux=True)(v)
+            size = jnp.linalg.norm(v)
             newton = -jnp.linalg.solve(J, r)
             # Where the map contracts, Newton's step has the direction of the map's; elsewhere the map leads away from
             # an unstable state, and its steps are made longer.
             contracts = (jnp.vdot(newton, r) > 0) & jnp.all(jnp.isfinite(newton))
             length = jnp.linalg.norm(r) / size
-            step = jnp.where(contracts, newton, r * jnp.maximum(1.0, _GROWTH / length))
-            step = step * jnp.minimum(1.0, _CUT * size / jnp.linalg.norm(step))
+            is_far = (size < _FAR[0] * unit) | (size > _FAR[1] * unit)
+            step = jnp.where(contracts, newton, r * jnp.maximum(1.0, jnp.where(is_far, _FAR_GROWTH, _GROWTH) / length))
+            longest = jnp.where(is_far & ~contracts, _FAR_GROWTH, _CUT)
+            step = step * jnp.minimum(1.0, longest * size / jnp.linalg.norm(step))
             ended = length <= tol
             return jnp.where(ended, v, v + step), length, count + 1
 
