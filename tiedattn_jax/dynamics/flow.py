@@ -87,7 +87,7 @@ def drift(model: Model, s: Moments, f: Forces, eta: Float[Array, ""], kappa: Flo
     return Moments(-2 * eta * symmetric(step) + eta**2 * noise, -eta * Theta, -eta * M)
 
 
-def gram_of(model: Model) -> Float[Array, "t+J t+J"]:
+def gram_of(model: Model) -> Float[Array, "n n"]:
     """Return the inner products of the teacher's columns, over d, and of the encodings."""
     law = model.law()
     moments = jnp.block([[law.pi, jnp.swapaxes(law.cross, 1, 2)], [law.cross, law.tau]])
@@ -139,4 +139,6 @@ def _check_start(R: Array, overlap: Array, spanned: Array, rest: Array) -> None:
         raise InputError("start", f"{text}, got Theta and m={overlap.tolist()}: or give m of the first encoding alone")
     if not float(jnp.linalg.eigvalsh(rest)[0]) > 0:
         least = (R - rest).tolist()
-        raise InputError("start", f"must have R larger than what Theta and m alone make of it, {least}, got {R.tolist()}")
+        raise InputError(
+            "start", f"must have R larger than what Theta and m alone make of it, {least}, got {R.tolist()}"
+        )

@@ -408,7 +408,9 @@ def _run(
         f = forces(model, x, replicate)
         velocity = drift(model, s, f, eta, kappa)
         slope = overlaps_of(model, velocity)
-        error_rate = sum(jnp.sum(a * b) for a, b in zip(jax.tree.leaves(f.gradient), jax.tree.leaves(slope), strict=True))
+        error_rate = sum(
+            jnp.sum(a * b) for a, b in zip(jax.tree.leaves(f.gradient), jax.tree.leaves(slope), strict=True)
+        )
         student, rate = jax.jvp(lambda s, e: _student(model, s, e, kappa), (s, f.error), (velocity, error_rate))
         return velocity, student, rate
 
