@@ -138,7 +138,5 @@ def _check_start(R: Array, overlap: Array, spanned: Array, rest: Array) -> None:
         text = "must have overlaps that a student can have (of p_1 = -p_2 follows m_1 = -m_2)"
         raise InputError("start", f"{text}, got Theta and m={overlap.tolist()}: or give m of the first encoding alone")
     if not float(jnp.linalg.eigvalsh(rest)[0]) > 0:
-        least = (R - rest).tolist()
-        raise InputError(
-            "start", f"must have R larger than what Theta and m alone make of it, {least}, got {R.tolist()}"
-        )
+        text = f"must have R larger than what Theta and m alone make of it, {(R - rest).tolist()}"
+        raise InputError("start", f"{text}, got R={R.tolist()}")

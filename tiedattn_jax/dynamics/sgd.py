@@ -10,6 +10,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
+from jax.flatten_util import ravel_pytree
 from jaxtyping import Array, Bool, Float, Int
 
 from ..averages.nodes import gauss_hermite_nodes, sobol_nodes
@@ -322,10 +323,10 @@ def sgd(
     Args:
         model: the data, the target, and the loss.
         start: (R, Theta, m), the overlaps ``Q^T Q / d``, ``Q^T Q* / d`` and ``Q^T p_l / sqrt(d)`` at t = 0, as arrays
-            (r, r), (r, t) and (L, r). A number R stands for R times the identity, and a number Theta for a student whose
-            columns are along the teacher's. A number m, or an array (r,), is the overlap with the first encoding of a
-            student in its direction. What teacher and encodings do not explain of the student is random, with the same
-            variance at every eigenvalue of the covariance. A `Trajectory` continues at its end.
+            (r, r), (r, t) and (L, r). A number R stands for R times the identity, and a number Theta for a student
+            whose columns are along the teacher's. A number m, or an array (r,), is the overlap with the first encoding
+            of a student in its direction. The rest of the student, which teacher and encodings do not explain, is
+            random, with the same variance at every eigenvalue of the covariance. A `Trajectory` continues at its end.
         eta: learning rate.
         until: time at the end.
         kappa: ridge per sample.
@@ -408,9 +409,7 @@ def _run(
         f = forces(model, x, replicate)
         velocity = drift(model, s, f, eta, kappa)
         slope = overlaps_of(model, velocity)
-        error_rate = sum(
-            jnp.sum(a * b) for a, b in zip(jax.tree.leaves(f.gradient), jax.tree.leaves(slope), strict=True)
-        )
+        error_rate = jax.tree.reduce(jnp.add, jax.tree.map(lambda a, b: jnp.sum(a * b), f.gradient, slope))
         student, rate = jax.jvp(lambda s, e: _student(model, s, e, kappa), (s, f.error), (velocity, error_rate))
         return velocity, student, rate
 
@@ -468,8 +467,8 @@ def _distance(a: Moments, b: Moments) -> Float[Array, ""]:
 @precise
 def _growth(flow: Callable[[Moments], Moments], s: Moments) -> Float[Array, ""]:
     """Return the largest real part of the eigenvalues of the linearised flow."""
-    vector, unravel = jax.flatten_util.ravel_pytree(s)
-    _, along = jax.linearize(lambda v: jax.flatten_util.ravel_pytree(flow(unravel(v)))[0], vector)
+    vector, unravel = ravel_pytree(s)
+    _, along = jax.linearize(lambda v: ravel_pytree(flow(unravel(v)))[0], vector)
     rows = lax.map(along, jnp.eye(vector.size, dtype=vector.dtype))
     rows = jnp.where(jnp.all(jnp.isfinite(rows)), rows, 0.0)
     return jnp.max(jnp.real(jnp.linalg.eigvals(rows)))
@@ -481,8 +480,9 @@ def _student(model: Model, s: Moments, error: Array, kappa: Array) -> Student:
     (L, _, t), law, x = model.shape, model.law(), overlaps_of(model, s)
     R, Theta = jnp.tensordot(law.weights, s.R, 1), jnp.tensordot(law.weights, s.Theta, 1)
     gram = gram_of(model)
-    along = [
+    along_teacher, along_encodings = (
         jnp.einsum("ai,ij,aj->", a, jnp.linalg.pinv(g, hermitian=True), a)
         for a, g in ((Theta, gram[:t, :t]), (x.m[:L].T, gram[t : t + L, t : t + L]))
-    ]
-    return Student(R, Theta, x.m, x.q, x.theta, *along, error, error + 0.5 * kappa * jnp.trace(R))
+    )
+    risk = error + 0.5 * kappa * jnp.trace(R)
+    return Student(R, Theta, x.m, x.q, x.theta, along_teacher, along_encodings, error, risk)

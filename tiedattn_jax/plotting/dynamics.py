@@ -29,8 +29,8 @@ def trajectory_figure(path: Any) -> Figure:
         "along the teacher": (mean.along_teacher, COLOURS["semantic"]),
         "along the encodings": (mean.along_encodings, COLOURS["positional"]),
     }
-    options = {"xlabel": "time $t$ = steps / $d$", "ylabels": ("size of the student", "loss")}
-    with panels(7.6, 3.4, [""] * 2, **options) as (figure, axes):
+    xlabel, ylabels = "time $t$ = steps / $d$", ("size of the student", "loss")
+    with panels(7.6, 3.4, [""] * 2, xlabel=xlabel, ylabels=ylabels) as (figure, axes):
         sizes, losses = axes[0]
         for label, (square, colour) in curves.items():
             line(sizes, t, np.sqrt(np.maximum(square, 0.0)), colour, label)
