@@ -400,57 +400,68 @@ def _run(
     points: int,
     steps: int,
 ) -> Run:
-    eta, kappa, until = numbers
-    width = until / (points - 1)
+    (eta, kappa, until), fixed = numbers, lax.stop_gradient((model, start, numbers))
+    moments = _integrated(model, start, numbers, replicate, points, steps)
 
-    def state(s: Moments) -> tuple[Moments, Student, Student]:
-        """Return velocity, student and its rate."""
-        x = overlaps_of(model, s)
-        f = forces(model, x, replicate)
+    def state(s: Moments) -> tuple[Student, Student, Moments]:
+        """Return the student, its rate, and the velocity of its moments."""
+        f = forces(model, overlaps_of(model, s), replicate)
         velocity = drift(model, s, f, eta, kappa)
         slope = overlaps_of(model, velocity)
         error_rate = jax.tree.reduce(jnp.add, jax.tree.map(lambda a, b: jnp.sum(a * b), f.gradient, slope))
-        student, rate = jax.jvp(lambda s, e: _student(model, s, e, kappa), (s, f.error), (velocity, error_rate))
-        return velocity, student, rate
+        return *jax.jvp(lambda s, e: _student(model, s, e, kappa), (s, f.error), (velocity, error_rate)), velocity
 
-    @jax.checkpoint
-    def flow(s: Moments) -> Moments:
-        return drift(model, s, forces(model, overlaps_of(model, s), replicate), eta, kappa)
-
-    def advance(s: Moments, first: Moments, h: Array) -> Moments:
-        k2 = flow(_moved(s, first, h / 2))
-        k3 = flow(_moved(s, k2, h / 2))
-        k4 = flow(_moved(s, k3, h))
-        mean = jax.tree.map(lambda a, b, c, d: (a + 2 * b + 2 * c + d) / 6, first, k2, k3, k4)
-        return _moved(s, mean, h)
-
-    def more(s: Moments, h: Array, count: int) -> Moments:
-        return lax.scan(lambda s, _: (advance(s, flow(s), h), None), s, None, length=count)[0]
-
-    def interval(s: Moments, _: None) -> tuple[Moments, Any]:
-        velocity, student, rate = jax.checkpoint(state)(s)
-        after = advance(s, velocity, width / steps)
-        return more(after, width / steps, steps - 1), (s, student, rate)
-
-    end, path = lax.scan(interval, start, None, length=points - 1)
-    velocity, *last = state(end)
-    moments, student, rate = jax.tree.map(lambda a, b: jnp.concatenate([a, b[None]]), path, (end, *last))
-    # The same with half as many steps; a single step then spans two intervals.
-    stride, count = (1, steps // 2) if steps > 1 else (2, 1)
-
-    def rough_interval(s: Moments, _: None) -> tuple[Moments, Moments]:
-        s = more(s, stride * width / (stride * steps // 2), count)
-        return s, s
-
-    _, rough = lax.scan(rough_interval, lax.stop_gradient(start), None, length=(points - 1) // stride)
-    fine = lax.stop_gradient(indexed(moments, slice(stride, None, stride)))
-    step_error = lax.stop_gradient(_distance(fine, rough) / 15)
-    change, growth = lax.stop_gradient((_distance(_moved(end, velocity, 1.0), end), _growth(flow, end)))
+    student, rate, velocity = lax.map(jax.checkpoint(state), moments)
+    # The same with half as many steps; if there is one between two points, it then spans two intervals.
+    stride = 1 if steps > 1 else 2
+    rough = _integrated(*fixed, replicate, (points - 1) // stride + 1, stride * steps // 2)
+    path, velocity = lax.stop_gradient((moments, velocity))
+    step_error = _distance(indexed(path, slice(None, None, stride)), rough) / 15
+    end = indexed(path, -1)
+    change = _distance(_moved(end, indexed(velocity, -1), 1.0), end)
+    growth = _growth(_flow(fixed[0], *fixed[2][:2], replicate), end)
     finite = jnp.all(jnp.array([jnp.all(jnp.isfinite(a)) for a in jax.tree.leaves((moments, student))]))
     is_steady = (change * until < _STEADY) & (growth * until < 1)
     status = jnp.where(is_steady, Status.converged, Status.max_steps)
     status = jnp.where(step_error < jnp.maximum(_TOL, 100 * jnp.finfo(eta.dtype).eps), status, Status.unresolved)
     return Run(student, rate, moments, step_error, change, growth, jnp.where(finite, status, Status.nonfinite))
+
+
+def _flow(model: Model, eta: Array, kappa: Array, replicate: Replicate) -> Callable[[Moments], Moments]:
+    """Return the velocity of the moments as a function of them; reverse passes compute it again."""
+    return jax.checkpoint(lambda s: drift(model, s, forces(model, overlaps_of(model, s), replicate), eta, kappa))
+
+
+# Classical Runge-Kutta method: the place of every stage, and its weight, in units of a step.
+_STAGES = np.array([[0.0, 1 / 6], [1 / 2, 1 / 3], [1 / 2, 1 / 3], [1.0, 1 / 6]])
+
+
+def _integrated(
+    model: Model,
+    start: Moments,
+    numbers: tuple[Array, Array, Array],
+    replicate: Replicate,
+    points: int,
+    steps: int,
+) -> Moments:
+    """Return the moments at `points` equal times, with `steps` steps between two of them."""
+    eta, kappa, until = numbers
+    flow, h = _flow(model, eta, kappa, replicate), until / ((points - 1) * steps)
+
+    def step(s: Moments, _: None) -> tuple[Moments, None]:
+        def stage(so_far: tuple[Moments, Moments], coefficients: Array) -> tuple[tuple[Moments, Moments], None]:
+            place, weight = h * coefficients
+            velocity = flow(_moved(s, so_far[0], place))
+            return (velocity, _moved(so_far[1], velocity, weight)), None
+
+        rest = jax.tree.map(jnp.zeros_like, s)
+        return lax.scan(stage, (rest, s), jnp.asarray(_STAGES, h.dtype))[0][1], None
+
+    def interval(s: Moments, _: None) -> tuple[Moments, Moments]:
+        return lax.scan(step, s, None, length=steps)[0], s
+
+    end, path = lax.scan(interval, start, None, length=points - 1)
+    return jax.tree.map(lambda a, b: jnp.concatenate([a, b[None]]), path, end)
 
 
 def _moved(s: Moments, velocity: Moments, time: Any) -> Moments:
