@@ -358,7 +358,9 @@ def sgd(
     if nodes is not None:
         check_rule(nodes, model)
     rule = default_rule(model) if nodes is None else nodes
-    numbers = tuple(as_number(a, name, model.lam.dtype) for a, name in ((eta, "eta"), (kappa, "kappa"), (until, "t")))
+    numbers = tuple(
+        as_number(a, name, model.lam.dtype) for a, name in ((eta, "eta"), (kappa, "kappa"), (until, "until"))
+    )
     moments = _end_of(model, start) if isinstance(start, Trajectory) else start_moments(model, start)
     least = 1 if points % 2 else 2  # the number of all steps must be even
 
