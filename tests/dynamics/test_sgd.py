@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 import tiedattn_jax as ta
+from tiedattn_jax.base.trees import indexed
 from tiedattn_jax.dynamics import flow
 from tiedattn_jax.theory.observables import gen_error_in
 
@@ -197,9 +198,7 @@ def test_times_of_events(model, grid):
 
 
 def test_statuses(model, grid):
-    assert short(model, grid, kappa=0.5, until=60.0).status_name == "steady state"
-    rough = short(model, grid, eta=40.0, until=4000.0, points=3, steps=1)
-    assert not rough.ok and rough.status_name.startswith(("the steps", "blown"))
+    assert short(ta.dot_product(omega=0.9), grid, (0.1, 0.01, 0.2), until=600.0, steps=64).status_name == "steady state"
     linear = ta.linear_attention()
     lost = ta.sgd(linear, (500.0, 1.0, 1.0), 50.0, 100.0, nodes=ta.sobol_nodes(linear, 2**6), points=5, steps=4)
     assert lost.status_name == "blown up" and not lost.ok
@@ -208,9 +207,10 @@ def test_statuses(model, grid):
 def test_a_state_that_something_still_leaves_is_not_steady(grid):
     """On the plateau of m nothing moves, but a small overlap with the teacher grows."""
     layer = ta.dot_product(omega=0.1)
-    path = short(layer, grid, (0.05, 1e-9, 0.05), until=600.0, points=13, steps=4)
-    assert path.status_name == "time over" and float(path.m[-1]) > 0.2
-    assert float(jnp.max(path.replicates.change)) * 600 < 0.01 < float(jnp.min(path.replicates.growth)) * 600
+    path = short(layer, grid, (0.05, 1e-9, 0.05), until=600.0, steps=64)
+    first = indexed(path.replicates, 0)  # the grid that is not rotated has the symmetry of theta
+    assert int(first.status) == ta.Status.max_steps and float(path.m[-1]) > 0.2
+    assert float(first.change) * 600 < 0.01 and float(first.growth) * 600 > 1
 
 
 def test_a_trajectory_continues(model, grid):
@@ -222,11 +222,10 @@ def test_a_trajectory_continues(model, grid):
 
 
 def test_steps_are_doubled_until_they_resolve_the_trajectory(model, grid):
-    settings = {"eta": 30.0, "until": 60.0, "points": 5}
-    few, chosen = short(model, grid, **settings, steps=1), short(model, grid, **settings, steps=None)
+    few, chosen = (short(model, grid, eta=10.0, steps=steps) for steps in (1, None))
     assert few.status_name.startswith("the steps") and chosen.ok
     assert float(chosen.replicates.step_error[0]) < 1e-5 < float(few.replicates.step_error[0])
-    fine = short(model, grid, **settings, steps=64)
+    fine = short(model, grid, eta=10.0, steps=64)
     assert float(chosen.R[-1]) == pytest.approx(float(fine.R[-1]), rel=1e-4)
 
 

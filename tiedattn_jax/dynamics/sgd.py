@@ -139,7 +139,7 @@ class Trajectory(Result):
     def reduced(self, student: Student) -> dict[str, Float[Array, "..."]]:
         """Return the fields of a student by name; for two tokens and rank one as numbers, of the first token."""
         fields = dict(vars(student))
-        if self.model.shape == (2, 1, 1):
+        if student.m.shape[-2:] == (2, 1) and student.Theta.shape[-1] == 1:  # a batched model has other shapes
             for name in ("R", "Theta"):
                 fields[name] = fields[name][..., 0, 0]
             for name in ("q", "theta"):
