@@ -33,6 +33,7 @@ _TOL = 1e-5  # error of the steps, relative to the size of the student, above wh
 _MOST, _TRACED = 64, 4  # steps between two points: the most that are tried, and those inside a trace
 _STEADY = 0.01  # relative change in a time as long as the trajectory, below which its end is steady
 _BISECTIONS = 50
+_NOTHING = 1e-10  # numbers below this are printed as zero: an overlap that decays becomes rounding
 
 CROSSINGS: dict[str, Callable[[Any, Any], Any]] = {
     "theta overtakes m": lambda s, value: s.along_teacher - s.along_encodings - value,
@@ -207,7 +208,11 @@ class Trajectory(Result):
         names = "R", "Theta", "m", "gen_error", "risk"
         mean, bars = (self.reduced(indexed(s, -1)) for s in (self.mean, self.stderr))
         words = ("size of the student", "overlap with the teacher", "overlap with the encodings", "", "objective")
-        rows = rows_of({name: mean[name] for name in names}, {name: bars[name] for name in names})
+        numbers, errors = (
+            {name: np.where(np.abs(mean[name]) < _NOTHING, 0.0, values[name]) for name in names}
+            for values in (mean, bars)
+        )
+        rows = rows_of(numbers, errors)
         rows = [(*row[:2], word or row[2]) for row, word in zip(rows, words, strict=True)]
         details = [("step error", f"{np.max(self.replicates.step_error):.0e}", "of the integration, relative")]
         for event in ("theta overtakes m", "m overtakes theta"):
