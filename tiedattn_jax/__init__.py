@@ -15,6 +15,7 @@ passing and training follow from it. The public functions by task:
     replica symmetry breaking       solve_1rsb, critical_alpha_1rsb, linear_crossing_1rsb
     optimal learner                 bayes, weak_recovery, perfect_recovery, posterior_mean
                                     Preimages, orbit, posterior_pair
+    learning dynamics               sgd; results: Trajectory, Student, Crossing
     spectral start  spectral_direction, spectral_overlap; init="spectral" in gamp, train, run_instances
     observables     gen_error, gen_error_linear, second_minimum_share, error_bar
     finite size     sample_data, Data, realised, raw_labels, shard, gamp, train, risk, run_instances
@@ -49,6 +50,7 @@ from .bayes.recovery import (
     weak_recovery as weak_recovery,
 )
 from .bayes.spectral import spectral_overlap as spectral_overlap
+from .dynamics.sgd import Crossing as Crossing, Student as Student, Trajectory as Trajectory, sgd as sgd
 from .finite.data import Data as Data, shard as shard
 from .finite.evaluation import (
     LinearBaseline as LinearBaseline,

@@ -10,6 +10,7 @@ from tiedattn_jax.phases.boundaries import Boundary
 from tiedattn_jax.plotting.branches import branch_figure, path_figure
 from tiedattn_jax.plotting.counting import attention_figure, learning_figure, token_name
 from tiedattn_jax.plotting.diagrams import diagram_figure, slice_figure
+from tiedattn_jax.plotting.dynamics import trajectory_figure
 from tiedattn_jax.plotting.events import boundary_figure, transition_figure
 from tiedattn_jax.plotting.optimal import optimal_figure
 from tiedattn_jax.plotting.simulations import gamp_figure, instances_figure, training_figure
@@ -467,3 +468,19 @@ def test_instances():
     assert axis.get_xlim()[1] < 4
     instances.branch = np.full(5, "neither")
     assert not instances_figure(instances).axes[0].containers
+
+
+def test_trajectory():
+    """Sizes are roots of the parts of tr R, and both losses have their own line."""
+    t = np.array([0.0, 1.0, 2.0])
+    numbers = Namespace(R=np.full((3, 2, 2), 2.0), along_teacher=t, along_encodings=4 * t, risk=3 + t, gen_error=1 + t)
+    bars = Namespace(risk=0.1 * t, gen_error=0.1 * t)
+    figure = trajectory_figure(Namespace(t=t, mean=numbers, stderr=bars))
+    sizes, losses = figure.axes
+    drawn = {line.get_label(): line.get_ydata() for line in sizes.lines}
+    np.testing.assert_allclose(drawn["along the teacher"], np.sqrt(t))
+    np.testing.assert_allclose(drawn["along the encodings"], 2 * np.sqrt(t))
+    np.testing.assert_allclose(next(iter(drawn.values())), 2.0)
+    assert {line.get_label() for line in losses.lines} == {"risk", LABELS["gen_error"]} and len(losses.collections) == 2
+    with pytest.raises(ta.InputError, match="one trajectory"):
+        trajectory_figure(Namespace(t=t[None], mean=numbers, stderr=bars))

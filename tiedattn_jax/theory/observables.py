@@ -121,13 +121,21 @@ def _over(nodes: Rule, number: Callable[[Replicate], Float[Array, ""]]) -> Avera
 
 def gen_error_in(model: Model, x: Overlaps, replicate: Replicate) -> Float[Array, ""]:
     """Compute `gen_error` in one replicate of the averages."""
+    return over_nodes(model, replicate, lambda model, block: error_in_block(model, x, replicate, block))
 
-    def block_error(model: Model, block: Any) -> Float[Array, ""]:
-        tokens = sentence_overlaps(model, x)
-        student, teacher, weight = replicate.quadrature(block)
-        return model.sentence.share * jnp.sum(weight * loss_at_nodes(model, *fields(model, tokens, student, teacher)))
 
-    return over_nodes(model, replicate, block_error)
+def error_in_block(model: Model, x: Overlaps, replicate: Replicate, block: Any) -> Float[Array, ""]:
+    """Return the contribution of one block to `gen_error`, for the kind of sentences that `model` is conditioned on."""
+    h, y, weight = fields_in_block(model, x, replicate, block)
+    return model.sentence.share * jnp.sum(weight * loss_at_nodes(model, h, y))
+
+
+def fields_in_block(
+    model: Model, x: Overlaps, replicate: Replicate, block: Any
+) -> tuple[Float[Array, "L r N"], Float[Array, "L t N"], Float[Array, " N"]]:
+    """Return the fields of student and teacher, and the weights, at the nodes of one block."""
+    student, teacher, weight = replicate.quadrature(block)
+    return *fields(model, sentence_overlaps(model, x), student, teacher), weight
 
 
 def gen_error_linear_in(model: Model, replicate: Replicate) -> Float[Array, ""]:

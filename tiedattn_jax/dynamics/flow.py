@@ -1,0 +1,142 @@
+"""The equations of one-pass stochastic gradient descent: drift and noise of the student's second moments.
+
+# notation: eta rate, kappa ridge per sample, t = steps / d. For every atom of the spectrum R (r, r), Theta (r, t) and
+# M (r, J) are the second moments of the student's entries, with the teacher's, and with those of the encodings.
+# w, gamma, tau, pi, cross are those of the law.
+
+The overlaps are linear in these moments, and the test error E is a function of the overlaps. The chain rule gives the
+mean step of an entry q_i of the student,
+
+    -eta (A q_i + B pi_i + C tau_i),   A = 2 sum_l gamma_l dE/dq_l + kappa,  B = sum_l gamma_l dE/dtheta_l,  C = dE/dm,
+
+and the moments move as this step says. A step also has noise; its variance eta^2 sum_l gamma_l E[u_l u_l^T], with the
+gradients u_l of the loss in the fields, adds to R.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Float
+
+from ..averages.moreau import gradient_at_nodes
+from ..averages.rule import Replicate
+from ..base.errors import InputError, as_array, is_concrete, require_kind, with_values
+from ..base.linalg import precise
+from ..model.model import Model
+from ..model.overlaps import Overlaps, symmetric
+from ..theory.observables import error_in_block, fields_in_block
+from ..theory.potentials import over_nodes
+
+_SAME = 1e-6  # relative difference below which numbers of a start agree
+
+
+class Moments(eqx.Module):
+    """Second moments of the student at every atom of the spectrum: with itself, the teacher and the encodings."""
+
+    R: Float[Array, "*batch K r r"]
+    Theta: Float[Array, "*batch K r t"]
+    M: Float[Array, "*batch K r J"]
+
+
+class Forces(NamedTuple):
+    """Test error at some overlaps, its gradient, and the second moments of the gradients of the loss, (S, r, r)."""
+
+    error: Float[Array, ""]
+    gradient: Overlaps
+    noise: Float[Array, "S r r"]
+
+
+@precise
+def overlaps_of(model: Model, s: Moments) -> Overlaps:
+    """Return the overlaps of a student with given moments; its response V does not matter here and is zero."""
+    law = model.law()
+    share = law.weights[:, None] * law.gamma
+    q = jnp.einsum("kl,kab->lab", share, s.R)
+    theta, m = jnp.einsum("kl,kat->lat", share, s.Theta), jnp.einsum("k,kaj->ja", law.weights, s.M)
+    return Overlaps(q, jnp.zeros_like(q), theta, m)
+
+
+def forces(model: Model, x: Overlaps, replicate: Replicate) -> Forces:
+    """Return the average over the nodes of a replicate of all that the equations need."""
+
+    def block_sums(model: Model, block: Any) -> Forces:
+        error, gradient = jax.value_and_grad(lambda x: error_in_block(model, x, replicate, block))(x)
+        h, y, weight = fields_in_block(model, x, replicate, block)
+        u = gradient_at_nodes(model, h, y)
+        square = model.sentence.share * jnp.sum(u[:, :, None] * u[:, None] * weight, -1)
+        return Forces(error, gradient, model.sentence.to_classes(square))
+
+    return over_nodes(model, replicate, block_sums)
+
+
+@precise
+def drift(model: Model, s: Moments, f: Forces, eta: Float[Array, ""], kappa: Float[Array, ""]) -> Moments:
+    """Return the derivatives of the moments in time t = steps / d."""
+    law, g, eye = model.law(), f.gradient, jnp.eye(s.R.shape[-1], dtype=s.R.dtype)
+    A = 2 * jnp.einsum("kl,lab->kab", law.gamma, symmetric(g.q)) + kappa * eye
+    B = jnp.einsum("kl,lat->kat", law.gamma, g.theta)
+    C = g.m.T
+    Theta = A @ s.Theta + B @ law.pi + C @ law.cross
+    M = A @ s.M + B @ jnp.swapaxes(law.cross, 1, 2) + C @ law.tau
+    step = A @ s.R + B @ jnp.swapaxes(s.Theta, 1, 2) + C @ jnp.swapaxes(s.M, 1, 2)
+    noise = jnp.einsum("kl,lab->kab", law.gamma, f.noise)
+    return Moments(-2 * eta * symmetric(step) + eta**2 * noise, -eta * Theta, -eta * M)
+
+
+def gram_of(model: Model) -> Float[Array, "n n"]:
+    """Return the inner products of the teacher's columns, over d, and of the encodings."""
+    law = model.law()
+    moments = jnp.block([[law.pi, jnp.swapaxes(law.cross, 1, 2)], [law.cross, law.tau]])
+    return jnp.tensordot(law.weights, moments, 1)
+
+
+@precise
+def start_moments(model: Model, start: Any) -> Moments:
+    """Return the moments of a student ``Q = Q* B^T + sqrt(d) p C^T + G`` with entries of G independent of the atom.
+
+    Args:
+        start: (R, Theta, m) as in `sgd`; they determine B, C and the covariance of G.
+
+    Raises:
+        InputError: `start` is no such tuple, or no student has these overlaps.
+    """
+    requirement = "(R, Theta, m), numbers or arrays (r, r), (r, t) and (L, r)"
+    require_kind(start, "start", tuple, requirement)
+    if len(start) != 3:
+        raise InputError("start", f"must be {requirement}, got {len(start)} entries")
+    (_, r, t), law, dtype = model.shape, model.law(), model.lam.dtype
+    R, Theta, m = (as_array(a, "start", dtype) for a in start)
+    semantic, positional = model.start_columns(combined=True)
+    gram = gram_of(model)
+    R, Theta = (a * unit if a.ndim == 0 else a for a, unit in ((R, jnp.eye(r, dtype=dtype)), (Theta, semantic)))
+    if m.ndim < 2:  # a student in the direction of the first encoding
+        m = gram[t:, t, None] / gram[t, t] * (m * positional if m.ndim == 0 else m)
+    for name, a, shape in (("R", R, (r, r)), ("Theta", Theta, (r, t)), ("m", m, (law.tau.shape[1], r))):
+        if a.shape != shape:
+            raise InputError("start", f"must have {name} of shape {shape}, got shape {a.shape}")
+    overlap = jnp.concatenate([Theta, m.T], 1)
+    mix = overlap @ jnp.linalg.pinv(gram, hermitian=True)
+    rest = R - mix @ overlap.T
+    if is_concrete(model, R, Theta, m):
+        with with_values():
+            _check_start(R, overlap, mix @ gram, rest)
+    B, C = mix[:, :t], mix[:, t:]
+    crossed = jnp.swapaxes(law.cross, 1, 2)
+    Thetas, Ms = B @ law.pi + C @ law.cross, B @ crossed + C @ law.tau
+    return Moments(Thetas @ B.T + Ms @ C.T + rest, Thetas, Ms)
+
+
+def _check_start(R: Array, overlap: Array, spanned: Array, rest: Array) -> None:
+    size = float(jnp.max(jnp.abs(R)))
+    if float(jnp.max(jnp.abs(R - R.T))) > _SAME * size:
+        raise InputError("start", f"must have R symmetric, got R={R.tolist()}")
+    if float(jnp.max(jnp.abs(spanned - overlap))) > _SAME * float(jnp.max(jnp.abs(overlap))):
+        text = "must have overlaps that a student can have (of p_1 = -p_2 follows m_1 = -m_2)"
+        raise InputError("start", f"{text}, got Theta and m={overlap.tolist()}: or give m of the first encoding alone")
+    if not float(jnp.linalg.eigvalsh(rest)[0]) > 0:
+        text = f"must have R larger than what Theta and m alone make of it, {(R - rest).tolist()}"
+        raise InputError("start", f"{text}, got R={R.tolist()}")
