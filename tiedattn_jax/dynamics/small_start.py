@@ -39,6 +39,7 @@ _BISECTIONS = 60
 _SCAN = 48  # responses, or alphas, among which the first one is looked for where an eigenvalue meets its condition
 _ALPHAS = 1e-3, 1e4  # range in which `separation` looks
 _STRETCHES = 1.0, 3.0, 10.0, 100.0  # factors of the nodes at which the largest eigenvalue of T is looked for
+_FAR = 1e2, 1e4  # factors of normals at which T is compared to see whether it is bounded
 _BOUNDED = 1.5  # ratio of this eigenvalue at far and at very far fields above which it has no bound
 
 
@@ -245,13 +246,12 @@ def _check(model: Model) -> None:
         require(np.ptp(ratios, 0) < 1e-6 * ratios[0], "law.gamma", gamma, "those of covariances Sigma_l = s_l Sigma")
         (L, r, _), (_, columns) = model.shape, model.columns
         normals = np.random.default_rng(0).standard_normal((64, L, columns))
-        Y = jnp.asarray(normals, model.lam.dtype)
-        H = np.asarray(jax.vmap(lambda y: _hessian(model, y))(Y))
+        H, tops = jax.device_get(_probe(model, jnp.asarray(normals, model.lam.dtype)))
         alike = np.einsum("nlk,ab->nlakb", H[:, :, 0, :, 0], np.eye(r))
         if not np.allclose(H, alike, rtol=1e-4, atol=1e-6 * np.abs(H).max()):
             text = "must have a loss with the same second derivative at zero for all columns of the student, and none"
             raise InputError("model", f"{text} between columns, got {type(model).__name__}: use rank=1")
-        far, very_far = (np.max(np.asarray(_top(model, factor * Y))) for factor in (1e2, 1e4))
+        far, very_far = tops
         if not very_far <= _BOUNDED * max(far, np.abs(H).max()):
             text = "must have a bounded target for small starts, as softmax attention does: the bulk else has no edge"
             raise InputError("model", f"{text}, got {type(model).__name__}")
@@ -273,6 +273,13 @@ def _T(model: Model, Y: Float[Array, "N L _"]) -> Float[Array, "N L L"]:
 def _token_scales(model: Model) -> Float[Array, " L"]:
     """Return the factors s_l of the covariances, of mean one."""
     return model.trace / jnp.mean(model.trace)
+
+
+@jax.jit
+def _probe(model: Model, Y: Float[Array, "N L _"]) -> tuple[Float[Array, "N L r L r"], Float[Array, " 2"]]:
+    """Return second derivatives at zero, and the largest eigenvalue of T at far and at very far fields."""
+    tops = lax.map(lambda stretch: jnp.max(_top(model, stretch * Y)), jnp.asarray(_FAR, Y.dtype))
+    return jax.vmap(lambda y: _hessian(model, y))(Y), tops
 
 
 @jax.jit
@@ -394,7 +401,7 @@ def _edge(model: Model, alpha: Array, data: _Sentences) -> Float[Array, ""]:
     return jnp.where(slope(lax.stop_gradient(data.end)) > 0, V, data.end)
 
 
-def _signal(model: Model, alpha: Array, data: _Sentences, direction: Array | int, V: Array) -> Float[Array, ""]:
+def _signal(model: Model, alpha: Array, data: _Sentences, direction: Array, V: Array) -> Float[Array, ""]:
     """Return the number that is one where the direction has the eigenvalue zeta(V) outside the bulk."""
     law, moments = model.law(), _moments(data, V)
     _, responses = _responses(model, alpha, V, moments)
@@ -410,7 +417,7 @@ def _signal(model: Model, alpha: Array, data: _Sentences, direction: Array | int
         pi = whiten @ jnp.einsum("a,a,ast,a->st", law.weights, c**2, law.pi, responses) @ whiten.T
         return largest_eigenvalue(pi, alpha * moments.teacher)
 
-    return lax.cond(jnp.asarray(direction) == 0, encodings, teacher)
+    return lax.cond(direction == 0, encodings, teacher)
 
 
 @program
@@ -423,12 +430,13 @@ def _rates(model: Model, alpha: Array, rule: Rule) -> SmallRates:
         edge = _edge(model, alpha, data)
         bulk = zeta(data, edge)
         points = edge * jnp.linspace(0.0, 1.0, _SCAN + 1, dtype=edge.dtype).at[0].set(1e-6)
-        values, flags = [], []
-        for direction in range(len(DIRECTIONS)):
-            V, separates = _first_root(lambda V, k=direction: _signal(model, alpha, data, k, V) - 1, points)
-            values.append(jnp.where(separates, zeta(data, V), bulk))
-            flags.append(separates)
-        return SmallRates(*values, bulk, jnp.stack(flags))
+
+        def outlier(direction: Array) -> tuple[Array, Array]:
+            V, separates = _first_root(lambda V: _signal(model, alpha, data, direction, V) - 1, points)
+            return jnp.where(separates, zeta(data, V), bulk), separates
+
+        values, separates = lax.map(outlier, jnp.arange(len(DIRECTIONS)))
+        return SmallRates(values[0], values[1], bulk, separates)
 
     return rule.each(rates)
 

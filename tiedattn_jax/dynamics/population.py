@@ -1,0 +1,287 @@
+"""Endless data: the minima of the population risk, which training reaches for alpha to infinity.
+
+# notation: P = Q*^T Q* / d = C C^T; encodings p_l = sum_e P_le e_e on orthonormal directions; v, eta standard normals.
+
+A minimum lies in the span of teacher and encodings, ``Q = Q* C^{-T} b^T + sqrt(d) sum_e e_e c_e^T``. The fields are
+``h_l = sqrt(gamma_l) (b v_l + c^T eta_l) + m_l`` with ``m_l = sum_e P_le c_e``. In these coordinates nothing is singular:
+the covariance of h given y, ``gamma_l c^T c``, has no smooth root at c = 0.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+from jax.scipy.optimize import minimize
+from jaxtyping import Array, Bool, Float, Int
+
+from ..averages.fields import teacher_fields
+from ..averages.program import program
+from ..averages.prox import expansion_at_nodes, loss_at_nodes
+from ..averages.rule import Replicate, Rule, average, check_rule
+from ..base.errors import InputError, as_number, is_concrete, require, with_values
+from ..base.linalg import apply, cholesky, precise
+from ..base.printing import Description, rows_of
+from ..base.results import MeanField, Result, Status, error_bar
+from ..model.model import Model
+from ..model.overlaps import branch_of
+from .small_start import check_smooth
+from .spans import smooth_rule, span_fields
+
+_POLISHES = 8  # Newton steps behind the search; each squares the error
+_TOL = 1e-9  # gradient, in units of the risk of a student of zero, below which a minimum has converged
+_ZERO = 1e-3  # size of the student in the directions of a branch below which the branch is absent
+_NULL = 1e-9  # relative curvature below which a direction is that of a rotation of the columns
+_SHOWN = "R", "Theta", "m", "risk", "gen_error", "curvature"
+_MEANINGS = {
+    "R": "Q^T Q / d",
+    "Theta": "Q^T Q* / d",
+    "m": "overlap with the encodings",
+    "risk": "population risk, with the ridge",
+    "curvature": "smallest eigenvalue of the Hessian, all directions included",
+}
+
+
+class PopulationState(eqx.Module):
+    """A minimum in every replicate of the averages: all arrays lead with that axis. See `PopulationPoint`."""
+
+    R: Float[Array, "*R r r"]
+    Theta: Float[Array, "*R r t"]
+    m: Float[Array, "*R L r"]
+    risk: Float[Array, "*R"]
+    gen_error: Float[Array, "*R"]
+    curvature: Float[Array, "*R"]
+    residual: Float[Array, "*R"]
+    status: Int[Array, "*R"]
+
+
+class PopulationPoint(Result):
+    """A minimum of the population risk. Numbers are means over replicates; see `error_bar` for their bars.
+
+    Attributes:
+        model, kappa: the setting.
+        branch: "semantic", "positional", or None.
+        replicates: the minimum in every replicate of the averages.
+        R: Q^T Q / d. The q of `solve` is gamma_l R.
+        Theta: Q^T Q* / d. The theta of `solve` is gamma_l Theta.
+        m: Q^T p_l / sqrt(d).
+        risk: ``E loss + kappa / 2 tr R``; the training loss of `solve` over alpha for large alpha.
+        gen_error: test error, ``E loss``.
+        curvature: smallest eigenvalue of the Hessian in directions of norm sqrt(d), inside and outside the span of
+            teacher and encodings; rotations of the columns that change nothing are left out.
+    """
+
+    model: Model
+    kappa: Float[Array, ""]
+    replicates: PopulationState
+    branch: str | None = eqx.field(static=True)
+    R = MeanField[Array]()
+    Theta = MeanField[Array]()
+    m = MeanField[Array]()
+    risk = MeanField[Array]()
+    gen_error = MeanField[Array]()
+    curvature = MeanField[Array]()
+    batch_probe = "kappa", 0
+
+    @property
+    def mean(self) -> PopulationState:
+        """Means of all numbers over the replicates."""
+        return jax.tree.map(lambda a: jnp.mean(a, jnp.ndim(self.kappa)), self.replicates)
+
+    @property
+    def stderr(self) -> PopulationState:
+        """Error bars of the means; see `error_bar`."""
+        axis = jnp.ndim(self.kappa)
+        return jax.tree.map(lambda a: error_bar(jnp.moveaxis(a, axis, 0)), self.replicates)
+
+    @property
+    def status(self) -> Int[Array, "*batch"]:
+        """The worst `Status` over the replicates."""
+        return jnp.max(self.replicates.status, -1)
+
+    @property
+    def stable(self) -> Bool[Array, "*batch"]:
+        """Whether it is a minimum in all directions, not only in those of its branch."""
+        return self.curvature > 0
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return setting, numbers and error bars, ready for JSON."""
+        means, bars = (
+            {name: np.asarray(getattr(state, name)).tolist() for name in _SHOWN} for state in (self.mean, self.stderr)
+        )
+        return {
+            "kappa": np.asarray(self.kappa).tolist(),
+            "branch": self.branch,
+            **means,
+            "stable": np.asarray(self.stable).tolist(),
+            "status": self.status_name,
+            "stderr": bars,
+        }
+
+    def describe(self) -> Description:
+        states = ({name: getattr(state, name) for name in _SHOWN} for state in (self.mean, self.stderr))
+        rows = [(*row[:2], _MEANINGS.get(row[0], row[2])) for row in rows_of(*states)]
+        kind = "minimum" if self.stable else "saddle"
+        branch = f"{self.branch} " if self.branch else ""
+        return Description(f"{branch}{kind} of the population risk, kappa = {self.kappa:g}", self.status_name, rows)
+
+
+def population(
+    model: Model, kappa: Any = 0.0, branch: str | None = "semantic", *, nodes: Rule | None = None
+) -> PopulationPoint:
+    """Return a minimum of the population risk ``E loss + kappa / 2 tr(Q^T Q) / d``, which is training on endless data.
+
+    It is the limit of `solve` for alpha to infinity at ``lam = kappa alpha``; `lam` of the model does not matter. The
+    fixed points of one-pass gradient descent with a small step are the same. Works under `jit`, `vmap` and `grad`; first
+    derivatives in the model's numbers and in kappa follow from the implicit function theorem.
+
+    Args:
+        model: any smooth, even layer whose covariances have one eigenvalue each.
+        kappa: ridge per sample, at least zero.
+        branch: "semantic" (m is zero), "positional" (Theta is zero), or None, which leaves both free.
+        nodes: averages, made for `model` if there are as many orthonormal directions of encodings as columns of the
+            student, as at the standard setting. By default a tensor grid for at most four fields, else 2^15 Sobol
+            points.
+
+    Returns:
+        A `PopulationPoint`. Its status is `absent` if the student is zero in the directions of the branch.
+
+    Raises:
+        InputError: kappa is negative; the branch has another name; the loss has kinks or is not even; the model has a
+            penalty, classes of tokens or several eigenvalues; or the teacher overlaps with the encodings.
+    """
+    check_smooth(model, "the population risk")
+    free = branch_of(branch).free(model)
+    if branch == "uninformed":
+        raise InputError("branch", "must be 'semantic', 'positional' or None, got 'uninformed': minima lie in the span")
+    kappa = as_number(kappa, "kappa", model.lam.dtype)
+    if is_concrete(kappa):
+        require(np.isfinite(kappa) & (np.asarray(kappa) >= 0), "kappa", kappa, "finite and at least zero")
+    atoms = len(model.law().weights)
+    require(atoms == 1, "model", f"{atoms} atoms", "a model whose covariances have one eigenvalue each")
+    count = _directions(model)
+    if nodes is None:
+        nodes = smooth_rule(model, count)
+    else:
+        check_rule(nodes, span_fields(model, count))
+    states = _states(model, kappa, nodes, free, branch_of(branch).start(model).m)
+    return PopulationPoint(model, kappa, states, branch)
+
+
+def _directions(model: Model) -> int:
+    """Return the number of orthonormal directions of the encodings."""
+    encodings = getattr(model, "encodings", None)
+    if encodings is not None:
+        return encodings.shape[1]
+    tau = model.law().tau[0]
+    if not is_concrete(tau):
+        return len(tau)
+    with with_values():
+        return max(1, int(np.linalg.matrix_rank(np.asarray(tau), hermitian=True, tol=1e-6 * np.abs(tau).max())))
+
+
+@jax.custom_jvp
+def _root(tau: Float[Array, "L L"], directions: Float[Array, " e"]) -> Float[Array, "L e"]:
+    """Return encodings on orthonormal directions: P with ``P P^T = tau``, of as many columns as `directions` has.
+
+    The derivative is for changes of tau that keep its rank.
+    """
+    values, vectors = jnp.linalg.eigh(tau)
+    e = directions.shape[0]
+    return vectors[:, -e:] * jnp.sqrt(jnp.maximum(values[-e:], 0.0))
+
+
+@_root.defjvp
+@precise
+def _(primals: Any, tangents: Any) -> tuple[Array, Array]:
+    P = _root(*primals)
+    change = tangents[0] @ jnp.linalg.pinv(P, rtol=1e-6).T
+    return P, change - 0.5 * P @ jnp.linalg.pinv(P, rtol=1e-6) @ change
+
+
+class _Student(NamedTuple):
+    """Coordinates of a student in the span of teacher and encodings."""
+
+    b: Float[Array, "r t"]
+    c: Float[Array, "e r"]
+
+
+@program
+def _states(model: Model, kappa: Array, rule: Rule, free: Float[Array, " 2"], m: Float[Array, "L r"]) -> PopulationState:
+    (L, r, t), e, law = model.shape, rule.stack.shape[1], model.law()
+    gamma, C, P = law.gamma[0], cholesky(law.pi[0]), _root(law.tau[0], jnp.zeros(e, model.lam.dtype))
+    semantic, _ = model.start_columns(combined=False)
+    start = _Student(jnp.asarray(0.8 * semantic, m.dtype), lax.stop_gradient(jnp.linalg.pinv(P, rtol=1e-6) @ m))
+    flat, unflatten = jax.flatten_util.ravel_pytree(start)
+    mask = jax.flatten_util.ravel_pytree(_Student(jnp.full((r, t), free[0]), jnp.full((e, r), free[1])))[0]
+
+    def student_fields(x: _Student, replicate: Replicate, block: Any) -> tuple[Array, Array, Array]:
+        eta, normals, weight = replicate.quadrature(block)
+        h = jnp.einsum("at,ltn->lan", x.b, normals[:, :t]) + jnp.einsum("ea,len->lan", x.c, eta)
+        h = jnp.sqrt(gamma)[:, None, None] * h + (P @ x.c)[..., None]
+        return h, teacher_fields(model, normals), weight
+
+    @precise
+    def error(v: Array, replicate: Replicate) -> Float[Array, ""]:
+        def block_error(block: Any) -> Array:
+            h, y, weight = student_fields(unflatten(v), replicate, block)
+            return jnp.sum(weight * loss_at_nodes(model, h, y))
+
+        return average(replicate, block_error)
+
+    @precise
+    def outside(v: Array, replicate: Replicate) -> Float[Array, "r r"]:
+        """Return the Hessian of the risk in directions outside the span."""
+
+        def block_curvature(block: Any) -> Array:
+            h, y, weight = student_fields(unflatten(v), replicate, block)
+            hessian = expansion_at_nodes(model, h, y)[2].reshape(L, r, L, r, -1)
+            return jnp.einsum("l,lalbn,n->ab", gamma, hessian, weight)
+
+        return average(replicate, block_curvature) + kappa * jnp.eye(r, dtype=kappa.dtype)
+
+    def state(replicate: Replicate) -> PopulationState:
+        def risk(v: Array) -> Array:
+            return error(v, replicate) + 0.5 * kappa * (v @ v)
+
+        def slope(v: Array) -> Array:
+            return mask * jax.grad(risk)(mask * v) + (1 - mask) * v
+
+        unit = lax.stop_gradient(error(jnp.zeros_like(flat), replicate))
+
+        def search(slope: Any, v: Array) -> Array:
+            rough = minimize(lambda v: risk(mask * v) / unit, v, method="BFGS").x
+
+            def polish(_: Any, v: Array) -> Array:
+                step = _solve_symmetric(jax.jacfwd(slope)(v), slope(v))
+                return v - step
+
+            return mask * lax.fori_loop(0, _POLISHES, polish, rough)
+
+        def tangent(linear: Any, y: Array) -> Array:
+            return _solve_symmetric(jax.jacfwd(linear)(jnp.zeros_like(y)), y)
+
+        v = lax.custom_root(slope, mask * flat, search, tangent)
+        x = unflatten(v)
+        inside = jnp.linalg.eigvalsh(jax.hessian(risk)(v))
+        is_gauge = jnp.abs(inside) < _NULL * jnp.max(jnp.abs(inside))
+        inside = jnp.where(is_gauge & (len(model.generators) > 0), jnp.inf, inside)
+        curvature = jnp.minimum(jnp.min(inside), jnp.min(jnp.linalg.eigvalsh(outside(v, replicate))))
+        residual = jnp.max(jnp.abs(slope(v))) / unit
+        tol = jnp.maximum(_TOL, 100 * jnp.finfo(v.dtype).eps)
+        status = jnp.where(residual < tol, Status.converged, Status.max_steps)
+        status = jnp.where(jnp.sum(v**2) < _ZERO**2, Status.absent, status)
+        status = jnp.where(jnp.all(jnp.isfinite(v)), status, Status.nonfinite)
+        R = x.b @ x.b.T + x.c.T @ x.c
+        return PopulationState(R, x.b @ C.T, P @ x.c, risk(v), error(v, replicate), curvature, residual, status)
+
+    return rule.each(state)
+
+
+def _solve_symmetric(matrix: Float[Array, "n n"], y: Float[Array, " n"]) -> Float[Array, " n"]:
+    """Solve a symmetric system; directions of zero curvature, which are rotations of the columns, are left out."""
+    return jnp.linalg.pinv(lax.stop_gradient(matrix), rtol=_NULL, hermitian=True) @ y
