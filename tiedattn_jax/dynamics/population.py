@@ -3,8 +3,8 @@
 # notation: P = Q*^T Q* / d = C C^T; encodings p_l = sum_e P_le e_e on orthonormal directions; v, eta standard normals.
 
 A minimum lies in the span of teacher and encodings, ``Q = Q* C^{-T} b^T + sqrt(d) sum_e e_e c_e^T``. The fields are
-``h_l = sqrt(gamma_l) (b v_l + c^T eta_l) + m_l`` with ``m_l = sum_e P_le c_e``. In these coordinates nothing is singular:
-the covariance of h given y, ``gamma_l c^T c``, has no smooth root at c = 0.
+``h_l = sqrt(gamma_l) (b v_l + c^T eta_l) + m_l`` with ``m_l = sum_e P_le c_e``. In these coordinates nothing is
+singular: the covariance of h given y, ``gamma_l c^T c``, has no smooth root at c = 0.
 """
 
 from __future__ import annotations
@@ -23,14 +23,13 @@ from ..averages.fields import teacher_fields
 from ..averages.program import program
 from ..averages.prox import expansion_at_nodes, loss_at_nodes
 from ..averages.rule import Replicate, Rule, average, check_rule
-from ..base.errors import InputError, as_number, is_concrete, require, with_values
-from ..base.linalg import apply, cholesky, precise
+from ..base.errors import InputError, as_number, is_concrete, require
+from ..base.linalg import cholesky, precise
 from ..base.printing import Description, rows_of
 from ..base.results import MeanField, Result, Status, error_bar
 from ..model.model import Model
 from ..model.overlaps import branch_of
-from .small_start import check_smooth
-from .spans import smooth_rule, span_fields
+from .spans import check_smooth, smooth_rule, span_fields
 
 _POLISHES = 8  # Newton steps behind the search; each squares the error
 _TOL = 1e-9  # gradient, in units of the risk of a student of zero, below which a minimum has converged
@@ -136,16 +135,16 @@ def population(
     """Return a minimum of the population risk ``E loss + kappa / 2 tr(Q^T Q) / d``, which is training on endless data.
 
     It is the limit of `solve` for alpha to infinity at ``lam = kappa alpha``; `lam` of the model does not matter. The
-    fixed points of one-pass gradient descent with a small step are the same. Works under `jit`, `vmap` and `grad`; first
-    derivatives in the model's numbers and in kappa follow from the implicit function theorem.
+    fixed points of one-pass gradient descent with a small step are the same. Works under `jit`, `vmap` and `grad`;
+    first derivatives in the model's numbers and in kappa follow from the implicit function theorem.
 
     Args:
         model: any smooth, even layer whose covariances have one eigenvalue each.
         kappa: ridge per sample, at least zero.
         branch: "semantic" (m is zero), "positional" (Theta is zero), or None, which leaves both free.
-        nodes: averages, made for `model` if there are as many orthonormal directions of encodings as columns of the
-            student, as at the standard setting. By default a tensor grid for at most four fields, else 2^15 Sobol
-            points.
+        nodes: averages, made for ``ta.span_fields(model)``; those for `model` itself have the same shape if there are
+            as many orthonormal directions of encodings as columns of the student, as at the standard setting. By
+            default a tensor grid for at most four fields, else 2^15 Sobol points.
 
     Returns:
         A `PopulationPoint`. Its status is `absent` if the student is zero in the directions of the branch.
@@ -163,25 +162,13 @@ def population(
         require(np.isfinite(kappa) & (np.asarray(kappa) >= 0), "kappa", kappa, "finite and at least zero")
     atoms = len(model.law().weights)
     require(atoms == 1, "model", f"{atoms} atoms", "a model whose covariances have one eigenvalue each")
-    count = _directions(model)
+    fields = span_fields(model)
     if nodes is None:
-        nodes = smooth_rule(model, count)
+        nodes = smooth_rule(fields)
     else:
-        check_rule(nodes, span_fields(model, count))
+        check_rule(nodes, fields)
     states = _states(model, kappa, nodes, free, branch_of(branch).start(model).m)
     return PopulationPoint(model, kappa, states, branch)
-
-
-def _directions(model: Model) -> int:
-    """Return the number of orthonormal directions of the encodings."""
-    encodings = getattr(model, "encodings", None)
-    if encodings is not None:
-        return encodings.shape[1]
-    tau = model.law().tau[0]
-    if not is_concrete(tau):
-        return len(tau)
-    with with_values():
-        return max(1, int(np.linalg.matrix_rank(np.asarray(tau), hermitian=True, tol=1e-6 * np.abs(tau).max())))
 
 
 @jax.custom_jvp
@@ -211,7 +198,9 @@ class _Student(NamedTuple):
 
 
 @program
-def _states(model: Model, kappa: Array, rule: Rule, free: Float[Array, " 2"], m: Float[Array, "L r"]) -> PopulationState:
+def _states(
+    model: Model, kappa: Array, rule: Rule, free: Float[Array, " 2"], m: Float[Array, "L r"]
+) -> PopulationState:
     (L, r, t), e, law = model.shape, rule.stack.shape[1], model.law()
     gamma, C, P = law.gamma[0], cholesky(law.pi[0]), _root(law.tau[0], jnp.zeros(e, model.lam.dtype))
     semantic, _ = model.start_columns(combined=False)

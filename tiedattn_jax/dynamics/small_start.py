@@ -5,12 +5,13 @@
 # are part of T, and the atoms of Sigma have weights w_a and eigenvalues c_a.
 
 For a small student the gradient of the risk is linear: ``dQ/dtau = (M - lambda) Q`` with the random matrix
-``M = sum_mu X^T T(Y^mu) X``, where the rows of X are the tokens ``(x_l + p_l) / sqrt(d)``. The spectrum of M has a bulk,
-and at most a few eigenvalues above it: those of the encodings and those of the teacher.
+``M = sum_mu X^T T(Y^mu) X``, where the rows of X are the tokens ``(x_l + p_l) / sqrt(d)``. The spectrum of M has a
+bulk, and at most a few eigenvalues above it: those of the encodings and those of the teacher.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -28,11 +29,10 @@ from ..base.errors import InputError, is_concrete, require, with_values
 from ..base.linalg import cholesky, inverse, precise
 from ..base.printing import Description, rows_of
 from ..base.results import MeanField, Result, Status, error_bar
-from ..base.types import Number
 from ..model.model import Model
 from ..theory.observables import largest_eigenvalue
-from ..theory.solve import check_alpha, check_model
-from .spans import smooth_rule
+from ..theory.solve import check_alpha
+from .spans import check_smooth, smooth_rule, span_fields
 
 DIRECTIONS = "encodings", "teacher"
 _BISECTIONS = 60
@@ -216,24 +216,9 @@ def separation(model: Model, *, nodes: Rule | None = None) -> Separation:
 
 def _rule(model: Model, nodes: Rule | None) -> Rule:
     if nodes is None:
-        return smooth_rule(model, 0)
+        return smooth_rule(span_fields(model, 0))
     check_rule(nodes, model)
     return nodes
-
-
-def check_smooth(model: Model, purpose: str) -> None:
-    """Raise an `InputError` unless `model` has a smooth, even loss, no penalty, and independent tokens."""
-    check_model(model, "uninformed")
-    if model.nonsmooth:
-        raise InputError("model", f"must have a loss without kinks for {purpose}, got {type(model).__name__}")
-    if model.penalty is not None:
-        raise InputError("model", f"must have no penalty besides the ridge for {purpose}, got {model.penalty!r}")
-    law = model.law()
-    if law.sentences is not None:
-        raise InputError("model", f"must have independent tokens for {purpose}, got classes of tokens")
-    if is_concrete(model):
-        cross = np.asarray(law.cross)
-        require(np.abs(cross) < 1e-6, "law.cross", cross, "zero: a teacher that is orthogonal to the encodings")
 
 
 def _check(model: Model) -> None:
@@ -452,7 +437,8 @@ def _thresholds(model: Model, rule: Rule, direction: Array) -> Float[Array, " R"
             alpha = jnp.exp(log_alpha)
             return _signal(model, alpha, data, direction, _edge(model, alpha, data)) - 1
 
-        points = jnp.linspace(*np.log(_ALPHAS), _SCAN + 1, dtype=model.lam.dtype)
+        low, high = (math.log(a) for a in _ALPHAS)
+        points = jnp.linspace(low, high, _SCAN + 1, dtype=model.lam.dtype)
         log_alpha, exists = _first_root(excess, points)
         return jnp.where(exists, jnp.exp(log_alpha), jnp.nan)
 

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import equinox as eqx
+import numpy as np
 from jaxtyping import Array, Float
 
 from ..averages.nodes import gauss_hermite_nodes, sobol_nodes
 from ..averages.rule import Rule
+from ..base.errors import InputError, is_concrete, require, with_values
 from ..model.law import SpectralLaw
 from ..model.model import Model
+from ..theory.solve import check_model
 
 # Order of a tensor grid by the number of fields; beyond four of them Sobol points.
 _ORDERS = {1: 96, 2: 64, 3: 32, 4: 18}
@@ -42,14 +45,44 @@ class SpanFields(Model):
         return self.base.law()
 
 
-def span_fields(model: Model, directions: int) -> SpanFields:
-    """Return the fields of `model` that averages are over, for so many directions of the encodings."""
-    return SpanFields(base=model, directions=directions, lam=model.lam)
+def span_fields(model: Model, directions: int | None = None) -> SpanFields:
+    """Return the fields that averaging rules for `population` are made for: ``ta.sobol_nodes(ta.span_fields(model))``.
+
+    Args:
+        model: the model.
+        directions: number of orthonormal directions of the encodings; by default that of the model's encodings.
+    """
+    return SpanFields(base=model, directions=_directions(model) if directions is None else directions, lam=model.lam)
 
 
-def smooth_rule(model: Model, directions: int) -> Rule:
+def _directions(model: Model) -> int:
+    encodings = getattr(model, "encodings", None)
+    if encodings is not None:
+        return encodings.shape[1]
+    tau = model.law().tau[0]
+    if not is_concrete(tau):
+        return len(tau)
+    with with_values():
+        gram = np.asarray(tau)
+        return max(1, int(np.linalg.matrix_rank(gram, hermitian=True, tol=1e-6 * np.abs(gram).max())))
+
+
+def smooth_rule(fields: SpanFields) -> Rule:
     """Return the default averages of smooth functions: a tensor grid for few fields, else Sobol points."""
-    view = span_fields(model, directions)
-    fields = view.shape[0] * sum(view.columns)
-    order = _ORDERS.get(fields)
-    return sobol_nodes(view, _NODES) if order is None else gauss_hermite_nodes(view, order, replicates=3)
+    order = _ORDERS.get(fields.shape[0] * sum(fields.columns))
+    return sobol_nodes(fields, _NODES) if order is None else gauss_hermite_nodes(fields, order, replicates=3)
+
+
+def check_smooth(model: Model, purpose: str) -> None:
+    """Raise an `InputError` unless `model` has a smooth, even loss, no penalty, and independent tokens."""
+    check_model(model, "uninformed")
+    if model.nonsmooth:
+        raise InputError("model", f"must have a loss without kinks for {purpose}, got {type(model).__name__}")
+    if model.penalty is not None:
+        raise InputError("model", f"must have no penalty besides the ridge for {purpose}, got {model.penalty!r}")
+    law = model.law()
+    if law.sentences is not None:
+        raise InputError("model", f"must have independent tokens for {purpose}, got classes of tokens")
+    if is_concrete(model):
+        cross = np.asarray(law.cross)
+        require(np.abs(cross) < 1e-6, "law.cross", cross, "zero: a teacher that is orthogonal to the encodings")
