@@ -107,8 +107,9 @@ def test_two_columns_learn_both_mechanisms():
 
 
 def test_absent(model):
-    """Without a positional part of the target the encodings are not learned."""
-    point = ta.population(dataclasses.replace(model, omega=jnp.asarray(0.0)), 0.005, "positional")
+    """Where tokens are to attend to each other the encodings do not help: p_1 = -p_2 has each attend to itself."""
+    crossed = dataclasses.replace(model, omega=jnp.asarray(0.9), mixing=jnp.array([[0.3, 0.7], [0.7, 0.3]]))
+    point = ta.population(crossed, 0.005, "positional")
     assert point.status_name == "absent"
 
 

@@ -23,13 +23,13 @@ from ..averages.fields import teacher_fields
 from ..averages.program import program
 from ..averages.prox import expansion_at_nodes, loss_at_nodes
 from ..averages.rule import Replicate, Rule, average, check_rule
-from ..base.errors import InputError, as_number, is_concrete, require
+from ..base.errors import InputError, as_number, is_concrete, require, require_kind
 from ..base.linalg import cholesky, precise
 from ..base.printing import Description, rows_of
 from ..base.results import MeanField, Result, Status, error_bar
 from ..model.model import Model
 from ..model.overlaps import branch_of
-from .spans import check_smooth, smooth_rule, span_fields
+from .spans import check_smooth, directions_of, smooth_rule, span_fields
 
 _POLISHES = 8  # Newton steps behind the search; each squares the error
 _TOL = 1e-9  # gradient, in units of the risk of a student of zero, below which a minimum has converged
@@ -162,11 +162,11 @@ def population(
         require(np.isfinite(kappa) & (np.asarray(kappa) >= 0), "kappa", kappa, "finite and at least zero")
     atoms = len(model.law().weights)
     require(atoms == 1, "model", f"{atoms} atoms", "a model whose covariances have one eigenvalue each")
-    fields = span_fields(model)
     if nodes is None:
-        nodes = smooth_rule(fields)
+        nodes = smooth_rule(span_fields(model))
     else:
-        check_rule(nodes, fields)
+        require_kind(nodes, "nodes", Rule, "an averaging rule, such as sobol_nodes(span_fields(model))")
+        check_rule(nodes, span_fields(model, directions_of(model) or nodes.stack.shape[1]))
     states = _states(model, kappa, nodes, free, branch_of(branch).start(model).m)
     return PopulationPoint(model, kappa, states, branch)
 

@@ -52,16 +52,19 @@ def span_fields(model: Model, directions: int | None = None) -> SpanFields:
         model: the model.
         directions: number of orthonormal directions of the encodings; by default that of the model's encodings.
     """
-    return SpanFields(base=model, directions=_directions(model) if directions is None else directions, lam=model.lam)
+    if directions is None:
+        directions = directions_of(model) or model.shape[0]
+    return SpanFields(base=model, directions=directions, lam=model.lam)
 
 
-def _directions(model: Model) -> int:
+def directions_of(model: Model) -> int | None:
+    """Return the number of orthonormal directions of the encodings; None while jax traces the law that has them."""
     encodings = getattr(model, "encodings", None)
     if encodings is not None:
         return encodings.shape[1]
     tau = model.law().tau[0]
     if not is_concrete(tau):
-        return len(tau)
+        return None
     with with_values():
         gram = np.asarray(tau)
         return max(1, int(np.linalg.matrix_rank(gram, hermitian=True, tol=1e-6 * np.abs(gram).max())))
