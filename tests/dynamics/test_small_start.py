@@ -25,6 +25,13 @@ class Quadratic(ta.Model):
         return ta.SpectralLaw(jnp.ones(1), jnp.ones((1, 2)) / 4, tau, jnp.ones((1, 1, 1)), jnp.zeros((1, 2, 1)))
 
 
+class Unbounded(Quadratic):
+    """A target that grows with the teacher's fields."""
+
+    def loss(self, Z, Y):
+        return jnp.sum((Z @ Z.T - Y @ Y.T) ** 2)
+
+
 def anisotropic() -> ta.DotProduct:
     """Two eigenvalues of the covariance, tokens of different variance, encodings in unequal shares."""
     gamma = np.array([[0.3, 0.2], [0.15, 0.1]])
@@ -103,13 +110,13 @@ def test_eigenvalues_of_anisotropic_tokens():
 
 
 def test_three_tokens_and_two_columns():
-    """Both columns of the student have the same rates, and every eigenvalue occurs twice."""
+    """Both columns of the student have the same rates; those of the encodings are of two directions."""
     encodings = np.array([[1.0, 0.2], [0.0, -0.8], [-1.0, 0.3]])
     model = ta.dot_product(mixing=np.full((3, 3), 0.2) + 0.4 * np.eye(3), encodings=encodings, rank=2)
     theory = ta.small_start(model, 4.0, nodes=ta.sobol_nodes(model, 2**10, replicates=2))
-    values = np.array([eigenvalues(model, 400, 4.0, jax.random.key(k), 2)[0] for k in range(6)])
-    np.testing.assert_allclose(values[:, 0], values[:, 1], rtol=1e-6)
-    assert abs(values.mean() - float(theory.encodings)) < 3 * values[:, 0].std(ddof=1) / 6**0.5
+    values = np.array([eigenvalues(model, 400, 4.0, jax.random.key(k), 1)[0] for k in range(6)])
+    bar = values.std(ddof=1) / 6**0.5
+    assert abs(values.mean() - float(theory.encodings)) < 3 * bar < 0.05 * values.mean()
     assert theory.first == "encodings"
 
 
@@ -167,7 +174,7 @@ def test_teacher_that_overlaps_is_refused():
         (ta.dot_product(), 0.0, "alpha must be positive"),
         (ta.dot_product(penalty=ta.L1(0.1)), 2.0, "model must have no penalty"),
         (ta.relu_attention(), 2.0, "model must have a loss without kinks"),
-        (ta.linear_attention(), 2.0, "model must have a bounded target"),
+        (Unbounded(jnp.asarray(0.5), lam=jnp.asarray(0.01)), 2.0, "model must have a bounded target"),
         (ta.untied_dot_product(), 2.0, "model must have a loss with the same second derivative"),
     ],
 )

@@ -9,7 +9,8 @@ singular: the covariance of h given y, ``gamma_l c^T c``, has no smooth root at 
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from functools import partial
+from typing import Any
 
 import equinox as eqx
 import jax
@@ -34,7 +35,7 @@ from .spans import check_smooth, directions_of, smooth_rule, span_fields
 _POLISHES = 8  # Newton steps behind the search; each squares the error
 _TOL = 1e-9  # gradient, in units of the risk of a student of zero, below which a minimum has converged
 _ZERO = 1e-3  # size of the student in the directions of a branch below which the branch is absent
-_NULL = 1e-9  # relative curvature below which a direction is that of a rotation of the columns
+_START = 0.8  # share of the teacher in a semantic start
 _SHOWN = "R", "Theta", "m", "risk", "gen_error", "curvature"
 _MEANINGS = {
     "R": "Q^T Q / d",
@@ -71,7 +72,8 @@ class PopulationPoint(Result):
         risk: ``E loss + kappa / 2 tr R``; the training loss of `solve` over alpha for large alpha.
         gen_error: test error, ``E loss``.
         curvature: smallest eigenvalue of the Hessian in directions of norm sqrt(d), inside and outside the span of
-            teacher and encodings; rotations of the columns that change nothing are left out.
+            teacher and encodings; rotations of the columns that change nothing are left out. It counts as a constant
+            under `jax.grad`.
     """
 
     model: Model
@@ -190,87 +192,120 @@ def _(primals: Any, tangents: Any) -> tuple[Array, Array]:
     return P, change - 0.5 * P @ jnp.linalg.pinv(P, rtol=1e-6) @ change
 
 
-class _Student(NamedTuple):
-    """Coordinates of a student in the span of teacher and encodings."""
+class _Risk(eqx.Module):
+    """The population risk in one replicate of the averages, as a function of coordinates (b, c) in one vector.
 
-    b: Float[Array, "r t"]
-    c: Float[Array, "e r"]
+    Attributes:
+        model, kappa, replicate: the setting.
+        encodings: P, the encodings on orthonormal directions.
+        free: one at the coordinates that the branch leaves free, zero at the others.
+    """
+
+    model: Model
+    kappa: Float[Array, ""]
+    replicate: Replicate
+    encodings: Float[Array, "L e"]
+    free: Float[Array, " n"]
+
+    def split(self, v: Float[Array, " n"]) -> tuple[Float[Array, "r t"], Float[Array, "e r"]]:
+        """Return b and c of a vector of coordinates."""
+        _, r, t = self.model.shape
+        return v[: r * t].reshape(r, t), v[r * t :].reshape(-1, r)
+
+    def at_nodes(self, v: Float[Array, " n"], block: Any) -> tuple[Array, Array, Array]:
+        """Return the student's fields, the teacher's, and the weights of one block."""
+        (b, c), t, gamma = self.split(v), self.model.shape[2], self.model.law().gamma[0]
+        eta, normals, weight = self.replicate.quadrature(block)
+        h = jnp.einsum("at,ltn->lan", b, normals[:, :t]) + jnp.einsum("ea,len->lan", c, eta)
+        h = jnp.sqrt(gamma)[:, None, None] * h + (self.encodings @ c)[..., None]
+        return h, teacher_fields(self.model, normals), weight
+
+    @precise
+    def error(self, v: Float[Array, " n"]) -> Float[Array, ""]:
+        """Return the test error."""
+
+        def block_error(block: Any) -> Array:
+            h, y, weight = self.at_nodes(v, block)
+            return jnp.sum(weight * loss_at_nodes(self.model, h, y))
+
+        return average(self.replicate, block_error)
+
+    def value(self, v: Float[Array, " n"]) -> Float[Array, ""]:
+        """Return the risk; v @ v is tr R."""
+        return self.error(v) + 0.5 * self.kappa * (v @ v)
+
+    def slope(self, v: Float[Array, " n"]) -> Float[Array, " n"]:
+        """Return the gradient in the free coordinates, and the others themselves, which are to be zero."""
+        return self.free * jax.grad(lambda v: self.value(v))(self.free * v) + (1 - self.free) * v
+
+    def minimum(self, start: Float[Array, " n"], unit: Float[Array, ""]) -> Float[Array, " n"]:
+        """Return the minimum that the search reaches from a start, with its implicit derivatives."""
+
+        def search(slope: Any, v: Array) -> Array:
+            frozen = lax.stop_gradient(self)
+            rough = minimize(lambda v: frozen.value(frozen.free * v) / unit, v, method="BFGS").x
+            step = partial(_solve_symmetric, matrix_of=slope)
+            return self.free * lax.fori_loop(0, _POLISHES, lambda _, v: v - step(v, slope(v)), rough)
+
+        def tangent(linear: Any, y: Array) -> Array:
+            return _solve_symmetric(jnp.zeros_like(y), y, matrix_of=linear)
+
+        return lax.custom_root(lambda v: self.slope(v), self.free * start, search, tangent)
+
+    @precise
+    def outside(self, v: Float[Array, " n"]) -> Float[Array, "r r"]:
+        """Return the Hessian of the risk in directions outside the span."""
+        (L, r, _), gamma = self.model.shape, self.model.law().gamma[0]
+
+        def block_curvature(block: Any) -> Array:
+            h, y, weight = self.at_nodes(v, block)
+            hessian = expansion_at_nodes(self.model, h, y)[2].reshape(L, r, L, r, -1)
+            return jnp.einsum("l,lalbn,n->ab", gamma, hessian, weight)
+
+        return average(self.replicate, block_curvature) + self.kappa * jnp.eye(r, dtype=v.dtype)
+
+    def curvature(self, v: Float[Array, " n"]) -> Float[Array, ""]:
+        """Return the smallest eigenvalue of the Hessian in all directions."""
+        inside = jnp.linalg.eigvalsh(jax.hessian(lambda v: self.value(v))(v))
+        is_gauge = jnp.abs(inside) < _null(v) * jnp.max(jnp.abs(inside))
+        inside = jnp.where(is_gauge & (len(self.model.generators) > 0), jnp.inf, inside)
+        return jnp.minimum(jnp.min(inside), jnp.min(jnp.linalg.eigvalsh(self.outside(v))))
 
 
 @program
 def _states(
     model: Model, kappa: Array, rule: Rule, free: Float[Array, " 2"], m: Float[Array, "L r"]
 ) -> PopulationState:
-    (L, r, t), e, law = model.shape, rule.stack.shape[1], model.law()
-    gamma, C, P = law.gamma[0], cholesky(law.pi[0]), _root(law.tau[0], jnp.zeros(e, model.lam.dtype))
+    (_, r, t), e, law = model.shape, rule.stack.shape[1], model.law()
+    C, P = cholesky(law.pi[0]), _root(law.tau[0], jnp.zeros(e, model.lam.dtype))
     semantic, _ = model.start_columns(combined=False)
-    start = _Student(jnp.asarray(0.8 * semantic, m.dtype), lax.stop_gradient(jnp.linalg.pinv(P, rtol=1e-6) @ m))
-    flat, unflatten = jax.flatten_util.ravel_pytree(start)
-    mask = jax.flatten_util.ravel_pytree(_Student(jnp.full((r, t), free[0]), jnp.full((e, r), free[1])))[0]
-
-    def student_fields(x: _Student, replicate: Replicate, block: Any) -> tuple[Array, Array, Array]:
-        eta, normals, weight = replicate.quadrature(block)
-        h = jnp.einsum("at,ltn->lan", x.b, normals[:, :t]) + jnp.einsum("ea,len->lan", x.c, eta)
-        h = jnp.sqrt(gamma)[:, None, None] * h + (P @ x.c)[..., None]
-        return h, teacher_fields(model, normals), weight
-
-    @precise
-    def error(v: Array, replicate: Replicate) -> Float[Array, ""]:
-        def block_error(block: Any) -> Array:
-            h, y, weight = student_fields(unflatten(v), replicate, block)
-            return jnp.sum(weight * loss_at_nodes(model, h, y))
-
-        return average(replicate, block_error)
-
-    @precise
-    def outside(v: Array, replicate: Replicate) -> Float[Array, "r r"]:
-        """Return the Hessian of the risk in directions outside the span."""
-
-        def block_curvature(block: Any) -> Array:
-            h, y, weight = student_fields(unflatten(v), replicate, block)
-            hessian = expansion_at_nodes(model, h, y)[2].reshape(L, r, L, r, -1)
-            return jnp.einsum("l,lalbn,n->ab", gamma, hessian, weight)
-
-        return average(replicate, block_curvature) + kappa * jnp.eye(r, dtype=kappa.dtype)
+    start = jnp.concatenate([_START * jnp.ravel(semantic), jnp.ravel(jnp.linalg.pinv(P, rtol=1e-6) @ m)])
+    free = jnp.concatenate([jnp.full(r * t, free[0]), jnp.full(e * r, free[1])])
 
     def state(replicate: Replicate) -> PopulationState:
-        def risk(v: Array) -> Array:
-            return error(v, replicate) + 0.5 * kappa * (v @ v)
-
-        def slope(v: Array) -> Array:
-            return mask * jax.grad(risk)(mask * v) + (1 - mask) * v
-
-        unit = lax.stop_gradient(error(jnp.zeros_like(flat), replicate))
-
-        def search(slope: Any, v: Array) -> Array:
-            rough = minimize(lambda v: risk(mask * v) / unit, v, method="BFGS").x
-
-            def polish(_: Any, v: Array) -> Array:
-                step = _solve_symmetric(jax.jacfwd(slope)(v), slope(v))
-                return v - step
-
-            return mask * lax.fori_loop(0, _POLISHES, polish, rough)
-
-        def tangent(linear: Any, y: Array) -> Array:
-            return _solve_symmetric(jax.jacfwd(linear)(jnp.zeros_like(y)), y)
-
-        v = lax.custom_root(slope, mask * flat, search, tangent)
-        x = unflatten(v)
-        inside = jnp.linalg.eigvalsh(jax.hessian(risk)(v))
-        is_gauge = jnp.abs(inside) < _NULL * jnp.max(jnp.abs(inside))
-        inside = jnp.where(is_gauge & (len(model.generators) > 0), jnp.inf, inside)
-        curvature = jnp.minimum(jnp.min(inside), jnp.min(jnp.linalg.eigvalsh(outside(v, replicate))))
-        residual = jnp.max(jnp.abs(slope(v))) / unit
+        risk = _Risk(model, kappa, replicate, P, free)
+        frozen = lax.stop_gradient(risk)  # what is computed of it counts as constant under `jax.grad`
+        unit = frozen.error(jnp.zeros_like(free))
+        v = risk.minimum(lax.stop_gradient(start), unit)
+        fixed = lax.stop_gradient(v)
+        residual = jnp.max(jnp.abs(frozen.slope(fixed))) / unit
         tol = jnp.maximum(_TOL, 100 * jnp.finfo(v.dtype).eps)
         status = jnp.where(residual < tol, Status.converged, Status.max_steps)
-        status = jnp.where(jnp.sum(v**2) < _ZERO**2, Status.absent, status)
-        status = jnp.where(jnp.all(jnp.isfinite(v)), status, Status.nonfinite)
-        R = x.b @ x.b.T + x.c.T @ x.c
-        return PopulationState(R, x.b @ C.T, P @ x.c, risk(v), error(v, replicate), curvature, residual, status)
+        status = jnp.where(jnp.sum(fixed**2) < _ZERO**2, Status.absent, status)
+        status = jnp.where(jnp.all(jnp.isfinite(fixed)), status, Status.nonfinite)
+        (b, c), error = risk.split(v), risk.error(v)
+        R, value = b @ b.T + c.T @ c, error + 0.5 * kappa * (v @ v)
+        return PopulationState(R, b @ C.T, P @ c, value, error, frozen.curvature(fixed), residual, status)
 
     return rule.each(state)
 
 
-def _solve_symmetric(matrix: Float[Array, "n n"], y: Float[Array, " n"]) -> Float[Array, " n"]:
-    """Solve a symmetric system; directions of zero curvature, which are rotations of the columns, are left out."""
-    return jnp.linalg.pinv(lax.stop_gradient(matrix), rtol=_NULL, hermitian=True) @ y
+def _null(v: Float[Array, " n"]) -> float:
+    """Return the relative curvature below which a direction is that of a rotation of the columns."""
+    return max(1e-9, 100 * float(jnp.finfo(v.dtype).eps))
+
+
+def _solve_symmetric(v: Float[Array, " n"], y: Float[Array, " n"], *, matrix_of: Any) -> Float[Array, " n"]:
+    """Solve with the symmetric Jacobian of a function at v, without the rotations of the columns."""
+    matrix = lax.stop_gradient(jax.jacfwd(matrix_of)(v))
+    return jnp.linalg.pinv(matrix, rtol=_null(v), hermitian=True) @ y
