@@ -34,7 +34,7 @@ class Unbounded(Quadratic):
 
 def anisotropic() -> ta.DotProduct:
     """Two eigenvalues of the covariance, tokens of different variance, encodings in unequal shares."""
-    gamma = np.array([[0.3, 0.2], [0.15, 0.1]])
+    gamma = np.array([[0.4, 0.1], [0.2, 0.05]])
     p = np.array([1.0, -1.0])
     tau = np.array([0.6, 1.6])[:, None, None] * np.outer(p, p)
     pi, cross = np.array([1.2, 0.7])[:, None, None], np.zeros((2, 2, 1))
@@ -56,7 +56,7 @@ def eigenvalues(model, d, alpha, key, count):
         ].ravel()
 
     size = shape[0] * shape[1]
-    operator = LinearOperator((size, size), lambda v: np.asarray(product(jnp.asarray(v.ravel()))), dtype=float)
+    operator = LinearOperator((size, size), lambda v: np.asarray(product(jnp.asarray(v.ravel()), data)), dtype=float)
     values, vectors = eigsh(operator, count, which="LA", v0=np.ones(size))
     columns = vectors.reshape(*shape, count)
     overlaps = [
