@@ -50,10 +50,9 @@ def eigenvalues(model, d, alpha, key, count):
     shape = (d, model.shape[1])
 
     @jax.jit
-    def product(v):
-        return -jax.jvp(jax.grad(lambda Q: ta.risk(model, data, Q)), (jnp.zeros(shape),), (v.reshape(shape),))[
-            1
-        ].ravel()
+    def product(v, data):
+        slope = jax.grad(lambda Q: ta.risk(model, data, Q))
+        return -jax.jvp(slope, (jnp.zeros(shape),), (v.reshape(shape),))[1].ravel()
 
     size = shape[0] * shape[1]
     operator = LinearOperator((size, size), lambda v: np.asarray(product(jnp.asarray(v.ravel()), data)), dtype=float)
