@@ -15,7 +15,7 @@ passing and training follow from it. The public functions by task:
     replica symmetry breaking       solve_1rsb, critical_alpha_1rsb, linear_crossing_1rsb
     optimal learner                 bayes, weak_recovery, perfect_recovery, posterior_mean
                                     Preimages, orbit, posterior_pair
-    learning dynamics               sgd; results: Trajectory, Student, Crossing
+    learning dynamics               sgd, small_start, separation, population; span_fields
     spectral start  spectral_direction, spectral_overlap; init="spectral" in gamp, train, run_instances
     observables     gen_error, gen_error_linear, second_minimum_share, error_bar
     finite size     sample_data, Data, realised, raw_labels, shard, gamp, train, risk, run_instances
@@ -50,7 +50,15 @@ from .bayes.recovery import (
     weak_recovery as weak_recovery,
 )
 from .bayes.spectral import spectral_overlap as spectral_overlap
+from .dynamics.population import PopulationPoint as PopulationPoint, population as population
 from .dynamics.sgd import Crossing as Crossing, Student as Student, Trajectory as Trajectory, sgd as sgd
+from .dynamics.small_start import (
+    Separation as Separation,
+    SmallStart as SmallStart,
+    separation as separation,
+    small_start as small_start,
+)
+from .dynamics.spans import span_fields as span_fields
 from .finite.data import Data as Data, shard as shard
 from .finite.evaluation import (
     LinearBaseline as LinearBaseline,

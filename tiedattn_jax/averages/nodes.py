@@ -306,7 +306,7 @@ def _rule(
     dtype = model.lam.dtype
     teacher, student = normals[:, : L * t], normals[:, L * t :]
     size = normals.shape[-1]
-    student, teacher = student.reshape(-1, L, r, size), teacher.reshape(-1, L, t, size)
+    student, teacher = (a.reshape(len(normals), L, -1, size) for a in (student, teacher))
     count = block_width(size, coarse_size(L * r)) if nested else size
     coarse_weight = np.where(np.arange(size) < count, weight[0], 0.0)
 

@@ -1,0 +1,137 @@
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import tiedattn_jax as ta
+
+REFERENCE = {  # R, Theta, |m|, risk
+    (0.005, "semantic"): (0.575802, 0.758816, 0.0, 0.00209029),
+    (0.005, "positional"): (0.077702, 0.0, 0.278752, 0.0030053),
+    (0.0, "semantic"): (0.835395, 0.913999, 0.0, 3.4598e-4),
+    (0.0, "positional"): (0.083390, 0.0, 0.288774, 2.80395e-3),
+}
+
+
+@pytest.fixture(scope="module")
+def minima(model):
+    return {key: ta.population(model, *key) for key in REFERENCE}
+
+
+def numbers(point):
+    return np.array([point.R[0, 0], point.Theta[0, 0], abs(point.m[0, 0]), point.risk])
+
+
+@pytest.mark.parametrize("key", REFERENCE)
+def test_minima_of_the_standard_setting(minima, key):
+    point = minima[key]
+    np.testing.assert_allclose(numbers(point), REFERENCE[key], atol=1e-6)
+    assert point.ok and float(jnp.max(point.replicates.residual)) < 1e-12
+    assert float(point.stderr.R[0, 0]) < 1e-6
+    ridge = 0.5 * key[0] * float(point.R[0, 0])
+    assert float(point.risk) == pytest.approx(float(point.gen_error) + ridge, rel=1e-12)
+    assert f"{key[1]} {'minimum' if point.stable else 'saddle'}" in str(point)
+
+
+@pytest.mark.parametrize("branch", ["semantic", "positional"])
+def test_minima_by_other_averages(model, nodes, minima, branch):
+    point = ta.population(model, 0.005, branch, nodes=nodes)
+    bars = numbers(dataclasses.replace(point, replicates=jax.tree.map(lambda a: a[None], point.stderr)))
+    difference = np.abs(numbers(point) - numbers(minima[0.005, branch]))
+    assert np.all(difference <= 3 * bars) and np.all(bars < 1e-4)
+
+
+def test_limit_of_many_samples(model, lines, minima):
+    """States at lam = kappa alpha go to the minimum like 1 / alpha."""
+    alphas, limit = (100.0, 400.0), minima[0.005, "semantic"]
+    points = [ta.solve(dataclasses.replace(model, lam=jnp.asarray(0.005 * a)), a, "semantic", lines) for a in alphas]
+    values = np.array(
+        [
+            [p.overlaps.q[0, 0, 0] / 0.25, p.overlaps.theta[0, 0, 0] / 0.25, p.train_loss / a]
+            for p, a in zip(points, alphas, strict=True)
+        ]
+    )
+    expected = numbers(limit)[[0, 1, 3]]
+    gaps = values - expected
+    np.testing.assert_allclose(gaps[0] / gaps[1], 4.0, rtol=0.05)
+    np.testing.assert_allclose((4 * values[1] - values[0]) / 3, expected, rtol=1e-4)
+
+
+def test_derivatives(model):
+    """Implicit derivatives along a direction in omega and kappa against finite differences."""
+
+    def values(step):
+        point = ta.population(dataclasses.replace(model, omega=model.omega + step), 0.005 + 0.01 * step, "semantic")
+        return jnp.stack([point.R[0, 0], point.Theta[0, 0], point.risk])
+
+    _, slopes = jax.jvp(values, (jnp.zeros(()),), (jnp.ones(()),))
+    step = 1e-5
+    np.testing.assert_allclose(slopes, (values(step) - values(-step)) / (2 * step), rtol=1e-6)
+
+
+def test_curvature_by_the_test_error(model, nodes, minima):
+    """Second differences of the test error in the directions of the teacher, of the encodings and of neither."""
+    for key, step in (((0.0, "positional"), 0.02), ((0.005, "semantic"), 0.02)):
+        point = minima[key]
+        R, Theta, m = point.R, point.Theta, point.m
+
+        def risk(b, c, outside, R=R, Theta=Theta, m=m, kappa=key[0]):
+            """The risk of a student with more of the teacher, of the encodings and of another direction."""
+            Theta, m = Theta + b, m + c * jnp.array([[1.0], [-1.0]])
+            R = Theta**2 + m[:1] ** 2 + outside**2 + 1e-9
+            q, theta = (jnp.broadcast_to(0.25 * a, (2, 1, 1)) for a in (R, Theta))
+            x = ta.Overlaps(q, jnp.ones_like(q), theta, m)
+            return float(ta.gen_error(model, x, nodes).value) + 0.5 * kappa * float(R[0, 0])
+
+        origin = risk(0, 0, 0)
+        curvatures = [(risk(*(step * e)) + risk(*(-step * e)) - 2 * origin) / step**2 for e in np.eye(3)]
+        assert float(point.curvature) == pytest.approx(min(curvatures), rel=0.02)
+        assert bool(point.stable) == (key == (0.005, "semantic"))
+
+
+def test_two_columns_learn_both_mechanisms():
+    """One column along the teacher, one along the encodings, up to a rotation; the risk is below that of one column."""
+    model = ta.dot_product(rank=2)
+    point = ta.population(model, 0.005, None)
+    theta, m = point.Theta[:, 0], point.m[0]
+    assert point.ok and point.stable and float(point.risk) < 0.00209
+    np.testing.assert_allclose(point.R, jnp.outer(theta, theta) + jnp.outer(m, m), atol=1e-9)
+    assert abs(float(theta @ m)) < 1e-6 and float(jnp.linalg.norm(m)) > 0.05
+
+
+def test_absent(model):
+    """Where tokens are to attend to each other the encodings do not help: p_1 = -p_2 has each attend to itself."""
+    crossed = dataclasses.replace(model, omega=jnp.asarray(0.9), mixing=jnp.array([[0.3, 0.7], [0.7, 0.3]]))
+    point = ta.population(crossed, 0.005, "positional")
+    assert point.status_name == "absent"
+
+
+def test_spectral_law(model, minima):
+    """A law instead of encodings: its root has the derivative of the encodings, |p|^2 = tau_11."""
+    law = model.law()
+
+    def risk(size):
+        scaled = dataclasses.replace(law, tau=size * law.tau)
+        return ta.population(ta.dot_product(law=scaled), 0.005, "positional", nodes=nodes).risk
+
+    nodes = ta.gauss_hermite_nodes(model, 12, replicates=2)
+    value, slope = jax.value_and_grad(risk)(jnp.asarray(1.0))
+    assert float(value) == pytest.approx(float(minima[0.005, "positional"].risk), abs=1e-6)
+    step = 1e-4
+    assert float(slope) == pytest.approx(float(risk(1 + step) - risk(1 - step)) / (2 * step), rel=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("layer", "options", "problem"),
+    [
+        (ta.dot_product(), {"kappa": -0.1}, "kappa must be finite and at least zero"),
+        (ta.dot_product(), {"branch": "uninformed"}, "branch must be 'semantic'"),
+        (ta.dot_product(penalty=ta.L1(0.1)), {}, "model must have no penalty"),
+        (ta.relu_attention(), {}, "model must have a loss without kinks"),
+    ],
+)
+def test_bad_input(layer, options, problem):
+    with pytest.raises(ta.InputError, match=problem):
+        ta.population(layer, **options)

@@ -1,0 +1,182 @@
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from scipy.sparse.linalg import LinearOperator, eigsh
+
+import tiedattn_jax as ta
+
+SHARES = np.array([0.5, 0.5])
+
+
+class Quadratic(ta.Model):
+    """A loss whose second derivative at zero is minus one in every token: the bulk is that of Marchenko and Pastur."""
+
+    scale: jax.Array
+    shape = (2, 1, 1)
+
+    def loss(self, Z, Y):
+        return -0.5 * jnp.sum(Z**2) + jnp.sum(Z**4) + jnp.sum(Y**2)
+
+    def law(self):
+        tau = self.scale**2 * jnp.array([[[1.0, -1.0], [-1.0, 1.0]]])
+        return ta.SpectralLaw(jnp.ones(1), jnp.ones((1, 2)) / 4, tau, jnp.ones((1, 1, 1)), jnp.zeros((1, 2, 1)))
+
+
+class Unbounded(Quadratic):
+    """A target that grows with the teacher's fields."""
+
+    def loss(self, Z, Y):
+        return jnp.sum((Z @ Z.T - Y @ Y.T) ** 2)
+
+
+def anisotropic() -> ta.DotProduct:
+    """Two eigenvalues of the covariance, tokens of different variance, encodings in unequal shares."""
+    gamma = np.array([[0.4, 0.1], [0.2, 0.05]])
+    p = np.array([1.0, -1.0])
+    tau = np.array([0.6, 1.6])[:, None, None] * np.outer(p, p)
+    pi, cross = np.array([1.2, 0.7])[:, None, None], np.zeros((2, 2, 1))
+    return ta.dot_product(law=ta.SpectralLaw(*map(jnp.asarray, (SHARES, gamma, tau, pi, cross))))
+
+
+def eigenvalues(model, d, alpha, key, count):
+    """The largest eigenvalues of minus the Hessian of the risk at zero, and how their vectors overlap.
+
+    The squared overlaps are those with the span of the encodings and of the teacher.
+    """
+    data = ta.sample_data(model, d, alpha, key, normalise=True)
+    shape = (d, model.shape[1])
+
+    @jax.jit
+    def product(v, data):
+        slope = jax.grad(lambda Q: ta.risk(model, data, Q))
+        return -jax.jvp(slope, (jnp.zeros(shape),), (v.reshape(shape),))[1].ravel()
+
+    size = shape[0] * shape[1]
+    operator = LinearOperator((size, size), lambda v: np.asarray(product(jnp.asarray(v.ravel()), data)), dtype=float)
+    values, vectors = eigsh(operator, count, which="LA", v0=np.ones(size))
+    columns = vectors.reshape(*shape, count)
+    overlaps = [
+        np.sum(np.einsum("ip,iac->pac", np.linalg.qr(np.asarray(a))[0], columns) ** 2, (0, 1))
+        for a in (data.encodings.T[:, :1], data.teacher)
+    ]
+    return values[::-1], np.array(overlaps)[:, ::-1]
+
+
+@pytest.fixture(scope="module")
+def start(model):
+    return ta.small_start(model, 2.0)
+
+
+def test_rates_of_the_standard_setting(model, start):
+    rates = np.array([start.encodings, start.teacher, start.bulk])
+    np.testing.assert_allclose(rates + model.lam, [0.173689, 0.080679, 0.07618], atol=1e-6)
+    assert start.ok and start.first == "encodings" and np.asarray(start.separates).tolist() == [True, True]
+    assert all(float(getattr(start.stderr, name)) < 1e-7 for name in ("encodings", "teacher", "bulk"))
+    assert start.to_dict()["separates"] == {"encodings": True, "teacher": True}
+    assert "encodings first" in str(start)
+
+
+def test_rates_by_other_averages(model, start, nodes):
+    other = ta.small_start(model, 2.0, nodes=nodes)
+    for name in ("encodings", "teacher", "bulk"):
+        bar = float(getattr(other.stderr, name))
+        assert abs(float(getattr(other, name) - getattr(start, name))) < 3 * bar < 1e-3
+
+
+def test_eigenvalues_of_a_sampled_matrix(model, start):
+    """Minus the Hessian of the risk of four instances; the edge is approached from below like d^(-2/3)."""
+    draws = [eigenvalues(model, 1000, 2.0, jax.random.key(k), 3) for k in range(4)]
+    values, overlaps = (np.array(a) for a in zip(*draws, strict=True))
+    mean, bars = values.mean(0), values.std(0, ddof=1) / 2
+    rates = np.array([start.encodings, start.teacher])
+    assert np.all(np.abs(mean[:2] - rates) < 3 * bars[:2]) and np.all(bars[:2] < 0.05 * rates)
+    assert 0.9 < mean[2] / float(start.bulk) < 1.01
+    assert np.all(overlaps[:, 0, 0] > 0.5) and np.all(overlaps[:, 1, 1:].sum(1) > 0.05)
+
+
+def test_eigenvalues_of_anisotropic_tokens():
+    model = anisotropic()
+    theory = ta.small_start(model, 4.0)
+    values = np.array([eigenvalues(model, 600, 4.0, jax.random.key(k), 3)[0] for k in range(4)])
+    mean, bars = values.mean(0), values.std(0, ddof=1) / 2
+    rates = np.array([theory.encodings, theory.teacher])
+    assert np.all(np.asarray(theory.separates))
+    assert np.all(np.abs(mean[:2] - rates) < 3 * bars[:2]) and np.all(bars[:2] < 0.05 * rates)
+    assert 0.88 < mean[2] / float(theory.bulk) < 1.02
+
+
+def test_three_tokens_and_two_columns():
+    """Both columns of the student have the same rates; those of the encodings are of two directions."""
+    encodings = np.array([[1.0, 0.2], [0.0, -0.8], [-1.0, 0.3]])
+    model = ta.dot_product(mixing=np.full((3, 3), 0.2) + 0.4 * np.eye(3), encodings=encodings, rank=2)
+    theory = ta.small_start(model, 4.0, nodes=ta.sobol_nodes(model, 2**10, replicates=2))
+    values = np.array([eigenvalues(model, 400, 4.0, jax.random.key(k), 1)[0] for k in range(6)])
+    bar = values.std(ddof=1) / 6**0.5
+    assert abs(values.mean() - float(theory.encodings)) < 3 * bar < 0.05 * values.mean()
+    assert theory.first == "encodings"
+
+
+def test_closed_form():
+    """Bulk (1 + sqrt(n L / d))^2; the encodings as in a spiked covariance."""
+    model = Quadratic(jnp.asarray(0.5), lam=jnp.asarray(0.01))
+    start = ta.small_start(model, 3.0)
+    samples, x, lam = 6.0, 0.25 / 3.0 / 0.5, 0.01  # |s|^2 = 0.5
+    assert float(start.bulk) == pytest.approx(0.25 * (1 + samples**0.5) ** 2 - lam, rel=1e-9)
+    assert np.asarray(start.separates).tolist() == [True, False] and float(start.teacher) == float(start.bulk)
+    assert float(start.encodings) == pytest.approx(0.25 * (1 + x) * (1 / x + samples) - lam, rel=1e-9)
+    weak = ta.small_start(dataclasses.replace(model, scale=jnp.asarray(0.3)), 3.0)
+    assert weak.first == "bulk" and "does not separate" in str(weak)
+
+
+def test_separation(model):
+    alphas = ta.separation(model)
+    assert float(alphas.encodings) == pytest.approx(0.41904, abs=1e-5)
+    assert float(alphas.teacher) == pytest.approx(1.20866, abs=1e-5)
+    assert alphas.ok and all(float(bar) < 1e-7 for bar in alphas.stderr.values())
+    for factor, separates in ((0.97, [False, False]), (1.03, [True, False])):
+        assert np.asarray(ta.small_start(model, factor * alphas.encodings).separates).tolist() == separates
+    for factor in (0.97, 1.03):
+        assert bool(ta.small_start(model, factor * alphas.teacher).separates[1]) == (factor > 1)
+    step = 1e-4
+    low, high = (ta.separation(ta.dot_product(sigma=0.5 + s)) for s in (-step, step))
+    for name in ("encodings", "teacher"):
+        slope = float(getattr(high, name) - getattr(low, name)) / (2 * step)
+        assert float(alphas.sensitivities[name].sigma) == pytest.approx(slope, rel=1e-5)
+
+
+def test_derivatives(model):
+    """Implicit derivatives of the rates against finite differences."""
+
+    def rates(omega):
+        start = ta.small_start(dataclasses.replace(model, omega=omega), 2.0)
+        return jnp.stack([start.encodings, start.teacher, start.bulk])
+
+    _, slopes = jax.jvp(rates, (model.omega,), (jnp.ones_like(model.omega),))
+    step = 1e-4
+    differences = (rates(model.omega + step) - rates(model.omega - step)) / (2 * step)
+    np.testing.assert_allclose(slopes, differences, rtol=1e-5)
+
+
+def test_teacher_that_overlaps_is_refused():
+    law = ta.dot_product().law()
+    law = dataclasses.replace(law, cross=jnp.full_like(law.cross, 0.1) * jnp.array([[1.0], [-1.0]]))
+    with pytest.raises(ta.InputError, match=r"law\.cross must be zero"):
+        ta.small_start(ta.dot_product(law=law), 2.0)
+
+
+@pytest.mark.parametrize(
+    ("layer", "alpha", "problem"),
+    [
+        (ta.dot_product(), 0.0, "alpha must be positive"),
+        (ta.dot_product(penalty=ta.L1(0.1)), 2.0, "model must have no penalty"),
+        (ta.relu_attention(), 2.0, "model must have a loss without kinks"),
+        (Unbounded(jnp.asarray(0.5), lam=jnp.asarray(0.01)), 2.0, "model must have a bounded target"),
+        (ta.untied_dot_product(), 2.0, "model must have a loss with the same second derivative"),
+    ],
+)
+def test_bad_input(layer, alpha, problem):
+    with pytest.raises(ta.InputError, match=problem):
+        ta.small_start(layer, alpha)

@@ -1,0 +1,445 @@
+"""Full-batch gradient descent from small starts: which of encodings, teacher and noise grows first, and how fast.
+
+# notation: T = -Hess_z loss(0, Y) of a sentence, (L, L); G(V) = T (1 - V T)^{-1}; zeta(V) is an eigenvalue of the
+# matrix M below, as a function of the response V; g = E tr G. Covariances are Sigma_l = s_l Sigma, the factors s_l
+# are part of T, and the atoms of Sigma have weights w_a and eigenvalues c_a.
+
+For a small student the gradient of the risk is linear: ``dQ/dtau = (M - lambda) Q`` with the random matrix
+``M = sum_mu X^T T(Y^mu) X``, where the rows of X are the tokens ``(x_l + p_l) / sqrt(d)``. The spectrum of M has a
+bulk, and at most a few eigenvalues above it: those of the encodings and those of the teacher.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+from jaxtyping import Array, Bool, Float, Int
+
+from ..averages.fields import teacher_fields
+from ..averages.program import program
+from ..averages.rule import Replicate, Rule, check_rule
+from ..base.errors import InputError, is_concrete, require, with_values
+from ..base.linalg import cholesky, inverse, precise
+from ..base.printing import Description, rows_of
+from ..base.results import MeanField, Result, Status, error_bar
+from ..model.model import Model
+from ..theory.observables import largest_eigenvalue
+from ..theory.solve import check_alpha
+from .spans import check_smooth, smooth_rule, span_fields
+
+DIRECTIONS = "encodings", "teacher"
+_BISECTIONS = 60
+_SCAN = 48  # responses, or alphas, among which the first one is looked for where an eigenvalue meets its condition
+_ALPHAS = 1e-3, 1e4  # range in which `separation` looks
+_STRETCHES = 1.0, 3.0, 10.0, 100.0  # factors of the nodes at which the largest eigenvalue of T is looked for
+_FAR = 1e2, 1e4  # factors of normals at which T is compared to see whether it is bounded
+_BOUNDED = 1.5  # ratio of this eigenvalue at far and at very far fields above which it has no bound
+
+
+class SmallRates(eqx.Module):
+    """Growth rates in every replicate of the averages, and whether the two directions separate from the bulk."""
+
+    encodings: Float[Array, "*R"]
+    teacher: Float[Array, "*R"]
+    bulk: Float[Array, "*R"]
+    separates: Bool[Array, "*R 2"]
+
+
+class SmallStart(Result):
+    """Growth rates of a small student under full-batch gradient descent at one alpha.
+
+    A component of the student grows as ``exp(rate tau)`` under ``dQ/dtau = -grad risk``. Rates are eigenvalues of the
+    matrix of the linearised gradient, minus lambda. Numbers are means over replicates; see `error_bar` for their bars.
+
+    Attributes:
+        model, alpha: the setting.
+        replicates: the rates in every replicate of the averages.
+        encodings: rate of the overlap with the encodings; that of the bulk if it does not separate.
+        teacher: rate of the overlap with the teacher; that of the bulk if it does not separate.
+        bulk: largest rate of a direction without overlaps.
+    """
+
+    model: Model
+    alpha: Float[Array, ""]
+    replicates: SmallRates
+    encodings = MeanField[Array]()
+    teacher = MeanField[Array]()
+    bulk = MeanField[Array]()
+    batch_probe = "alpha", 0
+
+    @property
+    def mean(self) -> SmallRates:
+        """Means of all rates over the replicates."""
+        return jax.tree.map(lambda a: jnp.mean(a, jnp.ndim(self.alpha)), self.replicates)
+
+    @property
+    def stderr(self) -> SmallRates:
+        """Error bars of the means; see `error_bar`."""
+        axis = jnp.ndim(self.alpha)
+        return jax.tree.map(lambda a: error_bar(jnp.moveaxis(a, axis, 0).astype(self.alpha.dtype)), self.replicates)
+
+    @property
+    def separates(self) -> Bool[Array, "*batch 2"]:
+        """Whether the eigenvalue of the encodings, and that of the teacher, lies outside the bulk."""
+        return self.mean.separates > 0.5
+
+    @property
+    def first(self) -> str:
+        """Direction that grows fastest: "encodings", "teacher", or "bulk" if neither of these separates."""
+        if not bool(jnp.any(self.separates)):
+            return "bulk"
+        return "encodings" if bool(self.encodings >= self.teacher) else "teacher"
+
+    @property
+    def status(self) -> Int[Array, "*batch"]:
+        """`converged` if all rates are finite."""
+        rates = self.mean
+        finite = jnp.isfinite(rates.encodings) & jnp.isfinite(rates.teacher) & jnp.isfinite(rates.bulk)
+        return jnp.where(finite, Status.converged, Status.nonfinite)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return setting, rates and error bars, ready for JSON."""
+        names = (*DIRECTIONS, "bulk")
+        rates, bars = ({name: float(getattr(r, name)) for name in names} for r in (self.mean, self.stderr))
+        separates = dict(zip(DIRECTIONS, np.asarray(self.separates).tolist(), strict=True))
+        return {
+            "alpha": float(self.alpha),
+            **rates,
+            "separates": separates,
+            "first": self.first,
+            "status": self.status_name,
+            "stderr": bars,
+        }
+
+    def describe(self) -> Description:
+        rates, bars = self.mean, self.stderr
+        rows = []
+        for name, separates in (*zip(DIRECTIONS, np.asarray(self.separates), strict=True), ("bulk", True)):
+            (row,) = rows_of({name: getattr(rates, name)}, {name: getattr(bars, name)})
+            meaning = "growth rate of a student without overlaps" if name == "bulk" else "growth rate of this overlap"
+            rows.append((*row[:2], meaning if separates else "does not separate from the bulk"))
+        what = f"small start at alpha = {self.alpha:g}, {self.first} first"
+        return Description(what, self.status_name, rows)
+
+
+class Separation(Result):
+    """The alphas above which the overlaps of a small student grow faster than the bulk.
+
+    Attributes:
+        encodings: samples per dimension from which on the eigenvalue of the encodings separates; NaN if it does not.
+        teacher: likewise for the teacher.
+        stderr: error bars of the two.
+        sensitivities: derivatives of the two in the numbers of the model, each as a model.
+    """
+
+    encodings: Float[Array, ""]
+    teacher: Float[Array, ""]
+    stderr: dict[str, Float[Array, ""]]
+    sensitivities: dict[str, Model]
+    batch_probe = "encodings", 0
+
+    @property
+    def status(self) -> Int[Array, ""]:
+        """`converged` if both separate at some alpha between 0.001 and 10,000, else `absent`."""
+        return jnp.where(jnp.isfinite(self.encodings + self.teacher), Status.converged, Status.absent)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return alphas and error bars, ready for JSON."""
+        bars = {name: float(self.stderr[name]) for name in DIRECTIONS}
+        alphas = {name: float(getattr(self, name)) for name in DIRECTIONS}
+        return {**alphas, "status": self.status_name, "stderr": bars}
+
+    def describe(self) -> Description:
+        rows = rows_of({name: getattr(self, name) for name in DIRECTIONS}, self.stderr)
+        return Description("alphas at which overlaps of a small start separate", self.status_name, rows)
+
+
+def small_start(model: Model, alpha: Any, *, nodes: Rule | None = None) -> SmallStart:
+    """Return the growth rates of a small student under full-batch gradient descent, for large d.
+
+    For small Q the gradient flow is linear, ``dQ/dtau = (M - lambda) Q``. The matrix M of the data has a bulk of
+    eigenvalues, and outside of it one of the encodings and one of the teacher, if there are samples enough. The
+    direction with the largest rate emerges first if d is large and the start is small. Averages are over the teacher's
+    fields alone. Works under `jit`, `vmap` and `grad`.
+
+    Args:
+        model: any smooth layer whose loss has, at zero fields, the same second derivative for all columns of the
+            student and none between columns; covariances are proportional to each other.
+        alpha: samples per dimension, n / d.
+        nodes: averages, made for `model`. By default a tensor grid of the teacher's fields if there are at most four,
+            else 2^15 Sobol points.
+
+    Returns:
+        A `SmallStart` with the rates of encodings, teacher and bulk.
+
+    Raises:
+        InputError: alpha is not positive; the loss has kinks, is not even, couples or distinguishes the student's
+            columns at zero, or its second derivative there is unbounded; the model has a penalty or classes of tokens;
+            covariances are not proportional; or the teacher overlaps with the encodings.
+    """
+    _check(model)
+    alpha = check_alpha(model, alpha)
+    return SmallStart(model, alpha, _rates(model, alpha, _rule(model, nodes)))
+
+
+def separation(model: Model, *, nodes: Rule | None = None) -> Separation:
+    """Return the alphas above which encodings and teacher separate from the bulk; see `small_start`.
+
+    Derivatives in the numbers of the model follow from the implicit function theorem.
+
+    Args:
+        model, nodes: as in `small_start`.
+
+    Raises:
+        InputError: as in `small_start`.
+    """
+    _check(model)
+    rule = _rule(model, nodes)
+    alphas, bars, slopes = {}, {}, {}
+    for k, name in enumerate(DIRECTIONS):
+
+        def mean(model: Model, k: int = k) -> tuple[Array, Array]:
+            values = _thresholds(model, rule, jnp.asarray(k))
+            return jnp.mean(values), values
+
+        (alphas[name], values), slopes[name] = jax.value_and_grad(mean, has_aux=True)(model)
+        bars[name] = error_bar(values)
+    return Separation(alphas["encodings"], alphas["teacher"], bars, slopes)
+
+
+def _rule(model: Model, nodes: Rule | None) -> Rule:
+    if nodes is None:
+        return smooth_rule(span_fields(model, 0))
+    check_rule(nodes, model)
+    return nodes
+
+
+def _check(model: Model) -> None:
+    check_smooth(model, "small starts")
+    if not is_concrete(model):
+        return
+    with with_values():
+        gamma = np.asarray(model.law().gamma)
+        ratios = gamma / gamma[:, :1]
+        require(np.ptp(ratios, 0) < 1e-6 * ratios[0], "law.gamma", gamma, "those of covariances Sigma_l = s_l Sigma")
+        (L, r, _), (_, columns) = model.shape, model.columns
+        normals = np.random.default_rng(0).standard_normal((64, L, columns))
+        H, tops = jax.device_get(_probe(model, jnp.asarray(normals, model.lam.dtype)))
+        alike = np.einsum("nlk,ab->nlakb", H[:, :, 0, :, 0], np.eye(r))
+        if not np.allclose(H, alike, rtol=1e-4, atol=1e-6 * np.abs(H).max()):
+            text = "must have a loss with the same second derivative at zero for all columns of the student, and none"
+            raise InputError("model", f"{text} between columns, got {type(model).__name__}: use rank=1")
+        far, very_far = tops
+        if not very_far <= _BOUNDED * max(far, np.abs(H).max()):
+            text = "must have a bounded target for small starts, as softmax attention does: the bulk else has no edge"
+            raise InputError("model", f"{text}, got {type(model).__name__}")
+
+
+def _hessian(model: Model, y: Float[Array, "L _"]) -> Float[Array, "L r L r"]:
+    """Return the second derivative of the loss at zero fields of the student."""
+    L, r, _ = model.shape
+    return jax.hessian(lambda Z: model.loss(Z, *model.label(y)))(jnp.zeros((L, r), y.dtype))
+
+
+def _T(model: Model, Y: Float[Array, "N L _"]) -> Float[Array, "N L L"]:
+    """Return T of sentences with these fields of the teacher, times the relative scales of the tokens."""
+    scale = jnp.sqrt(_token_scales(model))
+    T = -jax.vmap(lambda y: _hessian(model, y)[:, 0, :, 0])(Y)
+    return scale[:, None] * scale * T
+
+
+def _token_scales(model: Model) -> Float[Array, " L"]:
+    """Return the factors s_l of the covariances, of mean one."""
+    return model.trace / jnp.mean(model.trace)
+
+
+@jax.jit
+def _probe(model: Model, Y: Float[Array, "N L _"]) -> tuple[Float[Array, "N L r L r"], Float[Array, " 2"]]:
+    """Return second derivatives at zero, and the largest eigenvalue of T at far and at very far fields."""
+    tops = lax.map(lambda stretch: jnp.max(_top(model, stretch * Y)), jnp.asarray(_FAR, Y.dtype))
+    return jax.vmap(lambda y: _hessian(model, y))(Y), tops
+
+
+@jax.jit
+def _top(model: Model, Y: Float[Array, "N L _"]) -> Float[Array, " N"]:
+    """Return the largest eigenvalue of T."""
+    return jnp.linalg.eigvalsh(_T(model, Y))[:, -1]
+
+
+class _Sentences(NamedTuple):
+    """Averages in one replicate: T and the teacher's standard normals at the nodes, and where the range of V ends."""
+
+    T: Float[Array, "N L L"]
+    normals: Float[Array, "N L t"]
+    weight: Float[Array, " N"]
+    end: Float[Array, ""]
+
+
+@precise
+def _sentences(model: Model, replicate: Replicate) -> _Sentences:
+    t = model.shape[2]
+
+    def at_block(block: Any) -> tuple[Array, Array, Array, Array, Array]:
+        _, normals, weight = replicate.quadrature(block)
+
+        def label_fields(stretch: float) -> Array:
+            return jnp.moveaxis(teacher_fields(model, stretch * normals), 2, 0)
+
+        tops = [_top(*lax.stop_gradient((model, label_fields(stretch)))) for stretch in _STRETCHES]
+        node = jnp.argmax(jnp.stack([jnp.max(top) for top in tops]))
+        far = jnp.stack([label_fields(s)[jnp.argmax(top)] for s, top in zip(_STRETCHES, tops, strict=True)])[node]
+        T = _T(model, label_fields(1.0))
+        return T, jnp.moveaxis(normals[:, :t], 2, 0), weight, lax.stop_gradient(far), jnp.max(jnp.stack(tops))
+
+    T, normals, weight, far, tops = lax.map(at_block, replicate.blocks())
+    T, normals = (a.reshape(-1, *a.shape[2:]) for a in (T, normals))
+    # Where T is largest its derivative in the fields is zero, so the fields count as constants.
+    top = _top(model, far[jnp.argmax(tops)][None])[0]
+    end = (1 - 100 * jnp.finfo(top.dtype).eps) / jnp.maximum(top, jnp.finfo(top.dtype).tiny)
+    return _Sentences(T, normals, weight.ravel(), end)
+
+
+class _Moments(NamedTuple):
+    """Averages at one response V."""
+
+    g: Float[Array, ""]  # E tr G
+    slope: Float[Array, ""]  # dg/dV = E tr G^2
+    encodings: Float[Array, "L L"]  # E G
+    teacher: Float[Array, "t t"]  # E sum_kl G_kl v_k v_l^T - E tr G, with the teacher's normals v
+
+
+@precise
+def _moments(data: _Sentences, V: Float[Array, ""]) -> _Moments:
+    L, t = data.normals.shape[1:]
+    G = data.T @ inverse(jnp.eye(L, dtype=V.dtype) - V * data.T)
+    g = jnp.einsum("nll,n->", G, data.weight)
+    signal = jnp.einsum("nkl,nka,nlb,n->ab", G, data.normals, data.normals, data.weight)
+    slope = jnp.einsum("nkl,nlk,n->", G, G, data.weight)
+    return _Moments(g, slope, jnp.einsum("nkl,n->kl", G, data.weight), signal - g * jnp.eye(t, dtype=V.dtype))
+
+
+def _bisect(rises: Callable[[Array], Array], low: Array, high: Array) -> Float[Array, ""]:
+    """Return where a function of known sign at the ends changes its sign, from negative to positive."""
+
+    def halve(_: Any, ends: tuple[Array, Array]) -> tuple[Array, Array]:
+        middle = 0.5 * (ends[0] + ends[1])
+        above = rises(middle) > 0
+        return jnp.where(above, ends[0], middle), jnp.where(above, middle, ends[1])
+
+    return 0.5 * sum(lax.fori_loop(0, _BISECTIONS, halve, (low, high)))
+
+
+def _root(fn: Callable[[Array], Array], low: Array, high: Array) -> Float[Array, ""]:
+    """Return the root of a function between two ends, with its implicit derivatives."""
+    low, high = lax.stop_gradient((low, high))
+    return lax.custom_root(
+        fn, high, lambda fn, _: _bisect(fn, low, high), lambda linear, y: y / linear(jnp.ones_like(y))
+    )
+
+
+def _first_root(fn: Callable[[Array], Array], points: Float[Array, " N"]) -> tuple[Array, Array]:
+    """Return the first root between ordered points, the first of which is below it, and whether there is one."""
+    above = lax.map(fn, lax.stop_gradient(points)) > 0
+    exists, first = jnp.any(above[1:]), jnp.argmax(above[1:])
+    return _root(fn, points[first], points[first + 1]), exists
+
+
+def _eigenvalue(model: Model, alpha: Array, V: Array, g: Array) -> Float[Array, ""]:
+    """Return zeta(V), the solution of ``V = sum_a w_a c_a / (zeta - alpha c_a g)``."""
+    law = model.law()
+    c = jnp.mean(law.gamma, 1)
+    mean = law.weights @ c
+    if len(c) == 1:
+        return c[0] / V + alpha * c[0] * g
+    pole = jnp.max(alpha * c * g)
+
+    def excess(zeta: Array) -> Array:
+        return V - law.weights @ (c / (zeta - alpha * c * g))
+
+    return _root(excess, pole, pole + mean / V * (1 + 1e-6))
+
+
+def _responses(model: Model, alpha: Array, V: Array, moments: _Moments) -> tuple[Array, Float[Array, " K"]]:
+    """Return zeta and the responses of the atoms, ``1 / (zeta - alpha c_a g)``."""
+    zeta = _eigenvalue(model, alpha, V, moments.g)
+    return zeta, 1 / (zeta - alpha * jnp.mean(model.law().gamma, 1) * moments.g)
+
+
+def _edge(model: Model, alpha: Array, data: _Sentences) -> Float[Array, ""]:
+    """Return the response at the edge of the bulk: where zeta(V) is least, or the end of the range of V."""
+    law = model.law()
+    c = jnp.mean(law.gamma, 1)
+
+    def slope(V: Array) -> Array:
+        moments = _moments(data, V)
+        _, responses = _responses(model, alpha, V, moments)
+        return alpha * moments.slope * (law.weights @ (c * responses) ** 2) - 1
+
+    V = _root(slope, jnp.zeros_like(alpha), data.end)
+    return jnp.where(slope(lax.stop_gradient(data.end)) > 0, V, data.end)
+
+
+def _signal(model: Model, alpha: Array, data: _Sentences, direction: Array, V: Array) -> Float[Array, ""]:
+    """Return the number that is one where the direction has the eigenvalue zeta(V) outside the bulk."""
+    law, moments = model.law(), _moments(data, V)
+    _, responses = _responses(model, alpha, V, moments)
+    scale = jnp.sqrt(_token_scales(model))
+    c = jnp.mean(law.gamma, 1)
+
+    def encodings() -> Array:
+        tau = jnp.einsum("a,akl,a->kl", law.weights, law.tau, responses) / (scale[:, None] * scale)
+        return largest_eigenvalue(tau, alpha * moments.encodings)
+
+    def teacher() -> Array:
+        whiten = inverse(cholesky(jnp.einsum("a,a,ast->st", law.weights, c, law.pi)))
+        pi = whiten @ jnp.einsum("a,a,ast,a->st", law.weights, c**2, law.pi, responses) @ whiten.T
+        return largest_eigenvalue(pi, alpha * moments.teacher)
+
+    return lax.cond(direction == 0, encodings, teacher)
+
+
+@program
+def _rates(model: Model, alpha: Array, rule: Rule) -> SmallRates:
+    def zeta(data: _Sentences, V: Array) -> Array:
+        return _eigenvalue(model, alpha, V, _moments(data, V).g) - model.lam
+
+    def rates(replicate: Replicate) -> SmallRates:
+        data = _sentences(model, replicate)
+        edge = _edge(model, alpha, data)
+        bulk = zeta(data, edge)
+        points = edge * jnp.linspace(0.0, 1.0, _SCAN + 1, dtype=edge.dtype).at[0].set(1e-6)
+
+        def outlier(direction: Array) -> tuple[Array, Array]:
+            V, separates = _first_root(lambda V: _signal(model, alpha, data, direction, V) - 1, points)
+            return jnp.where(separates, zeta(data, V), bulk), separates
+
+        values, separates = lax.map(outlier, jnp.arange(len(DIRECTIONS)))
+        return SmallRates(values[0], values[1], bulk, separates)
+
+    return rule.each(rates)
+
+
+@program
+def _thresholds(model: Model, rule: Rule, direction: Array) -> Float[Array, " R"]:
+    """Return the alpha of `separation` in every replicate; NaN if there is none."""
+
+    def threshold(replicate: Replicate) -> Array:
+        data = _sentences(model, replicate)
+
+        def excess(log_alpha: Array) -> Array:
+            alpha = jnp.exp(log_alpha)
+            return _signal(model, alpha, data, direction, _edge(model, alpha, data)) - 1
+
+        low, high = (math.log(a) for a in _ALPHAS)
+        points = jnp.linspace(low, high, _SCAN + 1, dtype=model.lam.dtype)
+        log_alpha, exists = _first_root(excess, points)
+        return jnp.where(exists, jnp.exp(log_alpha), jnp.nan)
+
+    return rule.each(threshold)

@@ -1,0 +1,92 @@
+"""Averages over the teacher's fields and fluctuations along encodings, for students in the span of these directions."""
+
+from __future__ import annotations
+
+import equinox as eqx
+import numpy as np
+from jaxtyping import Array, Float
+
+from ..averages.nodes import gauss_hermite_nodes, sobol_nodes
+from ..averages.rule import Rule
+from ..base.errors import InputError, is_concrete, require, with_values
+from ..model.checks import check
+from ..model.law import SpectralLaw
+from ..model.model import Model
+
+# Order of a tensor grid by the number of fields; beyond four of them Sobol points.
+_ORDERS = {1: 96, 2: 64, 3: 32, 4: 18}
+_NODES = 2**15
+
+
+class SpanFields(Model):
+    """A model whose student's fields are the tokens' fluctuations along some directions: it gives rules their fields.
+
+    Attributes:
+        base: the model.
+        directions: number of directions.
+    """
+
+    base: Model
+    directions: int = eqx.field(static=True)
+
+    @property
+    def shape(self) -> tuple[int, int, int]:
+        L, _, t = self.base.shape
+        return L, self.directions, t
+
+    @property
+    def noise(self) -> int:
+        return self.base.noise
+
+    def loss(self, Z: Float[Array, "L r"], Y: Float[Array, "L t"], *noise: Float[Array, "L k"]) -> Float[Array, ""]:
+        raise NotImplementedError("these fields have no loss of their own")
+
+    def law(self) -> SpectralLaw:
+        return self.base.law()
+
+
+def span_fields(model: Model, directions: int | None = None) -> SpanFields:
+    """Return the fields that averaging rules for `population` are made for: ``ta.sobol_nodes(ta.span_fields(model))``.
+
+    Args:
+        model: the model.
+        directions: number of orthonormal directions of the encodings; by default that of the model's encodings.
+    """
+    if directions is None:
+        directions = directions_of(model) or model.shape[0]
+    return SpanFields(base=model, directions=directions, lam=model.lam)
+
+
+def directions_of(model: Model) -> int | None:
+    """Return the number of orthonormal directions of the encodings; None while jax traces the law that has them."""
+    encodings = getattr(model, "encodings", None)
+    if encodings is not None:
+        return encodings.shape[1]
+    tau = model.law().tau[0]
+    if not is_concrete(tau):
+        return None
+    with with_values():
+        gram = np.asarray(tau)
+        return max(1, int(np.linalg.matrix_rank(gram, hermitian=True, tol=1e-6 * np.abs(gram).max())))
+
+
+def smooth_rule(fields: SpanFields) -> Rule:
+    """Return the default averages of smooth functions: a tensor grid for few fields, else Sobol points."""
+    order = _ORDERS.get(fields.shape[0] * sum(fields.columns))
+    return sobol_nodes(fields, _NODES) if order is None else gauss_hermite_nodes(fields, order, replicates=3)
+
+
+def check_smooth(model: Model, purpose: str) -> None:
+    """Raise an `InputError` unless `model` has a smooth, even loss, no penalty, and independent tokens."""
+    check(model)
+    if model.nonsmooth:
+        raise InputError("model", f"must have a loss without kinks for {purpose}, got {type(model).__name__}")
+    if model.penalty is not None:
+        raise InputError("model", f"must have no penalty besides the ridge for {purpose}, got {model.penalty!r}")
+    law = model.law()
+    if law.sentences is not None:
+        raise InputError("model", f"must have independent tokens for {purpose}, got classes of tokens")
+    if is_concrete(model):
+        with with_values():
+            cross = np.asarray(model.law().cross)
+        require(np.abs(cross) < 1e-6, "law.cross", cross, "zero: a teacher that is orthogonal to the encodings")
