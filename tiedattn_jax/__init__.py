@@ -51,7 +51,7 @@ from .bayes.recovery import (
 )
 from .bayes.spectral import spectral_overlap as spectral_overlap
 from .dynamics.population import PopulationPoint as PopulationPoint, population as population
-from .dynamics.sgd import Crossing as Crossing, Student as Student, Trajectory as Trajectory, sgd as sgd
+from .dynamics.sgd import sgd as sgd
 from .dynamics.small_start import (
     Separation as Separation,
     SmallStart as SmallStart,
@@ -59,6 +59,7 @@ from .dynamics.small_start import (
     small_start as small_start,
 )
 from .dynamics.spans import span_fields as span_fields
+from .dynamics.trajectory import Crossing as Crossing, Student as Student, Trajectory as Trajectory
 from .finite.data import Data as Data, shard as shard
 from .finite.evaluation import (
     LinearBaseline as LinearBaseline,

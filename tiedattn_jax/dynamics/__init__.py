@@ -1,7 +1,8 @@
 """Learning dynamics in closed form, in the limit of high dimension.
 
 flow          the equations of stochastic gradient descent: drift and noise, as gradients of the test error
-sgd           one-pass stochastic gradient descent: integration, `sgd`, and its result
+trajectory    a student in time, and the times of events
+sgd           one-pass stochastic gradient descent: integration, and `sgd`
 small_start   full-batch gradient descent from a small start: which mechanism grows first
 spans         students in the span of teacher and encodings
 population    minima of the population risk, where training ends with endless data

@@ -17,7 +17,7 @@ def trajectory_figure(path: Any) -> Figure:
     Overlaps are drawn as sizes of projections: the root of what the teacher, or the encodings, explain of tr R.
 
     Args:
-        path: `dynamics.sgd.Trajectory`.
+        path: `dynamics.trajectory.Trajectory`.
 
     Raises:
         InputError: it is a batch of trajectories.
