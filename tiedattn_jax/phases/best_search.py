@@ -166,7 +166,7 @@ def places_of(walks: Sequence[Walk]) -> list[Place]:
     losses = np.array([np.where(np.isfinite(w.error), w.loss, np.inf) for w in walks])
     winner = np.where(np.isfinite(losses).any(0), losses.argmin(0), -1)
     places, first = [], 0
-    for last in [*np.flatnonzero(np.diff(winner)), grid.size - 1]:
+    for last in [*np.flatnonzero(np.diff(winner)).tolist(), grid.size - 1]:
         if winner[first] >= 0:
             ends = [_crossing(grid, losses, winner, first - 1), _crossing(grid, losses, winner, last)]
             places.append(_lowest(walks[winner[first]], int(winner[first]), grid[first], grid[last], ends))

@@ -17,7 +17,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
-from jaxtyping import Array, Bool, Float
+from jaxtyping import Array, Bool, Float, PyTree
 
 from ..averages.program import program
 from ..averages.rule import Rule
@@ -303,8 +303,10 @@ def root_derivatives(by_model: Model, by_alpha: Float[Array, " R"]) -> tuple[Mod
 
 
 @jax.custom_jvp
-def with_sensitivities(alphas: Float[Array, " R"], sensitivities: Model, model: Model) -> Float[Array, " R"]:
-    """Return the roots with the `sensitivities` (leading axis R) as their first derivatives in the model."""
+def with_sensitivities(
+    alphas: Float[Array, " R"], sensitivities: PyTree[Float[Array, "R ..."]], setting: PyTree[Float[Array, "..."]]
+) -> Float[Array, " R"]:
+    """Return the roots with `sensitivities` (leading axis R) as their first derivatives in the numbers of a setting."""
     return alphas
 
 
