@@ -87,7 +87,7 @@ class TokenClassMixture(Printed):
         """Unit vectors of the kinds."""
         return jnp.eye(len(self.classes), dtype=self.weights.dtype)
 
-    def given(self, kind: Float[Array, " C"]) -> Sentence:
+    def given(self, kind: Float[AnyArray, " C"]) -> Sentence:
         """Return one of the kinds by its unit vector."""
         classes = np.asarray(self.classes)
         indicators = jnp.asarray(classes[..., None] == np.arange(classes.max() + 1), kind.dtype)
