@@ -91,7 +91,7 @@ class TokenClassMixture(Printed):
         """Return one of the kinds by its unit vector."""
         classes = np.asarray(self.classes)
         indicators = jnp.asarray(classes[..., None] == np.arange(classes.max() + 1), kind.dtype)
-        return Sentence(jnp.tensordot(kind, indicators, 1), kind @ self.weights)
+        return Sentence(jnp.tensordot(kind, indicators, 1), jnp.dot(kind, self.weights))
 
     def describe(self) -> Description:
         return Description("", numbers=[(str(k), entries(w)) for k, w in zip(self.classes, self.weights, strict=True)])
