@@ -119,6 +119,11 @@ def test_thresholds_of_the_optimal_learner():
     listed = ta.sweep([ta.dot_product(sigma=s) for s in sigma], event="perfect_recovery")
     np.testing.assert_array_equal(listed.alpha, [0.5, 0.5])
     assert np.isnan(listed.slope).all()
+    one_fails = ta.sweep(ta.dot_product(), "omega", [0.3, 1.0], event="weak_recovery")
+    np.testing.assert_allclose(one_fails.alpha, [1 / 6, np.nan])
+    assert "omega below one" in one_fails.reason[1]
+    with pytest.raises(ta.InputError, match="alpha must be left out"):
+        ta.sweep(Noisy.of(), "sigma", sigma, alpha=1.0, event="weak_recovery")
     with pytest.raises(ta.InputError, match="start must be None"):
         ta.trace_boundary(Noisy.of(), "weak_recovery", "sigma", sigma, start=[])
 

@@ -1,13 +1,17 @@
-"""The default averaging rule."""
+"""Default averaging rules: of functions of the proximal operator, and of smooth functions."""
 
 from __future__ import annotations
+
+from typing import Any
 
 from ..base.errors import require
 from ..model.model import Model
 from .lines import MAX_NODES, line_nodes
-from .nodes import sobol_nodes
+from .nodes import gauss_hermite_nodes, sobol_nodes
 from .rule import Rule, check_arguments
 from .sizes import REPLICATES, SIZES
+
+_GRID_FIELDS = 4
 
 
 def default_nodes(
@@ -28,3 +32,16 @@ def default_nodes(
     require(n <= MAX_NODES, "n", n, f"at most {MAX_NODES} on lines: use sobol_nodes for more")
     order = max(k for k in range(5, 64, 2) if k == 5 or 1.5 * k**3 * (k + 15) <= n)
     return line_nodes(model, order, seed=seed, replicates=replicates, block=block)
+
+
+def smooth_nodes(model: Model, order: int, n: int, *, one_block: bool = False, **options: Any) -> Rule:
+    """Return averages of smooth functions: a tensor grid of `order` for up to four fields, else `n` Sobol points.
+
+    Args:
+        one_block: whether all nodes are evaluated at once.
+        options: further arguments of `gauss_hermite_nodes`.
+    """
+    fields = model.shape[0] * sum(model.columns)
+    if fields > _GRID_FIELDS:
+        return sobol_nodes(model, n, block=n if one_block else None)
+    return gauss_hermite_nodes(model, order, block=order**fields if one_block else None, **options)

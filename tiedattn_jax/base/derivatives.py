@@ -14,12 +14,15 @@ from typing import Any, NamedTuple
 import equinox as eqx
 import jax
 import jax.numpy as jnp
+from jax import lax
 from jax.custom_derivatives import SymbolicZero
 from jax.extend.core import Primitive
 from jax.interpreters import ad, batching, mlir
 from jaxtyping import Array, Float, PyTree, PyTreeDef
 
 from .linalg import precise
+
+_HALVINGS = 60  # of an interval; a float has no more digits
 
 # Maps leaves and their tangents, None for zero, to the tangent of the value.
 TangentRule = Callable[[list, list], Array]
@@ -50,6 +53,21 @@ def derivative_along(fn: Callable[..., Array], primals: tuple, tangents: tuple) 
     )
     value, derivative = eqx.filter_jvp(fn, primals, directions)
     return jnp.zeros_like(value) if derivative is None else derivative
+
+
+def bisected_root(fn: Callable[[Array], Array], low: Float[Array, ""], high: Float[Array, ""]) -> Float[Array, ""]:
+    """Return the root of a function that is negative at `low` and positive at `high`, with its implicit derivatives."""
+
+    def search(fn: Callable[[Array], Array], _: Array) -> Array:
+        def halve(_: Any, ends: tuple[Array, Array]) -> tuple[Array, Array]:
+            middle = 0.5 * (ends[0] + ends[1])
+            above = fn(middle) > 0
+            return jnp.where(above, ends[0], middle), jnp.where(above, middle, ends[1])
+
+        return 0.5 * sum(lax.fori_loop(0, _HALVINGS, halve, (low, high)))
+
+    low, high = lax.stop_gradient((low, high))
+    return lax.custom_root(fn, high, search, lambda linear, y: y / linear(jnp.ones_like(y)))
 
 
 class _TreeRule(NamedTuple):

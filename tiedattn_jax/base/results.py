@@ -63,6 +63,35 @@ class MeanField(Generic[Value]):
         return getattr(result.mean, self.name)
 
 
+class Replicated(Result):
+    """A result that was computed in every replicate of the averages, and whose numbers are means over these.
+
+    Subclasses have the numbers of all replicates in `replicates`. Under `vmap` all arrays lead with the axis of the
+    settings, which `batch_probe` recognises.
+    """
+
+    @property
+    def replicate_axis(self: Any) -> int:
+        """Position of the replicate axis in the arrays of `replicates`."""
+        name, unbatched = self.batch_probe
+        return jnp.ndim(getattr(self, name)) - unbatched
+
+    @property
+    def mean(self: Any) -> Any:
+        """Means of all numbers over the replicates."""
+        return jax.tree.map(lambda a: jnp.mean(a, self.replicate_axis), self.replicates)
+
+    @property
+    def stderr(self: Any) -> Any:
+        """Error bars of the means; see `error_bar`."""
+        return jax.tree.map(lambda a: error_bar(jnp.moveaxis(a, self.replicate_axis, 0)), self.replicates)
+
+    @property
+    def status(self: Any) -> Int[Array, "*batch"]:
+        """The worst `Status` over the replicates."""
+        return jnp.max(self.replicates.status, -1)
+
+
 class Settings(Printed):
     """Tolerances of a solve. Other values do not need a new compilation.
 

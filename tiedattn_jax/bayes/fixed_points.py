@@ -23,7 +23,7 @@ from ..averages.rule import Replicate, Rule, check_rule
 from ..base.errors import InputError, is_concrete, require, require_choice, require_takes, with_values
 from ..base.linalg import precise
 from ..base.printing import Description, rows_of
-from ..base.results import MeanField, Result, Status, error_bar
+from ..base.results import MeanField, Replicated, Status
 from ..base.trees import either
 from ..base.types import AnyArray
 from ..model.checks import check, check_provides
@@ -59,7 +59,7 @@ class BayesState(eqx.Module):
     status: Int[Array, "*R"]
 
 
-class BayesPoint(Result):
+class BayesPoint(Replicated):
     """The Bayes-optimal learner at one alpha. Numbers are means over replicates; see `error_bar` for their bars.
 
     Under `vmap` all numbers lead with the axis of the settings.
@@ -86,18 +86,6 @@ class BayesPoint(Result):
     batch_probe = "alpha", 0
 
     @property
-    def mean(self) -> BayesState:
-        """Means of all numbers over the replicates."""
-        axis = jnp.ndim(self.alpha)
-        return jax.tree.map(lambda a: jnp.mean(a, axis), self.replicates)
-
-    @property
-    def stderr(self) -> BayesState:
-        """Error bars of the means; see `error_bar`."""
-        axis = jnp.ndim(self.alpha)
-        return jax.tree.map(lambda a: error_bar(jnp.moveaxis(a, axis, 0)), self.replicates)
-
-    @property
     def status(self) -> Int[Array, "*batch"]:
         """The worst `Status` over the replicates and, if there are two, over both starts."""
         states = [s.status for s in (self.replicates, self.other) if s is not None]
@@ -108,7 +96,7 @@ class BayesPoint(Result):
         """Whether the state from the other start differs: message passing then stays below the optimal overlap."""
         if self.other is None:
             return jnp.zeros(jnp.shape(self.alpha), bool)
-        rho, axis = self.replicates.q + self.replicates.V, jnp.ndim(self.alpha)
+        rho, axis = self.replicates.q + self.replicates.V, self.replicate_axis
         difference = jnp.abs(jnp.mean(self.replicates.q - self.other.q, axis))
         return jnp.max(difference, (-3, -2, -1)) > _SAME * jnp.max(rho, (-4, -3, -2, -1))
 

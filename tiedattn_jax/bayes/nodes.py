@@ -5,14 +5,15 @@ from __future__ import annotations
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
-from ..averages.nodes import gauss_hermite_nodes, sobol_nodes
+from ..averages.default import smooth_nodes
+from ..averages.nodes import sobol_nodes
 from ..averages.rule import Rule
 from ..model.law import SpectralLaw
 from ..model.model import Model
 
-# Up to so many fields a tensor grid without its smallest weights. At the standard setting the test error is then
+# A tensor grid without its smallest weights. At the standard setting the test error is then
 # accurate to 3e-6.
-_GRID_FIELDS, _ORDER, _LEAST_WEIGHT = 4, 12, 1e-10
+_ORDER, _LEAST_WEIGHT = 12, 1e-10
 _NODES, _GRID_NODES = 2**13, 2**11  # fewer where each label has a grid of preimages
 
 
@@ -50,6 +51,6 @@ def posterior_pair(model: Model) -> PosteriorPair:
 def default_rule(model: Model, closed_form: bool, spacing: float) -> Rule:
     """Return the default averages: a tensor grid where only smooth functions of few fields are averaged, else Sobol."""
     pair = posterior_pair(model)
-    if closed_form and pair.shape[0] * sum(pair.columns) <= _GRID_FIELDS:
-        return gauss_hermite_nodes(pair, _ORDER, least_weight=_LEAST_WEIGHT, replicates=3)
+    if closed_form:
+        return smooth_nodes(pair, _ORDER, _NODES, least_weight=_LEAST_WEIGHT, replicates=3)
     return sobol_nodes(pair, _GRID_NODES if spacing else _NODES)

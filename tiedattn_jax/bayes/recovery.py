@@ -48,6 +48,11 @@ class Recovery(Result):
         """`converged` if the threshold is finite."""
         return jnp.where(jnp.isfinite(self.alpha), Status.converged, Status.nonfinite)
 
+    @property
+    def reason(self) -> str:
+        """Why there is no threshold, in one sentence; empty if there is one."""
+        return "" if self.ok else "the threshold is not finite"
+
     def describe(self) -> Description:
         numbers = {"alpha": self.alpha}
         if self.algorithmic is not None:

@@ -10,7 +10,6 @@ is the optimal one).
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -20,6 +19,7 @@ from jaxtyping import Array, Float
 
 from ..averages.program import program
 from ..averages.rule import Rule
+from ..base.derivatives import bisected_root
 from ..base.errors import require
 from ..base.linalg import cholesky, inverse, precise
 from ..base.results import Average, error_bar
@@ -31,7 +31,6 @@ from .fixed_points import averages_of, check_bayes, has_closed_form, noise_of
 from .recovery import thresholds
 from .signs import chi_rule, largest_radius
 
-_BISECTIONS = 60
 _RADII = 128  # nodes of |U|
 
 
@@ -123,14 +122,7 @@ def _cosine(alpha: Array, c: Array, G: Float[Array, "N n"], weight: Float[Array,
     def excess(V: Array) -> Array:
         return mean(G_V(V) * G) - 1
 
-    def bisect(fn: Callable[[Array], Array], V: Array) -> Array:
-        def halve(_: Any, bounds: Array) -> Array:
-            middle = jnp.mean(bounds)
-            return jnp.where(fn(middle) < 0, jnp.stack([middle, bounds[1]]), jnp.stack([bounds[0], middle]))
-
-        return jnp.mean(lax.fori_loop(0, _BISECTIONS, halve, jnp.stack([jnp.zeros_like(V), V])))
-
-    V = lax.custom_root(excess, jnp.ones_like(c), bisect, lambda linear, y: y / linear(jnp.ones_like(y)))
+    V = bisected_root(excess, jnp.zeros_like(c), jnp.ones_like(c))
     square = G_V(V) ** 2
     cosine_square = (1 - mean(square)) / (1 + mean(square * G))
     return jnp.sqrt(jnp.where(c > 1, jnp.maximum(cosine_square, 0.0), 0.0))

@@ -27,10 +27,10 @@ from ..averages.rule import Replicate, Rule, average, check_rule
 from ..base.errors import InputError, as_number, is_concrete, require, require_kind
 from ..base.linalg import cholesky, precise
 from ..base.printing import Description, rows_of
-from ..base.results import MeanField, Result, Status, error_bar
+from ..base.results import MeanField, Replicated, Status
 from ..model.model import Model
 from ..model.overlaps import branch_of
-from .spans import check_smooth, directions_of, smooth_rule, span_fields
+from .spans import check_independent, check_smooth, directions_of, smooth_rule, span_fields
 
 _POLISHES = 8  # Newton steps behind the search; each squares the error
 _TOL = 1e-9  # gradient, in units of the risk of a student of zero, below which a minimum has converged
@@ -59,7 +59,7 @@ class PopulationState(eqx.Module):
     status: Int[Array, "*R"]
 
 
-class PopulationPoint(Result):
+class PopulationPoint(Replicated):
     """A minimum of the population risk. Numbers are means over replicates; see `error_bar` for their bars.
 
     Attributes:
@@ -87,22 +87,6 @@ class PopulationPoint(Result):
     gen_error = MeanField[Array]()
     curvature = MeanField[Array]()
     batch_probe = "kappa", 0
-
-    @property
-    def mean(self) -> PopulationState:
-        """Means of all numbers over the replicates."""
-        return jax.tree.map(lambda a: jnp.mean(a, jnp.ndim(self.kappa)), self.replicates)
-
-    @property
-    def stderr(self) -> PopulationState:
-        """Error bars of the means; see `error_bar`."""
-        axis = jnp.ndim(self.kappa)
-        return jax.tree.map(lambda a: error_bar(jnp.moveaxis(a, axis, 0)), self.replicates)
-
-    @property
-    def status(self) -> Int[Array, "*batch"]:
-        """The worst `Status` over the replicates."""
-        return jnp.max(self.replicates.status, -1)
 
     @property
     def stable(self) -> Bool[Array, "*batch"]:
@@ -156,6 +140,7 @@ def population(
             penalty, classes of tokens or several eigenvalues; or the teacher overlaps with the encodings.
     """
     check_smooth(model, "the population risk")
+    check_independent(model, "the population risk")
     free = branch_of(branch).free(model)
     if branch == "uninformed":
         raise InputError("branch", "must be 'semantic', 'positional' or None, got 'uninformed': minima lie in the span")

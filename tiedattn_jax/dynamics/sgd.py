@@ -12,33 +12,24 @@ from jax import lax
 from jax.flatten_util import ravel_pytree
 from jaxtyping import Array, Float
 
-from ..averages.nodes import gauss_hermite_nodes, sobol_nodes
+from ..averages.default import smooth_nodes
 from ..averages.program import at_top_level, lane_by_lane, program
 from ..averages.rule import Replicate, Rule, check_rule
 from ..base.errors import InputError, as_number, require_count, require_not_negative, require_positive
 from ..base.linalg import precise
 from ..base.results import Status
 from ..base.trees import indexed
-from ..model.checks import check
 from ..model.model import Model
 from .flow import Moments, drift, forces, gram_of, overlaps_of, start_moments
+from .spans import check_smooth
 from .trajectory import Run, Student, Trajectory
 
-_GRID_FIELDS, _ORDER, _REPLICATES = 4, 10, 2  # a grid of order 10 gives the end of a trajectory to 2e-6
+_ORDER, _REPLICATES = 10, 2  # a grid of order 10 gives the end of a trajectory to 2e-6
 _LEAST_WEIGHT = 1e-10  # of nodes of the grid; without the others the end moves by 2e-8
 _NODES = 2**13
 _TOL = 1e-5  # error of the steps, relative to the size of the student, above which they do not resolve the trajectory
 _MOST, _TRACED = 64, 4  # steps between two points: the most that are tried, and those inside a trace
 _STEADY = 0.01  # relative change in a time as long as the trajectory, below which its end is steady
-
-
-def default_rule(model: Model) -> Rule:
-    """Return the default averages: a tensor grid for up to four fields, else Sobol points, in one block."""
-    if model.shape[0] * sum(model.columns) <= _GRID_FIELDS:
-        size = _ORDER ** (model.shape[0] * sum(model.columns))
-        options = {"least_weight": _LEAST_WEIGHT, "replicates": _REPLICATES, "block": size}
-        return gauss_hermite_nodes(model, _ORDER, **options)
-    return sobol_nodes(model, _NODES, block=_NODES)
 
 
 def sgd(
@@ -86,12 +77,7 @@ def sgd(
         InputError: eta or until is not positive, or kappa negative; the model has a penalty, or a loss with kinks; no
             student has the overlaps of the start; or another argument is not as described.
     """
-    check(model, even=False)
-    if model.nonsmooth:
-        text = "must have a loss without kinks: the equations need its second derivatives, of which kinks give a part"
-        raise InputError("model", f"{text}, got {type(model).__name__}")
-    if model.penalty is not None:
-        raise InputError("model", f"must have no penalty besides the ridge kappa, got {model.penalty!r}")
+    check_smooth(model, "one-pass SGD", even=False)
     require_positive(eta, "eta")
     require_positive(until, "until")
     require_not_negative(kappa, "kappa")
@@ -102,7 +88,8 @@ def sgd(
             raise InputError("steps", f"must be a power of two up to {_MOST * 16}, got steps={steps}")
     if nodes is not None:
         check_rule(nodes, model)
-    rule = default_rule(model) if nodes is None else nodes
+    options: dict[str, Any] = {"least_weight": _LEAST_WEIGHT, "replicates": _REPLICATES, "one_block": True}
+    rule = smooth_nodes(model, _ORDER, _NODES, **options) if nodes is None else nodes
     numbers = tuple(
         as_number(a, name, model.lam.dtype) for a, name in ((eta, "eta"), (kappa, "kappa"), (until, "until"))
     )

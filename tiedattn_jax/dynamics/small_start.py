@@ -25,17 +25,17 @@ from jaxtyping import Array, Bool, Float, Int
 from ..averages.fields import teacher_fields
 from ..averages.program import program
 from ..averages.rule import Replicate, Rule, check_rule
+from ..base.derivatives import bisected_root
 from ..base.errors import InputError, is_concrete, require, with_values
 from ..base.linalg import cholesky, inverse, precise
 from ..base.printing import Description, rows_of
-from ..base.results import MeanField, Result, Status, error_bar
+from ..base.results import MeanField, Replicated, Result, Status, error_bar
 from ..model.model import Model
 from ..theory.observables import largest_eigenvalue
 from ..theory.solve import check_alpha
-from .spans import check_smooth, smooth_rule, span_fields
+from .spans import check_independent, check_smooth, smooth_rule, span_fields
 
 DIRECTIONS = "encodings", "teacher"
-_BISECTIONS = 60
 _SCAN = 48  # responses, or alphas, among which the first one is looked for where an eigenvalue meets its condition
 _ALPHAS = 1e-3, 1e4  # range in which `separation` looks
 _STRETCHES = 1.0, 3.0, 10.0, 100.0  # factors of the nodes at which the largest eigenvalue of T is looked for
@@ -52,7 +52,7 @@ class SmallRates(eqx.Module):
     separates: Bool[Array, "*R 2"]
 
 
-class SmallStart(Result):
+class SmallStart(Replicated):
     """Growth rates of a small student under full-batch gradient descent at one alpha.
 
     A component of the student grows as ``exp(rate tau)`` under ``dQ/dtau = -grad risk``. Rates are eigenvalues of the
@@ -73,17 +73,6 @@ class SmallStart(Result):
     teacher = MeanField[Array]()
     bulk = MeanField[Array]()
     batch_probe = "alpha", 0
-
-    @property
-    def mean(self) -> SmallRates:
-        """Means of all rates over the replicates."""
-        return jax.tree.map(lambda a: jnp.mean(a, jnp.ndim(self.alpha)), self.replicates)
-
-    @property
-    def stderr(self) -> SmallRates:
-        """Error bars of the means; see `error_bar`."""
-        axis = jnp.ndim(self.alpha)
-        return jax.tree.map(lambda a: error_bar(jnp.moveaxis(a, axis, 0).astype(self.alpha.dtype)), self.replicates)
 
     @property
     def separates(self) -> Bool[Array, "*batch 2"]:
@@ -223,6 +212,7 @@ def _rule(model: Model, nodes: Rule | None) -> Rule:
 
 def _check(model: Model) -> None:
     check_smooth(model, "small starts")
+    check_independent(model, "small starts")
     if not is_concrete(model):
         return
     with with_values():
@@ -325,30 +315,11 @@ def _moments(data: _Sentences, V: Float[Array, ""]) -> _Moments:
     return _Moments(g, slope, jnp.einsum("nkl,n->kl", G, data.weight), signal - g * jnp.eye(t, dtype=V.dtype))
 
 
-def _bisect(rises: Callable[[Array], Array], low: Array, high: Array) -> Float[Array, ""]:
-    """Return where a function of known sign at the ends changes its sign, from negative to positive."""
-
-    def halve(_: Any, ends: tuple[Array, Array]) -> tuple[Array, Array]:
-        middle = 0.5 * (ends[0] + ends[1])
-        above = rises(middle) > 0
-        return jnp.where(above, ends[0], middle), jnp.where(above, middle, ends[1])
-
-    return 0.5 * sum(lax.fori_loop(0, _BISECTIONS, halve, (low, high)))
-
-
-def _root(fn: Callable[[Array], Array], low: Array, high: Array) -> Float[Array, ""]:
-    """Return the root of a function between two ends, with its implicit derivatives."""
-    low, high = lax.stop_gradient((low, high))
-    return lax.custom_root(
-        fn, high, lambda fn, _: _bisect(fn, low, high), lambda linear, y: y / linear(jnp.ones_like(y))
-    )
-
-
 def _first_root(fn: Callable[[Array], Array], points: Float[Array, " N"]) -> tuple[Array, Array]:
     """Return the first root between ordered points, the first of which is below it, and whether there is one."""
     above = lax.map(fn, lax.stop_gradient(points)) > 0
     exists, first = jnp.any(above[1:]), jnp.argmax(above[1:])
-    return _root(fn, points[first], points[first + 1]), exists
+    return bisected_root(fn, points[first], points[first + 1]), exists
 
 
 def _eigenvalue(model: Model, alpha: Array, V: Array, g: Array) -> Float[Array, ""]:
@@ -363,7 +334,7 @@ def _eigenvalue(model: Model, alpha: Array, V: Array, g: Array) -> Float[Array, 
     def excess(zeta: Array) -> Array:
         return V - law.weights @ (c / (zeta - alpha * c * g))
 
-    return _root(excess, pole, pole + mean / V * (1 + 1e-6))
+    return bisected_root(excess, pole, pole + mean / V * (1 + 1e-6))
 
 
 def _responses(model: Model, alpha: Array, V: Array, moments: _Moments) -> tuple[Array, Float[Array, " K"]]:
@@ -382,7 +353,7 @@ def _edge(model: Model, alpha: Array, data: _Sentences) -> Float[Array, ""]:
         _, responses = _responses(model, alpha, V, moments)
         return alpha * moments.slope * (law.weights @ (c * responses) ** 2) - 1
 
-    V = _root(slope, jnp.zeros_like(alpha), data.end)
+    V = bisected_root(slope, jnp.zeros_like(alpha), data.end)
     return jnp.where(slope(lax.stop_gradient(data.end)) > 0, V, data.end)
 
 

@@ -6,14 +6,14 @@ import equinox as eqx
 import numpy as np
 from jaxtyping import Array, Float
 
-from ..averages.nodes import gauss_hermite_nodes, sobol_nodes
+from ..averages.default import smooth_nodes
 from ..averages.rule import Rule
 from ..base.errors import InputError, is_concrete, require, with_values
 from ..model.checks import check
 from ..model.law import SpectralLaw
 from ..model.model import Model
 
-# Order of a tensor grid by the number of fields; beyond four of them Sobol points.
+# Order of a tensor grid by the number of fields; beyond four of them there are Sobol points.
 _ORDERS = {1: 96, 2: 64, 3: 32, 4: 18}
 _NODES = 2**15
 
@@ -72,17 +72,21 @@ def directions_of(model: Model) -> int | None:
 
 def smooth_rule(fields: SpanFields) -> Rule:
     """Return the default averages of smooth functions: a tensor grid for few fields, else Sobol points."""
-    order = _ORDERS.get(fields.shape[0] * sum(fields.columns))
-    return sobol_nodes(fields, _NODES) if order is None else gauss_hermite_nodes(fields, order, replicates=3)
+    order = _ORDERS.get(fields.shape[0] * sum(fields.columns), 0)
+    return smooth_nodes(fields, order, _NODES, replicates=3)
 
 
-def check_smooth(model: Model, purpose: str) -> None:
-    """Raise an `InputError` unless `model` has a smooth, even loss, no penalty, and independent tokens."""
-    check(model)
+def check_smooth(model: Model, purpose: str, *, even: bool = True) -> None:
+    """Raise an `InputError` unless `model` has a smooth loss, even if that is required, and no penalty."""
+    check(model, even=even)
     if model.nonsmooth:
         raise InputError("model", f"must have a loss without kinks for {purpose}, got {type(model).__name__}")
     if model.penalty is not None:
         raise InputError("model", f"must have no penalty besides the ridge for {purpose}, got {model.penalty!r}")
+
+
+def check_independent(model: Model, purpose: str) -> None:
+    """Raise an `InputError` unless `model` has independent tokens, and a teacher without the encodings' directions."""
     law = model.law()
     if law.sentences is not None:
         raise InputError("model", f"must have independent tokens for {purpose}, got classes of tokens")

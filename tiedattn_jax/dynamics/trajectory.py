@@ -9,20 +9,19 @@ import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax import lax
 from jaxtyping import Array, Bool, Float, Int
 
 from ..averages.program import at_top_level
+from ..base.derivatives import bisected_root
 from ..base.errors import as_number, require_choice
 from ..base.printing import Description, rows_of, with_error
-from ..base.results import MeanField, Result, Status, error_bar, quorum
+from ..base.results import MeanField, Replicated, Result, Status, error_bar, quorum
 from ..base.trees import indexed
 from ..base.types import StateArray
 from ..model.model import Model
 from ..model.parameters import scalar_parameters
 from .flow import Moments
 
-_BISECTIONS = 50
 _NOTHING = 1e-10  # numbers below this are printed as zero: an overlap that decays becomes rounding
 
 CROSSINGS: dict[str, Callable[[Any, Any], Any]] = {
@@ -34,7 +33,7 @@ CROSSINGS: dict[str, Callable[[Any, Any], Any]] = {
 
 
 class Student(eqx.Module):
-    """What a trajectory says of the student; all arrays lead with the axis of the times.
+    """A student at every time of a trajectory; all arrays lead with the axis of the times.
 
     Attributes:
         R: Q^T Q / d.
@@ -83,12 +82,10 @@ class _Curve(MeanField[Array]):
     """A field of the mean student; for two tokens and rank one its numbers, of m that of the first token."""
 
     def __get__(self, result: Any, owner: type) -> Float[Array, "..."]:
-        if result is None:
-            return self  # type: ignore[return-value]
         return result.reduced(result.mean)[self.name]
 
 
-class Trajectory(Result):
+class Trajectory(Replicated):
     """A student that learns by one-pass stochastic gradient descent, in the limit of high dimension.
 
     Numbers are means over the replicates of the averages; `stderr` has their error bars, see `error_bar`. All arrays
@@ -119,13 +116,12 @@ class Trajectory(Result):
     @property
     def mean(self) -> Student:
         """Means over the replicates."""
-        return jax.tree.map(lambda a: jnp.mean(a, jnp.ndim(self.t) - 1), self.replicates.student)
+        return super().mean.student
 
     @property
     def stderr(self) -> Student:
         """Error bars of the means; see `error_bar`."""
-        axis = jnp.ndim(self.t) - 1
-        return jax.tree.map(lambda a: error_bar(jnp.moveaxis(a, axis, 0)), self.replicates.student)
+        return super().stderr.student
 
     def reduced(self, student: Student) -> dict[str, Float[Array, "..."]]:
         """Return the fields of a student by name; for two tokens and rank one as numbers, of the first token."""
@@ -139,13 +135,8 @@ class Trajectory(Result):
         return fields
 
     @property
-    def status(self) -> Int[Array, "*batch"]:
-        """`converged` at a steady state, `max_steps` where the time is over before, `nonfinite` or `unresolved`."""
-        return jnp.max(self.replicates.status, -1)
-
-    @property
     def status_name(self) -> Any:
-        """The status in words; a list if it is an array."""
+        """The status in words, such as "steady state" for `converged`; a list if it is an array."""
         names = {0: "steady state", 2: "time over", 4: "blown up", 8: "the steps do not resolve it: pass more `steps`"}
         return np.vectorize(lambda s: names[int(s)], otypes=[object])(self.status).tolist()
 
@@ -269,14 +260,5 @@ def _first_crossing(f: Float[Array, " T"], slope: Float[Array, " T"], t: Float[A
         (a, b), (da, db) = ends, slopes
         return (1 - s) ** 2 * ((1 + 2 * s) * a + s * da) + s**2 * ((3 - 2 * s) * b + (s - 1) * db)
 
-    def halve(_: Any, bracket: tuple[Array, Array]) -> tuple[Array, Array]:
-        low, high = bracket
-        middle = 0.5 * (low + high)
-        above = cubic(middle) > 0
-        return jnp.where(above, low, middle), jnp.where(above, middle, high)
-
-    zero = jnp.zeros_like(width)
-    root = lax.stop_gradient(lax.fori_loop(0, _BISECTIONS, halve, lax.stop_gradient((zero, zero + 1)))[1])
-    steepness = lax.stop_gradient(jax.grad(cubic)(root))
-    root = root - cubic(root) / steepness  # no change of the value; the derivative of the implicit function
+    root = bisected_root(cubic, jnp.zeros_like(width), jnp.ones_like(width))
     return jnp.where(happens, t[k] + root * width, jnp.nan)

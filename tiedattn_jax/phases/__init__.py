@@ -8,6 +8,7 @@ events         table of the events in alpha, and the result of a search
 locate         the search for any of them
 transitions    alpha_c and alpha_l
 ends           how branches end
+independent    many settings, each for itself
 sweep          states or events of many models
 boundaries     boundaries as results, and where they intersect
 best_search    the test error along a number: a coarse walk, and Newton's method

@@ -8,8 +8,6 @@ from operator import attrgetter
 from typing import Any
 
 import equinox as eqx
-import jax
-import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Float
 
@@ -17,6 +15,7 @@ from ..base.printing import Description, Printed, Row, with_error
 from ..base.types import Number
 from ..model.parameters import Parameter
 from .best_ridge import BestRidge
+from .boundaries import MODELS
 
 
 class BestCurve(Printed):
@@ -73,10 +72,10 @@ class BestCurve(Printed):
         if self.parameter == "alpha":
             assert point.gen_error_by_alpha is not None
             return float(point.gen_error_by_alpha.value)
-        if self.parameter == "model":
+        if self.parameter == MODELS:
             return np.nan
-        direction = Parameter(self.parameter).direction(point.state.model, value)
-        return float(sum(jax.tree.leaves(jax.tree.map(jnp.vdot, point.gen_error_sensitivities, direction))))
+        assert point.gen_error_sensitivities is not None
+        return Parameter(self.parameter).slope(point.gen_error_sensitivities, point.state.model, value)
 
     def to_dict(self) -> dict[str, Any]:
         """Return the names, the values of the parameter, the jumps, and every `BestRidge.to_dict`."""

@@ -29,11 +29,12 @@ from .best_curve import BestCurve
 from .best_places import best_path
 from .best_ridge import best_of, prepared_search
 from .boundaries import ALPHA_L, MODELS, Boundary
-from .events import EVENTS, Transition, event_of
+from .events import EVENTS, event_of
 from .follow import CURVE_SETTINGS, Curve, Progress, silent, walk
+from .independent import collected, recovery_boundary, run_settings
 from .inputs import check_top_level, prepared
 from .locate import Guess, locate_path, transition_of
-from .trace import SEARCH, first_sign_change, recovery_boundary
+from .trace import SEARCH, first_sign_change
 from .transitions import RANGE, critical_path, crossing_path
 
 _SEARCHED = f"for alpha from {SEARCH[-1]:g} to {SEARCH[0]:g}"
@@ -108,6 +109,8 @@ def sweep(
         parameter, grid, models = _number_models(model, along, values)
     else:
         parameter, grid, models = MODELS, *_listed_models(model, along, values)
+    if event is not None and alpha is not None:
+        raise InputError("alpha", f"must be left out where an event is looked for in it, got alpha={alpha}")
     if isinstance(event, str) and event in RECOVERIES:
         check_top_level(models)
         return recovery_boundary(event, parameter, models, grid, nodes, progress)
@@ -124,11 +127,9 @@ def sweep(
     else:
         require_choice(event, "event", [*EVENTS, ALPHA_L, *RECOVERIES])
         event_of("semantic baseline" if event == ALPHA_L else event, models[0])
-        if alpha is not None:
-            raise InputError("alpha", f"must be left out where an event is looked for in it, got alpha={alpha}")
         paths = [_event(m, event, rule, tolerances) for m in models]
     names = [f"{parameter} = {value:g}" for value in grid]
-    results = _run_paths(paths, names, progress)
+    results = run_settings(paths, names, progress)
     if event is None:
         solved = next(point for point in results if not isinstance(point, Failure))
         states = [
@@ -137,7 +138,7 @@ def sweep(
         ]
         failures = [f"{name}: {r.reason}" for name, r in zip(names, results, strict=True) if isinstance(r, Failure)]
         return Curve(branch, tuple(states), parameter, grid, tuple(failures))
-    return _boundary(event, parameter, grid, results)
+    return collected(event, parameter, grid, models, results)
 
 
 def _check_others(models: list[Model]) -> None:
@@ -167,7 +168,7 @@ def _best(
     alphas = _alphas(models[0], alpha, len(models))
     tasks = [task._replace(model=m, alpha=a) for m, a in zip(models, alphas, strict=True)]
     names = [f"{parameter} = {value:g}" for value in grid]
-    results = _run_paths([best_path(each) for each in tasks], names, progress)
+    results = run_settings([best_path(each) for each in tasks], names, progress)
     points = [best_of(each, branch, r) for each, r in zip(tasks, results, strict=True)]
     failures = [f"{name}: {r.reason}" for name, r in zip(names, results, strict=True) if isinstance(r, Failure)]
     return BestCurve(best, branch, tuple(points), parameter, grid, tuple(failures))
@@ -179,18 +180,6 @@ def _nan_point(solved: FixedPoint, model: Model, alpha: Float[Array, ""]) -> Fix
     status = np.full_like(blank.status, Status.nonfinite)
     states = dataclasses.replace(blank, status=status, residual=np.full_like(blank.residual, np.inf))
     return FixedPoint(model, alpha, states, solved.branch)
-
-
-def _run_paths(paths: list[Path], names: list[str], progress: Progress) -> list[Any]:
-    done = 0
-
-    def report(number: int, result: Any) -> None:
-        nonlocal done
-        done += 1
-        progress(done, len(paths))
-
-    progress(0, len(paths))
-    return run(paths, names=names, done=report, keep=True)
 
 
 def _through_alpha(
@@ -311,23 +300,3 @@ def _fold_guess(branch: str | None, model: Model, nodes: Rule, settings: Setting
             return Guess(high, (last.replicates.overlaps,), low=0.5 * low, high=1.5 * high)
         last = point
     raise InputError("event", f"must happen, the {branch} branch does not end {_SEARCHED}")
-
-
-def _boundary(
-    event: str, parameter: str, grid: Float[np.ndarray, " A"], results: list[Transition | Failure]
-) -> Boundary:
-    """Collect the events of all settings; slopes are finite if a number of the model is the parameter."""
-    rows: list[tuple] = []
-    for value, result in zip(grid, results, strict=True):
-        if isinstance(result, Failure):
-            status = Status.absent if isinstance(result.error, InputError) else Status.nonfinite
-            rows.append((value, np.nan, np.nan, np.nan, int(status), result.reason))
-            continue
-        alpha, bar, slope = float(result.alpha), float(result.stderr), np.nan
-        if result.reason:
-            alpha, bar = np.nan, np.nan
-        elif result.sensitivities is not None and parameter != MODELS:
-            slope = Parameter(parameter).slope(result.sensitivities, result.branches[0].model, value)
-        rows.append((value, alpha, bar, slope, int(result.status), result.reason))
-    values, alphas, bars, slopes, statuses, reasons = (np.array(column) for column in zip(*rows, strict=True))
-    return Boundary.of(event, parameter, values, alphas, bars, slopes, statuses, reasons, np.isfinite(slopes))

@@ -15,15 +15,16 @@ from scipy.interpolate import KroghInterpolator
 from ..averages.rule import Rule
 from ..base.errors import InputError, array_of, require, require_choice, require_kind
 from ..base.results import Settings
-from ..bayes.recovery import RECOVERIES, recovery
+from ..bayes.recovery import RECOVERIES
 from ..model.model import Model
 from ..model.parameters import Parameter
 from ..theory.paths import Path
 from ..theory.pool import run_one
 from ..theory.states import FixedPoint
-from .boundaries import ALPHA_L, MODELS, Boundary, baseline_branch
+from .boundaries import ALPHA_L, Boundary, baseline_branch
 from .events import EVENTS, Event, event_of
 from .follow import Progress, WarmStart, predict, silent, update, walk
+from .independent import recovery_boundary
 from .inputs import prepared
 from .locate import Guess, Start, Zero, find_zero, guess_of, number_of, sign_changes, transition_of
 
@@ -31,25 +32,6 @@ SEARCH = np.geomspace(3.0, 0.05, 19)  # alphas that are searched for the first p
 _WIDER_SEARCH = np.geomspace(1.8, 0.4, 9)  # alphas, relative to the last one, that are searched if a prediction fails
 _SETTINGS = Settings(tol=1e-4, warm_steps=20)  # loose, because losses are stationary and starts are predicted
 _POINTS = 3  # points that the extrapolation of alpha uses
-
-
-def recovery_boundary(
-    event: str,
-    parameter: str,
-    models: Sequence[Model],
-    values: Float[np.ndarray, " A"],
-    nodes: Rule | None,
-    progress: Progress,
-) -> Boundary:
-    """Return a threshold of the Bayes-optimal learner for several models; no search is needed, and slopes are exact."""
-    points = []
-    for done, (model, value) in enumerate(zip(models, values, strict=True)):
-        progress(done, len(models))
-        threshold = recovery(event, model, nodes)
-        slope = np.nan if parameter == MODELS else Parameter(parameter).slope(threshold.sensitivities, model, value)
-        points.append((value, float(threshold.alpha), float(threshold.stderr), slope, int(threshold.status)))
-    progress(len(models), len(models))
-    return Boundary.of(event, parameter, *map(np.array, zip(*points, strict=True)))
 
 
 def trace_boundary(

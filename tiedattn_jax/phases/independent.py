@@ -1,0 +1,75 @@
+"""Many settings, each for itself: their paths in one pool, and the boundary of the events that they find."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from jaxtyping import Float
+
+from ..averages.rule import Rule
+from ..base.errors import InputError
+from ..base.results import Status
+from ..bayes.recovery import Recovery, recovery
+from ..model.model import Model
+from ..model.parameters import Parameter
+from ..theory.paths import Call, Failure, Path
+from ..theory.pool import run
+from .boundaries import MODELS, Boundary
+from .events import Transition
+from .follow import Progress
+
+
+def run_settings(paths: list[Path], names: list[str], progress: Progress) -> list[Any]:
+    """Run the path of every setting; a failure at one setting is its result, and does not affect the others."""
+    done = 0
+
+    def report(number: int, result: Any) -> None:
+        nonlocal done
+        done += 1
+        progress(done, len(paths))
+
+    progress(0, len(paths))
+    return run(paths, names=names, done=report, keep=True)
+
+
+def collected(
+    event: str,
+    parameter: str,
+    grid: Float[np.ndarray, " A"],
+    models: Sequence[Model],
+    results: Sequence[Transition | Recovery | Failure],
+) -> Boundary:
+    """Collect the events of all settings; slopes are finite if a number of the model is the parameter."""
+    rows: list[tuple] = []
+    for value, model, result in zip(grid, models, results, strict=True):
+        if isinstance(result, Failure):
+            status = Status.absent if isinstance(result.error, InputError) else Status.nonfinite
+            rows.append((value, np.nan, np.nan, np.nan, int(status), result.reason))
+            continue
+        alpha, bar, slope = float(result.alpha), float(result.stderr), np.nan
+        if result.reason:
+            alpha, bar = np.nan, np.nan
+        elif result.sensitivities is not None and parameter != MODELS:
+            slope = Parameter(parameter).slope(result.sensitivities, model, value)
+        rows.append((value, alpha, bar, slope, int(result.status), result.reason))
+    values, alphas, bars, slopes, statuses, reasons = (np.array(column) for column in zip(*rows, strict=True))
+    return Boundary.of(event, parameter, values, alphas, bars, slopes, statuses, reasons, np.isfinite(slopes))
+
+
+def recovery_boundary(
+    event: str,
+    parameter: str,
+    models: Sequence[Model],
+    values: Float[np.ndarray, " A"],
+    nodes: Rule | None,
+    progress: Progress,
+) -> Boundary:
+    """Return a threshold of the Bayes-optimal learner for several models; no search is needed, and slopes are exact."""
+
+    def path(model: Model) -> Path:
+        return (yield Call(recovery, (event, model, nodes)))
+
+    names = [f"{parameter} = {value:g}" for value in values]
+    return collected(event, parameter, values, models, run_settings([path(m) for m in models], names, progress))
