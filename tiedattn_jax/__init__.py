@@ -8,6 +8,7 @@ passing and training follow from it. The public functions by task:
     its data        SpectralLaw; TokenClassMixture for correlated tokens
     its penalty     L1, or a subclass of Penalty with value and prox, besides the ridge
     one state       solve, find_states; results: FixedPoint, Overlaps, Conjugates, Diagnostics
+    iterations      state_evolution: message passing in time
     transitions     critical_alpha, linear_crossing, branch_ends, find_event, EVENTS
     best ridge      best_ridge, and sweep(..., best="lam") for many settings
     many settings   sweep, trace_branch, folds_of, trace_boundary, intersections, phase_diagram, PhaseDiagram.load
@@ -15,7 +16,7 @@ passing and training follow from it. The public functions by task:
     replica symmetry breaking       solve_1rsb, critical_alpha_1rsb, linear_crossing_1rsb
     optimal learner                 bayes, weak_recovery, perfect_recovery, posterior_mean
                                     Preimages, orbit, posterior_pair
-    learning dynamics               sgd, small_start, separation, population; span_fields
+    learning dynamics               sgd, emergence, small_start, separation, population; span_fields
     spectral start  spectral_direction, spectral_overlap; init="spectral" in gamp, train, run_instances
     observables     gen_error, gen_error_linear, second_minimum_share, error_bar
     finite size     sample_data, Data, realised, raw_labels, shard, gamp, train, risk, run_instances
@@ -50,6 +51,7 @@ from .bayes.recovery import (
     weak_recovery as weak_recovery,
 )
 from .bayes.spectral import spectral_overlap as spectral_overlap
+from .dynamics.emergence import Emergence as Emergence, emergence as emergence
 from .dynamics.population import PopulationPoint as PopulationPoint, population as population
 from .dynamics.sgd import sgd as sgd
 from .dynamics.small_start import (
@@ -124,6 +126,7 @@ from .theory.observables import (
     second_minimum_share as second_minimum_share,
 )
 from .theory.solve import solve as solve
+from .theory.state_evolution import StateEvolution as StateEvolution, state_evolution as state_evolution
 from .theory.states import FixedPoint as FixedPoint
 
 __version__ = VERSION

@@ -230,3 +230,16 @@ def test_alpha_l_is_one_of_three(model, lines, monkeypatch):
         ta.trace_boundary(model, "alpha_l", "omega", values, lines)
     with pytest.raises(ta.InputError, match='start must be None for "alpha_l"'):
         ta.trace_boundary(model, "alpha_l", "omega", values, lines, start=ta.Guess(1.5, ()))
+
+
+def test_where_small_starts_separate_is_a_boundary():
+    omegas = np.array([0.2, 0.3])
+    traced = ta.trace_boundary(ta.dot_product(), "encodings separate", "omega", omegas)
+    np.testing.assert_allclose(traced.alpha[1], 0.41904, atol=1e-5)  # from another program
+    teacher = ta.sweep(ta.dot_product(), "omega", omegas, event="teacher separates")
+    np.testing.assert_allclose(teacher.alpha[1], 1.20866, atol=1e-5)
+    assert np.all(teacher.exact) and np.all(teacher.status == ta.Status.converged)
+    step = np.diff(teacher.alpha) / np.diff(omegas)
+    np.testing.assert_allclose(np.mean(teacher.slope), step, rtol=0.02)
+    with pytest.raises(ta.InputError, match="without kinks"):
+        ta.trace_boundary(ta.relu_attention(), "encodings separate", "omega", omegas)

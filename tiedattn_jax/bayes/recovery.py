@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import Any
 
-import equinox as eqx
 import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float
@@ -13,10 +12,11 @@ from ..averages.program import program
 from ..averages.rule import Replicate, Rule
 from ..base.errors import InputError
 from ..base.printing import Description, rows_of
-from ..base.results import Result, Status, error_bar
+from ..base.results import error_bar
 from ..model.model import Model
 from ..theory.observables import largest_eigenvalue
 from ..theory.potentials import over_nodes
+from ..theory.thresholds import Threshold
 from .channel import curvatures_at_zero
 from .fixed_points import averages_of, check_bayes, has_closed_form, noise_of
 from .potentials import Posterior, posterior, sign_channel
@@ -25,33 +25,14 @@ RECOVERIES = "weak_recovery", "perfect_recovery"
 _STEPS = 400  # overlaps on the curve alpha(q); its maximum is then known to 1e-6
 
 
-class Recovery(Result):
-    """A threshold in alpha, with its derivatives.
+class Recovery(Threshold):
+    """The threshold "weak_recovery" or "perfect_recovery"; see `Threshold`.
 
     Attributes:
-        event: "weak_recovery" or "perfect_recovery".
-        alpha: samples per dimension at the threshold.
-        stderr: its error bar; zero if it is known in closed form.
-        sensitivities: derivatives of alpha in the numbers of the model, as a model.
         algorithmic: for perfect recovery, the alpha above which message passing reaches it from a random start.
     """
 
-    event: str = eqx.field(static=True)
-    alpha: Float[Array, ""]
-    stderr: Float[Array, ""]
-    sensitivities: Model
     algorithmic: Float[Array, ""] | None = None
-    batch_probe = "alpha", 0
-
-    @property
-    def status(self) -> Array:
-        """`converged` if the threshold is finite."""
-        return jnp.where(jnp.isfinite(self.alpha), Status.converged, Status.nonfinite)
-
-    @property
-    def reason(self) -> str:
-        """Why there is no threshold, in one sentence; empty if there is one."""
-        return "" if self.ok else "the threshold is not finite"
 
     def describe(self) -> Description:
         numbers = {"alpha": self.alpha}
@@ -87,7 +68,7 @@ def weak_recovery(model: Model, *, nodes: Rule | None = None) -> Recovery:
     return Recovery("weak_recovery", alpha, error_bar(values), slopes)
 
 
-def recovery(event: str, model: Model, nodes: Rule | None) -> Recovery:
+def recovery(event: str, model: Model, nodes: Rule | None) -> Threshold:
     """Return one of the two thresholds by its name; perfect recovery needs no nodes."""
     return weak_recovery(model, nodes=nodes) if event == "weak_recovery" else perfect_recovery(model)
 

@@ -30,7 +30,15 @@ from ..base.printing import Description, rows_of
 from ..base.results import MeanField, Replicated, Status
 from ..model.model import Model
 from ..model.overlaps import branch_of
-from .spans import check_independent, check_smooth, directions_of, smooth_rule, span_fields
+from .spans import (
+    check_independent,
+    check_one_eigenvalue,
+    check_smooth,
+    directions_of,
+    encodings_on_directions,
+    smooth_rule,
+    span_fields,
+)
 
 _POLISHES = 8  # Newton steps behind the search; each squares the error
 _TOL = 1e-9  # gradient, in units of the risk of a student of zero, below which a minimum has converged
@@ -147,8 +155,7 @@ def population(
     kappa = as_number(kappa, "kappa", model.lam.dtype)
     if is_concrete(kappa):
         require(np.isfinite(kappa) & (np.asarray(kappa) >= 0), "kappa", kappa, "finite and at least zero")
-    atoms = len(model.law().weights)
-    require(atoms == 1, "model", f"{atoms} atoms", "a model whose covariances have one eigenvalue each")
+    check_one_eigenvalue(model)
     if nodes is None:
         nodes = smooth_rule(span_fields(model))
     else:
@@ -156,25 +163,6 @@ def population(
         check_rule(nodes, span_fields(model, directions_of(model) or nodes.stack.shape[1]))
     states = _states(model, kappa, nodes, free, branch_of(branch).start(model).m)
     return PopulationPoint(model, kappa, states, branch)
-
-
-@jax.custom_jvp
-def _root(tau: Float[Array, "L L"], directions: Float[Array, " e"]) -> Float[Array, "L e"]:
-    """Return encodings on orthonormal directions: P with ``P P^T = tau``, of as many columns as `directions` has.
-
-    The derivative is for changes of tau that keep its rank.
-    """
-    values, vectors = jnp.linalg.eigh(tau)
-    e = directions.shape[0]
-    return vectors[:, -e:] * jnp.sqrt(jnp.maximum(values[-e:], 0.0))
-
-
-@_root.defjvp
-@precise
-def _(primals: Any, tangents: Any) -> tuple[Array, Array]:
-    P = _root(*primals)
-    change = tangents[0] @ jnp.linalg.pinv(P, rtol=1e-6).T
-    return P, change - 0.5 * P @ jnp.linalg.pinv(P, rtol=1e-6) @ change
 
 
 class _Risk(eqx.Module):
@@ -262,7 +250,7 @@ def _states(
     model: Model, kappa: Array, rule: Rule, free: Float[Array, " 2"], m: Float[Array, "L r"]
 ) -> PopulationState:
     (_, r, t), e, law = model.shape, rule.stack.shape[1], model.law()
-    C, P = cholesky(law.pi[0]), _root(law.tau[0], jnp.zeros(e, model.lam.dtype))
+    C, P = cholesky(law.pi[0]), encodings_on_directions(law.tau[0], jnp.zeros(e, model.lam.dtype))
     semantic, _ = model.start_columns(combined=False)
     start = jnp.concatenate([_START * jnp.ravel(semantic), jnp.ravel(jnp.linalg.pinv(P, rtol=1e-6) @ m)])
     free = jnp.concatenate([jnp.full(r * t, free[0]), jnp.full(e * r, free[1])])

@@ -21,6 +21,7 @@ from ..base.results import Status
 from ..base.trees import indexed
 from ..model.model import Model
 from .flow import Moments, drift, forces, gram_of, overlaps_of, start_moments
+from .integrate import integrated, moved
 from .spans import check_smooth
 from .trajectory import Run, Student, Trajectory
 
@@ -135,7 +136,7 @@ def _run(
     steps: int,
 ) -> Run:
     (eta, kappa, until), fixed = numbers, lax.stop_gradient((model, start, numbers))
-    moments = _integrated(model, start, numbers, replicate, points, steps)
+    moments = integrated(_flow(model, eta, kappa, replicate), start, until, points, steps)
 
     def state(s: Moments) -> tuple[Student, Student, Moments]:
         """Return the student, its rate, and the velocity of its moments."""
@@ -148,12 +149,13 @@ def _run(
     student, rate, velocity = lax.map(jax.checkpoint(state), moments)
     # The same with half as many steps; if there is one between two points, it then spans two intervals.
     stride = 1 if steps > 1 else 2
-    rough = _integrated(*fixed, replicate, (points - 1) // stride + 1, stride * steps // 2)
+    still = _flow(fixed[0], *fixed[2][:2], replicate)
+    rough = integrated(still, fixed[1], fixed[2][2], (points - 1) // stride + 1, stride * steps // 2)
     path, velocity = lax.stop_gradient((moments, velocity))
     step_error = _distance(indexed(path, slice(None, None, stride)), rough) / 15
     end = indexed(path, -1)
-    change = _distance(_moved(end, indexed(velocity, -1), 1.0), end)
-    growth = _growth(_flow(fixed[0], *fixed[2][:2], replicate), end)
+    change = _distance(moved(end, indexed(velocity, -1), 1.0), end)
+    growth = _growth(still, end)
     finite = jnp.all(jnp.array([jnp.all(jnp.isfinite(a)) for a in jax.tree.leaves((moments, student))]))
     is_steady = (change * until < _STEADY) & (growth * until < 1)
     status = jnp.where(is_steady, Status.converged, Status.max_steps)
@@ -164,42 +166,6 @@ def _run(
 def _flow(model: Model, eta: Array, kappa: Array, replicate: Replicate) -> Callable[[Moments], Moments]:
     """Return the velocity of the moments as a function of them; reverse passes compute it again."""
     return jax.checkpoint(lambda s: drift(model, s, forces(model, overlaps_of(model, s), replicate), eta, kappa))
-
-
-# Classical Runge-Kutta method: the place of every stage, and its weight, in units of a step.
-_STAGES = np.array([[0.0, 1 / 6], [1 / 2, 1 / 3], [1 / 2, 1 / 3], [1.0, 1 / 6]])
-
-
-def _integrated(
-    model: Model,
-    start: Moments,
-    numbers: tuple[Array, Array, Array],
-    replicate: Replicate,
-    points: int,
-    steps: int,
-) -> Moments:
-    """Return the moments at `points` equal times, with `steps` steps between two of them."""
-    eta, kappa, until = numbers
-    flow, h = _flow(model, eta, kappa, replicate), until / ((points - 1) * steps)
-
-    def step(s: Moments, _: None) -> tuple[Moments, None]:
-        def stage(so_far: tuple[Moments, Moments], coefficients: Array) -> tuple[tuple[Moments, Moments], None]:
-            place, weight = h * coefficients
-            velocity = flow(_moved(s, so_far[0], place))
-            return (velocity, _moved(so_far[1], velocity, weight)), None
-
-        rest = jax.tree.map(jnp.zeros_like, s)
-        return lax.scan(stage, (rest, s), jnp.asarray(_STAGES, h.dtype))[0][1], None
-
-    def interval(s: Moments, _: None) -> tuple[Moments, Moments]:
-        return lax.scan(step, s, None, length=steps)[0], s
-
-    end, path = lax.scan(interval, start, None, length=points - 1)
-    return jax.tree.map(lambda a, b: jnp.concatenate([a, b[None]]), path, end)
-
-
-def _moved(s: Moments, velocity: Moments, time: Any) -> Moments:
-    return jax.tree.map(lambda a, b: a + time * b, s, velocity)
 
 
 def _distance(a: Moments, b: Moments) -> Float[Array, ""]:

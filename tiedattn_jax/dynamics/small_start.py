@@ -33,9 +33,12 @@ from ..base.results import MeanField, Replicated, Result, Status, error_bar
 from ..model.model import Model
 from ..theory.observables import largest_eigenvalue
 from ..theory.solve import check_alpha
+from ..theory.thresholds import Threshold
 from .spans import check_independent, check_smooth, smooth_rule, span_fields
 
 DIRECTIONS = "encodings", "teacher"
+# Events: from these alphas on the overlap of a small student grows faster than the bulk.
+SEPARATIONS = "encodings separate", "teacher separates"
 _SCAN = 48  # responses, or alphas, among which the first one is looked for where an eigenvalue meets its condition
 _ALPHAS = 1e-3, 1e4  # range in which `separation` looks
 _STRETCHES = 1.0, 3.0, 10.0, 100.0  # factors of the nodes at which the largest eigenvalue of T is looked for
@@ -189,18 +192,23 @@ def separation(model: Model, *, nodes: Rule | None = None) -> Separation:
     Raises:
         InputError: as in `small_start`.
     """
-    _check(model)
-    rule = _rule(model, nodes)
-    alphas, bars, slopes = {}, {}, {}
-    for k, name in enumerate(DIRECTIONS):
-
-        def mean(model: Model, k: int = k) -> tuple[Array, Array]:
-            values = _thresholds(model, rule, jnp.asarray(k))
-            return jnp.mean(values), values
-
-        (alphas[name], values), slopes[name] = jax.value_and_grad(mean, has_aux=True)(model)
-        bars[name] = error_bar(values)
+    thresholds = {name: separated(event, model, nodes) for name, event in zip(DIRECTIONS, SEPARATIONS, strict=True)}
+    alphas = {name: threshold.alpha for name, threshold in thresholds.items()}
+    bars, slopes = ({name: getattr(t, key) for name, t in thresholds.items()} for key in ("stderr", "sensitivities"))
     return Separation(alphas["encodings"], alphas["teacher"], bars, slopes)
+
+
+def separated(event: str, model: Model, nodes: Rule | None) -> Threshold:
+    """Return one of the two alphas of `separation` by its name in `SEPARATIONS`."""
+    _check(model)
+    rule, direction = _rule(model, nodes), jnp.asarray(SEPARATIONS.index(event))
+
+    def mean(model: Model) -> tuple[Array, Array]:
+        values = _thresholds(model, rule, direction)
+        return jnp.mean(values), values
+
+    (alpha, values), slopes = jax.value_and_grad(mean, has_aux=True)(model)
+    return Threshold(event, alpha, error_bar(values), slopes)
 
 
 def _rule(model: Model, nodes: Rule | None) -> Rule:

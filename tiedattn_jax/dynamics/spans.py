@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import equinox as eqx
+import jax
+import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float
 
 from ..averages.default import smooth_nodes
 from ..averages.rule import Rule
 from ..base.errors import InputError, is_concrete, require, with_values
+from ..base.linalg import precise
 from ..model.checks import check
 from ..model.law import SpectralLaw
 from ..model.model import Model
@@ -94,3 +99,28 @@ def check_independent(model: Model, purpose: str) -> None:
         with with_values():
             cross = np.asarray(model.law().cross)
         require(np.abs(cross) < 1e-6, "law.cross", cross, "zero: a teacher that is orthogonal to the encodings")
+
+
+def check_one_eigenvalue(model: Model) -> None:
+    """Raise an `InputError` unless every covariance of `model` is a multiple of the identity."""
+    atoms = len(model.law().weights)
+    require(atoms == 1, "model", f"{atoms} atoms", "a model whose covariances have one eigenvalue each")
+
+
+@jax.custom_jvp
+def encodings_on_directions(tau: Float[Array, "L L"], directions: Float[Array, " e"]) -> Float[Array, "L e"]:
+    """Return encodings on orthonormal directions: P with ``P P^T = tau``, of as many columns as `directions` has.
+
+    The derivative is for changes of tau that keep its rank.
+    """
+    values, vectors = jnp.linalg.eigh(tau)
+    e = directions.shape[0]
+    return vectors[:, -e:] * jnp.sqrt(jnp.maximum(values[-e:], 0.0))
+
+
+@encodings_on_directions.defjvp
+@precise
+def _(primals: Any, tangents: Any) -> tuple[Array, Array]:
+    P = encodings_on_directions(*primals)
+    change = tangents[0] @ jnp.linalg.pinv(P, rtol=1e-6).T
+    return P, change - 0.5 * P @ jnp.linalg.pinv(P, rtol=1e-6) @ change

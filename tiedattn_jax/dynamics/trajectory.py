@@ -171,7 +171,7 @@ class Trajectory(Replicated):
 
         def time(student: Student, rate: Student, t: Array) -> Array:
             f, slope = jax.vmap(lambda s, v: jax.jvp(lambda s: quantity(s, value), (s,), (v,)))(student, rate)
-            return _first_crossing(f, slope, t)
+            return first_crossing(f, slope, t)
 
         for axis in [None, *[0] * (jnp.ndim(self.t) - 1)]:
             time = jax.vmap(time, (0, 0, axis))
@@ -247,7 +247,7 @@ class Crossing(Result):
         return Description(self.event, "", [("t", with_error(self.t, self.stderr), "steps / d")])
 
 
-def _first_crossing(f: Float[Array, " T"], slope: Float[Array, " T"], t: Float[Array, " T"]) -> Float[Array, ""]:
+def first_crossing(f: Float[Array, " T"], slope: Float[Array, " T"], t: Float[Array, " T"]) -> Float[Array, ""]:
     """Return the time at which f first becomes positive, from its values and slopes at the times; NaN if never."""
     zero_below = 100 * jnp.finfo(f.dtype).eps * jnp.max(jnp.abs(f))  # a start at the event does not count
     rises = (f[:-1] < -zero_below) & (f[1:] > 0)

@@ -206,9 +206,10 @@ def gamp(
             variances and messages.
         steps: largest number of steps.
         tol: undamped relative residual at which to stop; at least twenty roundings of the dtype.
-        damping: share of the new state in a step, in (0, 1], kept fixed; 1 is the undamped algorithm. By default the
-            share is chosen automatically. It starts at .2 and grows until the residual rises several times in a row or
-            a step is impossible; it is then halved and stays below the value that failed.
+        damping: share of the new state in a step, in (0, 1], kept fixed; 1 is the undamped algorithm. It starts with
+            messages zero, and `state_evolution` predicts its order parameters. By default the share is chosen
+            automatically. It starts at .2 and grows until the residual rises several times in a row or a step is
+            impossible; it is then halved and stays below the value that failed.
         response: how to compute A: "regression", from the linear regression of g on the fields; or "derivative", from
             dg/dh sentence by sentence, as in Algorithm 1. Both agree for large d unless the proximal operator jumps:
             derivatives miss the jumps, and the theory's V includes them. With either, the fixed points are critical
@@ -335,8 +336,9 @@ def _first(
 ) -> _Loop:
     """Return the loop before the first step, with the variances and messages of an earlier run if given.
 
-    Otherwise the messages are minus the gradient of the loss at X Q. The proximal operator then maps h to X Q, so a
-    start that is a critical point of the risk does not move. The variances are half the prior's, as if the data added
+    Otherwise the messages of a damped run are minus the gradient of the loss at X Q. The proximal operator then maps h
+    to X Q, so a start that is a critical point of the risk does not move. Messages of an undamped run are zero, so that
+    it follows state evolution from the first iteration on. The variances are half the prior's, as if the data added
     as much curvature as the ridge.
     """
     r, dtype = Q.shape[1], Q.dtype
@@ -345,7 +347,8 @@ def _first(
         if model.penalty is not None:  # add its average curvature over weights of order one
             curvature, count = curvature + jax.grad(model.penalty.value)(jnp.ones((), dtype)), Q.shape[0]
         C = jnp.broadcast_to(jnp.eye(r, dtype=dtype) / (2 * curvature), (count, r, r))
-        warm_start = C, -map_kinds(model, data.classes, lambda m: gradient_at_nodes(m, Z, data.fields))
+        g = -map_kinds(model, data.classes, lambda m: gradient_at_nodes(m, Z, data.fields))
+        warm_start = C, jnp.where(options.automatic | (options.damping < 1), g, 0.0)
     first = _State(Q, *warm_start, Z)
     blank = jax.tree.map(lambda a: jnp.full((options.steps + 1, *a.shape), jnp.nan, dtype), data.overlaps(Q))
     inf, zero = jnp.asarray(jnp.inf, dtype), jnp.array(0, jnp.int32)

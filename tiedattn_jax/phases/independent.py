@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -11,14 +11,22 @@ from jaxtyping import Float
 from ..averages.rule import Rule
 from ..base.errors import InputError
 from ..base.results import Status
-from ..bayes.recovery import Recovery, recovery
+from ..bayes.recovery import RECOVERIES, recovery
+from ..dynamics.small_start import SEPARATIONS, separated
 from ..model.model import Model
 from ..model.parameters import Parameter
 from ..theory.paths import Call, Failure, Path
 from ..theory.pool import run
+from ..theory.thresholds import Threshold
 from .boundaries import MODELS, Boundary
 from .events import Transition
 from .follow import Progress
+
+# Events that need no search: thresholds of the optimal learner, and of small starts of gradient descent.
+THRESHOLDS: dict[str, Callable[[str, Model, Rule | None], Threshold]] = {
+    **dict.fromkeys(RECOVERIES, recovery),
+    **dict.fromkeys(SEPARATIONS, separated),
+}
 
 
 def run_settings(paths: list[Path], names: list[str], progress: Progress) -> list[Any]:
@@ -39,7 +47,7 @@ def collected(
     parameter: str,
     grid: Float[np.ndarray, " A"],
     models: Sequence[Model],
-    results: Sequence[Transition | Recovery | Failure],
+    results: Sequence[Transition | Threshold | Failure],
 ) -> Boundary:
     """Collect the events of all settings; slopes are finite if a number of the model is the parameter."""
     rows: list[tuple] = []
@@ -58,7 +66,7 @@ def collected(
     return Boundary.of(event, parameter, values, alphas, bars, slopes, statuses, reasons, np.isfinite(slopes))
 
 
-def recovery_boundary(
+def threshold_boundary(
     event: str,
     parameter: str,
     models: Sequence[Model],
@@ -66,10 +74,10 @@ def recovery_boundary(
     nodes: Rule | None,
     progress: Progress,
 ) -> Boundary:
-    """Return a threshold of the Bayes-optimal learner for several models; no search is needed, and slopes are exact."""
+    """Return one of the `THRESHOLDS` of several models; no search is needed, and slopes are exact."""
 
     def path(model: Model) -> Path:
-        return (yield Call(recovery, (event, model, nodes)))
+        return (yield Call(THRESHOLDS[event], (event, model, nodes)))
 
     names = [f"{parameter} = {value:g}" for value in values]
     return collected(event, parameter, values, models, run_settings([path(m) for m in models], names, progress))

@@ -16,7 +16,6 @@ from ..averages.sizes import SIZES
 from ..base.errors import InputError, array_of, require, require_choice, require_kind
 from ..base.results import Settings, Status
 from ..base.types import GivenArray
-from ..bayes.recovery import RECOVERIES
 from ..model.checks import check_numbers
 from ..model.model import Model
 from ..model.overlaps import branch_of
@@ -31,7 +30,7 @@ from .best_ridge import best_of, prepared_search
 from .boundaries import ALPHA_L, MODELS, Boundary
 from .events import EVENTS, event_of
 from .follow import CURVE_SETTINGS, Curve, Progress, silent, walk
-from .independent import collected, recovery_boundary, run_settings
+from .independent import THRESHOLDS, collected, run_settings, threshold_boundary
 from .inputs import check_top_level, prepared
 from .locate import Guess, locate_path, transition_of
 from .trace import SEARCH, first_sign_change
@@ -79,8 +78,8 @@ def sweep(
         branch: branch of the states. With `best`, None stands for the global minimum of the training loss, as in
             `best_ridge`.
         alpha: samples per dimension of the states, one for all settings or one for each.
-        event: a name in `EVENTS`, "alpha_l", or a threshold of the optimal learner, "weak_recovery" or
-            "perfect_recovery".
+        event: a name in `EVENTS`, "alpha_l", a threshold of the optimal learner, "weak_recovery" or
+            "perfect_recovery", or of small starts of gradient descent, "encodings separate" or "teacher separates".
         best: name of the number whose value with the smallest test error is searched, as in `best_ridge`.
         bracket: range of values of that number, as in `best_ridge`.
         settings: tolerances; by default `CURVE_SETTINGS` in a sweep through alpha, otherwise `Settings()`.
@@ -111,9 +110,9 @@ def sweep(
         parameter, grid, models = MODELS, *_listed_models(model, along, values)
     if event is not None and alpha is not None:
         raise InputError("alpha", f"must be left out where an event is looked for in it, got alpha={alpha}")
-    if isinstance(event, str) and event in RECOVERIES:
+    if isinstance(event, str) and event in THRESHOLDS:
         check_top_level(models)
-        return recovery_boundary(event, parameter, models, grid, nodes, progress)
+        return threshold_boundary(event, parameter, models, grid, nodes, progress)
     if best is not None:
         return _best(parameter, grid, models, alpha, branch, nodes, best, bracket, settings, progress)
     rule, tolerances = prepared(models[0], nodes, settings, even=branch is not None or event is not None)
@@ -125,7 +124,7 @@ def sweep(
             for m, a in zip(models, alphas, strict=True)
         ]
     else:
-        require_choice(event, "event", [*EVENTS, ALPHA_L, *RECOVERIES])
+        require_choice(event, "event", [*EVENTS, ALPHA_L, *THRESHOLDS])
         event_of("semantic baseline" if event == ALPHA_L else event, models[0])
         paths = [_event(m, event, rule, tolerances) for m in models]
     names = [f"{parameter} = {value:g}" for value in grid]

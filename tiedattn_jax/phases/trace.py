@@ -15,7 +15,6 @@ from scipy.interpolate import KroghInterpolator
 from ..averages.rule import Rule
 from ..base.errors import InputError, array_of, require, require_choice, require_kind
 from ..base.results import Settings
-from ..bayes.recovery import RECOVERIES
 from ..model.model import Model
 from ..model.parameters import Parameter
 from ..theory.paths import Path
@@ -24,7 +23,7 @@ from ..theory.states import FixedPoint
 from .boundaries import ALPHA_L, Boundary, baseline_branch
 from .events import EVENTS, Event, event_of
 from .follow import Progress, WarmStart, predict, silent, update, walk
-from .independent import recovery_boundary
+from .independent import THRESHOLDS, threshold_boundary
 from .inputs import prepared
 from .locate import Guess, Start, Zero, find_zero, guess_of, number_of, sign_changes, transition_of
 
@@ -53,7 +52,8 @@ def trace_boundary(
 
     Args:
         event: a name in `EVENTS` other than a fold (`trace_branch` finds folds), "alpha_l", or a threshold of the
-            optimal learner, "weak_recovery" or "perfect_recovery". "alpha_l" costs as much as "alpha_c" and both
+            optimal learner, "weak_recovery" or "perfect_recovery", or of small starts of gradient descent, "encodings
+            separate" or "teacher separates". "alpha_l" costs as much as "alpha_c" and both
             baselines together, because it coincides with one of the three. It takes no `start`, nor do the thresholds.
         parameter: name of a scalar field of the model, or an entry such as "mixing[0,1]".
         values: values of the parameter, monotonic.
@@ -71,10 +71,10 @@ def trace_boundary(
             the model's range; there is no event at the first value (the message says what was found instead); nodes,
             start or settings are of the wrong kind.
     """
-    is_recovery = isinstance(event, str) and event in RECOVERIES
-    averages, settings = prepared(model, None if is_recovery else nodes, settings, _SETTINGS)
-    require_choice(event, "event", [*EVENTS, ALPHA_L, *RECOVERIES])
-    if event == ALPHA_L or is_recovery:
+    is_threshold = isinstance(event, str) and event in THRESHOLDS
+    averages, settings = prepared(model, None if is_threshold else nodes, settings, _SETTINGS)
+    require_choice(event, "event", [*EVENTS, ALPHA_L, *THRESHOLDS])
+    if event == ALPHA_L or is_threshold:
         require_kind(start, "start", type(None), f'None for "{event}"')
     require_kind(parameter, "parameter", str, "the name of a number, for instance sigma")
     require(parameter != "alpha", "parameter", parameter, "another one than alpha")
@@ -82,9 +82,9 @@ def trace_boundary(
     number.read(model, None, "parameter")
     grid = array_of(values, "values", "finite and monotonic", lambda a: abs(np.sign(np.diff(a)).sum()) == a.size - 1)
     number.check(model, grid, "values")
-    if is_recovery:
+    if is_threshold:
         models = [number.set(model, None, value)[0] for value in grid]
-        return recovery_boundary(event, parameter, models, grid, nodes, progress)
+        return threshold_boundary(event, parameter, models, grid, nodes, progress)
 
     events = ("alpha_c", "semantic baseline", "positional baseline") if event == ALPHA_L else (event,)
     finished = dict.fromkeys(events, 0)

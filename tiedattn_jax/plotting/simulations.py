@@ -38,21 +38,26 @@ def _by_step(axis: Axes, values: Float[AnyArray, " n"], name: str, first: int = 
     line(axis, first + steps, np.asarray(values)[steps], COLOURS.get(name, OTHER), name)
 
 
-def gamp_figure(runs: dict[str, Any]) -> Figure:
+def gamp_figure(runs: dict[str, Any], theory: Any = None) -> Figure:
     """Plot order parameters of the estimate and residual of message passing, iteration by iteration.
 
     The order parameters are means over the tokens of tr q and of the norms of theta and m.
 
     Args:
         runs: `finite.message_passing.GAMP` by name; one with the name of a branch has the colour of the branch.
+        theory: `theory.state_evolution.StateEvolution` to draw beside them, in black.
     """
+    histories = {name: run.history for name, run in runs.items()}
+    if theory is not None:
+        histories["theory"] = theory.history
     ylabels = [LABELS["q"], LABELS["theta"], LABELS["m"], "residual of the step"]
     with panels(12, 3.6, [""] * 4, xlabel="iteration", ylabels=ylabels) as (figure, axes):
         q, theta, m, residual = axes[0]
+        for name, x in histories.items():
+            _by_step(q, np.trace(x.q, axis1=2, axis2=3).mean(axis=1), name)
+            _by_step(theta, np.linalg.norm(x.theta, axis=(2, 3)).mean(axis=1), name)
+            _by_step(m, np.linalg.norm(x.m, axis=2).mean(axis=1), name)
         for name, run in runs.items():
-            _by_step(q, np.trace(run.history.q, axis1=2, axis2=3).mean(axis=1), name)
-            _by_step(theta, np.linalg.norm(run.history.theta, axis=(2, 3)).mean(axis=1), name)
-            _by_step(m, np.linalg.norm(run.history.m, axis=2).mean(axis=1), name)
             _by_step(residual, run.residuals, name, first=1)
         residual.set_yscale("log")
     return figure

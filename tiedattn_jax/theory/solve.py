@@ -129,7 +129,7 @@ def solve(
     require_kind(settings, "settings", (Settings, type(None)), "a Settings such as Settings(tol=1e-4)")
     start = start.overlaps if isinstance(start, FixedPoint) else start
     if start is not None:
-        _check_start(model, start)
+        check_overlaps(model, start)
     if rtol is not None:
         _check_rtol(model, alpha, nodes, rtol)
         return _refined(model, alpha, branch, rtol, start, settings or Settings(tol=min(Settings.tol, rtol / 10)))
@@ -398,7 +398,8 @@ def check_alpha(model: Model, alpha: Number) -> Float[Array, ""]:
     return alpha
 
 
-def _check_start(model: Model, start: Overlaps) -> None:
+def check_overlaps(model: Model, start: Overlaps) -> None:
+    """Raise an `InputError` about "start" unless `start` are overlaps that a student of `model` can have."""
     require_kind(start, "start", Overlaps, "Overlaps or a FixedPoint")
     for name, expected in shapes_of(model).items():
         actual = jnp.shape(getattr(start, name))

@@ -1,0 +1,114 @@
+"""Fluctuations of students without overlaps, against reference numbers and sampled sentences."""
+
+import json
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from simulated import descend, setting
+
+import tiedattn_jax as ta
+
+SETTING = {"R": 0.5, "eta": 2.0, "until": 40.0, "kappa": 0.005, "points": 41, "steps": 2}
+
+
+@pytest.fixture(scope="module")
+def path():
+    return ta.emergence(ta.dot_product(omega=0.3), orthogonal=True, **SETTING)
+
+
+def test_reference_variances(path):
+    """Variances in another program, with 18 nodes per dimension, at t = 10, 20, 30 and 40."""
+    np.testing.assert_allclose(path.mean.encodings[10::10], [0.00897, 0.01666, 0.03303, 0.07559], rtol=0.003)
+    np.testing.assert_allclose(path.mean.teacher[10::10], [0.00395, 0.00897, 0.01625, 0.02743], rtol=0.005)
+    assert path.first == "encodings" and path.ok and path.t.shape == (41,)
+    assert 0 < path.stderr.encodings[-1] < 1e-3 * path.mean.encodings[-1]
+    assert "encodings first: converged" in str(path)
+    json.dumps(path.to_dict())
+
+
+@pytest.mark.parametrize(
+    ("omega", "kappa", "R", "rates"),
+    [(0.1, 0.0, 0.255383, (0.007635, 0.016853)), (0.3, 0.005, 0.119906, (0.043735, 0.013305))],
+)
+def test_reference_rates(omega, kappa, R, rates):
+    """Growth rates over eta on the stationary size; from 0.1 to 0.3 the encodings overtake the teacher."""
+    path = ta.emergence(ta.dot_product(omega=omega), R, 1e-3, 1e-3, kappa=kappa, points=2, steps=1)
+    measured = path.mean.growth_encodings[0], path.mean.growth_teacher[0]
+    np.testing.assert_allclose(np.array(measured) / 1e-3, rates, rtol=1e-3)
+    assert path.first == ("encodings" if rates[0] > rates[1] else "teacher")
+    np.testing.assert_allclose(path.mean.R[:, 0, 0], R, rtol=1e-5)  # the reference R is stationary
+
+
+def test_variances_of_sampled_sentences(path):
+    d, runs, every = 240, 200, 10
+    model, Sigma, p, teacher, rest = setting(d, omega=0.3)
+    arrays = (jnp.asarray(a) for a in (Sigma, p, teacher, np.sqrt(0.5) * rest))
+    options = {"runs": runs, "steps": 20 * d, "every": every * d}
+    samples = np.asarray(descend(model, *arrays, 2.0, 0.005, jax.random.key(1), **options))
+    for column, name in ((2, "encodings"), (1, "teacher")):
+        variances = d * np.mean(samples[:, :, column] ** 2, 1)
+        predicted = np.asarray(getattr(path.mean, name))[10:21:10]
+        assert np.all(np.abs(variances / predicted - 1) < 4 * np.sqrt(2 / runs)), (name, variances, predicted)
+
+
+def test_times_of_emergence():
+    """The time grows by log(d) over twice the rate, and its derivative is that of differences."""
+    model = ta.dot_product(omega=0.3)
+
+    def path_at(eta):
+        return ta.emergence(model, 0.12, eta, 120.0, kappa=0.005, points=41, steps=1)
+
+    path = path_at(1.0)
+    small, large = (path.time("encodings", d) for d in (1e3, 1e4))
+    growth = float(path.mean.growth_encodings[-1])
+    np.testing.assert_allclose(large.t - small.t, np.log(10) / (2 * growth), rtol=0.03)
+    assert small.ok and small.event == "encodings above 0.1 of tr R" and 10 < small.t < large.t < 120
+    assert path.time("teacher", 1e4).status_name == "absent"
+    step = 1e-3
+    difference = (path_at(1 + step).time("encodings", 1e3).t - path_at(1 - step).time("encodings", 1e3).t) / (2 * step)
+    slope = jax.grad(lambda eta: path_at(eta).time("encodings", 1e3).t)(1.0)
+    np.testing.assert_allclose(slope, difference, rtol=1e-3)
+
+
+def test_a_random_start_has_fluctuations(path):
+    random = ta.emergence(ta.dot_product(omega=0.3), **SETTING)
+    np.testing.assert_allclose(random.mean.encodings[0], 0.5, rtol=1e-12)
+    np.testing.assert_allclose(random.mean.R, path.mean.R, rtol=1e-12)
+    # The linear equation adds what is left of the start to what the noise makes.
+    gain = (random.mean.encodings - path.mean.encodings)[1:] / 0.5
+    growth = np.asarray(path.mean.growth_encodings)
+    exponent = np.cumsum((growth[1:] + growth[:-1]) / 2) * float(path.t[1])
+    np.testing.assert_allclose(np.log(gain), 2 * exponent, atol=0.01)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"R": -1.0}, "R must be positive definite"),
+        ({"R": np.ones((2, 2))}, "R must be"),
+        ({"eta": 0.0}, "eta"),
+        ({"until": -1.0}, "until"),
+        ({"kappa": -1.0}, "kappa"),
+        ({"points": 1}, "points"),
+        ({"steps": 0}, "steps"),
+        ({"model": ta.relu_attention()}, "without kinks"),
+        ({"model": setting(20, ((0.1, 0.15), (0.5, 0.3)))[0]}, "one eigenvalue"),
+    ],
+    ids=lambda value: next(iter(value)) if isinstance(value, dict) else None,
+)
+def test_bad_input(change, message):
+    arguments = {"model": ta.dot_product(), **SETTING} | change
+    with pytest.raises(ta.InputError, match=message):
+        ta.emergence(**arguments)
+
+
+def test_bad_questions(path):
+    for arguments, message in (
+        (("encoding", 100), "mechanism"),
+        (("teacher", -1), "d"),
+        (("teacher", 9, 2.0), "share"),
+    ):
+        with pytest.raises(ta.InputError, match=message):
+            path.time(*arguments)

@@ -1,0 +1,105 @@
+"""State evolution in time against message passing, fixed points, and finite differences."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import tiedattn_jax as ta
+from tiedattn_jax.base.trees import indexed
+
+
+@pytest.fixture(scope="module")
+def setting():
+    model = ta.dot_product(lam=0.1)
+    return model, ta.sobol_nodes(model, 2**11, replicates=2)
+
+
+def start_of(theta=0.1, m=0.16):
+    pair = jnp.ones((2, 1, 1))
+    return ta.Overlaps(0.11 * pair, 1.25 * pair, theta * pair, jnp.array([[m], [-m]]))
+
+
+def test_every_iteration_of_message_passing(setting):
+    model, nodes = setting
+    d, steps = 3000, 5
+    data = ta.sample_data(model, d, 2.0, key=jax.random.key(3))
+    along = data.encodings[0, :, None] / jnp.linalg.norm(data.encodings[0])
+    Q = 0.4 * data.teacher + 0.5 * jax.random.normal(jax.random.key(5), (d, 1)) + 0.15 * d**0.5 * along
+    run = ta.gamp(model, data, Q, steps=steps, damping=1.0)
+    theory = ta.state_evolution(ta.realised(model, data), 2.0, indexed(run.history, 0), steps, nodes=nodes).history
+    for name, size in (("q", 0.11), ("V", 2.5), ("theta", 0.1), ("m", 0.2)):
+        measured, predicted = (np.asarray(getattr(x, name)) for x in (run.history, theory))
+        np.testing.assert_allclose(measured, predicted, atol=5 * size / d**0.5, err_msg=name)
+    # The student loses the teacher and finds the encodings, with the other sign in the first iteration.
+    assert np.all(np.diff(theory.theta[:, 0, 0, 0]) < 0) and theory.m[1, 0, 0] < 0 < theory.m[0, 0, 0]
+
+
+def test_damped_messages_do_not_follow_it(setting):
+    model, nodes = setting
+    data = ta.sample_data(model, 1000, 2.0, key=jax.random.key(4))
+    run = ta.gamp(model, data, 0.5 * data.teacher, steps=5, damping=0.5)
+    theory = ta.state_evolution(model, 2.0, indexed(run.history, 0), 5, nodes=nodes).history
+    assert abs(run.history.theta[3, 0, 0, 0] - theory.theta[3, 0, 0, 0]) > 0.02
+
+
+def test_a_fixed_point_stays_and_others_go_to_it(setting):
+    model, nodes = setting
+    state = ta.solve(model, 2.0, "positional", nodes, settings=ta.Settings(tol=1e-11))
+    path = ta.state_evolution(model, 2.0, state, 60, branch="positional", nodes=nodes)
+    for a, b in zip(jax.tree.leaves(path.history), jax.tree.leaves(state.overlaps), strict=True):
+        np.testing.assert_allclose(a, np.broadcast_to(b, a.shape), atol=1e-4)
+    path = ta.state_evolution(model, 2.0, start_of(theta=0.0), 60, branch="positional", nodes=nodes)
+    assert path.status_name == "converged"
+    # Single nodes jump, so that the map of few nodes has several fixed points near each other.
+    np.testing.assert_allclose(abs(path.history.m[-1]), abs(state.overlaps.m), rtol=5e-3)
+    assert np.all(path.history.theta == 0)
+    assert "60 iterations" in str(path) and "positional at the end: converged" in str(path)
+    assert path.to_dict()["status"] == "converged"
+
+
+def test_derivative_and_batch(setting):
+    model, nodes = setting
+
+    def overlap(alpha):
+        return ta.state_evolution(model, alpha, start_of(), 5, nodes=nodes).history.m[-1, 0, 0]
+
+    step = 1e-4
+    difference = (overlap(2.0 + step) - overlap(2.0 - step)) / (2 * step)
+    np.testing.assert_allclose(jax.grad(overlap)(2.0), difference, rtol=1e-5)
+    batch = jax.vmap(lambda a: ta.state_evolution(model, a, start_of(), 5, nodes=nodes))(jnp.array([1.0, 2.0]))
+    assert batch.history.m.shape == (2, 6, 2, 1) and batch.status.shape == (2,)
+    np.testing.assert_allclose(batch.history.m[1, -1, 0, 0], overlap(2.0), rtol=1e-12)
+
+
+def test_a_step_out_of_the_domain_has_a_status():
+    model = ta.dot_product(lam=0.001)
+    nodes = ta.sobol_nodes(model, 2**11, replicates=2)
+    path = ta.state_evolution(model, 2.0, start_of(), 60, branch="positional", nodes=nodes)
+    lost = np.flatnonzero(~np.isfinite(np.asarray(path.replicates.overlaps.q[0, :, 0, 0, 0])))
+    assert path.status_name in ("left domain", "nonfinite", "max steps")
+    assert (path.replicates.status[0] == ta.Status.max_steps) == (lost.size == 0)
+
+
+def test_starts_by_name(setting):
+    model, nodes = setting
+    path = ta.state_evolution(model, 2.0, "positional", 5, nodes=nodes)
+    np.testing.assert_allclose(path.history.m[0], [[0.25], [-0.25]], atol=0.01)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"alpha": -1.0}, "alpha"),
+        ({"steps": 0}, "steps"),
+        ({"start": "semantc"}, "branch"),
+        ({"start": start_of(theta=3.0)}, "start"),
+        ({"start": jax.tree.map(lambda a: a[None], start_of())}, "start"),
+        ({"branch": "other"}, "branch"),
+    ],
+)
+def test_bad_input(setting, change, message):
+    model, nodes = setting
+    arguments = {"alpha": 2.0, "start": start_of(), "steps": 2} | change
+    with pytest.raises(ta.InputError, match=message):
+        ta.state_evolution(model, arguments.pop("alpha"), arguments.pop("start"), nodes=nodes, **arguments)

@@ -1,0 +1,380 @@
+"""Fluctuations of a student without overlaps, and which mechanism emerges from them, and when.
+
+# notation: v = (b, c) the overlaps, ``Theta = b C^T`` with ``P = C C^T`` and ``m_l = sum_e P_le c_e`` on orthonormal
+# directions of the encodings; u_l gradients of the loss in the fields; nu_l the whitened fields of the teacher.
+
+A student that knows neither teacher nor encodings stays so in the limit of high dimension, though its size R changes.
+In finite dimension v is of order 1 / sqrt(d). It obeys a linear equation with noise, and its covariance W / d moves as
+
+    dW/dt = -eta (H W + W H) + eta^2 D,    H = d^2 (E loss + kappa / 2 tr R) / dv^2,    D = E S S^T,
+    S = sum_l u_l (nu_l, xi_l + P_l),      xi_l the fluctuations of token l along the directions,
+
+from ``W = R x 1`` for a random student. A negative eigenvalue of H makes the mechanism grow.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+from jaxtyping import Array, Float, Int
+
+from ..averages.default import smooth_nodes
+from ..averages.moreau import gradient_at_nodes
+from ..averages.program import at_top_level, program
+from ..averages.rule import Replicate, Rule, check_rule
+from ..base.errors import (
+    InputError,
+    as_array,
+    as_number,
+    is_concrete,
+    require_choice,
+    require_count,
+    require_not_negative,
+    require_number,
+    require_positive,
+)
+from ..base.linalg import cholesky, inverse
+from ..base.printing import Description, with_error
+from ..base.results import Replicated, Status
+from ..base.trees import indexed
+from ..model.model import Model
+from ..model.overlaps import Overlaps, symmetric
+from ..theory.observables import error_in_block, fields_in_block
+from ..theory.potentials import over_nodes
+from .flow import forces
+from .integrate import integrated
+from .spans import check_independent, check_one_eigenvalue, check_smooth, directions_of, encodings_on_directions
+from .trajectory import Crossing, first_crossing
+
+MECHANISMS = "encodings", "teacher"
+_ORDER, _REPLICATES, _NODES = 10, 2, 2**13
+_LEAST_WEIGHT = 1e-10  # of nodes of the grid
+_TOL = 1e-4  # error of the steps, relative to the variances, above which they do not resolve them
+_MOST = 64  # steps between two points: the most that are tried
+
+
+class Fluctuations(eqx.Module):
+    """A student without overlaps, at every time.
+
+    Attributes:
+        R: Q^T Q / d.
+        encodings, teacher: d times the mean square of the student's projection on these directions, a part of tr R.
+        growth_encodings, growth_teacher: rates at which a small overlap grows.
+    """
+
+    R: Float[Array, "*T r r"]
+    encodings: Float[Array, "*T"]
+    teacher: Float[Array, "*T"]
+    growth_encodings: Float[Array, "*T"]
+    growth_teacher: Float[Array, "*T"]
+
+
+class Run(eqx.Module):
+    """Fluctuations in every replicate of the averages, with their derivatives in time, and a `Status`."""
+
+    fluctuations: Fluctuations
+    rate: Fluctuations
+    status: Int[Array, "*R"]
+
+
+class Emergence(Replicated):
+    """Fluctuations of a student without overlaps that learns by one-pass stochastic gradient descent.
+
+    Numbers are means over the replicates of the averages; `stderr` has their error bars.
+
+    Attributes:
+        model, eta, kappa: arguments of `emergence`.
+        t: times, steps / d.
+        replicates: the fluctuations in every replicate.
+    """
+
+    batch_probe = "t", 1
+    model: Model
+    eta: Float[Array, "*batch"]
+    kappa: Float[Array, "*batch"]
+    t: Float[Array, "*batch T"]
+    replicates: Run
+
+    @property
+    def mean(self) -> Fluctuations:
+        """Means over the replicates, at every time."""
+        return super().mean.fluctuations
+
+    @property
+    def stderr(self) -> Fluctuations:
+        """Error bars of the means; see `error_bar`."""
+        return super().stderr.fluctuations
+
+    @property
+    def first(self) -> str:
+        """The mechanism that grows faster at the end, "encodings" or "teacher"; it emerges first if d is large."""
+        end = indexed(self.mean, -1)
+        return MECHANISMS[int(end.growth_teacher > end.growth_encodings)]
+
+    def time(self, mechanism: str, d: Any, share: Any = 0.1) -> Crossing:
+        """Return the time at which the projection of a typical run on a mechanism reaches a share of its size.
+
+        In the linear equation the mean square of the projection over runs is the variance. The time at which it reaches
+        ``share * tr R`` grows as ``log(d) / (2 growth)``. Single runs scatter around it by about ``1 / growth``.
+
+        Args:
+            mechanism: "encodings" or "teacher".
+            d: dimension.
+            share: share of tr R, between 0 and 1. The linear equation describes small shares.
+
+        Returns:
+            A `Crossing`; its status is `absent` if the variance does not get there.
+
+        Raises:
+            InputError: the mechanism has another name, d is not positive, or the share is not between 0 and 1.
+        """
+        require_choice(mechanism, "mechanism", MECHANISMS)
+        require_positive(d, "d")
+        require_number(share, "share", "between 0 and 1", lambda v: 0 < v < 1)
+        d, share = (as_number(a, name, self.eta.dtype) for a, name in ((d, "d"), (share, "share")))
+
+        def excess(s: Fluctuations) -> Array:
+            return getattr(s, mechanism) / d - share * jnp.trace(s.R)
+
+        def time(values: Fluctuations, rates: Fluctuations) -> Array:
+            f, slope = jax.vmap(lambda s, v: jax.jvp(excess, (s,), (v,)))(values, rates)
+            return first_crossing(f, slope, self.t)
+
+        runs = self.replicates
+        return Crossing(
+            f"{mechanism} above {share:g} of tr R" if at_top_level(share) else mechanism,
+            jax.vmap(time)(runs.fluctuations, runs.rate),
+        )
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return setting, curves and error bars, ready for JSON."""
+        values, bars = ({k: np.asarray(a).tolist() for k, a in vars(s).items()} for s in (self.mean, self.stderr))
+        numbers = {"eta": float(self.eta), "kappa": float(self.kappa), "t": np.asarray(self.t).tolist()}
+        return {**numbers, **values, "first": self.first, "status": self.status_name, "stderr": bars}
+
+    def describe(self) -> Description:
+        end, bars = (indexed(s, -1) for s in (self.mean, self.stderr))
+        size, bar = (np.trace(s.R) for s in (end, bars))
+        rows = [("size", with_error(size, bar), "tr R")]
+        for name in MECHANISMS:
+            for prefix, words in (("", "d times the mean square of the overlap"), ("growth_", "rate of this overlap")):
+                value, bar = (getattr(s, prefix + name) for s in (end, bars))
+                rows.append((prefix + name, with_error(value, bar), words))
+        what = f"Fluctuations of a student without overlaps at t = {self.t[-1]:g}, {self.first} first"
+        return Description(what, self.status_name, rows)
+
+
+def emergence(
+    model: Model,
+    R: Any,
+    eta: Any,
+    until: Any,
+    *,
+    kappa: Any = 0.0,
+    orthogonal: bool = False,
+    nodes: Rule | None = None,
+    points: int = 51,
+    steps: int | None = None,
+) -> Emergence:
+    """Follow the fluctuations of a student without overlaps under one-pass stochastic gradient descent.
+
+    Args:
+        model: any smooth, even layer with independent tokens whose covariances have one eigenvalue each.
+        R: size of the random student at the start, ``Q^T Q / d``: a number, or an array (r, r).
+        eta: learning rate.
+        until: time at the end, steps / d.
+        kappa: ridge per sample.
+        orthogonal: whether the student starts exactly orthogonal to the teacher and the encodings, instead of with the
+            overlaps of a random student.
+        nodes: averages; by default a tensor grid for up to four fields, else 2^13 Sobol points.
+        points: number of times, from zero to `until`.
+        steps: Runge-Kutta steps between two of them. By default as many as resolve the variances to 1e-4, at most 64;
+            inside `jit`, `vmap` and `grad` there is one.
+
+    Returns:
+        An `Emergence`. Its `time` gives the time at which a mechanism emerges in dimension d.
+
+    Raises:
+        InputError: R is not positive definite, eta or until is not positive, kappa is negative; the loss has kinks or
+            is not even; the model has a penalty, classes of tokens or several eigenvalues.
+    """
+    check_smooth(model, "fluctuations of one-pass SGD")
+    check_independent(model, "fluctuations of one-pass SGD")
+    check_one_eigenvalue(model)
+    require_positive(eta, "eta")
+    require_positive(until, "until")
+    require_not_negative(kappa, "kappa")
+    require_count(points, "points", 2)
+    if steps is not None:
+        require_count(steps, "steps")
+    if nodes is not None:
+        check_rule(nodes, model)
+    r, dtype = model.shape[1], model.lam.dtype
+    R = as_array(R, "R", dtype)
+    R = R * jnp.eye(r, dtype=dtype) if R.ndim == 0 else R
+    if R.shape != (r, r):
+        raise InputError("R", f"must be a number or of shape {(r, r)}, got shape {R.shape}")
+    if is_concrete(R) and not (np.allclose(R, R.T) and np.linalg.eigvalsh(np.asarray(R))[0] > 0):
+        raise InputError("R", f"must be positive definite, got R={np.asarray(R).tolist()}")
+    options: dict[str, Any] = {"least_weight": _LEAST_WEIGHT, "replicates": _REPLICATES, "one_block": True}
+    rule = smooth_nodes(model, _ORDER, _NODES, **options) if nodes is None else nodes
+    eta, kappa, until = (as_number(a, name, dtype) for a, name in ((eta, "eta"), (kappa, "kappa"), (until, "until")))
+    directions = jnp.zeros(directions_of(model) or model.shape[0], dtype)
+
+    W = jnp.kron(R, (0.0 if orthogonal else 1.0) * jnp.eye(model.shape[2] + len(directions), dtype=dtype))
+
+    def run(steps: int) -> Run:
+        return _runs(model, R, W, (eta, kappa, until), directions, rule, points, steps)
+
+    if steps is not None or not at_top_level(model, R, eta, kappa, until):
+        replicates = run(steps or 1)
+    else:
+        steps, replicates = 1, run(1)
+        while np.any(np.isin(replicates.status, (Status.unresolved, Status.nonfinite))) and steps < _MOST:
+            steps *= 4
+            replicates = run(steps)
+    return Emergence(model, eta, kappa, until * jnp.linspace(0, 1, points, dtype=dtype), replicates)
+
+
+@program
+def _runs(
+    model: Model,
+    R: Float[Array, "r r"],
+    W: Float[Array, "n n"],
+    numbers: tuple[Array, Array, Array],
+    directions: Float[Array, " e"],
+    rule: Rule,
+    points: int,
+    steps: int,
+) -> Run:
+    """Return the fluctuations in every replicate.
+
+    R is integrated first. Steps of the linear equation then span two intervals of the path of R, so that every stage of
+    a Runge-Kutta step has its coefficients, and these are computed once for every point.
+    """
+    eta, kappa, until = numbers
+    count = 2 * steps * (points - 1)
+
+    def run(replicate: Replicate) -> Run:
+        equations = _Equations(model, eta, kappa, replicate, directions)
+        sizes = integrated(jax.checkpoint(lambda R: equations.size_rate(R)), R, until, count + 1, 1)
+        coefficients = lax.map(jax.checkpoint(lambda R: equations.coefficients(R)), sizes)
+        fine = _integrated_covariance(coefficients, W, 2 * until / count)
+        R_path, at = indexed((sizes, coefficients), slice(None, None, 2 * steps))
+        rates = lax.map(lambda R: equations.size_rate(R), R_path)
+        values, slopes = jax.vmap(equations.fluctuations)(fine[::steps], R_path, at, rates)
+        # The same with steps twice as long.
+        rough = _integrated_covariance(indexed(coefficients, slice(None, None, 2)), W, 4 * until / count)
+        error = jnp.max(jnp.abs(rough - fine[::2])) / jnp.max(jnp.abs(fine)) / 15
+        resolved = error < jnp.maximum(_TOL, 100 * jnp.finfo(eta.dtype).eps)
+        status = jnp.where(resolved, Status.converged, Status.unresolved)
+        status = jnp.where(jnp.all(jnp.isfinite(fine)), status, Status.nonfinite)
+        return Run(values, slopes, status.astype(jnp.int32))
+
+    return rule.each(run)
+
+
+class _Coefficients(NamedTuple):
+    """The linear equation ``dW/dt = drift W + W drift + noise``."""
+
+    drift: Float[Array, "*T n n"]
+    noise: Float[Array, "*T n n"]
+
+    def rate(self, W: Float[Array, "n n"]) -> Float[Array, "n n"]:
+        return 2 * symmetric(self.drift @ W) + self.noise
+
+
+def _integrated_covariance(
+    coefficients: _Coefficients, W: Float[Array, "n n"], h: Float[Array, ""]
+) -> Float[Array, "T n n"]:
+    """Return W at every second time of the coefficients, with the Runge-Kutta method of fourth order.
+
+    Args:
+        coefficients: coefficients at equal times, an odd number of them.
+        h: two intervals between these times.
+    """
+    stages = tuple(indexed(coefficients, slice(k, len(coefficients.drift) - 2 + k, 2)) for k in range(3))
+
+    def step(W: Float[Array, "n n"], at: tuple) -> tuple[Float[Array, "n n"], Float[Array, "n n"]]:
+        start, middle, end = at
+        first = start.rate(W)
+        second = middle.rate(W + h / 2 * first)
+        third = middle.rate(W + h / 2 * second)
+        return W + h / 6 * (first + 2 * second + 2 * third + end.rate(W + h * third)), W
+
+    end, path = lax.scan(step, W, stages)
+    return jnp.concatenate([path, end[None]])
+
+
+class _Equations(eqx.Module):
+    """The equations of the module's docstring in one replicate of the averages."""
+
+    model: Model
+    eta: Float[Array, ""]
+    kappa: Float[Array, ""]
+    replicate: Replicate
+    directions: Float[Array, " e"]
+
+    @property
+    def sizes(self) -> tuple[int, int, int]:
+        """Numbers of columns of the student and of the teacher, and of directions of the encodings."""
+        _, r, t = self.model.shape
+        return r, t, len(self.directions)
+
+    @property
+    def encodings(self) -> Float[Array, "L e"]:
+        return encodings_on_directions(self.model.law().tau[0], self.directions)
+
+    def overlaps(self, R: Float[Array, "r r"], v: Float[Array, " n"]) -> Overlaps:
+        """Return the overlaps of a student whose part without overlaps has the size R."""
+        r, t, _ = self.sizes
+        v, gamma = v.reshape(r, -1), self.model.law().gamma[0][:, None, None]
+        q, C = gamma * (R + v @ v.T), cholesky(self.model.law().pi[0])
+        return Overlaps(q, jnp.zeros_like(q), gamma * (v[:, :t] @ C.T), self.encodings @ v[:, t:].T)
+
+    def size_rate(self, R: Float[Array, "r r"]) -> Float[Array, "r r"]:
+        """Return the derivative of R in time."""
+        (r, t, e), gamma = self.sizes, self.model.law().gamma[0]
+        f = forces(self.model, self.overlaps(R, jnp.zeros(r * (t + e), R.dtype)), self.replicate)
+        A = 2 * jnp.einsum("l,lab->ab", gamma, symmetric(f.gradient.q)) + self.kappa * jnp.eye(r, dtype=R.dtype)
+        return -2 * self.eta * symmetric(A @ R) + self.eta**2 * jnp.einsum("l,lab->ab", gamma, f.noise)
+
+    def coefficients(self, R: Float[Array, "r r"]) -> _Coefficients:
+        """Return the coefficients of the linear equation for a student of size R."""
+        (r, t, e), gamma = self.sizes, self.model.law().gamma[0]
+        whiten, P = inverse(cholesky(self.model.law().pi[0])), self.encodings
+        zero = jnp.zeros(r * (t + e), R.dtype)
+
+        def block_sums(model: Model, block: Any) -> tuple[Array, Array]:
+            def error(v: Float[Array, " n"]) -> Float[Array, ""]:
+                return error_in_block(model, self.overlaps(R, v), self.replicate, block)
+
+            h, y, weight = fields_in_block(model, self.overlaps(R, zero), self.replicate, block)
+            u = gradient_at_nodes(model, h, y)
+            S = jnp.einsum("lan,ltn->atn", u, jnp.einsum("st,ltn->lsn", whiten, y))
+            S = jnp.concatenate([S, jnp.einsum("lan,le->aen", u, P)], 1).reshape(len(zero), -1)
+            # The fluctuations of the tokens along the encodings do not depend on the fields of this student.
+            square = jnp.einsum("l,lan,lbn,n->ab", gamma, u, u, weight)
+            return jax.hessian(error)(zero), (weight * S) @ S.T + jnp.kron(square, is_encoding)
+
+        is_encoding = jnp.diag(jnp.concatenate([jnp.zeros(t, R.dtype), jnp.ones(e, R.dtype)]))
+        hessian, D = over_nodes(self.model, self.replicate, block_sums)
+        return _Coefficients(-self.eta * (hessian + self.kappa * jnp.eye(len(D), dtype=D.dtype)), self.eta**2 * D)
+
+    def fluctuations(
+        self, W: Float[Array, "n n"], R: Float[Array, "r r"], at: _Coefficients, rate: Float[Array, "r r"]
+    ) -> tuple[Fluctuations, Fluctuations]:
+        """Return variances and growth rates of the two mechanisms, and the derivatives of R and the variances."""
+        r, t, e = self.sizes
+        W, slope, drift = (a.reshape(r, t + e, r, t + e) for a in (W, at.rate(W), at.drift))
+        parts = (slice(t, None), e), (slice(t), t)
+        variances = [[jnp.einsum("aiai->", a[:, part, :, part]) for part, _ in parts] for a in (W, slope)]
+        growths = [jnp.linalg.eigvalsh(drift[:, part, :, part].reshape(r * n, r * n))[-1] for part, n in parts]
+        zero = jnp.zeros_like(growths[0])
+        values = Fluctuations(R, variances[0][0], variances[0][1], growths[0], growths[1])
+        return values, Fluctuations(rate, variances[1][0], variances[1][1], zero, zero)

@@ -1,0 +1,165 @@
+"""State evolution in time: the order parameters of every iteration of undamped message passing.
+
+Message passing that starts from weights Q_0 which do not depend on the data, with messages zero, has local fields that
+are Gaussian given the past. Its order parameters then follow the map of the saddle-point equations, one application an
+iteration (appendix B.3 of the paper). Fixed points of the map are what `solve` returns.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+from jaxtyping import Array, Float, Int
+
+from ..averages.default import default_nodes
+from ..averages.program import program
+from ..averages.rule import Replicate, Rule, check_rule
+from ..base.errors import InputError, require_count, require_kind
+from ..base.printing import Description, rows_of
+from ..base.results import Replicated, Status
+from ..base.trees import either, indexed
+from ..base.types import Number
+from ..model.checks import check
+from ..model.model import Model
+from ..model.overlaps import Overlaps, admissible, branch_of, impose, label
+from .equations import Equations
+from .solve import branch_start, check_alpha, check_overlaps
+from .states import FixedPoint
+
+_SETTLED = 1e-8  # relative change of the order parameters in an iteration, at the end, that counts as convergence
+
+
+class Iterates(eqx.Module):
+    """Order parameters of every iteration, in every replicate of the averages.
+
+    Attributes:
+        overlaps: order parameters before every iteration and at the end; NaN after a step that left the domain.
+        status: a `Status`.
+    """
+
+    overlaps: Overlaps
+    status: Int[Array, "*R"]
+
+
+class StateEvolution(Replicated):
+    """Order parameters of undamped message passing, iteration by iteration, for d to infinity.
+
+    Attributes:
+        model, alpha: the setting.
+        branch: order parameters that were free, as in `solve`.
+        replicates: order parameters in every replicate of the averages.
+        history: their means, of shapes (steps + 1, ...), before every iteration and at the end, like `GAMP.history`.
+            The error bars are `stderr.overlaps`.
+        status: `converged` if the last iteration changed nothing, `max_steps` if the order parameters still move,
+            `left_domain` if an iteration led to a q or V that is not positive, `nonfinite`.
+    """
+
+    batch_probe = "alpha", 0
+    model: Model
+    alpha: Float[Array, "*batch"]
+    branch: str | None = eqx.field(static=True)
+    replicates: Iterates
+
+    @property
+    def history(self) -> Overlaps:
+        """Means over the replicates."""
+        return self.mean.overlaps
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return setting, history and error bars, ready for JSON."""
+        values, bars = (
+            {k: np.asarray(a).tolist() for k, a in vars(x.overlaps).items()} for x in (self.mean, self.stderr)
+        )
+        return {"alpha": float(self.alpha), **values, "status": self.status_name, "stderr": bars}
+
+    def describe(self) -> Description:
+        final, bars = (indexed(x.overlaps, -1) for x in (self.mean, self.stderr))
+        steps = self.replicates.overlaps.m.shape[1] - 1
+        what = f"{steps} iterations of state evolution at alpha = {self.alpha:g}, {label(self.model, final)} at the end"
+        return Description(what, self.status_name, rows_of(vars(final), vars(bars)))
+
+    def plot(self, gamp: Any = None) -> Any:
+        """Plot order parameters by iteration, beside those of a `GAMP` if one is given."""
+        from ..plotting.simulations import gamp_figure
+
+        return gamp_figure({} if gamp is None else {"message passing": gamp}, theory=self)
+
+
+def state_evolution(
+    model: Model,
+    alpha: Number,
+    start: str | FixedPoint | Overlaps,
+    steps: int = 30,
+    *,
+    branch: str | None = None,
+    nodes: Rule | None = None,
+) -> StateEvolution:
+    """Return the order parameters of undamped message passing in every iteration, for d to infinity.
+
+    Simulations agree for ``gamp(model, data, Q_0, damping=1.0)`` from weights Q_0 that do not depend on the data, up to
+    fluctuations of order 1 / sqrt(d). Where an overlap grows from zero, as m does from a student that does not know the
+    encodings, the fluctuations grow with it. Works under `jit`, `vmap` and `grad`.
+
+    Args:
+        model: attention layer and data.
+        alpha: samples per dimension.
+        start: order parameters before the first iteration: `Overlaps`, for example ``data.overlaps(Q_0, V_0)`` or
+            ``gamp.history`` at iteration 0; a `FixedPoint`; or the name of a branch, for the start of `solve`.
+        steps: number of iterations.
+        branch: order parameters that are free, as in `solve`: "semantic" keeps m at zero, "positional" keeps theta at
+            zero, None keeps both.
+        nodes: averaging rule; by default `default_nodes`.
+
+    Raises:
+        InputError: alpha is not positive, shapes do not fit, or the start is outside of the domain.
+    """
+    check(model, even=branch is not None)
+    alpha = check_alpha(model, alpha)
+    require_count(steps, "steps")
+    free = branch_of(branch).free(model)
+    if isinstance(start, str):
+        start = branch_start(model, branch_of(start).name)
+    start = start.overlaps if isinstance(start, FixedPoint) else start
+    require_kind(start, "start", Overlaps, "Overlaps, a FixedPoint, or the name of a branch")
+    check_overlaps(model, start)
+    if start.m.ndim != 2:
+        raise InputError("start", f"must be one set of overlaps, with m of shape (L, r), got shape {start.m.shape}")
+    if nodes is None:
+        nodes = default_nodes(lax.stop_gradient(model))
+    else:
+        check_rule(nodes, model)
+    return StateEvolution(model, alpha, branch, _iterates(model, alpha, nodes, impose(start, free), free, int(steps)))
+
+
+@program
+def _iterates(
+    model: Model, alpha: Float[Array, ""], rule: Rule, start: Overlaps, free: Float[Array, " 2"], steps: int
+) -> Iterates:
+    def follow(replicate: Replicate) -> Iterates:
+        equations = Equations(model, alpha, replicate, free)
+
+        def iterate(carry: tuple[Overlaps, Int[Array, ""]], _: None) -> tuple[tuple, Overlaps]:
+            x, status = carry
+            image, _evaluation = equations.step(x)
+            finite = jnp.all(jnp.stack([jnp.all(jnp.isfinite(a)) for a in jax.tree.leaves(image)]))
+            failure = jnp.where(finite, Status.left_domain, Status.nonfinite)
+            step_status = jnp.where(finite & admissible(model, image), Status.converged, failure).astype(jnp.int32)
+            status = jnp.where(status == Status.converged, step_status, status)
+            goes_on = status == Status.converged
+            recorded = jax.tree.map(lambda a: jnp.where(goes_on, a, jnp.nan), image)
+            return (either(goes_on, image, x), status), recorded
+
+        begin = start, jnp.asarray(Status.converged, jnp.int32)
+        (_, status), path = lax.scan(iterate, begin, None, length=steps)
+        path = jax.tree.map(lambda a, b: jnp.concatenate([a[None], b]), start, path)
+        change = jax.tree.map(lambda a: jnp.max(jnp.abs(a[-1] - a[-2])) / (1e-30 + jnp.max(jnp.abs(a[-2]))), path)
+        settled = (change.q < _SETTLED) & (change.V < _SETTLED)
+        moving = jnp.where(settled, Status.converged, Status.max_steps)
+        return Iterates(path, jnp.where(status == Status.converged, moving, status).astype(jnp.int32))
+
+    return rule.each(follow)
