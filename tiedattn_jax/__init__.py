@@ -16,7 +16,8 @@ passing and training follow from it. The public functions by task:
     replica symmetry breaking       solve_1rsb, critical_alpha_1rsb, linear_crossing_1rsb
     optimal learner                 bayes, weak_recovery, perfect_recovery, posterior_mean
                                     Preimages, orbit, posterior_pair
-    learning dynamics               sgd, emergence, small_start, separation, population; span_fields
+    learning dynamics               sgd, emergence, small_start, separation, population, span_fields,
+                                    landscape, landscape_map
     spectral start  spectral_direction, spectral_overlap; init="spectral" in gamp, train, run_instances
     observables     gen_error, gen_error_linear, second_minimum_share, error_bar
     finite size     sample_data, Data, realised, raw_labels, shard, gamp, train, risk, run_instances
@@ -52,6 +53,12 @@ from .bayes.recovery import (
 )
 from .bayes.spectral import spectral_overlap as spectral_overlap
 from .dynamics.emergence import Emergence as Emergence, emergence as emergence
+from .dynamics.landscape import (
+    Landscape as Landscape,
+    LandscapeMap as LandscapeMap,
+    landscape as landscape,
+    landscape_map as landscape_map,
+)
 from .dynamics.population import PopulationPoint as PopulationPoint, population as population
 from .dynamics.sgd import sgd as sgd
 from .dynamics.small_start import (

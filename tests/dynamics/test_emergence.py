@@ -20,7 +20,7 @@ def path():
 
 def test_reference_variances(path):
     """Variances in another program, with 18 nodes per dimension, at t = 10, 20, 30 and 40."""
-    np.testing.assert_allclose(path.mean.encodings[10::10], [0.00897, 0.01666, 0.03303, 0.07559], rtol=0.003)
+    np.testing.assert_allclose(path.mean.encodings[10::10], [0.00897, 0.01666, 0.03303, 0.07559], rtol=0.005)
     np.testing.assert_allclose(path.mean.teacher[10::10], [0.00395, 0.00897, 0.01625, 0.02743], rtol=0.005)
     assert path.first == "encodings" and path.ok and path.t.shape == (41,)
     assert 0 < path.stderr.encodings[-1] < 1e-3 * path.mean.encodings[-1]

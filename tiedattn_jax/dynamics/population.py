@@ -165,7 +165,7 @@ def population(
     return PopulationPoint(model, kappa, states, branch)
 
 
-class _Risk(eqx.Module):
+class Risk(eqx.Module):
     """The population risk in one replicate of the averages, as a function of coordinates (b, c) in one vector.
 
     Attributes:
@@ -179,6 +179,12 @@ class _Risk(eqx.Module):
     replicate: Replicate
     encodings: Float[Array, "L e"]
     free: Float[Array, " n"]
+
+    @classmethod
+    def of(cls, model: Model, kappa: Float[Array, ""], replicate: Replicate, free: Float[Array, " n"]) -> Risk:
+        """Make the risk with encodings on as many directions as the nodes of the replicate have."""
+        directions = jnp.zeros(replicate.shape[1], model.lam.dtype)
+        return cls(model, kappa, replicate, encodings_on_directions(model.law().tau[0], directions), free)
 
     def split(self, v: Float[Array, " n"]) -> tuple[Float[Array, "r t"], Float[Array, "e r"]]:
         """Return b and c of a vector of coordinates."""
@@ -256,7 +262,7 @@ def _states(
     free = jnp.concatenate([jnp.full(r * t, free[0]), jnp.full(e * r, free[1])])
 
     def state(replicate: Replicate) -> PopulationState:
-        risk = _Risk(model, kappa, replicate, P, free)
+        risk = Risk.of(model, kappa, replicate, free)
         frozen = lax.stop_gradient(risk)  # what is computed of it counts as constant under `jax.grad`
         unit = frozen.error(jnp.zeros_like(free))
         v = risk.minimum(lax.stop_gradient(start), unit)

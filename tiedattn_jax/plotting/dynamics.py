@@ -5,10 +5,14 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
+from matplotlib.colors import ListedColormap
 from matplotlib.figure import Figure
 
 from ..base.errors import require
-from .style import COLOURS, ERROR, OTHER, frame, line, panels
+from .style import COLOURS, ERROR, LABELS, OTHER, frame, line, panels
+
+# Fill colours of the labels of a landscape: semantic minima are blue, positional ones red, several minima darker.
+_LABEL_COLOURS = ["#cfe0f1", "#f3d0c7", "#a9c9e8", "#eab4a6", "#9fb9d6", "#dd9c8c", "#7f9fc6", "#cc7a66"]
 
 
 def trajectory_figure(path: Any) -> Figure:
@@ -38,4 +42,29 @@ def trajectory_figure(path: Any) -> Figure:
         line(losses, t, np.asarray(mean.gen_error), COLOURS["mixed"], ERROR, bar=np.asarray(bars.gen_error))
         for axis in axes[0]:
             frame(axis)
+    return figure
+
+
+def landscape_figure(landscapes: Any) -> Figure:
+    """Draw the labels of the population risk over two numbers, and the lines along which they change.
+
+    Args:
+        landscapes: `dynamics.landscape.LandscapeMap`.
+    """
+    from ..dynamics.landscape import CHANGES, words_of
+
+    x, y, label = landscapes.x, landscapes.y, np.asarray(landscapes.label)
+    present = np.unique(label)
+    styles = dict(zip(CHANGES, ("-", "--", ":"), strict=True))
+    names = {"global": "global minimum changes", "steepest": "steepest descent changes", "several": "number of minima"}
+    with panels(6.4, 4.6, xlabel=LABELS.get(landscapes.names[0], landscapes.names[0])) as (figure, axes):
+        axis = axes[0, 0]
+        axis.set_ylabel(LABELS.get(landscapes.names[1], landscapes.names[1]))
+        colours = [_LABEL_COLOURS[value] for value in present]
+        axis.pcolormesh(x, y, np.searchsorted(present, label), cmap=ListedColormap(colours), rasterized=True)
+        for value, colour in zip(present, colours, strict=True):
+            axis.fill([], [], color=colour, label=words_of(int(value)))
+        for change, style in styles.items():
+            for k, points in enumerate(landscapes.boundary(change)):
+                axis.plot(*points.T, color="k", ls=style, lw=1.2, label=names[change] if k == 0 else None)
     return figure

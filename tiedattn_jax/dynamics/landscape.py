@@ -1,0 +1,305 @@
+"""The population risk as a landscape: which minimum is global, how many there are, and where descent begins.
+
+Two geometries. With a ridge, the student has any size, and its minima are those of `population`. On a sphere, its size
+is fixed, as in the analysis of single-index sequence models (arXiv:2506.02651): the candidates are then the student
+along the teacher and the student along the encodings.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import numpy as np
+from contourpy import contour_generator
+from jaxtyping import Array, Float, Int, Real
+
+from ..averages.nodes import sobol_nodes
+from ..averages.program import program
+from ..averages.rule import Replicate, Rule, average, check_rule
+from ..base.errors import (
+    InputError,
+    array_of,
+    as_number,
+    require_choice,
+    require_not_negative,
+    require_positive,
+)
+from ..base.linalg import cholesky
+from ..base.printing import Description, rows_of
+from ..base.results import Replicated, Result, Status
+from ..base.trees import stacked
+from ..base.types import AnyArray
+from ..model.model import Model
+from ..model.overlaps import Overlaps
+from ..theory.observables import error_in_block
+from .population import Risk, population
+from .spans import check_independent, check_one_eigenvalue, check_smooth, directions_of, smooth_rule, span_fields
+
+_NODES, _MAP_NODES = 2**18, 2**14
+CANDIDATES = "semantic", "positional"
+CHANGES = "global", "steepest", "several"
+MEANINGS = {
+    "semantic": "risk of the student that follows the teacher",
+    "positional": "risk of the student that follows the encodings",
+    "curvature_semantic": "smallest curvature there; positive at a minimum",
+    "curvature_positional": "smallest curvature there; positive at a minimum",
+    "slope_semantic": "curvature at the origin towards the teacher",
+    "slope_positional": "curvature at the origin towards the encodings",
+}
+
+
+class Heights(eqx.Module):
+    """Numbers of a `Landscape` in every replicate of the averages."""
+
+    semantic: Float[Array, "*R"]
+    positional: Float[Array, "*R"]
+    curvature_semantic: Float[Array, "*R"]
+    curvature_positional: Float[Array, "*R"]
+    slope_semantic: Float[Array, "*R"]
+    slope_positional: Float[Array, "*R"]
+    status: Int[Array, "*R"]
+
+
+class Landscape(Replicated):
+    """The population risk at its candidates for a minimum, and at the origin.
+
+    Attributes:
+        model, kappa: the setting.
+        size: fixed size R of the student, or None if the ridge kappa limits it.
+        replicates: the numbers in every replicate of the averages.
+        mean: means: `semantic` and `positional` are the risks of the two candidates, `curvature_semantic` and
+            `curvature_positional` the smallest curvatures there, `slope_semantic` and `slope_positional` the second
+            derivatives of the risk at the origin towards teacher and encodings. The origin is a student without
+            overlaps of the fixed size, or a student of size zero.
+    """
+
+    model: Model
+    kappa: Float[Array, "*batch"]
+    size: Float[Array, "*batch"] | None
+    replicates: Heights
+    batch_probe = "kappa", 0
+
+    @property
+    def differences(self) -> dict[str, Float[Array, "*batch"]]:
+        """Numbers that change sign where a label changes.
+
+        "global": positive where the positional candidate has the smaller risk. "steepest": positive where the descent
+        from the origin is steepest towards the encodings. "several": positive where both candidates are minima.
+        """
+        h = self.mean
+        return {
+            "global": h.semantic - h.positional,
+            "steepest": h.slope_semantic - h.slope_positional,
+            "several": jnp.minimum(h.curvature_semantic, h.curvature_positional),
+        }
+
+    @property
+    def label(self) -> Int[Array, "*batch"]:
+        """One if the global minimum is positional, plus 2 if the steepest descent is, plus 4 for two minima."""
+        signs = [(d > 0).astype(jnp.int32) for d in self.differences.values()]
+        return signs[0] + 2 * signs[1] + 4 * signs[2]
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return numbers and error bars, ready for JSON."""
+        values, bars = ({k: np.asarray(a).tolist() for k, a in vars(s).items()} for s in (self.mean, self.stderr))
+        settings = {"kappa": float(self.kappa), "size": None if self.size is None else float(self.size)}
+        return {**settings, **values, "label": int(self.label), "status": self.status_name, "stderr": bars}
+
+    def describe(self) -> Description:
+        values, bars = ({name: getattr(s, name) for name in MEANINGS} for s in (self.mean, self.stderr))
+        rows = [(*row[:2], MEANINGS[row[0]]) for row in rows_of(values, bars)]
+        where = f"kappa = {self.kappa:g}" if self.size is None else f"size {self.size:g}"
+        return Description(f"Population risk at {where}: {words_of(int(self.label))}", self.status_name, rows)
+
+
+def words_of(label: int) -> str:
+    """Return the meaning of a label in words."""
+    minimum, steepest = CANDIDATES[label % 2], CANDIDATES[label // 2 % 2]
+    return f"{minimum} minimum, {steepest} descent, {'two minima' if label >= 4 else 'one minimum'}"
+
+
+def landscape(model: Model, kappa: Any = 0.0, *, size: Any = None, nodes: Rule | None = None) -> Landscape:
+    """Return the population risk at its candidates for a minimum, and its curvatures at the origin.
+
+    Works under `jit`, `vmap` and `grad`.
+
+    Args:
+        model: any smooth, even layer with independent tokens whose covariances have one eigenvalue each.
+        kappa: ridge per sample.
+        size: fixed size ``R = Q^T Q / d`` of a student on a sphere, for rank one and one direction of the encodings;
+            the ridge then changes nothing. By default the ridge limits the student.
+        nodes: averages, made for ``ta.span_fields(model)``; by default 2^18 Sobol points for a student on a sphere,
+            where the tokens are often too large for a grid, else those of `population`.
+
+    Raises:
+        InputError: as `population`; also if size is not positive, or beside a kappa, or if the ranks are not one.
+    """
+    if size is None:
+        return _of_ridge(model, kappa, nodes)
+    check_smooth(model, "the population risk")
+    check_independent(model, "the population risk")
+    check_one_eigenvalue(model)
+    require_positive(size, "size")
+    require_not_negative(kappa, "kappa")
+    ranks, dtype = (*model.shape[1:], directions_of(model) or 1), model.lam.dtype
+    if ranks != (1, 1, 1):
+        requirement = "must be None unless student, teacher and encodings have one direction each"
+        raise InputError("size", f"{requirement}, got {ranks} directions")
+    rule = sobol_nodes(span_fields(model, 1), _NODES) if nodes is None else nodes
+    check_rule(rule, span_fields(model, 1))
+    kappa, size = as_number(kappa, "kappa", dtype), as_number(size, "size", dtype)
+    return Landscape(model, kappa, size, _on_sphere(model, size, rule))
+
+
+def _of_ridge(model: Model, kappa: Any, nodes: Rule | None) -> Landscape:
+    semantic, positional = (population(model, kappa, name, nodes=nodes).replicates for name in CANDIDATES)
+    kappa = as_number(kappa, "kappa", model.lam.dtype)
+    rule = smooth_rule(span_fields(model)) if nodes is None else nodes
+    worst = jnp.maximum(semantic.status, positional.status)
+    # A candidate of size zero is absent as a branch; it is then the origin, and its numbers hold.
+    status = jnp.where(worst == Status.absent, Status.converged, worst)
+    teacher, encodings = _slopes_at_zero(model, kappa, rule)
+    heights = Heights(
+        semantic.risk, positional.risk, semantic.curvature, positional.curvature, teacher, encodings, status
+    )
+    return Landscape(model, kappa, None, heights)
+
+
+@program
+def _slopes_at_zero(model: Model, kappa: Array, rule: Rule) -> tuple[Float[Array, " R"], Float[Array, " R"]]:
+    """Return the smallest curvatures of the risk of a student of size zero, towards teacher and encodings."""
+    (_, r, t), e = model.shape, rule.stack.shape[1]
+
+    def slopes(replicate: Replicate) -> tuple[Array, Array]:
+        zero = jnp.zeros(r * (t + e), model.lam.dtype)
+        risk = Risk.of(model, kappa, replicate, jnp.ones_like(zero))
+        hessian = jax.hessian(lambda v: risk.value(v))(zero)
+        along_teacher, along_encodings = hessian[: r * t, : r * t], hessian[r * t :, r * t :]
+        return jnp.linalg.eigvalsh(along_teacher)[0], jnp.linalg.eigvalsh(along_encodings)[0]
+
+    return rule.each(slopes)
+
+
+@program
+def _on_sphere(model: Model, size: Float[Array, ""], rule: Rule) -> Heights:
+    gamma, radius = model.law().gamma[0], jnp.sqrt(size)
+
+    def heights(replicate: Replicate) -> Heights:
+        risk = Risk.of(model, jnp.zeros_like(size), replicate, jnp.ones(2, size.dtype))
+        unit = cholesky(model.law().pi[0])
+
+        def on_circle(angle: Array) -> Float[Array, ""]:
+            """Return the risk of a student that teacher and encodings span."""
+            return risk.error(radius * jnp.stack([jnp.cos(angle), jnp.sin(angle)]))
+
+        def candidate(angle: float) -> tuple[Array, Array]:
+            """Return the risk there, and the smaller of the curvature along the circle and the slope into the disc."""
+            place = jnp.asarray(angle, size.dtype)
+            v = radius * jnp.stack([jnp.cos(place), jnp.sin(place)])
+            inwards = size * risk.outside(v)[0, 0] - v @ jax.grad(lambda v: risk.error(v))(v)
+            return on_circle(place), jnp.minimum(jax.grad(jax.grad(on_circle))(place), inwards)
+
+        def at_fixed_size(v: Float[Array, " 2"]) -> Float[Array, ""]:
+            """Return the risk near the origin, where most of the student has no overlaps."""
+            q = gamma[:, None, None] * jnp.full((1, 1), size)
+            x = Overlaps(q, jnp.zeros_like(q), gamma[:, None, None] * (unit * v[0]), risk.encodings * v[1])
+            return average(replicate, lambda block: error_in_block(model, x, replicate, block))
+
+        hessian = jax.hessian(at_fixed_size)(jnp.zeros(2, size.dtype))
+        (semantic, bend_semantic), (positional, bend_positional) = candidate(0.0), candidate(np.pi / 2)
+        numbers = jnp.stack([semantic, positional, bend_semantic, bend_positional])
+        finite = jnp.all(jnp.isfinite(numbers)) & jnp.all(jnp.isfinite(hessian))
+        status = jnp.where(finite, Status.converged, Status.nonfinite).astype(jnp.int32)
+        return Heights(semantic, positional, bend_semantic, bend_positional, hessian[0, 0], hessian[1, 1], status)
+
+    return rule.each(heights)
+
+
+class LandscapeMap(Result):
+    """Labels of the population risk over two numbers.
+
+    Attributes:
+        x, y: values along the axes.
+        names: names of the two numbers.
+        landscapes: the `Landscape` of every cell; its arrays lead with the axes (len(y), len(x)).
+    """
+
+    x: Float[np.ndarray, " X"]
+    y: Float[np.ndarray, " Y"]
+    names: tuple[str, str] = eqx.field(static=True)
+    landscapes: Landscape
+    batch_probe = "y", 1
+
+    @property
+    def label(self) -> Int[AnyArray, "Y X"]:
+        """Label of every cell; see `Landscape.label`."""
+        return self.landscapes.label
+
+    @property
+    def status(self) -> Int[Array, "Y X"]:
+        """Status of every cell."""
+        return self.landscapes.status
+
+    def boundary(self, change: str) -> list[Float[np.ndarray, "P 2"]]:
+        """Return lines in the plane of x and y along which a label changes, interpolated between the cells.
+
+        Args:
+            change: "global", "steepest" or "several"; see `Landscape.differences`.
+
+        Raises:
+            InputError: the change has another name.
+        """
+        require_choice(change, "change", CHANGES)
+        values = np.asarray(self.landscapes.differences[change])
+        return [np.asarray(line) for line in contour_generator(self.x, self.y, values).lines(0.0)]
+
+    def describe(self) -> Description:
+        labels, counts = np.unique(np.asarray(self.label), return_counts=True)
+        rows = [(str(label), str(count), words_of(int(label))) for label, count in zip(labels, counts, strict=True)]
+        bad = int(np.sum(np.asarray(self.status) > Status.stalled))
+        what = f"Labels of the population risk in {len(self.y)} x {len(self.x)} cells"
+        return Description(what, f"{bad} cells failed" if bad else "converged", rows)
+
+    def plot(self) -> Any:
+        """Draw the labels and their boundaries; see `plotting.dynamics`."""
+        from ..plotting.dynamics import landscape_figure
+
+        return landscape_figure(self)
+
+
+def landscape_map(
+    model: Callable[[float, float], Model],
+    x: Sequence[float] | Real[np.ndarray, " X"],
+    y: Sequence[float] | Real[np.ndarray, " Y"],
+    *,
+    names: tuple[str, str] = ("x", "y"),
+    kappa: Any = 0.0,
+    size: Any = None,
+    nodes: Rule | None = None,
+) -> LandscapeMap:
+    """Return the labels of the population risk over two numbers.
+
+    Args:
+        model: function of a value of x and a value of y that returns a model, for example
+            ``lambda omega, sigma: ta.dot_product(omega=omega, sigma=sigma)``.
+        x, y: values of the two numbers, increasing, at least two each.
+        names: their names, for the picture.
+        kappa, size: as in `landscape`.
+        nodes: averages; by default 2^14 Sobol points for a student on a sphere, else those of `population`.
+
+    Raises:
+        InputError: x or y is not increasing; or as in `landscape`.
+    """
+    requirement = "two increasing numbers or more"
+    grid_x, grid_y = (
+        array_of(values, name, requirement, lambda a: a.size > 1 and np.all(np.diff(a) > 0))
+        for values, name in ((x, "x"), (y, "y"))
+    )
+    if nodes is None and size is not None:
+        nodes = sobol_nodes(span_fields(model(float(grid_x[0]), float(grid_y[0])), 1), _MAP_NODES)
+    rows = [[landscape(model(a, b), kappa, size=size, nodes=nodes) for a in grid_x.tolist()] for b in grid_y.tolist()]
+    return LandscapeMap(grid_x, grid_y, names, stacked([stacked(row) for row in rows]))
