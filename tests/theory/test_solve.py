@@ -1,3 +1,5 @@
+import dataclasses
+
 import equinox as eqx
 import jax
 import jax.numpy as jnp
@@ -8,7 +10,8 @@ from cases import CASES, state
 
 import tiedattn_jax as ta
 from tiedattn_jax.base.results import Status
-from tiedattn_jax.model.overlaps import BRANCHES
+from tiedattn_jax.base.trees import indexed
+from tiedattn_jax.model.overlaps import BRANCHES, admissible
 from tiedattn_jax.theory import solve as solving
 from tiedattn_jax.theory.paths import together
 from tiedattn_jax.theory.pool import run_one
@@ -293,6 +296,46 @@ def test_which_searches_a_solve_makes(model, nodes, monkeypatch):
     batches.clear()
     ta.solve(model, 2.0, "semantic", nodes, start=state(CASES[0]), settings=settings)
     assert batches == [[0, 1, 2, 3]] and lanes[-1].settings is settings
+
+
+def test_a_branch_that_vanishes_is_looked_for_again(model, nodes, solved):
+    """The second search starts where the first one ended, with large overlaps; its state is used only if it is one."""
+    problem = Problem(model, jnp.asarray(2.0), nodes, BRANCHES["semantic"].free(model), ta.Settings())
+    start, state = solving.branch_start(model, "semantic"), indexed(solved(2.0, "semantic").replicates, 0)
+    small = dataclasses.replace(state.overlaps, theta=1e-5 * state.overlaps.theta)
+    vanished = dataclasses.replace(state, status=jnp.asarray(int(Status.absent)), overlaps=small)
+    for second, expected in ((state, state.overlaps.theta), (vanished, small.theta)):
+        path = problem.solve_from_far(start)
+        assert next(path).start is start
+        lane = path.send(vanished)
+        share = lane.start.theta**2 / (lane.start.q * model.rho)
+        np.testing.assert_allclose(share, 0.8, rtol=1e-6)
+        np.testing.assert_allclose([lane.start.q, lane.start.V], [small.q, 0.5 * small.V])
+        (first, *_) = path.send(second)
+        np.testing.assert_array_equal(first.start.theta, expected)
+
+
+def test_revived_starts_are_possible_students():
+    for model in (
+        ta.dot_product(rank=2),
+        ta.dot_product(mixing=np.full((3, 3), 1 / 3), encodings=np.eye(3)),
+        ta.untied_dot_product(),
+    ):
+        for branch in ("semantic", "positional", None):
+            start = solving.branch_start(model, branch)
+            student = solving.revived(model, start, dataclasses.replace(start, q=0.2 * start.q, theta=0 * start.theta))
+            assert bool(admissible(model, student)), (model, branch)
+            assert float(jnp.max(abs(student.theta))) >= 0.4 * float(jnp.max(abs(start.theta)))
+
+
+@pytest.mark.slow
+def test_a_branch_with_a_large_response_is_not_absent():
+    """At lam = .0003 the first search misses the semantic state, which a neighbour's state leads to."""
+    model = ta.dot_product(lam=3e-4)
+    neighbour = ta.solve(ta.dot_product(lam=4e-4), 1.0, "semantic")
+    cold, warm = ta.solve(model, 1.0, "semantic"), ta.solve(model, 1.0, "semantic", start=neighbour)
+    assert cold.ok and warm.ok
+    assert abs(cold.theta - warm.theta) < 3 * cold.stderr.overlaps.theta[0, 0, 0] and abs(cold.theta - 0.1807) < 2e-3
 
 
 def test_a_start_whose_V_is_far_too_large(model, nodes):

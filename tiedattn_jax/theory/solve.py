@@ -25,7 +25,7 @@ from ..base.trees import either, indexed, repeated, stacked
 from ..base.types import GivenArray, Number, StateArray
 from ..model.checks import check
 from ..model.model import Model
-from ..model.overlaps import Coordinates, Overlaps, admissible, branch_of, magnitudes, shapes_of
+from ..model.overlaps import Coordinates, Overlaps, admissible, branch_of, explained_covariance, magnitudes, shapes_of
 from .equations import Equations
 from .newton import ATTEMPTS, Newton, Outcome, Search, stall_of
 from .paths import Lane, Path, replicates_of
@@ -69,8 +69,16 @@ class Problem(NamedTuple):
         return stacked((yield replicates_of(lane, starts)))
 
     def solve_from_far(self, start: Overlaps) -> Path:
-        """Path to the states of all replicates, from a start that may be far; the coarse replicate is solved first."""
+        """Path to the states of all replicates, from a start that may be far; the coarse replicate is solved first.
+
+        A search from a far start can miss a branch whose response differs much from that of the start. If the branch
+        vanishes, a second search starts from where the first one ended; see `revived`.
+        """
         coarse_state = yield self.coarse_lane(start)
+        if coarse_state.status == Status.absent:
+            second_state = yield self.coarse_lane(revived(self.model, start, coarse_state.overlaps))
+            if second_state.status <= Status.stalled:
+                coarse_state = second_state
         # The other replicates would be unresolved, too.
         if coarse_state.status == Status.unresolved and coarse_state.residual > _LOST:
             return stacked([coarse_state] * self.nodes.replicates)
@@ -113,7 +121,8 @@ def solve(
 
     Returns:
         A `FixedPoint`, whose `status` says whether it is a fixed point. A branch that does not exist at this alpha
-        has the status `absent`; another branch is never returned under its name. An order parameter may be due to the
+        has the status `absent`, after searches from two starts (from one under a jax transformation); another branch is
+        never returned under its name. An order parameter may be due to the
         scatter of the nodes: if it is within its error bar, or small in a search that does not settle. It is then held
         at zero, provided that it does not grow from there (concrete numbers only).
 
@@ -156,6 +165,22 @@ def solve_checked(
         starts = starts if starts.m.ndim == 3 else repeated(starts, rule.replicates)
         states = lane_by_lane(traced_states)(*primal, rule, free, settings, starts, start is None)
     return FixedPoint(model, alpha, with_tangents(model, alpha, rule, free, states), branch)
+
+
+_REVIVED = 0.8  # share of q that the teacher explains in a revived start
+_RESPONSE = 0.5  # its response; a student that follows teacher or encodings has a smaller one than without overlaps
+
+
+def revived(model: Model, start: Overlaps, vanished_state: Overlaps) -> Overlaps:
+    """Return the state in which a branch vanished, with large order parameters in the directions of a start.
+
+    The size of the student is that of the state, and its response half of it.
+    """
+    q, scale = vanished_state.q, np.trace(vanished_state.q, axis1=1, axis2=2) / np.trace(start.q, axis1=1, axis2=2)
+    explained = np.linalg.solve(q, explained_covariance(model, start.theta))
+    share = np.max(np.linalg.eigvals(explained).real)
+    theta = start.theta * (np.sqrt(_REVIVED / share) if share > 0 else 0.0)
+    return Overlaps(q, _RESPONSE * vanished_state.V, theta, start.m * np.sqrt(np.mean(scale)))
 
 
 def _solved(problem: Problem, branch: str | None, start: Overlaps | None) -> Path:
