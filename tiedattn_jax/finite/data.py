@@ -14,7 +14,7 @@ from __future__ import annotations
 import abc
 from collections.abc import Callable
 from functools import partial
-from typing import Any, NamedTuple, Self, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import equinox as eqx
 import jax
@@ -61,6 +61,9 @@ class Labels(eqx.Module):
         d = x.shape[2]
         cross = jnp.einsum("nki,lni->kln", labels, x) / d**0.5
         return cls(energy=jnp.sum(labels**2, (1, 2)) / d, cross=cross, gram=token_gram(x))
+
+
+S = TypeVar("S", bound="Sample")
 
 
 class Sample(Printed):
@@ -113,7 +116,7 @@ class Sample(Printed):
         """Return ``sum_l X_l^T g_l``, and the memory after it."""
 
     @abc.abstractmethod
-    def spread_over(self, spread: Spread) -> Self:
+    def spread_over(self: S, spread: Spread) -> S:
         """Return the sample with its sentences spread over devices."""
 
     @abc.abstractmethod
@@ -416,9 +419,6 @@ class Spread(NamedTuple):
         devices = jax.devices()[: self.devices]
         mesh = jax.make_mesh((self.devices,), ("sentences",), devices=devices, axis_types=(AxisType.Auto,))
         return lax.with_sharding_constraint(a, NamedSharding(mesh, PartitionSpec(*(None,) * axis, "sentences")))
-
-
-S = TypeVar("S", bound=Sample)
 
 
 def shard(data: S) -> S:

@@ -12,7 +12,8 @@ rest. Then
 
 with e = rest / |rest|, and e and g_l are stored. Products with the transpose exchange the roles of e and f.
 
-Vectors are stored in blocks of `BLOCK`, so that a product reads only the blocks that are in use.
+A vector that lies in the span up to rounding reveals nothing, and is not stored. Vectors are stored in blocks of
+`BLOCK`, and a product reads only the blocks that are in use.
 """
 
 from __future__ import annotations
@@ -23,12 +24,14 @@ import equinox as eqx
 import jax
 import jax.numpy as jnp
 from jax import lax
-from jaxtyping import Array, Float, Int, PRNGKeyArray
+from jax.typing import DTypeLike
+from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray
 
 from ..base.linalg import precise
 
-# Of 4, 8, 16, 32 and 80 vectors of 20,000 numbers, blocks of 16 or more take the least time, within the noise.
-BLOCK = 16
+# Of 4, 8, 16, 32 and 64 vectors of 20,000 numbers, blocks of 32 take the least time: a product needs a copy of a block,
+# and smaller ones have more overhead, while larger ones leave the cache of a core.
+BLOCK = 32
 
 
 class Revealed(eqx.Module):
@@ -37,7 +40,7 @@ class Revealed(eqx.Module):
     Attributes:
         basis: orthonormal vectors, in blocks; zero beyond `count`. All matrices have the same if S = 1.
         images: their images under every matrix.
-        count: number of products so far. A product that reveals nothing new leaves a zero vector.
+        count: number of vectors so far. A product that reveals nothing new adds none.
     """
 
     basis: Float[Array, "blocks S block a"]
@@ -45,7 +48,7 @@ class Revealed(eqx.Module):
     count: Int[Array, ""]
 
     @classmethod
-    def none(cls, S: int, L: int, a: int, b: int, dtype: jnp.dtype) -> Revealed:
+    def none(cls, S: int, L: int, a: int, b: int, dtype: DTypeLike) -> Revealed:
         return cls(jnp.zeros((0, S, BLOCK, a), dtype), jnp.zeros((0, L, BLOCK, b), dtype), jnp.array(0, jnp.int32))
 
     def with_room(self, count: int) -> Revealed:
@@ -65,15 +68,15 @@ class Revealed(eqx.Module):
 
         return lax.fori_loop(0, (self.count + BLOCK - 1) // BLOCK, body, start)
 
-    def extended(self, direction: Float[Array, "S a"], image: Float[Array, "L b"]) -> Revealed:
-        """Return the vectors with one more."""
+    def extended(self, direction: Float[Array, "S a"], image: Float[Array, "L b"], is_new: Bool[Array, ""]) -> Revealed:
+        """Return the vectors with one more, which is zero and does not count unless `is_new`."""
         zero = jnp.zeros_like(self.count)
         place = self.count // BLOCK, zero, self.count % BLOCK, zero
 
         def put(a: Array, v: Array) -> Array:
             return lax.dynamic_update_slice(a, v[None, :, None], place)
 
-        return Revealed(put(self.basis, direction), put(self.images, image), self.count + 1)
+        return Revealed(put(self.basis, direction), put(self.images, image), self.count + is_new)
 
 
 class Dice(eqx.Module):
@@ -83,7 +86,7 @@ class Dice(eqx.Module):
         right: what products with W_l have revealed. Its basis is one for all matrices (S = 1) where every w is the same
             for all of them.
         left: what products with the transposes have revealed.
-        key: key of the normals; those of a product depend on the number of products before it, and on nothing else.
+        key: key of the normals; those of a product depend on the number of vectors before it, and on nothing else.
     """
 
     right: Revealed
@@ -91,7 +94,7 @@ class Dice(eqx.Module):
     key: PRNGKeyArray
 
     @classmethod
-    def new(cls, L: int, n: int, d: int, shared: bool, key: PRNGKeyArray, dtype: jnp.dtype) -> Dice:
+    def new(cls, L: int, n: int, d: int, shared: bool, key: PRNGKeyArray, dtype: DTypeLike) -> Dice:
         """Return matrices of which nothing is revealed, without room for products.
 
         Args:
@@ -149,10 +152,12 @@ def _product(
     direction = jnp.where(is_new, rest / jnp.where(is_new, norm, 1.0), 0.0)
     (fresh,) = other.fold(condition, (normals,))
     fresh = jnp.where(is_new, fresh, 0.0)
-    return image + norm * fresh, side.extended(direction, fresh)
+    return image + norm * fresh, side.extended(direction, fresh, jnp.any(is_new))
 
 
-_ROUNDINGS = 100  # a rest smaller than this many roundings of its vector is none
+# A rest of less than so many roundings of its vector is none. A larger number would not save vectors: in gradient
+# descent the rests of later steps are a few times the least one that counts, whatever that is.
+_ROUNDINGS = 100
 
 
 def _along(vectors: Float[Array, "S block a"], v: Float[Array, "R a"]) -> Float[Array, "L block"]:

@@ -249,15 +249,15 @@ def _labels(
 
 @eqx.filter_jit
 @precise
-def raw_labels(model: Model, data: Data) -> Float[Array, "n L d"]:
+def raw_labels(model: Model, data: Sample) -> Float[Array, "n L d"]:
     """Return the exact labels ``T(Y) x`` of the sentences.
 
     Raises:
-        InputError: if the model has no `target`.
+        InputError: if the model has no `target`, or the sentences are drawn on demand.
     """
     check_provides(model, "target", "for exact labels")
     target = target_at_nodes(model, data.fields)
-    return jnp.einsum("kln,nli->nki", target, data.inputs())
+    return jnp.einsum("kln,nli->nki", target, data.stored("for exact labels").inputs())
 
 
 def realised(model: Model, data: Sample) -> Model:

@@ -111,7 +111,7 @@ def _weak_recovery(model: Model, data: Data) -> Float[Array, ""]:
     return threshold
 
 
-def spectral_direction(model: Model, data: Data, key: PRNGKeyArray | None = None) -> Float[Array, "d 1"]:
+def spectral_direction(model: Model, data: Sample, key: PRNGKeyArray | None = None) -> Float[Array, "d 1"]:
     """Return a direction of norm sqrt(d) that overlaps with the teacher, from inputs and labels alone.
 
     It is the leading eigenvector of ``sum_mu sum_{l l'} x_l T(O^mu)_{l l'} x_{l'}^T / d``, where T processes what the
@@ -126,7 +126,8 @@ def spectral_direction(model: Model, data: Data, key: PRNGKeyArray | None = None
         InputError: as `tiedattn_jax.spectral_overlap`.
     """
     check_fit(model, data)
-    threshold = _weak_recovery(model, data.stored("for a spectral start"))
+    data = data.stored("for a spectral start")
+    threshold = _weak_recovery(model, data)
     first = jax.random.normal(jax.random.key(0) if key is None else key, (data.shape[2], 1), data.x.dtype)
     return _leading_direction(model, data, first, threshold)
 

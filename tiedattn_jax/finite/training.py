@@ -75,7 +75,7 @@ class Training(Estimate):
         return training_figure({"training": self})
 
 
-def risk(model: Model, data: Data, Q: Real[AnyArray, "d r"], *, exact: bool = False) -> Float[Array, ""]:
+def risk(model: Model, data: Sample, Q: Real[AnyArray, "d r"], *, exact: bool = False) -> Float[Array, ""]:
     """Return the empirical risk of Q: ``sum_mu loss(Z^mu, Y^mu) + lambda / 2 ||Q||_F^2`` plus the model's penalty.
 
     The risk without the penalty is differentiable; its value and gradient together read X twice.
