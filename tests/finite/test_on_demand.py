@@ -1,4 +1,4 @@
-"""Sentences drawn on demand: their matrices are consistent and Gaussian, and runs on them have the law of stored ones."""
+"""Sentences drawn on demand: the products are those of one Gaussian matrix, and runs have the law of stored ones."""
 
 import os
 import subprocess
@@ -81,9 +81,7 @@ def test_matrices_are_gaussian_whatever_is_asked():
 def revealed(data, memory):
     """Stored data with the sentences of the memory, all of which it is asked for."""
     x, _ = data.student_fields(jnp.eye(data.shape[2]), memory)
-    return Data(
-        jnp.swapaxes(x, 1, 2), data.y, data.teacher, data.encodings, data.gamma, noise=data.noise, means=None
-    )
+    return Data(jnp.swapaxes(x, 1, 2), data.y, data.teacher, data.encodings, data.gamma, noise=data.noise, means=None)
 
 
 @pytest.fixture(scope="module")
@@ -91,7 +89,9 @@ def models(model, two_atoms):
     return {
         "isotropic": model,
         "two atoms": two_atoms,
-        "rank two": ta.dot_product(rank=2, teacher=np.eye(2), mixing=np.full((3, 3), 1 / 3), encodings=[[1], [0], [-1]]),
+        "rank two": ta.dot_product(
+            rank=2, teacher=np.eye(2), mixing=np.full((3, 3), 1 / 3), encodings=[[1], [0], [-1]]
+        ),
         "penalty": ta.dot_product(penalty=ta.L1(0.002)),
     }
 
@@ -193,7 +193,10 @@ def test_gradient_descent_at_larger_dimension(model):
     )
     assert_same_mean(stored, drawn)
     bars = np.std(drawn[:, :3], 0, ddof=1) / 4
-    for reference, bar in (([0.00726, 0.00563, 0.00482], [7e-5, 6e-5, 8e-5]), ([0.00734, 0.00571, 0.00481], [6e-5, 8e-5, 11e-5])):
+    for reference, bar in (
+        ([0.00726, 0.00563, 0.00482], [7e-5, 6e-5, 8e-5]),
+        ([0.00734, 0.00571, 0.00481], [6e-5, 8e-5, 11e-5]),
+    ):
         assert np.all(np.abs(np.mean(drawn[:, :3], 0) - reference) < 3 * np.hypot(bars, bar))
 
 
