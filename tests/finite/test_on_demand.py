@@ -143,11 +143,10 @@ def test_a_run_with_more_steps_repeats_the_steps(model):
 
 def samples(quantities, sample, d, alpha, model, count, seed):
     """Quantities of runs on independent samples: (count, quantities)."""
-
-    def run(key):
-        return quantities(sample(model, d, alpha, key, normalise=True), jax.random.fold_in(key, 7))
-
-    return np.asarray(jax.jit(jax.vmap(run))(jax.random.split(jax.random.key(seed), count)))
+    keys = jax.random.split(jax.random.key(seed), count)
+    instances = [sample(model, d, alpha, key, normalise=True) for key in keys]
+    batch = jax.tree.map(lambda *leaves: jnp.stack(leaves), *instances)
+    return np.asarray(jax.jit(jax.vmap(quantities))(batch, jax.random.split(keys[0], count)))
 
 
 def assert_same_mean(a, b, bars=3.0):
