@@ -185,7 +185,7 @@ def test_gradient_descent_has_the_law_of_stored_sentences(model):
 
 @pytest.mark.slow
 def test_gradient_descent_at_larger_dimension(model):
-    """The losses agree with stored sentences, and with independent programs on both (d = 400, 16 runs each, times 20, 60 and 120)."""
+    """At times 20, 60 and 120 losses agree with stored sentences, and with independent programs on both."""
     stored, drawn = (
         samples(descent(model, 60, [10, 30, 60]), sample, 400, 2.0, model, 16, seed)
         for seed, sample in enumerate((ta.sample_data, ta.sample_on_demand))
