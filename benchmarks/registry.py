@@ -301,6 +301,16 @@ def _gamp_run(sizes: Sequence[int], repeat: int) -> Measured:
             yield measure("gamp_run", start, d, ta.gamp, model, data, start, repeat=repeat, unit="run")
 
 
+def _on_demand(sizes: Sequence[int], repeat: int) -> Measured:
+    """Time `_STEPS` steps of gradient descent on sentences that are drawn on demand."""
+    for dtype in ("float64", "float32"):
+        model = ta.dot_product(dtype=dtype)
+        for d in sizes:
+            data = ta.sample_on_demand(model, d, ALPHA, jax.random.key(0))
+            run = partial(ta.train, model, data, "random", steps=_STEPS, rate=2.0, tol=0.0)
+            yield measure("on_demand", dtype, d, run, repeat=repeat, unit="iteration", units=_STEPS)
+
+
 class Benchmark(NamedTuple):
     """A benchmark of the suite.
 
@@ -335,4 +345,5 @@ BENCHMARKS = {
         "d",
         (500, 1000),
     ),
+    "on_demand": Benchmark(_on_demand, "a step of training on sentences drawn on demand", "d", (1000, 10_000)),
 }

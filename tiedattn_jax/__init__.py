@@ -21,6 +21,7 @@ passing and training follow from it. The public functions by task:
     spectral start  spectral_direction, spectral_overlap; init="spectral" in gamp, train, run_instances
     observables     gen_error, gen_error_linear, second_minimum_share, error_bar
     finite size     sample_data, Data, realised, raw_labels, shard, gamp, train, risk, run_instances
+                    sample_on_demand, DataOnDemand for dimensions whose sentences do not fit into memory
                     train_value, heldout_error, linear_baseline
     counting task   histogram
     housekeeping    Settings, Status, InputError, check, use_compilation_cache
@@ -77,6 +78,7 @@ from .finite.evaluation import (
 )
 from .finite.instances import Instances as Instances, run_instances as run_instances
 from .finite.message_passing import GAMP as GAMP, gamp as gamp
+from .finite.on_demand import DataOnDemand as DataOnDemand, sample_on_demand as sample_on_demand
 from .finite.posterior_mean import PosteriorMean as PosteriorMean, posterior_mean as posterior_mean
 from .finite.sampling import raw_labels as raw_labels, realised as realised, sample_data as sample_data
 from .finite.starts import spectral_direction as spectral_direction

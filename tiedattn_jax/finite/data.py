@@ -11,9 +11,10 @@ therefore builds a prediction of the size of the inputs.
 
 from __future__ import annotations
 
+import abc
 from collections.abc import Callable
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple, TypeVar
 
 import equinox as eqx
 import jax
@@ -21,7 +22,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 from jax.sharding import AxisType, NamedSharding, PartitionSpec
-from jaxtyping import Array, Bool, Float, Int, Real
+from jaxtyping import Array, Bool, Float, Int, PyTree, Real
 
 from ..base.errors import (
     InputError,
@@ -35,7 +36,7 @@ from ..base.printing import Description, Printed
 from ..base.types import AnyArray
 from ..model.model import Model, over_kinds
 from ..model.overlaps import Overlaps
-from .products import covariances, student_fields, token_gram
+from .products import back_project, covariances, student_fields, token_gram
 
 
 class Labels(eqx.Module):
@@ -62,7 +63,146 @@ class Labels(eqx.Module):
         return cls(energy=jnp.sum(labels**2, (1, 2)) / d, cross=cross, gram=token_gram(x))
 
 
-class Data(Printed):
+S = TypeVar("S", bound="Sample")
+
+
+class Sample(Printed):
+    """A sample of sentences, by all but their inputs: `Data` stores these, and `DataOnDemand` draws their products.
+
+    Message passing and training see the inputs X_l through two products only, `student_fields` and `back_project`.
+    What sentences that are drawn on demand have revealed is the memory, which goes through all products in turn; it is
+    None for stored ones.
+
+    Attributes: as in `Data`.
+    """
+
+    y: Float[Array, "n L t"]
+    teacher: Float[Array, "d t"] | None
+    encodings: Float[Array, "L d"]
+    gamma: Float[Array, "S #d"]
+    noise: Float[Array, "n L noise"] | None
+    means: Float[Array, "S d"] | None
+    classes: Int[Array, "n L"] | None
+
+    @abc.abstractmethod
+    def stored(self, reason: str) -> Data:
+        """Return the data if their inputs are stored.
+
+        Args:
+            reason: purpose for which the inputs are needed; the error message names it.
+
+        Raises:
+            InputError: if the sentences are drawn on demand.
+        """
+
+    @abc.abstractmethod
+    def memory(self, products: int, steps: int) -> PyTree:
+        """Return the memory before the first product.
+
+        Args:
+            products: number of vectors that can be multiplied on each side.
+            steps: number of steps that this takes, for the error message.
+
+        Raises:
+            InputError: if the memory is too small.
+        """
+
+    @abc.abstractmethod
+    def student_fields(self, Q: Float[Array, "d r"], memory: PyTree) -> tuple[Float[Array, "L r n"], PyTree]:
+        """Return the local fields of the student, ``X_l Q``, and the memory after them."""
+
+    @abc.abstractmethod
+    def back_project(self, g: Float[Array, "L r n"], memory: PyTree) -> tuple[Float[Array, "d r"], PyTree]:
+        """Return ``sum_l X_l^T g_l``, and the memory after it."""
+
+    @abc.abstractmethod
+    def spread_over(self: S, spread: Spread) -> S:
+        """Return the sample with its sentences spread over devices."""
+
+    @abc.abstractmethod
+    def mean_squares(self) -> tuple[Float[Array, ""], Float[Array, ""] | None]:
+        """Return the means of ``|x|^2 / d`` and of the entries of ``Q*^T x / sqrt(d)``; None without a teacher."""
+
+    @property
+    def shape(self) -> tuple[int, int, int, int]:
+        """Sizes (L, n, d, t)."""
+        n, L, t = self.y.shape
+        return L, n, self.encodings.shape[1], t
+
+    @property
+    def dtype(self) -> np.dtype:
+        """The type of all numbers."""
+        return self.y.dtype
+
+    @property
+    def alpha(self) -> float:
+        """Samples per dimension, n / d."""
+        _, n, d, _ = self.shape
+        return n / d
+
+    def known_teacher(self, reason: str) -> Float[Array, "d t"]:
+        """Return the teacher.
+
+        Args:
+            reason: purpose for which the teacher is needed; the error message names it.
+
+        Raises:
+            InputError: if the teacher is not known.
+        """
+        if self.teacher is None:
+            raise InputError("teacher", f"must be known {reason}, got teacher=None: give Data(..., teacher=...)")
+        return self.teacher
+
+    @property
+    def rho(self) -> Float[Array, "S t t"]:
+        """Realised covariance of the teacher's fields, ``Q*^T Sigma_l Q* / d``, of every token or class of tokens.
+
+        Raises:
+            InputError: if the teacher is not known.
+        """
+        teacher = self.known_teacher("for its overlaps")
+        return covariances(self.gamma, teacher, teacher)
+
+    @property
+    @precise
+    def teacher_gram(self) -> Float[Array, "t t"]:
+        """Gram matrix of the teacher, ``Q*^T Q* / d``.
+
+        Raises:
+            InputError: if the teacher is not known.
+        """
+        teacher = self.known_teacher("for its norm")
+        return teacher.T @ teacher / len(teacher)
+
+    @property
+    def fields(self) -> Float[Array, "L t n"]:
+        """Local fields of the teacher, followed by those of the noise, in the layout of `prox`."""
+        y = self.y if self.noise is None else jnp.concatenate([self.y, self.noise], 2)
+        return jnp.stack([y[:, l].T for l in range(y.shape[1])])
+
+    def overlaps(self, Q: Float[AnyArray, "d r"], V: Float[Array, "S r r"] | None = None) -> Overlaps:
+        """Return the order parameters of an estimate Q, eq. (6).
+
+        Args:
+            V: response, if the algorithm provides one; otherwise the V of the result is NaN.
+        """
+        (_, _, d, t), q = self.shape, covariances(self.gamma, Q, Q)
+        unknown = jnp.full((*q.shape[:2], t), jnp.nan, Q.dtype)
+        vectors = self.encodings if self.means is None else jnp.concatenate([self.encodings, self.means])
+        return Overlaps(
+            q=q,
+            V=jnp.full_like(q, jnp.nan) if V is None else V,
+            theta=unknown if self.teacher is None else covariances(self.gamma, Q, self.teacher),
+            m=student_fields(vectors[:, None], Q)[:, :, 0] / d**0.5,
+        )
+
+    @property
+    def population(self) -> Population:
+        """Encodings, variances and means of the law of the sentences."""
+        return Population(self.encodings, self.gamma, self.means)
+
+
+class Data(Sample):
     """n sentences of L tokens in d dimensions.
 
     Attributes:
@@ -84,14 +224,7 @@ class Data(Printed):
     """
 
     x: Float[Array, "L n d"]
-    y: Float[Array, "n L t"]
-    teacher: Float[Array, "d t"] | None
-    encodings: Float[Array, "L d"]
-    gamma: Float[Array, "S #d"]
     labels: Labels | None
-    noise: Float[Array, "n L noise"] | None
-    means: Float[Array, "S d"] | None
-    classes: Int[Array, "n L"] | None
 
     def __init__(
         self,
@@ -179,29 +312,31 @@ class Data(Printed):
         products = None if labels is None else Labels.of(fit("labels", labels, "n L d"), x)
         return cls(x, fields, teacher, encodings, gamma, products, noise, means, classes)
 
-    @property
-    def shape(self) -> tuple[int, int, int, int]:
-        """Sizes (L, n, d, t)."""
-        L, n, d = self.x.shape
-        return L, n, d, self.y.shape[-1]
+    def stored(self, reason: str) -> Data:
+        return self
 
-    @property
-    def alpha(self) -> float:
-        """Samples per dimension, n / d."""
-        return self.x.shape[1] / self.x.shape[2]
+    def memory(self, products: int, steps: int) -> None:
+        return None
 
-    def known_teacher(self, reason: str) -> Float[Array, "d t"]:
-        """Return the teacher.
+    def student_fields(self, Q: Float[Array, "d r"], memory: None) -> tuple[Float[Array, "L r n"], None]:
+        return student_fields(self.x, Q), memory
 
-        Args:
-            reason: purpose for which the teacher is needed; the error message names it.
+    def back_project(self, g: Float[Array, "L r n"], memory: None) -> tuple[Float[Array, "d r"], None]:
+        return back_project(self.x, g), memory
 
-        Raises:
-            InputError: if the teacher is not known.
-        """
+    def spread_over(self, spread: Spread) -> Data:
+        noise = None if self.noise is None else spread(self.noise, 0)
+        labels = jax.tree.map(lambda a: spread(a, a.ndim - 1), self.labels)
+        sharded = spread(self.x, 1), spread(self.y, 0), noise, labels
+        return eqx.tree_at(lambda s: (s.x, s.y, s.noise, s.labels), self, sharded, is_leaf=lambda leaf: leaf is None)
+
+    def mean_squares(self) -> tuple[Float[Array, ""], Float[Array, ""] | None]:
+        (L, n, d, _), x = self.shape, self.x
+        p = self.encodings / d**0.5
+        square = jnp.vdot(x, x) - 2 * jnp.vdot(jnp.sum(x, 1), p) + n * jnp.vdot(p, p)
         if self.teacher is None:
-            raise InputError("teacher", f"must be known {reason}, got teacher=None: give Data(..., teacher=...)")
-        return self.teacher
+            return square / (L * n), None
+        return square / (L * n), jnp.mean((student_fields(x, self.teacher) - (p @ self.teacher)[:, :, None]) ** 2)
 
     def known_labels(self, why: str, argument: str = "data") -> Labels:
         """Return the inner products of the exact labels.
@@ -217,57 +352,9 @@ class Data(Printed):
             raise InputError(argument, f"must have labels {why}: see Data.from_sentences(inputs, labels, ...)")
         return self.labels
 
-    @property
-    def rho(self) -> Float[Array, "S t t"]:
-        """Realised covariance of the teacher's fields, ``Q*^T Sigma_l Q* / d``, of every token or class of tokens.
-
-        Raises:
-            InputError: if the teacher is not known.
-        """
-        teacher = self.known_teacher("for its overlaps")
-        return covariances(self.gamma, teacher, teacher)
-
-    @property
-    @precise
-    def teacher_gram(self) -> Float[Array, "t t"]:
-        """Gram matrix of the teacher, ``Q*^T Q* / d``.
-
-        Raises:
-            InputError: if the teacher is not known.
-        """
-        teacher = self.known_teacher("for its norm")
-        return teacher.T @ teacher / len(teacher)
-
-    @property
-    def fields(self) -> Float[Array, "L t n"]:
-        """Local fields of the teacher, followed by those of the noise, in the layout of `prox`."""
-        y = self.y if self.noise is None else jnp.concatenate([self.y, self.noise], 2)
-        return jnp.stack([y[:, l].T for l in range(y.shape[1])])
-
     def inputs(self) -> Float[Array, "n L d"]:
         """Return the raw sentences x without their positional encodings."""
         return jnp.swapaxes(self.x, 0, 1) * self.x.shape[2] ** 0.5 - self.encodings
-
-    def overlaps(self, Q: Float[AnyArray, "d r"], V: Float[Array, "S r r"] | None = None) -> Overlaps:
-        """Return the order parameters of an estimate Q, eq. (6).
-
-        Args:
-            V: response, if the algorithm provides one; otherwise the V of the result is NaN.
-        """
-        (_, _, d, t), q = self.shape, covariances(self.gamma, Q, Q)
-        unknown = jnp.full((*q.shape[:2], t), jnp.nan, Q.dtype)
-        vectors = self.encodings if self.means is None else jnp.concatenate([self.encodings, self.means])
-        return Overlaps(
-            q=q,
-            V=jnp.full_like(q, jnp.nan) if V is None else V,
-            theta=unknown if self.teacher is None else covariances(self.gamma, Q, self.teacher),
-            m=student_fields(vectors[:, None], Q)[:, :, 0] / d**0.5,
-        )
-
-    @property
-    def population(self) -> Population:
-        """Encodings, variances and means of the law of the sentences."""
-        return Population(self.encodings, self.gamma, self.means)
 
     def _variances(self) -> Float[Array, "S 1"]:
         """Estimate the variance of a coordinate of every token, or of every class of tokens."""
@@ -319,22 +406,27 @@ def _classes(classes: Any, n: int, L: int, S: int) -> Int[Array, "n L"]:
     return jnp.asarray(classes)
 
 
-def shard(data: Data) -> Data:
+class Spread(NamedTuple):
+    """Spreads arrays over the first devices that jax sees, along their axis of sentences.
+
+    Attributes:
+        devices: number of devices.
+    """
+
+    devices: int
+
+    def __call__(self, a: Float[Array, "*shape"], axis: int) -> Float[Array, "*shape"]:
+        devices = jax.devices()[: self.devices]
+        mesh = jax.make_mesh((self.devices,), ("sentences",), devices=devices, axis_types=(AxisType.Auto,))
+        return lax.with_sharding_constraint(a, NamedSharding(mesh, PartitionSpec(*(None,) * axis, "sentences")))
+
+
+def shard(data: S) -> S:
     """Spread the sentences of data, the rows of X, over the devices that jax sees.
 
     The number of devices used is the largest that divides the number of sentences. With one device nothing changes.
-    Functions that take the returned `Data` run on these devices, each on its own rows, and sum over the devices.
+    Functions that take the returned data run on these devices, each on its own rows, and sum over the devices.
     """
-    n, devices = data.shape[1], jax.devices()
-    count = max(k for k in range(1, len(devices) + 1) if n % k == 0)
-    if count == 1:
-        return data
-    mesh = jax.make_mesh((count,), ("sentences",), devices=devices[:count], axis_types=(AxisType.Auto,))
-
-    def put(a: Float[Array, "*shape"], axis: int) -> Float[Array, "*shape"]:
-        return lax.with_sharding_constraint(a, NamedSharding(mesh, PartitionSpec(*(None,) * axis, "sentences")))
-
-    noise = None if data.noise is None else put(data.noise, 0)
-    labels = jax.tree.map(lambda a: put(a, a.ndim - 1), data.labels)
-    sharded = put(data.x, 1), put(data.y, 0), noise, labels
-    return eqx.tree_at(lambda s: (s.x, s.y, s.noise, s.labels), data, sharded, is_leaf=lambda leaf: leaf is None)
+    n = data.shape[1]
+    count = max(k for k in range(1, len(jax.devices()) + 1) if n % k == 0)
+    return data if count == 1 else data.spread_over(Spread(count))

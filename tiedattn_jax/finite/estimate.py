@@ -24,8 +24,7 @@ from ..base.results import Result, Status
 from ..base.types import AnyArray
 from ..model.model import Model
 from ..model.overlaps import Overlaps
-from .data import Data
-from .products import student_fields
+from .data import Sample
 
 _WARN_RATIO = 1.5  # warn when the variance of the inputs and that of the model differ by more than this factor
 _LARGE_SAMPLE = 1000  # with more numbers than this, chance does not change their variance noticeably
@@ -66,7 +65,7 @@ class Estimate(Result):
         return Description(title, self.status_name, rows_of(self._numbers()))
 
 
-def check_estimate(name: str, model: Model, data: Data, Q: Real[AnyArray, "d r"]) -> Float[Array, "d r"]:
+def check_estimate(name: str, model: Model, data: Sample, Q: Real[AnyArray, "d r"]) -> Float[Array, "d r"]:
     """Return an estimate as an array of the data's dtype.
 
     Args:
@@ -76,13 +75,13 @@ def check_estimate(name: str, model: Model, data: Data, Q: Real[AnyArray, "d r"]
         InputError: if the estimate does not have shape (d, r) or is not finite, or the data do not fit the model.
     """
     check_fit(model, data)
-    return shaped_array(name, Q, "d r", {"d": data.shape[2], "r": model.shape[1]}, data.x.dtype)
+    return shaped_array(name, Q, "d r", {"d": data.shape[2], "r": model.shape[1]}, data.dtype)
 
 
-def check_fit(model: Model, data: Data) -> None:
+def check_fit(model: Model, data: Sample) -> None:
     """Raise an `InputError` if the data differ from the model in tokens, fields, token classes, dtype or scale."""
     require_kind(model, "model", Model, "a tiedattn_jax.Model, such as dot_product()")
-    require_kind(data, "data", Data, "a tiedattn_jax.Data")
+    require_kind(data, "data", Sample, "a tiedattn_jax.Data")
     (L, _, t), dims = model.shape, (data.shape[0], data.shape[3])
     if dims != (L, t):
         requirement = f"must have L = {L} tokens and t = {t} teacher fields as the model has"
@@ -93,15 +92,15 @@ def check_fit(model: Model, data: Data) -> None:
         raise InputError("data", f"must have {model.noise} fields of noise a token as the model has, got {noise}")
     _check_classes(model, data)
     dtype = jnp.result_type(model.lam)
-    if data.x.dtype != dtype:
+    if data.dtype != dtype:
         requirement = f"must be {dtype} as the model is, or the model as the data are"
-        raise InputError("data", f"{requirement}, got {data.x.dtype}: see dot_product(dtype=...)")
+        raise InputError("data", f"{requirement}, got {data.dtype}: see dot_product(dtype=...)")
     if is_concrete(model, data):
         with with_values():
             _check_scale(model, data)
 
 
-def _check_classes(model: Model, data: Data) -> None:
+def _check_classes(model: Model, data: Sample) -> None:
     sentences = model.law().sentences
     if (sentences is None) != (data.classes is None):
         requirement = "must have classes of tokens where the model's law has kinds of sentences, and only there"
@@ -112,7 +111,7 @@ def _check_classes(model: Model, data: Data) -> None:
         require(not unknown, "data.classes", unknown[:3], f"among the kinds of sentences of the model's law, {allowed}")
 
 
-def _check_scale(model: Model, data: Data) -> None:
+def _check_scale(model: Model, data: Sample) -> None:
     """Raise an `InputError` if a factor sqrt(d) is missing or one too many, so that a variance is wrong by a factor d.
 
     A variance may differ from the model's by a factor of max(10, sqrt(d)), or more if it is estimated from few numbers.
@@ -147,18 +146,14 @@ def _check_scale(model: Model, data: Data) -> None:
 
 @eqx.filter_jit
 @precise
-def _scales(model: Model, data: Data) -> tuple[Float[Array, ""], ...]:
+def _scales(model: Model, data: Sample) -> tuple[Float[Array, ""], ...]:
     """Return the largest ``|p_l|^2`` of the data and of the law, and the variances of x and y over the expected ones.
 
     The last ratio is one if the expected variance of y is zero.
     """
-    (L, n, d, t), law = data.shape, model.law()
+    (inputs, variance), law = data.mean_squares(), model.law()
     norm, law_norm = jnp.max(jnp.sum(data.encodings**2, 1)), jnp.max(jnp.einsum("k,kll->l", law.weights, law.tau))
-    p = data.encodings / d**0.5
-    square = jnp.vdot(data.x, data.x) - 2 * jnp.vdot(jnp.sum(data.x, 1), p) + n * jnp.vdot(p, p)
-    if data.teacher is None:
-        variance = jnp.mean(jnp.trace(model.rho, axis1=1, axis2=2)) / t
-    else:
-        variance = jnp.mean((student_fields(data.x, data.teacher) - (p @ data.teacher)[:, :, None]) ** 2)
+    if variance is None:
+        variance = jnp.mean(jnp.trace(model.rho, axis1=1, axis2=2)) / data.shape[3]
     fields = jnp.where(variance > 0, jnp.mean(data.y**2) / variance, 1.0)
-    return norm, law_norm, square / (L * n * jnp.mean(model.trace)), fields
+    return norm, law_norm, inputs / jnp.mean(model.trace), fields

@@ -30,7 +30,7 @@ from ..base.results import Average
 from ..base.types import AnyArray, Number
 from ..model.checks import check_provides
 from ..model.model import Model
-from .data import Data, Labels, Population, map_kinds
+from .data import Data, Labels, Population, Sample, map_kinds
 from .estimate import check_estimate
 from .products import covariances, student_fields
 from .sampling import draw_classes, draw_sentences, noise_fields, raw_labels
@@ -55,7 +55,7 @@ def _exact_losses(
     return 0.5 * energy - jnp.sum(S * cross) + 0.5 * jnp.sum((S @ gram) * S)
 
 
-def sentence_losses(model: Model, data: Data, Z: Float[Array, "L r n"], exact: bool = False) -> Float[Array, " n"]:
+def sentence_losses(model: Model, data: Sample, Z: Float[Array, "L r n"], exact: bool = False) -> Float[Array, " n"]:
     """Return the loss of every sentence at the student's fields `Z`.
 
     Args:
@@ -66,11 +66,12 @@ def sentence_losses(model: Model, data: Data, Z: Float[Array, "L r n"], exact: b
             `loss`, which is its limit for large d.
 
     Raises:
-        InputError: if `exact` is set but the data have no labels, or the model has no method `student`.
+        InputError: if `exact` is set but the data have no labels or are drawn on demand, or the model has no method
+            `student`.
     """
     if not exact:
         return map_kinds(model, data.classes, lambda model: loss_at_nodes(model, Z, data.fields))
-    labels = data.known_labels("for exact=True")
+    labels = data.stored("for exact=True").known_labels("for exact=True")
     check_provides(model, "student", "for exact=True")
     return _exact_losses(model, Z, labels.energy, labels.cross, labels.gram)
 
@@ -176,7 +177,7 @@ def _fit_linear(labels: Labels, ridge: Float[Array, ""], test: Labels | None) ->
 
 def heldout_error(
     model: Model,
-    data: Data,
+    data: Sample,
     Q: Real[AnyArray, "d r"],
     key: PRNGKeyArray,
     *,

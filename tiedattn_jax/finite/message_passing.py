@@ -17,7 +17,7 @@ import equinox as eqx
 import jax
 import jax.numpy as jnp
 from jax import lax
-from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray, Real
+from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray, PyTree, Real
 
 from ..averages.minima import descend
 from ..averages.moreau import gradient_at_nodes
@@ -30,12 +30,11 @@ from ..base.types import AnyArray, Number
 from ..model.model import Model, over_kinds
 from ..model.overlaps import Overlaps, symmetric
 from ..model.penalties import minimiser_and_response
-from .data import Data, kind_mask, map_kinds
+from .data import Sample, kind_mask, map_kinds
 from .estimate import Estimate, check_estimate
 from .evaluation import sentence_losses
-from .products import back_project, student_fields
 from .starts import start
-from .training import gradient_norm, smooth_risk
+from .training import gradient_norm, risk_and_gradient
 
 # Number of first steps in which the minimisers are searched for globally; afterwards each sentence stays in its well.
 # A sentence near the surface where the minimiser jumps could otherwise alternate between two wells for ever. On the
@@ -172,11 +171,12 @@ class _Loop(eqx.Module):
     failure: Int[Array, ""]  # status that ended the run; `converged` while the run goes on
     history: Overlaps
     residuals: Float[Array, " steps"]
+    memory: PyTree  # of the data
 
 
 def gamp(
     model: Model,
-    data: Data,
+    data: Sample,
     init: str | GAMP | Real[AnyArray, "d r"] = "semantic",
     *,
     steps: int = 1000,
@@ -200,7 +200,8 @@ def gamp(
 
     Args:
         model: loss, ridge and penalty.
-        data: the instance.
+        data: the instance, `Data` or `DataOnDemand`. On sentences drawn on demand neither the spectral start nor going
+            on from an earlier run is possible.
         init: "semantic", "positional", "random", "spectral", or an array (d, r), see
             `tiedattn_jax.finite.starts.start`; or an earlier `GAMP` on the same data, to go on from its estimate,
             variances and messages.
@@ -234,6 +235,7 @@ def gamp(
     require_choice(response, "response", ("regression", "derivative"))
     warm_start = None
     if isinstance(init, GAMP):
+        data.stored("to go on from an earlier run")
         Q, (L, r, _) = check_estimate("init.Q", model, data, init.Q), model.shape
         count = data.gamma.shape[1] if model.penalty is None else data.shape[2]
         sizes = {"L": L, "n": data.shape[1], "r": r, "i": count}
@@ -254,13 +256,13 @@ def gamp(
     return _run(model, data, Q, warm_start, options)
 
 
-def responses(data: Data, C: Float[Array, "#d r r"]) -> Float[Array, "S r r"]:
+def responses(data: Sample, C: Float[Array, "#d r r"]) -> Float[Array, "S r r"]:
     """Return the responses ``V_l = sum_i Var(X_li) C_i``."""
     return jnp.mean(data.gamma[:, :, None, None] * C, 1)
 
 
 def _regression_slope(
-    data: Data, h: Float[Array, "L r n"], g: Float[Array, "L r n"], mask: Bool[Array, " n"] | float
+    data: Sample, h: Float[Array, "L r n"], g: Float[Array, "L r n"], mask: Bool[Array, " n"] | float
 ) -> Float[Array, "L r r"]:
     """Estimate ``sum_mu dg_l/dh_l`` as n times the coefficient of h_l in a regression of g_l on h_l, y_l.
 
@@ -278,7 +280,7 @@ def _regression_slope(
 
 
 def _derivative_slope(
-    model: Model, data: Data, z: Float[Array, "L r n"], V: Float[Array, "L r r"], mask: Bool[Array, " n"] | float
+    model: Model, data: Sample, z: Float[Array, "L r n"], V: Float[Array, "L r r"], mask: Bool[Array, " n"] | float
 ) -> Float[Array, "L r r"]:
     """Return ``sum_mu dg_l/dh_l`` from derivatives of the proximal operator at the sentences that count."""
     (L, r, _), n = z.shape, jnp.sum(mask * jnp.ones_like(z[0, 0]))
@@ -287,12 +289,18 @@ def _derivative_slope(
     return inverse(V) @ slope
 
 
-def _step(model: Model, data: Data, s: _State, search: Bool[Array, ""], derivative: Bool[Array, ""]) -> _State:
-    """Return the undamped image of a state, with the lowest minimisers if `search`, else those of the same wells."""
+def _step(
+    model: Model, data: Sample, s: _State, memory: PyTree, search: Bool[Array, ""], derivative: Bool[Array, ""]
+) -> tuple[_State, PyTree]:
+    """Return the undamped image of a state, with the lowest minimisers if `search`, else those of the same wells.
+
+    The memory of the data after the step is returned, too.
+    """
     d, r = s.Q.shape
     V, y = responses(data, s.C), data.fields
     by_kind = partial(map_kinds, model, data.classes)
-    h = student_fields(data.x, s.Q) - by_kind(lambda m: apply(m.sentence.to_tokens(V), s.g))
+    Z, memory = data.student_fields(s.Q, memory)
+    h = Z - by_kind(lambda m: apply(m.sentence.to_tokens(V), s.g))
     tol = 4 * float(jnp.finfo(h.dtype).eps) ** 0.5
     z = lax.cond(
         search,
@@ -313,14 +321,15 @@ def _step(model: Model, data: Data, s: _State, search: Bool[Array, ""], derivati
     slope = over_kinds(model, slope_of)
     A = -jnp.einsum("li,lab->iab", data.gamma, symmetric(slope)) / d
     Lam = model.lam * jnp.eye(r, dtype=h.dtype) + A
-    b = back_project(data.x, g) + jnp.einsum("iab,ib->ia", A, s.Q)
+    product, memory = data.back_project(g, memory)
+    b = product + jnp.einsum("iab,ib->ia", A, s.Q)
     if model.penalty is not None:
-        return _State(*minimiser_and_response(model.penalty, Lam, b), g, z)
+        return _State(*minimiser_and_response(model.penalty, Lam, b), g, z), memory
     C = inverse(Lam)
-    return _State(jnp.einsum("iab,ib->ia", C, b), C, g, z)
+    return _State(jnp.einsum("iab,ib->ia", C, b), C, g, z), memory
 
 
-def _history_with(history: Overlaps, k: Int[Array, ""], data: Data, s: _State) -> Overlaps:
+def _history_with(history: Overlaps, k: Int[Array, ""], data: Sample, s: _State) -> Overlaps:
     """Write the overlaps of a state into entry k of the history, those before step k."""
     overlaps = data.overlaps(s.Q, responses(data, s.C))
     return jax.tree.map(lambda a, v: a.at[k].set(v), history, overlaps)
@@ -328,7 +337,8 @@ def _history_with(history: Overlaps, k: Int[Array, ""], data: Data, s: _State) -
 
 def _first(
     model: Model,
-    data: Data,
+    data: Sample,
+    memory: PyTree,
     Q: Float[Array, "d r"],
     Z: Float[Array, "L r n"],
     warm_start: tuple[Float[Array, "#d r r"], Float[Array, "L r n"]] | None,
@@ -360,6 +370,7 @@ def _first(
         failure=jnp.asarray(Status.converged, jnp.int32),
         history=_history_with(blank, zero, data, first),
         residuals=jnp.full(options.steps, jnp.nan, dtype),
+        memory=memory,
     )
 
 
@@ -367,14 +378,16 @@ def _first(
 @precise
 def _run(
     model: Model,
-    data: Data,
+    data: Sample,
     Q: Float[Array, "d r"],
     warm_start: tuple[Float[Array, "#d r r"], Float[Array, "L r n"]] | None,
     options: _Options,
 ) -> GAMP:
     tol = jnp.maximum(options.tol, 20 * jnp.finfo(Q.dtype).eps)
     burn_in, collinear = (_BURN_IN, _COLLINEAR) if warm_start is None else (0, 0)
-    Z = student_fields(data.x, Q)
+    # Every step takes a product on each side; one more comes before the first step, and one or two after the last one.
+    memory = data.memory(Q.shape[1] * (options.steps + 3), options.steps)
+    Z, memory = data.student_fields(Q, memory)
 
     def cost(Q: Float[Array, "d r"]) -> Float[Array, ""]:
         return 0.5 * model.lam * jnp.sum(Q**2) + model.penalty_of(Q)
@@ -386,7 +399,8 @@ def _run(
 
     def body(p: _Loop) -> _Loop:
         search = p.steps < burn_in
-        image = _step(model, data, p.state, search, options.derivative | (p.steps < collinear))
+        derivative = options.derivative | (p.steps < collinear)
+        image, memory = _step(model, data, p.state, p.memory, search, derivative)
         trial = jax.tree.map(lambda a, b: a + p.damping.share * (b - a), p.state, image)
         trial = eqx.tree_at(lambda s: s.z, trial, image.z)
         finite = image.finite()
@@ -404,19 +418,19 @@ def _run(
             failure=jnp.where(failed, failure, Status.converged).astype(jnp.int32),
             history=_history_with(p.history, p.steps + 1, data, state),
             residuals=p.residuals.at[p.steps].set(residual),
+            memory=memory,
         )
 
     def unfinished(p: _Loop) -> Bool[Array, ""]:
         return (p.failure == Status.converged) & ~(p.damping.residual <= tol) & (p.steps < options.steps)
 
-    p = lax.while_loop(unfinished, body, _first(model, data, Q, Z, warm_start, options))
+    p = lax.while_loop(unfinished, body, _first(model, data, memory, Q, Z, warm_start, options))
     s = p.state
-    smooth = jax.value_and_grad(partial(smooth_risk, model, data))
-    value, gradient = smooth(s.Q)
+    value, gradient, memory = risk_and_gradient(model, data, False, s.Q, p.memory)
     if model.penalty is not None:  # damped weights reach a kink up to rounding only; a proximal step puts them on it
         proximal = model.penalty.prox(s.Q - gradient, jnp.ones_like(s.Q))
         s = eqx.tree_at(lambda s: s.Q, s, jnp.where(p.damping.residual <= tol, proximal, s.Q))
-        value, gradient = smooth(s.Q)
+        value, gradient, _ = risk_and_gradient(model, data, False, s.Q, memory)
     status = jnp.where(p.failure != Status.converged, p.failure, Status.max_steps)
     return GAMP(
         Q=s.Q,

@@ -119,6 +119,7 @@ def posterior_mean(
     """
     check_bayes(model)
     check_fit(model, data)
+    data = data.stored("for `posterior_mean`")
     if data.classes is not None:
         raise InputError("data", "must have no classes of tokens for `posterior_mean`: `bayes` takes them")
     require_count(steps, "steps")

@@ -21,7 +21,7 @@ from ..model.checks import check, check_provides
 from ..model.law import SpectralLaw
 from ..model.model import Model
 from ..theory.observables import target_at_nodes
-from .data import Data, Labels, Population, shard
+from .data import Data, Labels, Population, Sample, shard
 from .products import student_fields, token_gram
 
 # Peak number of copies of the inputs x in memory while they are drawn: measured on CPUs; 2, a lower bound, elsewhere.
@@ -53,14 +53,15 @@ def sample_data(model: Model, d: int, alpha: Number, key: PRNGKeyArray, *, norma
     check(model, even=False)
     n = sentence_count(model, d, alpha)
     require_key(key)
-    return _draw(model, _shares(model.law(), int(d)), n, key, normalise)
+    return _draw(model, atom_sizes(model.law(), int(d)), n, key, normalise)
 
 
-def sentence_count(model: Model, d: int, alpha: Number, instances: int = 1) -> int:
+def sentence_count(model: Model, d: int, alpha: Number, instances: int = 1, stored: bool = True) -> int:
     """Return the number of sentences, the integer nearest to ``alpha d``.
 
     Args:
         instances: number of instances that are in memory together.
+        stored: whether the inputs are stored.
 
     Raises:
         InputError: as `sample_data`, also if so many instances together do not fit into memory.
@@ -72,12 +73,12 @@ def sentence_count(model: Model, d: int, alpha: Number, instances: int = 1) -> i
         raise InputError("alpha", "must be a Python number, got a traced array: it sets the shape of the data")
     n = float(alpha) * d
     size = _COPIES.get(jax.default_backend(), 2) * instances * n * L * d * model.lam.dtype.itemsize
-    require_memory(size, "d", d, f"drawing alpha d = {n:.3g} sentences")
+    require_memory(size if stored else 0.0, "d", d, f"drawing alpha d = {n:.3g} sentences")
     require(round(n) >= 1, "alpha", alpha, f"at least 1 / d = {1 / d}, for one sentence or more")
     return round(n)
 
 
-def _shares(law: SpectralLaw, d: int) -> tuple[int, ...]:
+def atom_sizes(law: SpectralLaw, d: int) -> tuple[int, ...]:
     """Return the number of the d coordinates that each atom of the spectral law gets."""
     if law.weights.shape[0] == 1:
         return (d,)
@@ -111,9 +112,21 @@ def _second_moments(
 @eqx.filter_jit
 @precise
 def _draw(model: Model, counts: tuple[int, ...], n: int, key: PRNGKeyArray, normalise: bool) -> Data:
-    d, law = sum(counts), model.law()
     key_teacher, key_tokens = jax.random.split(key)
-    atoms = jax.random.split(key_teacher, len(counts)), law
+    teacher, population = draw_population(model, counts, key_teacher, normalise)
+    return shard(draw_sentences(model, teacher, population, n, key_tokens))
+
+
+def draw_population(
+    model: Model, counts: tuple[int, ...], key: PRNGKeyArray, normalise: bool
+) -> tuple[Float[Array, "d t"], Population]:
+    """Draw a teacher, and the encodings, variances and class means of the law of the sentences.
+
+    Args:
+        counts: number of coordinates of every atom of the model's spectral law.
+    """
+    d, law = sum(counts), model.law()
+    atoms = jax.random.split(key, len(counts)), law
     sizes, starts = np.array(counts), np.cumsum(counts) - counts
     tau, teacher = (jnp.zeros((d, a.shape[-1]), a.dtype) for a in (law.tau, law.pi))
     for size in sorted(set(counts)):  # atoms with the same number of coordinates are drawn together
@@ -123,8 +136,7 @@ def _draw(model: Model, counts: tuple[int, ...], n: int, key: PRNGKeyArray, norm
         tau, teacher = (a.at[rows].set(b.reshape(-1, b.shape[-1])) for a, b in zip((tau, teacher), parts, strict=True))
     encodings, means = jnp.split(tau.T / d**0.5, [model.shape[0]])
     gamma = law.gamma.T if len(counts) == 1 else jnp.repeat(law.gamma, sizes, 0, total_repeat_length=d).T
-    population = Population(encodings, gamma.astype(model.lam.dtype), None if law.sentences is None else means)
-    return shard(draw_sentences(model, teacher, population, n, key_tokens))
+    return teacher, Population(encodings, gamma.astype(model.lam.dtype), None if law.sentences is None else means)
 
 
 def _directions(
@@ -237,18 +249,18 @@ def _labels(
 
 @eqx.filter_jit
 @precise
-def raw_labels(model: Model, data: Data) -> Float[Array, "n L d"]:
+def raw_labels(model: Model, data: Sample) -> Float[Array, "n L d"]:
     """Return the exact labels ``T(Y) x`` of the sentences.
 
     Raises:
-        InputError: if the model has no `target`.
+        InputError: if the model has no `target`, or the sentences are drawn on demand.
     """
     check_provides(model, "target", "for exact labels")
     target = target_at_nodes(model, data.fields)
-    return jnp.einsum("kln,nli->nki", target, data.inputs())
+    return jnp.einsum("kln,nli->nki", target, data.stored("for exact labels").inputs())
 
 
-def realised(model: Model, data: Data) -> Model:
+def realised(model: Model, data: Sample) -> Model:
     """Return the model with the teacher's Gram matrix that was drawn; its theory is the one to compare with these data.
 
     Overlaps of one instance fluctuate mostly through ``rho = Q*^T Sigma Q* / d``.

@@ -20,7 +20,7 @@ from ..bayes.recovery import thresholds
 from ..bayes.spectral import check_spectral, label_matrix
 from ..model.checks import check
 from ..model.model import Model
-from .data import Data
+from .data import Data, Sample
 from .estimate import check_estimate, check_fit
 from .products import back_project, student_fields
 
@@ -30,7 +30,7 @@ _STEPS = 200  # of the eigenvalue solver
 
 def start(
     model: Model,
-    data: Data,
+    data: Sample,
     init: str | Real[AnyArray, "d r"],
     key: PRNGKeyArray | None = None,
     scale: Number | None = None,
@@ -64,29 +64,32 @@ def start(
     if init == "positional" and is_concrete(data.encodings):
         has_encodings = np.any(np.asarray(data.encodings) != 0)
         require(has_encodings, "init", init, "'semantic', 'random' or an array for data without encodings")
-    threshold = _weak_recovery(model, data) if init == "spectral" else None
-    return _named_start(model, data, init, key, jnp.asarray(size, data.x.dtype), threshold)
+    threshold = None
+    if init == "spectral":
+        threshold = _weak_recovery(model, data.stored("for a spectral start"))
+    return _named_start(model, data, init, key, jnp.asarray(size, data.dtype), threshold)
 
 
 @eqx.filter_jit
 @precise
 def _named_start(
     model: Model,
-    data: Data,
+    data: Sample,
     init: str,
     key: PRNGKeyArray,
     size: Float[Array, ""],
     threshold: Float[Array, ""] | None,
 ) -> Float[Array, "d r"]:
     d, r = data.shape[2], model.shape[1]
-    noise = jax.random.normal(key, (d, r), data.x.dtype)
+    noise = jax.random.normal(key, (d, r), data.dtype)
     if init == "random":
         return noise * size
     semantic, positional = model.start_columns(combined=False)
     if init == "semantic":
         directions, columns = data.known_teacher("for init='semantic'"), semantic
     elif threshold is not None:  # the spectral start
-        directions, columns = _leading_direction(model, data, noise[:, :1], threshold), semantic
+        directions = _leading_direction(model, data.stored("for a spectral start"), noise[:, :1], threshold)
+        columns = semantic
     else:
         coefficients = jnp.linalg.eigh(data.encodings @ data.encodings.T)[1][:, -1]
         direction = coefficients @ data.encodings * jnp.where(coefficients[0] < 0, -1.0, 1.0)
@@ -108,7 +111,7 @@ def _weak_recovery(model: Model, data: Data) -> Float[Array, ""]:
     return threshold
 
 
-def spectral_direction(model: Model, data: Data, key: PRNGKeyArray | None = None) -> Float[Array, "d 1"]:
+def spectral_direction(model: Model, data: Sample, key: PRNGKeyArray | None = None) -> Float[Array, "d 1"]:
     """Return a direction of norm sqrt(d) that overlaps with the teacher, from inputs and labels alone.
 
     It is the leading eigenvector of ``sum_mu sum_{l l'} x_l T(O^mu)_{l l'} x_{l'}^T / d``, where T processes what the
@@ -123,6 +126,7 @@ def spectral_direction(model: Model, data: Data, key: PRNGKeyArray | None = None
         InputError: as `tiedattn_jax.spectral_overlap`.
     """
     check_fit(model, data)
+    data = data.stored("for a spectral start")
     threshold = _weak_recovery(model, data)
     first = jax.random.normal(jax.random.key(0) if key is None else key, (data.shape[2], 1), data.x.dtype)
     return _leading_direction(model, data, first, threshold)

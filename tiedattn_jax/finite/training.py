@@ -35,12 +35,12 @@ from ..base.errors import (
     require_not_negative,
     require_positive,
 )
-from ..base.linalg import precise
+from ..base.linalg import precise, total
 from ..base.results import Status
 from ..base.trees import either
 from ..base.types import AnyArray, Number
 from ..model.model import Model
-from .data import Data
+from .data import Data, Sample
 from .estimate import Estimate, check_estimate
 from .evaluation import sentence_losses
 from .products import student_fields
@@ -75,7 +75,7 @@ class Training(Estimate):
         return training_figure({"training": self})
 
 
-def risk(model: Model, data: Data, Q: Real[AnyArray, "d r"], *, exact: bool = False) -> Float[Array, ""]:
+def risk(model: Model, data: Sample, Q: Real[AnyArray, "d r"], *, exact: bool = False) -> Float[Array, ""]:
     """Return the empirical risk of Q: ``sum_mu loss(Z^mu, Y^mu) + lambda / 2 ||Q||_F^2`` plus the model's penalty.
 
     The risk without the penalty is differentiable; its value and gradient together read X twice.
@@ -86,17 +86,34 @@ def risk(model: Model, data: Data, Q: Real[AnyArray, "d r"], *, exact: bool = Fa
             its limit for large d; a sentence deviates from the limit by O(1 / sqrt(d)).
 
     Raises:
-        InputError: if `Q` has the wrong shape, or `exact` is set but the data have no labels.
+        InputError: if `Q` has the wrong shape, the data are drawn on demand, or `exact` is set but the data have no
+            labels.
     """
-    Q = check_estimate("Q", model, data, Q)
+    Q, data = check_estimate("Q", model, data, Q), data.stored("for the risk of weights")
     return smooth_risk(model, data, Q, exact) + model.penalty_of(Q)
 
 
 @precise
 def smooth_risk(model: Model, data: Data, Q: Float[Array, "d r"], exact: bool = False) -> Float[Array, ""]:
     """Return the `risk` without the penalty."""
-    losses = sentence_losses(model, data, student_fields(data.x, Q), exact)
-    return jnp.sum(losses) + 0.5 * model.lam * jnp.sum(Q**2)
+    return _risk_of_fields(model, data, exact, Q, student_fields(data.x, Q))
+
+
+def _risk_of_fields(
+    model: Model, data: Sample, exact: bool, Q: Float[Array, "d r"], Z: Float[Array, "L r n"]
+) -> Float[Array, ""]:
+    return jnp.sum(sentence_losses(model, data, Z, exact)) + 0.5 * model.lam * jnp.sum(Q**2)
+
+
+@precise
+def risk_and_gradient(
+    model: Model, data: Sample, exact: bool, Q: Float[Array, "d r"], memory: PyTree
+) -> tuple[Float[Array, ""], Float[Array, "d r"], PyTree]:
+    """Return the `smooth_risk`, its gradient, and the memory of the data after the two products that they take."""
+    Z, memory = data.student_fields(Q, memory)
+    value, (ridge, slopes) = jax.value_and_grad(partial(_risk_of_fields, model, data, exact), (0, 1))(Q, Z)
+    gradient, memory = data.back_project(slopes, memory)
+    return value, ridge + gradient, memory
 
 
 # An array, or several of one dimension in a tree.
@@ -141,7 +158,7 @@ class Descent(eqx.Module):
 
 def train(
     model: Model,
-    data: Data,
+    data: Sample,
     init: str | Real[AnyArray, "d r"] = "semantic",
     *,
     optimizer: str = "gd",
@@ -160,7 +177,8 @@ def train(
 
     Args:
         model: loss, ridge and penalty; the ridge is the weight decay.
-        data: the instance.
+        data: the instance, `Data` or `DataOnDemand`. Sentences drawn on demand allow neither the spectral start nor
+            L-BFGS nor exact labels.
         init: "semantic", "positional", "random", "spectral", or an array (d, r); see
             `tiedattn_jax.finite.starts.start`.
         optimizer: "gd", plain gradient descent; "adam"; or "lbfgs", L-BFGS with a zoom line search. A model with a
@@ -183,6 +201,8 @@ def train(
     """
     Q = start(model, data, init, key, scale)
     options = Descent.checked(optimizer, steps, rate, tol, Q.dtype)
+    if optimizer == "lbfgs":
+        data.stored("for L-BFGS, whose line search needs further products")
     if model.penalty is not None and optimizer != "gd":
         raise InputError("optimizer", f"must be gd for a model with a penalty, got optimizer={optimizer!r}")
     return _run(model, data, Q, options, exact)
@@ -210,6 +230,7 @@ class _DescentLoop(eqx.Module):
     failure: Int[Array, ""]  # status that ended the run; `converged` while the run goes on
     losses: Float[Array, " points"]
     norms: Float[Array, " points"]
+    memory: PyTree  # of the data
 
 
 def _recorded(
@@ -219,39 +240,62 @@ def _recorded(
     failure: Int[Array, ""],
     losses: Float[Array, " points"],
     norms: Float[Array, " points"],
+    memory: PyTree,
 ) -> _DescentLoop:
     """Return the loop after so many steps, with the risk and the gradient norm written into the histories."""
     losses, norms = losses.at[steps].set(point.per_dimension), norms.at[steps].set(point.norm)
-    return _DescentLoop(point, opt_state, steps, failure.astype(jnp.int32), losses, norms)
+    return _DescentLoop(point, opt_state, steps, failure.astype(jnp.int32), losses, norms, memory)
 
 
 @eqx.filter_jit
 @precise
-def _run(model: Model, data: Data, Q: Float[Array, "d r"], options: Descent, exact: bool) -> Training:
-    Q, fields = descend(model, partial(smooth_risk, model, data, exact=exact), Q, options)
+def _run(model: Model, data: Sample, Q: Float[Array, "d r"], options: Descent, exact: bool) -> Training:
+    memory = data.memory(Q.shape[1] * (options.steps + 1), options.steps)
+    Q, fields = descend(model, partial(risk_and_gradient, model, data, exact), Q, options, memory)
     return Training(Q=Q, overlaps=data.overlaps(Q), **fields)
 
 
+# The value of a function of weights, its gradient, and the memory after computing them, from weights and memory.
+ValueAndGradient: TypeAlias = Callable[[Weights, PyTree], tuple[Float[Array, ""], Weights, PyTree]]
+
+
+def differentiated(objective: Callable[[Weights], Float[Array, ""]]) -> ValueAndGradient:
+    """Return a function of stored arrays, with its gradient, in the form that `descend` takes."""
+    return lambda weights, memory: (*jax.value_and_grad(objective)(weights), memory)
+
+
 def descend(
-    model: Model, objective: Callable[..., Float[Array, ""]], weights: Weights, options: Descent
+    model: Model, value_and_gradient: ValueAndGradient, weights: Weights, options: Descent, memory: PyTree = None
 ) -> tuple[Weights, dict[str, Array]]:
     """Minimise a function of weights, an array or several in a tree.
 
     Args:
         model: model whose penalty applies to the weights.
-        objective: function to minimise, without the penalty.
+        value_and_gradient: value and gradient of the function to minimise, without the penalty. They are computed once
+            before the first step and once a step, and by the line search of L-BFGS.
+        memory: memory before the first step; None for L-BFGS.
 
     Returns:
         The weights at the end, and the other fields of a `Training` but the overlaps.
     """
     optimizer = optax.with_extra_args_support(OPTIMIZERS[options.optimizer](options.rate))
 
-    def evaluated(weights: Weights, opt_state: PyTree) -> _Point:
+    @jax.custom_jvp
+    def objective(weights: Weights) -> Float[Array, ""]:
+        return value_and_gradient(weights, None)[0]
+
+    @objective.defjvp
+    def _(primals: tuple, tangents: tuple) -> tuple[Float[Array, ""], Float[Array, ""]]:
+        value, gradient, _ = value_and_gradient(primals[0], None)
+        return value, total(jax.tree.leaves(jax.tree.map(jnp.vdot, gradient, tangents[0])))
+
+    def evaluated(weights: Weights, opt_state: PyTree, memory: PyTree) -> tuple[_Point, PyTree]:
         if options.optimizer == "lbfgs" and opt_state is not None:  # the line search computed value and gradient here
             value, gradient = optax.value_and_grad_from_state(objective)(weights, state=opt_state)
         else:
-            value, gradient = jax.value_and_grad(objective)(weights)
-        return _Point(weights, value + model.penalty_of(weights), gradient, gradient_norm(model, weights, gradient))
+            value, gradient, memory = value_and_gradient(weights, memory)
+        norm = gradient_norm(model, weights, gradient)
+        return _Point(weights, value + model.penalty_of(weights), gradient, norm), memory
 
     def advanced(p: _DescentLoop) -> _DescentLoop:
         search = {"value": p.point.value, "grad": p.point.gradient, "value_fn": objective}
@@ -259,20 +303,21 @@ def descend(
         weights = optax.apply_updates(p.point.weights, update)
         if model.penalty is not None:
             weights = model.penalty.prox(weights, jnp.full_like(weights, options.rate))
-        trial = evaluated(weights, opt_state)
+        trial, memory = evaluated(weights, opt_state, p.memory)
         status = jnp.where(eqx.tree_equal(weights, p.point.weights), Status.stalled, Status.converged)
         failure = jnp.where(trial.finite, status, Status.nonfinite)
         # A step that is not finite is dropped; only its failure is recorded.
         point = either(trial.finite, trial, p.point)
-        return _recorded(point, opt_state, p.steps + 1, failure, p.losses, p.norms)
+        return _recorded(point, opt_state, p.steps + 1, failure, p.losses, p.norms, memory)
 
     def unfinished(p: _DescentLoop) -> Bool[Array, ""]:
         return (p.failure == Status.converged) & (p.point.norm > options.tol) & (p.steps < options.steps)
 
     blank, zero = jnp.full(options.steps + 1, jnp.nan, options.rate.dtype), jnp.array(0, jnp.int32)
-    first = evaluated(weights, None)
+    first, memory = evaluated(weights, None, memory)
     failure = jnp.where(first.finite, Status.converged, Status.nonfinite)
-    p = lax.while_loop(unfinished, advanced, _recorded(first, optimizer.init(weights), zero, failure, blank, blank))
+    p = _recorded(first, optimizer.init(weights), zero, failure, blank, blank, memory)
+    p = lax.while_loop(unfinished, advanced, p)
     # A run without a failure that has not reached its tolerance ran out of steps.
     status = jnp.where(p.failure == Status.converged, Status.max_steps, p.failure)
     converged = (p.point.norm <= options.tol) & (p.failure != Status.nonfinite)

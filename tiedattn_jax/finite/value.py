@@ -38,7 +38,7 @@ from .evaluation import with_value
 from .products import student_fields
 from .sampling import raw_labels
 from .starts import start
-from .training import Descent, Training, descend, smooth_risk
+from .training import Descent, Training, descend, differentiated, smooth_risk
 
 _ARRAYS = 8  # peak number of arrays of the size of the sentences, and of W, in the memory of the compiled program
 
@@ -148,6 +148,7 @@ def train_value(
             not fit into memory.
     """
     check_fit(model, data)
+    data = data.stored("for a value matrix")
     check_provides(model, "student", "for a value matrix")
     if model.penalty is not None:
         raise InputError("model", "must have no penalty besides the ridge beside a value matrix: use penalty=None")
@@ -179,8 +180,10 @@ def _run(
         def best_W(Q: Float[Array, "d r"]) -> Float[Array, "d d"]:
             return lax.stop_gradient(best_value(model, data, labels, Q, ridge))
 
-        Q, fields = descend(model, lambda Q: value_risk(model, data, labels, Q, best_W(Q), ridge), Q, options)
+        objective = differentiated(lambda Q: value_risk(model, data, labels, Q, best_W(Q), ridge))
+        Q, fields = descend(model, objective, Q, options)
         return ValueTraining(Q=Q, overlaps=data.overlaps(Q), W=best_W(Q), **fields)
     weights = Q, jnp.eye(len(Q), dtype=Q.dtype)
-    (Q, W), fields = descend(model, lambda w: value_risk(model, data, labels, w[0], w[1], ridge), weights, options)
+    objective = differentiated(lambda w: value_risk(model, data, labels, w[0], w[1], ridge))
+    (Q, W), fields = descend(model, objective, weights, options)
     return ValueTraining(Q=Q, overlaps=data.overlaps(Q), W=W, **fields)
