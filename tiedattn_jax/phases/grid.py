@@ -20,6 +20,7 @@ from ..base.results import Settings, Status, has_state, quorum
 from ..base.store import VERSION, Store, fingerprint, named
 from ..base.trees import indexed, stacked
 from ..base.types import GivenArray
+from ..model.identity import identity
 from ..model.model import Model
 from ..model.overlaps import PAIR, Overlaps
 from ..model.parameters import Axis, axis_of
@@ -103,7 +104,7 @@ def phase_diagram(
         raise InputError("out", "must name the folder of the run to resume, got out=None with resume=True")
     engine = _Engine(_devices(devices), width)
     grid = _Grid.of(model, *(axes if names[1] == "alpha" else axes[::-1]), alpha, nodes, settings)
-    digest = fingerprint(grid.models, grid.alphas, nodes, settings, VERSION)
+    digest = fingerprint(identity(grid.at(0, 0)[0]), grid.models, grid.alphas, nodes, settings, VERSION)
     store = Store(out, digest, resume)
     cells = grid.solve(engine, store, progress)
     (cells,) = engine.run([grid.retry(cells, store)])
